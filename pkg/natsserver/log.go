@@ -1,0 +1,36 @@
+package natsserver
+
+import (
+	"fmt"
+	"log/slog"
+)
+
+// logAdapter is the server's logger on slog. It keeps the first fatal report, which is how the server says why it failed to start.
+type logAdapter struct {
+	logger *slog.Logger
+	fatal  chan string
+}
+
+func (l *logAdapter) firstFatal() string {
+	select {
+	case reason := <-l.fatal:
+		return reason
+	default:
+		return ""
+	}
+}
+
+func (l *logAdapter) Fatalf(format string, v ...any) {
+	reason := fmt.Sprintf(format, v...)
+	l.logger.Error(reason)
+	select {
+	case l.fatal <- reason:
+	default:
+	}
+}
+
+func (l *logAdapter) Errorf(format string, v ...any)  { l.logger.Error(fmt.Sprintf(format, v...)) }
+func (l *logAdapter) Warnf(format string, v ...any)   { l.logger.Warn(fmt.Sprintf(format, v...)) }
+func (l *logAdapter) Noticef(format string, v ...any) { l.logger.Debug(fmt.Sprintf(format, v...)) }
+func (l *logAdapter) Debugf(format string, v ...any)  { l.logger.Debug(fmt.Sprintf(format, v...)) }
+func (l *logAdapter) Tracef(format string, v ...any)  { l.logger.Debug(fmt.Sprintf(format, v...)) }

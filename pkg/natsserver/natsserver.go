@@ -1,0 +1,255 @@
+// Package natsserver runs a NATS server with JetStream inside the process: the one of `spool up`, and of every test.
+package natsserver
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+)
+
+const (
+	// DefaultHost is where the TCP listener binds when Config.Host is empty.
+	DefaultHost = "127.0.0.1"
+	// DefaultMaxPayload is the largest message in bytes, headers included.
+	DefaultMaxPayload = 1 << 20
+	// RandomPort asks for any free TCP port.
+	RandomPort = server.RANDOM_PORT
+
+	defaultReadyTimeout = 30 * time.Second
+	reconnectBuffer     = 8 << 20
+	reconnectWait       = 100 * time.Millisecond
+)
+
+// Config says how to run the server. Only StoreDir is required.
+type Config struct {
+	// StoreDir holds the streams; it is made when it is missing. Two servers must not share one.
+	StoreDir string
+	// Host is the address of the TCP listener; empty means DefaultHost.
+	Host string
+	// Port is the TCP port: 0 means no listener at all, only connections from this process, RandomPort means any free one.
+	Port int
+	// Relaxed leaves fsync to the server's two-minute timer. The zero value writes every message through to the disk before
+	// it is acknowledged; a relaxed server can lose what it acknowledged when the machine loses power.
+	Relaxed bool
+	// MaxPayload is the largest message in bytes, headers included; 0 means DefaultMaxPayload.
+	MaxPayload int
+	// ReadyTimeout bounds how long Start waits for connections to be accepted, once the streams are recovered; 0 means 30 s.
+	ReadyTimeout time.Duration
+	// Logger receives what the server and its connections report; nil discards it.
+	Logger *slog.Logger
+}
+
+func (c *Config) validate() error {
+	if c.StoreDir == "" {
+		return errors.New("nats: StoreDir is empty: name the folder that holds the streams")
+	}
+	if c.Port < RandomPort || c.Port > 65535 {
+		return fmt.Errorf("nats: port %d is out of range: use 1 to 65535, 0 for no listener, or -1 for any free port", c.Port)
+	}
+	if c.MaxPayload < 0 || c.MaxPayload > server.MAX_PAYLOAD_MAX_SIZE*8 {
+		return fmt.Errorf("nats: MaxPayload %d is out of range: use 1 to %d bytes, or 0 for %d", c.MaxPayload, server.MAX_PAYLOAD_MAX_SIZE*8, DefaultMaxPayload)
+	}
+	if c.ReadyTimeout < 0 {
+		return fmt.Errorf("nats: ReadyTimeout %s is negative", c.ReadyTimeout)
+	}
+	if c.Host == "" {
+		c.Host = DefaultHost
+	}
+	if c.MaxPayload == 0 {
+		c.MaxPayload = DefaultMaxPayload
+	}
+	if c.ReadyTimeout == 0 {
+		c.ReadyTimeout = defaultReadyTimeout
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	abs, err := filepath.Abs(c.StoreDir)
+	if err != nil {
+		return fmt.Errorf("nats: StoreDir %s: %w", c.StoreDir, err)
+	}
+	c.StoreDir = abs
+	return nil
+}
+
+// Server is a running NATS server. It is safe for concurrent use.
+type Server struct {
+	nats   *server.Server
+	cfg    Config
+	logger *slog.Logger
+	stop   sync.Once
+}
+
+// Start runs a server until Shutdown and returns when JetStream has recovered its streams and connections are accepted.
+// A port in use and a folder that cannot be written are errors that name it.
+func Start(cfg Config) (*Server, error) {
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	if err := checkStore(cfg.StoreDir); err != nil {
+		return nil, err
+	}
+	if err := checkPort(cfg.Host, cfg.Port); err != nil {
+		return nil, err
+	}
+	logger := cfg.Logger.With("component", "nats")
+	ns, err := server.NewServer(&server.Options{
+		ServerName: "spool",
+		Host:       cfg.Host,
+		Port:       cfg.Port,
+		DontListen: cfg.Port == 0,
+		JetStream:  true,
+		StoreDir:   cfg.StoreDir,
+		SyncAlways: !cfg.Relaxed,
+		MaxPayload: int32(cfg.MaxPayload),
+		NoSigs:     true,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("nats: configure server: %w", err)
+	}
+	adapter := &logAdapter{logger: logger, fatal: make(chan string, 1)}
+	ns.SetLoggerV2(adapter, false, false, false)
+
+	// Start returns when the streams are recovered and the listener is up. It reports a failure to the logger only, and
+	// then the server would never get ready.
+	ns.Start()
+	if reason := adapter.firstFatal(); reason != "" {
+		stopNow(ns)
+		return nil, fmt.Errorf("nats: start with folder %s: %s", cfg.StoreDir, reason)
+	}
+	if !ns.ReadyForConnections(cfg.ReadyTimeout) || !ns.JetStreamEnabled() {
+		stopNow(ns)
+		return nil, fmt.Errorf("nats: server with folder %s was not ready within %s", cfg.StoreDir, cfg.ReadyTimeout)
+	}
+	return &Server{nats: ns, cfg: cfg, logger: logger}, nil
+}
+
+// Connect opens a connection that stays within the process. It reconnects without limit, keeps at most 8 MiB of publishes
+// while it is cut off, and reports what goes wrong to the server's logger. The caller closes it, before Shutdown.
+func (s *Server) Connect(opts ...nats.Option) (*nats.Conn, error) {
+	nc, err := nats.Connect("", append(s.connOptions(), opts...)...)
+	if err != nil {
+		return nil, fmt.Errorf("nats: connect in process: %w", err)
+	}
+	return nc, nil
+}
+
+func (s *Server) connOptions() []nats.Option {
+	return append([]nats.Option{nats.InProcessServer(s)}, ConnOptions(s.logger)...)
+}
+
+// ConnOptions are the connection settings of Connect for a server that is reached by its address: unlimited reconnects, a
+// bounded buffer, a name, and handlers that report to logger.
+func ConnOptions(logger *slog.Logger) []nats.Option {
+	return []nats.Option{
+		nats.Name("spool"),
+		nats.MaxReconnects(-1),
+		nats.ReconnectWait(reconnectWait),
+		nats.ReconnectBufSize(reconnectBuffer),
+		nats.ErrorHandler(func(nc *nats.Conn, sub *nats.Subscription, err error) {
+			attrs := []any{"conn", nc.Opts.Name, "error", err}
+			if sub != nil {
+				attrs = append(attrs, "subject", sub.Subject)
+			}
+			logger.Error("nats connection error", attrs...)
+		}),
+		nats.DisconnectErrHandler(func(nc *nats.Conn, err error) {
+			if err != nil {
+				logger.Warn("nats disconnected", "conn", nc.Opts.Name, "error", err)
+			}
+		}),
+		nats.ReconnectHandler(func(nc *nats.Conn) {
+			logger.Info("nats reconnected", "conn", nc.Opts.Name)
+		}),
+	}
+}
+
+// InProcessConn opens one raw connection; it makes Server a nats.InProcessConnProvider.
+func (s *Server) InProcessConn() (net.Conn, error) {
+	if !s.nats.Running() {
+		return nil, errors.New("nats: the embedded server is shut down")
+	}
+	return s.nats.InProcessConn()
+}
+
+// ClientURL is the address of the TCP listener, empty when there is none.
+func (s *Server) ClientURL() string {
+	if s.cfg.Port == 0 {
+		return ""
+	}
+	return s.nats.ClientURL()
+}
+
+// Port is the port of the TCP listener, 0 when there is none.
+func (s *Server) Port() int {
+	if addr, ok := s.nats.Addr().(*net.TCPAddr); ok && addr != nil {
+		return addr.Port
+	}
+	return 0
+}
+
+// StoreDir is the folder that holds the streams.
+func (s *Server) StoreDir() string { return s.cfg.StoreDir }
+
+// Synced reports whether a message is on the disk before it is acknowledged.
+func (s *Server) Synced() bool {
+	js := s.nats.JetStreamConfig()
+	return js != nil && js.SyncAlways
+}
+
+// Shutdown stops the server and returns when its files are closed. A second call waits for the first.
+func (s *Server) Shutdown() {
+	s.stop.Do(func() { stopNow(s.nats) })
+}
+
+func stopNow(ns *server.Server) {
+	ns.Shutdown()
+	ns.WaitForShutdown()
+}
+
+// checkStore finds out before the server does, whose own message names neither the remedy nor always the folder.
+func checkStore(dir string) error {
+	remedy := "choose another data folder, or make this one writable"
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("nats: cannot make the data folder %s (%w): %s", dir, cause(err), remedy)
+	}
+	probe, err := os.CreateTemp(dir, ".probe-")
+	if err != nil {
+		return fmt.Errorf("nats: cannot write to the data folder %s (%w): %s", dir, cause(err), remedy)
+	}
+	return errors.Join(probe.Close(), os.Remove(probe.Name()))
+}
+
+func checkPort(host string, port int) error {
+	if port <= 0 {
+		return nil
+	}
+	addr := net.JoinHostPort(host, strconv.Itoa(port))
+	l, err := net.Listen("tcp", addr)
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return fmt.Errorf("nats: port %d on %s is in use (%w): stop what listens there, or choose another port", port, host, cause(err))
+	}
+	if err != nil {
+		return fmt.Errorf("nats: cannot listen on %s (%w): choose another host or port", addr, cause(err))
+	}
+	return l.Close()
+}
+
+// cause strips the operation and the path, which the sentence around it names already.
+func cause(err error) error {
+	var errno syscall.Errno
+	if errors.As(err, &errno) {
+		return errno
+	}
+	return err
+}

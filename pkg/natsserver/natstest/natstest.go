@@ -1,0 +1,135 @@
+// Package natstest gives tests a real NATS server in their own process.
+package natstest
+
+import (
+	"log/slog"
+	"net"
+	"strconv"
+	"sync"
+	"testing"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/spoolhq/spool/pkg/natsserver"
+)
+
+// Run starts a server without a TCP listener in a folder of its own and stops it when the test ends. It syncs like the
+// real one, so that the order of write and acknowledgement is what users get.
+func Run(t testing.TB) *natsserver.Server {
+	t.Helper()
+	return RunConfig(t, natsserver.Config{})
+}
+
+// RunConfig is Run with settings; an empty StoreDir means a folder of the test's own.
+func RunConfig(t testing.TB, cfg natsserver.Config) *natsserver.Server {
+	t.Helper()
+	if cfg.StoreDir == "" {
+		cfg.StoreDir = t.TempDir()
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = Logger(t)
+	}
+	srv, err := natsserver.Start(cfg)
+	if err != nil {
+		t.Fatalf("start nats: %v", err)
+	}
+	t.Cleanup(srv.Shutdown)
+	return srv
+}
+
+// Conn opens a connection to srv that is closed when the test ends, before the server is.
+func Conn(t testing.TB, srv *natsserver.Server, opts ...nats.Option) *nats.Conn {
+	t.Helper()
+	nc, err := srv.Connect(opts...)
+	if err != nil {
+		t.Fatalf("connect to nats: %v", err)
+	}
+	t.Cleanup(nc.Close)
+	return nc
+}
+
+// Restartable is a server that keeps its port and its folder over a restart. Its methods are for one goroutine at a time.
+type Restartable struct {
+	t   testing.TB
+	cfg natsserver.Config
+	srv *natsserver.Server
+}
+
+// RunRestartable starts a server on a free port of the loopback interface and stops it when the test ends.
+func RunRestartable(t testing.TB) *Restartable {
+	t.Helper()
+	r := &Restartable{t: t, cfg: natsserver.Config{StoreDir: t.TempDir(), Port: natsserver.RandomPort, Logger: Logger(t)}}
+	r.Start()
+	r.cfg.Port = r.srv.Port()
+	t.Cleanup(r.Stop)
+	return r
+}
+
+// Start runs the server again after Stop; while it runs it does nothing.
+func (r *Restartable) Start() {
+	r.t.Helper()
+	if r.srv != nil {
+		return
+	}
+	srv, err := natsserver.Start(r.cfg)
+	if err != nil {
+		r.t.Fatalf("start nats: %v", err)
+	}
+	r.srv = srv
+}
+
+// Stop shuts the server down and waits for it; while it is down it does nothing.
+func (r *Restartable) Stop() {
+	if r.srv == nil {
+		return
+	}
+	r.srv.Shutdown()
+	r.srv = nil
+}
+
+// Server is the running server, nil while it is down.
+func (r *Restartable) Server() *natsserver.Server { return r.srv }
+
+// URL is the address, the same after each restart.
+func (r *Restartable) URL() string {
+	return "nats://" + net.JoinHostPort(natsserver.DefaultHost, strconv.Itoa(r.cfg.Port))
+}
+
+// Conn opens a TCP connection that survives restarts and is closed when the test ends.
+func (r *Restartable) Conn(opts ...nats.Option) *nats.Conn {
+	r.t.Helper()
+	nc, err := nats.Connect(r.URL(), append(natsserver.ConnOptions(r.cfg.Logger), opts...)...)
+	if err != nil {
+		r.t.Fatalf("connect to nats: %v", err)
+	}
+	r.t.Cleanup(nc.Close)
+	return nc
+}
+
+// Logger writes warnings and errors to the test's log until the test ends, and nothing after, when t.Log would panic.
+func Logger(t testing.TB) *slog.Logger {
+	w := &testWriter{t: t}
+	t.Cleanup(w.close)
+	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: slog.LevelWarn}))
+}
+
+type testWriter struct {
+	mu     sync.Mutex
+	t      testing.TB
+	closed bool
+}
+
+func (w *testWriter) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.closed {
+		w.t.Log(string(p))
+	}
+	return len(p), nil
+}
+
+func (w *testWriter) close() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.closed = true
+}
