@@ -1,0 +1,90 @@
+package pgserver
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"syscall"
+)
+
+// account is whom Postgres runs as: ourselves, or, when we are root, whom Postgres refuses to serve, somebody without rights.
+type account struct {
+	name     string
+	uid, gid int
+	switched bool
+}
+
+func unprivileged() (account, error) {
+	if os.Geteuid() != 0 {
+		return account{name: strconv.Itoa(os.Geteuid()), uid: os.Geteuid(), gid: os.Getegid()}, nil
+	}
+	for _, name := range []string{"postgres", "nobody"} {
+		u, err := user.Lookup(name)
+		if err != nil {
+			continue
+		}
+		uid, uerr := strconv.Atoi(u.Uid)
+		gid, gerr := strconv.Atoi(u.Gid)
+		if uerr == nil && gerr == nil && uid > 0 {
+			return account{name: name, uid: uid, gid: gid, switched: true}, nil
+		}
+	}
+	return account{}, errors.New("postgres: it does not run as root, and there is no user postgres or nobody: run as another user, or set SPOOL_DATABASE_URL")
+}
+
+func (a account) apply(cmd *exec.Cmd) {
+	if !a.switched {
+		return
+	}
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(a.uid), Gid: uint32(a.gid)}
+}
+
+// own gives path and all below it to the account. A cluster that it owns already is not walked through.
+func (a account) own(path string) error {
+	if !a.switched {
+		return nil
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	if st, ok := info.Sys().(*syscall.Stat_t); ok && int(st.Uid) == a.uid {
+		return nil
+	}
+	// The top comes last, so that an interrupted change of owner is taken up again.
+	err = filepath.WalkDir(path, func(p string, _ fs.DirEntry, err error) error {
+		if err != nil || p == path {
+			return err
+		}
+		return os.Lchown(p, a.uid, a.gid)
+	})
+	if err != nil {
+		return err
+	}
+	return os.Lchown(path, a.uid, a.gid)
+}
+
+// reaches reports whether the account may enter path and every folder above it.
+func (a account) reaches(path string) bool {
+	if !a.switched {
+		return true
+	}
+	for {
+		info, err := os.Stat(path)
+		if err != nil || info.Mode().Perm()&0o001 == 0 {
+			return false
+		}
+		parent := filepath.Dir(path)
+		if parent == path {
+			return true
+		}
+		path = parent
+	}
+}

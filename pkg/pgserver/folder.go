@@ -1,0 +1,165 @@
+package pgserver
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// maxSocketPath is the longest path of a Unix socket in bytes: 107 on Linux, 103 on macOS.
+const maxSocketPath = 103
+
+const folderRemedy = "choose another data folder, or make this one writable"
+
+func (s *Server) clusterDir() string { return filepath.Join(s.cfg.DataDir, "cluster") }
+
+// clusterPath is how Postgres is told its data folder. On Linux it is an open file of ours: parents that the unprivileged user may
+// not enter (a 0700 home of root, a test's folder) then do not matter, and their modes stay as they are.
+func (s *Server) clusterPath() string {
+	if clusterByDescriptor {
+		return "/proc/self/fd/3"
+	}
+	return s.clusterDir()
+}
+
+// openFolder makes the data folder, locks it, and gives the cluster to the user that Postgres runs as.
+func (s *Server) openFolder() error {
+	if err := os.MkdirAll(s.cfg.DataDir, 0o700); err != nil {
+		return fmt.Errorf("postgres: cannot make the data folder %s (%w): %s", s.cfg.DataDir, cause(err), folderRemedy)
+	}
+	if err := s.lockFolder(); err != nil {
+		return err
+	}
+	if err := os.Mkdir(s.clusterDir(), 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+		return fmt.Errorf("postgres: cannot write to the data folder %s (%w): %s", s.cfg.DataDir, cause(err), folderRemedy)
+	}
+	if err := s.user.own(s.clusterDir()); err != nil {
+		return fmt.Errorf("postgres: give %s to user %s (%w): %s", s.clusterDir(), s.user.name, cause(err), folderRemedy)
+	}
+	var err error
+	if s.cluster, err = os.Open(s.clusterDir()); err != nil {
+		return fmt.Errorf("postgres: open the data folder %s (%w): %s", s.clusterDir(), cause(err), folderRemedy)
+	}
+	return nil
+}
+
+func (s *Server) lockFolder() error {
+	lock, err := os.OpenFile(filepath.Join(s.cfg.DataDir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return fmt.Errorf("postgres: cannot write to the data folder %s (%w): %s", s.cfg.DataDir, cause(err), folderRemedy)
+	}
+	s.lock = lock
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		return fmt.Errorf("postgres: %s: %w: stop it, or choose another data folder", s.cfg.DataDir, ErrInUse)
+	}
+	return nil
+}
+
+// stopOrphan stops a postmaster that outlived its owner: we hold the lock, so the owner is gone. A pid file whose process is gone, or is
+// another program by now, is left to Postgres, which checks it again.
+func (s *Server) stopOrphan() error {
+	pid, socket := readPIDFile(filepath.Join(s.clusterDir(), "postmaster.pid"))
+	if pid <= 1 || pid == os.Getpid() || !isPostgres(pid) {
+		return removeSocketDir(socket)
+	}
+	s.logger.Warn("stopping a postgres that outlived its owner", "pid", pid)
+	for _, step := range []struct {
+		signal syscall.Signal
+		wait   time.Duration
+	}{{syscall.SIGINT, s.cfg.StopTimeout}, {syscall.SIGQUIT, 10 * time.Second}} {
+		if err := syscall.Kill(pid, step.signal); err != nil && !errors.Is(err, syscall.ESRCH) {
+			return fmt.Errorf("postgres: process %d still runs on %s and cannot be stopped (%w): stop it", pid, s.cfg.DataDir, err)
+		}
+		if gone(pid, step.wait) {
+			return removeSocketDir(socket)
+		}
+	}
+	return fmt.Errorf("postgres: process %d still runs on %s and does not stop: end it with kill -QUIT %d", pid, s.cfg.DataDir, pid)
+}
+
+// gone polls, as a process that is not our child can only be asked.
+func gone(pid int, wait time.Duration) bool {
+	deadline := time.Now().Add(wait)
+	for time.Now().Before(deadline) {
+		if !isPostgres(pid) {
+			return true
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	return false
+}
+
+// readPIDFile returns the postmaster's process id and socket folder, the first and the fifth line.
+func readPIDFile(path string) (pid int, socket string) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return 0, ""
+	}
+	lines := strings.Split(string(b), "\n")
+	pid, err = strconv.Atoi(strings.TrimSpace(lines[0]))
+	if err != nil {
+		return 0, ""
+	}
+	if len(lines) > 4 {
+		socket = strings.TrimSpace(lines[4])
+	}
+	return pid, socket
+}
+
+const socketPrefix = "spool-pg-"
+
+// removeSocketDir removes the folder that a killed owner left, and nothing that we did not name.
+func removeSocketDir(dir string) error {
+	if !strings.HasPrefix(filepath.Base(dir), socketPrefix) {
+		return nil
+	}
+	return os.RemoveAll(dir)
+}
+
+// makeSocketDir makes a folder with a short path that the user can reach: Unix sockets have a limit on the path, not on the name.
+func makeSocketDir(user account) (string, error) {
+	var reasons []string
+	for _, base := range []string{os.TempDir(), "/tmp"} {
+		if len(base)+len("/"+socketPrefix+"0123456789/.s.PGSQL."+port) > maxSocketPath {
+			reasons = append(reasons, base+" is too long")
+			continue
+		}
+		if !user.reaches(base) {
+			reasons = append(reasons, base+" cannot be entered by user "+user.name)
+			continue
+		}
+		dir, err := os.MkdirTemp(base, socketPrefix)
+		if err == nil {
+			err = user.own(dir)
+		}
+		if err != nil {
+			reasons = append(reasons, err.Error())
+			continue
+		}
+		return dir, nil
+	}
+	return "", fmt.Errorf("postgres: no folder for its socket (%s): set TMPDIR to a short path that all users can enter", strings.Join(reasons, ", "))
+}
+
+// Remove deletes a data folder whose owner is gone, with a server that may still run on it and its socket. It returns ErrInUse for one
+// that is owned.
+func Remove(dir string) error {
+	cfg := Config{DataDir: dir}
+	if err := cfg.validate(); err != nil {
+		return err
+	}
+	s := &Server{cfg: cfg, logger: cfg.Logger}
+	err := s.lockFolder()
+	if err == nil {
+		err = s.stopOrphan()
+	}
+	if err == nil {
+		err = os.RemoveAll(dir)
+	}
+	return errors.Join(err, s.release())
+}

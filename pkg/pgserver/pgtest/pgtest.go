@@ -1,0 +1,135 @@
+// Package pgtest gives each test a database of its own on one real Postgres per test process.
+package pgtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/spoolhq/spool/pkg/pgserver"
+)
+
+const (
+	folderPrefix   = "spool-pgtest-"
+	maxConnections = "300"
+	dropTimeout    = 30 * time.Second
+)
+
+// shared starts the server once per process. Nobody stops it: it serves until the process ends, and the kernel ends it then.
+var shared = sync.OnceValues(start)
+
+var serial atomic.Int64
+
+// URL returns the address of a new, empty database, which is dropped when the test ends. A database and not a schema, as advisory locks
+// count per database. It does not sync, since no test survives a power loss. Where there is no Postgres binary the test is skipped,
+// with the reason, unless CI is set: then it fails.
+func URL(t testing.TB) string {
+	t.Helper()
+	srv, err := shared()
+	if errors.Is(err, pgserver.ErrNoBinary) && os.Getenv("CI") == "" {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := fmt.Sprintf("test_%d", serial.Add(1))
+	if err := admin(t.Context(), srv, "CREATE DATABASE "+name); err != nil {
+		t.Fatalf("make database %s: %v", name, err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), dropTimeout)
+		defer cancel()
+		if err := admin(ctx, srv, "DROP DATABASE "+name+" WITH (FORCE)"); err != nil {
+			t.Errorf("drop database %s: %v", name, err)
+		}
+	})
+	return srv.DatabaseURL(name)
+}
+
+// Conn returns a connection to a new database, closed when the test ends.
+func Conn(t testing.TB) *pgx.Conn {
+	t.Helper()
+	url := URL(t)
+	conn, err := pgx.Connect(t.Context(), url)
+	if err != nil {
+		t.Fatalf("connect to %s: %v", url, err)
+	}
+	t.Cleanup(func() { _ = conn.Close(context.Background()) })
+	return conn
+}
+
+// Server starts a server of the test's own, for tests that stop it; it is stopped when the test ends.
+func Server(t testing.TB, cfg pgserver.Config) *pgserver.Server {
+	t.Helper()
+	if cfg.DataDir == "" {
+		cfg.DataDir = t.TempDir()
+	}
+	if cfg.FetchURL == "" {
+		cfg.FetchURL = pgserver.FetchNever
+	}
+	srv, err := pgserver.Start(t.Context(), cfg)
+	if errors.Is(err, pgserver.ErrNoBinary) && os.Getenv("CI") == "" {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := srv.Stop(); err != nil {
+			t.Errorf("stop postgres: %v", err)
+		}
+	})
+	return srv
+}
+
+func start() (*pgserver.Server, error) {
+	sweep()
+	dir, err := os.MkdirTemp("", folderPrefix+strconv.Itoa(os.Getpid())+"-")
+	if err != nil {
+		return nil, err
+	}
+	srv, err := pgserver.Start(context.Background(), pgserver.Config{
+		DataDir:  dir,
+		Fast:     true,
+		FetchURL: pgserver.FetchNever,
+		Settings: map[string]string{"max_connections": maxConnections, "shared_buffers": "32MB", "max_wal_size": "64MB", "autovacuum": "off"},
+	})
+	if err != nil {
+		return nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	return srv, nil
+}
+
+func admin(ctx context.Context, srv *pgserver.Server, sql string) error {
+	conn, err := pgx.Connect(ctx, srv.DatabaseURL("postgres"))
+	if err != nil {
+		return err
+	}
+	_, err = conn.Exec(ctx, sql)
+	return errors.Join(err, conn.Close(ctx))
+}
+
+// sweep removes the folders of test processes that are gone: they could not do so themselves, as the server outlives their last line. A
+// folder that cannot be judged or removed is left for another time.
+func sweep() {
+	dirs, _ := filepath.Glob(filepath.Join(os.TempDir(), folderPrefix+"*")) // the only error is a bad pattern
+	for _, dir := range dirs {
+		pid, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(dir), folderPrefix), "-")
+		n, err := strconv.Atoi(pid)
+		if err != nil || n == os.Getpid() || !errors.Is(syscall.Kill(n, 0), syscall.ESRCH) {
+			continue
+		}
+		_ = pgserver.Remove(dir)
+	}
+}

@@ -1,0 +1,121 @@
+package pgserver
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// process is the postmaster. Its goroutine holds the thread that forked it until it ends: the kernel sends a death signal when that
+// thread ends, not when the process does, and Go ends idle threads.
+type process struct {
+	cmd  *exec.Cmd
+	done chan struct{}
+	err  error // valid once done is closed
+}
+
+func startProcess(cmd *exec.Cmd) (*process, error) {
+	p := &process{cmd: cmd, done: make(chan struct{})}
+	started := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := cmd.Start()
+		started <- err
+		if err != nil {
+			return
+		}
+		p.err = cmd.Wait()
+		close(p.done)
+	}()
+	if err := <-started; err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+func (p *process) pid() int { return p.cmd.Process.Pid }
+
+// stop asks for a fast shutdown, and after wait for an immediate one.
+func (p *process) stop(wait time.Duration) error {
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	if err := p.signal(syscall.SIGINT); err != nil {
+		return err
+	}
+	select {
+	case <-p.done:
+		return nil
+	case <-timer.C:
+	}
+	if err := p.signal(syscall.SIGQUIT); err != nil {
+		return err
+	}
+	timer.Reset(wait)
+	select {
+	case <-p.done:
+		return fmt.Errorf("postgres: it did not stop within %s and was stopped at once; it recovers at the next start", wait)
+	case <-timer.C:
+	}
+	if err := p.signal(syscall.SIGKILL); err != nil {
+		return err
+	}
+	<-p.done
+	return fmt.Errorf("postgres: it did not stop within %s and was killed; it recovers at the next start", 2*wait)
+}
+
+func (p *process) signal(sig os.Signal) error {
+	if err := p.cmd.Process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return fmt.Errorf("postgres: signal process %d: %w", p.pid(), err)
+	}
+	return nil
+}
+
+// tailWriter sends what Postgres prints to the logger, line by line, and keeps the last reasons for an error message.
+type tailWriter struct {
+	logger *slog.Logger
+
+	mu      sync.Mutex
+	partial string
+	lines   []string
+}
+
+func (w *tailWriter) Write(b []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	lines := strings.Split(w.partial+string(b), "\n")
+	w.partial = lines[len(lines)-1]
+	for _, line := range lines[:len(lines)-1] {
+		w.line(line)
+	}
+	return len(b), nil
+}
+
+func (w *tailWriter) line(line string) {
+	for _, severe := range []string{"PANIC:", "FATAL:", "ERROR:", "HINT:", "DETAIL:", "postgres: "} {
+		if i := strings.Index(line, severe); i >= 0 {
+			w.logger.Warn(line)
+			if w.lines = append(w.lines, strings.TrimSpace(line[i:])); len(w.lines) > 3 {
+				w.lines = w.lines[1:]
+			}
+			return
+		}
+	}
+	w.logger.Debug(line)
+}
+
+func (w *tailWriter) last() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.lines) == 0 {
+		return "it gave no reason"
+	}
+	return strings.Join(w.lines, "; ")
+}
