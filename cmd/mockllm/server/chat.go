@@ -1,0 +1,218 @@
+package server
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+)
+
+// chat speaks OpenAI Chat Completions.
+type chat struct{}
+
+func (chat) parse(body []byte) (*Conversation, error) {
+	var req struct {
+		Model         string `json:"model"`
+		Stream        bool   `json:"stream"`
+		StreamOptions struct {
+			IncludeUsage bool `json:"include_usage"`
+		} `json:"stream_options"`
+		Messages []chatMessage `json:"messages"`
+		Tools    []struct {
+			Type     string          `json:"type"`
+			Function json.RawMessage `json:"function"`
+		} `json:"tools"`
+	}
+	if err := json.Unmarshal(body, &req); err != nil {
+		return nil, fmt.Errorf("the body is not a Chat Completions request: %w", err)
+	}
+	c := &Conversation{API: Chat, Model: req.Model, Stream: req.Stream, Usage: req.StreamOptions.IncludeUsage}
+	for i, m := range req.Messages {
+		if err := m.addTo(c); err != nil {
+			return nil, fmt.Errorf("messages[%d]: %w", i, err)
+		}
+	}
+	for i, t := range req.Tools {
+		if err := c.addTool(t.Function); err != nil {
+			return nil, fmt.Errorf("tools[%d].function: %w", i, err)
+		}
+	}
+	return c, nil
+}
+
+type chatMessage struct {
+	Role       string          `json:"role"`
+	Content    json.RawMessage `json:"content"`
+	ToolCallID string          `json:"tool_call_id"`
+	ToolCalls  []struct {
+		ID       string `json:"id"`
+		Function struct {
+			Name      string `json:"name"`
+			Arguments string `json:"arguments"`
+		} `json:"function"`
+	} `json:"tool_calls"`
+}
+
+func (m chatMessage) addTo(c *Conversation) error {
+	all, err := texts(m.Content)
+	if err != nil {
+		return fmt.Errorf("content: %w", err)
+	}
+	switch m.Role {
+	case "system", "developer":
+		for _, text := range all {
+			c.addSystem(text)
+		}
+	case "user":
+		for _, text := range all {
+			if err := c.addUser(text); err != nil {
+				return err
+			}
+		}
+	case "assistant":
+		for _, text := range all {
+			c.add(assistantText, text)
+		}
+		for _, call := range m.ToolCalls {
+			c.addCall(call.ID, call.Function.Name, call.Function.Arguments)
+		}
+	case "tool":
+		text, err := joined(m.Content)
+		if err != nil {
+			return fmt.Errorf("content: %w", err)
+		}
+		return c.addResult(m.ToolCallID, text)
+	default:
+		return fmt.Errorf("role: must be system, developer, user, assistant or tool, not %q", m.Role)
+	}
+	return nil
+}
+
+func (chat) stream(w http.ResponseWriter, h header) sink {
+	return &chatStream{out: events{w: w}, header: h, tool: -1}
+}
+
+func (chat) whole(h header, blocks []block, e ending) any {
+	var text, thinking string
+	var calls []object
+	for _, b := range blocks {
+		switch b.kind {
+		case stepThinking:
+			thinking += b.text
+		case stepTools:
+			calls = append(calls, object{"id", "call_" + b.id, "type", "function", "function", object{"name", b.name, "arguments", b.text}})
+		default:
+			text += b.text
+		}
+	}
+	message := object{"role", "assistant", "content", nilIfEmpty(text), "refusal", nil}
+	if thinking != "" {
+		message = append(message, "reasoning_content", thinking)
+	}
+	if calls != nil {
+		message = append(message, "tool_calls", calls)
+	}
+	return object{"id", "chatcmpl-" + h.id, "object", "chat.completion", "created", h.created, "model", h.model,
+		"choices", []object{{"index", 0, "message", message, "logprobs", nil, "finish_reason", chatStop(e.stop)}},
+		"usage", chatUsage(h.input, e.output)}
+}
+
+func nilIfEmpty(s string) any {
+	if s == "" {
+		return nil
+	}
+	return s
+}
+
+func (chat) fault(f *fault) any { return openaiFault(f) }
+
+// openaiFault is the error that both OpenAI dialects answer with.
+func openaiFault(f *fault) object {
+	kind := f.kind
+	if kind == "" {
+		kind = openaiKinds[f.status]
+	}
+	if kind == "" {
+		kind = "server_error"
+	}
+	return object{"error", object{"message", f.message, "type", kind, "param", nil, "code", nil}}
+}
+
+var openaiKinds = map[int]string{
+	400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "invalid_request_error",
+	413: "invalid_request_error", 429: "rate_limit_exceeded",
+}
+
+func chatStop(stop string) string {
+	return map[string]string{stopEnd: "stop", stopLength: "length", stopRefusal: "content_filter", stopTools: "tool_calls"}[stop]
+}
+
+func chatUsage(input, output int) object {
+	return object{"prompt_tokens", input, "completion_tokens", output, "total_tokens", input + output}
+}
+
+type chatStream struct {
+	out    events
+	header header
+	begun  bool
+	now    block
+	tool   int // index of the last tool call
+}
+
+func (s *chatStream) chunk(choices []object, usage any) error {
+	o := object{"id", "chatcmpl-" + s.header.id, "object", "chat.completion.chunk", "created", s.header.created,
+		"model", s.header.model, "choices", choices}
+	if s.header.usage {
+		o = append(o, "usage", usage)
+	}
+	return s.out.send("", o)
+}
+
+func (s *chatStream) delta(d object) error {
+	if !s.begun {
+		s.begun = true
+		role := object{"role", "assistant", "content", ""}
+		if err := s.chunk([]object{{"index", 0, "delta", role, "logprobs", nil, "finish_reason", nil}}, nil); err != nil {
+			return err
+		}
+	}
+	return s.chunk([]object{{"index", 0, "delta", d, "logprobs", nil, "finish_reason", nil}}, nil)
+}
+
+func (s *chatStream) open(b block) error {
+	s.now = b
+	if b.kind != stepTools {
+		return nil
+	}
+	s.tool++
+	return s.delta(object{"tool_calls", []object{{"index", s.tool, "id", "call_" + b.id, "type", "function",
+		"function", object{"name", b.name, "arguments", ""}}}})
+}
+
+func (s *chatStream) piece(text string) error {
+	switch s.now.kind {
+	case stepThinking:
+		return s.delta(object{"reasoning_content", text})
+	case stepTools:
+		return s.delta(object{"tool_calls", []object{{"index", s.tool, "function", object{"arguments", text}}}})
+	default:
+		return s.delta(object{"content", text})
+	}
+}
+
+func (s *chatStream) close() error { return nil }
+
+func (s *chatStream) finish(e ending) error {
+	if e.fault != nil {
+		return s.out.send("", openaiFault(e.fault))
+	}
+	last := []object{{"index", 0, "delta", object{}, "logprobs", nil, "finish_reason", chatStop(e.stop)}}
+	if err := s.chunk(last, nil); err != nil {
+		return err
+	}
+	if s.header.usage {
+		if err := s.chunk([]object{}, chatUsage(s.header.input, e.output)); err != nil {
+			return err
+		}
+	}
+	return s.out.raw("", "[DONE]")
+}

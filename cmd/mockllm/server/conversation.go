@@ -1,0 +1,234 @@
+package server
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// API names one of the wire dialects, as a script's `api` condition spells it.
+type API string
+
+// The three dialects.
+const (
+	Anthropic API = "anthropic" // Anthropic Messages
+	Responses API = "responses" // OpenAI Responses
+	Chat      API = "chat"      // OpenAI Chat Completions
+)
+
+// Conversation is what one request says, whatever its dialect: the only state
+// that an answer is derived from.
+type Conversation struct {
+	API    API
+	Model  string
+	System string // every system and developer text, joined by newlines
+	Stream bool
+	Usage  bool // Chat Completions: the client wants a usage chunk
+
+	tools       []string
+	customTools map[string]bool // Responses: tools that take free text
+	inputBytes  int             // texts, tool calls, results and tool definitions
+	calls       []string        // ids of tool calls without a result yet
+	entries     []entry
+}
+
+type entryKind int
+
+const (
+	userText entryKind = iota
+	assistantText
+	toolCall
+	toolResult
+)
+
+// entry is one part of the conversation, in order.
+type entry struct {
+	kind entryKind
+	text string
+}
+
+// turn is what a person said at once, and what tools answered since.
+type turn struct {
+	texts   []string
+	results []string
+}
+
+var reminder = regexp.MustCompile(`(?s)<system-reminder>.*?</system-reminder>`)
+
+// interruptions are the texts with which CLIs record that a turn was broken
+// off. They end a turn: what follows belongs to the next one, although no
+// assistant message lies between.
+var interruptions = []string{"[Request interrupted by user", "<turn_aborted>"}
+
+func (c *Conversation) add(kind entryKind, text string) {
+	c.inputBytes += len(text)
+	c.entries = append(c.entries, entry{kind, text})
+}
+
+func (c *Conversation) addSystem(text string) {
+	if text == "" {
+		return
+	}
+	c.inputBytes += len(text)
+	if c.System != "" {
+		c.System += "\n"
+	}
+	c.System += text
+}
+
+// turns splits the conversation by what people said. Reminders that a CLI
+// wraps around user text are not something a person said.
+func (c *Conversation) turns() []turn {
+	var all []turn
+	open := false // whether another user text would join the last turn
+	for _, e := range c.entries {
+		switch e.kind {
+		case userText:
+			text := strings.TrimSpace(reminder.ReplaceAllString(e.text, ""))
+			if text == "" {
+				continue
+			}
+			if interruption(text) {
+				open = false
+				continue
+			}
+			if !open {
+				all = append(all, turn{})
+				open = true
+			}
+			last := &all[len(all)-1]
+			last.texts = append(last.texts, text)
+		case toolResult:
+			open = false
+			if len(all) > 0 {
+				last := &all[len(all)-1]
+				last.results = append(last.results, e.text)
+			}
+		case assistantText, toolCall:
+			open = false
+		}
+	}
+	return all
+}
+
+func interruption(text string) bool {
+	for _, prefix := range interruptions {
+		if strings.HasPrefix(text, prefix) {
+			return true
+		}
+	}
+	return false
+}
+
+// offers tells whether the request declares a tool of that name.
+func (c *Conversation) offers(name string) bool {
+	for _, t := range c.tools {
+		if t == name {
+			return true
+		}
+	}
+	return false
+}
+
+// digest identifies the conversation's content. The system prompt is left
+// out: it holds dates and folders, and ids must not depend on those.
+func (c *Conversation) digest() string {
+	return digest(string(c.API), c.Model, c.entries)
+}
+
+// origin identifies the conversation itself: it stays the same while the
+// conversation grows.
+func (c *Conversation) origin() string {
+	var first []entry
+	for _, e := range c.entries {
+		if e.kind != userText {
+			break
+		}
+		first = append(first, e)
+	}
+	return digest(string(c.API), c.Model, first)
+}
+
+func digest(api, model string, entries []entry) string {
+	h := sha256.New()
+	fmt.Fprintf(h, "%s\x00%s\x00", api, model)
+	for _, e := range entries {
+		fmt.Fprintf(h, "%d:%d:%s", e.kind, len(e.text), e.text)
+	}
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+// tokens counts four bytes as one token, rounded up.
+func tokens(bytes int) int { return (bytes + 3) / 4 }
+
+// addUser adds what a person said. A call that is still open then is the
+// client's mistake, and the real services refuse it too.
+func (c *Conversation) addUser(text string) error {
+	if err := c.answered(); err != nil {
+		return err
+	}
+	c.add(userText, text)
+	return nil
+}
+
+func (c *Conversation) addCall(id, name, input string) {
+	c.add(toolCall, name+" "+input)
+	c.calls = append(c.calls, id)
+}
+
+func (c *Conversation) addResult(id, text string) error {
+	i := slices.Index(c.calls, id)
+	if i < 0 {
+		return fmt.Errorf("a tool result answers %q, which is no open tool call", id)
+	}
+	c.calls = slices.Delete(c.calls, i, i+1)
+	c.add(toolResult, text)
+	return nil
+}
+
+// answered reports an error when a tool call has no result.
+func (c *Conversation) answered() error {
+	if len(c.calls) > 0 {
+		return fmt.Errorf("tool call %q has no result", c.calls[0])
+	}
+	return nil
+}
+
+// addTool reads a tool's definition, of which only the name matters.
+func (c *Conversation) addTool(raw json.RawMessage) error {
+	var t struct {
+		Type string `json:"type"`
+		Name string `json:"name"`
+	}
+	if err := json.Unmarshal(raw, &t); err != nil {
+		return err
+	}
+	c.inputBytes += len(raw)
+	if t.Name == "" {
+		return nil // a hosted tool
+	}
+	c.tools = append(c.tools, t.Name)
+	if t.Type == "custom" && c.API == Responses {
+		if c.customTools == nil {
+			c.customTools = map[string]bool{}
+		}
+		c.customTools[t.Name] = true
+	}
+	return nil
+}
+
+// check refuses what no dialect accepts.
+func (c *Conversation) check() error {
+	if c.Model == "" {
+		return errors.New("model: Field required")
+	}
+	if len(c.entries) == 0 {
+		return errors.New("messages: at least one message is required")
+	}
+	return c.answered()
+}

@@ -1,0 +1,56 @@
+package server
+
+import "sync"
+
+// maxCounted bounds how many conversations are counted; the oldest are
+// forgotten first.
+const maxCounted = 4096
+
+// counts is the little that cannot be read off a conversation: how often a
+// limited rule was used, and how often the very same request came.
+type counts struct {
+	mu    sync.Mutex
+	used  map[string]int
+	order []string
+}
+
+// next counts one more use of key and returns how many there were before.
+func (c *counts) next(key string) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.add(key)
+}
+
+// take tells whether the rule may be used once more, and counts it if so.
+func (c *counts) take(r *rule, conversation *Conversation) bool {
+	if r.times == 0 {
+		return true
+	}
+	key := "rule\x00" + r.name
+	if r.each {
+		key += "\x00" + conversation.origin()
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.used[key] >= r.times {
+		return false
+	}
+	c.add(key)
+	return true
+}
+
+func (c *counts) add(key string) int {
+	if c.used == nil {
+		c.used = map[string]int{}
+	}
+	before, known := c.used[key]
+	if !known {
+		c.order = append(c.order, key)
+		if len(c.order) > maxCounted {
+			delete(c.used, c.order[0])
+			c.order = c.order[1:]
+		}
+	}
+	c.used[key] = before + 1
+	return before
+}

@@ -1,0 +1,177 @@
+package server
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"text/template"
+	"time"
+)
+
+// Why an answer ended, as scripts spell it; each dialect has its own words.
+const (
+	stopEnd     = "end"
+	stopLength  = "length"
+	stopRefusal = "refusal"
+	stopTools   = "tools" // never scripted: it follows from tool calls
+)
+
+// plan is one answer, with every template filled in.
+type plan struct {
+	rule  string
+	parts []part
+	stop  string
+}
+
+type part struct {
+	kind   stepKind // stepTools stands for one call here
+	text   string
+	pacing pacing
+	name   string // of the tool
+	custom bool   // the tool takes free text
+	delay  time.Duration
+	fault  *fault
+}
+
+// fault is an answer that is an error.
+type fault struct {
+	status     int
+	kind       string
+	message    string
+	retryAfter time.Duration
+}
+
+// plan finds the first rule that applies and has something left to say.
+func (s *Server) plan(c *Conversation) (plan, error) {
+	v := &view{conversation: c, turns: c.turns()}
+	for _, r := range s.script.rules {
+		captures, ok := r.match.holds(v)
+		if !ok {
+			continue
+		}
+		answer := r.replies[r.progress(len(v.last().results))]
+		if answer.tail || !s.counts.take(r, c) {
+			continue
+		}
+		v.captures = captures
+		return r.fill(answer, v)
+	}
+	return plan{}, fmt.Errorf("no rule of the script matches this conversation (turn %d, last user text %q, %d tool results since)",
+		len(v.turns), lastOf(v.last().texts), len(v.last().results))
+}
+
+// progress tells how many replies the tool results since the last user text
+// have already answered. It is read off the conversation, so conversations
+// cannot get into each other's way.
+func (r *rule) progress(results int) int {
+	if r.match.toolResult != nil {
+		return 0
+	}
+	i := 0
+	for i < len(r.replies)-1 && results >= r.replies[i].calls {
+		results -= r.replies[i].calls
+		i++
+	}
+	return i
+}
+
+func (m *match) holds(v *view) ([]string, bool) {
+	c, last := v.conversation, v.last()
+	switch {
+	case len(m.apis) > 0 && !slices.Contains(m.apis, c.API),
+		m.stream != nil && *m.stream != c.Stream,
+		m.minTurns > 0 && len(v.turns) < m.minTurns,
+		m.maxTurns > 0 && len(v.turns) > m.maxTurns,
+		m.noTools && len(c.tools) > 0,
+		slices.ContainsFunc(m.tools, func(name string) bool { return !c.offers(name) }),
+		!matches(m.model, c.Model),
+		!matches(m.system, c.System),
+		m.toolResult != nil && (len(last.results) == 0 || !matches(m.toolResult, lastOf(last.results))):
+		return nil, false
+	case m.user == nil:
+		return nil, true
+	}
+	for _, text := range slices.Backward(last.texts) {
+		if captures, ok := m.user.find(text); ok {
+			return captures, true
+		}
+	}
+	return nil, false
+}
+
+func matches(m *textMatch, text string) bool {
+	if m == nil {
+		return true
+	}
+	_, ok := m.find(text)
+	return ok
+}
+
+func containsFold(text, part string) bool {
+	return strings.Contains(strings.ToLower(text), strings.ToLower(part))
+}
+
+func (r *rule) fill(answer reply, v *view) (plan, error) {
+	p := plan{rule: r.name, stop: stopEnd}
+	for _, s := range answer.steps {
+		if err := p.add(s, v); err != nil {
+			return plan{}, fmt.Errorf("rule %q, line %d of the script: %w", r.name, s.line, err)
+		}
+	}
+	return p, nil
+}
+
+func (p *plan) add(s step, v *view) error {
+	out := part{kind: s.kind, pacing: s.pacing, delay: s.delay}
+	var err error
+	switch s.kind {
+	case stepText, stepThinking, stepEndless:
+		out.text, err = v.text(s.text)
+		if out.text == "" {
+			return err // a template that gave nothing says nothing
+		}
+		p.parts = append(p.parts, out)
+	case stepTools:
+		p.stop = stopTools
+		for _, call := range s.calls {
+			c, callErr := fillCall(call, s.pacing, v)
+			if callErr != nil {
+				return callErr
+			}
+			p.parts = append(p.parts, c)
+		}
+	case stepError:
+		out.fault = &fault{status: s.fault.status, kind: s.fault.kind, retryAfter: s.fault.retryAfter}
+		out.fault.message, err = v.text(s.text)
+		p.parts = append(p.parts, out)
+	case stepStop:
+		p.stop = s.stop
+	case stepDelay, stepBreak:
+		p.parts = append(p.parts, out)
+	}
+	return err
+}
+
+func fillCall(call callSpec, pace pacing, v *view) (part, error) {
+	out := part{kind: stepTools, name: call.name, pacing: pace}
+	if free, ok := call.input.(*template.Template); ok {
+		if !v.conversation.customTools[call.name] {
+			return out, fmt.Errorf("the request offers no tool %q that takes free text: its input must be a mapping", call.name)
+		}
+		out.custom = true
+		var err error
+		out.text, err = v.text(free)
+		return out, err
+	}
+	filled, err := v.value(call.input)
+	if err != nil {
+		return out, fmt.Errorf("input of %s: %w", call.name, err)
+	}
+	input, err := json.Marshal(filled)
+	if err != nil {
+		return out, fmt.Errorf("input of %s: %w", call.name, err)
+	}
+	out.text = string(input)
+	return out, nil
+}

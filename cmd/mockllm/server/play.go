@@ -1,0 +1,142 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"time"
+	"unicode/utf8"
+)
+
+// header is what an answer carries besides its blocks.
+type header struct {
+	id      string // without a dialect's prefix
+	model   string
+	created int64 // Unix seconds
+	input   int   // tokens
+	usage   bool  // Chat Completions: send a usage chunk
+}
+
+// block is one piece of content.
+type block struct {
+	kind   stepKind // stepText, stepThinking or stepTools
+	id     string   // without a dialect's prefix
+	name   string   // of the tool
+	custom bool
+	text   string // empty when it is opened in a stream
+}
+
+// ending closes an answer.
+type ending struct {
+	stop   string
+	output int // tokens
+	fault  *fault
+}
+
+// sink takes an answer apart from its dialect. Its errors are the client's
+// going away.
+type sink interface {
+	open(b block) error
+	piece(text string) error
+	close() error
+	finish(e ending) error
+}
+
+// errBroken says that the script wants the connection cut.
+var errBroken = errors.New("scripted break")
+
+// play sends a plan. A context that ends is the client's interrupt.
+func play(ctx context.Context, p plan, id string, out sink) error {
+	written, blocks := 0, 0
+	for _, part := range p.parts {
+		switch part.kind {
+		case stepDelay:
+			if err := wait(ctx, part.delay); err != nil {
+				return err
+			}
+		case stepBreak:
+			return errBroken
+		case stepError:
+			return out.finish(ending{fault: part.fault, output: tokens(written)})
+		case stepText, stepThinking, stepTools, stepEndless:
+			b := block{kind: part.kind, id: blockID(id, blocks), name: part.name, custom: part.custom}
+			blocks++
+			if err := playBlock(ctx, part, b, out); err != nil {
+				return err
+			}
+			written += len(part.name) + len(part.text)
+		case stepStop:
+		}
+	}
+	return out.finish(ending{stop: p.stop, output: tokens(written)})
+}
+
+func playBlock(ctx context.Context, p part, b block, out sink) error {
+	endless := p.kind == stepEndless
+	if endless {
+		b.kind = stepText
+	}
+	if err := out.open(b); err != nil {
+		return err
+	}
+	for first := true; first || endless; first = false {
+		for i, piece := range pieces(p.text, p.pacing.piece) {
+			if i > 0 || !first {
+				if err := wait(ctx, p.pacing.delay); err != nil {
+					return err
+				}
+			}
+			if err := out.piece(piece); err != nil {
+				return err
+			}
+		}
+	}
+	return out.close()
+}
+
+func wait(ctx context.Context, d time.Duration) error {
+	if d <= 0 {
+		return ctx.Err()
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-timer.C:
+		return nil
+	}
+}
+
+// pieces cuts text into pieces of at most size bytes, and at least one rune.
+func pieces(text string, size int) []string {
+	var all []string
+	for len(text) > size {
+		cut := size
+		for cut > 0 && !utf8.RuneStart(text[cut]) {
+			cut--
+		}
+		if cut == 0 {
+			_, cut = utf8.DecodeRuneInString(text)
+		}
+		all = append(all, text[:cut])
+		text = text[cut:]
+	}
+	return append(all, text)
+}
+
+// collector is the sink of an answer that is not streamed.
+type collector struct {
+	blocks []block
+	ending ending
+}
+
+func (c *collector) open(b block) error { c.blocks = append(c.blocks, b); return nil }
+
+func (c *collector) piece(text string) error {
+	c.blocks[len(c.blocks)-1].text += text
+	return nil
+}
+
+func (c *collector) close() error { return nil }
+
+func (c *collector) finish(e ending) error { c.ending = e; return nil }

@@ -1,0 +1,283 @@
+package server
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+)
+
+// responses speaks OpenAI Responses.
+type responses struct{}
+
+type responsesItem struct {
+	Type      string          `json:"type"`
+	Role      string          `json:"role"`
+	Content   json.RawMessage `json:"content"`
+	CallID    string          `json:"call_id"`
+	Name      string          `json:"name"`
+	Arguments string          `json:"arguments"`
+	Input     string          `json:"input"`
+	Output    json.RawMessage `json:"output"`
+}
+
+func (responses) parse(body []byte) (*Conversation, error) {
+	var req struct {
+		Model        string            `json:"model"`
+		Stream       bool              `json:"stream"`
+		Instructions string            `json:"instructions"`
+		Previous     string            `json:"previous_response_id"`
+		Input        json.RawMessage   `json:"input"`
+		Tools        []json.RawMessage `json:"tools"`
+	}
+	if err := json.Unmarshal(body, &req); err != nil {
+		return nil, fmt.Errorf("the body is not a Responses request: %w", err)
+	}
+	if req.Previous != "" {
+		return nil, errors.New("previous_response_id: nothing is stored here, send the whole input")
+	}
+	c := &Conversation{API: Responses, Model: req.Model, Stream: req.Stream}
+	c.addSystem(req.Instructions)
+	var items []responsesItem
+	var text string
+	if json.Unmarshal(req.Input, &text) == nil {
+		c.add(userText, text)
+	} else if err := json.Unmarshal(req.Input, &items); err != nil {
+		return nil, fmt.Errorf("input: %w", err)
+	}
+	for i, item := range items {
+		if err := item.addTo(c); err != nil {
+			return nil, fmt.Errorf("input[%d]: %w", i, err)
+		}
+	}
+	for i, t := range req.Tools {
+		if err := c.addTool(t); err != nil {
+			return nil, fmt.Errorf("tools[%d]: %w", i, err)
+		}
+	}
+	return c, nil
+}
+
+// addTo adds what it knows; other items, such as reasoning, say nothing that
+// a script could match.
+func (i responsesItem) addTo(c *Conversation) error {
+	switch i.Type {
+	case "", "message":
+		return i.addMessage(c)
+	case "function_call":
+		c.addCall(i.CallID, i.Name, i.Arguments)
+	case "custom_tool_call":
+		c.addCall(i.CallID, i.Name, i.Input)
+	case "function_call_output", "custom_tool_call_output":
+		text, err := joined(i.Output)
+		if err != nil {
+			return fmt.Errorf("output: %w", err)
+		}
+		return c.addResult(i.CallID, text)
+	}
+	return nil
+}
+
+func (i responsesItem) addMessage(c *Conversation) error {
+	all, err := texts(i.Content)
+	if err != nil {
+		return fmt.Errorf("content: %w", err)
+	}
+	for _, text := range all {
+		switch i.Role {
+		case "system", "developer":
+			c.addSystem(text)
+		case "user":
+			if err := c.addUser(text); err != nil {
+				return err
+			}
+		case "assistant":
+			c.add(assistantText, text)
+		default:
+			return fmt.Errorf("role: must be system, developer, user or assistant, not %q", i.Role)
+		}
+	}
+	return nil
+}
+
+func (responses) stream(w http.ResponseWriter, h header) sink {
+	return &responsesStream{out: events{w: w}, header: h, index: -1}
+}
+
+func (responses) whole(h header, blocks []block, e ending) any {
+	output := []object{}
+	for _, b := range blocks {
+		output = append(output, responsesOutput(b, b.text, "completed"))
+	}
+	return responsesObject(h, output, &e)
+}
+
+func (responses) fault(f *fault) any { return openaiFault(f) }
+
+// responsesOutput is an output item; text is what is known of it so far.
+func responsesOutput(b block, text, status string) object {
+	switch {
+	case b.kind == stepThinking:
+		summary := []object{}
+		if text != "" {
+			summary = append(summary, object{"type", "summary_text", "text", text})
+		}
+		return object{"id", "rs_" + b.id, "type", "reasoning", "summary", summary}
+	case b.kind == stepTools && b.custom:
+		return object{"id", "ctc_" + b.id, "type", "custom_tool_call", "status", status,
+			"call_id", "call_" + b.id, "name", b.name, "input", text}
+	case b.kind == stepTools:
+		return object{"id", "fc_" + b.id, "type", "function_call", "status", status,
+			"call_id", "call_" + b.id, "name", b.name, "arguments", text}
+	default:
+		content := []object{}
+		if text != "" {
+			content = append(content, responsesText(text))
+		}
+		return object{"id", "msg_" + b.id, "type", "message", "status", status, "role", "assistant", "content", content}
+	}
+}
+
+func responsesText(text string) object {
+	return object{"type", "output_text", "text", text, "annotations", []any{}, "logprobs", []any{}}
+}
+
+// responsesObject is the response itself; without an ending it is in progress.
+func responsesObject(h header, output []object, e *ending) object {
+	status := "in_progress"
+	var fail, incomplete, usage any
+	if e != nil {
+		status = "completed"
+		usage = object{"input_tokens", h.input, "input_tokens_details", object{"cached_tokens", 0},
+			"output_tokens", e.output, "output_tokens_details", object{"reasoning_tokens", 0}, "total_tokens", h.input + e.output}
+		switch {
+		case e.fault != nil:
+			status = "failed"
+			fail = object{"code", responsesCode(e.fault), "message", e.fault.message}
+		case e.stop == stopLength:
+			status, incomplete = "incomplete", object{"reason", "max_output_tokens"}
+		case e.stop == stopRefusal:
+			status, incomplete = "incomplete", object{"reason", "content_filter"}
+		}
+	}
+	return object{"id", "resp_" + h.id, "object", "response", "created_at", h.created, "status", status, "error", fail,
+		"incomplete_details", incomplete, "instructions", nil, "metadata", object{}, "model", h.model, "output", output,
+		"parallel_tool_calls", true, "temperature", nil, "tool_choice", "auto", "tools", []any{}, "top_p", nil, "usage", usage}
+}
+
+func responsesCode(f *fault) string {
+	switch {
+	case f.kind != "":
+		return f.kind
+	case f.status == http.StatusTooManyRequests:
+		return "rate_limit_exceeded"
+	case f.status < 500:
+		return "invalid_prompt"
+	default:
+		return "server_error"
+	}
+}
+
+type responsesStream struct {
+	out      events
+	header   header
+	begun    bool
+	sequence int
+	index    int // of the current output item
+	now      block
+	text     string
+	done     []object
+}
+
+// send numbers an event; its type is its name too.
+func (s *responsesStream) send(kind string, fields ...any) error {
+	data := append(object{"type", kind, "sequence_number", s.sequence}, fields...)
+	s.sequence++
+	return s.out.send(kind, data)
+}
+
+func (s *responsesStream) begin() error {
+	if s.begun {
+		return nil
+	}
+	s.begun = true
+	if err := s.send("response.created", "response", responsesObject(s.header, []object{}, nil)); err != nil {
+		return err
+	}
+	return s.send("response.in_progress", "response", responsesObject(s.header, []object{}, nil))
+}
+
+// inItem sends an event about the current item.
+func (s *responsesStream) inItem(kind string, fields ...any) error {
+	id := responsesOutput(s.now, "", "")[1]
+	at := []any{"item_id", id, "output_index", s.index}
+	return s.send(kind, append(at, fields...)...)
+}
+
+func (s *responsesStream) open(b block) error {
+	if err := s.begin(); err != nil {
+		return err
+	}
+	s.now, s.text = b, ""
+	s.index++
+	if err := s.send("response.output_item.added", "output_index", s.index, "item", responsesOutput(b, "", "in_progress")); err != nil {
+		return err
+	}
+	switch b.kind {
+	case stepThinking:
+		return s.inItem("response.reasoning_summary_part.added", "summary_index", 0, "part", object{"type", "summary_text", "text", ""})
+	case stepTools:
+		return nil
+	default:
+		return s.inItem("response.content_part.added", "content_index", 0, "part", responsesText(""))
+	}
+}
+
+func (s *responsesStream) piece(text string) error {
+	s.text += text
+	switch {
+	case s.now.kind == stepThinking:
+		return s.inItem("response.reasoning_summary_text.delta", "summary_index", 0, "delta", text)
+	case s.now.kind == stepTools && s.now.custom:
+		return s.inItem("response.custom_tool_call_input.delta", "delta", text)
+	case s.now.kind == stepTools:
+		return s.inItem("response.function_call_arguments.delta", "delta", text)
+	default:
+		return s.inItem("response.output_text.delta", "content_index", 0, "delta", text, "logprobs", []any{})
+	}
+}
+
+func (s *responsesStream) close() error {
+	var err error
+	switch {
+	case s.now.kind == stepThinking:
+		err = errors.Join(
+			s.inItem("response.reasoning_summary_text.done", "summary_index", 0, "text", s.text),
+			s.inItem("response.reasoning_summary_part.done", "summary_index", 0, "part", object{"type", "summary_text", "text", s.text}))
+	case s.now.kind == stepTools && s.now.custom:
+		err = s.inItem("response.custom_tool_call_input.done", "input", s.text)
+	case s.now.kind == stepTools:
+		err = s.inItem("response.function_call_arguments.done", "arguments", s.text)
+	default:
+		err = errors.Join(
+			s.inItem("response.output_text.done", "content_index", 0, "text", s.text, "logprobs", []any{}),
+			s.inItem("response.content_part.done", "content_index", 0, "part", responsesText(s.text)))
+	}
+	item := responsesOutput(s.now, s.text, "completed")
+	s.done = append(s.done, item)
+	return errors.Join(err, s.send("response.output_item.done", "output_index", s.index, "item", item))
+}
+
+func (s *responsesStream) finish(e ending) error {
+	if err := s.begin(); err != nil {
+		return err
+	}
+	kind := "response.completed"
+	switch {
+	case e.fault != nil:
+		kind = "response.failed"
+	case e.stop == stopLength || e.stop == stopRefusal:
+		kind = "response.incomplete"
+	}
+	return s.send(kind, "response", responsesObject(s.header, append([]object{}, s.done...), &e))
+}

@@ -1,0 +1,166 @@
+// Package server is a scripted model server. It speaks Anthropic Messages,
+// OpenAI Responses and OpenAI Chat Completions well enough that agent CLIs and
+// client libraries cannot tell it from the real services, and it answers as a
+// script says, from nothing but the conversation that the client sends.
+//
+// docs/mockllm.md describes the script.
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+)
+
+// Config of a Server; the zero value works.
+type Config struct {
+	Listen       string       // address; "" means 127.0.0.1:7799, port 0 any free one
+	Script       *Script      // nil means the built-in script
+	Logger       *slog.Logger // nil discards
+	MaxBody      int64        // largest request in bytes; 0 means 32 MiB
+	MaxRecorded  int          // requests kept; 0 means 512
+	MaxRecordedB int64        // bytes of bodies kept; 0 means 64 MiB
+	// Now gives the time that answers carry; nil means time.Now.
+	Now func() time.Time
+}
+
+// Server answers requests by its script. It is an http.Handler, usable
+// without Listen and Run, and safe for concurrent use.
+type Server struct {
+	config   Config
+	script   *Script
+	log      *slog.Logger
+	mux      *http.ServeMux
+	counts   counts
+	records  records
+	listener net.Listener
+}
+
+// New checks the configuration.
+func New(c Config) (*Server, error) {
+	if c.MaxBody < 0 || c.MaxRecorded < 0 || c.MaxRecordedB < 0 {
+		return nil, errors.New("mockllm: MaxBody, MaxRecorded and MaxRecordedB must not be negative")
+	}
+	if c.Script == nil {
+		script, err := Default()
+		if err != nil {
+			return nil, err
+		}
+		c.Script = script
+	}
+	if c.Listen == "" {
+		c.Listen = "127.0.0.1:7799"
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	if c.MaxBody == 0 {
+		c.MaxBody = 32 << 20
+	}
+	if c.MaxRecorded == 0 {
+		c.MaxRecorded = 512
+	}
+	if c.MaxRecordedB == 0 {
+		c.MaxRecordedB = 64 << 20
+	}
+	if c.Now == nil {
+		c.Now = time.Now
+	}
+	s := &Server{config: c, script: c.Script, log: c.Logger, records: records{max: c.MaxRecorded, maxBytes: c.MaxRecordedB}}
+	s.routes()
+	return s, nil
+}
+
+// Listen opens the address, so that Addr is known before Run.
+func (s *Server) Listen() error {
+	l, err := net.Listen("tcp", s.config.Listen)
+	if err != nil {
+		return fmt.Errorf("mockllm: listen on %s: %w", s.config.Listen, err)
+	}
+	s.listener = l
+	return nil
+}
+
+// URL is where the server is reached once Listen has returned, without a
+// slash at its end.
+func (s *Server) URL() string {
+	if s.listener == nil {
+		return ""
+	}
+	return "http://" + s.listener.Addr().String()
+}
+
+// Run serves until the context ends, which also cuts answers in flight. It
+// listens by itself if Listen was not called.
+func (s *Server) Run(ctx context.Context) error {
+	if s.listener == nil {
+		if err := s.Listen(); err != nil {
+			return err
+		}
+	}
+	// Answers in flight end with the context: an endless one would hold a
+	// graceful stop for ever.
+	server := &http.Server{Handler: s, BaseContext: func(net.Listener) context.Context { return ctx },
+		ReadHeaderTimeout: 10 * time.Second}
+	s.log.Info("mockllm is listening", "url", s.URL())
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(s.listener) }()
+	select {
+	case err := <-served:
+		return fmt.Errorf("mockllm: serve: %w", err)
+	case <-ctx.Done():
+	}
+	stop, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	err := server.Shutdown(stop)
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = server.Close()
+	}
+	<-served
+	if err != nil {
+		return fmt.Errorf("mockllm: stop: %w", err)
+	}
+	return nil
+}
+
+// ServeHTTP answers one request.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.mux.ServeHTTP(w, r) }
+
+func (s *Server) routes() {
+	s.mux = http.NewServeMux()
+	s.mux.HandleFunc("POST /v1/messages", s.answer(anthropic{}))
+	s.mux.HandleFunc("POST /v1/messages/count_tokens", s.countTokens)
+	s.mux.HandleFunc("POST /v1/responses", s.answer(responses{}))
+	s.mux.HandleFunc("POST /v1/chat/completions", s.answer(chat{}))
+	s.mux.HandleFunc("GET /v1/models", s.listModels)
+	s.mux.HandleFunc("GET /v1/models/{id...}", s.oneModel)
+	s.mux.HandleFunc("GET /__requests", s.listRequests)
+	s.mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
+		s.write(w, http.StatusOK, object{"name", "mockllm"}) // HEAD / asks whether the service is there
+	})
+	s.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		s.fail(w, dialectOf(r), &fault{status: http.StatusNotFound, message: "mockllm: no route " + r.Method + " " + r.URL.Path})
+	})
+}
+
+// Main loads the script at path, or the built-in one if path is empty, and
+// serves until the context ends.
+func Main(ctx context.Context, listen, path string, log *slog.Logger) error {
+	c := Config{Listen: listen, Logger: log}
+	if path != "" {
+		script, err := LoadFile(path)
+		if err != nil {
+			return err
+		}
+		c.Script = script
+	}
+	s, err := New(c)
+	if err != nil {
+		return err
+	}
+	return s.Run(ctx)
+}

@@ -1,0 +1,95 @@
+package server
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+)
+
+// object is a JSON object that keeps its order, so that what is sent reads
+// like the real services: key, value, key, value.
+type object []any
+
+// MarshalJSON writes the pairs in order.
+func (o object) MarshalJSON() ([]byte, error) {
+	var b bytes.Buffer
+	b.WriteByte('{')
+	for i := 0; i+1 < len(o); i += 2 {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		fmt.Fprintf(&b, "%q:", o[i])
+		value, err := json.Marshal(o[i+1])
+		if err != nil {
+			return nil, err
+		}
+		b.Write(value)
+	}
+	b.WriteByte('}')
+	return b.Bytes(), nil
+}
+
+// events writes server-sent events; the first one starts the response.
+type events struct {
+	w       http.ResponseWriter
+	started bool
+}
+
+// send writes one event. A name of "" leaves the event line out.
+func (s *events) send(name string, data any) error {
+	body, err := json.Marshal(data)
+	if err != nil {
+		return err
+	}
+	return s.raw(name, string(body))
+}
+
+func (s *events) raw(name, data string) error {
+	if !s.started {
+		s.started = true
+		s.w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
+		s.w.Header().Set("Cache-Control", "no-cache")
+		s.w.WriteHeader(http.StatusOK)
+	}
+	if name != "" {
+		name = "event: " + name + "\n"
+	}
+	if _, err := fmt.Fprintf(s.w, "%sdata: %s\n\n", name, data); err != nil {
+		return err
+	}
+	return http.NewResponseController(s.w).Flush()
+}
+
+// texts reads content that is a string or a list of parts, of which it takes
+// those that hold text.
+func texts(raw json.RawMessage) ([]string, error) {
+	raw = bytes.TrimSpace(raw)
+	if len(raw) == 0 || string(raw) == "null" {
+		return nil, nil
+	}
+	if raw[0] == '"' {
+		var s string
+		err := json.Unmarshal(raw, &s)
+		return []string{s}, err
+	}
+	var parts []struct {
+		Text string `json:"text"`
+	}
+	if err := json.Unmarshal(raw, &parts); err != nil {
+		return nil, err
+	}
+	var all []string
+	for _, p := range parts {
+		if p.Text != "" {
+			all = append(all, p.Text)
+		}
+	}
+	return all, nil
+}
+
+func joined(raw json.RawMessage) (string, error) {
+	all, err := texts(raw)
+	return strings.Join(all, "\n"), err
+}
