@@ -1,0 +1,30 @@
+package topology
+
+// Headers of messages on NATS. In a watermill message each is a metadata key of the same name.
+const (
+	// HeaderReply is the subject on core NATS that the answer to a command goes to.
+	HeaderReply = "Spool-Reply"
+	// HeaderDeadline is when nobody waits for a command's effect any more, in RFC 3339; past it the command is dropped.
+	HeaderDeadline = "Spool-Deadline"
+	// HeaderCommandID names the command over all its deliveries and retries, so that a repeat changes nothing.
+	HeaderCommandID = "Spool-Command-Id"
+	// HeaderCorrelation names the cause that a message goes back to; what a handler publishes inherits it.
+	HeaderCorrelation = "Spool-Correlation-Id"
+	// HeaderMessageID is the message's own id (watermill's UUID). It is not NATS's id for deduplication.
+	HeaderMessageID = "Spool-Message-Id"
+
+	// HeaderDeadReason says, in one sentence, why a message lies in DEAD.
+	HeaderDeadReason = "Spool-Dead-Reason"
+	// HeaderDeadSubject is the subject that a dead message was published to.
+	HeaderDeadSubject = "Spool-Dead-Subject"
+	// HeaderDeadStream is the stream that a dead message came from.
+	HeaderDeadStream = "Spool-Dead-Stream"
+	// HeaderDeadSequence is a dead message's sequence in that stream, in decimal.
+	HeaderDeadSequence = "Spool-Dead-Sequence"
+	// HeaderDeadDelivered is how often a dead message had been delivered, in decimal.
+	HeaderDeadDelivered = "Spool-Dead-Delivered"
+	// HeaderDeadHandler is the name of the Router handler that gave the message up.
+	HeaderDeadHandler = "Spool-Dead-Handler"
+	// HeaderDeadTime is when the message was given up, in RFC 3339 with nanoseconds, UTC.
+	HeaderDeadTime = "Spool-Dead-Time"
+)

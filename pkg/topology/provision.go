@@ -1,0 +1,223 @@
+package topology
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"strconv"
+
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// Config says how an installation is laid out.
+type Config struct {
+	// Shards is the number of streams of the log: 1, 2, 4 or 8. 0 means what is
+	// installed, else 1. It cannot be changed after the first installation.
+	Shards int
+	// Replicas is the number of copies of each stream, 1 to 5; 0 means what is
+	// installed, else 1. DELTAS always has one.
+	Replicas int
+}
+
+func (c Config) validate() error {
+	if c.Shards < 0 || c.Shards > MaxShards || c.Shards > 0 && MaxShards%c.Shards != 0 {
+		return fmt.Errorf("shards: %d must be 1, 2, 4 or 8", c.Shards)
+	}
+	if c.Replicas < 0 || c.Replicas > 5 {
+		return fmt.Errorf("replicas: %d must be 1 to 5", c.Replicas)
+	}
+	return nil
+}
+
+// ErrNotInstalled is a NATS without Spool's streams.
+var ErrNotInstalled = errors.New("the streams are not installed: run the provisioner")
+
+// Shards is the number of shards that is installed; ErrNotInstalled if there is none.
+func Shards(ctx context.Context, js jetstream.JetStream) (int, error) {
+	s, err := js.Stream(ctx, EventsStream(0))
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		return 0, ErrNotInstalled
+	}
+	if err != nil {
+		return 0, fmt.Errorf("look for %s: %w", EventsStream(0), err)
+	}
+	return shardsOf(s.CachedInfo().Config)
+}
+
+func shardsOf(have jetstream.StreamConfig) (int, error) {
+	n, err := strconv.Atoi(have.Metadata[shardsKey])
+	if err != nil || n < 1 || n > MaxShards {
+		return 0, fmt.Errorf("stream %s was not made by Spool: its metadata %s is %q", have.Name, shardsKey, have.Metadata[shardsKey])
+	}
+	return n, nil
+}
+
+// Provision makes every stream and bucket, or brings what exists up to date. It
+// is idempotent, and several callers may run it at once. A shard count or an
+// immutable setting that differs from what is installed is an error that names it.
+func Provision(ctx context.Context, js jetstream.JetStream, cfg Config) error {
+	if err := cfg.validate(); err != nil {
+		return err
+	}
+	installed, err := Shards(ctx, js)
+	switch {
+	case errors.Is(err, ErrNotInstalled):
+		installed = max(cfg.Shards, 1)
+	case err != nil:
+		return err
+	}
+	// EVENTS-0 is made first and holds the number of shards, so of two callers
+	// that disagree one is refused before the second stream is made.
+	if cfg.Shards != 0 && cfg.Shards != installed {
+		return shardsError(installed, cfg.Shards)
+	}
+	for _, s := range Streams(installed) {
+		s.Config.Metadata = map[string]string{shardsKey: strconv.Itoa(installed)}
+		if err := ensureStream(ctx, js, s.Config, cfg.Replicas); err != nil {
+			return fmt.Errorf("provision stream %s: %w", s.Config.Name, err)
+		}
+	}
+	return provisionBuckets(ctx, js, cfg.Replicas)
+}
+
+func shardsError(have, want int) error {
+	return fmt.Errorf("shards: the log is installed with %d, not %d, and the number cannot be changed; ask for %d, or export into a new installation", have, want, have)
+}
+
+// ensureStream creates the stream, or updates what Spool owns of its settings.
+func ensureStream(ctx context.Context, js jetstream.JetStream, want jetstream.StreamConfig, replicas int) error {
+	if want.Replicas == 0 {
+		want.Replicas = max(replicas, 1)
+	}
+	s, err := js.Stream(ctx, want.Name)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		_, err = js.CreateStream(ctx, want)
+		if !errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
+			return err
+		}
+		// Another caller was faster, with other settings: compare them.
+		s, err = js.Stream(ctx, want.Name)
+	}
+	if err != nil {
+		return err
+	}
+	have := s.CachedInfo().Config
+	if err := checkImmutable(have, want); err != nil {
+		return err
+	}
+	if replicas == 0 {
+		want.Replicas = have.Replicas
+	}
+	next := merge(have, want)
+	if equal(have, next) {
+		return nil
+	}
+	_, err = js.UpdateStream(ctx, next)
+	return err
+}
+
+// checkImmutable names the first setting that differs and that the server can never change.
+func checkImmutable(have, want jetstream.StreamConfig) error {
+	if h, w := have.Metadata[shardsKey], want.Metadata[shardsKey]; h != "" && h != w {
+		n, err := shardsOf(have)
+		if err != nil {
+			return err
+		}
+		m, err := strconv.Atoi(w)
+		if err != nil {
+			return fmt.Errorf("shards %q: %w", w, err)
+		}
+		return shardsError(n, m)
+	}
+	for _, s := range []struct {
+		name       string
+		have, want any
+	}{
+		{"storage", have.Storage, want.Storage},
+		{"retention", have.Retention, want.Retention},
+		{"persist mode", have.PersistMode, want.PersistMode},
+		{"deny delete", have.DenyDelete, want.DenyDelete},
+		{"deny purge", have.DenyPurge, want.DenyPurge},
+	} {
+		if s.have != s.want {
+			return fmt.Errorf("%s is %v and must be %v, which cannot be changed on a stream that exists: move its messages to a new one", s.name, s.have, s.want)
+		}
+	}
+	return nil
+}
+
+// merge sets what Spool owns and keeps the operator's own settings, such as placement.
+func merge(have, want jetstream.StreamConfig) jetstream.StreamConfig {
+	next := have
+	next.Description, next.Subjects, next.Replicas = want.Description, want.Subjects, want.Replicas
+	next.Discard, next.MaxAge = want.Discard, want.MaxAge
+	next.MaxMsgs, next.MaxBytes = unlimited(want.MaxMsgs), unlimited(want.MaxBytes)
+	next.MaxMsgsPerSubject = unlimited(want.MaxMsgsPerSubject)
+	next.AllowDirect = want.AllowDirect
+	next.AllowRollup = want.AllowRollup || have.AllowRollup
+	next.AllowMsgTTL = want.AllowMsgTTL || have.AllowMsgTTL
+	next.AllowMsgSchedules = want.AllowMsgSchedules || have.AllowMsgSchedules
+	next.Metadata = maps.Clone(have.Metadata)
+	if next.Metadata == nil {
+		next.Metadata = map[string]string{}
+	}
+	maps.Copy(next.Metadata, want.Metadata)
+	return next
+}
+
+// unlimited is how the server writes "no limit" back.
+func unlimited(n int64) int64 {
+	if n == 0 {
+		return -1
+	}
+	return n
+}
+
+func equal(a, b jetstream.StreamConfig) bool {
+	return a.Description == b.Description && sameSubjects(a.Subjects, b.Subjects) && a.Replicas == b.Replicas &&
+		a.Discard == b.Discard && a.MaxAge == b.MaxAge && a.MaxMsgs == b.MaxMsgs && a.MaxBytes == b.MaxBytes &&
+		a.MaxMsgsPerSubject == b.MaxMsgsPerSubject && a.AllowDirect == b.AllowDirect && a.AllowRollup == b.AllowRollup &&
+		a.AllowMsgTTL == b.AllowMsgTTL && a.AllowMsgSchedules == b.AllowMsgSchedules && maps.Equal(a.Metadata, b.Metadata)
+}
+
+func provisionBuckets(ctx context.Context, js jetstream.JetStream, replicas int) error {
+	for _, kv := range KeyValues() {
+		c := kv.Config
+		keep, err := bucketReplicas(ctx, js, "KV_"+c.Bucket, replicas)
+		if err != nil {
+			return fmt.Errorf("provision key-value bucket %s: %w", c.Bucket, err)
+		}
+		c.Replicas = keep
+		if _, err := js.CreateOrUpdateKeyValue(ctx, c); err != nil {
+			return fmt.Errorf("provision key-value bucket %s: %w", c.Bucket, err)
+		}
+	}
+	for _, o := range ObjectBuckets() {
+		c := o.Config
+		keep, err := bucketReplicas(ctx, js, "OBJ_"+c.Bucket, replicas)
+		if err != nil {
+			return fmt.Errorf("provision object bucket %s: %w", c.Bucket, err)
+		}
+		c.Replicas = keep
+		if _, err := js.CreateOrUpdateObjectStore(ctx, c); err != nil {
+			return fmt.Errorf("provision object bucket %s: %w", c.Bucket, err)
+		}
+	}
+	return nil
+}
+
+// bucketReplicas is the number asked for, else what is installed, else 1.
+func bucketReplicas(ctx context.Context, js jetstream.JetStream, stream string, asked int) (int, error) {
+	if asked != 0 {
+		return asked, nil
+	}
+	s, err := js.Stream(ctx, stream)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		return 1, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	return s.CachedInfo().Config.Replicas, nil
+}
