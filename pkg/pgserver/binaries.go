@@ -45,12 +45,16 @@ func findBinaries(ctx context.Context, cfg Config, user account, major string) (
 		}
 		return b, nil
 	}
-	fetched := filepath.Join(cfg.DataDir, "binaries")
-	if user.switched {
+	fetched := cfg.FetchDir
+	switch {
+	case fetched != "":
+	case user.switched:
 		fetched = sharedBinaries
+	default:
+		fetched = filepath.Join(cfg.DataDir, "binaries")
 	}
 	var seen []string
-	for _, dir := range append(candidates(), filepath.Join(fetched, "bin")) {
+	for _, dir := range append(cfg.candidates(), filepath.Join(fetched, "bin")) {
 		b, ok := binariesIn(dir)
 		if !ok {
 			continue
@@ -69,7 +73,10 @@ func findBinaries(ctx context.Context, cfg Config, user account, major string) (
 }
 
 // candidates are the folders in the order of preference.
-func candidates() []string {
+func (c *Config) candidates() []string {
+	if c.search != nil {
+		return c.search
+	}
 	var dirs []string
 	if path, err := exec.LookPath("initdb"); err == nil {
 		// A link on the PATH often stands alone, its neighbours are where it leads.

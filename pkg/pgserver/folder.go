@@ -60,12 +60,13 @@ func (s *Server) lockFolder() error {
 	return nil
 }
 
-// stopOrphan stops a postmaster that outlived its owner: we hold the lock, so the owner is gone. A pid file whose process is gone, or is
-// another program by now, is left to Postgres, which checks it again.
+// stopOrphan stops a postmaster that outlived its owner: we hold the lock, so the owner is gone. A pid file that names no postmaster of
+// this cluster is removed, since Postgres would refuse to start when another process has that number by now.
 func (s *Server) stopOrphan() error {
-	pid, socket := readPIDFile(filepath.Join(s.clusterDir(), "postmaster.pid"))
-	if pid <= 1 || pid == os.Getpid() || !isPostgres(pid) {
-		return removeSocketDir(socket)
+	pidFile := filepath.Join(s.clusterDir(), "postmaster.pid")
+	pid := readPIDFile(pidFile)
+	if pid <= 1 || !serves(pid, s.clusterDir()) {
+		return errors.Join(removeIfThere(pidFile), s.removeOldSocket())
 	}
 	s.logger.Warn("stopping a postgres that outlived its owner", "pid", pid)
 	for _, step := range []struct {
@@ -75,18 +76,18 @@ func (s *Server) stopOrphan() error {
 		if err := syscall.Kill(pid, step.signal); err != nil && !errors.Is(err, syscall.ESRCH) {
 			return fmt.Errorf("postgres: process %d still runs on %s and cannot be stopped (%w): stop it", pid, s.cfg.DataDir, err)
 		}
-		if gone(pid, step.wait) {
-			return removeSocketDir(socket)
+		if gone(pid, s.clusterDir(), step.wait) {
+			return s.removeOldSocket()
 		}
 	}
 	return fmt.Errorf("postgres: process %d still runs on %s and does not stop: end it with kill -QUIT %d", pid, s.cfg.DataDir, pid)
 }
 
 // gone polls, as a process that is not our child can only be asked.
-func gone(pid int, wait time.Duration) bool {
+func gone(pid int, cluster string, wait time.Duration) bool {
 	deadline := time.Now().Add(wait)
 	for time.Now().Before(deadline) {
-		if !isPostgres(pid) {
+		if !serves(pid, cluster) {
 			return true
 		}
 		time.Sleep(10 * time.Millisecond)
@@ -94,31 +95,52 @@ func gone(pid int, wait time.Duration) bool {
 	return false
 }
 
-// readPIDFile returns the postmaster's process id and socket folder, the first and the fifth line.
-func readPIDFile(path string) (pid int, socket string) {
+// readPIDFile returns the postmaster's process id, 0 when there is none.
+func readPIDFile(path string) int {
 	b, err := os.ReadFile(path)
 	if err != nil {
-		return 0, ""
+		return 0
 	}
-	lines := strings.Split(string(b), "\n")
-	pid, err = strconv.Atoi(strings.TrimSpace(lines[0]))
+	first, _, _ := strings.Cut(string(b), "\n")
+	pid, err := strconv.Atoi(strings.TrimSpace(first))
 	if err != nil {
-		return 0, ""
+		return 0
 	}
-	if len(lines) > 4 {
-		socket = strings.TrimSpace(lines[4])
-	}
-	return pid, socket
+	return pid
 }
 
 const socketPrefix = "spool-pg-"
 
-// removeSocketDir removes the folder that a killed owner left, and nothing that we did not name.
-func removeSocketDir(dir string) error {
-	if !strings.HasPrefix(filepath.Base(dir), socketPrefix) {
+// socketNote is the file that remembers the socket's folder, for who comes after a killed owner.
+func (s *Server) socketNote() string { return filepath.Join(s.cfg.DataDir, "socket") }
+
+// removeOldSocket removes the folder that a killed owner left, and nothing that we did not name.
+func (s *Server) removeOldSocket() error {
+	b, err := os.ReadFile(s.socketNote())
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("postgres: read %s: %w", s.socketNote(), err)
+	}
+	dir := string(b)
+	if !filepath.IsAbs(dir) || !strings.HasPrefix(filepath.Base(dir), socketPrefix) {
 		return nil
 	}
 	return os.RemoveAll(dir)
+}
+
+// openSocketDir makes the folder of the socket and notes it.
+func (s *Server) openSocketDir() error {
+	dir, err := makeSocketDir(s.user)
+	if err != nil {
+		return err
+	}
+	s.socket = dir
+	if err := os.WriteFile(s.socketNote(), []byte(dir), 0o600); err != nil {
+		return fmt.Errorf("postgres: cannot write to the data folder %s (%w): %s", s.cfg.DataDir, cause(err), folderRemedy)
+	}
+	return nil
 }
 
 // makeSocketDir makes a folder with a short path that the user can reach: Unix sockets have a limit on the path, not on the name.

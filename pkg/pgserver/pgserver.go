@@ -50,6 +50,8 @@ type Config struct {
 	BinDir string
 	// FetchURL is the Maven repository to fetch from; empty means Maven Central, FetchNever forbids it.
 	FetchURL string
+	// FetchDir keeps what was fetched; empty means a folder in DataDir, or for root one that other users can enter.
+	FetchDir string
 	// Fast gives up durability for speed: no fsync, neither by initdb nor by the server. For tests.
 	Fast bool
 	// Settings are further server settings (postgresql.conf names), such as max_connections.
@@ -60,6 +62,8 @@ type Config struct {
 	StopTimeout time.Duration
 	// Logger receives what Postgres prints; nil discards it.
 	Logger *slog.Logger
+
+	search []string // in place of the PATH and the installation folders, for tests
 }
 
 func (c *Config) validate() error {
@@ -134,7 +138,7 @@ func Start(ctx context.Context, cfg Config) (_ *Server, err error) {
 	if err := s.initCluster(ctx, bins); err != nil {
 		return nil, err
 	}
-	if s.socket, err = makeSocketDir(s.user); err != nil {
+	if err := s.openSocketDir(); err != nil {
 		return nil, err
 	}
 	if err := s.launch(bins); err != nil {
@@ -175,7 +179,7 @@ func (s *Server) Stop() error {
 func (s *Server) release() error {
 	var errs []error
 	if s.socket != "" {
-		errs = append(errs, os.RemoveAll(s.socket))
+		errs = append(errs, os.RemoveAll(s.socket), removeIfThere(s.socketNote()))
 		s.socket = ""
 	}
 	for _, f := range []*os.File{s.cluster, s.lock} {
@@ -293,6 +297,13 @@ func clusterVersion(dir string) string {
 		return ""
 	}
 	return strings.TrimSpace(string(b))
+}
+
+func removeIfThere(path string) error {
+	if err := os.Remove(path); !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
 }
 
 func emptyFolder(dir string) error {

@@ -23,18 +23,18 @@ func setDeathSignal(cmd *exec.Cmd, atOnce bool) {
 	cmd.SysProcAttr.Setpgid = true
 }
 
-// isPostgres tells a living postmaster from a zombie and from another program that got its number.
-func isPostgres(pid int) bool {
-	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+// serves reports whether pid is a living postmaster of the cluster: another program, or another cluster's Postgres, may have got the
+// number since. A postmaster works in its data folder.
+func serves(pid int, cluster string) bool {
+	proc := "/proc/" + strconv.Itoa(pid)
+	name, err := os.ReadFile(proc + "/comm")
+	if err != nil || !strings.HasPrefix(string(name), "post") {
+		return false
+	}
+	cwd, err := os.Stat(proc + "/cwd")
 	if err != nil {
 		return false
 	}
-	// The name is in parentheses and may itself contain them.
-	stat := string(b)
-	open, end := strings.IndexByte(stat, '('), strings.LastIndexByte(stat, ')')
-	if open < 0 || end < open || len(stat) < end+3 {
-		return false
-	}
-	name, state := stat[open+1:end], stat[end+2]
-	return (name == "postgres" || name == "postmaster") && state != 'Z' && state != 'X'
+	dir, err := os.Stat(cluster)
+	return err == nil && os.SameFile(cwd, dir)
 }

@@ -4,7 +4,6 @@ package pgserver
 
 import (
 	"os/exec"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -20,12 +19,10 @@ func setDeathSignal(cmd *exec.Cmd, _ bool) {
 	cmd.SysProcAttr.Setpgid = true
 }
 
-// isPostgres tells a living postmaster from a zombie and from another program that got its number.
-func isPostgres(pid int) bool {
-	out, err := exec.Command("ps", "-o", "stat=,comm=", "-p", strconv.Itoa(pid)).Output()
-	if err != nil {
-		return false
-	}
-	fields := strings.Fields(string(out))
-	return len(fields) >= 2 && !strings.HasPrefix(fields[0], "Z") && strings.HasPrefix(filepath.Base(fields[1]), "post")
+// serves reports whether pid is a living postmaster of the cluster: another program, or another cluster's Postgres, may have got the
+// number since.
+func serves(pid int, cluster string) bool {
+	out, err := exec.Command("ps", "-ww", "-o", "stat=,command=", "-p", strconv.Itoa(pid)).Output()
+	line := strings.TrimSpace(string(out))
+	return err == nil && !strings.HasPrefix(line, "Z") && strings.Contains(line, "postgres") && strings.Contains(line, "-D "+cluster+" ")
 }

@@ -1,0 +1,107 @@
+package bus
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/spoolhq/spool/pkg/topology"
+)
+
+// maxReason bounds a dead letter's reason in bytes, which travels in a header and in the server's advisory.
+const maxReason = 500
+
+// DeadSubject returns the subject in DEAD for messages that came on origin.
+func DeadSubject(origin string) string { return "dead." + origin }
+
+// deadLetter moves to DEAD what is Poison, and what has been delivered MaxDeliveries times. The message is taken off its stream only after
+// DEAD has stored the copy; until then it is delivered again.
+func deadLetter(name string, cfg RouterConfig) message.HandlerMiddleware {
+	return func(next message.HandlerFunc) message.HandlerFunc {
+		return func(msg *message.Message) ([]*message.Message, error) {
+			delivered := Delivered(msg)
+			bounded := cfg.MaxDeliveries > 0
+			bound := uint64(max(cfg.MaxDeliveries, 0))
+			if bounded && delivered > bound {
+				// Its handler has not come to an end in all these deliveries; another one may end this process, too.
+				err := fmt.Errorf("delivered %d times, the bound is %d, and never handled to an end", delivered, bound)
+				return nil, bury(name, cfg, msg, err)
+			}
+			out, err := next(msg)
+			var panicked *PanicError
+			if errors.As(err, &panicked) {
+				cfg.Logger.Error("handler panicked", "handler", name, "message_uuid", msg.UUID, "panic", panicked.Value, "stack", string(panicked.Stack))
+			}
+			switch {
+			case err == nil:
+				return out, nil
+			case IsPoison(err):
+				return nil, bury(name, cfg, msg, err)
+			case bounded && delivered >= bound && !stopping(msg):
+				return nil, bury(name, cfg, msg, fmt.Errorf("failed in delivery %d of %d: %w", delivered, bound, err))
+			}
+			return out, err
+		}
+	}
+}
+
+// stopping is true when a handler's error may be no more than our own shutdown.
+func stopping(msg *message.Message) bool {
+	select {
+	case <-Draining(msg.Context()):
+		return true
+	default:
+		return false
+	}
+}
+
+// bury returns nil when DEAD has the message.
+func bury(name string, cfg RouterConfig, msg *message.Message, cause error) error {
+	origin := Subject(msg)
+	if origin == "" {
+		origin = message.SubscribeTopicFromCtx(msg.Context())
+	}
+	reason := oneLine(cause.Error())
+	dead := msg.Copy()
+	// One id for each message of a stream, so that a second burial, after a lost acknowledgement, is recognised.
+	if Stream(msg) != "" {
+		dead.UUID = fmt.Sprintf("dead-%s-%d", Stream(msg), Sequence(msg))
+	}
+	for key, value := range map[string]string{
+		topology.HeaderDeadReason:    reason,
+		topology.HeaderDeadSubject:   origin,
+		topology.HeaderDeadStream:    Stream(msg),
+		topology.HeaderDeadSequence:  strconv.FormatUint(Sequence(msg), 10),
+		topology.HeaderDeadDelivered: strconv.FormatUint(Delivered(msg), 10),
+		topology.HeaderDeadHandler:   name,
+		topology.HeaderDeadTime:      cfg.Now().UTC().Format(time.RFC3339Nano),
+	} {
+		dead.Metadata.Set(key, value)
+	}
+	// The handler's context may have ended, which is no reason to lose the letter; its correlation id stays.
+	dead.SetContext(context.WithoutCancel(msg.Context()))
+	if err := cfg.DeadLetter.Publish(DeadSubject(origin), dead); err != nil {
+		return fmt.Errorf("move to %s: %w; it is there because: %w", DeadSubject(origin), err, cause)
+	}
+	cfg.Logger.Warn("message moved to DEAD", "handler", name, "message_uuid", msg.UUID, "subject", origin,
+		"sequence", Sequence(msg), "delivered", Delivered(msg), "reason", reason)
+	setTerm(msg, reason)
+	return nil
+}
+
+// oneLine makes s fit for a header.
+func oneLine(s string) string {
+	s = strings.Join(strings.Fields(strings.ToValidUTF8(strings.ReplaceAll(s, "\x00", " "), "?")), " ")
+	if len(s) > maxReason {
+		s = strings.ToValidUTF8(s[:maxReason], "") + " …"
+	}
+	if s == "" {
+		return "no reason given"
+	}
+	return s
+}

@@ -1,0 +1,130 @@
+package bus
+
+import (
+	"context"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/topology"
+)
+
+type deliveryKey struct{}
+
+// delivery is one message on its way through a handler.
+type delivery struct {
+	draining <-chan struct{}
+	lost     chan struct{}
+}
+
+// Draining returns a channel that is closed when the Subscriber wants to end: a handler that can hand its work over should do so and
+// return. Its context goes on for CloseTimeout. It is nil, which never closes, when ctx is not a handler's.
+func Draining(ctx context.Context) <-chan struct{} {
+	if d, ok := ctx.Value(deliveryKey{}).(*delivery); ok {
+		return d.draining
+	}
+	return nil
+}
+
+// Lost returns a channel that is closed when the server has confirmed no heartbeat for AckWait, or the connection is closed: by now
+// the message may have been delivered to someone else. The handler's context goes on, since only it knows whether that matters. It is
+// nil, which never closes, when ctx is not a handler's.
+func Lost(ctx context.Context) <-chan struct{} {
+	if d, ok := ctx.Value(deliveryKey{}).(*delivery); ok {
+		return d.lost
+	}
+	return nil
+}
+
+// deliver hands one message out and returns when it is answered.
+func (u *subscription) deliver(jm jetstream.Msg) {
+	meta, err := jm.Metadata()
+	if err != nil {
+		// It did not come from a consumer, so there is nobody to answer.
+		u.logger.Error("message without JetStream metadata dropped", "subject", jm.Subject(), "error", err)
+		return
+	}
+	msg := unmarshal(jm, meta)
+	d := &delivery{draining: u.draining.Done(), lost: make(chan struct{})}
+	ctx, cancel := context.WithCancel(context.WithValue(u.base, deliveryKey{}, d))
+	msg.SetContext(ctx)
+	beating := u.startHeartbeat(jm, d)
+	defer func() {
+		cancel()
+		beating()
+	}()
+
+	select {
+	case u.out <- msg:
+	case <-u.draining.Done():
+		u.giveBack(jm)
+		return
+	}
+	select {
+	case <-msg.Acked():
+		u.acknowledge(jm, msg)
+	case <-msg.Nacked():
+		delay := u.s.cfg.NakDelay
+		if own, err := time.ParseDuration(msg.Metadata.Get(keyNakDelay)); err == nil {
+			delay = own
+		}
+		if err := jm.NakWithDelay(delay); err != nil {
+			u.logger.Warn("message could not be given back, it comes again after AckWait", "message_uuid", msg.UUID, "error", err)
+		}
+	case <-u.abandon:
+		u.logger.Warn("handler has not returned in time, its message comes again after AckWait", "message_uuid", msg.UUID, "subject", jm.Subject(), "sequence", meta.Sequence.Stream)
+	}
+}
+
+func (u *subscription) acknowledge(jm jetstream.Msg, msg *message.Message) {
+	var err error
+	switch reason := msg.Metadata.Get(keyTerm); {
+	case reason != "":
+		err = jm.TermWithReason(reason)
+	case u.s.cfg.DoubleAck:
+		ctx, cancel := context.WithTimeout(context.Background(), u.s.cfg.AckWait)
+		defer cancel()
+		err = jm.DoubleAck(ctx)
+	default:
+		err = jm.Ack()
+	}
+	if err != nil {
+		u.logger.Warn("acknowledgement failed, the message comes again after AckWait", "message_uuid", msg.UUID, "error", err)
+	}
+}
+
+// giveBack returns a message that no handler has seen.
+func (u *subscription) giveBack(jm jetstream.Msg) {
+	if err := jm.NakWithDelay(minNakDelay); err != nil {
+		u.logger.Warn("message could not be given back, it comes again after AckWait", "subject", jm.Subject(), "error", err)
+	}
+}
+
+// unmarshal takes whatever comes: a message that another program published has no id of ours, perhaps no headers at all.
+func unmarshal(jm jetstream.Msg, meta *jetstream.MsgMetadata) *message.Message {
+	headers := jm.Headers()
+	sequence := strconv.FormatUint(meta.Sequence.Stream, 10)
+	id := headers.Get(topology.HeaderMessageID)
+	if id == "" {
+		id = headers.Get(jetstream.MsgIDHeader)
+	}
+	if id == "" {
+		id = meta.Stream + "-" + sequence
+	}
+	msg := message.NewMessage(id, jm.Data())
+	for key, values := range headers {
+		if len(values) == 0 || key == topology.HeaderMessageID || strings.HasPrefix(key, natsPrefix) || strings.HasPrefix(key, localPrefix) {
+			continue
+		}
+		msg.Metadata.Set(key, values[0])
+	}
+	msg.Metadata.Set(keyDelivered, strconv.FormatUint(meta.NumDelivered, 10))
+	msg.Metadata.Set(keySequence, sequence)
+	msg.Metadata.Set(keyStream, meta.Stream)
+	msg.Metadata.Set(keySubject, jm.Subject())
+	msg.Metadata.Set(keyStored, meta.Timestamp.UTC().Format(time.RFC3339Nano))
+	return msg
+}

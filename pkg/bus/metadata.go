@@ -1,0 +1,91 @@
+package bus
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+)
+
+// Metadata with this prefix describes one delivery. It is set by the Subscriber, never sent, and never taken from the wire.
+const localPrefix = "bus-"
+
+const (
+	keyDelivered = localPrefix + "delivered"
+	keySequence  = localPrefix + "sequence"
+	keyStream    = localPrefix + "stream"
+	keySubject   = localPrefix + "subject"
+	keyStored    = localPrefix + "stored"
+	keyNakDelay  = localPrefix + "nak-delay"
+	keyTerm      = localPrefix + "term"
+)
+
+// NATS keeps its own headers under this prefix. They are sent when set as metadata (Nats-Msg-Id, Nats-Schedule), but not taken from a
+// received message: sent on, an expected sequence or a message id would make the stream refuse or swallow the copy.
+const natsPrefix = "Nats-"
+
+// Delivered returns how often JetStream has delivered msg, from 1; 0 if it did not come from a Subscriber.
+func Delivered(msg *message.Message) uint64 { return metadataNumber(msg, keyDelivered) }
+
+// Sequence returns msg's sequence in its stream; 0 if it did not come from a Subscriber.
+func Sequence(msg *message.Message) uint64 { return metadataNumber(msg, keySequence) }
+
+// Stream returns the name of the stream that msg came from, or "".
+func Stream(msg *message.Message) string { return msg.Metadata.Get(keyStream) }
+
+// Subject returns the subject that msg was published to, or "". With a wildcard topic it says which one it was.
+func Subject(msg *message.Message) string { return msg.Metadata.Get(keySubject) }
+
+// Stored returns when the stream stored msg, or the zero time if msg did not come from a Subscriber.
+func Stored(msg *message.Message) time.Time {
+	t, err := time.Parse(time.RFC3339Nano, msg.Metadata.Get(keyStored))
+	if err != nil {
+		return time.Time{}
+	}
+	return t
+}
+
+// SetNakDelay says how long after its Nack (after a handler's error) msg is delivered again, in place of the Subscriber's NakDelay.
+// Less than a millisecond counts as one: giving a message back without a delay would spin.
+func SetNakDelay(msg *message.Message, d time.Duration) {
+	setMetadata(msg, keyNakDelay, max(d, minNakDelay).String())
+}
+
+// setTerm makes the acknowledgement of msg a termination, which the server reports to whoever listens for it.
+func setTerm(msg *message.Message, reason string) { setMetadata(msg, keyTerm, reason) }
+
+func setMetadata(msg *message.Message, key, value string) {
+	if msg.Metadata == nil {
+		msg.Metadata = message.Metadata{}
+	}
+	msg.Metadata.Set(key, value)
+}
+
+func metadataNumber(msg *message.Message, key string) uint64 {
+	n, err := strconv.ParseUint(msg.Metadata.Get(key), 10, 64)
+	if err != nil {
+		return 0
+	}
+	return n
+}
+
+// checkHeader refuses what NATS would send changed or mangled.
+func checkHeader(key, value string) error {
+	for _, r := range key {
+		if r <= ' ' || r >= 0x7f || r == ':' {
+			return fmt.Errorf("%w: metadata key %q: only printable ASCII without spaces and colons is allowed", ErrInvalidMessage, key)
+		}
+	}
+	if key == "" {
+		return fmt.Errorf("%w: a metadata key is empty", ErrInvalidMessage)
+	}
+	if strings.ContainsAny(value, "\r\n\x00") {
+		return fmt.Errorf("%w: metadata %q: the value has a line break or NUL", ErrInvalidMessage, key)
+	}
+	if value != strings.Trim(value, " \t") {
+		return fmt.Errorf("%w: metadata %q: the value begins or ends with a space, which NATS would cut off", ErrInvalidMessage, key)
+	}
+	return nil
+}

@@ -1,0 +1,172 @@
+package bus
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/topology"
+)
+
+const defaultPublishTimeout = 5 * time.Second
+
+// PublisherConfig configures a Publisher. JetStream is required; everything else may be zero.
+type PublisherConfig struct {
+	// JetStream is the connection's JetStream. The Publisher never closes the connection.
+	JetStream jetstream.JetStream
+	// Deduplicate sends the message's UUID as Nats-Msg-Id: within the stream's window a second message of that id is acknowledged and
+	// not stored, also when the first was taken off a work queue. So it has to be one id for each cause.
+	Deduplicate bool
+	// Timeout bounds the publish of one message, the wait for a lost connection included; 0 means 5 s. A message's context may
+	// end it earlier.
+	Timeout time.Duration
+	// Logger may be nil.
+	Logger *slog.Logger
+}
+
+func (c *PublisherConfig) validate() error {
+	if c.JetStream == nil {
+		return errors.New("bus: PublisherConfig.JetStream is required")
+	}
+	if c.Timeout < 0 {
+		return fmt.Errorf("bus: PublisherConfig.Timeout is %s, it cannot be negative", c.Timeout)
+	}
+	if c.Timeout == 0 {
+		c.Timeout = defaultPublishTimeout
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return nil
+}
+
+// Publisher stores messages in JetStream. It is safe for concurrent use.
+type Publisher struct {
+	cfg    PublisherConfig
+	closed atomic.Bool
+}
+
+var _ message.Publisher = (*Publisher)(nil)
+
+// NewPublisher returns a Publisher, or an error that names the setting at fault.
+func NewPublisher(cfg PublisherConfig) (*Publisher, error) {
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	return &Publisher{cfg: cfg}, nil
+}
+
+// Publish stores messages, one after the other, under the subject topic, and returns when the stream has acknowledged the last one. It stops
+// at the first that fails, with a *PublishError that wraps one of this package's errors.
+//
+// Metadata become headers. A message without HeaderCorrelation gets the one in its context, so a handler that publishes
+// sets its own context on the message (NewMessage does).
+func (p *Publisher) Publish(topic string, messages ...*message.Message) error {
+	for i, msg := range messages {
+		if err := p.publish(topic, msg); err != nil {
+			return &PublishError{Index: i, UUID: msg.UUID, Subject: topic, Err: err}
+		}
+	}
+	return nil
+}
+
+// Close makes later calls of Publish fail with ErrClosed. The connection stays open.
+func (p *Publisher) Close() error {
+	p.closed.Store(true)
+	return nil
+}
+
+// NewMessage returns a message that carries ctx, for a handler to publish: the correlation id travels with it.
+func NewMessage(ctx context.Context, uuid string, payload []byte) *message.Message {
+	return message.NewMessageWithContext(ctx, uuid, payload)
+}
+
+func (p *Publisher) publish(topic string, msg *message.Message) error {
+	if p.closed.Load() {
+		return ErrClosed
+	}
+	out, err := marshal(topic, msg, p.cfg.Deduplicate)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(msg.Context(), p.cfg.Timeout)
+	defer cancel()
+	if err := waitConnected(ctx, p.cfg.JetStream.Conn()); err != nil {
+		return err
+	}
+	ack, err := p.cfg.JetStream.PublishMsg(ctx, out)
+	if err != nil {
+		return publishCause(err)
+	}
+	if ack.Duplicate {
+		p.cfg.Logger.Debug("the stream had this message id already", "subject", topic, "stream", ack.Stream, "sequence", ack.Sequence, "message_uuid", msg.UUID)
+	}
+	return nil
+}
+
+// waitConnected keeps a message from being sent while there is no connection: nats.go would buffer it, our wait for the
+// acknowledgement would end, and the message would be stored after all. The caller could not tell whether to send again.
+func waitConnected(ctx context.Context, nc *nats.Conn) error {
+	if nc.IsConnected() {
+		return nil
+	}
+	changed := nc.StatusChanged(nats.CONNECTED, nats.CLOSED)
+	defer nc.RemoveStatusListener(changed)
+	for {
+		switch status := nc.Status(); status {
+		case nats.CONNECTED:
+			return nil
+		case nats.CLOSED, nats.DRAINING_SUBS, nats.DRAINING_PUBS:
+			return fmt.Errorf("%w: the connection is %s", ErrUnavailable, status)
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return fmt.Errorf("%w: the connection is %s: %w", ErrUnavailable, nc.Status(), ctx.Err())
+		}
+	}
+}
+
+func marshal(topic string, msg *message.Message, deduplicate bool) (*nats.Msg, error) {
+	if err := CheckSubject(topic); err != nil {
+		return nil, err
+	}
+	out := &nats.Msg{Subject: topic, Data: msg.Payload, Header: nats.Header{}}
+	for key, value := range msg.Metadata {
+		if strings.HasPrefix(key, localPrefix) {
+			continue
+		}
+		if err := checkHeader(key, value); err != nil {
+			return nil, err
+		}
+		out.Header[key] = []string{value}
+	}
+	if id := CorrelationID(msg.Context()); id != "" && out.Header.Get(topology.HeaderCorrelation) == "" {
+		if err := checkHeader(topology.HeaderCorrelation, id); err != nil {
+			return nil, err
+		}
+		out.Header.Set(topology.HeaderCorrelation, id)
+	}
+	if msg.UUID == "" {
+		if deduplicate {
+			return nil, fmt.Errorf("%w: it has no UUID, which deduplication needs", ErrInvalidMessage)
+		}
+		return out, nil
+	}
+	if err := checkHeader(topology.HeaderMessageID, msg.UUID); err != nil {
+		return nil, err
+	}
+	out.Header.Set(topology.HeaderMessageID, msg.UUID)
+	if deduplicate && out.Header.Get(jetstream.MsgIDHeader) == "" {
+		out.Header.Set(jetstream.MsgIDHeader, msg.UUID)
+	}
+	return out, nil
+}

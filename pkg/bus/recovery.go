@@ -1,0 +1,31 @@
+package bus
+
+import (
+	"fmt"
+	"runtime/debug"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+)
+
+// PanicError is what a handler's panic becomes.
+type PanicError struct {
+	Value any
+	Stack []byte
+}
+
+// Error implements error. It leaves the stack out: that goes to the log.
+func (e *PanicError) Error() string { return fmt.Sprintf("handler panicked: %v", e.Value) }
+
+// recovery makes a panic an error, so that one message cannot end the process.
+func recovery() message.HandlerMiddleware {
+	return func(next message.HandlerFunc) message.HandlerFunc {
+		return func(msg *message.Message) (out []*message.Message, err error) {
+			defer func() {
+				if value := recover(); value != nil {
+					err = &PanicError{Value: value, Stack: debug.Stack()}
+				}
+			}()
+			return next(msg)
+		}
+	}
+}

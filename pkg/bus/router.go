@@ -1,0 +1,177 @@
+package bus
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+)
+
+const (
+	defaultTimeout        = 30 * time.Second
+	defaultMaxRetries     = 3
+	defaultRetryInterval  = 100 * time.Millisecond
+	defaultRetryMax       = 5 * time.Second
+	defaultMaxDeliveries  = 10
+	defaultRouterShutdown = 30 * time.Second
+)
+
+// RouterConfig configures a Router. DeadLetter is required; everything else may be zero.
+type RouterConfig struct {
+	// DeadLetter stores what handlers give up, under DeadSubject. A Publisher with Deduplicate keeps a repeat from being stored twice.
+	DeadLetter message.Publisher
+	// Timeout bounds the handling of one delivery, retries included, by its context; 0 means 30 s, negative none.
+	Timeout time.Duration
+	// MaxRetries is how often a handler is run again in place for an error marked Transient; 0 means 3, negative never.
+	MaxRetries int
+	// RetryInterval is the pause before the first retry, doubled for each further one up to RetryMax; 0 means 100 ms and 5 s.
+	RetryInterval, RetryMax time.Duration
+	// MaxDeliveries is how often a message is delivered before it counts as poison; 0 means 10, negative no bound.
+	MaxDeliveries int
+	// CloseTimeout bounds how long Run waits for handlers at its end; 0 means 30 s. It should exceed the Subscribers' own.
+	CloseTimeout time.Duration
+	// Now is the clock for deadlines and the time of dead letters; nil means time.Now.
+	Now func() time.Time
+	// Logger may be nil.
+	Logger *slog.Logger
+}
+
+func (c *RouterConfig) validate() error {
+	if c.DeadLetter == nil {
+		return errors.New("bus: RouterConfig.DeadLetter is required: a message that no handler can take has to go somewhere")
+	}
+	for name, d := range map[string]time.Duration{"RetryInterval": c.RetryInterval, "RetryMax": c.RetryMax, "CloseTimeout": c.CloseTimeout} {
+		if d < 0 {
+			return fmt.Errorf("bus: RouterConfig.%s is %s, it cannot be negative", name, d)
+		}
+	}
+	if c.Timeout == 0 {
+		c.Timeout = defaultTimeout
+	}
+	if c.MaxRetries == 0 {
+		c.MaxRetries = defaultMaxRetries
+	}
+	if c.RetryInterval == 0 {
+		c.RetryInterval = defaultRetryInterval
+	}
+	if c.RetryMax == 0 {
+		c.RetryMax = max(defaultRetryMax, c.RetryInterval)
+	}
+	if c.RetryMax < c.RetryInterval {
+		return fmt.Errorf("bus: RouterConfig.RetryMax is %s, less than RetryInterval, which is %s", c.RetryMax, c.RetryInterval)
+	}
+	if c.MaxDeliveries == 0 {
+		c.MaxDeliveries = defaultMaxDeliveries
+	}
+	if c.CloseTimeout == 0 {
+		c.CloseTimeout = defaultRouterShutdown
+	}
+	if c.Now == nil {
+		c.Now = time.Now
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return nil
+}
+
+// HandlerFunc handles one message; the package comment says what becomes of the message. ctx ends at the timeout, and when the
+// subscriber has no more patience with its shutdown (see Draining).
+type HandlerFunc func(ctx context.Context, msg *message.Message) error
+
+// HandlerOption overrides the Router's configuration for one handler.
+type HandlerOption func(*RouterConfig)
+
+// WithTimeout overrides RouterConfig.Timeout; negative means none, for jobs that last as long as they last.
+func WithTimeout(d time.Duration) HandlerOption {
+	return func(c *RouterConfig) { c.Timeout = d }
+}
+
+// WithMaxDeliveries overrides RouterConfig.MaxDeliveries; negative means no bound, for jobs that are given back as a matter of course.
+func WithMaxDeliveries(n int) HandlerOption {
+	return func(c *RouterConfig) { c.MaxDeliveries = n }
+}
+
+// Router runs handlers on watermill's Router. Register them with Handle, then call Run once.
+type Router struct {
+	cfg    RouterConfig
+	router *message.Router
+	names  map[string]bool
+}
+
+// NewRouter returns a Router, or an error that names the setting at fault.
+func NewRouter(cfg RouterConfig) (*Router, error) {
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	// watermill reports on Info what concerns its developers.
+	logger := watermill.NewSlogLoggerWithLevelMapping(cfg.Logger, map[slog.Level]slog.Level{slog.LevelInfo: slog.LevelDebug})
+	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: cfg.CloseTimeout}, logger)
+	if err != nil {
+		return nil, fmt.Errorf("bus: make router: %w", err)
+	}
+	return &Router{cfg: cfg, router: router, names: map[string]bool{}}, nil
+}
+
+// Handle registers fn for the messages of topic, before Run. It is the only way to a handler: Subscriber gives messages to nobody else,
+// and marks the context for Routed. name is unique in the Router, and stands in logs and dead letters.
+func (r *Router) Handle(name, topic string, subscriber message.Subscriber, fn HandlerFunc, options ...HandlerOption) error {
+	switch {
+	case name == "":
+		return errors.New("bus: a handler needs a name")
+	case subscriber == nil || fn == nil:
+		return fmt.Errorf("bus: handler %s needs a subscriber and a function", name)
+	case r.names[name]:
+		return fmt.Errorf("bus: there is a handler %s already", name)
+	}
+	if err := CheckFilter(topic); err != nil {
+		return fmt.Errorf("handler %s: %w", name, err)
+	}
+	cfg := r.cfg
+	for _, option := range options {
+		option(&cfg)
+	}
+	if err := cfg.validate(); err != nil {
+		return fmt.Errorf("handler %s: %w", name, err)
+	}
+	r.names[name] = true
+	handler := r.router.AddConsumerHandler(name, topic, subscriber, func(msg *message.Message) error {
+		return fn(msg.Context(), msg)
+	})
+	// The first is the outermost. The dead letter decides last, and on an error that a panic or the timeout became; recovery is
+	// innermost, so that the others never see a panic.
+	handler.AddMiddleware(
+		correlation(),
+		deadLetter(name, cfg),
+		deadline(name, cfg),
+		timeout(cfg.Timeout),
+		retry(name, cfg),
+		recovery(),
+		routed(),
+	)
+	return nil
+}
+
+// Run subscribes all handlers and blocks until ctx ends or every subscription has ended, then waits for the handlers at work. The end of
+// ctx is not an error.
+func (r *Router) Run(ctx context.Context) error {
+	if len(r.names) == 0 {
+		return errors.New("bus: the router has no handlers: register one with Handle")
+	}
+	err := r.router.Run(context.WithValue(ctx, routerKey{}, r))
+	if err != nil {
+		// A subscription that failed leaves those before it running.
+		return errors.Join(fmt.Errorf("bus: run router: %w", err), r.router.Close())
+	}
+	if ctx.Err() == nil {
+		return fmt.Errorf("bus: all subscriptions ended: %w", ErrUnavailable)
+	}
+	return nil
+}
+
+// Running is closed when all handlers are subscribed.
+func (r *Router) Running() <-chan struct{} { return r.router.Running() }

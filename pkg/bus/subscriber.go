@@ -1,0 +1,269 @@
+package bus
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+const (
+	defaultAckWait      = 30 * time.Second
+	defaultNakDelay     = time.Second
+	defaultCloseTimeout = 20 * time.Second
+	// minNakDelay is also the delay of messages that no handler has seen: someone else should have them at once.
+	minNakDelay = time.Millisecond
+	// abandonAfter is how long a handler has to return once its context is cancelled.
+	abandonAfter = time.Second
+	setupTimeout = 10 * time.Second
+	// maxWaiting bounds the pull requests that wait on a consumer, over all subscribers: one for each free slot. The server's own
+	// default of 512 would leave slots without work silently.
+	maxWaiting = 8192
+)
+
+// SubscriberConfig configures a Subscriber. JetStream, Stream and one of Durable and DurableFor are required.
+type SubscriberConfig struct {
+	// JetStream is the connection's JetStream. The Subscriber never closes the connection.
+	JetStream jetstream.JetStream
+	// Stream is the stream's name. The Subscriber does not make streams.
+	Stream string
+	// Durable names the consumer. Subscribers of one durable share its messages. A durable belongs to one topic: Subscribe refuses
+	// another one. Subscribe makes the consumer, or updates it to this configuration; it is never deleted, and never given an
+	// InactiveThreshold, which would delete it.
+	Durable string
+	// DurableFor names the consumer for each topic, in place of Durable.
+	DurableFor func(topic string) string
+	// FilterSubjects are further filters of the consumer, beside the topic. They must not overlap.
+	FilterSubjects []string
+	// AckWait is how long the server waits for a sign of life before it delivers a message again; 0 means 30 s. It bounds how
+	// long the work of a process that died waits, not how long a handler may take.
+	AckWait time.Duration
+	// HeartBeat is how often the server is told that a handler is still at work; 0 means a third of AckWait.
+	HeartBeat time.Duration
+	// MaxAckPending bounds the messages of this consumer that are being worked on over all its subscribers; 0 means no bound. It has
+	// to be at least the sum of their Concurrency. 1 makes the order strict.
+	MaxAckPending int
+	// MaxDeliver is the server's bound on deliveries; 0 means none. A message that reaches it stays in a work queue for ever and
+	// nobody gets it, so prefer the Router's MaxDeliveries, which moves it to DEAD.
+	MaxDeliver int
+	// Concurrency is how many messages of a subscription are being worked on at once; 0 means 1, which keeps their order.
+	Concurrency int
+	// NakDelay is how long after a handler's error a message is delivered again; 0 means 1 s. SetNakDelay overrides it for one.
+	NakDelay time.Duration
+	// DoubleAck makes a slot wait until the server has confirmed an acknowledgement. Without it one may be lost with the connection, and the
+	// message is delivered again.
+	DoubleAck bool
+	// CloseTimeout is how long Close lets handlers finish before it cancels their contexts; 0 means 20 s.
+	CloseTimeout time.Duration
+	// Unrouted lets messages out to a caller that is not a Router. It is for tests and tools; handlers of services run on a Router.
+	Unrouted bool
+	// Logger may be nil.
+	Logger *slog.Logger
+}
+
+func (c *SubscriberConfig) validate() error {
+	if c.JetStream == nil {
+		return errors.New("bus: SubscriberConfig.JetStream is required")
+	}
+	if c.Stream == "" {
+		return errors.New("bus: SubscriberConfig.Stream is required")
+	}
+	if (c.Durable == "") == (c.DurableFor == nil) {
+		return errors.New("bus: SubscriberConfig needs Durable or DurableFor, and not both")
+	}
+	for _, filter := range c.FilterSubjects {
+		if err := CheckFilter(filter); err != nil {
+			return fmt.Errorf("bus: SubscriberConfig.FilterSubjects: %w", err)
+		}
+	}
+	for name, d := range map[string]time.Duration{"AckWait": c.AckWait, "HeartBeat": c.HeartBeat, "NakDelay": c.NakDelay, "CloseTimeout": c.CloseTimeout} {
+		if d < 0 {
+			return fmt.Errorf("bus: SubscriberConfig.%s is %s, it cannot be negative", name, d)
+		}
+	}
+	for name, n := range map[string]int{"MaxAckPending": c.MaxAckPending, "MaxDeliver": c.MaxDeliver, "Concurrency": c.Concurrency} {
+		if n < 0 {
+			return fmt.Errorf("bus: SubscriberConfig.%s is %d, it cannot be negative", name, n)
+		}
+	}
+	c.setDefaults()
+	if c.HeartBeat >= c.AckWait {
+		return fmt.Errorf("bus: SubscriberConfig.HeartBeat is %s, it has to be shorter than AckWait, which is %s", c.HeartBeat, c.AckWait)
+	}
+	if c.MaxAckPending > 0 && c.MaxAckPending < c.Concurrency {
+		return fmt.Errorf("bus: SubscriberConfig.MaxAckPending is %d, less than Concurrency, which is %d: slots would stay empty", c.MaxAckPending, c.Concurrency)
+	}
+	return nil
+}
+
+func (c *SubscriberConfig) setDefaults() {
+	if c.AckWait == 0 {
+		c.AckWait = defaultAckWait
+	}
+	if c.HeartBeat == 0 {
+		c.HeartBeat = max(c.AckWait/3, time.Millisecond)
+	}
+	if c.NakDelay == 0 {
+		c.NakDelay = defaultNakDelay
+	}
+	c.NakDelay = max(c.NakDelay, minNakDelay)
+	if c.CloseTimeout == 0 {
+		c.CloseTimeout = defaultCloseTimeout
+	}
+	if c.Concurrency == 0 {
+		c.Concurrency = 1
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+}
+
+// Subscriber hands out the messages of durable consumers. It is safe for concurrent use.
+type Subscriber struct {
+	cfg     SubscriberConfig
+	closing chan struct{}
+	running sync.WaitGroup
+
+	mu     sync.Mutex
+	closed bool
+	topics map[string]string // by durable
+}
+
+var (
+	_ message.Subscriber           = (*Subscriber)(nil)
+	_ message.SubscribeInitializer = (*Subscriber)(nil)
+)
+
+// NewSubscriber returns a Subscriber, or an error that names the setting at fault. It talks to nobody yet.
+func NewSubscriber(cfg SubscriberConfig) (*Subscriber, error) {
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	return &Subscriber{cfg: cfg, closing: make(chan struct{}), topics: map[string]string{}}, nil
+}
+
+// Subscribe makes or updates the durable for topic, a subject in which wildcards are allowed, and returns the channel of its messages. Each
+// has to be answered by Ack or Nack; until then it holds one of the Concurrency slots. The message's context has the values of
+// ctx, and ends when the message is answered, or CloseTimeout after ctx ends or Close is called.
+//
+// The channel is closed when ctx ends, on Close, or when the connection is closed for good. A connection that is only lost comes back
+// by itself. Without SubscriberConfig.Unrouted it returns ErrNotRouted to anyone but a Router.
+func (s *Subscriber) Subscribe(ctx context.Context, topic string) (<-chan *message.Message, error) {
+	if !s.cfg.Unrouted && !fromRouter(ctx) {
+		return nil, fmt.Errorf("subscribe to %s: %w: register a handler with Router.Handle", topic, ErrNotRouted)
+	}
+	if err := s.begin(); err != nil {
+		return nil, err
+	}
+	consumer, err := s.consumer(ctx, topic)
+	if err != nil {
+		s.running.Done()
+		return nil, err
+	}
+	u := newSubscription(ctx, s, topic, consumer)
+	u.start(ctx)
+	return u.out, nil
+}
+
+// SubscribeInitialize makes or updates the durable for topic, so that messages count for it from now on.
+func (s *Subscriber) SubscribeInitialize(topic string) error {
+	if err := s.begin(); err != nil {
+		return err
+	}
+	defer s.running.Done()
+	_, err := s.consumer(context.Background(), topic)
+	return err
+}
+
+// Close asks for no further message, gives back those that nobody has taken, and waits for the handlers at work: CloseTimeout for
+// them to finish, then a second more after their contexts are cancelled. What is not answered then is left to AckWait, and logged.
+func (s *Subscriber) Close() error {
+	s.mu.Lock()
+	if !s.closed {
+		s.closed = true
+		close(s.closing)
+	}
+	s.mu.Unlock()
+	s.running.Wait()
+	return nil
+}
+
+// begin keeps Close from returning until running.Done.
+func (s *Subscriber) begin() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return ErrClosed
+	}
+	s.running.Add(1)
+	return nil
+}
+
+func (s *Subscriber) consumer(ctx context.Context, topic string) (jetstream.Consumer, error) {
+	if err := CheckFilter(topic); err != nil {
+		return nil, err
+	}
+	durable, err := s.durable(topic)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, setupTimeout)
+	defer cancel()
+	if err := waitConnected(ctx, s.cfg.JetStream.Conn()); err != nil {
+		return nil, fmt.Errorf("consumer %s of stream %s: %w", durable, s.cfg.Stream, err)
+	}
+	consumer, err := s.cfg.JetStream.CreateOrUpdateConsumer(ctx, s.cfg.Stream, s.consumerConfig(durable, topic))
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		return nil, fmt.Errorf("consumer %s: %w: there is no stream %s: %w", durable, ErrNoStream, s.cfg.Stream, err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("consumer %s of stream %s for %s: %w", durable, s.cfg.Stream, topic, err)
+	}
+	return consumer, nil
+}
+
+func (s *Subscriber) durable(topic string) (string, error) {
+	durable := s.cfg.Durable
+	if s.cfg.DurableFor != nil {
+		durable = s.cfg.DurableFor(topic)
+	}
+	if durable == "" {
+		return "", fmt.Errorf("bus: DurableFor named no durable for topic %s", topic)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if other, ok := s.topics[durable]; ok && other != topic {
+		return "", fmt.Errorf("bus: durable %s serves topic %s already: topic %s needs one of its own", durable, other, topic)
+	}
+	s.topics[durable] = topic
+	return durable, nil
+}
+
+func (s *Subscriber) consumerConfig(durable, topic string) jetstream.ConsumerConfig {
+	unlimited := func(n int) int {
+		if n == 0 {
+			return -1
+		}
+		return n
+	}
+	cfg := jetstream.ConsumerConfig{
+		Durable:       durable,
+		DeliverPolicy: jetstream.DeliverAllPolicy,
+		AckPolicy:     jetstream.AckExplicitPolicy,
+		AckWait:       s.cfg.AckWait,
+		MaxDeliver:    unlimited(s.cfg.MaxDeliver),
+		MaxAckPending: unlimited(s.cfg.MaxAckPending),
+		MaxWaiting:    maxWaiting,
+	}
+	if len(s.cfg.FilterSubjects) == 0 {
+		cfg.FilterSubject = topic
+		return cfg
+	}
+	cfg.FilterSubjects = append([]string{topic}, s.cfg.FilterSubjects...)
+	return cfg
+}

@@ -1,0 +1,171 @@
+package eventlog
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/events/session"
+)
+
+// Sessions loads and writes both halves of a session.
+type Sessions struct{ Log Log }
+
+// Loaded is a session as the log holds it.
+type Loaded struct {
+	Tenant, ID string
+	LifeHead   Head
+	Life       session.State
+	RunHead    Head
+	Run        run.State
+}
+
+// View is what the session's life needs to know of its runs.
+func (l Loaded) View() session.RunView { return l.Run.View(l.Life) }
+
+// Due is what the session asks of an executor.
+func (l Loaded) Due() run.Work { return run.Due(l.Life, l.Run) }
+
+// Load reads both halves by two direct gets. A session that does not exist has
+// Life.Status session.None.
+func (s Sessions) Load(ctx context.Context, tenant, id string, f Freshness) (Loaded, error) {
+	l := Loaded{Tenant: tenant, ID: id}
+	var err error
+	// Run first: what life then says is at least as new, so that an execution
+	// that life shows as active is never hidden by an older life.
+	if l.RunHead, err = s.Log.Last(ctx, events.RunOf(tenant, id), f); err != nil {
+		return l, fmt.Errorf("load runs of %s: %w", id, err)
+	}
+	if l.LifeHead, err = s.Log.Last(ctx, events.LifeOf(tenant, id), f); err != nil {
+		return l, fmt.Errorf("load life of %s: %w", id, err)
+	}
+	if l.Run, err = s.runState(ctx, l.RunHead); err != nil {
+		return l, err
+	}
+	l.Life, err = s.lifeState(ctx, l.LifeHead)
+	return l, err
+}
+
+func (s Sessions) lifeState(ctx context.Context, h Head) (session.State, error) {
+	var st session.State
+	if h.Seq == 0 {
+		return st, nil
+	}
+	if stateOf(h.Commit.State, session.Version, &st) {
+		return st.Settle(h.Seq), nil
+	}
+	st = session.State{}
+	for rec, err := range s.history(ctx, h) {
+		if err != nil {
+			return st, err
+		}
+		st = session.Fold(st, rec.Commit.ID, rec.Events).Settle(rec.Position.Seq)
+	}
+	return st, nil
+}
+
+func (s Sessions) runState(ctx context.Context, h Head) (run.State, error) {
+	var st run.State
+	if h.Seq == 0 {
+		return st, nil
+	}
+	if stateOf(h.Commit.State, run.Version, &st) {
+		return st.Settle(h.Seq), nil
+	}
+	st = run.State{}
+	for rec, err := range s.history(ctx, h) {
+		if err != nil {
+			return st, err
+		}
+		st = run.Fold(st, rec.Commit.Epoch, rec.Events).Settle(rec.Position.Seq)
+	}
+	return st, nil
+}
+
+// stateOf decodes a state of the known version.
+func stateOf(raw json.RawMessage, version int, into any) bool {
+	var v struct {
+		V int `json:"v"`
+	}
+	return len(raw) > 0 && json.Unmarshal(raw, &v) == nil && v.V == version && json.Unmarshal(raw, into) == nil
+}
+
+// history yields a subject's commits up to its head.
+func (s Sessions) history(ctx context.Context, h Head) func(func(Record, error) bool) {
+	shard := Position{Shard: h.Subject.Partition() % s.Log.Shards()}
+	return func(yield func(Record, error) bool) {
+		for rec, err := range s.Log.Read(ctx, shard, Filter{Subject: h.Subject}) {
+			if err == nil && rec.Position.Seq > h.Seq {
+				return
+			}
+			if !yield(rec, err) || err != nil {
+				return
+			}
+		}
+	}
+}
+
+// AppendLife writes events to the session's life. The id of the commit follows from the command.
+func (s Sessions) AppendLife(ctx context.Context, l *Loaded, actor events.Actor, command string, list []events.Event) error {
+	id := session.CommitID(command)
+	next := session.Fold(l.Life, id, list)
+	head, err := s.Log.Append(ctx, l.LifeHead, events.Draft{ID: id, Actor: actor, Events: list, State: next})
+	if err != nil {
+		return err
+	}
+	l.LifeHead, l.Life = head, next.Settle(head.Seq)
+	return nil
+}
+
+// AppendRun writes a decision to the session's runs under a commit id of the caller's.
+func (s Sessions) AppendRun(ctx context.Context, l *Loaded, actor events.Actor, id string, d run.Decision) error {
+	next := run.Fold(l.Run, d.Epoch, d.Events)
+	head, err := s.Log.Append(ctx, l.RunHead, events.Draft{ID: id, Actor: actor, Epoch: d.Epoch, Events: d.Events, State: next})
+	if err != nil {
+		return err
+	}
+	l.RunHead, l.Run = head, next.Settle(head.Seq)
+	return nil
+}
+
+// Message finds a query's text.
+func (s Sessions) Message(ctx context.Context, l Loaded, ref session.Ref) (events.MessageAccepted, error) {
+	rec, err := s.Log.At(ctx, s.position(l.ID, ref.Message))
+	if err != nil {
+		return events.MessageAccepted{}, fmt.Errorf("message of %s: %w", ref.ExecutionID, err)
+	}
+	for _, e := range rec.Events {
+		if m, ok := e.Data.(events.MessageAccepted); ok && e.ExecutionID == ref.ExecutionID {
+			return m, nil
+		}
+	}
+	return events.MessageAccepted{}, fmt.Errorf("message of %s at %s: %w", ref.ExecutionID, rec.Position, ErrNotFound)
+}
+
+// OpenBlocks reads the blocks that run has open, as they were started, for
+// whoever must complete them.
+func (s Sessions) OpenBlocks(ctx context.Context, l Loaded) (map[string]events.Block, error) {
+	blocks := map[string]events.Block{}
+	for _, open := range l.Run.Open {
+		rec, err := s.Log.At(ctx, s.position(l.ID, open.At))
+		if errors.Is(err, ErrNotFound) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("open block %s: %w", open.ID, err)
+		}
+		for _, e := range rec.Events {
+			if b, ok := e.Data.(events.BlockStart); ok && b.Block.ID == open.ID {
+				blocks[open.ID] = b.Block
+			}
+		}
+	}
+	return blocks, nil
+}
+
+func (s Sessions) position(session string, seq uint64) Position {
+	return Position{Shard: events.Partition(session) % s.Log.Shards(), Seq: seq}
+}

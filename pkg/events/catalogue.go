@@ -1,0 +1,95 @@
+package events
+
+import "encoding/json"
+
+// Entry is one line of the catalogue of types.
+type Entry struct {
+	Type   Type
+	Aspect Aspect // the subject that carries it
+	Doc    string // one line for docs/events.md
+	New    func() Payload
+	decode func(json.RawMessage) (Payload, error)
+}
+
+// entry builds a line from the payload's Go type.
+func entry[P Payload](aspect Aspect, doc string) Entry {
+	var zero P
+	return Entry{
+		Type:   zero.EventType(),
+		Aspect: aspect,
+		Doc:    doc,
+		New:    func() Payload { var p P; return p },
+		decode: func(data json.RawMessage) (Payload, error) {
+			var p P
+			if len(data) == 0 {
+				return p, nil
+			}
+			err := json.Unmarshal(data, &p)
+			return p, err
+		},
+	}
+}
+
+// Catalogue lists every type, in the order of docs/events.md.
+func Catalogue() []Entry {
+	return []Entry{
+		entry[SessionCreated](Life, "A session exists; it pins its agent's version and names architecture, provider and options."),
+		entry[SessionOptionsUpdated](Life, "The session's options or metadata changed."),
+		entry[SessionIdle](Life, "The idle timeout passed; the sandbox is given up, the session goes on with its next message."),
+		entry[SessionClosed](Life, "The session takes no more messages; what ran is cancelled."),
+		entry[SessionDeleted](Life, "The session is gone; always its last life event."),
+		entry[MessageAccepted](Life, "A query was stored; it is the user_message block of its execution."),
+		entry[ExecutionQueued](Life, "The query waits behind others."),
+		entry[ExecutionDispatched](Life, "An executor may claim the execution; from here only run ends it."),
+		entry[ExecutionWithdrawn](Life, "The execution ended before it was dispatched."),
+		entry[InterruptRequested](Life, "Someone asked the turn to stop; the agent stays warm."),
+		entry[CancelRequested](Life, "Someone asked the execution to stop; after 10 s its process is ended."),
+		entry[ExecutionClaimed](Run, "An executor holds the session's runs under a new epoch."),
+		entry[ExecutionStarted](Run, "The agent was given the query: one attempt."),
+		entry[ExecutionCompleted](Run, "Terminal: the query was answered."),
+		entry[ExecutionFailed](Run, "Terminal: the query was not answered, with a code and a message."),
+		entry[ExecutionCancelled](Run, "Terminal: a control stopped the query."),
+		entry[SandboxCreating](Run, "A sandbox is being made."),
+		entry[SandboxReady](Run, "The runner in the sandbox answers; names its journal."),
+		entry[SandboxReplaced](Run, "The sandbox was lost, another takes its place; says what was lost."),
+		entry[SandboxTerminated](Run, "The sandbox ended, with the reason."),
+		entry[SandboxFailed](Run, "No sandbox could be made."),
+		entry[BlockStart](Run, "A block opens, or is stated whole."),
+		entry[BlockUpdate](Run, "Fields of an open block changed."),
+		entry[BlockComplete](Run, "The whole block, final."),
+		entry[SubagentSpawned](Run, "A sub-agent began, with its own conversation id."),
+		entry[SubagentCompleted](Run, "A sub-agent ended."),
+		entry[PermissionDecided](Run, "A permission request of the agent was answered by the recorded policy."),
+		entry[TranscriptWritten](Run, "The agent's own record of the conversation, by which it can be resumed."),
+		entry[MetadataUpdate](Run, "Usage, cost and model of the execution so far."),
+		entry[Log](Run, "A line that an agent printed outside its protocol, or a notice of the runner."),
+		entry[Error](Run, "Something went wrong; the execution's end says whether it mattered."),
+		entry[WatchdogWarned](Run, "The agent was silent too long, or hung after its result."),
+		entry[KeyCreated](Key, "An API key exists; only its hash is stored."),
+		entry[KeyRevoked](Key, "An API key is no longer accepted."),
+	}
+}
+
+// byType is the catalogue by name; it is filled once and never changed.
+var byType = func() map[Type]Entry {
+	m := map[Type]Entry{}
+	for _, e := range Catalogue() {
+		m[e.Type] = e
+	}
+	return m
+}()
+
+// Lookup finds a type's line.
+func Lookup(t Type) (Entry, bool) {
+	e, ok := byType[t]
+	return e, ok
+}
+
+// Terminal tells whether a type ends an execution.
+func Terminal(t Type) bool {
+	switch t {
+	case ExecutionCompleted{}.EventType(), ExecutionFailed{}.EventType(), ExecutionCancelled{}.EventType(), ExecutionWithdrawn{}.EventType():
+		return true
+	}
+	return false
+}

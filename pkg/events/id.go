@@ -1,0 +1,118 @@
+package events
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+)
+
+// Kind is the typed prefix of an id.
+type Kind string
+
+// The kinds of id. An id is Kind + "_" + 26 characters of Crockford base 32 (a ULID).
+const (
+	KindSession   Kind = "ses"
+	KindExecution Kind = "exe"
+	KindBlock     Kind = "blk"
+	KindEvent     Kind = "evt"
+	KindCommit    Kind = "cmt"
+	KindCommand   Kind = "cmd"
+	KindSandbox   Kind = "sbx"
+	KindJournal   Kind = "jnl"
+	KindExecutor  Kind = "xtr"
+	KindKey       Kind = "key"
+	KindTenant    Kind = "ten"
+)
+
+// crockford is the ULID alphabet.
+const crockford = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+
+// ulidLen is the number of characters of a ULID.
+const ulidLen = 26
+
+// IDError says which field held an id that is not one.
+type IDError struct {
+	Field string // the name of the field, as the caller knows it
+	Want  Kind
+	Got   string
+}
+
+func (e *IDError) Error() string {
+	return fmt.Sprintf("%s: %q is not an id of the form %s_ and 26 characters of [0-9A-HJKMNP-TV-Z]", e.Field, clip(e.Got, 64), e.Want)
+}
+
+// NewID mints an id from a time (millisecond precision) and ten bytes of entropy.
+func NewID(kind Kind, at time.Time, entropy io.Reader) (string, error) {
+	var b [16]byte
+	ms := uint64(at.UnixMilli())
+	binary.BigEndian.PutUint64(b[:8], ms<<16)
+	if _, err := io.ReadFull(entropy, b[6:]); err != nil {
+		return "", fmt.Errorf("new %s id: %w", kind, err)
+	}
+	return string(kind) + "_" + encodeULID(b), nil
+}
+
+// Derive gives the id that follows from its causes: the same parts, the same
+// id. It is how a retry writes what was written before.
+func Derive(kind Kind, parts ...string) string {
+	h := sha256.New()
+	hashParts(h, string(kind))
+	hashParts(h, parts...)
+	var b [16]byte
+	copy(b[:], h.Sum(nil))
+	return string(kind) + "_" + encodeULID(b)
+}
+
+// CheckID reports an *IDError unless s is an id of the kind.
+func CheckID(field string, kind Kind, s string) error {
+	rest, ok := strings.CutPrefix(s, string(kind)+"_")
+	if !ok || len(rest) != ulidLen || rest[0] > '7' {
+		return &IDError{Field: field, Want: kind, Got: s}
+	}
+	for i := range len(rest) {
+		if strings.IndexByte(crockford, rest[i]) < 0 {
+			return &IDError{Field: field, Want: kind, Got: s}
+		}
+	}
+	return nil
+}
+
+// maxTenant bounds a tenant's name, which is a token of subjects.
+const maxTenant = 64
+
+// CheckTenant reports an error unless s can be a tenant: 1 to 64 characters of
+// [a-z0-9_-], the first one a letter or digit.
+func CheckTenant(field, s string) error {
+	ok := len(s) > 0 && len(s) <= maxTenant && s[0] != '-' && s[0] != '_'
+	for i := 0; ok && i < len(s); i++ {
+		c := s[i]
+		ok = c >= 'a' && c <= 'z' || c >= '0' && c <= '9' || c == '-' || c == '_'
+	}
+	if !ok {
+		return fmt.Errorf("%s: %q is not a tenant: 1 to 64 characters of a-z, 0-9, - and _", field, clip(s, 64))
+	}
+	return nil
+}
+
+// encodeULID writes 128 bits as 26 characters, most significant first.
+func encodeULID(b [16]byte) string {
+	hi, lo := binary.BigEndian.Uint64(b[:8]), binary.BigEndian.Uint64(b[8:])
+	var out [ulidLen]byte
+	for i := ulidLen - 1; i >= 0; i-- {
+		out[i] = crockford[lo&31]
+		lo = lo>>5 | hi<<59
+		hi >>= 5
+	}
+	return string(out[:])
+}
+
+// clip shortens what is quoted in an error.
+func clip(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	return s[:n] + "…"
+}

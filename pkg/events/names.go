@@ -1,0 +1,139 @@
+package events
+
+// The wire names of the catalogue's types: the Go name in snake case.
+
+// EventType is session_created.
+func (SessionCreated) EventType() Type { return "session_created" }
+func (SessionCreated) sealed()         {}
+
+// EventType is session_options_updated.
+func (SessionOptionsUpdated) EventType() Type { return "session_options_updated" }
+func (SessionOptionsUpdated) sealed()         {}
+
+// EventType is session_idle.
+func (SessionIdle) EventType() Type { return "session_idle" }
+func (SessionIdle) sealed()         {}
+
+// EventType is session_closed.
+func (SessionClosed) EventType() Type { return "session_closed" }
+func (SessionClosed) sealed()         {}
+
+// EventType is session_deleted.
+func (SessionDeleted) EventType() Type { return "session_deleted" }
+func (SessionDeleted) sealed()         {}
+
+// EventType is message_accepted.
+func (MessageAccepted) EventType() Type { return "message_accepted" }
+func (MessageAccepted) sealed()         {}
+
+// EventType is execution_queued.
+func (ExecutionQueued) EventType() Type { return "execution_queued" }
+func (ExecutionQueued) sealed()         {}
+
+// EventType is execution_dispatched.
+func (ExecutionDispatched) EventType() Type { return "execution_dispatched" }
+func (ExecutionDispatched) sealed()         {}
+
+// EventType is execution_withdrawn.
+func (ExecutionWithdrawn) EventType() Type { return "execution_withdrawn" }
+func (ExecutionWithdrawn) sealed()         {}
+
+// EventType is interrupt_requested.
+func (InterruptRequested) EventType() Type { return "interrupt_requested" }
+func (InterruptRequested) sealed()         {}
+
+// EventType is cancel_requested.
+func (CancelRequested) EventType() Type { return "cancel_requested" }
+func (CancelRequested) sealed()         {}
+
+// EventType is execution_claimed.
+func (ExecutionClaimed) EventType() Type { return "execution_claimed" }
+func (ExecutionClaimed) sealed()         {}
+
+// EventType is execution_started.
+func (ExecutionStarted) EventType() Type { return "execution_started" }
+func (ExecutionStarted) sealed()         {}
+
+// EventType is execution_completed.
+func (ExecutionCompleted) EventType() Type { return "execution_completed" }
+func (ExecutionCompleted) sealed()         {}
+
+// EventType is execution_failed.
+func (ExecutionFailed) EventType() Type { return "execution_failed" }
+func (ExecutionFailed) sealed()         {}
+
+// EventType is execution_cancelled.
+func (ExecutionCancelled) EventType() Type { return "execution_cancelled" }
+func (ExecutionCancelled) sealed()         {}
+
+// EventType is sandbox_creating.
+func (SandboxCreating) EventType() Type { return "sandbox_creating" }
+func (SandboxCreating) sealed()         {}
+
+// EventType is sandbox_ready.
+func (SandboxReady) EventType() Type { return "sandbox_ready" }
+func (SandboxReady) sealed()         {}
+
+// EventType is sandbox_replaced.
+func (SandboxReplaced) EventType() Type { return "sandbox_replaced" }
+func (SandboxReplaced) sealed()         {}
+
+// EventType is sandbox_terminated.
+func (SandboxTerminated) EventType() Type { return "sandbox_terminated" }
+func (SandboxTerminated) sealed()         {}
+
+// EventType is sandbox_failed.
+func (SandboxFailed) EventType() Type { return "sandbox_failed" }
+func (SandboxFailed) sealed()         {}
+
+// EventType is block_start.
+func (BlockStart) EventType() Type { return "block_start" }
+func (BlockStart) sealed()         {}
+
+// EventType is block_update.
+func (BlockUpdate) EventType() Type { return "block_update" }
+func (BlockUpdate) sealed()         {}
+
+// EventType is block_complete.
+func (BlockComplete) EventType() Type { return "block_complete" }
+func (BlockComplete) sealed()         {}
+
+// EventType is subagent_spawned.
+func (SubagentSpawned) EventType() Type { return "subagent_spawned" }
+func (SubagentSpawned) sealed()         {}
+
+// EventType is subagent_completed.
+func (SubagentCompleted) EventType() Type { return "subagent_completed" }
+func (SubagentCompleted) sealed()         {}
+
+// EventType is permission_decided.
+func (PermissionDecided) EventType() Type { return "permission_decided" }
+func (PermissionDecided) sealed()         {}
+
+// EventType is transcript_written.
+func (TranscriptWritten) EventType() Type { return "transcript_written" }
+func (TranscriptWritten) sealed()         {}
+
+// EventType is metadata_update.
+func (MetadataUpdate) EventType() Type { return "metadata_update" }
+func (MetadataUpdate) sealed()         {}
+
+// EventType is log.
+func (Log) EventType() Type { return "log" }
+func (Log) sealed()         {}
+
+// EventType is error.
+func (Error) EventType() Type { return "error" }
+func (Error) sealed()         {}
+
+// EventType is watchdog_warned.
+func (WatchdogWarned) EventType() Type { return "watchdog_warned" }
+func (WatchdogWarned) sealed()         {}
+
+// EventType is key_created.
+func (KeyCreated) EventType() Type { return "key_created" }
+func (KeyCreated) sealed()         {}
+
+// EventType is key_revoked.
+func (KeyRevoked) EventType() Type { return "key_revoked" }
+func (KeyRevoked) sealed()         {}

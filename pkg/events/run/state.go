@@ -1,0 +1,155 @@
+// Package run is what happens to a session's executions once they are
+// dispatched: who holds them, in which sandbox, how they end. It is pure.
+package run
+
+import (
+	"slices"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/session"
+)
+
+// Version is the version of State as it is stored beside each commit. Another
+// version is not read: the state is folded from zero.
+const Version = 1
+
+// MaxClaims is how many claims without progress an execution survives.
+const MaxClaims = 5
+
+// Phase of an execution.
+type Phase string
+
+// The phases that run knows; before its claim an execution is queued.
+const (
+	Starting  Phase = "starting"
+	Running   Phase = "running"
+	Completed Phase = "completed"
+	Failed    Phase = "failed"
+	Cancelled Phase = "cancelled"
+)
+
+// Terminal tells whether a phase is an end.
+func (p Phase) Terminal() bool { return p == Completed || p == Failed || p == Cancelled }
+
+// State is the fold of a session's runs.
+type State struct {
+	V            int          `json:"v"`
+	Epoch        uint64       `json:"epoch,omitempty"`
+	Holder       string       `json:"holder,omitempty"`    // executor of the last claim
+	Execution    string       `json:"execution,omitempty"` // the last one that run knows
+	Phase        Phase        `json:"phase,omitempty"`
+	ClaimedAt    time.Time    `json:"claimedAt,omitzero"` // first claim of the execution
+	EndedAt      time.Time    `json:"endedAt,omitzero"`
+	Attempt      uint32       `json:"attempt,omitempty"`
+	Claims       uint32       `json:"claims,omitempty"` // since the execution last made progress
+	Sandbox      Sandbox      `json:"sandbox,omitzero"`
+	Open         []OpenBlock  `json:"open,omitempty"`
+	Usage        events.Usage `json:"usage,omitzero"`         // of the execution
+	AgentSession string       `json:"agentSession,omitempty"` // the agent's own session id, to resume by
+}
+
+// Sandbox is the session's present one; the zero value is none.
+type Sandbox struct {
+	ID       string `json:"id,omitempty"`
+	Provider string `json:"provider,omitempty"`
+	Engine   string `json:"engine,omitempty"`
+	Journal  string `json:"journal,omitempty"` // "" until it is ready
+	N        uint64 `json:"n,omitempty"`       // number of the last journal line that is in the log
+}
+
+// OpenBlock is a block that has not been completed.
+type OpenBlock struct {
+	ID string `json:"id"`
+	At uint64 `json:"at,omitempty"` // stream sequence of its block_start; 0 is this commit
+}
+
+// Ended tells whether an execution has ended here. It never becomes false again
+// as long as the session's life names the execution as active.
+func (s State) Ended(execution string) bool {
+	return s.Execution == execution && s.Phase.Terminal()
+}
+
+// Over tells whether nothing runs: no execution was claimed, or the last one has ended.
+func (s State) Over() bool { return s.Execution == "" || s.Phase.Terminal() }
+
+// View is what the session's life needs to know.
+func (s State) View(l session.State) session.RunView {
+	return session.RunView{ActiveEnded: s.Ended(l.Active.ExecutionID), EndedAt: s.EndedAt, HasSandbox: s.Sandbox.ID != ""}
+}
+
+// Settle fills in what referred to the commit itself, once its stream sequence is known.
+func (s State) Settle(seq uint64) State {
+	s.Open = slices.Clone(s.Open)
+	for i := range s.Open {
+		if s.Open[i].At == 0 {
+			s.Open[i].At = seq
+		}
+	}
+	return s
+}
+
+// Fold applies a commit: its epoch, then its events.
+func Fold(s State, epoch uint64, list []events.Event) State {
+	s.Epoch = max(s.Epoch, epoch)
+	for _, e := range list {
+		s = Evolve(s, e)
+	}
+	return s
+}
+
+// Evolve is the meaning of each event. It is total: what it does not know changes nothing.
+func Evolve(s State, e events.Event) State {
+	s.V = Version
+	if e.N > s.Sandbox.N {
+		s.Sandbox.N, s.Claims = e.N, 0
+	}
+	switch d := e.Data.(type) {
+	case events.ExecutionClaimed:
+		if s.Execution != e.ExecutionID {
+			s = s.begin(e)
+		}
+		s.Epoch, s.Holder = max(s.Epoch, d.Epoch), d.Executor
+		s.Claims++
+	case events.ExecutionStarted:
+		s.Phase, s.Attempt = Running, d.Attempt
+	case events.ExecutionCompleted:
+		s = s.end(e, Completed, d.Usage)
+	case events.ExecutionFailed:
+		s = s.end(e, Failed, d.Usage)
+	case events.ExecutionCancelled:
+		s = s.end(e, Cancelled, d.Usage)
+	case events.SandboxCreating:
+		s.Sandbox = Sandbox{ID: d.SandboxID, Provider: d.Provider, Engine: d.Engine}
+	case events.SandboxReady:
+		s.Sandbox = Sandbox{ID: d.SandboxID, Provider: d.Provider, Engine: d.Engine, Journal: d.Journal}
+	case events.SandboxReplaced, events.SandboxTerminated, events.SandboxFailed:
+		s.Sandbox = Sandbox{}
+	case events.BlockStart:
+		if d.Block.Status == events.StatusPending {
+			s.Open = append(slices.Clone(s.Open), OpenBlock{ID: d.Block.ID})
+		}
+	case events.BlockComplete:
+		s.Open = slices.DeleteFunc(slices.Clone(s.Open), func(b OpenBlock) bool { return b.ID == d.Block.ID })
+	case events.MetadataUpdate:
+		s.Usage = d.Usage
+	case events.TranscriptWritten:
+		s.AgentSession = d.AgentSessionID
+	}
+	return s
+}
+
+func (s State) begin(e events.Event) State {
+	s.Execution, s.Phase, s.ClaimedAt, s.EndedAt = e.ExecutionID, Starting, e.Time, time.Time{}
+	s.Attempt, s.Claims, s.Open, s.Usage = 0, 0, nil, events.Usage{}
+	return s
+}
+
+// end also serves an execution that was never claimed.
+func (s State) end(e events.Event, p Phase, u events.Usage) State {
+	if s.Execution != e.ExecutionID {
+		s = s.begin(e)
+	}
+	s.Phase, s.EndedAt, s.Usage, s.Claims, s.Open = p, e.Time, u, 0, nil
+	return s
+}

@@ -1,0 +1,157 @@
+package events
+
+// ExecutionClaimed says which executor now writes for the session's runs.
+type ExecutionClaimed struct {
+	Epoch    uint64 `json:"epoch"`
+	Executor string `json:"executor"`
+}
+
+// ExecutionStarted is one start of the agent for an execution.
+type ExecutionStarted struct {
+	Attempt uint32 `json:"attempt"` // 1, 2, …
+	Warm    bool   `json:"warm"`    // the agent's process was running already
+	Policy  string `json:"policy"`  // the permission policy in force
+}
+
+// Usage counts what a model took.
+type Usage struct {
+	InputTokens      uint32 `json:"inputTokens"`
+	OutputTokens     uint32 `json:"outputTokens"`
+	CacheReadTokens  uint32 `json:"cacheReadTokens,omitempty"`
+	CacheWriteTokens uint32 `json:"cacheWriteTokens,omitempty"`
+}
+
+// ExecutionCompleted is the end of a query that was answered.
+type ExecutionCompleted struct {
+	DurationMs uint32  `json:"durationMs"` // since it was first claimed
+	Usage      Usage   `json:"usage"`
+	CostUSD    float64 `json:"costUsd,omitempty"` // as the agent reckons it
+	Result     string  `json:"result,omitempty"`  // the agent's last words
+}
+
+// ExecutionFailed is the end of a query that was not answered.
+type ExecutionFailed struct {
+	Code       string `json:"code"`
+	Message    string `json:"message"`
+	DurationMs uint32 `json:"durationMs"`
+	Usage      Usage  `json:"usage"`
+}
+
+// ExecutionCancelled is the end of a query that was stopped by a control.
+type ExecutionCancelled struct {
+	Reason     string `json:"reason"` // interrupted, cancelled, session_deleted, session_closed
+	DurationMs uint32 `json:"durationMs"`
+	Usage      Usage  `json:"usage"`
+}
+
+// SandboxCreating says that a sandbox is being made.
+type SandboxCreating struct {
+	SandboxID string `json:"sandboxId"`
+	Provider  string `json:"provider"`
+	Engine    string `json:"engine"`
+}
+
+// SandboxReady says that the runner in a sandbox answers.
+type SandboxReady struct {
+	SandboxID  string `json:"sandboxId"`
+	Provider   string `json:"provider"`
+	Engine     string `json:"engine"`
+	Journal    string `json:"journal"` // name of the runner's journal; its numbers start at 1
+	DurationMs uint32 `json:"durationMs"`
+}
+
+// SandboxReplaced says that a sandbox was lost and another takes its place.
+type SandboxReplaced struct {
+	SandboxID string `json:"sandboxId"` // the one that is gone
+	Lost      string `json:"lost"`      // what is known to be lost with it
+}
+
+// SandboxTerminated is a sandbox's end.
+type SandboxTerminated struct {
+	SandboxID string `json:"sandboxId"`
+	Reason    string `json:"reason"` // idle, manual, unhealthy, session_deleted, session_closed
+}
+
+// SandboxFailed says that no sandbox could be made.
+type SandboxFailed struct {
+	SandboxID string `json:"sandboxId"`
+	Code      string `json:"code"`
+	Message   string `json:"message"`
+}
+
+// BlockStart opens a block, or states one that is whole at once.
+type BlockStart struct {
+	Block Block `json:"block"`
+}
+
+// BlockUpdate changes an open block.
+type BlockUpdate struct {
+	BlockID string       `json:"blockId"`
+	Updates BlockUpdates `json:"updates"`
+}
+
+// BlockComplete is the whole block, final; it replaces what was known of it.
+type BlockComplete struct {
+	Block Block `json:"block"`
+}
+
+// SubagentSpawned opens a conversation of its own.
+type SubagentSpawned struct {
+	SubagentID   string `json:"subagentId"`
+	Conversation string `json:"subConversationId"`
+	ToolUseID    string `json:"toolUseId"`
+	Name         string `json:"name,omitempty"`
+	Parent       string `json:"parentConversationId"`
+	Prompt       string `json:"prompt,omitempty"`
+}
+
+// SubagentCompleted is a sub-agent's end.
+type SubagentCompleted struct {
+	SubagentID   string `json:"subagentId"`
+	Conversation string `json:"subConversationId"`
+	IsError      bool   `json:"isError,omitempty"`
+	DurationMs   uint32 `json:"durationMs,omitempty"`
+}
+
+// PermissionDecided records how a permission request inside the sandbox was answered, and by which rule.
+type PermissionDecided struct {
+	ToolName  string `json:"toolName"`
+	ToolUseID string `json:"toolUseId,omitempty"`
+	Decision  string `json:"decision"` // allow, deny
+	Rule      string `json:"rule"`     // the rule of the policy that decided
+	Reason    string `json:"reason,omitempty"`
+}
+
+// TranscriptWritten says where the agent keeps its own record, so that it can resume it.
+type TranscriptWritten struct {
+	AgentSessionID string `json:"agentSessionId"` // the CLI's own id
+	Path           string `json:"path,omitempty"`
+	Bytes          uint32 `json:"bytes,omitempty"`
+}
+
+// MetadataUpdate tells usage, cost and model of the running execution so far.
+type MetadataUpdate struct {
+	Usage   Usage   `json:"usage"`
+	CostUSD float64 `json:"costUsd,omitempty"`
+	Model   string  `json:"model,omitempty"`
+}
+
+// Log is a line that is not an agent's message.
+type Log struct {
+	Level   string `json:"level"`  // debug, info, warn, error
+	Stream  string `json:"stream"` // stdout, stderr, runner
+	Message string `json:"message"`
+}
+
+// Error says that something went wrong that did not end the execution by itself.
+type Error struct {
+	Code    string `json:"code"`
+	Message string `json:"message"`
+}
+
+// WatchdogWarned says that an agent has been silent, or hangs after its result.
+type WatchdogWarned struct {
+	Watchdog string `json:"watchdog"` // silence, after_result
+	AfterMs  uint32 `json:"afterMs"`
+	Action   string `json:"action"` // none, killed
+}

@@ -1,0 +1,195 @@
+// Package session is the life of a session: what its commands decide and what
+// its events mean. It is pure.
+package session
+
+import (
+	"slices"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// Version is the version of State as it is stored beside each commit. Another
+// version is not read: the state is folded from zero.
+const Version = 1
+
+// Status of a session.
+type Status string
+
+// The statuses; "" is a session that does not exist.
+const (
+	None    Status = ""
+	Open    Status = "open"
+	Closed  Status = "closed"
+	Deleted Status = "deleted"
+)
+
+// MaxQueue is how many executions may wait.
+const MaxQueue = 256
+
+// rememberedCommands is how many commands a state remembers, so that a redelivery changes nothing.
+const rememberedCommands = 64
+
+// State is the fold of a session's life.
+type State struct {
+	V            int            `json:"v"`
+	Status       Status         `json:"status,omitempty"`
+	CreatedAt    time.Time      `json:"createdAt,omitzero"`
+	TouchedAt    time.Time      `json:"touchedAt,omitzero"` // last message, or creation
+	Agent        string         `json:"agent,omitempty"`
+	AgentVersion string         `json:"agentVersion,omitempty"`
+	Architecture string         `json:"architecture,omitempty"`
+	Provider     string         `json:"provider,omitempty"`
+	Options      events.Options `json:"options,omitzero"`
+	Queue        []Ref          `json:"queue,omitempty"`
+	Active       Ref            `json:"active,omitzero"`  // the last one dispatched; run says whether it has ended
+	Control      Control        `json:"control,omitzero"` // the strongest control aimed at Active
+	Controls     uint32         `json:"controls,omitempty"`
+	Idle         bool           `json:"idle,omitempty"`     // session_idle came after the last dispatch
+	Cause        string         `json:"cause,omitempty"`    // id of the last event that made work due
+	Commands     []Done         `json:"commands,omitempty"` // the last ones, oldest first
+}
+
+// Ref points to a query: its text stays in the log.
+type Ref struct {
+	ExecutionID string    `json:"executionId,omitempty"`
+	Message     uint64    `json:"message,omitempty"` // stream sequence of the commit with message_accepted; 0 is this commit
+	At          time.Time `json:"at,omitzero"`       // when it was accepted; once dispatched, when it was dispatched
+}
+
+// ControlKind is how hard a turn is to be stopped.
+type ControlKind string
+
+// The controls so far, weakest first.
+const (
+	Interrupt ControlKind = "interrupt"
+	Cancel    ControlKind = "cancel"
+)
+
+// Control asks that an execution stop.
+type Control struct {
+	N           uint32      `json:"n,omitempty"`
+	Kind        ControlKind `json:"kind,omitempty"`
+	ExecutionID string      `json:"executionId,omitempty"`
+	Reason      string      `json:"reason,omitempty"` // goes into execution_cancelled
+	At          time.Time   `json:"at,omitzero"`
+}
+
+// Done is a command that was carried out, by the id of its commit.
+type Done struct {
+	ID string `json:"id"`
+	At uint64 `json:"at,omitempty"` // stream sequence of its commit; 0 is this commit
+}
+
+// CommitID is the id of the commit that carries a command out.
+func CommitID(command string) string { return events.Derive(events.KindCommit, command) }
+
+// Did tells where a command was carried out, if it was.
+func (s State) Did(command string) (at uint64, ok bool) {
+	id := CommitID(command)
+	for _, d := range s.Commands {
+		if d.ID == id {
+			return d.At, true
+		}
+	}
+	return 0, false
+}
+
+// ControlOf gives the control aimed at an execution; a zero N is none.
+func (s State) ControlOf(execution string) Control {
+	if s.Control.ExecutionID != execution {
+		return Control{}
+	}
+	return s.Control
+}
+
+// Settle fills in what referred to the commit itself, once its stream sequence is known.
+func (s State) Settle(seq uint64) State {
+	s.Queue = slices.Clone(s.Queue)
+	for i := range s.Queue {
+		settle(&s.Queue[i].Message, seq)
+	}
+	if s.Active.ExecutionID != "" {
+		settle(&s.Active.Message, seq)
+	}
+	s.Commands = slices.Clone(s.Commands)
+	for i := range s.Commands {
+		settle(&s.Commands[i].At, seq)
+	}
+	return s
+}
+
+func settle(ref *uint64, seq uint64) {
+	if *ref == 0 {
+		*ref = seq
+	}
+}
+
+// Fold applies a commit's events and remembers the commit, if a command from outside made it.
+func Fold(s State, commit string, list []events.Event) State {
+	outside := false
+	for _, e := range list {
+		s = Evolve(s, e)
+		switch e.Data.(type) {
+		case events.ExecutionDispatched, events.SessionIdle, events.SessionClosed:
+		default:
+			outside = true
+		}
+	}
+	if outside {
+		s.Commands = append(slices.Clone(s.Commands), Done{ID: commit})
+		if extra := len(s.Commands) - rememberedCommands; extra > 0 {
+			s.Commands = s.Commands[extra:]
+		}
+	}
+	return s
+}
+
+// Evolve is the meaning of each event. It is total: what it does not know changes nothing.
+func Evolve(s State, e events.Event) State {
+	s.V = Version
+	switch d := e.Data.(type) {
+	case events.SessionCreated:
+		s.Status, s.CreatedAt, s.TouchedAt = Open, e.Time, e.Time
+		s.Agent, s.AgentVersion, s.Architecture, s.Provider, s.Options = d.Agent, d.AgentVersion, d.Architecture, d.Provider, d.Options
+	case events.SessionOptionsUpdated:
+		s.Options = d.Options
+	case events.SessionIdle:
+		s.Idle, s.Cause = true, e.ID
+	case events.SessionClosed:
+		s.Status, s.Cause = Closed, e.ID
+	case events.SessionDeleted:
+		s.Status, s.Cause = Deleted, e.ID
+	case events.MessageAccepted:
+		s.TouchedAt = e.Time
+		s.Queue = append(slices.Clone(s.Queue), Ref{ExecutionID: e.ExecutionID, At: e.Time})
+	case events.ExecutionDispatched:
+		if i := s.queued(e.ExecutionID); i >= 0 {
+			s.Active, s.Queue = s.Queue[i], slices.Delete(slices.Clone(s.Queue), i, i+1)
+			s.Active.At = e.Time
+			s.Control, s.Idle, s.Cause = Control{}, false, e.ID
+		}
+	case events.ExecutionWithdrawn:
+		if i := s.queued(e.ExecutionID); i >= 0 {
+			s.Queue = slices.Delete(slices.Clone(s.Queue), i, i+1)
+		}
+	case events.InterruptRequested:
+		s = s.controlled(Control{d.Control, Interrupt, e.ExecutionID, "interrupted", e.Time}, e.ID)
+	case events.CancelRequested:
+		s = s.controlled(Control{d.Control, Cancel, e.ExecutionID, d.Reason, e.Time}, e.ID)
+	}
+	return s
+}
+
+func (s State) controlled(c Control, event string) State {
+	s.Controls = max(s.Controls, c.N)
+	if s.Active.ExecutionID == c.ExecutionID && (s.Control.N == 0 || s.Control.Kind == Interrupt && c.Kind == Cancel) {
+		s.Control, s.Cause = c, event
+	}
+	return s
+}
+
+// queued is an execution's index in the queue, -1 if it does not wait.
+func (s State) queued(execution string) int {
+	return slices.IndexFunc(s.Queue, func(r Ref) bool { return r.ExecutionID == execution })
+}

@@ -1,0 +1,85 @@
+package events
+
+import "encoding/json"
+
+// Options are what a session may set for itself; 0 or "" means the agent's, then the server's default.
+type Options struct {
+	Model          string `json:"model,omitempty"`
+	IdleTimeoutMs  uint32 `json:"idleTimeoutMs,omitempty"`  // milliseconds without a turn until the sandbox is given up; default 15 min
+	TurnLimitMs    uint32 `json:"turnLimitMs,omitempty"`    // milliseconds one execution may take; default 1 h
+	SessionLimitMs uint32 `json:"sessionLimitMs,omitempty"` // milliseconds a session lives; default 24 h
+}
+
+// SessionCreated is the first event of a session.
+type SessionCreated struct {
+	Agent        string          `json:"agent"`        // the agent's slug; "default" is built in
+	AgentVersion string          `json:"agentVersion"` // pinned
+	Architecture string          `json:"architecture"`
+	Provider     string          `json:"provider"`
+	Options      Options         `json:"options"` // resolved: no field is empty but model
+	Metadata     json.RawMessage `json:"metadata,omitempty"`
+}
+
+// SessionOptionsUpdated replaces options and metadata.
+type SessionOptionsUpdated struct {
+	Options  Options         `json:"options"`
+	Metadata json.RawMessage `json:"metadata,omitempty"`
+}
+
+// SessionIdle says that the idle timeout passed: what is warm is given up.
+type SessionIdle struct {
+	IdleMs uint32 `json:"idleMs"`
+}
+
+// SessionClosed says that the session takes no more messages.
+type SessionClosed struct {
+	Reason string `json:"reason"` // limit
+}
+
+// SessionDeleted is the last event of a session.
+type SessionDeleted struct{}
+
+// MessageAccepted is a query as it came; it is also the user_message block of its execution.
+type MessageAccepted struct {
+	BlockID  string          `json:"blockId"`
+	Content  string          `json:"content,omitempty"`
+	Parts    []Part          `json:"parts,omitempty"`
+	Metadata json.RawMessage `json:"metadata,omitempty"`
+}
+
+// ExecutionQueued says that a query waits its turn.
+type ExecutionQueued struct {
+	Ahead uint32 `json:"ahead"` // how many executions stand before it
+}
+
+// ExecutionDispatched says that an executor may claim the execution.
+type ExecutionDispatched struct{}
+
+// ExecutionWithdrawn ends an execution that was not dispatched.
+type ExecutionWithdrawn struct {
+	Reason string `json:"reason"` // cancelled, interrupted, session_deleted, session_closed
+}
+
+// InterruptRequested asks that the turn stop; the agent stays warm.
+type InterruptRequested struct {
+	Control uint32 `json:"control"` // number of the control within its session: 1, 2, …
+}
+
+// CancelRequested asks that the turn stop; what does not stop in time is ended.
+type CancelRequested struct {
+	Control uint32 `json:"control"`
+	Reason  string `json:"reason"` // cancelled, session_deleted, session_closed
+}
+
+// KeyCreated is an API key, of which only the hash is kept.
+type KeyCreated struct {
+	KeyID  string `json:"keyId"`
+	Name   string `json:"name"`
+	Prefix string `json:"prefix"` // the first characters, to recognise it by
+	SHA256 string `json:"sha256"` // hex, of the whole key
+}
+
+// KeyRevoked ends an API key.
+type KeyRevoked struct {
+	KeyID string `json:"keyId"`
+}

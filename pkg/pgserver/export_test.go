@@ -1,0 +1,48 @@
+package pgserver
+
+import (
+	"context"
+	"os/exec"
+)
+
+// StartOrphan runs a postmaster that nobody owns on a stopped data folder; the channel is closed when it has ended.
+func StartOrphan(dir string) (<-chan struct{}, error) {
+	s := &Server{cfg: Config{DataDir: dir}}
+	if err := s.cfg.validate(); err != nil {
+		return nil, err
+	}
+	s.logger = s.cfg.Logger
+	var err error
+	if s.user, err = unprivileged(); err != nil {
+		return nil, err
+	}
+	if err := s.openFolder(); err != nil {
+		return nil, err
+	}
+	defer func() { _ = s.release() }()
+	bins, err := findBinaries(context.Background(), s.cfg, s.user, clusterVersion(s.clusterDir()))
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.Command(bins.postgres, "-D", s.clusterPath(), "-c", "listen_addresses=", "-c", "unix_socket_directories=")
+	s.tail = &tailWriter{logger: s.logger}
+	s.prepare(cmd)
+	proc, err := startProcess(cmd)
+	if err != nil {
+		return nil, err
+	}
+	for !serves(proc.pid(), s.clusterDir()) {
+		select {
+		case <-proc.done:
+			return nil, proc.err
+		default:
+		}
+	}
+	return proc.done, nil
+}
+
+// OnBareMachine is c on a machine where nothing is installed and nothing was fetched yet.
+func (c Config) OnBareMachine(fetchDir string) Config {
+	c.search, c.FetchDir = []string{}, fetchDir
+	return c
+}

@@ -1,0 +1,171 @@
+// Package runner is the protocol between an executor and the runner, the
+// supervisor that lives in every sandbox: JSON lines in both directions over
+// one attached stream. The runner journals everything an agent does with a
+// number; the executor follows the journal, appends to the log and tells the
+// runner what may be forgotten.
+package runner
+
+import (
+	"encoding/json"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// ProtocolVersion is the version that Hello states; an executor refuses another major.
+const ProtocolVersion = 1
+
+// MaxLine is the longest line in bytes either side accepts. Longer output of an
+// agent is cut by the runner, which says so in a line of type error.
+const MaxLine = 8 << 20
+
+// Op is what a command asks for.
+type Op string
+
+// The operations.
+const (
+	// OpStart gives the agent a query. Refused with BUSY while another runs. The
+	// same execution and attempt again is answered as accepted and changes nothing.
+	OpStart Op = "start"
+	// OpInterrupt asks the agent to stop the turn and stay warm. A no-op when nothing runs.
+	OpInterrupt Op = "interrupt"
+	// OpKill ends the agent's process group; a running turn ends with outcome killed.
+	OpKill Op = "kill"
+	// OpAck says that every line up to Ack is stored; the runner forgets them.
+	OpAck Op = "ack"
+	// OpStatus asks for a Status.
+	OpStatus Op = "status"
+	// OpShutdown ends the agent and the runner.
+	OpShutdown Op = "shutdown"
+)
+
+// Attach is the first line that a follower sends.
+type Attach struct {
+	Epoch uint64 `json:"epoch"` // lower than the highest seen: refused with FENCED; a higher or equal one replaces the follower before
+	After uint64 `json:"after"` // lines with a greater number are sent
+}
+
+// Command is a line from the executor.
+type Command struct {
+	ID    uint64 `json:"id"` // repeated by the reply; 0 wants none
+	Op    Op     `json:"op"`
+	Epoch uint64 `json:"epoch"` // lower than the highest seen: refused with FENCED
+	Query *Query `json:"query,omitempty"`
+	Ack   uint64 `json:"ack,omitempty"`
+}
+
+// Query is all that an agent needs for one turn.
+type Query struct {
+	SessionID    string            `json:"sessionId"`
+	ExecutionID  string            `json:"executionId"`
+	Attempt      uint32            `json:"attempt"`
+	Architecture string            `json:"architecture"` // claude-code, spool
+	Model        string            `json:"model,omitempty"`
+	SystemPrompt string            `json:"systemPrompt,omitempty"`
+	Content      string            `json:"content,omitempty"`
+	Parts        []events.Part     `json:"parts,omitempty"`
+	Policy       string            `json:"policy"`           // see Policies
+	Env          map[string]string `json:"env,omitempty"`    // for the agent's process only; never journaled
+	Resume       string            `json:"resume,omitempty"` // the agent's own session id of the turn before, should its process be gone
+}
+
+// The permission policies. There is one so far: what stays inside the workspace
+// is allowed, the rest is denied with the reason told to the agent.
+const PolicyWorkspace = "workspace"
+
+// Message is a line from the runner: exactly one field is set.
+type Message struct {
+	Hello *Hello `json:"hello,omitempty"` // the first line
+	Line  *Line  `json:"line,omitempty"`
+	Reply *Reply `json:"reply,omitempty"`
+}
+
+// Hello introduces the runner to a follower.
+type Hello struct {
+	Protocol int    `json:"protocol"`
+	Journal  string `json:"journal"` // jnl_…, new with every runner process
+	First    uint64 `json:"first"`   // the lowest number still kept, Last+1 if none
+	Last     uint64 `json:"last"`
+	Status   Status `json:"status"`
+}
+
+// Status is what the runner is doing.
+type Status struct {
+	ExecutionID  string `json:"executionId,omitempty"` // the one that runs
+	Attempt      uint32 `json:"attempt,omitempty"`
+	Architecture string `json:"architecture,omitempty"` // of the warm agent
+	AgentPID     int    `json:"agentPid,omitempty"`     // 0 when no agent is warm
+	MemoryBytes  uint64 `json:"memoryBytes"`            // resident, of the agent's whole process tree
+}
+
+// Reply answers a command.
+type Reply struct {
+	ID     uint64  `json:"id"`
+	Error  *Error  `json:"error,omitempty"`
+	Status *Status `json:"status,omitempty"` // answers OpStatus, and OpStart and OpKill with what then holds
+}
+
+// Error is a refusal.
+type Error struct {
+	Code    string `json:"code"` // FENCED, BUSY, INVALID_COMMAND, UNKNOWN_ARCHITECTURE, AGENT_NOT_FOUND, INTERNAL
+	Message string `json:"message"`
+}
+
+func (e *Error) Error() string { return e.Code + ": " + e.Message }
+
+// Line is a journal line. Type is a run event's wire name, text_delta, or one of
+// the types below. Ids of blocks inside Data are the runner's own, unique within
+// its journal; the host derives the log's from (journal, id), and overrides
+// whatever else a sandbox could forge.
+type Line struct {
+	N              uint64          `json:"n"`
+	Type           events.Type     `json:"type"`
+	Time           time.Time       `json:"time"`
+	ExecutionID    string          `json:"executionId,omitempty"`
+	ConversationID string          `json:"conversationId,omitempty"`
+	Data           json.RawMessage `json:"data"`
+}
+
+// Types of lines that are not events: the host turns them into events.
+const (
+	// AgentStarted (data: Started) becomes execution_started.
+	AgentStarted events.Type = "agent_started"
+	// TurnEnded (data: Ended) becomes the terminal event. It is the last line of an execution.
+	TurnEnded events.Type = "turn_ended"
+)
+
+// Started is the data of AgentStarted.
+type Started struct {
+	Attempt uint32 `json:"attempt"`
+	Warm    bool   `json:"warm"` // the process was running already
+	PID     int    `json:"pid"`
+	Policy  string `json:"policy"`
+}
+
+// Outcome is how a turn ended.
+type Outcome string
+
+// The outcomes.
+const (
+	Completed   Outcome = "completed"
+	Failed      Outcome = "failed"
+	Interrupted Outcome = "interrupted" // as asked by OpInterrupt
+	Killed      Outcome = "killed"      // as asked by OpKill
+)
+
+// Ended is the data of TurnEnded.
+type Ended struct {
+	Outcome Outcome      `json:"outcome"`
+	Code    string       `json:"code,omitempty"` // of a failure: AGENT_NOT_FOUND, AGENT_EXITED, AGENT_PROTOCOL, MODEL_ERROR, MODEL_NOT_FOUND, MODEL_RATE_LIMITED, MODEL_UNAUTHORIZED, AGENT_SILENT, INTERNAL
+	Message string       `json:"message,omitempty"`
+	Result  string       `json:"result,omitempty"` // the agent's last words
+	Usage   events.Usage `json:"usage"`
+	CostUSD float64      `json:"costUsd,omitempty"`
+}
+
+// Delta is the data of a text_delta line.
+type Delta struct {
+	BlockID string `json:"blockId"`
+	Offset  uint32 `json:"offset"` // UTF-8 bytes from the block's start
+	Delta   string `json:"delta"`
+}
