@@ -1,0 +1,14 @@
+package agent
+
+import (
+	"maps"
+	"slices"
+	"strings"
+)
+
+func hasPrefix(key string, prefixes []string) bool {
+	return slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(key, p) })
+}
+
+// sortedKeys makes the environment a function of its input: commands are compared.
+func sortedKeys(m map[string]string) []string { return slices.Sorted(maps.Keys(m)) }

@@ -1,0 +1,233 @@
+package agent
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/runner"
+)
+
+// errCut says that something was too long to be kept whole.
+var errCut = errors.New("longer than a line may be; it was cut")
+
+// cutNote ends a text that was cut.
+const cutNote = "\n[cut by the runner: too long]"
+
+// text is a block's text: whole runes that are known, of which sent bytes are
+// journaled, and the beginning of a rune that is still to come.
+type text struct {
+	known []byte
+	sent  int
+	half  []byte
+	cut   bool
+}
+
+func (x *text) add(piece string) {
+	if x.cut {
+		return
+	}
+	b := append(x.half, piece...)
+	whole := len(b) - unfinished(b)
+	x.half = bytes.Clone(b[whole:])
+	x.keep(bytes.ToValidUTF8(b[:whole], []byte("\uFFFD")))
+}
+
+// finish gives up on the rest of a rune.
+func (x *text) finish() {
+	if len(x.half) > 0 && !x.cut {
+		x.keep([]byte("\uFFFD"))
+	}
+	x.half = nil
+}
+
+func (x *text) keep(b []byte) {
+	if len(x.known)+len(b) > maxText {
+		b = clipBytes(b, maxText-len(x.known))
+		b = append(bytes.Clone(b), cutNote...)
+		x.cut = true
+	}
+	x.known = append(x.known, b...)
+}
+
+func (x *text) waiting() bool { return x.sent < len(x.known) }
+
+// take gives the next piece to send, at most limit bytes of whole runes, and its offset.
+func (x *text) take(limit int) (uint32, string) {
+	piece := clipBytes(x.known[x.sent:], limit)
+	offset := uint32(x.sent) //nolint:gosec // at most maxText and the note
+	x.sent += len(piece)
+	return offset, string(piece)
+}
+
+// put gives the text to the field that it is of.
+func (x *text) put(b *events.Block) {
+	if len(x.known) == 0 {
+		return
+	}
+	switch b.Kind {
+	case events.KindToolUse:
+		// Input that never became whole JSON is not input.
+		if len(b.Input) == 0 && json.Valid(x.known) {
+			b.Input = bytes.Clone(x.known)
+		}
+	case events.KindToolResult, events.KindSubagent:
+		b.Output = string(x.known)
+	default:
+		b.Content = string(x.known)
+	}
+}
+
+// unfinished is the length of the incomplete rune that b ends with.
+func unfinished(b []byte) int {
+	for n := 1; n < utf8.UTFMax && n <= len(b); n++ {
+		if tail := b[len(b)-n:]; utf8.RuneStart(tail[0]) {
+			if utf8.FullRune(tail) {
+				return 0
+			}
+			return n
+		}
+	}
+	return 0
+}
+
+// clipBytes is the longest prefix of whole runes within limit bytes.
+func clipBytes(b []byte, limit int) []byte {
+	if len(b) <= limit {
+		return b
+	}
+	for limit > 0 && !utf8.RuneStart(b[limit]) {
+		limit--
+	}
+	return b[:limit]
+}
+
+func clip(s string, limit int) string { return string(clipBytes([]byte(s), limit)) }
+
+// apply folds an update into the block that End would finish.
+func apply(b *events.Block, u events.BlockUpdates) {
+	if len(u.Input) > 0 {
+		b.Input = u.Input
+	}
+	for _, f := range []struct{ from, to *string }{
+		{u.DisplayName, &b.DisplayName}, {u.Description, &b.Description}, {u.Summary, &b.Summary}, {u.Output, &b.Output},
+	} {
+		if f.from != nil {
+			*f.to = *f.from
+		}
+	}
+	if u.Todos != nil {
+		b.Todos = u.Todos
+	}
+}
+
+// fit encodes data as valid UTF-8 JSON that fits into a line, cutting long texts.
+func fit(data any) (raw json.RawMessage, cut bool, err error) {
+	for _, limit := range []int{maxText + len(cutNote), maxText / 8} {
+		small, wasCut := shorten(data, limit)
+		raw, err := encode(small)
+		if err != nil {
+			return nil, false, err
+		}
+		cut = cut || wasCut
+		if len(raw) <= runner.MaxLine-(16<<10) { // room for the line around it
+			return raw, cut, nil
+		}
+		cut = true
+	}
+	return nil, true, errCut
+}
+
+// encode gives JSON without HTML escapes; invalid UTF-8 becomes U+FFFD, also
+// inside raw messages, where encoding/json would let it pass.
+func encode(data any) (json.RawMessage, error) {
+	var buf bytes.Buffer
+	enc := json.NewEncoder(&buf)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(data); err != nil {
+		return nil, err
+	}
+	return bytes.ToValidUTF8(bytes.TrimSuffix(buf.Bytes(), []byte("\n")), []byte("\uFFFD")), nil
+}
+
+// shorten cuts the fields whose length an agent decides.
+func shorten(data any, limit int) (any, bool) {
+	cut := false
+	long := func(fields ...*string) {
+		for _, f := range fields {
+			if len(*f) > limit {
+				*f, cut = clip(*f, limit-len(cutNote))+cutNote, true
+			}
+		}
+	}
+	raw := func(m *json.RawMessage) {
+		clean, ok := cleanJSON(*m)
+		*m = clean
+		if cut = cut || !ok; len(*m) > limit {
+			*m, cut = json.RawMessage(`{"cut":"too long to be kept"}`), true
+		}
+	}
+	block := func(b *events.Block) {
+		long(&b.Content, &b.Summary, &b.Output, &b.Message, &b.Description, &b.DisplayName, &b.Name, &b.ToolName, &b.ToolUseID)
+		raw(&b.Input)
+	}
+	switch d := data.(type) {
+	case events.BlockStart:
+		block(&d.Block)
+		data = d
+	case events.BlockComplete:
+		block(&d.Block)
+		data = d
+	case events.BlockUpdate:
+		for _, f := range []**string{&d.Updates.DisplayName, &d.Updates.Description, &d.Updates.Summary, &d.Updates.Output} {
+			if *f != nil {
+				s := strings.Clone(**f)
+				long(&s)
+				*f = &s
+			}
+		}
+		raw(&d.Updates.Input)
+		data = d
+	case events.Log:
+		long(&d.Message)
+		data = d
+	case events.Error:
+		long(&d.Message)
+		data = d
+	case events.SubagentSpawned:
+		long(&d.Prompt, &d.Name)
+		data = d
+	case events.PermissionDecided:
+		long(&d.Reason, &d.ToolName, &d.ToolUseID)
+		data = d
+	case runner.Ended:
+		long(&d.Result, &d.Message)
+		data = d
+	}
+	return data, cut
+}
+
+// cleanJSON gives a value that every reader accepts: halves of surrogate pairs,
+// which JSON can write and UTF-8 cannot, become U+FFFD. What is no JSON is left out.
+func cleanJSON(m json.RawMessage) (json.RawMessage, bool) {
+	if len(m) == 0 {
+		return nil, true
+	}
+	if !json.Valid(m) {
+		return nil, false
+	}
+	if !bytes.Contains(m, []byte(`\ud`)) && !bytes.Contains(m, []byte(`\uD`)) {
+		return m, true
+	}
+	var v any
+	dec := json.NewDecoder(bytes.NewReader(m))
+	dec.UseNumber()
+	if err := dec.Decode(&v); err != nil {
+		return nil, false
+	}
+	clean, err := encode(v)
+	return clean, err == nil
+}

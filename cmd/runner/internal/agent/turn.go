@@ -1,0 +1,300 @@
+package agent
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/runner"
+)
+
+// Limits of what one block carries; see fit for lines.
+const (
+	// DefaultCoalesce is how long text may wait to be joined with what follows.
+	DefaultCoalesce = 20 * time.Millisecond
+	// maxText is how many bytes of text one field keeps: escaped at worst it still fits in a line.
+	maxText = 1 << 20
+	// maxDelta is how many bytes one text_delta carries: it has to fit in a message of the bus.
+	maxDelta = 64 << 10
+)
+
+// Journal takes lines in order and numbers them.
+type Journal interface {
+	// Append waits while the journal is full, until ctx ends: then the line is
+	// taken all the same, so that a turn can always be ended.
+	Append(ctx context.Context, l runner.Line)
+	// NewBlockID is unique within the journal.
+	NewBlockID() string
+}
+
+// TurnConfig is what a turn is made from. A nil Journal makes a turn that drops
+// everything and logs it for debugging: it stands between turns.
+type TurnConfig struct {
+	Journal     Journal
+	ExecutionID string
+	Now         func() time.Time // nil for time.Now
+	Coalesce    time.Duration    // 0 for DefaultCoalesce
+	Log         *slog.Logger     // nil for none
+}
+
+// Turn is one turn's record as a Session tells it: blocks, text, events, end.
+// It keeps the journal's promises: ids and UTF-8 offsets, no rune split, text
+// before any line that follows it, every block finished before the end, one end.
+// Its methods block while the journal is full. Safe for concurrent use.
+type Turn struct {
+	ctx context.Context // ends when the turn is killed: back-pressure ends with it
+	cfg TurnConfig
+
+	mu    sync.Mutex
+	open  []*openBlock // in the order they were opened
+	timer *time.Timer  // armed while text waits
+	end   *runner.Ended
+	done  chan struct{}
+}
+
+// openBlock is a block that is not finished.
+type openBlock struct {
+	block        events.Block
+	conversation string
+	text         text
+}
+
+// NewTurn begins a turn. The context ends its waiting, not the turn.
+func NewTurn(ctx context.Context, cfg TurnConfig) *Turn {
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	if cfg.Coalesce == 0 {
+		cfg.Coalesce = DefaultCoalesce
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Turn{ctx: ctx, cfg: cfg, done: make(chan struct{})}
+}
+
+// Done is closed when the turn has ended.
+func (t *Turn) Done() <-chan struct{} { return t.done }
+
+// Ended is how the turn ended, nil while it goes on.
+func (t *Turn) Ended() *runner.Ended {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.end
+}
+
+// Start journals the first line of an execution.
+func (t *Turn) Start(s runner.Started) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.write(runner.AgentStarted, "", s)
+}
+
+// Open opens a block in a conversation (events.MainConversation for the agent's
+// own) and gives its id. Id, status, time and execution are the turn's to set.
+func (t *Turn) Open(conversation string, b events.Block) string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	b = t.dress(conversation, b, events.StatusPending)
+	if t.end == nil && t.cfg.Journal != nil {
+		t.open = append(t.open, &openBlock{block: b, conversation: conversation})
+	}
+	t.write(events.BlockStart{}.EventType(), conversation, events.BlockStart{Block: b})
+	return b.ID
+}
+
+// Whole states a block that is complete at once; an error status is kept.
+func (t *Turn) Whole(conversation string, b events.Block) string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	status := events.StatusComplete
+	if b.Status == events.StatusError {
+		status = events.StatusError
+	}
+	b = t.dress(conversation, b, status)
+	t.write(events.BlockStart{}.EventType(), conversation, events.BlockStart{Block: b})
+	return b.ID
+}
+
+// Text adds to an open block's text: the content of assistant_text and
+// thinking, the input of tool_use as it is typed, the output of tool_result and
+// subagent. Pieces may end in the middle of a rune.
+func (t *Turn) Text(id, piece string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	b := t.find(id)
+	if b == nil {
+		t.unknown("text", id)
+		return
+	}
+	b.text.add(piece)
+	if t.timer == nil && b.text.waiting() {
+		t.timer = time.AfterFunc(t.cfg.Coalesce, t.flushLate)
+	}
+}
+
+// Update changes fields of an open block.
+func (t *Turn) Update(id string, u events.BlockUpdates) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	b := t.find(id)
+	if b == nil {
+		t.unknown("update", id)
+		return
+	}
+	apply(&b.block, u)
+	t.write(events.BlockUpdate{}.EventType(), b.conversation, events.BlockUpdate{BlockID: id, Updates: u})
+}
+
+// Complete finishes a block with the text it was given. A non-nil change sees
+// the finished block and may correct it, text included: what the agent says at
+// the end is the truth. It may set status error.
+func (t *Turn) Complete(id string, change func(*events.Block)) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	b := t.find(id)
+	if b == nil {
+		t.unknown("completion", id)
+		return
+	}
+	t.finish(b, events.StatusComplete, change)
+}
+
+// Emit journals an event that is no block.
+func (t *Turn) Emit(conversation string, p events.Payload) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.write(p.EventType(), conversation, p)
+}
+
+// End ends the turn. Blocks that are still open are finished with status error
+// and the text they have. A second end, and anything after it, changes nothing.
+func (t *Turn) End(e runner.Ended) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.end != nil {
+		t.cfg.Log.Warn("agent ended its turn twice", "outcome", e.Outcome, "code", e.Code)
+		return
+	}
+	for len(t.open) > 0 {
+		t.finish(t.open[0], events.StatusError, nil)
+	}
+	t.write(runner.TurnEnded, "", e)
+	t.end = &e
+	if t.timer != nil {
+		t.timer.Stop()
+		t.timer = nil
+	}
+	close(t.done)
+}
+
+// dress sets what is the turn's to set.
+func (t *Turn) dress(conversation string, b events.Block, s events.BlockStatus) events.Block {
+	if t.cfg.Journal != nil {
+		b.ID = t.cfg.Journal.NewBlockID()
+	}
+	b.Status, b.Time, b.ExecutionID, b.ConversationID = s, t.cfg.Now().UTC(), t.cfg.ExecutionID, conversation
+	return b
+}
+
+func (t *Turn) find(id string) *openBlock {
+	i := slices.IndexFunc(t.open, func(b *openBlock) bool { return b.block.ID == id })
+	if i < 0 {
+		return nil
+	}
+	return t.open[i]
+}
+
+// unknown records that an agent spoke of a block that is not open.
+func (t *Turn) unknown(what, id string) {
+	if t.cfg.Journal == nil || t.end != nil {
+		return
+	}
+	t.write(events.Error{}.EventType(), events.MainConversation, events.Error{
+		Code: "AGENT_PROTOCOL", Message: "the agent sent " + what + " for a block that is not open: " + clip(id, 64),
+	})
+}
+
+// finish writes the whole block and forgets it.
+func (t *Turn) finish(b *openBlock, s events.BlockStatus, change func(*events.Block)) {
+	b.text.finish()
+	t.flush()
+	t.open = slices.DeleteFunc(t.open, func(o *openBlock) bool { return o == b })
+	whole := b.block
+	whole.Status = s
+	b.text.put(&whole)
+	if change != nil {
+		change(&whole)
+	}
+	// A session may correct the content, never the identity.
+	whole.ID, whole.Kind, whole.Time, whole.ExecutionID, whole.ConversationID = b.block.ID, b.block.Kind, b.block.Time, b.block.ExecutionID, b.conversation
+	if whole.Status != events.StatusError {
+		whole.Status = events.StatusComplete
+	}
+	t.write(events.BlockComplete{}.EventType(), b.conversation, events.BlockComplete{Block: whole})
+}
+
+// flushLate is the coalescing timer.
+func (t *Turn) flushLate() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.timer = nil
+	if t.end == nil {
+		t.flush()
+	}
+}
+
+// flush journals the text that waits, in the order of the blocks.
+func (t *Turn) flush() {
+	if t.timer != nil {
+		t.timer.Stop()
+		t.timer = nil
+	}
+	for _, b := range t.open {
+		for {
+			offset, piece := b.text.take(maxDelta)
+			if piece == "" {
+				break
+			}
+			t.put(events.TextDelta, b.conversation, runner.Delta{BlockID: b.block.ID, Offset: offset, Delta: piece})
+		}
+	}
+}
+
+// write journals a line, after the text that came before it.
+func (t *Turn) write(typ events.Type, conversation string, data any) {
+	t.flush()
+	t.put(typ, conversation, data)
+}
+
+func (t *Turn) put(typ events.Type, conversation string, data any) {
+	if t.end != nil || t.cfg.Journal == nil {
+		t.cfg.Log.Debug("dropped outside a turn", "type", typ)
+		return
+	}
+	raw, cut, err := fit(data)
+	line := runner.Line{Type: typ, Time: t.cfg.Now().UTC(), ExecutionID: t.cfg.ExecutionID, ConversationID: conversation, Data: raw}
+	// The note comes first: the end of a turn is its last line.
+	if err != nil {
+		t.note(line, "INTERNAL", err)
+		return
+	}
+	if cut {
+		t.note(line, "OUTPUT_CUT", errCut)
+	}
+	t.cfg.Journal.Append(t.ctx, line)
+}
+
+// note journals what happened to a line.
+func (t *Turn) note(line runner.Line, code string, err error) {
+	raw, _, encErr := fit(events.Error{Code: code, Message: string(line.Type) + ": " + err.Error()})
+	if encErr != nil {
+		t.cfg.Log.Error("cannot encode an error", "type", line.Type, "err", encErr)
+		return
+	}
+	line.Type, line.Data = events.Error{}.EventType(), raw
+	t.cfg.Journal.Append(t.ctx, line)
+}

@@ -1,0 +1,212 @@
+package agent_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"pgregory.net/rapid"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/cmd/runner/internal/agenttest"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/runner"
+)
+
+func data[T any](t require, l runner.Line) T {
+	t.Helper()
+	var v T
+	if err := json.Unmarshal(l.Data, &v); err != nil {
+		t.Fatalf("line %d %s: %v", l.N, l.Type, err)
+	}
+	return v
+}
+
+type require interface {
+	Helper()
+	Fatalf(string, ...any)
+}
+
+func types(lines []runner.Line) string {
+	var out []string
+	for _, l := range lines {
+		out = append(out, string(l.Type))
+	}
+	return strings.Join(out, " ")
+}
+
+func TestTurnFlushesTextBeforeAnyOtherLine(t *testing.T) {
+	t.Parallel()
+	var j agenttest.Journal
+	turn := agenttest.NewTurn(t, &j, "exe_1")
+	turn.Start(runner.Started{Attempt: 1, PID: 1})
+	id := turn.Open(events.MainConversation, events.Block{Kind: events.KindAssistantText})
+	turn.Text(id, "one ")
+	turn.Text(id, "two")
+	turn.Emit(events.MainConversation, events.Log{Level: "info", Stream: "stderr", Message: "hi"})
+	turn.Text(id, " three")
+	turn.Complete(id, nil)
+	turn.End(runner.Ended{Outcome: runner.Completed})
+	lines := j.Lines()
+	want := "agent_started block_start text_delta log text_delta block_complete turn_ended"
+	if got := types(lines); got != want {
+		t.Fatalf("journal\n got %s\nwant %s", got, want)
+	}
+	if d := data[runner.Delta](t, lines[4]); d.Offset != 7 || d.Delta != " three" {
+		t.Errorf("second delta %+v", d)
+	}
+	if b := data[events.BlockComplete](t, lines[5]).Block; b.Content != "one two three" || b.Status != events.StatusComplete {
+		t.Errorf("block %+v", b)
+	}
+}
+
+func TestTurnEndsOpenBlocksAndItselfOnce(t *testing.T) {
+	t.Parallel()
+	var j agenttest.Journal
+	turn := agenttest.NewTurn(t, &j, "exe_1")
+	text := turn.Open(events.MainConversation, events.Block{Kind: events.KindAssistantText})
+	turn.Text(text, "half")
+	tool := turn.Open(events.MainConversation, events.Block{Kind: events.KindToolUse, ToolName: "write_file"})
+	turn.Text(tool, `{"path":"a`)
+	turn.End(runner.Ended{Outcome: runner.Interrupted})
+	turn.End(runner.Ended{Outcome: runner.Completed})
+	turn.Text(text, "late")
+	turn.Emit(events.MainConversation, events.Log{Message: "late"})
+	lines := j.Lines()
+	want := "block_start text_delta block_start text_delta block_complete block_complete turn_ended"
+	if got := types(lines); got != want {
+		t.Fatalf("journal\n got %s\nwant %s", got, want)
+	}
+	first, second := data[events.BlockComplete](t, lines[4]).Block, data[events.BlockComplete](t, lines[5]).Block
+	if first.Status != events.StatusError || first.Content != "half" {
+		t.Errorf("text block %+v", first)
+	}
+	if second.Status != events.StatusError || second.Input != nil {
+		t.Errorf("input that is no JSON must be left out: %+v", second)
+	}
+	if data[runner.Ended](t, lines[6]).Outcome != runner.Interrupted {
+		t.Error("the first end counts")
+	}
+}
+
+// Whatever pieces bytes come in, the deltas are the block's text, whole runes, without hole.
+func TestTurnTextIsWhatTheDeltasSay(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(rt *rapid.T) {
+		var j agenttest.Journal
+		turn := agenttest.NewTurn(t, &j, "exe_1")
+		id := turn.Open(events.MainConversation, events.Block{Kind: events.KindThinking})
+		raw := rapid.OneOf(
+			rapid.Map(rapid.String(), func(s string) []byte { return []byte(s) }),
+			rapid.SliceOf(rapid.Byte()),
+		).Draw(rt, "raw")
+		for rest := raw; len(rest) > 0; {
+			n := rapid.IntRange(1, len(rest)).Draw(rt, "n")
+			turn.Text(id, string(rest[:n]))
+			if rapid.Bool().Draw(rt, "other line") {
+				turn.Emit(events.MainConversation, events.Log{Message: "x"})
+			}
+			rest = rest[n:]
+		}
+		turn.Complete(id, nil)
+		var joined strings.Builder
+		for _, l := range j.Lines() {
+			if l.Type != events.TextDelta {
+				continue
+			}
+			d := data[runner.Delta](rt, l)
+			if int(d.Offset) != joined.Len() {
+				rt.Fatalf("offset %d after %d bytes", d.Offset, joined.Len())
+			}
+			joined.WriteString(d.Delta)
+		}
+		lines := j.Lines()
+		whole := data[events.BlockComplete](rt, lines[len(lines)-1]).Block.Content
+		if whole != joined.String() || !utf8.ValidString(whole) {
+			rt.Fatalf("deltas %q, block %q", joined.String(), whole)
+		}
+		if utf8.Valid(raw) && whole != string(raw) {
+			rt.Fatalf("text %q became %q", raw, whole)
+		}
+	})
+}
+
+func TestTurnCutsWhatDoesNotFitAndSaysSo(t *testing.T) {
+	t.Parallel()
+	for name, output := range map[string]string{
+		"plain":              strings.Repeat("x", 50<<20),
+		"escaped six times":  strings.Repeat("\x00", 3<<20),
+		"two-byte runes":     strings.Repeat("é", 3<<20),
+		"no UTF-8 and worse": strings.Repeat("\xff", 3<<20),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var j agenttest.Journal
+			turn := agenttest.NewTurn(t, &j, "exe_1")
+			turn.Whole(events.MainConversation, events.Block{Kind: events.KindToolResult, Output: output})
+			turn.End(runner.Ended{Outcome: runner.Completed, Result: output})
+			lines := j.Lines()
+			if got, want := types(lines), "error block_start error turn_ended"; got != want {
+				t.Fatalf("journal %s, want %s", got, want)
+			}
+			if e := data[events.Error](t, lines[0]); e.Code != "OUTPUT_CUT" {
+				t.Errorf("note %+v", e)
+			}
+			for _, l := range lines {
+				raw, err := json.Marshal(l)
+				if err != nil || len(raw) > runner.MaxLine || !utf8.Valid(l.Data) {
+					t.Errorf("line %s: %d bytes, valid %v, %v", l.Type, len(raw), utf8.Valid(l.Data), err)
+				}
+			}
+		})
+	}
+}
+
+func TestTurnKeepsInputReadable(t *testing.T) {
+	t.Parallel()
+	for in, want := range map[string]string{
+		`{"a":1}`:                 `{"a":1}`,
+		`{"s":"\ud800","n":1e99}`: "{\"n\":1e99,\"s\":\"\uFFFD\"}",
+		"{\"s\":\"\xff\"}":        "{\"s\":\"\uFFFD\"}",
+		`{"half":`:                ``,
+	} {
+		var j agenttest.Journal
+		turn := agenttest.NewTurn(t, &j, "exe_1")
+		turn.Whole(events.MainConversation, events.Block{Kind: events.KindToolUse, Input: json.RawMessage(in)})
+		lines := j.Lines()
+		b := data[events.BlockStart](t, lines[len(lines)-1]).Block
+		if string(b.Input) != want {
+			t.Errorf("%q became %q, want %q", in, b.Input, want)
+		}
+	}
+}
+
+func TestTurnJournalsWhatIsSaidOfUnknownBlocks(t *testing.T) {
+	t.Parallel()
+	var j agenttest.Journal
+	turn := agenttest.NewTurn(t, &j, "exe_1")
+	turn.Text("b99", "x")
+	turn.Update("b99", events.BlockUpdates{})
+	turn.Complete("b99", nil)
+	if got := types(j.Lines()); got != "error error error" {
+		t.Fatalf("journal %s", got)
+	}
+}
+
+func TestIdleTurnDropsAll(t *testing.T) {
+	t.Parallel()
+	turn := agent.NewTurn(context.Background(), agent.TurnConfig{})
+	id := turn.Open(events.MainConversation, events.Block{})
+	turn.Text(id, "x")
+	turn.Complete(id, nil)
+	turn.Emit(events.MainConversation, events.Log{})
+}
+
+func ExampleLaunch_Environment() {
+	l := agent.Launch{Environ: []string{"PATH=/bin", "SPOOL_RUNNER_STATE=/s", "CLAUDECODE=1"}, Env: map[string]string{"KEY": "v", "HOME": "/x"}}
+	fmt.Println(l.Environment(map[string]string{"HOME": "/home/agent"}, "CLAUDECODE"))
+	// Output: [PATH=/bin KEY=v HOME=/home/agent]
+}
