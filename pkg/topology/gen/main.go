@@ -1,0 +1,30 @@
+// Command gen writes docs/subjects.md from package topology.
+package main
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/spoolhq/spool/pkg/topology"
+)
+
+func main() {
+	if err := run(os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "gen:", err)
+		os.Exit(1)
+	}
+}
+
+func run(args []string) error {
+	if len(args) != 1 {
+		return fmt.Errorf("usage: gen FILE")
+	}
+	f, err := os.Create(args[0])
+	if err != nil {
+		return err
+	}
+	if err := topology.WriteDocs(f); err != nil {
+		return fmt.Errorf("write %s: %w", args[0], err)
+	}
+	return f.Close()
+}

@@ -1,0 +1,173 @@
+package topology
+
+// Names of the NATS users: one for each service, one that may purge, one for installation and people.
+const (
+	UserGateway   = "gateway"
+	UserSession   = "session"
+	UserExecutor  = "executor"
+	UserProjector = "projector"
+	UserJanitor   = "janitor"
+	UserAdmin     = "admin"
+)
+
+// User is a NATS user and what it may do; what is not listed it may not.
+type User struct {
+	Name      string
+	Doc       string
+	Publish   []string
+	Subscribe []string
+}
+
+// InboxPrefix is the prefix of a user's inboxes (nats.CustomInboxPrefix), so that
+// no user can read the answers to another's requests.
+func InboxPrefix(user string) string { return "_INBOX_" + user }
+
+// Users lists the users with exactly the rights that their rows in Streams and
+// the buckets say. Deletes and purges of messages are the janitor's alone. A
+// service makes its own durables; streams and buckets are made by admin.
+func Users() []User {
+	return []User{gatewayUser(), sessionUser(), executorUser(), projectorUser(), janitorUser(), adminUser()}
+}
+
+func gatewayUser() User {
+	return User{
+		Name: UserGateway, Doc: "takes clients in; writes commands, reads LIVE and Postgres",
+		Publish: join(
+			[]string{"cmd.*.*.*.*"},
+			useKV(BucketIdempotency), []string{"$KV." + BucketIdempotency + ".>"},
+			info(StreamCommands), info(StreamLive),
+		),
+		Subscribe: []string{inbox(UserGateway), "live.*.*", CtlProjector},
+	}
+}
+
+func sessionUser() User {
+	return User{
+		Name: UserSession, Doc: "decides what sessions do; writes life, keys, jobs and timers",
+		Publish: join(
+			[]string{LifeFilter, RunFilter, KeyFilter, "job.*.any", "job.*.on.*", "timer.at.*", "dead.>", "ctl.*"},
+			// Answers to commands go to the gateway that asked.
+			[]string{inbox(UserGateway)},
+			readLog(), writePayloads(), useKV(BucketLeases),
+			durable(StreamCommands, CommandsSession, CommandFilter(ServiceSession)),
+			durable(StreamTimers, TimersDue, TimerDueFilter),
+			reactors(), info(StreamJobs), info(StreamDead),
+		),
+		Subscribe: []string{inbox(UserSession)},
+	}
+}
+
+func executorUser() User {
+	return User{
+		Name: UserExecutor, Doc: "runs agents; writes run and text in flight",
+		Publish: join(
+			[]string{RunFilter, "dl.*.*.*", "dead.>", "ctl.*"},
+			// One executor asks another, on ctl, whether it still holds a run.
+			[]string{inbox(UserExecutor)},
+			readLog(), writePayloads(), useKV(BucketLeases), []string{"$KV." + BucketLeases + ".>"},
+			// An engine's durable has the engine's name, which is no token to list here.
+			durable(StreamJobs, "*", "job.*.any"), durable(StreamJobs, "*", "job.*.on.*"),
+			info(StreamDeltas), info(StreamDead),
+		),
+		Subscribe: []string{inbox(UserExecutor), "ctl.*"},
+	}
+}
+
+func projectorUser() User {
+	return User{
+		Name: UserProjector, Doc: "folds the log into Postgres; announces changes on LIVE",
+		Publish: join(
+			[]string{"live.*.*", "dead.>", CtlProjector},
+			readLog(), readPayloads(), ordered(StreamDeltas), info(StreamLive), info(StreamDead),
+		),
+		Subscribe: []string{inbox(UserProjector)},
+	}
+}
+
+func janitorUser() User {
+	var purge []string
+	for i := range MaxShards {
+		purge = append(purge, "$JS.API.STREAM.PURGE."+EventsStream(i))
+	}
+	return User{
+		Name: UserJanitor, Doc: "purges the subjects of deleted sessions",
+		Publish:   join(purge, readLog(), readPayloads()),
+		Subscribe: []string{inbox(UserJanitor)},
+	}
+}
+
+func adminUser() User {
+	return User{
+		Name: UserAdmin, Doc: "installs streams and buckets, and is what people use from the command line",
+		Publish: []string{">"}, Subscribe: []string{">"},
+	}
+}
+
+func inbox(user string) string { return InboxPrefix(user) + ".>" }
+
+func join(lists ...[]string) []string {
+	var out []string
+	for _, l := range lists {
+		out = append(out, l...)
+	}
+	return out
+}
+
+// info is what a client asks before it uses a stream.
+func info(stream string) []string { return []string{"$JS.API.STREAM.INFO." + stream} }
+
+// get is reading single messages: direct, and from the leader.
+func get(stream string) []string {
+	return append(info(stream), "$JS.API.DIRECT.GET."+stream, "$JS.API.DIRECT.GET."+stream+".>", "$JS.API.STREAM.MSG.GET."+stream)
+}
+
+// ordered is reading a stream in order, for which consumers with names of their
+// own come and go. Deleting them is left to their inactivity, since the right to
+// delete any of them would be the right to delete a durable.
+func ordered(stream string) []string {
+	return append(get(stream),
+		"$JS.API.CONSUMER.CREATE."+stream+".*", "$JS.API.CONSUMER.CREATE."+stream+".*.>",
+		"$JS.API.CONSUMER.INFO."+stream+".*", "$JS.API.CONSUMER.MSG.NEXT."+stream+".*")
+}
+
+// readLog is every shard, whatever the number installed.
+func readLog() []string {
+	var out []string
+	for i := range MaxShards {
+		out = append(out, ordered(EventsStream(i))...)
+	}
+	return out
+}
+
+// durable is making and using one durable.
+func durable(stream, name, filter string) []string {
+	return append(info(stream),
+		"$JS.API.CONSUMER.CREATE."+stream+"."+name+"."+filter,
+		"$JS.API.CONSUMER.INFO."+stream+"."+name,
+		"$JS.API.CONSUMER.MSG.NEXT."+stream+"."+name,
+		"$JS.ACK."+stream+"."+name+".>")
+}
+
+// reactors are the reactor's durables, which have two filters and so none in the subject that makes them.
+func reactors() []string {
+	var out []string
+	for i := range MaxShards {
+		stream, name := EventsStream(i), ReactorDurable(i)
+		out = append(out, "$JS.ACK."+stream+"."+name+".>")
+	}
+	return out
+}
+
+// useKV is reading and watching a bucket; writing it takes its subject as well.
+func useKV(bucket string) []string { return watched("KV_" + bucket) }
+
+// readPayloads is fetching objects, for which the client makes consumers of its own.
+func readPayloads() []string { return watched("OBJ_" + BucketPayloads) }
+
+// writePayloads adds chunks and their description, but cannot delete or purge any.
+func writePayloads() []string { return append(readPayloads(), "$O."+BucketPayloads+".>") }
+
+// watched is reading a bucket's stream by get and by push consumers, with their flow control.
+func watched(stream string) []string {
+	return append(ordered(stream), "$JS.API.CONSUMER.DELETE."+stream+".*", "$JS.FC."+stream+".>", "$JS.ACK."+stream+".>")
+}

@@ -1,0 +1,285 @@
+package topology_test
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/topology"
+)
+
+const session = "ses_01JZZZZZZZZZZZZZZZZZZZZZZZ"
+
+// withUsers runs a server that knows the topology's users and has its streams.
+func withUsers(t *testing.T) *server.Server {
+	t.Helper()
+	opts := &server.Options{DontListen: true, JetStream: true, StoreDir: t.TempDir(), NoSigs: true, NoLog: true}
+	for _, u := range topology.Users() {
+		opts.Users = append(opts.Users, &server.User{Username: u.Name, Password: "pw", Permissions: &server.Permissions{
+			Publish:   &server.SubjectPermission{Allow: u.Publish},
+			Subscribe: &server.SubjectPermission{Allow: u.Subscribe},
+		}})
+	}
+	ns, err := server.NewServer(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ns.Start()
+	t.Cleanup(func() { ns.Shutdown(); ns.WaitForShutdown() })
+	if !ns.ReadyForConnections(10 * time.Second) {
+		t.Fatal("the server is not ready")
+	}
+	_, js := as(t, ns, topology.UserAdmin)
+	if err := topology.Provision(t.Context(), js, topology.Config{Shards: 1}); err != nil {
+		t.Fatal(err)
+	}
+	return ns
+}
+
+func as(t *testing.T, ns *server.Server, user string) (*nats.Conn, jetstream.JetStream) {
+	t.Helper()
+	nc, err := nats.Connect("", nats.InProcessServer(ns), nats.UserInfo(user, "pw"),
+		nats.CustomInboxPrefix(topology.InboxPrefix(user)), nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return nc, js
+}
+
+// refused publishes and tells whether the server said that the user may not.
+func refused(t *testing.T, nc *nats.Conn, do func() error) bool {
+	t.Helper()
+	if err := do(); err != nil {
+		t.Fatal(err)
+	}
+	// The refusal comes before the answer to the flush.
+	if err := nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	err := nc.LastError()
+	return err != nil && strings.Contains(strings.ToLower(err.Error()), "permissions violation")
+}
+
+func TestUsersMayPublishTheirRowsOnly(t *testing.T) {
+	t.Parallel()
+	ns := withUsers(t)
+	life, run := events.LifeOf("default", session).String(), events.RunOf("default", session).String()
+	key := events.Subject{Tenant: "default", ID: events.CatalogueID(events.Key, "default", "", "", "k"), Aspect: events.Key}.String()
+	subjects := map[string][]string{ // subject → who may
+		life:                                    {topology.UserSession},
+		run:                                     {topology.UserSession, topology.UserExecutor},
+		key:                                     {topology.UserSession},
+		events.DeltaSubject("default", session): {topology.UserExecutor},
+		topology.CommandSubject(topology.ServiceSession, "default", session): {topology.UserGateway},
+		topology.JobAny("local"):                                                        {topology.UserSession},
+		topology.JobOn("local", "host"):                                                 {topology.UserSession},
+		topology.TimerAt(session):                                                       {topology.UserSession},
+		topology.TimerDue(session):                                                      {},
+		events.LiveSubject("default", session):                                          {topology.UserProjector},
+		topology.CtlProjector:                                                           {topology.UserProjector, topology.UserSession, topology.UserExecutor},
+		topology.Ctl("xtr_01JZZZZZZZZZZZZZZZZZZZZZZZ"):                                  {topology.UserSession, topology.UserExecutor},
+		topology.Dead("session"):                                                        {topology.UserSession, topology.UserExecutor, topology.UserProjector},
+		"$KV." + topology.BucketLeases + ".x":                                           {topology.UserExecutor},
+		"$KV." + topology.BucketIdempotency + ".default.x":                              {topology.UserGateway},
+		"$O." + topology.BucketPayloads + ".C.x":                                        {topology.UserSession, topology.UserExecutor},
+		"$JS.API.STREAM.PURGE.EVENTS-0":                                                 {topology.UserJanitor},
+		"$JS.API.STREAM.MSG.DELETE.EVENTS-0":                                            {},
+		"$JS.API.STREAM.DELETE.EVENTS-0":                                                {},
+		"$JS.API.STREAM.UPDATE.EVENTS-0":                                                {},
+		"$JS.API.STREAM.PURGE.OBJ_" + topology.BucketPayloads:                           {},
+		"$JS.API.CONSUMER.DELETE.EVENTS-0.reactor-0":                                    {},
+		"$JS.API.CONSUMER.CREATE.COMMANDS.session." + topology.CommandFilter("session"): {topology.UserSession},
+		"$JS.API.CONSUMER.MSG.NEXT.COMMANDS.session":                                    {topology.UserSession},
+		"$JS.API.CONSUMER.CREATE.JOBS.local-any.job.local.any":                          {topology.UserExecutor},
+		"$JS.API.CONSUMER.MSG.NEXT.JOBS.local-any":                                      {topology.UserExecutor},
+		"$JS.API.DIRECT.GET.EVENTS-0." + run:                                            {topology.UserSession, topology.UserExecutor, topology.UserProjector, topology.UserJanitor},
+		"_INBOX_gateway.x":                                                              {topology.UserSession},
+		"_INBOX_session.x":                                                              {},
+	}
+	for _, u := range topology.Users() {
+		if u.Name == topology.UserAdmin {
+			continue
+		}
+		for subject, may := range subjects {
+			nc, _ := as(t, ns, u.Name)
+			// An empty request makes no change even where it is allowed.
+			got := refused(t, nc, func() error { return nc.PublishRequest(subject, topology.InboxPrefix(u.Name)+".x", []byte("{")) })
+			if want := !slices.Contains(may, u.Name); got != want {
+				t.Errorf("%s publishes %s: refused is %v, want %v", u.Name, subject, got, want)
+			}
+			nc.Close()
+		}
+	}
+}
+
+func TestUsersMaySubscribeTheirRowsOnly(t *testing.T) {
+	t.Parallel()
+	ns := withUsers(t)
+	for subject, may := range map[string][]string{
+		"live.default.*":    {topology.UserGateway},
+		"ctl.projector":     {topology.UserGateway, topology.UserExecutor},
+		"ctl.xtr":           {topology.UserExecutor},
+		"ev.>":              {},
+		"cmd.>":             {},
+		"_INBOX_session.>":  {topology.UserSession},
+		"_INBOX.>":          {},
+		"$KV.idempotency.>": {},
+	} {
+		for _, u := range topology.Users() {
+			if u.Name == topology.UserAdmin {
+				continue
+			}
+			nc, _ := as(t, ns, u.Name)
+			got := refused(t, nc, func() error { _, err := nc.SubscribeSync(subject); return err })
+			if want := !slices.Contains(may, u.Name); got != want {
+				t.Errorf("%s subscribes %s: refused is %v, want %v", u.Name, subject, got, want)
+			}
+			nc.Close()
+		}
+	}
+}
+
+// TestUsersCanDoTheirWork uses the client library as the services do, which asks more than the subject itself.
+func TestUsersCanDoTheirWork(t *testing.T) {
+	t.Parallel()
+	ns := withUsers(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	must := func(what string, err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+	}
+	_, gateway := as(t, ns, topology.UserGateway)
+	_, sess := as(t, ns, topology.UserSession)
+	_, exec := as(t, ns, topology.UserExecutor)
+	_, proj := as(t, ns, topology.UserProjector)
+	_, jan := as(t, ns, topology.UserJanitor)
+
+	_, err := gateway.Publish(ctx, topology.CommandSubject(topology.ServiceSession, "default", session), []byte("{}"))
+	must("gateway sends a command", err)
+	idem, err := gateway.KeyValue(ctx, topology.BucketIdempotency)
+	must("gateway opens idempotency", err)
+	_, err = idem.Create(ctx, "default.x", []byte("1"))
+	must("gateway creates a key", err)
+
+	take := func(who string, js jetstream.JetStream, d topology.Durable) {
+		t.Helper()
+		c, err := js.CreateOrUpdateConsumer(ctx, d.Stream, d.Config)
+		must(who+" makes "+d.Config.Durable, err)
+		msg, err := c.Next(jetstream.FetchMaxWait(5 * time.Second))
+		must(who+" takes from "+d.Config.Durable, err)
+		must(who+" acknowledges", msg.DoubleAck(ctx))
+	}
+	take("session", sess, topology.CommandsConsumer())
+	_, err = sess.Publish(ctx, events.LifeOf("default", session).String(), []byte("{}"))
+	must("session writes life", err)
+	take("session", sess, topology.ReactorConsumer(0))
+	_, err = sess.Publish(ctx, topology.JobAny("local"), []byte("{}"))
+	must("session publishes a job", err)
+	timer := nats.NewMsg(topology.TimerAt(session))
+	timer.Header.Set("Nats-Schedule", "@at "+time.Now().Add(-time.Second).UTC().Format(time.RFC3339))
+	timer.Header.Set("Nats-Schedule-Target", topology.TimerDue(session))
+	_, err = sess.PublishMsg(ctx, timer)
+	must("session arms a timer", err)
+	take("session", sess, topology.TimersConsumer())
+
+	take("executor", exec, topology.JobsAnyConsumer("local"))
+	leases, err := exec.KeyValue(ctx, topology.BucketLeases)
+	must("executor opens leases", err)
+	_, err = leases.Put(ctx, "xtr", []byte("1"))
+	must("executor renews its lease", err)
+	theirs, err := sess.KeyValue(ctx, topology.BucketLeases)
+	must("session opens leases", err)
+	keys, err := theirs.Keys(ctx)
+	must("session lists leases", err)
+	if !slices.Equal(keys, []string{"xtr"}) {
+		t.Errorf("leases are %v", keys)
+	}
+	objects, err := exec.ObjectStore(ctx, topology.BucketPayloads)
+	must("executor opens payloads", err)
+	_, err = objects.PutBytes(ctx, "digest", bytes.Repeat([]byte("x"), 1<<18))
+	must("executor stores a payload", err)
+
+	read, err := proj.ObjectStore(ctx, topology.BucketPayloads)
+	must("projector opens payloads", err)
+	b, err := read.GetBytes(ctx, "digest")
+	must("projector reads a payload", err)
+	if len(b) != 1<<18 {
+		t.Errorf("the payload has %d bytes", len(b))
+	}
+	c, err := proj.OrderedConsumer(ctx, topology.EventsStream(0), jetstream.OrderedConsumerConfig{FilterSubjects: []string{"ev.>"}})
+	must("projector opens the log", err)
+	_, err = c.Next(jetstream.FetchMaxWait(5 * time.Second))
+	must("projector reads the log", err)
+	_, err = proj.Publish(ctx, events.LiveSubject("default", session), []byte("{}"))
+	must("projector announces", err)
+
+	log, err := jan.Stream(ctx, topology.EventsStream(0))
+	must("janitor opens the log", err)
+	must("janitor purges a session", log.Purge(ctx, jetstream.WithPurgeSubject(events.LifeOf("default", session).String())))
+	if info, err := log.Info(ctx); err != nil || info.State.Msgs != 0 {
+		t.Errorf("after the purge: %+v, %v", info, err)
+	}
+}
+
+func TestDocsAreCurrent(t *testing.T) {
+	t.Parallel()
+	want, err := os.ReadFile("../../docs/subjects.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got bytes.Buffer
+	if err := topology.WriteDocs(&got); err != nil {
+		t.Fatal(err)
+	}
+	if got.String() != string(want) {
+		t.Error("docs/subjects.md is not what the code says: run go generate ./topology")
+	}
+}
+
+func TestSubjects(t *testing.T) {
+	t.Parallel()
+	for p := range events.Partitions {
+		for _, n := range []int{1, 2, 4, 8} {
+			found := 0
+			for shard := range n {
+				if slices.Contains(topology.Streams(n)[shard].Config.Subjects, topology.PartitionFilter(p)) {
+					found++
+					if shard != topology.ShardOf(p, n) || shard != topology.GroupShard(topology.GroupOf(p), n) {
+						t.Errorf("partition %d of %d shards lies in %d, not in %d", p, n, shard, topology.ShardOf(p, n))
+					}
+				}
+			}
+			if found != 1 {
+				t.Errorf("partition %d lies in %d of %d shards", p, found, n)
+			}
+		}
+		if !slices.Contains(topology.GroupPartitions(topology.GroupOf(p)), p) {
+			t.Errorf("partition %d is not in its group", p)
+		}
+	}
+	for _, bad := range []string{"", "a.b", "a*", ">", "a b", "ü", strings.Repeat("a", 65)} {
+		if topology.CheckToken("engine", bad) == nil {
+			t.Errorf("%q was accepted as a token", bad)
+		}
+	}
+	if err := topology.CheckToken("engine", "host-1_A"); err != nil {
+		t.Error(err)
+	}
+}
