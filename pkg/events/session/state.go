@@ -46,15 +46,16 @@ type State struct {
 	Control      Control        `json:"control,omitzero"` // the strongest control aimed at Active
 	Controls     uint32         `json:"controls,omitempty"`
 	Idle         bool           `json:"idle,omitempty"`     // session_idle came after the last dispatch
-	Cause        string         `json:"cause,omitempty"`    // id of the last event that made work due
+	Release      string         `json:"release,omitempty"`  // id of the last event that gave up what is warm: idle, closed, deleted
 	Commands     []Done         `json:"commands,omitempty"` // the last ones, oldest first
 }
 
 // Ref points to a query: its text stays in the log.
 type Ref struct {
 	ExecutionID string    `json:"executionId,omitempty"`
-	Message     uint64    `json:"message,omitempty"` // stream sequence of the commit with message_accepted; 0 is this commit
-	At          time.Time `json:"at,omitzero"`       // when it was accepted; once dispatched, when it was dispatched
+	Message     uint64    `json:"message,omitempty"`  // stream sequence of the commit with message_accepted; 0 is this commit
+	At          time.Time `json:"at,omitzero"`        // when it was accepted; once dispatched, when it was dispatched
+	Dispatch    string    `json:"dispatch,omitempty"` // id of its execution_dispatched
 }
 
 // ControlKind is how hard a turn is to be stopped.
@@ -155,36 +156,36 @@ func Evolve(s State, e events.Event) State {
 	case events.SessionOptionsUpdated:
 		s.Options = d.Options
 	case events.SessionIdle:
-		s.Idle, s.Cause = true, e.ID
+		s.Idle, s.Release = true, e.ID
 	case events.SessionClosed:
-		s.Status, s.Cause = Closed, e.ID
+		s.Status, s.Release = Closed, e.ID
 	case events.SessionDeleted:
-		s.Status, s.Cause = Deleted, e.ID
+		s.Status, s.Release = Deleted, e.ID
 	case events.MessageAccepted:
 		s.TouchedAt = e.Time
 		s.Queue = append(slices.Clone(s.Queue), Ref{ExecutionID: e.ExecutionID, At: e.Time})
 	case events.ExecutionDispatched:
 		if i := s.queued(e.ExecutionID); i >= 0 {
 			s.Active, s.Queue = s.Queue[i], slices.Delete(slices.Clone(s.Queue), i, i+1)
-			s.Active.At = e.Time
-			s.Control, s.Idle, s.Cause = Control{}, false, e.ID
+			s.Active.At, s.Active.Dispatch = e.Time, e.ID
+			s.Control, s.Idle = Control{}, false
 		}
 	case events.ExecutionWithdrawn:
 		if i := s.queued(e.ExecutionID); i >= 0 {
 			s.Queue = slices.Delete(slices.Clone(s.Queue), i, i+1)
 		}
 	case events.InterruptRequested:
-		s = s.controlled(Control{d.Control, Interrupt, e.ExecutionID, "interrupted", e.Time}, e.ID)
+		s = s.controlled(Control{d.Control, Interrupt, e.ExecutionID, "interrupted", e.Time})
 	case events.CancelRequested:
-		s = s.controlled(Control{d.Control, Cancel, e.ExecutionID, d.Reason, e.Time}, e.ID)
+		s = s.controlled(Control{d.Control, Cancel, e.ExecutionID, d.Reason, e.Time})
 	}
 	return s
 }
 
-func (s State) controlled(c Control, event string) State {
+func (s State) controlled(c Control) State {
 	s.Controls = max(s.Controls, c.N)
 	if s.Active.ExecutionID == c.ExecutionID && (s.Control.N == 0 || s.Control.Kind == Interrupt && c.Kind == Cancel) {
-		s.Control, s.Cause = c, event
+		s.Control = c
 	}
 	return s
 }
