@@ -11,6 +11,7 @@
 //   - nil acknowledges it.
 //   - Poison(err) moves it to dead.<subject>; it is taken off its stream after that copy is stored.
 //   - Transient(err) runs the handler again in place, with backoff; then it counts as any other error.
+//   - Later(err, d) gives it back, to be delivered again after d: that is no failure.
 //   - Any other error gives it back, to be delivered again after the subscriber's NakDelay or the message's own (SetNakDelay), until
 //     the Router's MaxDeliveries is reached, which is poison.
 //

@@ -101,6 +101,8 @@ type Router struct {
 	cfg    RouterConfig
 	router *message.Router
 	names  map[string]bool
+	// initialize makes the durables. watermill's Router cannot undo a start that failed half way, so all of them come first.
+	initialize []func() error
 }
 
 // NewRouter returns a Router, or an error that names the setting at fault.
@@ -142,9 +144,13 @@ func (r *Router) Handle(name, topic string, subscriber message.Subscriber, fn Ha
 	handler := r.router.AddConsumerHandler(name, topic, subscriber, func(msg *message.Message) error {
 		return fn(msg.Context(), msg)
 	})
+	if init, ok := subscriber.(message.SubscribeInitializer); ok {
+		r.initialize = append(r.initialize, func() error { return init.SubscribeInitialize(topic) })
+	}
 	// The first is the outermost. The dead letter decides last, and on an error that a panic or the timeout became; recovery is
 	// innermost, so that the others never see a panic.
 	handler.AddMiddleware(
+		later(name, cfg),
 		correlation(),
 		deadLetter(name, cfg),
 		deadline(name, cfg),
@@ -161,6 +167,11 @@ func (r *Router) Handle(name, topic string, subscriber message.Subscriber, fn Ha
 func (r *Router) Run(ctx context.Context) error {
 	if len(r.names) == 0 {
 		return errors.New("bus: the router has no handlers: register one with Handle")
+	}
+	for _, initialize := range r.initialize {
+		if err := initialize(); err != nil {
+			return fmt.Errorf("bus: run router: %w", err)
+		}
 	}
 	err := r.router.Run(context.WithValue(ctx, routerKey{}, r))
 	if err != nil {
