@@ -13,3 +13,10 @@ type Live struct {
 	Events  []events.Wire  `json:"events"` // kept events, ascending by seq, without a gap inside the message
 	Deltas  []events.Delta `json:"deltas"` // text in flight that was newly stored, in order of offset for each block
 }
+
+// Started is announced on topology.CtlProjector when a projector begins to read
+// a group: what its predecessor committed may not have been announced on LIVE,
+// so whoever follows a session of the group looks for holes.
+type Started struct {
+	Group int `json:"group"`
+}

@@ -1,0 +1,98 @@
+package readmodel_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+
+	"github.com/spoolhq/spool/pkg/pgserver/pgtest"
+	"github.com/spoolhq/spool/pkg/readmodel"
+)
+
+func TestMigrateByManyAtOnce(t *testing.T) {
+	t.Parallel()
+	url := pgtest.URL(t)
+	pool, err := readmodel.Open(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	if err := readmodel.Check(t.Context(), pool); !errors.Is(err, readmodel.ErrNotMigrated) {
+		t.Fatalf("before migration: got %v, want ErrNotMigrated", err)
+	}
+	errs := make([]error, 4)
+	var wg sync.WaitGroup
+	for i := range errs {
+		wg.Go(func() { errs[i] = readmodel.Migrate(t.Context(), url) })
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+	if err := readmodel.Check(t.Context(), pool); err != nil {
+		t.Fatalf("after migration: %v", err)
+	}
+	for _, table := range []string{
+		readmodel.Sessions, readmodel.DeletedSessions, readmodel.Executions, readmodel.Blocks, readmodel.Events, readmodel.TextInFlight,
+		readmodel.ToolCalls, readmodel.Conversations, readmodel.Sandboxes, readmodel.Keys, readmodel.Poison,
+	} {
+		if n := count(t, t.Context(), url, table); n != 0 {
+			t.Errorf("%s has %d rows, want none", table, n)
+		}
+	}
+	if n := count(t, t.Context(), url, readmodel.Checkpoints); n != 8 {
+		t.Errorf("checkpoints has %d rows, want one for each group", n)
+	}
+}
+
+// A pool that has prepared its statements reads the schema that a rebuild put in place.
+func TestPoolFollowsARenamedSchema(t *testing.T) {
+	t.Parallel()
+	url := pgtest.URL(t)
+	if err := errors.Join(readmodel.Migrate(t.Context(), url), readmodel.MigrateSchema(t.Context(), url, "shadow")); err != nil {
+		t.Fatal(err)
+	}
+	pool, err := readmodel.Open(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	conn, err := pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	read := func() (position int64) {
+		t.Helper()
+		if err := conn.QueryRow(t.Context(), "SELECT position FROM checkpoints WHERE grp = $1", 3).Scan(&position); err != nil {
+			t.Fatal(err)
+		}
+		return position
+	}
+	if got := read(); got != 0 {
+		t.Fatalf("position is %d, want 0", got)
+	}
+	if _, err := pool.Exec(t.Context(), "UPDATE shadow.checkpoints SET position = 7"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := pool.Exec(t.Context(), "BEGIN; ALTER SCHEMA spool RENAME TO old; ALTER SCHEMA shadow RENAME TO spool; COMMIT"); err != nil {
+		t.Fatal(err)
+	}
+	if got := read(); got != 7 {
+		t.Errorf("after the swap position is %d, want 7", got)
+	}
+}
+
+func count(t *testing.T, ctx context.Context, url, table string) (n int) {
+	t.Helper()
+	conn, err := readmodel.Connect(ctx, url, readmodel.Schema)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(ctx) //nolint:errcheck // a test's connection
+	if err := conn.QueryRow(ctx, "SELECT count(*) FROM "+table).Scan(&n); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
