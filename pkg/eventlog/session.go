@@ -133,7 +133,7 @@ func (s Sessions) AppendRun(ctx context.Context, l *Loaded, actor events.Actor, 
 
 // Message finds a query's text.
 func (s Sessions) Message(ctx context.Context, l Loaded, ref session.Ref) (events.MessageAccepted, error) {
-	rec, err := s.Log.At(ctx, s.position(l.ID, ref.Message))
+	rec, err := s.Log.At(ctx, s.Position(l.ID, ref.Message))
 	if err != nil {
 		return events.MessageAccepted{}, fmt.Errorf("message of %s: %w", ref.ExecutionID, err)
 	}
@@ -150,7 +150,7 @@ func (s Sessions) Message(ctx context.Context, l Loaded, ref session.Ref) (event
 func (s Sessions) OpenBlocks(ctx context.Context, l Loaded) (map[string]events.Block, error) {
 	blocks := map[string]events.Block{}
 	for _, open := range l.Run.Open {
-		rec, err := s.Log.At(ctx, s.position(l.ID, open.At))
+		rec, err := s.Log.At(ctx, s.Position(l.ID, open.At))
 		if errors.Is(err, ErrNotFound) {
 			continue
 		}
@@ -166,6 +166,7 @@ func (s Sessions) OpenBlocks(ctx context.Context, l Loaded) (map[string]events.B
 	return blocks, nil
 }
 
-func (s Sessions) position(session string, seq uint64) Position {
+// Position is where a stream sequence lies that a session's state refers to.
+func (s Sessions) Position(session string, seq uint64) Position {
 	return Position{Shard: events.Partition(session) % s.Log.Shards(), Seq: seq}
 }

@@ -53,6 +53,7 @@ type Abandon struct {
 	events.Meta
 	ExecutionID string
 	Outcome     events.Payload
+	Blocks      map[string]events.Block // what is known of the open ones
 }
 
 func (Claim) command()   {}
@@ -85,7 +86,7 @@ func Decide(s State, c Command) (Decision, error) {
 		if s.Ended(c.ExecutionID) {
 			return Decision{}, ErrOver
 		}
-		return Decision{s.Epoch + 1, s.finish(c.Meta, c.ExecutionID, 0, c.Outcome, nil, nil)}, nil
+		return Decision{s.Epoch + 1, s.finish(c.Meta, c.ExecutionID, 0, c.Outcome, c.Blocks, nil)}, nil
 	}
 	return Decision{}, fmt.Errorf("run: unknown command %T", c)
 }

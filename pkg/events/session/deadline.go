@@ -2,43 +2,41 @@ package session
 
 import "time"
 
-// DeadlineKind says what is due at a deadline.
-type DeadlineKind string
-
-// The deadlines of a session.
-const (
-	DeadlineIdle    DeadlineKind = "idle"    // session_idle
-	DeadlineTurn    DeadlineKind = "turn"    // the turn limit and its grace passed: is anybody still running it?
-	DeadlineSession DeadlineKind = "session" // session_closed
-)
-
 // TurnGrace is how long after the turn limit an executor may take to end the
 // turn itself, before the session service asks whether it still lives.
 const TurnGrace = 30 * time.Second
 
-// Deadline is a moment at which something becomes due.
-type Deadline struct {
-	At   time.Time
-	Kind DeadlineKind
-}
-
 // Deadline is the session's earliest one; false if it has none.
-func (s State) Deadline(r RunView) (Deadline, bool) {
-	var best Deadline
-	offer := func(at time.Time, kind DeadlineKind) {
-		if best.At.IsZero() || at.Before(best.At) {
-			best = Deadline{at, kind}
+func (s State) Deadline(r RunView) (time.Time, bool) {
+	var best time.Time
+	offer := func(at time.Time, ok bool) {
+		if ok && (best.IsZero() || at.Before(best)) {
+			best = at
 		}
 	}
-	if s.Status == Open {
-		offer(s.CreatedAt.Add(ms(s.Options.SessionLimitMs)), DeadlineSession)
+	offer(s.sessionDeadline())
+	offer(s.TurnDeadline(r))
+	offer(s.idleDeadline(r))
+	return best, !best.IsZero()
+}
+
+// sessionDeadline is when the session closes.
+func (s State) sessionDeadline() (time.Time, bool) {
+	return s.CreatedAt.Add(ms(s.Options.SessionLimitMs)), s.Status == Open
+}
+
+// idleDeadline is when the sandbox is given up.
+func (s State) idleDeadline(r RunView) (time.Time, bool) {
+	rests := s.Status == Open && !s.running(r.ActiveEnded) && len(s.Queue) == 0
+	return s.touched(r).Add(ms(s.Options.IdleTimeoutMs)), rests && r.HasSandbox && !s.Idle
+}
+
+// TurnDeadline is when an execution that was dispatched must have ended; false if none is to end.
+func (s State) TurnDeadline(r RunView) (time.Time, bool) {
+	if !s.running(r.ActiveEnded) {
+		return time.Time{}, false
 	}
-	if s.running(r.ActiveEnded) {
-		offer(s.Active.At.Add(ms(s.Options.TurnLimitMs)+TurnGrace), DeadlineTurn)
-	} else if s.Status == Open && len(s.Queue) == 0 && r.HasSandbox && !s.Idle {
-		offer(s.touched(r).Add(ms(s.Options.IdleTimeoutMs)), DeadlineIdle)
-	}
-	return best, !best.At.IsZero()
+	return s.Active.At.Add(ms(s.Options.TurnLimitMs) + TurnGrace), true
 }
 
 // touched is when anything last happened in the session.

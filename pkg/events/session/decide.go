@@ -58,6 +58,13 @@ type Post struct {
 	ActiveEnded bool // run says that the active execution, if any, has ended
 }
 
+// Start makes a session and accepts its first query, in one commit.
+type Start struct {
+	Base
+	Create events.SessionCreated
+	Post   Post // its Base is not used
+}
+
 // RequestInterrupt asks the running turn to stop. Without one it changes nothing.
 type RequestInterrupt struct {
 	Base
@@ -103,12 +110,14 @@ func Decide(s State, c Command) ([]events.Event, error) {
 		return nil, nil
 	}
 	m := events.NewMint(c.meta())
-	if create, ok := c.(Create); ok {
-		if s.Status != None {
-			return nil, &Error{CodeExists, "sessionId", "a session with this id exists already"}
+	switch c := c.(type) {
+	case Create:
+		return create(s, c.SessionCreated, m)
+	case Start:
+		if _, err := create(s, c.Create, m); err != nil {
+			return nil, err
 		}
-		m.Add("", create.SessionCreated)
-		return m.Events(), nil
+		return post(State{Status: Open}, c.Post, m)
 	}
 	if s.Status == None || s.Status == Deleted {
 		return nil, &Error{Code: CodeNotFound, Field: "sessionId", Detail: "there is no such session"}
@@ -134,6 +143,14 @@ func Decide(s State, c Command) ([]events.Event, error) {
 	case Expire:
 		expire(s, c, m)
 	}
+	return m.Events(), nil
+}
+
+func create(s State, data events.SessionCreated, m *events.Mint) ([]events.Event, error) {
+	if s.Status != None {
+		return nil, &Error{CodeExists, "sessionId", "a session with this id exists already"}
+	}
+	m.Add("", data)
 	return m.Events(), nil
 }
 
@@ -184,16 +201,14 @@ func (s State) end(m *events.Mint, reason string, activeEnded bool) {
 	}
 }
 
+// expire acts on the session limit first, whatever else is due: it ends the rest as well.
 func expire(s State, c Expire, m *events.Mint) {
-	d, ok := s.Deadline(c.Run)
-	if !ok || c.Now.Before(d.At) {
-		return
-	}
-	switch d.Kind {
-	case DeadlineSession:
+	if at, ok := s.sessionDeadline(); ok && !c.Now.Before(at) {
 		s.end(m, "session_closed", c.Run.ActiveEnded)
 		m.Add("", events.SessionClosed{Reason: "limit"})
-	case DeadlineIdle:
+		return
+	}
+	if at, ok := s.idleDeadline(c.Run); ok && !c.Now.Before(at) {
 		m.Add("", events.SessionIdle{IdleMs: uint32(c.Now.Sub(s.touched(c.Run)).Milliseconds())})
 	}
 }

@@ -1,0 +1,394 @@
+package run_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"reflect"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/events/session"
+)
+
+// world is a log of one session with guarded appends, and everyone who writes to
+// it: gateways' commands, the reactor, and executors that work on what they
+// loaded, which may be stale by the time they write.
+type world struct {
+	t       *rapid.T
+	now     time.Time
+	seq     uint64
+	life    chain[session.State]
+	run     chain[run.State]
+	ids     int
+	sent    []session.Command // commands that may be delivered again
+	holders []*executor
+}
+
+// chain is one subject: its commits and the state after each.
+type chain[S any] struct {
+	last   uint64
+	states []S // states[i] is the state after i commits
+	seqs   []uint64
+	list   []events.Event
+}
+
+func (c *chain[S]) state() S { return c.states[len(c.states)-1] }
+
+var errConflict = errors.New("conflict")
+
+// loaded is a read of both halves, maybe an old one.
+type loaded struct {
+	life    session.State
+	lifeSeq uint64
+	run     run.State
+	runSeq  uint64
+}
+
+func newWorld(t *rapid.T) *world {
+	w := &world{t: t, now: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}
+	w.life.states, w.life.seqs = []session.State{{}}, []uint64{0}
+	w.run.states, w.run.seqs = []run.State{{}}, []uint64{0}
+	w.command(session.Create{Base: w.base(), SessionCreated: events.SessionCreated{
+		Architecture: "spool", Provider: "local",
+		Options: events.Options{IdleTimeoutMs: 60_000, TurnLimitMs: 600_000, SessionLimitMs: 86_400_000},
+	}})
+	for i := range 3 {
+		w.holders = append(w.holders, &executor{w: w, id: fmt.Sprintf("x%d", i)})
+	}
+	return w
+}
+
+func (w *world) id(what string) string { w.ids++; return fmt.Sprintf("%s%d", what, w.ids) }
+func (w *world) base() session.Base {
+	return session.Base{Meta: events.Meta{CommandID: w.id("c"), Now: w.now}}
+}
+
+// load reads; stale reads are up to three commits old, each half on its own.
+func (w *world) load(stale bool) loaded {
+	back := func(n int) int {
+		if !stale {
+			return n - 1
+		}
+		return max(0, n-1-rapid.IntRange(0, 3).Draw(w.t, "stale"))
+	}
+	i, j := back(len(w.life.states)), back(len(w.run.states))
+	return loaded{w.life.states[i], w.life.seqs[i], w.run.states[j], w.run.seqs[j]}
+}
+
+func (w *world) appendLife(l loaded, command string, list []events.Event) error {
+	if l.lifeSeq != w.life.last {
+		return errConflict
+	}
+	w.seq++
+	next := session.Fold(l.life, session.CommitID(command), list).Settle(w.seq)
+	w.life = chain[session.State]{w.seq, append(w.life.states, next), append(w.life.seqs, w.seq), append(w.life.list, list...)}
+	return nil
+}
+
+func (w *world) appendRun(l loaded, d run.Decision) error {
+	if l.runSeq != w.run.last {
+		return errConflict
+	}
+	w.seq++
+	next := run.Fold(l.run, d.Epoch, d.Events).Settle(w.seq)
+	w.run = chain[run.State]{w.seq, append(w.run.states, next), append(w.run.seqs, w.seq), append(w.run.list, d.Events...)}
+	return nil
+}
+
+// command is the session service's handler: load (maybe stale), decide, append, again on a conflict.
+func (w *world) command(c session.Command) {
+	stale := rapid.Bool().Draw(w.t, "stale read")
+	for {
+		l := w.load(stale)
+		stale = false
+		list, err := session.Decide(l.life, refresh(c, l))
+		if err != nil || len(list) == 0 {
+			return
+		}
+		if w.appendLife(l, idOf(c), list) == nil {
+			return
+		}
+	}
+}
+
+// refresh gives a command what its handler knows of the runs as loaded.
+func refresh(c session.Command, l loaded) session.Command {
+	ended := l.run.Ended(l.life.Active.ExecutionID)
+	switch c := c.(type) {
+	case session.Post:
+		c.ActiveEnded = ended
+		return c
+	case session.RequestInterrupt:
+		c.ActiveEnded = ended
+		return c
+	case session.RequestCancel:
+		c.ActiveEnded = ended
+		return c
+	case session.Delete:
+		c.ActiveEnded = ended
+		return c
+	}
+	return c
+}
+
+func idOf(c session.Command) string {
+	return reflect.ValueOf(c).FieldByName("Base").FieldByName("Meta").FieldByName("CommandID").String()
+}
+
+// react is the reactor: it reads from the leader.
+func (w *world) react() {
+	l := w.load(false)
+	view := l.run.View(l.life)
+	for _, c := range []session.Command{session.Expire{Base: w.base(), Run: view}, session.Advance{Base: w.base(), ActiveEnded: view.ActiveEnded}} {
+		if list, err := session.Decide(l.life, c); err == nil && len(list) > 0 {
+			w.must(w.appendLife(l, idOf(c), list))
+			return
+		}
+	}
+	if run.Due(l.life, l.run) == run.Refuse {
+		d, err := run.Decide(l.run, run.Abandon{Meta: w.base().Meta, ExecutionID: l.life.Active.ExecutionID, Outcome: events.ExecutionCancelled{Reason: "x"}})
+		w.must(err)
+		w.must(w.appendRun(l, d))
+	}
+}
+
+func (w *world) must(err error) {
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// executor works on a session it loaded some time ago.
+type executor struct {
+	w    *world
+	id   string
+	has  bool
+	l    loaded
+	mine uint64 // epoch
+	n    uint64
+}
+
+// crash forgets everything.
+func (x *executor) crash() { x.has = false }
+
+// step does one thing: claim, write something, or end. A conflict stops it.
+func (x *executor) step() {
+	if !x.has {
+		x.claim()
+		return
+	}
+	var d run.Decision
+	var err error
+	switch rapid.IntRange(0, 2).Draw(x.w.t, "what") {
+	case 0, 1:
+		x.n++
+		block := events.Block{ID: x.w.id("b"), Kind: events.KindAssistantText, Status: events.StatusPending}
+		d, err = run.Decide(x.l.run, run.Record{Epoch: x.mine, Events: []events.Event{{
+			ID: x.w.id("e"), Time: x.w.now, ExecutionID: x.l.run.Execution, Source: events.FromRunner, N: x.l.run.Sandbox.N + 1, Data: events.BlockStart{Block: block},
+		}}})
+	default:
+		d, err = run.Decide(x.l.run, run.End{Meta: x.w.base().Meta, Epoch: x.mine, ExecutionID: x.l.run.Execution, Outcome: events.ExecutionCompleted{}})
+	}
+	x.write(d, err)
+}
+
+func (x *executor) claim() {
+	l := x.w.load(rapid.Bool().Draw(x.w.t, "stale claim"))
+	if run.Due(l.life, l.run) != run.Execute {
+		return
+	}
+	d, err := run.Decide(l.run, run.Claim{Meta: x.w.base().Meta, ExecutionID: l.life.Active.ExecutionID, Executor: x.id})
+	x.l, x.mine, x.has = l, d.Epoch, true
+	x.write(d, err)
+}
+
+func (x *executor) write(d run.Decision, err error) {
+	if err == nil && len(d.Events) > 0 {
+		err = x.w.appendRun(x.l, d)
+	}
+	if err != nil {
+		x.crash() // fenced off, or over: it stops
+		return
+	}
+	x.l.run, x.l.runSeq = x.w.run.state(), x.w.run.last
+	if x.l.run.Phase.Terminal() {
+		x.crash()
+	}
+}
+
+// TestEveryQueryEndsOnce interleaves both writers at random, with stale reads,
+// redelivered commands and crashes: each accepted query has exactly one
+// terminal event, nothing stays open, and the stored states are the folds.
+func TestEveryQueryEndsOnce(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		w := newWorld(t)
+		for range rapid.IntRange(5, 120).Draw(t, "steps") {
+			w.step()
+		}
+		for range 10_000 {
+			if w.drain() {
+				break
+			}
+		}
+		w.check()
+	})
+}
+
+func (w *world) step() {
+	w.now = w.now.Add(time.Duration(rapid.IntRange(0, 5000).Draw(w.t, "ms")) * time.Millisecond)
+	switch rapid.SampledFrom([]string{"post", "post", "react", "react", "work", "work", "work", "work", "again", "crash", "interrupt", "cancel", "delete"}).Draw(w.t, "step") {
+	case "post":
+		w.send(session.Post{Base: w.base(), ExecutionID: w.id("exe"), Content: "hello"})
+	case "interrupt":
+		w.send(session.RequestInterrupt{Base: w.base()})
+	case "cancel":
+		l := w.load(false)
+		targets := []string{l.life.Active.ExecutionID}
+		for _, r := range l.life.Queue {
+			targets = append(targets, r.ExecutionID)
+		}
+		w.send(session.RequestCancel{Base: w.base(), ExecutionID: rapid.SampledFrom(targets).Draw(w.t, "target")})
+	case "delete":
+		if rapid.IntRange(0, 9).Draw(w.t, "really") == 0 {
+			w.send(session.Delete{Base: w.base()})
+		}
+	case "again":
+		if len(w.sent) > 0 {
+			w.command(rapid.SampledFrom(w.sent).Draw(w.t, "redelivered"))
+		}
+	case "react":
+		w.react()
+	case "work":
+		rapid.SampledFrom(w.holders).Draw(w.t, "executor").step()
+	case "crash":
+		rapid.SampledFrom(w.holders).Draw(w.t, "victim").crash()
+	}
+}
+
+func (w *world) send(c session.Command) {
+	w.sent = append(w.sent, c)
+	w.command(c)
+}
+
+// drain lets the world come to rest; true when nothing is left to do.
+func (w *world) drain() bool {
+	before := w.seq
+	w.react()
+	if w.seq != before {
+		return false
+	}
+	l := w.load(false)
+	if run.Due(l.life, l.run) != run.Execute {
+		return true
+	}
+	x := &executor{w: w, id: "last"}
+	d, err := run.Decide(l.run, run.Claim{Meta: w.base().Meta, ExecutionID: l.life.Active.ExecutionID, Executor: x.id})
+	w.must(err)
+	w.must(w.appendRun(l, d))
+	l = w.load(false)
+	if l.run.Phase.Terminal() {
+		return false
+	}
+	d, err = run.Decide(l.run, run.End{Meta: w.base().Meta, Epoch: l.run.Epoch, ExecutionID: l.run.Execution, Outcome: events.ExecutionCompleted{}})
+	w.must(err)
+	w.must(w.appendRun(l, d))
+	return false
+}
+
+func (w *world) check() {
+	accepted, ends, open := map[string]int{}, map[string]int{}, map[string]bool{}
+	ids := map[string]bool{}
+	for _, e := range append(append([]events.Event(nil), w.life.list...), w.run.list...) {
+		if ids[e.ID] {
+			w.t.Fatalf("event id %s twice", e.ID)
+		}
+		ids[e.ID] = true
+		switch d := e.Data.(type) {
+		case events.MessageAccepted:
+			accepted[e.ExecutionID]++
+		case events.BlockStart:
+			open[d.Block.ID] = true
+		case events.BlockComplete:
+			delete(open, d.Block.ID)
+		}
+		if events.Terminal(e.Type()) {
+			ends[e.ExecutionID]++
+		}
+	}
+	for id, n := range accepted {
+		if n != 1 || ends[id] != 1 {
+			w.t.Fatalf("execution %s: accepted %d times, ended %d times", id, n, ends[id])
+		}
+	}
+	if len(ends) != len(accepted) {
+		w.t.Fatalf("%d executions ended, %d were accepted", len(ends), len(accepted))
+	}
+	if len(open) > 0 {
+		w.t.Fatalf("blocks left open: %v", open)
+	}
+	last := w.life.list[len(w.life.list)-1]
+	for _, e := range w.life.list {
+		if e.Type() == (events.SessionDeleted{}).EventType() && e.ID != last.ID {
+			w.t.Fatal("something came after session_deleted")
+		}
+	}
+}
+
+// TestFoldInPieces: folding a history in pieces, with the state stored between
+// as JSON, is folding it at once.
+func TestFoldInPieces(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		w := newWorld(t)
+		for range rapid.IntRange(5, 60).Draw(t, "steps") {
+			w.step()
+		}
+		var at run.State
+		for _, e := range w.run.list {
+			at = run.Evolve(at, e)
+		}
+		var pieces run.State
+		for i, e := range w.run.list {
+			pieces = run.Evolve(pieces, e)
+			if rapid.Bool().Draw(t, fmt.Sprint("store", i)) {
+				pieces = stored(t, pieces)
+			}
+		}
+		if got, want := text(t, pieces), text(t, at); got != want {
+			t.Fatalf("in pieces %s\nat once   %s", got, want)
+		}
+		var life, lifePieces session.State
+		for i, e := range w.life.list {
+			life = session.Evolve(life, e)
+			lifePieces = session.Evolve(lifePieces, e)
+			if rapid.Bool().Draw(t, fmt.Sprint("store life", i)) {
+				lifePieces = stored(t, lifePieces)
+			}
+		}
+		if got, want := text(t, lifePieces), text(t, life); got != want {
+			t.Fatalf("in pieces %s\nat once   %s", got, want)
+		}
+	})
+}
+
+func stored[S any](t *rapid.T, s S) S {
+	var out S
+	if err := json.Unmarshal([]byte(text(t, s)), &out); err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func text(t *rapid.T, v any) string {
+	b, err := json.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}

@@ -1,0 +1,161 @@
+package run_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/events/session"
+)
+
+var t0 = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+
+func fact(execution string, n uint64, data events.Payload) events.Event {
+	return events.Event{ID: fmt.Sprint("e", n, data.EventType()), Time: t0, ExecutionID: execution, Source: events.FromServer, N: n, Data: data}
+}
+
+func given(list ...events.Event) run.State {
+	var s run.State
+	for i, e := range list {
+		s = run.Fold(s, 0, []events.Event{e}).Settle(uint64(i + 1))
+	}
+	return s
+}
+
+func claimed(x string, epoch uint64) events.Event {
+	return fact(x, 0, events.ExecutionClaimed{Epoch: epoch, Executor: "x1"})
+}
+
+func opened(x, id string, n uint64) events.Event {
+	return fact(x, n, events.BlockStart{Block: events.Block{ID: id, Kind: events.KindAssistantText, Status: events.StatusPending}})
+}
+
+func completed(x, id string, n uint64) events.Event {
+	return fact(x, n, events.BlockComplete{Block: events.Block{ID: id, Status: events.StatusComplete}})
+}
+
+var (
+	meta = events.Meta{CommandID: "c", Now: t0.Add(1500 * time.Millisecond)}
+	box  = fact("", 0, events.SandboxReady{SandboxID: "sbx", Provider: "local", Engine: "m1", Journal: "jnl"})
+	done = fact("A", 9, events.ExecutionCompleted{})
+)
+
+func TestDecide(t *testing.T) {
+	t.Parallel()
+	five := []events.Event{claimed("A", 1), claimed("A", 2), claimed("A", 3), claimed("A", 4), claimed("A", 5)}
+	end := func(epoch uint64) run.End {
+		return run.End{Meta: meta, Epoch: epoch, ExecutionID: "A", N: 9, Outcome: events.ExecutionCompleted{Result: "ok"}}
+	}
+	for _, c := range []struct {
+		name  string
+		given run.State
+		when  run.Command
+		epoch uint64
+		then  string
+		err   error
+	}{
+		{"first claim", given(), run.Claim{Meta: meta, ExecutionID: "A"}, 1, "execution_claimed/A", nil},
+		{"claim again", given(claimed("A", 1)), run.Claim{Meta: meta, ExecutionID: "A"}, 2, "execution_claimed/A", nil},
+		{"claim what has ended", given(claimed("A", 1), done), run.Claim{Meta: meta, ExecutionID: "A"}, 0, "", run.ErrOver},
+		{"claim the next", given(claimed("A", 1), done), run.Claim{Meta: meta, ExecutionID: "B"}, 2, "execution_claimed/B", nil},
+		{"sixth claim without progress", given(five...), run.Claim{Meta: meta, ExecutionID: "A"}, 6, "execution_failed/A", nil},
+		{"sixth claim after progress", given(append(five, opened("A", "b", 1))...), run.Claim{Meta: meta, ExecutionID: "A"}, 6, "execution_claimed/A", nil},
+		{"record", given(claimed("A", 1)), run.Record{Epoch: 1, Events: []events.Event{opened("A", "b", 1)}}, 1, "block_start/A", nil},
+		{"record of a zombie", given(claimed("A", 1), claimed("A", 2)), run.Record{Epoch: 1, Events: []events.Event{opened("A", "b", 1)}}, 0, "", run.ErrFenced},
+		{"record from the future while it runs", given(claimed("A", 1)), run.Record{Epoch: 2, Events: []events.Event{opened("A", "b", 1)}}, 0, "", run.ErrFenced},
+		{"taking over at rest", given(claimed("A", 1), box, done), run.Record{Epoch: 2, Events: []events.Event{fact("", 0, events.SandboxTerminated{})}}, 2, "sandbox_terminated", nil},
+		{"record after the end", given(claimed("A", 1), done), run.Record{Epoch: 1, Events: []events.Event{opened("A", "b", 1)}}, 1, "", nil},
+		{"record about another execution", given(claimed("A", 1)), run.Record{Epoch: 1, Events: []events.Event{opened("B", "b", 1)}}, 1, "", nil},
+		{"a block that opens twice, closes twice, or was never open", given(claimed("A", 1)), run.Record{Epoch: 1, Events: []events.Event{
+			opened("A", "b", 1), opened("A", "b", 2), completed("A", "b", 3), completed("A", "b", 4), completed("A", "z", 5),
+			fact("A", 6, events.BlockUpdate{BlockID: "z"}),
+		}}, 1, "block_start/A block_complete/A", nil},
+		{"end", given(claimed("A", 1)), end(1), 1, "execution_completed/A", nil},
+		{"end with a block open", given(claimed("A", 1), opened("A", "b", 1)), end(1), 1, "block_complete/A execution_completed/A", nil},
+		{"end of a zombie", given(claimed("A", 1), claimed("A", 2)), end(1), 0, "", run.ErrFenced},
+		{"end twice", given(claimed("A", 1), done), end(1), 0, "", run.ErrOver},
+		{"abandon what nobody claimed", given(), run.Abandon{Meta: meta, ExecutionID: "A", Outcome: events.ExecutionCancelled{Reason: "cancelled"}}, 1, "execution_cancelled/A", nil},
+		{"abandon what was lost", given(claimed("A", 3), opened("A", "b", 1)), run.Abandon{Meta: meta, ExecutionID: "A", Outcome: events.ExecutionFailed{}}, 4, "block_complete/A execution_failed/A", nil},
+		{"abandon after the end", given(claimed("A", 1), done), run.Abandon{Meta: meta, ExecutionID: "A", Outcome: events.ExecutionFailed{}}, 0, "", run.ErrOver},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			d, err := run.Decide(c.given, c.when)
+			if !errors.Is(err, c.err) || (err != nil) != (c.err != nil) {
+				t.Fatalf("error %v, want %v", err, c.err)
+			}
+			var got []string
+			for _, e := range d.Events {
+				s := string(e.Type())
+				if e.ExecutionID != "" {
+					s += "/" + e.ExecutionID
+				}
+				got = append(got, s)
+			}
+			if d.Epoch != c.epoch || strings.Join(got, " ") != c.then {
+				t.Fatalf("epoch %d, %q; want %d, %q", d.Epoch, got, c.epoch, c.then)
+			}
+		})
+	}
+	if _, err := run.Decide(given(claimed("A", 1)), run.Record{Epoch: 1, Events: []events.Event{done}}); err == nil {
+		t.Fatal("a terminal event went through Record")
+	}
+}
+
+// TestEndKeepsWhatIsKnown: a block that is closed by force keeps its kind and text; facts before the end count.
+func TestEndKeepsWhatIsKnown(t *testing.T) {
+	t.Parallel()
+	s := given(claimed("A", 1), opened("A", "b", 1), opened("A", "c", 2))
+	d, err := run.Decide(s, run.End{
+		Meta: meta, Epoch: 1, ExecutionID: "A", Outcome: events.ExecutionFailed{Code: "X"},
+		Blocks: map[string]events.Block{"b": {ID: "b", Kind: events.KindAssistantText, Content: "half"}},
+		Before: []events.Event{completed("A", "c", 3)},
+	})
+	if err != nil || len(d.Events) != 3 {
+		t.Fatalf("%d events, %v", len(d.Events), err)
+	}
+	b := d.Events[1].Data.(events.BlockComplete).Block
+	if b.ID != "b" || b.Content != "half" || b.Status != events.StatusError {
+		t.Fatalf("closed as %+v", b)
+	}
+	if f := d.Events[2].Data.(events.ExecutionFailed); f.DurationMs != 1500 {
+		t.Fatalf("took %d ms", f.DurationMs)
+	}
+}
+
+func TestDue(t *testing.T) {
+	t.Parallel()
+	active := session.State{Status: session.Open, Active: session.Ref{ExecutionID: "A"}}
+	told := active
+	told.Control = session.Control{N: 1, Kind: session.Cancel, ExecutionID: "A"}
+	idle, gone := active, active
+	idle.Idle, gone.Status = true, session.Deleted
+	for _, c := range []struct {
+		name string
+		l    session.State
+		s    run.State
+		want run.Work
+	}{
+		{"nothing dispatched", session.State{Status: session.Open}, given(), run.Nothing},
+		{"dispatched", active, given(), run.Execute},
+		{"claimed", active, given(claimed("A", 1)), run.Execute},
+		{"ended", active, given(claimed("A", 1), box, done), run.Nothing},
+		{"told before the claim", told, given(), run.Refuse},
+		{"told after the claim", told, given(claimed("A", 1)), run.Execute},
+		{"idle", idle, given(claimed("A", 1), box, done), run.Release},
+		{"idle without a sandbox", idle, given(claimed("A", 1), done), run.Nothing},
+		{"deleted", gone, given(claimed("A", 1), box, done), run.Release},
+		{"deleted while it runs", gone, given(claimed("A", 1), box), run.Execute},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			if got := run.Due(c.l, c.s); got != c.want {
+				t.Fatalf("due %q, want %q", got, c.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,198 @@
+package session_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/session"
+)
+
+var t0 = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+
+func at(d time.Duration) time.Time { return t0.Add(d) }
+
+// given folds a history, each entry a commit of its own.
+func given(commits ...[]events.Event) session.State {
+	var s session.State
+	for i, list := range commits {
+		s = session.Fold(s, fmt.Sprintf("cmt%d", i), list).Settle(uint64(i + 1))
+	}
+	return s
+}
+
+func fact(execution string, when time.Time, data events.Payload) events.Event {
+	return events.Event{ID: "evt-" + string(data.EventType()) + execution, Time: when, ExecutionID: execution, Source: events.FromServer, Data: data}
+}
+
+func commit(list ...events.Event) []events.Event { return list }
+
+var (
+	options = events.Options{IdleTimeoutMs: 60_000, TurnLimitMs: 600_000, SessionLimitMs: 3_600_000}
+	created = commit(fact("", t0, events.SessionCreated{Agent: "default", Architecture: "spool", Provider: "local", Options: options}))
+	posted  = func(x string) []events.Event {
+		return commit(fact(x, at(1), events.MessageAccepted{Content: x}), fact(x, at(1), events.ExecutionDispatched{}))
+	}
+	queued = func(x string) []events.Event {
+		return commit(fact(x, at(2), events.MessageAccepted{Content: x}), fact(x, at(2), events.ExecutionQueued{Ahead: 1}))
+	}
+	deleted = commit(fact("", at(3), events.SessionDeleted{}))
+	closed  = commit(fact("", at(3), events.SessionClosed{Reason: "limit"}))
+	meta    = func(d time.Duration) session.Base {
+		return session.Base{Meta: events.Meta{CommandID: "cmd", Now: at(d)}}
+	}
+	rested   = session.RunView{ActiveEnded: true, EndedAt: at(time.Second), HasSandbox: true}
+	interrup = commit(fact("A", at(2), events.InterruptRequested{Control: 1}))
+	canceled = commit(fact("A", at(2), events.CancelRequested{Control: 1, Reason: "cancelled"}))
+)
+
+func TestDecide(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name  string
+		given session.State
+		when  session.Command
+		then  string // types and executions, in order
+		code  string // of the refusal
+	}{
+		{"create", given(), session.Create{Base: meta(0)}, "session_created", ""},
+		{"create again", given(created), session.Create{Base: meta(0)}, "", session.CodeExists},
+		{"start", given(), session.Start{Base: meta(0), Post: session.Post{ExecutionID: "A"}}, "session_created message_accepted/A execution_dispatched/A", ""},
+		{"start on one that exists", given(created), session.Start{Base: meta(0)}, "", session.CodeExists},
+		{"post to nobody", given(), session.Post{Base: meta(0), ExecutionID: "A"}, "", session.CodeNotFound},
+		{"post to the deleted", given(created, deleted), session.Post{Base: meta(0), ExecutionID: "A"}, "", session.CodeNotFound},
+		{"post to the closed", given(created, closed), session.Post{Base: meta(0), ExecutionID: "A"}, "", session.CodeClosed},
+		{"first message is dispatched at once", given(created), session.Post{Base: meta(0), ExecutionID: "A"}, "message_accepted/A execution_dispatched/A", ""},
+		{"second waits", given(created, posted("A")), session.Post{Base: meta(0), ExecutionID: "B"}, "message_accepted/B execution_queued/B", ""},
+		{"second goes at once after the end", given(created, posted("A")), session.Post{Base: meta(0), ExecutionID: "B", ActiveEnded: true}, "message_accepted/B execution_dispatched/B", ""},
+		{"third does not overtake", given(created, posted("A"), queued("B")), session.Post{Base: meta(0), ExecutionID: "C", ActiveEnded: true}, "message_accepted/C execution_queued/C", ""},
+		{"the same execution again", given(created, posted("A")), session.Post{Base: meta(0), ExecutionID: "A"}, "", ""},
+		{"advance while it runs", given(created, posted("A"), queued("B")), session.Advance{Base: meta(0)}, "", ""},
+		{"advance", given(created, posted("A"), queued("B")), session.Advance{Base: meta(0), ActiveEnded: true}, "execution_dispatched/B", ""},
+		{"advance with nothing", given(created, posted("A")), session.Advance{Base: meta(0), ActiveEnded: true}, "", ""},
+		{"interrupt", given(created, posted("A")), session.RequestInterrupt{Base: meta(0)}, "interrupt_requested/A", ""},
+		{"interrupt twice", given(created, posted("A"), interrup), session.RequestInterrupt{Base: meta(0)}, "", ""},
+		{"interrupt after the end", given(created, posted("A")), session.RequestInterrupt{Base: meta(0), ActiveEnded: true}, "", ""},
+		{"cancel after interrupt", given(created, posted("A"), interrup), session.RequestCancel{Base: meta(0), ExecutionID: "A"}, "cancel_requested/A", ""},
+		{"interrupt after cancel", given(created, posted("A"), canceled), session.RequestInterrupt{Base: meta(0)}, "", ""},
+		{"cancel what waits", given(created, posted("A"), queued("B")), session.RequestCancel{Base: meta(0), ExecutionID: "B"}, "execution_withdrawn/B", ""},
+		{"cancel after the end", given(created, posted("A")), session.RequestCancel{Base: meta(0), ExecutionID: "A", ActiveEnded: true}, "", ""},
+		{"cancel the unknown", given(created, posted("A")), session.RequestCancel{Base: meta(0), ExecutionID: "Z"}, "", ""},
+		{"delete", given(created, posted("A"), queued("B")), session.Delete{Base: meta(0)}, "execution_withdrawn/B cancel_requested/A session_deleted", ""},
+		{"delete at rest", given(created, posted("A")), session.Delete{Base: meta(0), ActiveEnded: true}, "session_deleted", ""},
+		{"delete twice", given(created, deleted), session.Delete{Base: meta(0)}, "", session.CodeNotFound},
+		{"idle too early", given(created, posted("A")), session.Expire{Base: meta(50 * time.Second), Run: rested}, "", ""},
+		{"idle", given(created, posted("A")), session.Expire{Base: meta(61 * time.Second), Run: rested}, "session_idle", ""},
+		{"idle without a sandbox", given(created, posted("A")), session.Expire{Base: meta(61 * time.Second), Run: session.RunView{ActiveEnded: true}}, "", ""},
+		{"idle while it runs", given(created, posted("A")), session.Expire{Base: meta(61 * time.Second), Run: session.RunView{HasSandbox: true}}, "", ""},
+		{"idle while one waits", given(created, posted("A"), queued("B")), session.Expire{Base: meta(61 * time.Second), Run: rested}, "", ""},
+		{"session limit", given(created, posted("A"), queued("B")), session.Expire{Base: meta(time.Hour)}, "execution_withdrawn/B cancel_requested/A session_closed", ""},
+		{"session limit once", given(created, closed), session.Expire{Base: meta(2 * time.Hour)}, "", ""},
+		{"options", given(created), session.UpdateOptions{Base: meta(0), Options: options}, "session_options_updated", ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			list, err := session.Decide(c.given, c.when)
+			var refused *session.Error
+			if errors.As(err, &refused) != (c.code != "") || refused != nil && refused.Code != c.code {
+				t.Fatalf("error %v, want code %q", err, c.code)
+			}
+			if got := describe(list); got != c.then {
+				t.Fatalf("decided %q, want %q", got, c.then)
+			}
+		})
+	}
+}
+
+func describe(list []events.Event) string {
+	var out []string
+	for _, e := range list {
+		s := string(e.Type())
+		if e.ExecutionID != "" {
+			s += "/" + e.ExecutionID
+		}
+		out = append(out, s)
+	}
+	return strings.Join(out, " ")
+}
+
+func TestQueueIsBounded(t *testing.T) {
+	t.Parallel()
+	s := given(created, posted("A"))
+	for i := range session.MaxQueue {
+		s = session.Fold(s, "c", queued(fmt.Sprint("B", i)))
+	}
+	_, err := session.Decide(s, session.Post{Base: meta(0), ExecutionID: "Z"})
+	var refused *session.Error
+	if !errors.As(err, &refused) || refused.Code != session.CodeFull {
+		t.Fatalf("error %v, want %s", err, session.CodeFull)
+	}
+}
+
+// TestRedelivery: a command that was carried out decides nothing more, and says where it was.
+func TestRedelivery(t *testing.T) {
+	t.Parallel()
+	post := session.Post{Base: meta(0), ExecutionID: "A"}
+	s := given(created)
+	list, err := session.Decide(s, post)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s = session.Fold(s, session.CommitID("cmd"), list).Settle(7)
+	again, err := session.Decide(s, post)
+	if err != nil || len(again) != 0 {
+		t.Fatalf("decided %s, %v", describe(again), err)
+	}
+	if seq, ok := s.Did("cmd"); !ok || seq != 7 {
+		t.Fatalf("did at %d, %v", seq, ok)
+	}
+	for i := range 63 {
+		s = session.Fold(s, fmt.Sprint("other", i), queued(fmt.Sprint("B", i))).Settle(uint64(8 + i))
+	}
+	if _, ok := s.Did("cmd"); !ok {
+		t.Fatal("forgotten after 63 further commands")
+	}
+}
+
+// TestDeadlines: one timer, at the earliest.
+func TestDeadlines(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name string
+		s    session.State
+		run  session.RunView
+		want time.Time
+	}{
+		{"new: the session limit", given(created), session.RunView{}, at(time.Hour)},
+		{"running: the turn limit and grace", given(created, posted("A")), session.RunView{HasSandbox: true}, at(1 + 10*time.Minute + session.TurnGrace)},
+		{"rested: idle", given(created, posted("A")), rested, at(61 * time.Second)},
+		{"idle already", given(created, posted("A"), commit(fact("", at(9), events.SessionIdle{}))), rested, at(time.Hour)},
+		{"closed at rest: none", given(created, closed), session.RunView{ActiveEnded: true}, time.Time{}},
+		{"closed while it runs: the turn limit", given(created, posted("A"), closed), session.RunView{}, at(1 + 10*time.Minute + session.TurnGrace)},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			got, ok := c.s.Deadline(c.run)
+			if ok == c.want.IsZero() || !got.Equal(c.want) {
+				t.Fatalf("deadline %v, want %v", got, c.want)
+			}
+		})
+	}
+}
+
+// TestStateIsCompact: what is stored beside each commit stays far under a commit's size, with a full queue.
+func TestStateIsCompact(t *testing.T) {
+	t.Parallel()
+	s := given(created, posted(events.Derive(events.KindExecution, "a")))
+	for i := range session.MaxQueue {
+		s = session.Fold(s, events.Derive(events.KindCommit, fmt.Sprint(i)), queued(events.Derive(events.KindExecution, fmt.Sprint(i))))
+	}
+	b, err := json.Marshal(s)
+	if err != nil || len(b) > 64<<10 {
+		t.Fatalf("%d bytes, %v", len(b), err)
+	}
+}

@@ -1,0 +1,232 @@
+// Package command carries out what gateways ask: it loads the session, decides,
+// appends, and answers. Every command has an id, so that a redelivery changes
+// nothing and is answered as the first delivery was.
+package command
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/nats-io/nats.go"
+
+	"github.com/spoolhq/spool/pkg/api/command"
+	"github.com/spoolhq/spool/pkg/bus"
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/session"
+	"github.com/spoolhq/spool/pkg/topology"
+)
+
+// Config of a Handler; everything is required.
+type Config struct {
+	Sessions  eventlog.Sessions
+	NATS      *nats.Conn
+	Now       func() time.Time
+	Providers []string
+	Logger    *slog.Logger
+
+	IdleTimeout, TurnLimit, SessionLimit time.Duration
+}
+
+// Handler carries out commands.
+type Handler struct{ cfg Config }
+
+// New makes a Handler.
+func New(cfg Config) *Handler { return &Handler{cfg} }
+
+// maxRounds bounds how often a command is decided again because another copy
+// wrote first. Past it the command is given back, and delivered again.
+const maxRounds = 64
+
+// Handle is the bus handler for COMMANDS.
+func (h *Handler) Handle(ctx context.Context, msg *message.Message) error {
+	if err := bus.Routed(ctx); err != nil {
+		return err
+	}
+	var c command.Command
+	if err := json.Unmarshal(msg.Payload, &c); err != nil {
+		return bus.Poison(fmt.Errorf("decode command: %w", err))
+	}
+	if err := checkIDs(c); err != nil {
+		return bus.Poison(err)
+	}
+	answer, err := h.do(ctx, c)
+	var refused *command.Error
+	switch {
+	case errors.As(err, &refused):
+		answer = command.Answer{SessionID: c.SessionID, ExecutionID: c.ExecutionID, Error: refused}
+	case errors.Is(err, eventlog.ErrTooLarge):
+		answer.Error = &command.Error{Code: "PAYLOAD_TOO_LARGE", Detail: "the request does not fit into one commit of the log; send less at once"}
+	case errors.Is(err, eventlog.ErrFull):
+		answer.Error = &command.Error{Code: "UNAVAILABLE", Detail: "the log is at its limit and refuses writes; nothing was stored"}
+	case err != nil:
+		return bus.Transient(err)
+	}
+	body, err := json.Marshal(answer)
+	if err != nil {
+		return bus.Poison(fmt.Errorf("encode answer: %w", err))
+	}
+	return bus.Reply(h.cfg.NATS, msg, bus.Answer{Payload: body})
+}
+
+// checkIDs keeps anything that is not an id away from subjects.
+func checkIDs(c command.Command) error {
+	if err := events.CheckTenant("tenant", c.Tenant); err != nil {
+		return err
+	}
+	if err := events.CheckID("id", events.KindCommand, c.ID); err != nil {
+		return err
+	}
+	switch c.Type {
+	case command.TypeCreateKey, command.TypeRevokeKey:
+		return nil
+	case command.TypePostMessage, command.TypeStartExecution, command.TypeCancel:
+		if err := events.CheckID("executionId", events.KindExecution, c.ExecutionID); err != nil {
+			return err
+		}
+	}
+	return events.CheckID("sessionId", events.KindSession, c.SessionID)
+}
+
+func (h *Handler) do(ctx context.Context, c command.Command) (command.Answer, error) {
+	switch c.Type {
+	case command.TypeCreateKey, command.TypeRevokeKey:
+		return h.key(ctx, c)
+	}
+	build, err := h.builder(c)
+	if err != nil {
+		return command.Answer{}, err
+	}
+	return h.session(ctx, c, build)
+}
+
+// builder turns a request into what the session's life decides on, given the
+// session as it is loaded. What is wrong with the request itself is said at once.
+type builder func(l eventlog.Loaded, base session.Base) (session.Command, error)
+
+func (h *Handler) builder(c command.Command) (builder, error) {
+	switch c.Type {
+	case command.TypeCreateSession:
+		var b command.CreateSession
+		if err := decode(c, &b); err != nil {
+			return nil, err
+		}
+		created, err := h.created(b)
+		return func(_ eventlog.Loaded, base session.Base) (session.Command, error) {
+			return session.Create{Base: base, SessionCreated: created}, nil
+		}, err
+	case command.TypeStartExecution:
+		var b command.StartExecution
+		if err := decode(c, &b); err != nil {
+			return nil, err
+		}
+		created, err := h.created(b.Create)
+		if err == nil {
+			err = checkPost(b.Post)
+		}
+		return func(l eventlog.Loaded, base session.Base) (session.Command, error) {
+			return session.Start{Base: base, Create: created, Post: post(c, b.Post, base, l)}, nil
+		}, err
+	case command.TypePostMessage:
+		var b command.PostMessage
+		if err := decode(c, &b); err != nil {
+			return nil, err
+		}
+		return func(l eventlog.Loaded, base session.Base) (session.Command, error) {
+			return post(c, b, base, l), nil
+		}, checkPost(b)
+	case command.TypeUpdateSession:
+		var b command.UpdateSession
+		if err := decode(c, &b); err != nil {
+			return nil, err
+		}
+		return func(l eventlog.Loaded, base session.Base) (session.Command, error) {
+			return h.update(b, l, base)
+		}, checkMetadata(b.Metadata)
+	case command.TypeInterrupt:
+		return func(l eventlog.Loaded, base session.Base) (session.Command, error) {
+			return session.RequestInterrupt{Base: base, ActiveEnded: l.View().ActiveEnded}, nil
+		}, nil
+	case command.TypeCancel:
+		return func(l eventlog.Loaded, base session.Base) (session.Command, error) {
+			return session.RequestCancel{Base: base, ExecutionID: c.ExecutionID, ActiveEnded: l.View().ActiveEnded}, nil
+		}, nil
+	case command.TypeDeleteSession:
+		return func(l eventlog.Loaded, base session.Base) (session.Command, error) {
+			return session.Delete{Base: base, ActiveEnded: l.View().ActiveEnded}, nil
+		}, nil
+	}
+	return nil, invalid("type", fmt.Sprintf("there is no command %.64q", c.Type))
+}
+
+// session decides and appends until the guard holds.
+func (h *Handler) session(ctx context.Context, c command.Command, build builder) (command.Answer, error) {
+	freshness := eventlog.Any
+	answer := command.Answer{SessionID: c.SessionID, ExecutionID: c.ExecutionID}
+	for range maxRounds {
+		l, err := h.cfg.Sessions.Load(ctx, c.Tenant, c.SessionID, freshness)
+		if err != nil {
+			return answer, err
+		}
+		if at, done := l.Life.Did(c.ID); done {
+			answer.Position = h.cfg.Sessions.Position(l.ID, at).String()
+			return answer, nil
+		}
+		cmd, err := build(l, session.Base{Meta: events.Meta{CommandID: c.ID, Now: h.cfg.Now()}})
+		if err != nil {
+			return answer, err
+		}
+		list, err := session.Decide(l.Life, cmd)
+		var refused *session.Error
+		if errors.As(err, &refused) {
+			if freshness == eventlog.Any { // a replica may not have heard of the session yet
+				freshness = eventlog.Leader
+				continue
+			}
+			return answer, &command.Error{Code: refused.Code, Field: refused.Field, Detail: refused.Detail}
+		}
+		if err != nil {
+			return answer, err
+		}
+		if len(list) > 0 {
+			err = h.cfg.Sessions.AppendLife(ctx, &l, c.Actor, c.ID, list)
+		}
+		var conflict *eventlog.ConflictError
+		if errors.As(err, &conflict) {
+			freshness = eventlog.Leader
+			continue
+		}
+		if err != nil {
+			return answer, err
+		}
+		h.hint(l, list)
+		answer.Position = h.cfg.Sessions.Position(l.ID, l.LifeHead.Seq).String()
+		return answer, nil
+	}
+	return answer, fmt.Errorf("session %s: other writers came first %d times in a row", c.SessionID, maxRounds)
+}
+
+// hint tells the holder that a control is stored. Nothing depends on it.
+func (h *Handler) hint(l eventlog.Loaded, list []events.Event) {
+	if l.Run.Over() || l.Run.Holder == "" {
+		return
+	}
+	for _, e := range list {
+		switch e.Data.(type) {
+		case events.InterruptRequested, events.CancelRequested:
+			body, err := topology.SessionRef{Tenant: l.Tenant, Session: l.ID}.Encode()
+			if err == nil {
+				err = h.cfg.NATS.Publish(topology.Ctl(l.Run.Holder), body)
+			}
+			if err != nil {
+				h.cfg.Logger.Warn("a hint was not sent; the executor's next look finds the control", "session", l.ID, "error", err)
+			}
+			return
+		}
+	}
+}

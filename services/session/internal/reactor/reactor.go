@@ -1,0 +1,296 @@
+// Package reactor makes the world match the log: after every commit that can
+// make something due it loads the present state and publishes the job that is
+// due, dispatches the next message, ends what nobody will claim, and arms the
+// session's timer. Handlers only append; the log is the outbox.
+package reactor
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/bus"
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/events/session"
+	"github.com/spoolhq/spool/pkg/topology"
+)
+
+// Leases tells who lives.
+type Leases interface {
+	EngineLives(engine string) bool
+	ExecutorLives(ctx context.Context, executor string) (bool, error)
+}
+
+// Config of a Reactor; everything is required.
+type Config struct {
+	Sessions  eventlog.Sessions
+	JetStream jetstream.JetStream
+	Publisher message.Publisher // deduplicates by message id
+	Leases    Leases
+	Now       func() time.Time
+	Logger    *slog.Logger
+}
+
+// Reactor reacts to commits and timers.
+type Reactor struct{ cfg Config }
+
+// New makes a Reactor.
+func New(cfg Config) *Reactor { return &Reactor{cfg} }
+
+// actor is who the log names for what a Reactor writes.
+var actor = events.Actor{Kind: "service", ID: "session"}
+
+// maxRounds bounds how often one commit is looked at again while the state moves on.
+// Past it the message is given back, and delivered again.
+const maxRounds = 32
+
+// errMoving says that the state would not stand still.
+var errMoving = errors.New("the session's state keeps changing")
+
+// Commit handles a message of the log.
+func (r *Reactor) Commit(ctx context.Context, msg *message.Message) error {
+	if err := bus.Routed(ctx); err != nil {
+		return err
+	}
+	subject, err := events.ParseSubject(bus.Subject(msg))
+	if err != nil {
+		return bus.Poison(err)
+	}
+	matters, err := matters(msg.Payload)
+	if err != nil {
+		return bus.Poison(err)
+	}
+	if !matters {
+		return nil
+	}
+	return r.settle(ctx, subject.Tenant, subject.ID)
+}
+
+// matters tells whether a commit can make something due, without decoding all of it.
+func matters(payload []byte) (bool, error) {
+	var c struct {
+		Events []struct {
+			Type events.Type `json:"type"`
+		} `json:"events"`
+	}
+	if err := json.Unmarshal(payload, &c); err != nil {
+		return false, fmt.Errorf("decode commit: %w", err)
+	}
+	for _, e := range c.Events {
+		entry, known := events.Lookup(e.Type)
+		if known && (entry.Aspect == events.Life || events.Terminal(e.Type)) {
+			return true, nil
+		}
+		switch e.Type {
+		case events.ExecutionClaimed{}.EventType(), events.SandboxReady{}.EventType(), events.SandboxCreating{}.EventType():
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// Timer handles a timer that fired: it acts on what is due by now, whatever it was armed for.
+func (r *Reactor) Timer(ctx context.Context, msg *message.Message) error {
+	if err := bus.Routed(ctx); err != nil {
+		return err
+	}
+	ref, err := topology.DecodeSessionRef(msg.Payload)
+	if err != nil {
+		return bus.Poison(err)
+	}
+	return r.settle(ctx, ref.Tenant, ref.Session)
+}
+
+// settle looks at the session, does one thing that is due, and looks again
+// until nothing is. A refused guard means that somebody else was faster.
+func (r *Reactor) settle(ctx context.Context, tenant, id string) error {
+	for range maxRounds {
+		l, err := r.cfg.Sessions.Load(ctx, tenant, id, eventlog.Leader)
+		if err != nil {
+			return bus.Transient(err)
+		}
+		wrote, err := r.step(ctx, &l)
+		var conflict *eventlog.ConflictError
+		switch {
+		case errors.As(err, &conflict), err == nil && wrote:
+			continue
+		case err != nil:
+			return bus.Transient(err)
+		}
+		if err := r.publish(ctx, l); err != nil {
+			return bus.Transient(err)
+		}
+		moved, err := r.arm(ctx, l)
+		if err != nil {
+			return bus.Transient(err)
+		}
+		if !moved {
+			return nil
+		}
+	}
+	return errMoving
+}
+
+// step appends the one thing that is due on the log itself, if anything is.
+func (r *Reactor) step(ctx context.Context, l *eventlog.Loaded) (wrote bool, err error) {
+	now := r.cfg.Now()
+	base := func(what string) session.Base {
+		return session.Base{Meta: events.Meta{CommandID: events.Derive(events.KindCommand, what, l.ID, l.LifeHead.Hash, l.RunHead.Hash), Now: now}}
+	}
+	for _, c := range []session.Command{
+		session.Expire{Base: base("expire"), Run: l.View()},
+		session.Advance{Base: base("advance"), ActiveEnded: l.View().ActiveEnded},
+	} {
+		list, err := session.Decide(l.Life, c)
+		var refused *session.Error
+		if errors.As(err, &refused) {
+			continue // deleted, or not there: nothing of life is due
+		}
+		if err != nil {
+			return false, err
+		}
+		if len(list) > 0 {
+			return true, r.cfg.Sessions.AppendLife(ctx, l, actor, list[0].ID, list)
+		}
+	}
+	outcome, err := r.lost(ctx, l, now)
+	if err != nil || outcome == nil {
+		return false, err
+	}
+	return true, r.abandon(ctx, l, outcome, now)
+}
+
+// lost gives the end of an execution that no executor will bring to one: a
+// control came before anybody claimed it, or its turn limit has passed and
+// nobody lives who holds it.
+func (r *Reactor) lost(ctx context.Context, l *eventlog.Loaded, now time.Time) (events.Payload, error) {
+	active := l.Life.Active.ExecutionID
+	if l.Due() == run.Refuse {
+		return events.ExecutionCancelled{Reason: l.Life.ControlOf(active).Reason}, nil
+	}
+	if !r.overdue(*l, now) {
+		return nil, nil
+	}
+	if l.Run.Execution != active {
+		return events.ExecutionFailed{Code: "EXECUTOR_LOST", Message: "no executor claimed the execution within its turn limit"}, nil
+	}
+	lives, err := r.cfg.Leases.ExecutorLives(ctx, l.Run.Holder)
+	if err != nil || lives {
+		return nil, err
+	}
+	return events.ExecutionFailed{Code: "EXECUTOR_LOST", Message: "the turn limit passed and the executor that held the execution is gone"}, nil
+}
+
+// overdue tells whether an execution runs past its turn limit and grace.
+func (r *Reactor) overdue(l eventlog.Loaded, now time.Time) bool {
+	at, ok := l.Life.TurnDeadline(l.View())
+	return ok && !now.Before(at)
+}
+
+func (r *Reactor) abandon(ctx context.Context, l *eventlog.Loaded, outcome events.Payload, now time.Time) error {
+	blocks, err := r.cfg.Sessions.OpenBlocks(ctx, *l)
+	if err != nil {
+		return err
+	}
+	id := events.Derive(events.KindCommand, "abandon", l.Life.Active.ExecutionID, l.RunHead.Hash)
+	d, err := run.Decide(l.Run, run.Abandon{
+		Meta: events.Meta{CommandID: id, Now: now}, ExecutionID: l.Life.Active.ExecutionID, Outcome: outcome, Blocks: blocks,
+	})
+	if errors.Is(err, run.ErrOver) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return r.cfg.Sessions.AppendRun(ctx, l, actor, events.Derive(events.KindCommit, id), d)
+}
+
+// publish puts out the job that is due. Its message id is the id of the event
+// that made it due, so that it lies in the queue once.
+func (r *Reactor) publish(ctx context.Context, l eventlog.Loaded) error {
+	var cause string
+	switch l.Due() {
+	case run.Execute:
+		if l.Run.Execution == l.Life.Active.ExecutionID {
+			return nil // claimed: its job is held until the end
+		}
+		cause = l.Life.Active.Dispatch
+	case run.Release:
+		cause = l.Life.Release
+	default:
+		return nil
+	}
+	subject := topology.JobAny(l.Life.Provider)
+	if box := l.Run.Sandbox; box.Engine != "" && r.cfg.Leases.EngineLives(box.Engine) {
+		subject = topology.JobOn(box.Provider, box.Engine)
+	}
+	body, err := topology.SessionRef{Tenant: l.Tenant, Session: l.ID}.Encode()
+	if err != nil {
+		return err
+	}
+	if err := r.cfg.Publisher.Publish(subject, bus.NewMessage(ctx, cause, body)); err != nil {
+		return fmt.Errorf("publish job of %s: %w", l.ID, err)
+	}
+	return nil
+}
+
+// arm sets the session's one timer to its earliest deadline, unless it fires
+// by then anyway, and tells whether the state moved meanwhile.
+func (r *Reactor) arm(ctx context.Context, l eventlog.Loaded) (moved bool, err error) {
+	at, ok := l.Life.Deadline(l.View())
+	if !ok {
+		return false, nil
+	}
+	now := r.cfg.Now()
+	if !at.After(now) {
+		// Only a turn whose holder still lives is overdue here: look again later.
+		at = now.Add(session.TurnGrace)
+	}
+	armed, err := r.armed(ctx, l.ID)
+	if err != nil {
+		return false, err
+	}
+	if armed.After(now) && !armed.After(at) {
+		return false, nil
+	}
+	if err := r.schedule(ctx, l, at); err != nil {
+		return false, err
+	}
+	again, err := r.cfg.Sessions.Load(ctx, l.Tenant, l.ID, eventlog.Leader)
+	if err != nil {
+		return false, err
+	}
+	return again.LifeHead.Seq != l.LifeHead.Seq || again.RunHead.Seq != l.RunHead.Seq, nil
+}
+
+// headerArmedAt is when a schedule fires, in Unix milliseconds.
+const headerArmedAt = "Spool-Armed-At"
+
+// armed is when the session's timer fires; zero if none is set.
+func (r *Reactor) armed(ctx context.Context, id string) (time.Time, error) {
+	stream, err := r.cfg.JetStream.Stream(ctx, topology.StreamTimers)
+	if err != nil {
+		return time.Time{}, fmt.Errorf("open %s: %w", topology.StreamTimers, err)
+	}
+	msg, err := stream.GetLastMsgForSubject(ctx, topology.TimerAt(id))
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		return time.Time{}, nil
+	}
+	if err != nil {
+		return time.Time{}, fmt.Errorf("timer of %s: %w", id, err)
+	}
+	ms, err := strconv.ParseInt(msg.Header.Get(headerArmedAt), 10, 64)
+	if err != nil {
+		return time.Time{}, nil // not one of ours: it is replaced
+	}
+	return time.UnixMilli(ms), nil
+}

@@ -1,0 +1,30 @@
+package reactor
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/topology"
+)
+
+// schedule publishes the session's schedule, which replaces the one before.
+func (r *Reactor) schedule(ctx context.Context, l eventlog.Loaded, at time.Time) error {
+	body, err := topology.SessionRef{Tenant: l.Tenant, Session: l.ID}.Encode()
+	if err != nil {
+		return err
+	}
+	msg := &nats.Msg{Subject: topology.TimerAt(l.ID), Data: body, Header: nats.Header{
+		"Nats-Schedule":        {"@at " + at.UTC().Format(time.RFC3339Nano)},
+		"Nats-Schedule-Target": {topology.TimerDue(l.ID)},
+		headerArmedAt:          {strconv.FormatInt(at.UnixMilli(), 10)},
+	}}
+	if _, err := r.cfg.JetStream.PublishMsg(ctx, msg); err != nil {
+		return fmt.Errorf("arm the timer of %s: %w", l.ID, err)
+	}
+	return nil
+}

@@ -1,0 +1,175 @@
+// Package session is the service that owns the life of sessions: it carries
+// out commands, makes the world match the log (jobs, timers, the next message
+// of a queue) and ends what nobody else can. It keeps nothing of its own, so
+// any number of copies may run.
+package session
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/spoolhq/spool/pkg/bus"
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/session/internal/command"
+	"github.com/spoolhq/spool/services/session/internal/lease"
+	"github.com/spoolhq/spool/services/session/internal/reactor"
+)
+
+// Config is the service's settings. The zero value takes every default.
+type Config struct {
+	IdleTimeout    time.Duration `default:"15m" env:"SPOOL_IDLE_TIMEOUT" help:"How long a session may rest before its sandbox is given up, unless the session says otherwise."`
+	TurnLimit      time.Duration `default:"1h" env:"SPOOL_TURN_LIMIT" help:"How long one execution may take, unless the session says otherwise."`
+	SessionLimit   time.Duration `default:"24h" env:"SPOOL_SESSION_LIMIT" help:"How long a session lives, unless it says otherwise."`
+	Providers      []string      `default:"local" env:"SPOOL_SANDBOX_PROVIDERS" help:"The sandbox providers that this installation offers; the first is the default."`
+	CommandWorkers int           `default:"64" env:"SPOOL_COMMAND_WORKERS" help:"How many commands one copy carries out at once."`
+	ReactorWorkers int           `default:"64" env:"SPOOL_REACTOR_WORKERS" help:"How many commits of a shard one copy reacts to at once."`
+	EngineGone     time.Duration `default:"30s" env:"SPOOL_ENGINE_GONE" help:"How long an engine may be without a live executor before its sessions' jobs are offered to others."`
+}
+
+// withDefaults is the config with nothing left at zero, or what is wrong with it.
+func (c Config) withDefaults() (Config, error) {
+	for _, d := range []struct {
+		name  string
+		value *time.Duration
+		unset time.Duration
+	}{
+		{"idle-timeout", &c.IdleTimeout, 15 * time.Minute},
+		{"turn-limit", &c.TurnLimit, time.Hour},
+		{"session-limit", &c.SessionLimit, 24 * time.Hour},
+		{"engine-gone", &c.EngineGone, 30 * time.Second},
+	} {
+		if *d.value == 0 {
+			*d.value = d.unset
+		}
+		if *d.value < time.Millisecond || *d.value > command.MaxDuration {
+			return c, fmt.Errorf("%s: %s is not between 1ms and %s", d.name, *d.value, command.MaxDuration)
+		}
+	}
+	if len(c.Providers) == 0 {
+		c.Providers = []string{"local"}
+	}
+	for _, n := range []struct {
+		name  string
+		value *int
+	}{{"command-workers", &c.CommandWorkers}, {"reactor-workers", &c.ReactorWorkers}} {
+		if *n.value == 0 {
+			*n.value = 64
+		}
+		if *n.value < 1 || *n.value > topology.ReactorPending {
+			return c, fmt.Errorf("%s: %d is not between 1 and %d", n.name, *n.value, topology.ReactorPending)
+		}
+	}
+	return c, nil
+}
+
+// Deps is what the service stands on.
+type Deps struct {
+	NATS   *nats.Conn
+	Log    eventlog.Log
+	Logger *slog.Logger
+	Now    func() time.Time // nil for the clock
+}
+
+// Service is one copy of the session service.
+type Service struct {
+	cfg    Config
+	deps   Deps
+	js     jetstream.JetStream
+	router *bus.Router
+	leases *lease.Watch
+	react  *reactor.Reactor
+}
+
+// New makes a copy; it talks to nobody yet but to look up the leases bucket when it runs.
+func New(cfg Config, deps Deps) (*Service, error) {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, fmt.Errorf("session service: %w", err)
+	}
+	if deps.NATS == nil || deps.Log == nil || deps.Logger == nil {
+		return nil, errors.New("session service: NATS, Log and Logger are required")
+	}
+	if deps.Now == nil {
+		deps.Now = time.Now
+	}
+	js, err := jetstream.New(deps.NATS)
+	if err != nil {
+		return nil, fmt.Errorf("session service: %w", err)
+	}
+	s := &Service{cfg: cfg, deps: deps, js: js}
+	s.leases = lease.New(lease.Config{JetStream: js, Logger: deps.Logger, Now: deps.Now, Gone: cfg.EngineGone})
+	publisher, err := bus.NewPublisher(bus.PublisherConfig{JetStream: js, Deduplicate: true, Logger: deps.Logger})
+	if err != nil {
+		return nil, fmt.Errorf("session service: %w", err)
+	}
+	sessions := eventlog.Sessions{Log: deps.Log}
+	s.react = reactor.New(reactor.Config{
+		Sessions: sessions, JetStream: js, Publisher: publisher, Leases: s.leases, Now: deps.Now, Logger: deps.Logger,
+	})
+	if s.router, err = bus.NewRouter(bus.RouterConfig{DeadLetter: publisher, Logger: deps.Logger}); err != nil {
+		return nil, fmt.Errorf("session service: %w", err)
+	}
+	commands := command.New(command.Config{
+		Sessions: sessions, NATS: deps.NATS, Now: deps.Now, Providers: cfg.Providers,
+		IdleTimeout: cfg.IdleTimeout, TurnLimit: cfg.TurnLimit, SessionLimit: cfg.SessionLimit, Logger: deps.Logger,
+	})
+	if err := s.handle(commands); err != nil {
+		return nil, fmt.Errorf("session service: %w", err)
+	}
+	return s, nil
+}
+
+// handle registers every handler on the Router.
+func (s *Service) handle(commands *command.Handler) error {
+	add := func(name string, d topology.Durable, workers int, fn bus.HandlerFunc) error {
+		filters := d.Config.FilterSubjects
+		topic := d.Config.FilterSubject
+		if topic == "" {
+			topic, filters = filters[0], filters[1:]
+		}
+		sub, err := bus.NewSubscriber(bus.SubscriberConfig{
+			JetStream: s.js, Stream: d.Stream, Durable: d.Config.Durable, FilterSubjects: filters,
+			AckWait: d.Config.AckWait, MaxAckPending: d.Config.MaxAckPending,
+			Concurrency: workers, NakDelay: 200 * time.Millisecond, Logger: s.deps.Logger,
+		})
+		if err != nil {
+			return err
+		}
+		// A commit, a timer or a command is never given up because NATS was away for a while.
+		return s.router.Handle(name, topic, sub, fn, bus.WithMaxDeliveries(-1))
+	}
+	if err := add("commands", topology.CommandsConsumer(), s.cfg.CommandWorkers, commands.Handle); err != nil {
+		return err
+	}
+	if err := add("timers", topology.TimersConsumer(), s.cfg.ReactorWorkers, s.react.Timer); err != nil {
+		return err
+	}
+	for shard := range s.deps.Log.Shards() {
+		if err := add(topology.ReactorDurable(shard), topology.ReactorConsumer(shard), s.cfg.ReactorWorkers, s.react.Commit); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Ready is closed when every handler is subscribed.
+func (s *Service) Ready() <-chan struct{} { return s.router.Running() }
+
+// Run serves until ctx ends, and then waits for the handlers at work.
+func (s *Service) Run(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return s.leases.Run(ctx) })
+	g.Go(func() error { return s.router.Run(ctx) })
+	if err := g.Wait(); err != nil {
+		return fmt.Errorf("session service: %w", err)
+	}
+	return nil
+}
