@@ -1,0 +1,127 @@
+package bus_test
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/bus"
+	"github.com/spoolhq/spool/pkg/topology"
+)
+
+func TestRequest(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.route(t, bus.RouterConfig{}, b.quick(t), "work.>", func(ctx context.Context, cmd *message.Message) error {
+		return bus.Reply(b.nc, cmd, bus.Answer{
+			Payload: append([]byte("did "), cmd.Payload...),
+			Metadata: map[string]string{
+				"Command": cmd.Metadata.Get(topology.HeaderCommandID), "Cause": bus.CorrelationID(ctx), "Own": cmd.Metadata.Get("Own"),
+			},
+		})
+	})
+	// The same command twice, as a retry within the stream's window: both are answered.
+	for range 2 {
+		answer, err := bus.Request(t.Context(), b.js, bus.Command{Subject: "work.a", ID: "cmd-1", Payload: []byte("it"), Metadata: map[string]string{"Own": "x"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if string(answer.Payload) != "did it" || answer.Metadata["Command"] != "cmd-1" || answer.Metadata["Cause"] != "cmd-1" || answer.Metadata["Own"] != "x" {
+			t.Errorf("answer %q %v", answer.Payload, answer.Metadata)
+		}
+	}
+	answer, err := bus.Request(bus.WithCorrelationID(t.Context(), "page"), b.js, bus.Command{Subject: "work.a", ID: "cmd-2"})
+	if err != nil || answer.Metadata["Cause"] != "page" {
+		t.Errorf("answer %v %v, want the cause of the context", answer, err)
+	}
+	// A message that nobody waits for is handled all the same.
+	b.publish(t, "work.a", message.NewMessage("no reply wanted", nil))
+	eventually(t, "the queue to be empty", func() bool { return b.left(t, "WORK") == 0 })
+}
+
+// A command that was stored and not answered may still take effect; past its deadline it does not.
+func TestRequestUnanswered(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	_, err := bus.Request(t.Context(), b.js, bus.Command{Subject: "work.a", ID: "late", Deadline: time.Now().Add(200 * time.Millisecond)})
+	if !errors.Is(err, bus.ErrOutcomeUnknown) || errors.Is(err, bus.ErrUnavailable) {
+		t.Fatalf("got %v, want ErrOutcomeUnknown", err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	if _, err := bus.Request(ctx, b.js, bus.Command{Subject: "work.a", ID: "late too", Deadline: time.Now().Add(time.Hour)}); !errors.Is(err, bus.ErrOutcomeUnknown) {
+		t.Fatalf("got %v, want ErrOutcomeUnknown", err)
+	}
+	if got := b.left(t, "WORK"); got != 2 {
+		t.Fatalf("%d commands are stored, want 2", got)
+	}
+	var ran atomic.Int64
+	b.route(t, bus.RouterConfig{}, b.quick(t), "work.a", func(context.Context, *message.Message) error {
+		ran.Add(1)
+		return nil
+	})
+	eventually(t, "the commands to be dropped", func() bool { return b.left(t, "WORK") == 0 })
+	if ran.Load() != 0 || b.left(t, "DEAD") != 0 {
+		t.Errorf("%d late commands ran, %d are dead, want none: nobody waits for them", ran.Load(), b.left(t, "DEAD"))
+	}
+}
+
+func TestDeadlineUnreadable(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.route(t, bus.RouterConfig{}, b.quick(t), "work.a", func(context.Context, *message.Message) error {
+		t.Error("ran")
+		return nil
+	})
+	msg := message.NewMessage("1", nil)
+	msg.Metadata.Set(topology.HeaderDeadline, "tomorrow")
+	b.publish(t, "work.a", msg)
+	b.dead(t)
+}
+
+func TestRequestNotStored(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	createStream(t, b.js, jetstream.StreamConfig{Name: "SMALL", Subjects: []string{"small"}, MaxMsgs: 1, Discard: jetstream.DiscardNew})
+	b.publish(t, "small", message.NewMessage("1", nil))
+	for name, tc := range map[string]struct {
+		cmd  bus.Command
+		want []error
+		not  error
+	}{
+		"full":      {bus.Command{Subject: "small", ID: "c"}, []error{bus.ErrUnavailable, bus.ErrFull}, bus.ErrOutcomeUnknown},
+		"no stream": {bus.Command{Subject: "nobody.listens", ID: "c"}, []error{bus.ErrUnavailable, bus.ErrNoStream}, bus.ErrOutcomeUnknown},
+		"no id":     {bus.Command{Subject: "work.a"}, []error{bus.ErrInvalidMessage}, bus.ErrUnavailable},
+		"wildcard":  {bus.Command{Subject: "work.*", ID: "c"}, []error{bus.ErrInvalidMessage}, bus.ErrUnavailable},
+		"bad id":    {bus.Command{Subject: "work.a", ID: "c\n"}, []error{bus.ErrInvalidMessage}, bus.ErrUnavailable},
+		"too large": {bus.Command{Subject: "work.a", ID: "c", Payload: make([]byte, 2<<20)}, []error{bus.ErrTooLarge}, bus.ErrUnavailable},
+	} {
+		_, err := bus.Request(t.Context(), b.js, tc.cmd)
+		for _, want := range tc.want {
+			if !errors.Is(err, want) {
+				t.Errorf("%s: got %v, want %v", name, err, want)
+			}
+		}
+		if errors.Is(err, tc.not) {
+			t.Errorf("%s: got %v, not wanted", name, err)
+		}
+	}
+	if got := b.left(t, "WORK"); got != 0 {
+		t.Errorf("%d commands are stored", got)
+	}
+}
+
+func TestReplyBadSubject(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	cmd := message.NewMessage("1", nil)
+	cmd.Metadata.Set(topology.HeaderReply, "a.>")
+	if err := bus.Reply(b.nc, cmd, bus.Answer{}); !errors.Is(err, bus.ErrInvalidMessage) {
+		t.Errorf("got %v, want ErrInvalidMessage", err)
+	}
+}

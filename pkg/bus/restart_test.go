@@ -1,0 +1,93 @@
+package bus_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/spoolhq/spool/pkg/bus"
+	"github.com/spoolhq/spool/pkg/natsserver/natstest"
+)
+
+// The server is stopped and started again, twice, in the middle of a stream of messages. Every message whose publish was acknowledged is
+// handled, and a handler that is at work the whole time is delivered its message once.
+func TestRestartMidStream(t *testing.T) {
+	t.Parallel()
+	server := natstest.RunRestartable(t)
+	b := newBedOn(t, server.Conn())
+
+	long, release := make(chan uint64, 10), make(chan struct{})
+	b.route(t, bus.RouterConfig{}, b.subscriber(t, bus.SubscriberConfig{Durable: "long", AckWait: patience}), "work.long",
+		func(_ context.Context, msg *message.Message) error {
+			long <- bus.Delivered(msg)
+			<-release
+			return nil
+		}, bus.WithTimeout(-1))
+	b.publish(t, "work.long", message.NewMessage("long", nil))
+	if delivered := wait(t, long, "the long job"); delivered != 1 {
+		t.Fatalf("delivery %d", delivered)
+	}
+
+	var mu sync.Mutex
+	handled := map[string]bool{}
+	b.route(t, bus.RouterConfig{}, b.subscriber(t, bus.SubscriberConfig{Durable: "short", AckWait: time.Second, Concurrency: 4}), "work.short",
+		func(_ context.Context, msg *message.Message) error {
+			mu.Lock()
+			defer mu.Unlock()
+			handled[msg.UUID] = true
+			return nil
+		})
+
+	const count = 600
+	progress, published := make(chan int, 8), make(chan error, 1)
+	go func() { published <- publishAll(b, t, count, progress) }()
+	for i := range progress {
+		if i == count/3 || i == 2*count/3 {
+			server.Stop()
+			server.Start()
+		}
+	}
+	if err := wait(t, published, "the publisher"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "all messages to be handled", func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return len(handled) == count
+	})
+	close(release)
+	eventually(t, "the queue to be empty", func() bool { return b.left(t, "WORK") == 0 })
+	select {
+	case delivered := <-long:
+		t.Errorf("the long job was delivered again, delivery %d", delivered)
+	default:
+	}
+}
+
+// publishAll publishes each message until it is acknowledged, under one id.
+func publishAll(b *bed, t *testing.T, count int, progress chan<- int) error {
+	defer close(progress)
+	p, err := bus.NewPublisher(bus.PublisherConfig{JetStream: b.js, Deduplicate: true, Timeout: time.Second})
+	if err != nil {
+		return err
+	}
+	for i := range count {
+		msg := bus.NewMessage(t.Context(), fmt.Sprint(i), nil)
+		for {
+			err := p.Publish("work.short", msg)
+			if err == nil {
+				break
+			}
+			if t.Context().Err() != nil || !errors.Is(err, bus.ErrUnavailable) && !errors.Is(err, bus.ErrOutcomeUnknown) && !errors.Is(err, bus.ErrNoStream) {
+				return fmt.Errorf("message %d: %w", i, err)
+			}
+		}
+		progress <- i
+	}
+	return nil
+}
