@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -112,11 +111,21 @@ func (s *Server) send(w http.ResponseWriter, r *http.Request, d dialect, c *Conv
 	case err != nil:
 		return "interrupted" // the client is gone, nobody is left to tell
 	case c.Stream:
-		return "complete"
+		return p.outcome()
 	case whole.ending.fault != nil:
 		return s.fail(w, d, whole.ending.fault)
 	}
 	s.write(w, http.StatusOK, d.whole(h, whole.blocks, whole.ending))
+	return "complete"
+}
+
+// outcome of a plan that was played to its end.
+func (p plan) outcome() string {
+	for _, part := range p.parts {
+		if part.fault != nil {
+			return fmt.Sprintf("error %d", part.fault.status)
+		}
+	}
 	return "complete"
 }
 
@@ -143,7 +152,7 @@ func (s *Server) fail(w http.ResponseWriter, d dialect, f *fault) string {
 }
 
 func (s *Server) write(w http.ResponseWriter, status int, v any) {
-	body, err := json.Marshal(v)
+	body, err := marshal(v)
 	if err != nil {
 		s.log.Error("mockllm: encode answer", "error", err)
 		status, body = http.StatusInternalServerError, []byte(`{"error":{"message":"mockllm: encode answer"}}`)

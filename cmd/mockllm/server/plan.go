@@ -1,7 +1,6 @@
 package server
 
 import (
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -42,23 +41,31 @@ type fault struct {
 	retryAfter time.Duration
 }
 
-// plan finds the first rule that applies and has something left to say.
+// plan finds the first rule that applies and has something left to say. It
+// asks with the newest text of the last turn first: after an error, CLIs put
+// the text that failed and the next one into the same message.
 func (s *Server) plan(c *Conversation) (plan, error) {
 	v := &view{conversation: c, turns: c.turns()}
-	for _, r := range s.script.rules {
-		captures, ok := r.match.holds(v)
-		if !ok {
-			continue
+	texts := v.last().texts
+	if len(texts) == 0 {
+		texts = []string{""}
+	}
+	for _, text := range slices.Backward(texts) {
+		for _, r := range s.script.rules {
+			captures, ok := r.match.holds(v, text)
+			if !ok {
+				continue
+			}
+			answer := r.replies[r.progress(len(v.last().results))]
+			if answer.tail || !s.counts.take(r, c) {
+				continue
+			}
+			v.captures = captures
+			return r.fill(answer, v)
 		}
-		answer := r.replies[r.progress(len(v.last().results))]
-		if answer.tail || !s.counts.take(r, c) {
-			continue
-		}
-		v.captures = captures
-		return r.fill(answer, v)
 	}
 	return plan{}, fmt.Errorf("no rule of the script matches this conversation (turn %d, last user text %q, %d tool results since)",
-		len(v.turns), lastOf(v.last().texts), len(v.last().results))
+		len(v.turns), lastOf(texts), len(v.last().results))
 }
 
 // progress tells how many replies the tool results since the last user text
@@ -76,7 +83,8 @@ func (r *rule) progress(results int) int {
 	return i
 }
 
-func (m *match) holds(v *view) ([]string, bool) {
+// holds tells whether every condition is met, by this text of the user.
+func (m *match) holds(v *view, text string) ([]string, bool) {
 	c, last := v.conversation, v.last()
 	switch {
 	case len(m.apis) > 0 && !slices.Contains(m.apis, c.API),
@@ -92,12 +100,7 @@ func (m *match) holds(v *view) ([]string, bool) {
 	case m.user == nil:
 		return nil, true
 	}
-	for _, text := range slices.Backward(last.texts) {
-		if captures, ok := m.user.find(text); ok {
-			return captures, true
-		}
-	}
-	return nil, false
+	return m.user.find(text)
 }
 
 func matches(m *textMatch, text string) bool {
@@ -168,7 +171,7 @@ func fillCall(call callSpec, pace pacing, v *view) (part, error) {
 	if err != nil {
 		return out, fmt.Errorf("input of %s: %w", call.name, err)
 	}
-	input, err := json.Marshal(filled)
+	input, err := marshal(filled)
 	if err != nil {
 		return out, fmt.Errorf("input of %s: %w", call.name, err)
 	}

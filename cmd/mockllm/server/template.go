@@ -1,7 +1,6 @@
 package server
 
 import (
-	"encoding/json"
 	"fmt"
 	"regexp"
 	"strings"
@@ -100,7 +99,7 @@ func firstCapture(pattern, text string) (string, error) {
 }
 
 func toJSON(v any) (string, error) {
-	b, err := json.Marshal(v)
+	b, err := marshal(v)
 	return string(b), err
 }
 

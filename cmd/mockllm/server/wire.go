@@ -21,7 +21,7 @@ func (o object) MarshalJSON() ([]byte, error) {
 			b.WriteByte(',')
 		}
 		fmt.Fprintf(&b, "%q:", o[i])
-		value, err := json.Marshal(o[i+1])
+		value, err := marshal(o[i+1])
 		if err != nil {
 			return nil, err
 		}
@@ -29,6 +29,18 @@ func (o object) MarshalJSON() ([]byte, error) {
 	}
 	b.WriteByte('}')
 	return b.Bytes(), nil
+}
+
+// marshal leaves <, > and & as they are, as the real services do: clients show
+// a tool's input as it is typed.
+func marshal(v any) ([]byte, error) {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(v); err != nil {
+		return nil, err
+	}
+	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
 }
 
 // events writes server-sent events; the first one starts the response.
@@ -39,7 +51,7 @@ type events struct {
 
 // send writes one event. A name of "" leaves the event line out.
 func (s *events) send(name string, data any) error {
-	body, err := json.Marshal(data)
+	body, err := marshal(data)
 	if err != nil {
 		return err
 	}
