@@ -50,7 +50,7 @@ func sessionUser() User {
 			[]string{inbox(UserGateway)},
 			readLog(), writePayloads(), useKV(BucketLeases),
 			durable(StreamCommands, CommandsSession, CommandFilter(ServiceSession)),
-			durable(StreamTimers, TimersDue, TimerDueFilter),
+			durable(StreamTimers, TimersDue, TimerDueFilter), get(StreamTimers),
 			reactors(), info(StreamJobs), info(StreamDead),
 		),
 		Subscribe: []string{inbox(UserSession)},

@@ -1,0 +1,27 @@
+// Command session is the session service.
+package main
+
+import (
+	"context"
+	"os"
+
+	"github.com/spoolhq/spool/pkg/daemon"
+	"github.com/spoolhq/spool/services/session"
+)
+
+type cli struct {
+	daemon.Settings
+	session.Config
+}
+
+func main() {
+	var c cli
+	os.Exit(daemon.Main("session", "Owns the life of sessions: commands, queue, timers.", &c, &c.Settings,
+		func(ctx context.Context, env daemon.Env) error {
+			s, err := session.New(c.Config, session.Deps{NATS: env.NATS, Log: env.Log, Logger: env.Logger})
+			if err != nil {
+				return err
+			}
+			return s.Run(ctx)
+		}))
+}
