@@ -1,0 +1,267 @@
+package eventlogtest
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// Tail reads in the background; what it yields comes on the channel, which is
+// closed when it ends. The test fails if it yields an error.
+func Tail(ctx context.Context, t *testing.T, l eventlog.Log, after eventlog.Position, f eventlog.Filter) <-chan eventlog.Record {
+	t.Helper()
+	out := make(chan eventlog.Record)
+	go func() {
+		defer close(out)
+		for rec, err := range l.Tail(ctx, after, f) {
+			if err != nil {
+				t.Errorf("tail: %v", err)
+				return
+			}
+			select {
+			case out <- rec:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return out
+}
+
+// Expect takes the next record of a tail, which must be of the head.
+func Expect(ctx context.Context, t *testing.T, tail <-chan eventlog.Record, want eventlog.Head) eventlog.Record {
+	t.Helper()
+	select {
+	case rec, ok := <-tail:
+		if !ok {
+			t.Fatalf("the tail ended before sequence %d", want.Seq)
+		}
+		if rec.Subject != want.Subject || rec.Position.Seq != want.Seq || rec.Commit.Hash != want.Hash {
+			t.Fatalf("the tail yields %s of %s, want %d of %s", rec.Position, rec.Subject, want.Seq, want.Subject)
+		}
+		return rec
+	case <-ctx.Done():
+		t.Fatalf("sequence %d did not come: %v", want.Seq, context.Cause(ctx))
+	}
+	panic("unreachable")
+}
+
+func tailWaits(t *testing.T, l eventlog.Log) {
+	ctx, cancel := context.WithTimeout(t.Context(), wait)
+	defer cancel()
+	s := Session(l.Shards()-1, l.Shards(), "tail")
+	shard := eventlog.Position{Shard: s.Partition() % l.Shards()}
+	before := Fill(t, l, s, "before", 3)
+	tail := Tail(ctx, t, l, shard, eventlog.Filter{})
+	for _, h := range before {
+		Expect(ctx, t, tail, h)
+	}
+	for _, h := range Fill(t, l, s, "after", 3) {
+		rec := Expect(ctx, t, tail, h)
+		shard = rec.Position
+	}
+	// From a position it goes on where that was.
+	second, stop := context.WithCancel(ctx)
+	resumed := Tail(second, t, l, shard, eventlog.Filter{})
+	h := Fill(t, l, s, "last", 1)[0]
+	Expect(ctx, t, tail, h)
+	Expect(ctx, t, resumed, h)
+	stop()
+	select {
+	case rec, ok := <-resumed:
+		if ok {
+			t.Errorf("after its end the tail yields %s", rec.Position)
+		}
+	case <-ctx.Done():
+		t.Error("the tail does not end with its context")
+	}
+}
+
+func tailFiltered(t *testing.T, l eventlog.Log) {
+	ctx, cancel := context.WithTimeout(t.Context(), wait)
+	defer cancel()
+	a, b := Session(0, l.Shards(), "a"), Session(0, l.Shards(), "b")
+	for i := 0; b.Partition() == a.Partition(); i++ {
+		b = Session(0, l.Shards(), fmt.Sprint("b", i))
+	}
+	both := Tail(ctx, t, l, eventlog.Position{}, eventlog.Filter{Subject: events.Subject{Tenant: a.Tenant, ID: a.ID}})
+	part := Tail(ctx, t, l, eventlog.Position{}, eventlog.Filter{Partitions: []int{b.Partition()}})
+	for i := range 3 {
+		life := Fill(t, l, a, fmt.Sprint("life", i), 1)[0]
+		other := Fill(t, l, b, fmt.Sprint("other", i), 1)[0]
+		run := Fill(t, l, events.RunOf(a.Tenant, a.ID), fmt.Sprint("run", i), 1)[0]
+		Expect(ctx, t, both, life)
+		Expect(ctx, t, both, run)
+		Expect(ctx, t, part, other)
+	}
+}
+
+func sessionNumbers(t *testing.T, l eventlog.Log) {
+	ctx := t.Context()
+	s := Session(l.Shards()-1, l.Shards(), "numbers")
+	two := Draft("two", "1")
+	two.Events = append(two.Events, Message("two-b", "2"))
+	if _, err := l.Append(ctx, eventlog.Head{Subject: s}, two); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.Append(ctx, eventlog.Head{Subject: events.RunOf(s.Tenant, s.ID)}, Draft("three", "3")); err != nil {
+		t.Fatal(err)
+	}
+	Fill(t, l, Session(s.Partition()%l.Shards(), l.Shards(), "another"), "another", 1)
+	Fill(t, l, s, "four", 1)
+	var got []string
+	for n, err := range eventlog.Session(ctx, l, s.Tenant, s.ID) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, fmt.Sprintf("%d %s %s", n.Seq, n.Aspect, n.Event.Data.(events.MessageAccepted).Content))
+	}
+	if want := []string{"1 life 1", "2 life 2", "3 run 3", "4 life four 0"}; !slices.Equal(got, want) {
+		t.Errorf("the session's events are %q, want %q", got, want)
+	}
+}
+
+func largeData(t *testing.T, l eventlog.Log) {
+	ctx := t.Context()
+	s := Session(0, l.Shards(), "large")
+	text := strings.Repeat("<large & wide> ", 30_000) // 450 KB, in characters that JSON likes to escape
+	d := Draft("large", text)
+	d.Events = append(d.Events, Message("small", "small"), Message("large again", text), Message("large too", text+"!"))
+	head, err := l.Append(ctx, eventlog.Head{Subject: s}, d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := len(head.Commit.Events); n > 10_000 {
+		t.Errorf("the commit holds %d bytes of events", n)
+	}
+	if head.Hash != head.Commit.ComputeHash(s) {
+		t.Error("the hash is not of the stored bytes")
+	}
+	next, err := l.Append(ctx, head, Draft("after", "after"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	at, err := l.At(ctx, eventlog.Position{Shard: s.Partition() % l.Shards(), Seq: head.Seq})
+	if err != nil {
+		t.Fatal(err)
+	}
+	list := collect(t, l, eventlog.Position{}, eventlog.Filter{})
+	if len(list) != 2 || list[1].Position.Seq != next.Seq {
+		t.Fatalf("the log has %d commits, want 2", len(list))
+	}
+	for what, rec := range map[string]eventlog.Record{"at": at, "read": list[0]} {
+		var got []string
+		for _, e := range rec.Events {
+			m, ok := e.Data.(events.MessageAccepted)
+			if !ok {
+				t.Fatalf("%s: the data is %T", what, e.Data)
+			}
+			got = append(got, m.Content)
+		}
+		if !slices.Equal(got, []string{text, "small", text, text + "!"}) {
+			t.Errorf("%s: the messages are not what was appended", what)
+		}
+		if !bytes.Equal(rec.Commit.Events, head.Commit.Events) {
+			t.Errorf("%s: the commit is not as it was stored", what)
+		}
+	}
+}
+
+func tooLarge(t *testing.T, l eventlog.Log) {
+	ctx := t.Context()
+	s := Session(0, l.Shards(), "too large")
+	d := Draft("many", "")
+	for i := range 5 {
+		d.Events = append(d.Events, Message(fmt.Sprint("m", i), strings.Repeat("x", 200_000)))
+	}
+	if _, err := l.Append(ctx, eventlog.Head{Subject: s}, d); !errors.Is(err, eventlog.ErrTooLarge) {
+		t.Fatalf("append 1 MB: %v, want ErrTooLarge", err)
+	}
+	state := Draft("state", "")
+	state.State = strings.Repeat("x", events.MaxCommit)
+	if _, err := l.Append(ctx, eventlog.Head{Subject: s}, state); !errors.Is(err, eventlog.ErrTooLarge) {
+		t.Fatalf("append a state of 900 KB: %v, want ErrTooLarge", err)
+	}
+	if n := count(t, l, s); n != 0 {
+		t.Errorf("%d commits were stored", n)
+	}
+	parts, err := events.Split(d.Events, events.MaxCommit-10_000)
+	if err != nil || len(parts) != 2 {
+		t.Fatalf("split into %d parts, %v", len(parts), err)
+	}
+	head := eventlog.Head{Subject: s}
+	for i, part := range parts {
+		if head, err = l.Append(ctx, head, events.Draft{ID: ID(events.KindCommit, fmt.Sprint("part", i)), Actor: d.Actor, Events: part}); err != nil {
+			t.Fatalf("part %d: %v", i, err)
+		}
+	}
+}
+
+func unknownTypes(t *testing.T, l eventlog.Log) {
+	ctx := t.Context()
+	s := Session(0, l.Shards(), "unknown")
+	raw := json.RawMessage(`{"z":1,"a":[1.50,"<é>"],"nested":{"b":null}}`)
+	d := Draft("unknown", "")
+	d.Events[0].Data = events.Opaque{Name: "from_the_future", Raw: raw}
+	if _, err := l.Append(ctx, eventlog.Head{Subject: s}, d); err != nil {
+		t.Fatal(err)
+	}
+	list := collect(t, l, eventlog.Position{}, eventlog.Filter{})
+	o, ok := list[0].Events[0].Data.(events.Opaque)
+	if !ok || o.Name != "from_the_future" || !bytes.Equal(o.Raw, raw) {
+		t.Errorf("the unknown event is %#v", list[0].Events[0].Data)
+	}
+}
+
+func readerStops(t *testing.T, l eventlog.Log) {
+	s := Session(0, l.Shards(), "stops")
+	Fill(t, l, s, "stops", 5)
+	n := 0
+	for range l.Read(t.Context(), eventlog.Position{}, eventlog.Filter{}) {
+		if n++; n == 2 {
+			break
+		}
+	}
+	for range l.Tail(t.Context(), eventlog.Position{}, eventlog.Filter{}) {
+		if n++; n == 4 {
+			break
+		}
+	}
+	if n != 4 {
+		t.Errorf("%d commits were read", n)
+	}
+}
+
+func endedContext(t *testing.T, l eventlog.Log) {
+	s := Session(0, l.Shards(), "ended")
+	Fill(t, l, s, "ended", 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := l.Append(ctx, eventlog.Head{Subject: Session(0, l.Shards(), "ended too")}, Draft("x", "x")); !errors.Is(err, eventlog.ErrUnavailable) || !errors.Is(err, context.Canceled) {
+		t.Errorf("append: %v", err)
+	}
+	if _, err := l.Last(ctx, s, eventlog.Any); !errors.Is(err, eventlog.ErrUnavailable) {
+		t.Errorf("last: %v", err)
+	}
+	if _, err := l.At(ctx, eventlog.Position{Seq: 1}); !errors.Is(err, eventlog.ErrUnavailable) {
+		t.Errorf("at: %v", err)
+	}
+	var got error
+	for _, err := range l.Read(ctx, eventlog.Position{}, eventlog.Filter{}) {
+		got = err
+	}
+	if !errors.Is(got, eventlog.ErrUnavailable) {
+		t.Errorf("read: %v", got)
+	}
+	for rec, err := range l.Tail(ctx, eventlog.Position{}, eventlog.Filter{}) {
+		t.Errorf("tail: %v, %v", rec.Position, err)
+	}
+}

@@ -1,0 +1,173 @@
+package jslog
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// Append stores a commit; see eventlog.Appender. Until it is settled it sends
+// the identical bytes again, for as long as ctx lasts.
+func (l *Log) Append(ctx context.Context, head eventlog.Head, draft events.Draft) (eventlog.Head, error) {
+	c, data, err := eventlog.Seal(ctx, head, draft, l.payloads)
+	if err != nil {
+		return eventlog.Head{}, err
+	}
+	a := attempt{log: l, head: head, commit: c, data: data}
+	next, err := a.run(ctx)
+	if err != nil {
+		var conflict *eventlog.ConflictError
+		if errors.As(err, &conflict) {
+			return eventlog.Head{}, err
+		}
+		return eventlog.Head{}, fmt.Errorf("append to %s: %w", head.Subject, err)
+	}
+	return next, nil
+}
+
+// attempt is one Append.
+type attempt struct {
+	log    *Log
+	head   eventlog.Head
+	commit events.Commit
+	data   []byte
+	lost   bool // a try is unanswered: it may have been stored, or may still be
+}
+
+func (a *attempt) run(ctx context.Context) (eventlog.Head, error) {
+	b := a.log.backoff()
+	for {
+		try, cancel := context.WithTimeout(ctx, b.timeout())
+		ack, err := a.publish(try)
+		cancel()
+		if err == nil && !ack.Duplicate {
+			return eventlog.Head{Subject: a.head.Subject, Seq: ack.Sequence, Hash: a.commit.Hash, Commit: a.commit}, nil
+		}
+		if err == nil {
+			return a.duplicate(ctx)
+		}
+		guarded := wrongSequence(err)
+		if !guarded && !transient(err) {
+			return a.refused(ctx, err)
+		}
+		if !guarded {
+			a.lost = true
+			a.log.logger.Log(ctx, b.level(), "settle an append", "subject", a.head.Subject.String(), "commit", a.commit.ID, "error", err)
+			// Nobody can answer yet: pause before asking, not only before the next try.
+			if err := b.wait(ctx, err); err != nil {
+				return eventlog.Head{}, err
+			}
+		}
+		next, known, settleErr := a.settle(ctx)
+		if settleErr != nil || known {
+			return next, settleErr
+		}
+		if guarded {
+			// Refused, although nothing came after: either the head was never this
+			// subject's last, or a replicated stream has another commit in flight.
+			if err := a.checkHead(ctx); err != nil {
+				return eventlog.Head{}, err
+			}
+			if err := b.wait(ctx, err); err != nil {
+				return eventlog.Head{}, err
+			}
+		}
+	}
+}
+
+// publish is one try.
+func (a *attempt) publish(ctx context.Context) (*jetstream.PubAck, error) {
+	msg := &nats.Msg{Subject: a.head.Subject.String(), Data: a.data}
+	return a.log.js.PublishMsg(ctx, msg,
+		jetstream.WithExpectLastSequencePerSubject(a.head.Seq), jetstream.WithMsgID(a.commit.ID), jetstream.WithRetryAttempts(0))
+}
+
+// duplicate is a commit id that the server has seen, under a guard that holds:
+// our own earlier try, or a commit that was purged since, whose place is not ours.
+func (a *attempt) duplicate(ctx context.Context) (eventlog.Head, error) {
+	next, known, err := a.settle(ctx)
+	if err == nil && !known {
+		err = &eventlog.ConflictError{Subject: a.head.Subject, Expected: a.head.Seq}
+	}
+	return next, err
+}
+
+// settle looks for the first commit after the expected one. If there is one, the
+// append is settled: it was ours, or it is a conflict.
+func (a *attempt) settle(ctx context.Context) (next eventlog.Head, known bool, err error) {
+	s := a.head.Subject
+	m, err := a.log.fromLeader(ctx, a.log.stream(s), getRequest{Seq: a.head.Seq + 1, NextFor: s.String()})
+	if errors.Is(err, eventlog.ErrNotFound) {
+		return eventlog.Head{}, false, nil
+	}
+	if err != nil {
+		return eventlog.Head{}, false, err
+	}
+	if next, err = headOf(s, m); err != nil {
+		return eventlog.Head{}, false, err
+	}
+	if next.Commit.ID != a.commit.ID {
+		return eventlog.Head{}, true, &eventlog.ConflictError{Subject: s, Expected: a.head.Seq}
+	}
+	return next, true, nil
+}
+
+// checkHead reports a conflict if the head is not the subject's last commit.
+func (a *attempt) checkHead(ctx context.Context) error {
+	last, err := a.log.Last(ctx, a.head.Subject, eventlog.Leader)
+	if err != nil {
+		return err
+	}
+	if last.Seq < a.head.Seq {
+		return &eventlog.ConflictError{Subject: a.head.Subject, Expected: a.head.Seq}
+	}
+	return nil
+}
+
+// refused is a definite no to this try. An earlier try may have been stored all the same.
+func (a *attempt) refused(ctx context.Context, why error) (eventlog.Head, error) {
+	why = classify(why)
+	if !a.lost {
+		return eventlog.Head{}, why
+	}
+	next, known, err := a.settle(ctx)
+	if err != nil || known {
+		return next, err
+	}
+	// The unanswered try may yet arrive: only "unknown" is true.
+	return eventlog.Head{}, fmt.Errorf("%w: an unanswered try, then: %w", eventlog.ErrUnavailable, why)
+}
+
+// wrongSequence tells whether the guard refused; replicated streams have a code of their own for it.
+func wrongSequence(err error) bool {
+	var api *jetstream.APIError
+	return errors.As(err, &api) &&
+		(api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence || api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequenceConstant)
+}
+
+// Error codes of the server that nats.go has no names for.
+const (
+	codeInsufficientResources jetstream.ErrorCode = 10023
+	codeStorageExceeded       jetstream.ErrorCode = 10047
+	codeStoreFailed           jetstream.ErrorCode = 10077 // at a limit of the stream, or the disk refuses
+)
+
+// classify gives an error that a caller may branch on.
+func classify(err error) error {
+	var api *jetstream.APIError
+	switch {
+	case errors.Is(err, nats.ErrMaxPayload):
+		return fmt.Errorf("%w: %w", eventlog.ErrTooLarge, err)
+	case errors.As(err, &api) && api.ErrorCode == jetstream.JSErrCodeStreamMessageExceedsMaximum:
+		return fmt.Errorf("%w: %w", eventlog.ErrTooLarge, err)
+	case errors.As(err, &api) && (api.ErrorCode == codeStoreFailed || api.ErrorCode == codeStorageExceeded || api.ErrorCode == codeInsufficientResources):
+		return fmt.Errorf("%w: %w", eventlog.ErrFull, err)
+	}
+	return fmt.Errorf("%w: %w", eventlog.ErrUnavailable, err)
+}

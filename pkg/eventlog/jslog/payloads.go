@@ -1,0 +1,89 @@
+package jslog
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/topology"
+)
+
+// payloads is the object bucket of large data. It is opened when it is first
+// needed, so that a log can be made while the server is away.
+type payloads struct {
+	log *Log
+
+	mu     sync.Mutex
+	bucket jetstream.ObjectStore
+}
+
+func (p *payloads) open(ctx context.Context) (jetstream.ObjectStore, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.bucket != nil {
+		return p.bucket, nil
+	}
+	b, err := p.log.js.ObjectStore(ctx, topology.BucketPayloads)
+	if err != nil {
+		return nil, fmt.Errorf("open bucket %s: %w", topology.BucketPayloads, err)
+	}
+	p.bucket = b
+	return b, nil
+}
+
+// Put stores data unless it is there: two writers of the same bytes do no harm.
+func (p *payloads) Put(ctx context.Context, digest string, data []byte) error {
+	return p.retry(ctx, digest, func(ctx context.Context, b jetstream.ObjectStore) error {
+		info, err := b.GetInfo(ctx, digest)
+		if err == nil && info.Size == uint64(len(data)) {
+			return nil
+		}
+		if err != nil && !errors.Is(err, jetstream.ErrObjectNotFound) {
+			return err
+		}
+		_, err = b.PutBytes(ctx, digest, data)
+		return err
+	})
+}
+
+// Get reads an object; the log checks its digest.
+func (p *payloads) Get(ctx context.Context, digest string) ([]byte, error) {
+	var data []byte
+	err := p.retry(ctx, digest, func(ctx context.Context, b jetstream.ObjectStore) error {
+		var err error
+		data, err = b.GetBytes(ctx, digest)
+		return err
+	})
+	return data, err
+}
+
+// retry repeats what the server did not answer until ctx ends.
+func (p *payloads) retry(ctx context.Context, digest string, do func(context.Context, jetstream.ObjectStore) error) error {
+	t := p.log.backoff()
+	for {
+		try, cancel := context.WithTimeout(ctx, 5*t.timeout())
+		b, err := p.open(try)
+		if err == nil {
+			err = do(try, b)
+		}
+		cancel()
+		switch {
+		case err == nil:
+			return nil
+		case errors.Is(err, jetstream.ErrObjectNotFound):
+			return eventlog.ErrNotFound
+		case errors.Is(err, jetstream.ErrDigestMismatch):
+			return &eventlog.PayloadError{Digest: digest, Reason: "the object store holds other bytes than it was given"}
+		case !transient(err):
+			return fmt.Errorf("%w: %w", eventlog.ErrUnavailable, err)
+		}
+		if err := t.wait(ctx, err); err != nil {
+			return err
+		}
+		p.log.logger.Log(ctx, t.level(), "ask for a payload again", "digest", digest, "error", err)
+	}
+}

@@ -1,0 +1,260 @@
+package jslog
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/topology"
+)
+
+// Settings of the consumers that read. They are not deleted at the end, for
+// which a service has no right, but go by themselves when nobody pulls.
+const (
+	pullMessages = 1000
+	pullBytes    = 16 << 20
+	pullExpiry   = 10 * time.Second
+	heartbeat    = time.Second
+	inactive     = 10 * time.Second
+	// recheck is how long a Read that expects more waits before it asks for the end again.
+	recheck = 2 * time.Second
+)
+
+// Read yields commits up to the present end; see eventlog.Reader. The end is what
+// the leader knows when the reading begins.
+func (l *Log) Read(ctx context.Context, after eventlog.Position, f eventlog.Filter) iter.Seq2[eventlog.Record, error] {
+	return func(yield func(eventlog.Record, error) bool) {
+		if err := l.readTo(ctx, after, f, yield); err != nil {
+			yield(eventlog.Record{}, err)
+		}
+	}
+}
+
+// errStop ends a reading: the caller wants no more, or has been given an error.
+var errStop = errors.New("stop")
+
+func (l *Log) readTo(ctx context.Context, after eventlog.Position, f eventlog.Filter, yield func(eventlog.Record, error) bool) error {
+	r, err := l.reader(after, f)
+	if err != nil {
+		return err
+	}
+	defer r.close()
+	end, err := r.end(ctx)
+	for err == nil && r.seq < end {
+		next, cancel := context.WithTimeout(ctx, recheck)
+		var m jetstream.Msg
+		m, err = r.next(next)
+		cancel()
+		switch {
+		case err == nil:
+			err = r.yield(ctx, m, yield)
+		case ctx.Err() != nil:
+			return fmt.Errorf("read %s: %w: %w", r.stream, eventlog.ErrUnavailable, context.Cause(ctx))
+		case errors.Is(err, context.DeadlineExceeded):
+			// What lay at the end may have been purged.
+			end, err = r.end(ctx)
+		}
+	}
+	if errors.Is(err, errStop) {
+		return nil
+	}
+	return err
+}
+
+// Tail yields commits until ctx ends; see eventlog.Reader.
+func (l *Log) Tail(ctx context.Context, after eventlog.Position, f eventlog.Filter) iter.Seq2[eventlog.Record, error] {
+	return func(yield func(eventlog.Record, error) bool) {
+		r, err := l.reader(after, f)
+		if err != nil {
+			yield(eventlog.Record{}, err)
+			return
+		}
+		defer r.close()
+		for {
+			m, err := r.next(ctx)
+			if err == nil {
+				err = r.yield(ctx, m, yield)
+			}
+			if errors.Is(err, errStop) || ctx.Err() != nil {
+				return
+			}
+			if err != nil {
+				yield(eventlog.Record{}, err)
+				return
+			}
+		}
+	}
+}
+
+// reader reads a stream in order, by consumers that are made anew whenever one
+// is lost, each from the sequence after the last one delivered.
+//
+// The client library's ordered consumer does the same, but cannot be ended while
+// the server is away.
+type reader struct {
+	log     *Log
+	shard   int
+	stream  string
+	filters []string
+	seq     uint64 // last stream sequence that was delivered, or the position asked for
+	expect  uint64 // next delivery of the present consumer
+	pull    jetstream.MessagesContext
+	backoff *backoff
+}
+
+func (l *Log) reader(after eventlog.Position, f eventlog.Filter) (*reader, error) {
+	if err := f.Check(after.Shard, l.shards); err != nil {
+		return nil, err
+	}
+	return &reader{
+		log: l, shard: after.Shard, stream: topology.EventsStream(after.Shard), filters: filters(f), seq: after.Seq, backoff: l.backoff(),
+	}, nil
+}
+
+// filters are the subjects of a filter; none for the whole stream.
+func filters(f eventlog.Filter) []string {
+	if f.Subject == (events.Subject{}) {
+		var list []string
+		for _, p := range f.Partitions {
+			list = append(list, topology.PartitionFilter(p))
+		}
+		return list
+	}
+	aspects := []events.Aspect{f.Subject.Aspect}
+	if f.Subject.Aspect == "" {
+		aspects = []events.Aspect{events.Life, events.Run}
+	}
+	var list []string
+	for _, a := range aspects {
+		s := f.Subject
+		s.Aspect = a
+		// A subject outside the partitions asked for matches nothing.
+		if f.Match(s) {
+			list = append(list, s.String())
+		}
+	}
+	return list
+}
+
+// end is the sequence of the last message that the filter lets through, 0 for none.
+func (r *reader) end(ctx context.Context) (uint64, error) {
+	filters := r.filters
+	if len(filters) == 0 {
+		filters = []string{">"}
+	}
+	var end uint64
+	for _, f := range filters {
+		m, err := r.log.fromLeader(ctx, r.stream, getRequest{LastFor: f})
+		if errors.Is(err, eventlog.ErrNotFound) {
+			continue
+		}
+		if err != nil {
+			return 0, fmt.Errorf("read the end of %s: %w", r.stream, err)
+		}
+		end = max(end, m.Seq)
+	}
+	return end, nil
+}
+
+// next is the next message, however often the server goes away in between. Its
+// errors are that ctx ended, and what another try cannot change.
+func (r *reader) next(ctx context.Context) (jetstream.Msg, error) {
+	for {
+		m, err := r.take(ctx)
+		if err == nil {
+			r.backoff.try = 0
+			return m, nil
+		}
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		r.close()
+		if errors.Is(err, jetstream.ErrConnectionClosed) || errors.Is(err, jetstream.ErrStreamNotFound) {
+			return nil, fmt.Errorf("read %s: %w: %w", r.stream, eventlog.ErrUnavailable, err)
+		}
+		r.log.logger.Log(ctx, r.backoff.level(), "read on", "stream", r.stream, "after", r.seq, "error", err)
+		if err := r.backoff.wait(ctx, err); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// errGap is a consumer that left a message out.
+var errGap = errors.New("a delivery is missing")
+
+func (r *reader) take(ctx context.Context) (jetstream.Msg, error) {
+	if r.pull == nil {
+		if err := r.open(ctx); err != nil {
+			return nil, err
+		}
+	}
+	m, err := r.pull.Next(jetstream.NextContext(ctx))
+	if err != nil {
+		return nil, err
+	}
+	meta, err := m.Metadata()
+	if err != nil {
+		return nil, err
+	}
+	r.expect++
+	if meta.Sequence.Consumer != r.expect {
+		return nil, errGap
+	}
+	r.seq = meta.Sequence.Stream
+	return m, nil
+}
+
+// open makes a consumer that begins after the last message delivered.
+func (r *reader) open(ctx context.Context) error {
+	cfg := jetstream.ConsumerConfig{
+		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: r.seq + 1,
+		AckPolicy: jetstream.AckNonePolicy, MemoryStorage: true, Replicas: 1, InactiveThreshold: inactive,
+	}
+	if len(r.filters) == 1 {
+		cfg.FilterSubject = r.filters[0]
+	} else {
+		cfg.FilterSubjects = r.filters
+	}
+	try, cancel := context.WithTimeout(ctx, r.backoff.timeout())
+	defer cancel()
+	c, err := r.log.js.CreateConsumer(try, r.stream, cfg)
+	if err != nil {
+		return err
+	}
+	pull, err := c.Messages(jetstream.PullMaxMessagesWithBytesLimit(pullMessages, pullBytes), jetstream.PullExpiry(pullExpiry),
+		jetstream.PullHeartbeat(heartbeat), jetstream.WithMessagesErrOnMissingHeartbeat(true))
+	if err != nil {
+		return err
+	}
+	r.pull, r.expect = pull, 0
+	return nil
+}
+
+// close gives the consumer up.
+func (r *reader) close() {
+	if r.pull != nil {
+		r.pull.Stop()
+		r.pull = nil
+	}
+}
+
+func (r *reader) yield(ctx context.Context, m jetstream.Msg, yield func(eventlog.Record, error) bool) error {
+	meta, err := m.Metadata()
+	if err != nil {
+		return err
+	}
+	rec, err := eventlog.Open(ctx, m.Subject(), eventlog.Position{Shard: r.shard, Seq: meta.Sequence.Stream}, meta.Timestamp, m.Data(), r.log.payloads)
+	if err != nil && ctx.Err() != nil {
+		return err // the reading was ended while a payload was fetched
+	}
+	if !yield(rec, err) || err != nil {
+		return errStop
+	}
+	return nil
+}

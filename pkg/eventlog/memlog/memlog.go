@@ -1,0 +1,240 @@
+// Package memlog is the event log in memory, for tests: it keeps the same
+// promises as jslog, and can be told to break in the ways that a real log does.
+package memlog
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"slices"
+	"sort"
+	"sync"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// Config of a log; its zero value is one shard without a limit, on the machine's clock.
+type Config struct {
+	Shards     int              // 1, 2, 4 or 8; 0 means 1
+	MaxCommits int              // per shard; past it Append fails with eventlog.ErrFull; 0 means no limit
+	Now        func() time.Time // the time that commits are stored at; nil means time.Now
+}
+
+// Log is an event log in memory. It is safe for concurrent use.
+type Log struct {
+	cfg Config
+
+	mu       sync.Mutex
+	shards   []shard
+	heads    map[events.Subject][]eventlog.Head // every head that a subject ever had, oldest first
+	payloads map[string][]byte
+	faults   Faults
+}
+
+type shard struct {
+	stored []message
+	grew   chan struct{} // closed when a message is added
+}
+
+// message is a commit as it would lie in a stream; its sequence is its index + 1.
+type message struct {
+	subject string
+	at      time.Time
+	data    []byte
+}
+
+var _ eventlog.Log = (*Log)(nil)
+
+// New makes an empty log.
+func New(cfg Config) (*Log, error) {
+	if cfg.Shards == 0 {
+		cfg.Shards = 1
+	}
+	if cfg.Shards < 0 || cfg.Shards > 8 || 8%cfg.Shards != 0 {
+		return nil, fmt.Errorf("shards: %d must be 1, 2, 4 or 8", cfg.Shards)
+	}
+	if cfg.MaxCommits < 0 {
+		return nil, fmt.Errorf("max commits: %d is negative", cfg.MaxCommits)
+	}
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	l := &Log{cfg: cfg, heads: map[events.Subject][]eventlog.Head{}, payloads: map[string][]byte{}}
+	for range cfg.Shards {
+		l.shards = append(l.shards, shard{grew: make(chan struct{})})
+	}
+	return l, nil
+}
+
+// Shards is the number of shards.
+func (l *Log) Shards() int { return l.cfg.Shards }
+
+// Append stores a commit; see eventlog.Appender.
+func (l *Log) Append(ctx context.Context, head eventlog.Head, draft events.Draft) (eventlog.Head, error) {
+	if err := ctx.Err(); err != nil {
+		return eventlog.Head{}, unavailable(err)
+	}
+	c, data, err := eventlog.Seal(ctx, head, draft, objects{l})
+	if err != nil {
+		return eventlog.Head{}, err
+	}
+	f := l.currentFaults()
+	if f.BeforeAppend != nil {
+		if err := f.BeforeAppend(ctx, head, draft); err != nil {
+			return eventlog.Head{}, err
+		}
+	}
+	next, err := l.store(head, c, data)
+	if err != nil {
+		return eventlog.Head{}, err
+	}
+	if f.AfterAppend != nil {
+		if err := f.AfterAppend(ctx, next); err != nil {
+			return eventlog.Head{}, err
+		}
+	}
+	return next, nil
+}
+
+// store is the guard, and the settlement of a commit that was stored before.
+func (l *Log) store(head eventlog.Head, c events.Commit, data []byte) (eventlog.Head, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	heads := l.heads[head.Subject]
+	if i := sort.Search(len(heads), func(i int) bool { return heads[i].Seq > head.Seq }); i < len(heads) {
+		if heads[i].Commit.ID == c.ID {
+			return heads[i], nil
+		}
+		return eventlog.Head{}, &eventlog.ConflictError{Subject: head.Subject, Expected: head.Seq}
+	}
+	if last := l.last(head.Subject, 0); last.Seq != head.Seq {
+		return eventlog.Head{}, &eventlog.ConflictError{Subject: head.Subject, Expected: head.Seq}
+	}
+	s := &l.shards[head.Subject.Partition()%l.cfg.Shards]
+	if l.cfg.MaxCommits > 0 && len(s.stored) >= l.cfg.MaxCommits {
+		return eventlog.Head{}, fmt.Errorf("append to %s: %w", head.Subject, eventlog.ErrFull)
+	}
+	s.stored = append(s.stored, message{head.Subject.String(), l.cfg.Now(), data})
+	next := eventlog.Head{Subject: head.Subject, Seq: uint64(len(s.stored)), Hash: c.Hash, Commit: c}
+	l.heads[head.Subject] = append(l.heads[head.Subject], next)
+	close(s.grew)
+	s.grew = make(chan struct{})
+	return next, nil
+}
+
+// last is the head as it was some commits ago. The lock is held.
+func (l *Log) last(s events.Subject, behind int) eventlog.Head {
+	list := l.heads[s]
+	if i := len(list) - 1 - behind; i >= 0 {
+		return list[i]
+	}
+	return eventlog.Head{Subject: s}
+}
+
+// Last is the head of a subject; see eventlog.Reader.
+func (l *Log) Last(ctx context.Context, s events.Subject, f eventlog.Freshness) (eventlog.Head, error) {
+	if err := s.Check(); err != nil {
+		return eventlog.Head{}, fmt.Errorf("read last commit: %w", err)
+	}
+	if err := ctx.Err(); err != nil {
+		return eventlog.Head{}, unavailable(err)
+	}
+	faults, behind := l.currentFaults(), 0
+	if faults.BeforeRead != nil {
+		if err := faults.BeforeRead(ctx); err != nil {
+			return eventlog.Head{}, err
+		}
+	}
+	if f == eventlog.Any && faults.Behind != nil {
+		behind = max(faults.Behind(s), 0)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.last(s, behind), nil
+}
+
+// At reads one commit; see eventlog.Reader.
+func (l *Log) At(ctx context.Context, p eventlog.Position) (eventlog.Record, error) {
+	if err := ctx.Err(); err != nil {
+		return eventlog.Record{}, unavailable(err)
+	}
+	if f := l.currentFaults(); f.BeforeRead != nil {
+		if err := f.BeforeRead(ctx); err != nil {
+			return eventlog.Record{}, err
+		}
+	}
+	if p.Shard < 0 || p.Shard >= l.cfg.Shards || p.Seq == 0 {
+		return eventlog.Record{}, fmt.Errorf("read %s: %w", p, eventlog.ErrNotFound)
+	}
+	m, _, ok := l.message(p)
+	if !ok {
+		return eventlog.Record{}, fmt.Errorf("read %s: %w", p, eventlog.ErrNotFound)
+	}
+	return l.open(ctx, p, m)
+}
+
+// message gives what is stored at a position, or what to wait for until something is.
+func (l *Log) message(p eventlog.Position) (message, <-chan struct{}, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := l.shards[p.Shard]
+	if p.Seq > uint64(len(s.stored)) {
+		return message{}, s.grew, false
+	}
+	return s.stored[p.Seq-1], nil, true
+}
+
+func (l *Log) open(ctx context.Context, p eventlog.Position, m message) (eventlog.Record, error) {
+	return eventlog.Open(ctx, m.subject, p, m.at, m.data, objects{l})
+}
+
+// Read yields commits up to the present end; see eventlog.Reader.
+func (l *Log) Read(ctx context.Context, after eventlog.Position, f eventlog.Filter) iter.Seq2[eventlog.Record, error] {
+	return l.read(ctx, after, f, false)
+}
+
+// Tail yields commits until ctx ends; see eventlog.Reader.
+func (l *Log) Tail(ctx context.Context, after eventlog.Position, f eventlog.Filter) iter.Seq2[eventlog.Record, error] {
+	return l.read(ctx, after, f, true)
+}
+
+func (l *Log) read(ctx context.Context, after eventlog.Position, f eventlog.Filter, wait bool) iter.Seq2[eventlog.Record, error] {
+	f.Partitions = slices.Clone(f.Partitions)
+	return func(yield func(eventlog.Record, error) bool) {
+		if err := f.Check(after.Shard, l.cfg.Shards); err != nil {
+			yield(eventlog.Record{}, err)
+			return
+		}
+		for p := (eventlog.Position{Shard: after.Shard, Seq: after.Seq + 1}); ; p.Seq++ {
+			m, grew, ok := l.message(p)
+			for !ok {
+				if !wait {
+					return
+				}
+				select {
+				case <-ctx.Done():
+					return
+				case <-grew:
+				}
+				m, grew, ok = l.message(p)
+			}
+			if ctx.Err() != nil {
+				if !wait {
+					yield(eventlog.Record{}, unavailable(ctx.Err()))
+				}
+				return
+			}
+			if s, err := events.ParseSubject(m.subject); err == nil && !f.Match(s) {
+				continue
+			}
+			rec, err := l.open(ctx, p, m)
+			if !yield(rec, err) || err != nil {
+				return
+			}
+		}
+	}
+}
+
+func unavailable(err error) error { return fmt.Errorf("%w: %w", eventlog.ErrUnavailable, err) }
