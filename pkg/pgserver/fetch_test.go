@@ -56,7 +56,7 @@ func TestFetchesABinaryOnceAndRunsIt(t *testing.T) {
 	t.Parallel()
 	pgtest.URL(t) // is skipped, or fails, where the scripts would find nothing to run
 	// Not t.TempDir: when root runs the tests, another user has to reach the binaries.
-	fetchDir, err := os.MkdirTemp("", "spool-fetch-")
+	fetchDir, err := os.MkdirTemp("", "spool-fetch-") //nolint:usetesting // see above
 	if err != nil {
 		t.Fatal(err)
 	}

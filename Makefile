@@ -1,0 +1,42 @@
+# The whole interface of the repository: run `make help`.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+# What scripts/install puts here comes before what the machine has.
+export PATH := $(CURDIR)/.tools/bin:$(CURDIR)/.tools/agents/node_modules/.bin:$(PATH)
+
+ARGS ?=
+
+.PHONY: help demo up test race lint generate verify bench install
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: ## A query from start to end on the built-in agent and a scripted model; needs only Go
+	@scripts/demo
+
+up: ## Run everything in one process (ARGS="--listen 127.0.0.1:7700 …")
+	@scripts/build
+	@bin/spool up $(ARGS)
+
+test: ## Run all tests (ARGS="-run Name"); with CI=true install what is missing and fail on any skip
+	@scripts/test $(ARGS)
+
+race: ## Run all tests with the race detector (ARGS="-run Name")
+	@scripts/test -race $(ARGS)
+
+lint: ## Check style and import rules with golangci-lint (installed into .tools when missing)
+	@scripts/lint
+
+generate: ## Make the generated code and documents again
+	@scripts/generate
+
+verify: ## Build each module by itself, vet, gofmt, generate without a difference, lint
+	@scripts/verify
+
+bench: ## Run the benchmarks of test/bench (ARGS="-benchtime 5s")
+	@scripts/bench $(ARGS)
+
+install: ## Put into .tools, or install, what the tests need: Postgres, the agents' CLIs, golangci-lint
+	@scripts/install

@@ -1,0 +1,179 @@
+// Command testsum reads `go test -json` and prints it for people: the lines that go test closes each package with, the output of what
+// failed, the reason of what was skipped, and at the very end a line "N passed, N failed, N skipped". It exits with 1 when anything
+// failed and, with -strict, when anything was skipped.
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+)
+
+// event is a line of `go test -json`; see `go doc test2json`.
+type event struct {
+	Action      string
+	Package     string
+	Test        string
+	Output      string
+	ImportPath  string
+	FailedBuild string
+}
+
+func main() {
+	strict := flag.Bool("strict", false, "fail when a test was skipped")
+	flag.Parse()
+	s := newSummary(os.Stdout)
+	if err := s.read(os.Stdin); err != nil {
+		fmt.Fprintln(os.Stderr, "testsum:", err)
+		os.Exit(1)
+	}
+	if !s.finish(*strict) {
+		os.Exit(1)
+	}
+}
+
+type key struct{ pkg, test string }
+
+type summary struct {
+	out                     io.Writer
+	output                  map[key][]string // of tests that have not ended, and of packages
+	failures                map[string]int   // of each package
+	skips                   []string
+	passed, failed, skipped int
+}
+
+func newSummary(out io.Writer) *summary {
+	return &summary{out: out, output: map[key][]string{}, failures: map[string]int{}}
+}
+
+func (s *summary) read(r io.Reader) error {
+	in := bufio.NewReader(r)
+	for {
+		line, err := in.ReadString('\n')
+		if len(strings.TrimSpace(line)) > 0 {
+			var e event
+			if jerr := json.Unmarshal([]byte(line), &e); jerr != nil {
+				// go itself prints some failures as plain text.
+				s.print(line)
+			} else {
+				s.add(e)
+			}
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (s *summary) add(e event) {
+	k := key{e.Package, e.Test}
+	switch e.Action {
+	case "build-output":
+		s.print(e.Output)
+	case "output":
+		s.output[k] = append(s.output[k], e.Output)
+	case "pass", "fail", "skip":
+		if e.Test == "" {
+			s.endPackage(e)
+			return
+		}
+		s.endTest(e)
+		delete(s.output, k)
+	}
+}
+
+func (s *summary) endTest(e event) {
+	lines := s.output[key{e.Package, e.Test}]
+	switch e.Action {
+	case "pass":
+		s.passed++
+	case "fail":
+		s.failed++
+		s.failures[e.Package]++
+		s.print(strings.Join(lines, ""))
+	case "skip":
+		s.skipped++
+		s.skips = append(s.skips, fmt.Sprintf("%s %s: %s", e.Package, e.Test, reason(lines)))
+	}
+}
+
+// endPackage prints what go test says of a package, and what its unfinished tests printed: they are why it panicked or timed out.
+func (s *summary) endPackage(e event) {
+	for k, lines := range s.output {
+		if k.pkg != e.Package || k.test == "" {
+			continue
+		}
+		if e.Action == "fail" {
+			s.failed++
+			s.failures[e.Package]++
+			s.print(strings.Join(lines, ""))
+		}
+		delete(s.output, k)
+	}
+	if e.Action == "fail" && s.failures[e.Package] == 0 {
+		s.failed++ // it did not build, or failed outside its tests
+	}
+	own := s.output[key{e.Package, ""}]
+	delete(s.output, key{e.Package, ""})
+	for i, line := range own {
+		// Of a package that passed, only go's closing line: what it printed itself is noise.
+		if e.Action == "fail" && line != "PASS\n" || i == len(own)-1 {
+			s.print(line)
+		}
+	}
+	if e.FailedBuild != "" && len(own) == 0 {
+		s.print("FAIL\t" + e.Package + " [build failed]\n")
+	}
+}
+
+// finish prints the totals and reports whether all is well.
+func (s *summary) finish(strict bool) bool {
+	ok := s.failed == 0
+	if len(s.skips) > 0 {
+		s.print("\nskipped:\n")
+		for _, skip := range s.skips {
+			s.print("  " + skip + "\n")
+		}
+	}
+	if strict && s.skipped > 0 {
+		s.print("no test may be skipped here: install what the reasons name\n")
+		ok = false
+	}
+	if s.passed+s.failed+s.skipped == 0 {
+		s.print("no test has run\n")
+		ok = false
+	}
+	s.print(fmt.Sprintf("\n%d passed, %d failed, %d skipped\n", s.passed, s.failed, s.skipped))
+	return ok
+}
+
+func (s *summary) print(text string) {
+	if _, err := io.WriteString(s.out, text); err != nil {
+		fmt.Fprintln(os.Stderr, "testsum:", err)
+		os.Exit(1)
+	}
+}
+
+// reason is what the test said when it skipped, without go's own lines.
+func reason(lines []string) string {
+	var said []string
+	for _, line := range lines {
+		line = strings.TrimSpace(line)
+		if line == "" || strings.HasPrefix(line, "=== ") || strings.HasPrefix(line, "--- ") {
+			continue
+		}
+		said = append(said, line)
+	}
+	if len(said) == 0 {
+		return "no reason given"
+	}
+	return strings.Join(said, " ")
+}

@@ -1,0 +1,3 @@
+# Versions of the tools that are not in a go.mod or package.json. Sourced by scripts/install.
+# shellcheck shell=bash disable=SC2034
+GOLANGCI_LINT_VERSION=v2.14.0
