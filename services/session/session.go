@@ -9,6 +9,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
+	"strconv"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -76,6 +78,7 @@ type Deps struct {
 	Log    eventlog.Log
 	Logger *slog.Logger
 	Now    func() time.Time // nil for the clock
+	Copy   string           // names this copy in the log; "" for host and process id
 }
 
 // Service is one copy of the session service.
@@ -100,6 +103,13 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	if deps.Now == nil {
 		deps.Now = time.Now
 	}
+	if deps.Copy == "" {
+		host, err := os.Hostname()
+		if err != nil {
+			return nil, fmt.Errorf("session service: name this copy: %w", err)
+		}
+		deps.Copy = host + ":" + strconv.Itoa(os.Getpid())
+	}
 	js, err := jetstream.New(deps.NATS)
 	if err != nil {
 		return nil, fmt.Errorf("session service: %w", err)
@@ -113,6 +123,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	sessions := eventlog.Sessions{Log: deps.Log}
 	s.react = reactor.New(reactor.Config{
 		Sessions: sessions, JetStream: js, Publisher: publisher, Leases: s.leases, Now: deps.Now, Logger: deps.Logger,
+		Copy: deps.Copy,
 	})
 	if s.router, err = bus.NewRouter(bus.RouterConfig{DeadLetter: publisher, Logger: deps.Logger}); err != nil {
 		return nil, fmt.Errorf("session service: %w", err)

@@ -38,6 +38,7 @@ type Config struct {
 	Leases    Leases
 	Now       func() time.Time
 	Logger    *slog.Logger
+	Copy      string // which copy of the service this is; the log names it for what it writes
 }
 
 // Reactor reacts to commits and timers.
@@ -47,7 +48,9 @@ type Reactor struct{ cfg Config }
 func New(cfg Config) *Reactor { return &Reactor{cfg} }
 
 // actor is who the log names for what a Reactor writes.
-var actor = events.Actor{Kind: "service", ID: "session"}
+func (r *Reactor) actor() events.Actor {
+	return events.Actor{Kind: "service", ID: "session/" + r.cfg.Copy}
+}
 
 // maxRounds bounds how often one commit is looked at again while the state moves on.
 // Past it the message is given back, and delivered again.
@@ -159,7 +162,7 @@ func (r *Reactor) step(ctx context.Context, l *eventlog.Loaded) (wrote bool, err
 			return false, err
 		}
 		if len(list) > 0 {
-			return true, r.cfg.Sessions.AppendLife(ctx, l, actor, list[0].ID, list)
+			return true, r.cfg.Sessions.AppendLife(ctx, l, r.actor(), list[0].ID, list)
 		}
 	}
 	outcome, err := r.lost(ctx, l, now)
@@ -211,7 +214,7 @@ func (r *Reactor) abandon(ctx context.Context, l *eventlog.Loaded, outcome event
 	if err != nil {
 		return err
 	}
-	return r.cfg.Sessions.AppendRun(ctx, l, actor, events.Derive(events.KindCommit, id), d)
+	return r.cfg.Sessions.AppendRun(ctx, l, r.actor(), events.Derive(events.KindCommit, id), d)
 }
 
 // publish puts out the job that is due. Its message id is the id of the event

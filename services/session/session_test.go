@@ -1,0 +1,508 @@
+package session_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"go.uber.org/goleak"
+
+	"github.com/spoolhq/spool/pkg/api/command"
+	"github.com/spoolhq/spool/pkg/bus"
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/eventlog/jslog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/natsserver/natstest"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/session"
+)
+
+// TestMain also sees that nothing is left running.
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// stack is a log, and what tests do to it.
+type stack struct {
+	t   *testing.T
+	nc  *nats.Conn
+	js  jetstream.JetStream
+	log *jslog.Log
+	ses eventlog.Sessions
+}
+
+func newStack(t *testing.T) *stack {
+	nc := natstest.Conn(t, natstest.Run(t))
+	js, err := jetstream.New(nc)
+	must(t, err)
+	must(t, topology.Provision(t.Context(), js, topology.Config{}))
+	log, err := jslog.New(jslog.Config{JetStream: js})
+	must(t, err)
+	return &stack{t, nc, js, log, eventlog.Sessions{Log: log}}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// copy starts a copy of the service; stop ends it at once, and waits for it.
+func (s *stack) copy(name string, cfg session.Config) (stop func()) {
+	svc, err := session.New(cfg, session.Deps{NATS: s.nc, Log: s.log, Logger: slog.New(slog.DiscardHandler), Copy: name})
+	must(s.t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- svc.Run(ctx) }()
+	<-svc.Ready()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			s.t.Errorf("copy %s: %v", name, err)
+		}
+	})
+	s.t.Cleanup(stop)
+	return stop
+}
+
+func id(kind events.Kind) string { return events.Derive(kind, fmt.Sprint(rand.Uint64())) }
+
+// send carries a command through COMMANDS and waits for the answer.
+func (s *stack) send(typ command.Type, sid, exe string, body any) command.Answer {
+	s.t.Helper()
+	answer, err := s.try(id(events.KindCommand), typ, sid, exe, body)
+	must(s.t, err)
+	return answer
+}
+
+func (s *stack) try(cmd string, typ command.Type, sid, exe string, body any) (command.Answer, error) {
+	raw, err := json.Marshal(body)
+	if err != nil {
+		return command.Answer{}, err
+	}
+	c := command.Command{Type: typ, ID: cmd, Tenant: "default", SessionID: sid, ExecutionID: exe, Actor: events.Actor{Kind: "user"}, Body: raw}
+	payload, err := json.Marshal(c)
+	if err != nil {
+		return command.Answer{}, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	target := sid
+	if target == "" {
+		target = "key"
+	}
+	reply, err := bus.Request(ctx, s.js, bus.Command{Subject: topology.CommandSubject(topology.ServiceSession, "default", target), ID: c.ID, Payload: payload})
+	if err != nil {
+		return command.Answer{}, err
+	}
+	var a command.Answer
+	return a, json.Unmarshal(reply.Payload, &a)
+}
+
+func (s *stack) create(o events.Options) string {
+	s.t.Helper()
+	sid := id(events.KindSession)
+	if a := s.send(command.TypeCreateSession, sid, "", command.CreateSession{Options: o}); a.Error != nil {
+		s.t.Fatal(a.Error)
+	}
+	return sid
+}
+
+func (s *stack) post(sid string) string {
+	s.t.Helper()
+	exe := id(events.KindExecution)
+	if a := s.send(command.TypePostMessage, sid, exe, command.PostMessage{Content: "hello"}); a.Error != nil {
+		s.t.Fatal(a.Error)
+	}
+	return exe
+}
+
+// executors pull jobs, claim, and complete, until the test ends.
+func (s *stack) executors(n int) {
+	c, err := s.js.CreateOrUpdateConsumer(s.t.Context(), topology.StreamJobs, topology.JobsAnyConsumer("local").Config)
+	must(s.t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				msg, err := c.Next(jetstream.FetchMaxWait(200 * time.Millisecond))
+				if err != nil {
+					continue
+				}
+				s.execute(ctx, fmt.Sprint("x", i), msg.Data())
+				if err := msg.Ack(); err != nil && ctx.Err() == nil {
+					s.t.Error(err)
+				}
+			}
+		})
+	}
+	s.t.Cleanup(func() { cancel(); wg.Wait() })
+}
+
+// execute brings what is due to its end, as fast as the log allows.
+func (s *stack) execute(ctx context.Context, name string, job []byte) {
+	ref, err := topology.DecodeSessionRef(job)
+	if err != nil {
+		s.t.Error(err)
+		return
+	}
+	for ctx.Err() == nil {
+		l, err := s.ses.Load(ctx, ref.Tenant, ref.Session, eventlog.Leader)
+		if err != nil {
+			continue
+		}
+		var d run.Decision
+		meta := events.Meta{CommandID: id(events.KindCommand), Now: time.Now()}
+		switch l.Due() {
+		case run.Nothing, run.Refuse:
+			return
+		case run.Release:
+			d, err = run.Decide(l.Run, run.Record{Epoch: l.Run.Epoch + 1, Events: []events.Event{{
+				ID: id(events.KindEvent), Time: time.Now(), Source: events.FromServer,
+				Data: events.SandboxTerminated{SandboxID: l.Run.Sandbox.ID, Reason: run.ReleaseReason(l.Life)},
+			}}})
+		case run.Execute:
+			if l.Run.Execution != l.Life.Active.ExecutionID {
+				d, err = run.Decide(l.Run, run.Claim{Meta: meta, ExecutionID: l.Life.Active.ExecutionID, Executor: name})
+				break
+			}
+			d, err = run.Decide(l.Run, run.End{Meta: meta, Epoch: l.Run.Epoch, ExecutionID: l.Run.Execution, Outcome: events.ExecutionCompleted{}, Before: []events.Event{{
+				ID: id(events.KindEvent), Time: time.Now(), Source: events.FromServer, Data: events.SandboxReady{SandboxID: "sbx", Provider: "local", Journal: "jnl"},
+			}}})
+		}
+		if err != nil {
+			s.t.Error(err)
+			return
+		}
+		err = s.ses.AppendRun(ctx, &l, events.Actor{Kind: "executor", ID: name}, id(events.KindCommit), d)
+		var conflict *eventlog.ConflictError
+		if err != nil && !errors.As(err, &conflict) && ctx.Err() == nil {
+			s.t.Error(err)
+			return
+		}
+	}
+}
+
+// await looks at a session until it is as wanted.
+func (s *stack) await(sid, what string, ok func(eventlog.Loaded) bool) eventlog.Loaded {
+	s.t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); ; {
+		l, err := s.ses.Load(s.t.Context(), "default", sid, eventlog.Leader)
+		must(s.t, err)
+		if ok(l) {
+			return l
+		}
+		if time.Now().After(deadline) {
+			s.t.Fatalf("session %s: never %s; life %+v, run %+v", sid, what, l.Life, l.Run)
+		}
+	}
+}
+
+func (s *stack) history(sid string) []events.Event {
+	var list []events.Event
+	for n, err := range eventlog.Session(s.t.Context(), s.log, "default", sid) {
+		must(s.t, err)
+		list = append(list, n.Event)
+	}
+	return list
+}
+
+func count[P events.Payload](list []events.Event) (n int) {
+	for _, e := range list {
+		if _, ok := e.Data.(P); ok {
+			n++
+		}
+	}
+	return n
+}
+
+// TestTwoCopiesUnderLoad: two copies share the traffic; one is killed in the
+// middle; every query that was accepted ends exactly once, in order.
+func TestTwoCopiesUnderLoad(t *testing.T) {
+	t.Parallel()
+	s := newStack(t)
+	kill := s.copy("one", session.Config{})
+	s.copy("two", session.Config{})
+	s.executors(4)
+	const sessions, messages = 12, 15
+	var wg sync.WaitGroup
+	for i := range sessions {
+		wg.Go(func() {
+			sid := s.create(events.Options{})
+			var sent []string
+			for j := range messages {
+				if i == 0 && j == messages/2 {
+					kill()
+				}
+				sent = append(sent, s.post(sid))
+			}
+			last := sent[len(sent)-1]
+			s.await(sid, "at the end of its last execution", func(l eventlog.Loaded) bool { return l.Run.Ended(last) && len(l.Life.Queue) == 0 })
+			s.checkOrder(sid, sent)
+		})
+	}
+	wg.Wait()
+	if t.Failed() {
+		return
+	}
+	copies := map[string]int{}
+	for rec, err := range s.log.Read(t.Context(), eventlog.Position{}, eventlog.Filter{}) {
+		must(t, err)
+		if name, ok := strings.CutPrefix(rec.Commit.Actor.ID, "session/"); ok {
+			copies[name]++
+		}
+	}
+	if copies["one"] == 0 || copies["two"] == 0 {
+		t.Fatalf("dispatches by copy: %v; both should have had some", copies)
+	}
+}
+
+// checkOrder: messages were answered in the order they were posted, each with one end.
+func (s *stack) checkOrder(sid string, sent []string) {
+	var ends []string
+	for _, e := range s.history(sid) {
+		if events.Terminal(e.Type()) {
+			ends = append(ends, e.ExecutionID)
+		}
+	}
+	if got, want := strings.Join(ends, " "), strings.Join(sent, " "); got != want {
+		s.t.Errorf("session %s ended\n%s\nposted\n%s", sid, got, want)
+	}
+}
+
+// TestRedeliveredCommand: the same command twice is one message, with the same answer.
+func TestRedeliveredCommand(t *testing.T) {
+	t.Parallel()
+	s := newStack(t)
+	s.copy("one", session.Config{})
+	sid := s.create(events.Options{})
+	cmd, exe := id(events.KindCommand), id(events.KindExecution)
+	first, err := s.try(cmd, command.TypePostMessage, sid, exe, command.PostMessage{Content: "once"})
+	must(t, err)
+	again, err := s.try(cmd, command.TypePostMessage, sid, exe, command.PostMessage{Content: "once"})
+	must(t, err)
+	if first != again || first.Error != nil || first.Position == "" {
+		t.Fatalf("first %+v, again %+v", first, again)
+	}
+	if n := count[events.MessageAccepted](s.history(sid)); n != 1 {
+		t.Fatalf("%d messages", n)
+	}
+}
+
+// TestControlsWithoutExecutors: what nobody claimed is ended by the service itself.
+func TestControlsWithoutExecutors(t *testing.T) {
+	t.Parallel()
+	s := newStack(t)
+	s.copy("one", session.Config{})
+	sid := s.create(events.Options{})
+	first, second, third := s.post(sid), s.post(sid), s.post(sid)
+	s.send(command.TypeCancel, sid, second, nil) // waits: withdrawn
+	s.send(command.TypeCancel, sid, first, nil)  // dispatched, never claimed
+	s.await(sid, "dispatched the third", func(l eventlog.Loaded) bool { return l.Life.Active.ExecutionID == third })
+	s.send(command.TypeInterrupt, sid, "", nil)
+	s.await(sid, "at rest", func(l eventlog.Loaded) bool { return l.Run.Ended(third) })
+	list := s.history(sid)
+	if count[events.ExecutionWithdrawn](list) != 1 || count[events.ExecutionCancelled](list) != 2 {
+		t.Fatalf("history %v", list)
+	}
+	for _, exe := range []string{first, second, third, id(events.KindExecution)} {
+		if a := s.send(command.TypeCancel, sid, exe, nil); a.Error != nil {
+			t.Fatalf("cancel after the end: %v", a.Error)
+		}
+	}
+	if after := s.history(sid); len(after) != len(list) {
+		t.Fatalf("a control after the end wrote %v", after[len(list):])
+	}
+}
+
+// TestIdleFiresOnce: the timeout is noticed once although it was armed by every
+// turn, and although the service was away when it passed.
+func TestIdleFiresOnce(t *testing.T) {
+	t.Parallel()
+	s := newStack(t)
+	stop := s.copy("one", session.Config{})
+	s.executors(1)
+	sid := s.create(events.Options{IdleTimeoutMs: 1500})
+	for range 3 {
+		exe := s.post(sid)
+		s.await(sid, "at the end", func(l eventlog.Loaded) bool { return l.Run.Ended(exe) })
+	}
+	stop()
+	l := s.await(sid, "still with its sandbox", func(l eventlog.Loaded) bool { return l.Run.Sandbox.ID != "" && !l.Life.Idle })
+	at, _ := l.Life.Deadline(l.View())
+	<-time.After(time.Until(at))
+	s.copy("two", session.Config{})
+	s.copy("three", session.Config{})
+	s.await(sid, "idle with its sandbox gone", func(l eventlog.Loaded) bool { return l.Life.Idle && l.Run.Sandbox.ID == "" })
+	exe := s.post(sid)
+	s.await(sid, "back at work", func(l eventlog.Loaded) bool { return l.Run.Ended(exe) && !l.Life.Idle })
+	if n := count[events.SessionIdle](s.history(sid)); n != 1 {
+		t.Fatalf("idle %d times", n)
+	}
+}
+
+// TestSessionLimit closes the session and cancels what runs.
+func TestSessionLimit(t *testing.T) {
+	t.Parallel()
+	s := newStack(t)
+	s.copy("one", session.Config{})
+	sid := s.create(events.Options{SessionLimitMs: 1000})
+	first, second := s.post(sid), s.post(sid)
+	s.await(sid, "closed", func(l eventlog.Loaded) bool { return l.Run.Ended(first) && l.Life.Status == "closed" })
+	if n := count[events.ExecutionWithdrawn](s.history(sid)); n != 1 {
+		t.Fatalf("%s: withdrawn %d times", second, n)
+	}
+	if a := s.send(command.TypePostMessage, sid, id(events.KindExecution), command.PostMessage{Content: "x"}); a.Error == nil || a.Error.Code != "SESSION_CLOSED" {
+		t.Fatalf("post to a closed session: %+v", a)
+	}
+}
+
+// TestExecutorLost: an execution that was never claimed, or whose holder is
+// gone, fails after its turn limit and grace; one whose holder lives goes on.
+func TestExecutorLost(t *testing.T) {
+	t.Parallel()
+	s := newStack(t)
+	var mu sync.Mutex
+	ahead := time.Duration(0)
+	clock := func() time.Time { mu.Lock(); defer mu.Unlock(); return time.Now().Add(ahead) }
+	svc, err := session.New(session.Config{TurnLimit: time.Minute}, session.Deps{NATS: s.nc, Log: s.log, Logger: slog.New(slog.DiscardHandler), Now: clock, Copy: "one"})
+	must(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- svc.Run(ctx) }()
+	t.Cleanup(func() { cancel(); must(t, <-done) })
+	<-svc.Ready()
+	never, gone, alive := s.create(events.Options{}), s.create(events.Options{}), s.create(events.Options{})
+	kv, err := s.js.KeyValue(t.Context(), topology.BucketLeases)
+	must(t, err)
+	for _, c := range []struct{ sid, holder string }{{gone, "xtr_gone"}, {alive, "xtr_alive"}} {
+		exe := s.post(c.sid)
+		l := s.await(c.sid, "dispatched", func(l eventlog.Loaded) bool { return l.Life.Active.ExecutionID == exe })
+		d, err := run.Decide(l.Run, run.Claim{Meta: events.Meta{CommandID: id(events.KindCommand), Now: time.Now()}, ExecutionID: exe, Executor: c.holder})
+		must(t, err)
+		must(t, s.ses.AppendRun(t.Context(), &l, events.Actor{Kind: "executor"}, id(events.KindCommit), d))
+	}
+	s.post(never)
+	mu.Lock()
+	ahead = 2 * time.Minute
+	mu.Unlock()
+	for _, sid := range []string{never, gone, alive} {
+		_, err = kv.Put(t.Context(), "xtr_alive", []byte(`{"executor":"xtr_alive","engine":"m"}`))
+		must(t, err)
+		s.nudge(sid)
+	}
+	for _, sid := range []string{never, gone} {
+		l := s.await(sid, "failed", func(l eventlog.Loaded) bool { return l.Run.Phase == run.Failed })
+		if f := last[events.ExecutionFailed](s.history(l.ID)); f.Code != "EXECUTOR_LOST" {
+			t.Fatalf("failed with %+v", f)
+		}
+	}
+	if l := s.await(alive, "there", func(eventlog.Loaded) bool { return true }); l.Run.Phase.Terminal() {
+		t.Fatal("an execution whose holder lives was ended")
+	}
+}
+
+// nudge fires a session's timer now.
+func (s *stack) nudge(sid string) {
+	body, err := topology.SessionRef{Tenant: "default", Session: sid}.Encode()
+	must(s.t, err)
+	_, err = s.js.Publish(s.t.Context(), topology.TimerDue(sid), body)
+	must(s.t, err)
+}
+
+func last[P events.Payload](list []events.Event) (out P) {
+	for _, e := range list {
+		if p, ok := e.Data.(P); ok {
+			out = p
+		}
+	}
+	return out
+}
+
+// TestRefusals: each bad request gets a code and names its field, and changes nothing.
+func TestRefusals(t *testing.T) {
+	t.Parallel()
+	s := newStack(t)
+	s.copy("one", session.Config{})
+	sid := s.create(events.Options{})
+	before := len(s.history(sid))
+	for _, c := range []struct {
+		name, code, field string
+		typ               command.Type
+		sid               string
+		body              any
+	}{
+		{"unknown session", "SESSION_NOT_FOUND", "sessionId", command.TypePostMessage, id(events.KindSession), command.PostMessage{Content: "x"}},
+		{"unknown architecture", "INVALID_REQUEST", "architecture", command.TypeCreateSession, id(events.KindSession), command.CreateSession{Architecture: "eliza"}},
+		{"unknown sandbox", "INVALID_REQUEST", "sandbox", command.TypeCreateSession, id(events.KindSession), command.CreateSession{Provider: "sandpit"}},
+		{"unknown agent", "INVALID_REQUEST", "agent", command.TypeCreateSession, id(events.KindSession), command.CreateSession{Agent: "smith"}},
+		{"empty message", "INVALID_REQUEST", "content", command.TypePostMessage, sid, command.PostMessage{Content: " \n"}},
+		{"a part of no kind", "INVALID_REQUEST", "content", command.TypePostMessage, sid, command.PostMessage{Parts: []events.Part{{Type: "smell", Text: "x"}}}},
+		{"two megabytes", "PAYLOAD_TOO_LARGE", "content", command.TypePostMessage, sid, nil},
+		{"large metadata", "PAYLOAD_TOO_LARGE", "metadata", command.TypePostMessage, sid, command.PostMessage{Content: "x", Metadata: json.RawMessage(`"` + strings.Repeat("m", 20<<10) + `"`)}},
+		{"no such command", "INVALID_REQUEST", "type", "dance", sid, nil},
+		{"a key without a hash", "INVALID_REQUEST", "sha256", command.TypeCreateKey, "", command.CreateKey{KeyID: id(events.KindKey)}},
+		{"revoking an unknown key", "KEY_NOT_FOUND", "keyId", command.TypeRevokeKey, "", command.RevokeKey{KeyID: id(events.KindKey)}},
+	} {
+		if c.name == "two megabytes" {
+			// Over NATS's own limit it would not even be sent; this is over ours only.
+			c.body = command.PostMessage{Parts: []events.Part{{Type: "text", Text: strings.Repeat("x", 900<<10)}, {Type: "text", Text: strings.Repeat("x", 140<<10)}}}
+		}
+		a, err := s.try(id(events.KindCommand), c.typ, c.sid, id(events.KindExecution), c.body)
+		if c.name == "two megabytes" && err != nil {
+			continue // refused by the transport, with a typed error
+		}
+		must(t, err)
+		if a.Error == nil || a.Error.Code != c.code || a.Error.Field != c.field || a.Error.Detail == "" {
+			t.Errorf("%s: %+v, want %s on %s", c.name, a.Error, c.code, c.field)
+		}
+	}
+	if after := len(s.history(sid)); after != before {
+		t.Fatalf("%d events were written by refused commands", after-before)
+	}
+}
+
+// TestKeys: created once, revoked once, also when asked again.
+func TestKeys(t *testing.T) {
+	t.Parallel()
+	s := newStack(t)
+	s.copy("one", session.Config{})
+	key := id(events.KindKey)
+	for range 2 {
+		if a := s.send(command.TypeCreateKey, "", "", command.CreateKey{KeyID: key, Name: "ci", Prefix: "spool_sk_ab", SHA256: strings.Repeat("a", 64)}); a.Error != nil {
+			t.Fatal(a.Error)
+		}
+	}
+	for range 2 {
+		if a := s.send(command.TypeRevokeKey, "", "", command.RevokeKey{KeyID: key}); a.Error != nil {
+			t.Fatal(a.Error)
+		}
+	}
+	var list []events.Event
+	for rec, err := range s.log.Read(t.Context(), eventlog.Position{}, eventlog.Filter{}) {
+		must(t, err)
+		list = append(list, rec.Events...)
+	}
+	if len(list) != 2 || count[events.KeyCreated](list) != 1 || count[events.KeyRevoked](list) != 1 {
+		t.Fatalf("log holds %v", list)
+	}
+}
+
+func TestConfig(t *testing.T) {
+	t.Parallel()
+	for _, c := range []session.Config{{IdleTimeout: -time.Second}, {TurnLimit: 100 * 24 * time.Hour}, {CommandWorkers: -1}} {
+		if _, err := session.New(c, session.Deps{}); err == nil || !strings.Contains(err.Error(), "between") {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+}
