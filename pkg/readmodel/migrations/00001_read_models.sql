@@ -71,7 +71,6 @@ CREATE TABLE executions (
     ended_at           timestamptz,
     duration_ms        bigint NOT NULL DEFAULT 0,
     first_seq          bigint NOT NULL,
-    last_seq           bigint NOT NULL,
     PRIMARY KEY (tenant, session, id)
 ) WITH (fillfactor = 80);
 
@@ -112,8 +111,7 @@ CREATE TABLE text_in_flight (
     grp          smallint NOT NULL,
     execution    text NOT NULL,
     conversation text NOT NULL,
-    epoch        bigint NOT NULL,
-    at           timestamptz NOT NULL,
+    at           timestamptz NOT NULL,     -- when the piece was written
     text         text NOT NULL,
     PRIMARY KEY (tenant, session, block, "offset")
 );
@@ -181,7 +179,7 @@ CREATE TABLE keys (
 
 CREATE INDEX keys_by_hash ON keys (sha256);
 
--- Commits that could not be projected; they lie in DEAD as well. Not to be decoded means that they count no seq.
+-- Commits that could not be projected, or not wholly; DEAD names them as well. One that cannot be decoded counts no seq.
 CREATE TABLE poison (
     grp      smallint NOT NULL,
     position text NOT NULL,
