@@ -3,3 +3,5 @@
 // and entropy are arguments. Everything that reads or writes the log, whatever
 // the language of its storage, agrees on what is written here.
 package events
+
+//go:generate go run ./gen . ../../docs/events.md

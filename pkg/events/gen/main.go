@@ -1,0 +1,150 @@
+// Command gen writes docs/events.md from the catalogue and the comments of its Go types.
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+func main() {
+	if len(os.Args) != 3 {
+		fmt.Fprintln(os.Stderr, "usage: gen SOURCE_DIR OUTPUT")
+		os.Exit(2)
+	}
+	text, err := document(os.Args[1])
+	if err == nil {
+		err = os.WriteFile(os.Args[2], text, 0o644)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "gen:", err)
+		os.Exit(1)
+	}
+}
+
+// document renders the whole page.
+func document(dir string) ([]byte, error) {
+	notes, err := comments(dir)
+	if err != nil {
+		return nil, err
+	}
+	var b bytes.Buffer
+	b.WriteString(preface)
+	for _, part := range []struct {
+		aspect events.Aspect
+		title  string
+	}{
+		{events.Life, "On `life`: what the session service decides"},
+		{events.Run, "On `run`: what happens to executions"},
+		{events.Key, "In the catalogue"},
+	} {
+		fmt.Fprintf(&b, "\n## %s\n", part.title)
+		for _, e := range events.Catalogue() {
+			if e.Aspect == part.aspect {
+				fmt.Fprintf(&b, "\n### `%s`\n%s\n", e.Type, e.Doc)
+				fields(&b, reflect.TypeOf(e.New()), notes)
+			}
+		}
+	}
+	b.WriteString("\n## Shapes used above\n")
+	for _, v := range []any{events.Block{}, events.BlockUpdates{}, events.Part{}, events.TodoItem{}, events.Options{}, events.Usage{}} {
+		t := reflect.TypeOf(v)
+		fmt.Fprintf(&b, "\n### `%s`\n", t.Name())
+		fields(&b, t, notes)
+	}
+	return b.Bytes(), nil
+}
+
+const preface = `# Events
+Generated from pkg/events; do not edit.
+
+An event is the same JSON on REST, SSE, WebSocket, gRPC and ` + "`--json`" + `:
+
+` + "```json" + `
+{"seq":12,"position":"0-48211","id":"evt_…","type":"block_start","time":"RFC 3339","sessionId":"ses_…",
+ "executionId":"exe_…","conversationId":"main","source":"runner|server","data":{…}}
+` + "```" + `
+
+` + "`seq`" + ` counts a session's events 1, 2, 3, … without a gap and is the one cursor everywhere. Between them, on streams only, comes
+` + "`text_delta`" + ` with the seq of the last kept event and ` + "`data: {blockId, offset, delta}`" + `: a piece of an open block's text, at an offset
+in UTF-8 bytes. A ` + "`block_complete`" + ` always carries the whole text, so that losing deltas loses nothing. A type that a reader does not
+know is to be kept and skipped. Milliseconds, counts and offsets are unsigned 32-bit numbers; times are RFC 3339 in UTC.
+`
+
+// fields writes a struct's fields as a table.
+func fields(b *bytes.Buffer, t reflect.Type, notes map[string]string) {
+	if t.NumField() == 0 {
+		b.WriteString("\nIts data is empty.\n")
+		return
+	}
+	b.WriteString("\n| field | type | |\n| --- | --- | --- |\n")
+	for i := range t.NumField() {
+		f := t.Field(i)
+		name, rest, _ := strings.Cut(f.Tag.Get("json"), ",")
+		kind := typeName(f.Type)
+		if strings.Contains(rest, "omit") {
+			kind += ", optional"
+		}
+		fmt.Fprintf(b, "| `%s` | %s | %s |\n", name, kind, notes[t.Name()+"."+f.Name])
+	}
+}
+
+func typeName(t reflect.Type) string {
+	switch {
+	case t.Kind() == reflect.Pointer:
+		return typeName(t.Elem())
+	case t.String() == "json.RawMessage":
+		return "any JSON"
+	case t.String() == "time.Time":
+		return "time"
+	case t.Kind() == reflect.Slice:
+		return "list of " + typeName(t.Elem())
+	case t.Kind() == reflect.Struct:
+		return "`" + t.Name() + "`"
+	case t.Kind() == reflect.String:
+		return "string"
+	case t.Kind() == reflect.Bool:
+		return "boolean"
+	case t.Kind() == reflect.Float64:
+		return "number"
+	}
+	return "integer"
+}
+
+// comments reads the line comments of struct fields, as Type.Field.
+func comments(dir string) (map[string]string, error) {
+	files, err := filepath.Glob(filepath.Join(dir, "*.go"))
+	if err != nil {
+		return nil, err
+	}
+	notes := map[string]string{}
+	for _, name := range files {
+		f, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.ParseComments)
+		if err != nil {
+			return nil, err
+		}
+		ast.Inspect(f, func(n ast.Node) bool {
+			spec, ok := n.(*ast.TypeSpec)
+			if !ok {
+				return true
+			}
+			if s, ok := spec.Type.(*ast.StructType); ok {
+				for _, field := range s.Fields.List {
+					for _, id := range field.Names {
+						notes[spec.Name.Name+"."+id.Name] = strings.TrimSpace(field.Comment.Text())
+					}
+				}
+			}
+			return true
+		})
+	}
+	return notes, nil
+}
