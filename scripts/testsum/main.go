@@ -1,6 +1,6 @@
 // Command testsum reads `go test -json` and prints it for people: the lines that go test closes each package with, the output of what
 // failed, the reason of what was skipped, and at the very end a line "N passed, N failed, N skipped". It exits with 1 when anything
-// failed and, with -strict, when anything was skipped.
+// failed and, with -strict, when anything was skipped that the file of -expected does not list.
 package main
 
 import (
@@ -11,6 +11,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"regexp"
+	"slices"
 	"strings"
 )
 
@@ -25,9 +27,17 @@ type event struct {
 }
 
 func main() {
-	strict := flag.Bool("strict", false, "fail when a test was skipped")
+	strict := flag.Bool("strict", false, "fail when a test was skipped that is not expected to be")
+	list := flag.String("expected", "", "file of skips that are no fault: a package and a regular expression on `test: reason` a line")
 	flag.Parse()
 	s := newSummary(os.Stdout)
+	if *list != "" {
+		var err error
+		if s.expected, err = loadExpected(*list); err != nil {
+			fmt.Fprintln(os.Stderr, "testsum:", err)
+			os.Exit(1)
+		}
+	}
 	if err := s.read(os.Stdin); err != nil {
 		fmt.Fprintln(os.Stderr, "testsum:", err)
 		os.Exit(1)
@@ -37,6 +47,35 @@ func main() {
 	}
 }
 
+// expectation is a skip that says something of the tested thing, not of the machine.
+type expectation struct {
+	pkg  string
+	said *regexp.Regexp
+}
+
+func loadExpected(path string) ([]expectation, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	var list []expectation
+	for i, line := range strings.Split(string(b), "\n") {
+		if line = strings.TrimSpace(line); line == "" || strings.HasPrefix(line, "#") {
+			continue
+		}
+		pkg, expr, found := strings.Cut(line, " ")
+		if !found {
+			return nil, fmt.Errorf("%s:%d: want a package and a regular expression", path, i+1)
+		}
+		said, err := regexp.Compile(strings.TrimSpace(expr))
+		if err != nil {
+			return nil, fmt.Errorf("%s:%d: %w", path, i+1, err)
+		}
+		list = append(list, expectation{pkg, said})
+	}
+	return list, nil
+}
+
 type key struct{ pkg, test string }
 
 type summary struct {
@@ -44,6 +83,8 @@ type summary struct {
 	output                  map[key][]string // of tests that have not ended, and of packages
 	failures                map[string]int   // of each package
 	skips                   []string
+	expected                []expectation
+	unexpected              int
 	passed, failed, skipped int
 }
 
@@ -101,7 +142,14 @@ func (s *summary) endTest(e event) {
 		s.print(strings.Join(lines, ""))
 	case "skip":
 		s.skipped++
-		s.skips = append(s.skips, fmt.Sprintf("%s %s: %s", e.Package, e.Test, reason(lines)))
+		said := e.Test + ": " + reason(lines)
+		note := ""
+		if slices.ContainsFunc(s.expected, func(x expectation) bool { return x.pkg == e.Package && x.said.MatchString(said) }) {
+			note = " (expected)"
+		} else {
+			s.unexpected++
+		}
+		s.skips = append(s.skips, e.Package+" "+said+note)
 	}
 }
 
@@ -143,8 +191,8 @@ func (s *summary) finish(strict bool) bool {
 			s.print("  " + skip + "\n")
 		}
 	}
-	if strict && s.skipped > 0 {
-		s.print("no test may be skipped here: install what the reasons name\n")
+	if strict && s.unexpected > 0 {
+		s.print(fmt.Sprintf("%d of them are not expected, and none such may be here: install what the reasons name\n", s.unexpected))
 		ok = false
 	}
 	if s.passed+s.failed+s.skipped == 0 {

@@ -1,6 +1,9 @@
 package main
 
 import (
+	"os"
+	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 )
@@ -29,7 +32,8 @@ func TestSummary(t *testing.T) {
 	}{
 		"all pass":             {pass + ended, true, true, "1 passed, 0 failed, 0 skipped", []string{"ok  \tp\t0.1s\n"}, []string{"noise", "PASS"}},
 		"a skip":               {pass + skip + ended, false, true, "1 passed, 0 failed, 1 skipped", []string{"p B: b_test.go:1: no docker here"}, nil},
-		"a skip where none is": {pass + skip + ended, true, false, "1 passed, 0 failed, 1 skipped", []string{"no test may be skipped"}, nil},
+		"a skip where none is": {pass + skip + ended, true, false, "1 passed, 0 failed, 1 skipped", []string{"1 of them are not expected"}, nil},
+		"an expected skip":     {pass + strings.ReplaceAll(skip, "no docker here", "no order is promised") + ended, true, true, "1 passed, 0 failed, 1 skipped", []string{"no order is promised (expected)"}, nil},
 		"a failure":            {pass + fail + lost, false, false, "1 passed, 1 failed, 0 skipped", []string{"c_test.go:1: broken", "FAIL\tp\t0.1s"}, []string{"noise"}},
 		"outside the tests":    {pass + lost, false, false, "1 passed, 1 failed, 0 skipped", []string{"FAIL\tp\t0.1s"}, nil},
 		"does not build":       {build, false, false, "0 passed, 1 failed, 0 skipped", []string{"undefined: y", "[build failed]"}, nil},
@@ -42,6 +46,7 @@ func TestSummary(t *testing.T) {
 			t.Parallel()
 			var out strings.Builder
 			s := newSummary(&out)
+			s.expected = []expectation{{"p", regexp.MustCompile("^B: .* no order is promised$")}, {"other", regexp.MustCompile(".")}}
 			if err := s.read(strings.NewReader(c.in)); err != nil {
 				t.Fatal(err)
 			}
@@ -63,5 +68,26 @@ func TestSummary(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+func TestLoadExpected(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "list")
+	write := func(text string) {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("# a comment\n\nexample.com/p ^TestX/.*: no order\n")
+	list, err := loadExpected(path)
+	if err != nil || len(list) != 1 || list[0].pkg != "example.com/p" || !list[0].said.MatchString("TestX/a: no order") {
+		t.Fatalf("got %v, %v", list, err)
+	}
+	for _, bad := range []string{"onlyapackage\n", "p (\n"} {
+		write(bad)
+		if _, err := loadExpected(path); err == nil || !strings.Contains(err.Error(), path+":1") {
+			t.Errorf("%q: got %v", bad, err)
+		}
 	}
 }
