@@ -1,0 +1,119 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"strconv"
+	"strings"
+
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+)
+
+// object is a JSON object of unknown shape.
+type object = map[string]any
+
+// mergeOpenAPI takes what the plugin made of spool.proto, says what the plugin
+// cannot know of our REST (status codes, problem+json, JSON that stands as
+// itself), and adds the routes that are written by hand.
+func mergeOpenAPI(from, extra, to string) error {
+	doc, err := readJSON(from)
+	if err != nil {
+		return err
+	}
+	byHand, err := readJSON(extra)
+	if err != nil {
+		return err
+	}
+	schemas := doc["components"].(object)["schemas"].(object)
+	raw := schemas["spool.v1.Json"].(object)
+	schemas["spool.v1.Json"] = object{"description": raw["description"]}
+	fixNumbers(doc)
+	paths := doc["paths"].(object)
+	for path, item := range paths {
+		for method, op := range item.(object) {
+			if err := finish(op.(object)); err != nil {
+				return fmt.Errorf("%s %s: %w", method, path, err)
+			}
+		}
+	}
+	maps.Copy(paths, byHand["paths"].(object))
+	components := doc["components"].(object)
+	for kind, list := range byHand["components"].(object) {
+		if have, ok := components[kind].(object); ok {
+			maps.Copy(have, list.(object))
+			continue
+		}
+		components[kind] = list
+	}
+	for _, key := range []string{"info", "security"} {
+		doc[key] = byHand[key]
+	}
+	return writeJSON(to, doc)
+}
+
+// finish sets an operation's status, its header and its errors.
+func finish(op object) error {
+	id, _ := op["operationId"].(string)
+	service, method, ok := strings.Cut(id, "_")
+	if !ok {
+		return fmt.Errorf("operationId %q is not Service_Method", id)
+	}
+	full := "/spool.v1." + service + "/" + method
+	responses := op["responses"].(object)
+	if code := strconv.Itoa(spoolv1.SuccessStatus(full)); code != "200" {
+		responses[code] = responses["200"]
+		delete(responses, "200")
+	}
+	responses["default"] = object{"$ref": "#/components/responses/Problem"}
+	if spoolv1.TakesIdempotencyKey(full) {
+		params, _ := op["parameters"].([]any)
+		op["parameters"] = append(params, object{"$ref": "#/components/parameters/IdempotencyKey"})
+	}
+	return nil
+}
+
+// fixNumbers says of unsigned 32-bit integers what they are; the plugin writes int64.
+func fixNumbers(v any) {
+	switch v := v.(type) {
+	case object:
+		if v["type"] == "integer" && v["format"] == "int64" {
+			delete(v, "format")
+			v["minimum"], v["maximum"] = json.Number("0"), json.Number("4294967295")
+		}
+		for _, child := range v {
+			fixNumbers(child)
+		}
+	case []any:
+		for _, child := range v {
+			fixNumbers(child)
+		}
+	}
+}
+
+func readJSON(path string) (object, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	dec := json.NewDecoder(bytes.NewReader(b))
+	dec.UseNumber()
+	var doc object
+	if err := dec.Decode(&doc); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return doc, nil
+}
+
+func writeJSON(path string, doc object) error {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	enc.SetIndent("", "  ")
+	if err := enc.Encode(doc); err != nil {
+		return err
+	}
+	return os.WriteFile(path, b.Bytes(), 0o644)
+}

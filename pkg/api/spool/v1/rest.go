@@ -1,0 +1,33 @@
+package spoolv1
+
+import (
+	_ "embed"
+	"net/http"
+	"slices"
+)
+
+// OpenAPI is the description of the REST API, in OpenAPI 3.1.
+//
+//go:embed openapi.json
+var OpenAPI []byte
+
+// SuccessStatus is the HTTP status with which a method ("/spool.v1.Sessions/CreateSession")
+// answers when it succeeds: 201 for what it made, 202 for what is stored and happens later, else 200.
+func SuccessStatus(method string) int {
+	switch method {
+	case Sessions_CreateSession_FullMethodName, Keys_CreateKey_FullMethodName:
+		return http.StatusCreated
+	case Sessions_PostMessage_FullMethodName, Sessions_InterruptSession_FullMethodName,
+		Executions_StartExecution_FullMethodName, Executions_CancelExecution_FullMethodName:
+		return http.StatusAccepted
+	}
+	return http.StatusOK
+}
+
+// TakesIdempotencyKey tells whether a method heeds an Idempotency-Key: those
+// that make something new each time. Of the others a repeat changes nothing anyway.
+func TakesIdempotencyKey(method string) bool {
+	return slices.Contains([]string{
+		Sessions_CreateSession_FullMethodName, Sessions_PostMessage_FullMethodName, Executions_StartExecution_FullMethodName,
+	}, method)
+}
