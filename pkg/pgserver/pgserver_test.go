@@ -156,15 +156,13 @@ func TestBadInput(t *testing.T) {
 		is   error
 		want []string
 	}{
-		"no folder":             {pgserver.Config{}, nil, []string{"DataDir"}},
-		"folder is a file":      {pgserver.Config{DataDir: file}, nil, []string{file, "data folder"}},
-		"folder not writable":   {pgserver.Config{DataDir: "/proc/spool"}, nil, []string{"/proc/spool", "data folder"}},
-		"no binary in BinDir":   {pgserver.Config{DataDir: t.TempDir(), BinDir: empty}, pgserver.ErrNoBinary, []string{empty, "SPOOL_DATABASE_URL"}},
-		"another version":       {pgserver.Config{DataDir: other}, nil, []string{other, "Postgres 7", "postgresql-7"}},
-		"negative timeout":      {pgserver.Config{DataDir: empty, StartTimeout: -1}, nil, []string{"StartTimeout"}},
-		"a setting of ours":     {pgserver.Config{DataDir: empty, Settings: map[string]string{"port": "1"}}, nil, []string{"port"}},
-		"an unknown setting":    {pgserver.Config{DataDir: t.TempDir(), Fast: true, Settings: map[string]string{"no_such": "1"}}, nil, []string{"no_such"}},
-		"a setting of nonsense": {pgserver.Config{DataDir: t.TempDir(), Fast: true, Settings: map[string]string{"max_connections": "many"}}, nil, []string{"max_connections", "many"}},
+		"no folder":           {pgserver.Config{}, nil, []string{"DataDir"}},
+		"folder is a file":    {pgserver.Config{DataDir: file}, nil, []string{file, "data folder"}},
+		"folder not writable": {pgserver.Config{DataDir: "/proc/spool"}, nil, []string{"/proc/spool", "data folder"}},
+		"no binary in BinDir": {pgserver.Config{DataDir: t.TempDir(), BinDir: empty}, pgserver.ErrNoBinary, []string{empty, "SPOOL_DATABASE_URL"}},
+		"another version":     {pgserver.Config{DataDir: other}, nil, []string{other, "Postgres 7", "postgresql-7"}},
+		"negative timeout":    {pgserver.Config{DataDir: empty, StartTimeout: -1}, nil, []string{"StartTimeout"}},
+		"a setting of ours":   {pgserver.Config{DataDir: empty, Settings: map[string]string{"port": "1"}}, nil, []string{"port"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -173,6 +171,21 @@ func TestBadInput(t *testing.T) {
 				t.Fatalf("no error, %v", srv.Stop())
 			}
 			wantError(t, err, c.is, c.want...)
+		})
+	}
+}
+
+func TestPostgresSaysWhichSettingIsWrong(t *testing.T) {
+	t.Parallel()
+	pgtest.URL(t) // is skipped, or fails, where there is no Postgres to say it
+	for name, value := range map[string]string{"no_such": "1", "max_connections": "many"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			srv, err := pgserver.Start(t.Context(), pgserver.Config{DataDir: t.TempDir(), Fast: true, Settings: map[string]string{name: value}})
+			if err == nil {
+				t.Fatalf("no error, %v", srv.Stop())
+			}
+			wantError(t, err, nil, name)
 		})
 	}
 }
