@@ -162,12 +162,25 @@ type getRequest struct {
 	NextFor string `json:"next_by_subj,omitempty"`
 }
 
-// fromLeader asks the stream's leader, which knows every commit that was acknowledged.
+// fromLeader asks the stream's leader, which knows every commit that was
+// acknowledged. While there is no leader it asks again, until ctx ends.
 func (l *Log) fromLeader(ctx context.Context, stream string, r getRequest) (message, error) {
 	req, err := json.Marshal(r)
 	if err != nil {
 		return message{}, err
 	}
+	for b := l.backoff(); ; {
+		m, err := l.askLeader(ctx, stream, req)
+		if err == nil || !transient(err) {
+			return m, err
+		}
+		if err := b.wait(ctx, err); err != nil {
+			return message{}, err
+		}
+	}
+}
+
+func (l *Log) askLeader(ctx context.Context, stream string, req []byte) (message, error) {
 	reply, err := l.request(ctx, "STREAM.MSG.GET."+stream, req)
 	if err != nil {
 		return message{}, err
@@ -182,6 +195,8 @@ func (l *Log) fromLeader(ctx context.Context, stream string, r getRequest) (mess
 	switch {
 	case resp.Error != nil && resp.Error.ErrorCode == jetstream.JSErrCodeMessageNotFound:
 		return message{}, eventlog.ErrNotFound
+	case resp.Error != nil && transient(resp.Error):
+		return message{}, resp.Error
 	case resp.Error != nil:
 		return message{}, fmt.Errorf("%w: %w", eventlog.ErrUnavailable, resp.Error)
 	case resp.Message == nil:

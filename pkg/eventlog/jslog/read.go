@@ -20,7 +20,7 @@ const (
 	pullMessages = 1000
 	pullBytes    = 16 << 20
 	pullExpiry   = 10 * time.Second
-	heartbeat    = time.Second
+	heartbeat    = 500 * time.Millisecond
 	inactive     = 10 * time.Second
 	// recheck is how long a Read that expects more waits before it asks for the end again.
 	recheck = 2 * time.Second
@@ -146,20 +146,35 @@ func filters(f eventlog.Filter) []string {
 func (r *reader) end(ctx context.Context) (uint64, error) {
 	filters := r.filters
 	if len(filters) == 0 {
-		filters = []string{">"}
+		// The last message of all is a lookup, but is not found when it was purged;
+		// then the server looks through all subjects.
+		end, err := r.last(ctx, ">")
+		if end > 0 || err != nil {
+			return end, err
+		}
+		filters = []string{"ev.>"}
 	}
 	var end uint64
 	for _, f := range filters {
-		m, err := r.log.fromLeader(ctx, r.stream, getRequest{LastFor: f})
-		if errors.Is(err, eventlog.ErrNotFound) {
-			continue
-		}
+		last, err := r.last(ctx, f)
 		if err != nil {
-			return 0, fmt.Errorf("read the end of %s: %w", r.stream, err)
+			return 0, err
 		}
-		end = max(end, m.Seq)
+		end = max(end, last)
 	}
 	return end, nil
+}
+
+// last is the sequence of the last message of a subject, 0 for none.
+func (r *reader) last(ctx context.Context, subject string) (uint64, error) {
+	m, err := r.log.fromLeader(ctx, r.stream, getRequest{LastFor: subject})
+	if errors.Is(err, eventlog.ErrNotFound) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("read the end of %s: %w", r.stream, err)
+	}
+	return m.Seq, nil
 }
 
 // next is the next message, however often the server goes away in between. Its

@@ -54,16 +54,25 @@ func (b *backoff) level() slog.Level {
 	return slog.LevelDebug
 }
 
+// Error codes of a cluster between two leaders.
+const (
+	codeClusterUnavailable jetstream.ErrorCode = 10008
+	codeNotLeader          jetstream.ErrorCode = 10009
+)
+
 // transient tells whether an answer may still come to another try: it was lost,
 // late, or nobody was there to give it.
 func transient(err error) bool {
+	var api *jetstream.APIError
 	switch {
-	case errors.Is(err, nats.ErrConnectionClosed), errors.Is(err, nats.ErrPermissionViolation), errors.Is(err, nats.ErrBadSubject):
-		return false
+	case errors.Is(err, eventlog.ErrUnavailable):
+		return false // given up already
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled), errors.Is(err, nats.ErrTimeout),
 		errors.Is(err, nats.ErrNoResponders), errors.Is(err, jetstream.ErrNoStreamResponse), errors.Is(err, nats.ErrDisconnected),
 		errors.Is(err, nats.ErrReconnectBufExceeded), errors.Is(err, nats.ErrConnectionReconnecting), errors.Is(err, nats.ErrStaleConnection):
 		return true
+	case errors.As(err, &api):
+		return api.ErrorCode == codeClusterUnavailable || api.ErrorCode == codeNotLeader
 	}
 	return false
 }
