@@ -18,6 +18,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/spoolhq/spool/pkg/bus"
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/eventlog/jslog"
 	"github.com/spoolhq/spool/pkg/topology"
@@ -71,7 +72,7 @@ func fail(w io.Writer, name string, err error, code int) int {
 // streams to be installed, since services start in any order.
 func dial(ctx context.Context, name string, s Settings) (Env, error) {
 	logger := slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: s.LogLevel})).With("service", name)
-	options := Options(name, logger)
+	options := append(bus.ConnOptions(logger), nats.Name("spool-"+name))
 	if s.NATSUser != "" {
 		options = append(options, nats.UserInfo(s.NATSUser, s.NATSPassword), nats.CustomInboxPrefix(topology.InboxPrefix(s.NATSUser)))
 	}
@@ -85,26 +86,6 @@ func dial(ctx context.Context, name string, s Settings) (Env, error) {
 		return Env{}, err
 	}
 	return Env{NATS: nc, Log: log, Logger: logger}, nil
-}
-
-// Options are how every connection to NATS behaves: it never gives up, and its buffer is bounded.
-func Options(name string, logger *slog.Logger) []nats.Option {
-	return []nats.Option{
-		nats.Name("spool-" + name), nats.MaxReconnects(-1), nats.ReconnectWait(250 * time.Millisecond),
-		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
-			if err != nil {
-				logger.Warn("the connection to NATS is gone; trying again", "error", err)
-			}
-		}),
-		nats.ReconnectHandler(func(nc *nats.Conn) { logger.Info("connected to NATS again", "url", nc.ConnectedUrlRedacted()) }),
-		nats.ErrorHandler(func(_ *nats.Conn, sub *nats.Subscription, err error) {
-			subject := ""
-			if sub != nil {
-				subject = sub.Subject
-			}
-			logger.Error("NATS reports an error", "subject", subject, "error", err)
-		}),
-	}
 }
 
 // openLog waits until the log's streams are there.

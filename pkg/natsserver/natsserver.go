@@ -2,12 +2,14 @@
 package natsserver
 
 import (
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"sync"
 	"syscall"
@@ -15,6 +17,8 @@ import (
 
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
+
+	"github.com/spoolhq/spool/pkg/bus"
 )
 
 const (
@@ -26,8 +30,6 @@ const (
 	RandomPort = server.RANDOM_PORT
 
 	defaultReadyTimeout = 30 * time.Second
-	reconnectBuffer     = 8 << 20
-	reconnectWait       = 100 * time.Millisecond
 )
 
 // Config says how to run the server. Only StoreDir is required.
@@ -45,8 +47,18 @@ type Config struct {
 	MaxPayload int
 	// ReadyTimeout bounds how long Start waits for connections to be accepted, once the streams are recovered; 0 means 30 s.
 	ReadyTimeout time.Duration
+	// Users are who may connect, and what they may do; none means that whoever can connect may do all.
+	Users []User
 	// Logger receives what the server and its connections report; nil discards it.
 	Logger *slog.Logger
+}
+
+// User is who may connect, as in topology.Users.
+type User struct {
+	Name               string
+	Password           string // a random one if empty; ConnectAs knows it
+	InboxPrefix        string
+	Publish, Subscribe []string
 }
 
 func (c *Config) validate() error {
@@ -103,7 +115,8 @@ func Start(cfg Config) (*Server, error) {
 		return nil, err
 	}
 	logger := cfg.Logger.With("component", "nats")
-	ns, err := server.NewServer(&server.Options{
+	cfg.Users = slices.Clone(cfg.Users)
+	options := &server.Options{
 		ServerName: "spool",
 		Host:       cfg.Host,
 		Port:       cfg.Port,
@@ -113,7 +126,18 @@ func Start(cfg Config) (*Server, error) {
 		SyncAlways: !cfg.Relaxed,
 		MaxPayload: int32(cfg.MaxPayload),
 		NoSigs:     true,
-	})
+	}
+	for i := range cfg.Users {
+		u := &cfg.Users[i]
+		if u.Password == "" {
+			u.Password = rand.Text()
+		}
+		options.Users = append(options.Users, &server.User{Username: u.Name, Password: u.Password, Permissions: &server.Permissions{
+			Publish:   &server.SubjectPermission{Allow: u.Publish},
+			Subscribe: &server.SubjectPermission{Allow: u.Subscribe},
+		}})
+	}
+	ns, err := server.NewServer(options)
 	if err != nil {
 		return nil, fmt.Errorf("nats: configure server: %w", err)
 	}
@@ -144,34 +168,18 @@ func (s *Server) Connect(opts ...nats.Option) (*nats.Conn, error) {
 	return nc, nil
 }
 
-func (s *Server) connOptions() []nats.Option {
-	return append([]nats.Option{nats.InProcessServer(s)}, ConnOptions(s.logger)...)
+// ConnectAs is Connect as one of Config.Users.
+func (s *Server) ConnectAs(user string, opts ...nats.Option) (*nats.Conn, error) {
+	for _, u := range s.cfg.Users {
+		if u.Name == user {
+			return s.Connect(append([]nats.Option{nats.UserInfo(u.Name, u.Password), nats.CustomInboxPrefix(u.InboxPrefix)}, opts...)...)
+		}
+	}
+	return nil, fmt.Errorf("nats: there is no user %q", user)
 }
 
-// ConnOptions are the connection settings of Connect for a server that is reached by its address: unlimited reconnects, a
-// bounded buffer, a name, and handlers that report to logger.
-func ConnOptions(logger *slog.Logger) []nats.Option {
-	return []nats.Option{
-		nats.Name("spool"),
-		nats.MaxReconnects(-1),
-		nats.ReconnectWait(reconnectWait),
-		nats.ReconnectBufSize(reconnectBuffer),
-		nats.ErrorHandler(func(nc *nats.Conn, sub *nats.Subscription, err error) {
-			attrs := []any{"conn", nc.Opts.Name, "error", err}
-			if sub != nil {
-				attrs = append(attrs, "subject", sub.Subject)
-			}
-			logger.Error("nats connection error", attrs...)
-		}),
-		nats.DisconnectErrHandler(func(nc *nats.Conn, err error) {
-			if err != nil {
-				logger.Warn("nats disconnected", "conn", nc.Opts.Name, "error", err)
-			}
-		}),
-		nats.ReconnectHandler(func(nc *nats.Conn) {
-			logger.Info("nats reconnected", "conn", nc.Opts.Name)
-		}),
-	}
+func (s *Server) connOptions() []nats.Option {
+	return append([]nats.Option{nats.InProcessServer(s)}, bus.ConnOptions(s.logger)...)
 }
 
 // InProcessConn opens one raw connection; it makes Server a nats.InProcessConnProvider.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/spoolhq/spool/pkg/bus"
 	"github.com/spoolhq/spool/pkg/natsserver"
 )
 
@@ -98,7 +99,7 @@ func (r *Restartable) URL() string {
 // Conn opens a TCP connection that survives restarts and is closed when the test ends.
 func (r *Restartable) Conn(opts ...nats.Option) *nats.Conn {
 	r.t.Helper()
-	nc, err := nats.Connect(r.URL(), append(natsserver.ConnOptions(r.cfg.Logger), opts...)...)
+	nc, err := nats.Connect(r.URL(), append(bus.ConnOptions(r.cfg.Logger), opts...)...)
 	if err != nil {
 		r.t.Fatalf("connect to nats: %v", err)
 	}

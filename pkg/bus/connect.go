@@ -1,0 +1,40 @@
+package bus
+
+import (
+	"log/slog"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// How a connection behaves while NATS is away.
+const (
+	reconnectBuffer = 8 << 20 // bytes of publishes that wait
+	reconnectWait   = 100 * time.Millisecond
+)
+
+// ConnOptions are the settings of every connection to NATS: unlimited
+// reconnects, a bounded buffer, a name, and handlers that report to logger.
+func ConnOptions(logger *slog.Logger) []nats.Option {
+	return []nats.Option{
+		nats.Name("spool"),
+		nats.MaxReconnects(-1),
+		nats.ReconnectWait(reconnectWait),
+		nats.ReconnectBufSize(reconnectBuffer),
+		nats.ErrorHandler(func(nc *nats.Conn, sub *nats.Subscription, err error) {
+			attrs := []any{"conn", nc.Opts.Name, "error", err}
+			if sub != nil {
+				attrs = append(attrs, "subject", sub.Subject)
+			}
+			logger.Error("nats connection error", attrs...)
+		}),
+		nats.DisconnectErrHandler(func(nc *nats.Conn, err error) {
+			if err != nil {
+				logger.Warn("nats disconnected", "conn", nc.Opts.Name, "error", err)
+			}
+		}),
+		nats.ReconnectHandler(func(nc *nats.Conn) {
+			logger.Info("nats reconnected", "conn", nc.Opts.Name)
+		}),
+	}
+}
