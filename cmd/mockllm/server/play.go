@@ -47,7 +47,7 @@ var errBroken = errors.New("scripted break")
 // play sends a plan. A context that ends is the client's interrupt.
 func play(ctx context.Context, p plan, id string, out sink) error {
 	written, blocks := 0, 0
-	for _, part := range p.parts {
+	for i, part := range p.parts {
 		switch part.kind {
 		case stepDelay:
 			if err := wait(ctx, part.delay); err != nil {
@@ -63,6 +63,12 @@ func play(ctx context.Context, p plan, id string, out sink) error {
 			if err := playBlock(ctx, part, b, out); err != nil {
 				return err
 			}
+			// What breaks off does so in the middle of a block.
+			if i+1 == len(p.parts) || p.parts[i+1].kind != stepBreak && p.parts[i+1].kind != stepError {
+				if err := out.close(); err != nil {
+					return err
+				}
+			}
 			written += len(part.name) + len(part.text)
 		case stepStop:
 		}
@@ -70,6 +76,7 @@ func play(ctx context.Context, p plan, id string, out sink) error {
 	return out.finish(ending{stop: p.stop, output: tokens(written)})
 }
 
+// playBlock opens a block and fills it.
 func playBlock(ctx context.Context, p part, b block, out sink) error {
 	endless := p.kind == stepEndless
 	if endless {
@@ -90,7 +97,7 @@ func playBlock(ctx context.Context, p part, b block, out sink) error {
 			}
 		}
 	}
-	return out.close()
+	return nil
 }
 
 func wait(ctx context.Context, d time.Duration) error {

@@ -139,11 +139,13 @@ func (s *Server) routes() {
 	s.mux.HandleFunc("GET /v1/models", s.listModels)
 	s.mux.HandleFunc("GET /v1/models/{id...}", s.oneModel)
 	s.mux.HandleFunc("GET /__requests", s.listRequests)
-	s.mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
+	s.mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, r *http.Request) {
+		s.records.begin(r, s.config.Now()).end("complete")
 		s.write(w, http.StatusOK, object{"name", "mockllm"}) // HEAD / asks whether the service is there
 	})
 	s.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		s.fail(w, dialectOf(r), &fault{status: http.StatusNotFound, message: "mockllm: no route " + r.Method + " " + r.URL.Path})
+		rec := s.records.begin(r, s.config.Now())
+		rec.end(s.fail(w, dialectOf(r), &fault{status: http.StatusNotFound, message: "mockllm: no route " + r.Method + " " + r.URL.Path}))
 	})
 }
 

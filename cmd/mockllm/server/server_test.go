@@ -408,3 +408,25 @@ func TestRecordsAreBounded(t *testing.T) {
 		t.Errorf("too large: status %d", code)
 	}
 }
+
+func TestWhatIsThereAndWhatIsNotIsRecorded(t *testing.T) {
+	t.Parallel()
+	s, url := start(t, "")
+	for path, status := range map[string]int{"/": http.StatusOK, "/v1/nothing": http.StatusNotFound, "/v1/models": http.StatusOK} {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodHead, url+path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		res, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = res.Body.Close()
+		if res.StatusCode != status {
+			t.Errorf("HEAD %s: status %d, want %d", path, res.StatusCode, status)
+		}
+	}
+	if n := len(s.Requests()); n != 3 {
+		t.Errorf("%d requests recorded", n)
+	}
+}
