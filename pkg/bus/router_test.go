@@ -134,6 +134,10 @@ func TestRouterPoison(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	start := time.Now()
+	terminated, err := b.nc.SubscribeSync("$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.WORK.>")
+	if err != nil {
+		t.Fatal(err)
+	}
 	var calls atomic.Int64
 	b.route(t, bus.RouterConfig{}, b.quick(t), "work.>", func(context.Context, *message.Message) error {
 		calls.Add(1)
@@ -170,6 +174,30 @@ func TestRouterPoison(t *testing.T) {
 	if string(dead.Payload) != "body" {
 		t.Errorf("payload is %q", dead.Payload)
 	}
+	advisory, err := terminated.NextMsg(patience)
+	if err != nil || !strings.Contains(string(advisory.Data), "not a command") {
+		t.Errorf("the server reports no termination with the reason: %v %v", advisory, err)
+	}
+}
+
+// A handler that gives a message up while the process stops, its context ended, still gets it into DEAD.
+func TestRouterPoisonWhileStopping(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	started := make(chan struct{})
+	sub := b.subscriber(t, bus.SubscriberConfig{CloseTimeout: 50 * time.Millisecond})
+	stop := b.route(t, bus.RouterConfig{}, sub, "work.a", func(ctx context.Context, _ *message.Message) error {
+		close(started)
+		<-ctx.Done()
+		return bus.Poison(ctx.Err())
+	}, bus.WithTimeout(-1))
+	b.publish(t, "work.a", message.NewMessage("1", nil))
+	wait(t, started, "the handler")
+	stop()
+	if got := b.left(t, "DEAD"); got != 1 {
+		t.Errorf("%d dead letters, want 1", got)
+	}
+	eventually(t, "the queue to be empty", func() bool { return b.left(t, "WORK") == 0 })
 }
 
 // failing is a DEAD that has no room, at first.
