@@ -37,34 +37,43 @@ func New(cfg Config) *Watch {
 	return &Watch{cfg: cfg, started: cfg.Now(), engines: map[string]time.Time{}}
 }
 
-// Run follows the leases until ctx ends.
+// rewatch is the pause before the bucket is watched again after a failure.
+const rewatch = time.Second
+
+// Run follows the leases until ctx ends. While NATS is away nothing is seen, so
+// what then looks gone is only ever offered to others, never ended for it.
 func (w *Watch) Run(ctx context.Context) error {
-	kv, err := w.cfg.JetStream.KeyValue(ctx, topology.BucketLeases)
-	if err != nil {
+	for {
+		err := w.follow(ctx)
 		if ctx.Err() != nil {
 			return nil
 		}
+		w.cfg.Logger.Warn("the leases are not watched; trying again", "error", err)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(rewatch):
+		}
+	}
+}
+
+// follow watches the bucket until the watch ends, which it says why.
+func (w *Watch) follow(ctx context.Context) error {
+	kv, err := w.cfg.JetStream.KeyValue(ctx, topology.BucketLeases)
+	if err != nil {
 		return fmt.Errorf("open the leases bucket: %w", err)
 	}
 	watcher, err := kv.WatchAll(ctx)
 	if err != nil {
-		if ctx.Err() != nil {
-			return nil
-		}
 		return fmt.Errorf("watch the leases: %w", err)
 	}
-	defer func() {
-		if err := watcher.Stop(); err != nil && ctx.Err() == nil {
-			w.cfg.Logger.Warn("stop watching the leases", "error", err)
-		}
-	}()
 	for {
 		select {
 		case <-ctx.Done():
-			return nil
+			return watcher.Stop()
 		case entry, ok := <-watcher.Updates():
 			if !ok {
-				return nil
+				return errors.New("the watch of the leases ended")
 			}
 			w.see(entry)
 		}
