@@ -10,6 +10,7 @@ type ExecutionClaimed struct {
 type ExecutionStarted struct {
 	Attempt uint32 `json:"attempt"` // 1, 2, …
 	Warm    bool   `json:"warm"`    // the agent's process was running already
+	PID     uint32 `json:"pid"`     // of the agent's process, inside the sandbox
 	Policy  string `json:"policy"`  // the permission policy in force
 }
 
