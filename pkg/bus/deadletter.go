@@ -16,9 +16,6 @@ import (
 // maxReason bounds a dead letter's reason in bytes, which travels in a header and in the server's advisory.
 const maxReason = 500
 
-// DeadSubject returns the subject in DEAD for messages that came on origin.
-func DeadSubject(origin string) string { return "dead." + origin }
-
 // deadLetter moves to DEAD what is Poison, and what has been delivered MaxDeliveries times. The message is taken off its stream only after
 // DEAD has stored the copy; until then it is delivered again.
 func deadLetter(name string, cfg RouterConfig) message.HandlerMiddleware {
@@ -85,8 +82,8 @@ func bury(name string, cfg RouterConfig, msg *message.Message, cause error) erro
 	}
 	// The handler's context may have ended, which is no reason to lose the letter; its correlation id stays.
 	dead.SetContext(context.WithoutCancel(msg.Context()))
-	if err := cfg.DeadLetter.Publish(DeadSubject(origin), dead); err != nil {
-		return fmt.Errorf("move to %s: %w; it is there because: %w", DeadSubject(origin), err, cause)
+	if err := cfg.DeadLetter.Publish(topology.Dead(origin), dead); err != nil {
+		return fmt.Errorf("move to %s: %w; it is there because: %w", topology.Dead(origin), err, cause)
 	}
 	cfg.Logger.Warn("message moved to DEAD", "handler", name, "message_uuid", msg.UUID, "subject", origin,
 		"sequence", Sequence(msg), "delivered", Delivered(msg), "reason", reason)

@@ -22,7 +22,7 @@ const (
 
 // RouterConfig configures a Router. DeadLetter is required; everything else may be zero.
 type RouterConfig struct {
-	// DeadLetter stores what handlers give up, under DeadSubject. A Publisher with Deduplicate keeps a repeat from being stored twice.
+	// DeadLetter stores what handlers give up, under topology.Dead of their subject. A Publisher with Deduplicate keeps a repeat from being stored twice.
 	DeadLetter message.Publisher
 	// Timeout bounds the handling of one delivery, retries included, by its context; 0 means 30 s, negative none.
 	Timeout time.Duration

@@ -38,6 +38,8 @@ type SubscriberConfig struct {
 	Durable string
 	// DurableFor names the consumer for each topic, in place of Durable.
 	DurableFor func(topic string) string
+	// Description is for people who look at the consumer.
+	Description string
 	// FilterSubjects are further filters of the consumer, beside the topic. They must not overlap.
 	FilterSubjects []string
 	// AckWait is how long the server waits for a sign of life before it delivers a message again; 0 means 30 s. It bounds how
@@ -253,6 +255,7 @@ func (s *Subscriber) consumerConfig(durable, topic string) jetstream.ConsumerCon
 	}
 	cfg := jetstream.ConsumerConfig{
 		Durable:       durable,
+		Description:   s.cfg.Description,
 		DeliverPolicy: jetstream.DeliverAllPolicy,
 		AckPolicy:     jetstream.AckExplicitPolicy,
 		AckWait:       s.cfg.AckWait,

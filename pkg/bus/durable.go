@@ -1,0 +1,28 @@
+package bus
+
+import (
+	"fmt"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/topology"
+)
+
+// ForDurable returns the configuration of a Subscriber for a durable of the topology, and the topic to give Router.Handle. What the
+// topology does not say, Concurrency and the delays, is the caller's to add. An error means that the durable is none a Subscriber can read.
+func ForDurable(js jetstream.JetStream, d topology.Durable) (SubscriberConfig, string, error) {
+	filters := d.Config.FilterSubjects
+	if d.Config.FilterSubject != "" {
+		filters = []string{d.Config.FilterSubject}
+	}
+	switch {
+	case len(filters) == 0:
+		return SubscriberConfig{}, "", fmt.Errorf("bus: durable %s of stream %s has no filter", d.Config.Durable, d.Stream)
+	case d.Config.AckPolicy != jetstream.AckExplicitPolicy:
+		return SubscriberConfig{}, "", fmt.Errorf("bus: durable %s of stream %s has to acknowledge each message", d.Config.Durable, d.Stream)
+	}
+	return SubscriberConfig{
+		JetStream: js, Stream: d.Stream, Durable: d.Config.Durable, Description: d.Config.Description, FilterSubjects: filters[1:],
+		AckWait: d.Config.AckWait, MaxDeliver: max(d.Config.MaxDeliver, 0), MaxAckPending: max(d.Config.MaxAckPending, 0),
+	}, filters[0], nil
+}

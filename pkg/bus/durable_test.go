@@ -1,0 +1,54 @@
+package bus_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/bus"
+	"github.com/spoolhq/spool/pkg/topology"
+)
+
+// What the Subscriber makes of a durable is what the topology says.
+func TestForDurable(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	for _, d := range []topology.Durable{
+		topology.CommandsConsumer(), topology.ReactorConsumer(0), topology.TimersConsumer(),
+		topology.JobsAnyConsumer("local"), topology.JobsOnConsumer("local", "here"),
+	} {
+		filters := append([]string{}, d.Config.FilterSubjects...)
+		if d.Config.FilterSubject != "" {
+			filters = append(filters, d.Config.FilterSubject)
+		}
+		d.Stream = "FOR-" + d.Config.Durable
+		createStream(t, b.js, jetstream.StreamConfig{Name: d.Stream, Subjects: []string{fmt.Sprintf("for%s.>", d.Config.Durable)}, Retention: jetstream.LimitsPolicy})
+		cfg, topic, err := bus.ForDurable(b.js, d)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sub := newSubscriber(t, cfg)
+		if err := sub.SubscribeInitialize(topic); err != nil {
+			t.Fatal(err)
+		}
+		consumer, err := b.js.Consumer(t.Context(), d.Stream, d.Config.Durable)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := consumer.CachedInfo().Config
+		gotFilters := append([]string{}, got.FilterSubjects...)
+		if got.FilterSubject != "" {
+			gotFilters = append(gotFilters, got.FilterSubject)
+		}
+		if fmt.Sprint(gotFilters) != fmt.Sprint(filters) || got.AckWait != d.Config.AckWait || got.MaxDeliver != d.Config.MaxDeliver ||
+			got.MaxAckPending != d.Config.MaxAckPending || got.Description != d.Config.Description || got.DeliverPolicy != d.Config.DeliverPolicy {
+			t.Errorf("made %+v\nof %+v", got, d.Config)
+		}
+	}
+	for _, cfg := range []jetstream.ConsumerConfig{{Durable: "d", AckPolicy: jetstream.AckExplicitPolicy}, {Durable: "d", FilterSubject: "a", AckPolicy: jetstream.AckNonePolicy}} {
+		if _, _, err := bus.ForDurable(b.js, topology.Durable{Stream: "S", Config: cfg}); err == nil {
+			t.Errorf("%+v: no error", cfg)
+		}
+	}
+}
