@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -43,9 +44,7 @@ type attempt struct {
 func (a *attempt) run(ctx context.Context) (eventlog.Head, error) {
 	b := a.log.backoff()
 	for {
-		try, cancel := context.WithTimeout(ctx, b.timeout())
-		ack, err := a.publish(try)
-		cancel()
+		ack, err := a.publish(ctx, b.timeout())
 		if err == nil && !ack.Duplicate {
 			return eventlog.Head{Subject: a.head.Subject, Seq: ack.Sequence, Hash: a.commit.Hash, Commit: a.commit}, nil
 		}
@@ -81,11 +80,29 @@ func (a *attempt) run(ctx context.Context) (eventlog.Head, error) {
 	}
 }
 
-// publish is one try.
-func (a *attempt) publish(ctx context.Context) (*jetstream.PubAck, error) {
+// publish is one try. It is answered at once when the connection breaks.
+func (a *attempt) publish(ctx context.Context, timeout time.Duration) (*jetstream.PubAck, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
 	msg := &nats.Msg{Subject: a.head.Subject.String(), Data: a.data}
-	return a.log.js.PublishMsg(ctx, msg,
+	future, err := a.log.pub.PublishMsgAsync(msg,
 		jetstream.WithExpectLastSequencePerSubject(a.head.Seq), jetstream.WithMsgID(a.commit.ID), jetstream.WithRetryAttempts(0))
+	if err != nil {
+		return nil, err
+	}
+	t := time.NewTimer(timeout)
+	defer t.Stop()
+	select {
+	case ack := <-future.Ok():
+		return ack, nil
+	case err := <-future.Err():
+		return nil, err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case <-t.C:
+		return nil, nats.ErrTimeout
+	}
 }
 
 // duplicate is a commit id that the server has seen, under a guard that holds:

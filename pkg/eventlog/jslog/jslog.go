@@ -26,19 +26,25 @@ type Config struct {
 	Conn *nats.Conn
 	// Shards is the number of streams as installed (topology.Shards); 0 means 1.
 	Shards int
-	// AckTimeout is how long one try of a request may take before it is settled or
-	// sent again; 0 means 2 s. It doubles with each try, up to five times itself.
+	// AckTimeout is how long the first try of an append may go unanswered before it is
+	// settled by reading; 0 means 10 s. It doubles with each try, up to five times
+	// itself. A connection that breaks is noticed at once, so this is for servers that
+	// are slow or gone without a word. Reads are asked again after a fifth of it.
 	AckTimeout time.Duration
 	// Logger gets what was retried and why; nil discards it.
 	Logger *slog.Logger
 }
 
-// defaultAckTimeout is well over the p99 of an append under load, so that what it catches is mostly lost.
-const defaultAckTimeout = 2 * time.Second
+// defaultAckTimeout is well over the p99 of an append under load, so that what it catches is lost, not late.
+const defaultAckTimeout = 10 * time.Second
 
-// Log is the event log. It is safe for concurrent use and owns no goroutine.
+// maxPending is the number of appends that may wait for their acknowledgement at once.
+const maxPending = 1 << 20
+
+// Log is the event log. It is safe for concurrent use and its goroutines end with the connection.
 type Log struct {
 	js         jetstream.JetStream
+	pub        jetstream.JetStream // for publishes only: the pending ones of other users of js must not delay an append
 	nc         *nats.Conn
 	prefix     string // of JetStream's API, with a dot at its end
 	shards     int
@@ -72,6 +78,11 @@ func New(cfg Config) (*Log, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
+	// The subjects that are published to are the streams' own, whatever the API's prefix is.
+	pub, err := jetstream.New(cfg.JetStream.Conn(), jetstream.WithPublishAsyncMaxPending(maxPending), jetstream.WithPublishAsyncTimeout(10*cfg.AckTimeout))
+	if err != nil {
+		return nil, fmt.Errorf("jslog: %w", err)
+	}
 	opts := cfg.JetStream.Options()
 	prefix := jetstream.DefaultAPIPrefix
 	if opts.Domain != "" {
@@ -81,7 +92,7 @@ func New(cfg Config) (*Log, error) {
 		prefix = strings.TrimSuffix(opts.APIPrefix, ".") + "."
 	}
 	l := &Log{
-		js: cfg.JetStream, nc: cfg.Conn, prefix: prefix, shards: cfg.Shards, ackTimeout: cfg.AckTimeout,
+		js: cfg.JetStream, pub: pub, nc: cfg.Conn, prefix: prefix, shards: cfg.Shards, ackTimeout: cfg.AckTimeout,
 		logger: cfg.Logger.With("component", "jslog"),
 	}
 	l.payloads = &payloads{log: l}
@@ -169,7 +180,7 @@ func (l *Log) fromLeader(ctx context.Context, stream string, r getRequest) (mess
 	if err != nil {
 		return message{}, err
 	}
-	for b := l.backoff(); ; {
+	for b := l.reading(); ; {
 		m, err := l.askLeader(ctx, stream, req)
 		if err == nil || !transient(err) {
 			return m, err
@@ -229,7 +240,7 @@ func (l *Log) direct(ctx context.Context, api string, req []byte) (message, erro
 
 // request repeats a read until it is answered or ctx ends: a read that was lost may be asked again.
 func (l *Log) request(ctx context.Context, api string, req []byte) (*nats.Msg, error) {
-	b := l.backoff()
+	b := l.reading()
 	for {
 		try, cancel := context.WithTimeout(ctx, b.timeout())
 		reply, err := l.nc.RequestWithContext(try, l.prefix+api, req)

@@ -63,9 +63,9 @@ func (p *payloads) Get(ctx context.Context, digest string) ([]byte, error) {
 
 // retry repeats what the server did not answer until ctx ends.
 func (p *payloads) retry(ctx context.Context, digest string, do func(context.Context, jetstream.ObjectStore) error) error {
-	t := p.log.backoff()
+	t := p.log.backoff() // its objects are stored with a sync, as appends are
 	for {
-		try, cancel := context.WithTimeout(ctx, 5*t.timeout())
+		try, cancel := context.WithTimeout(ctx, t.timeout())
 		b, err := p.open(try)
 		if err == nil {
 			err = do(try, b)

@@ -113,7 +113,7 @@ func (l *Log) reader(after eventlog.Position, f eventlog.Filter) (*reader, error
 		return nil, err
 	}
 	return &reader{
-		log: l, shard: after.Shard, stream: topology.EventsStream(after.Shard), filters: filters(f), seq: after.Seq, backoff: l.backoff(),
+		log: l, shard: after.Shard, stream: topology.EventsStream(after.Shard), filters: filters(f), seq: after.Seq, backoff: l.reading(),
 	}, nil
 }
 

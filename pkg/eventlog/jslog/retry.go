@@ -27,6 +27,9 @@ type backoff struct {
 
 func (l *Log) backoff() *backoff { return &backoff{first: l.ackTimeout} }
 
+// reading is for what changes nothing, and so may be asked again soon.
+func (l *Log) reading() *backoff { return &backoff{first: l.ackTimeout / 5} }
+
 // timeout of the present try.
 func (b *backoff) timeout() time.Duration {
 	return min(b.first<<min(b.try, 3), 5*b.first)
