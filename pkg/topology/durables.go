@@ -31,9 +31,6 @@ const (
 	WorkWait = 30 * time.Second
 	// JobWait is the same for an executor's job: the InProgress beat is one second.
 	JobWait = 5 * time.Second
-	// CommandDeliveries is how often a command is delivered before the server gives it up into DEAD.
-	// A handler that fails puts it there long before; this is for one that dies.
-	CommandDeliveries = 10
 	// ReactorPending is how many commits of a shard the copies of the reactor may hold together.
 	ReactorPending = 4096
 )
@@ -49,7 +46,7 @@ func CommandsConsumer() Durable {
 	return Durable{StreamCommands, jetstream.ConsumerConfig{
 		Durable: CommandsSession, Description: "The session service's commands.",
 		FilterSubject: CommandFilter(ServiceSession), AckPolicy: jetstream.AckExplicitPolicy,
-		AckWait: WorkWait, MaxDeliver: CommandDeliveries, MaxAckPending: ReactorPending,
+		AckWait: WorkWait, MaxDeliver: -1, MaxAckPending: ReactorPending,
 	}}
 }
 

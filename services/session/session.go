@@ -141,16 +141,12 @@ func New(cfg Config, deps Deps) (*Service, error) {
 // handle registers every handler on the Router.
 func (s *Service) handle(commands *command.Handler) error {
 	add := func(name string, d topology.Durable, workers int, fn bus.HandlerFunc) error {
-		filters := d.Config.FilterSubjects
-		topic := d.Config.FilterSubject
-		if topic == "" {
-			topic, filters = filters[0], filters[1:]
+		cfg, topic, err := bus.ForDurable(s.js, d)
+		if err != nil {
+			return err
 		}
-		sub, err := bus.NewSubscriber(bus.SubscriberConfig{
-			JetStream: s.js, Stream: d.Stream, Durable: d.Config.Durable, FilterSubjects: filters,
-			AckWait: d.Config.AckWait, MaxAckPending: d.Config.MaxAckPending,
-			Concurrency: workers, NakDelay: 200 * time.Millisecond, Logger: s.deps.Logger,
-		})
+		cfg.Concurrency, cfg.NakDelay, cfg.Logger = workers, 200*time.Millisecond, s.deps.Logger
+		sub, err := bus.NewSubscriber(cfg)
 		if err != nil {
 			return err
 		}
