@@ -1,0 +1,235 @@
+// Command append measures what jslog costs over the guarded publishes under it:
+// the same bytes, the same server, every message synced, turn and turn about.
+// It prints one row for each number of sessions.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/eventlog/jslog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/natsserver"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/test/bench/row"
+)
+
+// target is the share of raw guarded publishes that must be reached.
+const target = 0.8
+
+func main() {
+	rounds := flag.Int("rounds", 4, "measurements of each kind, in turn")
+	each := flag.Duration("each", 2*time.Second, "length of one measurement")
+	dir := flag.String("dir", "", "folder for the stream, on the disk to measure; a temporary one by default")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := run(ctx, os.Stdout, *dir, *rounds, *each); err != nil {
+		fmt.Fprintln(os.Stderr, "append:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, out io.Writer, dir string, rounds int, each time.Duration) error {
+	if rounds < 1 || each <= 0 {
+		return errors.New("rounds and each must be positive")
+	}
+	tmp, err := os.MkdirTemp(dir, "spool-bench-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(tmp)
+	for _, sessions := range []int{1, 64, 1000} {
+		r, err := measure(ctx, filepath.Join(tmp, fmt.Sprint(sessions)), sessions, rounds, each)
+		if err != nil {
+			return fmt.Errorf("%d sessions: %w", sessions, err)
+		}
+		if err := row.Write(out, r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// result is what one kind of writer reached, over all its rounds.
+type result struct {
+	took    time.Duration
+	samples []time.Duration
+}
+
+func (r *result) rate() float64 { return float64(len(r.samples)) / r.took.Seconds() }
+
+func (r *result) add(took time.Duration, samples []time.Duration) {
+	r.took += took
+	r.samples = append(r.samples, samples...)
+}
+
+func measure(ctx context.Context, dir string, sessions, rounds int, each time.Duration) (row.Row, error) {
+	srv, err := natsserver.Start(natsserver.Config{StoreDir: dir, Port: natsserver.RandomPort})
+	if err != nil {
+		return row.Row{}, err
+	}
+	defer srv.Shutdown()
+	if !srv.Synced() {
+		return row.Row{}, errors.New("the server does not sync every message")
+	}
+	nc, err := nats.Connect(srv.ClientURL())
+	if err != nil {
+		return row.Row{}, err
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return row.Row{}, err
+	}
+	if err := topology.Provision(ctx, js, topology.Config{Shards: 1}); err != nil {
+		return row.Row{}, err
+	}
+	log, err := jslog.New(jslog.Config{JetStream: js})
+	if err != nil {
+		return row.Row{}, err
+	}
+	var raws, logs []func(context.Context) error
+	for i := range sessions {
+		logs = append(logs, logWriter(log, i))
+		w, err := rawWriter(js, i)
+		if err != nil {
+			return row.Row{}, err
+		}
+		raws = append(raws, w)
+	}
+	// Warm up both, so that neither pays for the first files and subjects.
+	for _, writers := range [][]func(context.Context) error{raws, logs} {
+		if _, _, err := drive(ctx, writers, each/4); err != nil {
+			return row.Row{}, err
+		}
+	}
+	var raw, through result
+	for i := range rounds {
+		kinds := []struct {
+			writers []func(context.Context) error
+			into    *result
+		}{{raws, &raw}, {logs, &through}}
+		if i%2 == 1 {
+			kinds[0], kinds[1] = kinds[1], kinds[0]
+		}
+		for _, k := range kinds {
+			took, samples, err := drive(ctx, k.writers, each)
+			if err != nil {
+				return row.Row{}, err
+			}
+			k.into.add(took, samples)
+		}
+	}
+	return toRow(sessions, &raw, &through), nil
+}
+
+func toRow(sessions int, raw, through *result) row.Row {
+	ratio := through.rate() / raw.rate()
+	return row.Row{
+		What:     fmt.Sprintf("append through jslog, %d sessions", sessions),
+		Target:   "80 % of raw guarded publishes",
+		Measured: fmt.Sprintf("%.0f/s", through.rate()),
+		Against:  fmt.Sprintf("raw %.0f/s, p50 %.2f ms, p99 %.2f ms", raw.rate(), row.Percentile(raw.samples, 0.5), row.Percentile(raw.samples, 0.99)),
+		Ratio:    ratio,
+		P50Ms:    row.Percentile(through.samples, 0.5),
+		P99Ms:    row.Percentile(through.samples, 0.99),
+		OK:       ratio >= target,
+		Command:  "cd test && go run ./bench/append",
+		Note:     "every message synced, one stream, one connection",
+	}
+}
+
+// drive runs all writers at once, each waiting for its own acknowledgements, and gives how long every append took.
+func drive(ctx context.Context, writers []func(context.Context) error, each time.Duration) (time.Duration, []time.Duration, error) {
+	var mu sync.Mutex
+	var all []time.Duration
+	var first error
+	var wg sync.WaitGroup
+	start := time.Now()
+	for _, write := range writers {
+		wg.Go(func() {
+			var samples []time.Duration
+			var err error
+			for err == nil && time.Since(start) < each && ctx.Err() == nil {
+				t := time.Now()
+				if err = write(ctx); err == nil {
+					samples = append(samples, time.Since(t))
+				}
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			all = append(all, samples...)
+			if err != nil && first == nil {
+				first = err
+			}
+		})
+	}
+	wg.Wait()
+	return time.Since(start), all, errors.Join(first, ctx.Err())
+}
+
+// draft is a commit as a run writes many of: a tool call that came back.
+func draft(session string, n int) events.Draft {
+	id := fmt.Sprint(session, "-", n)
+	return events.Draft{
+		ID: events.Derive(events.KindCommit, id), Actor: events.Actor{Kind: "executor", ID: "xtr_bench"}, Epoch: 1,
+		Events: []events.Event{{
+			ID: events.Derive(events.KindEvent, id), Time: time.Unix(1_750_000_000, 0), ExecutionID: events.Derive(events.KindExecution, session),
+			ConversationID: events.MainConversation, Source: events.FromRunner, N: uint64(n),
+			Data: events.BlockComplete{Block: events.Block{
+				ID: events.Derive(events.KindBlock, id), Kind: events.KindToolResult, Status: events.StatusComplete, Time: time.Unix(1_750_000_000, 0),
+				ToolUseID: "call_1", Output: "total 8\n-rw-r--r-- 1 agent agent 213 main.py\n", DurationMs: 12,
+			}},
+		}},
+		State: map[string]any{"v": 1, "phase": "running", "epoch": 1, "n": n},
+	}
+}
+
+func subject(kind string, i int) events.Subject {
+	return events.RunOf("default", events.Derive(events.KindSession, "bench", kind, fmt.Sprint(i)))
+}
+
+func logWriter(log *jslog.Log, i int) func(context.Context) error {
+	head, n := eventlog.Head{Subject: subject("log", i)}, 0
+	return func(ctx context.Context) error {
+		n++
+		next, err := log.Append(ctx, head, draft(head.Subject.ID, n))
+		head = next
+		return err
+	}
+}
+
+// rawWriter publishes the bytes of such a commit, made beforehand.
+func rawWriter(js jetstream.JetStream, i int) (func(context.Context) error, error) {
+	s := subject("raw", i)
+	c, err := draft(s.ID, 1).Seal(s, "")
+	if err != nil {
+		return nil, err
+	}
+	c.Prev = c.Hash // a commit in the middle of a chain
+	data, err := c.Encode()
+	if err != nil {
+		return nil, err
+	}
+	name, seq := s.String(), uint64(0)
+	return func(ctx context.Context) error {
+		ack, err := js.Publish(ctx, name, data, jetstream.WithExpectLastSequencePerSubject(seq))
+		if err == nil {
+			seq = ack.Sequence
+		}
+		return err
+	}, nil
+}

@@ -1,0 +1,97 @@
+// Package row is how every benchmark states what it measured: one JSON object a
+// line, which the collector makes into docs/performance.md.
+package row
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+)
+
+// Row is one line of the table of measures.
+type Row struct {
+	What     string  `json:"what"`
+	Target   string  `json:"target"`            // as the design states it
+	Measured string  `json:"measured"`          // with its unit
+	Against  string  `json:"against,omitempty"` // what the ratio is to, measured in the same run
+	Ratio    float64 `json:"ratio,omitempty"`   // measured over against; 0 for none
+	P50Ms    float64 `json:"p50Ms,omitempty"`   // milliseconds
+	P99Ms    float64 `json:"p99Ms,omitempty"`   // milliseconds
+	OK       bool    `json:"ok"`                // the target is reached
+	Command  string  `json:"command,omitempty"` // that measures it again
+	Note     string  `json:"note,omitempty"`
+}
+
+// Verdict is ok or short.
+func (r Row) Verdict() string {
+	if r.OK {
+		return "ok"
+	}
+	return "short"
+}
+
+// Write prints a row as a line of JSON.
+func Write(w io.Writer, r Row) error {
+	b, err := json.Marshal(r)
+	if err != nil {
+		return fmt.Errorf("encode row %q: %w", r.What, err)
+	}
+	_, err = w.Write(append(b, '\n'))
+	return err
+}
+
+// Read reads rows to the end of r. A line that is not a row is an error that names it.
+func Read(r io.Reader) ([]Row, error) {
+	dec := json.NewDecoder(r)
+	dec.DisallowUnknownFields()
+	var rows []Row
+	for {
+		var row Row
+		err := dec.Decode(&row)
+		if err == io.EOF {
+			return rows, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("row %d: %w", len(rows)+1, err)
+		}
+		if row.What == "" {
+			return nil, fmt.Errorf("row %d has no name", len(rows)+1)
+		}
+		rows = append(rows, row)
+	}
+}
+
+// Table writes rows as Markdown.
+func Table(w io.Writer, rows []Row) error {
+	out := "| what | must reach | measured | against | ratio | p50 | p99 | |\n| --- | --- | --- | --- | --- | --- | --- | --- |\n"
+	for _, r := range rows {
+		note := r.Verdict()
+		if r.Note != "" {
+			note += "; " + r.Note
+		}
+		out += fmt.Sprintf("| %s | %s | %s | %s | %s | %s | %s | %s |\n", r.What, r.Target, r.Measured, r.Against,
+			number(r.Ratio, "%.2f"), number(r.P50Ms, "%.2f ms"), number(r.P99Ms, "%.2f ms"), note)
+	}
+	_, err := io.WriteString(w, out)
+	return err
+}
+
+func number(n float64, format string) string {
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprintf(format, n)
+}
+
+// Percentile gives the time below which the share of samples lies, in
+// milliseconds; 0 without samples. It sorts the samples.
+func Percentile(samples []time.Duration, share float64) float64 {
+	if len(samples) == 0 {
+		return 0
+	}
+	slices.Sort(samples)
+	i := min(int(share*float64(len(samples))), len(samples)-1)
+	return float64(samples[i].Microseconds()) / 1000
+}
