@@ -1,0 +1,298 @@
+package eventlog_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/eventlog/eventlogtest"
+	"github.com/spoolhq/spool/pkg/eventlog/memlog"
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+const tenant = eventlogtest.Tenant
+
+// story writes sessions event by event, as their services would.
+type story struct {
+	t     *testing.T
+	log   *memlog.Log
+	heads map[events.Subject]eventlog.Head
+	n     int
+}
+
+func newStory(t *testing.T, shards int) *story {
+	t.Helper()
+	l, err := memlog.New(memlog.Config{Shards: shards})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &story{t: t, log: l, heads: map[events.Subject]eventlog.Head{}}
+}
+
+// write appends one commit of an execution and gives its position.
+func (s *story) write(sub events.Subject, epoch uint64, execution string, data ...events.Payload) eventlog.Position {
+	s.t.Helper()
+	s.n++
+	d := events.Draft{ID: eventlogtest.ID(events.KindCommit, fmt.Sprint(s.n)), Actor: events.Actor{Kind: "service", ID: "test"}, Epoch: epoch}
+	for i, p := range data {
+		d.Events = append(d.Events, events.Event{
+			ID: eventlogtest.ID(events.KindEvent, fmt.Sprint(s.n, "-", i)), Time: time.Unix(1_750_000_000, 0), ExecutionID: execution, Source: events.FromServer, Data: p,
+		})
+	}
+	return s.draft(sub, d)
+}
+
+func (s *story) draft(sub events.Subject, d events.Draft) eventlog.Position {
+	s.t.Helper()
+	head := s.heads[sub]
+	head.Subject = sub
+	next, err := s.log.Append(s.t.Context(), head, d)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.heads[sub] = next
+	return eventlog.Position{Shard: sub.Partition() % s.log.Shards(), Seq: next.Seq}
+}
+
+func (s *story) verify(scope eventlog.Scope) eventlog.Report {
+	s.t.Helper()
+	r, err := eventlog.Verify(s.t.Context(), s.log, scope)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return r
+}
+
+// session is the two subjects of a session and its executions.
+func session(name string) (life, run events.Subject, exe func(int) string) {
+	life = events.LifeOf(tenant, eventlogtest.ID(events.KindSession, name))
+	return life, events.RunOf(tenant, life.ID), func(i int) string { return eventlogtest.ID(events.KindExecution, fmt.Sprint(name, i)) }
+}
+
+// whole is a session with a completed, a withdrawn and an open query.
+func (s *story) whole(name string) (life, run events.Subject, exe func(int) string) {
+	s.t.Helper()
+	life, run, exe = session(name)
+	s.write(life, 0, "", events.SessionCreated{Agent: "default"})
+	s.write(life, 0, exe(1), events.MessageAccepted{Content: "one"}, events.ExecutionDispatched{})
+	s.write(run, 1, exe(1), events.ExecutionClaimed{Epoch: 1}, events.ExecutionStarted{Attempt: 1})
+	s.write(life, 0, exe(2), events.MessageAccepted{Content: "two"}, events.ExecutionQueued{Ahead: 1})
+	s.write(run, 1, exe(1), events.ExecutionCompleted{Result: strings.Repeat("r", 300_000)})
+	s.write(life, 0, exe(2), events.ExecutionWithdrawn{Reason: "cancelled"})
+	s.write(life, 0, exe(3), events.MessageAccepted{Content: "three"}, events.ExecutionDispatched{})
+	return life, run, exe
+}
+
+func TestVerifySound(t *testing.T) {
+	t.Parallel()
+	for _, shards := range []int{1, 8} {
+		s := newStory(t, shards)
+		var open []string
+		for i := range 20 {
+			_, _, exe := s.whole(fmt.Sprint("session", i))
+			open = append(open, exe(3))
+		}
+		life, _, _ := s.whole("deleted")
+		s.write(life, 0, "", events.SessionDeleted{})
+		key := events.Subject{Tenant: tenant, ID: events.CatalogueID(events.Key, tenant, "", "", "k"), Aspect: events.Key}
+		s.write(key, 0, "", events.KeyCreated{KeyID: "k"})
+
+		all := s.verify(eventlog.Scope{})
+		if all.Problem != nil {
+			t.Fatalf("%d shards: %v", shards, all.Problem)
+		}
+		if all.Sessions != 21 || all.Commits != 21*7+2 || all.Events != 21*11+2 || len(all.Open) != 21 {
+			t.Errorf("%d shards: %d sessions, %d commits, %d events, %d open", shards, all.Sessions, all.Commits, all.Events, len(all.Open))
+		}
+		for _, o := range all.Open {
+			if o.Deleted != (o.Session == life.ID) || !o.Deleted && !slices.Contains(open, o.ExecutionID) {
+				t.Errorf("%+v is reported as open", o)
+			}
+			if rec, err := s.log.At(t.Context(), o.Position); err != nil || rec.Events[0].ExecutionID != o.ExecutionID {
+				t.Errorf("%+v was not accepted there: %v", o, err)
+			}
+		}
+		one := s.verify(eventlog.Scope{Tenant: tenant, Session: life.ID})
+		if one.Problem != nil || one.Sessions != 1 || one.Commits != 8 || one.Events != 12 || len(one.Open) != 1 || !one.Open[0].Deleted {
+			t.Errorf("one session: %+v", one)
+		}
+		none := s.verify(eventlog.Scope{Tenant: tenant, Session: eventlogtest.ID(events.KindSession, "unknown")})
+		if none.Problem != nil || none.Sessions != 0 {
+			t.Errorf("an unknown session: %+v", none)
+		}
+	}
+}
+
+func TestVerifyScope(t *testing.T) {
+	t.Parallel()
+	s := newStory(t, 1)
+	for _, bad := range []eventlog.Scope{{Tenant: tenant}, {Session: "ses_*"}, {Session: eventlogtest.ID(events.KindSession, "no tenant")}} {
+		if _, err := eventlog.Verify(t.Context(), s.log, bad); err == nil {
+			t.Errorf("%+v was accepted", bad)
+		}
+	}
+}
+
+func TestVerifyFindsWhatWasChanged(t *testing.T) {
+	t.Parallel()
+	for name, try := range map[string]struct {
+		seq    uint64 // the whole session of whole() begins at 1
+		change func(*events.Commit)
+		says   string
+		at     uint64 // where it shows
+	}{
+		"an event":  {2, func(c *events.Commit) { c.Events = []byte(strings.Replace(string(c.Events), "one", "won", 1)) }, "contents hash to", 2},
+		"the actor": {3, func(c *events.Commit) { c.Actor.ID = "someone" }, "contents hash to", 3},
+		"the epoch": {3, func(c *events.Commit) { c.Epoch = 9 }, "contents hash to", 3},
+		"the id":    {4, func(c *events.Commit) { c.ID = eventlogtest.ID(events.KindCommit, "else") }, "contents hash to", 4},
+		"a commit, hash and all": {2, func(c *events.Commit) {
+			life, _, _ := session("s")
+			*c = c.Rechain(life, []byte(strings.Replace(string(c.Events), "one", "won", 1)))
+		}, "the commit before it has the hash", 4},
+		"the first link": {1, func(c *events.Commit) {
+			life, _, _ := session("s")
+			c.Prev = strings.Repeat("0", 64)
+			*c = c.Rechain(life, c.Events)
+		}, "missing before it", 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newStory(t, 1)
+			s.whole("s")
+			if err := s.log.Tamper(eventlog.Position{Seq: try.seq}, try.change); err != nil {
+				t.Fatal(err)
+			}
+			p := s.verify(eventlog.Scope{}).Problem
+			if p == nil || p.Position.Seq != try.at || !strings.Contains(p.Why, try.says) {
+				t.Errorf("verify says %v, want %q at %d", p, try.says, try.at)
+			}
+		})
+	}
+	// The state is not hashed: it is a cache that a fold from zero replaces.
+	s := newStory(t, 1)
+	s.whole("s")
+	if err := s.log.Tamper(eventlog.Position{Seq: 2}, func(c *events.Commit) { c.State = []byte(`{"v":99}`) }); err != nil {
+		t.Fatal(err)
+	}
+	if p := s.verify(eventlog.Scope{}).Problem; p != nil {
+		t.Errorf("a changed state is a problem: %v", p)
+	}
+}
+
+func TestVerifyFindsWhatWasWrittenWrongly(t *testing.T) {
+	t.Parallel()
+	for name, try := range map[string]struct {
+		write func(s *story, life, run events.Subject, exe func(int) string) eventlog.Position
+		says  string
+	}{
+		"a second end": {func(s *story, _, run events.Subject, exe func(int) string) eventlog.Position {
+			return s.write(run, 1, exe(1), events.ExecutionFailed{Code: "X"})
+		}, "ended with execution_completed"},
+		"an end on both subjects": {func(s *story, _, run events.Subject, exe func(int) string) eventlog.Position {
+			return s.write(run, 1, exe(2), events.ExecutionCancelled{})
+		}, "ended with execution_withdrawn"},
+		"an end of what never began": {func(s *story, _, run events.Subject, exe func(int) string) eventlog.Position {
+			return s.write(run, 1, exe(9), events.ExecutionCompleted{})
+		}, "never accepted"},
+		"a query twice": {func(s *story, life, _ events.Subject, exe func(int) string) eventlog.Position {
+			return s.write(life, 0, exe(3), events.MessageAccepted{})
+		}, "was accepted before"},
+		"life after deletion": {func(s *story, life, _ events.Subject, exe func(int) string) eventlog.Position {
+			s.write(life, 0, "", events.SessionDeleted{})
+			return s.write(life, 0, exe(4), events.MessageAccepted{})
+		}, "was deleted before"},
+		"deletion before the end of its commit": {func(s *story, life, _ events.Subject, _ func(int) string) eventlog.Position {
+			return s.write(life, 0, "", events.SessionDeleted{}, events.SessionIdle{})
+		}, "not its last event"},
+		"a lower epoch": {func(s *story, _, run events.Subject, exe func(int) string) eventlog.Position {
+			s.write(run, 5, exe(3), events.ExecutionClaimed{Epoch: 5})
+			return s.write(run, 4, exe(3), events.ExecutionStarted{})
+		}, "under epoch 4, after epoch 5"},
+		"an event twice": {func(s *story, life, _ events.Subject, _ func(int) string) eventlog.Position {
+			d := eventlogtest.Draft("twice", "x")
+			s.draft(life, d)
+			d.ID = eventlogtest.ID(events.KindCommit, "other")
+			return s.draft(life, d)
+		}, "was stored before"},
+		"a commit twice": {func(s *story, life, _ events.Subject, _ func(int) string) eventlog.Position {
+			d := eventlogtest.Draft("again", "x")
+			s.draft(life, d)
+			d.Events = []events.Event{eventlogtest.Message("new", "y")}
+			return s.draft(life, d)
+		}, "this commit id was stored before"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newStory(t, 4)
+			life, run, exe := s.whole("s")
+			at := try.write(s, life, run, exe)
+			for _, scope := range []eventlog.Scope{{}, {Tenant: tenant, Session: life.ID}} {
+				p := s.verify(scope).Problem
+				if p == nil || p.Position != at || !strings.Contains(p.Why, try.says) {
+					t.Errorf("verify says %v, want %q at %s", p, try.says, at)
+				}
+			}
+		})
+	}
+}
+
+func TestVerifyPayloads(t *testing.T) {
+	t.Parallel()
+	for name, data := range map[string][]byte{"missing": nil, "forged": []byte(`{"result":"forged"}`)} {
+		s := newStory(t, 1)
+		s.whole("s")
+		digests := s.log.Payloads()
+		if len(digests) != 1 {
+			t.Fatalf("there are %d payloads, want 1", len(digests))
+		}
+		s.log.SetPayload(digests[0], data)
+		p := s.verify(eventlog.Scope{}).Problem
+		if p == nil || p.Position.Seq != 5 || !strings.Contains(p.Why, digests[0]) {
+			t.Errorf("%s: verify says %v, want a problem at 5 with the digest", name, p)
+		}
+	}
+}
+
+// TestVerifyPurged is a session of which the janitor left the last life commit only.
+func TestVerifyPurged(t *testing.T) {
+	t.Parallel()
+	s := newStory(t, 1)
+	life, _, _ := s.whole("s")
+	at := s.write(life, 0, "", events.SessionDeleted{})
+	rec, err := s.log.At(t.Context(), at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var v eventlog.Verifier
+	v.Add(rec)
+	if r := v.Report(); r.Problem != nil || r.Commits != 1 {
+		t.Errorf("the rest of a purged session: %+v", r)
+	}
+	first, err := s.log.At(t.Context(), eventlog.Position{Seq: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var w eventlog.Verifier
+	w.Add(first)
+	if w.Report().Problem == nil {
+		t.Error("a chain may begin in its middle without session_deleted")
+	}
+}
+
+func TestPosition(t *testing.T) {
+	t.Parallel()
+	for _, p := range []eventlog.Position{{}, {Shard: 3, Seq: 48211}, {Seq: 1<<64 - 1}} {
+		got, err := eventlog.ParsePosition(p.String())
+		if err != nil || got != p {
+			t.Errorf("%s reads back as %v, %v", p, got, err)
+		}
+	}
+	for _, bad := range []string{"", "1", "1-", "-1", "a-1", "1-b", "1-2-3", "999-1", "1 -2"} {
+		if _, err := eventlog.ParsePosition(bad); err == nil {
+			t.Errorf("%q was read as a position", bad)
+		}
+	}
+}
