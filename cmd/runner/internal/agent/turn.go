@@ -38,6 +38,7 @@ type TurnConfig struct {
 	Now         func() time.Time // nil for time.Now
 	Coalesce    time.Duration    // 0 for DefaultCoalesce
 	Log         *slog.Logger     // nil for none
+	Hold        bool             // what is told waits for Start, whose line comes first
 }
 
 // Turn is one turn's record as a Session tells it: blocks, text, events, end.
@@ -52,7 +53,8 @@ type Turn struct {
 	open  []*openBlock // in the order they were opened
 	timer *time.Timer  // armed while text waits
 	end   *runner.Ended
-	done  chan struct{}
+	held  []runner.Line // told before Start
+	agent string        // its own session id, as last told
 }
 
 // openBlock is a block that is not finished.
@@ -73,11 +75,15 @@ func NewTurn(ctx context.Context, cfg TurnConfig) *Turn {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Turn{ctx: ctx, cfg: cfg, done: make(chan struct{})}
+	return &Turn{ctx: ctx, cfg: cfg}
 }
 
-// Done is closed when the turn has ended.
-func (t *Turn) Done() <-chan struct{} { return t.done }
+// AgentSession is the agent's own session id as its last TranscriptWritten told it, "" for none.
+func (t *Turn) AgentSession() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.agent
+}
 
 // Ended is how the turn ended, nil while it goes on.
 func (t *Turn) Ended() *runner.Ended {
@@ -90,7 +96,21 @@ func (t *Turn) Ended() *runner.Ended {
 func (t *Turn) Start(s runner.Started) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.write(runner.AgentStarted, "", s)
+	held := t.held
+	t.cfg.Hold, t.held = false, nil
+	t.put(runner.AgentStarted, "", s)
+	for _, line := range held {
+		t.append(line)
+	}
+}
+
+// append gives a line to the journal, or keeps it until Start.
+func (t *Turn) append(line runner.Line) {
+	if t.cfg.Hold {
+		t.held = append(t.held, line)
+		return
+	}
+	t.cfg.Journal.Append(t.ctx, line)
 }
 
 // Open opens a block in a conversation (events.MainConversation for the agent's
@@ -167,6 +187,9 @@ func (t *Turn) Complete(id string, change func(*events.Block)) {
 func (t *Turn) Emit(conversation string, p events.Payload) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if w, ok := p.(events.TranscriptWritten); ok && w.AgentSessionID != "" {
+		t.agent = w.AgentSessionID
+	}
 	t.write(p.EventType(), conversation, p)
 }
 
@@ -175,6 +198,10 @@ func (t *Turn) Emit(conversation string, p events.Payload) {
 func (t *Turn) End(e runner.Ended) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if t.cfg.Journal == nil {
+		t.cfg.Log.Debug("an end outside a turn", "outcome", e.Outcome, "code", e.Code)
+		return
+	}
 	if t.end != nil {
 		t.cfg.Log.Warn("agent ended its turn twice", "outcome", e.Outcome, "code", e.Code)
 		return
@@ -188,7 +215,6 @@ func (t *Turn) End(e runner.Ended) {
 		t.timer.Stop()
 		t.timer = nil
 	}
-	close(t.done)
 }
 
 // dress sets what is the turn's to set.
@@ -285,7 +311,7 @@ func (t *Turn) put(typ events.Type, conversation string, data any) {
 	if cut {
 		t.note(line, "OUTPUT_CUT", errCut)
 	}
-	t.cfg.Journal.Append(t.ctx, line)
+	t.append(line)
 }
 
 // note journals what happened to a line.
@@ -296,5 +322,5 @@ func (t *Turn) note(line runner.Line, code string, err error) {
 		return
 	}
 	line.Type, line.Data = events.Error{}.EventType(), raw
-	t.cfg.Journal.Append(t.ctx, line)
+	t.append(line)
 }

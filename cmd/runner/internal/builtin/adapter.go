@@ -1,0 +1,74 @@
+// Package builtin is the architecture spool: the agent that comes with the
+// runner. Its process is the runner's own binary, `runner agent`, driven over
+// JSON lines like any other agent's.
+//
+// A turn is a loop: the model answers, what it asks for is done by tools, their
+// results go back to it, until it asks for nothing more. The loop knows the
+// model and the tools only by small interfaces (packages model and tool).
+package builtin
+
+import (
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"regexp"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/pkg/runner"
+)
+
+// Architecture is its name.
+const Architecture = "spool"
+
+// Adapter drives the built-in agent.
+type Adapter struct{}
+
+// Command is the runner's own binary. The memory file is read by the process
+// itself, from the profile, at every turn.
+func (Adapter) Command(l agent.Launch) (agent.Command, error) {
+	args := []string{"agent", "--workspace", l.Workspace, "--state", l.State}
+	if l.Resume != "" {
+		args = append(args, "--resume", l.Resume)
+	}
+	return agent.Command{Path: l.Executable, Args: args, Env: l.Environment(nil)}, nil
+}
+
+// Open needs no handshake.
+func (Adapter) Open(_ agent.Launch, in agent.Stdin) agent.Session {
+	return &session{in: in, refs: map[string]string{}}
+}
+
+// Transcript is where the agent keeps a session's messages.
+func (Adapter) Transcript(p agent.Place, agentSession string) (string, error) {
+	return transcriptPath(p.State, agentSession)
+}
+
+// sessionName is what names a transcript: it becomes a file's name.
+var sessionName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$`)
+
+func transcriptPath(state, agentSession string) (string, error) {
+	if !sessionName.MatchString(agentSession) {
+		return "", fmt.Errorf("agent session %.100q: want 1 to 100 letters, digits, - and _", agentSession)
+	}
+	return filepath.Join(state, "spool", agentSession+".jsonl"), nil
+}
+
+type session struct {
+	in   agent.Stdin
+	refs map[string]string
+}
+
+func (s *session) Begin(q runner.Query, _ *agent.Turn) error {
+	q.Env = nil // the process has it already
+	return s.in.Send(order{Op: "query", Query: &q})
+}
+
+func (s *session) Line(line []byte, t *agent.Turn) error {
+	var r report
+	if err := json.Unmarshal(line, &r); err != nil {
+		return fmt.Errorf("report: %w", err)
+	}
+	return r.apply(t, s.refs)
+}
+
+func (s *session) Interrupt() error { return s.in.Send(order{Op: "interrupt"}) }

@@ -1,0 +1,301 @@
+package builtin
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/builtin/model"
+	"github.com/spoolhq/spool/cmd/runner/internal/builtin/tool"
+	"github.com/spoolhq/spool/cmd/runner/internal/workspace"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/runner"
+)
+
+// DefaultMaxSteps is how many answers of the model one turn may take.
+const DefaultMaxSteps = 50
+
+// Model answers.
+type Model interface {
+	// Stream hands over an answer piece by piece and gives it whole. With an
+	// error the answer holds what came before it.
+	Stream(ctx context.Context, r model.Request, each func(model.Delta)) (model.Answer, error)
+}
+
+// Loop runs turns, one at a time.
+type Loop struct {
+	Model        Model
+	DefaultModel string
+	Tools        []tool.Tool
+	Workspace    *workspace.Workspace // for the policy
+	System       string               // the system prompt when the query has none
+	Memory       string               // the memory file's content
+	MaxSteps     int                  // 0 for DefaultMaxSteps
+	Now          func() time.Time
+	Log          *slog.Logger
+}
+
+// turn is the state of one turn.
+type turn struct {
+	*Loop
+	query  runner.Query
+	record Record
+	said   *Transcript
+	usage  events.Usage
+	model  string
+}
+
+// Run runs one turn: it adds to the transcript and tells the record. A cancelled
+// ctx is an interrupt. The transcript stays one that a model accepts, however the turn ends.
+func (l *Loop) Run(ctx context.Context, q runner.Query, said *Transcript, record Record) runner.Ended {
+	t := &turn{Loop: l, query: q, record: record, said: said, model: q.Model}
+	if t.model == "" {
+		t.model = l.DefaultModel
+	}
+	ended, err := t.run(ctx)
+	if err != nil {
+		ended = runner.Ended{Outcome: runner.Failed, Code: "INTERNAL", Message: err.Error()}
+	}
+	reason := "the turn ended before the call was run"
+	if ended.Outcome == runner.Interrupted {
+		reason = "interrupted by the user before the call was run"
+	}
+	if err := said.settle(reason); err != nil {
+		record.Event(events.Error{Code: "INTERNAL", Message: err.Error()})
+	}
+	ended.Usage = t.usage
+	return ended
+}
+
+func (t *turn) run(ctx context.Context) (runner.Ended, error) {
+	if err := t.said.Add(userMessage(t.query)); err != nil {
+		return runner.Ended{}, err
+	}
+	limit := t.MaxSteps
+	if limit <= 0 {
+		limit = DefaultMaxSteps
+	}
+	for range limit {
+		answer, err := t.ask(ctx)
+		if !answer.Message.Partial || answer.Message.Text != "" {
+			if addErr := t.said.Add(answer.Message); addErr != nil {
+				return runner.Ended{}, addErr
+			}
+		}
+		if err != nil {
+			return t.broken(ctx, err), nil
+		}
+		if answer.Cut {
+			t.record.Event(events.Error{Code: "MODEL_OUTPUT_CUT", Message: "the model's answer was cut by its token limit"})
+		}
+		if len(answer.Message.Calls) == 0 {
+			return runner.Ended{Outcome: runner.Completed, Result: answer.Message.Text}, nil
+		}
+		for _, call := range answer.Message.Calls {
+			if ctx.Err() != nil {
+				return interrupted(), nil
+			}
+			if err := t.said.Add(model.Message{Role: model.Tool, CallID: call.ID, Text: t.do(ctx, call)}); err != nil {
+				return runner.Ended{}, err
+			}
+		}
+		if ctx.Err() != nil {
+			return interrupted(), nil
+		}
+	}
+	return runner.Ended{
+		Outcome: runner.Failed, Code: "TURN_LIMIT",
+		Message: fmt.Sprintf("the model was asked %d times in one turn without coming to an end; SPOOL_AGENT_MAX_STEPS raises the limit", limit),
+	}, nil
+}
+
+// userMessage is the query as the model sees it.
+func userMessage(q runner.Query) model.Message {
+	m := model.Message{Role: model.User, Text: q.Content}
+	for _, p := range q.Parts {
+		switch p.Type {
+		case "image":
+			m.Images = append(m.Images, model.URL("data:"+p.MediaType+";base64,"+p.Data))
+		default:
+			if m.Text != "" {
+				m.Text += "\n"
+			}
+			m.Text += p.Text
+		}
+	}
+	return m
+}
+
+func interrupted() runner.Ended { return runner.Ended{Outcome: runner.Interrupted} }
+
+// broken says how a turn ends whose model gave no answer.
+func (t *turn) broken(ctx context.Context, err error) runner.Ended {
+	if ctx.Err() != nil {
+		return interrupted()
+	}
+	var m *model.Error
+	if errors.As(err, &m) {
+		return runner.Ended{Outcome: runner.Failed, Code: m.Code, Message: m.Message}
+	}
+	return runner.Ended{Outcome: runner.Failed, Code: "MODEL_ERROR", Message: err.Error()}
+}
+
+// ask gets one answer and shows it as it comes.
+func (t *turn) ask(ctx context.Context) (model.Answer, error) {
+	s := &show{turn: t, calls: map[int]*shownCall{}}
+	answer, err := t.Model.Stream(ctx, model.Request{
+		Model: t.model, System: t.system(), Messages: t.said.Messages(), Tools: t.offers(),
+	}, s.delta)
+	s.finish(answer, err)
+	t.usage.InputTokens += answer.Usage.Input
+	t.usage.OutputTokens += answer.Usage.Output
+	t.usage.CacheReadTokens += answer.Usage.CacheRead
+	if answer.Usage != (model.Usage{}) {
+		t.record.Event(events.MetadataUpdate{Usage: t.usage, Model: answer.Model})
+	}
+	return answer, err
+}
+
+// system is the prompt: the query's or the default, and the memory file.
+func (t *turn) system() string {
+	s := t.query.SystemPrompt
+	if s == "" {
+		s = t.System
+	}
+	if t.Memory != "" {
+		s += "\n\n" + t.Memory
+	}
+	return s
+}
+
+func (t *turn) offers() []model.Offer {
+	var out []model.Offer
+	for _, tl := range t.Tools {
+		out = append(out, model.Offer{Name: tl.Name(), Description: tl.Description(), Schema: tl.Schema()})
+	}
+	return out
+}
+
+// do runs one call if the policy allows it, and gives its result for the model.
+func (t *turn) do(ctx context.Context, call model.Call) string {
+	ref := t.record.Open(events.Block{Kind: events.KindToolResult, ToolUseID: call.ID})
+	start := t.Now()
+	result := t.result(ctx, call)
+	took := t.Now().Sub(start)
+	t.Log.Debug("tool", "name", call.Name, "call", call.ID, "code", result.Code, "took", took)
+	text := result.Text()
+	t.record.Complete(ref, events.Block{Output: text, IsError: result.Code != "", DurationMs: uint32(took.Milliseconds())}) //nolint:gosec // a minute
+	return text
+}
+
+func (t *turn) result(ctx context.Context, call model.Call) (r tool.Result) {
+	defer func() {
+		if p := recover(); p != nil {
+			t.Log.Error("panic in a tool", "name", call.Name, "panic", p)
+			r = tool.Result{Code: tool.ExecutionError, Output: fmt.Sprintf("the tool itself failed: %v", p)}
+		}
+	}()
+	for _, tl := range t.Tools {
+		if tl.Name() != call.Name {
+			continue
+		}
+		paths, err := tl.Paths(call.Arguments)
+		if err != nil {
+			return tool.Result{Code: tool.ExecutionError, Output: err.Error()}
+		}
+		d := t.decide(call, paths)
+		t.record.Event(d)
+		if d.Decision != "allow" {
+			return tool.Result{Code: tool.PermissionDenied, Output: d.Reason}
+		}
+		return tl.Run(ctx, call.Arguments)
+	}
+	return tool.Result{Code: tool.ExecutionError, Output: fmt.Sprintf("there is no tool %q", call.Name)}
+}
+
+// decide is the policy workspace: what stays inside is allowed, the rest is
+// denied. Programs are allowed: the sandbox is what bounds them.
+func (t *turn) decide(call model.Call, paths []string) events.PermissionDecided {
+	d := events.PermissionDecided{ToolName: call.Name, ToolUseID: call.ID, Decision: "allow", Rule: "workspace.sandboxed"}
+	for _, p := range paths {
+		d.Rule = "workspace.inside"
+		if _, err := t.Workspace.Rel(p); workspace.Outside(err) {
+			d.Decision, d.Rule, d.Reason = "deny", "workspace.outside", fmt.Sprintf("%s is outside the workspace", p)
+			return d
+		}
+	}
+	return d
+}
+
+// show makes blocks of an answer as it comes.
+type show struct {
+	*turn
+	thinking, text string // refs of the open blocks
+	calls          map[int]*shownCall
+	order          []*shownCall
+}
+
+type shownCall struct{ ref, id string }
+
+func (s *show) delta(d model.Delta) {
+	switch {
+	case d.Thinking != "":
+		if s.thinking == "" {
+			s.thinking = s.record.Open(events.Block{Kind: events.KindThinking})
+		}
+		s.record.Text(s.thinking, d.Thinking)
+	case d.Text != "":
+		s.stopThinking(events.StatusComplete)
+		if s.text == "" {
+			s.text = s.record.Open(events.Block{Kind: events.KindAssistantText, Model: s.model})
+		}
+		s.record.Text(s.text, d.Text)
+	case d.Call != nil:
+		s.stopThinking(events.StatusComplete)
+		c := s.calls[d.Call.Index]
+		if c == nil {
+			s.stopText(events.Block{Model: s.model})
+			c = &shownCall{id: d.Call.ID}
+			c.ref = s.record.Open(events.Block{Kind: events.KindToolUse, ToolName: d.Call.Name, ToolUseID: d.Call.ID})
+			s.calls[d.Call.Index] = c
+			s.order = append(s.order, c)
+		}
+		if d.Call.Arguments != "" {
+			s.record.Text(c.ref, d.Call.Arguments)
+		}
+	}
+}
+
+func (s *show) stopThinking(status events.BlockStatus) {
+	if s.thinking != "" {
+		s.record.Complete(s.thinking, events.Block{Status: status})
+		s.thinking = ""
+	}
+}
+
+func (s *show) stopText(b events.Block) {
+	if s.text != "" {
+		s.record.Complete(s.text, b)
+		s.text = ""
+	}
+}
+
+// finish completes what the answer opened; with an error as what was cut short.
+func (s *show) finish(a model.Answer, err error) {
+	status := events.StatusComplete
+	if err != nil {
+		status = events.StatusError
+	}
+	s.stopThinking(status)
+	s.stopText(events.Block{Status: status, Model: a.Model})
+	inputs := map[string]json.RawMessage{}
+	for _, c := range a.Message.Calls {
+		inputs[c.ID] = c.Arguments
+	}
+	for _, c := range s.order {
+		s.record.Complete(c.ref, events.Block{Status: status, Input: inputs[c.id]})
+	}
+}

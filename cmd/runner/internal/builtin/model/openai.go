@@ -1,0 +1,276 @@
+package model
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/openai/openai-go/v3"
+	"github.com/openai/openai-go/v3/option"
+	"github.com/openai/openai-go/v3/shared"
+)
+
+// Defaults of Config.
+const (
+	DefaultRetries = 4
+	DefaultIdle    = 2 * time.Minute
+)
+
+// partialNote tells the model what became of an answer of its own.
+const partialNote = "\n[this answer was cut short before it was finished]"
+
+// Config says where the model is. A zero one is OpenAI's own endpoint.
+type Config struct {
+	BaseURL string // with /v1; "" for OpenAI's
+	APIKey  string
+	Retries int           // of a request that got no stream yet: 408, 409, 429, 5xx and lost connections; 0 for DefaultRetries, negative for none
+	Idle    time.Duration // how long the endpoint may send nothing; 0 for DefaultIdle
+}
+
+// Client speaks streaming Chat Completions. Safe for concurrent use.
+type Client struct {
+	api  openai.Client
+	cfg  Config
+	none *Error // set when there is nowhere to go without a key
+}
+
+// NewClient makes a client. A request is tried again with jittered backoff, or
+// as the endpoint's Retry-After says; a stream that has begun never is.
+func NewClient(cfg Config) *Client {
+	if cfg.Retries == 0 {
+		cfg.Retries = DefaultRetries
+	}
+	cfg.Idle = cmp.Or(cfg.Idle, DefaultIdle)
+	opts := []option.RequestOption{option.WithMaxRetries(max(cfg.Retries, 0))}
+	if cfg.BaseURL != "" {
+		opts = append(opts, option.WithBaseURL(cfg.BaseURL))
+	}
+	c := &Client{cfg: cfg}
+	switch {
+	case cfg.APIKey != "":
+		opts = append(opts, option.WithAPIKey(cfg.APIKey))
+	case cfg.BaseURL == "":
+		c.none = &Error{Code: "MODEL_UNAUTHORIZED", Message: "no key for the model: set OPENAI_API_KEY, or OPENAI_BASE_URL to an endpoint that needs none"}
+	default:
+		opts = append(opts, option.WithAPIKey("none")) // the client refuses to send without one
+	}
+	c.api = openai.NewClient(opts...)
+	return c
+}
+
+// Stream asks for an answer and hands over its pieces as they come. With an
+// error, which is ctx's or an *Error, the answer holds what came before it.
+func (c *Client) Stream(ctx context.Context, r Request, each func(Delta)) (Answer, error) {
+	if c.none != nil {
+		return Answer{}, c.none
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	silent := &Error{Code: "MODEL_ERROR", Message: fmt.Sprintf("the model sent nothing for %s", c.cfg.Idle)}
+	idle := time.AfterFunc(c.cfg.Idle, func() { cancel(silent) })
+	defer idle.Stop()
+	stream := c.api.Chat.Completions.NewStreaming(ctx, params(r), option.WithMiddleware(func(req *http.Request, next option.MiddlewareNext) (*http.Response, error) {
+		idle.Reset(c.cfg.Idle) // each try gets its time
+		return next(req)
+	}))
+	defer stream.Close() //nolint:errcheck // what matters is in Err
+	var a assembly
+	for stream.Next() {
+		idle.Reset(c.cfg.Idle)
+		a.add(stream.Current(), each)
+	}
+	answer := a.answer()
+	err := stream.Err()
+	switch {
+	case err == nil && !a.finished:
+		return answer, &Error{Code: "MODEL_ERROR", Message: "the model's stream ended before its answer was finished"}
+	case err == nil && a.filtered:
+		return answer, &Error{Code: "MODEL_ERROR", Message: "the model's provider withheld the answer (content_filter)"}
+	case err == nil:
+		return answer, nil
+	case errors.Is(context.Cause(ctx), silent):
+		return answer, silent
+	case ctx.Err() != nil:
+		return answer, ctx.Err()
+	}
+	return answer, explain(err, r.Model, a.begun)
+}
+
+// assembly puts an answer together from its chunks.
+type assembly struct {
+	text     strings.Builder
+	calls    []*Call
+	args     []*strings.Builder
+	usage    Usage
+	model    string
+	begun    bool
+	finished bool
+	cut      bool
+	filtered bool
+}
+
+func (a *assembly) add(c openai.ChatCompletionChunk, each func(Delta)) {
+	a.begun = true
+	a.model = cmp.Or(c.Model, a.model)
+	if u := c.Usage; u.PromptTokens > 0 || u.CompletionTokens > 0 {
+		a.usage = Usage{Input: uint32(u.PromptTokens), Output: uint32(u.CompletionTokens), CacheRead: uint32(u.PromptTokensDetails.CachedTokens)} //nolint:gosec // tokens
+	}
+	for _, choice := range c.Choices {
+		if choice.Index != 0 {
+			continue
+		}
+		if t := reasoning(choice.Delta); t != "" {
+			each(Delta{Thinking: t})
+		}
+		if t := choice.Delta.Content + choice.Delta.Refusal; t != "" {
+			a.text.WriteString(t)
+			each(Delta{Text: t})
+		}
+		for _, tc := range choice.Delta.ToolCalls {
+			a.call(tc, each)
+		}
+		switch choice.FinishReason {
+		case "":
+		case "length":
+			a.finished, a.cut = true, true
+		case "content_filter":
+			a.finished, a.filtered = true, true
+		default:
+			a.finished = true
+		}
+	}
+}
+
+// call adds a piece of a tool call. Some endpoints leave out the index or the
+// id, some repeat the name with every piece.
+func (a *assembly) call(tc openai.ChatCompletionChunkChoiceDeltaToolCall, each func(Delta)) {
+	i := int(tc.Index)
+	if i < 0 || i > len(a.calls) {
+		i = len(a.calls)
+	}
+	d := CallDelta{Index: i, Arguments: tc.Function.Arguments}
+	if i == len(a.calls) {
+		d.ID, d.Name = cmp.Or(tc.ID, fmt.Sprintf("call_%d", i+1)), tc.Function.Name
+		a.calls = append(a.calls, &Call{ID: d.ID, Name: d.Name})
+		a.args = append(a.args, &strings.Builder{})
+	}
+	a.args[i].WriteString(tc.Function.Arguments)
+	each(Delta{Call: &d})
+}
+
+// answer gives what there is. Calls whose arguments are no JSON keep them as a
+// JSON string, so that whoever runs them can say so to the model.
+func (a *assembly) answer() Answer {
+	m := Message{Role: Assistant, Text: a.text.String(), Partial: !a.finished}
+	for i, c := range a.calls {
+		raw := json.RawMessage(cmp.Or(strings.TrimSpace(a.args[i].String()), "{}"))
+		if !json.Valid(raw) {
+			if !a.finished {
+				continue // it was still being typed
+			}
+			raw, _ = json.Marshal(string(raw)) //nolint:errchkjson // a string
+		}
+		c.Arguments = raw
+		m.Calls = append(m.Calls, *c)
+	}
+	return Answer{Message: m, Usage: a.usage, Model: a.model, Cut: a.cut}
+}
+
+// reasoning is the model's thinking, which compatible endpoints send beside the standard.
+func reasoning(d openai.ChatCompletionChunkChoiceDelta) string {
+	for _, name := range []string{"reasoning_content", "reasoning"} {
+		var s string
+		if f, ok := d.JSON.ExtraFields[name]; ok && json.Unmarshal([]byte(f.Raw()), &s) == nil && s != "" {
+			return s
+		}
+	}
+	return ""
+}
+
+// params writes a request in the API's words.
+func params(r Request) openai.ChatCompletionNewParams {
+	p := openai.ChatCompletionNewParams{
+		Model:         r.Model,
+		StreamOptions: openai.ChatCompletionStreamOptionsParam{IncludeUsage: openai.Bool(true)},
+	}
+	if r.System != "" {
+		p.Messages = append(p.Messages, openai.SystemMessage(r.System))
+	}
+	for _, m := range r.Messages {
+		p.Messages = append(p.Messages, message(m))
+	}
+	for _, t := range r.Tools {
+		var schema map[string]any
+		if err := json.Unmarshal(t.Schema, &schema); err != nil {
+			panic(fmt.Sprintf("schema of tool %s: %v", t.Name, err)) // written in this repository, held by a test
+		}
+		p.Tools = append(p.Tools, openai.ChatCompletionFunctionTool(shared.FunctionDefinitionParam{
+			Name: t.Name, Description: openai.String(t.Description), Parameters: schema,
+		}))
+	}
+	return p
+}
+
+func message(m Message) openai.ChatCompletionMessageParamUnion {
+	switch m.Role {
+	case Tool:
+		return openai.ToolMessage(m.Text, m.CallID)
+	case Assistant:
+		var a openai.ChatCompletionAssistantMessageParam
+		if m.Partial {
+			m.Text += partialNote
+		}
+		if m.Text != "" {
+			a.Content.OfString = openai.String(m.Text)
+		}
+		for _, c := range m.Calls {
+			a.ToolCalls = append(a.ToolCalls, openai.ChatCompletionMessageToolCallUnionParam{OfFunction: &openai.ChatCompletionMessageFunctionToolCallParam{
+				ID: c.ID, Function: openai.ChatCompletionMessageFunctionToolCallFunctionParam{Name: c.Name, Arguments: string(c.Arguments)},
+			}})
+		}
+		return openai.ChatCompletionMessageParamUnion{OfAssistant: &a}
+	}
+	if len(m.Images) == 0 {
+		return openai.UserMessage(m.Text)
+	}
+	var parts []openai.ChatCompletionContentPartUnionParam
+	if m.Text != "" {
+		parts = append(parts, openai.TextContentPart(m.Text))
+	}
+	for _, u := range m.Images {
+		parts = append(parts, openai.ImageContentPart(openai.ChatCompletionContentPartImageImageURLParam{URL: string(u)}))
+	}
+	return openai.UserMessage(parts)
+}
+
+// explain turns the client's error into one of ours.
+func explain(err error, model string, begun bool) *Error {
+	var api *openai.Error
+	if !errors.As(err, &api) {
+		if begun {
+			return &Error{Code: "MODEL_ERROR", Message: "the model's stream broke: " + err.Error(), Err: err}
+		}
+		return &Error{Code: "MODEL_ERROR", Message: "the model's endpoint cannot be reached: " + err.Error(), Err: err}
+	}
+	said := strings.TrimSpace(api.Message)
+	if said != "" {
+		said = ": " + said
+	}
+	e := &Error{Code: "MODEL_ERROR", Err: err}
+	switch {
+	case api.StatusCode == http.StatusUnauthorized || api.StatusCode == http.StatusForbidden:
+		e.Code, e.Message = "MODEL_UNAUTHORIZED", fmt.Sprintf("the model's endpoint refused the key (%d)%s", api.StatusCode, said)
+	case api.StatusCode == http.StatusNotFound || api.Code == "model_not_found":
+		e.Code, e.Message = "MODEL_NOT_FOUND", fmt.Sprintf("the endpoint does not know the model %q%s", model, said)
+	case api.StatusCode == http.StatusTooManyRequests:
+		e.Code, e.Message = "MODEL_RATE_LIMITED", fmt.Sprintf("the model's endpoint is rate limited, also after retries%s", said)
+	default:
+		e.Message = fmt.Sprintf("the model's endpoint answered %d%s", api.StatusCode, said)
+	}
+	return e
+}

@@ -1,0 +1,221 @@
+package builtin
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/builtin/model"
+	"github.com/spoolhq/spool/cmd/runner/internal/builtin/tool"
+	"github.com/spoolhq/spool/cmd/runner/internal/profile"
+	"github.com/spoolhq/spool/cmd/runner/internal/workspace"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/runner"
+)
+
+// defaultModel is asked when neither the query nor OPENAI_MODEL names one.
+const defaultModel = "gpt-4.1-mini"
+
+// prompt is the system prompt of a query that has none.
+const prompt = `You are an agent that works in a sandbox. The folder /mnt/workspace is yours: read, write and list files there with your tools, and run Python or bash programs with run_code.
+Do what you are asked, check that it works, and then say briefly what you did.`
+
+// Process is what `runner agent` runs.
+type Process struct {
+	Workspace string
+	State     string
+	Resume    string              // the agent's own session id, "" for a new one
+	Getenv    func(string) string // OPENAI_BASE_URL, OPENAI_API_KEY, OPENAI_MODEL, SPOOL_AGENT_…
+	Environ   []string
+	Log       *slog.Logger
+}
+
+// settings are the agent's variables, checked once.
+func (p Process) settings() (cfg model.Config, steps int, code time.Duration, err error) {
+	cfg = model.Config{BaseURL: p.Getenv("OPENAI_BASE_URL"), APIKey: p.Getenv("OPENAI_API_KEY")}
+	if s := p.Getenv("SPOOL_AGENT_MAX_STEPS"); s != "" {
+		if steps, err = strconv.Atoi(s); err != nil || steps < 1 {
+			return cfg, 0, 0, fmt.Errorf("SPOOL_AGENT_MAX_STEPS: %q is not a number from 1 on", s)
+		}
+	}
+	for name, into := range map[string]*time.Duration{"SPOOL_AGENT_MODEL_TIMEOUT": &cfg.Idle, "SPOOL_AGENT_CODE_TIMEOUT": &code} {
+		if s := p.Getenv(name); s != "" {
+			if *into, err = time.ParseDuration(s); err != nil || *into <= 0 {
+				return cfg, 0, 0, fmt.Errorf("%s: %q is not a duration such as 30s", name, s)
+			}
+		}
+	}
+	return cfg, steps, code, nil
+}
+
+// Run obeys the lines of in until it ends, or ctx does, and reports on out.
+func (p Process) Run(ctx context.Context, in io.Reader, out io.Writer) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	cfg, steps, codeLimit, err := p.settings()
+	if err != nil {
+		return err
+	}
+	w, err := workspace.Open(p.Workspace)
+	if err != nil {
+		return err
+	}
+	defer w.Close() //nolint:errcheck // nothing is buffered
+	said, err := openTranscript(p.State, p.Resume)
+	lost := ""
+	if errors.Is(err, errNoTranscript) {
+		lost, err = err.Error(), nil
+	}
+	if err != nil {
+		return err
+	}
+	defer said.Close() //nolint:errcheck // every write was checked
+	name := p.Getenv("OPENAI_MODEL")
+	if name == "" {
+		name = defaultModel
+	}
+	loop := &Loop{
+		Model: model.NewClient(cfg), DefaultModel: name, Workspace: w, System: prompt,
+		Tools:    append(tool.Files(w), tool.RunCode{Dir: p.Workspace, Environ: withoutSecrets(p.Environ), Limit: codeLimit}),
+		MaxSteps: steps, Now: time.Now, Log: p.Log,
+	}
+	return (&server{loop: loop, said: said, state: p.State, lost: lost, pipe: newPipe(out)}).run(ctx, in)
+}
+
+// server reads orders and runs turns.
+type server struct {
+	loop  *Loop
+	said  *Transcript
+	state string
+	lost  string // what is to be told of the transcript, once
+	told  bool   // where the transcript is
+	pipe  *pipe
+}
+
+// running is the turn at work.
+type running struct {
+	stop context.CancelFunc
+	done chan struct{} // closed when it is over
+}
+
+func (r *running) end() {
+	if r != nil {
+		r.stop()
+		<-r.done
+	}
+}
+
+func (s *server) run(ctx context.Context, in io.Reader) error {
+	orders := make(chan order)
+	readErr := make(chan error, 1)
+	go func() { // ends with in, that is with the process
+		defer close(orders)
+		readErr <- readOrders(ctx, in, orders)
+	}()
+	var now *running
+	defer func() { now.end() }()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case o, ok := <-orders:
+			switch {
+			case !ok:
+				now.end()
+				return errors.Join(<-readErr, s.pipe.err)
+			case o.Op == "interrupt":
+				if now != nil {
+					now.stop() // after its end this does nothing
+				}
+			case o.Op == "query" && o.Query != nil:
+				if now != nil {
+					<-now.done // its end is reported, or is about to be
+				}
+				now.end()
+				now = s.start(ctx, *o.Query)
+			default:
+				return fmt.Errorf("order %q is not known, or incomplete", o.Op)
+			}
+		}
+	}
+}
+
+func (s *server) start(ctx context.Context, q runner.Query) *running {
+	ctx, stop := context.WithCancel(ctx)
+	r := &running{stop: stop, done: make(chan struct{})}
+	go func() {
+		defer close(r.done)
+		s.turn(ctx, q)
+	}()
+	return r
+}
+
+func readOrders(ctx context.Context, in io.Reader, orders chan<- order) error {
+	lines := bufio.NewReader(in)
+	for {
+		raw, err := lines.ReadBytes('\n')
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("read orders: %w", err)
+		}
+		var o order
+		if err := json.Unmarshal(raw, &o); err != nil {
+			return fmt.Errorf("read orders: %w", err)
+		}
+		select {
+		case orders <- o:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// turn runs one query and reports its end.
+func (s *server) turn(ctx context.Context, q runner.Query) {
+	s.pipe.write(report{Op: "begin"})
+	if s.lost != "" {
+		s.pipe.Event(events.Error{Code: "TRANSCRIPT_LOST", Message: s.lost + ": the agent does not know the turns before"})
+		s.lost = ""
+	}
+	if !s.told {
+		s.told = true
+		s.written() // should the process die in its first turn, it can be resumed
+	}
+	if p, err := profile.Load(s.state); err != nil {
+		s.pipe.Event(events.Error{Code: "INTERNAL", Message: err.Error()})
+	} else {
+		s.loop.Memory = p.MemoryFile
+	}
+	ended := s.loop.Run(ctx, q, s.said, s.pipe)
+	s.written()
+	s.pipe.write(report{Op: "end", Ended: &ended})
+}
+
+func (s *server) written() {
+	s.pipe.Event(events.TranscriptWritten{AgentSessionID: s.said.ID, Path: s.said.path, Bytes: uint32(min(s.said.bytes, 1<<32-1))}) //nolint:gosec // bounded
+}
+
+// withoutSecrets is the environment of the model's programs.
+func withoutSecrets(environ []string) []string {
+	var out []string
+	for _, kv := range environ {
+		name, _, _ := strings.Cut(kv, "=")
+		secret := strings.HasPrefix(name, "SPOOL_") || strings.HasPrefix(name, "OPENAI_")
+		for _, part := range []string{"API_KEY", "TOKEN", "SECRET", "PASSWORD"} {
+			secret = secret || strings.Contains(strings.ToUpper(name), part)
+		}
+		if !secret {
+			out = append(out, kv)
+		}
+	}
+	return out
+}

@@ -1,0 +1,215 @@
+package tool
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/workspace"
+)
+
+const (
+	// maxRead is how many bytes of a file one call gives.
+	maxRead = 128 << 10
+	// maxEntries is how many entries of a folder one call gives.
+	maxEntries = 1000
+)
+
+// Files gives the tools that work on files.
+func Files(w *workspace.Workspace) []Tool { return []Tool{readFile{w}, writeFile{w}, listDirectory{w}} }
+
+type readFile struct{ w *workspace.Workspace }
+
+type readArguments struct {
+	Path     string `json:"path"`
+	Encoding string `json:"encoding"`
+	Offset   int64  `json:"offset"`
+}
+
+func (readFile) Name() string { return "read_file" }
+
+func (readFile) Description() string {
+	return fmt.Sprintf("Reads a file of the workspace, at most %d bytes from the offset on.", maxRead)
+}
+
+func (readFile) Schema() json.RawMessage {
+	return json.RawMessage(`{"type":"object","additionalProperties":false,"required":["path"],"properties":{
+		"path":{"type":"string","description":"relative to the workspace, or below /mnt/workspace"},
+		"encoding":{"type":"string","enum":["text","base64"],"description":"text by default; base64 for what is not text"},
+		"offset":{"type":"integer","minimum":0,"description":"first byte to read, 0 by default"}}}`)
+}
+
+func (readFile) arguments(raw json.RawMessage) (readArguments, error) {
+	a := readArguments{Encoding: "text"}
+	if err := decode(raw, &a); err != nil {
+		return a, err
+	}
+	switch {
+	case a.Path == "":
+		return a, errors.New("path: is empty")
+	case a.Encoding != "text" && a.Encoding != "base64":
+		return a, fmt.Errorf("encoding: %q is not text or base64", a.Encoding)
+	case a.Offset < 0:
+		return a, fmt.Errorf("offset: %d is negative", a.Offset)
+	}
+	return a, nil
+}
+
+func (t readFile) Paths(raw json.RawMessage) ([]string, error) {
+	a, err := t.arguments(raw)
+	return []string{a.Path}, err
+}
+
+func (t readFile) Run(_ context.Context, raw json.RawMessage) Result {
+	a, err := t.arguments(raw)
+	if err != nil {
+		return Result{Code: ExecutionError, Output: err.Error()}
+	}
+	rel, err := t.w.Rel(a.Path)
+	if err != nil {
+		return failure(a.Path, err)
+	}
+	info, err := t.w.Root().Stat(rel)
+	if err != nil {
+		return failure(a.Path, err)
+	}
+	if !info.Mode().IsRegular() { // a pipe would never end
+		return Result{Code: InvalidPath, Output: a.Path + " is not a file"}
+	}
+	f, err := t.w.Root().Open(rel)
+	if err != nil {
+		return failure(a.Path, err)
+	}
+	defer f.Close() //nolint:errcheck // nothing was written
+	b, err := io.ReadAll(io.NewSectionReader(f, a.Offset, maxRead))
+	if err != nil {
+		return failure(a.Path, err)
+	}
+	note := ""
+	if rest := info.Size() - a.Offset - int64(len(b)); rest > 0 && len(b) > 0 {
+		note = fmt.Sprintf("\n[%d bytes more: read on from offset %d]", rest, a.Offset+int64(len(b)))
+	}
+	if a.Encoding == "base64" {
+		return Result{Output: base64.StdEncoding.EncodeToString(b) + note}
+	}
+	if !utf8.Valid(b) {
+		// The last rune may be cut by the limit; anything else is no text.
+		clean := strings.ToValidUTF8(string(b), "\uFFFD")
+		if strings.Count(clean, "\uFFFD") > len(clean)/100+2 {
+			return Result{Code: ExecutionError, Output: a.Path + " is not text: read it as base64"}
+		}
+		return Result{Output: clean + note}
+	}
+	return Result{Output: string(b) + note}
+}
+
+type writeFile struct{ w *workspace.Workspace }
+
+type writeArguments struct {
+	Path     string `json:"path"`
+	Content  string `json:"content"`
+	Encoding string `json:"encoding"`
+}
+
+func (writeFile) Name() string { return "write_file" }
+
+func (writeFile) Description() string {
+	return "Writes a file of the workspace whole, in place of what was there; folders are made as needed."
+}
+
+func (writeFile) Schema() json.RawMessage {
+	return json.RawMessage(`{"type":"object","additionalProperties":false,"required":["path","content"],"properties":{
+		"path":{"type":"string","description":"relative to the workspace, or below /mnt/workspace"},
+		"content":{"type":"string"},
+		"encoding":{"type":"string","enum":["text","base64"],"description":"of content, text by default"}}}`)
+}
+
+func (writeFile) arguments(raw json.RawMessage) (a writeArguments, content []byte, err error) {
+	a.Encoding = "text"
+	if err := decode(raw, &a); err != nil {
+		return a, nil, err
+	}
+	if a.Path == "" {
+		return a, nil, errors.New("path: is empty")
+	}
+	switch a.Encoding {
+	case "text":
+		content = []byte(a.Content)
+	case "base64":
+		if content, err = base64.StdEncoding.DecodeString(a.Content); err != nil {
+			return a, nil, fmt.Errorf("content: not base64: %w", err)
+		}
+	default:
+		return a, nil, fmt.Errorf("encoding: %q is not text or base64", a.Encoding)
+	}
+	return a, content, nil
+}
+
+func (t writeFile) Paths(raw json.RawMessage) ([]string, error) {
+	a, _, err := t.arguments(raw)
+	return []string{a.Path}, err
+}
+
+func (t writeFile) Run(_ context.Context, raw json.RawMessage) Result {
+	a, content, err := t.arguments(raw)
+	if err != nil {
+		return Result{Code: ExecutionError, Output: err.Error()}
+	}
+	rel, n, err := t.w.Put(a.Path, strings.NewReader(string(content)), 0o644)
+	if err != nil {
+		return failure(a.Path, err)
+	}
+	return Result{Output: fmt.Sprintf("wrote %d bytes to %s", n, rel)}
+}
+
+type listDirectory struct{ w *workspace.Workspace }
+
+type listArguments struct {
+	Path string `json:"path"`
+}
+
+func (listDirectory) Name() string { return "list_directory" }
+
+func (listDirectory) Description() string {
+	return "Lists a folder of the workspace: one entry a line, folders with a slash at the end, files with their size in bytes."
+}
+
+func (listDirectory) Schema() json.RawMessage {
+	return json.RawMessage(`{"type":"object","additionalProperties":false,"properties":{
+		"path":{"type":"string","description":"relative to the workspace, the workspace itself by default"}}}`)
+}
+
+func (listDirectory) Paths(raw json.RawMessage) ([]string, error) {
+	var a listArguments
+	err := decode(raw, &a)
+	return []string{a.Path}, err
+}
+
+func (t listDirectory) Run(_ context.Context, raw json.RawMessage) Result {
+	var a listArguments
+	if err := decode(raw, &a); err != nil {
+		return Result{Code: ExecutionError, Output: err.Error()}
+	}
+	rel, err := t.w.Rel(a.Path)
+	if err != nil {
+		return failure(a.Path, err)
+	}
+	f, err := t.w.Root().Open(rel)
+	if err != nil {
+		return failure(a.Path, err)
+	}
+	defer f.Close() //nolint:errcheck // nothing was written
+	info, err := f.Stat()
+	if err != nil {
+		return failure(a.Path, err)
+	}
+	if !info.IsDir() {
+		return Result{Code: InvalidPath, Output: a.Path + " is not a folder"}
+	}
+	return list(f)
+}

@@ -1,0 +1,126 @@
+package builtin
+
+import (
+	"bufio"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/builtin/model"
+)
+
+// errNoTranscript says that a session to be resumed has no record here.
+var errNoTranscript = errors.New("no transcript")
+
+// Transcript is a conversation, kept in memory and as JSON lines on disk: one
+// message a line, appended as it is said.
+type Transcript struct {
+	ID       string // the agent's own session id
+	path     string
+	file     *os.File
+	messages []model.Message
+	bytes    int64
+}
+
+// openTranscript resumes a session, or begins one with an id of its own. When the
+// one to be resumed is not there it gives an empty one of that id, with errNoTranscript.
+func openTranscript(state, resume string) (*Transcript, error) {
+	t := &Transcript{ID: resume}
+	if resume == "" {
+		t.ID = "agt-" + rand.Text()
+	}
+	var err error
+	if t.path, err = transcriptPath(state, t.ID); err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(filepath.Dir(t.path), 0o700); err != nil {
+		return nil, fmt.Errorf("make transcript folder: %w", err)
+	}
+	_, statErr := os.Stat(t.path)
+	if t.file, err = os.OpenFile(t.path, os.O_RDWR|os.O_CREATE, 0o600); err != nil {
+		return nil, fmt.Errorf("open transcript: %w", err)
+	}
+	if err := t.load(); err != nil {
+		return nil, errors.Join(err, t.file.Close())
+	}
+	if resume != "" && errors.Is(statErr, fs.ErrNotExist) {
+		return t, fmt.Errorf("session %s: %w in %s", resume, errNoTranscript, filepath.Dir(t.path))
+	}
+	return t, nil
+}
+
+// load reads the messages. A last line that was cut by a crash is taken off, so
+// that what follows is appended to whole lines.
+func (t *Transcript) load() error {
+	in := bufio.NewReader(t.file)
+	for {
+		line, err := in.ReadBytes('\n')
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return fmt.Errorf("read transcript: %w", err)
+		}
+		var m model.Message
+		if err := json.Unmarshal(line, &m); err != nil {
+			return fmt.Errorf("transcript %s, line %d: %w", t.path, len(t.messages)+1, err)
+		}
+		t.messages = append(t.messages, m)
+		t.bytes += int64(len(line))
+	}
+	if err := t.file.Truncate(t.bytes); err != nil {
+		return fmt.Errorf("repair transcript: %w", err)
+	}
+	if _, err := t.file.Seek(t.bytes, io.SeekStart); err != nil {
+		return fmt.Errorf("repair transcript: %w", err)
+	}
+	return t.settle("the agent's process ended before the call was finished")
+}
+
+// Add says a message.
+func (t *Transcript) Add(m model.Message) error {
+	raw, err := json.Marshal(m)
+	if err != nil {
+		return fmt.Errorf("encode transcript: %w", err)
+	}
+	t.messages = append(t.messages, m)
+	n, err := t.file.Write(append(raw, '\n'))
+	t.bytes += int64(n)
+	if err != nil {
+		return fmt.Errorf("write transcript: %w", err)
+	}
+	return nil
+}
+
+// Messages so far; not to be changed.
+func (t *Transcript) Messages() []model.Message { return t.messages }
+
+// settle answers the calls that have no result: every endpoint demands one for each.
+func (t *Transcript) settle(reason string) error {
+	open := map[string]bool{}
+	var order []string
+	for _, m := range t.messages {
+		for _, c := range m.Calls {
+			open[c.ID] = true
+			order = append(order, c.ID)
+		}
+		delete(open, m.CallID)
+	}
+	for _, id := range order {
+		if open[id] {
+			delete(open, id)
+			if err := t.Add(model.Message{Role: model.Tool, CallID: id, Text: "[" + reason + "]"}); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Close closes the file.
+func (t *Transcript) Close() error { return t.file.Close() }

@@ -1,0 +1,13 @@
+package cli
+
+import (
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/cmd/runner/internal/builtin"
+)
+
+// Architectures are the agents that this runner can run.
+func Architectures() map[string]agent.Adapter {
+	return map[string]agent.Adapter{
+		builtin.Architecture: builtin.Adapter{},
+	}
+}

@@ -1,0 +1,104 @@
+// Package cli is the runner's command line. Every command prints one JSON
+// object a line on stdout; what went wrong is said on stderr in one sentence.
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+
+	"github.com/alecthomas/kong"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+)
+
+// The exit codes beside 0.
+const (
+	exitFailed      = 1
+	exitUsage       = 2
+	exitInterrupted = 130
+)
+
+// System is the world around the command line.
+type System struct {
+	Stdin         io.Reader
+	Stdout        io.Writer
+	Stderr        io.Writer
+	Environ       []string
+	Getenv        func(string) string
+	Executable    func() (string, error)
+	Architectures map[string]agent.Adapter // nil for Architectures()
+}
+
+// exit is an error that is an exit code alone: what there is to say was said.
+type exit int
+
+func (e exit) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
+
+// commands is the grammar.
+type commands struct {
+	LogLevel slog.Level `help:"debug, info, warn or error; the log goes to stderr." default:"info" env:"SPOOL_LOG_LEVEL"`
+
+	Serve                 serveCommand          `cmd:"" help:"Supervise agents: a Unix socket, one agent process that stays warm, a journal."`
+	Attach                attachCommand         `cmd:"" help:"Join stdin and stdout to a serving runner: commands in, journal out. Ends with stdin."`
+	ExecuteQuery          executeCommand        `cmd:"" help:"Run one query and print its journal. Exit code 0 completed, 1 failed, 130 interrupted."`
+	LoadAgentProfile      loadProfileCommand    `cmd:"" help:"Read a profile {systemPrompt, memoryFile, model} from stdin for the queries that follow."`
+	LoadSessionTranscript loadTranscriptCommand `cmd:"" help:"Put a transcript from stdin where the agent looks for it."`
+	ReadSessionTranscript readTranscriptCommand `cmd:"" help:"Print an agent's transcript as the agent wrote it, one JSON object a line."`
+	Interrupt             interruptCommand      `cmd:"" help:"Ask the agent of a serving runner to stop its turn."`
+	Put                   putCommand            `cmd:"" help:"Write stdin to a file of the workspace, in one step."`
+	Agent                 agentCommand          `cmd:"" help:"The built-in agent's process: JSON lines on stdin and stdout. Started by the runner itself."`
+}
+
+// Run runs the command line and gives the exit code. ctx ends on SIGINT and SIGTERM.
+func Run(ctx context.Context, args []string, sys System) int {
+	if sys.Architectures == nil {
+		sys.Architectures = Architectures()
+	}
+	var c commands
+	status := -1
+	parser, err := kong.New(&c,
+		kong.Name("runner"),
+		kong.Description("Runs agents inside a sandbox."),
+		kong.Writers(sys.Stdout, sys.Stderr),
+		kong.Exit(func(code int) { status = code }),
+		kong.BindTo(ctx, (*context.Context)(nil)),
+		kong.Bind(&sys),
+		kong.UsageOnError(),
+	)
+	if err != nil {
+		return say(sys, err, exitUsage)
+	}
+	k, err := parser.Parse(args)
+	if status >= 0 { // --help
+		return status
+	}
+	if err != nil {
+		return say(sys, err, exitUsage)
+	}
+	log := slog.New(slog.NewTextHandler(sys.Stderr, &slog.HandlerOptions{Level: c.LogLevel}))
+	err = k.Run(log)
+	var code exit
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &code):
+		return int(code)
+	}
+	return say(sys, err, exitFailed)
+}
+
+func say(sys System, err error, code int) int {
+	if _, werr := fmt.Fprintf(sys.Stderr, "runner: %v\n", err); werr != nil {
+		return exitFailed
+	}
+	return code
+}
+
+// OS is the real system.
+func OS() System {
+	return System{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Environ: os.Environ(), Getenv: os.Getenv, Executable: os.Executable}
+}

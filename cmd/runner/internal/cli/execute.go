@@ -1,0 +1,126 @@
+package cli
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/runner"
+)
+
+type executeCommand struct {
+	Message      string `arg:"" help:"What the agent is asked."`
+	Architecture string `required:"" help:"The agent to run, such as spool or claude-code."`
+	SessionID    string `required:"" help:"The session's id; its transcript is gone on with."`
+	Cwd          string `required:"" help:"The workspace, an existing folder."`
+	Model        string `help:"The model; the architecture's default without it."`
+	Resume       string `help:"The agent's own session id to go on with."`
+	State        string `help:"Folder for the agents' own files; by default one per session under $XDG_STATE_HOME/spool/runner or ~/.local/state/spool/runner." env:"SPOOL_RUNNER_STATE"`
+	Limits       limits `embed:""`
+}
+
+func (c *executeCommand) Run(ctx context.Context, sys *System, log *slog.Logger) error {
+	if c.State == "" {
+		if filepath.Base(c.SessionID) != c.SessionID || strings.HasPrefix(c.SessionID, ".") {
+			return fmt.Errorf("session-id: %q cannot name a folder; give --state", c.SessionID)
+		}
+		base := cmp.Or(sys.Getenv("XDG_STATE_HOME"), filepath.Join(cmp.Or(sys.Getenv("HOME"), "."), ".local", "state"))
+		c.State = filepath.Join(base, "spool", "runner", c.SessionID)
+	}
+	w, err := c.Limits.build(sys, log, c.Cwd, c.State)
+	if err != nil {
+		return err
+	}
+	execution, err := events.NewID(events.KindExecution, time.Now(), rand.Reader)
+	if err != nil {
+		return err
+	}
+	q := runner.Query{
+		SessionID: c.SessionID, ExecutionID: execution, Attempt: 1, Architecture: c.Architecture, Model: c.Model,
+		Content: c.Message, Policy: runner.PolicyWorkspace, Resume: c.Resume,
+	}
+	var ended runner.Ended
+	err = w.reaping(ctx, func(whole context.Context) error {
+		ended, err = w.once(ctx, whole, sys, q)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	switch ended.Outcome {
+	case runner.Completed:
+		return nil
+	case runner.Interrupted, runner.Killed:
+		return exit(exitInterrupted)
+	}
+	return exit(exitFailed)
+}
+
+// once runs one query and prints its lines. When ctx ends the turn is
+// interrupted, and if that does not help within ten seconds, ended.
+func (w *works) once(ctx, whole context.Context, sys *System, q runner.Query) (runner.Ended, error) {
+	whole, stop := context.WithCancel(whole)
+	finished := make(chan error, 1)
+	if refusal := w.supervisor.Start(q); refusal != nil {
+		stop()
+		return w.refused(sys, q, refusal)
+	}
+	go func() { finished <- w.supervisor.Run(whole) }()
+	defer context.AfterFunc(ctx, func() {
+		w.supervisor.Interrupt()
+		patience, cancel := context.WithTimeout(whole, 10*time.Second)
+		defer cancel()
+		<-patience.Done()
+		w.supervisor.Kill(whole)
+	})()
+	ended, err := w.print(sys)
+	stop()
+	return ended, errors.Join(err, <-finished)
+}
+
+// refused prints the end of a query that never began, so that who reads lines learns of it there.
+func (w *works) refused(sys *System, q runner.Query, e *runner.Error) (runner.Ended, error) {
+	ended := runner.Ended{Outcome: runner.Failed, Code: e.Code, Message: e.Message}
+	data, err := json.Marshal(ended)
+	if err != nil {
+		return ended, err
+	}
+	w.journal.Append(context.Background(), runner.Line{Type: runner.TurnEnded, Time: time.Now().UTC(), ExecutionID: q.ExecutionID, Data: data})
+	return w.print(sys)
+}
+
+// print writes the journal's lines until the turn has ended.
+func (w *works) print(sys *System) (runner.Ended, error) {
+	var after uint64
+	for {
+		lines, changed := w.journal.After(after, 1<<20)
+		for _, raw := range lines {
+			var l runner.Line
+			if err := json.Unmarshal(raw, &l); err != nil {
+				return runner.Ended{}, fmt.Errorf("journal line: %w", err)
+			}
+			if _, err := sys.Stdout.Write(append(bytes.Clone(raw), '\n')); err != nil {
+				return runner.Ended{}, fmt.Errorf("print line %d: %w", l.N, err)
+			}
+			after = l.N
+			w.journal.Trim(after)
+			if l.Type == runner.TurnEnded {
+				var e runner.Ended
+				err := json.Unmarshal(l.Data, &e)
+				return e, err
+			}
+		}
+		if changed != nil {
+			<-changed
+		}
+	}
+}

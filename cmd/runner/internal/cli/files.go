@@ -1,0 +1,163 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/cmd/runner/internal/builtin"
+	"github.com/spoolhq/spool/cmd/runner/internal/profile"
+	"github.com/spoolhq/spool/cmd/runner/internal/workspace"
+)
+
+// say prints one object.
+func (s *System) say(v any) error {
+	if err := json.NewEncoder(s.Stdout).Encode(v); err != nil {
+		return fmt.Errorf("print: %w", err)
+	}
+	return nil
+}
+
+type loadProfileCommand struct {
+	State string `required:"" help:"The state folder." env:"SPOOL_RUNNER_STATE"`
+}
+
+func (c *loadProfileCommand) Run(sys *System) error {
+	p, err := profile.Read(sys.Stdin)
+	if err != nil {
+		return err
+	}
+	if err := profile.Save(c.State, p); err != nil {
+		return err
+	}
+	return sys.say(map[string]any{"type": "agent_profile_loaded", "systemPromptBytes": len(p.SystemPrompt), "memoryFileBytes": len(p.MemoryFile), "model": p.Model})
+}
+
+// transcriptAt names an agent's own record.
+type transcriptAt struct {
+	Architecture string `required:"" help:"Whose transcript it is, such as spool or claude-code."`
+	AgentSession string `required:"" help:"The agent's own session id."`
+	Workspace    string `required:"" help:"The workspace, an existing folder." env:"SPOOL_RUNNER_WORKSPACE"`
+	State        string `required:"" help:"The state folder." env:"SPOOL_RUNNER_STATE"`
+}
+
+func (c transcriptAt) path(sys *System) (string, error) {
+	a, ok := sys.Architectures[c.Architecture]
+	if !ok {
+		return "", fmt.Errorf("architecture: %q is not known to this runner", c.Architecture)
+	}
+	place, err := prepare(c.Workspace, c.State)
+	if err != nil {
+		return "", err
+	}
+	return a.Transcript(agent.Place(place), c.AgentSession)
+}
+
+type loadTranscriptCommand struct {
+	At transcriptAt `embed:""`
+}
+
+func (c *loadTranscriptCommand) Run(sys *System) error {
+	path, err := c.At.path(sys)
+	if err != nil {
+		return err
+	}
+	n, err := replace(path, sys.Stdin)
+	if err != nil {
+		return err
+	}
+	return sys.say(map[string]any{"type": "session_transcript_loaded", "agentSessionId": c.At.AgentSession, "path": path, "bytes": n})
+}
+
+// replace writes a file in one step.
+func replace(path string, from io.Reader) (int64, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return 0, fmt.Errorf("make transcript folder: %w", err)
+	}
+	f, err := os.CreateTemp(filepath.Dir(path), ".spool-*")
+	if err != nil {
+		return 0, fmt.Errorf("write transcript: %w", err)
+	}
+	n, err := io.Copy(f, from)
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		return 0, errors.Join(fmt.Errorf("write transcript: %w", err), os.Remove(f.Name()))
+	}
+	return n, nil
+}
+
+type readTranscriptCommand struct {
+	At transcriptAt `embed:""`
+}
+
+func (c *readTranscriptCommand) Run(sys *System) error {
+	path, err := c.At.path(sys)
+	if err != nil {
+		return err
+	}
+	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("agent-session: %q has no transcript here (%s)", c.At.AgentSession, path)
+	}
+	if err != nil {
+		return fmt.Errorf("read transcript: %w", err)
+	}
+	defer f.Close() //nolint:errcheck // nothing was written
+	if _, err := io.Copy(sys.Stdout, f); err != nil {
+		return fmt.Errorf("read transcript: %w", err)
+	}
+	return nil
+}
+
+type putCommand struct {
+	Path      string `arg:"" help:"Path in the workspace."`
+	Workspace string `required:"" help:"The workspace, an existing folder." env:"SPOOL_RUNNER_WORKSPACE"`
+	Mode      uint32 `help:"Permission bits, in decimal or 0o octal." default:"0o644"`
+}
+
+func (c *putCommand) Run(sys *System) error {
+	w, err := workspace.Open(c.Workspace)
+	if err != nil {
+		return err
+	}
+	defer w.Close() //nolint:errcheck // nothing is buffered
+	if c.Mode&^0o777 != 0 {
+		return fmt.Errorf("mode: %#o has more than permission bits", c.Mode)
+	}
+	path, n, err := w.Put(c.Path, sys.Stdin, fs.FileMode(c.Mode))
+	if err != nil {
+		return err
+	}
+	return sys.say(map[string]any{"type": "file_put", "path": path, "bytes": n})
+}
+
+type agentCommand struct {
+	Workspace string `required:"" help:"The workspace, an existing folder."`
+	State     string `required:"" help:"The state folder."`
+	Resume    string `help:"The agent's own session id to go on with."`
+}
+
+// Help documents the agent's variables.
+func (*agentCommand) Help() string {
+	return "Variables: OPENAI_BASE_URL (with /v1), OPENAI_API_KEY, OPENAI_MODEL (when the query names none), " +
+		"SPOOL_AGENT_MAX_STEPS (answers of the model in one turn, 50), SPOOL_AGENT_MODEL_TIMEOUT (silence of the model, 2m), " +
+		"SPOOL_AGENT_CODE_TIMEOUT (of run_code, 60s)."
+}
+
+func (c *agentCommand) Run(ctx context.Context, sys *System, log *slog.Logger) error {
+	hideEnvironment(log)
+	p := builtin.Process{
+		Workspace: c.Workspace, State: c.State, Resume: c.Resume, Getenv: sys.Getenv, Environ: sys.Environ,
+		Log: slog.New(log.Handler()).With("agent", builtin.Architecture),
+	}
+	return p.Run(ctx, sys.Stdin, sys.Stdout)
+}

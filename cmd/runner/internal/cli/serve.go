@@ -1,0 +1,146 @@
+package cli
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/cmd/runner/internal/journal"
+	"github.com/spoolhq/spool/cmd/runner/internal/process"
+	"github.com/spoolhq/spool/cmd/runner/internal/serve"
+	"github.com/spoolhq/spool/cmd/runner/internal/supervisor"
+	"github.com/spoolhq/spool/pkg/runner"
+)
+
+// limits bound what agents may do; they are shared by serve and execute-query.
+type limits struct {
+	JournalLimit int           `help:"Bytes of the journal that may wait for acknowledgement; past it the agent is held up." default:"67108864" env:"SPOOL_RUNNER_JOURNAL_LIMIT"`
+	SilenceWarn  time.Duration `help:"Report an agent that prints nothing for so long." default:"2m" env:"SPOOL_RUNNER_SILENCE_WARN"`
+	SilenceKill  time.Duration `help:"End an agent that prints nothing for so long." default:"15m" env:"SPOOL_RUNNER_SILENCE_KILL"`
+	MuteKill     time.Duration `help:"Replace a warm agent that shows no sign of a new query for so long." default:"30s" env:"SPOOL_RUNNER_MUTE_KILL"`
+	TermGrace    time.Duration `help:"Time between asking an agent's processes to end and killing them." default:"2s" env:"SPOOL_RUNNER_TERM_GRACE"`
+}
+
+// works is what runs agents: the supervisor and what it needs.
+type works struct {
+	journal    *journal.Journal
+	nursery    *process.Nursery
+	supervisor *supervisor.Supervisor
+}
+
+func (l limits) build(sys *System, log *slog.Logger, workspace, state string) (*works, error) {
+	place, err := prepare(workspace, state)
+	if err != nil {
+		return nil, err
+	}
+	exe, err := sys.Executable()
+	if err != nil {
+		return nil, fmt.Errorf("find the runner's own binary: %w", err)
+	}
+	w := &works{nursery: process.NewNursery(log)}
+	if w.journal, err = journal.New(time.Now(), rand.Reader, l.JournalLimit); err != nil {
+		return nil, err
+	}
+	w.supervisor, err = supervisor.New(supervisor.Config{
+		Adapters: sys.Architectures, Place: place, Journal: w.journal, Nursery: w.nursery, Environ: sys.Environ, Executable: exe, Log: log,
+		SilenceWarn: l.SilenceWarn, SilenceKill: l.SilenceKill, MuteKill: l.MuteKill, TermGrace: l.TermGrace,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := w.nursery.Adopt(); err != nil {
+		log.Warn("orphans of agents are not adopted", "err", err)
+	}
+	return w, nil
+}
+
+// prepare makes both paths absolute. The workspace has to exist; the state folder is made.
+func prepare(workspace, state string) (agent.Place, error) {
+	ws, err := filepath.Abs(workspace)
+	if err != nil {
+		return agent.Place{}, fmt.Errorf("workspace %s: %w", workspace, err)
+	}
+	if info, err := os.Stat(ws); err != nil {
+		return agent.Place{}, fmt.Errorf("workspace: %w", err)
+	} else if !info.IsDir() {
+		return agent.Place{}, fmt.Errorf("workspace %s: is not a folder", ws)
+	}
+	st, err := filepath.Abs(state)
+	if err != nil {
+		return agent.Place{}, fmt.Errorf("state %s: %w", state, err)
+	}
+	if rel, err := filepath.Rel(ws, st); err == nil && filepath.IsLocal(rel) {
+		return agent.Place{}, fmt.Errorf("state %s: lies inside the workspace; the agent's own files do not belong there", st)
+	}
+	if err := os.MkdirAll(st, 0o700); err != nil {
+		return agent.Place{}, fmt.Errorf("make state folder: %w", err)
+	}
+	return agent.Place{Workspace: ws, State: st}, nil
+}
+
+// reaping runs f while orphans are reaped.
+func (w *works) reaping(ctx context.Context, f func(context.Context) error) error {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx)) // to the very end
+	var wg sync.WaitGroup
+	var reapErr error
+	wg.Go(func() { reapErr = w.nursery.Run(ctx) })
+	err := f(ctx)
+	cancel()
+	wg.Wait()
+	return errors.Join(err, reapErr)
+}
+
+type serveCommand struct {
+	Socket    string `required:"" help:"Path of the Unix socket." env:"SPOOL_RUNNER_SOCKET"`
+	Workspace string `required:"" help:"The workspace, an existing folder." env:"SPOOL_RUNNER_WORKSPACE"`
+	State     string `required:"" help:"Folder for the agents' own files, outside the workspace." env:"SPOOL_RUNNER_STATE"`
+	Limits    limits `embed:""`
+}
+
+func (c *serveCommand) Run(ctx context.Context, sys *System, log *slog.Logger) error {
+	w, err := c.Limits.build(sys, log, c.Workspace, c.State)
+	if err != nil {
+		return err
+	}
+	server, err := serve.Listen(serve.Config{
+		Socket: c.Socket, Supervisor: w.supervisor, Journal: w.journal, Log: log,
+		Trusted: func(pid int) bool { return !w.nursery.Descends(pid) },
+	})
+	if err != nil {
+		return err
+	}
+	log.Info("serving", "socket", c.Socket, "journal", w.journal.Name())
+	return w.reaping(ctx, func(context.Context) error { return server.Run(ctx) })
+}
+
+type attachCommand struct {
+	Socket string `required:"" help:"Path of the serving runner's socket." env:"SPOOL_RUNNER_SOCKET"`
+	After  uint64 `help:"Send lines with a greater number." default:"0"`
+	Epoch  uint64 `help:"The caller's epoch; a lower one than the highest seen is refused." default:"0"`
+}
+
+func (c *attachCommand) Run(ctx context.Context, sys *System) error {
+	return serve.Attach(ctx, c.Socket, runner.Attach{Epoch: c.Epoch, After: c.After}, sys.Stdin, sys.Stdout)
+}
+
+type interruptCommand struct {
+	Socket string `required:"" help:"Path of the serving runner's socket." env:"SPOOL_RUNNER_SOCKET"`
+}
+
+func (c *interruptCommand) Run(ctx context.Context, sys *System) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	line, err := serve.Ask(ctx, c.Socket, runner.OpInterrupt)
+	if err != nil {
+		return err
+	}
+	_, err = sys.Stdout.Write(line)
+	return err
+}

@@ -1,0 +1,157 @@
+// Package journal keeps what agents did, numbered, in memory, until the
+// executor has stored it. It loses nothing: when it is full, whoever adds waits.
+package journal
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/runner"
+)
+
+// DefaultLimit is how many bytes wait for their acknowledgement before agents are held up.
+const DefaultLimit = 64 << 20
+
+// lineOverhead is what a kept line takes beside its bytes, roughly.
+const lineOverhead = 64
+
+// Journal is one runner process's journal. Safe for concurrent use.
+type Journal struct {
+	name  string
+	limit int
+
+	mu      sync.Mutex
+	first   uint64   // number of lines[0]
+	lines   [][]byte // encoded runner.Lines
+	bytes   int
+	blocks  int
+	changed chan struct{} // closed and replaced when lines are added or forgotten
+}
+
+// New makes an empty journal with a name of its own. limit is in bytes, 0 for DefaultLimit.
+func New(now time.Time, entropy io.Reader, limit int) (*Journal, error) {
+	name, err := events.NewID(events.KindJournal, now, entropy)
+	if err != nil {
+		return nil, err
+	}
+	if limit == 0 {
+		limit = DefaultLimit
+	}
+	if limit < 0 {
+		return nil, fmt.Errorf("journal limit: %d bytes, want a positive number", limit)
+	}
+	return &Journal{name: name, limit: limit, first: 1, changed: make(chan struct{})}, nil
+}
+
+// Name is jnl_….
+func (j *Journal) Name() string { return j.name }
+
+// NewBlockID is unique within the journal.
+func (j *Journal) NewBlockID() string {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.blocks++
+	return fmt.Sprintf("b%d", j.blocks)
+}
+
+// Append numbers the line and keeps it. While the journal is full it waits, but
+// not longer than ctx: then the line is kept beyond the limit.
+func (j *Journal) Append(ctx context.Context, l runner.Line) {
+	j.mu.Lock()
+	for j.bytes >= j.limit && ctx.Err() == nil {
+		changed := j.changed
+		j.mu.Unlock()
+		select {
+		case <-changed:
+		case <-ctx.Done():
+		}
+		j.mu.Lock()
+	}
+	defer j.mu.Unlock()
+	l.N = j.first + uint64(len(j.lines))
+	raw := encode(l)
+	j.lines = append(j.lines, raw)
+	j.bytes += len(raw) + lineOverhead
+	j.wake()
+}
+
+// After gives encoded lines with a greater number: all that are kept, or as many
+// as fit in about max bytes, at least one. With none it gives a channel that is
+// closed when that may have changed.
+func (j *Journal) After(n uint64, max int) (lines [][]byte, changed <-chan struct{}) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	skip := uint64(0)
+	if n >= j.first {
+		skip = n - j.first + 1
+	}
+	if skip >= uint64(len(j.lines)) {
+		return nil, j.changed
+	}
+	size := 0
+	for _, raw := range j.lines[skip:] {
+		if size += len(raw); size > max && len(lines) > 0 {
+			break
+		}
+		lines = append(lines, raw)
+	}
+	return lines, nil
+}
+
+// Trim forgets the lines up to n, which are stored elsewhere.
+func (j *Journal) Trim(n uint64) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if n < j.first || len(j.lines) == 0 {
+		return
+	}
+	gone := min(n-j.first+1, uint64(len(j.lines)))
+	for i, raw := range j.lines[:gone] {
+		j.bytes -= len(raw) + lineOverhead
+		j.lines[i] = nil
+	}
+	j.lines = j.lines[gone:]
+	j.first += gone
+	j.wake()
+}
+
+// Bounds are the lowest number that is kept, last+1 if none is, and the last one given.
+func (j *Journal) Bounds() (first, last uint64) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.first, j.first + uint64(len(j.lines)) - 1
+}
+
+func (j *Journal) wake() {
+	close(j.changed)
+	j.changed = make(chan struct{})
+}
+
+// encode cannot fail: a line's data is JSON already (agent.Turn made it). Should
+// it ever not be, the line says so instead of being lost.
+func encode(l runner.Line) []byte {
+	raw, err := marshal(l)
+	if err == nil {
+		return raw
+	}
+	l.Type = events.Error{}.EventType()
+	l.Data, _ = json.Marshal(events.Error{Code: "INTERNAL", Message: "journal line: " + err.Error()}) //nolint:errchkjson // two strings
+	raw, _ = marshal(l)                                                                               //nolint:errcheck // as above
+	return raw
+}
+
+func marshal(v any) ([]byte, error) {
+	var buf bytes.Buffer
+	enc := json.NewEncoder(&buf)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(v); err != nil {
+		return nil, err
+	}
+	return bytes.TrimSuffix(buf.Bytes(), []byte("\n")), nil
+}

@@ -1,0 +1,167 @@
+package process
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"io"
+	"os"
+	"sync"
+	"time"
+)
+
+// tailSize is how many bytes of standard error are kept to explain an exit.
+const tailSize = 4 << 10
+
+// reader turns a pipe into lines.
+type reader struct {
+	file   *os.File
+	stream Stream
+	p      *Process
+}
+
+// Read gives the pipe's bytes until its end, or until nothing came for a while after the process has gone.
+func (r *reader) Read(b []byte) (int, error) {
+	for {
+		afterExit := r.p.gone.Load()
+		if afterExit {
+			if err := r.file.SetReadDeadline(time.Now().Add(drainAfterExit)); err != nil {
+				return 0, err
+			}
+		}
+		n, err := r.file.Read(b)
+		if n == 0 && errors.Is(err, os.ErrDeadlineExceeded) {
+			if !afterExit {
+				continue // the process ended meanwhile: look once more at what it left
+			}
+			return 0, io.EOF
+		}
+		return n, err
+	}
+}
+
+// run sends lines until the end. One longer than limit is cut; half a line at the end is a line.
+func (r *reader) run(limit int) {
+	defer func() {
+		if err := r.file.Close(); err != nil {
+			r.p.nursery.log.Error("close an agent's pipe", "err", err)
+		}
+	}()
+	in := bufio.NewReaderSize(r, 64<<10)
+	var data []byte
+	var size int64
+	for {
+		piece, err := in.ReadSlice('\n')
+		size += int64(len(piece))
+		data = append(data, piece[:min(len(piece), limit-len(data))]...)
+		if errors.Is(err, bufio.ErrBufferFull) {
+			continue
+		}
+		if size > 0 && !r.send(data, size) {
+			return
+		}
+		if err != nil {
+			if !errors.Is(err, io.EOF) {
+				r.p.nursery.log.Error("read an agent's pipe", "stream", r.stream, "err", err)
+			}
+			return
+		}
+		data, size = nil, 0
+	}
+}
+
+// send hands a line over; false when the process is being ended.
+func (r *reader) send(data []byte, size int64) bool {
+	cut := size > int64(len(data))
+	if !cut {
+		data = bytes.TrimRight(data, "\r\n")
+		size = int64(len(data))
+	}
+	if r.stream == Stderr {
+		r.p.tail.add(data)
+	}
+	select {
+	case r.p.lines <- Line{Stream: r.stream, Data: data, Size: size}:
+		return true
+	case <-r.p.halt:
+		return false
+	}
+}
+
+// tail keeps the end of a text.
+type tail struct {
+	mu  sync.Mutex
+	end []byte
+}
+
+func (t *tail) add(line []byte) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	line = line[max(0, len(line)-tailSize):]
+	t.end = append(append(t.end, line...), '\n')
+	t.end = t.end[max(0, len(t.end)-tailSize):]
+}
+
+// String is the end as valid UTF-8.
+func (t *tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return string(bytes.TrimSpace(bytes.ToValidUTF8(t.end, []byte("\uFFFD"))))
+}
+
+// queue writes lines to a pipe without ever making the sender wait.
+type queue struct {
+	file   *os.File
+	mu     sync.Mutex
+	lines  [][]byte
+	wake   chan struct{} // holds one token while there is something to do
+	closed bool
+}
+
+func newQueue(f *os.File) *queue { return &queue{file: f, wake: make(chan struct{}, 1)} }
+
+func (q *queue) add(line []byte) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if !q.closed {
+		q.lines = append(q.lines, line)
+		q.poke()
+	}
+}
+
+// close ends the stream after what is queued; a process that does not read holds nobody up.
+func (q *queue) close() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if !q.closed {
+		q.closed = true
+		q.poke()
+	}
+}
+
+func (q *queue) poke() {
+	select {
+	case q.wake <- struct{}{}:
+	default:
+	}
+}
+
+// run writes until the queue is closed or the process reads no more.
+func (q *queue) run() {
+	defer q.file.Close() //nolint:errcheck // a broken pipe shows as the process's exit
+	for range q.wake {
+		q.mu.Lock()
+		lines, closed := q.lines, q.closed
+		q.lines = nil
+		q.mu.Unlock()
+		for _, line := range lines {
+			if _, err := q.file.Write(line); err != nil {
+				q.close()
+				return
+			}
+		}
+		if closed {
+			return
+		}
+	}
+}

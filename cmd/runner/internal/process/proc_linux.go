@@ -1,0 +1,70 @@
+package process
+
+import (
+	"bytes"
+	"os"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+func becomeSubreaper() error {
+	if os.Getpid() == 1 {
+		return nil
+	}
+	return unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+}
+
+// snapshot lists the processes; those that end meanwhile are left out.
+func snapshot() []proc {
+	dir, err := os.Open("/proc")
+	if err != nil {
+		return nil
+	}
+	defer dir.Close() //nolint:errcheck // nothing was written
+	names, err := dir.Readdirnames(-1)
+	if err != nil {
+		return nil
+	}
+	var out []proc
+	for _, name := range names {
+		pid, err := strconv.Atoi(name)
+		if err != nil {
+			continue
+		}
+		stat, err := os.ReadFile("/proc/" + name + "/stat")
+		if err != nil {
+			continue
+		}
+		if p, ok := parseStat(pid, stat); ok {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// parseStat reads proc_pid_stat(5). The name in parentheses may hold anything,
+// so the fields are counted from its end: state is the first.
+func parseStat(pid int, stat []byte) (proc, bool) {
+	end := bytes.LastIndexByte(stat, ')')
+	if end < 0 {
+		return proc{}, false
+	}
+	f := bytes.Fields(stat[end+1:])
+	if len(f) < 22 {
+		return proc{}, false
+	}
+	num := func(i int) int { n, _ := strconv.Atoi(string(f[i])); return n }
+	start, err := strconv.ParseUint(string(f[19]), 10, 64)
+	if err != nil {
+		return proc{}, false
+	}
+	pages, err := strconv.ParseUint(string(f[21]), 10, 64)
+	if err != nil {
+		pages = 0
+	}
+	return proc{
+		pid: pid, parent: num(1), group: num(2), session: num(3), start: start,
+		dead: f[0][0] == 'Z' || f[0][0] == 'X', resident: pages * uint64(os.Getpagesize()), //nolint:gosec // positive
+	}, true
+}

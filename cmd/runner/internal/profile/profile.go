@@ -1,0 +1,79 @@
+// Package profile keeps the agent's profile in the state folder, for the queries that follow.
+package profile
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+)
+
+// maxSize bounds a profile in bytes.
+const maxSize = 4 << 20
+
+// file is its name in the state folder.
+const file = "profile.json"
+
+// Profile is what an agent is told beside the query. What a query states wins.
+type Profile struct {
+	SystemPrompt string `json:"systemPrompt,omitempty"`
+	MemoryFile   string `json:"memoryFile,omitempty"` // content of CLAUDE.md or AGENTS.md
+	Model        string `json:"model,omitempty"`
+}
+
+// Read decodes a profile; a field that is not known is refused by name.
+func Read(r io.Reader) (Profile, error) {
+	var p Profile
+	raw, err := io.ReadAll(io.LimitReader(r, maxSize+1))
+	if err != nil {
+		return p, fmt.Errorf("read profile: %w", err)
+	}
+	if len(raw) > maxSize {
+		return p, fmt.Errorf("profile: longer than %d bytes", maxSize)
+	}
+	dec := json.NewDecoder(bytes.NewReader(raw))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&p); err != nil {
+		return p, fmt.Errorf("profile: want a JSON object of systemPrompt, memoryFile and model: %w", err)
+	}
+	if dec.More() {
+		return p, errors.New("profile: more than one JSON object")
+	}
+	return p, nil
+}
+
+// Save puts the profile in place of the one before.
+func Save(state string, p Profile) error {
+	raw, err := json.MarshalIndent(p, "", "  ")
+	if err != nil {
+		return fmt.Errorf("encode profile: %w", err)
+	}
+	if err := os.MkdirAll(state, 0o700); err != nil {
+		return fmt.Errorf("make state folder: %w", err)
+	}
+	tmp := filepath.Join(state, file+".new")
+	if err := os.WriteFile(tmp, raw, 0o600); err != nil {
+		return fmt.Errorf("write profile: %w", err)
+	}
+	if err := os.Rename(tmp, filepath.Join(state, file)); err != nil {
+		return fmt.Errorf("write profile: %w", err)
+	}
+	return nil
+}
+
+// Load gives the profile, empty when there is none.
+func Load(state string) (Profile, error) {
+	f, err := os.Open(filepath.Join(state, file))
+	if errors.Is(err, fs.ErrNotExist) {
+		return Profile{}, nil
+	}
+	if err != nil {
+		return Profile{}, fmt.Errorf("open profile: %w", err)
+	}
+	defer f.Close() //nolint:errcheck // nothing was written
+	return Read(f)
+}

@@ -1,0 +1,64 @@
+package serve
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+
+	"github.com/spoolhq/spool/pkg/runner"
+)
+
+// Attach joins a caller's streams to the socket: it sends the Attach line, then
+// copies both ways until either end closes: a caller that is gone leaves nothing behind.
+func Attach(ctx context.Context, socket string, a runner.Attach, in io.Reader, out io.Writer) error {
+	c, err := dial(ctx, socket)
+	if err != nil {
+		return err
+	}
+	defer c.Close() //nolint:errcheck // the copy below reports
+	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
+	if _, err := c.Write([]byte(fmt.Sprintf("{\"epoch\":%d,\"after\":%d}\n", a.Epoch, a.After))); err != nil {
+		return fmt.Errorf("attach: %w", err)
+	}
+	go func() {
+		// It ends with the caller's stream or with the process: nothing waits for it.
+		_, _ = io.Copy(c, in) // a broken stream is an ended one
+		_ = c.Close()         // ends the other direction
+	}()
+	if _, err := io.Copy(out, c); err != nil && !errors.Is(err, net.ErrClosed) {
+		return fmt.Errorf("follow the journal: %w", err)
+	}
+	return nil
+}
+
+// Ask sends a single command that needs no epoch, and gives the reply's line.
+func Ask(ctx context.Context, socket string, op runner.Op) ([]byte, error) {
+	c, err := dial(ctx, socket)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close() //nolint:errcheck // only read from
+	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
+	if _, err := c.Write([]byte(fmt.Sprintf("{\"id\":1,\"op\":%q}\n", op))); err != nil {
+		return nil, fmt.Errorf("%s: %w", op, err)
+	}
+	line, err := io.ReadAll(c)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", op, err)
+	}
+	if len(line) == 0 {
+		return nil, fmt.Errorf("%s: the runner closed without an answer", op)
+	}
+	return line, nil
+}
+
+func dial(ctx context.Context, socket string) (net.Conn, error) {
+	var d net.Dialer
+	c, err := d.DialContext(ctx, "unix", socket)
+	if err != nil {
+		return nil, fmt.Errorf("no runner answers at %s (is `runner serve` running?): %w", socket, err)
+	}
+	return c, nil
+}

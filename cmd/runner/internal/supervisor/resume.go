@@ -1,0 +1,53 @@
+package supervisor
+
+import (
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	"github.com/spoolhq/spool/pkg/runner"
+)
+
+// resumes remembers the agents' own session ids, so that a new process goes on
+// where the one before stopped, even if a query does not say where. It is kept
+// in the state folder; a query's own Resume comes first.
+type resumes struct {
+	path string
+	log  *slog.Logger
+	ids  map[string]string // by architecture and session
+}
+
+func loadResumes(state string, log *slog.Logger) *resumes {
+	r := &resumes{path: filepath.Join(state, "agent-sessions.json"), log: log, ids: map[string]string{}}
+	raw, err := os.ReadFile(r.path)
+	if err == nil {
+		err = json.Unmarshal(raw, &r.ids)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		log.Error("read which agent sessions there were", "err", err)
+	}
+	return r
+}
+
+func (r *resumes) get(q runner.Query) string { return r.ids[q.Architecture+"/"+q.SessionID] }
+
+func (r *resumes) set(q runner.Query, id string) {
+	key := q.Architecture + "/" + q.SessionID
+	if r.ids[key] == id {
+		return
+	}
+	r.ids[key] = id
+	raw, err := json.Marshal(r.ids)
+	if err == nil {
+		tmp := r.path + ".new"
+		if err = os.WriteFile(tmp, raw, 0o600); err == nil {
+			err = os.Rename(tmp, r.path)
+		}
+	}
+	if err != nil {
+		r.log.Error("remember the agent's session", "err", err)
+	}
+}

@@ -1,0 +1,242 @@
+// Package supervisor runs one agent at a time and journals what it does. It
+// depends on no follower: they come and go, the agent never notices.
+package supervisor
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/cmd/runner/internal/journal"
+	"github.com/spoolhq/spool/cmd/runner/internal/process"
+	"github.com/spoolhq/spool/cmd/runner/internal/profile"
+	"github.com/spoolhq/spool/pkg/runner"
+)
+
+// Config is what a supervisor is made from. Zero durations mean the defaults.
+type Config struct {
+	Adapters   map[string]agent.Adapter // by architecture
+	Place      agent.Place              // both folders absolute
+	Journal    *journal.Journal
+	Nursery    *process.Nursery
+	Environ    []string // the environment that agents inherit
+	Executable string   // the runner's own binary
+	Log        *slog.Logger
+	Now        func() time.Time // nil for time.Now
+
+	SilenceWarn time.Duration // an agent that prints nothing for so long is reported; 2 min
+	SilenceKill time.Duration // and after so long ended; 15 min
+	MuteKill    time.Duration // a warm agent that prints nothing after a query for so long is replaced; 30 s
+	TermGrace   time.Duration // between asking a process to end and killing it; 2 s
+}
+
+func (c *Config) validate() error {
+	if c.Journal == nil || c.Nursery == nil || c.Log == nil || len(c.Adapters) == 0 {
+		return errors.New("supervisor: journal, nursery, log and adapters are needed")
+	}
+	if !filepath.IsAbs(c.Place.Workspace) || !filepath.IsAbs(c.Place.State) {
+		return fmt.Errorf("supervisor: workspace %q and state %q must be absolute paths", c.Place.Workspace, c.Place.State)
+	}
+	if c.Now == nil {
+		c.Now = time.Now
+	}
+	for _, d := range []struct {
+		name string
+		at   *time.Duration
+		def  time.Duration
+	}{
+		{"silence warning", &c.SilenceWarn, 2 * time.Minute},
+		{"silence limit", &c.SilenceKill, 15 * time.Minute},
+		{"mute limit", &c.MuteKill, 30 * time.Second},
+		{"termination grace", &c.TermGrace, 2 * time.Second},
+	} {
+		if *d.at < 0 {
+			return fmt.Errorf("%s: %s is negative", d.name, *d.at)
+		}
+		*d.at = cmp.Or(*d.at, d.def)
+	}
+	// A silence limit below the warning means: end it without a warning before.
+	c.SilenceWarn = min(c.SilenceWarn, c.SilenceKill)
+	return nil
+}
+
+// Supervisor runs queries one after the other, on a process that stays warm.
+type Supervisor struct {
+	cfg    Config
+	starts chan *run
+	evict  chan *warm // asks for an idle process's end
+
+	mu     sync.Mutex
+	closed bool
+	active *run
+	seen   map[started]bool // this journal's executions
+	warm   *warm            // owned by Run; here for Status
+}
+
+// started names one start of an execution.
+type started struct {
+	execution string
+	attempt   uint32
+}
+
+// run is the execution that runs.
+type run struct {
+	query   runner.Query
+	adapter agent.Adapter
+	launch  agent.Launch
+	command agent.Command // with Resume left out: what a warm process is compared with
+	kill    context.CancelFunc
+	killed  context.Context
+	done    chan struct{}
+
+	mu          sync.Mutex
+	session     agent.Session // set once the query was given to it
+	interrupted bool
+}
+
+// New checks the configuration; Run does the work.
+func New(cfg Config) (*Supervisor, error) {
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	return &Supervisor{cfg: cfg, starts: make(chan *run, 1), evict: make(chan *warm, 1), seen: map[started]bool{}}, nil
+}
+
+// Start gives the agent a query, to be run by Run. The same execution and
+// attempt again changes nothing, also when it has ended.
+func (s *Supervisor) Start(q runner.Query) *runner.Error {
+	r, refusal := s.prepare(q)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	key := started{q.ExecutionID, q.Attempt}
+	switch {
+	case s.seen[key]:
+		return nil
+	case refusal != nil:
+		return refusal
+	case s.closed:
+		return &runner.Error{Code: "INTERNAL", Message: "the runner is shutting down"}
+	case s.active != nil:
+		return &runner.Error{Code: "BUSY", Message: fmt.Sprintf("execution %s runs; one at a time", s.active.query.ExecutionID)}
+	}
+	s.seen[key] = true
+	s.active = r
+	s.starts <- r // has room: there is one active run at most
+	return nil
+}
+
+// prepare resolves a query against the profile and asks its adapter for the command.
+func (s *Supervisor) prepare(q runner.Query) (*run, *runner.Error) {
+	switch {
+	case q.ExecutionID == "":
+		return nil, invalid("query.executionId is empty")
+	case q.SessionID == "":
+		return nil, invalid("query.sessionId is empty")
+	case q.Content == "" && len(q.Parts) == 0:
+		return nil, invalid("query.content is empty")
+	case q.Policy == "":
+		q.Policy = runner.PolicyWorkspace
+	case q.Policy != runner.PolicyWorkspace:
+		return nil, invalid(fmt.Sprintf("query.policy: %q is not known, want %q", q.Policy, runner.PolicyWorkspace))
+	}
+	adapter, ok := s.cfg.Adapters[q.Architecture]
+	if !ok {
+		return nil, &runner.Error{Code: "UNKNOWN_ARCHITECTURE", Message: fmt.Sprintf("query.architecture: %q is not one of %v", q.Architecture, names(s.cfg.Adapters))}
+	}
+	p, err := profile.Load(s.cfg.Place.State)
+	if err != nil {
+		return nil, &runner.Error{Code: "INTERNAL", Message: err.Error()}
+	}
+	q.Model, q.SystemPrompt = cmp.Or(q.Model, p.Model), cmp.Or(q.SystemPrompt, p.SystemPrompt)
+	launch := agent.Launch{
+		Place: s.cfg.Place, SessionID: q.SessionID, Model: q.Model, SystemPrompt: q.SystemPrompt, MemoryFile: p.MemoryFile,
+		Policy: q.Policy, Env: q.Env, Environ: s.cfg.Environ, Executable: s.cfg.Executable,
+	}
+	command, err := adapter.Command(launch)
+	if err != nil {
+		var refusal *runner.Error
+		if errors.As(err, &refusal) {
+			return nil, refusal
+		}
+		return nil, &runner.Error{Code: "INTERNAL", Message: err.Error()}
+	}
+	r := &run{query: q, adapter: adapter, launch: launch, command: command, done: make(chan struct{})}
+	r.killed, r.kill = context.WithCancel(context.Background())
+	return r, nil
+}
+
+// Interrupt asks the agent to stop the turn. It does nothing when nothing runs.
+func (s *Supervisor) Interrupt() {
+	s.mu.Lock()
+	r := s.active
+	s.mu.Unlock()
+	if r == nil {
+		return
+	}
+	r.mu.Lock()
+	first, session := !r.interrupted, r.session
+	r.interrupted = true
+	r.mu.Unlock()
+	if first && session != nil {
+		s.interrupt(session)
+	}
+}
+
+func (s *Supervisor) interrupt(session agent.Session) {
+	if err := session.Interrupt(); err != nil {
+		s.cfg.Log.Error("ask the agent to stop", "err", err)
+	}
+}
+
+// Kill ends the agent's processes, with the turn if one runs, and returns when
+// they are gone or ctx ends.
+func (s *Supervisor) Kill(ctx context.Context) {
+	s.mu.Lock()
+	r, w := s.active, s.warm
+	s.mu.Unlock()
+	var gone <-chan struct{}
+	switch {
+	case r != nil:
+		r.kill()
+		gone = r.done
+	case w != nil:
+		select {
+		case s.evict <- w:
+		default: // asked for already
+		}
+		gone = w.gone
+	default:
+		return
+	}
+	select {
+	case <-gone:
+	case <-ctx.Done():
+	}
+}
+
+// Status tells what runs.
+func (s *Supervisor) Status() runner.Status {
+	s.mu.Lock()
+	var st runner.Status
+	if s.active != nil {
+		st.ExecutionID, st.Attempt = s.active.query.ExecutionID, s.active.query.Attempt
+	}
+	if s.warm != nil {
+		st.Architecture, st.AgentPID = s.warm.architecture, s.warm.proc.PID()
+	}
+	s.mu.Unlock()
+	if st.AgentPID != 0 {
+		st.MemoryBytes = s.cfg.Nursery.Memory()
+	}
+	return st
+}
+
+func invalid(message string) *runner.Error {
+	return &runner.Error{Code: "INVALID_COMMAND", Message: message}
+}

@@ -1,0 +1,359 @@
+package supervisor
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/cmd/runner/internal/process"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/runner"
+)
+
+// maxLog is how many bytes of a stray line are kept.
+const maxLog = 16 << 10
+
+// warm is an agent's process between and during turns.
+type warm struct {
+	architecture string
+	sessionID    string
+	command      agent.Command
+	proc         *process.Process
+	session      agent.Session
+	gone         chan struct{}
+}
+
+// takes tells whether the process can take a run.
+func (w *warm) takes(r *run) bool {
+	return w != nil && w.architecture == r.query.Architecture && w.sessionID == r.query.SessionID && reflect.DeepEqual(w.command, r.command)
+}
+
+// Run runs queries until ctx ends; then it ends the agent with all it started.
+// A turn that still runs ends as killed.
+func (s *Supervisor) Run(ctx context.Context) error {
+	idle := agent.NewTurn(ctx, agent.TurnConfig{Log: s.cfg.Log})
+	resume := loadResumes(s.cfg.Place.State, s.cfg.Log)
+	for {
+		w := s.current()
+		var lines <-chan process.Line
+		if w != nil {
+			lines = w.proc.Lines()
+		}
+		select {
+		case <-ctx.Done():
+			s.mu.Lock()
+			s.closed = true
+			s.mu.Unlock()
+			select {
+			case r := <-s.starts:
+				s.turn(ctx, r, resume)
+			default:
+			}
+			return s.drop()
+		case r := <-s.starts:
+			s.turn(ctx, r, resume)
+		case old := <-s.evict:
+			if old != w {
+				continue // it was ended meanwhile
+			}
+			if err := s.drop(); err != nil {
+				s.cfg.Log.Error("end the agent", "err", err)
+			}
+		case line, ok := <-lines:
+			if !ok {
+				s.cfg.Log.Warn("the agent's process ended between turns", "pid", w.proc.PID(), "state", w.proc.State(), "stderr", w.proc.StderrTail())
+				if err := s.drop(); err != nil {
+					s.cfg.Log.Error("end what the agent left", "err", err)
+				}
+				continue
+			}
+			s.feed(w.session, idle, line)
+		}
+	}
+}
+
+func (s *Supervisor) current() *warm {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.warm
+}
+
+// drop ends the agent's process.
+func (s *Supervisor) drop() error {
+	w := s.current()
+	if w == nil {
+		return nil
+	}
+	err := w.proc.End(s.cfg.TermGrace)
+	s.mu.Lock()
+	s.warm = nil
+	s.mu.Unlock()
+	close(w.gone)
+	return err
+}
+
+// turn runs one execution to its end.
+func (s *Supervisor) turn(ctx context.Context, r *run, resume *resumes) {
+	stop := context.AfterFunc(ctx, r.kill) // shutting down ends the turn
+	defer stop()
+	if r.launch.Resume = r.query.Resume; r.launch.Resume == "" {
+		r.launch.Resume = resume.get(r.query)
+	}
+	t := s.converse(r)
+	if id := t.AgentSession(); id != "" {
+		resume.set(r.query, id)
+	}
+	s.mu.Lock()
+	s.active = nil
+	s.mu.Unlock()
+	r.kill() // releases its context
+	close(r.done)
+}
+
+// newTurn begins a record that waits for Start before it writes.
+func (s *Supervisor) newTurn(r *run) *agent.Turn {
+	return agent.NewTurn(r.killed, agent.TurnConfig{
+		Journal: s.cfg.Journal, ExecutionID: r.query.ExecutionID, Now: s.cfg.Now, Log: s.cfg.Log, Hold: true,
+	})
+}
+
+// converse gives the query to the warm process, or to a new one, and follows it to the turn's end.
+func (s *Supervisor) converse(r *run) *agent.Turn {
+	was := fateNone
+	if w := s.current(); w.takes(r) && r.killed.Err() == nil {
+		t := s.newTurn(r)
+		var first process.Line
+		if first, was = s.tryWarm(r, w, t); was == fateTaken {
+			s.follow(r, w, t, &first)
+			return t
+		}
+	}
+	t := s.newTurn(r)
+	if err := s.drop(); err != nil {
+		s.cfg.Log.Error("end the agent before", "err", err)
+	}
+	begun := runner.Started{Attempt: r.query.Attempt, Policy: r.query.Policy}
+	if r.killed.Err() != nil {
+		t.Start(begun)
+		t.End(runner.Ended{Outcome: runner.Killed, Message: "ended before the agent was started"})
+		return t
+	}
+	w, err := s.launch(r)
+	if err != nil {
+		t.Start(begun)
+		t.End(cannotStart(err))
+		return t
+	}
+	begun.PID = w.proc.PID()
+	t.Start(begun)
+	if was == fateMute {
+		t.Emit(events.MainConversation, events.WatchdogWarned{Watchdog: "after_result", AfterMs: millis(s.cfg.MuteKill), Action: "killed"})
+	}
+	if s.begin(r, w, t) {
+		s.follow(r, w, t, nil)
+	}
+	return t
+}
+
+// launch starts a process for the run, which goes on with the agent's own session.
+func (s *Supervisor) launch(r *run) (*warm, error) {
+	command := r.command
+	if r.launch.Resume != "" {
+		var err error
+		if command, err = r.adapter.Command(r.launch); err != nil {
+			return nil, err
+		}
+	}
+	proc, err := s.cfg.Nursery.Start(command, s.cfg.Place.Workspace, runner.MaxLine)
+	if err != nil {
+		return nil, err
+	}
+	w := &warm{architecture: r.query.Architecture, sessionID: r.query.SessionID, command: r.command, proc: proc, gone: make(chan struct{})}
+	w.session = r.adapter.Open(r.launch, proc)
+	s.mu.Lock()
+	s.warm = w
+	s.mu.Unlock()
+	return w, nil
+}
+
+// cannotStart explains why there is no process.
+func cannotStart(err error) runner.Ended {
+	var refusal *runner.Error
+	switch {
+	case errors.As(err, &refusal):
+		return failed(refusal.Code, refusal.Message)
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission):
+		return failed("AGENT_NOT_FOUND", err.Error()+": install the agent's program in the sandbox, with the right to run it")
+	}
+	return failed("INTERNAL", err.Error())
+}
+
+// fate is what became of a query that was given to a warm process.
+type fate int
+
+const (
+	fateNone  fate = iota // there was none to give it to
+	fateTaken             // it is at work
+	fateGone              // it had ended unnoticed
+	fateMute              // it hangs
+)
+
+// tryWarm gives the query to a warm process and waits for its first sign of
+// life. One that shows none has hung after its last result, or is gone; nothing
+// was done with the query, so that another process can take it.
+func (s *Supervisor) tryWarm(r *run, w *warm, t *agent.Turn) (first process.Line, f fate) {
+	if err := w.session.Begin(r.query, t); err != nil {
+		s.cfg.Log.Warn("give a query to the warm agent", "err", err)
+		return first, fateGone
+	}
+	timer := time.NewTimer(s.cfg.MuteKill)
+	defer timer.Stop()
+	select {
+	case line, ok := <-w.proc.Lines():
+		if !ok {
+			return first, fateGone
+		}
+		first = line
+	case <-r.killed.Done():
+	case <-timer.C:
+		s.cfg.Log.Warn("the warm agent does not take a query", "pid", w.proc.PID(), "after", s.cfg.MuteKill)
+		return first, fateMute
+	}
+	t.Start(runner.Started{Attempt: r.query.Attempt, Warm: true, PID: w.proc.PID(), Policy: r.query.Policy})
+	return first, fateTaken
+}
+
+// begin gives the query to a new process; false when that ended the turn.
+func (s *Supervisor) begin(r *run, w *warm, t *agent.Turn) bool {
+	if err := w.session.Begin(r.query, t); err != nil {
+		s.abandon(t, failed("AGENT_PROTOCOL", "the query cannot be given to the agent: "+err.Error()))
+		return false
+	}
+	return true
+}
+
+// follow feeds the process's lines to the session until the turn has ended. The
+// process is ended too unless it can take another turn.
+func (s *Supervisor) follow(r *run, w *warm, t *agent.Turn, first *process.Line) {
+	r.mu.Lock()
+	r.session = w.session
+	interrupted := r.interrupted
+	r.mu.Unlock()
+	if interrupted {
+		s.interrupt(w.session)
+	}
+	if first != nil && r.killed.Err() == nil {
+		s.feed(w.session, t, *first)
+	}
+	silence := time.NewTimer(s.cfg.SilenceWarn)
+	defer silence.Stop()
+	warned := s.cfg.SilenceWarn == s.cfg.SilenceKill
+	for t.Ended() == nil {
+		select {
+		case <-r.killed.Done():
+			s.abandon(t, runner.Ended{Outcome: runner.Killed, Message: "the agent's processes were ended"})
+		case line, ok := <-w.proc.Lines():
+			if !ok {
+				s.exited(r, w, t)
+				return
+			}
+			s.feed(w.session, t, line)
+			silence.Reset(s.cfg.SilenceWarn)
+			warned = s.cfg.SilenceWarn == s.cfg.SilenceKill
+		case <-silence.C:
+			if !warned {
+				warned = true
+				t.Emit(events.MainConversation, events.WatchdogWarned{Watchdog: "silence", AfterMs: millis(s.cfg.SilenceWarn), Action: "none"})
+				silence.Reset(s.cfg.SilenceKill - s.cfg.SilenceWarn)
+				continue
+			}
+			t.Emit(events.MainConversation, events.WatchdogWarned{Watchdog: "silence", AfterMs: millis(s.cfg.SilenceKill), Action: "killed"})
+			s.abandon(t, failed("AGENT_SILENT", fmt.Sprintf("the agent printed nothing for %s and was ended", s.cfg.SilenceKill)))
+		}
+	}
+}
+
+// abandon ends the process first: when the turn has ended, nothing of it runs.
+func (s *Supervisor) abandon(t *agent.Turn, e runner.Ended) {
+	if err := s.drop(); err != nil {
+		s.cfg.Log.Error("end the agent", "err", err)
+		t.Emit(events.MainConversation, events.Error{Code: "INTERNAL", Message: err.Error()})
+	}
+	t.End(e)
+}
+
+// exited ends the turn of a process that is gone.
+func (s *Supervisor) exited(r *run, w *warm, t *agent.Turn) {
+	message := fmt.Sprintf("the agent's process ended in the middle of the turn (%s)", w.proc.State())
+	if tail := w.proc.StderrTail(); tail != "" {
+		message += "; it last said: " + tail
+	}
+	r.mu.Lock()
+	interrupted := r.interrupted
+	r.mu.Unlock()
+	switch {
+	case r.killed.Err() != nil:
+		s.abandon(t, runner.Ended{Outcome: runner.Killed, Message: message})
+	case interrupted:
+		s.abandon(t, runner.Ended{Outcome: runner.Interrupted, Message: message})
+	default:
+		s.abandon(t, failed("AGENT_EXITED", message))
+	}
+}
+
+// feed gives one line to the session; what is no message of the agent becomes an event.
+func (s *Supervisor) feed(session agent.Session, t *agent.Turn, line process.Line) {
+	defer func() {
+		if p := recover(); p != nil {
+			// A bug of ours must not take the journal with it.
+			s.cfg.Log.Error("panic while reading the agent's output", "panic", p)
+			s.abandon(t, failed("INTERNAL", fmt.Sprintf("panic while reading the agent's output: %v", p)))
+		}
+	}()
+	switch {
+	case line.Cut():
+		t.Emit(events.MainConversation, events.Error{
+			Code:    "LINE_TOO_LONG",
+			Message: fmt.Sprintf("the agent printed a line of %d bytes on %s, more than %d; it begins: %s", line.Size, line.Stream, runner.MaxLine, text(line.Data, 256)),
+		})
+	case len(bytes.TrimSpace(line.Data)) == 0:
+	case line.Stream == process.Stderr:
+		t.Emit(events.MainConversation, events.Log{Level: "info", Stream: string(process.Stderr), Message: text(line.Data, maxLog)})
+	case !json.Valid(line.Data):
+		t.Emit(events.MainConversation, events.Log{Level: "info", Stream: string(process.Stdout), Message: text(line.Data, maxLog)})
+	default:
+		if err := session.Line(line.Data, t); err != nil {
+			t.Emit(events.MainConversation, events.Error{Code: "AGENT_PROTOCOL", Message: err.Error() + ": " + text(line.Data, 256)})
+		}
+	}
+}
+
+// text is the beginning of a line as valid UTF-8, with a note if there is more.
+func text(b []byte, limit int) string {
+	s := string(b)
+	if len(b) > limit {
+		for limit > 0 && !utf8.RuneStart(b[limit]) {
+			limit--
+		}
+		s = fmt.Sprintf("%s… (%d bytes more)", b[:limit], len(b)-limit)
+	}
+	return strings.ToValidUTF8(s, "\uFFFD")
+}
+
+func failed(code, message string) runner.Ended {
+	return runner.Ended{Outcome: runner.Failed, Code: code, Message: message}
+}
+
+func millis(d time.Duration) uint32 { return uint32(d.Milliseconds()) } //nolint:gosec // minutes
+
+func names(m map[string]agent.Adapter) []string { return slices.Sorted(maps.Keys(m)) }

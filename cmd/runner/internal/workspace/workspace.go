@@ -1,0 +1,161 @@
+// Package workspace keeps paths inside the workspace, whatever is done with
+// "..", symbolic links and siblings whose names begin alike.
+package workspace
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spoolhq/spool/pkg/sandbox"
+)
+
+// names are what agents call the workspace, wherever it really is.
+var names = []string{"/mnt/workspace", "/workspace"}
+
+// Workspace is an open folder. Its paths are relative to it, or absolute ones
+// that begin with the folder's own path, /mnt/workspace or /workspace. A path
+// that leaves it gives an error that wraps sandbox.ErrOutside.
+type Workspace struct {
+	root     *os.Root
+	prefixes []string
+}
+
+// Open opens the folder, which has to exist.
+func Open(dir string) (*Workspace, error) {
+	abs, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, fmt.Errorf("workspace %s: %w", dir, err)
+	}
+	root, err := os.OpenRoot(abs)
+	if err != nil {
+		return nil, fmt.Errorf("open workspace: %w", err)
+	}
+	prefixes := append([]string{abs}, names...)
+	if real, err := filepath.EvalSymlinks(abs); err == nil && real != abs {
+		prefixes = append(prefixes, real)
+	}
+	return &Workspace{root: root, prefixes: prefixes}, nil
+}
+
+// Close closes the folder.
+func (w *Workspace) Close() error { return w.root.Close() }
+
+// Root refuses at every call what the path tests here could not yet see, such
+// as a link made between test and use.
+func (w *Workspace) Root() *os.Root { return w.root }
+
+// Rel gives the path relative to the workspace, "." for the workspace itself.
+func (w *Workspace) Rel(path string) (string, error) {
+	if strings.ContainsRune(path, 0) {
+		return "", fmt.Errorf("path %q: has a NUL: %w", path, fs.ErrInvalid)
+	}
+	rel := filepath.Clean(path)
+	if filepath.IsAbs(rel) {
+		var ok bool
+		if rel, ok = w.cutPrefix(rel); !ok {
+			return "", fmt.Errorf("path %s: %w", path, sandbox.ErrOutside)
+		}
+	}
+	if !filepath.IsLocal(rel) {
+		return "", fmt.Errorf("path %s: %w", path, sandbox.ErrOutside)
+	}
+	// The part that exists is followed through its links; what does not exist yet cannot lead out.
+	for at := rel; ; at = filepath.Dir(at) {
+		_, err := w.root.Stat(at)
+		switch {
+		case err == nil || errors.Is(err, fs.ErrPermission):
+			return rel, nil
+		case errors.Is(err, fs.ErrNotExist) && at != ".":
+			if target, linkErr := w.root.Readlink(at); linkErr == nil && filepath.IsAbs(target) {
+				return "", fmt.Errorf("path %s: %w", path, sandbox.ErrOutside)
+			}
+		case isEscape(err):
+			return "", fmt.Errorf("path %s: %w", path, sandbox.ErrOutside)
+		default:
+			return "", fmt.Errorf("path %s: %w", path, err)
+		}
+	}
+}
+
+// cutPrefix takes off the folder's path. Its own path comes first: a workspace
+// that really lies below /workspace keeps its own paths.
+func (w *Workspace) cutPrefix(abs string) (string, bool) {
+	for _, p := range w.prefixes {
+		if abs == p {
+			return ".", true
+		}
+		if rest, ok := strings.CutPrefix(abs, strings.TrimSuffix(p, "/")+"/"); ok {
+			return rest, true
+		}
+	}
+	return "", false
+}
+
+// isEscape recognises os.Root's refusal, for which it exports no error.
+func isEscape(err error) bool {
+	var pe *fs.PathError
+	return errors.As(err, &pe) && pe.Err != nil && pe.Err.Error() == "path escapes from parent"
+}
+
+// Outside tells whether an operation on Root failed because the path leaves the workspace.
+func Outside(err error) bool { return errors.Is(err, sandbox.ErrOutside) || isEscape(err) }
+
+// Inside is Rel for a single question.
+func Inside(dir, path string) (string, error) {
+	w, err := Open(dir)
+	if err != nil {
+		return "", err
+	}
+	defer w.Close()
+	return w.Rel(path)
+}
+
+// Put writes a file, making folders as needed, and replaces it in one step: a
+// reader sees the old or the new content. It gives the path and the bytes written.
+func (w *Workspace) Put(path string, content io.Reader, mode fs.FileMode) (rel string, n int64, err error) {
+	if rel, err = w.Rel(path); err != nil {
+		return "", 0, err
+	}
+	if rel == "." {
+		return "", 0, fmt.Errorf("path %q: names the workspace, not a file: %w", path, fs.ErrInvalid)
+	}
+	if info, statErr := w.root.Lstat(rel); statErr == nil && info.IsDir() {
+		return "", 0, fmt.Errorf("path %s: is a folder: %w", path, fs.ErrInvalid)
+	}
+	dir, base := filepath.Split(rel)
+	if dir != "" {
+		if err := w.root.MkdirAll(filepath.Clean(dir), 0o755); err != nil {
+			return "", 0, fmt.Errorf("make folder for %s: %w", path, err)
+		}
+	}
+	tmp := dir + ".spool-" + rand.Text()
+	if n, err = w.write(tmp, content, mode); err == nil {
+		err = w.root.Rename(tmp, dir+base)
+	}
+	if err != nil {
+		return "", 0, errors.Join(fmt.Errorf("write %s: %w", path, err), w.discard(tmp))
+	}
+	return rel, n, nil
+}
+
+func (w *Workspace) write(tmp string, content io.Reader, mode fs.FileMode) (int64, error) {
+	f, err := w.root.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
+	if err != nil {
+		return 0, err
+	}
+	n, err := io.Copy(f, content)
+	return n, errors.Join(err, f.Close())
+}
+
+func (w *Workspace) discard(tmp string) error {
+	if err := w.root.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
