@@ -86,7 +86,7 @@ func deltasStream() Stream {
 		},
 		Kind:   "7 days, written asynchronously, one replica",
 		Writes: "executor",
-		Reads:  "projector",
+		Reads:  "projector, executor (of blocks whose sandbox was lost)",
 	}
 }
 

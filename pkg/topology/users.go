@@ -67,7 +67,8 @@ func executorUser() User {
 			readLog(), writePayloads(), useKV(BucketLeases), []string{"$KV." + BucketLeases + ".>"},
 			// An engine's durable has the engine's name, which is no token to list here.
 			durable(StreamJobs, "*", "job.*.any"), durable(StreamJobs, "*", "job.*.on.*"),
-			info(StreamDeltas), info(StreamDead),
+			// The text of blocks whose sandbox was lost.
+			ordered(StreamDeltas), info(StreamDead),
 		),
 		Subscribe: []string{inbox(UserExecutor), "ctl.*"},
 	}
