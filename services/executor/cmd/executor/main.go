@@ -1,0 +1,27 @@
+// Command executor is the executor service.
+package main
+
+import (
+	"context"
+	"os"
+
+	"github.com/spoolhq/spool/pkg/daemon"
+	"github.com/spoolhq/spool/services/executor"
+)
+
+type cli struct {
+	daemon.Settings
+	executor.Config
+}
+
+func main() {
+	var c cli
+	os.Exit(daemon.Main("executor", "Runs agents: claims executions, holds their sandboxes, follows them into the log.", &c, &c.Settings,
+		func(ctx context.Context, env daemon.Env) error {
+			e, err := executor.New(c.Config, executor.Deps{NATS: env.NATS, Log: env.Log, Logger: env.Logger})
+			if err != nil {
+				return err
+			}
+			return e.Run(ctx)
+		}))
+}

@@ -1,0 +1,235 @@
+package executor
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/topology"
+)
+
+// Config is the service's settings. The zero value takes every default.
+type Config struct {
+	DataDir string `default:"" env:"SPOOL_DATA_DIR" help:"Folder of local sandboxes and of what the engine is called; empty means the user's data folder."`
+	Runner  string `default:"" env:"SPOOL_RUNNER" help:"Path of the runner's binary; empty means runner beside this one, else on the PATH."`
+	Engine  string `default:"" env:"SPOOL_ENGINE" help:"Name of what holds the sandboxes, shared by the executors of one machine; empty means the one kept in the data folder."`
+	Address string `default:"" env:"SPOOL_ADDRESS" help:"Where people find this executor; it is shown in its lease. Empty means the host's name."`
+
+	Slots      int   `default:"0" env:"SPOOL_SLOTS" help:"Executions at once; 0 means 4 for each core."`
+	WarmMemory int64 `default:"0" env:"SPOOL_WARM_MEMORY" help:"Bytes that agents may take together before resting ones are ended, longest rested first; 0 means half of the machine's memory, negative that no agent rests."`
+
+	CommitWindow time.Duration `default:"20ms" env:"SPOOL_COMMIT_WINDOW" help:"Least time from one commit of an execution to the next."`
+	KillAfter    time.Duration `default:"10s" env:"SPOOL_KILL_AFTER" help:"How long a turn that has to end may go on before its process is ended, and then again before its sandbox is."`
+	MaxAttempts  int           `default:"3" env:"SPOOL_MAX_ATTEMPTS" help:"How often an execution is started when its sandbox is lost."`
+	EngineGone   time.Duration `default:"30s" env:"SPOOL_ENGINE_GONE" help:"How long an engine may be without a live executor before others of its provider take its sessions over."`
+	Beat         time.Duration `default:"1s" env:"SPOOL_BEAT" help:"How often a running execution's controls and limits are looked at, hints apart."`
+	WarmEvery    time.Duration `default:"5s" env:"SPOOL_WARM_EVERY" help:"How often the agents' memory is measured."`
+	SweepEvery   time.Duration `default:"1m" env:"SPOOL_SWEEP_EVERY" help:"How often sandboxes that are over are looked for."`
+
+	AnthropicKey     string `name:"anthropic-api-key" default:"" env:"ANTHROPIC_API_KEY" help:"Key for Anthropic's models."`
+	AnthropicBaseURL string `name:"anthropic-base-url" default:"" env:"SPOOL_ANTHROPIC_BASE_URL" help:"Where Anthropic's API is, without /v1; empty means Anthropic itself."`
+	AnthropicModel   string `name:"anthropic-model" default:"" env:"SPOOL_ANTHROPIC_MODEL" help:"Model of architecture claude-code where the session names none; empty means the CLI's default."`
+	OpenAIKey        string `name:"openai-api-key" default:"" env:"OPENAI_API_KEY" help:"Key for an OpenAI-compatible API."`
+	OpenAIBaseURL    string `name:"openai-base-url" default:"" env:"SPOOL_OPENAI_BASE_URL" help:"Where that API is, with /v1; empty means OpenAI itself."`
+	OpenAIModel      string `name:"openai-model" default:"" env:"SPOOL_OPENAI_MODEL" help:"Model of architecture spool where the session names none; empty means the agent's default."`
+	NVIDIAKey        string `name:"nvidia-api-key" default:"" env:"NVIDIA_API_KEY" help:"Key for NVIDIA's API."`
+	NVIDIABaseURL    string `name:"nvidia-base-url" default:"https://integrate.api.nvidia.com/v1" env:"SPOOL_NVIDIA_BASE_URL" help:"Where NVIDIA's API is, with /v1."`
+	NVIDIAModel      string `name:"nvidia-model" default:"meta/llama-3.3-70b-instruct" env:"SPOOL_NVIDIA_MODEL" help:"Model of architecture spool where the session names none and NVIDIA's API is used."`
+}
+
+// Provider is the sandbox provider of this executor.
+const Provider = "local"
+
+// withDefaults is the config with nothing left at zero, or what is wrong with it.
+func (c Config) withDefaults() (Config, error) {
+	if c.Slots == 0 {
+		c.Slots = 4 * runtime.NumCPU()
+	}
+	if c.Slots < 0 || c.Slots > maxSlots {
+		return c, fmt.Errorf("slots: %d is not between 1 and %d", c.Slots, maxSlots)
+	}
+	if c.MaxAttempts == 0 {
+		c.MaxAttempts = 3
+	}
+	if c.MaxAttempts < 0 || c.MaxAttempts > 100 {
+		return c, fmt.Errorf("max-attempts: %d is not between 1 and 100", c.MaxAttempts)
+	}
+	if c.WarmMemory == 0 {
+		c.WarmMemory = halfOfMemory()
+	}
+	for _, d := range []struct {
+		name  string
+		value *time.Duration
+		unset time.Duration
+	}{
+		{"commit-window", &c.CommitWindow, 20 * time.Millisecond},
+		{"kill-after", &c.KillAfter, 10 * time.Second},
+		{"engine-gone", &c.EngineGone, 30 * time.Second},
+		{"beat", &c.Beat, time.Second},
+		{"warm-every", &c.WarmEvery, 5 * time.Second},
+		{"sweep-every", &c.SweepEvery, time.Minute},
+	} {
+		if *d.value == 0 {
+			*d.value = d.unset
+		}
+		if *d.value < time.Millisecond || *d.value > 24*time.Hour {
+			return c, fmt.Errorf("%s: %s is not between 1ms and 24h", d.name, *d.value)
+		}
+	}
+	if c.NVIDIABaseURL == "" {
+		c.NVIDIABaseURL = "https://integrate.api.nvidia.com/v1"
+	}
+	if c.NVIDIAModel == "" {
+		c.NVIDIAModel = "meta/llama-3.3-70b-instruct"
+	}
+	if c.Address == "" {
+		host, err := os.Hostname()
+		if err != nil {
+			return c, fmt.Errorf("address: %w: set one", err)
+		}
+		c.Address = host
+	}
+	return c, nil
+}
+
+// maxSlots bounds the executions of one executor.
+const maxSlots = 1024
+
+// withFolder fills in what is kept in the data folder, which it makes.
+func (c Config) withFolder() (Config, error) {
+	if c.DataDir == "" {
+		base := os.Getenv("XDG_DATA_HOME")
+		if base == "" {
+			home, err := os.UserHomeDir()
+			if err != nil {
+				return c, fmt.Errorf("data-dir: %w: set one", err)
+			}
+			base = filepath.Join(home, ".local", "share")
+		}
+		c.DataDir = filepath.Join(base, "spool")
+	}
+	if err := os.MkdirAll(c.DataDir, 0o700); err != nil {
+		return c, fmt.Errorf("data-dir: %w: choose another, or make this one writable", err)
+	}
+	if c.Engine == "" {
+		var err error
+		if c.Engine, err = keptEngine(c.DataDir); err != nil {
+			return c, fmt.Errorf("engine: %w", err)
+		}
+	}
+	return c, topology.CheckToken("engine", c.Engine)
+}
+
+// keptEngine reads the engine's name from the data folder, or makes one. Two
+// executors that begin at once agree: whoever comes second reads the first's.
+func keptEngine(dir string) (string, error) {
+	path := filepath.Join(dir, "engine")
+	raw, err := os.ReadFile(path)
+	if err == nil {
+		return strings.TrimSpace(string(raw)), nil
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		return "", err
+	}
+	tmp, err := os.CreateTemp(dir, "engine-")
+	if err != nil {
+		return "", err
+	}
+	defer os.Remove(tmp.Name()) //nolint:errcheck // a second name of the same file, or left over
+	_, werr := tmp.WriteString(newEngine() + "\n")
+	if err := errors.Join(werr, tmp.Close()); err != nil {
+		return "", err
+	}
+	if err := os.Link(tmp.Name(), path); err != nil && !errors.Is(err, fs.ErrExist) {
+		return "", err
+	}
+	raw, err = os.ReadFile(path)
+	return strings.TrimSpace(string(raw)), err
+}
+
+// withRunner finds the runner's binary.
+func (c Config) withRunner() (Config, error) {
+	if c.Runner != "" {
+		if info, err := os.Stat(c.Runner); err != nil {
+			return c, fmt.Errorf("runner: %w", err)
+		} else if info.IsDir() || info.Mode()&0o111 == 0 {
+			return c, fmt.Errorf("runner: %s is no program", c.Runner)
+		}
+		return c, nil
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return c, fmt.Errorf("runner: %w", err)
+	}
+	c.Runner = filepath.Join(filepath.Dir(self), "runner")
+	if info, err := os.Stat(c.Runner); err == nil && !info.IsDir() && info.Mode()&0o111 != 0 {
+		return c, nil
+	}
+	if c.Runner, err = exec.LookPath("runner"); err != nil {
+		return c, fmt.Errorf("runner: no binary beside %s, and none on the PATH: name one with --runner or SPOOL_RUNNER", self)
+	}
+	return c, nil
+}
+
+// halfOfMemory is half of the machine's memory in bytes, 2 GiB where that cannot be told.
+func halfOfMemory() int64 {
+	const unknown = 2 << 30
+	raw, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return unknown
+	}
+	for line := range strings.Lines(string(raw)) {
+		f := strings.Fields(line)
+		if len(f) < 2 || f[0] != "MemTotal:" {
+			continue
+		}
+		kib, err := strconv.ParseInt(f[1], 10, 64)
+		if err != nil {
+			return unknown
+		}
+		return kib * 1024 / 2
+	}
+	return unknown
+}
+
+// agent gives the model and the environment of an architecture's process. The
+// environment reaches that process alone: not the log, nor the rest of the sandbox.
+func (c Config) agent(architecture, model string) (string, map[string]string) {
+	env := map[string]string{}
+	set := func(key, value string) {
+		if value != "" {
+			env[key] = value
+		}
+	}
+	if architecture == "claude-code" {
+		set("ANTHROPIC_API_KEY", c.AnthropicKey)
+		set("ANTHROPIC_BASE_URL", c.AnthropicBaseURL)
+		if model == "" {
+			model = c.AnthropicModel
+		}
+		return model, env
+	}
+	// NVIDIA's names have a vendor before a slash; without a model it serves where OpenAI's API is not set up.
+	openAI := c.OpenAIKey != "" || c.OpenAIBaseURL != ""
+	if c.NVIDIAKey != "" && (strings.Contains(model, "/") || !openAI) {
+		set("OPENAI_API_KEY", c.NVIDIAKey)
+		set("OPENAI_BASE_URL", c.NVIDIABaseURL)
+		if model == "" {
+			model = c.NVIDIAModel
+		}
+		return model, env
+	}
+	set("OPENAI_API_KEY", c.OpenAIKey)
+	set("OPENAI_BASE_URL", c.OpenAIBaseURL)
+	if model == "" {
+		model = c.OpenAIModel
+	}
+	return model, env
+}

@@ -1,0 +1,182 @@
+// Package executor is the service that runs agents: it takes jobs, claims
+// executions, holds their sandboxes, follows the runners' journals into the log
+// and keeps agents warm from turn to turn. Any number of copies may run; what
+// one leaves behind, another goes on with.
+package executor
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/executor/internal/holder"
+	"github.com/spoolhq/spool/services/executor/internal/lease"
+	"github.com/spoolhq/spool/services/executor/internal/local"
+)
+
+// Deps is what the service stands on.
+type Deps struct {
+	NATS     *nats.Conn // the connection that Log writes over too
+	Log      eventlog.Log
+	Provider sandbox.Provider // nil for local processes under Config.DataDir
+	Logger   *slog.Logger
+	Now      func() time.Time // nil for the clock
+}
+
+// Executor is one copy of the service.
+type Executor struct {
+	cfg    Config
+	id     string
+	deps   Deps
+	js     jetstream.JetStream
+	leases *lease.Keeper
+	holder *holder.Holder
+	jobs   *jobs
+	ready  chan struct{}
+}
+
+// New makes a copy. It makes the data folder where it needs one and talks to nobody yet.
+func New(cfg Config, deps Deps) (*Executor, error) {
+	e, err := build(cfg, deps)
+	if err != nil {
+		return nil, fmt.Errorf("executor: %w", err)
+	}
+	return e, nil
+}
+
+func build(cfg Config, deps Deps) (*Executor, error) {
+	if deps.NATS == nil || deps.Log == nil || deps.Logger == nil {
+		return nil, errors.New("NATS, Log and Logger are required")
+	}
+	if deps.Now == nil {
+		deps.Now = time.Now
+	}
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	if deps.Provider == nil || cfg.Engine == "" {
+		if cfg, err = cfg.withFolder(); err != nil {
+			return nil, err
+		}
+	}
+	if err := topology.CheckToken("engine", cfg.Engine); err != nil {
+		return nil, err
+	}
+	if deps.Provider == nil {
+		if cfg, err = cfg.withRunner(); err != nil {
+			return nil, err
+		}
+		if deps.Provider, err = local.New(local.Config{Dir: cfg.DataDir, Runner: cfg.Runner, Engine: cfg.Engine, Logger: deps.Logger}); err != nil {
+			return nil, err
+		}
+	}
+	id, err := events.NewID(events.KindExecutor, deps.Now(), rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	deps.Logger = deps.Logger.With("executor", id)
+	e := &Executor{cfg: cfg, id: id, deps: deps, ready: make(chan struct{})}
+	if e.js, err = jetstream.New(deps.NATS); err != nil {
+		return nil, err
+	}
+	e.leases = lease.New(e.js, topology.Lease{Executor: id, Provider: Provider, Engine: cfg.Engine, Slots: cfg.Slots, Address: cfg.Address}, deps.Logger)
+	e.holder = holder.New(holder.Config{
+		Executor: id, Provider: Provider, Engine: cfg.Engine, Slots: cfg.Slots, WarmMemory: uint64(max(cfg.WarmMemory, 0)), //nolint:gosec // not negative
+		Window: cfg.CommitWindow, Beat: cfg.Beat, KillAfter: cfg.KillAfter, MaxAttempts: uint32(cfg.MaxAttempts), //nolint:gosec // at most 100
+		EngineGone: cfg.EngineGone, Agent: cfg.agent,
+	}, holder.Deps{
+		Sessions: eventlog.Sessions{Log: deps.Log}, Sandbox: deps.Provider, Leases: e.leases,
+		Deltas: holder.Stream{JetStream: e.js}, Logger: deps.Logger, Now: deps.Now,
+	})
+	if e.jobs, err = newJobs(e); err != nil {
+		return nil, err
+	}
+	return e, nil
+}
+
+// newEngine is a name for the engine of a data folder.
+func newEngine() string { return strings.ToLower(rand.Text()[:16]) }
+
+// ID is the executor's own id, new with every copy.
+func (e *Executor) ID() string { return e.id }
+
+// Ready is closed when jobs are taken.
+func (e *Executor) Ready() <-chan struct{} { return e.ready }
+
+// Workspaces is the folder of local workspaces, one for each session.
+func (e *Executor) Workspaces() string { return filepath.Join(e.cfg.DataDir, "workspaces") }
+
+// Run takes jobs until ctx ends. Then executions that run are handed over: their
+// agents go on and the next executor follows them; sandboxes stay; the lease is given back.
+func (e *Executor) Run(ctx context.Context) error {
+	if err := e.leases.Open(ctx); err != nil {
+		return fmt.Errorf("executor: %w", err)
+	}
+	ctl, err := e.deps.NATS.Subscribe(topology.Ctl(e.id), e.ctl)
+	if err != nil {
+		return fmt.Errorf("executor: subscribe to %s: %w", topology.Ctl(e.id), err)
+	}
+	// The lease outlives the jobs: nobody may take over what is still being handed over.
+	leased, release := context.WithCancel(context.WithoutCancel(ctx))
+	defer release()
+	work, stop := context.WithCancel(ctx)
+	defer stop()
+	var keep, all errgroup.Group
+	keep.Go(func() error {
+		defer stop() // without a lease nothing may be held
+		return e.leases.Run(leased)
+	})
+	all.Go(func() error { e.holder.Warm(work, e.cfg.WarmEvery); return nil })
+	all.Go(func() error { e.holder.Sweeps(work, e.cfg.SweepEvery); return nil })
+	all.Go(func() error { e.jobs.adopt(work); return nil })
+	all.Go(func() error {
+		defer stop()
+		return e.jobs.run(work, e.ready)
+	})
+	err = all.Wait()
+	e.holder.Close()
+	release()
+	err = errors.Join(err, keep.Wait())
+	if uerr := ctl.Unsubscribe(); uerr != nil && !e.deps.NATS.IsClosed() {
+		err = errors.Join(err, uerr)
+	}
+	if err != nil {
+		return fmt.Errorf("executor: %w", err)
+	}
+	return nil
+}
+
+// ctl takes hints, and questions whether this executor runs a session's execution.
+func (e *Executor) ctl(msg *nats.Msg) {
+	ref, err := topology.DecodeSessionRef(msg.Data)
+	if err != nil {
+		e.deps.Logger.Warn("a message on ctl cannot be read", "error", err)
+		return
+	}
+	if msg.Reply == "" {
+		e.holder.Hint(ref.Session)
+		return
+	}
+	raw, err := json.Marshal(topology.CtlAnswer{Running: e.holder.Running(ref.Session)})
+	if err == nil {
+		err = msg.Respond(raw)
+	}
+	if err != nil {
+		e.deps.Logger.Warn("a question on ctl cannot be answered", "error", err)
+	}
+}

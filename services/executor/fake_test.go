@@ -1,0 +1,480 @@
+package executor_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/pkg/sandbox"
+)
+
+// script is what a fake agent does with a query. It has to call End.
+type script func(*fakeTurn)
+
+// fakeProvider keeps sandboxes in memory, outside of any executor, as a machine would.
+type fakeProvider struct {
+	script script
+
+	mu         sync.Mutex
+	boxes      map[string]*fakeBox
+	createErr  error
+	made       int
+	terminated map[string]bool // id to wiped
+}
+
+func newFakeProvider(s script) *fakeProvider {
+	return &fakeProvider{script: s, boxes: map[string]*fakeBox{}, terminated: map[string]bool{}}
+}
+
+func (p *fakeProvider) Create(_ context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.createErr != nil {
+		return nil, p.createErr
+	}
+	if b, ok := p.boxes[spec.ID]; ok {
+		return b, nil
+	}
+	p.made++
+	b := &fakeBox{spec: spec, runner: newFakeRunner(p.script, events.Derive(events.KindJournal, spec.ID))}
+	p.boxes[spec.ID] = b
+	return b, nil
+}
+
+func (p *fakeProvider) Attach(_ context.Context, id string) (sandbox.Sandbox, error) {
+	if b := p.box(id); b != nil && !b.runner.isDead() {
+		return b, nil
+	}
+	return nil, sandbox.ErrNotFound
+}
+
+func (p *fakeProvider) List(context.Context) ([]sandbox.Info, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var out []sandbox.Info
+	for id, b := range p.boxes {
+		out = append(out, sandbox.Info{ID: id, Labels: b.spec.Labels, Running: !b.runner.isDead()})
+	}
+	return out, nil
+}
+
+func (p *fakeProvider) Terminate(_ context.Context, id string, wipe bool) error {
+	p.mu.Lock()
+	b := p.boxes[id]
+	delete(p.boxes, id)
+	p.terminated[id] = wipe
+	p.mu.Unlock()
+	if b != nil {
+		b.runner.die()
+	}
+	return nil
+}
+
+func (p *fakeProvider) box(id string) *fakeBox {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.boxes[id]
+}
+
+// only is the one sandbox there is.
+func (p *fakeProvider) only() *fakeBox {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, b := range p.boxes {
+		return b
+	}
+	return nil
+}
+
+func (p *fakeProvider) wiped(id string) (wiped, terminated bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	wiped, terminated = p.terminated[id]
+	return wiped, terminated
+}
+
+func (p *fakeProvider) close() {
+	p.mu.Lock()
+	list := p.boxes
+	p.boxes = map[string]*fakeBox{}
+	p.mu.Unlock()
+	for _, b := range list {
+		b.runner.die()
+	}
+}
+
+type fakeBox struct {
+	spec   sandbox.Spec
+	runner *fakeRunner
+}
+
+func (b *fakeBox) ID() string                            { return b.spec.ID }
+func (b *fakeBox) Running(context.Context) (bool, error) { return !b.runner.isDead(), nil }
+func (b *fakeBox) Files() sandbox.Files                  { panic("the executor has no business with files yet") }
+func (b *fakeBox) Exec(_ context.Context, c sandbox.Command) (sandbox.Process, error) {
+	var a runner.Attach
+	if n, err := fmt.Sscanf(strings.Join(c.Args, " "), "runner attach --epoch %d --after %d", &a.Epoch, &a.After); n != 2 {
+		return nil, fmt.Errorf("fake sandbox: cannot run %v: %w", c.Args, err)
+	}
+	return b.runner.attach(a)
+}
+
+// fakeRunner speaks the runner's protocol and plays its script as the agent.
+type fakeRunner struct {
+	script script
+	name   string
+
+	mu       sync.Mutex
+	changed  *sync.Cond
+	lines    []runner.Line // lines[i].N == i+1
+	raw      map[int]string
+	acked    uint64
+	epoch    uint64
+	follower *fakeStream
+	seen     map[string]bool
+	turn     *fakeTurn
+	warm     bool
+	memory   uint64
+	dead     bool
+	queries  []runner.Query
+	ops      []runner.Op
+	deaf     bool // obeys neither interrupt nor kill
+	mute     bool // answers nothing
+	all      sync.WaitGroup
+}
+
+func newFakeRunner(s script, name string) *fakeRunner {
+	r := &fakeRunner{script: s, name: name, seen: map[string]bool{}, raw: map[int]string{}, memory: 100}
+	r.changed = sync.NewCond(&r.mu)
+	return r
+}
+
+func (r *fakeRunner) isDead() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.dead
+}
+
+// die is kill -9 of the runner with all that it started.
+func (r *fakeRunner) die() {
+	r.mu.Lock()
+	r.dead = true
+	if r.turn != nil {
+		r.turn.kill()
+	}
+	if r.follower != nil {
+		r.follower.cut()
+	}
+	r.changed.Broadcast()
+	r.mu.Unlock()
+	r.all.Wait()
+}
+
+func (r *fakeRunner) status() runner.Status {
+	s := runner.Status{}
+	if r.turn != nil {
+		s.ExecutionID, s.Attempt = r.turn.Query.ExecutionID, r.turn.Query.Attempt
+	}
+	if r.warm {
+		s.AgentPID, s.MemoryBytes = 42, r.memory
+	}
+	return s
+}
+
+func (r *fakeRunner) operations() []runner.Op {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.ops)
+}
+
+func (r *fakeRunner) asked() []runner.Query {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.queries)
+}
+
+func (r *fakeRunner) acknowledged() uint64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.acked
+}
+
+// fakeStream is one `runner attach`.
+type fakeStream struct {
+	r              *fakeRunner
+	in             *io.PipeReader
+	out            *io.PipeWriter
+	stdin          *io.PipeWriter
+	stdout, stderr *io.PipeReader
+	errs           *io.PipeWriter
+	once           sync.Once
+	gone           chan struct{}
+	closed         atomic.Bool
+
+	wmu sync.Mutex
+}
+
+func (r *fakeRunner) attach(a runner.Attach) (sandbox.Process, error) {
+	s := &fakeStream{r: r, gone: make(chan struct{})}
+	s.in, s.stdin = io.Pipe()
+	s.stdout, s.out = io.Pipe()
+	s.stderr, s.errs = io.Pipe()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.dead {
+		return nil, sandbox.ErrNotFound
+	}
+	if a.Epoch < r.epoch {
+		r.all.Go(func() {
+			s.write(runner.Message{Reply: &runner.Reply{Error: &runner.Error{Code: "FENCED", Message: "lower epoch"}}})
+			s.cut()
+		})
+		return s, nil
+	}
+	r.epoch = a.Epoch
+	if r.follower != nil {
+		r.follower.cut()
+	}
+	r.follower = s
+	hello := runner.Hello{Protocol: runner.ProtocolVersion, Journal: r.name, First: r.acked + 1, Last: uint64(len(r.lines)), Status: r.status()}
+	r.all.Go(func() { s.send(hello, a.After) })
+	r.all.Go(s.obey)
+	return s, nil
+}
+
+func (s *fakeStream) write(m runner.Message) {
+	raw, err := json.Marshal(m)
+	if err != nil {
+		panic(err)
+	}
+	s.writeRaw(raw)
+}
+
+func (s *fakeStream) writeRaw(raw []byte) {
+	s.wmu.Lock()
+	defer s.wmu.Unlock()
+	_, _ = s.out.Write(append(raw, '\n')) // a reader that is gone is the other side's affair
+}
+
+// send follows the journal.
+func (s *fakeStream) send(hello runner.Hello, after uint64) {
+	s.write(runner.Message{Hello: &hello})
+	for {
+		s.r.mu.Lock()
+		for uint64(len(s.r.lines)) <= after && !s.closed.Load() {
+			s.r.changed.Wait()
+		}
+		if s.closed.Load() {
+			s.r.mu.Unlock()
+			return
+		}
+		if after < s.r.acked {
+			panic("a follower wants lines that were acknowledged")
+		}
+		l, raw := s.r.lines[after], s.r.raw[int(after)] //nolint:gosec // small
+		s.r.mu.Unlock()
+		if raw != "" {
+			s.writeRaw([]byte(raw))
+		}
+		s.write(runner.Message{Line: &l})
+		after++
+	}
+}
+
+func (s *fakeStream) obey() {
+	in := bufio.NewReader(s.in)
+	for {
+		raw, err := in.ReadBytes('\n')
+		if err != nil {
+			s.cut()
+			return
+		}
+		var c runner.Command
+		if err := json.Unmarshal(raw, &c); err != nil {
+			panic(err)
+		}
+		if reply := s.r.do(c); reply != nil {
+			s.write(runner.Message{Reply: reply})
+		}
+	}
+}
+
+func (r *fakeRunner) do(c runner.Command) *runner.Reply {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	reply := &runner.Reply{ID: c.ID}
+	if c.Epoch < r.epoch {
+		reply.Error = &runner.Error{Code: "FENCED", Message: "lower epoch"}
+		return reply
+	}
+	r.epoch = c.Epoch
+	r.ops = append(r.ops, c.Op)
+	if r.mute {
+		return nil
+	}
+	switch c.Op {
+	case runner.OpAck:
+		r.acked = max(r.acked, c.Ack)
+		return nil
+	case runner.OpStart:
+		reply.Error = r.start(*c.Query)
+	case runner.OpInterrupt:
+		if r.turn != nil && !r.deaf {
+			r.turn.interrupt()
+		}
+	case runner.OpKill:
+		if r.turn != nil && !r.deaf {
+			r.turn.kill()
+		} else if r.turn == nil {
+			r.warm = false
+		}
+	case runner.OpShutdown:
+		r.warm = false
+	}
+	st := r.status()
+	reply.Status = &st
+	return reply
+}
+
+func (r *fakeRunner) start(q runner.Query) *runner.Error {
+	key := fmt.Sprintf("%s/%d", q.ExecutionID, q.Attempt)
+	if r.seen[key] {
+		return nil
+	}
+	if r.turn != nil {
+		return &runner.Error{Code: "BUSY", Message: "another runs"}
+	}
+	if q.Architecture == "nonesuch" {
+		return &runner.Error{Code: "UNKNOWN_ARCHITECTURE", Message: "nonesuch is not known"}
+	}
+	r.seen[key] = true
+	r.queries = append(r.queries, q)
+	t := &fakeTurn{r: r, Query: q, interrupted: make(chan struct{}), killed: make(chan struct{})}
+	r.turn = t
+	r.all.Go(func() { r.script(t) })
+	return nil
+}
+
+func (s *fakeStream) cut() {
+	s.once.Do(func() {
+		s.closed.Store(true)
+		_ = s.in.Close()
+		_ = s.out.Close()
+		_ = s.errs.Close()
+		close(s.gone)
+		go func() { // the lock may be held by the caller
+			s.r.mu.Lock()
+			defer s.r.mu.Unlock()
+			s.r.changed.Broadcast()
+		}()
+	})
+}
+
+func (s *fakeStream) Stdin() io.WriteCloser { return s.stdin }
+func (s *fakeStream) Stdout() io.Reader     { return s.stdout }
+func (s *fakeStream) Stderr() io.Reader     { return s.stderr }
+func (s *fakeStream) Wait() (int, error)    { <-s.gone; return 0, nil }
+func (s *fakeStream) Kill() error {
+	_ = s.stdin.Close()
+	_ = s.stdout.Close()
+	_ = s.stderr.Close()
+	s.cut()
+	return nil
+}
+
+// fakeTurn is what a script plays with.
+type fakeTurn struct {
+	r     *fakeRunner
+	Query runner.Query
+
+	once1, once2        sync.Once
+	interrupted, killed chan struct{}
+}
+
+func (t *fakeTurn) interrupt() { t.once1.Do(func() { close(t.interrupted) }) }
+func (t *fakeTurn) kill()      { t.once2.Do(func() { close(t.killed) }) }
+
+// Say journals a line.
+func (t *fakeTurn) Say(typ events.Type, data any) {
+	t.say(runner.Line{Type: typ, ExecutionID: t.Query.ExecutionID, ConversationID: "main"}, data, "")
+}
+
+// Raw has a line that is no message stand before the next journal line.
+func (t *fakeTurn) Raw(text string, typ events.Type, data any) {
+	t.say(runner.Line{Type: typ, ExecutionID: t.Query.ExecutionID}, data, text)
+}
+
+func (t *fakeTurn) say(l runner.Line, data any, raw string) {
+	body, err := json.Marshal(data)
+	if err != nil {
+		panic(err)
+	}
+	t.r.mu.Lock()
+	defer t.r.mu.Unlock()
+	l.N, l.Time, l.Data = uint64(len(t.r.lines)+1), time.Now(), body
+	if raw != "" {
+		t.r.raw[len(t.r.lines)] = raw
+	}
+	t.r.lines = append(t.r.lines, l)
+	t.r.changed.Broadcast()
+}
+
+// Start says that the agent has the query.
+func (t *fakeTurn) Start() {
+	t.r.mu.Lock()
+	warm := t.r.warm
+	t.r.warm = true
+	t.r.mu.Unlock()
+	t.Say(runner.AgentStarted, runner.Started{Attempt: t.Query.Attempt, Warm: warm, PID: 42, Policy: t.Query.Policy})
+}
+
+// Text opens a block, streams it and completes it.
+func (t *fakeTurn) Text(id string, pieces ...string) {
+	t.Open(id)
+	whole := t.Stream(id, 0, pieces...)
+	t.Say("block_complete", events.BlockComplete{Block: events.Block{ID: id, Kind: events.KindAssistantText, Content: whole}})
+}
+
+// Open opens a block of text.
+func (t *fakeTurn) Open(id string) {
+	t.Say("block_start", events.BlockStart{Block: events.Block{ID: id, Kind: events.KindAssistantText, Status: events.StatusPending}})
+}
+
+// Stream writes text into a block from an offset.
+func (t *fakeTurn) Stream(id string, from int, pieces ...string) (whole string) {
+	for _, p := range pieces {
+		t.Say(events.TextDelta, runner.Delta{BlockID: id, Offset: uint32(from + len(whole)), Delta: p}) //nolint:gosec // small
+		whole += p
+	}
+	return whole
+}
+
+// End ends the turn.
+func (t *fakeTurn) End(e runner.Ended) {
+	t.r.mu.Lock()
+	t.r.turn = nil
+	if e.Outcome == runner.Killed {
+		t.r.warm = false
+	}
+	t.r.mu.Unlock()
+	t.Say(runner.TurnEnded, e)
+}
+
+// Wait waits for a signal; it is false when the agent is killed first.
+func (t *fakeTurn) Wait(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	case <-t.killed:
+		return false
+	}
+}

@@ -1,0 +1,522 @@
+package executor_test
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"go.uber.org/goleak"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/eventlog/jslog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/events/session"
+	"github.com/spoolhq/spool/pkg/natsserver"
+	"github.com/spoolhq/spool/pkg/natsserver/natstest"
+	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/executor"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// within bounds every wait of these tests.
+const within = 45 * time.Second
+
+// bench is a log with jobs, and the session service's part played by the test.
+type bench struct {
+	t        *testing.T
+	ctx      context.Context
+	srv      *natsserver.Server
+	nc       *nats.Conn
+	js       jetstream.JetStream
+	log      eventlog.Log
+	sessions eventlog.Sessions
+	provider *fakeProvider
+	engine   string
+
+	mu     sync.Mutex
+	deltas []events.Delta
+}
+
+func newBench(t *testing.T, s script) *bench {
+	t.Helper()
+	srv := natstest.RunConfig(t, natsserver.Config{Port: natsserver.RandomPort, Relaxed: true})
+	ctx, cancel := context.WithTimeout(context.Background(), within+30*time.Second)
+	t.Cleanup(cancel)
+	b := &bench{t: t, ctx: ctx, srv: srv, nc: natstest.Conn(t, srv), provider: newFakeProvider(s), engine: "here"}
+	t.Cleanup(b.provider.close)
+	var err error
+	if b.js, err = jetstream.New(b.nc); err != nil {
+		t.Fatal(err)
+	}
+	if err := topology.Provision(ctx, b.js, topology.Config{Shards: 1}); err != nil {
+		t.Fatal(err)
+	}
+	b.log = openLog(t, b.js)
+	b.sessions = eventlog.Sessions{Log: b.log}
+	sub, err := b.nc.Subscribe("dl.>", func(m *nats.Msg) {
+		var d events.Delta
+		if err := json.Unmarshal(m.Data, &d); err != nil {
+			t.Error(err)
+		}
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.deltas = append(b.deltas, d)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = sub.Unsubscribe() })
+	return b
+}
+
+func openLog(t *testing.T, js jetstream.JetStream) eventlog.Log {
+	t.Helper()
+	log, err := jslog.New(jslog.Config{JetStream: js, Shards: 1, Logger: natstest.Logger(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return log
+}
+
+// copyOf is a running executor.
+type copyOf struct {
+	*executor.Executor
+	nc   *nats.Conn
+	wire *wire
+	log  *watchedLog
+	stop func() error // as SIGTERM would
+}
+
+// run starts an executor on a connection of its own.
+func (b *bench) run(change ...func(*executor.Config)) *copyOf {
+	b.t.Helper()
+	cfg := executor.Config{
+		Engine: b.engine, Slots: 4, WarmMemory: 1 << 40, Beat: 20 * time.Millisecond, KillAfter: 200 * time.Millisecond,
+		WarmEvery: time.Hour, SweepEvery: time.Hour, EngineGone: 4 * time.Second,
+	}
+	for _, c := range change {
+		c(&cfg)
+	}
+	w := &wire{}
+	nc, err := nats.Connect(b.srv.ClientURL(), nats.SetCustomDialer(w), nats.MaxReconnects(-1), nats.PingInterval(time.Hour))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	js, err := jetstream.New(nc)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	log := &watchedLog{Log: openLog(b.t, js)}
+	e, err := executor.New(cfg, executor.Deps{NATS: nc, Log: log, Provider: sandbox.Provider(b.provider), Logger: testLogger(b.t)})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- e.Run(ctx) }()
+	c := &copyOf{Executor: e, nc: nc, wire: w, log: log}
+	c.stop = sync.OnceValue(func() error {
+		cancel()
+		err := <-ended
+		nc.Close()
+		return err
+	})
+	b.t.Cleanup(func() {
+		w.thaw()
+		if err := c.stop(); err != nil && !w.wasCut() {
+			b.t.Errorf("executor: %v", err)
+		}
+	})
+	select {
+	case <-e.Ready():
+	case <-time.After(within):
+		b.t.Fatal("the executor is not ready")
+	}
+	return c
+}
+
+func testLogger(t *testing.T) *slog.Logger { return natstest.Logger(t) }
+
+// wire is the network of one executor: it can be frozen, and cut for good.
+type wire struct {
+	mu     sync.Mutex
+	frozen chan struct{}
+	cut    bool
+	conns  []net.Conn
+}
+
+func (w *wire) Dial(network, address string) (net.Conn, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.cut {
+		return nil, errors.New("cut")
+	}
+	c, err := net.Dial(network, address)
+	if err != nil {
+		return nil, err
+	}
+	w.conns = append(w.conns, c)
+	return &wiredConn{c, w}, nil
+}
+
+func (w *wire) freeze() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.frozen = make(chan struct{})
+}
+
+func (w *wire) thaw() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.frozen != nil {
+		close(w.frozen)
+		w.frozen = nil
+	}
+}
+
+// kill is what the network sees of kill -9.
+func (w *wire) kill() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.cut = true
+	for _, c := range w.conns {
+		_ = c.Close()
+	}
+}
+
+func (w *wire) wasCut() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.cut
+}
+
+func (w *wire) pass() {
+	w.mu.Lock()
+	frozen := w.frozen
+	w.mu.Unlock()
+	if frozen != nil {
+		<-frozen
+	}
+}
+
+type wiredConn struct {
+	net.Conn
+	w *wire
+}
+
+func (c *wiredConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	c.w.pass()
+	return n, err
+}
+
+func (c *wiredConn) Write(p []byte) (int, error) {
+	c.w.pass()
+	return c.Conn.Write(p)
+}
+
+// watchedLog counts refused appends.
+type watchedLog struct {
+	eventlog.Log
+	mu      sync.Mutex
+	refused int
+}
+
+func (l *watchedLog) Append(ctx context.Context, head eventlog.Head, d events.Draft) (eventlog.Head, error) {
+	next, err := l.Log.Append(ctx, head, d)
+	var conflict *eventlog.ConflictError
+	if errors.As(err, &conflict) {
+		l.mu.Lock()
+		l.refused++
+		l.mu.Unlock()
+	}
+	return next, err
+}
+
+func (l *watchedLog) refusals() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.refused
+}
+
+func mint(t testing.TB, kind events.Kind) string {
+	id, err := events.NewID(kind, time.Now(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return id
+}
+
+const tenant = "default"
+
+// talk is one session.
+type talk struct {
+	b  *bench
+	id string
+}
+
+func (b *bench) session(change ...func(*events.SessionCreated)) *talk {
+	b.t.Helper()
+	s := &talk{b, mint(b.t, events.KindSession)}
+	c := events.SessionCreated{
+		Agent: "default", AgentVersion: "1", Architecture: "claude-code", Provider: "local",
+		Options: events.Options{IdleTimeoutMs: 3600_000, TurnLimitMs: 3600_000, SessionLimitMs: 3600_000},
+	}
+	for _, f := range change {
+		f(&c)
+	}
+	s.life(func(base session.Base, _ eventlog.Loaded) session.Command {
+		return session.Create{Base: base, SessionCreated: c}
+	})
+	return s
+}
+
+// life decides and appends a command, as the session service would.
+func (s *talk) life(command func(session.Base, eventlog.Loaded) session.Command) {
+	s.b.t.Helper()
+	l := s.load()
+	id := mint(s.b.t, events.KindCommand)
+	list, err := session.Decide(l.Life, command(session.Base{Meta: events.Meta{CommandID: id, Now: time.Now().UTC()}}, l))
+	if err != nil {
+		s.b.t.Fatal(err)
+	}
+	if len(list) == 0 {
+		return
+	}
+	if err := s.b.sessions.AppendLife(s.b.ctx, &l, events.Actor{Kind: "service", ID: "session"}, id, list); err != nil {
+		s.b.t.Fatal(err)
+	}
+}
+
+func (s *talk) load() eventlog.Loaded {
+	s.b.t.Helper()
+	l, err := s.b.sessions.Load(s.b.ctx, tenant, s.id, eventlog.Leader)
+	if err != nil {
+		s.b.t.Fatal(err)
+	}
+	return l
+}
+
+// post accepts a message and publishes the job.
+func (s *talk) post(text string) (execution string) {
+	s.b.t.Helper()
+	execution = mint(s.b.t, events.KindExecution)
+	s.life(func(base session.Base, l eventlog.Loaded) session.Command {
+		return session.Post{Base: base, ExecutionID: execution, Content: text, ActiveEnded: l.View().ActiveEnded}
+	})
+	s.job()
+	return execution
+}
+
+func (s *talk) interrupt() {
+	s.life(func(base session.Base, l eventlog.Loaded) session.Command {
+		return session.RequestInterrupt{Base: base, ActiveEnded: l.View().ActiveEnded}
+	})
+}
+
+func (s *talk) cancel(execution string) {
+	s.life(func(base session.Base, l eventlog.Loaded) session.Command {
+		return session.RequestCancel{Base: base, ExecutionID: execution, ActiveEnded: l.View().ActiveEnded}
+	})
+}
+
+func (s *talk) remove() {
+	s.life(func(base session.Base, l eventlog.Loaded) session.Command {
+		return session.Delete{Base: base, ActiveEnded: l.View().ActiveEnded}
+	})
+}
+
+// job publishes what the reactor would: on the engine of the session's sandbox.
+func (s *talk) job() {
+	s.b.t.Helper()
+	subject := topology.JobAny("local")
+	if sb := s.load().Run.Sandbox; sb.ID != "" {
+		subject = topology.JobOn("local", sb.Engine)
+	}
+	s.jobAt(subject)
+}
+
+func (s *talk) jobAt(subject string) {
+	s.b.t.Helper()
+	raw, err := topology.SessionRef{Tenant: tenant, Session: s.id}.Encode()
+	if err != nil {
+		s.b.t.Fatal(err)
+	}
+	if _, err := s.b.js.Publish(s.b.ctx, subject, raw); err != nil {
+		s.b.t.Fatal(err)
+	}
+}
+
+// events is everything that run says, in order.
+func (s *talk) events() []events.Event {
+	s.b.t.Helper()
+	var out []events.Event
+	for n, err := range eventlog.Session(s.b.ctx, s.b.log, tenant, s.id) {
+		if err != nil {
+			s.b.t.Fatal(err)
+		}
+		if n.Aspect == events.Run {
+			out = append(out, n.Event)
+		}
+	}
+	return out
+}
+
+// types of events, shortly.
+func types(list []events.Event) string {
+	var out []string
+	for _, e := range list {
+		out = append(out, string(e.Type()))
+	}
+	return strings.Join(out, " ")
+}
+
+// until polls the session's state.
+func (s *talk) until(what string, ok func(eventlog.Loaded) bool) eventlog.Loaded {
+	s.b.t.Helper()
+	var last eventlog.Loaded
+	s.b.until(what, func() bool {
+		last = s.load()
+		return ok(last)
+	})
+	return last
+}
+
+func (s *talk) ended(execution string) eventlog.Loaded {
+	s.b.t.Helper()
+	l := s.until("execution "+execution+" has ended", func(l eventlog.Loaded) bool { return l.Run.Ended(execution) })
+	s.check()
+	return l
+}
+
+// until polls, since another process is involved: NATS, and executors that share nothing with the test.
+func (b *bench) until(what string, ok func() bool) {
+	b.t.Helper()
+	deadline := time.Now().Add(within)
+	for !ok() {
+		if time.Now().After(deadline) {
+			b.t.Fatalf("waited in vain until %s", what)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// check is the checker of faults.md on the log: no event twice, each journal's
+// numbers ascending, at most one terminal event for each execution and nothing of
+// it after, blocks opened before they are completed, none open at the end, epochs ascending.
+func (s *talk) check() {
+	s.b.t.Helper()
+	ids, terminal := map[string]bool{}, map[string]bool{}
+	open := map[string]bool{}
+	var n, epoch uint64
+	for _, e := range s.events() {
+		if ids[e.ID] {
+			s.b.t.Errorf("event %s is stored twice", e.ID)
+		}
+		ids[e.ID] = true
+		if terminal[e.ExecutionID] && e.ExecutionID != "" {
+			s.b.t.Errorf("%s after the end of %s", e.Type(), e.ExecutionID)
+		}
+		if e.N != 0 {
+			if e.N <= n {
+				s.b.t.Errorf("%s has number %d after %d", e.Type(), e.N, n)
+			}
+			n = e.N
+		}
+		switch d := e.Data.(type) {
+		case events.ExecutionClaimed:
+			if d.Epoch <= epoch {
+				s.b.t.Errorf("epoch %d after %d", d.Epoch, epoch)
+			}
+			epoch = d.Epoch
+		case events.SandboxReady:
+			n = 0
+		case events.BlockStart:
+			open[d.Block.ID] = true
+		case events.BlockComplete:
+			if !open[d.Block.ID] {
+				s.b.t.Errorf("block %s is completed and not open", d.Block.ID)
+			}
+			delete(open, d.Block.ID)
+		}
+		if events.Terminal(e.Type()) {
+			terminal[e.ExecutionID] = true
+			if len(open) > 0 {
+				s.b.t.Errorf("blocks %v are open at the end of %s", open, e.ExecutionID)
+			}
+		}
+	}
+}
+
+// jobs is how many jobs are left.
+func (b *bench) jobs() uint64 {
+	b.t.Helper()
+	stream, err := b.js.Stream(b.ctx, topology.StreamJobs)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	info, err := stream.Info(b.ctx)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return info.State.Msgs
+}
+
+func (b *bench) noJobs() {
+	b.t.Helper()
+	b.until("no job is left", func() bool { return b.jobs() == 0 })
+}
+
+// last is the terminal event of an execution.
+func (s *talk) last(execution string) events.Payload {
+	s.b.t.Helper()
+	list := s.events()
+	for _, e := range slices.Backward(list) {
+		if e.ExecutionID == execution && events.Terminal(e.Type()) {
+			return e.Data
+		}
+	}
+	s.b.t.Fatalf("%s has no terminal event in %s", execution, types(list))
+	return nil
+}
+
+// claimAs claims as an executor that is no more.
+func (s *talk) claimAs(executor string) {
+	s.b.t.Helper()
+	l := s.load()
+	d, err := run.Decide(l.Run, run.Claim{
+		Meta:        events.Meta{CommandID: mint(s.b.t, events.KindCommand), Now: time.Now().UTC()},
+		ExecutionID: l.Life.Active.ExecutionID, Executor: executor,
+	})
+	if err != nil {
+		s.b.t.Fatal(err)
+	}
+	if err := s.b.sessions.AppendRun(s.b.ctx, &l, events.Actor{Kind: "executor", ID: executor}, mint(s.b.t, events.KindCommit), d); err != nil {
+		s.b.t.Fatal(err)
+	}
+}
+
+// wrote gives the texts of the complete assistant blocks.
+func wrote(list []events.Event) string {
+	var out []string
+	for _, e := range list {
+		if c, ok := e.Data.(events.BlockComplete); ok && c.Block.Status == events.StatusComplete {
+			out = append(out, c.Block.Content)
+		}
+	}
+	return fmt.Sprint(out)
+}

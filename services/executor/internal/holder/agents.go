@@ -1,0 +1,251 @@
+package holder
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/executor/internal/link"
+	"github.com/spoolhq/spool/services/executor/internal/translate"
+)
+
+// agent is a runner that this executor has an open stream to.
+type agent struct {
+	ref     topology.SessionRef
+	sandbox string
+	journal string
+	link    *link.Link
+	hello   *runner.Hello // nil once a turn has been taken over it
+	last    uint64        // number of the last line taken
+
+	// The Holder's lock guards these.
+	resting bool
+	used    time.Time
+	memory  uint64
+	epoch   uint64
+}
+
+func (a *agent) alive() bool {
+	select {
+	case <-a.link.Done():
+		return false
+	default:
+		return true
+	}
+}
+
+// mayRun tells whether the runner may have the execution already: it says so, or
+// its journal has lines that the log has not.
+func (a *agent) mayRun(execution string, n uint64) bool {
+	return a.hello != nil && (a.hello.Status.ExecutionID == execution || a.hello.Last > n)
+}
+
+// sandboxError is a sandbox that could not be made.
+type sandboxError struct {
+	id  string
+	err error
+}
+
+func (e *sandboxError) Error() string { return e.err.Error() }
+func (e *sandboxError) Unwrap() error { return e.err }
+
+func (t *turn) ref() topology.SessionRef {
+	return topology.SessionRef{Tenant: t.l.Tenant, Session: t.l.ID}
+}
+
+// attach gets a stream to the session's runner: the one that rests here, a new
+// one to the same runner, or one to a sandbox made for the purpose.
+func (t *turn) attach(ctx context.Context) error {
+	t.drop()
+	a, err := t.find(ctx)
+	if errors.Is(err, errLost) {
+		if err = t.replace(ctx); err == nil {
+			a, err = t.create(ctx)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	t.agent = a
+	t.h.work(a, t.epoch)
+	t.attempt = t.l.Run.Attempt + 1
+	if a.hello != nil && a.hello.Status.ExecutionID == t.execution {
+		t.attempt = max(a.hello.Status.Attempt, 1)
+	}
+	since := t.l.Run.ClaimedAt
+	if t.tr != nil {
+		since = t.tr.Time
+	}
+	t.tr = &translate.Translator{
+		Journal: a.journal, ExecutionID: t.execution, Epoch: t.epoch, Attempt: t.attempt, Last: a.last, Time: since,
+	}
+	return nil
+}
+
+// find gives the session's present runner; errLost when there was one.
+func (t *turn) find(ctx context.Context) (*agent, error) {
+	sb := t.l.Run.Sandbox
+	if a := t.h.wake(t.l.ID); a != nil {
+		if a.alive() && a.journal == sb.Journal {
+			a.hello = nil
+			return a, nil
+		}
+		a.link.Close()
+	}
+	switch {
+	case sb.ID == "":
+		return t.create(ctx)
+	case sb.Engine != t.h.cfg.Engine || sb.Provider != t.h.cfg.Provider:
+		return nil, fmt.Errorf("%w: engine %s is gone", errLost, sb.Engine)
+	case sb.Journal == "":
+		return t.create(ctx) // begun by a holder that died: creating it again finds the first
+	}
+	a, err := t.h.dial(ctx, sb, t.ref(), runner.Attach{Epoch: t.epoch, After: sb.N})
+	if errors.Is(err, link.ErrFenced) {
+		return nil, fmt.Errorf("%w: %w", run.ErrFenced, err)
+	}
+	return a, err
+}
+
+// dialPauses are the waits between attempts to reach a runner that should be there.
+var dialPauses = []time.Duration{50 * time.Millisecond, 200 * time.Millisecond, time.Second}
+
+// dial opens a stream to a sandbox's runner; errLost when it, or its journal, is gone.
+func (h *Holder) dial(ctx context.Context, sb run.Sandbox, ref topology.SessionRef, attach runner.Attach) (*agent, error) {
+	for i := 0; ; i++ {
+		a, err := h.dialOnce(ctx, sb, ref, attach)
+		if err == nil || errors.Is(err, errLost) || errors.Is(err, link.ErrFenced) || ctx.Err() != nil {
+			return a, err
+		}
+		if i == len(dialPauses) {
+			return nil, fmt.Errorf("%w: its runner does not answer: %w", errLost, err)
+		}
+		h.d.Logger.Warn("the runner cannot be reached, trying again", "sandbox", sb.ID, "error", err)
+		select {
+		case <-time.After(dialPauses[i]):
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+func (h *Holder) dialOnce(ctx context.Context, sb run.Sandbox, ref topology.SessionRef, attach runner.Attach) (*agent, error) {
+	box, err := h.d.Sandbox.Attach(ctx, sb.ID)
+	if errors.Is(err, sandbox.ErrNotFound) {
+		return nil, fmt.Errorf("%w: %w", errLost, err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("find sandbox %s: %w", sb.ID, err)
+	}
+	a, err := h.open(ctx, box, ref, attach)
+	if err != nil {
+		return nil, err
+	}
+	if a.journal != sb.Journal {
+		a.link.Close()
+		return nil, fmt.Errorf("%w: its runner has journal %s in place of %s", errLost, a.journal, sb.Journal)
+	}
+	return a, nil
+}
+
+func (h *Holder) open(ctx context.Context, box sandbox.Sandbox, ref topology.SessionRef, attach runner.Attach) (*agent, error) {
+	l, err := link.Open(ctx, box, attach, h.d.Logger)
+	if err != nil {
+		return nil, err
+	}
+	hello := l.Hello()
+	return &agent{ref: ref, sandbox: box.ID(), journal: hello.Journal, link: l, hello: &hello, last: attach.After, epoch: attach.Epoch}, nil
+}
+
+// create makes the session's sandbox; the log knows of it before it exists.
+func (t *turn) create(ctx context.Context) (*agent, error) {
+	began := t.h.d.Now()
+	id := t.l.Run.Sandbox.ID
+	if id == "" {
+		var err error
+		if id, err = t.h.mint(events.KindSandbox); err != nil {
+			return nil, err
+		}
+		if err := t.say(ctx, events.SandboxCreating{SandboxID: id, Provider: t.h.cfg.Provider, Engine: t.h.cfg.Engine}); err != nil {
+			return nil, err
+		}
+	}
+	box, err := t.h.d.Sandbox.Create(ctx, sandbox.Spec{ID: id, Labels: sandbox.Labels{
+		Tenant: t.l.Tenant, Session: t.l.ID, Engine: t.h.cfg.Engine, Epoch: t.epoch,
+	}})
+	if err != nil {
+		return nil, t.broken(ctx, id, err)
+	}
+	a, err := t.h.open(ctx, box, t.ref(), runner.Attach{Epoch: t.epoch})
+	if errors.Is(err, link.ErrFenced) {
+		return nil, fmt.Errorf("%w: %w", run.ErrFenced, err)
+	}
+	if err != nil {
+		return nil, t.broken(ctx, id, err)
+	}
+	ready := events.SandboxReady{
+		SandboxID: id, Provider: t.h.cfg.Provider, Engine: t.h.cfg.Engine, Journal: a.journal,
+		DurationMs: uint32(t.h.d.Now().Sub(began).Milliseconds()), //nolint:gosec // no sandbox takes 49 days
+	}
+	if err := t.say(ctx, ready); err != nil {
+		a.link.Close()
+		return nil, err
+	}
+	return a, t.refresh(ctx)
+}
+
+// broken cleans up after a sandbox that could not be made, unless it is this executor that stops.
+func (t *turn) broken(ctx context.Context, id string, cause error) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if err := t.h.d.Sandbox.Terminate(ctx, id, false); err != nil {
+		t.log.Error("what there was of a failed sandbox could not be ended; the sweep will try again", "sandbox", id, "error", err)
+	}
+	return &sandboxError{id, cause}
+}
+
+// replace gives up the present sandbox in the log and ends what is left of it.
+func (t *turn) replace(ctx context.Context) error {
+	old := t.l.Run.Sandbox
+	lost := "its processes and what they had in memory"
+	if old.Engine != t.h.cfg.Engine {
+		lost = "the sandbox with its workspace: engine " + old.Engine + " is gone"
+	} else if err := t.h.d.Sandbox.Terminate(ctx, old.ID, false); err != nil {
+		return fmt.Errorf("end what is left of sandbox %s: %w", old.ID, err)
+	}
+	facts := []events.Payload{events.SandboxReplaced{SandboxID: old.ID, Lost: lost}}
+	known, err := t.known(ctx)
+	if err != nil {
+		return err
+	}
+	for _, open := range t.l.Run.Open {
+		b, ok := known[open.ID]
+		if !ok {
+			b = events.Block{ID: open.ID, Kind: events.KindError, Time: t.h.d.Now().UTC(), ConversationID: events.MainConversation}
+		}
+		b.Status = events.StatusError
+		facts = append(facts, events.BlockComplete{Block: b})
+	}
+	return t.say(ctx, facts...)
+}
+
+// refresh looks at the session's life again after something that took a while.
+func (t *turn) refresh(ctx context.Context) error {
+	l, err := t.h.d.Sessions.Load(ctx, t.l.Tenant, t.l.ID, eventlog.Leader)
+	if err != nil {
+		return err
+	}
+	if l.Run.Epoch != t.epoch {
+		return run.ErrFenced
+	}
+	t.l.Life, t.l.LifeHead = l.Life, l.LifeHead
+	return nil
+}

@@ -1,0 +1,327 @@
+// Package holder does what sessions' jobs are about: it claims executions, gives
+// them to a runner in a sandbox, follows the runner's journal into the log,
+// obeys controls, and keeps agents warm in between.
+package holder
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/spoolhq/spool/pkg/bus"
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/events/session"
+	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/pkg/topology"
+)
+
+// Config of a Holder; every field is required.
+type Config struct {
+	Executor string // xtr_…
+	Provider string // name of the sandbox provider
+	Engine   string
+
+	Slots       int           // executions at once
+	WarmMemory  uint64        // bytes that agents may take together before resting ones are ended
+	Window      time.Duration // least time from an acknowledgement to the next commit
+	Beat        time.Duration // how often controls and limits are looked at
+	KillAfter   time.Duration // from a cancel's interrupt to its kill, and from that to the sandbox's end
+	MaxAttempts uint32        // starts of one execution
+	EngineGone  time.Duration // without a lease, after which an engine's sandboxes are given up
+
+	// Agent gives the model, where the session names none, and the environment of an architecture's process.
+	Agent func(architecture, model string) (string, map[string]string)
+}
+
+// Leases answers who lives.
+type Leases interface {
+	// Running asks an executor for the execution of a session that it runs;
+	// lease.ErrNoLease and lease.ErrSilent are its special errors.
+	Running(ctx context.Context, executor string, ref topology.SessionRef) (string, error)
+	// EngineGone is for how long an engine has had no lease.
+	EngineGone(provider, engine string) time.Duration
+}
+
+// Deltas carries text in flight.
+type Deltas interface {
+	// Publish sends without waiting; losing it loses nothing.
+	Publish(subject string, data []byte) error
+	// Texts reads what DELTAS holds of a session's blocks since a time, by block.
+	Texts(ctx context.Context, tenant, session string, since time.Time) (map[string]string, error)
+}
+
+// Deps is what a Holder stands on; everything is required.
+type Deps struct {
+	Sessions eventlog.Sessions
+	Sandbox  sandbox.Provider
+	Leases   Leases
+	Deltas   Deltas
+	Logger   *slog.Logger
+	Now      func() time.Time
+}
+
+// Holder runs executions. It is safe for concurrent use.
+type Holder struct {
+	cfg   Config
+	d     Deps
+	actor events.Actor
+	slots chan struct{}
+
+	mu     sync.Mutex
+	busy   map[string]*busy  // by session
+	agents map[string]*agent // by session: links to runners that may have a warm agent
+	closed bool
+}
+
+// busy is a session that is being handled.
+type busy struct {
+	free      chan struct{} // closed when it no longer is
+	poke      chan struct{} // signalled when the session has a new fact
+	execution string        // that is run
+}
+
+// New makes a Holder.
+func New(cfg Config, d Deps) *Holder {
+	return &Holder{
+		cfg: cfg, d: d, actor: events.Actor{Kind: "executor", ID: cfg.Executor},
+		slots: make(chan struct{}, cfg.Slots), busy: map[string]*busy{}, agents: map[string]*agent{},
+	}
+}
+
+// Delays after which a job is delivered again.
+const (
+	heldDelay     = 2 * time.Second        // another executor has it
+	elsewhere     = time.Second            // its sandbox is another engine's
+	fullDelay     = 100 * time.Millisecond // no slot was free
+	handoverDelay = time.Millisecond
+	slotPatience  = time.Second // how long a job waits here for a slot
+)
+
+// maxRounds bounds how often one delivery looks again at what is due.
+const maxRounds = 64
+
+var (
+	errAgain    = errors.New("the session has moved on: look again")
+	errHandover = errors.New("this executor is stopping")
+	errFull     = errors.New("no slot is free")
+)
+
+// Handle does what a job's session asks for; it is a handler of the bus.
+func (h *Holder) Handle(ctx context.Context, msg *message.Message) error {
+	if err := bus.Routed(ctx); err != nil {
+		return err
+	}
+	ref, err := topology.DecodeSessionRef(msg.Payload)
+	if err != nil {
+		return bus.Poison(fmt.Errorf("job: %w", err))
+	}
+	b, err := h.take(ctx, ref.Session)
+	if err != nil {
+		return bus.Later(err, handoverDelay)
+	}
+	defer h.giveBack(ref.Session, b)
+	return h.session(ctx, ref, b)
+}
+
+// take waits until no other delivery handles the session, and tells the one that does that something is new.
+func (h *Holder) take(ctx context.Context, id string) (*busy, error) {
+	for {
+		h.mu.Lock()
+		b, taken := h.busy[id]
+		if !taken {
+			b = &busy{free: make(chan struct{}), poke: make(chan struct{}, 1)}
+			h.busy[id] = b
+			h.mu.Unlock()
+			return b, nil
+		}
+		h.mu.Unlock()
+		b.wake()
+		select {
+		case <-b.free:
+		case <-bus.Draining(ctx):
+			return nil, errHandover
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+func (b *busy) wake() {
+	select {
+	case b.poke <- struct{}{}:
+	default:
+	}
+}
+
+func (h *Holder) giveBack(id string, b *busy) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.busy, id)
+	close(b.free)
+}
+
+// Hint says that a session has a new fact.
+func (h *Holder) Hint(id string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if b, ok := h.busy[id]; ok {
+		b.wake()
+	}
+}
+
+// Running is the execution of a session that this executor runs, "" for none.
+func (h *Holder) Running(id string) string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if b, ok := h.busy[id]; ok {
+		return b.execution
+	}
+	return ""
+}
+
+func (h *Holder) runs(b *busy, execution string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	b.execution = execution
+}
+
+// session does what is due until nothing is.
+func (h *Holder) session(ctx context.Context, ref topology.SessionRef, b *busy) error {
+	fresh := eventlog.Any
+	for range maxRounds {
+		l, err := h.d.Sessions.Load(ctx, ref.Tenant, ref.Session, fresh)
+		if err != nil {
+			return err
+		}
+		switch l.Due() {
+		case run.Execute:
+			err = h.execute(ctx, l, b)
+		case run.Refuse:
+			err = h.refuse(ctx, l)
+		case run.Release:
+			err = h.release(ctx, l)
+		default:
+			if fresh == eventlog.Leader {
+				return nil
+			}
+		}
+		// Only the leader knows that nothing is due.
+		fresh = eventlog.Leader
+		if err != nil && !errors.Is(err, errAgain) {
+			return delivery(err)
+		}
+		if stopping(ctx) {
+			return bus.Later(errHandover, handoverDelay)
+		}
+	}
+	return bus.Later(errAgain, heldDelay)
+}
+
+// delivery says what becomes of a job whose handling ended with an error.
+func delivery(err error) error {
+	switch {
+	case errors.Is(err, errHandover):
+		return bus.Later(err, handoverDelay)
+	case errors.Is(err, errFull):
+		return bus.Later(err, fullDelay)
+	case errors.Is(err, run.ErrFenced):
+		return bus.Later(err, heldDelay)
+	}
+	return err
+}
+
+func stopping(ctx context.Context) bool {
+	select {
+	case <-bus.Draining(ctx):
+		return true
+	default:
+		return ctx.Err() != nil
+	}
+}
+
+// refuse ends an execution that a control reached before any executor did.
+func (h *Holder) refuse(ctx context.Context, l eventlog.Loaded) error {
+	active := l.Life.Active.ExecutionID
+	d, err := run.Decide(l.Run, run.Abandon{
+		Meta: h.meta(), ExecutionID: active,
+		Outcome: events.ExecutionCancelled{Reason: l.Life.ControlOf(active).Reason},
+	})
+	if err != nil {
+		return errAgain
+	}
+	return h.first(ctx, &l, d)
+}
+
+// release gives up a sandbox. The log is told first: its guard makes sure that
+// nothing runs in it. Should the rest fail, the sweep does it.
+func (h *Holder) release(ctx context.Context, l eventlog.Loaded) error {
+	sb := l.Run.Sandbox
+	if err := h.reachable(sb); err != nil {
+		return err
+	}
+	reason := run.ReleaseReason(l.Life)
+	m := events.NewMint(h.meta())
+	m.Add("", events.SandboxTerminated{SandboxID: sb.ID, Reason: reason})
+	d, err := run.Decide(l.Run, run.Record{Epoch: l.Run.Epoch + 1, Events: m.Events()})
+	if err != nil {
+		return errAgain
+	}
+	if err := h.first(ctx, &l, d); err != nil {
+		return err
+	}
+	h.shutdown(ctx, l.ID, d.Epoch)
+	if sb.Engine != h.cfg.Engine {
+		return nil // its engine is gone; should it come back, its sweep finds it
+	}
+	if err := h.d.Sandbox.Terminate(ctx, sb.ID, l.Life.Status == session.Deleted); err != nil {
+		h.d.Logger.Error("a sandbox was given up but could not be ended; the sweep will try again", "sandbox", sb.ID, "session", l.ID, "error", err)
+	}
+	return nil
+}
+
+// first appends the commit that raises the epoch: a refused guard means that the session has moved on.
+func (h *Holder) first(ctx context.Context, l *eventlog.Loaded, d run.Decision) error {
+	id, err := h.mint(events.KindCommit)
+	if err != nil {
+		return err
+	}
+	err = h.d.Sessions.AppendRun(ctx, l, h.actor, id, d)
+	var conflict *eventlog.ConflictError
+	if errors.As(err, &conflict) {
+		return errAgain
+	}
+	return err
+}
+
+// reachable tells whether this executor may deal with a sandbox: it is its
+// engine's, or that engine has been gone for long.
+func (h *Holder) reachable(sb run.Sandbox) error {
+	if sb.ID == "" || sb.Engine == h.cfg.Engine && sb.Provider == h.cfg.Provider {
+		return nil
+	}
+	if gone := h.d.Leases.EngineGone(sb.Provider, sb.Engine); gone < h.cfg.EngineGone {
+		return bus.Later(fmt.Errorf("sandbox %s is on engine %s", sb.ID, sb.Engine), elsewhere)
+	}
+	return nil
+}
+
+func (h *Holder) meta() events.Meta {
+	id, err := h.mint(events.KindCommand)
+	if err != nil {
+		// rand.Reader does not fail; were it to, ids from the clock would still be unique within a session.
+		id = events.Derive(events.KindCommand, h.cfg.Executor, h.d.Now().String())
+	}
+	return events.Meta{CommandID: id, Now: h.d.Now().UTC()}
+}
+
+func (h *Holder) mint(kind events.Kind) (string, error) {
+	return events.NewID(kind, h.d.Now(), rand.Reader)
+}

@@ -1,0 +1,83 @@
+package holder
+
+import (
+	"context"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events/session"
+	"github.com/spoolhq/spool/pkg/sandbox"
+)
+
+// keeper is a provider that keeps something of a session beyond its sandboxes.
+type keeper interface {
+	// Kept lists whose workspaces there are.
+	Kept(ctx context.Context) ([]sandbox.Labels, error)
+	// Wipe removes a workspace; one that is gone is no error.
+	Wipe(ctx context.Context, l sandbox.Labels) error
+}
+
+// Sweeps sweeps at once and then regularly until ctx ends.
+func (h *Holder) Sweeps(ctx context.Context, every time.Duration) {
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for {
+		if err := h.Sweep(ctx); err != nil && ctx.Err() == nil {
+			h.d.Logger.Warn("the sweep could not finish, the next one will go on", "error", err)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// Sweep removes what the log says is over: sandboxes of deleted sessions, those
+// that are no longer their session's, and workspaces of deleted sessions.
+func (h *Holder) Sweep(ctx context.Context) error {
+	list, err := h.d.Sandbox.List(ctx)
+	if err != nil {
+		return err
+	}
+	for _, info := range list {
+		// Read after it was listed: the log knows of a sandbox before it exists.
+		l, err := h.d.Sessions.Load(ctx, info.Labels.Tenant, info.Labels.Session, eventlog.Leader)
+		if err != nil {
+			return err
+		}
+		deleted := l.Life.Status == session.Deleted
+		if l.Run.Sandbox.ID == info.ID && !(deleted && l.Run.Over()) {
+			continue
+		}
+		h.d.Logger.Info("sweep: a sandbox is over", "sandbox", info.ID, "session", l.ID)
+		if err := h.d.Sandbox.Terminate(ctx, info.ID, deleted); err != nil {
+			return err
+		}
+	}
+	k, ok := h.d.Sandbox.(keeper)
+	if !ok {
+		return nil
+	}
+	return h.sweepKept(ctx, k)
+}
+
+func (h *Holder) sweepKept(ctx context.Context, k keeper) error {
+	kept, err := k.Kept(ctx)
+	if err != nil {
+		return err
+	}
+	for _, labels := range kept {
+		l, err := h.d.Sessions.Load(ctx, labels.Tenant, labels.Session, eventlog.Leader)
+		if err != nil {
+			return err
+		}
+		if l.Life.Status != session.Deleted || l.Run.Sandbox.ID != "" {
+			continue
+		}
+		if err := k.Wipe(ctx, labels); err != nil {
+			return err
+		}
+	}
+	return nil
+}

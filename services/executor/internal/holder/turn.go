@@ -1,0 +1,262 @@
+package holder
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/events/session"
+	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/services/executor/internal/link"
+	"github.com/spoolhq/spool/services/executor/internal/translate"
+)
+
+// commitLimit is how many bytes of events go into one commit; the state and the envelope need room too.
+const commitLimit = 700_000
+
+// errLost is a sandbox that is gone, or whose journal is.
+var errLost = errors.New("the sandbox is lost")
+
+// turn is one claimed execution. Its goroutine is the handler's.
+type turn struct {
+	h         *Holder
+	l         eventlog.Loaded // belongs to whoever appends
+	execution string
+	epoch     uint64
+	claimedAt time.Time // first, by whomever
+	poke      <-chan struct{}
+	log       *slog.Logger
+
+	agent   *agent // open link; nil until attached
+	attempt uint32 // of the start that comes next, or runs
+	losses  uint32 // sandboxes lost under this claim
+	message events.MessageAccepted
+	tr      *translate.Translator
+}
+
+func newTurn(h *Holder, l eventlog.Loaded, b *busy) *turn {
+	execution := l.Run.Execution
+	return &turn{
+		h: h, l: l, execution: execution, epoch: l.Run.Epoch, claimedAt: l.Run.ClaimedAt, poke: b.poke,
+		log: h.d.Logger.With("session", l.ID, "execution", execution, "epoch", l.Run.Epoch),
+	}
+}
+
+// run returns nil when the execution has ended.
+func (t *turn) run(ctx context.Context) (err error) {
+	defer func() { t.letGo(err) }()
+	if t.message, err = t.h.d.Sessions.Message(ctx, t.l, t.l.Life.Active); err != nil {
+		return err
+	}
+	for {
+		if t.control().N > 0 && t.l.Run.Sandbox.Journal == "" {
+			return t.fail(ctx, events.ExecutionCancelled{Reason: t.control().Reason})
+		}
+		if err := t.attach(ctx); err != nil {
+			var broken *sandboxError
+			if errors.As(err, &broken) {
+				return t.fail(ctx, events.ExecutionFailed{Code: "SANDBOX_FAILED", Message: broken.Error()},
+					events.SandboxFailed{SandboxID: broken.id, Code: "SANDBOX_FAILED", Message: broken.Error()})
+			}
+			return err
+		}
+		if t.control().N > 0 && !t.agent.mayRun(t.execution, t.l.Run.Sandbox.N) {
+			return t.fail(ctx, events.ExecutionCancelled{Reason: t.control().Reason})
+		}
+		err := t.follow(ctx)
+		if !errors.Is(err, errLost) {
+			return err
+		}
+		t.log.Warn("the sandbox was lost in mid-execution", "sandbox", t.l.Run.Sandbox.ID, "error", err)
+		t.losses++
+		if max(t.l.Run.Attempt, t.losses) >= t.h.cfg.MaxAttempts {
+			return t.giveUp(ctx)
+		}
+	}
+}
+
+// giveUp fails an execution whose sandbox was lost too often.
+func (t *turn) giveUp(ctx context.Context) error {
+	id := t.l.Run.Sandbox.ID
+	t.drop()
+	if err := t.h.d.Sandbox.Terminate(ctx, id, false); err != nil {
+		t.log.Error("a lost sandbox could not be ended; the sweep will try again", "sandbox", id, "error", err)
+	}
+	return t.fail(ctx,
+		events.ExecutionFailed{Code: "SANDBOX_LOST", Message: fmt.Sprintf("the sandbox was lost in attempt %d of %d", max(t.l.Run.Attempt, t.losses), t.h.cfg.MaxAttempts)},
+		events.SandboxTerminated{SandboxID: id, Reason: "unhealthy"})
+}
+
+// control is what the life of the session, as last loaded, asks of this execution.
+func (t *turn) control() session.Control { return t.l.Life.ControlOf(t.execution) }
+
+// query is what the runner is told to do.
+func (t *turn) query() *runner.Query {
+	model, env := t.h.cfg.Agent(t.l.Life.Architecture, t.l.Life.Options.Model)
+	return &runner.Query{
+		SessionID: t.l.ID, ExecutionID: t.execution, Attempt: t.attempt,
+		Architecture: t.l.Life.Architecture, Model: model,
+		Content: t.message.Content, Parts: t.message.Parts,
+		Policy: runner.PolicyWorkspace, Env: env, Resume: t.l.Run.AgentSession,
+	}
+}
+
+// record appends what the holder or the journal says, in as many commits as it takes.
+func (t *turn) record(ctx context.Context, list []events.Event) error {
+	parts, err := events.Split(list, commitLimit)
+	if err != nil {
+		return fmt.Errorf("split events of %s: %w", t.execution, err)
+	}
+	for _, part := range parts {
+		d, err := run.Decide(t.l.Run, run.Record{Epoch: t.epoch, Events: part})
+		if err != nil {
+			return err
+		}
+		if len(d.Events) == 0 {
+			continue // nothing of it has a meaning any more
+		}
+		if err := t.append(ctx, d); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// say records facts of the holder itself about this execution.
+func (t *turn) say(ctx context.Context, facts ...events.Payload) error {
+	return t.record(ctx, t.facts(facts))
+}
+
+func (t *turn) facts(list []events.Payload) []events.Event {
+	m := events.NewMint(t.h.meta())
+	for _, p := range list {
+		m.Add(t.execution, p)
+	}
+	return m.Events()
+}
+
+// append stores a decision however long the log is away. It fails with
+// run.ErrFenced when another holder has written.
+func (t *turn) append(ctx context.Context, d run.Decision) error {
+	id, err := t.h.mint(events.KindCommit)
+	if err != nil {
+		return err
+	}
+	pause := 50 * time.Millisecond
+	for {
+		err := t.h.d.Sessions.AppendRun(ctx, &t.l, t.h.actor, id, d)
+		var conflict *eventlog.ConflictError
+		switch {
+		case err == nil:
+			return nil
+		case errors.As(err, &conflict):
+			return fmt.Errorf("%w: %w", run.ErrFenced, err)
+		case !errors.Is(err, eventlog.ErrUnavailable) && !errors.Is(err, eventlog.ErrFull):
+			return err
+		}
+		t.log.Warn("the log cannot be written, trying again", "error", err, "pause", pause)
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %w", ctx.Err(), err)
+		}
+		pause = min(2*pause, time.Second)
+	}
+}
+
+// fail ends the execution by the holder's own word.
+func (t *turn) fail(ctx context.Context, outcome events.Payload, before ...events.Payload) error {
+	return t.end(ctx, run.End{Meta: t.h.meta(), Outcome: outcome, Before: t.facts(before)})
+}
+
+// end writes the terminal event, with what is known of the blocks that are still open.
+func (t *turn) end(ctx context.Context, e run.End) error {
+	e.Epoch, e.ExecutionID = t.epoch, t.execution
+	if len(t.l.Run.Open) > 0 {
+		var err error
+		if e.Blocks, err = t.known(ctx); err != nil {
+			return err
+		}
+	}
+	d, err := run.Decide(t.l.Run, e)
+	if err != nil {
+		return err
+	}
+	if err := t.append(ctx, d); err != nil {
+		return err
+	}
+	t.log.Info("execution ended", "phase", t.l.Run.Phase)
+	return nil
+}
+
+// known gives the open blocks as far as log and DELTAS know them.
+func (t *turn) known(ctx context.Context) (map[string]events.Block, error) {
+	blocks, err := t.h.d.Sessions.OpenBlocks(ctx, t.l)
+	if err != nil || len(blocks) == 0 {
+		return blocks, err
+	}
+	since := t.h.d.Now()
+	for _, b := range blocks {
+		if b.Time.Before(since) {
+			since = b.Time
+		}
+	}
+	texts, err := t.h.d.Deltas.Texts(ctx, t.l.Tenant, t.l.ID, since.Add(-time.Minute))
+	if err != nil {
+		// Text in flight may be lost; the blocks are closed all the same.
+		t.log.Warn("the text of open blocks could not be read", "error", err)
+	}
+	for id, b := range blocks {
+		switch b.Kind {
+		case events.KindAssistantText, events.KindThinking:
+			b.Content = texts[id]
+		case events.KindToolResult:
+			b.Output = texts[id]
+		}
+		blocks[id] = b
+	}
+	return blocks, nil
+}
+
+// letGo keeps the agent warm for the next turn, or ends the stream to it.
+func (t *turn) letGo(err error) {
+	if t.agent == nil {
+		return
+	}
+	if err == nil && t.agent.alive() {
+		t.agent.last = t.tr.Last
+		t.h.rest(t.agent)
+		return
+	}
+	t.drop()
+}
+
+func (t *turn) drop() {
+	if t.agent != nil {
+		t.h.forget(t.agent)
+		t.agent.link.Close()
+		t.agent = nil
+	}
+}
+
+// reattach opens a new stream to the same runner after the last line seen.
+func (t *turn) reattach(ctx context.Context) error {
+	a := t.agent
+	a.link.Close()
+	next, err := t.h.dial(ctx, t.l.Run.Sandbox, t.ref(), runner.Attach{Epoch: t.epoch, After: t.tr.Last})
+	if errors.Is(err, link.ErrFenced) {
+		return fmt.Errorf("%w: %w", run.ErrFenced, err)
+	}
+	if err != nil {
+		return err
+	}
+	t.h.forget(a)
+	t.agent = next
+	t.h.work(next, t.epoch)
+	return nil
+}

@@ -1,0 +1,169 @@
+package holder
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/runner"
+)
+
+// statusWithin bounds a question after an agent's memory.
+const statusWithin = 2 * time.Second
+
+// work notes an open stream as in use under an epoch.
+func (h *Holder) work(a *agent, epoch uint64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	a.resting, a.epoch = false, epoch
+	h.agents[a.ref.Session] = a
+}
+
+// rest keeps the stream for the session's next turn.
+func (h *Holder) rest(a *agent) {
+	h.mu.Lock()
+	if h.closed {
+		h.mu.Unlock()
+		a.link.Close()
+		return
+	}
+	a.resting, a.used = true, h.d.Now()
+	h.agents[a.ref.Session] = a
+	h.mu.Unlock()
+}
+
+// forget drops a stream that its owner closes.
+func (h *Holder) forget(a *agent) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.agents[a.ref.Session] == a {
+		delete(h.agents, a.ref.Session)
+	}
+}
+
+// wake takes the session's resting stream, nil if there is none.
+func (h *Holder) wake(session string) *agent {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	a := h.agents[session]
+	if a == nil || !a.resting {
+		return nil
+	}
+	delete(h.agents, session)
+	return a
+}
+
+// shutdown ends the runner of a session over the stream that rests here, if one does.
+func (h *Holder) shutdown(ctx context.Context, session string, epoch uint64) {
+	a := h.wake(session)
+	if a == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, statusWithin)
+	defer cancel()
+	if _, err := a.link.Call(ctx, runner.Command{Op: runner.OpShutdown, Epoch: epoch}); err != nil {
+		h.d.Logger.Debug("the runner was not shut down over its stream", "session", session, "error", err)
+	}
+	a.link.Close()
+}
+
+// Warm looks after the agents until ctx ends: streams that ended or have no
+// agent behind them are closed, and when all agents together take more than the
+// budget, those that rested longest are ended. Their sandboxes stay.
+func (h *Holder) Warm(ctx context.Context, every time.Duration) {
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			h.weigh(ctx)
+		}
+	}
+}
+
+func (h *Holder) weigh(ctx context.Context) {
+	h.mu.Lock()
+	var list []*agent
+	for _, a := range h.agents {
+		list = append(list, a)
+	}
+	h.mu.Unlock()
+	for _, a := range list {
+		h.measure(ctx, a)
+	}
+	for _, a := range h.excess() {
+		ctx, cancel := context.WithTimeout(ctx, statusWithin)
+		if _, err := a.link.Call(ctx, runner.Command{Op: runner.OpKill, Epoch: a.epoch}); err != nil {
+			h.d.Logger.Warn("a resting agent could not be ended", "session", a.ref.Session, "error", err)
+		}
+		cancel()
+		a.link.Close()
+	}
+}
+
+// measure asks for an agent's memory; a stream with nothing behind it is closed.
+func (h *Holder) measure(ctx context.Context, a *agent) {
+	ctx, cancel := context.WithTimeout(ctx, statusWithin)
+	defer cancel()
+	h.mu.Lock()
+	epoch := a.epoch
+	h.mu.Unlock()
+	r, err := a.link.Call(ctx, runner.Command{Op: runner.OpStatus, Epoch: epoch})
+	h.mu.Lock()
+	if err == nil && r.Status != nil {
+		a.memory = r.Status.MemoryBytes
+	}
+	empty := !a.alive() || err == nil && r.Status != nil && r.Status.AgentPID == 0 && r.Status.ExecutionID == ""
+	drop := empty && a.resting && h.agents[a.ref.Session] == a
+	if drop {
+		delete(h.agents, a.ref.Session)
+	}
+	h.mu.Unlock()
+	if drop {
+		a.link.Close()
+	}
+}
+
+// excess takes the agents out that have to end for the budget to hold, longest rested first.
+func (h *Holder) excess() []*agent {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var sum uint64
+	var resting []*agent
+	for _, a := range h.agents {
+		sum += a.memory
+		if a.resting {
+			resting = append(resting, a)
+		}
+	}
+	slices.SortFunc(resting, func(a, b *agent) int { return a.used.Compare(b.used) })
+	var out []*agent
+	for _, a := range resting {
+		if sum <= h.cfg.WarmMemory {
+			break
+		}
+		sum -= min(sum, a.memory)
+		delete(h.agents, a.ref.Session)
+		out = append(out, a)
+	}
+	return out
+}
+
+// Close ends the streams to resting agents; the agents go on, for the next executor.
+func (h *Holder) Close() {
+	h.mu.Lock()
+	h.closed = true
+	var list []*agent
+	for id, a := range h.agents {
+		if a.resting {
+			list = append(list, a)
+			delete(h.agents, id)
+		}
+	}
+	h.mu.Unlock()
+	for _, a := range list {
+		a.link.Close()
+	}
+}

@@ -1,0 +1,266 @@
+// Package link is an executor's end of the stream that is attached to a runner:
+// it sends commands, matches replies, and queues the journal's lines.
+package link
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/pkg/sandbox"
+)
+
+// Errors that a caller may branch on.
+var (
+	// ErrFenced is a runner that serves a higher epoch.
+	ErrFenced = errors.New("the runner obeys a higher epoch")
+	// ErrClosed is a stream that has ended.
+	ErrClosed = errors.New("the stream to the runner has ended")
+)
+
+// helloWithin bounds how long a runner may take to introduce itself.
+const helloWithin = 10 * time.Second
+
+// codeFenced is the code of a refusal of a lower epoch.
+const codeFenced = "FENCED"
+
+// Link is an open stream. It is safe for concurrent use, but for Next, which is one goroutine's.
+type Link struct {
+	proc  sandbox.Process
+	hello runner.Hello
+	log   *slog.Logger
+
+	lines *queue
+	out   chan []byte
+	done  chan struct{} // closed when nothing more will be queued
+	stop  chan struct{} // closed by Close
+	once  sync.Once
+	all   sync.WaitGroup
+
+	mu      sync.Mutex
+	calls   map[uint64]chan runner.Reply
+	lastID  uint64
+	refused error // why the runner ended the stream, if it said so
+}
+
+// Open attaches to the runner in a sandbox and waits for its hello. Lines with a
+// number after attach.After follow.
+func Open(ctx context.Context, sb sandbox.Sandbox, attach runner.Attach, log *slog.Logger) (*Link, error) {
+	ctx, cancel := context.WithTimeout(ctx, helloWithin)
+	defer cancel()
+	proc, err := sb.Exec(ctx, sandbox.Command{Args: []string{
+		"runner", "attach", "--epoch", strconv.FormatUint(attach.Epoch, 10), "--after", strconv.FormatUint(attach.After, 10),
+	}})
+	if err != nil {
+		return nil, fmt.Errorf("attach to the runner of %s: %w", sb.ID(), err)
+	}
+	l := &Link{
+		proc: proc, log: log, lines: newQueue(), out: make(chan []byte, 16),
+		done: make(chan struct{}), stop: make(chan struct{}), calls: map[uint64]chan runner.Reply{},
+	}
+	hello := make(chan runner.Hello, 1)
+	l.all.Go(l.write)
+	l.all.Go(l.drainErrors)
+	l.all.Go(func() { l.read(hello) })
+	select {
+	case l.hello = <-hello:
+	case <-l.done:
+		err = l.Err()
+	case <-ctx.Done():
+		err = fmt.Errorf("no hello: %w", ctx.Err())
+	}
+	if err == nil && l.hello.Protocol != runner.ProtocolVersion {
+		err = fmt.Errorf("it speaks protocol %d, this executor %d", l.hello.Protocol, runner.ProtocolVersion)
+	}
+	if err != nil {
+		l.Close()
+		return nil, fmt.Errorf("attach to the runner of %s: %w", sb.ID(), err)
+	}
+	return l, nil
+}
+
+// Hello is what the runner said first.
+func (l *Link) Hello() runner.Hello { return l.hello }
+
+// Done is closed when the stream has ended; Next may still have lines.
+func (l *Link) Done() <-chan struct{} { return l.done }
+
+// Err tells why the stream ended: ErrFenced, or ErrClosed.
+func (l *Link) Err() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.refused != nil {
+		return l.refused
+	}
+	return ErrClosed
+}
+
+// Ready is signalled when Next may have something. One signal may stand for many items.
+func (l *Link) Ready() <-chan struct{} { return l.lines.ready }
+
+// Next takes the next item; false if there is none yet.
+func (l *Link) Next() (Item, bool) { return l.lines.pop() }
+
+// Call sends a command and waits for its reply. A refusal is a *runner.Error, or ErrFenced.
+func (l *Link) Call(ctx context.Context, c runner.Command) (runner.Reply, error) {
+	l.mu.Lock()
+	l.lastID++
+	c.ID = l.lastID
+	answer := make(chan runner.Reply, 1)
+	l.calls[c.ID] = answer
+	l.mu.Unlock()
+	defer func() {
+		l.mu.Lock()
+		delete(l.calls, c.ID)
+		l.mu.Unlock()
+	}()
+	if err := l.send(ctx, c); err != nil {
+		return runner.Reply{}, fmt.Errorf("%s: %w", c.Op, err)
+	}
+	select {
+	case r := <-answer:
+		if r.Error == nil {
+			return r, nil
+		}
+		if r.Error.Code == codeFenced {
+			return r, fmt.Errorf("%s: %w", c.Op, ErrFenced)
+		}
+		return r, fmt.Errorf("%s: %w", c.Op, r.Error)
+	case <-l.done:
+		return runner.Reply{}, fmt.Errorf("%s: %w", c.Op, l.Err())
+	case <-ctx.Done():
+		return runner.Reply{}, fmt.Errorf("%s: no answer from the runner: %w", c.Op, ctx.Err())
+	}
+}
+
+// Send sends a command that wants no reply.
+func (l *Link) Send(ctx context.Context, c runner.Command) error {
+	c.ID = 0
+	return l.send(ctx, c)
+}
+
+// Close ends the stream and waits until nothing of it is left. The runner goes on.
+func (l *Link) Close() {
+	l.once.Do(func() {
+		close(l.stop)
+		l.lines.close()
+		if err := l.proc.Kill(); err != nil {
+			l.log.Debug("end the attached stream", "error", err)
+		}
+	})
+	l.all.Wait()
+}
+
+func (l *Link) send(ctx context.Context, v any) error {
+	raw, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	select {
+	case l.out <- append(raw, '\n'):
+		return nil
+	case <-l.stop:
+		return ErrClosed
+	case <-l.done:
+		return l.Err()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (l *Link) write() {
+	in := l.proc.Stdin()
+	defer in.Close() //nolint:errcheck // the stream is over
+	for {
+		select {
+		case raw := <-l.out:
+			if _, err := in.Write(raw); err != nil {
+				l.log.Debug("write to the runner", "error", err)
+				return
+			}
+		case <-l.stop:
+			return
+		case <-l.done:
+			return
+		}
+	}
+}
+
+func (l *Link) drainErrors() {
+	lines := newLineReader(l.proc.Stderr(), 4<<10)
+	for {
+		text, _, err := lines.next()
+		if len(text) > 0 {
+			l.log.Debug("runner attach", "stderr", string(text))
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+func (l *Link) read(hello chan<- runner.Hello) {
+	defer func() {
+		close(l.done)
+		if code, err := l.proc.Wait(); err != nil {
+			l.log.Debug("wait for the attached stream", "error", err, "code", code)
+		}
+	}()
+	lines := newLineReader(l.proc.Stdout(), runner.MaxLine)
+	for {
+		raw, cut, err := lines.next()
+		if len(raw) > 0 && !l.take(raw, cut, hello) {
+			return
+		}
+		if err != nil {
+			if !errors.Is(err, io.EOF) {
+				l.log.Debug("read from the runner", "error", err)
+			}
+			return
+		}
+	}
+}
+
+// take sorts one line; false ends the stream.
+func (l *Link) take(raw []byte, cut bool, hello chan<- runner.Hello) bool {
+	var m runner.Message
+	if cut || json.Unmarshal(raw, &m) != nil {
+		return l.lines.push(Item{Garbage: clip(raw), TooLong: cut}, len(raw))
+	}
+	switch {
+	case m.Hello != nil:
+		select {
+		case hello <- *m.Hello:
+		default: // only the first counts
+		}
+		return true
+	case m.Reply != nil:
+		l.reply(*m.Reply)
+		return true
+	case m.Line != nil:
+		return l.lines.push(Item{Line: m.Line}, len(raw))
+	}
+	return l.lines.push(Item{Garbage: clip(raw)}, len(raw))
+}
+
+func (l *Link) reply(r runner.Reply) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if r.Error != nil && r.ID == 0 { // of the attach itself, or of an acknowledgement
+		l.refused = r.Error
+		if r.Error.Code == codeFenced {
+			l.refused = ErrFenced
+		}
+	}
+	if answer, ok := l.calls[r.ID]; ok {
+		delete(l.calls, r.ID)
+		answer <- r
+	}
+}

@@ -1,0 +1,284 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/sandbox"
+)
+
+// marker is the variable by which processes of a sandbox are found, wherever
+// their parents went.
+const marker = "SPOOL_SANDBOX"
+
+const (
+	// politely is how long a runner may take to end what it started.
+	politely = 3 * time.Second
+	// forcibly bounds the killing of what is left.
+	forcibly = 5 * time.Second
+	// look is how often it is looked whether processes are gone, or a socket is there.
+	look = 5 * time.Millisecond
+)
+
+// box is one sandbox.
+type box struct {
+	p   *Provider
+	rec record
+	dir string
+}
+
+// ID is sbx_….
+func (b *box) ID() string { return b.rec.ID }
+
+// Running tells whether the runner lives.
+func (b *box) Running(context.Context) (bool, error) {
+	_, alive := b.runner()
+	return alive, nil
+}
+
+// runner gives the runner's process, and whether it lives.
+func (b *box) runner() (started, bool) {
+	var s started
+	if err := readJSON(filepath.Join(b.dir, "runner.json"), &s); err != nil || s.PID <= 1 {
+		return s, false
+	}
+	p, ok := find(s.PID)
+	return s, ok && p.start == s.Start && !p.dead
+}
+
+// environ is all that a process inside sees, before what it is given itself.
+func (b *box) environ() []string {
+	return []string{
+		"PATH=" + b.p.cfg.Path,
+		"HOME=" + filepath.Join(b.dir, "home"),
+		"TMPDIR=" + filepath.Join(b.dir, "tmp"),
+		"LANG=C.UTF-8",
+		marker + "=" + b.rec.ID,
+		"SPOOL_RUNNER_SOCKET=" + b.rec.Socket,
+	}
+}
+
+// startRunner starts the runner in a session of its own, without a pipe to this
+// process, and returns when it listens.
+func (b *box) startRunner(ctx context.Context) error {
+	// What an executor that died had begun.
+	if err := b.end(ctx); err != nil {
+		return err
+	}
+	log, err := os.OpenFile(filepath.Join(b.dir, "runner.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer log.Close() //nolint:errcheck // the runner has its own descriptor
+	workspace := b.p.workspace(b.rec.Labels.Session)
+	cmd := &exec.Cmd{
+		Path: b.p.cfg.Runner,
+		Args: []string{
+			"runner", "serve", "--socket", b.rec.Socket, "--workspace", workspace,
+			"--state", filepath.Join(b.p.state(b.rec.Labels.Session), "agent"),
+		},
+		Env: b.environ(), Dir: workspace, Stdout: log, Stderr: log,
+		SysProcAttr: &syscall.SysProcAttr{Setsid: true},
+	}
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("start the runner: %w", err)
+	}
+	exited := make(chan struct{})
+	go func() { // reaps the runner, however long it lives
+		defer close(exited)
+		if err := cmd.Wait(); err != nil {
+			b.p.cfg.Logger.Debug("runner ended", "sandbox", b.rec.ID, "error", err)
+		}
+	}()
+	p, ok := find(cmd.Process.Pid)
+	if !ok {
+		return b.died()
+	}
+	if err := writeJSON(filepath.Join(b.dir, "runner.json"), started{p.pid, p.start}); err != nil {
+		return errors.Join(err, b.end(ctx))
+	}
+	if err := b.listens(ctx, exited); err != nil {
+		return errors.Join(err, b.end(context.WithoutCancel(ctx)))
+	}
+	return nil
+}
+
+// listens waits until the runner's socket answers.
+func (b *box) listens(ctx context.Context, exited <-chan struct{}) error {
+	ctx, cancel := context.WithTimeout(ctx, readyWithin)
+	defer cancel()
+	tick := time.NewTicker(look)
+	defer tick.Stop()
+	for {
+		if c, err := (&net.Dialer{}).DialContext(ctx, "unix", b.rec.Socket); err == nil {
+			return c.Close()
+		}
+		select {
+		case <-exited:
+			return b.died()
+		case <-ctx.Done():
+			return fmt.Errorf("the runner does not listen: %w", ctx.Err())
+		case <-tick.C:
+		}
+	}
+}
+
+// died says what a runner printed before it ended.
+func (b *box) died() error {
+	raw, err := os.ReadFile(filepath.Join(b.dir, "runner.log"))
+	if err != nil {
+		return fmt.Errorf("the runner ended at once: %w", err)
+	}
+	text := strings.TrimSpace(string(raw[max(0, len(raw)-1024):]))
+	return fmt.Errorf("the runner ended at once; it last said: %s", strings.ToValidUTF8(text, "\uFFFD"))
+}
+
+// end ends every process of the sandbox: the runner, which is asked to end its
+// own first, all descendants, and whatever carries the sandbox's mark.
+func (b *box) end(ctx context.Context) error {
+	doomed := map[int]string{} // pid to start
+	if s, alive := b.runner(); alive {
+		doomed[s.PID] = s.Start
+		b.spread(doomed)
+		if err := syscall.Kill(s.PID, syscall.SIGTERM); err != nil && !errors.Is(err, syscall.ESRCH) {
+			return fmt.Errorf("end the runner: %w", err)
+		}
+		b.gone(ctx, doomed, politely)
+	}
+	deadline := time.Now().Add(forcibly)
+	tick := time.NewTicker(look)
+	defer tick.Stop()
+	for {
+		alive := b.spread(doomed)
+		if len(alive) == 0 {
+			break
+		}
+		for _, pid := range alive {
+			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
+				return fmt.Errorf("kill process %d: %w", pid, err)
+			}
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("processes %v cannot be killed", alive)
+		}
+		<-tick.C
+	}
+	if err := os.Remove(filepath.Join(b.dir, "runner.json")); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// gone waits until nothing of doomed lives, but not longer than d.
+func (b *box) gone(ctx context.Context, doomed map[int]string, d time.Duration) {
+	ctx, cancel := context.WithTimeout(ctx, d)
+	defer cancel()
+	tick := time.NewTicker(look)
+	defer tick.Stop()
+	for len(b.spread(doomed)) > 0 {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// spread adds to doomed the descendants of its processes and all that carry the
+// mark, and gives those that live.
+func (b *box) spread(doomed map[int]string) (alive []int) {
+	all := processes()
+	self := os.Getpid()
+	for grown := true; grown; {
+		grown = false
+		for _, p := range all {
+			if start, ok := doomed[p.pid]; ok && start == p.start || p.pid == self {
+				continue
+			}
+			_, child := doomed[p.parent]
+			if child || p.marked(marker+"="+b.rec.ID) {
+				doomed[p.pid], grown = p.start, true
+			}
+		}
+	}
+	for _, p := range all {
+		if start, ok := doomed[p.pid]; ok && start == p.start && !p.dead {
+			alive = append(alive, p.pid)
+		}
+	}
+	return alive
+}
+
+// Exec starts a command in the workspace. ctx bounds only the start.
+func (b *box) Exec(ctx context.Context, c sandbox.Command) (sandbox.Process, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if len(c.Args) == 0 {
+		return nil, errors.New("exec: args are empty")
+	}
+	if _, err := b.p.read(b.rec.ID); err != nil {
+		return nil, fmt.Errorf("exec: %w", err)
+	}
+	dir, err := b.within(c.Dir)
+	if err != nil {
+		return nil, fmt.Errorf("exec: dir: %w", err)
+	}
+	cmd := &exec.Cmd{Path: c.Args[0], Args: c.Args, Env: b.environ(), Dir: dir, SysProcAttr: &syscall.SysProcAttr{Setpgid: true}}
+	for k, v := range c.Env {
+		cmd.Env = append(cmd.Env, k+"="+v)
+	}
+	if c.Args[0] == "runner" {
+		cmd.Path = b.p.cfg.Runner
+	} else if cmd.Path, err = lookPath(c.Args[0], dir, b.p.cfg.Path); err != nil {
+		return nil, fmt.Errorf("exec: %w", err)
+	}
+	return startProcess(cmd)
+}
+
+// within gives the absolute path of a folder of the workspace.
+func (b *box) within(dir string) (string, error) {
+	workspace := b.p.workspace(b.rec.Labels.Session)
+	if dir == "" {
+		return workspace, nil
+	}
+	rel, err := relative(dir)
+	if err != nil {
+		return "", err
+	}
+	root, err := os.OpenRoot(workspace)
+	if err != nil {
+		return "", err
+	}
+	defer root.Close() //nolint:errcheck // only looked at
+	if _, err := root.Stat(rel); err != nil {
+		return "", outcome(dir, err)
+	}
+	return filepath.Join(workspace, filepath.FromSlash(rel)), nil
+}
+
+// lookPath finds a program as a shell inside would.
+func lookPath(name, dir, path string) (string, error) {
+	if strings.Contains(name, "/") {
+		if filepath.IsAbs(name) {
+			return name, nil
+		}
+		return filepath.Join(dir, name), nil
+	}
+	for _, d := range filepath.SplitList(path) {
+		full := filepath.Join(d, name)
+		if info, err := os.Stat(full); err == nil && !info.IsDir() && info.Mode()&0o111 != 0 {
+			return full, nil
+		}
+	}
+	return "", fmt.Errorf("%s: %w", name, exec.ErrNotFound)
+}

@@ -1,0 +1,174 @@
+package local
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/spoolhq/spool/pkg/sandbox"
+)
+
+// unfinished begins the name of a file that is being put.
+const unfinished = ".spool-put-"
+
+// files is a workspace behind os.Root, which no path and no symlink leaves.
+type files struct{ dir string }
+
+// Files is the workspace.
+func (b *box) Files() sandbox.Files { return files{b.p.workspace(b.rec.Labels.Session)} }
+
+// relative checks a slash-separated path and cleans it.
+func relative(name string) (string, error) {
+	clean := path.Clean(name)
+	switch {
+	case name == "" || strings.ContainsRune(name, 0):
+		return "", fmt.Errorf("path %q: %w", name, fs.ErrInvalid)
+	case path.IsAbs(name) || clean == ".." || strings.HasPrefix(clean, "../"):
+		return "", fmt.Errorf("path %q: %w", name, sandbox.ErrOutside)
+	}
+	return clean, nil
+}
+
+// outcome gives an error of os.Root the package's meaning. What a system call
+// did not refuse, the Root did: the path escapes.
+func outcome(name string, err error) error {
+	var errno syscall.Errno
+	var p *fs.PathError
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("path %q: %w", name, sandbox.ErrNotFound)
+	case errors.As(err, &p) && !errors.As(err, &errno):
+		return fmt.Errorf("path %q: %w", name, sandbox.ErrOutside)
+	}
+	return fmt.Errorf("path %q: %w", name, err)
+}
+
+// Put writes a file in one step.
+func (f files) Put(ctx context.Context, name string, content io.Reader) error {
+	rel, err := relative(name)
+	if err != nil {
+		return err
+	}
+	root, err := os.OpenRoot(f.dir)
+	if err != nil {
+		return fmt.Errorf("open workspace: %w", err)
+	}
+	defer root.Close() //nolint:errcheck // only a handle
+	if dir := path.Dir(rel); dir != "." {
+		if err := root.MkdirAll(dir, 0o755); err != nil {
+			return outcome(name, err)
+		}
+	}
+	tmp := path.Join(path.Dir(rel), unfinished+rand.Text())
+	if err := f.write(ctx, root, tmp, content); err != nil {
+		return outcome(name, errors.Join(err, ignoreMissing(root.Remove(tmp))))
+	}
+	if err := root.Rename(tmp, rel); err != nil {
+		return outcome(name, errors.Join(err, ignoreMissing(root.Remove(tmp))))
+	}
+	return nil
+}
+
+func (f files) write(ctx context.Context, root *os.Root, name string, content io.Reader) error {
+	file, err := root.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(file, reader{ctx, content})
+	return errors.Join(err, file.Close())
+}
+
+// reader ends with its context.
+type reader struct {
+	ctx context.Context
+	r   io.Reader
+}
+
+func (r reader) Read(p []byte) (int, error) {
+	if err := r.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return r.r.Read(p)
+}
+
+func ignoreMissing(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// Get opens a file.
+func (f files) Get(_ context.Context, name string) (io.ReadCloser, error) {
+	rel, err := relative(name)
+	if err != nil {
+		return nil, err
+	}
+	root, err := os.OpenRoot(f.dir)
+	if err != nil {
+		return nil, fmt.Errorf("open workspace: %w", err)
+	}
+	defer root.Close() //nolint:errcheck // an open file outlives it
+	// Not to wait for a writer, should it be a named pipe.
+	file, err := root.OpenFile(rel, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, outcome(name, err)
+	}
+	info, err := file.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%w: not a regular file", fs.ErrInvalid)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("path %q: %w", name, err), file.Close())
+	}
+	return file, nil
+}
+
+// List walks a folder without following symlinks.
+func (f files) List(ctx context.Context, dir string) ([]sandbox.File, error) {
+	rel := "."
+	if dir != "" {
+		var err error
+		if rel, err = relative(dir); err != nil {
+			return nil, err
+		}
+	}
+	root, err := os.OpenRoot(f.dir)
+	if err != nil {
+		return nil, fmt.Errorf("open workspace: %w", err)
+	}
+	defer root.Close() //nolint:errcheck // only a handle
+	var out []sandbox.File
+	err = fs.WalkDir(root.FS(), rel, func(name string, d fs.DirEntry, err error) error {
+		if err == nil {
+			err = ctx.Err()
+		}
+		if err != nil || name == rel || strings.HasPrefix(d.Name(), unfinished) {
+			return err
+		}
+		info, err := d.Info()
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // removed meanwhile
+		}
+		if err != nil {
+			return err
+		}
+		out = append(out, sandbox.File{Path: name, Size: info.Size(), ModTime: info.ModTime(), Dir: d.IsDir()})
+		return nil
+	})
+	if err != nil {
+		return nil, outcome(dir, err)
+	}
+	slices.SortFunc(out, func(a, b sandbox.File) int { return strings.Compare(a.Path, b.Path) })
+	return out, nil
+}

@@ -1,0 +1,312 @@
+// Package local runs sandboxes as processes of this machine, for development.
+//
+// What it keeps apart: each sandbox has a folder, a runner in a session of its
+// own, and an environment that inherits nothing but the search path. What it
+// does NOT isolate: processes run as the executor's user, with its rights on
+// the whole file system, its network, its other processes and the machine's
+// memory, CPU and disk without a limit. Paths given to Files stay inside the
+// workspace; what an agent's own commands do is held back by its permission
+// policy alone. Run what you do not trust on another provider.
+//
+// Folders, under Config.Dir:
+//
+//	sandboxes/<sandbox>/   sandbox.json, runner.json, runner.log, home, tmp, the socket
+//	workspaces/<session>/  the workspace, kept from one sandbox of the session to the next
+//	states/<session>/      the agent's own records, kept likewise; labels.json says whose
+package local
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/sandbox"
+)
+
+// Config of a Provider. Dir, Runner and Engine are required.
+type Config struct {
+	Dir    string // of all sandboxes; made when missing
+	Runner string // path of the runner's binary
+	Engine string
+	Path   string // PATH inside; "" for this process's own
+	Logger *slog.Logger
+}
+
+// readyWithin bounds how long a runner may take to listen.
+const readyWithin = 15 * time.Second
+
+// Provider makes sandboxes of local processes. Several may share a folder, one
+// after the other or at once. It is safe for concurrent use.
+type Provider struct {
+	cfg Config
+	mu  sync.Mutex // held while a sandbox is made or ended
+}
+
+// record is sandbox.json.
+type record struct {
+	ID      string         `json:"id"`
+	Labels  sandbox.Labels `json:"labels"`
+	Created time.Time      `json:"created"`
+	Socket  string         `json:"socket"`
+}
+
+// started is runner.json: a pid and the moment its process began, which tells it
+// from a later process with the same pid.
+type started struct {
+	PID   int    `json:"pid"`
+	Start string `json:"start"`
+}
+
+// New makes a provider.
+func New(cfg Config) (*Provider, error) {
+	if cfg.Dir == "" || cfg.Runner == "" || cfg.Engine == "" {
+		return nil, errors.New("local sandboxes: Dir, Runner and Engine are required")
+	}
+	if cfg.Path == "" {
+		cfg.Path = os.Getenv("PATH")
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	var err error
+	if cfg.Dir, err = filepath.Abs(cfg.Dir); err != nil {
+		return nil, fmt.Errorf("local sandboxes: %w", err)
+	}
+	if cfg.Runner, err = filepath.Abs(cfg.Runner); err != nil {
+		return nil, fmt.Errorf("local sandboxes: %w", err)
+	}
+	for _, d := range []string{"sandboxes", "workspaces", "states"} {
+		if err := os.MkdirAll(filepath.Join(cfg.Dir, d), 0o700); err != nil {
+			return nil, fmt.Errorf("local sandboxes: make the folder: %w: choose another data folder, or make this one writable", err)
+		}
+	}
+	return &Provider{cfg: cfg}, nil
+}
+
+// Create makes a sandbox, or finds the one of that id and starts its runner if it is gone.
+func (p *Provider) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+	if err := errors.Join(
+		events.CheckID("sandbox id", events.KindSandbox, spec.ID),
+		events.CheckID("session", events.KindSession, spec.Labels.Session),
+		events.CheckTenant("tenant", spec.Labels.Tenant),
+	); err != nil {
+		return nil, fmt.Errorf("create sandbox: %w", err)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if box, err := p.attach(spec.ID); err == nil || !errors.Is(err, sandbox.ErrNotFound) {
+		return box, err
+	}
+	rec, err := p.prepare(spec)
+	if err != nil {
+		return nil, fmt.Errorf("create sandbox %s: %w", spec.ID, err)
+	}
+	box := p.box(rec)
+	if err := box.startRunner(ctx); err != nil {
+		return nil, fmt.Errorf("create sandbox %s: %w", spec.ID, err)
+	}
+	return box, nil
+}
+
+// prepare makes the folders and sandbox.json.
+func (p *Provider) prepare(spec sandbox.Spec) (record, error) {
+	dir := p.folder(spec.ID)
+	for _, d := range []string{
+		filepath.Join(dir, "home"), filepath.Join(dir, "tmp"),
+		p.workspace(spec.Labels.Session), filepath.Join(p.state(spec.Labels.Session), "agent"),
+	} {
+		if err := os.MkdirAll(d, 0o700); err != nil {
+			return record{}, err
+		}
+	}
+	rec, err := p.read(spec.ID)
+	if err == nil {
+		return rec, nil
+	}
+	if !errors.Is(err, sandbox.ErrNotFound) {
+		return record{}, err
+	}
+	socket, err := p.socket(spec.ID)
+	if err != nil {
+		return record{}, err
+	}
+	rec = record{spec.ID, spec.Labels, time.Now().UTC(), socket}
+	if err := writeJSON(filepath.Join(p.state(spec.Labels.Session), "labels.json"), spec.Labels); err != nil {
+		return record{}, err
+	}
+	return rec, writeJSON(filepath.Join(dir, "sandbox.json"), rec)
+}
+
+// Attach finds a sandbox whose runner lives.
+func (p *Provider) Attach(_ context.Context, id string) (sandbox.Sandbox, error) {
+	return p.attach(id)
+}
+
+func (p *Provider) attach(id string) (sandbox.Sandbox, error) {
+	rec, err := p.read(id)
+	if err != nil {
+		return nil, err
+	}
+	box := p.box(rec)
+	if _, alive := box.runner(); !alive {
+		return nil, fmt.Errorf("sandbox %s: its runner is gone: %w", id, sandbox.ErrNotFound)
+	}
+	return box, nil
+}
+
+// List gives every sandbox that has a folder.
+func (p *Provider) List(context.Context) ([]sandbox.Info, error) {
+	entries, err := os.ReadDir(filepath.Join(p.cfg.Dir, "sandboxes"))
+	if err != nil {
+		return nil, fmt.Errorf("list sandboxes: %w", err)
+	}
+	var out []sandbox.Info
+	for _, e := range entries {
+		rec, err := p.read(e.Name())
+		if errors.Is(err, sandbox.ErrNotFound) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		_, alive := p.box(rec).runner()
+		out = append(out, sandbox.Info{ID: rec.ID, Labels: rec.Labels, Created: rec.Created, Running: alive})
+	}
+	return out, nil
+}
+
+// Terminate ends every process of a sandbox and removes its folder.
+func (p *Provider) Terminate(ctx context.Context, id string, wipe bool) error {
+	if err := events.CheckID("sandbox id", events.KindSandbox, id); err != nil {
+		return fmt.Errorf("terminate sandbox: %w", err)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	rec, err := p.read(id)
+	if err != nil && !errors.Is(err, sandbox.ErrNotFound) {
+		return err
+	}
+	known := err == nil
+	rec.ID = id
+	box := p.box(rec)
+	if err := box.end(ctx); err != nil {
+		return fmt.Errorf("terminate sandbox %s: %w", id, err)
+	}
+	if known && rec.Socket != "" {
+		if err := os.Remove(rec.Socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("terminate sandbox %s: %w", id, err)
+		}
+	}
+	if known && wipe {
+		if err := p.Wipe(ctx, rec.Labels); err != nil {
+			return err
+		}
+	}
+	// Last, so that what failed half way is found again.
+	if err := removeAll(p.folder(id)); err != nil {
+		return fmt.Errorf("terminate sandbox %s: %w", id, err)
+	}
+	return nil
+}
+
+// Kept lists the sessions that have a workspace here.
+func (p *Provider) Kept(context.Context) ([]sandbox.Labels, error) {
+	entries, err := os.ReadDir(filepath.Join(p.cfg.Dir, "states"))
+	if err != nil {
+		return nil, fmt.Errorf("list workspaces: %w", err)
+	}
+	var out []sandbox.Labels
+	for _, e := range entries {
+		var l sandbox.Labels
+		err := readJSON(filepath.Join(p.cfg.Dir, "states", e.Name(), "labels.json"), &l)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // being made
+		}
+		if err != nil {
+			return nil, fmt.Errorf("list workspaces: %w", err)
+		}
+		out = append(out, l)
+	}
+	return out, nil
+}
+
+// Wipe removes a session's workspace and its agent's records.
+func (p *Provider) Wipe(_ context.Context, l sandbox.Labels) error {
+	if err := events.CheckID("session", events.KindSession, l.Session); err != nil {
+		return fmt.Errorf("wipe workspace: %w", err)
+	}
+	if err := errors.Join(removeAll(p.workspace(l.Session)), removeAll(p.state(l.Session))); err != nil {
+		return fmt.Errorf("wipe workspace of %s: %w", l.Session, err)
+	}
+	return nil
+}
+
+func (p *Provider) folder(id string) string { return filepath.Join(p.cfg.Dir, "sandboxes", id) }
+
+func (p *Provider) workspace(session string) string {
+	return filepath.Join(p.cfg.Dir, "workspaces", session)
+}
+
+func (p *Provider) state(session string) string { return filepath.Join(p.cfg.Dir, "states", session) }
+
+func (p *Provider) box(rec record) *box { return &box{p: p, rec: rec, dir: p.folder(rec.ID)} }
+
+func (p *Provider) read(id string) (record, error) {
+	if err := events.CheckID("sandbox id", events.KindSandbox, id); err != nil {
+		return record{}, fmt.Errorf("%w: %w", sandbox.ErrNotFound, err)
+	}
+	var rec record
+	err := readJSON(filepath.Join(p.folder(id), "sandbox.json"), &rec)
+	if errors.Is(err, fs.ErrNotExist) {
+		return rec, fmt.Errorf("sandbox %s: %w", id, sandbox.ErrNotFound)
+	}
+	if err != nil {
+		return rec, fmt.Errorf("sandbox %s: %w", id, err)
+	}
+	return rec, nil
+}
+
+func readJSON(path string, into any) error {
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(raw, into); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	return nil
+}
+
+// writeJSON replaces a file in one step.
+func writeJSON(path string, v any) error {
+	raw, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(path+".new", raw, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path)
+}
+
+// removeAll also removes folders that an agent has made read-only.
+func removeAll(dir string) error {
+	if err := os.RemoveAll(dir); err == nil {
+		return nil
+	}
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if d != nil && d.IsDir() {
+			return os.Chmod(path, 0o700) //nolint:gosec // about to be removed
+		}
+		return err
+	})
+	return errors.Join(err, os.RemoveAll(dir))
+}

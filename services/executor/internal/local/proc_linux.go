@@ -1,0 +1,65 @@
+package local
+
+import (
+	"bytes"
+	"os"
+	"strconv"
+	"strings"
+)
+
+// proc is a process of this machine.
+type proc struct {
+	pid, parent int
+	start       string // when it began; with the pid it is unique since boot
+	dead        bool   // a zombie
+}
+
+// find looks a process up.
+func find(pid int) (proc, bool) {
+	raw, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return proc{}, false
+	}
+	// The name in parentheses may hold anything: fields are counted from its end.
+	end := bytes.LastIndexByte(raw, ')')
+	if end < 0 {
+		return proc{}, false
+	}
+	f := strings.Fields(string(raw[end+1:]))
+	if len(f) < 20 {
+		return proc{}, false
+	}
+	parent, err := strconv.Atoi(f[1])
+	if err != nil {
+		return proc{}, false
+	}
+	return proc{pid: pid, parent: parent, start: f[19], dead: f[0] == "Z" || f[0] == "X"}, true
+}
+
+// processes lists all that are there.
+func processes() []proc {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil
+	}
+	var out []proc
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		if p, ok := find(pid); ok {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// marked tells whether a process was started with a variable. Those of other users cannot be asked.
+func (p proc) marked(variable string) bool {
+	raw, err := os.ReadFile("/proc/" + strconv.Itoa(p.pid) + "/environ")
+	if err != nil {
+		return false
+	}
+	return bytes.HasPrefix(raw, []byte(variable+"\x00")) || bytes.Contains(raw, []byte("\x00"+variable+"\x00"))
+}

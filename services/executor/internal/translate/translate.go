@@ -1,0 +1,229 @@
+// Package translate turns the lines of a runner's journal into events of the
+// log. It is pure. A sandbox is not trusted: ids of events and blocks, the
+// execution, the epoch, the source and the bounds of time are the host's, and
+// what a runner has no business to say becomes an error event.
+package translate
+
+import (
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/runner"
+)
+
+// Codes of the error events that stand for lines which could not be taken.
+const (
+	CodeForged = "FORGED_EVENT" // of a type that only the host may write
+	CodeBad    = "BAD_LINE"     // its data does not fit its type
+	CodeGap    = "JOURNAL_GAP"  // numbers are missing before it
+)
+
+// maxName bounds a conversation's id in bytes.
+const maxName = 128
+
+// Translator follows one journal for one execution. It is for one goroutine.
+type Translator struct {
+	Journal     string
+	ExecutionID string
+	Epoch       uint64
+	Attempt     uint32    // of the start that the host asked for
+	Last        uint64    // number of the last line seen
+	Time        time.Time // no event is older: the last one's, at first the claim's
+
+	foreign string // the last other execution that was reported
+	garbage int
+}
+
+// Result is what a line becomes: at most one of its parts, or nothing.
+type Result struct {
+	Event *events.Event
+	Delta *events.Delta
+	Ended *Ended
+}
+
+// Ended is the end of the turn.
+type Ended struct {
+	runner.Ended
+	N    uint64
+	Time time.Time
+}
+
+// Line translates a line. now is the host's clock.
+func (t *Translator) Line(l runner.Line, now time.Time) []Result {
+	if l.N <= t.Last {
+		return nil // seen before
+	}
+	var out []Result
+	if l.N != t.Last+1 {
+		out = append(out, t.complain(t.Last+1, CodeGap, fmt.Sprintf("lines %d to %d of the journal are missing", t.Last+1, l.N-1), now))
+	}
+	t.Last = l.N
+	if l.ExecutionID != "" && l.ExecutionID != t.ExecutionID {
+		return append(out, t.stranger(l, now)...)
+	}
+	return append(out, t.line(l, now))
+}
+
+func (t *Translator) line(l runner.Line, now time.Time) Result {
+	at := t.at(l.Time, now)
+	switch l.Type {
+	case events.TextDelta:
+		var d runner.Delta
+		if err := json.Unmarshal(l.Data, &d); err != nil || d.BlockID == "" {
+			return t.bad(l, now)
+		}
+		return Result{Delta: &events.Delta{
+			BlockID: t.block(d.BlockID), ExecutionID: t.ExecutionID, ConversationID: conversation(l.ConversationID),
+			Epoch: t.Epoch, Offset: d.Offset, Text: d.Delta, Time: at,
+		}}
+	case runner.AgentStarted:
+		var s runner.Started
+		if err := json.Unmarshal(l.Data, &s); err != nil {
+			return t.bad(l, now)
+		}
+		return t.keep(l, at, events.ExecutionStarted{Attempt: t.Attempt, Warm: s.Warm, PID: uint32(max(0, s.PID)), Policy: s.Policy})
+	case runner.TurnEnded:
+		var e runner.Ended
+		if err := json.Unmarshal(l.Data, &e); err != nil {
+			e = runner.Ended{Outcome: runner.Failed, Code: CodeBad, Message: "the end of the turn could not be read: " + err.Error()}
+		}
+		return Result{Ended: &Ended{Ended: e, N: l.N, Time: at}}
+	}
+	return t.payload(l, at, now)
+}
+
+// payload takes the types that a runner may say.
+func (t *Translator) payload(l runner.Line, at, now time.Time) Result {
+	if _, known := events.Lookup(l.Type); !known {
+		return t.keep(l, at, events.Log{
+			Level: "warn", Stream: "runner",
+			Message: fmt.Sprintf("line of unknown type %.64q: %s", l.Type, clip(string(l.Data), 512)),
+		})
+	}
+	data := events.DecodePayload(l.Type, l.Data)
+	switch p := data.(type) {
+	case events.BlockStart:
+		return t.blockEvent(l, at, p.Block, func(b events.Block) events.Payload { return events.BlockStart{Block: b} }, now)
+	case events.BlockComplete:
+		if p.Block.Status != events.StatusError {
+			p.Block.Status = events.StatusComplete
+		}
+		return t.blockEvent(l, at, p.Block, func(b events.Block) events.Payload { return events.BlockComplete{Block: b} }, now)
+	case events.BlockUpdate:
+		if p.BlockID == "" {
+			return t.bad(l, now)
+		}
+		return t.keep(l, at, events.BlockUpdate{BlockID: t.block(p.BlockID), Updates: p.Updates})
+	case events.SubagentSpawned, events.SubagentCompleted, events.PermissionDecided, events.TranscriptWritten,
+		events.MetadataUpdate, events.Log, events.Error, events.WatchdogWarned:
+		return t.keep(l, at, data)
+	case events.Opaque:
+		return t.bad(l, now)
+	}
+	return t.complain(l.N, CodeForged, fmt.Sprintf("line %d of the runner claims to be %s, which is not a runner's to say", l.N, l.Type), now)
+}
+
+func (t *Translator) blockEvent(l runner.Line, at time.Time, b events.Block, wrap func(events.Block) events.Payload, now time.Time) Result {
+	main := conversation(l.ConversationID) == events.MainConversation
+	switch {
+	case b.ID == "" || b.Kind == "":
+		return t.bad(l, now)
+	case b.Kind == events.KindUserMessage && main:
+		return t.complain(l.N, CodeForged, fmt.Sprintf("line %d of the runner claims to be a message of the user", l.N), now)
+	}
+	b.ID = t.block(b.ID)
+	b.ExecutionID, b.ConversationID = t.ExecutionID, conversation(l.ConversationID)
+	if b.Time.IsZero() || b.Time.After(at) {
+		b.Time = at
+	}
+	switch b.Status {
+	case events.StatusPending, events.StatusComplete, events.StatusError:
+	default:
+		b.Status = events.StatusPending
+	}
+	return t.keep(l, at, wrap(b))
+}
+
+// Garbage is a line that is no journal line at all: it is shown, not dropped.
+// id tells such lines of different streams apart.
+func (t *Translator) Garbage(id, text string, tooLong bool, now time.Time) Result {
+	t.garbage++
+	what := "the runner printed a line that is no journal line: "
+	if tooLong {
+		what = fmt.Sprintf("the runner printed a line of more than %d bytes, which begins: ", runner.MaxLine)
+	}
+	return Result{Event: &events.Event{
+		ID:          events.Derive(events.KindEvent, id, "garbage", strconv.Itoa(t.garbage)),
+		Time:        t.at(now, now),
+		ExecutionID: t.ExecutionID, ConversationID: events.MainConversation, Source: events.FromRunner,
+		Data: events.Log{Level: "error", Stream: "runner", Message: what + clip(text, 1024)},
+	}}
+}
+
+// stranger is a line about another execution: what is left of one that was
+// ended from outside, or a forgery. It is told once for each.
+func (t *Translator) stranger(l runner.Line, now time.Time) []Result {
+	if t.foreign == l.ExecutionID {
+		return nil
+	}
+	t.foreign = l.ExecutionID
+	return []Result{t.keep(l, t.at(now, now), events.Log{
+		Level: "warn", Stream: "runner",
+		Message: fmt.Sprintf("line %d is about execution %.64q, which does not run: dropped, as are others about it", l.N, l.ExecutionID),
+	})}
+}
+
+func (t *Translator) bad(l runner.Line, now time.Time) Result {
+	return t.complain(l.N, CodeBad, fmt.Sprintf("line %d of the runner: the data of %.64q cannot be read: %s", l.N, l.Type, clip(string(l.Data), 512)), now)
+}
+
+func (t *Translator) complain(n uint64, code, message string, now time.Time) Result {
+	return t.keep(runner.Line{N: n, ConversationID: events.MainConversation}, t.at(now, now), events.Error{Code: code, Message: message})
+}
+
+func (t *Translator) keep(l runner.Line, at time.Time, data events.Payload) Result {
+	execution := t.ExecutionID
+	if _, isLog := data.(events.Log); isLog && l.ExecutionID == "" {
+		execution = "" // said between turns
+	}
+	return Result{Event: &events.Event{
+		ID: events.Derive(events.KindEvent, t.Journal, strconv.FormatUint(l.N, 10)), Time: at,
+		ExecutionID: execution, ConversationID: conversation(l.ConversationID), Source: events.FromRunner, N: l.N, Data: data,
+	}}
+}
+
+// at keeps a runner's time between the event before and now.
+func (t *Translator) at(said, now time.Time) time.Time {
+	if said.IsZero() || said.After(now) {
+		said = now
+	}
+	if said.Before(t.Time) {
+		said = t.Time
+	}
+	t.Time = said
+	return said
+}
+
+func (t *Translator) block(local string) string {
+	return events.Derive(events.KindBlock, t.Journal, local)
+}
+
+// conversation is the agent's own unless a printable name of another was given.
+func conversation(name string) string {
+	if name == "" || len(name) > maxName || strings.IndexFunc(name, func(r rune) bool { return !unicode.IsPrint(r) }) >= 0 {
+		return events.MainConversation
+	}
+	return name
+}
+
+func clip(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	return strings.ToValidUTF8(s[:n], "") + "…"
+}

@@ -1,0 +1,162 @@
+package executor
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/bus"
+	"github.com/spoolhq/spool/pkg/topology"
+)
+
+const (
+	// adoptEvery is how often jobs of engines that are gone are looked for.
+	adoptEvery = 5 * time.Second
+	// jobNak is how soon a job whose handling failed is delivered again.
+	jobNak = 2 * time.Second
+	// handover is how long jobs may take to be handed over at the end.
+	handover = 10 * time.Second
+)
+
+// jobs takes the executor's jobs, and those of engines that are gone.
+type jobs struct {
+	e      *Executor
+	router *bus.Router
+	dead   *bus.Publisher
+}
+
+func newJobs(e *Executor) (*jobs, error) {
+	j := &jobs{e: e}
+	var err error
+	if j.dead, err = bus.NewPublisher(bus.PublisherConfig{JetStream: e.js, Deduplicate: true, Logger: e.deps.Logger}); err != nil {
+		return nil, err
+	}
+	j.router, err = j.newRouter(topology.JobsAnyConsumer(Provider), topology.JobsOnConsumer(Provider, e.cfg.Engine))
+	return j, err
+}
+
+func (j *jobs) newRouter(durables ...topology.Durable) (*bus.Router, error) {
+	router, err := bus.NewRouter(bus.RouterConfig{DeadLetter: j.dead, CloseTimeout: handover + 5*time.Second, Logger: j.e.deps.Logger})
+	if err != nil {
+		return nil, err
+	}
+	for _, d := range durables {
+		cfg, topic, err := bus.ForDurable(j.e.js, d)
+		if err != nil {
+			return nil, err
+		}
+		// Beside the executions there is room for jobs about sessions that run already, and for short work.
+		cfg.Concurrency = 2*j.e.cfg.Slots + 4
+		cfg.HeartBeat = time.Second
+		cfg.NakDelay = jobNak
+		cfg.DoubleAck = true
+		cfg.CloseTimeout = handover
+		cfg.Logger = j.e.deps.Logger
+		sub, err := bus.NewSubscriber(cfg)
+		if err != nil {
+			return nil, err
+		}
+		// A run lasts as long as it lasts, and a job is given back as often as it takes.
+		if err := router.Handle(d.Config.Durable, topic, sub, j.e.holder.Handle, bus.WithTimeout(-1), bus.WithMaxDeliveries(-1)); err != nil {
+			return nil, err
+		}
+	}
+	return router, nil
+}
+
+// run takes jobs until ctx ends and every one has been handed over.
+func (j *jobs) run(ctx context.Context, ready chan<- struct{}) error {
+	var waiting sync.WaitGroup
+	defer waiting.Wait()
+	done := make(chan struct{})
+	defer close(done)
+	waiting.Go(func() {
+		select {
+		case <-j.router.Running():
+			close(ready)
+		case <-done:
+		}
+	})
+	return j.router.Run(ctx)
+}
+
+// adopt takes the jobs that wait for engines without an executor, as long as they have none.
+func (j *jobs) adopt(ctx context.Context) {
+	var routers sync.WaitGroup
+	defer routers.Wait()
+	adopted := map[string]context.CancelFunc{}
+	tick := time.NewTicker(min(adoptEvery, j.e.cfg.EngineGone))
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			for _, stop := range adopted {
+				stop()
+			}
+			return
+		case <-tick.C:
+		}
+		waiting, err := j.waiting(ctx)
+		if err != nil {
+			if ctx.Err() == nil {
+				j.e.deps.Logger.Warn("jobs of engines that are gone could not be looked for", "error", err)
+			}
+			continue
+		}
+		for engine, stop := range adopted {
+			if !waiting[engine] {
+				stop()
+				delete(adopted, engine)
+			}
+		}
+		for engine := range waiting {
+			if adopted[engine] == nil {
+				adopted[engine] = j.take(ctx, engine, &routers)
+			}
+		}
+	}
+}
+
+// waiting gives the engines that have jobs and have been gone for long.
+func (j *jobs) waiting(ctx context.Context) (map[string]bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, adoptEvery)
+	defer cancel()
+	stream, err := j.e.js.Stream(ctx, topology.StreamJobs)
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", topology.StreamJobs, err)
+	}
+	prefix := topology.JobOn(Provider, "")
+	info, err := stream.Info(ctx, jetstream.WithSubjectFilter(prefix+"*"))
+	if err != nil {
+		return nil, fmt.Errorf("look into %s: %w", topology.StreamJobs, err)
+	}
+	out := map[string]bool{}
+	for subject := range info.State.Subjects {
+		engine := strings.TrimPrefix(subject, prefix)
+		if engine != j.e.cfg.Engine && j.e.leases.EngineGone(Provider, engine) >= j.e.cfg.EngineGone {
+			out[engine] = true
+		}
+	}
+	return out, nil
+}
+
+// take runs a router for another engine's jobs until it is stopped.
+func (j *jobs) take(ctx context.Context, engine string, routers *sync.WaitGroup) context.CancelFunc {
+	ctx, stop := context.WithCancel(ctx)
+	router, err := j.newRouter(topology.JobsOnConsumer(Provider, engine))
+	if err != nil {
+		j.e.deps.Logger.Error("jobs of an engine that is gone cannot be taken", "engine", engine, "error", err)
+		return stop
+	}
+	j.e.deps.Logger.Info("taking the jobs of an engine that is gone", "engine", engine)
+	routers.Go(func() {
+		if err := router.Run(ctx); err != nil {
+			j.e.deps.Logger.Error("jobs of an engine that is gone are no longer taken", "engine", engine, "error", err)
+		}
+	})
+	return stop
+}
