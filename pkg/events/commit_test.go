@@ -1,0 +1,270 @@
+package events_test
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"os"
+	"reflect"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// vector is a line of testdata/hash_vectors.json: anyone who checks the chain in
+// another language must come to the same hashes.
+type vector struct {
+	Name    string        `json:"name"`
+	Prev    string        `json:"prev"`
+	Subject vectorSubject `json:"subject"`
+	ID      string        `json:"id"`
+	Actor   events.Actor  `json:"actor"`
+	Epoch   uint64        `json:"epoch"`
+	Events  string        `json:"events"` // the stored bytes, as text
+	Hash    string        `json:"hash"`
+}
+
+type vectorSubject struct {
+	Tenant string        `json:"tenant"`
+	ID     string        `json:"id"`
+	Aspect events.Aspect `json:"aspect"`
+	NATS   string        `json:"nats"` // as the hash covers it
+}
+
+func vectors(t *testing.T) []vector {
+	t.Helper()
+	b, err := os.ReadFile("testdata/hash_vectors.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var list []vector
+	if err := json.Unmarshal(b, &list); err != nil {
+		t.Fatal(err)
+	}
+	if len(list) < 8 {
+		t.Fatalf("there are %d vectors only", len(list))
+	}
+	return list
+}
+
+func (v vector) subject() events.Subject {
+	return events.Subject{Tenant: v.Subject.Tenant, ID: v.Subject.ID, Aspect: v.Subject.Aspect}
+}
+
+func TestHashVectors(t *testing.T) {
+	t.Parallel()
+	for _, v := range vectors(t) {
+		if got := v.subject().String(); got != v.Subject.NATS {
+			t.Errorf("%s: the subject is %s, want %s", v.Name, got, v.Subject.NATS)
+		}
+		c := events.Commit{ID: v.ID, Actor: v.Actor, Epoch: v.Epoch, Prev: v.Prev, Events: json.RawMessage(v.Events), State: json.RawMessage(`"not hashed"`)}
+		if got := c.ComputeHash(v.subject()); got != v.Hash {
+			t.Errorf("%s: the hash is %s, want %s", v.Name, got, v.Hash)
+		}
+		if got := independent(v); got != v.Hash {
+			t.Errorf("%s: by the documented rule the hash is %s, want %s", v.Name, got, v.Hash)
+		}
+	}
+}
+
+// independent follows the rule of the design, not the code: SHA-256 over the
+// parts, each after its length in eight bytes, big endian.
+func independent(v vector) string {
+	var b bytes.Buffer
+	for _, part := range []string{v.Prev, v.Subject.NATS, v.ID, v.Actor.Kind, v.Actor.ID, fmt.Sprint(v.Epoch), v.Events} {
+		if err := binary.Write(&b, binary.BigEndian, uint64(len(part))); err != nil {
+			panic(err) // a buffer does not fail
+		}
+		b.WriteString(part)
+	}
+	sum := sha256.Sum256(b.Bytes())
+	return hex.EncodeToString(sum[:])
+}
+
+// TestHashCoversEverything changes one part of a commit at a time, and moves text
+// between neighbouring parts.
+func TestHashCoversEverything(t *testing.T) {
+	t.Parallel()
+	s := events.RunOf("acme", events.Derive(events.KindSession, "a"))
+	base := events.Commit{ID: "cmt_a", Actor: events.Actor{Kind: "executor", ID: "x"}, Epoch: 3, Prev: "ab", Events: json.RawMessage(`[1]`)}
+	hash := base.ComputeHash(s)
+	for name, change := range map[string]func(*events.Commit, *events.Subject){
+		"prev":            func(c *events.Commit, _ *events.Subject) { c.Prev = "ac" },
+		"tenant":          func(_ *events.Commit, s *events.Subject) { s.Tenant = "acmf" },
+		"session":         func(_ *events.Commit, s *events.Subject) { s.ID = events.Derive(events.KindSession, "b") },
+		"aspect":          func(_ *events.Commit, s *events.Subject) { s.Aspect = events.Life },
+		"id":              func(c *events.Commit, _ *events.Subject) { c.ID = "cmt_b" },
+		"actor kind":      func(c *events.Commit, _ *events.Subject) { c.Actor.Kind = "service" },
+		"actor id":        func(c *events.Commit, _ *events.Subject) { c.Actor.ID = "y" },
+		"epoch":           func(c *events.Commit, _ *events.Subject) { c.Epoch = 4 },
+		"events":          func(c *events.Commit, _ *events.Subject) { c.Events = json.RawMessage(`[2]`) },
+		"spacing":         func(c *events.Commit, _ *events.Subject) { c.Events = json.RawMessage(`[1 ]`) },
+		"moved text":      func(c *events.Commit, _ *events.Subject) { c.Actor = events.Actor{Kind: "executorx"} },
+		"moved id text":   func(c *events.Commit, _ *events.Subject) { c.ID, c.Actor.Kind = "cmt_aexecutor", "" },
+		"moved the epoch": func(c *events.Commit, _ *events.Subject) { c.Actor.ID, c.Epoch = "x3", 0 },
+	} {
+		c, sub := base, s
+		change(&c, &sub)
+		if c.ComputeHash(sub) == hash {
+			t.Errorf("%s: the hash stays the same", name)
+		}
+	}
+	c := base
+	c.State, c.Hash, c.V = json.RawMessage(`1`), "x", 9
+	if c.ComputeHash(s) != hash {
+		t.Error("state, hash or version are hashed")
+	}
+}
+
+func TestSealRefuses(t *testing.T) {
+	t.Parallel()
+	s := events.RunOf("acme", events.Derive(events.KindSession, "a"))
+	ok := events.Draft{ID: events.Derive(events.KindCommit, "a"), Events: []events.Event{{ID: "evt_a", Data: events.SessionDeleted{}}}}
+	if _, err := ok.Seal(s, ""); err != nil {
+		t.Fatal(err)
+	}
+	for name, change := range map[string]func(*events.Draft){
+		"no events": func(d *events.Draft) { d.Events = nil },
+		"no id":     func(d *events.Draft) { d.ID = "" },
+		"a bad id":  func(d *events.Draft) { d.ID = "cmt_>" },
+		"no data":   func(d *events.Draft) { d.Events = []events.Event{{ID: "evt_a"}} },
+		"bad state": func(d *events.Draft) { d.State = func() {} },
+		"bad json": func(d *events.Draft) {
+			d.Events = []events.Event{{Data: events.Opaque{Name: "x", Raw: json.RawMessage(`{`)}}}
+		},
+	} {
+		d := ok
+		change(&d)
+		if _, err := d.Seal(s, ""); err == nil {
+			t.Errorf("%s was sealed", name)
+		}
+	}
+}
+
+func TestDecodeCommitRefuses(t *testing.T) {
+	t.Parallel()
+	for _, bad := range []string{"", "{", "[]", `{"v":2,"id":"cmt_a"}`, `{"id":"cmt_a"}`, "\x00"} {
+		if _, err := events.DecodeCommit([]byte(bad)); err == nil {
+			t.Errorf("%q was read as a commit", bad)
+		}
+	}
+	if _, err := (events.Commit{V: 1, Events: json.RawMessage(`{}`)}).Decode(); err == nil {
+		t.Error("an object was read as a list of events")
+	}
+}
+
+func TestSplit(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		limit := rapid.IntRange(1, 3000).Draw(t, "limit")
+		sizes := rapid.SliceOfN(rapid.IntRange(0, 2000), 0, 20).Draw(t, "sizes")
+		var list []events.Event
+		for i, n := range sizes {
+			list = append(list, events.Event{ID: fmt.Sprint(i), Data: events.Log{Message: strings.Repeat("x", n)}})
+		}
+		parts, err := events.Split(list, limit)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var joined []events.Event
+		for _, p := range parts {
+			if len(p) == 0 {
+				t.Fatal("a part is empty")
+			}
+			b, err := json.Marshal(p)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(p) > 1 && len(b)-2 > limit {
+				t.Fatalf("a part of %d events has %d bytes, the limit is %d", len(p), len(b)-2, limit)
+			}
+			joined = append(joined, p...)
+		}
+		if !reflect.DeepEqual(joined, list) {
+			t.Fatal("the parts are not the list")
+		}
+	})
+}
+
+// TestStoredBytesAreStable is what the hash rests on: what is read and written again is the same.
+func TestStoredBytesAreStable(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		text := rapid.String().Draw(t, "text")
+		s := events.LifeOf("acme", events.Derive(events.KindSession, "a"))
+		c, err := events.Draft{
+			ID: events.Derive(events.KindCommit, text), Actor: events.Actor{Kind: rapid.String().Draw(t, "kind"), ID: text},
+			Epoch: rapid.Uint64().Draw(t, "epoch"), State: text,
+			Events: []events.Event{{ID: text, Time: at, Source: events.FromServer, Data: events.MessageAccepted{Content: text}}},
+		}.Seal(s, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		first, err := c.Encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		read, err := events.DecodeCommit(first)
+		if err != nil {
+			t.Fatal(err)
+		}
+		second, err := read.Encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(first, second) || read.ComputeHash(s) != c.Hash {
+			t.Fatalf("%s becomes %s", first, second)
+		}
+	})
+}
+
+func TestPayloadRef(t *testing.T) {
+	t.Parallel()
+	b, err := json.Marshal(events.PayloadRef{SHA256: "ab", Size: 3})
+	if err != nil || !events.IsPayloadRef(b) {
+		t.Errorf("%s is no reference: %v", b, err)
+	}
+	for _, no := range []string{"", "{}", `{"sha256":"ab"}`, `"$sha256"`} {
+		if events.IsPayloadRef(json.RawMessage(no)) {
+			t.Errorf("%s is a reference", no)
+		}
+	}
+	// A reference in place of a known type's data waits to be fetched.
+	if o, ok := events.DecodePayload("message_accepted", b).(events.Opaque); !ok || !bytes.Equal(o.Raw, b) {
+		t.Error("a reference was decoded as data")
+	}
+}
+
+func FuzzDecodeCommit(f *testing.F) {
+	for _, e := range events.Catalogue() {
+		b, err := os.ReadFile("testdata/golden/" + string(e.Type) + ".json")
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		c, err := events.DecodeCommit(b)
+		if err != nil {
+			return
+		}
+		list, err := c.Decode()
+		if err != nil {
+			return
+		}
+		for _, e := range list {
+			if e.Data == nil {
+				t.Fatal("an event was read without data")
+			}
+			if _, err := json.Marshal(e); err != nil && e.Time.Year() >= 0 && e.Time.Year() <= 9999 {
+				t.Fatalf("what was read cannot be written: %v", err)
+			}
+		}
+	})
+}
