@@ -1,0 +1,109 @@
+package jslog_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/eventlog/eventlogtest"
+	"github.com/spoolhq/spool/pkg/eventlog/jslog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/topology"
+)
+
+// TestUsers works with the log under each service's own rights.
+func TestUsers(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(t.Context(), wait)
+	defer cancel()
+	opts := &server.Options{DontListen: true, JetStream: true, StoreDir: t.TempDir(), NoSigs: true, NoLog: true}
+	for _, u := range topology.Users() {
+		opts.Users = append(opts.Users, &server.User{Username: u.Name, Password: "pw", Permissions: &server.Permissions{
+			Publish: &server.SubjectPermission{Allow: u.Publish}, Subscribe: &server.SubjectPermission{Allow: u.Subscribe},
+		}})
+	}
+	ns, err := server.NewServer(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ns.Start()
+	t.Cleanup(func() { ns.Shutdown(); ns.WaitForShutdown() })
+	as := func(user string) *jslog.Log {
+		t.Helper()
+		nc, err := nats.Connect("", nats.InProcessServer(ns), nats.UserInfo(user, "pw"), nats.CustomInboxPrefix(topology.InboxPrefix(user)),
+			nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(nc.Close)
+		if user == topology.UserAdmin {
+			return open(t, nc, 2)
+		}
+		js, err := jetstream.New(nc)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return on(t, jslog.Config{JetStream: js, Shards: 2})
+	}
+	as(topology.UserAdmin)
+	session, executor, projector := as(topology.UserSession), as(topology.UserExecutor), as(topology.UserProjector)
+
+	life := eventlogtest.Session(1, 2, "users")
+	run := events.RunOf(life.Tenant, life.ID)
+	large := eventlogtest.Draft("large", strings.Repeat("x", 300_000))
+	a, err := session.Append(ctx, eventlog.Head{Subject: life}, large)
+	if err != nil {
+		t.Fatalf("session writes life: %v", err)
+	}
+	b, err := executor.Append(ctx, eventlog.Head{Subject: run}, eventlogtest.Draft("run", "run"))
+	if err != nil {
+		t.Fatalf("executor writes run: %v", err)
+	}
+	// A lost or repeated commit is settled under these rights too.
+	if _, err := executor.Append(ctx, eventlog.Head{Subject: run}, eventlogtest.Draft("run", "run")); err != nil {
+		t.Errorf("executor repeats its commit: %v", err)
+	}
+	for _, f := range []eventlog.Freshness{eventlog.Any, eventlog.Leader} {
+		if h, err := executor.Last(ctx, life, f); err != nil || h.Seq != a.Seq {
+			t.Errorf("executor reads life: %d, %v", h.Seq, err)
+		}
+	}
+	tail := eventlogtest.Tail(ctx, t, projector, eventlog.Position{Shard: 1}, eventlog.Filter{Partitions: []int{life.Partition()}})
+	rec := eventlogtest.Expect(ctx, t, tail, a)
+	if got := rec.Events[0].Data.(events.MessageAccepted).Content; len(got) != 300_000 {
+		t.Errorf("projector reads %d bytes of a large message", len(got))
+	}
+	eventlogtest.Expect(ctx, t, tail, b)
+	if _, err := projector.At(ctx, eventlog.Position{Shard: 1, Seq: b.Seq}); err != nil {
+		t.Errorf("projector checks its checkpoint: %v", err)
+	}
+	for rec, err := range executor.Read(ctx, eventlog.Position{Shard: 1}, eventlog.Filter{Subject: events.Subject{Tenant: life.Tenant, ID: life.ID}}) {
+		if err != nil {
+			t.Errorf("executor reads the session: %s, %v", rec.Position, err)
+		}
+	}
+
+	for what, try := range map[string]struct {
+		log  *jslog.Log
+		head eventlog.Head
+	}{"executor writes life": {executor, a}, "projector writes run": {projector, b}} {
+		short, stop := context.WithTimeout(ctx, 200*time.Millisecond)
+		if _, err := try.log.Append(short, try.head, eventlogtest.Draft("forbidden", "")); !errors.Is(err, eventlog.ErrUnavailable) {
+			t.Errorf("%s: %v", what, err)
+		}
+		stop()
+		if h, err := session.Last(ctx, try.head.Subject, eventlog.Leader); err != nil || h.Seq != try.head.Seq {
+			t.Errorf("%s: the head is %d, %v, want %d", what, h.Seq, err, try.head.Seq)
+		}
+	}
+	cancel()
+	for range tail {
+	}
+}
