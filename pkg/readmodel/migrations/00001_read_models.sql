@@ -191,11 +191,11 @@ CREATE TABLE poison (
 
 -- Moves a checkpoint, which takes its row's lock until the transaction ends. SP001: another projector moved it.
 -- +goose StatementBegin
-CREATE FUNCTION advance(g smallint, previous bigint, next bigint, next_shard smallint, next_commit text, next_time timestamptz, lag bigint, deltas timestamptz)
+CREATE FUNCTION advance(g smallint, previous bigint, next bigint, next_shard smallint, next_commit text, next_time timestamptz, lag bigint, caught boolean, deltas timestamptz)
 RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     UPDATE checkpoints SET position = next, shard = next_shard, commit_id = next_commit, log_time = next_time, lag_ms = lag,
-           deltas_at = deltas, updated_at = clock_timestamp()
+           caught_up = caught, deltas_at = deltas, updated_at = clock_timestamp()
      WHERE grp = g AND position = previous;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'checkpoint of group % is not at % any more', g, previous USING ERRCODE = 'SP001';

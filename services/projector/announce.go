@@ -1,0 +1,150 @@
+package projector
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"strconv"
+	"strings"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/readmodel"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/projector/internal/fold"
+)
+
+const (
+	// maxLive bounds a message on LIVE in bytes: NATS takes 1 MB.
+	maxLive = 900_000
+	// maxText bounds one piece of text in bytes; JSON may make it six times as long.
+	maxText = 64 << 10
+)
+
+// announcer tells gateways what was committed. It is for one goroutine.
+type announcer struct {
+	nc     *nats.Conn
+	group  int
+	missed bool // something could not be sent
+}
+
+// started tells gateways to look for holes in the group's sessions.
+func (a *announcer) started() error {
+	data, err := json.Marshal(readmodel.Started{Group: a.group})
+	if err != nil {
+		return err
+	}
+	return a.nc.Publish(topology.CtlProjector, data)
+}
+
+// send announces each session's part of a batch. After a failure the next
+// success says so, as a start does.
+func (a *announcer) send(list []fold.Live) error {
+	if a.missed {
+		if err := a.started(); err != nil {
+			return err
+		}
+		a.missed = false
+	}
+	for _, l := range list {
+		messages, err := liveMessages(l, maxLive)
+		for _, m := range messages {
+			err = errors.Join(err, a.nc.Publish(events.LiveSubject(l.Session.Tenant, l.Session.ID), m))
+		}
+		if err != nil {
+			a.missed = true
+			return err
+		}
+	}
+	return nil
+}
+
+// liveMessages encodes one session's changes as readmodel.Live, in messages of
+// at most limit bytes: events first, then text. Only the last one carries the
+// session's tip; the others' is that of their last event, so that nobody sees a
+// hole where more is on its way. An event that is larger is left out and only its seq is told.
+func liveMessages(l fold.Live, limit int) ([][]byte, error) {
+	w := liveWriter{session: l.Session.ID, limit: limit - 200}
+	if len(l.Events) == 0 {
+		w.tip = l.Tip
+	}
+	for _, e := range l.Events {
+		if len(e.JSON) > w.limit {
+			w.flush()
+			w.tip = e.Seq
+			w.flush()
+			continue
+		}
+		if w.size+len(e.JSON) > w.limit {
+			w.flush()
+		}
+		w.events, w.size, w.tip = append(w.events, e.JSON), w.size+len(e.JSON)+1, e.Seq
+	}
+	for _, d := range l.Deltas {
+		for _, p := range pieces(d) {
+			text, err := encode(p)
+			if err != nil {
+				return nil, err
+			}
+			if w.size+len(text) > w.limit {
+				w.flush()
+			}
+			w.deltas, w.size = append(w.deltas, text), w.size+len(text)+1
+		}
+	}
+	w.tip = l.Tip
+	w.flush()
+	return w.out, nil
+}
+
+type liveWriter struct {
+	session        string
+	limit, size    int
+	tip, told      int64
+	events, deltas []string
+	out            [][]byte
+}
+
+func (w *liveWriter) flush() {
+	if w.tip == w.told && len(w.events)+len(w.deltas) == 0 {
+		return
+	}
+	w.told = w.tip
+	var b bytes.Buffer
+	b.Grow(w.size + 200)
+	b.WriteString(`{"sessionId":"` + w.session + `","tip":` + strconv.FormatInt(w.tip, 10) + `,"events":[`)
+	b.WriteString(strings.Join(w.events, ","))
+	b.WriteString(`],"deltas":[`)
+	b.WriteString(strings.Join(w.deltas, ","))
+	b.WriteString(`]}`)
+	w.out = append(w.out, b.Bytes())
+	w.events, w.deltas, w.size = nil, nil, 0
+}
+
+// pieces cuts a long text between characters.
+func pieces(d events.Delta) []events.Delta {
+	var out []events.Delta
+	for len(d.Text) > maxText {
+		cut := maxText
+		for cut > maxText-4 && d.Text[cut]&0xC0 == 0x80 {
+			cut--
+		}
+		p := d
+		p.Text = d.Text[:cut]
+		out = append(out, p)
+		d.Text, d.Offset = d.Text[cut:], d.Offset+uint32(cut)
+	}
+	return append(out, d)
+}
+
+// encode is JSON without HTML escapes, as events are stored.
+func encode(v any) (string, error) {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(v); err != nil {
+		return "", err
+	}
+	return strings.TrimSuffix(b.String(), "\n"), nil
+}

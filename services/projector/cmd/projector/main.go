@@ -1,0 +1,27 @@
+// Command projector is the projector: it folds the log into Postgres.
+package main
+
+import (
+	"context"
+	"os"
+
+	"github.com/spoolhq/spool/pkg/daemon"
+	"github.com/spoolhq/spool/services/projector"
+)
+
+type cli struct {
+	daemon.Settings
+	projector.Config
+}
+
+func main() {
+	var c cli
+	os.Exit(daemon.Main("projector", "Folds the log into the read models in Postgres.", &c, &c.Settings,
+		func(ctx context.Context, env daemon.Env) error {
+			p, err := projector.New(c.Config, projector.Deps{NATS: env.NATS, Log: env.Log, Logger: env.Logger})
+			if err != nil {
+				return err
+			}
+			return p.Run(ctx)
+		}))
+}

@@ -1,0 +1,144 @@
+package projector
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/projector/internal/fold"
+)
+
+// delta is text in flight, and when its stream stored it.
+type delta struct {
+	fold.Delta
+	at time.Time
+}
+
+// Settings of the consumer that reads DELTAS. It goes by itself when nobody pulls.
+const (
+	pullMessages = 1000
+	pullBytes    = 4 << 20
+	pullExpiry   = 10 * time.Second
+	heartbeat    = time.Second
+	inactive     = 10 * time.Second
+	openTimeout  = 5 * time.Second
+)
+
+// deltaReader reads the group's text in flight in order, by consumers that are
+// made anew when one is lost.
+type deltaReader struct {
+	g      *group
+	since  *time.Time // nil for everything that is kept
+	seq    uint64     // last stream sequence that was delivered; 0 for none
+	expect uint64
+	pull   jetstream.MessagesContext
+}
+
+// feedDeltas reads text in flight until ctx ends.
+func (g *group) feedDeltas(ctx context.Context, checkpoint *time.Time) {
+	r := deltaReader{g: g}
+	if checkpoint != nil {
+		since := checkpoint.Add(-deltasEarlier)
+		r.since = &since
+	}
+	defer r.close()
+	retry := backoff{logger: g.logger, doing: "read text in flight"}
+	for ctx.Err() == nil {
+		err := r.next(ctx)
+		if err == nil {
+			retry.tries = 0
+			continue
+		}
+		r.close()
+		if ctx.Err() == nil {
+			retry.wait(ctx, err)
+		}
+	}
+}
+
+var errGap = errors.New("a delivery is missing")
+
+func (r *deltaReader) next(ctx context.Context) error {
+	if r.pull == nil {
+		if err := r.open(ctx); err != nil {
+			return err
+		}
+	}
+	m, err := r.pull.Next(jetstream.NextContext(ctx))
+	if err != nil {
+		return err
+	}
+	meta, err := m.Metadata()
+	if err != nil {
+		return err
+	}
+	r.expect++
+	if meta.Sequence.Consumer != r.expect {
+		return errGap
+	}
+	r.seq = meta.Sequence.Stream
+	d, err := decodeDelta(m.Subject(), m.Data())
+	if err != nil {
+		// It is a copy of what block_complete will say: nothing is lost with it.
+		r.g.logger.Warn("text in flight is dropped", "subject", m.Subject(), "sequence", r.seq, "error", err)
+		return nil
+	}
+	return r.g.deltas.push(ctx, delta{d, meta.Timestamp}, len(m.Data()))
+}
+
+func decodeDelta(subject string, data []byte) (fold.Delta, error) {
+	t := strings.Split(subject, ".")
+	if len(t) != 4 {
+		return fold.Delta{}, fmt.Errorf("subject %q is not dl.<partition>.<tenant>.<session>", subject)
+	}
+	d := fold.Delta{Tenant: t[2], Session: t[3]}
+	if err := errors.Join(events.CheckTenant("tenant", d.Tenant), events.CheckID("sessionId", events.KindSession, d.Session)); err != nil {
+		return d, err
+	}
+	if t[1] != events.PartitionToken(events.Partition(d.Session)) {
+		return d, fmt.Errorf("subject %q: partition is not the session's", subject)
+	}
+	return d, json.Unmarshal(data, &d.Delta)
+}
+
+func (r *deltaReader) open(ctx context.Context) error {
+	cfg := jetstream.ConsumerConfig{
+		AckPolicy: jetstream.AckNonePolicy, MemoryStorage: true, Replicas: 1, InactiveThreshold: inactive, DeliverPolicy: jetstream.DeliverAllPolicy,
+	}
+	switch {
+	case r.seq > 0:
+		cfg.DeliverPolicy, cfg.OptStartSeq = jetstream.DeliverByStartSequencePolicy, r.seq+1
+	case r.since != nil:
+		cfg.DeliverPolicy, cfg.OptStartTime = jetstream.DeliverByStartTimePolicy, r.since
+	}
+	for _, p := range topology.GroupPartitions(r.g.n) {
+		cfg.FilterSubjects = append(cfg.FilterSubjects, topology.DeltaFilter(p))
+	}
+	try, cancel := context.WithTimeout(ctx, openTimeout)
+	defer cancel()
+	c, err := r.g.p.js.CreateConsumer(try, topology.StreamDeltas, cfg)
+	if err != nil {
+		return fmt.Errorf("read %s: %w", topology.StreamDeltas, err)
+	}
+	pull, err := c.Messages(jetstream.PullMaxMessagesWithBytesLimit(pullMessages, pullBytes), jetstream.PullExpiry(pullExpiry),
+		jetstream.PullHeartbeat(heartbeat), jetstream.WithMessagesErrOnMissingHeartbeat(true))
+	if err != nil {
+		return fmt.Errorf("read %s: %w", topology.StreamDeltas, err)
+	}
+	r.pull, r.expect = pull, 0
+	return nil
+}
+
+func (r *deltaReader) close() {
+	if r.pull != nil {
+		r.pull.Stop()
+		r.pull = nil
+	}
+}

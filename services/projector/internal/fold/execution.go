@@ -1,0 +1,269 @@
+package fold
+
+import (
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// execution gives an execution's row, which its first event makes.
+func (f *folding) execution(a *aggregate, s *Session, id string, e events.Event) *entry[Execution] {
+	x := a.executions[id]
+	if x == nil {
+		x = &entry[Execution]{row: Execution{
+			Tenant: a.key.Tenant, Session: a.key.ID, ID: id, Ord: s.Executions, Phase: phaseQueued, QueuedAt: moment(e.Time), FirstSeq: s.Tip,
+		}}
+		a.executions[id] = x
+		s.Executions++
+		s.Queued++
+		touch(&f.executions, x)
+	}
+	return x
+}
+
+// executed folds an event into its execution, which has not ended.
+func (f *folding) executed(a *aggregate, s *Session, x *entry[Execution], e events.Event) {
+	waited := x.row.waiting()
+	switch d := e.Data.(type) {
+	case events.MessageAccepted:
+		touch(&f.executions, x).Metadata = raw(d.Metadata)
+	case events.ExecutionDispatched:
+		touch(&f.executions, x).DispatchedAt = momentOf(e.Time)
+		s.ActiveExecution = x.row.ID
+	case events.ExecutionClaimed:
+		row := touch(&f.executions, x)
+		row.Executor = clean(d.Executor)
+		if row.Phase == phaseQueued {
+			row.Phase = phaseStarting
+		}
+	case events.ExecutionStarted:
+		row := touch(&f.executions, x)
+		row.Phase, row.Attempt = phaseRunning, int32(d.Attempt)
+		if row.StartedAt == nil {
+			row.StartedAt = momentOf(e.Time)
+		}
+	case events.MetadataUpdate:
+		row := touch(&f.executions, x)
+		row.use(d.Usage)
+		row.CostUSD, row.Model = d.CostUSD, clean(d.Model)
+	default:
+		if events.Terminal(e.Type()) {
+			f.end(a, s, x, e)
+		}
+	}
+	if waited && !x.row.waiting() {
+		s.Queued--
+	}
+}
+
+func (x *Execution) use(u events.Usage) {
+	x.Input, x.Output = int64(u.InputTokens), int64(u.OutputTokens)
+	x.CacheRead, x.CacheWrite = int64(u.CacheReadTokens), int64(u.CacheWriteTokens)
+}
+
+// end folds the one terminal event.
+func (f *folding) end(a *aggregate, s *Session, x *entry[Execution], e events.Event) {
+	row := touch(&f.executions, x)
+	switch d := e.Data.(type) {
+	case events.ExecutionCompleted:
+		row.Phase, row.DurationMs, row.Result = phaseCompleted, int64(d.DurationMs), clean(d.Result)
+		row.use(d.Usage)
+		if d.CostUSD != 0 {
+			row.CostUSD = d.CostUSD
+		}
+	case events.ExecutionFailed:
+		row.Phase, row.DurationMs, row.Code, row.Message = phaseFailed, int64(d.DurationMs), clean(d.Code), clean(d.Message)
+		row.use(d.Usage)
+	case events.ExecutionCancelled:
+		row.Phase, row.DurationMs, row.Reason = phaseCancelled, int64(d.DurationMs), clean(d.Reason)
+		row.use(d.Usage)
+	case events.ExecutionWithdrawn:
+		row.Phase, row.Reason = phaseCancelled, clean(d.Reason)
+	default:
+		// Its data could not be decoded; that it ended is known all the same.
+		row.Phase = phaseFailed
+	}
+	at := moment(e.Time)
+	row.EndedAt = &at
+	if s.ActiveExecution == row.ID {
+		s.ActiveExecution = ""
+	}
+	f.endText(a, row.ID)
+	if !a.whole {
+		f.out.Ended = append(f.out.Ended, Ended{a.key, row.ID, at})
+	}
+	// Of what is not present, Ended takes care.
+	for _, c := range a.calls {
+		if c != nil && c.row.Execution == row.ID && c.row.Status == statusPending {
+			call := touch(&f.calls, c)
+			call.Status, call.EndedAt = statusError, &at
+		}
+	}
+	for _, c := range a.conversations {
+		if c != nil && c.row.Execution == row.ID && c.row.Status == phaseRunning {
+			conversation := touch(&f.conversations, c)
+			conversation.Status, conversation.EndedAt = phaseFailed, &at
+		}
+	}
+}
+
+// callID is the row key of the tool call that an event is about.
+func callID(e events.Event) string {
+	switch d := e.Data.(type) {
+	case events.BlockStart:
+		return callOf(d.Block)
+	case events.BlockComplete:
+		return callOf(d.Block)
+	case events.PermissionDecided:
+		return rowKey(d.ToolUseID)
+	}
+	return ""
+}
+
+func callOf(b events.Block) string {
+	switch {
+	case b.Kind == events.KindToolUse && b.ToolUseID == "":
+		return rowKey(b.ID)
+	case b.Kind == events.KindToolUse, b.Kind == events.KindToolResult:
+		return rowKey(b.ToolUseID)
+	}
+	return ""
+}
+
+// call folds what events say of a tool call: that it began, what was decided, how it ended.
+func (f *folding) call(a *aggregate, s *Session, e events.Event) {
+	id := callID(e)
+	if id == "" {
+		return
+	}
+	var block events.Block
+	whole := false
+	switch d := e.Data.(type) {
+	case events.BlockStart:
+		block, whole = d.Block, d.Block.Status != events.StatusPending
+	case events.BlockComplete:
+		block, whole = d.Block, true
+	}
+	if block.Kind == events.KindToolResult {
+		f.result(a, id, block, whole, e)
+		return
+	}
+	c := a.calls[id]
+	if c == nil {
+		c = &entry[ToolCall]{row: ToolCall{
+			Tenant: a.key.Tenant, Session: a.key.ID, ID: id, Execution: rowKey(e.ExecutionID), Conversation: rowKey(e.ConversationID),
+			Status: statusPending, StartedAt: moment(e.Time), FirstSeq: s.Tip,
+		}}
+		a.calls[id] = c
+		touch(&f.calls, c)
+	}
+	if d, ok := e.Data.(events.PermissionDecided); ok {
+		row := touch(&f.calls, c)
+		row.Decision = clean(d.Decision)
+		if row.ToolName == "" {
+			row.ToolName = clean(d.ToolName)
+		}
+		return
+	}
+	if c.row.Block == "" {
+		row := touch(&f.calls, c)
+		row.Block, row.ToolName = rowKey(block.ID), clean(block.ToolName)
+	}
+}
+
+// result ends a call; a result without its call shows as a block only.
+func (f *folding) result(a *aggregate, id string, b events.Block, whole bool, e events.Event) {
+	c := a.calls[id]
+	if !whole || c == nil || c.row.Status != statusPending {
+		return
+	}
+	row := touch(&f.calls, c)
+	row.Status, row.EndedAt, row.DurationMs = statusComplete, momentOf(e.Time), int64(b.DurationMs)
+	if b.IsError || b.Status == events.StatusError {
+		row.Status = statusError
+	}
+}
+
+func conversationID(e events.Event) string {
+	switch d := e.Data.(type) {
+	case events.SubagentSpawned:
+		return rowKey(d.Conversation)
+	case events.SubagentCompleted:
+		return rowKey(d.Conversation)
+	}
+	return ""
+}
+
+// conversation folds a sub-agent's begin and end.
+func (f *folding) conversation(a *aggregate, s *Session, e events.Event) {
+	id := conversationID(e)
+	if id == "" {
+		return
+	}
+	c := a.conversations[id]
+	switch d := e.Data.(type) {
+	case events.SubagentSpawned:
+		if c != nil {
+			return
+		}
+		c = &entry[Conversation]{row: Conversation{
+			Tenant: a.key.Tenant, Session: a.key.ID, ID: id, Parent: rowKey(d.Parent), Execution: rowKey(e.ExecutionID),
+			Subagent: rowKey(d.SubagentID), ToolUseID: rowKey(d.ToolUseID), Name: clean(d.Name), Status: phaseRunning,
+			StartedAt: moment(e.Time), FirstSeq: s.Tip,
+		}}
+		a.conversations[id] = c
+		touch(&f.conversations, c)
+	case events.SubagentCompleted:
+		if c == nil || c.row.Status != phaseRunning {
+			return
+		}
+		row := touch(&f.conversations, c)
+		row.Status, row.EndedAt, row.DurationMs = phaseCompleted, momentOf(e.Time), int64(d.DurationMs)
+		if d.IsError {
+			row.Status = phaseFailed
+		}
+	}
+}
+
+func sandboxID(e events.Event) string {
+	switch d := e.Data.(type) {
+	case events.SandboxCreating:
+		return rowKey(d.SandboxID)
+	case events.SandboxReady:
+		return rowKey(d.SandboxID)
+	case events.SandboxReplaced:
+		return rowKey(d.SandboxID)
+	case events.SandboxTerminated:
+		return rowKey(d.SandboxID)
+	case events.SandboxFailed:
+		return rowKey(d.SandboxID)
+	}
+	return ""
+}
+
+// sandbox folds the life of a sandbox, which may outlast executions.
+func (f *folding) sandbox(a *aggregate, e events.Event) {
+	id := sandboxID(e)
+	if id == "" {
+		return
+	}
+	b := a.sandboxes[id]
+	if b == nil {
+		b = &entry[Sandbox]{row: Sandbox{Tenant: a.key.Tenant, Session: a.key.ID, ID: id, CreatedAt: moment(e.Time)}}
+		a.sandboxes[id] = b
+	}
+	if b.row.EndedAt != nil {
+		return
+	}
+	row := touch(&f.sandboxes, b)
+	switch d := e.Data.(type) {
+	case events.SandboxCreating:
+		row.Status, row.Provider, row.Engine = "creating", clean(d.Provider), clean(d.Engine)
+	case events.SandboxReady:
+		row.Status, row.Provider, row.Engine, row.ReadyAt = "ready", clean(d.Provider), clean(d.Engine), momentOf(e.Time)
+	case events.SandboxReplaced:
+		row.Status, row.Reason, row.EndedAt = "replaced", clean(d.Lost), momentOf(e.Time)
+	case events.SandboxTerminated:
+		row.Status, row.Reason, row.EndedAt = "terminated", clean(d.Reason), momentOf(e.Time)
+	case events.SandboxFailed:
+		row.Status, row.Reason, row.EndedAt = "failed", clean(d.Code+": "+d.Message), momentOf(e.Time)
+	}
+}

@@ -1,0 +1,331 @@
+package fold
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/blocks"
+)
+
+// folding is one Fold.
+type folding struct {
+	model *Model
+	bare  bool
+	out   Changes
+
+	used          []*aggregate
+	live          map[Key]*Live
+	order         []Key
+	sessions      []*entry[Session]
+	executions    []*entry[Execution]
+	blocks        []*entry[Block]
+	calls         []*entry[ToolCall]
+	conversations []*entry[Conversation]
+	sandboxes     []*entry[Sandbox]
+	keys          []*entry[APIKey]
+}
+
+// Fold applies a batch to the model, of which everything Missing must have been
+// Put, and gives what changed. Folding a batch in pieces gives the same rows. An
+// error means that the model must be thrown away.
+func (m *Model) Fold(b Batch) (Changes, error) {
+	f := folding{model: m, bare: b.Bare, live: map[Key]*Live{}}
+	for _, rec := range b.Records {
+		var err error
+		if rec.Subject.Aspect == events.Key {
+			f.catalogue(rec)
+		} else {
+			err = f.record(rec)
+		}
+		if err != nil {
+			return Changes{}, fmt.Errorf("fold %s: %w", rec.Position, err)
+		}
+	}
+	for _, d := range b.Deltas {
+		f.delta(d)
+	}
+	for i := range b.Poison {
+		f.out.Poison = append(f.out.Poison, &b.Poison[i])
+	}
+	return f.changes()
+}
+
+func (f *folding) changes() (Changes, error) {
+	if err := encodeBlocks(f.blocks); err != nil {
+		return Changes{}, err
+	}
+	c := f.out
+	c.Sessions, c.Executions, c.Blocks, c.Calls = settle(f.sessions), settle(f.executions), settle(f.blocks), settle(f.calls)
+	c.Conversations, c.Sandboxes, c.Keys = settle(f.conversations), settle(f.sandboxes), settle(f.keys)
+	for _, k := range f.order {
+		l := f.live[k]
+		if a := f.model.sessions[k]; a.session != nil {
+			l.Tip = a.session.row.Tip
+		}
+		c.Live = append(c.Live, *l)
+	}
+	for _, a := range f.used {
+		if n := a.size(); n != a.counted {
+			f.model.rows += n - a.counted
+			a.counted = n
+		}
+	}
+	return c, nil
+}
+
+func (f *folding) use(k Key) *aggregate {
+	a := f.model.use(k)
+	f.used = append(f.used, a)
+	return a
+}
+
+// announce gives the session's part of LIVE.
+func (f *folding) announce(k Key) *Live {
+	l := f.live[k]
+	if l == nil {
+		l = &Live{Session: k}
+		f.live[k] = l
+		f.order = append(f.order, k)
+	}
+	return l
+}
+
+func (f *folding) record(rec eventlog.Record) error {
+	k := Key{rec.Subject.Tenant, rec.Subject.ID}
+	a := f.use(k)
+	for _, e := range rec.Events {
+		if a.deleted {
+			return nil
+		}
+		e.Time = sane(e.Time)
+		if err := f.event(a, rec.Position.String(), e); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// event counts and keeps an event, then folds what it means.
+func (f *folding) event(a *aggregate, position string, e events.Event) error {
+	s := f.session(a, e)
+	s.Tip++
+	s.TipPosition, s.UpdatedAt = position, moment(e.Time)
+	row, err := f.kept(a, s, position, e)
+	if err != nil {
+		return err
+	}
+	f.out.Events = append(f.out.Events, row)
+	l := f.announce(a.key)
+	l.Events = append(l.Events, row)
+	l.Tip = s.Tip
+	if _, gone := e.Data.(events.SessionDeleted); gone {
+		f.drop(a, e)
+		return nil
+	}
+	if f.bare {
+		return nil
+	}
+	f.life(s, e)
+	ended := false
+	if id := rowKey(e.ExecutionID); id != "" {
+		x := f.execution(a, s, id, e)
+		ended = x.row.ended()
+		if !ended {
+			f.executed(a, s, x, e)
+		}
+	}
+	f.block(a, s, e)
+	if !ended {
+		f.call(a, s, e)
+		f.conversation(a, s, e)
+	}
+	f.sandbox(a, e)
+	return nil
+}
+
+func (f *folding) kept(a *aggregate, s *Session, position string, e events.Event) (*Event, error) {
+	w, err := e.ToWire(a.key.ID, uint32(s.Tip), position)
+	if err != nil {
+		return nil, err
+	}
+	if f.bare {
+		w.Data = json.RawMessage(`{"unprojectable":true}`)
+	}
+	text, err := marshal(w)
+	if err != nil {
+		return nil, fmt.Errorf("encode event %s: %w", e.ID, err)
+	}
+	return &Event{Tenant: a.key.Tenant, Session: a.key.ID, Seq: s.Tip, Type: clean(string(w.Type)), JSON: clean(text)}, nil
+}
+
+// session gives the session's row, which any first event makes: the log may
+// begin with another one where its first commit could not be read.
+func (f *folding) session(a *aggregate, e events.Event) *Session {
+	if a.session == nil {
+		a.session = &entry[Session]{row: Session{
+			Tenant: a.key.Tenant, ID: a.key.ID, Group: f.model.group, Status: statusOpen, Options: "{}", CreatedAt: moment(e.Time),
+		}}
+	}
+	return touch(&f.sessions, a.session)
+}
+
+// life folds what events say of the session itself.
+func (f *folding) life(s *Session, e events.Event) {
+	switch d := e.Data.(type) {
+	case events.SessionCreated:
+		s.Agent, s.AgentVersion, s.Architecture, s.Provider = clean(d.Agent), clean(d.AgentVersion), clean(d.Architecture), clean(d.Provider)
+		s.Options, s.Metadata, s.CreatedAt = options(d.Options), raw(d.Metadata), moment(e.Time)
+	case events.SessionOptionsUpdated:
+		s.Options = options(d.Options)
+		if len(d.Metadata) > 0 {
+			s.Metadata = raw(d.Metadata)
+		}
+	case events.SessionIdle:
+		s.Idle = true
+	case events.ExecutionDispatched:
+		s.Idle = false
+	case events.SessionClosed:
+		s.Status = statusClosed
+	}
+}
+
+// drop forgets a session for good.
+func (f *folding) drop(a *aggregate, e events.Event) {
+	stored := a.session.stored
+	// What this fold made of it is not written.
+	a.session.dirty = false
+	undo(a.executions)
+	undo(a.blocks)
+	undo(a.calls)
+	undo(a.conversations)
+	undo(a.sandboxes)
+	f.out.Events = without(f.out.Events, func(r *Event) bool { return r.Tenant == a.key.Tenant && r.Session == a.key.ID })
+	f.out.Texts = without(f.out.Texts, func(r *Text) bool { return r.Tenant == a.key.Tenant && r.Session == a.key.ID })
+	f.out.Ended = without(f.out.Ended, func(r Ended) bool { return r.Session == a.key })
+	if stored || len(a.texts) > 0 {
+		f.out.Gone = append(f.out.Gone, a.key)
+	}
+	f.out.Deleted = append(f.out.Deleted, &Deleted{Tenant: a.key.Tenant, ID: a.key.ID, Group: f.model.group, At: moment(e.Time)})
+	f.announce(a.key).Deltas = nil
+	fresh := newAggregate(a.key)
+	a.session, a.deleted, a.whole = nil, true, false
+	a.executions, a.blocks, a.calls = fresh.executions, fresh.blocks, fresh.calls
+	a.conversations, a.sandboxes, a.texts = fresh.conversations, fresh.sandboxes, fresh.texts
+}
+
+func undo[R any](rows map[string]*entry[R]) {
+	for _, e := range rows {
+		if e != nil {
+			e.dirty = false
+		}
+	}
+}
+
+func without[R any](list []R, gone func(R) bool) []R {
+	kept := list[:0]
+	for _, r := range list {
+		if !gone(r) {
+			kept = append(kept, r)
+		}
+	}
+	return kept
+}
+
+// block folds an event into the block that it is about.
+func (f *folding) block(a *aggregate, s *Session, e events.Event) {
+	id := rowKey(blocks.Target(e))
+	if id == "" {
+		return
+	}
+	was := a.blocks[id]
+	if was != nil && was.row.final() {
+		return
+	}
+	var prev *events.Block
+	if was != nil {
+		prev = &was.row.block
+	}
+	next := blocks.Reduce(prev, e)
+	if next == nil {
+		return
+	}
+	next.Time = sane(next.Time)
+	begins := was == nil
+	if begins {
+		was = &entry[Block]{row: Block{
+			Tenant: a.key.Tenant, Session: a.key.ID, ID: id, FirstSeq: s.Tip, ExecutionOrd: f.ord(a, e),
+		}}
+		a.blocks[id] = was
+	}
+	b := touch(&f.blocks, was)
+	b.block, b.LastSeq = *next, s.Tip
+	b.Execution, b.Conversation = rowKey(next.ExecutionID), rowKey(next.ConversationID)
+	b.Kind, b.Status = clean(string(next.Kind)), clean(string(next.Status))
+	switch {
+	case b.final():
+		f.forgetText(a, id)
+	case begins:
+		f.reveal(a, b)
+	}
+}
+
+// ord is the place of a block's execution; a block of none stands with the first, as in blocks.View.
+func (f *folding) ord(a *aggregate, e events.Event) int32 {
+	if x := a.executions[rowKey(e.ExecutionID)]; x != nil {
+		return x.row.Ord
+	}
+	return 0
+}
+
+// catalogue folds the keys.
+func (f *folding) catalogue(rec eventlog.Record) {
+	if f.bare {
+		return
+	}
+	for _, e := range rec.Events {
+		k := Key{rec.Subject.Tenant, keyID(e)}
+		switch d := e.Data.(type) {
+		case events.KeyCreated:
+			if f.model.keys[k] == nil {
+				f.model.keys[k] = &entry[APIKey]{row: APIKey{
+					Tenant: k.Tenant, ID: k.ID, Group: f.model.group, Name: clean(d.Name), Prefix: clean(d.Prefix), SHA256: rowKey(d.SHA256), CreatedAt: moment(e.Time),
+				}}
+				touch(&f.keys, f.model.keys[k])
+			}
+		case events.KeyRevoked:
+			if row := f.model.keys[k]; row != nil && row.row.RevokedAt == nil {
+				touch(&f.keys, row).RevokedAt = momentOf(e.Time)
+			}
+		}
+	}
+}
+
+func keyID(e events.Event) string {
+	switch d := e.Data.(type) {
+	case events.KeyCreated:
+		return rowKey(d.KeyID)
+	case events.KeyRevoked:
+		return rowKey(d.KeyID)
+	}
+	return ""
+}
+
+func options(o events.Options) string {
+	// A struct of strings and numbers: it always encodes.
+	text, _ := marshal(o)
+	return clean(text)
+}
+
+// marshal is JSON without HTML escapes, as events are stored.
+func marshal(v any) (string, error) {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(v); err != nil {
+		return "", err
+	}
+	return string(bytes.TrimSuffix(b.Bytes(), []byte("\n"))), nil
+}

@@ -1,0 +1,253 @@
+package fold_test
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"reflect"
+	"slices"
+	"testing"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/blocks"
+	"github.com/spoolhq/spool/services/projector/internal/fold"
+)
+
+// memory keeps the read models as Postgres would, by the same rules as package store.
+type memory struct {
+	t             testing.TB
+	sessions      map[fold.Key]fold.Session
+	deleted       map[fold.Key]fold.Deleted
+	executions    map[fold.Child]fold.Execution
+	blocks        map[fold.Child]fold.Block
+	calls         map[fold.Child]fold.ToolCall
+	conversations map[fold.Child]fold.Conversation
+	sandboxes     map[fold.Child]fold.Sandbox
+	keys          map[fold.Key]fold.APIKey
+	events        map[string]fold.Event
+	texts         map[string]fold.Text
+	poison        map[string]fold.Poison
+}
+
+func newMemory(t testing.TB) *memory {
+	return &memory{
+		t: t, sessions: map[fold.Key]fold.Session{}, deleted: map[fold.Key]fold.Deleted{}, executions: map[fold.Child]fold.Execution{},
+		blocks: map[fold.Child]fold.Block{}, calls: map[fold.Child]fold.ToolCall{}, conversations: map[fold.Child]fold.Conversation{},
+		sandboxes: map[fold.Child]fold.Sandbox{}, keys: map[fold.Key]fold.APIKey{}, events: map[string]fold.Event{},
+		texts: map[string]fold.Text{}, poison: map[string]fold.Poison{},
+	}
+}
+
+func child(tenant, session, id string) fold.Child { return fold.Child{Session: fold.Key{Tenant: tenant, ID: session}, ID: id} }
+
+// fold is what a group does with a batch.
+func (m *memory) fold(model *fold.Model, b fold.Batch) fold.Changes {
+	m.t.Helper()
+	missing := model.Missing(b)
+	if err := model.Put(missing, m.load(missing)); err != nil {
+		m.t.Fatal(err)
+	}
+	c, err := model.Fold(b)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	m.apply(&c)
+	model.Trim()
+	return c
+}
+
+func (m *memory) load(asked fold.Missing) (p fold.Present) {
+	for _, k := range asked.Sessions {
+		if s, ok := m.sessions[k]; ok {
+			p.Sessions = append(p.Sessions, s)
+		}
+		if _, ok := m.deleted[k]; ok {
+			p.Deleted = append(p.Deleted, k)
+		}
+		for _, t := range m.texts {
+			if t.Tenant == k.Tenant && t.Session == k.ID {
+				p.Texts = append(p.Texts, t)
+			}
+		}
+	}
+	slices.SortFunc(p.Texts, func(a, b fold.Text) int { return cmp.Or(cmp.Compare(a.Block, b.Block), cmp.Compare(a.Offset, b.Offset)) })
+	for _, k := range asked.Keys {
+		if r, ok := m.keys[k]; ok {
+			p.Keys = append(p.Keys, r)
+		}
+	}
+	p.Executions = find(m.executions, asked.Executions)
+	p.Blocks = find(m.blocks, asked.Blocks)
+	p.Calls = find(m.calls, asked.Calls)
+	p.Conversations = find(m.conversations, asked.Conversations)
+	p.Sandboxes = find(m.sandboxes, asked.Sandboxes)
+	return p
+}
+
+func find[R any](rows map[fold.Child]R, asked []fold.Child) (out []R) {
+	for _, c := range asked {
+		if r, ok := rows[c]; ok {
+			out = append(out, r)
+		}
+	}
+	return out
+}
+
+func (m *memory) apply(c *fold.Changes) {
+	m.t.Helper()
+	for _, k := range c.Gone {
+		delete(m.sessions, k)
+		drop(m.executions, k)
+		drop(m.blocks, k)
+		drop(m.calls, k)
+		drop(m.conversations, k)
+		drop(m.sandboxes, k)
+		for id, e := range m.events {
+			if e.Tenant == k.Tenant && e.Session == k.ID {
+				delete(m.events, id)
+			}
+		}
+		m.dropTexts(func(t fold.Text) bool { return t.Tenant == k.Tenant && t.Session == k.ID })
+	}
+	for _, g := range c.TextGone {
+		m.dropTexts(func(t fold.Text) bool { return child(t.Tenant, t.Session, t.Block) == g })
+	}
+	put(m.t, m.sessions, c.Sessions, func(r fold.Session) fold.Key { return fold.Key{Tenant: r.Tenant, ID: r.ID} })
+	put(m.t, m.executions, c.Executions, func(r fold.Execution) fold.Child { return child(r.Tenant, r.Session, r.ID) })
+	put(m.t, m.blocks, c.Blocks, func(r fold.Block) fold.Child { return child(r.Tenant, r.Session, r.ID) })
+	put(m.t, m.calls, c.Calls, func(r fold.ToolCall) fold.Child { return child(r.Tenant, r.Session, r.ID) })
+	put(m.t, m.conversations, c.Conversations, func(r fold.Conversation) fold.Child { return child(r.Tenant, r.Session, r.ID) })
+	put(m.t, m.sandboxes, c.Sandboxes, func(r fold.Sandbox) fold.Child { return child(r.Tenant, r.Session, r.ID) })
+	put(m.t, m.keys, c.Keys, func(r fold.APIKey) fold.Key { return fold.Key{Tenant: r.Tenant, ID: r.ID} })
+	for _, e := range c.Events {
+		id := fmt.Sprint(e.Tenant, " ", e.Session, " ", e.Seq)
+		if _, there := m.events[id]; there {
+			m.t.Fatalf("event %s is inserted twice", id)
+		}
+		m.events[id] = *e
+	}
+	for _, t := range c.Texts {
+		m.texts[fmt.Sprint(t.Tenant, " ", t.Session, " ", t.Block, " ", t.Offset)] = *t
+	}
+	for _, d := range c.Deleted {
+		m.deleted[fold.Key{Tenant: d.Tenant, ID: d.ID}] = *d
+	}
+	for _, p := range c.Poison {
+		m.poison[p.Position] = *p
+	}
+	m.end(c.Ended)
+}
+
+func (m *memory) end(list []fold.Ended) {
+	for _, e := range list {
+		for id, c := range m.calls {
+			if id.Session == e.Session && c.Execution == e.Execution && c.Status == "pending" {
+				c.Status, c.EndedAt = "error", &e.At
+				m.calls[id] = c
+			}
+		}
+		for id, c := range m.conversations {
+			if id.Session == e.Session && c.Execution == e.Execution && c.Status == "running" {
+				c.Status, c.EndedAt = "failed", &e.At
+				m.conversations[id] = c
+			}
+		}
+		m.dropTexts(func(t fold.Text) bool {
+			_, began := m.blocks[child(t.Tenant, t.Session, t.Block)]
+			return t.Tenant == e.Session.Tenant && t.Session == e.Session.ID && t.Execution == e.Execution && !began
+		})
+	}
+}
+
+func (m *memory) dropTexts(gone func(fold.Text) bool) {
+	for id, t := range m.texts {
+		if gone(t) {
+			delete(m.texts, id)
+		}
+	}
+}
+
+func drop[R any](rows map[fold.Child]R, k fold.Key) {
+	for id := range rows {
+		if id.Session == k {
+			delete(rows, id)
+		}
+	}
+}
+
+func put[K comparable, R any](t testing.TB, to map[K]R, rows fold.Rows[R], key func(R) K) {
+	t.Helper()
+	for _, r := range rows.New {
+		if _, there := to[key(*r)]; there {
+			t.Fatalf("row %v is called new and is there", key(*r))
+		}
+		to[key(*r)] = *r
+	}
+	for _, r := range rows.Changed {
+		if _, there := to[key(*r)]; !there {
+			t.Fatalf("row %v is called changed and is not there", key(*r))
+		}
+		to[key(*r)] = *r
+	}
+}
+
+// text is what a reader makes of a block's text in flight.
+func (m *memory) text(k fold.Child) *blocks.Text {
+	var rows []fold.Text
+	for _, t := range m.texts {
+		if child(t.Tenant, t.Session, t.Block) == k {
+			rows = append(rows, t)
+		}
+	}
+	slices.SortFunc(rows, func(a, b fold.Text) int { return cmp.Compare(a.Offset, b.Offset) })
+	var text blocks.Text
+	for _, r := range rows {
+		text.Add(events.Delta{Offset: uint32(r.Offset), Text: r.Text})
+	}
+	return &text
+}
+
+// equal compares two read models; text in flight by what a reader makes of it.
+func (m *memory) equal(other *memory) error {
+	for _, c := range []struct {
+		name string
+		a, b any
+	}{
+		{"sessions", m.sessions, other.sessions}, {"deleted", m.deleted, other.deleted}, {"executions", m.executions, other.executions},
+		{"blocks", plain(m.blocks), plain(other.blocks)}, {"tool_calls", m.calls, other.calls}, {"conversations", m.conversations, other.conversations},
+		{"sandboxes", m.sandboxes, other.sandboxes}, {"keys", m.keys, other.keys}, {"events", m.events, other.events}, {"poison", m.poison, other.poison},
+	} {
+		if !reflect.DeepEqual(c.a, c.b) {
+			return fmt.Errorf("%s differ:\n%s\n%s", c.name, show(c.a), show(c.b))
+		}
+	}
+	for _, list := range []map[string]fold.Text{m.texts, other.texts} {
+		for _, t := range list {
+			k := child(t.Tenant, t.Session, t.Block)
+			if a, b := m.text(k).Known, other.text(k).Known; a != b {
+				return fmt.Errorf("text in flight of %v differs: %q and %q", k, a, b)
+			}
+		}
+	}
+	return nil
+}
+
+// plain leaves out what is not a column.
+func plain(rows map[fold.Child]fold.Block) map[fold.Child][]any {
+	out := map[fold.Child][]any{}
+	for k, r := range rows {
+		out[k] = []any{r.Execution, r.Conversation, r.Kind, r.Status, r.ExecutionOrd, r.FirstSeq, r.LastSeq, r.JSON}
+	}
+	return out
+}
+
+func show(v any) string {
+	rv := reflect.ValueOf(v)
+	var lines []string
+	for _, k := range rv.MapKeys() {
+		text, _ := json.Marshal(rv.MapIndex(k).Interface())
+		lines = append(lines, fmt.Sprintf("  %v: %s", k, text))
+	}
+	slices.Sort(lines)
+	return fmt.Sprint(lines)
+}

@@ -1,0 +1,293 @@
+package fold
+
+import (
+	"container/list"
+	"encoding/json"
+	"fmt"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/blocks"
+)
+
+// Model is the rows of one projector group that are present in memory. It is
+// for one goroutine. After a change that could not be stored it must be thrown away.
+type Model struct {
+	group    int16
+	limit    int
+	sessions map[Key]*aggregate
+	recent   *list.List // of *aggregate, the one used last in front
+	keys     map[Key]*entry[APIKey]
+	rows     int
+}
+
+// New makes the model of a group that keeps about limit rows present.
+func New(group, limit int) *Model {
+	return &Model{
+		group: int16(group), limit: limit, sessions: map[Key]*aggregate{}, recent: list.New(), keys: map[Key]*entry[APIKey]{},
+	}
+}
+
+// entry is a row that is present; a nil entry is known not to exist.
+type entry[R any] struct {
+	row    R
+	stored bool // Postgres has the row, in this or an earlier state
+	dirty  bool // it is among the changes of the present fold
+}
+
+// aggregate is a session's rows. Its texts are always all present.
+type aggregate struct {
+	key     Key
+	place   *list.Element
+	session *entry[Session] // nil for one that does not exist
+	deleted bool
+	// whole says that a child that is not present does not exist: the session began while it was present.
+	whole   bool
+	counted int // its share of Model.rows
+
+	executions    map[string]*entry[Execution]
+	blocks        map[string]*entry[Block]
+	calls         map[string]*entry[ToolCall]
+	conversations map[string]*entry[Conversation]
+	sandboxes     map[string]*entry[Sandbox]
+	texts         map[string]*textOf
+}
+
+func newAggregate(k Key) *aggregate {
+	return &aggregate{
+		key: k, executions: map[string]*entry[Execution]{}, blocks: map[string]*entry[Block]{}, calls: map[string]*entry[ToolCall]{},
+		conversations: map[string]*entry[Conversation]{}, sandboxes: map[string]*entry[Sandbox]{}, texts: map[string]*textOf{},
+	}
+}
+
+func (a *aggregate) size() int {
+	return 1 + len(a.executions) + len(a.blocks) + len(a.calls) + len(a.conversations) + len(a.sandboxes) + len(a.texts)
+}
+
+// Missing is what must be looked up before a batch can be folded. With a
+// session comes all its text in flight.
+type Missing struct {
+	Sessions      []Key
+	Keys          []Key
+	Executions    []Child
+	Blocks        []Child
+	Calls         []Child
+	Conversations []Child
+	Sandboxes     []Child
+}
+
+// Empty tells that nothing must be looked up.
+func (m Missing) Empty() bool {
+	return len(m.Sessions)+len(m.Keys)+len(m.Executions)+len(m.Blocks)+len(m.Calls)+len(m.Conversations)+len(m.Sandboxes) == 0
+}
+
+// Present is what was found of it.
+type Present struct {
+	Sessions      []Session
+	Deleted       []Key
+	Texts         []Text // ascending by offset for each block
+	Keys          []APIKey
+	Executions    []Execution
+	Blocks        []Block
+	Calls         []ToolCall
+	Conversations []Conversation
+	Sandboxes     []Sandbox
+}
+
+// Missing lists, each once, what the batch is about and is not present.
+func (m *Model) Missing(b Batch) Missing {
+	w := want{model: m, seen: map[any]bool{}}
+	for _, rec := range b.Records {
+		if rec.Subject.Aspect == events.Key {
+			for _, e := range rec.Events {
+				w.key(rec.Subject.Tenant, e)
+			}
+			continue
+		}
+		k := Key{rec.Subject.Tenant, rec.Subject.ID}
+		a := w.session(k)
+		for _, e := range rec.Events {
+			w.event(k, a, e)
+		}
+	}
+	for _, d := range b.Deltas {
+		k := Key{d.Tenant, d.Session}
+		a := w.session(k)
+		w.execution(k, a, d.ExecutionID)
+		w.block(k, a, d.BlockID)
+	}
+	return w.out
+}
+
+// want collects what is missing.
+type want struct {
+	model *Model
+	seen  map[any]bool
+	out   Missing
+}
+
+func (w *want) session(k Key) *aggregate {
+	a := w.model.sessions[k]
+	if a == nil && !w.seen[k] {
+		w.seen[k] = true
+		w.out.Sessions = append(w.out.Sessions, k)
+	}
+	return a
+}
+
+type keyRef Key
+
+func (w *want) key(tenant string, e events.Event) {
+	id := keyID(e)
+	k := Key{tenant, id}
+	if _, ok := w.model.keys[k]; !ok && id != "" && !w.seen[keyRef(k)] {
+		w.seen[keyRef(k)] = true
+		w.out.Keys = append(w.out.Keys, k)
+	}
+}
+
+func (w *want) event(k Key, a *aggregate, e events.Event) {
+	w.execution(k, a, e.ExecutionID)
+	w.block(k, a, blocks.Target(e))
+	if id := callID(e); id != "" {
+		need(w, k, a, id, childCall, func(a *aggregate) bool { _, ok := a.calls[id]; return ok }, &w.out.Calls)
+	}
+	if id := conversationID(e); id != "" {
+		need(w, k, a, id, childConversation, func(a *aggregate) bool { _, ok := a.conversations[id]; return ok }, &w.out.Conversations)
+	}
+	if id := sandboxID(e); id != "" {
+		need(w, k, a, id, childSandbox, func(a *aggregate) bool { _, ok := a.sandboxes[id]; return ok }, &w.out.Sandboxes)
+	}
+}
+
+func (w *want) execution(k Key, a *aggregate, id string) {
+	if id = rowKey(id); id != "" {
+		need(w, k, a, id, childExecution, func(a *aggregate) bool { _, ok := a.executions[id]; return ok }, &w.out.Executions)
+	}
+}
+
+func (w *want) block(k Key, a *aggregate, id string) {
+	if id = rowKey(id); id != "" {
+		need(w, k, a, id, childBlock, func(a *aggregate) bool { _, ok := a.blocks[id]; return ok }, &w.out.Blocks)
+	}
+}
+
+// The kinds of children, which tell equal ids apart.
+const (
+	childExecution = iota
+	childBlock
+	childCall
+	childConversation
+	childSandbox
+)
+
+type childRef struct {
+	Child
+	kind int
+}
+
+func need(w *want, k Key, a *aggregate, id string, kind int, present func(*aggregate) bool, list *[]Child) {
+	if a != nil && (a.whole || a.deleted || present(a)) {
+		return
+	}
+	ref := childRef{Child{k, id}, kind}
+	if !w.seen[ref] {
+		w.seen[ref] = true
+		*list = append(*list, ref.Child)
+	}
+}
+
+// Put makes present what was looked up; what was not found is known not to exist.
+func (m *Model) Put(asked Missing, p Present) error {
+	fresh := map[Key]*aggregate{}
+	for _, k := range asked.Sessions {
+		a := newAggregate(k)
+		a.place = m.recent.PushFront(a)
+		m.sessions[k], fresh[k] = a, a
+	}
+	for _, s := range p.Sessions {
+		m.sessions[Key{s.Tenant, s.ID}].session = &entry[Session]{row: s, stored: true}
+	}
+	for _, k := range p.Deleted {
+		m.sessions[k].deleted = true
+	}
+	for _, t := range p.Texts {
+		a := m.sessions[Key{t.Tenant, t.Session}]
+		text := a.texts[t.Block]
+		if text == nil {
+			text = &textOf{execution: t.Execution}
+			a.texts[t.Block] = text
+		}
+		text.Add(events.Delta{Offset: uint32(t.Offset), Text: t.Text})
+	}
+	for _, a := range fresh {
+		a.whole = a.session == nil && !a.deleted
+	}
+	for _, k := range asked.Keys {
+		m.keys[k] = nil
+	}
+	for _, k := range p.Keys {
+		m.keys[Key{k.Tenant, k.ID}] = &entry[APIKey]{row: k, stored: true}
+	}
+	return m.putChildren(asked, p)
+}
+
+func (m *Model) putChildren(asked Missing, p Present) error {
+	absent(m, asked.Executions, func(a *aggregate, id string) { a.executions[id] = nil })
+	absent(m, asked.Blocks, func(a *aggregate, id string) { a.blocks[id] = nil })
+	absent(m, asked.Calls, func(a *aggregate, id string) { a.calls[id] = nil })
+	absent(m, asked.Conversations, func(a *aggregate, id string) { a.conversations[id] = nil })
+	absent(m, asked.Sandboxes, func(a *aggregate, id string) { a.sandboxes[id] = nil })
+	for _, r := range p.Executions {
+		m.sessions[Key{r.Tenant, r.Session}].executions[r.ID] = &entry[Execution]{row: r, stored: true}
+	}
+	for _, r := range p.Blocks {
+		if !r.final() {
+			if err := json.Unmarshal([]byte(r.JSON), &r.block); err != nil {
+				return fmt.Errorf("block %s of %s as it is stored: %w", r.ID, r.Session, err)
+			}
+		}
+		r.JSON = ""
+		m.sessions[Key{r.Tenant, r.Session}].blocks[r.ID] = &entry[Block]{row: r, stored: true}
+	}
+	for _, r := range p.Calls {
+		m.sessions[Key{r.Tenant, r.Session}].calls[r.ID] = &entry[ToolCall]{row: r, stored: true}
+	}
+	for _, r := range p.Conversations {
+		m.sessions[Key{r.Tenant, r.Session}].conversations[r.ID] = &entry[Conversation]{row: r, stored: true}
+	}
+	for _, r := range p.Sandboxes {
+		m.sessions[Key{r.Tenant, r.Session}].sandboxes[r.ID] = &entry[Sandbox]{row: r, stored: true}
+	}
+	return nil
+}
+
+// absent notes what was asked for before what was found replaces it. A session
+// that is whole needs no note.
+func absent(m *Model, asked []Child, note func(*aggregate, string)) {
+	for _, c := range asked {
+		if a := m.sessions[c.Session]; !a.whole {
+			note(a, c.ID)
+		}
+	}
+}
+
+// use gives a session that Put made present, and marks it as used.
+func (m *Model) use(k Key) *aggregate {
+	a := m.sessions[k]
+	m.recent.MoveToFront(a.place)
+	return a
+}
+
+// Trim gives up the sessions that were used longest ago, until about the limit
+// of rows is present. It comes between folds.
+func (m *Model) Trim() {
+	if len(m.keys) > m.limit {
+		clear(m.keys)
+	}
+	for m.rows > m.limit && m.recent.Len() > 0 {
+		last := m.recent.Back()
+		a := m.recent.Remove(last).(*aggregate)
+		delete(m.sessions, a.key)
+		m.rows -= a.counted
+	}
+}

@@ -1,0 +1,234 @@
+package fold_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/blocks"
+	"github.com/spoolhq/spool/services/projector/internal/fold"
+)
+
+// name draws one of n names.
+func name(t *rapid.T, kind string, n int) string {
+	return fmt.Sprintf("%s_%d", kind, rapid.IntRange(1, n).Draw(t, kind))
+}
+
+const fullText = "Grüße: 0123456789 abcdefghij"
+
+// anEvent draws any event, whether it makes sense or not: a fold is total.
+func anEvent(t *rapid.T) events.Event {
+	execution := name(t, "exe", 3)
+	block := name(t, "blk", 2) + "_" + execution // a block belongs to one execution
+	tool := name(t, "tool", 2)
+	kind := rapid.SampledFrom([]events.BlockKind{events.KindAssistantText, events.KindToolUse, events.KindToolResult}).Draw(t, "kind")
+	status := rapid.SampledFrom([]events.BlockStatus{"", events.StatusPending, events.StatusComplete, events.StatusError}).Draw(t, "status")
+	b := events.Block{ID: block, Kind: kind, Status: status, ToolUseID: tool, ToolName: "bash", Content: rapid.SampledFrom([]string{"", "whole\x00text", "<&>"}).Draw(t, "content")}
+	text := "text"
+	sandbox, conversation := name(t, "sbx", 2), name(t, "con", 2)
+	data := rapid.SampledFrom([]events.Payload{
+		events.SessionCreated{Agent: "default", Architecture: "spool", Provider: "local", Metadata: json.RawMessage(`{"a": [1, null]}`)},
+		events.SessionOptionsUpdated{Options: events.Options{Model: "m"}}, events.SessionIdle{}, events.SessionClosed{},
+		events.MessageAccepted{BlockID: "blk_" + execution, Content: "hello", Metadata: json.RawMessage(`"m"`)},
+		events.ExecutionQueued{}, events.ExecutionDispatched{}, events.ExecutionWithdrawn{Reason: "cancelled"},
+		events.ExecutionClaimed{Executor: "xtr"}, events.ExecutionStarted{Attempt: 2}, events.ExecutionCompleted{DurationMs: 7, CostUSD: 0.5},
+		events.ExecutionFailed{Code: "C", Message: "m\x00"}, events.ExecutionCancelled{Reason: "interrupted"},
+		events.MetadataUpdate{Usage: events.Usage{InputTokens: 3}, CostUSD: 1, Model: "m"},
+		events.BlockStart{Block: b}, events.BlockStart{Block: b}, events.BlockUpdate{BlockID: block, Updates: events.BlockUpdates{Output: &text}},
+		events.BlockComplete{Block: b}, events.PermissionDecided{ToolUseID: tool, Decision: "deny", ToolName: "bash"},
+		events.SubagentSpawned{Conversation: conversation, Parent: "main"}, events.SubagentCompleted{Conversation: conversation},
+		events.SandboxCreating{SandboxID: sandbox}, events.SandboxReady{SandboxID: sandbox, Provider: "local"},
+		events.SandboxTerminated{SandboxID: sandbox, Reason: "idle"}, events.SandboxFailed{SandboxID: sandbox, Code: "X"},
+		events.Opaque{Name: "from_the_future", Raw: json.RawMessage("{\"x\":\"\xff\"}")}, events.Log{Message: "line"},
+	}).Draw(t, "data")
+	e := events.Event{ID: "evt", Time: time.Date(2026, 1, 2, 3, 4, rapid.IntRange(0, 59).Draw(t, "second"), 123456789, time.UTC), Source: events.FromRunner, Data: data}
+	switch data.(type) {
+	case events.SessionCreated, events.SessionOptionsUpdated, events.SessionIdle, events.SessionClosed, events.SandboxTerminated:
+	default:
+		e.ExecutionID, e.ConversationID = execution, events.MainConversation
+	}
+	return e
+}
+
+func records(t *rapid.T) []eventlog.Record {
+	n := rapid.IntRange(1, 40).Draw(t, "commits")
+	out := make([]eventlog.Record, n)
+	for i := range out {
+		s := events.LifeOf("default", name(t, "ses", 2))
+		out[i] = eventlog.Record{Subject: s, Position: eventlog.Position{Seq: uint64(i + 1)}, Events: rapid.SliceOfN(rapid.Custom(anEvent), 1, 3).Draw(t, "events")}
+		switch rapid.IntRange(0, 30).Draw(t, "special") {
+		case 0:
+			out[i].Events = append(out[i].Events, events.Event{ID: "end", Data: events.SessionDeleted{}})
+		case 1:
+			out[i].Subject = events.Subject{Tenant: "default", ID: "cat", Aspect: events.Key}
+			id := name(t, "key", 2)
+			out[i].Events = []events.Event{{Data: rapid.SampledFrom([]events.Payload{events.KeyCreated{KeyID: id}, events.KeyRevoked{KeyID: id}}).Draw(t, "key event")}}
+		}
+	}
+	return lawful(out)
+}
+
+// lawful leaves out what run.Decide never lets into the log: a block that
+// begins twice, and blocks of an execution that has ended.
+func lawful(list []eventlog.Record) []eventlog.Record {
+	begun, ended := map[string]bool{}, map[string]bool{}
+	for i, rec := range list {
+		var kept []events.Event
+		for _, e := range rec.Events {
+			id := rec.Subject.ID + " " + blocks.Target(e)
+			execution := rec.Subject.ID + " " + e.ExecutionID
+			_, begins := e.Data.(events.BlockStart)
+			_, completes := e.Data.(events.BlockComplete)
+			if blocks.Target(e) != "" && ended[execution] || begins && begun[id] {
+				continue
+			}
+			begun[id] = begun[id] || begins || completes
+			ended[execution] = ended[execution] || events.Terminal(e.Type())
+			kept = append(kept, e)
+		}
+		list[i].Events = kept
+	}
+	return list
+}
+
+func deltas(t *rapid.T) []fold.Delta {
+	return rapid.SliceOfN(rapid.Custom(func(t *rapid.T) fold.Delta {
+		execution := name(t, "exe", 3)
+		from := rapid.IntRange(0, len(fullText)-1).Draw(t, "from")
+		to := rapid.IntRange(from+1, len(fullText)).Draw(t, "to")
+		return fold.Delta{Tenant: "default", Session: name(t, "ses", 2), Delta: events.Delta{
+			BlockID: name(t, "blk", 2) + "_" + execution, ExecutionID: execution, Offset: uint32(from), Text: fullText[from:to],
+		}}
+	}), 0, 20).Draw(t, "deltas")
+}
+
+func TestFoldInPiecesIsFoldAtOnce(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(rt *rapid.T) {
+		recs, texts := records(rt), deltas(rt)
+		whole := newMemory(t)
+		whole.fold(fold.New(3, 1000), fold.Batch{Records: recs, Deltas: texts})
+
+		pieces := newMemory(t)
+		limit := rapid.SampledFrom([]int{1, 3, 1000}).Draw(rt, "present rows")
+		model := fold.New(3, limit)
+		for len(recs)+len(texts) > 0 {
+			n, m := rapid.IntRange(0, len(recs)).Draw(rt, "records"), rapid.IntRange(0, len(texts)).Draw(rt, "texts")
+			pieces.fold(model, fold.Batch{Records: recs[:n], Deltas: texts[:m]})
+			if rapid.IntRange(0, 5).Draw(rt, "restart") == 0 {
+				// A projector that starts again reads its text in flight again.
+				model = fold.New(3, limit)
+				pieces.fold(model, fold.Batch{Deltas: texts[:m]})
+			}
+			recs, texts = recs[n:], texts[m:]
+		}
+		if err := whole.equal(pieces); err != nil {
+			rt.Fatal(err)
+		}
+	})
+}
+
+// Whoever applies what LIVE says to a blocks.View sees what the rows say.
+func TestLiveShowsWhatAReloadShows(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(rt *rapid.T) {
+		recs, texts := records(rt), deltas(rt)
+		m := newMemory(t)
+		model := fold.New(3, rapid.SampledFrom([]int{1, 1000}).Draw(rt, "present rows"))
+		views, seqs := map[string]*blocks.View{}, map[string]int64{}
+		for len(recs)+len(texts) > 0 {
+			n, k := rapid.IntRange(0, len(recs)).Draw(rt, "records"), rapid.IntRange(0, len(texts)).Draw(rt, "texts")
+			for _, l := range m.fold(model, fold.Batch{Records: recs[:n], Deltas: texts[:k]}).Live {
+				if views[l.Session.ID] == nil {
+					views[l.Session.ID] = blocks.NewView()
+				}
+				follow(rt, views[l.Session.ID], seqs, l)
+			}
+			recs, texts = recs[n:], texts[k:]
+		}
+		for id, view := range views {
+			if _, there := m.sessions[fold.Key{Tenant: "default", ID: id}]; there {
+				sameBlocks(rt, id, view.Blocks(), reload(rt, m, id))
+			}
+		}
+	})
+}
+
+// follow is a client: no hole in seq, no hole in text, no text of a block that it does not know.
+func follow(t *rapid.T, v *blocks.View, seqs map[string]int64, l fold.Live) {
+	for _, e := range l.Events {
+		if seqs[l.Session.ID]++; e.Seq != seqs[l.Session.ID] {
+			t.Fatalf("%s: seq %d follows %d", l.Session.ID, e.Seq, seqs[l.Session.ID]-1)
+		}
+		var w events.Wire
+		if err := json.Unmarshal([]byte(e.JSON), &w); err != nil {
+			t.Fatal(err)
+		}
+		v.Apply(w.Event())
+	}
+	for _, d := range l.Deltas {
+		i := slices.IndexFunc(v.Blocks(), func(b events.Block) bool { return b.ID == d.BlockID })
+		if i < 0 {
+			t.Fatalf("text of %s, which was not announced", d.BlockID)
+		}
+		b := v.Blocks()[i]
+		if b.Status != events.StatusPending {
+			t.Fatalf("text of %s, which is %s", d.BlockID, b.Status)
+		}
+		if known := len(b.Content); d.Offset != 0 && int(d.Offset) != known {
+			t.Fatalf("text of %s at %d, known are %d", d.BlockID, d.Offset, known)
+		}
+		v.ApplyDelta(d)
+	}
+	if tip := seqs[l.Session.ID]; l.Tip != 0 && l.Tip != tip {
+		t.Fatalf("tip is %d, the last event %d", l.Tip, tip)
+	}
+}
+
+// reload is a gateway that reads the rows.
+func reload(t *rapid.T, m *memory, session string) []events.Block {
+	var rows []fold.Block
+	for k, r := range m.blocks {
+		if k.Session.ID == session {
+			rows = append(rows, r)
+		}
+	}
+	slices.SortFunc(rows, func(a, b fold.Block) int {
+		if a.ExecutionOrd != b.ExecutionOrd {
+			return int(a.ExecutionOrd - b.ExecutionOrd)
+		}
+		return int(a.FirstSeq - b.FirstSeq)
+	})
+	out := []events.Block{}
+	for _, r := range rows {
+		var b events.Block
+		if err := json.Unmarshal([]byte(r.JSON), &b); err != nil {
+			t.Fatal(err)
+		}
+		if text := m.text(child("default", session, r.ID)); b.Status == events.StatusPending && text.Known != "" {
+			b.Content = text.Known
+		}
+		out = append(out, b)
+	}
+	return out
+}
+
+func sameBlocks(t *rapid.T, session string, live, reloaded []events.Block) {
+	a, err := json.Marshal(live)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := json.Marshal(reloaded)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(a) != string(b) {
+		t.Fatalf("%s: live and reload differ:\n%s\n%s", session, a, b)
+	}
+}

@@ -1,0 +1,232 @@
+// Package fold is the meaning of the log for the read models: a pure function
+// from events, text in flight and the rows that are there to the rows that change.
+package fold
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// Key names a session, or a key, of a tenant.
+type Key struct{ Tenant, ID string }
+
+// Child names a row that belongs to a session.
+type Child struct {
+	Session Key
+	ID      string
+}
+
+// The rows, field by field as readmodel's migrations describe them.
+type (
+	// Session is a row of sessions.
+	Session struct {
+		Tenant, ID      string
+		Group           int16
+		Status          string
+		Agent           string
+		AgentVersion    string
+		Architecture    string
+		Provider        string
+		Options         string
+		Metadata        *string
+		CreatedAt       time.Time
+		UpdatedAt       time.Time
+		Tip             int64
+		TipPosition     string
+		ActiveExecution string
+		Queued          int32
+		Executions      int32
+		Idle            bool
+	}
+	// Deleted is a row of deleted_sessions.
+	Deleted struct {
+		Tenant, ID string
+		Group      int16
+		At         time.Time
+	}
+	// Execution is a row of executions.
+	Execution struct {
+		Tenant, Session, ID string
+		Ord                 int32
+		Phase               string
+		Code                string
+		Message             string
+		Reason              string
+		Attempt             int32
+		Executor            string
+		Model               string
+		Input, Output       int64
+		CacheRead           int64
+		CacheWrite          int64
+		CostUSD             float64
+		Result              string
+		Metadata            *string
+		QueuedAt            time.Time
+		DispatchedAt        *time.Time
+		StartedAt           *time.Time
+		EndedAt             *time.Time
+		DurationMs          int64
+		FirstSeq            int64
+	}
+	// Block is a row of blocks. JSON is what Block was read from; a changed Block is encoded when it is written.
+	Block struct {
+		Tenant, Session, ID string
+		Execution           string
+		Conversation        string
+		Kind                string
+		Status              string
+		ExecutionOrd        int32
+		FirstSeq, LastSeq   int64
+		JSON                string
+		block               events.Block
+	}
+	// Event is a row of events.
+	Event struct {
+		Tenant, Session string
+		Seq             int64
+		Type            string
+		JSON            string
+	}
+	// Text is a row of text_in_flight.
+	Text struct {
+		Tenant, Session, Block string
+		Offset                 int64
+		Group                  int16
+		Execution              string
+		Conversation           string
+		At                     time.Time
+		Text                   string
+	}
+	// ToolCall is a row of tool_calls; ID is its tool_use_id.
+	ToolCall struct {
+		Tenant, Session, ID string
+		Block               string
+		Execution           string
+		Conversation        string
+		ToolName            string
+		Decision            string
+		Status              string
+		StartedAt           time.Time
+		EndedAt             *time.Time
+		DurationMs          int64
+		FirstSeq            int64
+	}
+	// Conversation is a row of conversations.
+	Conversation struct {
+		Tenant, Session, ID string
+		Parent              string
+		Execution           string
+		Subagent            string
+		ToolUseID           string
+		Name                string
+		Status              string
+		StartedAt           time.Time
+		EndedAt             *time.Time
+		DurationMs          int64
+		FirstSeq            int64
+	}
+	// Sandbox is a row of sandboxes.
+	Sandbox struct {
+		Tenant, Session, ID string
+		Provider            string
+		Engine              string
+		Status              string
+		Reason              string
+		CreatedAt           time.Time
+		ReadyAt             *time.Time
+		EndedAt             *time.Time
+	}
+	// APIKey is a row of keys.
+	APIKey struct {
+		Tenant, ID string
+		Group      int16
+		Name       string
+		Prefix     string
+		SHA256     string
+		CreatedAt  time.Time
+		RevokedAt  *time.Time
+	}
+	// Poison is a row of poison.
+	Poison struct {
+		Group    int16
+		Position string
+		Subject  string
+		Reason   string
+		At       time.Time
+	}
+)
+
+// The phases of an execution and the statuses of a session, as rows show them.
+const (
+	phaseQueued    = "queued"
+	phaseStarting  = "starting"
+	phaseRunning   = "running"
+	phaseCompleted = "completed"
+	phaseFailed    = "failed"
+	phaseCancelled = "cancelled"
+
+	statusOpen   = "open"
+	statusClosed = "closed"
+
+	statusPending  = "pending"
+	statusComplete = "complete"
+	statusError    = "error"
+)
+
+func (x *Execution) ended() bool {
+	return x.Phase == phaseCompleted || x.Phase == phaseFailed || x.Phase == phaseCancelled
+}
+
+// waiting tells whether the execution counts among its session's queued ones.
+func (x *Execution) waiting() bool { return x.Phase == phaseQueued && x.DispatchedAt == nil }
+
+func (b *Block) final() bool { return b.Status != statusPending }
+
+// maxKey bounds in bytes what stands in a primary key: an agent chooses some of these, and an index refuses long ones.
+const maxKey = 200
+
+// rowKey is an id as it stands in a row.
+func rowKey(id string) string {
+	id = clean(id)
+	if len(id) <= maxKey {
+		return id
+	}
+	sum := sha256.Sum256([]byte(id))
+	return strings.ToValidUTF8(id[:maxKey-65], "") + "~" + hex.EncodeToString(sum[:])
+}
+
+// clean makes text fit for Postgres, which takes neither NUL nor what is not UTF-8.
+func clean(s string) string {
+	if !utf8.ValidString(s) {
+		s = strings.ToValidUTF8(s, "\uFFFD")
+	}
+	if strings.IndexByte(s, 0) >= 0 {
+		s = strings.ReplaceAll(s, "\x00", "\uFFFD")
+	}
+	return s
+}
+
+// sane is a time that JSON can carry.
+func sane(t time.Time) time.Time {
+	t = t.UTC()
+	switch {
+	case t.Year() < 1:
+		return time.Time{}
+	case t.Year() > 9999:
+		return time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)
+	}
+	return t
+}
+
+// moment is a time as Postgres keeps it: in microseconds.
+func moment(t time.Time) time.Time { return sane(t).Truncate(time.Microsecond) }
+
+func momentOf(t time.Time) *time.Time {
+	m := moment(t)
+	return &m
+}

@@ -1,0 +1,115 @@
+package fold
+
+import (
+	"strings"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/blocks"
+)
+
+// delta folds text in flight. What is known already is cut off; text after a
+// hole, or of a block that has not begun, is kept and not announced; text of
+// what is over is dropped.
+func (f *folding) delta(d Delta) {
+	k := Key{d.Tenant, d.Session}
+	a := f.use(k)
+	id := rowKey(d.BlockID)
+	if a.deleted || id == "" || d.Text == "" {
+		return
+	}
+	b := a.blocks[id]
+	if b != nil && b.row.final() {
+		return
+	}
+	if x := a.executions[rowKey(d.ExecutionID)]; b == nil && x != nil && x.row.ended() {
+		return
+	}
+	text := a.texts[id]
+	if text == nil {
+		text = &textOf{execution: rowKey(d.ExecutionID)}
+		a.texts[id] = text
+	}
+	known := uint32(len(text.Known))
+	d.Text, d.Time = inPlace(d.Text), sane(d.Time)
+	fresh := text.Add(d.Delta)
+	switch {
+	case fresh != "":
+		f.write(k, id, known, fresh, d.Delta)
+		if b != nil {
+			l := f.announce(k)
+			l.Deltas = append(l.Deltas, piece(d.Delta, known, fresh))
+		}
+	case int(d.Offset) > len(text.Known):
+		f.write(k, id, d.Offset, d.Text, d.Delta)
+	}
+}
+
+func (f *folding) write(k Key, block string, offset uint32, text string, d events.Delta) {
+	f.out.Texts = append(f.out.Texts, &Text{
+		Tenant: k.Tenant, Session: k.ID, Block: block, Offset: int64(offset), Group: f.model.group,
+		Execution: rowKey(d.ExecutionID), Conversation: rowKey(d.ConversationID), At: moment(d.Time), Text: text,
+	})
+}
+
+func piece(d events.Delta, offset uint32, text string) events.Delta {
+	d.Offset, d.Text = offset, text
+	return d
+}
+
+// reveal announces the text that came before its block.
+func (f *folding) reveal(a *aggregate, b *Block) {
+	text := a.texts[b.ID]
+	if text == nil || text.Known == "" {
+		return
+	}
+	l := f.announce(a.key)
+	l.Deltas = append(l.Deltas, events.Delta{
+		BlockID: b.block.ID, ExecutionID: b.block.ExecutionID, ConversationID: b.block.ConversationID, Text: text.Known, Time: b.block.Time,
+	})
+}
+
+// textOf is the text in flight of a block, which may not be known yet.
+type textOf struct {
+	blocks.Text
+	execution string
+}
+
+// inPlace is clean without a change of length, since offsets count bytes.
+func inPlace(s string) string { return clean(strings.ReplaceAll(s, "\x00", "\x1a")) }
+
+// endText drops the text of an execution's blocks that never began. Those of a
+// block that is not present are left to Ended.
+func (f *folding) endText(a *aggregate, execution string) {
+	for id, t := range a.texts {
+		if t.execution != execution {
+			continue
+		}
+		b, present := a.blocks[id]
+		switch {
+		case b != nil: // its block_complete will do it
+		case present || a.whole:
+			f.forgetText(a, id)
+		default:
+			delete(a.texts, id)
+			f.unwriteText(a, id)
+		}
+	}
+}
+
+// forgetText drops the text of a block that is whole, or will never be.
+func (f *folding) forgetText(a *aggregate, id string) {
+	if _, ok := a.texts[id]; !ok && a.whole {
+		return
+	}
+	delete(a.texts, id)
+	f.out.TextGone = append(f.out.TextGone, Child{a.key, id})
+	f.unwriteText(a, id)
+	if l := f.live[a.key]; l != nil {
+		l.Deltas = without(l.Deltas, func(d events.Delta) bool { return rowKey(d.BlockID) == id })
+	}
+}
+
+// unwriteText takes back what this fold wrote of a block's text.
+func (f *folding) unwriteText(a *aggregate, id string) {
+	f.out.Texts = without(f.out.Texts, func(t *Text) bool { return t.Block == id && t.Session == a.key.ID && t.Tenant == a.key.Tenant })
+}

@@ -1,0 +1,66 @@
+package store
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/spoolhq/spool/services/projector/internal/fold"
+)
+
+// Load looks up what a model misses, in one round trip.
+func (s *Store) Load(ctx context.Context, m fold.Missing) (p fold.Present, err error) {
+	var b pgx.Batch
+	t := s.tables
+	if len(m.Sessions) > 0 {
+		tenants, ids := splitKeys(m.Sessions)
+		fetch(&b, t.sessions, &p.Sessions, tenants, ids)
+		b.Queue("SELECT t.tenant, t.id FROM unnest($1::text[], $2::text[]) AS k(tenant, id) JOIN deleted_sessions t ON t.tenant = k.tenant AND t.id = k.id", tenants, ids).
+			Query(func(rows pgx.Rows) error {
+				var err error
+				p.Deleted, err = pgx.CollectRows(rows, pgx.RowToStructByPos[fold.Key])
+				return err
+			})
+		q := t.texts
+		b.Queue(textsOf, tenants, ids).Query(func(rows pgx.Rows) error { return into(q, rows, &p.Texts) })
+	}
+	if len(m.Keys) > 0 {
+		tenants, ids := splitKeys(m.Keys)
+		fetch(&b, t.keys, &p.Keys, tenants, ids)
+	}
+	children(&b, t.executions, m.Executions, &p.Executions)
+	children(&b, t.blocks, m.Blocks, &p.Blocks)
+	children(&b, t.calls, m.Calls, &p.Calls)
+	children(&b, t.conversations, m.Conversations, &p.Conversations)
+	children(&b, t.sandboxes, m.Sandboxes, &p.Sandboxes)
+	if err := s.conn.SendBatch(ctx, &b).Close(); err != nil {
+		return p, fmt.Errorf("look up rows of group %d: %w", s.group, err)
+	}
+	return p, nil
+}
+
+// textsOf reads the columns of textTable.
+const textsOf = `SELECT t.tenant, t.session, t.block, t."offset", t.grp, t.execution, t.conversation, t.at, t.text
+	FROM unnest($1::text[], $2::text[]) AS k(tenant, session) JOIN text_in_flight t ON t.tenant = k.tenant AND t.session = k.session
+	ORDER BY t.tenant, t.session, t.block, t."offset"`
+
+func children[R any](b *pgx.Batch, t table[R], asked []fold.Child, found *[]R) {
+	if len(asked) > 0 {
+		tenants, sessions, ids := splitChildren(asked)
+		fetch(b, t, found, tenants, sessions, ids)
+	}
+}
+
+func fetch[R any](b *pgx.Batch, t table[R], found *[]R, keys ...[]string) {
+	args := make([]any, len(keys))
+	for i, k := range keys {
+		args[i] = k
+	}
+	b.Queue(t.lookup, args...).Query(func(rows pgx.Rows) error { return into(t, rows, found) })
+}
+
+func into[R any](t table[R], rows pgx.Rows, found *[]R) (err error) {
+	*found, err = t.scan(rows)
+	return err
+}

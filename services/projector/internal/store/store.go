@@ -1,0 +1,316 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/spoolhq/spool/pkg/readmodel"
+	"github.com/spoolhq/spool/services/projector/internal/fold"
+)
+
+// lockClass is the first half of the groups' advisory locks: the bytes of "spol". The second is the group.
+const lockClass = 0x73706f6c
+
+// copyRows is how many new rows make COPY cheaper than one round trip for all.
+const copyRows = 1500
+
+// closeWait bounds how long the server may take to say goodbye.
+const closeWait = time.Second
+
+// ErrMoved is a checkpoint that another projector, or a rebuild, has moved.
+var ErrMoved = errors.New("the checkpoint was moved by another")
+
+// RefusedError is rows that Postgres will not take, however often they are given.
+type RefusedError struct{ Err error }
+
+func (e *RefusedError) Error() string { return "postgres refuses the rows: " + e.Err.Error() }
+
+// Unwrap gives Postgres's own error.
+func (e *RefusedError) Unwrap() error { return e.Err }
+
+// Checkpoint is how far a group is folded.
+type Checkpoint struct {
+	Shard    int16
+	Position int64  // stream sequence of the last commit; 0 for none
+	CommitID string // "" where it could not be decoded
+	LogTime  *time.Time
+	LagMs    int64
+	CaughtUp bool
+	DeltasAt *time.Time
+}
+
+// Store is one connection, which holds the group's lock and writes its rows: if
+// it is lost, so are both. It is for one goroutine.
+type Store struct {
+	conn   *pgx.Conn
+	tables *tables
+	group  int16
+}
+
+// settings of the connection. Its statements are few and all go by primary key, so they are planned once, and never as scans
+// that were cheap while a table was empty. What a crash of Postgres takes away is folded again, rows and checkpoint together,
+// so nobody need wait for the disk.
+var settings = map[string]string{
+	"plan_cache_mode": "force_generic_plan", "enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off", "jit": "off",
+	"synchronous_commit": "off", "idle_in_transaction_session_timeout": "60s", "application_name": "spool-projector",
+}
+
+// Open connects to the read models in a schema, for one group.
+func Open(ctx context.Context, url, schema string, group int) (*Store, error) {
+	conn, err := readmodel.Connect(ctx, url, schema)
+	if err != nil {
+		return nil, fmt.Errorf("connect to postgres: %w", err)
+	}
+	var b pgx.Batch
+	for name, value := range settings {
+		b.Queue("SELECT set_config($1, $2, false)", name, value)
+	}
+	if err := conn.SendBatch(ctx, &b).Close(); err != nil {
+		return nil, errors.Join(fmt.Errorf("set up connection: %w", err), conn.Close(ctx))
+	}
+	return &Store{conn: conn, tables: newTables(), group: int16(group)}, nil
+}
+
+// Close gives connection and lock back.
+func (s *Store) Close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), closeWait)
+	defer cancel()
+	return s.conn.Close(ctx)
+}
+
+// TryLock takes the group's lock, which makes this connection its one reader,
+// and tells whether it has it.
+func (s *Store) TryLock(ctx context.Context) (locked bool, err error) {
+	err = s.conn.QueryRow(ctx, "SELECT pg_try_advisory_lock($1, $2)", lockClass, int32(s.group)).Scan(&locked)
+	if err != nil {
+		return false, fmt.Errorf("lock group %d: %w", s.group, err)
+	}
+	return locked, nil
+}
+
+// Checkpoint reads the group's checkpoint.
+func (s *Store) Checkpoint(ctx context.Context) (c Checkpoint, err error) {
+	err = s.conn.QueryRow(ctx, "SELECT shard, position, commit_id, log_time, lag_ms, caught_up, deltas_at FROM checkpoints WHERE grp = $1", s.group).
+		Scan(&c.Shard, &c.Position, &c.CommitID, &c.LogTime, &c.LagMs, &c.CaughtUp, &c.DeltasAt)
+	if err != nil {
+		return c, fmt.Errorf("read checkpoint of group %d: %w", s.group, err)
+	}
+	return c, nil
+}
+
+// Reset removes the group's rows and puts its checkpoint before the first commit.
+func (s *Store) Reset(ctx context.Context) error {
+	var b pgx.Batch
+	for _, t := range []string{
+		readmodel.Executions, readmodel.Blocks, readmodel.Events, readmodel.ToolCalls, readmodel.Conversations, readmodel.Sandboxes,
+	} {
+		b.Queue("DELETE FROM "+t+" r USING sessions s WHERE s.grp = $1 AND r.tenant = s.tenant AND r.session = s.id", s.group)
+	}
+	for _, t := range []string{readmodel.Sessions, readmodel.DeletedSessions, readmodel.TextInFlight, readmodel.Keys, readmodel.Poison} {
+		b.Queue("DELETE FROM "+t+" WHERE grp = $1", s.group)
+	}
+	b.Queue(`UPDATE checkpoints SET position = 0, commit_id = '', log_time = NULL, lag_ms = 0, caught_up = false, deltas_at = NULL,
+		updated_at = clock_timestamp() WHERE grp = $1`, s.group)
+	if err := s.conn.SendBatch(ctx, &b).Close(); err != nil {
+		return fmt.Errorf("reset group %d: %w", s.group, err)
+	}
+	return nil
+}
+
+// advance is the fence of a transaction and its first statement.
+func (s *Store) advance(b *pgx.Batch, previous int64, c Checkpoint) {
+	b.Queue("SELECT advance($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+		s.group, previous, c.Position, c.Shard, c.CommitID, c.LogTime, c.LagMs, c.CaughtUp, c.DeltasAt)
+}
+
+// Apply writes changes and checkpoint in one transaction, or neither: ErrMoved
+// when the checkpoint is not at previous any more, *RefusedError for rows that cannot be stored.
+func (s *Store) Apply(ctx context.Context, previous int64, next Checkpoint, c *fold.Changes) error {
+	var b pgx.Batch
+	s.advance(&b, previous, next)
+	s.deletions(&b, c)
+	var err error
+	if newRows(c) < copyRows {
+		s.rows(&b, c)
+		s.endings(&b, c)
+		// Without a BEGIN a batch is one transaction, in one round trip.
+		err = s.conn.SendBatch(ctx, &b).Close()
+	} else {
+		err = pgx.BeginFunc(ctx, s.conn, func(tx pgx.Tx) error { return s.bulk(ctx, tx, &b, c) })
+	}
+	return classify(err)
+}
+
+// bulk is Apply for many rows.
+func (s *Store) bulk(ctx context.Context, tx pgx.Tx, first *pgx.Batch, c *fold.Changes) error {
+	if err := tx.SendBatch(ctx, first).Close(); err != nil {
+		return err
+	}
+	t := s.tables
+	var rest fold.Changes
+	for _, err := range []error{
+		copyNew(ctx, tx, t.sessions, c.Sessions, &rest.Sessions), copyNew(ctx, tx, t.executions, c.Executions, &rest.Executions),
+		copyNew(ctx, tx, t.blocks, c.Blocks, &rest.Blocks), copyNew(ctx, tx, t.calls, c.Calls, &rest.Calls),
+		copyNew(ctx, tx, t.conversations, c.Conversations, &rest.Conversations), copyNew(ctx, tx, t.sandboxes, c.Sandboxes, &rest.Sandboxes),
+		copyRowsOf(ctx, tx, t.events, c.Events),
+	} {
+		if err != nil {
+			return err
+		}
+	}
+	rest.Texts, rest.Deleted, rest.Poison, rest.Ended, rest.Keys = c.Texts, c.Deleted, c.Poison, c.Ended, c.Keys
+	var last pgx.Batch
+	s.rows(&last, &rest)
+	s.endings(&last, &rest)
+	if last.Len() == 0 {
+		return nil
+	}
+	return tx.SendBatch(ctx, &last).Close()
+}
+
+// copyNew copies a table's new rows and leaves the changed ones in rest; few are left there whole.
+func copyNew[R any](ctx context.Context, tx pgx.Tx, t table[R], rows fold.Rows[R], rest *fold.Rows[R]) error {
+	rest.Changed = rows.Changed
+	if len(rows.New) < copyRows/10 {
+		rest.New = rows.New
+		return nil
+	}
+	return copyRowsOf(ctx, tx, t, rows.New)
+}
+
+func copyRowsOf[R any](ctx context.Context, tx pgx.Tx, t table[R], rows []*R) error {
+	if len(rows) == 0 {
+		return nil
+	}
+	_, err := tx.CopyFrom(ctx, pgx.Identifier{t.name}, t.names, t.copySource(rows))
+	return err
+}
+
+func newRows(c *fold.Changes) int {
+	return len(c.Events) + len(c.Blocks.New) + len(c.Executions.New) + len(c.Sessions.New) + len(c.Calls.New)
+}
+
+// deletions queues what goes.
+func (s *Store) deletions(b *pgx.Batch, c *fold.Changes) {
+	if len(c.Gone) > 0 {
+		tenants, ids := splitKeys(c.Gone)
+		for _, t := range []string{
+			readmodel.Executions, readmodel.Blocks, readmodel.Events, readmodel.TextInFlight, readmodel.ToolCalls, readmodel.Conversations, readmodel.Sandboxes,
+		} {
+			b.Queue("DELETE FROM "+t+" r USING unnest($1::text[], $2::text[]) AS k(tenant, session) WHERE r.tenant = k.tenant AND r.session = k.session", tenants, ids)
+		}
+		b.Queue("DELETE FROM sessions r USING unnest($1::text[], $2::text[]) AS k(tenant, id) WHERE r.tenant = k.tenant AND r.id = k.id", tenants, ids)
+	}
+	if len(c.TextGone) > 0 {
+		tenants, sessions, ids := splitChildren(c.TextGone)
+		b.Queue(`DELETE FROM text_in_flight r USING unnest($1::text[], $2::text[], $3::text[]) AS k(tenant, session, block)
+			WHERE r.tenant = k.tenant AND r.session = k.session AND r.block = k.block`, tenants, sessions, ids)
+	}
+}
+
+// rows queues what is new or changed.
+func (s *Store) rows(b *pgx.Batch, c *fold.Changes) {
+	t := s.tables
+	upsert(b, t.sessions, c.Sessions)
+	upsert(b, t.executions, c.Executions)
+	upsert(b, t.blocks, c.Blocks)
+	upsert(b, t.calls, c.Calls)
+	upsert(b, t.conversations, c.Conversations)
+	upsert(b, t.sandboxes, c.Sandboxes)
+	upsert(b, t.keys, c.Keys)
+	if len(c.Events) > 0 {
+		b.Queue(t.events.insert, t.events.args(c.Events)...)
+	}
+	if len(c.Deleted) > 0 {
+		b.Queue(t.deleted.upsert, t.deleted.args(c.Deleted)...)
+	}
+	if len(c.Poison) > 0 {
+		b.Queue(t.poison.upsert, t.poison.args(c.Poison)...)
+	}
+	if list := lastOfEach(c.Texts); len(list) > 0 {
+		b.Queue(t.texts.upsert, t.texts.args(list)...)
+	}
+}
+
+// endings queues what ends with an execution, for rows that were not present.
+func (s *Store) endings(b *pgx.Batch, c *fold.Changes) {
+	if len(c.Ended) == 0 {
+		return
+	}
+	var tenants, sessions, ids []string
+	var at []time.Time
+	for _, e := range c.Ended {
+		tenants, sessions, ids, at = append(tenants, e.Session.Tenant), append(sessions, e.Session.ID), append(ids, e.Execution), append(at, e.At)
+	}
+	for _, sql := range []string{
+		"UPDATE tool_calls r SET status = 'error', ended_at = k.at FROM k WHERE r.tenant = k.tenant AND r.session = k.session AND r.execution = k.execution AND r.status = 'pending'",
+		"UPDATE conversations r SET status = 'failed', ended_at = k.at FROM k WHERE r.tenant = k.tenant AND r.session = k.session AND r.execution = k.execution AND r.status = 'running'",
+	} {
+		b.Queue("WITH k AS (SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::timestamptz[]) AS k(tenant, session, execution, at)) "+sql, tenants, sessions, ids, at)
+	}
+	b.Queue(`DELETE FROM text_in_flight r USING unnest($1::text[], $2::text[], $3::text[]) AS k(tenant, session, execution)
+		WHERE r.tenant = k.tenant AND r.session = k.session AND r.execution = k.execution
+		AND NOT EXISTS (SELECT 1 FROM blocks b WHERE b.tenant = r.tenant AND b.session = r.session AND b.id = r.block)`, tenants, sessions, ids)
+}
+
+func upsert[R any](b *pgx.Batch, t table[R], rows fold.Rows[R]) {
+	if rows.Len() > 0 {
+		all := append(append(make([]*R, 0, rows.Len()), rows.New...), rows.Changed...)
+		b.Queue(t.upsert, t.args(all)...)
+	}
+}
+
+// lastOfEach keeps the last text of each place: one statement may not change a row twice.
+func lastOfEach(list []*fold.Text) []*fold.Text {
+	type place struct {
+		tenant, session, block string
+		offset                 int64
+	}
+	at := map[place]int{}
+	var out []*fold.Text
+	for _, t := range list {
+		p := place{t.Tenant, t.Session, t.Block, t.Offset}
+		if i, ok := at[p]; ok {
+			out[i] = t
+			continue
+		}
+		at[p] = len(out)
+		out = append(out, t)
+	}
+	return out
+}
+
+func splitKeys(list []fold.Key) (tenants, ids []string) {
+	for _, k := range list {
+		tenants, ids = append(tenants, k.Tenant), append(ids, k.ID)
+	}
+	return tenants, ids
+}
+
+func splitChildren(list []fold.Child) (tenants, sessions, ids []string) {
+	for _, c := range list {
+		tenants, sessions, ids = append(tenants, c.Session.Tenant), append(sessions, c.Session.ID), append(ids, c.ID)
+	}
+	return tenants, sessions, ids
+}
+
+// classify tells apart what another try may change.
+func classify(err error) error {
+	var pg *pgconn.PgError
+	if !errors.As(err, &pg) || len(pg.Code) < 2 {
+		return err
+	}
+	switch {
+	case pg.Code == "SP001":
+		return fmt.Errorf("%w: %s", ErrMoved, pg.Message)
+	case pg.Code[:2] == "22", pg.Code[:2] == "23", pg.Code[:2] == "54":
+		// Data exception, integrity constraint violation, program limit exceeded.
+		return &RefusedError{err}
+	}
+	return err
+}

@@ -1,0 +1,122 @@
+// Package store keeps the rows of fold in Postgres.
+package store
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/spoolhq/spool/services/projector/internal/fold"
+)
+
+// column is one column of a table whose rows are R.
+type column[R any] struct {
+	name  string
+	typ   string
+	at    func(*R) any   // pointer to the field, to scan into
+	value func(*R) any   // the field, for COPY
+	array func([]*R) any // the field of many rows, for unnest
+}
+
+func col[R, T any](name, typ string, at func(*R) *T) column[R] {
+	return column[R]{
+		name: name, typ: typ,
+		at:    func(r *R) any { return at(r) },
+		value: func(r *R) any { return *at(r) },
+		array: func(rows []*R) any {
+			list := make([]T, len(rows))
+			for i, r := range rows {
+				list[i] = *at(r)
+			}
+			return list
+		},
+	}
+}
+
+// table is a table with the statements that the projector needs.
+type table[R any] struct {
+	name    string
+	keys    int // the first columns are the primary key
+	columns []column[R]
+	names   []string
+	insert  string // many rows by unnest
+	upsert  string
+	lookup  string // rows by unnested keys
+}
+
+func newTable[R any](name string, keys int, columns ...column[R]) table[R] {
+	t := table[R]{name: name, keys: keys, columns: columns}
+	var quoted, params, sets, on, keyNames []string
+	for i, c := range columns {
+		q := pgx.Identifier{c.name}.Sanitize()
+		t.names = append(t.names, c.name)
+		quoted = append(quoted, q)
+		params = append(params, fmt.Sprintf("$%d::%s[]", i+1, c.typ))
+		if i < keys {
+			keyNames = append(keyNames, q)
+			on = append(on, "t."+q+" = k."+q)
+		} else {
+			sets = append(sets, q+" = excluded."+q)
+		}
+	}
+	all, key := strings.Join(quoted, ", "), strings.Join(keyNames, ", ")
+	t.insert = fmt.Sprintf("INSERT INTO %s (%s) SELECT * FROM unnest(%s)", name, all, strings.Join(params, ", "))
+	t.upsert = fmt.Sprintf("%s ON CONFLICT (%s) DO UPDATE SET %s", t.insert, key, strings.Join(sets, ", "))
+	t.lookup = fmt.Sprintf("SELECT t.%s FROM unnest(%s) AS k(%s) JOIN %s t ON %s",
+		strings.Join(quoted, ", t."), strings.Join(params[:keys], ", "), key, name, strings.Join(on, " AND "))
+	return t
+}
+
+// args are the columns of rows, for unnest.
+func (t table[R]) args(rows []*R) []any {
+	out := make([]any, len(t.columns))
+	for i, c := range t.columns {
+		out[i] = c.array(rows)
+	}
+	return out
+}
+
+// copySource gives rows to COPY.
+func (t table[R]) copySource(rows []*R) pgx.CopyFromSource {
+	return pgx.CopyFromSlice(len(rows), func(i int) ([]any, error) {
+		values := make([]any, len(t.columns))
+		for j, c := range t.columns {
+			values[j] = c.value(rows[i])
+		}
+		return values, nil
+	})
+}
+
+// scan reads rows of lookup.
+func (t table[R]) scan(rows pgx.Rows) ([]R, error) {
+	defer rows.Close()
+	var out []R
+	into := make([]any, len(t.columns))
+	for rows.Next() {
+		var r R
+		for i, c := range t.columns {
+			into[i] = c.at(&r)
+		}
+		if err := rows.Scan(into...); err != nil {
+			return nil, err
+		}
+		out = append(out, r)
+	}
+	return out, rows.Err()
+}
+
+// tables are the read models.
+type tables struct {
+	sessions      table[fold.Session]
+	deleted       table[fold.Deleted]
+	executions    table[fold.Execution]
+	blocks        table[fold.Block]
+	events        table[fold.Event]
+	texts         table[fold.Text]
+	calls         table[fold.ToolCall]
+	conversations table[fold.Conversation]
+	sandboxes     table[fold.Sandbox]
+	keys          table[fold.APIKey]
+	poison        table[fold.Poison]
+}

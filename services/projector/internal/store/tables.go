@@ -1,0 +1,175 @@
+package store
+
+import (
+	"time"
+
+	"github.com/spoolhq/spool/pkg/readmodel"
+	"github.com/spoolhq/spool/services/projector/internal/fold"
+)
+
+// Postgres's names of the column types.
+const (
+	text   = "text"
+	int2   = "int2"
+	int4   = "int4"
+	int8   = "int8"
+	float8 = "float8"
+	flag   = "bool"
+	when   = "timestamptz"
+)
+
+func newTables() *tables {
+	return &tables{
+		sessions: sessionTable(), executions: executionTable(), blocks: blockTable(), texts: textTable(),
+		calls: callTable(), conversations: conversationTable(),
+		deleted: newTable(readmodel.DeletedSessions, 2,
+			col("tenant", text, func(r *fold.Deleted) *string { return &r.Tenant }),
+			col("id", text, func(r *fold.Deleted) *string { return &r.ID }),
+			col("grp", int2, func(r *fold.Deleted) *int16 { return &r.Group }),
+			col("deleted_at", when, func(r *fold.Deleted) *time.Time { return &r.At })),
+		events: newTable(readmodel.Events, 3,
+			col("tenant", text, func(r *fold.Event) *string { return &r.Tenant }),
+			col("session", text, func(r *fold.Event) *string { return &r.Session }),
+			col("seq", int8, func(r *fold.Event) *int64 { return &r.Seq }),
+			col("type", text, func(r *fold.Event) *string { return &r.Type }),
+			col("event", text, func(r *fold.Event) *string { return &r.JSON })),
+		sandboxes: newTable(readmodel.Sandboxes, 3,
+			col("tenant", text, func(r *fold.Sandbox) *string { return &r.Tenant }),
+			col("session", text, func(r *fold.Sandbox) *string { return &r.Session }),
+			col("id", text, func(r *fold.Sandbox) *string { return &r.ID }),
+			col("provider", text, func(r *fold.Sandbox) *string { return &r.Provider }),
+			col("engine", text, func(r *fold.Sandbox) *string { return &r.Engine }),
+			col("status", text, func(r *fold.Sandbox) *string { return &r.Status }),
+			col("reason", text, func(r *fold.Sandbox) *string { return &r.Reason }),
+			col("created_at", when, func(r *fold.Sandbox) *time.Time { return &r.CreatedAt }),
+			col("ready_at", when, func(r *fold.Sandbox) **time.Time { return &r.ReadyAt }),
+			col("ended_at", when, func(r *fold.Sandbox) **time.Time { return &r.EndedAt })),
+		keys: newTable(readmodel.Keys, 2,
+			col("tenant", text, func(r *fold.APIKey) *string { return &r.Tenant }),
+			col("id", text, func(r *fold.APIKey) *string { return &r.ID }),
+			col("grp", int2, func(r *fold.APIKey) *int16 { return &r.Group }),
+			col("name", text, func(r *fold.APIKey) *string { return &r.Name }),
+			col("prefix", text, func(r *fold.APIKey) *string { return &r.Prefix }),
+			col("sha256", text, func(r *fold.APIKey) *string { return &r.SHA256 }),
+			col("created_at", when, func(r *fold.APIKey) *time.Time { return &r.CreatedAt }),
+			col("revoked_at", when, func(r *fold.APIKey) **time.Time { return &r.RevokedAt })),
+		poison: newTable(readmodel.Poison, 1,
+			col("position", text, func(r *fold.Poison) *string { return &r.Position }),
+			col("grp", int2, func(r *fold.Poison) *int16 { return &r.Group }),
+			col("subject", text, func(r *fold.Poison) *string { return &r.Subject }),
+			col("reason", text, func(r *fold.Poison) *string { return &r.Reason }),
+			col("at", when, func(r *fold.Poison) *time.Time { return &r.At })),
+	}
+}
+
+func sessionTable() table[fold.Session] {
+	return newTable(readmodel.Sessions, 2,
+		col("tenant", text, func(r *fold.Session) *string { return &r.Tenant }),
+		col("id", text, func(r *fold.Session) *string { return &r.ID }),
+		col("grp", int2, func(r *fold.Session) *int16 { return &r.Group }),
+		col("status", text, func(r *fold.Session) *string { return &r.Status }),
+		col("agent", text, func(r *fold.Session) *string { return &r.Agent }),
+		col("agent_version", text, func(r *fold.Session) *string { return &r.AgentVersion }),
+		col("architecture", text, func(r *fold.Session) *string { return &r.Architecture }),
+		col("provider", text, func(r *fold.Session) *string { return &r.Provider }),
+		col("options", text, func(r *fold.Session) *string { return &r.Options }),
+		col("metadata", text, func(r *fold.Session) **string { return &r.Metadata }),
+		col("created_at", when, func(r *fold.Session) *time.Time { return &r.CreatedAt }),
+		col("updated_at", when, func(r *fold.Session) *time.Time { return &r.UpdatedAt }),
+		col("tip", int8, func(r *fold.Session) *int64 { return &r.Tip }),
+		col("tip_position", text, func(r *fold.Session) *string { return &r.TipPosition }),
+		col("active_execution", text, func(r *fold.Session) *string { return &r.ActiveExecution }),
+		col("queued", int4, func(r *fold.Session) *int32 { return &r.Queued }),
+		col("executions", int4, func(r *fold.Session) *int32 { return &r.Executions }),
+		col("idle", flag, func(r *fold.Session) *bool { return &r.Idle }))
+}
+
+func executionTable() table[fold.Execution] {
+	return newTable(readmodel.Executions, 3,
+		col("tenant", text, func(r *fold.Execution) *string { return &r.Tenant }),
+		col("session", text, func(r *fold.Execution) *string { return &r.Session }),
+		col("id", text, func(r *fold.Execution) *string { return &r.ID }),
+		col("ord", int4, func(r *fold.Execution) *int32 { return &r.Ord }),
+		col("phase", text, func(r *fold.Execution) *string { return &r.Phase }),
+		col("code", text, func(r *fold.Execution) *string { return &r.Code }),
+		col("message", text, func(r *fold.Execution) *string { return &r.Message }),
+		col("reason", text, func(r *fold.Execution) *string { return &r.Reason }),
+		col("attempt", int4, func(r *fold.Execution) *int32 { return &r.Attempt }),
+		col("executor", text, func(r *fold.Execution) *string { return &r.Executor }),
+		col("model", text, func(r *fold.Execution) *string { return &r.Model }),
+		col("input_tokens", int8, func(r *fold.Execution) *int64 { return &r.Input }),
+		col("output_tokens", int8, func(r *fold.Execution) *int64 { return &r.Output }),
+		col("cache_read_tokens", int8, func(r *fold.Execution) *int64 { return &r.CacheRead }),
+		col("cache_write_tokens", int8, func(r *fold.Execution) *int64 { return &r.CacheWrite }),
+		col("cost_usd", float8, func(r *fold.Execution) *float64 { return &r.CostUSD }),
+		col("result", text, func(r *fold.Execution) *string { return &r.Result }),
+		col("metadata", text, func(r *fold.Execution) **string { return &r.Metadata }),
+		col("queued_at", when, func(r *fold.Execution) *time.Time { return &r.QueuedAt }),
+		col("dispatched_at", when, func(r *fold.Execution) **time.Time { return &r.DispatchedAt }),
+		col("started_at", when, func(r *fold.Execution) **time.Time { return &r.StartedAt }),
+		col("ended_at", when, func(r *fold.Execution) **time.Time { return &r.EndedAt }),
+		col("duration_ms", int8, func(r *fold.Execution) *int64 { return &r.DurationMs }),
+		col("first_seq", int8, func(r *fold.Execution) *int64 { return &r.FirstSeq }))
+}
+
+func blockTable() table[fold.Block] {
+	return newTable(readmodel.Blocks, 3,
+		col("tenant", text, func(r *fold.Block) *string { return &r.Tenant }),
+		col("session", text, func(r *fold.Block) *string { return &r.Session }),
+		col("id", text, func(r *fold.Block) *string { return &r.ID }),
+		col("execution", text, func(r *fold.Block) *string { return &r.Execution }),
+		col("conversation", text, func(r *fold.Block) *string { return &r.Conversation }),
+		col("kind", text, func(r *fold.Block) *string { return &r.Kind }),
+		col("status", text, func(r *fold.Block) *string { return &r.Status }),
+		col("execution_ord", int4, func(r *fold.Block) *int32 { return &r.ExecutionOrd }),
+		col("first_seq", int8, func(r *fold.Block) *int64 { return &r.FirstSeq }),
+		col("last_seq", int8, func(r *fold.Block) *int64 { return &r.LastSeq }),
+		col("block", text, func(r *fold.Block) *string { return &r.JSON }))
+}
+
+func textTable() table[fold.Text] {
+	return newTable(readmodel.TextInFlight, 4,
+		col("tenant", text, func(r *fold.Text) *string { return &r.Tenant }),
+		col("session", text, func(r *fold.Text) *string { return &r.Session }),
+		col("block", text, func(r *fold.Text) *string { return &r.Block }),
+		col("offset", int8, func(r *fold.Text) *int64 { return &r.Offset }),
+		col("grp", int2, func(r *fold.Text) *int16 { return &r.Group }),
+		col("execution", text, func(r *fold.Text) *string { return &r.Execution }),
+		col("conversation", text, func(r *fold.Text) *string { return &r.Conversation }),
+		col("at", when, func(r *fold.Text) *time.Time { return &r.At }),
+		col("text", text, func(r *fold.Text) *string { return &r.Text }))
+}
+
+func callTable() table[fold.ToolCall] {
+	return newTable(readmodel.ToolCalls, 3,
+		col("tenant", text, func(r *fold.ToolCall) *string { return &r.Tenant }),
+		col("session", text, func(r *fold.ToolCall) *string { return &r.Session }),
+		col("tool_use_id", text, func(r *fold.ToolCall) *string { return &r.ID }),
+		col("block", text, func(r *fold.ToolCall) *string { return &r.Block }),
+		col("execution", text, func(r *fold.ToolCall) *string { return &r.Execution }),
+		col("conversation", text, func(r *fold.ToolCall) *string { return &r.Conversation }),
+		col("tool_name", text, func(r *fold.ToolCall) *string { return &r.ToolName }),
+		col("decision", text, func(r *fold.ToolCall) *string { return &r.Decision }),
+		col("status", text, func(r *fold.ToolCall) *string { return &r.Status }),
+		col("started_at", when, func(r *fold.ToolCall) *time.Time { return &r.StartedAt }),
+		col("ended_at", when, func(r *fold.ToolCall) **time.Time { return &r.EndedAt }),
+		col("duration_ms", int8, func(r *fold.ToolCall) *int64 { return &r.DurationMs }),
+		col("first_seq", int8, func(r *fold.ToolCall) *int64 { return &r.FirstSeq }))
+}
+
+func conversationTable() table[fold.Conversation] {
+	return newTable(readmodel.Conversations, 3,
+		col("tenant", text, func(r *fold.Conversation) *string { return &r.Tenant }),
+		col("session", text, func(r *fold.Conversation) *string { return &r.Session }),
+		col("id", text, func(r *fold.Conversation) *string { return &r.ID }),
+		col("parent", text, func(r *fold.Conversation) *string { return &r.Parent }),
+		col("execution", text, func(r *fold.Conversation) *string { return &r.Execution }),
+		col("subagent", text, func(r *fold.Conversation) *string { return &r.Subagent }),
+		col("tool_use_id", text, func(r *fold.Conversation) *string { return &r.ToolUseID }),
+		col("name", text, func(r *fold.Conversation) *string { return &r.Name }),
+		col("status", text, func(r *fold.Conversation) *string { return &r.Status }),
+		col("started_at", when, func(r *fold.Conversation) *time.Time { return &r.StartedAt }),
+		col("ended_at", when, func(r *fold.Conversation) **time.Time { return &r.EndedAt }),
+		col("duration_ms", int8, func(r *fold.Conversation) *int64 { return &r.DurationMs }),
+		col("first_seq", int8, func(r *fold.Conversation) *int64 { return &r.FirstSeq }))
+}

@@ -1,0 +1,112 @@
+package projector
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/projector/internal/fold"
+	"github.com/spoolhq/spool/services/projector/internal/store"
+)
+
+// maxReason bounds in bytes what is said of a commit that could not be projected.
+const maxReason = 500
+
+// poison notes a commit that cannot be projected wholly.
+func (g *group) poison(rec eventlog.Record, why error) *fold.Poison {
+	subject := ""
+	if rec.Subject.ID != "" {
+		subject = rec.Subject.String()
+	}
+	return &fold.Poison{Group: int16(g.n), Position: rec.Position.String(), Subject: subject, Reason: oneLine(why.Error()), At: rec.Time}
+}
+
+// bury names commits in DEAD; they themselves stay in the log. A second burial
+// of the same commit is recognised by its id.
+func (g *group) bury(ctx context.Context, list []fold.Poison) error {
+	for _, p := range list {
+		pos, err := eventlog.ParsePosition(p.Position)
+		if err != nil {
+			return err
+		}
+		stream, origin := topology.EventsStream(pos.Shard), p.Subject
+		if origin == "" {
+			origin = stream
+		}
+		msg := nats.NewMsg(topology.Dead(origin))
+		for key, value := range map[string]string{
+			topology.HeaderDeadReason:    p.Reason,
+			topology.HeaderDeadSubject:   p.Subject,
+			topology.HeaderDeadStream:    stream,
+			topology.HeaderDeadSequence:  strconv.FormatUint(pos.Seq, 10),
+			topology.HeaderDeadDelivered: "1",
+			topology.HeaderDeadHandler:   "projector",
+			topology.HeaderDeadTime:      g.p.deps.Now().UTC().Format(time.RFC3339Nano),
+		} {
+			msg.Header.Set(key, value)
+		}
+		id := fmt.Sprintf("dead-%s-%d", stream, pos.Seq)
+		if _, err := g.p.js.PublishMsg(ctx, msg, jetstream.WithMsgID(id)); err != nil {
+			return fmt.Errorf("name commit %s in DEAD: %w", p.Position, err)
+		}
+		g.logger.Error("a commit cannot be projected", "position", p.Position, "subject", p.Subject, "reason", p.Reason)
+	}
+	return nil
+}
+
+// apart takes a refused step piece by piece, so that one commit which cannot be
+// stored holds nobody up: it is buried, and only its events are kept, bare,
+// because they count.
+func (g *group) apart(ctx context.Context, s step) error {
+	for i, rec := range s.batch.Records {
+		one := step{batch: fold.Batch{Records: s.batch.Records[i : i+1]}, last: &item{rec: rec}, more: true}
+		err := g.afresh(ctx, one)
+		var refused *store.RefusedError
+		if errors.As(err, &refused) {
+			one.batch.Bare = true
+			one.batch.Poison = []fold.Poison{*g.poison(rec, err)}
+			if err = g.bury(ctx, one.batch.Poison); err == nil {
+				err = g.afresh(ctx, one)
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+	for i := range s.batch.Deltas {
+		err := g.afresh(ctx, step{batch: fold.Batch{Deltas: s.batch.Deltas[i : i+1]}})
+		var refused *store.RefusedError
+		if errors.As(err, &refused) {
+			g.logger.Warn("text in flight is dropped", "session", s.batch.Deltas[i].Session, "error", err)
+			continue
+		}
+		if err != nil {
+			return err
+		}
+	}
+	s.batch = fold.Batch{Poison: s.batch.Poison}
+	return g.afresh(ctx, s)
+}
+
+// afresh is commit with a model that has seen no refused change.
+func (g *group) afresh(ctx context.Context, s step) error {
+	g.model = fold.New(g.n, g.p.cfg.PresentRows)
+	return g.commit(ctx, s)
+}
+
+// oneLine makes s fit for a header and a row.
+func oneLine(s string) string {
+	s = strings.Join(strings.Fields(strings.ToValidUTF8(strings.ReplaceAll(s, "\x00", " "), "?")), " ")
+	if len(s) > maxReason {
+		s = strings.ToValidUTF8(s[:maxReason], "") + " …"
+	}
+	return s
+}

@@ -1,0 +1,183 @@
+// Package projector folds the log into the read models in Postgres, and
+// announces on LIVE what was committed there. Any number of copies may run:
+// each of the eight partition groups has one reader at a time.
+package projector
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/readmodel"
+	"github.com/spoolhq/spool/pkg/topology"
+)
+
+// Config is the service's settings. Only DatabaseURL is required; zero takes the default of each other.
+type Config struct {
+	DatabaseURL  string        `env:"SPOOL_DATABASE_URL" required:"" help:"URL of the Postgres database that holds the read models."`
+	BatchCommits int           `default:"1000" env:"SPOOL_BATCH_COMMITS" help:"How many commits, at most, are folded in one transaction."`
+	BufferBytes  int           `default:"8388608" env:"SPOOL_BUFFER_BYTES" help:"How many bytes of commits each group reads ahead, while Postgres is busy."`
+	PresentRows  int           `default:"50000" env:"SPOOL_PRESENT_ROWS" help:"How many rows each group keeps in memory, so as not to look them up again."`
+	LockRetry    time.Duration `default:"500ms" env:"SPOOL_LOCK_RETRY" help:"How often a copy that waits for a group asks whether its reader is gone."`
+}
+
+// withDefaults is the config with nothing left at zero, or what is wrong with it.
+func (c Config) withDefaults() (Config, error) {
+	if c.DatabaseURL == "" {
+		return c, errors.New("database-url: it is empty: set SPOOL_DATABASE_URL to the Postgres database of the read models")
+	}
+	if _, err := pgx.ParseConfig(c.DatabaseURL); err != nil {
+		return c, fmt.Errorf("database-url: %w", err)
+	}
+	for _, n := range []struct {
+		name            string
+		value           *int
+		unset, min, max int
+	}{
+		{"batch-commits", &c.BatchCommits, 1000, 1, 100_000},
+		{"buffer-bytes", &c.BufferBytes, 8 << 20, 1 << 10, 1 << 30},
+		{"present-rows", &c.PresentRows, 50_000, 1, 10_000_000},
+	} {
+		if *n.value == 0 {
+			*n.value = n.unset
+		}
+		if *n.value < n.min || *n.value > n.max {
+			return c, fmt.Errorf("%s: %d is not between %d and %d", n.name, *n.value, n.min, n.max)
+		}
+	}
+	if c.LockRetry == 0 {
+		c.LockRetry = 500 * time.Millisecond
+	}
+	if c.LockRetry < time.Millisecond {
+		return c, fmt.Errorf("lock-retry: %s is less than 1ms", c.LockRetry)
+	}
+	return c, nil
+}
+
+// Deps is what the service stands on.
+type Deps struct {
+	NATS   *nats.Conn
+	Log    eventlog.Log
+	Logger *slog.Logger     // nil discards
+	Now    func() time.Time // nil for the clock
+	// Tip is the stream sequence of a shard's last commit, whichever subject it is on; nil asks JetStream.
+	Tip func(ctx context.Context, shard int) (uint64, error)
+}
+
+// Projector is the service.
+type Projector struct {
+	cfg  Config
+	deps Deps
+	js   jetstream.JetStream
+}
+
+// New makes a projector; it sends nothing yet.
+func New(cfg Config, deps Deps) (*Projector, error) {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	if deps.NATS == nil || deps.Log == nil {
+		return nil, errors.New("projector: NATS and Log must be given")
+	}
+	js, err := jetstream.New(deps.NATS)
+	if err != nil {
+		return nil, fmt.Errorf("projector: %w", err)
+	}
+	if deps.Logger == nil {
+		deps.Logger = slog.New(slog.DiscardHandler)
+	}
+	deps.Logger = deps.Logger.With("service", "projector")
+	if deps.Now == nil {
+		deps.Now = time.Now
+	}
+	if deps.Tip == nil {
+		deps.Tip = func(ctx context.Context, shard int) (uint64, error) { return streamTip(ctx, js, shard) }
+	}
+	return &Projector{cfg: cfg, deps: deps, js: js}, nil
+}
+
+func streamTip(ctx context.Context, js jetstream.JetStream, shard int) (uint64, error) {
+	s, err := js.Stream(ctx, topology.EventsStream(shard))
+	if err != nil {
+		return 0, fmt.Errorf("look at %s: %w", topology.EventsStream(shard), err)
+	}
+	return s.CachedInfo().State.LastSeq, nil
+}
+
+// Run migrates the schema and projects until ctx ends, which is no error. While
+// Postgres or NATS is away it tries again.
+func (p *Projector) Run(ctx context.Context) error {
+	retry := backoff{logger: p.deps.Logger, doing: "migrate the read models"}
+	for {
+		err := readmodel.Migrate(ctx, p.cfg.DatabaseURL)
+		if err == nil {
+			break
+		}
+		if !retry.wait(ctx, err) {
+			return nil
+		}
+	}
+	var all errgroup.Group
+	for n := range topology.ProjectorGroups {
+		all.Go(func() error {
+			p.keep(ctx, n)
+			return nil
+		})
+	}
+	return all.Wait()
+}
+
+// keep leads a group, or waits to, until ctx ends.
+func (p *Projector) keep(ctx context.Context, n int) {
+	logger := p.deps.Logger.With("group", n)
+	retry := backoff{logger: logger, doing: "project"}
+	for ctx.Err() == nil {
+		g := newGroup(p, n, logger)
+		err := g.lead(ctx)
+		if g.progressed {
+			retry.tries = 0
+		}
+		if !retry.wait(ctx, err) {
+			return
+		}
+	}
+}
+
+// Waits between tries: the first is short, since most faults are gone at once.
+const (
+	firstWait = 20 * time.Millisecond
+	longWait  = 2 * time.Second
+)
+
+type backoff struct {
+	logger *slog.Logger
+	doing  string
+	tries  int
+}
+
+// wait says why, and waits longer each time; false when ctx ended.
+func (b *backoff) wait(ctx context.Context, why error) bool {
+	if ctx.Err() != nil {
+		return false
+	}
+	pause := min(firstWait<<min(b.tries, 10), longWait)
+	b.tries++
+	b.logger.Warn("try again", "doing", b.doing, "wait", pause, "error", why)
+	t := time.NewTimer(pause)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
+}

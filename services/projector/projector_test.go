@@ -1,0 +1,240 @@
+package projector_test
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/services/projector"
+)
+
+func TestAQueryBecomesRows(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	w.start()
+	s := w.session(-1).create()
+	s.turn(1)
+	s.turn(2)
+	w.projected(s)
+	w.checkAgainstLog(s)
+	for sql, want := range map[string]string{
+		"SELECT status||' '||architecture||' '||metadata||' '||executions||' '||queued||' '||active_execution FROM sessions":                           `open spool {"b":1,"a":[true,null]} 2 0 `,
+		"SELECT string_agg(phase||' '||ord||' '||input_tokens||' '||cost_usd||' '||result||' '||duration_ms||' '||executor, ',' ORDER BY ord) FROM executions": "completed 0 10 0.25 done 1234 xtr_test,completed 1 10 0.25 done 1234 xtr_test",
+		"SELECT string_agg(kind||' '||status, ',' ORDER BY execution_ord, first_seq) FROM blocks WHERE execution_ord = 1":                               "user_message complete,assistant_text complete,tool_use complete,tool_result complete",
+		"SELECT string_agg(tool_name||' '||status||' '||duration_ms, ',') FROM tool_calls":                                                              "bash complete 3,bash complete 3",
+		"SELECT block::json->>'content' FROM blocks WHERE kind = 'user_message' AND execution_ord = 0":                                                  "do <it> & more",
+		"SELECT started_at::text FROM executions WHERE ord = 0":                                                                                         one[string](w, "SELECT $1::timestamptz::text", testTime.Add(5*time.Millisecond).Truncate(time.Microsecond)),
+	} {
+		if got := one[string](w, sql); got != want {
+			t.Errorf("%s:\n got %q\nwant %q", sql, got, want)
+		}
+	}
+}
+
+func TestLiveFollowsTheCommit(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	s := w.session(-1)
+	f := s.follow()
+	w.start()
+	s.create()
+	l := f.next()
+	if l.Session != s.id || l.Tip != 1 || len(l.Events) != 1 || l.Events[0].Type != "session_created" || l.Events[0].Seq != 1 {
+		t.Fatalf("LIVE says %+v", l)
+	}
+	kept := one[string](w, "SELECT event FROM events WHERE session = $1 AND seq = 1", s.id)
+	var wire events.Wire
+	if err := json.Unmarshal([]byte(kept), &wire); err != nil {
+		t.Fatal(err)
+	}
+	if wire.ID != l.Events[0].ID || !wire.Time.Equal(l.Events[0].Time) || string(wire.Data) != string(l.Events[0].Data) {
+		t.Errorf("the row has %s, LIVE said %+v", kept, l.Events[0])
+	}
+}
+
+func TestTextInFlight(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	s := w.session(-1).create()
+	x := s.post(1)
+	id := s.blockID("text")
+	f := s.follow()
+	// Text that comes before its block waits for it, text after a hole waits for the hole.
+	s.say(x, id, 0, "Grüß")
+	s.say(x, id, 9, "gap")
+	w.start()
+	w.projected(s)
+	eventually(t, "held text", func() error {
+		if one[int](w, "SELECT count(*) FROM text_in_flight") < 2 {
+			return errNotYet
+		}
+		return nil
+	})
+	s.open(x, "text")
+	var text string
+	take := func(until string) {
+		t.Helper()
+		for text != until {
+			l := f.next()
+			for _, d := range l.Deltas {
+				if int(d.Offset) != len(text) {
+					t.Fatalf("a delta at %d, known are %d", d.Offset, len(text))
+				}
+				text += d.Text
+			}
+		}
+	}
+	take("Grüß")
+	s.say(x, id, 2, "üß Go") // overlaps: what is known is cut off
+	take("Grüß Gogap")
+	s.say(x, id, 0, "Grüß")
+	s.complete(x, id, "Grüß Gogap!")
+	for {
+		l := f.next()
+		if len(l.Deltas) > 0 {
+			t.Fatalf("text was said twice: %+v", l)
+		}
+		if len(l.Events) > 0 && l.Events[0].Type == "block_complete" {
+			break
+		}
+	}
+	s.say(x, id, 10, "late") // after completion
+	other := s.open(x, "other")
+	s.say(x, other, 0, "x")
+	for l := f.next(); len(l.Deltas) == 0 || l.Deltas[0].BlockID != other; l = f.next() {
+		if len(l.Deltas) > 0 {
+			t.Fatalf("text after completion: %+v", l)
+		}
+	}
+	if n := one[int](w, "SELECT count(*) FROM text_in_flight WHERE block = $1", id); n != 0 {
+		t.Errorf("%d pieces of a complete block are kept", n)
+	}
+}
+
+func TestDeletionIsForGood(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	w.migrate()
+	w.start()
+	s, other := w.session(4).create(), w.session(4).create()
+	f := s.follow()
+	s.turn(1)
+	x := s.post(2)
+	id := s.open(x, "text")
+	s.say(x, id, 0, "abc")
+	eventually(t, "text", func() error {
+		if one[int](w, "SELECT count(*) FROM text_in_flight") == 0 {
+			return errNotYet
+		}
+		return nil
+	})
+	s.append(&s.life, "", events.SessionDeleted{})
+	other.turn(1)
+	s.append(&s.run, x, events.ExecutionCancelled{Reason: "session_deleted"})
+	s.say(x, id, 3, "def")
+	w.projected(s, other)
+	for _, table := range []string{"sessions WHERE id", "executions WHERE session", "blocks WHERE session", "events WHERE session", "text_in_flight WHERE session", "tool_calls WHERE session"} {
+		if n := one[int](w, "SELECT count(*) FROM "+table+" = $1", s.id); n != 0 {
+			t.Errorf("%d rows are left: %s", n, table)
+		}
+	}
+	if n := one[int](w, "SELECT count(*) FROM deleted_sessions WHERE tenant = 'default' AND id = $1", s.id); n != 1 {
+		t.Errorf("%d tombstones, want one", n)
+	}
+	w.checkAgainstLog(other)
+	for l := f.next(); ; l = f.next() {
+		if len(l.Events) > 0 && l.Events[len(l.Events)-1].Type == "session_deleted" {
+			break
+		}
+	}
+}
+
+func TestKeys(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 4)
+	w.start()
+	s := w.session(-1)
+	cat := events.CatalogueID(events.Key, "acme", "", "", "key_1")
+	s.run.Subject = events.Subject{Tenant: "acme", ID: cat, Aspect: events.Key}
+	s.append(&s.run, "", events.KeyCreated{KeyID: "key_1", Name: "ci", Prefix: "spool_ab", SHA256: strings.Repeat("a", 64)})
+	s.append(&s.run, "", events.KeyRevoked{KeyID: "key_1"})
+	s.id = cat
+	w.projected(s)
+	if got := one[string](w, "SELECT tenant||' '||name||' '||prefix||' '||(revoked_at > created_at) FROM keys WHERE sha256 = $1", strings.Repeat("a", 64)); got != "acme ci spool_ab true" {
+		t.Errorf("the key is %q", got)
+	}
+}
+
+func TestUnknownTypesAndStrangeTextAreKept(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	w.start()
+	s := w.session(-1).create()
+	deep := strings.Repeat(`[`, 9000) + strings.Repeat(`]`, 9000)
+	s.append(&s.life, "", events.Opaque{Name: "from_the_future", Raw: json.RawMessage(`{"deep":` + deep + `,"nul":"\u0000","esc":"\u001b[31m"}`)})
+	x := s.post(1)
+	s.append(&s.run, x,
+		events.ExecutionFailed{Code: "X", Message: "nul \x00 and \x1b[31m"},
+		events.SubagentSpawned{Conversation: strings.Repeat("c", 5000), Parent: "main"})
+	s.append(&s.run, "", events.Log{Message: strings.Repeat("x", 400_000)}) // through the object store
+	w.projected(s)
+	w.checkAgainstLog(s)
+	if got := one[string](w, "SELECT message FROM executions"); got != "nul \uFFFD and \x1b[31m" {
+		t.Errorf("message is %q", got)
+	}
+	if n := one[int](w, "SELECT length(event) FROM events WHERE type = 'log'"); n < 400_000 {
+		t.Errorf("a large event has %d bytes", n)
+	}
+}
+
+func TestConfigRefusesWhatItCannotDo(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	for want, cfg := range map[string]projector.Config{
+		"database-url: it is empty": {},
+		"database-url: ":            {DatabaseURL: "postgres://%zz"},
+		"batch-commits: -1":         {DatabaseURL: w.url, BatchCommits: -1},
+		"buffer-bytes: 1 ":          {DatabaseURL: w.url, BufferBytes: 1},
+		"present-rows: -5":          {DatabaseURL: w.url, PresentRows: -5},
+		"lock-retry: 1":             {DatabaseURL: w.url, LockRetry: 1},
+	} {
+		_, err := projector.New(cfg, projector.Deps{NATS: w.nc, Log: w.log})
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v: got %v, want %q", cfg, err, want)
+		}
+	}
+	if _, err := projector.New(projector.Config{DatabaseURL: w.url}, projector.Deps{}); err == nil {
+		t.Error("a projector without NATS was made")
+	}
+}
+
+// An idle projector brings a commit to LIVE at once: nothing polls and nothing waits for company.
+func TestOneCommitIsAnnouncedAtOnce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	w.start()
+	s := w.session(-1).create()
+	f := s.follow()
+	w.projected(s)
+	s.turn(1)
+	w.projected(s)
+	for f.sub.PendingLimits(); ; {
+		if n, _, _ := f.sub.Pending(); n == 0 {
+			break
+		}
+		f.next()
+	}
+	best := time.Hour
+	for n := range 30 {
+		from := time.Now()
+		s.append(&s.life, "", events.SessionOptionsUpdated{Options: events.Options{TurnLimitMs: uint32(n)}})
+		f.next()
+		best = min(best, time.Since(from))
+	}
+	t.Logf("append to LIVE: best of 30 is %s", best)
+	if best > 20*time.Millisecond {
+		t.Errorf("the best of 30 commits took %s to LIVE", best)
+	}
+}

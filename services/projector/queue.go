@@ -1,0 +1,70 @@
+package projector
+
+import (
+	"context"
+	"sync"
+)
+
+// queue hands items from one goroutine to another in order, and makes the
+// first wait while more than max bytes are in it.
+type queue[T any] struct {
+	max   int
+	ready chan struct{} // has a token while items may wait
+	space chan struct{} // has a token when items were taken
+
+	mu    sync.Mutex
+	items []T
+	sizes []int
+	bytes int
+}
+
+func newQueue[T any](maxBytes int) *queue[T] {
+	return &queue[T]{max: maxBytes, ready: make(chan struct{}, 1), space: make(chan struct{}, 1)}
+}
+
+// push adds an item of so many bytes; it fails only when ctx ends. One
+// goroutine at a time may push.
+func (q *queue[T]) push(ctx context.Context, item T, bytes int) error {
+	for {
+		q.mu.Lock()
+		if len(q.items) == 0 || q.bytes+bytes <= q.max {
+			q.items, q.sizes = append(q.items, item), append(q.sizes, bytes)
+			q.bytes += bytes
+			q.mu.Unlock()
+			signal(q.ready)
+			return nil
+		}
+		q.mu.Unlock()
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-q.space:
+		}
+	}
+}
+
+// take gives up to n items that wait, and whether more do.
+func (q *queue[T]) take(n int) (items []T, more bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	n = min(n, len(q.items))
+	items = q.items[:n:n]
+	for _, size := range q.sizes[:n] {
+		q.bytes -= size
+	}
+	q.items, q.sizes = q.items[n:], q.sizes[n:]
+	if n > 0 {
+		signal(q.space)
+	}
+	if len(q.items) > 0 {
+		signal(q.ready)
+	}
+	return items, len(q.items) > 0
+}
+
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
