@@ -39,6 +39,7 @@ type TurnConfig struct {
 	Coalesce    time.Duration    // 0 for DefaultCoalesce
 	Log         *slog.Logger     // nil for none
 	Hold        bool             // what is told waits for Start, whose line comes first
+	BeforeEnd   func()           // called once, before the line that ends the turn is journaled; nil for nothing
 }
 
 // Turn is one turn's record as a Session tells it: blocks, text, events, end.
@@ -208,6 +209,9 @@ func (t *Turn) End(e runner.Ended) {
 	}
 	for len(t.open) > 0 {
 		t.finish(t.open[0], events.StatusError, nil)
+	}
+	if t.cfg.BeforeEnd != nil {
+		t.cfg.BeforeEnd()
 	}
 	t.write(runner.TurnEnded, "", e)
 	t.end = &e

@@ -42,11 +42,6 @@ func (r *reader) Read(b []byte) (int, error) {
 
 // run sends lines until the end. One longer than limit is cut; half a line at the end is a line.
 func (r *reader) run(limit int) {
-	defer func() {
-		if err := r.file.Close(); err != nil {
-			r.p.nursery.log.Error("close an agent's pipe", "err", err)
-		}
-	}()
 	in := bufio.NewReaderSize(r, 64<<10)
 	var data []byte
 	var size int64

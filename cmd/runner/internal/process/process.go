@@ -102,11 +102,14 @@ func (p *Process) watch(out, errs *os.File, maxLine int) {
 	// A reader that waits for a pipe which a descendant keeps open is called back.
 	soon := time.Now().Add(drainAfterExit)
 	for _, f := range []*os.File{out, errs} {
-		if err := f.SetReadDeadline(soon); err != nil && !errors.Is(err, os.ErrClosed) {
+		if err := f.SetReadDeadline(soon); err != nil {
 			p.nursery.log.Error("set deadline on an agent's pipe", "err", err)
 		}
 	}
 	readers.Wait()
+	if err := errors.Join(out.Close(), errs.Close()); err != nil {
+		p.nursery.log.Error("close an agent's pipes", "err", err)
+	}
 	<-writer
 	close(p.lines)
 	close(p.done)

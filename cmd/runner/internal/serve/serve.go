@@ -151,10 +151,6 @@ type first struct {
 }
 
 func (s *Server) handle(c *net.UnixConn) {
-	if s.cfg.Trusted != nil && !s.cfg.Trusted(peer(c)) {
-		s.refuse(c, "FORBIDDEN", "a process of the agent may not speak to the runner")
-		return
-	}
 	if err := c.SetReadDeadline(time.Now().Add(firstLineWithin)); err != nil {
 		return
 	}
@@ -162,6 +158,10 @@ func (s *Server) handle(c *net.UnixConn) {
 	raw, err := readLine(in)
 	if err != nil {
 		s.refuse(c, "INVALID_COMMAND", "first line: "+err.Error())
+		return
+	}
+	if s.cfg.Trusted != nil && !s.cfg.Trusted(peer(c)) {
+		s.refuse(c, "FORBIDDEN", "a process of the agent may not speak to the runner")
 		return
 	}
 	var hello first

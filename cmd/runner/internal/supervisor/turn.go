@@ -113,17 +113,25 @@ func (s *Supervisor) turn(ctx context.Context, r *run, resume *resumes) {
 	if id := t.AgentSession(); id != "" {
 		resume.set(r.query, id)
 	}
-	s.mu.Lock()
-	s.active = nil
-	s.mu.Unlock()
 	r.kill() // releases its context
 	close(r.done)
+}
+
+// release lets the next query be accepted.
+func (s *Supervisor) release(r *run) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.active == r {
+		s.active = nil
+	}
 }
 
 // newTurn begins a record that waits for Start before it writes.
 func (s *Supervisor) newTurn(r *run) *agent.Turn {
 	return agent.NewTurn(r.killed, agent.TurnConfig{
 		Journal: s.cfg.Journal, ExecutionID: r.query.ExecutionID, Now: s.cfg.Now, Log: s.cfg.Log, Hold: true,
+		// Who reads the end may start the next query at once.
+		BeforeEnd: func() { s.release(r) },
 	})
 }
 
