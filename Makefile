@@ -35,7 +35,7 @@ generate: ## Make the generated code and documents again
 verify: ## Build each module by itself, vet, gofmt, generate without a difference, lint
 	@scripts/verify
 
-bench: ## Run the benchmarks of test/bench (ARGS="-benchtime 5s")
+bench: ## Run the benchmarks of test/bench into docs/performance.md (ARGS="append" runs one and prints it)
 	@scripts/bench $(ARGS)
 
 install: ## Put into .tools, or install, what the tests need: Postgres, the agents' CLIs, golangci-lint

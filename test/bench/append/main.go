@@ -36,13 +36,13 @@ func main() {
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	if err := run(ctx, os.Stdout, *dir, *rounds, *each); err != nil {
+	if err := run(ctx, os.Stdout, *dir, []int{1, 64, 1000}, *rounds, *each); err != nil {
 		fmt.Fprintln(os.Stderr, "append:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, out io.Writer, dir string, rounds int, each time.Duration) error {
+func run(ctx context.Context, out io.Writer, dir string, sessions []int, rounds int, each time.Duration) error {
 	if rounds < 1 || each <= 0 {
 		return errors.New("rounds and each must be positive")
 	}
@@ -51,10 +51,10 @@ func run(ctx context.Context, out io.Writer, dir string, rounds int, each time.D
 		return err
 	}
 	defer os.RemoveAll(tmp)
-	for _, sessions := range []int{1, 64, 1000} {
-		r, err := measure(ctx, filepath.Join(tmp, fmt.Sprint(sessions)), sessions, rounds, each)
+	for _, n := range sessions {
+		r, err := measure(ctx, filepath.Join(tmp, fmt.Sprint(n)), n, rounds, each)
 		if err != nil {
-			return fmt.Errorf("%d sessions: %w", sessions, err)
+			return fmt.Errorf("%d sessions: %w", n, err)
 		}
 		if err := row.Write(out, r); err != nil {
 			return err
@@ -139,7 +139,7 @@ func measure(ctx context.Context, dir string, sessions, rounds int, each time.Du
 func toRow(sessions int, raw, through *result) row.Row {
 	ratio := through.rate() / raw.rate()
 	return row.Row{
-		What:     fmt.Sprintf("append through jslog, %d sessions", sessions),
+		What:     fmt.Sprintf("append through jslog, sessions: %d", sessions),
 		Target:   "80 % of raw guarded publishes",
 		Measured: fmt.Sprintf("%.0f/s", through.rate()),
 		Against:  fmt.Sprintf("raw %.0f/s, p50 %.2f ms, p99 %.2f ms", raw.rate(), row.Percentile(raw.samples, 0.5), row.Percentile(raw.samples, 0.99)),

@@ -1,4 +1,5 @@
-// Command collect makes docs/performance.md of the rows on its standard input.
+// Command collect makes docs/performance.md of the rows on its standard input,
+// or prints the page when no file is named.
 //
 //	go run ./bench/append | go run ./bench/collect ../docs/performance.md
 package main
@@ -17,15 +18,15 @@ import (
 )
 
 func main() {
-	if err := run(os.Args[1:], os.Stdin); err != nil {
+	if err := run(os.Args[1:], os.Stdin, os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, "collect:", err)
 		os.Exit(1)
 	}
 }
 
-func run(args []string, in io.Reader) error {
-	if len(args) != 1 {
-		return fmt.Errorf("usage: collect FILE < rows")
+func run(args []string, in io.Reader, out io.Writer) error {
+	if len(args) > 1 {
+		return fmt.Errorf("usage: collect [FILE] < rows")
 	}
 	rows, err := row.Read(in)
 	if err != nil {
@@ -49,6 +50,10 @@ func run(args []string, in io.Reader) error {
 	}
 	if len(commands) > 0 {
 		fmt.Fprintf(&b, "\nMeasured again by:\n\n```\n%s\n```\n", strings.Join(commands, "\n"))
+	}
+	if len(args) == 0 {
+		_, err := out.Write(b.Bytes())
+		return err
 	}
 	return os.WriteFile(args[0], b.Bytes(), 0o644)
 }

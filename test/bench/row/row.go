@@ -34,12 +34,12 @@ func (r Row) Verdict() string {
 
 // Write prints a row as a line of JSON.
 func Write(w io.Writer, r Row) error {
-	b, err := json.Marshal(r)
-	if err != nil {
-		return fmt.Errorf("encode row %q: %w", r.What, err)
+	enc := json.NewEncoder(w)
+	enc.SetEscapeHTML(false) // commands have && in them
+	if err := enc.Encode(r); err != nil {
+		return fmt.Errorf("write row %q: %w", r.What, err)
 	}
-	_, err = w.Write(append(b, '\n'))
-	return err
+	return nil
 }
 
 // Read reads rows to the end of r. A line that is not a row is an error that names it.
