@@ -1,0 +1,183 @@
+package claudecode
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"strings"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/runner"
+)
+
+// tally is what the process took since it began.
+type tally struct {
+	input, output, cacheRead, cacheWrite uint64
+	cost                                 float64
+}
+
+func (r result) tally() tally {
+	sum := tally{cost: r.TotalCostUSD}
+	for _, m := range r.ModelUsage {
+		sum.input += m.Input
+		sum.output += m.Output
+		sum.cacheRead += m.CacheRead
+		sum.cacheWrite += m.CacheWrite
+	}
+	return sum
+}
+
+// since is what was taken after before. A sum that went down was begun anew.
+func (now tally) since(before tally) (events.Usage, float64) {
+	sub := func(a, b uint64) uint32 {
+		if a < b {
+			b = 0
+		}
+		return uint32(min(a-b, 1<<32-1)) //nolint:gosec // bounded
+	}
+	cost := now.cost - before.cost
+	if cost < 0 {
+		cost = now.cost
+	}
+	return events.Usage{
+		InputTokens: sub(now.input, before.input), OutputTokens: sub(now.output, before.output),
+		CacheReadTokens: sub(now.cacheRead, before.cacheRead), CacheWriteTokens: sub(now.cacheWrite, before.cacheWrite),
+	}, cost
+}
+
+// result ends the turn.
+func (s *session) result(l line, raw []byte, t *agent.Turn) error {
+	r, err := decode[result](raw, "result")
+	if err != nil {
+		return err
+	}
+	total := r.tally()
+	spent, cost := total.since(s.spent)
+	s.spent = total
+	if !s.pending || s.foreign && !s.taken {
+		s.foreign = false
+		logf(t, "warn", "the agent ended a turn that nobody asked for: %s", clip(raw))
+		return nil
+	}
+	s.foreign, s.pending = false, false
+	if spent == (events.Usage{}) {
+		spent = plus(events.Usage{}, r.Usage)
+	}
+	if spent == (events.Usage{}) {
+		spent = s.turn.seen // an interrupted answer is not in the CLI's sums
+	}
+	s.settle(t)
+	t.Emit(events.MainConversation, events.MetadataUpdate{Usage: spent, CostUSD: cost, Model: cmp.Or(s.turn.model, s.model)})
+	s.written(cmp.Or(l.SessionID, s.agentSession), t)
+	ended := s.ended(r)
+	ended.Usage, ended.CostUSD = spent, cost
+	t.End(ended)
+	s.turn = newTurnState()
+	return nil
+}
+
+// settle finishes what the CLI leaves open.
+func (s *session) settle(t *agent.Turn) {
+	if s.turn.todo != "" {
+		t.Complete(s.turn.todo, nil)
+	}
+	for id, c := range s.turn.conversations {
+		if c.block != "" {
+			t.Complete(c.block, func(b *events.Block) { b.Status, b.IsError = events.StatusError, true })
+			t.Emit(c.parent, events.SubagentCompleted{SubagentID: id, Conversation: c.id, IsError: true})
+		}
+	}
+}
+
+// ended judges a result: is_error counts, whatever the subtype says.
+func (s *session) ended(r result) runner.Ended {
+	message := cmp.Or(r.Result, strings.Join(r.Errors, "; "), r.Subtype)
+	switch {
+	case !r.IsError:
+		return runner.Ended{Outcome: runner.Completed, Result: r.Result}
+	case s.stopped() && (strings.HasPrefix(r.TerminalReason, "aborted") || r.Subtype == "error_during_execution"):
+		return runner.Ended{Outcome: runner.Interrupted}
+	case r.Subtype == "success":
+		return runner.Ended{Outcome: runner.Failed, Code: modelCode(r.APIErrorStatus, s.turn.why), Message: message}
+	}
+	return runner.Ended{
+		Outcome: runner.Failed, Code: "AGENT_PROTOCOL",
+		Message: fmt.Sprintf("the agent gave up (%s): %s", cmp.Or(r.TerminalReason, r.Subtype), message),
+	}
+}
+
+// modelCode classifies a failure of the model by the API's status, else by the CLI's word for it.
+func modelCode(status int, why string) string {
+	switch {
+	case status == 401, status == 403, status == 0 && why == "authentication_failed":
+		return "MODEL_UNAUTHORIZED"
+	case status == 404, status == 0 && (why == "model_not_found" || why == "not_found_error"):
+		return "MODEL_NOT_FOUND"
+	case status == 429, status == 0 && why == "rate_limit":
+		return "MODEL_RATE_LIMITED"
+	}
+	return "MODEL_ERROR"
+}
+
+// written tells where the CLI keeps its record: at the first sign of a session, and at every end.
+func (s *session) written(agentSession string, t *agent.Turn) {
+	if agentSession == "" {
+		return
+	}
+	s.agentSession = agentSession
+	path, err := (Adapter{}).Transcript(s.place, agentSession)
+	if err != nil {
+		t.Emit(events.MainConversation, events.Error{Code: "AGENT_PROTOCOL", Message: err.Error()})
+		return
+	}
+	t.Emit(events.MainConversation, events.TranscriptWritten{AgentSessionID: agentSession, Path: path})
+}
+
+// notice is a system line.
+type notice struct {
+	Status         string  `json:"status"`
+	Attempt        int     `json:"attempt"` // api_retry
+	MaxRetries     int     `json:"max_retries"`
+	RetryDelayMs   float64 `json:"retry_delay_ms"`
+	ErrorStatus    int     `json:"error_status"`
+	Error          string  `json:"error"`
+	PermissionMode string  `json:"permissionMode"`
+
+	Compact struct { // compact_boundary
+		Trigger   string `json:"trigger"`
+		PreTokens int    `json:"pre_tokens"`
+	} `json:"compact_metadata"`
+}
+
+// system takes the CLI's notices.
+func (s *session) system(l line, raw []byte, t *agent.Turn) error {
+	var n notice
+	if err := json.Unmarshal(raw, &n); err != nil {
+		return fmt.Errorf("system line: %w", err)
+	}
+	switch l.Subtype {
+	case "init": // at the start of every turn
+		s.model = l.Model
+		s.foreign = !s.pending
+		if l.SessionID != s.agentSession {
+			s.written(l.SessionID, t)
+		}
+	case "status":
+		if n.Status != "" && n.Status != "requesting" {
+			t.Whole(events.MainConversation, events.Block{Kind: events.KindSystem, Subtype: "status", Message: n.Status})
+		}
+	case "compact_boundary":
+		t.Whole(events.MainConversation, events.Block{
+			Kind: events.KindSystem, Subtype: l.Subtype,
+			Message: fmt.Sprintf("The conversation was compacted (%s, from %d tokens).", n.Compact.Trigger, n.Compact.PreTokens),
+		})
+	case "api_retry":
+		logf(t, "warn", "the model failed (status %d, %s); attempt %d of %d in %.0f ms", n.ErrorStatus, n.Error, n.Attempt, n.MaxRetries, n.RetryDelayMs)
+	case "thinking_tokens", "task_started", "task_progress", "task_updated", "task_notification":
+		// The blocks tell the same.
+	default:
+		logf(t, "info", "%s", clip(raw))
+	}
+	return nil
+}

@@ -1,0 +1,175 @@
+package claudecode
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/cmd/runner/internal/workspace"
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// Rules of the policy `workspace`, as permission_decided names them.
+const (
+	ruleInside     = "workspace-path"     // allow: a file inside the workspace
+	ruleOutside    = "outside-workspace"  // deny
+	ruleShell      = "sandboxed-shell"    // allow: what a command can reach is the sandbox's to limit
+	ruleAgent      = "sub-agent"          // allow: what it does is asked for in turn
+	ruleBooks      = "bookkeeping"        // allow: lists and notes of the agent's own
+	ruleNetwork    = "network"            // deny
+	ruleUnknown    = "unknown-tool"       // deny
+	ruleUnreadable = "unreadable-request" // deny
+	ruleNoQuery    = "no-query"           // deny: nobody would record it
+)
+
+// paths names the argument of each file tool; a search without one is in the workspace.
+var paths = map[string]struct {
+	argument string
+	optional bool
+}{
+	"Read": {"file_path", false}, "Write": {"file_path", false}, "Edit": {"file_path", false}, "MultiEdit": {"file_path", false},
+	"NotebookEdit": {"notebook_path", false}, "NotebookRead": {"notebook_path", false},
+	"Glob": {"path", true}, "Grep": {"path", true}, "LS": {"path", true},
+}
+
+var (
+	shells = []string{"Bash", "BashOutput", "KillBash", "KillShell"}
+	books  = []string{
+		"TodoWrite", "TodoRead", "TaskCreate", "TaskGet", "TaskList", "TaskUpdate", "TaskOutput", "TaskStop",
+		"Skill", "SlashCommand", "ToolSearch", "ReportFindings",
+	}
+	network = []string{"WebFetch", "WebSearch"}
+)
+
+// decision is how a question is answered.
+type decision struct {
+	allow  bool
+	rule   string
+	reason string
+	input  json.RawMessage // what the tool is run with, when allowed
+}
+
+// decide is the policy `workspace`: allow what stays inside it, deny the rest.
+// It has no third answer, and no side effect.
+func decide(q question, root string) decision {
+	var input map[string]json.RawMessage
+	if len(q.Input) == 0 || json.Unmarshal(q.Input, &input) != nil || input == nil {
+		return decision{rule: ruleUnreadable, reason: "the request has no readable input"}
+	}
+	allow := func(rule string) decision { return decision{allow: true, rule: rule, input: bytes.Clone(q.Input)} }
+	where, isFile := paths[q.ToolName]
+	switch {
+	case isFile:
+		return decidePath(q, input, where.argument, where.optional, root)
+	case slices.Contains(shells, q.ToolName):
+		return allow(ruleShell)
+	case isAgent(q.ToolName):
+		return allow(ruleAgent)
+	case slices.Contains(books, q.ToolName):
+		return allow(ruleBooks)
+	case slices.Contains(network, q.ToolName):
+		return decision{rule: ruleNetwork, reason: q.ToolName + " reaches the network, which the workspace policy does not allow. Go on without it."}
+	}
+	return decision{rule: ruleUnknown, reason: fmt.Sprintf("The workspace policy does not know the tool %q and so does not allow it. Go on without it.", q.ToolName)}
+}
+
+// decidePath allows a file tool inside the workspace, on exactly the path that was looked at.
+func decidePath(q question, input map[string]json.RawMessage, argument string, optional bool, root string) decision {
+	var path string
+	if raw, ok := input[argument]; ok && json.Unmarshal(raw, &path) != nil {
+		return decision{rule: ruleUnreadable, reason: argument + " is not a text"}
+	}
+	if pattern, ok := input["pattern"]; ok && q.ToolName == "Glob" {
+		// A pattern can be a path of its own.
+		var p string
+		if json.Unmarshal(pattern, &p) != nil || filepath.IsAbs(p) || strings.HasPrefix(p, "~") || slices.Contains(strings.Split(p, "/"), "..") {
+			return outside(string(pattern), root)
+		}
+	}
+	path = strings.TrimFunc(path, isSpace)
+	if path == "" {
+		if optional {
+			return decision{allow: true, rule: ruleInside, input: bytes.Clone(q.Input)}
+		}
+		return decision{rule: ruleUnreadable, reason: argument + " is missing"}
+	}
+	rel, ok := inside(root, path)
+	if !ok {
+		return outside(path, root)
+	}
+	// The CLI expands and trims paths in its own ways; it gets the one that was judged.
+	raw, err := json.Marshal(filepath.Join(root, rel))
+	if err != nil {
+		return decision{rule: ruleUnreadable, reason: argument + " cannot be written as JSON"}
+	}
+	input[argument] = raw
+	changed, err := json.Marshal(input)
+	if err != nil {
+		return decision{rule: ruleUnreadable, reason: "the input cannot be written as JSON"}
+	}
+	return decision{allow: true, rule: ruleInside, input: changed}
+}
+
+func outside(path, root string) decision {
+	return decision{rule: ruleOutside, reason: fmt.Sprintf("%s is outside of the workspace %s, and the workspace policy allows files inside it only.", path, root)}
+}
+
+// inside gives the path relative to the workspace's root, if no link leads out of it.
+func inside(root, path string) (string, bool) {
+	if strings.HasPrefix(path, "~") {
+		return "", false // the CLI takes it for the home folder
+	}
+	if filepath.IsAbs(path) {
+		// The names that the workspace has elsewhere would be other folders to the CLI.
+		real, err := filepath.EvalSymlinks(root)
+		if err != nil || !under(root, path) && !under(real, path) {
+			return "", false
+		}
+	}
+	rel, err := workspace.Inside(root, path)
+	return rel, err == nil
+}
+
+func under(root, path string) bool {
+	rel, err := filepath.Rel(root, path)
+	return err == nil && filepath.IsLocal(rel)
+}
+
+// isSpace is what JavaScript trims.
+func isSpace(r rune) bool {
+	return r == '\uFEFF' || strings.ContainsRune(" \t\n\v\f\r\u00a0\u1680\u2028\u2029\u202f\u205f\u3000", r) || r >= '\u2000' && r <= '\u200a'
+}
+
+// asked answers a question of the CLI, at once: there is nobody to wait for.
+func (s *session) asked(l line, t *agent.Turn) error {
+	reply := func(r response) error {
+		r.RequestID = l.RequestID
+		return s.in.Send(controlResponse{Type: "control_response", Response: r})
+	}
+	q, err := decode[question](l.Request, "control_request")
+	if err == nil && q.Subtype != "can_use_tool" {
+		logf(t, "warn", "the agent asked for %q, which is not offered", q.Subtype)
+		return reply(response{Subtype: "error", Error: fmt.Sprintf("%q is not offered", q.Subtype)})
+	}
+	d := decision{rule: ruleNoQuery, reason: "No query is being answered."}
+	switch {
+	case err != nil:
+		d = decision{rule: ruleUnreadable, reason: "the request cannot be read"}
+	case s.pending:
+		d = decide(q, s.place.Workspace)
+	}
+	conv := events.MainConversation
+	if c := s.turn.calls[q.ToolUseID]; c != nil {
+		conv = c.conv
+	}
+	v, word := verdict{Behavior: "deny", Message: d.reason}, "deny"
+	if d.allow {
+		v, word = verdict{Behavior: "allow", UpdatedInput: d.input}, "allow"
+	}
+	t.Emit(conv, events.PermissionDecided{ToolName: q.ToolName, ToolUseID: q.ToolUseID, Decision: word, Rule: d.rule, Reason: d.reason})
+	return reply(response{Subtype: "success", Response: v})
+}

@@ -1,0 +1,235 @@
+package claudecode
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/runner"
+)
+
+// maxLog is how many bytes of a line that is not understood are kept.
+const maxLog = 4 << 10
+
+// session translates for one process.
+type session struct {
+	place agent.Place
+	in    agent.Stdin
+	now   func() time.Time
+	lost  string // the session that could not be gone on with, until it was told
+
+	mu          sync.Mutex // guards what Interrupt shares with Line
+	requests    int
+	interrupts  map[string]bool // requests that are not answered
+	interrupted bool            // the turn was asked to stop
+	heard       bool            // and the CLI said yes
+
+	// Of the process.
+	agentSession string
+	model        string
+	spent        tally // at the end of the turn before
+	tasks        tasks // the agent's list
+
+	// Of the turn.
+	pending bool // a query was given and is not answered
+	foreign bool // the CLI began a turn by itself, which is not over
+	taken   bool // the query was acknowledged
+	turn    turnState
+}
+
+// turnState is forgotten when the turn ends.
+type turnState struct {
+	conversations map[string]*conversation // by the call that made it, "" for the agent itself
+	calls         map[string]*call         // tools at work, by the agent's id of the call
+	todo          string                   // the open todo block
+	seen          events.Usage             // as the messages told it
+	model         string                   // that answered last
+	why           string                   // why the CLI spoke in the model's place
+}
+
+// call is a tool at work.
+type call struct {
+	conv    string
+	name    string
+	input   json.RawMessage
+	started time.Time
+}
+
+func newSession(place agent.Place, in agent.Stdin, now func() time.Time) *session {
+	return &session{place: place, in: in, now: now, interrupts: map[string]bool{}, turn: newTurnState()}
+}
+
+func newTurnState() turnState {
+	return turnState{conversations: map[string]*conversation{}, calls: map[string]*call{}}
+}
+
+// initialize is the handshake.
+func (s *session) initialize(prompt string) {
+	request := map[string]any{"subtype": "initialize", "hooks": nil}
+	if prompt != "" {
+		request["appendSystemPrompt"] = prompt
+	}
+	// The values are our own: they can be encoded.
+	_, _ = s.control(request) //nolint:errcheck // see above
+}
+
+// control sends a request and gives its id.
+func (s *session) control(request map[string]any) (string, error) {
+	s.mu.Lock()
+	s.requests++
+	id := "spool-" + strconv.Itoa(s.requests)
+	if request["subtype"] == "interrupt" {
+		s.interrupts[id] = true
+	}
+	s.mu.Unlock()
+	return id, s.in.Send(controlRequest{Type: "control_request", RequestID: id, Request: request})
+}
+
+// Begin sends the query.
+func (s *session) Begin(q runner.Query, t *agent.Turn) error {
+	content, err := userContent(q)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	s.interrupted, s.heard = false, false
+	s.mu.Unlock()
+	s.turn, s.pending, s.taken = newTurnState(), true, false
+	if s.lost != "" {
+		t.Emit(events.MainConversation, events.Error{
+			Code: "TRANSCRIPT_LOST", Message: "session " + s.lost + " of Claude Code has no transcript here: the agent does not know the turns before",
+		})
+		s.lost = ""
+	}
+	return s.in.Send(userLine{Type: "user", Message: userMessage{Role: "user", Content: content}})
+}
+
+// imageTypes are what the model's API takes.
+var imageTypes = []string{"image/png", "image/jpeg", "image/gif", "image/webp"}
+
+// userContent is a text, or parts in the Messages API's shape.
+func userContent(q runner.Query) (any, error) {
+	if len(q.Parts) == 0 {
+		return q.Content, nil
+	}
+	var parts []any
+	if q.Content != "" {
+		parts = append(parts, map[string]any{"type": "text", "text": q.Content})
+	}
+	for i, p := range q.Parts {
+		switch p.Type {
+		case "text":
+			parts = append(parts, map[string]any{"type": "text", "text": p.Text})
+		case "image":
+			if !slices.Contains(imageTypes, p.MediaType) {
+				return nil, fmt.Errorf("query.parts[%d].mediaType: %q is not one of %v", i, p.MediaType, imageTypes)
+			}
+			if _, err := base64.StdEncoding.DecodeString(p.Data); err != nil || p.Data == "" {
+				return nil, fmt.Errorf("query.parts[%d].data: is not base64", i)
+			}
+			parts = append(parts, map[string]any{
+				"type": "image", "source": map[string]any{"type": "base64", "media_type": p.MediaType, "data": p.Data},
+			})
+		default:
+			return nil, fmt.Errorf("query.parts[%d].type: %q is not text or image", i, p.Type)
+		}
+	}
+	return parts, nil
+}
+
+// Interrupt asks the CLI to stop the turn.
+func (s *session) Interrupt() error {
+	s.mu.Lock()
+	s.interrupted = true
+	s.mu.Unlock()
+	_, err := s.control(map[string]any{"subtype": "interrupt"})
+	return err
+}
+
+// Line takes what the CLI prints.
+func (s *session) Line(raw []byte, t *agent.Turn) error {
+	l, err := decode[line](raw, "line")
+	if err != nil {
+		return err
+	}
+	switch l.Type {
+	case "stream_event":
+		return s.stream(l, t)
+	case "assistant":
+		return s.assistant(l, t)
+	case "user":
+		return s.user(l, t)
+	case "result":
+		return s.result(l, raw, t)
+	case "system":
+		return s.system(l, raw, t)
+	case "control_request":
+		return s.asked(l, t)
+	case "control_response":
+		return s.answered(l, t)
+	case "control_cancel_request":
+		logf(t, "info", "the agent withdrew question %s", l.RequestID)
+	case "rate_limit_event":
+		logf(t, "info", "rate limit: %s", clip(raw))
+	case "keep_alive", "tool_progress":
+		// Signs of life alone.
+	default:
+		logf(t, "info", "%s", clip(raw))
+	}
+	return nil
+}
+
+// answered takes the answer to one of our requests.
+func (s *session) answered(l line, t *agent.Turn) error {
+	a, err := decode[answer](l.Response, "control_response")
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	if s.interrupts[a.RequestID] {
+		delete(s.interrupts, a.RequestID)
+		s.heard = a.Subtype == "success"
+	}
+	s.mu.Unlock()
+	if a.Subtype != "success" {
+		t.Emit(events.MainConversation, events.Error{Code: "AGENT_PROTOCOL", Message: "the agent refused a request: " + a.Error})
+	}
+	return nil
+}
+
+// insist asks again to stop when a model's answer begins after the CLI agreed to
+// stop: it was asked before it had begun the turn.
+func (s *session) insist() error {
+	s.mu.Lock()
+	again := s.interrupted && s.heard
+	s.heard = false
+	s.mu.Unlock()
+	if !again {
+		return nil
+	}
+	return s.Interrupt()
+}
+
+func (s *session) stopped() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.interrupted
+}
+
+func logf(t *agent.Turn, level, format string, args ...any) {
+	t.Emit(events.MainConversation, events.Log{Level: level, Stream: "stdout", Message: fmt.Sprintf(format, args...)})
+}
+
+// clip keeps the beginning of a line.
+func clip(raw []byte) string {
+	if len(raw) <= maxLog {
+		return string(raw)
+	}
+	return fmt.Sprintf("%s… (%d bytes more)", raw[:maxLog], len(raw)-maxLog)
+}

@@ -1,0 +1,263 @@
+package claudecode
+
+import (
+	"bytes"
+	"slices"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// conversation is the agent's own or a sub-agent's.
+type conversation struct {
+	id       string
+	block    string // the subagent block, "" for the agent itself
+	parent   string // the conversation that it belongs to
+	lastText string // the last text said in it
+	answer   streamed
+}
+
+// streamed is the model's answer as it is streamed. If the stream breaks, the
+// CLI silently asks again without streaming; then a whole message with another
+// id follows, which takes the place of what was streamed.
+type streamed struct {
+	id     string
+	model  string
+	again  bool // asked for again
+	blocks []*streamedBlock
+}
+
+// streamedBlock is a content block on its way. Three lines end it, in no order
+// to be relied on: the CLI's whole block, the stream's stop, or neither.
+type streamedBlock struct {
+	index    int
+	part     part   // as it began
+	block    string // the turn's block, "" for one that is shown when it is whole
+	open     bool
+	stated   bool   // the CLI's whole block has come
+	text     string // of a stated text or thinking
+	repeated bool   // by the message that takes this one's place
+}
+
+// conversation finds or makes the conversation of a line.
+func (s *session) conversation(l line, t *agent.Turn) *conversation {
+	key := l.parent()
+	if c := s.turn.conversations[key]; c != nil {
+		return c
+	}
+	if key == "" {
+		c := &conversation{id: events.MainConversation}
+		s.turn.conversations[key] = c
+		return c
+	}
+	// A sub-agent whose call was not seen.
+	return s.spawn(events.MainConversation, part{ID: key, Name: l.SubagentType}, t)
+}
+
+// stream takes one event of the model's stream.
+func (s *session) stream(l line, t *agent.Turn) error {
+	e, err := decode[streamEvent](l.Event, "stream_event")
+	if err != nil {
+		return err
+	}
+	c := s.conversation(l, t)
+	switch e.Type {
+	case "message_start":
+		s.abandon(c, t)
+		c.answer = streamed{id: e.Message.ID, model: e.Message.Model}
+		if c.id == events.MainConversation {
+			s.turn.model = e.Message.Model
+		}
+		s.turn.seen = plus(s.turn.seen, usage{Input: e.Message.Usage.Input, CacheRead: e.Message.Usage.CacheRead, CacheWrite: e.Message.Usage.CacheWrite})
+		return s.insist()
+	case "content_block_start":
+		c.answer.blocks = append(c.answer.blocks, s.begin(c, e, t))
+	case "content_block_delta":
+		if b := c.answer.at(e.Index); b != nil && b.open && b.block != "" {
+			t.Text(b.block, e.Delta.Text+e.Delta.Thinking+e.Delta.JSON) // one of them; a signature is none
+		}
+	case "content_block_stop":
+		// Its whole block came before; if it did not, what was streamed is all there is.
+		if b := c.answer.at(e.Index); b != nil && b.open && b.block != "" {
+			b.open = false
+			t.Complete(b.block, nil)
+		}
+	case "message_delta":
+		s.turn.seen = plus(s.turn.seen, usage{Output: e.Usage.Output})
+		t.Emit(events.MainConversation, events.MetadataUpdate{Usage: s.turn.seen, Model: c.answer.model})
+	case "message_stop", "ping":
+	default:
+		logf(t, "info", "stream event %s", clip(l.Event))
+	}
+	return nil
+}
+
+// begin opens a block for a content block, if its kind is known by now.
+func (s *session) begin(c *conversation, e streamEvent, t *agent.Turn) *streamedBlock {
+	b := &streamedBlock{index: e.Index, part: e.Block, open: true}
+	switch e.Block.Type {
+	case "text":
+		b.block = t.Open(c.id, events.Block{Kind: events.KindAssistantText, Model: c.answer.model})
+	case "thinking":
+		b.block = t.Open(c.id, events.Block{Kind: events.KindThinking})
+	case "tool_use", "server_tool_use", "mcp_tool_use":
+		// A sub-agent's block needs the whole input: it names the sub-agent.
+		if !isAgent(e.Block.Name) {
+			b.block = t.Open(c.id, events.Block{
+				Kind: events.KindToolUse, ToolName: e.Block.Name, ToolUseID: e.Block.ID, DisplayName: display(e.Block.Name),
+			})
+		}
+	}
+	if first := e.Block.Text + e.Block.Thinking; b.block != "" && first != "" {
+		t.Text(b.block, first)
+	}
+	return b
+}
+
+// abandon finishes what an answer left open that another takes the place of.
+func (s *session) abandon(c *conversation, t *agent.Turn) {
+	for _, b := range c.answer.blocks {
+		if b.open && b.block != "" {
+			b.open = false
+			t.Complete(b.block, func(x *events.Block) { x.Status = events.StatusError })
+		}
+	}
+}
+
+func (a *streamed) at(index int) *streamedBlock {
+	for _, b := range slices.Backward(a.blocks) {
+		if b.index == index {
+			return b
+		}
+	}
+	return nil
+}
+
+// find gives the block that a whole part is of: the call's own, else the first
+// of its type that was not stated yet. A message that was asked for again has
+// other calls.
+func (a *streamed) find(p part) *streamedBlock {
+	for _, b := range a.blocks {
+		if !b.stated && b.part.Type == p.Type && (b.part.ID == p.ID || a.again && b.open) {
+			return b
+		}
+	}
+	return nil
+}
+
+// repeats tells whether a message that was asked for again says, in p, what was
+// said and finished before the stream broke.
+func (a *streamed) repeats(p part) bool {
+	for _, b := range a.blocks {
+		if a.again && b.stated && !b.repeated && p.Type != "tool_use" && b.part.Type == p.Type && b.text == p.Text+p.Thinking {
+			b.repeated = true
+			return true
+		}
+	}
+	return false
+}
+
+// assistant takes a whole content block, or a message that was not streamed.
+func (s *session) assistant(l line, t *agent.Turn) error {
+	m, err := decode[message](l.Message, "assistant message")
+	if err != nil {
+		return err
+	}
+	c := s.conversation(l, t)
+	if m.Model == "<synthetic>" {
+		s.synthetic(l, m, c, t)
+		return nil
+	}
+	if a := &c.answer; a.id != "" && m.ID != a.id && a.unfinished() {
+		logf(t, "warn", "the model's stream broke; the agent asked again, and message %s takes the place of %s", m.ID, a.id)
+		a.id, a.again = m.ID, true
+		s.turn.seen = plus(s.turn.seen, m.Usage)
+	}
+	for _, p := range m.Content {
+		var b *streamedBlock
+		if m.ID == c.answer.id {
+			b = c.answer.find(p)
+			if b == nil && c.answer.repeats(p) {
+				continue
+			}
+		}
+		s.state(c, b, p, m, t)
+	}
+	return nil
+}
+
+func (a *streamed) unfinished() bool {
+	return slices.ContainsFunc(a.blocks, func(b *streamedBlock) bool { return b.open && !b.stated })
+}
+
+// state takes a whole part: what was streamed of it, in b if anything, is finished with it.
+func (s *session) state(c *conversation, b *streamedBlock, p part, m message, t *agent.Turn) {
+	if b != nil {
+		b.stated = true
+		b.text = p.Text + p.Thinking
+	}
+	var block events.Block
+	switch p.Type {
+	case "text":
+		block = events.Block{Kind: events.KindAssistantText, Content: p.Text, Model: m.Model}
+		c.lastText = p.Text
+	case "thinking":
+		block = events.Block{Kind: events.KindThinking, Content: p.Thinking}
+	case "redacted_thinking":
+		block = events.Block{Kind: events.KindThinking, Summary: "withheld by the model's provider"}
+	case "tool_use", "server_tool_use", "mcp_tool_use":
+		s.turn.calls[p.ID] = &call{conv: c.id, name: p.Name, input: bytes.Clone(p.Input), started: s.now()}
+		if isAgent(p.Name) {
+			s.spawn(c.id, p, t)
+			return
+		}
+		block = events.Block{
+			Kind: events.KindToolUse, ToolName: p.Name, ToolUseID: p.ID, Input: bytes.Clone(p.Input),
+			DisplayName: display(p.Name), Description: describe(p.Input, s.place.Workspace),
+		}
+	default:
+		if p.ToolUseID != "" { // a tool of the model's own service
+			s.toolResult(c, p, nil, t)
+			return
+		}
+		logf(t, "info", "content of type %s", p.Type)
+		return
+	}
+	if b == nil || b.block == "" {
+		t.Whole(c.id, block)
+		return
+	}
+	if !b.open {
+		return // the stream's stop came first
+	}
+	b.open = false
+	t.Complete(b.block, func(x *events.Block) {
+		x.Content, x.Model, x.Summary = block.Content, block.Model, block.Summary
+		x.ToolName, x.ToolUseID, x.Input = block.ToolName, block.ToolUseID, block.Input
+		x.DisplayName, x.Description = block.DisplayName, block.Description
+	})
+}
+
+// synthetic takes what the CLI says in the model's place: errors, and the answers of its own commands.
+func (s *session) synthetic(l line, m message, c *conversation, t *agent.Turn) {
+	why := ""
+	if len(l.Error) > 0 && !bytes.Equal(l.Error, []byte("null")) {
+		why = string(bytes.Trim(l.Error, `"`))
+	}
+	text := m.Content.text()
+	if why == "" {
+		t.Whole(c.id, events.Block{Kind: events.KindAssistantText, Content: text})
+		return
+	}
+	s.turn.why = why
+	t.Whole(c.id, events.Block{Kind: events.KindError, Code: modelCode(0, why), Message: text})
+}
+
+// plus adds up, and stops at the counters' end.
+func plus(sum events.Usage, u usage) events.Usage {
+	add := func(a, b uint32) uint32 { return uint32(min(uint64(a)+uint64(b), 1<<32-1)) } //nolint:gosec // bounded
+	return events.Usage{
+		InputTokens: add(sum.InputTokens, u.Input), OutputTokens: add(sum.OutputTokens, u.Output),
+		CacheReadTokens: add(sum.CacheReadTokens, u.CacheRead), CacheWriteTokens: add(sum.CacheWriteTokens, u.CacheWrite),
+	}
+}

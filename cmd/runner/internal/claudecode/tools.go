@@ -1,0 +1,243 @@
+package claudecode
+
+import (
+	"encoding/json"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// maxDescription is how many bytes a call's description keeps.
+const maxDescription = 200
+
+// isAgent tells whether a tool is a sub-agent; the CLI lists it as Task and calls it Agent.
+func isAgent(tool string) bool { return tool == "Agent" || tool == "Task" }
+
+// display is a tool's name for people.
+func display(tool string) string {
+	if rest, ok := strings.CutPrefix(tool, "mcp__"); ok {
+		server, name, _ := strings.Cut(rest, "__")
+		return server + ": " + name
+	}
+	return tool
+}
+
+// arguments are those of the CLI's tools that say what a call is about.
+type arguments struct {
+	Description  string `json:"description"`
+	FilePath     string `json:"file_path"`
+	NotebookPath string `json:"notebook_path"`
+	Pattern      string `json:"pattern"`
+	Path         string `json:"path"`
+	Command      string `json:"command"`
+	URL          string `json:"url"`
+	Query        string `json:"query"`
+	Subject      string `json:"subject"`
+	Skill        string `json:"skill"`
+
+	Prompt       string `json:"prompt"`        // Agent
+	SubagentType string `json:"subagent_type"` // Agent
+
+	TaskID string            `json:"taskId"` // TaskUpdate
+	Status string            `json:"status"`
+	Todos  []events.TodoItem `json:"todos"` // TodoWrite
+}
+
+// arguments reads what is known of a call's input; what has another shape says nothing.
+func readArguments(input json.RawMessage) arguments {
+	var a arguments
+	if len(input) > 0 && json.Unmarshal(input, &a) != nil {
+		return arguments{}
+	}
+	return a
+}
+
+// describe says in a line what a call is about.
+func describe(input json.RawMessage, workspace string) string {
+	a := readArguments(input)
+	for _, what := range []string{a.Description, a.FilePath, a.NotebookPath, a.Pattern, a.Command, a.URL, a.Query, a.Subject, a.Skill, a.Path} {
+		if what == "" {
+			continue
+		}
+		if rel, err := filepath.Rel(workspace, what); filepath.IsAbs(what) && err == nil && filepath.IsLocal(rel) {
+			what = rel
+		}
+		what, _, _ = strings.Cut(what, "\n")
+		if len(what) > maxDescription {
+			what = strings.ToValidUTF8(what[:maxDescription], "") + "…"
+		}
+		return what
+	}
+	return ""
+}
+
+// spawn begins a sub-agent's conversation, inside another one.
+func (s *session) spawn(parent string, p part, t *agent.Turn) *conversation {
+	if c := s.turn.conversations[p.ID]; c != nil {
+		return c
+	}
+	a := readArguments(p.Input)
+	name := a.SubagentType
+	if name == "" && !isAgent(p.Name) {
+		name = p.Name
+	}
+	c := &conversation{id: p.ID, parent: parent}
+	s.turn.conversations[p.ID] = c
+	c.block = t.Open(parent, events.Block{
+		Kind: events.KindSubagent, SubagentID: p.ID, ToolUseID: p.ID, Name: name, Input: append(json.RawMessage(nil), p.Input...),
+	})
+	t.Emit(parent, events.SubagentSpawned{
+		SubagentID: p.ID, Conversation: c.id, ToolUseID: p.ID, Name: name, Parent: parent, Prompt: a.Prompt,
+	})
+	return c
+}
+
+// user takes tool results, a sub-agent's prompt, and the CLI's own notes.
+func (s *session) user(l line, t *agent.Turn) error {
+	if l.IsReplay {
+		s.taken = s.taken || s.pending
+		return nil
+	}
+	m, err := decode[message](l.Message, "user message")
+	if err != nil {
+		return err
+	}
+	c := s.conversation(l, t)
+	for _, p := range m.Content {
+		switch {
+		case p.Type == "tool_result":
+			s.toolResult(c, p, l.ToolUseResult, t)
+		case p.Type == "text" && c.block != "":
+			t.Whole(c.id, events.Block{Kind: events.KindUserMessage, Content: p.Text})
+		case p.Type == "text" && strings.HasPrefix(p.Text, "[Request interrupted by user"):
+			t.Whole(c.id, events.Block{Kind: events.KindSystem, Subtype: "interrupted", Message: p.Text})
+		default:
+			logf(t, "debug", "the agent told the model: %s", clip([]byte(p.Text+p.Content.text())))
+		}
+	}
+	return nil
+}
+
+// toolResult finishes a call. The structured result serves for lists only.
+func (s *session) toolResult(c *conversation, p part, structured json.RawMessage, t *agent.Turn) {
+	var took time.Duration
+	conv := c.id
+	known := s.turn.calls[p.ToolUseID]
+	if known != nil {
+		took, conv = s.now().Sub(known.started), known.conv
+		delete(s.turn.calls, p.ToolUseID)
+	}
+	if sub := s.turn.conversations[p.ToolUseID]; sub != nil && sub.block != "" {
+		s.finish(sub, p, structured, took, t)
+		return
+	}
+	t.Whole(conv, events.Block{
+		Kind: events.KindToolResult, ToolUseID: p.ToolUseID, Output: p.Content.text(), IsError: p.IsError, DurationMs: millis(took),
+	})
+	if known != nil && !p.IsError && s.tasks.apply(*known, structured) {
+		s.showTodos(t)
+	}
+}
+
+// finish ends a sub-agent. Its last words have no line of their own.
+func (s *session) finish(sub *conversation, p part, structured json.RawMessage, took time.Duration, t *agent.Turn) {
+	said := p.Content.text()
+	var own struct {
+		Content content `json:"content"`
+	}
+	if json.Unmarshal(structured, &own) == nil && len(own.Content) > 0 {
+		// Without the CLI's note to the model about how to go on.
+		said = own.Content.text()
+		if said != sub.lastText {
+			t.Whole(sub.id, events.Block{Kind: events.KindAssistantText, Content: said, Model: sub.answer.model})
+		}
+	}
+	t.Complete(sub.block, func(b *events.Block) {
+		b.Output, b.IsError, b.DurationMs = said, p.IsError, millis(took)
+	})
+	t.Emit(sub.parent, events.SubagentCompleted{SubagentID: p.ToolUseID, Conversation: sub.id, IsError: p.IsError, DurationMs: millis(took)})
+	sub.block = ""
+}
+
+func millis(d time.Duration) uint32 {
+	return uint32(min(max(d.Milliseconds(), 0), 1<<32-1)) //nolint:gosec // bounded
+}
+
+// task is an entry of the agent's list; older tools write the list as a whole.
+type task struct {
+	id   string
+	item events.TodoItem
+}
+
+type tasks []task
+
+// apply follows a successful call; it tells whether the list may have changed.
+func (l *tasks) apply(c call, structured json.RawMessage) bool {
+	a := readArguments(c.input)
+	switch c.name {
+	case "TodoWrite":
+		*l = nil
+		for _, item := range a.Todos {
+			*l = append(*l, task{item: item})
+		}
+	case "TaskCreate":
+		var made struct {
+			Task struct {
+				ID string `json:"id"`
+			} `json:"task"`
+		}
+		if json.Unmarshal(structured, &made) != nil || made.Task.ID == "" {
+			return false
+		}
+		*l = append(*l, task{id: made.Task.ID, item: events.TodoItem{Content: a.Subject, Status: "pending"}})
+	case "TaskUpdate":
+		l.update(a)
+	default:
+		return false
+	}
+	return true
+}
+
+// update changes one entry. One that was made by a process before is not known by its text.
+func (l *tasks) update(a arguments) {
+	for i := range *l {
+		t := &(*l)[i]
+		if t.id != a.TaskID {
+			continue
+		}
+		if a.Status == "deleted" {
+			*l = append((*l)[:i], (*l)[i+1:]...)
+			return
+		}
+		if a.Status != "" {
+			t.item.Status = a.Status
+		}
+		if a.Subject != "" {
+			t.item.Content = a.Subject
+		}
+		return
+	}
+	if a.Status != "deleted" && a.Status != "" {
+		content := a.Subject
+		if content == "" {
+			content = "Task #" + a.TaskID
+		}
+		*l = append(*l, task{id: a.TaskID, item: events.TodoItem{Content: content, Status: a.Status}})
+	}
+}
+
+// showTodos shows the list: one block a turn, that changes.
+func (s *session) showTodos(t *agent.Turn) {
+	items := make([]events.TodoItem, 0, len(s.tasks))
+	for _, task := range s.tasks {
+		items = append(items, task.item)
+	}
+	if s.turn.todo == "" {
+		s.turn.todo = t.Open(events.MainConversation, events.Block{Kind: events.KindTodo, Todos: items})
+		return
+	}
+	t.Update(s.turn.todo, events.BlockUpdates{Todos: items})
+}

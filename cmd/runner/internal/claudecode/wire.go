@@ -1,0 +1,199 @@
+package claudecode
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"strings"
+)
+
+// line is any line that the CLI prints; Type tells which fields it has.
+type line struct {
+	Type      string  `json:"type"`
+	Subtype   string  `json:"subtype"`
+	SessionID string  `json:"session_id"`
+	Parent    *string `json:"parent_tool_use_id"` // of a sub-agent's lines: the call that made it
+
+	Event         json.RawMessage `json:"event"`           // stream_event
+	Message       json.RawMessage `json:"message"`         // assistant, user
+	Error         json.RawMessage `json:"error"`           // assistant: why the CLI said it in the model's place
+	ToolUseResult json.RawMessage `json:"tool_use_result"` // user: the result in the tool's own shape
+	IsReplay      bool            `json:"isReplay"`        // user: one of ours, acknowledged
+	SubagentType  string          `json:"subagent_type"`
+
+	RequestID string          `json:"request_id"` // control_request, control_cancel_request
+	Request   json.RawMessage `json:"request"`
+	Response  json.RawMessage `json:"response"` // control_response
+
+	Model string `json:"model"` // system/init
+}
+
+// parent is the call that the line belongs to, "" for the agent itself.
+func (l line) parent() string {
+	if l.Parent == nil {
+		return ""
+	}
+	return *l.Parent
+}
+
+// message is a message of the model, or of the user.
+type message struct {
+	ID      string  `json:"id"`
+	Model   string  `json:"model"`
+	Content content `json:"content"`
+	Usage   usage   `json:"usage"`
+}
+
+// content is a list of parts; the CLI writes a single text as a string.
+type content []part
+
+func (c *content) UnmarshalJSON(raw []byte) error {
+	switch raw = bytes.TrimSpace(raw); {
+	case bytes.HasPrefix(raw, []byte(`"`)):
+		*c = content{{Type: "text"}}
+		return json.Unmarshal(raw, &(*c)[0].Text)
+	case bytes.HasPrefix(raw, []byte(`{`)):
+		*c = make(content, 1)
+		return json.Unmarshal(raw, &(*c)[0])
+	}
+	return json.Unmarshal(raw, (*[]part)(c))
+}
+
+// text joins what can be read.
+func (c content) text() string {
+	var out []string
+	for _, p := range c {
+		switch p.Type {
+		case "text":
+			out = append(out, p.Text)
+		case "tool_reference":
+			out = append(out, p.ToolName)
+		default:
+			out = append(out, "["+p.Type+"]")
+		}
+	}
+	return strings.Join(out, "\n")
+}
+
+// part is a content block of the Messages API.
+type part struct {
+	Type     string          `json:"type"`
+	Text     string          `json:"text"`
+	Thinking string          `json:"thinking"`
+	ID       string          `json:"id"` // tool_use
+	Name     string          `json:"name"`
+	Input    json.RawMessage `json:"input"`
+
+	ToolUseID string  `json:"tool_use_id"` // tool_result
+	Content   content `json:"content"`
+	IsError   bool    `json:"is_error"`
+
+	ToolName string `json:"tool_name"` // tool_reference
+}
+
+// streamEvent is an event of the Messages API's stream.
+type streamEvent struct {
+	Type    string  `json:"type"`
+	Index   int     `json:"index"`
+	Message message `json:"message"`       // message_start
+	Block   part    `json:"content_block"` // content_block_start
+	Delta   struct {
+		Type     string `json:"type"`
+		Text     string `json:"text"`
+		Thinking string `json:"thinking"`
+		JSON     string `json:"partial_json"`
+	} `json:"delta"` // content_block_delta
+	Usage usage `json:"usage"` // message_delta
+}
+
+// usage is the API's own count, for one message.
+type usage struct {
+	Input      uint32 `json:"input_tokens"`
+	Output     uint32 `json:"output_tokens"`
+	CacheRead  uint32 `json:"cache_read_input_tokens"`
+	CacheWrite uint32 `json:"cache_creation_input_tokens"`
+}
+
+// result is a turn's end.
+type result struct {
+	Subtype        string                `json:"subtype"`
+	IsError        bool                  `json:"is_error"`
+	APIErrorStatus int                   `json:"api_error_status"`
+	Result         string                `json:"result"`
+	Errors         []string              `json:"errors"`
+	TerminalReason string                `json:"terminal_reason"`
+	Usage          usage                 `json:"usage"`          // of this turn, without sub-agents
+	ModelUsage     map[string]modelUsage `json:"modelUsage"`     // since the process began, with them
+	TotalCostUSD   float64               `json:"total_cost_usd"` // since the process began
+}
+
+type modelUsage struct {
+	Input      uint64 `json:"inputTokens"`
+	Output     uint64 `json:"outputTokens"`
+	CacheRead  uint64 `json:"cacheReadInputTokens"`
+	CacheWrite uint64 `json:"cacheCreationInputTokens"`
+}
+
+// question is a control_request of the CLI.
+type question struct {
+	Subtype   string          `json:"subtype"`
+	ToolName  string          `json:"tool_name"`
+	ToolUseID string          `json:"tool_use_id"`
+	Input     json.RawMessage `json:"input"`
+}
+
+// answer is the CLI's control_response.
+type answer struct {
+	Subtype   string `json:"subtype"`
+	RequestID string `json:"request_id"`
+	Error     string `json:"error"`
+}
+
+// controlRequest is what we ask of the CLI.
+type controlRequest struct {
+	Type      string         `json:"type"`
+	RequestID string         `json:"request_id"`
+	Request   map[string]any `json:"request"`
+}
+
+// controlResponse is our answer to a question.
+type controlResponse struct {
+	Type     string   `json:"type"`
+	Response response `json:"response"`
+}
+
+type response struct {
+	Subtype   string `json:"subtype"`
+	RequestID string `json:"request_id"`
+	Response  any    `json:"response,omitempty"`
+	Error     string `json:"error,omitempty"`
+}
+
+// verdict is the answer to a permission question.
+type verdict struct {
+	Behavior     string          `json:"behavior"` // allow, deny
+	UpdatedInput json.RawMessage `json:"updatedInput,omitempty"`
+	Message      string          `json:"message,omitempty"`
+}
+
+// userLine is a query.
+type userLine struct {
+	Type      string      `json:"type"`
+	SessionID string      `json:"session_id"`
+	Message   userMessage `json:"message"`
+	Parent    *string     `json:"parent_tool_use_id"`
+}
+
+type userMessage struct {
+	Role    string `json:"role"`
+	Content any    `json:"content"`
+}
+
+// decode reads a part of a line; what says which.
+func decode[T any](raw json.RawMessage, what string) (T, error) {
+	var v T
+	if err := json.Unmarshal(raw, &v); err != nil {
+		return v, fmt.Errorf("%s: %w", what, err)
+	}
+	return v, nil
+}
