@@ -179,6 +179,13 @@ func (r *fakeRunner) die() {
 	r.all.Wait()
 }
 
+func (r *fakeRunner) isWarm() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.warm
+}
+
+// status needs the lock.
 func (r *fakeRunner) status() runner.Status {
 	s := runner.Status{}
 	if r.turn != nil {
@@ -477,4 +484,9 @@ func (t *fakeTurn) Wait(c <-chan struct{}) bool {
 	case <-t.killed:
 		return false
 	}
+}
+
+// between journals a line outside of any turn.
+func (r *fakeRunner) between(text string) {
+	(&fakeTurn{r: r}).Say("log", events.Log{Level: "info", Stream: "stdout", Message: text})
 }

@@ -152,7 +152,7 @@ func (b *box) end(ctx context.Context) error {
 		if err := syscall.Kill(s.PID, syscall.SIGTERM); err != nil && !errors.Is(err, syscall.ESRCH) {
 			return fmt.Errorf("end the runner: %w", err)
 		}
-		b.gone(ctx, doomed, politely)
+		b.gone(ctx, politely)
 	}
 	deadline := time.Now().Add(forcibly)
 	tick := time.NewTicker(look)
@@ -178,13 +178,16 @@ func (b *box) end(ctx context.Context) error {
 	return nil
 }
 
-// gone waits until nothing of doomed lives, but not longer than d.
-func (b *box) gone(ctx context.Context, doomed map[int]string, d time.Duration) {
+// gone waits until the runner has ended, but not longer than d.
+func (b *box) gone(ctx context.Context, d time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, d)
 	defer cancel()
 	tick := time.NewTicker(look)
 	defer tick.Stop()
-	for len(b.spread(doomed)) > 0 {
+	for {
+		if _, alive := b.runner(); !alive {
+			return
+		}
 		select {
 		case <-ctx.Done():
 			return

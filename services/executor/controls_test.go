@@ -1,0 +1,312 @@
+package executor_test
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/events/session"
+	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/services/executor"
+)
+
+var errNoRoom = errors.New("there is no room")
+
+// polite stops when asked; stubborn only when killed.
+func polite(t *fakeTurn) {
+	t.Start()
+	t.Open("b")
+	outcome := runner.Interrupted
+	if !t.Wait(t.interrupted) {
+		outcome = runner.Killed
+	}
+	t.Say("block_complete", events.BlockComplete{Block: events.Block{ID: "b", Kind: events.KindAssistantText, Status: events.StatusError}})
+	t.End(runner.Ended{Outcome: outcome})
+}
+
+func stubborn(t *fakeTurn) {
+	t.Start()
+	t.Open("b")
+	<-t.killed
+	t.End(runner.Ended{Outcome: runner.Killed})
+}
+
+func (s *talk) untilStarted() {
+	s.b.t.Helper()
+	s.b.until("the block is open", func() bool { return strings.Contains(types(s.events()), "block_start") })
+}
+
+func TestInterrupt(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, polite)
+	b.run()
+	s := b.session()
+	execution := s.post("go")
+	s.untilStarted()
+	s.interrupt()
+	s.ended(execution)
+	if c, ok := s.last(execution).(events.ExecutionCancelled); !ok || c.Reason != "interrupted" {
+		t.Errorf("end: %+v", s.last(execution))
+	}
+	r := b.provider.only().runner
+	if ops := r.operations(); slices.Contains(ops, runner.OpKill) || !r.isWarm() {
+		t.Errorf("operations %v; the agent is warm: %v", ops, r.isWarm())
+	}
+	b.noJobs()
+}
+
+// A hint makes a control take effect before the next beat.
+func TestHint(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, polite)
+	a := b.run(func(c *executor.Config) { c.Beat = time.Hour })
+	s := b.session()
+	execution := s.post("go")
+	s.untilStarted()
+	s.interrupt()
+	raw, err := refOf(s).Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.nc.Publish("ctl."+a.ID(), raw); err != nil {
+		t.Fatal(err)
+	}
+	s.ended(execution)
+}
+
+// So does the control's job, when the hint was lost.
+func TestControlJob(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, polite)
+	b.run(func(c *executor.Config) { c.Beat = time.Hour })
+	s := b.session()
+	execution := s.post("go")
+	s.untilStarted()
+	s.interrupt()
+	s.job()
+	s.ended(execution)
+	b.noJobs()
+}
+
+func TestCancelKills(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, stubborn)
+	b.run()
+	s := b.session()
+	execution := s.post("go")
+	s.untilStarted()
+	began := time.Now()
+	s.cancel(execution)
+	s.ended(execution)
+	if c, ok := s.last(execution).(events.ExecutionCancelled); !ok || c.Reason != "cancelled" {
+		t.Errorf("end: %+v", s.last(execution))
+	}
+	if took := time.Since(began); took < 200*time.Millisecond {
+		t.Errorf("killed after %s, before its grace", took)
+	}
+	ops := b.provider.only().runner.operations()
+	if i, k := slices.Index(ops, runner.OpInterrupt), slices.Index(ops, runner.OpKill); i < 0 || k < i {
+		t.Errorf("operations %v", ops)
+	}
+}
+
+// A runner that does not even kill loses its sandbox.
+func TestCancelOfAStuckRunner(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, stubborn)
+	b.run()
+	s := b.session()
+	execution := s.post("go")
+	s.untilStarted()
+	box := b.provider.only()
+	box.runner.mu.Lock()
+	box.runner.mute = true
+	box.runner.mu.Unlock()
+	s.cancel(execution)
+	l := s.ended(execution)
+	if c, ok := s.last(execution).(events.ExecutionCancelled); !ok || c.Reason != "cancelled" || l.Run.Sandbox.ID != "" {
+		t.Errorf("end: %+v, sandbox %+v", s.last(execution), l.Run.Sandbox)
+	}
+	if _, terminated := b.provider.wiped(box.spec.ID); !terminated {
+		t.Error("the sandbox was not ended")
+	}
+	b.noJobs()
+}
+
+// Cancelled before any executor came.
+func TestCancelBeforeClaim(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, answers)
+	s := b.session()
+	execution := s.post("go")
+	s.cancel(execution)
+	b.run()
+	s.ended(execution)
+	if got := types(s.events()); got != "execution_cancelled" || b.provider.made != 0 {
+		t.Errorf("events: %s; %d sandboxes", got, b.provider.made)
+	}
+	b.noJobs()
+}
+
+// Cancelled while it was claimed and not yet started.
+func TestCancelWhileStarting(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, answers)
+	s := b.session()
+	execution := s.post("go")
+	s.claimAs(mint(t, events.KindExecutor))
+	s.cancel(execution)
+	b.run()
+	s.ended(execution)
+	if _, ok := s.last(execution).(events.ExecutionCancelled); !ok || b.provider.made != 0 {
+		t.Errorf("end: %+v; %d sandboxes", s.last(execution), b.provider.made)
+	}
+}
+
+// A control that was missed by the holder that died is obeyed by the next, and the turn that
+// ended meanwhile keeps its own end.
+func TestControlAfterTheEnd(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, answers)
+	b.run()
+	s := b.session()
+	execution := s.post("go")
+	s.ended(execution)
+	s.cancel(execution)
+	s.interrupt()
+	s.job()
+	b.noJobs()
+	if _, ok := s.last(execution).(events.ExecutionCompleted); !ok {
+		t.Errorf("end: %+v", s.last(execution))
+	}
+	s.check()
+}
+
+func TestTurnLimit(t *testing.T) {
+	t.Parallel()
+	for name, agent := range map[string]script{"polite": polite, "stubborn": stubborn} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, agent)
+			b.run()
+			s := b.session(func(c *events.SessionCreated) { c.Options.TurnLimitMs = 150 })
+			execution := s.post("go")
+			s.ended(execution)
+			if f, ok := s.last(execution).(events.ExecutionFailed); !ok || f.Code != "TURN_LIMIT_EXCEEDED" {
+				t.Errorf("end: %+v", s.last(execution))
+			}
+			b.noJobs()
+		})
+	}
+}
+
+// The session's end while a turn runs: the turn is cancelled, then the sandbox released and wiped.
+func TestDeleteWhileRunning(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, polite)
+	b.run()
+	s := b.session()
+	execution := s.post("go")
+	s.untilStarted()
+	box := b.provider.only()
+	s.remove()
+	s.job()
+	s.until("the sandbox is given up", func(l eventlog.Loaded) bool { return l.Run.Sandbox.ID == "" })
+	if c, ok := s.last(execution).(events.ExecutionCancelled); !ok || c.Reason != "session_deleted" {
+		t.Errorf("end: %+v", s.last(execution))
+	}
+	b.noJobs()
+	if wiped, ok := b.provider.wiped(box.spec.ID); !ok || !wiped {
+		t.Errorf("terminated %v, wiped %v", ok, wiped)
+	}
+	if got := types(s.events()); !strings.HasSuffix(got, "execution_cancelled sandbox_terminated") {
+		t.Errorf("events: %s", got)
+	}
+}
+
+func TestIdle(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, answers)
+	b.run()
+	s := b.session(func(c *events.SessionCreated) { c.Options.IdleTimeoutMs = 1 })
+	s.ended(s.post("one"))
+	box := b.provider.only()
+	time.Sleep(2 * time.Millisecond)
+	s.life(func(base session.Base, l eventlog.Loaded) session.Command {
+		return session.Expire{Base: base, Run: l.View()}
+	})
+	s.job()
+	s.until("the sandbox is given up", func(l eventlog.Loaded) bool { return l.Run.Sandbox.ID == "" })
+	b.noJobs()
+	if wiped, ok := b.provider.wiped(box.spec.ID); !ok || wiped {
+		t.Errorf("terminated %v, wiped %v", ok, wiped)
+	}
+	if !slices.Contains(box.runner.operations(), runner.OpShutdown) {
+		t.Error("the runner was not shut down first")
+	}
+	if d, ok := s.events()[len(s.events())-1].Data.(events.SandboxTerminated); !ok || d.Reason != "idle" {
+		t.Errorf("the last event is %+v", d)
+	}
+	if l := s.ended(s.post("two")); l.Run.Phase != run.Completed || b.provider.made != 2 {
+		t.Errorf("the next turn: %+v", l.Run)
+	}
+}
+
+// Agents over the budget end, longest rested first; their sandboxes stay.
+func TestWarmBudget(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, answers)
+	b.run(func(c *executor.Config) { c.WarmMemory, c.WarmEvery = 250, 20*time.Millisecond })
+	var list []*talk
+	for range 3 {
+		s := b.session()
+		s.ended(s.post("hello"))
+		list = append(list, s)
+	}
+	box := func(s *talk) *fakeRunner { return b.provider.box(s.load().Run.Sandbox.ID).runner }
+	b.until("the first agent is ended", func() bool { return !box(list[0]).isWarm() })
+	for _, s := range list[1:] {
+		if !box(s).isWarm() {
+			t.Error("an agent within the budget was ended")
+		}
+	}
+	execution := list[0].post("again")
+	list[0].ended(execution)
+	if b.provider.made != 3 {
+		t.Errorf("%d sandboxes", b.provider.made)
+	}
+	b.until("another agent is ended in its place", func() bool { return !box(list[1]).isWarm() })
+}
+
+func TestSweep(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, answers)
+	a := b.run()
+	kept, removed := b.session(), b.session()
+	kept.ended(kept.post("x"))
+	removed.ended(removed.post("x"))
+	if err := a.stop(); err != nil {
+		t.Fatal(err)
+	}
+	keptBox, removedBox := kept.load().Run.Sandbox.ID, removed.load().Run.Sandbox.ID
+	removed.remove()
+	stray, err := b.provider.Create(b.ctx, strayOf(t, kept))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.run()
+	b.until("what is over is gone", func() bool {
+		return b.provider.box(stray.ID()) == nil && b.provider.box(removedBox) == nil
+	})
+	if wiped, _ := b.provider.wiped(removedBox); !wiped {
+		t.Error("a deleted session's workspace was not wiped")
+	}
+	if wiped, _ := b.provider.wiped(stray.ID()); wiped || b.provider.box(keptBox) == nil {
+		t.Error("the sweep took too much")
+	}
+}

@@ -1,0 +1,442 @@
+package executor_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/services/executor"
+)
+
+// steps is an agent that writes a block for each step that the test allows.
+func steps(n int, allow <-chan struct{}) script {
+	return func(t *fakeTurn) {
+		t.Start()
+		for i := range n {
+			if !t.Wait(allow) {
+				t.End(runner.Ended{Outcome: runner.Killed})
+				return
+			}
+			t.Text("b"+string(rune('a'+i)), string(rune('a'+i)))
+		}
+		t.End(runner.Ended{Outcome: runner.Completed, Result: "all"})
+	}
+}
+
+// blocksStored counts the complete blocks in the log.
+func blocksStored(s *talk) int {
+	return strings.Count(types(s.events()), "block_complete")
+}
+
+func (s *talk) untilBlocks(n int) {
+	s.b.t.Helper()
+	s.b.until("blocks are stored", func() bool { return blocksStored(s) == n })
+}
+
+// Fault 1: the executor is killed in mid-run; another follows, the agent does not notice.
+func TestExecutorKilled(t *testing.T) {
+	t.Parallel()
+	allow := make(chan struct{})
+	b := newBench(t, steps(3, allow))
+	a := b.run()
+	s := b.session()
+	execution := s.post("go")
+	allow <- struct{}{}
+	s.untilBlocks(1)
+	a.wire.kill()
+	b.run()
+	allow <- struct{}{} // while nobody follows
+	s.until("the other has claimed", func(l eventlog.Loaded) bool { return l.Run.Epoch == 2 })
+	allow <- struct{}{}
+	l := s.ended(execution)
+	if l.Run.Phase != run.Completed || l.Run.Attempt != 1 || len(b.provider.only().runner.asked()) != 1 {
+		t.Errorf("after the takeover: %+v, agent started %d times", l.Run, len(b.provider.only().runner.asked()))
+	}
+	if got := wrote(s.events()); got != "[a b c]" {
+		t.Errorf("wrote %s", got)
+	}
+	b.noJobs()
+}
+
+// Fault 4: on SIGTERM the run is handed over at once, without waiting for a lease to end.
+func TestHandover(t *testing.T) {
+	t.Parallel()
+	allow := make(chan struct{})
+	b := newBench(t, steps(2, allow))
+	a := b.run()
+	s := b.session()
+	execution := s.post("go")
+	allow <- struct{}{}
+	s.untilBlocks(1)
+	b.run()
+	began := time.Now()
+	if err := a.stop(); err != nil {
+		t.Fatal(err)
+	}
+	s.until("the other has claimed", func(l eventlog.Loaded) bool { return l.Run.Epoch == 2 })
+	if took := time.Since(began); took > 4*time.Second {
+		t.Errorf("handed over after %s", took)
+	}
+	allow <- struct{}{}
+	if l := s.ended(execution); l.Run.Phase != run.Completed || b.provider.made != 1 {
+		t.Errorf("after the handover: %+v", l.Run)
+	}
+	b.noJobs()
+}
+
+// A warm sandbox is left for the next executor, which reuses it.
+func TestWarmHandover(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, answers)
+	a := b.run()
+	s := b.session()
+	s.ended(s.post("one"))
+	if err := a.stop(); err != nil {
+		t.Fatal(err)
+	}
+	b.run()
+	s.ended(s.post("two"))
+	if b.provider.made != 1 {
+		t.Errorf("%d sandboxes", b.provider.made)
+	}
+	if got := wrote(s.events()); got != "[Hello, one Hello, two]" {
+		t.Errorf("wrote %s", got)
+	}
+}
+
+// Fault 3: a frozen executor that goes on later is fenced off.
+func TestZombie(t *testing.T) {
+	t.Parallel()
+	allow := make(chan struct{})
+	b := newBench(t, steps(3, allow))
+	a := b.run()
+	s := b.session()
+	execution := s.post("go")
+	allow <- struct{}{}
+	s.untilBlocks(1)
+	a.wire.freeze()
+	allow <- struct{}{} // which it reads, and tries to append
+	b.run()
+	s.until("the other has claimed", func(l eventlog.Loaded) bool { return l.Run.Epoch == 2 })
+	s.untilBlocks(2)
+	a.wire.thaw()
+	b.until("the zombie's append is refused", func() bool { return a.log.refusals() > 0 })
+	allow <- struct{}{}
+	s.ended(execution)
+	if got := wrote(s.events()); got != "[a b c]" {
+		t.Errorf("wrote %s", got)
+	}
+	b.noJobs()
+	for _, e := range s.events() {
+		if c, ok := e.Data.(events.ExecutionClaimed); ok && c.Epoch > 2 {
+			t.Errorf("claimed again under epoch %d", c.Epoch)
+		}
+	}
+}
+
+// Fault 6 and the rule for redeliveries: a second job about a run does not run it twice.
+func TestJobsOfOneRun(t *testing.T) {
+	t.Parallel()
+	allow := make(chan struct{})
+	b := newBench(t, steps(2, allow))
+	b.run()
+	b.run()
+	s := b.session()
+	execution := s.post("go")
+	allow <- struct{}{}
+	s.untilBlocks(1)
+	for range 3 {
+		s.job()
+		s.jobAt("job.local.any")
+	}
+	// Longer than the ack wait: the first job must not come again either.
+	time.Sleep(6 * time.Second)
+	allow <- struct{}{}
+	if l := s.ended(execution); l.Run.Epoch != 1 {
+		t.Errorf("epoch %d after the end", l.Run.Epoch)
+	}
+	if n := len(b.provider.only().runner.asked()); n != 1 {
+		t.Errorf("the agent was started %d times", n)
+	}
+	b.noJobs()
+}
+
+// Fault 5: the end is stored and the job is not acknowledged.
+func TestEndedBeforeTheAck(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, answers)
+	b.run()
+	s := b.session()
+	s.ended(s.post("once"))
+	s.job()
+	b.noJobs()
+	if n := len(b.provider.only().runner.asked()); n != 1 {
+		t.Errorf("the agent was started %d times", n)
+	}
+}
+
+// Fault 2: the sandbox is lost: another one, the blocks that were open closed with what is known, attempt 2.
+func TestSandboxLost(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, func(t *fakeTurn) {
+		t.Start()
+		if t.Query.Attempt == 1 {
+			t.Say("transcript_written", events.TranscriptWritten{AgentSessionID: "agent-session-7"})
+			t.Text("whole", "one")
+			t.Open("torn")
+			t.Stream("torn", 0, "half a ", "sentence")
+			t.Say("log", events.Log{Level: "info", Stream: "runner", Message: "torn"})
+			<-t.killed
+			return
+		}
+		t.Text("whole", "two")
+		t.End(runner.Ended{Outcome: runner.Completed})
+	})
+	b.run()
+	s := b.session()
+	execution := s.post("go")
+	b.until("the text is out", func() bool {
+		return strings.Contains(types(s.events()), "log") && len(b.texts()) > 0
+	})
+	first := b.provider.only()
+	first.runner.die()
+	l := s.ended(execution)
+	if l.Run.Phase != run.Completed || l.Run.Attempt != 2 || b.provider.made != 2 {
+		t.Errorf("after the loss: %+v", l.Run)
+	}
+	var torn, replaced bool
+	for _, e := range s.events() {
+		switch d := e.Data.(type) {
+		case events.SandboxReplaced:
+			replaced = d.SandboxID == first.spec.ID && d.Lost != ""
+		case events.BlockComplete:
+			torn = torn || d.Block.Status == events.StatusError && d.Block.Content == "half a sentence"
+		}
+	}
+	if !torn || !replaced {
+		t.Errorf("the torn block is closed: %v; the loss is told: %v", torn, replaced)
+	}
+	if got := wrote(s.events()); got != "[one two]" {
+		t.Errorf("wrote %s", got)
+	}
+	q := b.provider.only().runner.asked()
+	if len(q) != 1 || q[0].Attempt != 2 || q[0].Resume != "agent-session-7" {
+		t.Errorf("the second attempt: %+v", q)
+	}
+	if _, terminated := b.provider.wiped(first.spec.ID); !terminated {
+		t.Error("what was left of the lost sandbox was not ended")
+	}
+}
+
+func (b *bench) texts() []events.Delta {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.Clone(b.deltas)
+}
+
+// A sandbox that is lost again and again does not go on for ever.
+func TestSandboxLostTooOften(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, func(t *fakeTurn) {
+		t.Start()
+		go t.r.die()
+		<-t.killed
+	})
+	b.run()
+	s := b.session()
+	execution := s.post("go")
+	s.ended(execution)
+	if f, ok := s.last(execution).(events.ExecutionFailed); !ok || f.Code != "SANDBOX_LOST" {
+		t.Errorf("end: %+v", s.last(execution))
+	}
+	if b.provider.made != 3 {
+		t.Errorf("%d sandboxes", b.provider.made)
+	}
+}
+
+// Executor and sandbox are lost together.
+func TestBothLost(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, func(t *fakeTurn) {
+		t.Start()
+		if t.Query.Attempt == 1 {
+			t.Open("torn")
+			t.Say("log", events.Log{Message: "torn"})
+			<-t.killed
+			return
+		}
+		t.End(runner.Ended{Outcome: runner.Completed})
+	})
+	a := b.run()
+	s := b.session()
+	execution := s.post("go")
+	b.until("the block is open", func() bool { return strings.Contains(types(s.events()), "log") })
+	a.wire.kill()
+	b.provider.only().runner.die()
+	b.run()
+	if l := s.ended(execution); l.Run.Phase != run.Completed || l.Run.Attempt != 2 {
+		t.Errorf("end: %+v", l.Run)
+	}
+	b.noJobs()
+}
+
+// The stream to the runner breaks, the runner lives: nothing is lost or said twice.
+func TestStreamCut(t *testing.T) {
+	t.Parallel()
+	allow := make(chan struct{})
+	b := newBench(t, steps(3, allow))
+	b.run()
+	s := b.session()
+	execution := s.post("go")
+	for i := range 2 {
+		allow <- struct{}{}
+		s.untilBlocks(i + 1)
+		r := b.provider.only().runner
+		r.mu.Lock()
+		r.follower.cut()
+		r.mu.Unlock()
+	}
+	allow <- struct{}{}
+	if l := s.ended(execution); l.Run.Phase != run.Completed || l.Run.Epoch != 1 {
+		t.Errorf("end: %+v", l.Run)
+	}
+	if got := wrote(s.events()); got != "[a b c]" || len(b.provider.only().runner.asked()) != 1 {
+		t.Errorf("wrote %s", got)
+	}
+}
+
+func TestSandboxFails(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, answers)
+	b.provider.createErr = errNoRoom
+	b.run()
+	s := b.session()
+	execution := s.post("go")
+	l := s.ended(execution)
+	f, ok := s.last(execution).(events.ExecutionFailed)
+	if !ok || f.Code != "SANDBOX_FAILED" || !strings.Contains(f.Message, "no room") || l.Run.Sandbox.ID != "" {
+		t.Errorf("end: %+v, sandbox %+v", s.last(execution), l.Run.Sandbox)
+	}
+	if got := types(s.events()); got != "execution_claimed sandbox_creating sandbox_failed execution_failed" {
+		t.Errorf("events: %s", got)
+	}
+	b.noJobs()
+	// The next message tries again.
+	b.provider.mu.Lock()
+	b.provider.createErr = nil
+	b.provider.mu.Unlock()
+	s.ended(s.post("again"))
+}
+
+// A holder died after it had announced the sandbox: the next makes that very one.
+func TestSandboxBegun(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, answers)
+	s := b.session()
+	execution := s.post("go")
+	gone := mint(t, events.KindExecutor)
+	s.claimAs(gone)
+	id := mint(t, events.KindSandbox)
+	l := s.load()
+	m := events.NewMint(events.Meta{CommandID: mint(t, events.KindCommand), Now: time.Now().UTC()})
+	m.Add(execution, events.SandboxCreating{SandboxID: id, Provider: "local", Engine: b.engine})
+	d, err := run.Decide(l.Run, run.Record{Epoch: l.Run.Epoch, Events: m.Events()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.sessions.AppendRun(b.ctx, &l, events.Actor{Kind: "executor", ID: gone}, mint(t, events.KindCommit), d); err != nil {
+		t.Fatal(err)
+	}
+	b.run()
+	if l = s.ended(execution); l.Run.Sandbox.ID != id || l.Run.Epoch != 2 {
+		t.Errorf("sandbox %s, epoch %d", l.Run.Sandbox.ID, l.Run.Epoch)
+	}
+}
+
+func TestClaimsExhausted(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, answers)
+	s := b.session()
+	execution := s.post("go")
+	for range run.MaxClaims {
+		s.claimAs(mint(t, events.KindExecutor))
+	}
+	b.run()
+	s.ended(execution)
+	if f, ok := s.last(execution).(events.ExecutionFailed); !ok || f.Code != "CLAIMS_EXHAUSTED" {
+		t.Errorf("end: %+v", s.last(execution))
+	}
+	b.noJobs()
+}
+
+// The sandbox is on an engine that has been gone for long: its jobs are adopted.
+func TestAdoption(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, answers)
+	b.engine = "elsewhere"
+	a := b.run()
+	s := b.session()
+	s.ended(s.post("one"))
+	if err := a.stop(); err != nil {
+		t.Fatal(err)
+	}
+	first := b.provider.only().spec.ID
+	b.engine = "here"
+	b.run(func(c *executor.Config) { c.EngineGone = time.Second })
+	execution := s.post("two") // on job.local.on.elsewhere
+	l := s.ended(execution)
+	if l.Run.Sandbox.Engine != "here" || l.Run.Sandbox.ID == first || l.Run.Phase != run.Completed {
+		t.Errorf("after the adoption: %+v", l.Run)
+	}
+	if _, terminated := b.provider.wiped(first); terminated {
+		t.Error("a sandbox of another engine was ended")
+	}
+	b.noJobs()
+}
+
+// An execution that the session service gave up may still occupy the runner.
+func TestAbandoned(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, func(t *fakeTurn) {
+		t.Start()
+		if t.Query.Content == "hang" {
+			t.Open("torn")
+			<-t.killed
+			t.End(runner.Ended{Outcome: runner.Killed})
+			return
+		}
+		t.Text("b", "free")
+		t.End(runner.Ended{Outcome: runner.Completed})
+	})
+	a := b.run()
+	s := b.session()
+	first := s.post("hang")
+	b.until("the block is open", func() bool { return strings.Contains(types(s.events()), "block_start") })
+	a.wire.kill()
+	l := s.load()
+	d, err := run.Decide(l.Run, run.Abandon{
+		Meta:        events.Meta{CommandID: mint(t, events.KindCommand), Now: time.Now().UTC()},
+		ExecutionID: first, Outcome: events.ExecutionFailed{Code: "EXECUTOR_LOST", Message: "gone"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.sessions.AppendRun(b.ctx, &l, events.Actor{Kind: "service", ID: "session"}, mint(t, events.KindCommit), d); err != nil {
+		t.Fatal(err)
+	}
+	b.run()
+	second := s.post("next")
+	l = s.ended(second)
+	if l.Run.Phase != run.Completed || b.provider.made != 1 {
+		t.Errorf("after the abandoned one: %+v", l.Run)
+	}
+	if got := wrote(s.events()); got != "[free]" {
+		t.Errorf("wrote %s", got)
+	}
+	b.noJobs()
+}
