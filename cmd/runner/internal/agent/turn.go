@@ -213,6 +213,10 @@ func (t *Turn) End(e runner.Ended) {
 	if t.cfg.BeforeEnd != nil {
 		t.cfg.BeforeEnd()
 	}
+	// The last line waits for nobody: what was released must not be held up by a full journal.
+	ctx, cancel := context.WithCancel(t.ctx)
+	cancel()
+	t.ctx = ctx
 	t.write(runner.TurnEnded, "", e)
 	t.end = &e
 	if t.timer != nil {

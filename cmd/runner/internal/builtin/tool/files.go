@@ -97,15 +97,27 @@ func (t readFile) Run(_ context.Context, raw json.RawMessage) Result {
 	if a.Encoding == "base64" {
 		return Result{Output: base64.StdEncoding.EncodeToString(b) + note}
 	}
+	b = wholeRunes(b, a.Offset > 0, note != "")
 	if !utf8.Valid(b) {
-		// The last rune may be cut by the limit; anything else is no text.
-		clean := strings.ToValidUTF8(string(b), "\uFFFD")
-		if strings.Count(clean, "\uFFFD") > len(clean)/100+2 {
-			return Result{Code: ExecutionError, Output: a.Path + " is not text: read it as base64"}
-		}
-		return Result{Output: clean + note}
+		return Result{Code: ExecutionError, Output: a.Path + " is not text in UTF-8: read it as base64"}
 	}
 	return Result{Output: string(b) + note}
+}
+
+// wholeRunes takes off the pieces of runes that a window cut at its ends.
+func wholeRunes(b []byte, cutBefore, cutAfter bool) []byte {
+	for n := 0; cutBefore && n < utf8.UTFMax-1 && len(b) > 0 && !utf8.RuneStart(b[0]); n++ {
+		b = b[1:]
+	}
+	for n := 1; cutAfter && n < utf8.UTFMax && n <= len(b); n++ {
+		if tail := b[len(b)-n:]; utf8.RuneStart(tail[0]) {
+			if !utf8.FullRune(tail) {
+				b = b[:len(b)-n]
+			}
+			break
+		}
+	}
+	return b
 }
 
 type writeFile struct{ w *workspace.Workspace }
