@@ -178,6 +178,16 @@ func (s *Server) ConnectAs(user string, opts ...nats.Option) (*nats.Conn, error)
 	return nil, fmt.Errorf("nats: there is no user %q", user)
 }
 
+// Password is the password of one of Config.Users; "" for no such user.
+func (s *Server) Password(user string) string {
+	for _, u := range s.cfg.Users {
+		if u.Name == user {
+			return u.Password
+		}
+	}
+	return ""
+}
+
 func (s *Server) connOptions() []nats.Option {
 	return append([]nats.Option{nats.InProcessServer(s)}, bus.ConnOptions(s.logger)...)
 }

@@ -265,6 +265,10 @@ func TestTwoCopiesUnderLoad(t *testing.T) {
 	if copies["one"] == 0 || copies["two"] == 0 {
 		t.Fatalf("dispatches by copy: %v; both should have had some", copies)
 	}
+	report, err := eventlog.Verify(t.Context(), s.log, eventlog.Scope{})
+	if err != nil || report.Problem != nil || len(report.Open) > 0 {
+		t.Fatalf("verify: %v, open %v, %v", report.Problem, report.Open, err)
+	}
 }
 
 // checkOrder: messages were answered in the order they were posted, each with one end.
