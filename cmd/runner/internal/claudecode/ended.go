@@ -136,13 +136,14 @@ func (s *session) written(agentSession string, t *agent.Turn) {
 
 // notice is a system line.
 type notice struct {
-	Status         string  `json:"status"`
-	Attempt        int     `json:"attempt"` // api_retry
-	MaxRetries     int     `json:"max_retries"`
-	RetryDelayMs   float64 `json:"retry_delay_ms"`
-	ErrorStatus    int     `json:"error_status"`
-	Error          string  `json:"error"`
-	PermissionMode string  `json:"permissionMode"`
+	Status       string  `json:"status"`
+	Attempt      int     `json:"attempt"` // api_retry
+	MaxRetries   int     `json:"max_retries"`
+	RetryDelayMs float64 `json:"retry_delay_ms"`
+	ErrorStatus  int     `json:"error_status"`
+	Error        string  `json:"error"`
+	TaskID       string  `json:"task_id"` // task_started
+	ToolUseID    string  `json:"tool_use_id"`
 
 	Compact struct { // compact_boundary
 		Trigger   string `json:"trigger"`
@@ -174,7 +175,9 @@ func (s *session) system(l line, raw []byte, t *agent.Turn) error {
 		})
 	case "api_retry":
 		logf(t, "warn", "the model failed (status %d, %s); attempt %d of %d in %.0f ms", n.ErrorStatus, n.Error, n.Attempt, n.MaxRetries, n.RetryDelayMs)
-	case "thinking_tokens", "task_started", "task_progress", "task_updated", "task_notification":
+	case "task_started": // its blocks tell the rest
+		s.turn.agents[n.TaskID] = n.ToolUseID
+	case "thinking_tokens", "task_progress", "task_updated", "task_notification":
 		// The blocks tell the same.
 	default:
 		logf(t, "info", "%s", clip(raw))

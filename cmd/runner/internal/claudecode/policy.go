@@ -165,6 +165,8 @@ func (s *session) asked(l line, t *agent.Turn) error {
 	conv := events.MainConversation
 	if c := s.turn.calls[q.ToolUseID]; c != nil {
 		conv = c.conv
+	} else if sub := s.turn.conversations[s.turn.agents[q.AgentID]]; q.AgentID != "" && sub != nil {
+		conv = sub.id // the question came before the call's own line
 	}
 	v, word := verdict{Behavior: "deny", Message: d.reason}, "deny"
 	if d.allow {

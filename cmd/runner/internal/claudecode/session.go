@@ -46,6 +46,7 @@ type session struct {
 // turnState is forgotten when the turn ends.
 type turnState struct {
 	conversations map[string]*conversation // by the call that made it, "" for the agent itself
+	agents        map[string]string        // calls of sub-agents, by the CLI's own name for these
 	calls         map[string]*call         // tools at work, by the agent's id of the call
 	todo          string                   // the open todo block
 	seen          events.Usage             // as the messages told it
@@ -66,7 +67,7 @@ func newSession(place agent.Place, in agent.Stdin, now func() time.Time) *sessio
 }
 
 func newTurnState() turnState {
-	return turnState{conversations: map[string]*conversation{}, calls: map[string]*call{}}
+	return turnState{conversations: map[string]*conversation{}, agents: map[string]string{}, calls: map[string]*call{}}
 }
 
 // initialize is the handshake.

@@ -17,9 +17,9 @@ type conversation struct {
 	answer   streamed
 }
 
-// streamed is the model's answer as it is streamed. If the stream breaks, the
-// CLI silently asks again without streaming; then a whole message with another
-// id follows, which takes the place of what was streamed.
+// streamed is the model's answer as it is streamed. If the stream breaks in its
+// first block, the CLI silently asks again without streaming; then a whole message
+// with another id follows, which takes the place of what was streamed.
 type streamed struct {
 	id     string
 	model  string
@@ -30,13 +30,11 @@ type streamed struct {
 // streamedBlock is a content block on its way. Three lines end it, in no order
 // to be relied on: the CLI's whole block, the stream's stop, or neither.
 type streamedBlock struct {
-	index    int
-	part     part   // as it began
-	block    string // the turn's block, "" for one that is shown when it is whole
-	open     bool
-	stated   bool   // the CLI's whole block has come
-	text     string // of a stated text or thinking
-	repeated bool   // by the message that takes this one's place
+	index  int
+	part   part   // as it began
+	block  string // the turn's block, "" for one that is shown when it is whole
+	open   bool
+	stated bool // the CLI's whole block has come
 }
 
 // conversation finds or makes the conversation of a line.
@@ -145,18 +143,6 @@ func (a *streamed) find(p part) *streamedBlock {
 	return nil
 }
 
-// repeats tells whether a message that was asked for again says, in p, what was
-// said and finished before the stream broke.
-func (a *streamed) repeats(p part) bool {
-	for _, b := range a.blocks {
-		if a.again && b.stated && !b.repeated && p.Type != "tool_use" && b.part.Type == p.Type && b.text == p.Text+p.Thinking {
-			b.repeated = true
-			return true
-		}
-	}
-	return false
-}
-
 // assistant takes a whole content block, or a message that was not streamed.
 func (s *session) assistant(l line, t *agent.Turn) error {
 	m, err := decode[message](l.Message, "assistant message")
@@ -177,9 +163,6 @@ func (s *session) assistant(l line, t *agent.Turn) error {
 		var b *streamedBlock
 		if m.ID == c.answer.id {
 			b = c.answer.find(p)
-			if b == nil && c.answer.repeats(p) {
-				continue
-			}
 		}
 		s.state(c, b, p, m, t)
 	}
@@ -194,7 +177,6 @@ func (a *streamed) unfinished() bool {
 func (s *session) state(c *conversation, b *streamedBlock, p part, m message, t *agent.Turn) {
 	if b != nil {
 		b.stated = true
-		b.text = p.Text + p.Thinking
 	}
 	var block events.Block
 	switch p.Type {

@@ -58,7 +58,7 @@ func readArguments(input json.RawMessage) arguments {
 // describe says in a line what a call is about.
 func describe(input json.RawMessage, workspace string) string {
 	a := readArguments(input)
-	for _, what := range []string{a.Description, a.FilePath, a.NotebookPath, a.Pattern, a.Command, a.URL, a.Query, a.Subject, a.Skill, a.Path} {
+	for _, what := range []string{a.Subject, a.Description, a.FilePath, a.NotebookPath, a.Pattern, a.Command, a.URL, a.Query, a.Skill, a.Path} {
 		if what == "" {
 			continue
 		}

@@ -139,6 +139,7 @@ type question struct {
 	Subtype   string          `json:"subtype"`
 	ToolName  string          `json:"tool_name"`
 	ToolUseID string          `json:"tool_use_id"`
+	AgentID   string          `json:"agent_id"` // of a sub-agent, as task_started named it
 	Input     json.RawMessage `json:"input"`
 }
 
