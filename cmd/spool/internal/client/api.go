@@ -1,0 +1,263 @@
+package client
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"iter"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// Session is a conversation as the read models have it.
+type Session struct {
+	ID           string    `json:"sessionId"`
+	Status       string    `json:"status"` // open or closed
+	Agent        string    `json:"agent"`
+	AgentVersion string    `json:"agentVersion"`
+	Architecture string    `json:"architecture"`
+	Sandbox      string    `json:"sandbox"`
+	CreatedAt    time.Time `json:"createdAt"`
+	UpdatedAt    time.Time `json:"updatedAt"`
+	Tip          uint32    `json:"tip"` // seq of the last event
+	Active       string    `json:"activeExecutionId"`
+	Queued       uint32    `json:"queued"`
+	Executions   uint32    `json:"executions"`
+	Idle         bool      `json:"idle"`
+	Options      struct {
+		Model string `json:"model"`
+	} `json:"sessionOptions"`
+}
+
+// Execution is one query.
+type Execution struct {
+	ID         string       `json:"executionId"`
+	SessionID  string       `json:"sessionId"`
+	Phase      string       `json:"phase"`
+	Code       string       `json:"code"`
+	Message    string       `json:"message"`
+	Reason     string       `json:"reason"`
+	Attempt    uint32       `json:"attempt"`
+	Executor   string       `json:"executor"`
+	Model      string       `json:"model"`
+	Usage      events.Usage `json:"usage"`
+	CostUSD    float64      `json:"costUsd"`
+	Result     string       `json:"result"`
+	QueuedAt   *time.Time   `json:"queuedAt"`
+	EndedAt    *time.Time   `json:"endedAt"`
+	DurationMs uint32       `json:"durationMs"`
+}
+
+// Key is an API key, without the key itself.
+type Key struct {
+	ID        string     `json:"keyId"`
+	Name      string     `json:"name"`
+	Prefix    string     `json:"prefix"`
+	CreatedAt time.Time  `json:"createdAt"`
+	RevokedAt *time.Time `json:"revokedAt"`
+}
+
+// NewKey is a key that was just made; Key is shown this once.
+type NewKey struct {
+	ID     string `json:"keyId"`
+	Key    string `json:"key"`
+	Name   string `json:"name"`
+	Prefix string `json:"prefix"`
+	Tenant string `json:"tenant"`
+}
+
+// Accepted is the answer to what was stored: the ids that it concerns and where the log holds it.
+type Accepted struct {
+	SessionID   string `json:"sessionId"`
+	ExecutionID string `json:"executionId"`
+	Position    string `json:"position"`
+}
+
+// Start asks for a session and its first message, as one; empty fields mean the server's defaults.
+type Start struct {
+	Architecture string `json:"architecture,omitempty"`
+	Sandbox      string `json:"sandbox,omitempty"`
+	Model        string `json:"model,omitempty"`
+	Content      string `json:"content"`
+}
+
+// EventsPage is a page of kept events.
+type EventsPage struct {
+	Events []Doc[events.Wire] `json:"events"`
+	Tip    uint32             `json:"tip"`
+	Next   uint32             `json:"next"`
+}
+
+// Readiness is what /readyz says: each part and "ok" or what is wrong.
+type Readiness struct {
+	Ready  bool              `json:"ready"`
+	Checks map[string]string `json:"checks"`
+}
+
+// StartExecution makes a session and posts its first message. It is sent again, with
+// the same Idempotency-Key, when the outcome is not known.
+func (c *Client) StartExecution(ctx context.Context, s Start) (Accepted, error) {
+	var out Accepted
+	err := c.do(ctx, call{method: http.MethodPost, path: []string{"api", "executions"}, body: s, key: rand.Text(), repeat: true}, &out)
+	return out, err
+}
+
+// PostMessage posts a query to a session, as safely as StartExecution.
+func (c *Client) PostMessage(ctx context.Context, session, content string) (Accepted, error) {
+	var out Accepted
+	body := map[string]string{"content": content}
+	err := c.do(ctx, call{method: http.MethodPost, path: []string{"api", "sessions", session, "messages"}, body: body, key: rand.Text(), repeat: true}, &out)
+	return out, err
+}
+
+// Interrupt asks the session's running turn to stop. It is sent once: a repeat could hit the next turn.
+func (c *Client) Interrupt(ctx context.Context, session string) (Doc[Accepted], error) {
+	var out Doc[Accepted]
+	err := c.do(ctx, call{method: http.MethodPost, path: []string{"api", "sessions", session, "interrupt"}, body: struct{}{}}, &out)
+	return out, err
+}
+
+// CancelExecution ends an execution.
+func (c *Client) CancelExecution(ctx context.Context, id string) (Doc[Accepted], error) {
+	var out Doc[Accepted]
+	err := c.do(ctx, call{method: http.MethodPost, path: []string{"api", "executions", id, "cancel"}, body: struct{}{}, repeat: true}, &out)
+	return out, err
+}
+
+// Session reads one.
+func (c *Client) Session(ctx context.Context, id string) (Doc[Session], error) {
+	var out Doc[Session]
+	err := c.get(ctx, &out, nil, "api", "sessions", id)
+	return out, err
+}
+
+// DeleteSession deletes one for good.
+func (c *Client) DeleteSession(ctx context.Context, id string) (Doc[Accepted], error) {
+	var out Doc[Accepted]
+	err := c.do(ctx, call{method: http.MethodDelete, path: []string{"api", "sessions", id}, repeat: true}, &out)
+	return out, err
+}
+
+// Execution reads one.
+func (c *Client) Execution(ctx context.Context, id string) (Doc[Execution], error) {
+	var out Doc[Execution]
+	err := c.get(ctx, &out, nil, "api", "executions", id)
+	return out, err
+}
+
+// Sessions yields sessions, the newest first; status is open, closed or empty for both.
+func (c *Client) Sessions(ctx context.Context, status string) iter.Seq2[Doc[Session], error] {
+	return pages[Session](ctx, c, "sessions", filter("status", status), "api", "sessions")
+}
+
+// Executions yields executions, the newest first; phase may be empty for all.
+func (c *Client) Executions(ctx context.Context, phase string) iter.Seq2[Doc[Execution], error] {
+	return pages[Execution](ctx, c, "executions", filter("phase", phase), "api", "executions")
+}
+
+// SessionExecutions yields a session's executions in their order.
+func (c *Client) SessionExecutions(ctx context.Context, session string) iter.Seq2[Doc[Execution], error] {
+	return pages[Execution](ctx, c, "executions", url.Values{}, "api", "sessions", session, "executions")
+}
+
+// Events reads a page of a session's kept events with a greater seq than after; limit 0 means the server's.
+func (c *Client) Events(ctx context.Context, session string, after, limit uint32) (EventsPage, error) {
+	q := url.Values{"after": {strconv.FormatUint(uint64(after), 10)}}
+	if limit > 0 {
+		q.Set("limit", strconv.FormatUint(uint64(limit), 10))
+	}
+	var out EventsPage
+	err := c.get(ctx, &out, q, "api", "sessions", session, "events")
+	return out, err
+}
+
+// CreateKey makes an API key. It is sent once: each call makes another key.
+func (c *Client) CreateKey(ctx context.Context, name, tenant string) (Doc[NewKey], error) {
+	body := map[string]string{"name": name}
+	if tenant != "" {
+		body["tenant"] = tenant
+	}
+	var out Doc[NewKey]
+	err := c.do(ctx, call{method: http.MethodPost, path: []string{"api", "keys"}, body: body}, &out)
+	return out, err
+}
+
+// Keys lists the tenant's keys, revoked ones too.
+func (c *Client) Keys(ctx context.Context) ([]Doc[Key], error) {
+	var out struct {
+		Keys []Doc[Key] `json:"keys"`
+	}
+	err := c.get(ctx, &out, nil, "api", "keys")
+	return out.Keys, err
+}
+
+// RevokeKey revokes one.
+func (c *Client) RevokeKey(ctx context.Context, id string) (json.RawMessage, error) {
+	var out json.RawMessage
+	err := c.do(ctx, call{method: http.MethodDelete, path: []string{"api", "keys", id}, repeat: true}, &out)
+	return out, err
+}
+
+// Alive reports an error unless a gateway answers, whether it is ready or not.
+func (c *Client) Alive(ctx context.Context) error {
+	return c.do(ctx, call{method: http.MethodGet, path: []string{"health"}}, new(json.RawMessage))
+}
+
+func (c *Client) get(ctx context.Context, out any, q url.Values, path ...string) error {
+	return c.do(ctx, call{method: http.MethodGet, path: path, query: q, repeat: true}, out)
+}
+
+func filter(name, value string) url.Values {
+	if value == "" {
+		return url.Values{}
+	}
+	return url.Values{name: {value}}
+}
+
+// pages yields the items of a list, page by page.
+func pages[T any](ctx context.Context, c *Client, items string, q url.Values, path ...string) iter.Seq2[Doc[T], error] {
+	return func(yield func(Doc[T], error) bool) {
+		for {
+			var page map[string]json.RawMessage
+			var list []Doc[T]
+			var next string
+			err := c.get(ctx, &page, q, path...)
+			if err == nil && page[items] != nil {
+				err = json.Unmarshal(page[items], &list)
+			}
+			if err == nil && page["nextPageToken"] != nil {
+				err = json.Unmarshal(page["nextPageToken"], &next)
+			}
+			if err != nil {
+				yield(Doc[T]{}, err)
+				return
+			}
+			for _, d := range list {
+				if !yield(d, nil) {
+					return
+				}
+			}
+			if next == "" {
+				return
+			}
+			q.Set("pageToken", next)
+		}
+	}
+}
+
+// Ready asks a gateway how its parts are. One that is not ready is no error.
+func (c *Client) Ready(ctx context.Context) (Readiness, error) {
+	var r Readiness
+	resp, err := c.send(ctx, call{method: http.MethodGet, path: []string{"readyz"}}, nil)
+	if err != nil {
+		return r, err
+	}
+	if json.Unmarshal(resp.body, &r) != nil || r.Checks == nil {
+		return r, c.problem(resp.Response, resp.body)
+	}
+	return r, nil
+}

@@ -1,0 +1,140 @@
+package client_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/spoolhq/spool/cmd/spool/internal/client"
+)
+
+func answer(w http.ResponseWriter, status int, media, body string) {
+	w.Header().Set("Content-Type", media)
+	w.WriteHeader(status)
+	fmt.Fprint(w, body)
+}
+
+const problemJSON = "application/problem+json"
+
+func TestURL(t *testing.T) {
+	t.Parallel()
+	for _, bad := range []string{"", "127.0.0.1:7700", "ftp://host", "http://", "http://a b/", "nonsense"} {
+		if _, err := client.New(client.Config{URL: bad}); err == nil || !strings.HasPrefix(err.Error(), "url: ") {
+			t.Errorf("%q: %v", bad, err)
+		}
+	}
+	if _, err := client.New(client.Config{URL: "http://host", Key: "a\nb"}); err == nil || !strings.HasPrefix(err.Error(), "key: ") {
+		t.Errorf("key with a line end: %v", err)
+	}
+}
+
+func TestPages(t *testing.T) {
+	t.Parallel()
+	c := connect(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Query().Get("pageToken") {
+		case "":
+			answer(w, 200, "application/json", `{"sessions":[{"sessionId":"ses_1","extra":1},{"sessionId":"ses_2"}],"nextPageToken":"p2"}`)
+		case "p2":
+			answer(w, 200, "application/json", `{"sessions":[{"sessionId":"ses_3"}],"nextPageToken":""}`)
+		}
+		if r.URL.Path != "/api/sessions" || r.URL.Query().Get("status") != "open" {
+			t.Errorf("asked for %s", r.URL)
+		}
+	}), client.Config{})
+	var ids []string
+	for s, err := range c.Sessions(t.Context(), "open") {
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids = append(ids, s.Value.ID)
+		if raw, err := json.Marshal(s); err != nil || s.Value.ID == "ses_1" && string(raw) != `{"sessionId":"ses_1","extra":1}` {
+			t.Errorf("printed as %s %v", raw, err)
+		}
+	}
+	if !slices.Equal(ids, []string{"ses_1", "ses_2", "ses_3"}) {
+		t.Errorf("got %v", ids)
+	}
+}
+
+// A query is sent again with the same key when its outcome is not known, and an interrupt never is.
+func TestRetry(t *testing.T) {
+	t.Parallel()
+	var tries, interrupts atomic.Int32
+	keys := make(chan string, 10)
+	c := connect(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasSuffix(r.URL.Path, "/interrupt") {
+			interrupts.Add(1)
+			answer(w, 503, problemJSON, `{"code":"UNAVAILABLE","detail":"not now"}`)
+			return
+		}
+		keys <- r.Header.Get("Idempotency-Key")
+		switch tries.Add(1) {
+		case 1:
+			answer(w, 503, problemJSON, `{"code":"UNAVAILABLE","detail":"not now"}`)
+		case 2:
+			panic(http.ErrAbortHandler)
+		default:
+			answer(w, 202, "application/json", `{"sessionId":"ses_1","executionId":"exe_1","position":"0-1"}`)
+		}
+	}), client.Config{})
+	got, err := c.StartExecution(t.Context(), client.Start{Content: "q"})
+	if err != nil || got.ExecutionID != "exe_1" {
+		t.Fatalf("got %+v %v", got, err)
+	}
+	if a, b, d := <-keys, <-keys, <-keys; a == "" || a != b || b != d {
+		t.Errorf("keys %q %q %q", a, b, d)
+	}
+	if _, err := c.Interrupt(t.Context(), "ses_1"); !client.IsCode(err, "UNAVAILABLE") || interrupts.Load() != 1 {
+		t.Errorf("interrupt: %v after %d tries", err, interrupts.Load())
+	}
+}
+
+func TestAnswersOfOthers(t *testing.T) {
+	t.Parallel()
+	for name, h := range map[string]http.HandlerFunc{
+		"a web page":     func(w http.ResponseWriter, _ *http.Request) { answer(w, 200, "text/html", "<html>") },
+		"not found":      http.NotFound,
+		"a proxy's page": func(w http.ResponseWriter, _ *http.Request) { answer(w, 403, "text/html", "no") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := connect(t, h, client.Config{})
+			_, err := c.Session(t.Context(), "ses_1")
+			if err == nil || !strings.Contains(err.Error(), "pass --url") {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+}
+
+// Whatever an id holds, it stays in its segment of the path.
+func TestIDsInPaths(t *testing.T) {
+	t.Parallel()
+	var path atomic.Value
+	c := connect(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		path.Store(r.URL.EscapedPath())
+		answer(w, 200, "application/json", "{}")
+	}), client.Config{})
+	for id, want := range map[string]string{"..": "/api/sessions/%2E%2E", "a/../b?c": "/api/sessions/a%2F..%2Fb%3Fc"} {
+		if _, err := c.Session(t.Context(), id); err != nil || path.Load() != want {
+			t.Errorf("%q: asked for %v (%v)", id, path.Load(), err)
+		}
+	}
+}
+
+func TestCancelled(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	c := connect(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		cancel()
+		<-r.Context().Done()
+	}), client.Config{})
+	if _, err := c.Session(ctx, "ses_1"); err != context.Canceled {
+		t.Errorf("got %v", err)
+	}
+}

@@ -1,0 +1,354 @@
+package client
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/coder/websocket"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/blocks"
+)
+
+const (
+	// firstWait is what a second attempt waits; each further one waits twice as long.
+	firstWait   = 100 * time.Millisecond
+	pingEvery   = 15 * time.Second
+	pingTimeout = 10 * time.Second
+	dialTimeout = 10 * time.Second
+	// answerTimeout bounds the wait for the answer to a join.
+	answerTimeout = 30 * time.Second
+	// holes is how often a stream may leave out the same event before that is reported.
+	holes = 5
+)
+
+// Message is one thing that a followed session brings. One of the pointers, or Lost, is set.
+type Message struct {
+	Event    *events.Wire    // a kept event, in order and once; or text in flight, of which nothing is repeated
+	Raw      json.RawMessage // the event as JSON
+	Lag      *Lag
+	Snapshot *Snapshot
+	Joined   bool  // the stream is joined, for the first time or again
+	Lost     error // the connection was lost, and is being made again
+}
+
+// Lag says that what the server reads is behind the log: what comes is late, nothing is lost.
+type Lag struct {
+	Lagging bool   `json:"lagging"`
+	LagMs   uint32 `json:"lagMs"`
+}
+
+// Snapshot stands in place of events that cannot be served from the cursor.
+type Snapshot struct {
+	Cause  *Error // CURSOR_EXPIRED or CURSOR_AHEAD
+	Seq    uint32 // the events up to here are in the blocks
+	Blocks []events.Block
+}
+
+// Follow yields a session's events with a greater seq than after, then waits for
+// more until ctx ends. A lost connection is made again at the cursor: each event
+// comes exactly once, and text in flight goes on where it stopped. It ends with an
+// error: ctx's, an *Error, or an *UnreachableError when the server stayed away.
+func (c *Client) Follow(ctx context.Context, session string, after uint32) iter.Seq2[Message, error] {
+	return func(yield func(Message, error) bool) {
+		f := &follower{client: c, session: session, cursor: after, texts: map[string]*blocks.Text{}, done: map[string]bool{}}
+		f.yield = func(m Message) bool { f.stopped = f.stopped || !yield(m, nil); return !f.stopped }
+		if err := f.run(ctx); err != nil && !f.stopped {
+			yield(Message{}, err)
+		}
+	}
+}
+
+// follower is one Follow: what its consumer has, over any number of connections.
+type follower struct {
+	client  *Client
+	session string
+	cursor  uint32                  // seq of the last event that was yielded
+	texts   map[string]*blocks.Text // of blocks that are open
+	done    map[string]bool         // blocks that are complete
+	yield   func(Message) bool
+	stopped bool
+	yielded int // events and pieces of text
+	holes   int // connections in a row that went past an event, or gave a snapshot instead of one
+}
+
+// errStopped ends a connection that the consumer no longer wants.
+var errStopped = errors.New("stopped")
+
+// holeError is a stream that went past events that the consumer does not have.
+type holeError struct{ cursor, got uint32 }
+
+func (e *holeError) Error() string {
+	return fmt.Sprintf("the server left out events %d to %d of the session", e.cursor+1, e.got-1)
+}
+
+func (f *follower) run(ctx context.Context) error {
+	since, wait := time.Now(), firstWait
+	for {
+		before := f.yielded
+		joined, err := f.connection(ctx)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if f.stopped || err != nil && f.final(err) {
+			return err
+		}
+		if joined {
+			since, wait = time.Now(), firstWait
+		}
+		if f.yielded > before { // it was worth while: come back at once
+			wait = firstWait / 10
+		}
+		if time.Since(since) > f.client.cfg.GiveUp {
+			var problem *Error
+			if errors.As(err, &problem) {
+				return err
+			}
+			return f.client.unreachable(ctx, err)
+		}
+		if err != nil && !f.yield(Message{Lost: err}) {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(wait):
+		}
+		wait = min(2*max(wait, firstWait/2), maxWait)
+	}
+}
+
+// final tells whether another connection would end the same way.
+func (f *follower) final(err error) bool {
+	var problem *Error
+	if errors.As(err, &problem) {
+		return !problem.temporary()
+	}
+	var hole *holeError
+	if errors.As(err, &hole) {
+		f.holes++
+		return f.holes >= holes
+	}
+	return false
+}
+
+// connection joins once and reads until the connection ends, which is always by
+// an error, except after a snapshot: then it joins again behind it.
+func (f *follower) connection(ctx context.Context) (joined bool, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	conn, err := f.dial(ctx)
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = conn.CloseNow() }() // what the close says changes nothing
+	conn.SetReadLimit(maxAnswer)
+	join, err := encode(map[string]any{"type": "session:join", "requestId": "1", "sessionId": f.session, "after": f.cursor})
+	if err != nil {
+		return false, err
+	}
+	if err := conn.Write(ctx, websocket.MessageText, join); err != nil {
+		return false, err
+	}
+	var pinging sync.WaitGroup
+	defer pinging.Wait()
+	defer cancel()
+	pinging.Go(func() { ping(ctx, conn) })
+
+	answer := time.AfterFunc(answerTimeout, cancel)
+	defer answer.Stop()
+	var refused *Error
+	for {
+		_, data, err := conn.Read(ctx)
+		if err != nil {
+			if refused != nil {
+				return joined, refused
+			}
+			return joined, err
+		}
+		var m incoming
+		if err := json.Unmarshal(data, &m); err != nil {
+			return joined, fmt.Errorf("a message that is not understood: %w", err)
+		}
+		switch m.Type {
+		case "session:joined":
+			joined = true
+			answer.Stop()
+			if !f.yield(Message{Joined: true}) {
+				return joined, errStopped
+			}
+		case "error":
+			e := &Error{Code: m.Code, Field: m.Field, Detail: m.Message, Tip: m.Tip}
+			if !IsCode(e, CodeCursorAhead, CodeCursorExpired) {
+				return joined, e
+			}
+			refused = e // its snapshot follows
+		case "session:snapshot":
+			return true, f.snapshot(refused, m)
+		default:
+			if err := f.take(m); err != nil {
+				return joined, err
+			}
+		}
+	}
+}
+
+// incoming is any message of the gateway's.
+type incoming struct {
+	Type      string          `json:"type"`
+	Event     json.RawMessage `json:"event"`
+	Seq       uint32          `json:"seq"`
+	Blocks    []events.Block  `json:"blocks"`
+	Lagging   bool            `json:"lagging"`
+	LagMs     uint32          `json:"lagMs"`
+	Code      string          `json:"code"`
+	Message   string          `json:"message"`
+	Field     string          `json:"field"`
+	Tip       *uint32         `json:"tip"`
+	RequestID string          `json:"requestId"`
+}
+
+// take handles what comes on a joined stream.
+func (f *follower) take(m incoming) error {
+	switch m.Type {
+	case "session:event":
+		return f.event(m.Event)
+	case "session:lag":
+		if !f.yield(Message{Lag: &Lag{m.Lagging, m.LagMs}}) {
+			return errStopped
+		}
+	case "session:left":
+		return errors.New("the server ended the stream")
+	}
+	return nil
+}
+
+func (f *follower) event(raw json.RawMessage) error {
+	var w events.Wire
+	if err := json.Unmarshal(raw, &w); err != nil {
+		return fmt.Errorf("an event that is not understood: %w", err)
+	}
+	if w.Type == events.TextDelta {
+		return f.delta(w, raw)
+	}
+	if w.Seq <= f.cursor {
+		return nil
+	}
+	if w.Seq != f.cursor+1 {
+		return &holeError{f.cursor, w.Seq}
+	}
+	f.cursor, f.holes, f.yielded = w.Seq, 0, f.yielded+1
+	if d, ok := w.Event().Data.(events.BlockComplete); ok {
+		f.done[d.Block.ID] = true
+		delete(f.texts, d.Block.ID)
+	}
+	if !f.yield(Message{Event: &w, Raw: raw}) {
+		return errStopped
+	}
+	return nil
+}
+
+// delta yields what is new of a piece of text: after a reconnect an open block's text comes from its start.
+func (f *follower) delta(w events.Wire, raw json.RawMessage) error {
+	var d events.Delta
+	if err := json.Unmarshal(w.Data, &d); err != nil {
+		return fmt.Errorf("text that is not understood: %w", err)
+	}
+	if f.done[d.BlockID] {
+		return nil
+	}
+	t := f.texts[d.BlockID]
+	if t == nil {
+		t = &blocks.Text{}
+		f.texts[d.BlockID] = t
+	}
+	from := len(t.Known)
+	fresh := t.Add(d)
+	if fresh == "" {
+		return nil
+	}
+	f.yielded++
+	if int(d.Offset) != from || fresh != d.Text {
+		d.Offset, d.Text = uint32(from), fresh
+		again, err := d.ToWire(w.SessionID, w.Seq, w.Position)
+		if err != nil {
+			return err
+		}
+		w.Data = again.Data
+		if raw, err = encode(w); err != nil {
+			return err
+		}
+	}
+	if !f.yield(Message{Event: &w, Raw: raw}) {
+		return errStopped
+	}
+	return nil
+}
+
+// snapshot goes on from where the server can serve.
+func (f *follower) snapshot(cause *Error, m incoming) error {
+	if f.holes++; f.holes >= holes && cause != nil {
+		return cause
+	}
+	f.cursor = m.Seq
+	clear(f.texts)
+	for _, b := range m.Blocks {
+		if b.Status == events.StatusPending {
+			f.texts[b.ID] = &blocks.Text{Known: b.Content}
+		} else {
+			f.done[b.ID] = true
+		}
+	}
+	if !f.yield(Message{Snapshot: &Snapshot{cause, m.Seq, m.Blocks}}) {
+		return errStopped
+	}
+	return nil
+}
+
+func (f *follower) dial(ctx context.Context) (*websocket.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	u := *f.client.base.JoinPath("api", "ws")
+	u.Scheme = strings.Replace(u.Scheme, "http", "ws", 1)
+	conn, resp, err := websocket.Dial(ctx, u.String(), &websocket.DialOptions{HTTPClient: f.client.cfg.HTTP, HTTPHeader: f.client.header()})
+	if err == nil {
+		return conn, nil
+	}
+	if resp == nil || resp.StatusCode == http.StatusSwitchingProtocols {
+		return nil, err
+	}
+	body, readErr := io.ReadAll(resp.Body)
+	if readErr != nil {
+		return nil, errors.Join(err, readErr)
+	}
+	return nil, f.client.problem(resp, bytes.TrimSpace(body))
+}
+
+// ping finds out when the other side is gone without a word, and ends the connection then.
+func ping(ctx context.Context, conn *websocket.Conn) {
+	tick := time.NewTicker(pingEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		try, cancel := context.WithTimeout(ctx, pingTimeout)
+		err := conn.Ping(try)
+		cancel()
+		if err != nil {
+			_ = conn.CloseNow() // the reader reports the end
+			return
+		}
+	}
+}

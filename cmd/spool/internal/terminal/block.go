@@ -1,0 +1,355 @@
+package terminal
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+const (
+	// shownLines is how many lines of a result are shown.
+	shownLines = 12
+	// shownColumns is how much of a line of a result is shown, and of a tool's input.
+	shownColumns = 400
+	inputColumns = 120
+)
+
+// write shows a block, as far as it is known, and tells whether that was all of it.
+func (r *Renderer) write(it *item) (done bool) {
+	b := it.block
+	switch {
+	case it.note != nil:
+		r.begin()
+		r.line(it.note)
+		return true
+	case it.streamed():
+		return r.stream(it)
+	}
+	defer r.set(b.ConversationID)()
+	switch b.Kind {
+	case events.KindUserMessage:
+		r.begin()
+		r.screen.text(prompt, "> ")
+		r.screen.text(bold, strings.TrimRight(Safe(said(b)), "\n"))
+		r.screen.fresh()
+	case events.KindToolUse:
+		r.toolUse(b)
+	case events.KindToolResult:
+		r.toolResult(b)
+	case events.KindSubagent:
+		r.subagent(b)
+	case events.KindTodo:
+		r.todos(b)
+	case events.KindSystem:
+		if b.Message != "" {
+			r.note(dim, b.Message)
+		}
+	case events.KindError:
+		r.note(red, "✗ "+problem(b.Code, b.Message))
+	default:
+		r.note(dim, string(b.Kind)+" "+b.Content+b.Message)
+	}
+	return true
+}
+
+// stream writes what is new of a growing block.
+func (r *Renderer) stream(it *item) (done bool) {
+	text := it.text.Known
+	if it.whole() {
+		text = it.block.Content
+	} else if tail := unfinished.FindStringIndex(text); tail != nil {
+		text = text[:max(tail[0], len(it.shown))]
+	}
+	if strings.TrimSpace(text) == "" {
+		return it.whole()
+	}
+	defer r.set(it.block.ConversationID)()
+	st := normal
+	if it.block.Kind == events.KindThinking {
+		st = dim
+	}
+	if !it.begun {
+		it.begun = true
+		r.begin()
+	}
+	rest, ok := strings.CutPrefix(text, it.shown)
+	if !ok { // the whole says something else than its pieces did: the whole is right
+		r.screen.fresh()
+		rest = text
+	}
+	it.shown = text
+	if it.whole() {
+		rest = strings.TrimRight(rest, "\n")
+	}
+	r.screen.text(st, Safe(rest))
+	if it.whole() {
+		r.screen.fresh()
+		if it.block.Status == events.StatusError {
+			r.screen.text(dim, "(broken off)")
+			r.screen.fresh()
+		}
+	}
+	return it.whole()
+}
+
+// set marks the lines of a sub-agent's conversation until the result is called.
+func (r *Renderer) set(conversation string) (restore func()) {
+	was := r.screen.prefix
+	if conversation != "" && conversation != events.MainConversation {
+		r.screen.prefix = styled(dim, "│ ")
+	}
+	return func() {
+		r.screen.prefix = was
+	}
+}
+
+// begin sets a block off from what stands above it.
+func (r *Renderer) begin() {
+	r.screen.fresh()
+	if r.gap {
+		prefix := r.screen.prefix
+		r.screen.prefix = nil
+		r.screen.end()
+		r.screen.prefix = prefix
+	}
+	r.gap, r.last = true, ""
+}
+
+// note writes a line of its own, when the block at work is whole.
+func (r *Renderer) note(st style, text string) {
+	cells := styled(st, Line(text))
+	if r.writing() != nil {
+		r.queue = append(r.queue, &item{block: &events.Block{Status: events.StatusComplete}, note: cells})
+		return
+	}
+	r.begin()
+	r.line(cells)
+}
+
+// line writes a line.
+func (r *Renderer) line(cells []cell) {
+	for _, c := range cells {
+		r.screen.put(c)
+	}
+	r.screen.fresh()
+}
+
+// writing is the block that has begun and is not whole.
+func (r *Renderer) writing() *item {
+	for _, it := range r.queue {
+		if it.begun && !it.whole() {
+			return it
+		}
+	}
+	return nil
+}
+
+func (r *Renderer) toolUse(b *events.Block) {
+	r.begin()
+	name := b.DisplayName
+	if name == "" {
+		name = b.ToolName
+	}
+	r.screen.text(tool, "● "+Line(name))
+	if in := short(b.Input); in != "" {
+		r.screen.text(normal, " "+in)
+	}
+	if b.Description != "" {
+		r.screen.text(dim, "  "+clip(Line(b.Description), inputColumns))
+	}
+	if b.Status == events.StatusError {
+		r.screen.text(red, " (broken off)")
+	}
+	r.screen.fresh()
+	r.last = b.ToolUseID
+}
+
+func (r *Renderer) toolResult(b *events.Block) {
+	if b.ToolUseID == "" || r.last != b.ToolUseID {
+		r.begin()
+		r.screen.text(tool, "● "+Line(r.tools[b.ToolUseID]))
+		r.screen.text(dim, " returned")
+		r.screen.fresh()
+	}
+	st := dim
+	if b.IsError || b.Status == events.StatusError {
+		st = red
+	}
+	r.clipped(st, b.Output)
+	delete(r.tools, b.ToolUseID)
+	r.last = ""
+}
+
+// clipped writes the first lines of an output, indented, and says how much it left out.
+func (r *Renderer) clipped(st style, output string) {
+	output = strings.Trim(Safe(overwritten(output)), "\n")
+	if output == "" {
+		output = "(no output)"
+	}
+	lines := strings.Split(output, "\n")
+	left := 0
+	if len(lines) > shownLines+1 { // leaving out a single line would save nothing
+		left = len(lines) - shownLines
+		lines = lines[:shownLines]
+	}
+	was := r.screen.prefix
+	r.screen.prefix = append(append([]cell(nil), was...), styled(normal, "  ")...)
+	for _, l := range lines {
+		r.screen.text(st, clip(l, shownColumns))
+		r.screen.end()
+	}
+	if left > 0 {
+		r.screen.text(dim, fmt.Sprintf("… %d more lines (clipped here; --json has them all)", left))
+		r.screen.end()
+	}
+	r.screen.prefix = was
+}
+
+func (r *Renderer) subagent(b *events.Block) {
+	r.begin()
+	r.screen.text(tool, "● sub-agent "+Line(b.Name))
+	if b.DurationMs > 0 {
+		r.screen.text(dim, " ended after "+ms(b.DurationMs))
+	}
+	r.screen.fresh()
+	st := normal
+	if b.Status == events.StatusError {
+		st = red
+	}
+	r.clipped(st, b.Output)
+}
+
+func (r *Renderer) todos(b *events.Block) {
+	if len(b.Todos) == 0 {
+		return
+	}
+	r.begin()
+	for _, t := range b.Todos {
+		mark, st := "[ ] ", normal
+		switch t.Status {
+		case "completed":
+			mark, st = "[x] ", dim
+		case "in_progress":
+			mark, st = "[>] ", bold
+		}
+		r.screen.text(st, mark+Line(t.Content))
+		r.screen.fresh()
+	}
+}
+
+// notice writes what is worth a line of those events that are about no block.
+func (r *Renderer) notice(e events.Event) {
+	switch d := e.Data.(type) {
+	case events.SessionCreated:
+		r.note(dim, fmt.Sprintf("%s on %s", d.Architecture, d.Provider))
+	case events.SandboxReplaced:
+		r.note(yellow, "the sandbox was lost and another took its place; lost with it: "+d.Lost)
+	case events.SandboxFailed:
+		r.note(red, "✗ no sandbox: "+problem(d.Code, d.Message))
+	case events.SubagentSpawned:
+		r.note(tool, "● sub-agent "+Line(d.Name)+" began")
+	case events.PermissionDecided:
+		if d.Decision == "deny" {
+			r.note(yellow, "denied: "+Line(d.ToolName)+" "+d.Reason+" (rule "+d.Rule+")")
+		}
+	case events.Log:
+		if d.Level == "warn" || d.Level == "error" {
+			r.note(dim, d.Stream+": "+clip(Line(d.Message), shownColumns))
+		}
+	case events.Error:
+		r.note(red, "✗ "+problem(d.Code, d.Message))
+	case events.WatchdogWarned:
+		r.note(yellow, fmt.Sprintf("the agent was silent for %s (watchdog %s, action %s)", ms(d.AfterMs), d.Watchdog, d.Action))
+	case events.SessionIdle:
+		r.note(dim, "the session rests; its next message wakes it")
+	case events.SessionClosed:
+		r.note(yellow, "the session is closed: "+d.Reason)
+	case events.SessionDeleted:
+		r.note(yellow, "the session was deleted")
+	default:
+		r.ending(e)
+	}
+}
+
+// ending writes how an execution ended.
+func (r *Renderer) ending(e events.Event) {
+	if !events.Terminal(e.Type()) {
+		return
+	}
+	r.settle(e.ExecutionID)
+	switch d := e.Data.(type) {
+	case events.ExecutionCompleted:
+		r.note(green, ended("✓ completed", d.DurationMs, d.Usage, d.CostUSD))
+	case events.ExecutionFailed:
+		r.note(red, "✗ failed: "+problem(d.Code, d.Message))
+	case events.ExecutionCancelled:
+		r.note(yellow, ended("■ cancelled ("+d.Reason+")", d.DurationMs, d.Usage, 0))
+	case events.ExecutionWithdrawn:
+		r.note(yellow, "■ withdrawn before it ran ("+d.Reason+")")
+	}
+}
+
+func ended(how string, duration uint32, u events.Usage, cost float64) string {
+	s := how + " after " + ms(duration)
+	if u != (events.Usage{}) {
+		s += " · " + tokens(u)
+	}
+	if cost > 0 {
+		s += fmt.Sprintf(" · $%.4f", cost)
+	}
+	return s
+}
+
+// problem joins a code and a message, either of which may be empty.
+func problem(code, message string) string {
+	if code == "" || message == "" {
+		return code + message
+	}
+	return message + " (" + code + ")"
+}
+
+func ms(n uint32) string { return (time.Duration(n) * time.Millisecond).String() }
+
+// said is a message's text; images are named.
+func said(b *events.Block) string {
+	if len(b.Parts) == 0 {
+		return b.Content
+	}
+	var out []string
+	for _, p := range b.Parts {
+		if p.Type == "text" {
+			out = append(out, p.Text)
+		} else {
+			out = append(out, fmt.Sprintf("[%s, %d bytes]", p.MediaType, len(p.Data)/4*3))
+		}
+	}
+	return strings.Join(out, "\n")
+}
+
+// short is a tool's input in a few words: what it is mostly about, else its JSON.
+func short(input json.RawMessage) string {
+	if len(input) == 0 {
+		return ""
+	}
+	var fields map[string]json.RawMessage
+	if json.Unmarshal(input, &fields) == nil {
+		for _, name := range []string{"file_path", "path", "command", "code", "pattern", "query", "url", "prompt", "description"} {
+			var s string
+			if json.Unmarshal(fields[name], &s) == nil && s != "" {
+				first, more, _ := strings.Cut(strings.TrimSpace(s), "\n")
+				first = clip(Line(first), inputColumns)
+				if more != "" && !strings.HasSuffix(first, "…") {
+					first += " …"
+				}
+				return first
+			}
+		}
+		if len(fields) == 0 {
+			return ""
+		}
+	}
+	return clip(Line(string(input)), inputColumns)
+}

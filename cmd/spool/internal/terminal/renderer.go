@@ -1,0 +1,375 @@
+// Package terminal shows a session to people: blocks as they come, and on a
+// terminal a status line with a spinner below them.
+package terminal
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/blocks"
+)
+
+const (
+	spinEvery    = 100 * time.Millisecond
+	defaultWidth = 80
+)
+
+var frames = []string{"⠋", "⠙", "⠹", "⠸", "⠼", "⠴", "⠦", "⠧", "⠇", "⠏"}
+
+// Config of a renderer. Out is required.
+type Config struct {
+	Out   io.Writer
+	TTY   bool             // Out is a terminal: lines are broken, and there is a status line
+	Color bool             // Out understands colours
+	Width func() int       // columns of the terminal now; nil means 80
+	Now   func() time.Time // nil means time.Now
+}
+
+// Renderer writes a session's blocks. It is safe for concurrent use.
+type Renderer struct {
+	mu     sync.Mutex
+	screen screen
+	now    func() time.Time
+	frame  int
+	state  string // of the program itself, such as a lost connection; before all else in the status
+	hint   string // at the end of the status
+	runs   []*execution
+	queue  []*item // to be shown, in the order in which they began
+	items  map[string]*item
+	texts  map[string]*blocks.Text // of blocks that have not begun
+	tools  map[string]string       // call id to the tool's name
+	gap    bool                    // something stands above: the next block is set off
+	last   string                  // call id of the tool_use that stands last, for its result
+}
+
+// execution is one that has not ended.
+type execution struct {
+	id    string
+	phase string
+	since time.Time
+	usage events.Usage
+	tool  string
+}
+
+// item is a block on its way to the screen.
+type item struct {
+	block *events.Block
+	text  *blocks.Text
+	note  []cell // a line of the renderer's own; the block is empty then
+	shown string // of a streamed block: what is on the screen
+	begun bool
+	// written is set when it left the queue: a tool's use is written when its input is known, and may end later.
+	written bool
+}
+
+// New makes a renderer.
+func New(cfg Config) *Renderer {
+	if cfg.Width == nil {
+		cfg.Width = func() int { return defaultWidth }
+	}
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	return &Renderer{
+		screen: screen{out: cfg.Out, tty: cfg.TTY, color: cfg.Color, width: cfg.Width}, now: cfg.Now,
+		items: map[string]*item{}, texts: map[string]*blocks.Text{}, tools: map[string]string{},
+	}
+}
+
+// Event shows a kept event; events come in order of seq, each once.
+func (r *Renderer) Event(e events.Event) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.track(e)
+	if id := blocks.Target(e); id != "" {
+		r.fold(id, e)
+	}
+	r.notice(e)
+	r.draw()
+}
+
+// Delta shows text in flight.
+func (r *Renderer) Delta(d events.Delta) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	text := r.texts[d.BlockID]
+	if it := r.items[d.BlockID]; it != nil {
+		text = it.text
+	} else if text == nil {
+		text = &blocks.Text{}
+		r.texts[d.BlockID] = text
+	}
+	text.Add(d)
+	r.pump()
+	r.draw()
+}
+
+// Snapshot shows blocks that stand in place of events.
+func (r *Renderer) Snapshot(list []events.Block) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for i := range list {
+		b := list[i]
+		r.show(&b)
+		if it := r.items[b.ID]; it != nil && b.Status == events.StatusPending {
+			it.text.Known = b.Content
+		}
+	}
+	r.pump()
+	r.draw()
+}
+
+// Note writes a line of the program's own.
+func (r *Renderer) Note(text string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.screen.fresh() // a block at work goes on below
+	r.line(styled(yellow, Line(text)))
+	r.draw()
+}
+
+// State says in the status line what the program itself does; "" for nothing.
+func (r *Renderer) State(text string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.state = Line(text)
+	r.draw()
+}
+
+// Hint stands at the end of the status line while something runs.
+func (r *Renderer) Hint(text string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.hint = text
+	r.draw()
+}
+
+// Spin moves the spinner until ctx ends. Without a terminal it returns at once.
+func (r *Renderer) Spin(ctx context.Context) {
+	if !r.screen.tty {
+		return
+	}
+	tick := time.NewTicker(spinEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			r.Tick()
+		}
+	}
+}
+
+// Tick moves the spinner by one frame.
+func (r *Renderer) Tick() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.frame++
+	if r.screen.status != "" || r.status() != "" {
+		r.draw()
+	}
+}
+
+// Close shows what is still held back and takes the status line away. It
+// returns the first failure to write.
+func (r *Renderer) Close() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.settle("")
+	r.runs, r.state = nil, ""
+	return r.screen.close()
+}
+
+// fold brings a block up to date with an event.
+func (r *Renderer) fold(id string, e events.Event) {
+	var prev *events.Block
+	if it := r.items[id]; it != nil {
+		prev = it.block
+	}
+	if next := blocks.Reduce(prev, e); next != nil {
+		r.show(next)
+	}
+	if u, ok := e.Data.(events.BlockUpdate); ok && u.Updates.Todos != nil && r.items[id] != nil && r.writing() == nil {
+		r.todos(r.items[id].block)
+	}
+	r.pump()
+}
+
+// show puts a block in line, or renews the one that is there.
+func (r *Renderer) show(b *events.Block) {
+	it := r.items[b.ID]
+	if it == nil {
+		it = &item{text: r.texts[b.ID]}
+		if it.text == nil {
+			it.text = &blocks.Text{}
+		}
+		delete(r.texts, b.ID)
+		r.items[b.ID] = it
+		r.queue = append(r.queue, it)
+		if b.Kind == events.KindToolUse {
+			r.tools[b.ToolUseID] = b.ToolName
+		}
+	}
+	if it.block = b; it.written && it.whole() {
+		delete(r.items, b.ID)
+	}
+}
+
+// pump shows what can be shown now. One block at a time is written; what another
+// conversation says meanwhile waits until it is whole.
+func (r *Renderer) pump() {
+	for {
+		i := slices.IndexFunc(r.queue, func(it *item) bool { return it.begun })
+		if i < 0 {
+			i = slices.IndexFunc(r.queue, (*item).showable)
+		}
+		if i < 0 || !r.write(r.queue[i]) {
+			return
+		}
+		it := r.queue[i]
+		r.queue = slices.Delete(r.queue, i, i+1)
+		if it.written = true; it.whole() {
+			delete(r.items, it.block.ID)
+		}
+	}
+}
+
+// streamed tells whether a block is shown while it grows.
+func (it *item) streamed() bool {
+	return it.block.Kind == events.KindAssistantText || it.block.Kind == events.KindThinking
+}
+
+func (it *item) whole() bool { return it.block.Status != events.StatusPending }
+
+// showable tells whether there is something to show of a block.
+func (it *item) showable() bool {
+	return it.whole() || it.streamed() && it.text.Known != "" || it.block.Kind == events.KindToolUse && len(it.block.Input) > 0
+}
+
+// settle ends what an execution left open, of all executions if id is "".
+func (r *Renderer) settle(id string) {
+	for _, it := range r.queue {
+		if it.whole() || id != "" && it.block.ExecutionID != id {
+			continue
+		}
+		b := *it.block
+		b.Status = events.StatusError
+		if it.streamed() {
+			b.Content = it.text.Known
+		}
+		it.block = &b
+	}
+	r.pump()
+}
+
+// track keeps what the status line tells of executions.
+func (r *Renderer) track(e events.Event) {
+	if e.ExecutionID == "" {
+		return
+	}
+	i := slices.IndexFunc(r.runs, func(x *execution) bool { return x.id == e.ExecutionID })
+	if events.Terminal(e.Type()) {
+		if i >= 0 {
+			r.runs = slices.Delete(r.runs, i, i+1)
+		}
+		return
+	}
+	if _, ok := e.Data.(events.MessageAccepted); ok && i < 0 {
+		r.runs = append(r.runs, &execution{id: e.ExecutionID, phase: "waiting", since: e.Time})
+		return
+	}
+	if i >= 0 {
+		r.runs[i].track(e)
+	}
+}
+
+func (x *execution) track(e events.Event) {
+	switch d := e.Data.(type) {
+	case events.ExecutionQueued:
+		x.phase = "queued"
+		if d.Ahead > 0 {
+			x.phase = fmt.Sprintf("queued, %d ahead", d.Ahead)
+		}
+	case events.ExecutionDispatched:
+		x.phase = "starting"
+	case events.SandboxCreating:
+		x.phase = "making a sandbox"
+	case events.SandboxReady:
+		x.phase = "starting"
+	case events.ExecutionStarted:
+		x.phase = "running"
+	case events.InterruptRequested:
+		if !strings.HasPrefix(x.phase, "queued") { // an interrupt is for the one that runs
+			x.phase = "stopping"
+		}
+	case events.CancelRequested:
+		x.phase = "cancelling"
+	case events.MetadataUpdate:
+		x.usage = d.Usage
+	case events.BlockStart:
+		if d.Block.Kind == events.KindToolUse {
+			x.tool = d.Block.ToolName
+		}
+	case events.BlockComplete:
+		if d.Block.Kind == events.KindToolResult {
+			x.tool = ""
+		}
+	}
+}
+
+// draw renews the status line and writes.
+func (r *Renderer) draw() {
+	if r.screen.tty {
+		r.screen.status = r.status()
+	}
+	r.screen.flush()
+}
+
+// status is the status line; "" while nothing is at work.
+func (r *Renderer) status() string {
+	var parts []string
+	if r.state != "" {
+		parts = append(parts, r.state)
+	}
+	if i := slices.IndexFunc(r.runs, func(x *execution) bool { return !strings.HasPrefix(x.phase, "queued") }); len(r.runs) > 0 {
+		x := r.runs[max(i, 0)]
+		parts = append(parts, x.phase)
+		if x.tool != "" {
+			parts = append(parts, Line(x.tool))
+		}
+		parts = append(parts, elapsed(max(r.now().Sub(x.since), 0)))
+		if x.usage != (events.Usage{}) {
+			parts = append(parts, tokens(x.usage))
+		}
+		if r.hint != "" {
+			parts = append(parts, r.hint)
+		}
+	}
+	if len(parts) == 0 {
+		return ""
+	}
+	return frames[r.frame%len(frames)] + " " + strings.Join(parts, " · ")
+}
+
+// elapsed is a time in whole seconds, so that the line is calm.
+func elapsed(d time.Duration) string { return d.Truncate(time.Second).String() }
+
+// tokens tells what a model took. What was read from or written to a cache was input too.
+func tokens(u events.Usage) string {
+	return thousands(u.InputTokens+u.CacheReadTokens+u.CacheWriteTokens) + " tokens in, " + thousands(u.OutputTokens) + " out"
+}
+
+func thousands(n uint32) string {
+	s := fmt.Sprint(n)
+	for i := len(s) - 3; i > 0; i -= 3 {
+		s = s[:i] + "," + s[i:]
+	}
+	return s
+}

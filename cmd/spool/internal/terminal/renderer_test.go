@@ -1,0 +1,191 @@
+package terminal
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+const exe = "exe_01ARZ3NDEKTSV4RRFFQ69G5FAV"
+
+var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+
+// step is what happens: an event, a piece of text, or a moment later.
+type step struct {
+	event        events.Payload
+	block, text  string
+	conversation string
+	tick         bool
+}
+
+func ev(p events.Payload) step            { return step{event: p} }
+func say(block, text string) step         { return step{block: block, text: text} }
+func in(conversation string, s step) step { s.conversation = conversation; return s }
+func begin(id string, k events.BlockKind) step {
+	return ev(events.BlockStart{Block: events.Block{ID: id, Kind: k, Status: events.StatusPending}})
+}
+func whole(b events.Block) step {
+	if b.Status == "" {
+		b.Status = events.StatusComplete
+	}
+	return ev(events.BlockComplete{Block: b})
+}
+
+var tick = step{tick: true}
+
+func calls(id, name, input, output string) []step {
+	return []step{
+		ev(events.BlockStart{Block: events.Block{ID: "blk_" + id, Kind: events.KindToolUse, Status: events.StatusPending, ToolName: name, ToolUseID: id}}),
+		tick,
+		whole(events.Block{ID: "blk_" + id, Kind: events.KindToolUse, ToolName: name, ToolUseID: id, Input: []byte(input)}),
+		tick,
+		whole(events.Block{ID: "blk_r" + id, Kind: events.KindToolResult, ToolUseID: id, Output: output}),
+	}
+}
+
+func lines(n int) string {
+	var b strings.Builder
+	for i := range n {
+		fmt.Fprintf(&b, "line %d\n", i+1)
+	}
+	return b.String()
+}
+
+// scenes are sessions, each of which is shown on a terminal and in a pipe.
+func scenes() map[string][]step {
+	query := []step{
+		ev(events.SessionCreated{Architecture: "spool", Provider: "local"}),
+		ev(events.MessageAccepted{BlockID: "blk_q", Content: "Write a program that prints the first ten primes and run it."}),
+		ev(events.ExecutionQueued{}), ev(events.ExecutionDispatched{}), tick,
+		ev(events.ExecutionStarted{Attempt: 1}),
+	}
+	turn := append([]step(nil), query...)
+	turn = append(turn, begin("blk_t", events.KindThinking), say("blk_t", "The user wants primes; "), tick, say("blk_t", "I write a file."),
+		whole(events.Block{ID: "blk_t", Kind: events.KindThinking, Content: "The user wants primes; I write a file."}),
+		begin("blk_a", events.KindAssistantText), say("blk_a", "I will write the program to primes.sh, "), tick, say("blk_a", "and then run it with bash, which is on every machine."),
+		whole(events.Block{ID: "blk_a", Kind: events.KindAssistantText, Content: "I will write the program to primes.sh, and then run it with bash, which is on every machine.\n"}))
+	turn = append(turn, calls("c1", "write_file", `{"path":"primes.sh","content":"…"}`, "wrote 412 bytes")...)
+	turn = append(turn, calls("c2", "run_code", `{"language":"bash","code":"bash primes.sh\necho done"}`, lines(30))...)
+	turn = append(turn, ev(events.MetadataUpdate{Usage: events.Usage{InputTokens: 1234, OutputTokens: 56}}), tick,
+		begin("blk_e", events.KindAssistantText), say("blk_e", "Done."),
+		whole(events.Block{ID: "blk_e", Kind: events.KindAssistantText, Content: "Done."}),
+		ev(events.ExecutionCompleted{DurationMs: 1234, Usage: events.Usage{InputTokens: 1234, OutputTokens: 56}, CostUSD: 0.0123}))
+
+	hostile := append(append([]step(nil), query...),
+		begin("blk_a", events.KindAssistantText), say("blk_a", "before \x1b[2"), tick, say("blk_a", "J\x1b[31mafter\x1b]0;owned\x07 and \u202etxt.exe\r"), say("blk_a", "\nnext"),
+		whole(events.Block{ID: "blk_a", Kind: events.KindAssistantText, Content: "before \x1b[2J\x1b[31mafter\x1b]0;owned\x07 and \u202etxt.exe\r\nnext"}))
+	hostile = append(hostile, calls("c1", "run\x1b[8mcode", `{"command":"rm \u001b[8m-rf /"}`, "\x1b[32mok\x1b[0m 10%\r100%\x07")...)
+	hostile = append(hostile, whole(events.Block{ID: "blk_x", Kind: events.KindError, Code: "E", Message: "bad \x1b]52;c;AAAA\x07thing"}),
+		ev(events.ExecutionFailed{Code: "MODEL_ERROR", Message: "the model answered \x1b[1m500"}))
+
+	parallel := append(append([]step(nil), query...),
+		ev(events.SubagentSpawned{SubagentID: "s1", Conversation: "sub", Name: "searcher", Parent: "main"}),
+		begin("blk_m", events.KindAssistantText), say("blk_m", "The main agent "),
+		in("sub", begin("blk_s", events.KindAssistantText)), in("sub", say("blk_s", "The sub-agent speaks at the same time, and at some length. ")), tick,
+		say("blk_m", "talks on."), ev(events.Log{Level: "warn", Stream: "stderr", Message: "a warning"}),
+		in("sub", whole(events.Block{ID: "blk_s", Kind: events.KindAssistantText, Content: "The sub-agent speaks at the same time, and at some length. Yes."})),
+		say("blk_m", " And on."),
+		whole(events.Block{ID: "blk_m", Kind: events.KindAssistantText, Content: "The main agent talks on. And on."}),
+		whole(events.Block{ID: "blk_u", Kind: events.KindSubagent, Name: "searcher", Output: "found it", DurationMs: 1500}),
+		whole(events.Block{ID: "blk_d", Kind: events.KindTodo, Todos: []events.TodoItem{{Content: "look", Status: "completed"}, {Content: "write", Status: "in_progress"}, {Content: "run", Status: "pending"}}}),
+		ev(events.PermissionDecided{ToolName: "Write", Decision: "deny", Rule: "workspace", Reason: "/etc/passwd lies outside"}),
+		ev(events.InterruptRequested{Control: 1}), tick,
+		begin("blk_z", events.KindAssistantText), say("blk_z", "I was about to"),
+		ev(events.ExecutionCancelled{Reason: "interrupted", DurationMs: 4000}))
+	return map[string][]step{"turn": turn, "hostile": hostile, "parallel": parallel}
+}
+
+// play shows a scene; at is called after each step.
+func play(t *testing.T, r *Renderer, now *time.Time, scene []step, at func()) {
+	t.Helper()
+	offsets := map[string]int{}
+	for _, s := range scene {
+		*now = now.Add(time.Second)
+		conversation := events.MainConversation
+		if s.conversation != "" {
+			conversation = s.conversation
+		}
+		switch {
+		case s.tick:
+			r.Tick()
+		case s.event != nil:
+			r.Event(events.Event{Time: start, ExecutionID: exe, ConversationID: conversation, Data: s.event})
+		default:
+			r.Delta(events.Delta{BlockID: s.block, ExecutionID: exe, ConversationID: conversation, Offset: uint32(offsets[s.block]), Text: s.text})
+			offsets[s.block] += len(s.text)
+		}
+		at()
+	}
+	if err := r.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestGolden shows each scene in a pipe and on a terminal. On a terminal the golden
+// is what remains on it, and the status lines that were seen on the way.
+func TestGolden(t *testing.T) {
+	t.Parallel()
+	for name, scene := range scenes() {
+		t.Run(name+"/pipe", func(t *testing.T) {
+			t.Parallel()
+			var out bytes.Buffer
+			now := start
+			play(t, New(Config{Out: &out, Now: func() time.Time { return now }}), &now, scene, func() {})
+			if strings.ContainsAny(out.String(), "\x1b\r") {
+				t.Error("a pipe got control characters")
+			}
+			golden(t, name+".pipe", out.String())
+		})
+		for _, color := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s/tty/color=%t", name, color), func(t *testing.T) {
+				t.Parallel()
+				screen, raw := newFake(t, 60), &bytes.Buffer{}
+				now := start
+				r := New(Config{Out: io.MultiWriter(screen, raw), TTY: true, Color: color, Width: func() int { return 60 }, Now: func() time.Time { return now }})
+				r.Hint("Ctrl-C stops it")
+				var seen []string
+				play(t, r, &now, scene, func() {
+					last := strings.TrimRight(string(screen.rows[screen.y]), " ")
+					if len(seen) == 0 || seen[len(seen)-1] != last {
+						seen = append(seen, last)
+					}
+				})
+				if got := strings.Contains(raw.String(), "\x1b[1;36m"); got != color {
+					t.Errorf("coloured: %t", got)
+				}
+				if screen.sgr || strings.ContainsAny(screen.text(), strings.Join(frames, "")) {
+					t.Errorf("something of the status remains:\n%s", screen.text())
+				}
+				golden(t, name+".tty", screen.text()+"--- seen in the last row\n"+strings.Join(seen, "\n")+"\n")
+			})
+		}
+	}
+}
+
+// golden compares with a file.
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	path := filepath.Join("testdata", name+".golden")
+	if *update {
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got != string(want) {
+		t.Errorf("%s differs; got:\n%s", path, got)
+	}
+}

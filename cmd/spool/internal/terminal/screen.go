@@ -1,0 +1,230 @@
+package terminal
+
+import (
+	"bytes"
+	"io"
+	"strconv"
+	"strings"
+)
+
+// style is the parameters of an SGR sequence; "" is the terminal's own look.
+type style string
+
+const (
+	normal style = ""
+	bold   style = "1"
+	dim    style = "2"
+	red    style = "31"
+	green  style = "32"
+	yellow style = "33"
+	prompt style = "1;36"
+	tool   style = "1;35"
+)
+
+// minWidth is the least number of columns that lines are broken at.
+const minWidth = 20
+
+// cell is a rune on the line that is being written.
+type cell struct {
+	r rune
+	s style
+}
+
+// screen is a text that only grows, and below it, on a terminal, a status line.
+//
+// On a terminal it breaks lines itself, so that each takes one row. The line that
+// is not finished and the status are the live rows: whatever changes, they are
+// erased as a whole and drawn again, so neither can be mixed up with the other.
+type screen struct {
+	out    io.Writer
+	tty    bool
+	color  bool
+	width  func() int
+	prefix []cell // before each line
+	line   []cell // the line that is not finished, with its prefix
+	broken bool   // the line before ended by being broken at its last space: nothing is on this one
+	status string // without line ends; "" for none
+	drawn  []int  // columns of the live rows on the terminal
+	buf    bytes.Buffer
+	shown  style // in force at the end of what is in buf or written
+	err    error // the first failure to write
+}
+
+// text appends.
+func (s *screen) text(st style, text string) {
+	for _, r := range text {
+		switch {
+		case r == '\n':
+			s.end()
+		case r == '\t' && s.tty:
+			for range 4 {
+				s.put(cell{' ', st})
+			}
+		default:
+			s.put(cell{r, st})
+		}
+	}
+}
+
+// fresh ends the line unless nothing is on it.
+func (s *screen) fresh() {
+	if len(s.line) > 0 {
+		s.end()
+	}
+}
+
+// end finishes the line.
+func (s *screen) end() {
+	if s.broken {
+		s.broken = false
+		return
+	}
+	if len(s.line) == 0 {
+		s.line = append(s.line, trimmed(s.prefix)...)
+	}
+	s.commit(s.line)
+	s.line = s.line[:0]
+}
+
+func (s *screen) put(c cell) {
+	s.broken = false
+	if len(s.line) == 0 {
+		s.line = append(s.line, s.prefix...)
+		if !s.tty {
+			s.emit(s.line)
+		}
+	}
+	s.line = append(s.line, c)
+	if !s.tty {
+		s.emit(s.line[len(s.line)-1:])
+		return
+	}
+	if columns(s.line) > s.columns() {
+		s.wrap()
+	}
+}
+
+// wrap moves the last word of a line that is too long to a line of its own.
+func (s *screen) wrap() {
+	from := len(s.prefix)
+	cut, next := len(s.line)-1, len(s.line)-1
+	for i := len(s.line) - 1; i > from; i-- {
+		if s.line[i].r == ' ' {
+			cut, next = i, i+1
+			break
+		}
+	}
+	rest := append([]cell(nil), s.line[next:]...)
+	s.commit(s.line[:cut])
+	s.line = s.line[:0]
+	if s.broken = len(rest) == 0; !s.broken {
+		s.line = append(append(s.line, s.prefix...), rest...)
+	}
+}
+
+// commit writes a finished line.
+func (s *screen) commit(line []cell) {
+	if s.tty {
+		s.erase()
+		s.emit(line)
+	}
+	s.set(normal)
+	s.buf.WriteByte('\n')
+}
+
+// erase takes the live rows off the terminal. One that became narrower has broken them into more.
+func (s *screen) erase() {
+	if len(s.drawn) == 0 {
+		return
+	}
+	rows := 0
+	for _, n := range s.drawn {
+		rows += max(1, (n+s.columns())/(s.columns()+1))
+	}
+	s.buf.WriteByte('\r')
+	if rows > 1 {
+		s.buf.WriteString("\x1b[" + strconv.Itoa(rows-1) + "A")
+	}
+	s.buf.WriteString("\x1b[J")
+	s.drawn = s.drawn[:0]
+}
+
+// flush draws the live rows anew and writes everything at once.
+func (s *screen) flush() {
+	if s.tty {
+		s.erase()
+		if len(s.line) > 0 {
+			s.emit(s.line)
+			s.set(normal)
+			s.drawn = append(s.drawn, columns(s.line))
+		}
+		if s.status != "" {
+			if len(s.line) > 0 {
+				s.buf.WriteString("\r\n")
+			}
+			line := clip(s.status, s.columns())
+			s.set(dim)
+			s.buf.WriteString(line)
+			s.set(normal)
+			s.drawn = append(s.drawn, width(line))
+		}
+	}
+	if s.buf.Len() > 0 && s.err == nil {
+		_, s.err = s.out.Write(s.buf.Bytes())
+	}
+	s.buf.Reset()
+}
+
+// close takes the status away and finishes the line.
+func (s *screen) close() error {
+	s.status = ""
+	s.fresh()
+	s.flush()
+	return s.err
+}
+
+// columns is where lines are broken: the last column stays free, as a terminal breaks the line there by itself.
+func (s *screen) columns() int { return max(s.width(), minWidth) - 1 }
+
+func (s *screen) emit(line []cell) {
+	for _, c := range line {
+		s.set(c.s)
+		s.buf.WriteRune(c.r)
+	}
+}
+
+func (s *screen) set(st style) {
+	if !s.color || st == s.shown {
+		return
+	}
+	s.buf.WriteString("\x1b[0m")
+	if st != normal {
+		s.buf.WriteString("\x1b[" + string(st) + "m")
+	}
+	s.shown = st
+}
+
+func columns(line []cell) int {
+	n := 0
+	for _, c := range line {
+		n += cells(c.r)
+	}
+	return n
+}
+
+// trimmed is a prefix for an empty line, without spaces at its end.
+func trimmed(prefix []cell) []cell {
+	for len(prefix) > 0 && prefix[len(prefix)-1].r == ' ' {
+		prefix = prefix[:len(prefix)-1]
+	}
+	return prefix
+}
+
+// styled makes cells of a text.
+func styled(st style, text string) []cell {
+	var out []cell
+	for _, r := range strings.ReplaceAll(text, "\n", " ") {
+		out = append(out, cell{r, st})
+	}
+	return out
+}

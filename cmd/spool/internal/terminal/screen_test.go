@@ -1,0 +1,201 @@
+package terminal
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// fake is a terminal: it obeys what a screen sends and nothing else.
+type fake struct {
+	t    rapid.TB
+	cols int
+	rows [][]rune
+	x, y int
+	sgr  bool // a style is in force
+}
+
+func newFake(t rapid.TB, cols int) *fake { return &fake{t: t, cols: cols, rows: [][]rune{nil}} }
+
+func (f *fake) Write(p []byte) (int, error) {
+	text := string(p)
+	for len(text) > 0 {
+		if rest, ok := strings.CutPrefix(text, "\x1b["); ok {
+			end := strings.IndexFunc(rest, func(r rune) bool { return r >= '@' && r <= '~' })
+			f.control(rest[:end], rest[end])
+			text = rest[end+1:]
+			continue
+		}
+		r := []rune(text)[0]
+		text = text[len(string(r)):]
+		f.put(r)
+	}
+	return len(p), nil
+}
+
+func (f *fake) control(args string, final byte) {
+	switch final {
+	case 'm':
+		f.sgr = args != "0"
+	case 'A':
+		n := 0
+		for _, d := range args {
+			n = 10*n + int(d-'0')
+		}
+		f.y -= n
+		if f.y < 0 {
+			f.t.Fatalf("the cursor leaves the terminal")
+		}
+	case 'J':
+		f.rows = f.rows[:f.y+1]
+		f.rows[f.y] = f.rows[f.y][:min(f.x, len(f.rows[f.y]))]
+	default:
+		f.t.Fatalf("control %q %c is unknown", args, final)
+	}
+}
+
+func (f *fake) put(r rune) {
+	switch {
+	case r == '\r':
+		f.x = 0
+	case r == '\n': // with ONLCR, as terminals are set
+		f.x = 0
+		if f.y++; f.y == len(f.rows) {
+			f.rows = append(f.rows, nil)
+		}
+	case r < 0x20:
+		f.t.Fatalf("control character %q reached the terminal", r)
+	default:
+		if f.x+cells(r) > f.cols {
+			f.t.Fatalf("row %q is wider than %d columns", string(f.rows[f.y])+string(r), f.cols)
+		}
+		row := f.rows[f.y]
+		if cells(r) == 0 {
+			f.rows[f.y] = append(row, r)
+			return
+		}
+		f.rows[f.y] = append(row[:min(f.x, len(row))], r)
+		f.x++
+	}
+}
+
+// text is what is on the terminal, without spaces at the ends of lines.
+func (f *fake) text() string {
+	var b strings.Builder
+	for _, row := range f.rows {
+		b.WriteString(strings.TrimRight(string(row), " ") + "\n")
+	}
+	return strings.TrimRight(b.String(), "\n") + "\n"
+}
+
+// TestStatusNeverCorrupts writes the same text in any pieces, with a status that
+// comes, changes and goes between them: the text that remains is always the same.
+func TestStatusNeverCorrupts(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		cols := rapid.IntRange(minWidth, 60).Draw(t, "cols")
+		text := rapid.StringOfN(rapid.RuneFrom([]rune("abc def   ghi\n.é四😀\t-")), 0, 300, -1).Draw(t, "text")
+		show := func(pieces []string, status func() string) string {
+			f := newFake(t, cols)
+			s := &screen{out: f, tty: true, color: true, width: func() int { return cols }, prefix: styled(dim, "│ ")}
+			for i, p := range pieces {
+				s.status = status()
+				s.text([]style{normal, dim, red}[i%3], p)
+				s.flush()
+			}
+			if err := s.close(); err != nil || f.sgr {
+				t.Fatalf("close: %v, style in force: %t", err, f.sgr)
+			}
+			return f.text()
+		}
+		want := show([]string{text}, func() string { return "" })
+		var pieces []string
+		for rest := []rune(text); len(rest) > 0; {
+			n := rapid.IntRange(1, min(len(rest), 25)).Draw(t, "piece")
+			pieces, rest = append(pieces, string(rest[:n])), rest[n:]
+		}
+		got := show(pieces, func() string {
+			return rapid.SampledFrom([]string{"", "⠋ running · 3s", strings.Repeat("very long 四 ", 20)}).Draw(t, "status")
+		})
+		if got != want {
+			t.Fatalf("in pieces:\n%s\nat once:\n%s", got, want)
+		}
+	})
+}
+
+func TestWrap(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ text, want string }{
+		"at spaces":             {"the quick brown fox jumps over", "the quick brown fox\njumps over\n"},
+		"a word longer than it": {strings.Repeat("x", 25) + " y", strings.Repeat("x", 19) + "\nxxxxxx y\n"},
+		"a space at the edge":   {strings.Repeat("x", 19) + " \nnext", strings.Repeat("x", 19) + "\nnext\n"},
+		"wide characters":       {"四四四四四四四四四四四", "四四四四四四四四四\n四四\n"},
+		"empty lines":           {"a\n\nb", "a\n\nb\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFake(t, 20)
+			s := &screen{out: f, tty: true, width: func() int { return 20 }}
+			s.text(normal, c.text)
+			s.flush()
+			if err := s.close(); err != nil || f.text() != c.want {
+				t.Errorf("got\n%s%v", f.text(), err)
+			}
+		})
+	}
+}
+
+// A terminal that became narrower has broken the live rows; they are erased whole.
+func TestNarrower(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	cols := 60
+	s := &screen{out: &out, tty: true, width: func() int { return cols }, status: strings.Repeat("s", 50)}
+	s.text(normal, "text")
+	s.flush()
+	out.Reset()
+	cols = 30
+	s.flush()
+	if got := out.String(); !strings.HasPrefix(got, "\r\x1b[2A\x1b[J") {
+		t.Errorf("erased by %q", got[:min(len(got), 12)])
+	}
+}
+
+func TestSafe(t *testing.T) {
+	t.Parallel()
+	for in, want := range map[string]string{
+		"plain ü 四\n\ttext":                      "plain ü 四\n\ttext",
+		"\x1b[31mred\x1b[0m":                     "red",
+		"\x1b]0;title\x07after":                  "after",
+		"\x1b]8;;http://x\x1b\\link\x1b]8;;\x07": "link",
+		"\x1b[2J\x1b[Hgone":                      "gone",
+		"bell\x07 nul\x00 del\x7f":               "bell␇ nul␀ del␡",
+		"lone \x1b escape":                       "lone ␛ escape",
+		"c1 \u009b31m":                           "c1 \ufffd31m",
+		"turned \u202egnp.exe":                   "turned \ufffdgnp.exe",
+		"bad \xff utf8":                          "bad \ufffd utf8",
+		"a\r\nb\rc":                              "a\nb␍c",
+	} {
+		if got := Safe(in); got != want {
+			t.Errorf("%q: got %q, want %q", in, got, want)
+		}
+	}
+	if got := overwritten("10%\r50%\r100%\r\ndone"); got != "100%\ndone" {
+		t.Errorf("overwritten: %q", got)
+	}
+}
+
+// Whatever comes, nothing of it can command a terminal.
+func TestSafeAlways(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		in := string(rapid.SliceOf(rapid.Byte()).Draw(t, "bytes"))
+		for _, r := range Safe(in) {
+			if r != '\n' && r != '\t' && visible(r) != string(r) {
+				t.Fatalf("%q keeps %q", in, r)
+			}
+		}
+	})
+}
