@@ -60,6 +60,9 @@ type SubscriberConfig struct {
 	// DoubleAck makes a slot wait until the server has confirmed an acknowledgement. Without it one may be lost with the connection, and the
 	// message is delivered again.
 	DoubleAck bool
+	// PullExpiry is how long the server keeps a free slot's request for a message; 0 means 30 s, the least is 1 s. A process that is frozen is
+	// still given messages until its requests expire: shorter than AckWait, a message that it held goes to another the first time.
+	PullExpiry time.Duration
 	// CloseTimeout is how long Close lets handlers finish before it cancels their contexts; 0 means 20 s.
 	CloseTimeout time.Duration
 	// Unrouted lets messages out to a caller that is not a Router. It is for tests and tools; handlers of services run on a Router.
@@ -97,6 +100,9 @@ func (c *SubscriberConfig) validate() error {
 	if c.HeartBeat >= c.AckWait {
 		return fmt.Errorf("bus: SubscriberConfig.HeartBeat is %s, it has to be shorter than AckWait, which is %s", c.HeartBeat, c.AckWait)
 	}
+	if c.PullExpiry < time.Second {
+		return fmt.Errorf("bus: SubscriberConfig.PullExpiry is %s, it has to be at least 1s", c.PullExpiry)
+	}
 	if c.MaxAckPending > 0 && c.MaxAckPending < c.Concurrency {
 		return fmt.Errorf("bus: SubscriberConfig.MaxAckPending is %d, less than Concurrency, which is %d: slots would stay empty", c.MaxAckPending, c.Concurrency)
 	}
@@ -114,6 +120,9 @@ func (c *SubscriberConfig) setDefaults() {
 		c.NakDelay = defaultNakDelay
 	}
 	c.NakDelay = max(c.NakDelay, minNakDelay)
+	if c.PullExpiry == 0 {
+		c.PullExpiry = pullExpiry
+	}
 	if c.CloseTimeout == 0 {
 		c.CloseTimeout = defaultCloseTimeout
 	}

@@ -110,7 +110,8 @@ func (u *subscription) idleWithin(d time.Duration) bool {
 // would wait without a heartbeat, and be delivered to a second handler.
 func (u *subscription) slot() {
 	for u.draining.Err() == nil {
-		it, err := u.consumer.Messages(jetstream.PullMaxMessages(1), jetstream.PullExpiry(pullExpiry), jetstream.PullHeartbeat(pullHeartbeat))
+		it, err := u.consumer.Messages(jetstream.PullMaxMessages(1),
+			jetstream.PullExpiry(u.s.cfg.PullExpiry), jetstream.PullHeartbeat(min(pullHeartbeat, u.s.cfg.PullExpiry/3)))
 		if err == nil {
 			err = u.iterate(it)
 		}
