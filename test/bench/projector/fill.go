@@ -1,0 +1,134 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/readmodel"
+)
+
+// start is when the log begins.
+var start = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+
+// writer chains the commits of one session.
+type writer struct {
+	tenant, id string
+	prev       map[events.Aspect]string
+	n          int
+}
+
+// fill writes the log unguarded and many at once, in the order that a running system would: turn after turn over all sessions.
+func (b *bench) fill(ctx context.Context, sessions, turns int) error {
+	writers := make([]*writer, sessions)
+	for i := range writers {
+		writers[i] = &writer{tenant: "default", id: events.Derive(events.KindSession, "bench", fmt.Sprint(i)), prev: map[events.Aspect]string{}}
+		if err := b.append(ctx, writers[i], events.Life, "", events.SessionCreated{Agent: "default", AgentVersion: "1", Architecture: "spool", Provider: "local"}); err != nil {
+			return err
+		}
+	}
+	for n := range turns {
+		if err := b.turn(ctx, writers[n%sessions], n); err != nil {
+			return err
+		}
+	}
+	select {
+	case <-b.js.PublishAsyncComplete():
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	return b.findEnds(ctx, writers)
+}
+
+// turn is a query with some text and three tool calls: 23 events in 11 commits.
+func (b *bench) turn(ctx context.Context, w *writer, n int) error {
+	x := events.Derive(events.KindExecution, w.id, fmt.Sprint(n))
+	block := func(name string) string { return events.Derive(events.KindBlock, x, name) }
+	text := events.Block{ID: block("text"), Kind: events.KindAssistantText, Status: events.StatusPending}
+	whole := text
+	whole.Status, whole.Content = events.StatusComplete, strings.Repeat("All work and no play makes an agent a dull one. ", 8)
+	type commit struct {
+		aspect events.Aspect
+		list   []events.Payload
+	}
+	commits := []commit{
+		{events.Life, []events.Payload{events.MessageAccepted{BlockID: block("message"), Content: "Write a program that prints the first hundred primes, and run it."}, events.ExecutionDispatched{}}},
+		{events.Run, []events.Payload{events.ExecutionClaimed{Epoch: 1, Executor: "xtr_bench"}, events.ExecutionStarted{Attempt: 1}}},
+		{events.Run, []events.Payload{events.BlockStart{Block: text}}},
+		{events.Run, []events.Payload{events.BlockComplete{Block: whole}, events.MetadataUpdate{Usage: events.Usage{InputTokens: 100, OutputTokens: 200}, Model: "model"}}},
+	}
+	for i := range 3 {
+		call := events.Block{ID: block(fmt.Sprint("call", i)), Kind: events.KindToolUse, Status: events.StatusPending, ToolName: "run_code", ToolUseID: block(fmt.Sprint("use", i))}
+		done := call
+		done.Status, done.Input = events.StatusComplete, json.RawMessage(`{"language":"python","code":"print([n for n in range(2, 542) if all(n % d for d in range(2, n))])"}`)
+		result := events.Block{ID: block(fmt.Sprint("result", i)), Kind: events.KindToolResult, Status: events.StatusComplete, ToolUseID: call.ToolUseID, Output: strings.Repeat("2 3 5 7 11 13 17 19 ", 10), DurationMs: 40}
+		commits = append(commits,
+			commit{events.Run, []events.Payload{events.BlockStart{Block: call}, events.BlockComplete{Block: done}}},
+			commit{events.Run, []events.Payload{events.BlockStart{Block: result}, events.Log{Level: "info", Stream: "runner", Message: "exit code 0"}}})
+	}
+	commits = append(commits, commit{events.Run, []events.Payload{
+		events.MetadataUpdate{Usage: events.Usage{InputTokens: 300, OutputTokens: 400}, Model: "model"},
+		events.Log{Level: "info", Stream: "runner", Message: "the turn ended"},
+		events.TranscriptWritten{AgentSessionID: "bench"},
+		events.ExecutionCompleted{DurationMs: 900, Usage: events.Usage{InputTokens: 300, OutputTokens: 400}, Result: "done"},
+	}})
+	for _, c := range commits {
+		if err := b.append(ctx, w, c.aspect, x, c.list...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (b *bench) append(ctx context.Context, w *writer, aspect events.Aspect, execution string, list ...events.Payload) error {
+	subject := events.Subject{Tenant: w.tenant, ID: w.id, Aspect: aspect}
+	d := events.Draft{Actor: events.Actor{Kind: "executor", ID: "xtr_bench"}, Epoch: 1}
+	for _, p := range list {
+		w.n++
+		e := events.Event{ID: events.Derive(events.KindEvent, w.id, fmt.Sprint(w.n)), Time: start.Add(time.Duration(b.events) * time.Millisecond), ExecutionID: execution, Source: events.FromRunner, Data: p}
+		if execution != "" {
+			e.ConversationID = events.MainConversation
+		}
+		d.Events = append(d.Events, e)
+		b.events++
+	}
+	d.ID = events.Derive(events.KindCommit, w.id, fmt.Sprint(w.n))
+	c, err := d.Seal(subject, w.prev[aspect])
+	if err != nil {
+		return err
+	}
+	w.prev[aspect] = c.Hash
+	data, err := c.Encode()
+	if err != nil {
+		return err
+	}
+	_, err = b.js.PublishAsync(subject.String(), data)
+	return err
+}
+
+// findEnds asks where each group's last commit lies.
+func (b *bench) findEnds(ctx context.Context, writers []*writer) error {
+	stream, err := b.js.Stream(ctx, "EVENTS-0")
+	if err != nil {
+		return err
+	}
+	for _, w := range writers {
+		for _, aspect := range []events.Aspect{events.Life, events.Run} {
+			m, err := stream.GetLastMsgForSubject(ctx, events.Subject{Tenant: w.tenant, ID: w.id, Aspect: aspect}.String())
+			if err == jetstream.ErrMsgNotFound {
+				continue
+			}
+			if err != nil {
+				return err
+			}
+			g := readmodel.Group(w.id)
+			b.ends[g] = max(b.ends[g], m.Sequence)
+		}
+	}
+	return nil
+}

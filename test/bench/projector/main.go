@@ -1,0 +1,231 @@
+// Command projector measures how fast the log becomes rows in Postgres: by the
+// live path, which also announces every batch on LIVE, and by a rebuild; both
+// against COPY of the very rows that came out, into empty tables with the same indexes.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/eventlog/jslog"
+	"github.com/spoolhq/spool/pkg/natsserver"
+	"github.com/spoolhq/spool/pkg/pgserver"
+	"github.com/spoolhq/spool/pkg/readmodel"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/projector"
+	"github.com/spoolhq/spool/test/bench/row"
+)
+
+// The targets of design.md section 11, in events a second, or else as a share of COPY.
+const (
+	liveTarget    = 20_000
+	rebuildTarget = 50_000
+	copyShare     = 0.25
+)
+
+func main() {
+	turns := flag.Int("turns", 10_000, "turns in the log; each has 23 events in 11 commits")
+	sessions := flag.Int("sessions", 500, "sessions that they are spread over")
+	dir := flag.String("dir", "", "folder for log and database, on the disk to measure; a temporary one by default")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := run(ctx, os.Stdout, *dir, *sessions, *turns); err != nil {
+		fmt.Fprintln(os.Stderr, "projector:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, out io.Writer, dir string, sessions, turns int) error {
+	tmp, err := os.MkdirTemp(dir, "spool-bench-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(tmp)
+	// Postgres may run as another user than we do.
+	if err := os.Chmod(tmp, 0o755); err != nil {
+		return err
+	}
+	// The log's own speed is another benchmark's: it is only read here.
+	srv, err := natsserver.Start(natsserver.Config{StoreDir: filepath.Join(tmp, "nats"), Relaxed: true})
+	if err != nil {
+		return err
+	}
+	defer srv.Shutdown()
+	nc, err := srv.Connect()
+	if err != nil {
+		return err
+	}
+	defer nc.Close()
+	pg, err := pgserver.Start(ctx, pgserver.Config{DataDir: filepath.Join(tmp, "postgres"), FetchURL: pgserver.FetchNever})
+	if err != nil {
+		return err
+	}
+	defer pg.Stop() //nolint:errcheck // the folder goes
+	b, err := newBench(ctx, nc, pg.URL())
+	if err != nil {
+		return err
+	}
+	if err := b.fill(ctx, sessions, turns); err != nil {
+		return fmt.Errorf("fill the log: %w", err)
+	}
+	return b.measure(ctx, out)
+}
+
+type bench struct {
+	nc  *nats.Conn
+	js  jetstream.JetStream
+	log eventlog.Log
+	url string
+	// ends are the stream sequences that each group's checkpoint must reach.
+	ends   [topology.ProjectorGroups]uint64
+	events int
+}
+
+func newBench(ctx context.Context, nc *nats.Conn, url string) (*bench, error) {
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return nil, err
+	}
+	if err := topology.Provision(ctx, js, topology.Config{Shards: 1}); err != nil {
+		return nil, err
+	}
+	log, err := jslog.New(jslog.Config{JetStream: js})
+	if err != nil {
+		return nil, err
+	}
+	return &bench{nc: nc, js: js, log: log, url: url}, readmodel.Migrate(ctx, url)
+}
+
+func (b *bench) measure(ctx context.Context, out io.Writer) error {
+	live, err := b.live(ctx)
+	if err != nil {
+		return fmt.Errorf("live: %w", err)
+	}
+	cfg := projector.Config{DatabaseURL: b.url}
+	report, err := projector.Rebuild(ctx, cfg, projector.Deps{Log: b.log}, false)
+	if err != nil {
+		return err
+	}
+	raw, rows, err := b.copy(ctx)
+	if err != nil {
+		return fmt.Errorf("copy: %w", err)
+	}
+	for _, m := range []struct {
+		what   string
+		target int
+		took   time.Duration
+	}{{"projector, live", liveTarget, live}, {"projector, rebuild", rebuildTarget, report.Duration}} {
+		rate, ratio := float64(b.events)/m.took.Seconds(), raw.Seconds()/m.took.Seconds()
+		r := row.Row{
+			What: m.what, Target: fmt.Sprintf("%d events/s, or %.0f %% of COPY", m.target, 100*copyShare),
+			Measured: fmt.Sprintf("%.0f events/s", rate), Against: fmt.Sprintf("%.0f events/s by COPY of the same %d rows", float64(b.events)/raw.Seconds(), rows),
+			Ratio: ratio, OK: rate >= float64(m.target) || ratio >= copyShare, Command: "cd test && go run ./bench/projector",
+		}
+		if err := row.Write(out, r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// live is how long a projector takes from its start to the log's end.
+func (b *bench) live(ctx context.Context) (time.Duration, error) {
+	p, err := projector.New(projector.Config{DatabaseURL: b.url}, projector.Deps{NATS: b.nc, Log: b.log})
+	if err != nil {
+		return 0, err
+	}
+	running, stop := context.WithCancel(ctx)
+	done := make(chan error, 1)
+	from := time.Now()
+	go func() { done <- p.Run(running) }()
+	err = b.reached(ctx)
+	took := time.Since(from)
+	stop()
+	if stopped := <-done; err == nil {
+		err = stopped
+	}
+	return took, err
+}
+
+// reached waits until every group is at the log's end.
+func (b *bench) reached(ctx context.Context) error {
+	conn, err := readmodel.Connect(ctx, b.url, readmodel.Schema)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(ctx) //nolint:errcheck // the server goes
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		var positions []int64
+		if err := conn.QueryRow(ctx, "SELECT array_agg(position ORDER BY grp) FROM checkpoints").Scan(&positions); err != nil {
+			return err
+		}
+		missing := 0
+		for g, end := range b.ends {
+			if uint64(positions[g]) < end {
+				missing++
+			}
+		}
+		if missing == 0 {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		}
+	}
+}
+
+// copy reads the rows into memory and copies them into tables like those they came from.
+func (b *bench) copy(ctx context.Context) (took time.Duration, rows int64, err error) {
+	conn, err := readmodel.Connect(ctx, b.url, readmodel.Schema)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer conn.Close(ctx) //nolint:errcheck // the server goes
+	for _, table := range []string{
+		readmodel.Sessions, readmodel.Executions, readmodel.Blocks, readmodel.Events, readmodel.ToolCalls, readmodel.Sandboxes,
+	} {
+		d, n, err := copyTable(ctx, conn, table)
+		if err != nil {
+			return 0, 0, fmt.Errorf("%s: %w", table, err)
+		}
+		took, rows = took+d, rows+n
+	}
+	return took, rows, nil
+}
+
+func copyTable(ctx context.Context, conn *pgx.Conn, table string) (time.Duration, int64, error) {
+	result, err := conn.Query(ctx, "SELECT * FROM "+table)
+	if err != nil {
+		return 0, 0, err
+	}
+	var names []string
+	for _, f := range result.FieldDescriptions() {
+		names = append(names, f.Name)
+	}
+	values, err := pgx.CollectRows(result, func(r pgx.CollectableRow) ([]any, error) { return r.Values() })
+	if err != nil {
+		return 0, 0, err
+	}
+	if _, err := conn.Exec(ctx, "CREATE TABLE copy_"+table+" (LIKE "+table+" INCLUDING ALL)"); err != nil {
+		return 0, 0, err
+	}
+	from := time.Now()
+	n, err := conn.CopyFrom(ctx, pgx.Identifier{"copy_" + table}, names, pgx.CopyFromRows(values))
+	return time.Since(from), n, err
+}
