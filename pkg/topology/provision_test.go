@@ -146,3 +146,43 @@ func TestDurablesCanBeMade(t *testing.T) {
 		}
 	}
 }
+
+// TestDeadKeepsWhatTheServerGivesUp: in a work queue a message that was delivered
+// too often stays without a sign but this advisory.
+func TestDeadKeepsWhatTheServerGivesUp(t *testing.T) {
+	t.Parallel()
+	ctx, js := connect(t)
+	if err := topology.Provision(ctx, js, topology.Config{}); err != nil {
+		t.Fatal(err)
+	}
+	d := topology.CommandsConsumer()
+	d.Config.MaxDeliver = 1
+	c, err := js.CreateOrUpdateConsumer(ctx, d.Stream, d.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := js.Publish(ctx, topology.CommandSubject(topology.ServiceSession, "default", session), nil); err != nil {
+		t.Fatal(err)
+	}
+	msg, err := c.Next(jetstream.FetchMaxWait(5 * time.Second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := msg.Nak(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Fetch(1, jetstream.FetchMaxWait(time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	dead, err := js.OrderedConsumer(ctx, topology.StreamDead, jetstream.OrderedConsumerConfig{FilterSubjects: []string{topology.AdvisoryMaxDeliveries}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	advisory, err := dead.Next(jetstream.FetchMaxWait(10 * time.Second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.COMMANDS.session"; advisory.Subject() != want {
+		t.Errorf("DEAD keeps %s, want %s", advisory.Subject(), want)
+	}
+}
