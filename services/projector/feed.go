@@ -23,14 +23,15 @@ const payloadTries = 3
 
 // feed reads the group's commits, to the log's end and then on, until ctx ends.
 func (g *group) feed(ctx context.Context) {
-	f := feeder{g: g, after: g.position(), retry: backoff{logger: g.logger, doing: "read the log"}}
+	f := feeder{group: g.n, after: g.position(), retry: backoff{logger: g.logger, doing: "read the log"}}
+	f.push = func(it item, bytes int) error { return g.records.push(ctx, it, bytes) }
 	filter := eventlog.Filter{Partitions: topology.GroupPartitions(g.n)}
 	for !f.run(ctx, g.p.deps.Log.Read(ctx, f.after, filter)) {
 		if ctx.Err() != nil {
 			return
 		}
 	}
-	if g.records.push(ctx, item{end: true}, 0) != nil {
+	if f.push(item{end: true}, 0) != nil {
 		return
 	}
 	for ctx.Err() == nil {
@@ -38,9 +39,11 @@ func (g *group) feed(ctx context.Context) {
 	}
 }
 
+// feeder reads a group's commits past those that cannot be read.
 type feeder struct {
-	g     *group
+	group int
 	after eventlog.Position
+	push  func(it item, bytes int) error // an error ends the reading
 	retry backoff
 	tries int // for the payload of the commit after
 }
@@ -58,15 +61,15 @@ func (f *feeder) run(ctx context.Context, reading iter.Seq2[eventlog.Record, err
 				return false
 			}
 			// What did not decode has no events, here and for every other reader; what lacks a payload has them all.
-			it.poison = f.g.poison(rec, err)
+			it.poison = poisonOf(f.group, rec, err)
+		}
+		if rec.Position.Seq <= f.after.Seq {
+			continue // delivered twice
 		}
 		f.retry.tries, f.tries, f.after = 0, 0, rec.Position
 		size := len(rec.Commit.Events)
 		it.rec.Commit.Events, it.rec.Commit.State = nil, nil
-		if f.g.records.push(ctx, it, size) != nil {
-			return false
-		}
-		if err != nil {
+		if f.push(it, size) != nil || err != nil {
 			return false
 		}
 	}

@@ -26,6 +26,7 @@ type group struct {
 	shard      int
 	logger     *slog.Logger
 	live       announcer
+	quiet      bool // nothing is said to others: a rebuild
 	progressed bool // something was committed
 
 	store      *store.Store
@@ -238,6 +239,9 @@ func (g *group) commit(ctx context.Context, s step) error {
 		return err
 	}
 	g.checkpoint, g.progressed = next, true
+	if g.quiet {
+		return nil
+	}
 	if err := g.live.send(changes.Live); err != nil {
 		// The rows are there; whoever follows finds the hole.
 		g.logger.Warn("announce on LIVE", "error", err)

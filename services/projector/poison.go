@@ -20,18 +20,21 @@ import (
 // maxReason bounds in bytes what is said of a commit that could not be projected.
 const maxReason = 500
 
-// poison notes a commit that cannot be projected wholly.
-func (g *group) poison(rec eventlog.Record, why error) *fold.Poison {
+// poisonOf notes a commit that cannot be projected wholly.
+func poisonOf(group int, rec eventlog.Record, why error) *fold.Poison {
 	subject := ""
 	if rec.Subject.ID != "" {
 		subject = rec.Subject.String()
 	}
-	return &fold.Poison{Group: int16(g.n), Position: rec.Position.String(), Subject: subject, Reason: oneLine(why.Error()), At: rec.Time}
+	return &fold.Poison{Group: int16(group), Position: rec.Position.String(), Subject: subject, Reason: oneLine(why.Error()), At: rec.Time}
 }
 
 // bury names commits in DEAD; they themselves stay in the log. A second burial
 // of the same commit is recognised by its id.
 func (g *group) bury(ctx context.Context, list []fold.Poison) error {
+	if g.quiet {
+		return nil
+	}
 	for _, p := range list {
 		pos, err := eventlog.ParsePosition(p.Position)
 		if err != nil {
@@ -72,7 +75,7 @@ func (g *group) apart(ctx context.Context, s step) error {
 		var refused *store.RefusedError
 		if errors.As(err, &refused) {
 			one.batch.Bare = true
-			one.batch.Poison = []fold.Poison{*g.poison(rec, err)}
+			one.batch.Poison = []fold.Poison{*poisonOf(g.n, rec, err)}
 			if err = g.bury(ctx, one.batch.Poison); err == nil {
 				err = g.afresh(ctx, one)
 			}

@@ -20,12 +20,12 @@ func TestAQueryBecomesRows(t *testing.T) {
 	w.projected(s)
 	w.checkAgainstLog(s)
 	for sql, want := range map[string]string{
-		"SELECT status||' '||architecture||' '||metadata||' '||executions||' '||queued||' '||active_execution FROM sessions":                           `open spool {"b":1,"a":[true,null]} 2 0 `,
+		"SELECT status||' '||architecture||' '||metadata||' '||executions||' '||queued||' '||active_execution FROM sessions":                                   `open spool {"b":1,"a":[true,null]} 2 0 `,
 		"SELECT string_agg(phase||' '||ord||' '||input_tokens||' '||cost_usd||' '||result||' '||duration_ms||' '||executor, ',' ORDER BY ord) FROM executions": "completed 0 10 0.25 done 1234 xtr_test,completed 1 10 0.25 done 1234 xtr_test",
-		"SELECT string_agg(kind||' '||status, ',' ORDER BY execution_ord, first_seq) FROM blocks WHERE execution_ord = 1":                               "user_message complete,assistant_text complete,tool_use complete,tool_result complete",
-		"SELECT string_agg(tool_name||' '||status||' '||duration_ms, ',') FROM tool_calls":                                                              "bash complete 3,bash complete 3",
-		"SELECT block::json->>'content' FROM blocks WHERE kind = 'user_message' AND execution_ord = 0":                                                  "do <it> & more",
-		"SELECT started_at::text FROM executions WHERE ord = 0":                                                                                         one[string](w, "SELECT $1::timestamptz::text", testTime.Add(5*time.Millisecond).Truncate(time.Microsecond)),
+		"SELECT string_agg(kind||' '||status, ',' ORDER BY execution_ord, first_seq) FROM blocks WHERE execution_ord = 1":                                      "user_message complete,assistant_text complete,tool_use complete,tool_result complete",
+		"SELECT string_agg(tool_name||' '||status||' '||duration_ms, ',') FROM tool_calls":                                                                     "bash complete 3,bash complete 3",
+		"SELECT block::json->>'content' FROM blocks WHERE kind = 'user_message' AND execution_ord = 0":                                                         "do <it> & more",
+		"SELECT started_at::text FROM executions WHERE ord = 0":                                                                                                one[string](w, "SELECT $1::timestamptz::text", testTime.Add(5*time.Millisecond).Truncate(time.Microsecond)),
 	} {
 		if got := one[string](w, sql); got != want {
 			t.Errorf("%s:\n got %q\nwant %q", sql, got, want)

@@ -29,6 +29,13 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	if os.Getenv(processNATS) != "" {
+		if err := process(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	// The Postgres of pgtest serves until the process ends, with a goroutine that waits for it.
 	goleak.VerifyTestMain(m,
 		goleak.IgnoreTopFunction("os/exec.(*Cmd).Wait"), goleak.IgnoreAnyFunction("os/exec.(*Cmd).Wait"), goleak.IgnoreAnyFunction("os.(*Process).Wait"),
@@ -49,7 +56,12 @@ type world struct {
 
 func newWorld(t testing.TB, shards int) *world {
 	t.Helper()
-	srv := natstest.RunConfig(t, natsserver.Config{Relaxed: true})
+	return newWorldOn(t, shards, natsserver.Config{Relaxed: true})
+}
+
+func newWorldOn(t testing.TB, shards int, cfg natsserver.Config) *world {
+	t.Helper()
+	srv := natstest.RunConfig(t, cfg)
 	nc := natstest.Conn(t, srv)
 	js, err := jetstream.New(nc)
 	if err != nil {
@@ -244,7 +256,9 @@ func (s *session) create() *session {
 	return s
 }
 
-func (s *session) execution(n int) string { return events.Derive(events.KindExecution, s.id, fmt.Sprint(n)) }
+func (s *session) execution(n int) string {
+	return events.Derive(events.KindExecution, s.id, fmt.Sprint(n))
+}
 func (s *session) blockID(name string) string {
 	return events.Derive(events.KindBlock, s.id, name)
 }

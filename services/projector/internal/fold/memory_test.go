@@ -38,7 +38,9 @@ func newMemory(t testing.TB) *memory {
 	}
 }
 
-func child(tenant, session, id string) fold.Child { return fold.Child{Session: fold.Key{Tenant: tenant, ID: session}, ID: id} }
+func child(tenant, session, id string) fold.Child {
+	return fold.Child{Session: fold.Key{Tenant: tenant, ID: session}, ID: id}
+}
 
 // fold is what a group does with a batch.
 func (m *memory) fold(model *fold.Model, b fold.Batch) fold.Changes {
@@ -70,7 +72,9 @@ func (m *memory) load(asked fold.Missing) (p fold.Present) {
 			}
 		}
 	}
-	slices.SortFunc(p.Texts, func(a, b fold.Text) int { return cmp.Or(cmp.Compare(a.Block, b.Block), cmp.Compare(a.Offset, b.Offset)) })
+	slices.SortFunc(p.Texts, func(a, b fold.Text) int {
+		return cmp.Or(cmp.Compare(a.Block, b.Block), cmp.Compare(a.Offset, b.Offset))
+	})
 	for _, k := range asked.Keys {
 		if r, ok := m.keys[k]; ok {
 			p.Keys = append(p.Keys, r)

@@ -1,0 +1,162 @@
+package projector
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/spoolhq/spool/pkg/readmodel"
+)
+
+// order lists the tables that a fold gives, by their primary keys.
+var order = []struct{ table, key string }{
+	{readmodel.Sessions, "tenant, id"},
+	{readmodel.DeletedSessions, "tenant, id"},
+	{readmodel.Executions, "tenant, session, id"},
+	{readmodel.Blocks, "tenant, session, id"},
+	{readmodel.Events, "tenant, session, seq"},
+	{readmodel.ToolCalls, "tenant, session, tool_use_id"},
+	{readmodel.Conversations, "tenant, session, id"},
+	{readmodel.Sandboxes, "tenant, session, id"},
+	{readmodel.Keys, "tenant, id"},
+	{readmodel.Poison, "position"},
+}
+
+// DifferenceError is the first row that the read model and a fold of the log do not share.
+type DifferenceError struct {
+	Table   string
+	Columns []string // that differ; nil when one of the rows is missing
+	Live    string   // the row as JSON; "" for none
+	Rebuilt string
+}
+
+func (e *DifferenceError) Error() string {
+	switch {
+	case e.Live == "":
+		return fmt.Sprintf("table %s lacks the row %s: run spool rebuild", e.Table, short(e.Rebuilt))
+	case e.Rebuilt == "":
+		return fmt.Sprintf("table %s has the row %s, of which the log knows nothing: run spool rebuild", e.Table, short(e.Live))
+	}
+	return fmt.Sprintf("table %s differs in %s: it has %s, the log gives %s: run spool rebuild", e.Table, strings.Join(e.Columns, ", "), short(e.Live), short(e.Rebuilt))
+}
+
+func short(s string) string {
+	if len(s) > 400 {
+		return strings.ToValidUTF8(s[:400], "") + "…"
+	}
+	return s
+}
+
+// compare folds to where live was at one moment and compares with what it had
+// then. Live goes on meanwhile: its tables are read in a snapshot.
+func (b *rebuild) compare(ctx context.Context) (rows uint64, err error) {
+	other, err := readmodel.Connect(ctx, b.p.cfg.DatabaseURL, shadowSchema)
+	if err != nil {
+		return 0, fmt.Errorf("connect to postgres: %w", err)
+	}
+	defer func() { _ = other.Close(context.WithoutCancel(ctx)) }()
+	snapshot := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
+	err = pgx.BeginTxFunc(ctx, b.conn, snapshot, func(tx pgx.Tx) error {
+		target, err := checkpoints(ctx, tx, "")
+		if err != nil {
+			return err
+		}
+		if err := b.foldTo(ctx, target); err != nil {
+			return err
+		}
+		for n, g := range b.groups {
+			// Where another commit is at the same place, or the log is shorter, nothing else needs comparing.
+			if have := g.checkpoint; have.Position != target[n].Position || have.CommitID != target[n].CommitID {
+				return &DifferenceError{
+					Table: readmodel.Checkpoints, Columns: []string{"position", "commit_id"},
+					Live: fmt.Sprintf(`{"grp":%d,"position":%d,"commit_id":%q}`, n, target[n].Position, target[n].CommitID), Rebuilt: fmt.Sprintf(`{"grp":%d,"position":%d,"commit_id":%q}`, n, have.Position, have.CommitID),
+				}
+			}
+		}
+		for _, t := range order {
+			n, err := compareTable(ctx, tx, other, t.table, t.key)
+			rows += n
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return rows, err
+}
+
+// compareTable reads both side by side, in the order of the key.
+func compareTable(ctx context.Context, live pgx.Tx, rebuilt *pgx.Conn, table, key string) (n uint64, err error) {
+	sql := "SELECT row_to_json(t)::text FROM %s." + table + " t ORDER BY " + key
+	a, err := live.Query(ctx, fmt.Sprintf(sql, readmodel.Schema))
+	if err != nil {
+		return 0, fmt.Errorf("read %s: %w", table, err)
+	}
+	defer a.Close()
+	b, err := rebuilt.Query(ctx, fmt.Sprintf(sql, shadowSchema))
+	if err != nil {
+		return 0, fmt.Errorf("read %s: %w", table, err)
+	}
+	defer b.Close()
+	for {
+		x, y := row(a), row(b)
+		if x == nil && y == nil {
+			break
+		}
+		n++
+		if !bytes.Equal(x, y) {
+			if err := firstError(a, b); err != nil {
+				return n, fmt.Errorf("read %s: %w", table, err)
+			}
+			return n, difference(table, key, x, y)
+		}
+	}
+	if err := firstError(a, b); err != nil {
+		return n, fmt.Errorf("read %s: %w", table, err)
+	}
+	return n, nil
+}
+
+func row(rows pgx.Rows) []byte {
+	if !rows.Next() {
+		return nil
+	}
+	return rows.RawValues()[0]
+}
+
+// firstError looks at what has ended; a side that has rows left has no error.
+func firstError(list ...pgx.Rows) error {
+	for _, rows := range list {
+		if err := rows.Err(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// difference says which columns differ, or which row is missing, where the keys do.
+func difference(table, key string, live, rebuilt []byte) error {
+	d := &DifferenceError{Table: table, Live: string(live), Rebuilt: string(rebuilt)}
+	if live == nil || rebuilt == nil {
+		return d
+	}
+	var x, y map[string]json.RawMessage
+	if err := json.Unmarshal(live, &x); err != nil {
+		return fmt.Errorf("decode row of %s: %w", table, err)
+	}
+	if err := json.Unmarshal(rebuilt, &y); err != nil {
+		return fmt.Errorf("decode row of %s: %w", table, err)
+	}
+	for column, value := range x {
+		if !bytes.Equal(value, y[column]) {
+			d.Columns = append(d.Columns, column)
+		}
+	}
+	slices.Sort(d.Columns)
+	return d
+}

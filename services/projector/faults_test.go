@@ -1,0 +1,530 @@
+package projector_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"iter"
+	"log/slog"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/eventlog/jslog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/natsserver"
+	"github.com/spoolhq/spool/pkg/pgserver"
+	"github.com/spoolhq/spool/pkg/pgserver/pgtest"
+	"github.com/spoolhq/spool/pkg/readmodel"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/projector"
+)
+
+// A projector in a process of its own, which a test can kill.
+const (
+	processNATS = "PROJECTOR_TEST_NATS"
+	processPG   = "PROJECTOR_TEST_POSTGRES"
+)
+
+// process is TestMain's other life.
+func process() error {
+	nc, err := nats.Connect(os.Getenv(processNATS))
+	if err != nil {
+		return err
+	}
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return err
+	}
+	log, err := jslog.New(jslog.Config{JetStream: js})
+	if err != nil {
+		return err
+	}
+	p, err := projector.New(projector.Config{DatabaseURL: os.Getenv(processPG), LockRetry: 20 * time.Millisecond, BatchCommits: 7}, projector.Deps{NATS: nc, Log: log, Logger: slog.New(slog.NewTextHandler(os.Stderr, nil))})
+	if err != nil {
+		return err
+	}
+	// It ends with its parent, which holds the other end of its standard input.
+	ctx, cancel := context.WithCancel(context.Background())
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		cancel()
+	}()
+	return p.Run(ctx)
+}
+
+type child struct {
+	cmd   *exec.Cmd
+	stdin io.WriteCloser
+}
+
+func (w *world) spawn(natsURL string) *child {
+	w.t.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), processNATS+"="+natsURL, processPG+"="+w.url)
+	if os.Getenv("PROJECTOR_TEST_LOG") != "" {
+		cmd.Stderr = os.Stderr
+	}
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		w.t.Fatal(err)
+	}
+	c := &child{cmd, stdin}
+	w.t.Cleanup(c.kill)
+	return c
+}
+
+func (c *child) kill() {
+	if c.cmd.ProcessState == nil {
+		_ = c.cmd.Process.Kill()
+		_ = c.cmd.Wait()
+	}
+}
+
+// checkpointEqualsRows proves that no commit is half there: in each group the last event is that of the checkpoint.
+func (w *world) checkpointEqualsRows() {
+	w.t.Helper()
+	rows, err := w.conn().Query(w.t.Context(), `SELECT c.grp, c.position, max(split_part(s.tip_position, '-', 2)::bigint), (SELECT count(*) FROM sessions x WHERE x.grp = c.grp AND
+		x.tip <> (SELECT count(*) FROM events e WHERE e.tenant = x.tenant AND e.session = x.id))
+		FROM checkpoints c JOIN sessions s ON s.grp = c.grp GROUP BY c.grp, c.position`)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	type row struct{ Group, Position, Last, Torn int64 }
+	list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[row])
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, r := range list {
+		if r.Position != r.Last || r.Torn != 0 {
+			w.t.Errorf("group %d: checkpoint %d, last event in %d, %d sessions without all their events", r.Group, r.Position, r.Last, r.Torn)
+		}
+	}
+}
+
+func TestKilledAgainAndAgainNothingIsTornOrDoubled(t *testing.T) {
+	t.Parallel()
+	w := newWorldOn(t, 1, natsserver.Config{Relaxed: true, Port: natsserver.RandomPort})
+	w.migrate()
+	url := fmt.Sprintf("nats://127.0.0.1:%d", w.srv.Port())
+	copies := []*child{w.spawn(url), w.spawn(url)}
+	var sessions []*session
+	for range 12 {
+		sessions = append(sessions, w.session(-1).create())
+	}
+	var load sync.WaitGroup
+	load.Go(func() {
+		for n := range 12 {
+			for _, s := range sessions {
+				s.turn(n)
+			}
+		}
+	})
+	for i := range 8 {
+		eventually(t, "progress", func() error {
+			if one[int](w, "SELECT count(*) FROM events") < 60*(i+1) {
+				return errNotYet
+			}
+			return nil
+		})
+		victim := i % 2
+		copies[victim].kill()
+		w.checkpointEqualsRows()
+		if n := one[int](w, "SELECT count(*) - count(DISTINCT (classid, objid)) FROM pg_locks l JOIN pg_database d ON d.oid = l.database WHERE locktype = 'advisory' AND granted AND d.datname = current_database()"); n != 0 {
+			t.Errorf("%d groups have two readers", n)
+		}
+		copies[victim] = w.spawn(url)
+	}
+	load.Wait()
+	w.projected(sessions...)
+	w.checkpointEqualsRows()
+	w.checkAgainstLog(sessions...)
+	w.sameAsRebuilt()
+}
+
+// sameAsRebuilt proves that the read model is what a fold of the log gives.
+func (w *world) sameAsRebuilt() projector.Report {
+	w.t.Helper()
+	r, err := projector.Rebuild(w.t.Context(), projector.Config{DatabaseURL: w.url}, projector.Deps{Log: w.log, Logger: logger(w.t)}, true)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if r.Rows == 0 {
+		w.t.Fatal("nothing was compared")
+	}
+	return r
+}
+
+func TestOfTwoCopiesOneReadsEachGroup(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 4)
+	w.migrate()
+	var mu sync.Mutex
+	starts := map[string]int{}
+	count, err := w.nc.Subscribe(topology.CtlProjector, func(m *nats.Msg) {
+		mu.Lock()
+		defer mu.Unlock()
+		starts[string(m.Data)]++
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer count.Unsubscribe() //nolint:errcheck // of a test
+	first := w.start()
+	w.start()
+	var sessions []*session
+	for g := range topology.ProjectorGroups {
+		sessions = append(sessions, w.session(g).create())
+	}
+	w.projected(sessions...)
+	mu.Lock()
+	for g := range topology.ProjectorGroups {
+		if n := starts[fmt.Sprintf(`{"group":%d}`, g)]; n != 1 {
+			t.Errorf("group %d was begun %d times, want once", g, n)
+		}
+	}
+	mu.Unlock()
+	first()
+	for _, s := range sessions {
+		s.turn(1)
+	}
+	w.projected(sessions...)
+	w.checkAgainstLog(sessions...)
+	w.sameAsRebuilt()
+}
+
+// cut ends the connections of projectors, whatever they are doing.
+func (w *world) cut() {
+	w.exec("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'spool-projector' AND datname = current_database()")
+}
+
+func TestConnectionsThatBreakUnderLoad(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	w.migrate()
+	small := func(c *projector.Config, _ *projector.Deps) { c.BatchCommits, c.PresentRows = 3, 5 }
+	w.start(small)
+	w.start(small)
+	var sessions []*session
+	for range 6 {
+		sessions = append(sessions, w.session(-1).create())
+	}
+	for n := range 10 {
+		for _, s := range sessions {
+			s.turn(n)
+		}
+		w.cut()
+	}
+	w.projected(sessions...)
+	w.checkAgainstLog(sessions...)
+	w.sameAsRebuilt()
+}
+
+// twice delivers every commit twice, and the one before it again.
+type twice struct{ eventlog.Log }
+
+func (l twice) again(seq iter.Seq2[eventlog.Record, error]) iter.Seq2[eventlog.Record, error] {
+	return func(yield func(eventlog.Record, error) bool) {
+		var before *eventlog.Record
+		for rec, err := range seq {
+			if !yield(rec, err) || !yield(rec, err) || before != nil && !yield(*before, nil) {
+				return
+			}
+			before = &rec
+		}
+	}
+}
+
+func (l twice) Read(ctx context.Context, after eventlog.Position, f eventlog.Filter) iter.Seq2[eventlog.Record, error] {
+	return l.again(l.Log.Read(ctx, after, f))
+}
+
+func (l twice) Tail(ctx context.Context, after eventlog.Position, f eventlog.Filter) iter.Seq2[eventlog.Record, error] {
+	return l.again(l.Log.Tail(ctx, after, f))
+}
+
+func TestEveryMessageTwiceGivesTheSame(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	w.migrate()
+	s := w.session(-1).create()
+	s.turn(1)
+	w.start(func(_ *projector.Config, d *projector.Deps) { d.Log = twice{w.log} })
+	s.turn(2)
+	x := s.post(3)
+	id := s.open(x, "text")
+	for range 2 {
+		s.say(x, id, 0, "Hello, ")
+		s.say(x, id, 7, "world")
+	}
+	w.projected(s)
+	eventually(t, "text", func() error {
+		if got := one[string](w, `SELECT coalesce(string_agg("offset"||text, '|' ORDER BY "offset"), '') FROM text_in_flight`); got != "0Hello, |7world" {
+			return fmt.Errorf("text in flight is %q", got)
+		}
+		return nil
+	})
+	w.checkAgainstLog(s)
+	w.sameAsRebuilt()
+}
+
+func TestPostgresAwayAndBack(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	cfg := pgserver.Config{DataDir: t.TempDir(), Fast: true}
+	pg := pgtest.Server(t, cfg)
+	w.url = pg.URL()
+	w.start()
+	s := w.session(-1).create()
+	w.projected(s)
+	if err := pg.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	f := s.follow()
+	s.turn(1)
+	s.turn(2)
+	if n, _, err := f.sub.Pending(); err != nil || n != 0 {
+		t.Errorf("%d messages on LIVE of what Postgres does not have, error %v", n, err)
+	}
+	again := pgtest.Server(t, cfg)
+	if again.URL() != w.url {
+		t.Fatalf("Postgres came back at %s, was at %s", again.URL(), w.url)
+	}
+	w.projected(s)
+	if l := f.next(); l.Events[0].Seq != 2 {
+		t.Errorf("LIVE goes on at %d, want 2", l.Events[0].Seq)
+	}
+	w.checkAgainstLog(s)
+	w.sameAsRebuilt()
+}
+
+// copyDatabase is a backup: nobody may be connected to the database meanwhile.
+func copyDatabase(t *testing.T, url string) string {
+	t.Helper()
+	cfg, err := pgx.ParseConfig(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := cfg.Database
+	cfg.Database = "postgres"
+	conn, err := pgx.ConnectConfig(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(context.Background()) //nolint:errcheck // of a test
+	backup := name + "_backup"
+	eventually(t, "backup", func() error {
+		_, err := conn.Exec(t.Context(), "CREATE DATABASE "+backup+" TEMPLATE "+name)
+		return err
+	})
+	t.Cleanup(func() {
+		c, err := pgx.ConnectConfig(context.Background(), cfg)
+		if err == nil {
+			_, err = c.Exec(context.Background(), "DROP DATABASE "+backup+" WITH (FORCE)")
+			_ = c.Close(context.Background())
+		}
+		if err != nil {
+			t.Errorf("drop the backup: %v", err)
+		}
+	})
+	return strings.Replace(url, name, backup, 1)
+}
+
+func TestPostgresFromAnOlderBackup(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	stop := w.start()
+	s := w.session(-1).create()
+	s.turn(1)
+	eventually(t, "tables", func() error { return readmodel.Migrate(t.Context(), w.url) })
+	w.projected(s)
+	stop()
+	backup := copyDatabase(t, w.url)
+	stop = w.start()
+	s.turn(2)
+	w.projected(s)
+	stop()
+	want := w.dump()
+	w.url = backup
+	w.start()
+	w.projected(s)
+	if got := w.dump(); got != want {
+		t.Errorf("from the backup:\n%s\nbefore:\n%s", got, want)
+	}
+}
+
+func TestPostgresNewerThanTheLogIsFoldedAgain(t *testing.T) {
+	t.Parallel()
+	old := newWorld(t, 1)
+	stop := old.start()
+	lost := old.session(2).create()
+	lost.turn(1)
+	lost.turn(2)
+	x := lost.post(3)
+	lost.say(x, lost.open(x, "text"), 0, "text of a log that is gone")
+	old.migrate()
+	old.projected(lost)
+	eventually(t, "text", func() error {
+		if one[int](old, "SELECT count(*) FROM text_in_flight") == 0 {
+			return errNotYet
+		}
+		return nil
+	})
+	stop()
+
+	for name, shards := range map[string]int{"another commit, or none, at the checkpoint": 1, "another number of shards": 8} {
+		w := newWorld(t, shards)
+		w.url = old.url
+		s := w.session(2).create()
+		s.turn(1)
+		stop := w.start()
+		eventually(t, name, func() error {
+			if one[int](w, "SELECT count(*) FROM sessions WHERE id = $1", s.id) == 0 || one[int64](w, "SELECT position FROM checkpoints WHERE grp = 2") != int64(s.run.Seq) {
+				return errNotYet
+			}
+			return nil
+		})
+		w.checkAgainstLog(s)
+		eventually(t, "caught up", func() error {
+			if !one[bool](w, "SELECT caught_up FROM checkpoints WHERE grp = 2") {
+				return errNotYet
+			}
+			return nil
+		})
+		if n := one[int](w, "SELECT (SELECT count(*) FROM sessions WHERE id <> $1) + (SELECT count(*) FROM events WHERE session <> $1) + (SELECT count(*) FROM text_in_flight)", s.id); n != 0 {
+			t.Errorf("%s: %d rows are left of a log that is gone", name, n)
+		}
+		stop()
+	}
+}
+
+// The checkpoint may stand on a commit that the janitor has purged.
+func TestPurgedCheckpointIsNoMismatch(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	w.migrate()
+	stop := w.start()
+	s := w.session(1).create()
+	s.turn(1)
+	kept := w.session(1).create()
+	s.append(&s.life, "", events.SessionDeleted{})
+	w.projected(s, kept)
+	stop()
+	stream, err := w.js.Stream(t.Context(), topology.EventsStream(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, subject := range []events.Subject{s.life.Subject, s.run.Subject} {
+		if err := stream.Purge(t.Context(), jetstream.WithPurgeSubject(subject.String())); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.exec("UPDATE events SET type = 'mark'")
+	w.start()
+	kept.turn(1)
+	w.projected(kept)
+	if n := one[int](w, "SELECT count(*) FROM events WHERE type = 'mark'"); n != 1 {
+		t.Errorf("%d rows are as they were, want 1: the group was folded again", n)
+	}
+}
+
+func TestPoisonGoesToDeadAndTheGroupGoesOn(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	w.migrate()
+	s := w.session(3).create()
+	ack, err := w.js.Publish(t.Context(), s.run.Subject.String(), []byte(`{"v":1,"events":"garbage"`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	next := w.session(3).create()
+	w.start()
+	w.projected(next)
+	want := fmt.Sprintf("0-%d", ack.Sequence)
+	if got := one[string](w, "SELECT position||' '||subject FROM poison"); got != want+" "+s.run.Subject.String() {
+		t.Errorf("poison is %q", got)
+	}
+	dead, err := w.js.Stream(t.Context(), topology.StreamDead)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := dead.GetLastMsgForSubject(t.Context(), topology.Dead(s.run.Subject.String()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m.Header.Get(topology.HeaderDeadSequence) != fmt.Sprint(ack.Sequence) || !strings.Contains(m.Header.Get(topology.HeaderDeadReason), "decode commit") {
+		t.Errorf("DEAD says %v", m.Header)
+	}
+	s.append(&s.life, "", events.SessionIdle{})
+	w.projected(s)
+	if tip := one[int](w, "SELECT tip FROM sessions WHERE id = $1", s.id); tip != 2 {
+		t.Errorf("tip is %d: what cannot be decoded counts no seq, want 2", tip)
+	}
+	w.sameAsRebuilt()
+}
+
+// Data that is gone from the object store takes no seq with it.
+func TestLostPayloadCounts(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	w.migrate()
+	s := w.session(3).create()
+	s.append(&s.run, "", events.Log{Message: strings.Repeat("x", 400_000)}, events.Log{Message: "small"})
+	s.append(&s.run, "", events.Log{Message: "after"})
+	bucket, err := w.js.ObjectStore(t.Context(), topology.BucketPayloads)
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, err := bucket.List(t.Context())
+	if err != nil || len(list) != 1 {
+		t.Fatalf("payloads: %v, %v", list, err)
+	}
+	if err := bucket.Delete(t.Context(), list[0].Name); err != nil {
+		t.Fatal(err)
+	}
+	w.start()
+	w.projected(s)
+	if got := one[string](w, "SELECT string_agg(seq||' '||type, ',' ORDER BY seq) FROM events"); got != "1 session_created,2 log,3 log,4 log" {
+		t.Errorf("events are %s", got)
+	}
+	if got := one[int](w, "SELECT count(*) FROM poison"); got != 1 {
+		t.Errorf("%d commits are noted, want 1", got)
+	}
+	w.sameAsRebuilt()
+}
+
+// What Postgres refuses for good is kept bare and noted, and stops nobody.
+func TestRefusedRowsStopNobody(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	w.migrate()
+	w.exec("ALTER TABLE executions ADD CONSTRAINT of_a_test CHECK (code <> 'BOOM')")
+	s, other := w.session(5).create(), w.session(5).create()
+	x := s.post(1)
+	s.append(&s.run, x, events.ExecutionFailed{Code: "BOOM", Message: "m"})
+	other.turn(1)
+	s.turn(2)
+	w.start()
+	w.projected(s, other)
+	w.checkAgainstLog(other)
+	if got := one[string](w, "SELECT subject||' '||reason FROM poison"); !strings.HasPrefix(got, s.run.Subject.String()+" postgres refuses the rows: ") {
+		t.Errorf("poison is %q", got)
+	}
+	if got := one[string](w, "SELECT string_agg(seq||'', ',' ORDER BY seq) FROM events WHERE session = $1", s.id); !strings.HasPrefix(got, "1,2,3,4,5,6,7,8,") {
+		t.Errorf("seqs are %s", got)
+	}
+	if got := one[string](w, "SELECT event::json->>'data' FROM events WHERE type = 'execution_failed'"); got != `{"unprojectable":true}` {
+		t.Errorf("the refused event is %s", got)
+	}
+}

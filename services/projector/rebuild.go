@@ -1,0 +1,312 @@
+package projector
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/readmodel"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/projector/internal/fold"
+	"github.com/spoolhq/spool/services/projector/internal/store"
+)
+
+const (
+	shadowSchema  = readmodel.Schema + "_shadow"
+	retiredSchema = readmodel.Schema + "_retired"
+
+	// rebuildLock is the advisory lock of the one rebuild: the bytes of "spoolreb".
+	rebuildLock = 0x73706f6f6c726562
+
+	// rebuildCommits and rebuildBytes bound a transaction of a rebuild: large, so that rows which change often are written once.
+	rebuildCommits = 5000
+	rebuildBytes   = 16 << 20
+	// nearCommits is how close the shadow must be before live is held.
+	nearCommits = 500
+	// maxPasses bounds how often a rebuild runs after a log that grows as fast as it is folded.
+	maxPasses = 20
+	cleanup   = 30 * time.Second
+)
+
+// Report is what a rebuild did.
+type Report struct {
+	Commits  uint64        // that were folded
+	Rows     uint64        // that were compared; 0 without compare
+	Duration time.Duration // of the whole
+	Held     time.Duration // for which live projection stood still; 0 with compare
+}
+
+// Rebuild folds the log from zero into a shadow schema, while live projection
+// goes on, and puts it in place of the read models in one transaction. With
+// compare it changes nothing and fails with *DifferenceError unless both are
+// equal, row by row, text in flight apart. It needs Log of deps, not NATS.
+func Rebuild(ctx context.Context, cfg Config, deps Deps, compare bool) (r Report, err error) {
+	if cfg, err = cfg.withDefaults(); err != nil {
+		return r, err
+	}
+	if deps.Log == nil {
+		return r, errors.New("rebuild: Log must be given")
+	}
+	if deps.Logger == nil {
+		deps.Logger = slog.New(slog.DiscardHandler)
+	}
+	if deps.Now == nil {
+		deps.Now = time.Now
+	}
+	began := deps.Now()
+	b := rebuild{p: &Projector{cfg: cfg, deps: deps}, logger: deps.Logger.With("service", "projector", "doing", "rebuild")}
+	defer func() { err = errors.Join(err, b.close()) }()
+	if err := b.prepare(ctx); err != nil {
+		return r, fmt.Errorf("rebuild: %w", err)
+	}
+	if compare {
+		r.Rows, err = b.compare(ctx)
+	} else {
+		r.Held, err = b.replace(ctx)
+	}
+	if err != nil {
+		return r, fmt.Errorf("rebuild: %w", err)
+	}
+	for _, g := range b.groups {
+		r.Commits += g.commits
+	}
+	r.Duration = deps.Now().Sub(began)
+	return r, nil
+}
+
+// rebuild is one Rebuild.
+type rebuild struct {
+	p      *Projector
+	logger *slog.Logger
+	conn   *pgx.Conn // of the live schema
+	groups []*shadow
+}
+
+// shadow is one group in the shadow schema.
+type shadow struct {
+	group
+	commits uint64
+}
+
+// prepare takes the lock and makes an empty shadow.
+func (b *rebuild) prepare(ctx context.Context) (err error) {
+	url := b.p.cfg.DatabaseURL
+	if err := readmodel.Migrate(ctx, url); err != nil {
+		return err
+	}
+	if b.conn, err = readmodel.Connect(ctx, url, readmodel.Schema); err != nil {
+		return fmt.Errorf("connect to postgres: %w", err)
+	}
+	var locked bool
+	if err := b.conn.QueryRow(ctx, "SELECT pg_try_advisory_lock($1)", int64(rebuildLock)).Scan(&locked); err != nil {
+		return err
+	}
+	if !locked {
+		return errors.New("another rebuild is running on this database: wait until it ends")
+	}
+	if err := b.dropLeftovers(ctx); err != nil {
+		return err
+	}
+	if err := readmodel.MigrateSchema(ctx, url, shadowSchema); err != nil {
+		return err
+	}
+	for n := range topology.ProjectorGroups {
+		g := &shadow{group: *newGroup(b.p, n, b.logger.With("group", n))}
+		g.quiet, g.model = true, fold.New(n, b.p.cfg.PresentRows)
+		b.groups = append(b.groups, g)
+		if g.store, err = store.Open(ctx, url, shadowSchema, n); err != nil {
+			return err
+		}
+		g.checkpoint.Shard = int16(g.shard)
+	}
+	return nil
+}
+
+func (b *rebuild) dropLeftovers(ctx context.Context) error {
+	for _, schema := range []string{shadowSchema, retiredSchema} {
+		if _, err := b.conn.Exec(ctx, "DROP SCHEMA IF EXISTS "+schema+" CASCADE"); err != nil {
+			return fmt.Errorf("drop schema %s: %w", schema, err)
+		}
+	}
+	return nil
+}
+
+// close gives everything back, also when ctx has ended.
+func (b *rebuild) close() (err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), cleanup)
+	defer cancel()
+	for _, g := range b.groups {
+		if g.store != nil {
+			err = errors.Join(err, g.store.Close())
+		}
+	}
+	if b.conn == nil {
+		return err
+	}
+	if !b.conn.IsClosed() && len(b.groups) > 0 {
+		err = errors.Join(err, b.dropLeftovers(ctx))
+	}
+	return errors.Join(err, b.conn.Close(ctx))
+}
+
+// checkpoints reads where live is.
+func checkpoints(ctx context.Context, q pgx.Tx, suffix string) ([]store.Checkpoint, error) {
+	rows, err := q.Query(ctx, "SELECT shard, position, commit_id FROM spool.checkpoints ORDER BY grp"+suffix)
+	if err != nil {
+		return nil, fmt.Errorf("read checkpoints: %w", err)
+	}
+	list, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (c store.Checkpoint, err error) {
+		err = row.Scan(&c.Shard, &c.Position, &c.CommitID)
+		return c, err
+	})
+	if err == nil && len(list) != topology.ProjectorGroups {
+		err = fmt.Errorf("there are %d, want %d", len(list), topology.ProjectorGroups)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read checkpoints: %w", err)
+	}
+	return list, nil
+}
+
+// replace follows live until it is near, holds it, and swaps.
+func (b *rebuild) replace(ctx context.Context) (held time.Duration, err error) {
+	for pass := 0; ; pass++ {
+		before := b.folded()
+		var target []store.Checkpoint
+		err := pgx.BeginFunc(ctx, b.conn, func(tx pgx.Tx) (err error) {
+			target, err = checkpoints(ctx, tx, "")
+			return err
+		})
+		if err == nil {
+			err = b.foldTo(ctx, target)
+		}
+		if err != nil {
+			return 0, err
+		}
+		b.logger.Info("folded", "pass", pass, "commits", b.folded())
+		if b.folded()-before <= nearCommits || pass == maxPasses {
+			break
+		}
+	}
+	if err := b.analyze(ctx); err != nil {
+		return 0, err
+	}
+	from := b.p.deps.Now()
+	if err := pgx.BeginFunc(ctx, b.conn, func(tx pgx.Tx) error { return b.swap(ctx, tx) }); err != nil {
+		return 0, fmt.Errorf("swap: %w", err)
+	}
+	return b.p.deps.Now().Sub(from), nil
+}
+
+// analyze gives gateways' reads good plans from the first one on.
+func (b *rebuild) analyze(ctx context.Context) error {
+	for _, t := range order {
+		if _, err := b.conn.Exec(ctx, "ANALYZE "+shadowSchema+"."+t.table); err != nil {
+			return fmt.Errorf("analyze %s: %w", t.table, err)
+		}
+	}
+	return nil
+}
+
+// swap holds live, folds what it is ahead, and renames. Whoever was writing live
+// finds its checkpoint gone and starts again, on the new rows.
+func (b *rebuild) swap(ctx context.Context, tx pgx.Tx) error {
+	target, err := checkpoints(ctx, tx, " FOR UPDATE")
+	if err != nil {
+		return err
+	}
+	if err := b.foldTo(ctx, target); err != nil {
+		return err
+	}
+	for _, sql := range []string{
+		`UPDATE spool_shadow.checkpoints s SET caught_up = l.caught_up, lag_ms = l.lag_ms, deltas_at = l.deltas_at
+			FROM spool.checkpoints l WHERE l.grp = s.grp`,
+		// Text in flight is not in the log; it belongs to the same positions.
+		`INSERT INTO spool_shadow.text_in_flight SELECT t.* FROM spool.text_in_flight t
+			WHERE NOT EXISTS (SELECT 1 FROM spool_shadow.blocks b WHERE b.tenant = t.tenant AND b.session = t.session AND b.id = t.block AND b.status <> 'pending')
+			AND NOT EXISTS (SELECT 1 FROM spool_shadow.deleted_sessions d WHERE d.tenant = t.tenant AND d.id = t.session)`,
+		`UPDATE spool.checkpoints SET position = -1`,
+		`ALTER SCHEMA spool RENAME TO spool_retired`,
+		`ALTER SCHEMA spool_shadow RENAME TO spool`,
+	} {
+		if _, err := tx.Exec(ctx, sql); err != nil {
+			return fmt.Errorf("%.40s…: %w", sql, err)
+		}
+	}
+	return nil
+}
+
+func (b *rebuild) folded() (n uint64) {
+	for _, g := range b.groups {
+		n += g.commits
+	}
+	return n
+}
+
+// foldTo brings each group to its target, or to the log's end where that comes before.
+func (b *rebuild) foldTo(ctx context.Context, target []store.Checkpoint) error {
+	var all errgroup.Group
+	all.SetLimit(max(2, runtime.GOMAXPROCS(0)))
+	for n, g := range b.groups {
+		all.Go(func() error {
+			if err := g.foldTo(ctx, uint64(target[n].Position)); err != nil {
+				return fmt.Errorf("group %d: %w", n, err)
+			}
+			return nil
+		})
+	}
+	return all.Wait()
+}
+
+// errDone ends a reading that has come to its target.
+var errDone = errors.New("done")
+
+func (g *shadow) foldTo(ctx context.Context, target uint64) error {
+	var items []item
+	size := 0
+	flush := func() error {
+		if len(items) == 0 {
+			return nil
+		}
+		err := g.step(ctx, newStep(items, nil, true))
+		g.model.Trim()
+		g.commits += uint64(len(items))
+		items, size = items[:0], 0
+		return err
+	}
+	f := feeder{group: g.n, after: g.position(), retry: backoff{logger: g.logger, doing: "read the log"}}
+	var failed error
+	f.push = func(it item, bytes int) error {
+		if it.rec.Position.Seq > target {
+			return errDone
+		}
+		items, size = append(items, it), size+bytes
+		if len(items) >= rebuildCommits || size >= rebuildBytes {
+			failed = flush()
+		}
+		if failed == nil && it.rec.Position.Seq == target {
+			return errDone
+		}
+		return failed
+	}
+	filter := eventlog.Filter{Partitions: topology.GroupPartitions(g.n)}
+	for f.after.Seq < target && failed == nil && ctx.Err() == nil {
+		if f.run(ctx, g.p.deps.Log.Read(ctx, f.after, filter)) {
+			break
+		}
+	}
+	if failed != nil {
+		return failed
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return flush()
+}

@@ -1,0 +1,132 @@
+package projector_test
+
+import (
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/services/projector"
+)
+
+func (w *world) rebuild() projector.Report {
+	w.t.Helper()
+	r, err := projector.Rebuild(w.t.Context(), projector.Config{DatabaseURL: w.url}, projector.Deps{Log: w.log, Logger: logger(w.t)}, false)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return r
+}
+
+func TestRebuildUnderLoadEqualsLive(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 2)
+	w.migrate()
+	w.start(func(c *projector.Config, _ *projector.Deps) { c.BatchCommits = 10 })
+	var sessions []*session
+	for range 10 {
+		sessions = append(sessions, w.session(-1).create())
+	}
+	gone := w.session(-1).create()
+	gone.turn(1)
+	gone.append(&gone.life, "", events.SessionDeleted{})
+	for _, s := range sessions {
+		s.turn(0)
+	}
+	w.projected(sessions...)
+	w.exec("UPDATE executions SET result = 'wrong'") // which a rebuild repairs
+	stop := make(chan struct{})
+	var load sync.WaitGroup
+	load.Go(func() {
+		for n := 1; ; n++ {
+			for _, s := range sessions {
+				select {
+				case <-stop:
+					return
+				default:
+					s.turn(n)
+				}
+			}
+		}
+	})
+	for range 3 {
+		r := w.rebuild()
+		t.Logf("folded %d commits in %s, live held for %s", r.Commits, r.Duration, r.Held)
+		w.sameAsRebuilt() // while live goes on
+	}
+	close(stop)
+	load.Wait()
+	x := sessions[0].post(1000)
+	id := sessions[0].open(x, "text")
+	sessions[0].say(x, id, 0, "in flight")
+	w.projected(sessions...)
+	eventually(t, "text", func() error {
+		if one[int](w, "SELECT count(*) FROM text_in_flight") == 0 {
+			return errNotYet
+		}
+		return nil
+	})
+	before := w.dump()
+	w.rebuild()
+	if after := w.dump(); after != before {
+		t.Error("a rebuild of what is at rest changes it")
+	}
+	if got := one[string](w, "SELECT text FROM text_in_flight"); got != "in flight" {
+		t.Errorf("text in flight is %q after a rebuild", got)
+	}
+	sessions[0].complete(x, id, "in flight no more")
+	w.projected(sessions...)
+	w.checkAgainstLog(sessions...)
+	w.checkpointEqualsRows()
+	if n := one[int](w, "SELECT count(*) FROM information_schema.schemata WHERE schema_name LIKE 'spool\\_%'"); n != 0 {
+		t.Errorf("%d schemas are left over", n)
+	}
+}
+
+func TestCompareFindsAPlantedDifference(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	w.migrate()
+	w.start()
+	s := w.session(-1).create()
+	s.turn(1)
+	w.projected(s)
+	w.sameAsRebuilt()
+	for _, c := range []struct {
+		plant, heal, table string
+		columns            []string
+	}{
+		{"UPDATE executions SET result = 'other'", "UPDATE executions SET result = 'done'", "executions", []string{"result"}},
+		{"UPDATE blocks SET status = 'pending', block = block || ' ' WHERE kind = 'tool_use'", "UPDATE blocks SET status = 'complete', block = trim(block)", "blocks", []string{"block", "status"}},
+		{"INSERT INTO deleted_sessions VALUES ('t', 'ses_x', 1, now())", "DELETE FROM deleted_sessions", "deleted_sessions", nil},
+		{"CREATE TABLE kept AS SELECT * FROM events WHERE seq = (SELECT max(seq) FROM events); DELETE FROM events WHERE seq = (SELECT max(seq) FROM events)", "INSERT INTO events SELECT * FROM kept; DROP TABLE kept", "events", nil},
+		{"UPDATE checkpoints SET commit_id = 'cmt_x' WHERE position > 0", "", "checkpoints", []string{"position", "commit_id"}},
+	} {
+		if _, err := w.conn().Exec(t.Context(), c.plant); err != nil {
+			t.Fatal(err)
+		}
+		_, err := projector.Rebuild(t.Context(), projector.Config{DatabaseURL: w.url}, projector.Deps{Log: w.log}, true)
+		var d *projector.DifferenceError
+		if !errors.As(err, &d) || d.Table != c.table || !slices.Equal(d.Columns, c.columns) {
+			t.Errorf("after %s: got %v (%+v)", c.plant, err, d)
+		}
+		if _, err := w.conn().Exec(t.Context(), c.heal); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestOneRebuildAtATime(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	w.migrate()
+	w.exec("SELECT 1")
+	conn := w.conn()
+	if _, err := conn.Exec(t.Context(), "SELECT pg_advisory_lock($1)", int64(0x73706f6f6c726562)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := projector.Rebuild(t.Context(), projector.Config{DatabaseURL: w.url}, projector.Deps{Log: w.log}, false); err == nil {
+		t.Error("two rebuilds ran at once")
+	}
+}
