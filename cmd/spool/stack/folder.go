@@ -1,0 +1,129 @@
+package stack
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"syscall"
+)
+
+// Connection is how others on this machine reach a running stack. It lies in
+// the data folder, readable by its owner only, for as long as the stack runs.
+type Connection struct {
+	PID         int    `json:"pid"`
+	URL         string `json:"url"`
+	GRPCAddr    string `json:"grpcAddr"`
+	NATSURL     string `json:"natsUrl"` // with the admin user's password
+	DatabaseURL string `json:"databaseUrl"`
+}
+
+// ErrRunning is a data folder that another stack holds.
+var ErrRunning = errors.New("another Spool runs on this data folder")
+
+// ErrNotRunning is a data folder that no stack holds.
+var ErrNotRunning = errors.New("no Spool runs on this data folder")
+
+const (
+	lockFile       = "lock"
+	connectionFile = "spool.json"
+)
+
+// lock is the exclusive hold on a data folder; the kernel drops it with the process.
+type lock struct {
+	dir  string
+	file *os.File
+}
+
+// acquire makes the folder and locks it.
+func acquire(dir string) (*lock, error) {
+	if dir == "" {
+		return nil, errors.New("data: name a data folder")
+	}
+	remedy := "choose another folder with --data, or make this one writable"
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("data: cannot make %s (%w): %s", dir, err, remedy)
+	}
+	f, err := os.OpenFile(filepath.Join(dir, lockFile), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("data: cannot write to %s (%w): %s", dir, err, remedy)
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		busy := fmt.Errorf("data: %w (%s): use `spool run`, which joins it, or choose another folder with --data", ErrRunning, dir)
+		return nil, errors.Join(busy, f.Close())
+	}
+	l := &lock{dir, f}
+	// What a killed stack left behind tells nothing any more.
+	if err := l.forget(); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return l, nil
+}
+
+func (l *lock) forget() error {
+	if err := os.Remove(filepath.Join(l.dir, connectionFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("data: cannot remove %s: %w", connectionFile, err)
+	}
+	return nil
+}
+
+func (l *lock) release() error { return errors.Join(l.forget(), l.file.Close()) }
+
+// writeConnection replaces the file in one step.
+func writeConnection(dir string, c Connection) error {
+	b, err := json.MarshalIndent(c, "", " ")
+	if err != nil {
+		return fmt.Errorf("connection file: %w", err)
+	}
+	tmp := filepath.Join(dir, "."+connectionFile)
+	if err := os.WriteFile(tmp, b, 0o600); err != nil {
+		return fmt.Errorf("connection file: %w", err)
+	}
+	return os.Rename(tmp, filepath.Join(dir, connectionFile))
+}
+
+// Find reads how to reach the stack that runs on a data folder; ErrNotRunning if none does.
+func Find(dir string) (Connection, error) {
+	var c Connection
+	held, err := isHeld(dir)
+	if err != nil || !held {
+		return c, errors.Join(err, fmt.Errorf("%w (%s)", ErrNotRunning, dir))
+	}
+	b, err := os.ReadFile(filepath.Join(dir, connectionFile))
+	if errors.Is(err, os.ErrNotExist) {
+		return c, fmt.Errorf("%w (%s): it is still starting", ErrNotRunning, dir)
+	}
+	if err != nil {
+		return c, fmt.Errorf("connection file: %w", err)
+	}
+	if err := json.Unmarshal(b, &c); err != nil {
+		return c, fmt.Errorf("connection file %s: %w", filepath.Join(dir, connectionFile), err)
+	}
+	return c, nil
+}
+
+// isHeld asks the kernel whether somebody holds the folder's lock.
+func isHeld(dir string) (bool, error) {
+	f, err := os.Open(filepath.Join(dir, lockFile))
+	if errors.Is(err, os.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("data: %w", err)
+	}
+	err = syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB)
+	return err != nil, f.Close()
+}
+
+// DefaultDataDir is where a user's data lies: $XDG_DATA_HOME/spool, else ~/.local/share/spool.
+func DefaultDataDir() (string, error) {
+	if dir := os.Getenv("XDG_DATA_HOME"); filepath.IsAbs(dir) {
+		return filepath.Join(dir, "spool"), nil
+	}
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return "", fmt.Errorf("data: no home folder (%w): choose a folder with --data", err)
+	}
+	return filepath.Join(home, ".local", "share", "spool"), nil
+}

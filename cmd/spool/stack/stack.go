@@ -1,0 +1,355 @@
+// Package stack is `spool up`: every service in one process, on a NATS server
+// and a Postgres of its own, over one data folder.
+package stack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/url"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/spoolhq/spool/cmd/mockllm/server"
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/eventlog/jslog"
+	"github.com/spoolhq/spool/pkg/natsserver"
+	"github.com/spoolhq/spool/pkg/pgserver"
+	"github.com/spoolhq/spool/pkg/readmodel"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/executor"
+	"github.com/spoolhq/spool/services/gateway"
+	"github.com/spoolhq/spool/services/projector"
+	"github.com/spoolhq/spool/services/session"
+)
+
+// Config of a stack. DataDir is required.
+type Config struct {
+	DataDir     string // holds everything that lasts
+	DatabaseURL string // a Postgres of the user's; "" for a private one
+	MockLLM     bool   // a scripted model server in place of real models
+	MockScript  string // its script; "" for the built-in one
+	Gateway     gateway.Config
+	Session     session.Config
+	Executor    executor.Config
+	Projector   projector.Config
+	Logger      *slog.Logger // nil discards
+}
+
+// Stack is a running one.
+type Stack struct {
+	cfg    Config
+	base   *Base
+	gate   *gateway.Gateway
+	cancel context.CancelFunc
+	group  *errgroup.Group
+	conns  []*nats.Conn
+	pool   *pgxpool.Pool
+	done   chan struct{}
+	err    error
+}
+
+// Start brings everything up and returns when every part is ready. An error
+// leaves nothing running.
+func Start(ctx context.Context, cfg Config) (_ *Stack, err error) {
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	base, err := Open(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	run, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	group, run := errgroup.WithContext(run)
+	s := &Stack{cfg: cfg, base: base, cancel: cancel, group: group, done: make(chan struct{})}
+	if err := s.start(ctx, run); err != nil {
+		go s.wait()
+		return nil, errors.Join(err, s.Close())
+	}
+	go s.wait()
+	return s, nil
+}
+
+// URL is where the gateway listens.
+func (s *Stack) URL() string { return "http://" + s.gate.Addr().String() }
+
+// GRPCAddr is where the gateway listens for gRPC.
+func (s *Stack) GRPCAddr() string { return s.gate.GRPCAddr().String() }
+
+// Done is closed when the stack has ended, by Close or by itself.
+func (s *Stack) Done() <-chan struct{} { return s.done }
+
+// Err is why the stack ended, after Done; nil when it was asked to.
+func (s *Stack) Err() error {
+	<-s.done
+	return s.err
+}
+
+// Close stops every part, last the servers, and waits for them. Agents that are
+// at work go on in their sandboxes; the next start follows them.
+func (s *Stack) Close() error {
+	s.cancel()
+	return s.Err()
+}
+
+// wait takes everything down once the first part has ended.
+func (s *Stack) wait() {
+	err := s.group.Wait()
+	s.cancel()
+	if s.pool != nil {
+		s.pool.Close()
+	}
+	for _, nc := range s.conns {
+		nc.Close()
+	}
+	s.err = errors.Join(err, s.base.Close())
+	close(s.done)
+}
+
+// start runs the services; run ends when the first of them does.
+func (s *Stack) start(ctx, run context.Context) error {
+	if err := s.mock(run); err != nil {
+		return err
+	}
+	if err := readmodel.Migrate(ctx, s.base.DatabaseURL); err != nil {
+		return err
+	}
+	pool, err := readmodel.Open(ctx, s.base.DatabaseURL)
+	if err != nil {
+		return err
+	}
+	s.pool = pool
+	for _, part := range []struct {
+		user  string
+		start func(ctx, run context.Context, nc *nats.Conn, log eventlog.Log) error
+	}{
+		{topology.UserSession, s.session},
+		{topology.UserProjector, s.projector},
+		{topology.UserExecutor, s.executor},
+		{topology.UserGateway, s.gateway},
+	} {
+		nc, log, err := s.base.Connect(part.user)
+		if err != nil {
+			return fmt.Errorf("%s: %w", part.user, err)
+		}
+		s.conns = append(s.conns, nc)
+		if err := part.start(ctx, run, nc, log); err != nil {
+			return err
+		}
+	}
+	return s.base.announce(s.URL(), s.GRPCAddr())
+}
+
+func (s *Stack) logger(service string) *slog.Logger { return s.cfg.Logger.With("service", service) }
+
+// await returns when a part is ready, or with the reason why the stack ended first.
+func (s *Stack) await(ctx, run context.Context, part string, ready <-chan struct{}) error {
+	select {
+	case <-ready:
+		return nil
+	case <-run.Done():
+		return fmt.Errorf("%s did not start: %w", part, s.group.Wait())
+	case <-ctx.Done():
+		return fmt.Errorf("%s did not start: %w", part, ctx.Err())
+	}
+}
+
+func (s *Stack) session(ctx, run context.Context, nc *nats.Conn, log eventlog.Log) error {
+	svc, err := session.New(s.cfg.Session, session.Deps{NATS: nc, Log: log, Logger: s.logger("session")})
+	if err != nil {
+		return err
+	}
+	s.group.Go(func() error { return svc.Run(run) })
+	return s.await(ctx, run, "session", svc.Ready())
+}
+
+func (s *Stack) projector(_, run context.Context, nc *nats.Conn, log eventlog.Log) error {
+	s.cfg.Projector.DatabaseURL = s.base.DatabaseURL
+	svc, err := projector.New(s.cfg.Projector, projector.Deps{NATS: nc, Log: log, Logger: s.cfg.Logger})
+	if err != nil {
+		return err
+	}
+	s.group.Go(func() error { return svc.Run(run) })
+	return nil
+}
+
+func (s *Stack) executor(ctx, run context.Context, nc *nats.Conn, log eventlog.Log) error {
+	if s.cfg.Executor.DataDir == "" {
+		s.cfg.Executor.DataDir = s.cfg.DataDir
+	}
+	svc, err := executor.New(s.cfg.Executor, executor.Deps{NATS: nc, Log: log, Logger: s.logger("executor")})
+	if err != nil {
+		return err
+	}
+	s.group.Go(func() error { return svc.Run(run) })
+	return s.await(ctx, run, "executor", svc.Ready())
+}
+
+func (s *Stack) gateway(ctx, run context.Context, nc *nats.Conn, _ eventlog.Log) error {
+	svc, err := gateway.New(s.cfg.Gateway, gateway.Deps{NATS: nc, Pool: s.pool, Logger: s.logger("gateway")})
+	if err != nil {
+		return err
+	}
+	s.gate = svc
+	s.group.Go(func() error { return svc.Run(run) })
+	return s.await(ctx, run, "gateway", svc.Ready())
+}
+
+// mockKey is what agents send to the scripted model server, which takes any.
+const mockKey = "mock"
+
+// mock starts the scripted model server and points the executor's agents at it.
+func (s *Stack) mock(run context.Context) error {
+	if !s.cfg.MockLLM {
+		return nil
+	}
+	script, err := server.Default()
+	if s.cfg.MockScript != "" {
+		script, err = server.LoadFile(s.cfg.MockScript)
+	}
+	if err != nil {
+		return fmt.Errorf("mock-llm: %w", err)
+	}
+	m, err := server.New(server.Config{Listen: "127.0.0.1:0", Script: script, Logger: s.logger("mockllm")})
+	if err != nil {
+		return fmt.Errorf("mock-llm: %w", err)
+	}
+	if err := m.Listen(); err != nil {
+		return fmt.Errorf("mock-llm: %w", err)
+	}
+	s.group.Go(func() error { return m.Run(run) })
+	s.cfg.Executor.AnthropicBaseURL, s.cfg.Executor.AnthropicKey = m.URL(), mockKey
+	s.cfg.Executor.OpenAIBaseURL, s.cfg.Executor.OpenAIKey = m.URL()+"/v1", mockKey
+	s.cfg.Executor.NVIDIAKey = ""
+	return nil
+}
+
+// Base is what a stack stands on, without any service: the servers and the log
+// over a data folder, for `spool verify` and `spool rebuild` when nothing runs.
+type Base struct {
+	DatabaseURL string
+	Log         eventlog.Log // as admin
+	NATS        *nats.Conn   // as admin
+
+	cfg      Config
+	lock     *lock
+	nats     *natsserver.Server
+	postgres *pgserver.Server // nil where the user's own is used
+}
+
+// Open locks the data folder and starts NATS and Postgres on it.
+func Open(ctx context.Context, cfg Config) (_ *Base, err error) {
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	b := &Base{cfg: cfg, DatabaseURL: cfg.DatabaseURL}
+	if b.lock, err = acquire(cfg.DataDir); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, b.Close())
+		}
+	}()
+	var group errgroup.Group
+	group.Go(func() error { return b.startPostgres(ctx) })
+	group.Go(func() error { return b.startNATS(ctx) })
+	if err = group.Wait(); err != nil {
+		return nil, err
+	}
+	b.NATS, b.Log, err = b.Connect(topology.UserAdmin)
+	return b, err
+}
+
+// Close stops the servers and unlocks the folder.
+func (b *Base) Close() error {
+	var errs []error
+	if b.NATS != nil {
+		b.NATS.Close()
+	}
+	if b.postgres != nil {
+		errs = append(errs, b.postgres.Stop())
+	}
+	if b.nats != nil {
+		b.nats.Shutdown()
+	}
+	return errors.Join(append(errs, b.lock.release())...)
+}
+
+func (b *Base) startPostgres(ctx context.Context) error {
+	if b.DatabaseURL != "" {
+		return nil
+	}
+	pg, err := pgserver.Start(ctx, pgserver.Config{DataDir: filepath.Join(b.cfg.DataDir, "postgres"), Logger: b.cfg.Logger})
+	if err != nil {
+		return err
+	}
+	b.postgres, b.DatabaseURL = pg, pg.URL()
+	return nil
+}
+
+// startNATS also listens on loopback, on a port and with a password that only
+// the connection file tells, so that `spool verify` and `spool rebuild` can join.
+func (b *Base) startNATS(ctx context.Context) error {
+	var users []natsserver.User
+	for _, u := range topology.Users() {
+		users = append(users, natsserver.User{Name: u.Name, InboxPrefix: topology.InboxPrefix(u.Name), Publish: u.Publish, Subscribe: u.Subscribe})
+	}
+	srv, err := natsserver.Start(natsserver.Config{
+		StoreDir: filepath.Join(b.cfg.DataDir, "nats"), Port: natsserver.RandomPort, Users: users, Logger: b.cfg.Logger,
+	})
+	if err != nil {
+		return err
+	}
+	b.nats = srv
+	nc, err := srv.ConnectAs(topology.UserAdmin)
+	if err != nil {
+		return err
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return fmt.Errorf("jetstream: %w", err)
+	}
+	try, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	return topology.Provision(try, js, topology.Config{})
+}
+
+// Connect opens a connection with a user's rights, and the log over it.
+func (b *Base) Connect(user string) (*nats.Conn, eventlog.Log, error) {
+	nc, err := b.nats.ConnectAs(user, nats.Name("spool-"+user))
+	if err != nil {
+		return nil, nil, err
+	}
+	js, err := jetstream.New(nc)
+	if err != nil {
+		nc.Close()
+		return nil, nil, fmt.Errorf("jetstream: %w", err)
+	}
+	log, err := jslog.New(jslog.Config{JetStream: js, Shards: 1, Logger: b.cfg.Logger})
+	if err != nil {
+		nc.Close()
+		return nil, nil, err
+	}
+	return nc, log, nil
+}
+
+// announce writes the connection file: the stack is ready.
+func (b *Base) announce(gatewayURL, grpcAddr string) error {
+	u, err := url.Parse(b.nats.ClientURL())
+	if err != nil {
+		return fmt.Errorf("address of NATS: %w", err)
+	}
+	u.User = url.UserPassword(topology.UserAdmin, b.nats.Password(topology.UserAdmin))
+	return writeConnection(b.cfg.DataDir, Connection{
+		PID: os.Getpid(), URL: gatewayURL, GRPCAddr: grpcAddr, NATSURL: u.String(), DatabaseURL: b.DatabaseURL,
+	})
+}

@@ -1,0 +1,227 @@
+package harness
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/coder/websocket"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/blocks"
+)
+
+// Patience is how long a test waits for what should happen soon, on a busy machine.
+const Patience = 60 * time.Second
+
+// Call makes a REST request of gateway i and decodes the answer into out.
+func (c *Cluster) Call(i int, method, path string, body, out any) int {
+	c.T.Helper()
+	var in io.Reader
+	if body != nil {
+		b, err := json.Marshal(body)
+		must(c.T, err)
+		in = bytes.NewReader(b)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), Patience)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, method, c.URL(i)+path, in)
+	must(c.T, err)
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := http.DefaultClient.Do(req)
+	must(c.T, err)
+	raw, err := io.ReadAll(resp.Body)
+	must(c.T, err)
+	must(c.T, resp.Body.Close())
+	if out != nil {
+		if err := json.Unmarshal(raw, out); err != nil {
+			c.T.Fatalf("%s %s answered %d %s: %v", method, path, resp.StatusCode, raw, err)
+		}
+	}
+	if resp.StatusCode >= 300 && out == nil {
+		c.T.Fatalf("%s %s answered %d %s", method, path, resp.StatusCode, raw)
+	}
+	return resp.StatusCode
+}
+
+// Create makes a session by gateway 0.
+func (c *Cluster) Create(architecture string, more map[string]any) string {
+	c.T.Helper()
+	body := map[string]any{"architecture": architecture}
+	for k, v := range more {
+		body[k] = v
+	}
+	var s struct {
+		SessionID string `json:"sessionId"`
+	}
+	if code := c.Call(0, "POST", "/api/sessions", body, &s); code != http.StatusCreated || s.SessionID == "" {
+		c.T.Fatalf("create answered %d, %+v", code, s)
+	}
+	return s.SessionID
+}
+
+// Post posts a message by gateway 0 and gives the execution.
+func (c *Cluster) Post(session, text string) string {
+	c.T.Helper()
+	var a struct {
+		ExecutionID string `json:"executionId"`
+	}
+	if code := c.Call(0, "POST", "/api/sessions/"+session+"/messages", map[string]any{"content": text}, &a); code != http.StatusAccepted {
+		c.T.Fatalf("post answered %d, %+v", code, a)
+	}
+	return a.ExecutionID
+}
+
+// Stream is a client's stream of one session.
+type Stream struct {
+	View   *blocks.View
+	Cursor uint32 // seq of the last kept event
+	Events []events.Wire
+	next   func() (events.Wire, error)
+	close  func()
+}
+
+// Close ends the stream.
+func (s *Stream) Close() { s.close() }
+
+// Next gives the next event or delta, and folds it into View. A seq that does
+// not follow the last one is an error.
+func (s *Stream) Next() (events.Wire, error) {
+	w, err := s.next()
+	if err != nil {
+		return w, err
+	}
+	if w.Type == events.TextDelta {
+		if w.Seq != s.Cursor {
+			return w, fmt.Errorf("text in flight with seq %d after event %d", w.Seq, s.Cursor)
+		}
+		d := events.Delta{ExecutionID: w.ExecutionID, ConversationID: w.ConversationID}
+		if err := json.Unmarshal(w.Data, &d); err != nil {
+			return w, err
+		}
+		s.View.ApplyDelta(d)
+		return w, nil
+	}
+	if w.Seq != s.Cursor+1 {
+		return w, fmt.Errorf("seq %d came after %d", w.Seq, s.Cursor)
+	}
+	s.Cursor = w.Seq
+	s.Events = append(s.Events, w)
+	s.View.Apply(w.Event())
+	return w, nil
+}
+
+// Until reads until an execution has ended and gives its terminal event.
+func (s *Stream) Until(execution string) (events.Wire, error) {
+	for {
+		w, err := s.Next()
+		if err != nil || w.ExecutionID == execution && events.Terminal(w.Type) {
+			return w, err
+		}
+	}
+}
+
+// Join opens a WebSocket to gateway i after a cursor. With a former stream it goes on with what that has shown.
+func (c *Cluster) Join(i int, session string, from *Stream) (*Stream, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), Patience)
+	conn, _, err := websocket.Dial(ctx, "ws"+strings.TrimPrefix(c.URL(i), "http")+"/api/ws", nil)
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	conn.SetReadLimit(16 << 20)
+	s := resume(from)
+	join, err := json.Marshal(map[string]any{"type": "session:join", "requestId": "r1", "sessionId": session, "after": s.Cursor})
+	if err == nil {
+		err = conn.Write(ctx, websocket.MessageText, join)
+	}
+	s.close = func() { _ = conn.CloseNow(); cancel() }
+	s.next = func() (events.Wire, error) {
+		for {
+			_, raw, err := conn.Read(ctx)
+			if err != nil {
+				return events.Wire{}, err
+			}
+			var m struct {
+				Type    string      `json:"type"`
+				Event   events.Wire `json:"event"`
+				Code    string      `json:"code"`
+				Message string      `json:"message"`
+			}
+			if err := json.Unmarshal(raw, &m); err != nil {
+				return events.Wire{}, err
+			}
+			switch m.Type {
+			case "session:event":
+				return m.Event, nil
+			case "error":
+				return events.Wire{}, fmt.Errorf("%s: %s", m.Code, m.Message)
+			}
+		}
+	}
+	return s, err
+}
+
+// SSE opens an event stream of gateway i, as Join does.
+func (c *Cluster) SSE(i int, session string, from *Stream) (*Stream, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), Patience)
+	s := resume(from)
+	req, err := http.NewRequestWithContext(ctx, "GET", c.URL(i)+"/api/sessions/"+session+"/events/stream", nil)
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	req.Header.Set("Last-Event-ID", fmt.Sprint(s.Cursor))
+	resp, err := http.DefaultClient.Do(req)
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = fmt.Errorf("stream answered %s", resp.Status)
+	}
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	lines := bufio.NewReader(resp.Body)
+	s.close = func() { cancel(); _ = resp.Body.Close() }
+	s.next = func() (events.Wire, error) {
+		for {
+			line, err := lines.ReadString('\n')
+			if err != nil {
+				return events.Wire{}, err
+			}
+			data, ok := strings.CutPrefix(line, "data:")
+			if !ok {
+				continue
+			}
+			var w events.Wire
+			return w, json.Unmarshal([]byte(data), &w)
+		}
+	}
+	return s, nil
+}
+
+func resume(from *Stream) *Stream {
+	if from == nil {
+		return &Stream{View: blocks.NewView()}
+	}
+	return &Stream{View: from.View, Cursor: from.Cursor, Events: from.Events}
+}
+
+// Run posts a message and reads until its end.
+func (c *Cluster) Run(session, text string, from *Stream) (*Stream, events.Wire) {
+	c.T.Helper()
+	s, err := c.Join(0, session, from)
+	must(c.T, err)
+	defer s.Close()
+	execution := c.Post(session, text)
+	end, err := s.Until(execution)
+	if err != nil {
+		c.T.Fatalf("stream of %s: %v; shown so far:\n%s", session, err, s.View)
+	}
+	return s, end
+}

@@ -1,0 +1,208 @@
+// Package harness runs the whole of Spool inside a test: real NATS with its
+// users, real Postgres, several copies of every service, the real runner in
+// local sandboxes, and the scripted model server. Tests speak to it as clients do.
+package harness
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/spoolhq/spool/cmd/mockllm/server"
+	"github.com/spoolhq/spool/cmd/spool/stack"
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/natsserver/natstest"
+	"github.com/spoolhq/spool/pkg/pgserver/pgtest"
+	"github.com/spoolhq/spool/pkg/readmodel"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/executor"
+	"github.com/spoolhq/spool/services/gateway"
+	"github.com/spoolhq/spool/services/projector"
+	"github.com/spoolhq/spool/services/session"
+)
+
+// Options say how many copies run and what they are set to. The zero value is
+// one of each with the built-in script.
+type Options struct {
+	Gateways, Sessions, Projectors, Executors int
+	Script                                    string // of the model server, as YAML
+	Session                                   session.Config
+	Executor                                  executor.Config
+	Gateway                                   gateway.Config
+}
+
+// Cluster is a running Spool.
+type Cluster struct {
+	T        testing.TB
+	Base     *stack.Base
+	Model    *server.Server
+	Gateways []*gateway.Gateway
+	opts     Options
+	dir      string
+}
+
+// buildRunner builds the runner once for all tests of a process.
+var buildRunner = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "spool-runner-")
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(dir, "runner")
+	cmd := exec.Command("go", "build", "-o", path, "github.com/spoolhq/spool/cmd/runner")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build the runner: %w: %s", err, out)
+	}
+	return path, nil
+})
+
+// New starts a cluster that ends with the test.
+func New(t testing.TB, opts Options) *Cluster {
+	t.Helper()
+	runner, err := buildRunner()
+	must(t, err)
+	for _, n := range []*int{&opts.Gateways, &opts.Sessions, &opts.Projectors, &opts.Executors} {
+		*n = max(*n, 1)
+	}
+	c := &Cluster{T: t, opts: opts, dir: t.TempDir()}
+	c.Base, err = stack.Open(t.Context(), stack.Config{DataDir: filepath.Join(c.dir, "data"), DatabaseURL: pgtest.URL(t), Logger: natstest.Logger(t)})
+	must(t, err)
+	t.Cleanup(func() { check(t, c.Base.Close()) })
+	c.startModel()
+	must(t, readmodel.Migrate(t.Context(), c.Base.DatabaseURL))
+	c.opts.Executor.Runner = runner
+	c.opts.Executor.DataDir = filepath.Join(c.dir, "sandboxes")
+	c.opts.Executor.AnthropicBaseURL, c.opts.Executor.AnthropicKey = c.Model.URL(), "mock"
+	c.opts.Executor.OpenAIBaseURL, c.opts.Executor.OpenAIKey = c.Model.URL()+"/v1", "mock"
+	for i := range opts.Sessions {
+		c.StartSession(fmt.Sprint("s", i))
+	}
+	for range opts.Projectors {
+		c.StartProjector()
+	}
+	for range opts.Executors {
+		c.StartExecutor()
+	}
+	for range opts.Gateways {
+		c.StartGateway()
+	}
+	return c
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// startModel runs the scripted model server.
+func (c *Cluster) startModel() {
+	script, err := server.Default()
+	if c.opts.Script != "" {
+		script, err = server.Load("script.yaml", []byte(c.opts.Script))
+	}
+	must(c.T, err)
+	c.Model, err = server.New(server.Config{Listen: "127.0.0.1:0", Script: script, Logger: slog.New(slog.DiscardHandler)})
+	must(c.T, err)
+	must(c.T, c.Model.Listen())
+	c.run(nil, nil, c.Model.Run)
+}
+
+// run owns a part's goroutine: stop ends it and waits; so does the end of the test.
+func (c *Cluster) run(nc *nats.Conn, ready <-chan struct{}, part func(context.Context) error) (stop func()) {
+	c.T.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- part(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
+			c.T.Errorf("a part ended with: %v", err)
+		}
+		if nc != nil {
+			nc.Close()
+		}
+	})
+	c.T.Cleanup(stop)
+	if ready != nil {
+		select {
+		case <-ready:
+		case err := <-done:
+			done <- err
+			c.T.Fatalf("a part did not start: %v", err)
+		case <-time.After(30 * time.Second):
+			c.T.Fatal("a part was not ready within 30 s")
+		}
+	}
+	return stop
+}
+
+func (c *Cluster) connect(user string) (*nats.Conn, eventlog.Log) {
+	c.T.Helper()
+	nc, log, err := c.Base.Connect(user)
+	must(c.T, err)
+	return nc, log
+}
+
+func (c *Cluster) logger(part string) *slog.Logger {
+	return natstest.Logger(c.T).With("part", part)
+}
+
+// StartSession runs one more copy of the session service.
+func (c *Cluster) StartSession(name string) (stop func()) {
+	nc, log := c.connect(topology.UserSession)
+	svc, err := session.New(c.opts.Session, session.Deps{NATS: nc, Log: log, Logger: c.logger(name), Copy: name})
+	must(c.T, err)
+	return c.run(nc, svc.Ready(), svc.Run)
+}
+
+// StartProjector runs one more copy of the projector.
+func (c *Cluster) StartProjector() (stop func()) {
+	nc, log := c.connect(topology.UserProjector)
+	svc, err := projector.New(projector.Config{DatabaseURL: c.Base.DatabaseURL}, projector.Deps{NATS: nc, Log: log, Logger: c.logger("projector")})
+	must(c.T, err)
+	return c.run(nc, nil, svc.Run)
+}
+
+// StartExecutor runs one more executor on the same engine.
+func (c *Cluster) StartExecutor() (stop func()) {
+	nc, log := c.connect(topology.UserExecutor)
+	svc, err := executor.New(c.opts.Executor, executor.Deps{NATS: nc, Log: log, Logger: c.logger("executor")})
+	must(c.T, err)
+	return c.run(nc, svc.Ready(), svc.Run)
+}
+
+// StartGateway runs one more gateway on a port of its own.
+func (c *Cluster) StartGateway() (stop func()) {
+	nc, _ := c.connect(topology.UserGateway)
+	pool, err := readmodel.Open(c.T.Context(), c.Base.DatabaseURL)
+	must(c.T, err)
+	c.T.Cleanup(pool.Close)
+	cfg := c.opts.Gateway
+	cfg.Listen, cfg.GRPCListen = "127.0.0.1:0", "127.0.0.1:0"
+	svc, err := gateway.New(cfg, gateway.Deps{NATS: nc, Pool: pool, Logger: c.logger("gateway")})
+	must(c.T, err)
+	stop = c.run(nc, svc.Ready(), svc.Run)
+	c.Gateways = append(c.Gateways, svc)
+	return stop
+}
+
+// URL is where gateway i listens.
+func (c *Cluster) URL(i int) string { return "http://" + c.Gateways[i].Addr().String() }

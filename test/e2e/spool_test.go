@@ -1,0 +1,30 @@
+// Package e2e tests the whole of Spool from the outside, with real NATS, real
+// Postgres, the real runner and real agents against a scripted model server.
+package e2e
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/test/e2e/harness"
+)
+
+// TestBuiltInAgent: a query writes a program and runs it; the second turn
+// remembers the first, in the same process.
+func TestBuiltInAgent(t *testing.T) {
+	t.Parallel()
+	c := harness.New(t, harness.Options{Gateways: 2, Sessions: 2, Projectors: 2})
+	session := c.Create("spool", nil)
+	s, end := c.Run(session, "Remember the code word heron, then write a program that prints the first ten primes and run it.", nil)
+	if end.Type != (events.ExecutionCompleted{}).EventType() {
+		t.Fatalf("ended with %s %s\n%s", end.Type, end.Data, s.View)
+	}
+	if !strings.Contains(s.View.String(), "29") {
+		t.Fatalf("the program did not run:\n%s", s.View)
+	}
+	s, end = c.Run(session, "What did I ask you to remember?", s)
+	if end.Type != (events.ExecutionCompleted{}).EventType() || !strings.Contains(string(end.Data), "heron") {
+		t.Fatalf("the second turn ended with %s %s\n%s", end.Type, end.Data, s.View)
+	}
+}
