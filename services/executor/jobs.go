@@ -52,6 +52,8 @@ func (j *jobs) newRouter(durables ...topology.Durable) (*bus.Router, error) {
 		// Beside the executions there is room for jobs about sessions that run already, and for short work.
 		cfg.Concurrency = 2*j.e.cfg.Slots + 4
 		cfg.HeartBeat = time.Second
+		// An executor that is frozen loses its claim on further jobs before the ones it holds come again.
+		cfg.PullExpiry = 3 * time.Second
 		cfg.NakDelay = jobNak
 		cfg.DoubleAck = true
 		cfg.CloseTimeout = handover

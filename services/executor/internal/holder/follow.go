@@ -46,6 +46,7 @@ type follower struct {
 	pending []events.Event
 	size    int
 	ended   *translate.Ended
+	done    bool // the terminal event is stored
 
 	appending bool
 	appended  chan error
@@ -102,7 +103,7 @@ func (t *turn) follow(ctx context.Context) error {
 		if err := f.escalate(); err != nil {
 			return f.abort(ctx)
 		}
-		if err := f.wait(ctx, beat.C); err != nil {
+		if err := f.wait(ctx, beat.C); err != nil || f.done {
 			return err
 		}
 	}
@@ -239,6 +240,7 @@ func (f *follower) refused(ctx context.Context, why *runner.Error) error {
 	if err := f.settle(ctx); err != nil {
 		return err
 	}
+	f.done = true
 	return f.fail(ctx, events.ExecutionFailed{Code: why.Code, Message: why.Message})
 }
 
