@@ -3,6 +3,7 @@ package natsserver
 import (
 	"fmt"
 	"log/slog"
+	"strings"
 )
 
 // logAdapter is the server's logger on slog. It keeps the first fatal report, which is how the server says why it failed to start.
@@ -29,8 +30,16 @@ func (l *logAdapter) Fatalf(format string, v ...any) {
 	}
 }
 
-func (l *logAdapter) Errorf(format string, v ...any)  { l.logger.Error(fmt.Sprintf(format, v...)) }
-func (l *logAdapter) Warnf(format string, v ...any)   { l.logger.Warn(fmt.Sprintf(format, v...)) }
+func (l *logAdapter) Errorf(format string, v ...any) { l.logger.Error(fmt.Sprintf(format, v...)) }
+
+// Warnf leaves out the advice against plain passwords: ours are random, made at
+// each start, and never written into a configuration.
+func (l *logAdapter) Warnf(format string, v ...any) {
+	if strings.HasPrefix(format, "Plaintext passwords detected") {
+		return
+	}
+	l.logger.Warn(fmt.Sprintf(format, v...))
+}
 func (l *logAdapter) Noticef(format string, v ...any) { l.logger.Debug(fmt.Sprintf(format, v...)) }
 func (l *logAdapter) Debugf(format string, v ...any)  { l.logger.Debug(fmt.Sprintf(format, v...)) }
 func (l *logAdapter) Tracef(format string, v ...any)  { l.logger.Debug(fmt.Sprintf(format, v...)) }
