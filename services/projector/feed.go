@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"iter"
+	"math"
+	"time"
 
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/topology"
@@ -21,31 +23,58 @@ type item struct {
 // have, before the commit is projected without: a replica may lag.
 const payloadTries = 3
 
+// behind is how much later than the promptest one a commit may come before the
+// reading starts over, as a catch-up.
+const behind = 2 * time.Second
+
+var errBehind = errors.New("the reading has fallen behind")
+
 // feed reads the group's commits, to the log's end and then on, until ctx ends.
 func (g *group) feed(ctx context.Context) {
 	f := feeder{group: g.n, after: g.position(), retry: backoff{logger: g.logger, doing: "read the log"}}
-	f.push = func(it item, bytes int) error { return g.records.push(ctx, it, bytes) }
+	queue := func(it item, bytes int) error { return g.records.push(ctx, it, bytes) }
 	filter := eventlog.Filter{Partitions: topology.GroupPartitions(g.n)}
-	for !f.run(ctx, g.p.deps.Log.Read(ctx, f.after, filter)) {
-		if ctx.Err() != nil {
+	for ctx.Err() == nil {
+		f.push = queue
+		if !g.p.catchUps[g.shard].ride(ctx, &f) {
+			continue
+		}
+		if queue(item{end: true}, 0) != nil {
 			return
 		}
+		f.push = g.prompt(queue)
+		for ctx.Err() == nil && !f.late {
+			f.run(ctx, g.p.deps.Log.Tail(ctx, f.after, filter))
+		}
+		f.late = false
 	}
-	if f.push(item{end: true}, 0) != nil {
-		return
-	}
-	for ctx.Err() == nil {
-		f.run(ctx, g.p.deps.Log.Tail(ctx, f.after, filter))
+}
+
+// prompt pushes until commits come late. The clocks of server and projector may
+// differ, so the promptest commit is the measure.
+func (g *group) prompt(queue func(item, int) error) func(item, int) error {
+	best := time.Duration(math.MaxInt64)
+	return func(it item, bytes int) error {
+		if err := queue(it, bytes); err != nil {
+			return err
+		}
+		age := g.p.deps.Now().Sub(it.rec.Time)
+		best = min(best, age)
+		if age-best > behind {
+			return errBehind
+		}
+		return nil
 	}
 }
 
 // feeder reads a group's commits past those that cannot be read.
 type feeder struct {
-	group int
+	group int // whose commits these are
 	after eventlog.Position
 	push  func(it item, bytes int) error // an error ends the reading
 	retry backoff
-	tries int // for the payload of the commit after
+	tries int  // for the payload of the commit after
+	late  bool // push said errBehind
 }
 
 // run pushes what a reading yields and tells whether it came to its end.
@@ -61,7 +90,7 @@ func (f *feeder) run(ctx context.Context, reading iter.Seq2[eventlog.Record, err
 				return false
 			}
 			// What did not decode has no events, here and for every other reader; what lacks a payload has them all.
-			it.poison = poisonOf(f.group, rec, err)
+			it.poison = poisonOf(it.group(rec.Position.Shard), rec, err)
 		}
 		if rec.Position.Seq <= f.after.Seq {
 			continue // delivered twice
@@ -69,7 +98,8 @@ func (f *feeder) run(ctx context.Context, reading iter.Seq2[eventlog.Record, err
 		f.retry.tries, f.tries, f.after = 0, 0, rec.Position
 		size := len(rec.Commit.Events)
 		it.rec.Commit.Events, it.rec.Commit.State = nil, nil
-		if f.push(it, size) != nil || err != nil {
+		if pushed := f.push(it, size); pushed != nil || err != nil {
+			f.late = errors.Is(pushed, errBehind)
 			return false
 		}
 	}

@@ -77,6 +77,8 @@ type Projector struct {
 	cfg  Config
 	deps Deps
 	js   jetstream.JetStream
+
+	catchUps []*catchUp // one for each shard
 }
 
 // New makes a projector; it sends nothing yet.
@@ -102,7 +104,11 @@ func New(cfg Config, deps Deps) (*Projector, error) {
 	if deps.Tip == nil {
 		deps.Tip = func(ctx context.Context, shard int) (uint64, error) { return streamTip(ctx, js, shard) }
 	}
-	return &Projector{cfg: cfg, deps: deps, js: js}, nil
+	p := &Projector{cfg: cfg, deps: deps, js: js}
+	for shard := range deps.Log.Shards() {
+		p.catchUps = append(p.catchUps, &catchUp{log: deps.Log, shard: shard})
+	}
+	return p, nil
 }
 
 func streamTip(ctx context.Context, js jetstream.JetStream, shard int) (uint64, error) {

@@ -91,8 +91,13 @@ type rebuild struct {
 
 // shadow is one group in the shadow schema.
 type shadow struct {
-	group
+	*group
 	commits uint64
+	target  uint64
+	items   []item // that are not written yet
+	bytes   int
+	from    uint64        // where the present reading takes the group up
+	written chan struct{} // closed when what was flushed last is written; nil for nothing
 }
 
 // prepare takes the lock and makes an empty shadow.
@@ -118,7 +123,7 @@ func (b *rebuild) prepare(ctx context.Context) (err error) {
 		return err
 	}
 	for n := range topology.ProjectorGroups {
-		g := &shadow{group: *newGroup(b.p, n, b.logger.With("group", n))}
+		g := &shadow{group: newGroup(b.p, n, b.logger.With("group", n))}
 		g.quiet, g.model = true, fold.New(n, b.p.cfg.PresentRows)
 		b.groups = append(b.groups, g)
 		if g.store, err = store.Open(ctx, url, shadowSchema, n); err != nil {
@@ -252,15 +257,18 @@ func (b *rebuild) folded() (n uint64) {
 
 // foldTo brings each group to its target, or to the log's end where that comes before.
 func (b *rebuild) foldTo(ctx context.Context, target []store.Checkpoint) error {
-	var all errgroup.Group
-	all.SetLimit(max(2, runtime.GOMAXPROCS(0)))
 	for n, g := range b.groups {
-		all.Go(func() error {
-			if err := g.foldTo(ctx, uint64(target[n].Position)); err != nil {
-				return fmt.Errorf("group %d: %w", n, err)
-			}
-			return nil
-		})
+		g.target = uint64(target[n].Position)
+	}
+	shards := b.p.deps.Log.Shards()
+	var all errgroup.Group
+	all.SetLimit(max(1, runtime.GOMAXPROCS(0)/2))
+	for shard := range shards {
+		var list []*shadow
+		for n := shard; n < len(b.groups); n += shards {
+			list = append(list, b.groups[n])
+		}
+		all.Go(func() error { return foldShard(ctx, b.p.deps.Log, shard, list) })
 	}
 	return all.Wait()
 }
@@ -268,45 +276,74 @@ func (b *rebuild) foldTo(ctx context.Context, target []store.Checkpoint) error {
 // errDone ends a reading that has come to its target.
 var errDone = errors.New("done")
 
-func (g *shadow) foldTo(ctx context.Context, target uint64) error {
-	var items []item
-	size := 0
-	flush := func() error {
-		if len(items) == 0 {
-			return nil
+// foldShard reads a shard once for all groups that lie in it, and writes what
+// is read beside the reading.
+func foldShard(ctx context.Context, log eventlog.Log, shard int, groups []*shadow) error {
+	f := feeder{group: shard, retry: backoff{logger: groups[0].logger, doing: "read the log"}}
+	var end uint64
+	f.after = groups[0].position()
+	for _, g := range groups {
+		g.from = g.position().Seq
+		if g.from < g.target {
+			end = max(end, g.target)
 		}
-		err := g.step(ctx, newStep(items, nil, true))
-		g.model.Trim()
-		g.commits += uint64(len(items))
-		items, size = items[:0], 0
-		return err
+		f.after.Seq = min(f.after.Seq, g.from)
 	}
-	f := feeder{group: g.n, after: g.position(), retry: backoff{logger: g.logger, doing: "read the log"}}
-	var failed error
+	writers, ctx := errgroup.WithContext(ctx)
+	writers.SetLimit(runtime.GOMAXPROCS(0))
 	f.push = func(it item, bytes int) error {
-		if it.rec.Position.Seq > target {
+		at := it.rec.Position.Seq
+		// The groups of a shard are numbered shard, shard + shards, …
+		g := groups[(it.group(shard)-shard)/log.Shards()]
+		if at > g.from && at <= g.target {
+			g.take(ctx, writers, it, bytes)
+		}
+		if at >= end {
 			return errDone
 		}
-		items, size = append(items, it), size+bytes
-		if len(items) >= rebuildCommits || size >= rebuildBytes {
-			failed = flush()
-		}
-		if failed == nil && it.rec.Position.Seq == target {
-			return errDone
-		}
-		return failed
+		return ctx.Err()
 	}
-	filter := eventlog.Filter{Partitions: topology.GroupPartitions(g.n)}
-	for f.after.Seq < target && failed == nil && ctx.Err() == nil {
-		if f.run(ctx, g.p.deps.Log.Read(ctx, f.after, filter)) {
+	for f.after.Seq < end && ctx.Err() == nil {
+		if f.run(ctx, log.Read(ctx, f.after, eventlog.Filter{})) {
 			break
 		}
 	}
-	if failed != nil {
-		return failed
+	for _, g := range groups {
+		g.flush(ctx, writers)
 	}
-	if err := ctx.Err(); err != nil {
-		return err
+	return writers.Wait()
+}
+
+// take adds an item, and writes what has come together when it is much.
+func (g *shadow) take(ctx context.Context, writers *errgroup.Group, it item, bytes int) {
+	g.items, g.bytes = append(g.items, it), g.bytes+bytes
+	if len(g.items) >= rebuildCommits || g.bytes >= rebuildBytes {
+		g.flush(ctx, writers)
 	}
-	return flush()
+}
+
+// flush writes what has come together, after what was written before.
+func (g *shadow) flush(ctx context.Context, writers *errgroup.Group) {
+	items := g.items
+	g.items, g.bytes = nil, 0
+	if len(items) == 0 {
+		return
+	}
+	before, done := g.written, make(chan struct{})
+	g.written = done
+	writers.Go(func() error {
+		defer close(done)
+		if before != nil {
+			<-before
+		}
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := g.step(ctx, newStep(items, nil, true)); err != nil {
+			return fmt.Errorf("group %d: %w", g.n, err)
+		}
+		g.model.Trim()
+		g.commits += uint64(len(items))
+		return nil
+	})
 }
