@@ -1,0 +1,613 @@
+package command
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/coder/websocket"
+	"go.uber.org/goleak"
+
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const (
+	ses = "ses_01ARZ3NDEKTSV4RRFFQ69G5FAV"
+	exe = "exe_01ARZ3NDEKTSV4RRFFQ69G5FAV"
+	key = "key_01ARZ3NDEKTSV4RRFFQ69G5FAV"
+)
+
+// fakeServer answers as a gateway does, about one session.
+type fakeServer struct {
+	*httptest.Server
+	t        *testing.T
+	begin    []events.Payload            // what happens once the query is posted
+	controls map[string][]events.Payload // what a control makes happen
+
+	mu     sync.Mutex
+	asked  []string // method and path of each request but the streams'
+	bodies []string
+	more   chan []events.Payload
+}
+
+func serve(t *testing.T, begin ...events.Payload) *fakeServer {
+	t.Helper()
+	f := &fakeServer{t: t, begin: begin, controls: map[string][]events.Payload{}, more: make(chan []events.Payload, 10)}
+	f.Server = httptest.NewServer(f)
+	t.Cleanup(f.Close)
+	return f
+}
+
+func (f *fakeServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.URL.Path == "/api/ws" {
+		f.stream(w, r)
+		return
+	}
+	var body bytes.Buffer
+	if _, err := body.ReadFrom(r.Body); err != nil {
+		f.t.Error(err)
+	}
+	what := r.Method + " " + r.URL.RequestURI()
+	f.mu.Lock()
+	f.asked, f.bodies = append(f.asked, what), append(f.bodies, body.String())
+	f.mu.Unlock()
+	if happens, ok := f.controls[what]; ok {
+		f.more <- happens
+	}
+	w.Header().Set("Content-Type", "application/json")
+	switch {
+	case what == "GET /health":
+		fmt.Fprint(w, `{"status":"ok"}`)
+	case what == "GET /readyz":
+		fmt.Fprint(w, `{"ready":true,"checks":{"nats":"ok","postgres":"ok"}}`)
+	case what == "POST /api/executions", strings.HasSuffix(what, "/messages"):
+		if strings.Contains(body.String(), `"architecture":"nonsense"`) {
+			w.Header().Set("Content-Type", "application/problem+json")
+			w.WriteHeader(http.StatusBadRequest)
+			fmt.Fprint(w, `{"code":"INVALID_REQUEST","field":"architecture","detail":"\"nonsense\" is none of claude-code, spool"}`)
+			return
+		}
+		w.WriteHeader(http.StatusAccepted)
+		fmt.Fprintf(w, `{"sessionId":%q,"executionId":%q,"position":"0-3"}`, ses, exe)
+	case what == "GET /api/sessions/"+ses:
+		fmt.Fprintf(w, `{"sessionId":%q,"status":"open","architecture":"spool","sandbox":"local","tip":0}`, ses)
+	case strings.HasPrefix(what, "GET /api/sessions?"), what == "GET /api/sessions":
+		fmt.Fprintf(w, `{"sessions":[{"sessionId":%q,"status":"open","architecture":"spool\u001b[2J","extra":7}],"nextPageToken":""}`, ses)
+	case strings.HasPrefix(what, "GET /api/executions"):
+		fmt.Fprint(w, `{"executions":[],"nextPageToken":""}`)
+	case r.Method == http.MethodPost, r.Method == http.MethodDelete:
+		fmt.Fprint(w, `{"position":"0-9"}`)
+	default:
+		w.Header().Set("Content-Type", "application/problem+json")
+		w.WriteHeader(http.StatusNotFound)
+		fmt.Fprint(w, `{"code":"SESSION_NOT_FOUND","field":"sessionId","detail":"there is no such session"}`)
+	}
+}
+
+func (f *fakeServer) stream(w http.ResponseWriter, r *http.Request) {
+	conn, err := websocket.Accept(w, r, nil)
+	if err != nil {
+		f.t.Error(err)
+		return
+	}
+	defer func() { _ = conn.CloseNow() }()
+	if _, _, err := conn.Read(r.Context()); err != nil {
+		return
+	}
+	ctx := conn.CloseRead(r.Context())
+	if err := conn.Write(ctx, websocket.MessageText, []byte(`{"type":"session:joined","seq":0}`)); err != nil {
+		return
+	}
+	var seq uint32
+	send := func(list []events.Payload) bool {
+		for _, p := range list {
+			seq++
+			e := events.Event{ID: fmt.Sprint("evt_", seq), Time: time.Unix(0, 0), ExecutionID: exe, ConversationID: "main", Source: events.FromServer, Data: p}
+			wire, err := e.ToWire(ses, seq, fmt.Sprint("0-", seq))
+			if err != nil {
+				f.t.Error(err)
+				return false
+			}
+			m, err := json.Marshal(map[string]any{"type": "session:event", "event": wire})
+			if err != nil || conn.Write(ctx, websocket.MessageText, m) != nil {
+				return false
+			}
+		}
+		return true
+	}
+	if !send(f.begin) {
+		return
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case list := <-f.more:
+			if !send(list) {
+				return
+			}
+		}
+	}
+}
+
+func (f *fakeServer) wasAsked(what string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, a := range f.asked {
+		if a == what {
+			return true
+		}
+	}
+	return false
+}
+
+// fakeLocal is a machine on which a stack may run, or start.
+type fakeLocal struct {
+	dir     string
+	found   *Connection
+	start   func(StackOptions) (Stack, error)
+	open    func() (Installation, error)
+	started []StackOptions
+}
+
+func (l *fakeLocal) DefaultDir() (string, error) { return l.dir, nil }
+func (l *fakeLocal) Find(string) (Connection, bool, error) {
+	if l.found == nil {
+		return Connection{}, false, nil
+	}
+	return *l.found, true, nil
+}
+func (l *fakeLocal) Start(_ context.Context, o StackOptions) (Stack, error) {
+	l.started = append(l.started, o)
+	return l.start(o)
+}
+func (l *fakeLocal) Open(context.Context, StackOptions) (Installation, error) { return l.open() }
+
+// fakeStack is a stack whose gateway is a fakeServer.
+type fakeStack struct {
+	url    string
+	done   chan struct{}
+	closed int
+	err    error
+}
+
+func newFakeStack(url string) *fakeStack { return &fakeStack{url: url, done: make(chan struct{})} }
+
+func (s *fakeStack) URL() string           { return s.url }
+func (s *fakeStack) Done() <-chan struct{} { return s.done }
+func (s *fakeStack) Err() error            { return s.err }
+func (s *fakeStack) Close() error {
+	if s.closed++; s.closed == 1 {
+		close(s.done)
+	}
+	return nil
+}
+
+// nowhere is an address that refuses connections.
+const nowhere = "http://127.0.0.1:1"
+
+// result is how a command line ended.
+type result struct {
+	code     int
+	out, err string
+}
+
+// world is a machine without a server and a terminal.
+func world(t *testing.T) IO {
+	return IO{In: strings.NewReader(""), Signals: make(chan os.Signal), Local: &fakeLocal{dir: t.TempDir()}, DefaultURL: nowhere}
+}
+
+func spool(t *testing.T, w IO, args ...string) result {
+	t.Helper()
+	var out, err bytes.Buffer
+	w.Out, w.Err = &out, &err
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	code := Main(ctx, args, w)
+	return result{code, out.String(), err.String()}
+}
+
+var (
+	accepted   = events.MessageAccepted{BlockID: "blk_q", Content: "hello"}
+	dispatched = events.ExecutionDispatched{}
+	answered   = events.BlockComplete{Block: events.Block{ID: "blk_a", Kind: events.KindAssistantText, Status: events.StatusComplete, Content: "hi there"}}
+)
+
+func TestUsage(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		args []string
+		says string
+	}{
+		{[]string{"nonsense"}, "nonsense"},
+		{[]string{"run", "--nonsense", "q"}, "--nonsense"},
+		{[]string{"run", ""}, "query: it is empty"},
+		{[]string{"run", "  \n"}, "query: it is empty"},
+		{[]string{"run", "-"}, "query: it is empty"},
+		{[]string{"run", "bad \xff"}, "argument 2 is not valid UTF-8"},
+		{[]string{"run", strings.Repeat("x", maxQuery+1)}, "query: it is larger than 1 MiB"},
+		{[]string{"run", "--session", "ses_*", "q"}, "session: "},
+		{[]string{"run", "--session", ses, "--model", "m", "q"}, "leave them out with --session"},
+		{[]string{"run", "--url", "nonsense", "q"}, "url: "},
+		{[]string{"run", "--url", nowhere, "--key", "a b", "q"}, "key: "},
+		{[]string{"attach"}, "session"},
+		{[]string{"attach", "ses_>"}, "session: "},
+		{[]string{"attach", exe}, "session: "},
+		{[]string{"events", ses, "--after", "-1"}, "--after"},
+		{[]string{"events", ses, "--after", "x"}, "--after"},
+		{[]string{"sessions"}, "expected"},
+		{[]string{"sessions", "ls", "--status", "half"}, "--status"},
+		{[]string{"sessions", "ls", "--limit=-1"}, "limit: "},
+		{[]string{"sessions", "rm"}, "session"},
+		{[]string{"executions", "cancel", "exe_1"}, "execution: "},
+		{[]string{"executions", "ls", "--phase", "asleep"}, "--phase"},
+		{[]string{"keys", "revoke", "nonsense"}, "key: "},
+		{[]string{"keys", "create", "ci", "--tenant", "A.B"}, "tenant: "},
+		{[]string{"verify", "nonsense"}, "session: "},
+		{[]string{"verify", ses, "--tenant", "*"}, "tenant: "},
+		{[]string{"rebuild", "--database-url", "://"}, "database-url: "},
+		{[]string{"rebuild", "--nats-url", "nats://127.0.0.1:1"}, "database-url: "},
+		{[]string{"up", "--listen", "nonsense"}, "listen: "},
+		{[]string{"up", "--sandbox", "moon"}, "--sandbox"},
+		{[]string{"up", "--mock-script", "/nonsense"}, "--mock-script"},
+	} {
+		t.Run(strings.Join(c.args, " ")[:min(40, len(strings.Join(c.args, " ")))], func(t *testing.T) {
+			t.Parallel()
+			got := spool(t, world(t), c.args...)
+			if got.code != ExitUsage || !strings.Contains(got.err, c.says) || strings.Count(got.err, "\n") != 1 || got.out != "" {
+				t.Errorf("got %d %q %q, want one line with %q", got.code, got.out, got.err, c.says)
+			}
+		})
+	}
+}
+
+func TestHelp(t *testing.T) {
+	t.Parallel()
+	for _, args := range [][]string{{}, {"--help"}, {"run", "--help"}, {"sessions", "--help"}} {
+		if got := spool(t, world(t), args...); got.code != ExitDone || !strings.Contains(got.out, "Usage: spool") {
+			t.Errorf("%v: %+v", args, got)
+		}
+	}
+}
+
+func TestUnreachable(t *testing.T) {
+	t.Parallel()
+	says := "spool: cannot reach " + nowhere + ": connection refused; start it with `spool up` or pass --url\n"
+	for _, args := range [][]string{
+		{"run", "--url", nowhere, "q"}, {"attach", ses}, {"events", ses}, {"events", ses, "--url", nowhere}, {"sessions", "ls"}, {"sessions", "show", ses},
+		{"executions", "show", exe}, {"keys", "ls"},
+	} {
+		if got := spool(t, world(t), args...); got != (result{ExitFailed, "", says}) {
+			t.Errorf("%v: %+v", args, got)
+		}
+	}
+}
+
+// The exit code tells how the query ended, whatever the output is.
+func TestRunEnds(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		end  events.Payload
+		code int
+		says string
+	}{
+		"completed": {events.ExecutionCompleted{DurationMs: 5}, ExitDone, ""},
+		"failed":    {events.ExecutionFailed{Code: "MODEL_ERROR", Message: "no model"}, ExitFailed, "spool: the query failed: no model (MODEL_ERROR)\n"},
+		"cancelled": {events.ExecutionCancelled{Reason: "cancelled"}, ExitCancelled, ""},
+		"withdrawn": {events.ExecutionWithdrawn{Reason: "cancelled"}, ExitCancelled, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := serve(t, accepted, dispatched, answered, c.end)
+			got := spool(t, world(t), "run", "--url", f.URL, "--architecture", "spool", "hello")
+			if got.code != c.code || !strings.Contains(got.out, "> hello\n\nhi there\n") || !strings.HasSuffix(got.err, c.says) || !strings.Contains(got.err, "go on with `spool run --session "+ses) {
+				t.Errorf("text: %+v", got)
+			}
+			if f.bodies[0] != `{"architecture":"spool","content":"hello"}` {
+				t.Errorf("posted %s", f.bodies[0])
+			}
+
+			f = serve(t, accepted, dispatched, answered, c.end)
+			got = spool(t, world(t), "run", "--url", f.URL, "--session", ses, "--json", "hello")
+			lines := strings.Split(strings.TrimSpace(got.out), "\n")
+			if got.code != c.code || got.err != c.says || len(lines) != 4 || !strings.Contains(lines[3], `"type":"`+string(c.end.EventType())+`"`) {
+				t.Errorf("json: %+v", got)
+			}
+			for _, l := range lines {
+				if !json.Valid([]byte(l)) {
+					t.Errorf("line %q is no JSON", l)
+				}
+			}
+		})
+	}
+}
+
+func TestRunReadsStandardInput(t *testing.T) {
+	t.Parallel()
+	for _, args := range [][]string{{"-"}, {}} {
+		f := serve(t, accepted, events.ExecutionCompleted{})
+		w := world(t)
+		w.In = strings.NewReader("from a pipe\n")
+		got := spool(t, w, append([]string{"run", "--url", f.URL}, args...)...)
+		if got.code != ExitDone || f.bodies[0] != `{"content":"from a pipe"}` {
+			t.Errorf("%v: %+v, posted %v", args, got, f.bodies)
+		}
+	}
+	w := world(t)
+	w.In = strings.NewReader("bad \xff")
+	if got := spool(t, w, "run", "-"); got.code != ExitUsage || !strings.Contains(got.err, "query: it is not valid UTF-8") {
+		t.Errorf("not UTF-8: %+v", got)
+	}
+	w = world(t)
+	w.InTTY = true
+	if got := spool(t, w, "run"); got.code != ExitUsage || !strings.Contains(got.err, "query: say what to do") {
+		t.Errorf("on a terminal: %+v", got)
+	}
+}
+
+func TestRunRefused(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	got := spool(t, world(t), "run", "--url", f.URL, "--architecture", "nonsense", "q")
+	if want := "spool: architecture: \"nonsense\" is none of claude-code, spool (INVALID_REQUEST)\n"; got != (result{ExitUsage, "", want}) {
+		t.Errorf("got %+v", got)
+	}
+}
+
+func TestRunDetached(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	if got := spool(t, world(t), "run", "--url", f.URL, "--detach", "q"); got.code != ExitDone || !strings.Contains(got.out, exe) {
+		t.Errorf("got %+v", got)
+	}
+	got := spool(t, world(t), "run", "--url", f.URL, "--detach", "--json", "q")
+	if want := fmt.Sprintf(`{"sessionId":%q,"executionId":%q,"position":"0-3"}`+"\n", ses, exe); got != (result{ExitDone, want, ""}) {
+		t.Errorf("got %+v", got)
+	}
+	if got := spool(t, world(t), "run", "--detach", "q"); got.code != ExitFailed || !strings.Contains(got.err, "needs a server that stays") {
+		t.Errorf("without a server: %+v", got)
+	}
+}
+
+// Signals become the controls they ask for.
+func TestRunSignals(t *testing.T) {
+	t.Parallel()
+	interrupt, cancel := "POST /api/sessions/"+ses+"/interrupt", "POST /api/executions/"+exe+"/cancel"
+	stopped := []events.Payload{events.ExecutionCancelled{Reason: "interrupted"}}
+	for name, c := range map[string]struct {
+		begin    []events.Payload
+		signals  []os.Signal
+		controls map[string][]events.Payload
+		asked    []string
+		not      string
+	}{
+		"once":        {[]events.Payload{accepted, dispatched}, []os.Signal{os.Interrupt}, map[string][]events.Payload{interrupt: stopped}, []string{interrupt}, cancel},
+		"twice":       {[]events.Payload{accepted, dispatched}, []os.Signal{os.Interrupt, os.Interrupt}, map[string][]events.Payload{cancel: stopped}, []string{interrupt, cancel}, ""},
+		"queued":      {[]events.Payload{accepted, events.ExecutionQueued{Ahead: 1}}, []os.Signal{os.Interrupt}, map[string][]events.Payload{cancel: {events.ExecutionWithdrawn{Reason: "cancelled"}}}, []string{cancel}, interrupt},
+		"terminated":  {[]events.Payload{accepted, dispatched}, []os.Signal{syscall.SIGTERM}, map[string][]events.Payload{cancel: stopped}, []string{cancel}, interrupt},
+		"three times": {[]events.Payload{accepted, dispatched}, []os.Signal{os.Interrupt, os.Interrupt, os.Interrupt}, nil, []string{interrupt, cancel}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := serve(t, c.begin...)
+			f.controls = c.controls
+			signals := make(chan os.Signal)
+			w := world(t)
+			w.Signals = signals
+			out := &watched{lines: len(c.begin), full: make(chan struct{})}
+			w.Out, w.Err = out, &bytes.Buffer{}
+			var sending sync.WaitGroup
+			sending.Go(func() {
+				<-out.full
+				for _, s := range c.signals {
+					signals <- s
+				}
+			})
+			code := Main(t.Context(), []string{"run", "--url", f.URL, "--json", "hello"}, w)
+			sending.Wait()
+			if code != ExitCancelled {
+				t.Errorf("exit code %d", code)
+			}
+			for _, a := range c.asked {
+				if !f.wasAsked(a) {
+					t.Errorf("not asked for %s but %v", a, f.asked)
+				}
+			}
+			if c.not != "" && f.wasAsked(c.not) {
+				t.Errorf("asked for %s", c.not)
+			}
+		})
+	}
+}
+
+// watched is an output that tells when it has a number of lines.
+type watched struct {
+	lines int
+	full  chan struct{}
+}
+
+func (w *watched) Write(p []byte) (int, error) {
+	for range bytes.Count(p, []byte("\n")) {
+		if w.lines--; w.lines == 0 {
+			close(w.full)
+		}
+	}
+	return len(p), nil
+}
+
+func TestAttach(t *testing.T) {
+	t.Parallel()
+	f := serve(t, accepted, dispatched, answered, events.ExecutionCompleted{}, events.SessionDeleted{})
+	if got := spool(t, world(t), "attach", "--url", f.URL, ses); got.code != ExitDone || !strings.Contains(got.out, "hi there") || !strings.Contains(got.out, "the session was deleted") {
+		t.Errorf("got %+v", got)
+	}
+	f = serve(t, accepted, dispatched, answered, events.ExecutionCompleted{}, events.SessionClosed{Reason: "limit"})
+	if got := spool(t, world(t), "attach", "--url", f.URL, ses); got.code != ExitDone {
+		t.Errorf("closed: %+v", got)
+	}
+	other := strings.Replace(ses, "V", "W", 1)
+	if got := spool(t, world(t), "attach", "--url", f.URL, other); got != (result{ExitFailed, "", "spool: sessionId: there is no such session (SESSION_NOT_FOUND)\n"}) {
+		t.Errorf("unknown session: %+v", got)
+	}
+
+	f = serve(t, accepted, dispatched)
+	signals, out, errs := make(chan os.Signal), &watched{lines: 1, full: make(chan struct{})}, &bytes.Buffer{}
+	w := world(t)
+	w.Signals, w.Out, w.Err = signals, out, errs
+	var sending sync.WaitGroup
+	sending.Go(func() { <-out.full; signals <- os.Interrupt })
+	if code := Main(t.Context(), []string{"attach", "--url", f.URL, ses}, w); code != ExitCancelled || errs.String() != "spool: left; the session goes on\n" {
+		t.Errorf("left with %d %q", code, errs)
+	}
+	sending.Wait()
+}
+
+func TestLists(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	got := spool(t, world(t), "sessions", "ls", "--url", f.URL)
+	if got.code != ExitDone || !strings.Contains(got.out, ses+"  open") || strings.Contains(got.out, "\x1b") {
+		t.Errorf("table: %+v", got)
+	}
+	got = spool(t, world(t), "sessions", "ls", "--url", f.URL, "--json")
+	if want := `{"sessionId":"` + ses + `","status":"open","architecture":"spool\u001b[2J","extra":7}` + "\n"; got.out != want {
+		t.Errorf("json: %q", got.out)
+	}
+	got = spool(t, world(t), "sessions", "rm", "--url", f.URL, ses)
+	if got.code != ExitDone || !f.wasAsked("DELETE /api/sessions/"+ses) {
+		t.Errorf("rm: %+v", got)
+	}
+	got = spool(t, world(t), "keys", "revoke", "--url", f.URL, key)
+	if got.code != ExitDone || !f.wasAsked("DELETE /api/keys/"+key) {
+		t.Errorf("revoke: %+v", got)
+	}
+}
+
+// Without a server on its default address and on the data folder, run starts a stack, and stops it again.
+func TestRunStartsAStack(t *testing.T) {
+	t.Parallel()
+	f := serve(t, accepted, dispatched, answered, events.ExecutionCompleted{})
+	stack := newFakeStack(f.URL)
+	l := &fakeLocal{dir: t.TempDir(), start: func(StackOptions) (Stack, error) { return stack, nil }}
+	w := world(t)
+	w.Local = l
+	if got := spool(t, w, "run", "--mock-llm", "q"); got.code != ExitDone || !strings.Contains(got.out, "hi there") {
+		t.Fatalf("got %+v", got)
+	}
+	want := StackOptions{DataDir: l.dir, Listen: "127.0.0.1:0", GRPCListen: "127.0.0.1:0", MockLLM: true}
+	if len(l.started) != 1 || l.started[0] != want || stack.closed != 1 {
+		t.Errorf("started %+v, closed %d times", l.started, stack.closed)
+	}
+}
+
+func TestRunJoins(t *testing.T) {
+	t.Parallel()
+	t.Run("the default address", func(t *testing.T) {
+		t.Parallel()
+		f := serve(t, accepted, events.ExecutionCompleted{})
+		w := world(t)
+		w.DefaultURL = f.URL
+		if got := spool(t, w, "run", "q"); got.code != ExitDone {
+			t.Errorf("got %+v", got)
+		}
+	})
+	t.Run("the stack on the data folder", func(t *testing.T) {
+		t.Parallel()
+		f := serve(t, accepted, events.ExecutionCompleted{})
+		w := world(t)
+		w.Local = &fakeLocal{dir: t.TempDir(), found: &Connection{URL: f.URL}}
+		if got := spool(t, w, "run", "q"); got.code != ExitDone {
+			t.Errorf("got %+v", got)
+		}
+	})
+	t.Run("one that was faster", func(t *testing.T) {
+		t.Parallel()
+		f := serve(t, accepted, events.ExecutionCompleted{})
+		w := world(t)
+		l := &fakeLocal{dir: t.TempDir()}
+		l.start = func(StackOptions) (Stack, error) {
+			l.found = &Connection{URL: f.URL}
+			return nil, ErrBusy
+		}
+		w.Local = l
+		if got := spool(t, w, "run", "q"); got.code != ExitDone {
+			t.Errorf("got %+v", got)
+		}
+	})
+	t.Run("one that ends", func(t *testing.T) {
+		t.Parallel()
+		f := serve(t, accepted, dispatched)
+		stack := newFakeStack(f.URL)
+		stack.err = errors.New("the disk is full")
+		w := world(t)
+		w.Local = &fakeLocal{dir: t.TempDir(), start: func(StackOptions) (Stack, error) { return stack, nil }}
+		out := &watched{lines: 2, full: make(chan struct{})}
+		errs := &bytes.Buffer{}
+		w.Out, w.Err = out, errs
+		var ending sync.WaitGroup
+		ending.Go(func() { <-out.full; _ = stack.Close() })
+		if code := Main(t.Context(), []string{"run", "--json", "q"}, w); code != ExitFailed || !strings.Contains(errs.String(), "the disk is full") {
+			t.Errorf("got %d %s", code, errs)
+		}
+		ending.Wait()
+	})
+}
+
+func TestUp(t *testing.T) {
+	t.Parallel()
+	t.Run("until a signal", func(t *testing.T) {
+		t.Parallel()
+		stack, signals := newFakeStack("http://127.0.0.1:7"), make(chan os.Signal)
+		l := &fakeLocal{dir: t.TempDir(), start: func(StackOptions) (Stack, error) { return stack, nil }}
+		w, out := world(t), &watched{lines: 1, full: make(chan struct{})}
+		var text bytes.Buffer
+		w.Local, w.Signals, w.Out, w.Err = l, signals, io.MultiWriter(&text, out), &bytes.Buffer{}
+		var sending sync.WaitGroup
+		sending.Go(func() { <-out.full; signals <- syscall.SIGTERM })
+		code := Main(t.Context(), []string{"up", "--data", "/d", "--listen", "127.0.0.1:0", "--grpc-listen", ":0", "--mock-llm"}, w)
+		sending.Wait()
+		o := l.started[0]
+		if code != ExitDone || text.String() != "ready http://127.0.0.1:7\n" || stack.closed != 1 {
+			t.Errorf("got %d %q, closed %d times", code, text.String(), stack.closed)
+		}
+		if o.DataDir != "/d" || o.Listen != "127.0.0.1:0" || o.GRPCListen != ":0" || !o.MockLLM || o.Sandbox != "local" || o.Logger == nil {
+			t.Errorf("started with %+v", o)
+		}
+	})
+	for name, c := range map[string]struct {
+		stack *fakeStack
+		err   error
+		says  string
+	}{
+		"busy":   {nil, ErrBusy, "spool: data: another Spool runs on this data folder; `spool run` joins it, or choose another folder with --data\n"},
+		"broken": {nil, errors.New("listen: 127.0.0.1:7700 is in use"), "spool: listen: 127.0.0.1:7700 is in use\n"},
+		"ended":  {&fakeStack{done: func() chan struct{} { c := make(chan struct{}); close(c); return c }(), err: errors.New("projector: gone"), closed: 1}, nil, "spool: the stack ended: projector: gone\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := world(t)
+			w.Local = &fakeLocal{dir: t.TempDir(), start: func(StackOptions) (Stack, error) {
+				if c.stack == nil {
+					return nil, c.err
+				}
+				return c.stack, nil
+			}}
+			if got := spool(t, w, "up"); got.code != ExitFailed || got.err != c.says {
+				t.Errorf("got %+v", got)
+			}
+		})
+	}
+}

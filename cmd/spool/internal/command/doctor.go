@@ -1,0 +1,340 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/spoolhq/spool/cmd/spool/internal/client"
+	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
+	"github.com/spoolhq/spool/pkg/pgserver"
+)
+
+const (
+	// Free disk space, in bytes: below the first nothing works, below the second it soon will not.
+	diskRequired  = 200 << 20
+	diskSuggested = 2 << 30
+
+	checkTimeout = 10 * time.Second
+)
+
+type doctorCommand struct {
+	server
+	Listen     string `default:"127.0.0.1:7700" env:"SPOOL_LISTEN" help:"Where spool up will listen."`
+	GRPCListen string `name:"grpc-listen" default:"127.0.0.1:7701" env:"SPOOL_GRPC_LISTEN" help:"Where spool up will listen for gRPC."`
+	Database   string `name:"database-url" env:"SPOOL_DATABASE_URL" placeholder:"URL" help:"The Postgres to use in place of a private one."`
+	Runner     string `env:"SPOOL_RUNNER" placeholder:"FILE" help:"The runner's binary, if it is not beside this program."`
+
+	environ func(string) string // nil means os.Getenv
+}
+
+// finding is what a check found.
+type finding struct {
+	Check  string `json:"check"`
+	Status string `json:"status"` // ok, note: it works without, or failed
+	Detail string `json:"detail"`
+	Remedy string `json:"remedy,omitempty"`
+}
+
+func ok(detail string, args ...any) finding {
+	return finding{Status: "ok", Detail: fmt.Sprintf(detail, args...)}
+}
+func note(detail, remedy string) finding {
+	return finding{Status: "note", Detail: detail, Remedy: remedy}
+}
+func failed(detail, remedy string) finding {
+	return finding{Status: "failed", Detail: detail, Remedy: remedy}
+}
+
+// examination is what the checks share.
+type examination struct {
+	*doctorCommand
+	app     *app
+	dir     string
+	running *Connection // the stack on the data folder, nil if none
+}
+
+// Run makes every check; it fails if something is missing that Spool cannot do without.
+func (c *doctorCommand) Run(a *app) error {
+	ctx, cancel := a.interruptible()
+	defer cancel()
+	if c.environ == nil {
+		c.environ = os.Getenv
+	}
+	x := &examination{doctorCommand: c, app: a}
+	bad := 0
+	for _, check := range []struct {
+		name string
+		run  func(context.Context) finding
+	}{
+		{"data folder", x.folder},
+		{"disk space", x.disk},
+		{"running stack", x.stack},
+		{"port of REST", func(context.Context) finding { return x.port("listen", c.Listen) }},
+		{"port of gRPC", func(context.Context) finding { return x.port("grpc-listen", c.GRPCListen) }},
+		{"Postgres", x.postgres},
+		{"runner", x.runner},
+		{"Claude Code", x.claude},
+		{"models", x.models},
+		{"server", x.gateway},
+	} {
+		one, done := context.WithTimeout(ctx, checkTimeout)
+		f := check.run(one)
+		done()
+		if cause := context.Cause(ctx); cause != nil {
+			return cause
+		}
+		f.Check = check.name
+		if f.Status == "failed" {
+			bad++
+		}
+		if err := c.print(a, f); err != nil {
+			return err
+		}
+	}
+	if bad > 0 {
+		return fmt.Errorf("doctor: %d of these must be put right", bad)
+	}
+	return nil
+}
+
+func (c *doctorCommand) print(a *app, f finding) error {
+	if c.JSON {
+		return a.json(f)
+	}
+	_, err := fmt.Fprintf(a.Out, "%-7s %-14s %s\n", f.Status, f.Check, terminal.Line(f.Detail))
+	if err == nil && f.Remedy != "" {
+		_, err = fmt.Fprintf(a.Out, "%-7s %-14s → %s\n", "", "", terminal.Line(f.Remedy))
+	}
+	return err
+}
+
+func (x *examination) folder(context.Context) finding {
+	remedy := "choose another with --data or SPOOL_DATA_DIR, or make it yours"
+	var err error
+	if x.dir, err = dataDir(x.app, x.Data); err != nil {
+		return failed(err.Error(), remedy)
+	}
+	existed := exists(x.dir)
+	if err := os.MkdirAll(x.dir, 0o700); err != nil {
+		return failed(fmt.Sprintf("%s cannot be made: %v", x.dir, cause(err)), remedy)
+	}
+	f, err := os.CreateTemp(x.dir, ".doctor-")
+	if err != nil {
+		return failed(fmt.Sprintf("%s cannot be written: %v", x.dir, cause(err)), remedy)
+	}
+	err = errors.Join(f.Close(), os.Remove(f.Name()))
+	if !existed { // looking must not leave anything behind
+		err = errors.Join(err, os.Remove(x.dir))
+	}
+	if err != nil {
+		return failed(err.Error(), remedy)
+	}
+	return ok("%s can be written", x.dir)
+}
+
+func (x *examination) disk(context.Context) finding {
+	dir := x.dir
+	for dir != "" && !exists(dir) && dir != filepath.Dir(dir) {
+		dir = filepath.Dir(dir)
+	}
+	var s syscall.Statfs_t
+	if err := syscall.Statfs(dir, &s); err != nil {
+		return note(fmt.Sprintf("free space of %s is not known: %v", dir, err), "")
+	}
+	free := uint64(s.Bavail) * uint64(s.Bsize)
+	has := fmt.Sprintf("%.1f GiB free for %s", float64(free)/(1<<30), x.dir)
+	switch {
+	case free < diskRequired:
+		return failed(has, "free some, or choose another disk with --data")
+	case free < diskSuggested:
+		return note(has, "logs and workspaces grow: free some, or choose another disk with --data")
+	}
+	return ok("%s", has)
+}
+
+func (x *examination) stack(context.Context) finding {
+	c, found, err := x.app.Local.Find(x.dir)
+	if err != nil {
+		return failed(err.Error(), "look at "+x.dir)
+	}
+	if !found {
+		return ok("none on %s; `spool up` or `spool run` starts one", x.dir)
+	}
+	x.running = &c
+	return ok("process %d on %s, at %s", c.PID, x.dir, c.URL)
+}
+
+// port checks that an address can be listened on, or is our own stack's.
+func (x *examination) port(flag, address string) finding {
+	l, err := net.Listen("tcp", address)
+	if err == nil {
+		if err := l.Close(); err != nil {
+			return failed(err.Error(), "")
+		}
+		return ok("%s is free", address)
+	}
+	if errors.Is(err, syscall.EADDRINUSE) {
+		if x.running != nil {
+			return ok("%s is in use while a stack runs", address)
+		}
+		return failed(address+" is in use by another program", fmt.Sprintf("end that program, or choose another address with --%s (port 0 takes any free one)", flag))
+	}
+	return failed(fmt.Sprintf("%s cannot be listened on: %v", address, cause(err)), "choose another address with --"+flag)
+}
+
+func (x *examination) postgres(ctx context.Context) finding {
+	database := x.Database
+	if database == "" && x.running != nil {
+		database = x.running.DatabaseURL
+	}
+	if database == "" {
+		found, err := pgserver.Find(ctx, pgserver.Config{DataDir: filepath.Join(x.dir, "postgres")})
+		if errors.Is(err, pgserver.ErrNoBinary) {
+			return note("no binary on this machine; the first start will fetch one", "without a network install one (Debian: apt-get install postgresql), or set SPOOL_DATABASE_URL")
+		}
+		if err != nil {
+			return failed(err.Error(), "")
+		}
+		return ok("%s", found)
+	}
+	remedy := "check that Postgres runs and that SPOOL_DATABASE_URL is right"
+	cfg, err := pgx.ParseConfig(database)
+	if err != nil {
+		return failed("SPOOL_DATABASE_URL is not the URL of a Postgres database", "write it like postgres://user:password@host:5432/name")
+	}
+	conn, err := pgx.ConnectConfig(ctx, cfg)
+	if err != nil {
+		return failed(fmt.Sprintf("no answer from %s: %v", cfg.Host, err), remedy)
+	}
+	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
+	var version string
+	if err := conn.QueryRow(ctx, "SHOW server_version").Scan(&version); err != nil {
+		return failed(err.Error(), remedy)
+	}
+	return ok("version %s at %s", version, cfg.Host)
+}
+
+func (x *examination) runner(context.Context) finding {
+	remedy := "build it beside this program (scripts/build), or name it with SPOOL_RUNNER"
+	if x.Runner != "" {
+		if !program(x.Runner) {
+			return failed(x.Runner+" is no program", remedy)
+		}
+		return ok("%s", x.Runner)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return failed(err.Error(), remedy)
+	}
+	if beside := filepath.Join(filepath.Dir(self), "runner"); program(beside) {
+		return ok("%s", beside)
+	}
+	if path, err := exec.LookPath("runner"); err == nil {
+		return ok("%s", path)
+	}
+	return failed("there is none beside "+self+", and none on the PATH", remedy)
+}
+
+func (x *examination) claude(ctx context.Context) finding {
+	path, err := exec.LookPath("claude")
+	if err != nil {
+		return note("not on the PATH", "for architecture claude-code: npm install -g @anthropic-ai/claude-code; architecture spool works without it")
+	}
+	out, err := exec.CommandContext(ctx, path, "--version").Output()
+	if err != nil {
+		return note(fmt.Sprintf("%s does not run: %v", path, err), "install it again: npm install -g @anthropic-ai/claude-code")
+	}
+	return ok("%s at %s", strings.TrimSpace(string(out)), path)
+}
+
+// models tells which models can be asked. Keys are not shown, and not tried: that would cost money.
+func (x *examination) models(context.Context) finding {
+	var have, odd []string
+	for _, m := range []struct{ key, base, serves string }{
+		{"ANTHROPIC_API_KEY", "SPOOL_ANTHROPIC_BASE_URL", "claude-code"},
+		{"OPENAI_API_KEY", "SPOOL_OPENAI_BASE_URL", "spool"},
+		{"NVIDIA_API_KEY", "SPOOL_NVIDIA_BASE_URL", "spool"},
+	} {
+		base := x.environ(m.base)
+		if u, err := url.Parse(base); base != "" && (err != nil || u.Host == "") {
+			odd = append(odd, m.base+" is not a URL")
+		}
+		if x.environ(m.key) != "" || base != "" && m.base != "SPOOL_NVIDIA_BASE_URL" {
+			have = append(have, strings.TrimSuffix(m.key, "_API_KEY")+" for architecture "+m.serves)
+		}
+	}
+	if x.environ("SPOOL_MOCK_LLM") != "" {
+		have = append(have, "a scripted server (SPOOL_MOCK_LLM)")
+	}
+	if len(odd) > 0 {
+		return failed(strings.Join(odd, ", "), "write it like https://host/v1, Anthropic's without /v1")
+	}
+	if len(have) == 0 {
+		return note("no key", "set ANTHROPIC_API_KEY, OPENAI_API_KEY or NVIDIA_API_KEY, or try it with --mock-llm, which needs none")
+	}
+	return ok("%s", strings.Join(have, "; "))
+}
+
+// gateway asks a server, if one is named or runs, how its parts are.
+func (x *examination) gateway(ctx context.Context) finding {
+	c, err := x.find(ctx, x.app)
+	if err != nil && (x.URL != "" || x.running != nil) {
+		return failed(err.Error(), "")
+	}
+	if err != nil {
+		return ok("none runs")
+	}
+	defer c.Close()
+	r, err := c.Ready(ctx)
+	var gone *client.UnreachableError
+	if errors.As(err, &gone) {
+		return failed(err.Error(), "")
+	}
+	if err != nil {
+		return failed(c.URL()+": "+err.Error(), "")
+	}
+	var parts []string
+	for _, name := range slices.Sorted(maps.Keys(r.Checks)) {
+		parts = append(parts, name+" "+r.Checks[name])
+	}
+	if !r.Ready {
+		return failed(c.URL()+" is not ready: "+strings.Join(parts, ", "), "look at its log; what is not ok above is what it waits for")
+	}
+	return ok("%s is ready: %s", c.URL(), strings.Join(parts, ", "))
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+func program(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && !info.IsDir() && info.Mode()&0o111 != 0
+}
+
+// cause leaves out the path and the operation, which stand beside it.
+func cause(err error) error {
+	var path *os.PathError
+	if errors.As(err, &path) {
+		return path.Err
+	}
+	var sys *os.SyscallError
+	if errors.As(err, &sys) {
+		return sys.Err
+	}
+	return err
+}

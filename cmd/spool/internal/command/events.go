@@ -1,0 +1,123 @@
+package command
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	"github.com/spoolhq/spool/cmd/spool/internal/client"
+	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// summaryLen is how many characters of an event's data its line shows.
+const summaryLen = 120
+
+type eventsCommand struct {
+	server
+	Session string `arg:"" help:"The session's id."`
+	After   uint32 `placeholder:"N" help:"Only events with a greater seq."`
+	Follow  bool   `short:"f" help:"Then wait for more, until Ctrl-C; with --json text in flight comes too."`
+}
+
+// Run prints the log of a session.
+func (c *eventsCommand) Run(a *app) error {
+	if err := checkID("session", events.KindSession, c.Session); err != nil {
+		return err
+	}
+	ctx, cancel := a.interruptible()
+	defer cancel()
+	cl, err := c.connect(ctx, a)
+	if err != nil {
+		return err
+	}
+	defer cl.Close()
+	if c.Follow {
+		return c.follow(ctx, a, cl)
+	}
+	for after := c.After; ; {
+		page, err := cl.Events(ctx, c.Session, after, 0)
+		if err != nil {
+			return cursorError(err, after)
+		}
+		for _, e := range page.Events {
+			if err := c.print(a, e.Value, e.Raw); err != nil {
+				return err
+			}
+		}
+		if page.Next >= page.Tip || page.Next <= after {
+			return nil
+		}
+		after = page.Next
+	}
+}
+
+func (c *eventsCommand) follow(ctx context.Context, a *app, cl *client.Client) error {
+	for m, err := range cl.Follow(ctx, c.Session, c.After) {
+		switch {
+		case err != nil && context.Cause(ctx) != nil:
+			return context.Cause(ctx)
+		case err != nil:
+			return err
+		case m.Snapshot != nil:
+			if m.Snapshot.Cause == nil {
+				return fmt.Errorf("the server sent a snapshot of event %d in place of events", m.Snapshot.Seq)
+			}
+			return cursorError(m.Snapshot.Cause, c.After)
+		case m.Lost != nil:
+			fmt.Fprintln(a.Err, "spool: connection lost ("+terminal.Line(m.Lost.Error())+"), trying again")
+		case m.Event != nil:
+			if err := c.print(a, *m.Event, m.Raw); err != nil {
+				return err
+			}
+			if m.Event.Type == (events.SessionDeleted{}).EventType() {
+				return nil
+			}
+		}
+	}
+	return context.Cause(ctx)
+}
+
+// cursorError says what to do about a cursor that cannot be served.
+func cursorError(err error, after uint32) error {
+	switch {
+	case client.IsCode(err, client.CodeCursorExpired):
+		return fmt.Errorf("after: events after %d are no longer kept; `spool attach SESSION` shows the blocks that they became: %w", after, err)
+	case client.IsCode(err, client.CodeCursorAhead):
+		return fmt.Errorf("after: the session has no event %d yet: %w", after, err)
+	}
+	return err
+}
+
+func (c *eventsCommand) print(a *app, e events.Wire, raw json.RawMessage) error {
+	if c.JSON {
+		return a.json(raw)
+	}
+	if e.Type == events.TextDelta {
+		return nil
+	}
+	_, err := fmt.Fprintf(a.Out, "%6d  %s  %-22s  %s\n", e.Seq, e.Time.Local().Format("15:04:05.000"), terminal.Line(string(e.Type)), summary(e))
+	return err
+}
+
+// summary is an event's data in a few words.
+func summary(e events.Wire) string {
+	s := string(e.Data)
+	switch d := e.Event().Data.(type) {
+	case events.MessageAccepted:
+		s = d.Content
+	case events.BlockStart:
+		s = blockSummary(d.Block)
+	case events.BlockComplete:
+		s = blockSummary(d.Block)
+	}
+	s = terminal.Line(s)
+	if r := []rune(s); len(r) > summaryLen {
+		s = string(r[:summaryLen]) + "…"
+	}
+	return s
+}
+
+func blockSummary(b events.Block) string {
+	return string(b.Kind) + " " + b.ToolName + " " + b.Name + " " + b.Content + string(b.Input) + b.Output + b.Message
+}

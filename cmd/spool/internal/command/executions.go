@@ -1,0 +1,162 @@
+package command
+
+import (
+	"errors"
+	"fmt"
+	"iter"
+	"time"
+
+	"github.com/spoolhq/spool/cmd/spool/internal/client"
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+type executionsCommand struct {
+	Ls     executionsLs     `cmd:"" help:"List executions, the newest first, or those of a session in their order."`
+	Show   executionsShow   `cmd:"" help:"Show an execution."`
+	Cancel executionsCancel `cmd:"" help:"End executions: one that waits at once, one that runs within ten seconds."`
+}
+
+type executionsLs struct {
+	server
+	Session string `placeholder:"SESSION" help:"Only this session's."`
+	Phase   string `enum:",queued,starting,running,completed,failed,cancelled" default:"" help:"Only these: queued, starting, running, completed, failed or cancelled."`
+	Limit   int    `default:"50" help:"At most so many; 0 means all."`
+}
+
+// Run lists executions.
+func (c *executionsLs) Run(a *app) error {
+	if c.Limit < 0 {
+		return usage("limit: %d is negative; 0 means all", c.Limit)
+	}
+	if c.Session != "" {
+		if err := checkID("session", events.KindSession, c.Session); err != nil {
+			return err
+		}
+	}
+	ctx, cancel := a.interruptible()
+	defer cancel()
+	cl, err := c.connect(ctx, a)
+	if err != nil {
+		return err
+	}
+	defer cl.Close()
+	items := cl.Executions(ctx, c.Phase)
+	if c.Session != "" {
+		items = inPhase(cl.SessionExecutions(ctx, c.Session), c.Phase)
+	}
+	return executionsTable(a, c.JSON, c.Limit, items)
+}
+
+// inPhase keeps those in a phase; "" keeps all.
+func inPhase(items iter.Seq2[client.Doc[client.Execution], error], phase string) iter.Seq2[client.Doc[client.Execution], error] {
+	return func(yield func(client.Doc[client.Execution], error) bool) {
+		for d, err := range items {
+			if err == nil && phase != "" && d.Value.Phase != phase {
+				continue
+			}
+			if !yield(d, err) {
+				return
+			}
+		}
+	}
+}
+
+func executionsTable(a *app, asJSON bool, limit int, items iter.Seq2[client.Doc[client.Execution], error]) error {
+	return list(a, asJSON, limit, items,
+		[]any{"EXECUTION", "SESSION", "PHASE", "TOOK", "TOKENS IN", "OUT", "QUEUED"},
+		func(x client.Execution) []any {
+			u := x.Usage
+			return []any{x.ID, x.SessionID, executionState(x), took(x), u.InputTokens + u.CacheReadTokens + u.CacheWriteTokens, u.OutputTokens, whenP(x.QueuedAt)}
+		})
+}
+
+type executionsShow struct {
+	server
+	Execution string `arg:"" help:"The execution's id."`
+}
+
+// Run shows one execution.
+func (c *executionsShow) Run(a *app) error {
+	if err := checkID("execution", events.KindExecution, c.Execution); err != nil {
+		return err
+	}
+	ctx, cancel := a.interruptible()
+	defer cancel()
+	cl, err := c.connect(ctx, a)
+	if err != nil {
+		return err
+	}
+	defer cl.Close()
+	doc, err := cl.Execution(ctx, c.Execution)
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		return a.json(doc)
+	}
+	x := doc.Value
+	return fields(a, []any{"execution", x.ID}, []any{"session", x.SessionID}, []any{"phase", executionState(x)}, []any{"message", x.Message},
+		[]any{"attempt", x.Attempt}, []any{"executor", x.Executor}, []any{"model", x.Model}, []any{"took", took(x)},
+		[]any{"tokens", fmt.Sprintf("%d in (%d from cache, %d into it), %d out", x.Usage.InputTokens, x.Usage.CacheReadTokens, x.Usage.CacheWriteTokens, x.Usage.OutputTokens)},
+		[]any{"cost", fmt.Sprintf("$%.4f", x.CostUSD)}, []any{"queued", whenP(x.QueuedAt)}, []any{"ended", whenP(x.EndedAt)}, []any{"result", x.Result})
+}
+
+type executionsCancel struct {
+	server
+	Executions []string `arg:"" name:"execution" help:"Ids."`
+}
+
+// Run cancels executions. It goes on after a failure, and fails at the end.
+func (c *executionsCancel) Run(a *app) error {
+	for _, id := range c.Executions {
+		if err := checkID("execution", events.KindExecution, id); err != nil {
+			return err
+		}
+	}
+	ctx, cancel := a.interruptible()
+	defer cancel()
+	cl, err := c.connect(ctx, a)
+	if err != nil {
+		return err
+	}
+	defer cl.Close()
+	var failed []error
+	for _, id := range c.Executions {
+		doc, err := cl.CancelExecution(ctx, id)
+		if err != nil {
+			failed = append(failed, fmt.Errorf("%s: %w", id, err))
+			continue
+		}
+		if c.JSON {
+			err = a.json(doc)
+		} else {
+			_, err = fmt.Fprintln(a.Out, "asked to cancel", id)
+		}
+		failed = append(failed, err)
+	}
+	return errors.Join(failed...)
+}
+
+func executionState(x client.Execution) string {
+	switch {
+	case x.Code != "":
+		return x.Phase + " (" + x.Code + ")"
+	case x.Reason != "":
+		return x.Phase + " (" + x.Reason + ")"
+	}
+	return x.Phase
+}
+
+func took(x client.Execution) string {
+	if x.DurationMs == 0 {
+		return ""
+	}
+	return (time.Duration(x.DurationMs) * time.Millisecond).String()
+}
+
+func whenP(t *time.Time) string {
+	if t == nil {
+		return ""
+	}
+	return when(*t)
+}

@@ -1,0 +1,83 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/bus"
+	"github.com/spoolhq/spool/pkg/eventlog/jslog"
+	"github.com/spoolhq/spool/pkg/topology"
+)
+
+// dialTimeout bounds how long NATS may take to answer.
+const dialTimeout = 5 * time.Second
+
+// installation is what every command takes that works on the log itself.
+type installation struct {
+	NATSURL      string `name:"nats-url" env:"SPOOL_NATS_URL" placeholder:"URL" help:"NATS of the installation. Without it: the stack that runs on the data folder, else the folder itself."`
+	NATSUser     string `name:"nats-user" env:"SPOOL_NATS_USER" help:"User at NATS that may read the log, such as admin."`
+	NATSPassword string `name:"nats-password" env:"SPOOL_NATS_PASSWORD" help:"Password at NATS."`
+	Data         string `env:"SPOOL_DATA_DIR" placeholder:"DIR" help:"Data folder of the installation; by default spool in the user's data folder."`
+	JSON         bool   `help:"Print one JSON object a line."`
+}
+
+// open reaches the log, and the database unless the user names another one.
+func (i installation) open(ctx context.Context, a *app, database string) (Installation, error) {
+	if i.NATSURL != "" {
+		return i.dial(ctx, i.NATSURL, database)
+	}
+	dir, err := dataDir(a, i.Data)
+	if err != nil {
+		return Installation{}, err
+	}
+	running, ok, err := a.Local.Find(dir)
+	if err != nil {
+		return Installation{}, err
+	}
+	if ok {
+		if database == "" {
+			database = running.DatabaseURL
+		}
+		return i.dial(ctx, running.NATSURL, database)
+	}
+	opened, err := a.Local.Open(ctx, StackOptions{DataDir: dir, DatabaseURL: database})
+	if errors.Is(err, ErrBusy) {
+		return Installation{}, fmt.Errorf("data: %w and is not ready yet: try again when it is, or name its --nats-url", err)
+	}
+	return opened, err
+}
+
+func (i installation) dial(ctx context.Context, url, database string) (Installation, error) {
+	options := []nats.Option{nats.Name("spool-cli"), nats.Timeout(dialTimeout)}
+	if i.NATSUser != "" {
+		options = append(options, nats.UserInfo(i.NATSUser, i.NATSPassword), nats.CustomInboxPrefix(topology.InboxPrefix(i.NATSUser)))
+	}
+	nc, err := nats.Connect(url, append(bus.ConnOptions(slog.New(slog.DiscardHandler)), options...)...)
+	if err != nil {
+		return Installation{}, fmt.Errorf("nats-url: cannot reach NATS: %w; check that it runs, and --nats-url, --nats-user and --nats-password", err)
+	}
+	js, err := jetstream.New(nc)
+	if err != nil {
+		nc.Close()
+		return Installation{}, fmt.Errorf("jetstream: %w", err)
+	}
+	try, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	shards, err := topology.Shards(try, js)
+	if err != nil {
+		nc.Close()
+		return Installation{}, fmt.Errorf("nats-url: %w", err)
+	}
+	log, err := jslog.New(jslog.Config{JetStream: js, Shards: shards, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		nc.Close()
+		return Installation{}, err
+	}
+	return Installation{Log: log, NATS: nc, DatabaseURL: database, Close: func() error { nc.Close(); return nil }}, nil
+}

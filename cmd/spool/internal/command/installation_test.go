@@ -1,0 +1,155 @@
+package command
+
+import (
+	"context"
+	"encoding/json"
+	"iter"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/eventlog/memlog"
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// logged is a log with one session of one query that has no end.
+func logged(t *testing.T) eventlog.Log {
+	t.Helper()
+	log, err := memlog.New(memlog.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	head, err := log.Last(t.Context(), events.LifeOf("default", ses), eventlog.Any)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var list []events.Event
+	for i, p := range []events.Payload{events.SessionCreated{Agent: "default", Architecture: "spool", Provider: "local"}, accepted} {
+		list = append(list, events.Event{ID: events.Derive(events.KindEvent, ses, string(rune('a'+i))), Time: time.Unix(1, 0), ExecutionID: []string{"", exe}[i], Source: events.FromServer, Data: p})
+	}
+	if _, err := log.Append(t.Context(), head, events.Draft{ID: events.Derive(events.KindCommit, ses), Events: list}); err != nil {
+		t.Fatal(err)
+	}
+	return log
+}
+
+// broken is a log in which somebody changed a stored event.
+type broken struct{ eventlog.Log }
+
+func (b broken) Read(ctx context.Context, after eventlog.Position, f eventlog.Filter) iter.Seq2[eventlog.Record, error] {
+	return func(yield func(eventlog.Record, error) bool) {
+		for rec, err := range b.Log.Read(ctx, after, f) {
+			rec.Commit.Events = json.RawMessage(strings.Replace(string(rec.Commit.Events), "hello", "hallo", 1))
+			if !yield(rec, err) {
+				return
+			}
+		}
+	}
+}
+
+func TestVerify(t *testing.T) {
+	t.Parallel()
+	open := func(log eventlog.Log, closed *int) *fakeLocal {
+		return &fakeLocal{dir: "/d", open: func() (Installation, error) {
+			return Installation{Log: log, Close: func() error { *closed++; return nil }}, nil
+		}}
+	}
+	other := strings.Replace(ses, "V", "W", 1)
+	for name, c := range map[string]struct {
+		log  eventlog.Log
+		args []string
+		code int
+		out  string
+		err  string
+	}{
+		"sound":    {logged(t), nil, ExitDone, "open: " + exe + " of " + ses + ", accepted at 0-1, has no end yet\nsound: 1 sessions, 1 commits, 2 events, 1 queries without an end\n", ""},
+		"one":      {logged(t), []string{ses, "--json"}, ExitDone, `{"ok":true,"sessions":1,"commits":1,"events":2,"open":[{"tenant":"default","sessionId":"` + ses + `","executionId":"` + exe + `","position":"0-1","deleted":false}]}` + "\n", ""},
+		"unknown":  {logged(t), []string{other}, ExitFailed, "", "spool: session: the log holds no session " + other + " of tenant default\n"},
+		"stranger": {logged(t), []string{ses, "--tenant", "other"}, ExitFailed, "", "spool: session: the log holds no session " + ses + " of tenant other\n"},
+		"changed":  {broken{logged(t)}, nil, ExitFailed, "", "spool: the log is broken at 0-1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			closed := 0
+			w := world(t)
+			w.Local = open(c.log, &closed)
+			got := spool(t, w, append([]string{"verify"}, c.args...)...)
+			if got.code != c.code || got.out != c.out || !strings.HasPrefix(got.err, c.err) || c.err == "" && got.err != "" || closed != 1 {
+				t.Errorf("got %+v, closed %d times", got, closed)
+			}
+		})
+	}
+}
+
+func TestInstallationUnreachable(t *testing.T) {
+	t.Parallel()
+	got := spool(t, world(t), "verify", "--nats-url", "nats://127.0.0.1:1")
+	if got.code != ExitFailed || !strings.HasPrefix(got.err, "spool: nats-url: cannot reach NATS") || strings.Count(got.err, "\n") != 1 {
+		t.Errorf("got %+v", got)
+	}
+	w := world(t)
+	w.Local = &fakeLocal{dir: "/d", open: func() (Installation, error) { return Installation{}, ErrBusy }}
+	if got := spool(t, w, "rebuild"); got.code != ExitFailed || !strings.Contains(got.err, "is not ready yet") {
+		t.Errorf("busy: %+v", got)
+	}
+}
+
+func TestDoctor(t *testing.T) {
+	t.Parallel()
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = taken.Close() })
+	runner := filepath.Join(t.TempDir(), "runner")
+	if err := os.WriteFile(runner, []byte("#!/bin/sh\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	f := serve(t)
+	good := []string{"--data", t.TempDir(), "--runner", runner, "--listen", "127.0.0.1:0", "--grpc-listen", "127.0.0.1:0", "--url", f.URL}
+	for name, c := range map[string]struct {
+		change []string // flags that replace the good ones
+		check  string
+		status string
+		says   string
+	}{
+		"folder is a file": {[]string{"--data", file}, "data folder", "failed", "choose another with --data"},
+		"folder":           {nil, "data folder", "ok", "can be written"},
+		"port in use":      {[]string{"--listen", taken.Addr().String()}, "port of REST", "failed", "choose another address with --listen"},
+		"port free":        {nil, "port of gRPC", "ok", "is free"},
+		"no runner":        {[]string{"--runner", file}, "runner", "failed", "is no program"},
+		"database gone":    {[]string{"--database-url", "postgres://127.0.0.1:1/x?connect_timeout=2"}, "Postgres", "failed", "check that Postgres runs"},
+		"database nothing": {[]string{"--database-url", "://"}, "Postgres", "failed", "write it like postgres://"},
+		"server":           {nil, "server", "ok", "nats ok, postgres ok"},
+		"server gone":      {[]string{"--url", nowhere}, "server", "failed", "cannot reach " + nowhere},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got := spool(t, world(t), append(append([]string{"doctor", "--json"}, good...), c.change...)...)
+			var found finding
+			for line := range strings.Lines(got.out) {
+				var one finding
+				if err := json.Unmarshal([]byte(line), &one); err != nil {
+					t.Fatal(err)
+				}
+				if one.Check == c.check {
+					found = one
+				}
+			}
+			if found.Status != c.status || !strings.Contains(found.Detail+" "+found.Remedy, c.says) {
+				t.Errorf("found %+v", found)
+			}
+			if c.status == "failed" && got.code != ExitFailed {
+				t.Errorf("exit code %d, %s", got.code, got.err)
+			}
+		})
+	}
+}

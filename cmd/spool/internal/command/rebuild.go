@@ -1,0 +1,51 @@
+package command
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/spoolhq/spool/services/projector"
+)
+
+type rebuildCommand struct {
+	installation
+	Database string `name:"database-url" env:"SPOOL_DATABASE_URL" placeholder:"URL" help:"The Postgres of the installation. Without it: that of the stack on the data folder."`
+	Compare  bool   `help:"Change nothing: fold anew and prove that the read models are equal, row by row."`
+}
+
+// Run folds the read models from the log.
+func (c *rebuildCommand) Run(a *app) (err error) {
+	if c.Database != "" {
+		if _, err := pgx.ParseConfig(c.Database); err != nil {
+			return usage("database-url: it is not the URL of a Postgres database, such as postgres://user@host/name")
+		}
+	}
+	if c.NATSURL != "" && c.Database == "" {
+		return usage("database-url: name the Postgres that belongs to --nats-url, or set SPOOL_DATABASE_URL")
+	}
+	ctx, cancel := a.interruptible()
+	defer cancel()
+	inst, err := c.open(ctx, a, c.Database)
+	if err != nil {
+		return causeOf(ctx, err)
+	}
+	defer func() { err = errors.Join(err, inst.Close()) }()
+	report, err := projector.Rebuild(ctx, projector.Config{DatabaseURL: inst.DatabaseURL}, projector.Deps{Log: inst.Log, NATS: inst.NATS}, c.Compare)
+	if err != nil {
+		return causeOf(ctx, err)
+	}
+	if c.JSON {
+		return a.json(map[string]any{
+			"compare": c.Compare, "commits": report.Commits, "rows": report.Rows,
+			"durationMs": report.Duration.Milliseconds(), "heldMs": report.Held.Milliseconds(),
+		})
+	}
+	if c.Compare {
+		_, err = fmt.Fprintf(a.Out, "equal: %d commits folded, %d rows compared, in %s\n", report.Commits, report.Rows, report.Duration.Round(1e6))
+	} else {
+		_, err = fmt.Fprintf(a.Out, "rebuilt: %d commits folded in %s; live projection stood still for %s\n", report.Commits, report.Duration.Round(1e6), report.Held.Round(1e6))
+	}
+	return err
+}

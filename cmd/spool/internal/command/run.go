@@ -1,0 +1,327 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+	"unicode/utf8"
+
+	"github.com/spoolhq/spool/cmd/spool/internal/client"
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// maxQuery is the largest query in bytes.
+const maxQuery = 1 << 20
+
+type runCommand struct {
+	server
+	Architecture string `placeholder:"A" help:"What runs the query: claude-code or spool."`
+	Session      string `placeholder:"SESSION" help:"Go on with a session; without it a new one is made."`
+	Sandbox      string `placeholder:"P" help:"Sandbox provider of the new session."`
+	Model        string `placeholder:"M" help:"Model of the new session."`
+	Detach       bool   `help:"Do not wait: print the ids and leave it to run."`
+	MockLLM      bool   `name:"mock-llm" env:"SPOOL_MOCK_LLM" help:"If a stack is started for this run, give it a scripted model server in place of real models."`
+	Query        string `arg:"" optional:"" help:"The query; - or nothing reads it from the standard input."`
+}
+
+// Run carries the query out.
+func (c *runCommand) Run(a *app) error {
+	query, err := c.query(a)
+	if err != nil {
+		return err
+	}
+	if c.Session != "" {
+		if err := checkID("session", events.KindSession, c.Session); err != nil {
+			return err
+		}
+		if c.Architecture != "" || c.Sandbox != "" || c.Model != "" {
+			return usage("session: --architecture, --sandbox and --model are set when a session is made; leave them out with --session")
+		}
+	}
+	r := &running{app: a, cmd: c, query: query, watcher: &watcher{app: a, json: c.JSON}}
+	return r.run()
+}
+
+// query is what is asked.
+func (c *runCommand) query(a *app) (string, error) {
+	q := c.Query
+	if q == "" || q == "-" {
+		if q == "" && a.InTTY {
+			return "", usage("query: say what to do, such as spool run \"list the files\", or pipe it in")
+		}
+		b, err := io.ReadAll(io.LimitReader(a.In, maxQuery+1))
+		if err != nil {
+			return "", fmt.Errorf("query: read the standard input: %w", err)
+		}
+		q = strings.TrimRight(string(b), "\r\n")
+	}
+	switch {
+	case len(q) > maxQuery:
+		return "", usage("query: it is larger than 1 MiB; put what is long into a file of the workspace")
+	case strings.TrimSpace(q) == "":
+		return "", usage("query: it is empty")
+	case !utf8.ValidString(q):
+		return "", usage("query: it is not valid UTF-8")
+	}
+	return q, nil
+}
+
+// running is one spool run.
+type running struct {
+	app     *app
+	cmd     *runCommand
+	query   string
+	watcher *watcher
+	stack   Stack       // nil where a server answers
+	posting atomic.Bool // the query is being stored: whether it was is not known yet
+	began   atomic.Bool // an executor may have it
+}
+
+func (r *running) run() (err error) {
+	ctx, cancel := context.WithCancelCause(r.app.ctx)
+	defer cancel(nil)
+	posted := make(chan client.Accepted, 1) // and from then on watcher.client is there
+	var signals sync.WaitGroup
+	defer signals.Wait()
+	defer cancel(nil)
+	shown := r.watcher.show(ctx)
+	defer func() { err = errors.Join(err, shown()) }()
+	signals.Go(func() { r.controls(ctx, cancel, posted) })
+
+	if r.watcher.client, err = r.server(ctx, cancel); err != nil {
+		return err
+	}
+	defer r.watcher.client.Close()
+	if r.stack != nil {
+		defer func() { err = errors.Join(err, r.leave()) }()
+	}
+	r.posting.Store(true)
+	accepted, tip, err := r.post(ctx)
+	if err != nil {
+		return err
+	}
+	posted <- accepted
+	if r.cmd.Detach {
+		return r.detached(accepted)
+	}
+	r.watcher.session, r.watcher.only = accepted.SessionID, accepted.ExecutionID
+	r.watcher.began = func() { r.began.Store(true) }
+	if r.watcher.shown != nil {
+		r.watcher.shown.Hint("Ctrl-C stops it")
+	}
+	end, err := r.watcher.watch(ctx, tip)
+	if err := errors.Join(err, shown()); err != nil {
+		if errors.Is(err, errInterrupted) {
+			fmt.Fprintf(r.app.Err, "spool: left while it was still running; follow it with `spool attach %s`\n", accepted.SessionID)
+		}
+		return err
+	}
+	return r.ended(end, accepted)
+}
+
+// ended gives the exit code of an end. On a terminal the end was shown.
+func (r *running) ended(end events.Payload, accepted client.Accepted) error {
+	if !r.cmd.JSON && r.cmd.Session == "" {
+		fmt.Fprintf(r.app.Err, "session %s; go on with `spool run --session %s \"…\"`\n", accepted.SessionID, accepted.SessionID)
+	}
+	switch d := end.(type) {
+	case events.ExecutionFailed:
+		if r.app.OutTTY && !r.cmd.JSON {
+			return &exitError{code: ExitFailed}
+		}
+		return fmt.Errorf("the query failed: %s (%s)", d.Message, d.Code)
+	case events.ExecutionCancelled, events.ExecutionWithdrawn:
+		return &exitError{code: ExitCancelled}
+	}
+	return nil
+}
+
+// server finds a server, or starts a stack.
+func (r *running) server(ctx context.Context, cancel context.CancelCauseFunc) (*client.Client, error) {
+	c, err := r.cmd.find(ctx, r.app)
+	if c != nil || r.cmd.URL != "" || ctx.Err() != nil {
+		return c, err
+	}
+	if r.cmd.Detach {
+		return nil, fmt.Errorf("detach: %w (with --detach the query needs a server that stays)", err)
+	}
+	dir, err := dataDir(r.app, r.cmd.Data)
+	if err != nil {
+		return nil, err
+	}
+	if r.watcher.shown != nil {
+		r.watcher.shown.State("starting Spool on " + dir)
+		defer r.watcher.shown.State("")
+	}
+	r.stack, err = r.app.Local.Start(ctx, StackOptions{DataDir: dir, Listen: "127.0.0.1:0", GRPCListen: "127.0.0.1:0", MockLLM: r.cmd.MockLLM})
+	if errors.Is(err, ErrBusy) { // another run was faster: join it
+		return r.join(ctx)
+	}
+	if err != nil {
+		if cause := context.Cause(ctx); cause != nil {
+			return nil, cause
+		}
+		return nil, err
+	}
+	go func() {
+		<-r.stack.Done()
+		cancel(fmt.Errorf("the stack that was started for this run ended: %w", errors.Join(r.stack.Err(), errStackEnded)))
+	}()
+	return client.New(client.Config{URL: r.stack.URL(), Key: r.cmd.Key})
+}
+
+// errStackEnded is an embedded stack's end before that of the run.
+var errStackEnded = errors.New("run it again to go on where it stopped")
+
+// join waits until the stack that another process is starting answers.
+func (r *running) join(ctx context.Context) (*client.Client, error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	for {
+		c, err := r.cmd.find(ctx, r.app)
+		if c != nil {
+			return c, nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%w, but it does not answer: %w", ErrBusy, err)
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+}
+
+// post stores the query; tip is the seq after which it is to be found.
+func (r *running) post(ctx context.Context) (accepted client.Accepted, tip uint32, err error) {
+	c := r.watcher.client
+	if r.cmd.Session == "" {
+		accepted, err = c.StartExecution(ctx, client.Start{
+			Architecture: r.cmd.Architecture, Sandbox: r.cmd.Sandbox, Model: r.cmd.Model, Content: r.query,
+		})
+	} else {
+		var s client.Doc[client.Session]
+		if s, err = c.Session(ctx, r.cmd.Session); err == nil {
+			tip = s.Value.Tip
+			accepted, err = c.PostMessage(ctx, r.cmd.Session, r.query)
+		}
+	}
+	if cause := context.Cause(ctx); err != nil && cause != nil {
+		err = cause
+	}
+	return accepted, tip, err
+}
+
+func (r *running) detached(accepted client.Accepted) error {
+	if r.cmd.JSON {
+		return r.app.json(accepted)
+	}
+	if r.watcher.shown != nil {
+		if err := r.watcher.shown.Close(); err != nil {
+			return err
+		}
+	}
+	_, err := fmt.Fprintf(r.app.Out, "session %s\nexecution %s\nfollow it with: spool attach %s\n", accepted.SessionID, accepted.ExecutionID, accepted.SessionID)
+	return err
+}
+
+// controls makes signals into what they ask for: the first one a graceful stop, the
+// second one a cancellation, the third one an end of this program alone. A
+// termination is a cancellation at once.
+func (r *running) controls(ctx context.Context, cancel context.CancelCauseFunc, posted <-chan client.Accepted) {
+	var accepted client.Accepted
+	asked := 0
+	for {
+		var sig os.Signal
+		select {
+		case <-ctx.Done():
+			return
+		case accepted = <-posted:
+			if asked == 0 {
+				continue
+			}
+		case sig = <-r.app.Signals:
+			asked++
+			if sig == syscall.SIGTERM {
+				asked = max(asked, 2)
+			}
+		}
+		known := accepted.ExecutionID != ""
+		switch {
+		case asked >= 3 || !known && (asked >= 2 || !r.posting.Load()):
+			cancel(errInterrupted)
+			return
+		case known:
+			r.control(ctx, accepted, asked)
+		}
+	}
+}
+
+// control asks the server to stop the query. One that waits is withdrawn: an
+// interrupt would hit the one that runs.
+func (r *running) control(ctx context.Context, accepted client.Accepted, asked int) {
+	ctx, done := context.WithTimeout(ctx, 10*time.Second)
+	defer done()
+	var err error
+	if asked == 1 && r.began.Load() {
+		r.note("stopping; Ctrl-C again cancels it")
+		_, err = r.watcher.client.Interrupt(ctx, accepted.SessionID)
+	} else {
+		r.note("cancelling; Ctrl-C again leaves without waiting")
+		_, err = r.watcher.client.CancelExecution(ctx, accepted.ExecutionID)
+	}
+	if err != nil && ctx.Err() == nil {
+		r.note("could not ask for that: " + err.Error())
+	}
+}
+
+func (r *running) note(text string) {
+	if r.watcher.shown != nil && r.app.OutTTY {
+		r.watcher.shown.Note(text)
+		return
+	}
+	fmt.Fprintln(r.app.Err, "spool: "+text)
+}
+
+// leave stops the stack of this run, once others that joined it have their ends.
+func (r *running) leave() error {
+	if r.app.ctx.Err() == nil {
+		r.wait()
+	}
+	return r.stack.Close()
+}
+
+// wait returns when no query is under way, or at a signal.
+func (r *running) wait() {
+	ctx, cancel := r.app.interruptible()
+	defer cancel()
+	for said := false; ; said = true {
+		busy := 0
+		for _, phase := range []string{"queued", "starting", "running"} {
+			for _, err := range r.watcher.client.Executions(ctx, phase) {
+				if err != nil {
+					return
+				}
+				busy++
+			}
+		}
+		if busy == 0 {
+			return
+		}
+		if !said {
+			fmt.Fprintf(r.app.Err, "spool: %d more under way on the stack of this run; waiting for their end (Ctrl-C stops the stack, the next one goes on with them)\n", busy)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-r.stack.Done():
+			return
+		case <-time.After(500 * time.Millisecond):
+		}
+	}
+}

@@ -1,0 +1,106 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/spoolhq/spool/cmd/spool/internal/client"
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// defaultURL is where `spool up` listens unless it is told otherwise.
+const defaultURL = "http://127.0.0.1:7700"
+
+// probeTimeout bounds the question whether a server answers on this machine.
+const probeTimeout = 3 * time.Second
+
+// server is what every command takes that talks to a server.
+type server struct {
+	URL  string `env:"SPOOL_URL" placeholder:"http://127.0.0.1:7700" help:"Where the gateway is. Without it: the default address, else the stack that runs on the data folder."`
+	Key  string `env:"SPOOL_API_KEY" help:"API key, for a server that wants one."`
+	Data string `env:"SPOOL_DATA_DIR" placeholder:"DIR" help:"Data folder in which a stack that runs on this machine is looked for; by default spool in the user's data folder."`
+	JSON bool   `help:"Print one JSON object a line."`
+}
+
+// connect finds the server.
+func (s server) connect(ctx context.Context, a *app) (*client.Client, error) {
+	c, err := s.find(ctx, a)
+	if c == nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// find is a client of the server, or nil and why there is none. A server that the
+// user names is not asked first; its answer to the command itself will tell.
+func (s server) find(ctx context.Context, a *app) (*client.Client, error) {
+	if s.URL != "" {
+		c, err := client.New(client.Config{URL: s.URL, Key: s.Key})
+		if err != nil {
+			return nil, &exitError{ExitUsage, err}
+		}
+		return c, nil
+	}
+	var urls []string
+	running, ok, err := s.running(a)
+	if err != nil {
+		return nil, err
+	}
+	if ok {
+		urls = append(urls, running.URL)
+	}
+	if ok && s.Data != "" {
+		urls = append(urls, a.DefaultURL)
+	} else {
+		urls = append([]string{a.DefaultURL}, urls...)
+	}
+	var first error
+	for _, u := range urls {
+		c, err := client.New(client.Config{URL: u, Key: s.Key})
+		if err != nil {
+			return nil, &exitError{ExitUsage, err}
+		}
+		probe, cancel := context.WithTimeout(ctx, probeTimeout)
+		err = c.Alive(probe)
+		cancel()
+		if err == nil {
+			return c, nil
+		}
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		if errors.Is(err, context.DeadlineExceeded) {
+			err = &client.UnreachableError{URL: u, Err: err}
+		}
+		if first == nil || ok && u == running.URL {
+			first = err
+		}
+	}
+	return nil, first
+}
+
+// running is the stack on the data folder.
+func (s server) running(a *app) (Connection, bool, error) {
+	dir, err := dataDir(a, s.Data)
+	if err != nil {
+		return Connection{}, false, err
+	}
+	return a.Local.Find(dir)
+}
+
+// dataDir is the data folder that is meant.
+func dataDir(a *app, flag string) (string, error) {
+	if flag != "" {
+		return flag, nil
+	}
+	return a.Local.DefaultDir()
+}
+
+// checkID refuses what cannot be an id, before a server is asked.
+func checkID(field string, kind events.Kind, id string) error {
+	if err := events.CheckID(field, kind, id); err != nil {
+		return &exitError{ExitUsage, err}
+	}
+	return nil
+}

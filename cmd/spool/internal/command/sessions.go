@@ -1,0 +1,189 @@
+package command
+
+import (
+	"errors"
+	"fmt"
+	"iter"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spoolhq/spool/cmd/spool/internal/client"
+	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+type sessionsCommand struct {
+	Ls   sessionsLs   `cmd:"" help:"List sessions, the newest first."`
+	Show sessionsShow `cmd:"" help:"Show a session and its executions."`
+	Rm   sessionsRm   `cmd:"" help:"Delete sessions for good: what runs is cancelled."`
+}
+
+type sessionsLs struct {
+	server
+	Status string `enum:",open,closed" default:"" help:"Only these: open or closed."`
+	Limit  int    `default:"50" help:"At most so many; 0 means all."`
+}
+
+// Run lists sessions.
+func (c *sessionsLs) Run(a *app) error {
+	if c.Limit < 0 {
+		return usage("limit: %d is negative; 0 means all", c.Limit)
+	}
+	ctx, cancel := a.interruptible()
+	defer cancel()
+	cl, err := c.connect(ctx, a)
+	if err != nil {
+		return err
+	}
+	defer cl.Close()
+	return list(a, c.JSON, c.Limit, cl.Sessions(ctx, c.Status),
+		[]any{"SESSION", "STATUS", "ARCHITECTURE", "SANDBOX", "EXECUTIONS", "UPDATED"},
+		func(s client.Session) []any {
+			return []any{s.ID, sessionState(s), s.Architecture, s.Sandbox, s.Executions, when(s.UpdatedAt)}
+		})
+}
+
+type sessionsShow struct {
+	server
+	Session string `arg:"" help:"The session's id."`
+}
+
+// Run shows one session.
+func (c *sessionsShow) Run(a *app) error {
+	if err := checkID("session", events.KindSession, c.Session); err != nil {
+		return err
+	}
+	ctx, cancel := a.interruptible()
+	defer cancel()
+	cl, err := c.connect(ctx, a)
+	if err != nil {
+		return err
+	}
+	defer cl.Close()
+	doc, err := cl.Session(ctx, c.Session)
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		return a.json(doc)
+	}
+	s := doc.Value
+	err = fields(a, []any{"session", s.ID}, []any{"status", sessionState(s)}, []any{"agent", s.Agent + " " + s.AgentVersion},
+		[]any{"architecture", s.Architecture}, []any{"sandbox", s.Sandbox}, []any{"model", s.Options.Model},
+		[]any{"created", when(s.CreatedAt)}, []any{"updated", when(s.UpdatedAt)}, []any{"events", s.Tip})
+	if err != nil {
+		return err
+	}
+	fmt.Fprintln(a.Out)
+	return executionsTable(a, false, 0, cl.SessionExecutions(ctx, c.Session))
+}
+
+type sessionsRm struct {
+	server
+	Sessions []string `arg:"" name:"session" help:"Ids."`
+}
+
+// Run deletes sessions. It goes on after a failure, and fails at the end.
+func (c *sessionsRm) Run(a *app) error {
+	for _, id := range c.Sessions {
+		if err := checkID("session", events.KindSession, id); err != nil {
+			return err
+		}
+	}
+	ctx, cancel := a.interruptible()
+	defer cancel()
+	cl, err := c.connect(ctx, a)
+	if err != nil {
+		return err
+	}
+	defer cl.Close()
+	var failed []error
+	for _, id := range c.Sessions {
+		doc, err := cl.DeleteSession(ctx, id)
+		if err != nil {
+			failed = append(failed, fmt.Errorf("%s: %w", id, err))
+			continue
+		}
+		if c.JSON {
+			err = a.json(doc)
+		} else {
+			_, err = fmt.Fprintln(a.Out, "deleted", id)
+		}
+		failed = append(failed, err)
+	}
+	return errors.Join(failed...)
+}
+
+func sessionState(s client.Session) string {
+	switch {
+	case s.Active != "" && s.Queued > 0:
+		return fmt.Sprintf("%s, running, %d queued", s.Status, s.Queued)
+	case s.Active != "":
+		return s.Status + ", running"
+	case s.Idle:
+		return s.Status + ", idle"
+	}
+	return s.Status
+}
+
+// list prints items as a table, or as one object a line; limit 0 means all.
+func list[T any](a *app, asJSON bool, limit int, items iter.Seq2[client.Doc[T], error], head []any, row func(T) []any) error {
+	table := newTable(a)
+	n := 0
+	for d, err := range items {
+		if err != nil {
+			return err
+		}
+		if limit > 0 && n == limit {
+			if !asJSON {
+				defer fmt.Fprintf(a.Err, "only the first %d are shown; --limit 0 shows all\n", limit)
+			}
+			break
+		}
+		if asJSON {
+			if err := a.json(d); err != nil {
+				return err
+			}
+		} else {
+			if n == 0 {
+				cells(table, head)
+			}
+			cells(table, row(d.Value))
+		}
+		n++
+	}
+	return table.Flush()
+}
+
+func newTable(a *app) *tabwriter.Writer { return tabwriter.NewWriter(a.Out, 0, 8, 2, ' ', 0) }
+
+// cells writes a row; what is in it may come from anyone.
+func cells(w *tabwriter.Writer, row []any) {
+	for i, c := range row {
+		if i > 0 {
+			fmt.Fprint(w, "\t")
+		}
+		text := terminal.Line(fmt.Sprint(c))
+		if text == "" {
+			text = "-"
+		}
+		fmt.Fprint(w, text)
+	}
+	fmt.Fprintln(w)
+}
+
+// fields prints names and values.
+func fields(a *app, rows ...[]any) error {
+	table := newTable(a)
+	for _, r := range rows {
+		cells(table, r)
+	}
+	return table.Flush()
+}
+
+func when(t time.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	return t.Local().Format("2006-01-02 15:04:05")
+}

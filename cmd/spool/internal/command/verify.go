@@ -1,0 +1,107 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+type verifyCommand struct {
+	installation
+	Session string `arg:"" optional:"" help:"Only this session; without it the whole log."`
+	Tenant  string `default:"default" env:"SPOOL_TENANT" help:"Whose session it is."`
+}
+
+// Run checks the log. A log that is not sound is a failure.
+func (c *verifyCommand) Run(a *app) (err error) {
+	var scope eventlog.Scope
+	if c.Session != "" {
+		if err := checkID("session", events.KindSession, c.Session); err != nil {
+			return err
+		}
+		if err := events.CheckTenant("tenant", c.Tenant); err != nil {
+			return &exitError{ExitUsage, err}
+		}
+		scope = eventlog.Scope{Tenant: c.Tenant, Session: c.Session}
+	}
+	ctx, cancel := a.interruptible()
+	defer cancel()
+	inst, err := c.open(ctx, a, "")
+	if err != nil {
+		return causeOf(ctx, err)
+	}
+	defer func() { err = errors.Join(err, inst.Close()) }()
+	report, err := eventlog.Verify(ctx, inst.Log, scope)
+	if err != nil {
+		return causeOf(ctx, err)
+	}
+	if c.Session != "" && report.Commits == 0 && report.Problem == nil {
+		return fmt.Errorf("session: the log holds no session %s of tenant %s", c.Session, c.Tenant)
+	}
+	if err := c.print(a, report); err != nil {
+		return err
+	}
+	if report.Problem != nil {
+		return fmt.Errorf("the log is broken at %w", report.Problem)
+	}
+	return nil
+}
+
+// causeOf is why a context ended, if it did, else the error.
+func causeOf(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); cause != nil {
+		return cause
+	}
+	return err
+}
+
+// verified is a report on one line.
+type verified struct {
+	OK       bool         `json:"ok"`
+	Sessions int          `json:"sessions"`
+	Commits  int          `json:"commits"`
+	Events   int          `json:"events"`
+	Open     []openQuery  `json:"open"`
+	Problem  *brokenPlace `json:"problem,omitempty"`
+}
+
+type openQuery struct {
+	Tenant      string `json:"tenant"`
+	SessionID   string `json:"sessionId"`
+	ExecutionID string `json:"executionId"`
+	Position    string `json:"position"`
+	Deleted     bool   `json:"deleted"`
+}
+
+type brokenPlace struct {
+	Position string `json:"position"`
+	Subject  string `json:"subject"`
+	CommitID string `json:"commitId"`
+	Why      string `json:"why"`
+}
+
+func (c *verifyCommand) print(a *app, r eventlog.Report) error {
+	if c.JSON {
+		v := verified{OK: r.Problem == nil, Sessions: r.Sessions, Commits: r.Commits, Events: r.Events, Open: []openQuery{}}
+		for _, o := range r.Open {
+			v.Open = append(v.Open, openQuery{o.Tenant, o.Session, o.ExecutionID, o.Position.String(), o.Deleted})
+		}
+		if p := r.Problem; p != nil {
+			v.Problem = &brokenPlace{p.Position.String(), p.Subject, p.CommitID, p.Why}
+		}
+		return a.json(v)
+	}
+	for _, o := range r.Open {
+		if _, err := fmt.Fprintf(a.Out, "open: %s of %s, accepted at %s, has no end yet\n", o.ExecutionID, o.Session, o.Position); err != nil {
+			return err
+		}
+	}
+	if r.Problem != nil {
+		return nil // the error says it
+	}
+	_, err := fmt.Fprintf(a.Out, "sound: %d sessions, %d commits, %d events, %d queries without an end\n", r.Sessions, r.Commits, r.Events, len(r.Open))
+	return err
+}

@@ -1,0 +1,196 @@
+package command
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/spoolhq/spool/cmd/spool/internal/client"
+	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// watcher follows a session and shows it.
+type watcher struct {
+	app     *app
+	client  *client.Client
+	session string
+	only    string             // an execution: others of the session are not shown; "" for all
+	json    bool               // events in place of blocks
+	shown   *terminal.Renderer // nil with json
+	began   func()             // called when the execution may be claimed; may be nil
+	open    map[string]bool    // executions without an end
+	closed  bool               // the session takes no more messages
+	lost    bool               // the connection, and it was said
+}
+
+// errEnded is a session of which no more will come.
+var errEnded = errors.New("the session has ended")
+
+// watch follows from a cursor until the execution's end, which it returns, or, when
+// it shows all of a session, until that ends (nil).
+func (w *watcher) watch(ctx context.Context, after uint32) (events.Payload, error) {
+	w.open = map[string]bool{}
+	for m, err := range w.client.Follow(ctx, w.session, after) {
+		if err != nil {
+			if cause := context.Cause(ctx); cause != nil {
+				return nil, cause
+			}
+			return nil, err
+		}
+		end, err := w.take(m)
+		if errors.Is(err, errEnded) {
+			return nil, nil
+		}
+		if end != nil || err != nil {
+			return end, err
+		}
+	}
+	return nil, context.Cause(ctx)
+}
+
+func (w *watcher) take(m client.Message) (events.Payload, error) {
+	switch {
+	case m.Event != nil:
+		return w.event(*m.Event, m.Raw)
+	case m.Joined:
+		w.say("", "")
+		w.lost = false
+	case m.Lost != nil:
+		why := terminal.Line(m.Lost.Error())
+		w.say("connection lost, trying again", "connection lost ("+why+"), trying again")
+		w.lost = true
+	case m.Lag != nil:
+		if m.Lag.Lagging {
+			w.say("the server is behind, nothing is lost", "the server is behind; what comes is late, nothing is lost")
+		} else {
+			w.say("", "")
+		}
+	case m.Snapshot != nil:
+		return w.snapshot(m.Snapshot)
+	}
+	return nil, nil
+}
+
+// say tells how it goes: in the status line on a terminal, else once on the standard error.
+func (w *watcher) say(state, line string) {
+	if w.shown != nil {
+		w.shown.State(state)
+	}
+	if (w.shown == nil || !w.app.OutTTY) && line != "" && !w.lost {
+		fmt.Fprintln(w.app.Err, "spool: "+line)
+	}
+}
+
+func (w *watcher) event(wire events.Wire, raw json.RawMessage) (events.Payload, error) {
+	if w.only != "" && wire.ExecutionID != "" && wire.ExecutionID != w.only {
+		return nil, nil
+	}
+	if w.began != nil && wire.Type == (events.ExecutionDispatched{}).EventType() {
+		w.began()
+	}
+	if w.json {
+		if err := w.app.json(raw); err != nil {
+			return nil, err
+		}
+	}
+	if wire.Type == events.TextDelta {
+		return nil, w.delta(wire)
+	}
+	e := wire.Event()
+	if w.shown != nil {
+		w.shown.Event(e)
+	}
+	switch e.Data.(type) {
+	case events.MessageAccepted:
+		w.open[e.ExecutionID] = true
+	case events.SessionClosed:
+		w.closed = true
+	case events.SessionDeleted:
+		if w.only != "" {
+			return nil, fmt.Errorf("the session %s was deleted before the query ended", w.session)
+		}
+		return nil, errEnded
+	}
+	if events.Terminal(e.Type()) {
+		delete(w.open, e.ExecutionID)
+		if e.ExecutionID == w.only {
+			return e.Data, nil
+		}
+	}
+	if w.only == "" && w.closed && len(w.open) == 0 {
+		return nil, errEnded
+	}
+	return nil, nil
+}
+
+func (w *watcher) delta(wire events.Wire) error {
+	if w.shown == nil {
+		return nil
+	}
+	var d events.Delta
+	if err := json.Unmarshal(wire.Data, &d); err != nil {
+		return fmt.Errorf("text that is not understood: %w", err)
+	}
+	d.ExecutionID, d.ConversationID = wire.ExecutionID, wire.ConversationID
+	w.shown.Delta(d)
+	return nil
+}
+
+// snapshot goes on from a snapshot, and says what was left out. An end that lies in
+// what was left out is asked for.
+func (w *watcher) snapshot(s *client.Snapshot) (events.Payload, error) {
+	why := "the server went on from a snapshot"
+	if s.Cause != nil {
+		why = s.Cause.Error()
+	}
+	notice := fmt.Sprintf("%s; going on after event %d", why, s.Seq)
+	if w.shown != nil && w.app.OutTTY {
+		w.shown.Note(notice)
+	} else {
+		fmt.Fprintln(w.app.Err, "spool: "+terminal.Line(notice))
+	}
+	if w.shown != nil {
+		var list []events.Block
+		for _, b := range s.Blocks {
+			if w.only == "" || b.ExecutionID == w.only {
+				list = append(list, b)
+			}
+		}
+		w.shown.Snapshot(list)
+	}
+	if w.only == "" {
+		return nil, nil
+	}
+	x, err := w.client.Execution(w.app.ctx, w.only)
+	if err != nil {
+		return nil, err
+	}
+	switch x.Value.Phase {
+	case "completed":
+		return events.ExecutionCompleted{DurationMs: x.Value.DurationMs, Usage: x.Value.Usage}, nil
+	case "failed":
+		return events.ExecutionFailed{Code: x.Value.Code, Message: x.Value.Message}, nil
+	case "cancelled":
+		return events.ExecutionCancelled{Reason: x.Value.Reason}, nil
+	}
+	return nil, nil
+}
+
+// show makes the renderer and keeps its spinner going until the result is called.
+func (w *watcher) show(ctx context.Context) (done func() error) {
+	if w.json {
+		return func() error { return nil }
+	}
+	w.shown = w.app.renderer()
+	ctx, cancel := context.WithCancel(ctx)
+	var spinning sync.WaitGroup
+	spinning.Go(func() { w.shown.Spin(ctx) })
+	return sync.OnceValue(func() error {
+		cancel()
+		spinning.Wait()
+		return w.shown.Close()
+	})
+}

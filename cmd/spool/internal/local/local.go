@@ -1,0 +1,132 @@
+// Package local is Spool on this machine, for the command line: stacks, and the
+// data folders that they stand on.
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	"github.com/alecthomas/kong"
+
+	"github.com/spoolhq/spool/cmd/spool/internal/command"
+	"github.com/spoolhq/spool/cmd/spool/stack"
+)
+
+// Machine is the one that the program runs on.
+type Machine struct{}
+
+// DefaultDir is the user's data folder.
+func (Machine) DefaultDir() (string, error) { return stack.DefaultDataDir() }
+
+// Find tells how to reach the stack that runs on a data folder; ok is false if none does, or it is still starting.
+func (Machine) Find(dir string) (c command.Connection, ok bool, err error) {
+	found, err := stack.Find(dir)
+	if errors.Is(err, stack.ErrNotRunning) && !errors.Is(err, os.ErrPermission) {
+		return c, false, nil
+	}
+	if err != nil {
+		return c, false, err
+	}
+	return command.Connection{PID: found.PID, URL: found.URL, NATSURL: found.NATSURL, DatabaseURL: found.DatabaseURL}, true, nil
+}
+
+// Start runs a stack. Its services' settings are the SPOOL_* variables; the options go before.
+func (Machine) Start(ctx context.Context, o command.StackOptions) (command.Stack, error) {
+	cfg, err := config(o)
+	if err != nil {
+		return nil, err
+	}
+	logs := func() error { return nil }
+	if cfg.Logger == nil {
+		if cfg.Logger, logs, err = logFile(o.DataDir); err != nil {
+			return nil, err
+		}
+	}
+	s, err := stack.Start(ctx, cfg)
+	if err != nil {
+		return nil, errors.Join(busy(err), logs())
+	}
+	return &running{s, logs}, nil
+}
+
+// Open opens the log and the database of a data folder on which no stack runs.
+func (Machine) Open(ctx context.Context, o command.StackOptions) (command.Installation, error) {
+	if _, err := os.Stat(o.DataDir); errors.Is(err, os.ErrNotExist) {
+		return command.Installation{}, fmt.Errorf("data: there is no folder %s: name the one of the installation with --data, or its --nats-url", o.DataDir)
+	}
+	base, err := stack.Open(ctx, stack.Config{DataDir: o.DataDir, DatabaseURL: o.DatabaseURL})
+	if err != nil {
+		return command.Installation{}, busy(err)
+	}
+	return command.Installation{Log: base.Log, NATS: base.NATS, DatabaseURL: base.DatabaseURL, Close: base.Close}, nil
+}
+
+// running is a stack with its log.
+type running struct {
+	*stack.Stack
+	logs func() error
+}
+
+// Close stops the stack and then its log.
+func (r *running) Close() error { return errors.Join(r.Stack.Close(), r.logs()) }
+
+// busy marks the error of a folder that another process holds.
+func busy(err error) error {
+	if errors.Is(err, stack.ErrRunning) {
+		return command.ErrBusy
+	}
+	return err
+}
+
+// config is the stack's: the services' settings from the environment, and the options.
+func config(o command.StackOptions) (stack.Config, error) {
+	c := stack.Config{DataDir: o.DataDir, DatabaseURL: o.DatabaseURL, MockLLM: o.MockLLM, MockScript: o.MockScript, Logger: o.Logger}
+	if c.DatabaseURL == "" {
+		c.DatabaseURL = os.Getenv("SPOOL_DATABASE_URL")
+	}
+	for _, s := range []struct {
+		name string
+		into any
+		args []string
+	}{
+		{"gateway", &c.Gateway, nil}, {"session", &c.Session, nil}, {"executor", &c.Executor, nil},
+		// Required of the service alone; the stack gives its own.
+		{"projector", &c.Projector, []string{"--database-url", c.DatabaseURL}},
+	} {
+		if err := fromEnvironment(s.into, s.args); err != nil {
+			return c, fmt.Errorf("settings of the %s in the environment: %w", s.name, err)
+		}
+	}
+	c.Gateway.Listen, c.Gateway.GRPCListen = o.Listen, o.GRPCListen
+	if o.Sandbox != "" {
+		c.Session.Providers = []string{o.Sandbox}
+	}
+	c.Executor.DataDir = filepath.Join(o.DataDir, "executor")
+	return c, nil
+}
+
+// fromEnvironment fills in a service's settings as its own program would.
+func fromEnvironment(into any, args []string) error {
+	parser, err := kong.New(into, kong.Exit(func(int) {}))
+	if err != nil {
+		return err
+	}
+	_, err = parser.Parse(args)
+	return err
+}
+
+// logFile is where a stack logs that has no terminal of its own: spool.log in its data folder.
+func logFile(dir string) (*slog.Logger, func() error, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, nil, fmt.Errorf("data: cannot make %s (%w): choose another folder with --data, or make this one writable", dir, err)
+	}
+	f, err := os.OpenFile(filepath.Join(dir, "spool.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return nil, nil, fmt.Errorf("data: cannot write to %s (%w): choose another folder with --data, or make this one writable", dir, err)
+	}
+	return slog.New(slog.NewTextHandler(f, &slog.HandlerOptions{Level: slog.LevelWarn})), f.Close, nil
+}
