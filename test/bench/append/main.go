@@ -31,6 +31,9 @@ import (
 // least is how many appends each writer makes in a round, however long they take.
 const least = 4
 
+// patience is how long after its end a round may still wait for acknowledgements.
+const patience = 2 * time.Minute
+
 // target is the share of raw guarded publishes that must be reached.
 const target = 0.8
 
@@ -168,6 +171,9 @@ func toRow(sessions int, raw, through *result) row.Row {
 
 // drive runs all writers at once, each waiting for its own acknowledgements, and gives how long every append took.
 func drive(ctx context.Context, writers []func(context.Context) error, each time.Duration) (time.Duration, []time.Duration, error) {
+	// Without a deadline the client gives a publish 5 s, which a busy disk may take.
+	ctx, cancel := context.WithTimeout(ctx, each+patience)
+	defer cancel()
 	var mu sync.Mutex
 	var all []time.Duration
 	var first error
