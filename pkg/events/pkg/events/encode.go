@@ -1,0 +1,117 @@
+package events
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"strconv"
+)
+
+// Commits are encoded by hand, field by field: every append pays for it, and
+// encoding/json would scan what is already JSON once more for each level that
+// it lies in. The goldens hold the bytes, which are those of the struct tags.
+
+// MarshalJSON writes the stored shape.
+func (e Event) MarshalJSON() ([]byte, error) { return e.append(nil) }
+
+// append writes the stored shape.
+func (e Event) append(b []byte) ([]byte, error) {
+	if e.Data == nil {
+		return nil, fmt.Errorf("event %s has no data", e.ID)
+	}
+	data, err := marshal(e.Data)
+	if err != nil {
+		return nil, fmt.Errorf("encode %s: %w", e.Data.EventType(), err)
+	}
+	at, err := e.Time.UTC().MarshalJSON()
+	if err != nil {
+		return nil, fmt.Errorf("encode time of %s: %w", e.Data.EventType(), err)
+	}
+	b = appendString(append(b, `{"id":`...), e.ID)
+	b = appendString(append(b, `,"type":`...), string(e.Data.EventType()))
+	b = append(append(b, `,"time":`...), at...)
+	if e.ExecutionID != "" {
+		b = appendString(append(b, `,"executionId":`...), e.ExecutionID)
+	}
+	if e.ConversationID != "" {
+		b = appendString(append(b, `,"conversationId":`...), e.ConversationID)
+	}
+	b = appendString(append(b, `,"source":`...), string(e.Source))
+	if e.N != 0 {
+		b = strconv.AppendUint(append(b, `,"n":`...), e.N, 10)
+	}
+	b = append(append(b, `,"data":`...), data...)
+	return append(b, '}'), nil
+}
+
+// marshalEvents is the list that a commit stores and hashes.
+func marshalEvents(list []Event) (json.RawMessage, error) {
+	b := append(make([]byte, 0, 512*len(list)), '[')
+	for i, e := range list {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		var err error
+		if b, err = e.append(b); err != nil {
+			return nil, err
+		}
+	}
+	return append(b, ']'), nil
+}
+
+// Encode is the commit's message. Events and State must be compact JSON, as Seal
+// makes them and as they are read.
+func (c Commit) Encode() ([]byte, error) {
+	b := make([]byte, 0, len(c.Events)+len(c.State)+512)
+	b = strconv.AppendInt(append(b, `{"v":`...), int64(c.V), 10)
+	b = appendString(append(b, `,"id":`...), c.ID)
+	b = appendString(append(b, `,"actor":{"kind":`...), c.Actor.Kind)
+	if c.Actor.ID != "" {
+		b = appendString(append(b, `,"id":`...), c.Actor.ID)
+	}
+	b = append(b, '}')
+	if c.Epoch != 0 {
+		b = strconv.AppendUint(append(b, `,"epoch":`...), c.Epoch, 10)
+	}
+	b = appendString(append(b, `,"prev":`...), c.Prev)
+	b = appendString(append(b, `,"hash":`...), c.Hash)
+	b = append(append(b, `,"events":`...), orNull(c.Events)...)
+	if len(c.State) > 0 {
+		b = append(append(b, `,"state":`...), c.State...)
+	}
+	return append(b, '}'), nil
+}
+
+func orNull(raw json.RawMessage) json.RawMessage {
+	if len(raw) == 0 {
+		return json.RawMessage("null")
+	}
+	return raw
+}
+
+// appendString writes a JSON string as encoding/json does without HTML escapes.
+func appendString(b []byte, s string) []byte {
+	for i := range len(s) {
+		if c := s[i]; c < ' ' || c >= 0x7f || c == '"' || c == '\\' {
+			quoted, err := marshal(s)
+			if err != nil {
+				panic(err) // a string always encodes
+			}
+			return append(b, quoted...)
+		}
+	}
+	b = append(b, '"')
+	b = append(b, s...)
+	return append(b, '"')
+}
+
+// marshal is JSON without HTML escapes, so that text is stored as it was said.
+func marshal(v any) ([]byte, error) {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(v); err != nil {
+		return nil, err
+	}
+	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
+}
