@@ -1,0 +1,353 @@
+package claudecode
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/cmd/runner/internal/agenttest"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/runner"
+)
+
+// stage is a session whose CLI is the test.
+type stage struct {
+	t       *testing.T
+	in      agenttest.Stdin
+	journal agenttest.Journal
+	session agent.Session
+	turn    *agent.Turn
+	n       int
+}
+
+func newStage(t *testing.T) *stage {
+	t.Helper()
+	st := &stage{t: t, turn: agent.NewTurn(t.Context(), agent.TurnConfig{})}
+	st.session = Adapter{Now: fixedNow}.Open(agent.Launch{Place: agent.Place{Workspace: t.TempDir(), State: t.TempDir()}}, &st.in)
+	return st
+}
+
+func (st *stage) begin() *stage {
+	st.t.Helper()
+	st.n++
+	st.turn = agenttest.NewTurn(st.t, &st.journal, fmt.Sprintf("exe_%d", st.n))
+	if err := st.session.Begin(runner.Query{Content: "hello"}, st.turn); err != nil {
+		st.t.Fatal(err)
+	}
+	return st
+}
+
+// prints feeds lines, and wants each to be understood.
+func (st *stage) prints(lines ...string) *stage {
+	st.t.Helper()
+	for _, l := range lines {
+		if err := st.session.Line([]byte(l), st.turn); err != nil {
+			st.t.Errorf("%v: %s", err, l)
+		}
+	}
+	return st
+}
+
+func (st *stage) ended() runner.Ended {
+	st.t.Helper()
+	if st.turn.Ended() == nil {
+		st.t.Fatal("the turn goes on")
+	}
+	return *st.turn.Ended()
+}
+
+func of[T any](st *stage, typ events.Type) []T {
+	st.t.Helper()
+	var out []T
+	for _, l := range st.journal.Lines() {
+		var v T
+		if l.Type != typ {
+			continue
+		}
+		if err := json.Unmarshal(l.Data, &v); err != nil {
+			st.t.Fatal(err)
+		}
+		out = append(out, v)
+	}
+	return out
+}
+
+const (
+	initLine = `{"type":"system","subtype":"init","session_id":"11111111-2222-4333-8444-555555555555","model":"m"}`
+	done     = `{"type":"result","subtype":"success","is_error":false,"result":"ok","terminal_reason":"completed"}`
+)
+
+func TestWhatIsNotUnderstoodIsLogged(t *testing.T) {
+	t.Parallel()
+	st := newStage(t).begin().prints(initLine,
+		`{"type":"something_new","x":1}`, `{"type":"system","subtype":"something_new","x":2}`, `{"type":"rate_limit_event","x":3}`,
+		`{"type":"stream_event","event":{"type":"something_new","x":4}}`, `{"type":"assistant","message":{"id":"m","content":[{"type":"something_new"}]}}`,
+		`{"x":5}`, `{"type":"control_cancel_request","request_id":"r7"}`, done)
+	var all strings.Builder
+	for _, l := range of[events.Log](st, "log") {
+		all.WriteString(l.Message + "\n")
+	}
+	for _, want := range []string{`"x":1`, `"x":2`, `"x":3`, `"x":4`, `something_new`, `"x":5`, `r7`} {
+		if !strings.Contains(all.String(), want) {
+			t.Errorf("no %s in the log:\n%s", want, all.String())
+		}
+	}
+	for _, bad := range []string{`[1]`, `"x"`, `{"type":5}`, `{"type":"stream_event","event":7}`, `{"type":"assistant","message":[]}`, `{"type":"result","usage":[]}`} {
+		if err := st.session.Line([]byte(bad), st.turn); err == nil {
+			t.Errorf("%s is taken for the protocol's", bad)
+		}
+	}
+}
+
+func TestQuestionsAreAnsweredOnce(t *testing.T) {
+	t.Parallel()
+	ask := func(id, request string) string {
+		return fmt.Sprintf(`{"type":"control_request","request_id":%q,"request":%s}`, id, request)
+	}
+	bash := `{"subtype":"can_use_tool","tool_name":"Bash","tool_use_id":"t1","input":{"command":"ls"}}`
+	st := newStage(t).prints(ask("early", bash)).begin().prints(initLine,
+		ask("shell", bash), ask("hook", `{"subtype":"hook_callback"}`), ask("broken", `7`), ask("empty", `{"subtype":"can_use_tool"}`), done, ask("late", bash))
+	got := map[string]string{}
+	for _, raw := range st.in.Sent()[1:] {
+		var a struct {
+			Type     string
+			Response struct {
+				Subtype, RequestID string
+				ID                 string `json:"request_id"`
+				Response           struct{ Behavior, Message string }
+			}
+		}
+		if err := json.Unmarshal(raw, &a); err != nil {
+			t.Fatal(err)
+		}
+		if a.Type != "control_response" {
+			continue
+		}
+		if got[a.Response.ID] != "" {
+			t.Errorf("%s is answered twice", a.Response.ID)
+		}
+		got[a.Response.ID] = a.Response.Subtype + " " + a.Response.Response.Behavior
+	}
+	for id, want := range map[string]string{"early": "success deny", "shell": "success allow", "hook": "error ", "broken": "success deny", "empty": "success deny", "late": "success deny"} {
+		if got[id] != want {
+			t.Errorf("%s: answered %q, want %q", id, got[id], want)
+		}
+	}
+	if d := of[events.PermissionDecided](st, "permission_decided"); len(d) != 3 || d[0].Rule != ruleShell || d[1].Rule != ruleUnreadable || d[2].Rule != ruleUnreadable {
+		t.Errorf("decisions %+v", d)
+	}
+}
+
+// The end of a turn that the CLI began by itself is not the end of ours.
+func TestTurnsNobodyAskedFor(t *testing.T) {
+	t.Parallel()
+	st := newStage(t).begin().prints(initLine, done)
+	st.prints(initLine).begin().prints(`{"type":"result","subtype":"success","result":"of the background"}`)
+	if st.turn.Ended() != nil {
+		t.Fatal("ended by another's result")
+	}
+	st.prints(initLine, `{"type":"user","isReplay":true,"message":{"content":"hello"}}`, done)
+	if e := st.ended(); e.Result != "ok" {
+		t.Errorf("ended %+v", e)
+	}
+	// Taken up into the turn that runs: its end is ours.
+	st.prints(initLine).begin().prints(`{"type":"user","isReplay":true,"message":{"content":"hello"}}`, done)
+	if e := st.ended(); e.Result != "ok" {
+		t.Errorf("ended %+v", e)
+	}
+}
+
+// A request to stop that came too early is said again.
+func TestInterruptIsRepeated(t *testing.T) {
+	t.Parallel()
+	st := newStage(t).begin()
+	if err := st.session.Interrupt(); err != nil {
+		t.Fatal(err)
+	}
+	start := `{"type":"stream_event","event":{"type":"message_start","message":{"id":"m1","model":"m"}}}`
+	before := len(st.in.Sent())
+	st.prints(start)
+	if len(st.in.Sent()) != before {
+		t.Error("asked again before the first was answered")
+	}
+	st.prints(`{"type":"control_response","response":{"subtype":"success","request_id":"spool-2"}}`, start)
+	if sent := st.in.Sent(); len(sent) != before+1 || !strings.Contains(string(sent[before]), `"interrupt"`) {
+		t.Errorf("sent %s", sent[before:])
+	}
+	st.prints(`{"type":"result","subtype":"error_during_execution","is_error":true,"terminal_reason":"aborted_streaming"}`)
+	if e := st.ended(); e.Outcome != runner.Interrupted {
+		t.Errorf("ended %+v", e)
+	}
+}
+
+func TestEnds(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		result string
+		want   runner.Ended
+	}{
+		"answered":        {done, runner.Ended{Outcome: runner.Completed, Result: "ok"}},
+		"401":             {`{"subtype":"success","is_error":true,"api_error_status":401,"result":"key"}`, runner.Ended{Outcome: runner.Failed, Code: "MODEL_UNAUTHORIZED", Message: "key"}},
+		"403":             {`{"subtype":"success","is_error":true,"api_error_status":403,"result":"key"}`, runner.Ended{Outcome: runner.Failed, Code: "MODEL_UNAUTHORIZED", Message: "key"}},
+		"404":             {`{"subtype":"success","is_error":true,"api_error_status":404,"result":"no"}`, runner.Ended{Outcome: runner.Failed, Code: "MODEL_NOT_FOUND", Message: "no"}},
+		"429":             {`{"subtype":"success","is_error":true,"api_error_status":429,"result":"slow"}`, runner.Ended{Outcome: runner.Failed, Code: "MODEL_RATE_LIMITED", Message: "slow"}},
+		"529":             {`{"subtype":"success","is_error":true,"api_error_status":529,"result":"busy"}`, runner.Ended{Outcome: runner.Failed, Code: "MODEL_ERROR", Message: "busy"}},
+		"stop not asked":  {`{"subtype":"error_during_execution","is_error":true,"terminal_reason":"aborted_tools","errors":["x"]}`, runner.Ended{Outcome: runner.Failed, Code: "AGENT_PROTOCOL", Message: "the agent gave up (aborted_tools): x"}},
+		"too many turns":  {`{"subtype":"error_max_turns","is_error":true,"terminal_reason":"max_turns"}`, runner.Ended{Outcome: runner.Failed, Code: "AGENT_PROTOCOL", Message: "the agent gave up (max_turns): error_max_turns"}},
+		"at the start":    {`{"subtype":"error_during_execution","is_error":true,"errors":["No conversation found"]}`, runner.Ended{Outcome: runner.Failed, Code: "AGENT_PROTOCOL", Message: "the agent gave up (error_during_execution): No conversation found"}},
+		"nothing is said": {`{}`, runner.Ended{Outcome: runner.Completed}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			line := strings.Replace(c.result, "{", `{"type":"result"`+strings.Repeat(",", min(1, len(c.result)-2)), 1)
+			if got := newStage(t).begin().prints(line).ended(); got != c.want {
+				t.Errorf("ended %+v, want %+v", got, c.want)
+			}
+		})
+	}
+}
+
+// Sums of the process become those of the turn.
+func TestUsageIsTheTurns(t *testing.T) {
+	t.Parallel()
+	sum := func(input, output int, cost float64) string {
+		return fmt.Sprintf(`{"type":"result","subtype":"success","total_cost_usd":%g,"modelUsage":{"a":{"inputTokens":%d,"outputTokens":%d},"b":{"cacheReadInputTokens":5}}}`, cost, input, output)
+	}
+	st := newStage(t)
+	for i, want := range []runner.Ended{
+		{Outcome: runner.Completed, CostUSD: 0.5, Usage: events.Usage{InputTokens: 100, OutputTokens: 10, CacheReadTokens: 5}},
+		{Outcome: runner.Completed, CostUSD: 0.25, Usage: events.Usage{InputTokens: 50, OutputTokens: 5}},
+		{Outcome: runner.Completed, CostUSD: 0.125, Usage: events.Usage{InputTokens: 7, OutputTokens: 1}}, // begun anew by /clear
+	} {
+		line := []string{sum(100, 10, 0.5), sum(150, 15, 0.75), sum(7, 1, 0.125)}[i]
+		if got := st.begin().prints(line).ended(); got != want {
+			t.Errorf("turn %d: %+v, want %+v", i+1, got, want)
+		}
+	}
+}
+
+func TestTodoWrite(t *testing.T) {
+	t.Parallel()
+	call := func(id, todos string) []string {
+		return []string{
+			fmt.Sprintf(`{"type":"assistant","message":{"id":"m","content":[{"type":"tool_use","id":%q,"name":"TodoWrite","input":{"todos":%s}}]}}`, id, todos),
+			fmt.Sprintf(`{"type":"user","message":{"content":[{"type":"tool_result","tool_use_id":%q,"content":"ok"}]}}`, id),
+		}
+	}
+	st := newStage(t).begin().prints(call("t1", `[{"content":"a","status":"pending"}]`)...)
+	st.prints(call("t2", `[{"content":"a","status":"completed"},{"content":"b","status":"pending"}]`)...).prints(done)
+	blocks := of[events.BlockComplete](st, "block_complete")
+	if len(blocks) != 1 || blocks[0].Block.Kind != events.KindTodo || len(blocks[0].Block.Todos) != 2 || blocks[0].Block.Todos[0].Status != "completed" || blocks[0].Block.Status != events.StatusComplete {
+		t.Errorf("blocks %+v", blocks)
+	}
+}
+
+// A sub-agent that is cut off has an end all the same.
+func TestSubagentsEndWithTheTurn(t *testing.T) {
+	t.Parallel()
+	st := newStage(t).begin().prints(
+		`{"type":"assistant","message":{"id":"m","content":[{"type":"tool_use","id":"t1","name":"Agent","input":{"prompt":"p","subagent_type":"x"}}]}}`,
+		`{"type":"assistant","parent_tool_use_id":"t1","message":{"id":"m2","content":[{"type":"text","text":"within"}]}}`,
+		`{"type":"assistant","parent_tool_use_id":"t9","message":{"id":"m3","content":[{"type":"text","text":"of an unknown one"}]}}`,
+		done)
+	if s, c := of[events.SubagentSpawned](st, "subagent_spawned"), of[events.SubagentCompleted](st, "subagent_completed"); len(s) != 2 || len(c) != 2 || !c[0].IsError || !c[1].IsError {
+		t.Errorf("spawned %+v, completed %+v", s, c)
+	}
+	for _, l := range st.journal.Lines() {
+		if strings.Contains(string(l.Data), "within") && l.ConversationID != "t1" {
+			t.Errorf("line in conversation %s: %s", l.ConversationID, l.Data)
+		}
+	}
+}
+
+func TestParts(t *testing.T) {
+	t.Parallel()
+	for want, part := range map[string]events.Part{
+		"query.parts[0].type":      {Type: "video"},
+		"query.parts[0].mediaType": {Type: "image", MediaType: "image/tiff", Data: "AA=="},
+		"query.parts[0].data":      {Type: "image", MediaType: "image/png", Data: "not base64"},
+	} {
+		err := newStage(t).session.Begin(runner.Query{Parts: []events.Part{part}}, agent.NewTurn(t.Context(), agent.TurnConfig{}))
+		if err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%+v: %v", part, err)
+		}
+	}
+}
+
+// Lines that are lost, doubled or out of order break no promise of the journal.
+func TestDisorder(t *testing.T) {
+	t.Parallel()
+	recordings, err := filepath.Glob("testdata/*/recording.jsonl")
+	if err != nil || len(recordings) == 0 {
+		t.Fatalf("no recordings: %v", err)
+	}
+	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // a test's
+	for range 200 {
+		st := newStage(t)
+		steps := load(t, recordings[random.IntN(len(recordings))], agent.Place{Workspace: t.TempDir()})
+		for i := range steps {
+			if random.IntN(5) == 0 {
+				j := min(len(steps)-1, i+random.IntN(4))
+				steps[i], steps[j] = steps[j], steps[i]
+			}
+		}
+		st.begin()
+		for _, s := range steps {
+			for range []int{1, 1, 1, 1, 1, 0, 2}[random.IntN(7)] {
+				if s.Line != nil && st.turn.Ended() == nil {
+					_ = st.session.Line(s.Line, st.turn) //nolint:errcheck // an error is one of the right answers
+				}
+			}
+		}
+		st.turn.End(runner.Ended{Outcome: runner.Killed})
+		checkJournal(t, st.journal.Lines())
+	}
+}
+
+// checkJournal wants every block opened once and finished once, offsets without a hole, one end.
+func checkJournal(t *testing.T, lines []runner.Line) {
+	t.Helper()
+	open, done, sent := map[string]bool{}, map[string]bool{}, map[string]int{}
+	for i, l := range lines {
+		var d struct {
+			Block events.Block
+			runner.Delta
+		}
+		if err := json.Unmarshal(l.Data, &d); err != nil {
+			t.Fatal(err)
+		}
+		id := d.Block.ID
+		switch l.Type {
+		case "block_start":
+			if open[id] || done[id] {
+				t.Errorf("block %s is opened twice", id)
+			}
+			open[id], done[id] = d.Block.Status == events.StatusPending, d.Block.Status != events.StatusPending
+		case "block_complete":
+			if !open[id] {
+				t.Errorf("block %s is finished while not open", id)
+			}
+			open[id], done[id] = false, true
+		case events.TextDelta:
+			if !open[d.BlockID] || int(d.Offset) != sent[d.BlockID] {
+				t.Errorf("delta of %s at %d, want %d; open: %v", d.BlockID, d.Offset, sent[d.BlockID], open[d.BlockID])
+			}
+			sent[d.BlockID] += len(d.Delta.Delta)
+		case runner.TurnEnded:
+			if i != len(lines)-1 {
+				t.Error("lines after the end")
+			}
+		case "error":
+			t.Errorf("error %s", l.Data)
+		}
+	}
+	for id, is := range open {
+		if is {
+			t.Errorf("block %s is left open", id)
+		}
+	}
+}
