@@ -56,7 +56,7 @@ func (d Draft) Seal(s Subject, prev string) (Commit, error) {
 	if err := CheckID("commit id", KindCommit, d.ID); err != nil {
 		return Commit{}, err
 	}
-	list, err := marshal(d.Events)
+	list, err := marshalEvents(d.Events)
 	if err != nil {
 		return Commit{}, fmt.Errorf("encode commit %s: %w", d.ID, err)
 	}
@@ -86,9 +86,6 @@ func (c Commit) ComputeHash(s Subject) string {
 	hashParts(h, c.Prev, s.String(), c.ID, c.Actor.Kind, c.Actor.ID, strconv.FormatUint(c.Epoch, 10), string(c.Events))
 	return hex.EncodeToString(h.Sum(nil))
 }
-
-// Encode is the commit's message.
-func (c Commit) Encode() ([]byte, error) { return marshal(c) }
 
 // DecodeCommit reads a message of the log.
 func DecodeCommit(b []byte) (Commit, error) {
@@ -152,15 +149,4 @@ func hashParts(h hash.Hash, parts ...string) {
 		h.Write(n[:])
 		h.Write([]byte(p))
 	}
-}
-
-// marshal is JSON without HTML escapes, so that text is stored as it was said.
-func marshal(v any) ([]byte, error) {
-	var b bytes.Buffer
-	enc := json.NewEncoder(&b)
-	enc.SetEscapeHTML(false)
-	if err := enc.Encode(v); err != nil {
-		return nil, err
-	}
-	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
 }

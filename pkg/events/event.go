@@ -73,18 +73,6 @@ type stored struct {
 	Data           json.RawMessage `json:"data"`
 }
 
-// MarshalJSON writes the stored shape.
-func (e Event) MarshalJSON() ([]byte, error) {
-	if e.Data == nil {
-		return nil, fmt.Errorf("event %s has no data", e.ID)
-	}
-	data, err := marshal(e.Data)
-	if err != nil {
-		return nil, fmt.Errorf("encode %s: %w", e.Data.EventType(), err)
-	}
-	return marshal(stored{e.ID, e.Data.EventType(), e.Time.UTC(), e.ExecutionID, e.ConversationID, e.Source, e.N, data})
-}
-
 // UnmarshalJSON reads the stored shape. An unknown type, or a known one whose
 // data no longer decodes, becomes Opaque: it is kept and stops nobody.
 func (e *Event) UnmarshalJSON(b []byte) error {
