@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 	"unicode/utf8"
 
 	"pgregory.net/rapid"
@@ -209,4 +211,29 @@ func ExampleLaunch_Environment() {
 	l := agent.Launch{Environ: []string{"PATH=/bin", "SPOOL_RUNNER_STATE=/s", "CLAUDECODE=1"}, Env: map[string]string{"KEY": "v", "HOME": "/x"}}
 	fmt.Println(l.Environment(map[string]string{"HOME": "/home/agent"}, "CLAUDECODE"))
 	// Output: [PATH=/bin KEY=v HOME=/home/agent]
+}
+
+// Text that nothing follows is journaled after the coalescing time, in one piece.
+func TestTurnTextWaitsAtMost20ms(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var j agenttest.Journal
+		turn := agent.NewTurn(t.Context(), agent.TurnConfig{Journal: &j})
+		id := turn.Open(events.MainConversation, events.Block{Kind: events.KindAssistantText})
+		turn.Text(id, "a")
+		time.Sleep(10 * time.Millisecond)
+		turn.Text(id, "b")
+		time.Sleep(agent.DefaultCoalesce - 10*time.Millisecond - 1)
+		synctest.Wait()
+		if n := len(j.Lines()); n != 1 {
+			t.Fatalf("%d lines before the time", n)
+		}
+		time.Sleep(1)
+		synctest.Wait()
+		lines := j.Lines()
+		if len(lines) != 2 || data[runner.Delta](t, lines[1]).Delta != "ab" {
+			t.Fatalf("journal %s", types(lines))
+		}
+		turn.End(runner.Ended{Outcome: runner.Completed})
+	})
 }

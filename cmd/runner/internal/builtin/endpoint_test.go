@@ -27,7 +27,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // patience bounds every wait.
-const patience = 20 * time.Second
+const patience = 60 * time.Second
 
 // message is what the endpoint was sent.
 type message struct {

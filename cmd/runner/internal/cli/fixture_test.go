@@ -24,7 +24,7 @@ import (
 )
 
 // patience bounds every wait for another process.
-const patience = 20 * time.Second
+const patience = 60 * time.Second
 
 // TestMain lets the test's binary stand for the runner, and for a scripted agent.
 func TestMain(m *testing.M) {

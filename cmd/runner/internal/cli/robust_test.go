@@ -92,7 +92,8 @@ func TestAgentThatIsSilent(t *testing.T) {
 			actions = append(actions, w.Watchdog+" "+w.Action)
 		}
 	}
-	if strings.Join(actions, ", ") != "silence none, silence killed" {
+	// On a slow machine there is a warning before the first line too.
+	if n := len(actions); n < 2 || actions[n-1] != "silence killed" || actions[n-2] != "silence none" {
 		t.Errorf("watchdog said %q", actions)
 	}
 }

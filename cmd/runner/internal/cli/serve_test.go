@@ -244,7 +244,7 @@ func TestKillEndsAnAgentThatIsHeldUp(t *testing.T) {
 	t.Parallel()
 	s := serveRunner(t, "--journal-limit", "65536", "--term-grace", "100ms")
 	c := s.attach(1, 0)
-	if r := c.start("exe_1", "open x\nflood 100000"); r.Error != nil {
+	if r := c.start("exe_1", "open x\nflood 30000"); r.Error != nil {
 		t.Fatal(r.Error)
 	}
 	for n := 0; n < 30; {
@@ -266,7 +266,7 @@ func TestFollowerThatDoesNotReadHoldsNobodyUp(t *testing.T) {
 	c := s.dial()
 	fmt.Fprintln(c, `{"epoch":1,"after":0}`)
 	raw, err := json.Marshal(runner.Command{Op: runner.OpStart, Epoch: 1, Query: &runner.Query{
-		SessionID: "ses_1", ExecutionID: "exe_1", Architecture: "script", Content: "flood 10000",
+		SessionID: "ses_1", ExecutionID: "exe_1", Architecture: "script", Content: "flood 3000",
 	}})
 	if err != nil {
 		t.Fatal(err)
@@ -281,7 +281,7 @@ func TestFollowerThatDoesNotReadHoldsNobodyUp(t *testing.T) {
 		}
 		return m.Reply.Status.AgentPID != 0 && m.Reply.Status.ExecutionID == ""
 	})
-	if lines := s.attach(1, 0).journal("exe_1"); len(lines) != 10002 {
+	if lines := s.attach(1, 0).journal("exe_1"); len(lines) != 3002 {
 		t.Errorf("%d lines", len(lines))
 	}
 }

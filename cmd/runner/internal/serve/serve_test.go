@@ -1,0 +1,152 @@
+package serve_test
+
+import (
+	"bufio"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"io"
+	"log/slog"
+	"os"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/cmd/runner/internal/journal"
+	"github.com/spoolhq/spool/cmd/runner/internal/process"
+	"github.com/spoolhq/spool/cmd/runner/internal/serve"
+	"github.com/spoolhq/spool/cmd/runner/internal/supervisor"
+	"github.com/spoolhq/spool/pkg/runner"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// echo is an agent that ends every turn with what it was asked.
+type echo struct{ in agent.Stdin }
+
+func (echo) Command(l agent.Launch) (agent.Command, error) {
+	return agent.Command{Path: "/bin/cat", Env: l.Environment(nil)}, nil
+}
+func (echo) Open(_ agent.Launch, in agent.Stdin) agent.Session { return echo{in} }
+func (echo) Transcript(agent.Place, string) (string, error)    { return "", errors.New("none is kept") }
+func (e echo) Begin(q runner.Query, _ *agent.Turn) error       { return e.in.Send(q.Content) }
+func (e echo) Interrupt() error                                { return nil }
+func (e echo) Line(line []byte, t *agent.Turn) error {
+	t.End(runner.Ended{Outcome: runner.Completed, Result: string(line)})
+	return nil
+}
+
+// start runs a server in this process; stop ends it and reports how.
+func start(t *testing.T) (socket string, stop func() error) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "rs")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	log := slog.New(slog.DiscardHandler)
+	j, err := journal.New(time.Now(), rand.Reader, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sup, err := supervisor.New(supervisor.Config{
+		Adapters: map[string]agent.Adapter{"echo": echo{}}, Place: agent.Place{Workspace: dir, State: dir}, Journal: j,
+		Nursery: process.NewNursery(log), Environ: os.Environ(), Executable: "/bin/false", Log: log,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := serve.Listen(serve.Config{Socket: dir + "/s", Supervisor: sup, Journal: j, Log: log})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	return dir + "/s", func() error { cancel(); return <-done }
+}
+
+// attach follows by serve.Attach; the caller reads messages and writes commands.
+func attach(t *testing.T, socket string) (messages *bufio.Scanner, commands io.WriteCloser, ended <-chan error) {
+	t.Helper()
+	in, commands := io.Pipe()
+	out, w := io.Pipe()
+	done := make(chan error, 1)
+	go func() {
+		err := serve.Attach(context.WithoutCancel(t.Context()), socket, runner.Attach{Epoch: 1}, in, w)
+		_ = w.Close()
+		done <- err
+	}()
+	return bufio.NewScanner(out), commands, done
+}
+
+func TestEverythingEndsWithRun(t *testing.T) {
+	t.Parallel()
+	socket, stop := start(t)
+	messages, commands, ended := attach(t, socket)
+	raw, err := json.Marshal(runner.Command{ID: 1, Op: runner.OpStart, Epoch: 1, Query: &runner.Query{SessionID: "ses_1", ExecutionID: "exe_1", Architecture: "echo", Content: "hello"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() { _, _ = commands.Write(append(raw, '\n')) }()
+	var end runner.Ended
+	for end.Outcome == "" && messages.Scan() {
+		var m runner.Message
+		if err := json.Unmarshal(messages.Bytes(), &m); err != nil {
+			t.Fatal(err)
+		}
+		if m.Line != nil && m.Line.Type == runner.TurnEnded {
+			if err := json.Unmarshal(m.Line.Data, &end); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if end.Result != `"hello"` {
+		t.Errorf("end %+v", end)
+	}
+	if err := stop(); err != nil {
+		t.Error(err)
+	}
+	if messages.Scan() {
+		t.Errorf("after the end: %s", messages.Bytes())
+	}
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	_ = commands.Close()
+	if err := serve.Attach(t.Context(), socket, runner.Attach{}, nil, io.Discard); err == nil {
+		t.Error("attached to a runner that is gone")
+	}
+}
+
+func TestAttachEndsWithItsCaller(t *testing.T) {
+	t.Parallel()
+	socket, stop := start(t)
+	messages, commands, ended := attach(t, socket)
+	if !messages.Scan() {
+		t.Fatal("no hello")
+	}
+	if err := commands.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	if line, err := serve.Ask(t.Context(), socket, runner.OpStatus); err != nil || len(line) == 0 {
+		t.Errorf("status %s, %v", line, err)
+	}
+	if line, err := serve.Ask(t.Context(), socket, runner.OpKill); err != nil || !json.Valid(line) || !containsFenced(line) {
+		t.Errorf("a kill without an epoch: %s, %v", line, err)
+	}
+	if err := stop(); err != nil {
+		t.Error(err)
+	}
+}
+
+func containsFenced(line []byte) bool {
+	var m runner.Message
+	return json.Unmarshal(line, &m) == nil && m.Reply != nil && m.Reply.Error != nil && m.Reply.Error.Code == "FENCED"
+}
