@@ -1,0 +1,178 @@
+package cli_test
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/runner"
+)
+
+// scripted is an architecture whose queries are small scripts: a verb and its argument a line.
+type scripted struct{}
+
+func (scripted) Command(l agent.Launch) (agent.Command, error) {
+	if l.Model == "missing" {
+		return agent.Command{}, &runner.Error{Code: "AGENT_NOT_FOUND", Message: "script is not installed: install it"}
+	}
+	path := l.Executable
+	if l.Model == "gone" {
+		path = "/no/such/agent"
+	}
+	return agent.Command{Path: path, Args: []string{l.Model, l.Resume}, Env: l.Environment(map[string]string{"RUNNER_TEST_AS": "agent"})}, nil
+}
+
+func (scripted) Open(_ agent.Launch, in agent.Stdin) agent.Session { return &scriptedSession{in: in} }
+
+func (scripted) Transcript(p agent.Place, id string) (string, error) {
+	return filepath.Join(p.State, "script-"+id), nil
+}
+
+type scriptedSession struct {
+	in   agent.Stdin
+	text string
+}
+
+func (s *scriptedSession) Begin(q runner.Query, _ *agent.Turn) error {
+	return s.in.Send(map[string]string{"script": q.Content})
+}
+
+func (s *scriptedSession) Interrupt() error { return s.in.Send(map[string]string{"interrupt": "now"}) }
+
+func (s *scriptedSession) Line(line []byte, t *agent.Turn) error {
+	var l struct{ Say, Open, End, Panic, Session *string }
+	if err := json.Unmarshal(line, &l); err != nil {
+		return err
+	}
+	switch {
+	case l.Say != nil:
+		t.Whole(events.MainConversation, events.Block{Kind: events.KindAssistantText, Content: *l.Say})
+	case l.Open != nil:
+		s.text = t.Open(events.MainConversation, events.Block{Kind: events.KindAssistantText})
+		t.Text(s.text, *l.Open)
+	case l.Session != nil:
+		t.Emit(events.MainConversation, events.TranscriptWritten{AgentSessionID: *l.Session})
+	case l.Panic != nil:
+		panic(*l.Panic)
+	case l.End != nil:
+		t.End(runner.Ended{Outcome: runner.Outcome(*l.End)})
+	}
+	return nil
+}
+
+// scriptedAgent is the process of the architecture script.
+func scriptedAgent() int {
+	p := performer{in: bufio.NewReader(os.Stdin), out: bufio.NewWriter(os.Stdout)}
+	for {
+		raw, err := p.in.ReadBytes('\n')
+		if err != nil {
+			return 0
+		}
+		var order map[string]string
+		if err := json.Unmarshal(raw, &order); err != nil {
+			return 9
+		}
+		if order["interrupt"] != "" {
+			continue
+		}
+		p.end = "completed"
+		for line := range strings.SplitSeq(order["script"], "\n") {
+			verb, arg, _ := strings.Cut(line, " ")
+			if code, exit := p.perform(verb, arg); exit {
+				return code
+			}
+		}
+		p.say("end", p.end)
+		p.out.Flush()
+	}
+}
+
+// performer does what a script says.
+type performer struct {
+	in  *bufio.Reader
+	out *bufio.Writer
+	end string
+}
+
+func (p *performer) say(key, value string) {
+	raw, err := json.Marshal(map[string]string{key: value})
+	if err != nil {
+		panic(err)
+	}
+	fmt.Fprintf(p.out, "%s\n", raw)
+}
+
+func (p *performer) perform(verb, arg string) (code int, exit bool) {
+	n, _ := strconv.Atoi(arg)
+	switch verb {
+	case "say", "open", "panic", "session":
+		p.say(verb, arg)
+	case "args":
+		p.say("say", strings.Join(os.Args[1:], ","))
+	case "raw":
+		s, err := strconv.Unquote(arg)
+		if err != nil {
+			panic(err)
+		}
+		fmt.Fprint(p.out, s)
+	case "big":
+		fmt.Fprintf(p.out, "%s\n", strings.Repeat("x", n))
+	case "flood":
+		for i := range n {
+			p.say("say", fmt.Sprintf("%d %s", i, strings.Repeat("f", 900)))
+		}
+	case "stderr":
+		fmt.Fprintln(os.Stderr, arg)
+	case "exit":
+		p.out.Flush()
+		return n, true
+	case "spawn": // a child, a grandchild in a session of its own, and one whose parent is gone
+		if err := exec.Command("sh", "-c", "sleep 601 & setsid sleep 602 & (setsid sleep 603 &) ; wait").Start(); err != nil {
+			panic(err)
+		}
+	case "orphan": // one that dies after its parent has
+		if err := exec.Command("sh", "-c", "(setsid sleep 0.05 &)").Run(); err != nil {
+			panic(err)
+		}
+	case "dial":
+		p.say("say", dialRunner(arg))
+	case "wait":
+		p.out.Flush()
+		if _, err := p.in.ReadBytes('\n'); err != nil {
+			return 0, true
+		}
+		p.end = "interrupted"
+	case "hang":
+		p.out.Flush()
+		select {}
+	case "deaf":
+		p.say("end", p.end)
+		p.out.Flush()
+		select {}
+	}
+	return 0, false
+}
+
+// dialRunner is an agent that tries to fence the executor off.
+func dialRunner(socket string) string {
+	c, err := net.Dial("unix", socket)
+	if err != nil {
+		return err.Error()
+	}
+	defer c.Close()
+	fmt.Fprintf(c, "{\"epoch\":%d,\"after\":0}\n", uint64(1)<<60)
+	raw, err := io.ReadAll(c)
+	if err != nil {
+		return err.Error()
+	}
+	return string(raw)
+}
