@@ -421,7 +421,7 @@ func TestAbandoned(t *testing.T) {
 	l := s.load()
 	d, err := run.Decide(l.Run, run.Abandon{
 		Meta:        events.Meta{CommandID: mint(t, events.KindCommand), Now: time.Now().UTC()},
-		ExecutionID: first, Outcome: events.ExecutionFailed{Code: "EXECUTOR_LOST", Message: "gone"},
+		ExecutionID: first, Turn: l.Life.Active.Turn, By: "session/test", Outcome: events.ExecutionFailed{Code: "EXECUTOR_LOST", Message: "gone"},
 	})
 	if err != nil {
 		t.Fatal(err)

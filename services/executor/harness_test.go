@@ -6,8 +6,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -25,12 +25,18 @@ import (
 	"github.com/spoolhq/spool/pkg/events/session"
 	"github.com/spoolhq/spool/pkg/natsserver"
 	"github.com/spoolhq/spool/pkg/natsserver/natstest"
-	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/executor"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		if err := os.RemoveAll(binariesDir); err != nil {
+			panic(err)
+		}
+		os.Exit(code)
+	}))
+}
 
 // within bounds every wait of these tests.
 const within = 45 * time.Second
@@ -46,6 +52,7 @@ type bench struct {
 	sessions eventlog.Sessions
 	provider *fakeProvider
 	engine   string
+	local    func(*executor.Config) // for real sandboxes
 
 	mu     sync.Mutex
 	deltas []events.Delta
@@ -108,6 +115,11 @@ func (b *bench) run(change ...func(*executor.Config)) *copyOf {
 		Engine: b.engine, Slots: 4, WarmMemory: 1 << 40, Beat: 20 * time.Millisecond, KillAfter: 200 * time.Millisecond,
 		WarmEvery: time.Hour, SweepEvery: time.Hour, EngineGone: 4 * time.Second,
 	}
+	deps := executor.Deps{Provider: b.provider, Logger: natstest.Logger(b.t)}
+	if b.local != nil {
+		b.local(&cfg)
+		deps.Provider = nil
+	}
 	for _, c := range change {
 		c(&cfg)
 	}
@@ -121,7 +133,8 @@ func (b *bench) run(change ...func(*executor.Config)) *copyOf {
 		b.t.Fatal(err)
 	}
 	log := &watchedLog{Log: openLog(b.t, js)}
-	e, err := executor.New(cfg, executor.Deps{NATS: nc, Log: log, Provider: sandbox.Provider(b.provider), Logger: testLogger(b.t)})
+	deps.NATS, deps.Log = nc, log
+	e, err := executor.New(cfg, deps)
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -148,8 +161,6 @@ func (b *bench) run(change ...func(*executor.Config)) *copyOf {
 	}
 	return c
 }
-
-func testLogger(t *testing.T) *slog.Logger { return natstest.Logger(t) }
 
 // wire is the network of one executor: it can be frozen, and cut for good.
 type wire struct {
@@ -500,7 +511,7 @@ func (s *talk) claimAs(executor string) {
 	l := s.load()
 	d, err := run.Decide(l.Run, run.Claim{
 		Meta:        events.Meta{CommandID: mint(s.b.t, events.KindCommand), Now: time.Now().UTC()},
-		ExecutionID: l.Life.Active.ExecutionID, Executor: executor,
+		ExecutionID: l.Life.Active.ExecutionID, Turn: l.Life.Active.Turn, Executor: executor,
 	})
 	if err != nil {
 		s.b.t.Fatal(err)

@@ -24,7 +24,7 @@ func (h *Holder) execute(ctx context.Context, l eventlog.Loaded, b *busy) error 
 	}
 	defer release()
 	execution := l.Life.Active.ExecutionID
-	d, err := run.Decide(l.Run, run.Claim{Meta: h.meta(), ExecutionID: execution, Executor: h.cfg.Executor})
+	d, err := run.Decide(l.Run, run.Claim{Meta: h.meta(), ExecutionID: execution, Turn: l.Life.Active.Turn, Executor: h.cfg.Executor})
 	if err != nil {
 		return errAgain
 	}

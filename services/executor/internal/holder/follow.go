@@ -246,15 +246,26 @@ func (f *follower) refused(ctx context.Context, why *runner.Error) error {
 
 // settle waits for the append in flight and stores what is pending.
 func (f *follower) settle(ctx context.Context) error {
-	if f.appending {
-		if err := <-f.appended; err != nil {
-			return err
-		}
-		f.appending = false
+	if err := f.idle(ctx); err != nil {
+		return err
 	}
 	list := f.pending
 	f.pending, f.size = nil, 0
 	return f.record(ctx, list)
+}
+
+// idle waits for the append in flight.
+func (f *follower) idle(ctx context.Context) error {
+	if !f.appending {
+		return nil
+	}
+	select {
+	case err := <-f.appended:
+		f.appending = false
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // read takes the lines that are there.
@@ -342,12 +353,8 @@ func (f *follower) reconnect(ctx context.Context) error {
 	if errors.Is(f.agent.link.Err(), link.ErrFenced) {
 		return fmt.Errorf("%w: %w", run.ErrFenced, link.ErrFenced)
 	}
-	if f.appending {
-		err := <-f.appended
-		f.appending = false
-		if err != nil {
-			return err
-		}
+	if err := f.idle(ctx); err != nil {
+		return err
 	}
 	wasAccepted := f.accepted
 	if err := f.reattach(ctx); err != nil {
@@ -433,12 +440,6 @@ func (f *follower) outcome(e runner.Ended) events.Payload {
 // abort ends an execution whose runner obeys no more, with its sandbox.
 func (f *follower) abort(ctx context.Context) error {
 	id := f.l.Run.Sandbox.ID
-	if f.appending {
-		if err := <-f.appended; err != nil {
-			return err
-		}
-		f.appending = false
-	}
 	if err := f.settle(ctx); err != nil {
 		return err
 	}

@@ -251,7 +251,7 @@ func stopping(ctx context.Context) bool {
 func (h *Holder) refuse(ctx context.Context, l eventlog.Loaded) error {
 	active := l.Life.Active.ExecutionID
 	d, err := run.Decide(l.Run, run.Abandon{
-		Meta: h.meta(), ExecutionID: active,
+		Meta: h.meta(), ExecutionID: active, Turn: l.Life.Active.Turn, By: h.cfg.Executor,
 		Outcome: events.ExecutionCancelled{Reason: l.Life.ControlOf(active).Reason},
 	})
 	if err != nil {

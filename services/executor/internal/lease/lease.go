@@ -153,7 +153,7 @@ func (k *Keeper) EngineGone(provider, engine string) time.Duration {
 }
 
 func (k *Keeper) release(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, topology.LeaseTTL)
+	ctx, cancel := context.WithTimeout(ctx, Every)
 	defer cancel()
 	if err := k.kv.Delete(ctx, k.lease.Executor); err != nil {
 		k.log.Warn("the lease was not taken back; it ends by itself", "error", err)
