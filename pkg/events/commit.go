@@ -101,9 +101,14 @@ func DecodeCommit(b []byte) (Commit, error) {
 
 // Decode gives the commit's events.
 func (c Commit) Decode() ([]Event, error) {
-	var list []Event
-	if err := json.Unmarshal(c.Events, &list); err != nil {
+	// Not into []Event, whose UnmarshalJSON would read each event's bytes several times more.
+	var read []stored
+	if err := json.Unmarshal(c.Events, &read); err != nil {
 		return nil, fmt.Errorf("decode events of commit %s: %w", c.ID, err)
+	}
+	list := make([]Event, len(read))
+	for i, s := range read {
+		list[i] = Event{s.ID, s.Time, s.ExecutionID, s.ConversationID, s.Source, s.N, DecodePayload(s.Type, s.Data)}
 	}
 	return list, nil
 }

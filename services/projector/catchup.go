@@ -3,14 +3,19 @@ package projector
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// gather is how long a catch-up waits for other groups that start at the same time.
-const gather = 20 * time.Millisecond
+// A catch-up waits for other groups that start at the same time: a moment in any
+// case, and longer while some are on their way.
+const (
+	gather     = 10 * time.Millisecond
+	gatherMost = 100 // times gather
+)
 
 // catchUp reads a shard from far behind for several groups at once. A server
 // that filters by eight subjects looks through all subjects of a block for each
@@ -20,8 +25,16 @@ type catchUp struct {
 	log   eventlog.Log
 	shard int
 
+	coming atomic.Int32 // groups that have begun to start and do not ride yet
+
 	mu      sync.Mutex
 	waiting []*rider // the first one reads for all
+}
+
+// expect announces a group that is about to ride; gone takes it back, or says that it rides.
+func (c *catchUp) expect() (gone func()) {
+	c.coming.Add(1)
+	return sync.OnceFunc(func() { c.coming.Add(-1) })
 }
 
 // rider is a group that catches up.
@@ -48,12 +61,7 @@ func (c *catchUp) ride(ctx context.Context, f *feeder) bool {
 			return false
 		}
 	}
-	t := time.NewTimer(gather)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-	case <-t.C:
-	}
+	c.gather(ctx)
 	c.mu.Lock()
 	riders := c.waiting
 	c.waiting = nil
@@ -65,6 +73,22 @@ func (c *catchUp) ride(ctx context.Context, f *feeder) bool {
 	}()
 	c.read(ctx, riders)
 	return r.complete
+}
+
+// gather waits until no other group is on its way, within bounds.
+func (c *catchUp) gather(ctx context.Context) {
+	t := time.NewTicker(gather)
+	defer t.Stop()
+	for range gatherMost {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+		}
+		if c.coming.Load() == 0 {
+			return
+		}
+	}
 }
 
 // read deals a shard's commits out until its end.

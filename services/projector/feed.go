@@ -36,6 +36,7 @@ func (g *group) feed(ctx context.Context) {
 	filter := eventlog.Filter{Partitions: topology.GroupPartitions(g.n)}
 	for ctx.Err() == nil {
 		f.push = queue
+		g.rides()
 		if !g.p.catchUps[g.shard].ride(ctx, &f) {
 			continue
 		}

@@ -28,6 +28,7 @@ type group struct {
 	live       announcer
 	quiet      bool // nothing is said to others: a rebuild
 	progressed bool // something was committed
+	rides      func()
 
 	store      *store.Store
 	model      *fold.Model
@@ -46,6 +47,8 @@ func newGroup(p *Projector, n int, logger *slog.Logger) *group {
 
 // lead waits for the group's lock and then projects until a fault, or until ctx ends.
 func (g *group) lead(ctx context.Context) (err error) {
+	g.rides = g.p.catchUps[g.shard].expect()
+	defer g.rides()
 	g.store, err = store.Open(ctx, g.p.cfg.DatabaseURL, readmodel.Schema, g.n)
 	if err != nil {
 		return err
@@ -81,6 +84,7 @@ func (g *group) lock(ctx context.Context) error {
 		if err != nil || locked {
 			return err
 		}
+		g.rides() // in its own time
 		select {
 		case <-ctx.Done():
 			return ctx.Err()

@@ -154,11 +154,7 @@ func (f *folding) kept(a *aggregate, s *Session, position string, e events.Event
 	if f.bare {
 		w.Data = json.RawMessage(`{"unprojectable":true}`)
 	}
-	text, err := marshal(w)
-	if err != nil {
-		return nil, fmt.Errorf("encode event %s: %w", e.ID, err)
-	}
-	return &Event{Tenant: a.key.Tenant, Session: a.key.ID, Seq: s.Tip, Type: clean(string(w.Type)), JSON: clean(text)}, nil
+	return &Event{Tenant: a.key.Tenant, Session: a.key.ID, Seq: s.Tip, Type: clean(string(w.Type)), JSON: clean(wireJSON(w))}, nil
 }
 
 // session gives the session's row, which any first event makes: the log may
