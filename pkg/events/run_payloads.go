@@ -3,7 +3,8 @@ package events
 // ExecutionClaimed says which executor now writes for the session's runs.
 type ExecutionClaimed struct {
 	Epoch    uint64 `json:"epoch"`
-	Executor string `json:"executor"`
+	Executor string `json:"executor"` // or the copy of the session service that ends what nobody claimed
+	Turn     uint32 `json:"turn"`     // number of the execution's dispatch within its session: 1, 2, …
 }
 
 // ExecutionStarted is one start of the agent for an execution.

@@ -107,7 +107,7 @@ type Reply struct {
 
 // Error is a refusal.
 type Error struct {
-	Code    string `json:"code"` // FENCED, BUSY, INVALID_COMMAND, UNKNOWN_ARCHITECTURE, AGENT_NOT_FOUND, INTERNAL
+	Code    string `json:"code"` // FENCED, BUSY, INVALID_COMMAND, FORBIDDEN (asked from inside the sandbox), UNKNOWN_ARCHITECTURE, AGENT_NOT_FOUND, INTERNAL
 	Message string `json:"message"`
 }
 
@@ -156,7 +156,7 @@ const (
 // Ended is the data of TurnEnded.
 type Ended struct {
 	Outcome Outcome      `json:"outcome"`
-	Code    string       `json:"code,omitempty"` // of a failure: AGENT_NOT_FOUND, AGENT_EXITED, AGENT_PROTOCOL, MODEL_ERROR, MODEL_NOT_FOUND, MODEL_RATE_LIMITED, MODEL_UNAUTHORIZED, AGENT_SILENT, INTERNAL
+	Code    string       `json:"code,omitempty"` // of a failure: AGENT_NOT_FOUND, AGENT_EXITED, AGENT_PROTOCOL, MODEL_ERROR, MODEL_NOT_FOUND, MODEL_RATE_LIMITED, MODEL_UNAUTHORIZED, AGENT_SILENT, TURN_LIMIT (too many model calls), INTERNAL
 	Message string       `json:"message,omitempty"`
 	Result  string       `json:"result,omitempty"` // the agent's last words
 	Usage   events.Usage `json:"usage"`

@@ -147,7 +147,7 @@ func TestCancelBeforeClaim(t *testing.T) {
 	s.cancel(execution)
 	b.run()
 	s.ended(execution)
-	if got := types(s.events()); got != "execution_cancelled" || b.provider.made != 0 {
+	if got := types(s.events()); got != "execution_claimed execution_cancelled" || b.provider.made != 0 {
 		t.Errorf("events: %s; %d sandboxes", got, b.provider.made)
 	}
 	b.noJobs()

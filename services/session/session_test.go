@@ -173,7 +173,7 @@ func (s *stack) execute(ctx context.Context, name string, job []byte) {
 			}}})
 		case run.Execute:
 			if l.Run.Execution != l.Life.Active.ExecutionID {
-				d, err = run.Decide(l.Run, run.Claim{Meta: meta, ExecutionID: l.Life.Active.ExecutionID, Executor: name})
+				d, err = run.Decide(l.Run, run.Claim{Meta: meta, ExecutionID: l.Life.Active.ExecutionID, Turn: l.Life.Active.Turn, Executor: name})
 				break
 			}
 			d, err = run.Decide(l.Run, run.End{Meta: meta, Epoch: l.Run.Epoch, ExecutionID: l.Run.Execution, Outcome: events.ExecutionCompleted{}, Before: []events.Event{{
@@ -392,7 +392,7 @@ func TestExecutorLost(t *testing.T) {
 	for _, c := range []struct{ sid, holder string }{{gone, "xtr_gone"}, {alive, "xtr_alive"}} {
 		exe := s.post(c.sid)
 		l := s.await(c.sid, "dispatched", func(l eventlog.Loaded) bool { return l.Life.Active.ExecutionID == exe })
-		d, err := run.Decide(l.Run, run.Claim{Meta: events.Meta{CommandID: id(events.KindCommand), Now: time.Now()}, ExecutionID: exe, Executor: c.holder})
+		d, err := run.Decide(l.Run, run.Claim{Meta: events.Meta{CommandID: id(events.KindCommand), Now: time.Now()}, ExecutionID: exe, Turn: l.Life.Active.Turn, Executor: c.holder})
 		must(t, err)
 		must(t, s.ses.AppendRun(t.Context(), &l, events.Actor{Kind: "executor"}, id(events.KindCommit), d))
 	}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/session"
 )
 
 // Errors that a writer may branch on.
@@ -24,6 +25,7 @@ type Command interface{ command() }
 type Claim struct {
 	events.Meta
 	ExecutionID string
+	Turn        uint32 // of its dispatch
 	Executor    string
 }
 
@@ -52,6 +54,8 @@ type End struct {
 type Abandon struct {
 	events.Meta
 	ExecutionID string
+	Turn        uint32 // of its dispatch
+	By          string // the copy of the session service, or the executor, that ends it
 	Outcome     events.Payload
 	Blocks      map[string]events.Block // what is known of the open ones
 }
@@ -83,16 +87,31 @@ func Decide(s State, c Command) (Decision, error) {
 		}
 		return Decision{s.Epoch, s.finish(c.Meta, c.ExecutionID, c.N, c.Outcome, c.Blocks, c.Before)}, nil
 	case Abandon:
-		if s.Ended(c.ExecutionID) {
-			return Decision{}, ErrOver
-		}
-		return Decision{s.Epoch + 1, s.finish(c.Meta, c.ExecutionID, 0, c.Outcome, c.Blocks, nil)}, nil
+		return abandon(s, c)
 	}
 	return Decision{}, fmt.Errorf("run: unknown command %T", c)
 }
 
+// abandon claims what nobody had claimed, so that every execution has a claim before its end.
+func abandon(s State, c Abandon) (Decision, error) {
+	if s.past(c.ExecutionID, c.Turn) {
+		return Decision{}, ErrOver
+	}
+	epoch := s.Epoch + 1
+	if s.Execution == c.ExecutionID {
+		return Decision{epoch, s.finish(c.Meta, c.ExecutionID, 0, c.Outcome, c.Blocks, nil)}, nil
+	}
+	m := events.NewMint(events.Meta{CommandID: c.CommandID + "/claim", Now: c.Now})
+	m.Add(c.ExecutionID, events.ExecutionClaimed{Epoch: epoch, Executor: c.By, Turn: c.Turn})
+	return Decision{epoch, s.finish(c.Meta, c.ExecutionID, 0, c.Outcome, nil, m.Events())}, nil
+}
+
+func (s State) past(execution string, turn uint32) bool {
+	return s.Past(session.Ref{ExecutionID: execution, Turn: turn})
+}
+
 func claim(s State, c Claim) (Decision, error) {
-	if s.Ended(c.ExecutionID) {
+	if s.past(c.ExecutionID, c.Turn) {
 		return Decision{}, ErrOver
 	}
 	epoch := s.Epoch + 1
@@ -104,7 +123,7 @@ func claim(s State, c Claim) (Decision, error) {
 		return Decision{epoch, s.finish(c.Meta, c.ExecutionID, 0, outcome, nil, nil)}, nil
 	}
 	m := events.NewMint(c.Meta)
-	m.Add(c.ExecutionID, events.ExecutionClaimed{Epoch: epoch, Executor: c.Executor})
+	m.Add(c.ExecutionID, events.ExecutionClaimed{Epoch: epoch, Executor: c.Executor, Turn: c.Turn})
 	return Decision{epoch, m.Events()}, nil
 }
 

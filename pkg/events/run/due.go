@@ -20,7 +20,7 @@ const (
 // Due tells what is due, from both halves of a session. It is the whole content of a job.
 func Due(l session.State, s State) Work {
 	active := l.Active.ExecutionID
-	if active != "" && !s.Ended(active) {
+	if active != "" && !s.Past(l.Active) {
 		if s.Execution != active && l.ControlOf(active).N > 0 {
 			return Refuse
 		}

@@ -118,7 +118,7 @@ func (w *world) command(c session.Command) {
 
 // refresh gives a command what its handler knows of the runs as loaded.
 func refresh(c session.Command, l loaded) session.Command {
-	ended := l.run.Ended(l.life.Active.ExecutionID)
+	ended := l.run.Past(l.life.Active)
 	switch c := c.(type) {
 	case session.Post:
 		c.ActiveEnded = ended
@@ -151,7 +151,7 @@ func (w *world) react() {
 		}
 	}
 	if run.Due(l.life, l.run) == run.Refuse {
-		d, err := run.Decide(l.run, run.Abandon{Meta: w.base().Meta, ExecutionID: l.life.Active.ExecutionID, Outcome: events.ExecutionCancelled{Reason: "x"}})
+		d, err := run.Decide(l.run, run.Abandon{Meta: w.base().Meta, ExecutionID: l.life.Active.ExecutionID, Turn: l.life.Active.Turn, Outcome: events.ExecutionCancelled{Reason: "x"}})
 		w.must(err)
 		w.must(w.appendRun(l, d))
 	}
@@ -202,7 +202,7 @@ func (x *executor) claim() {
 	if run.Due(l.life, l.run) != run.Execute {
 		return
 	}
-	d, err := run.Decide(l.run, run.Claim{Meta: x.w.base().Meta, ExecutionID: l.life.Active.ExecutionID, Executor: x.id})
+	d, err := run.Decide(l.run, run.Claim{Meta: x.w.base().Meta, ExecutionID: l.life.Active.ExecutionID, Turn: l.life.Active.Turn, Executor: x.id})
 	x.l, x.mine, x.has = l, d.Epoch, true
 	x.write(d, err)
 }
@@ -288,7 +288,7 @@ func (w *world) drain() bool {
 		return true
 	}
 	x := &executor{w: w, id: "last"}
-	d, err := run.Decide(l.run, run.Claim{Meta: w.base().Meta, ExecutionID: l.life.Active.ExecutionID, Executor: x.id})
+	d, err := run.Decide(l.run, run.Claim{Meta: w.base().Meta, ExecutionID: l.life.Active.ExecutionID, Turn: l.life.Active.Turn, Executor: x.id})
 	w.must(err)
 	w.must(w.appendRun(l, d))
 	l = w.load(false)

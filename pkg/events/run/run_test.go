@@ -78,7 +78,7 @@ func TestDecide(t *testing.T) {
 		{"end with a block open", given(claimed("A", 1), opened("A", "b", 1)), end(1), 1, "block_complete/A execution_completed/A", nil},
 		{"end of a zombie", given(claimed("A", 1), claimed("A", 2)), end(1), 0, "", run.ErrFenced},
 		{"end twice", given(claimed("A", 1), done), end(1), 0, "", run.ErrOver},
-		{"abandon what nobody claimed", given(), run.Abandon{Meta: meta, ExecutionID: "A", Outcome: events.ExecutionCancelled{Reason: "cancelled"}}, 1, "execution_cancelled/A", nil},
+		{"abandon what nobody claimed", given(), run.Abandon{Meta: meta, ExecutionID: "A", Outcome: events.ExecutionCancelled{Reason: "cancelled"}}, 1, "execution_claimed/A execution_cancelled/A", nil},
 		{"abandon what was lost", given(claimed("A", 3), opened("A", "b", 1)), run.Abandon{Meta: meta, ExecutionID: "A", Outcome: events.ExecutionFailed{}}, 4, "block_complete/A execution_failed/A", nil},
 		{"abandon after the end", given(claimed("A", 1), done), run.Abandon{Meta: meta, ExecutionID: "A", Outcome: events.ExecutionFailed{}}, 0, "", run.ErrOver},
 	} {

@@ -38,6 +38,7 @@ type State struct {
 	Epoch        uint64       `json:"epoch,omitempty"`
 	Holder       string       `json:"holder,omitempty"`    // executor of the last claim
 	Execution    string       `json:"execution,omitempty"` // the last one that run knows
+	Turn         uint32       `json:"turn,omitempty"`      // its number within the session
 	Phase        Phase        `json:"phase,omitempty"`
 	ClaimedAt    time.Time    `json:"claimedAt,omitzero"` // first claim of the execution
 	EndedAt      time.Time    `json:"endedAt,omitzero"`
@@ -64,18 +65,22 @@ type OpenBlock struct {
 	At uint64 `json:"at,omitempty"` // stream sequence of its block_start; 0 is this commit
 }
 
-// Ended tells whether an execution has ended here. It never becomes false again
-// as long as the session's life names the execution as active.
+// Ended tells whether an execution is the last one, and has ended.
 func (s State) Ended(execution string) bool {
 	return s.Execution == execution && s.Phase.Terminal()
 }
+
+// Past tells whether a dispatched execution has ended, or was followed by a
+// later one, as it seems to a reader whose copy of the life is old. Once true
+// it stays true.
+func (s State) Past(r session.Ref) bool { return s.Turn > r.Turn || s.Ended(r.ExecutionID) }
 
 // Over tells whether nothing runs: no execution was claimed, or the last one has ended.
 func (s State) Over() bool { return s.Execution == "" || s.Phase.Terminal() }
 
 // View is what the session's life needs to know.
 func (s State) View(l session.State) session.RunView {
-	return session.RunView{ActiveEnded: s.Ended(l.Active.ExecutionID), EndedAt: s.EndedAt, HasSandbox: s.Sandbox.ID != ""}
+	return session.RunView{ActiveEnded: s.Past(l.Active), EndedAt: s.EndedAt, HasSandbox: s.Sandbox.ID != ""}
 }
 
 // Settle fills in what referred to the commit itself, once its stream sequence is known.
@@ -109,7 +114,7 @@ func Evolve(s State, e events.Event) State {
 		if s.Execution != e.ExecutionID {
 			s = s.begin(e)
 		}
-		s.Epoch, s.Holder = max(s.Epoch, d.Epoch), d.Executor
+		s.Epoch, s.Holder, s.Turn = max(s.Epoch, d.Epoch), d.Executor, max(s.Turn, d.Turn)
 		s.Claims++
 	case events.ExecutionStarted:
 		s.Phase, s.Attempt = Running, d.Attempt
@@ -145,10 +150,9 @@ func (s State) begin(e events.Event) State {
 	return s
 }
 
-// end also serves an execution that was never claimed.
 func (s State) end(e events.Event, p Phase, u events.Usage) State {
 	if s.Execution != e.ExecutionID {
-		s = s.begin(e)
+		return s // Decide writes no such thing
 	}
 	s.Phase, s.EndedAt, s.Usage, s.Claims, s.Open = p, e.Time, u, 0, nil
 	return s

@@ -45,6 +45,7 @@ type State struct {
 	Active       Ref            `json:"active,omitzero"`  // the last one dispatched; run says whether it has ended
 	Control      Control        `json:"control,omitzero"` // the strongest control aimed at Active
 	Controls     uint32         `json:"controls,omitempty"`
+	Turns        uint32         `json:"turns,omitempty"`    // how many executions were dispatched
 	Idle         bool           `json:"idle,omitempty"`     // session_idle came after the last dispatch
 	Release      string         `json:"release,omitempty"`  // id of the last event that gave up what is warm: idle, closed, deleted
 	Commands     []Done         `json:"commands,omitempty"` // the last ones, oldest first
@@ -56,6 +57,7 @@ type Ref struct {
 	Message     uint64    `json:"message,omitempty"`  // stream sequence of the commit with message_accepted; 0 is this commit
 	At          time.Time `json:"at,omitzero"`        // when it was accepted; once dispatched, when it was dispatched
 	Dispatch    string    `json:"dispatch,omitempty"` // id of its execution_dispatched
+	Turn        uint32    `json:"turn,omitempty"`     // number of that dispatch within the session: 1, 2, …
 }
 
 // ControlKind is how hard a turn is to be stopped.
@@ -167,7 +169,8 @@ func Evolve(s State, e events.Event) State {
 	case events.ExecutionDispatched:
 		if i := s.queued(e.ExecutionID); i >= 0 {
 			s.Active, s.Queue = s.Queue[i], slices.Delete(slices.Clone(s.Queue), i, i+1)
-			s.Active.At, s.Active.Dispatch = e.Time, e.ID
+			s.Turns++
+			s.Active.At, s.Active.Dispatch, s.Active.Turn = e.Time, e.ID, s.Turns
 			s.Control, s.Idle = Control{}, false
 		}
 	case events.ExecutionWithdrawn:

@@ -206,7 +206,7 @@ func (r *Reactor) abandon(ctx context.Context, l *eventlog.Loaded, outcome event
 	}
 	id := events.Derive(events.KindCommand, "abandon", l.Life.Active.ExecutionID, l.RunHead.Hash)
 	d, err := run.Decide(l.Run, run.Abandon{
-		Meta: events.Meta{CommandID: id, Now: now}, ExecutionID: l.Life.Active.ExecutionID, Outcome: outcome, Blocks: blocks,
+		Meta: events.Meta{CommandID: id, Now: now}, ExecutionID: l.Life.Active.ExecutionID, Turn: l.Life.Active.Turn, By: r.actor().ID, Outcome: outcome, Blocks: blocks,
 	})
 	if errors.Is(err, run.ErrOver) {
 		return nil
