@@ -144,6 +144,9 @@ func (s *Stack) start(ctx, run context.Context) error {
 			return err
 		}
 	}
+	if err := readmodel.AwaitCaughtUp(ctx, pool); err != nil {
+		return err
+	}
 	return s.base.announce(s.URL(), s.GRPCAddr())
 }
 

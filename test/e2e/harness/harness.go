@@ -92,6 +92,12 @@ func New(t testing.TB, opts Options) *Cluster {
 	for range opts.Executors {
 		c.StartExecutor()
 	}
+	pool, err := readmodel.Open(t.Context(), c.Base.DatabaseURL)
+	must(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), Patience)
+	must(t, readmodel.AwaitCaughtUp(ctx, pool))
+	cancel()
+	pool.Close()
 	for range opts.Gateways {
 		c.StartGateway()
 	}

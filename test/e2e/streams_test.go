@@ -1,0 +1,120 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"sync"
+	"testing"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/test/e2e/harness"
+)
+
+// opener opens a stream by one of the transports.
+type opener func(gateway int, session string, from *harness.Stream) (*harness.Stream, error)
+
+// TestCutAtEveryEvent: a client that is cut at every single event, kept or in
+// flight, and comes back to the other gateway, ends with the same blocks and the
+// same seq as one that never was; so does each of many that are cut once, each
+// at another event. On WebSocket and on SSE.
+func TestCutAtEveryEvent(t *testing.T) {
+	t.Parallel()
+	c := harness.New(t, harness.Options{Gateways: 2, Projectors: 2, Script: script(t, "stream.yaml")})
+	session := c.Create("spool", nil)
+	ready := make(chan struct{})
+	type outcome struct {
+		name string
+		s    *harness.Stream
+		err  error
+	}
+	outcomes := make(chan outcome)
+	var executions [2]string
+	// read follows both turns; cut says whether to leave after the nth message.
+	read := func(name string, open opener, cut func(n int) bool) {
+		gateway, n := 0, 0
+		s, err := open(gateway, session, nil)
+		for ended := 0; err == nil && ended < len(executions); n++ {
+			w, e := s.Next()
+			if err = e; err != nil {
+				break
+			}
+			if events.Terminal(w.Type) {
+				ended++
+			}
+			if ended < len(executions) && cut(n) {
+				s.Close()
+				gateway = 1 - gateway
+				s, err = open(gateway, session, s)
+			}
+		}
+		if s != nil {
+			s.Close()
+		}
+		<-ready
+		outcomes <- outcome{name, s, err}
+	}
+	never := func(int) bool { return false }
+	always := func(int) bool { return true }
+	once := func(k int) func(int) bool { return func(n int) bool { return n == k } }
+	var clients sync.WaitGroup
+	start := func(name string, open opener, cut func(int) bool) { clients.Go(func() { read(name, open, cut) }) }
+	start("uncut", c.Join, never)
+	start("websocket, cut always", c.Join, always)
+	start("sse, cut always", c.SSE, always)
+	const cuts = 60
+	for k := range cuts {
+		start(fmt.Sprint("websocket, cut at ", k), c.Join, once(k))
+		start(fmt.Sprint("sse, cut at ", k), c.SSE, once(k))
+	}
+	for i := range executions {
+		executions[i] = c.Post(session, fmt.Sprint("list the folder, turn ", i))
+	}
+	close(ready)
+	go func() { clients.Wait(); close(outcomes) }()
+	views := map[string]string{}
+	tips := map[string]uint32{}
+	for o := range outcomes {
+		if o.err != nil {
+			t.Errorf("%s: %v", o.name, o.err)
+			continue
+		}
+		views[o.name], tips[o.name] = blocksOf(t, o.s), o.s.Cursor
+	}
+	want, tip := views["uncut"], tips["uncut"]
+	if tip < 20 {
+		t.Fatalf("the run had %d events, too few to prove anything", tip)
+	}
+	for name, got := range views {
+		if got != want || tips[name] != tip {
+			t.Errorf("%s ended at seq %d with\n%s\nuncut at %d with\n%s", name, tips[name], got, tip, want)
+		}
+	}
+	var reload struct {
+		Blocks []events.Block `json:"blocks"`
+	}
+	c.Call(1, "GET", "/api/sessions/"+session+"/blocks", nil, &reload)
+	got, err := json.Marshal(reload.Blocks)
+	if err != nil || string(got) != want {
+		t.Errorf("a reload shows\n%s\na stream\n%s", got, want)
+	}
+}
+
+func blocksOf(t *testing.T, s *harness.Stream) string {
+	t.Helper()
+	b, err := json.Marshal(s.View.Blocks())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+// script reads a script of the model server.
+func script(t *testing.T, name string) string {
+	t.Helper()
+	b, err := os.ReadFile("testdata/" + name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
