@@ -43,6 +43,18 @@ type Env struct {
 // then connects and runs the service until it ends or the process is told to.
 // It returns the exit code: 0, 1 for a failure, 2 for wrong usage.
 func Main(name, doc string, cli any, settings *Settings, run func(context.Context, Env) error) int {
+	return start(name, doc, cli, settings, run, openLog)
+}
+
+// MainWithoutLog is Main for a service whose NATS user may not read the log: Env.Log is nil.
+func MainWithoutLog(name, doc string, cli any, settings *Settings, run func(context.Context, Env) error) int {
+	return start(name, doc, cli, settings, run, func(context.Context, *nats.Conn, *slog.Logger) (eventlog.Log, error) { return nil, nil })
+}
+
+// opener opens the log.
+type opener func(context.Context, *nats.Conn, *slog.Logger) (eventlog.Log, error)
+
+func start(name, doc string, cli any, settings *Settings, run func(context.Context, Env) error, open opener) int {
 	parser, err := kong.New(cli, kong.Name(name), kong.Description(doc), kong.UsageOnError())
 	if err != nil {
 		return fail(os.Stderr, name, err, 2)
@@ -52,7 +64,7 @@ func Main(name, doc string, cli any, settings *Settings, run func(context.Contex
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	env, err := dial(ctx, name, *settings)
+	env, err := dial(ctx, name, *settings, open)
 	if err == nil {
 		defer env.NATS.Close()
 		err = run(ctx, env)
@@ -70,7 +82,7 @@ func fail(w io.Writer, name string, err error, code int) int {
 
 // dial connects to NATS and opens the log. It waits for NATS, and for its
 // streams to be installed, since services start in any order.
-func dial(ctx context.Context, name string, s Settings) (Env, error) {
+func dial(ctx context.Context, name string, s Settings, open opener) (Env, error) {
 	logger := slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: s.LogLevel})).With("service", name)
 	options := append(bus.ConnOptions(logger), nats.Name("spool-"+name))
 	if s.NATSUser != "" {
@@ -80,7 +92,7 @@ func dial(ctx context.Context, name string, s Settings) (Env, error) {
 	if err != nil {
 		return Env{}, fmt.Errorf("nats-url: connect to %s: %w", s.NATSURL, err)
 	}
-	log, err := openLog(ctx, nc, logger)
+	log, err := open(ctx, nc, logger)
 	if err != nil {
 		nc.Close()
 		return Env{}, err

@@ -1766,15 +1766,15 @@ type Execution struct {
 	// As the agent reckons it.
 	CostUsd float64 `protobuf:"fixed64,11,opt,name=cost_usd,json=costUsd,proto3" json:"cost_usd,omitempty"`
 	// The agent's last words.
-	Result        *string                `protobuf:"bytes,12,opt,name=result,proto3,oneof" json:"result,omitempty"`
-	Metadata      *Json                  `protobuf:"bytes,13,opt,name=metadata,proto3" json:"metadata,omitempty"`
-	QueuedAt      *timestamppb.Timestamp `protobuf:"bytes,14,opt,name=queued_at,json=queuedAt,proto3" json:"queued_at,omitempty"`
-	DispatchedAt  *timestamppb.Timestamp `protobuf:"bytes,15,opt,name=dispatched_at,json=dispatchedAt,proto3" json:"dispatched_at,omitempty"`
-	StartedAt     *timestamppb.Timestamp `protobuf:"bytes,16,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
-	EndedAt       *timestamppb.Timestamp `protobuf:"bytes,17,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
-	DurationMs    uint32                 `protobuf:"varint,18,opt,name=duration_ms,json=durationMs,proto3" json:"duration_ms,omitempty"`
-	FirstSeq      uint32                 `protobuf:"varint,19,opt,name=first_seq,json=firstSeq,proto3" json:"first_seq,omitempty"`
-	LastSeq       uint32                 `protobuf:"varint,20,opt,name=last_seq,json=lastSeq,proto3" json:"last_seq,omitempty"`
+	Result       *string                `protobuf:"bytes,12,opt,name=result,proto3,oneof" json:"result,omitempty"`
+	Metadata     *Json                  `protobuf:"bytes,13,opt,name=metadata,proto3" json:"metadata,omitempty"`
+	QueuedAt     *timestamppb.Timestamp `protobuf:"bytes,14,opt,name=queued_at,json=queuedAt,proto3" json:"queued_at,omitempty"`
+	DispatchedAt *timestamppb.Timestamp `protobuf:"bytes,15,opt,name=dispatched_at,json=dispatchedAt,proto3" json:"dispatched_at,omitempty"`
+	StartedAt    *timestamppb.Timestamp `protobuf:"bytes,16,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
+	EndedAt      *timestamppb.Timestamp `protobuf:"bytes,17,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
+	DurationMs   uint32                 `protobuf:"varint,18,opt,name=duration_ms,json=durationMs,proto3" json:"duration_ms,omitempty"`
+	// Seq of its first event.
+	FirstSeq      uint32 `protobuf:"varint,19,opt,name=first_seq,json=firstSeq,proto3" json:"first_seq,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1938,13 +1938,6 @@ func (x *Execution) GetDurationMs() uint32 {
 func (x *Execution) GetFirstSeq() uint32 {
 	if x != nil {
 		return x.FirstSeq
-	}
-	return 0
-}
-
-func (x *Execution) GetLastSeq() uint32 {
-	if x != nil {
-		return x.LastSeq
 	}
 	return 0
 }
@@ -3115,7 +3108,9 @@ func (x *CreateKeyResponse) GetPosition() string {
 }
 
 type ListKeysRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whose keys; empty means the caller's tenant. As in CreateKeyRequest.
+	Tenant        string `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3148,6 +3143,13 @@ func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
 // Deprecated: Use ListKeysRequest.ProtoReflect.Descriptor instead.
 func (*ListKeysRequest) Descriptor() ([]byte, []int) {
 	return file_spool_v1_spool_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *ListKeysRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
 }
 
 type ListKeysResponse struct {
@@ -3272,8 +3274,10 @@ func (x *Key) GetRevokedAt() *timestamppb.Timestamp {
 }
 
 type RevokeKeyRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	KeyId         string                 `protobuf:"bytes,1,opt,name=key_id,json=keyId,proto3" json:"key_id,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	KeyId string                 `protobuf:"bytes,1,opt,name=key_id,json=keyId,proto3" json:"key_id,omitempty"`
+	// Whose key; empty means the caller's tenant. As in CreateKeyRequest.
+	Tenant        string `protobuf:"bytes,2,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3311,6 +3315,13 @@ func (*RevokeKeyRequest) Descriptor() ([]byte, []int) {
 func (x *RevokeKeyRequest) GetKeyId() string {
 	if x != nil {
 		return x.KeyId
+	}
+	return ""
+}
+
+func (x *RevokeKeyRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
 	}
 	return ""
 }
@@ -3526,7 +3537,7 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"[\n" +
 	"\x13GetExecutionRequest\x12!\n" +
 	"\fexecution_id\x18\x01 \x01(\tR\vexecutionId\x12!\n" +
-	"\fmin_position\x18\x02 \x01(\tR\vminPosition\"\xa0\x06\n" +
+	"\fmin_position\x18\x02 \x01(\tR\vminPosition\"\x85\x06\n" +
 	"\tExecution\x12!\n" +
 	"\fexecution_id\x18\x01 \x01(\tR\vexecutionId\x12\x1d\n" +
 	"\n" +
@@ -3550,8 +3561,7 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\bended_at\x18\x11 \x01(\v2\x1a.google.protobuf.TimestampR\aendedAt\x12\x1f\n" +
 	"\vduration_ms\x18\x12 \x01(\rR\n" +
 	"durationMs\x12\x1b\n" +
-	"\tfirst_seq\x18\x13 \x01(\rR\bfirstSeq\x12\x19\n" +
-	"\blast_seq\x18\x14 \x01(\rR\alastSeqB\a\n" +
+	"\tfirst_seq\x18\x13 \x01(\rR\bfirstSeqB\a\n" +
 	"\x05_codeB\n" +
 	"\n" +
 	"\b_messageB\t\n" +
@@ -3677,8 +3687,9 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x04name\x18\x03 \x01(\tR\x04name\x12\x16\n" +
 	"\x06prefix\x18\x04 \x01(\tR\x06prefix\x12\x16\n" +
 	"\x06tenant\x18\x05 \x01(\tR\x06tenant\x12\x1a\n" +
-	"\bposition\x18\x06 \x01(\tR\bposition\"\x11\n" +
-	"\x0fListKeysRequest\"5\n" +
+	"\bposition\x18\x06 \x01(\tR\bposition\")\n" +
+	"\x0fListKeysRequest\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\"5\n" +
 	"\x10ListKeysResponse\x12!\n" +
 	"\x04keys\x18\x01 \x03(\v2\r.spool.v1.KeyR\x04keys\"\xbe\x01\n" +
 	"\x03Key\x12\x15\n" +
@@ -3688,9 +3699,10 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\n" +
 	"created_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\x129\n" +
 	"\n" +
-	"revoked_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\trevokedAt\")\n" +
+	"revoked_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\trevokedAt\"A\n" +
 	"\x10RevokeKeyRequest\x12\x15\n" +
-	"\x06key_id\x18\x01 \x01(\tR\x05keyId\"F\n" +
+	"\x06key_id\x18\x01 \x01(\tR\x05keyId\x12\x16\n" +
+	"\x06tenant\x18\x02 \x01(\tR\x06tenant\"F\n" +
 	"\x11RevokeKeyResponse\x12\x15\n" +
 	"\x06key_id\x18\x01 \x01(\tR\x05keyId\x12\x1a\n" +
 	"\bposition\x18\x02 \x01(\tR\bposition2\xc7\a\n" +

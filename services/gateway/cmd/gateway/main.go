@@ -1,0 +1,35 @@
+// Command gateway is the gateway: the service that clients talk to.
+package main
+
+import (
+	"context"
+	"os"
+
+	"github.com/spoolhq/spool/pkg/daemon"
+	"github.com/spoolhq/spool/pkg/readmodel"
+	"github.com/spoolhq/spool/services/gateway"
+)
+
+type cli struct {
+	daemon.Settings
+	gateway.Config
+
+	DatabaseURL string `required:"" env:"SPOOL_DATABASE_URL" help:"URL of the Postgres database that holds the read models."`
+}
+
+func main() {
+	var c cli
+	os.Exit(daemon.MainWithoutLog("gateway", "Serves clients: REST, SSE, WebSocket and gRPC.", &c, &c.Settings,
+		func(ctx context.Context, env daemon.Env) error {
+			pool, err := readmodel.Open(ctx, c.DatabaseURL)
+			if err != nil {
+				return err
+			}
+			defer pool.Close()
+			g, err := gateway.New(c.Config, gateway.Deps{NATS: env.NATS, Pool: pool, Logger: env.Logger})
+			if err != nil {
+				return err
+			}
+			return g.Run(ctx)
+		}))
+}

@@ -1,0 +1,83 @@
+package gateway
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"time"
+
+	"github.com/spoolhq/spool/services/gateway/internal/auth"
+	"github.com/spoolhq/spool/services/gateway/internal/guard"
+)
+
+// How a gateway decides who is let in.
+const (
+	AuthOff  = "off"  // without a key, as tenant default; on loopback alone
+	AuthKeys = "keys" // with an API key, or the root key
+)
+
+// Config of a gateway: flags, and SPOOL_* variables of the same names. Its zero value works, on loopback.
+type Config struct {
+	Listen         string        `help:"Address of HTTP: REST, SSE, WebSocket, health, metrics." default:"127.0.0.1:7700" env:"SPOOL_LISTEN"`
+	GRPCListen     string        `name:"grpc-listen" help:"Address of gRPC." default:"127.0.0.1:7701" env:"SPOOL_GRPC_LISTEN"`
+	Auth           string        `help:"Who is let in: keys, or off, which serves everybody as tenant default and is refused beyond loopback." default:"off" enum:"off,keys" env:"SPOOL_AUTH"`
+	RootKey        string        `help:"A key of 32 characters or more that makes the first API keys, of any tenant." env:"SPOOL_ROOT_KEY"`
+	AllowedOrigins []string      `help:"Origins of web pages that may use this gateway, such as https://app.example.com; * for all." env:"SPOOL_ALLOWED_ORIGINS"`
+	CommandTimeout time.Duration `help:"How long a command waits for its answer before its outcome is called unknown." default:"10s" env:"SPOOL_COMMAND_TIMEOUT"`
+	WriteTimeout   time.Duration `help:"How long a streaming client may take for what it is sent before it is cut." default:"10s" env:"SPOOL_WRITE_TIMEOUT"`
+	LagAfter       time.Duration `help:"How far behind the read models may be before streaming clients are told." default:"5s" env:"SPOOL_LAG_AFTER"`
+	ShutdownGrace  time.Duration `help:"How long requests may finish when the gateway stops." default:"10s" env:"SPOOL_SHUTDOWN_GRACE"`
+}
+
+// validate fills in the defaults and reports the first setting that is wrong, by its name.
+func (c *Config) validate() error {
+	for _, s := range []struct {
+		value *string
+		unset string
+	}{{&c.Listen, "127.0.0.1:7700"}, {&c.GRPCListen, "127.0.0.1:7701"}, {&c.Auth, AuthOff}} {
+		if *s.value == "" {
+			*s.value = s.unset
+		}
+	}
+	for _, d := range []struct {
+		name  string
+		value *time.Duration
+		unset time.Duration
+	}{
+		{"command-timeout", &c.CommandTimeout, 10 * time.Second}, {"write-timeout", &c.WriteTimeout, 10 * time.Second},
+		{"lag-after", &c.LagAfter, 5 * time.Second}, {"shutdown-grace", &c.ShutdownGrace, 10 * time.Second},
+	} {
+		if *d.value < 0 {
+			return fmt.Errorf("%s: %s is negative", d.name, *d.value)
+		}
+		if *d.value == 0 {
+			*d.value = d.unset
+		}
+	}
+	if c.Auth != AuthOff && c.Auth != AuthKeys {
+		return fmt.Errorf("auth: %.64q is none of %s and %s", c.Auth, AuthOff, AuthKeys)
+	}
+	for i, o := range c.AllowedOrigins {
+		c.AllowedOrigins[i] = strings.ToLower(o)
+		if err := guard.CheckOrigin(c.AllowedOrigins[i]); err != nil {
+			return err
+		}
+	}
+	if c.RootKey != "" && len(c.RootKey) < auth.MinRootKey {
+		return fmt.Errorf("root-key has %d characters; it needs %d or more, made at random", len(c.RootKey), auth.MinRootKey)
+	}
+	return errors.Join(c.checkListen("listen", c.Listen), c.checkListen("grpc-listen", c.GRPCListen))
+}
+
+// checkListen refuses to serve everybody beyond this machine.
+func (c *Config) checkListen(name, addr string) error {
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		return fmt.Errorf("%s: %.100q is not host:port: %w", name, addr, err)
+	}
+	if c.Auth == AuthOff && !guard.LoopbackHost(host) {
+		return fmt.Errorf("%s: %s can be reached from other machines, where keys are needed: use --auth keys, or listen on 127.0.0.1", name, addr)
+	}
+	return nil
+}

@@ -1,0 +1,210 @@
+// Package gateway is the service that clients talk to: REST and gRPC from one
+// .proto, WebSocket and SSE with exact resume. It writes nothing itself: commands
+// go to the session service, reads come from Postgres, what is new from LIVE. Any
+// number of gateways run side by side, and a client may come back to any of them.
+package gateway
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"google.golang.org/grpc"
+
+	"github.com/spoolhq/spool/services/gateway/internal/api"
+	"github.com/spoolhq/spool/services/gateway/internal/auth"
+	"github.com/spoolhq/spool/services/gateway/internal/commands"
+	"github.com/spoolhq/spool/services/gateway/internal/guard"
+	"github.com/spoolhq/spool/services/gateway/internal/live"
+	"github.com/spoolhq/spool/services/gateway/internal/metrics"
+	"github.com/spoolhq/spool/services/gateway/internal/reads"
+	"github.com/spoolhq/spool/services/gateway/internal/rest"
+	"github.com/spoolhq/spool/services/gateway/internal/rpc"
+	"github.com/spoolhq/spool/services/gateway/internal/socket"
+	"github.com/spoolhq/spool/services/gateway/internal/sse"
+)
+
+// Deps are what a gateway is given. The caller closes them after Run.
+type Deps struct {
+	NATS   *nats.Conn
+	Pool   *pgxpool.Pool // of readmodel.Open
+	Logger *slog.Logger  // nil discards
+}
+
+// Gateway is one copy of the service.
+type Gateway struct {
+	cfg    Config
+	deps   Deps
+	hub    *live.Hub
+	watch  *auth.Watch
+	socket *socket.Handler
+	http   *http.Server
+	grpc   *rpc.Server
+	store  *reads.Store
+
+	ready    chan struct{}
+	mu       sync.Mutex
+	addr     net.Addr
+	grpcAddr net.Addr
+}
+
+// New checks the config and puts the gateway together; Run makes it serve.
+func New(cfg Config, deps Deps) (*Gateway, error) {
+	if err := cfg.validate(); err != nil {
+		return nil, fmt.Errorf("gateway: %w", err)
+	}
+	if deps.NATS == nil || deps.Pool == nil {
+		return nil, errors.New("gateway: Deps.NATS and Deps.Pool are required")
+	}
+	if deps.Logger == nil {
+		deps.Logger = slog.New(slog.DiscardHandler)
+	}
+	deps.Logger = deps.Logger.With("component", "gateway")
+	js, err := jetstream.New(deps.NATS)
+	if err != nil {
+		return nil, fmt.Errorf("gateway: %w", err)
+	}
+	g := &Gateway{cfg: cfg, deps: deps, ready: make(chan struct{})}
+	return g, g.build(js)
+}
+
+// build puts the parts together.
+func (g *Gateway) build(js jetstream.JetStream) error {
+	counts := metrics.New()
+	g.store = reads.New(g.deps.Pool, reads.Config{})
+	letIn, err := auth.New(auth.Config{Required: g.cfg.Auth == AuthKeys, RootKey: g.cfg.RootKey, Keys: g.store})
+	if err != nil {
+		return err
+	}
+	g.watch = auth.NewWatch(g.store, g.deps.Logger)
+	g.hub = live.NewHub(live.Config{Source: g.store, NATS: g.deps.NATS, Logger: g.deps.Logger, LagAfter: g.cfg.LagAfter, Metrics: counts.Live()})
+	server := &api.Server{
+		Reads: g.store, Live: g.hub, Watch: g.watch, Now: time.Now, Entropy: rand.Reader, WriteTimeout: g.cfg.WriteTimeout, Counts: counts, Logger: g.deps.Logger,
+		Send: commands.New(commands.Config{
+			JetStream: js, Timeout: g.cfg.CommandTimeout, Now: time.Now, Entropy: rand.Reader, Logger: g.deps.Logger,
+			Sent: counts.Command, Stored: g.hub.Wrote,
+		}),
+	}
+	g.socket = socket.New(socket.Config{
+		Live: g.hub, Reads: g.store, Watch: g.watch, Logger: g.deps.Logger, WriteTimeout: g.cfg.WriteTimeout,
+		Opened: func() func() { return counts.Stream("ws") },
+		Sent:   func(n int) { counts.Sent("ws", n) },
+		Cut:    func(code string) { counts.Cut("ws", code) },
+	})
+	handler, err := rest.New(rest.Config{
+		API: server, Auth: letIn, Metrics: counts, Logger: g.deps.Logger, Ready: g.check, Socket: g.socket,
+		Guard: guard.Guard{Origins: g.cfg.AllowedOrigins, Loopback: g.cfg.Auth == AuthOff},
+		SSE: sse.New(sse.Config{
+			Live: g.hub, Watch: g.watch, WriteTimeout: g.cfg.WriteTimeout,
+			Opened: func() func() { return counts.Stream("sse") },
+			Sent:   func(n int) { counts.Sent("sse", n) },
+			Cut:    func(code string) { counts.Cut("sse", code) },
+		}),
+	})
+	if err != nil {
+		return err
+	}
+	g.http = &http.Server{
+		Handler: handler, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
+		ErrorLog: slog.NewLogLogger(g.deps.Logger.Handler(), slog.LevelDebug),
+	}
+	g.grpc = rpc.New(server, letIn, counts, g.deps.Logger)
+	return nil
+}
+
+// Ready is closed when both listeners are open.
+func (g *Gateway) Ready() <-chan struct{} { return g.ready }
+
+// Addr is where HTTP listens; nil before Ready.
+func (g *Gateway) Addr() net.Addr {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.addr
+}
+
+// GRPCAddr is where gRPC listens; nil before Ready.
+func (g *Gateway) GRPCAddr() net.Addr {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.grpcAddr
+}
+
+// Run serves until ctx ends, then lets requests finish and streams end with their
+// reason. NATS or Postgres being away does not end it: it answers 503 until they are back.
+func (g *Gateway) Run(ctx context.Context) error {
+	var listen net.ListenConfig
+	web, err := listen.Listen(ctx, "tcp", g.cfg.Listen)
+	if err != nil {
+		return fmt.Errorf("gateway: listen for HTTP on %s: %w; choose another address with --listen", g.cfg.Listen, err)
+	}
+	rpcs, err := listen.Listen(ctx, "tcp", g.cfg.GRPCListen)
+	if err != nil {
+		return errors.Join(fmt.Errorf("gateway: listen for gRPC on %s: %w; choose another address with --grpc-listen", g.cfg.GRPCListen, err), web.Close())
+	}
+	g.mu.Lock()
+	g.addr, g.grpcAddr = web.Addr(), rpcs.Addr()
+	g.mu.Unlock()
+
+	run, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var wg sync.WaitGroup
+	part := func(name string, f func() error) {
+		wg.Go(func() {
+			if err := f(); err != nil && !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, grpc.ErrServerStopped) {
+				cancel(fmt.Errorf("gateway: %s: %w", name, err))
+			}
+		})
+	}
+	part("live streams", func() error { return g.hub.Run(run, func() { close(g.ready) }) })
+	part("keys of streams", func() error { g.watch.Run(run); return nil })
+	part("gRPC health", func() error { g.grpc.Health(run, g.check); return nil })
+	part("HTTP", func() error { return g.http.Serve(web) })
+	part("gRPC", func() error { return g.grpc.Serve(rpcs) })
+	<-run.Done()
+	g.stop()
+	wg.Wait()
+	if err := context.Cause(run); err != nil && ctx.Err() == nil {
+		return err
+	}
+	return nil
+}
+
+// stop lets what is under way finish, for the grace that is set.
+func (g *Gateway) stop() {
+	ctx, cancel := context.WithTimeout(context.Background(), g.cfg.ShutdownGrace)
+	defer cancel()
+	g.socket.Close()
+	var wg sync.WaitGroup
+	wg.Go(func() { g.grpc.Stop(ctx) })
+	wg.Go(func() {
+		if err := g.http.Shutdown(ctx); err != nil {
+			g.deps.Logger.Warn("requests were cut off at the end of the grace", "error", err)
+			_ = g.http.Close() // what is left is closed; there is nothing more to do
+		}
+	})
+	wg.Go(g.socket.Wait)
+	wg.Wait()
+}
+
+// check says what of the gateway's needs is not met, by name.
+func (g *Gateway) check(ctx context.Context) map[string]error {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	out := map[string]error{"nats": nil, "postgres": nil}
+	if s := g.deps.NATS.Status(); s != nats.CONNECTED {
+		out["nats"] = fmt.Errorf("NATS is %s", s)
+	}
+	if err := g.store.Check(ctx); err != nil {
+		out["postgres"] = err
+	}
+	return out
+}

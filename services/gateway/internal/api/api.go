@@ -1,0 +1,121 @@
+// Package api is the services of spool.v1, as gRPC calls them and as REST does in the same process.
+package api
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"time"
+
+	"google.golang.org/grpc/metadata"
+
+	"github.com/spoolhq/spool/pkg/api/command"
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/services/gateway/internal/auth"
+	"github.com/spoolhq/spool/services/gateway/internal/commands"
+	"github.com/spoolhq/spool/services/gateway/internal/live"
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+	"github.com/spoolhq/spool/services/gateway/internal/reads"
+)
+
+// Limits of what an application may send, in bytes.
+const (
+	MaxMessage  = 1 << 20
+	MaxMetadata = 16 << 10
+)
+
+// HeaderKey is the gRPC metadata that holds an Idempotency-Key.
+const HeaderKey = "idempotency-key"
+
+// Server answers all of spool.v1. Every field is required.
+type Server struct {
+	spoolv1.UnimplementedSessionsServer
+	spoolv1.UnimplementedExecutionsServer
+	spoolv1.UnimplementedEventsServer
+	spoolv1.UnimplementedKeysServer
+
+	Reads        *reads.Store
+	Send         *commands.Sender
+	Live         *live.Hub
+	Watch        *auth.Watch
+	Now          func() time.Time
+	Entropy      io.Reader
+	WriteTimeout time.Duration // how long a client of StreamEvents may take for one message
+	Counts       Counts
+	Logger       *slog.Logger
+}
+
+// Counts is what StreamEvents counts.
+type Counts interface {
+	Stream(kind string) (done func())
+	Sent(kind string, bytes int)
+	Cut(kind, code string)
+}
+
+// idempotencyKey is the key that came with a request; "" for none.
+func idempotencyKey(ctx context.Context) (string, error) {
+	list := metadata.ValueFromIncomingContext(ctx, HeaderKey)
+	switch {
+	case len(list) == 0:
+		return "", nil
+	case len(list) > 1 || list[0] == "":
+		return "", problem.Invalid("Idempotency-Key", "it must be given once and not be empty")
+	}
+	return list[0], nil
+}
+
+// make sends a command that makes something new, under the request's Idempotency-Key.
+func (s *Server) make(ctx context.Context, r commands.Request) (command.Answer, error) {
+	p, err := auth.From(ctx)
+	if err != nil {
+		return command.Answer{}, err
+	}
+	if r.Key, err = idempotencyKey(ctx); err != nil {
+		return command.Answer{}, err
+	}
+	r.Principal = p
+	return s.Send.Send(ctx, r)
+}
+
+// change sends a command of which a repeat changes nothing.
+func (s *Server) change(ctx context.Context, r commands.Request) (command.Answer, error) {
+	p, err := auth.From(ctx)
+	if err != nil {
+		return command.Answer{}, err
+	}
+	r.Principal = p
+	return s.Send.Send(ctx, r)
+}
+
+// session checks a session id and waits for a position of it.
+func (s *Server) session(ctx context.Context, id, minPosition string) (tenant string, err error) {
+	p, err := auth.From(ctx)
+	if err != nil {
+		return "", err
+	}
+	if err := reads.CheckSession(id); err != nil {
+		return "", err
+	}
+	return p.Tenant, s.Reads.WaitPosition(ctx, id, minPosition)
+}
+
+func checkMetadata(m *spoolv1.Json) error {
+	if n := len(m.GetText()); n > MaxMetadata {
+		return problem.New(problem.PayloadTooLarge, "metadata", sized("the metadata", n, MaxMetadata))
+	}
+	return nil
+}
+
+func options(o *spoolv1.SessionOptions) events.Options {
+	return events.Options{
+		Model: o.GetModel(), IdleTimeoutMs: o.GetIdleTimeoutMs(), TurnLimitMs: o.GetTurnLimitMs(), SessionLimitMs: o.GetSessionLimitMs(),
+	}
+}
+
+func raw(m *spoolv1.Json) []byte {
+	if m == nil {
+		return nil
+	}
+	return []byte(m.GetText())
+}

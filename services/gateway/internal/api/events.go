@@ -1,0 +1,153 @@
+package api
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/services/gateway/internal/auth"
+	"github.com/spoolhq/spool/services/gateway/internal/live"
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+	"github.com/spoolhq/spool/services/gateway/internal/reads"
+)
+
+// Limits of a page of events.
+const (
+	DefaultEvents = 100
+	MaxEvents     = 1000
+)
+
+// ListEvents lists kept events.
+func (s *Server) ListEvents(ctx context.Context, r *spoolv1.ListEventsRequest) (*spoolv1.ListEventsResponse, error) {
+	limit := int(r.GetLimit())
+	switch {
+	case limit == 0:
+		limit = DefaultEvents
+	case limit > MaxEvents:
+		return nil, problem.Invalid("limit", "%d is too much: at most %d", limit, MaxEvents)
+	}
+	tenant, err := s.session(ctx, r.GetSessionId(), r.GetMinPosition())
+	if err != nil {
+		return nil, err
+	}
+	page, err := s.Reads.Events(ctx, tenant, r.GetSessionId(), r.GetAfter(), limit, types(r.GetTypes()))
+	if err != nil {
+		return nil, err
+	}
+	out := &spoolv1.ListEventsResponse{Tip: page.Tip, Next: page.Next}
+	for _, kept := range page.Events {
+		e, err := kept.Event()
+		if err != nil {
+			return nil, err
+		}
+		out.Events = append(out.Events, e)
+	}
+	return out, nil
+}
+
+// types splits what was given by commas; nil for all types.
+func types(given []string) []string {
+	var list []string
+	for _, g := range given {
+		for t := range strings.SplitSeq(g, ",") {
+			if t = strings.TrimSpace(t); t != "" {
+				list = append(list, t)
+			}
+		}
+	}
+	return list
+}
+
+// StreamEvents streams a session from a cursor.
+func (s *Server) StreamEvents(r *spoolv1.StreamEventsRequest, out grpc.ServerStreamingServer[spoolv1.StreamEventsResponse]) error {
+	p, err := auth.From(out.Context())
+	if err != nil {
+		return err
+	}
+	if err := reads.CheckSession(r.GetSessionId()); err != nil {
+		return err
+	}
+	ctx, release := s.Watch.Add(out.Context(), p)
+	defer release()
+	reader, err := s.Live.Join(ctx, p.Tenant, r.GetSessionId(), r.GetAfter())
+	if err != nil {
+		return err
+	}
+	defer reader.Close()
+	defer s.Counts.Stream(kindGRPC)()
+	err = s.stream(ctx, reader, out)
+	if err != nil && out.Context().Err() == nil {
+		s.Counts.Cut(kindGRPC, string(problem.From(err).Code))
+	}
+	return err
+}
+
+const kindGRPC = "grpc"
+
+// stream sends until it cannot. Send waits for a slow client without an end, and only returns when the
+// call is over; so it waits in a goroutine of its own, and the call ends without it.
+func (s *Server) stream(ctx context.Context, reader *live.Reader, out grpc.ServerStreamingServer[spoolv1.StreamEventsResponse]) error {
+	cursor := reader.Cursor()
+	for {
+		frames, err := reader.Next(ctx)
+		if err != nil {
+			return err
+		}
+		sent := make(chan error, 1)
+		go func() { sent <- s.sendAll(frames, out) }()
+		slow := time.NewTimer(s.WriteTimeout)
+		select {
+		case err = <-sent:
+		case <-ctx.Done():
+			err = context.Cause(ctx)
+		case <-slow.C:
+			err = problem.New(problem.SlowClient, "", fmt.Sprintf("the client took too long to read; call again with the seq of its last event, which is %d or later", cursor))
+		}
+		slow.Stop()
+		if err != nil {
+			return err
+		}
+		cursor = reader.Cursor()
+	}
+}
+
+func (s *Server) sendAll(frames []live.Frame, out grpc.ServerStreamingServer[spoolv1.StreamEventsResponse]) error {
+	for _, f := range frames {
+		m, err := response(f)
+		if err == nil {
+			err = out.Send(m)
+		}
+		if err != nil {
+			return err
+		}
+		s.Counts.Sent(kindGRPC, len(f.JSON))
+	}
+	return nil
+}
+
+func response(f live.Frame) (*spoolv1.StreamEventsResponse, error) {
+	if f.Lag != nil {
+		return &spoolv1.StreamEventsResponse{Message: &spoolv1.StreamEventsResponse_Lag{
+			Lag: &spoolv1.Lag{Lagging: f.Lag.Lagging, LagMs: f.Lag.LagMs},
+		}}, nil
+	}
+	e, err := reads.Kept{Seq: f.Seq, Type: f.Type, JSON: f.JSON}.Event()
+	if err != nil {
+		return nil, err
+	}
+	return &spoolv1.StreamEventsResponse{Message: &spoolv1.StreamEventsResponse_Event{Event: e}}, nil
+}
+
+// ListBlocks lists a session's blocks.
+func (s *Server) ListBlocks(ctx context.Context, r *spoolv1.ListBlocksRequest) (*spoolv1.ListBlocksResponse, error) {
+	tenant, err := s.session(ctx, r.GetSessionId(), r.GetMinPosition())
+	if err != nil {
+		return nil, err
+	}
+	list, tip, err := s.Reads.Blocks(ctx, tenant, r.GetSessionId(), r.GetConversationId())
+	return &spoolv1.ListBlocksResponse{Blocks: list, Tip: tip}, err
+}

@@ -1,0 +1,108 @@
+package api
+
+import (
+	"context"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/spoolhq/spool/pkg/api/command"
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/services/gateway/internal/auth"
+	"github.com/spoolhq/spool/services/gateway/internal/commands"
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+	"github.com/spoolhq/spool/services/gateway/internal/reads"
+)
+
+const maxKeyName = 100 // characters
+
+// CreateKey makes an API key and shows it once. It returns when the key is accepted, if the read models keep up.
+func (s *Server) CreateKey(ctx context.Context, r *spoolv1.CreateKeyRequest) (*spoolv1.CreateKeyResponse, error) {
+	p, err := auth.From(ctx)
+	if err != nil {
+		return nil, err
+	}
+	tenant, err := keyTenant(p, r.GetTenant())
+	if err != nil {
+		return nil, err
+	}
+	if name := strings.TrimSpace(r.GetName()); name == "" || utf8.RuneCountInString(name) > maxKeyName {
+		return nil, problem.Invalid("name", "a key needs a name of 1 to %d characters, to recognise it by", maxKeyName)
+	}
+	id, err := events.NewID(events.KindKey, s.Now(), s.Entropy)
+	if err != nil {
+		return nil, problem.From(err)
+	}
+	key, err := auth.MintKey(s.Entropy)
+	if err != nil {
+		return nil, problem.From(err)
+	}
+	about := keySubject(tenant, id)
+	a, err := s.Send.Send(ctx, commands.Request{
+		Type: command.TypeCreateKey, Principal: p, Tenant: tenant, About: about,
+		Body: command.CreateKey{KeyID: id, Name: r.GetName(), Prefix: auth.Shown(key), SHA256: auth.Hash(key)},
+	})
+	if err != nil {
+		return nil, err
+	}
+	// The key is made, and is shown now or never: that it is accepted a moment later is no error.
+	_ = s.Reads.WaitPosition(ctx, about, a.Position)
+	return &spoolv1.CreateKeyResponse{KeyId: id, Key: key, Name: r.GetName(), Prefix: auth.Shown(key), Tenant: tenant, Position: a.Position}, nil
+}
+
+// keyTenant says whose keys are meant: the caller's, or those of the tenant that an admin names.
+func keyTenant(p auth.Principal, tenant string) (string, error) {
+	if tenant == "" {
+		return p.Tenant, nil
+	}
+	if err := events.CheckTenant("tenant", tenant); err != nil {
+		return "", problem.Invalid("tenant", "%s", strings.TrimPrefix(err.Error(), "tenant: "))
+	}
+	if !p.Admin && tenant != p.Tenant {
+		return "", problem.New(problem.Forbidden, "tenant", "a key only manages the keys of its own tenant; the root key manages those of others")
+	}
+	return tenant, nil
+}
+
+// keySubject is the catalogue id under which the log keeps a key.
+func keySubject(tenant, id string) string { return events.CatalogueID(events.Key, tenant, "", "", id) }
+
+// ListKeys lists the tenant's keys.
+func (s *Server) ListKeys(ctx context.Context, r *spoolv1.ListKeysRequest) (*spoolv1.ListKeysResponse, error) {
+	p, err := auth.From(ctx)
+	if err != nil {
+		return nil, err
+	}
+	tenant, err := keyTenant(p, r.GetTenant())
+	if err != nil {
+		return nil, err
+	}
+	list, err := s.Reads.Keys(ctx, tenant)
+	return &spoolv1.ListKeysResponse{Keys: list}, err
+}
+
+// RevokeKey ends a key. It returns when the key is refused.
+func (s *Server) RevokeKey(ctx context.Context, r *spoolv1.RevokeKeyRequest) (*spoolv1.RevokeKeyResponse, error) {
+	p, err := auth.From(ctx)
+	if err != nil {
+		return nil, err
+	}
+	tenant, err := keyTenant(p, r.GetTenant())
+	if err != nil {
+		return nil, err
+	}
+	if err := reads.CheckKey(r.GetKeyId()); err != nil {
+		return nil, err
+	}
+	about := keySubject(tenant, r.GetKeyId())
+	a, err := s.Send.Send(ctx, commands.Request{
+		Type: command.TypeRevokeKey, Principal: p, Tenant: tenant, About: about, Body: command.RevokeKey{KeyID: r.GetKeyId()},
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := s.Reads.WaitPosition(ctx, about, a.Position); err != nil {
+		return nil, problem.New(problem.ReadModelBehind, "", "the key is revoked in the log, but is accepted until the projector has caught up; repeat the request to see when").Because(err)
+	}
+	return &spoolv1.RevokeKeyResponse{KeyId: r.GetKeyId(), Position: a.Position}, nil
+}

@@ -1,0 +1,206 @@
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/api/command"
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/services/gateway/internal/auth"
+	"github.com/spoolhq/spool/services/gateway/internal/commands"
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+	"github.com/spoolhq/spool/services/gateway/internal/reads"
+)
+
+// making is what CreateSession and StartExecution share.
+type making interface {
+	GetAgent() string
+	GetArchitecture() string
+	GetSandbox() string
+	GetModel() string
+	GetSessionOptions() *spoolv1.SessionOptions
+	GetMetadata() *spoolv1.Json
+}
+
+func creation(r making) (command.CreateSession, error) {
+	o := options(r.GetSessionOptions())
+	if m := r.GetModel(); m != "" {
+		if o.Model != "" && o.Model != m {
+			return command.CreateSession{}, problem.Invalid("model", "model and sessionOptions.model name two models; give one")
+		}
+		o.Model = m
+	}
+	if err := checkJSON("metadata", r.GetMetadata()); err != nil {
+		return command.CreateSession{}, err
+	}
+	return command.CreateSession{
+		Agent: r.GetAgent(), Architecture: r.GetArchitecture(), Provider: r.GetSandbox(), Options: o, Metadata: raw(r.GetMetadata()),
+	}, nil
+}
+
+// checkJSON checks metadata, which over gRPC comes as text that nobody has parsed.
+func checkJSON(field string, m *spoolv1.Json) error {
+	if m == nil {
+		return nil
+	}
+	if err := checkMetadata(m); err != nil {
+		return err
+	}
+	if !json.Valid([]byte(m.GetText())) {
+		return problem.Invalid(field, "the text is not valid JSON")
+	}
+	return nil
+}
+
+// CreateSession makes a session.
+func (s *Server) CreateSession(ctx context.Context, r *spoolv1.CreateSessionRequest) (*spoolv1.CreateSessionResponse, error) {
+	body, err := creation(r)
+	if err != nil {
+		return nil, err
+	}
+	a, err := s.make(ctx, commands.Request{Type: command.TypeCreateSession, Body: body})
+	if err != nil {
+		return nil, err
+	}
+	s.visible(ctx, a)
+	return &spoolv1.CreateSessionResponse{SessionId: a.SessionID, Position: a.Position}, nil
+}
+
+// visibleWithin bounds how long the answer to a creation waits for the read models.
+const visibleWithin = time.Second
+
+// visible waits until a new session is in the read models, so that whoever was
+// told its id can read and join it at once, by any gateway. It is stored in any
+// case: when the read models are behind, the answer comes without them.
+func (s *Server) visible(ctx context.Context, a command.Answer) {
+	ctx, cancel := context.WithTimeout(ctx, visibleWithin)
+	defer cancel()
+	if err := s.Reads.WaitPosition(ctx, a.SessionID, a.Position); err != nil {
+		s.Logger.Debug("a new session is not in the read models yet", "session", a.SessionID, "error", err)
+	}
+}
+
+// ListSessions lists the tenant's sessions.
+func (s *Server) ListSessions(ctx context.Context, r *spoolv1.ListSessionsRequest) (*spoolv1.ListSessionsResponse, error) {
+	p, err := auth.From(ctx)
+	if err != nil {
+		return nil, err
+	}
+	list, next, err := s.Reads.Sessions(ctx, p.Tenant, r.GetStatus(), r.GetPageToken(), r.GetPageSize())
+	return &spoolv1.ListSessionsResponse{Sessions: list, NextPageToken: next}, err
+}
+
+// GetSession reads a session.
+func (s *Server) GetSession(ctx context.Context, r *spoolv1.GetSessionRequest) (*spoolv1.Session, error) {
+	tenant, err := s.session(ctx, r.GetSessionId(), r.GetMinPosition())
+	if err != nil {
+		return nil, err
+	}
+	return s.Reads.Session(ctx, tenant, r.GetSessionId())
+}
+
+// UpdateSession changes options, metadata or both.
+func (s *Server) UpdateSession(ctx context.Context, r *spoolv1.UpdateSessionRequest) (*spoolv1.UpdateSessionResponse, error) {
+	if err := reads.CheckSession(r.GetSessionId()); err != nil {
+		return nil, err
+	}
+	if r.SessionOptions == nil && r.Metadata == nil {
+		return nil, problem.Invalid("sessionOptions", "the request changes nothing: give sessionOptions, metadata or both")
+	}
+	if err := checkJSON("metadata", r.GetMetadata()); err != nil {
+		return nil, err
+	}
+	body := command.UpdateSession{Metadata: raw(r.GetMetadata())}
+	if r.SessionOptions != nil {
+		o := options(r.SessionOptions)
+		body.Options = &o
+	}
+	a, err := s.change(ctx, commands.Request{Type: command.TypeUpdateSession, SessionID: r.GetSessionId(), Body: body})
+	if err != nil {
+		return nil, err
+	}
+	return &spoolv1.UpdateSessionResponse{SessionId: r.GetSessionId(), Position: a.Position}, nil
+}
+
+// DeleteSession ends a session for good.
+func (s *Server) DeleteSession(ctx context.Context, r *spoolv1.DeleteSessionRequest) (*spoolv1.DeleteSessionResponse, error) {
+	if err := reads.CheckSession(r.GetSessionId()); err != nil {
+		return nil, err
+	}
+	a, err := s.change(ctx, commands.Request{Type: command.TypeDeleteSession, SessionID: r.GetSessionId()})
+	if err != nil {
+		return nil, err
+	}
+	return &spoolv1.DeleteSessionResponse{SessionId: r.GetSessionId(), Position: a.Position}, nil
+}
+
+// posting is what PostMessage and StartExecution share.
+type posting interface {
+	GetContent() string
+	GetParts() []*spoolv1.Part
+	GetMetadata() *spoolv1.Json
+}
+
+func message(r posting) (command.PostMessage, error) {
+	m := command.PostMessage{Content: r.GetContent(), Metadata: raw(r.GetMetadata())}
+	size := len(m.Content)
+	for _, p := range r.GetParts() {
+		size += len(p.GetText()) + len(p.GetData())
+		m.Parts = append(m.Parts, events.Part{Type: p.GetType(), Text: p.GetText(), MediaType: p.GetMediaType(), Data: p.GetData()})
+	}
+	switch {
+	case size > MaxMessage:
+		return m, problem.New(problem.PayloadTooLarge, "content", sized("the message", size, MaxMessage))
+	case m.Content != "" && len(m.Parts) > 0:
+		return m, problem.Invalid("parts", "content and parts exclude each other; give the text as a part of type text")
+	case strings.TrimSpace(m.Content) == "" && len(m.Parts) == 0:
+		return m, problem.Invalid("content", "the message is empty")
+	}
+	return m, checkJSON("metadata", r.GetMetadata())
+}
+
+// PostMessage accepts a query.
+func (s *Server) PostMessage(ctx context.Context, r *spoolv1.PostMessageRequest) (*spoolv1.PostMessageResponse, error) {
+	if err := reads.CheckSession(r.GetSessionId()); err != nil {
+		return nil, err
+	}
+	body, err := message(r)
+	if err != nil {
+		return nil, err
+	}
+	a, err := s.make(ctx, commands.Request{Type: command.TypePostMessage, SessionID: r.GetSessionId(), Body: body})
+	if err != nil {
+		return nil, err
+	}
+	return &spoolv1.PostMessageResponse{SessionId: r.GetSessionId(), ExecutionId: a.ExecutionID, Position: a.Position}, nil
+}
+
+// InterruptSession asks the running turn to stop.
+func (s *Server) InterruptSession(ctx context.Context, r *spoolv1.InterruptSessionRequest) (*spoolv1.InterruptSessionResponse, error) {
+	if err := reads.CheckSession(r.GetSessionId()); err != nil {
+		return nil, err
+	}
+	a, err := s.change(ctx, commands.Request{Type: command.TypeInterrupt, SessionID: r.GetSessionId()})
+	if err != nil {
+		return nil, err
+	}
+	return &spoolv1.InterruptSessionResponse{Position: a.Position}, nil
+}
+
+// ListConversations lists the conversations of a session.
+func (s *Server) ListConversations(ctx context.Context, r *spoolv1.ListConversationsRequest) (*spoolv1.ListConversationsResponse, error) {
+	tenant, err := s.session(ctx, r.GetSessionId(), r.GetMinPosition())
+	if err != nil {
+		return nil, err
+	}
+	list, err := s.Reads.Conversations(ctx, tenant, r.GetSessionId())
+	return &spoolv1.ListConversationsResponse{Conversations: list}, err
+}
+
+func sized(what string, have, limit int) string {
+	return fmt.Sprintf("%s has %d bytes; at most %d are taken", what, have, limit)
+}

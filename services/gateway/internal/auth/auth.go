@@ -1,0 +1,120 @@
+package auth
+
+import (
+	"context"
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+	"github.com/spoolhq/spool/services/gateway/internal/reads"
+)
+
+// DefaultTenant owns what is made without a key, or with the root key.
+const DefaultTenant = "default"
+
+// MinRootKey is how long a root key must be, in characters.
+const MinRootKey = 32
+
+// Principal is who asks.
+type Principal struct {
+	Tenant string
+	KeyID  string // of an API key; "root", or "" for nobody in particular
+	Admin  bool   // may make keys of any tenant
+}
+
+// Actor is the principal as the log names it.
+func (p Principal) Actor() events.Actor {
+	if p.KeyID == "" {
+		return events.Actor{Kind: "user", ID: "local"}
+	}
+	return events.Actor{Kind: "key", ID: p.KeyID}
+}
+
+// Keys finds API keys.
+type Keys interface {
+	KeyByHash(ctx context.Context, sha256 string) (reads.Key, bool, error)
+	AcceptedKeys(ctx context.Context, ids []string) (map[string]bool, error)
+}
+
+// Config of an Authenticator.
+type Config struct {
+	Required bool   // without a key nobody is let in
+	RootKey  string // "" for none
+	Keys     Keys
+}
+
+// Authenticator lets in. There is no cache: a key that is revoked is refused as
+// soon as the read models know.
+type Authenticator struct {
+	cfg      Config
+	rootHash string
+}
+
+// New checks the config.
+func New(cfg Config) (*Authenticator, error) {
+	a := &Authenticator{cfg: cfg}
+	if cfg.Keys == nil {
+		return nil, errors.New("auth: Keys is required")
+	}
+	if cfg.RootKey != "" {
+		if len(cfg.RootKey) < MinRootKey {
+			return nil, fmt.Errorf("root-key (SPOOL_ROOT_KEY) has %d characters; it needs %d or more, made at random", len(cfg.RootKey), MinRootKey)
+		}
+		a.rootHash = Hash(cfg.RootKey)
+	}
+	return a, nil
+}
+
+// Authenticate takes what came in header Authorization. A key that is sent is
+// always checked, also where none is required.
+func (a *Authenticator) Authenticate(ctx context.Context, header string) (Principal, error) {
+	if header == "" {
+		if a.cfg.Required {
+			return Principal{}, refused("send an API key in header Authorization: Bearer " + KeyPrefix + "…")
+		}
+		return Principal{Tenant: DefaultTenant, Admin: true}, nil
+	}
+	scheme, key, _ := strings.Cut(header, " ")
+	key = strings.TrimSpace(key)
+	if !strings.EqualFold(scheme, "Bearer") || key == "" {
+		return Principal{}, refused("header Authorization must be Bearer and an API key")
+	}
+	hash := Hash(key)
+	if a.rootHash != "" && subtle.ConstantTimeCompare([]byte(hash), []byte(a.rootHash)) == 1 {
+		return Principal{Tenant: DefaultTenant, KeyID: "root", Admin: true}, nil
+	}
+	if !WellFormed(key) {
+		return Principal{}, refused("the API key is not valid: it is mistyped or none of Spool's")
+	}
+	found, ok, err := a.cfg.Keys.KeyByHash(ctx, hash)
+	if err != nil {
+		return Principal{}, err
+	}
+	if !ok || subtle.ConstantTimeCompare([]byte(hash), []byte(found.SHA256)) != 1 {
+		return Principal{}, refused("the API key is not valid: it was revoked or never made here")
+	}
+	return Principal{Tenant: found.Tenant, KeyID: found.ID}, nil
+}
+
+func refused(detail string) error {
+	return problem.New(problem.Unauthenticated, "Authorization", detail)
+}
+
+type contextKey struct{}
+
+// With gives a context that carries the principal.
+func With(ctx context.Context, p Principal) context.Context {
+	return context.WithValue(ctx, contextKey{}, p)
+}
+
+// From gives the principal of a request; UNAUTHENTICATED if it was never let in.
+func From(ctx context.Context) (Principal, error) {
+	p, ok := ctx.Value(contextKey{}).(Principal)
+	if !ok {
+		return Principal{}, refused("the request was not authenticated")
+	}
+	return p, nil
+}

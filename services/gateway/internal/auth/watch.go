@@ -1,0 +1,96 @@
+package auth
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+)
+
+// watchEvery is how often the keys of open streams are looked at.
+const watchEvery = time.Second
+
+// Watch ends streams whose key is revoked. The zero value is not usable; see NewWatch.
+type Watch struct {
+	keys   Keys
+	logger *slog.Logger
+
+	mu      sync.Mutex
+	streams map[string]map[*stream]struct{} // by key id
+}
+
+type stream struct{ cancel context.CancelCauseFunc }
+
+// NewWatch makes a Watch; Run makes it look.
+func NewWatch(keys Keys, logger *slog.Logger) *Watch {
+	return &Watch{keys: keys, logger: logger, streams: map[string]map[*stream]struct{}{}}
+}
+
+// Add gives a context that ends with UNAUTHENTICATED as its cause when the
+// principal's key is revoked. release must be called when the stream is over.
+func (w *Watch) Add(ctx context.Context, p Principal) (_ context.Context, release func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	if p.KeyID == "" || p.KeyID == "root" { // neither can be revoked
+		return ctx, func() { cancel(nil) }
+	}
+	s := &stream{cancel}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.streams[p.KeyID] == nil {
+		w.streams[p.KeyID] = map[*stream]struct{}{}
+	}
+	w.streams[p.KeyID][s] = struct{}{}
+	return ctx, func() {
+		cancel(nil)
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		delete(w.streams[p.KeyID], s)
+		if len(w.streams[p.KeyID]) == 0 {
+			delete(w.streams, p.KeyID)
+		}
+	}
+}
+
+// Run looks once a second, until ctx ends.
+func (w *Watch) Run(ctx context.Context) {
+	tick := time.NewTicker(watchEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			w.look(ctx)
+		}
+	}
+}
+
+func (w *Watch) look(ctx context.Context) {
+	w.mu.Lock()
+	ids := make([]string, 0, len(w.streams))
+	for id := range w.streams {
+		ids = append(ids, id)
+	}
+	w.mu.Unlock()
+	if len(ids) == 0 {
+		return
+	}
+	accepted, err := w.keys.AcceptedKeys(ctx, ids)
+	if err != nil {
+		// Without Postgres nothing new is streamed either; the next look decides.
+		w.logger.Warn("the keys of open streams could not be looked at", "error", err)
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, id := range ids {
+		if accepted[id] {
+			continue
+		}
+		for s := range w.streams[id] {
+			s.cancel(problem.New(problem.Unauthenticated, "Authorization", "the API key was revoked"))
+		}
+	}
+}

@@ -1,0 +1,97 @@
+// Package guard keeps web pages of other origins out. A browser sends cookies
+// and may reach loopback from any page, so that the origin is checked, and, where
+// no key is needed, the host name too: DNS that is bound anew to 127.0.0.1 has a name of its own.
+package guard
+
+import (
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+)
+
+// Guard checks requests.
+type Guard struct {
+	Origins  []string // that are allowed besides the server's own; "*" for all
+	Loopback bool     // only names of loopback are the server's own
+}
+
+// Check refuses a foreign origin where it could do something: whatever is not a plain read.
+func (g Guard) Check(r *http.Request) error {
+	if g.Loopback && !loopback(r.Host) {
+		return problem.New(problem.OriginRefused, "Host", fmt.Sprintf("without API keys only localhost is served, not host %+q", clip(r.Host)))
+	}
+	origin := r.Header.Get("Origin")
+	if origin == "" || g.allowed(origin) || own(origin, r.Host) {
+		return nil
+	}
+	if (r.Method == http.MethodGet || r.Method == http.MethodHead) && !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
+		return nil // without CORS headers the page cannot read the answer
+	}
+	return problem.New(problem.OriginRefused, "Origin", fmt.Sprintf("a page of %+q may not use this server; add it to allowed-origins if it is to be trusted", clip(origin)))
+}
+
+// Headers adds what lets an allowed origin read the answer, and says whether the request was only a question about that.
+func (g Guard) Headers(w http.ResponseWriter, r *http.Request) (preflight bool) {
+	origin := r.Header.Get("Origin")
+	if origin == "" || !g.allowed(origin) {
+		return false
+	}
+	h := w.Header()
+	h.Set("Access-Control-Allow-Origin", origin)
+	h.Add("Vary", "Origin")
+	h.Set("Access-Control-Expose-Headers", "Retry-After")
+	if r.Method != http.MethodOptions || r.Header.Get("Access-Control-Request-Method") == "" {
+		return false
+	}
+	h.Set("Access-Control-Allow-Methods", "GET, POST, PATCH, DELETE")
+	h.Set("Access-Control-Allow-Headers", "Authorization, Content-Type, Idempotency-Key, Last-Event-ID")
+	h.Set("Access-Control-Max-Age", "600")
+	return true
+}
+
+func (g Guard) allowed(origin string) bool {
+	return slices.Contains(g.Origins, "*") || slices.Contains(g.Origins, strings.ToLower(origin))
+}
+
+// CheckOrigin reports an error unless s can be an entry of Origins.
+func CheckOrigin(s string) error {
+	u, err := url.Parse(s)
+	if s == "*" || err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Host != "" && u.Scheme+"://"+u.Host == s {
+		return nil
+	}
+	return fmt.Errorf("allowed-origins: %.100q is not an origin: write it as https://app.example.com, without a path, or *", s)
+}
+
+func own(origin, host string) bool {
+	u, err := url.Parse(origin)
+	return err == nil && u.Host != "" && strings.EqualFold(u.Host, host)
+}
+
+func loopback(hostport string) bool {
+	host := hostport
+	if h, _, err := net.SplitHostPort(hostport); err == nil {
+		host = h
+	}
+	return LoopbackHost(strings.Trim(host, "[]"))
+}
+
+// LoopbackHost tells whether a host is this machine alone.
+func LoopbackHost(host string) bool {
+	if strings.EqualFold(host, "localhost") {
+		return true
+	}
+	ip := net.ParseIP(host)
+	return ip != nil && ip.IsLoopback()
+}
+
+func clip(s string) string {
+	if len(s) > 100 {
+		return s[:100] + "…"
+	}
+	return s
+}

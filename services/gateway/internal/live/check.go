@@ -1,0 +1,116 @@
+package live
+
+import (
+	"context"
+	"encoding/json"
+	"slices"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/spoolhq/spool/pkg/readmodel"
+	"github.com/spoolhq/spool/services/gateway/internal/reads"
+)
+
+const (
+	// checkBatch is how many sessions are compared by one statement.
+	checkBatch = 500
+	// checkGrace is how long a message may be on its way after its rows: only a feed that is behind after it missed one.
+	checkGrace = 50 * time.Millisecond
+)
+
+// check compares the feeds with Postgres, at its interval and for a group when a projector starts.
+func (h *Hub) check(ctx context.Context, started <-chan *nats.Msg) {
+	tick := time.NewTicker(h.cfg.CheckEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			h.look(ctx, "behind", func(*feed) bool { return true })
+			h.tellLag(ctx)
+		case msg := <-started:
+			h.projectorStarted(ctx, msg.Data)
+		}
+	}
+}
+
+// projectorStarted looks at once at the group whose projector announced itself.
+func (h *Hub) projectorStarted(ctx context.Context, data []byte) {
+	var s readmodel.Started
+	if err := json.Unmarshal(data, &s); err != nil {
+		h.cfg.Logger.Warn("a projector's announcement cannot be read; all sessions are looked at", "error", err)
+		h.look(ctx, "projector", func(*feed) bool { return true })
+		return
+	}
+	h.look(ctx, "projector", func(f *feed) bool { return readmodel.Group(f.session) == s.Group })
+}
+
+// look makes feeds that Postgres is ahead of read it.
+func (h *Hub) look(ctx context.Context, why string, which func(*feed) bool) {
+	for tenant, list := range h.started(which) {
+		for batch := range slices.Chunk(list, checkBatch) {
+			ids := make([]string, len(batch))
+			for i, f := range batch {
+				ids[i] = f.session
+			}
+			reaches, err := h.cfg.Source.Reaches(ctx, tenant, ids)
+			if err != nil {
+				if ctx.Err() == nil {
+					h.cfg.Logger.Warn("open streams could not be compared with Postgres; the next look tries again", "error", err)
+				}
+				return
+			}
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(checkGrace):
+			}
+			for _, f := range batch {
+				reach, found := reaches[f.session]
+				f.compare(reach, found, why)
+			}
+		}
+	}
+}
+
+// started gives the feeds that have begun, by tenant.
+func (h *Hub) started(which func(*feed) bool) map[string][]*feed {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	out := map[string][]*feed{}
+	for _, f := range h.feeds {
+		select {
+		case <-f.ready:
+			if which(f) {
+				out[f.tenant] = append(out[f.tenant], f)
+			}
+		default:
+		}
+	}
+	return out
+}
+
+// compare reads Postgres if it is ahead, and lets go of events that every Reader has.
+func (f *feed) compare(reach reads.Reach, found bool, why string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	behind := !found || reach.Seq > f.tip
+	for _, b := range f.open {
+		behind = behind || reach.Text[b.block] > b.known() && reach.Seq == f.tip
+	}
+	if behind {
+		f.reread(why)
+	}
+	low := f.tip
+	for r := range f.readers {
+		low = min(low, r.cursor)
+	}
+	if n, _ := slices.BinarySearchFunc(f.ring, low+1, func(frame Frame, seq uint32) int { return int(int64(frame.Seq) - int64(seq)) }); n > 0 {
+		f.drop(n)
+		if len(f.ring) == 0 {
+			f.ring = nil
+		}
+	}
+}

@@ -1,0 +1,93 @@
+package live
+
+import (
+	"context"
+	"math"
+	"sync"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/readmodel"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/gateway/internal/reads"
+)
+
+// lag is how this gateway knows that the read models are behind: they say so
+// themselves, or they do not reach what was answered to a command here, as when
+// no projector runs, or they cannot be read.
+type lag struct {
+	mu      sync.Mutex
+	wrote   map[int]written // by projector group: the first position that was not reached yet
+	readAt  time.Time       // when the progress was last read
+	lagging map[int]Lag     // by projector group
+}
+
+type written struct {
+	seq uint64
+	at  time.Time
+}
+
+// Wrote tells that the log holds a position of a session, or of a catalogue entry.
+func (h *Hub) Wrote(id, position string) {
+	p, err := eventlog.ParsePosition(position)
+	if err != nil {
+		return
+	}
+	h.lag.mu.Lock()
+	defer h.lag.mu.Unlock()
+	if h.lag.wrote == nil {
+		h.lag.wrote = map[int]written{}
+	}
+	if _, waits := h.lag.wrote[readmodel.Group(id)]; !waits {
+		h.lag.wrote[readmodel.Group(id)] = written{p.Seq, time.Now()}
+	}
+}
+
+// tellLag tells the feeds how far their groups are behind.
+func (h *Hub) tellLag(ctx context.Context) {
+	progress, err := h.cfg.Source.Progress(ctx)
+	if ctx.Err() != nil {
+		return
+	}
+	now := time.Now()
+	h.lag.mu.Lock()
+	if err == nil || h.lag.readAt.IsZero() {
+		h.lag.readAt = now
+	}
+	groups := map[int]Lag{}
+	for group := range topology.ProjectorGroups {
+		groups[group] = h.lag.of(group, progress, now, h.cfg.LagAfter)
+	}
+	h.lag.mu.Unlock()
+	for _, list := range h.started(func(*feed) bool { return true }) {
+		for _, f := range list {
+			f.setLag(groups[readmodel.Group(f.session)])
+		}
+	}
+}
+
+// of says how far a group is behind; progress is nil when it could not be read. mu is held.
+func (l *lag) of(group int, progress map[int]reads.Progress, now time.Time, after time.Duration) Lag {
+	behind := now.Sub(l.readAt)
+	if p, ok := progress[group]; ok {
+		behind = p.Lag
+		if w, waits := l.wrote[group]; waits && p.Position >= w.seq {
+			delete(l.wrote, group)
+		} else if waits {
+			behind = max(behind, now.Sub(w.at))
+		}
+	}
+	if behind < after {
+		return Lag{}
+	}
+	return Lag{Lagging: true, LagMs: uint32(min(behind.Milliseconds(), math.MaxUint32))}
+}
+
+func (f *feed) setLag(l Lag) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.lagging.Lagging != l.Lagging {
+		f.wakeAll()
+	}
+	f.lagging = l
+}

@@ -1,0 +1,240 @@
+package live
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"slices"
+	"sync"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+)
+
+// Frame is one thing to send: an event or text in flight, as the JSON of
+// events.Wire; or, if Lag is set, that the read models are behind or no longer so.
+type Frame struct {
+	Seq  uint32 // of the event; of a text_delta, that of the last kept event
+	Type events.Type
+	JSON []byte // not to be changed
+	Lag  *Lag
+}
+
+// Lag says whether the read models are behind the log.
+type Lag struct {
+	Lagging bool   `json:"lagging"`
+	LagMs   uint32 `json:"lagMs"`
+}
+
+// maxBatch is where what Next gives ends, in bytes.
+const maxBatch = 256 << 10
+
+// Reader is one client's place in a session. Next is for one goroutine.
+type Reader struct {
+	feed   *feed
+	cursor uint32        // guarded by the feed's mu: seq of the last event given out
+	wake   chan struct{} // holds one nudge
+	sent   []given       // text given out of the blocks that are open
+	lagged bool          // the last Lag that was given out
+	close  sync.Once
+}
+
+// given is how much of an open block's text was given out.
+type given struct {
+	block  string
+	offset int
+}
+
+// admit lets a Reader in if its cursor can be served.
+func (f *feed) admit(ctx context.Context, r *Reader) error {
+	f.mu.Lock()
+	inside := r.cursor <= f.tip && r.cursor >= f.oldest()
+	ended := f.ended
+	f.mu.Unlock()
+	if ended != nil {
+		return ended
+	}
+	if !inside {
+		release, err := f.hub.slot(ctx)
+		if err != nil {
+			return err
+		}
+		_, err = f.hub.cfg.Source.Events(ctx, f.tenant, f.session, r.cursor, 1, nil)
+		release()
+		if err != nil {
+			return err
+		}
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.readers[r] = struct{}{}
+	if r.cursor > f.tip {
+		f.reread("behind")
+	}
+	return nil
+}
+
+// oldest is the lowest cursor that the ring serves. mu is held.
+func (f *feed) oldest() uint32 {
+	if len(f.ring) == 0 {
+		return f.tip
+	}
+	return f.ring[0].Seq - 1
+}
+
+// Tip is the seq of the session's last event, as far as it is known here.
+func (r *Reader) Tip() uint32 {
+	r.feed.mu.Lock()
+	defer r.feed.mu.Unlock()
+	return max(r.feed.tip, r.cursor)
+}
+
+// Cursor is the seq of the last event that Next gave.
+func (r *Reader) Cursor() uint32 {
+	r.feed.mu.Lock()
+	defer r.feed.mu.Unlock()
+	return r.cursor
+}
+
+// Session is the id of the session.
+func (r *Reader) Session() string { return r.feed.session }
+
+// Next waits until there is something to send, and gives it: kept events each
+// once, ascending and without a gap, then text in flight. It fails with the
+// cause of ctx, or with why nothing more comes.
+func (r *Reader) Next(ctx context.Context) ([]Frame, error) {
+	for {
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		frames, behind, err := r.take()
+		if behind {
+			frames, err = r.page(ctx)
+		}
+		if len(frames) > 0 || err != nil {
+			return frames, err
+		}
+		select {
+		case <-r.wake:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// take gives what the feed holds for this Reader; behind says that Postgres has what comes next.
+func (r *Reader) take() (frames []Frame, behind bool, err error) {
+	f := r.feed
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if lag := f.lagging; lag.Lagging != r.lagged {
+		r.lagged = lag.Lagging
+		frames = append(frames, Frame{Lag: &lag})
+	}
+	if r.cursor < f.oldest() {
+		return frames, len(frames) == 0, nil
+	}
+	size := 0
+	for i := len(f.ring) - int(min(f.tip-min(r.cursor, f.tip), uint32(len(f.ring)))); i < len(f.ring); i++ {
+		if size > maxBatch {
+			return frames, false, nil
+		}
+		size += len(f.ring[i].JSON)
+		frames = append(frames, f.ring[i])
+		r.cursor = f.ring[i].Seq
+	}
+	if r.cursor == f.tip {
+		text, err := r.text(maxBatch - size)
+		if err != nil {
+			return nil, false, err
+		}
+		frames = append(frames, text...)
+	}
+	if len(frames) == 0 && f.ended != nil {
+		return nil, false, f.ended
+	}
+	return frames, false, nil
+}
+
+// text gives the text of the open blocks that was not given out yet. The feed's mu is held.
+func (r *Reader) text(room int) (frames []Frame, err error) {
+	f := r.feed
+	r.sent = slices.DeleteFunc(r.sent, func(g given) bool {
+		return !slices.ContainsFunc(f.open, func(b *inFlight) bool { return b.block == g.block })
+	})
+	for _, b := range f.open {
+		i := slices.IndexFunc(r.sent, func(g given) bool { return g.block == b.block })
+		if i < 0 {
+			if len(b.text) == 0 {
+				continue
+			}
+			r.sent = append(r.sent, given{block: b.block})
+			i = len(r.sent) - 1
+		}
+		for g := &r.sent[i]; g.offset < len(b.text) && room > 0; {
+			var frame Frame
+			if frame, g.offset, err = b.frame(g.offset, f.session, f.tip, f.position); err != nil {
+				return nil, problem.From(err)
+			}
+			room -= len(frame.JSON)
+			frames = append(frames, frame)
+		}
+	}
+	return frames, nil
+}
+
+// page reads the next events from Postgres.
+func (r *Reader) page(ctx context.Context) ([]Frame, error) {
+	f := r.feed
+	release, err := f.hub.slot(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	page, err := f.hub.cfg.Source.Events(ctx, f.tenant, f.session, r.Cursor(), f.hub.cfg.PageEvents, nil)
+	if err != nil {
+		return nil, err
+	}
+	var frames []Frame
+	for _, kept := range page.Events {
+		frames = append(frames, Frame{Seq: kept.Seq, Type: kept.Type, JSON: kept.JSON})
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(frames) > 0 {
+		r.cursor = frames[len(frames)-1].Seq
+	}
+	if r.cursor > f.tip {
+		f.reread("behind")
+	}
+	return frames, nil
+}
+
+// nudge wakes the Reader; one nudge is as good as many.
+func (r *Reader) nudge() {
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Close gives the place up.
+func (r *Reader) Close() {
+	r.close.Do(func() {
+		r.feed.mu.Lock()
+		delete(r.feed.readers, r)
+		r.feed.mu.Unlock()
+		r.feed.hub.leave(r.feed)
+		r.feed.hub.cfg.Metrics.Readers(-1)
+	})
+}
+
+// encode is JSON without HTML escapes, as the log and Postgres hold it.
+func encode(v any) ([]byte, error) {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(v); err != nil {
+		return nil, err
+	}
+	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
+}

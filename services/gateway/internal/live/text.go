@@ -1,0 +1,79 @@
+package live
+
+import (
+	"math"
+	"time"
+	"unicode/utf8"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/services/gateway/internal/reads"
+)
+
+// maxText bounds the text of one frame, in bytes.
+const maxText = 64 << 10
+
+// inFlight is the text of one open block, as far as it is known without a hole.
+type inFlight struct {
+	block, execution, conversation string
+	text                           []byte // only ever appended to, so that Readers may hold pieces of it
+	at                             time.Time
+
+	// The last frame that was made: Readers who are at the same place share it.
+	made     Frame
+	from, to int
+}
+
+// add appends what is new in a delta; ok is false when it lies behind a hole.
+func (b *inFlight) add(d events.Delta) (fresh, ok bool) {
+	skip := len(b.text) - int(d.Offset)
+	if skip < 0 {
+		return false, false
+	}
+	if skip >= len(d.Text) {
+		return false, true
+	}
+	b.text = append(b.text, d.Text[skip:]...)
+	if d.Time.After(b.at) {
+		b.at = d.Time
+	}
+	return true, true
+}
+
+// fill adds what Postgres holds.
+func (b *inFlight) fill(t reads.Text) {
+	for _, piece := range t.Pieces {
+		piece.Time = t.At
+		b.add(piece)
+	}
+}
+
+// known is how many bytes are known.
+func (b *inFlight) known() uint32 { return uint32(min(len(b.text), math.MaxUint32)) }
+
+// frame is the text from an offset on, or a first part of it that ends with a whole character.
+func (b *inFlight) frame(from int, session string, seq uint32, position string) (Frame, int, error) {
+	to := len(b.text)
+	if to-from > maxText {
+		to = from + maxText
+		for to > from && !utf8.RuneStart(b.text[to]) {
+			to--
+		}
+	}
+	if b.made.JSON != nil && b.from == from && b.to == to && b.made.Seq == seq {
+		return b.made, to, nil
+	}
+	d := events.Delta{
+		BlockID: b.block, ExecutionID: b.execution, ConversationID: b.conversation,
+		Offset: uint32(from), Text: string(b.text[from:to]), Time: b.at,
+	}
+	w, err := d.ToWire(session, seq, position)
+	if err != nil {
+		return Frame{}, from, err
+	}
+	raw, err := encode(w)
+	if err != nil {
+		return Frame{}, from, err
+	}
+	b.made, b.from, b.to = Frame{Seq: seq, Type: events.TextDelta, JSON: raw}, from, to
+	return b.made, to, nil
+}

@@ -1,0 +1,113 @@
+// Package metrics is what a gateway counts, for Prometheus.
+package metrics
+
+import (
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/spoolhq/spool/pkg/api/command"
+	"github.com/spoolhq/spool/services/gateway/internal/live"
+)
+
+// Metrics of one gateway; it has a registry of its own, so that several live in one process.
+type Metrics struct {
+	registry *prometheus.Registry
+
+	requests *prometheus.CounterVec
+	seconds  *prometheus.HistogramVec
+	calls    *prometheus.CounterVec
+	commands *prometheus.CounterVec
+	refused  prometheus.Counter
+	streams  *prometheus.GaugeVec
+	frames   *prometheus.CounterVec
+	bytes    *prometheus.CounterVec
+	cut      *prometheus.CounterVec
+	feeds    prometheus.Gauge
+	readers  prometheus.Gauge
+	rereads  *prometheus.CounterVec
+}
+
+// New makes the metrics.
+func New() *Metrics {
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "spool_gateway_" + name, Help: help}, labels)
+	}
+	gauge := func(name, help string) prometheus.Gauge {
+		return prometheus.NewGauge(prometheus.GaugeOpts{Name: "spool_gateway_" + name, Help: help})
+	}
+	m := &Metrics{
+		registry: prometheus.NewRegistry(),
+		requests: counter("http_requests_total", "HTTP requests that were answered.", "method", "route", "status"),
+		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "spool_gateway_http_request_seconds", Help: "Time to answer an HTTP request, streams apart.",
+			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10},
+		}, []string{"method", "route"}),
+		calls:    counter("grpc_calls_total", "gRPC calls that were answered.", "method", "code"),
+		commands: counter("commands_total", "Commands by their outcome: ok, or an error's code.", "type", "outcome"),
+		refused:  prometheus.NewCounter(prometheus.CounterOpts{Name: "spool_gateway_unauthenticated_total", Help: "Requests without a valid API key."}),
+		streams: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "spool_gateway_streams", Help: "Connections that are open to be streamed to.",
+		}, []string{"kind"}),
+		frames:  counter("frames_total", "Events and pieces of text that were sent to clients.", "kind"),
+		bytes:   counter("frame_bytes_total", "Bytes of what was sent to clients, without their framing.", "kind"),
+		cut:     counter("clients_cut_total", "Streams that this gateway ended, by an error's code.", "kind", "code"),
+		feeds:   gauge("feeds", "Sessions that are followed."),
+		readers: gauge("readers", "Clients' places in sessions."),
+		rereads: counter("rereads_total", "Reads of Postgres to bring a followed session up to date, by their cause.", "why"),
+	}
+	m.registry.MustRegister(m.requests, m.seconds, m.calls, m.commands, m.refused, m.streams, m.frames, m.bytes, m.cut, m.feeds, m.readers, m.rereads,
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return m
+}
+
+// Handler serves the metrics.
+func (m *Metrics) Handler() http.Handler {
+	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
+}
+
+// Request counts an answered HTTP request.
+func (m *Metrics) Request(method, route string, status int, took time.Duration) {
+	m.requests.WithLabelValues(method, route, strconv.Itoa(status)).Inc()
+	m.seconds.WithLabelValues(method, route).Observe(took.Seconds())
+}
+
+// Call counts an answered gRPC call.
+func (m *Metrics) Call(method, code string) { m.calls.WithLabelValues(method, code).Inc() }
+
+// Command counts a command.
+func (m *Metrics) Command(t command.Type, outcome string) {
+	m.commands.WithLabelValues(string(t), outcome).Inc()
+}
+
+// Refused counts a request without a valid key.
+func (m *Metrics) Refused() { m.refused.Inc() }
+
+// Stream counts a connection of a kind (ws, sse, grpc) that opened; the function that it gives counts its end.
+func (m *Metrics) Stream(kind string) (done func()) {
+	g := m.streams.WithLabelValues(kind)
+	g.Inc()
+	return g.Dec
+}
+
+// Sent counts a frame that was sent.
+func (m *Metrics) Sent(kind string, bytes int) {
+	m.frames.WithLabelValues(kind).Inc()
+	m.bytes.WithLabelValues(kind).Add(float64(bytes))
+}
+
+// Cut counts a stream that was ended with an error.
+func (m *Metrics) Cut(kind, code string) { m.cut.WithLabelValues(kind, code).Inc() }
+
+// Live is what the hub counts.
+func (m *Metrics) Live() live.Metrics {
+	return live.Metrics{
+		Feeds:   func(n int) { m.feeds.Add(float64(n)) },
+		Readers: func(n int) { m.readers.Add(float64(n)) },
+		Reread:  func(why string) { m.rereads.WithLabelValues(why).Inc() },
+	}
+}

@@ -1,0 +1,93 @@
+package problem
+
+import (
+	"net/http"
+
+	"google.golang.org/grpc/codes"
+)
+
+//go:generate go run ./gen ../../../../docs/errors.md
+
+// Code is a stable name of what went wrong. It is the same on REST, SSE, WebSocket and gRPC.
+type Code string
+
+// The codes. Table says what each means.
+const (
+	InvalidRequest      Code = "INVALID_REQUEST"
+	Unauthenticated     Code = "UNAUTHENTICATED"
+	Forbidden           Code = "FORBIDDEN"
+	OriginRefused       Code = "ORIGIN_REFUSED"
+	NotFound            Code = "NOT_FOUND"
+	SessionNotFound     Code = "SESSION_NOT_FOUND"
+	ExecutionNotFound   Code = "EXECUTION_NOT_FOUND"
+	KeyNotFound         Code = "KEY_NOT_FOUND"
+	MethodNotAllowed    Code = "METHOD_NOT_ALLOWED"
+	SessionExists       Code = "SESSION_EXISTS"
+	SessionClosed       Code = "SESSION_CLOSED"
+	CursorAhead         Code = "CURSOR_AHEAD"
+	CursorExpired       Code = "CURSOR_EXPIRED"
+	IdempotencyMismatch Code = "IDEMPOTENCY_MISMATCH"
+	AlreadyJoined       Code = "ALREADY_JOINED"
+	NotJoined           Code = "NOT_JOINED"
+	PayloadTooLarge     Code = "PAYLOAD_TOO_LARGE"
+	QueueFull           Code = "QUEUE_FULL"
+	TooManySessions     Code = "TOO_MANY_SESSIONS"
+	SlowClient          Code = "SLOW_CLIENT"
+	Internal            Code = "INTERNAL"
+	Unavailable         Code = "UNAVAILABLE"
+	ReadModelBehind     Code = "READ_MODEL_BEHIND"
+)
+
+// Entry is a line of the table of codes.
+type Entry struct {
+	Code   Code
+	Status int        // of HTTP; 0 for a code that only streams have
+	GRPC   codes.Code // of gRPC
+	Title  string     // short and the same each time
+	Doc    string     // what it means and what to do, for docs/errors.md
+	Field  string     // the field at fault where it is always the same, else ""
+}
+
+// Table lists every code, in the order of docs/errors.md.
+func Table() []Entry {
+	return []Entry{
+		{InvalidRequest, http.StatusBadRequest, codes.InvalidArgument, "The request is not valid", "`field` names what is at fault, `detail` says why. Correct it; the same request fails again.", ""},
+		{Unauthenticated, http.StatusUnauthorized, codes.Unauthenticated, "No valid API key", "Send a valid key in header `Authorization: Bearer spool_sk_…`. Without one, or with a wrong or revoked one, this is the answer.", ""},
+		{Forbidden, http.StatusForbidden, codes.PermissionDenied, "Not allowed", "The key is valid and may not do this.", ""},
+		{OriginRefused, http.StatusForbidden, codes.PermissionDenied, "Foreign origin", "A web page of another origin asked, or the host name is not the server's. Add the origin to `--allowed-origins` if it is to be trusted.", ""},
+		{NotFound, http.StatusNotFound, codes.NotFound, "No such route", "The path is none of the API's; /api/openapi.json lists them.", ""},
+		{SessionNotFound, http.StatusNotFound, codes.NotFound, "No such session", "There is no such session, it was deleted, or it is another tenant's: these cannot be told apart.", "sessionId"},
+		{ExecutionNotFound, http.StatusNotFound, codes.NotFound, "No such execution", "As SESSION_NOT_FOUND, of an execution.", "executionId"},
+		{KeyNotFound, http.StatusNotFound, codes.NotFound, "No such key", "As SESSION_NOT_FOUND, of an API key.", "keyId"},
+		{MethodNotAllowed, http.StatusMethodNotAllowed, codes.Unimplemented, "Method not allowed", "The path exists with another method.", ""},
+		{SessionExists, http.StatusConflict, codes.AlreadyExists, "The session exists", "A session with this id exists already.", "sessionId"},
+		{SessionClosed, http.StatusConflict, codes.FailedPrecondition, "The session is closed", "It takes no more messages; create another.", "sessionId"},
+		{CursorAhead, http.StatusConflict, codes.OutOfRange, "The cursor is in the future", "`after` is greater than the session's last seq, which `tip` gives. The blocks at the tip are the snapshot to go on from: GET /api/sessions/{id}/blocks; a WebSocket is sent them as session:snapshot.", "after"},
+		{CursorExpired, http.StatusGone, codes.OutOfRange, "The cursor is too old", "Events after `after` are no longer kept. Go on from a snapshot, as with CURSOR_AHEAD.", "after"},
+		{IdempotencyMismatch, http.StatusConflict, codes.AlreadyExists, "The Idempotency-Key was used for another request", "Within 24 hours a key stands for one request. Use a new key for a new request.", "Idempotency-Key"},
+		{AlreadyJoined, http.StatusConflict, codes.AlreadyExists, "Joined already", "This WebSocket has joined the session already; leave it first.", "sessionId"},
+		{NotJoined, http.StatusConflict, codes.FailedPrecondition, "Not joined", "This WebSocket has not joined the session.", "sessionId"},
+		{PayloadTooLarge, http.StatusRequestEntityTooLarge, codes.InvalidArgument, "Too large", "`detail` gives the limit: messages up to 1 MiB, metadata up to 16 KiB, frames of a WebSocket up to 64 KiB.", ""},
+		{QueueFull, http.StatusTooManyRequests, codes.ResourceExhausted, "Too many messages wait", "The session's queue is full; try again when some have been answered.", ""},
+		{TooManySessions, http.StatusTooManyRequests, codes.ResourceExhausted, "Too many sessions on one WebSocket", "Leave some, or open another WebSocket.", ""},
+		{SlowClient, 0, codes.ResourceExhausted, "The client is too slow", "It took longer than `--write-timeout` to take what was sent, so it was cut. Its cursor is the seq of the last event it has: connect again with it.", ""},
+		{Internal, http.StatusInternalServerError, codes.Internal, "Internal error", "A fault of the server's, which its log describes.", ""},
+		{Unavailable, http.StatusServiceUnavailable, codes.Unavailable, "Not available now", "NATS, Postgres or a service does not answer. Wait for `Retry-After` and try again. When the outcome of a command is unknown, `detail` says so and `idempotencyKey` is the Idempotency-Key with which a retry is safe.", ""},
+		{ReadModelBehind, http.StatusServiceUnavailable, codes.Unavailable, "The read models are behind", "They did not reach `minPosition` in time. Nothing is lost: try again, or read without it.", ""},
+	}
+}
+
+// byCode is the table by code; it is filled once and never changed.
+var byCode = func() map[Code]Entry {
+	m := map[Code]Entry{}
+	for _, e := range Table() {
+		m[e.Code] = e
+	}
+	return m
+}()
+
+// Lookup finds a code's line.
+func Lookup(c Code) (Entry, bool) {
+	e, ok := byCode[c]
+	return e, ok
+}

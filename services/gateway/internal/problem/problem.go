@@ -1,0 +1,169 @@
+// Package problem is how a gateway says what went wrong: one table of codes, and
+// one error that becomes problem+json over HTTP, a message on a WebSocket, and
+// a status over gRPC. docs/errors.md is generated from the table.
+package problem
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+)
+
+// Domain is the domain of the ErrorInfo that a gRPC status carries.
+const Domain = "spool"
+
+// defaultRetryAfter is what a client is told to wait when a part is not available.
+const defaultRetryAfter = 2 * time.Second
+
+// Error is a refused request, with a code of the table.
+type Error struct {
+	Code           Code
+	Field          string        // the field at fault, as the client knows it; "" for none
+	Detail         string        // one sentence
+	RetryAfter     time.Duration // 0 for none
+	Tip            *uint32       // of the session, where a cursor cannot be served
+	IdempotencyKey string        // with which a retry is safe, where the outcome is unknown
+	cause          error
+}
+
+// New makes an error of a code. What the table says of its field and of waiting is filled in.
+func New(code Code, field, detail string) *Error {
+	e := &Error{Code: code, Field: field, Detail: detail}
+	if entry := byCode[code]; e.Field == "" {
+		e.Field = entry.Field
+	}
+	if code == Unavailable || code == ReadModelBehind || code == QueueFull {
+		e.RetryAfter = defaultRetryAfter
+	}
+	return e
+}
+
+// Invalid is a request whose field is at fault.
+func Invalid(field, format string, args ...any) *Error {
+	return New(InvalidRequest, field, fmt.Sprintf(format, args...))
+}
+
+// Gone is the one answer for a session that does not exist, was deleted, or is another tenant's.
+func Gone() *Error { return New(SessionNotFound, "", "there is no such session") }
+
+// Because gives the error with a cause, for the log. The client does not see it.
+func (e *Error) Because(err error) *Error {
+	e.cause = err
+	return e
+}
+
+func (e *Error) Error() string {
+	s := string(e.Code)
+	if e.Field != "" {
+		s += " (" + e.Field + ")"
+	}
+	s += ": " + e.Detail
+	if e.cause != nil {
+		s += ": " + e.cause.Error()
+	}
+	return s
+}
+
+// Unwrap returns the cause.
+func (e *Error) Unwrap() error { return e.cause }
+
+// Is makes errors.Is compare codes.
+func (e *Error) Is(target error) bool {
+	var t *Error
+	return errors.As(target, &t) && t.Code == e.Code
+}
+
+// From makes any error one with a code. What is none of the table's is INTERNAL, and
+// its text stays in the server.
+func From(err error) *Error {
+	var e *Error
+	if errors.As(err, &e) {
+		return e
+	}
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return New(Unavailable, "", "the request was ended before it was answered").Because(err)
+	}
+	if s, ok := status.FromError(err); ok && s.Code() == codes.InvalidArgument {
+		return New(InvalidRequest, "", s.Message())
+	}
+	return New(Internal, "", "something went wrong inside the server; its log says what").Because(err)
+}
+
+// Status is the HTTP status.
+func (e *Error) Status() int {
+	if s := byCode[e.Code].Status; s != 0 {
+		return s
+	}
+	return http.StatusInternalServerError
+}
+
+// body is problem+json (RFC 9457).
+type body struct {
+	Type           string  `json:"type"`
+	Title          string  `json:"title"`
+	Status         int     `json:"status"`
+	Detail         string  `json:"detail"`
+	Code           Code    `json:"code"`
+	Field          string  `json:"field,omitempty"`
+	Tip            *uint32 `json:"tip,omitempty"`
+	IdempotencyKey string  `json:"idempotencyKey,omitempty"`
+}
+
+// JSON is the problem+json body.
+func (e *Error) JSON() []byte {
+	b, err := json.Marshal(body{
+		Type: "urn:spool:error:" + string(e.Code), Title: byCode[e.Code].Title, Status: e.Status(),
+		Detail: e.Detail, Code: e.Code, Field: e.Field, Tip: e.Tip, IdempotencyKey: e.IdempotencyKey,
+	})
+	if err != nil { // strings and numbers always encode
+		panic(err)
+	}
+	return b
+}
+
+// Write answers an HTTP request.
+func (e *Error) Write(w http.ResponseWriter) {
+	h := w.Header()
+	h.Set("Content-Type", "application/problem+json")
+	h.Set("Cache-Control", "no-store")
+	if e.RetryAfter > 0 {
+		h.Set("Retry-After", strconv.Itoa(int(max(e.RetryAfter.Seconds(), 1))))
+	}
+	if e.Code == Unauthenticated {
+		h.Set("WWW-Authenticate", `Bearer realm="spool"`)
+	}
+	w.WriteHeader(e.Status())
+	_, _ = w.Write(append(e.JSON(), '\n')) // the client may be gone; there is nobody to tell
+}
+
+// GRPCStatus is the status of gRPC; its ErrorInfo has the code as reason and the field, tip and key as metadata.
+func (e *Error) GRPCStatus() *status.Status {
+	info := &errdetails.ErrorInfo{Reason: string(e.Code), Domain: Domain, Metadata: map[string]string{}}
+	if e.Field != "" {
+		info.Metadata["field"] = e.Field
+	}
+	if e.Tip != nil {
+		info.Metadata["tip"] = strconv.FormatUint(uint64(*e.Tip), 10)
+	}
+	if e.IdempotencyKey != "" {
+		info.Metadata["idempotencyKey"] = e.IdempotencyKey
+	}
+	s := status.New(byCode[e.Code].GRPC, e.Detail)
+	with, err := s.WithDetails(info)
+	if err == nil && e.RetryAfter > 0 {
+		with, err = with.WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(e.RetryAfter)})
+	}
+	if err != nil {
+		return s
+	}
+	return with
+}

@@ -1,0 +1,116 @@
+package reads
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/blocks"
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
+)
+
+// Blocks reads a session's blocks in the order they are shown, with the text in
+// flight of the open ones, and the seq that they are folded up to. A conversation other than "" narrows them.
+func (s *Store) Blocks(ctx context.Context, tenant, session, conversation string) ([]*spoolv1.Block, uint32, error) {
+	var list []*spoolv1.Block
+	var tip int64
+	err := s.Fresh(ctx, session, func() error {
+		list = nil
+		found := false
+		err := s.rows(ctx, func(r row) error {
+			var stored *string
+			var offsets []int64
+			var texts []string
+			if err := r.Scan(&tip, &stored, &offsets, &texts); err != nil {
+				return err
+			}
+			found = true
+			if stored == nil {
+				return nil
+			}
+			var b events.Block
+			if err := json.Unmarshal([]byte(*stored), &b); err != nil {
+				return problem.New(problem.Internal, "", "a block in the read models cannot be read").Because(err)
+			}
+			if len(offsets) > 0 {
+				var t blocks.Text
+				for _, piece := range text(b.ID, "", "", offsets, texts).Pieces {
+					t.Add(piece)
+				}
+				b.Content = t.Known
+			}
+			list = append(list, Block(b))
+			return nil
+		}, `
+		SELECT s.tip, b.block, t.offsets, t.texts FROM sessions s
+		  LEFT JOIN blocks b ON b.tenant = s.tenant AND b.session = s.id AND ($3 = '' OR b.conversation = $3)
+		  LEFT JOIN LATERAL (SELECT array_agg("offset" ORDER BY "offset") AS offsets, array_agg(text ORDER BY "offset") AS texts
+		                       FROM text_in_flight WHERE tenant = s.tenant AND session = s.id AND block = b.id) t ON b.status = 'pending'
+		 WHERE s.tenant = $1 AND s.id = $2 ORDER BY b.execution_ord, b.first_seq`, tenant, session, conversation)
+		if err == nil && !found {
+			return s.missing(ctx, tenant, session)
+		}
+		return err
+	})
+	return list, uint32(tip), err
+}
+
+// Block dresses a block for the API.
+func Block(b events.Block) *spoolv1.Block {
+	out := &spoolv1.Block{
+		Id: b.ID, Kind: string(b.Kind), Status: string(b.Status), Timestamp: wirejson.Time(b.Time),
+		ExecutionId: filled(b.ExecutionID), ConversationId: filled(b.ConversationID),
+		Content: filled(b.Content), Model: filled(b.Model), Summary: filled(b.Summary),
+		ToolName: filled(b.ToolName), ToolUseId: filled(b.ToolUseID), Input: wirejson.Raw(string(b.Input)),
+		DisplayName: filled(b.DisplayName), Description: filled(b.Description), Output: filled(b.Output),
+		SubagentId: filled(b.SubagentID), Name: filled(b.Name), Subtype: filled(b.Subtype), Code: filled(b.Code), Message: filled(b.Message),
+	}
+	if b.IsError {
+		out.IsError = &b.IsError
+	}
+	if b.DurationMs != 0 {
+		out.DurationMs = &b.DurationMs
+	}
+	for _, p := range b.Parts {
+		out.Parts = append(out.Parts, &spoolv1.Part{Type: p.Type, Text: filled(p.Text), MediaType: filled(p.MediaType), Data: filled(p.Data)})
+	}
+	for _, t := range b.Todos {
+		out.Todos = append(out.Todos, &spoolv1.TodoItem{Content: t.Content, Status: t.Status})
+	}
+	return out
+}
+
+// Conversations lists a session's conversations: main, then the sub-agents' in their order.
+func (s *Store) Conversations(ctx context.Context, tenant, session string) ([]*spoolv1.Conversation, error) {
+	one, err := s.Session(ctx, tenant, session)
+	if err != nil {
+		return nil, err
+	}
+	main := &spoolv1.Conversation{ConversationId: events.MainConversation, Status: "completed", StartedAt: one.CreatedAt}
+	if one.ActiveExecutionId != nil {
+		main.Status, main.ExecutionId = "running", one.ActiveExecutionId
+	}
+	list := []*spoolv1.Conversation{main}
+	err = s.rows(ctx, func(r row) error {
+		var c spoolv1.Conversation
+		var parent, execution, subagent, tool, name string
+		var started time.Time
+		var ended *time.Time
+		var duration int64
+		if err := r.Scan(&c.ConversationId, &parent, &execution, &subagent, &tool, &name, &c.Status, &started, &ended, &duration); err != nil {
+			return err
+		}
+		c.ParentConversationId, c.ExecutionId, c.SubagentId, c.ToolUseId, c.Name = filled(parent), filled(execution), filled(subagent), filled(tool), filled(name)
+		c.StartedAt, c.DurationMs = wirejson.Time(started), uint32(duration)
+		if ended != nil {
+			c.EndedAt = wirejson.Time(*ended)
+		}
+		list = append(list, &c)
+		return nil
+	}, `SELECT id, parent, execution, subagent, tool_use_id, name, status, started_at, ended_at, duration_ms
+	      FROM conversations WHERE tenant = $1 AND session = $2 ORDER BY first_seq, id`, tenant, session)
+	return list, err
+}

@@ -1,0 +1,208 @@
+package reads
+
+import (
+	"context"
+	"encoding/json"
+	"math"
+	"time"
+
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
+)
+
+// Kept is a kept event as it is stored.
+type Kept struct {
+	Seq  uint32
+	Type events.Type
+	JSON []byte // of events.Wire
+}
+
+// maxPageBytes is where a page of events ends even if its limit is not reached.
+const maxPageBytes = 2 << 20
+
+// Page is a run of kept events.
+type Page struct {
+	Events []Kept
+	Tip    uint32 // seq of the session's last event
+	Next   uint32 // the cursor after this page
+}
+
+// Events reads the kept events after a cursor, up to limit or 2 MiB, but one at
+// least; types narrows them. CURSOR_AHEAD and CURSOR_EXPIRED say that the cursor cannot be served.
+func (s *Store) Events(ctx context.Context, tenant, session string, after uint32, limit int, types []string) (Page, error) {
+	var p Page
+	err := s.Fresh(ctx, session, func() error {
+		p = Page{Next: after}
+		found, size := false, 0
+		var first int64
+		err := s.rows(ctx, func(r row) error {
+			var tip int64
+			var oldest, seq *int64
+			var kind, text *string
+			if err := r.Scan(&tip, &oldest, &seq, &kind, &text); err != nil {
+				return err
+			}
+			found, p.Tip = true, uint32(tip)
+			if oldest != nil {
+				first = *oldest
+			}
+			if seq == nil || size > maxPageBytes {
+				return nil
+			}
+			size += len(*text)
+			p.Events = append(p.Events, Kept{uint32(*seq), events.Type(*kind), []byte(*text)})
+			return nil
+		}, `
+		SELECT s.tip, o.seq, e.seq, e.type, e.event FROM sessions s
+		  LEFT JOIN LATERAL (SELECT seq FROM events WHERE tenant = s.tenant AND session = s.id AND seq > $3 ORDER BY seq LIMIT 1) o ON true
+		  LEFT JOIN LATERAL (SELECT seq, type, event FROM events WHERE tenant = s.tenant AND session = s.id AND seq > $3
+		                       AND ($5::text[] IS NULL OR type = ANY ($5)) ORDER BY seq LIMIT $4) e ON true
+		 WHERE s.tenant = $1 AND s.id = $2 ORDER BY e.seq`, tenant, session, int64(after), limit, types)
+		switch {
+		case err != nil:
+			return err
+		case !found:
+			return s.missing(ctx, tenant, session)
+		case after > p.Tip:
+			return Ahead(after, p.Tip)
+		case after < p.Tip && first != int64(after)+1:
+			return expired(after, p.Tip)
+		}
+		p.Next = p.Tip
+		if n := len(p.Events); n > 0 && (n == limit || size > maxPageBytes) {
+			p.Next = p.Events[n-1].Seq
+		}
+		return nil
+	})
+	return p, err
+}
+
+// Ahead is a cursor from the future.
+func Ahead(after, tip uint32) error {
+	e := problem.New(problem.CursorAhead, "after", "the cursor is greater than the seq of the session's last event, which tip gives")
+	e.Tip = &tip
+	return e
+}
+
+func expired(after, tip uint32) error {
+	e := problem.New(problem.CursorExpired, "after", "the events that follow the cursor are no longer kept; begin again from the blocks at tip")
+	e.Tip = &tip
+	return e
+}
+
+// Event dresses a stored event for the API.
+func (k Kept) Event() (*spoolv1.Event, error) {
+	var w events.Wire
+	if err := json.Unmarshal(k.JSON, &w); err != nil {
+		return nil, problem.New(problem.Internal, "", "an event in the read models cannot be read").Because(err)
+	}
+	return Event(w), nil
+}
+
+// Event dresses an event for the API.
+func Event(w events.Wire) *spoolv1.Event {
+	return &spoolv1.Event{
+		Seq: w.Seq, Position: w.Position, Id: filled(w.ID), Type: string(w.Type), Time: wirejson.Time(w.Time), SessionId: w.SessionID,
+		ExecutionId: filled(w.ExecutionID), ConversationId: filled(w.ConversationID), Source: string(w.Source), Data: wirejson.Raw(string(w.Data)),
+	}
+}
+
+// Tip is the end of a session, and the text in flight of its open blocks there.
+type Tip struct {
+	Seq      uint32
+	Position string
+	Open     []Text
+}
+
+// Text is the text in flight of one open block, in pieces as they are stored.
+type Text struct {
+	BlockID        string
+	ExecutionID    string
+	ConversationID string
+	At             time.Time      // of the last piece
+	Pieces         []events.Delta // by offset; they may overlap and leave holes
+}
+
+// Tip reads a session's end.
+func (s *Store) Tip(ctx context.Context, tenant, session string) (Tip, error) {
+	var t Tip
+	err := s.Fresh(ctx, session, func() error {
+		t = Tip{}
+		found := false
+		err := s.rows(ctx, func(r row) error {
+			var seq int64
+			var block, execution, conversation *string
+			var offsets []int64
+			var texts []string
+			var at *time.Time
+			if err := r.Scan(&seq, &t.Position, &block, &execution, &conversation, &offsets, &texts, &at); err != nil {
+				return err
+			}
+			found, t.Seq = true, uint32(seq)
+			if block == nil {
+				return nil
+			}
+			open := text(*block, *execution, *conversation, offsets, texts)
+			if at != nil {
+				open.At = *at
+			}
+			t.Open = append(t.Open, open)
+			return nil
+		}, `
+		SELECT s.tip, s.tip_position, b.id, b.execution, b.conversation, t.offsets, t.texts, t.at FROM sessions s
+		  LEFT JOIN blocks b ON b.tenant = s.tenant AND b.session = s.id AND b.status = 'pending'
+		  LEFT JOIN LATERAL (SELECT array_agg("offset" ORDER BY "offset") AS offsets, array_agg(text ORDER BY "offset") AS texts, max(at) AS at
+		                       FROM text_in_flight WHERE tenant = s.tenant AND session = s.id AND block = b.id) t ON b.id IS NOT NULL
+		 WHERE s.tenant = $1 AND s.id = $2 ORDER BY b.first_seq`, tenant, session)
+		if err == nil && !found {
+			return s.missing(ctx, tenant, session)
+		}
+		return err
+	})
+	return t, err
+}
+
+func text(block, execution, conversation string, offsets []int64, texts []string) Text {
+	out := Text{BlockID: block, ExecutionID: execution, ConversationID: conversation}
+	for i := range offsets {
+		out.Pieces = append(out.Pieces, events.Delta{BlockID: block, ExecutionID: execution, ConversationID: conversation,
+			Offset: uint32(min(offsets[i], math.MaxUint32)), Text: texts[i]})
+	}
+	return out
+}
+
+// Reach is how far the read models are with a session.
+type Reach struct {
+	Seq  uint32
+	Text map[string]uint32 // by block: where the last piece of text in flight ends, in bytes
+}
+
+// Reaches reads how far the read models are with sessions of one tenant; one that is not there has no entry.
+func (s *Store) Reaches(ctx context.Context, tenant string, sessions []string) (map[string]Reach, error) {
+	out := map[string]Reach{}
+	err := s.rows(ctx, func(r row) error {
+		var id string
+		var tip int64
+		var block *string
+		var end *int64
+		if err := r.Scan(&id, &tip, &block, &end); err != nil {
+			return err
+		}
+		have, ok := out[id]
+		if !ok {
+			have = Reach{uint32(tip), map[string]uint32{}}
+			out[id] = have
+		}
+		if block != nil && end != nil {
+			have.Text[*block] = uint32(min(*end, math.MaxUint32))
+		}
+		return nil
+	}, `
+		SELECT s.id, s.tip, t.block, t.end FROM sessions s
+		  LEFT JOIN LATERAL (SELECT block, max("offset" + octet_length(text)) AS end FROM text_in_flight
+		                      WHERE tenant = s.tenant AND session = s.id GROUP BY block) t ON true
+		 WHERE s.tenant = $1 AND s.id = ANY ($2)`, tenant, sessions)
+	return out, err
+}

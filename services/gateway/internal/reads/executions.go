@@ -1,0 +1,125 @@
+package reads
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
+)
+
+const executionColumns = `id, session, phase, code, message, reason, attempt, executor, model, input_tokens, output_tokens,
+	cache_read_tokens, cache_write_tokens, cost_usd, result, metadata, queued_at, dispatched_at, started_at, ended_at, duration_ms, first_seq`
+
+// phases of an execution that the read models know.
+var phases = []string{"queued", "starting", "running", "completed", "failed", "cancelled"}
+
+func scanExecution(r scanner) (*spoolv1.Execution, error) {
+	var e spoolv1.Execution
+	var code, message, reason, executor, model, result string
+	var metadata *string
+	var queued time.Time
+	var dispatched, started, ended *time.Time
+	var attempt, in, out, read, write, duration, first int64
+	err := r.Scan(&e.ExecutionId, &e.SessionId, &e.Phase, &code, &message, &reason, &attempt, &executor, &model, &in, &out, &read, &write,
+		&e.CostUsd, &result, &metadata, &queued, &dispatched, &started, &ended, &duration, &first)
+	if err != nil {
+		return nil, err
+	}
+	e.Code, e.Message, e.Reason, e.Executor, e.Model, e.Result = filled(code), filled(message), filled(reason), filled(executor), filled(model), filled(result)
+	e.Attempt, e.DurationMs, e.FirstSeq = uint32(attempt), uint32(duration), uint32(first)
+	e.Usage = &spoolv1.Usage{InputTokens: uint32(in), OutputTokens: uint32(out), CacheReadTokens: uint32(read), CacheWriteTokens: uint32(write)}
+	if metadata != nil {
+		e.Metadata = wirejson.Raw(*metadata)
+	}
+	e.QueuedAt = wirejson.Time(queued)
+	for _, t := range []struct {
+		at  *time.Time
+		set func(time.Time)
+	}{
+		{dispatched, func(t time.Time) { e.DispatchedAt = wirejson.Time(t) }},
+		{started, func(t time.Time) { e.StartedAt = wirejson.Time(t) }},
+		{ended, func(t time.Time) { e.EndedAt = wirejson.Time(t) }},
+	} {
+		if t.at != nil {
+			t.set(*t.at)
+		}
+	}
+	return &e, nil
+}
+
+// Execution reads one execution. minPosition is one of its session, or "".
+func (s *Store) Execution(ctx context.Context, tenant, id, minPosition string) (*spoolv1.Execution, error) {
+	read := func() (out *spoolv1.Execution, err error) {
+		err = s.Fresh(ctx, id, func() error {
+			err := s.rows(ctx, func(r row) (err error) {
+				out, err = scanExecution(r)
+				return err
+			}, "SELECT "+executionColumns+" FROM executions WHERE tenant = $1 AND id = $2", tenant, id)
+			if err == nil && out == nil {
+				return problem.New(problem.ExecutionNotFound, "", "there is no such execution")
+			}
+			return err
+		})
+		return out, err
+	}
+	e, err := read()
+	if err != nil || minPosition == "" {
+		return e, err
+	}
+	// The position is one of the session's log, and only the execution says which session that is.
+	if err := s.WaitPosition(ctx, e.SessionId, minPosition); err != nil {
+		return nil, err
+	}
+	return read()
+}
+
+// Executions lists a tenant's executions, the newest first: a page, and the token of the next.
+func (s *Store) Executions(ctx context.Context, tenant, phase, token string, size uint32) ([]*spoolv1.Execution, string, error) {
+	if phase != "" && !slices.Contains(phases, phase) {
+		return nil, "", problem.Invalid("phase", "%+q is not a phase: there are %s", clip(phase), strings.Join(phases, ", "))
+	}
+	before, err := readToken(events.KindExecution, token)
+	if err != nil {
+		return nil, "", err
+	}
+	return s.executions(ctx, size, `tenant = $1 AND ($2 = '' OR phase = $2) AND ($3 = '' OR id < $3) ORDER BY id DESC`, tenant, phase, before)
+}
+
+// SessionExecutions lists the executions of a session in their order.
+func (s *Store) SessionExecutions(ctx context.Context, tenant, session, token string, size uint32) ([]*spoolv1.Execution, string, error) {
+	after, err := readToken(events.KindExecution, token)
+	if err != nil {
+		return nil, "", err
+	}
+	if _, err := s.Session(ctx, tenant, session); err != nil {
+		return nil, "", err
+	}
+	return s.executions(ctx, size, `tenant = $1 AND session = $2 AND ($3 = '' OR
+		ord > (SELECT ord FROM executions WHERE tenant = $1 AND session = $2 AND id = $3)) ORDER BY ord`, tenant, session, after)
+}
+
+func (s *Store) executions(ctx context.Context, size uint32, where string, args ...any) ([]*spoolv1.Execution, string, error) {
+	size, err := pageSize(size)
+	if err != nil {
+		return nil, "", err
+	}
+	var list []*spoolv1.Execution
+	err = s.rows(ctx, func(r row) error {
+		one, err := scanExecution(r)
+		list = append(list, one)
+		return err
+	}, "SELECT "+executionColumns+" FROM executions WHERE "+where+" LIMIT $4", append(args, size+1)...)
+	if err != nil {
+		return nil, "", err
+	}
+	list, more := cut(list, size)
+	if !more {
+		return list, "", nil
+	}
+	return list, makeToken(list[len(list)-1].ExecutionId), nil
+}

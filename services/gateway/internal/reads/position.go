@@ -1,0 +1,78 @@
+package reads
+
+import (
+	"context"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/readmodel"
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+)
+
+// MaxPositionWait bounds how long a read waits for minPosition.
+const MaxPositionWait = 5 * time.Second
+
+// WaitPosition waits until the read models hold a position of a session, or of
+// a catalogue entry. "" waits for nothing. READ_MODEL_BEHIND says that it was too long.
+func (s *Store) WaitPosition(ctx context.Context, id, position string) error {
+	if position == "" {
+		return nil
+	}
+	want, err := eventlog.ParsePosition(position)
+	if err != nil {
+		return problem.Invalid("minPosition", "%+q is not a position: send back what an answer gave as position", clip(position))
+	}
+	deadline := time.Now().Add(MaxPositionWait)
+	wait := 2 * time.Millisecond
+	for {
+		var shard int
+		var have int64
+		if _, err := s.one(ctx, []any{&shard, &have}, "SELECT shard, position FROM checkpoints WHERE grp = $1", readmodel.Group(id)); err != nil {
+			return err
+		}
+		if have > 0 && shard != want.Shard {
+			return problem.Invalid("minPosition", "%s is not a position of this session", position)
+		}
+		if uint64(have) >= want.Seq {
+			return nil
+		}
+		if !time.Now().Before(deadline) {
+			return problem.New(problem.ReadModelBehind, "minPosition", "the read models did not reach the position within 5 s; nothing is lost, try again")
+		}
+		select {
+		case <-ctx.Done():
+			return problem.From(ctx.Err())
+		case <-time.After(wait):
+			wait = min(2*wait, 50*time.Millisecond)
+		}
+	}
+}
+
+// Progress is how far one projector group is.
+type Progress struct {
+	Position uint64
+	CaughtUp bool
+	Lag      time.Duration
+}
+
+// Progress reads how far each projector group is, by group.
+func (s *Store) Progress(ctx context.Context) (map[int]Progress, error) {
+	out := map[int]Progress{}
+	err := s.rows(ctx, func(r row) error {
+		var grp int
+		var position, lag int64
+		var p Progress
+		err := r.Scan(&grp, &position, &p.CaughtUp, &lag)
+		p.Position, p.Lag = uint64(position), time.Duration(lag)*time.Millisecond
+		out[grp] = p
+		return err
+	}, "SELECT grp, position, caught_up, lag_ms FROM checkpoints")
+	return out, err
+}
+
+func clip(s string) string {
+	if len(s) > 64 {
+		return s[:64] + "…"
+	}
+	return s
+}

@@ -1,0 +1,142 @@
+package reads
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
+)
+
+const sessionColumns = `id, status, agent, agent_version, architecture, provider, options, metadata, created_at, updated_at,
+	tip, tip_position, active_execution, queued, executions, idle`
+
+// scanner is a row or a list of them.
+type scanner interface{ Scan(dest ...any) error }
+
+func scanSession(r scanner) (*spoolv1.Session, error) {
+	var s spoolv1.Session
+	var options, active string
+	var metadata *string
+	var created, updated time.Time
+	var tip, queued, executions int64
+	err := r.Scan(&s.SessionId, &s.Status, &s.Agent, &s.AgentVersion, &s.Architecture, &s.Sandbox, &options, &metadata, &created, &updated,
+		&tip, &s.Position, &active, &queued, &executions, &s.Idle)
+	if err != nil {
+		return nil, err
+	}
+	var o events.Options
+	if err := json.Unmarshal([]byte(options), &o); err != nil {
+		return nil, problem.New(problem.Internal, "", "the session's options in the read models cannot be read").Because(err)
+	}
+	s.SessionOptions = &spoolv1.SessionOptions{Model: o.Model, IdleTimeoutMs: o.IdleTimeoutMs, TurnLimitMs: o.TurnLimitMs, SessionLimitMs: o.SessionLimitMs}
+	if metadata != nil {
+		s.Metadata = wirejson.Raw(*metadata)
+	}
+	s.CreatedAt, s.UpdatedAt = wirejson.Time(created), wirejson.Time(updated)
+	s.Tip, s.Queued, s.Executions = uint32(tip), uint32(queued), uint32(executions)
+	s.ActiveExecutionId = filled(active)
+	return &s, nil
+}
+
+// Session reads one session.
+func (s *Store) Session(ctx context.Context, tenant, id string) (*spoolv1.Session, error) {
+	var out *spoolv1.Session
+	err := s.Fresh(ctx, id, func() error {
+		err := s.rows(ctx, func(r row) (err error) {
+			out, err = scanSession(r)
+			return err
+		}, "SELECT "+sessionColumns+" FROM sessions WHERE tenant = $1 AND id = $2", tenant, id)
+		if err == nil && out == nil {
+			return s.missing(ctx, tenant, id)
+		}
+		return err
+	})
+	return out, err
+}
+
+// Sessions lists a tenant's sessions, the newest first: a page, and the token of the next.
+func (s *Store) Sessions(ctx context.Context, tenant, status, token string, size uint32) ([]*spoolv1.Session, string, error) {
+	switch status {
+	case "", "open", "closed":
+	default:
+		return nil, "", problem.Invalid("status", "%+q is not a status: there are open and closed", clip(status))
+	}
+	before, err := readToken(events.KindSession, token)
+	if err != nil {
+		return nil, "", err
+	}
+	size, err = pageSize(size)
+	if err != nil {
+		return nil, "", err
+	}
+	var list []*spoolv1.Session
+	err = s.rows(ctx, func(r row) error {
+		one, err := scanSession(r)
+		list = append(list, one)
+		return err
+	}, "SELECT "+sessionColumns+` FROM sessions WHERE tenant = $1 AND ($2 = '' OR status = $2) AND ($3 = '' OR id < $3)
+		ORDER BY id DESC LIMIT $4`, tenant, status, before, size+1)
+	if err != nil {
+		return nil, "", err
+	}
+	list, more := cut(list, size)
+	if !more {
+		return list, "", nil
+	}
+	return list, makeToken(list[len(list)-1].SessionId), nil
+}
+
+// MaxPage and DefaultPage are sizes of a page.
+const (
+	MaxPage     = 200
+	DefaultPage = 50
+)
+
+func pageSize(n uint32) (uint32, error) {
+	if n > MaxPage {
+		return 0, problem.Invalid("pageSize", "%d is too much: at most %d", n, MaxPage)
+	}
+	if n == 0 {
+		return DefaultPage, nil
+	}
+	return n, nil
+}
+
+// cut takes off the one row more that says whether there is another page.
+func cut[T any](list []T, size uint32) ([]T, bool) {
+	if uint32(len(list)) <= size {
+		return list, false
+	}
+	return list[:size], true
+}
+
+// A page token is the last id of the page before; opaque, so that it may change.
+func makeToken(id string) string { return base64.RawURLEncoding.EncodeToString([]byte(id)) }
+
+func readToken(kind events.Kind, token string) (string, error) {
+	if token == "" {
+		return "", nil
+	}
+	b, err := base64.RawURLEncoding.DecodeString(token)
+	if err == nil {
+		err = events.CheckID("pageToken", kind, string(b))
+	}
+	if err != nil {
+		return "", problem.Invalid("pageToken", "%s is not the nextPageToken of a page of this list", fmt.Sprintf("%+q", clip(token)))
+	}
+	return string(b), nil
+}
+
+// filled is a field that is absent when it is empty.
+func filled(s string) *string {
+	if s == "" {
+		return nil
+	}
+	return &s
+}

@@ -1,0 +1,85 @@
+package rest
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
+)
+
+// codec is wirejson for grpc-gateway.
+type codec struct{}
+
+var errNoMessage = errors.New("not a message of spool.v1")
+
+// Marshal writes a message.
+func (codec) Marshal(v any) ([]byte, error) {
+	m, ok := v.(proto.Message)
+	if !ok {
+		return nil, fmt.Errorf("%T: %w", v, errNoMessage)
+	}
+	return append(wirejson.Marshal(m), '\n'), nil
+}
+
+// Unmarshal reads a message.
+func (codec) Unmarshal(data []byte, v any) error {
+	m, ok := v.(proto.Message)
+	if !ok {
+		return fmt.Errorf("%T: %w", v, errNoMessage)
+	}
+	return wirejson.Unmarshal(data, m)
+}
+
+// NewDecoder reads one message, all there is. Nothing at all is an empty message.
+func (c codec) NewDecoder(r io.Reader) runtime.Decoder {
+	return runtime.DecoderFunc(func(v any) error {
+		b, ok := r.(*body)
+		if !ok {
+			return fmt.Errorf("%T: %w", r, errNoMessage)
+		}
+		if len(bytes.TrimSpace(b.data)) == 0 {
+			return io.EOF
+		}
+		b.err = c.Unmarshal(b.data, v)
+		if b.err == nil {
+			b.err = b.onlyBody(v)
+		}
+		return b.err
+	})
+}
+
+// onlyBody refuses a field that the path holds already.
+func (b *body) onlyBody(v any) error {
+	m, ok := v.(proto.Message)
+	if !ok {
+		return nil
+	}
+	for name := range b.inPath {
+		fd := m.ProtoReflect().Descriptor().Fields().ByName(protoreflect.Name(name))
+		if fd != nil && m.ProtoReflect().Has(fd) {
+			return &wirejson.FieldError{Field: fd.JSONName(), Detail: "it stands in the path and not in the body"}
+		}
+	}
+	return nil
+}
+
+// NewEncoder writes messages.
+func (c codec) NewEncoder(w io.Writer) runtime.Encoder {
+	return runtime.EncoderFunc(func(v any) error {
+		b, err := c.Marshal(v)
+		if err != nil {
+			return err
+		}
+		_, err = w.Write(b)
+		return err
+	})
+}
+
+// ContentType is JSON's.
+func (codec) ContentType(any) string { return "application/json" }

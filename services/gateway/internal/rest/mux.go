@@ -1,0 +1,197 @@
+package rest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
+	"google.golang.org/genproto/googleapis/api/annotations"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/services/gateway/internal/api"
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
+)
+
+const (
+	// maxBody bounds a request's body: a message of 1 MiB, each of its bytes escaped, and its metadata.
+	maxBody = 8 << 20
+	// maxDrain bounds what is read and thrown away of a body that is too large.
+	maxDrain = 64 << 20
+	// bodyTime bounds how long a body may take to arrive, and answerTime an answer to leave.
+	bodyTime   = 30 * time.Second
+	answerTime = 60 * time.Second
+)
+
+// route is a method of spool.v1 as REST knows it.
+type route struct {
+	method  string // "/spool.v1.Sessions/GetSession"
+	path    string // "/api/sessions/{session_id}"
+	request protoreflect.MessageDescriptor
+	body    bool // takes one
+}
+
+// routes lists the methods that have a route, by HTTP method and pattern.
+func routes() map[string]route {
+	out := map[string]route{}
+	services := spoolv1.File_spool_v1_spool_proto.Services()
+	for i := range services.Len() {
+		methods := services.Get(i).Methods()
+		for j := range methods.Len() {
+			m := methods.Get(j)
+			rule, ok := proto.GetExtension(m.Options(), annotations.E_Http).(*annotations.HttpRule)
+			if !ok || rule == nil {
+				continue
+			}
+			verb, path := binding(rule)
+			out[verb+" "+path] = route{
+				method: fmt.Sprintf("/%s/%s", services.Get(i).FullName(), m.Name()), path: path, request: m.Input(), body: rule.GetBody() != "",
+			}
+		}
+	}
+	return out
+}
+
+func binding(rule *annotations.HttpRule) (verb, path string) {
+	switch p := rule.GetPattern().(type) {
+	case *annotations.HttpRule_Get:
+		return http.MethodGet, p.Get
+	case *annotations.HttpRule_Post:
+		return http.MethodPost, p.Post
+	case *annotations.HttpRule_Patch:
+		return http.MethodPatch, p.Patch
+	case *annotations.HttpRule_Delete:
+		return http.MethodDelete, p.Delete
+	}
+	panic(fmt.Sprintf("rest: a binding of kind %T", rule.GetPattern()))
+}
+
+// mux makes the routes of spool.v1.
+func (h *Handler) mux() (http.Handler, error) {
+	table := routes()
+	mux := runtime.NewServeMux(
+		runtime.WithMarshalerOption(runtime.MIMEWildcard, codec{}),
+		runtime.WithIncomingHeaderMatcher(func(name string) (string, bool) {
+			return api.HeaderKey, strings.EqualFold(name, api.HeaderKey)
+		}),
+		runtime.WithOutgoingHeaderMatcher(func(string) (string, bool) { return "", false }),
+		runtime.WithDisablePathLengthFallback(),
+		runtime.WithDisableHTTPMethodOverride(),
+		runtime.WithWriteContentLength(),
+		runtime.WithErrorHandler(func(_ context.Context, _ *runtime.ServeMux, _ runtime.Marshaler, w http.ResponseWriter, r *http.Request, err error) {
+			if b, ok := r.Body.(*body); ok && b.err != nil {
+				err = fielded(b.err)
+			}
+			h.refuse(answerOf(w), r, err)
+		}),
+		runtime.WithRoutingErrorHandler(func(_ context.Context, _ *runtime.ServeMux, _ runtime.Marshaler, w http.ResponseWriter, r *http.Request, status int) {
+			err := notFound(r)
+			if status == http.StatusMethodNotAllowed {
+				err = notAllowed(r)
+			}
+			h.refuse(answerOf(w), r, err)
+		}),
+		runtime.WithForwardResponseOption(func(ctx context.Context, w http.ResponseWriter, _ proto.Message) error {
+			if method, ok := runtime.RPCMethod(ctx); ok {
+				w.Header().Set("Cache-Control", "no-store")
+				if status := spoolv1.SuccessStatus(method); status != http.StatusOK {
+					w.WriteHeader(status)
+				}
+			}
+			return nil
+		}),
+		runtime.WithMiddlewares(func(next runtime.HandlerFunc) runtime.HandlerFunc {
+			return func(w http.ResponseWriter, r *http.Request, params map[string]string) {
+				h.strict(table, next, w, r, params)
+			}
+		}),
+	)
+	ctx := context.Background() // of the registration only
+	return mux, errors.Join(
+		spoolv1.RegisterSessionsHandlerServer(ctx, mux, h.cfg.API),
+		spoolv1.RegisterExecutionsHandlerServer(ctx, mux, h.cfg.API),
+		spoolv1.RegisterEventsHandlerServer(ctx, mux, h.cfg.API),
+		spoolv1.RegisterKeysHandlerServer(ctx, mux, h.cfg.API),
+	)
+}
+
+func answerOf(w http.ResponseWriter) *answer {
+	if a, ok := w.(*answer); ok {
+		return a
+	}
+	return &answer{ResponseWriter: w}
+}
+
+// strict reads the body and checks query and body before the method is called, so
+// that what is wrong is said with the field's name. grpc-gateway ignores parameters that it does not know.
+func (h *Handler) strict(table map[string]route, next runtime.HandlerFunc, w http.ResponseWriter, r *http.Request, params map[string]string) {
+	out := answerOf(w)
+	pattern, _ := runtime.HTTPPattern(r.Context())
+	to, ok := table[r.Method+" "+strings.ReplaceAll(pattern.String(), "=*}", "}")]
+	if !ok {
+		h.refuse(out, r, fmt.Errorf("no method of spool.v1 has the route %s %s", r.Method, pattern))
+		return
+	}
+	out.route = to.path
+	body, err := readBody(out, r)
+	if err == nil && !to.body && len(body.data) > 0 {
+		err = problem.Invalid("", "%s %s takes no body", r.Method, to.path)
+	}
+	if err == nil {
+		inPath := func(field string) bool { _, in := params[field]; return in || to.body }
+		err = wirejson.CheckQuery(r.URL.Query(), to.request, inPath)
+	}
+	if err != nil {
+		h.refuse(out, r, fielded(err))
+		return
+	}
+	body.inPath = params
+	r.Body = body
+	next(w, r, params)
+}
+
+// fielded makes the error of a field a problem.
+func fielded(err error) error {
+	var bad *wirejson.FieldError
+	if errors.As(err, &bad) {
+		return problem.Invalid(bad.Field, "%s", bad.Detail)
+	}
+	return err
+}
+
+// body is a request's body, in memory. What the codec finds wrong with it is kept
+// here, since the generated code hands on no more than its text.
+type body struct {
+	io.Reader
+	data   []byte
+	inPath map[string]string // fields that the path holds
+	err    error
+}
+
+func (*body) Close() error { return nil }
+
+// readBody reads all of a body, within limits of size and time.
+func readBody(w http.ResponseWriter, r *http.Request) (*body, error) {
+	control := http.NewResponseController(w)
+	_ = control.SetReadDeadline(time.Now().Add(bodyTime)) // a test's recorder has no connection
+	_ = control.SetWriteDeadline(time.Now().Add(answerTime))
+	data, err := io.ReadAll(io.LimitReader(r.Body, maxBody+1))
+	if len(data) > maxBody {
+		// A client that is still sending would not see an answer: its connection would be reset.
+		_, _ = io.CopyN(io.Discard, r.Body, maxDrain)
+		return nil, problem.New(problem.PayloadTooLarge, "", fmt.Sprintf("the body is larger than %d bytes; a message may have %d", maxBody, api.MaxMessage))
+	}
+	if err != nil {
+		return nil, problem.Invalid("", "the body did not arrive: it ended too early or took longer than %s", bodyTime)
+	}
+	_ = control.SetReadDeadline(time.Time{})
+	return &body{Reader: bytes.NewReader(data), data: data}, nil
+}

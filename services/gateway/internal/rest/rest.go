@@ -1,0 +1,209 @@
+// Package rest is the HTTP face of a gateway: the routes that grpc-gateway makes
+// of spool.v1, in the same process, and beside them WebSocket, SSE and what operation needs.
+package rest
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"strings"
+	"time"
+
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/services/gateway/internal/api"
+	"github.com/spoolhq/spool/services/gateway/internal/auth"
+	"github.com/spoolhq/spool/services/gateway/internal/guard"
+	"github.com/spoolhq/spool/services/gateway/internal/metrics"
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+	"github.com/spoolhq/spool/services/gateway/internal/socket"
+	"github.com/spoolhq/spool/services/gateway/internal/sse"
+)
+
+// Config of a Handler; every field is required.
+type Config struct {
+	API     *api.Server
+	Auth    *auth.Authenticator
+	Guard   guard.Guard
+	Socket  *socket.Handler
+	SSE     *sse.Handler
+	Metrics *metrics.Metrics
+	Ready   func(context.Context) map[string]error // what the gateway needs, and what is wrong with it
+	Logger  *slog.Logger
+}
+
+// Handler serves HTTP.
+type Handler struct {
+	cfg     Config
+	api     http.Handler
+	metrics http.Handler
+}
+
+// New makes a Handler.
+func New(cfg Config) (*Handler, error) {
+	h := &Handler{cfg: cfg, metrics: cfg.Metrics.Handler()}
+	mux, err := h.mux()
+	if err != nil {
+		return nil, fmt.Errorf("routes of spool.v1: %w", err)
+	}
+	h.api = mux
+	return h, nil
+}
+
+// ServeHTTP answers, counts, and turns a panic into an INTERNAL.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	began := time.Now()
+	out := &answer{ResponseWriter: w, route: "none"}
+	defer func() {
+		if v := recover(); v != nil {
+			if v == http.ErrAbortHandler {
+				panic(v)
+			}
+			h.cfg.Logger.Error("a request made the gateway panic", "method", r.Method, "path", r.URL.Path, "panic", v)
+			h.refuse(out, r, fmt.Errorf("panic: %v", v))
+		}
+		h.cfg.Metrics.Request(method(r.Method), out.route, out.code(), time.Since(began))
+		h.cfg.Logger.Debug("answered", "method", r.Method, "path", r.URL.Path, "status", out.code(), "took", time.Since(began))
+	}()
+	if err := h.serve(out, r); err != nil {
+		h.refuse(out, r, err)
+	}
+}
+
+// method keeps what clients invent out of the labels.
+func method(m string) string {
+	switch m {
+	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPatch, http.MethodPut, http.MethodDelete, http.MethodOptions:
+		return m
+	}
+	return "other"
+}
+
+// refuse answers with a problem, and logs what is the server's own fault.
+func (h *Handler) refuse(w *answer, r *http.Request, err error) {
+	p := problem.From(err)
+	switch p.Code {
+	case problem.Internal:
+		h.cfg.Logger.Error("a request failed", "method", r.Method, "path", r.URL.Path, "error", p)
+	case problem.Unavailable:
+		h.cfg.Logger.Warn("a request could not be served", "method", r.Method, "path", r.URL.Path, "error", p)
+	case problem.Unauthenticated:
+		h.cfg.Metrics.Refused()
+	}
+	if w.status == 0 {
+		p.Write(w)
+	}
+}
+
+// byHand are the routes that are not made of spool.v1 and need no key.
+func (h *Handler) byHand(path string) http.HandlerFunc {
+	switch path {
+	case "/health", "/healthz":
+		return h.health
+	case "/readyz":
+		return h.ready
+	case "/metrics":
+		return h.metrics.ServeHTTP
+	case "/api/openapi.json":
+		return openAPI
+	}
+	return nil
+}
+
+const (
+	socketPath   = "/api/ws"
+	streamPrefix = "/api/sessions/"
+	streamSuffix = "/events/stream"
+)
+
+func (h *Handler) serve(w *answer, r *http.Request) error {
+	if err := h.cfg.Guard.Check(r); err != nil {
+		return err
+	}
+	if h.cfg.Guard.Headers(w, r) {
+		w.WriteHeader(http.StatusNoContent)
+		return nil
+	}
+	if serve := h.byHand(r.URL.Path); serve != nil {
+		w.route = r.URL.Path
+		if r.Method != http.MethodGet && r.Method != http.MethodHead {
+			return notAllowed(r)
+		}
+		serve(w, r)
+		return nil
+	}
+	p, err := h.cfg.Auth.Authenticate(r.Context(), r.Header.Get("Authorization"))
+	if err != nil {
+		return err
+	}
+	r = r.WithContext(auth.With(r.Context(), p))
+	session, streams := strings.CutPrefix(r.URL.Path, streamPrefix)
+	session, ends := strings.CutSuffix(session, streamSuffix)
+	switch {
+	case r.URL.Path == socketPath:
+		w.route = socketPath
+		if r.Method != http.MethodGet {
+			return notAllowed(r)
+		}
+		return h.cfg.Socket.Serve(w, r)
+	case streams && ends && !strings.Contains(session, "/"):
+		w.route = streamPrefix + "{session_id}" + streamSuffix
+		if r.Method != http.MethodGet {
+			return notAllowed(r)
+		}
+		return h.cfg.SSE.Serve(w, r, session)
+	}
+	h.api.ServeHTTP(w, r)
+	return nil
+}
+
+func notAllowed(r *http.Request) error {
+	return problem.New(problem.MethodNotAllowed, "", fmt.Sprintf("%s takes no %.20s", clip(r.URL.Path), r.Method))
+}
+
+func notFound(r *http.Request) error {
+	return problem.New(problem.NotFound, "", fmt.Sprintf("there is no route %+q; /api/openapi.json lists them", clip(r.URL.Path)))
+}
+
+func clip(s string) string {
+	if len(s) > 100 {
+		return s[:100] + "…"
+	}
+	return s
+}
+
+func openAPI(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = w.Write(spoolv1.OpenAPI) // the client may be gone
+}
+
+// answer remembers what was answered. Unwrap lets http.ResponseController reach the connection.
+type answer struct {
+	http.ResponseWriter
+	route  string
+	status int
+}
+
+func (a *answer) WriteHeader(status int) {
+	if a.status == 0 {
+		a.status = status
+	}
+	a.ResponseWriter.WriteHeader(status)
+}
+
+func (a *answer) Write(b []byte) (int, error) {
+	if a.status == 0 {
+		a.status = http.StatusOK
+	}
+	return a.ResponseWriter.Write(b)
+}
+
+// Unwrap gives the ResponseWriter inside.
+func (a *answer) Unwrap() http.ResponseWriter { return a.ResponseWriter }
+
+func (a *answer) code() int {
+	if a.status == 0 {
+		return http.StatusOK
+	}
+	return a.status
+}

@@ -1,0 +1,123 @@
+package socket
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"strconv"
+	"unicode/utf8"
+
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/services/gateway/internal/live"
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
+)
+
+// The types of message.
+const (
+	typeJoin     = "session:join"
+	typeLeave    = "session:leave"
+	typeJoined   = "session:joined"
+	typeEvent    = "session:event"
+	typeLag      = "session:lag"
+	typeSnapshot = "session:snapshot"
+	typeLeft     = "session:left"
+	typeError    = "error"
+)
+
+// request is what a client sends.
+type request struct {
+	Type      string `json:"type"`
+	RequestID string `json:"requestId"`
+	SessionID string `json:"sessionId"`
+	After     uint32 `json:"after"`
+}
+
+// errMalformed is a message that is no JSON: the connection is not what it should be, and ends.
+type errMalformed struct{ detail string }
+
+func (e errMalformed) Error() string { return e.detail }
+
+const maxRequestID = 128
+
+// parse reads a message. What could be read of it is given with an error too, so that the answer names the request.
+func parse(data []byte) (request, error) {
+	var r request
+	if !utf8.Valid(data) {
+		return r, errMalformed{"the message is not valid UTF-8"}
+	}
+	if err := wirejson.CheckDepth(data); err != nil {
+		return r, errMalformed{"the message is " + err.(*wirejson.FieldError).Detail}
+	}
+	if !json.Valid(data) {
+		return r, errMalformed{"the message is not valid JSON"}
+	}
+	dec := json.NewDecoder(bytes.NewReader(data))
+	dec.DisallowUnknownFields()
+	err := dec.Decode(&r)
+	var wrong *json.UnmarshalTypeError
+	switch {
+	case errors.As(err, &wrong) && wrong.Field == "":
+		return r, problem.Invalid("type", "the message must be an object like {\"type\":\"session:join\",\"requestId\":\"1\",\"sessionId\":\"ses_…\",\"after\":0}")
+	case errors.As(err, &wrong) && wrong.Field == "after":
+		return r, problem.Invalid("after", "must be a whole number from 0 to 4294967295, not %s", wrong.Value)
+	case errors.As(err, &wrong):
+		return r, problem.Invalid(wrong.Field, "must be a string, not %s", wrong.Value)
+	case err != nil:
+		return r, problem.Invalid("type", "there are the fields type, requestId, sessionId and after, and no others")
+	case len(r.RequestID) > maxRequestID:
+		r.RequestID = ""
+		return r, problem.Invalid("requestId", "it is longer than %d bytes", maxRequestID)
+	}
+	return r, nil
+}
+
+// message is what a client is sent, events apart.
+type message struct {
+	Type      string            `json:"type"`
+	RequestID string            `json:"requestId,omitempty"`
+	SessionID string            `json:"sessionId,omitempty"`
+	Code      problem.Code      `json:"code,omitempty"`
+	Message   string            `json:"message,omitempty"`
+	Field     string            `json:"field,omitempty"`
+	Tip       *uint32           `json:"tip,omitempty"`
+	Seq       *uint32           `json:"seq,omitempty"`
+	Blocks    []json.RawMessage `json:"blocks,omitzero"`
+	Lagging   *bool             `json:"lagging,omitempty"`
+	LagMs     *uint32           `json:"lagMs,omitempty"`
+}
+
+func (m message) encode() []byte {
+	b, err := json.Marshal(m)
+	if err != nil { // strings, numbers and JSON that was just made always encode
+		panic(err)
+	}
+	return b
+}
+
+func errorMessage(p *problem.Error, about request) []byte {
+	return message{
+		Type: typeError, RequestID: about.RequestID, SessionID: about.SessionID, Code: p.Code, Message: p.Detail, Field: p.Field, Tip: p.Tip,
+	}.encode()
+}
+
+func snapshotMessage(about request, seq uint32, blocks []*spoolv1.Block) []byte {
+	m := message{Type: typeSnapshot, RequestID: about.RequestID, SessionID: about.SessionID, Seq: &seq, Blocks: []json.RawMessage{}}
+	for _, b := range blocks {
+		m.Blocks = append(m.Blocks, wirejson.Marshal(b))
+	}
+	return m.encode()
+}
+
+// frameMessage wraps a frame; the event's bytes stay as they are stored.
+func frameMessage(session string, f live.Frame) []byte {
+	if f.Lag != nil {
+		return message{Type: typeLag, SessionID: session, Lagging: &f.Lag.Lagging, LagMs: &f.Lag.LagMs}.encode()
+	}
+	b := make([]byte, 0, len(f.JSON)+80)
+	b = append(b, `{"type":"`+typeEvent+`","sessionId":`...)
+	b = strconv.AppendQuote(b, session) // an id: letters and digits
+	b = append(b, `,"event":`...)
+	b = append(b, f.JSON...)
+	return append(b, '}')
+}

@@ -1,0 +1,193 @@
+package socket
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/coder/websocket"
+
+	"github.com/spoolhq/spool/services/gateway/internal/live"
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+	"github.com/spoolhq/spool/services/gateway/internal/reads"
+)
+
+// read takes what the client sends, until the connection ends.
+func (c *conn) read(ctx context.Context) {
+	for {
+		// Without a context of its own: one that ended would close the connection before its code is sent.
+		kind, data, err := c.ws.Read(context.Background())
+		if err != nil {
+			return
+		}
+		if kind != websocket.MessageText {
+			c.finish(websocket.StatusUnsupportedData, "INVALID_REQUEST: send text, not binary")
+			return
+		}
+		r, err := parse(data)
+		var malformed errMalformed
+		if errors.As(err, &malformed) {
+			c.cut(websocket.StatusInvalidFramePayloadData, problem.Invalid("", "%s", malformed.detail), r)
+			return
+		}
+		if err == nil {
+			err = c.handle(ctx, r)
+		}
+		if err != nil && c.send(errorMessage(problem.From(err), r)) != nil {
+			return
+		}
+	}
+}
+
+func (c *conn) handle(ctx context.Context, r request) error {
+	switch r.Type {
+	case typeJoin:
+		return c.join(ctx, r)
+	case typeLeave:
+		return c.leave(r)
+	}
+	return problem.Invalid("type", "%+q is not a type of message: there are %s and %s", clip(r.Type), typeJoin, typeLeave)
+}
+
+// leaving ends a join at the client's wish.
+type leaving struct{ request request }
+
+func (leaving) Error() string { return "the client left the session" }
+
+func (c *conn) leave(r request) error {
+	if err := reads.CheckSession(r.SessionID); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	cancel := c.joined[r.SessionID]
+	c.mu.Unlock()
+	if cancel == nil {
+		return problem.New(problem.NotJoined, "", "this connection has not joined the session")
+	}
+	cancel(leaving{r})
+	return nil
+}
+
+func (c *conn) join(ctx context.Context, r request) error {
+	if err := reads.CheckSession(r.SessionID); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.joined[r.SessionID] != nil {
+		return problem.New(problem.AlreadyJoined, "", "this connection has joined the session already; leave it first")
+	}
+	if len(c.joined) >= c.handler.cfg.MaxSessions {
+		return problem.New(problem.TooManySessions, "", fmt.Sprintf("one connection may join %d sessions; leave some or open another", c.handler.cfg.MaxSessions))
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	c.joined[r.SessionID] = cancel
+	c.work.Go(func() {
+		c.follow(ctx, r)
+		cancel(nil)
+	})
+	return nil
+}
+
+// forget takes a session off the list, before the client is told that it left: then it may join again.
+func (c *conn) forget(session string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.joined, session)
+}
+
+// follow joins a session and sends what it brings, until it ends or the client leaves.
+func (c *conn) follow(ctx context.Context, r request) {
+	reader, err := c.handler.cfg.Live.Join(ctx, c.tenant, r.SessionID, r.After)
+	if err != nil {
+		c.forget(r.SessionID)
+		c.notJoined(ctx, r, err)
+		return
+	}
+	defer reader.Close()
+	tip, cursor := reader.Tip(), r.After
+	err = c.send(message{Type: typeJoined, RequestID: r.RequestID, SessionID: r.SessionID, Seq: &tip}.encode())
+	if err == nil {
+		err = c.pump(ctx, reader, &cursor)
+	}
+	c.forget(r.SessionID)
+	c.over(r.SessionID, cursor, err)
+}
+
+// notJoined answers a join that failed; to a cursor that cannot be served with the blocks to go on from.
+func (c *conn) notJoined(ctx context.Context, r request, err error) {
+	var left leaving
+	if errors.As(context.Cause(ctx), &left) {
+		_ = c.send(message{Type: typeLeft, RequestID: left.request.RequestID, SessionID: r.SessionID}.encode())
+		return
+	}
+	p := problem.From(err)
+	if p.Code == problem.Internal {
+		c.handler.cfg.Logger.Error("a session could not be joined", "session", r.SessionID, "error", p)
+	}
+	if c.send(errorMessage(p, r)) != nil || p.Code != problem.CursorAhead && p.Code != problem.CursorExpired {
+		return
+	}
+	blocks, tip, err := c.handler.cfg.Reads.Blocks(ctx, c.tenant, r.SessionID, "")
+	if err != nil {
+		_ = c.send(errorMessage(problem.From(err), r))
+		return
+	}
+	_ = c.send(snapshotMessage(r, tip, blocks))
+}
+
+// pump sends; cursor is the seq of the last event that was sent.
+func (c *conn) pump(ctx context.Context, reader *live.Reader, cursor *uint32) error {
+	for {
+		frames, err := reader.Next(ctx)
+		if err != nil {
+			return err
+		}
+		for _, f := range frames {
+			err := c.send(frameMessage(reader.Session(), f))
+			if err != nil && !errors.Is(err, errSlow) {
+				return err
+			}
+			if f.Lag == nil {
+				*cursor = f.Seq
+				c.handler.cfg.Sent(len(f.JSON))
+			}
+			if err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// over says how a join ended, if there is still somebody to say it to.
+func (c *conn) over(session string, cursor uint32, err error) {
+	left := message{Type: typeLeft, SessionID: session, Seq: &cursor}
+	var wish leaving
+	var p *problem.Error
+	switch {
+	case errors.As(err, &wish):
+		left.RequestID = wish.request.RequestID
+		_ = c.send(left.encode())
+	case errors.Is(err, errSlow):
+		slow := problem.New(problem.SlowClient, "", fmt.Sprintf("the client took too long to read; connect again with after=%d", cursor))
+		c.cut(websocket.StatusPolicyViolation, slow, request{SessionID: session})
+	case errors.As(err, &p):
+		if p.Code == problem.Unauthenticated {
+			return // guard says so, once for the connection
+		}
+		c.handler.cfg.Cut(string(p.Code))
+		if c.send(errorMessage(p, request{SessionID: session})) == nil {
+			_ = c.send(left.encode())
+		}
+	case errors.Is(err, errClosed):
+	default:
+		_ = c.ws.CloseNow() // it cannot be written to
+	}
+}
+
+func clip(s string) string {
+	if len(s) > 64 {
+		return s[:64] + "…"
+	}
+	return s
+}

@@ -1,0 +1,241 @@
+package wirejson
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+)
+
+// Unmarshal reads an object into a message. Only the fields of the message may
+// be in it, under their JSON names, each once and of the right type; null is the
+// same as absent, except where any JSON is taken. The error is a *FieldError.
+func Unmarshal(data []byte, m proto.Message) error {
+	if err := CheckDepth(data); err != nil {
+		return err
+	}
+	return readMessage(data, "", m.ProtoReflect())
+}
+
+func readMessage(data []byte, path string, m protoreflect.Message) error {
+	seen := map[string]bool{}
+	return eachMember(data, path, func(name string, raw json.RawMessage) error {
+		at := join(path, name)
+		fd := m.Descriptor().Fields().ByJSONName(name)
+		if fd == nil {
+			return &FieldError{at, "there is no such field; " + known(m.Descriptor())}
+		}
+		if seen[name] {
+			return &FieldError{at, "the field is given twice"}
+		}
+		seen[name] = true
+		if !utf8.Valid(raw) {
+			return &FieldError{at, "the text is not valid UTF-8"}
+		}
+		return readField(raw, at, m, fd)
+	})
+}
+
+func readField(raw json.RawMessage, at string, m protoreflect.Message, fd protoreflect.FieldDescriptor) error {
+	if string(raw) == "null" && !isJSON(fd) {
+		return nil
+	}
+	if !fd.IsList() {
+		v, err := readValue(raw, at, m.NewField(fd), fd)
+		if err == nil {
+			m.Set(fd, v)
+		}
+		return err
+	}
+	if raw[0] != '[' {
+		return wrongType(at, "a list", raw)
+	}
+	var items []json.RawMessage
+	if err := json.Unmarshal(raw, &items); err != nil {
+		return &FieldError{at, "not valid JSON"}
+	}
+	list := m.Mutable(fd).List()
+	for i, item := range items {
+		v, err := readValue(item, at+"["+strconv.Itoa(i)+"]", list.NewElement(), fd)
+		if err != nil {
+			return err
+		}
+		list.Append(v)
+	}
+	return nil
+}
+
+// readValue reads one value; zero is an empty one of the field's type.
+func readValue(raw json.RawMessage, at string, zero protoreflect.Value, fd protoreflect.FieldDescriptor) (protoreflect.Value, error) {
+	switch fd.Kind() {
+	case protoreflect.StringKind:
+		s, err := readString(raw, at)
+		return protoreflect.ValueOfString(s), err
+	case protoreflect.BoolKind:
+		if s := string(raw); s != "true" && s != "false" {
+			return zero, wrongType(at, "true or false", raw)
+		}
+		return protoreflect.ValueOfBool(raw[0] == 't'), nil
+	case protoreflect.Uint32Kind:
+		n, err := strconv.ParseUint(string(raw), 10, 32)
+		if err != nil {
+			return zero, wrongType(at, "a whole number from 0 to 4294967295", raw)
+		}
+		return protoreflect.ValueOfUint32(uint32(n)), nil
+	case protoreflect.MessageKind:
+		if fd.Message().FullName() == jsonName {
+			return readAny(raw, at)
+		}
+		return zero, readMessage(raw, at, zero.Message())
+	}
+	panic(fmt.Sprintf("wirejson: %s is a %s, which no request uses", fd.FullName(), fd.Kind()))
+}
+
+func readString(raw json.RawMessage, at string) (string, error) {
+	if raw[0] != '"' {
+		return "", wrongType(at, "a string", raw)
+	}
+	var s string
+	if err := json.Unmarshal(raw, &s); err != nil {
+		return "", &FieldError{at, "not valid JSON"}
+	}
+	// encoding/json puts U+FFFD where half of a surrogate pair was escaped; text is not to change on its way.
+	if n := strings.Count(s, "\uFFFD"); n > bytes.Count(raw, []byte("\uFFFD"))+bytes.Count(bytes.ToLower(raw), []byte(`\ufffd`)) {
+		return "", &FieldError{at, `the text holds half of a surrogate pair (\ud800 to \udfff)`}
+	}
+	return s, nil
+}
+
+func readAny(raw json.RawMessage, at string) (protoreflect.Value, error) {
+	var b bytes.Buffer
+	if err := json.Compact(&b, raw); err != nil {
+		return protoreflect.Value{}, &FieldError{at, "not valid JSON"}
+	}
+	return protoreflect.ValueOfMessage((&spoolv1.Json{Text: b.String()}).ProtoReflect()), nil
+}
+
+// eachMember walks an object. It gives each member's bytes as they stand.
+func eachMember(data []byte, path string, member func(string, json.RawMessage) error) error {
+	dec := json.NewDecoder(bytes.NewReader(data))
+	token, err := dec.Token()
+	if err != nil {
+		return syntax(err, path)
+	}
+	if token != json.Delim('{') {
+		return wrongType(path, "an object", bytes.TrimSpace(data))
+	}
+	for dec.More() {
+		token, err := dec.Token()
+		if err != nil {
+			return syntax(err, path)
+		}
+		name, ok := token.(string)
+		if !ok {
+			return &FieldError{path, "not valid JSON: a name is expected"}
+		}
+		var raw json.RawMessage
+		if err := dec.Decode(&raw); err != nil {
+			return syntax(err, join(path, name))
+		}
+		if err := member(name, raw); err != nil {
+			return err
+		}
+	}
+	if _, err := dec.Token(); err != nil {
+		return syntax(err, path)
+	}
+	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
+		return &FieldError{path, "not valid JSON: something stands behind the object"}
+	}
+	return nil
+}
+
+func syntax(err error, path string) error {
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return &FieldError{path, "not valid JSON: it ends too early"}
+	}
+	return &FieldError{path, "not valid JSON: " + strings.TrimPrefix(err.Error(), "json: ")}
+}
+
+// CheckDepth refuses nesting deeper than MaxDepth before any recursion meets it.
+// It counts brackets outside strings, which is exact for JSON that is valid. The
+// error is a *FieldError that names the member at the top.
+func CheckDepth(data []byte) error {
+	depth, inString, member := 0, false, ""
+	start := 0
+	for i := 0; i < len(data); i++ {
+		c := data[i]
+		switch {
+		case inString && c == '\\':
+			i++
+		case inString && c == '"':
+			inString = false
+			if depth == 1 && i-start < 100 {
+				member = string(bytes.ToValidUTF8(data[start+1:i], nil)) // the last string at the top stands before its value
+			}
+		case inString:
+		case c == '"':
+			inString, start = true, i
+		case c == '{' || c == '[':
+			if depth++; depth > MaxDepth {
+				return &FieldError{member, fmt.Sprintf("nested deeper than %d levels", MaxDepth)}
+			}
+		case c == '}' || c == ']':
+			depth--
+		}
+	}
+	return nil
+}
+
+func wrongType(at, want string, raw []byte) error {
+	got := "a number"
+	if len(raw) == 0 {
+		return &FieldError{at, "must be " + want}
+	}
+	switch raw[0] {
+	case '"':
+		got = "a string"
+	case '{':
+		got = "an object"
+	case '[':
+		got = "a list"
+	case 't', 'f':
+		got = "true or false"
+	case 'n':
+		got = "null"
+	default:
+		if len(raw) <= 24 {
+			got = string(raw)
+		}
+	}
+	return &FieldError{at, "must be " + want + ", not " + got}
+}
+
+func join(path, name string) string {
+	if len(name) > 64 {
+		name = name[:64] + "…"
+	}
+	name = strings.ToValidUTF8(name, "\uFFFD")
+	if path == "" {
+		return name
+	}
+	return path + "." + name
+}
+
+// known lists the fields that a message has.
+func known(d protoreflect.MessageDescriptor) string {
+	var names []string
+	for i := range d.Fields().Len() {
+		names = append(names, d.Fields().Get(i).JSONName())
+	}
+	return "there are " + strings.Join(names, ", ")
+}

@@ -1,0 +1,112 @@
+package wirejson
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/types/known/timestamppb"
+)
+
+// Marshal writes a message: fields in their order, without those that have
+// presence and are absent.
+func Marshal(m proto.Message) []byte {
+	var b bytes.Buffer
+	writeMessage(&b, m.ProtoReflect())
+	return b.Bytes()
+}
+
+func writeMessage(b *bytes.Buffer, m protoreflect.Message) {
+	switch m.Descriptor().FullName() {
+	case jsonName:
+		text := m.Get(m.Descriptor().Fields().ByNumber(1)).String()
+		if text == "" {
+			text = "null"
+		}
+		b.WriteString(text)
+		return
+	case timestampName:
+		t, ok := m.Interface().(*timestamppb.Timestamp)
+		if !ok {
+			panic("wirejson: a Timestamp of another package")
+		}
+		writeString(b, t.AsTime().Format(time.RFC3339Nano))
+		return
+	}
+	b.WriteByte('{')
+	first := true
+	fields := m.Descriptor().Fields()
+	for i := range fields.Len() {
+		fd := fields.Get(i)
+		if absent(m, fd) {
+			continue
+		}
+		if !first {
+			b.WriteByte(',')
+		}
+		first = false
+		writeString(b, fd.JSONName())
+		b.WriteByte(':')
+		if fd.IsList() {
+			writeList(b, fd, m.Get(fd).List())
+			continue
+		}
+		writeValue(b, fd, m.Get(fd))
+	}
+	b.WriteByte('}')
+}
+
+// optionalLists are the lists that are left out when they are empty, as the stored JSON of a block leaves them out.
+var optionalLists = map[protoreflect.FullName]bool{"spool.v1.Block.parts": true, "spool.v1.Block.todos": true}
+
+func absent(m protoreflect.Message, fd protoreflect.FieldDescriptor) bool {
+	if fd.IsList() {
+		return optionalLists[fd.FullName()] && m.Get(fd).List().Len() == 0
+	}
+	return fd.HasPresence() && !m.Has(fd)
+}
+
+func writeList(b *bytes.Buffer, fd protoreflect.FieldDescriptor, list protoreflect.List) {
+	b.WriteByte('[')
+	for i := range list.Len() {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		writeValue(b, fd, list.Get(i))
+	}
+	b.WriteByte(']')
+}
+
+func writeValue(b *bytes.Buffer, fd protoreflect.FieldDescriptor, v protoreflect.Value) {
+	switch fd.Kind() {
+	case protoreflect.StringKind:
+		writeString(b, v.String())
+	case protoreflect.BoolKind:
+		b.WriteString(strconv.FormatBool(v.Bool()))
+	case protoreflect.Uint32Kind:
+		b.WriteString(strconv.FormatUint(v.Uint(), 10))
+	case protoreflect.DoubleKind:
+		writeAny(b, v.Float())
+	case protoreflect.MessageKind:
+		writeMessage(b, v.Message())
+	default:
+		panic(fmt.Sprintf("wirejson: %s is a %s, which the API does not use", fd.FullName(), fd.Kind()))
+	}
+}
+
+func writeString(b *bytes.Buffer, s string) { writeAny(b, s) }
+
+// writeAny writes as the log does: without HTML escapes.
+func writeAny(b *bytes.Buffer, v any) {
+	enc := json.NewEncoder(b)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(v); err != nil { // NaN or infinity: no number of JSON
+		b.WriteString("null")
+		return
+	}
+	b.Truncate(b.Len() - 1)
+}

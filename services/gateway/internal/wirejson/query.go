@@ -1,0 +1,69 @@
+package wirejson
+
+import (
+	"net/url"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"google.golang.org/protobuf/reflect/protoreflect"
+)
+
+// CheckQuery reports a *FieldError unless every parameter is a field of the
+// message, outside those that the path holds, given once (a list more often) and of its type.
+func CheckQuery(q url.Values, d protoreflect.MessageDescriptor, inPath func(field string) bool) error {
+	var names []string
+	for i := range d.Fields().Len() {
+		if fd := d.Fields().Get(i); !inPath(string(fd.Name())) && fd.Kind() != protoreflect.MessageKind {
+			names = append(names, fd.JSONName())
+		}
+	}
+	for name, values := range q {
+		fd := d.Fields().ByJSONName(name)
+		if fd == nil || inPath(string(fd.Name())) || fd.Kind() == protoreflect.MessageKind {
+			return &FieldError{join("", name), "there is no such parameter; " + listed(names)}
+		}
+		if len(values) > 1 && !fd.IsList() {
+			return &FieldError{name, "the parameter is given more than once"}
+		}
+		for _, v := range values {
+			if err := checkParameter(name, v, fd.Kind()); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func checkParameter(name, v string, kind protoreflect.Kind) error {
+	switch kind {
+	case protoreflect.Uint32Kind:
+		if _, err := ParseCursor(name, v); err != nil {
+			return err
+		}
+	default:
+		if !utf8.ValidString(v) {
+			return &FieldError{name, "the text is not valid UTF-8"}
+		}
+	}
+	return nil
+}
+
+// ParseCursor reads an unsigned 32-bit number; the error is a *FieldError that names it.
+func ParseCursor(name, v string) (uint32, error) {
+	n, err := strconv.ParseUint(v, 10, 32)
+	if err != nil {
+		if len(v) > 40 {
+			v = v[:40] + "…"
+		}
+		return 0, &FieldError{name, "must be a whole number from 0 to 4294967295, not " + strconv.QuoteToASCII(v)}
+	}
+	return uint32(n), nil
+}
+
+func listed(names []string) string {
+	if len(names) == 0 {
+		return "this route takes none"
+	}
+	return "there are " + strings.Join(names, ", ")
+}

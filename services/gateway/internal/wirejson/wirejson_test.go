@@ -1,0 +1,205 @@
+package wirejson
+
+import (
+	"bytes"
+	"encoding/json"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+	"google.golang.org/protobuf/types/known/timestamppb"
+	"pgregory.net/rapid"
+
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+func TestUnmarshalNamesWhatIsAtFault(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ name, body, want string }{
+		{"unknown field", `{"contents":"x"}`, "contents: there is no such field; there are sessionId, content, parts, metadata"},
+		{"proto name", `{"session_id":"x"}`, "session_id: there is no such field; there are sessionId, content, parts, metadata"},
+		{"number for a string", `{"content":5}`, "content: must be a string, not 5"},
+		{"object for a string", `{"content":{"a":1}}`, "content: must be a string, not an object"},
+		{"string for a list", `{"parts":"x"}`, "parts: must be a list, not a string"},
+		{"nested", `{"parts":[{"type":"text"},{"typ":"x"}]}`, "parts[1].typ: there is no such field; there are type, text, mediaType, data"},
+		{"twice", `{"content":"a","content":"b"}`, "content: the field is given twice"},
+		{"not an object", `["x"]`, "must be an object, not a list"},
+		{"half an object", `{"content":"a"`, "not valid JSON: it ends too early"},
+		{"half a string", `{"content":"a`, "content: not valid JSON: it ends too early"},
+		{"something behind", `{"content":"a"} x`, "not valid JSON: something stands behind the object"},
+		{"invalid UTF-8", "{\"content\":\"a\xff\"}", "content: the text is not valid UTF-8"},
+		{"half a pair", `{"content":"a\ud800b"}`, `content: the text holds half of a surrogate pair (\ud800 to \udfff)`},
+		{"deep metadata", `{"metadata":` + strings.Repeat("[", 100_000) + strings.Repeat("]", 100_000) + `}`, "metadata: nested deeper than 512 levels"},
+		{"deep document", strings.Repeat(`{"a":`, 100_000), "a: nested deeper than 512 levels"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			err := Unmarshal([]byte(c.body), &spoolv1.PostMessageRequest{})
+			if err == nil || err.Error() != c.want {
+				t.Errorf("got %v\nwant %s", err, c.want)
+			}
+		})
+	}
+	for body, want := range map[string]string{
+		`{"sessionOptions":{"idleTimeoutMs":-1}}`:         "sessionOptions.idleTimeoutMs: must be a whole number from 0 to 4294967295, not -1",
+		`{"sessionOptions":{"idleTimeoutMs":4294967296}}`: "sessionOptions.idleTimeoutMs: must be a whole number from 0 to 4294967295, not 4294967296",
+		`{"sessionOptions":{"idleTimeoutMs":"5"}}`:        "sessionOptions.idleTimeoutMs: must be a whole number from 0 to 4294967295, not a string",
+		`{"sessionOptions":[]}`:                           "sessionOptions: must be an object, not a list",
+	} {
+		if err := Unmarshal([]byte(body), &spoolv1.CreateSessionRequest{}); err == nil || err.Error() != want {
+			t.Errorf("%s: got %v\nwant %s", body, err, want)
+		}
+	}
+}
+
+func TestUnmarshalTakesWhatIsRight(t *testing.T) {
+	t.Parallel()
+	var got spoolv1.CreateSessionRequest
+	body := ` {"agent":null,"model":"m","sessionOptions":{"turnLimitMs":4294967295},"metadata": {"b":1152921504606846976, "a":[1.50,null],"a":"\ud83d\ude00"}} `
+	if err := Unmarshal([]byte(body), &got); err != nil {
+		t.Fatal(err)
+	}
+	want := &spoolv1.CreateSessionRequest{
+		Model: "m", SessionOptions: &spoolv1.SessionOptions{TurnLimitMs: 1<<32 - 1},
+		Metadata: &spoolv1.Json{Text: `{"b":1152921504606846976,"a":[1.50,null],"a":"\ud83d\ude00"}`},
+	}
+	if !proto.Equal(&got, want) {
+		t.Errorf("got %v\nwant %v", &got, want)
+	}
+	var null spoolv1.CreateSessionRequest
+	if err := Unmarshal([]byte(`{"metadata":null}`), &null); err != nil || null.GetMetadata().GetText() != "null" {
+		t.Errorf("null is metadata like any other JSON: got %v, %v", null.GetMetadata(), err)
+	}
+}
+
+// An event leaves as the bytes that are stored.
+func TestEventIsWrittenAsStored(t *testing.T) {
+	t.Parallel()
+	wire := events.Wire{
+		Seq: 12, Position: "0-48211", ID: "evt_x", Type: "block_start", Time: time.Date(2026, 1, 2, 3, 4, 5, 678900000, time.UTC),
+		SessionID: "ses_x", ExecutionID: "exe_x", ConversationID: "main", Source: events.FromRunner,
+		Data: json.RawMessage(`{"n":1152921504606846976,"t":"<&>\u2028\u0000é"}`),
+	}
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(wire); err != nil {
+		t.Fatal(err)
+	}
+	id, exe, conv := wire.ID, wire.ExecutionID, wire.ConversationID
+	got := Marshal(&spoolv1.Event{
+		Seq: 12, Position: wire.Position, Id: &id, Type: "block_start", Time: timestamppb.New(wire.Time), SessionId: wire.SessionID,
+		ExecutionId: &exe, ConversationId: &conv, Source: "runner", Data: Raw(string(wire.Data)),
+	})
+	if want := strings.TrimSpace(b.String()); string(got) != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+}
+
+// Every message of the API can be written, and every request read, whatever is in it.
+func TestEveryMessageHasJSON(t *testing.T) {
+	t.Parallel()
+	list := spoolv1.File_spool_v1_spool_proto.Messages()
+	for i := range list.Len() {
+		d := list.Get(i)
+		m := fill(d).Interface()
+		b := Marshal(m)
+		if !json.Valid(b) {
+			t.Errorf("%s: %s is not JSON", d.Name(), b)
+		}
+		if strings.HasSuffix(string(d.Name()), "Request") {
+			back := m.ProtoReflect().New().Interface()
+			if err := Unmarshal(b, back); err != nil || !proto.Equal(m, back) {
+				t.Errorf("%s: read back %v, %v", d.Name(), back, err)
+			}
+		}
+	}
+}
+
+func TestUnmarshalNeverPanics(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		body := rapid.OneOf(
+			rapid.SliceOf(rapid.Byte()),
+			rapid.Map(rapid.StringMatching(`\{"(content|parts|metadata)":[\[\]{}",:0-9a-z\\]{0,20}\}?`), func(s string) []byte { return []byte(s) }),
+		).Draw(t, "body")
+		err := Unmarshal(body, &spoolv1.PostMessageRequest{})
+		if err == nil && !json.Valid(body) {
+			t.Fatalf("%q was taken", body)
+		}
+	})
+}
+
+func TestCheckQuery(t *testing.T) {
+	t.Parallel()
+	d := (&spoolv1.ListEventsRequest{}).ProtoReflect().Descriptor()
+	inPath := func(f string) bool { return f == "session_id" }
+	for query, want := range map[string]string{
+		"after=0&limit=5&types=a&types=b": "",
+		"after=-1":                        `after: must be a whole number from 0 to 4294967295, not "-1"`,
+		"after=18446744073709551616":      `after: must be a whole number from 0 to 4294967295, not "18446744073709551616"`,
+		"after=":                          `after: must be a whole number from 0 to 4294967295, not ""`,
+		"after=1&after=2":                 "after: the parameter is given more than once",
+		"afer=1":                          "afer: there is no such parameter; there are after, limit, types, minPosition",
+		"sessionId=x":                     "sessionId: there is no such parameter; there are after, limit, types, minPosition",
+		"types=%ff":                       "types: the text is not valid UTF-8",
+	} {
+		q, err := url.ParseQuery(query)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := ""
+		if err := CheckQuery(q, d, inPath); err != nil {
+			got = err.Error()
+		}
+		if got != want {
+			t.Errorf("%s: got %s\nwant %s", query, got, want)
+		}
+	}
+}
+
+// fill sets every field, so that each kind is met.
+func fill(d protoreflect.MessageDescriptor) protoreflect.Message {
+	if d.FullName() == timestampName {
+		return timestamppb.New(time.Unix(1, 0)).ProtoReflect()
+	}
+	if d.FullName() == jsonName {
+		return Raw(`{"a":1}`).ProtoReflect()
+	}
+	m := protoMessage(d)
+	for i := range d.Fields().Len() {
+		fd := d.Fields().Get(i)
+		value := func() protoreflect.Value {
+			switch fd.Kind() {
+			case protoreflect.StringKind:
+				return protoreflect.ValueOfString("text")
+			case protoreflect.BoolKind:
+				return protoreflect.ValueOfBool(true)
+			case protoreflect.Uint32Kind:
+				return protoreflect.ValueOfUint32(7)
+			case protoreflect.DoubleKind:
+				return protoreflect.ValueOfFloat64(0.25)
+			}
+			return protoreflect.ValueOfMessage(fill(fd.Message()))
+		}
+		if fd.IsList() {
+			m.Mutable(fd).List().Append(value())
+			continue
+		}
+		m.Set(fd, value())
+	}
+	return m
+}
+
+func protoMessage(d protoreflect.MessageDescriptor) protoreflect.Message {
+	t, err := protoregistry.GlobalTypes.FindMessageByName(d.FullName())
+	if err != nil {
+		panic(err)
+	}
+	return t.New()
+}

@@ -1,0 +1,163 @@
+package gateway_test
+
+import (
+	"context"
+	"encoding/json"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/api/command"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/topology"
+)
+
+// sessions answers commands, as the session service does: it is a tiny one.
+type sessions struct {
+	w    *world
+	seen atomic.Int64
+
+	mu      sync.Mutex
+	done    map[string]command.Answer // by command id
+	all     []command.Command
+	silence bool                                 // takes commands and answers none
+	refuse  func(command.Command) *command.Error // nil refuses nothing
+}
+
+// serveCommands runs one until the test ends.
+func (w *world) serveCommands() *sessions {
+	w.t.Helper()
+	s := &sessions{w: w, done: map[string]command.Answer{}}
+	d := topology.CommandsConsumer()
+	consumer, err := w.js.CreateOrUpdateConsumer(w.t.Context(), d.Stream, d.Config)
+	must(w.t, err)
+	run, err := consumer.Consume(s.handle)
+	must(w.t, err)
+	w.t.Cleanup(func() {
+		run.Stop()
+		<-run.Closed()
+	})
+	return s
+}
+
+func (s *sessions) handle(msg jetstream.Msg) {
+	var c command.Command
+	if err := json.Unmarshal(msg.Data(), &c); err != nil {
+		s.w.t.Errorf("command %s: %v", msg.Data(), err)
+	}
+	s.seen.Add(1)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.all = append(s.all, c)
+	if msg.Headers().Get(topology.HeaderCommandID) != c.ID {
+		s.w.t.Errorf("header %s is %q, the command's id %q", topology.HeaderCommandID, msg.Headers().Get(topology.HeaderCommandID), c.ID)
+	}
+	a, done := s.done[c.ID]
+	if !done {
+		a = s.carryOut(c)
+		if a.Error == nil {
+			s.done[c.ID] = a
+		}
+	}
+	_ = msg.DoubleAck(context.Background())
+	if s.silence {
+		return
+	}
+	if err := s.w.nc.Publish(msg.Headers().Get(topology.HeaderReply), encode(s.w.t, a)); err != nil {
+		s.w.t.Errorf("reply: %v", err)
+	}
+}
+
+func (s *sessions) carryOut(c command.Command) command.Answer {
+	a := command.Answer{SessionID: c.SessionID, ExecutionID: c.ExecutionID}
+	if s.refuse != nil {
+		if a.Error = s.refuse(c); a.Error != nil {
+			return a
+		}
+	}
+	s.w.mu.Lock()
+	f := s.w.sessions[c.SessionID]
+	s.w.mu.Unlock()
+	known := f != nil && f.tenant == c.Tenant
+	read := func(into any) {
+		if err := json.Unmarshal(c.Body, into); err != nil {
+			s.w.t.Errorf("body of %s: %v", c.Type, err)
+		}
+	}
+	create := func(b command.CreateSession) events.Event {
+		return events.Event{Data: events.SessionCreated{Agent: "default", AgentVersion: "1", Architecture: b.Architecture, Provider: "local", Options: b.Options, Metadata: b.Metadata}}
+	}
+	post := func(b command.PostMessage) events.Event {
+		return events.Event{ExecutionID: c.ExecutionID, Data: events.MessageAccepted{
+			BlockID: events.Derive(events.KindBlock, c.ExecutionID, "message"), Content: b.Content, Parts: b.Parts, Metadata: b.Metadata}}
+	}
+	switch c.Type {
+	case command.TypeCreateSession:
+		var b command.CreateSession
+		read(&b)
+		s.w.emit(c.Tenant, c.SessionID, create(b))
+	case command.TypeStartExecution:
+		var b command.StartExecution
+		read(&b)
+		s.w.emit(c.Tenant, c.SessionID, create(b.Create), post(b.Post))
+	case command.TypeCreateKey:
+		var b command.CreateKey
+		read(&b)
+		s.w.addKey(c.Tenant, b.KeyID, b.Name, b.Prefix, b.SHA256)
+		return a
+	case command.TypeRevokeKey:
+		var b command.RevokeKey
+		read(&b)
+		tag, err := s.w.pool.Exec(context.Background(), "UPDATE keys SET revoked_at = now() WHERE tenant = $1 AND id = $2", c.Tenant, b.KeyID)
+		if err != nil || tag.RowsAffected() == 0 {
+			a.Error = &command.Error{Code: "KEY_NOT_FOUND", Field: "keyId", Detail: "there is no such key"}
+		}
+		return a
+	default:
+		if !known {
+			a.Error = &command.Error{Code: "SESSION_NOT_FOUND", Field: "sessionId", Detail: "there is no such session"}
+			return a
+		}
+		s.change(c, read, post)
+	}
+	s.w.mu.Lock()
+	defer s.w.mu.Unlock()
+	a.Position = s.w.sessions[c.SessionID].position
+	return a
+}
+
+func (s *sessions) change(c command.Command, read func(any), post func(command.PostMessage) events.Event) {
+	var e events.Event
+	switch c.Type {
+	case command.TypePostMessage:
+		var b command.PostMessage
+		read(&b)
+		e = post(b)
+	case command.TypeUpdateSession:
+		var b command.UpdateSession
+		read(&b)
+		d := events.SessionOptionsUpdated{Metadata: b.Metadata}
+		if b.Options != nil {
+			d.Options = *b.Options
+		}
+		e.Data = d
+	case command.TypeInterrupt:
+		e.Data = events.InterruptRequested{Control: 1}
+	case command.TypeCancel:
+		e = events.Event{ExecutionID: c.ExecutionID, Data: events.CancelRequested{Control: 1, Reason: "cancelled"}}
+	case command.TypeDeleteSession:
+		e.Data = events.SessionDeleted{}
+	default:
+		s.w.t.Errorf("command of type %s", c.Type)
+	}
+	s.w.emit(c.Tenant, c.SessionID, e)
+}
+
+func (s *sessions) commands(t testing.TB) []command.Command {
+	t.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return append([]command.Command(nil), s.all...)
+}

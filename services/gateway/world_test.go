@@ -1,0 +1,426 @@
+package gateway_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"go.uber.org/goleak"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/blocks"
+	"github.com/spoolhq/spool/pkg/natsserver"
+	"github.com/spoolhq/spool/pkg/natsserver/natstest"
+	"github.com/spoolhq/spool/pkg/pgserver/pgtest"
+	"github.com/spoolhq/spool/pkg/readmodel"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/gateway"
+)
+
+// world is what a gateway needs, and, in place of session service and projector,
+// tests that write rows and messages as those do.
+type world struct {
+	t    *testing.T
+	url  string
+	pool *pgxpool.Pool
+	nats *natsserver.Server // nil when the test has its own
+	nc   *nats.Conn         // of the test, with all rights
+	js   jetstream.JetStream
+
+	mu       sync.Mutex
+	position int64
+	sessions map[string]*fake
+	mute     bool // commit rows and announce nothing
+}
+
+// fake is a session as the projector has folded it.
+type fake struct {
+	tenant, id string
+	seq        uint32
+	position   string
+	blocks     map[string]*events.Block
+	first      map[string]uint32 // block to its seq
+	ord        map[string]int    // execution to its place
+	text       map[string]int    // bytes of text of open blocks
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	var users []natsserver.User
+	for _, u := range topology.Users() {
+		users = append(users, natsserver.User{Name: u.Name, InboxPrefix: topology.InboxPrefix(u.Name), Publish: u.Publish, Subscribe: u.Subscribe})
+	}
+	srv := natstest.RunConfig(t, natsserver.Config{Relaxed: true, MaxPayload: 8 << 20, Users: users})
+	nc, err := srv.ConnectAs(topology.UserAdmin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	w := newWorldOn(t, nc)
+	w.nats = srv
+	return w
+}
+
+func newWorldOn(t *testing.T, nc *nats.Conn) *world {
+	t.Helper()
+	js, err := jetstream.New(nc)
+	must(t, err)
+	must(t, topology.Provision(t.Context(), js, topology.Config{}))
+	w := &world{t: t, url: pgtest.URL(t), nc: nc, js: js, sessions: map[string]*fake{}}
+	must(t, readmodel.Migrate(t.Context(), w.url))
+	w.pool = w.openPool(w.url)
+	w.exec("UPDATE checkpoints SET caught_up = true")
+	return w
+}
+
+func (w *world) openPool(url string) *pgxpool.Pool {
+	w.t.Helper()
+	pool, err := readmodel.Open(w.t.Context(), url)
+	must(w.t, err)
+	w.t.Cleanup(pool.Close)
+	return pool
+}
+
+func (w *world) exec(sql string, args ...any) {
+	w.t.Helper()
+	_, err := w.pool.Exec(w.t.Context(), sql, args...)
+	must(w.t, err)
+}
+
+// gateway runs one copy until the test ends, as the gateway's own NATS user.
+func (w *world) gateway(cfg gateway.Config) *served {
+	w.t.Helper()
+	nc, err := w.nats.ConnectAs(topology.UserGateway)
+	must(w.t, err)
+	w.t.Cleanup(nc.Close)
+	return w.gatewayOn(cfg, nc, w.openPool(w.url))
+}
+
+// served is a gateway that runs.
+type served struct {
+	t    *testing.T
+	url  string
+	grpc string
+	stop func()
+	key  string // sent with every request
+}
+
+func (w *world) gatewayOn(cfg gateway.Config, nc *nats.Conn, pool *pgxpool.Pool) *served {
+	w.t.Helper()
+	if cfg.Listen == "" {
+		cfg.Listen = "127.0.0.1:0"
+	}
+	if cfg.GRPCListen == "" {
+		cfg.GRPCListen = "127.0.0.1:0"
+	}
+	g, err := gateway.New(cfg, gateway.Deps{NATS: nc, Pool: pool, Logger: natstest.Logger(w.t)})
+	must(w.t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- g.Run(ctx) }()
+	var once sync.Once
+	stop := func() {
+		once.Do(func() {
+			cancel()
+			if err := <-done; err != nil {
+				w.t.Errorf("the gateway ended with %v", err)
+			}
+		})
+	}
+	w.t.Cleanup(stop)
+	select {
+	case <-g.Ready():
+	case err := <-done:
+		w.t.Fatalf("the gateway did not start: %v", err)
+	}
+	return &served{t: w.t, url: "http://" + g.Addr().String(), grpc: g.GRPCAddr().String(), stop: stop}
+}
+
+// session makes a session, as if it had been created, and gives its id.
+func (w *world) session(tenant string) string {
+	w.t.Helper()
+	id := newID(w.t, events.KindSession)
+	w.emit(tenant, id, events.Event{Data: events.SessionCreated{Agent: "default", AgentVersion: "1", Architecture: "spool", Provider: "local",
+		Options: events.Options{IdleTimeoutMs: 900000, TurnLimitMs: 3600000, SessionLimitMs: 86400000}}})
+	return id
+}
+
+// emit commits events as the projector does, and announces them.
+func (w *world) emit(tenant, session string, list ...events.Event) {
+	w.t.Helper()
+	w.commit(tenant, session, list, nil)
+}
+
+// say commits text in flight: the next piece of an open block.
+func (w *world) say(tenant, session, block, text string) {
+	w.t.Helper()
+	w.mu.Lock()
+	f := w.sessions[session]
+	d := events.Delta{BlockID: block, ConversationID: events.MainConversation, Epoch: 1, Offset: uint32(f.text[block]), Text: text, Time: time.Now().UTC()}
+	if b := f.blocks[block]; b != nil {
+		d.ExecutionID = b.ExecutionID
+	}
+	f.text[block] += len(text)
+	w.mu.Unlock()
+	w.commit(tenant, session, nil, []events.Delta{d})
+}
+
+func (w *world) commit(tenant, session string, list []events.Event, deltas []events.Delta) {
+	w.t.Helper()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	f := w.sessions[session]
+	if f == nil {
+		f = &fake{tenant: tenant, id: session, blocks: map[string]*events.Block{}, first: map[string]uint32{}, ord: map[string]int{}, text: map[string]int{}}
+		w.sessions[session] = f
+	}
+	ctx := context.Background()
+	tx, err := w.pool.Begin(ctx)
+	must(w.t, err)
+	p := projection{w: w, tx: tx, f: f}
+	live := readmodel.Live{Session: session, Deltas: deltas}
+	w.position++
+	f.position = "0-" + strconv.FormatInt(w.position, 10)
+	for i, e := range list {
+		live.Events = append(live.Events, p.event(e, i))
+	}
+	for _, d := range deltas {
+		p.do(`INSERT INTO text_in_flight VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)`, tenant, session, d.BlockID, int64(d.Offset),
+			readmodel.Group(session), d.ExecutionID, d.ConversationID, int64(d.Epoch), d.Time, d.Text)
+	}
+	p.do("UPDATE sessions SET tip = $3, tip_position = $4, updated_at = now() WHERE tenant = $1 AND id = $2", tenant, session, int64(f.seq), f.position)
+	p.do("UPDATE checkpoints SET position = $2 WHERE grp = $1", readmodel.Group(session), w.position)
+	if err := tx.Commit(ctx); err != nil {
+		w.t.Error(err) // and not Fatal, which would leave others waiting when another goroutine called
+	}
+	live.Tip = f.seq
+	if !w.mute {
+		w.announce(tenant, live)
+	}
+}
+
+func (w *world) announce(tenant string, live readmodel.Live) {
+	w.t.Helper()
+	must(w.t, w.nc.Publish(events.LiveSubject(tenant, live.Session), encode(w.t, live)))
+}
+
+// projection folds events into rows, in one transaction.
+type projection struct {
+	w  *world
+	tx pgx.Tx
+	f  *fake
+}
+
+func (p projection) do(sql string, args ...any) {
+	p.w.t.Helper()
+	if _, err := p.tx.Exec(context.Background(), sql, args...); err != nil {
+		p.w.t.Errorf("%s: %v", sql, err)
+	}
+}
+
+func (p projection) event(e events.Event, i int) events.Wire {
+	f := p.f
+	f.seq++
+	e.ID = events.Derive(events.KindEvent, f.position, strconv.Itoa(i))
+	if e.Source == "" {
+		e.Source = events.FromServer
+	}
+	if e.Time.IsZero() {
+		e.Time = time.Date(2026, 1, 2, 3, 4, 5, int(f.seq)*1000, time.UTC)
+	}
+	wire, err := e.ToWire(f.id, f.seq, f.position)
+	must(p.w.t, err)
+	p.do("INSERT INTO events VALUES ($1, $2, $3, $4, $5)", f.tenant, f.id, int64(f.seq), string(wire.Type), string(encode(p.w.t, wire)))
+	p.block(e)
+	switch d := e.Data.(type) {
+	case events.SessionCreated:
+		p.do(`INSERT INTO sessions (tenant, id, grp, status, agent, agent_version, architecture, provider, options, metadata, created_at, updated_at, tip, tip_position)
+			VALUES ($1, $2, $3, 'open', $4, $5, $6, $7, $8, $9, $10, $10, 0, '')`, f.tenant, f.id, readmodel.Group(f.id), d.Agent, d.AgentVersion, d.Architecture,
+			d.Provider, string(encode(p.w.t, d.Options)), text(d.Metadata), e.Time)
+	case events.SessionOptionsUpdated:
+		p.do("UPDATE sessions SET options = $3, metadata = coalesce($4, metadata) WHERE tenant = $1 AND id = $2", f.tenant, f.id, string(encode(p.w.t, d.Options)), text(d.Metadata))
+	case events.MessageAccepted:
+		f.ord[e.ExecutionID] = len(f.ord)
+		p.do(`INSERT INTO executions (tenant, session, id, ord, phase, metadata, queued_at, first_seq) VALUES ($1, $2, $3, $4, 'queued', $5, $6, $7)`,
+			f.tenant, f.id, e.ExecutionID, f.ord[e.ExecutionID], text(d.Metadata), e.Time, int64(f.seq))
+		p.do("UPDATE sessions SET executions = executions + 1 WHERE tenant = $1 AND id = $2", f.tenant, f.id)
+	case events.ExecutionCompleted:
+		p.do("UPDATE executions SET phase = 'completed', result = $4, ended_at = $5, duration_ms = $6 WHERE tenant = $1 AND session = $2 AND id = $3",
+			f.tenant, f.id, e.ExecutionID, d.Result, e.Time, int64(d.DurationMs))
+	case events.SubagentSpawned:
+		p.do(`INSERT INTO conversations VALUES ($1, $2, $3, $4, $5, $6, $7, $8, 'running', $9, NULL, 0, $10)`, f.tenant, f.id, d.Conversation, d.Parent,
+			e.ExecutionID, d.SubagentID, d.ToolUseID, d.Name, e.Time, int64(f.seq))
+	case events.SessionDeleted:
+		for _, table := range []string{"sessions WHERE tenant = $1 AND id", "events WHERE tenant = $1 AND session", "blocks WHERE tenant = $1 AND session",
+			"executions WHERE tenant = $1 AND session", "text_in_flight WHERE tenant = $1 AND session"} {
+			p.do("DELETE FROM "+table+" = $2", f.tenant, f.id)
+		}
+		p.do("INSERT INTO deleted_sessions VALUES ($1, $2, $3, now())", f.tenant, f.id, readmodel.Group(f.id))
+	}
+	return wire
+}
+
+func (p projection) block(e events.Event) {
+	f := p.f
+	id := blocks.Target(e)
+	if id == "" {
+		return
+	}
+	b := blocks.Reduce(f.blocks[id], e)
+	f.blocks[id] = b
+	if f.first[id] == 0 {
+		f.first[id] = f.seq
+	}
+	p.do(`INSERT INTO blocks VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
+		ON CONFLICT (tenant, session, id) DO UPDATE SET status = $7, last_seq = $10, block = $11`, f.tenant, f.id, id, b.ExecutionID, b.ConversationID,
+		string(b.Kind), string(b.Status), f.ord[b.ExecutionID], int64(f.first[id]), int64(f.seq), string(encode(p.w.t, b)))
+	if b.Status != events.StatusPending {
+		delete(f.text, id)
+		p.do("DELETE FROM text_in_flight WHERE tenant = $1 AND session = $2 AND block = $3", f.tenant, f.id, id)
+	}
+}
+
+// addKey stores an API key as the projector does.
+func (w *world) addKey(tenant, id, name, prefix, hash string) {
+	w.t.Helper()
+	w.exec("INSERT INTO keys VALUES ($1, $2, $3, $4, $5, $6, now())", tenant, id, readmodel.Group(id), name, prefix, hash)
+}
+
+func text(raw json.RawMessage) *string {
+	if raw == nil {
+		return nil
+	}
+	s := string(raw)
+	return &s
+}
+
+func encode(t testing.TB, v any) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	must(t, enc.Encode(v))
+	return bytes.TrimSuffix(b.Bytes(), []byte("\n"))
+}
+
+func newID(t testing.TB, kind events.Kind) string {
+	t.Helper()
+	id, err := events.NewID(kind, time.Now(), rand.Reader)
+	must(t, err)
+	return id
+}
+
+// oldID is an id that nobody waits for.
+func oldID(t testing.TB, kind events.Kind) string {
+	t.Helper()
+	id, err := events.NewID(kind, time.Now().Add(-time.Hour), rand.Reader)
+	must(t, err)
+	return id
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// answer is what HTTP answered.
+type answer struct {
+	status int
+	header http.Header
+	body   []byte
+}
+
+// field reads a path of the JSON body.
+func (a answer) field(path ...string) any {
+	var v any
+	dec := json.NewDecoder(bytes.NewReader(a.body))
+	dec.UseNumber()
+	if dec.Decode(&v) != nil {
+		return nil
+	}
+	for _, p := range path {
+		m, ok := v.(map[string]any)
+		if !ok {
+			return nil
+		}
+		v = m[p]
+	}
+	return v
+}
+
+func (a answer) text(path ...string) string {
+	s, _ := a.field(path...).(string)
+	return s
+}
+
+func (a answer) String() string { return fmt.Sprintf("%d %s", a.status, a.body) }
+
+type option func(*http.Request)
+
+func header(name, value string) option { return func(r *http.Request) { r.Header.Set(name, value) } }
+
+func (s *served) do(method, path, body string, opts ...option) answer {
+	s.t.Helper()
+	req, err := http.NewRequestWithContext(s.t.Context(), method, s.url+path, bytes.NewReader([]byte(body)))
+	must(s.t, err)
+	if s.key != "" {
+		req.Header.Set("Authorization", "Bearer "+s.key)
+	}
+	for _, o := range opts {
+		o(req)
+	}
+	resp, err := client.Do(req)
+	must(s.t, err)
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	must(s.t, err)
+	return answer{resp.StatusCode, resp.Header, b}
+}
+
+func (s *served) get(path string, opts ...option) answer {
+	s.t.Helper()
+	return s.do("GET", path, "", opts...)
+}
+
+// want fails the test unless the status is right.
+func (a answer) want(t testing.TB, status int) answer {
+	t.Helper()
+	if a.status != status {
+		t.Fatalf("got %s, want %d", a, status)
+	}
+	return a
+}
+
+// wantProblem fails the test unless it is a problem of that code and field.
+func (a answer) wantProblem(t testing.TB, status int, code, field string) answer {
+	t.Helper()
+	if a.status != status || a.text("code") != code || a.text("field") != field || a.text("detail") == "" ||
+		a.header.Get("Content-Type") != "application/problem+json" {
+		t.Errorf("got %s (%s), want %d %s field %q", a, a.header.Get("Content-Type"), status, code, field)
+	}
+	return a
+}
+
+var client = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m,
+		// The Postgres of the tests is started once and outlives them.
+		goleak.IgnoreTopFunction("os/exec.(*Cmd).watchCtx"),
+		goleak.IgnoreTopFunction("os/exec.(*Cmd).Wait"))
+}
+
