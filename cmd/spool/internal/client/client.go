@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"io"
 	"mime"
-	"net"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -130,8 +129,7 @@ func retryAfter(err error, try int) (time.Duration, bool) {
 		return min(max(problem.RetryAfter, wait), maxWait), true
 	case errors.As(err, &unreachable):
 		// A server that refuses connections is not up; one that broke off may answer again.
-		var op *net.OpError
-		return wait, !(errors.As(unreachable.Err, &op) && op.Op == "dial")
+		return wait, !IsRefused(err)
 	}
 	return 0, false
 }

@@ -71,6 +71,13 @@ func (e *UnreachableError) Error() string {
 // Unwrap returns the cause.
 func (e *UnreachableError) Unwrap() error { return e.Err }
 
+// IsRefused tells whether err is a gateway that could not be connected to, so that nothing was sent.
+func IsRefused(err error) bool {
+	var e *UnreachableError
+	var op *net.OpError
+	return errors.As(err, &e) && errors.As(e.Err, &op) && op.Op == "dial"
+}
+
 // reason is the cause in few words: the address stands beside it already.
 func reason(err error) string {
 	var dns *net.DNSError

@@ -41,11 +41,12 @@ type fakeServer struct {
 	asked  []string // method and path of each request but the streams'
 	bodies []string
 	more   chan []events.Payload
+	gone   chan struct{} // ends the streams
 }
 
 func serve(t *testing.T, begin ...events.Payload) *fakeServer {
 	t.Helper()
-	f := &fakeServer{t: t, begin: begin, controls: map[string][]events.Payload{}, more: make(chan []events.Payload, 10)}
+	f := &fakeServer{t: t, begin: begin, controls: map[string][]events.Payload{}, more: make(chan []events.Payload, 10), gone: make(chan struct{})}
 	f.Server = httptest.NewServer(f)
 	t.Cleanup(f.Close)
 	return f
@@ -135,6 +136,8 @@ func (f *fakeServer) stream(w http.ResponseWriter, r *http.Request) {
 		select {
 		case <-ctx.Done():
 			return
+		case <-f.gone:
+			return
 		case list := <-f.more:
 			if !send(list) {
 				return
@@ -157,6 +160,7 @@ func (f *fakeServer) wasAsked(what string) bool {
 // fakeLocal is a machine on which a stack may run, or start.
 type fakeLocal struct {
 	dir     string
+	mu      sync.Mutex
 	found   *Connection
 	start   func(StackOptions) (Stack, error)
 	open    func() (Installation, error)
@@ -165,10 +169,17 @@ type fakeLocal struct {
 
 func (l *fakeLocal) DefaultDir() (string, error) { return l.dir, nil }
 func (l *fakeLocal) Find(string) (Connection, bool, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	if l.found == nil {
 		return Connection{}, false, nil
 	}
 	return *l.found, true, nil
+}
+func (l *fakeLocal) forget() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.found = nil
 }
 func (l *fakeLocal) Start(_ context.Context, o StackOptions) (Stack, error) {
 	l.started = append(l.started, o)
@@ -545,6 +556,30 @@ func TestRunJoins(t *testing.T) {
 		w.Local = l
 		if got := spool(t, w, "run", "q"); got.code != ExitDone {
 			t.Errorf("got %+v", got)
+		}
+	})
+	t.Run("one that ends with its run", func(t *testing.T) {
+		t.Parallel()
+		first := serve(t, accepted, dispatched)
+		second := serve(t, accepted, dispatched, answered, events.ExecutionCompleted{})
+		stack := newFakeStack(second.URL)
+		l := &fakeLocal{dir: t.TempDir(), found: &Connection{URL: first.URL}}
+		l.start = func(StackOptions) (Stack, error) { return stack, nil }
+		w := world(t)
+		out := &watched{lines: 2, full: make(chan struct{})}
+		var text, errs bytes.Buffer
+		w.Local, w.Out, w.Err = l, io.MultiWriter(&text, out), &errs
+		var ending sync.WaitGroup
+		ending.Go(func() {
+			<-out.full
+			l.forget()
+			close(first.gone)
+			first.Close()
+		})
+		code := Main(t.Context(), []string{"run", "--json", "q"}, w)
+		ending.Wait()
+		if code != ExitDone || len(l.started) != 1 || stack.closed != 1 || strings.Count(text.String(), "\n") != 4 || strings.Count(text.String(), "message_accepted") != 1 {
+			t.Errorf("got %d, started %d, closed %d:\n%s%s", code, len(l.started), stack.closed, text.String(), errs.String())
 		}
 	})
 	t.Run("one that ends", func(t *testing.T) {

@@ -290,7 +290,7 @@ func (x *examination) models(context.Context) finding {
 
 // gateway asks a server, if one is named or runs, how its parts are.
 func (x *examination) gateway(ctx context.Context) finding {
-	c, err := x.find(ctx, x.app)
+	c, _, err := x.find(ctx, x.app)
 	if err != nil && (x.URL != "" || x.running != nil) {
 		return failed(err.Error(), "")
 	}

@@ -79,6 +79,8 @@ type running struct {
 	cmd     *runCommand
 	query   string
 	watcher *watcher
+	client  atomic.Pointer[client.Client]
+	here    bool        // the server is a stack on the data folder that another process runs
 	stack   Stack       // nil where a server answers
 	posting atomic.Bool // the query is being stored: whether it was is not known yet
 	began   atomic.Bool // an executor may have it
@@ -87,7 +89,7 @@ type running struct {
 func (r *running) run() (err error) {
 	ctx, cancel := context.WithCancelCause(r.app.ctx)
 	defer cancel(nil)
-	posted := make(chan client.Accepted, 1) // and from then on watcher.client is there
+	posted := make(chan client.Accepted, 1) // and from then on client is there
 	var signals sync.WaitGroup
 	defer signals.Wait()
 	defer cancel(nil)
@@ -95,15 +97,27 @@ func (r *running) run() (err error) {
 	defer func() { err = errors.Join(err, shown()) }()
 	signals.Go(func() { r.controls(ctx, cancel, posted) })
 
-	if r.watcher.client, err = r.server(ctx, cancel); err != nil {
+	defer func() {
+		cancel(nil)
+		signals.Wait() // from here on signals are for leave
+		if r.stack != nil {
+			err = errors.Join(err, r.leave())
+		}
+		if c := r.client.Load(); c != nil {
+			c.Close()
+		}
+	}()
+	if err := r.reach(ctx, cancel); err != nil {
 		return err
-	}
-	defer r.watcher.client.Close()
-	if r.stack != nil {
-		defer func() { err = errors.Join(err, r.leave()) }()
 	}
 	r.posting.Store(true)
 	accepted, tip, err := r.post(ctx)
+	if r.orphaned(err) && client.IsRefused(err) { // it ended just now, and nothing was sent
+		if err := r.reach(ctx, cancel); err != nil {
+			return err
+		}
+		accepted, tip, err = r.post(ctx)
+	}
 	if err != nil {
 		return err
 	}
@@ -117,6 +131,12 @@ func (r *running) run() (err error) {
 		r.watcher.shown.Hint("Ctrl-C stops it")
 	}
 	end, err := r.watcher.watch(ctx, tip)
+	for r.orphaned(err) {
+		// The stack of another run ended with it. The query is in the log: a stack of our own goes on with it.
+		if err = r.reach(ctx, cancel); err == nil {
+			end, err = r.watcher.watch(ctx, r.watcher.cursor)
+		}
+	}
 	if err := errors.Join(err, shown()); err != nil {
 		if errors.Is(err, errInterrupted) {
 			fmt.Fprintf(r.app.Err, "spool: left while it was still running; follow it with `spool attach %s`\n", accepted.SessionID)
@@ -143,9 +163,27 @@ func (r *running) ended(end events.Payload, accepted client.Accepted) error {
 	return nil
 }
 
-// server finds a server, or starts a stack.
-func (r *running) server(ctx context.Context, cancel context.CancelCauseFunc) (*client.Client, error) {
-	c, err := r.cmd.find(ctx, r.app)
+// reach finds a server, or starts a stack, and keeps a client of it.
+func (r *running) reach(ctx context.Context, cancel context.CancelCauseFunc) error {
+	c, err := r.server(ctx, cancel)
+	if err != nil {
+		return err
+	}
+	if old := r.client.Swap(c); old != nil {
+		old.Close()
+	}
+	r.watcher.client = c
+	return nil
+}
+
+// orphaned tells whether a stack that this run had joined has ended.
+func (r *running) orphaned(err error) bool {
+	var gone *client.UnreachableError
+	return r.here && errors.As(err, &gone)
+}
+
+func (r *running) server(ctx context.Context, cancel context.CancelCauseFunc) (c *client.Client, err error) {
+	c, r.here, err = r.cmd.find(ctx, r.app)
 	if c != nil || r.cmd.URL != "" || ctx.Err() != nil {
 		return c, err
 	}
@@ -185,8 +223,9 @@ func (r *running) join(ctx context.Context) (*client.Client, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	for {
-		c, err := r.cmd.find(ctx, r.app)
+		c, here, err := r.cmd.find(ctx, r.app)
 		if c != nil {
+			r.here = here
 			return c, nil
 		}
 		select {
@@ -199,7 +238,7 @@ func (r *running) join(ctx context.Context) (*client.Client, error) {
 
 // post stores the query; tip is the seq after which it is to be found.
 func (r *running) post(ctx context.Context) (accepted client.Accepted, tip uint32, err error) {
-	c := r.watcher.client
+	c := r.client.Load()
 	if r.cmd.Session == "" {
 		accepted, err = c.StartExecution(ctx, client.Start{
 			Architecture: r.cmd.Architecture, Sandbox: r.cmd.Sandbox, Model: r.cmd.Model, Content: r.query,
@@ -270,10 +309,10 @@ func (r *running) control(ctx context.Context, accepted client.Accepted, asked i
 	var err error
 	if asked == 1 && r.began.Load() {
 		r.note("stopping; Ctrl-C again cancels it")
-		_, err = r.watcher.client.Interrupt(ctx, accepted.SessionID)
+		_, err = r.client.Load().Interrupt(ctx, accepted.SessionID)
 	} else {
 		r.note("cancelling; Ctrl-C again leaves without waiting")
-		_, err = r.watcher.client.CancelExecution(ctx, accepted.ExecutionID)
+		_, err = r.client.Load().CancelExecution(ctx, accepted.ExecutionID)
 	}
 	if err != nil && ctx.Err() == nil {
 		r.note("could not ask for that: " + err.Error())
@@ -290,7 +329,7 @@ func (r *running) note(text string) {
 
 // leave stops the stack of this run, once others that joined it have their ends.
 func (r *running) leave() error {
-	if r.app.ctx.Err() == nil {
+	if r.client.Load() != nil && r.app.ctx.Err() == nil {
 		r.wait()
 	}
 	return r.stack.Close()
@@ -303,8 +342,11 @@ func (r *running) wait() {
 	for said := false; ; said = true {
 		busy := 0
 		for _, phase := range []string{"queued", "starting", "running"} {
-			for _, err := range r.watcher.client.Executions(ctx, phase) {
+			for _, err := range r.client.Load().Executions(ctx, phase) {
 				if err != nil {
+					if ctx.Err() == nil {
+						fmt.Fprintln(r.app.Err, "spool: cannot ask whether others use the stack of this run, so it ends: "+err.Error())
+					}
 					return
 				}
 				busy++

@@ -15,6 +15,9 @@ const defaultURL = "http://127.0.0.1:7700"
 // probeTimeout bounds the question whether a server answers on this machine.
 const probeTimeout = 3 * time.Second
 
+// goneTimeout is when a stack on this machine that does not answer any more counts as ended.
+const goneTimeout = 3 * time.Second
+
 // server is what every command takes that talks to a server.
 type server struct {
 	URL  string `env:"SPOOL_URL" placeholder:"http://127.0.0.1:7700" help:"Where the gateway is. Without it: the default address, else the stack that runs on the data folder."`
@@ -25,27 +28,25 @@ type server struct {
 
 // connect finds the server.
 func (s server) connect(ctx context.Context, a *app) (*client.Client, error) {
-	c, err := s.find(ctx, a)
-	if c == nil {
-		return nil, err
-	}
-	return c, nil
+	c, _, err := s.find(ctx, a)
+	return c, err
 }
 
-// find is a client of the server, or nil and why there is none. A server that the
-// user names is not asked first; its answer to the command itself will tell.
-func (s server) find(ctx context.Context, a *app) (*client.Client, error) {
+// find is a client of the server; here tells that this is a stack on the data
+// folder, which may end with the run that it was started for. A server that the user
+// names is not asked first; its answer to the command itself will tell.
+func (s server) find(ctx context.Context, a *app) (c *client.Client, here bool, err error) {
 	if s.URL != "" {
 		c, err := client.New(client.Config{URL: s.URL, Key: s.Key})
 		if err != nil {
-			return nil, &exitError{ExitUsage, err}
+			return nil, false, &exitError{ExitUsage, err}
 		}
-		return c, nil
+		return c, false, nil
 	}
 	var urls []string
 	running, ok, err := s.running(a)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	if ok {
 		urls = append(urls, running.URL)
@@ -57,27 +58,32 @@ func (s server) find(ctx context.Context, a *app) (*client.Client, error) {
 	}
 	var first error
 	for _, u := range urls {
-		c, err := client.New(client.Config{URL: u, Key: s.Key})
+		here := ok && u == running.URL
+		cfg := client.Config{URL: u, Key: s.Key}
+		if here {
+			cfg.GiveUp = goneTimeout
+		}
+		c, err := client.New(cfg)
 		if err != nil {
-			return nil, &exitError{ExitUsage, err}
+			return nil, false, &exitError{ExitUsage, err}
 		}
 		probe, cancel := context.WithTimeout(ctx, probeTimeout)
 		err = c.Alive(probe)
 		cancel()
 		if err == nil {
-			return c, nil
+			return c, here, nil
 		}
 		if ctx.Err() != nil {
-			return nil, context.Cause(ctx)
+			return nil, false, context.Cause(ctx)
 		}
 		if errors.Is(err, context.DeadlineExceeded) {
 			err = &client.UnreachableError{URL: u, Err: err}
 		}
-		if first == nil || ok && u == running.URL {
+		if first == nil || here {
 			first = err
 		}
 	}
-	return nil, first
+	return nil, false, first
 }
 
 // running is the stack on the data folder.

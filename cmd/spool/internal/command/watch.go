@@ -24,6 +24,7 @@ type watcher struct {
 	open    map[string]bool    // executions without an end
 	closed  bool               // the session takes no more messages
 	lost    bool               // the connection, and it was said
+	cursor  uint32             // seq of the last event that came
 }
 
 // errEnded is a session of which no more will come.
@@ -32,7 +33,9 @@ var errEnded = errors.New("the session has ended")
 // watch follows from a cursor until the execution's end, which it returns, or, when
 // it shows all of a session, until that ends (nil).
 func (w *watcher) watch(ctx context.Context, after uint32) (events.Payload, error) {
-	w.open = map[string]bool{}
+	if w.open == nil {
+		w.open = map[string]bool{}
+	}
 	for m, err := range w.client.Follow(ctx, w.session, after) {
 		if err != nil {
 			if cause := context.Cause(ctx); cause != nil {
@@ -85,6 +88,9 @@ func (w *watcher) say(state, line string) {
 }
 
 func (w *watcher) event(wire events.Wire, raw json.RawMessage) (events.Payload, error) {
+	if wire.Type != events.TextDelta {
+		w.cursor = wire.Seq
+	}
 	if w.only != "" && wire.ExecutionID != "" && wire.ExecutionID != w.only {
 		return nil, nil
 	}
@@ -142,6 +148,7 @@ func (w *watcher) delta(wire events.Wire) error {
 // snapshot goes on from a snapshot, and says what was left out. An end that lies in
 // what was left out is asked for.
 func (w *watcher) snapshot(s *client.Snapshot) (events.Payload, error) {
+	w.cursor = s.Seq
 	why := "the server went on from a snapshot"
 	if s.Cause != nil {
 		why = s.Cause.Error()
