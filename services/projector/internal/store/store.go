@@ -17,7 +17,7 @@ import (
 const lockClass = 0x73706f6c
 
 // copyRows is how many new rows make COPY cheaper than one round trip for all.
-const copyRows = 1500
+const copyRows = 500
 
 // closeWait bounds how long the server may take to say goodbye.
 const closeWait = time.Second
@@ -176,7 +176,7 @@ func (s *Store) bulk(ctx context.Context, tx pgx.Tx, first *pgx.Batch, c *fold.C
 // copyNew copies a table's new rows and leaves the changed ones in rest; few are left there whole.
 func copyNew[R any](ctx context.Context, tx pgx.Tx, t table[R], rows fold.Rows[R], rest *fold.Rows[R]) error {
 	rest.Changed = rows.Changed
-	if len(rows.New) < copyRows/10 {
+	if len(rows.New) < copyRows/5 {
 		rest.New = rows.New
 		return nil
 	}
