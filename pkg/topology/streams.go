@@ -195,7 +195,8 @@ func KeyValues() []KeyValue {
 		{
 			Config: jetstream.KeyValueConfig{
 				Bucket: BucketLeases, Description: "Executors that live: engine, capacity, address.",
-				TTL: LeaseTTL, Storage: jetstream.MemoryStorage, History: 1,
+				// In memory it would be gone with the server's next start, and with it every lease.
+				TTL: LeaseTTL, Storage: jetstream.FileStorage, History: 1,
 			},
 			Keys: "<executor>", Writes: "executor, every second", Reads: "session, executor",
 		},
