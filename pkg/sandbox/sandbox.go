@@ -56,8 +56,8 @@ type Provider interface {
 // Sandbox is a running sandbox.
 type Sandbox interface {
 	ID() string
-	// Exec starts a command inside and returns at once. Args[0] "runner" is the
-	// runner's own binary.
+	// Exec starts a command inside and returns at once; ctx bounds only the start.
+	// Args[0] "runner" is the runner's own binary.
 	Exec(ctx context.Context, cmd Command) (Process, error)
 	// Running tells whether the sandbox's runner lives.
 	Running(ctx context.Context) (bool, error)

@@ -147,15 +147,6 @@ func (f *fixture) exec(box sandbox.Sandbox, c sandbox.Command, stdin string) (st
 	return string(raw), <-errs, code
 }
 
-func (f *fixture) until(what string, ok func() bool) {
-	f.Helper()
-	for deadline := time.Now().Add(within); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			f.Fatalf("waited in vain until %s", what)
-		}
-	}
-}
-
 func createTwice(f *fixture) {
 	spec := f.spec()
 	first := f.create(spec)
