@@ -9,7 +9,9 @@ import (
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/natsserver/natstest"
 	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/executor"
 )
 
@@ -397,6 +399,44 @@ func TestAdoption(t *testing.T) {
 		t.Error("a sandbox of another engine was ended")
 	}
 	b.noJobs()
+}
+
+// Fault 7: NATS is restarted in mid-run; what the agent did meanwhile is stored after.
+func TestNATSRestart(t *testing.T) {
+	t.Parallel()
+	allow := make(chan struct{})
+	server := natstest.RunRestartable(t)
+	b := newBenchOn(t, steps(3, allow), server.URL(), server.Conn())
+	e := b.run()
+	s := b.session()
+	execution := s.post("go")
+	allow <- struct{}{}
+	s.untilBlocks(1)
+	server.Stop()
+	allow <- struct{}{}
+	time.Sleep(time.Second) // appends fail meanwhile
+	server.Start()
+	allow <- struct{}{}
+	b.until("the lease is renewed", func() bool {
+		kv, err := b.js.KeyValue(b.ctx, topology.BucketLeases)
+		if err != nil {
+			return false
+		}
+		_, err = kv.Get(b.ctx, e.ID())
+		return err == nil
+	})
+	if l := s.ended(execution); l.Run.Phase != run.Completed {
+		t.Errorf("end: %+v", l.Run)
+	}
+	if got := wrote(s.events()); got != "[a b c]" || len(b.provider.only().runner.asked()) != 1 {
+		t.Errorf("wrote %s", got)
+	}
+	b.noJobs()
+	second := s.post("more")
+	for range 3 {
+		allow <- struct{}{}
+	}
+	s.ended(second)
 }
 
 // An execution that the session service gave up may still occupy the runner.

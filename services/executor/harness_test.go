@@ -45,7 +45,7 @@ const within = 45 * time.Second
 type bench struct {
 	t        *testing.T
 	ctx      context.Context
-	srv      *natsserver.Server
+	url      string
 	nc       *nats.Conn
 	js       jetstream.JetStream
 	log      eventlog.Log
@@ -61,9 +61,14 @@ type bench struct {
 func newBench(t *testing.T, s script) *bench {
 	t.Helper()
 	srv := natstest.RunConfig(t, natsserver.Config{Port: natsserver.RandomPort, Relaxed: true})
+	return newBenchOn(t, s, srv.ClientURL(), natstest.Conn(t, srv))
+}
+
+func newBenchOn(t *testing.T, s script, url string, nc *nats.Conn) *bench {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), within+30*time.Second)
 	t.Cleanup(cancel)
-	b := &bench{t: t, ctx: ctx, srv: srv, nc: natstest.Conn(t, srv), provider: newFakeProvider(s), engine: "here"}
+	b := &bench{t: t, ctx: ctx, url: url, nc: nc, provider: newFakeProvider(s), engine: "here"}
 	t.Cleanup(b.provider.close)
 	var err error
 	if b.js, err = jetstream.New(b.nc); err != nil {
@@ -124,7 +129,7 @@ func (b *bench) run(change ...func(*executor.Config)) *copyOf {
 		c(&cfg)
 	}
 	w := &wire{}
-	nc, err := nats.Connect(b.srv.ClientURL(), nats.SetCustomDialer(w), nats.MaxReconnects(-1), nats.PingInterval(time.Hour))
+	nc, err := nats.Connect(b.url, nats.SetCustomDialer(w), nats.MaxReconnects(-1), nats.PingInterval(time.Hour))
 	if err != nil {
 		b.t.Fatal(err)
 	}

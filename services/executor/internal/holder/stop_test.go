@@ -15,13 +15,12 @@ var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
 // moment is what is asked of a stopper, and what it has to answer.
 type moment struct {
-	after   time.Duration
-	aim     *session.Control
-	idle    bool // the runner has not taken the query
-	missed  runner.Op
-	again   bool
-	want    step
-	comment string
+	after  time.Duration
+	aim    *session.Control
+	idle   bool // the runner has not taken the query
+	missed runner.Op
+	again  bool
+	want   step
 }
 
 func TestStopper(t *testing.T) {
