@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"testing"
 	"time"
 
 	"github.com/coder/websocket"
@@ -50,7 +51,7 @@ func (c *Cluster) Call(i int, method, path string, body, out any) int {
 	return resp.StatusCode
 }
 
-// Create makes a session by gateway 0.
+// Create makes a session by gateway 0 that is deleted when the test ends.
 func (c *Cluster) Create(architecture string, more map[string]any) string {
 	c.T.Helper()
 	body := map[string]any{"architecture": architecture}
@@ -63,6 +64,7 @@ func (c *Cluster) Create(architecture string, more map[string]any) string {
 	if code := c.Call(0, "POST", "/api/sessions", body, &s); code != http.StatusCreated || s.SessionID == "" {
 		c.T.Fatalf("create answered %d, %+v", code, s)
 	}
+	c.T.Cleanup(func() { c.Delete(s.SessionID) })
 	return s.SessionID
 }
 
@@ -224,4 +226,16 @@ func (c *Cluster) Run(session, text string, from *Stream) (*Stream, events.Wire)
 		c.T.Fatalf("stream of %s: %v; shown so far:\n%s", session, err, s.View)
 	}
 	return s, end
+}
+
+// Eventually waits for what another part does in its own time.
+func Eventually(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(Patience); !ok(); <-tick.C {
+		if time.Now().After(deadline) {
+			t.Fatalf("never: %s", what)
+		}
+	}
 }

@@ -38,6 +38,9 @@ type Options struct {
 	Session                                   session.Config
 	Executor                                  executor.Config
 	Gateway                                   gateway.Config
+	// Path is the PATH in sandboxes; "" for the test's own. The whole process
+	// gets it when the executors start, so such a test is not parallel.
+	Path string
 }
 
 // Cluster is a running Spool.
@@ -74,6 +77,7 @@ func New(t testing.TB, opts Options) *Cluster {
 		*n = max(*n, 1)
 	}
 	c := &Cluster{T: t, opts: opts, dir: t.TempDir()}
+	t.Cleanup(c.swept)
 	c.Base, err = stack.Open(t.Context(), stack.Config{DataDir: filepath.Join(c.dir, "data"), DatabaseURL: pgtest.URL(t), Logger: natstest.Logger(t)})
 	must(t, err)
 	t.Cleanup(func() { check(t, c.Base.Close()) })
@@ -101,6 +105,7 @@ func New(t testing.TB, opts Options) *Cluster {
 	for range opts.Gateways {
 		c.StartGateway()
 	}
+	t.Cleanup(c.Verify)
 	return c
 }
 
@@ -189,6 +194,9 @@ func (c *Cluster) StartProjector() (stop func()) {
 
 // StartExecutor runs one more executor on the same engine.
 func (c *Cluster) StartExecutor() (stop func()) {
+	if c.opts.Path != "" {
+		c.T.Setenv("PATH", c.opts.Path)
+	}
 	nc, log := c.connect(topology.UserExecutor)
 	svc, err := executor.New(c.opts.Executor, executor.Deps{NATS: nc, Log: log, Logger: c.logger("executor")})
 	must(c.T, err)

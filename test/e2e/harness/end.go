@@ -1,0 +1,168 @@
+package harness
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/session"
+)
+
+// Tenant is whose everything is while authentication is off.
+const Tenant = "default"
+
+// In is the same cluster for a subtest: what it makes ends with the subtest.
+func (c *Cluster) In(t testing.TB) *Cluster {
+	sub := *c
+	sub.T = t
+	return &sub
+}
+
+// Delete deletes a session, unless that is done already, and returns when all
+// its queries and sandboxes have ended, in the log and in fact: no process of
+// theirs lives and the workspace is gone. Create does so at the end of a test by itself.
+func (c *Cluster) Delete(id string) {
+	c.T.Helper()
+	// Not the test's own context, which is over when cleanups run.
+	ctx, cancel := context.WithTimeout(context.Background(), Patience)
+	defer cancel()
+	l, err := eventlog.Sessions{Log: c.Base.Log}.Load(ctx, Tenant, id, eventlog.Leader)
+	must(c.T, err)
+	if l.Life.Status != session.Deleted {
+		var answer struct{ Detail string }
+		if code := c.Call(0, "DELETE", "/api/sessions/"+id, nil, &answer); code/100 != 2 {
+			c.T.Fatalf("delete of session %s answered %d: %s", id, code, answer.Detail)
+		}
+	}
+	sandboxes, err := c.over(ctx, id)
+	must(c.T, err)
+	Eventually(c.T, "no process of the deleted session "+id+" is left", func() bool {
+		return len(Processes(append(sandboxes, c.Workspace(id))...)) == 0
+	})
+	Eventually(c.T, "the workspace of the deleted session "+id+" is gone", func() bool {
+		_, err := os.Stat(c.Workspace(id))
+		return errors.Is(err, fs.ErrNotExist)
+	})
+	Eventually(c.T, "the deleted session "+id+" is not found", func() bool {
+		return c.Call(0, "GET", "/api/sessions/"+id, nil, &struct{}{}) == http.StatusNotFound
+	})
+}
+
+// over reads the log until a session is deleted and nothing of it is open; it gives the ids of all sandboxes it had.
+func (c *Cluster) over(ctx context.Context, id string) (sandboxes []string, err error) {
+	deleted, open := false, map[string]bool{}
+	start := eventlog.Position{Shard: events.Partition(id) % c.Base.Log.Shards()}
+	for rec, err := range c.Base.Log.Tail(ctx, start, eventlog.Filter{Subject: events.Subject{Tenant: Tenant, ID: id}}) {
+		if err != nil {
+			return nil, fmt.Errorf("read session %s: %w", id, err)
+		}
+		for _, e := range rec.Events {
+			switch d := e.Data.(type) {
+			case events.SessionDeleted:
+				deleted = true
+			case events.MessageAccepted:
+				open[e.ExecutionID] = true
+			case events.SandboxCreating:
+				open[d.SandboxID] = true
+				sandboxes = append(sandboxes, d.SandboxID)
+			case events.SandboxReplaced:
+				delete(open, d.SandboxID)
+			case events.SandboxFailed:
+				delete(open, d.SandboxID)
+			case events.SandboxTerminated:
+				delete(open, d.SandboxID)
+			}
+			if events.Terminal(e.Type()) {
+				delete(open, e.ExecutionID)
+			}
+		}
+		if deleted && len(open) == 0 {
+			return sandboxes, nil
+		}
+	}
+	return nil, fmt.Errorf("session %s did not end within %s: deleted %t, still open %v", id, Patience, deleted, open)
+}
+
+// Verify walks the whole log, which must be sound and without an open execution. New does so at the end of a test.
+func (c *Cluster) Verify() {
+	c.T.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), Patience)
+	defer cancel()
+	report, err := eventlog.Verify(ctx, c.Base.Log, eventlog.Scope{})
+	must(c.T, err)
+	if report.Problem != nil {
+		c.T.Errorf("the log is broken: %v", report.Problem)
+	}
+	for _, x := range report.Open {
+		c.T.Errorf("execution %s of session %s never ended", x.ExecutionID, x.Session)
+	}
+}
+
+// Workspace is the folder of a session's workspace.
+func (c *Cluster) Workspace(id string) string {
+	return filepath.Join(c.opts.Executor.DataDir, "workspaces", id)
+}
+
+// Process is a living process of this machine.
+type Process struct {
+	PID     int
+	Command string
+}
+
+// Processes are those with one of the marks in their command line or their
+// environment at the start, this one apart. It reads /proc: elsewhere there are none.
+func Processes(marks ...string) (found []Process) {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil
+	}
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil || pid == os.Getpid() {
+			continue
+		}
+		// One that ends meanwhile, or is another user's, cannot be read.
+		command, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
+		environ, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "environ"))
+		if slices.ContainsFunc(marks, func(m string) bool {
+			return bytes.Contains(command, []byte(m)) || bytes.Contains(environ, []byte(m))
+		}) {
+			found = append(found, Process{pid, string(bytes.ReplaceAll(command, []byte{0}, []byte{' '}))})
+		}
+	}
+	return found
+}
+
+func show(list []Process) string {
+	var s strings.Builder
+	for _, p := range list {
+		fmt.Fprintf(&s, "\n%d %.200s", p.PID, p.Command)
+	}
+	return s.String()
+}
+
+// swept fails a test that has left processes of sandboxes behind, and ends them.
+func (c *Cluster) swept() {
+	left := Processes(c.dir + string(filepath.Separator))
+	if len(left) == 0 {
+		return
+	}
+	c.T.Errorf("processes of sandboxes outlive the test: %s", show(left))
+	for _, p := range left {
+		if err := syscall.Kill(p.PID, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
+			c.T.Errorf("kill process %d: %v", p.PID, err)
+		}
+	}
+}
