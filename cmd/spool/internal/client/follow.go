@@ -173,7 +173,7 @@ func (f *follower) connection(ctx context.Context) (joined bool, err error) {
 			if refused != nil {
 				return joined, refused
 			}
-			return joined, err
+			return joined, brokenOff(err)
 		}
 		var m incoming
 		if err := json.Unmarshal(data, &m); err != nil {
@@ -200,6 +200,18 @@ func (f *follower) connection(ctx context.Context) (joined bool, err error) {
 			}
 		}
 	}
+}
+
+// brokenOff says how a connection ended in few words.
+func brokenOff(err error) error {
+	var closed websocket.CloseError
+	switch {
+	case errors.As(err, &closed) && closed.Reason != "":
+		return errors.New(closed.Reason)
+	case errors.Is(err, io.EOF), errors.As(err, &closed):
+		return errors.New("the server closed it")
+	}
+	return errors.New(reason(err))
 }
 
 // incoming is any message of the gateway's.
