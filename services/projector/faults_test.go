@@ -263,6 +263,12 @@ func TestEveryMessageTwiceGivesTheSame(t *testing.T) {
 	s := w.session(-1).create()
 	s.turn(1)
 	w.start(func(_ *projector.Config, d *projector.Deps) { d.Log = twice{w.log} })
+	eventually(t, "the log's end", func() error {
+		if !one[bool](w, "SELECT caught_up FROM checkpoints WHERE grp = $1", readmodel.Group(s.id)) {
+			return errNotYet
+		}
+		return nil
+	})
 	s.turn(2)
 	x := s.post(3)
 	id := s.open(x, "text")
