@@ -1,0 +1,273 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/services/executor"
+	"github.com/spoolhq/spool/test/e2e/harness"
+)
+
+// talk is one session and a client's stream of it.
+type talk struct {
+	t       *testing.T
+	c       *harness.Cluster
+	session string
+	s       *harness.Stream
+}
+
+// newTalk makes a session of Claude Code. At the end of the test it is compared with REST.
+func newTalk(t *testing.T, c *harness.Cluster, more map[string]any) *talk {
+	t.Helper()
+	c = c.In(t)
+	k := &talk{t: t, c: c, session: c.Create("claude-code", more)}
+	t.Cleanup(k.audit)
+	return k
+}
+
+// turn is one query and what the stream showed of it.
+type turn struct {
+	t         *testing.T
+	execution string
+	end       events.Wire
+	events    []events.Wire
+	blocks    []events.Block
+}
+
+// post posts a message and reads the stream while more holds.
+func (k *talk) post(text string, more func(events.Wire) bool) string {
+	k.t.Helper()
+	s, err := k.c.Join(0, k.session, k.s)
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	if k.s = s; more == nil {
+		more = func(events.Wire) bool { return false }
+	}
+	execution := k.c.Post(k.session, text)
+	for wanted := true; wanted; {
+		w, err := s.Next()
+		if err != nil {
+			k.t.Fatalf("%s: %v; shown so far:\n%s", text, err, s.View)
+		}
+		if w.ExecutionID == execution && events.Terminal(w.Type) {
+			k.t.Fatalf("%s: ended too early with %s %s\n%s", text, w.Type, w.Data, s.View)
+		}
+		wanted = w.ExecutionID != execution || more(w)
+	}
+	return execution
+}
+
+// until reads until an execution's end, which must leave no block open.
+func (k *talk) until(execution string) turn {
+	k.t.Helper()
+	end, err := k.s.Until(execution)
+	if err != nil {
+		k.t.Fatalf("%v; shown so far:\n%s", err, k.s.View)
+	}
+	k.s.Close()
+	x := turn{t: k.t, execution: execution, end: end}
+	for _, e := range k.s.Events {
+		if e.ExecutionID == execution {
+			x.events = append(x.events, e)
+		}
+	}
+	for _, b := range k.s.View.Blocks() {
+		if b.ExecutionID == execution {
+			x.blocks = append(x.blocks, b)
+		}
+		if b.Status != events.StatusComplete && b.Status != events.StatusError {
+			k.t.Errorf("block %s (%s) is %q after the end", b.ID, b.Kind, b.Status)
+		}
+	}
+	return x
+}
+
+func (k *talk) says(text string) turn {
+	k.t.Helper()
+	return k.until(k.post(text, nil))
+}
+
+// completed wants an answer with a text in it, and with its usage.
+func (k *talk) completed(text, want string) turn {
+	k.t.Helper()
+	x := k.says(text)
+	end := ended[events.ExecutionCompleted](x)
+	if !strings.Contains(end.Result, want) {
+		k.t.Fatalf("%s: answered %q, want %q in it", text, end.Result, want)
+	}
+	if end.Usage.InputTokens == 0 || end.Usage.OutputTokens == 0 || end.CostUSD == 0 {
+		k.t.Errorf("%s: usage %+v, cost %v", text, end.Usage, end.CostUSD)
+	}
+	return x
+}
+
+// failed wants a failure with a code and words in its message.
+func (k *talk) failed(text, code, words string) turn {
+	k.t.Helper()
+	x := k.says(text)
+	if end := ended[events.ExecutionFailed](x); end.Code != code || !strings.Contains(end.Message, words) {
+		k.t.Errorf("%s: failed with %s: %s; want %s with %q", text, end.Code, end.Message, code, words)
+	}
+	return x
+}
+
+// ended decodes a turn's end, which has to be a T.
+func ended[T events.Payload](x turn) T {
+	x.t.Helper()
+	all := of[T](x)
+	if len(all) != 1 || x.end.Type != all[0].EventType() {
+		var want T
+		x.t.Fatalf("ended with %s %s, want one %s", x.end.Type, x.end.Data, want.EventType())
+	}
+	return all[0]
+}
+
+// of decodes a turn's events of one type.
+func of[T events.Payload](x turn) (all []T) {
+	x.t.Helper()
+	var want T
+	for _, e := range x.events {
+		if e.Type != want.EventType() {
+			continue
+		}
+		p, ok := e.Event().Data.(T)
+		if !ok {
+			x.t.Fatalf("%s cannot be decoded: %s", e.Type, e.Data)
+		}
+		all = append(all, p)
+	}
+	return all
+}
+
+// started is the one start of a turn.
+func (x turn) started() events.ExecutionStarted {
+	x.t.Helper()
+	all := of[events.ExecutionStarted](x)
+	if len(all) != 1 || all[0].PID == 0 {
+		x.t.Fatalf("starts %+v", all)
+	}
+	return all[0]
+}
+
+// same wants that a turn was answered by the warm process of another.
+func (x turn) same(before turn) {
+	x.t.Helper()
+	if a, b := before.started(), x.started(); b.PID != a.PID || !b.Warm {
+		x.t.Errorf("start %+v, want the warm process %d", b, a.PID)
+	}
+}
+
+func (x turn) kind(kind events.BlockKind) (all []events.Block) {
+	for _, b := range x.blocks {
+		if b.Kind == kind {
+			all = append(all, b)
+		}
+	}
+	return all
+}
+
+// audit compares what the stream showed with what REST tells: the same events
+// and blocks, and for every query one end, the same as its execution's.
+func (k *talk) audit() {
+	if k.s == nil || k.t.Failed() {
+		return
+	}
+	var list []events.Wire
+	for next, tip := uint32(0), uint32(1); next < tip; {
+		var page struct {
+			Events    []events.Wire
+			Next, Tip uint32
+		}
+		k.get(fmt.Sprintf("/api/sessions/%s/events?limit=7&after=%d", k.session, next), &page)
+		list, next, tip = append(list, page.Events...), page.Next, page.Tip
+	}
+	if len(list) < len(k.s.Events) {
+		k.t.Fatalf("REST has %d events, the stream had %d", len(list), len(k.s.Events))
+	}
+	ends := map[string][]events.Type{}
+	for i, e := range list {
+		if i < len(k.s.Events) && text(k.t, e) != text(k.t, k.s.Events[i]) {
+			k.t.Errorf("REST has\n%s\nthe stream had\n%s", text(k.t, e), text(k.t, k.s.Events[i]))
+		}
+		if e.Type == (events.MessageAccepted{}).EventType() {
+			ends[e.ExecutionID] = nil
+		}
+		if events.Terminal(e.Type) {
+			ends[e.ExecutionID] = append(ends[e.ExecutionID], e.Type)
+		}
+	}
+	for execution, types := range ends {
+		var x struct{ Phase string }
+		k.get("/api/executions/"+execution, &x)
+		if len(types) != 1 || string(types[0]) != "execution_"+x.Phase {
+			k.t.Errorf("execution %s is %s, and ended with %v", execution, x.Phase, types)
+		}
+	}
+	var reload struct{ Blocks []events.Block }
+	k.get("/api/sessions/"+k.session+"/blocks", &reload)
+	if got, want := text(k.t, reload.Blocks), text(k.t, k.s.View.Blocks()); got != want {
+		k.t.Errorf("a reload shows\n%s\nthe stream\n%s", got, want)
+	}
+}
+
+func (k *talk) get(path string, out any) {
+	k.t.Helper()
+	if code := k.c.Call(0, "GET", path, nil, out); code != http.StatusOK {
+		k.t.Fatalf("GET %s answered %d", path, code)
+	}
+}
+
+func text(t *testing.T, v any) string {
+	t.Helper()
+	b, err := json.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+// newClaude is a cluster with the real CLI and its script.
+func newClaude(t *testing.T, opts harness.Options) *harness.Cluster {
+	t.Helper()
+	opts.Script = script(t, "claude.yaml")
+	opts.Executor = executor.Config{AnthropicModel: "known-model"}
+	return harness.New(t, opts)
+}
+
+// needClaude gives the path of the CLI, and skips the test where there is none.
+func needClaude(t *testing.T) string {
+	t.Helper()
+	path, err := exec.LookPath("claude")
+	switch {
+	case err == nil:
+		return path
+	case os.Getenv("CI") == "true":
+		t.Fatalf("no Claude Code: %v; scripts/install tests installs it", err)
+	}
+	t.Skipf("no Claude Code: %v; install it with `npm i -g @anthropic-ai/claude-code`", err)
+	return ""
+}
+
+// needProc skips a test that looks at processes where they cannot be listed.
+func needProc(t *testing.T) {
+	t.Helper()
+	if len(harness.Processes("")) == 0 {
+		t.Skip("processes are looked up in /proc, which is not here")
+	}
+}
+
+func pids(list []harness.Process) (all []int) {
+	for _, p := range list {
+		all = append(all, p.PID)
+	}
+	slices.Sort(all)
+	return all
+}

@@ -1,0 +1,254 @@
+package e2e
+
+import (
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/test/e2e/harness"
+)
+
+// TestClaudeCode: the real CLI against a scripted model, seen as clients see it.
+func TestClaudeCode(t *testing.T) {
+	t.Parallel()
+	needClaude(t)
+	c := newClaude(t, harness.Options{Sessions: 2, Executors: 2})
+	for name, test := range map[string]func(*testing.T, *harness.Cluster){
+		"two turns":      claudeTwoTurns,
+		"edit":           claudeEdit,
+		"denied":         claudeDenied,
+		"interrupt":      claudeInterrupt,
+		"cancel":         claudeCancel,
+		"bad request":    claudeBadRequest,
+		"unknown model":  claudeUnknownModel,
+		"overloaded":     claudeOverloaded,
+		"killed":         claudeKilled,
+		"deleted":        claudeDeleted,
+		"deleted midway": claudeDeletedMidway,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, c)
+		})
+	}
+}
+
+// Two turns are answered by one process, and the second knows the first.
+func claudeTwoTurns(t *testing.T, c *harness.Cluster) {
+	k := newTalk(t, c, nil)
+	first := k.completed("Remember the number 4711", "I will remember 4711. Ça va, 世界.")
+	if s := first.started(); s.Warm || s.Attempt != 1 || s.Policy != "workspace" {
+		t.Errorf("the first start was %+v", s)
+	}
+	second := k.completed("which number was it?", "You asked me to remember 4711.")
+	second.same(first)
+	if a, b := ended[events.ExecutionCompleted](first), ended[events.ExecutionCompleted](second); b.Usage.InputTokens > 2*a.Usage.InputTokens || b.CostUSD > 2*a.CostUSD {
+		t.Errorf("the second turn is charged with the first: %+v after %+v", b, a)
+	}
+	for _, x := range []turn{first, second} {
+		said, end := x.kind(events.KindAssistantText), ended[events.ExecutionCompleted](x)
+		if len(said) != 1 || said[0].Content != end.Result || said[0].Model != "known-model" {
+			t.Errorf("blocks %+v, result %q", said, end.Result)
+		}
+		var shown struct {
+			Usage  events.Usage
+			Result string
+			Model  string
+		}
+		k.get("/api/executions/"+x.execution, &shown)
+		if shown.Usage != end.Usage || shown.Result != end.Result || shown.Model != "known-model" {
+			t.Errorf("the execution shows %+v, its end %+v", shown, end)
+		}
+	}
+}
+
+// Tools change files in the workspace; each was allowed by a recorded rule.
+func claudeEdit(t *testing.T, c *harness.Cluster) {
+	k := newTalk(t, c, nil)
+	x := k.completed("write and edit a file", "The file is edited.")
+	content, err := os.ReadFile(filepath.Join(c.Workspace(k.session), "hello.txt"))
+	if err != nil || string(content) != "hello, spool\n" {
+		t.Errorf("hello.txt: %q, %v", content, err)
+	}
+	uses, results, decided := x.kind(events.KindToolUse), x.kind(events.KindToolResult), of[events.PermissionDecided](x)
+	if len(uses) != 2 || len(results) != 2 || len(decided) != 2 {
+		t.Fatalf("%d tool uses, %d results, %d decisions\n%s", len(uses), len(results), len(decided), k.s.View)
+	}
+	for i, tool := range []string{"Write", "Edit"} {
+		if d := decided[i]; d.Decision != "allow" || d.Rule != "workspace-path" || d.ToolName != tool || d.ToolUseID != uses[i].ToolUseID {
+			t.Errorf("decision %+v of %s", d, uses[i].ToolUseID)
+		}
+		if u := uses[i]; u.Status != events.StatusComplete || u.ToolName != tool || !strings.Contains(string(u.Input), "hello.txt") {
+			t.Errorf("tool use %+v", u)
+		}
+		if r := results[i]; r.Status != events.StatusComplete || r.IsError || r.ToolUseID != uses[i].ToolUseID || r.Output == "" {
+			t.Errorf("tool result %+v", r)
+		}
+	}
+}
+
+// What the policy denies is not done, is told to the agent and is recorded; the turn goes on.
+func claudeDenied(t *testing.T, c *harness.Cluster) {
+	k := newTalk(t, c, nil)
+	path := filepath.Join(t.TempDir(), "outside.txt")
+	x := k.completed("write to the path "+path, "outside of the workspace")
+	if _, err := os.Stat(path); err == nil {
+		t.Errorf("%s was written", path)
+	}
+	if d := of[events.PermissionDecided](x); len(d) != 1 || d[0].Decision != "deny" || d[0].Rule != "outside-workspace" || d[0].ToolName != "Write" || !strings.Contains(d[0].Reason, path) {
+		t.Errorf("decisions %+v", d)
+	}
+	if r := x.kind(events.KindToolResult); len(r) != 1 || !r[0].IsError || !strings.Contains(r[0].Output, "outside of the workspace") {
+		t.Errorf("results %+v", r)
+	}
+}
+
+// An answer is stopped in the middle; what was said stays, and the same process goes on.
+func claudeInterrupt(t *testing.T, c *harness.Cluster) {
+	k := newTalk(t, c, nil)
+	var shown strings.Builder
+	execution := k.post("talk for ever", func(w events.Wire) bool {
+		if w.Type == events.TextDelta {
+			shown.Write(w.Data)
+		}
+		return w.Type != events.TextDelta
+	})
+	k.c.Call(0, "POST", "/api/sessions/"+k.session+"/interrupt", map[string]any{}, nil)
+	first := k.until(execution)
+	if end := ended[events.ExecutionCancelled](first); end.Reason != "interrupted" {
+		t.Errorf("ended with %+v", end)
+	}
+	said := first.kind(events.KindAssistantText)
+	if len(said) != 1 || !strings.HasPrefix(said[0].Content, "and on") || !strings.Contains(shown.String(), "and on") {
+		t.Errorf("blocks %+v after the text %s", said, shown.String())
+	}
+	k.completed("hello again", "You said: hello again").same(first)
+}
+
+// A turn whose tool sleeps is cancelled, and no process of the tool is left.
+func claudeCancel(t *testing.T, c *harness.Cluster) {
+	needProc(t)
+	k := newTalk(t, c, nil)
+	mark := "mark" + strings.ReplaceAll(k.session, "_", "")
+	execution := k.post("sleep with the mark "+mark, func(w events.Wire) bool {
+		return w.Type != (events.PermissionDecided{}).EventType()
+	})
+	sleeping := func() bool {
+		return slices.ContainsFunc(harness.Processes("MARK="+mark), func(p harness.Process) bool { return strings.HasPrefix(p.Command, "sleep 600") })
+	}
+	harness.Eventually(t, "the command sleeps", sleeping)
+	k.c.Call(0, "POST", "/api/executions/"+execution+"/cancel", map[string]any{}, nil)
+	first := k.until(execution)
+	if end := ended[events.ExecutionCancelled](first); end.Reason != "cancelled" {
+		t.Errorf("ended with %+v", end)
+	}
+	harness.Eventually(t, "no process of the command is left", func() bool { return len(harness.Processes(mark)) == 0 })
+	if r := first.kind(events.KindToolUse); len(r) != 1 || !strings.Contains(string(r[0].Input), "sleep 600") {
+		t.Errorf("tool uses %+v", r)
+	}
+	k.completed("hello again", "You said: hello again")
+}
+
+// The model refuses a request: the execution fails, the session goes on in the same process.
+func claudeBadRequest(t *testing.T, c *harness.Cluster) {
+	k := newTalk(t, c, nil)
+	first := k.failed("bad request", "MODEL_ERROR", "scripted refusal")
+	k.completed("hello again", "You said: hello again").same(first)
+}
+
+// The session's model is unknown: the execution fails, and goes well once the session has another.
+func claudeUnknownModel(t *testing.T, c *harness.Cluster) {
+	k := newTalk(t, c, map[string]any{"model": "unknown-model"})
+	k.failed("hello", "MODEL_NOT_FOUND", "unknown-model")
+	var s struct{ Detail string }
+	if code := k.c.Call(0, "PATCH", "/api/sessions/"+k.session, map[string]any{"sessionOptions": map[string]any{"model": "known-model"}}, &s); code != http.StatusOK && code != http.StatusAccepted {
+		t.Fatalf("PATCH answered %d %s", code, s.Detail)
+	}
+	k.completed("hello again", "You said: hello again")
+}
+
+// The model is overloaded for longer than the CLI tries.
+func claudeOverloaded(t *testing.T, c *harness.Cluster) {
+	k := newTalk(t, c, nil)
+	first := k.failed("always overloaded", "MODEL_ERROR", "verloaded")
+	k.completed("hello again", "You said: hello again").same(first)
+}
+
+// The agent's process is killed in the middle of an answer; the next one remembers.
+func claudeKilled(t *testing.T, c *harness.Cluster) {
+	k := newTalk(t, c, nil)
+	first := k.completed("Remember the number 31", "31")
+	execution := k.post("talk for ever", func(w events.Wire) bool { return w.Type != events.TextDelta })
+	if err := syscall.Kill(int(first.started().PID), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	second := k.until(execution)
+	second.same(first)
+	if end := ended[events.ExecutionFailed](second); end.Code != "AGENT_EXITED" || end.Message == "" {
+		t.Errorf("ended with %+v", end)
+	}
+	if said := second.kind(events.KindAssistantText); len(said) != 1 || said[0].Status != events.StatusError || said[0].Content == "" {
+		t.Errorf("blocks %+v", said)
+	}
+	third := k.completed("which number was it?", "31")
+	if s := third.started(); s.PID == first.started().PID || s.Warm {
+		t.Errorf("start %+v after the process %d was killed", s, first.started().PID)
+	}
+}
+
+// A deleted session takes its sandbox with it: the runner, the warm agent and the workspace.
+func claudeDeleted(t *testing.T, c *harness.Cluster) {
+	needProc(t)
+	k := newTalk(t, c, nil)
+	x := k.completed("hello", "You said: hello")
+	k.audit()
+	k.s = nil // what was seen cannot be compared any more
+	before := harness.Processes(c.Workspace(k.session), of[events.SandboxReady](x)[0].SandboxID)
+	runners := slices.ContainsFunc(before, func(p harness.Process) bool { return strings.HasPrefix(p.Command, "runner serve") })
+	if !runners || !slices.Contains(pids(before), int(x.started().PID)) {
+		t.Fatalf("processes %v before the end, want the runner and the agent %d", before, x.started().PID)
+	}
+	k.c.Delete(k.session)
+	for _, p := range before {
+		if err := syscall.Kill(p.PID, 0); err == nil {
+			t.Errorf("process %d outlives its session: %s", p.PID, p.Command)
+		}
+	}
+}
+
+// So it does in the middle of an answer, which is cancelled for that reason.
+func claudeDeletedMidway(t *testing.T, c *harness.Cluster) {
+	k := newTalk(t, c, nil)
+	k.post("talk for ever", func(w events.Wire) bool { return w.Type != events.TextDelta })
+	k.s.Close()
+	k.s = nil
+	k.c.Delete(k.session)
+}
+
+// TestClaudeCodeMissing: a sandbox without the CLI says so with the remedy, and the remedy helps.
+func TestClaudeCodeMissing(t *testing.T) {
+	path := t.TempDir()
+	was := os.Getenv("PATH")
+	c := newClaude(t, harness.Options{Path: path})
+	k := newTalk(t, c, nil)
+	for i := range 2 {
+		x := k.failed(fmt.Sprint("hello ", i), "AGENT_NOT_FOUND", "install it with `npm i -g @anthropic-ai/claude-code`")
+		if s := of[events.ExecutionStarted](x); len(s) != 0 {
+			t.Errorf("starts %+v of what is not there", s)
+		}
+	}
+	t.Run("installed", func(t *testing.T) {
+		t.Setenv("PATH", was)
+		program := "#!/bin/sh\nPATH='" + was + "' exec '" + needClaude(t) + "' \"$@\"\n"
+		if err := os.WriteFile(filepath.Join(path, "claude"), []byte(program), 0o700); err != nil { //nolint:gosec // a program
+			t.Fatal(err)
+		}
+		k.completed("hello again", "You said: hello again")
+	})
+}
