@@ -283,6 +283,39 @@ func TestWarmBudget(t *testing.T) {
 	b.until("another agent is ended in its place", func() bool { return !box(list[1]).isWarm() })
 }
 
+// An executor that was told so ends the sandboxes with itself: those that rest,
+// which the log learns, and the one that is at work, which is then lost.
+func TestStopSandboxes(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, func(t *fakeTurn) {
+		if t.Query.Content == "hang" && t.Query.Attempt == 1 {
+			stubborn(t)
+			return
+		}
+		answers(t)
+	})
+	a := b.run(func(c *executor.Config) { c.StopSandboxes = true })
+	rests, works := b.session(), b.session()
+	rests.ended(rests.post("x"))
+	execution := works.post("hang")
+	works.untilStarted()
+	if err := a.stop(); err != nil {
+		t.Fatal(err)
+	}
+	if list, err := b.provider.List(b.ctx); err != nil || len(list) != 0 {
+		t.Errorf("left: %+v, %v", list, err)
+	}
+	if l := rests.load(); l.Run.Sandbox.ID != "" {
+		t.Errorf("the log still has %+v", l.Run.Sandbox)
+	}
+	b.run()
+	if l := works.ended(execution); l.Run.Phase != run.Completed || l.Run.Attempt != 2 {
+		t.Errorf("end: %+v", l.Run)
+	}
+	rests.ended(rests.post("y"))
+	b.noJobs()
+}
+
 func TestSweep(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, answers)

@@ -122,7 +122,8 @@ func (e *Executor) Ready() <-chan struct{} { return e.ready }
 func (e *Executor) Workspaces() string { return filepath.Join(e.cfg.DataDir, "workspaces") }
 
 // Run takes jobs until ctx ends. Then executions that run are handed over: their
-// agents go on and the next executor follows them; sandboxes stay; the lease is given back.
+// agents go on and the next executor follows them; sandboxes stay, unless
+// Config.StopSandboxes; the lease is given back.
 func (e *Executor) Run(ctx context.Context) error {
 	if err := e.leases.Open(ctx); err != nil {
 		return fmt.Errorf("executor: %w", err)
@@ -150,6 +151,9 @@ func (e *Executor) Run(ctx context.Context) error {
 	})
 	err = all.Wait()
 	e.holder.Close()
+	if e.cfg.StopSandboxes {
+		err = errors.Join(err, e.stopSandboxes(context.WithoutCancel(ctx)))
+	}
 	release()
 	err = errors.Join(err, keep.Wait())
 	if uerr := ctl.Unsubscribe(); uerr != nil && !e.deps.NATS.IsClosed() {
@@ -159,6 +163,15 @@ func (e *Executor) Run(ctx context.Context) error {
 		return fmt.Errorf("executor: %w", err)
 	}
 	return nil
+}
+
+// stopWithin bounds the end of all sandboxes.
+const stopWithin = time.Minute
+
+func (e *Executor) stopSandboxes(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, stopWithin)
+	defer cancel()
+	return e.holder.StopSandboxes(ctx)
 }
 
 // ctl takes hints, and questions whether this executor runs a session's execution.

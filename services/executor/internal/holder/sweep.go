@@ -2,9 +2,12 @@ package holder
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/run"
 	"github.com/spoolhq/spool/pkg/events/session"
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
@@ -60,6 +63,38 @@ func (h *Holder) Sweep(ctx context.Context) error {
 		return nil
 	}
 	return h.sweepKept(ctx, k)
+}
+
+// StopSandboxes ends every sandbox of the engine; workspaces stay. An execution
+// that still runs in one finds it lost when it is taken up again. Close comes before.
+func (h *Holder) StopSandboxes(ctx context.Context) error {
+	list, err := h.d.Sandbox.List(ctx)
+	if err != nil {
+		return err
+	}
+	var all error
+	for _, info := range list {
+		if err := h.giveUp(ctx, info); err != nil {
+			h.d.Logger.Warn("the log does not say that a sandbox ended; the next turn will", "sandbox", info.ID, "error", err)
+		}
+		all = errors.Join(all, h.d.Sandbox.Terminate(ctx, info.ID, false))
+	}
+	return all
+}
+
+// giveUp tells the log that a sandbox in which nothing runs is ended.
+func (h *Holder) giveUp(ctx context.Context, info sandbox.Info) error {
+	l, err := h.d.Sessions.Load(ctx, info.Labels.Tenant, info.Labels.Session, eventlog.Leader)
+	if err != nil || l.Run.Sandbox.ID != info.ID || !l.Run.Over() {
+		return err
+	}
+	m := events.NewMint(h.meta())
+	m.Add("", events.SandboxTerminated{SandboxID: info.ID, Reason: "manual"})
+	d, err := run.Decide(l.Run, run.Record{Epoch: l.Run.Epoch + 1, Events: m.Events()})
+	if err != nil {
+		return err
+	}
+	return h.first(ctx, &l, d)
 }
 
 func (h *Holder) sweepKept(ctx context.Context, k keeper) error {
