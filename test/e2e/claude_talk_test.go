@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
-	"slices"
 	"strings"
 	"testing"
 
@@ -30,6 +29,11 @@ func newTalk(t *testing.T, c *harness.Cluster, more map[string]any) *talk {
 	k := &talk{t: t, c: c, session: c.Create("claude-code", more)}
 	t.Cleanup(k.audit)
 	return k
+}
+
+// in is the same talk for a subtest.
+func (k *talk) in(t *testing.T) *talk {
+	return &talk{t: t, c: k.c.In(t), session: k.session, s: k.s}
 }
 
 // turn is one query and what the stream showed of it.
@@ -262,12 +266,4 @@ func needProc(t *testing.T) {
 	if len(harness.Processes("")) == 0 {
 		t.Skip("processes are looked up in /proc, which is not here")
 	}
-}
-
-func pids(list []harness.Process) (all []int) {
-	for _, p := range list {
-		all = append(all, p.PID)
-	}
-	slices.Sort(all)
-	return all
 }

@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
@@ -211,7 +212,8 @@ func claudeDeleted(t *testing.T, c *harness.Cluster) {
 	k.s = nil // what was seen cannot be compared any more
 	before := harness.Processes(c.Workspace(k.session), of[events.SandboxReady](x)[0].SandboxID)
 	runners := slices.ContainsFunc(before, func(p harness.Process) bool { return strings.HasPrefix(p.Command, "runner serve") })
-	if !runners || !slices.Contains(pids(before), int(x.started().PID)) {
+	agents := slices.ContainsFunc(before, func(p harness.Process) bool { return p.PID == int(x.started().PID) })
+	if !runners || !agents {
 		t.Fatalf("processes %v before the end, want the runner and the agent %d", before, x.started().PID)
 	}
 	k.c.Delete(k.session)
@@ -225,10 +227,29 @@ func claudeDeleted(t *testing.T, c *harness.Cluster) {
 // So it does in the middle of an answer, which is cancelled for that reason.
 func claudeDeletedMidway(t *testing.T, c *harness.Cluster) {
 	k := newTalk(t, c, nil)
-	k.post("talk for ever", func(w events.Wire) bool { return w.Type != events.TextDelta })
+	execution := k.post("talk for ever", func(w events.Wire) bool { return w.Type != events.TextDelta })
 	k.s.Close()
 	k.s = nil
 	k.c.Delete(k.session)
+	// Its read models are gone; the log remembers.
+	var ends []events.Payload
+	for e, err := range eventlog.Session(t.Context(), c.Base.Log, harness.Tenant, k.session) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, terminated := e.Event.Data.(events.SandboxTerminated)
+		if terminated || e.Event.ExecutionID == execution && events.Terminal(e.Event.Type()) {
+			ends = append(ends, e.Event.Data)
+		}
+	}
+	if len(ends) != 2 {
+		t.Fatalf("ends %+v, want the execution's and the sandbox's", ends)
+	}
+	cancelled, ok := ends[0].(events.ExecutionCancelled)
+	terminated, ok2 := ends[1].(events.SandboxTerminated)
+	if !ok || cancelled.Reason != "session_deleted" || !ok2 || terminated.Reason != "session_deleted" {
+		t.Errorf("ends %+v", ends)
+	}
 }
 
 // TestClaudeCodeMissing: a sandbox without the CLI says so with the remedy, and the remedy helps.
@@ -249,6 +270,8 @@ func TestClaudeCodeMissing(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(path, "claude"), []byte(program), 0o700); err != nil { //nolint:gosec // a program
 			t.Fatal(err)
 		}
-		k.completed("hello again", "You said: hello again")
+		in := k.in(t)
+		in.completed("hello again", "You said: hello again")
+		k.s = in.s
 	})
 }
