@@ -3,6 +3,7 @@ package client_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -134,7 +135,7 @@ func TestCancelled(t *testing.T) {
 		cancel()
 		<-r.Context().Done()
 	}), client.Config{})
-	if _, err := c.Session(ctx, "ses_1"); err != context.Canceled {
+	if _, err := c.Session(ctx, "ses_1"); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
 	}
 }

@@ -331,6 +331,7 @@ func (f *follower) dial(ctx context.Context) (*websocket.Conn, error) {
 	defer cancel()
 	u := *f.client.base.JoinPath("api", "ws")
 	u.Scheme = strings.Replace(u.Scheme, "http", "ws", 1)
+	//nolint:bodyclose // after Dial the body never needs to be closed
 	conn, resp, err := websocket.Dial(ctx, u.String(), &websocket.DialOptions{HTTPClient: f.client.cfg.HTTP, HTTPHeader: f.client.header()})
 	if err == nil {
 		return conn, nil

@@ -154,7 +154,7 @@ func (x *examination) disk(context.Context) finding {
 	if err := syscall.Statfs(dir, &s); err != nil {
 		return note(fmt.Sprintf("free space of %s is not known: %v", dir, err), "")
 	}
-	free := uint64(s.Bavail) * uint64(s.Bsize)
+	free := s.Bavail * uint64(s.Bsize)
 	has := fmt.Sprintf("%.1f GiB free for %s", float64(free)/(1<<30), x.dir)
 	switch {
 	case free < diskRequired:

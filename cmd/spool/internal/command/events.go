@@ -3,6 +3,7 @@ package command
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
@@ -82,9 +83,14 @@ func (c *eventsCommand) follow(ctx context.Context, a *app, cl *client.Client) e
 func cursorError(err error, after uint32) error {
 	switch {
 	case client.IsCode(err, client.CodeCursorExpired):
-		return fmt.Errorf("after: events after %d are no longer kept; `spool attach SESSION` shows the blocks that they became: %w", after, err)
+		return fmt.Errorf("after: events after %d are no longer kept; `spool attach SESSION` shows the blocks that they became (%s)", after, client.CodeCursorExpired)
 	case client.IsCode(err, client.CodeCursorAhead):
-		return fmt.Errorf("after: the session has no event %d yet: %w", after, err)
+		last := ""
+		var e *client.Error
+		if errors.As(err, &e) && e.Tip != nil {
+			last = fmt.Sprintf("; its last is %d", *e.Tip)
+		}
+		return fmt.Errorf("after: the session has no event %d yet%s (%s)", after, last, client.CodeCursorAhead)
 	}
 	return err
 }

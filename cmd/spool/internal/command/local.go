@@ -40,6 +40,8 @@ type StackOptions struct {
 	DatabaseURL string // empty means a private Postgres
 	Listen      string // host:port of REST
 	GRPCListen  string // host:port of gRPC
+	Auth        string // off or keys; empty means what the environment says
+	RootKey     string // makes the first keys; empty means what the environment says
 	Sandbox     string // provider that sessions get unless they name one; empty means the only one
 	MockLLM     bool
 	MockScript  string

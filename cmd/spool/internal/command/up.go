@@ -12,6 +12,8 @@ type upCommand struct {
 	Listen     string     `default:"127.0.0.1:7700" env:"SPOOL_LISTEN" help:"Address of REST, WebSocket and SSE; port 0 takes any free one."`
 	GRPCListen string     `name:"grpc-listen" default:"127.0.0.1:7701" env:"SPOOL_GRPC_LISTEN" help:"Address of gRPC; port 0 takes any free one."`
 	Database   string     `name:"database-url" env:"SPOOL_DATABASE_URL" placeholder:"URL" help:"A Postgres to use; without it a private one in the data folder."`
+	Auth       string     `enum:"off,keys" default:"off" env:"SPOOL_AUTH" help:"Who is let in: keys, or off, which serves everybody and only on loopback."`
+	RootKey    string     `env:"SPOOL_ROOT_KEY" help:"A key of 32 characters or more with which the first API keys are made."`
 	Sandbox    string     `enum:"local" default:"local" help:"Where agents run: local, on this machine without isolation."`
 	MockLLM    bool       `name:"mock-llm" env:"SPOOL_MOCK_LLM" help:"Give agents a scripted model server in place of real models."`
 	MockScript string     `env:"SPOOL_MOCKLLM_SCRIPT" type:"existingfile" placeholder:"FILE" help:"The script of --mock-llm; without it the built-in one."`
@@ -33,6 +35,7 @@ func (c *upCommand) Run(a *app) (err error) {
 	defer cancel()
 	stack, err := a.Local.Start(ctx, StackOptions{
 		DataDir: dir, DatabaseURL: c.Database, Listen: c.Listen, GRPCListen: c.GRPCListen, Sandbox: c.Sandbox,
+		Auth: c.Auth, RootKey: c.RootKey,
 		MockLLM: c.MockLLM, MockScript: c.MockScript,
 		Logger: slog.New(slog.NewTextHandler(a.Err, &slog.HandlerOptions{Level: c.LogLevel})),
 	})

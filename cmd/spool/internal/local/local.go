@@ -102,6 +102,9 @@ func config(o command.StackOptions) (stack.Config, error) {
 		}
 	}
 	c.Gateway.Listen, c.Gateway.GRPCListen = o.Listen, o.GRPCListen
+	if o.Auth != "" {
+		c.Gateway.Auth, c.Gateway.RootKey = o.Auth, o.RootKey
+	}
 	if o.Sandbox != "" {
 		c.Session.Providers = []string{o.Sandbox}
 	}

@@ -1,0 +1,213 @@
+package command
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/coder/websocket"
+
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// fakeServer answers as a gateway does, about one session.
+type fakeServer struct {
+	*httptest.Server
+	t        *testing.T
+	begin    []events.Payload            // what happens once the query is posted
+	controls map[string][]events.Payload // what a control makes happen
+
+	mu     sync.Mutex
+	asked  []string // method and path of each request but the streams'
+	bodies []string
+	more   chan []events.Payload
+	gone   chan struct{} // ends the streams
+}
+
+func serve(t *testing.T, begin ...events.Payload) *fakeServer {
+	t.Helper()
+	f := &fakeServer{t: t, begin: begin, controls: map[string][]events.Payload{}, more: make(chan []events.Payload, 10), gone: make(chan struct{})}
+	f.Server = httptest.NewServer(f)
+	t.Cleanup(f.Close)
+	return f
+}
+
+func (f *fakeServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.URL.Path == "/api/ws" {
+		f.stream(w, r)
+		return
+	}
+	var body bytes.Buffer
+	if _, err := body.ReadFrom(r.Body); err != nil {
+		f.t.Error(err)
+	}
+	what := r.Method + " " + r.URL.RequestURI()
+	f.mu.Lock()
+	f.asked, f.bodies = append(f.asked, what), append(f.bodies, body.String())
+	f.mu.Unlock()
+	if happens, ok := f.controls[what]; ok {
+		f.more <- happens
+	}
+	w.Header().Set("Content-Type", "application/json")
+	switch {
+	case what == "GET /health":
+		fmt.Fprint(w, `{"status":"ok"}`)
+	case what == "GET /readyz":
+		fmt.Fprint(w, `{"ready":true,"checks":{"nats":"ok","postgres":"ok"}}`)
+	case what == "POST /api/executions", strings.HasSuffix(what, "/messages"):
+		if strings.Contains(body.String(), `"architecture":"nonsense"`) {
+			w.Header().Set("Content-Type", "application/problem+json")
+			w.WriteHeader(http.StatusBadRequest)
+			fmt.Fprint(w, `{"code":"INVALID_REQUEST","field":"architecture","detail":"\"nonsense\" is none of claude-code, spool"}`)
+			return
+		}
+		w.WriteHeader(http.StatusAccepted)
+		fmt.Fprintf(w, `{"sessionId":%q,"executionId":%q,"position":"0-3"}`, ses, exe)
+	case what == "GET /api/sessions/"+ses:
+		fmt.Fprintf(w, `{"sessionId":%q,"status":"open","architecture":"spool","sandbox":"local","tip":0}`, ses)
+	case strings.HasPrefix(what, "GET /api/sessions?"), what == "GET /api/sessions":
+		fmt.Fprintf(w, `{"sessions":[{"sessionId":%q,"status":"open","architecture":"spool\u001b[2J","extra":7}],"nextPageToken":""}`, ses)
+	case strings.HasPrefix(what, "GET /api/executions"):
+		fmt.Fprint(w, `{"executions":[],"nextPageToken":""}`)
+	case r.Method == http.MethodPost, r.Method == http.MethodDelete:
+		fmt.Fprint(w, `{"position":"0-9"}`)
+	default:
+		w.Header().Set("Content-Type", "application/problem+json")
+		w.WriteHeader(http.StatusNotFound)
+		fmt.Fprint(w, `{"code":"SESSION_NOT_FOUND","field":"sessionId","detail":"there is no such session"}`)
+	}
+}
+
+func (f *fakeServer) stream(w http.ResponseWriter, r *http.Request) {
+	conn, err := websocket.Accept(w, r, nil)
+	if err != nil {
+		f.t.Error(err)
+		return
+	}
+	defer func() { _ = conn.CloseNow() }()
+	if _, _, err := conn.Read(r.Context()); err != nil {
+		return
+	}
+	ctx := conn.CloseRead(r.Context())
+	if err := conn.Write(ctx, websocket.MessageText, []byte(`{"type":"session:joined","seq":0}`)); err != nil {
+		return
+	}
+	var seq uint32
+	send := func(list []events.Payload) bool {
+		for _, p := range list {
+			seq++
+			e := events.Event{ID: fmt.Sprint("evt_", seq), Time: time.Unix(0, 0), ExecutionID: exe, ConversationID: "main", Source: events.FromServer, Data: p}
+			wire, err := e.ToWire(ses, seq, fmt.Sprint("0-", seq))
+			if err != nil {
+				f.t.Error(err)
+				return false
+			}
+			m, err := json.Marshal(map[string]any{"type": "session:event", "event": wire})
+			if err != nil || conn.Write(ctx, websocket.MessageText, m) != nil {
+				return false
+			}
+		}
+		return true
+	}
+	if !send(f.begin) {
+		return
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-f.gone:
+			return
+		case list := <-f.more:
+			if !send(list) {
+				return
+			}
+		}
+	}
+}
+
+func (f *fakeServer) wasAsked(what string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, a := range f.asked {
+		if a == what {
+			return true
+		}
+	}
+	return false
+}
+
+// fakeLocal is a machine on which a stack may run, or start.
+type fakeLocal struct {
+	dir     string
+	mu      sync.Mutex
+	found   *Connection
+	start   func(StackOptions) (Stack, error)
+	open    func() (Installation, error)
+	started []StackOptions
+}
+
+func (l *fakeLocal) DefaultDir() (string, error) { return l.dir, nil }
+func (l *fakeLocal) Find(string) (Connection, bool, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.found == nil {
+		return Connection{}, false, nil
+	}
+	return *l.found, true, nil
+}
+func (l *fakeLocal) forget() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.found = nil
+}
+func (l *fakeLocal) Start(_ context.Context, o StackOptions) (Stack, error) {
+	l.started = append(l.started, o)
+	return l.start(o)
+}
+func (l *fakeLocal) Open(context.Context, StackOptions) (Installation, error) { return l.open() }
+
+// fakeStack is a stack whose gateway is a fakeServer.
+type fakeStack struct {
+	url    string
+	done   chan struct{}
+	closed int
+	err    error
+}
+
+func newFakeStack(url string) *fakeStack { return &fakeStack{url: url, done: make(chan struct{})} }
+
+func (s *fakeStack) URL() string           { return s.url }
+func (s *fakeStack) Done() <-chan struct{} { return s.done }
+func (s *fakeStack) Err() error            { return s.err }
+func (s *fakeStack) Close() error {
+	if s.closed++; s.closed == 1 {
+		close(s.done)
+	}
+	return nil
+}
+
+// nowhere is an address that refuses connections.
+const nowhere = "http://127.0.0.1:1"
+
+// watched is an output that tells when it has a number of lines.
+type watched struct {
+	lines int
+	full  chan struct{}
+}
+
+func (w *watched) Write(p []byte) (int, error) {
+	for range bytes.Count(p, []byte("\n")) {
+		if w.lines--; w.lines == 0 {
+			close(w.full)
+		}
+	}
+	return len(p), nil
+}

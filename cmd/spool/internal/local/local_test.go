@@ -1,0 +1,46 @@
+package local
+
+import (
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spoolhq/spool/cmd/spool/internal/command"
+)
+
+// The services' settings come from the environment, the options go before them.
+func TestConfig(t *testing.T) {
+	t.Setenv("SPOOL_IDLE_TIMEOUT", "7m")
+	t.Setenv("SPOOL_SLOTS", "3")
+	t.Setenv("SPOOL_LISTEN", "127.0.0.1:1")
+	t.Setenv("SPOOL_AUTH", "keys")
+	t.Setenv("SPOOL_DATABASE_URL", "postgres://host/name")
+	t.Setenv("SPOOL_BATCH_COMMITS", "9")
+	c, err := config(command.StackOptions{DataDir: "/d", Listen: "127.0.0.1:2", Sandbox: "local", Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Session.IdleTimeout != 7*time.Minute || c.Executor.Slots != 3 || c.Gateway.Listen != "127.0.0.1:2" || c.Gateway.Auth != "keys" ||
+		c.DatabaseURL != "postgres://host/name" || c.Projector.BatchCommits != 9 || c.Executor.DataDir != "/d/executor" || c.Session.Providers[0] != "local" {
+		t.Errorf("got %+v", c)
+	}
+	if c, err = config(command.StackOptions{DataDir: "/d", Auth: "off"}); err != nil || c.Gateway.Auth != "off" {
+		t.Errorf("auth %q %v", c.Gateway.Auth, err)
+	}
+	t.Setenv("SPOOL_SLOTS", "many")
+	if _, err := config(command.StackOptions{DataDir: "/d"}); err == nil || !strings.Contains(err.Error(), "settings of the executor") {
+		t.Errorf("a wrong setting: %v", err)
+	}
+}
+
+func TestNothingRuns(t *testing.T) {
+	t.Parallel()
+	if _, ok, err := (Machine{}).Find(t.TempDir()); ok || err != nil {
+		t.Errorf("found %t, %v", ok, err)
+	}
+	missing := t.TempDir() + "/none"
+	if _, err := (Machine{}).Open(t.Context(), command.StackOptions{DataDir: missing}); err == nil || !strings.Contains(err.Error(), "there is no folder "+missing) {
+		t.Errorf("open: %v", err)
+	}
+}
