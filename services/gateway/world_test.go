@@ -197,8 +197,8 @@ func (w *world) commit(tenant, session string, list []events.Event, deltas []eve
 		live.Events = append(live.Events, p.event(e, i))
 	}
 	for _, d := range deltas {
-		p.do(`INSERT INTO text_in_flight VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)`, tenant, session, d.BlockID, int64(d.Offset),
-			readmodel.Group(session), d.ExecutionID, d.ConversationID, int64(d.Epoch), d.Time, d.Text)
+		p.do(`INSERT INTO text_in_flight (tenant, session, block, "offset", grp, execution, conversation, at, text) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)`,
+			tenant, session, d.BlockID, int64(d.Offset), readmodel.Group(session), d.ExecutionID, d.ConversationID, d.Time, d.Text)
 	}
 	p.do("UPDATE sessions SET tip = $3, tip_position = $4, updated_at = now() WHERE tenant = $1 AND id = $2", tenant, session, int64(f.seq), f.position)
 	p.do("UPDATE checkpoints SET position = $2 WHERE grp = $1", readmodel.Group(session), w.position)
@@ -243,6 +243,9 @@ func (p projection) event(e events.Event, i int) events.Wire {
 	wire, err := e.ToWire(f.id, f.seq, f.position)
 	must(p.w.t, err)
 	p.do("INSERT INTO events VALUES ($1, $2, $3, $4, $5)", f.tenant, f.id, int64(f.seq), string(wire.Type), string(encode(p.w.t, wire)))
+	if _, first := e.Data.(events.MessageAccepted); first {
+		f.ord[e.ExecutionID] = len(f.ord)
+	}
 	p.block(e)
 	switch d := e.Data.(type) {
 	case events.SessionCreated:
@@ -252,7 +255,6 @@ func (p projection) event(e events.Event, i int) events.Wire {
 	case events.SessionOptionsUpdated:
 		p.do("UPDATE sessions SET options = $3, metadata = coalesce($4, metadata) WHERE tenant = $1 AND id = $2", f.tenant, f.id, string(encode(p.w.t, d.Options)), text(d.Metadata))
 	case events.MessageAccepted:
-		f.ord[e.ExecutionID] = len(f.ord)
 		p.do(`INSERT INTO executions (tenant, session, id, ord, phase, metadata, queued_at, first_seq) VALUES ($1, $2, $3, $4, 'queued', $5, $6, $7)`,
 			f.tenant, f.id, e.ExecutionID, f.ord[e.ExecutionID], text(d.Metadata), e.Time, int64(f.seq))
 		p.do("UPDATE sessions SET executions = executions + 1 WHERE tenant = $1 AND id = $2", f.tenant, f.id)
@@ -418,9 +420,6 @@ func (a answer) wantProblem(t testing.TB, status int, code, field string) answer
 var client = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 
 func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(m,
-		// The Postgres of the tests is started once and outlives them.
-		goleak.IgnoreTopFunction("os/exec.(*Cmd).watchCtx"),
-		goleak.IgnoreTopFunction("os/exec.(*Cmd).Wait"))
+	// The Postgres of the tests is started once and outlives them.
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("os/exec.(*Cmd).Start.func2"), goleak.IgnoreAnyFunction("os/exec.(*Cmd).Wait"))
 }
-

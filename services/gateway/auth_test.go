@@ -1,0 +1,200 @@
+package gateway_test
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/coder/websocket"
+	"google.golang.org/grpc/codes"
+
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/services/gateway"
+)
+
+// as gives the gateway as the holder of a key sees it.
+func (s *served) as(key string) *served {
+	c := *s
+	c.key = key
+	return &c
+}
+
+func rootKey() string { return rand.Text() + rand.Text() }
+
+func TestKeys(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s := w.serveCommands()
+	root := rootKey()
+	g := w.gateway(gateway.Config{Auth: gateway.AuthKeys, RootKey: root})
+
+	g.get("/health").want(t, 200)
+	g.get("/api/sessions").wantProblem(t, 401, "UNAUTHENTICATED", "Authorization")
+	made := g.as(root).do("POST", "/api/keys", `{"name":"first","tenant":"acme"}`).want(t, 201)
+	key := made.text("key")
+	if !strings.HasPrefix(key, "spool_sk_") || !strings.HasPrefix(key, made.text("prefix")) || made.text("tenant") != "acme" {
+		t.Fatalf("got %s", made)
+	}
+	for _, c := range s.commands(t) {
+		if strings.Contains(string(c.Body), key) {
+			t.Errorf("the key itself was sent: %s", c.Body)
+		}
+	}
+	acme := g.as(key)
+	id := acme.do("POST", "/api/sessions", `{}`).want(t, 201).text("sessionId")
+	acme.get("/api/sessions/"+id).want(t, 200)
+	if c := s.commands(t)[1]; c.Tenant != "acme" || c.Actor != (events.Actor{Kind: "key", ID: made.text("keyId")}) {
+		t.Errorf("the command says %+v", c)
+	}
+	if list := acme.get("/api/keys").want(t, 200); !strings.Contains(string(list.body), made.text("keyId")) || strings.Contains(string(list.body), key) {
+		t.Errorf("got %s", list)
+	}
+	acme.do("POST", "/api/keys", `{"name":"x","tenant":"default"}`).wantProblem(t, 403, "FORBIDDEN", "tenant")
+	own := acme.do("POST", "/api/keys", `{"name":"second"}`).want(t, 201)
+	if own.text("tenant") != "acme" {
+		t.Errorf("got %s", own)
+	}
+	for name, wrong := range map[string]string{
+		"one character off":  key[:len(key)-1] + "_",
+		"well made, unknown": key[:10] + "0" + key[11:],
+		"none of ours":       "sk-123",
+		"empty":              " ",
+	} {
+		if a := g.as(wrong).get("/api/sessions").wantProblem(t, 401, "UNAUTHENTICATED", "Authorization"); a.header.Get("WWW-Authenticate") == "" {
+			t.Errorf("%s: no WWW-Authenticate", name)
+		}
+	}
+	g.get("/api/sessions", header("Authorization", "Basic abc")).wantProblem(t, 401, "UNAUTHENTICATED", "Authorization")
+	_, err := spoolv1.NewSessionsClient(g.conn()).ListSessions(t.Context(), &spoolv1.ListSessionsRequest{})
+	wantCode(t, err, codes.Unauthenticated, "UNAUTHENTICATED", "Authorization")
+	if _, err := spoolv1.NewSessionsClient(g.conn()).ListSessions(acme.context(t.Context()), &spoolv1.ListSessionsRequest{}); err != nil {
+		t.Error(err)
+	}
+
+	acme.do("DELETE", "/api/keys/"+own.text("keyId"), "").want(t, 200)
+	g.as(own.text("key")).get("/api/sessions").wantProblem(t, 401, "UNAUTHENTICATED", "Authorization")
+	acme.do("DELETE", "/api/keys/"+oldID(t, events.KindKey), "").wantProblem(t, 404, "KEY_NOT_FOUND", "keyId")
+	g.wantMetric(t, "spool_gateway_unauthenticated_total 8")
+}
+
+// A key that is revoked ends what is connected with it, within about a second.
+func TestRevokedKeyEndsItsStreams(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.serveCommands()
+	root := rootKey()
+	g := w.gateway(gateway.Config{Auth: gateway.AuthKeys, RootKey: root})
+	made := g.as(root).do("POST", "/api/keys", `{"name":"x"}`).want(t, 201)
+	mine := g.as(made.text("key"))
+	id := w.session("default")
+	c, s, r := mine.ws(id, 1), mine.sse(id, 1), mine.rpc(id, 1)
+	still := g.as(root).sse(id, 1)
+	defer s.close()
+	defer r.close()
+	defer still.close()
+	w.emit("default", id, events.Event{Data: events.Log{}})
+	for _, one := range []stream{c, s, r, still} {
+		_, err := one.next()
+		must(t, err)
+	}
+	mine.do("DELETE", "/api/keys/"+made.text("keyId"), "").want(t, 200)
+	began := time.Now()
+	for _, one := range []stream{c, s, r} {
+		var p errProblem
+		if _, err := one.next(); !errors.As(err, &p) || p.code != "UNAUTHENTICATED" {
+			t.Errorf("got %v", err)
+		}
+	}
+	if took := time.Since(began); took > 3*time.Second {
+		t.Errorf("the streams ended after %s", took)
+	}
+	if _, err := c.receive(); websocket.CloseStatus(err) != websocket.StatusPolicyViolation {
+		t.Errorf("the WebSocket ended with %v", err)
+	}
+	w.emit("default", id, events.Event{Data: events.Log{}})
+	_, err := still.next()
+	must(t, err)
+}
+
+// Another tenant's session is no session, on every way in.
+func TestTenantsAreApart(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.serveCommands()
+	root := rootKey()
+	g := w.gateway(gateway.Config{Auth: gateway.AuthKeys, RootKey: root})
+	tenants := map[string]*served{}
+	for _, name := range []string{"a", "b"} {
+		tenants[name] = g.as(g.as(root).do("POST", "/api/keys", fmt.Sprintf(`{"name":"x","tenant":%q}`, name)).want(t, 201).text("key"))
+	}
+	theirs, none := w.session("a"), oldID(t, events.KindSession)
+	exe := newID(t, events.KindExecution)
+	w.emit("a", theirs, events.Event{ExecutionID: exe, Data: events.MessageAccepted{BlockID: "b"}})
+	tenants["a"].get("/api/sessions/"+theirs).want(t, 200)
+	b := tenants["b"]
+	ctx := b.context(t.Context())
+	conn := b.conn()
+	for _, route := range []struct{ method, path, body string }{
+		{"GET", "", ""}, {"PATCH", "", `{"metadata":1}`}, {"DELETE", "", ""}, {"POST", "/messages", `{"content":"x"}`}, {"POST", "/interrupt", ""},
+		{"GET", "/events", ""}, {"GET", "/events/stream", ""}, {"GET", "/blocks", ""}, {"GET", "/conversations", ""}, {"GET", "/executions", ""},
+	} {
+		got := b.do(route.method, "/api/sessions/"+theirs+route.path, route.body).wantProblem(t, 404, "SESSION_NOT_FOUND", "sessionId")
+		want := b.do(route.method, "/api/sessions/"+none+route.path, route.body)
+		if string(got.body) != string(want.body) {
+			t.Errorf("%s %s: another tenant's is told from none: %s, %s", route.method, route.path, got, want)
+		}
+	}
+	b.get("/api/executions/"+exe).wantProblem(t, 404, "EXECUTION_NOT_FOUND", "executionId")
+	b.do("POST", "/api/executions/"+exe+"/cancel", "").wantProblem(t, 404, "EXECUTION_NOT_FOUND", "executionId")
+	for _, list := range []string{"/api/sessions", "/api/executions", "/api/keys"} {
+		if a := b.get(list).want(t, 200); strings.Contains(string(a.body), theirs) || strings.Contains(string(a.body), exe) {
+			t.Errorf("%s shows another tenant's: %s", list, a)
+		}
+	}
+	c := b.dial()
+	c.send(fmt.Sprintf(`{"type":"session:join","sessionId":%q}`, theirs))
+	c.wantError("SESSION_NOT_FOUND", "sessionId")
+	_, err := spoolv1.NewSessionsClient(conn).GetSession(ctx, &spoolv1.GetSessionRequest{SessionId: theirs})
+	wantCode(t, err, codes.NotFound, "SESSION_NOT_FOUND", "sessionId")
+	st, err := spoolv1.NewEventsClient(conn).StreamEvents(ctx, &spoolv1.StreamEventsRequest{SessionId: theirs})
+	must(t, err)
+	_, err = st.Recv()
+	wantCode(t, err, codes.NotFound, "SESSION_NOT_FOUND", "sessionId")
+	// The same Idempotency-Key of two tenants is two keys.
+	one := tenants["a"].do("POST", "/api/sessions", `{}`, header("Idempotency-Key", "k")).want(t, 201)
+	two := b.do("POST", "/api/sessions", `{"metadata":2}`, header("Idempotency-Key", "k")).want(t, 201)
+	if one.text("sessionId") == two.text("sessionId") {
+		t.Error("two tenants were given one session")
+	}
+}
+
+func TestConfig(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for want, cfg := range map[string]gateway.Config{
+		"listen: 0.0.0.0:7700 can be reached from other machines, where keys are needed: use --auth keys, or listen on 127.0.0.1": {Listen: "0.0.0.0:7700"},
+		"grpc-listen: :7701 can be reached from other machines":                                                                   {GRPCListen: ":7701"},
+		`listen: "7700" is not host:port`:                                                                                         {Listen: "7700"},
+		`auth: "maybe" is none of off and keys`:                                                                                   {Auth: "maybe"},
+		"root-key has 5 characters; it needs 32 or more":                                                                          {RootKey: "short"},
+		`allowed-origins: "app.example" is not an origin`:                                                                         {AllowedOrigins: []string{"app.example"}},
+		"write-timeout: -1s is negative":                                                                                          {WriteTimeout: -time.Second},
+	} {
+		if _, err := gateway.New(cfg, gateway.Deps{NATS: w.nc, Pool: w.pool}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v\nwant %s", err, want)
+		}
+	}
+	if _, err := gateway.New(gateway.Config{Listen: "0.0.0.0:7700", GRPCListen: "0.0.0.0:7701", Auth: gateway.AuthKeys}, gateway.Deps{NATS: w.nc, Pool: w.pool}); err != nil {
+		t.Errorf("with keys any address is allowed: %v", err)
+	}
+	taken := w.gateway(gateway.Config{})
+	g, err := gateway.New(gateway.Config{Listen: strings.TrimPrefix(taken.url, "http://")}, gateway.Deps{NATS: w.nc, Pool: w.pool})
+	must(t, err)
+	if err := g.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "choose another address with --listen") {
+		t.Errorf("got %v", err)
+	}
+}
