@@ -222,6 +222,9 @@ func claudeDeleted(t *testing.T, c *harness.Cluster) {
 			t.Errorf("process %d outlives its session: %s", p.PID, p.Command)
 		}
 	}
+	harness.Eventually(t, "the session is not found", func() bool {
+		return k.c.Call(0, "GET", "/api/sessions/"+k.session, nil, &struct{}{}) == http.StatusNotFound
+	})
 }
 
 // So it does in the middle of an answer, which is cancelled for that reason.

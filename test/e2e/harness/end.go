@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -54,9 +53,6 @@ func (c *Cluster) Delete(id string) {
 	Eventually(c.T, "the workspace of the deleted session "+id+" is gone", func() bool {
 		_, err := os.Stat(c.Workspace(id))
 		return errors.Is(err, fs.ErrNotExist)
-	})
-	Eventually(c.T, "the deleted session "+id+" is not found", func() bool {
-		return c.Call(0, "GET", "/api/sessions/"+id, nil, &struct{}{}) == http.StatusNotFound
 	})
 }
 
