@@ -98,7 +98,14 @@ func (w *tailWriter) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
+// starting is what Postgres tells those who connect while it recovers, which is how Start knows that it does.
+const starting = "the database system is starting up"
+
 func (w *tailWriter) line(line string) {
+	if strings.Contains(line, starting) {
+		w.logger.Debug(line)
+		return
+	}
 	for _, severe := range []string{"PANIC:", "FATAL:", "ERROR:", "HINT:", "DETAIL:", "postgres: "} {
 		if i := strings.Index(line, severe); i >= 0 {
 			w.logger.Warn(line)

@@ -6,10 +6,8 @@ import (
 	"io"
 	"iter"
 	"log/slog"
-	"net/url"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -23,7 +21,6 @@ import (
 	"github.com/spoolhq/spool/pkg/eventlog/jslog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/natsserver"
-	"github.com/spoolhq/spool/pkg/pgserver"
 	"github.com/spoolhq/spool/pkg/pgserver/pgtest"
 	"github.com/spoolhq/spool/pkg/readmodel"
 	"github.com/spoolhq/spool/pkg/topology"
@@ -290,37 +287,19 @@ func TestEveryMessageTwiceGivesTheSame(t *testing.T) {
 func TestPostgresAwayAndBack(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
-	cfg := pgserver.Config{DataDir: t.TempDir(), Fast: true}
-	pg := pgtest.Server(t, cfg)
-	// Its socket lies elsewhere after a restart; a link keeps its address.
-	link := filepath.Join(t.TempDir(), "postgres")
-	address := func(pg *pgserver.Server) string {
-		cfg, err := pgx.ParseConfig(pg.URL())
-		if err == nil {
-			_ = os.Remove(link)
-			err = os.Symlink(cfg.Host, link)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		return strings.Replace(pg.URL(), url.QueryEscape(cfg.Host), url.QueryEscape(link), 1)
-	}
-	w.url = address(pg)
+	pg := pgtest.RunRestartable(t)
+	w.url = pg.URL()
 	w.start()
 	s := w.session(-1).create()
 	w.projected(s)
-	if err := pg.Stop(); err != nil {
-		t.Fatal(err)
-	}
+	pg.Stop()
 	f := s.follow()
 	s.turn(1)
 	s.turn(2)
 	if n, _, err := f.sub.Pending(); err != nil || n != 0 {
 		t.Errorf("%d messages on LIVE of what Postgres does not have, error %v", n, err)
 	}
-	if again := address(pgtest.Server(t, cfg)); again != w.url {
-		t.Fatalf("Postgres came back at %s, was at %s", again, w.url)
-	}
+	pg.Start()
 	w.projected(s)
 	if l := f.next(); l.Events[0].Seq != 2 {
 		t.Errorf("LIVE goes on at %d, want 2", l.Events[0].Seq)

@@ -69,11 +69,13 @@ func Start(ctx context.Context, cfg Config) (_ *Stack, err error) {
 	run, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	group, run := errgroup.WithContext(run)
 	s := &Stack{cfg: cfg, base: base, cancel: cancel, group: group, done: make(chan struct{})}
-	if err := s.start(ctx, run); err != nil {
-		go s.wait()
-		return nil, errors.Join(err, s.Close())
-	}
+	err = s.start(ctx, run)
 	go s.wait()
+	if err != nil {
+		s.cancel()
+		<-s.done // with the reason that err tells already
+		return nil, err
+	}
 	return s, nil
 }
 
@@ -184,6 +186,9 @@ func (s *Stack) projector(_, run context.Context, nc *nats.Conn, log eventlog.Lo
 }
 
 func (s *Stack) executor(ctx, run context.Context, nc *nats.Conn, log eventlog.Log) error {
+	// Nothing of a stack outlives it that was ended in peace. After a crash the
+	// sandboxes are still there, and the next start follows them.
+	s.cfg.Executor.StopSandboxes = true
 	if s.cfg.Executor.DataDir == "" {
 		s.cfg.Executor.DataDir = s.cfg.DataDir
 	}

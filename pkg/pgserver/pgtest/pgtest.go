@@ -72,6 +72,21 @@ func Conn(t testing.TB) *pgx.Conn {
 // Server starts a server of the test's own, for tests that stop it; it is stopped when the test ends.
 func Server(t testing.TB, cfg pgserver.Config) *pgserver.Server {
 	t.Helper()
+	srv := boot(t, cfg)
+	t.Cleanup(func() { stop(t, srv) })
+	return srv
+}
+
+func stop(t testing.TB, srv *pgserver.Server) {
+	t.Helper()
+	if err := srv.Stop(); err != nil {
+		t.Errorf("stop postgres: %v", err)
+	}
+}
+
+// boot starts a server that the caller stops.
+func boot(t testing.TB, cfg pgserver.Config) *pgserver.Server {
+	t.Helper()
 	if cfg.DataDir == "" {
 		cfg.DataDir = t.TempDir()
 	}
@@ -85,11 +100,6 @@ func Server(t testing.TB, cfg pgserver.Config) *pgserver.Server {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if err := srv.Stop(); err != nil {
-			t.Errorf("stop postgres: %v", err)
-		}
-	})
 	return srv
 }
 

@@ -18,10 +18,8 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/spoolhq/spool/cmd/mockllm/server"
-	"github.com/spoolhq/spool/cmd/spool/stack"
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/natsserver/natstest"
-	"github.com/spoolhq/spool/pkg/pgserver/pgtest"
 	"github.com/spoolhq/spool/pkg/readmodel"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/executor"
@@ -38,6 +36,7 @@ type Options struct {
 	Session                                   session.Config
 	Executor                                  executor.Config
 	Gateway                                   gateway.Config
+	Outages                                   bool // NATS and Postgres of its own, which can be stopped; without NATS users
 	// Path is the PATH in sandboxes; "" for the test's own. The whole process
 	// gets it when the executors start, so such a test is not parallel.
 	Path string
@@ -46,7 +45,8 @@ type Options struct {
 // Cluster is a running Spool.
 type Cluster struct {
 	T        testing.TB
-	Base     *stack.Base
+	Base     *Base
+	Outage   *Outage // with Options.Outages
 	Model    *server.Server
 	Gateways []*gateway.Gateway
 	opts     Options
@@ -78,9 +78,7 @@ func New(t testing.TB, opts Options) *Cluster {
 	}
 	c := &Cluster{T: t, opts: opts, dir: t.TempDir()}
 	t.Cleanup(c.swept)
-	c.Base, err = stack.Open(t.Context(), stack.Config{DataDir: filepath.Join(c.dir, "data"), DatabaseURL: pgtest.URL(t), Logger: natstest.Logger(t)})
-	must(t, err)
-	t.Cleanup(func() { check(t, c.Base.Close()) })
+	c.open()
 	c.startModel()
 	must(t, readmodel.Migrate(t.Context(), c.Base.DatabaseURL))
 	c.opts.Executor.Runner = runner

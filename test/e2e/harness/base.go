@@ -1,0 +1,78 @@
+package harness
+
+import (
+	"path/filepath"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/cmd/spool/stack"
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/eventlog/jslog"
+	"github.com/spoolhq/spool/pkg/natsserver/natstest"
+	"github.com/spoolhq/spool/pkg/pgserver/pgtest"
+	"github.com/spoolhq/spool/pkg/topology"
+)
+
+// Base is what the services of a cluster stand on.
+type Base struct {
+	DatabaseURL string
+	Log         eventlog.Log // as admin
+	// Connect opens a connection with a user's rights, and the log over it.
+	Connect func(user string) (*nats.Conn, eventlog.Log, error)
+}
+
+// Outage stops and starts what a cluster stands on.
+type Outage struct {
+	nats     *natstest.Restartable
+	postgres *pgtest.Restartable
+}
+
+// open starts NATS and Postgres: as spool up does, with the users' rights, or
+// so that they can be stopped.
+func (c *Cluster) open() {
+	c.T.Helper()
+	if c.opts.Outages {
+		c.openRestartable()
+		return
+	}
+	base, err := stack.Open(c.T.Context(), stack.Config{
+		DataDir: filepath.Join(c.dir, "data"), DatabaseURL: pgtest.URL(c.T), Logger: natstest.Logger(c.T),
+	})
+	must(c.T, err)
+	c.T.Cleanup(func() { check(c.T, base.Close()) })
+	c.Base = &Base{DatabaseURL: base.DatabaseURL, Log: base.Log, Connect: base.Connect}
+}
+
+func (c *Cluster) openRestartable() {
+	o := &Outage{nats: natstest.RunRestartable(c.T), postgres: pgtest.RunRestartable(c.T)}
+	c.Outage = o
+	connect := func(string) (*nats.Conn, eventlog.Log, error) {
+		nc := o.nats.Conn()
+		js, err := jetstream.New(nc)
+		if err != nil {
+			return nil, nil, err
+		}
+		log, err := jslog.New(jslog.Config{JetStream: js})
+		return nc, log, err
+	}
+	c.Base = &Base{DatabaseURL: o.postgres.URL(), Connect: connect}
+	nc, log, err := connect("")
+	must(c.T, err)
+	js, err := jetstream.New(nc)
+	must(c.T, err)
+	must(c.T, topology.Provision(c.T.Context(), js, topology.Config{}))
+	c.Base.Log = log
+}
+
+// StopNATS shuts NATS down.
+func (o *Outage) StopNATS() { o.nats.Stop() }
+
+// StartNATS starts it again on the same port and folder.
+func (o *Outage) StartNATS() { o.nats.Start() }
+
+// StopPostgres shuts Postgres down.
+func (o *Outage) StopPostgres() { o.postgres.Stop() }
+
+// StartPostgres starts it again at the same address.
+func (o *Outage) StartPostgres() { o.postgres.Start() }

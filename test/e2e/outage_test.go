@@ -1,0 +1,133 @@
+package e2e
+
+import (
+	"encoding/json"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/test/e2e/harness"
+)
+
+// TestNATSGone: a run goes on over an outage of NATS; meanwhile commands get 503
+// with Retry-After and say what is wrong; after it nothing is lost or doubled.
+func TestNATSGone(t *testing.T) {
+	t.Parallel()
+	c := harness.New(t, harness.Options{Outages: true, Gateways: 2, Script: script(t, "stream.yaml")})
+	session := c.Create("spool", nil)
+	s, err := c.Join(0, session, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	execution := c.Post(session, "list the folder")
+	for {
+		w, err := s.Next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if w.Type == events.TextDelta {
+			break
+		}
+	}
+	c.Outage.StopNATS()
+	unavailable(t, c, session, "NATS")
+	c.Outage.StartNATS()
+	s = follow(t, c, session, execution, s)
+	if end := s.Events[len(s.Events)-1]; end.Type != (events.ExecutionCompleted{}).EventType() {
+		t.Fatalf("ended with %s %s", end.Type, end.Data)
+	}
+	awaitReady(t, c)
+	_, end := c.Run(session, "and again", s)
+	if end.Type != (events.ExecutionCompleted{}).EventType() {
+		t.Fatalf("the next turn ended with %s %s", end.Type, end.Data)
+	}
+}
+
+// TestPostgresGone: the log goes on without Postgres; what needs it gets 503;
+// after it the read models catch up and the stream continues without a hole.
+func TestPostgresGone(t *testing.T) {
+	t.Parallel()
+	c := harness.New(t, harness.Options{Outages: true, Gateways: 2, Script: script(t, "stream.yaml")})
+	session := c.Create("spool", nil)
+	s, err := c.Join(0, session, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	execution := c.Post(session, "list the folder")
+	for {
+		w, err := s.Next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if w.Type == events.TextDelta {
+			break
+		}
+	}
+	c.Outage.StopPostgres()
+	status, raw := request(t, "GET", c.URL(1)+"/api/sessions/"+session, nil, nil)
+	refused(t, "read without Postgres", 503, "UNAVAILABLE", "", status, raw)
+	c.Outage.StartPostgres()
+	s = follow(t, c, session, execution, s)
+	if end := s.Events[len(s.Events)-1]; end.Type != (events.ExecutionCompleted{}).EventType() {
+		t.Fatalf("ended with %s %s", end.Type, end.Data)
+	}
+	awaitReady(t, c)
+	_, end := c.Run(session, "and again", s)
+	if end.Type != (events.ExecutionCompleted{}).EventType() {
+		t.Fatalf("the next turn ended with %s %s", end.Type, end.Data)
+	}
+}
+
+// follow reads on until the execution's end, and joins again as often as it is cut off.
+func follow(t *testing.T, c *harness.Cluster, session, execution string, s *harness.Stream) *harness.Stream {
+	t.Helper()
+	gateway := 0
+	harness.Eventually(t, "the execution ends on the stream", func() bool {
+		if _, err := s.Until(execution); err == nil {
+			return true
+		}
+		s.Close()
+		gateway = 1 - gateway
+		if next, err := c.Join(gateway, session, s); err == nil {
+			s = next
+		}
+		return false
+	})
+	s.Close()
+	return s
+}
+
+// unavailable posts a message that cannot be taken.
+func unavailable(t *testing.T, c *harness.Cluster, session, what string) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), "POST", c.URL(0)+"/api/sessions/"+session+"/messages", strings.NewReader(`{"content":"x"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close() //nolint:errcheck // nothing is written
+	var p problem
+	if err := json.NewDecoder(resp.Body).Decode(&p); err != nil {
+		t.Fatal(err)
+	}
+	if resp.StatusCode != 503 || p.Code != "UNAVAILABLE" || resp.Header.Get("Retry-After") == "" {
+		t.Errorf("a message without %s: %d %+v, Retry-After %q", what, resp.StatusCode, p, resp.Header.Get("Retry-After"))
+	}
+	harness.Eventually(t, "/readyz says so", func() bool {
+		status, raw := request(t, "GET", c.URL(0)+"/readyz", nil, nil)
+		return status == 503 && strings.Contains(strings.ToLower(string(raw)), strings.ToLower(what))
+	})
+}
+
+func awaitReady(t *testing.T, c *harness.Cluster) {
+	t.Helper()
+	harness.Eventually(t, "the gateway is ready again", func() bool {
+		status, _ := request(t, "GET", c.URL(0)+"/readyz", nil, nil)
+		return status == 200
+	})
+}
