@@ -132,6 +132,7 @@ func (s *Stream) Until(execution string) (events.Wire, error) {
 // Join opens a WebSocket to gateway i after a cursor. With a former stream it goes on with what that has shown.
 func (c *Cluster) Join(i int, session string, from *Stream) (*Stream, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), Patience)
+	//nolint:bodyclose // after Dial the body never needs to be closed
 	conn, _, err := websocket.Dial(ctx, "ws"+strings.TrimPrefix(c.URL(i), "http")+"/api/ws", nil)
 	if err != nil {
 		cancel()
@@ -180,7 +181,7 @@ func (c *Cluster) SSE(i int, session string, from *Stream) (*Stream, error) {
 		return nil, err
 	}
 	req.Header.Set("Last-Event-ID", fmt.Sprint(s.Cursor))
-	resp, err := http.DefaultClient.Do(req)
+	resp, err := http.DefaultClient.Do(req) //nolint:bodyclose // closed with the stream
 	if err == nil && resp.StatusCode != http.StatusOK {
 		err = fmt.Errorf("stream answered %s", resp.Status)
 	}
