@@ -182,8 +182,8 @@ func (g *Gateway) Run(ctx context.Context) error {
 func (g *Gateway) stop() {
 	ctx, cancel := context.WithTimeout(context.Background(), g.cfg.ShutdownGrace)
 	defer cancel()
-	g.socket.Close()
 	var wg sync.WaitGroup
+	wg.Go(g.socket.Close)
 	wg.Go(func() { g.grpc.Stop(ctx) })
 	wg.Go(func() {
 		if err := g.http.Shutdown(ctx); err != nil {
@@ -191,7 +191,6 @@ func (g *Gateway) stop() {
 			_ = g.http.Close() // what is left is closed; there is nothing more to do
 		}
 	})
-	wg.Go(g.socket.Wait)
 	wg.Wait()
 }
 

@@ -282,8 +282,11 @@ func TestStreamEndsWithTheSession(t *testing.T) {
 	for _, tr := range transports {
 		t.Run(tr.name, func(t *testing.T) {
 			id := w.session("default")
-			s := tr.join(g, id, 1)
+			s := tr.join(g, id, 0)
 			defer s.close()
+			if _, err := s.next(); err != nil { // now it has joined, over gRPC too
+				t.Fatal(err)
+			}
 			w.emit("default", id, events.Event{Data: events.SessionDeleted{}})
 			e, err := s.next()
 			if err != nil || e.Type != "session_deleted" {

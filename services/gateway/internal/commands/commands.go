@@ -146,7 +146,7 @@ func (s *Sender) identify(ctx context.Context, r Request, body []byte) (kept rec
 	if r.Key == "" {
 		return record{Command: id}, "", nil
 	}
-	if err := checkKey(r.Key); err != nil {
+	if err := CheckKey(r.Key); err != nil {
 		return record{}, "", err
 	}
 	// The key that a 503 named is the id of the command whose outcome is unknown.

@@ -122,8 +122,9 @@ func notClaimed(err error) error {
 // maxKey bounds an Idempotency-Key, in bytes.
 const maxKey = 255
 
-func checkKey(key string) error {
-	ok := len(key) <= maxKey
+// CheckKey reports an INVALID_REQUEST unless key can be an Idempotency-Key.
+func CheckKey(key string) error {
+	ok := key != "" && len(key) <= maxKey
 	for j := 0; ok && j < len(key); j++ {
 		ok = key[j] > ' ' && key[j] < 0x7f
 	}

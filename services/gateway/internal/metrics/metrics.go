@@ -70,9 +70,12 @@ func (m *Metrics) Handler() http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
 }
 
-// Request counts an answered HTTP request.
-func (m *Metrics) Request(method, route string, status int, took time.Duration) {
+// Request counts an answered HTTP request. How long a stream was open says nothing of speed.
+func (m *Metrics) Request(method, route string, status int, took time.Duration, stream bool) {
 	m.requests.WithLabelValues(method, route, strconv.Itoa(status)).Inc()
+	if stream {
+		return
+	}
 	m.seconds.WithLabelValues(method, route).Observe(took.Seconds())
 }
 

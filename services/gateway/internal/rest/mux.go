@@ -17,6 +17,7 @@ import (
 
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/services/gateway/internal/api"
+	"github.com/spoolhq/spool/services/gateway/internal/commands"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
 )
@@ -146,6 +147,9 @@ func (h *Handler) strict(table map[string]route, next runtime.HandlerFunc, w htt
 		err = problem.Invalid("", "%s %s takes no body", r.Method, to.path)
 	}
 	if err == nil {
+		err = checkKey(r)
+	}
+	if err == nil {
 		inPath := func(field string) bool { _, in := params[field]; return in || to.body }
 		err = wirejson.CheckQuery(r.URL.Query(), to.request, inPath)
 	}
@@ -156,6 +160,18 @@ func (h *Handler) strict(table map[string]route, next runtime.HandlerFunc, w htt
 	body.inPath = params
 	r.Body = body
 	next(w, r, params)
+}
+
+// checkKey looks at the Idempotency-Key here, since grpc-gateway drops without a word a header that gRPC could not carry.
+func checkKey(r *http.Request) error {
+	switch keys := r.Header.Values(api.HeaderKey); {
+	case len(keys) == 0:
+		return nil
+	case len(keys) > 1:
+		return problem.Invalid("Idempotency-Key", "it is given more than once")
+	default:
+		return commands.CheckKey(keys[0])
+	}
 }
 
 // fielded makes the error of a field a problem.

@@ -62,7 +62,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			h.cfg.Logger.Error("a request made the gateway panic", "method", r.Method, "path", r.URL.Path, "panic", v)
 			h.refuse(out, r, fmt.Errorf("panic: %v", v))
 		}
-		h.cfg.Metrics.Request(method(r.Method), out.route, out.code(), time.Since(began))
+		h.cfg.Metrics.Request(method(r.Method), out.route, out.code(), time.Since(began), strings.HasSuffix(out.route, streamSuffix))
 		h.cfg.Logger.Debug("answered", "method", r.Method, "path", r.URL.Path, "status", out.code(), "took", time.Since(began))
 	}()
 	if err := h.serve(out, r); err != nil {

@@ -1,6 +1,6 @@
 // Package socket is the WebSocket of the API: one connection that joins any
-// number of sessions and is sent their events. An idle connection costs two
-// goroutines, and a third for each session it has joined.
+// number of sessions and is sent their events. An idle connection costs one
+// goroutine, and another for each session it has joined.
 package socket
 
 import (
@@ -38,12 +38,12 @@ type Config struct {
 
 // Handler answers GET /api/ws.
 type Handler struct {
-	cfg  Config
-	stop chan struct{} // closed by Close
+	cfg Config
 
 	mu     sync.Mutex
 	closed bool
-	work   sync.WaitGroup // connections
+	conns  map[*conn]struct{}
+	work   sync.WaitGroup // of connections
 }
 
 // New makes a Handler.
@@ -57,33 +57,25 @@ func New(cfg Config) *Handler {
 	if cfg.MaxSessions == 0 {
 		cfg.MaxSessions = 256
 	}
-	return &Handler{cfg: cfg, stop: make(chan struct{})}
+	return &Handler{cfg: cfg, conns: map[*conn]struct{}{}}
 }
 
-// Close makes every connection end, with a code that says so.
+// Close makes every connection end, with a code that says so, and waits until they have.
 func (h *Handler) Close() {
 	h.mu.Lock()
-	defer h.mu.Unlock()
-	if !h.closed {
-		h.closed = true
-		close(h.stop)
+	h.closed = true
+	for c := range h.conns {
+		h.work.Go(func() {
+			c.finish(websocket.StatusGoingAway, "the gateway is stopping; connect again with your cursors")
+		})
 	}
+	h.mu.Unlock()
+	h.work.Wait()
 }
 
-// Wait returns when every connection has ended.
-func (h *Handler) Wait() { h.work.Wait() }
-
-func (h *Handler) open() bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if !h.closed {
-		h.work.Add(1)
-	}
-	return !h.closed
-}
-
-// Serve upgrades and serves until the connection ends. The caller has checked
-// the origin. What is wrong before the upgrade is returned, for problem+json.
+// Serve upgrades and returns; the connection goes on, until the client, its key
+// or the Handler ends it. The caller has checked the origin. What is wrong
+// before the upgrade is returned, for problem+json.
 func (h *Handler) Serve(w http.ResponseWriter, r *http.Request) error {
 	p, err := auth.From(r.Context())
 	if err != nil {
@@ -92,10 +84,6 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request) error {
 	if r.Header.Get("Upgrade") == "" {
 		return problem.Invalid("Upgrade", "this route is a WebSocket: send Upgrade: websocket")
 	}
-	if !h.open() {
-		return problem.New(problem.Unavailable, "", "this gateway is stopping; connect to another")
-	}
-	defer h.work.Done()
 	ws, err := websocket.Accept(w, r, &websocket.AcceptOptions{
 		InsecureSkipVerify: true, // the origin was checked, with a list that can be set
 		CompressionMode:    websocket.CompressionDisabled,
@@ -104,13 +92,22 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request) error {
 		return nil // Accept has answered
 	}
 	ws.SetReadLimit(MaxFrame)
-	// The request's context ends with the handler; nothing of the request is needed any more.
-	ctx, release := h.cfg.Watch.Add(context.WithoutCancel(r.Context()), p)
-	defer release()
-	defer h.cfg.Opened()()
 	c := &conn{handler: h, ws: ws, tenant: p.Tenant, joined: map[string]context.CancelCauseFunc{}}
-	c.serve(ctx)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closed {
+		return ws.CloseNow()
+	}
+	h.conns[c] = struct{}{}
+	// A goroutine of its own, since the request's holds on to the request and its buffers.
+	h.work.Go(func() { c.serve(p) })
 	return nil
+}
+
+func (h *Handler) forget(c *conn) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.conns, c)
 }
 
 // conn is one connection.
@@ -123,49 +120,55 @@ type conn struct {
 	joined map[string]context.CancelCauseFunc // by session
 	work   sync.WaitGroup                     // a goroutine for each join
 	end    sync.Once
-	ended  chan struct{}
 }
 
-func (c *conn) serve(ctx context.Context) {
+var errClosed = errors.New("the connection is closed")
+
+func (c *conn) serve(p auth.Principal) {
+	defer c.handler.cfg.Opened()()
+	defer c.handler.forget(c)
+	ctx, release := c.handler.cfg.Watch.Add(context.Background(), p)
+	defer release()
 	ctx, cancel := context.WithCancelCause(ctx)
-	c.ended = make(chan struct{})
-	c.work.Go(func() { c.guard(ctx) })
+	revoked := context.AfterFunc(ctx, func() {
+		var p *problem.Error
+		if errors.As(context.Cause(ctx), &p) {
+			c.cut(websocket.StatusPolicyViolation, p, request{})
+		}
+	})
+	pings := c.pings(ctx)
 	c.read(ctx)
+	revoked()
+	pings()
 	c.finish(websocket.StatusNormalClosure, "")
 	cancel(errClosed)
 	c.work.Wait()
 }
 
-var errClosed = errors.New("the connection is closed")
-
-// guard ends the connection when its key is revoked, when the gateway stops, or when the client does not answer a ping.
-func (c *conn) guard(ctx context.Context) {
-	tick := time.NewTicker(c.handler.cfg.Ping)
-	defer tick.Stop()
-	for {
-		select {
-		case <-c.ended:
-			return
-		case <-c.handler.stop:
-			c.finish(websocket.StatusGoingAway, "the gateway is stopping; connect again with your cursors")
-			return
-		case <-ctx.Done():
-			var p *problem.Error
-			if errors.As(context.Cause(ctx), &p) {
-				c.cut(websocket.StatusPolicyViolation, p, request{})
-			}
-			return
-		case <-tick.C:
-			c.ping(ctx)
+// pings finds out whether the client is there, again and again, until stop is called.
+func (c *conn) pings(ctx context.Context) (stop func()) {
+	var mu sync.Mutex
+	stopped := false
+	var timer *time.Timer
+	mu.Lock()
+	defer mu.Unlock()
+	timer = time.AfterFunc(c.handler.cfg.Ping, func() {
+		wait, cancel := context.WithTimeout(ctx, c.handler.cfg.WriteTimeout)
+		defer cancel()
+		if err := c.ws.Ping(wait); err != nil && ctx.Err() == nil {
+			_ = c.ws.CloseNow() // a client that is gone cannot be told
 		}
-	}
-}
-
-func (c *conn) ping(ctx context.Context) {
-	wait, cancel := context.WithTimeout(ctx, c.handler.cfg.WriteTimeout)
-	defer cancel()
-	if err := c.ws.Ping(wait); err != nil && ctx.Err() == nil {
-		_ = c.ws.CloseNow() // a client that is gone cannot be told
+		mu.Lock()
+		defer mu.Unlock()
+		if !stopped {
+			timer.Reset(c.handler.cfg.Ping)
+		}
+	})
+	return func() {
+		mu.Lock()
+		defer mu.Unlock()
+		stopped = true
+		timer.Stop()
 	}
 }
 
@@ -182,7 +185,6 @@ const maxReason = 123
 // finish closes once, with a code.
 func (c *conn) finish(code websocket.StatusCode, reason string) {
 	c.end.Do(func() {
-		close(c.ended)
 		if len(reason) > maxReason {
 			reason = reason[:maxReason-3] + "..."
 		}

@@ -134,7 +134,7 @@ func (h *Handler) stream(ctx context.Context, out *writer, reader *live.Reader) 
 		}
 		began := time.Now()
 		if err := out.write(b); err != nil {
-			if ctx.Err() == nil && time.Since(began) >= h.cfg.WriteTimeout {
+			if time.Since(began) >= h.cfg.WriteTimeout {
 				h.cfg.Cut(string(problem.SlowClient))
 			}
 			return nil
