@@ -237,6 +237,7 @@ func (l twice) again(seq iter.Seq2[eventlog.Record, error]) iter.Seq2[eventlog.R
 	return func(yield func(eventlog.Record, error) bool) {
 		var before *eventlog.Record
 		for rec, err := range seq {
+			//nolint:staticcheck // the same twice is the point
 			if !yield(rec, err) || !yield(rec, err) || before != nil && !yield(*before, nil) {
 				return
 			}

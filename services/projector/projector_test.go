@@ -220,7 +220,7 @@ func TestOneCommitIsAnnouncedAtOnce(t *testing.T) {
 	w.projected(s)
 	s.turn(1)
 	w.projected(s)
-	for f.sub.PendingLimits(); ; {
+	for {
 		if n, _, _ := f.sub.Pending(); n == 0 {
 			break
 		}

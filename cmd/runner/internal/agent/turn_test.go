@@ -223,12 +223,12 @@ func TestTurnTextWaitsAtMost20ms(t *testing.T) {
 		turn.Text(id, "a")
 		time.Sleep(10 * time.Millisecond)
 		turn.Text(id, "b")
-		time.Sleep(agent.DefaultCoalesce - 10*time.Millisecond - 1)
+		time.Sleep(agent.DefaultCoalesce - 10*time.Millisecond - time.Nanosecond)
 		synctest.Wait()
 		if n := len(j.Lines()); n != 1 {
 			t.Fatalf("%d lines before the time", n)
 		}
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		synctest.Wait()
 		lines := j.Lines()
 		if len(lines) != 2 || data[runner.Delta](t, lines[1]).Delta != "ab" {

@@ -123,7 +123,7 @@ func TestHistoryWithinAndAcrossProcesses(t *testing.T) {
 	}
 	// A transcript that is not there is no silent loss.
 	lines = startSpool(t, e, newPlace(t), "agt-LOST", nil).turn("which word?", nil)
-	if !strings.Contains(fmt.Sprintf("%s", lines[1].Data), "TRANSCRIPT_LOST") {
+	if !strings.Contains(string(lines[1].Data), "TRANSCRIPT_LOST") {
 		t.Errorf("second line %s", lines[1].Data)
 	}
 }

@@ -194,7 +194,7 @@ func startSpool(t *testing.T, e *endpoint, place agent.Place, resume string, env
 		}
 		closed = true
 		orders.Close()
-		go io.Copy(io.Discard, s.reports)
+		go func() { _, _ = io.Copy(io.Discard, s.reports) }()
 		if err := <-done; err != nil {
 			t.Errorf("the agent's process ended with %v", err)
 		}

@@ -57,7 +57,7 @@ func (c transcriptAt) path(sys *System) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return a.Transcript(agent.Place(place), c.AgentSession)
+	return a.Transcript(place, c.AgentSession)
 }
 
 type loadTranscriptCommand struct {

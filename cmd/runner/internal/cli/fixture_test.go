@@ -51,7 +51,7 @@ type served struct {
 
 func serveRunner(t *testing.T, flags ...string) *served {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "rt") // t.TempDir is too long for a socket
+	dir, err := os.MkdirTemp("", "rt") //nolint:usetesting // t.TempDir is too long for a socket
 	if err != nil {
 		t.Fatal(err)
 	}

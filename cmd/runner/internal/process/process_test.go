@@ -35,7 +35,7 @@ func start(t *testing.T, script string) *process.Process {
 
 func all(p *process.Process) (out, errs []string) {
 	for l := range p.Lines() {
-		s := fmt.Sprintf("%s", l.Data)
+		s := string(l.Data)
 		if l.Cut() {
 			s = fmt.Sprintf("cut %d of %d", len(l.Data), l.Size)
 		}

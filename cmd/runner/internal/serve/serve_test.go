@@ -42,7 +42,7 @@ func (e echo) Line(line []byte, t *agent.Turn) error {
 // start runs a server in this process; stop ends it and reports how.
 func start(t *testing.T) (socket string, stop func() error) {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "rs")
+	dir, err := os.MkdirTemp("", "rs") //nolint:usetesting // t.TempDir is too long for a socket
 	if err != nil {
 		t.Fatal(err)
 	}
