@@ -1,0 +1,41 @@
+package reactor
+
+import (
+	"testing"
+
+	"github.com/spoolhq/spool/pkg/bus/bustest"
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// TestReach: nobody gets past the Router.
+func TestReach(t *testing.T) {
+	r := New(Config{})
+	bustest.RefusesUnrouted(t, r.Commit, []byte(`{"events":[{"type":"session_created"}]}`))
+	bustest.RefusesUnrouted(t, r.Timer, []byte(`{"tenant":"default","session":"ses_01JGK0000000000000000000AA"}`))
+}
+
+// TestMatters: what can make something due is looked at, what cannot is not.
+func TestMatters(t *testing.T) {
+	t.Parallel()
+	quiet := map[events.Type]bool{}
+	for _, p := range []events.Payload{
+		events.ExecutionStarted{}, events.SandboxReplaced{}, events.SandboxTerminated{}, events.SandboxFailed{},
+		events.BlockStart{}, events.BlockUpdate{}, events.BlockComplete{}, events.SubagentSpawned{}, events.SubagentCompleted{},
+		events.PermissionDecided{}, events.TranscriptWritten{}, events.MetadataUpdate{}, events.Log{}, events.Error{}, events.WatchdogWarned{},
+		events.KeyCreated{}, events.KeyRevoked{},
+	} {
+		quiet[p.EventType()] = true
+	}
+	for _, entry := range events.Catalogue() {
+		got, err := matters([]byte(`{"events":[{"type":"` + string(entry.Type) + `"}]}`))
+		if err != nil || got == quiet[entry.Type] {
+			t.Errorf("%s matters: %v, %v", entry.Type, got, err)
+		}
+	}
+	if got, err := matters([]byte(`{"events":[{"type":"something_new"}]}`)); got || err != nil {
+		t.Errorf("an unknown type matters: %v, %v", got, err)
+	}
+	if _, err := matters([]byte(`{`)); err == nil {
+		t.Error("half a commit was read")
+	}
+}
