@@ -12,6 +12,7 @@ import (
 	"github.com/coder/websocket"
 
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/gateway"
 )
 
@@ -131,7 +132,7 @@ func TestWebSocketBadFrames(t *testing.T) {
 func TestStalledClientIsCut(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	g := w.gateway(gateway.Config{WriteTimeout: 300 * time.Millisecond})
+	g := w.gateway(gateway.Config{WriteTimeout: time.Second})
 	id := w.session("default")
 	stalled, resumes := g.ws(id, 0), g.ws(id, 0)
 	raw := rawSSE(t, g, id)
@@ -151,7 +152,7 @@ func TestStalledClientIsCut(t *testing.T) {
 	g.wantMetric(t, `spool_gateway_readers 1`)
 	w.emit("default", id, events.Event{Data: events.Log{Message: "after"}})
 	steady.until(t, s, func() bool { return steady.seq == w.tip(id) })
-	// Who comes back with its cursor goes on exactly.
+	// Who comes back with its cursor, to any gateway, goes on exactly.
 	one := newWatcher()
 	for {
 		e, err := resumes.next()
@@ -163,7 +164,7 @@ func TestStalledClientIsCut(t *testing.T) {
 	if one.seq == 0 || one.seq == w.tip(id) {
 		t.Fatalf("cut after %d", one.seq)
 	}
-	again := g.ws(id, one.seq)
+	again := w.gateway(gateway.Config{}).ws(id, one.seq)
 	one.until(t, again, func() bool { return one.seq == w.tip(id) })
 	stalled.close()
 	_ = raw.Close()
@@ -224,6 +225,55 @@ func TestGatewayStops(t *testing.T) {
 	g.stop()
 }
 
+// Requests under way are let finish for the grace that is set, and no longer.
+func TestShutdownGrace(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for grace, finishes := range map[time.Duration]bool{time.Minute: true, 200 * time.Millisecond: false} {
+		t.Run(grace.String(), func(t *testing.T) {
+			t.Parallel()
+			g := w.gateway(gateway.Config{ShutdownGrace: grace})
+			id := w.session("default")
+			status := make(chan int, 1)
+			go func() {
+				resp, err := client.Get(g.url + "/api/sessions/" + id + "?minPosition=0-999999")
+				if err != nil {
+					status <- 0
+					return
+				}
+				_ = resp.Body.Close()
+				status <- resp.StatusCode
+			}()
+			g.wantMetric(t, "spool_gateway_http_requests_in_flight 2") // this question and the other
+			began := time.Now()
+			g.stop()
+			if took := time.Since(began); (took > 2*time.Second) != finishes {
+				t.Errorf("the gateway stopped after %s", took)
+			}
+			if got := <-status; (got == 503) != finishes {
+				t.Errorf("the request was answered %d", got)
+			}
+		})
+	}
+}
+
+// A stream on which nothing happens is kept open by comments.
+func TestSSEComments(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s := w.gateway(gateway.Config{}).sse(w.session("default"), 1)
+	defer s.close()
+	began := time.Now()
+	for line := ""; !strings.HasPrefix(line, ":"); {
+		var err error
+		line, err = s.lines.ReadString('\n')
+		must(t, err)
+	}
+	if took := time.Since(began); took < 14*time.Second || took > 20*time.Second {
+		t.Errorf("a comment came after %s", took)
+	}
+}
+
 // An idle WebSocket that has joined a session costs less than 40 KB, the client's side apart.
 func TestIdleWebSocketIsSmall(t *testing.T) {
 	w := newWorld(t)
@@ -248,6 +298,9 @@ func TestIdleWebSocketIsSmall(t *testing.T) {
 	}
 	g.wantMetric(t, fmt.Sprintf("spool_gateway_readers %d", clients))
 	each := (measure() - before) / clients
+	if live, err := w.js.Stream(t.Context(), topology.StreamLive); err != nil || live.CachedInfo().State.Consumers != 0 {
+		t.Errorf("%d clients made consumers on LIVE: %+v, %v", clients, live.CachedInfo().State, err)
+	}
 	t.Logf("%d bytes for each, of gateway and test together", each)
 	if each > 40<<10 {
 		t.Errorf("an idle WebSocket costs %d bytes", each)

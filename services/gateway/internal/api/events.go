@@ -80,7 +80,7 @@ func (s *Server) StreamEvents(r *spoolv1.StreamEventsRequest, out grpc.ServerStr
 	defer reader.Close()
 	defer s.Counts.Stream(kindGRPC)()
 	err = s.stream(ctx, reader, out)
-	if err != nil && out.Context().Err() == nil {
+	if out.Context().Err() == nil {
 		s.Counts.Cut(kindGRPC, string(problem.From(err).Code))
 	}
 	return err
@@ -88,7 +88,7 @@ func (s *Server) StreamEvents(r *spoolv1.StreamEventsRequest, out grpc.ServerStr
 
 const kindGRPC = "grpc"
 
-// stream sends until it cannot. Send waits for a slow client without an end, and only returns when the
+// stream sends until it cannot, and says why. Send waits for a slow client without an end, and only returns when the
 // call is over; so it waits in a goroutine of its own, and the call ends without it.
 func (s *Server) stream(ctx context.Context, reader *live.Reader, out grpc.ServerStreamingServer[spoolv1.StreamEventsResponse]) error {
 	cursor := reader.Cursor()

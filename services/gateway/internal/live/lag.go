@@ -16,10 +16,9 @@ import (
 // themselves, or they do not reach what was answered to a command here, as when
 // no projector runs, or they cannot be read.
 type lag struct {
-	mu      sync.Mutex
-	wrote   map[int]written // by projector group: the first position that was not reached yet
-	readAt  time.Time       // when the progress was last read
-	lagging map[int]Lag     // by projector group
+	mu     sync.Mutex
+	wrote  map[int]written // by projector group: the first position that was not reached yet
+	readAt time.Time       // when the progress was last read
 }
 
 type written struct {

@@ -19,6 +19,7 @@ type Metrics struct {
 	registry *prometheus.Registry
 
 	requests *prometheus.CounterVec
+	inFlight prometheus.Gauge
 	seconds  *prometheus.HistogramVec
 	calls    *prometheus.CounterVec
 	commands *prometheus.CounterVec
@@ -43,6 +44,7 @@ func New() *Metrics {
 	m := &Metrics{
 		registry: prometheus.NewRegistry(),
 		requests: counter("http_requests_total", "HTTP requests that were answered.", "method", "route", "status"),
+		inFlight: gauge("http_requests_in_flight", "HTTP requests that are being answered, SSE streams too."),
 		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "spool_gateway_http_request_seconds", Help: "Time to answer an HTTP request, streams apart.",
 			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10},
@@ -60,7 +62,7 @@ func New() *Metrics {
 		readers: gauge("readers", "Clients' places in sessions."),
 		rereads: counter("rereads_total", "Reads of Postgres to bring a followed session up to date, by their cause.", "why"),
 	}
-	m.registry.MustRegister(m.requests, m.seconds, m.calls, m.commands, m.refused, m.streams, m.frames, m.bytes, m.cut, m.feeds, m.readers, m.rereads,
+	m.registry.MustRegister(m.requests, m.inFlight, m.seconds, m.calls, m.commands, m.refused, m.streams, m.frames, m.bytes, m.cut, m.feeds, m.readers, m.rereads,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -68,6 +70,12 @@ func New() *Metrics {
 // Handler serves the metrics.
 func (m *Metrics) Handler() http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
+}
+
+// Begin counts an HTTP request that came; the function that it gives counts its end.
+func (m *Metrics) Begin() (done func()) {
+	m.inFlight.Inc()
+	return m.inFlight.Dec
 }
 
 // Request counts an answered HTTP request. How long a stream was open says nothing of speed.

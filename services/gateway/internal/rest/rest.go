@@ -4,6 +4,7 @@ package rest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -52,11 +53,12 @@ func New(cfg Config) (*Handler, error) {
 
 // ServeHTTP answers, counts, and turns a panic into an INTERNAL.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	defer h.cfg.Metrics.Begin()()
 	began := time.Now()
 	out := &answer{ResponseWriter: w, route: "none"}
 	defer func() {
 		if v := recover(); v != nil {
-			if v == http.ErrAbortHandler {
+			if err, ok := v.(error); ok && errors.Is(err, http.ErrAbortHandler) {
 				panic(v)
 			}
 			h.cfg.Logger.Error("a request made the gateway panic", "method", r.Method, "path", r.URL.Path, "panic", v)

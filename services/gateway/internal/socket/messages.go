@@ -46,8 +46,9 @@ func parse(data []byte) (request, error) {
 	if !utf8.Valid(data) {
 		return r, errMalformed{"the message is not valid UTF-8"}
 	}
-	if err := wirejson.CheckDepth(data); err != nil {
-		return r, errMalformed{"the message is " + err.(*wirejson.FieldError).Detail}
+	var deep *wirejson.FieldError
+	if errors.As(wirejson.CheckDepth(data), &deep) {
+		return r, errMalformed{"the message is " + deep.Detail}
 	}
 	if !json.Valid(data) {
 		return r, errMalformed{"the message is not valid JSON"}
