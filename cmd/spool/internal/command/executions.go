@@ -1,7 +1,7 @@
 package command
 
 import (
-	"errors"
+	"context"
 	"fmt"
 	"iter"
 	"time"
@@ -106,35 +106,11 @@ type executionsCancel struct {
 	Executions []string `arg:"" name:"execution" help:"Ids."`
 }
 
-// Run cancels executions. It goes on after a failure, and fails at the end.
+// Run cancels executions.
 func (c *executionsCancel) Run(a *app) error {
-	for _, id := range c.Executions {
-		if err := checkID("execution", events.KindExecution, id); err != nil {
-			return err
-		}
-	}
-	ctx, cancel := a.interruptible()
-	defer cancel()
-	cl, err := c.connect(ctx, a)
-	if err != nil {
-		return err
-	}
-	defer cl.Close()
-	var failed []error
-	for _, id := range c.Executions {
-		doc, err := cl.CancelExecution(ctx, id)
-		if err != nil {
-			failed = append(failed, fmt.Errorf("%s: %w", id, err))
-			continue
-		}
-		if c.JSON {
-			err = a.json(doc)
-		} else {
-			_, err = fmt.Fprintln(a.Out, "asked to cancel", id)
-		}
-		failed = append(failed, err)
-	}
-	return errors.Join(failed...)
+	return c.each(a, events.KindExecution, "execution", c.Executions, "asked to cancel", func(ctx context.Context, cl *client.Client, id string) (any, error) {
+		return cl.CancelExecution(ctx, id)
+	})
 }
 
 func executionState(x client.Execution) string {

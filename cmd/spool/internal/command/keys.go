@@ -1,7 +1,7 @@
 package command
 
 import (
-	"errors"
+	"context"
 	"fmt"
 
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
@@ -78,33 +78,9 @@ type keysRevoke struct {
 	Keys []string `arg:"" name:"key" help:"Ids."`
 }
 
-// Run revokes keys. It goes on after a failure, and fails at the end.
+// Run revokes keys.
 func (c *keysRevoke) Run(a *app) error {
-	for _, id := range c.Keys {
-		if err := checkID("key", events.KindKey, id); err != nil {
-			return err
-		}
-	}
-	ctx, cancel := a.interruptible()
-	defer cancel()
-	cl, err := c.connect(ctx, a)
-	if err != nil {
-		return err
-	}
-	defer cl.Close()
-	var failed []error
-	for _, id := range c.Keys {
-		raw, err := cl.RevokeKey(ctx, id)
-		if err != nil {
-			failed = append(failed, fmt.Errorf("%s: %w", id, err))
-			continue
-		}
-		if c.JSON {
-			err = a.json(raw)
-		} else {
-			_, err = fmt.Fprintln(a.Out, "revoked", id)
-		}
-		failed = append(failed, err)
-	}
-	return errors.Join(failed...)
+	return c.each(a, events.KindKey, "key", c.Keys, "revoked", func(ctx context.Context, cl *client.Client, id string) (any, error) {
+		return cl.RevokeKey(ctx, id)
+	})
 }

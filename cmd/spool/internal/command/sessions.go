@@ -1,7 +1,7 @@
 package command
 
 import (
-	"errors"
+	"context"
 	"fmt"
 	"iter"
 	"text/tabwriter"
@@ -83,35 +83,11 @@ type sessionsRm struct {
 	Sessions []string `arg:"" name:"session" help:"Ids."`
 }
 
-// Run deletes sessions. It goes on after a failure, and fails at the end.
+// Run deletes sessions.
 func (c *sessionsRm) Run(a *app) error {
-	for _, id := range c.Sessions {
-		if err := checkID("session", events.KindSession, id); err != nil {
-			return err
-		}
-	}
-	ctx, cancel := a.interruptible()
-	defer cancel()
-	cl, err := c.connect(ctx, a)
-	if err != nil {
-		return err
-	}
-	defer cl.Close()
-	var failed []error
-	for _, id := range c.Sessions {
-		doc, err := cl.DeleteSession(ctx, id)
-		if err != nil {
-			failed = append(failed, fmt.Errorf("%s: %w", id, err))
-			continue
-		}
-		if c.JSON {
-			err = a.json(doc)
-		} else {
-			_, err = fmt.Fprintln(a.Out, "deleted", id)
-		}
-		failed = append(failed, err)
-	}
-	return errors.Join(failed...)
+	return c.each(a, events.KindSession, "session", c.Sessions, "deleted", func(ctx context.Context, cl *client.Client, id string) (any, error) {
+		return cl.DeleteSession(ctx, id)
+	})
 }
 
 func sessionState(s client.Session) string {
