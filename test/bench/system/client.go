@@ -1,0 +1,164 @@
+package system
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/coder/websocket"
+
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// Client speaks to a gateway.
+type Client struct {
+	URL  string
+	HTTP *http.Client
+}
+
+// NewClient makes one that keeps as many connections as there are callers.
+func NewClient(url string) *Client {
+	return &Client{URL: url, HTTP: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}}}
+}
+
+// call posts a body and decodes the answer, which must be a success.
+func (c *Client) call(ctx context.Context, path string, body, out any) error {
+	raw, err := json.Marshal(body)
+	if err != nil {
+		return err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.URL+path, bytes.NewReader(raw))
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := c.HTTP.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close() //nolint:errcheck // it was read
+	if raw, err = io.ReadAll(resp.Body); err != nil {
+		return err
+	}
+	if resp.StatusCode/100 != 2 {
+		return fmt.Errorf("POST %s answered %d: %.200s", path, resp.StatusCode, raw)
+	}
+	return json.Unmarshal(raw, out)
+}
+
+// Create makes a session of an architecture.
+func (c *Client) Create(ctx context.Context, architecture string) (session string, err error) {
+	var out struct {
+		SessionID string `json:"sessionId"`
+	}
+	err = c.call(ctx, "/api/sessions", map[string]any{"architecture": architecture}, &out)
+	return out.SessionID, err
+}
+
+// Post posts a message.
+func (c *Client) Post(ctx context.Context, session, text string) (execution string, err error) {
+	var out struct {
+		ExecutionID string `json:"executionId"`
+	}
+	err = c.call(ctx, "/api/sessions/"+session+"/messages", map[string]any{"content": text}, &out)
+	return out.ExecutionID, err
+}
+
+// Socket is a WebSocket that has joined one session.
+type Socket struct {
+	Tip  uint32 // when it joined
+	conn *websocket.Conn
+}
+
+// Message is what a Socket is sent.
+type Message struct {
+	Type    string      `json:"type"`
+	Seq     uint32      `json:"seq"`
+	Event   events.Wire `json:"event"`
+	Code    string      `json:"code"`
+	Message string      `json:"message"`
+}
+
+// Join opens a WebSocket, joins the session from its first event, and returns when the gateway says so.
+func (c *Client) Join(ctx context.Context, session string) (*Socket, error) {
+	conn, _, err := websocket.Dial(ctx, "ws"+strings.TrimPrefix(c.URL, "http")+"/api/ws", nil)
+	if err != nil {
+		return nil, err
+	}
+	conn.SetReadLimit(16 << 20)
+	s := &Socket{conn: conn}
+	join, err := json.Marshal(map[string]any{"type": "session:join", "requestId": "r1", "sessionId": session, "after": 0})
+	if err == nil {
+		err = conn.Write(ctx, websocket.MessageText, join)
+	}
+	for err == nil {
+		var m Message
+		if m, _, err = s.next(ctx); err == nil && m.Type == "session:joined" {
+			s.Tip = m.Seq
+			return s, nil
+		}
+	}
+	s.Close()
+	return nil, err
+}
+
+// Next gives the next event or text, and when it was there.
+func (s *Socket) Next(ctx context.Context) (events.Wire, time.Time, error) {
+	for {
+		m, at, err := s.next(ctx)
+		if err != nil || m.Type == "session:event" {
+			return m.Event, at, err
+		}
+	}
+}
+
+func (s *Socket) next(ctx context.Context) (Message, time.Time, error) {
+	var m Message
+	_, raw, err := s.conn.Read(ctx)
+	at := time.Now()
+	if err != nil {
+		return m, at, err
+	}
+	if err := json.Unmarshal(raw, &m); err != nil {
+		return m, at, err
+	}
+	if m.Type == "error" {
+		return m, at, fmt.Errorf("the gateway says %s: %s", m.Code, m.Message)
+	}
+	return m, at, nil
+}
+
+// Close ends the connection.
+func (s *Socket) Close() { _ = s.conn.CloseNow() }
+
+// Text is what of a block's text an event of type text_delta or block_complete brings.
+type Text struct {
+	Block    string
+	Offset   int // in bytes
+	Piece    string
+	Complete bool // it is the whole text
+}
+
+// TextOf reads it; false when the event brings none of the agent's text.
+func TextOf(w events.Wire) (Text, bool, error) {
+	switch w.Type {
+	case events.TextDelta:
+		var d struct {
+			BlockID string `json:"blockId"`
+			Offset  int    `json:"offset"`
+			Delta   string `json:"delta"`
+		}
+		err := json.Unmarshal(w.Data, &d)
+		return Text{Block: d.BlockID, Offset: d.Offset, Piece: d.Delta}, err == nil, err
+	case events.BlockComplete{}.EventType():
+		var d events.BlockComplete
+		err := json.Unmarshal(w.Data, &d)
+		return Text{Block: d.Block.ID, Piece: d.Block.Content, Complete: true}, err == nil && d.Block.Kind == events.KindAssistantText, err
+	}
+	return Text{}, false, nil
+}

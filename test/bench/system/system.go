@@ -1,0 +1,261 @@
+// Package system runs the whole of Spool inside a benchmark: real NATS that
+// syncs every message, real Postgres, one copy of every service, all in this
+// process but Postgres, as `spool up` does. It speaks to it as clients do.
+package system
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/cmd/spool/stack"
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/eventlog/jslog"
+	"github.com/spoolhq/spool/pkg/pgserver"
+	"github.com/spoolhq/spool/pkg/readmodel"
+	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/executor"
+	"github.com/spoolhq/spool/services/gateway"
+	"github.com/spoolhq/spool/services/projector"
+	"github.com/spoolhq/spool/services/session"
+)
+
+// Config of a System. Only Dir is required.
+type Config struct {
+	Dir      string           // holds everything; see Scratch
+	NATSURL  string           // a server without users that runs elsewhere; "" starts one in this process, with the users' rights
+	Provider sandbox.Provider // nil for local processes, by Executor.Runner
+	Session  session.Config
+	Executor executor.Config
+	Logger   *slog.Logger // nil for warnings on stderr
+}
+
+// System is a running Spool.
+type System struct {
+	URL  string       // of the gateway
+	NATS *nats.Conn   // may do all
+	Log  eventlog.Log // may do all
+	Pool *pgxpool.Pool
+
+	cfg     Config
+	connect func(user string) (*nats.Conn, eventlog.Log, error)
+	closers []func() error // in the order of opening
+	cancel  context.CancelFunc
+	run     context.Context
+	parts   sync.WaitGroup
+
+	mu  sync.Mutex
+	err error // of the first part that ended by itself
+}
+
+// Scratch makes a folder under dir, "" for the system's temporary one, and gives what removes it.
+func Scratch(dir string) (string, func(), error) {
+	tmp, err := os.MkdirTemp(dir, "spool-bench-")
+	if err != nil {
+		return "", nil, err
+	}
+	// Postgres may run as another user than we do.
+	if err := os.Chmod(tmp, 0o755); err != nil { //nolint:gosec // see above
+		return "", nil, errors.Join(err, os.RemoveAll(tmp))
+	}
+	return tmp, func() { _ = os.RemoveAll(tmp) }, nil
+}
+
+// Build builds a command of this repository into a folder and gives its path.
+func Build(ctx context.Context, dir, command string) (string, error) {
+	path := filepath.Join(dir, command)
+	cmd := exec.CommandContext(ctx, "go", "build", "-o", path, "github.com/spoolhq/spool/cmd/"+command)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build %s: %w: %s", command, err, out)
+	}
+	return path, nil
+}
+
+// Start returns when every part is ready. An error leaves nothing running.
+func Start(ctx context.Context, cfg Config) (*System, error) {
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	}
+	s := &System{cfg: cfg}
+	s.run, s.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	if err := s.start(ctx); err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	return s, nil
+}
+
+// Close stops every part, the servers last, and gives the reason of the first that had ended by itself.
+func (s *System) Close() error {
+	s.cancel()
+	s.parts.Wait()
+	errs := []error{s.Err()}
+	for i := len(s.closers) - 1; i >= 0; i-- {
+		errs = append(errs, s.closers[i]())
+	}
+	s.closers = nil
+	return errors.Join(errs...)
+}
+
+// Err is why a part ended by itself, nil while all run.
+func (s *System) Err() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.err
+}
+
+func (s *System) start(ctx context.Context) error {
+	url, err := s.base(ctx)
+	if err != nil {
+		return err
+	}
+	if err := readmodel.Migrate(ctx, url); err != nil {
+		return err
+	}
+	if s.Pool, err = readmodel.Open(ctx, url); err != nil {
+		return err
+	}
+	s.closers = append(s.closers, func() error { s.Pool.Close(); return nil })
+	if err := s.services(ctx, url); err != nil {
+		return err
+	}
+	return readmodel.AwaitCaughtUp(ctx, s.Pool)
+}
+
+// base starts the servers, or what of them does not run already.
+func (s *System) base(ctx context.Context) (databaseURL string, err error) {
+	if s.cfg.NATSURL == "" {
+		b, err := stack.Open(ctx, stack.Config{DataDir: filepath.Join(s.cfg.Dir, "data"), Logger: s.cfg.Logger})
+		if err != nil {
+			return "", err
+		}
+		s.closers = append(s.closers, b.Close)
+		s.NATS, s.Log, s.connect = b.NATS, b.Log, b.Connect
+		return b.DatabaseURL, nil
+	}
+	pg, err := pgserver.Start(ctx, pgserver.Config{DataDir: filepath.Join(s.cfg.Dir, "postgres"), FetchURL: pgserver.FetchNever})
+	if err != nil {
+		return "", err
+	}
+	s.closers = append(s.closers, pg.Stop)
+	s.connect = func(string) (*nats.Conn, eventlog.Log, error) { return dial(s.cfg.NATSURL) }
+	if s.NATS, s.Log, err = s.open(""); err != nil {
+		return "", err
+	}
+	js, err := jetstream.New(s.NATS)
+	if err != nil {
+		return "", err
+	}
+	return pg.URL(), topology.Provision(ctx, js, topology.Config{Shards: 1})
+}
+
+func dial(url string) (*nats.Conn, eventlog.Log, error) {
+	nc, err := nats.Connect(url)
+	if err != nil {
+		return nil, nil, err
+	}
+	js, err := jetstream.New(nc)
+	if err != nil {
+		nc.Close()
+		return nil, nil, err
+	}
+	log, err := jslog.New(jslog.Config{JetStream: js, Shards: 1})
+	if err != nil {
+		nc.Close()
+		return nil, nil, err
+	}
+	return nc, log, nil
+}
+
+func (s *System) open(user string) (*nats.Conn, eventlog.Log, error) {
+	nc, log, err := s.connect(user)
+	if err != nil {
+		return nil, nil, fmt.Errorf("connect as %s: %w", user, err)
+	}
+	s.closers = append(s.closers, func() error { nc.Close(); return nil })
+	return nc, log, nil
+}
+
+// part runs a service until Close, and waits until it is ready.
+func (s *System) part(ctx context.Context, name string, ready <-chan struct{}, run func(context.Context) error) error {
+	ended := make(chan struct{})
+	s.parts.Go(func() {
+		defer close(ended)
+		if err := run(s.run); err != nil && s.run.Err() == nil {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			if s.err == nil {
+				s.err = fmt.Errorf("%s ended: %w", name, err)
+			}
+		}
+	})
+	if ready == nil {
+		return nil
+	}
+	select {
+	case <-ready:
+		return nil
+	case <-ended:
+		return fmt.Errorf("%s did not start", name)
+	case <-ctx.Done():
+		return fmt.Errorf("%s did not start: %w", name, ctx.Err())
+	}
+}
+
+func (s *System) services(ctx context.Context, databaseURL string) error {
+	nc, log, err := s.open(topology.UserSession)
+	if err != nil {
+		return err
+	}
+	life, err := session.New(s.cfg.Session, session.Deps{NATS: nc, Log: log, Logger: s.cfg.Logger})
+	if err != nil {
+		return err
+	}
+	if err := s.part(ctx, "the session service", life.Ready(), life.Run); err != nil {
+		return err
+	}
+	if nc, log, err = s.open(topology.UserProjector); err != nil {
+		return err
+	}
+	rows, err := projector.New(projector.Config{DatabaseURL: databaseURL}, projector.Deps{NATS: nc, Log: log, Logger: s.cfg.Logger})
+	if err != nil {
+		return err
+	}
+	if err := s.part(ctx, "the projector", nil, rows.Run); err != nil {
+		return err
+	}
+	if nc, log, err = s.open(topology.UserExecutor); err != nil {
+		return err
+	}
+	cfg := s.cfg.Executor
+	cfg.DataDir, cfg.StopSandboxes = filepath.Join(s.cfg.Dir, "sandboxes"), true
+	runs, err := executor.New(cfg, executor.Deps{NATS: nc, Log: log, Provider: s.cfg.Provider, Logger: s.cfg.Logger})
+	if err != nil {
+		return err
+	}
+	if err := s.part(ctx, "the executor", runs.Ready(), runs.Run); err != nil {
+		return err
+	}
+	if nc, _, err = s.open(topology.UserGateway); err != nil {
+		return err
+	}
+	gate, err := gateway.New(gateway.Config{Listen: "127.0.0.1:0", GRPCListen: "127.0.0.1:0"}, gateway.Deps{NATS: nc, Pool: s.Pool, Logger: s.cfg.Logger})
+	if err != nil {
+		return err
+	}
+	if err := s.part(ctx, "the gateway", gate.Ready(), gate.Run); err != nil {
+		return err
+	}
+	s.URL = "http://" + gate.Addr().String()
+	return nil
+}
