@@ -37,7 +37,6 @@ type Config struct {
 	Provider sandbox.Provider // nil for local processes, by Executor.Runner
 	Session  session.Config
 	Executor executor.Config
-	Logger   *slog.Logger // nil for warnings on stderr
 }
 
 // System is a running Spool.
@@ -48,6 +47,8 @@ type System struct {
 	Pool *pgxpool.Pool
 
 	cfg     Config
+	quiet   quiet
+	logger  *slog.Logger
 	connect func(user string) (*nats.Conn, eventlog.Log, error)
 	closers []func() error // in the order of opening
 	cancel  context.CancelFunc
@@ -84,10 +85,8 @@ func Build(ctx context.Context, dir, command string) (string, error) {
 
 // Start returns when every part is ready. An error leaves nothing running.
 func Start(ctx context.Context, cfg Config) (*System, error) {
-	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
-	}
-	s := &System{cfg: cfg}
+	s := &System{cfg: cfg, quiet: newQuiet()}
+	s.logger = slog.New(s.quiet)
 	s.run, s.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	if err := s.start(ctx); err != nil {
 		return nil, errors.Join(err, s.Close())
@@ -135,7 +134,7 @@ func (s *System) start(ctx context.Context) error {
 // base starts the servers, or what of them does not run already.
 func (s *System) base(ctx context.Context) (databaseURL string, err error) {
 	if s.cfg.NATSURL == "" {
-		b, err := stack.Open(ctx, stack.Config{DataDir: filepath.Join(s.cfg.Dir, "data"), Logger: s.cfg.Logger})
+		b, err := stack.Open(ctx, stack.Config{DataDir: filepath.Join(s.cfg.Dir, "data"), Logger: s.logger})
 		if err != nil {
 			return "", err
 		}
@@ -217,7 +216,7 @@ func (s *System) services(ctx context.Context, databaseURL string) error {
 	if err != nil {
 		return err
 	}
-	life, err := session.New(s.cfg.Session, session.Deps{NATS: nc, Log: log, Logger: s.cfg.Logger})
+	life, err := session.New(s.cfg.Session, session.Deps{NATS: nc, Log: log, Logger: s.logger})
 	if err != nil {
 		return err
 	}
@@ -227,7 +226,7 @@ func (s *System) services(ctx context.Context, databaseURL string) error {
 	if nc, log, err = s.open(topology.UserProjector); err != nil {
 		return err
 	}
-	rows, err := projector.New(projector.Config{DatabaseURL: databaseURL}, projector.Deps{NATS: nc, Log: log, Logger: s.cfg.Logger})
+	rows, err := projector.New(projector.Config{DatabaseURL: databaseURL}, projector.Deps{NATS: nc, Log: log, Logger: s.logger})
 	if err != nil {
 		return err
 	}
@@ -239,7 +238,7 @@ func (s *System) services(ctx context.Context, databaseURL string) error {
 	}
 	cfg := s.cfg.Executor
 	cfg.DataDir, cfg.StopSandboxes = filepath.Join(s.cfg.Dir, "sandboxes"), true
-	runs, err := executor.New(cfg, executor.Deps{NATS: nc, Log: log, Provider: s.cfg.Provider, Logger: s.cfg.Logger})
+	runs, err := executor.New(cfg, executor.Deps{NATS: nc, Log: log, Provider: s.cfg.Provider, Logger: s.logger})
 	if err != nil {
 		return err
 	}
@@ -249,7 +248,7 @@ func (s *System) services(ctx context.Context, databaseURL string) error {
 	if nc, _, err = s.open(topology.UserGateway); err != nil {
 		return err
 	}
-	gate, err := gateway.New(gateway.Config{Listen: "127.0.0.1:0", GRPCListen: "127.0.0.1:0"}, gateway.Deps{NATS: nc, Pool: s.Pool, Logger: s.cfg.Logger})
+	gate, err := gateway.New(gateway.Config{Listen: "127.0.0.1:0", GRPCListen: "127.0.0.1:0"}, gateway.Deps{NATS: nc, Pool: s.Pool, Logger: s.logger})
 	if err != nil {
 		return err
 	}

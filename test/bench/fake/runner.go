@@ -1,0 +1,279 @@
+package fake
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"io"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/pkg/sandbox"
+)
+
+// fakeRunner keeps a journal of what is not acknowledged and follows it to whoever is attached.
+type fakeRunner struct {
+	script Script
+	name   string
+	ctx    context.Context
+	cancel context.CancelFunc
+	all    sync.WaitGroup
+
+	mu     sync.Mutex
+	lines  []runner.Line // from number first
+	first  uint64
+	epoch  uint64
+	stream *stream
+	query  *runner.Query // that runs
+	stop   context.CancelFunc
+	warm   bool
+}
+
+func newRunner(s Script, name string) *fakeRunner {
+	r := &fakeRunner{script: s, name: name, first: 1}
+	r.ctx, r.cancel = context.WithCancel(context.Background())
+	return r
+}
+
+// end ends everything of the runner and waits for it.
+func (r *fakeRunner) end() {
+	r.cancel()
+	r.mu.Lock()
+	s := r.stream
+	r.mu.Unlock()
+	if s != nil {
+		s.cut()
+	}
+	r.all.Wait()
+}
+
+// status needs the lock.
+func (r *fakeRunner) status() *runner.Status {
+	s := &runner.Status{}
+	if r.query != nil {
+		s.ExecutionID, s.Attempt = r.query.ExecutionID, r.query.Attempt
+	}
+	if r.warm {
+		s.AgentPID, s.MemoryBytes = 1, 1
+	}
+	return s
+}
+
+// append numbers a line and wakes the stream; it never waits.
+func (r *fakeRunner) append(l runner.Line) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	l.N, l.Time = r.first+uint64(len(r.lines)), time.Now()
+	r.lines = append(r.lines, l)
+	if r.stream != nil {
+		r.stream.wake()
+	}
+}
+
+// after gives the lines with a greater number.
+func (r *fakeRunner) after(n uint64) []runner.Line {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if from := n + 1; from >= r.first && from-r.first < uint64(len(r.lines)) {
+		return append([]runner.Line(nil), r.lines[from-r.first:]...)
+	}
+	return nil
+}
+
+// do obeys a command; a nil reply is none.
+func (r *fakeRunner) do(c runner.Command) *runner.Reply {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	reply := &runner.Reply{ID: c.ID}
+	if c.Epoch < r.epoch {
+		reply.Error = &runner.Error{Code: "FENCED", Message: "lower epoch"}
+		return reply
+	}
+	r.epoch = c.Epoch
+	switch c.Op {
+	case runner.OpAck:
+		if c.Ack >= r.first {
+			r.lines = append([]runner.Line(nil), r.lines[min(c.Ack+1-r.first, uint64(len(r.lines))):]...)
+			r.first = c.Ack + 1
+		}
+		return nil
+	case runner.OpStart:
+		if r.query != nil && r.query.ExecutionID != c.Query.ExecutionID {
+			reply.Error = &runner.Error{Code: "BUSY", Message: "another runs"}
+			break
+		}
+		if r.query == nil {
+			r.start(c.Query)
+		}
+	case runner.OpInterrupt, runner.OpKill:
+		if r.stop != nil {
+			r.stop()
+		}
+	case runner.OpShutdown:
+		r.warm = false
+	}
+	reply.Status = r.status()
+	return reply
+}
+
+// start needs the lock.
+func (r *fakeRunner) start(q *runner.Query) {
+	ctx, stop := context.WithCancel(r.ctx)
+	started := runner.Started{Attempt: q.Attempt, Warm: r.warm, PID: 1, Policy: q.Policy}
+	r.query, r.stop, r.warm = q, stop, true
+	r.all.Go(func() {
+		defer stop()
+		t := &Turn{r: r, execution: q.ExecutionID}
+		t.say(runner.AgentStarted, started)
+		r.script(ctx, t)
+		outcome := runner.Completed
+		if ctx.Err() != nil {
+			outcome = runner.Interrupted
+		}
+		r.mu.Lock()
+		r.query, r.stop = nil, nil
+		r.mu.Unlock()
+		t.say(runner.TurnEnded, runner.Ended{Outcome: outcome, Result: "done"})
+	})
+}
+
+// stream is one `runner attach`.
+type stream struct {
+	r      *fakeRunner
+	in     *io.PipeReader
+	out    *io.PipeWriter
+	stdin  *io.PipeWriter
+	stdout *io.PipeReader
+	more   chan struct{}
+	gone   chan struct{}
+	once   sync.Once
+	write  sync.Mutex
+}
+
+func (r *fakeRunner) attach(a runner.Attach) (sandbox.Process, error) {
+	if r.ctx.Err() != nil {
+		return nil, sandbox.ErrNotFound
+	}
+	s := &stream{r: r, more: make(chan struct{}, 1), gone: make(chan struct{})}
+	s.in, s.stdin = io.Pipe()
+	s.stdout, s.out = io.Pipe()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.stream != nil {
+		r.stream.cut()
+	}
+	r.stream, r.epoch = s, max(r.epoch, a.Epoch)
+	hello := runner.Hello{
+		Protocol: runner.ProtocolVersion, Journal: r.name, First: r.first, Last: r.first + uint64(len(r.lines)) - 1, Status: *r.status(),
+	}
+	r.all.Go(func() { s.follow(hello, a.After) })
+	r.all.Go(s.obey)
+	return s, nil
+}
+
+func (s *stream) wake() {
+	select {
+	case s.more <- struct{}{}:
+	default:
+	}
+}
+
+// send encodes a message; false when nobody reads any more.
+func (s *stream) send(m runner.Message) bool {
+	raw, err := json.Marshal(m)
+	if err != nil {
+		panic(err) // our own types
+	}
+	s.write.Lock()
+	defer s.write.Unlock()
+	_, err = s.out.Write(append(raw, '\n'))
+	return err == nil
+}
+
+func (s *stream) follow(hello runner.Hello, after uint64) {
+	if !s.send(runner.Message{Hello: &hello}) {
+		return
+	}
+	for {
+		for _, l := range s.r.after(after) {
+			if !s.send(runner.Message{Line: &l}) {
+				return
+			}
+			after = l.N
+		}
+		select {
+		case <-s.more:
+		case <-s.gone:
+			return
+		}
+	}
+}
+
+func (s *stream) obey() {
+	defer s.cut()
+	lines := bufio.NewReader(s.in)
+	for {
+		raw, err := lines.ReadBytes('\n')
+		if err != nil {
+			return
+		}
+		var c runner.Command
+		if err := json.Unmarshal(raw, &c); err != nil {
+			return
+		}
+		if reply := s.r.do(c); reply != nil && !s.send(runner.Message{Reply: reply}) {
+			return
+		}
+	}
+}
+
+func (s *stream) cut() {
+	s.once.Do(func() {
+		_ = s.in.Close()  // a pipe's
+		_ = s.out.Close() // as above
+		close(s.gone)
+	})
+}
+
+func (s *stream) Stdin() io.WriteCloser { return s.stdin }
+func (s *stream) Stdout() io.Reader     { return s.stdout }
+func (s *stream) Stderr() io.Reader     { return strings.NewReader("") }
+func (s *stream) Wait() (int, error)    { <-s.gone; return 0, nil }
+func (s *stream) Kill() error {
+	_ = s.stdin.Close()  // a pipe's
+	_ = s.stdout.Close() // as above
+	s.cut()
+	return nil
+}
+
+// Turn is what a script tells.
+type Turn struct {
+	r         *fakeRunner
+	execution string
+}
+
+func (t *Turn) say(typ events.Type, data any) {
+	raw, err := json.Marshal(data)
+	if err != nil {
+		panic(err) // our own types
+	}
+	t.r.append(runner.Line{Type: typ, ExecutionID: t.execution, ConversationID: events.MainConversation, Data: raw})
+}
+
+// Open opens a block of text.
+func (t *Turn) Open(block string) {
+	t.say(events.BlockStart{}.EventType(), events.BlockStart{Block: events.Block{ID: block, Kind: events.KindAssistantText, Status: events.StatusPending}})
+}
+
+// Text adds to a block, from an offset in bytes.
+func (t *Turn) Text(block string, offset int, piece string) {
+	t.say(events.TextDelta, runner.Delta{BlockID: block, Offset: uint32(offset), Delta: piece}) //nolint:gosec // small
+}
+
+// Complete completes a block with its whole text.
+func (t *Turn) Complete(block, content string) {
+	t.say(events.BlockComplete{}.EventType(), events.BlockComplete{Block: events.Block{ID: block, Kind: events.KindAssistantText, Status: events.StatusComplete, Content: content}})
+}
