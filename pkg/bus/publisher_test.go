@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/spoolhq/spool/pkg/bus"
+	"github.com/spoolhq/spool/pkg/natsserver"
 	"github.com/spoolhq/spool/pkg/natsserver/natstest"
 	"github.com/spoolhq/spool/pkg/topology"
 )
@@ -87,7 +88,7 @@ func TestPublisherBadInput(t *testing.T) {
 		"value trimmed":   {"work.a", with("Key", " a"), bus.ErrInvalidMessage},
 		"id with break":   {"work.a", message.NewMessage("a\nb", nil), bus.ErrInvalidMessage},
 		"no stream":       {"nobody.listens", message.NewMessage("id", nil), bus.ErrNoStream},
-		"too large":       {"work.a", message.NewMessage("id", make([]byte, 2<<20)), bus.ErrTooLarge},
+		"too large":       {"work.a", message.NewMessage("id", make([]byte, natsserver.DefaultMaxPayload+1)), bus.ErrTooLarge},
 	} {
 		if err := p.Publish(tc.subject, tc.msg); !errors.Is(err, tc.want) {
 			t.Errorf("%s: got %v, want %v", name, err, tc.want)

@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/spoolhq/spool/pkg/bus"
+	"github.com/spoolhq/spool/pkg/natsserver"
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
@@ -99,7 +100,7 @@ func TestRequestNotStored(t *testing.T) {
 		"no id":     {bus.Command{Subject: "work.a"}, []error{bus.ErrInvalidMessage}, bus.ErrUnavailable},
 		"wildcard":  {bus.Command{Subject: "work.*", ID: "c"}, []error{bus.ErrInvalidMessage}, bus.ErrUnavailable},
 		"bad id":    {bus.Command{Subject: "work.a", ID: "c\n"}, []error{bus.ErrInvalidMessage}, bus.ErrUnavailable},
-		"too large": {bus.Command{Subject: "work.a", ID: "c", Payload: make([]byte, 2<<20)}, []error{bus.ErrTooLarge}, bus.ErrUnavailable},
+		"too large": {bus.Command{Subject: "work.a", ID: "c", Payload: make([]byte, natsserver.DefaultMaxPayload+1)}, []error{bus.ErrTooLarge}, bus.ErrUnavailable},
 	} {
 		_, err := bus.Request(t.Context(), b.js, tc.cmd)
 		for _, want := range tc.want {

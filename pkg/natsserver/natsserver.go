@@ -24,8 +24,9 @@ import (
 const (
 	// DefaultHost is where the TCP listener binds when Config.Host is empty.
 	DefaultHost = "127.0.0.1"
-	// DefaultMaxPayload is the largest message in bytes, headers included.
-	DefaultMaxPayload = 1 << 20
+	// DefaultMaxPayload is the largest message in bytes, headers included: a command with a message of 1 MiB, of which JSON may
+	// escape every byte into six.
+	DefaultMaxPayload = 8 << 20
 	// RandomPort asks for any free TCP port.
 	RandomPort = server.RANDOM_PORT
 

@@ -88,7 +88,7 @@ func (g *Gateway) build(js jetstream.JetStream) error {
 	g.watch = auth.NewWatch(g.store, g.deps.Logger)
 	g.hub = live.NewHub(live.Config{Source: g.store, NATS: g.deps.NATS, Logger: g.deps.Logger, LagAfter: g.cfg.LagAfter, Metrics: counts.Live()})
 	server := &api.Server{
-		Reads: g.store, Live: g.hub, Watch: g.watch, Now: time.Now, Entropy: rand.Reader, WriteTimeout: g.cfg.WriteTimeout, Counts: counts, Logger: g.deps.Logger,
+		Reads: g.store, Live: g.hub, Watch: g.watch, Now: time.Now, Entropy: rand.Reader, WriteTimeout: g.cfg.WriteTimeout, Counts: counts,
 		Send: commands.New(commands.Config{
 			JetStream: js, Timeout: g.cfg.CommandTimeout, Now: time.Now, Entropy: rand.Reader, Logger: g.deps.Logger,
 			Sent: counts.Command, Stored: g.hub.Wrote,

@@ -138,6 +138,16 @@ func TestBadInput(t *testing.T) {
 	c.Delete(session)
 }
 
+// TestLargestMessage: 1 MiB is taken, also when JSON escapes every byte of it.
+func TestLargestMessage(t *testing.T) {
+	t.Parallel()
+	c := harness.New(t, harness.Options{Script: "rules:\n  - steps: [{text: read}]\n"})
+	_, end := c.Run(c.Create("spool", nil), strings.Repeat("\x01", 1<<20), nil)
+	if end.Type != (events.ExecutionCompleted{}).EventType() {
+		t.Fatalf("ended with %s %.300s", end.Type, end.Data)
+	}
+}
+
 // TestUnknownModel is said by the model server, and ends the execution with a code.
 func TestUnknownModel(t *testing.T) {
 	t.Parallel()

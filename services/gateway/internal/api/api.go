@@ -4,7 +4,6 @@ package api
 import (
 	"context"
 	"io"
-	"log/slog"
 	"time"
 
 	"google.golang.org/grpc/metadata"
@@ -43,7 +42,6 @@ type Server struct {
 	Entropy      io.Reader
 	WriteTimeout time.Duration // how long a client of StreamEvents may take for one message
 	Counts       Counts
-	Logger       *slog.Logger
 }
 
 // Counts is what StreamEvents counts.

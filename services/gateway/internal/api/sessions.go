@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
-	"time"
 
 	"github.com/spoolhq/spool/pkg/api/command"
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
@@ -66,22 +65,7 @@ func (s *Server) CreateSession(ctx context.Context, r *spoolv1.CreateSessionRequ
 	if err != nil {
 		return nil, err
 	}
-	s.visible(ctx, a)
 	return &spoolv1.CreateSessionResponse{SessionId: a.SessionID, Position: a.Position}, nil
-}
-
-// visibleWithin bounds how long the answer to a creation waits for the read models.
-const visibleWithin = time.Second
-
-// visible waits until a new session is in the read models, so that whoever was
-// told its id can read and join it at once, by any gateway. It is stored in any
-// case: when the read models are behind, the answer comes without them.
-func (s *Server) visible(ctx context.Context, a command.Answer) {
-	ctx, cancel := context.WithTimeout(ctx, visibleWithin)
-	defer cancel()
-	if err := s.Reads.WaitPosition(ctx, a.SessionID, a.Position); err != nil {
-		s.Logger.Debug("a new session is not in the read models yet", "session", a.SessionID, "error", err)
-	}
 }
 
 // ListSessions lists the tenant's sessions.
