@@ -1,0 +1,69 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/test/bench/system"
+)
+
+// session talks to an agent through Spool.
+type session struct {
+	client *system.Client
+	socket *system.Socket
+	id     string
+}
+
+func newSession(ctx context.Context, sys *system.System, architecture string) (*session, error) {
+	ctx, cancel := context.WithTimeout(ctx, turnPatience)
+	defer cancel()
+	s := &session{client: system.NewClient(sys.URL)}
+	var err error
+	if s.id, err = s.client.Create(ctx, architecture); err != nil {
+		return nil, err
+	}
+	s.socket, err = s.client.Join(ctx, s.id)
+	return s, err
+}
+
+func (s *session) Close() error { s.socket.Close(); return nil }
+
+func (s *session) turn(ctx context.Context, text string) (first time.Duration, err error) {
+	type posted struct {
+		execution string
+		err       error
+	}
+	answer := make(chan posted, 1)
+	began := time.Now()
+	go func() {
+		execution, err := s.client.Post(ctx, s.id, text)
+		answer <- posted{execution, err}
+	}()
+	// The text may come before the answer of REST does.
+	for {
+		w, at, err := s.socket.Next(ctx)
+		if err != nil {
+			return 0, err
+		}
+		t, ok, err := system.TextOf(w)
+		if err != nil {
+			return 0, err
+		}
+		if ok && t.Piece != "" && first == 0 {
+			first = at.Sub(began)
+		}
+		if !events.Terminal(w.Type) {
+			continue
+		}
+		p := <-answer
+		if p.err != nil {
+			return 0, p.err
+		}
+		if w.ExecutionID != p.execution || first == 0 || w.Type != (events.ExecutionCompleted{}).EventType() {
+			return 0, fmt.Errorf("it ended with %s of %s: %s", w.Type, w.ExecutionID, w.Data)
+		}
+		return first, nil
+	}
+}
