@@ -15,33 +15,11 @@ import (
 func TestNATSGone(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Outages: true, Gateways: 2, Script: script(t, "stream.yaml")})
-	session := c.Create("spool", nil)
-	s, err := c.Join(0, session, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	execution := c.Post(session, "list the folder")
-	for {
-		w, err := s.Next()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if w.Type == events.TextDelta {
-			break
-		}
-	}
+	session, execution, s := midRun(t, c)
 	c.Outage.StopNATS()
 	unavailable(t, c, session, "NATS")
 	c.Outage.StartNATS()
-	s = follow(t, c, session, execution, s)
-	if end := s.Events[len(s.Events)-1]; end.Type != (events.ExecutionCompleted{}).EventType() {
-		t.Fatalf("ended with %s %s", end.Type, end.Data)
-	}
-	awaitReady(t, c)
-	_, end := c.Run(session, "and again", s)
-	if end.Type != (events.ExecutionCompleted{}).EventType() {
-		t.Fatalf("the next turn ended with %s %s", end.Type, end.Data)
-	}
+	goesOn(t, c, session, execution, s)
 }
 
 // TestPostgresGone: the log goes on without Postgres; what needs it gets 503;
@@ -49,32 +27,46 @@ func TestNATSGone(t *testing.T) {
 func TestPostgresGone(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Outages: true, Gateways: 2, Script: script(t, "stream.yaml")})
-	session := c.Create("spool", nil)
+	session, execution, s := midRun(t, c)
+	c.Outage.StopPostgres()
+	status, raw := request(t, "GET", c.URL(1)+"/api/sessions/"+session, nil, nil)
+	refused(t, "read without Postgres", 503, "UNAVAILABLE", "", status, raw)
+	c.Outage.StartPostgres()
+	goesOn(t, c, session, execution, s)
+}
+
+// midRun starts a run, and returns when its text is streaming.
+func midRun(t *testing.T, c *harness.Cluster) (session, execution string, s *harness.Stream) {
+	t.Helper()
+	session = c.Create("spool", nil)
 	s, err := c.Join(0, session, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	execution := c.Post(session, "list the folder")
+	execution = c.Post(session, "list the folder")
 	for {
 		w, err := s.Next()
 		if err != nil {
 			t.Fatal(err)
 		}
 		if w.Type == events.TextDelta {
-			break
+			return session, execution, s
 		}
 	}
-	c.Outage.StopPostgres()
-	status, raw := request(t, "GET", c.URL(1)+"/api/sessions/"+session, nil, nil)
-	refused(t, "read without Postgres", 503, "UNAVAILABLE", "", status, raw)
-	c.Outage.StartPostgres()
+}
+
+// goesOn sees the run complete on the stream, without a hole, and a further one after it.
+func goesOn(t *testing.T, c *harness.Cluster, session, execution string, s *harness.Stream) {
+	t.Helper()
 	s = follow(t, c, session, execution, s)
 	if end := s.Events[len(s.Events)-1]; end.Type != (events.ExecutionCompleted{}).EventType() {
 		t.Fatalf("ended with %s %s", end.Type, end.Data)
 	}
-	awaitReady(t, c)
-	_, end := c.Run(session, "and again", s)
-	if end.Type != (events.ExecutionCompleted{}).EventType() {
+	harness.Eventually(t, "the gateway is ready again", func() bool {
+		status, _ := request(t, "GET", c.URL(0)+"/readyz", nil, nil)
+		return status == 200
+	})
+	if _, end := c.Run(session, "and again", s); end.Type != (events.ExecutionCompleted{}).EventType() {
 		t.Fatalf("the next turn ended with %s %s", end.Type, end.Data)
 	}
 }
@@ -121,13 +113,5 @@ func unavailable(t *testing.T, c *harness.Cluster, session, what string) {
 	harness.Eventually(t, "/readyz says so", func() bool {
 		status, raw := request(t, "GET", c.URL(0)+"/readyz", nil, nil)
 		return status == 503 && strings.Contains(strings.ToLower(string(raw)), strings.ToLower(what))
-	})
-}
-
-func awaitReady(t *testing.T, c *harness.Cluster) {
-	t.Helper()
-	harness.Eventually(t, "the gateway is ready again", func() bool {
-		status, _ := request(t, "GET", c.URL(0)+"/readyz", nil, nil)
-		return status == 200
 	})
 }
