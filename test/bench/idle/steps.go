@@ -1,0 +1,188 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/session"
+	"github.com/spoolhq/spool/pkg/readmodel"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/test/bench/fake"
+	"github.com/spoolhq/spool/test/bench/system"
+)
+
+// usage is what this process has, once the garbage is gone.
+type usage struct {
+	resident   uint64 // bytes of memory
+	live       uint64 // bytes of heap and stacks
+	goroutines int
+}
+
+func measure() usage {
+	runtime.GC()
+	debug.FreeOSMemory()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	u := usage{resident: m.Sys - m.HeapReleased, live: m.HeapAlloc + m.StackInuse, goroutines: runtime.NumGoroutine()}
+	// Where the system tells, what it says counts.
+	raw, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return u
+	}
+	for line := range strings.Lines(string(raw)) {
+		if f := strings.Fields(line); len(f) > 1 && f[0] == "VmRSS:" {
+			if kib, err := strconv.ParseUint(f[1], 10, 64); err == nil {
+				u.resident = kib << 10
+			}
+		}
+	}
+	return u
+}
+
+// work has sessions take a turn each and rest until their sandboxes are given
+// up, and gives how many goroutines are left of them.
+func work(ctx context.Context, sys *system.System, provider *fake.Provider, sessions int) (goroutines int, err error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	c := system.NewClient(sys.URL)
+	// One to warm everything up that lasts: connections, pools.
+	if err := turns(ctx, c, sys, provider, 16); err != nil {
+		return 0, err
+	}
+	before := runtime.NumGoroutine()
+	if err := turns(ctx, c, sys, provider, sessions); err != nil {
+		return 0, err
+	}
+	return runtime.NumGoroutine() - before, nil
+}
+
+func turns(ctx context.Context, c *system.Client, sys *system.System, provider *fake.Provider, sessions int) error {
+	var group errgroup.Group
+	group.SetLimit(16)
+	for range sessions {
+		group.Go(func() error {
+			id, err := c.Create(ctx, "spool")
+			if err == nil {
+				_, err = c.Post(ctx, id, "begin")
+			}
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	return until(ctx, "the sandboxes of resting sessions are given up", func() (bool, error) {
+		c.HTTP.CloseIdleConnections()
+		var idle, all int
+		err := sys.Pool.QueryRow(ctx, "SELECT count(*) FILTER (WHERE idle), count(*) FROM "+readmodel.Sessions).Scan(&idle, &all)
+		return provider.Len() == 0 && idle == all, err
+	})
+}
+
+// until asks again and again, since other processes are involved.
+func until(ctx context.Context, what string, ok func() (bool, error)) error {
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		done, err := ok()
+		if err != nil || done {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("waited in vain until %s: %w", what, ctx.Err())
+		case <-tick.C:
+		}
+	}
+}
+
+// writers are how many sessions are made at once.
+const writers = 64
+
+// fill writes sessions into the log, as the session service does, and waits until
+// that has armed their timers and the projector has their rows.
+func fill(ctx context.Context, sys *system.System, sessions int) ([]string, error) {
+	var before int
+	if err := sys.Pool.QueryRow(ctx, "SELECT count(*) FROM "+readmodel.Sessions).Scan(&before); err != nil {
+		return nil, err
+	}
+	deadline := time.Now().Add(making)
+	var next atomic.Int64
+	var mu sync.Mutex
+	var ids []string
+	var group errgroup.Group
+	for range writers {
+		group.Go(func() error {
+			for next.Add(1) <= int64(sessions) && time.Now().Before(deadline) {
+				id, err := create(ctx, sys)
+				if err != nil {
+					return err
+				}
+				mu.Lock()
+				ids = append(ids, id)
+				mu.Unlock()
+			}
+			return nil
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return nil, err
+	}
+	js, err := jetstream.New(sys.NATS)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, patience+making)
+	defer cancel()
+	return ids, until(ctx, "every session has its row and its timer", func() (bool, error) {
+		var rows int
+		if err := sys.Pool.QueryRow(ctx, "SELECT count(*) FROM "+readmodel.Sessions).Scan(&rows); err != nil {
+			return false, err
+		}
+		stream, err := js.Stream(ctx, topology.StreamTimers)
+		if err != nil {
+			return false, err
+		}
+		return rows == before+len(ids) && stream.CachedInfo().State.Msgs >= uint64(len(ids)), errors.Join(ctx.Err(), sys.Err())
+	})
+}
+
+// create makes a session with the defaults of the service, but for the rest of this program.
+func create(ctx context.Context, sys *system.System) (string, error) {
+	id, err := events.NewID(events.KindSession, time.Now(), rand.Reader)
+	if err != nil {
+		return "", err
+	}
+	command, err := events.NewID(events.KindCommand, time.Now(), rand.Reader)
+	if err != nil {
+		return "", err
+	}
+	sessions := eventlog.Sessions{Log: sys.Log}
+	l := eventlog.Loaded{Tenant: "default", ID: id, LifeHead: eventlog.Head{Subject: events.LifeOf("default", id)}}
+	list, err := session.Decide(l.Life, session.Create{
+		Base: session.Base{Meta: events.Meta{CommandID: command, Now: time.Now().UTC()}},
+		SessionCreated: events.SessionCreated{
+			Agent: "default", AgentVersion: "1", Architecture: "spool", Provider: "local",
+			Options: events.Options{IdleTimeoutMs: 900_000, TurnLimitMs: 3_600_000, SessionLimitMs: 86_400_000},
+		},
+	})
+	if err != nil {
+		return "", err
+	}
+	return id, sessions.AppendLife(ctx, &l, events.Actor{Kind: "service", ID: "bench"}, command, list)
+}
