@@ -28,7 +28,7 @@ func JobsOn(provider, engine string) string { return provider + "-on-" + engine 
 // none a back-off, which would override the wait.
 const (
 	// WorkWait is how long a handler of the session service may be silent before its message is given to another.
-	WorkWait = 30 * time.Second
+	WorkWait = 5 * time.Second
 	// JobWait is the same for an executor's job: the InProgress beat is one second.
 	JobWait = 5 * time.Second
 	// ReactorPending is how many commits of a shard the copies of the reactor may hold together.

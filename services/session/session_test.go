@@ -22,6 +22,7 @@ import (
 	"github.com/spoolhq/spool/pkg/eventlog/jslog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/natsserver"
 	"github.com/spoolhq/spool/pkg/natsserver/natstest"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/session"
@@ -33,6 +34,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // stack is a log, and what tests do to it.
 type stack struct {
 	t   *testing.T
+	srv *natsserver.Server
 	nc  *nats.Conn
 	js  jetstream.JetStream
 	log *jslog.Log
@@ -40,13 +42,14 @@ type stack struct {
 }
 
 func newStack(t *testing.T) *stack {
-	nc := natstest.Conn(t, natstest.Run(t))
+	srv := natstest.Run(t)
+	nc := natstest.Conn(t, srv)
 	js, err := jetstream.New(nc)
 	must(t, err)
 	must(t, topology.Provision(t.Context(), js, topology.Config{}))
 	log, err := jslog.New(jslog.Config{JetStream: js})
 	must(t, err)
-	return &stack{t, nc, js, log, eventlog.Sessions{Log: log}}
+	return &stack{t, srv, nc, js, log, eventlog.Sessions{Log: log}}
 }
 
 func must(t *testing.T, err error) {
@@ -56,22 +59,49 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// copy starts a copy of the service; stop ends it at once, and waits for it.
-func (s *stack) copy(name string, cfg session.Config) (stop func()) {
-	svc, err := session.New(cfg, session.Deps{NATS: s.nc, Log: s.log, Logger: slog.New(slog.DiscardHandler), Copy: name})
+// running is one copy of the service, on a connection of its own.
+type running struct {
+	nc     *nats.Conn
+	cancel context.CancelFunc
+	done   chan error
+	once   sync.Once
+	t      *testing.T
+}
+
+// copy starts a copy of the service.
+func (s *stack) copy(name string, cfg session.Config) *running {
+	nc := natstest.Conn(s.t, s.srv)
+	js, err := jetstream.New(nc)
+	must(s.t, err)
+	log, err := jslog.New(jslog.Config{JetStream: js})
+	must(s.t, err)
+	svc, err := session.New(cfg, session.Deps{NATS: nc, Log: log, Logger: slog.New(slog.DiscardHandler), Copy: name})
 	must(s.t, err)
 	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- svc.Run(ctx) }()
+	r := &running{nc: nc, cancel: cancel, done: make(chan error, 1), t: s.t}
+	go func() { r.done <- svc.Run(ctx) }()
 	<-svc.Ready()
-	stop = sync.OnceFunc(func() {
-		cancel()
-		if err := <-done; err != nil {
-			s.t.Errorf("copy %s: %v", name, err)
+	s.t.Cleanup(r.stop)
+	return r
+}
+
+// stop ends a copy in peace, and waits for it.
+func (r *running) stop() { r.end(false) }
+
+// kill cuts a copy off in the middle of whatever it does: nothing that it has in
+// hand is finished, acknowledged or answered.
+func (r *running) kill() { r.end(true) }
+
+func (r *running) end(cut bool) {
+	r.once.Do(func() {
+		if cut {
+			r.nc.Close()
+		}
+		r.cancel()
+		if err := <-r.done; err != nil && !cut {
+			r.t.Errorf("a copy ended with %v", err)
 		}
 	})
-	s.t.Cleanup(stop)
-	return stop
 }
 
 func id(kind events.Kind) string { return events.Derive(kind, fmt.Sprint(rand.Uint64())) }
@@ -94,18 +124,23 @@ func (s *stack) try(cmd string, typ command.Type, sid, exe string, body any) (co
 	if err != nil {
 		return command.Answer{}, err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-	defer cancel()
 	target := sid
 	if target == "" {
 		target = "key"
 	}
-	reply, err := bus.Request(ctx, s.js, bus.Command{Subject: topology.CommandSubject(topology.ServiceSession, "default", target), ID: c.ID, Payload: payload})
-	if err != nil {
-		return command.Answer{}, err
+	// As a gateway does: a command whose answer does not come is sent again under its id.
+	for tries := 0; ; tries++ {
+		ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
+		reply, err := bus.Request(ctx, s.js, bus.Command{Subject: topology.CommandSubject(topology.ServiceSession, "default", target), ID: c.ID, Payload: payload})
+		cancel()
+		if err == nil {
+			var a command.Answer
+			return a, json.Unmarshal(reply.Payload, &a)
+		}
+		if tries == 10 || !errors.Is(err, bus.ErrOutcomeUnknown) {
+			return command.Answer{}, err
+		}
 	}
-	var a command.Answer
-	return a, json.Unmarshal(reply.Payload, &a)
 }
 
 func (s *stack) create(o events.Options) string {
@@ -231,7 +266,7 @@ func count[P events.Payload](list []events.Event) (n int) {
 func TestTwoCopiesUnderLoad(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
-	kill := s.copy("one", session.Config{})
+	one := s.copy("one", session.Config{})
 	s.copy("two", session.Config{})
 	s.executors(4)
 	const sessions, messages = 12, 15
@@ -242,7 +277,7 @@ func TestTwoCopiesUnderLoad(t *testing.T) {
 			var sent []string
 			for j := range messages {
 				if i == 0 && j == messages/2 {
-					kill()
+					one.kill()
 				}
 				sent = append(sent, s.post(sid))
 			}
@@ -334,14 +369,14 @@ func TestControlsWithoutExecutors(t *testing.T) {
 func TestIdleFiresOnce(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
-	stop := s.copy("one", session.Config{})
+	one := s.copy("one", session.Config{})
 	s.executors(1)
 	sid := s.create(events.Options{IdleTimeoutMs: 1500})
 	for range 3 {
 		exe := s.post(sid)
 		s.await(sid, "at the end", func(l eventlog.Loaded) bool { return l.Run.Ended(exe) })
 	}
-	stop()
+	one.stop()
 	l := s.await(sid, "still with its sandbox", func(l eventlog.Loaded) bool { return l.Run.Sandbox.ID != "" && !l.Life.Idle })
 	at, _ := l.Life.Deadline(l.View())
 	<-time.After(time.Until(at))
