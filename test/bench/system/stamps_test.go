@@ -1,0 +1,76 @@
+package system_test
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/test/bench/system"
+)
+
+// sent is what a gateway sends about one block.
+func sent(t *testing.T, typ events.Type, seq uint32, data any) events.Wire {
+	t.Helper()
+	raw, err := json.Marshal(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return events.Wire{Type: typ, Seq: seq, Data: raw}
+}
+
+func text(t *testing.T, seq uint32, offset int, piece string) events.Wire {
+	return sent(t, events.TextDelta, seq, map[string]any{"blockId": "b", "offset": offset, "delta": piece})
+}
+
+func whole(t *testing.T, seq uint32, content string) events.Wire {
+	return sent(t, "block_complete", seq, events.BlockComplete{Block: events.Block{ID: "b", Kind: events.KindAssistantText, Content: content}})
+}
+
+func TestStamps(t *testing.T) {
+	t.Parallel()
+	began := time.Unix(1_750_000_000, 0)
+	a, b := system.Stamp(began), system.Stamp(began.Add(10*time.Millisecond))
+	at := began.Add(30 * time.Millisecond)
+	var s system.Stamps
+	for i, step := range []struct {
+		w    events.Wire
+		late []time.Duration
+	}{
+		{sent(t, "block_start", 1, struct{}{}), nil},
+		{text(t, 1, 0, a), []time.Duration{30 * time.Millisecond}},
+		{whole(t, 2, a+b), []time.Duration{20 * time.Millisecond}}, // what was shown before does not count again
+	} {
+		late, err := s.Add(step.w, at)
+		if err != nil || len(late) != len(step.late) || len(late) > 0 && late[0] != step.late[0] {
+			t.Errorf("step %d gives %v, %v, want %v", i, late, err, step.late)
+		}
+	}
+	if s.Pieces != 2 || s.Kept != 2 {
+		t.Errorf("%d pieces and %d events", s.Pieces, s.Kept)
+	}
+	for what, list := range map[string][]events.Wire{
+		"seq 2 came after 0":       {sent(t, "log", 2, struct{}{})},
+		"seq 1 came after 1":       {sent(t, "log", 1, struct{}{}), sent(t, "log", 1, struct{}{})},
+		"came after event 0":       {text(t, 1, 0, a)},
+		"text from 24 came after":  {text(t, 0, 24, b)},
+		"text from 0 came after":   {text(t, 0, 0, a), text(t, 0, 0, a)},
+		"another text than was":    {text(t, 0, 0, a), whole(t, 1, b)},
+		"no whole pieces":          {text(t, 0, 0, a[:20])},
+		"invalid syntax":           {text(t, 0, 0, strings.Repeat("x", system.StampBytes))},
+		"cannot unmarshal":         {sent(t, events.TextDelta, 0, []int{})},
+		"block b is complete with": {text(t, 0, 0, b), whole(t, 1, "")},
+	} {
+		var s system.Stamps
+		var err error
+		for _, w := range list {
+			if _, err = s.Add(w, at); err != nil {
+				break
+			}
+		}
+		if err == nil || !strings.Contains(err.Error(), what) {
+			t.Errorf("want %q, got %v", what, err)
+		}
+	}
+}
