@@ -86,7 +86,7 @@ type Message struct {
 
 // Join opens a WebSocket, joins the session from its first event, and returns when the gateway says so.
 func (c *Client) Join(ctx context.Context, session string) (*Socket, error) {
-	conn, _, err := websocket.Dial(ctx, "ws"+strings.TrimPrefix(c.URL, "http")+"/api/ws", nil)
+	conn, _, err := websocket.Dial(ctx, "ws"+strings.TrimPrefix(c.URL, "http")+"/api/ws", nil) //nolint:bodyclose // an upgraded connection has none
 	if err != nil {
 		return nil, err
 	}

@@ -93,7 +93,7 @@ func run(ctx context.Context, out io.Writer, dir string, turns, shots int) (err 
 		return nil
 	}
 	if err := claudeCode(ctx, out, sys, claude, tmp, url, turns, shots); err != nil {
-		return fmt.Errorf("Claude Code: %w", err)
+		return fmt.Errorf("with claude: %w", err)
 	}
 	return nil
 }
