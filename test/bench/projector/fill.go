@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -120,7 +121,7 @@ func (b *bench) findEnds(ctx context.Context, writers []*writer) error {
 	for _, w := range writers {
 		for _, aspect := range []events.Aspect{events.Life, events.Run} {
 			m, err := stream.GetLastMsgForSubject(ctx, events.Subject{Tenant: w.tenant, ID: w.id, Aspect: aspect}.String())
-			if err == jetstream.ErrMsgNotFound {
+			if errors.Is(err, jetstream.ErrMsgNotFound) {
 				continue
 			}
 			if err != nil {

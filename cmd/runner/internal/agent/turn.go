@@ -13,7 +13,7 @@ import (
 
 // Limits of what one block carries; see fit for lines.
 const (
-	// DefaultCoalesce is how long text may wait to be joined with what follows.
+	// DefaultCoalesce is the least time between two pieces of text: what comes earlier waits, to be joined.
 	DefaultCoalesce = 20 * time.Millisecond
 	// maxText is how many bytes of text one field keeps: escaped at worst it still fits in a line.
 	maxText = 1 << 20
@@ -53,6 +53,7 @@ type Turn struct {
 	mu    sync.Mutex
 	open  []*openBlock // in the order they were opened
 	timer *time.Timer  // armed while text waits
+	sent  time.Time    // when text was last journaled
 	end   *runner.Ended
 	held  []runner.Line // told before Start
 	agent string        // its own session id, as last told
@@ -152,8 +153,14 @@ func (t *Turn) Text(id, piece string) {
 		return
 	}
 	b.text.add(piece)
-	if t.timer == nil && b.text.waiting() {
-		t.timer = time.AfterFunc(t.cfg.Coalesce, t.flushLate)
+	if t.timer != nil || !b.text.waiting() {
+		return
+	}
+	// What comes soon after other text waits to be joined; the first goes at once.
+	if wait := t.cfg.Coalesce - t.cfg.Now().Sub(t.sent); wait > 0 {
+		t.timer = time.AfterFunc(wait, t.flushLate)
+	} else {
+		t.flush()
 	}
 }
 
@@ -293,6 +300,7 @@ func (t *Turn) flush() {
 			if piece == "" {
 				break
 			}
+			t.sent = t.cfg.Now()
 			t.put(events.TextDelta, b.conversation, runner.Delta{BlockID: b.block.ID, Offset: offset, Delta: piece})
 		}
 	}

@@ -53,14 +53,14 @@ func TestTurnFlushesTextBeforeAnyOtherLine(t *testing.T) {
 	turn.Complete(id, nil)
 	turn.End(runner.Ended{Outcome: runner.Completed})
 	lines := j.Lines()
-	want := "agent_started block_start text_delta log text_delta block_complete turn_ended"
+	want := "agent_started block_start text_delta text_delta log text_delta block_complete turn_ended"
 	if got := types(lines); got != want {
 		t.Fatalf("journal\n got %s\nwant %s", got, want)
 	}
-	if d := data[runner.Delta](t, lines[4]); d.Offset != 7 || d.Delta != " three" {
+	if d := data[runner.Delta](t, lines[5]); d.Offset != 7 || d.Delta != " three" {
 		t.Errorf("second delta %+v", d)
 	}
-	if b := data[events.BlockComplete](t, lines[5]).Block; b.Content != "one two three" || b.Status != events.StatusComplete {
+	if b := data[events.BlockComplete](t, lines[6]).Block; b.Content != "one two three" || b.Status != events.StatusComplete {
 		t.Errorf("block %+v", b)
 	}
 }
@@ -213,25 +213,29 @@ func ExampleLaunch_Environment() {
 	// Output: [PATH=/bin KEY=v HOME=/home/agent]
 }
 
-// Text that nothing follows is journaled after the coalescing time, in one piece.
+// The first text is journaled at once; what comes within the coalescing time waits for its end, in one piece.
 func TestTurnTextWaitsAtMost20ms(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var j agenttest.Journal
 		turn := agent.NewTurn(t.Context(), agent.TurnConfig{Journal: &j})
 		id := turn.Open(events.MainConversation, events.Block{Kind: events.KindAssistantText})
+		turn.Text(id, "first")
+		if lines := j.Lines(); len(lines) != 2 || data[runner.Delta](t, lines[1]).Delta != "first" {
+			t.Fatalf("journal %s", types(lines))
+		}
 		turn.Text(id, "a")
 		time.Sleep(10 * time.Millisecond)
 		turn.Text(id, "b")
 		time.Sleep(agent.DefaultCoalesce - 10*time.Millisecond - time.Nanosecond)
 		synctest.Wait()
-		if n := len(j.Lines()); n != 1 {
+		if n := len(j.Lines()); n != 2 {
 			t.Fatalf("%d lines before the time", n)
 		}
 		time.Sleep(time.Nanosecond)
 		synctest.Wait()
 		lines := j.Lines()
-		if len(lines) != 2 || data[runner.Delta](t, lines[1]).Delta != "ab" {
+		if len(lines) != 3 || data[runner.Delta](t, lines[2]).Delta != "ab" {
 			t.Fatalf("journal %s", types(lines))
 		}
 		turn.End(runner.Ended{Outcome: runner.Completed})

@@ -311,6 +311,9 @@ func (f *follower) keep(r translate.Result) {
 			return
 		}
 		f.pending, f.size = append(f.pending, *r.Event), f.size+len(raw)
+		if b, ok := r.Event.Data.(events.BlockStart); ok && b.Block.Status == events.StatusPending {
+			f.notBefore = time.Time{} // its text is shown to nobody before it
+		}
 	}
 }
 
