@@ -68,7 +68,21 @@ func work(ctx context.Context, sys *system.System, provider *fake.Provider, sess
 	if err := turns(ctx, c, sys, provider, sessions); err != nil {
 		return 0, err
 	}
-	return runtime.NumGoroutine() - before, nil
+	return settled(before+sessions/10) - before, nil
+}
+
+// settling is how long what served the sessions may take to end after them.
+const settling = 10 * time.Second
+
+// settled counts the goroutines once there are no more than enough, or the time is over.
+func settled(enough int) int {
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(settling); ; <-tick.C {
+		if n := runtime.NumGoroutine(); n <= enough || time.Now().After(deadline) {
+			return n
+		}
+	}
 }
 
 func turns(ctx context.Context, c *system.Client, sys *system.System, provider *fake.Provider, sessions int) error {
