@@ -69,7 +69,7 @@ func run(ctx context.Context, out io.Writer, dir string, sessions int, each time
 
 func toRow(r *result) row.Row {
 	out := row.Row{
-		What:   fmt.Sprintf("the same at %d sessions, 10 events/s each (9 of 10 text), %.0f s", r.sessions, r.each.Seconds()),
+		What:   fmt.Sprintf("runner's line to WebSocket at %d sessions, 10 events/s each (9 of 10 text), %.0f s", r.sessions, r.each.Seconds()),
 		Target: fmt.Sprintf("p99 under %d ms, nothing lost, doubled or out of order", target),
 		P50Ms:  row.Percentile(r.samples, 0.5), P99Ms: row.Percentile(r.samples, 0.99), OK: r.reached(),
 		Command: "cd test && go run ./bench/fanout",
