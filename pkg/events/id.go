@@ -24,7 +24,6 @@ const (
 	KindJournal   Kind = "jnl"
 	KindExecutor  Kind = "xtr"
 	KindKey       Kind = "key"
-	KindTenant    Kind = "ten"
 )
 
 // crockford is the ULID alphabet.

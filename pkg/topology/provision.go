@@ -31,7 +31,7 @@ func (c Config) validate() error {
 }
 
 // ErrNotInstalled is a NATS without Spool's streams.
-var ErrNotInstalled = errors.New("Spool's streams are not installed on this NATS")
+var ErrNotInstalled = errors.New("the streams of Spool are not installed on this NATS")
 
 // Shards is the number of shards that is installed; ErrNotInstalled if there is none.
 func Shards(ctx context.Context, js jetstream.JetStream) (int, error) {
