@@ -137,3 +137,79 @@ func (KeyCreated) sealed()         {}
 // EventType is key_revoked.
 func (KeyRevoked) EventType() Type { return "key_revoked" }
 func (KeyRevoked) sealed()         {}
+
+// EventType is file_put.
+func (FilePut) EventType() Type { return "file_put" }
+func (FilePut) sealed()         {}
+
+// EventType is file_removed.
+func (FileRemoved) EventType() Type { return "file_removed" }
+func (FileRemoved) sealed()         {}
+
+// EventType is sync_requested.
+func (SyncRequested) EventType() Type { return "sync_requested" }
+func (SyncRequested) sealed()         {}
+
+// EventType is pause_requested.
+func (PauseRequested) EventType() Type { return "pause_requested" }
+func (PauseRequested) sealed()         {}
+
+// EventType is resume_requested.
+func (ResumeRequested) EventType() Type { return "resume_requested" }
+func (ResumeRequested) sealed()         {}
+
+// EventType is terminate_requested.
+func (TerminateRequested) EventType() Type { return "terminate_requested" }
+func (TerminateRequested) sealed()         {}
+
+// EventType is file_created.
+func (FileCreated) EventType() Type { return "file_created" }
+func (FileCreated) sealed()         {}
+
+// EventType is file_modified.
+func (FileModified) EventType() Type { return "file_modified" }
+func (FileModified) sealed()         {}
+
+// EventType is file_deleted.
+func (FileDeleted) EventType() Type { return "file_deleted" }
+func (FileDeleted) sealed()         {}
+
+// EventType is workspace_synced.
+func (WorkspaceSynced) EventType() Type { return "workspace_synced" }
+func (WorkspaceSynced) sealed()         {}
+
+// EventType is workspace_restored.
+func (WorkspaceRestored) EventType() Type { return "workspace_restored" }
+func (WorkspaceRestored) sealed()         {}
+
+// EventType is files_applied.
+func (FilesApplied) EventType() Type { return "files_applied" }
+func (FilesApplied) sealed()         {}
+
+// EventType is execution_paused.
+func (ExecutionPaused) EventType() Type { return "execution_paused" }
+func (ExecutionPaused) sealed()         {}
+
+// EventType is execution_resumed.
+func (ExecutionResumed) EventType() Type { return "execution_resumed" }
+func (ExecutionResumed) sealed()         {}
+
+// EventType is sandbox_paused.
+func (SandboxPaused) EventType() Type { return "sandbox_paused" }
+func (SandboxPaused) sealed()         {}
+
+// EventType is sandbox_resumed.
+func (SandboxResumed) EventType() Type { return "sandbox_resumed" }
+func (SandboxResumed) sealed()         {}
+
+// EventType is sandbox_health.
+func (SandboxHealth) EventType() Type { return "sandbox_health" }
+func (SandboxHealth) sealed()         {}
+
+// EventType is egress_denied.
+func (EgressDenied) EventType() Type { return "egress_denied" }
+func (EgressDenied) sealed()         {}
+
+// EventType is model_called.
+func (ModelCalled) EventType() Type { return "model_called" }
+func (ModelCalled) sealed()         {}

@@ -41,7 +41,7 @@ type ExecutionFailed struct {
 
 // ExecutionCancelled is the end of a query that was stopped by a control.
 type ExecutionCancelled struct {
-	Reason     string `json:"reason"` // interrupted, cancelled, session_deleted, session_closed
+	Reason     string `json:"reason"` // interrupted, cancelled, terminated, session_deleted, session_closed
 	DurationMs uint32 `json:"durationMs"`
 	Usage      Usage  `json:"usage"`
 }
@@ -60,6 +60,10 @@ type SandboxReady struct {
 	Engine     string `json:"engine"`
 	Journal    string `json:"journal"` // name of the runner's journal; its numbers start at 1
 	DurationMs uint32 `json:"durationMs"`
+	Workspace  string `json:"workspace,omitempty"` // the sandbox whose workspace this one has, if not its own
+	Image      string `json:"image,omitempty"`
+	Pooled     bool   `json:"pooled,omitempty"` // it was made beforehand
+	Empty      bool   `json:"empty,omitempty"`  // its workspace is new: what snapshots and file changes say is to be applied
 }
 
 // SandboxReplaced says that a sandbox was lost and another takes its place.
@@ -71,7 +75,7 @@ type SandboxReplaced struct {
 // SandboxTerminated is a sandbox's end.
 type SandboxTerminated struct {
 	SandboxID string `json:"sandboxId"`
-	Reason    string `json:"reason"` // idle, manual, unhealthy, session_deleted, session_closed
+	Reason    string `json:"reason"` // idle, terminated, manual, unhealthy, max_age, session_deleted, session_closed
 }
 
 // SandboxFailed says that no sandbox could be made.

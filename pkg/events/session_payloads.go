@@ -8,6 +8,13 @@ type Options struct {
 	IdleTimeoutMs  uint32 `json:"idleTimeoutMs,omitempty"`  // milliseconds without a turn until the sandbox is given up; default 15 min
 	TurnLimitMs    uint32 `json:"turnLimitMs,omitempty"`    // milliseconds one execution may take; default 1 h
 	SessionLimitMs uint32 `json:"sessionLimitMs,omitempty"` // milliseconds a session lives; default 24 h
+
+	SyncIntervalMs   uint32   `json:"syncIntervalMs,omitempty"`   // milliseconds between snapshots of the workspace while a turn runs; default 30 s
+	HealthIntervalMs uint32   `json:"healthIntervalMs,omitempty"` // milliseconds between health checks of the sandbox; default 30 s
+	SandboxMaxAgeMs  uint32   `json:"sandboxMaxAgeMs,omitempty"`  // milliseconds after which a sandbox is replaced between two turns; default 24 h
+	Image            string   `json:"image,omitempty"`            // of the sandbox; default the executor's
+	Command          []string `json:"command,omitempty"`          // of architecture acp: the agent's program and its arguments
+	Egress           []string `json:"egress,omitempty"`           // hosts beside the models' that the sandbox may reach: host, host:port or *.host
 }
 
 // SessionCreated is the first event of a session.

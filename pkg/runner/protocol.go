@@ -35,6 +35,10 @@ const (
 	OpAck Op = "ack"
 	// OpStatus asks for a Status.
 	OpStatus Op = "status"
+	// OpWarm starts the agent's process without a query, so that the first turn
+	// finds it warm; Query says for what, without execution, content and parts.
+	// A no-op while an agent runs or rests.
+	OpWarm Op = "warm"
 	// OpShutdown ends the agent and the runner.
 	OpShutdown Op = "shutdown"
 )
@@ -59,7 +63,8 @@ type Query struct {
 	SessionID    string            `json:"sessionId"`
 	ExecutionID  string            `json:"executionId"`
 	Attempt      uint32            `json:"attempt"`
-	Architecture string            `json:"architecture"` // claude-code, spool
+	Architecture string            `json:"architecture"`      // claude-code, codex, opencode, acp, spool
+	Command      []string          `json:"command,omitempty"` // of architecture acp: the agent's program and its arguments
 	Model        string            `json:"model,omitempty"`
 	SystemPrompt string            `json:"systemPrompt,omitempty"`
 	Content      string            `json:"content,omitempty"`
@@ -68,6 +73,25 @@ type Query struct {
 	Env          map[string]string `json:"env,omitempty"`    // for the agent's process only; never journaled
 	Resume       string            `json:"resume,omitempty"` // the agent's own session id of the turn before, should its process be gone
 }
+
+// The way out of a sandbox without a network. The runner listens on
+// EgressAddress and joins each connection to the egress proxy's Unix socket,
+// after a first line that says whose it is: EgressPreamble, the token, newline.
+// Then HTTP follows: requests to the model routes (EgressRoutes), proxy requests
+// (an absolute URI, or CONNECT) to hosts of the allowlist.
+const (
+	EgressAddress  = "127.0.0.1:7070"
+	EgressURL      = "http://" + EgressAddress
+	EgressPreamble = "SPOOL/1 "
+)
+
+// EgressRoutes are the first path elements under EgressURL by which agents
+// reach models; the proxy puts the credentials in. A custom host's is its name.
+const (
+	EgressAnthropic = "anthropic" // stands for a base URL without /v1
+	EgressOpenAI    = "openai"    // with /v1
+	EgressNVIDIA    = "nvidia"    // with /v1
+)
 
 // The permission policies. There is one so far: what stays inside the workspace
 // is allowed, the rest is denied with the reason told to the agent.
@@ -96,6 +120,7 @@ type Status struct {
 	Architecture string `json:"architecture,omitempty"` // of the warm agent
 	AgentPID     int    `json:"agentPid,omitempty"`     // 0 when no agent is warm
 	MemoryBytes  uint64 `json:"memoryBytes"`            // resident, of the agent's whole process tree
+	DiskBytes    uint64 `json:"diskBytes"`              // of the workspace and the agent's records, as the disk watch last saw them
 }
 
 // Reply answers a command.
@@ -156,7 +181,7 @@ const (
 // Ended is the data of TurnEnded.
 type Ended struct {
 	Outcome Outcome      `json:"outcome"`
-	Code    string       `json:"code,omitempty"` // of a failure: AGENT_NOT_FOUND, AGENT_EXITED, AGENT_PROTOCOL, MODEL_ERROR, MODEL_NOT_FOUND, MODEL_RATE_LIMITED, MODEL_UNAUTHORIZED, AGENT_SILENT, TURN_LIMIT (too many model calls), INTERNAL
+	Code    string       `json:"code,omitempty"` // of a failure: AGENT_NOT_FOUND, AGENT_EXITED, AGENT_PROTOCOL, MODEL_ERROR, MODEL_NOT_FOUND, MODEL_RATE_LIMITED, MODEL_UNAUTHORIZED, AGENT_SILENT, TURN_LIMIT (too many model calls), DISK_LIMIT, OUT_OF_MEMORY, INTERNAL
 	Message string       `json:"message,omitempty"`
 	Result  string       `json:"result,omitempty"` // the agent's last words
 	Usage   events.Usage `json:"usage"`

@@ -17,18 +17,56 @@ var (
 	ErrOutside = errors.New("path is outside the workspace")
 )
 
-// Labels say whose a sandbox is; the sweep compares them with the log.
+// Error is a failure with a code that ends up in sandbox_failed.
+type Error struct {
+	Code    string // see the codes
+	Message string // one sentence with the remedy
+	Err     error  // the cause, may be nil
+}
+
+func (e *Error) Error() string { return e.Message }
+func (e *Error) Unwrap() error { return e.Err }
+
+// The codes of errors.
+const (
+	CodeEngineUnavailable = "ENGINE_UNAVAILABLE" // there is no engine, or it went away
+	CodeImageNotFound     = "IMAGE_NOT_FOUND"    // the image is not there and cannot be pulled
+	CodeImageUnsupported  = "IMAGE_UNSUPPORTED"  // its architecture is one for which there is no runner
+	CodeDiskFull          = "DISK_FULL"          // the engine has no room
+	CodeRunnerSilent      = "RUNNER_SILENT"      // the sandbox was made, its runner does not answer
+	CodeSandboxFailed     = "SANDBOX_FAILED"     // anything else
+)
+
+// Labels say whose a sandbox is; the sweep compares them with the log. A sandbox
+// of the warm pool has no tenant and no session until it is adopted.
 type Labels struct {
-	Tenant  string `json:"tenant"`
-	Session string `json:"session"`
-	Engine  string `json:"engine"`
-	Epoch   uint64 `json:"epoch"`
+	Tenant   string `json:"tenant"`
+	Session  string `json:"session"`
+	Engine   string `json:"engine"`
+	Epoch    uint64 `json:"epoch"`
+	Executor string `json:"executor,omitempty"` // of a pooled one: whose pool it is in
+}
+
+// Limits of a sandbox; 0 means the provider's default.
+type Limits struct {
+	MemoryBytes int64   // resident, of all its processes together
+	CPUs        float64 // as many processors' worth of time
+	PIDs        int64   // processes and threads
+	DiskBytes   int64   // workspace and the agent's records; the runner watches it
 }
 
 // Spec is what a sandbox is made from.
 type Spec struct {
-	ID     string // sbx_…, minted by the caller: creating it again finds the first
+	ID     string // sbx_…, minted by the caller: creating it again finds the first, and starts its runner should it have ended
 	Labels Labels
+	Image  string // "" for the provider's default; providers without images ignore it
+	Limits Limits
+	// Workspace is the id of a sandbox that was lost, whose workspace and agent's
+	// records this one takes over if they are still there; "" for new ones.
+	// Providers that keep them by session ignore it.
+	Workspace string
+	// EgressToken is what the sandbox names itself by at the egress proxy; "" for no way out.
+	EgressToken string
 }
 
 // Info is a sandbox as its provider lists it.
@@ -37,6 +75,34 @@ type Info struct {
 	Labels  Labels
 	Created time.Time
 	Running bool // its runner lives
+	Paused  bool
+}
+
+// Pauser is a provider whose sandboxes can be stopped for a while with all they have in memory.
+type Pauser interface {
+	Pause(ctx context.Context, id string) error  // pausing a paused one is no error
+	Resume(ctx context.Context, id string) error // so with one that runs
+}
+
+// Adopter is a provider whose sandboxes can be made before it is known for whom.
+type Adopter interface {
+	// Adopt gives a pooled sandbox to a session: from now on List names it so.
+	Adopt(ctx context.Context, id string, labels Labels) error
+}
+
+// Keeper is a provider that keeps something of a session beyond its sandboxes.
+type Keeper interface {
+	// Kept lists whose workspaces there are.
+	Kept(ctx context.Context) ([]Labels, error)
+	// Wipe removes a workspace; one that is gone is no error.
+	Wipe(ctx context.Context, l Labels) error
+}
+
+// Restorer tells whether a sandbox came with the workspace that its Spec asked
+// for; providers that keep workspaces by session need no such word.
+type Restorer interface {
+	// Kept is false when the workspace and the agent's records are new and empty.
+	Kept() bool
 }
 
 // Provider makes and finds the sandboxes of one engine.
@@ -73,6 +139,8 @@ type Files interface {
 	Get(ctx context.Context, path string) (io.ReadCloser, error)
 	// List gives the files below a folder ("" for all), sorted by path.
 	List(ctx context.Context, dir string) ([]File, error)
+	// Remove removes a file, or a folder with all below it; ErrNotFound if there is none.
+	Remove(ctx context.Context, path string) error
 }
 
 // File is an entry of a listing.

@@ -220,12 +220,20 @@ type Objects struct {
 
 // ObjectBuckets lists the object buckets.
 func ObjectBuckets() []Objects {
-	return []Objects{{
-		Config: jetstream.ObjectStoreConfig{
-			Bucket: BucketPayloads, Description: "Event data too large for the log.", Storage: jetstream.FileStorage,
+	return []Objects{
+		{
+			Config: jetstream.ObjectStoreConfig{
+				Bucket: BucketPayloads, Description: "Event data too large for the log.", Storage: jetstream.FileStorage,
+			},
+			Names: "<SHA-256 in hex>", Writes: "session, executor", Reads: "session, executor, projector",
 		},
-		Names: "<SHA-256 in hex>", Writes: "session, executor", Reads: "session, executor, projector",
-	}}
+		{
+			Config: jetstream.ObjectStoreConfig{
+				Bucket: BucketWorkspaces, Description: "Snapshots of workspaces, and files on their way into one.", Storage: jetstream.FileStorage,
+			},
+			Names: "<tenant>/<session>/…", Writes: "gateway (files), executor (snapshots)", Reads: "gateway, executor",
+		},
+	}
 }
 
 // subjectsBrief shortens the subjects of a stream for docs and errors.

@@ -35,7 +35,7 @@ func gatewayUser() User {
 		Publish: join(
 			[]string{"cmd.*.*.*.*"},
 			useKV(BucketIdempotency), []string{"$KV." + BucketIdempotency + ".>"},
-			info(StreamCommands), info(StreamLive),
+			info(StreamCommands), info(StreamLive), writeObjects(BucketWorkspaces),
 		),
 		Subscribe: []string{inbox(UserGateway), "live.*.*", CtlProjector},
 	}
@@ -64,7 +64,7 @@ func executorUser() User {
 			[]string{RunFilter, "dl.*.*.*", "dead.>", "ctl.*"},
 			// One executor asks another, on ctl, whether it still holds a run.
 			[]string{inbox(UserExecutor)},
-			readLog(), writePayloads(), useKV(BucketLeases), []string{"$KV." + BucketLeases + ".>"},
+			readLog(), writePayloads(), writeObjects(BucketWorkspaces), useKV(BucketLeases), []string{"$KV." + BucketLeases + ".>"},
 			// An engine's durable has the engine's name, which is no token to list here.
 			durable(StreamJobs, "*", "job.*.any"), durable(StreamJobs, "*", "job.*.on.*"),
 			// The text of blocks whose sandbox was lost.
@@ -163,10 +163,16 @@ func reactors() []string {
 func useKV(bucket string) []string { return watched("KV_" + bucket) }
 
 // readPayloads is fetching objects, for which the client makes consumers of its own.
-func readPayloads() []string { return watched("OBJ_" + BucketPayloads) }
+func readPayloads() []string { return readObjects(BucketPayloads) }
 
 // writePayloads adds chunks and their description, but cannot delete or purge any.
-func writePayloads() []string { return append(readPayloads(), "$O."+BucketPayloads+".>") }
+func writePayloads() []string { return writeObjects(BucketPayloads) }
+
+// readObjects is fetching objects of a bucket.
+func readObjects(bucket string) []string { return watched("OBJ_" + bucket) }
+
+// writeObjects adds to readObjects what putting one needs.
+func writeObjects(bucket string) []string { return append(readObjects(bucket), "$O."+bucket+".>") }
 
 // watched is reading a bucket's stream by get and by push consumers, with their flow control.
 func watched(stream string) []string {

@@ -12,14 +12,6 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// keeper is a provider that keeps something of a session beyond its sandboxes.
-type keeper interface {
-	// Kept lists whose workspaces there are.
-	Kept(ctx context.Context) ([]sandbox.Labels, error)
-	// Wipe removes a workspace; one that is gone is no error.
-	Wipe(ctx context.Context, l sandbox.Labels) error
-}
-
 // Sweeps sweeps at once and then regularly until ctx ends.
 func (h *Holder) Sweeps(ctx context.Context, every time.Duration) {
 	tick := time.NewTicker(every)
@@ -58,7 +50,7 @@ func (h *Holder) Sweep(ctx context.Context) error {
 			return err
 		}
 	}
-	k, ok := h.d.Sandbox.(keeper)
+	k, ok := h.d.Sandbox.(sandbox.Keeper)
 	if !ok {
 		return nil
 	}
@@ -97,7 +89,7 @@ func (h *Holder) giveUp(ctx context.Context, info sandbox.Info) error {
 	return h.first(ctx, &l, d)
 }
 
-func (h *Holder) sweepKept(ctx context.Context, k keeper) error {
+func (h *Holder) sweepKept(ctx context.Context, k sandbox.Keeper) error {
 	kept, err := k.Kept(ctx)
 	if err != nil {
 		return err

@@ -172,3 +172,23 @@ func (f files) List(ctx context.Context, dir string) ([]sandbox.File, error) {
 	slices.SortFunc(out, func(a, b sandbox.File) int { return strings.Compare(a.Path, b.Path) })
 	return out, nil
 }
+
+// Remove removes a file, or a folder with all below it.
+func (f files) Remove(_ context.Context, name string) error {
+	rel, err := relative(name)
+	if err != nil {
+		return err
+	}
+	if rel == "." {
+		return fmt.Errorf("path %q: %w", name, fs.ErrInvalid)
+	}
+	root, err := os.OpenRoot(f.dir)
+	if err != nil {
+		return fmt.Errorf("open workspace: %w", err)
+	}
+	defer root.Close() //nolint:errcheck // nothing was written through it
+	if _, err := root.Lstat(rel); err != nil {
+		return outcome(name, err)
+	}
+	return outcome(name, root.RemoveAll(rel))
+}
