@@ -18,7 +18,9 @@ func SuccessStatus(method string) int {
 	case Sessions_CreateSession_FullMethodName, Keys_CreateKey_FullMethodName:
 		return http.StatusCreated
 	case Sessions_PostMessage_FullMethodName, Sessions_InterruptSession_FullMethodName,
-		Executions_StartExecution_FullMethodName, Executions_CancelExecution_FullMethodName:
+		Sessions_SyncSession_FullMethodName, Sessions_TerminateEnvironment_FullMethodName,
+		Executions_StartExecution_FullMethodName, Executions_CancelExecution_FullMethodName,
+		Executions_PauseExecution_FullMethodName, Executions_ResumeExecution_FullMethodName, Executions_TerminateExecution_FullMethodName:
 		return http.StatusAccepted
 	}
 	return http.StatusOK

@@ -86,8 +86,20 @@ type SessionOptions struct {
 	TurnLimitMs uint32 `protobuf:"varint,3,opt,name=turn_limit_ms,json=turnLimitMs,proto3" json:"turn_limit_ms,omitempty"`
 	// Milliseconds that a session lives.
 	SessionLimitMs uint32 `protobuf:"varint,4,opt,name=session_limit_ms,json=sessionLimitMs,proto3" json:"session_limit_ms,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Milliseconds between snapshots of the workspace while a turn runs: 1000 to 86400000.
+	SyncIntervalMs uint32 `protobuf:"varint,5,opt,name=sync_interval_ms,json=syncIntervalMs,proto3" json:"sync_interval_ms,omitempty"`
+	// Milliseconds between health checks of the sandbox: 1000 to 86400000.
+	HealthIntervalMs uint32 `protobuf:"varint,6,opt,name=health_interval_ms,json=healthIntervalMs,proto3" json:"health_interval_ms,omitempty"`
+	// Milliseconds after which a sandbox is replaced, between two turns: 1000 to 86400000.
+	SandboxMaxAgeMs uint32 `protobuf:"varint,7,opt,name=sandbox_max_age_ms,json=sandboxMaxAgeMs,proto3" json:"sandbox_max_age_ms,omitempty"`
+	// Image of the sandbox, such as registry.example.com/agents:2; empty means the executor's.
+	Image string `protobuf:"bytes,8,opt,name=image,proto3" json:"image,omitempty"`
+	// The agent's program and its arguments. Required with architecture acp, refused with others.
+	Command []string `protobuf:"bytes,9,rep,name=command,proto3" json:"command,omitempty"`
+	// Hosts beside the models' that the sandbox may reach: host, host:port or *.host.
+	Egress        []string `protobuf:"bytes,10,rep,name=egress,proto3" json:"egress,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SessionOptions) Reset() {
@@ -148,11 +160,126 @@ func (x *SessionOptions) GetSessionLimitMs() uint32 {
 	return 0
 }
 
+func (x *SessionOptions) GetSyncIntervalMs() uint32 {
+	if x != nil {
+		return x.SyncIntervalMs
+	}
+	return 0
+}
+
+func (x *SessionOptions) GetHealthIntervalMs() uint32 {
+	if x != nil {
+		return x.HealthIntervalMs
+	}
+	return 0
+}
+
+func (x *SessionOptions) GetSandboxMaxAgeMs() uint32 {
+	if x != nil {
+		return x.SandboxMaxAgeMs
+	}
+	return 0
+}
+
+func (x *SessionOptions) GetImage() string {
+	if x != nil {
+		return x.Image
+	}
+	return ""
+}
+
+func (x *SessionOptions) GetCommand() []string {
+	if x != nil {
+		return x.Command
+	}
+	return nil
+}
+
+func (x *SessionOptions) GetEgress() []string {
+	if x != nil {
+		return x.Egress
+	}
+	return nil
+}
+
+// A file that is to be in the workspace before the agent begins. All files of a request come to 16 MiB at most; larger ones go by PUT.
+type WorkspaceFile struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Relative to the workspace, with slashes: up to 4096 bytes, no "..", no backslash.
+	Path string `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	// The content, if it is text.
+	Content *string `protobuf:"bytes,2,opt,name=content,proto3,oneof" json:"content,omitempty"`
+	// The content in base64, in place of content.
+	ContentBase64 *string `protobuf:"bytes,3,opt,name=content_base64,json=contentBase64,proto3,oneof" json:"content_base64,omitempty"`
+	// Permission bits as a number: 420 is 0644, 493 is 0755. 0 means 0644.
+	Mode          uint32 `protobuf:"varint,4,opt,name=mode,proto3" json:"mode,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WorkspaceFile) Reset() {
+	*x = WorkspaceFile{}
+	mi := &file_spool_v1_spool_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WorkspaceFile) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WorkspaceFile) ProtoMessage() {}
+
+func (x *WorkspaceFile) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WorkspaceFile.ProtoReflect.Descriptor instead.
+func (*WorkspaceFile) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *WorkspaceFile) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *WorkspaceFile) GetContent() string {
+	if x != nil && x.Content != nil {
+		return *x.Content
+	}
+	return ""
+}
+
+func (x *WorkspaceFile) GetContentBase64() string {
+	if x != nil && x.ContentBase64 != nil {
+		return *x.ContentBase64
+	}
+	return ""
+}
+
+func (x *WorkspaceFile) GetMode() uint32 {
+	if x != nil {
+		return x.Mode
+	}
+	return 0
+}
+
 type CreateSessionRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The agent's slug; empty means the built-in agent, default.
 	Agent string `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
-	// claude-code (alias claude-sdk) or spool; empty means the agent's.
+	// claude-code (alias claude-sdk), codex, opencode, acp or spool; empty means the agent's.
 	Architecture string `protobuf:"bytes,2,opt,name=architecture,proto3" json:"architecture,omitempty"`
 	// The sandbox provider; empty means the server's default.
 	Sandbox string `protobuf:"bytes,3,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
@@ -161,14 +288,16 @@ type CreateSessionRequest struct {
 	// Of the session.
 	SessionOptions *SessionOptions `protobuf:"bytes,5,opt,name=session_options,json=sessionOptions,proto3" json:"session_options,omitempty"`
 	// The application's own, up to 16 KiB, given back untouched.
-	Metadata      *Json `protobuf:"bytes,6,opt,name=metadata,proto3" json:"metadata,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Metadata *Json `protobuf:"bytes,6,opt,name=metadata,proto3" json:"metadata,omitempty"`
+	// Files of the workspace.
+	WorkspaceFiles []*WorkspaceFile `protobuf:"bytes,7,rep,name=workspace_files,json=workspaceFiles,proto3" json:"workspace_files,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *CreateSessionRequest) Reset() {
 	*x = CreateSessionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[2]
+	mi := &file_spool_v1_spool_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -180,7 +309,7 @@ func (x *CreateSessionRequest) String() string {
 func (*CreateSessionRequest) ProtoMessage() {}
 
 func (x *CreateSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[2]
+	mi := &file_spool_v1_spool_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -193,7 +322,7 @@ func (x *CreateSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSessionRequest.ProtoReflect.Descriptor instead.
 func (*CreateSessionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{2}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *CreateSessionRequest) GetAgent() string {
@@ -238,6 +367,13 @@ func (x *CreateSessionRequest) GetMetadata() *Json {
 	return nil
 }
 
+func (x *CreateSessionRequest) GetWorkspaceFiles() []*WorkspaceFile {
+	if x != nil {
+		return x.WorkspaceFiles
+	}
+	return nil
+}
+
 type CreateSessionResponse struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	SessionId string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
@@ -249,7 +385,7 @@ type CreateSessionResponse struct {
 
 func (x *CreateSessionResponse) Reset() {
 	*x = CreateSessionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[3]
+	mi := &file_spool_v1_spool_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -261,7 +397,7 @@ func (x *CreateSessionResponse) String() string {
 func (*CreateSessionResponse) ProtoMessage() {}
 
 func (x *CreateSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[3]
+	mi := &file_spool_v1_spool_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -274,7 +410,7 @@ func (x *CreateSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSessionResponse.ProtoReflect.Descriptor instead.
 func (*CreateSessionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{3}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *CreateSessionResponse) GetSessionId() string {
@@ -305,7 +441,7 @@ type ListSessionsRequest struct {
 
 func (x *ListSessionsRequest) Reset() {
 	*x = ListSessionsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[4]
+	mi := &file_spool_v1_spool_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -317,7 +453,7 @@ func (x *ListSessionsRequest) String() string {
 func (*ListSessionsRequest) ProtoMessage() {}
 
 func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[4]
+	mi := &file_spool_v1_spool_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -330,7 +466,7 @@ func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsRequest.ProtoReflect.Descriptor instead.
 func (*ListSessionsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{4}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ListSessionsRequest) GetPageSize() uint32 {
@@ -365,7 +501,7 @@ type ListSessionsResponse struct {
 
 func (x *ListSessionsResponse) Reset() {
 	*x = ListSessionsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[5]
+	mi := &file_spool_v1_spool_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -377,7 +513,7 @@ func (x *ListSessionsResponse) String() string {
 func (*ListSessionsResponse) ProtoMessage() {}
 
 func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[5]
+	mi := &file_spool_v1_spool_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -390,7 +526,7 @@ func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsResponse.ProtoReflect.Descriptor instead.
 func (*ListSessionsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{5}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ListSessionsResponse) GetSessions() []*Session {
@@ -418,7 +554,7 @@ type GetSessionRequest struct {
 
 func (x *GetSessionRequest) Reset() {
 	*x = GetSessionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[6]
+	mi := &file_spool_v1_spool_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -430,7 +566,7 @@ func (x *GetSessionRequest) String() string {
 func (*GetSessionRequest) ProtoMessage() {}
 
 func (x *GetSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[6]
+	mi := &file_spool_v1_spool_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -443,7 +579,7 @@ func (x *GetSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSessionRequest.ProtoReflect.Descriptor instead.
 func (*GetSessionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{6}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *GetSessionRequest) GetSessionId() string {
@@ -487,14 +623,24 @@ type Session struct {
 	// Executions so far.
 	Executions uint32 `protobuf:"varint,15,opt,name=executions,proto3" json:"executions,omitempty"`
 	// The idle timeout has passed since the last turn.
-	Idle          bool `protobuf:"varint,16,opt,name=idle,proto3" json:"idle,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Idle bool `protobuf:"varint,16,opt,name=idle,proto3" json:"idle,omitempty"`
+	// The present sandbox, or the last one; absent before the first.
+	CurrentSandbox *CurrentSandbox `protobuf:"bytes,17,opt,name=current_sandbox,json=currentSandbox,proto3" json:"current_sandbox,omitempty"`
+	// The last snapshot of the workspace; absent before the first.
+	Snapshot *string `protobuf:"bytes,18,opt,name=snapshot,proto3,oneof" json:"snapshot,omitempty"`
+	// When it was taken.
+	SnapshotAt *timestamppb.Timestamp `protobuf:"bytes,19,opt,name=snapshot_at,json=snapshotAt,proto3" json:"snapshot_at,omitempty"`
+	// Files in it.
+	WorkspaceFiles uint32 `protobuf:"varint,20,opt,name=workspace_files,json=workspaceFiles,proto3" json:"workspace_files,omitempty"`
+	// Bytes of all its files: a whole number.
+	WorkspaceBytes float64 `protobuf:"fixed64,21,opt,name=workspace_bytes,json=workspaceBytes,proto3" json:"workspace_bytes,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Session) Reset() {
 	*x = Session{}
-	mi := &file_spool_v1_spool_proto_msgTypes[7]
+	mi := &file_spool_v1_spool_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -506,7 +652,7 @@ func (x *Session) String() string {
 func (*Session) ProtoMessage() {}
 
 func (x *Session) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[7]
+	mi := &file_spool_v1_spool_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -519,7 +665,7 @@ func (x *Session) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Session.ProtoReflect.Descriptor instead.
 func (*Session) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{7}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Session) GetSessionId() string {
@@ -634,19 +780,185 @@ func (x *Session) GetIdle() bool {
 	return false
 }
 
+func (x *Session) GetCurrentSandbox() *CurrentSandbox {
+	if x != nil {
+		return x.CurrentSandbox
+	}
+	return nil
+}
+
+func (x *Session) GetSnapshot() string {
+	if x != nil && x.Snapshot != nil {
+		return *x.Snapshot
+	}
+	return ""
+}
+
+func (x *Session) GetSnapshotAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.SnapshotAt
+	}
+	return nil
+}
+
+func (x *Session) GetWorkspaceFiles() uint32 {
+	if x != nil {
+		return x.WorkspaceFiles
+	}
+	return 0
+}
+
+func (x *Session) GetWorkspaceBytes() float64 {
+	if x != nil {
+		return x.WorkspaceBytes
+	}
+	return 0
+}
+
+type CurrentSandbox struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	// creating, ready, paused, replaced, terminated or failed.
+	State string `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`
+	// healthy or unhealthy; absent before the first check.
+	Health *string `protobuf:"bytes,3,opt,name=health,proto3,oneof" json:"health,omitempty"`
+	// Of health that is not good, or of the sandbox's end.
+	Reason    *string                `protobuf:"bytes,4,opt,name=reason,proto3,oneof" json:"reason,omitempty"`
+	Provider  string                 `protobuf:"bytes,5,opt,name=provider,proto3" json:"provider,omitempty"`
+	Engine    string                 `protobuf:"bytes,6,opt,name=engine,proto3" json:"engine,omitempty"`
+	Image     *string                `protobuf:"bytes,7,opt,name=image,proto3,oneof" json:"image,omitempty"`
+	CreatedAt *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	EndedAt   *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
+	// Of the agent's processes, at the last check: a whole number.
+	MemoryBytes float64 `protobuf:"fixed64,10,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
+	// Of the workspace and the agent's records, at the last check: a whole number.
+	DiskBytes     float64 `protobuf:"fixed64,11,opt,name=disk_bytes,json=diskBytes,proto3" json:"disk_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CurrentSandbox) Reset() {
+	*x = CurrentSandbox{}
+	mi := &file_spool_v1_spool_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CurrentSandbox) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CurrentSandbox) ProtoMessage() {}
+
+func (x *CurrentSandbox) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CurrentSandbox.ProtoReflect.Descriptor instead.
+func (*CurrentSandbox) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *CurrentSandbox) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *CurrentSandbox) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *CurrentSandbox) GetHealth() string {
+	if x != nil && x.Health != nil {
+		return *x.Health
+	}
+	return ""
+}
+
+func (x *CurrentSandbox) GetReason() string {
+	if x != nil && x.Reason != nil {
+		return *x.Reason
+	}
+	return ""
+}
+
+func (x *CurrentSandbox) GetProvider() string {
+	if x != nil {
+		return x.Provider
+	}
+	return ""
+}
+
+func (x *CurrentSandbox) GetEngine() string {
+	if x != nil {
+		return x.Engine
+	}
+	return ""
+}
+
+func (x *CurrentSandbox) GetImage() string {
+	if x != nil && x.Image != nil {
+		return *x.Image
+	}
+	return ""
+}
+
+func (x *CurrentSandbox) GetCreatedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.CreatedAt
+	}
+	return nil
+}
+
+func (x *CurrentSandbox) GetEndedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.EndedAt
+	}
+	return nil
+}
+
+func (x *CurrentSandbox) GetMemoryBytes() float64 {
+	if x != nil {
+		return x.MemoryBytes
+	}
+	return 0
+}
+
+func (x *CurrentSandbox) GetDiskBytes() float64 {
+	if x != nil {
+		return x.DiskBytes
+	}
+	return 0
+}
+
 type UpdateSessionRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	SessionId string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
-	// A field that is 0 or "" stays as it is.
+	// A field that is 0, "" or an empty list stays as it is.
 	SessionOptions *SessionOptions `protobuf:"bytes,2,opt,name=session_options,json=sessionOptions,proto3" json:"session_options,omitempty"`
 	Metadata       *Json           `protobuf:"bytes,3,opt,name=metadata,proto3" json:"metadata,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Fields of sessionOptions that go back to the server's default, such as egress.
+	Clear         []string `protobuf:"bytes,4,rep,name=clear,proto3" json:"clear,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *UpdateSessionRequest) Reset() {
 	*x = UpdateSessionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[8]
+	mi := &file_spool_v1_spool_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -658,7 +970,7 @@ func (x *UpdateSessionRequest) String() string {
 func (*UpdateSessionRequest) ProtoMessage() {}
 
 func (x *UpdateSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[8]
+	mi := &file_spool_v1_spool_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -671,7 +983,7 @@ func (x *UpdateSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateSessionRequest.ProtoReflect.Descriptor instead.
 func (*UpdateSessionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{8}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *UpdateSessionRequest) GetSessionId() string {
@@ -695,6 +1007,13 @@ func (x *UpdateSessionRequest) GetMetadata() *Json {
 	return nil
 }
 
+func (x *UpdateSessionRequest) GetClear() []string {
+	if x != nil {
+		return x.Clear
+	}
+	return nil
+}
+
 type UpdateSessionResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	SessionId     string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
@@ -705,7 +1024,7 @@ type UpdateSessionResponse struct {
 
 func (x *UpdateSessionResponse) Reset() {
 	*x = UpdateSessionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[9]
+	mi := &file_spool_v1_spool_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -717,7 +1036,7 @@ func (x *UpdateSessionResponse) String() string {
 func (*UpdateSessionResponse) ProtoMessage() {}
 
 func (x *UpdateSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[9]
+	mi := &file_spool_v1_spool_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -730,7 +1049,7 @@ func (x *UpdateSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateSessionResponse.ProtoReflect.Descriptor instead.
 func (*UpdateSessionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{9}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *UpdateSessionResponse) GetSessionId() string {
@@ -756,7 +1075,7 @@ type DeleteSessionRequest struct {
 
 func (x *DeleteSessionRequest) Reset() {
 	*x = DeleteSessionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[10]
+	mi := &file_spool_v1_spool_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -768,7 +1087,7 @@ func (x *DeleteSessionRequest) String() string {
 func (*DeleteSessionRequest) ProtoMessage() {}
 
 func (x *DeleteSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[10]
+	mi := &file_spool_v1_spool_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -781,7 +1100,7 @@ func (x *DeleteSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSessionRequest.ProtoReflect.Descriptor instead.
 func (*DeleteSessionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{10}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *DeleteSessionRequest) GetSessionId() string {
@@ -801,7 +1120,7 @@ type DeleteSessionResponse struct {
 
 func (x *DeleteSessionResponse) Reset() {
 	*x = DeleteSessionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[11]
+	mi := &file_spool_v1_spool_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -813,7 +1132,7 @@ func (x *DeleteSessionResponse) String() string {
 func (*DeleteSessionResponse) ProtoMessage() {}
 
 func (x *DeleteSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[11]
+	mi := &file_spool_v1_spool_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -826,7 +1145,7 @@ func (x *DeleteSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSessionResponse.ProtoReflect.Descriptor instead.
 func (*DeleteSessionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{11}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *DeleteSessionResponse) GetSessionId() string {
@@ -851,14 +1170,16 @@ type PostMessageRequest struct {
 	// In place of content: text and images, up to 1 MiB together.
 	Parts []*Part `protobuf:"bytes,3,rep,name=parts,proto3" json:"parts,omitempty"`
 	// The application's own, up to 16 KiB, given back untouched.
-	Metadata      *Json `protobuf:"bytes,4,opt,name=metadata,proto3" json:"metadata,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Metadata *Json `protobuf:"bytes,4,opt,name=metadata,proto3" json:"metadata,omitempty"`
+	// Files that are to be in the workspace before the agent sees the message.
+	WorkspaceFiles []*WorkspaceFile `protobuf:"bytes,5,rep,name=workspace_files,json=workspaceFiles,proto3" json:"workspace_files,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *PostMessageRequest) Reset() {
 	*x = PostMessageRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[12]
+	mi := &file_spool_v1_spool_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -870,7 +1191,7 @@ func (x *PostMessageRequest) String() string {
 func (*PostMessageRequest) ProtoMessage() {}
 
 func (x *PostMessageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[12]
+	mi := &file_spool_v1_spool_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -883,7 +1204,7 @@ func (x *PostMessageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PostMessageRequest.ProtoReflect.Descriptor instead.
 func (*PostMessageRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{12}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *PostMessageRequest) GetSessionId() string {
@@ -914,6 +1235,13 @@ func (x *PostMessageRequest) GetMetadata() *Json {
 	return nil
 }
 
+func (x *PostMessageRequest) GetWorkspaceFiles() []*WorkspaceFile {
+	if x != nil {
+		return x.WorkspaceFiles
+	}
+	return nil
+}
+
 // A piece of a message.
 type Part struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -930,7 +1258,7 @@ type Part struct {
 
 func (x *Part) Reset() {
 	*x = Part{}
-	mi := &file_spool_v1_spool_proto_msgTypes[13]
+	mi := &file_spool_v1_spool_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -942,7 +1270,7 @@ func (x *Part) String() string {
 func (*Part) ProtoMessage() {}
 
 func (x *Part) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[13]
+	mi := &file_spool_v1_spool_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -955,7 +1283,7 @@ func (x *Part) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Part.ProtoReflect.Descriptor instead.
 func (*Part) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{13}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Part) GetType() string {
@@ -997,7 +1325,7 @@ type PostMessageResponse struct {
 
 func (x *PostMessageResponse) Reset() {
 	*x = PostMessageResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[14]
+	mi := &file_spool_v1_spool_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1009,7 +1337,7 @@ func (x *PostMessageResponse) String() string {
 func (*PostMessageResponse) ProtoMessage() {}
 
 func (x *PostMessageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[14]
+	mi := &file_spool_v1_spool_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1022,7 +1350,7 @@ func (x *PostMessageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PostMessageResponse.ProtoReflect.Descriptor instead.
 func (*PostMessageResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{14}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *PostMessageResponse) GetSessionId() string {
@@ -1055,7 +1383,7 @@ type InterruptSessionRequest struct {
 
 func (x *InterruptSessionRequest) Reset() {
 	*x = InterruptSessionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[15]
+	mi := &file_spool_v1_spool_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1067,7 +1395,7 @@ func (x *InterruptSessionRequest) String() string {
 func (*InterruptSessionRequest) ProtoMessage() {}
 
 func (x *InterruptSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[15]
+	mi := &file_spool_v1_spool_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1080,7 +1408,7 @@ func (x *InterruptSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptSessionRequest.ProtoReflect.Descriptor instead.
 func (*InterruptSessionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{15}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *InterruptSessionRequest) GetSessionId() string {
@@ -1099,7 +1427,7 @@ type InterruptSessionResponse struct {
 
 func (x *InterruptSessionResponse) Reset() {
 	*x = InterruptSessionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[16]
+	mi := &file_spool_v1_spool_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1111,7 +1439,7 @@ func (x *InterruptSessionResponse) String() string {
 func (*InterruptSessionResponse) ProtoMessage() {}
 
 func (x *InterruptSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[16]
+	mi := &file_spool_v1_spool_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1124,10 +1452,186 @@ func (x *InterruptSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptSessionResponse.ProtoReflect.Descriptor instead.
 func (*InterruptSessionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{16}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *InterruptSessionResponse) GetPosition() string {
+	if x != nil {
+		return x.Position
+	}
+	return ""
+}
+
+type SyncSessionRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SessionId     string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SyncSessionRequest) Reset() {
+	*x = SyncSessionRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SyncSessionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SyncSessionRequest) ProtoMessage() {}
+
+func (x *SyncSessionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SyncSessionRequest.ProtoReflect.Descriptor instead.
+func (*SyncSessionRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *SyncSessionRequest) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+type SyncSessionResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Position      string                 `protobuf:"bytes,1,opt,name=position,proto3" json:"position,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SyncSessionResponse) Reset() {
+	*x = SyncSessionResponse{}
+	mi := &file_spool_v1_spool_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SyncSessionResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SyncSessionResponse) ProtoMessage() {}
+
+func (x *SyncSessionResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SyncSessionResponse.ProtoReflect.Descriptor instead.
+func (*SyncSessionResponse) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *SyncSessionResponse) GetPosition() string {
+	if x != nil {
+		return x.Position
+	}
+	return ""
+}
+
+type TerminateEnvironmentRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SessionId     string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TerminateEnvironmentRequest) Reset() {
+	*x = TerminateEnvironmentRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TerminateEnvironmentRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TerminateEnvironmentRequest) ProtoMessage() {}
+
+func (x *TerminateEnvironmentRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TerminateEnvironmentRequest.ProtoReflect.Descriptor instead.
+func (*TerminateEnvironmentRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *TerminateEnvironmentRequest) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+type TerminateEnvironmentResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Position      string                 `protobuf:"bytes,1,opt,name=position,proto3" json:"position,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TerminateEnvironmentResponse) Reset() {
+	*x = TerminateEnvironmentResponse{}
+	mi := &file_spool_v1_spool_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TerminateEnvironmentResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TerminateEnvironmentResponse) ProtoMessage() {}
+
+func (x *TerminateEnvironmentResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TerminateEnvironmentResponse.ProtoReflect.Descriptor instead.
+func (*TerminateEnvironmentResponse) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *TerminateEnvironmentResponse) GetPosition() string {
 	if x != nil {
 		return x.Position
 	}
@@ -1144,7 +1648,7 @@ type ListConversationsRequest struct {
 
 func (x *ListConversationsRequest) Reset() {
 	*x = ListConversationsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[17]
+	mi := &file_spool_v1_spool_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1156,7 +1660,7 @@ func (x *ListConversationsRequest) String() string {
 func (*ListConversationsRequest) ProtoMessage() {}
 
 func (x *ListConversationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[17]
+	mi := &file_spool_v1_spool_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1169,7 +1673,7 @@ func (x *ListConversationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConversationsRequest.ProtoReflect.Descriptor instead.
 func (*ListConversationsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{17}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ListConversationsRequest) GetSessionId() string {
@@ -1195,7 +1699,7 @@ type ListConversationsResponse struct {
 
 func (x *ListConversationsResponse) Reset() {
 	*x = ListConversationsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[18]
+	mi := &file_spool_v1_spool_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1207,7 +1711,7 @@ func (x *ListConversationsResponse) String() string {
 func (*ListConversationsResponse) ProtoMessage() {}
 
 func (x *ListConversationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[18]
+	mi := &file_spool_v1_spool_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1220,7 +1724,7 @@ func (x *ListConversationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConversationsResponse.ProtoReflect.Descriptor instead.
 func (*ListConversationsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{18}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ListConversationsResponse) GetConversations() []*Conversation {
@@ -1250,7 +1754,7 @@ type Conversation struct {
 
 func (x *Conversation) Reset() {
 	*x = Conversation{}
-	mi := &file_spool_v1_spool_proto_msgTypes[19]
+	mi := &file_spool_v1_spool_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1262,7 +1766,7 @@ func (x *Conversation) String() string {
 func (*Conversation) ProtoMessage() {}
 
 func (x *Conversation) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[19]
+	mi := &file_spool_v1_spool_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1275,7 +1779,7 @@ func (x *Conversation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Conversation.ProtoReflect.Descriptor instead.
 func (*Conversation) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{19}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Conversation) GetConversationId() string {
@@ -1358,15 +1862,17 @@ type StartExecutionRequest struct {
 	// Of the message; the session that is created gets the same.
 	Metadata *Json `protobuf:"bytes,6,opt,name=metadata,proto3" json:"metadata,omitempty"`
 	// Up to 1 MiB.
-	Content       string  `protobuf:"bytes,7,opt,name=content,proto3" json:"content,omitempty"`
-	Parts         []*Part `protobuf:"bytes,8,rep,name=parts,proto3" json:"parts,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Content string  `protobuf:"bytes,7,opt,name=content,proto3" json:"content,omitempty"`
+	Parts   []*Part `protobuf:"bytes,8,rep,name=parts,proto3" json:"parts,omitempty"`
+	// Files of the workspace.
+	WorkspaceFiles []*WorkspaceFile `protobuf:"bytes,9,rep,name=workspace_files,json=workspaceFiles,proto3" json:"workspace_files,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *StartExecutionRequest) Reset() {
 	*x = StartExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[20]
+	mi := &file_spool_v1_spool_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1378,7 +1884,7 @@ func (x *StartExecutionRequest) String() string {
 func (*StartExecutionRequest) ProtoMessage() {}
 
 func (x *StartExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[20]
+	mi := &file_spool_v1_spool_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1391,7 +1897,7 @@ func (x *StartExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartExecutionRequest.ProtoReflect.Descriptor instead.
 func (*StartExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{20}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *StartExecutionRequest) GetAgent() string {
@@ -1450,6 +1956,13 @@ func (x *StartExecutionRequest) GetParts() []*Part {
 	return nil
 }
 
+func (x *StartExecutionRequest) GetWorkspaceFiles() []*WorkspaceFile {
+	if x != nil {
+		return x.WorkspaceFiles
+	}
+	return nil
+}
+
 type StartExecutionResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	SessionId     string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
@@ -1461,7 +1974,7 @@ type StartExecutionResponse struct {
 
 func (x *StartExecutionResponse) Reset() {
 	*x = StartExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[21]
+	mi := &file_spool_v1_spool_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1473,7 +1986,7 @@ func (x *StartExecutionResponse) String() string {
 func (*StartExecutionResponse) ProtoMessage() {}
 
 func (x *StartExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[21]
+	mi := &file_spool_v1_spool_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1486,7 +1999,7 @@ func (x *StartExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartExecutionResponse.ProtoReflect.Descriptor instead.
 func (*StartExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{21}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *StartExecutionResponse) GetSessionId() string {
@@ -1515,7 +2028,7 @@ type ListExecutionsRequest struct {
 	// 1 to 200; 0 means 50.
 	PageSize  uint32 `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
 	PageToken string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
-	// queued, starting, running, completed, failed or cancelled; empty means all.
+	// queued, starting, running, paused, completed, failed or cancelled; empty means all.
 	Phase         string `protobuf:"bytes,3,opt,name=phase,proto3" json:"phase,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1523,7 +2036,7 @@ type ListExecutionsRequest struct {
 
 func (x *ListExecutionsRequest) Reset() {
 	*x = ListExecutionsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[22]
+	mi := &file_spool_v1_spool_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1535,7 +2048,7 @@ func (x *ListExecutionsRequest) String() string {
 func (*ListExecutionsRequest) ProtoMessage() {}
 
 func (x *ListExecutionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[22]
+	mi := &file_spool_v1_spool_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1548,7 +2061,7 @@ func (x *ListExecutionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExecutionsRequest.ProtoReflect.Descriptor instead.
 func (*ListExecutionsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{22}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ListExecutionsRequest) GetPageSize() uint32 {
@@ -1584,7 +2097,7 @@ type ListSessionExecutionsRequest struct {
 
 func (x *ListSessionExecutionsRequest) Reset() {
 	*x = ListSessionExecutionsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[23]
+	mi := &file_spool_v1_spool_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1596,7 +2109,7 @@ func (x *ListSessionExecutionsRequest) String() string {
 func (*ListSessionExecutionsRequest) ProtoMessage() {}
 
 func (x *ListSessionExecutionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[23]
+	mi := &file_spool_v1_spool_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1609,7 +2122,7 @@ func (x *ListSessionExecutionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionExecutionsRequest.ProtoReflect.Descriptor instead.
 func (*ListSessionExecutionsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{23}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ListSessionExecutionsRequest) GetSessionId() string {
@@ -1651,7 +2164,7 @@ type ListExecutionsResponse struct {
 
 func (x *ListExecutionsResponse) Reset() {
 	*x = ListExecutionsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[24]
+	mi := &file_spool_v1_spool_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1663,7 +2176,7 @@ func (x *ListExecutionsResponse) String() string {
 func (*ListExecutionsResponse) ProtoMessage() {}
 
 func (x *ListExecutionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[24]
+	mi := &file_spool_v1_spool_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1676,7 +2189,7 @@ func (x *ListExecutionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExecutionsResponse.ProtoReflect.Descriptor instead.
 func (*ListExecutionsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{24}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ListExecutionsResponse) GetExecutions() []*Execution {
@@ -1703,7 +2216,7 @@ type GetExecutionRequest struct {
 
 func (x *GetExecutionRequest) Reset() {
 	*x = GetExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[25]
+	mi := &file_spool_v1_spool_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1715,7 +2228,7 @@ func (x *GetExecutionRequest) String() string {
 func (*GetExecutionRequest) ProtoMessage() {}
 
 func (x *GetExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[25]
+	mi := &file_spool_v1_spool_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1728,7 +2241,7 @@ func (x *GetExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetExecutionRequest.ProtoReflect.Descriptor instead.
 func (*GetExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{25}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *GetExecutionRequest) GetExecutionId() string {
@@ -1749,7 +2262,7 @@ type Execution struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	ExecutionId string                 `protobuf:"bytes,1,opt,name=execution_id,json=executionId,proto3" json:"execution_id,omitempty"`
 	SessionId   string                 `protobuf:"bytes,2,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
-	// queued, starting, running, completed, failed or cancelled.
+	// queued, starting, running, paused, completed, failed or cancelled.
 	Phase string `protobuf:"bytes,3,opt,name=phase,proto3" json:"phase,omitempty"`
 	// Of a failure.
 	Code *string `protobuf:"bytes,4,opt,name=code,proto3,oneof" json:"code,omitempty"`
@@ -1774,14 +2287,18 @@ type Execution struct {
 	EndedAt      *timestamppb.Timestamp `protobuf:"bytes,17,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
 	DurationMs   uint32                 `protobuf:"varint,18,opt,name=duration_ms,json=durationMs,proto3" json:"duration_ms,omitempty"`
 	// Seq of its first event.
-	FirstSeq      uint32 `protobuf:"varint,19,opt,name=first_seq,json=firstSeq,proto3" json:"first_seq,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	FirstSeq uint32 `protobuf:"varint,19,opt,name=first_seq,json=firstSeq,proto3" json:"first_seq,omitempty"`
+	// What its requests to models took as the egress proxy metered them, by provider, model and day; empty where nothing was metered.
+	Metered []*MeteredUsage `protobuf:"bytes,20,rep,name=metered,proto3" json:"metered,omitempty"`
+	// The sum of their costs.
+	MeteredCostUsd float64 `protobuf:"fixed64,21,opt,name=metered_cost_usd,json=meteredCostUsd,proto3" json:"metered_cost_usd,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Execution) Reset() {
 	*x = Execution{}
-	mi := &file_spool_v1_spool_proto_msgTypes[26]
+	mi := &file_spool_v1_spool_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1793,7 +2310,7 @@ func (x *Execution) String() string {
 func (*Execution) ProtoMessage() {}
 
 func (x *Execution) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[26]
+	mi := &file_spool_v1_spool_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1806,7 +2323,7 @@ func (x *Execution) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Execution.ProtoReflect.Descriptor instead.
 func (*Execution) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{26}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Execution) GetExecutionId() string {
@@ -1942,6 +2459,143 @@ func (x *Execution) GetFirstSeq() uint32 {
 	return 0
 }
 
+func (x *Execution) GetMetered() []*MeteredUsage {
+	if x != nil {
+		return x.Metered
+	}
+	return nil
+}
+
+func (x *Execution) GetMeteredCostUsd() float64 {
+	if x != nil {
+		return x.MeteredCostUsd
+	}
+	return 0
+}
+
+// Requests to one model on one day (UTC).
+type MeteredUsage struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// anthropic, openai, nvidia, or the name of a custom host.
+	Provider string `protobuf:"bytes,1,opt,name=provider,proto3" json:"provider,omitempty"`
+	Model    string `protobuf:"bytes,2,opt,name=model,proto3" json:"model,omitempty"`
+	// Such as 2026-01-31.
+	Day      string `protobuf:"bytes,3,opt,name=day,proto3" json:"day,omitempty"`
+	Requests uint32 `protobuf:"varint,4,opt,name=requests,proto3" json:"requests,omitempty"`
+	// Requests that got no answer, or one with a status of 400 or more.
+	Failed  uint32  `protobuf:"varint,5,opt,name=failed,proto3" json:"failed,omitempty"`
+	Usage   *Usage  `protobuf:"bytes,6,opt,name=usage,proto3" json:"usage,omitempty"`
+	CostUsd float64 `protobuf:"fixed64,7,opt,name=cost_usd,json=costUsd,proto3" json:"cost_usd,omitempty"`
+	// Version of the price table; empty where it has no price for the model.
+	Prices string `protobuf:"bytes,8,opt,name=prices,proto3" json:"prices,omitempty"`
+	// From request to the first byte of the answer: the sum over all requests.
+	FirstByteMs uint32 `protobuf:"varint,9,opt,name=first_byte_ms,json=firstByteMs,proto3" json:"first_byte_ms,omitempty"`
+	// From request to the last byte: the sum over all requests.
+	DurationMs    uint32 `protobuf:"varint,10,opt,name=duration_ms,json=durationMs,proto3" json:"duration_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MeteredUsage) Reset() {
+	*x = MeteredUsage{}
+	mi := &file_spool_v1_spool_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MeteredUsage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MeteredUsage) ProtoMessage() {}
+
+func (x *MeteredUsage) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MeteredUsage.ProtoReflect.Descriptor instead.
+func (*MeteredUsage) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *MeteredUsage) GetProvider() string {
+	if x != nil {
+		return x.Provider
+	}
+	return ""
+}
+
+func (x *MeteredUsage) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
+func (x *MeteredUsage) GetDay() string {
+	if x != nil {
+		return x.Day
+	}
+	return ""
+}
+
+func (x *MeteredUsage) GetRequests() uint32 {
+	if x != nil {
+		return x.Requests
+	}
+	return 0
+}
+
+func (x *MeteredUsage) GetFailed() uint32 {
+	if x != nil {
+		return x.Failed
+	}
+	return 0
+}
+
+func (x *MeteredUsage) GetUsage() *Usage {
+	if x != nil {
+		return x.Usage
+	}
+	return nil
+}
+
+func (x *MeteredUsage) GetCostUsd() float64 {
+	if x != nil {
+		return x.CostUsd
+	}
+	return 0
+}
+
+func (x *MeteredUsage) GetPrices() string {
+	if x != nil {
+		return x.Prices
+	}
+	return ""
+}
+
+func (x *MeteredUsage) GetFirstByteMs() uint32 {
+	if x != nil {
+		return x.FirstByteMs
+	}
+	return 0
+}
+
+func (x *MeteredUsage) GetDurationMs() uint32 {
+	if x != nil {
+		return x.DurationMs
+	}
+	return 0
+}
+
 // What a model took, in tokens.
 type Usage struct {
 	state            protoimpl.MessageState `protogen:"open.v1"`
@@ -1955,7 +2609,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_spool_v1_spool_proto_msgTypes[27]
+	mi := &file_spool_v1_spool_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1967,7 +2621,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[27]
+	mi := &file_spool_v1_spool_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1980,7 +2634,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{27}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Usage) GetInputTokens() uint32 {
@@ -2020,7 +2674,7 @@ type CancelExecutionRequest struct {
 
 func (x *CancelExecutionRequest) Reset() {
 	*x = CancelExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[28]
+	mi := &file_spool_v1_spool_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2032,7 +2686,7 @@ func (x *CancelExecutionRequest) String() string {
 func (*CancelExecutionRequest) ProtoMessage() {}
 
 func (x *CancelExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[28]
+	mi := &file_spool_v1_spool_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2045,7 +2699,7 @@ func (x *CancelExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelExecutionRequest.ProtoReflect.Descriptor instead.
 func (*CancelExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{28}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *CancelExecutionRequest) GetExecutionId() string {
@@ -2064,7 +2718,7 @@ type CancelExecutionResponse struct {
 
 func (x *CancelExecutionResponse) Reset() {
 	*x = CancelExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[29]
+	mi := &file_spool_v1_spool_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2076,7 +2730,7 @@ func (x *CancelExecutionResponse) String() string {
 func (*CancelExecutionResponse) ProtoMessage() {}
 
 func (x *CancelExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[29]
+	mi := &file_spool_v1_spool_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2089,10 +2743,274 @@ func (x *CancelExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelExecutionResponse.ProtoReflect.Descriptor instead.
 func (*CancelExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{29}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *CancelExecutionResponse) GetPosition() string {
+	if x != nil {
+		return x.Position
+	}
+	return ""
+}
+
+type PauseExecutionRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ExecutionId   string                 `protobuf:"bytes,1,opt,name=execution_id,json=executionId,proto3" json:"execution_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PauseExecutionRequest) Reset() {
+	*x = PauseExecutionRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PauseExecutionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PauseExecutionRequest) ProtoMessage() {}
+
+func (x *PauseExecutionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PauseExecutionRequest.ProtoReflect.Descriptor instead.
+func (*PauseExecutionRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *PauseExecutionRequest) GetExecutionId() string {
+	if x != nil {
+		return x.ExecutionId
+	}
+	return ""
+}
+
+type PauseExecutionResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Position      string                 `protobuf:"bytes,1,opt,name=position,proto3" json:"position,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PauseExecutionResponse) Reset() {
+	*x = PauseExecutionResponse{}
+	mi := &file_spool_v1_spool_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PauseExecutionResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PauseExecutionResponse) ProtoMessage() {}
+
+func (x *PauseExecutionResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PauseExecutionResponse.ProtoReflect.Descriptor instead.
+func (*PauseExecutionResponse) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *PauseExecutionResponse) GetPosition() string {
+	if x != nil {
+		return x.Position
+	}
+	return ""
+}
+
+type ResumeExecutionRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ExecutionId   string                 `protobuf:"bytes,1,opt,name=execution_id,json=executionId,proto3" json:"execution_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResumeExecutionRequest) Reset() {
+	*x = ResumeExecutionRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResumeExecutionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResumeExecutionRequest) ProtoMessage() {}
+
+func (x *ResumeExecutionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResumeExecutionRequest.ProtoReflect.Descriptor instead.
+func (*ResumeExecutionRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *ResumeExecutionRequest) GetExecutionId() string {
+	if x != nil {
+		return x.ExecutionId
+	}
+	return ""
+}
+
+type ResumeExecutionResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Position      string                 `protobuf:"bytes,1,opt,name=position,proto3" json:"position,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResumeExecutionResponse) Reset() {
+	*x = ResumeExecutionResponse{}
+	mi := &file_spool_v1_spool_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResumeExecutionResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResumeExecutionResponse) ProtoMessage() {}
+
+func (x *ResumeExecutionResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResumeExecutionResponse.ProtoReflect.Descriptor instead.
+func (*ResumeExecutionResponse) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *ResumeExecutionResponse) GetPosition() string {
+	if x != nil {
+		return x.Position
+	}
+	return ""
+}
+
+type TerminateExecutionRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ExecutionId   string                 `protobuf:"bytes,1,opt,name=execution_id,json=executionId,proto3" json:"execution_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TerminateExecutionRequest) Reset() {
+	*x = TerminateExecutionRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TerminateExecutionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TerminateExecutionRequest) ProtoMessage() {}
+
+func (x *TerminateExecutionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TerminateExecutionRequest.ProtoReflect.Descriptor instead.
+func (*TerminateExecutionRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *TerminateExecutionRequest) GetExecutionId() string {
+	if x != nil {
+		return x.ExecutionId
+	}
+	return ""
+}
+
+type TerminateExecutionResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Position      string                 `protobuf:"bytes,1,opt,name=position,proto3" json:"position,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TerminateExecutionResponse) Reset() {
+	*x = TerminateExecutionResponse{}
+	mi := &file_spool_v1_spool_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TerminateExecutionResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TerminateExecutionResponse) ProtoMessage() {}
+
+func (x *TerminateExecutionResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TerminateExecutionResponse.ProtoReflect.Descriptor instead.
+func (*TerminateExecutionResponse) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *TerminateExecutionResponse) GetPosition() string {
 	if x != nil {
 		return x.Position
 	}
@@ -2115,7 +3033,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[30]
+	mi := &file_spool_v1_spool_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2127,7 +3045,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[30]
+	mi := &file_spool_v1_spool_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2140,7 +3058,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{30}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ListEventsRequest) GetSessionId() string {
@@ -2191,7 +3109,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[31]
+	mi := &file_spool_v1_spool_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2203,7 +3121,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[31]
+	mi := &file_spool_v1_spool_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2216,7 +3134,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{31}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ListEventsResponse) GetEvents() []*Event {
@@ -2263,7 +3181,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_spool_v1_spool_proto_msgTypes[32]
+	mi := &file_spool_v1_spool_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2275,7 +3193,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[32]
+	mi := &file_spool_v1_spool_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2288,7 +3206,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{32}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Event) GetSeq() uint32 {
@@ -2372,7 +3290,7 @@ type StreamEventsRequest struct {
 
 func (x *StreamEventsRequest) Reset() {
 	*x = StreamEventsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[33]
+	mi := &file_spool_v1_spool_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2384,7 +3302,7 @@ func (x *StreamEventsRequest) String() string {
 func (*StreamEventsRequest) ProtoMessage() {}
 
 func (x *StreamEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[33]
+	mi := &file_spool_v1_spool_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2397,7 +3315,7 @@ func (x *StreamEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamEventsRequest.ProtoReflect.Descriptor instead.
 func (*StreamEventsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{33}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *StreamEventsRequest) GetSessionId() string {
@@ -2427,7 +3345,7 @@ type StreamEventsResponse struct {
 
 func (x *StreamEventsResponse) Reset() {
 	*x = StreamEventsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[34]
+	mi := &file_spool_v1_spool_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2439,7 +3357,7 @@ func (x *StreamEventsResponse) String() string {
 func (*StreamEventsResponse) ProtoMessage() {}
 
 func (x *StreamEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[34]
+	mi := &file_spool_v1_spool_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2452,7 +3370,7 @@ func (x *StreamEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamEventsResponse.ProtoReflect.Descriptor instead.
 func (*StreamEventsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{34}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *StreamEventsResponse) GetMessage() isStreamEventsResponse_Message {
@@ -2508,7 +3426,7 @@ type Lag struct {
 
 func (x *Lag) Reset() {
 	*x = Lag{}
-	mi := &file_spool_v1_spool_proto_msgTypes[35]
+	mi := &file_spool_v1_spool_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2520,7 +3438,7 @@ func (x *Lag) String() string {
 func (*Lag) ProtoMessage() {}
 
 func (x *Lag) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[35]
+	mi := &file_spool_v1_spool_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2533,7 +3451,7 @@ func (x *Lag) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lag.ProtoReflect.Descriptor instead.
 func (*Lag) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{35}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Lag) GetLagging() bool {
@@ -2562,7 +3480,7 @@ type ListBlocksRequest struct {
 
 func (x *ListBlocksRequest) Reset() {
 	*x = ListBlocksRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[36]
+	mi := &file_spool_v1_spool_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2574,7 +3492,7 @@ func (x *ListBlocksRequest) String() string {
 func (*ListBlocksRequest) ProtoMessage() {}
 
 func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[36]
+	mi := &file_spool_v1_spool_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2587,7 +3505,7 @@ func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksRequest.ProtoReflect.Descriptor instead.
 func (*ListBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{36}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ListBlocksRequest) GetSessionId() string {
@@ -2622,7 +3540,7 @@ type ListBlocksResponse struct {
 
 func (x *ListBlocksResponse) Reset() {
 	*x = ListBlocksResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[37]
+	mi := &file_spool_v1_spool_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2634,7 +3552,7 @@ func (x *ListBlocksResponse) String() string {
 func (*ListBlocksResponse) ProtoMessage() {}
 
 func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[37]
+	mi := &file_spool_v1_spool_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2647,7 +3565,7 @@ func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksResponse.ProtoReflect.Descriptor instead.
 func (*ListBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{37}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ListBlocksResponse) GetBlocks() []*Block {
@@ -2717,7 +3635,7 @@ type Block struct {
 
 func (x *Block) Reset() {
 	*x = Block{}
-	mi := &file_spool_v1_spool_proto_msgTypes[38]
+	mi := &file_spool_v1_spool_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2729,7 +3647,7 @@ func (x *Block) String() string {
 func (*Block) ProtoMessage() {}
 
 func (x *Block) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[38]
+	mi := &file_spool_v1_spool_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2742,7 +3660,7 @@ func (x *Block) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Block.ProtoReflect.Descriptor instead.
 func (*Block) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{38}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *Block) GetId() string {
@@ -2925,7 +3843,7 @@ type TodoItem struct {
 
 func (x *TodoItem) Reset() {
 	*x = TodoItem{}
-	mi := &file_spool_v1_spool_proto_msgTypes[39]
+	mi := &file_spool_v1_spool_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2937,7 +3855,7 @@ func (x *TodoItem) String() string {
 func (*TodoItem) ProtoMessage() {}
 
 func (x *TodoItem) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[39]
+	mi := &file_spool_v1_spool_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2950,7 +3868,7 @@ func (x *TodoItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TodoItem.ProtoReflect.Descriptor instead.
 func (*TodoItem) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{39}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *TodoItem) GetContent() string {
@@ -2979,7 +3897,7 @@ type CreateKeyRequest struct {
 
 func (x *CreateKeyRequest) Reset() {
 	*x = CreateKeyRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[40]
+	mi := &file_spool_v1_spool_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2991,7 +3909,7 @@ func (x *CreateKeyRequest) String() string {
 func (*CreateKeyRequest) ProtoMessage() {}
 
 func (x *CreateKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[40]
+	mi := &file_spool_v1_spool_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3004,7 +3922,7 @@ func (x *CreateKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateKeyRequest.ProtoReflect.Descriptor instead.
 func (*CreateKeyRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{40}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *CreateKeyRequest) GetName() string {
@@ -3037,7 +3955,7 @@ type CreateKeyResponse struct {
 
 func (x *CreateKeyResponse) Reset() {
 	*x = CreateKeyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[41]
+	mi := &file_spool_v1_spool_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3049,7 +3967,7 @@ func (x *CreateKeyResponse) String() string {
 func (*CreateKeyResponse) ProtoMessage() {}
 
 func (x *CreateKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[41]
+	mi := &file_spool_v1_spool_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3062,7 +3980,7 @@ func (x *CreateKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateKeyResponse.ProtoReflect.Descriptor instead.
 func (*CreateKeyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{41}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *CreateKeyResponse) GetKeyId() string {
@@ -3117,7 +4035,7 @@ type ListKeysRequest struct {
 
 func (x *ListKeysRequest) Reset() {
 	*x = ListKeysRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[42]
+	mi := &file_spool_v1_spool_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3129,7 +4047,7 @@ func (x *ListKeysRequest) String() string {
 func (*ListKeysRequest) ProtoMessage() {}
 
 func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[42]
+	mi := &file_spool_v1_spool_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3142,7 +4060,7 @@ func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysRequest.ProtoReflect.Descriptor instead.
 func (*ListKeysRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{42}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ListKeysRequest) GetTenant() string {
@@ -3161,7 +4079,7 @@ type ListKeysResponse struct {
 
 func (x *ListKeysResponse) Reset() {
 	*x = ListKeysResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[43]
+	mi := &file_spool_v1_spool_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3173,7 +4091,7 @@ func (x *ListKeysResponse) String() string {
 func (*ListKeysResponse) ProtoMessage() {}
 
 func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[43]
+	mi := &file_spool_v1_spool_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3186,7 +4104,7 @@ func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysResponse.ProtoReflect.Descriptor instead.
 func (*ListKeysResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{43}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ListKeysResponse) GetKeys() []*Key {
@@ -3210,7 +4128,7 @@ type Key struct {
 
 func (x *Key) Reset() {
 	*x = Key{}
-	mi := &file_spool_v1_spool_proto_msgTypes[44]
+	mi := &file_spool_v1_spool_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3222,7 +4140,7 @@ func (x *Key) String() string {
 func (*Key) ProtoMessage() {}
 
 func (x *Key) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[44]
+	mi := &file_spool_v1_spool_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3235,7 +4153,7 @@ func (x *Key) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Key.ProtoReflect.Descriptor instead.
 func (*Key) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{44}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *Key) GetKeyId() string {
@@ -3284,7 +4202,7 @@ type RevokeKeyRequest struct {
 
 func (x *RevokeKeyRequest) Reset() {
 	*x = RevokeKeyRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[45]
+	mi := &file_spool_v1_spool_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3296,7 +4214,7 @@ func (x *RevokeKeyRequest) String() string {
 func (*RevokeKeyRequest) ProtoMessage() {}
 
 func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[45]
+	mi := &file_spool_v1_spool_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3309,7 +4227,7 @@ func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeKeyRequest.ProtoReflect.Descriptor instead.
 func (*RevokeKeyRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{45}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *RevokeKeyRequest) GetKeyId() string {
@@ -3336,7 +4254,7 @@ type RevokeKeyResponse struct {
 
 func (x *RevokeKeyResponse) Reset() {
 	*x = RevokeKeyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[46]
+	mi := &file_spool_v1_spool_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3348,7 +4266,7 @@ func (x *RevokeKeyResponse) String() string {
 func (*RevokeKeyResponse) ProtoMessage() {}
 
 func (x *RevokeKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[46]
+	mi := &file_spool_v1_spool_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3361,7 +4279,7 @@ func (x *RevokeKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeKeyResponse.ProtoReflect.Descriptor instead.
 func (*RevokeKeyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{46}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *RevokeKeyResponse) GetKeyId() string {
@@ -3384,19 +4302,35 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\n" +
 	"\x14spool/v1/spool.proto\x12\bspool.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x1a\n" +
 	"\x04Json\x12\x12\n" +
-	"\x04text\x18\x01 \x01(\tR\x04text\"\x9c\x01\n" +
+	"\x04text\x18\x01 \x01(\tR\x04text\"\xe9\x02\n" +
 	"\x0eSessionOptions\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12&\n" +
 	"\x0fidle_timeout_ms\x18\x02 \x01(\rR\ridleTimeoutMs\x12\"\n" +
 	"\rturn_limit_ms\x18\x03 \x01(\rR\vturnLimitMs\x12(\n" +
-	"\x10session_limit_ms\x18\x04 \x01(\rR\x0esessionLimitMs\"\xef\x01\n" +
+	"\x10session_limit_ms\x18\x04 \x01(\rR\x0esessionLimitMs\x12(\n" +
+	"\x10sync_interval_ms\x18\x05 \x01(\rR\x0esyncIntervalMs\x12,\n" +
+	"\x12health_interval_ms\x18\x06 \x01(\rR\x10healthIntervalMs\x12+\n" +
+	"\x12sandbox_max_age_ms\x18\a \x01(\rR\x0fsandboxMaxAgeMs\x12\x14\n" +
+	"\x05image\x18\b \x01(\tR\x05image\x12\x18\n" +
+	"\acommand\x18\t \x03(\tR\acommand\x12\x16\n" +
+	"\x06egress\x18\n" +
+	" \x03(\tR\x06egress\"\xa1\x01\n" +
+	"\rWorkspaceFile\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x1d\n" +
+	"\acontent\x18\x02 \x01(\tH\x00R\acontent\x88\x01\x01\x12*\n" +
+	"\x0econtent_base64\x18\x03 \x01(\tH\x01R\rcontentBase64\x88\x01\x01\x12\x12\n" +
+	"\x04mode\x18\x04 \x01(\rR\x04modeB\n" +
+	"\n" +
+	"\b_contentB\x11\n" +
+	"\x0f_content_base64\"\xb1\x02\n" +
 	"\x14CreateSessionRequest\x12\x14\n" +
 	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\"\n" +
 	"\farchitecture\x18\x02 \x01(\tR\farchitecture\x12\x18\n" +
 	"\asandbox\x18\x03 \x01(\tR\asandbox\x12\x14\n" +
 	"\x05model\x18\x04 \x01(\tR\x05model\x12A\n" +
 	"\x0fsession_options\x18\x05 \x01(\v2\x18.spool.v1.SessionOptionsR\x0esessionOptions\x12*\n" +
-	"\bmetadata\x18\x06 \x01(\v2\x0e.spool.v1.JsonR\bmetadata\"R\n" +
+	"\bmetadata\x18\x06 \x01(\v2\x0e.spool.v1.JsonR\bmetadata\x12@\n" +
+	"\x0fworkspace_files\x18\a \x03(\v2\x17.spool.v1.WorkspaceFileR\x0eworkspaceFiles\"R\n" +
 	"\x15CreateSessionResponse\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x1a\n" +
@@ -3412,7 +4346,7 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x11GetSessionRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12!\n" +
-	"\fmin_position\x18\x02 \x01(\tR\vminPosition\"\xe5\x04\n" +
+	"\fmin_position\x18\x02 \x01(\tR\vminPosition\"\xe5\x06\n" +
 	"\aSession\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x16\n" +
@@ -3435,13 +4369,40 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\n" +
 	"executions\x18\x0f \x01(\rR\n" +
 	"executions\x12\x12\n" +
-	"\x04idle\x18\x10 \x01(\bR\x04idleB\x16\n" +
-	"\x14_active_execution_id\"\xa4\x01\n" +
+	"\x04idle\x18\x10 \x01(\bR\x04idle\x12A\n" +
+	"\x0fcurrent_sandbox\x18\x11 \x01(\v2\x18.spool.v1.CurrentSandboxR\x0ecurrentSandbox\x12\x1f\n" +
+	"\bsnapshot\x18\x12 \x01(\tH\x01R\bsnapshot\x88\x01\x01\x12;\n" +
+	"\vsnapshot_at\x18\x13 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"snapshotAt\x12'\n" +
+	"\x0fworkspace_files\x18\x14 \x01(\rR\x0eworkspaceFiles\x12'\n" +
+	"\x0fworkspace_bytes\x18\x15 \x01(\x01R\x0eworkspaceBytesB\x16\n" +
+	"\x14_active_execution_idB\v\n" +
+	"\t_snapshot\"\xa2\x03\n" +
+	"\x0eCurrentSandbox\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x14\n" +
+	"\x05state\x18\x02 \x01(\tR\x05state\x12\x1b\n" +
+	"\x06health\x18\x03 \x01(\tH\x00R\x06health\x88\x01\x01\x12\x1b\n" +
+	"\x06reason\x18\x04 \x01(\tH\x01R\x06reason\x88\x01\x01\x12\x1a\n" +
+	"\bprovider\x18\x05 \x01(\tR\bprovider\x12\x16\n" +
+	"\x06engine\x18\x06 \x01(\tR\x06engine\x12\x19\n" +
+	"\x05image\x18\a \x01(\tH\x02R\x05image\x88\x01\x01\x129\n" +
+	"\n" +
+	"created_at\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\x125\n" +
+	"\bended_at\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\aendedAt\x12!\n" +
+	"\fmemory_bytes\x18\n" +
+	" \x01(\x01R\vmemoryBytes\x12\x1d\n" +
+	"\n" +
+	"disk_bytes\x18\v \x01(\x01R\tdiskBytesB\t\n" +
+	"\a_healthB\t\n" +
+	"\a_reasonB\b\n" +
+	"\x06_image\"\xba\x01\n" +
 	"\x14UpdateSessionRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12A\n" +
 	"\x0fsession_options\x18\x02 \x01(\v2\x18.spool.v1.SessionOptionsR\x0esessionOptions\x12*\n" +
-	"\bmetadata\x18\x03 \x01(\v2\x0e.spool.v1.JsonR\bmetadata\"R\n" +
+	"\bmetadata\x18\x03 \x01(\v2\x0e.spool.v1.JsonR\bmetadata\x12\x14\n" +
+	"\x05clear\x18\x04 \x03(\tR\x05clear\"R\n" +
 	"\x15UpdateSessionResponse\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x1a\n" +
@@ -3452,13 +4413,14 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x15DeleteSessionResponse\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x1a\n" +
-	"\bposition\x18\x02 \x01(\tR\bposition\"\x9f\x01\n" +
+	"\bposition\x18\x02 \x01(\tR\bposition\"\xe1\x01\n" +
 	"\x12PostMessageRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x18\n" +
 	"\acontent\x18\x02 \x01(\tR\acontent\x12$\n" +
 	"\x05parts\x18\x03 \x03(\v2\x0e.spool.v1.PartR\x05parts\x12*\n" +
-	"\bmetadata\x18\x04 \x01(\v2\x0e.spool.v1.JsonR\bmetadata\"\x91\x01\n" +
+	"\bmetadata\x18\x04 \x01(\v2\x0e.spool.v1.JsonR\bmetadata\x12@\n" +
+	"\x0fworkspace_files\x18\x05 \x03(\v2\x17.spool.v1.WorkspaceFileR\x0eworkspaceFiles\"\x91\x01\n" +
 	"\x04Part\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x12\x17\n" +
 	"\x04text\x18\x02 \x01(\tH\x00R\x04text\x88\x01\x01\x12\"\n" +
@@ -3477,6 +4439,16 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\"6\n" +
 	"\x18InterruptSessionResponse\x12\x1a\n" +
+	"\bposition\x18\x01 \x01(\tR\bposition\"3\n" +
+	"\x12SyncSessionRequest\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x01 \x01(\tR\tsessionId\"1\n" +
+	"\x13SyncSessionResponse\x12\x1a\n" +
+	"\bposition\x18\x01 \x01(\tR\bposition\"<\n" +
+	"\x1bTerminateEnvironmentRequest\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x01 \x01(\tR\tsessionId\":\n" +
+	"\x1cTerminateEnvironmentResponse\x12\x1a\n" +
 	"\bposition\x18\x01 \x01(\tR\bposition\"\\\n" +
 	"\x18ListConversationsRequest\x12\x1d\n" +
 	"\n" +
@@ -3503,7 +4475,7 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\r_execution_idB\x0e\n" +
 	"\f_subagent_idB\x0e\n" +
 	"\f_tool_use_idB\a\n" +
-	"\x05_name\"\xb0\x02\n" +
+	"\x05_name\"\xf2\x02\n" +
 	"\x15StartExecutionRequest\x12\x14\n" +
 	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\"\n" +
 	"\farchitecture\x18\x02 \x01(\tR\farchitecture\x12\x18\n" +
@@ -3512,7 +4484,8 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x0fsession_options\x18\x05 \x01(\v2\x18.spool.v1.SessionOptionsR\x0esessionOptions\x12*\n" +
 	"\bmetadata\x18\x06 \x01(\v2\x0e.spool.v1.JsonR\bmetadata\x12\x18\n" +
 	"\acontent\x18\a \x01(\tR\acontent\x12$\n" +
-	"\x05parts\x18\b \x03(\v2\x0e.spool.v1.PartR\x05parts\"v\n" +
+	"\x05parts\x18\b \x03(\v2\x0e.spool.v1.PartR\x05parts\x12@\n" +
+	"\x0fworkspace_files\x18\t \x03(\v2\x17.spool.v1.WorkspaceFileR\x0eworkspaceFiles\"v\n" +
 	"\x16StartExecutionResponse\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12!\n" +
@@ -3537,7 +4510,7 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"[\n" +
 	"\x13GetExecutionRequest\x12!\n" +
 	"\fexecution_id\x18\x01 \x01(\tR\vexecutionId\x12!\n" +
-	"\fmin_position\x18\x02 \x01(\tR\vminPosition\"\x85\x06\n" +
+	"\fmin_position\x18\x02 \x01(\tR\vminPosition\"\xe1\x06\n" +
 	"\tExecution\x12!\n" +
 	"\fexecution_id\x18\x01 \x01(\tR\vexecutionId\x12\x1d\n" +
 	"\n" +
@@ -3561,14 +4534,29 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\bended_at\x18\x11 \x01(\v2\x1a.google.protobuf.TimestampR\aendedAt\x12\x1f\n" +
 	"\vduration_ms\x18\x12 \x01(\rR\n" +
 	"durationMs\x12\x1b\n" +
-	"\tfirst_seq\x18\x13 \x01(\rR\bfirstSeqB\a\n" +
+	"\tfirst_seq\x18\x13 \x01(\rR\bfirstSeq\x120\n" +
+	"\ametered\x18\x14 \x03(\v2\x16.spool.v1.MeteredUsageR\ametered\x12(\n" +
+	"\x10metered_cost_usd\x18\x15 \x01(\x01R\x0emeteredCostUsdB\a\n" +
 	"\x05_codeB\n" +
 	"\n" +
 	"\b_messageB\t\n" +
 	"\a_reasonB\v\n" +
 	"\t_executorB\b\n" +
 	"\x06_modelB\t\n" +
-	"\a_result\"\xa9\x01\n" +
+	"\a_result\"\xa5\x02\n" +
+	"\fMeteredUsage\x12\x1a\n" +
+	"\bprovider\x18\x01 \x01(\tR\bprovider\x12\x14\n" +
+	"\x05model\x18\x02 \x01(\tR\x05model\x12\x10\n" +
+	"\x03day\x18\x03 \x01(\tR\x03day\x12\x1a\n" +
+	"\brequests\x18\x04 \x01(\rR\brequests\x12\x16\n" +
+	"\x06failed\x18\x05 \x01(\rR\x06failed\x12%\n" +
+	"\x05usage\x18\x06 \x01(\v2\x0f.spool.v1.UsageR\x05usage\x12\x19\n" +
+	"\bcost_usd\x18\a \x01(\x01R\acostUsd\x12\x16\n" +
+	"\x06prices\x18\b \x01(\tR\x06prices\x12\"\n" +
+	"\rfirst_byte_ms\x18\t \x01(\rR\vfirstByteMs\x12\x1f\n" +
+	"\vduration_ms\x18\n" +
+	" \x01(\rR\n" +
+	"durationMs\"\xa9\x01\n" +
 	"\x05Usage\x12!\n" +
 	"\finput_tokens\x18\x01 \x01(\rR\vinputTokens\x12#\n" +
 	"\routput_tokens\x18\x02 \x01(\rR\foutputTokens\x12*\n" +
@@ -3577,6 +4565,18 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x16CancelExecutionRequest\x12!\n" +
 	"\fexecution_id\x18\x01 \x01(\tR\vexecutionId\"5\n" +
 	"\x17CancelExecutionResponse\x12\x1a\n" +
+	"\bposition\x18\x01 \x01(\tR\bposition\":\n" +
+	"\x15PauseExecutionRequest\x12!\n" +
+	"\fexecution_id\x18\x01 \x01(\tR\vexecutionId\"4\n" +
+	"\x16PauseExecutionResponse\x12\x1a\n" +
+	"\bposition\x18\x01 \x01(\tR\bposition\";\n" +
+	"\x16ResumeExecutionRequest\x12!\n" +
+	"\fexecution_id\x18\x01 \x01(\tR\vexecutionId\"5\n" +
+	"\x17ResumeExecutionResponse\x12\x1a\n" +
+	"\bposition\x18\x01 \x01(\tR\bposition\">\n" +
+	"\x19TerminateExecutionRequest\x12!\n" +
+	"\fexecution_id\x18\x01 \x01(\tR\vexecutionId\"8\n" +
+	"\x1aTerminateExecutionResponse\x12\x1a\n" +
 	"\bposition\x18\x01 \x01(\tR\bposition\"\x97\x01\n" +
 	"\x11ListEventsRequest\x12\x1d\n" +
 	"\n" +
@@ -3705,7 +4705,7 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x06tenant\x18\x02 \x01(\tR\x06tenant\"F\n" +
 	"\x11RevokeKeyResponse\x12\x15\n" +
 	"\x06key_id\x18\x01 \x01(\tR\x05keyId\x12\x1a\n" +
-	"\bposition\x18\x02 \x01(\tR\bposition2\xc7\a\n" +
+	"\bposition\x18\x02 \x01(\tR\bposition2\xe4\t\n" +
 	"\bSessions\x12j\n" +
 	"\rCreateSession\x12\x1e.spool.v1.CreateSessionRequest\x1a\x1f.spool.v1.CreateSessionResponse\"\x18\x82\xd3\xe4\x93\x02\x12:\x01*\"\r/api/sessions\x12d\n" +
 	"\fListSessions\x12\x1d.spool.v1.ListSessionsRequest\x1a\x1e.spool.v1.ListSessionsResponse\"\x15\x82\xd3\xe4\x93\x02\x0f\x12\r/api/sessions\x12`\n" +
@@ -3714,15 +4714,20 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\rUpdateSession\x12\x1e.spool.v1.UpdateSessionRequest\x1a\x1f.spool.v1.UpdateSessionResponse\"%\x82\xd3\xe4\x93\x02\x1f:\x01*2\x1a/api/sessions/{session_id}\x12t\n" +
 	"\rDeleteSession\x12\x1e.spool.v1.DeleteSessionRequest\x1a\x1f.spool.v1.DeleteSessionResponse\"\"\x82\xd3\xe4\x93\x02\x1c*\x1a/api/sessions/{session_id}\x12z\n" +
 	"\vPostMessage\x12\x1c.spool.v1.PostMessageRequest\x1a\x1d.spool.v1.PostMessageResponse\".\x82\xd3\xe4\x93\x02(:\x01*\"#/api/sessions/{session_id}/messages\x12\x8a\x01\n" +
-	"\x10InterruptSession\x12!.spool.v1.InterruptSessionRequest\x1a\".spool.v1.InterruptSessionResponse\"/\x82\xd3\xe4\x93\x02):\x01*\"$/api/sessions/{session_id}/interrupt\x12\x8e\x01\n" +
-	"\x11ListConversations\x12\".spool.v1.ListConversationsRequest\x1a#.spool.v1.ListConversationsResponse\"0\x82\xd3\xe4\x93\x02*\x12(/api/sessions/{session_id}/conversations2\xf5\x04\n" +
+	"\x10InterruptSession\x12!.spool.v1.InterruptSessionRequest\x1a\".spool.v1.InterruptSessionResponse\"/\x82\xd3\xe4\x93\x02):\x01*\"$/api/sessions/{session_id}/interrupt\x12v\n" +
+	"\vSyncSession\x12\x1c.spool.v1.SyncSessionRequest\x1a\x1d.spool.v1.SyncSessionResponse\"*\x82\xd3\xe4\x93\x02$:\x01*\"\x1f/api/sessions/{session_id}/sync\x12\xa2\x01\n" +
+	"\x14TerminateEnvironment\x12%.spool.v1.TerminateEnvironmentRequest\x1a&.spool.v1.TerminateEnvironmentResponse\";\x82\xd3\xe4\x93\x025:\x01*\"0/api/sessions/{session_id}/environment/terminate\x12\x8e\x01\n" +
+	"\x11ListConversations\x12\".spool.v1.ListConversationsRequest\x1a#.spool.v1.ListConversationsResponse\"0\x82\xd3\xe4\x93\x02*\x12(/api/sessions/{session_id}/conversations2\x9e\b\n" +
 	"\n" +
 	"Executions\x12o\n" +
 	"\x0eStartExecution\x12\x1f.spool.v1.StartExecutionRequest\x1a .spool.v1.StartExecutionResponse\"\x1a\x82\xd3\xe4\x93\x02\x14:\x01*\"\x0f/api/executions\x12l\n" +
 	"\x0eListExecutions\x12\x1f.spool.v1.ListExecutionsRequest\x1a .spool.v1.ListExecutionsResponse\"\x17\x82\xd3\xe4\x93\x02\x11\x12\x0f/api/executions\x12j\n" +
 	"\fGetExecution\x12\x1d.spool.v1.GetExecutionRequest\x1a\x13.spool.v1.Execution\"&\x82\xd3\xe4\x93\x02 \x12\x1e/api/executions/{execution_id}\x12\x90\x01\n" +
 	"\x15ListSessionExecutions\x12&.spool.v1.ListSessionExecutionsRequest\x1a .spool.v1.ListExecutionsResponse\"-\x82\xd3\xe4\x93\x02'\x12%/api/sessions/{session_id}/executions\x12\x88\x01\n" +
-	"\x0fCancelExecution\x12 .spool.v1.CancelExecutionRequest\x1a!.spool.v1.CancelExecutionResponse\"0\x82\xd3\xe4\x93\x02*:\x01*\"%/api/executions/{execution_id}/cancel2\xc1\x02\n" +
+	"\x0fCancelExecution\x12 .spool.v1.CancelExecutionRequest\x1a!.spool.v1.CancelExecutionResponse\"0\x82\xd3\xe4\x93\x02*:\x01*\"%/api/executions/{execution_id}/cancel\x12\x84\x01\n" +
+	"\x0ePauseExecution\x12\x1f.spool.v1.PauseExecutionRequest\x1a .spool.v1.PauseExecutionResponse\"/\x82\xd3\xe4\x93\x02):\x01*\"$/api/executions/{execution_id}/pause\x12\x88\x01\n" +
+	"\x0fResumeExecution\x12 .spool.v1.ResumeExecutionRequest\x1a!.spool.v1.ResumeExecutionResponse\"0\x82\xd3\xe4\x93\x02*:\x01*\"%/api/executions/{execution_id}/resume\x12\x94\x01\n" +
+	"\x12TerminateExecution\x12#.spool.v1.TerminateExecutionRequest\x1a$.spool.v1.TerminateExecutionResponse\"3\x82\xd3\xe4\x93\x02-:\x01*\"(/api/executions/{execution_id}/terminate2\xc1\x02\n" +
 	"\x06Events\x12r\n" +
 	"\n" +
 	"ListEvents\x12\x1b.spool.v1.ListEventsRequest\x1a\x1c.spool.v1.ListEventsResponse\")\x82\xd3\xe4\x93\x02#\x12!/api/sessions/{session_id}/events\x12O\n" +
@@ -3746,138 +4751,170 @@ func file_spool_v1_spool_proto_rawDescGZIP() []byte {
 	return file_spool_v1_spool_proto_rawDescData
 }
 
-var file_spool_v1_spool_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
+var file_spool_v1_spool_proto_msgTypes = make([]protoimpl.MessageInfo, 60)
 var file_spool_v1_spool_proto_goTypes = []any{
 	(*Json)(nil),                         // 0: spool.v1.Json
 	(*SessionOptions)(nil),               // 1: spool.v1.SessionOptions
-	(*CreateSessionRequest)(nil),         // 2: spool.v1.CreateSessionRequest
-	(*CreateSessionResponse)(nil),        // 3: spool.v1.CreateSessionResponse
-	(*ListSessionsRequest)(nil),          // 4: spool.v1.ListSessionsRequest
-	(*ListSessionsResponse)(nil),         // 5: spool.v1.ListSessionsResponse
-	(*GetSessionRequest)(nil),            // 6: spool.v1.GetSessionRequest
-	(*Session)(nil),                      // 7: spool.v1.Session
-	(*UpdateSessionRequest)(nil),         // 8: spool.v1.UpdateSessionRequest
-	(*UpdateSessionResponse)(nil),        // 9: spool.v1.UpdateSessionResponse
-	(*DeleteSessionRequest)(nil),         // 10: spool.v1.DeleteSessionRequest
-	(*DeleteSessionResponse)(nil),        // 11: spool.v1.DeleteSessionResponse
-	(*PostMessageRequest)(nil),           // 12: spool.v1.PostMessageRequest
-	(*Part)(nil),                         // 13: spool.v1.Part
-	(*PostMessageResponse)(nil),          // 14: spool.v1.PostMessageResponse
-	(*InterruptSessionRequest)(nil),      // 15: spool.v1.InterruptSessionRequest
-	(*InterruptSessionResponse)(nil),     // 16: spool.v1.InterruptSessionResponse
-	(*ListConversationsRequest)(nil),     // 17: spool.v1.ListConversationsRequest
-	(*ListConversationsResponse)(nil),    // 18: spool.v1.ListConversationsResponse
-	(*Conversation)(nil),                 // 19: spool.v1.Conversation
-	(*StartExecutionRequest)(nil),        // 20: spool.v1.StartExecutionRequest
-	(*StartExecutionResponse)(nil),       // 21: spool.v1.StartExecutionResponse
-	(*ListExecutionsRequest)(nil),        // 22: spool.v1.ListExecutionsRequest
-	(*ListSessionExecutionsRequest)(nil), // 23: spool.v1.ListSessionExecutionsRequest
-	(*ListExecutionsResponse)(nil),       // 24: spool.v1.ListExecutionsResponse
-	(*GetExecutionRequest)(nil),          // 25: spool.v1.GetExecutionRequest
-	(*Execution)(nil),                    // 26: spool.v1.Execution
-	(*Usage)(nil),                        // 27: spool.v1.Usage
-	(*CancelExecutionRequest)(nil),       // 28: spool.v1.CancelExecutionRequest
-	(*CancelExecutionResponse)(nil),      // 29: spool.v1.CancelExecutionResponse
-	(*ListEventsRequest)(nil),            // 30: spool.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),           // 31: spool.v1.ListEventsResponse
-	(*Event)(nil),                        // 32: spool.v1.Event
-	(*StreamEventsRequest)(nil),          // 33: spool.v1.StreamEventsRequest
-	(*StreamEventsResponse)(nil),         // 34: spool.v1.StreamEventsResponse
-	(*Lag)(nil),                          // 35: spool.v1.Lag
-	(*ListBlocksRequest)(nil),            // 36: spool.v1.ListBlocksRequest
-	(*ListBlocksResponse)(nil),           // 37: spool.v1.ListBlocksResponse
-	(*Block)(nil),                        // 38: spool.v1.Block
-	(*TodoItem)(nil),                     // 39: spool.v1.TodoItem
-	(*CreateKeyRequest)(nil),             // 40: spool.v1.CreateKeyRequest
-	(*CreateKeyResponse)(nil),            // 41: spool.v1.CreateKeyResponse
-	(*ListKeysRequest)(nil),              // 42: spool.v1.ListKeysRequest
-	(*ListKeysResponse)(nil),             // 43: spool.v1.ListKeysResponse
-	(*Key)(nil),                          // 44: spool.v1.Key
-	(*RevokeKeyRequest)(nil),             // 45: spool.v1.RevokeKeyRequest
-	(*RevokeKeyResponse)(nil),            // 46: spool.v1.RevokeKeyResponse
-	(*timestamppb.Timestamp)(nil),        // 47: google.protobuf.Timestamp
+	(*WorkspaceFile)(nil),                // 2: spool.v1.WorkspaceFile
+	(*CreateSessionRequest)(nil),         // 3: spool.v1.CreateSessionRequest
+	(*CreateSessionResponse)(nil),        // 4: spool.v1.CreateSessionResponse
+	(*ListSessionsRequest)(nil),          // 5: spool.v1.ListSessionsRequest
+	(*ListSessionsResponse)(nil),         // 6: spool.v1.ListSessionsResponse
+	(*GetSessionRequest)(nil),            // 7: spool.v1.GetSessionRequest
+	(*Session)(nil),                      // 8: spool.v1.Session
+	(*CurrentSandbox)(nil),               // 9: spool.v1.CurrentSandbox
+	(*UpdateSessionRequest)(nil),         // 10: spool.v1.UpdateSessionRequest
+	(*UpdateSessionResponse)(nil),        // 11: spool.v1.UpdateSessionResponse
+	(*DeleteSessionRequest)(nil),         // 12: spool.v1.DeleteSessionRequest
+	(*DeleteSessionResponse)(nil),        // 13: spool.v1.DeleteSessionResponse
+	(*PostMessageRequest)(nil),           // 14: spool.v1.PostMessageRequest
+	(*Part)(nil),                         // 15: spool.v1.Part
+	(*PostMessageResponse)(nil),          // 16: spool.v1.PostMessageResponse
+	(*InterruptSessionRequest)(nil),      // 17: spool.v1.InterruptSessionRequest
+	(*InterruptSessionResponse)(nil),     // 18: spool.v1.InterruptSessionResponse
+	(*SyncSessionRequest)(nil),           // 19: spool.v1.SyncSessionRequest
+	(*SyncSessionResponse)(nil),          // 20: spool.v1.SyncSessionResponse
+	(*TerminateEnvironmentRequest)(nil),  // 21: spool.v1.TerminateEnvironmentRequest
+	(*TerminateEnvironmentResponse)(nil), // 22: spool.v1.TerminateEnvironmentResponse
+	(*ListConversationsRequest)(nil),     // 23: spool.v1.ListConversationsRequest
+	(*ListConversationsResponse)(nil),    // 24: spool.v1.ListConversationsResponse
+	(*Conversation)(nil),                 // 25: spool.v1.Conversation
+	(*StartExecutionRequest)(nil),        // 26: spool.v1.StartExecutionRequest
+	(*StartExecutionResponse)(nil),       // 27: spool.v1.StartExecutionResponse
+	(*ListExecutionsRequest)(nil),        // 28: spool.v1.ListExecutionsRequest
+	(*ListSessionExecutionsRequest)(nil), // 29: spool.v1.ListSessionExecutionsRequest
+	(*ListExecutionsResponse)(nil),       // 30: spool.v1.ListExecutionsResponse
+	(*GetExecutionRequest)(nil),          // 31: spool.v1.GetExecutionRequest
+	(*Execution)(nil),                    // 32: spool.v1.Execution
+	(*MeteredUsage)(nil),                 // 33: spool.v1.MeteredUsage
+	(*Usage)(nil),                        // 34: spool.v1.Usage
+	(*CancelExecutionRequest)(nil),       // 35: spool.v1.CancelExecutionRequest
+	(*CancelExecutionResponse)(nil),      // 36: spool.v1.CancelExecutionResponse
+	(*PauseExecutionRequest)(nil),        // 37: spool.v1.PauseExecutionRequest
+	(*PauseExecutionResponse)(nil),       // 38: spool.v1.PauseExecutionResponse
+	(*ResumeExecutionRequest)(nil),       // 39: spool.v1.ResumeExecutionRequest
+	(*ResumeExecutionResponse)(nil),      // 40: spool.v1.ResumeExecutionResponse
+	(*TerminateExecutionRequest)(nil),    // 41: spool.v1.TerminateExecutionRequest
+	(*TerminateExecutionResponse)(nil),   // 42: spool.v1.TerminateExecutionResponse
+	(*ListEventsRequest)(nil),            // 43: spool.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),           // 44: spool.v1.ListEventsResponse
+	(*Event)(nil),                        // 45: spool.v1.Event
+	(*StreamEventsRequest)(nil),          // 46: spool.v1.StreamEventsRequest
+	(*StreamEventsResponse)(nil),         // 47: spool.v1.StreamEventsResponse
+	(*Lag)(nil),                          // 48: spool.v1.Lag
+	(*ListBlocksRequest)(nil),            // 49: spool.v1.ListBlocksRequest
+	(*ListBlocksResponse)(nil),           // 50: spool.v1.ListBlocksResponse
+	(*Block)(nil),                        // 51: spool.v1.Block
+	(*TodoItem)(nil),                     // 52: spool.v1.TodoItem
+	(*CreateKeyRequest)(nil),             // 53: spool.v1.CreateKeyRequest
+	(*CreateKeyResponse)(nil),            // 54: spool.v1.CreateKeyResponse
+	(*ListKeysRequest)(nil),              // 55: spool.v1.ListKeysRequest
+	(*ListKeysResponse)(nil),             // 56: spool.v1.ListKeysResponse
+	(*Key)(nil),                          // 57: spool.v1.Key
+	(*RevokeKeyRequest)(nil),             // 58: spool.v1.RevokeKeyRequest
+	(*RevokeKeyResponse)(nil),            // 59: spool.v1.RevokeKeyResponse
+	(*timestamppb.Timestamp)(nil),        // 60: google.protobuf.Timestamp
 }
 var file_spool_v1_spool_proto_depIdxs = []int32{
 	1,  // 0: spool.v1.CreateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
 	0,  // 1: spool.v1.CreateSessionRequest.metadata:type_name -> spool.v1.Json
-	7,  // 2: spool.v1.ListSessionsResponse.sessions:type_name -> spool.v1.Session
-	1,  // 3: spool.v1.Session.session_options:type_name -> spool.v1.SessionOptions
-	0,  // 4: spool.v1.Session.metadata:type_name -> spool.v1.Json
-	47, // 5: spool.v1.Session.created_at:type_name -> google.protobuf.Timestamp
-	47, // 6: spool.v1.Session.updated_at:type_name -> google.protobuf.Timestamp
-	1,  // 7: spool.v1.UpdateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
-	0,  // 8: spool.v1.UpdateSessionRequest.metadata:type_name -> spool.v1.Json
-	13, // 9: spool.v1.PostMessageRequest.parts:type_name -> spool.v1.Part
-	0,  // 10: spool.v1.PostMessageRequest.metadata:type_name -> spool.v1.Json
-	19, // 11: spool.v1.ListConversationsResponse.conversations:type_name -> spool.v1.Conversation
-	47, // 12: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
-	47, // 13: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
-	1,  // 14: spool.v1.StartExecutionRequest.session_options:type_name -> spool.v1.SessionOptions
-	0,  // 15: spool.v1.StartExecutionRequest.metadata:type_name -> spool.v1.Json
-	13, // 16: spool.v1.StartExecutionRequest.parts:type_name -> spool.v1.Part
-	26, // 17: spool.v1.ListExecutionsResponse.executions:type_name -> spool.v1.Execution
-	27, // 18: spool.v1.Execution.usage:type_name -> spool.v1.Usage
-	0,  // 19: spool.v1.Execution.metadata:type_name -> spool.v1.Json
-	47, // 20: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
-	47, // 21: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
-	47, // 22: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
-	47, // 23: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
-	32, // 24: spool.v1.ListEventsResponse.events:type_name -> spool.v1.Event
-	47, // 25: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
-	0,  // 26: spool.v1.Event.data:type_name -> spool.v1.Json
-	32, // 27: spool.v1.StreamEventsResponse.event:type_name -> spool.v1.Event
-	35, // 28: spool.v1.StreamEventsResponse.lag:type_name -> spool.v1.Lag
-	38, // 29: spool.v1.ListBlocksResponse.blocks:type_name -> spool.v1.Block
-	47, // 30: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
-	13, // 31: spool.v1.Block.parts:type_name -> spool.v1.Part
-	0,  // 32: spool.v1.Block.input:type_name -> spool.v1.Json
-	39, // 33: spool.v1.Block.todos:type_name -> spool.v1.TodoItem
-	44, // 34: spool.v1.ListKeysResponse.keys:type_name -> spool.v1.Key
-	47, // 35: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
-	47, // 36: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
-	2,  // 37: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
-	4,  // 38: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
-	6,  // 39: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
-	8,  // 40: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
-	10, // 41: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
-	12, // 42: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
-	15, // 43: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
-	17, // 44: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
-	20, // 45: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
-	22, // 46: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
-	25, // 47: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
-	23, // 48: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
-	28, // 49: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
-	30, // 50: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
-	33, // 51: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
-	36, // 52: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
-	40, // 53: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
-	42, // 54: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
-	45, // 55: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
-	3,  // 56: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
-	5,  // 57: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
-	7,  // 58: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
-	9,  // 59: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
-	11, // 60: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
-	14, // 61: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
-	16, // 62: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
-	18, // 63: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
-	21, // 64: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
-	24, // 65: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
-	26, // 66: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
-	24, // 67: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
-	29, // 68: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
-	31, // 69: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
-	34, // 70: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
-	37, // 71: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
-	41, // 72: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
-	43, // 73: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
-	46, // 74: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
-	56, // [56:75] is the sub-list for method output_type
-	37, // [37:56] is the sub-list for method input_type
-	37, // [37:37] is the sub-list for extension type_name
-	37, // [37:37] is the sub-list for extension extendee
-	0,  // [0:37] is the sub-list for field type_name
+	2,  // 2: spool.v1.CreateSessionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
+	8,  // 3: spool.v1.ListSessionsResponse.sessions:type_name -> spool.v1.Session
+	1,  // 4: spool.v1.Session.session_options:type_name -> spool.v1.SessionOptions
+	0,  // 5: spool.v1.Session.metadata:type_name -> spool.v1.Json
+	60, // 6: spool.v1.Session.created_at:type_name -> google.protobuf.Timestamp
+	60, // 7: spool.v1.Session.updated_at:type_name -> google.protobuf.Timestamp
+	9,  // 8: spool.v1.Session.current_sandbox:type_name -> spool.v1.CurrentSandbox
+	60, // 9: spool.v1.Session.snapshot_at:type_name -> google.protobuf.Timestamp
+	60, // 10: spool.v1.CurrentSandbox.created_at:type_name -> google.protobuf.Timestamp
+	60, // 11: spool.v1.CurrentSandbox.ended_at:type_name -> google.protobuf.Timestamp
+	1,  // 12: spool.v1.UpdateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
+	0,  // 13: spool.v1.UpdateSessionRequest.metadata:type_name -> spool.v1.Json
+	15, // 14: spool.v1.PostMessageRequest.parts:type_name -> spool.v1.Part
+	0,  // 15: spool.v1.PostMessageRequest.metadata:type_name -> spool.v1.Json
+	2,  // 16: spool.v1.PostMessageRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
+	25, // 17: spool.v1.ListConversationsResponse.conversations:type_name -> spool.v1.Conversation
+	60, // 18: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
+	60, // 19: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
+	1,  // 20: spool.v1.StartExecutionRequest.session_options:type_name -> spool.v1.SessionOptions
+	0,  // 21: spool.v1.StartExecutionRequest.metadata:type_name -> spool.v1.Json
+	15, // 22: spool.v1.StartExecutionRequest.parts:type_name -> spool.v1.Part
+	2,  // 23: spool.v1.StartExecutionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
+	32, // 24: spool.v1.ListExecutionsResponse.executions:type_name -> spool.v1.Execution
+	34, // 25: spool.v1.Execution.usage:type_name -> spool.v1.Usage
+	0,  // 26: spool.v1.Execution.metadata:type_name -> spool.v1.Json
+	60, // 27: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
+	60, // 28: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
+	60, // 29: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
+	60, // 30: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
+	33, // 31: spool.v1.Execution.metered:type_name -> spool.v1.MeteredUsage
+	34, // 32: spool.v1.MeteredUsage.usage:type_name -> spool.v1.Usage
+	45, // 33: spool.v1.ListEventsResponse.events:type_name -> spool.v1.Event
+	60, // 34: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
+	0,  // 35: spool.v1.Event.data:type_name -> spool.v1.Json
+	45, // 36: spool.v1.StreamEventsResponse.event:type_name -> spool.v1.Event
+	48, // 37: spool.v1.StreamEventsResponse.lag:type_name -> spool.v1.Lag
+	51, // 38: spool.v1.ListBlocksResponse.blocks:type_name -> spool.v1.Block
+	60, // 39: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
+	15, // 40: spool.v1.Block.parts:type_name -> spool.v1.Part
+	0,  // 41: spool.v1.Block.input:type_name -> spool.v1.Json
+	52, // 42: spool.v1.Block.todos:type_name -> spool.v1.TodoItem
+	57, // 43: spool.v1.ListKeysResponse.keys:type_name -> spool.v1.Key
+	60, // 44: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
+	60, // 45: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
+	3,  // 46: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
+	5,  // 47: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
+	7,  // 48: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
+	10, // 49: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
+	12, // 50: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
+	14, // 51: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
+	17, // 52: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
+	19, // 53: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
+	21, // 54: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
+	23, // 55: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
+	26, // 56: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
+	28, // 57: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
+	31, // 58: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
+	29, // 59: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
+	35, // 60: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
+	37, // 61: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
+	39, // 62: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
+	41, // 63: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
+	43, // 64: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
+	46, // 65: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
+	49, // 66: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
+	53, // 67: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
+	55, // 68: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
+	58, // 69: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
+	4,  // 70: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
+	6,  // 71: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
+	8,  // 72: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
+	11, // 73: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
+	13, // 74: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
+	16, // 75: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
+	18, // 76: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
+	20, // 77: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
+	22, // 78: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
+	24, // 79: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
+	27, // 80: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
+	30, // 81: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
+	32, // 82: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
+	30, // 83: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
+	36, // 84: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
+	38, // 85: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
+	40, // 86: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
+	42, // 87: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
+	44, // 88: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
+	47, // 89: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
+	50, // 90: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
+	54, // 91: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
+	56, // 92: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
+	59, // 93: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
+	70, // [70:94] is the sub-list for method output_type
+	46, // [46:70] is the sub-list for method input_type
+	46, // [46:46] is the sub-list for extension type_name
+	46, // [46:46] is the sub-list for extension extendee
+	0,  // [0:46] is the sub-list for field type_name
 }
 
 func init() { file_spool_v1_spool_proto_init() }
@@ -3885,23 +4922,25 @@ func file_spool_v1_spool_proto_init() {
 	if File_spool_v1_spool_proto != nil {
 		return
 	}
-	file_spool_v1_spool_proto_msgTypes[7].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[13].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[19].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[26].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[2].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[8].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[9].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[15].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[25].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[32].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[34].OneofWrappers = []any{
+	file_spool_v1_spool_proto_msgTypes[45].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[47].OneofWrappers = []any{
 		(*StreamEventsResponse_Event)(nil),
 		(*StreamEventsResponse_Lag)(nil),
 	}
-	file_spool_v1_spool_proto_msgTypes[38].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[51].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_spool_v1_spool_proto_rawDesc), len(file_spool_v1_spool_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   47,
+			NumMessages:   60,
 			NumExtensions: 0,
 			NumServices:   4,
 		},

@@ -25,14 +25,16 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Sessions_CreateSession_FullMethodName     = "/spool.v1.Sessions/CreateSession"
-	Sessions_ListSessions_FullMethodName      = "/spool.v1.Sessions/ListSessions"
-	Sessions_GetSession_FullMethodName        = "/spool.v1.Sessions/GetSession"
-	Sessions_UpdateSession_FullMethodName     = "/spool.v1.Sessions/UpdateSession"
-	Sessions_DeleteSession_FullMethodName     = "/spool.v1.Sessions/DeleteSession"
-	Sessions_PostMessage_FullMethodName       = "/spool.v1.Sessions/PostMessage"
-	Sessions_InterruptSession_FullMethodName  = "/spool.v1.Sessions/InterruptSession"
-	Sessions_ListConversations_FullMethodName = "/spool.v1.Sessions/ListConversations"
+	Sessions_CreateSession_FullMethodName        = "/spool.v1.Sessions/CreateSession"
+	Sessions_ListSessions_FullMethodName         = "/spool.v1.Sessions/ListSessions"
+	Sessions_GetSession_FullMethodName           = "/spool.v1.Sessions/GetSession"
+	Sessions_UpdateSession_FullMethodName        = "/spool.v1.Sessions/UpdateSession"
+	Sessions_DeleteSession_FullMethodName        = "/spool.v1.Sessions/DeleteSession"
+	Sessions_PostMessage_FullMethodName          = "/spool.v1.Sessions/PostMessage"
+	Sessions_InterruptSession_FullMethodName     = "/spool.v1.Sessions/InterruptSession"
+	Sessions_SyncSession_FullMethodName          = "/spool.v1.Sessions/SyncSession"
+	Sessions_TerminateEnvironment_FullMethodName = "/spool.v1.Sessions/TerminateEnvironment"
+	Sessions_ListConversations_FullMethodName    = "/spool.v1.Sessions/ListConversations"
 )
 
 // SessionsClient is the client API for Sessions service.
@@ -57,6 +59,10 @@ type SessionsClient interface {
 	PostMessage(ctx context.Context, in *PostMessageRequest, opts ...grpc.CallOption) (*PostMessageResponse, error)
 	// Asks the running turn to stop; the agent stays warm. Without one it changes nothing.
 	InterruptSession(ctx context.Context, in *InterruptSessionRequest, opts ...grpc.CallOption) (*InterruptSessionResponse, error)
+	// Asks for a snapshot of the workspace, now. It is there when a workspace_synced with a later position is.
+	SyncSession(ctx context.Context, in *SyncSessionRequest, opts ...grpc.CallOption) (*SyncSessionResponse, error)
+	// Ends the session's sandbox at once, and what runs in it. The session goes on: its next message gets another sandbox, with the workspace of the last snapshot.
+	TerminateEnvironment(ctx context.Context, in *TerminateEnvironmentRequest, opts ...grpc.CallOption) (*TerminateEnvironmentResponse, error)
 	// Lists the conversations of a session: the agent's own, main, and those of its sub-agents.
 	ListConversations(ctx context.Context, in *ListConversationsRequest, opts ...grpc.CallOption) (*ListConversationsResponse, error)
 }
@@ -139,6 +145,26 @@ func (c *sessionsClient) InterruptSession(ctx context.Context, in *InterruptSess
 	return out, nil
 }
 
+func (c *sessionsClient) SyncSession(ctx context.Context, in *SyncSessionRequest, opts ...grpc.CallOption) (*SyncSessionResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SyncSessionResponse)
+	err := c.cc.Invoke(ctx, Sessions_SyncSession_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *sessionsClient) TerminateEnvironment(ctx context.Context, in *TerminateEnvironmentRequest, opts ...grpc.CallOption) (*TerminateEnvironmentResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(TerminateEnvironmentResponse)
+	err := c.cc.Invoke(ctx, Sessions_TerminateEnvironment_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *sessionsClient) ListConversations(ctx context.Context, in *ListConversationsRequest, opts ...grpc.CallOption) (*ListConversationsResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListConversationsResponse)
@@ -171,6 +197,10 @@ type SessionsServer interface {
 	PostMessage(context.Context, *PostMessageRequest) (*PostMessageResponse, error)
 	// Asks the running turn to stop; the agent stays warm. Without one it changes nothing.
 	InterruptSession(context.Context, *InterruptSessionRequest) (*InterruptSessionResponse, error)
+	// Asks for a snapshot of the workspace, now. It is there when a workspace_synced with a later position is.
+	SyncSession(context.Context, *SyncSessionRequest) (*SyncSessionResponse, error)
+	// Ends the session's sandbox at once, and what runs in it. The session goes on: its next message gets another sandbox, with the workspace of the last snapshot.
+	TerminateEnvironment(context.Context, *TerminateEnvironmentRequest) (*TerminateEnvironmentResponse, error)
 	// Lists the conversations of a session: the agent's own, main, and those of its sub-agents.
 	ListConversations(context.Context, *ListConversationsRequest) (*ListConversationsResponse, error)
 	mustEmbedUnimplementedSessionsServer()
@@ -203,6 +233,12 @@ func (UnimplementedSessionsServer) PostMessage(context.Context, *PostMessageRequ
 }
 func (UnimplementedSessionsServer) InterruptSession(context.Context, *InterruptSessionRequest) (*InterruptSessionResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method InterruptSession not implemented")
+}
+func (UnimplementedSessionsServer) SyncSession(context.Context, *SyncSessionRequest) (*SyncSessionResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SyncSession not implemented")
+}
+func (UnimplementedSessionsServer) TerminateEnvironment(context.Context, *TerminateEnvironmentRequest) (*TerminateEnvironmentResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method TerminateEnvironment not implemented")
 }
 func (UnimplementedSessionsServer) ListConversations(context.Context, *ListConversationsRequest) (*ListConversationsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListConversations not implemented")
@@ -354,6 +390,42 @@ func _Sessions_InterruptSession_Handler(srv interface{}, ctx context.Context, de
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Sessions_SyncSession_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SyncSessionRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SessionsServer).SyncSession(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Sessions_SyncSession_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SessionsServer).SyncSession(ctx, req.(*SyncSessionRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Sessions_TerminateEnvironment_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(TerminateEnvironmentRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SessionsServer).TerminateEnvironment(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Sessions_TerminateEnvironment_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SessionsServer).TerminateEnvironment(ctx, req.(*TerminateEnvironmentRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Sessions_ListConversations_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ListConversationsRequest)
 	if err := dec(in); err != nil {
@@ -408,6 +480,14 @@ var Sessions_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Sessions_InterruptSession_Handler,
 		},
 		{
+			MethodName: "SyncSession",
+			Handler:    _Sessions_SyncSession_Handler,
+		},
+		{
+			MethodName: "TerminateEnvironment",
+			Handler:    _Sessions_TerminateEnvironment_Handler,
+		},
+		{
 			MethodName: "ListConversations",
 			Handler:    _Sessions_ListConversations_Handler,
 		},
@@ -422,6 +502,9 @@ const (
 	Executions_GetExecution_FullMethodName          = "/spool.v1.Executions/GetExecution"
 	Executions_ListSessionExecutions_FullMethodName = "/spool.v1.Executions/ListSessionExecutions"
 	Executions_CancelExecution_FullMethodName       = "/spool.v1.Executions/CancelExecution"
+	Executions_PauseExecution_FullMethodName        = "/spool.v1.Executions/PauseExecution"
+	Executions_ResumeExecution_FullMethodName       = "/spool.v1.Executions/ResumeExecution"
+	Executions_TerminateExecution_FullMethodName    = "/spool.v1.Executions/TerminateExecution"
 )
 
 // ExecutionsClient is the client API for Executions service.
@@ -441,6 +524,12 @@ type ExecutionsClient interface {
 	ListSessionExecutions(ctx context.Context, in *ListSessionExecutionsRequest, opts ...grpc.CallOption) (*ListExecutionsResponse, error)
 	// Ends an execution that waits, or asks one that runs to stop; after ten seconds its process is ended. After its end it changes nothing.
 	CancelExecution(ctx context.Context, in *CancelExecutionRequest, opts ...grpc.CallOption) (*CancelExecutionResponse, error)
+	// Asks the running execution to stand still, with all it has in memory. Its time limit stands still with it.
+	PauseExecution(ctx context.Context, in *PauseExecutionRequest, opts ...grpc.CallOption) (*PauseExecutionResponse, error)
+	// Lets a paused execution go on.
+	ResumeExecution(ctx context.Context, in *ResumeExecutionRequest, opts ...grpc.CallOption) (*ResumeExecutionResponse, error)
+	// Ends an execution at once, with its process and its sandbox. After its end it changes nothing.
+	TerminateExecution(ctx context.Context, in *TerminateExecutionRequest, opts ...grpc.CallOption) (*TerminateExecutionResponse, error)
 }
 
 type executionsClient struct {
@@ -501,6 +590,36 @@ func (c *executionsClient) CancelExecution(ctx context.Context, in *CancelExecut
 	return out, nil
 }
 
+func (c *executionsClient) PauseExecution(ctx context.Context, in *PauseExecutionRequest, opts ...grpc.CallOption) (*PauseExecutionResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PauseExecutionResponse)
+	err := c.cc.Invoke(ctx, Executions_PauseExecution_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *executionsClient) ResumeExecution(ctx context.Context, in *ResumeExecutionRequest, opts ...grpc.CallOption) (*ResumeExecutionResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ResumeExecutionResponse)
+	err := c.cc.Invoke(ctx, Executions_ResumeExecution_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *executionsClient) TerminateExecution(ctx context.Context, in *TerminateExecutionRequest, opts ...grpc.CallOption) (*TerminateExecutionResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(TerminateExecutionResponse)
+	err := c.cc.Invoke(ctx, Executions_TerminateExecution_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ExecutionsServer is the server API for Executions service.
 // All implementations must embed UnimplementedExecutionsServer
 // for forward compatibility.
@@ -518,6 +637,12 @@ type ExecutionsServer interface {
 	ListSessionExecutions(context.Context, *ListSessionExecutionsRequest) (*ListExecutionsResponse, error)
 	// Ends an execution that waits, or asks one that runs to stop; after ten seconds its process is ended. After its end it changes nothing.
 	CancelExecution(context.Context, *CancelExecutionRequest) (*CancelExecutionResponse, error)
+	// Asks the running execution to stand still, with all it has in memory. Its time limit stands still with it.
+	PauseExecution(context.Context, *PauseExecutionRequest) (*PauseExecutionResponse, error)
+	// Lets a paused execution go on.
+	ResumeExecution(context.Context, *ResumeExecutionRequest) (*ResumeExecutionResponse, error)
+	// Ends an execution at once, with its process and its sandbox. After its end it changes nothing.
+	TerminateExecution(context.Context, *TerminateExecutionRequest) (*TerminateExecutionResponse, error)
 	mustEmbedUnimplementedExecutionsServer()
 }
 
@@ -542,6 +667,15 @@ func (UnimplementedExecutionsServer) ListSessionExecutions(context.Context, *Lis
 }
 func (UnimplementedExecutionsServer) CancelExecution(context.Context, *CancelExecutionRequest) (*CancelExecutionResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method CancelExecution not implemented")
+}
+func (UnimplementedExecutionsServer) PauseExecution(context.Context, *PauseExecutionRequest) (*PauseExecutionResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method PauseExecution not implemented")
+}
+func (UnimplementedExecutionsServer) ResumeExecution(context.Context, *ResumeExecutionRequest) (*ResumeExecutionResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ResumeExecution not implemented")
+}
+func (UnimplementedExecutionsServer) TerminateExecution(context.Context, *TerminateExecutionRequest) (*TerminateExecutionResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method TerminateExecution not implemented")
 }
 func (UnimplementedExecutionsServer) mustEmbedUnimplementedExecutionsServer() {}
 func (UnimplementedExecutionsServer) testEmbeddedByValue()                    {}
@@ -654,6 +788,60 @@ func _Executions_CancelExecution_Handler(srv interface{}, ctx context.Context, d
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Executions_PauseExecution_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PauseExecutionRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ExecutionsServer).PauseExecution(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Executions_PauseExecution_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ExecutionsServer).PauseExecution(ctx, req.(*PauseExecutionRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Executions_ResumeExecution_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ResumeExecutionRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ExecutionsServer).ResumeExecution(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Executions_ResumeExecution_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ExecutionsServer).ResumeExecution(ctx, req.(*ResumeExecutionRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Executions_TerminateExecution_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(TerminateExecutionRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ExecutionsServer).TerminateExecution(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Executions_TerminateExecution_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ExecutionsServer).TerminateExecution(ctx, req.(*TerminateExecutionRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Executions_ServiceDesc is the grpc.ServiceDesc for Executions service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -680,6 +868,18 @@ var Executions_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "CancelExecution",
 			Handler:    _Executions_CancelExecution_Handler,
+		},
+		{
+			MethodName: "PauseExecution",
+			Handler:    _Executions_PauseExecution_Handler,
+		},
+		{
+			MethodName: "ResumeExecution",
+			Handler:    _Executions_ResumeExecution_Handler,
+		},
+		{
+			MethodName: "TerminateExecution",
+			Handler:    _Executions_TerminateExecution_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},
