@@ -68,14 +68,16 @@ type SandboxReady struct {
 
 // SandboxReplaced says that a sandbox was lost and another takes its place.
 type SandboxReplaced struct {
-	SandboxID string `json:"sandboxId"` // the one that is gone
-	Lost      string `json:"lost"`      // what is known to be lost with it
+	SandboxID string `json:"sandboxId"`      // the one that is gone
+	Lost      string `json:"lost"`           // what is known to be lost with it
+	Kept      bool   `json:"kept,omitempty"` // its workspace is still on its engine, for the sandbox that comes next
 }
 
 // SandboxTerminated is a sandbox's end.
 type SandboxTerminated struct {
 	SandboxID string `json:"sandboxId"`
-	Reason    string `json:"reason"` // idle, terminated, manual, unhealthy, max_age, session_deleted, session_closed
+	Reason    string `json:"reason"`         // idle, terminated, manual, unhealthy, max_age, session_deleted, session_closed
+	Kept      bool   `json:"kept,omitempty"` // its workspace is still on its engine, for the sandbox that comes next
 }
 
 // SandboxFailed says that no sandbox could be made.

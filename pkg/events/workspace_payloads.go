@@ -10,12 +10,14 @@ type FilePut struct {
 	SHA256  string `json:"sha256"`            // hex, of the content
 	Mode    uint32 `json:"mode,omitempty"`    // permission bits; 0 means 0644
 	Archive bool   `json:"archive,omitempty"` // the content is a tar
+	Held    uint32 `json:"held,omitempty"`    // the last change that a snapshot was known to hold
 }
 
 // FileRemoved says that a file, or a folder with all below it, is not to be in the workspace any more.
 type FileRemoved struct {
 	N    uint32 `json:"n"`
 	Path string `json:"path"`
+	Held uint32 `json:"held,omitempty"` // the last change that a snapshot was known to hold
 }
 
 // SyncRequested asks for a snapshot of the workspace.
@@ -101,6 +103,12 @@ type SandboxPaused struct {
 type SandboxResumed struct {
 	SandboxID string `json:"sandboxId"`
 }
+
+// The statuses of SandboxHealth.
+const (
+	Healthy   = "healthy"
+	Unhealthy = "unhealthy"
+)
 
 // SandboxHealth says that a sandbox's health changed.
 type SandboxHealth struct {

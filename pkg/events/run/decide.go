@@ -146,6 +146,16 @@ func record(s State, c Record) (Decision, error) {
 			continue
 		}
 		switch p := e.Data.(type) {
+		case events.EgressDenied:
+			if !s.fresh(Line{p.Journal, p.Line}) {
+				continue
+			}
+			s.Egress = Line{p.Journal, p.Line}
+		case events.ModelCalled:
+			if !s.fresh(Line{p.Journal, p.Line}) {
+				continue
+			}
+			s.Egress = Line{p.Journal, p.Line}
 		case events.BlockStart:
 			if open[p.Block.ID] {
 				continue
@@ -165,6 +175,9 @@ func record(s State, c Record) (Decision, error) {
 	}
 	return d, nil
 }
+
+// fresh tells whether a line of the proxy's journal is not in the log yet.
+func (s State) fresh(l Line) bool { return l.Journal != s.Egress.Journal || l.N > s.Egress.N }
 
 // finish closes what is open and writes the terminal event.
 func (s State) finish(meta events.Meta, execution string, n uint64, outcome events.Payload, known map[string]events.Block, before []events.Event) []events.Event {

@@ -13,7 +13,9 @@ const (
 	Execute Work = "execute"
 	// Refuse the active execution: a control came before anybody claimed it.
 	Refuse Work = "refuse"
-	// Release the sandbox: the session is idle, closed or deleted.
+	// Sync the sandbox at rest: put in what file changes say, take a snapshot.
+	Sync Work = "sync"
+	// Release the sandbox: the session is idle, closed or deleted, or somebody asked for it.
 	Release Work = "release"
 )
 
@@ -24,10 +26,18 @@ func Due(l session.State, s State) Work {
 		if s.Execution != active && l.ControlOf(active).N > 0 {
 			return Refuse
 		}
+		if l.PausedNow(active) && (s.Execution != active || s.Phase == Paused) {
+			return Nothing
+		}
 		return Execute
 	}
-	if s.Sandbox.ID != "" && (l.Idle || l.Status == session.Closed || l.Status == session.Deleted) {
+	switch {
+	case s.Sandbox.ID == "":
+		return Nothing
+	case l.Idle || l.Status == session.Closed || l.Status == session.Deleted:
 		return Release
+	case s.Unsynced(l):
+		return Sync
 	}
 	return Nothing
 }
@@ -40,5 +50,13 @@ func ReleaseReason(l session.State) string {
 	case session.Deleted:
 		return "session_deleted"
 	}
+	if l.Manual {
+		return "terminated"
+	}
 	return "idle"
+}
+
+// Unsynced tells whether somebody waits for a snapshot, or for files to be in the workspace.
+func (s State) Unsynced(l session.State) bool {
+	return l.Syncs > s.Synced || len(l.After(s.Applied)) > 0
 }

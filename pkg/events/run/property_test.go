@@ -132,6 +132,18 @@ func refresh(c session.Command, l loaded) session.Command {
 	case session.Delete:
 		c.ActiveEnded = ended
 		return c
+	case session.RequestPause:
+		c.ActiveEnded = ended
+		return c
+	case session.RequestResume:
+		c.ActiveEnded = ended
+		return c
+	case session.RequestTerminate:
+		c.ActiveEnded, c.HasSandbox = ended, l.run.Sandbox.ID != ""
+		return c
+	case session.PutFile:
+		c.Held = l.run.Snapshot.Applied
+		return c
 	}
 	return c
 }
@@ -184,6 +196,10 @@ func (x *executor) step() {
 	}
 	var d run.Decision
 	var err error
+	if life := x.w.load(false).life; life.PausedNow(x.l.run.Execution) {
+		x.pause()
+		return
+	}
 	switch rapid.IntRange(0, 2).Draw(x.w.t, "what") {
 	case 0, 1:
 		x.n++
@@ -197,6 +213,15 @@ func (x *executor) step() {
 	x.write(d, err)
 }
 
+// pause lets go of an execution that is to stand still.
+func (x *executor) pause() {
+	m := events.NewMint(x.w.base().Meta)
+	m.Add(x.l.run.Execution, events.ExecutionPaused{})
+	d, err := run.Decide(x.l.run, run.Record{Epoch: x.mine, Events: m.Events()})
+	x.write(d, err)
+	x.crash()
+}
+
 func (x *executor) claim() {
 	l := x.w.load(rapid.Bool().Draw(x.w.t, "stale claim"))
 	if run.Due(l.life, l.run) != run.Execute {
@@ -205,6 +230,12 @@ func (x *executor) claim() {
 	d, err := run.Decide(l.run, run.Claim{Meta: x.w.base().Meta, ExecutionID: l.life.Active.ExecutionID, Turn: l.life.Active.Turn, Executor: x.id})
 	x.l, x.mine, x.has = l, d.Epoch, true
 	x.write(d, err)
+	if x.has && x.l.run.Phase == run.Paused {
+		m := events.NewMint(x.w.base().Meta)
+		m.Add(x.l.run.Execution, events.ExecutionResumed{PausedMs: 1})
+		d, err := run.Decide(x.l.run, run.Record{Epoch: x.mine, Events: m.Events()})
+		x.write(d, err)
+	}
 }
 
 func (x *executor) write(d run.Decision, err error) {
@@ -242,7 +273,7 @@ func TestEveryQueryEndsOnce(t *testing.T) {
 
 func (w *world) step() {
 	w.now = w.now.Add(time.Duration(rapid.IntRange(0, 5000).Draw(w.t, "ms")) * time.Millisecond)
-	switch rapid.SampledFrom([]string{"post", "post", "react", "react", "work", "work", "work", "work", "again", "crash", "interrupt", "cancel", "delete"}).Draw(w.t, "step") {
+	switch rapid.SampledFrom([]string{"post", "post", "react", "react", "work", "work", "work", "work", "again", "crash", "interrupt", "cancel", "delete", "pause", "resume", "terminate", "put"}).Draw(w.t, "step") {
 	case "post":
 		w.send(session.Post{Base: w.base(), ExecutionID: w.id("exe"), Content: "hello"})
 	case "interrupt":
@@ -254,6 +285,8 @@ func (w *world) step() {
 			targets = append(targets, r.ExecutionID)
 		}
 		w.send(session.RequestCancel{Base: w.base(), ExecutionID: rapid.SampledFrom(targets).Draw(w.t, "target")})
+	case "pause", "resume", "terminate", "put":
+		w.environment()
 	case "delete":
 		if rapid.IntRange(0, 9).Draw(w.t, "really") == 0 {
 			w.send(session.Delete{Base: w.base()})
@@ -271,6 +304,17 @@ func (w *world) step() {
 	}
 }
 
+// environment sends a command that is about the sandbox.
+func (w *world) environment() {
+	active := w.load(false).life.Active.ExecutionID
+	w.send(rapid.SampledFrom([]session.Command{
+		session.RequestPause{Base: w.base(), ExecutionID: active},
+		session.RequestResume{Base: w.base(), ExecutionID: active},
+		session.RequestTerminate{Base: w.base(), ExecutionID: active},
+		session.PutFile{Base: w.base(), File: session.File{Path: "f"}},
+	}).Draw(w.t, "environment"))
+}
+
 func (w *world) send(c session.Command) {
 	w.sent = append(w.sent, c)
 	w.command(c)
@@ -284,6 +328,10 @@ func (w *world) drain() bool {
 		return false
 	}
 	l := w.load(false)
+	if active := l.life.Active.ExecutionID; l.life.PausedNow(active) && !l.run.Past(l.life.Active) {
+		w.command(session.RequestResume{Base: w.base(), ExecutionID: active})
+		return false
+	}
 	if run.Due(l.life, l.run) != run.Execute {
 		return true
 	}

@@ -132,6 +132,14 @@ func TestDue(t *testing.T) {
 	active := session.State{Status: session.Open, Active: session.Ref{ExecutionID: "A"}}
 	told := active
 	told.Control = session.Control{N: 1, Kind: session.Cancel, ExecutionID: "A"}
+	paused, resumed, told2 := active, active, active
+	paused.Pause = session.Pause{ExecutionID: "A", Wanted: true}
+	resumed.Pause = session.Pause{ExecutionID: "A"}
+	told2.Pause, told2.Control = paused.Pause, told.Control
+	synced, changed := active, active
+	synced.Syncs = 1
+	changed.Pending = []session.Change{{N: 1, At: 7}}
+	still := []events.Event{claimed("A", 1), box, fact("A", 0, events.ExecutionPaused{})}
 	idle, gone := active, active
 	idle.Idle, gone.Status = true, session.Deleted
 	for _, c := range []struct {
@@ -149,6 +157,16 @@ func TestDue(t *testing.T) {
 		{"idle", idle, given(claimed("A", 1), box, done), run.Release},
 		{"idle without a sandbox", idle, given(claimed("A", 1), done), run.Nothing},
 		{"deleted", gone, given(claimed("A", 1), box, done), run.Release},
+		{"to be paused", paused, given(claimed("A", 1), box), run.Execute},
+		{"paused before the claim", paused, given(), run.Nothing},
+		{"paused", paused, given(still...), run.Nothing},
+		{"resumed", resumed, given(still...), run.Execute},
+		{"cancelled while it is paused", told2, given(still...), run.Execute},
+		{"a snapshot is asked for", synced, given(claimed("A", 1), box, done), run.Sync},
+		{"it was taken", synced, given(claimed("A", 1), box, done, fact("", 0, events.WorkspaceSynced{Request: 1})), run.Nothing},
+		{"without a sandbox", synced, given(claimed("A", 1), done), run.Nothing},
+		{"a file is put", changed, given(claimed("A", 1), box, done), run.Sync},
+		{"it was applied", changed, given(claimed("A", 1), box, done, fact("", 0, events.FilesApplied{N: 1})), run.Nothing},
 		{"deleted while it runs", gone, given(claimed("A", 1), box), run.Execute},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -157,5 +175,42 @@ func TestDue(t *testing.T) {
 				t.Fatalf("due %q, want %q", got, c.want)
 			}
 		})
+	}
+}
+
+// TestFilesOfALostSandbox: what a new, empty workspace lacks is due again, but for what its snapshot holds.
+func TestFilesOfALostSandbox(t *testing.T) {
+	t.Parallel()
+	life := session.State{Pending: []session.Change{{N: 1, At: 7}, {N: 2, At: 8}}}
+	s := given(box, fact("", 0, events.FilesApplied{N: 1}), fact("", 0, events.WorkspaceSynced{Snapshot: "m", Applied: 1}), fact("", 0, events.FilesApplied{N: 2}))
+	if s.Unsynced(life) {
+		t.Fatal("all is applied")
+	}
+	lost := run.Fold(s, 0, []events.Event{fact("", 0, events.SandboxReplaced{SandboxID: "sbx"}), fact("", 0, events.SandboxReady{SandboxID: "s2", Empty: true})})
+	if got := life.After(lost.Applied); len(got) != 2 {
+		t.Fatalf("an empty workspace lacks %v", got)
+	}
+	lost = run.Fold(lost, 0, []events.Event{fact("", 0, events.WorkspaceRestored{SandboxID: "s2", Snapshot: "m"})})
+	if got := life.After(lost.Applied); len(got) != 1 || got[0].N != 2 {
+		t.Fatalf("a restored workspace lacks %v", got)
+	}
+	kept := run.Fold(s, 0, []events.Event{fact("", 0, events.SandboxReplaced{SandboxID: "sbx", Kept: true})})
+	if kept.Lost.Workspace != "sbx" || kept.Lost.Engine != "m1" {
+		t.Fatalf("the workspace is at %+v", kept.Lost)
+	}
+	kept = run.Fold(kept, 0, []events.Event{fact("", 0, events.SandboxReady{SandboxID: "s2", Workspace: "sbx"})})
+	if kept.Unsynced(life) || kept.Sandbox.Workspace != "sbx" || kept.Lost.Workspace != "" {
+		t.Fatalf("taken over: %+v", kept)
+	}
+}
+
+// TestEgressOnce: a line of the proxy's journal is recorded once.
+func TestEgressOnce(t *testing.T) {
+	t.Parallel()
+	denied := func(n uint64) events.Event { return fact("", 0, events.EgressDenied{Journal: "j", Line: n}) }
+	s := given(claimed("A", 1), denied(3))
+	d, err := run.Decide(s, run.Record{Epoch: 1, Events: []events.Event{denied(2), denied(3), denied(4), denied(4), fact("", 0, events.ModelCalled{Journal: "other", Line: 1})}})
+	if err != nil || len(d.Events) != 2 {
+		t.Fatalf("%d events, %v", len(d.Events), err)
 	}
 }

@@ -24,6 +24,7 @@ type Phase string
 const (
 	Starting  Phase = "starting"
 	Running   Phase = "running"
+	Paused    Phase = "paused"
 	Completed Phase = "completed"
 	Failed    Phase = "failed"
 	Cancelled Phase = "cancelled"
@@ -48,6 +49,32 @@ type State struct {
 	Open         []OpenBlock  `json:"open,omitempty"`
 	Usage        events.Usage `json:"usage,omitzero"`         // of the execution
 	AgentSession string       `json:"agentSession,omitempty"` // the agent's own session id, to resume by
+	PausedAt     time.Time    `json:"pausedAt,omitzero"`
+	PausedMs     uint64       `json:"pausedMs,omitempty"` // how long the execution stood still before
+	Lost         Place        `json:"lost,omitzero"`      // a workspace without a sandbox, for the next one to take over
+	Snapshot     Snapshot     `json:"snapshot,omitzero"`  // the last one
+	Applied      uint32       `json:"applied,omitempty"`  // the last file change that the sandbox's workspace has
+	Synced       uint32       `json:"synced,omitempty"`   // the last sync_requested that was answered
+	Egress       Line         `json:"egress,omitzero"`    // of the proxy's journal: the last line that is in the log
+}
+
+// Place is where a workspace is.
+type Place struct {
+	Workspace string `json:"workspace,omitempty"` // the sandbox that it was made for
+	Engine    string `json:"engine,omitempty"`
+}
+
+// Snapshot is a workspace in the object store.
+type Snapshot struct {
+	ID      string    `json:"id,omitempty"`
+	At      time.Time `json:"at,omitzero"`
+	Applied uint32    `json:"applied,omitempty"` // the last file change that it holds
+}
+
+// Line is a place in a journal.
+type Line struct {
+	Journal string `json:"journal,omitempty"`
+	N       uint64 `json:"n,omitempty"`
 }
 
 // Sandbox is the session's present one; the zero value is none.
@@ -57,6 +84,11 @@ type Sandbox struct {
 	Engine   string `json:"engine,omitempty"`
 	Journal  string `json:"journal,omitempty"` // "" until it is ready
 	N        uint64 `json:"n,omitempty"`       // number of the last journal line that is in the log
+
+	Workspace string    `json:"workspace,omitempty"` // the sandbox that its workspace was made for
+	ReadyAt   time.Time `json:"readyAt,omitzero"`
+	Paused    bool      `json:"paused,omitempty"`
+	Unhealthy bool      `json:"unhealthy,omitempty"`
 }
 
 // OpenBlock is a block that has not been completed.
@@ -80,7 +112,11 @@ func (s State) Over() bool { return s.Execution == "" || s.Phase.Terminal() }
 
 // View is what the session's life needs to know.
 func (s State) View(l session.State) session.RunView {
-	return session.RunView{ActiveEnded: s.Past(l.Active), EndedAt: s.EndedAt, HasSandbox: s.Sandbox.ID != ""}
+	return session.RunView{
+		ActiveEnded: s.Past(l.Active), ActiveClaimed: s.Execution == l.Active.ExecutionID,
+		Paused: s.Phase == Paused && s.Execution == l.Active.ExecutionID, PausedFor: time.Duration(s.PausedMs) * time.Millisecond, //nolint:gosec // no turn is paused for ages
+		EndedAt: s.EndedAt, HasSandbox: s.Sandbox.ID != "",
+	}
 }
 
 // Settle fills in what referred to the commit itself, once its stream sequence is known.
@@ -124,12 +160,27 @@ func Evolve(s State, e events.Event) State {
 		s = s.end(e, Failed, d.Usage)
 	case events.ExecutionCancelled:
 		s = s.end(e, Cancelled, d.Usage)
-	case events.SandboxCreating:
-		s.Sandbox = Sandbox{ID: d.SandboxID, Provider: d.Provider, Engine: d.Engine}
-	case events.SandboxReady:
-		s.Sandbox = Sandbox{ID: d.SandboxID, Provider: d.Provider, Engine: d.Engine, Journal: d.Journal}
-	case events.SandboxReplaced, events.SandboxTerminated, events.SandboxFailed:
-		s.Sandbox = Sandbox{}
+	case events.ExecutionPaused:
+		s.Phase, s.PausedAt, s.Claims = Paused, e.Time, 0
+	case events.ExecutionResumed:
+		s.Phase, s.PausedAt, s.Claims = Running, time.Time{}, 0
+		s.PausedMs += uint64(d.PausedMs)
+	case events.SandboxCreating, events.SandboxReady, events.SandboxReplaced, events.SandboxTerminated, events.SandboxFailed,
+		events.SandboxPaused, events.SandboxResumed, events.SandboxHealth:
+		s = s.evolveSandbox(e)
+	case events.FilesApplied:
+		s.Applied = d.N
+	case events.WorkspaceRestored:
+		if d.Snapshot == s.Snapshot.ID {
+			s.Applied = s.Snapshot.Applied
+		}
+	case events.WorkspaceSynced:
+		s.Snapshot = Snapshot{ID: d.Snapshot, At: e.Time, Applied: d.Applied}
+		s.Synced = max(s.Synced, d.Request)
+	case events.EgressDenied:
+		s.Egress = Line{d.Journal, d.Line}
+	case events.ModelCalled:
+		s.Egress = Line{d.Journal, d.Line}
 	case events.BlockStart:
 		if d.Block.Status == events.StatusPending {
 			s.Open = append(slices.Clone(s.Open), OpenBlock{ID: d.Block.ID})
@@ -144,9 +195,52 @@ func Evolve(s State, e events.Event) State {
 	return s
 }
 
+// evolveSandbox is the meaning of events about the sandbox.
+func (s State) evolveSandbox(e events.Event) State {
+	switch d := e.Data.(type) {
+	case events.SandboxCreating:
+		s.Sandbox = Sandbox{ID: d.SandboxID, Provider: d.Provider, Engine: d.Engine}
+	case events.SandboxReady:
+		s.Sandbox = Sandbox{
+			ID: d.SandboxID, Provider: d.Provider, Engine: d.Engine, Journal: d.Journal,
+			Workspace: d.Workspace, ReadyAt: e.Time,
+		}
+		if s.Sandbox.Workspace == "" {
+			s.Sandbox.Workspace = d.SandboxID
+		}
+		if d.Empty {
+			s.Applied = 0
+		}
+		s.Lost = Place{}
+	case events.SandboxReplaced:
+		s = s.leave(d.Kept)
+	case events.SandboxTerminated:
+		s = s.leave(d.Kept)
+	case events.SandboxFailed:
+		s.Sandbox = Sandbox{}
+	case events.SandboxPaused:
+		s.Sandbox.Paused = true
+	case events.SandboxResumed:
+		s.Sandbox.Paused = false
+	case events.SandboxHealth:
+		s.Sandbox.Unhealthy = d.Status == events.Unhealthy
+	}
+	return s
+}
+
+// leave forgets the sandbox, but not where its workspace is if it is kept.
+func (s State) leave(kept bool) State {
+	if kept && s.Sandbox.Workspace != "" {
+		s.Lost = Place{s.Sandbox.Workspace, s.Sandbox.Engine}
+	}
+	s.Sandbox = Sandbox{}
+	return s
+}
+
 func (s State) begin(e events.Event) State {
 	s.Execution, s.Phase, s.ClaimedAt, s.EndedAt = e.ExecutionID, Starting, e.Time, time.Time{}
 	s.Attempt, s.Claims, s.Open, s.Usage = 0, 0, nil, events.Usage{}
+	s.PausedAt, s.PausedMs = time.Time{}, 0
 	return s
 }
 

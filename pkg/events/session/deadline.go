@@ -31,12 +31,15 @@ func (s State) idleDeadline(r RunView) (time.Time, bool) {
 	return s.touched(r).Add(ms(s.Options.IdleTimeoutMs)), rests && r.HasSandbox && !s.Idle
 }
 
-// TurnDeadline is when an execution that was dispatched must have ended; false if none is to end.
+// TurnDeadline is when an execution that was dispatched must have ended; false if none is to end, or it is paused.
 func (s State) TurnDeadline(r RunView) (time.Time, bool) {
 	if !s.running(r.ActiveEnded) {
 		return time.Time{}, false
 	}
-	return s.Active.At.Add(ms(s.Options.TurnLimitMs) + TurnGrace), true
+	if s.PausedNow(s.Active.ExecutionID) && (r.Paused || !r.ActiveClaimed) {
+		return time.Time{}, false // its clock stands still
+	}
+	return s.Active.At.Add(ms(s.Options.TurnLimitMs) + r.PausedFor + TurnGrace), true
 }
 
 // touched is when anything last happened in the session.

@@ -23,7 +23,13 @@ const (
 	CodeExists   = "SESSION_EXISTS"
 	CodeClosed   = "SESSION_CLOSED"
 	CodeFull     = "QUEUE_FULL"
+
+	CodeNotRunning   = "EXECUTION_NOT_RUNNING"
+	CodeTooManyFiles = "TOO_MANY_FILES"
 )
+
+// MaxPending is how many file changes may wait for a snapshot that holds them.
+const MaxPending = 1024
 
 // Command is what may be asked of a session. The set is sealed.
 type Command interface {
@@ -39,6 +45,17 @@ func (b Base) meta() events.Meta { return b.Meta }
 type Create struct {
 	Base
 	events.SessionCreated
+	Files []File
+}
+
+// File is content on its way into the workspace; it is in the object store already.
+type File struct {
+	Path    string
+	Object  string
+	Size    uint64
+	SHA256  string
+	Mode    uint32
+	Archive bool
 }
 
 // UpdateOptions replaces options; nil metadata leaves the former.
@@ -55,7 +72,9 @@ type Post struct {
 	Content     string
 	Parts       []events.Part
 	Metadata    json.RawMessage
-	ActiveEnded bool // run says that the active execution, if any, has ended
+	Files       []File // that the turn is to see
+	Held        uint32 // the last file change that a snapshot holds, as run says
+	ActiveEnded bool   // run says that the active execution, if any, has ended
 }
 
 // Start makes a session and accepts its first query, in one commit.
@@ -78,6 +97,46 @@ type RequestCancel struct {
 	ActiveEnded bool
 }
 
+// RequestPause asks a running execution to stand still.
+type RequestPause struct {
+	Base
+	ExecutionID string
+	ActiveEnded bool
+}
+
+// RequestResume asks a paused execution to go on. If it is not paused it changes nothing.
+type RequestResume struct {
+	Base
+	ExecutionID string
+	ActiveEnded bool
+}
+
+// RequestTerminate asks that an execution end at once with the sandbox; without
+// an execution, that the sandbox end with whatever runs in it.
+type RequestTerminate struct {
+	Base
+	ExecutionID string // "" for the environment
+	ActiveEnded bool
+	HasSandbox  bool
+}
+
+// RequestSync asks for a snapshot of the workspace.
+type RequestSync struct{ Base }
+
+// PutFile puts a file or an archive into the workspace.
+type PutFile struct {
+	Base
+	File
+	Held uint32 // the last file change that a snapshot holds, as run says
+}
+
+// RemoveFile removes a file or a folder from the workspace.
+type RemoveFile struct {
+	Base
+	Path string
+	Held uint32
+}
+
 // Delete ends the session for good.
 type Delete struct {
 	Base
@@ -98,9 +157,12 @@ type Expire struct {
 
 // RunView is what a session's deadlines need to know of its runs.
 type RunView struct {
-	ActiveEnded bool
-	EndedAt     time.Time // of the last execution that ended; zero for none
-	HasSandbox  bool
+	ActiveEnded   bool
+	ActiveClaimed bool
+	Paused        bool          // the active execution stands still
+	PausedFor     time.Duration // how long it did before
+	EndedAt       time.Time     // of the last execution that ended; zero for none
+	HasSandbox    bool
 }
 
 // Decide gives the events that a command makes true, or why it is refused. No
@@ -112,7 +174,13 @@ func Decide(s State, c Command) ([]events.Event, error) {
 	m := events.NewMint(c.meta())
 	switch c := c.(type) {
 	case Create:
-		return create(s, c.SessionCreated, m)
+		if _, err := create(s, c.SessionCreated, m); err != nil {
+			return nil, err
+		}
+		if err := putAll(State{}, c.Files, 0, m); err != nil {
+			return nil, err
+		}
+		return m.Events(), nil
 	case Start:
 		if _, err := create(s, c.Create, m); err != nil {
 			return nil, err
@@ -133,6 +201,8 @@ func Decide(s State, c Command) ([]events.Event, error) {
 		}
 	case RequestCancel:
 		cancel(s, c, m)
+	case RequestPause, RequestResume, RequestTerminate, RequestSync, PutFile, RemoveFile:
+		return environment(s, c, m)
 	case Delete:
 		s.end(m, "session_deleted", c.ActiveEnded)
 		m.Add("", events.SessionDeleted{})
@@ -164,6 +234,9 @@ func post(s State, c Post, m *events.Mint) ([]events.Event, error) {
 	if s.queued(c.ExecutionID) >= 0 || s.Active.ExecutionID == c.ExecutionID {
 		return nil, nil
 	}
+	if err := putAll(s, c.Files, c.Held, m); err != nil {
+		return nil, err
+	}
 	m.Add(c.ExecutionID, events.MessageAccepted{
 		BlockID: events.Derive(events.KindBlock, c.ExecutionID, "message"),
 		Content: c.Content, Parts: c.Parts, Metadata: c.Metadata,
@@ -186,7 +259,7 @@ func cancel(s State, c RequestCancel, m *events.Mint) {
 		m.Add(c.ExecutionID, events.ExecutionWithdrawn{Reason: "cancelled"})
 		return
 	}
-	if s.Active.ExecutionID == c.ExecutionID && s.running(c.ActiveEnded) && s.Control.Kind != Cancel {
+	if s.Active.ExecutionID == c.ExecutionID && s.running(c.ActiveEnded) && s.Control.Kind.strength() < Cancel.strength() {
 		m.Add(c.ExecutionID, events.CancelRequested{Control: s.Controls + 1, Reason: "cancelled"})
 	}
 }
@@ -196,7 +269,7 @@ func (s State) end(m *events.Mint, reason string, activeEnded bool) {
 	for _, r := range s.Queue {
 		m.Add(r.ExecutionID, events.ExecutionWithdrawn{Reason: reason})
 	}
-	if s.running(activeEnded) && s.Control.Kind != Cancel {
+	if s.running(activeEnded) && s.Control.Kind.strength() < Cancel.strength() {
 		m.Add(s.Active.ExecutionID, events.CancelRequested{Control: s.Controls + 1, Reason: reason})
 	}
 }

@@ -46,8 +46,14 @@ type State struct {
 	Control      Control        `json:"control,omitzero"` // the strongest control aimed at Active
 	Controls     uint32         `json:"controls,omitempty"`
 	Turns        uint32         `json:"turns,omitempty"`    // how many executions were dispatched
-	Idle         bool           `json:"idle,omitempty"`     // session_idle came after the last dispatch
-	Release      string         `json:"release,omitempty"`  // id of the last event that gave up what is warm: idle, closed, deleted
+	Idle         bool           `json:"idle,omitempty"`     // session_idle, or the end of the environment, came after the last dispatch
+	Release      string         `json:"release,omitempty"`  // id of the last event that gave up what is warm: idle, terminated, closed, deleted
+	Manual       bool           `json:"manual,omitempty"`   // what was given up last was at somebody's request
+	Pause        Pause          `json:"pause,omitzero"`     // whether Active is to stand still
+	Syncs        uint32         `json:"syncs,omitempty"`    // how many snapshots were asked for
+	Changes      uint32         `json:"changes,omitempty"`  // how many file changes there were
+	Pending      []Change       `json:"pending,omitempty"`  // those that no snapshot was known to hold, oldest first
+	Cause        string         `json:"cause,omitempty"`    // id of the last event that asks for work on a sandbox at rest
 	Commands     []Done         `json:"commands,omitempty"` // the last ones, oldest first
 }
 
@@ -63,11 +69,25 @@ type Ref struct {
 // ControlKind is how hard a turn is to be stopped.
 type ControlKind string
 
-// The controls so far, weakest first.
+// The controls, weakest first.
 const (
 	Interrupt ControlKind = "interrupt"
 	Cancel    ControlKind = "cancel"
+	Terminate ControlKind = "terminate" // with the sandbox
 )
+
+// strength orders the controls.
+func (k ControlKind) strength() int {
+	switch k {
+	case Interrupt:
+		return 1
+	case Cancel:
+		return 2
+	case Terminate:
+		return 3
+	}
+	return 0
+}
 
 // Control asks that an execution stop.
 type Control struct {
@@ -76,6 +96,20 @@ type Control struct {
 	ExecutionID string      `json:"executionId,omitempty"`
 	Reason      string      `json:"reason,omitempty"` // goes into execution_cancelled
 	At          time.Time   `json:"at,omitzero"`
+	Cause       string      `json:"cause,omitempty"` // id of its event
+}
+
+// Pause says whether an execution is to stand still.
+type Pause struct {
+	ExecutionID string `json:"executionId,omitempty"`
+	Wanted      bool   `json:"wanted,omitempty"`
+	Cause       string `json:"cause,omitempty"` // id of the resume_requested
+}
+
+// Change is a file_put or file_removed: what it says stays in the log.
+type Change struct {
+	N  uint32 `json:"n"`
+	At uint64 `json:"at,omitempty"` // stream sequence of its commit; 0 is this commit
 }
 
 // Done is a command that was carried out, by the id of its commit.
@@ -119,7 +153,25 @@ func (s State) Settle(seq uint64) State {
 	for i := range s.Commands {
 		settle(&s.Commands[i].At, seq)
 	}
+	s.Pending = slices.Clone(s.Pending)
+	for i := range s.Pending {
+		settle(&s.Pending[i].At, seq)
+	}
 	return s
+}
+
+// Waker is the id of the event that makes a paused execution go on: of the
+// control aimed at it, else of the last resume_requested.
+func (s State) Waker() string {
+	if c := s.ControlOf(s.Active.ExecutionID); c.N > 0 {
+		return c.Cause
+	}
+	return s.Pause.Cause
+}
+
+// PausedNow tells whether an execution is to stand still.
+func (s State) PausedNow(execution string) bool {
+	return s.Pause.Wanted && s.Pause.ExecutionID == execution && s.ControlOf(execution).N == 0
 }
 
 func settle(ref *uint64, seq uint64) {
@@ -158,7 +210,7 @@ func Evolve(s State, e events.Event) State {
 	case events.SessionOptionsUpdated:
 		s.Options = d.Options
 	case events.SessionIdle:
-		s.Idle, s.Release = true, e.ID
+		s.Idle, s.Release, s.Manual = true, e.ID, false
 	case events.SessionClosed:
 		s.Status, s.Release = Closed, e.ID
 	case events.SessionDeleted:
@@ -171,26 +223,56 @@ func Evolve(s State, e events.Event) State {
 			s.Active, s.Queue = s.Queue[i], slices.Delete(slices.Clone(s.Queue), i, i+1)
 			s.Turns++
 			s.Active.At, s.Active.Dispatch, s.Active.Turn = e.Time, e.ID, s.Turns
-			s.Control, s.Idle = Control{}, false
+			s.Control, s.Idle, s.Pause = Control{}, false, Pause{}
 		}
 	case events.ExecutionWithdrawn:
 		if i := s.queued(e.ExecutionID); i >= 0 {
 			s.Queue = slices.Delete(slices.Clone(s.Queue), i, i+1)
 		}
 	case events.InterruptRequested:
-		s = s.controlled(Control{d.Control, Interrupt, e.ExecutionID, "interrupted", e.Time})
+		s = s.controlled(Control{d.Control, Interrupt, e.ExecutionID, "interrupted", e.Time, e.ID})
 	case events.CancelRequested:
-		s = s.controlled(Control{d.Control, Cancel, e.ExecutionID, d.Reason, e.Time})
+		s = s.controlled(Control{d.Control, Cancel, e.ExecutionID, d.Reason, e.Time, e.ID})
+	case events.TerminateRequested:
+		s = s.controlled(Control{d.Control, Terminate, e.ExecutionID, d.Reason, e.Time, e.ID})
+		s.Idle, s.Release, s.Manual = true, e.ID, true
+	case events.PauseRequested:
+		s.Controls = max(s.Controls, d.Control)
+		s.Pause = Pause{ExecutionID: e.ExecutionID, Wanted: true}
+	case events.ResumeRequested:
+		s.Controls = max(s.Controls, d.Control)
+		s.Pause = Pause{ExecutionID: e.ExecutionID, Cause: e.ID}
+	case events.SyncRequested:
+		s.Syncs, s.Cause = max(s.Syncs, d.Sync), e.ID
+	case events.FilePut:
+		s = s.changed(d.N, d.Held, e.ID)
+	case events.FileRemoved:
+		s = s.changed(d.N, d.Held, e.ID)
 	}
 	return s
 }
 
 func (s State) controlled(c Control) State {
 	s.Controls = max(s.Controls, c.N)
-	if s.Active.ExecutionID == c.ExecutionID && (s.Control.N == 0 || s.Control.Kind == Interrupt && c.Kind == Cancel) {
+	if s.Active.ExecutionID == c.ExecutionID && c.ExecutionID != "" && c.Kind.strength() > s.Control.Kind.strength() {
 		s.Control = c
 	}
 	return s
+}
+
+func (s State) changed(n, held uint32, cause string) State {
+	s.Changes, s.Cause = max(s.Changes, n), cause
+	s.Pending = append(slices.Clone(s.After(held)), Change{N: n})
+	return s
+}
+
+// After gives the pending changes with a greater number.
+func (s State) After(n uint32) []Change {
+	i := slices.IndexFunc(s.Pending, func(c Change) bool { return c.N > n })
+	if i < 0 {
+		return nil
+	}
+	return s.Pending[i:]
 }
 
 // queued is an execution's index in the queue, -1 if it does not wait.

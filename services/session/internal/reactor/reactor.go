@@ -94,7 +94,8 @@ func matters(payload []byte) (bool, error) {
 			return true, nil
 		}
 		switch e.Type {
-		case events.ExecutionClaimed{}.EventType(), events.SandboxReady{}.EventType(), events.SandboxCreating{}.EventType():
+		case events.ExecutionClaimed{}.EventType(), events.SandboxReady{}.EventType(), events.SandboxCreating{}.EventType(),
+			events.ExecutionPaused{}.EventType(), events.ExecutionResumed{}.EventType():
 			return true, nil
 		}
 	}
@@ -223,12 +224,18 @@ func (r *Reactor) publish(ctx context.Context, l eventlog.Loaded) error {
 	var cause string
 	switch l.Due() {
 	case run.Execute:
-		if l.Run.Execution == l.Life.Active.ExecutionID {
-			return nil // claimed: its job is held until the end
+		switch {
+		case l.Run.Execution != l.Life.Active.ExecutionID:
+			cause = l.Life.Active.Dispatch
+		case l.Run.Phase == run.Paused:
+			cause = l.Life.Waker()
+		default:
+			return nil // claimed: its job is held until the end, or until it stands still
 		}
-		cause = l.Life.Active.Dispatch
 	case run.Release:
 		cause = l.Life.Release
+	case run.Sync:
+		cause = l.Life.Cause
 	default:
 		return nil
 	}

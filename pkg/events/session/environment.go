@@ -1,0 +1,92 @@
+package session
+
+import (
+	"fmt"
+
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// environment decides the commands that are about the sandbox and what is in it.
+func environment(s State, c Command, m *events.Mint) ([]events.Event, error) {
+	switch c := c.(type) {
+	case RequestPause:
+		return pause(s, c, m)
+	case RequestResume:
+		if s.active(c.ExecutionID, c.ActiveEnded) && s.Pause.Wanted && s.Pause.ExecutionID == c.ExecutionID {
+			m.Add(c.ExecutionID, events.ResumeRequested{Control: s.Controls + 1})
+		}
+	case RequestTerminate:
+		terminate(s, c, m)
+	case RequestSync:
+		m.Add("", events.SyncRequested{Sync: s.Syncs + 1})
+	case PutFile:
+		if err := putAll(s, []File{c.File}, c.Held, m); err != nil {
+			return nil, err
+		}
+	case RemoveFile:
+		if err := s.room(1, c.Held); err != nil {
+			return nil, err
+		}
+		m.Add("", events.FileRemoved{N: s.Changes + 1, Path: c.Path, Held: c.Held})
+	}
+	return m.Events(), nil
+}
+
+func pause(s State, c RequestPause, m *events.Mint) ([]events.Event, error) {
+	if s.queued(c.ExecutionID) >= 0 {
+		return nil, &Error{CodeNotRunning, "executionId", "the execution waits behind others and does not run yet; pause it when it does, or cancel it"}
+	}
+	if s.active(c.ExecutionID, c.ActiveEnded) && s.Control.N == 0 && !s.PausedNow(c.ExecutionID) {
+		m.Add(c.ExecutionID, events.PauseRequested{Control: s.Controls + 1})
+	}
+	return m.Events(), nil
+}
+
+func terminate(s State, c RequestTerminate, m *events.Mint) {
+	if c.ExecutionID != "" && s.queued(c.ExecutionID) >= 0 {
+		m.Add(c.ExecutionID, events.ExecutionWithdrawn{Reason: "terminated"})
+		return
+	}
+	target := c.ExecutionID
+	if target == "" {
+		target = s.Active.ExecutionID
+	}
+	const reason = "terminated"
+	switch {
+	case s.active(target, c.ActiveEnded):
+		if s.Control.Kind != Terminate {
+			m.Add(target, events.TerminateRequested{Control: s.Controls + 1, Reason: reason})
+		}
+	case c.ExecutionID == "" && c.HasSandbox && !s.Idle:
+		m.Add("", events.TerminateRequested{Control: s.Controls + 1, Reason: reason})
+	}
+}
+
+// active tells whether an execution is the one that runs.
+func (s State) active(execution string, activeEnded bool) bool {
+	return execution != "" && s.Active.ExecutionID == execution && s.running(activeEnded)
+}
+
+// putAll adds a file_put for each file.
+func putAll(s State, files []File, held uint32, m *events.Mint) error {
+	if s.Status == Closed {
+		return &Error{CodeClosed, "sessionId", "the session is closed and takes no more files; create another"}
+	}
+	if err := s.room(len(files), held); err != nil {
+		return err
+	}
+	for i, f := range files {
+		m.Add("", events.FilePut{
+			N: s.Changes + 1 + uint32(i), Path: f.Path, Object: f.Object, Size: f.Size, SHA256: f.SHA256, Mode: f.Mode, Archive: f.Archive, Held: held, //nolint:gosec // room bounds it
+		})
+	}
+	return nil
+}
+
+// room refuses more changes than may wait.
+func (s State) room(n int, held uint32) error {
+	if len(s.After(held))+n <= MaxPending {
+		return nil
+	}
+	return &Error{CodeTooManyFiles, "", fmt.Sprintf("%d file changes of this session would wait for its next snapshot, at most %d may: send a tar instead, or run a turn first", len(s.After(held))+n, MaxPending)}
+}
