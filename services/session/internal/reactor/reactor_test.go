@@ -22,6 +22,8 @@ func TestMatters(t *testing.T) {
 		events.ExecutionStarted{}, events.SandboxReplaced{}, events.SandboxTerminated{}, events.SandboxFailed{},
 		events.BlockStart{}, events.BlockUpdate{}, events.BlockComplete{}, events.SubagentSpawned{}, events.SubagentCompleted{},
 		events.PermissionDecided{}, events.TranscriptWritten{}, events.MetadataUpdate{}, events.Log{}, events.Error{}, events.WatchdogWarned{},
+		events.SandboxPaused{}, events.SandboxResumed{}, events.SandboxHealth{}, events.FileCreated{}, events.FileModified{}, events.FileDeleted{},
+		events.FilesApplied{}, events.WorkspaceSynced{}, events.WorkspaceRestored{}, events.EgressDenied{}, events.ModelCalled{},
 		events.KeyCreated{}, events.KeyRevoked{},
 	} {
 		quiet[p.EventType()] = true
