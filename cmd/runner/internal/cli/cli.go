@@ -49,7 +49,13 @@ type commands struct {
 	LoadSessionTranscript loadTranscriptCommand `cmd:"" help:"Put a transcript from stdin where the agent looks for it."`
 	ReadSessionTranscript readTranscriptCommand `cmd:"" help:"Print an agent's transcript as the agent wrote it, one JSON object a line."`
 	Interrupt             interruptCommand      `cmd:"" help:"Ask the agent of a serving runner to stop its turn."`
+	WaitReady             waitReadyCommand      `cmd:"" help:"Wait until a runner serves at the socket, and print its status."`
+	Exec                  execCommand           `cmd:"" help:"Run a command that runner kill can end, with all that it started. Exit code the command's, 128 + signal if it was killed."`
+	Kill                  killCommand           `cmd:"" help:"End a command of runner exec, with all that it started."`
+	List                  listCommand           `cmd:"" help:"Print what is below a folder of the workspace, one object a line, sorted by path. Exit code of this and the next three: 3 no such file, 4 outside the workspace."`
+	Get                   getCommand            `cmd:"" help:"Print a file of the workspace."`
 	Put                   putCommand            `cmd:"" help:"Write stdin to a file of the workspace, in one step."`
+	Remove                removeCommand         `cmd:"" help:"Remove a file of the workspace, or a folder with all below it."`
 	Agent                 agentCommand          `cmd:"" help:"The built-in agent's process: JSON lines on stdin and stdout. Started by the runner itself."`
 }
 
@@ -82,11 +88,14 @@ func Run(ctx context.Context, args []string, sys System) int {
 	log := slog.New(slog.NewTextHandler(sys.Stderr, &slog.HandlerOptions{Level: c.LogLevel}))
 	err = k.Run(log)
 	var code exit
+	var failed coded
 	switch {
 	case err == nil:
 		return 0
 	case errors.As(err, &code):
 		return int(code)
+	case errors.As(err, &failed):
+		return say(sys, err, failed.code)
 	}
 	return say(sys, err, exitFailed)
 }

@@ -5,9 +5,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -169,21 +167,6 @@ func TestAttachAndInterruptCommands(t *testing.T) {
 	}
 	if r := runCommand(t, "", "interrupt", "--socket", s.socket+"x"); r.code != 1 || !strings.Contains(r.err, "runner serve") {
 		t.Errorf("no runner: %+v", r)
-	}
-}
-
-func TestPut(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	r := runCommand(t, "#!/bin/sh\n", "put", "bin/x", "--workspace", dir, "--mode", "0o755")
-	if r.code != 0 || r.out != `{"bytes":10,"path":"bin/x","type":"file_put"}`+"\n" {
-		t.Fatalf("put: %+v", r)
-	}
-	if info, err := os.Stat(filepath.Join(dir, "bin/x")); err != nil || info.Mode().Perm() != 0o755 {
-		t.Errorf("file: %v, %v", info, err)
-	}
-	if r := runCommand(t, "x", "put", "../evil", "--workspace", dir); r.code != 1 || !strings.Contains(r.err, "outside the workspace") {
-		t.Errorf("put outside: %+v", r)
 	}
 }
 

@@ -13,7 +13,6 @@ import (
 
 	"github.com/spoolhq/spool/cmd/runner/internal/builtin"
 	"github.com/spoolhq/spool/cmd/runner/internal/profile"
-	"github.com/spoolhq/spool/cmd/runner/internal/workspace"
 )
 
 // say prints one object.
@@ -115,28 +114,6 @@ func (c *readTranscriptCommand) Run(sys *System) error {
 		return fmt.Errorf("read transcript: %w", err)
 	}
 	return nil
-}
-
-type putCommand struct {
-	Path      string `arg:"" help:"Path in the workspace."`
-	Workspace string `required:"" help:"The workspace, an existing folder." env:"SPOOL_RUNNER_WORKSPACE"`
-	Mode      uint32 `help:"Permission bits, in decimal or 0o octal." default:"0o644"`
-}
-
-func (c *putCommand) Run(sys *System) error {
-	w, err := workspace.Open(c.Workspace)
-	if err != nil {
-		return err
-	}
-	defer w.Close() //nolint:errcheck // nothing is buffered
-	if c.Mode&^0o777 != 0 {
-		return fmt.Errorf("mode: %#o has more than permission bits", c.Mode)
-	}
-	path, n, err := w.Put(c.Path, sys.Stdin, fs.FileMode(c.Mode))
-	if err != nil {
-		return err
-	}
-	return sys.say(map[string]any{"type": "file_put", "path": path, "bytes": n})
 }
 
 type agentCommand struct {

@@ -100,7 +100,12 @@ func (w *Workspace) cutPrefix(abs string) (string, bool) {
 // isEscape recognises os.Root's refusal, for which it exports no error.
 func isEscape(err error) bool {
 	var pe *fs.PathError
-	return errors.As(err, &pe) && pe.Err != nil && pe.Err.Error() == "path escapes from parent"
+	for errors.As(err, &pe) { // MkdirAll wraps one in another
+		if err = pe.Err; err != nil && err.Error() == "path escapes from parent" {
+			return true
+		}
+	}
+	return false
 }
 
 // Outside tells whether an operation on Root failed because the path leaves the workspace.
@@ -122,26 +127,34 @@ func (w *Workspace) Put(path string, content io.Reader, mode fs.FileMode) (rel s
 	if rel, err = w.Rel(path); err != nil {
 		return "", 0, err
 	}
+	if n, err = w.place(path, rel, content, mode); err != nil {
+		return "", 0, err
+	}
+	return rel, n, nil
+}
+
+// place writes to a cleaned path; path is how the caller called it.
+func (w *Workspace) place(path, rel string, content io.Reader, mode fs.FileMode) (n int64, err error) {
 	if rel == "." {
-		return "", 0, fmt.Errorf("path %q: names the workspace, not a file: %w", path, fs.ErrInvalid)
+		return 0, fmt.Errorf("path %q: names the workspace, not a file: %w", path, fs.ErrInvalid)
 	}
 	if info, statErr := w.root.Lstat(rel); statErr == nil && info.IsDir() {
-		return "", 0, fmt.Errorf("path %s: is a folder: %w", path, fs.ErrInvalid)
+		return 0, fmt.Errorf("path %s: is a folder: %w", path, fs.ErrInvalid)
 	}
 	dir, base := filepath.Split(rel)
 	if dir != "" {
 		if err := w.root.MkdirAll(filepath.Clean(dir), 0o755); err != nil {
-			return "", 0, fmt.Errorf("make folder for %s: %w", path, err)
+			return 0, fmt.Errorf("make folder: %w", outcome(path, err))
 		}
 	}
-	tmp := dir + ".spool-" + rand.Text()
+	tmp := dir + Unfinished + rand.Text()
 	if n, err = w.write(tmp, content, mode); err == nil {
 		err = w.root.Rename(tmp, dir+base)
 	}
 	if err != nil {
-		return "", 0, errors.Join(fmt.Errorf("write %s: %w", path, err), w.discard(tmp))
+		return 0, errors.Join(fmt.Errorf("write: %w", outcome(path, err)), w.discard(tmp))
 	}
-	return rel, n, nil
+	return n, nil
 }
 
 func (w *Workspace) write(tmp string, content io.Reader, mode fs.FileMode) (int64, error) {

@@ -1,0 +1,189 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/process"
+	"github.com/spoolhq/spool/cmd/runner/internal/serve"
+	"github.com/spoolhq/spool/pkg/runner"
+)
+
+// retry is how often a runner that does not answer yet is asked again.
+const retry = 10 * time.Millisecond
+
+// exitSignal is added to a signal's number, as shells do.
+const exitSignal = 128
+
+type waitReadyCommand struct {
+	Socket string        `required:"" help:"Path of the serving runner's socket." env:"SPOOL_RUNNER_SOCKET"`
+	Within time.Duration `help:"How long to wait." default:"30s"`
+}
+
+func (c *waitReadyCommand) Run(ctx context.Context, sys *System) error {
+	ctx, cancel := context.WithTimeout(ctx, c.Within)
+	defer cancel()
+	tick := time.NewTicker(retry)
+	defer tick.Stop()
+	for {
+		line, err := serve.Ask(ctx, c.Socket, runner.OpStatus)
+		if err == nil {
+			_, err = sys.Stdout.Write(line)
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("not ready within %s: %w", c.Within, err)
+		case <-tick.C:
+		}
+	}
+}
+
+// commandID names a running command: it becomes a file's name.
+var commandID = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$`)
+
+// running is where commands that can be killed are written down: <id>.pid holds
+// the process, <id>.kill says that it is to be killed, also if it has not begun.
+type running struct {
+	ID  string `required:"" help:"Names the command for runner kill: 1 to 100 letters, digits, - and _."`
+	Run string `name:"run-dir" help:"Folder where running commands are written down; by default exec beside the socket." env:"SPOOL_RUNNER_RUN_DIR"`
+	// Socket only says where the folder is.
+	Socket string `help:"Path of the serving runner's socket." env:"SPOOL_RUNNER_SOCKET"`
+}
+
+func (r running) prepare() (pid, kill string, err error) {
+	if !commandID.MatchString(r.ID) {
+		return "", "", fmt.Errorf("id: %.100q: want 1 to 100 letters, digits, - and _", r.ID)
+	}
+	dir := r.Run
+	if dir == "" {
+		if r.Socket == "" {
+			return "", "", errors.New("run-dir: give it, or the socket, beside which it is")
+		}
+		dir = filepath.Join(filepath.Dir(r.Socket), "exec")
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", "", fmt.Errorf("make run folder: %w", err)
+	}
+	base := filepath.Join(dir, r.ID)
+	return base + ".pid", base + ".kill", nil
+}
+
+type execCommand struct {
+	Running running  `embed:""`
+	Command []string `arg:"" passthrough:"" help:"The program and its arguments, after --."`
+}
+
+func (c *execCommand) Run(ctx context.Context, sys *System, log *slog.Logger) (err error) {
+	args := c.Command
+	if len(args) > 0 && args[0] == "--" {
+		args = args[1:]
+	}
+	if len(args) == 0 {
+		return errors.New("command: give a program after --")
+	}
+	pidFile, killFile, err := c.Running.prepare()
+	if err != nil {
+		return err
+	}
+	cmd := exec.Command(args[0], args[1:]...) //nolint:gosec // running it is the purpose
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = sys.Stdin, sys.Stdout, sys.Stderr
+	cmd.Env = withoutOwn(sys.Environ)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return coded{err, notStarted(err)}
+	}
+	tree := process.Tree(log, cmd.Process.Pid)
+	defer func() {
+		for _, f := range []string{pidFile, killFile} {
+			if rmErr := os.Remove(f); rmErr != nil && !errors.Is(rmErr, fs.ErrNotExist) {
+				err = errors.Join(err, rmErr)
+			}
+		}
+	}()
+	raw, err := json.Marshal(tree)
+	if err == nil {
+		err = os.WriteFile(pidFile, raw, 0o600)
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("write down the command: %w", err), tree.Kill(log), cmd.Wait())
+	}
+	// Whoever wanted it killed before it was written down has left this file.
+	if _, err := os.Stat(killFile); err == nil {
+		if err := tree.Kill(log); err != nil {
+			return err
+		}
+	}
+	defer context.AfterFunc(ctx, func() {
+		if err := tree.Kill(log); err != nil {
+			log.Error("end the command", "err", err)
+		}
+	})()
+	var ended *exec.ExitError
+	if err := cmd.Wait(); err != nil && !errors.As(err, &ended) {
+		return fmt.Errorf("run %s: %w", args[0], err)
+	}
+	if ws, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
+		return exit(exitSignal + int(ws.Signal()))
+	}
+	if code := cmd.ProcessState.ExitCode(); code != 0 {
+		return exit(code)
+	}
+	return nil
+}
+
+// notStarted are the codes by which shells tell why there is no process.
+func notStarted(err error) int {
+	if errors.Is(err, fs.ErrPermission) {
+		return 126
+	}
+	return 127
+}
+
+// withoutOwn leaves out what is the runner's own.
+func withoutOwn(environ []string) []string {
+	var out []string
+	for _, kv := range environ {
+		if !strings.HasPrefix(kv, "SPOOL_RUNNER_") {
+			out = append(out, kv)
+		}
+	}
+	return out
+}
+
+type killCommand struct {
+	Running running `embed:""`
+}
+
+func (c *killCommand) Run(log *slog.Logger) error {
+	pidFile, killFile, err := c.Running.prepare()
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(killFile, nil, 0o600); err != nil {
+		return fmt.Errorf("ask for the command's end: %w", err)
+	}
+	raw, err := os.ReadFile(pidFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // it has ended, or ends as soon as it begins
+	}
+	if err != nil {
+		return fmt.Errorf("find the command: %w", err)
+	}
+	var tree process.Root
+	if err := json.Unmarshal(raw, &tree); err != nil {
+		return fmt.Errorf("find the command: %s: %w", pidFile, err)
+	}
+	return tree.Kill(log)
+}

@@ -1,0 +1,154 @@
+package cli
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/workspace"
+	"github.com/spoolhq/spool/pkg/sandbox"
+)
+
+// The exit codes of the file commands, beside 0 and exitFailed.
+const (
+	exitNotFound = 3
+	exitOutside  = 4
+)
+
+// coded is an error with an exit code of its own.
+type coded struct {
+	error
+	code int
+}
+
+func (c coded) Unwrap() error { return c.error }
+
+// at is the workspace of a file command.
+type at struct {
+	Workspace string `required:"" help:"The workspace, an existing folder." env:"SPOOL_RUNNER_WORKSPACE"`
+}
+
+// with opens the workspace for f, and gives f's error its exit code.
+func (a at) with(f func(*workspace.Workspace) error) error {
+	w, err := workspace.Open(a.Workspace)
+	if err != nil {
+		return err
+	}
+	defer w.Close() //nolint:errcheck // nothing is buffered
+	err = f(w)
+	switch {
+	case errors.Is(err, sandbox.ErrNotFound):
+		return coded{err, exitNotFound}
+	case errors.Is(err, sandbox.ErrOutside):
+		return coded{err, exitOutside}
+	}
+	return err
+}
+
+type putCommand struct {
+	Path    string `arg:"" help:"Path in the workspace."`
+	At      at     `embed:""`
+	Mode    uint32 `help:"Permission bits, in decimal or 0o octal." default:"0o644"`
+	Chunked bool   `help:"Read the content as chunks: a line with the number of bytes, then the bytes, and a line with 0 at the end. Without that end nothing is written."`
+}
+
+func (c *putCommand) Run(sys *System) error {
+	if c.Mode&^0o777 != 0 {
+		return fmt.Errorf("mode: %#o has more than permission bits", c.Mode)
+	}
+	content := sys.Stdin
+	if c.Chunked {
+		content = &chunks{in: bufio.NewReader(sys.Stdin)}
+	}
+	return c.At.with(func(w *workspace.Workspace) error {
+		path, n, err := w.Write(c.Path, content, fs.FileMode(c.Mode))
+		if err != nil {
+			return err
+		}
+		return sys.say(map[string]any{"type": "file_put", "path": path, "bytes": n})
+	})
+}
+
+type getCommand struct {
+	Path string `arg:"" help:"Path in the workspace."`
+	At   at     `embed:""`
+}
+
+func (c *getCommand) Run(sys *System) error {
+	return c.At.with(func(w *workspace.Workspace) error {
+		f, err := w.Get(c.Path)
+		if err != nil {
+			return err
+		}
+		defer f.Close() //nolint:errcheck // only read from
+		if _, err := io.Copy(sys.Stdout, f); err != nil {
+			return fmt.Errorf("read %q: %w", c.Path, err)
+		}
+		return nil
+	})
+}
+
+type listCommand struct {
+	Dir string `arg:"" optional:"" help:"Folder in the workspace; all of it without one."`
+	At  at     `embed:""`
+}
+
+func (c *listCommand) Run(sys *System) error {
+	return c.At.with(func(w *workspace.Workspace) error {
+		all, err := w.List(c.Dir)
+		if err != nil {
+			return err
+		}
+		out := bufio.NewWriter(sys.Stdout)
+		enc := json.NewEncoder(out)
+		enc.SetEscapeHTML(false)
+		for _, e := range all {
+			if err := enc.Encode(e); err != nil {
+				return fmt.Errorf("print: %w", err)
+			}
+		}
+		return out.Flush()
+	})
+}
+
+type removeCommand struct {
+	Path string `arg:"" help:"Path in the workspace, of a file or of a folder, which goes with all below it."`
+	At   at     `embed:""`
+}
+
+func (c *removeCommand) Run() error {
+	return c.At.with(func(w *workspace.Workspace) error { return w.Remove(c.Path) })
+}
+
+// chunks reads content that says where it ends: a stream that breaks off before
+// that is an error, not a short file.
+type chunks struct {
+	in   *bufio.Reader
+	left int64
+	done bool
+}
+
+func (c *chunks) Read(p []byte) (int, error) {
+	if c.done {
+		return 0, io.EOF
+	}
+	if c.left == 0 {
+		var n int64
+		if _, err := fmt.Fscanf(c.in, "%d\n", &n); err != nil || n < 0 {
+			return 0, errors.New("the content broke off: want a line with the size of the next chunk, or with 0 at the end")
+		}
+		if c.done = n == 0; c.done {
+			return 0, io.EOF
+		}
+		c.left = n
+	}
+	n, err := c.in.Read(p[:min(int64(len(p)), c.left)])
+	c.left -= int64(n)
+	if errors.Is(err, io.EOF) {
+		err = fmt.Errorf("the content broke off in a chunk that has %d bytes more", c.left)
+	}
+	return n, err
+}

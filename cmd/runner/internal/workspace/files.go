@@ -1,0 +1,141 @@
+package workspace
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/spoolhq/spool/pkg/sandbox"
+)
+
+// Unfinished begins the names of files that are being written. They are left out of listings.
+const Unfinished = ".spool-put-"
+
+// Entry is a line of a listing.
+type Entry struct {
+	Path    string `json:"path"`    // slash-separated, relative to the workspace
+	Size    int64  `json:"size"`    // bytes
+	ModTime string `json:"modTime"` // RFC 3339 with nanoseconds, UTC
+	Dir     bool   `json:"dir"`
+}
+
+// fault is an error of a path: one sentence, and the kind that a caller branches on.
+type fault struct {
+	says string
+	kind error
+}
+
+func (f *fault) Error() string { return f.says }
+func (f *fault) Unwrap() error { return f.kind }
+
+// local cleans a path of a caller that knows the workspace as its root alone:
+// an absolute path is outside, whatever it begins with.
+func local(name string) (string, error) {
+	clean := path.Clean(name)
+	switch {
+	case name == "" || strings.ContainsRune(name, 0):
+		return "", fmt.Errorf("path %q: is empty or has a NUL: %w", name, fs.ErrInvalid)
+	case path.IsAbs(name) || clean == ".." || strings.HasPrefix(clean, "../"):
+		return "", &fault{fmt.Sprintf("path %q: is outside the workspace", name), sandbox.ErrOutside}
+	}
+	return clean, nil
+}
+
+// outcome gives an error of Root its meaning: sandbox.ErrNotFound, sandbox.ErrOutside or another.
+func outcome(name string, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, fs.ErrNotExist):
+		return &fault{fmt.Sprintf("path %q: there is no such file in the workspace", name), sandbox.ErrNotFound}
+	case isEscape(err):
+		return &fault{fmt.Sprintf("path %q: is outside the workspace", name), sandbox.ErrOutside}
+	}
+	return fmt.Errorf("path %q: %w", name, err)
+}
+
+// Get opens a regular file. A symlink inside the workspace is followed.
+func (w *Workspace) Get(name string) (*os.File, error) {
+	rel, err := local(name)
+	if err != nil {
+		return nil, err
+	}
+	// Not to wait for a writer, should it be a named pipe.
+	f, err := w.root.OpenFile(rel, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, outcome(name, err)
+	}
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("is not a regular file: %w", fs.ErrInvalid)
+	}
+	if err != nil {
+		return nil, errors.Join(outcome(name, err), f.Close())
+	}
+	return f, nil
+}
+
+// List gives everything below a folder ("" for all) sorted by path, without following symlinks.
+func (w *Workspace) List(dir string) ([]Entry, error) {
+	rel, err := local(cmp.Or(dir, "."))
+	if err != nil {
+		return nil, err
+	}
+	var out []Entry
+	err = fs.WalkDir(w.root.FS(), rel, func(name string, d fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) && name != rel {
+			return nil // removed meanwhile
+		}
+		if err != nil || name == rel || strings.HasPrefix(d.Name(), Unfinished) {
+			return err
+		}
+		info, err := d.Info()
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		out = append(out, Entry{Path: name, Size: info.Size(), ModTime: info.ModTime().UTC().Format("2006-01-02T15:04:05.000000000Z07:00"), Dir: d.IsDir()})
+		return nil
+	})
+	if err != nil {
+		return nil, outcome(dir, err)
+	}
+	slices.SortFunc(out, func(a, b Entry) int { return strings.Compare(a.Path, b.Path) })
+	return out, nil
+}
+
+// Remove removes a file or a symlink, or a folder with all below it.
+func (w *Workspace) Remove(name string) error {
+	rel, err := local(name)
+	if err != nil {
+		return err
+	}
+	if rel == "." {
+		return fmt.Errorf("path %q: names the workspace itself: %w", name, fs.ErrInvalid)
+	}
+	if _, err := w.root.Lstat(rel); err != nil {
+		return outcome(name, err)
+	}
+	return outcome(name, w.root.RemoveAll(rel))
+}
+
+// Write is Put for a path that is relative to the workspace. A symlink that has
+// the file's name is replaced itself, wherever it leads.
+func (w *Workspace) Write(name string, content io.Reader, mode fs.FileMode) (rel string, n int64, err error) {
+	if rel, err = local(name); err != nil {
+		return "", 0, err
+	}
+	if n, err = w.place(name, rel, content, mode); err != nil {
+		return "", 0, err
+	}
+	return rel, n, nil
+}
