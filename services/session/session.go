@@ -30,7 +30,10 @@ type Config struct {
 	IdleTimeout    time.Duration `default:"15m" env:"SPOOL_IDLE_TIMEOUT" help:"How long a session may rest before its sandbox is given up, unless the session says otherwise."`
 	TurnLimit      time.Duration `default:"1h" env:"SPOOL_TURN_LIMIT" help:"How long one execution may take, unless the session says otherwise."`
 	SessionLimit   time.Duration `default:"24h" env:"SPOOL_SESSION_LIMIT" help:"How long a session lives, unless it says otherwise."`
-	Providers      []string      `default:"local" env:"SPOOL_SANDBOX_PROVIDERS" help:"The sandbox providers that this installation offers; the first is the default."`
+	Providers      []string      `default:"local" env:"SPOOL_SANDBOX_PROVIDERS" help:"The sandbox providers that this installation offers, of local and docker; the first is the default."`
+	SyncInterval   time.Duration `default:"30s" env:"SPOOL_SYNC_INTERVAL" help:"How often the workspace is stored while a turn runs, unless the session says otherwise."`
+	HealthInterval time.Duration `default:"30s" env:"SPOOL_HEALTH_INTERVAL" help:"How often a sandbox is asked how it is, unless the session says otherwise."`
+	SandboxMaxAge  time.Duration `default:"24h" env:"SPOOL_SANDBOX_MAX_AGE" help:"After how long a sandbox is replaced between two turns, unless the session says otherwise."`
 	CommandWorkers int           `default:"64" env:"SPOOL_COMMAND_WORKERS" help:"How many commands one copy carries out at once."`
 	ReactorWorkers int           `default:"64" env:"SPOOL_REACTOR_WORKERS" help:"How many commits of a shard one copy reacts to at once."`
 	EngineGone     time.Duration `default:"30s" env:"SPOOL_ENGINE_GONE" help:"How long an engine may be without a live executor before its sessions' jobs are offered to others."`
@@ -55,8 +58,29 @@ func (c Config) withDefaults() (Config, error) {
 			return c, fmt.Errorf("%s: %s is not between 1ms and %s", d.name, *d.value, command.MaxDuration)
 		}
 	}
+	for _, d := range []struct {
+		name  string
+		value *time.Duration
+		unset time.Duration
+	}{
+		{"sync-interval", &c.SyncInterval, 30 * time.Second},
+		{"health-interval", &c.HealthInterval, 30 * time.Second},
+		{"sandbox-max-age", &c.SandboxMaxAge, 24 * time.Hour},
+	} {
+		if *d.value == 0 {
+			*d.value = d.unset
+		}
+		if *d.value < time.Second || *d.value > 24*time.Hour {
+			return c, fmt.Errorf("%s: %s is not between 1s and 24h", d.name, *d.value)
+		}
+	}
 	if len(c.Providers) == 0 {
 		c.Providers = []string{"local"}
+	}
+	for _, p := range c.Providers {
+		if p != "local" && p != "docker" {
+			return c, fmt.Errorf("providers: there is no sandbox provider %.64q; there are local and docker", p)
+		}
 	}
 	for _, n := range []struct {
 		name  string
@@ -130,7 +154,8 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	}
 	commands := command.New(command.Config{
 		Sessions: sessions, NATS: deps.NATS, Now: deps.Now, Providers: cfg.Providers,
-		IdleTimeout: cfg.IdleTimeout, TurnLimit: cfg.TurnLimit, SessionLimit: cfg.SessionLimit, Logger: deps.Logger,
+		IdleTimeout: cfg.IdleTimeout, TurnLimit: cfg.TurnLimit, SessionLimit: cfg.SessionLimit,
+		SyncInterval: cfg.SyncInterval, HealthInterval: cfg.HealthInterval, SandboxMaxAge: cfg.SandboxMaxAge, Logger: deps.Logger,
 	})
 	if err := s.handle(commands); err != nil {
 		return nil, fmt.Errorf("session service: %w", err)

@@ -474,7 +474,7 @@ func TestRefusals(t *testing.T) {
 	s := newStack(t)
 	s.copy("one", session.Config{})
 	sid := s.create(events.Options{})
-	before := len(s.history(sid))
+	before, sum := len(s.history(sid)), strings.Repeat("ab", 32)
 	for _, c := range []struct {
 		name, code, field string
 		typ               command.Type
@@ -490,6 +490,16 @@ func TestRefusals(t *testing.T) {
 		{"two megabytes", "PAYLOAD_TOO_LARGE", "content", command.TypePostMessage, sid, nil},
 		{"large metadata", "PAYLOAD_TOO_LARGE", "metadata", command.TypePostMessage, sid, command.PostMessage{Content: "x", Metadata: json.RawMessage(`"` + strings.Repeat("m", 20<<10) + `"`)}},
 		{"no such command", "INVALID_REQUEST", "type", "dance", sid, nil},
+		{"an interval of a millisecond", "INVALID_REQUEST", "sessionOptions.syncIntervalMs", command.TypeUpdateSession, sid, command.UpdateSession{Options: &events.Options{SyncIntervalMs: 1}}},
+		{"no reference of an image", "INVALID_REQUEST", "sessionOptions.image", command.TypeCreateSession, id(events.KindSession), command.CreateSession{Options: events.Options{Image: "A B"}}},
+		{"a host with a scheme", "INVALID_REQUEST", "sessionOptions.egress[0]", command.TypeCreateSession, id(events.KindSession), command.CreateSession{Options: events.Options{Egress: []string{"http://x"}}}},
+		{"acp without a command", "INVALID_REQUEST", "sessionOptions.command", command.TypeCreateSession, id(events.KindSession), command.CreateSession{Architecture: "acp"}},
+		{"a command without acp", "INVALID_REQUEST", "sessionOptions.command", command.TypeUpdateSession, sid, command.UpdateSession{Options: &events.Options{Command: []string{"x"}}}},
+		{"clearing what is no option", "INVALID_REQUEST", "clear[0]", command.TypeUpdateSession, sid, command.UpdateSession{Clear: []string{"colour"}}},
+		{"a file outside", "INVALID_REQUEST", "workspaceFiles[0].path", command.TypePostMessage, sid, command.PostMessage{Content: "x", Files: []command.File{{Path: "../x", SHA256: sum}}}},
+		{"another session's object", "INVALID_REQUEST", "file.object", command.TypePutFile, sid, command.PutFile{File: command.File{Path: "x", SHA256: sum, Object: "default/" + id(events.KindSession) + "/f-x"}}},
+		{"removing nothing", "INVALID_REQUEST", "path", command.TypeRemoveFile, sid, command.RemoveFile{}},
+		{"a file for nobody", "SESSION_NOT_FOUND", "sessionId", command.TypePutFile, id(events.KindSession), command.PutFile{File: command.File{Path: "x", SHA256: sum}}},
 		{"a key without a hash", "INVALID_REQUEST", "sha256", command.TypeCreateKey, "", command.CreateKey{KeyID: id(events.KindKey)}},
 		{"revoking an unknown key", "KEY_NOT_FOUND", "keyId", command.TypeRevokeKey, "", command.RevokeKey{KeyID: id(events.KindKey)}},
 	} {
@@ -539,9 +549,15 @@ func TestKeys(t *testing.T) {
 
 func TestConfig(t *testing.T) {
 	t.Parallel()
-	for _, c := range []session.Config{{IdleTimeout: -time.Second}, {TurnLimit: 100 * 24 * time.Hour}, {CommandWorkers: -1}} {
+	for _, c := range []session.Config{
+		{IdleTimeout: -time.Second}, {TurnLimit: 100 * 24 * time.Hour}, {CommandWorkers: -1},
+		{SyncInterval: time.Millisecond}, {HealthInterval: 25 * time.Hour}, {SandboxMaxAge: -1},
+	} {
 		if _, err := session.New(c, session.Deps{}); err == nil || !strings.Contains(err.Error(), "between") {
 			t.Errorf("%+v: %v", c, err)
 		}
+	}
+	if _, err := session.New(session.Config{Providers: []string{"local", "moon"}}, session.Deps{}); err == nil || !strings.Contains(err.Error(), `providers: there is no sandbox provider "moon"`) {
+		t.Errorf("a provider of no kind: %v", err)
 	}
 }

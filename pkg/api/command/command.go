@@ -21,6 +21,12 @@ const (
 	TypeStartExecution Type = "start_execution" // StartExecution; SessionID and ExecutionID, both new
 	TypeInterrupt      Type = "interrupt"       // no body; SessionID
 	TypeCancel         Type = "cancel"          // no body; SessionID and ExecutionID
+	TypePause          Type = "pause"           // no body; SessionID and ExecutionID
+	TypeResume         Type = "resume"          // no body; SessionID and ExecutionID
+	TypeTerminate      Type = "terminate"       // no body; SessionID, and ExecutionID unless the environment is meant
+	TypeSync           Type = "sync"            // no body; SessionID
+	TypePutFile        Type = "put_file"        // PutFile; SessionID
+	TypeRemoveFile     Type = "remove_file"     // RemoveFile; SessionID
 	TypeDeleteSession  Type = "delete_session"  // no body; SessionID
 	TypeCreateKey      Type = "create_key"      // CreateKey; no ids
 	TypeRevokeKey      Type = "revoke_key"      // RevokeKey; no ids
@@ -45,12 +51,15 @@ type CreateSession struct {
 	Provider     string          `json:"provider,omitempty"`
 	Options      events.Options  `json:"options"`
 	Metadata     json.RawMessage `json:"metadata,omitempty"`
+	Files        []File          `json:"files,omitempty"` // of the workspace; StartExecution takes those of its Post
 }
 
-// UpdateSession changes a session. Nil options or nil metadata leave what was there.
+// UpdateSession changes a session. Nil options or nil metadata, and options
+// that are empty, leave what was there.
 type UpdateSession struct {
 	Options  *events.Options `json:"options,omitempty"`
 	Metadata json.RawMessage `json:"metadata,omitempty"`
+	Clear    []string        `json:"clear,omitempty"` // options that go back to the server's default, by their JSON names
 }
 
 // PostMessage is a query: content, or parts in its place.
@@ -58,6 +67,26 @@ type PostMessage struct {
 	Content  string          `json:"content,omitempty"`
 	Parts    []events.Part   `json:"parts,omitempty"`
 	Metadata json.RawMessage `json:"metadata,omitempty"`
+	Files    []File          `json:"files,omitempty"` // that are to be in the workspace before the agent begins
+}
+
+// File is a file, or a tar, on its way into a workspace. Its content is in the
+// bucket workspaces already, under Object.
+type File struct {
+	Path    string `json:"path"`             // relative to the workspace; of an archive the folder that it goes into, "" for the workspace
+	Object  string `json:"object,omitempty"` // "" for FileObject of the session and SHA256
+	Size    uint64 `json:"size"`             // bytes
+	SHA256  string `json:"sha256"`           // hex
+	Mode    uint32 `json:"mode,omitempty"`   // permission bits; 0 means 0644
+	Archive bool   `json:"archive,omitempty"`
+}
+
+// PutFile puts a file or an archive into a session's workspace.
+type PutFile struct{ File }
+
+// RemoveFile removes a file, or a folder with all below it.
+type RemoveFile struct {
+	Path string `json:"path"`
 }
 
 // StartExecution makes a session and posts its first message, as one command.

@@ -2,6 +2,7 @@ package command
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -26,7 +27,10 @@ const (
 const DefaultAgent = "default"
 
 // architectures by name; an alias stands for another.
-var architectures = map[string]string{"claude-code": "claude-code", "claude-sdk": "claude-code", "spool": "spool"}
+var architectures = map[string]string{
+	"claude-code": "claude-code", "claude-sdk": "claude-code", "codex": "codex", "opencode": "opencode",
+	command.ArchitectureACP: command.ArchitectureACP, "spool": "spool",
+}
 
 func invalid(field, detail string) *command.Error {
 	return &command.Error{Code: "INVALID_REQUEST", Field: field, Detail: detail}
@@ -54,13 +58,16 @@ func (h *Handler) created(b command.CreateSession) (events.SessionCreated, error
 	}
 	var known bool
 	if out.Architecture, known = architectures[arch]; !known {
-		return out, invalid("architecture", fmt.Sprintf("there is no architecture %.64q; there are claude-code (alias claude-sdk) and spool", b.Architecture))
+		return out, invalid("architecture", fmt.Sprintf("there is no architecture %.64q; there are claude-code (alias claude-sdk), codex, opencode, acp and spool", b.Architecture))
 	}
 	if out.Provider = b.Provider; out.Provider == "" {
 		out.Provider = h.cfg.Providers[0]
 	}
 	if !slices.Contains(h.cfg.Providers, out.Provider) {
 		return out, invalid("sandbox", fmt.Sprintf("there is no sandbox provider %.64q here; this installation offers %s", b.Provider, strings.Join(h.cfg.Providers, ", ")))
+	}
+	if err := errors.Join(command.CheckOptions(b.Options), command.CheckCommand(out.Architecture, b.Options.Command)); err != nil {
+		return out, err
 	}
 	out.Options = h.options(b.Options)
 	return out, checkMetadata(b.Metadata)
@@ -71,7 +78,10 @@ func (h *Handler) options(o events.Options) events.Options {
 	for _, f := range []struct {
 		ms    *uint32
 		unset time.Duration
-	}{{&o.IdleTimeoutMs, h.cfg.IdleTimeout}, {&o.TurnLimitMs, h.cfg.TurnLimit}, {&o.SessionLimitMs, h.cfg.SessionLimit}} {
+	}{
+		{&o.IdleTimeoutMs, h.cfg.IdleTimeout}, {&o.TurnLimitMs, h.cfg.TurnLimit}, {&o.SessionLimitMs, h.cfg.SessionLimit},
+		{&o.SyncIntervalMs, h.cfg.SyncInterval}, {&o.HealthIntervalMs, h.cfg.HealthInterval}, {&o.SandboxMaxAgeMs, h.cfg.SandboxMaxAge},
+	} {
 		if *f.ms == 0 {
 			*f.ms = uint32(f.unset.Milliseconds())
 		}
@@ -79,32 +89,38 @@ func (h *Handler) options(o events.Options) events.Options {
 	return o
 }
 
-// update merges changed options over the present ones.
+// update merges changed options over the present ones. What is cleared is the service's default again.
 func (h *Handler) update(b command.UpdateSession, l eventlog.Loaded, base session.Base) (session.Command, error) {
-	o := l.Life.Options
+	o, err := command.Merge(l.Life.Options, b.Options, b.Clear)
+	if err == nil && l.Life.Status != session.None {
+		err = command.CheckCommand(l.Life.Architecture, o.Command)
+	}
+	return session.UpdateOptions{Base: base, Options: h.options(o), Metadata: b.Metadata}, err
+}
+
+func checkUpdate(b command.UpdateSession) error {
 	if b.Options != nil {
-		if b.Options.Model != "" {
-			o.Model = b.Options.Model
-		}
-		for _, f := range []struct{ to, from *uint32 }{
-			{&o.IdleTimeoutMs, &b.Options.IdleTimeoutMs}, {&o.TurnLimitMs, &b.Options.TurnLimitMs}, {&o.SessionLimitMs, &b.Options.SessionLimitMs},
-		} {
-			if *f.from != 0 {
-				*f.to = *f.from
-			}
+		if err := command.CheckOptions(*b.Options); err != nil {
+			return err
 		}
 	}
-	return session.UpdateOptions{Base: base, Options: o, Metadata: b.Metadata}, nil
+	if _, err := command.Merge(events.Options{}, nil, b.Clear); err != nil {
+		return err
+	}
+	return checkMetadata(b.Metadata)
 }
 
 func post(c command.Command, b command.PostMessage, base session.Base, l eventlog.Loaded) session.Post {
 	return session.Post{
 		Base: base, ExecutionID: c.ExecutionID, Content: b.Content, Parts: b.Parts, Metadata: b.Metadata,
-		ActiveEnded: l.View().ActiveEnded,
+		Files: files(c, b.Files), Held: l.Run.Snapshot.Applied, ActiveEnded: l.View().ActiveEnded,
 	}
 }
 
-func checkPost(b command.PostMessage) error {
+func checkPost(c command.Command, b command.PostMessage) error {
+	if err := checkFiles(c, b.Files); err != nil {
+		return err
+	}
 	size, text := len(b.Content), b.Content
 	for _, p := range b.Parts {
 		size += len(p.Text) + len(p.Data)

@@ -31,6 +31,8 @@ type Config struct {
 	Logger    *slog.Logger
 
 	IdleTimeout, TurnLimit, SessionLimit time.Duration
+
+	SyncInterval, HealthInterval, SandboxMaxAge time.Duration
 }
 
 // Handler carries out commands.
@@ -85,7 +87,12 @@ func checkIDs(c command.Command) error {
 	switch c.Type {
 	case command.TypeCreateKey, command.TypeRevokeKey:
 		return nil
-	case command.TypePostMessage, command.TypeStartExecution, command.TypeCancel:
+	case command.TypeTerminate:
+		if c.ExecutionID == "" { // the environment
+			break
+		}
+		fallthrough
+	case command.TypePostMessage, command.TypeStartExecution, command.TypeCancel, command.TypePause, command.TypeResume:
 		if err := events.CheckID("executionId", events.KindExecution, c.ExecutionID); err != nil {
 			return err
 		}
@@ -117,8 +124,11 @@ func (h *Handler) builder(c command.Command) (builder, error) {
 			return nil, err
 		}
 		created, err := h.created(b)
+		if err == nil {
+			err = checkFiles(c, b.Files)
+		}
 		return func(_ eventlog.Loaded, base session.Base) (session.Command, error) {
-			return session.Create{Base: base, SessionCreated: created}, nil
+			return session.Create{Base: base, SessionCreated: created, Files: files(c, b.Files)}, nil
 		}, err
 	case command.TypeStartExecution:
 		var b command.StartExecution
@@ -127,7 +137,7 @@ func (h *Handler) builder(c command.Command) (builder, error) {
 		}
 		created, err := h.created(b.Create)
 		if err == nil {
-			err = checkPost(b.Post)
+			err = checkPost(c, b.Post)
 		}
 		return func(l eventlog.Loaded, base session.Base) (session.Command, error) {
 			return session.Start{Base: base, Create: created, Post: post(c, b.Post, base, l)}, nil
@@ -139,7 +149,7 @@ func (h *Handler) builder(c command.Command) (builder, error) {
 		}
 		return func(l eventlog.Loaded, base session.Base) (session.Command, error) {
 			return post(c, b, base, l), nil
-		}, checkPost(b)
+		}, checkPost(c, b)
 	case command.TypeUpdateSession:
 		var b command.UpdateSession
 		if err := decode(c, &b); err != nil {
@@ -147,7 +157,20 @@ func (h *Handler) builder(c command.Command) (builder, error) {
 		}
 		return func(l eventlog.Loaded, base session.Base) (session.Command, error) {
 			return h.update(b, l, base)
-		}, checkMetadata(b.Metadata)
+		}, checkUpdate(b)
+	case command.TypeDeleteSession:
+		return func(l eventlog.Loaded, base session.Base) (session.Command, error) {
+			return session.Delete{Base: base, ActiveEnded: l.View().ActiveEnded}, nil
+		}, nil
+	case command.TypePutFile, command.TypeRemoveFile:
+		return fileBuilder(c)
+	}
+	return controlBuilder(c)
+}
+
+// controlBuilder is builder for what has no body.
+func controlBuilder(c command.Command) (builder, error) {
+	switch c.Type {
 	case command.TypeInterrupt:
 		return func(l eventlog.Loaded, base session.Base) (session.Command, error) {
 			return session.RequestInterrupt{Base: base, ActiveEnded: l.View().ActiveEnded}, nil
@@ -156,9 +179,22 @@ func (h *Handler) builder(c command.Command) (builder, error) {
 		return func(l eventlog.Loaded, base session.Base) (session.Command, error) {
 			return session.RequestCancel{Base: base, ExecutionID: c.ExecutionID, ActiveEnded: l.View().ActiveEnded}, nil
 		}, nil
-	case command.TypeDeleteSession:
+	case command.TypePause:
 		return func(l eventlog.Loaded, base session.Base) (session.Command, error) {
-			return session.Delete{Base: base, ActiveEnded: l.View().ActiveEnded}, nil
+			return session.RequestPause{Base: base, ExecutionID: c.ExecutionID, ActiveEnded: l.View().ActiveEnded}, nil
+		}, nil
+	case command.TypeResume:
+		return func(l eventlog.Loaded, base session.Base) (session.Command, error) {
+			return session.RequestResume{Base: base, ExecutionID: c.ExecutionID, ActiveEnded: l.View().ActiveEnded}, nil
+		}, nil
+	case command.TypeTerminate:
+		return func(l eventlog.Loaded, base session.Base) (session.Command, error) {
+			v := l.View()
+			return session.RequestTerminate{Base: base, ExecutionID: c.ExecutionID, ActiveEnded: v.ActiveEnded, HasSandbox: v.HasSandbox}, nil
+		}, nil
+	case command.TypeSync:
+		return func(_ eventlog.Loaded, base session.Base) (session.Command, error) {
+			return session.RequestSync{Base: base}, nil
 		}, nil
 	}
 	return nil, invalid("type", fmt.Sprintf("there is no command %.64q", c.Type))
@@ -211,14 +247,15 @@ func (h *Handler) session(ctx context.Context, c command.Command, build builder)
 	return answer, fmt.Errorf("session %s: other writers came first %d times in a row", c.SessionID, maxRounds)
 }
 
-// hint tells the holder that a control is stored. Nothing depends on it.
+// hint tells the holder that a control, or a change of the workspace, is stored. Nothing depends on it.
 func (h *Handler) hint(l eventlog.Loaded, list []events.Event) {
 	if l.Run.Over() || l.Run.Holder == "" {
 		return
 	}
 	for _, e := range list {
 		switch e.Data.(type) {
-		case events.InterruptRequested, events.CancelRequested:
+		case events.InterruptRequested, events.CancelRequested, events.PauseRequested, events.ResumeRequested, events.TerminateRequested,
+			events.SyncRequested, events.FilePut, events.FileRemoved:
 			body, err := topology.SessionRef{Tenant: l.Tenant, Session: l.ID}.Encode()
 			if err == nil {
 				err = h.cfg.NATS.Publish(topology.Ctl(l.Run.Holder), body)

@@ -1,0 +1,140 @@
+package command
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/spoolhq/spool/pkg/egress"
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// Limits of a session's options.
+const (
+	MinInterval  = 1000       // milliseconds: of syncIntervalMs, healthIntervalMs and sandboxMaxAgeMs
+	MaxInterval  = 86_400_000 // milliseconds
+	MaxImage     = 512        // bytes
+	MaxEgress    = 256        // entries
+	MaxArguments = 64         // of an agent's command, with its program
+	MaxArgument  = 4096       // bytes
+)
+
+// ArchitectureACP is the architecture that runs the agent of Options.Command.
+const ArchitectureACP = "acp"
+
+// codeInvalid is the code of a request with a field at fault.
+const codeInvalid = "INVALID_REQUEST"
+
+func invalid(field, format string, args ...any) *Error {
+	return &Error{Code: codeInvalid, Field: field, Detail: fmt.Sprintf(format, args...)}
+}
+
+// CheckOptions reports the first option that no session can have. Empty ones are not set.
+func CheckOptions(o events.Options) error {
+	for _, f := range []struct {
+		name string
+		ms   uint32
+	}{{"syncIntervalMs", o.SyncIntervalMs}, {"healthIntervalMs", o.HealthIntervalMs}, {"sandboxMaxAgeMs", o.SandboxMaxAgeMs}} {
+		if f.ms != 0 && (f.ms < MinInterval || f.ms > MaxInterval) {
+			return invalid("sessionOptions."+f.name, "%d ms is not between %d (1 s) and %d (24 h)", f.ms, MinInterval, MaxInterval)
+		}
+	}
+	if o.Image != "" && (len(o.Image) > MaxImage || !image.MatchString(o.Image)) {
+		return invalid("sessionOptions.image", "%.100q is not a reference of an image, such as registry.example.com/agents:2", o.Image)
+	}
+	if err := checkCommand(o.Command); err != nil {
+		return err
+	}
+	if len(o.Egress) > MaxEgress {
+		return invalid("sessionOptions.egress", "there are %d entries; at most %d are taken", len(o.Egress), MaxEgress)
+	}
+	for i, entry := range o.Egress {
+		if _, err := egress.ParseRule(entry); err != nil {
+			return invalid(fmt.Sprintf("sessionOptions.egress[%d]", i), "%v", err)
+		}
+	}
+	return nil
+}
+
+// image is the grammar of a reference: host and port, path, tag, digest.
+var image = regexp.MustCompile(`^(?:(?:[A-Za-z0-9]|[A-Za-z0-9][A-Za-z0-9-]*[A-Za-z0-9])(?:\.(?:[A-Za-z0-9]|[A-Za-z0-9][A-Za-z0-9-]*[A-Za-z0-9]))*(?::[0-9]{1,5})?/)?` +
+	`[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*(?::\w[\w.-]{0,127})?(?:@sha256:[0-9a-f]{64})?$`)
+
+func checkCommand(list []string) error {
+	if len(list) > MaxArguments {
+		return invalid("sessionOptions.command", "it has %d parts; at most %d are taken", len(list), MaxArguments)
+	}
+	for i, arg := range list {
+		field := fmt.Sprintf("sessionOptions.command[%d]", i)
+		switch {
+		case i == 0 && strings.TrimSpace(arg) == "":
+			return invalid(field, "the first part is the agent's program, and it is empty")
+		case len(arg) > MaxArgument:
+			return invalid(field, "it has %d bytes; at most %d are taken", len(arg), MaxArgument)
+		case strings.ContainsRune(arg, 0) || !utf8.ValidString(arg):
+			return invalid(field, "it holds NUL, or is not valid UTF-8")
+		}
+	}
+	return nil
+}
+
+// CheckCommand reports an error unless an architecture goes with a command: acp
+// needs one, and no other takes one.
+func CheckCommand(architecture string, list []string) error {
+	switch {
+	case architecture == ArchitectureACP && len(list) == 0:
+		return invalid("sessionOptions.command", `architecture acp runs the agent that you name: give its program and arguments, such as ["my-agent","--acp"]`)
+	case architecture != ArchitectureACP && len(list) > 0:
+		return invalid("sessionOptions.command", "only architecture acp takes a command, and this session has %s", architecture)
+	}
+	return nil
+}
+
+// clearable are the options that a session can give back, and how.
+var clearable = map[string]func(*events.Options){
+	"model":            func(o *events.Options) { o.Model = "" },
+	"idleTimeoutMs":    func(o *events.Options) { o.IdleTimeoutMs = 0 },
+	"turnLimitMs":      func(o *events.Options) { o.TurnLimitMs = 0 },
+	"sessionLimitMs":   func(o *events.Options) { o.SessionLimitMs = 0 },
+	"syncIntervalMs":   func(o *events.Options) { o.SyncIntervalMs = 0 },
+	"healthIntervalMs": func(o *events.Options) { o.HealthIntervalMs = 0 },
+	"sandboxMaxAgeMs":  func(o *events.Options) { o.SandboxMaxAgeMs = 0 },
+	"image":            func(o *events.Options) { o.Image = "" },
+	"command":          func(o *events.Options) { o.Command = nil },
+	"egress":           func(o *events.Options) { o.Egress = nil },
+}
+
+// Merge gives options with what clear names emptied, and what changes sets put over it.
+func Merge(o events.Options, changes *events.Options, clear []string) (events.Options, error) {
+	for i, name := range clear {
+		empty, ok := clearable[name]
+		if !ok {
+			return o, invalid(fmt.Sprintf("clear[%d]", i), "%.64q is no field of sessionOptions", name)
+		}
+		empty(&o)
+	}
+	if changes == nil {
+		return o, nil
+	}
+	for _, f := range []struct{ to, from *string }{{&o.Model, &changes.Model}, {&o.Image, &changes.Image}} {
+		if *f.from != "" {
+			*f.to = *f.from
+		}
+	}
+	for _, f := range []struct{ to, from *uint32 }{
+		{&o.IdleTimeoutMs, &changes.IdleTimeoutMs}, {&o.TurnLimitMs, &changes.TurnLimitMs}, {&o.SessionLimitMs, &changes.SessionLimitMs},
+		{&o.SyncIntervalMs, &changes.SyncIntervalMs}, {&o.HealthIntervalMs, &changes.HealthIntervalMs}, {&o.SandboxMaxAgeMs, &changes.SandboxMaxAgeMs},
+	} {
+		if *f.from != 0 {
+			*f.to = *f.from
+		}
+	}
+	for _, f := range []struct{ to, from *[]string }{{&o.Command, &changes.Command}, {&o.Egress, &changes.Egress}} {
+		if len(*f.from) > 0 {
+			*f.to = slices.Clone(*f.from)
+		}
+	}
+	return o, nil
+}

@@ -1,0 +1,55 @@
+package command
+
+import (
+	"fmt"
+
+	"github.com/spoolhq/spool/pkg/api/command"
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events/session"
+)
+
+// fileBuilder is builder for changes of the workspace.
+func fileBuilder(c command.Command) (builder, error) {
+	switch c.Type {
+	case command.TypePutFile:
+		var b command.PutFile
+		if err := decode(c, &b); err != nil {
+			return nil, err
+		}
+		return func(l eventlog.Loaded, base session.Base) (session.Command, error) {
+			return session.PutFile{Base: base, File: file(c, b.File), Held: l.Run.Snapshot.Applied}, nil
+		}, b.Check("file", c.Tenant, c.SessionID)
+	default:
+		var b command.RemoveFile
+		if err := decode(c, &b); err != nil {
+			return nil, err
+		}
+		return func(l eventlog.Loaded, base session.Base) (session.Command, error) {
+			return session.RemoveFile{Base: base, Path: b.Path, Held: l.Run.Snapshot.Applied}, nil
+		}, command.CheckPath("path", b.Path, false)
+	}
+}
+
+func checkFiles(c command.Command, list []command.File) error {
+	for i, f := range list {
+		if err := f.Check(fmt.Sprintf("workspaceFiles[%d]", i), c.Tenant, c.SessionID); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func files(c command.Command, list []command.File) []session.File {
+	var out []session.File
+	for _, f := range list {
+		out = append(out, file(c, f))
+	}
+	return out
+}
+
+func file(c command.Command, f command.File) session.File {
+	if f.Object == "" {
+		f.Object = command.FileObject(c.Tenant, c.SessionID, f.SHA256)
+	}
+	return session.File{Path: f.Path, Object: f.Object, Size: f.Size, SHA256: f.SHA256, Mode: f.Mode, Archive: f.Archive}
+}
