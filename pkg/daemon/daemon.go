@@ -1,6 +1,6 @@
 // Package daemon is the frame around a service's process: settings from flags
-// and SPOOL_* variables, the logger, the connection to NATS, and a stop on
-// SIGINT or SIGTERM.
+// and SPOOL_* variables, the logger, the connection to NATS, health and metrics
+// over HTTP, and a stop on SIGINT or SIGTERM.
 package daemon
 
 import (
@@ -17,6 +17,7 @@ import (
 	"github.com/alecthomas/kong"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/spoolhq/spool/pkg/bus"
 	"github.com/spoolhq/spool/pkg/eventlog"
@@ -26,79 +27,149 @@ import (
 
 // Settings are what every service takes.
 type Settings struct {
-	NATSURL      string     `name:"nats-url" default:"nats://127.0.0.1:4222" env:"SPOOL_NATS_URL" help:"Where NATS listens."`
-	NATSUser     string     `name:"nats-user" env:"SPOOL_NATS_USER" help:"User at NATS; empty for a server without users."`
-	NATSPassword string     `name:"nats-password" env:"SPOOL_NATS_PASSWORD" help:"Password at NATS."`
-	LogLevel     slog.Level `default:"info" env:"SPOOL_LOG_LEVEL" help:"The least severe level that is logged: debug, info, warn or error."`
+	NATSURL       string     `name:"nats-url" default:"nats://127.0.0.1:4222" env:"SPOOL_NATS_URL" help:"Where NATS listens."`
+	NATSUser      string     `name:"nats-user" env:"SPOOL_NATS_USER" help:"User at NATS; empty for a server without users."`
+	NATSPassword  string     `name:"nats-password" env:"SPOOL_NATS_PASSWORD" help:"Password at NATS."`
+	MetricsListen string     `default:"" env:"SPOOL_METRICS_LISTEN" help:"Address of /healthz, /readyz and /metrics, such as 127.0.0.1:9090; empty means none."`
+	LogLevel      slog.Level `default:"info" env:"SPOOL_LOG_LEVEL" help:"The least severe level that is logged: debug, info, warn or error."`
 }
 
 // Env is what a service is handed.
 type Env struct {
-	NATS   *nats.Conn
-	Log    eventlog.Log
-	Logger *slog.Logger
+	NATS    *nats.Conn
+	Log     eventlog.Log
+	Logger  *slog.Logger
+	Health  *Health               // what /readyz asks; the service adds to it
+	Metrics prometheus.Registerer // what /metrics shows; the service adds to it
 }
 
 // Main parses settings into cli, a pointer to a struct that embeds Settings,
 // then connects and runs the service until it ends or the process is told to.
 // It returns the exit code: 0, 1 for a failure, 2 for wrong usage.
+//
+// With `health` as the first argument it asks the process that runs with the
+// same settings whether it is ready, says what is not, and returns 0 or 1.
 func Main(name, doc string, cli any, settings *Settings, run func(context.Context, Env) error) int {
-	return start(name, doc, cli, settings, run, openLog)
+	p := program{name: name, doc: doc, cli: cli, settings: settings, run: run, open: openLog}
+	return p.main(os.Args[1:], os.Stdout, os.Stderr)
 }
 
 // MainWithoutLog is Main for a service whose NATS user may not read the log: Env.Log is nil.
 func MainWithoutLog(name, doc string, cli any, settings *Settings, run func(context.Context, Env) error) int {
-	return start(name, doc, cli, settings, run, func(context.Context, *nats.Conn, *slog.Logger) (eventlog.Log, error) { return nil, nil })
+	p := program{name: name, doc: doc, cli: cli, settings: settings, run: run, open: withoutLog}
+	return p.main(os.Args[1:], os.Stdout, os.Stderr)
+}
+
+// program is a service's process.
+type program struct {
+	name, doc string
+	cli       any
+	settings  *Settings
+	run       func(context.Context, Env) error
+	open      opener
 }
 
 // opener opens the log.
 type opener func(context.Context, *nats.Conn, *slog.Logger) (eventlog.Log, error)
 
-func start(name, doc string, cli any, settings *Settings, run func(context.Context, Env) error, open opener) int {
-	parser, err := kong.New(cli, kong.Name(name), kong.Description(doc), kong.UsageOnError())
-	if err != nil {
-		return fail(os.Stderr, name, err, 2)
+func (p *program) main(args []string, stdout, stderr io.Writer) int {
+	fail := func(err error, code int) int {
+		fmt.Fprintf(stderr, "%s: %v\n", p.name, err)
+		return code
 	}
-	if _, err := parser.Parse(os.Args[1:]); err != nil {
-		return fail(os.Stderr, name, err, 2)
+	asked := len(args) > 0 && args[0] == "health"
+	if asked {
+		args = args[1:]
+	}
+	doc := p.doc + fmt.Sprintf(" `%s health` asks a running one with the same settings whether it is ready, and ends with 0 or 1.", p.name)
+	parser, err := kong.New(p.cli, kong.Name(p.name), kong.Description(doc), kong.UsageOnError(), kong.Writers(stdout, stderr))
+	if err != nil {
+		return fail(err, 2)
+	}
+	if asked {
+		// What a service needs to run is not needed to ask one.
+		for _, flag := range parser.Model.AllFlags(false) {
+			for _, f := range flag {
+				f.Required = false
+			}
+		}
+	}
+	if _, err := parser.Parse(args); err != nil {
+		return fail(err, 2)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	env, err := dial(ctx, name, *settings, open)
-	if err == nil {
-		defer env.NATS.Close()
-		err = run(ctx, env)
+	if asked {
+		if err := ask(ctx, p.healthListen()); err != nil {
+			return fail(err, 1)
+		}
+		return 0
 	}
-	if err != nil && !(errors.Is(err, context.Canceled) && ctx.Err() != nil) {
-		return fail(os.Stderr, name, err, 1)
+	if err := p.serve(ctx, stderr); err != nil && !(errors.Is(err, context.Canceled) && ctx.Err() != nil) {
+		return fail(err, 1)
 	}
 	return 0
 }
 
-func fail(w io.Writer, name string, err error, code int) int {
-	fmt.Fprintf(w, "%s: %v\n", name, err)
-	return code
+// HealthListener is settings with a listener of their own that answers /readyz.
+type HealthListener interface {
+	HealthListen() string // its address
 }
 
-// dial connects to NATS and opens the log. It waits for NATS, and for its
-// streams to be installed, since services start in any order.
-func dial(ctx context.Context, name string, s Settings, open opener) (Env, error) {
-	logger := slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: s.LogLevel})).With("service", name)
-	options := append(bus.ConnOptions(logger), nats.Name("spool-"+name))
+func (p *program) healthListen() string {
+	if own, ok := p.cli.(HealthListener); ok {
+		return own.HealthListen()
+	}
+	return p.settings.MetricsListen
+}
+
+// serve listens, connects to NATS, opens the log and runs the service. It waits
+// for NATS, and for its streams to be installed, since services start in any order.
+func (p *program) serve(ctx context.Context, stderr io.Writer) (err error) {
+	s := *p.settings
+	logger := slog.New(slog.NewJSONHandler(stderr, &slog.HandlerOptions{Level: s.LogLevel})).With("service", p.name)
+	metrics := newMetrics()
+	env := Env{Logger: logger, Health: &Health{}, Metrics: metrics}
+	if s.MetricsListen != "" {
+		side, err := listen(ctx, s.MetricsListen, env.Health, metrics, logger)
+		if err != nil {
+			return err
+		}
+		defer side.close()
+	}
+	if env.NATS, err = p.connect(logger); err != nil {
+		return err
+	}
+	defer env.NATS.Close()
+	watchConnection(metrics, env.NATS)
+	env.Health.Check("nats", func(context.Context) error {
+		if s := env.NATS.Status(); s != nats.CONNECTED {
+			return fmt.Errorf("NATS is %s", s)
+		}
+		return nil
+	})
+	opened := env.Health.Until("streams", "NATS has not answered, or its streams are not installed")
+	if env.Log, err = p.open(ctx, env.NATS, logger); err != nil {
+		return err
+	}
+	opened()
+	return p.run(ctx, env)
+}
+
+func (p *program) connect(logger *slog.Logger) (*nats.Conn, error) {
+	s := p.settings
+	options := append(bus.ConnOptions(logger), nats.Name("spool-"+p.name))
 	if s.NATSUser != "" {
 		options = append(options, nats.UserInfo(s.NATSUser, s.NATSPassword), nats.CustomInboxPrefix(topology.InboxPrefix(s.NATSUser)))
 	}
 	nc, err := nats.Connect(s.NATSURL, append(options, nats.RetryOnFailedConnect(true))...)
 	if err != nil {
-		return Env{}, fmt.Errorf("nats-url: connect to %s: %w", s.NATSURL, err)
+		return nil, fmt.Errorf("nats-url: connect to %s: %w", s.NATSURL, err)
 	}
-	log, err := open(ctx, nc, logger)
-	if err != nil {
-		nc.Close()
-		return Env{}, err
-	}
-	return Env{NATS: nc, Log: log, Logger: logger}, nil
+	return nc, nil
 }
+
+func withoutLog(context.Context, *nats.Conn, *slog.Logger) (eventlog.Log, error) { return nil, nil }
 
 // openLog waits until the log's streams are there.
 func openLog(ctx context.Context, nc *nats.Conn, logger *slog.Logger) (eventlog.Log, error) {

@@ -22,6 +22,7 @@ func main() {
 			if err != nil {
 				return err
 			}
+			env.Health.Await("jobs", e.Ready())
 			return e.Run(ctx)
 		}))
 }

@@ -17,6 +17,9 @@ type cli struct {
 	DatabaseURL string `required:"" env:"SPOOL_DATABASE_URL" help:"URL of the Postgres database that holds the read models."`
 }
 
+// HealthListen is where the gateway itself tells whether it is ready.
+func (c *cli) HealthListen() string { return c.Listen }
+
 func main() {
 	var c cli
 	os.Exit(daemon.MainWithoutLog("gateway", "Serves clients: REST, SSE, WebSocket and gRPC.", &c, &c.Settings,
@@ -30,6 +33,7 @@ func main() {
 			if err != nil {
 				return err
 			}
+			env.Health.Await("clients", g.Ready())
 			return g.Run(ctx)
 		}))
 }

@@ -6,6 +6,7 @@ import (
 	"os"
 
 	"github.com/spoolhq/spool/pkg/daemon"
+	"github.com/spoolhq/spool/pkg/readmodel"
 	"github.com/spoolhq/spool/services/projector"
 )
 
@@ -22,6 +23,12 @@ func main() {
 			if err != nil {
 				return err
 			}
+			pool, err := readmodel.Open(ctx, c.DatabaseURL)
+			if err != nil {
+				return err
+			}
+			defer pool.Close()
+			env.Health.Check("read models", func(ctx context.Context) error { return readmodel.AwaitCaughtUp(ctx, pool) })
 			return p.Run(ctx)
 		}))
 }

@@ -22,6 +22,7 @@ func main() {
 			if err != nil {
 				return err
 			}
+			env.Health.Await("commands", s.Ready())
 			return s.Run(ctx)
 		}))
 }

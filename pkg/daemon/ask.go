@@ -1,0 +1,80 @@
+package daemon
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+)
+
+// askTime bounds how long a running service may take to say whether it is ready.
+const askTime = 4 * time.Second
+
+// ask asks the service that listens on addr whether it is ready; the error says what is not.
+func ask(ctx context.Context, addr string) error {
+	if addr == "" {
+		return errors.New("health: there is no listener to ask: set --metrics-listen or SPOOL_METRICS_LISTEN as the service has it")
+	}
+	to, err := reach(addr)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+to+"/readyz", nil)
+	if err != nil {
+		return fmt.Errorf("health: %w", err)
+	}
+	// The service is on this machine: whatever proxy the environment names is not meant for it.
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Do(req)
+	if err != nil {
+		return fmt.Errorf("health: no answer from %s: %w", to, err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	var report struct {
+		Checks map[string]string `json:"checks"`
+	}
+	body, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
+	if err != nil {
+		return fmt.Errorf("health: %s stopped answering: %w", to, err)
+	}
+	if resp.StatusCode == http.StatusOK {
+		return nil
+	}
+	if err := json.Unmarshal(body, &report); err != nil {
+		return fmt.Errorf("health: %s answered %s", to, resp.Status)
+	}
+	var wrong []string
+	for _, name := range slices.Sorted(maps.Keys(report.Checks)) {
+		if said := report.Checks[name]; said != "ok" {
+			wrong = append(wrong, name+": "+said)
+		}
+	}
+	return fmt.Errorf("health: not ready: %s", strings.Join(wrong, "; "))
+}
+
+// reach is where a listener on addr is reached from this machine.
+func reach(addr string) (string, error) {
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return "", fmt.Errorf("health: %.100q is not an address such as 127.0.0.1:9090", addr)
+	}
+	switch ip, err := netip.ParseAddr(host); {
+	case host == "":
+		host = "127.0.0.1"
+	case err == nil && ip.IsUnspecified() && ip.Is4():
+		host = "127.0.0.1"
+	case err == nil && ip.IsUnspecified():
+		host = "::1"
+	}
+	return net.JoinHostPort(host, port), nil
+}

@@ -1,0 +1,200 @@
+package daemon
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/goleak"
+
+	"github.com/spoolhq/spool/pkg/natsserver"
+	"github.com/spoolhq/spool/pkg/natsserver/natstest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// cli is a service's settings, with one that it cannot run without.
+type cli struct {
+	Settings
+	Database string `required:"" help:"Something."`
+}
+
+// service runs a program against a real NATS until the test ends.
+func service(t *testing.T, stderr io.Writer, run func(context.Context, Env) error, args ...string) int {
+	t.Helper()
+	srv := natstest.RunConfig(t, natsserver.Config{Port: natsserver.RandomPort})
+	var c cli
+	p := program{name: "svc", doc: "A service.", cli: &c, settings: &c.Settings, run: run, open: withoutLog}
+	return p.main(append([]string{"--database=x", "--nats-url=" + srv.ClientURL()}, args...), io.Discard, stderr)
+}
+
+func freeAddr(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	return l.Addr().String()
+}
+
+// health runs `svc health`.
+func health(t *testing.T, args ...string) (int, string) {
+	t.Helper()
+	var c cli
+	var said bytes.Buffer
+	p := program{name: "svc", doc: "A service.", cli: &c, settings: &c.Settings}
+	return p.main(append([]string{"health"}, args...), io.Discard, &said), said.String()
+}
+
+func get(t *testing.T, addr, path string) (int, string) {
+	t.Helper()
+	client := &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Get("http://" + addr + path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, string(b)
+}
+
+func TestHealthFollowsTheService(t *testing.T) {
+	t.Parallel()
+	addr := freeAddr(t)
+	code := service(t, io.Discard, func(_ context.Context, env Env) error {
+		ready := make(chan struct{})
+		env.Health.Await("jobs", ready)
+		env.Metrics.MustRegister(prometheus.NewCounter(prometheus.CounterOpts{Name: "svc_turns_total", Help: "Turns."}))
+
+		if status, _ := get(t, addr, "/healthz"); status != http.StatusOK {
+			t.Errorf("/healthz answers %d before the service is ready", status)
+		}
+		if status, body := get(t, addr, "/readyz"); status != http.StatusServiceUnavailable || !strings.Contains(body, `"jobs":"not started yet"`) || !strings.Contains(body, `"nats":"ok"`) {
+			t.Errorf("/readyz answers %d %s", status, body)
+		}
+		if code, said := health(t, "--metrics-listen="+addr); code != 1 || said != "svc: health: not ready: jobs: not started yet\n" {
+			t.Errorf("health before: %d, %q", code, said)
+		}
+		close(ready)
+		if status, body := get(t, addr, "/readyz"); status != http.StatusOK {
+			t.Errorf("/readyz answers %d %s", status, body)
+		}
+		if code, said := health(t, "--metrics-listen="+addr); code != 0 || said != "" {
+			t.Errorf("health after: %d, %q", code, said)
+		}
+		_, metrics := get(t, addr, "/metrics")
+		for _, want := range []string{"svc_turns_total 0", "go_goroutines", "process_resident_memory_bytes", "spool_nats_connected 1"} {
+			if !strings.Contains(metrics, want) {
+				t.Errorf("/metrics has no %s", want)
+			}
+		}
+		return nil
+	}, "--metrics-listen="+addr)
+	if code != 0 {
+		t.Errorf("the service ended with %d", code)
+	}
+	if code, said := health(t, "--metrics-listen="+addr); code != 1 || !strings.Contains(said, "no answer from "+addr) {
+		t.Errorf("health of one that is gone: %d, %q", code, said)
+	}
+}
+
+func TestHealthNeedsAnAddress(t *testing.T) {
+	t.Parallel()
+	for arg, want := range map[string]string{
+		"--metrics-listen=":      "set --metrics-listen or SPOOL_METRICS_LISTEN",
+		"--metrics-listen=nine":  `"nine" is not an address`,
+		"--log-level=everything": "log-level",
+	} {
+		if code, said := health(t, arg); code == 0 || !strings.Contains(said, want) {
+			t.Errorf("%s: %d, %q", arg, code, said)
+		}
+	}
+	for addr, want := range map[string]string{"0.0.0.0:1": "127.0.0.1:1", ":2": "127.0.0.1:2", "[::]:3": "[::1]:3", "10.0.0.1:4": "10.0.0.1:4", "host:5": "host:5"} {
+		if got, err := reach(addr); got != want || err != nil {
+			t.Errorf("%s is reached by %s, %v", addr, got, err)
+		}
+	}
+}
+
+func TestMetricsListenIsOffAndRefused(t *testing.T) {
+	t.Parallel()
+	var said bytes.Buffer
+	code := service(t, &said, func(context.Context, Env) error { return nil })
+	if code != 0 || strings.Contains(said.String(), "health and metrics are served") {
+		t.Errorf("without an address: %d, %s", code, said.String())
+	}
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = taken.Close() }()
+	for addr, want := range map[string]string{taken.Addr().String(): "choose another address with --metrics-listen", "9090": "is not an address"} {
+		said.Reset()
+		code := service(t, &said, func(context.Context, Env) error { t.Error("it ran"); return nil }, "--metrics-listen="+addr)
+		if code != 1 || !strings.Contains(said.String(), want) {
+			t.Errorf("%s: %d, %s", addr, code, said.String())
+		}
+	}
+}
+
+// TestLogLevel: every line is JSON, names the service, and none is below the level.
+func TestLogLevel(t *testing.T) {
+	for level, want := range map[string][]string{
+		"":      {"INFO", "WARN", "ERROR"},
+		"debug": {"DEBUG", "INFO", "WARN", "ERROR"},
+		"WARN":  {"WARN", "ERROR"},
+		"error": {"ERROR"},
+	} {
+		t.Run("level "+level, func(t *testing.T) {
+			if level != "" {
+				t.Setenv("SPOOL_LOG_LEVEL", level)
+			}
+			var said bytes.Buffer
+			code := service(t, &said, func(_ context.Context, env Env) error {
+				env.Logger.Debug("mine")
+				env.Logger.Info("mine")
+				env.Logger.Warn("mine")
+				env.Logger.Error("mine")
+				return nil
+			})
+			if code != 0 {
+				t.Fatalf("it ended with %d: %s", code, said.String())
+			}
+			var got []string
+			for lines := bufio.NewScanner(&said); lines.Scan(); {
+				var line struct{ Level, Msg, Service string }
+				if err := json.Unmarshal(lines.Bytes(), &line); err != nil {
+					t.Fatalf("%s is not JSON: %v", lines.Text(), err)
+				}
+				if line.Service != "svc" {
+					t.Errorf("%s does not name the service", lines.Text())
+				}
+				if line.Msg == "mine" {
+					got = append(got, line.Level)
+				}
+			}
+			if strings.Join(got, " ") != strings.Join(want, " ") {
+				t.Errorf("logged %v, want %v", got, want)
+			}
+		})
+	}
+	t.Run("no level", func(t *testing.T) {
+		t.Setenv("SPOOL_LOG_LEVEL", "loud")
+		var said bytes.Buffer
+		if code := service(t, &said, func(context.Context, Env) error { return nil }); code != 2 || !strings.Contains(said.String(), "log-level") {
+			t.Errorf("it ended with %d: %s", code, said.String())
+		}
+	})
+}

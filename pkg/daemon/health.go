@@ -1,0 +1,188 @@
+package daemon
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// checkTime bounds the checks of one request to /readyz.
+const checkTime = 2 * time.Second
+
+// Health is what decides whether a service is ready. The zero value has no
+// checks, and so is ready. It is safe for concurrent use.
+type Health struct {
+	mu     sync.Mutex
+	names  []string // in the order of their addition
+	checks map[string]func(context.Context) error
+}
+
+// Check adds a check, or replaces the one of that name; nil is well.
+func (h *Health) Check(name string, check func(context.Context) error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.checks == nil {
+		h.checks = map[string]func(context.Context) error{}
+	}
+	if h.checks[name] == nil {
+		h.names = append(h.names, name)
+	}
+	h.checks[name] = check
+}
+
+// Await adds a check that is well once ready is closed.
+func (h *Health) Await(name string, ready <-chan struct{}) {
+	h.Check(name, func(context.Context) error {
+		select {
+		case <-ready:
+			return nil
+		default:
+			return errors.New("not started yet")
+		}
+	})
+}
+
+// Until adds a check that fails for a reason until done is called, once.
+func (h *Health) Until(name, reason string) (done func()) {
+	ready := make(chan struct{})
+	h.Check(name, func(context.Context) error {
+		select {
+		case <-ready:
+			return nil
+		default:
+			return errors.New(reason)
+		}
+	})
+	return func() { close(ready) }
+}
+
+// Report makes every check at once: "ok" or what is wrong, by name, and whether all are well.
+func (h *Health) Report(ctx context.Context) (map[string]string, bool) {
+	ctx, cancel := context.WithTimeout(ctx, checkTime)
+	defer cancel()
+	h.mu.Lock()
+	checks := make(map[string]func(context.Context) error, len(h.names))
+	for _, name := range h.names {
+		checks[name] = h.checks[name]
+	}
+	h.mu.Unlock()
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	report, well := map[string]string{}, true
+	for name, check := range checks {
+		all.Go(func() {
+			err := check(ctx)
+			mu.Lock()
+			defer mu.Unlock()
+			report[name] = "ok"
+			if err != nil {
+				report[name], well = err.Error(), false
+			}
+		})
+	}
+	all.Wait()
+	return report, well
+}
+
+// newMetrics is a registry with what every process tells of itself.
+func newMetrics() *prometheus.Registry {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return registry
+}
+
+// watchConnection counts what happens to the connection.
+func watchConnection(metrics prometheus.Registerer, nc *nats.Conn) {
+	gauge := func(name, help string, value func() float64) prometheus.Collector {
+		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "spool_nats_" + name, Help: help}, value)
+	}
+	counter := func(name, help string, value func(nats.Statistics) uint64) prometheus.Collector {
+		return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "spool_nats_" + name, Help: help},
+			func() float64 { return float64(value(nc.Stats())) })
+	}
+	metrics.MustRegister(
+		gauge("connected", "1 while the connection to NATS is up.", func() float64 {
+			if nc.IsConnected() {
+				return 1
+			}
+			return 0
+		}),
+		counter("reconnects_total", "How often the connection to NATS came back.", func(s nats.Statistics) uint64 { return s.Reconnects }),
+		counter("received_messages_total", "Messages that came from NATS.", func(s nats.Statistics) uint64 { return s.InMsgs }),
+		counter("sent_messages_total", "Messages that were given to NATS.", func(s nats.Statistics) uint64 { return s.OutMsgs }),
+		counter("received_bytes_total", "Bytes of messages that came from NATS.", func(s nats.Statistics) uint64 { return s.InBytes }),
+		counter("sent_bytes_total", "Bytes of messages that were given to NATS.", func(s nats.Statistics) uint64 { return s.OutBytes }),
+	)
+}
+
+// side is the listener of health and metrics.
+type side struct {
+	http *http.Server
+	done chan struct{}
+}
+
+// listen opens the address and serves until close.
+func listen(ctx context.Context, addr string, health *Health, metrics prometheus.Gatherer, logger *slog.Logger) (*side, error) {
+	if _, _, err := net.SplitHostPort(addr); err != nil {
+		return nil, fmt.Errorf("metrics-listen: %.100q is not an address such as 127.0.0.1:9090", addr)
+	}
+	var config net.ListenConfig
+	l, err := config.Listen(ctx, "tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("metrics-listen: %w; choose another address with --metrics-listen", err)
+	}
+	s := &side{done: make(chan struct{}), http: &http.Server{
+		Handler: handler(health, metrics), ReadHeaderTimeout: 5 * time.Second, MaxHeaderBytes: 16 << 10,
+		ErrorLog: slog.NewLogLogger(logger.Handler(), slog.LevelDebug),
+	}}
+	go func() {
+		defer close(s.done)
+		if err := s.http.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			logger.Error("health and metrics are no longer served", "error", err)
+		}
+	}()
+	logger.Info("health and metrics are served", "address", l.Addr().String())
+	return s, nil
+}
+
+func (s *side) close() {
+	_ = s.http.Close() // whoever asks is cut off: the process ends
+	<-s.done
+}
+
+// handler serves /healthz, which answers while the process lives, /readyz and /metrics.
+func handler(health *Health, metrics prometheus.Gatherer) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
+		write(w, http.StatusOK, map[string]any{"status": "ok"})
+	})
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) {
+		checks, well := health.Report(r.Context())
+		status := http.StatusOK
+		if !well {
+			status = http.StatusServiceUnavailable
+			w.Header().Set("Retry-After", "2")
+		}
+		write(w, status, map[string]any{"ready": well, "checks": checks})
+	})
+	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{}))
+	return mux
+}
+
+func write(w http.ResponseWriter, status int, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Cache-Control", "no-store")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(v) // whoever asked may be gone
+}
