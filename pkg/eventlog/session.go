@@ -170,3 +170,27 @@ func (s Sessions) OpenBlocks(ctx context.Context, l Loaded) (map[string]events.B
 func (s Sessions) Position(session string, seq uint64) Position {
 	return Position{Shard: events.Partition(session) % s.Log.Shards(), Seq: seq}
 }
+
+// FileChanges reads what file changes say, in their order.
+func (s Sessions) FileChanges(ctx context.Context, l Loaded, list []session.Change) ([]events.Event, error) {
+	var out []events.Event
+	for _, c := range list {
+		rec, err := s.Log.At(ctx, s.Position(l.ID, c.At))
+		if err != nil {
+			return nil, fmt.Errorf("file change %d of %s: %w", c.N, l.ID, err)
+		}
+		for _, e := range rec.Events {
+			switch d := e.Data.(type) {
+			case events.FilePut:
+				if d.N == c.N {
+					out = append(out, e)
+				}
+			case events.FileRemoved:
+				if d.N == c.N {
+					out = append(out, e)
+				}
+			}
+		}
+	}
+	return out, nil
+}

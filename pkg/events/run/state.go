@@ -89,6 +89,7 @@ type Sandbox struct {
 	ReadyAt   time.Time `json:"readyAt,omitzero"`
 	Paused    bool      `json:"paused,omitempty"`
 	Unhealthy bool      `json:"unhealthy,omitempty"`
+	Empty     bool      `json:"empty,omitempty"` // its workspace was new, and nothing was put into it or taken out of it yet
 }
 
 // OpenBlock is a block that has not been completed.
@@ -171,12 +172,13 @@ func Evolve(s State, e events.Event) State {
 	case events.FilesApplied:
 		s.Applied = d.N
 	case events.WorkspaceRestored:
+		s.Sandbox.Empty = false
 		if d.Snapshot == s.Snapshot.ID {
 			s.Applied = s.Snapshot.Applied
 		}
 	case events.WorkspaceSynced:
 		s.Snapshot = Snapshot{ID: d.Snapshot, At: e.Time, Applied: d.Applied}
-		s.Synced = max(s.Synced, d.Request)
+		s.Synced, s.Sandbox.Empty = max(s.Synced, d.Request), false
 	case events.EgressDenied:
 		s.Egress = Line{d.Journal, d.Line}
 	case events.ModelCalled:
@@ -203,7 +205,7 @@ func (s State) evolveSandbox(e events.Event) State {
 	case events.SandboxReady:
 		s.Sandbox = Sandbox{
 			ID: d.SandboxID, Provider: d.Provider, Engine: d.Engine, Journal: d.Journal,
-			Workspace: d.Workspace, ReadyAt: e.Time,
+			Workspace: d.Workspace, ReadyAt: e.Time, Empty: d.Empty,
 		}
 		if s.Sandbox.Workspace == "" {
 			s.Sandbox.Workspace = d.SandboxID

@@ -2,6 +2,7 @@ package holder
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"time"
@@ -30,6 +31,9 @@ type agent struct {
 	used    time.Time
 	memory  uint64
 	epoch   uint64
+
+	checked    time.Time // when its health was last asked after
+	checkEvery time.Duration
 }
 
 func (a *agent) alive() bool {
@@ -54,6 +58,14 @@ type sandboxError struct {
 }
 
 func (e *sandboxError) Error() string { return e.err.Error() }
+
+func (e *sandboxError) code() string {
+	var typed *sandbox.Error
+	if errors.As(e.err, &typed) {
+		return typed.Code
+	}
+	return sandbox.CodeSandboxFailed
+}
 func (e *sandboxError) Unwrap() error { return e.err }
 
 func (t *turn) ref() topology.SessionRef {
@@ -75,6 +87,12 @@ func (t *turn) attach(ctx context.Context) error {
 	}
 	t.agent = a
 	t.h.work(a, t.epoch)
+	if err := t.grant(ctx); err != nil {
+		return err
+	}
+	if err := t.prepare(ctx); err != nil {
+		return err
+	}
 	t.attempt = t.l.Run.Attempt + 1
 	if a.hello != nil && a.hello.Status.ExecutionID == t.execution {
 		t.attempt = max(a.hello.Status.Attempt, 1)
@@ -91,6 +109,9 @@ func (t *turn) attach(ctx context.Context) error {
 
 // find gives the session's present runner; errLost when there was one.
 func (t *turn) find(ctx context.Context) (*agent, error) {
+	if err := t.retire(ctx); err != nil {
+		return nil, err
+	}
 	sb := t.l.Run.Sandbox
 	if a := t.h.wake(t.l.ID); a != nil {
 		if a.alive() && a.journal == sb.Journal {
@@ -118,11 +139,19 @@ func (t *turn) find(ctx context.Context) (*agent, error) {
 var dialPauses = []time.Duration{50 * time.Millisecond, 200 * time.Millisecond, time.Second}
 
 // dial opens a stream to a sandbox's runner; errLost when it, or its journal, is gone.
+// An engine that is away may come back: it is waited for.
 func (h *Holder) dial(ctx context.Context, sb run.Sandbox, ref topology.SessionRef, attach runner.Attach) (*agent, error) {
+	began := time.Now()
 	for i := 0; ; i++ {
 		a, err := h.dialOnce(ctx, sb, ref, attach)
 		if err == nil || errors.Is(err, errLost) || errors.Is(err, link.ErrFenced) || ctx.Err() != nil {
 			return a, err
+		}
+		if unavailable(err) {
+			if time.Since(began) > h.cfg.EngineGone {
+				return nil, err
+			}
+			i = len(dialPauses) - 2
 		}
 		if i == len(dialPauses) {
 			return nil, fmt.Errorf("%w: its runner does not answer: %w", errLost, err)
@@ -169,6 +198,9 @@ func (t *turn) create(ctx context.Context) (*agent, error) {
 	began := t.h.d.Now()
 	id := t.l.Run.Sandbox.ID
 	if id == "" {
+		if a, err := t.pooled(ctx); a != nil || err != nil {
+			return a, err
+		}
 		var err error
 		if id, err = t.h.mint(events.KindSandbox); err != nil {
 			return nil, err
@@ -177,9 +209,9 @@ func (t *turn) create(ctx context.Context) (*agent, error) {
 			return nil, err
 		}
 	}
-	box, err := t.h.d.Sandbox.Create(ctx, sandbox.Spec{ID: id, Labels: sandbox.Labels{
-		Tenant: t.l.Tenant, Session: t.l.ID, Engine: t.h.cfg.Engine, Epoch: t.epoch,
-	}})
+	spec := t.h.spec(t.l, id)
+	spec.Labels.Epoch = t.epoch
+	box, err := t.h.make(ctx, &spec, t.l.Life.Options.Egress)
 	if err != nil {
 		return nil, t.broken(ctx, id, err)
 	}
@@ -191,8 +223,13 @@ func (t *turn) create(ctx context.Context) (*agent, error) {
 		return nil, t.broken(ctx, id, err)
 	}
 	ready := events.SandboxReady{
-		SandboxID: id, Provider: t.h.cfg.Provider, Engine: t.h.cfg.Engine, Journal: a.journal,
+		SandboxID: id, Provider: t.h.cfg.Provider, Engine: t.h.cfg.Engine, Journal: a.journal, Image: spec.Image,
 		DurationMs: uint32(t.h.d.Now().Sub(began).Milliseconds()), //nolint:gosec // no sandbox takes 49 days
+	}
+	if r, ok := box.(sandbox.Restorer); ok && !r.Kept() {
+		ready.Empty = true
+	} else {
+		ready.Workspace = spec.Workspace
 	}
 	if err := t.say(ctx, ready); err != nil {
 		a.link.Close()
@@ -201,12 +238,38 @@ func (t *turn) create(ctx context.Context) (*agent, error) {
 	return a, t.refresh(ctx)
 }
 
+// make makes a sandbox, and its way out before. An engine that is away is waited for.
+func (h *Holder) make(ctx context.Context, spec *sandbox.Spec, allow []string) (sandbox.Sandbox, error) {
+	if h.d.Egress != nil {
+		spec.EgressToken = rand.Text()
+		err := h.d.Egress.Register(ctx, Grant{
+			Sandbox: spec.ID, Token: spec.EgressToken, Tenant: spec.Labels.Tenant, Session: spec.Labels.Session, Epoch: spec.Labels.Epoch, Allow: allow,
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	began := time.Now()
+	for {
+		box, err := h.d.Sandbox.Create(ctx, *spec)
+		if err == nil || !unavailable(err) || time.Since(began) > h.cfg.EngineGone {
+			return box, err
+		}
+		h.d.Logger.Warn("the engine is away, trying again", "sandbox", spec.ID, "error", err)
+		select {
+		case <-time.After(dialPauses[len(dialPauses)-1]):
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
 // broken cleans up after a sandbox that could not be made, unless it is this executor that stops.
 func (t *turn) broken(ctx context.Context, id string, cause error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	if err := t.h.d.Sandbox.Terminate(ctx, id, false); err != nil {
+	if err := t.h.terminate(ctx, id, false); err != nil {
 		t.log.Error("what there was of a failed sandbox could not be ended; the sweep will try again", "sandbox", id, "error", err)
 	}
 	return &sandboxError{id, cause}
@@ -215,13 +278,13 @@ func (t *turn) broken(ctx context.Context, id string, cause error) error {
 // replace gives up the present sandbox in the log and ends what is left of it.
 func (t *turn) replace(ctx context.Context) error {
 	old := t.l.Run.Sandbox
-	lost := "its processes and what they had in memory"
+	lost, kept := "its processes and what they had in memory", true
 	if old.Engine != t.h.cfg.Engine {
-		lost = "the sandbox with its workspace: engine " + old.Engine + " is gone"
-	} else if err := t.h.d.Sandbox.Terminate(ctx, old.ID, false); err != nil {
+		lost, kept = "the sandbox with what its workspace had since its last snapshot: engine "+old.Engine+" is gone", false
+	} else if err := t.h.terminate(ctx, old.ID, false); err != nil {
 		return fmt.Errorf("end what is left of sandbox %s: %w", old.ID, err)
 	}
-	facts := []events.Payload{events.SandboxReplaced{SandboxID: old.ID, Lost: lost}}
+	facts := []events.Payload{events.SandboxReplaced{SandboxID: old.ID, Lost: lost, Kept: kept}}
 	known, err := t.known(ctx)
 	if err != nil {
 		return err

@@ -18,26 +18,35 @@ func (h *Holder) execute(ctx context.Context, l eventlog.Loaded, b *busy) error 
 	if err := h.mayClaim(ctx, l); err != nil {
 		return err
 	}
+	t, err := h.run(ctx, l, b)
+	if err != nil || t == nil {
+		return err
+	}
+	return h.afterTurn(ctx, t, b)
+}
+
+// run runs the active execution to its end; nil if its claim was the end of it.
+func (h *Holder) run(ctx context.Context, l eventlog.Loaded, b *busy) (*turn, error) {
 	release, err := h.slot(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer release()
 	execution := l.Life.Active.ExecutionID
 	d, err := run.Decide(l.Run, run.Claim{Meta: h.meta(), ExecutionID: execution, Turn: l.Life.Active.Turn, Executor: h.cfg.Executor})
 	if err != nil {
-		return errAgain
+		return nil, errAgain
 	}
 	h.runs(b, execution)
 	defer h.runs(b, "")
 	if err := h.first(ctx, &l, d); err != nil {
-		return err
+		return nil, err
 	}
 	if l.Run.Ended(execution) {
-		return nil // claimed too often without progress: failed by the claim
+		return nil, nil // claimed too often without progress: failed by the claim
 	}
 	t := newTurn(h, l, b)
-	return t.run(ctx)
+	return t, t.run(ctx)
 }
 
 // mayClaim tells whether the session's runs may be taken: nothing runs, or the

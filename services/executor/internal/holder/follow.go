@@ -62,7 +62,10 @@ type follower struct {
 
 	looking bool
 	looked  chan looked
+	life    session.State // as last seen
 	stop    stopper
+
+	aside aside
 }
 
 // reply is a runner's answer to a command.
@@ -85,6 +88,7 @@ func (t *turn) follow(ctx context.Context) error {
 	f := &follower{
 		turn: t, base: ctx, appended: make(chan error, 1), replies: make(chan reply, 8), looked: make(chan looked, 1),
 		window: time.NewTimer(time.Hour), stop: stopper{killAfter: t.h.cfg.KillAfter},
+		life: t.l.Life, aside: newAside(t.h.d.Now()),
 	}
 	defer f.waiting.Wait()
 	defer cancel()
@@ -103,6 +107,10 @@ func (t *turn) follow(ctx context.Context) error {
 		if err := f.escalate(); err != nil {
 			return f.abort(ctx)
 		}
+		if err := f.pause(ctx); err != nil {
+			return err
+		}
+		f.aside.begin(f)
 		if err := f.wait(ctx, beat.C); err != nil || f.done {
 			return err
 		}
@@ -124,6 +132,8 @@ func (f *follower) wait(ctx context.Context, beat <-chan time.Time) error {
 		return f.answered(ctx, r)
 	case l := <-f.looked:
 		return f.saw(l)
+	case r := <-f.aside.done:
+		return f.aside.take(ctx, f, r)
 	case <-beat:
 		f.look()
 	case <-f.poke:
@@ -410,6 +420,7 @@ func (f *follower) finish(ctx context.Context) error {
 		return err
 	}
 	e := f.ended
+	d.Events = append(d.Events, f.calls(ctx)...)
 	err = f.end(ctx, run.End{
 		Meta:    events.Meta{CommandID: events.Derive(events.KindCommand, f.tr.Journal, strconv.FormatUint(e.N, 10)), Now: e.Time},
 		N:       e.N,
@@ -447,10 +458,14 @@ func (f *follower) abort(ctx context.Context) error {
 		return err
 	}
 	f.drop()
-	if err := f.h.d.Sandbox.Terminate(ctx, id, false); err != nil {
+	if err := f.h.terminate(ctx, id, false); err != nil {
 		return fmt.Errorf("end sandbox %s: %w", id, err)
 	}
-	return f.fail(ctx, f.stop.reason(events.Usage{}), events.SandboxTerminated{SandboxID: id, Reason: "unhealthy"})
+	reason := "unhealthy"
+	if f.stop.control.Kind == session.Terminate {
+		reason = f.stop.control.Reason
+	}
+	return f.fail(ctx, f.stop.reason(events.Usage{}), events.SandboxTerminated{SandboxID: id, Reason: reason, Kept: true})
 }
 
 // look reads the session's life, where controls are.
@@ -480,6 +495,7 @@ func (f *follower) saw(l looked) error {
 		f.log.Warn("controls cannot be read, trying again", "error", l.err)
 		return nil
 	}
+	f.life = l.life
 	f.stop.aim(l.life.ControlOf(f.execution), f.limitOf(l.life), f.h.d.Now())
 	return nil
 }
@@ -504,5 +520,5 @@ func (t *turn) limitOf(life session.State) time.Time {
 	if life.Options.TurnLimitMs == 0 {
 		return time.Time{}
 	}
-	return t.claimedAt.Add(time.Duration(life.Options.TurnLimitMs) * time.Millisecond)
+	return t.claimedAt.Add(time.Duration(life.Options.TurnLimitMs)*time.Millisecond + t.paused)
 }

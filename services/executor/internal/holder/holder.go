@@ -37,6 +37,9 @@ type Config struct {
 	MaxAttempts uint32        // starts of one execution
 	EngineGone  time.Duration // without a lease, after which an engine's sandboxes are given up
 
+	Pool      map[string]int // sandboxes kept ready, by architecture
+	PoolEvery time.Duration  // how often the pool is filled
+
 	// Agent gives the model, where the session names none, and the environment of an architecture's process.
 	Agent func(architecture, model string) (string, map[string]string)
 }
@@ -46,6 +49,8 @@ type Leases interface {
 	// Running asks an executor for the execution of a session that it runs;
 	// lease.ErrNoLease and lease.ErrSilent are its special errors.
 	Running(ctx context.Context, executor string, ref topology.SessionRef) (string, error)
+	// Lives tells whether an executor has a lease.
+	Lives(ctx context.Context, executor string) (bool, error)
 	// EngineGone is for how long an engine has had no lease.
 	EngineGone(provider, engine string) time.Duration
 }
@@ -58,8 +63,11 @@ type Deltas interface {
 	Texts(ctx context.Context, tenant, session string, since time.Time) (map[string]string, error)
 }
 
-// Deps is what a Holder stands on; everything is required.
+// Deps is what a Holder stands on; everything is required but Workspaces and Egress.
 type Deps struct {
+	Workspaces Workspaces // nil: no snapshots are taken, and no files put in
+	Egress     Egress     // nil: sandboxes have the way out that their provider gives them
+
 	Sessions eventlog.Sessions
 	Sandbox  sandbox.Provider
 	Leases   Leases
@@ -78,6 +86,7 @@ type Holder struct {
 	mu     sync.Mutex
 	busy   map[string]*busy  // by session
 	agents map[string]*agent // by session: links to runners that may have a warm agent
+	pool   *pool
 	closed bool
 }
 
@@ -91,7 +100,7 @@ type busy struct {
 // New makes a Holder.
 func New(cfg Config, d Deps) *Holder {
 	return &Holder{
-		cfg: cfg, d: d, actor: events.Actor{Kind: "executor", ID: cfg.Executor},
+		pool: newPool(), cfg: cfg, d: d, actor: events.Actor{Kind: "executor", ID: cfg.Executor},
 		slots: make(chan struct{}, cfg.Slots), busy: map[string]*busy{}, agents: map[string]*agent{},
 	}
 }
@@ -208,6 +217,8 @@ func (h *Holder) session(ctx context.Context, ref topology.SessionRef, b *busy) 
 			err = h.refuse(ctx, l)
 		case run.Release:
 			err = h.release(ctx, l)
+		case run.Sync:
+			err = h.sync(ctx, l)
 		default:
 			if fresh == eventlog.Leader {
 				return nil
@@ -215,7 +226,7 @@ func (h *Holder) session(ctx context.Context, ref topology.SessionRef, b *busy) 
 		}
 		// Only the leader knows that nothing is due.
 		fresh = eventlog.Leader
-		if err != nil && !errors.Is(err, errAgain) {
+		if err != nil && !errors.Is(err, errAgain) && !errors.Is(err, errPaused) {
 			return delivery(err)
 		}
 		if stopping(ctx) {
@@ -232,7 +243,7 @@ func delivery(err error) error {
 		return bus.Later(err, handoverDelay)
 	case errors.Is(err, errFull):
 		return bus.Later(err, fullDelay)
-	case errors.Is(err, run.ErrFenced):
+	case errors.Is(err, run.ErrFenced), unavailable(err):
 		return bus.Later(err, heldDelay)
 	}
 	return err
@@ -260,31 +271,52 @@ func (h *Holder) refuse(ctx context.Context, l eventlog.Loaded) error {
 	return h.first(ctx, &l, d)
 }
 
-// release gives up a sandbox. The log is told first: its guard makes sure that
-// nothing runs in it. Should the rest fail, the sweep does it.
+// release gives up a sandbox, with a snapshot first. The log is told before the
+// sandbox ends: its guard makes sure that nothing runs in it. Should the rest
+// fail, the sweep does it.
 func (h *Holder) release(ctx context.Context, l eventlog.Loaded) error {
 	sb := l.Run.Sandbox
 	if err := h.reachable(sb); err != nil {
 		return err
 	}
-	reason := run.ReleaseReason(l.Life)
-	m := events.NewMint(h.meta())
-	m.Add("", events.SandboxTerminated{SandboxID: sb.ID, Reason: reason})
-	d, err := run.Decide(l.Run, run.Record{Epoch: l.Run.Epoch + 1, Events: m.Events()})
-	if err != nil {
-		return errAgain
+	here := sb.Engine == h.cfg.Engine
+	deleted := l.Life.Status == session.Deleted
+	var facts []events.Payload
+	var synced *events.WorkspaceSynced
+	if here {
+		var err error
+		if synced, err = h.last(ctx, l, run.ReleaseReason(l.Life)); err != nil {
+			code, final := hopeless(err)
+			if !final {
+				return err
+			}
+			facts = append(facts, events.Error{Code: code, Message: "no snapshot could be taken before the sandbox was given up: " + err.Error()})
+		}
 	}
-	if err := h.first(ctx, &l, d); err != nil {
+	if synced != nil {
+		facts = append(facts, *synced)
+	}
+	ended := events.SandboxTerminated{SandboxID: sb.ID, Reason: run.ReleaseReason(l.Life), Kept: here && synced == nil && !deleted}
+	if err := h.atRest(ctx, l, append(facts, ended)...); err != nil {
 		return err
 	}
-	h.shutdown(ctx, l.ID, d.Epoch)
-	if sb.Engine != h.cfg.Engine {
+	h.shutdown(ctx, l.ID, l.Run.Epoch+1)
+	if !here {
 		return nil // its engine is gone; should it come back, its sweep finds it
 	}
-	if err := h.d.Sandbox.Terminate(ctx, sb.ID, l.Life.Status == session.Deleted); err != nil {
+	if err := h.terminate(ctx, sb.ID, deleted || synced != nil && !h.keeps()); err != nil {
 		h.d.Logger.Error("a sandbox was given up but could not be ended; the sweep will try again", "sandbox", sb.ID, "session", l.ID, "error", err)
 	}
 	return nil
+}
+
+// terminate ends a sandbox and its way out.
+func (h *Holder) terminate(ctx context.Context, id string, wipe bool) error {
+	err := h.d.Sandbox.Terminate(ctx, id, wipe)
+	if h.d.Egress != nil {
+		err = errors.Join(err, h.d.Egress.Release(ctx, id))
+	}
+	return err
 }
 
 // first appends the commit that raises the epoch: a refused guard means that the session has moved on.

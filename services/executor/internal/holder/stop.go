@@ -38,7 +38,7 @@ type stopper struct {
 // aim takes the control in force and the turn's limit.
 func (s *stopper) aim(c session.Control, limit, now time.Time) {
 	s.control, s.limit = c, limit
-	if c.N > 0 && c.Kind == session.Cancel {
+	if c.N > 0 && c.Kind != session.Interrupt {
 		s.hard(now)
 	}
 }
@@ -57,6 +57,9 @@ func (s *stopper) next(now time.Time, running bool) step {
 	}
 	if s.control.N == 0 && !s.overLimit {
 		return doNothing
+	}
+	if s.control.Kind == session.Terminate && s.control.N > 0 {
+		return doTerminate
 	}
 	if running && !s.interrupted {
 		s.interrupted = true

@@ -12,6 +12,16 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
+// orphaner is a provider whose workspaces can outlive their sandboxes.
+type orphaner interface {
+	// Orphans removes the workspaces that no sandbox has had for so long.
+	Orphans(ctx context.Context, olderThan time.Duration) (removed int, err error)
+}
+
+// orphanAge is how long a workspace waits for a sandbox that takes it over. A
+// snapshot of it is in the object store by then.
+const orphanAge = 24 * time.Hour
+
 // Sweeps sweeps at once and then regularly until ctx ends.
 func (h *Holder) Sweeps(ctx context.Context, every time.Duration) {
 	tick := time.NewTicker(every)
@@ -36,6 +46,12 @@ func (h *Holder) Sweep(ctx context.Context) error {
 		return err
 	}
 	for _, info := range list {
+		if info.Labels.Session == "" {
+			if err := h.sweepPooled(ctx, info); err != nil {
+				return err
+			}
+			continue
+		}
 		// Read after it was listed: the log knows of a sandbox before it exists.
 		l, err := h.d.Sessions.Load(ctx, info.Labels.Tenant, info.Labels.Session, eventlog.Leader)
 		if err != nil {
@@ -46,7 +62,16 @@ func (h *Holder) Sweep(ctx context.Context) error {
 			continue
 		}
 		h.d.Logger.Info("sweep: a sandbox is over", "sandbox", info.ID, "session", l.ID)
-		if err := h.d.Sandbox.Terminate(ctx, info.ID, deleted); err != nil {
+		if err := h.terminate(ctx, info.ID, deleted); err != nil {
+			return err
+		}
+	}
+	if o, ok := h.d.Sandbox.(orphaner); ok {
+		n, err := o.Orphans(ctx, orphanAge)
+		if n > 0 {
+			h.d.Logger.Info("sweep: workspaces without a sandbox were removed", "count", n)
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -66,10 +91,14 @@ func (h *Holder) StopSandboxes(ctx context.Context) error {
 	}
 	var all error
 	for _, info := range list {
+		if info.Labels.Session == "" {
+			all = errors.Join(all, h.terminate(ctx, info.ID, true))
+			continue
+		}
 		if err := h.giveUp(ctx, info); err != nil {
 			h.d.Logger.Warn("the log does not say that a sandbox ended; the next turn will", "sandbox", info.ID, "error", err)
 		}
-		all = errors.Join(all, h.d.Sandbox.Terminate(ctx, info.ID, false))
+		all = errors.Join(all, h.terminate(ctx, info.ID, false))
 	}
 	return all
 }
@@ -81,7 +110,7 @@ func (h *Holder) giveUp(ctx context.Context, info sandbox.Info) error {
 		return err
 	}
 	m := events.NewMint(h.meta())
-	m.Add("", events.SandboxTerminated{SandboxID: info.ID, Reason: "manual"})
+	m.Add("", events.SandboxTerminated{SandboxID: info.ID, Reason: "manual", Kept: true})
 	d, err := run.Decide(l.Run, run.Record{Epoch: l.Run.Epoch + 1, Events: m.Events()})
 	if err != nil {
 		return err

@@ -37,6 +37,7 @@ type turn struct {
 	losses  uint32 // sandboxes lost under this claim
 	message events.MessageAccepted
 	tr      *translate.Translator
+	paused  time.Duration // how long it stood still so far
 }
 
 func newTurn(h *Holder, l eventlog.Loaded, b *busy) *turn {
@@ -53,6 +54,9 @@ func (t *turn) run(ctx context.Context) (err error) {
 	if t.message, err = t.h.d.Sessions.Message(ctx, t.l, t.l.Life.Active); err != nil {
 		return err
 	}
+	if err := t.resume(ctx); err != nil {
+		return err
+	}
 	for {
 		if t.control().N > 0 && t.l.Run.Sandbox.Journal == "" {
 			return t.fail(ctx, events.ExecutionCancelled{Reason: t.control().Reason})
@@ -60,8 +64,8 @@ func (t *turn) run(ctx context.Context) (err error) {
 		if err := t.attach(ctx); err != nil {
 			var broken *sandboxError
 			if errors.As(err, &broken) {
-				return t.fail(ctx, events.ExecutionFailed{Code: "SANDBOX_FAILED", Message: broken.Error()},
-					events.SandboxFailed{SandboxID: broken.id, Code: "SANDBOX_FAILED", Message: broken.Error()})
+				return t.fail(ctx, events.ExecutionFailed{Code: broken.code(), Message: broken.Error()},
+					events.SandboxFailed{SandboxID: broken.id, Code: broken.code(), Message: broken.Error()})
 			}
 			return err
 		}
@@ -84,12 +88,12 @@ func (t *turn) run(ctx context.Context) (err error) {
 func (t *turn) giveUp(ctx context.Context) error {
 	id := t.l.Run.Sandbox.ID
 	t.drop()
-	if err := t.h.d.Sandbox.Terminate(ctx, id, false); err != nil {
+	if err := t.h.terminate(ctx, id, false); err != nil {
 		t.log.Error("a lost sandbox could not be ended; the sweep will try again", "sandbox", id, "error", err)
 	}
 	return t.fail(ctx,
 		events.ExecutionFailed{Code: "SANDBOX_LOST", Message: fmt.Sprintf("the sandbox was lost in attempt %d of %d", max(t.l.Run.Attempt, t.losses), t.h.cfg.MaxAttempts)},
-		events.SandboxTerminated{SandboxID: id, Reason: "unhealthy"})
+		events.SandboxTerminated{SandboxID: id, Reason: "unhealthy", Kept: true})
 }
 
 // control is what the life of the session, as last loaded, asks of this execution.
@@ -102,7 +106,7 @@ func (t *turn) query() *runner.Query {
 		SessionID: t.l.ID, ExecutionID: t.execution, Attempt: t.attempt,
 		Architecture: t.l.Life.Architecture, Model: model,
 		Content: t.message.Content, Parts: t.message.Parts,
-		Policy: runner.PolicyWorkspace, Env: env, Resume: t.l.Run.AgentSession,
+		Policy: runner.PolicyWorkspace, Env: env, Resume: t.l.Run.AgentSession, Command: t.l.Life.Options.Command,
 	}
 }
 
@@ -230,6 +234,7 @@ func (t *turn) letGo(err error) {
 	}
 	if err == nil && t.agent.alive() {
 		t.agent.last = t.tr.Last
+		t.agent.checked, t.agent.checkEvery = t.h.d.Now(), time.Duration(t.l.Life.Options.HealthIntervalMs)*time.Millisecond
 		t.h.rest(t.agent)
 		return
 	}

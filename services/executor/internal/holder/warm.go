@@ -2,10 +2,14 @@ package holder
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"time"
 
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
 // statusWithin bounds a question after an agent's memory.
@@ -93,6 +97,7 @@ func (h *Holder) weigh(ctx context.Context) {
 	for _, a := range list {
 		h.measure(ctx, a)
 	}
+	h.checkResting(ctx)
 	for _, a := range h.excess() {
 		ctx, cancel := context.WithTimeout(ctx, statusWithin)
 		if _, err := a.link.Call(ctx, runner.Command{Op: runner.OpKill, Epoch: a.epoch}); err != nil {
@@ -101,6 +106,41 @@ func (h *Holder) weigh(ctx context.Context) {
 		cancel()
 		a.link.Close()
 	}
+}
+
+// checkResting asks after the sandboxes that rest here, each at its own interval:
+// one that has gone meanwhile is said in the log, before anybody needs it.
+func (h *Holder) checkResting(ctx context.Context) {
+	now := h.d.Now()
+	h.mu.Lock()
+	var list []*agent
+	for _, a := range h.agents {
+		if a.resting && now.Sub(a.checked) >= a.checkEvery && a.checkEvery > 0 {
+			a.checked = now
+			list = append(list, a)
+		}
+	}
+	h.mu.Unlock()
+	for _, a := range list {
+		if err := h.checkOne(ctx, a); err != nil && ctx.Err() == nil {
+			h.d.Logger.Warn("the health of a sandbox could not be told", "session", a.ref.Session, "sandbox", a.sandbox, "error", err)
+		}
+	}
+}
+
+func (h *Holder) checkOne(ctx context.Context, a *agent) error {
+	l, err := h.d.Sessions.Load(ctx, a.ref.Tenant, a.ref.Session, eventlog.Leader)
+	if err != nil || l.Run.Sandbox.ID != a.sandbox || !l.Run.Over() {
+		return err
+	}
+	news := h.health(ctx, l.Run.Sandbox, a.link, a.epoch)
+	if len(news) == 0 {
+		return nil
+	}
+	if err := h.atRest(ctx, l, news...); err != nil && !errors.Is(err, errAgain) {
+		return err
+	}
+	return nil
 }
 
 // measure asks for an agent's memory; a stream with nothing behind it is closed.
@@ -121,9 +161,33 @@ func (h *Holder) measure(ctx context.Context, a *agent) {
 		delete(h.agents, a.ref.Session)
 	}
 	h.mu.Unlock()
-	if drop {
-		a.link.Close()
+	if !drop {
+		return
 	}
+	if !a.alive() {
+		if err := h.checkGone(ctx, a); err != nil && ctx.Err() == nil {
+			h.d.Logger.Warn("whether a sandbox is gone could not be told", "session", a.ref.Session, "sandbox", a.sandbox, "error", err)
+		}
+	}
+	a.link.Close()
+}
+
+// checkGone says in the log that a sandbox at rest has ended, if it has: its
+// stream may also have ended because another executor has it now.
+func (h *Holder) checkGone(ctx context.Context, a *agent) error {
+	_, err := h.d.Sandbox.Attach(ctx, a.sandbox)
+	if !errors.Is(err, sandbox.ErrNotFound) {
+		return err
+	}
+	l, err := h.d.Sessions.Load(ctx, a.ref.Tenant, a.ref.Session, eventlog.Leader)
+	if err != nil || l.Run.Sandbox.ID != a.sandbox || !l.Run.Over() || l.Run.Sandbox.Unhealthy {
+		return err
+	}
+	err = h.atRest(ctx, l, events.SandboxHealth{SandboxID: a.sandbox, Status: events.Unhealthy, Reason: "it has ended while it rested; the next message makes another, with the same workspace where that is left"})
+	if errors.Is(err, errAgain) {
+		return nil
+	}
+	return err
 }
 
 // excess takes the agents out that have to end for the budget to hold, longest rested first.

@@ -161,15 +161,27 @@ func (k *Keeper) release(ctx context.Context) error {
 	return nil
 }
 
+// Lives tells whether an executor has a lease.
+func (k *Keeper) Lives(ctx context.Context, executor string) (bool, error) {
+	_, err := k.kv.Get(ctx, executor)
+	if errors.Is(err, jetstream.ErrKeyNotFound) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("look up the lease of %s: %w", executor, err)
+	}
+	return true, nil
+}
+
 // Running asks another executor which execution of a session it runs, "" for
 // none. ErrNoLease and ErrSilent say that there is no answer, and why.
 func (k *Keeper) Running(ctx context.Context, executor string, ref topology.SessionRef) (string, error) {
-	_, err := k.kv.Get(ctx, executor)
-	if errors.Is(err, jetstream.ErrKeyNotFound) {
-		return "", ErrNoLease
-	}
+	lives, err := k.Lives(ctx, executor)
 	if err != nil {
-		return "", fmt.Errorf("look up the lease of %s: %w", executor, err)
+		return "", err
+	}
+	if !lives {
+		return "", ErrNoLease
 	}
 	raw, err := ref.Encode()
 	if err != nil {

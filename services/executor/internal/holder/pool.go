@@ -1,0 +1,228 @@
+package holder
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/pkg/topology"
+)
+
+// warmWithin bounds the start of a pooled sandbox's agent.
+const warmWithin = time.Minute
+
+// pool holds sandboxes whose agent is started already, by architecture. Their
+// image and their agents' flags are the defaults: what differs misses the pool.
+type pool struct {
+	taken chan struct{} // signalled when the pool has room
+
+	mu    sync.Mutex
+	ready map[string][]*agent
+	ids   map[string]bool // of all that are this pool's, also while they are made or given away
+}
+
+func newPool() *pool {
+	return &pool{taken: make(chan struct{}, 1), ready: map[string][]*agent{}, ids: map[string]bool{}}
+}
+
+func (p *pool) owns(id string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.ids[id]
+}
+
+func (p *pool) forget(id string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.ids, id)
+}
+
+// take gives one that lives; nil if there is none. The dead are given back to be ended.
+func (p *pool) take(architecture string) (a *agent, dead []*agent) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	list := p.ready[architecture]
+	for len(list) > 0 && a == nil {
+		if list[0].alive() {
+			a = list[0]
+		} else {
+			dead = append(dead, list[0])
+		}
+		list = list[1:]
+	}
+	p.ready[architecture] = list
+	select {
+	case p.taken <- struct{}{}:
+	default:
+	}
+	return a, dead
+}
+
+// Pool keeps the warm pool filled until ctx ends; then what is left of it is ended.
+func (h *Holder) Pool(ctx context.Context) {
+	defer h.drain(context.WithoutCancel(ctx))
+	if len(h.cfg.Pool) == 0 {
+		<-ctx.Done()
+		return
+	}
+	if _, ok := h.d.Sandbox.(sandbox.Adopter); !ok {
+		h.d.Logger.Warn("sandboxes of this provider cannot be pooled: the pool stays empty", "provider", h.cfg.Provider)
+		<-ctx.Done()
+		return
+	}
+	tick := time.NewTicker(h.cfg.PoolEvery)
+	defer tick.Stop()
+	for {
+		for architecture, want := range h.cfg.Pool {
+			if err := h.fill(ctx, architecture, want); err != nil && ctx.Err() == nil {
+				h.d.Logger.Warn("the pool could not be filled, trying again", "architecture", architecture, "error", err)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		case <-h.pool.taken:
+		}
+	}
+}
+
+// fill makes what is missing, one after the other: sessions come first.
+func (h *Holder) fill(ctx context.Context, architecture string, want int) error {
+	for ctx.Err() == nil {
+		h.pool.mu.Lock()
+		have := len(h.pool.ready[architecture])
+		h.pool.mu.Unlock()
+		if have >= want {
+			return nil
+		}
+		a, err := h.stock(ctx, architecture)
+		if err != nil {
+			return err
+		}
+		h.pool.mu.Lock()
+		h.pool.ready[architecture] = append(h.pool.ready[architecture], a)
+		h.pool.mu.Unlock()
+	}
+	return ctx.Err()
+}
+
+// stock makes one sandbox with its agent started.
+func (h *Holder) stock(ctx context.Context, architecture string) (*agent, error) {
+	id, err := h.mint(events.KindSandbox)
+	if err != nil {
+		return nil, err
+	}
+	h.pool.mu.Lock()
+	h.pool.ids[id] = true
+	h.pool.mu.Unlock()
+	a, err := h.brew(ctx, id, architecture)
+	if err == nil {
+		return a, nil
+	}
+	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), warmWithin)
+	defer cancel()
+	err = errors.Join(err, h.terminate(undo, id, true))
+	h.pool.forget(id)
+	return nil, err
+}
+
+func (h *Holder) brew(ctx context.Context, id, architecture string) (*agent, error) {
+	spec := sandbox.Spec{ID: id, Labels: sandbox.Labels{Engine: h.cfg.Engine, Executor: h.cfg.Executor}}
+	box, err := h.make(ctx, &spec, nil)
+	if err != nil {
+		return nil, fmt.Errorf("make a sandbox for the pool: %w", err)
+	}
+	a, err := h.open(ctx, box, topology.SessionRef{}, runner.Attach{})
+	if err != nil {
+		return nil, err
+	}
+	model, env := h.cfg.Agent(architecture, "")
+	ctx, cancel := context.WithTimeout(ctx, warmWithin)
+	defer cancel()
+	_, err = a.link.Call(ctx, runner.Command{Op: runner.OpWarm, Query: &runner.Query{
+		Architecture: architecture, Model: model, Env: env, Policy: runner.PolicyWorkspace,
+	}})
+	if err != nil {
+		a.link.Close()
+		return nil, fmt.Errorf("start an agent of %s for the pool: %w", architecture, err)
+	}
+	return a, nil
+}
+
+// pooled takes a sandbox from the pool for the session; nil if none fits.
+func (t *turn) pooled(ctx context.Context) (*agent, error) {
+	h, o := t.h, t.l.Life.Options
+	adopter, ok := h.d.Sandbox.(sandbox.Adopter)
+	if !ok || h.cfg.Pool[t.l.Life.Architecture] == 0 || o.Image != "" || len(o.Command) > 0 || t.l.Run.Lost.Workspace != "" {
+		return nil, nil
+	}
+	began := h.d.Now()
+	a, dead := h.pool.take(t.l.Life.Architecture)
+	for _, d := range dead {
+		h.discard(ctx, d)
+	}
+	if a == nil {
+		return nil, nil
+	}
+	defer h.pool.forget(a.sandbox)
+	a.ref, a.epoch = t.ref(), t.epoch
+	labels := sandbox.Labels{Tenant: t.l.Tenant, Session: t.l.ID, Engine: h.cfg.Engine, Epoch: t.epoch}
+	if err := adopter.Adopt(ctx, a.sandbox, labels); err != nil {
+		t.log.Warn("a pooled sandbox could not be taken, another is made", "sandbox", a.sandbox, "error", err)
+		h.discard(ctx, a)
+		return nil, nil
+	}
+	err := t.say(ctx, events.SandboxReady{
+		SandboxID: a.sandbox, Provider: h.cfg.Provider, Engine: h.cfg.Engine, Journal: a.journal, Pooled: true, Empty: !h.keeps(),
+		DurationMs: uint32(h.d.Now().Sub(began).Milliseconds()), //nolint:gosec // it was made before
+	})
+	if err != nil {
+		a.link.Close() // the sweep ends it: the log does not know it
+		return nil, err
+	}
+	return a, t.refresh(ctx)
+}
+
+// discard ends a pooled sandbox.
+func (h *Holder) discard(ctx context.Context, a *agent) {
+	a.link.Close()
+	if err := h.terminate(ctx, a.sandbox, true); err != nil {
+		h.d.Logger.Warn("a pooled sandbox could not be ended; the sweep will try again", "sandbox", a.sandbox, "error", err)
+	}
+	h.pool.forget(a.sandbox)
+}
+
+// drain ends what is left in the pool.
+func (h *Holder) drain(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, warmWithin)
+	defer cancel()
+	h.pool.mu.Lock()
+	var all []*agent
+	for architecture, list := range h.pool.ready {
+		all = append(all, list...)
+		delete(h.pool.ready, architecture)
+	}
+	h.pool.mu.Unlock()
+	for _, a := range all {
+		h.discard(ctx, a)
+	}
+}
+
+// sweepPooled ends a pooled sandbox whose pool is gone.
+func (h *Holder) sweepPooled(ctx context.Context, info sandbox.Info) error {
+	if info.Labels.Executor == h.cfg.Executor {
+		if h.pool.owns(info.ID) {
+			return nil
+		}
+	} else if lives, err := h.d.Leases.Lives(ctx, info.Labels.Executor); err != nil || lives {
+		return err
+	}
+	h.d.Logger.Info("sweep: a pooled sandbox is nobody's", "sandbox", info.ID)
+	return h.terminate(ctx, info.ID, true)
+}

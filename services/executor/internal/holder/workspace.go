@@ -1,0 +1,202 @@
+package holder
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/events/session"
+	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/pkg/topology"
+)
+
+// Workspaces moves workspaces between sandboxes and the object store.
+type Workspaces interface {
+	// Snapshot stores what changed since the previous snapshot ("" for none).
+	Snapshot(ctx context.Context, box sandbox.Sandbox, ref topology.SessionRef, previous string) (Snapshot, error)
+	// Restore fills a sandbox from a snapshot and gives the number of files.
+	Restore(ctx context.Context, box sandbox.Sandbox, ref topology.SessionRef, id string) (uint32, error)
+	// Put writes a file, or unpacks an archive, that is in the object store. An
+	// error that wraps ErrRefused is the content's or the path's own fault.
+	Put(ctx context.Context, box sandbox.Sandbox, f events.FilePut) error
+}
+
+// ErrRefused is content that can never be put into a workspace.
+var ErrRefused = errors.New("refused")
+
+// Snapshot is what Workspaces stored.
+type Snapshot struct {
+	ID       string
+	Files    uint32
+	Bytes    uint64 // of all files
+	NewBytes uint64 // that had to be stored
+}
+
+// snapshotWithin bounds one snapshot, restore or file.
+const snapshotWithin = 10 * time.Minute
+
+// Reasons of workspace_synced.
+const (
+	syncTurn     = "turn"
+	syncInterval = "interval"
+	syncAsked    = "requested"
+	syncMaxAge   = "max_age"
+)
+
+// snapshot takes one of a session's sandbox and gives the event that says so.
+// What life and run say is as loaded before: a file change that comes meanwhile is not counted in.
+func (h *Holder) snapshot(ctx context.Context, l eventlog.Loaded, box sandbox.Sandbox, reason string) (events.WorkspaceSynced, error) {
+	ctx, cancel := context.WithTimeout(ctx, snapshotWithin)
+	defer cancel()
+	began := h.d.Now()
+	s, err := h.d.Workspaces.Snapshot(ctx, box, topology.SessionRef{Tenant: l.Tenant, Session: l.ID}, l.Run.Snapshot.ID)
+	if err != nil {
+		return events.WorkspaceSynced{}, fmt.Errorf("snapshot of %s: %w", box.ID(), err)
+	}
+	return events.WorkspaceSynced{
+		Snapshot: s.ID, Reason: reason, Request: l.Life.Syncs, Applied: l.Run.Applied, Files: s.Files, Bytes: s.Bytes, NewBytes: s.NewBytes,
+		DurationMs: uint32(h.d.Now().Sub(began).Milliseconds()), //nolint:gosec // bounded by snapshotWithin
+	}, nil
+}
+
+// apply puts into a workspace what file changes say, and gives the event that
+// says so; nil if there are none. What is refused is told and counts as applied.
+func (h *Holder) apply(ctx context.Context, l eventlog.Loaded, box sandbox.Sandbox) (*events.FilesApplied, error) {
+	list, err := h.d.Sessions.FileChanges(ctx, l, l.Life.After(l.Run.Applied))
+	if err != nil || len(list) == 0 {
+		return nil, err
+	}
+	done := &events.FilesApplied{}
+	var refused []string
+	for _, e := range list {
+		n, path, err := h.change(ctx, box, e)
+		switch {
+		case errors.Is(err, ErrRefused), errors.Is(err, sandbox.ErrOutside):
+			refused = append(refused, fmt.Sprintf("%s: %v", path, err))
+		case err != nil:
+			return nil, fmt.Errorf("put %s into the workspace: %w", path, err)
+		}
+		done.N = n
+	}
+	done.Error = strings.Join(refused, "; ")
+	return done, nil
+}
+
+// change applies one event.
+func (h *Holder) change(ctx context.Context, box sandbox.Sandbox, e events.Event) (n uint32, path string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, snapshotWithin)
+	defer cancel()
+	switch d := e.Data.(type) {
+	case events.FilePut:
+		return d.N, d.Path, h.d.Workspaces.Put(ctx, box, d)
+	case events.FileRemoved:
+		err := box.Files().Remove(ctx, d.Path)
+		if errors.Is(err, sandbox.ErrNotFound) {
+			err = nil
+		}
+		return d.N, d.Path, err
+	}
+	return 0, "", nil
+}
+
+// sync does what is due to a sandbox at rest: file changes, then a snapshot.
+func (h *Holder) sync(ctx context.Context, l eventlog.Loaded) error {
+	if h.d.Workspaces == nil {
+		return nil
+	}
+	if err := h.reachable(l.Run.Sandbox); err != nil {
+		return err
+	}
+	box, err := h.revive(ctx, l)
+	if err != nil {
+		return err
+	}
+	done, err := h.apply(ctx, l, box)
+	if err != nil {
+		return err
+	}
+	var facts []events.Payload
+	if done != nil {
+		facts = append(facts, *done)
+		l.Run.Applied = done.N
+	}
+	synced, err := h.snapshot(ctx, l, box, syncAsked)
+	if err != nil {
+		return err
+	}
+	return h.atRest(ctx, l, append(facts, synced)...)
+}
+
+// atRest records facts about a session in which nothing runs, under the next epoch.
+func (h *Holder) atRest(ctx context.Context, l eventlog.Loaded, facts ...events.Payload) error {
+	m := events.NewMint(h.meta())
+	for _, f := range facts {
+		m.Add("", f)
+	}
+	d, err := run.Decide(l.Run, run.Record{Epoch: l.Run.Epoch + 1, Events: m.Events()})
+	if err != nil {
+		return errAgain
+	}
+	return h.first(ctx, &l, d)
+}
+
+// revive finds a session's sandbox, and starts it again if it has ended, for
+// what is in its workspace. A warm agent may be gone with it: the next turn tells.
+func (h *Holder) revive(ctx context.Context, l eventlog.Loaded) (sandbox.Sandbox, error) {
+	sb := l.Run.Sandbox
+	if sb.Paused {
+		if err := h.unpause(ctx, sb.ID); err != nil {
+			return nil, err
+		}
+	}
+	box, err := h.d.Sandbox.Attach(ctx, sb.ID)
+	if errors.Is(err, sandbox.ErrNotFound) {
+		box, err = h.d.Sandbox.Create(ctx, h.spec(l, sb.ID))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("find sandbox %s: %w", sb.ID, err)
+	}
+	return box, nil
+}
+
+// spec is what a session's sandbox is made from.
+func (h *Holder) spec(l eventlog.Loaded, id string) sandbox.Spec {
+	spec := sandbox.Spec{
+		ID: id, Image: l.Life.Options.Image,
+		Labels: sandbox.Labels{Tenant: l.Tenant, Session: l.ID, Engine: h.cfg.Engine, Epoch: l.Run.Epoch},
+	}
+	if l.Run.Lost.Engine == h.cfg.Engine {
+		spec.Workspace = l.Run.Lost.Workspace
+	}
+	if sb := l.Run.Sandbox; sb.ID == id && sb.Workspace != id {
+		spec.Workspace = sb.Workspace
+	}
+	return spec
+}
+
+// keeps tells whether the provider keeps workspaces by session, so that no sandbox's end loses one.
+func (h *Holder) keeps() bool {
+	_, ok := h.d.Sandbox.(sandbox.Keeper)
+	return ok
+}
+
+// last takes the snapshot before a sandbox is given up; nil where none is wanted.
+func (h *Holder) last(ctx context.Context, l eventlog.Loaded, reason string) (*events.WorkspaceSynced, error) {
+	if h.d.Workspaces == nil || l.Life.Status == session.Deleted || l.Run.Sandbox.Journal == "" {
+		return nil, nil
+	}
+	box, err := h.revive(ctx, l)
+	if err != nil {
+		return nil, err
+	}
+	s, err := h.snapshot(ctx, l, box, reason)
+	if err != nil {
+		return nil, err
+	}
+	return &s, nil
+}
