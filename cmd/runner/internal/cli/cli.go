@@ -13,6 +13,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/pkg/runner"
 )
 
 // The exit codes beside 0.
@@ -29,6 +30,7 @@ type System struct {
 	Stderr        io.Writer
 	Environ       []string
 	Getenv        func(string) string
+	Unsetenv      func(string) error
 	Executable    func() (string, error)
 	Architectures map[string]agent.Adapter // nil for Architectures()
 }
@@ -74,6 +76,7 @@ func Run(ctx context.Context, args []string, sys System) int {
 		kong.BindTo(ctx, (*context.Context)(nil)),
 		kong.Bind(&sys),
 		kong.UsageOnError(),
+		kong.Vars{"egress": runner.EgressAddress},
 	)
 	if err != nil {
 		return say(sys, err, exitUsage)
@@ -109,5 +112,5 @@ func say(sys System, err error, code int) int {
 
 // OS is the real system.
 func OS() System {
-	return System{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Environ: os.Environ(), Getenv: os.Getenv, Executable: os.Executable}
+	return System{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Environ: os.Environ(), Getenv: os.Getenv, Unsetenv: os.Unsetenv, Executable: os.Executable}
 }

@@ -51,6 +51,12 @@ type served struct {
 
 func serveRunner(t *testing.T, flags ...string) *served {
 	t.Helper()
+	return serveWith(t, nil, flags...)
+}
+
+// serveWith serves with more variables in the environment.
+func serveWith(t *testing.T, env []string, flags ...string) *served {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "rt") //nolint:usetesting // t.TempDir is too long for a socket
 	if err != nil {
 		t.Fatal(err)
@@ -61,6 +67,7 @@ func serveRunner(t *testing.T, flags ...string) *served {
 		t.Fatal(err)
 	}
 	s.cmd = command(append([]string{"serve", "--socket", s.socket, "--workspace", s.workspace, "--state", s.state}, flags...)...)
+	s.cmd.Env = append(s.cmd.Env, env...)
 	ready, w := io.Pipe()
 	s.cmd.Stderr = w
 	if err := s.cmd.Start(); err != nil {

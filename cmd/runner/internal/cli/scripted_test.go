@@ -143,6 +143,9 @@ func (p *performer) perform(verb, arg string) (code int, exit bool) {
 		if err := exec.Command("sh", "-c", "(setsid sleep 0.05 &)").Run(); err != nil {
 			panic(err)
 		}
+	case "shell":
+		out, err := exec.Command("sh", "-c", arg).CombinedOutput()
+		p.say("say", fmt.Sprintf("%s%v", out, err))
 	case "dial":
 		p.say("say", dialRunner(arg))
 	case "wait":

@@ -11,7 +11,10 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/cmd/runner/internal/egress"
 	"github.com/spoolhq/spool/cmd/runner/internal/journal"
 	"github.com/spoolhq/spool/cmd/runner/internal/process"
 	"github.com/spoolhq/spool/cmd/runner/internal/serve"
@@ -101,11 +104,16 @@ type serveCommand struct {
 	Socket    string `required:"" help:"Path of the Unix socket." env:"SPOOL_RUNNER_SOCKET"`
 	Workspace string `required:"" help:"The workspace, an existing folder." env:"SPOOL_RUNNER_WORKSPACE"`
 	State     string `required:"" help:"Folder for the agents' own files, outside the workspace." env:"SPOOL_RUNNER_STATE"`
+	Egress    wayOut `embed:"" prefix:"egress-"`
 	Limits    limits `embed:""`
 }
 
 func (c *serveCommand) Run(ctx context.Context, sys *System, log *slog.Logger) error {
 	w, err := c.Limits.build(sys, log, c.Workspace, c.State)
+	if err != nil {
+		return err
+	}
+	out, err := c.Egress.open(ctx, sys, log)
 	if err != nil {
 		return err
 	}
@@ -117,7 +125,50 @@ func (c *serveCommand) Run(ctx context.Context, sys *System, log *slog.Logger) e
 		return err
 	}
 	log.Info("serving", "socket", c.Socket, "journal", w.journal.Name())
-	return w.reaping(ctx, func(context.Context) error { return server.Run(ctx) })
+	return w.reaping(ctx, func(whole context.Context) error {
+		whole, stop := context.WithCancel(whole)
+		aside := errgroup.Group{}
+		if out != nil {
+			aside.Go(func() error { return out.Run(whole) })
+		}
+		err := server.Run(ctx)
+		stop()
+		return errors.Join(err, aside.Wait())
+	})
+}
+
+// wayOut is how a sandbox without a network reaches the egress proxy.
+type wayOut struct {
+	Socket  string `help:"Path of the egress proxy's Unix socket; without it nothing listens. The variable SPOOL_RUNNER_EGRESS_TOKEN holds the sandbox's token." env:"SPOOL_RUNNER_EGRESS_SOCKET"`
+	Address string `help:"Loopback address that is joined to the proxy." default:"${egress}" env:"SPOOL_RUNNER_EGRESS_ADDRESS"`
+}
+
+// tokenVariable has no flag: arguments can be read by every process.
+const tokenVariable = "SPOOL_RUNNER_EGRESS_TOKEN"
+
+// open takes the port, nil without a socket. The token is taken out of the environment.
+func (o wayOut) open(ctx context.Context, sys *System, log *slog.Logger) (*egress.Forwarder, error) {
+	token := sys.Getenv(tokenVariable)
+	if token != "" {
+		hideEnvironment(log)
+		if err := sys.Unsetenv(tokenVariable); err != nil {
+			return nil, fmt.Errorf("forget %s: %w", tokenVariable, err)
+		}
+	}
+	if o.Socket == "" {
+		if token != "" {
+			log.Warn("an egress token, but no socket of a proxy: there is no way out", "variable", tokenVariable)
+		}
+		return nil, nil //nolint:nilnil // no way out is no error
+	}
+	if token == "" {
+		return nil, fmt.Errorf("egress-socket: it needs the sandbox's token in %s", tokenVariable)
+	}
+	f, err := egress.Listen(ctx, egress.Config{Socket: o.Socket, Token: token, Address: o.Address, Log: log})
+	if err == nil {
+		log.Info("forwarding to the egress proxy", "address", f.Addr(), "socket", o.Socket)
+	}
+	return f, err
 }
 
 type attachCommand struct {

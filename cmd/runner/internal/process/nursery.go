@@ -100,8 +100,8 @@ func (n *Nursery) killTree(pid int) error {
 	defer pause.Stop()
 	doomed := map[int]uint64{} // pid → start time: what was once its descendant stays it
 	for {
+		alive := n.survivors(pid, doomed)       // before the group is killed: its orphans lose their parents
 		_ = syscall.Kill(-pid, syscall.SIGKILL) // gone is what is wanted
-		alive := n.survivors(pid, doomed)
 		if len(alive) == 0 {
 			return nil
 		}

@@ -1,0 +1,193 @@
+// Package egress is the way out of a sandbox without a network: a loopback port
+// whose connections are joined to the egress proxy's Unix socket.
+package egress
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/runner"
+)
+
+// The defaults.
+const (
+	// DefaultConnections is how many connections are joined at a time; further ones wait to be accepted.
+	DefaultConnections = 256
+	// DefaultIdle is after how long without a byte in either direction a connection is closed.
+	DefaultIdle = 15 * time.Minute
+	// dialWithin is how long the proxy may take to accept a connection.
+	dialWithin = 5 * time.Second
+	// acceptPause is how long the forwarder rests when it cannot take a connection.
+	acceptPause = 100 * time.Millisecond
+	// maxSocketPath is what Unix sockets allow, in bytes.
+	maxSocketPath = 107
+)
+
+// Config is what a forwarder is made from.
+type Config struct {
+	Socket      string        // path of the proxy's Unix socket; it need not exist yet
+	Token       string        // names the sandbox at the proxy
+	Address     string        // "" for runner.EgressAddress
+	Connections int           // 0 for DefaultConnections
+	Idle        time.Duration // 0 for DefaultIdle
+	Log         *slog.Logger  // nil for none
+}
+
+func (c *Config) validate() error {
+	switch {
+	case c.Socket == "":
+		return errors.New("egress socket: is empty")
+	case len(c.Socket) > maxSocketPath:
+		return fmt.Errorf("egress socket: its path has %d bytes, a Unix socket allows %d: choose a shorter one", len(c.Socket), maxSocketPath)
+	case c.Token == "":
+		return errors.New("egress token: is empty; the proxy lets nobody out without one")
+	case strings.ContainsAny(c.Token, " \t\r\n"):
+		return errors.New("egress token: has a space or a newline")
+	case c.Connections < 0:
+		return fmt.Errorf("egress connections: %d is negative", c.Connections)
+	case c.Idle < 0:
+		return fmt.Errorf("egress idle time: %s is negative", c.Idle)
+	}
+	c.Address = cmp.Or(c.Address, runner.EgressAddress)
+	c.Connections = cmp.Or(c.Connections, DefaultConnections)
+	c.Idle = cmp.Or(c.Idle, DefaultIdle)
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	return nil
+}
+
+// Forwarder joins connections to the proxy.
+type Forwarder struct {
+	cfg      Config
+	listener *net.TCPListener
+
+	mu   sync.Mutex
+	away bool // the proxy did not answer when it was last dialled
+	wg   sync.WaitGroup
+}
+
+// Listen takes the loopback port.
+func Listen(ctx context.Context, cfg Config) (*Forwarder, error) {
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	var lc net.ListenConfig
+	l, err := lc.Listen(ctx, "tcp", cfg.Address)
+	if err != nil {
+		return nil, fmt.Errorf("egress: listen on %s: %w", cfg.Address, err)
+	}
+	tcp, ok := l.(*net.TCPListener)
+	if !ok {
+		return nil, errors.Join(fmt.Errorf("egress: %s is no TCP address", cfg.Address), l.Close())
+	}
+	return &Forwarder{cfg: cfg, listener: tcp}, nil
+}
+
+// Addr is where it listens.
+func (f *Forwarder) Addr() net.Addr { return f.listener.Addr() }
+
+// Run forwards until ctx ends; then it closes every connection and returns.
+func (f *Forwarder) Run(ctx context.Context) error {
+	defer f.wg.Wait()
+	var closeErr error
+	closed := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() { defer close(closed); closeErr = f.listener.Close() })
+	defer stop()
+	slots := make(chan struct{}, f.cfg.Connections)
+	for {
+		select {
+		case slots <- struct{}{}:
+		case <-ctx.Done():
+			<-closed
+			return closeErr
+		}
+		c, err := f.listener.AcceptTCP()
+		if err == nil {
+			f.wg.Go(func() {
+				defer func() { <-slots }()
+				f.handle(ctx, c)
+			})
+			continue
+		}
+		<-slots
+		if ctx.Err() != nil {
+			<-closed
+			return closeErr
+		}
+		// Out of descriptors, most likely: it passes.
+		f.cfg.Log.Error("egress: accept a connection", "err", err)
+		pause := time.NewTimer(acceptPause)
+		select {
+		case <-pause.C:
+		case <-ctx.Done():
+			pause.Stop()
+		}
+	}
+}
+
+// handle joins one connection to the proxy.
+func (f *Forwarder) handle(ctx context.Context, client *net.TCPConn) {
+	defer closeQuietly(client)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(ctx, func() { closeQuietly(client) })()
+	proxy, err := f.dial(ctx)
+	f.tell(ctx, err)
+	if err != nil {
+		apologize(client, "the egress proxy cannot be reached, so nothing leaves this sandbox for now; try again in a moment")
+		return
+	}
+	defer closeQuietly(proxy)
+	defer context.AfterFunc(ctx, func() { closeQuietly(proxy) })()
+	j := &joint{client: client, proxy: proxy, idle: f.cfg.Idle}
+	if j.run(); j.unanswered() && ctx.Err() == nil {
+		answer(client, "the egress proxy closed the connection without an answer; try again in a moment")
+	}
+}
+
+// dial connects to the proxy and says whose connection it is.
+func (f *Forwarder) dial(ctx context.Context) (*net.UnixConn, error) {
+	ctx, cancel := context.WithTimeout(ctx, dialWithin)
+	defer cancel()
+	var d net.Dialer
+	c, err := d.DialContext(ctx, "unix", f.cfg.Socket)
+	if err != nil {
+		return nil, err
+	}
+	proxy, ok := c.(*net.UnixConn)
+	if !ok {
+		return nil, errors.Join(errors.New("no Unix socket"), c.Close())
+	}
+	if _, err := io.WriteString(proxy, runner.EgressPreamble+f.cfg.Token+"\n"); err != nil {
+		return nil, errors.Join(err, proxy.Close())
+	}
+	return proxy, nil
+}
+
+// tell logs when the proxy goes away and when it is back.
+func (f *Forwarder) tell(ctx context.Context, err error) {
+	if ctx.Err() != nil {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch away := err != nil; {
+	case away && !f.away:
+		f.cfg.Log.Warn("the egress proxy cannot be reached", "socket", f.cfg.Socket, "err", err)
+	case !away && f.away:
+		f.cfg.Log.Info("the egress proxy is back", "socket", f.cfg.Socket)
+	}
+	f.away = err != nil
+}
+
+// closeQuietly: a connection that breaks while it is closed has ended all the same.
+func closeQuietly(c io.Closer) { _ = c.Close() }

@@ -1,0 +1,352 @@
+package egress_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/egress"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// patience bounds every wait.
+const patience = 30 * time.Second
+
+// proxy stands for the egress proxy: the test takes connections from it.
+type proxy struct {
+	t      *testing.T
+	socket string
+	l      *net.UnixListener
+}
+
+func newProxy(t *testing.T) *proxy {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "eg") //nolint:usetesting // t.TempDir is too long for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return &proxy{t: t, socket: filepath.Join(dir, "p")}
+}
+
+func (p *proxy) up() {
+	p.t.Helper()
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: p.socket, Net: "unix"})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.l = l
+	p.t.Cleanup(func() { _ = l.Close() })
+}
+
+// accept takes a connection and its preamble.
+func (p *proxy) accept() (*net.UnixConn, *bufio.Reader) {
+	p.t.Helper()
+	if err := p.l.SetDeadline(time.Now().Add(patience)); err != nil {
+		p.t.Fatal(err)
+	}
+	c, err := p.l.AcceptUnix()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.t.Cleanup(func() { _ = c.Close() })
+	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+		p.t.Fatal(err)
+	}
+	in := bufio.NewReader(c)
+	if line, err := in.ReadString('\n'); err != nil || line != "SPOOL/1 tok_1\n" {
+		p.t.Fatalf("preamble %q, %v", line, err)
+	}
+	return c, in
+}
+
+// forward runs a forwarder until the test ends, and gives its address and log.
+func forward(t *testing.T, cfg egress.Config) (address string, log *buffer) {
+	t.Helper()
+	log = &buffer{}
+	cfg.Address, cfg.Token, cfg.Log = "127.0.0.1:0", "tok_1", slog.New(slog.NewTextHandler(log, nil))
+	f, err := egress.Listen(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- f.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return f.Addr().String(), log
+}
+
+type buffer struct {
+	mu sync.Mutex
+	b  strings.Builder
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+func dial(t *testing.T, address string) *net.TCPConn {
+	t.Helper()
+	c, err := net.Dial("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	return c.(*net.TCPConn)
+}
+
+func send(t *testing.T, w io.Writer, s string) {
+	t.Helper()
+	if _, err := io.WriteString(w, s); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestBothDirectionsEndForThemselves(t *testing.T) {
+	t.Parallel()
+	p := newProxy(t)
+	p.up()
+	address, _ := forward(t, egress.Config{Socket: p.socket})
+	client := dial(t, address)
+	send(t, client, "question")
+	if err := client.CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	upstream, in := p.accept()
+	if got, err := io.ReadAll(in); err != nil || string(got) != "question" {
+		t.Fatalf("the proxy read %q, %v", got, err)
+	}
+	// The client has ended its direction; the other is open still.
+	send(t, upstream, "answer")
+	if err := upstream.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := io.ReadAll(client); err != nil || string(got) != "answer" {
+		t.Fatalf("the client read %q, %v", got, err)
+	}
+
+	// And the other way round.
+	client = dial(t, address)
+	upstream, in = p.accept()
+	send(t, upstream, "hello")
+	if err := upstream.CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := io.ReadAll(client); err != nil || string(got) != "hello" {
+		t.Fatalf("the client read %q, %v", got, err)
+	}
+	send(t, client, "late")
+	if err := client.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := io.ReadAll(in); err != nil || string(got) != "late" {
+		t.Errorf("the proxy read %q, %v", got, err)
+	}
+}
+
+func TestMuchDataArrivesWhole(t *testing.T) {
+	t.Parallel()
+	p := newProxy(t)
+	p.up()
+	address, _ := forward(t, egress.Config{Socket: p.socket})
+	client := dial(t, address)
+	const size = 16 << 20
+	go func() {
+		_, _ = io.CopyN(client, zeros{}, size)
+		_ = client.CloseWrite()
+	}()
+	upstream, in := p.accept()
+	echoed := make(chan error, 1)
+	go func() {
+		_, err := io.Copy(upstream, in)
+		echoed <- errors.Join(err, upstream.CloseWrite())
+	}()
+	if got, err := io.Copy(io.Discard, client); err != nil || got != size {
+		t.Errorf("%d bytes came back, want %d: %v", got, size, err)
+	}
+	if err := <-echoed; err != nil {
+		t.Error(err)
+	}
+}
+
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
+
+// get asks by HTTP through the forwarder, as an agent's SDK does.
+func get(t *testing.T, address string) (int, string, error) {
+	t.Helper()
+	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: patience}
+	body := strings.NewReader(`{"model":"m","big":"` + strings.Repeat("x", 1<<20) + `"}`)
+	resp, err := c.Post("http://"+address+"/anthropic/v1/messages", "application/json", body)
+	if err != nil {
+		return 0, "", err
+	}
+	defer resp.Body.Close()
+	got, err := io.ReadAll(resp.Body)
+	return resp.StatusCode, string(got), err
+}
+
+func TestAProxyThatIsAwayIsSaidAndComesBack(t *testing.T) {
+	t.Parallel()
+	p := newProxy(t)
+	address, log := forward(t, egress.Config{Socket: p.socket})
+	for range 3 {
+		code, body, err := get(t, address)
+		if err != nil || code != http.StatusBadGateway || !strings.Contains(body, "the egress proxy cannot be reached") || !strings.Contains(body, "EGRESS_UNAVAILABLE") {
+			t.Fatalf("status %d, %s, %v", code, body, err)
+		}
+	}
+	if n := strings.Count(log.String(), "cannot be reached"); n != 1 {
+		t.Errorf("said %d times in the log:\n%s", n, log)
+	}
+	// CONNECT, as for a tunnel, gets the same answer.
+	client := dial(t, address)
+	send(t, client, "CONNECT example.com:443 HTTP/1.1\r\nHost: example.com:443\r\n\r\n")
+	if resp, err := http.ReadResponse(bufio.NewReader(client), nil); err != nil || resp.StatusCode != http.StatusBadGateway {
+		t.Errorf("a tunnel: %v, %v", resp, err)
+	}
+	p.up()
+	client = dial(t, address)
+	upstream, _ := p.accept()
+	send(t, upstream, "x")
+	if _, err := client.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(log.String(), "is back") {
+		t.Errorf("the return is not in the log:\n%s", log)
+	}
+}
+
+func TestAProxyThatDiesBeforeItsAnswer(t *testing.T) {
+	t.Parallel()
+	p := newProxy(t)
+	p.up()
+	address, _ := forward(t, egress.Config{Socket: p.socket})
+	type result struct {
+		code int
+		body string
+		err  error
+	}
+	done := make(chan result, 1)
+	go func() {
+		code, body, err := get(t, address)
+		done <- result{code, body, err}
+	}()
+	upstream, in := p.accept()
+	if _, err := in.ReadString('\n'); err != nil {
+		t.Fatal(err)
+	}
+	_ = upstream.Close() // with unread bytes: a reset
+	if r := <-done; r.err != nil || r.code != http.StatusBadGateway || !strings.Contains(r.body, "without an answer") {
+		t.Errorf("%+v", r)
+	}
+	// Also when it has gone before the client says anything.
+	client := dial(t, address)
+	upstream, _ = p.accept()
+	_ = upstream.Close()
+	send(t, client, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+	if resp, err := http.ReadResponse(bufio.NewReader(client), nil); err != nil || resp.StatusCode != http.StatusBadGateway {
+		t.Errorf("%v, %v", resp, err)
+	}
+	// In the middle of an answer there is nothing to be said but that it broke off.
+	client = dial(t, address)
+	send(t, client, "question")
+	upstream, in = p.accept()
+	if b, err := in.Peek(1); err != nil || b[0] != 'q' {
+		t.Fatal(err)
+	}
+	send(t, upstream, "half")
+	_ = upstream.Close() // with unread bytes
+	got, err := io.ReadAll(client)
+	if strings.Contains(string(got), "502") || err == nil && string(got) != "half" {
+		t.Errorf("read %q, %v", got, err)
+	}
+}
+
+func TestIdleConnectionsEnd(t *testing.T) {
+	t.Parallel()
+	p := newProxy(t)
+	p.up()
+	address, _ := forward(t, egress.Config{Socket: p.socket, Idle: 50 * time.Millisecond})
+	client := dial(t, address)
+	_, in := p.accept()
+	if _, err := in.ReadByte(); !errors.Is(err, io.EOF) {
+		t.Errorf("the proxy's side: %v", err)
+	}
+	if _, err := client.Read(make([]byte, 1)); err == nil {
+		t.Error("the client's side is open")
+	}
+}
+
+func TestConnectionsAreBounded(t *testing.T) {
+	t.Parallel()
+	p := newProxy(t)
+	p.up()
+	address, _ := forward(t, egress.Config{Socket: p.socket, Connections: 2})
+	one, two := dial(t, address), dial(t, address)
+	p.accept()
+	upstream, _ := p.accept()
+	three := dial(t, address) // the kernel takes it, the forwarder not yet
+	send(t, three, "q")
+	if err := p.l.SetDeadline(time.Now().Add(100 * time.Millisecond)); err != nil { // only bounds how long we look
+		t.Fatal(err)
+	}
+	if c, err := p.l.Accept(); err == nil {
+		t.Error("a third connection was joined")
+		_ = c.Close()
+	}
+	_ = upstream.Close()
+	_ = one.Close()
+	_ = two.Close()
+	_, in := p.accept()
+	if b, err := in.ReadByte(); err != nil || b != 'q' {
+		t.Errorf("the third: %q, %v", b, err)
+	}
+}
+
+func TestSettings(t *testing.T) {
+	t.Parallel()
+	for says, cfg := range map[string]egress.Config{
+		"socket":      {Token: "t"},
+		"shorter":     {Token: "t", Socket: "/" + strings.Repeat("s", 120)},
+		"token":       {Socket: "/s"},
+		"newline":     {Socket: "/s", Token: "a\nb"},
+		"connections": {Socket: "/s", Token: "t", Connections: -1},
+		"idle":        {Socket: "/s", Token: "t", Idle: -1},
+		"listen on":   {Socket: "/s", Token: "t", Address: "127.0.0.1:99999"},
+	} {
+		if _, err := egress.Listen(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: %v", says, err)
+		}
+	}
+}
