@@ -36,6 +36,8 @@ const (
 	ToolCalls       = "tool_calls"
 	Conversations   = "conversations"
 	Sandboxes       = "sandboxes"
+	Files           = "files"
+	Usage           = "usage"
 	Keys            = "keys"
 	Poison          = "poison"
 )

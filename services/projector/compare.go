@@ -23,6 +23,8 @@ var order = []struct{ table, key string }{
 	{readmodel.ToolCalls, "tenant, session, tool_use_id"},
 	{readmodel.Conversations, "tenant, session, id"},
 	{readmodel.Sandboxes, "tenant, session, id"},
+	{readmodel.Files, "tenant, session, id"},
+	{readmodel.Usage, "tenant, session, id"},
 	{readmodel.Keys, "tenant, id"},
 	{readmodel.Poison, "position"},
 }

@@ -41,6 +41,8 @@ type Changes struct {
 	Calls         Rows[ToolCall]
 	Conversations Rows[Conversation]
 	Sandboxes     Rows[Sandbox]
+	Files         Rows[File]
+	Usage         Rows[Usage]
 	Keys          Rows[APIKey]
 	Events        []*Event
 	Texts         []*Text // a later one at the same place takes the former's
@@ -69,7 +71,7 @@ type Live struct {
 // Empty tells that nothing changed.
 func (c *Changes) Empty() bool {
 	return len(c.Gone)+len(c.TextGone)+len(c.Events)+len(c.Texts)+len(c.Deleted)+len(c.Poison)+len(c.Ended)+
-		c.Sessions.Len()+c.Executions.Len()+c.Blocks.Len()+c.Calls.Len()+c.Conversations.Len()+c.Sandboxes.Len()+c.Keys.Len() == 0
+		c.Sessions.Len()+c.Executions.Len()+c.Blocks.Len()+c.Calls.Len()+c.Conversations.Len()+c.Sandboxes.Len()+c.Files.Len()+c.Usage.Len()+c.Keys.Len() == 0
 }
 
 // settle splits the rows that are still dirty by whether Postgres has them, and

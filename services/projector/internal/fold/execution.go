@@ -40,6 +40,10 @@ func (f *folding) executed(a *aggregate, s *Session, x *entry[Execution], e even
 		if row.StartedAt == nil {
 			row.StartedAt = momentOf(e.Time)
 		}
+	case events.ExecutionPaused:
+		touch(&f.executions, x).Phase = phasePaused
+	case events.ExecutionResumed:
+		touch(&f.executions, x).Phase = phaseRunning
 	case events.MetadataUpdate:
 		row := touch(&f.executions, x)
 		row.use(d.Usage)
@@ -220,50 +224,5 @@ func (f *folding) conversation(a *aggregate, s *Session, e events.Event) {
 		if d.IsError {
 			row.Status = phaseFailed
 		}
-	}
-}
-
-func sandboxID(e events.Event) string {
-	switch d := e.Data.(type) {
-	case events.SandboxCreating:
-		return rowKey(d.SandboxID)
-	case events.SandboxReady:
-		return rowKey(d.SandboxID)
-	case events.SandboxReplaced:
-		return rowKey(d.SandboxID)
-	case events.SandboxTerminated:
-		return rowKey(d.SandboxID)
-	case events.SandboxFailed:
-		return rowKey(d.SandboxID)
-	}
-	return ""
-}
-
-// sandbox folds the life of a sandbox, which may outlast executions.
-func (f *folding) sandbox(a *aggregate, e events.Event) {
-	id := sandboxID(e)
-	if id == "" {
-		return
-	}
-	b := a.sandboxes[id]
-	if b == nil {
-		b = &entry[Sandbox]{row: Sandbox{Tenant: a.key.Tenant, Session: a.key.ID, ID: id, CreatedAt: moment(e.Time)}}
-		a.sandboxes[id] = b
-	}
-	if b.row.EndedAt != nil {
-		return
-	}
-	row := touch(&f.sandboxes, b)
-	switch d := e.Data.(type) {
-	case events.SandboxCreating:
-		row.Status, row.Provider, row.Engine = "creating", clean(d.Provider), clean(d.Engine)
-	case events.SandboxReady:
-		row.Status, row.Provider, row.Engine, row.ReadyAt = "ready", clean(d.Provider), clean(d.Engine), momentOf(e.Time)
-	case events.SandboxReplaced:
-		row.Status, row.Reason, row.EndedAt = "replaced", clean(d.Lost), momentOf(e.Time)
-	case events.SandboxTerminated:
-		row.Status, row.Reason, row.EndedAt = "terminated", clean(d.Reason), momentOf(e.Time)
-	case events.SandboxFailed:
-		row.Status, row.Reason, row.EndedAt = "failed", clean(d.Code+": "+d.Message), momentOf(e.Time)
 	}
 }

@@ -25,6 +25,8 @@ type folding struct {
 	calls         []*entry[ToolCall]
 	conversations []*entry[Conversation]
 	sandboxes     []*entry[Sandbox]
+	files         []*entry[File]
+	usage         []*entry[Usage]
 	keys          []*entry[APIKey]
 }
 
@@ -60,6 +62,7 @@ func (f *folding) changes() (Changes, error) {
 	c := f.out
 	c.Sessions, c.Executions, c.Blocks, c.Calls = settle(f.sessions), settle(f.executions), settle(f.blocks), settle(f.calls)
 	c.Conversations, c.Sandboxes, c.Keys = settle(f.conversations), settle(f.sandboxes), settle(f.keys)
+	c.Files, c.Usage = settle(f.files), settle(f.usage)
 	for _, k := range f.order {
 		l := f.live[k]
 		if a := f.model.sessions[k]; a.session != nil {
@@ -143,6 +146,8 @@ func (f *folding) event(a *aggregate, position string, e events.Event) error {
 		f.conversation(a, s, e)
 	}
 	f.sandbox(a, e)
+	f.file(a, s, e)
+	f.called(a, e)
 	return nil
 }
 
@@ -185,6 +190,9 @@ func (f *folding) life(s *Session, e events.Event) {
 		s.Idle = false
 	case events.SessionClosed:
 		s.Status = statusClosed
+	case events.WorkspaceSynced:
+		s.Snapshot, s.SnapshotAt = clean(d.Snapshot), momentOf(e.Time)
+		s.WorkspaceFiles, s.WorkspaceBytes = int64(d.Files), count(d.Bytes)
 	}
 }
 
@@ -198,6 +206,8 @@ func (f *folding) drop(a *aggregate, e events.Event) {
 	undo(a.calls)
 	undo(a.conversations)
 	undo(a.sandboxes)
+	undo(a.files)
+	undo(a.usage)
 	f.out.Events = without(f.out.Events, func(r *Event) bool { return r.Tenant == a.key.Tenant && r.Session == a.key.ID })
 	f.out.Texts = without(f.out.Texts, func(r *Text) bool { return r.Tenant == a.key.Tenant && r.Session == a.key.ID })
 	f.out.Ended = without(f.out.Ended, func(r Ended) bool { return r.Session == a.key })
@@ -210,6 +220,7 @@ func (f *folding) drop(a *aggregate, e events.Event) {
 	a.session, a.deleted, a.whole = nil, true, false
 	a.executions, a.blocks, a.calls = fresh.executions, fresh.blocks, fresh.calls
 	a.conversations, a.sandboxes, a.texts = fresh.conversations, fresh.sandboxes, fresh.texts
+	a.files, a.usage = fresh.files, fresh.usage
 }
 
 func undo[R any](rows map[string]*entry[R]) {

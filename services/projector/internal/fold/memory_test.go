@@ -23,6 +23,8 @@ type memory struct {
 	calls         map[fold.Child]fold.ToolCall
 	conversations map[fold.Child]fold.Conversation
 	sandboxes     map[fold.Child]fold.Sandbox
+	files         map[fold.Child]fold.File
+	usage         map[fold.Child]fold.Usage
 	keys          map[fold.Key]fold.APIKey
 	events        map[string]fold.Event
 	texts         map[string]fold.Text
@@ -33,7 +35,7 @@ func newMemory(t testing.TB) *memory {
 	return &memory{
 		t: t, sessions: map[fold.Key]fold.Session{}, deleted: map[fold.Key]fold.Deleted{}, executions: map[fold.Child]fold.Execution{},
 		blocks: map[fold.Child]fold.Block{}, calls: map[fold.Child]fold.ToolCall{}, conversations: map[fold.Child]fold.Conversation{},
-		sandboxes: map[fold.Child]fold.Sandbox{}, keys: map[fold.Key]fold.APIKey{}, events: map[string]fold.Event{},
+		sandboxes: map[fold.Child]fold.Sandbox{}, files: map[fold.Child]fold.File{}, usage: map[fold.Child]fold.Usage{}, keys: map[fold.Key]fold.APIKey{}, events: map[string]fold.Event{},
 		texts: map[string]fold.Text{}, poison: map[string]fold.Poison{},
 	}
 }
@@ -85,6 +87,8 @@ func (m *memory) load(asked fold.Missing) (p fold.Present) {
 	p.Calls = find(m.calls, asked.Calls)
 	p.Conversations = find(m.conversations, asked.Conversations)
 	p.Sandboxes = find(m.sandboxes, asked.Sandboxes)
+	p.Files = find(m.files, asked.Files)
+	p.Usage = find(m.usage, asked.Usage)
 	return p
 }
 
@@ -106,6 +110,8 @@ func (m *memory) apply(c *fold.Changes) {
 		drop(m.calls, k)
 		drop(m.conversations, k)
 		drop(m.sandboxes, k)
+		drop(m.files, k)
+		drop(m.usage, k)
 		for id, e := range m.events {
 			if e.Tenant == k.Tenant && e.Session == k.ID {
 				delete(m.events, id)
@@ -122,6 +128,8 @@ func (m *memory) apply(c *fold.Changes) {
 	put(m.t, m.calls, c.Calls, func(r fold.ToolCall) fold.Child { return child(r.Tenant, r.Session, r.ID) })
 	put(m.t, m.conversations, c.Conversations, func(r fold.Conversation) fold.Child { return child(r.Tenant, r.Session, r.ID) })
 	put(m.t, m.sandboxes, c.Sandboxes, func(r fold.Sandbox) fold.Child { return child(r.Tenant, r.Session, r.ID) })
+	put(m.t, m.files, c.Files, func(r fold.File) fold.Child { return child(r.Tenant, r.Session, r.ID) })
+	put(m.t, m.usage, c.Usage, func(r fold.Usage) fold.Child { return child(r.Tenant, r.Session, r.ID) })
 	put(m.t, m.keys, c.Keys, func(r fold.APIKey) fold.Key { return fold.Key{Tenant: r.Tenant, ID: r.ID} })
 	for _, e := range c.Events {
 		id := fmt.Sprint(e.Tenant, " ", e.Session, " ", e.Seq)
@@ -219,7 +227,7 @@ func (m *memory) equal(other *memory) error {
 	}{
 		{"sessions", m.sessions, other.sessions}, {"deleted", m.deleted, other.deleted}, {"executions", m.executions, other.executions},
 		{"blocks", plain(m.blocks), plain(other.blocks)}, {"tool_calls", m.calls, other.calls}, {"conversations", m.conversations, other.conversations},
-		{"sandboxes", m.sandboxes, other.sandboxes}, {"keys", m.keys, other.keys}, {"events", m.events, other.events}, {"poison", m.poison, other.poison},
+		{"sandboxes", m.sandboxes, other.sandboxes}, {"files", m.files, other.files}, {"usage", m.usage, other.usage}, {"keys", m.keys, other.keys}, {"events", m.events, other.events}, {"poison", m.poison, other.poison},
 	} {
 		if !reflect.DeepEqual(c.a, c.b) {
 			return fmt.Errorf("%s differ:\n%s\n%s", c.name, show(c.a), show(c.b))

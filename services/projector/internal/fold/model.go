@@ -49,18 +49,21 @@ type aggregate struct {
 	calls         map[string]*entry[ToolCall]
 	conversations map[string]*entry[Conversation]
 	sandboxes     map[string]*entry[Sandbox]
+	files         map[string]*entry[File]
+	usage         map[string]*entry[Usage]
 	texts         map[string]*textOf
 }
 
 func newAggregate(k Key) *aggregate {
 	return &aggregate{
 		key: k, executions: map[string]*entry[Execution]{}, blocks: map[string]*entry[Block]{}, calls: map[string]*entry[ToolCall]{},
-		conversations: map[string]*entry[Conversation]{}, sandboxes: map[string]*entry[Sandbox]{}, texts: map[string]*textOf{},
+		conversations: map[string]*entry[Conversation]{}, sandboxes: map[string]*entry[Sandbox]{},
+		files: map[string]*entry[File]{}, usage: map[string]*entry[Usage]{}, texts: map[string]*textOf{},
 	}
 }
 
 func (a *aggregate) size() int {
-	return 1 + len(a.executions) + len(a.blocks) + len(a.calls) + len(a.conversations) + len(a.sandboxes) + len(a.texts)
+	return 1 + len(a.executions) + len(a.blocks) + len(a.calls) + len(a.conversations) + len(a.sandboxes) + len(a.files) + len(a.usage) + len(a.texts)
 }
 
 // Missing is what must be looked up before a batch can be folded. With a
@@ -73,11 +76,13 @@ type Missing struct {
 	Calls         []Child
 	Conversations []Child
 	Sandboxes     []Child
+	Files         []Child
+	Usage         []Child
 }
 
 // Empty tells that nothing must be looked up.
 func (m Missing) Empty() bool {
-	return len(m.Sessions)+len(m.Keys)+len(m.Executions)+len(m.Blocks)+len(m.Calls)+len(m.Conversations)+len(m.Sandboxes) == 0
+	return len(m.Sessions)+len(m.Keys)+len(m.Executions)+len(m.Blocks)+len(m.Calls)+len(m.Conversations)+len(m.Sandboxes)+len(m.Files)+len(m.Usage) == 0
 }
 
 // Present is what was found of it.
@@ -91,6 +96,8 @@ type Present struct {
 	Calls         []ToolCall
 	Conversations []Conversation
 	Sandboxes     []Sandbox
+	Files         []File
+	Usage         []Usage
 }
 
 // Missing lists, each once, what the batch is about and is not present.
@@ -157,6 +164,12 @@ func (w *want) event(k Key, a *aggregate, e events.Event) {
 	if id := sandboxID(e); id != "" {
 		need(w, k, a, id, childSandbox, func(a *aggregate) bool { _, ok := a.sandboxes[id]; return ok }, &w.out.Sandboxes)
 	}
+	if id := fileID(e); id != "" {
+		need(w, k, a, id, childFile, func(a *aggregate) bool { _, ok := a.files[id]; return ok }, &w.out.Files)
+	}
+	if id := usageID(e); id != "" {
+		need(w, k, a, id, childUsage, func(a *aggregate) bool { _, ok := a.usage[id]; return ok }, &w.out.Usage)
+	}
 }
 
 func (w *want) execution(k Key, a *aggregate, id string) {
@@ -178,6 +191,8 @@ const (
 	childCall
 	childConversation
 	childSandbox
+	childFile
+	childUsage
 )
 
 type childRef struct {
@@ -237,6 +252,8 @@ func (m *Model) putChildren(asked Missing, p Present) error {
 	absent(m, asked.Calls, func(a *aggregate, id string) { a.calls[id] = nil })
 	absent(m, asked.Conversations, func(a *aggregate, id string) { a.conversations[id] = nil })
 	absent(m, asked.Sandboxes, func(a *aggregate, id string) { a.sandboxes[id] = nil })
+	absent(m, asked.Files, func(a *aggregate, id string) { a.files[id] = nil })
+	absent(m, asked.Usage, func(a *aggregate, id string) { a.usage[id] = nil })
 	for _, r := range p.Executions {
 		m.sessions[Key{r.Tenant, r.Session}].executions[r.ID] = &entry[Execution]{row: r, stored: true}
 	}
@@ -257,6 +274,12 @@ func (m *Model) putChildren(asked Missing, p Present) error {
 	}
 	for _, r := range p.Sandboxes {
 		m.sessions[Key{r.Tenant, r.Session}].sandboxes[r.ID] = &entry[Sandbox]{row: r, stored: true}
+	}
+	for _, r := range p.Files {
+		m.sessions[Key{r.Tenant, r.Session}].files[r.ID] = &entry[File]{row: r, stored: true}
+	}
+	for _, r := range p.Usage {
+		m.sessions[Key{r.Tenant, r.Session}].usage[r.ID] = &entry[Usage]{row: r, stored: true}
 	}
 	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -32,6 +33,7 @@ func anEvent(t *rapid.T) events.Event {
 	b := events.Block{ID: block, Kind: kind, Status: status, ToolUseID: tool, ToolName: "bash", Content: rapid.SampledFrom([]string{"", "whole\x00text", "<&>"}).Draw(t, "content")}
 	text := "text"
 	sandbox, conversation := name(t, "sbx", 2), name(t, "con", 2)
+	path := rapid.SampledFrom([]string{"a.txt", "b/\x00.bin", strings.Repeat("p/", 300) + "x", strings.Repeat("p/", 300) + "y"}).Draw(t, "path")
 	data := rapid.SampledFrom([]events.Payload{
 		events.SessionCreated{Agent: "default", Architecture: "spool", Provider: "local", Metadata: json.RawMessage(`{"a": [1, null]}`)},
 		events.SessionOptionsUpdated{Options: events.Options{Model: "m"}}, events.SessionIdle{}, events.SessionClosed{},
@@ -45,6 +47,13 @@ func anEvent(t *rapid.T) events.Event {
 		events.SubagentSpawned{Conversation: conversation, Parent: "main"}, events.SubagentCompleted{Conversation: conversation},
 		events.SandboxCreating{SandboxID: sandbox}, events.SandboxReady{SandboxID: sandbox, Provider: "local"},
 		events.SandboxTerminated{SandboxID: sandbox, Reason: "idle"}, events.SandboxFailed{SandboxID: sandbox, Code: "X"},
+		events.SandboxPaused{SandboxID: sandbox}, events.SandboxResumed{SandboxID: sandbox}, events.ExecutionPaused{}, events.ExecutionResumed{PausedMs: 5},
+		events.SandboxHealth{SandboxID: sandbox, Status: "unhealthy", Reason: "no answer", MemoryBytes: 1 << 63, DiskBytes: 7},
+		events.FileCreated{Path: path, Size: 3}, events.FileModified{Path: path, Size: 1 << 63, Binary: true}, events.FileDeleted{Path: path},
+		events.FilePut{N: 1, Path: path}, events.FileRemoved{N: 2, Path: path}, events.FilesApplied{N: 2}, events.EgressDenied{Host: "x"},
+		events.WorkspaceSynced{Snapshot: "snap\x00", Files: 3, Bytes: 12}, events.WorkspaceRestored{Snapshot: "snap"},
+		events.ModelCalled{Provider: "openai", Model: name(t, "model", 2), Status: 200, Usage: events.Usage{InputTokens: 5, OutputTokens: 2}, CostUSD: 0.25, Prices: "1", FirstByteMs: 3, DurationMs: 4},
+		events.ModelCalled{Provider: "openai", Model: name(t, "model", 2), Status: uint32(rapid.SampledFrom([]int{0, 429}).Draw(t, "status of a call")), DurationMs: 4},
 		events.Opaque{Name: "from_the_future", Raw: json.RawMessage("{\"x\":\"\xff\"}")}, events.Log{Message: "line"},
 	}).Draw(t, "data")
 	e := events.Event{ID: "evt", Time: time.Date(2026, 1, 2, 3, 4, rapid.IntRange(0, 59).Draw(t, "second"), 123456789, time.UTC), Source: events.FromRunner, Data: data}

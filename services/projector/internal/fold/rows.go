@@ -42,6 +42,10 @@ type (
 		Queued          int32
 		Executions      int32
 		Idle            bool
+		Snapshot        string
+		SnapshotAt      *time.Time
+		WorkspaceFiles  int64
+		WorkspaceBytes  int64
 	}
 	// Deleted is a row of deleted_sessions.
 	Deleted struct {
@@ -140,6 +144,38 @@ type (
 		CreatedAt           time.Time
 		ReadyAt             *time.Time
 		EndedAt             *time.Time
+		Image               string
+		Health              string
+		HealthWhy           string
+		MemoryBytes         int64
+		DiskBytes           int64
+	}
+	// File is a row of files; ID is its path, or stands for a long one.
+	File struct {
+		Tenant, Session, ID string
+		Path                string
+		Size                int64
+		Binary              bool
+		Deleted             bool
+		Execution           string
+		ChangedAt           time.Time
+		LastSeq             int64
+	}
+	// Usage is a row of usage; ID stands for execution, provider, model and day.
+	Usage struct {
+		Tenant, Session, ID string
+		Execution           string
+		Provider            string
+		Model               string
+		Day                 string
+		Requests, Failed    int64
+		Input, Output       int64
+		CacheRead           int64
+		CacheWrite          int64
+		CostUSD             float64
+		Prices              string
+		FirstByteMs         int64
+		DurationMs          int64
 	}
 	// APIKey is a row of keys.
 	APIKey struct {
@@ -166,6 +202,7 @@ const (
 	phaseQueued    = "queued"
 	phaseStarting  = "starting"
 	phaseRunning   = "running"
+	phasePaused    = "paused"
 	phaseCompleted = "completed"
 	phaseFailed    = "failed"
 	phaseCancelled = "cancelled"

@@ -34,6 +34,8 @@ func (s *Store) Load(ctx context.Context, m fold.Missing) (p fold.Present, err e
 	children(&b, t.calls, m.Calls, &p.Calls)
 	children(&b, t.conversations, m.Conversations, &p.Conversations)
 	children(&b, t.sandboxes, m.Sandboxes, &p.Sandboxes)
+	children(&b, t.files, m.Files, &p.Files)
+	children(&b, t.usage, m.Usage, &p.Usage)
 	if err := s.conn.SendBatch(ctx, &b).Close(); err != nil {
 		return p, fmt.Errorf("look up rows of group %d: %w", s.group, err)
 	}

@@ -108,6 +108,7 @@ func (s *Store) Reset(ctx context.Context) error {
 	var b pgx.Batch
 	for _, t := range []string{
 		readmodel.Executions, readmodel.Blocks, readmodel.Events, readmodel.ToolCalls, readmodel.Conversations, readmodel.Sandboxes,
+		readmodel.Files, readmodel.Usage,
 	} {
 		b.Queue("DELETE FROM "+t+" r USING sessions s WHERE s.grp = $1 AND r.tenant = s.tenant AND r.session = s.id", s.group)
 	}
@@ -157,6 +158,7 @@ func (s *Store) bulk(ctx context.Context, tx pgx.Tx, first *pgx.Batch, c *fold.C
 		copyNew(ctx, tx, t.sessions, c.Sessions, &rest.Sessions), copyNew(ctx, tx, t.executions, c.Executions, &rest.Executions),
 		copyNew(ctx, tx, t.blocks, c.Blocks, &rest.Blocks), copyNew(ctx, tx, t.calls, c.Calls, &rest.Calls),
 		copyNew(ctx, tx, t.conversations, c.Conversations, &rest.Conversations), copyNew(ctx, tx, t.sandboxes, c.Sandboxes, &rest.Sandboxes),
+		copyNew(ctx, tx, t.files, c.Files, &rest.Files), copyNew(ctx, tx, t.usage, c.Usage, &rest.Usage),
 		copyRowsOf(ctx, tx, t.events, c.Events),
 	} {
 		if err != nil {
@@ -192,7 +194,7 @@ func copyRowsOf[R any](ctx context.Context, tx pgx.Tx, t table[R], rows []*R) er
 }
 
 func newRows(c *fold.Changes) int {
-	return len(c.Events) + len(c.Blocks.New) + len(c.Executions.New) + len(c.Sessions.New) + len(c.Calls.New)
+	return len(c.Events) + len(c.Blocks.New) + len(c.Executions.New) + len(c.Sessions.New) + len(c.Calls.New) + len(c.Files.New)
 }
 
 // deletions queues what goes.
@@ -201,6 +203,7 @@ func (s *Store) deletions(b *pgx.Batch, c *fold.Changes) {
 		tenants, ids := splitKeys(c.Gone)
 		for _, t := range []string{
 			readmodel.Executions, readmodel.Blocks, readmodel.Events, readmodel.TextInFlight, readmodel.ToolCalls, readmodel.Conversations, readmodel.Sandboxes,
+			readmodel.Files, readmodel.Usage,
 		} {
 			b.Queue("DELETE FROM "+t+" r USING unnest($1::text[], $2::text[]) AS k(tenant, session) WHERE r.tenant = k.tenant AND r.session = k.session", tenants, ids)
 		}
@@ -222,6 +225,8 @@ func (s *Store) rows(b *pgx.Batch, c *fold.Changes) {
 	upsert(b, t.calls, c.Calls)
 	upsert(b, t.conversations, c.Conversations)
 	upsert(b, t.sandboxes, c.Sandboxes)
+	upsert(b, t.files, c.Files)
+	upsert(b, t.usage, c.Usage)
 	upsert(b, t.keys, c.Keys)
 	if len(c.Events) > 0 {
 		b.Queue(t.events.insert, t.events.args(c.Events)...)

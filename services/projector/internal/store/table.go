@@ -117,6 +117,8 @@ type tables struct {
 	calls         table[fold.ToolCall]
 	conversations table[fold.Conversation]
 	sandboxes     table[fold.Sandbox]
+	files         table[fold.File]
+	usage         table[fold.Usage]
 	keys          table[fold.APIKey]
 	poison        table[fold.Poison]
 }

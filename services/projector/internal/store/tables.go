@@ -21,7 +21,7 @@ const (
 func newTables() *tables {
 	return &tables{
 		sessions: sessionTable(), executions: executionTable(), blocks: blockTable(), texts: textTable(),
-		calls: callTable(), conversations: conversationTable(),
+		calls: callTable(), conversations: conversationTable(), sandboxes: sandboxTable(), files: fileTable(), usage: usageTable(),
 		deleted: newTable(readmodel.DeletedSessions, 2,
 			col("tenant", text, func(r *fold.Deleted) *string { return &r.Tenant }),
 			col("id", text, func(r *fold.Deleted) *string { return &r.ID }),
@@ -33,17 +33,6 @@ func newTables() *tables {
 			col("seq", int8, func(r *fold.Event) *int64 { return &r.Seq }),
 			col("type", text, func(r *fold.Event) *string { return &r.Type }),
 			col("event", text, func(r *fold.Event) *string { return &r.JSON })),
-		sandboxes: newTable(readmodel.Sandboxes, 3,
-			col("tenant", text, func(r *fold.Sandbox) *string { return &r.Tenant }),
-			col("session", text, func(r *fold.Sandbox) *string { return &r.Session }),
-			col("id", text, func(r *fold.Sandbox) *string { return &r.ID }),
-			col("provider", text, func(r *fold.Sandbox) *string { return &r.Provider }),
-			col("engine", text, func(r *fold.Sandbox) *string { return &r.Engine }),
-			col("status", text, func(r *fold.Sandbox) *string { return &r.Status }),
-			col("reason", text, func(r *fold.Sandbox) *string { return &r.Reason }),
-			col("created_at", when, func(r *fold.Sandbox) *time.Time { return &r.CreatedAt }),
-			col("ready_at", when, func(r *fold.Sandbox) **time.Time { return &r.ReadyAt }),
-			col("ended_at", when, func(r *fold.Sandbox) **time.Time { return &r.EndedAt })),
 		keys: newTable(readmodel.Keys, 2,
 			col("tenant", text, func(r *fold.APIKey) *string { return &r.Tenant }),
 			col("id", text, func(r *fold.APIKey) *string { return &r.ID }),
@@ -81,7 +70,11 @@ func sessionTable() table[fold.Session] {
 		col("active_execution", text, func(r *fold.Session) *string { return &r.ActiveExecution }),
 		col("queued", int4, func(r *fold.Session) *int32 { return &r.Queued }),
 		col("executions", int4, func(r *fold.Session) *int32 { return &r.Executions }),
-		col("idle", flag, func(r *fold.Session) *bool { return &r.Idle }))
+		col("idle", flag, func(r *fold.Session) *bool { return &r.Idle }),
+		col("snapshot", text, func(r *fold.Session) *string { return &r.Snapshot }),
+		col("snapshot_at", when, func(r *fold.Session) **time.Time { return &r.SnapshotAt }),
+		col("workspace_files", int8, func(r *fold.Session) *int64 { return &r.WorkspaceFiles }),
+		col("workspace_bytes", int8, func(r *fold.Session) *int64 { return &r.WorkspaceBytes }))
 }
 
 func executionTable() table[fold.Execution] {
@@ -172,4 +165,58 @@ func conversationTable() table[fold.Conversation] {
 		col("ended_at", when, func(r *fold.Conversation) **time.Time { return &r.EndedAt }),
 		col("duration_ms", int8, func(r *fold.Conversation) *int64 { return &r.DurationMs }),
 		col("first_seq", int8, func(r *fold.Conversation) *int64 { return &r.FirstSeq }))
+}
+
+func sandboxTable() table[fold.Sandbox] {
+	return newTable(readmodel.Sandboxes, 3,
+		col("tenant", text, func(r *fold.Sandbox) *string { return &r.Tenant }),
+		col("session", text, func(r *fold.Sandbox) *string { return &r.Session }),
+		col("id", text, func(r *fold.Sandbox) *string { return &r.ID }),
+		col("provider", text, func(r *fold.Sandbox) *string { return &r.Provider }),
+		col("engine", text, func(r *fold.Sandbox) *string { return &r.Engine }),
+		col("status", text, func(r *fold.Sandbox) *string { return &r.Status }),
+		col("reason", text, func(r *fold.Sandbox) *string { return &r.Reason }),
+		col("created_at", when, func(r *fold.Sandbox) *time.Time { return &r.CreatedAt }),
+		col("ready_at", when, func(r *fold.Sandbox) **time.Time { return &r.ReadyAt }),
+		col("ended_at", when, func(r *fold.Sandbox) **time.Time { return &r.EndedAt }),
+		col("image", text, func(r *fold.Sandbox) *string { return &r.Image }),
+		col("health", text, func(r *fold.Sandbox) *string { return &r.Health }),
+		col("health_why", text, func(r *fold.Sandbox) *string { return &r.HealthWhy }),
+		col("memory_bytes", int8, func(r *fold.Sandbox) *int64 { return &r.MemoryBytes }),
+		col("disk_bytes", int8, func(r *fold.Sandbox) *int64 { return &r.DiskBytes }))
+}
+
+func fileTable() table[fold.File] {
+	return newTable(readmodel.Files, 3,
+		col("tenant", text, func(r *fold.File) *string { return &r.Tenant }),
+		col("session", text, func(r *fold.File) *string { return &r.Session }),
+		col("id", text, func(r *fold.File) *string { return &r.ID }),
+		col("path", text, func(r *fold.File) *string { return &r.Path }),
+		col("size", int8, func(r *fold.File) *int64 { return &r.Size }),
+		col("binary", flag, func(r *fold.File) *bool { return &r.Binary }),
+		col("deleted", flag, func(r *fold.File) *bool { return &r.Deleted }),
+		col("execution", text, func(r *fold.File) *string { return &r.Execution }),
+		col("changed_at", when, func(r *fold.File) *time.Time { return &r.ChangedAt }),
+		col("last_seq", int8, func(r *fold.File) *int64 { return &r.LastSeq }))
+}
+
+func usageTable() table[fold.Usage] {
+	return newTable(readmodel.Usage, 3,
+		col("tenant", text, func(r *fold.Usage) *string { return &r.Tenant }),
+		col("session", text, func(r *fold.Usage) *string { return &r.Session }),
+		col("id", text, func(r *fold.Usage) *string { return &r.ID }),
+		col("execution", text, func(r *fold.Usage) *string { return &r.Execution }),
+		col("provider", text, func(r *fold.Usage) *string { return &r.Provider }),
+		col("model", text, func(r *fold.Usage) *string { return &r.Model }),
+		col("day", text, func(r *fold.Usage) *string { return &r.Day }),
+		col("requests", int8, func(r *fold.Usage) *int64 { return &r.Requests }),
+		col("failed", int8, func(r *fold.Usage) *int64 { return &r.Failed }),
+		col("input_tokens", int8, func(r *fold.Usage) *int64 { return &r.Input }),
+		col("output_tokens", int8, func(r *fold.Usage) *int64 { return &r.Output }),
+		col("cache_read_tokens", int8, func(r *fold.Usage) *int64 { return &r.CacheRead }),
+		col("cache_write_tokens", int8, func(r *fold.Usage) *int64 { return &r.CacheWrite }),
+		col("cost_usd", float8, func(r *fold.Usage) *float64 { return &r.CostUSD }),
+		col("prices", text, func(r *fold.Usage) *string { return &r.Prices }),
+		col("first_byte_ms", int8, func(r *fold.Usage) *int64 { return &r.FirstByteMs }),
+		col("duration_ms", int8, func(r *fold.Usage) *int64 { return &r.DurationMs }))
 }

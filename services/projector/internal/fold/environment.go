@@ -1,0 +1,148 @@
+package fold
+
+import (
+	"math"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+func sandboxID(e events.Event) string {
+	switch d := e.Data.(type) {
+	case events.SandboxCreating:
+		return rowKey(d.SandboxID)
+	case events.SandboxReady:
+		return rowKey(d.SandboxID)
+	case events.SandboxReplaced:
+		return rowKey(d.SandboxID)
+	case events.SandboxTerminated:
+		return rowKey(d.SandboxID)
+	case events.SandboxFailed:
+		return rowKey(d.SandboxID)
+	case events.SandboxPaused:
+		return rowKey(d.SandboxID)
+	case events.SandboxResumed:
+		return rowKey(d.SandboxID)
+	case events.SandboxHealth:
+		return rowKey(d.SandboxID)
+	}
+	return ""
+}
+
+// sandbox folds the life of a sandbox, which may outlast executions.
+func (f *folding) sandbox(a *aggregate, e events.Event) {
+	id := sandboxID(e)
+	if id == "" {
+		return
+	}
+	b := a.sandboxes[id]
+	if b == nil {
+		b = &entry[Sandbox]{row: Sandbox{Tenant: a.key.Tenant, Session: a.key.ID, ID: id, CreatedAt: moment(e.Time)}}
+		a.sandboxes[id] = b
+	}
+	if b.row.EndedAt != nil {
+		return
+	}
+	row := touch(&f.sandboxes, b)
+	switch d := e.Data.(type) {
+	case events.SandboxCreating:
+		row.Status, row.Provider, row.Engine = "creating", clean(d.Provider), clean(d.Engine)
+	case events.SandboxReady:
+		row.Status, row.Provider, row.Engine, row.ReadyAt = "ready", clean(d.Provider), clean(d.Engine), momentOf(e.Time)
+		row.Image = clean(d.Image)
+	case events.SandboxPaused:
+		row.Status = "paused"
+	case events.SandboxResumed:
+		row.Status = "ready"
+	case events.SandboxHealth:
+		row.Health, row.HealthWhy, row.MemoryBytes, row.DiskBytes = clean(d.Status), clean(d.Reason), count(d.MemoryBytes), count(d.DiskBytes)
+	case events.SandboxReplaced:
+		row.Status, row.Reason, row.EndedAt = "replaced", clean(d.Lost), momentOf(e.Time)
+	case events.SandboxTerminated:
+		row.Status, row.Reason, row.EndedAt = "terminated", clean(d.Reason), momentOf(e.Time)
+	case events.SandboxFailed:
+		row.Status, row.Reason, row.EndedAt = "failed", clean(d.Code+": "+d.Message), momentOf(e.Time)
+	}
+}
+
+// fileID is the row key of the file that an event is about.
+func fileID(e events.Event) string {
+	switch d := e.Data.(type) {
+	case events.FileCreated:
+		return rowKey(d.Path)
+	case events.FileModified:
+		return rowKey(d.Path)
+	case events.FileDeleted:
+		return rowKey(d.Path)
+	}
+	return ""
+}
+
+// file folds the last change of a path, also after its execution has ended.
+func (f *folding) file(a *aggregate, s *Session, e events.Event) {
+	id := fileID(e)
+	if id == "" {
+		return
+	}
+	x := a.files[id]
+	if x == nil {
+		x = &entry[File]{row: File{Tenant: a.key.Tenant, Session: a.key.ID, ID: id}}
+		a.files[id] = x
+	}
+	row := touch(&f.files, x)
+	row.Execution, row.ChangedAt, row.LastSeq = rowKey(e.ExecutionID), moment(e.Time), s.Tip
+	switch d := e.Data.(type) {
+	case events.FileCreated:
+		row.Path, row.Size, row.Binary, row.Deleted = clean(d.Path), count(d.Size), d.Binary, false
+	case events.FileModified:
+		row.Path, row.Size, row.Binary, row.Deleted = clean(d.Path), count(d.Size), d.Binary, false
+	case events.FileDeleted:
+		row.Path, row.Size, row.Deleted = clean(d.Path), 0, true
+	}
+}
+
+// usageID is the row key of the sum that a request to a model goes into.
+func usageID(e events.Event) string {
+	d, ok := e.Data.(events.ModelCalled)
+	if !ok {
+		return ""
+	}
+	return rowKey(e.ExecutionID + " " + day(e.Time) + " " + d.Provider + " " + d.Model)
+}
+
+func day(t time.Time) string { return sane(t).Format(time.DateOnly) }
+
+// called adds a request to a model.
+func (f *folding) called(a *aggregate, e events.Event) {
+	d, ok := e.Data.(events.ModelCalled)
+	if !ok {
+		return
+	}
+	id := usageID(e)
+	x := a.usage[id]
+	if x == nil {
+		x = &entry[Usage]{row: Usage{
+			Tenant: a.key.Tenant, Session: a.key.ID, ID: id, Execution: rowKey(e.ExecutionID),
+			Provider: clean(d.Provider), Model: clean(d.Model), Day: day(e.Time),
+		}}
+		a.usage[id] = x
+	}
+	row := touch(&f.usage, x)
+	row.Requests++
+	if d.Status == 0 || d.Status >= 400 {
+		row.Failed++
+	}
+	row.Input += int64(d.Usage.InputTokens)
+	row.Output += int64(d.Usage.OutputTokens)
+	row.CacheRead += int64(d.Usage.CacheReadTokens)
+	row.CacheWrite += int64(d.Usage.CacheWriteTokens)
+	row.CostUSD += d.CostUSD
+	if d.Prices != "" {
+		row.Prices = clean(d.Prices)
+	}
+	row.FirstByteMs += int64(d.FirstByteMs)
+	row.DurationMs += int64(d.DurationMs)
+}
+
+// count is a number as Postgres keeps it: in 63 bits.
+func count(n uint64) int64 { return int64(min(n, math.MaxInt64)) } //nolint:gosec // bounded just here
