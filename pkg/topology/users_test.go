@@ -29,6 +29,12 @@ func withUsers(t *testing.T) *server.Server {
 			Subscribe: &server.SubjectPermission{Allow: u.Subscribe},
 		}})
 	}
+	return running(t, opts)
+}
+
+// running runs a server until the test ends, and installs the streams.
+func running(t *testing.T, opts *server.Options) *server.Server {
+	t.Helper()
 	ns, err := server.NewServer(opts)
 	if err != nil {
 		t.Fatal(err)
@@ -76,7 +82,11 @@ func refused(t *testing.T, nc *nats.Conn, do func() error) bool {
 
 func TestUsersMayPublishTheirRowsOnly(t *testing.T) {
 	t.Parallel()
-	ns := withUsers(t)
+	checkPublish(t, withUsers(t))
+}
+
+func checkPublish(t *testing.T, ns *server.Server) {
+	t.Helper()
 	life, run := events.LifeOf("default", session).String(), events.RunOf("default", session).String()
 	key := events.Subject{Tenant: "default", ID: events.CatalogueID(events.Key, "default", "", "", "k"), Aspect: events.Key}.String()
 	subjects := map[string][]string{ // subject → who may
@@ -128,7 +138,11 @@ func TestUsersMayPublishTheirRowsOnly(t *testing.T) {
 
 func TestUsersMaySubscribeTheirRowsOnly(t *testing.T) {
 	t.Parallel()
-	ns := withUsers(t)
+	checkSubscribe(t, withUsers(t))
+}
+
+func checkSubscribe(t *testing.T, ns *server.Server) {
+	t.Helper()
 	for subject, may := range map[string][]string{
 		"live.default.*":    {topology.UserGateway},
 		"ctl.projector":     {topology.UserGateway, topology.UserExecutor},
@@ -156,7 +170,11 @@ func TestUsersMaySubscribeTheirRowsOnly(t *testing.T) {
 // TestUsersCanDoTheirWork uses the client library as the services do, which asks more than the subject itself.
 func TestUsersCanDoTheirWork(t *testing.T) {
 	t.Parallel()
-	ns := withUsers(t)
+	checkWork(t, withUsers(t))
+}
+
+func checkWork(t *testing.T, ns *server.Server) {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	must := func(what string, err error) {

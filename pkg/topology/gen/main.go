@@ -1,9 +1,10 @@
-// Command gen writes docs/subjects.md from package topology.
+// Command gen writes docs/subjects.md or deploy/nats.conf from package topology, whichever the file's name says.
 package main
 
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 
 	"github.com/spoolhq/spool/pkg/topology"
 )
@@ -19,11 +20,15 @@ func run(args []string) error {
 	if len(args) != 1 {
 		return fmt.Errorf("usage: gen FILE")
 	}
+	write := topology.WriteDocs
+	if filepath.Ext(args[0]) == ".conf" {
+		write = topology.WriteNATSConf
+	}
 	f, err := os.Create(args[0])
 	if err != nil {
 		return err
 	}
-	if err := topology.WriteDocs(f); err != nil {
+	if err := write(f); err != nil {
 		return fmt.Errorf("write %s: %w", args[0], err)
 	}
 	return f.Close()

@@ -1,0 +1,66 @@
+package topology
+
+import (
+	"fmt"
+	"io"
+	"strings"
+)
+
+//go:generate go run ./gen ../../deploy/nats.conf
+
+// PasswordVariable is the environment variable that deploy/nats.conf takes a user's password from.
+func PasswordVariable(user string) string { return "SPOOL_NATS_PASSWORD_" + strings.ToUpper(user) }
+
+// StoreVariable is the environment variable that bounds what the streams of deploy/nats.conf may take on disk, such as 100GB.
+const StoreVariable = "SPOOL_NATS_MAX_STORE"
+
+// natsConfHead is what the server is apart from its users. What differs from NATS's own defaults is what
+// `spool up` sets for its embedded server too; ADR 11 says why.
+const natsConfHead = `# Generated from pkg/topology by "make generate"; do not edit.
+# The NATS server of an installation: JetStream on the disk, and one user for each service with its rights alone. Passwords come
+# from the environment; make them of letters and digits and begin them with a letter, since the server reads them as values of its own.
+server_name: spool
+listen: 0.0.0.0:4222
+# Health and figures, without a password: leave it on the inner network.
+http: 0.0.0.0:8222
+
+max_payload: 8388608
+max_connections: 4096
+
+jetstream {
+  store_dir: /data
+  # What is acknowledged is on the disk.
+  sync_interval: always
+  max_file_store: $%s
+  # LIVE alone lies in memory, for a minute.
+  max_memory_store: 512MB
+}
+
+authorization {
+  users: [
+`
+
+// WriteNATSConf writes deploy/nats.conf: the configuration of a NATS server of
+// its own, with the users of Users.
+func WriteNATSConf(w io.Writer) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, natsConfHead, StoreVariable)
+	for _, u := range Users() {
+		fmt.Fprintf(&b, "    # %s\n    {\n      user: %s\n      password: $%s\n      permissions: {\n", u.Doc, u.Name, PasswordVariable(u.Name))
+		natsConfSubjects(&b, "publish", u.Publish)
+		natsConfSubjects(&b, "subscribe", u.Subscribe)
+		b.WriteString("      }\n    }\n")
+	}
+	b.WriteString("  ]\n}\n")
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// natsConfSubjects writes what a user may publish or subscribe; what is not listed it may not.
+func natsConfSubjects(b *strings.Builder, verb string, subjects []string) {
+	fmt.Fprintf(b, "        %s: { allow: [\n", verb)
+	for _, s := range subjects {
+		fmt.Fprintf(b, "          %q\n", s)
+	}
+	b.WriteString("        ] }\n")
+}
