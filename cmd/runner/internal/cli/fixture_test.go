@@ -29,6 +29,9 @@ func TestMain(m *testing.M) {
 	case "agent":
 		os.Exit(scriptedAgent())
 	case "runner":
+		if os.Getenv("RUNNER_TEST_PID1") != "" {
+			mountProc()
+		}
 		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 		sys := cli.OS()
 		sys.Architectures = cli.Architectures()
@@ -57,6 +60,11 @@ func serveRunner(t *testing.T, flags ...string) *served {
 // serveWith serves with more variables in the environment.
 func serveWith(t *testing.T, env []string, flags ...string) *served {
 	t.Helper()
+	return serveAs(t, nil, env, flags...)
+}
+
+func serveAs(t *testing.T, attr *syscall.SysProcAttr, env []string, flags ...string) *served {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "rt") //nolint:usetesting // t.TempDir is too long for a socket
 	if err != nil {
 		t.Fatal(err)
@@ -68,6 +76,7 @@ func serveWith(t *testing.T, env []string, flags ...string) *served {
 	}
 	s.cmd = command(append([]string{"serve", "--socket", s.socket, "--workspace", s.workspace, "--state", s.state}, flags...)...)
 	s.cmd.Env = append(s.cmd.Env, env...)
+	s.cmd.SysProcAttr = attr
 	ready, w := io.Pipe()
 	s.cmd.Stderr = w
 	if err := s.cmd.Start(); err != nil {

@@ -7,8 +7,10 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -113,6 +115,7 @@ func (c *serveCommand) Run(ctx context.Context, sys *System, log *slog.Logger) e
 	if err != nil {
 		return err
 	}
+	defer unshaken()()
 	out, err := c.Egress.open(ctx, sys, log)
 	if err != nil {
 		return err
@@ -135,6 +138,15 @@ func (c *serveCommand) Run(ctx context.Context, sys *System, log *slog.Logger) e
 		stop()
 		return errors.Join(err, aside.Wait())
 	})
+}
+
+// unshaken keeps signals that end a program by default from ending a sandbox:
+// that of a terminal that closes, and that of whoever read the log and is gone.
+// They are received and dropped, as ignoring them would reach the agents too.
+func unshaken() (undo func()) {
+	dropped := make(chan os.Signal, 1)
+	signal.Notify(dropped, syscall.SIGHUP, syscall.SIGPIPE)
+	return func() { signal.Stop(dropped) }
 }
 
 // wayOut is how a sandbox without a network reaches the egress proxy.
