@@ -51,6 +51,7 @@ type commands struct {
 	Events     eventsCommand     `cmd:"" help:"Read a session's log."`
 	Verify     verifyCommand     `cmd:"" help:"Check the log: hashes, chains, order, ends."`
 	Rebuild    rebuildCommand    `cmd:"" help:"Fold the read models anew from the log."`
+	Provision  provisionCommand  `cmd:"" help:"Install the streams on a NATS, or bring them up to date."`
 	Keys       keysCommand       `cmd:"" help:"Make, list and revoke API keys."`
 	Doctor     doctorCommand     `cmd:"" help:"Check what Spool needs on this machine, and say what to do."`
 }

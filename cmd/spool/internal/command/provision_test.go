@@ -1,0 +1,106 @@
+package command
+
+import (
+	"net"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/natsserver"
+	"github.com/spoolhq/spool/pkg/natsserver/natstest"
+	"github.com/spoolhq/spool/pkg/topology"
+)
+
+func TestProvision(t *testing.T) {
+	t.Parallel()
+	srv := natstest.RunConfig(t, natsserver.Config{Port: natsserver.RandomPort, Relaxed: true, Users: []natsserver.User{
+		{Name: topology.UserAdmin, Password: "pw", InboxPrefix: topology.InboxPrefix(topology.UserAdmin), Publish: []string{">"}, Subscribe: []string{">"}},
+	}})
+	url := srv.ClientURL()
+	as := []string{"provision", "--nats-url", url, "--nats-user", "admin", "--nats-password", "pw"}
+	for _, c := range []struct {
+		name string
+		args []string
+		code int
+		out  string
+		err  string
+	}{
+		{"usage of shards", []string{"--shards", "3"}, ExitUsage, "", "shards: 3 must be 1, 2, 4 or 8"},
+		{"usage of replicas", []string{"--replicas", "6"}, ExitUsage, "", "replicas: 6 must be 1 to 5"},
+		{"usage of wait", []string{"--wait=-1s"}, ExitUsage, "", "wait: -1s is negative"},
+		{"refused", []string{"--nats-password", "wrong"}, ExitFailed, "", `nats-user: NATS refuses user "admin"`},
+		{"new", []string{"--shards", "2"}, ExitDone, "provisioned " + url + ": the log lies in 2 streams\n", ""},
+		{"again", nil, ExitDone, "provisioned " + url + ": the log lies in 2 streams\n", ""},
+		{"as JSON", []string{"--json"}, ExitDone, `{"natsUrl":"` + url + `","shards":2}` + "\n", ""},
+		{"another number", []string{"--shards", "4"}, ExitFailed, "", "shards: the log is installed with 2, not 4"},
+	} {
+		got := spool(t, world(t), append(as, c.args...)...)
+		if got.code != c.code || got.out != c.out || !strings.Contains(got.err, c.err) {
+			t.Errorf("%s: %+v", c.name, got)
+		}
+	}
+
+	// What cannot be changed is an error that names the stream.
+	nc, err := srv.ConnectAs(topology.UserAdmin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := js.DeleteStream(t.Context(), topology.StreamDead); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: topology.StreamDead, Subjects: []string{"dead.>"}, Storage: jetstream.MemoryStorage}); err != nil {
+		t.Fatal(err)
+	}
+	got := spool(t, world(t), as...)
+	if got.code != ExitFailed || !strings.Contains(got.err, "provision stream DEAD: storage is Memory and must be File") {
+		t.Errorf("a stream that is in the way: %+v", got)
+	}
+}
+
+func TestProvisionFourStreamsUnlessTold(t *testing.T) {
+	t.Parallel()
+	srv := natstest.RunConfig(t, natsserver.Config{Port: natsserver.RandomPort, Relaxed: true})
+	got := spool(t, world(t), "provision", "--nats-url", srv.ClientURL())
+	if got.code != ExitDone || !strings.Contains(got.out, "in 4 streams") {
+		t.Fatalf("%+v", got)
+	}
+	js, err := jetstream.New(natstest.Conn(t, srv))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n, err := topology.Shards(t.Context(), js); n != 4 || err != nil {
+		t.Errorf("installed are %d, %v", n, err)
+	}
+}
+
+func TestProvisionWaitsForNATS(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := l.Addr().String()
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	got := spool(t, world(t), "provision", "--nats-url", "nats://"+addr, "--wait", "300ms")
+	if got.code != ExitFailed || !strings.Contains(got.err, "NATS has not answered within 300ms") {
+		t.Errorf("nobody listens: %+v", got)
+	}
+
+	// One that is told to end does.
+	signals := make(chan os.Signal, 1)
+	signals <- os.Interrupt
+	w := world(t)
+	w.Signals = signals
+	if got := spool(t, w, "provision", "--nats-url", "nats://"+addr); got.code != ExitCancelled {
+		t.Errorf("interrupted: %+v", got)
+	}
+}
