@@ -68,6 +68,7 @@ type Place struct {
 type Launch struct {
 	Place
 	SessionID    string
+	Command      []string          // the query's, for architecture acp: the agent's program and its arguments
 	Model        string            // the query's, else the profile's; "" for the architecture's default
 	SystemPrompt string            // the query's, else the profile's; "" for the architecture's default
 	MemoryFile   string            // content of the agent's memory file (CLAUDE.md, AGENTS.md); "" for none

@@ -1,9 +1,11 @@
 package cli
 
 import (
+	"github.com/spoolhq/spool/cmd/runner/internal/acp"
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 	"github.com/spoolhq/spool/cmd/runner/internal/builtin"
 	"github.com/spoolhq/spool/cmd/runner/internal/claudecode"
+	"github.com/spoolhq/spool/cmd/runner/internal/opencode"
 )
 
 // Architectures are the agents that this runner can run.
@@ -11,5 +13,7 @@ func Architectures() map[string]agent.Adapter {
 	return map[string]agent.Adapter{
 		builtin.Architecture:    builtin.Adapter{},
 		claudecode.Architecture: claudecode.Adapter{},
+		acp.Architecture:        acp.Adapter{},
+		opencode.Architecture:   opencode.Adapter{},
 	}
 }

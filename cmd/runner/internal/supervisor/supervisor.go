@@ -155,7 +155,7 @@ func (s *Supervisor) prepare(q runner.Query) (*run, *runner.Error) {
 	}
 	q.Model, q.SystemPrompt = cmp.Or(q.Model, p.Model), cmp.Or(q.SystemPrompt, p.SystemPrompt)
 	launch := agent.Launch{
-		Place: s.cfg.Place, SessionID: q.SessionID, Model: q.Model, SystemPrompt: q.SystemPrompt, MemoryFile: p.MemoryFile,
+		Place: s.cfg.Place, SessionID: q.SessionID, Command: q.Command, Model: q.Model, SystemPrompt: q.SystemPrompt, MemoryFile: p.MemoryFile,
 		Policy: q.Policy, Env: q.Env, Environ: s.cfg.Environ, Executable: s.cfg.Executable,
 	}
 	command, err := adapter.Command(launch)

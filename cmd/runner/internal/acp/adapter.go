@@ -1,0 +1,114 @@
+// Package acp is the architecture acp: any agent that speaks the Agent Client
+// Protocol, version 1, on its stdin and stdout, started by the command that the
+// query names. One process takes turn after turn; when it is gone the next one
+// goes on with its session, by session/resume or session/load.
+//
+// What an agent does in its own way is a Dialect; package opencode has one.
+package acp
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/pkg/runner"
+)
+
+// Architecture is its name.
+const Architecture = "acp"
+
+// setup names the variable that stands for the model and the instructions in
+// the command: both are sent over the protocol, and others need another process.
+const setup = "SPOOL_AGENT_SETUP_SHA256"
+
+// Adapter drives any ACP agent.
+type Adapter struct {
+	Now func() time.Time // measures tools; nil for time.Now
+}
+
+// Command starts the launch's own command.
+func (Adapter) Command(l agent.Launch) (agent.Command, error) {
+	if len(l.Command) == 0 || l.Command[0] == "" {
+		return agent.Command{}, &runner.Error{
+			Code:    "INVALID_COMMAND",
+			Message: "query.command is empty: architecture acp needs the agent's program and its arguments, such as [\"gemini\", \"--acp\"]",
+		}
+	}
+	path, err := Find(l, l.Command[0])
+	if err != nil {
+		return agent.Command{}, err
+	}
+	set := map[string]string{}
+	if say := Instructions(l); say != "" || l.Model != "" {
+		sum := sha256.Sum256([]byte(l.Model + "\x00" + say))
+		set[setup] = hex.EncodeToString(sum[:])
+	}
+	return agent.Command{Path: path, Args: slices.Clone(l.Command[1:]), Env: l.Environment(set)}, nil
+}
+
+// Open begins the handshake.
+func (a Adapter) Open(l agent.Launch, in agent.Stdin) agent.Session {
+	return Open(Dialect{Now: a.Now, Model: l.Model, Instructions: Instructions(l)}, l, in)
+}
+
+// Transcript fails: the protocol does not say where an agent keeps its sessions.
+func (Adapter) Transcript(agent.Place, string) (string, error) {
+	return "", fmt.Errorf("architecture %s: the agent keeps its sessions where only it knows", Architecture)
+}
+
+// Instructions are the system prompt and the memory file as one text, "" for none.
+func Instructions(l agent.Launch) string {
+	parts := []string{l.SystemPrompt}
+	if l.MemoryFile != "" {
+		parts = append(parts, "# Memory file (AGENTS.md)\n"+l.MemoryFile)
+	}
+	return strings.Join(slices.DeleteFunc(parts, func(p string) bool { return p == "" }), "\n\n")
+}
+
+// Find gives the absolute path of an agent's program: an absolute path, or a
+// name on the PATH that the agent will have. Never one below the workspace by a
+// relative path: what an agent wrote must not be what is started.
+func Find(l agent.Launch, program string) (string, error) {
+	missing := func(why string) error {
+		return &runner.Error{Code: "AGENT_NOT_FOUND", Message: fmt.Sprintf("the agent's program %q %s", program, why)}
+	}
+	if filepath.IsAbs(program) {
+		if !executable(program) {
+			return "", missing("is no executable file in the sandbox")
+		}
+		return program, nil
+	}
+	if strings.ContainsRune(program, filepath.Separator) {
+		return "", missing("is a relative path: give an absolute one, or a name on the PATH")
+	}
+	for _, dir := range filepath.SplitList(Variable(l, "PATH")) {
+		if at := filepath.Join(dir, program); filepath.IsAbs(dir) && executable(at) {
+			return at, nil
+		}
+	}
+	return "", missing("is not on the sandbox's PATH: install it, or give its absolute path")
+}
+
+// Variable is what the launch's environment has for a name: the query's own, else the runner's.
+func Variable(l agent.Launch, name string) string {
+	if v, ok := l.Env[name]; ok {
+		return v
+	}
+	for _, kv := range slices.Backward(l.Environ) {
+		if v, ok := strings.CutPrefix(kv, name+"="); ok {
+			return v
+		}
+	}
+	return ""
+}
+
+func executable(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o111 != 0
+}

@@ -1,0 +1,69 @@
+package acp
+
+import (
+	"encoding/json"
+	"time"
+
+	sdk "github.com/coder/acp-go-sdk"
+
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// Dialect is what one agent does in its own way. The zero value is plain ACP;
+// every function may be nil.
+type Dialect struct {
+	Now func() time.Time // measures tools; nil for time.Now
+
+	// Version is the agent's version that was recorded; another one is said in a
+	// log event. "" for none.
+	Version string
+	// Model is the model to choose, as the agent names it; "" for the agent's own choice.
+	Model string
+	// Shown is the model's name in events; "" for Model.
+	Shown string
+	// Instructions go before the first query that a process gets; "" for none.
+	Instructions string
+	// AcceptWrites answers fs/write_text_file, which is not offered, as done: for
+	// an agent that only shows there what it writes itself.
+	AcceptWrites bool
+
+	// Transcript is where the agent keeps a session, "" for unknown.
+	Transcript func(session string) string
+	// Tool refines what the protocol says of a call, or gives nil.
+	Tool func(Call) *Tool
+	// Failure gives the code of a failed prompt, or "".
+	Failure func(*sdk.RequestError) string
+}
+
+// Call is a tool's call, as far as it is known.
+type Call struct {
+	ID     string
+	Name   string // the first title: most agents put the tool's name there
+	Title  string // the last one
+	Kind   sdk.ToolKind
+	Input  json.RawMessage // null or {} until it is known
+	Output json.RawMessage // rawOutput
+	Paths  []string        // locations and diffs
+	Asks   string          // in a permission request: the title that the request gave
+}
+
+// Tool is what a dialect knows of a call.
+type Tool struct {
+	Class Class
+	// Search tells that the call may leave out its path.
+	Search bool
+	// Failed tells that a call that the agent calls completed did fail.
+	Failed bool
+	// Todos is the agent's list after the call, nil if the call is about something else.
+	Todos []events.TodoItem
+	// Subagent is set for a call that is a sub-agent.
+	Subagent *Subagent
+}
+
+// Subagent is a sub-agent's call.
+type Subagent struct {
+	Name    string
+	Prompt  string
+	Session string // its own session, when it is known
+	Said    string // its last words, when they are known
+}

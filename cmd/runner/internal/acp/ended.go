@@ -1,0 +1,181 @@
+package acp
+
+import (
+	"encoding/json"
+	"fmt"
+
+	sdk "github.com/coder/acp-go-sdk"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/runner"
+)
+
+// prompted takes the answer to the query: the turn's end.
+func (s *session) prompted(m message, t *agent.Turn) error {
+	s.mu.Lock()
+	s.asking = false
+	s.mu.Unlock()
+	if !s.pending {
+		return nil // it had been ended before
+	}
+	if m.Error != nil {
+		s.whenTold(s.failed(m.Error), t)
+		return nil
+	}
+	r, err := decode[sdk.PromptResponse](m.Result, "answer to session/prompt")
+	if err != nil {
+		s.whenTold(runner.Ended{Outcome: runner.Failed, Code: "AGENT_PROTOCOL", Message: err.Error()}, t)
+		return nil
+	}
+	e := s.stop(r.StopReason)
+	if r.Usage != nil {
+		e.Usage = usage(*r.Usage)
+	}
+	s.whenTold(e, t)
+	return nil
+}
+
+// whenTold ends the turn, after the sub-agents whose conversations are still being told.
+func (s *session) whenTold(e runner.Ended, t *agent.Turn) {
+	if len(s.subs) > 0 && e.Outcome == runner.Completed {
+		s.end = func(t *agent.Turn) { s.finish(e, t) }
+		return
+	}
+	s.finish(e, t)
+}
+
+// finish ends the turn.
+func (s *session) finish(e runner.Ended, t *agent.Turn) {
+	s.main.close(t)
+	if e.Outcome == runner.Completed {
+		e.Result = s.main.last
+	}
+	s.settle(t)
+	e.CostUSD = s.spent()
+	if s.ready {
+		if e.Usage != (events.Usage{}) || e.CostUSD > 0 {
+			t.Emit(events.MainConversation, events.MetadataUpdate{Usage: e.Usage, CostUSD: e.CostUSD, Model: s.d.Shown})
+		}
+		t.Emit(events.MainConversation, s.written())
+	}
+	s.pending, s.prompt, s.turnState = false, nil, newTurn(s.cost)
+	t.End(e)
+}
+
+// settle finishes what has no end of its own.
+func (s *session) settle(t *agent.Turn) {
+	if s.todo != "" {
+		t.Complete(s.todo, nil)
+	}
+	for _, c := range s.calls {
+		if c.sub != "" && !c.done {
+			t.Emit(c.flow.conv, events.SubagentCompleted{SubagentID: c.ID, Conversation: c.ID, IsError: true, DurationMs: millis(s.now().Sub(c.started))})
+		}
+	}
+}
+
+// stop judges a stop reason.
+func (s *session) stop(r sdk.StopReason) runner.Ended {
+	fail := func(code, message string) runner.Ended {
+		return runner.Ended{Outcome: runner.Failed, Code: code, Message: message}
+	}
+	switch r {
+	case sdk.StopReasonEndTurn:
+		return runner.Ended{Outcome: runner.Completed}
+	case sdk.StopReasonCancelled:
+		if s.stopped() {
+			return runner.Ended{Outcome: runner.Interrupted}
+		}
+		return fail("AGENT_PROTOCOL", "the agent cancelled the turn, which nobody had asked for")
+	case sdk.StopReasonMaxTokens:
+		return fail("MODEL_ERROR", "the model reached its limit of tokens")
+	case sdk.StopReasonMaxTurnRequests:
+		return fail("TURN_LIMIT", "the agent reached its limit of model calls in a turn")
+	case sdk.StopReasonRefusal:
+		return fail("MODEL_ERROR", "the agent refused to go on")
+	default:
+		return fail("AGENT_PROTOCOL", fmt.Sprintf("the agent ended its turn with a reason that is not known: %.64q", string(r)))
+	}
+}
+
+// failed judges an error in the place of an answer.
+func (s *session) failed(e *sdk.RequestError) runner.Ended {
+	if s.stopped() {
+		return runner.Ended{Outcome: runner.Interrupted, Message: describe(e)}
+	}
+	return runner.Ended{Outcome: runner.Failed, Code: s.code(e), Message: describe(e)}
+}
+
+// code classifies an error: by the dialect, by the protocol, by an HTTP status that it brings.
+func (s *session) code(e *sdk.RequestError) string {
+	if s.d.Failure != nil {
+		if code := s.d.Failure(e); code != "" {
+			return code
+		}
+	}
+	switch e.Code {
+	case -32000: // authentication required
+		return "MODEL_UNAUTHORIZED"
+	case -32700, -32600, -32601, -32602:
+		return "AGENT_PROTOCOL"
+	}
+	var data struct {
+		Status     int `json:"status"`
+		StatusCode int `json:"statusCode"`
+	}
+	if raw, err := json.Marshal(e.Data); err == nil && json.Unmarshal(raw, &data) == nil {
+		return ModelCode(max(data.Status, data.StatusCode))
+	}
+	return "MODEL_ERROR"
+}
+
+// ModelCode is the code for the HTTP status that a model's API answered with, 0 for an unknown one.
+func ModelCode(status int) string {
+	switch status {
+	case 401, 403:
+		return "MODEL_UNAUTHORIZED"
+	case 404:
+		return "MODEL_NOT_FOUND"
+	case 429:
+		return "MODEL_RATE_LIMITED"
+	}
+	return "MODEL_ERROR"
+}
+
+// describe is an error for people; agents hide the better half in details.
+func describe(e *sdk.RequestError) string {
+	var data struct {
+		Details string `json:"details"`
+		Message string `json:"message"`
+	}
+	text := e.Message
+	if raw, err := json.Marshal(e.Data); err == nil && json.Unmarshal(raw, &data) == nil {
+		for _, more := range []string{data.Details, data.Message} {
+			if more != "" && more != text {
+				text += ": " + more
+			}
+		}
+	}
+	if text == "" {
+		return fmt.Sprintf("error %d", e.Code)
+	}
+	return text
+}
+
+func usage(u sdk.Usage) events.Usage {
+	count := func(n *int) uint32 {
+		if n == nil {
+			return 0
+		}
+		return uint32(min(max(*n, 0), 1<<32-1)) //nolint:gosec // bounded
+	}
+	output := u.OutputTokens
+	if u.ThoughtTokens != nil {
+		output += *u.ThoughtTokens
+	}
+	return events.Usage{
+		InputTokens: count(&u.InputTokens), OutputTokens: count(&output),
+		CacheReadTokens: count(u.CachedReadTokens), CacheWriteTokens: count(u.CachedWriteTokens),
+	}
+}

@@ -1,0 +1,248 @@
+package acp
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"strings"
+
+	sdk "github.com/coder/acp-go-sdk"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/runner"
+)
+
+// initialize begins the handshake. Neither files nor terminals are offered: the
+// agent works in the sandbox itself.
+func (s *session) initialize() {
+	// What is sent is our own and can be encoded: Send has no other error.
+	_ = s.call(sdk.AgentMethodInitialize, sdk.InitializeRequest{ //nolint:errcheck // see above
+		ProtocolVersion: sdk.ProtocolVersionNumber,
+		ClientInfo:      &sdk.Implementation{Name: "spool", Version: "1"},
+	}, s.initialized)
+}
+
+// initialized opens the session.
+func (s *session) initialized(m message, t *agent.Turn) error {
+	if m.Error != nil {
+		s.fail(t, "AGENT_PROTOCOL", "the agent refused to initialize: "+m.Error.Message)
+		return nil
+	}
+	r, err := decode[sdk.InitializeResponse](m.Result, "answer to initialize")
+	if err != nil {
+		s.fail(t, "AGENT_PROTOCOL", err.Error())
+		return nil
+	}
+	if r.ProtocolVersion != sdk.ProtocolVersionNumber {
+		s.fail(t, "AGENT_PROTOCOL", fmt.Sprintf("the agent speaks version %d of ACP, not version %d", r.ProtocolVersion, sdk.ProtocolVersionNumber))
+		return nil
+	}
+	s.caps = r.AgentCapabilities
+	if a := r.AgentInfo; s.d.Version != "" && (a == nil || a.Version != s.d.Version) {
+		version := "an unknown version"
+		if a != nil {
+			version = a.Name + " " + a.Version
+		}
+		s.note(t, logged("warn", "the agent is %s; version %s was tested", version, s.d.Version))
+	}
+	switch {
+	case s.resume == "":
+		return s.start()
+	case s.caps.SessionCapabilities.Resume != nil:
+		return s.call(sdk.AgentMethodSessionResume, sdk.ResumeSessionRequest{
+			SessionId: sdk.SessionId(s.resume), Cwd: s.place.Workspace, McpServers: []sdk.McpServer{},
+		}, s.resumed)
+	case s.caps.LoadSession:
+		s.loading = true
+		return s.call(sdk.AgentMethodSessionLoad, s.load(sdk.SessionId(s.resume)), s.resumed)
+	}
+	s.lost(t, "the agent cannot go on with a session")
+	return s.start()
+}
+
+func (s *session) load(id sdk.SessionId) sdk.LoadSessionRequest {
+	return sdk.LoadSessionRequest{SessionId: id, Cwd: s.place.Workspace, McpServers: []sdk.McpServer{}}
+}
+
+// start makes a new session.
+func (s *session) start() error {
+	return s.call(sdk.AgentMethodSessionNew, sdk.NewSessionRequest{Cwd: s.place.Workspace, McpServers: []sdk.McpServer{}}, s.started)
+}
+
+// lost tells that the agent begins without what was said before.
+func (s *session) lost(t *agent.Turn, why string) {
+	s.note(t, events.Error{
+		Code: "TRANSCRIPT_LOST", Message: fmt.Sprintf("session %.100s of the agent is not gone on with: %s; the agent does not know the turns before", s.resume, why),
+	})
+}
+
+// opened is the answer by which there is a session.
+type opened struct {
+	SessionID sdk.SessionId          `json:"sessionId"`
+	Config    []configOption         `json:"configOptions"`
+	Models    *sdk.SessionModelState `json:"models"`
+}
+
+// configOption is a choice that the session offers; the list may be in groups.
+type configOption struct {
+	ID       string          `json:"id"`
+	Category string          `json:"category"`
+	Current  json.RawMessage `json:"currentValue"`
+	Options  []struct {
+		Value   string `json:"value"`
+		Options []struct {
+			Value string `json:"value"`
+		} `json:"options"`
+	} `json:"options"`
+}
+
+func (s *session) started(m message, t *agent.Turn) error {
+	if m.Error != nil {
+		s.fail(t, s.code(m.Error), "the agent opened no session: "+describe(m.Error))
+		return nil
+	}
+	o, err := decode[opened](m.Result, "answer to session/new")
+	if err == nil && o.SessionID == "" {
+		err = fmt.Errorf("answer to session/new: sessionId is missing")
+	}
+	if err != nil {
+		s.fail(t, "AGENT_PROTOCOL", err.Error())
+		return nil
+	}
+	return s.choose(o, t)
+}
+
+func (s *session) resumed(m message, t *agent.Turn) error {
+	s.loading = false
+	if m.Error != nil {
+		s.lost(t, describe(m.Error))
+		return s.start()
+	}
+	o, err := decode[opened](m.Result, "answer to session/resume")
+	if err != nil {
+		s.fail(t, "AGENT_PROTOCOL", err.Error())
+		return nil
+	}
+	o.SessionID = sdk.SessionId(s.resume)
+	return s.choose(o, t)
+}
+
+// choose sets the model, in the way that the agent offers.
+func (s *session) choose(o opened, t *agent.Turn) error {
+	s.mu.Lock()
+	s.id = o.SessionID
+	s.mu.Unlock()
+	if s.d.Model == "" {
+		return s.begun(t)
+	}
+	for _, c := range o.Config {
+		if c.Category != "model" && c.ID != "model" {
+			continue
+		}
+		var current string
+		if json.Unmarshal(c.Current, &current) == nil && current == s.d.Model {
+			return s.begun(t)
+		}
+		return s.set(c.values(), sdk.AgentMethodSessionSetConfigOption, sdk.SetSessionConfigOptionValueId{
+			SessionId: s.id, ConfigId: sdk.SessionConfigId(c.ID), Value: sdk.SessionConfigValueId(s.d.Model),
+		}, t)
+	}
+	if o.Models != nil {
+		if string(o.Models.CurrentModelId) == s.d.Model {
+			return s.begun(t)
+		}
+		var names []string
+		for _, m := range o.Models.AvailableModels {
+			names = append(names, string(m.ModelId))
+		}
+		return s.set(names, sdk.AgentMethodSessionSetModel, sdk.UnstableSetSessionModelRequest{SessionId: s.id, ModelId: sdk.UnstableModelId(s.d.Model)}, t)
+	}
+	s.note(t, logged("warn", "the agent offers no choice of a model: %s is not chosen", s.d.Model))
+	return s.begun(t)
+}
+
+func (c configOption) values() []string {
+	var all []string
+	for _, o := range c.Options {
+		if o.Value != "" {
+			all = append(all, o.Value)
+		}
+		for _, in := range o.Options {
+			all = append(all, in.Value)
+		}
+	}
+	return all
+}
+
+// maxNames is how many models a message names.
+const maxNames = 20
+
+// set chooses the model; one that is not offered may be known to the agent all the same.
+func (s *session) set(offered []string, method string, params any, t *agent.Turn) error {
+	return s.call(method, params, func(m message, t *agent.Turn) error {
+		if m.Error != nil {
+			if len(offered) > maxNames {
+				offered = append(offered[:maxNames], "…")
+			}
+			s.fail(t, "MODEL_NOT_FOUND", fmt.Sprintf("the agent does not take the model %q (%s); it offers %s", s.d.Model, describe(m.Error), strings.Join(offered, ", ")))
+			return nil
+		}
+		return s.begun(t)
+	})
+}
+
+// begun ends the handshake; a query that waits is given.
+func (s *session) begun(t *agent.Turn) error {
+	s.ready = true
+	s.note(t, s.written())
+	if !s.pending {
+		return nil
+	}
+	return s.ask(t)
+}
+
+// written tells where the agent keeps its record.
+func (s *session) written() events.TranscriptWritten {
+	w := events.TranscriptWritten{AgentSessionID: string(s.id)}
+	if s.d.Transcript != nil {
+		w.Path = s.d.Transcript(string(s.id))
+	}
+	return w
+}
+
+// fail ends a handshake that cannot go on: the process takes no query.
+func (s *session) fail(t *agent.Turn, code, message string) {
+	s.broken = &runner.Error{Code: code, Message: message}
+	if s.pending {
+		s.finish(runner.Ended{Outcome: runner.Failed, Code: code, Message: message}, t)
+	}
+}
+
+// content is the query in the protocol's parts.
+func (s *session) content(q runner.Query) ([]sdk.ContentBlock, error) {
+	var blocks []sdk.ContentBlock
+	if q.Content != "" {
+		blocks = append(blocks, sdk.TextBlock(q.Content))
+	}
+	for i, p := range q.Parts {
+		switch p.Type {
+		case "text":
+			blocks = append(blocks, sdk.TextBlock(p.Text))
+		case "image":
+			if !strings.HasPrefix(p.MediaType, "image/") {
+				return nil, fmt.Errorf("query.parts[%d].mediaType: %q is no image type", i, p.MediaType)
+			}
+			if _, err := base64.StdEncoding.DecodeString(p.Data); err != nil || p.Data == "" {
+				return nil, fmt.Errorf("query.parts[%d].data: is not base64", i)
+			}
+			if s.ready && !s.caps.PromptCapabilities.Image {
+				return nil, fmt.Errorf("query.parts[%d]: the agent takes no images", i)
+			}
+			blocks = append(blocks, sdk.ImageBlock(p.Data, p.MediaType))
+		default:
+			return nil, fmt.Errorf("query.parts[%d].type: %q is not text or image", i, p.Type)
+		}
+	}
+	return blocks, nil
+}

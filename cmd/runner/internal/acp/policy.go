@@ -1,0 +1,233 @@
+package acp
+
+import (
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	sdk "github.com/coder/acp-go-sdk"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/cmd/runner/internal/workspace"
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// Class is what the policy takes a call for.
+type Class string
+
+// The classes of calls.
+const (
+	ClassFile    Class = "file"    // reads or changes files
+	ClassShell   Class = "shell"   // runs commands
+	ClassAgent   Class = "agent"   // a sub-agent
+	ClassBooks   Class = "books"   // lists and notes of the agent's own
+	ClassNetwork Class = "network" // reaches the network
+	ClassUnknown Class = "unknown"
+)
+
+// Rules of the policy `workspace`, as permission_decided names them.
+const (
+	ruleInside     = "workspace-path"     // allow: files inside the workspace
+	ruleOutside    = "outside-workspace"  // deny
+	ruleShell      = "sandboxed-shell"    // allow: what a command can reach is the sandbox's to limit
+	ruleAgent      = "sub-agent"          // allow
+	ruleBooks      = "bookkeeping"        // allow
+	ruleNetwork    = "network"            // deny
+	ruleUnknown    = "unknown-tool"       // deny
+	ruleUnreadable = "unreadable-request" // deny
+	ruleNoQuery    = "no-query"           // deny: nobody would record it
+	ruleNoOption   = "no-option"          // deny: the agent offers no answer of that kind
+)
+
+// decision is how a question is answered.
+type decision struct {
+	allow  bool
+	rule   string
+	reason string
+}
+
+// classify is the class by the protocol's kinds.
+func classify(k sdk.ToolKind) Tool {
+	switch k {
+	case sdk.ToolKindRead, sdk.ToolKindEdit, sdk.ToolKindDelete, sdk.ToolKindMove:
+		return Tool{Class: ClassFile}
+	case sdk.ToolKindSearch:
+		return Tool{Class: ClassFile, Search: true}
+	case sdk.ToolKindExecute:
+		return Tool{Class: ClassShell}
+	case sdk.ToolKindThink:
+		return Tool{Class: ClassBooks}
+	case sdk.ToolKindFetch:
+		return Tool{Class: ClassNetwork}
+	default:
+		return Tool{Class: ClassUnknown}
+	}
+}
+
+// decide is the policy `workspace`: allow what stays inside it, deny the rest.
+// It has no third answer, and no side effect.
+func decide(c Call, tool Tool, root string) decision {
+	switch tool.Class {
+	case ClassFile:
+		return decidePaths(c, tool, root)
+	case ClassShell:
+		return decision{allow: true, rule: ruleShell}
+	case ClassAgent:
+		return decision{allow: true, rule: ruleAgent}
+	case ClassBooks:
+		return decision{allow: true, rule: ruleBooks}
+	case ClassNetwork:
+		return decision{rule: ruleNetwork, reason: c.Name + " reaches the network, which the workspace policy does not allow."}
+	default:
+		return decision{rule: ruleUnknown, reason: fmt.Sprintf("The workspace policy does not know the tool %q and so does not allow it.", c.Name)}
+	}
+}
+
+// pathKeys are the arguments by which agents name files.
+var pathKeys = []string{
+	"path", "paths", "file", "files", "filePath", "filepath", "file_path", "absolute_path", "abs_path", "notebook_path",
+	"dir", "directory", "dir_path", "parentDir", "source", "destination", "from", "to", "old_path", "new_path", "target_file",
+}
+
+// decidePaths wants every path that the agent names to be inside.
+func decidePaths(c Call, tool Tool, root string) decision {
+	paths, ok := c.Paths, true
+	if given(c.Input) {
+		var more []string
+		if more, ok = inputPaths(c.Input); !ok {
+			return decision{rule: ruleUnreadable, reason: "the request's input cannot be read"}
+		}
+		paths = append(slices.Clone(paths), more...)
+	}
+	for _, p := range paths {
+		if !inside(root, p) {
+			return decision{rule: ruleOutside, reason: fmt.Sprintf("%s is outside of the workspace %s, and the workspace policy allows files inside it only.", p, root)}
+		}
+	}
+	if len(paths) == 0 && !tool.Search {
+		return decision{rule: ruleUnreadable, reason: "the request names no file"}
+	}
+	return decision{allow: true, rule: ruleInside}
+}
+
+// inputPaths finds the paths among a call's arguments; a pattern counts when it could leave its folder.
+func inputPaths(input json.RawMessage) ([]string, bool) {
+	var all map[string]json.RawMessage
+	if json.Unmarshal(input, &all) != nil {
+		return nil, false
+	}
+	var paths []string
+	for _, key := range pathKeys {
+		raw, ok := all[key]
+		if !ok || string(raw) == "null" {
+			continue
+		}
+		var one string
+		var many []string
+		switch {
+		case json.Unmarshal(raw, &one) == nil:
+			if one != "" {
+				paths = append(paths, one)
+			}
+		case json.Unmarshal(raw, &many) == nil:
+			paths = append(paths, many...)
+		default:
+			return nil, false
+		}
+	}
+	for _, key := range []string{"pattern", "glob", "include"} {
+		var p string
+		if json.Unmarshal(all[key], &p) == nil && (strings.HasPrefix(p, "~") || slices.Contains(strings.Split(p, "/"), "..")) {
+			paths = append(paths, p)
+		}
+	}
+	return paths, true
+}
+
+// inside tells whether a path, absolute or relative to the workspace, stays in it, links included.
+func inside(root, path string) bool {
+	path = strings.TrimPrefix(path, "file://")
+	if strings.HasPrefix(path, "~") {
+		return false // an agent may take it for the home folder
+	}
+	if filepath.IsAbs(path) {
+		// The names that the workspace has elsewhere would be other folders to the agent.
+		real, err := filepath.EvalSymlinks(root)
+		if err != nil || !under(root, path) && !under(real, path) {
+			return false
+		}
+	}
+	_, err := workspace.Inside(root, path)
+	return err == nil
+}
+
+func under(root, path string) bool {
+	rel, err := filepath.Rel(root, path)
+	return err == nil && filepath.IsLocal(rel)
+}
+
+// asked answers a permission request at once: there is nobody to wait for.
+func (s *session) asked(m message, t *agent.Turn) error {
+	answer := func(o sdk.RequestPermissionOutcome) error {
+		return s.in.Send(reply{JSONRPC: "2.0", ID: m.ID, Result: sdk.RequestPermissionResponse{Outcome: o}})
+	}
+	q, err := decode[permissionRequest](m.Params, "session/request_permission")
+	if err != nil {
+		// The id was readable: nobody has to wait for ever.
+		if sendErr := answer(sdk.NewRequestPermissionOutcomeCancelled()); sendErr != nil {
+			return sendErr
+		}
+		t.Emit(events.MainConversation, events.PermissionDecided{Decision: "deny", Rule: ruleUnreadable, Reason: "the request cannot be read"})
+		return err
+	}
+	flow := s.flow(q.SessionID)
+	c := Call{ID: q.ToolCall.ID}
+	if known := s.calls[q.ToolCall.ID]; known != nil {
+		c = known.Call
+	}
+	c = c.with(q.ToolCall)
+	if q.ToolCall.Title != nil {
+		c.Asks = *q.ToolCall.Title
+	}
+	d := decision{rule: ruleNoQuery, reason: "No query is being answered."}
+	if s.pending && flow != nil {
+		d = decide(c, s.tool(c), s.place.Workspace)
+	}
+	outcome := choose(q.Options, &d)
+	if s.stopped() {
+		// The protocol asks for this answer to everything after a cancellation.
+		outcome = sdk.NewRequestPermissionOutcomeCancelled()
+		d = decision{rule: d.rule, reason: "The turn was interrupted."}
+	}
+	conv, word := events.MainConversation, "deny"
+	if flow != nil {
+		conv = flow.conv
+	}
+	if d.allow {
+		word = "allow"
+	}
+	t.Emit(conv, events.PermissionDecided{ToolName: c.Name, ToolUseID: c.ID, Decision: word, Rule: d.rule, Reason: d.reason})
+	return answer(outcome)
+}
+
+// choose gives the option that says what was decided, this once: an answer that
+// the agent remembers would let it go on unasked.
+func choose(options []sdk.PermissionOption, d *decision) sdk.RequestPermissionOutcome {
+	wanted := []sdk.PermissionOptionKind{sdk.PermissionOptionKindRejectOnce, sdk.PermissionOptionKindRejectAlways}
+	if d.allow {
+		wanted = []sdk.PermissionOptionKind{sdk.PermissionOptionKindAllowOnce}
+	}
+	for _, kind := range wanted {
+		for _, o := range options {
+			if o.Kind == kind {
+				return sdk.NewRequestPermissionOutcomeSelected(o.OptionId)
+			}
+		}
+	}
+	if d.allow {
+		*d = decision{rule: ruleNoOption, reason: "The agent offers no answer that allows this once."}
+	}
+	return sdk.NewRequestPermissionOutcomeCancelled()
+}

@@ -1,0 +1,244 @@
+package acp
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"time"
+
+	sdk "github.com/coder/acp-go-sdk"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/runner"
+)
+
+// maxLog is how many bytes of a line that is not understood are kept.
+const maxLog = 4 << 10
+
+// ping is a method that no agent has. The protocol reserves the underscore for
+// extensions and has an agent answer that it does not know it: a sign of life.
+const ping = "_spool/ping"
+
+// session translates for one process.
+type session struct {
+	d     Dialect
+	place agent.Place
+	in    agent.Stdin
+	now   func() time.Time
+
+	mu          sync.Mutex    // guards what Interrupt shares with Line and Begin
+	id          sdk.SessionId // "" until there is a session
+	asking      bool          // the agent has the query
+	interrupted bool          // the turn was asked to stop
+
+	// Of the process.
+	requests int
+	waiting  map[int]handler // our requests without an answer
+	caps     sdk.AgentCapabilities
+	resume   string        // the session to go on with
+	ready    bool          // the handshake is over
+	loading  bool          // the agent repeats what was said before
+	broken   *runner.Error // why this process cannot take a query
+	notes    []events.Payload
+	told     bool    // the instructions were given
+	cost     float64 // of the session, as it was last told
+
+	// Of the turn.
+	pending bool // a query was given and is not answered
+	prompt  []sdk.ContentBlock
+	turnState
+}
+
+// turnState is forgotten when the turn ends.
+type turnState struct {
+	main  *flow
+	subs  map[sdk.SessionId]*flow // sub-agents whose conversation is being told
+	calls map[string]*call
+	todo  string // the open todo block
+	began float64
+	end   func(*agent.Turn) // waits for what is still being told
+}
+
+// handler takes the answer to a request of ours.
+type handler func(m message, t *agent.Turn) error
+
+// Open begins the conversation with a process that speaks a dialect of ACP.
+func Open(d Dialect, l agent.Launch, in agent.Stdin) agent.Session {
+	if d.Now == nil {
+		d.Now = time.Now
+	}
+	if d.Shown == "" {
+		d.Shown = d.Model
+	}
+	s := &session{d: d, place: l.Place, in: in, now: d.Now, resume: l.Resume, waiting: map[int]handler{}, turnState: newTurn(0)}
+	s.initialize()
+	return s
+}
+
+func newTurn(cost float64) turnState {
+	return turnState{
+		main: &flow{conv: events.MainConversation}, subs: map[sdk.SessionId]*flow{}, calls: map[string]*call{}, began: cost,
+	}
+}
+
+// Begin sends the query, or keeps it until the handshake is over.
+func (s *session) Begin(q runner.Query, t *agent.Turn) error {
+	if s.broken != nil {
+		return s.broken
+	}
+	prompt, err := s.content(q)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	s.interrupted = false
+	s.mu.Unlock()
+	s.pending, s.prompt, s.turnState = true, prompt, newTurn(s.cost)
+	for _, n := range s.notes {
+		t.Emit(events.MainConversation, n)
+	}
+	s.notes = nil
+	if !s.ready {
+		return nil
+	}
+	if err := s.poke(); err != nil {
+		return err
+	}
+	return s.ask(t)
+}
+
+// poke has a warm agent print something before its model does: who stays mute is taken for hung.
+func (s *session) poke() error {
+	if s.caps.SessionCapabilities.List != nil {
+		return s.call(sdk.AgentMethodSessionList, sdk.ListSessionsRequest{Cwd: &s.place.Workspace}, ignored)
+	}
+	return s.call(ping, struct{}{}, ignored)
+}
+
+// ask gives the agent the query, unless the turn was interrupted before.
+func (s *session) ask(t *agent.Turn) error {
+	s.mu.Lock()
+	stopped := s.interrupted
+	s.asking = !stopped
+	s.mu.Unlock()
+	if stopped {
+		s.finish(runner.Ended{Outcome: runner.Interrupted}, t)
+		return nil
+	}
+	prompt := s.prompt
+	if s.d.Instructions != "" && !s.told {
+		prompt = append([]sdk.ContentBlock{sdk.TextBlock("# Instructions\n" + s.d.Instructions)}, prompt...)
+	}
+	s.told = true
+	return s.call(sdk.AgentMethodSessionPrompt, sdk.PromptRequest{SessionId: s.id, Prompt: prompt}, s.prompted)
+}
+
+// Interrupt asks the agent to stop the turn.
+func (s *session) Interrupt() error {
+	s.mu.Lock()
+	s.interrupted = true
+	id, asking := s.id, s.asking
+	s.mu.Unlock()
+	if !asking {
+		return nil // it ends when the handshake does
+	}
+	return s.cancel(id)
+}
+
+func (s *session) cancel(id sdk.SessionId) error {
+	return s.in.Send(request{JSONRPC: "2.0", Method: sdk.AgentMethodSessionCancel, Params: sdk.CancelNotification{SessionId: id}})
+}
+
+// insist asks again to stop when something new begins after it was asked: it
+// may have been asked before the agent had begun the turn.
+func (s *session) insist() error {
+	if !s.stopped() || !s.pending {
+		return nil
+	}
+	return s.cancel(s.id)
+}
+
+func (s *session) stopped() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.interrupted
+}
+
+// call sends a request whose answer goes to done.
+func (s *session) call(method string, params any, done handler) error {
+	s.requests++
+	id := s.requests
+	s.waiting[id] = done
+	return s.in.Send(request{JSONRPC: "2.0", ID: &id, Method: method, Params: params})
+}
+
+// Line takes what the agent prints.
+func (s *session) Line(raw []byte, t *agent.Turn) error {
+	m, err := decode[message](raw, "message")
+	if err != nil {
+		return err
+	}
+	switch {
+	case m.Method != "" && len(m.ID) > 0:
+		return s.asks(m, t)
+	case m.Method == sdk.ClientMethodSessionUpdate:
+		return s.updated(m, t)
+	case m.Method != "":
+		s.log(t, "info", "%s", clip(raw))
+		return nil
+	case len(m.ID) > 0 && (m.Error != nil || m.Result != nil):
+		return s.answered(m, t)
+	}
+	return errors.New("the line is neither a request nor an answer of JSON-RPC")
+}
+
+// answered takes the answer to one of our requests.
+func (s *session) answered(m message, t *agent.Turn) error {
+	id, err := strconv.Atoi(string(m.ID))
+	done := s.waiting[id]
+	if err != nil || done == nil {
+		return fmt.Errorf("the agent answers request %.64s, which was not made", m.ID)
+	}
+	delete(s.waiting, id)
+	return done(m, t)
+}
+
+// asks answers a request of the agent.
+func (s *session) asks(m message, t *agent.Turn) error {
+	switch {
+	case m.Method == sdk.ClientMethodSessionRequestPermission:
+		return s.asked(m, t)
+	case m.Method == sdk.ClientMethodFsWriteTextFile && s.d.AcceptWrites:
+		return s.in.Send(reply{JSONRPC: "2.0", ID: m.ID, Result: struct{}{}})
+	}
+	s.log(t, "warn", "the agent asked for %q, which is not offered", m.Method)
+	return s.in.Send(reply{JSONRPC: "2.0", ID: m.ID, Error: sdk.NewMethodNotFound(m.Method)})
+}
+
+// note records an event in this turn, or in the next if none runs.
+func (s *session) note(t *agent.Turn, p events.Payload) {
+	if !s.pending {
+		s.notes = append(s.notes, p)
+		return
+	}
+	t.Emit(events.MainConversation, p)
+}
+
+func (s *session) log(t *agent.Turn, level, format string, args ...any) {
+	t.Emit(events.MainConversation, logged(level, format, args...))
+}
+
+func logged(level, format string, args ...any) events.Log {
+	return events.Log{Level: level, Stream: "stdout", Message: fmt.Sprintf(format, args...)}
+}
+
+// clip keeps the beginning of a line.
+func clip(raw json.RawMessage) string {
+	if len(raw) <= maxLog {
+		return string(raw)
+	}
+	return fmt.Sprintf("%s… (%d bytes more)", raw[:maxLog], len(raw)-maxLog)
+}

@@ -1,0 +1,316 @@
+package acp
+
+import (
+	"bytes"
+	"encoding/json"
+	"path/filepath"
+	"strings"
+	"time"
+
+	sdk "github.com/coder/acp-go-sdk"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// maxDescription is how many bytes a call's description keeps.
+const maxDescription = 200
+
+// call is a tool at work.
+type call struct {
+	Call
+	flow    *flow
+	status  sdk.ToolCallStatus
+	content []json.RawMessage
+	started time.Time
+
+	use    string // the open tool_use block
+	stated bool   // which is finished
+	result string // the open tool_result block
+	shown  string // its text so far
+	sub    string // the subagent block
+	done   bool   // which is finished
+	over   bool
+}
+
+// with adds what an update says to a call.
+func (c Call) with(u toolUpdate) Call {
+	if u.Title != nil {
+		if c.Name == "" {
+			c.Name = *u.Title
+		}
+		c.Title = *u.Title
+	}
+	if u.Kind != nil && c.Kind == "" {
+		c.Kind = *u.Kind
+	}
+	if given(u.RawInput) {
+		c.Input = bytes.Clone(u.RawInput)
+	}
+	if given(u.RawOutput) {
+		c.Output = bytes.Clone(u.RawOutput)
+	}
+	paths := append([]string(nil), c.Paths...)
+	add := func(p string) {
+		for _, known := range paths {
+			if known == p {
+				return
+			}
+		}
+		if p != "" {
+			paths = append(paths, p)
+		}
+	}
+	for _, l := range u.Locations {
+		add(l.Path)
+	}
+	for _, raw := range u.Content {
+		var d sdk.ToolCallContent
+		if json.Unmarshal(raw, &d) == nil && d.Diff != nil {
+			add(d.Diff.Path)
+		}
+	}
+	c.Paths = paths
+	return c
+}
+
+// tool is what the protocol says of a call, refined by the dialect.
+func (s *session) tool(c Call) Tool {
+	if s.d.Tool != nil {
+		if known := s.d.Tool(c); known != nil {
+			return *known
+		}
+	}
+	return classify(c.Kind)
+}
+
+// tooled takes a tool_call or an update of one.
+func (s *session) tooled(f *flow, u toolUpdate, t *agent.Turn) error {
+	c := s.calls[u.ID]
+	if c == nil {
+		f.close(t)
+		c = &call{Call: Call{ID: u.ID}, flow: f, status: sdk.ToolCallStatusPending, started: s.now()}
+		s.calls[u.ID] = c
+		if err := s.insist(); err != nil {
+			return err
+		}
+	}
+	if c.over {
+		return nil // nothing comes after the end; some agents repeat it
+	}
+	c.Call = c.with(u)
+	if u.Content != nil {
+		c.content = nil
+		for _, raw := range u.Content {
+			c.content = append(c.content, bytes.Clone(raw))
+		}
+	}
+	if u.Status != nil {
+		c.status = *u.Status
+	}
+	c.over = c.status == sdk.ToolCallStatusCompleted || c.status == sdk.ToolCallStatusFailed
+	tool := s.tool(c.Call)
+	if tool.Subagent != nil {
+		return s.delegated(c, *tool.Subagent, t)
+	}
+	s.use(c, t)
+	switch {
+	case c.over:
+		s.results(c, tool, t)
+		if tool.Todos != nil && c.status == sdk.ToolCallStatusCompleted {
+			s.showTodos(tool.Todos, t)
+		}
+	case c.stated:
+		s.stream(c, t)
+	}
+	return nil
+}
+
+// use shows the call, and finishes that block when the input is known.
+func (s *session) use(c *call, t *agent.Turn) {
+	if c.use == "" {
+		c.use = t.Open(c.flow.conv, events.Block{Kind: events.KindToolUse, ToolName: c.Name, ToolUseID: c.ID, DisplayName: c.Name})
+	}
+	if c.stated || !c.over && (c.status != sdk.ToolCallStatusInProgress || !given(c.Input)) {
+		return
+	}
+	c.stated = true
+	t.Complete(c.use, func(b *events.Block) {
+		b.Input, b.Description = bytes.Clone(c.Input), about(c.Call, s.place.Workspace)
+	})
+}
+
+// stream shows output as it comes: agents state it whole each time.
+func (s *session) stream(c *call, t *agent.Turn) {
+	text := output(c.content, nil)
+	rest, grown := strings.CutPrefix(text, c.shown)
+	if !grown || rest == "" {
+		return
+	}
+	if c.result == "" {
+		c.result = t.Open(c.flow.conv, events.Block{Kind: events.KindToolResult, ToolUseID: c.ID})
+	}
+	t.Text(c.result, rest)
+	c.shown = text
+}
+
+// results finishes the call.
+func (s *session) results(c *call, tool Tool, t *agent.Turn) {
+	text := output(c.content, c.Output)
+	failed := c.status == sdk.ToolCallStatusFailed || tool.Failed
+	took := millis(s.now().Sub(c.started))
+	if c.result == "" {
+		t.Whole(c.flow.conv, events.Block{Kind: events.KindToolResult, ToolUseID: c.ID, Output: text, IsError: failed, DurationMs: took})
+		return
+	}
+	t.Complete(c.result, func(b *events.Block) { b.Output, b.IsError, b.DurationMs = text, failed, took })
+}
+
+// delegated shows a sub-agent. What it said is told by the agent on request, once it is over.
+func (s *session) delegated(c *call, sub Subagent, t *agent.Turn) error {
+	if c.sub == "" {
+		if !given(c.Input) && !c.over {
+			return nil
+		}
+		c.sub = t.Open(c.flow.conv, events.Block{
+			Kind: events.KindSubagent, SubagentID: c.ID, ToolUseID: c.ID, Name: sub.Name, Input: bytes.Clone(c.Input),
+		})
+		t.Emit(c.flow.conv, events.SubagentSpawned{
+			SubagentID: c.ID, Conversation: c.ID, ToolUseID: c.ID, Name: sub.Name, Parent: c.flow.conv, Prompt: sub.Prompt,
+		})
+	}
+	if !c.over {
+		return nil
+	}
+	took := s.now().Sub(c.started)
+	finish := func(t *agent.Turn) {
+		c.done = true
+		said := sub.Said
+		if said == "" {
+			said = output(c.content, c.Output)
+		}
+		failed := c.status == sdk.ToolCallStatusFailed
+		t.Complete(c.sub, func(b *events.Block) { b.Output, b.IsError, b.DurationMs = said, failed, millis(took) })
+		t.Emit(c.flow.conv, events.SubagentCompleted{SubagentID: c.ID, Conversation: c.ID, IsError: failed, DurationMs: millis(took)})
+	}
+	if sub.Session == "" || !s.caps.LoadSession {
+		finish(t)
+		return nil
+	}
+	return s.retell(sdk.SessionId(sub.Session), &flow{conv: c.ID}, finish)
+}
+
+// retell has the agent repeat a sub-agent's session, which it does not tell
+// while it runs, into a conversation of its own.
+func (s *session) retell(id sdk.SessionId, f *flow, finish func(*agent.Turn)) error {
+	s.subs[id] = f
+	return s.call(sdk.AgentMethodSessionLoad, s.load(id), func(m message, t *agent.Turn) error {
+		if s.subs[id] != f {
+			return nil // the turn has ended
+		}
+		delete(s.subs, id)
+		if m.Error != nil {
+			s.log(t, "warn", "the sub-agent's session %.100s cannot be read: %s", id, describe(m.Error))
+		}
+		f.close(t)
+		finish(t)
+		if s.caps.SessionCapabilities.Close != nil {
+			if err := s.call(sdk.AgentMethodSessionClose, sdk.CloseSessionRequest{SessionId: id}, ignored); err != nil {
+				return err
+			}
+		}
+		if s.end != nil && len(s.subs) == 0 {
+			s.end(t)
+		}
+		return nil
+	})
+}
+
+func ignored(message, *agent.Turn) error { return nil }
+
+// output is a call's result as text: its content, else what the tool gave.
+func output(content []json.RawMessage, raw json.RawMessage) string {
+	var parts []string
+	for _, one := range content {
+		var c sdk.ToolCallContent
+		if json.Unmarshal(one, &c) != nil {
+			parts = append(parts, clip(one))
+			continue
+		}
+		switch {
+		case c.Content != nil:
+			parts = append(parts, written(c.Content.Content))
+		case c.Diff != nil:
+			parts = append(parts, diff(*c.Diff))
+		case c.Terminal != nil:
+			parts = append(parts, "[terminal "+c.Terminal.TerminalId+"]")
+		}
+	}
+	if len(parts) > 0 || !given(raw) {
+		return strings.Join(parts, "\n")
+	}
+	var text string
+	if json.Unmarshal(raw, &text) == nil {
+		return text
+	}
+	var known struct {
+		Output string `json:"output"`
+		Error  string `json:"error"`
+	}
+	if json.Unmarshal(raw, &known) == nil && known.Output+known.Error != "" {
+		return known.Output + known.Error
+	}
+	return string(raw)
+}
+
+// diff shows what was replaced and by what.
+func diff(d sdk.ToolCallContentDiff) string {
+	var b strings.Builder
+	b.WriteString("--- " + d.Path + "\n+++ " + d.Path + "\n")
+	mark := func(sign, text string) {
+		for line := range strings.Lines(text) {
+			b.WriteString(sign + strings.TrimSuffix(line, "\n") + "\n")
+		}
+	}
+	if d.OldText != nil {
+		mark("-", *d.OldText)
+	}
+	mark("+", d.NewText)
+	return b.String()
+}
+
+// about says in a line what a call is about.
+func about(c Call, workspace string) string {
+	var a struct {
+		Description string `json:"description"`
+		Command     string `json:"command"`
+		Pattern     string `json:"pattern"`
+		URL         string `json:"url"`
+		Query       string `json:"query"`
+	}
+	if given(c.Input) && json.Unmarshal(c.Input, &a) != nil {
+		a.Description = "" // of another shape: it says nothing
+	}
+	candidates := []string{a.Description, a.Command, a.Pattern, a.URL, a.Query}
+	if c.Title != c.Name {
+		candidates = append([]string{c.Title}, candidates...)
+	}
+	for _, what := range append(candidates, c.Paths...) {
+		if what == "" {
+			continue
+		}
+		if rel, err := filepath.Rel(workspace, what); filepath.IsAbs(what) && err == nil && filepath.IsLocal(rel) {
+			what = rel
+		}
+		what, _, _ = strings.Cut(what, "\n")
+		if len(what) > maxDescription {
+			what = strings.ToValidUTF8(what[:maxDescription], "") + "…"
+		}
+		return what
+	}
+	return ""
+}
+
+func millis(d time.Duration) uint32 {
+	return uint32(min(max(d.Milliseconds(), 0), 1<<32-1)) //nolint:gosec // bounded
+}

@@ -1,0 +1,183 @@
+package acp
+
+import (
+	"encoding/json"
+	"fmt"
+
+	sdk "github.com/coder/acp-go-sdk"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// flow is a conversation as it is told: the agent's own, or a sub-agent's.
+type flow struct {
+	conv    string
+	block   string // the open text, "" for none
+	kind    events.BlockKind
+	message string // the agent's id of the message that the text is of
+	said    []byte
+	last    string // the last text that was finished
+}
+
+// flow finds the conversation of a session; nil for one that is not known.
+func (s *session) flow(id sdk.SessionId) *flow {
+	if id == s.id {
+		return s.main
+	}
+	return s.subs[id]
+}
+
+// updated takes a session/update.
+func (s *session) updated(m message, t *agent.Turn) error {
+	u, err := decode[update](m.Params, "session/update")
+	if err != nil {
+		return err
+	}
+	kind, err := decode[updateKind](u.Update, "session/update: update")
+	if err != nil {
+		return err
+	}
+	if s.loading && string(u.SessionID) == s.resume {
+		return nil // it was journaled when it happened
+	}
+	f := s.flow(u.SessionID)
+	if f == nil {
+		s.log(t, "info", "an update of session %.100s, which is not this one: %s", u.SessionID, clip(u.Update))
+		return nil
+	}
+	switch kind.Kind {
+	case "agent_message_chunk":
+		c, err := decode[sdk.SessionUpdateAgentMessageChunk](u.Update, kind.Kind)
+		if err != nil {
+			return err
+		}
+		return s.say(f, events.KindAssistantText, c.MessageId, c.Content, t)
+	case "agent_thought_chunk":
+		c, err := decode[sdk.SessionUpdateAgentThoughtChunk](u.Update, kind.Kind)
+		if err != nil {
+			return err
+		}
+		return s.say(f, events.KindThinking, c.MessageId, c.Content, t)
+	case "user_message_chunk":
+		c, err := decode[sdk.SessionUpdateUserMessageChunk](u.Update, kind.Kind)
+		if err != nil || f == s.main {
+			return err // of the agent's own conversation it is the query, said back
+		}
+		return s.say(f, events.KindUserMessage, c.MessageId, c.Content, t)
+	case "tool_call", "tool_call_update":
+		c, err := decode[toolUpdate](u.Update, kind.Kind)
+		if err != nil {
+			return err
+		}
+		return s.tooled(f, c, t)
+	}
+	return s.noticed(kind.Kind, u.Update, f, t)
+}
+
+// noticed takes what is not said or done.
+func (s *session) noticed(kind string, raw json.RawMessage, f *flow, t *agent.Turn) error {
+	switch kind {
+	case "plan":
+		p, err := decode[sdk.SessionUpdatePlan](raw, kind)
+		if err != nil {
+			return err
+		}
+		items := make([]events.TodoItem, 0, len(p.Entries))
+		for _, e := range p.Entries {
+			items = append(items, events.TodoItem{Content: e.Content, Status: string(e.Status)})
+		}
+		s.showTodos(items, t)
+	case "usage_update":
+		u, err := decode[sdk.SessionUsageUpdate](raw, kind)
+		if err != nil {
+			return err
+		}
+		if f != s.main {
+			return nil // it is in the whole
+		}
+		// How full the context is says nothing of what was taken; the cost does.
+		if u.Cost != nil && u.Cost.Currency == "USD" && u.Cost.Amount != s.cost {
+			s.cost = u.Cost.Amount
+			t.Emit(events.MainConversation, events.MetadataUpdate{CostUSD: s.spent(), Model: s.d.Shown})
+		}
+	case "available_commands_update", "session_info_update", "config_option_update":
+		// What a person could choose, and a title: nothing of the turn.
+	case "current_mode_update":
+		s.log(t, "info", "%s", clip(raw))
+	default:
+		s.log(t, "info", "an update of a kind that is not known: %s", clip(raw))
+	}
+	return nil
+}
+
+// spent is the turn's part of the session's cost.
+func (s *session) spent() float64 { return max(0, s.cost-s.began) }
+
+// say adds to the open text, or begins another.
+func (s *session) say(f *flow, kind events.BlockKind, id *string, c sdk.ContentBlock, t *agent.Turn) error {
+	message := ""
+	if id != nil {
+		message = *id
+	}
+	piece := written(c)
+	if f.block != "" && (f.kind != kind || f.message != message) {
+		f.close(t)
+	}
+	if f.block == "" {
+		if piece == "" {
+			return nil
+		}
+		b := events.Block{Kind: kind}
+		if kind == events.KindAssistantText {
+			b.Model = s.d.Shown
+		}
+		f.block, f.kind, f.message, f.said = t.Open(f.conv, b), kind, message, nil
+		if err := s.insist(); err != nil {
+			return err
+		}
+	}
+	f.said = append(f.said, piece...)
+	t.Text(f.block, piece)
+	return nil
+}
+
+// close finishes the open text.
+func (f *flow) close(t *agent.Turn) {
+	if f.block == "" {
+		return
+	}
+	t.Complete(f.block, nil)
+	if f.kind == events.KindAssistantText {
+		f.last = string(f.said)
+	}
+	f.block, f.said = "", nil
+}
+
+// written is what can be read of a content block.
+func written(c sdk.ContentBlock) string {
+	switch {
+	case c.Text != nil:
+		return c.Text.Text
+	case c.ResourceLink != nil:
+		return fmt.Sprintf("[%s](%s)", c.ResourceLink.Name, c.ResourceLink.Uri)
+	case c.Resource != nil && c.Resource.Resource.TextResourceContents != nil:
+		return c.Resource.Resource.TextResourceContents.Text
+	case c.Resource != nil && c.Resource.Resource.BlobResourceContents != nil:
+		return fmt.Sprintf("[%s]", c.Resource.Resource.BlobResourceContents.Uri)
+	case c.Image != nil:
+		return fmt.Sprintf("[%s]", c.Image.MimeType)
+	case c.Audio != nil:
+		return fmt.Sprintf("[%s]", c.Audio.MimeType)
+	}
+	return ""
+}
+
+// showTodos shows the agent's list: one block a turn, that changes.
+func (s *session) showTodos(items []events.TodoItem, t *agent.Turn) {
+	if s.todo == "" {
+		s.todo = t.Open(events.MainConversation, events.Block{Kind: events.KindTodo, Todos: items})
+		return
+	}
+	t.Update(s.todo, events.BlockUpdates{Todos: items})
+}
