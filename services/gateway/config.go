@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spoolhq/spool/services/gateway/internal/api"
 	"github.com/spoolhq/spool/services/gateway/internal/auth"
 	"github.com/spoolhq/spool/services/gateway/internal/guard"
 )
@@ -26,6 +27,8 @@ type Config struct {
 	AllowedOrigins []string      `help:"Origins of web pages that may use this gateway, such as https://app.example.com; * for all." env:"SPOOL_ALLOWED_ORIGINS"`
 	CommandTimeout time.Duration `help:"How long a command waits for its answer before its outcome is called unknown." default:"10s" env:"SPOOL_COMMAND_TIMEOUT"`
 	WriteTimeout   time.Duration `help:"How long a streaming client may take for what it is sent before it is cut." default:"10s" env:"SPOOL_WRITE_TIMEOUT"`
+	MaxRequest     int64         `help:"Largest body in bytes of a request that brings files along: a session or a message with workspaceFiles." default:"16777216" env:"SPOOL_MAX_REQUEST"`
+	MaxFile        int64         `help:"Largest file, or tar, in bytes that may be put into a workspace." default:"1073741824" env:"SPOOL_MAX_FILE"`
 	LagAfter       time.Duration `help:"How far behind the read models may be before streaming clients are told." default:"5s" env:"SPOOL_LAG_AFTER"`
 	ShutdownGrace  time.Duration `help:"How long requests may finish when the gateway stops." default:"10s" env:"SPOOL_SHUTDOWN_GRACE"`
 }
@@ -53,6 +56,21 @@ func (c *Config) validate() error {
 		}
 		if *d.value == 0 {
 			*d.value = d.unset
+		}
+	}
+	for _, n := range []struct {
+		name            string
+		value           *int64
+		unset, min, max int64
+	}{
+		{"max-request", &c.MaxRequest, 16 << 20, api.MaxMessage, 256 << 20},
+		{"max-file", &c.MaxFile, 1 << 30, 1, 16 << 30},
+	} {
+		if *n.value == 0 {
+			*n.value = n.unset
+		}
+		if *n.value < n.min || *n.value > n.max {
+			return fmt.Errorf("%s: %d bytes is not between %d and %d", n.name, *n.value, n.min, n.max)
 		}
 	}
 	if c.Auth != AuthOff && c.Auth != AuthKeys {

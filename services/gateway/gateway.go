@@ -26,6 +26,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/guard"
 	"github.com/spoolhq/spool/services/gateway/internal/live"
 	"github.com/spoolhq/spool/services/gateway/internal/metrics"
+	"github.com/spoolhq/spool/services/gateway/internal/objects"
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 	"github.com/spoolhq/spool/services/gateway/internal/rest"
 	"github.com/spoolhq/spool/services/gateway/internal/rpc"
@@ -88,7 +89,7 @@ func (g *Gateway) build(js jetstream.JetStream) error {
 	g.watch = auth.NewWatch(g.store, g.deps.Logger)
 	g.hub = live.NewHub(live.Config{Source: g.store, NATS: g.deps.NATS, Logger: g.deps.Logger, LagAfter: g.cfg.LagAfter, Metrics: counts.Live()})
 	server := &api.Server{
-		Reads: g.store, Live: g.hub, Watch: g.watch, Now: time.Now, Entropy: rand.Reader, WriteTimeout: g.cfg.WriteTimeout, Counts: counts,
+		Reads: g.store, Objects: objects.New(objects.Config{JetStream: js}), Live: g.hub, Watch: g.watch, Now: time.Now, Entropy: rand.Reader, WriteTimeout: g.cfg.WriteTimeout, Counts: counts,
 		Send: commands.New(commands.Config{
 			JetStream: js, Timeout: g.cfg.CommandTimeout, Now: time.Now, Entropy: rand.Reader, Logger: g.deps.Logger,
 			Sent: counts.Command, Stored: g.hub.Wrote,
@@ -102,6 +103,7 @@ func (g *Gateway) build(js jetstream.JetStream) error {
 	})
 	handler, err := rest.New(rest.Config{
 		API: server, Auth: letIn, Metrics: counts, Logger: g.deps.Logger, Ready: g.check, Socket: g.socket,
+		MaxRequest: g.cfg.MaxRequest, MaxFile: g.cfg.MaxFile,
 		Guard: guard.Guard{Origins: g.cfg.AllowedOrigins, Loopback: g.cfg.Auth == AuthOff},
 		SSE: sse.New(sse.Config{
 			Live: g.hub, Watch: g.watch, WriteTimeout: g.cfg.WriteTimeout,
@@ -117,7 +119,7 @@ func (g *Gateway) build(js jetstream.JetStream) error {
 		Handler: handler, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
 		ErrorLog: slog.NewLogLogger(g.deps.Logger.Handler(), slog.LevelDebug),
 	}
-	g.grpc = rpc.New(server, letIn, counts, g.deps.Logger)
+	g.grpc = rpc.New(server, letIn, counts, g.cfg.MaxRequest, g.deps.Logger)
 	return nil
 }
 

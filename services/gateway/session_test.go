@@ -151,6 +151,22 @@ func (s *sessions) change(c command.Command, read func(any), post func(command.P
 		e.Data = events.InterruptRequested{Control: 1}
 	case command.TypeCancel:
 		e = events.Event{ExecutionID: c.ExecutionID, Data: events.CancelRequested{Control: 1, Reason: "cancelled"}}
+	case command.TypePause:
+		e = events.Event{ExecutionID: c.ExecutionID, Data: events.PauseRequested{Control: 1}}
+	case command.TypeResume:
+		e = events.Event{ExecutionID: c.ExecutionID, Data: events.ResumeRequested{Control: 2}}
+	case command.TypeTerminate:
+		e = events.Event{ExecutionID: c.ExecutionID, Data: events.TerminateRequested{Control: 3, Reason: "terminated"}}
+	case command.TypeSync:
+		e.Data = events.SyncRequested{Sync: 1}
+	case command.TypePutFile:
+		var b command.PutFile
+		read(&b)
+		e.Data = events.FilePut{N: 1, Path: b.Path, Object: b.Object, Size: b.Size, SHA256: b.SHA256, Mode: b.Mode, Archive: b.Archive}
+	case command.TypeRemoveFile:
+		var b command.RemoveFile
+		read(&b)
+		e.Data = events.FileRemoved{N: 1, Path: b.Path}
 	case command.TypeDeleteSession:
 		e.Data = events.SessionDeleted{}
 	default:

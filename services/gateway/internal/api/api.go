@@ -3,6 +3,7 @@ package api
 
 import (
 	"context"
+	"errors"
 	"io"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/auth"
 	"github.com/spoolhq/spool/services/gateway/internal/commands"
 	"github.com/spoolhq/spool/services/gateway/internal/live"
+	"github.com/spoolhq/spool/services/gateway/internal/objects"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
@@ -37,6 +39,7 @@ type Server struct {
 	Reads        *reads.Store
 	Send         *commands.Sender
 	Live         *live.Hub
+	Objects      *objects.Store
 	Watch        *auth.Watch
 	Now          func() time.Time
 	Entropy      io.Reader
@@ -108,7 +111,18 @@ func checkMetadata(m *spoolv1.Json) error {
 func options(o *spoolv1.SessionOptions) events.Options {
 	return events.Options{
 		Model: o.GetModel(), IdleTimeoutMs: o.GetIdleTimeoutMs(), TurnLimitMs: o.GetTurnLimitMs(), SessionLimitMs: o.GetSessionLimitMs(),
+		SyncIntervalMs: o.GetSyncIntervalMs(), HealthIntervalMs: o.GetHealthIntervalMs(), SandboxMaxAgeMs: o.GetSandboxMaxAgeMs(),
+		Image: o.GetImage(), Command: o.GetCommand(), Egress: o.GetEgress(),
 	}
+}
+
+// refusal makes a shared check's error a problem.
+func refusal(err error) error {
+	var refused *command.Error
+	if errors.As(err, &refused) {
+		return problem.New(problem.Code(refused.Code), refused.Field, refused.Detail)
+	}
+	return err
 }
 
 func raw(m *spoolv1.Json) []byte {

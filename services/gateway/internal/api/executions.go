@@ -20,7 +20,14 @@ func (s *Server) StartExecution(ctx context.Context, r *spoolv1.StartExecutionRe
 	if err != nil {
 		return nil, err
 	}
-	a, err := s.make(ctx, commands.Request{Type: command.TypeStartExecution, Body: command.StartExecution{Create: create, Post: post}})
+	files, err := workspaceFiles(r)
+	if err != nil {
+		return nil, err
+	}
+	post.Files = files.refs
+	a, err := s.make(ctx, commands.Request{
+		Type: command.TypeStartExecution, Body: command.StartExecution{Create: create, Post: post}, Prepare: files.store(s.Objects),
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -63,16 +70,49 @@ func (s *Server) execution(ctx context.Context, id, minPosition string) (*spoolv
 	return s.Reads.Execution(ctx, p.Tenant, id, minPosition)
 }
 
-// CancelExecution ends an execution. Its session comes from the read models, which an execution that
-// was posted a moment ago is waited for in.
+// CancelExecution ends an execution.
 func (s *Server) CancelExecution(ctx context.Context, r *spoolv1.CancelExecutionRequest) (*spoolv1.CancelExecutionResponse, error) {
-	e, err := s.execution(ctx, r.GetExecutionId(), "")
+	position, err := s.control(ctx, command.TypeCancel, r.GetExecutionId())
 	if err != nil {
 		return nil, err
 	}
-	a, err := s.change(ctx, commands.Request{Type: command.TypeCancel, SessionID: e.SessionId, ExecutionID: e.ExecutionId})
+	return &spoolv1.CancelExecutionResponse{Position: position}, nil
+}
+
+// PauseExecution asks an execution to stand still.
+func (s *Server) PauseExecution(ctx context.Context, r *spoolv1.PauseExecutionRequest) (*spoolv1.PauseExecutionResponse, error) {
+	position, err := s.control(ctx, command.TypePause, r.GetExecutionId())
 	if err != nil {
 		return nil, err
 	}
-	return &spoolv1.CancelExecutionResponse{Position: a.Position}, nil
+	return &spoolv1.PauseExecutionResponse{Position: position}, nil
+}
+
+// ResumeExecution lets an execution go on.
+func (s *Server) ResumeExecution(ctx context.Context, r *spoolv1.ResumeExecutionRequest) (*spoolv1.ResumeExecutionResponse, error) {
+	position, err := s.control(ctx, command.TypeResume, r.GetExecutionId())
+	if err != nil {
+		return nil, err
+	}
+	return &spoolv1.ResumeExecutionResponse{Position: position}, nil
+}
+
+// TerminateExecution ends an execution with its sandbox.
+func (s *Server) TerminateExecution(ctx context.Context, r *spoolv1.TerminateExecutionRequest) (*spoolv1.TerminateExecutionResponse, error) {
+	position, err := s.control(ctx, command.TypeTerminate, r.GetExecutionId())
+	if err != nil {
+		return nil, err
+	}
+	return &spoolv1.TerminateExecutionResponse{Position: position}, nil
+}
+
+// control sends a control of an execution. Its session comes from the read models, which an execution that
+// was posted a moment ago is waited for in.
+func (s *Server) control(ctx context.Context, typ command.Type, id string) (position string, err error) {
+	e, err := s.execution(ctx, id, "")
+	if err != nil {
+		return "", err
+	}
+	a, err := s.change(ctx, commands.Request{Type: typ, SessionID: e.SessionId, ExecutionID: e.ExecutionId})
+	return a.Position, err
 }

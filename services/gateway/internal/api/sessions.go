@@ -33,6 +33,9 @@ func creation(r making) (command.CreateSession, error) {
 		}
 		o.Model = m
 	}
+	if err := command.CheckOptions(o); err != nil {
+		return command.CreateSession{}, refusal(err)
+	}
 	if err := checkJSON("metadata", r.GetMetadata()); err != nil {
 		return command.CreateSession{}, err
 	}
@@ -61,7 +64,12 @@ func (s *Server) CreateSession(ctx context.Context, r *spoolv1.CreateSessionRequ
 	if err != nil {
 		return nil, err
 	}
-	a, err := s.make(ctx, commands.Request{Type: command.TypeCreateSession, Body: body})
+	files, err := workspaceFiles(r)
+	if err != nil {
+		return nil, err
+	}
+	body.Files = files.refs
+	a, err := s.make(ctx, commands.Request{Type: command.TypeCreateSession, Body: body, Prepare: files.store(s.Objects)})
 	if err != nil {
 		return nil, err
 	}
@@ -92,13 +100,13 @@ func (s *Server) UpdateSession(ctx context.Context, r *spoolv1.UpdateSessionRequ
 	if err := reads.CheckSession(r.GetSessionId()); err != nil {
 		return nil, err
 	}
-	if r.SessionOptions == nil && r.Metadata == nil {
-		return nil, problem.Invalid("sessionOptions", "the request changes nothing: give sessionOptions, metadata or both")
+	if r.SessionOptions == nil && r.Metadata == nil && len(r.Clear) == 0 {
+		return nil, problem.Invalid("sessionOptions", "the request changes nothing: give sessionOptions, clear or metadata")
 	}
 	if err := checkJSON("metadata", r.GetMetadata()); err != nil {
 		return nil, err
 	}
-	body := command.UpdateSession{Metadata: raw(r.GetMetadata())}
+	body := command.UpdateSession{Metadata: raw(r.GetMetadata()), Clear: r.GetClear()}
 	if r.SessionOptions != nil {
 		o := options(r.SessionOptions)
 		body.Options = &o
@@ -156,7 +164,18 @@ func (s *Server) PostMessage(ctx context.Context, r *spoolv1.PostMessageRequest)
 	if err != nil {
 		return nil, err
 	}
-	a, err := s.make(ctx, commands.Request{Type: command.TypePostMessage, SessionID: r.GetSessionId(), Body: body})
+	files, err := workspaceFiles(r)
+	if err != nil {
+		return nil, err
+	}
+	if len(files.refs) > 0 {
+		// Nothing is stored for a session that is not there.
+		if _, err := s.existing(ctx, r.GetSessionId()); err != nil {
+			return nil, err
+		}
+	}
+	body.Files = files.refs
+	a, err := s.make(ctx, commands.Request{Type: command.TypePostMessage, SessionID: r.GetSessionId(), Body: body, Prepare: files.store(s.Objects)})
 	if err != nil {
 		return nil, err
 	}
@@ -173,6 +192,30 @@ func (s *Server) InterruptSession(ctx context.Context, r *spoolv1.InterruptSessi
 		return nil, err
 	}
 	return &spoolv1.InterruptSessionResponse{Position: a.Position}, nil
+}
+
+// SyncSession asks for a snapshot of the workspace.
+func (s *Server) SyncSession(ctx context.Context, r *spoolv1.SyncSessionRequest) (*spoolv1.SyncSessionResponse, error) {
+	if err := reads.CheckSession(r.GetSessionId()); err != nil {
+		return nil, err
+	}
+	a, err := s.change(ctx, commands.Request{Type: command.TypeSync, SessionID: r.GetSessionId()})
+	if err != nil {
+		return nil, err
+	}
+	return &spoolv1.SyncSessionResponse{Position: a.Position}, nil
+}
+
+// TerminateEnvironment ends the session's sandbox.
+func (s *Server) TerminateEnvironment(ctx context.Context, r *spoolv1.TerminateEnvironmentRequest) (*spoolv1.TerminateEnvironmentResponse, error) {
+	if err := reads.CheckSession(r.GetSessionId()); err != nil {
+		return nil, err
+	}
+	a, err := s.change(ctx, commands.Request{Type: command.TypeTerminate, SessionID: r.GetSessionId()})
+	if err != nil {
+		return nil, err
+	}
+	return &spoolv1.TerminateEnvironmentResponse{Position: a.Position}, nil
 }
 
 // ListConversations lists the conversations of a session.

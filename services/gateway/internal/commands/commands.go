@@ -66,7 +66,9 @@ type Request struct {
 	ExecutionID string // "" mints one, for a command that makes an execution
 	About       string // catalogue id of the subject; "" means the session
 	Body        any    // nil for none
-	Key         string // Idempotency-Key; "" for none
+	// Prepare puts in place what the command refers to, once the session's id is known; nil for nothing.
+	Prepare func(ctx context.Context, tenant, session string) error
+	Key     string // Idempotency-Key; "" for none
 }
 
 // Send sends a command and waits for its answer.
@@ -85,13 +87,11 @@ func (s *Sender) send(ctx context.Context, r Request) (command.Answer, error) {
 	if r.Tenant == "" {
 		r.Tenant = r.Principal.Tenant
 	}
-	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
-	defer cancel()
 	body, err := encode(r.Body)
 	if err != nil {
 		return command.Answer{}, problem.From(err)
 	}
-	kept, name, err := s.identify(ctx, r, body)
+	kept, name, err := s.identified(ctx, r, body)
 	if err != nil {
 		return command.Answer{}, err
 	}
@@ -104,10 +104,18 @@ func (s *Sender) send(ctx context.Context, r Request) (command.Answer, error) {
 	if err := mint(&cmd); err != nil {
 		return command.Answer{}, problem.From(err)
 	}
+	if r.Prepare != nil {
+		if err := r.Prepare(ctx, r.Tenant, cmd.SessionID); err != nil {
+			s.forget(ctx, name)
+			return command.Answer{}, err
+		}
+	}
 	about := r.About
 	if about == "" {
 		about = cmd.SessionID
 	}
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
+	defer cancel()
 	answer, err := s.ask(ctx, topology.CommandSubject(topology.ServiceSession, r.Tenant, about), cmd)
 	if err != nil {
 		return command.Answer{}, s.refused(r, cmd, body, err)
@@ -135,6 +143,25 @@ func (s *Sender) settle(ctx context.Context, name string, kept record, answer co
 	if err != nil {
 		s.cfg.Logger.Warn("the answer to a request with an Idempotency-Key was not kept; a repeat asks the session again", "error", err)
 	}
+}
+
+// forget gives a key back whose command was not sent: a corrected request may use it.
+func (s *Sender) forget(ctx context.Context, name string) {
+	if name == "" {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), keepFor)
+	defer cancel()
+	if err := s.keys.release(ctx, name); err != nil {
+		s.cfg.Logger.Warn("the Idempotency-Key of a request that was not sent is still taken", "error", err)
+	}
+}
+
+// identified is identify within the time of a command.
+func (s *Sender) identified(ctx context.Context, r Request, body []byte) (record, string, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
+	defer cancel()
+	return s.identify(ctx, r, body)
 }
 
 // identify gives what the command is known by, and the name under which that is kept if the request has a key.

@@ -22,8 +22,11 @@ const (
 	ExecutionNotFound   Code = "EXECUTION_NOT_FOUND"
 	KeyNotFound         Code = "KEY_NOT_FOUND"
 	MethodNotAllowed    Code = "METHOD_NOT_ALLOWED"
+	FileNotFound        Code = "FILE_NOT_FOUND"
+	NoSnapshot          Code = "NO_SNAPSHOT"
 	SessionExists       Code = "SESSION_EXISTS"
 	SessionClosed       Code = "SESSION_CLOSED"
+	ExecutionNotRunning Code = "EXECUTION_NOT_RUNNING"
 	CursorAhead         Code = "CURSOR_AHEAD"
 	CursorExpired       Code = "CURSOR_EXPIRED"
 	IdempotencyMismatch Code = "IDEMPOTENCY_MISMATCH"
@@ -31,6 +34,7 @@ const (
 	NotJoined           Code = "NOT_JOINED"
 	PayloadTooLarge     Code = "PAYLOAD_TOO_LARGE"
 	QueueFull           Code = "QUEUE_FULL"
+	TooManyFiles        Code = "TOO_MANY_FILES"
 	TooManySessions     Code = "TOO_MANY_SESSIONS"
 	SlowClient          Code = "SLOW_CLIENT"
 	Internal            Code = "INTERNAL"
@@ -59,16 +63,20 @@ func Table() []Entry {
 		{SessionNotFound, http.StatusNotFound, codes.NotFound, "No such session", "There is no such session, it was deleted, or it is another tenant's: these cannot be told apart.", "sessionId"},
 		{ExecutionNotFound, http.StatusNotFound, codes.NotFound, "No such execution", "As SESSION_NOT_FOUND, of an execution.", "executionId"},
 		{KeyNotFound, http.StatusNotFound, codes.NotFound, "No such key", "As SESSION_NOT_FOUND, of an API key.", "keyId"},
+		{FileNotFound, http.StatusNotFound, codes.NotFound, "No such file", "The session's last snapshot has no file of this path. A file that the agent has just written is in the next one: POST /api/sessions/{id}/sync asks for it.", "path"},
+		{NoSnapshot, http.StatusNotFound, codes.NotFound, "No snapshot yet", "Files are read from the last snapshot of the workspace, and there is none: it is taken at the end of each turn, and when POST /api/sessions/{id}/sync asks for it.", "sessionId"},
 		{MethodNotAllowed, http.StatusMethodNotAllowed, codes.Unimplemented, "Method not allowed", "The path exists with another method.", ""},
 		{SessionExists, http.StatusConflict, codes.AlreadyExists, "The session exists", "A session with this id exists already.", "sessionId"},
 		{SessionClosed, http.StatusConflict, codes.FailedPrecondition, "The session is closed", "It takes no more messages; create another.", "sessionId"},
+		{ExecutionNotRunning, http.StatusConflict, codes.FailedPrecondition, "The execution does not run", "It waits behind others. Pause it when it runs, or cancel it.", "executionId"},
 		{CursorAhead, http.StatusConflict, codes.OutOfRange, "The cursor is in the future", "`after` is greater than the session's last seq, which `tip` gives. The blocks at the tip are the snapshot to go on from: GET /api/sessions/{id}/blocks; a WebSocket is sent them as session:snapshot.", "after"},
 		{CursorExpired, http.StatusGone, codes.OutOfRange, "The cursor is too old", "Events after `after` are no longer kept. Go on from a snapshot, as with CURSOR_AHEAD.", "after"},
 		{IdempotencyMismatch, http.StatusConflict, codes.AlreadyExists, "The Idempotency-Key was used for another request", "Within 24 hours a key stands for one request. Use a new key for a new request.", "Idempotency-Key"},
 		{AlreadyJoined, http.StatusConflict, codes.AlreadyExists, "Joined already", "This WebSocket has joined the session already; leave it first.", "sessionId"},
 		{NotJoined, http.StatusConflict, codes.FailedPrecondition, "Not joined", "This WebSocket has not joined the session.", "sessionId"},
-		{PayloadTooLarge, http.StatusRequestEntityTooLarge, codes.InvalidArgument, "Too large", "`detail` gives the limit: messages up to 1 MiB, metadata up to 16 KiB, frames of a WebSocket up to 64 KiB.", ""},
+		{PayloadTooLarge, http.StatusRequestEntityTooLarge, codes.InvalidArgument, "Too large", "`detail` gives the limit: messages up to 1 MiB, metadata up to 16 KiB, a request with files up to `--max-request`, a file or tar that is put up to `--max-file`, frames of a WebSocket up to 64 KiB.", ""},
 		{QueueFull, http.StatusTooManyRequests, codes.ResourceExhausted, "Too many messages wait", "The session's queue is full; try again when some have been answered.", ""},
+		{TooManyFiles, http.StatusTooManyRequests, codes.ResourceExhausted, "Too many file changes wait", "1,024 changes may wait for a snapshot that holds them. Put many files as one tar (Content-Type application/x-tar), or run a turn first.", ""},
 		{TooManySessions, http.StatusTooManyRequests, codes.ResourceExhausted, "Too many sessions on one WebSocket", "Leave some, or open another WebSocket.", ""},
 		{SlowClient, 0, codes.ResourceExhausted, "The client is too slow", "It took longer than `--write-timeout` to take what was sent, so it was cut. Its cursor is the seq of the last event it has: connect again with it.", ""},
 		{Internal, http.StatusInternalServerError, codes.Internal, "Internal error", "A fault of the server's, which its log describes.", ""},

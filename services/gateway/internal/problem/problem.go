@@ -41,7 +41,7 @@ func New(code Code, field, detail string) *Error {
 	if entry := byCode[code]; e.Field == "" {
 		e.Field = entry.Field
 	}
-	if code == Unavailable || code == ReadModelBehind || code == QueueFull {
+	if code == Unavailable || code == ReadModelBehind || code == QueueFull || code == TooManyFiles {
 		e.RetryAfter = defaultRetryAfter
 	}
 	return e

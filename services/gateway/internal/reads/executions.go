@@ -2,6 +2,8 @@ package reads
 
 import (
 	"context"
+	"encoding/json"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -13,10 +15,12 @@ import (
 )
 
 const executionColumns = `id, session, phase, code, message, reason, attempt, executor, model, input_tokens, output_tokens,
-	cache_read_tokens, cache_write_tokens, cost_usd, result, metadata, queued_at, dispatched_at, started_at, ended_at, duration_ms, first_seq`
+	cache_read_tokens, cache_write_tokens, cost_usd, result, metadata, queued_at, dispatched_at, started_at, ended_at, duration_ms, first_seq,
+	(SELECT json_agg(u ORDER BY u.day, u.provider, u.model) FROM usage u
+	  WHERE u.tenant = executions.tenant AND u.session = executions.session AND u.execution = executions.id)`
 
 // phases of an execution that the read models know.
-var phases = []string{"queued", "starting", "running", "completed", "failed", "cancelled"}
+var phases = []string{"queued", "starting", "running", "paused", "completed", "failed", "cancelled"}
 
 func scanExecution(r scanner) (*spoolv1.Execution, error) {
 	var e spoolv1.Execution
@@ -25,8 +29,9 @@ func scanExecution(r scanner) (*spoolv1.Execution, error) {
 	var queued time.Time
 	var dispatched, started, ended *time.Time
 	var attempt, in, out, read, write, duration, first int64
+	var usage *string
 	err := r.Scan(&e.ExecutionId, &e.SessionId, &e.Phase, &code, &message, &reason, &attempt, &executor, &model, &in, &out, &read, &write,
-		&e.CostUsd, &result, &metadata, &queued, &dispatched, &started, &ended, &duration, &first)
+		&e.CostUsd, &result, &metadata, &queued, &dispatched, &started, &ended, &duration, &first, &usage)
 	if err != nil {
 		return nil, err
 	}
@@ -49,8 +54,45 @@ func scanExecution(r scanner) (*spoolv1.Execution, error) {
 			t.set(*t.at)
 		}
 	}
-	return &e, nil
+	return &e, metered(&e, usage)
 }
+
+// metered reads an execution's rows of usage; nil for none.
+func metered(e *spoolv1.Execution, rows *string) error {
+	if rows == nil {
+		return nil
+	}
+	var list []struct {
+		Provider    string  `json:"provider"`
+		Model       string  `json:"model"`
+		Day         string  `json:"day"`
+		Requests    uint64  `json:"requests"`
+		Failed      uint64  `json:"failed"`
+		Input       uint64  `json:"input_tokens"`
+		Output      uint64  `json:"output_tokens"`
+		CacheRead   uint64  `json:"cache_read_tokens"`
+		CacheWrite  uint64  `json:"cache_write_tokens"`
+		CostUSD     float64 `json:"cost_usd"`
+		Prices      string  `json:"prices"`
+		FirstByteMs uint64  `json:"first_byte_ms"`
+		DurationMs  uint64  `json:"duration_ms"`
+	}
+	if err := json.Unmarshal([]byte(*rows), &list); err != nil {
+		return problem.New(problem.Internal, "", "the execution's usage in the read models cannot be read").Because(err)
+	}
+	for _, u := range list {
+		e.Metered = append(e.Metered, &spoolv1.MeteredUsage{
+			Provider: u.Provider, Model: u.Model, Day: u.Day, Requests: clamp(u.Requests), Failed: clamp(u.Failed),
+			Usage:   &spoolv1.Usage{InputTokens: clamp(u.Input), OutputTokens: clamp(u.Output), CacheReadTokens: clamp(u.CacheRead), CacheWriteTokens: clamp(u.CacheWrite)},
+			CostUsd: u.CostUSD, Prices: u.Prices, FirstByteMs: clamp(u.FirstByteMs), DurationMs: clamp(u.DurationMs),
+		})
+		e.MeteredCostUsd += u.CostUSD
+	}
+	return nil
+}
+
+// clamp is a sum as the API writes it, in 32 bits.
+func clamp(n uint64) uint32 { return uint32(min(n, math.MaxUint32)) } //nolint:gosec // bounded just here
 
 // Execution reads one execution. minPosition is one of its session, or "".
 func (s *Store) Execution(ctx context.Context, tenant, id, minPosition string) (*spoolv1.Execution, error) {

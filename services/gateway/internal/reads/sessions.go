@@ -14,7 +14,16 @@ import (
 )
 
 const sessionColumns = `id, status, agent, agent_version, architecture, provider, options, metadata, created_at, updated_at,
-	tip, tip_position, active_execution, queued, executions, idle`
+	tip, tip_position, active_execution, queued, executions, idle, snapshot, snapshot_at, workspace_files, workspace_bytes,
+	box, box_state, box_health, box_why, box_provider, box_engine, box_image, box_created, box_ended, box_memory, box_disk`
+
+// sessionTables joins a session's sandbox to it: the one that has not ended, else the last one.
+const sessionTables = ` FROM sessions LEFT JOIN LATERAL (
+	SELECT b.id AS box, b.status AS box_state, b.health AS box_health, CASE WHEN b.ended_at IS NULL THEN b.health_why ELSE b.reason END AS box_why,
+	       b.provider AS box_provider, b.engine AS box_engine, b.image AS box_image, b.created_at AS box_created, b.ended_at AS box_ended,
+	       b.memory_bytes AS box_memory, b.disk_bytes AS box_disk
+	  FROM sandboxes b WHERE b.tenant = sessions.tenant AND b.session = sessions.id
+	 ORDER BY b.ended_at IS NULL DESC, b.created_at DESC, b.id DESC LIMIT 1) box ON true `
 
 // scanner is a row or a list of them.
 type scanner interface{ Scan(dest ...any) error }
@@ -24,9 +33,13 @@ func scanSession(r scanner) (*spoolv1.Session, error) {
 	var options, active string
 	var metadata *string
 	var created, updated time.Time
-	var tip, queued, executions int64
+	var tip, queued, executions, files, bytes int64
+	var snapshot string
+	var taken *time.Time
+	var b box
 	err := r.Scan(&s.SessionId, &s.Status, &s.Agent, &s.AgentVersion, &s.Architecture, &s.Sandbox, &options, &metadata, &created, &updated,
-		&tip, &s.Position, &active, &queued, &executions, &s.Idle)
+		&tip, &s.Position, &active, &queued, &executions, &s.Idle, &snapshot, &taken, &files, &bytes,
+		&b.id, &b.state, &b.health, &b.why, &b.provider, &b.engine, &b.image, &b.created, &b.ended, &b.memory, &b.disk)
 	if err != nil {
 		return nil, err
 	}
@@ -34,14 +47,43 @@ func scanSession(r scanner) (*spoolv1.Session, error) {
 	if err := json.Unmarshal([]byte(options), &o); err != nil {
 		return nil, problem.New(problem.Internal, "", "the session's options in the read models cannot be read").Because(err)
 	}
-	s.SessionOptions = &spoolv1.SessionOptions{Model: o.Model, IdleTimeoutMs: o.IdleTimeoutMs, TurnLimitMs: o.TurnLimitMs, SessionLimitMs: o.SessionLimitMs}
+	s.SessionOptions = &spoolv1.SessionOptions{
+		Model: o.Model, IdleTimeoutMs: o.IdleTimeoutMs, TurnLimitMs: o.TurnLimitMs, SessionLimitMs: o.SessionLimitMs,
+		SyncIntervalMs: o.SyncIntervalMs, HealthIntervalMs: o.HealthIntervalMs, SandboxMaxAgeMs: o.SandboxMaxAgeMs,
+		Image: o.Image, Command: o.Command, Egress: o.Egress,
+	}
 	if metadata != nil {
 		s.Metadata = wirejson.Raw(*metadata)
 	}
 	s.CreatedAt, s.UpdatedAt = wirejson.Time(created), wirejson.Time(updated)
 	s.Tip, s.Queued, s.Executions = uint32(tip), uint32(queued), uint32(executions)
 	s.ActiveExecutionId = filled(active)
+	s.Snapshot, s.WorkspaceFiles, s.WorkspaceBytes, s.CurrentSandbox = filled(snapshot), uint32(files), float64(bytes), b.dress()
+	if taken != nil {
+		s.SnapshotAt = wirejson.Time(*taken)
+	}
 	return &s, nil
+}
+
+// box is a row of sandboxes, or of none.
+type box struct {
+	id, state, health, why, provider, engine, image *string
+	created, ended                                  *time.Time
+	memory, disk                                    *int64
+}
+
+func (b box) dress() *spoolv1.CurrentSandbox {
+	if b.id == nil {
+		return nil
+	}
+	out := &spoolv1.CurrentSandbox{
+		SandboxId: *b.id, State: *b.state, Health: filled(*b.health), Reason: filled(*b.why), Provider: *b.provider, Engine: *b.engine, Image: filled(*b.image),
+		CreatedAt: wirejson.Time(*b.created), MemoryBytes: float64(*b.memory), DiskBytes: float64(*b.disk),
+	}
+	if b.ended != nil {
+		out.EndedAt = wirejson.Time(*b.ended)
+	}
+	return out
 }
 
 // Session reads one session.
@@ -51,7 +93,7 @@ func (s *Store) Session(ctx context.Context, tenant, id string) (*spoolv1.Sessio
 		err := s.rows(ctx, func(r row) (err error) {
 			out, err = scanSession(r)
 			return err
-		}, "SELECT "+sessionColumns+" FROM sessions WHERE tenant = $1 AND id = $2", tenant, id)
+		}, "SELECT "+sessionColumns+sessionTables+"WHERE tenant = $1 AND id = $2", tenant, id)
 		if err == nil && out == nil {
 			return s.missing(ctx, tenant, id)
 		}
@@ -80,7 +122,7 @@ func (s *Store) Sessions(ctx context.Context, tenant, status, token string, size
 		one, err := scanSession(r)
 		list = append(list, one)
 		return err
-	}, "SELECT "+sessionColumns+` FROM sessions WHERE tenant = $1 AND ($2 = '' OR status = $2) AND ($3 = '' OR id < $3)
+	}, "SELECT "+sessionColumns+sessionTables+`WHERE tenant = $1 AND ($2 = '' OR status = $2) AND ($3 = '' OR id < $3)
 		ORDER BY id DESC LIMIT $4`, tenant, status, before, size+1)
 	if err != nil {
 		return nil, "", err

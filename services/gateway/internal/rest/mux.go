@@ -23,7 +23,7 @@ import (
 )
 
 const (
-	// maxBody bounds a request's body: a message of 1 MiB, each of its bytes escaped, and its metadata.
+	// maxBody bounds a request's body that brings no files along: a message of 1 MiB, each of its bytes escaped, and its metadata.
 	maxBody = 8 << 20
 	// maxDrain bounds what is read and thrown away of a body that is too large.
 	maxDrain = 64 << 20
@@ -38,7 +38,11 @@ type route struct {
 	path    string // "/api/sessions/{session_id}"
 	request protoreflect.MessageDescriptor
 	body    bool // takes one
+	files   bool // which may bring files along
 }
+
+// filesField is the field of requests that bring files along.
+const filesField = "workspace_files"
 
 // routes lists the methods that have a route, by HTTP method and pattern.
 func routes() map[string]route {
@@ -55,6 +59,7 @@ func routes() map[string]route {
 			verb, path := binding(rule)
 			out[verb+" "+path] = route{
 				method: fmt.Sprintf("/%s/%s", services.Get(i).FullName(), m.Name()), path: path, request: m.Input(), body: rule.GetBody() != "",
+				files: m.Input().Fields().ByName(filesField) != nil,
 			}
 		}
 	}
@@ -142,7 +147,11 @@ func (h *Handler) strict(table map[string]route, next runtime.HandlerFunc, w htt
 		return
 	}
 	out.route = to.path
-	body, err := readBody(out, r)
+	limit := int64(maxBody)
+	if to.files {
+		limit = max(limit, h.cfg.MaxRequest)
+	}
+	body, err := readBody(out, r, limit)
 	if err == nil && !to.body && len(body.data) > 0 {
 		err = problem.Invalid("", "%s %s takes no body", r.Method, to.path)
 	}
@@ -195,15 +204,15 @@ type body struct {
 func (*body) Close() error { return nil }
 
 // readBody reads all of a body, within limits of size and time.
-func readBody(w http.ResponseWriter, r *http.Request) (*body, error) {
+func readBody(w http.ResponseWriter, r *http.Request, limit int64) (*body, error) {
 	control := http.NewResponseController(w)
 	_ = control.SetReadDeadline(time.Now().Add(bodyTime)) // a test's recorder has no connection
 	_ = control.SetWriteDeadline(time.Now().Add(answerTime))
-	data, err := io.ReadAll(io.LimitReader(r.Body, maxBody+1))
-	if len(data) > maxBody {
+	data, err := io.ReadAll(io.LimitReader(r.Body, limit+1))
+	if int64(len(data)) > limit {
 		// A client that is still sending would not see an answer: its connection would be reset.
 		_, _ = io.CopyN(io.Discard, r.Body, maxDrain)
-		return nil, problem.New(problem.PayloadTooLarge, "", fmt.Sprintf("the body is larger than %d bytes; a message may have %d", maxBody, api.MaxMessage))
+		return nil, problem.New(problem.PayloadTooLarge, "", fmt.Sprintf("the body is larger than %d bytes; a message may have %d, and larger files go by PUT /api/sessions/{id}/files/{path}", limit, api.MaxMessage))
 	}
 	if err != nil {
 		return nil, problem.Invalid("", "the body did not arrive: it ended too early or took longer than %s", bodyTime)

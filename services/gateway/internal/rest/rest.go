@@ -31,6 +31,9 @@ type Config struct {
 	Metrics *metrics.Metrics
 	Ready   func(context.Context) map[string]error // what the gateway needs, and what is wrong with it
 	Logger  *slog.Logger
+
+	MaxRequest int64 // bytes of a body that brings files along
+	MaxFile    int64 // bytes of a file that is put
 }
 
 // Handler serves HTTP.

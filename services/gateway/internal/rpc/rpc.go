@@ -25,8 +25,8 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
-// maxReceive bounds a message that a client sends, in bytes.
-const maxReceive = 8 << 20
+// minReceive is what any call may bring, in bytes: a message of 1 MiB with its metadata, and room.
+const minReceive = 8 << 20
 
 // healthEvery is how often health is looked at.
 const healthEvery = 2 * time.Second
@@ -43,11 +43,11 @@ type interceptor struct {
 	logger *slog.Logger
 }
 
-// New makes a Server.
-func New(s *api.Server, a *auth.Authenticator, m *metrics.Metrics, logger *slog.Logger) *Server {
+// New makes a Server. maxRequest bounds what a call brings, in bytes.
+func New(s *api.Server, a *auth.Authenticator, m *metrics.Metrics, maxRequest int64, logger *slog.Logger) *Server {
 	in := interceptor{a, m, logger}
 	server := grpc.NewServer(
-		grpc.MaxRecvMsgSize(maxReceive),
+		grpc.MaxRecvMsgSize(int(max(maxRequest, minReceive))),
 		grpc.ChainUnaryInterceptor(in.unary),
 		grpc.ChainStreamInterceptor(in.stream),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 20 * time.Second}),

@@ -21,8 +21,8 @@ import (
 func TestUnmarshalNamesWhatIsAtFault(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ name, body, want string }{
-		{"unknown field", `{"contents":"x"}`, "contents: there is no such field; there are sessionId, content, parts, metadata"},
-		{"proto name", `{"session_id":"x"}`, "session_id: there is no such field; there are sessionId, content, parts, metadata"},
+		{"unknown field", `{"contents":"x"}`, "contents: there is no such field; there are sessionId, content, parts, metadata, workspaceFiles"},
+		{"proto name", `{"session_id":"x"}`, "session_id: there is no such field; there are sessionId, content, parts, metadata, workspaceFiles"},
 		{"number for a string", `{"content":5}`, "content: must be a string, not 5"},
 		{"object for a string", `{"content":{"a":1}}`, "content: must be a string, not an object"},
 		{"string for a list", `{"parts":"x"}`, "parts: must be a list, not a string"},

@@ -1,0 +1,150 @@
+// Package objects keeps the content of files in the object store, on their way
+// into a workspace.
+package objects
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+)
+
+// Config of a Store. JetStream is required.
+type Config struct {
+	JetStream jetstream.JetStream
+	Quick     time.Duration // how long content that is in memory may take to be stored; 0 means 30 s
+}
+
+// Store writes to the bucket workspaces. Its errors are *problem.Error.
+type Store struct {
+	cfg Config
+
+	mu     sync.Mutex
+	bucket jetstream.ObjectStore
+}
+
+// New makes a Store.
+func New(cfg Config) *Store {
+	if cfg.Quick == 0 {
+		cfg.Quick = 30 * time.Second
+	}
+	return &Store{cfg: cfg}
+}
+
+// open looks the bucket up when it is first needed, so that a gateway starts while NATS is away.
+func (s *Store) open(ctx context.Context) (jetstream.ObjectStore, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.bucket != nil {
+		return s.bucket, nil
+	}
+	b, err := s.cfg.JetStream.ObjectStore(ctx, topology.BucketWorkspaces)
+	if errors.Is(err, jetstream.ErrBucketNotFound) {
+		return nil, problem.New(problem.Unavailable, "", "the bucket of workspaces is not installed in NATS yet; nothing was done, try again").Because(err)
+	}
+	if err != nil {
+		return nil, away(err)
+	}
+	s.bucket = b
+	return b, nil
+}
+
+func away(err error) error {
+	return problem.New(problem.Unavailable, "", "NATS does not take the content; nothing was done, try again").Because(err)
+}
+
+// Keep stores content under a name that says what it is. Content that is there is not stored again.
+func (s *Store) Keep(ctx context.Context, name string, data []byte) error {
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.Quick)
+	defer cancel()
+	b, err := s.open(ctx)
+	if err != nil {
+		return err
+	}
+	info, err := b.GetInfo(ctx, name)
+	if err == nil && info.Size == uint64(len(data)) {
+		return nil
+	}
+	if err != nil && !errors.Is(err, jetstream.ErrObjectNotFound) {
+		return away(err)
+	}
+	if _, err := b.Put(ctx, jetstream.ObjectMeta{Name: name}, bytes.NewReader(data)); err != nil {
+		return away(err)
+	}
+	return nil
+}
+
+// Stored is content that was stored.
+type Stored struct {
+	Size   uint64 // bytes
+	SHA256 string // hex
+}
+
+// ErrTooLarge is content over the limit. What came of it is stored under the name
+// and belongs to nobody.
+var ErrTooLarge = errors.New("the content is over the limit")
+
+// Stream stores what r gives, at most limit bytes, under a new name. An error of
+// r's is given back as it is.
+func (s *Store) Stream(ctx context.Context, name string, r io.Reader, limit int64) (Stored, error) {
+	b, err := s.open(ctx)
+	if err != nil {
+		return Stored{}, err
+	}
+	in := &intake{from: r, left: limit, sum: sha256.New()}
+	_, err = b.Put(ctx, jetstream.ObjectMeta{Name: name}, in)
+	switch {
+	case in.err != nil:
+		return Stored{}, in.err
+	case err != nil && ctx.Err() != nil:
+		return Stored{}, problem.From(ctx.Err())
+	case err != nil:
+		return Stored{}, away(err)
+	}
+	return Stored{Size: in.read, SHA256: hex.EncodeToString(in.sum.Sum(nil))}, nil
+}
+
+// intake counts and hashes what is read. It ends where something is wrong, in
+// place of failing: the client of the object store would then purge the chunks,
+// which this user may not, and leave them without a name.
+type intake struct {
+	from io.Reader
+	left int64
+	read uint64
+	sum  hash.Hash
+	err  error
+}
+
+// Read fills p as far as it can, since each read becomes a message.
+func (i *intake) Read(p []byte) (n int, err error) {
+	if want := i.left + 1; int64(len(p)) > want { // one byte over the limit says enough
+		p = p[:want]
+	}
+	for n < len(p) && err == nil {
+		var m int
+		m, err = i.from.Read(p[n:])
+		n += m
+	}
+	if int64(n) > i.left {
+		n, err = 0, ErrTooLarge
+	}
+	i.left -= int64(n)
+	i.read += uint64(n)
+	i.sum.Write(p[:n])
+	if err != nil && !errors.Is(err, io.EOF) {
+		i.err = fmt.Errorf("read the content: %w", err)
+		err = io.EOF
+	}
+	return n, err
+}
