@@ -1,0 +1,184 @@
+package docker
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/containerd/errdefs"
+	"github.com/docker/docker/api/types/container"
+
+	"github.com/spoolhq/spool/pkg/sandbox"
+)
+
+// box is one sandbox.
+type box struct {
+	p         *Provider
+	id        string
+	container string // the engine's id
+	kept      bool
+}
+
+// ID is sbx_….
+func (b *box) ID() string { return b.id }
+
+// Kept is true for a sandbox that took over a workspace, or that was there
+// before: one that was found by Attach, or whose container was started again.
+func (b *box) Kept() bool { return b.kept }
+
+// Running tells whether the runner, which is the container's first process, lives.
+func (b *box) Running(ctx context.Context) (bool, error) {
+	got, err := call(ctx, b.p, "look at sandbox "+b.id, func(ctx context.Context) (container.InspectResponse, error) {
+		return b.p.api.ContainerInspect(ctx, b.container)
+	})
+	if errdefs.IsNotFound(err) {
+		return false, nil
+	}
+	return err == nil && got.State.Running, err
+}
+
+// Files is the workspace.
+func (b *box) Files() sandbox.Files { return files{b} }
+
+// ready waits until the runner listens.
+func (b *box) ready(ctx context.Context) error {
+	out, err := b.runner(ctx, nil, "wait-ready", "--within", readyWithin.String())
+	if err == nil && out.code == 0 {
+		return nil
+	}
+	if err != nil && unavailable(err) || ctx.Err() != nil {
+		return errors.Join(err, ctx.Err())
+	}
+	said := b.p.lastWords(ctx, b.container)
+	if said == "" {
+		said = strings.TrimSpace(out.stderr)
+	}
+	return failed(sandbox.CodeRunnerSilent, fmt.Sprintf("the runner of sandbox %s does not answer: see whether the image can run it; it last said: %s", b.id, said), err)
+}
+
+func unavailable(err error) bool {
+	var typed *sandbox.Error
+	return errors.As(err, &typed) && typed.Code == sandbox.CodeEngineUnavailable
+}
+
+// Exec starts a command in the workspace. ctx bounds only the start. A command
+// of the runner's own ends with its stdin; every other one can be killed with
+// all that it started.
+func (b *box) Exec(ctx context.Context, c sandbox.Command) (sandbox.Process, error) {
+	if len(c.Args) == 0 {
+		return nil, errors.New("exec: args are empty")
+	}
+	dir, err := b.within(ctx, c.Dir)
+	if err != nil {
+		return nil, fmt.Errorf("exec: dir: %w", err)
+	}
+	opts := container.ExecOptions{WorkingDir: dir}
+	for k, v := range c.Env {
+		opts.Env = append(opts.Env, k+"="+v)
+	}
+	slices.Sort(opts.Env)
+	id := ""
+	if c.Args[0] == "runner" {
+		opts.Cmd = append([]string{runnerPath}, c.Args[1:]...)
+	} else {
+		id = rand.Text()
+		opts.Cmd = append([]string{runnerPath, "exec", "--id", id, "--"}, c.Args...)
+	}
+	return b.start(ctx, opts, id)
+}
+
+// within gives the absolute path of a folder of the workspace.
+func (b *box) within(ctx context.Context, dir string) (string, error) {
+	if dir == "" {
+		return workspaceDir, nil
+	}
+	rel, err := relative(dir)
+	if err != nil {
+		return "", err
+	}
+	// Only inside can links be followed.
+	out, err := b.runner(ctx, nil, "list", "--", rel)
+	if err == nil {
+		err = out.outcome(dir)
+	}
+	return path.Join(workspaceDir, rel), err
+}
+
+// answer is what a command of the runner gave.
+type answer struct {
+	stdout, stderr string
+	code           int
+}
+
+// The exit codes of the runner's file commands.
+const (
+	exitNotFound = 3
+	exitOutside  = 4
+)
+
+// outcome gives a file command's exit code its meaning.
+func (a answer) outcome(name string) error {
+	switch a.code {
+	case 0:
+		return nil
+	case exitNotFound:
+		return fmt.Errorf("path %q: %w", name, sandbox.ErrNotFound)
+	case exitOutside:
+		return fmt.Errorf("path %q: %w", name, sandbox.ErrOutside)
+	}
+	said := strings.TrimPrefix(strings.TrimSpace(a.stderr+a.stdout), "runner: ")
+	err := fmt.Errorf("path %q: exit code %d: %s", name, a.code, said)
+	if full(err) {
+		return &sandbox.Error{Code: sandbox.CodeDiskFull, Message: fmt.Sprintf("path %q: the disk of the engine is full: remove images or volumes that nobody needs", name), Err: err}
+	}
+	return err
+}
+
+// runner runs a command of the runner to its end. feed writes its stdin, which
+// is closed after it; an error of feed breaks the command off.
+func (b *box) runner(ctx context.Context, feed func(io.Writer) error, args ...string) (answer, error) {
+	proc, err := b.start(ctx, container.ExecOptions{WorkingDir: "/", Cmd: append([]string{runnerPath}, args...)}, "")
+	if err != nil {
+		return answer{}, err
+	}
+	defer context.AfterFunc(ctx, proc.breakOff)()
+	fed := make(chan error, 1)
+	go func() {
+		var err error
+		if feed != nil {
+			if err = feed(proc.Stdin()); err != nil {
+				proc.breakOff()
+			}
+		}
+		_ = proc.Stdin().Close() // a command that ended early has closed it
+		fed <- err
+	}()
+	var errs []byte
+	said := make(chan struct{})
+	go func() {
+		defer close(said)
+		errs, _ = io.ReadAll(proc.Stderr()) // cut off with stdout, whose error counts
+	}()
+	out, err := io.ReadAll(proc.Stdout())
+	<-said
+	feedErr := <-fed
+	if ctx.Err() != nil {
+		return answer{}, ctx.Err()
+	}
+	if errors.Is(feedErr, errWrite) {
+		feedErr = nil // it did not want more: its exit code says why
+	}
+	if feedErr != nil {
+		return answer{}, feedErr
+	}
+	code, werr := proc.Wait()
+	if err := errors.Join(err, werr); err != nil {
+		return answer{}, err
+	}
+	return answer{string(out), string(errs), code}, nil
+}

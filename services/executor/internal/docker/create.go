@@ -1,0 +1,321 @@
+package docker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strconv"
+
+	"github.com/containerd/errdefs"
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/mount"
+	"github.com/docker/go-units"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/sandbox"
+)
+
+// user is the number of the user and the group inside.
+const user = 10001
+
+// Where things are inside.
+const (
+	workspaceDir = "/workspace"
+	workspaceToo = "/mnt/workspace"
+	homeDir      = "/home/spool"
+	stateDir     = "/spool/state"
+	runDir       = "/spool/run"
+	binDir       = "/spool/bin"
+	runnerPath   = binDir + "/runner"
+	egressDir    = "/run/spool/egress"
+	egressSocket = egressDir + "/egress.sock"
+	searchPath   = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+)
+
+// runSize is all that the runner's own folder may hold, in bytes.
+const runSize = 1 << 20
+
+// attempts of Create, should the sweep of another executor take away what it relies on.
+const attempts = 3
+
+// errVanished is something that was there a moment before.
+var errVanished = errors.New("it was removed meanwhile")
+
+// Create makes a sandbox, or finds the one of that id and starts its container if it has ended.
+func (p *Provider) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+	if err := p.check(spec); err != nil {
+		return nil, fmt.Errorf("create sandbox: %w", err)
+	}
+	var err error
+	for range attempts {
+		var b *box
+		var c found
+		c, err = p.find(ctx, spec.ID)
+		if errors.Is(err, sandbox.ErrNotFound) {
+			b, err = p.make(ctx, spec)
+		} else if err == nil {
+			b, err = p.again(ctx, c)
+		}
+		if err == nil {
+			return b, nil
+		}
+		if !errors.Is(err, errVanished) {
+			break
+		}
+	}
+	return nil, failed(sandbox.CodeSandboxFailed, "create sandbox "+spec.ID, err)
+}
+
+func (p *Provider) check(spec sandbox.Spec) error {
+	err := errors.Join(events.CheckID("sandbox id", events.KindSandbox, spec.ID), p.checkLabels(spec.Labels))
+	if spec.Workspace != "" {
+		err = errors.Join(err, events.CheckID("workspace", events.KindSandbox, spec.Workspace))
+	}
+	if l := spec.Limits; l.MemoryBytes < 0 || l.CPUs < 0 || l.PIDs < 0 || l.DiskBytes < 0 {
+		err = errors.Join(err, errors.New("limits: they cannot be negative"))
+	}
+	if spec.EgressToken != "" && p.cfg.EgressSockets == "" {
+		err = errors.Join(err, errors.New("egress token: this provider has no egress sockets: set EgressSockets"))
+	}
+	return err
+}
+
+// plan is all that a new container is made from.
+type plan struct {
+	spec   sandbox.Spec
+	limits sandbox.Limits
+	pic    picture
+	runner *runnerBinary
+	owner  string // of the volumes
+	kept   bool
+}
+
+// make makes a new sandbox.
+func (p *Provider) make(ctx context.Context, spec sandbox.Spec) (*box, error) {
+	pl, err := p.prepare(ctx, spec)
+	if err != nil {
+		return nil, err
+	}
+	if pl.owner != spec.ID {
+		if err := p.note(ctx, spec.ID, pl.owner); err != nil {
+			return nil, err
+		}
+	}
+	config, host := p.profile(pl)
+	made, err := call(ctx, p, "make the container", func(ctx context.Context) (container.CreateResponse, error) {
+		return p.api.ContainerCreate(ctx, config, host, nil, nil, name(spec.ID))
+	})
+	if errdefs.IsConflict(err) {
+		return nil, fmt.Errorf("%w: another executor makes it: %w", errVanished, err) // it is found the next time
+	}
+	if err == nil {
+		err = p.reliable(ctx, pl)
+	}
+	if err == nil {
+		err = p.start(ctx, made.ID)
+	}
+	b := &box{p: p, id: spec.ID, container: made.ID, kept: pl.kept}
+	if err == nil {
+		err = b.ready(ctx)
+	}
+	if err != nil {
+		return nil, errors.Join(err, p.undo(context.WithoutCancel(ctx), pl, made.ID))
+	}
+	if spec.Workspace != "" && spec.Workspace != spec.ID {
+		// The note of the one before has done its work, had it one.
+		if _, err := p.removeVolume(ctx, noteVolume(spec.Workspace)); err != nil {
+			p.cfg.Logger.Warn("a note stays until the sweep", "sandbox", spec.Workspace, "error", err)
+		}
+	}
+	return b, nil
+}
+
+// prepare brings everything to the engine that the container needs.
+func (p *Provider) prepare(ctx context.Context, spec sandbox.Spec) (plan, error) {
+	pl := plan{spec: spec, owner: spec.ID, limits: overlay(p.cfg.Limits, spec.Limits)}
+	cpus, err := p.processors(ctx)
+	if err != nil {
+		return pl, err
+	}
+	pl.limits.CPUs = min(pl.limits.CPUs, float64(cpus))
+	ref := spec.Image
+	if ref == "" {
+		ref = p.cfg.Image
+	}
+	if pl.pic, err = p.image(ctx, ref); err != nil {
+		return pl, err
+	}
+	if pl.runner, err = p.binary(pl.pic); err != nil {
+		return pl, err
+	}
+	if err := p.fill(ctx, pl.runner, ref); err != nil {
+		return pl, err
+	}
+	if spec.Workspace != "" {
+		owner, err := p.owner(ctx, spec.Workspace)
+		if err != nil {
+			return pl, err
+		}
+		if pl.kept, err = p.kept(ctx, owner); err != nil {
+			return pl, err
+		}
+		if pl.kept {
+			pl.owner = owner
+			return pl, nil
+		}
+	}
+	return pl, p.volumes(ctx, spec.ID, ref)
+}
+
+// reliable makes sure that the volumes, which cannot go any more, are those that
+// were prepared: a sweep may have been quicker, and the engine makes empty ones.
+func (p *Provider) reliable(ctx context.Context, pl plan) error {
+	l, err := p.volume(ctx, pl.runner.volume())
+	if err != nil {
+		return err
+	}
+	if l[labelRole] != roleRunner {
+		pl.runner.forget()
+		return fmt.Errorf("volume %s: %w", pl.runner.volume(), errVanished)
+	}
+	there, err := p.kept(ctx, pl.owner)
+	if err == nil && !there {
+		return fmt.Errorf("workspace of %s: %w", pl.owner, errVanished)
+	}
+	return err
+}
+
+// undo removes what was made for a sandbox that failed. A workspace that was
+// taken over stays.
+func (p *Provider) undo(ctx context.Context, pl plan, containerID string) error {
+	var err error
+	if containerID != "" {
+		err = p.remove(ctx, containerID)
+	}
+	doomed := []string{}
+	if !pl.kept {
+		doomed = append(doomed, workVolume(pl.spec.ID), stateVolume(pl.spec.ID))
+	}
+	if pl.owner != pl.spec.ID {
+		doomed = append(doomed, noteVolume(pl.spec.ID))
+	}
+	if l, lerr := p.volume(ctx, pl.runner.volume()); lerr == nil && l[labelRole] != roleRunner {
+		doomed = append(doomed, pl.runner.volume()) // an empty one, of the engine's making
+	}
+	for _, v := range doomed {
+		_, rerr := p.removeVolume(ctx, v)
+		err = errors.Join(err, rerr)
+	}
+	return err
+}
+
+// again starts the container of a sandbox that has ended, or finds it running.
+func (p *Provider) again(ctx context.Context, c found) (*box, error) {
+	b := &box{p: p, id: c.id, container: c.container, kept: c.owner != c.id || c.state == container.StateExited}
+	switch c.state {
+	case container.StateRunning:
+	case container.StatePaused:
+		if err := p.Resume(ctx, c.id); err != nil {
+			return nil, err
+		}
+	case container.StateRemoving, container.StateDead:
+		if err := p.remove(ctx, c.container); err != nil {
+			return nil, err
+		}
+		return nil, fmt.Errorf("container of %s: %w", c.id, errVanished)
+	default:
+		if err := p.start(ctx, c.container); err != nil {
+			if errdefs.IsNotFound(err) {
+				return nil, fmt.Errorf("container of %s: %w", c.id, errVanished)
+			}
+			return nil, err
+		}
+	}
+	return b, b.ready(ctx)
+}
+
+// start starts a container; starting one that runs is no error.
+func (p *Provider) start(ctx context.Context, containerID string) error {
+	return p.do(ctx, "start the container", func(ctx context.Context) error {
+		return p.api.ContainerStart(ctx, containerID, container.StartOptions{})
+	})
+}
+
+// profile is the hardened container.
+func (p *Provider) profile(pl plan) (*container.Config, *container.HostConfig) {
+	pids := pl.limits.PIDs
+	config := &container.Config{
+		Image: pl.pic.ref, Entrypoint: []string{runnerPath, "serve"}, WorkingDir: workspaceDir, Hostname: "sandbox",
+		User: fmt.Sprintf("%d:%d", user, user), Env: p.environ(pl), StopSignal: "SIGTERM",
+		Labels:      labels(pl.spec, pl.owner, pl.runner.digest),
+		Healthcheck: &container.HealthConfig{Test: []string{"NONE"}},
+	}
+	host := &container.HostConfig{
+		NetworkMode: "none", IpcMode: container.IPCModePrivate, Runtime: p.cfg.Runtime,
+		CapDrop: []string{"ALL"}, SecurityOpt: []string{"no-new-privileges"}, ReadonlyRootfs: true,
+		RestartPolicy: container.RestartPolicy{Name: container.RestartPolicyDisabled},
+		LogConfig:     container.LogConfig{Type: "json-file", Config: map[string]string{"max-size": "1m", "max-file": "1"}},
+		Tmpfs:         p.tmpfs(pl.pic),
+		Mounts:        p.mounts(pl),
+		Resources: container.Resources{
+			Memory: pl.limits.MemoryBytes, MemorySwap: pl.limits.MemoryBytes, // equal: no swap
+			NanoCPUs: int64(pl.limits.CPUs * 1e9), PidsLimit: &pids,
+			Ulimits: []*units.Ulimit{{Name: "core"}}, // no core files in the workspace
+		},
+	}
+	return config, host
+}
+
+// environ is all that a process inside sees, before what it is given itself and
+// beside what the image says.
+func (p *Provider) environ(pl plan) []string {
+	path := pl.pic.path
+	if path == "" {
+		path = searchPath
+	}
+	env := []string{
+		"PATH=" + path, "HOME=" + homeDir, "LANG=C.UTF-8",
+		"SPOOL_RUNNER_SOCKET=" + runDir + "/runner.sock", "SPOOL_RUNNER_WORKSPACE=" + workspaceDir, "SPOOL_RUNNER_STATE=" + stateDir,
+		"SPOOL_RUNNER_DISK_LIMIT=" + strconv.FormatInt(pl.limits.DiskBytes, 10),
+	}
+	if pl.spec.EgressToken != "" {
+		env = append(env, "SPOOL_RUNNER_EGRESS_SOCKET="+egressSocket, "SPOOL_RUNNER_EGRESS_TOKEN="+pl.spec.EgressToken)
+	}
+	return env
+}
+
+// tmpfs are the folders in memory. A volume that the image asks for is one as
+// well: on disk, nobody would watch it.
+func (p *Provider) tmpfs(pic picture) map[string]string {
+	own := fmt.Sprintf(",mode=0700,uid=%d,gid=%d", user, user)
+	size := fmt.Sprintf("rw,exec,nosuid,nodev,size=%d", p.cfg.TmpBytes)
+	out := map[string]string{}
+	for _, v := range pic.volumes {
+		out[filepath.Clean(v)] = size + own
+	}
+	out["/tmp"] = size + ",mode=1777"
+	out[homeDir] = size + own
+	out[runDir] = fmt.Sprintf("rw,noexec,nosuid,nodev,size=%d", runSize) + own
+	for _, taken := range []string{workspaceDir, workspaceToo, stateDir, binDir, egressDir} {
+		delete(out, taken)
+	}
+	return out
+}
+
+func (p *Provider) mounts(pl plan) []mount.Mount {
+	work := volumeAt{name: workVolume(pl.owner)}
+	out := []mount.Mount{
+		work.mount(workspaceDir, false), work.mount(workspaceToo, false),
+		volumeAt{name: stateVolume(pl.owner)}.mount(stateDir, false),
+		volumeAt{name: pl.runner.volume()}.mount(binDir, true),
+	}
+	switch sockets := p.cfg.EgressSockets; {
+	case sockets == "":
+	case filepath.IsAbs(sockets):
+		out = append(out, mount.Mount{Type: mount.TypeBind, Source: sockets, Target: egressDir, ReadOnly: true})
+	default:
+		out = append(out, volumeAt{name: sockets}.mount(egressDir, true))
+	}
+	return out
+}

@@ -1,0 +1,162 @@
+// Package docker runs sandboxes as containers of a Docker engine, local or
+// remote.
+//
+// A sandbox is one container whose PID 1 is the runner. It has no network, no
+// capability and no way to gain one, a read-only root, an unprivileged user, and
+// limits on memory, processors and processes. What can be written is:
+//
+//	/workspace         volume; again at /mnt/workspace
+//	/spool/state       volume, the agents' own records
+//	/tmp, /home/spool  in memory, of a fixed size, gone when the container ends
+//	/spool/run         in memory, the runner's socket
+//
+// The runner comes from a read-only volume that is named by its digest and is
+// shared by all sandboxes of the engine (/spool/bin). Files go in and out
+// through the runner's commands, and so do commands that can be killed, because
+// the engine has no call that ends an exec.
+//
+// What the engine knows of a sandbox is in labels, which never change. Those
+// that do change when a pooled sandbox is adopted are in the container's name.
+//
+// Volumes are named after the sandbox that they were made for. When another
+// takes them over, a volume without content, the note spool-<sandbox>-owner,
+// says whose they are; its label outlives the container.
+package docker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/docker/docker/client"
+	"golang.org/x/sync/singleflight"
+
+	"github.com/spoolhq/spool/pkg/sandbox"
+)
+
+// Config of a Provider. Engine and Runner are required.
+type Config struct {
+	// Host is the engine's address: unix://, tcp:// or ssh://. "" is DOCKER_HOST
+	// (with DOCKER_TLS_VERIFY and DOCKER_CERT_PATH), or else the default socket.
+	Host   string
+	Engine string // name of the engine, in the labels of all that is made
+	// Runner is the path of the runner's binary for Linux, or of a folder with
+	// runner-linux-amd64 and runner-linux-arm64.
+	Runner  string
+	Image   string         // of sandboxes whose Spec names none
+	Runtime string         // of the engine, such as runsc; "" for its default
+	Limits  sandbox.Limits // of sandboxes whose Spec has none; see DefaultLimits
+	// TmpBytes is the size of /tmp, and of the home folder; 0 for 512 MiB each.
+	// What is in them counts as memory.
+	TmpBytes int64
+	// EgressSockets has the egress proxy's socket: the name of a volume, or an
+	// absolute path on the engine's machine. "" for no way out.
+	EgressSockets string
+	Logger        *slog.Logger
+}
+
+// DefaultLimits hold where neither Spec nor Config say anything.
+func DefaultLimits() sandbox.Limits {
+	return sandbox.Limits{MemoryBytes: 2 << 30, CPUs: 2, PIDs: 512, DiskBytes: 10 << 30}
+}
+
+const defaultTmp = 512 << 20
+
+// Bounds of what is asked of the engine.
+const (
+	// callWithin bounds one call.
+	callWithin = 30 * time.Second
+	// pullWithin bounds the pull of an image.
+	pullWithin = 15 * time.Minute
+	// readyWithin bounds how long a runner may take to listen.
+	readyWithin = 20 * time.Second
+	// politely is how long a runner may take to end what it started.
+	politely = 3 * time.Second
+)
+
+// Provider makes sandboxes of containers. Several may use an engine at once. It
+// is safe for concurrent use. It asks nothing of the engine until it is used:
+// an engine that does not answer gives a *sandbox.Error with
+// sandbox.CodeEngineUnavailable, from every method, within a bounded time.
+type Provider struct {
+	cfg    Config
+	api    *client.Client
+	within time.Duration // of one call
+
+	pulls   singleflight.Group
+	cpus    atomic.Int64 // of the engine; 0 when not known yet
+	mu      sync.Mutex
+	runners map[string]*runnerBinary // by architecture
+}
+
+// New makes a provider.
+func New(cfg Config) (*Provider, error) {
+	if cfg.Engine == "" || cfg.Runner == "" {
+		return nil, errors.New("docker sandboxes: Engine and Runner are required")
+	}
+	if l := cfg.Limits; l.MemoryBytes < 0 || l.CPUs < 0 || l.PIDs < 0 || l.DiskBytes < 0 || cfg.TmpBytes < 0 {
+		return nil, errors.New("docker sandboxes: Limits and TmpBytes cannot be negative: leave them 0 for the defaults")
+	}
+	if strings.Contains(cfg.EgressSockets, "/") && !filepath.IsAbs(cfg.EgressSockets) {
+		return nil, fmt.Errorf("docker sandboxes: EgressSockets %q is neither the name of a volume nor an absolute path", cfg.EgressSockets)
+	}
+	cfg.Limits = overlay(DefaultLimits(), cfg.Limits)
+	if cfg.TmpBytes == 0 {
+		cfg.TmpBytes = defaultTmp
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	api, err := connect(cfg.Host)
+	if err != nil {
+		return nil, fmt.Errorf("docker sandboxes: Host: %w", err)
+	}
+	return &Provider{cfg: cfg, api: api, within: callWithin, runners: map[string]*runnerBinary{}}, nil
+}
+
+// Close lets go of idle connections. Sandboxes are not affected.
+func (p *Provider) Close() error { return p.api.Close() }
+
+// overlay replaces what another sets.
+func overlay(l, by sandbox.Limits) sandbox.Limits {
+	if by.MemoryBytes > 0 {
+		l.MemoryBytes = by.MemoryBytes
+	}
+	if by.CPUs > 0 {
+		l.CPUs = by.CPUs
+	}
+	if by.PIDs > 0 {
+		l.PIDs = by.PIDs
+	}
+	if by.DiskBytes > 0 {
+		l.DiskBytes = by.DiskBytes
+	}
+	return l
+}
+
+// call makes one call of the engine, bounded in time, and gives its error a meaning.
+func call[T any](ctx context.Context, p *Provider, what string, f func(context.Context) (T, error)) (T, error) {
+	bounded, cancel := context.WithTimeout(ctx, p.within)
+	defer cancel()
+	v, err := f(bounded)
+	return v, p.meaning(ctx, what, err)
+}
+
+// do is call for what gives no value.
+func (p *Provider) do(ctx context.Context, what string, f func(context.Context) error) error {
+	_, err := call(ctx, p, what, func(ctx context.Context) (struct{}, error) { return struct{}{}, f(ctx) })
+	return err
+}
+
+// drain reads what is of no interest, and closes.
+func drain(r io.ReadCloser) error {
+	_, err := io.Copy(io.Discard, r)
+	return errors.Join(err, r.Close())
+}

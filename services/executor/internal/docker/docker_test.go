@@ -1,0 +1,189 @@
+package docker
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/filters"
+	"github.com/docker/docker/api/types/volume"
+	"go.uber.org/goleak"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/pkg/sandbox/sandboxtest"
+)
+
+// testImage is what all sandboxes of the tests are made from.
+const testImage = "debian:bookworm-slim"
+
+var (
+	scratch string                         // of the test binary
+	engine  = "test-" + rand.Text()[:12]   // in all labels
+	runners = sync.OnceValues(buildRunner) // the runner's binary
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asSSH) != "" { // a test made this binary the ssh command
+		os.Exit(dialStdio())
+	}
+	var err error
+	if scratch, err = os.MkdirTemp("", "spool-docker-"); err != nil {
+		panic(err)
+	}
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		if err := leftovers(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+		if err := os.RemoveAll(scratch); err != nil {
+			panic(err)
+		}
+		os.Exit(code)
+	}))
+}
+
+// leftovers removes what is left on the engine, and is an error if there was any
+// beside the runner's volume.
+func leftovers() error {
+	p, err := New(Config{Engine: engine, Runner: "none"})
+	if err != nil {
+		return err
+	}
+	defer p.Close() //nolint:errcheck // the process ends
+	ctx := context.Background()
+	if _, err := p.api.Ping(ctx); err != nil {
+		return nil // no engine, nothing left
+	}
+	ours := filters.NewArgs(filters.Arg("label", labelEngine+"="+engine))
+	var problems []error
+	containers, err := p.api.ContainerList(ctx, container.ListOptions{All: true, Filters: ours})
+	problems = append(problems, err)
+	for _, c := range containers {
+		problems = append(problems, fmt.Errorf("container %v was left behind", c.Names), p.remove(ctx, c.ID))
+	}
+	volumes, err := p.api.VolumeList(ctx, volume.ListOptions{Filters: ours})
+	problems = append(problems, err)
+	for _, v := range volumes.Volumes {
+		problems = append(problems, fmt.Errorf("volume %s was left behind", v.Name), p.api.VolumeRemove(ctx, v.Name, false))
+	}
+	if path, err := runners(); err == nil {
+		_, sum, err := digest(path, io.Discard)
+		_, rerr := p.removeVolume(ctx, (&runnerBinary{digest: sum}).volume())
+		problems = append(problems, err, rerr)
+	}
+	return errors.Join(problems...)
+}
+
+func buildRunner() (string, error) {
+	path := filepath.Join(scratch, "runner")
+	cmd := exec.Command("go", "build", "-ldflags", "-s -w", "-o", path, "./runner")
+	cmd.Dir = filepath.Join("..", "..", "..", "..", "cmd") // a module of its own, which no service imports
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux")
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return "", errors.New(string(out))
+	}
+	return path, nil
+}
+
+// needEngine skips a test where no engine answers, and gives a config for it.
+func needEngine(t testing.TB) Config {
+	t.Helper()
+	p, err := New(Config{Engine: engine, Runner: "none"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close() //nolint:errcheck // only idle connections
+	if _, err := p.api.Ping(t.Context()); err != nil {
+		t.Skipf("no Docker engine answers (scripts/engine start brings one up): %v", err)
+	}
+	path, err := runners()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Config{Engine: engine, Runner: path, Image: testImage, Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))}
+}
+
+func provide(t testing.TB, cfg Config) *Provider {
+	t.Helper()
+	p, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := p.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return p
+}
+
+func newID(t testing.TB, k events.Kind) string {
+	t.Helper()
+	id, err := events.NewID(k, time.Now(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return id
+}
+
+func newSpec(t testing.TB) sandbox.Spec {
+	t.Helper()
+	return sandbox.Spec{ID: newID(t, events.KindSandbox), Labels: sandbox.Labels{
+		Tenant: "default", Session: newID(t, events.KindSession), Engine: engine, Epoch: 1,
+	}}
+}
+
+// create makes a sandbox that ends with the test.
+func create(t testing.TB, p *Provider, spec sandbox.Spec) *box {
+	t.Helper()
+	t.Cleanup(func() {
+		if err := p.Terminate(context.Background(), spec.ID, true); err != nil {
+			t.Error(err)
+		}
+	})
+	b, err := p.Create(t.Context(), spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b.(*box)
+}
+
+// sh runs a shell line to its end.
+func sh(t testing.TB, b sandbox.Sandbox, line string) (stdout, stderr string, code int) {
+	t.Helper()
+	proc, err := b.Exec(t.Context(), sandbox.Command{Args: []string{"sh", "-c", line}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := proc.Stdin().Close(); err != nil {
+		t.Fatal(err)
+	}
+	out, err := io.ReadAll(proc.Stdout())
+	errs, err2 := io.ReadAll(proc.Stderr())
+	code, err3 := proc.Wait()
+	if err := errors.Join(err, err2, err3); err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(string(out)), strings.TrimSpace(string(errs)), code
+}
+
+func TestProvider(t *testing.T) {
+	cfg := needEngine(t)
+	sandboxtest.Exercise(t, sandboxtest.Subject{
+		New:    func(t testing.TB) sandbox.Provider { return provide(t, cfg) },
+		Engine: engine,
+	})
+}

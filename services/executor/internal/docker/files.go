@@ -1,0 +1,185 @@
+package docker
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path"
+	"strings"
+	"time"
+
+	"github.com/docker/docker/api/types/container"
+
+	"github.com/spoolhq/spool/pkg/sandbox"
+)
+
+// files is a workspace, as the runner inside sees it.
+type files struct{ b *box }
+
+// relative checks a slash-separated path and cleans it. Links are followed
+// inside, where the runner refuses those that lead out.
+func relative(name string) (string, error) {
+	clean := path.Clean(name)
+	switch {
+	case name == "" || strings.ContainsRune(name, 0):
+		return "", fmt.Errorf("path %q: %w", name, fs.ErrInvalid)
+	case path.IsAbs(name) || clean == ".." || strings.HasPrefix(clean, "../"):
+		return "", fmt.Errorf("path %q: %w", name, sandbox.ErrOutside)
+	}
+	return clean, nil
+}
+
+// chunk is how much of a file is sent at once, in bytes.
+const chunk = 64 << 10
+
+// Put writes a file in one step. It goes in chunks with an end of their own, so
+// that a stream that breaks off is not taken for a short file.
+func (f files) Put(ctx context.Context, name string, content io.Reader) error {
+	rel, err := relative(name)
+	if err != nil {
+		return err
+	}
+	out, err := f.b.runner(ctx, func(to io.Writer) error {
+		buf := make([]byte, chunk)
+		for {
+			n, err := content.Read(buf)
+			if n > 0 {
+				if _, err := fmt.Fprintf(to, "%d\n%s", n, buf[:n]); err != nil {
+					return err
+				}
+			}
+			if errors.Is(err, io.EOF) {
+				_, err = io.WriteString(to, "0\n")
+				return err
+			}
+			if err != nil {
+				return err
+			}
+		}
+	}, "put", "--chunked", "--", rel)
+	if err != nil {
+		return fmt.Errorf("put %q: %w", name, err)
+	}
+	return out.outcome(name)
+}
+
+// Get opens a file.
+func (f files) Get(ctx context.Context, name string) (io.ReadCloser, error) {
+	rel, err := relative(name)
+	if err != nil {
+		return nil, err
+	}
+	proc, err := f.b.start(ctx, container.ExecOptions{WorkingDir: "/", Cmd: []string{runnerPath, "get", "--", rel}}, "")
+	if err != nil {
+		return nil, fmt.Errorf("get %q: %w", name, err)
+	}
+	if err := proc.Stdin().Close(); err != nil {
+		proc.breakOff()
+		return nil, fmt.Errorf("get %q: %w", name, err)
+	}
+	stop := context.AfterFunc(ctx, proc.breakOff)
+	d := &download{name: name, proc: proc, in: bufio.NewReader(proc.Stdout())}
+	_, err = d.in.Peek(1) // the command's end, or the first byte
+	if !stop() {
+		return nil, fmt.Errorf("get %q: %w", name, ctx.Err())
+	}
+	if errors.Is(err, io.EOF) {
+		err = d.finish()
+	}
+	if err != nil {
+		return nil, errors.Join(err, d.Close())
+	}
+	return d, nil
+}
+
+// download is a file on its way out.
+type download struct {
+	name string
+	proc *process
+	in   *bufio.Reader
+	done bool
+}
+
+// Read gives an error rather than the end when the command did not end well.
+func (d *download) Read(b []byte) (int, error) {
+	n, err := d.in.Read(b)
+	if errors.Is(err, io.EOF) && !d.done {
+		if err := d.finish(); err != nil {
+			return n, err
+		}
+	}
+	return n, err
+}
+
+func (d *download) finish() error {
+	errs, err := io.ReadAll(d.proc.Stderr())
+	if err != nil {
+		return err
+	}
+	code, err := d.proc.Wait()
+	if err != nil {
+		return err
+	}
+	d.done = true
+	return answer{stderr: string(errs), code: code}.outcome(d.name)
+}
+
+// Close stops the transfer.
+func (d *download) Close() error {
+	d.proc.breakOff()
+	<-d.proc.ended
+	return nil
+}
+
+// List gives what is below a folder.
+func (f files) List(ctx context.Context, dir string) ([]sandbox.File, error) {
+	args := []string{"list"}
+	if dir != "" {
+		rel, err := relative(dir)
+		if err != nil {
+			return nil, err
+		}
+		args = append(args, "--", rel)
+	}
+	answer, err := f.b.runner(ctx, nil, args...)
+	if err == nil {
+		err = answer.outcome(dir)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list %q: %w", dir, err)
+	}
+	var out []sandbox.File
+	for line := range strings.Lines(answer.stdout) {
+		var e struct {
+			Path    string    `json:"path"`
+			Size    int64     `json:"size"`
+			ModTime time.Time `json:"modTime"`
+			Dir     bool      `json:"dir"`
+		}
+		if err := json.Unmarshal([]byte(line), &e); err != nil {
+			return nil, fmt.Errorf("list %q: the runner printed %.100q: %w", dir, line, err)
+		}
+		out = append(out, sandbox.File{Path: e.Path, Size: e.Size, ModTime: e.ModTime, Dir: e.Dir})
+	}
+	return out, nil
+}
+
+// Remove removes a file, or a folder with all below it.
+func (f files) Remove(ctx context.Context, name string) error {
+	rel, err := relative(name)
+	if err != nil {
+		return err
+	}
+	if rel == "." {
+		return fmt.Errorf("path %q: %w", name, fs.ErrInvalid)
+	}
+	out, err := f.b.runner(ctx, nil, "remove", "--", rel)
+	if err != nil {
+		return fmt.Errorf("remove %q: %w", name, err)
+	}
+	return out.outcome(name)
+}

@@ -1,0 +1,161 @@
+package docker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/filters"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/sandbox"
+)
+
+// The labels of containers and volumes.
+const (
+	labelVersion  = "dev.spool.version" // of these labels and of the layout inside
+	labelRole     = "dev.spool.role"    // see the roles
+	labelEngine   = "dev.spool.engine"
+	labelSandbox  = "dev.spool.sandbox"
+	labelTenant   = "dev.spool.tenant"
+	labelSession  = "dev.spool.session"
+	labelEpoch    = "dev.spool.epoch"
+	labelExecutor = "dev.spool.executor"
+	labelOwner    = "dev.spool.volumes" // the sandbox that the volumes are named after
+	labelRunner   = "dev.spool.runner"  // the runner's digest
+)
+
+const layoutVersion = "1"
+
+// The roles.
+const (
+	roleSandbox = "sandbox"
+	roleHelper  = "helper" // a container that is never started: volumes are filled through it
+	roleVolume  = "volume" // workspace and records
+	roleNote    = "note"   // says whose volumes a sandbox has; empty
+	roleRunner  = "runner"
+)
+
+const prefix = "spool-"
+
+// name of a sandbox's container before it is adopted.
+func name(id string) string { return prefix + id }
+
+// adoptedName has what labels say in the name, which can change.
+func adoptedName(id string, l sandbox.Labels) string {
+	s := strings.Join([]string{name(id), l.Tenant, l.Session, strconv.FormatUint(l.Epoch, 10)}, ".")
+	if l.Executor != "" {
+		s += "." + l.Executor
+	}
+	return s
+}
+
+// checkLabels makes sure that labels can be written into a name and found again.
+func (p *Provider) checkLabels(l sandbox.Labels) error {
+	var err error
+	if l.Tenant != "" || l.Session != "" {
+		err = errors.Join(events.CheckTenant("tenant", l.Tenant), events.CheckID("session", events.KindSession, l.Session))
+	}
+	if l.Executor != "" {
+		err = errors.Join(err, events.CheckID("executor", events.KindExecutor, l.Executor))
+	}
+	if l.Engine != p.cfg.Engine {
+		err = errors.Join(err, fmt.Errorf("engine: %q is not this provider's, which is %q", l.Engine, p.cfg.Engine))
+	}
+	return err
+}
+
+// labels of a sandbox's container. All are set, so that an image's own cannot stand in.
+func labels(spec sandbox.Spec, owner, runner string) map[string]string {
+	return map[string]string{
+		labelVersion: layoutVersion, labelRole: roleSandbox, labelSandbox: spec.ID, labelOwner: owner, labelRunner: runner,
+		labelEngine: spec.Labels.Engine, labelTenant: spec.Labels.Tenant, labelSession: spec.Labels.Session,
+		labelEpoch: strconv.FormatUint(spec.Labels.Epoch, 10), labelExecutor: spec.Labels.Executor,
+	}
+}
+
+// found is a sandbox's container as the engine lists it.
+type found struct {
+	container string // the engine's id
+	id        string
+	owner     string
+	name      string
+	labels    sandbox.Labels
+	created   time.Time
+	state     container.ContainerState
+}
+
+func (f found) alive() bool {
+	return f.state == container.StateRunning || f.state == container.StatePaused
+}
+
+func parse(c container.Summary) found {
+	f := found{
+		container: c.ID, id: c.Labels[labelSandbox], owner: c.Labels[labelOwner], created: time.Unix(c.Created, 0), state: c.State,
+		labels: sandbox.Labels{
+			Tenant: c.Labels[labelTenant], Session: c.Labels[labelSession], Engine: c.Labels[labelEngine],
+			Executor: c.Labels[labelExecutor], Epoch: number(c.Labels[labelEpoch]),
+		},
+	}
+	for _, n := range c.Names {
+		n = strings.TrimPrefix(n, "/")
+		if n != name(f.id) && !strings.HasPrefix(n, name(f.id)+".") {
+			continue
+		}
+		f.name = n
+		if part := strings.Split(n, "."); len(part) >= 4 {
+			f.labels.Tenant, f.labels.Session, f.labels.Epoch, f.labels.Executor = part[1], part[2], number(part[3]), ""
+			if len(part) > 4 {
+				f.labels.Executor = part[4]
+			}
+		}
+	}
+	return f
+}
+
+// number gives 0 for what was not written here.
+func number(s string) uint64 {
+	n, err := strconv.ParseUint(s, 10, 64)
+	if err != nil {
+		return 0
+	}
+	return n
+}
+
+// all lists this engine's sandboxes; with an id, that one's containers.
+func (p *Provider) all(ctx context.Context, id string) ([]found, error) {
+	args := filters.NewArgs(filters.Arg("label", labelRole+"="+roleSandbox), filters.Arg("label", labelEngine+"="+p.cfg.Engine))
+	if id != "" {
+		args.Add("label", labelSandbox+"="+id)
+	}
+	list, err := call(ctx, p, "list sandboxes", func(ctx context.Context) ([]container.Summary, error) {
+		return p.api.ContainerList(ctx, container.ListOptions{All: true, Filters: args})
+	})
+	if err != nil {
+		return nil, err
+	}
+	out := make([]found, len(list))
+	for i, c := range list {
+		out[i] = parse(c)
+	}
+	return out, nil
+}
+
+// find gives a sandbox's container; sandbox.ErrNotFound if there is none.
+func (p *Provider) find(ctx context.Context, id string) (found, error) {
+	if err := events.CheckID("sandbox id", events.KindSandbox, id); err != nil {
+		return found{}, fmt.Errorf("%w: %w", sandbox.ErrNotFound, err)
+	}
+	list, err := p.all(ctx, id)
+	if err != nil {
+		return found{}, err
+	}
+	if len(list) == 0 {
+		return found{}, fmt.Errorf("sandbox %s: %w", id, sandbox.ErrNotFound)
+	}
+	return list[0], nil
+}

@@ -1,0 +1,211 @@
+package docker
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/pkg/stdcopy"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/sandbox"
+)
+
+// Attach finds a sandbox whose container runs, or is paused.
+func (p *Provider) Attach(ctx context.Context, id string) (sandbox.Sandbox, error) {
+	c, err := p.find(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	if !c.alive() {
+		return nil, fmt.Errorf("sandbox %s: its runner is gone: %w", id, sandbox.ErrNotFound)
+	}
+	return &box{p: p, id: c.id, container: c.container, kept: true}, nil
+}
+
+// List gives every sandbox that has a container.
+func (p *Provider) List(ctx context.Context) ([]sandbox.Info, error) {
+	list, err := p.all(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	out := make([]sandbox.Info, len(list))
+	for i, c := range list {
+		out[i] = sandbox.Info{ID: c.id, Labels: c.labels, Created: c.created, Running: c.alive(), Paused: c.state == container.StatePaused}
+	}
+	return out, nil
+}
+
+// Terminate ends a sandbox and removes its container. Without wipe its volumes
+// stay for the next sandbox, whose Spec.Workspace names this one; with wipe they
+// go, unless another container has them by now.
+func (p *Provider) Terminate(ctx context.Context, id string, wipe bool) error {
+	if err := events.CheckID("sandbox id", events.KindSandbox, id); err != nil {
+		return fmt.Errorf("terminate sandbox: %w", err)
+	}
+	c, err := p.find(ctx, id)
+	known := err == nil
+	if err != nil && !errors.Is(err, sandbox.ErrNotFound) {
+		return err
+	}
+	if !known {
+		if c.owner, err = p.owner(ctx, id); err != nil {
+			return fmt.Errorf("terminate sandbox %s: %w", id, err)
+		}
+	}
+	if known && !wipe {
+		if err := p.note(ctx, id, c.owner); err != nil { // first: what fails half way is not lost
+			return fmt.Errorf("terminate sandbox %s: %w", id, err)
+		}
+		p.stop(ctx, c)
+	}
+	if known {
+		if err := p.remove(ctx, c.container); err != nil {
+			return fmt.Errorf("terminate sandbox %s: %w", id, err)
+		}
+	}
+	if !wipe {
+		return nil
+	}
+	for _, v := range []string{workVolume(c.owner), stateVolume(c.owner), noteVolume(id), noteVolume(c.owner)} {
+		if _, err := p.removeVolume(ctx, v); err != nil {
+			return fmt.Errorf("terminate sandbox %s: %w", id, err)
+		}
+	}
+	return nil
+}
+
+// stop lets the agents of a running sandbox end in order. What does not is killed
+// with the container.
+func (p *Provider) stop(ctx context.Context, c found) {
+	if c.state != container.StateRunning {
+		return
+	}
+	seconds := int(politely / time.Second)
+	if err := p.do(ctx, "stop the container", func(ctx context.Context) error {
+		return p.api.ContainerStop(ctx, c.container, container.StopOptions{Timeout: &seconds})
+	}); err != nil {
+		p.cfg.Logger.Debug("a sandbox does not stop, it will be killed", "sandbox", c.id, "error", err)
+	}
+}
+
+// remove kills and removes a container, and returns when it is gone.
+func (p *Provider) remove(ctx context.Context, containerID string) error {
+	ctx, cancel := context.WithTimeout(ctx, p.within)
+	defer cancel()
+	tick := time.NewTicker(look)
+	defer tick.Stop()
+	for {
+		err := p.do(ctx, "remove the container", func(ctx context.Context) error {
+			return p.api.ContainerRemove(ctx, containerID, container.RemoveOptions{Force: true, RemoveVolumes: true})
+		})
+		if err == nil || errdefs.IsNotFound(err) {
+			return nil
+		}
+		if !errdefs.IsConflict(err) { // somebody else removes it
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-tick.C:
+		}
+	}
+}
+
+// Pause stops every process of a sandbox where it is.
+func (p *Provider) Pause(ctx context.Context, id string) error {
+	return p.freeze(ctx, id, container.StateRunning, container.StatePaused, "pause", p.api.ContainerPause)
+}
+
+// Resume lets a paused sandbox go on.
+func (p *Provider) Resume(ctx context.Context, id string) error {
+	return p.freeze(ctx, id, container.StatePaused, container.StateRunning, "resume", p.api.ContainerUnpause)
+}
+
+func (p *Provider) freeze(ctx context.Context, id string, from, to container.ContainerState, what string, f func(context.Context, string) error) error {
+	c, err := p.find(ctx, id)
+	switch {
+	case err != nil:
+		return fmt.Errorf("%s: %w", what, err)
+	case c.state == to:
+		return nil
+	case c.state != from:
+		return fmt.Errorf("%s sandbox %s: it does not run: %w", what, id, sandbox.ErrNotFound)
+	}
+	err = p.do(ctx, what+" sandbox "+id, func(ctx context.Context) error { return f(ctx, c.container) })
+	if err == nil {
+		return nil
+	}
+	if now, ferr := p.find(ctx, id); ferr == nil && now.state == to {
+		return nil // somebody else was quicker
+	}
+	return err
+}
+
+// Adopt gives a pooled sandbox to a session. Labels of a container cannot
+// change: they go into its name.
+func (p *Provider) Adopt(ctx context.Context, id string, l sandbox.Labels) error {
+	if err := p.checkLabels(l); err != nil {
+		return fmt.Errorf("adopt sandbox %s: %w", id, err)
+	}
+	c, err := p.find(ctx, id)
+	if err != nil {
+		return fmt.Errorf("adopt: %w", err)
+	}
+	to := adoptedName(id, l)
+	if c.name == to {
+		return nil
+	}
+	return p.do(ctx, "adopt sandbox "+id, func(ctx context.Context) error { return p.api.ContainerRename(ctx, c.container, to) })
+}
+
+// State is how a sandbox's container is.
+type State struct {
+	Running   bool // paused or not
+	Paused    bool
+	OOMKilled bool // of what ran last: the engine saw the memory limit end something in it
+	ExitCode  int  // of the runner, when it does not run
+}
+
+// State looks at a sandbox; sandbox.ErrNotFound if there is none.
+func (p *Provider) State(ctx context.Context, id string) (State, error) {
+	c, err := p.find(ctx, id)
+	if err != nil {
+		return State{}, err
+	}
+	got, err := call(ctx, p, "look at sandbox "+id, func(ctx context.Context) (container.InspectResponse, error) {
+		return p.api.ContainerInspect(ctx, c.container)
+	})
+	if errdefs.IsNotFound(err) {
+		return State{}, fmt.Errorf("sandbox %s: %w", id, sandbox.ErrNotFound)
+	}
+	if err != nil {
+		return State{}, err
+	}
+	s := got.State
+	return State{Running: s.Running, Paused: s.Paused, OOMKilled: s.OOMKilled, ExitCode: s.ExitCode}, nil
+}
+
+// lastWords gives the end of what a runner printed.
+func (p *Provider) lastWords(ctx context.Context, containerID string) string {
+	var text bytes.Buffer
+	err := p.do(ctx, "read the runner's log", func(ctx context.Context) error {
+		stream, err := p.api.ContainerLogs(ctx, containerID, container.LogsOptions{ShowStdout: true, ShowStderr: true, Tail: "5"})
+		if err != nil {
+			return err
+		}
+		_, err = stdcopy.StdCopy(&text, &text, stream)
+		return errors.Join(err, stream.Close())
+	})
+	if err != nil {
+		return err.Error()
+	}
+	raw := text.Bytes()
+	return strings.ToValidUTF8(strings.TrimSpace(string(raw[max(0, len(raw)-1024):])), "\uFFFD")
+}

@@ -1,0 +1,294 @@
+package docker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/docker/docker/api/types"
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/pkg/stdcopy"
+
+	"github.com/spoolhq/spool/pkg/sandbox"
+)
+
+const (
+	// unread is how many bytes of stdout, and of stderr, wait here to be read;
+	// past them the command is held up.
+	unread = 256 << 10
+	// firstLook and lastLook are how often it is looked whether a command whose
+	// streams ended has exited; the time doubles from one to the other.
+	firstLook = 2 * time.Millisecond
+	lastLook  = time.Second
+	// signalled is what exit codes of processes ended by a signal begin with.
+	signalled  = 128
+	maxSignals = 64
+)
+
+// process is a command in a container.
+type process struct {
+	b    *box
+	exec string // the engine's id
+	kill string // the runner's id; "" for the runner's own commands
+	conn types.HijackedResponse
+
+	stdin          *input
+	stdout, stderr *pipe
+	ended          chan struct{} // closed when the streams have ended
+
+	once sync.Once
+	code int
+	err  error
+}
+
+// start starts a command and returns at once.
+func (b *box) start(ctx context.Context, opts container.ExecOptions, kill string) (*process, error) {
+	opts.AttachStdin, opts.AttachStdout, opts.AttachStderr = true, true, true
+	made, err := call(ctx, b.p, "exec in sandbox "+b.id, func(ctx context.Context) (container.ExecCreateResponse, error) {
+		return b.p.api.ContainerExecCreate(ctx, b.container, opts)
+	})
+	if errdefs.IsNotFound(err) {
+		return nil, fmt.Errorf("exec in sandbox %s: %w", b.id, sandbox.ErrNotFound)
+	}
+	if err != nil {
+		return nil, err
+	}
+	conn, err := b.join(ctx, made.ID)
+	if err != nil {
+		return nil, err
+	}
+	proc := &process{
+		b: b, exec: made.ID, kill: kill, conn: conn, stdin: &input{conn: conn},
+		stdout: newPipe(unread), stderr: newPipe(unread), ended: make(chan struct{}),
+	}
+	go proc.read()
+	return proc, nil
+}
+
+// join starts an exec and takes its connection. The client looks at ctx only
+// while it dials, so that an engine that stands still is left here.
+func (b *box) join(ctx context.Context, exec string) (types.HijackedResponse, error) {
+	type result struct {
+		conn types.HijackedResponse
+		err  error
+	}
+	bounded, cancel := context.WithTimeout(ctx, b.p.within)
+	defer cancel()
+	done := make(chan result, 1)
+	go func() {
+		conn, err := b.p.api.ContainerExecAttach(bounded, exec, container.ExecAttachOptions{})
+		done <- result{conn, err}
+	}()
+	var err error
+	select {
+	case r := <-done:
+		if r.err == nil {
+			return r.conn, nil
+		}
+		err = r.err
+	case <-bounded.Done():
+		err = bounded.Err()
+		go func() {
+			if r := <-done; r.err == nil {
+				r.conn.Close()
+			}
+		}()
+	}
+	return types.HijackedResponse{}, b.p.meaning(ctx, "exec in sandbox "+b.id, err)
+}
+
+// read takes the streams apart until they end.
+func (p *process) read() {
+	defer close(p.ended)
+	_, err := stdcopy.StdCopy(p.stdout, p.stderr, p.conn.Reader)
+	if errors.Is(err, io.ErrClosedPipe) {
+		err = nil // nobody reads any more
+	}
+	err = p.b.p.meaning(context.Background(), "streams of a command in sandbox "+p.b.id, err)
+	p.stdout.end(err)
+	p.stderr.end(err)
+	p.conn.Close()
+}
+
+// Stdin is the command's.
+func (p *process) Stdin() io.WriteCloser { return p.stdin }
+
+// Stdout is the command's.
+func (p *process) Stdout() io.Reader { return p.stdout }
+
+// Stderr is the command's.
+func (p *process) Stderr() io.Reader { return p.stderr }
+
+// Wait gives the exit code: -1 for a signal, which is what codes from 129 to 192
+// are taken for, and for a command whose container is gone. It may be called more than once.
+func (p *process) Wait() (int, error) {
+	p.once.Do(func() {
+		<-p.ended
+		p.code, p.err = p.exit()
+	})
+	return p.code, p.err
+}
+
+func (p *process) exit() (int, error) {
+	for pause := firstLook; ; pause = min(2*pause, lastLook) {
+		got, err := p.inspect()
+		if errdefs.IsNotFound(err) {
+			return -1, nil
+		}
+		if err != nil {
+			return -1, err
+		}
+		if !got.Running {
+			if got.ExitCode > signalled && got.ExitCode <= signalled+maxSignals {
+				return -1, nil
+			}
+			return got.ExitCode, nil
+		}
+		time.Sleep(pause)
+	}
+}
+
+func (p *process) inspect() (container.ExecInspect, error) {
+	return call(context.Background(), p.b.p, "look at a command in sandbox "+p.b.id, func(ctx context.Context) (container.ExecInspect, error) {
+		return p.b.p.api.ContainerExecInspect(ctx, p.exec)
+	})
+}
+
+// breakOff closes the streams at once.
+func (p *process) breakOff() {
+	p.stdout.abandon()
+	p.stderr.abandon()
+	p.conn.Close()
+}
+
+// Kill ends the command with all that it started, and closes its streams. A
+// command of the runner's own has lost its stdin then, and ends by itself.
+func (p *process) Kill() error {
+	p.breakOff()
+	<-p.ended
+	if p.kill == "" {
+		return nil
+	}
+	got, err := p.inspect()
+	if errdefs.IsNotFound(err) || err == nil && !got.Running {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), p.b.p.within)
+	defer cancel()
+	out, err := p.b.runner(ctx, nil, "kill", "--id", p.kill)
+	if errors.Is(err, sandbox.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("kill a command: %w", err)
+	}
+	if out.code != 0 {
+		return fmt.Errorf("kill a command in sandbox %s: exit code %d: %s", p.b.id, out.code, out.stderr)
+	}
+	return nil
+}
+
+// errWrite is a stdin that nobody reads any more.
+var errWrite = errors.New("the command does not read its stdin")
+
+// input is a command's stdin.
+type input struct {
+	conn types.HijackedResponse
+	once sync.Once
+	err  error
+}
+
+func (i *input) Write(b []byte) (int, error) {
+	n, err := i.conn.Conn.Write(b)
+	if err != nil {
+		err = fmt.Errorf("%w: %w", errWrite, err)
+	}
+	return n, err
+}
+
+// Close tells the command that nothing more comes.
+func (i *input) Close() error {
+	i.once.Do(func() { i.err = i.conn.CloseWrite() })
+	return i.err
+}
+
+// pipe holds back a writer that is far ahead of its reader.
+type pipe struct {
+	mu     sync.Mutex
+	change sync.Cond
+	buf    []byte
+	limit  int
+	ended  bool
+	err    error // after what is in buf; nil for io.EOF
+	gone   bool  // the reader
+}
+
+func newPipe(limit int) *pipe {
+	p := &pipe{limit: limit}
+	p.change.L = &p.mu
+	return p
+}
+
+func (p *pipe) Write(b []byte) (n int, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for len(b) > 0 {
+		for len(p.buf) >= p.limit && !p.gone {
+			p.change.Wait()
+		}
+		if p.gone {
+			return n, io.ErrClosedPipe
+		}
+		k := min(len(b), p.limit-len(p.buf))
+		p.buf = append(p.buf, b[:k]...)
+		n, b = n+k, b[k:]
+		p.change.Broadcast()
+	}
+	return n, nil
+}
+
+func (p *pipe) Read(b []byte) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for len(p.buf) == 0 && !p.ended && !p.gone {
+		p.change.Wait()
+	}
+	switch {
+	case p.gone:
+		return 0, io.ErrClosedPipe
+	case len(p.buf) == 0 && p.err != nil:
+		return 0, p.err
+	case len(p.buf) == 0:
+		return 0, io.EOF
+	}
+	n := copy(b, p.buf)
+	p.buf = p.buf[n:]
+	if len(p.buf) == 0 {
+		p.buf = nil
+	}
+	p.change.Broadcast()
+	return n, nil
+}
+
+// end is the writer's.
+func (p *pipe) end(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ended, p.err = true, err
+	p.change.Broadcast()
+}
+
+// abandon is the reader's.
+func (p *pipe) abandon() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.gone, p.buf = true, nil
+	p.change.Broadcast()
+}

@@ -1,0 +1,225 @@
+package docker
+
+import (
+	"archive/tar"
+	"context"
+	"crypto/sha256"
+	"debug/elf"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/docker/docker/api/types/container"
+
+	"github.com/spoolhq/spool/pkg/sandbox"
+)
+
+const (
+	// fillWithin bounds the filling of the runner's volume by anybody; a lock
+	// that is held for longer belongs to one that died.
+	fillWithin = 3 * time.Minute
+	// look is how often it is looked whether something has happened on the engine.
+	look = 100 * time.Millisecond
+	// complete is the file that comes last into the runner's volume.
+	complete = "complete"
+)
+
+// runnerBinary is the runner for one architecture.
+type runnerBinary struct {
+	path   string
+	size   int64
+	digest string // SHA-256, hexadecimal
+
+	mu     sync.Mutex
+	filled bool // its volume is there, as far as is known
+}
+
+func (r *runnerBinary) volume() string { return prefix + "runner-" + r.digest[:12] }
+
+// forget lets the volume be looked at again.
+func (r *runnerBinary) forget() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.filled = false
+}
+
+// machines are the architectures, as images call them.
+var machines = map[elf.Machine]string{
+	elf.EM_X86_64: "amd64", elf.EM_AARCH64: "arm64", elf.EM_386: "386", elf.EM_ARM: "arm", elf.EM_RISCV: "riscv64",
+	elf.EM_PPC64: "ppc64le", elf.EM_S390: "s390x",
+}
+
+// binary finds the runner for an image.
+func (p *Provider) binary(pic picture) (*runnerBinary, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if r := p.runners[pic.architecture]; r != nil {
+		return r, nil
+	}
+	info, err := os.Stat(p.cfg.Runner)
+	if err != nil {
+		return nil, fmt.Errorf("the runner's binary: %w", err)
+	}
+	path := p.cfg.Runner
+	if info.IsDir() {
+		path = filepath.Join(path, "runner-linux-"+pic.architecture)
+	}
+	unsupported := func(has string) error {
+		return failed(sandbox.CodeImageUnsupported, fmt.Sprintf(
+			"image %q is for the architecture %s, %s: use an image for another architecture, or give a runner for this one", pic.ref, pic.architecture, has), nil)
+	}
+	file, err := elf.Open(path)
+	if errors.Is(err, os.ErrNotExist) && info.IsDir() {
+		return nil, unsupported("for which there is no runner in " + p.cfg.Runner)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("the runner's binary %s is not a program for Linux: %w", path, err)
+	}
+	machine := machines[file.Machine]
+	if err := file.Close(); err != nil {
+		return nil, fmt.Errorf("the runner's binary: %w", err)
+	}
+	if machine != pic.architecture {
+		return nil, unsupported("the runner at " + path + " for " + machine)
+	}
+	r := &runnerBinary{path: path}
+	if r.size, r.digest, err = digest(path, io.Discard); err != nil {
+		return nil, fmt.Errorf("the runner's binary: %w", err)
+	}
+	p.runners[pic.architecture] = r
+	return r, nil
+}
+
+// digest copies a file and tells what it was.
+func digest(path string, to io.Writer) (int64, string, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return 0, "", err
+	}
+	defer file.Close() //nolint:errcheck // only read from
+	sum := sha256.New()
+	n, err := io.Copy(io.MultiWriter(sum, to), file)
+	return n, hex.EncodeToString(sum.Sum(nil)), err
+}
+
+// fill makes sure that the runner's volume is there and complete. Among several
+// executors the name of the helper container is the lock.
+func (p *Provider) fill(ctx context.Context, r *runnerBinary, image string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.filled {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, fillWithin)
+	defer cancel()
+	if err := p.makeVolume(ctx, r.volume(), map[string]string{labelVersion: layoutVersion, labelRole: roleRunner, labelRunner: r.digest}); err != nil {
+		return err
+	}
+	helper, err := p.lock(ctx, r.volume()+"-fill", image, volumeAt{r.volume(), "runner"})
+	if err != nil {
+		return fmt.Errorf("bring the runner to the engine: %w", err)
+	}
+	defer p.discard(ctx, helper)
+	there, err := p.isComplete(ctx, helper, r)
+	if err == nil && !there {
+		err = p.bring(ctx, helper, r)
+	}
+	if err != nil {
+		return err
+	}
+	r.filled = true
+	return nil
+}
+
+// lock makes a helper of that name. While another has it, it waits; one that is
+// held for too long was left behind.
+func (p *Provider) lock(ctx context.Context, name, image string, volumes ...volumeAt) (string, error) {
+	tick := time.NewTicker(look)
+	defer tick.Stop()
+	var holder string
+	var since time.Time
+	for {
+		id, err := p.helper(ctx, name, image, volumes...)
+		if !errdefs.IsConflict(err) {
+			return id, err
+		}
+		other, err := call(ctx, p, "look who fills", func(ctx context.Context) (container.InspectResponse, error) { return p.api.ContainerInspect(ctx, name) })
+		switch {
+		case errdefs.IsNotFound(err):
+			continue
+		case err != nil:
+			return "", err
+		case other.ID != holder:
+			holder, since = other.ID, time.Now()
+		case time.Since(since) > fillWithin/2:
+			p.cfg.Logger.Warn("a helper was left behind", "container", name)
+			p.discard(ctx, holder)
+		}
+		select {
+		case <-ctx.Done():
+			return "", fmt.Errorf("container %s does not end: %w", name, ctx.Err())
+		case <-tick.C:
+		}
+	}
+}
+
+func (p *Provider) isComplete(ctx context.Context, helper string, r *runnerBinary) (bool, error) {
+	for name, size := range map[string]int64{"runner": r.size, complete: int64(len(r.digest))} {
+		stat, err := call(ctx, p, "look at the runner's volume", func(ctx context.Context) (container.PathStat, error) {
+			return p.api.ContainerStatPath(ctx, helper, "/v/runner/"+name)
+		})
+		if errdefs.IsNotFound(err) || err == nil && stat.Size != size {
+			return false, nil
+		}
+		if err != nil {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// bring copies the runner into its volume.
+func (p *Provider) bring(ctx context.Context, helper string, r *runnerBinary) error {
+	reader, writer := io.Pipe()
+	written := make(chan error, 1)
+	go func() {
+		err := r.archive(writer)
+		_ = writer.CloseWithError(err) // the reader of a pipe gets it; closing one never fails
+		written <- err
+	}()
+	ctx, cancel := context.WithTimeout(ctx, fillWithin/3) // before others take the lock for abandoned
+	defer cancel()
+	err := p.api.CopyToContainer(ctx, helper, "/", reader, container.CopyToContainerOptions{})
+	_ = reader.Close() // frees the writer; closing a pipe never fails
+	if werr := <-written; werr != nil && !errors.Is(werr, io.ErrClosedPipe) {
+		return fmt.Errorf("read the runner's binary: %w", werr)
+	}
+	return p.meaning(ctx, "bring the runner to the engine", err)
+}
+
+func (r *runnerBinary) archive(to io.Writer) error {
+	out := tar.NewWriter(to)
+	if err := out.WriteHeader(&tar.Header{Name: "v/runner/runner", Mode: 0o555, Size: r.size, Typeflag: tar.TypeReg}); err != nil {
+		return err
+	}
+	_, sum, err := digest(r.path, out)
+	if err != nil {
+		return err
+	}
+	if sum != r.digest {
+		return fmt.Errorf("%s has changed: start again", r.path)
+	}
+	if err := out.WriteHeader(&tar.Header{Name: "v/runner/" + complete, Mode: 0o444, Size: int64(len(sum)), Typeflag: tar.TypeReg}); err != nil {
+		return err
+	}
+	if _, err := io.WriteString(out, sum); err != nil {
+		return err
+	}
+	return out.Close()
+}

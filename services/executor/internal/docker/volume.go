@@ -1,0 +1,265 @@
+package docker
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/filters"
+	"github.com/docker/docker/api/types/mount"
+	"github.com/docker/docker/api/types/system"
+	"github.com/docker/docker/api/types/volume"
+)
+
+func workVolume(id string) string  { return prefix + id + "-work" }
+func stateVolume(id string) string { return prefix + id + "-state" }
+func noteVolume(id string) string  { return prefix + id + "-owner" }
+
+// volumeAt is a volume that a helper sees at /v/<folder>.
+type volumeAt struct{ name, folder string }
+
+func (v volumeAt) mount(target string, readOnly bool) mount.Mount {
+	return mount.Mount{Type: mount.TypeVolume, Source: v.name, Target: target, ReadOnly: readOnly, VolumeOptions: &mount.VolumeOptions{NoCopy: true}}
+}
+
+// makeVolume makes a volume, or finds it.
+func (p *Provider) makeVolume(ctx context.Context, name string, labels map[string]string) error {
+	return p.do(ctx, "make volume "+name, func(ctx context.Context) error {
+		_, err := p.api.VolumeCreate(ctx, volume.CreateOptions{Name: name, Labels: labels})
+		return err
+	})
+}
+
+// volume gives the labels of a volume. There are none when it is not there, or
+// when the engine itself made it, because a container asked for it.
+func (p *Provider) volume(ctx context.Context, name string) (map[string]string, error) {
+	v, err := call(ctx, p, "look up volume "+name, func(ctx context.Context) (volume.Volume, error) { return p.api.VolumeInspect(ctx, name) })
+	if errdefs.IsNotFound(err) {
+		return nil, nil
+	}
+	return v.Labels, err
+}
+
+// removeVolume removes a volume unless a container has it, and tells whether it did.
+func (p *Provider) removeVolume(ctx context.Context, name string) (bool, error) {
+	err := p.do(ctx, "remove volume "+name, func(ctx context.Context) error { return p.api.VolumeRemove(ctx, name, false) })
+	if errdefs.IsNotFound(err) || errdefs.IsConflict(err) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// volumes makes a new sandbox's workspace and the folder of its agent's records,
+// both of the user inside.
+func (p *Provider) volumes(ctx context.Context, id, image string) error {
+	owned := map[string]string{labelVersion: layoutVersion, labelRole: roleVolume, labelEngine: p.cfg.Engine, labelOwner: id}
+	for _, v := range []string{workVolume(id), stateVolume(id)} {
+		if err := p.makeVolume(ctx, v, owned); err != nil {
+			return err
+		}
+	}
+	helper, err := p.helper(ctx, "", image, volumeAt{workVolume(id), "work"}, volumeAt{stateVolume(id), "state"})
+	if err != nil {
+		return fmt.Errorf("prepare the workspace: %w", err)
+	}
+	defer p.discard(ctx, helper)
+	// A header is enough to say whose a folder is; the one of "." the engine
+	// ignores, so it is unpacked one level above.
+	var archive bytes.Buffer
+	out := tar.NewWriter(&archive)
+	for _, dir := range []string{"v/work/", "v/state/"} {
+		if err := out.WriteHeader(&tar.Header{Name: dir, Typeflag: tar.TypeDir, Mode: 0o700, Uid: user, Gid: user, ModTime: time.Now()}); err != nil {
+			return fmt.Errorf("prepare the workspace: %w", err)
+		}
+	}
+	if err := out.Close(); err != nil {
+		return fmt.Errorf("prepare the workspace: %w", err)
+	}
+	return p.do(ctx, "prepare the workspace", func(ctx context.Context) error {
+		return p.api.CopyToContainer(ctx, helper, "/", &archive, container.CopyToContainerOptions{})
+	})
+}
+
+// helper makes a container that is never started: files go into volumes through it.
+func (p *Provider) helper(ctx context.Context, name, image string, volumes ...volumeAt) (string, error) {
+	host := &container.HostConfig{NetworkMode: "none", LogConfig: container.LogConfig{Type: "none"}}
+	for _, v := range volumes {
+		host.Mounts = append(host.Mounts, v.mount("/v/"+v.folder, false))
+	}
+	made, err := call(ctx, p, "make a helper", func(ctx context.Context) (container.CreateResponse, error) {
+		return p.api.ContainerCreate(ctx, &container.Config{
+			Image: image, Entrypoint: []string{"/never-started"},
+			Labels: map[string]string{labelVersion: layoutVersion, labelRole: roleHelper, labelEngine: p.cfg.Engine},
+		}, host, nil, nil, name)
+	})
+	return made.ID, err
+}
+
+// discard removes a helper, also when the caller has no time left.
+func (p *Provider) discard(ctx context.Context, helper string) {
+	err := p.do(context.WithoutCancel(ctx), "remove a helper", func(ctx context.Context) error {
+		return p.api.ContainerRemove(ctx, helper, container.RemoveOptions{Force: true, RemoveVolumes: true})
+	})
+	if err != nil && !errdefs.IsNotFound(err) && !errdefs.IsConflict(err) {
+		p.cfg.Logger.Warn("a helper stays until the sweep", "container", helper, "error", err)
+	}
+}
+
+// owner gives the sandbox whose volumes a sandbox has, by its note.
+func (p *Provider) owner(ctx context.Context, id string) (string, error) {
+	note, err := p.volume(ctx, noteVolume(id))
+	if err != nil || note[labelOwner] == "" {
+		return id, err
+	}
+	return note[labelOwner], nil
+}
+
+// note writes down whose volumes a sandbox has. An older note is replaced: its
+// age is that of the workspace's last use.
+func (p *Provider) note(ctx context.Context, id, owner string) error {
+	if _, err := p.removeVolume(ctx, noteVolume(id)); err != nil {
+		return err
+	}
+	return p.makeVolume(ctx, noteVolume(id), map[string]string{
+		labelVersion: layoutVersion, labelRole: roleNote, labelEngine: p.cfg.Engine, labelSandbox: id, labelOwner: owner,
+	})
+}
+
+// kept tells whether the volumes of a sandbox are there.
+func (p *Provider) kept(ctx context.Context, owner string) (bool, error) {
+	for _, v := range []string{workVolume(owner), stateVolume(owner)} {
+		l, err := p.volume(ctx, v)
+		if err != nil || l[labelRole] != roleVolume {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// Orphans removes what no sandbox needs any more: volumes of this provider's
+// engine that no container has and that were last used before olderThan, runners
+// of other versions likewise, and helpers that were left behind. It gives the
+// number of volumes.
+func (p *Provider) Orphans(ctx context.Context, olderThan time.Duration) (removed int, err error) {
+	info, err := call(ctx, p, "ask for the time", p.api.Info)
+	if err != nil {
+		return 0, err
+	}
+	now, err := time.Parse(time.RFC3339Nano, info.SystemTime) // the engine's clock made the dates
+	if err != nil {
+		return 0, fmt.Errorf("the engine's time: %w", err)
+	}
+	before := now.Add(-olderThan)
+	if err := p.oldHelpers(ctx, before); err != nil {
+		return 0, err
+	}
+	used, err := p.used(ctx)
+	if err != nil {
+		return 0, err
+	}
+	list, last, err := p.ours(ctx)
+	if err != nil {
+		return 0, err
+	}
+	for _, v := range list {
+		key := ownerOf(v)
+		if used[key] || !last[key].Before(before) {
+			continue
+		}
+		gone, err := p.removeVolume(ctx, v.Name)
+		if err != nil {
+			return removed, err
+		}
+		if gone {
+			removed++
+		}
+	}
+	return removed, nil
+}
+
+// ownerOf is what keeps a volume: its sandbox, or the runner's digest.
+func ownerOf(v *volume.Volume) string {
+	if v.Labels[labelRole] == roleRunner {
+		return v.Labels[labelRunner]
+	}
+	return v.Labels[labelOwner]
+}
+
+// used gives the owners and digests that containers, or this provider, have in use.
+func (p *Provider) used(ctx context.Context) (map[string]bool, error) {
+	list, err := call(ctx, p, "list containers", func(ctx context.Context) ([]container.Summary, error) {
+		return p.api.ContainerList(ctx, container.ListOptions{All: true, Filters: filters.NewArgs(filters.Arg("label", labelRole+"="+roleSandbox))})
+	})
+	if err != nil {
+		return nil, err
+	}
+	used := map[string]bool{}
+	for _, c := range list {
+		used[c.Labels[labelOwner]], used[c.Labels[labelRunner]] = true, true
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, r := range p.runners {
+		used[r.digest] = true
+	}
+	return used, nil
+}
+
+// ours lists the volumes, and when each owner was last seen to use them.
+func (p *Provider) ours(ctx context.Context) ([]*volume.Volume, map[string]time.Time, error) {
+	answer, err := call(ctx, p, "list volumes", func(ctx context.Context) (volume.ListResponse, error) {
+		return p.api.VolumeList(ctx, volume.ListOptions{Filters: filters.NewArgs(filters.Arg("label", labelRole))})
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	var out []*volume.Volume
+	last := map[string]time.Time{}
+	for _, v := range answer.Volumes {
+		if v.Labels[labelRole] != roleRunner && v.Labels[labelEngine] != p.cfg.Engine {
+			continue
+		}
+		made, err := time.Parse(time.RFC3339, v.CreatedAt)
+		if err != nil {
+			return nil, nil, fmt.Errorf("volume %s: its date: %w", v.Name, err)
+		}
+		if key := ownerOf(v); made.After(last[key]) {
+			last[key] = made
+		}
+		out = append(out, v)
+	}
+	return out, last, nil
+}
+
+func (p *Provider) oldHelpers(ctx context.Context, before time.Time) error {
+	list, err := call(ctx, p, "list helpers", func(ctx context.Context) ([]container.Summary, error) {
+		return p.api.ContainerList(ctx, container.ListOptions{All: true, Filters: filters.NewArgs(
+			filters.Arg("label", labelRole+"="+roleHelper), filters.Arg("label", labelEngine+"="+p.cfg.Engine))})
+	})
+	if err != nil {
+		return err
+	}
+	for _, c := range list {
+		if time.Unix(c.Created, 0).Before(before) {
+			p.discard(ctx, c.ID)
+		}
+	}
+	return nil
+}
+
+// processors of the engine; more cannot be asked for.
+func (p *Provider) processors(ctx context.Context) (int64, error) {
+	if n := p.cpus.Load(); n > 0 {
+		return n, nil
+	}
+	info, err := call(ctx, p, "ask for the engine's processors", func(ctx context.Context) (system.Info, error) { return p.api.Info(ctx) })
+	if err != nil {
+		return 0, err
+	}
+	p.cpus.Store(int64(info.NCPU))
+	return int64(info.NCPU), nil
+}
