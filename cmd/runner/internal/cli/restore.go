@@ -1,0 +1,20 @@
+package cli
+
+import (
+	"context"
+	"log/slog"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/snapshot"
+)
+
+type restoreCommand struct {
+	Trees trees `embed:""`
+}
+
+func (c *restoreCommand) Run(ctx context.Context, sys *System, log *slog.Logger) error {
+	roots, err := c.Trees.roots()
+	if err != nil {
+		return err
+	}
+	return telling(snapshot.Apply{Roots: roots, Log: log}.Run(ctx, sys.Stdin, sys.Stdout))
+}

@@ -1,0 +1,50 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"syscall"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/snapshot"
+	"github.com/spoolhq/spool/pkg/workspace/wire"
+)
+
+// trees are the two folders of a snapshot.
+type trees struct {
+	Workspace string `required:"" help:"The workspace, an existing folder." env:"SPOOL_RUNNER_WORKSPACE"`
+	State     string `required:"" help:"The state folder." env:"SPOOL_RUNNER_STATE"`
+}
+
+// roots refuses what serve refuses.
+func (t trees) roots() (snapshot.Roots, error) {
+	place, err := prepare(t.Workspace, t.State)
+	return snapshot.Roots{Workspace: place.Workspace, State: place.State}, err
+}
+
+type snapshotCommand struct {
+	Trees   trees `embed:""`
+	MaxFile int64 `help:"The largest file that is taken, in bytes; a larger one is left out and reported." default:"17179869184"`
+}
+
+func (c *snapshotCommand) Run(ctx context.Context, sys *System, log *slog.Logger) error {
+	roots, err := c.Trees.roots()
+	if err != nil {
+		return err
+	}
+	if c.MaxFile <= 0 || c.MaxFile > wire.MaxFileSize {
+		return errors.New("max-file: must be 1 to 17179869184 bytes")
+	}
+	return snapshot.Take{Roots: roots, MaxFile: c.MaxFile, Log: log}.Run(ctx, sys.Stdin, sys.Stdout)
+}
+
+// telling gives an error that the host branches on an exit code of its own.
+func telling(err error) error {
+	switch {
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+		return coded{err, wire.ExitDiskFull}
+	case errors.Is(err, snapshot.ErrRefused):
+		return coded{err, wire.ExitRefused}
+	}
+	return err
+}

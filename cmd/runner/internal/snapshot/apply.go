@@ -1,0 +1,341 @@
+package snapshot
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"strings"
+
+	"github.com/spoolhq/spool/pkg/workspace/wire"
+)
+
+// Apply is the runner's side of wire's restore.
+type Apply struct {
+	Roots Roots
+	Log   *slog.Logger
+}
+
+// Run lays down what the host sends. Folders on the way must be real ones: a
+// link or file in the place of one is replaced, and nothing is written through it.
+func (a Apply) Run(ctx context.Context, in io.Reader, out io.Writer) error {
+	open, err := a.Roots.open()
+	if err != nil {
+		return err
+	}
+	defer open.close()
+	p := &applying{ctx: ctx, in: wire.NewReader(in), roots: open, places: map[wire.Hash][]spot{}, index: index{}}
+	defer p.close()
+	if err := p.in.Greet(); err != nil {
+		return fmt.Errorf("greet the host: %w", err)
+	}
+	if err := p.entries(); err != nil {
+		return err
+	}
+	if err := p.prepare(); err != nil {
+		return err
+	}
+	if err := p.blocks(); err != nil {
+		return err
+	}
+	if err := p.folders(); err != nil {
+		return err
+	}
+	if err := p.index.save(open.state); err != nil {
+		a.Log.Warn("the index of files is not kept", "err", err)
+	}
+	w := wire.NewWriter(out)
+	return errors.Join(w.JSON(wire.FrameHello, wire.Hello{Protocol: wire.Protocol}), w.JSON(wire.FrameEnd, p.end), w.Flush())
+}
+
+// spot is where a block belongs.
+type spot struct {
+	entry int
+	block int
+}
+
+// applying is a restore under way.
+type applying struct {
+	ctx     context.Context
+	in      *wire.Reader
+	roots   opened
+	list    []wire.Entry
+	left    []int // of each entry: blocks to come
+	places  map[wire.Hash][]spot
+	pending int // files to come
+	index   index
+	end     wire.End
+
+	dir     *os.Root // of the last file, dirPath its path
+	dirPath string
+	f       *os.File // the last file, of entry at
+	at      int
+}
+
+func (p *applying) close() {
+	if p.f != nil {
+		_ = p.f.Close() // of a restore that failed
+	}
+	if p.dir != nil {
+		_ = p.dir.Close() // nothing is buffered
+	}
+}
+
+// entries reads the tree.
+func (p *applying) entries() error {
+	tree := wire.NewTree()
+	for {
+		t, content, err := p.in.Next()
+		if err != nil {
+			return fmt.Errorf("read the tree: %w", err)
+		}
+		if t == wire.FrameGo {
+			return nil
+		}
+		if t != wire.FrameEntry {
+			return wire.Unexpected(t)
+		}
+		var e wire.Entry
+		if err := wire.Decode(t, content, &e); err != nil {
+			return err
+		}
+		if _, err := tree.Add(&e); err != nil {
+			return err
+		}
+		for b, h := range e.Blocks {
+			p.places[h] = append(p.places[h], spot{len(p.list), b})
+		}
+		p.left = append(p.left, len(e.Blocks))
+		p.list = append(p.list, e)
+	}
+}
+
+// within gives the root of a path, and the path below it.
+func (p *applying) within(path string) (*os.Root, string) {
+	if rest, ok := strings.CutPrefix(path, wire.State+"/"); ok {
+		return p.roots.state, rest
+	}
+	return p.roots.workspace, strings.TrimPrefix(path, wire.Workspace+"/")
+}
+
+// prepare makes folders, links and empty files, and room for the other files.
+func (p *applying) prepare() error {
+	for i := range p.list {
+		if err := p.ctx.Err(); err != nil {
+			return err
+		}
+		e := &p.list[i]
+		dir, name, err := p.folder(e.Path)
+		if err != nil {
+			return err
+		}
+		switch e.Kind {
+		case wire.Dir:
+			err = makeFolder(dir, name)
+		case wire.Symlink:
+			if err = clearPath(dir, name); err == nil {
+				err = dir.Symlink(e.Target, name)
+			}
+		case wire.File:
+			p.end.Files++
+			p.end.Bytes += uint64(e.Size) //nolint:gosec // checked not to be negative
+			p.pending++
+			if err = clearPath(dir, name); err == nil && p.left[i] == 0 {
+				err = p.write(i, 0, nil)
+			}
+		}
+		if err != nil {
+			return fmt.Errorf("restore %q: %w", e.Path, err)
+		}
+	}
+	return nil
+}
+
+// folder opens the folder of a path; the last one stays open.
+func (p *applying) folder(path string) (*os.Root, string, error) {
+	cut := strings.LastIndexByte(path, '/')
+	if p.dir != nil && p.dirPath == path[:cut] {
+		return p.dir, path[cut+1:], nil
+	}
+	root, rest := p.within(path)
+	parent := "."
+	if n := strings.LastIndexByte(rest, '/'); n >= 0 {
+		parent = rest[:n]
+	}
+	dir, err := root.OpenRoot(parent)
+	if err != nil {
+		return nil, "", fmt.Errorf("restore %q: %w", path, err)
+	}
+	if p.dir != nil {
+		_ = p.dir.Close() // nothing is buffered
+	}
+	p.dir, p.dirPath = dir, path[:cut]
+	return dir, path[cut+1:], nil
+}
+
+// makeFolder makes a folder that can be written to for now, in place of what else has its name.
+func makeFolder(dir *os.Root, name string) error {
+	info, err := dir.Lstat(name)
+	if err == nil && info.IsDir() {
+		return dir.Chmod(name, info.Mode().Perm()|0o700)
+	}
+	if err == nil {
+		err = dir.Remove(name)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return dir.Mkdir(name, 0o700)
+}
+
+// clearPath removes what has a name.
+func clearPath(dir *os.Root, name string) error {
+	err := dir.Remove(name)
+	if err == nil || errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return dir.RemoveAll(name)
+}
+
+// blocks writes content as it comes, until the host says that this is all.
+func (p *applying) blocks() error {
+	for {
+		if err := p.ctx.Err(); err != nil {
+			return err
+		}
+		t, content, err := p.in.Next()
+		if err != nil {
+			return fmt.Errorf("read content: %w", err)
+		}
+		switch t {
+		case wire.FrameBlock:
+			h := wire.Sum(content)
+			spots, ok := p.places[h]
+			if !ok {
+				return fmt.Errorf("block %s belongs to no file", h)
+			}
+			delete(p.places, h) // each comes once
+			for _, s := range spots {
+				if err := p.write(s.entry, s.block, content); err != nil {
+					return fmt.Errorf("restore %q: %w", p.list[s.entry].Path, err)
+				}
+			}
+		case wire.FrameEnd:
+			if p.pending > 0 {
+				return fmt.Errorf("%d files have not come whole", p.pending)
+			}
+			return nil
+		default:
+			return wire.Unexpected(t)
+		}
+	}
+}
+
+// write puts a block into its file, makes that with its first, and finishes it with its last.
+func (p *applying) write(i, block int, content []byte) (err error) {
+	e := &p.list[i]
+	if len(e.Blocks) > 0 && len(content) != e.BlockLen(block) {
+		return fmt.Errorf("block %d has %d bytes in place of %d", block, len(content), e.BlockLen(block))
+	}
+	dir, name, err := p.folder(e.Path)
+	if err != nil {
+		return err
+	}
+	if err := p.openFile(i, dir, name); err != nil {
+		return err
+	}
+	// What is zero stays a hole.
+	if !zero(content) {
+		if _, err := p.f.WriteAt(content, int64(block)*wire.BlockSize); err != nil {
+			return err
+		}
+	}
+	if len(content) > 0 {
+		p.left[i]--
+	}
+	if p.left[i] > 0 {
+		return nil
+	}
+	return p.finish(e, dir, name)
+}
+
+func (p *applying) openFile(i int, dir *os.Root, name string) (err error) {
+	if p.f != nil && p.at == i {
+		return nil
+	}
+	if p.f != nil {
+		f := p.f
+		p.f = nil
+		if err := f.Close(); err != nil {
+			return err
+		}
+	}
+	e := &p.list[i]
+	if p.left[i] < len(e.Blocks) {
+		p.f, err = dir.OpenFile(name, os.O_WRONLY, 0)
+		p.at = i
+		return err
+	}
+	if p.f, err = dir.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600); err != nil {
+		return err
+	}
+	p.at = i
+	return p.f.Truncate(e.Size)
+}
+
+// finish gives a file its mode and time.
+func (p *applying) finish(e *wire.Entry, dir *os.Root, name string) error {
+	err := p.f.Chmod(fs.FileMode(e.Mode))
+	err = errors.Join(err, p.f.Close())
+	p.f = nil
+	if err == nil {
+		err = dir.Chtimes(name, e.ModTime, e.ModTime)
+	}
+	if err != nil {
+		return err
+	}
+	p.pending--
+	info, err := dir.Lstat(name)
+	if err != nil {
+		return err
+	}
+	// The file system may keep times less finely than the snapshot has them.
+	if s := statOf(info); s.mtime == e.ModTime.UnixNano() && !e.Unsettled {
+		p.index[e.Path] = known{s, e.Blocks}
+	}
+	return nil
+}
+
+// folders gives folders their modes and times, the deepest first: what is written
+// into one changes its time, and may need more than its mode.
+func (p *applying) folders() error {
+	for i := len(p.list) - 1; i >= 0; i-- {
+		e := &p.list[i]
+		if e.Kind != wire.Dir {
+			continue
+		}
+		dir, name, err := p.folder(e.Path)
+		if err == nil {
+			err = dir.Chtimes(name, e.ModTime, e.ModTime)
+		}
+		if err == nil {
+			err = dir.Chmod(name, fs.FileMode(e.Mode))
+		}
+		if err != nil {
+			return fmt.Errorf("restore %q: %w", e.Path, err)
+		}
+	}
+	return nil
+}
+
+func zero(b []byte) bool {
+	for _, c := range b {
+		if c != 0 {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,336 @@
+// Package snapshot is the sandbox's side of a workspace's snapshots: it tells
+// the host what changed, lays down what the host sends, and unpacks archives.
+package snapshot
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"os"
+	"syscall"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/workspace/wire"
+)
+
+var (
+	errUnreadable = errors.New("the file cannot be read")
+	errGrown      = errors.New("the file is larger than a snapshot takes")
+	// errUnread is a file whose content is not known without reading it.
+	errUnread = errors.New("content has to be read")
+)
+
+// tries is how often a file that changes while it is read is read.
+const tries = 3
+
+// Roots are the two trees of a snapshot.
+type Roots struct {
+	Workspace string
+	State     string // where the index lies, too
+}
+
+// Take is the runner's side of wire's snapshot.
+type Take struct {
+	Roots   Roots
+	MaxFile int64 // bytes; 0 for wire.MaxFileSize
+	Log     *slog.Logger
+}
+
+// Run answers the host until the snapshot is told. ctx ends the walk; what
+// blocks on in or out ends with them.
+func (t Take) Run(ctx context.Context, in io.Reader, out io.Writer) error {
+	open, err := t.Roots.open()
+	if err != nil {
+		return err
+	}
+	defer open.close()
+	if t.MaxFile == 0 {
+		t.MaxFile = wire.MaxFileSize
+	}
+	s := &taking{ctx: ctx, Take: t, roots: open, in: wire.NewReader(in), out: wire.NewWriter(out)}
+	if s.before, err = loadIndex(open.state); err != nil {
+		t.Log.Warn("the index of files is not used; all are read", "err", err)
+	}
+	if err := s.in.Greet(); err != nil {
+		return fmt.Errorf("greet the host: %w", err)
+	}
+	if err := s.out.JSON(wire.FrameHello, wire.Hello{Protocol: wire.Protocol}); err != nil {
+		return err
+	}
+	if err := s.look(); err != nil {
+		return err
+	}
+	more, err := s.known()
+	if err != nil || !more {
+		return err
+	}
+	return s.send()
+}
+
+// opened are both roots, open: nothing outside is reached through them.
+type opened struct{ workspace, state *os.Root }
+
+func (r Roots) open() (opened, error) {
+	ws, err := os.OpenRoot(r.Workspace)
+	if err != nil {
+		return opened{}, fmt.Errorf("workspace: %w", err)
+	}
+	if err := os.MkdirAll(r.State, 0o700); err != nil {
+		return opened{}, errors.Join(fmt.Errorf("state: %w", err), ws.Close())
+	}
+	st, err := os.OpenRoot(r.State)
+	if err != nil {
+		return opened{}, errors.Join(fmt.Errorf("state: %w", err), ws.Close())
+	}
+	return opened{ws, st}, nil
+}
+
+func (o opened) close() {
+	_ = o.workspace.Close() // nothing is buffered
+	_ = o.state.Close()
+}
+
+// taking is a snapshot that is being told.
+type taking struct {
+	Take
+	ctx           context.Context
+	roots         opened
+	in            *wire.Reader
+	out           *wire.Writer
+	before, after index
+	host          map[wire.Hash]struct{} // blocks that the host has
+	buf           []byte
+	read          uint64
+}
+
+// walk meets every entry of both trees.
+func (s *taking) walk(w *walk) error {
+	w.ctx, w.maxFile = s.ctx, s.MaxFile
+	if err := w.tree(s.roots.state, wire.State, 0); err != nil {
+		return err
+	}
+	return w.tree(s.roots.workspace, wire.Workspace, 0)
+}
+
+// look names the tree if no content has to be read for it.
+func (s *taking) look() error {
+	var found wire.Found
+	var skips []wire.Skip
+	tree := wire.NewTree()
+	err := s.walk(&walk{
+		file: func(_ *os.Root, _ string, e *wire.Entry, info fs.FileInfo) error {
+			k, ok := s.before[e.Path]
+			if !ok || k.stat != statOf(info) {
+				return errUnread
+			}
+			e.Size, e.Blocks = info.Size(), k.blocks
+			found.Files++
+			found.Bytes += uint64(e.Size) //nolint:gosec // a size
+			return nil
+		},
+		add:  func(e *wire.Entry) error { _, err := tree.Add(e); return err },
+		skip: func(path string, why wire.Reason) error { skips = append(skips, skipped(path, why)); return nil },
+	})
+	switch {
+	case errors.Is(err, errUnread):
+		found, skips = wire.Found{}, nil
+	case err != nil:
+		return err
+	default:
+		found.ID = tree.ID()
+	}
+	for _, k := range skips {
+		if err := s.out.JSON(wire.FrameSkip, k); err != nil {
+			return err
+		}
+	}
+	return errors.Join(s.out.JSON(wire.FrameFound, found), s.out.Flush())
+}
+
+func skipped(path string, why wire.Reason) wire.Skip { return wire.Skip{Path: path, Reason: why} }
+
+// known reads what the host has; more is false when it wants nothing.
+func (s *taking) known() (more bool, err error) {
+	s.host = map[wire.Hash]struct{}{}
+	for {
+		t, content, err := s.in.Next()
+		if err != nil {
+			return false, fmt.Errorf("read what the host has: %w", err)
+		}
+		switch t {
+		case wire.FrameStop:
+			return false, nil
+		case wire.FrameGo:
+			return true, nil
+		case wire.FrameKnown:
+			if len(content)%sha256.Size != 0 {
+				return false, wire.Unexpected(t)
+			}
+			for ; len(content) > 0; content = content[sha256.Size:] {
+				s.host[wire.Hash(content)] = struct{}{}
+			}
+		default:
+			return false, wire.Unexpected(t)
+		}
+	}
+}
+
+// send tells every entry, with the content that the host has not.
+func (s *taking) send() error {
+	var end wire.End
+	tree := wire.NewTree()
+	s.after = index{}
+	s.buf = make([]byte, wire.BlockSize)
+	err := s.walk(&walk{
+		file: s.file,
+		add: func(e *wire.Entry) error {
+			line, err := tree.Add(e)
+			if err != nil {
+				return err
+			}
+			if e.Kind == wire.File {
+				end.Files++
+				end.Bytes += uint64(e.Size) //nolint:gosec // a size
+			}
+			return s.out.Frame(wire.FrameEntry, line)
+		},
+		skip: func(path string, why wire.Reason) error {
+			return s.out.JSON(wire.FrameSkip, skipped(path, why))
+		},
+	})
+	if err != nil {
+		return err
+	}
+	if !maps.EqualFunc(s.before, s.after, func(a, b known) bool { return a.stat == b.stat }) {
+		// Without it the next snapshot reads more, and is right all the same: so when the disk is full.
+		if err := s.after.save(s.roots.state); err != nil {
+			s.Log.Warn("the index of files is not kept", "err", err)
+		}
+	}
+	end.ID, end.Read = tree.ID(), s.read
+	return errors.Join(s.out.JSON(wire.FrameEnd, end), s.out.Flush())
+}
+
+// file tells a file's content, from the index if the host has all of it.
+func (s *taking) file(dir *os.Root, name string, e *wire.Entry, info fs.FileInfo) error {
+	if k, ok := s.before[e.Path]; ok && k.stat == statOf(info) && s.hostHas(k.blocks) {
+		e.Size, e.Blocks, s.after[e.Path] = info.Size(), k.blocks, k
+		return nil
+	}
+	for try := 1; ; try++ {
+		settled, err := s.content(dir, name, e, try == tries)
+		switch {
+		case errors.Is(err, errUnreadable) && s.remembered(e, info):
+			return nil
+		case err != nil:
+			return err
+		case settled:
+			return nil
+		case try == tries:
+			e.Unsettled = true
+			return nil
+		}
+	}
+}
+
+// remembered tells what a file held before it was made unreadable, if it is still as large and as old.
+func (s *taking) remembered(e *wire.Entry, info fs.FileInfo) bool {
+	k, now := s.before[e.Path], statOf(info)
+	k.stat.ctime = now.ctime
+	if k.stat != now || !s.hostHas(k.blocks) {
+		return false
+	}
+	e.Size, e.Blocks, s.after[e.Path] = info.Size(), k.blocks, k
+	e.Mode, e.ModTime = uint32(info.Mode().Perm()), info.ModTime()
+	return true
+}
+
+func (s *taking) hostHas(blocks []wire.Hash) bool {
+	for _, h := range blocks {
+		if _, ok := s.host[h]; !ok {
+			return false
+		}
+	}
+	return true
+}
+
+// content reads a file once, and tells of its blocks those that the host has
+// not. settled is false when the file changed meanwhile; of a file of one block
+// nothing was told then, unless this is the last try.
+func (s *taking) content(dir *os.Root, name string, e *wire.Entry, last bool) (settled bool, err error) {
+	f, err := dir.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, errGone
+	}
+	if err != nil {
+		return false, errUnreadable
+	}
+	defer f.Close() //nolint:errcheck // only read
+	began := time.Now()
+	first, err := f.Stat()
+	if err != nil {
+		return false, errUnreadable
+	}
+	if !first.Mode().IsRegular() {
+		return false, errGone
+	}
+	if first.Size() > s.MaxFile {
+		return false, errGrown
+	}
+	e.Mode, e.ModTime, e.Size = uint32(first.Mode().Perm()), first.ModTime(), 0
+	e.Blocks = make([]wire.Hash, 0, wire.Blocks(first.Size()))
+	// No more than there was: a file that grows as fast as it is read would have no end.
+	for from := io.LimitReader(f, first.Size()); e.Size < first.Size(); {
+		if err := s.ctx.Err(); err != nil {
+			return false, err
+		}
+		n, err := io.ReadFull(from, s.buf)
+		if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+			return false, errUnreadable
+		}
+		if n == 0 {
+			break
+		}
+		short := n < len(s.buf)
+		s.read += uint64(n) //nolint:gosec // a count
+		e.Size += int64(n)
+		e.Blocks = append(e.Blocks, wire.Sum(s.buf[:n]))
+		if first.Size() > wire.BlockSize {
+			if err := s.block(e.Blocks[len(e.Blocks)-1], s.buf[:n]); err != nil {
+				return false, err
+			}
+		}
+		if short { // the last block, or the file shrank
+			break
+		}
+	}
+	then, err := f.Stat()
+	if err != nil {
+		return false, errUnreadable
+	}
+	stat := statOf(then)
+	settled = stat == statOf(first) && e.Size == first.Size()
+	if first.Size() <= wire.BlockSize && e.Size > 0 && (settled || last) {
+		if err := s.block(e.Blocks[0], s.buf[:e.Size]); err != nil {
+			return false, err
+		}
+	}
+	if settled && stat.settled(began) {
+		s.after[e.Path] = known{stat, e.Blocks}
+	}
+	return settled, nil
+}
+
+// block tells a block unless the host has it, or was told it before.
+func (s *taking) block(h wire.Hash, content []byte) error {
+	if _, ok := s.host[h]; ok {
+		return nil
+	}
+	s.host[h] = struct{}{}
+	return s.out.Frame(wire.FrameBlock, content)
+}

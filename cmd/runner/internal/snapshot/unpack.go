@@ -1,0 +1,281 @@
+package snapshot
+
+import (
+	"archive/tar"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"strings"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/workspace/wire"
+)
+
+// Unpack lays archives down in a workspace.
+type Unpack struct {
+	Workspace  string
+	Dir        string // relative to the workspace; made if it is not there
+	MaxEntries int
+	MaxBytes   int64 // of all files, and of each
+}
+
+// Unpacked is what one archive had.
+type Unpacked struct {
+	Files uint32 `json:"files"`
+	Bytes int64  `json:"bytes"`
+}
+
+// ErrRefused is an archive with something that does not go into a workspace; the
+// error names the entry. What came before it stays.
+var ErrRefused = errors.New("refused")
+
+// Run unpacks a tar. Its files, folders and links replace what has their names,
+// but for folders, which stay with what is in them.
+func (u Unpack) Run(ctx context.Context, in io.Reader) (Unpacked, error) {
+	root, err := os.OpenRoot(u.Workspace)
+	if err != nil {
+		return Unpacked{}, fmt.Errorf("workspace: %w", err)
+	}
+	defer root.Close() //nolint:errcheck // nothing is buffered
+	p := &unpacking{Unpack: u, root: root, made: map[string]bool{}}
+	if p.base, err = local(u.Dir); err != nil {
+		return Unpacked{}, fmt.Errorf("folder %q: %w", u.Dir, err)
+	}
+	if p.base != "." {
+		if err := p.folders(p.base); err != nil {
+			return Unpacked{}, fmt.Errorf("folder %q: %w", u.Dir, err)
+		}
+	}
+	for from := tar.NewReader(in); ; {
+		if err := ctx.Err(); err != nil {
+			return p.done, err
+		}
+		h, err := from.Next()
+		if errors.Is(err, io.EOF) {
+			return p.done, p.finish()
+		}
+		if errors.Is(err, tar.ErrHeader) || errors.Is(err, io.ErrUnexpectedEOF) {
+			return p.done, fmt.Errorf("the archive is no whole tar, after %d entries: %w: %w", p.entries, ErrRefused, err)
+		}
+		if err != nil {
+			return p.done, fmt.Errorf("read the archive after %d entries: %w", p.entries, err)
+		}
+		if err := p.entry(h, from); err != nil {
+			return p.done, fmt.Errorf("entry %q: %w", h.Name, err)
+		}
+	}
+}
+
+type unpacking struct {
+	Unpack
+	root    *os.Root
+	base    string
+	entries int
+	made    map[string]bool // files of this archive, which a hard link may name
+	dirs    []*tar.Header   // with Name as the path below the root
+	done    Unpacked
+}
+
+func refuse(format string, args ...any) error {
+	return fmt.Errorf(format+": %w", append(args, ErrRefused)...)
+}
+
+// local cleans a path that stays below where it begins.
+func local(name string) (string, error) {
+	if name == "" {
+		return ".", nil
+	}
+	if strings.IndexByte(name, 0) >= 0 || len(name) > wire.MaxPath {
+		return "", refuse("a path has at most %d bytes and no NUL", wire.MaxPath)
+	}
+	clean := path.Clean(name)
+	if path.IsAbs(clean) || clean == ".." || strings.HasPrefix(clean, "../") {
+		return "", refuse("it leads out of the workspace")
+	}
+	for part := range strings.SplitSeq(name, "/") {
+		if part == ".." { // it would depend on what the part before is
+			return "", refuse("it has a part ..")
+		}
+	}
+	return clean, nil
+}
+
+func (p *unpacking) entry(h *tar.Header, content io.Reader) error {
+	if h.Typeflag == tar.TypeXGlobalHeader {
+		return nil
+	}
+	if p.entries++; p.entries > p.MaxEntries {
+		return refuse("the archive has more than %d entries", p.MaxEntries)
+	}
+	name, err := local(h.Name)
+	if err != nil {
+		return err
+	}
+	if name == "." && h.Typeflag != tar.TypeDir {
+		return refuse("it names no file")
+	}
+	name = path.Join(p.base, name)
+	if dir := path.Dir(name); dir != "." {
+		if err := p.folders(dir); err != nil {
+			return err
+		}
+	}
+	switch h.Typeflag {
+	case tar.TypeReg:
+		return p.file(name, h, content)
+	case tar.TypeDir:
+		return p.folder(name, h)
+	case tar.TypeSymlink:
+		return p.link(name, h)
+	case tar.TypeLink:
+		return p.hardLink(name, h)
+	}
+	return refuse("it is neither file, folder nor link (tar type %q)", h.Typeflag)
+}
+
+// folders makes a folder and those it lies in. None may be a link: what is
+// written would land elsewhere than its name says.
+func (p *unpacking) folders(dir string) error {
+	for i := 0; i <= len(dir); i++ {
+		if i < len(dir) && dir[i] != '/' {
+			continue
+		}
+		info, err := p.root.Lstat(dir[:i])
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			err = p.root.Mkdir(dir[:i], 0o755)
+		case err == nil && !info.IsDir():
+			err = refuse("%q is in its way, which is no folder", dir[:i])
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *unpacking) folder(name string, h *tar.Header) error {
+	if name != "." {
+		if err := p.folders(name); err != nil {
+			return err
+		}
+		if err := p.root.Chmod(name, fs.FileMode(h.Mode&0o777)|0o700); err != nil { //nolint:gosec // masked
+			return err
+		}
+		at := *h
+		at.Name = name
+		p.dirs = append(p.dirs, &at)
+	}
+	return nil
+}
+
+// clear makes way for a file or link; a folder is not given up for one.
+func (p *unpacking) clear(name string) error {
+	info, err := p.root.Lstat(name)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	case info.IsDir():
+		return refuse("there is a folder of that name")
+	}
+	delete(p.made, name)
+	return p.root.Remove(name)
+}
+
+func (p *unpacking) file(name string, h *tar.Header, content io.Reader) error {
+	if h.Size > p.MaxBytes-p.done.Bytes {
+		return refuse("the archive's files have more than %d bytes", p.MaxBytes)
+	}
+	if err := p.clear(name); err != nil {
+		return err
+	}
+	f, err := p.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	n, err := io.Copy(f, content)
+	if errors.Is(err, io.ErrUnexpectedEOF) {
+		err = refuse("the archive ends in the middle of it")
+	}
+	if err == nil {
+		err = f.Chmod(fs.FileMode(h.Mode & 0o777)) //nolint:gosec // masked
+	}
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = p.root.Chtimes(name, time.Time{}, h.ModTime)
+	}
+	if err != nil {
+		return err
+	}
+	p.made[name] = true
+	p.done.Files++
+	p.done.Bytes += n
+	return nil
+}
+
+// link makes a symbolic link that stays inside. A .. after a name is refused: it
+// leads from where that name leads.
+func (p *unpacking) link(name string, h *tar.Header) error {
+	target := h.Linkname
+	if target == "" || len(target) > wire.MaxPath || strings.IndexByte(target, 0) >= 0 || path.IsAbs(target) {
+		return refuse("its target %q is not relative to it", target)
+	}
+	up := strings.Count(name, "/")
+	named := false
+	for part := range strings.SplitSeq(target, "/") {
+		switch {
+		case part == "" || part == ".":
+		case part != "..":
+			named = true
+		case named || up == 0:
+			return refuse("its target %q leads out of the workspace, or may", target)
+		default:
+			up--
+		}
+	}
+	if err := p.clear(name); err != nil {
+		return err
+	}
+	return p.root.Symlink(target, name)
+}
+
+// hardLink makes a second name for a file of this archive.
+func (p *unpacking) hardLink(name string, h *tar.Header) error {
+	target, err := local(h.Linkname)
+	if err != nil {
+		return err
+	}
+	target = path.Join(p.base, target)
+	if !p.made[target] || target == name {
+		return refuse("it is a hard link to %q, which is no file of the archive before it", h.Linkname)
+	}
+	if err := p.clear(name); err != nil {
+		return err
+	}
+	if err := p.root.Link(target, name); err != nil {
+		return err
+	}
+	p.made[name] = true
+	p.done.Files++
+	return nil
+}
+
+// finish gives folders their modes and times, the last first.
+func (p *unpacking) finish() error {
+	for i := len(p.dirs) - 1; i >= 0; i-- {
+		d := p.dirs[i]
+		err := p.root.Chtimes(d.Name, time.Time{}, d.ModTime)
+		if err == nil {
+			err = p.root.Chmod(d.Name, fs.FileMode(d.Mode&0o777)) //nolint:gosec // masked
+		}
+		if err != nil {
+			return fmt.Errorf("entry %q: %w", d.Name, err)
+		}
+	}
+	return nil
+}

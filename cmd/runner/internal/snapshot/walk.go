@@ -1,0 +1,139 @@
+package snapshot
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spoolhq/spool/pkg/workspace/wire"
+)
+
+// maxDepth is in how many folders a file may lie; each is an open descriptor.
+const maxDepth = 256
+
+// errGone is a file that is not there any more, or is another: what a snapshot a moment later would not have.
+var errGone = errors.New("the file is gone")
+
+// walk meets all entries of both trees in the order of wire.Compare.
+type walk struct {
+	ctx     context.Context
+	maxFile int64
+	// file reads a regular file's content into the entry. errGone leaves it out.
+	file func(dir *os.Root, name string, e *wire.Entry, info fs.FileInfo) error
+	add  func(e *wire.Entry) error
+	skip func(path string, why wire.Reason) error
+}
+
+// tree walks below root, whose entries' paths begin with prefix.
+func (w *walk) tree(root *os.Root, prefix string, depth int) error {
+	names, err := list(root)
+	if err != nil {
+		return w.skip(prefix, wire.Unreadable)
+	}
+	for _, name := range names {
+		if prefix == wire.State && (name == indexName || name == indexName+".new") {
+			continue
+		}
+		if err := w.ctx.Err(); err != nil {
+			return err
+		}
+		info, err := root.Lstat(name)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		path := prefix + "/" + name
+		switch {
+		case err != nil:
+			err = w.skip(path, wire.Unreadable)
+		case len(path) > wire.MaxPath:
+			err = w.skip(path, wire.PathTooLong)
+		default:
+			err = w.entry(root, name, path, info, depth)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// list gives a folder's names, sorted by bytes.
+func list(root *os.Root) ([]string, error) {
+	f, err := root.Open(".")
+	if err != nil {
+		return nil, err
+	}
+	names, err := f.Readdirnames(-1)
+	if err = errors.Join(err, f.Close()); err != nil {
+		return nil, err
+	}
+	slices.SortFunc(names, strings.Compare)
+	return names, nil
+}
+
+func (w *walk) entry(dir *os.Root, name, path string, info fs.FileInfo, depth int) error {
+	e := &wire.Entry{Path: path, Mode: uint32(info.Mode().Perm()), ModTime: info.ModTime()}
+	switch info.Mode().Type() {
+	case 0:
+		return w.regular(dir, name, e, info)
+	case fs.ModeSymlink:
+		target, err := dir.Readlink(name)
+		switch {
+		case errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrInvalid):
+			return nil
+		case err != nil:
+			return w.skip(path, wire.Unreadable)
+		case len(target) > wire.MaxPath:
+			return w.skip(path, wire.PathTooLong)
+		}
+		return w.add(&wire.Entry{Path: path, Kind: wire.Symlink, Target: target})
+	case fs.ModeDir:
+		return w.folder(dir, name, e, info, depth)
+	}
+	return w.skip(path, wire.Special)
+}
+
+func (w *walk) regular(dir *os.Root, name string, e *wire.Entry, info fs.FileInfo) error {
+	if info.Size() > w.maxFile {
+		return w.skip(e.Path, wire.TooLarge)
+	}
+	e.Kind = wire.File
+	err := w.file(dir, name, e, info)
+	switch {
+	case errors.Is(err, errGone):
+		return nil
+	case errors.Is(err, errUnreadable):
+		return w.skip(e.Path, wire.Unreadable)
+	case errors.Is(err, errGrown):
+		return w.skip(e.Path, wire.TooLarge)
+	case err != nil:
+		return err
+	}
+	return w.add(e)
+}
+
+func (w *walk) folder(dir *os.Root, name string, e *wire.Entry, info fs.FileInfo, depth int) error {
+	e.Kind = wire.Dir
+	if depth == maxDepth {
+		return w.skip(e.Path, wire.TooDeep)
+	}
+	if err := w.add(e); err != nil {
+		return err
+	}
+	sub, err := dir.OpenRoot(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return w.skip(e.Path, wire.Unreadable)
+	}
+	defer sub.Close() //nolint:errcheck // only looked at
+	// A link may have taken its place meanwhile.
+	if now, err := sub.Lstat("."); err != nil || !os.SameFile(now, info) {
+		return nil
+	}
+	return w.tree(sub, e.Path, depth+1)
+}

@@ -1,0 +1,144 @@
+package workspace
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/pkg/workspace/wire"
+)
+
+const (
+	// lastWords is how long a command that seems to have failed may take to say why.
+	lastWords = 2 * time.Second
+	// maxWords is how much of what it said is kept, in bytes.
+	maxWords = 4 << 10
+)
+
+// command is one of the runner's commands that runs in a sandbox. It ends with ctx.
+type command struct {
+	ctx   context.Context
+	name  string
+	p     sandbox.Process
+	said  tail
+	heard chan struct{} // stderr ended
+	stop  func() bool
+}
+
+func start(ctx context.Context, box sandbox.Sandbox, args ...string) (*command, error) {
+	c := &command{ctx: ctx, name: strings.Join(args[:2], " "), heard: make(chan struct{})}
+	var err error
+	if c.p, err = box.Exec(ctx, sandbox.Command{Args: args}); err != nil {
+		return nil, fmt.Errorf("%s: %w", c.name, err)
+	}
+	go func() {
+		defer close(c.heard)
+		_, _ = io.Copy(&c.said, c.p.Stderr()) // that it ended is all there is to know
+	}()
+	c.stop = context.AfterFunc(ctx, func() { _ = c.p.Kill() }) // Wait tells
+	return c, nil
+}
+
+// finish waits for the command's end and gives err, the exit code or the context's
+// end as one error. A command of which err says that it went wrong is ended.
+func (c *command) finish(err error) error {
+	_ = c.p.Stdin().Close() // it may be closed already
+	if err != nil {
+		patience := time.NewTimer(lastWords)
+		select {
+		case <-c.heard:
+		case <-patience.C:
+		}
+		patience.Stop()
+		_ = c.p.Kill() // Wait tells
+	} else {
+		_, _ = io.Copy(io.Discard, c.p.Stdout()) // nothing is expected; a full pipe would keep it from ending
+	}
+	code, waited := c.p.Wait()
+	<-c.heard
+	c.stop()
+	words := c.said.last()
+	switch {
+	case c.ctx.Err() != nil:
+		return fmt.Errorf("%s: %w", c.name, context.Cause(c.ctx))
+	case code == wire.ExitDiskFull:
+		return &sandbox.Error{Code: sandbox.CodeDiskFull, Message: c.name + ": " + words, Err: err}
+	case code == wire.ExitRefused:
+		return &RefusedError{Message: words}
+	case err != nil && words != "" && code > 0:
+		return fmt.Errorf("%s: %s (%w)", c.name, words, err)
+	case err != nil:
+		return fmt.Errorf("%s: %w", c.name, err)
+	case waited != nil:
+		return fmt.Errorf("%s: %w", c.name, waited)
+	case code != 0:
+		return fmt.Errorf("%s: exit code %d: %s", c.name, code, words)
+	}
+	return nil
+}
+
+// tail keeps the end of what is written.
+type tail struct {
+	mu  sync.Mutex
+	buf []byte
+}
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.buf = append(t.buf, p[max(0, len(p)-maxWords):]...)
+	t.buf = t.buf[max(0, len(t.buf)-maxWords):]
+	return len(p), nil
+}
+
+// last is the last line.
+func (t *tail) last() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	line := bytes.TrimSpace(t.buf)
+	line = line[bytes.LastIndexByte(line, '\n')+1:]
+	return strings.ToValidUTF8(strings.TrimPrefix(string(line), "runner: "), "\uFFFD")
+}
+
+// Unpack lays an archive's files, folders and links down in a folder of the
+// workspace, "" for the workspace itself, replacing files. A *RefusedError says
+// that the archive is at fault; what came before the refused entry stays.
+func Unpack(ctx context.Context, box sandbox.Sandbox, dir string, tar io.Reader) error {
+	if dir == "" {
+		dir = "."
+	}
+	c, err := start(ctx, box, "runner", "unpack", "--", dir)
+	if err != nil {
+		return err
+	}
+	from := &source{r: tar}
+	_, err = io.Copy(c.p.Stdin(), from)
+	if from.err != nil { // the runner must not take it for the archive's end
+		_ = c.p.Kill() // Wait tells
+		return c.finish(fmt.Errorf("read the archive: %w", from.err))
+	}
+	if err == nil {
+		err = c.p.Stdin().Close()
+	}
+	return c.finish(err)
+}
+
+// source keeps the error of what it reads from.
+type source struct {
+	r   io.Reader
+	err error
+}
+
+func (s *source) Read(p []byte) (int, error) {
+	n, err := s.r.Read(p)
+	if err != nil && !errors.Is(err, io.EOF) {
+		s.err = err
+	}
+	return n, err
+}

@@ -1,0 +1,168 @@
+package workspace
+
+import (
+	"archive/tar"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spoolhq/spool/pkg/workspace/wire"
+)
+
+// keptPacks is how many packs a reader of many files keeps in memory.
+const keptPacks = 4
+
+// library reads blocks, and keeps the packs that were read last.
+type library struct {
+	store Store
+	m     *Manifest
+	kept  []shelf // the last used one last
+}
+
+type shelf struct {
+	pack    int32
+	content []byte
+}
+
+// block gives a block's content, valid until the next call.
+func (l *library) block(ctx context.Context, h wire.Hash) ([]byte, error) {
+	at := l.m.places[h]
+	content, err := l.pack(ctx, at.pack)
+	if err != nil {
+		return nil, err
+	}
+	b := content[at.offset : at.offset+at.length]
+	if wire.Sum(b) != h {
+		return nil, &CorruptError{Object: l.m.prefix + l.m.ID, Err: fmt.Errorf("block %s does not lie where it says", h)}
+	}
+	return b, nil
+}
+
+func (l *library) pack(ctx context.Context, n int32) ([]byte, error) {
+	for i, s := range l.kept {
+		if s.pack == n {
+			l.kept = append(append(l.kept[:i:i], l.kept[i+1:]...), s)
+			return s.content, nil
+		}
+	}
+	var buf []byte
+	if len(l.kept) == keptPacks {
+		buf, l.kept = l.kept[0].content[:0], l.kept[1:]
+	}
+	content, err := l.m.packs[n].read(ctx, l.store, l.m.prefix, buf)
+	if err != nil {
+		return nil, err
+	}
+	l.kept = append(l.kept, shelf{n, content})
+	return content, nil
+}
+
+// read fetches a pack, into buf if it has the room.
+func (p pack) read(ctx context.Context, store Store, prefix string, buf []byte) ([]byte, error) {
+	name := p.name(prefix)
+	r, err := store.Get(ctx, name)
+	if err != nil {
+		return nil, fmt.Errorf("read pack %s: %w", name, err)
+	}
+	if int64(cap(buf)) < p.size {
+		buf = make([]byte, p.size)
+	}
+	buf = buf[:p.size]
+	_, err = io.ReadFull(r, buf)
+	if err = errors.Join(err, r.Close()); err != nil {
+		if errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF) {
+			return nil, &CorruptError{Object: name, Err: fmt.Errorf("it is shorter than %d bytes", p.size)}
+		}
+		return nil, fmt.Errorf("read pack %s: %w", name, err)
+	}
+	if got := wire.Sum(buf); got != p.hash {
+		return nil, &CorruptError{Object: name, Err: fmt.Errorf("its SHA-256 is %s", got)}
+	}
+	return buf, nil
+}
+
+// Reader opens a file by its path relative to the workspace; ErrNotFound if there
+// is none, ErrNotFile for a folder or a link, which is not followed. Content is
+// checked block by block: a *CorruptError names the object that is at fault.
+func (m *Manifest) Reader(ctx context.Context, store Store, path string) (io.ReadCloser, error) {
+	e, _, err := m.find(path)
+	if err != nil {
+		return nil, err
+	}
+	if e.Kind != File {
+		return nil, fmt.Errorf("%s: %w", path, ErrNotFile)
+	}
+	return &reader{ctx: ctx, from: &library{store: store, m: m}, left: e.Blocks}, nil
+}
+
+// reader reads a file's blocks one after the other.
+type reader struct {
+	ctx  context.Context
+	from *library
+	left []wire.Hash
+	have []byte
+}
+
+func (r *reader) Read(p []byte) (int, error) {
+	if len(r.have) == 0 {
+		if len(r.left) == 0 {
+			return 0, io.EOF
+		}
+		var err error
+		if r.have, err = r.from.block(r.ctx, r.left[0]); err != nil {
+			return 0, err
+		}
+		r.left = r.left[1:]
+	}
+	n := copy(p, r.have)
+	r.have = r.have[n:]
+	return n, nil
+}
+
+// Close lets the content go.
+func (r *reader) Close() error {
+	r.left, r.have = nil, nil
+	return nil
+}
+
+// Tar writes what lies below a folder of the workspace ("" for all) as a tar, its
+// names relative to that folder; ErrNotFound if there is no such folder. The
+// agent's records are never in it. It holds a few packs in memory, whatever the size.
+func (m *Manifest) Tar(ctx context.Context, store Store, dir string, w io.Writer) error {
+	list, err := m.List(dir)
+	if err != nil {
+		return err
+	}
+	from := &library{store: store, m: m}
+	t := tar.NewWriter(w)
+	for i := range list {
+		e := &list[i]
+		h := &tar.Header{Name: strings.TrimPrefix(e.Path, dir+"/"), Mode: int64(e.Mode), ModTime: e.ModTime, Size: e.Size, Linkname: e.Target, Format: tar.FormatPAX}
+		switch e.Kind {
+		case File:
+			h.Typeflag = tar.TypeReg
+		case Dir:
+			h.Typeflag, h.Name = tar.TypeDir, h.Name+"/"
+		case Symlink:
+			h.Typeflag, h.Mode = tar.TypeSymlink, 0o777
+		}
+		if err := t.WriteHeader(h); err != nil {
+			return fmt.Errorf("tar %q: %w", e.Path, err)
+		}
+		for _, b := range e.Blocks {
+			content, err := from.block(ctx, b)
+			if err != nil {
+				return fmt.Errorf("tar %q: %w", e.Path, err)
+			}
+			if _, err := t.Write(content); err != nil {
+				return fmt.Errorf("tar %q: %w", e.Path, err)
+			}
+		}
+	}
+	if err := t.Close(); err != nil {
+		return fmt.Errorf("tar: %w", err)
+	}
+	return nil
+}

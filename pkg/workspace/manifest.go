@@ -1,0 +1,247 @@
+package workspace
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/klauspost/compress/zstd"
+
+	"github.com/spoolhq/spool/pkg/workspace/wire"
+)
+
+const (
+	// packSize is the largest pack in bytes. An object is read from its start, so a small one makes reading a file cheap.
+	packSize = 8 << 20
+	// maxManifest bounds the canonical form of a tree, and its places, in bytes.
+	maxManifest = 256 << 20
+	// packPrefix begins the name of a pack.
+	packPrefix = "p-"
+)
+
+// Manifest is a snapshot's tree, and where its content lies.
+type Manifest struct {
+	ID      string
+	prefix  string // tenant/session/
+	entries []Entry
+	packs   []pack
+	places  map[wire.Hash]place
+}
+
+// pack is an object that holds blocks one after the other.
+type pack struct {
+	hash wire.Hash
+	size int64
+}
+
+func (p pack) name(prefix string) string { return prefix + packPrefix + p.hash.String() }
+
+// place is where a block lies.
+type place struct {
+	pack, offset, length int32
+}
+
+// packLine is a pack in the manifest, after the tree.
+type packLine struct {
+	Pack   wire.Hash `json:"pack"`
+	Size   int64     `json:"size"`
+	Blocks []int32   `json:"blocks"` // number of a block in order of first mention, its offset; and so on
+}
+
+// blocks calls f for each block once, in order of first mention.
+func (m *Manifest) blocks(f func(h wire.Hash, length int)) {
+	seen := make(map[wire.Hash]struct{}, len(m.places))
+	for i := range m.entries {
+		e := &m.entries[i]
+		for n, h := range e.Blocks {
+			if _, ok := seen[h]; !ok {
+				seen[h] = struct{}{}
+				f(h, e.BlockLen(n))
+			}
+		}
+	}
+}
+
+// encode gives the object: the tree's canonical form and the packs, compressed.
+func (m *Manifest) encode() ([]byte, error) {
+	var out bytes.Buffer
+	z, err := zstd.NewWriter(&out, zstd.WithEncoderConcurrency(1))
+	if err != nil {
+		return nil, err
+	}
+	w := bufio.NewWriter(z)
+	lines := json.NewEncoder(w)
+	if _, err := w.WriteString(wire.Header + "\n"); err != nil {
+		return nil, err
+	}
+	for i := range m.entries {
+		line, err := json.Marshal(&m.entries[i])
+		if err != nil {
+			return nil, err
+		}
+		if _, err := w.Write(append(line, '\n')); err != nil {
+			return nil, err
+		}
+	}
+	packs := make([]packLine, len(m.packs))
+	for i, p := range m.packs {
+		packs[i] = packLine{Pack: p.hash, Size: p.size}
+	}
+	number := int32(0)
+	m.blocks(func(h wire.Hash, _ int) {
+		at := m.places[h]
+		packs[at.pack].Blocks = append(packs[at.pack].Blocks, number, at.offset)
+		number++
+	})
+	for _, p := range packs {
+		if err := lines.Encode(p); err != nil {
+			return nil, err
+		}
+	}
+	if err := errors.Join(w.Flush(), z.Close()); err != nil {
+		return nil, err
+	}
+	return out.Bytes(), nil
+}
+
+// Open reads a snapshot's manifest; ErrNotFound if there is none, a *CorruptError if it is not what its name says.
+func Open(ctx context.Context, store Store, tenant, session, id string) (*Manifest, error) {
+	if err := check(tenant, session, id); err != nil {
+		return nil, err
+	}
+	name := Name(tenant, session, id)
+	r, err := store.Get(ctx, name)
+	if err != nil {
+		return nil, fmt.Errorf("open snapshot %s: %w", name, err)
+	}
+	from := &source{r: r}
+	m := &Manifest{ID: id, prefix: Name(tenant, session, "")}
+	err = errors.Join(m.decode(from), r.Close())
+	switch {
+	case from.err != nil:
+		return nil, fmt.Errorf("open snapshot %s: %w", name, from.err)
+	case err != nil:
+		return nil, &CorruptError{Object: name, Err: err}
+	}
+	return m, nil
+}
+
+func (m *Manifest) decode(r io.Reader) error {
+	z, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(64<<20))
+	if err != nil {
+		return err
+	}
+	defer z.Close()
+	lines := bufio.NewScanner(io.LimitReader(z, 2*maxManifest))
+	lines.Buffer(make([]byte, 64<<10), 64<<20) // of a pack with many small blocks
+	if !lines.Scan() || lines.Text() != wire.Header {
+		return errors.Join(errors.New("it does not begin as a manifest"), lines.Err())
+	}
+	tree := wire.NewTree()
+	var packs []packLine
+	for lines.Scan() {
+		if bytes.HasPrefix(lines.Bytes(), []byte(`{"pack"`)) {
+			var p packLine
+			if err := json.Unmarshal(lines.Bytes(), &p); err != nil {
+				return err
+			}
+			packs = append(packs, p)
+			continue
+		}
+		var e Entry
+		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
+			return err
+		}
+		if _, err := tree.Add(&e); err != nil {
+			return err
+		}
+		m.entries = append(m.entries, e)
+	}
+	if err := lines.Err(); err != nil {
+		return err
+	}
+	if got := tree.ID(); got != m.ID {
+		return fmt.Errorf("its tree is %s", got)
+	}
+	return m.locate(packs)
+}
+
+// locate finds the place of every block.
+func (m *Manifest) locate(packs []packLine) error {
+	type block struct {
+		hash   wire.Hash
+		length int
+	}
+	var list []block
+	m.blocks(func(h wire.Hash, length int) { list = append(list, block{h, length}) })
+	m.places = make(map[wire.Hash]place, len(list))
+	for n, p := range packs {
+		if p.Size < 0 || p.Size > packSize || len(p.Blocks)%2 != 0 {
+			return fmt.Errorf("pack %s: its line makes no sense", p.Pack)
+		}
+		m.packs = append(m.packs, pack{p.Pack, p.Size})
+		for i := 0; i < len(p.Blocks); i += 2 {
+			b, offset := p.Blocks[i], p.Blocks[i+1]
+			if b < 0 || int(b) >= len(list) || offset < 0 || int64(offset)+int64(list[b].length) > p.Size {
+				return fmt.Errorf("pack %s: block %d is not in it", p.Pack, b)
+			}
+			m.places[list[b].hash] = place{int32(n), offset, int32(list[b].length)} //nolint:gosec // bounded by maxManifest and BlockSize
+		}
+	}
+	if len(m.places) != len(list) {
+		return fmt.Errorf("%d blocks have no place", len(list)-len(m.places))
+	}
+	return nil
+}
+
+// List gives the entries below a folder of the workspace ("" for all), sorted by
+// path as a walk meets them, with paths relative to the workspace; ErrNotFound if there is no such folder.
+func (m *Manifest) List(dir string) ([]Entry, error) {
+	at := 0
+	prefix := wire.Workspace + "/"
+	if dir != "" {
+		e, i, err := m.find(dir)
+		if err != nil {
+			return nil, err
+		}
+		if e.Kind != Dir {
+			return nil, fmt.Errorf("%s: is not a folder: %w", dir, ErrNotFound)
+		}
+		at, prefix = i+1, e.Path+"/"
+	} else {
+		at, _ = slices.BinarySearchFunc(m.entries, wire.Workspace, func(e Entry, path string) int { return wire.Compare(e.Path, path) })
+	}
+	var out []Entry
+	for ; at < len(m.entries) && strings.HasPrefix(m.entries[at].Path, prefix); at++ {
+		out = append(out, relative(m.entries[at]))
+	}
+	return out, nil
+}
+
+// Lookup finds an entry by its path relative to the workspace; ErrNotFound if there is none.
+func (m *Manifest) Lookup(path string) (Entry, error) {
+	e, _, err := m.find(path)
+	if err != nil {
+		return Entry{}, err
+	}
+	return relative(*e), nil
+}
+
+func relative(e Entry) Entry {
+	e.Path = strings.TrimPrefix(e.Path, wire.Workspace+"/")
+	return e
+}
+
+func (m *Manifest) find(path string) (*Entry, int, error) {
+	i, ok := slices.BinarySearchFunc(m.entries, wire.Workspace+"/"+path, func(e Entry, path string) int { return wire.Compare(e.Path, path) })
+	if !ok {
+		return nil, 0, fmt.Errorf("%s: %w", path, ErrNotFound)
+	}
+	return &m.entries[i], i, nil
+}

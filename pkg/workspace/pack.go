@@ -1,0 +1,148 @@
+package workspace
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/spoolhq/spool/pkg/workspace/wire"
+)
+
+const (
+	// smallPack is a pack that is worth being merged with others, in bytes.
+	smallPack = packSize / 4
+	// maxSmall is how many small packs a snapshot may need before they are merged.
+	maxSmall = 16
+	// maxRepack bounds what is stored again in one snapshot, in bytes; the rest waits for the next.
+	maxRepack = 4 * packSize
+)
+
+// packer collects blocks into packs, of which one at a time is in memory.
+type packer struct {
+	store  Store
+	prefix string
+	packs  []pack // those of the snapshot before, then new ones
+	places map[wire.Hash]place
+	buf    []byte // the pack to come
+	stored uint64 // bytes of new packs
+}
+
+func newPacker(store Store, prefix string, previous *Manifest) *packer {
+	p := &packer{store: store, prefix: prefix, places: map[wire.Hash]place{}}
+	if previous != nil {
+		p.packs, p.places = previous.packs, previous.places
+	}
+	return p
+}
+
+// add puts a block into the pack to come, wherever it lies already.
+func (p *packer) add(ctx context.Context, h wire.Hash, block []byte) error {
+	if len(p.buf)+len(block) > packSize {
+		if err := p.flush(ctx); err != nil {
+			return err
+		}
+	}
+	p.places[h] = place{int32(len(p.packs)), int32(len(p.buf)), int32(len(block))} //nolint:gosec // bounded by packSize and by the bytes of a session
+	p.buf = append(p.buf, block...)
+	return nil
+}
+
+// flush stores the pack to come.
+func (p *packer) flush(ctx context.Context) error {
+	if len(p.buf) == 0 {
+		return nil
+	}
+	next := pack{wire.Sum(p.buf), int64(len(p.buf))}
+	if err := putOnce(ctx, p.store, next.name(p.prefix), p.buf); err != nil {
+		return err
+	}
+	p.packs = append(p.packs, next)
+	p.stored += uint64(len(p.buf))
+	p.buf = p.buf[:0]
+	return nil
+}
+
+// putOnce stores an object whose name says what it holds.
+func putOnce(ctx context.Context, store Store, name string, content []byte) error {
+	has, err := store.Has(ctx, name)
+	if err == nil && !has {
+		err = store.Put(ctx, name, bytes.NewReader(content))
+	}
+	if err != nil {
+		return fmt.Errorf("store %s: %w", name, err)
+	}
+	return nil
+}
+
+// manifest gives the snapshot of these entries, all of whose blocks are stored:
+// with no packs but those it needs, and the worst of them packed again. What
+// older snapshots need stays. A pack that cannot be read for it stays as it is.
+func (p *packer) manifest(ctx context.Context, id string, entries []Entry) (m *Manifest, repacked uint64, err error) {
+	m = &Manifest{ID: id, prefix: p.prefix, entries: entries}
+	before := p.stored
+	for _, n := range p.wasteful(m) {
+		if err := p.repack(ctx, m, n); err != nil {
+			var bad *CorruptError
+			if errors.As(err, &bad) || errors.Is(err, ErrNotFound) {
+				continue // the snapshot is no worse for it than the one before
+			}
+			return nil, 0, fmt.Errorf("repack: %w", err)
+		}
+	}
+	if err := p.flush(ctx); err != nil {
+		return nil, 0, err
+	}
+	repacked = p.stored - before
+	m.places = map[wire.Hash]place{}
+	numbers := map[int32]int32{}
+	m.blocks(func(h wire.Hash, _ int) {
+		at := p.places[h]
+		n, ok := numbers[at.pack]
+		if !ok {
+			n = int32(len(m.packs)) //nolint:gosec // no more than in p
+			numbers[at.pack] = n
+			m.packs = append(m.packs, p.packs[at.pack])
+		}
+		at.pack = n
+		m.places[h] = at
+	})
+	return m, repacked, nil
+}
+
+// wasteful names the packs to pack again: those of which less than half is
+// needed, and small ones when there are many, up to maxRepack.
+func (p *packer) wasteful(m *Manifest) []int32 {
+	live := make([]int64, len(p.packs)+1) // with the pack to come
+	m.blocks(func(h wire.Hash, length int) { live[p.places[h].pack] += int64(length) })
+	small := 0
+	for n, l := range live[:len(p.packs)] {
+		if l > 0 && p.packs[n].size < smallPack {
+			small++
+		}
+	}
+	var out []int32
+	var total int64
+	for n, l := range live[:len(p.packs)] {
+		waste := l*2 < p.packs[n].size || small > maxSmall && p.packs[n].size < smallPack
+		if l > 0 && waste && total+l <= maxRepack {
+			total += l
+			out = append(out, int32(n)) //nolint:gosec // an index
+		}
+	}
+	return out
+}
+
+// repack adds the blocks of a pack that m needs to the pack to come.
+func (p *packer) repack(ctx context.Context, m *Manifest, n int32) error {
+	content, err := p.packs[n].read(ctx, p.store, p.prefix, nil)
+	if err != nil {
+		return err
+	}
+	m.blocks(func(h wire.Hash, _ int) {
+		if at := p.places[h]; at.pack == n && err == nil {
+			err = p.add(ctx, h, content[at.offset:at.offset+at.length])
+		}
+	})
+	return err
+}

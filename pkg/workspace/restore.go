@@ -1,0 +1,84 @@
+package workspace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/pkg/workspace/wire"
+)
+
+// Restore lays a snapshot's files down in a sandbox, replacing those of the same
+// paths; others stay. ErrNotFound if there is no such snapshot. After an error
+// the sandbox may hold a part: restore again, or into another. The snapshot may
+// be another session's of the same tenant, as a fork's is.
+func Restore(ctx context.Context, box sandbox.Sandbox, store Store, tenant, session, id string) (Result, error) {
+	began := time.Now()
+	m, err := Open(ctx, store, tenant, session, id)
+	if err != nil {
+		return Result{}, err
+	}
+	c, err := start(ctx, box, "runner", "restore")
+	if err != nil {
+		return Result{}, err
+	}
+	r := &restore{store: store, m: m, in: wire.NewWriter(c.p.Stdin()), out: wire.NewReader(c.p.Stdout())}
+	err = r.send(ctx)
+	var end wire.End
+	if err == nil {
+		err = errors.Join(r.out.Greet(), r.out.Expect(wire.FrameEnd, &end))
+	}
+	if err := c.finish(err); err != nil {
+		return Result{}, err
+	}
+	return Result{ID: id, Files: end.Files, Bytes: end.Bytes, Duration: time.Since(began)}, nil
+}
+
+// restore is one under way.
+type restore struct {
+	store Store
+	m     *Manifest
+	in    *wire.Writer
+	out   *wire.Reader
+}
+
+// send is the host's side of wire's restore: each pack is read once.
+func (r *restore) send(ctx context.Context) error {
+	if err := r.in.JSON(wire.FrameHello, wire.Hello{Protocol: wire.Protocol}); err != nil {
+		return err
+	}
+	for i := range r.m.entries {
+		if err := r.in.JSON(wire.FrameEntry, &r.m.entries[i]); err != nil {
+			return err
+		}
+	}
+	if err := r.in.Frame(wire.FrameGo, nil); err != nil {
+		return err
+	}
+	byPack := make([][]wire.Hash, len(r.m.packs))
+	r.m.blocks(func(h wire.Hash, _ int) {
+		n := r.m.places[h].pack
+		byPack[n] = append(byPack[n], h)
+	})
+	var buf []byte
+	for n, list := range byPack {
+		content, err := r.m.packs[n].read(ctx, r.store, r.m.prefix, buf)
+		if err != nil {
+			return err
+		}
+		for _, h := range list {
+			at := r.m.places[h]
+			b := content[at.offset : at.offset+at.length]
+			if wire.Sum(b) != h {
+				return &CorruptError{Object: r.m.prefix + r.m.ID, Err: fmt.Errorf("block %s does not lie where it says", h)}
+			}
+			if err := r.in.Frame(wire.FrameBlock, b); err != nil {
+				return err
+			}
+		}
+		buf = content
+	}
+	return errors.Join(r.in.JSON(wire.FrameEnd, wire.End{}), r.in.Flush())
+}

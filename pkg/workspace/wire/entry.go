@@ -1,0 +1,201 @@
+// Package wire is what a runner and its host say to each other about a
+// workspace: the entries of a tree, their canonical form, whose hash names a
+// snapshot, and the frames in which they travel.
+package wire
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+	"unicode/utf8"
+)
+
+// Bounds of a tree.
+const (
+	// BlockSize is the bytes of a file that are hashed, stored and sent as one; a file's last block is shorter.
+	BlockSize = 1 << 20
+	// MaxFileSize is the largest file a snapshot takes, in bytes; a larger one is skipped and reported.
+	MaxFileSize = 16 << 30
+	// MaxPath is the longest path and the longest target of a link, in bytes.
+	MaxPath = 4096
+	// MaxEntries is how many entries a snapshot may have.
+	MaxEntries = 1_000_000
+)
+
+// The two trees of a snapshot: every path begins with one of these.
+const (
+	Workspace = "workspace"
+	State     = "state"
+)
+
+// Hash is a SHA-256.
+type Hash [sha256.Size]byte
+
+// Sum is the hash of b.
+func Sum(b []byte) Hash { return sha256.Sum256(b) }
+
+// String is the hash in hex.
+func (h Hash) String() string { return hex.EncodeToString(h[:]) }
+
+// MarshalText is String.
+func (h Hash) MarshalText() ([]byte, error) { return hex.AppendEncode(nil, h[:]), nil }
+
+// UnmarshalText reads what MarshalText wrote.
+func (h *Hash) UnmarshalText(text []byte) error {
+	if len(text) != hex.EncodedLen(len(h)) {
+		return fmt.Errorf("hash: %d characters in place of %d", len(text), hex.EncodedLen(len(h)))
+	}
+	_, err := hex.Decode(h[:], text)
+	return err
+}
+
+// Kind is what an entry is.
+type Kind string
+
+// The kinds; whatever else a folder holds (sockets, devices, pipes) is in no snapshot.
+const (
+	File    Kind = "file"
+	Dir     Kind = "dir"
+	Symlink Kind = "symlink"
+)
+
+// Entry is a file, a folder or a symbolic link.
+type Entry struct {
+	Path      string // slash-separated, begins with workspace/ or state/; any bytes but NUL
+	Kind      Kind
+	Size      int64     // of a file, in bytes
+	Mode      uint32    // permission bits; 0 for a link
+	ModTime   time.Time // to the nanosecond; zero for a link
+	Target    string    // of a link, as it is
+	Blocks    []Hash    // of a file's content, BlockSize bytes each but for the last
+	Unsettled bool      // a file that changed each time while it was read: parts may be of different times
+}
+
+// entryJSON is an entry's canonical form. JSON holds UTF-8 only, so a path or
+// target that is not has a field of its own, in base64.
+type entryJSON struct {
+	Path      string `json:"path,omitempty"`
+	RawPath   []byte `json:"rawPath,omitempty"`
+	Kind      Kind   `json:"kind"`
+	Size      int64  `json:"size,omitempty"`
+	Mode      uint32 `json:"mode,omitempty"`
+	MTime     *int64 `json:"mtime,omitempty"` // seconds since 1970
+	MTimeNS   int    `json:"mtimeNs,omitempty"`
+	Target    string `json:"target,omitempty"`
+	RawTarget []byte `json:"rawTarget,omitempty"`
+	Blocks    []Hash `json:"sha256,omitempty"`
+	Unsettled bool   `json:"unsettled,omitempty"`
+}
+
+// MarshalJSON writes the canonical form.
+func (e Entry) MarshalJSON() ([]byte, error) {
+	j := entryJSON{Kind: e.Kind, Size: e.Size, Mode: e.Mode, Blocks: e.Blocks, Unsettled: e.Unsettled}
+	j.Path, j.RawPath = split(e.Path)
+	j.Target, j.RawTarget = split(e.Target)
+	if e.Kind != Symlink {
+		s := e.ModTime.Unix()
+		j.MTime, j.MTimeNS = &s, e.ModTime.Nanosecond()
+	}
+	return json.Marshal(j)
+}
+
+func split(s string) (string, []byte) {
+	if utf8.ValidString(s) {
+		return s, nil
+	}
+	return "", []byte(s)
+}
+
+// UnmarshalJSON reads what MarshalJSON wrote.
+func (e *Entry) UnmarshalJSON(raw []byte) error {
+	var j entryJSON
+	if err := json.Unmarshal(raw, &j); err != nil {
+		return err
+	}
+	if j.Path != "" && j.RawPath != nil || j.Target != "" && j.RawTarget != nil {
+		return errors.New("entry: path or target is given twice")
+	}
+	if j.MTimeNS < 0 || j.MTimeNS >= int(time.Second) {
+		return fmt.Errorf("entry: mtimeNs %d is no part of a second", j.MTimeNS)
+	}
+	*e = Entry{Path: j.Path + string(j.RawPath), Kind: j.Kind, Size: j.Size, Mode: j.Mode, Target: j.Target + string(j.RawTarget), Blocks: j.Blocks, Unsettled: j.Unsettled}
+	if j.MTime != nil {
+		e.ModTime = time.Unix(*j.MTime, int64(j.MTimeNS)).UTC()
+	}
+	return nil
+}
+
+// BlockLen is the length of a file's i-th block in bytes.
+func (e *Entry) BlockLen(i int) int {
+	return int(min(BlockSize, e.Size-int64(i)*BlockSize))
+}
+
+// Blocks is how many blocks a file of so many bytes has.
+func Blocks(size int64) int { return int((size + BlockSize - 1) / BlockSize) }
+
+// Check reports what an entry must not be: one that leads out of its tree, or contradicts itself.
+func (e *Entry) Check() error {
+	if err := checkPath(e.Path); err != nil {
+		return err
+	}
+	switch {
+	case e.Mode&^0o777 != 0:
+		return fmt.Errorf("entry %q: mode %#o has more than permission bits", e.Path, e.Mode)
+	case e.Kind != File && (e.Size != 0 || len(e.Blocks) != 0 || e.Unsettled):
+		return fmt.Errorf("entry %q: a %s has no content", e.Path, e.Kind)
+	case e.Kind != Symlink && e.Target != "":
+		return fmt.Errorf("entry %q: a %s has no target", e.Path, e.Kind)
+	}
+	switch e.Kind {
+	case Dir:
+	case Symlink:
+		if e.Target == "" || len(e.Target) > MaxPath || strings.IndexByte(e.Target, 0) >= 0 || e.Mode != 0 {
+			return fmt.Errorf("entry %q: a link needs a target of 1 to %d bytes without NUL, and has no mode", e.Path, MaxPath)
+		}
+	case File:
+		if e.Size < 0 || e.Size > MaxFileSize || len(e.Blocks) != Blocks(e.Size) {
+			return fmt.Errorf("entry %q: %d bytes do not have %d blocks", e.Path, e.Size, len(e.Blocks))
+		}
+	default:
+		return fmt.Errorf("entry %q: kind %q is not file, dir or symlink", e.Path, e.Kind)
+	}
+	return nil
+}
+
+func checkPath(path string) error {
+	if len(path) > MaxPath+len(Workspace) || strings.IndexByte(path, 0) >= 0 {
+		return fmt.Errorf("entry %.64q: a path has at most %d bytes and no NUL", path, MaxPath)
+	}
+	tree, rest, _ := strings.Cut(path, "/")
+	if tree != Workspace && tree != State {
+		return fmt.Errorf("entry %q: lies in neither %s/ nor %s/", path, Workspace, State)
+	}
+	for part := range strings.SplitSeq(rest, "/") {
+		if part == "" || part == "." || part == ".." {
+			return fmt.Errorf("entry %q: has a part %q", path, part)
+		}
+	}
+	return nil
+}
+
+// Compare orders paths as a walk meets them: a folder, all below it, then its next sibling by bytes.
+func Compare(a, b string) int {
+	for i := range min(len(a), len(b)) {
+		x, y := a[i], b[i]
+		if x == y {
+			continue
+		}
+		if x == '/' {
+			return -1
+		}
+		if y == '/' {
+			return 1
+		}
+		return int(x) - int(y)
+	}
+	return len(a) - len(b)
+}

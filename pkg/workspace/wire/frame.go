@@ -1,0 +1,196 @@
+package wire
+
+import (
+	"bufio"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+)
+
+// Protocol is the version that both sides state first.
+const Protocol = 1
+
+// MaxFrame bounds a frame's content in bytes: the entry of the largest file has a hash for each block.
+const MaxFrame = 2 << 20
+
+// Type is what a frame holds.
+type Type byte
+
+// The frames. Either side speaks alone until it has sent one that hands over or ends.
+//
+// Snapshot: the host says Hello; the runner says Hello and Found; the host says
+// Stop when it has that snapshot, else Known frames and Go; the runner sends
+// entries in order, each after those of its blocks that are not known, and End.
+// What it left out it reports with the entries, or before a Found with an id.
+//
+// Restore: the host says Hello, sends all entries in order and Go, each block
+// once, and End; the runner says Hello and End once everything is in place.
+const (
+	FrameHello Type = 'H' // Hello
+	FrameFound Type = 'F' // Found
+	FrameStop  Type = 'S' // empty
+	FrameKnown Type = 'K' // hashes, one after the other
+	FrameGo    Type = 'G' // empty
+	FrameBlock Type = 'B' // a block's bytes
+	FrameEntry Type = 'E' // Entry
+	FrameSkip  Type = 'R' // Skip
+	FrameEnd   Type = 'Z' // End
+)
+
+// Hello opens a stream.
+type Hello struct {
+	Protocol int `json:"protocol"`
+}
+
+// Found is what a runner can say of a tree without reading any content.
+type Found struct {
+	ID    string `json:"id,omitempty"` // "" when content has to be read to know
+	Files uint32 `json:"files,omitempty"`
+	Bytes uint64 `json:"bytes,omitempty"`
+}
+
+// Skip is something that is not in the snapshot, and why.
+type Skip struct {
+	Path   string `json:"path"` // bytes that are not UTF-8 are replaced
+	Reason Reason `json:"reason"`
+}
+
+// Reason is why something is left out of a snapshot.
+type Reason string
+
+// The reasons.
+const (
+	Unreadable  Reason = "unreadable"    // its mode keeps the runner out, or the disk failed
+	Special     Reason = "special"       // a socket, a device or a pipe
+	TooLarge    Reason = "too_large"     // larger than a snapshot takes
+	TooDeep     Reason = "too_deep"      // in more folders than a snapshot follows
+	PathTooLong Reason = "path_too_long" // its path, or a link's target, is longer than a snapshot takes
+)
+
+// End closes a stream: what came before it is the whole.
+type End struct {
+	ID    string `json:"id,omitempty"`
+	Files uint32 `json:"files"`
+	Bytes uint64 `json:"bytes"` // of all files
+	Read  uint64 `json:"read,omitempty"`
+}
+
+// Exit codes of the commands snapshot, restore and unpack, which other commands of the runner do not have.
+const (
+	ExitDiskFull = 5 // the sandbox has no room for what was to be written
+	ExitRefused  = 6 // the archive is at fault
+)
+
+// ErrCut is a stream that ended before its end.
+var ErrCut = errors.New("the stream was cut off before its end")
+
+const headerLen = 5
+
+// Writer writes frames. Flush has to be called before the other side is waited for.
+type Writer struct{ w *bufio.Writer }
+
+// NewWriter writes to w.
+func NewWriter(w io.Writer) *Writer { return &Writer{bufio.NewWriterSize(w, 64<<10)} }
+
+// Frame writes one.
+func (w *Writer) Frame(t Type, content []byte) error {
+	if len(content) > MaxFrame {
+		return fmt.Errorf("frame %c: %d bytes are more than %d", t, len(content), MaxFrame)
+	}
+	head := [headerLen]byte{byte(t)}
+	binary.BigEndian.PutUint32(head[1:], uint32(len(content))) //nolint:gosec // bounded above
+	if _, err := w.w.Write(head[:]); err != nil {
+		return err
+	}
+	_, err := w.w.Write(content)
+	return err
+}
+
+// JSON writes one that holds v.
+func (w *Writer) JSON(t Type, v any) error {
+	raw, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	return w.Frame(t, raw)
+}
+
+// Flush sends what is buffered.
+func (w *Writer) Flush() error { return w.w.Flush() }
+
+// Reader reads frames.
+type Reader struct {
+	r   *bufio.Reader
+	buf []byte
+}
+
+// NewReader reads from r.
+func NewReader(r io.Reader) *Reader { return &Reader{r: bufio.NewReaderSize(r, 64<<10)} }
+
+// Next gives the next frame; its content is valid until the next call. A stream
+// that ends gives an error that wraps ErrCut: who reads stops at End.
+func (r *Reader) Next() (Type, []byte, error) {
+	var head [headerLen]byte
+	if _, err := io.ReadFull(r.r, head[:]); err != nil {
+		return 0, nil, cut(err)
+	}
+	n := binary.BigEndian.Uint32(head[1:])
+	if n > MaxFrame {
+		return 0, nil, fmt.Errorf("%q is no frame: the other side is not a runner or host of this version", head[:])
+	}
+	if int(n) > cap(r.buf) {
+		r.buf = make([]byte, max(int(n), min(2*cap(r.buf), MaxFrame)))
+	}
+	r.buf = r.buf[:n]
+	if _, err := io.ReadFull(r.r, r.buf); err != nil {
+		return 0, nil, cut(err)
+	}
+	return Type(head[0]), r.buf, nil
+}
+
+// Expect reads a frame of type t, into v unless that is nil.
+func (r *Reader) Expect(t Type, v any) error {
+	got, content, err := r.Next()
+	if err != nil {
+		return err
+	}
+	if got != t {
+		return Unexpected(got)
+	}
+	if v == nil {
+		return nil
+	}
+	return Decode(t, content, v)
+}
+
+// Greet reads the other side's Hello.
+func (r *Reader) Greet() error {
+	var h Hello
+	if err := r.Expect(FrameHello, &h); err != nil {
+		return err
+	}
+	if h.Protocol != Protocol {
+		return fmt.Errorf("protocol %d is spoken there, %d here: runner and host must be of one version", h.Protocol, Protocol)
+	}
+	return nil
+}
+
+// Decode reads a frame's content.
+func Decode(t Type, content []byte, v any) error {
+	if err := json.Unmarshal(content, v); err != nil {
+		return fmt.Errorf("frame %c: %w", t, err)
+	}
+	return nil
+}
+
+// Unexpected says that a frame came out of turn.
+func Unexpected(t Type) error { return fmt.Errorf("frame %q does not belong here", byte(t)) }
+
+func cut(err error) error {
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.ErrClosedPipe) {
+		return ErrCut
+	}
+	return fmt.Errorf("%w: %w", ErrCut, err)
+}

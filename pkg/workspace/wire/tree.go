@@ -1,0 +1,76 @@
+package wire
+
+import (
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"hash"
+	"strings"
+)
+
+// Header is the first line of a tree's canonical form; entries follow, one a line.
+const Header = `{"spoolWorkspace":1}`
+
+// idPrefix begins the id of a snapshot.
+const idPrefix = "m-"
+
+// Tree checks entries one after the other and names the whole. It keeps no entry.
+type Tree struct {
+	hash    hash.Hash
+	last    string
+	folders []string // those that the last entry lies in
+	entries int
+}
+
+// NewTree begins a tree.
+func NewTree() *Tree {
+	t := &Tree{hash: sha256.New()}
+	t.hash.Write([]byte(Header + "\n")) //nolint:errcheck // a hash takes all
+	return t
+}
+
+// Add takes the next entry and gives its canonical line, without the newline.
+// It refuses one that Check refuses, one out of order, and one whose folder was
+// not added as a folder: so no path leads through a link.
+func (t *Tree) Add(e *Entry) ([]byte, error) {
+	if err := e.Check(); err != nil {
+		return nil, err
+	}
+	if t.last != "" && Compare(t.last, e.Path) >= 0 {
+		return nil, fmt.Errorf("entry %q: does not come after %q", e.Path, t.last)
+	}
+	if t.entries++; t.entries > MaxEntries {
+		return nil, fmt.Errorf("entry %q: a snapshot has at most %d files and folders", e.Path, MaxEntries)
+	}
+	parent := e.Path[:strings.LastIndexByte(e.Path, '/')]
+	for len(t.folders) > 0 && t.folders[len(t.folders)-1] != parent {
+		t.folders = t.folders[:len(t.folders)-1]
+	}
+	if len(t.folders) == 0 && parent != Workspace && parent != State {
+		return nil, fmt.Errorf("entry %q: its parent is no folder of the snapshot", e.Path)
+	}
+	if e.Kind == Dir {
+		t.folders = append(t.folders, e.Path)
+	}
+	t.last = e.Path
+	line, err := json.Marshal(e)
+	if err != nil {
+		return nil, err
+	}
+	t.hash.Write(line)         //nolint:errcheck // a hash takes all
+	t.hash.Write([]byte{'\n'}) //nolint:errcheck // a hash takes all
+	return line, nil
+}
+
+// ID names the tree as added so far: m- and the SHA-256 of its canonical form.
+func (t *Tree) ID() string { return fmt.Sprintf("%s%x", idPrefix, t.hash.Sum(nil)) }
+
+// CheckID reports an error unless id is one that ID gives.
+func CheckID(id string) error {
+	var h Hash
+	rest, ok := strings.CutPrefix(id, idPrefix)
+	if !ok || h.UnmarshalText([]byte(rest)) != nil || h.String() != rest {
+		return fmt.Errorf("snapshot: %.80q must be %s and 64 hex digits", id, idPrefix)
+	}
+	return nil
+}

@@ -1,0 +1,120 @@
+// Package workspace keeps the workspaces of sessions, with the agents' own
+// records beside them, as snapshots in an object store: content-addressed, only
+// what changed, restored into a new sandbox. The runner inside the sandbox reads
+// and writes the files; the other end of its stream is here.
+package workspace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/workspace/wire"
+)
+
+// Store holds objects by name. Names have slashes. An object appears as a whole
+// or not at all, also when its reader fails in the middle.
+type Store interface {
+	// Put stores all of r. Storing a name again replaces what it held.
+	Put(ctx context.Context, name string, r io.Reader) error
+	// Get opens an object; ErrNotFound if there is none.
+	Get(ctx context.Context, name string) (io.ReadCloser, error)
+	// Has tells whether there is an object.
+	Has(ctx context.Context, name string) (bool, error)
+}
+
+// Errors that a caller may branch on.
+var (
+	// ErrNotFound is an object, or a path of a snapshot, that is not there.
+	ErrNotFound = errors.New("not found in the workspaces' store")
+	// ErrNotFile is a path of a snapshot that is a folder or a symbolic link.
+	ErrNotFile = errors.New("is not a file")
+	// ErrCut is a sandbox that fell silent before all was said.
+	ErrCut = wire.ErrCut
+	// ErrTooLarge is a tree of more files than a snapshot takes.
+	ErrTooLarge = errors.New("the workspace has more than a snapshot takes")
+)
+
+// CorruptError is an object that does not hold what its name promises.
+type CorruptError struct {
+	Object string // its name in the store
+	Err    error
+}
+
+func (e *CorruptError) Error() string {
+	return fmt.Sprintf("object %s is corrupt: %v", e.Object, e.Err)
+}
+func (e *CorruptError) Unwrap() error { return e.Err }
+
+// RefusedError is an archive with something that never goes into a workspace.
+type RefusedError struct {
+	Message string // one sentence that names the entry
+}
+
+func (e *RefusedError) Error() string { return e.Message }
+
+// Entry is a file, a folder or a symbolic link of a snapshot.
+type Entry = wire.Entry
+
+// The kinds of entries.
+const (
+	File    = wire.File
+	Dir     = wire.Dir
+	Symlink = wire.Symlink
+)
+
+// Skip is something that a sandbox has and a snapshot has not.
+type Skip = wire.Skip
+
+// MaxSkips is how many of them a Result names.
+const MaxSkips = 100
+
+// Options of a snapshot.
+type Options struct {
+	Tenant  string
+	Session string
+	// Previous is the id of the session's snapshot before, "" for none: what is in it is not stored again.
+	Previous string
+}
+
+// Result is what a snapshot or a restore did.
+type Result struct {
+	ID        string // m-…, the same for the same files
+	Files     uint32
+	Bytes     uint64 // of all files
+	NewBytes  uint64 // of files, that had to be stored
+	Repacked  uint64 // bytes stored again, so that the snapshot needs fewer objects
+	ReadBytes uint64 // that the runner read to find what changed
+	Duration  time.Duration
+	Skips     []Skip // what is not in the snapshot, at most MaxSkips
+	Skipped   uint32 // how many there are
+	Unsettled uint32 // files that changed each time while they were read
+	Lost      error  // why Previous could not be used, so that all was stored again; nil if it could
+}
+
+// Name is a snapshot's object: what ID names in the store.
+func Name(tenant, session, id string) string { return tenant + "/" + session + "/" + id }
+
+// ParseName is the inverse of Name.
+func ParseName(name string) (tenant, session, id string, err error) {
+	parts := strings.Split(name, "/")
+	if len(parts) != 3 {
+		return "", "", "", fmt.Errorf("snapshot %.200q: must be tenant/session/id", name)
+	}
+	if err := check(parts[0], parts[1], parts[2]); err != nil {
+		return "", "", "", err
+	}
+	return parts[0], parts[1], parts[2], nil
+}
+
+func check(tenant, session, id string) error {
+	for _, f := range [][2]string{{"tenant", tenant}, {"session", session}} {
+		if f[1] == "" || strings.ContainsAny(f[1], "/ .*>") {
+			return fmt.Errorf("%s: %.80q cannot be part of an object's name", f[0], f[1])
+		}
+	}
+	return wire.CheckID(id)
+}

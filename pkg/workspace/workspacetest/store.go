@@ -1,0 +1,204 @@
+// Package workspacetest has what tests of workspaces need: a store in memory, the
+// suite that every store passes, and a sandbox that is a map of files.
+package workspacetest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/spoolhq/spool/pkg/workspace"
+)
+
+// Memory is a store in memory. Its zero value is empty.
+type Memory struct {
+	// Fail is asked before each call with its kind (put, get, has) and the object's name; what it gives is the outcome.
+	Fail func(call, name string) error
+
+	mu      sync.Mutex
+	objects map[string][]byte
+	gets    int
+}
+
+func (m *Memory) fails(call, name string) error {
+	if m.Fail == nil {
+		return nil
+	}
+	return m.Fail(call, name)
+}
+
+// Put stores an object.
+func (m *Memory) Put(ctx context.Context, name string, r io.Reader) error {
+	content, err := io.ReadAll(r)
+	if err = errors.Join(err, ctx.Err(), m.fails("put", name)); err != nil {
+		return err
+	}
+	m.Set(name, content)
+	return nil
+}
+
+// Get opens an object.
+func (m *Memory) Get(ctx context.Context, name string) (io.ReadCloser, error) {
+	if err := errors.Join(ctx.Err(), m.fails("get", name)); err != nil {
+		return nil, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.gets++
+	content, ok := m.objects[name]
+	if !ok {
+		return nil, fmt.Errorf("%s: %w", name, workspace.ErrNotFound)
+	}
+	return io.NopCloser(bytes.NewReader(content)), nil
+}
+
+// Has tells whether there is an object.
+func (m *Memory) Has(ctx context.Context, name string) (bool, error) {
+	if err := errors.Join(ctx.Err(), m.fails("has", name)); err != nil {
+		return false, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	_, ok := m.objects[name]
+	return ok, nil
+}
+
+// Set puts content under a name, whatever it promises; nil removes it.
+func (m *Memory) Set(name string, content []byte) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.objects == nil {
+		m.objects = map[string][]byte{}
+	}
+	if m.objects[name] = content; content == nil {
+		delete(m.objects, name)
+	}
+}
+
+// Object is what a name holds; nil if there is none.
+func (m *Memory) Object(name string) []byte {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.objects[name]
+}
+
+// Names lists the objects, sorted.
+func (m *Memory) Names() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var out []string
+	for name := range m.objects {
+		out = append(out, name)
+	}
+	slices.Sort(out)
+	return out
+}
+
+// Gets is how often an object was opened.
+func (m *Memory) Gets() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.gets
+}
+
+// Exercise holds a store to its promises. Each call of open gives an empty one.
+func Exercise(t *testing.T, open func(t *testing.T) workspace.Store) {
+	t.Run("what was put is got, whatever its size", func(t *testing.T) {
+		t.Parallel()
+		s, ctx := open(t), t.Context()
+		for _, size := range []int{0, 1, 512 << 10, 3<<20 + 7} {
+			name := fmt.Sprintf("acme/ses_1/p-%d", size)
+			content := bytes.Repeat([]byte("spool"), size/5+1)[:size]
+			// Single bytes at a time, as some readers give them.
+			if err := s.Put(ctx, name, &dribble{content}); err != nil {
+				t.Fatal(err)
+			}
+			if has, err := s.Has(ctx, name); err != nil || !has {
+				t.Errorf("has %s: %v %v", name, has, err)
+			}
+			if got := read(t, s, name); !bytes.Equal(got, content) {
+				t.Errorf("%s: got %d bytes, put %d", name, len(got), size)
+			}
+		}
+	})
+	t.Run("what is not there is not found", func(t *testing.T) {
+		t.Parallel()
+		s, ctx := open(t), t.Context()
+		if r, err := s.Get(ctx, "acme/ses_1/none"); !errors.Is(err, workspace.ErrNotFound) {
+			t.Errorf("get: %v %v", r, err)
+		}
+		if has, err := s.Has(ctx, "acme/ses_1/none"); err != nil || has {
+			t.Errorf("has: %v %v", has, err)
+		}
+	})
+	t.Run("a reader that fails leaves no object", func(t *testing.T) {
+		t.Parallel()
+		s, ctx := open(t), t.Context()
+		broken := errors.New("broken")
+		err := s.Put(ctx, "acme/ses_1/half", io.MultiReader(strings.NewReader(strings.Repeat("x", 1<<20)), failing{broken}))
+		if !errors.Is(err, broken) {
+			t.Errorf("put: %v", err)
+		}
+		if has, err := s.Has(ctx, "acme/ses_1/half"); err != nil || has {
+			t.Errorf("has: %v %v", has, err)
+		}
+	})
+	t.Run("a name put again holds the last", func(t *testing.T) {
+		t.Parallel()
+		s, ctx := open(t), t.Context()
+		for _, v := range []string{"one", "two"} {
+			if err := s.Put(ctx, "acme/ses_1/again", strings.NewReader(v)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := read(t, s, "acme/ses_1/again"); string(got) != "two" {
+			t.Errorf("got %q", got)
+		}
+	})
+	t.Run("a context that ended is an error", func(t *testing.T) {
+		t.Parallel()
+		s := open(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := s.Put(ctx, "acme/ses_1/late", strings.NewReader("x")); !errors.Is(err, context.Canceled) {
+			t.Errorf("put: %v", err)
+		}
+		if _, err := s.Get(ctx, "acme/ses_1/late"); !errors.Is(err, context.Canceled) {
+			t.Errorf("get: %v", err)
+		}
+	})
+}
+
+func read(t *testing.T, s workspace.Store, name string) []byte {
+	t.Helper()
+	r, err := s.Get(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	content, err := io.ReadAll(r)
+	if err = errors.Join(err, r.Close()); err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	return content
+}
+
+type dribble struct{ left []byte }
+
+func (d *dribble) Read(p []byte) (int, error) {
+	if len(d.left) == 0 {
+		return 0, io.EOF
+	}
+	n := copy(p[:min(len(p), 1000)], d.left)
+	d.left = d.left[n:]
+	return n, nil
+}
+
+type failing struct{ err error }
+
+func (f failing) Read([]byte) (int, error) { return 0, f.err }
