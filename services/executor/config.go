@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -18,9 +19,25 @@ import (
 // Config is the service's settings. The zero value takes every default.
 type Config struct {
 	DataDir string `default:"" env:"SPOOL_DATA_DIR" help:"Folder of local sandboxes and of what the engine is called; empty means the user's data folder."`
-	Runner  string `default:"" env:"SPOOL_RUNNER" help:"Path of the runner's binary; empty means runner beside this one, else on the PATH."`
+	Runner  string `default:"" env:"SPOOL_RUNNER" help:"Path of the runner's binary; for Docker also of a folder with runner-linux-amd64 and runner-linux-arm64. Empty means runner beside this one, else on the PATH."`
 	Engine  string `default:"" env:"SPOOL_ENGINE" help:"Name of what holds the sandboxes, shared by the executors of one machine; empty means the one kept in the data folder."`
 	Address string `default:"" env:"SPOOL_ADDRESS" help:"Where people find this executor; it is shown in its lease. Empty means the host's name."`
+
+	Sandbox        string  `default:"local" env:"SPOOL_SANDBOX" help:"What sandboxes are made of: local (processes of this machine, for development) or docker."`
+	DockerHost     string  `default:"" env:"SPOOL_DOCKER_HOST" help:"Where the Docker engine listens, as DOCKER_HOST writes it; empty means what DOCKER_HOST says, else the local socket."`
+	SandboxImage   string  `default:"spool/sandbox:latest" env:"SPOOL_SANDBOX_IMAGE" help:"Image of Docker sandboxes, unless the session says otherwise."`
+	SandboxRuntime string  `default:"" env:"SPOOL_SANDBOX_RUNTIME" help:"Runtime of Docker sandboxes, runsc for example; empty means the engine's own default."`
+	SandboxMemory  int64   `default:"2147483648" env:"SPOOL_SANDBOX_MEMORY" help:"Bytes of memory that a Docker sandbox may take."`
+	SandboxCPUs    float64 `name:"sandbox-cpus" default:"2" env:"SPOOL_SANDBOX_CPUS" help:"Processors' worth of time that a Docker sandbox may take."`
+	SandboxPIDs    int64   `name:"sandbox-pids" default:"512" env:"SPOOL_SANDBOX_PIDS" help:"Processes and threads that a Docker sandbox may have."`
+	SandboxDisk    int64   `default:"10737418240" env:"SPOOL_SANDBOX_DISK" help:"Bytes that a Docker sandbox's workspace and its agent's records may take; its runner ends the turn at the limit."`
+	SandboxTmp     int64   `default:"536870912" env:"SPOOL_SANDBOX_TMP" help:"Bytes of a Docker sandbox's /tmp, and of its home folder; they are in memory."`
+
+	EgressSockets string `default:"" env:"SPOOL_EGRESS_SOCKETS" help:"Docker volume, or folder of the engine's machine, with the egress proxy's socket for sandboxes; empty means that Docker sandboxes have no way out, to models neither."`
+	EgressAdmin   string `default:"" env:"SPOOL_EGRESS_ADMIN" help:"Path of the egress proxy's admin socket."`
+
+	Pool      []string      `default:"" env:"SPOOL_POOL" help:"Docker sandboxes to keep ready with their agent started, by architecture: claude-code=2,codex=1."`
+	PoolEvery time.Duration `default:"5s" env:"SPOOL_POOL_EVERY" help:"How often the pool is filled, beside whenever one was taken from it."`
 
 	Slots      int   `default:"0" env:"SPOOL_SLOTS" help:"Executions at once; 0 means 4 for each core."`
 	WarmMemory int64 `default:"0" env:"SPOOL_WARM_MEMORY" help:"Bytes that agents may take together before resting ones are ended, longest rested first; 0 means half of the machine's memory, negative that no agent rests."`
@@ -46,11 +63,54 @@ type Config struct {
 	NVIDIAModel      string `name:"nvidia-model" default:"meta/llama-3.3-70b-instruct" env:"SPOOL_NVIDIA_MODEL" help:"Model of architecture spool where the session names none and NVIDIA's API is used."`
 }
 
-// Provider is the sandbox provider of this executor.
-const Provider = "local"
+// The sandbox providers.
+const (
+	Local  = "local"
+	Docker = "docker"
+)
 
 // withDefaults is the config with nothing left at zero, or what is wrong with it.
 func (c Config) withDefaults() (Config, error) {
+	if c.Sandbox == "" {
+		c.Sandbox = Local
+	}
+	if c.Sandbox != Local && c.Sandbox != Docker {
+		return c, fmt.Errorf("sandbox: %q is neither %s nor %s", c.Sandbox, Local, Docker)
+	}
+	if c.SandboxImage == "" {
+		c.SandboxImage = "spool/sandbox:latest"
+	}
+	for _, n := range []struct {
+		name  string
+		value *int64
+		unset int64
+	}{
+		{"sandbox-memory", &c.SandboxMemory, 2 << 30}, {"sandbox-pids", &c.SandboxPIDs, 512},
+		{"sandbox-disk", &c.SandboxDisk, 10 << 30}, {"sandbox-tmp", &c.SandboxTmp, 512 << 20},
+	} {
+		if *n.value == 0 {
+			*n.value = n.unset
+		}
+		if *n.value < 0 {
+			return c, fmt.Errorf("%s: %d is negative", n.name, *n.value)
+		}
+	}
+	if c.SandboxCPUs == 0 {
+		c.SandboxCPUs = 2
+	}
+	if c.SandboxCPUs < 0 {
+		return c, fmt.Errorf("sandbox-cpus: %g is negative", c.SandboxCPUs)
+	}
+	if (c.EgressAdmin == "") != (c.EgressSockets == "") {
+		return c, errors.New("egress-admin and egress-sockets: set both, or neither")
+	}
+	c.Pool = slices.DeleteFunc(c.Pool, func(entry string) bool { return entry == "" })
+	if len(c.Pool) == 0 {
+		c.Pool = nil
+	}
+	if _, err := c.pool(); err != nil {
+		return c, err
+	}
 	if c.Slots == 0 {
 		c.Slots = 4 * runtime.NumCPU()
 	}
@@ -77,6 +137,7 @@ func (c Config) withDefaults() (Config, error) {
 		{"beat", &c.Beat, time.Second},
 		{"warm-every", &c.WarmEvery, 5 * time.Second},
 		{"sweep-every", &c.SweepEvery, time.Minute},
+		{"pool-every", &c.PoolEvery, 5 * time.Second},
 	} {
 		if *d.value == 0 {
 			*d.value = d.unset
@@ -161,6 +222,8 @@ func (c Config) withRunner() (Config, error) {
 	if c.Runner != "" {
 		if info, err := os.Stat(c.Runner); err != nil {
 			return c, fmt.Errorf("runner: %w", err)
+		} else if info.IsDir() && c.Sandbox == Docker {
+			return c, nil // one binary for each of an engine's architectures
 		} else if info.IsDir() || info.Mode()&0o111 == 0 {
 			return c, fmt.Errorf("runner: %s is no program", c.Runner)
 		}
@@ -199,39 +262,4 @@ func halfOfMemory() int64 {
 		return kib * 1024 / 2
 	}
 	return unknown
-}
-
-// agent gives the model and the environment of an architecture's process. The
-// environment reaches that process alone: not the log, nor the rest of the sandbox.
-func (c Config) agent(architecture, model string) (string, map[string]string) {
-	env := map[string]string{}
-	set := func(key, value string) {
-		if value != "" {
-			env[key] = value
-		}
-	}
-	if architecture == "claude-code" {
-		set("ANTHROPIC_API_KEY", c.AnthropicKey)
-		set("ANTHROPIC_BASE_URL", c.AnthropicBaseURL)
-		if model == "" {
-			model = c.AnthropicModel
-		}
-		return model, env
-	}
-	// NVIDIA's names have a vendor before a slash; without a model it serves where OpenAI's API is not set up.
-	openAI := c.OpenAIKey != "" || c.OpenAIBaseURL != ""
-	if c.NVIDIAKey != "" && (strings.Contains(model, "/") || !openAI) {
-		set("OPENAI_API_KEY", c.NVIDIAKey)
-		set("OPENAI_BASE_URL", c.NVIDIABaseURL)
-		if model == "" {
-			model = c.NVIDIAModel
-		}
-		return model, env
-	}
-	set("OPENAI_API_KEY", c.OpenAIKey)
-	set("OPENAI_BASE_URL", c.OpenAIBaseURL)
-	if model == "" {
-		model = c.OpenAIModel
-	}
-	return model, env
 }

@@ -25,16 +25,18 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/executor/internal/holder"
 	"github.com/spoolhq/spool/services/executor/internal/lease"
-	"github.com/spoolhq/spool/services/executor/internal/local"
 )
 
 // Deps is what the service stands on.
 type Deps struct {
 	NATS     *nats.Conn // the connection that Log writes over too
 	Log      eventlog.Log
-	Provider sandbox.Provider // nil for local processes under Config.DataDir
+	Provider sandbox.Provider // nil for Config.Sandbox; a given one has neither workspaces in the object store nor egress unless they are given too
 	Logger   *slog.Logger
 	Now      func() time.Time // nil for the clock
+
+	Workspaces holder.Workspaces // beside a given Provider: nil for none
+	Egress     holder.Egress     // likewise
 }
 
 // Executor is one copy of the service.
@@ -69,7 +71,7 @@ func build(cfg Config, deps Deps) (*Executor, error) {
 	if err != nil {
 		return nil, err
 	}
-	if deps.Provider == nil || cfg.Engine == "" {
+	if deps.Provider == nil && cfg.Sandbox == Local || cfg.Engine == "" {
 		if cfg, err = cfg.withFolder(); err != nil {
 			return nil, err
 		}
@@ -81,9 +83,13 @@ func build(cfg Config, deps Deps) (*Executor, error) {
 		if cfg, err = cfg.withRunner(); err != nil {
 			return nil, err
 		}
-		if deps.Provider, err = local.New(local.Config{Dir: cfg.DataDir, Runner: cfg.Runner, Engine: cfg.Engine, Logger: deps.Logger}); err != nil {
+		if deps.Provider, err = cfg.provider(deps.Logger); err != nil {
 			return nil, err
 		}
+	}
+	pool, err := cfg.pool()
+	if err != nil {
+		return nil, err
 	}
 	id, err := events.NewID(events.KindExecutor, deps.Now(), rand.Reader)
 	if err != nil {
@@ -94,12 +100,13 @@ func build(cfg Config, deps Deps) (*Executor, error) {
 	if e.js, err = jetstream.New(deps.NATS); err != nil {
 		return nil, err
 	}
-	e.leases = lease.New(e.js, topology.Lease{Executor: id, Provider: Provider, Engine: cfg.Engine, Slots: cfg.Slots, Address: cfg.Address}, deps.Logger)
+	e.leases = lease.New(e.js, topology.Lease{Executor: id, Provider: cfg.Sandbox, Engine: cfg.Engine, Slots: cfg.Slots, Address: cfg.Address}, deps.Logger)
 	e.holder = holder.New(holder.Config{
-		Executor: id, Provider: Provider, Engine: cfg.Engine, Slots: cfg.Slots, WarmMemory: uint64(max(cfg.WarmMemory, 0)), //nolint:gosec // not negative
+		Executor: id, Provider: cfg.Sandbox, Engine: cfg.Engine, Slots: cfg.Slots, WarmMemory: uint64(max(cfg.WarmMemory, 0)), //nolint:gosec // not negative
 		Window: cfg.CommitWindow, Beat: cfg.Beat, KillAfter: cfg.KillAfter, MaxAttempts: uint32(cfg.MaxAttempts), //nolint:gosec // at most 100
-		EngineGone: cfg.EngineGone, Agent: cfg.agent,
+		EngineGone: cfg.EngineGone, Agent: cfg.agent, Pool: pool, PoolEvery: cfg.PoolEvery,
 	}, holder.Deps{
+		Workspaces: deps.Workspaces, Egress: deps.Egress,
 		Sessions: eventlog.Sessions{Log: deps.Log}, Sandbox: deps.Provider, Leases: e.leases,
 		Deltas: holder.Stream{JetStream: e.js}, Logger: deps.Logger, Now: deps.Now,
 	})
@@ -144,6 +151,7 @@ func (e *Executor) Run(ctx context.Context) error {
 	})
 	all.Go(func() error { e.holder.Warm(work, e.cfg.WarmEvery); return nil })
 	all.Go(func() error { e.holder.Sweeps(work, e.cfg.SweepEvery); return nil })
+	all.Go(func() error { e.holder.Pool(work); return nil })
 	all.Go(func() error { e.jobs.adopt(work); return nil })
 	all.Go(func() error {
 		defer stop()

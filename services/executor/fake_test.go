@@ -29,10 +29,14 @@ type fakeProvider struct {
 	createErr  error
 	made       int
 	terminated map[string]bool // id to wiped
+	specs      map[string]sandbox.Spec
+	paused     map[string]bool
+	workspaces map[string]bool // by the id of the sandbox they were made for
 }
 
 func newFakeProvider(s script) *fakeProvider {
-	return &fakeProvider{script: s, boxes: map[string]*fakeBox{}, terminated: map[string]bool{}}
+	return &fakeProvider{script: s, boxes: map[string]*fakeBox{}, terminated: map[string]bool{},
+		specs: map[string]sandbox.Spec{}, paused: map[string]bool{}, workspaces: map[string]bool{}}
 }
 
 func (p *fakeProvider) Create(_ context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
@@ -45,7 +49,10 @@ func (p *fakeProvider) Create(_ context.Context, spec sandbox.Spec) (sandbox.San
 		return b, nil
 	}
 	p.made++
-	b := &fakeBox{spec: spec, runner: newFakeRunner(p.script, events.Derive(events.KindJournal, spec.ID))}
+	p.specs[spec.ID] = spec
+	kept := spec.Workspace != "" && p.workspaces[spec.Workspace]
+	p.workspaces[spec.ID] = true
+	b := &fakeBox{spec: spec, kept: kept, files: &fakeFiles{content: map[string]string{}}, runner: newFakeRunner(p.script, events.Derive(events.KindJournal, spec.ID))}
 	p.boxes[spec.ID] = b
 	return b, nil
 }
@@ -72,6 +79,9 @@ func (p *fakeProvider) Terminate(_ context.Context, id string, wipe bool) error 
 	b := p.boxes[id]
 	delete(p.boxes, id)
 	p.terminated[id] = wipe
+	if wipe {
+		delete(p.workspaces, id)
+	}
 	p.mu.Unlock()
 	if b != nil {
 		b.runner.die()
@@ -115,11 +125,14 @@ func (p *fakeProvider) close() {
 type fakeBox struct {
 	spec   sandbox.Spec
 	runner *fakeRunner
+	kept   bool
+	files  *fakeFiles
 }
 
 func (b *fakeBox) ID() string                            { return b.spec.ID }
 func (b *fakeBox) Running(context.Context) (bool, error) { return !b.runner.isDead(), nil }
-func (b *fakeBox) Files() sandbox.Files                  { panic("the executor has no business with files yet") }
+func (b *fakeBox) Files() sandbox.Files                  { return b.files }
+func (b *fakeBox) Kept() bool                            { return b.kept }
 func (b *fakeBox) Exec(_ context.Context, c sandbox.Command) (sandbox.Process, error) {
 	var a runner.Attach
 	if n, err := fmt.Sscanf(strings.Join(c.Args, " "), "runner attach --epoch %d --after %d", &a.Epoch, &a.After); n != 2 {

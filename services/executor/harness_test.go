@@ -25,6 +25,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events/session"
 	"github.com/spoolhq/spool/pkg/natsserver"
 	"github.com/spoolhq/spool/pkg/natsserver/natstest"
+	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/executor"
 )
@@ -53,6 +54,10 @@ type bench struct {
 	provider *fakeProvider
 	engine   string
 	local    func(*executor.Config) // for real sandboxes
+	store    *fakeStore             // nil for none
+	egress   *fakeEgress            // nil for none
+	pausable bool                   // the provider can pause, and pool
+	wrap     func(sandbox.Provider) sandbox.Provider
 
 	mu     sync.Mutex
 	deltas []events.Delta
@@ -121,6 +126,18 @@ func (b *bench) run(change ...func(*executor.Config)) *copyOf {
 		WarmEvery: time.Hour, SweepEvery: time.Hour, EngineGone: 4 * time.Second,
 	}
 	deps := executor.Deps{Provider: b.provider, Logger: natstest.Logger(b.t)}
+	if b.pausable {
+		deps.Provider = pausable{b.provider}
+	}
+	if b.wrap != nil {
+		deps.Provider = b.wrap(deps.Provider)
+	}
+	if b.store != nil {
+		deps.Workspaces = b.store
+	}
+	if b.egress != nil {
+		deps.Egress = b.egress
+	}
 	if b.local != nil {
 		b.local(&cfg)
 		deps.Provider = nil

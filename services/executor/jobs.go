@@ -35,7 +35,7 @@ func newJobs(e *Executor) (*jobs, error) {
 	if j.dead, err = bus.NewPublisher(bus.PublisherConfig{JetStream: e.js, Deduplicate: true, Logger: e.deps.Logger}); err != nil {
 		return nil, err
 	}
-	j.router, err = j.newRouter(topology.JobsAnyConsumer(Provider), topology.JobsOnConsumer(Provider, e.cfg.Engine))
+	j.router, err = j.newRouter(topology.JobsAnyConsumer(e.cfg.Sandbox), topology.JobsOnConsumer(e.cfg.Sandbox, e.cfg.Engine))
 	return j, err
 }
 
@@ -131,7 +131,7 @@ func (j *jobs) waiting(ctx context.Context) (map[string]bool, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", topology.StreamJobs, err)
 	}
-	prefix := topology.JobOn(Provider, "")
+	prefix := topology.JobOn(j.e.cfg.Sandbox, "")
 	info, err := stream.Info(ctx, jetstream.WithSubjectFilter(prefix+"*"))
 	if err != nil {
 		return nil, fmt.Errorf("look into %s: %w", topology.StreamJobs, err)
@@ -139,7 +139,7 @@ func (j *jobs) waiting(ctx context.Context) (map[string]bool, error) {
 	out := map[string]bool{}
 	for subject := range info.State.Subjects {
 		engine := strings.TrimPrefix(subject, prefix)
-		if engine != j.e.cfg.Engine && j.e.leases.EngineGone(Provider, engine) >= j.e.cfg.EngineGone {
+		if engine != j.e.cfg.Engine && j.e.leases.EngineGone(j.e.cfg.Sandbox, engine) >= j.e.cfg.EngineGone {
 			out[engine] = true
 		}
 	}
@@ -149,7 +149,7 @@ func (j *jobs) waiting(ctx context.Context) (map[string]bool, error) {
 // take runs a router for another engine's jobs until it is stopped.
 func (j *jobs) take(ctx context.Context, engine string, routers *sync.WaitGroup) context.CancelFunc {
 	ctx, stop := context.WithCancel(ctx)
-	router, err := j.newRouter(topology.JobsOnConsumer(Provider, engine))
+	router, err := j.newRouter(topology.JobsOnConsumer(j.e.cfg.Sandbox, engine))
 	if err != nil {
 		j.e.deps.Logger.Error("jobs of an engine that is gone cannot be taken", "engine", engine, "error", err)
 		return stop

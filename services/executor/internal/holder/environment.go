@@ -431,4 +431,3 @@ func (h *Holder) health(ctx context.Context, sb run.Sandbox, link asker, epoch u
 	}
 	return []events.Payload{news}
 }
-

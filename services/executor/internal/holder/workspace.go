@@ -35,6 +35,7 @@ type Snapshot struct {
 	Files    uint32
 	Bytes    uint64 // of all files
 	NewBytes uint64 // that had to be stored
+	Skipped  uint32 // files that it does not hold: unreadable, or of a kind that is not kept
 }
 
 // snapshotWithin bounds one snapshot, restore or file.
@@ -59,7 +60,7 @@ func (h *Holder) snapshot(ctx context.Context, l eventlog.Loaded, box sandbox.Sa
 		return events.WorkspaceSynced{}, fmt.Errorf("snapshot of %s: %w", box.ID(), err)
 	}
 	return events.WorkspaceSynced{
-		Snapshot: s.ID, Reason: reason, Request: l.Life.Syncs, Applied: l.Run.Applied, Files: s.Files, Bytes: s.Bytes, NewBytes: s.NewBytes,
+		Snapshot: s.ID, Reason: reason, Request: l.Life.Syncs, Applied: l.Run.Applied, Files: s.Files, Bytes: s.Bytes, NewBytes: s.NewBytes, Skipped: s.Skipped,
 		DurationMs: uint32(h.d.Now().Sub(began).Milliseconds()), //nolint:gosec // bounded by snapshotWithin
 	}, nil
 }
@@ -173,7 +174,7 @@ func (h *Holder) spec(l eventlog.Loaded, id string) sandbox.Spec {
 	if l.Run.Lost.Engine == h.cfg.Engine {
 		spec.Workspace = l.Run.Lost.Workspace
 	}
-	if sb := l.Run.Sandbox; sb.ID == id && sb.Workspace != id {
+	if sb := l.Run.Sandbox; sb.ID == id && sb.Workspace != "" && sb.Workspace != id {
 		spec.Workspace = sb.Workspace
 	}
 	return spec

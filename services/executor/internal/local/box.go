@@ -39,6 +39,9 @@ type box struct {
 // ID is sbx_….
 func (b *box) ID() string { return b.rec.ID }
 
+// Kept is false when the session had no workspace here before this sandbox.
+func (b *box) Kept() bool { return !b.rec.Empty }
+
 // Running tells whether the runner lives.
 func (b *box) Running(context.Context) (bool, error) {
 	_, alive := b.runner()
@@ -149,6 +152,9 @@ func (b *box) end(ctx context.Context) error {
 	if s, alive := b.runner(); alive {
 		doomed[s.PID] = s.Start
 		b.spread(doomed)
+		if err := kill(s.PID, syscall.SIGCONT); err != nil { // it may be paused
+			return err
+		}
 		if err := syscall.Kill(s.PID, syscall.SIGTERM); err != nil && !errors.Is(err, syscall.ESRCH) {
 			return fmt.Errorf("end the runner: %w", err)
 		}

@@ -56,6 +56,7 @@ type record struct {
 	Labels  sandbox.Labels `json:"labels"`
 	Created time.Time      `json:"created"`
 	Socket  string         `json:"socket"`
+	Empty   bool           `json:"empty,omitempty"` // its session had no workspace here before
 }
 
 // started is runner.json: a pid and the moment its process began, which tells it
@@ -119,6 +120,8 @@ func (p *Provider) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandb
 // prepare makes the folders and sandbox.json.
 func (p *Provider) prepare(spec sandbox.Spec) (record, error) {
 	dir := p.folder(spec.ID)
+	_, err := os.Lstat(p.workspace(spec.Labels.Session))
+	empty := errors.Is(err, fs.ErrNotExist)
 	for _, d := range []string{
 		filepath.Join(dir, "home"), filepath.Join(dir, "tmp"),
 		p.workspace(spec.Labels.Session), filepath.Join(p.state(spec.Labels.Session), "agent"),
@@ -138,7 +141,7 @@ func (p *Provider) prepare(spec sandbox.Spec) (record, error) {
 	if err != nil {
 		return record{}, err
 	}
-	rec = record{spec.ID, spec.Labels, time.Now().UTC(), socket}
+	rec = record{spec.ID, spec.Labels, time.Now().UTC(), socket, empty}
 	if err := writeJSON(filepath.Join(p.state(spec.Labels.Session), "labels.json"), spec.Labels); err != nil {
 		return record{}, err
 	}

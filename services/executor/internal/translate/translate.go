@@ -122,10 +122,26 @@ func (t *Translator) payload(l runner.Line, at, now time.Time) Result {
 	case events.SubagentSpawned, events.SubagentCompleted, events.PermissionDecided, events.TranscriptWritten,
 		events.MetadataUpdate, events.Log, events.Error, events.WatchdogWarned:
 		return t.keep(l, at, data)
+	case events.FileCreated:
+		return t.file(l, at, p.Path, data, now)
+	case events.FileModified:
+		return t.file(l, at, p.Path, data, now)
+	case events.FileDeleted:
+		return t.file(l, at, p.Path, data, now)
 	case events.Opaque:
 		return t.bad(l, now)
 	}
 	return t.complain(l.N, CodeForged, fmt.Sprintf("line %d of the runner claims to be %s, which is not a runner's to say", l.N, l.Type), now)
+}
+
+// maxPath bounds a file's path in bytes.
+const maxPath = 4096
+
+func (t *Translator) file(l runner.Line, at time.Time, path string, data events.Payload, now time.Time) Result {
+	if path == "" || len(path) > maxPath {
+		return t.bad(l, now)
+	}
+	return t.keep(l, at, data)
 }
 
 func (t *Translator) blockEvent(l runner.Line, at time.Time, b events.Block, wrap func(events.Block) events.Payload, now time.Time) Result {
@@ -188,13 +204,22 @@ func (t *Translator) complain(n uint64, code, message string, now time.Time) Res
 
 func (t *Translator) keep(l runner.Line, at time.Time, data events.Payload) Result {
 	execution := t.ExecutionID
-	if _, isLog := data.(events.Log); isLog && l.ExecutionID == "" {
-		execution = "" // said between turns
+	if l.ExecutionID == "" && betweenTurns(data) {
+		execution = ""
 	}
 	return Result{Event: &events.Event{
 		ID: events.Derive(events.KindEvent, t.Journal, strconv.FormatUint(l.N, 10)), Time: at,
 		ExecutionID: execution, ConversationID: conversation(l.ConversationID), Source: events.FromRunner, N: l.N, Data: data,
 	}}
+}
+
+// betweenTurns tells whether a runner may say something while no execution runs.
+func betweenTurns(data events.Payload) bool {
+	switch data.(type) {
+	case events.Log, events.FileCreated, events.FileModified, events.FileDeleted:
+		return true
+	}
+	return false
 }
 
 // at keeps a runner's time between the event before and now.

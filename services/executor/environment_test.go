@@ -1,0 +1,425 @@
+package executor_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/events/session"
+	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/services/executor"
+)
+
+func quick(t *fakeTurn) {
+	t.Start()
+	t.Text("b", "done")
+	t.End(runner.Ended{Outcome: runner.Completed})
+}
+
+func newStoreBench(t *testing.T, s script) *bench {
+	b := newBench(t, s)
+	b.store, b.pausable = newFakeStore(), true
+	return b
+}
+
+// of gives the events of one type.
+func of[P events.Payload](s *talk) (out []P) {
+	for _, e := range s.events() {
+		if p, ok := e.Data.(P); ok {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+func (s *talk) do(c func(session.Base, eventlog.Loaded) session.Command) {
+	s.b.t.Helper()
+	s.life(c)
+	s.job()
+}
+
+func (s *talk) put(path, content string) {
+	s.do(func(base session.Base, l eventlog.Loaded) session.Command {
+		return session.PutFile{Base: base, File: session.File{Path: path, Object: content}, Held: l.Run.Snapshot.Applied}
+	})
+}
+
+func (s *talk) idle() {
+	s.do(func(base session.Base, l eventlog.Loaded) session.Command {
+		base.Now = base.Now.Add(2 * time.Hour)
+		return session.Expire{Base: base, Run: l.View()}
+	})
+}
+
+func short(o events.Options) func(*events.SessionCreated) {
+	return func(c *events.SessionCreated) {
+		o.IdleTimeoutMs, o.TurnLimitMs, o.SessionLimitMs = 3600_000, 3600_000, 86400_000
+		c.Options = o
+	}
+}
+
+// TestIdleAndBack: each turn ends with a snapshot; an idle session gives its
+// sandbox up after one more; its next turn finds the same files in a new sandbox.
+func TestIdleAndBack(t *testing.T) {
+	t.Parallel()
+	b := newStoreBench(t, quick)
+	b.run()
+	s := b.session(short(events.Options{}))
+	s.ended(s.post("one"))
+	s.until("the turn's snapshot is there", func(l eventlog.Loaded) bool { return l.Run.Snapshot.ID != "" })
+	first := b.provider.only()
+	s.put("a.txt", "A")
+	s.until("the file is in a snapshot", func(l eventlog.Loaded) bool { return l.Run.Snapshot.Applied == 1 })
+	if got := first.files.all(); got != "a.txt=A" {
+		t.Fatalf("the workspace has %q", got)
+	}
+	s.put("b.txt", "B") // in the workspace, then in the last snapshot
+	s.until("the second is applied", func(l eventlog.Loaded) bool { return l.Run.Applied == 2 })
+	s.idle()
+	s.until("the sandbox is given up", func(l eventlog.Loaded) bool { return l.Run.Sandbox.ID == "" })
+	b.until("it is wiped", func() bool { wiped, gone := b.provider.wiped(first.ID()); return wiped && gone })
+	s.put("c.txt", "C") // while there is no sandbox
+	s.ended(s.post("two"))
+	second := b.provider.only()
+	if got := second.files.all(); got != "a.txt=A b.txt=B c.txt=C" {
+		t.Fatalf("after the return the workspace has %q", got)
+	}
+	if second.ID() == first.ID() || len(of[events.WorkspaceRestored](s)) != 1 {
+		t.Fatalf("events %s", types(s.events()))
+	}
+	var reasons []string
+	for _, w := range of[events.WorkspaceSynced](s) {
+		reasons = append(reasons, w.Reason)
+	}
+	if !slices.Contains(reasons, "turn") || !slices.Contains(reasons, "requested") || !slices.Contains(reasons, "idle") {
+		t.Errorf("snapshots %v", reasons)
+	}
+	s.check()
+	b.noJobs()
+}
+
+// TestFilesInMidTurn: a file that is put while the agent works is there soon,
+// also one that is refused is told; a snapshot that is asked for is taken.
+func TestFilesInMidTurn(t *testing.T) {
+	t.Parallel()
+	b := newStoreBench(t, polite)
+	b.run()
+	s := b.session(short(events.Options{}))
+	execution := s.post("go")
+	s.untilStarted()
+	s.put("a.txt", "A")
+	s.put("../evil", "E")
+	s.do(func(base session.Base, _ eventlog.Loaded) session.Command { return session.RequestSync{Base: base} })
+	l := s.until("all of it is done", func(l eventlog.Loaded) bool { return l.Run.Applied == 2 && l.Run.Synced == 1 })
+	if l.Run.Over() {
+		t.Fatal("the turn has ended")
+	}
+	if got := b.provider.only().files.all(); got != "a.txt=A" {
+		t.Errorf("the workspace has %q", got)
+	}
+	var told string
+	for _, a := range of[events.FilesApplied](s) {
+		told += a.Error
+	}
+	if !strings.Contains(told, "../evil") {
+		t.Errorf("the refusal is told as %q", told)
+	}
+	s.interrupt()
+	s.ended(execution)
+	b.noJobs()
+}
+
+// TestSnapshotGivesWay: a snapshot at the end of a turn does not hold the next message up.
+func TestSnapshotGivesWay(t *testing.T) {
+	t.Parallel()
+	b := newStoreBench(t, quick)
+	b.store.block = make(chan struct{}) // never closed
+	b.run()
+	s := b.session(short(events.Options{}))
+	s.ended(s.post("one"))
+	<-b.store.began
+	s.ended(s.post("two"))
+	<-b.store.began
+}
+
+// TestInterval: while a turn runs its workspace is stored at every interval.
+func TestInterval(t *testing.T) {
+	t.Parallel()
+	b := newStoreBench(t, polite)
+	b.run()
+	s := b.session(short(events.Options{SyncIntervalMs: 1}))
+	execution := s.post("go")
+	b.until("two snapshots are there", func() bool { return len(of[events.WorkspaceSynced](s)) >= 2 })
+	s.interrupt()
+	s.ended(execution)
+	if w := of[events.WorkspaceSynced](s)[0]; w.Reason != "interval" {
+		t.Errorf("reason %q", w.Reason)
+	}
+}
+
+// TestPause: a paused execution keeps neither job nor holder, waits for open
+// requests to models first, and goes on in the same process.
+func TestPause(t *testing.T) {
+	t.Parallel()
+	b := newStoreBench(t, polite)
+	b.egress = &fakeEgress{open: 1}
+	b.run()
+	s := b.session(short(events.Options{}))
+	execution := s.post("go")
+	s.untilStarted()
+	pause := func(base session.Base, l eventlog.Loaded) session.Command {
+		return session.RequestPause{Base: base, ExecutionID: execution, ActiveEnded: l.View().ActiveEnded}
+	}
+	s.do(pause)
+	if l := s.load(); l.Run.Phase != run.Running {
+		t.Fatalf("phase %s with a request open", l.Run.Phase)
+	}
+	b.egress.set(0)
+	l := s.until("it stands still", func(l eventlog.Loaded) bool { return l.Run.Phase == run.Paused })
+	id := l.Run.Sandbox.ID
+	if !b.provider.isPaused(id) || !l.Run.Sandbox.Paused {
+		t.Fatal("the sandbox is not paused")
+	}
+	b.noJobs()
+	s.do(func(base session.Base, l eventlog.Loaded) session.Command {
+		return session.RequestResume{Base: base, ExecutionID: execution, ActiveEnded: l.View().ActiveEnded}
+	})
+	s.until("it goes on", func(l eventlog.Loaded) bool { return l.Run.Phase == run.Running })
+	s.do(pause)
+	s.until("it stands still again", func(l eventlog.Loaded) bool { return l.Run.Phase == run.Paused })
+	s.do(func(base session.Base, l eventlog.Loaded) session.Command {
+		return session.RequestCancel{Base: base, ExecutionID: execution, ActiveEnded: l.View().ActiveEnded}
+	})
+	s.ended(execution)
+	if c, ok := s.last(execution).(events.ExecutionCancelled); !ok || c.Reason != "cancelled" {
+		t.Errorf("end %+v", s.last(execution))
+	}
+	if n := len(of[events.ExecutionStarted](s)); n != 1 || b.provider.isPaused(id) {
+		t.Errorf("%d starts; paused: %v", n, b.provider.isPaused(id))
+	}
+	b.noJobs()
+}
+
+// TestTerminate ends process and sandbox at once; the workspace stays for the next one.
+func TestTerminate(t *testing.T) {
+	t.Parallel()
+	b := newStoreBench(t, stubborn)
+	b.run(func(c *executor.Config) { c.KillAfter = time.Hour })
+	s := b.session(short(events.Options{}))
+	execution := s.post("go")
+	s.untilStarted()
+	id := s.load().Run.Sandbox.ID
+	s.do(func(base session.Base, l eventlog.Loaded) session.Command {
+		return session.RequestTerminate{Base: base, ActiveEnded: l.View().ActiveEnded, HasSandbox: true}
+	})
+	l := s.ended(execution)
+	if c, ok := s.last(execution).(events.ExecutionCancelled); !ok || c.Reason != "terminated" {
+		t.Errorf("end %+v", s.last(execution))
+	}
+	if wiped, gone := b.provider.wiped(id); wiped || !gone || l.Run.Lost.Workspace != id {
+		t.Errorf("wiped %v, gone %v, kept %+v", wiped, gone, l.Run.Lost)
+	}
+	next := s.post("again")
+	s.until("the next has started", func(l eventlog.Loaded) bool { return l.Run.Execution == next && l.Run.Phase == run.Running })
+	if box := b.provider.only(); !box.kept || box.spec.Workspace != id {
+		t.Errorf("the next sandbox has workspace %q of %q, kept: %v", box.spec.Workspace, id, box.kept)
+	}
+	s.cancel(next)
+	s.do(func(base session.Base, l eventlog.Loaded) session.Command {
+		return session.RequestTerminate{Base: base, ExecutionID: next, ActiveEnded: l.View().ActiveEnded}
+	})
+	s.ended(next)
+	b.noJobs()
+}
+
+// TestMaxAge: a sandbox that is too old is replaced between two turns, files included.
+func TestMaxAge(t *testing.T) {
+	t.Parallel()
+	b := newStoreBench(t, quick)
+	b.run()
+	s := b.session(short(events.Options{SandboxMaxAgeMs: 1}))
+	s.ended(s.post("one"))
+	s.put("a.txt", "A")
+	s.until("the file is there", func(l eventlog.Loaded) bool { return l.Run.Applied == 1 })
+	first := s.load().Run.Sandbox.ID
+	s.ended(s.post("two"))
+	box := b.provider.only()
+	if box.ID() == first || box.files.all() != "a.txt=A" {
+		t.Fatalf("sandbox %s after %s has %q", box.ID(), first, box.files.all())
+	}
+	if ends := of[events.SandboxTerminated](s); len(ends) != 1 || ends[0].Reason != "max_age" {
+		t.Errorf("ends %+v", ends)
+	}
+}
+
+// TestPool: a new session gets a sandbox whose agent was started before; others
+// are made in its place; whoever is left over ends with its executor.
+func TestPool(t *testing.T) {
+	t.Parallel()
+	b := newStoreBench(t, quick)
+	a := b.run(func(c *executor.Config) { c.Pool = []string{"claude-code=2"} })
+	b.until("the pool is full", func() bool { return b.provider.count() == 2 })
+	s := b.session(short(events.Options{}))
+	s.ended(s.post("one"))
+	ready := of[events.SandboxReady](s)
+	if len(ready) != 1 || !ready[0].Pooled {
+		t.Fatalf("ready %+v", ready)
+	}
+	if ops := b.provider.box(ready[0].SandboxID).runner.operations(); !slices.Contains(ops, runner.OpWarm) {
+		t.Errorf("operations %v", ops)
+	}
+	b.until("the pool is full again", func() bool { return b.provider.count() == 3 })
+	other := b.session(func(c *events.SessionCreated) {
+		short(events.Options{Image: "another"})(c)
+	})
+	other.ended(other.post("one"))
+	if r := of[events.SandboxReady](other); len(r) != 1 || r[0].Pooled {
+		t.Errorf("another image was taken from the pool: %+v", r)
+	}
+	if err := a.stop(); err != nil {
+		t.Fatal(err)
+	}
+	if n := b.provider.count(); n != 2 {
+		t.Errorf("%d sandboxes are left, want those of the two sessions", n)
+	}
+}
+
+// TestPoolOfTheDead: what an executor that died had in its pool is swept by another.
+func TestPoolOfTheDead(t *testing.T) {
+	t.Parallel()
+	b := newStoreBench(t, quick)
+	a := b.run(func(c *executor.Config) { c.Pool = []string{"claude-code=1"} })
+	b.until("the pool is full", func() bool { return b.provider.count() == 1 })
+	b.run(func(c *executor.Config) { c.SweepEvery = 50 * time.Millisecond })
+	if b.provider.count() != 1 {
+		t.Fatal("the pool of one that lives was swept")
+	}
+	a.wire.kill()
+	b.until("the pool is swept", func() bool { return b.provider.count() == 0 })
+}
+
+// TestEgressOnce: what the proxy journals is in the log once, whoever follows it,
+// and what a turn took is there before its end.
+func TestEgressOnce(t *testing.T) {
+	t.Parallel()
+	b := newStoreBench(t, polite)
+	b.egress = &fakeEgress{}
+	a := b.run()
+	s := b.session(short(events.Options{Egress: []string{"example.com"}}))
+	execution := s.post("go")
+	s.untilStarted()
+	b.egress.say(execution, events.EgressDenied{Host: "evil.com", Code: "NOT_ALLOWED"})
+	b.until("the denial is in the log", func() bool { return len(of[events.EgressDenied](s)) == 1 })
+	a.wire.kill()
+	b.run()
+	b.until("another holds it", func() bool { return len(of[events.ExecutionClaimed](s)) == 2 })
+	b.egress.say(execution, events.ModelCalled{Provider: "anthropic", CostUSD: 1})
+	s.interrupt()
+	s.ended(execution)
+	if len(of[events.EgressDenied](s)) != 1 || len(of[events.ModelCalled](s)) != 1 {
+		t.Errorf("events %s", types(s.events()))
+	}
+	list := s.events()
+	for i, e := range list {
+		if _, ok := e.Data.(events.ModelCalled); ok && (e.ExecutionID != execution || i == len(list)-1) {
+			t.Errorf("the call is of %q at %d of %d", e.ExecutionID, i, len(list))
+		}
+	}
+	b.egress.mu.Lock()
+	defer b.egress.mu.Unlock()
+	first, last := b.egress.grants[0], b.egress.grants[len(b.egress.grants)-1]
+	if first.Token == "" || last.Token != "" || last.Execution != execution || !slices.Equal(last.Allow, []string{"example.com"}) || last.Epoch <= first.Epoch {
+		t.Errorf("grants %+v … %+v", first, last)
+	}
+}
+
+// away fails as long as the engine is away.
+type away struct {
+	pausable
+	until time.Time
+}
+
+func (p away) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+	if time.Now().Before(p.until) {
+		return nil, &sandbox.Error{Code: sandbox.CodeEngineUnavailable, Message: "the engine does not answer"}
+	}
+	return p.pausable.Create(ctx, spec)
+}
+
+// TestEngineAway: an engine that comes back is waited for; one that does not fails the execution, with its code.
+func TestEngineAway(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		away time.Duration
+		code string
+	}{"for a moment": {1500 * time.Millisecond, ""}, "for good": {time.Hour, sandbox.CodeEngineUnavailable}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newStoreBench(t, quick)
+			b.wrap = func(p sandbox.Provider) sandbox.Provider {
+				return away{pausable{b.provider}, time.Now().Add(c.away)}
+			}
+			b.run(func(cfg *executor.Config) { cfg.EngineGone = 3 * time.Second })
+			s := b.session(short(events.Options{}))
+			execution := s.post("go")
+			s.ended(execution)
+			f, failed := s.last(execution).(events.ExecutionFailed)
+			if failed != (c.code != "") || f.Code != c.code {
+				t.Errorf("end %+v", s.last(execution))
+			}
+			b.noJobs()
+		})
+	}
+}
+
+// TestHealth: a sandbox whose runner no longer answers is said to be unhealthy, once, and well again when it is.
+func TestHealth(t *testing.T) {
+	t.Parallel()
+	b := newStoreBench(t, quick)
+	b.run(func(c *executor.Config) { c.WarmEvery = 20 * time.Millisecond })
+	s := b.session(short(events.Options{HealthIntervalMs: 1}))
+	s.ended(s.post("one"))
+	b.provider.only().runner.die()
+	b.until("it is said", func() bool { return len(of[events.SandboxHealth](s)) == 1 })
+	if h := of[events.SandboxHealth](s)[0]; h.Status != events.Unhealthy || h.Reason == "" {
+		t.Errorf("%+v", h)
+	}
+	s.ended(s.post("two"))
+	if got := types(s.events()); !strings.Contains(got, "sandbox_replaced") {
+		t.Errorf("events %s", got)
+	}
+}
+
+// TestSnapshotFails: a sandbox is not given up while its files cannot be stored.
+func TestSnapshotFails(t *testing.T) {
+	t.Parallel()
+	b := newStoreBench(t, quick)
+	b.run()
+	s := b.session(short(events.Options{}))
+	s.ended(s.post("one"))
+	s.until("the turn's snapshot is there", func(l eventlog.Loaded) bool { return l.Run.Snapshot.ID != "" })
+	b.store.mu.Lock()
+	b.store.fail = errors.New("the object store is away")
+	b.store.mu.Unlock()
+	for len(b.store.began) > 0 {
+		<-b.store.began
+	}
+	s.idle()
+	<-b.store.began
+	<-b.store.began // tried again
+	if l := s.load(); l.Run.Sandbox.ID == "" {
+		t.Fatal("the sandbox was given up without a snapshot")
+	}
+	b.store.mu.Lock()
+	b.store.fail = nil
+	b.store.mu.Unlock()
+	s.until("it is given up", func(l eventlog.Loaded) bool { return l.Run.Sandbox.ID == "" })
+	b.noJobs()
+}

@@ -1,0 +1,90 @@
+// Package workspaces joins sandboxes and the object store of workspaces for the holder.
+package workspaces
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"log/slog"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/pkg/workspace"
+	"github.com/spoolhq/spool/services/executor/internal/holder"
+)
+
+// Workspaces implements holder.Workspaces.
+type Workspaces struct {
+	Store  workspace.Store
+	Logger *slog.Logger
+}
+
+var _ holder.Workspaces = Workspaces{}
+
+// Snapshot stores what changed since the previous one.
+func (w Workspaces) Snapshot(ctx context.Context, box sandbox.Sandbox, ref topology.SessionRef, previous string) (holder.Snapshot, error) {
+	r, err := workspace.Snapshot(ctx, box, w.Store, workspace.Options{Tenant: ref.Tenant, Session: ref.Session, Previous: previous})
+	if err != nil {
+		return holder.Snapshot{}, err
+	}
+	if r.Lost != nil {
+		w.Logger.Warn("the snapshot before could not be used: everything was stored again", "session", ref.Session, "snapshot", previous, "error", r.Lost)
+	}
+	for _, s := range r.Skips {
+		w.Logger.Warn("not in the snapshot", "session", ref.Session, "path", s.Path, "reason", s.Reason)
+	}
+	return holder.Snapshot{ID: r.ID, Files: r.Files, Bytes: r.Bytes, NewBytes: r.NewBytes, Skipped: r.Skipped}, nil
+}
+
+// Restore fills a sandbox from a snapshot.
+func (w Workspaces) Restore(ctx context.Context, box sandbox.Sandbox, ref topology.SessionRef, id string) (uint32, error) {
+	r, err := workspace.Restore(ctx, box, w.Store, ref.Tenant, ref.Session, id)
+	return r.Files, err
+}
+
+// Put writes a file, or unpacks an archive.
+func (w Workspaces) Put(ctx context.Context, box sandbox.Sandbox, f events.FilePut) error {
+	content, err := w.Store.Get(ctx, f.Object)
+	if errors.Is(err, workspace.ErrNotFound) {
+		return fmt.Errorf("%w: its content is no longer in the object store", holder.ErrRefused)
+	}
+	if err != nil {
+		return err
+	}
+	defer content.Close() //nolint:errcheck // read to its end, or given up
+	checked := &checked{r: content, sum: sha256.New(), want: f.SHA256}
+	if f.Archive {
+		err = workspace.Unpack(ctx, box, f.Path, checked)
+	} else {
+		err = box.Files().Put(ctx, f.Path, checked)
+	}
+	var refused *workspace.RefusedError
+	if errors.As(err, &refused) || errors.Is(err, sandbox.ErrOutside) || errors.Is(err, errCorrupt) {
+		return fmt.Errorf("%w: %w", holder.ErrRefused, err)
+	}
+	return err
+}
+
+// errCorrupt is content that is not what was put.
+var errCorrupt = errors.New("its content is not what was uploaded")
+
+// checked fails at the end of content whose hash is another, so that it is never put in place.
+type checked struct {
+	r    io.Reader
+	sum  hash.Hash
+	want string
+}
+
+func (c *checked) Read(p []byte) (int, error) {
+	n, err := c.r.Read(p)
+	c.sum.Write(p[:n]) //nolint:errcheck // a hash does not fail
+	if errors.Is(err, io.EOF) && hex.EncodeToString(c.sum.Sum(nil)) != c.want {
+		return n, errCorrupt
+	}
+	return n, err
+}

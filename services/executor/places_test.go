@@ -1,0 +1,237 @@
+package executor_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/executor/internal/holder"
+)
+
+// pausable is the fake provider with what Docker has: pause, a pool, an engine that goes away.
+type pausable struct{ *fakeProvider }
+
+func (p pausable) Pause(_ context.Context, id string) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.paused[id] = true
+	return nil
+}
+
+func (p pausable) Resume(_ context.Context, id string) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.paused, id)
+	return nil
+}
+
+func (p pausable) Adopt(_ context.Context, id string, l sandbox.Labels) error {
+	b := p.box(id)
+	if b == nil {
+		return sandbox.ErrNotFound
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	b.spec.Labels = l
+	return nil
+}
+
+func (p *fakeProvider) isPaused(id string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.paused[id]
+}
+
+func (p *fakeProvider) count() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.boxes)
+}
+
+// fakeFiles is a workspace in memory.
+type fakeFiles struct {
+	mu      sync.Mutex
+	content map[string]string
+}
+
+func (f *fakeFiles) Put(_ context.Context, path string, content io.Reader) error {
+	raw, err := io.ReadAll(content)
+	if err != nil {
+		return err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.content[path] = string(raw)
+	return nil
+}
+
+func (f *fakeFiles) Get(_ context.Context, path string) (io.ReadCloser, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	c, ok := f.content[path]
+	if !ok {
+		return nil, sandbox.ErrNotFound
+	}
+	return io.NopCloser(strings.NewReader(c)), nil
+}
+
+func (f *fakeFiles) List(context.Context, string) ([]sandbox.File, error) { return nil, nil }
+
+func (f *fakeFiles) Remove(_ context.Context, path string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if _, ok := f.content[path]; !ok {
+		return sandbox.ErrNotFound
+	}
+	delete(f.content, path)
+	return nil
+}
+
+func (f *fakeFiles) all() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var out []string
+	for path, c := range f.content {
+		out = append(out, path+"="+c)
+	}
+	slices.Sort(out)
+	return strings.Join(out, " ")
+}
+
+// fakeStore keeps snapshots in memory: what the files of a fake box say.
+type fakeStore struct {
+	mu        sync.Mutex
+	snapshots map[string]map[string]string
+	block     chan struct{} // when set, snapshots wait for it, or for the end of their context
+	began     chan struct{} // signalled when one begins
+	fail      error
+}
+
+func newFakeStore() *fakeStore {
+	return &fakeStore{snapshots: map[string]map[string]string{}, began: make(chan struct{}, 100)}
+}
+
+func (s *fakeStore) Snapshot(ctx context.Context, box sandbox.Sandbox, _ topology.SessionRef, _ string) (holder.Snapshot, error) {
+	s.mu.Lock()
+	block, fail := s.block, s.fail
+	s.mu.Unlock()
+	s.began <- struct{}{}
+	if block != nil {
+		select {
+		case <-block:
+		case <-ctx.Done():
+			return holder.Snapshot{}, ctx.Err()
+		}
+	}
+	if fail != nil {
+		return holder.Snapshot{}, fail
+	}
+	f := box.Files().(*fakeFiles)
+	id := "m-" + f.all()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	content := map[string]string{}
+	for k, v := range f.content {
+		content[k] = v
+	}
+	s.snapshots[id] = content
+	return holder.Snapshot{ID: id, Files: uint32(len(content))}, nil
+}
+
+func (s *fakeStore) Restore(ctx context.Context, box sandbox.Sandbox, _ topology.SessionRef, id string) (uint32, error) {
+	s.mu.Lock()
+	content, ok := s.snapshots[id]
+	s.mu.Unlock()
+	if !ok {
+		return 0, fmt.Errorf("there is no snapshot %s", id)
+	}
+	for path, c := range content {
+		if err := box.Files().Put(ctx, path, strings.NewReader(c)); err != nil {
+			return 0, err
+		}
+	}
+	return uint32(len(content)), nil
+}
+
+func (s *fakeStore) Put(ctx context.Context, box sandbox.Sandbox, f events.FilePut) error {
+	if strings.HasPrefix(f.Path, "..") {
+		return fmt.Errorf("%w: outside", holder.ErrRefused)
+	}
+	return box.Files().Put(ctx, f.Path, bytes.NewReader([]byte(f.Object)))
+}
+
+// fakeEgress is a proxy's journal in memory.
+type fakeEgress struct {
+	mu       sync.Mutex
+	grants   []holder.Grant
+	released []string
+	open     int
+	lines    []events.Payload
+	by       string // execution of the lines
+}
+
+func (e *fakeEgress) Register(_ context.Context, g holder.Grant) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.grants = append(e.grants, g)
+	return nil
+}
+
+func (e *fakeEgress) Release(_ context.Context, id string) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.released = append(e.released, id)
+	return nil
+}
+
+func (e *fakeEgress) Open(context.Context, string) (int, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.open, nil
+}
+
+func (e *fakeEgress) set(open int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.open = open
+}
+
+func (e *fakeEgress) Lines(_ context.Context, _ string, after run.Line) ([]holder.EgressLine, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var out []holder.EgressLine
+	for i, data := range e.lines {
+		n := uint64(i + 1)
+		if after.Journal == "proxy" && n <= after.N {
+			continue
+		}
+		switch d := data.(type) {
+		case events.EgressDenied:
+			d.Journal, d.Line = "proxy", n
+			data = d
+		case events.ModelCalled:
+			d.Journal, d.Line = "proxy", n
+			data = d
+		}
+		out = append(out, holder.EgressLine{Execution: e.by, Time: time.Now(), Data: data})
+	}
+	return out, nil
+}
+
+func (e *fakeEgress) say(execution string, data ...events.Payload) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.by = execution
+	e.lines = append(e.lines, data...)
+}

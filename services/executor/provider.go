@@ -1,0 +1,25 @@
+package executor
+
+import (
+	"fmt"
+	"log/slog"
+
+	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/services/executor/internal/docker"
+	"github.com/spoolhq/spool/services/executor/internal/local"
+)
+
+// provider is what Sandbox names.
+func (c Config) provider(log *slog.Logger) (sandbox.Provider, error) {
+	switch c.Sandbox {
+	case Docker:
+		return docker.New(docker.Config{
+			Host: c.DockerHost, Engine: c.Engine, Runner: c.Runner, Image: c.SandboxImage, Runtime: c.SandboxRuntime,
+			Limits:   sandbox.Limits{MemoryBytes: c.SandboxMemory, CPUs: c.SandboxCPUs, PIDs: c.SandboxPIDs, DiskBytes: c.SandboxDisk},
+			TmpBytes: c.SandboxTmp, EgressSockets: c.EgressSockets, Logger: log,
+		})
+	case Local:
+		return local.New(local.Config{Dir: c.DataDir, Runner: c.Runner, Engine: c.Engine, Logger: log})
+	}
+	return nil, fmt.Errorf("sandbox: %q is neither %s nor %s", c.Sandbox, Local, Docker)
+}
