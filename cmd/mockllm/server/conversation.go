@@ -32,6 +32,7 @@ type Conversation struct {
 
 	tools       []string
 	customTools map[string]bool // Responses: tools that take free text
+	namespaces  map[string]bool // Responses: of tools that are called by namespace and name
 	inputBytes  int             // texts, tool calls, results and tool definitions
 	calls       []string        // ids of tool calls without a result yet
 	entries     []entry
@@ -201,25 +202,59 @@ func (c *Conversation) answered() error {
 
 // addTool reads a tool's definition, of which only the name matters.
 func (c *Conversation) addTool(raw json.RawMessage) error {
+	c.inputBytes += len(raw)
+	return c.nameTool(raw, "")
+}
+
+// ownNamespace is the one whose tools are called by their names alone.
+const ownNamespace = "functions"
+
+// nameTool notes a tool, or the tools of a namespace, which are known as
+// "namespace.name".
+func (c *Conversation) nameTool(raw json.RawMessage, namespace string) error {
 	var t struct {
-		Type string `json:"type"`
-		Name string `json:"name"`
+		Type  string            `json:"type"`
+		Name  string            `json:"name"`
+		Tools []json.RawMessage `json:"tools"`
 	}
 	if err := json.Unmarshal(raw, &t); err != nil {
 		return err
 	}
-	c.inputBytes += len(raw)
-	if t.Name == "" {
+	switch {
+	case t.Name == "":
 		return nil // a hosted tool
+	case t.Type == "namespace" && c.API == Responses && namespace == "":
+		for i, tool := range t.Tools {
+			if err := c.nameTool(tool, t.Name); err != nil {
+				return fmt.Errorf("tools[%d]: %w", i, err)
+			}
+		}
+		return nil
 	}
-	c.tools = append(c.tools, t.Name)
+	name := t.Name
+	if namespace != "" && namespace != ownNamespace {
+		name = namespace + "." + name
+		if c.namespaces == nil {
+			c.namespaces = map[string]bool{}
+		}
+		c.namespaces[namespace] = true
+	}
+	c.tools = append(c.tools, name)
 	if t.Type == "custom" && c.API == Responses {
 		if c.customTools == nil {
 			c.customTools = map[string]bool{}
 		}
-		c.customTools[t.Name] = true
+		c.customTools[name] = true
 	}
 	return nil
+}
+
+// called splits the name of a tool that is in a namespace.
+func (c *Conversation) called(name string) (namespace, short string) {
+	if namespace, short, ok := strings.Cut(name, "."); ok && c.namespaces[namespace] {
+		return namespace, short
+	}
+	return "", name
 }
 
 // check refuses what no dialect accepts.

@@ -28,9 +28,11 @@ type part struct {
 	text   string
 	pacing pacing
 	name   string // of the tool
-	custom bool   // the tool takes free text
-	delay  time.Duration
-	fault  *fault
+	// namespace of the tool, "" for none
+	namespace string
+	custom    bool // the tool takes free text
+	delay     time.Duration
+	fault     *fault
 }
 
 // fault is an answer that is an error.
@@ -157,7 +159,8 @@ func (p *plan) add(s step, v *view) error {
 }
 
 func fillCall(call callSpec, pace pacing, v *view) (part, error) {
-	out := part{kind: stepTools, name: call.name, pacing: pace}
+	out := part{kind: stepTools, pacing: pace}
+	out.namespace, out.name = v.conversation.called(call.name)
 	if free, ok := call.input.(*template.Template); ok {
 		if !v.conversation.customTools[call.name] {
 			return out, fmt.Errorf("the request offers no tool %q that takes free text: its input must be a mapping", call.name)

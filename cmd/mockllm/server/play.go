@@ -18,11 +18,12 @@ type header struct {
 
 // block is one piece of content.
 type block struct {
-	kind   stepKind // stepText, stepThinking or stepTools
-	id     string   // without a dialect's prefix
-	name   string   // of the tool
-	custom bool
-	text   string // empty when it is opened in a stream
+	kind      stepKind // stepText, stepThinking or stepTools
+	id        string   // without a dialect's prefix
+	name      string   // of the tool
+	namespace string   // of the tool, "" for none
+	custom    bool
+	text      string // empty when it is opened in a stream
 }
 
 // ending closes an answer.
@@ -58,7 +59,7 @@ func play(ctx context.Context, p plan, id string, out sink) error {
 		case stepError:
 			return out.finish(ending{fault: part.fault, output: tokens(written)})
 		case stepText, stepThinking, stepTools, stepEndless:
-			b := block{kind: part.kind, id: blockID(id, blocks), name: part.name, custom: part.custom}
+			b := block{kind: part.kind, id: blockID(id, blocks), name: part.name, custom: part.custom, namespace: part.namespace}
 			blocks++
 			if err := playBlock(ctx, part, b, out); err != nil {
 				return err

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 )
 
 // responses speaks OpenAI Responses.
@@ -19,6 +20,10 @@ type responsesItem struct {
 	Arguments string          `json:"arguments"`
 	Input     string          `json:"input"`
 	Output    json.RawMessage `json:"output"`
+
+	Recipient string            `json:"recipient"` // agent_message
+	Namespace string            `json:"namespace"`
+	Tools     []json.RawMessage `json:"tools"` // additional_tools
 }
 
 func (responses) parse(body []byte) (*Conversation, error) {
@@ -64,10 +69,19 @@ func (i responsesItem) addTo(c *Conversation) error {
 	switch i.Type {
 	case "", "message":
 		return i.addMessage(c)
+	case "additional_tools":
+		// Codex offers its tools in the input to the models that want them there.
+		for n, t := range i.Tools {
+			if err := c.addTool(t); err != nil {
+				return fmt.Errorf("tools[%d]: %w", n, err)
+			}
+		}
+	case "agent_message":
+		return i.addAgentMessage(c)
 	case "function_call":
-		c.addCall(i.CallID, i.Name, i.Arguments)
+		c.addCall(i.CallID, i.name(), i.Arguments)
 	case "custom_tool_call":
-		c.addCall(i.CallID, i.Name, i.Input)
+		c.addCall(i.CallID, i.name(), i.Input)
 	case "function_call_output", "custom_tool_call_output":
 		text, err := joined(i.Output)
 		if err != nil {
@@ -76,6 +90,38 @@ func (i responsesItem) addTo(c *Conversation) error {
 		return c.addResult(i.CallID, text)
 	}
 	return nil
+}
+
+// addAgentMessage takes what one agent of Codex tells another: to a sub-agent it
+// is what a user says; what comes back to the root agent is nobody's words.
+func (i responsesItem) addAgentMessage(c *Conversation) error {
+	var parts []struct {
+		Text      string `json:"text"`
+		Encrypted string `json:"encrypted_content"` // as the tool call had it, so here in clear
+	}
+	if err := json.Unmarshal(i.Content, &parts); err != nil {
+		return fmt.Errorf("content: %w", err)
+	}
+	var said string
+	for _, p := range parts {
+		said += p.Text + p.Encrypted
+	}
+	if i.Recipient == "" || i.Recipient == "/root" {
+		c.inputBytes += len(said)
+		return nil
+	}
+	if _, payload, ok := strings.Cut(said, "Payload:\n"); ok {
+		said = payload
+	}
+	return c.addUser(said)
+}
+
+// name is a call's tool, as scripts spell it.
+func (i responsesItem) name() string {
+	if i.Namespace == "" || i.Namespace == ownNamespace {
+		return i.Name
+	}
+	return i.Namespace + "." + i.Name
 }
 
 func (i responsesItem) addMessage(c *Conversation) error {
@@ -124,11 +170,11 @@ func responsesOutput(b block, text, status string) object {
 		}
 		return object{"id", "rs_" + b.id, "type", "reasoning", "summary", summary}
 	case b.kind == stepTools && b.custom:
-		return object{"id", "ctc_" + b.id, "type", "custom_tool_call", "status", status,
-			"call_id", "call_" + b.id, "name", b.name, "input", text}
+		return b.inNamespace(object{"id", "ctc_" + b.id, "type", "custom_tool_call", "status", status,
+			"call_id", "call_" + b.id, "name", b.name, "input", text})
 	case b.kind == stepTools:
-		return object{"id", "fc_" + b.id, "type", "function_call", "status", status,
-			"call_id", "call_" + b.id, "name", b.name, "arguments", text}
+		return b.inNamespace(object{"id", "fc_" + b.id, "type", "function_call", "status", status,
+			"call_id", "call_" + b.id, "name", b.name, "arguments", text})
 	default:
 		content := []object{}
 		if text != "" {
@@ -136,6 +182,14 @@ func responsesOutput(b block, text, status string) object {
 		}
 		return object{"id", "msg_" + b.id, "type", "message", "status", status, "role", "assistant", "content", content}
 	}
+}
+
+// inNamespace adds the namespace of the tool that is called, if it has one.
+func (b block) inNamespace(call object) object {
+	if b.namespace == "" {
+		return call
+	}
+	return append(call, "namespace", b.namespace)
 }
 
 func responsesText(text string) object {

@@ -1,0 +1,228 @@
+// Package codex is the architecture codex: the Codex CLI, driven over its app
+// server (JSON-RPC without the jsonrpc key, one object a line). One process
+// takes turn after turn of one thread; when it is gone the next one resumes it.
+//
+// What the CLI prints was recorded with version 0.169.0, see testdata/README.md;
+// docs/adr/0014-codex.md says why it is configured as it is.
+package codex
+
+import (
+	"bytes"
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/pkg/runner"
+)
+
+// Architecture is its name.
+const Architecture = "codex"
+
+// program is the CLI's name on the PATH.
+const program = "codex"
+
+// Tested is the version of the CLI that the recordings are of. Another one is
+// used all the same, and said.
+const Tested = "0.169.0"
+
+// openAI is where models are asked when OPENAI_BASE_URL names no other place.
+const openAI = "https://api.openai.com/v1"
+
+// promptDigest names the variable that stands for the prompts in the command:
+// they are sent when the thread begins, and other ones need another process.
+const promptDigest = "SPOOL_AGENT_PROMPT_SHA256"
+
+// settings are given as arguments, which win over any config.toml, so that no
+// file of the workspace or of an earlier start can change them. Values are TOML.
+var settings = []string{
+	`model_provider="spool"`,
+	`model_providers.spool.name="Spool"`,
+	`model_providers.spool.wire_api="responses"`,
+	// Waits double from 200 ms on: a model that is away fails the turn within seconds.
+	`model_providers.spool.request_max_retries=2`,
+	`model_providers.spool.stream_max_retries=3`,
+	`features.unbounded_connection_retries=false`,
+	`sandbox_mode="danger-full-access"`,
+	// The policy denies the network, and the model's own search would pass by it.
+	`web_search="disabled"`,
+	`tools.update_plan.enabled=true`,
+	// Nobody is there to answer, and a goal begins turns that nobody asked for.
+	`features.goals=false`,
+	`features.sleep_tool=false`,
+	// Nothing but the model server is called.
+	`analytics.enabled=false`,
+	`otel.exporter="none"`,
+	`otel.metrics_exporter="none"`,
+	`check_for_update_on_startup=false`,
+	`features.apps=false`,
+	`features.plugins=false`,
+	`features.remote_plugin=false`,
+	`features.skill_mcp_dependency_install=false`,
+	`features.image_generation=false`,
+	// It writes the shell's environment into a file.
+	`features.shell_snapshot=false`,
+	`history.persistence="none"`,
+}
+
+// Adapter drives Codex.
+type Adapter struct{}
+
+// Command starts the `codex` of the agent's PATH with its files in the state folder.
+func (Adapter) Command(l agent.Launch) (agent.Command, error) {
+	path, err := lookup(l)
+	if err != nil {
+		return agent.Command{}, err
+	}
+	// The CLI refuses a home that does not exist.
+	if err := os.MkdirAll(home(l.Place), 0o700); err != nil {
+		return agent.Command{}, fmt.Errorf("home of Codex: %w", err)
+	}
+	configured := append(slices.Clone(settings),
+		"model_providers.spool.base_url="+quote(cmp.Or(l.Env["OPENAI_BASE_URL"], inherited(l, "OPENAI_BASE_URL"), openAI)),
+	)
+	// Named without being there it fails each turn, and there are servers that need none.
+	if cmp.Or(l.Env["OPENAI_API_KEY"], inherited(l, "OPENAI_API_KEY")) != "" {
+		configured = append(configured, `model_providers.spool.env_key="OPENAI_API_KEY"`)
+	}
+	if l.Model != "" {
+		configured = append(configured, "model="+quote(l.Model))
+	}
+	args := []string{"app-server"}
+	for _, c := range configured {
+		args = append(args, "-c", c)
+	}
+	set := map[string]string{"CODEX_HOME": home(l.Place), "NO_COLOR": "1"}
+	if p := prompt(l); p != "" {
+		sum := sha256.Sum256([]byte(p))
+		set[promptDigest] = hex.EncodeToString(sum[:])
+	}
+	return agent.Command{Path: path, Args: args, Env: l.Environment(set, "CODEX_")}, nil
+}
+
+// Open shakes hands and begins or resumes the thread, so that a query needs one
+// request only.
+func (Adapter) Open(l agent.Launch, in agent.Stdin) agent.Session {
+	s := newSession(l, in)
+	if l.Resume == "" {
+		s.open(false)
+		return s
+	}
+	transcript, err := readTranscript(l)
+	s.instructed = instructed(transcript, prompt(l))
+	s.open(err == nil)
+	return s
+}
+
+// Transcript is the CLI's own record of a thread.
+func (Adapter) Transcript(p agent.Place, agentSession string) (string, error) {
+	if !isUUID(agentSession) {
+		return "", fmt.Errorf("agent session %.100q: want a UUID in lower case", agentSession)
+	}
+	// sessions/2026/11/21/rollout-2026-11-21T20-49-08-<id>.jsonl, in the machine's time.
+	days, err := filepath.Glob(filepath.Join(escape(home(p)), "sessions", "*", "*", "*", "rollout-*-"+agentSession+".jsonl"))
+	if err != nil {
+		return "", fmt.Errorf("transcript of %s: %w", agentSession, err)
+	}
+	if len(days) == 0 {
+		return "", fmt.Errorf("transcript of %s: %w", agentSession, os.ErrNotExist)
+	}
+	return days[len(days)-1], nil
+}
+
+// home is the CLI's folder.
+func home(p agent.Place) string { return filepath.Join(p.State, "codex") }
+
+// readTranscript reads that of the thread to resume.
+func readTranscript(l agent.Launch) ([]byte, error) {
+	path, err := Adapter{}.Transcript(l.Place, l.Resume)
+	if err != nil {
+		return nil, err
+	}
+	return os.ReadFile(path) //nolint:gosec // in the state folder, by an id that was looked at
+}
+
+// instructed tells whether the last instructions in a transcript are these: a
+// thread that is resumed keeps those that it began with.
+func instructed(transcript []byte, prompt string) bool {
+	at := bytes.LastIndex(transcript, []byte(instructionsTag))
+	return prompt == "" || at >= 0 && bytes.HasPrefix(transcript[at:], []byte(strings.Trim(quote(prompt), `"`)))
+}
+
+// instructionsTag begins the prompts, by which they are found again.
+const instructionsTag = "<agent_instructions>"
+
+// prompt is what is added to the CLI's own instructions, "" for nothing.
+func prompt(l agent.Launch) string {
+	parts := []string{l.SystemPrompt}
+	if l.MemoryFile != "" {
+		parts = append(parts, "# Memory file (AGENTS.md)\n"+l.MemoryFile)
+	}
+	parts = slices.DeleteFunc(parts, func(p string) bool { return p == "" })
+	if len(parts) == 0 {
+		return ""
+	}
+	return instructionsTag + "\n" + strings.Join(parts, "\n\n") + "\n</agent_instructions>"
+}
+
+// quote makes a basic string of TOML, of which a string of JSON is one.
+func quote(s string) string {
+	var out strings.Builder
+	enc := json.NewEncoder(&out)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(strings.ToValidUTF8(s, "\uFFFD")); err != nil {
+		return `""` // a string can be encoded
+	}
+	return strings.ReplaceAll(strings.TrimSpace(out.String()), "\x7f", `\u007f`)
+}
+
+// escape makes a path a pattern for itself.
+func escape(path string) string {
+	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(path)
+}
+
+func inherited(l agent.Launch, name string) string {
+	for _, kv := range l.Environ {
+		if v, ok := strings.CutPrefix(kv, name+"="); ok {
+			return v
+		}
+	}
+	return ""
+}
+
+// lookup finds the CLI on the PATH that the agent will have.
+func lookup(l agent.Launch) (string, error) {
+	for _, dir := range filepath.SplitList(cmp.Or(l.Env["PATH"], inherited(l, "PATH"))) {
+		if !filepath.IsAbs(dir) {
+			continue // never the workspace's own "codex"
+		}
+		at := filepath.Join(dir, program)
+		if info, err := os.Stat(at); err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o111 != 0 {
+			return at, nil
+		}
+	}
+	return "", &runner.Error{
+		Code:    "AGENT_NOT_FOUND",
+		Message: "Codex is not installed: no program `" + program + "` on the sandbox's PATH; install it with `npm i -g @openai/codex`",
+	}
+}
+
+// isUUID accepts the canonical form alone: the id becomes a part of a file's name.
+func isUUID(s string) bool {
+	if len(s) != 36 {
+		return false
+	}
+	for i, c := range []byte(s) {
+		dash := i == 8 || i == 13 || i == 18 || i == 23
+		if dash != (c == '-') || !dash && !strings.ContainsRune("0123456789abcdef", rune(c)) {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,135 @@
+package codex
+
+import (
+	"cmp"
+	"encoding/json"
+	"maps"
+	"slices"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/runner"
+)
+
+func (now tokens) minus(before tokens) tokens {
+	sub := func(a, b uint64) uint64 {
+		if a < b {
+			return a // a sum that went down was begun anew
+		}
+		return a - b
+	}
+	return tokens{
+		Input: sub(now.Input, before.Input), Cached: sub(now.Cached, before.Cached),
+		CacheWrite: sub(now.CacheWrite, before.CacheWrite), Output: sub(now.Output, before.Output),
+	}
+}
+
+func (now tokens) plus(more tokens) tokens {
+	return tokens{
+		Input: now.Input + more.Input, Cached: now.Cached + more.Cached,
+		CacheWrite: now.CacheWrite + more.CacheWrite, Output: now.Output + more.Output,
+	}
+}
+
+// usage counts what came from the cache apart, as events do.
+func (now tokens) usage() events.Usage {
+	small := func(n uint64) uint32 { return uint32(min(n, 1<<32-1)) } //nolint:gosec // bounded
+	fresh := now.Input - min(now.Input, now.Cached+now.CacheWrite)
+	return events.Usage{
+		InputTokens: small(fresh), OutputTokens: small(now.Output),
+		CacheReadTokens: small(now.Cached), CacheWriteTokens: small(now.CacheWrite),
+	}
+}
+
+// turnCompleted ends a turn.
+func (s *session) turnCompleted(n notification, t *agent.Turn) {
+	switch {
+	case n.ThreadID != s.thread:
+		s.subagentDone(n.ThreadID, n.Turn, t)
+	case !s.pending || s.running() != "" && n.Turn.ID != s.running():
+		s.logf(t, "warn", "the agent ended a turn that nobody asked for")
+	default:
+		s.end(s.ended(n.Turn), t)
+	}
+}
+
+// end finishes what is open and the turn.
+func (s *session) end(e runner.Ended, t *agent.Turn) {
+	s.settle(t)
+	e.Usage = s.turn.usage.usage()
+	s.written(t)
+	t.End(e)
+	s.mu.Lock()
+	s.turnID, s.interrupted = "", false
+	s.mu.Unlock()
+	s.forget()
+}
+
+// settle finishes what the CLI leaves open. A sub-agent that still runs is
+// stopped: after the turn nobody would record it.
+func (s *session) settle(t *agent.Turn) {
+	if s.turn.todo != "" {
+		t.Complete(s.turn.todo, nil)
+	}
+	for _, thread := range slices.Sorted(maps.Keys(s.turn.conversations)) {
+		c := s.turn.conversations[thread]
+		if c.turn != "" {
+			s.stop(thread, c.turn)
+		}
+		s.closeSubagent(c, true, t)
+	}
+}
+
+// ended judges how the CLI says that a turn ended.
+func (s *session) ended(u turn) runner.Ended {
+	why := cmp.Or(u.Error, s.turn.why, &turnError{})
+	switch {
+	case u.Status == "completed":
+		return runner.Ended{Outcome: runner.Completed, Result: s.turn.result}
+	case u.Status == "interrupted" && s.stopped():
+		return runner.Ended{Outcome: runner.Interrupted}
+	case u.Status == "failed":
+		word, status := why.info()
+		return runner.Ended{Outcome: runner.Failed, Code: modelCode(word, status), Message: cmp.Or(inner(why.Message), word, "the turn failed")}
+	}
+	return runner.Ended{
+		Outcome: runner.Failed, Code: "AGENT_PROTOCOL",
+		Message: "the agent gave up (" + u.Status + "): " + cmp.Or(why.Message, "it did not say why"),
+	}
+}
+
+// modelCode classifies a failure by the status of the model's answer, else by the CLI's word for it.
+func modelCode(word string, status int) string {
+	switch {
+	case status == 401, status == 403, word == "unauthorized":
+		return "MODEL_UNAUTHORIZED"
+	case status == 404, word == "modelNotFound":
+		return "MODEL_NOT_FOUND"
+	case status == 429, word == "rateLimitExceeded", word == "usageLimitExceeded":
+		return "MODEL_RATE_LIMITED"
+	case word == "sandboxError", word == "threadRollbackFailed", word == "activeTurnNotSteerable":
+		return "AGENT_PROTOCOL"
+	}
+	return "MODEL_ERROR"
+}
+
+// inner takes the message out of an error of the model's API, which the CLI
+// passes on as it is when the status is 400.
+func inner(message string) string {
+	var body struct {
+		Error struct {
+			Message string `json:"message"`
+		} `json:"error"`
+	}
+	if json.Unmarshal([]byte(message), &body) == nil && body.Error.Message != "" {
+		return body.Error.Message
+	}
+	return message
+}
+
+// written tells where the CLI keeps its record: when a turn has begun, and at every end.
+func (s *session) written(t *agent.Turn) {
+	if s.thread != "" {
+		t.Emit(events.MainConversation, events.TranscriptWritten{AgentSessionID: s.thread, Path: s.path})
+	}
+}

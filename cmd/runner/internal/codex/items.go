@@ -1,0 +1,292 @@
+package codex
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// maxDescription is how many bytes a call's description keeps.
+const maxDescription = 200
+
+// work is an item that is not complete.
+type work struct {
+	thread string
+	conv   string
+	item   item
+	block  string // the open one that text goes to, "" for none
+	half   bool   // the model is saying it
+	gap    bool   // a paragraph of thinking ended
+	denied string // why it may not be done
+}
+
+// key names an item: ids are unique within a thread.
+func key(thread, item string) string { return thread + "/" + item }
+
+// itemStarted opens what an item is shown as.
+func (s *session) itemStarted(n notification, t *agent.Turn) error {
+	i, err := decode[item](n.Item, "item")
+	if err != nil {
+		return err
+	}
+	if !s.pending {
+		return nil
+	}
+	w := &work{thread: n.ThreadID, conv: s.conversationOf(n.ThreadID), item: i}
+	switch i.Type {
+	case "userMessage":
+		return nil // told when it is complete
+	case "agentMessage":
+		w.half = true
+		w.block = t.Open(w.conv, events.Block{Kind: events.KindAssistantText, Model: s.model})
+	case "reasoning":
+		w.half = true
+	case "subAgentActivity":
+		s.activity(n.ThreadID, i, t)
+	case "collabAgentToolCall":
+		if i.Tool != "spawnAgent" {
+			s.call(w, t)
+		}
+	default:
+		s.call(w, t)
+	}
+	s.turn.items[key(n.ThreadID, i.ID)] = w
+	return nil
+}
+
+// call shows that a tool is used.
+func (s *session) call(w *work, t *agent.Turn) {
+	u, ok := w.item.use()
+	if !ok {
+		return
+	}
+	u.Kind, u.ToolUseID = events.KindToolUse, w.item.ID
+	t.Whole(w.conv, u)
+}
+
+// use is a tool's call as a block; false for items that are no calls.
+func (i item) use() (events.Block, bool) {
+	b := func(tool, display, description string, input any) (events.Block, bool) {
+		raw, err := json.Marshal(input)
+		if err != nil {
+			raw = nil // what was JSON before can be encoded
+		}
+		return events.Block{ToolName: tool, DisplayName: display, Description: short(description), Input: raw}, true
+	}
+	switch i.Type {
+	case "commandExecution":
+		var what []string
+		for _, a := range i.Actions {
+			what = append(what, a.Command)
+		}
+		return b("shell", "Shell", strings.Join(what, " && "), map[string]any{"command": i.Command, "cwd": i.Cwd})
+	case "fileChange":
+		return b("apply_patch", "Edit files", i.summary(), map[string]any{"changes": i.Changes})
+	case "mcpToolCall":
+		return b("mcp__"+i.Server+"__"+i.Tool, i.Server+": "+i.Tool, "", i.Arguments)
+	case "dynamicToolCall":
+		return b(i.Tool, i.Tool, "", i.Arguments)
+	case "webSearch":
+		return b("web_search", "Web search", i.Query, map[string]any{"query": i.Query, "action": i.Action})
+	case "imageView":
+		return b("view_image", "View image", i.Path, map[string]any{"path": i.Path})
+	case "collabAgentToolCall":
+		return b(i.Tool, "Sub-agents: "+i.Tool, i.Prompt, map[string]any{"agents": i.Receivers, "prompt": i.Prompt})
+	}
+	return events.Block{}, false
+}
+
+// summary is a patch in a line: A for added, M for changed, D for deleted, R for moved.
+func (i item) summary() string {
+	var out []string
+	for _, c := range i.Changes {
+		switch {
+		case c.Kind.MovePath != "":
+			out = append(out, "R "+c.Path+" -> "+c.Kind.MovePath)
+		case c.Kind.Type == "add":
+			out = append(out, "A "+c.Path)
+		case c.Kind.Type == "delete":
+			out = append(out, "D "+c.Path)
+		default:
+			out = append(out, "M "+c.Path)
+		}
+	}
+	return strings.Join(out, ", ")
+}
+
+// itemCompleted finishes what an item is shown as; what it says at the end is the truth.
+func (s *session) itemCompleted(n notification, t *agent.Turn) error {
+	i, err := decode[item](n.Item, "item")
+	if err != nil {
+		return err
+	}
+	if !s.pending {
+		return nil
+	}
+	at := key(n.ThreadID, i.ID)
+	w := s.turn.items[at]
+	if w == nil {
+		w = &work{thread: n.ThreadID, conv: s.conversationOf(n.ThreadID)}
+		if i.Type != "subAgentActivity" && i.Type != "collabAgentToolCall" {
+			w.item = i
+			s.call(w, t)
+		}
+	}
+	delete(s.turn.items, at)
+	w.item = i
+	switch i.Type {
+	case "userMessage":
+		if n.ThreadID != s.thread {
+			t.Whole(w.conv, events.Block{Kind: events.KindUserMessage, Content: strings.Join(i.texts(), "\n")})
+		}
+	case "agentMessage":
+		s.said(w, t)
+	case "reasoning":
+		thought(w, t)
+	case "subAgentActivity":
+		s.activity(n.ThreadID, i, t)
+	case "collabAgentToolCall":
+		s.collaborated(n.ThreadID, w, t)
+	case "plan":
+		t.Whole(w.conv, events.Block{Kind: events.KindSystem, Subtype: "plan", Message: i.Text})
+	case "contextCompaction":
+		t.Whole(w.conv, events.Block{Kind: events.KindSystem, Subtype: "compact_boundary", Message: "The conversation was compacted."})
+	case "enteredReviewMode", "exitedReviewMode":
+		t.Whole(w.conv, events.Block{Kind: events.KindSystem, Subtype: "status", Message: i.Type + ": " + i.Review})
+	default:
+		if _, ok := i.use(); !ok {
+			s.logf(t, "info", "%s", clip(n.Item))
+			return nil
+		}
+		s.result(w, t)
+	}
+	return nil
+}
+
+// said finishes a message.
+func (s *session) said(w *work, t *agent.Turn) {
+	if w.thread == s.thread {
+		s.turn.result = w.item.Text
+	} else if c := s.turn.conversations[w.thread]; c != nil {
+		c.lastText = w.item.Text
+	}
+	if w.block == "" {
+		t.Whole(w.conv, events.Block{Kind: events.KindAssistantText, Content: w.item.Text, Model: s.model})
+		return
+	}
+	t.Complete(w.block, func(b *events.Block) { b.Content = w.item.Text })
+}
+
+// thought finishes a thinking block; most have nothing to show.
+func thought(w *work, t *agent.Turn) {
+	summary, content := strings.Join(w.item.Summary, "\n\n"), strings.Join(w.item.texts(), "\n\n")
+	whole := events.Block{Kind: events.KindThinking, Content: content, Summary: summary}
+	if content == "" {
+		whole.Content, whole.Summary = summary, ""
+	}
+	switch {
+	case w.block != "":
+		t.Complete(w.block, func(b *events.Block) {
+			if whole.Content != "" {
+				b.Content, b.Summary = whole.Content, whole.Summary
+			}
+		})
+	case whole.Content != "":
+		t.Whole(w.conv, whole)
+	}
+}
+
+// result shows what a tool gave.
+func (s *session) result(w *work, t *agent.Turn) {
+	i := w.item
+	r := events.Block{Kind: events.KindToolResult, ToolUseID: i.ID, DurationMs: i.took()}
+	r.Output, r.IsError = i.gave()
+	if i.Status == "declined" {
+		r.Output = strings.TrimSuffix("Declined: "+w.denied, ": ")
+	}
+	if w.block == "" {
+		t.Whole(w.conv, r)
+		return
+	}
+	t.Complete(w.block, func(b *events.Block) {
+		// The text that came in pieces is kept when the end does not repeat it.
+		if i.Type == "mcpToolCall" || i.Output != nil || b.Output == "" {
+			b.Output = r.Output
+		} else {
+			b.Output += exit(b.Output, i.Exit)
+		}
+		b.IsError, b.DurationMs = r.IsError, r.DurationMs
+	})
+}
+
+// gave is a call's output, and whether it failed.
+func (i item) gave() (output string, failed bool) {
+	failed = i.Status == "failed" || i.Status == "declined"
+	switch i.Type {
+	case "commandExecution":
+		if i.Output != nil {
+			output = *i.Output
+		}
+		return output + exit(output, i.Exit), failed || i.Exit != nil && *i.Exit != 0
+	case "fileChange":
+		if failed {
+			return "The patch was not applied.", true
+		}
+		return i.summary(), false
+	case "mcpToolCall":
+		if i.Error != nil {
+			return i.Error.Message, true
+		}
+		return i.Result.text(), failed
+	}
+	return "", failed
+}
+
+// exit says how a command ended, unless it ended well.
+func exit(output string, code *int) string {
+	if code == nil || *code == 0 {
+		return ""
+	}
+	if output != "" && !strings.HasSuffix(output, "\n") {
+		return fmt.Sprintf("\nExit code %d", *code)
+	}
+	return fmt.Sprintf("Exit code %d", *code)
+}
+
+func (r *mcpResult) text() string {
+	if r == nil {
+		return ""
+	}
+	var out []string
+	for _, c := range r.Content {
+		if c.Type == "text" {
+			out = append(out, c.Text)
+		} else {
+			out = append(out, "["+c.Type+"]")
+		}
+	}
+	if len(out) == 0 && len(r.Structured) > 0 && string(r.Structured) != "null" {
+		return string(r.Structured)
+	}
+	return strings.Join(out, "\n")
+}
+
+// took is how long a call lasted, by the item's own times: its duration leaves
+// out what a command took before it was first looked at.
+func (i item) took() uint32 {
+	ms := i.DurationMs
+	if i.StartedAt > 0 && i.CompletedAt > 0 {
+		ms = max(ms, i.CompletedAt-i.StartedAt)
+	}
+	return uint32(min(max(ms, 0), 1<<32-1)) //nolint:gosec // bounded
+}
+
+func short(s string) string {
+	if len(s) <= maxDescription {
+		return s
+	}
+	return strings.ToValidUTF8(s[:maxDescription], "") + "…"
+}

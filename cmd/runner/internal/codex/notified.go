@@ -1,0 +1,184 @@
+package codex
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// silent are notifications that blocks and the turn's end tell better, or that
+// are about accounts, windows and lists that there are none of here.
+var silent = []string{
+	"thread/started", "thread/status/changed", "thread/goal/cleared", "thread/name/updated", "thread/closed", "thread/settings/updated",
+	"turn/diff/updated", "serverRequest/resolved", "account/rateLimits/updated", "account/updated", "remoteControl/status/changed",
+	"mcpServer/startupStatus/updated", "item/plan/delta", "item/fileChange/outputDelta", "item/fileChange/patchUpdated",
+	"item/commandExecution/terminalInteraction", "skills/changed", "rawResponseItem/completed", "rawResponse/completed",
+}
+
+// notified takes a notification.
+func (s *session) notified(l line, raw []byte, t *agent.Turn) error {
+	n, err := decode[notification](l.Params, l.Method)
+	if err != nil {
+		return err
+	}
+	switch l.Method {
+	case "turn/started":
+		s.turnStarted(n, t)
+	case "turn/completed":
+		s.turnCompleted(n, t)
+	case "item/started":
+		return s.itemStarted(n, t)
+	case "item/completed":
+		return s.itemCompleted(n, t)
+	case "item/agentMessage/delta":
+		s.grow(n, t, n.Delta)
+	case "item/reasoning/summaryTextDelta", "item/reasoning/textDelta":
+		s.think(n, t)
+	case "item/reasoning/summaryPartAdded":
+		if w := s.turn.items[key(n.ThreadID, n.ItemID)]; w != nil && n.SummaryIndex > 0 {
+			w.gap = true
+		}
+	case "item/commandExecution/outputDelta", "item/mcpToolCall/progress":
+		s.printed(n, t)
+	case "turn/plan/updated":
+		s.planned(n, t)
+	case "thread/tokenUsage/updated":
+		s.used(n, t)
+	case "error":
+		s.failing(n, t)
+	case "model/rerouted":
+		s.logf(t, "warn", "the model is %s now", n.ToModel)
+		s.model = n.ToModel
+	case "warning", "guardianWarning", "configWarning", "deprecationNotice":
+		s.warned(n, t)
+	default:
+		if !slices.Contains(silent, l.Method) {
+			s.logf(t, "info", "%s", clip(raw))
+		}
+	}
+	return nil
+}
+
+func (s *session) warned(n notification, t *agent.Turn) {
+	level, message := "warn", strings.TrimSpace(strings.Join([]string{n.Message, n.Summary, n.Details}, " "))
+	if strings.Contains(message, "bubblewrap") {
+		level = "debug" // what it would contain commands with is not used
+	}
+	s.logf(t, level, "%s", message)
+}
+
+// turnStarted notes whose turn has begun.
+func (s *session) turnStarted(n notification, t *agent.Turn) {
+	if n.ThreadID != s.thread {
+		if c := s.turn.conversations[n.ThreadID]; c != nil {
+			c.turn = n.Turn.ID
+		}
+		return
+	}
+	if !s.pending {
+		// Nobody would record it.
+		s.logf(t, "warn", "the agent began a turn that nobody asked for")
+		s.stop(n.ThreadID, n.Turn.ID)
+		return
+	}
+	s.taken(n.Turn.ID)
+}
+
+// grow adds to the text of an item.
+func (s *session) grow(n notification, t *agent.Turn, text string) {
+	w := s.turn.items[key(n.ThreadID, n.ItemID)]
+	if w == nil || w.block == "" || text == "" {
+		return
+	}
+	t.Text(w.block, text)
+}
+
+// think adds to what the model thinks; a block is there from its first text on.
+func (s *session) think(n notification, t *agent.Turn) {
+	w := s.turn.items[key(n.ThreadID, n.ItemID)]
+	if w == nil || n.Delta == "" {
+		return
+	}
+	if w.block == "" {
+		w.block = t.Open(w.conv, events.Block{Kind: events.KindThinking})
+	} else if w.gap {
+		t.Text(w.block, "\n\n")
+	}
+	w.gap = false
+	t.Text(w.block, n.Delta)
+}
+
+// printed adds to the output of a tool, whose block is there from its first output on.
+func (s *session) printed(n notification, t *agent.Turn) {
+	w := s.turn.items[key(n.ThreadID, n.ItemID)]
+	text := n.Delta
+	if n.Message != "" {
+		text = n.Message + "\n"
+	}
+	if w == nil || text == "" {
+		return
+	}
+	if w.block == "" {
+		w.block = t.Open(w.conv, events.Block{Kind: events.KindToolResult, ToolUseID: n.ItemID})
+	}
+	t.Text(w.block, text)
+}
+
+// planned shows the agent's list: one block a turn, that changes.
+func (s *session) planned(n notification, t *agent.Turn) {
+	items := make([]events.TodoItem, 0, len(n.Plan))
+	for _, p := range n.Plan {
+		status := p.Status
+		if status == "inProgress" {
+			status = "in_progress"
+		}
+		items = append(items, events.TodoItem{Content: p.Step, Status: status})
+	}
+	if s.turn.todo == "" {
+		s.turn.todo = t.Open(s.conversationOf(n.ThreadID), events.Block{Kind: events.KindTodo, Todos: items})
+		return
+	}
+	t.Update(s.turn.todo, events.BlockUpdates{Todos: items})
+}
+
+// used counts what the model took: the difference to what the thread had taken
+// before, or the last request's when that is not known.
+func (s *session) used(n notification, t *agent.Turn) {
+	total := n.TokenUsage.Total
+	before, known := s.totals[n.ThreadID]
+	s.totals[n.ThreadID] = total
+	ours := s.turn.conversations[n.ThreadID] != nil && (n.ThreadID != s.thread || n.TurnID == s.running())
+	if !s.pending || !ours {
+		return
+	}
+	now := n.TokenUsage.Last
+	if known {
+		now = total.minus(before)
+	}
+	if now == (tokens{}) {
+		return
+	}
+	s.turn.usage = s.turn.usage.plus(now)
+	t.Emit(s.conversationOf(n.ThreadID), events.MetadataUpdate{Usage: s.turn.usage.usage(), Model: s.model})
+}
+
+// failing takes a failure of the model. What it had half said will not go on.
+func (s *session) failing(n notification, t *agent.Turn) {
+	for id, w := range s.turn.items {
+		if w.thread == n.ThreadID && w.half && w.block != "" {
+			t.Complete(w.block, func(b *events.Block) { b.Status = events.StatusError })
+			delete(s.turn.items, id)
+		}
+	}
+	if n.WillRetry {
+		s.logf(t, "warn", "the model failed: %s", strings.TrimSuffix(n.Error.Message+": "+n.Error.Additional, ": "))
+		return
+	}
+	if n.ThreadID == s.thread {
+		s.turn.why = &n.Error
+		return
+	}
+	s.logf(t, "warn", "a sub-agent failed: %s", n.Error.Message)
+}

@@ -1,0 +1,220 @@
+package codex
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+)
+
+// line is any line that the CLI prints: an answer to us (id alone), a question
+// (id and method) or a notification (method alone).
+type line struct {
+	ID     json.RawMessage `json:"id"`
+	Method string          `json:"method"`
+	Params json.RawMessage `json:"params"`
+	Result json.RawMessage `json:"result"`
+	Error  *rpcError       `json:"error"`
+}
+
+type rpcError struct {
+	Code    int    `json:"code"`
+	Message string `json:"message"`
+}
+
+// request is what we ask; without an id it is a notification.
+type request struct {
+	ID     int    `json:"id,omitempty"`
+	Method string `json:"method"`
+	Params any    `json:"params,omitempty"`
+}
+
+// answer is what we reply to a question.
+type answer struct {
+	ID     json.RawMessage `json:"id"`
+	Result any             `json:"result,omitempty"`
+	Error  *rpcError       `json:"error,omitempty"`
+}
+
+// notification has the parameters of all notifications that are understood;
+// the method tells which are there.
+type notification struct {
+	ThreadID string `json:"threadId"`
+	TurnID   string `json:"turnId"`
+	ItemID   string `json:"itemId"`
+
+	Item         json.RawMessage `json:"item"`         // item/started, item/completed
+	Delta        string          `json:"delta"`        // …/delta, …Delta
+	SummaryIndex int             `json:"summaryIndex"` // item/reasoning/summary…
+	Turn         turn            `json:"turn"`         // turn/started, turn/completed
+	Error        turnError       `json:"error"`        // error
+	WillRetry    bool            `json:"willRetry"`    // error
+	Plan         []planStep      `json:"plan"`         // turn/plan/updated
+	TokenUsage   tokenUsage      `json:"tokenUsage"`   // thread/tokenUsage/updated
+	Message      string          `json:"message"`      // warning, item/mcpToolCall/progress
+	Summary      string          `json:"summary"`      // configWarning, deprecationNotice
+	Details      string          `json:"details"`      // configWarning, deprecationNotice
+	ToModel      string          `json:"toModel"`      // model/rerouted
+}
+
+// turn of a thread.
+type turn struct {
+	ID     string     `json:"id"`
+	Status string     `json:"status"` // inProgress, completed, interrupted, failed
+	Error  *turnError `json:"error"`
+}
+
+type turnError struct {
+	Message    string          `json:"message"`
+	Info       json.RawMessage `json:"codexErrorInfo"`
+	Additional string          `json:"additionalDetails"`
+}
+
+// info gives the CLI's word for an error and the status of the model's answer,
+// each if it is known: the word alone, or {"word":{"httpStatusCode":429}}.
+func (e turnError) info() (word string, status int) {
+	if json.Unmarshal(e.Info, &word) == nil {
+		return word, 0
+	}
+	var detailed map[string]struct {
+		Status int `json:"httpStatusCode"`
+	}
+	if json.Unmarshal(e.Info, &detailed) != nil {
+		return "", 0
+	}
+	for w, d := range detailed {
+		word, status = w, d.Status
+	}
+	return word, status
+}
+
+type planStep struct {
+	Step   string `json:"step"`
+	Status string `json:"status"` // pending, inProgress, completed
+}
+
+type tokenUsage struct {
+	Total tokens `json:"total"` // of the thread
+	Last  tokens `json:"last"`  // of the request before
+}
+
+type tokens struct {
+	Input      uint64 `json:"inputTokens"` // with what was cached
+	Cached     uint64 `json:"cachedInputTokens"`
+	CacheWrite uint64 `json:"cacheWriteInputTokens"`
+	Output     uint64 `json:"outputTokens"`
+}
+
+// thread as thread/start, thread/resume and thread/started tell it.
+type thread struct {
+	ID     string `json:"id"`
+	Parent string `json:"parentThreadId"`
+	Model  string `json:"model"`
+	Path   string `json:"path"`
+}
+
+// item is any item; Type tells which fields it has.
+type item struct {
+	Type        string `json:"type"`
+	ID          string `json:"id"`
+	Status      string `json:"status"` // inProgress, completed, failed, declined
+	StartedAt   int64  `json:"startedAtMs"`
+	CompletedAt int64  `json:"completedAtMs"`
+	DurationMs  int64  `json:"durationMs"`
+
+	Text    string          `json:"text"`    // agentMessage, plan
+	Summary []string        `json:"summary"` // reasoning
+	Content json.RawMessage `json:"content"` // reasoning: texts; userMessage: parts
+
+	Command string          `json:"command"` // commandExecution
+	Cwd     string          `json:"cwd"`
+	Actions []commandAction `json:"commandActions"`
+	Output  *string         `json:"aggregatedOutput"`
+	Exit    *int            `json:"exitCode"`
+	Source  string          `json:"source"`
+
+	Changes []fileChange `json:"changes"` // fileChange
+
+	Server    string          `json:"server"` // mcpToolCall
+	Tool      string          `json:"tool"`   // mcpToolCall, dynamicToolCall, collabAgentToolCall
+	Arguments json.RawMessage `json:"arguments"`
+	Result    *mcpResult      `json:"result"`
+	Error     *rpcError       `json:"error"`
+
+	Query  string          `json:"query"` // webSearch
+	Action json.RawMessage `json:"action"`
+	Path   string          `json:"path"`   // imageView
+	Review string          `json:"review"` // enteredReviewMode, exitedReviewMode
+
+	Receivers   []string        `json:"receiverThreadIds"` // collabAgentToolCall
+	Prompt      string          `json:"prompt"`
+	AgentStates json.RawMessage `json:"agentsStates"`
+	Kind        string          `json:"kind"` // subAgentActivity: started, interacted, interrupted, completed
+	AgentThread string          `json:"agentThreadId"`
+	AgentPath   string          `json:"agentPath"`
+}
+
+type commandAction struct {
+	Command string `json:"command"`
+}
+
+type fileChange struct {
+	Path string     `json:"path"`
+	Kind changeKind `json:"kind"`
+	Diff string     `json:"diff"`
+}
+
+type changeKind struct {
+	Type     string `json:"type"` // add, delete, update
+	MovePath string `json:"move_path,omitempty"`
+}
+
+type mcpResult struct {
+	Content []struct {
+		Type string `json:"type"`
+		Text string `json:"text"`
+	} `json:"content"`
+	Structured json.RawMessage `json:"structuredContent"`
+}
+
+// texts are the parts of an item's content that are text.
+func (i item) texts() []string {
+	var plain []string
+	if json.Unmarshal(i.Content, &plain) == nil {
+		return plain
+	}
+	var parts []struct {
+		Text string `json:"text"`
+	}
+	if json.Unmarshal(i.Content, &parts) != nil {
+		return nil
+	}
+	for _, p := range parts {
+		if p.Text != "" {
+			plain = append(plain, p.Text)
+		}
+	}
+	return plain
+}
+
+// question has the parameters of all questions that are understood.
+type question struct {
+	ThreadID   string          `json:"threadId"`
+	ItemID     string          `json:"itemId"`
+	TurnID     string          `json:"turnId"`
+	Command    string          `json:"command"`
+	GrantRoot  string          `json:"grantRoot"`
+	Network    json.RawMessage `json:"networkApprovalContext"`
+	ServerName string          `json:"serverName"`
+}
+
+// decode reads a part of a line; what says which.
+func decode[T any](raw json.RawMessage, what string) (T, error) {
+	var v T
+	if len(bytes.TrimSpace(raw)) == 0 {
+		return v, nil
+	}
+	if err := json.Unmarshal(raw, &v); err != nil {
+		return v, fmt.Errorf("%s: %w", what, err)
+	}
+	return v, nil
+}
