@@ -67,8 +67,9 @@ type WorkspaceSynced struct {
 	Request    uint32 `json:"request,omitempty"` // the last sync_requested that it answers
 	Applied    uint32 `json:"applied,omitempty"` // the last file change that it contains
 	Files      uint32 `json:"files"`
-	Bytes      uint64 `json:"bytes"`    // of all files
-	NewBytes   uint64 `json:"newBytes"` // that had to be stored
+	Bytes      uint64 `json:"bytes"`             // of all files
+	NewBytes   uint64 `json:"newBytes"`          // that had to be stored
+	Skipped    uint32 `json:"skipped,omitempty"` // files that it does not hold: unreadable, sockets, devices
 	DurationMs uint32 `json:"durationMs"`
 }
 

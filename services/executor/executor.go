@@ -25,6 +25,7 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/executor/internal/holder"
 	"github.com/spoolhq/spool/services/executor/internal/lease"
+	"github.com/spoolhq/spool/services/executor/internal/workspaces"
 )
 
 // Deps is what the service stands on.
@@ -47,6 +48,7 @@ type Executor struct {
 	js     jetstream.JetStream
 	leases *lease.Keeper
 	holder *holder.Holder
+	store  *workspaces.Workspaces // nil where Deps brought its own
 	jobs   *jobs
 	ready  chan struct{}
 }
@@ -79,7 +81,10 @@ func build(cfg Config, deps Deps) (*Executor, error) {
 	if err := topology.CheckToken("engine", cfg.Engine); err != nil {
 		return nil, err
 	}
+	e := &Executor{ready: make(chan struct{})}
 	if deps.Provider == nil {
+		e.store = workspaces.New(deps.Logger)
+		deps.Workspaces = e.store
 		if cfg, err = cfg.withRunner(); err != nil {
 			return nil, err
 		}
@@ -96,7 +101,7 @@ func build(cfg Config, deps Deps) (*Executor, error) {
 		return nil, err
 	}
 	deps.Logger = deps.Logger.With("executor", id)
-	e := &Executor{cfg: cfg, id: id, deps: deps, ready: make(chan struct{})}
+	e.cfg, e.id, e.deps = cfg, id, deps
 	if e.js, err = jetstream.New(deps.NATS); err != nil {
 		return nil, err
 	}
@@ -132,7 +137,7 @@ func (e *Executor) Workspaces() string { return filepath.Join(e.cfg.DataDir, "wo
 // agents go on and the next executor follows them; sandboxes stay, unless
 // Config.StopSandboxes; the lease is given back.
 func (e *Executor) Run(ctx context.Context) error {
-	if err := e.leases.Open(ctx); err != nil {
+	if err := e.open(ctx); err != nil {
 		return fmt.Errorf("executor: %w", err)
 	}
 	ctl, err := e.deps.NATS.Subscribe(topology.Ctl(e.id), e.ctl)
@@ -171,6 +176,16 @@ func (e *Executor) Run(ctx context.Context) error {
 		return fmt.Errorf("executor: %w", err)
 	}
 	return nil
+}
+
+// open finds what Run needs.
+func (e *Executor) open(ctx context.Context) error {
+	if e.store != nil {
+		if err := e.store.Open(ctx, e.js); err != nil {
+			return err
+		}
+	}
+	return e.leases.Open(ctx)
 }
 
 // stopWithin bounds the end of all sandboxes.

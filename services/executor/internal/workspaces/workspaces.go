@@ -11,45 +11,61 @@ import (
 	"io"
 	"log/slog"
 
+	"github.com/nats-io/nats.go/jetstream"
+
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/pkg/workspace"
+	"github.com/spoolhq/spool/pkg/workspace/natsstore"
 	"github.com/spoolhq/spool/services/executor/internal/holder"
 )
 
-// Workspaces implements holder.Workspaces.
+// Workspaces implements holder.Workspaces over the bucket of the same name.
 type Workspaces struct {
-	Store  workspace.Store
-	Logger *slog.Logger
+	store  workspace.Store
+	logger *slog.Logger
 }
 
-var _ holder.Workspaces = Workspaces{}
+var _ holder.Workspaces = (*Workspaces)(nil)
+
+// New makes one that Open makes work.
+func New(log *slog.Logger) *Workspaces { return &Workspaces{logger: log} }
+
+// Open finds the bucket. It comes before all else.
+func (w *Workspaces) Open(ctx context.Context, js jetstream.JetStream) error {
+	store, err := natsstore.Open(ctx, js, topology.BucketWorkspaces)
+	if err != nil {
+		return err
+	}
+	w.store = store
+	return nil
+}
 
 // Snapshot stores what changed since the previous one.
-func (w Workspaces) Snapshot(ctx context.Context, box sandbox.Sandbox, ref topology.SessionRef, previous string) (holder.Snapshot, error) {
-	r, err := workspace.Snapshot(ctx, box, w.Store, workspace.Options{Tenant: ref.Tenant, Session: ref.Session, Previous: previous})
+func (w *Workspaces) Snapshot(ctx context.Context, box sandbox.Sandbox, ref topology.SessionRef, previous string) (holder.Snapshot, error) {
+	r, err := workspace.Snapshot(ctx, box, w.store, workspace.Options{Tenant: ref.Tenant, Session: ref.Session, Previous: previous})
 	if err != nil {
 		return holder.Snapshot{}, err
 	}
 	if r.Lost != nil {
-		w.Logger.Warn("the snapshot before could not be used: everything was stored again", "session", ref.Session, "snapshot", previous, "error", r.Lost)
+		w.logger.Warn("the snapshot before could not be used: everything was stored again", "session", ref.Session, "snapshot", previous, "error", r.Lost)
 	}
 	for _, s := range r.Skips {
-		w.Logger.Warn("not in the snapshot", "session", ref.Session, "path", s.Path, "reason", s.Reason)
+		w.logger.Warn("not in the snapshot", "session", ref.Session, "path", s.Path, "reason", s.Reason)
 	}
 	return holder.Snapshot{ID: r.ID, Files: r.Files, Bytes: r.Bytes, NewBytes: r.NewBytes, Skipped: r.Skipped}, nil
 }
 
 // Restore fills a sandbox from a snapshot.
-func (w Workspaces) Restore(ctx context.Context, box sandbox.Sandbox, ref topology.SessionRef, id string) (uint32, error) {
-	r, err := workspace.Restore(ctx, box, w.Store, ref.Tenant, ref.Session, id)
+func (w *Workspaces) Restore(ctx context.Context, box sandbox.Sandbox, ref topology.SessionRef, id string) (uint32, error) {
+	r, err := workspace.Restore(ctx, box, w.store, ref.Tenant, ref.Session, id)
 	return r.Files, err
 }
 
 // Put writes a file, or unpacks an archive.
-func (w Workspaces) Put(ctx context.Context, box sandbox.Sandbox, f events.FilePut) error {
-	content, err := w.Store.Get(ctx, f.Object)
+func (w *Workspaces) Put(ctx context.Context, box sandbox.Sandbox, f events.FilePut) error {
+	content, err := w.store.Get(ctx, f.Object)
 	if errors.Is(err, workspace.ErrNotFound) {
 		return fmt.Errorf("%w: its content is no longer in the object store", holder.ErrRefused)
 	}
