@@ -29,6 +29,9 @@ type Subject struct {
 	Alive func(pid int) bool
 	// Engine is the name in the labels of all sandboxes; "" for "suite".
 	Engine string
+	// KillRunner kills a sandbox's runner, as the engine's trouble would, and
+	// returns when it is dead.
+	KillRunner func(t testing.TB, id string)
 }
 
 // within bounds every wait of the suite.
@@ -63,14 +66,30 @@ func Exercise(t *testing.T, s Subject) {
 		{"TerminateTwice", terminateTwice},
 		{"Wipe", wipe},
 		{"Apart", apart},
+		{"FilesRemove", filesRemove},
+		{"ListOutside", listOutside},
+		{"CreateAgain", createAgain},
+		{"TakeOver", takeOver},
+		{"Ended", ended},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			ctx, cancel := context.WithTimeout(context.Background(), 2*within)
-			t.Cleanup(cancel)
-			c.test(&fixture{T: t, s: s, p: s.New(t), ctx: ctx})
-		})
+		s.run(t, c.name, c.test)
 	}
+	p := s.New(t)
+	if _, ok := p.(sandbox.Pauser); ok {
+		s.run(t, "Pause", func(f *fixture) { pause(f, f.p.(sandbox.Pauser)) })
+	}
+	if _, ok := p.(sandbox.Adopter); ok {
+		s.run(t, "Adopt", func(f *fixture) { adopt(f, f.p.(sandbox.Adopter)) })
+	}
+}
+
+func (s Subject) run(t *testing.T, name string, test func(*fixture)) {
+	t.Run(name, func(t *testing.T) {
+		t.Parallel()
+		ctx, cancel := context.WithTimeout(context.Background(), 2*within)
+		t.Cleanup(cancel)
+		test(&fixture{T: t, s: s, p: s.New(t), ctx: ctx})
+	})
 }
 
 type fixture struct {

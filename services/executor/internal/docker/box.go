@@ -27,8 +27,9 @@ type box struct {
 // ID is sbx_….
 func (b *box) ID() string { return b.id }
 
-// Kept is true for a sandbox that took over a workspace, or that was there
-// before: one that was found by Attach, or whose container was started again.
+// Kept is true for a sandbox that took over a workspace, for one whose container
+// was started again and has files, and for one that was found by Attach. One
+// that Create finds running was made by somebody who may have come no further.
 func (b *box) Kept() bool { return b.kept }
 
 // Running tells whether the runner, which is the container's first process, lives.

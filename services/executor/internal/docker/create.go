@@ -212,7 +212,7 @@ func (p *Provider) undo(ctx context.Context, pl plan, containerID string) error 
 
 // again starts the container of a sandbox that has ended, or finds it running.
 func (p *Provider) again(ctx context.Context, c found) (*box, error) {
-	b := &box{p: p, id: c.id, container: c.container, kept: c.owner != c.id || c.state == container.StateExited}
+	b := &box{p: p, id: c.id, container: c.container, kept: c.owner != c.id}
 	switch c.state {
 	case container.StateRunning:
 	case container.StatePaused:
@@ -232,7 +232,13 @@ func (p *Provider) again(ctx context.Context, c found) (*box, error) {
 			return nil, err
 		}
 	}
-	return b, b.ready(ctx)
+	if err := b.ready(ctx); err != nil || b.kept || c.state != container.StateExited {
+		return b, err
+	}
+	// It ran before: what it left counts, but for a sandbox that never was filled.
+	left, err := b.Files().List(ctx, "")
+	b.kept = len(left) > 0
+	return b, err
 }
 
 // start starts a container; starting one that runs is no error.

@@ -183,7 +183,26 @@ func sh(t testing.TB, b sandbox.Sandbox, line string) (stdout, stderr string, co
 func TestProvider(t *testing.T) {
 	cfg := needEngine(t)
 	sandboxtest.Exercise(t, sandboxtest.Subject{
-		New:    func(t testing.TB) sandbox.Provider { return provide(t, cfg) },
-		Engine: engine,
+		New:        func(t testing.TB) sandbox.Provider { return provide(t, cfg) },
+		Engine:     engine,
+		KillRunner: func(t testing.TB, id string) { killRunner(t, provide(t, cfg), id) },
 	})
+}
+
+// killRunner ends a sandbox's container without a word.
+func killRunner(t testing.TB, p *Provider, id string) {
+	t.Helper()
+	c, err := p.find(t.Context(), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	gone, errs := p.api.ContainerWait(t.Context(), c.container, container.WaitConditionNotRunning)
+	if err := p.api.ContainerKill(t.Context(), c.container, "KILL"); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-gone:
+	case err := <-errs:
+		t.Fatal(err)
+	}
 }

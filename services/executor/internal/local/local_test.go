@@ -81,7 +81,31 @@ func TestProvider(t *testing.T) {
 			return newProvider(t, configs[t.Name()])
 		},
 		Alive: alive,
+		KillRunner: func(t testing.TB, id string) {
+			mu.Lock()
+			cfg := configs[t.Name()]
+			mu.Unlock()
+			b, err := newProvider(t, cfg).Attach(t.Context(), id)
+			if err != nil {
+				t.Fatal(err)
+			}
+			killRunner(t, b.(*box))
+		},
 	})
+}
+
+// killRunner ends a sandbox's runner without a word.
+func killRunner(t testing.TB, b *box) {
+	t.Helper()
+	s, _ := b.runner()
+	if err := syscall.Kill(s.PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(10 * time.Second); alive(s.PID); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the runner does not die")
+		}
+	}
 }
 
 func alive(pid int) bool {
@@ -198,15 +222,7 @@ func TestRunnerKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	orphan := proc.(*process).cmd.Process.Pid
-	s, _ := b.runner()
-	if err := syscall.Kill(s.PID, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	for deadline := time.Now().Add(10 * time.Second); alive(s.PID); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("the runner does not die")
-		}
-	}
+	killRunner(t, b)
 	if _, err := p.Attach(t.Context(), spec.ID); !errors.Is(err, sandbox.ErrNotFound) {
 		t.Errorf("attach: %v", err)
 	}

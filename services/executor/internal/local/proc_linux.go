@@ -12,6 +12,7 @@ type proc struct {
 	pid, parent int
 	start       string // when it began; with the pid it is unique since boot
 	dead        bool   // a zombie
+	stopped     bool   // by a signal
 }
 
 // find looks a process up.
@@ -33,7 +34,7 @@ func find(pid int) (proc, bool) {
 	if err != nil {
 		return proc{}, false
 	}
-	return proc{pid: pid, parent: parent, start: f[19], dead: f[0] == "Z" || f[0] == "X"}, true
+	return proc{pid: pid, parent: parent, start: f[19], dead: f[0] == "Z" || f[0] == "X", stopped: f[0] == "T"}, true
 }
 
 // processes lists all that are there.

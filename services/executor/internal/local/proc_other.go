@@ -13,6 +13,7 @@ type proc struct {
 	pid, parent int
 	start       string // when it began, to the second
 	dead        bool   // a zombie
+	stopped     bool   // by a signal
 	command     string // with its environment, as far as the system shows it
 }
 
@@ -47,7 +48,7 @@ func list(which ...string) []proc {
 			continue
 		}
 		out = append(out, proc{
-			pid: pid, parent: parent, start: strings.Join(f[3:8], " "), dead: strings.HasPrefix(f[2], "Z"),
+			pid: pid, parent: parent, start: strings.Join(f[3:8], " "), dead: strings.HasPrefix(f[2], "Z"), stopped: strings.HasPrefix(f[2], "T"),
 			command: " " + strings.Join(f[8:], " ") + " ",
 		})
 	}

@@ -1,0 +1,269 @@
+package sandboxtest
+
+import (
+	"context"
+	"errors"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/sandbox"
+)
+
+// still is how long a paused process is watched for a sign of life.
+const still = 300 * time.Millisecond
+
+func filesRemove(f *fixture) {
+	box := f.create(f.spec())
+	files := box.Files()
+	for _, name := range []string{"a/b", "a/c/d", "e", "kept"} {
+		f.ok(files.Put(f.ctx, name, strings.NewReader("x")))
+	}
+	if _, _, code := f.sh(box, `ln -s kept link && ln -s / root && ln -s .. up && mkdir -p "$HOME/mine" && ln -s "$HOME/mine" out && touch "$HOME/mine/file" && mkdir empty`); code != 0 {
+		f.Fatal("the links could not be made inside")
+	}
+	for _, name := range []string{"nothing", "a/nothing", "kept/nothing"} {
+		err := files.Remove(f.ctx, name)
+		if err == nil || errors.Is(err, sandbox.ErrOutside) || name != "kept/nothing" && !errors.Is(err, sandbox.ErrNotFound) {
+			f.Errorf("remove %s: %v", name, err)
+		}
+	}
+	for _, name := range []string{"../x", "..", "/etc/passwd", "a/../../x", "root/etc/passwd", "up/x", "out/file"} {
+		f.want(files.Remove(f.ctx, name), sandbox.ErrOutside)
+	}
+	for _, name := range []string{"", ".", "nul\x00"} {
+		if err := files.Remove(f.ctx, name); err == nil {
+			f.Errorf("%q was removed", name)
+		}
+	}
+	// A link goes itself, not what it points to.
+	for _, name := range []string{"a", "e", "link", "root", "up", "out", "empty"} {
+		f.ok(files.Remove(f.ctx, name))
+	}
+	left, err := files.List(f.ctx, "")
+	f.ok(err)
+	if len(left) != 1 || left[0].Path != "kept" {
+		f.Errorf("left: %+v", left)
+	}
+	if _, _, code := f.sh(box, `test -e "$HOME/mine/file" && test -e /etc/passwd`); code != 0 {
+		f.Error("what a link pointed to was removed")
+	}
+}
+
+// listOutside follows the links that filesSymlinks leaves out.
+func listOutside(f *fixture) {
+	box := f.create(f.spec())
+	if _, _, code := f.sh(box, `mkdir -p in/side && touch in/side/file && ln -s / root && ln -s .. up && ln -s in alias && ln -s "$(pwd)/in" absolute`); code != 0 {
+		f.Fatal("the links could not be made inside")
+	}
+	for _, name := range []string{"root", "root/etc", "up", "root/proc/self/cwd"} {
+		if _, err := box.Files().List(f.ctx, name); !errors.Is(err, sandbox.ErrOutside) {
+			// A link itself may be listed as what it is: nothing below it.
+			if got, _ := box.Files().List(f.ctx, name); err != nil || len(got) > 0 {
+				f.Errorf("list %s: %d entries, %v", name, len(got), err)
+			}
+		}
+	}
+	for _, name := range []string{"root", "up"} {
+		_, err := box.Exec(f.ctx, sandbox.Command{Args: []string{"pwd"}, Dir: name + "/etc"})
+		f.want(err, sandbox.ErrOutside)
+	}
+	if out, _, code := f.exec(box, sandbox.Command{Args: []string{"ls"}, Dir: "alias/side"}, ""); out != "file\n" || code != 0 {
+		f.Errorf("in a folder behind a link that stays inside: %q, code %d", out, code)
+	}
+}
+
+// pause stops a process in the middle, which then goes on as if nothing had been.
+func pause(f *fixture, p sandbox.Pauser) {
+	spec := f.spec()
+	box := f.create(spec)
+	proc, err := box.Exec(f.ctx, sandbox.Command{Args: []string{"cat"}})
+	f.ok(err)
+	echo := make(chan string, 16)
+	go func() {
+		defer close(echo)
+		buf := make([]byte, 16)
+		for {
+			n, err := proc.Stdout().Read(buf)
+			if err != nil {
+				return
+			}
+			echo <- string(buf[:n])
+		}
+	}()
+	say := func(word string) {
+		_, err := io.WriteString(proc.Stdin(), word)
+		f.ok(err)
+	}
+	say("one")
+	if got := <-echo; got != "one" {
+		f.Fatalf("echo %q", got)
+	}
+	for range 2 {
+		f.ok(p.Pause(f.ctx, spec.ID))
+	}
+	if i := f.listed(spec.ID); !i.Paused || !i.Running {
+		f.Errorf("paused, it is listed as %+v", i)
+	}
+	if alive, err := box.Running(f.ctx); !alive || err != nil {
+		f.Errorf("paused, it runs: %v, %v", alive, err)
+	}
+	if _, err := f.p.Attach(f.ctx, spec.ID); err != nil {
+		f.Errorf("attach to a paused one: %v", err)
+	}
+	say("two")
+	select {
+	case got := <-echo:
+		f.Errorf("a paused process says %q", got)
+	case <-time.After(still):
+	}
+	for range 2 {
+		f.ok(p.Resume(f.ctx, spec.ID))
+	}
+	if got := <-echo; got != "two" {
+		f.Errorf("after it was resumed: echo %q", got)
+	}
+	if i := f.listed(spec.ID); i.Paused || !i.Running {
+		f.Errorf("resumed, it is listed as %+v", i)
+	}
+	f.ok(proc.Stdin().Close())
+	if code, err := proc.Wait(); code != 0 || err != nil {
+		f.Errorf("exit code %d, %v", code, err)
+	}
+	unknown := f.id(events.KindSandbox)
+	f.want(p.Pause(f.ctx, unknown), sandbox.ErrNotFound)
+	f.want(p.Resume(f.ctx, unknown), sandbox.ErrNotFound)
+	// A paused one ends as any other.
+	f.ok(p.Pause(f.ctx, spec.ID))
+	f.ok(f.p.Terminate(f.ctx, spec.ID, false))
+	_, err = f.p.Attach(f.ctx, spec.ID)
+	f.want(err, sandbox.ErrNotFound)
+}
+
+// adopt gives a sandbox without a session to one, and then to a later epoch.
+func adopt(f *fixture, p sandbox.Adopter) {
+	spec := f.spec()
+	session := spec.Labels
+	spec.Labels = sandbox.Labels{Engine: session.Engine, Executor: f.id(events.KindExecutor)}
+	box := f.create(spec)
+	if i := f.listed(spec.ID); i.Labels != spec.Labels {
+		f.Errorf("pooled, it is listed as %+v", i)
+	}
+	f.ok(box.Files().Put(f.ctx, "mark", strings.NewReader("pool")))
+	for _, epoch := range []uint64{7, 7, 8} {
+		session.Epoch = epoch
+		f.ok(p.Adopt(f.ctx, spec.ID, session))
+		if i := f.listed(spec.ID); i.Labels != session || !i.Running {
+			f.Errorf("adopted, it is listed as %+v, want %+v", i, session)
+		}
+	}
+	again, err := f.s.New(f).Attach(f.ctx, spec.ID)
+	f.ok(err)
+	f.reads(again.Files(), "mark", []byte("pool"))
+	spec.Labels = session
+	found, err := f.p.Create(f.ctx, spec)
+	f.ok(err)
+	f.reads(found.Files(), "mark", []byte("pool"))
+	f.want(p.Adopt(f.ctx, f.id(events.KindSandbox), session), sandbox.ErrNotFound)
+	if err := p.Adopt(f.ctx, spec.ID, sandbox.Labels{Tenant: "a.b", Session: "../x", Engine: session.Engine}); err == nil {
+		f.Error("labels that are none were accepted")
+	}
+	f.ok(f.p.Terminate(f.ctx, spec.ID, true))
+	_, err = f.p.Attach(f.ctx, spec.ID)
+	f.want(err, sandbox.ErrNotFound)
+}
+
+// createAgain starts the runner of a sandbox whose runner was killed.
+func createAgain(f *fixture) {
+	spec := f.spec()
+	f.ok(f.create(spec).Files().Put(f.ctx, "mark", strings.NewReader("kept")))
+	f.s.KillRunner(f, spec.ID)
+	_, err := f.p.Attach(f.ctx, spec.ID)
+	f.want(err, sandbox.ErrNotFound)
+	if i := f.listed(spec.ID); i.Running {
+		f.Errorf("without a runner, it is listed as %+v", i)
+	}
+	box, err := f.s.New(f).Create(f.ctx, spec)
+	f.ok(err)
+	f.reads(box.Files(), "mark", []byte("kept"))
+	f.kept(box, true)
+	if alive, err := box.Running(f.ctx); !alive || err != nil {
+		f.Errorf("runs again: %v, %v", alive, err)
+	}
+}
+
+// takeOver hands a workspace from one sandbox of a session to the next, and on.
+func takeOver(f *fixture) {
+	spec := f.spec()
+	box := f.create(spec)
+	f.kept(box, false)
+	f.ok(box.Files().Put(f.ctx, "mark", strings.NewReader("0")))
+	for _, mark := range []string{"1", "2"} {
+		f.ok(f.p.Terminate(f.ctx, spec.ID, false))
+		spec.Workspace, spec.ID = spec.ID, f.id(events.KindSandbox)
+		next := f.create(spec)
+		f.kept(next, true)
+		left, err := next.Files().List(f.ctx, "")
+		f.ok(err)
+		if len(left) != 1 {
+			f.Errorf("the next sandbox has %+v", left)
+		}
+		f.ok(next.Files().Put(f.ctx, "mark", strings.NewReader(mark)))
+		f.reads(next.Files(), "mark", []byte(mark))
+	}
+	// What was never there, or is gone, cannot be taken over.
+	f.ok(f.p.Terminate(f.ctx, spec.ID, true))
+	for _, from := range []string{spec.ID, f.id(events.KindSandbox)} {
+		next := f.spec()
+		next.Workspace = from
+		fresh := f.create(next)
+		f.kept(fresh, false)
+		left, err := fresh.Files().List(f.ctx, "")
+		f.ok(err)
+		if len(left) != 0 {
+			f.Errorf("a workspace that is gone has %+v", left)
+		}
+	}
+}
+
+// kept compares what a sandbox says of its workspace, where it says anything.
+func (f *fixture) kept(box sandbox.Sandbox, want bool) {
+	f.Helper()
+	if r, ok := box.(sandbox.Restorer); ok && r.Kept() != want {
+		f.Errorf("kept is %v, want %v", r.Kept(), want)
+	}
+}
+
+// listed gives a sandbox as the provider lists it.
+func (f *fixture) listed(id string) sandbox.Info {
+	f.Helper()
+	infos, err := f.s.New(f).List(f.ctx)
+	f.ok(err)
+	i := slices.IndexFunc(infos, func(i sandbox.Info) bool { return i.ID == id })
+	if i < 0 {
+		f.Fatalf("sandbox %s is not listed", id)
+	}
+	return infos[i]
+}
+
+// dead is a context that has ended.
+func dead() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}
+
+// ended makes sure that a context's end is the caller's own error, and breaks nothing.
+func ended(f *fixture) {
+	spec := f.spec()
+	box := f.create(spec)
+	f.ok(box.Files().Put(f.ctx, "mark", strings.NewReader("1")))
+	_, err := box.Exec(dead(), sandbox.Command{Args: []string{"true"}})
+	f.want(err, context.Canceled)
+	f.want(box.Files().Put(dead(), "mark", strings.NewReader("2")), context.Canceled)
+	_, err = box.Files().List(dead(), "")
+	f.want(err, context.Canceled)
+	f.reads(box.Files(), "mark", []byte("1"))
+}
