@@ -1,0 +1,12 @@
+// Command egress is the way out of an engine's sandboxes.
+package main
+
+import (
+	"os"
+
+	"github.com/spoolhq/spool/services/executor/internal/egress"
+)
+
+func main() {
+	os.Exit(egress.Main(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+}

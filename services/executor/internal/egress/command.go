@@ -1,0 +1,122 @@
+package egress
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/alecthomas/kong"
+)
+
+// cli is the command line.
+type cli struct {
+	Config
+	LogLevel slog.Level `default:"info" env:"SPOOL_LOG_LEVEL" help:"The least severe level that is logged: debug, info, warn or error."`
+
+	Serve  struct{} `cmd:"" default:"1" help:"Serve sandboxes and their holders (the default)."`
+	Health struct{} `cmd:"" help:"Exit with 0 if the proxy of the admin socket is well, else with 1."`
+	Dial   struct{} `cmd:"" help:"Join stdin and stdout to the admin socket."`
+}
+
+// healthWithin bounds a health check.
+const healthWithin = 5 * time.Second
+
+// Main runs the command line, and gives the exit code: 0, 1 for a failure, 2 for wrong usage.
+func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	const name = "egress"
+	var c cli
+	code := -1
+	parser, err := kong.New(&c, kong.Name(name), kong.Description("The way out of sandboxes: credentials, allowlist, metering."),
+		kong.Writers(stdout, stderr), kong.Exit(func(n int) { code = n }))
+	if err != nil {
+		fmt.Fprintf(stderr, "%s: %v\n", name, err)
+		return 2
+	}
+	parsed, err := parser.Parse(args)
+	if code >= 0 { // --help was given
+		return code
+	}
+	if err != nil {
+		fmt.Fprintf(stderr, "%s: %v\n", name, err)
+		return 2
+	}
+	if c.Config, err = c.withDefaults(); err == nil {
+		switch parsed.Command() {
+		case "health":
+			err = health(c.Config)
+		case "dial":
+			err = dial(c.Config, stdin, stdout)
+		default:
+			err = serve(c, stderr)
+		}
+	}
+	if err != nil {
+		fmt.Fprintf(stderr, "%s: %v\n", name, err)
+		return 1
+	}
+	return 0
+}
+
+// serve runs the proxy until a signal; a second one ends it without waiting.
+func serve(c cli, stderr io.Writer) error {
+	log := slog.New(slog.NewJSONHandler(stderr, &slog.HandlerOptions{Level: c.LogLevel})).With("service", "egress")
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+	now, signals := make(chan struct{}), make(chan os.Signal, 2)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
+	defer signal.Stop(signals)
+	over := make(chan struct{})
+	defer close(over)
+	go func() {
+		for _, act := range []func(){stop, func() { close(now) }} {
+			select {
+			case <-signals:
+				act()
+			case <-over:
+				return
+			}
+		}
+	}()
+	s, err := New(c.Config, Deps{Logger: log, Now: now})
+	if err != nil {
+		return err
+	}
+	return s.Run(ctx)
+}
+
+func health(c Config) error {
+	ctx, cancel := context.WithTimeout(context.Background(), healthWithin)
+	defer cancel()
+	client := NewClient(DialSocket(c.ListenAdmin))
+	defer client.Close()
+	return client.Health(ctx)
+}
+
+// dial joins the streams to the admin socket, until that ends.
+func dial(c Config, in io.Reader, out io.Writer) error {
+	conn, err := net.Dial("unix", c.ListenAdmin)
+	if err != nil {
+		return fmt.Errorf("listen-admin: %w", err)
+	}
+	defer conn.Close() //nolint:errcheck // it is over
+	go func() {
+		_, err := io.Copy(conn, in)
+		if half, ok := conn.(*net.UnixConn); ok && err == nil {
+			err = half.CloseWrite()
+		}
+		if err != nil {
+			conn.Close() //nolint:errcheck // which ends the other way
+		}
+	}()
+	if _, err := io.Copy(out, conn); err != nil && !errors.Is(err, net.ErrClosed) {
+		return fmt.Errorf("listen-admin: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,216 @@
+// Package egress is the way out of sandboxes, which have no network: one process
+// for each engine, that outlives executors. It takes sandboxes' connections off a
+// Unix socket, puts the real credentials into requests to models, lets other
+// requests past an allowlist, meters, and journals what it denied and what models
+// were asked. Holders speak to it by Client. docs/adr/0013-egress.md has the protocol.
+package egress
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/services/executor/internal/egress/meter"
+	"github.com/spoolhq/spool/services/executor/internal/egress/proxy"
+)
+
+// Config is the proxy's settings. The zero value takes every default.
+type Config struct {
+	ListenSandboxes string `default:"/run/spool/sandboxes/egress.sock" env:"SPOOL_EGRESS_LISTEN_SANDBOXES" help:"Unix socket that sandboxes reach; its folder is what is shared with them."`
+	ListenAdmin     string `default:"/run/spool/admin/egress.sock" env:"SPOOL_EGRESS_LISTEN_ADMIN" help:"Unix socket of the holders of sandboxes; in another folder, which no sandbox sees."`
+	ListenMetrics   string `default:"" env:"SPOOL_EGRESS_LISTEN_METRICS" help:"Address (host:port) that serves /metrics and /healthz besides; empty for none."`
+	Data            string `default:"/var/lib/spool/egress" env:"SPOOL_EGRESS_DATA" help:"Folder of registrations and journals."`
+
+	AnthropicKey     string `name:"anthropic-api-key" default:"" env:"ANTHROPIC_API_KEY" help:"Key that is put into requests to Anthropic's models."`
+	AnthropicBaseURL string `name:"anthropic-base-url" default:"" env:"SPOOL_ANTHROPIC_BASE_URL" help:"Where Anthropic's API is, without /v1; empty means Anthropic itself."`
+	OpenAIKey        string `name:"openai-api-key" default:"" env:"OPENAI_API_KEY" help:"Key that is put into requests to OpenAI's models."`
+	OpenAIBaseURL    string `name:"openai-base-url" default:"" env:"SPOOL_OPENAI_BASE_URL" help:"Where OpenAI's API is, with /v1; empty means OpenAI itself."`
+	NVIDIAKey        string `name:"nvidia-api-key" default:"" env:"NVIDIA_API_KEY" help:"Key that is put into requests to NVIDIA's models."`
+	NVIDIABaseURL    string `name:"nvidia-base-url" default:"" env:"SPOOL_NVIDIA_BASE_URL" help:"Where NVIDIA's API is, with /v1; empty means NVIDIA itself."`
+	AllPaths         bool   `default:"false" env:"SPOOL_EGRESS_ALL_PATHS" help:"Let sandboxes reach every path of these APIs, not only those by which models are called. Files and batches are then everybody's who has the key."`
+
+	Hosts  string   `default:"" env:"SPOOL_EGRESS_HOSTS" help:"File (YAML or JSON) of further hosts with routes and credentials of their own."`
+	Prices string   `default:"" env:"SPOOL_EGRESS_PRICES" help:"File (YAML or JSON) of prices, in place of those that the program has."`
+	Closed []string `default:"" env:"SPOOL_EGRESS_CLOSED" help:"Networks (10.0.0.0/8) that no sandbox reaches, besides those that are not public."`
+
+	Connections int           `default:"64" env:"SPOOL_EGRESS_CONNECTIONS" help:"Connections that each sandbox may have open."`
+	Idle        time.Duration `default:"10m" env:"SPOOL_EGRESS_IDLE" help:"How long a tunnel, or a connection between two requests, may be silent, and a sandbox may leave unread what it is sent."`
+	ModelIdle   time.Duration `default:"15m" env:"SPOOL_EGRESS_MODEL_IDLE" help:"How long a model may send nothing."`
+	JournalMax  int64         `default:"67108864" env:"SPOOL_EGRESS_JOURNAL_MAX" help:"Bytes of journal, of each sandbox, that may wait to be taken; beyond it no model is called."`
+	KeepFor     time.Duration `default:"24h" env:"SPOOL_EGRESS_KEEP_FOR" help:"How long the journal of a released sandbox is kept for a holder that does not come."`
+	Drain       time.Duration `default:"2m" env:"SPOOL_EGRESS_DRAIN" help:"How long open requests may go on once the process is told to end; a second signal ends it at once."`
+}
+
+// The public endpoints.
+const (
+	anthropicURL = "https://api.anthropic.com"
+	openAIURL    = "https://api.openai.com/v1"
+	nvidiaURL    = "https://integrate.api.nvidia.com/v1"
+)
+
+// withDefaults is the config with nothing left at zero, or what is wrong with it.
+func (c Config) withDefaults() (Config, error) {
+	unset := func(s *string, value string) {
+		if *s == "" {
+			*s = value
+		}
+	}
+	unset(&c.ListenSandboxes, "/run/spool/sandboxes/egress.sock")
+	unset(&c.ListenAdmin, "/run/spool/admin/egress.sock")
+	unset(&c.Data, "/var/lib/spool/egress")
+	if c.Connections == 0 {
+		c.Connections = 64
+	}
+	if c.Connections < 1 || c.Connections > 10_000 {
+		return c, fmt.Errorf("connections: %d is not between 1 and 10000", c.Connections)
+	}
+	if c.JournalMax == 0 {
+		c.JournalMax = 64 << 20
+	}
+	if c.JournalMax < 64<<10 {
+		return c, fmt.Errorf("journal-max: %d is less than 65536", c.JournalMax)
+	}
+	for _, d := range []struct {
+		name  string
+		value *time.Duration
+		unset time.Duration
+	}{
+		{"idle", &c.Idle, 10 * time.Minute},
+		{"model-idle", &c.ModelIdle, 15 * time.Minute},
+		{"keep-for", &c.KeepFor, 24 * time.Hour},
+		{"drain", &c.Drain, 2 * time.Minute},
+	} {
+		if *d.value == 0 {
+			*d.value = d.unset
+		}
+		if *d.value < 10*time.Millisecond || *d.value > 30*24*time.Hour {
+			return c, fmt.Errorf("%s: %s is not between 10ms and 720h", d.name, *d.value)
+		}
+	}
+	return c, c.checkSockets()
+}
+
+// checkSockets keeps the admin socket, and what is stored, out of the folder that sandboxes see.
+func (c Config) checkSockets() error {
+	shared, err := filepath.Abs(filepath.Dir(c.ListenSandboxes))
+	if err != nil {
+		return fmt.Errorf("listen-sandboxes: %w", err)
+	}
+	for _, p := range []struct{ name, path string }{{"listen-admin", filepath.Dir(c.ListenAdmin)}, {"data", c.Data}} {
+		abs, err := filepath.Abs(p.path)
+		if err != nil {
+			return fmt.Errorf("%s: %w", p.name, err)
+		}
+		if rel, err := filepath.Rel(shared, abs); err == nil && rel != ".." && !strings.HasPrefix(rel, "../") {
+			return fmt.Errorf("%s: %s lies in the folder of listen-sandboxes, which sandboxes see: choose another", p.name, p.path)
+		}
+	}
+	return nil
+}
+
+// closed reads the networks.
+func (c Config) closed() ([]netip.Prefix, error) {
+	var out []netip.Prefix
+	for _, s := range c.Closed {
+		p, err := netip.ParsePrefix(s)
+		if err != nil {
+			return nil, fmt.Errorf("closed: %q is no network like 10.0.0.0/8", s)
+		}
+		out = append(out, p.Masked())
+	}
+	return out, nil
+}
+
+// prices reads the price table.
+func (c Config) prices() (meter.Prices, error) {
+	if c.Prices == "" {
+		return meter.DefaultPrices()
+	}
+	raw, err := os.ReadFile(c.Prices)
+	if err != nil {
+		return meter.Prices{}, fmt.Errorf("prices: %w", err)
+	}
+	p, err := meter.ParsePrices(c.Prices, raw)
+	if err != nil {
+		return meter.Prices{}, fmt.Errorf("prices: %w", err)
+	}
+	return p, nil
+}
+
+// routes are the providers' and those of the file.
+func (c Config) routes(getenv func(string) string) ([]proxy.Route, error) {
+	bearer := func(name, key, keyName, base, baseName, public string) (proxy.Route, error) {
+		u, err := baseURL(base, public)
+		if err != nil {
+			return proxy.Route{}, fmt.Errorf("%s: %w", baseName, err)
+		}
+		rt := proxy.Route{Name: name, Kind: proxy.OpenAI, Base: u, Header: "Authorization", Scheme: "Bearer", Secret: key, All: c.AllPaths}
+		if key == "" && base == "" {
+			rt.Unset = "the egress proxy has no key for " + u.Host + ": whoever runs it sets " + keyName
+		}
+		return rt, checkSecret(keyName, key)
+	}
+	anthropic, err := bearer(runner.EgressAnthropic, c.AnthropicKey, "ANTHROPIC_API_KEY", c.AnthropicBaseURL, "anthropic-base-url", anthropicURL)
+	if err != nil {
+		return nil, err
+	}
+	if strings.HasSuffix(strings.TrimSuffix(anthropic.Base.Path, "/"), "/v1") {
+		return nil, errors.New("anthropic-base-url: it ends in /v1: leave that out, the clients put it there")
+	}
+	anthropic.Kind, anthropic.Header, anthropic.Scheme = proxy.Anthropic, "X-Api-Key", ""
+	openAI, err := bearer(runner.EgressOpenAI, c.OpenAIKey, "OPENAI_API_KEY", c.OpenAIBaseURL, "openai-base-url", openAIURL)
+	if err != nil {
+		return nil, err
+	}
+	nvidia, err := bearer(runner.EgressNVIDIA, c.NVIDIAKey, "NVIDIA_API_KEY", c.NVIDIABaseURL, "nvidia-base-url", nvidiaURL)
+	if err != nil {
+		return nil, err
+	}
+	out := []proxy.Route{anthropic, openAI, nvidia}
+	if c.Hosts == "" {
+		return out, nil
+	}
+	raw, err := os.ReadFile(c.Hosts)
+	if err != nil {
+		return nil, fmt.Errorf("hosts: %w", err)
+	}
+	more, err := parseHosts(c.Hosts, raw, getenv)
+	if err != nil {
+		return nil, fmt.Errorf("hosts: %w", err)
+	}
+	return append(out, more...), nil
+}
+
+func checkSecret(name, value string) error {
+	if strings.TrimFunc(value, func(r rune) bool { return r > ' ' && r <= '~' }) != "" || strings.ContainsAny(value, " \t\r\n") {
+		return fmt.Errorf("%s: it has a character that no key has: a space or a line's end, for one", name)
+	}
+	return nil
+}
+
+// baseURL reads the address of an endpoint.
+func baseURL(s, unset string) (*url.URL, error) {
+	if s == "" {
+		s = unset
+	}
+	u, err := url.Parse(s)
+	switch {
+	case err != nil:
+		return nil, errors.New("it is no URL") // the parser's error repeats it, and there may be a password in it
+	case u.Scheme != "http" && u.Scheme != "https":
+		return nil, errors.New("it does not begin with http:// or https://")
+	case u.Hostname() == "":
+		return nil, errors.New("it names no host")
+	case u.User != nil:
+		return nil, errors.New("it names a user: credentials have settings of their own")
+	case u.RawQuery != "" || u.Fragment != "":
+		return nil, errors.New("it has a query or a fragment: give the address that paths are put behind")
+	}
+	return u, nil
+}

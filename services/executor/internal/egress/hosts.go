@@ -1,0 +1,98 @@
+package egress
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"regexp"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/services/executor/internal/egress/proxy"
+)
+
+// host is an entry of the file that SPOOL_EGRESS_HOSTS names.
+type host struct {
+	Name   string  `yaml:"name"`   // of the route, the first element of its path
+	URL    string  `yaml:"url"`    // that the rest of a path is put behind
+	Header *string `yaml:"header"` // that the credential goes into; absent means Authorization
+	Scheme *string `yaml:"scheme"` // before the credential; absent means Bearer in Authorization, and nothing elsewhere
+	Env    string  `yaml:"env"`    // name of the variable that holds the credential; absent means there is none
+	Kind   string  `yaml:"kind"`   // anthropic or openai, for a host that speaks their protocol and is to be metered
+}
+
+var (
+	routeName  = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,31}$`)
+	headerName = regexp.MustCompile(`^[A-Za-z0-9-]{1,64}$`)
+	schemeName = regexp.MustCompile(`^[A-Za-z0-9-]{0,32}$`)
+)
+
+// parseHosts reads the file: `hosts:` and a list. An error names the entry and its field.
+func parseHosts(file string, raw []byte, getenv func(string) string) ([]proxy.Route, error) {
+	var doc struct {
+		Hosts []host `yaml:"hosts"`
+	}
+	dec := yaml.NewDecoder(bytes.NewReader(raw))
+	dec.KnownFields(true)
+	if err := dec.Decode(&doc); err != nil && !errors.Is(err, io.EOF) {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	taken := map[string]bool{runner.EgressAnthropic: true, runner.EgressOpenAI: true, runner.EgressNVIDIA: true}
+	var out []proxy.Route
+	for i, h := range doc.Hosts {
+		rt, err := h.route(getenv)
+		if err == nil && taken[h.Name] {
+			err = errors.New("name: there is a route of that name already")
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s: hosts[%d] (%s): %w", file, i, h.Name, err)
+		}
+		taken[h.Name] = true
+		out = append(out, rt)
+	}
+	return out, nil
+}
+
+func (h host) route(getenv func(string) string) (proxy.Route, error) {
+	if !routeName.MatchString(h.Name) {
+		return proxy.Route{}, errors.New("name: it is not 1 to 32 of a-z, 0-9 and -")
+	}
+	if h.URL == "" {
+		return proxy.Route{}, errors.New("url: it is absent")
+	}
+	u, err := baseURL(h.URL, "")
+	if err != nil {
+		return proxy.Route{}, fmt.Errorf("url: %w", err)
+	}
+	rt := proxy.Route{Name: h.Name, Kind: proxy.Kind(h.Kind), Base: u, Header: "Authorization", All: true}
+	switch rt.Kind {
+	case proxy.Anthropic, proxy.OpenAI, proxy.Plain:
+	default:
+		return proxy.Route{}, fmt.Errorf("kind: %q is neither anthropic nor openai", h.Kind)
+	}
+	if h.Header != nil {
+		rt.Header = http.CanonicalHeaderKey(*h.Header)
+		if !headerName.MatchString(rt.Header) {
+			return proxy.Route{}, fmt.Errorf("header: %q is no name of a header", *h.Header)
+		}
+	}
+	if rt.Header == "Authorization" {
+		rt.Scheme = "Bearer"
+	}
+	if h.Scheme != nil {
+		rt.Scheme = *h.Scheme
+		if !schemeName.MatchString(rt.Scheme) {
+			return proxy.Route{}, fmt.Errorf("scheme: %q is no authentication scheme", *h.Scheme)
+		}
+	}
+	if h.Env == "" {
+		return rt, nil
+	}
+	if rt.Secret = getenv(h.Env); rt.Secret == "" {
+		return proxy.Route{}, fmt.Errorf("env: the variable %s is empty: set it to the credential", h.Env)
+	}
+	return rt, checkSecret(h.Env, rt.Secret)
+}

@@ -1,0 +1,400 @@
+// Package journal keeps what the proxy saw of a sandbox until its holder has it
+// in the log: numbered lines in a file of their own, shown to nobody before they
+// are on disk, so that a number never means two things.
+package journal
+
+import (
+	"bufio"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// Line is a line of a journal.
+type Line struct {
+	N         uint64          `json:"n"` // 1, 2, 3, … without a gap
+	Type      events.Type     `json:"type"`
+	Time      time.Time       `json:"time"`
+	Execution string          `json:"execution,omitempty"`
+	Data      json.RawMessage `json:"data"`
+}
+
+// Files in a journal's folder.
+const (
+	linesFile   = "journal.jsonl"
+	headFile    = "journal.json"
+	damagedFile = "journal.damaged"
+)
+
+// trimAt is how many bytes of acknowledged lines are let lie before the file is made shorter.
+const trimAt = 64 << 10
+
+// readMost bounds a Read in bytes, a single longer line apart.
+const readMost = 256 << 10
+
+// head is what outlives the lines.
+type head struct {
+	Journal string `json:"journal"`
+	Base    uint64 `json:"base"` // lines up to it are forgotten
+}
+
+// Journal is one sandbox's. Safe for concurrent use.
+type Journal struct {
+	dir   string
+	store *Store
+
+	file sync.Mutex // held while the file is read, written or trimmed; taken before mu
+
+	mu      sync.Mutex
+	head    head
+	acked   uint64
+	durable uint64  // the last line on disk
+	last    uint64  // the last line that has a number
+	ends    []int64 // where line head.Base+1+i ends in the file
+	pending []byte  // lines after durable
+	lengths []int   // of each of them
+	changed chan struct{}
+	folds   folds
+}
+
+// open reads a journal's folder, or begins a journal in it.
+func open(dir string, store *Store) (*Journal, error) {
+	j := &Journal{dir: dir, store: store, changed: make(chan struct{})}
+	raw, err := os.ReadFile(filepath.Join(dir, headFile))
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		err = j.begin()
+	case err == nil:
+		if err = json.Unmarshal(raw, &j.head); err == nil {
+			err = events.CheckID("journal", events.KindJournal, j.head.Journal)
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("journal in %s: %w", dir, err)
+	}
+	if err := j.load(); err != nil {
+		return nil, fmt.Errorf("journal in %s: %w", dir, err)
+	}
+	return j, nil
+}
+
+// begin gives the journal a new name.
+func (j *Journal) begin() error {
+	name, err := events.NewID(events.KindJournal, time.Now(), rand.Reader)
+	if err != nil {
+		return err
+	}
+	j.head = head{Journal: name}
+	return j.writeHead()
+}
+
+func (j *Journal) writeHead() error {
+	raw, err := json.Marshal(j.head)
+	if err != nil {
+		return err
+	}
+	return WriteFile(filepath.Join(j.dir, headFile), raw)
+}
+
+// load finds the lines. A last line without its end was shown to nobody, and is
+// cut off. Damage before it makes the numbers doubtful: the file is put aside and
+// a journal with another name begins.
+func (j *Journal) load() error {
+	path := filepath.Join(j.dir, linesFile)
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	defer f.Close() //nolint:errcheck // what was written is synced below
+	j.ends = nil
+	next, at, skip := j.head.Base+1, int64(0), int64(0)
+	r := bufio.NewReader(f)
+	for {
+		raw, err := r.ReadBytes('\n')
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			return err
+		}
+		var l Line
+		if json.Unmarshal(raw, &l) != nil || l.N > next || l.N < next && next > j.head.Base+1 {
+			return j.putAside(path)
+		}
+		at += int64(len(raw))
+		if l.N <= j.head.Base { // the head was written, the file not yet made shorter
+			skip = at
+			continue
+		}
+		j.ends = append(j.ends, at-skip)
+		next++
+	}
+	j.acked, j.durable, j.last = j.head.Base, next-1, next-1
+	if skip > 0 {
+		rest := make([]byte, at-skip)
+		if _, err := f.ReadAt(rest, skip); err != nil && len(rest) > 0 {
+			return err
+		}
+		return WriteFile(path, rest)
+	}
+	if err := f.Truncate(at); err != nil {
+		return err
+	}
+	return f.Sync()
+}
+
+func (j *Journal) putAside(path string) error {
+	if err := os.Rename(path, filepath.Join(j.dir, damagedFile)); err != nil {
+		return err
+	}
+	old := j.head.Journal
+	if err := j.begin(); err != nil {
+		return err
+	}
+	j.store.log.Error("a journal is damaged: it is put aside, and another begins", "folder", j.dir, "journal", old, "next", j.head.Journal)
+	return j.load()
+}
+
+// Name is the journal's id, jnl_….
+func (j *Journal) Name() string {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.head.Journal
+}
+
+// Span gives the first line that is kept (last + 1 if none) and the last one on disk.
+func (j *Journal) Span() (first, last uint64) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.acked + 1, j.durable
+}
+
+// Changed is closed when more lines are on disk.
+func (j *Journal) Changed() <-chan struct{} {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.changed
+}
+
+// Full tells whether so much waits to be acknowledged that nothing more should be begun.
+func (j *Journal) Full() bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.size() > j.store.maxBytes
+}
+
+// size is how many bytes wait to be acknowledged, with j.mu held.
+func (j *Journal) size() int64 {
+	n := int64(len(j.pending))
+	if len(j.ends) > 0 {
+		n += j.ends[len(j.ends)-1]
+		if k := int(j.acked - j.head.Base); k > 0 { //nolint:gosec // within ends
+			n -= j.ends[k-1]
+		}
+	}
+	return n
+}
+
+// ModelCalled adds a line; journal and number are filled in.
+func (j *Journal) ModelCalled(at time.Time, execution string, data events.ModelCalled) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	data.Journal, data.Line = j.head.Journal, j.last+1
+	return j.add(at, execution, data)
+}
+
+// add numbers a line and hands it to the store's loop, with j.mu held.
+func (j *Journal) add(at time.Time, execution string, data events.Payload) error {
+	raw, err := json.Marshal(data)
+	if err != nil {
+		return fmt.Errorf("journal line: %w", err)
+	}
+	raw, err = json.Marshal(Line{N: j.last + 1, Type: data.EventType(), Time: at.UTC(), Execution: execution, Data: raw})
+	if err != nil {
+		return fmt.Errorf("journal line: %w", err)
+	}
+	j.last++
+	j.pending = append(append(j.pending, raw...), '\n')
+	j.lengths = append(j.lengths, len(raw)+1)
+	j.store.dirty(j)
+	return nil
+}
+
+// flush writes what is pending, and syncs.
+func (j *Journal) flush() error {
+	j.file.Lock()
+	defer j.file.Unlock()
+	j.mu.Lock()
+	buf, lengths := j.pending, j.lengths
+	at := j.end()
+	j.mu.Unlock()
+	if len(buf) == 0 {
+		return nil
+	}
+	if err := j.writeAt(buf, at); err != nil {
+		return fmt.Errorf("write journal in %s: %w", j.dir, err)
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for _, n := range lengths {
+		at += int64(n)
+		j.ends = append(j.ends, at)
+	}
+	j.durable += uint64(len(lengths))
+	j.pending, j.lengths = append([]byte(nil), j.pending[len(buf):]...), append([]int(nil), j.lengths[len(lengths):]...)
+	close(j.changed)
+	j.changed = make(chan struct{})
+	return nil
+}
+
+// end is where the file ends, with j.mu held.
+func (j *Journal) end() int64 {
+	if len(j.ends) == 0 {
+		return 0
+	}
+	return j.ends[len(j.ends)-1]
+}
+
+// writeAt writes over what a write before, that failed, may have left.
+func (j *Journal) writeAt(buf []byte, at int64) error {
+	f, err := os.OpenFile(filepath.Join(j.dir, linesFile), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteAt(buf, at)
+	if err == nil {
+		err = f.Sync()
+	}
+	return errors.Join(err, f.Close())
+}
+
+// Read gives lines after a number, each with its newline, and the number of the
+// last of them; nothing when there are none on disk yet.
+func (j *Journal) Read(after uint64) ([]byte, uint64, error) {
+	j.file.Lock()
+	defer j.file.Unlock()
+	j.mu.Lock()
+	after = max(after, j.acked)
+	if after >= j.durable {
+		j.mu.Unlock()
+		return nil, after, nil
+	}
+	i := int(after - j.head.Base) //nolint:gosec // at most len(ends)
+	var from int64
+	if i > 0 {
+		from = j.ends[i-1]
+	}
+	to := j.ends[i]
+	for i++; i < len(j.ends) && j.ends[i]-from <= readMost; i++ {
+		to = j.ends[i]
+	}
+	last := j.head.Base + uint64(i) //nolint:gosec // an index
+	j.mu.Unlock()
+
+	f, err := os.Open(filepath.Join(j.dir, linesFile))
+	if err != nil {
+		return nil, after, fmt.Errorf("read journal: %w", err)
+	}
+	defer f.Close() //nolint:errcheck // only read
+	buf := make([]byte, to-from)
+	if _, err := f.ReadAt(buf, from); err != nil {
+		return nil, after, fmt.Errorf("read journal in %s: %w", j.dir, err)
+	}
+	return buf, last, nil
+}
+
+// AheadError is an acknowledgement of a line that nobody was shown.
+type AheadError struct{ Line, Last uint64 }
+
+func (e *AheadError) Error() string {
+	return fmt.Sprintf("line %d is acknowledged, but the last one is %d", e.Line, e.Last)
+}
+
+// Ack forgets lines up to a number; a lower one than before changes nothing. The
+// error is an *AheadError, or the disk's.
+func (j *Journal) Ack(n uint64) error {
+	j.file.Lock()
+	defer j.file.Unlock()
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if n > j.durable {
+		return &AheadError{Line: n, Last: j.durable}
+	}
+	if n <= j.acked {
+		return nil
+	}
+	j.acked = n
+	k := int(j.acked - j.head.Base) //nolint:gosec // at most len(ends)
+	cut := j.ends[k-1]
+	if cut < trimAt {
+		return nil
+	}
+	return j.trim(k, cut)
+}
+
+// trim takes the first k lines, cut bytes, out of the file; with both locks held.
+// The head goes first, so that no number is ever given twice.
+func (j *Journal) trim(k int, cut int64) error {
+	path := filepath.Join(j.dir, linesFile)
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		return fmt.Errorf("trim journal: %w", err)
+	}
+	if int64(len(raw)) < j.end() {
+		return fmt.Errorf("trim journal in %s: the file has %d bytes instead of %d", j.dir, len(raw), j.end())
+	}
+	old := j.head.Base
+	j.head.Base = j.acked
+	if err := j.writeHead(); err != nil {
+		j.head.Base = old
+		return fmt.Errorf("trim journal: %w", err)
+	}
+	rest := make([]int64, 0, len(j.ends)-k)
+	for _, e := range j.ends[k:] {
+		rest = append(rest, e-cut)
+	}
+	if err := WriteFile(path, raw[cut:j.end()]); err != nil {
+		j.head.Base = old // the file is as it was, and the head on disk tells what to skip
+		return fmt.Errorf("trim journal: %w", err)
+	}
+	j.ends = rest
+	return nil
+}
+
+// WriteFile replaces a file in one step that is on disk when it returns.
+func WriteFile(path string, data []byte) error {
+	dir := filepath.Dir(path)
+	tmp, err := os.CreateTemp(dir, ".tmp-")
+	if err != nil {
+		return err
+	}
+	_, err = tmp.Write(data)
+	if err == nil {
+		err = tmp.Sync()
+	}
+	if err = errors.Join(err, tmp.Close()); err == nil {
+		err = os.Rename(tmp.Name(), path)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(tmp.Name()))
+	}
+	return SyncDir(dir)
+}
+
+// SyncDir puts a folder's entries on disk.
+func SyncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}

@@ -1,0 +1,49 @@
+package egress
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"math"
+	"net/http"
+	"net/url"
+	"strconv"
+
+	"github.com/spoolhq/spool/services/executor/internal/egress/admin"
+)
+
+// Lines gives the lines of a sandbox's journal that are there after a number,
+// without waiting for more. name is the journal that the number is of, as Follow
+// says. Whoever asks holds no epoch, and so fences nobody off.
+func (c *Client) Lines(ctx context.Context, sandbox, name string, after uint64) ([]Line, error) {
+	q := url.Values{"journal": {name}, "after": {strconv.FormatUint(after, 10)}, "epoch": {strconv.FormatUint(math.MaxInt64, 10)}}
+	res, err := c.do(ctx, http.MethodGet, "/v1/sandboxes/"+url.PathEscape(sandbox)+"/journal?"+q.Encode(), nil)
+	if err != nil {
+		return nil, err
+	}
+	defer res.Body.Close() //nolint:errcheck // it is read
+	in := bufio.NewScanner(res.Body)
+	in.Buffer(nil, maxLine)
+	var out []Line
+	for in.Scan() {
+		if len(in.Bytes()) == 0 {
+			continue
+		}
+		var l struct {
+			Line
+			admin.End
+		}
+		if err := json.Unmarshal(in.Bytes(), &l); err != nil {
+			return out, fmt.Errorf("journal of %s: %w", sandbox, err)
+		}
+		if l.End.End != "" {
+			break
+		}
+		out = append(out, l.Line)
+	}
+	if err := in.Err(); err != nil {
+		return out, fmt.Errorf("journal of %s: %w", sandbox, err)
+	}
+	return out, nil
+}

@@ -1,0 +1,164 @@
+package meter
+
+import (
+	"bytes"
+	_ "embed"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"regexp"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+//go:embed prices.yaml
+var defaultPrices []byte
+
+// rates are US dollars for a million tokens; nil means the input's.
+type rates struct {
+	Input          *float64 `yaml:"input"`
+	Output         *float64 `yaml:"output"`
+	CacheRead      *float64 `yaml:"cacheRead"`
+	CacheWrite     *float64 `yaml:"cacheWrite"`
+	CacheWriteHour *float64 `yaml:"cacheWriteHour"`
+}
+
+type longRates struct {
+	Over  uint64 `yaml:"over"`
+	rates `yaml:",inline"`
+}
+
+type price struct {
+	Provider string `yaml:"provider"`
+	Model    string `yaml:"model"`
+	rates    `yaml:",inline"`
+	Long     *longRates `yaml:"long"`
+}
+
+// Prices is a table of what tokens cost. It never changes.
+type Prices struct {
+	version string
+	models  []price
+}
+
+// DefaultPrices is the table that comes with the program.
+func DefaultPrices() (Prices, error) { return ParsePrices("prices.yaml", defaultPrices) }
+
+// ParsePrices reads a table in YAML or JSON; an error names the entry and its field.
+func ParsePrices(file string, data []byte) (Prices, error) {
+	var doc struct {
+		Version string  `yaml:"version"`
+		Models  []price `yaml:"models"`
+	}
+	dec := yaml.NewDecoder(bytes.NewReader(data))
+	dec.KnownFields(true)
+	if err := dec.Decode(&doc); err != nil && !errors.Is(err, io.EOF) {
+		return Prices{}, fmt.Errorf("%s: %w", file, err)
+	}
+	if doc.Version == "" {
+		return Prices{}, fmt.Errorf("%s: version: it is empty: costs are recorded with it", file)
+	}
+	known := map[string]bool{}
+	for i, p := range doc.Models {
+		if err := p.check(); err != nil {
+			return Prices{}, fmt.Errorf("%s: models[%d] (%s): %w", file, i, p.Model, err)
+		}
+		if key := p.Provider + " " + p.Model; known[key] {
+			return Prices{}, fmt.Errorf("%s: models[%d] (%s): there is an entry for it already", file, i, p.Model)
+		} else {
+			known[key] = true
+		}
+	}
+	return Prices{version: doc.Version, models: doc.Models}, nil
+}
+
+func (p price) check() error {
+	switch {
+	case p.Provider == "":
+		return errors.New("provider: it is empty")
+	case p.Model == "":
+		return errors.New("model: it is empty")
+	}
+	if err := p.rates.check(); err != nil || p.Long == nil {
+		return err
+	}
+	if p.Long.Over == 0 {
+		return errors.New("long.over: it is absent: how many tokens of input make a request long")
+	}
+	if err := p.Long.check(); err != nil {
+		return fmt.Errorf("long.%w", err)
+	}
+	return nil
+}
+
+func (r rates) check() error {
+	for _, f := range []struct {
+		name     string
+		value    *float64
+		required bool
+	}{{"input", r.Input, true}, {"output", r.Output, true}, {"cacheRead", r.CacheRead, false}, {"cacheWrite", r.CacheWrite, false}, {"cacheWriteHour", r.CacheWriteHour, false}} {
+		if f.value == nil {
+			if f.required {
+				return fmt.Errorf("%s: it is absent", f.name)
+			}
+			continue
+		}
+		if *f.value < 0 || math.IsNaN(*f.value) || math.IsInf(*f.value, 0) {
+			return fmt.Errorf("%s: %v is no price", f.name, *f.value)
+		}
+	}
+	return nil
+}
+
+// suffix is what may follow a model's name without making it another model.
+var suffix = regexp.MustCompile(`^([-@](latest|v?\d{4,8}|\d{4}-\d{2}-\d{2}))?([:@].*)?$`)
+
+// find gives the entry with the longest name that the model has.
+func (t Prices) find(provider, model string) (price, bool) {
+	var best price
+	found := false
+	for _, p := range t.models {
+		name, all := strings.CutSuffix(p.Model, "*")
+		rest, ok := strings.CutPrefix(model, name)
+		if p.Provider != provider || !ok || !all && !suffix.MatchString(rest) {
+			continue
+		}
+		if !found || len(p.Model) > len(best.Model) {
+			best, found = p, true
+		}
+	}
+	return best, found
+}
+
+// Known tells whether the table has a price for the model, and the name it has it under.
+func (t Prices) Known(provider, model string) (string, bool) {
+	p, ok := t.find(provider, model)
+	return p.Model, ok
+}
+
+// Cost gives the US dollars for an answer, and the version of the table; 0 and "" without a price.
+func (t Prices) Cost(provider, model string, r Result) (float64, string) {
+	p, ok := t.find(provider, model)
+	if !ok {
+		return 0, ""
+	}
+	u := r.Usage
+	by := p.rates
+	if p.Long != nil && uint64(u.InputTokens)+uint64(u.CacheReadTokens)+uint64(u.CacheWriteTokens) > p.Long.Over {
+		by = p.Long.rates
+	}
+	or := func(r, unset *float64) *float64 {
+		if r == nil {
+			return unset
+		}
+		return r
+	}
+	write := or(by.CacheWrite, by.Input)
+	hour := min(r.Hour, u.CacheWriteTokens)
+	sum := float64(u.InputTokens)**by.Input + float64(u.OutputTokens)**by.Output +
+		float64(u.CacheReadTokens)**or(by.CacheRead, by.Input) +
+		float64(u.CacheWriteTokens-hour)**write + float64(hour)**or(by.CacheWriteHour, write)
+	return sum / 1e6, t.version
+}

@@ -1,0 +1,195 @@
+// Package meter reads off a model's traffic, as it passes, what a request cost:
+// the model, the tokens, the error. It never holds a message, only the few
+// fields that it wants.
+package meter
+
+import (
+	"bytes"
+	"encoding/json"
+	"strings"
+)
+
+// maxValue bounds a field's value in bytes; a longer one counts as absent.
+const maxValue = 16 << 10
+
+// maxKey bounds a key that can be wanted.
+const maxKey = 32
+
+// fields is an io.Writer for one JSON document of any size that keeps the values
+// of wanted fields: of the document itself ("usage"), and of objects right in it
+// ("response.usage"). Text that is not JSON makes it find nothing.
+type fields struct {
+	want  map[string]bool
+	texts map[string]bool // of want, those that are kept only when they are strings
+	found map[string]json.RawMessage
+
+	depth     int
+	objects   uint64    // bit n: the nesting at depth n (1 to 63) is an object
+	keys      [3]string // the key that is being read, or whose value is, at depth 1 and 2
+	inString  bool
+	escaped   bool
+	isKey     bool // of the string that is read
+	expectKey bool
+
+	text    []byte // of a key
+	capture []byte
+	path    string // of what is captured, "" for nothing
+	at      int    // the depth that it stands at
+}
+
+// newFields wants paths; one with ":text" after it only where it is a string.
+func newFields(want ...string) *fields {
+	f := &fields{want: map[string]bool{}, texts: map[string]bool{}}
+	for _, w := range want {
+		w, text := strings.CutSuffix(w, ":text")
+		f.want[w] = true
+		if text {
+			f.texts[w] = true
+		}
+	}
+	f.reset()
+	return f
+}
+
+// reset begins the next document.
+func (f *fields) reset() {
+	*f = fields{want: f.want, texts: f.texts, found: map[string]json.RawMessage{}, text: f.text[:0], capture: f.capture[:0]}
+}
+
+// Write never fails.
+func (f *fields) Write(p []byte) (int, error) {
+	n := len(p)
+	for len(p) > 0 {
+		if f.inString {
+			p = p[f.str(p):]
+			continue
+		}
+		f.structural(p[0])
+		p = p[1:]
+	}
+	return n, nil
+}
+
+// str reads on in a string and gives how many bytes it took.
+func (f *fields) str(p []byte) int {
+	n := 0
+	for n < len(p) {
+		c := p[n]
+		n++
+		if f.escaped {
+			f.escaped = false
+			continue
+		}
+		if c == '\\' {
+			f.escaped = true
+			continue
+		}
+		if c == '"' {
+			f.inString = false
+			break
+		}
+		// Long texts are what most of a body is: skip to what may end them.
+		if i := bytes.IndexAny(p[n:], `"\`); i < 0 {
+			n = len(p)
+		} else {
+			n += i
+		}
+	}
+	f.keep(p[:n])
+	if f.isKey && len(f.text) <= maxKey+1 {
+		f.text = append(f.text, p[:n]...)
+	}
+	if !f.inString && f.isKey {
+		f.isKey = false
+		if f.depth <= 2 {
+			f.keys[f.depth] = ""
+			if k := len(f.text) - 1; k >= 0 && k <= maxKey && f.text[k] == '"' { // a key with an escape in it is none that is wanted
+				f.keys[f.depth] = string(f.text[:k])
+			}
+		}
+	}
+	return n
+}
+
+func (f *fields) keep(p []byte) {
+	if f.path != "" && len(f.capture) <= maxValue {
+		f.capture = append(f.capture, p...)
+	}
+}
+
+func (f *fields) isObject() bool { return f.depth > 0 && f.depth < 64 && f.objects&(1<<f.depth) != 0 }
+
+func (f *fields) structural(c byte) {
+	switch c {
+	case '"':
+		f.inString, f.isKey, f.text = true, f.expectKey && f.isObject(), f.text[:0]
+		f.expectKey = false
+		f.keep([]byte{c})
+	case '{', '[':
+		if f.depth == f.at && f.texts[f.path] { // not the text that is wanted: what is in it may be wanted instead
+			f.path = ""
+		}
+		f.keep([]byte{c})
+		f.depth++
+		if f.depth < 64 {
+			f.objects &^= 1 << f.depth
+			if c == '{' {
+				f.objects |= 1 << f.depth
+			}
+		}
+		f.expectKey = c == '{'
+	case '}', ']':
+		f.end(f.depth)
+		f.keep([]byte{c})
+		if f.depth--; f.depth < 0 {
+			f.depth = 0
+		}
+		f.expectKey = false
+	case ',':
+		f.end(f.depth)
+		f.keep([]byte{c})
+		f.expectKey = f.isObject()
+	case ':':
+		f.keep([]byte{c})
+		f.begin()
+	default:
+		f.keep([]byte{c})
+	}
+}
+
+// begin starts to capture, if the field whose colon just passed is wanted.
+func (f *fields) begin() {
+	if f.path != "" || !f.isObject() || f.depth > 2 {
+		return
+	}
+	path := f.keys[f.depth]
+	if f.depth == 2 {
+		if f.objects&(1<<1) == 0 {
+			return
+		}
+		path = f.keys[1] + "." + path
+	}
+	if f.want[path] {
+		f.path, f.at, f.capture = path, f.depth, f.capture[:0]
+	}
+}
+
+// end stops to capture, if what just ended at this depth is the field's value.
+func (f *fields) end(depth int) {
+	if f.path == "" || depth != f.at {
+		return
+	}
+	if v := bytes.TrimSpace(f.capture); len(v) <= maxValue && json.Valid(v) {
+		f.found[f.path] = append(json.RawMessage(nil), v...)
+	}
+	f.path = ""
+}
+
+// string gives a field that is a string, "" if it is none.
+func (f *fields) string(path string) string {
+	var s string
+	if json.Unmarshal(f.found[path], &s) != nil {
+		return ""
+	}
+	return s
+}

@@ -1,0 +1,96 @@
+package policy
+
+import (
+	"fmt"
+	"net/netip"
+)
+
+// AddressError says why an address may not be reached.
+type AddressError struct {
+	Addr netip.Addr
+	Why  string
+}
+
+func (e *AddressError) Error() string { return fmt.Sprintf("%s is %s", e.Addr, e.Why) }
+
+type block struct {
+	prefix netip.Prefix
+	why    string
+}
+
+// closed are the blocks that are nobody's on the public net, or that lead
+// somewhere else than they seem to: IANA's special-purpose registries (RFC 6890
+// and what came after it) and the forms of IPv6 that carry an IPv4 address. The
+// more special block comes first.
+var closed = []block{
+	{netip.MustParsePrefix("169.254.169.254/32"), "the cloud's metadata service"},
+	{netip.MustParsePrefix("fd00:ec2::254/128"), "the cloud's metadata service"},
+	{netip.MustParsePrefix("0.0.0.0/8"), "an unspecified address"},
+	{netip.MustParsePrefix("10.0.0.0/8"), "a private address"},
+	{netip.MustParsePrefix("100.64.0.0/10"), "an address of carrier-grade NAT"},
+	{netip.MustParsePrefix("127.0.0.0/8"), "a loopback address"},
+	{netip.MustParsePrefix("169.254.0.0/16"), "a link-local address"},
+	{netip.MustParsePrefix("172.16.0.0/12"), "a private address"},
+	{netip.MustParsePrefix("192.0.0.0/24"), "a reserved address"},
+	{netip.MustParsePrefix("192.0.2.0/24"), "an address of documentation"},
+	{netip.MustParsePrefix("192.88.99.0/24"), "a 6to4 relay"},
+	{netip.MustParsePrefix("192.168.0.0/16"), "a private address"},
+	{netip.MustParsePrefix("198.18.0.0/15"), "an address of benchmarks"},
+	{netip.MustParsePrefix("198.51.100.0/24"), "an address of documentation"},
+	{netip.MustParsePrefix("203.0.113.0/24"), "an address of documentation"},
+	{netip.MustParsePrefix("224.0.0.0/4"), "a multicast address"},
+	{netip.MustParsePrefix("255.255.255.255/32"), "a broadcast address"},
+	{netip.MustParsePrefix("240.0.0.0/4"), "a reserved address"},
+
+	{netip.MustParsePrefix("::/128"), "an unspecified address"},
+	{netip.MustParsePrefix("::1/128"), "a loopback address"},
+	{netip.MustParsePrefix("::/96"), "an IPv4 address dressed as IPv6"},
+	{netip.MustParsePrefix("::ffff:0:0/96"), "an IPv4 address dressed as IPv6"},
+	{netip.MustParsePrefix("::ffff:0:0:0/96"), "an IPv4 address dressed as IPv6"},
+	{netip.MustParsePrefix("64:ff9b:1::/48"), "an address of local NAT64"},
+	{netip.MustParsePrefix("2001:db8::/32"), "an address of documentation"},
+	{netip.MustParsePrefix("2001::/32"), "a Teredo address, which carries an IPv4 address"},
+	{netip.MustParsePrefix("2001::/23"), "a reserved address"},
+	{netip.MustParsePrefix("2002::/16"), "a 6to4 address, which carries an IPv4 address"},
+	{netip.MustParsePrefix("3fff::/20"), "an address of documentation"},
+	{netip.MustParsePrefix("fc00::/7"), "a private address"},
+	{netip.MustParsePrefix("fe80::/10"), "a link-local address"},
+	{netip.MustParsePrefix("fec0::/10"), "a site-local address"},
+	{netip.MustParsePrefix("ff00::/8"), "a multicast address"},
+}
+
+var (
+	nat64 = netip.MustParsePrefix("64:ff9b::/96")
+	open6 = netip.MustParsePrefix("2000::/3") // all that is given out for the public net
+)
+
+// CheckAddress reports an *AddressError unless an address is one of the public
+// net. Of NAT64's well-known prefix the IPv4 address inside counts.
+func CheckAddress(a netip.Addr) error {
+	refuse := func(why string) error { return &AddressError{Addr: a, Why: why} }
+	switch {
+	case !a.IsValid():
+		return refuse("no address")
+	case a.Zone() != "":
+		return refuse("an address with a zone")
+	case nat64.Contains(a):
+		b := a.As16()
+		if err := CheckAddress(netip.AddrFrom4([4]byte(b[12:]))); err != nil {
+			return refuse("a NAT64 address: " + err.Error())
+		}
+		return nil
+	}
+	for _, c := range closed {
+		if c.prefix.Contains(a) {
+			return refuse(c.why)
+		}
+	}
+	// An ISATAP address carries an IPv4 address in its last four bytes.
+	if b := a.As16(); a.Is6() && b[8]&^2 == 0 && b[9] == 0 && b[10] == 0x5e && b[11] == 0xfe {
+		return refuse("an ISATAP address, which carries an IPv4 address")
+	}
+	if a.Is6() && !open6.Contains(a) {
+		return refuse("a reserved address")
+	}
+	return nil
+}

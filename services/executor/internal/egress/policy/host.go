@@ -1,0 +1,180 @@
+// Package policy decides where a sandbox may connect to: how a host is spelled,
+// which hosts an allowlist names, which addresses are nobody's to reach, and a
+// dialer that connects to exactly the address that was looked at.
+package policy
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strconv"
+	"strings"
+)
+
+// Host is a host in its one spelling: a name in lower case without a trailing
+// dot, or an address.
+type Host struct {
+	Name string     // "" for an address
+	Addr netip.Addr // invalid for a name
+}
+
+// String is the host as a URL has it, without brackets.
+func (h Host) String() string {
+	if h.Name != "" {
+		return h.Name
+	}
+	return h.Addr.String()
+}
+
+// HostError says why a text is no host.
+type HostError struct {
+	Host   string // as it was given, made printable
+	Reason string
+}
+
+func (e *HostError) Error() string { return fmt.Sprintf("%s is no host: %s", e.Host, e.Reason) }
+
+// Limits of DNS, RFC 1035 section 2.3.4.
+const (
+	maxName  = 253
+	maxLabel = 63
+)
+
+// ParseHost reads a name or an address as it stands in a URL or an authority,
+// IPv6 addresses in brackets. It takes one spelling of each: no IPv4 address in
+// short, octal, hexadecimal or plain number form, no zone, no IPv4 address
+// dressed as IPv6, no character beyond letters, digits, hyphen, underscore and
+// dot. What it refuses is a *HostError.
+func ParseHost(s string) (Host, error) {
+	h, err := parseHost(s)
+	if err != nil {
+		return Host{}, &HostError{Host: Printable(s), Reason: err.Error()}
+	}
+	return h, nil
+}
+
+func parseHost(s string) (Host, error) {
+	if inner, ok := strings.CutPrefix(s, "["); ok {
+		inner, ok = strings.CutSuffix(inner, "]")
+		if !ok {
+			return Host{}, errors.New("its bracket is not closed")
+		}
+		return parseIPv6(inner)
+	}
+	if strings.Contains(s, ":") {
+		return Host{}, errors.New("an IPv6 address stands in brackets")
+	}
+	name := strings.ToLower(strings.TrimSuffix(s, "."))
+	switch {
+	case name == "":
+		return Host{}, errors.New("it is empty")
+	case len(name) > maxName:
+		return Host{}, fmt.Errorf("it is longer than %d characters", maxName)
+	}
+	labels := strings.Split(name, ".")
+	for _, l := range labels {
+		if err := checkLabel(l); err != nil {
+			return Host{}, err
+		}
+	}
+	if !numeric(labels[len(labels)-1]) {
+		return Host{Name: name}, nil
+	}
+	addr, err := netip.ParseAddr(name)
+	if err != nil || addr.String() != name {
+		return Host{}, errors.New("it ends in a number and so means an address, but is not written as four decimal numbers")
+	}
+	return Host{Addr: addr}, nil
+}
+
+func parseIPv6(s string) (Host, error) {
+	if strings.Contains(s, "%") {
+		return Host{}, errors.New("an address with a zone is not public")
+	}
+	addr, err := netip.ParseAddr(s)
+	switch {
+	case err != nil || !addr.Is6():
+		return Host{}, errors.New("there is no IPv6 address in the brackets")
+	case addr.Is4In6():
+		return Host{}, errors.New("an IPv4 address is written as four decimal numbers, not as IPv6")
+	}
+	return Host{Addr: addr}, nil
+}
+
+func checkLabel(l string) error {
+	switch {
+	case l == "":
+		return errors.New("there is nothing between two dots")
+	case len(l) > maxLabel:
+		return fmt.Errorf("a part is longer than %d characters", maxLabel)
+	case l[0] == '-' || l[len(l)-1] == '-':
+		return errors.New("a part begins or ends with a hyphen")
+	}
+	for i := range len(l) {
+		c := l[i]
+		switch {
+		case c >= 'a' && c <= 'z', c >= '0' && c <= '9', c == '-', c == '_':
+		case c >= 0x80:
+			return errors.New("it has characters beyond ASCII: write an international name in its xn-- form")
+		default:
+			return fmt.Errorf("the character %q does not belong in a name", c)
+		}
+	}
+	return nil
+}
+
+// numeric tells whether a last label makes its host an IPv4 address in the eyes
+// of some parser: digits, or hexadecimal after 0x.
+func numeric(l string) bool {
+	if hex, ok := strings.CutPrefix(l, "0x"); ok {
+		return strings.Trim(hex, "0123456789abcdef") == ""
+	}
+	return strings.Trim(l, "0123456789") == ""
+}
+
+// Target is a host and a port.
+type Target struct {
+	Host Host
+	Port uint16
+}
+
+// String is the target as an authority.
+func (t Target) String() string { return net.JoinHostPort(t.Host.String(), strconv.Itoa(int(t.Port))) }
+
+// ParseTarget reads host:port, or a host alone when there is a port to assume (not 0).
+func ParseTarget(authority string, assume uint16) (Target, error) {
+	host, port := authority, ""
+	if i := strings.LastIndexByte(authority, ':'); i >= 0 && i > strings.LastIndexByte(authority, ']') {
+		host, port = authority[:i], authority[i+1:]
+	}
+	h, err := ParseHost(host)
+	if err != nil {
+		return Target{}, err
+	}
+	if port == "" && assume != 0 && host == authority {
+		return Target{Host: h, Port: assume}, nil
+	}
+	n, err := parsePort(port)
+	if err != nil {
+		return Target{}, &HostError{Host: Printable(authority), Reason: err.Error()}
+	}
+	return Target{Host: h, Port: n}, nil
+}
+
+func parsePort(s string) (uint16, error) {
+	n, err := strconv.ParseUint(s, 10, 16)
+	if err != nil || n == 0 || strconv.FormatUint(n, 10) != s {
+		return 0, errors.New("its port is not a number between 1 and 65535")
+	}
+	return uint16(n), nil
+}
+
+// Printable is a text of unknown origin, quoted, at most 100 bytes of it.
+func Printable(s string) string {
+	const most = 100
+	if len(s) > most {
+		return strconv.QuoteToASCII(s[:most]) + "…"
+	}
+	return strconv.QuoteToASCII(s)
+}

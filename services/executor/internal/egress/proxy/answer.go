@@ -1,0 +1,68 @@
+package proxy
+
+import (
+	"encoding/json"
+	"net/http"
+	"strconv"
+)
+
+// failure is a refusal, as a sandbox is told.
+type failure struct {
+	status  int
+	code    string // of events.EgressDenied, or one of those below
+	message string
+}
+
+// Codes of failures that are no denials.
+const (
+	codeNoCredential = "NO_CREDENTIAL"
+	codeUpstream     = "UPSTREAM"
+	codeSilent       = "TIMEOUT"
+	codeFull         = "JOURNAL_FULL"
+	codeConnections  = "TOO_MANY_CONNECTIONS"
+	codeMalformed    = "MALFORMED"
+)
+
+// types are the names that Anthropic and OpenAI have for what a status means.
+var types = map[int]string{
+	400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error", 407: "authentication_error",
+	429: "rate_limit_error", 502: "api_error", 503: "overloaded_error", 504: "timeout_error",
+}
+
+// body is an error in a form that both Anthropic's and OpenAI's clients read.
+func (f failure) body() []byte {
+	kind := types[f.status]
+	if kind == "" {
+		kind = "api_error"
+	}
+	raw, err := json.Marshal(map[string]any{
+		"type":  "error",
+		"error": map[string]any{"type": kind, "message": f.message, "param": nil, "code": f.code},
+	})
+	if err != nil {
+		return []byte(`{"type":"error"}`) // strings always marshal
+	}
+	return append(raw, '\n')
+}
+
+// CodeHeader is the header of an answer that is the proxy's own; its value is the code.
+const CodeHeader = "Spool-Egress"
+
+func (f failure) write(w http.ResponseWriter) {
+	h := w.Header()
+	h.Set("Content-Type", "application/json")
+	h.Set("Content-Length", strconv.Itoa(len(f.body())))
+	h.Set(CodeHeader, f.code)
+	if f.status == http.StatusForbidden || f.status == http.StatusUnauthorized {
+		h.Set("X-Should-Retry", "false") // both providers' clients heed it
+	}
+	w.WriteHeader(f.status)
+	w.Write(f.body()) //nolint:errcheck // the sandbox is gone
+}
+
+// raw is the failure as a whole answer, for a connection that is served no further.
+func (f failure) raw() []byte {
+	b := f.body()
+	return append([]byte("HTTP/1.1 "+strconv.Itoa(f.status)+" "+http.StatusText(f.status)+
+		"\r\nContent-Type: application/json\r\nContent-Length: "+strconv.Itoa(len(b))+"\r\n"+CodeHeader+": "+f.code+"\r\nConnection: close\r\n\r\n"), b...)
+}

@@ -1,0 +1,119 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/services/executor/internal/egress/policy"
+	"github.com/spoolhq/spool/services/executor/internal/egress/registry"
+)
+
+// Codes of events.EgressDenied.
+const (
+	NotAllowed       = "NOT_ALLOWED"
+	PrivateAddress   = "PRIVATE_ADDRESS"
+	BadHost          = "BAD_HOST"
+	Unresolved       = "UNRESOLVED"
+	BadToken         = "BAD_TOKEN"
+	MethodNotAllowed = "METHOD_NOT_ALLOWED"
+)
+
+// errSilent is the cause of a request that ended because nothing moved.
+var errSilent = errors.New("nothing was sent for too long")
+
+func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
+	c := r.Context().Value(connKey{}).(*conn)
+	c.handle()
+	switch {
+	case r.Method == http.MethodConnect && !strings.HasPrefix(r.RequestURI, "/"):
+		s.tunnel(w, r, c.sandbox)
+	case r.URL.IsAbs():
+		s.forward(w, r, c.sandbox)
+	default:
+		s.route(w, r, c.sandbox)
+	}
+}
+
+// denied journals and counts a denial.
+func (s *Server) denied(sb *registry.Sandbox, d events.EgressDenied) {
+	s.cfg.Metrics.Denied(d.Code)
+	if err := sb.Journal.Denied(time.Now(), sb.Execution(), d); err != nil {
+		s.cfg.Logger.Error("a denial is not journaled", "sandbox", sb.ID(), "error", err)
+	}
+}
+
+// deny is denied, and tells the sandbox.
+func (s *Server) deny(w http.ResponseWriter, sb *registry.Sandbox, status int, d events.EgressDenied) {
+	d.Host, d.Method, d.Message = clip(d.Host), clip(d.Method), clip(d.Message)
+	s.denied(sb, d)
+	failure{status, d.Code, d.Message}.write(w)
+}
+
+// judge tells whether a sandbox may name a target; otherwise why not.
+func (s *Server) judge(sb *registry.Sandbox, method, authority string, assume uint16) (policy.Target, *events.EgressDenied) {
+	t, err := policy.ParseTarget(authority, assume)
+	if err != nil {
+		return t, &events.EgressDenied{Host: authority, Method: method, Code: BadHost, Message: err.Error()}
+	}
+	d := &events.EgressDenied{Host: t.Host.String(), Port: uint32(t.Port), Method: method}
+	if t.Host.Name == "" {
+		if err := policy.CheckAddress(t.Host.Addr); err != nil {
+			d.Code, d.Address, d.Message = PrivateAddress, t.Host.Addr.String(), err.Error()
+			return t, d
+		}
+	}
+	if !sb.Allows(t) {
+		d.Code, d.Message = NotAllowed, t.String()+" is not in the session's allowlist; models are reached at their routes, without an entry"
+		return t, d
+	}
+	return t, nil
+}
+
+// refusal is the denial that a failed dial is, nil if it is none.
+func refusal(t policy.Target, method string, err error) *events.EgressDenied {
+	d := &events.EgressDenied{Host: t.Host.String(), Port: uint32(t.Port), Method: method}
+	var address *policy.AddressError
+	var unresolved *policy.UnresolvedError
+	switch {
+	case errors.As(err, &address):
+		d.Code, d.Address, d.Message = PrivateAddress, address.Addr.String(), d.Host+" leads to "+err.Error()
+		if t.Host.Name == "" {
+			d.Message = err.Error()
+		}
+	case errors.As(err, &unresolved):
+		d.Code, d.Message = Unresolved, err.Error()
+	default:
+		return nil
+	}
+	return d
+}
+
+func statusOf(d *events.EgressDenied) int {
+	if d.Code == Unresolved {
+		return http.StatusBadGateway
+	}
+	return http.StatusForbidden
+}
+
+// watch ends a request in which nothing moves; move says that something did.
+func watch(ctx context.Context, idle time.Duration) (_ context.Context, move func(), stop func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	timer := time.AfterFunc(idle, func() { cancel(errSilent) })
+	return ctx, func() { timer.Reset(idle) }, func() {
+		timer.Stop()
+		cancel(nil)
+	}
+}
+
+// clip bounds what a sandbox may have written into a line.
+func clip(s string) string {
+	const most = 500
+	if len(s) > most {
+		s = s[:most]
+	}
+	return strings.ToValidUTF8(s, "�")
+}

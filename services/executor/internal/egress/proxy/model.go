@@ -1,0 +1,250 @@
+package proxy
+
+import (
+	"cmp"
+	"compress/gzip"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httputil"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/services/executor/internal/egress/meter"
+	"github.com/spoolhq/spool/services/executor/internal/egress/registry"
+)
+
+// route serves a request whose path begins with a route's name.
+func (s *Server) route(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox) {
+	name, rest := split(r.URL.Path)
+	rt := s.routes[name]
+	if rt == nil {
+		s.deny(w, sb, http.StatusNotFound, events.EgressDenied{Host: r.Host, Method: r.Method, Code: NotAllowed, Message: "there is no route " + name + " to a model"})
+		return
+	}
+	d := events.EgressDenied{Host: rt.Base.Host, Method: r.Method}
+	switch {
+	case r.Method == http.MethodTrace || r.Method == http.MethodConnect: // TRACE tells back what was put in
+		d.Code, d.Message = MethodNotAllowed, r.Method+" does not go through a route"
+	case r.Header.Get("Upgrade") != "":
+		d.Code, d.Message = MethodNotAllowed, "a route does not change protocols: use plain requests and server-sent events"
+	case climbs(rest):
+		d.Code, d.Message = BadHost, "the path has an element that leads upward"
+	case !rt.serves(r.Method, rest):
+		d.Code, d.Message = NotAllowed, r.Method+" "+rest+" is not how a model is called; the route "+rt.Name+" serves nothing else"
+	}
+	if d.Code != "" {
+		s.deny(w, sb, http.StatusForbidden, d)
+		return
+	}
+	if rt.Unset != "" {
+		failure{http.StatusUnauthorized, codeNoCredential, rt.Unset}.write(w)
+		return
+	}
+	if sb.Journal.Full() {
+		failure{http.StatusServiceUnavailable, codeFull, "nobody has taken what this sandbox used so far: no more is begun"}.write(w)
+		return
+	}
+	c := &call{s: s, sb: sb, rt: rt, began: time.Now(), execution: sb.Execution(), dialect: rt.dialect(r.Method, rest)}
+	c.serve(w, r)
+}
+
+// call is one request on its way through a route.
+type call struct {
+	s         *Server
+	sb        *registry.Sandbox
+	rt        *Route
+	dialect   meter.Dialect
+	began     time.Time
+	execution string
+
+	move   func()
+	asked  *meter.Request
+	answer *meter.Response // nil until there is one
+	status int
+	first  time.Time
+	whole  bool // the answer came to its end
+	failed error
+}
+
+func (c *call) serve(w http.ResponseWriter, r *http.Request) {
+	done, counted := c.sb.Begin(true), c.s.cfg.Metrics.Begin(c.rt.Name)
+	ctx, move, stop := watch(r.Context(), c.s.cfg.ModelIdle)
+	c.move, c.asked = move, meter.NewRequest()
+	defer func() { // also when the answer broke off, which ends the handler by a panic
+		stop()
+		c.end(ctx, r)
+		counted(c.status)
+		done()
+	}()
+	p := &httputil.ReverseProxy{
+		Rewrite: func(pr *httputil.ProxyRequest) {
+			out := pr.Out
+			out.URL, out.Host = c.rt.target(pr.In.URL), ""
+			c.rt.authorize(out.Header, out.URL)
+			out.Header.Set("Accept-Encoding", "identity")
+		},
+		Transport: c.s.models, FlushInterval: -1, ModifyResponse: c.answered, ErrorHandler: c.unanswered,
+		ErrorLog: slog.NewLogLogger(c.s.cfg.Logger.Handler(), slog.LevelDebug),
+	}
+	r = r.WithContext(ctx)
+	if r.Body != nil && r.Body != http.NoBody {
+		r.Body = &requestBody{ReadCloser: r.Body, c: c}
+	}
+	p.ServeHTTP(w, r)
+}
+
+// requestBody looks at what passes.
+type requestBody struct {
+	io.ReadCloser
+	c *call
+}
+
+func (b *requestBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	b.c.move()
+	if b.c.dialect != meter.None {
+		b.c.asked.Write(p[:n]) //nolint:errcheck // it never fails
+	}
+	return n, err
+}
+
+// answered takes the answer's head.
+func (c *call) answered(res *http.Response) error {
+	c.status = res.StatusCode
+	c.move()
+	res.Header.Del("Set-Cookie") // of the operator's account, not the sandbox's
+	for name, values := range res.Header {
+		for i, v := range values {
+			res.Header[name][i] = redactText(v, c.rt.Secret)
+		}
+	}
+	var body io.Reader = res.Body
+	switch encoding := res.Header.Get("Content-Encoding"); {
+	case encoding == "" || encoding == "identity" || res.Body == http.NoBody || res.Request.Method == http.MethodHead:
+	case encoding == "gzip":
+		body = &gunzip{r: res.Body}
+		res.Header.Del("Content-Encoding")
+		res.Header.Del("Content-Length")
+		res.ContentLength = -1
+	default:
+		return fmt.Errorf("the endpoint answered in encoding %q, which it was asked not to", clip(encoding))
+	}
+	c.answer = meter.NewResponse(res.Header.Get("Content-Type"))
+	res.Body = &answerBody{Reader: redact(body, c.rt.Secret), Closer: res.Body, c: c}
+	return nil
+}
+
+// gunzip reads what an endpoint compressed although it was asked not to.
+type gunzip struct {
+	r  io.Reader
+	zr *gzip.Reader
+}
+
+func (g *gunzip) Read(p []byte) (int, error) {
+	if g.zr == nil { // not earlier: it waits for the first bytes
+		zr, err := gzip.NewReader(g.r)
+		if err != nil {
+			return 0, err
+		}
+		g.zr = zr
+	}
+	return g.zr.Read(p)
+}
+
+// answerBody looks at what passes.
+type answerBody struct {
+	io.Reader
+	io.Closer
+	c *call
+}
+
+func (b *answerBody) Read(p []byte) (int, error) {
+	n, err := b.Reader.Read(p)
+	c := b.c
+	c.move()
+	if n > 0 && c.first.IsZero() {
+		c.first = time.Now()
+	}
+	if c.dialect != meter.None {
+		c.answer.Write(p[:n]) //nolint:errcheck // it never fails
+	}
+	switch {
+	case errors.Is(err, io.EOF):
+		c.whole = true
+	case err != nil:
+		c.failed = err
+	}
+	return n, err
+}
+
+// unanswered tells the sandbox that no answer came.
+func (c *call) unanswered(w http.ResponseWriter, r *http.Request, err error) {
+	c.failed = err
+	switch cause := context.Cause(r.Context()); {
+	case errors.Is(cause, errSilent):
+		c.status = http.StatusGatewayTimeout
+		failure{c.status, codeSilent, fmt.Sprintf("the model sent nothing for %s", c.s.cfg.ModelIdle)}.write(w)
+	case r.Context().Err() != nil: // the sandbox went away
+	default:
+		c.status = http.StatusBadGateway
+		failure{c.status, codeUpstream, "the model is not reached: " + redactText(err.Error(), c.rt.Secret)}.write(w)
+	}
+}
+
+// end journals and counts the call.
+func (c *call) end(ctx context.Context, r *http.Request) {
+	log := c.sb.Log(c.s.cfg.Logger)
+	if c.dialect == meter.None {
+		log.Debug("request to a route", "route", c.rt.Name, "method", r.Method, "status", c.status, "ms", registry.Since(c.began))
+		return
+	}
+	var got meter.Result
+	if c.answer != nil {
+		got = c.answer.Result()
+	}
+	m := events.ModelCalled{
+		Provider: c.rt.Name, Model: redactText(cmp.Or(got.Model, c.asked.Model()), c.rt.Secret), Status: uint32(max(c.status, 0)), //nolint:gosec // not negative
+		Usage: got.Usage, DurationMs: registry.Since(c.began), Error: clip(redactText(c.problem(ctx, r, got), c.rt.Secret)),
+	}
+	m.FirstByteMs = m.DurationMs
+	if !c.first.IsZero() {
+		m.FirstByteMs = uint32(min(max(c.first.Sub(c.began).Milliseconds(), 0), 1<<32-1)) //nolint:gosec // within bounds
+	}
+	m.CostUSD, m.Prices = c.s.cfg.Prices.Cost(c.rt.Name, m.Model, got)
+	priced, _ := c.s.cfg.Prices.Known(c.rt.Name, m.Model)
+	metered := got.Seen || m.Status != http.StatusOK
+	c.s.cfg.Metrics.Called(m, priced, metered)
+	if !metered {
+		log.Warn("a model was called and told no usage", "route", c.rt.Name, "model", m.Model)
+	}
+	if err := c.sb.Journal.ModelCalled(time.Now(), c.execution, m); err != nil {
+		log.Error("a model call is not journaled", "error", err)
+	}
+	log.Info("model called", "route", c.rt.Name, "model", m.Model, "status", m.Status, "input", m.Usage.InputTokens, "output", m.Usage.OutputTokens,
+		"cost_usd", m.CostUSD, "first_byte_ms", m.FirstByteMs, "ms", m.DurationMs, "failed", m.Error)
+}
+
+// problem says in a sentence what went wrong, "" if nothing did.
+func (c *call) problem(ctx context.Context, r *http.Request, got meter.Result) string {
+	switch {
+	case errors.Is(context.Cause(ctx), errSilent):
+		return fmt.Sprintf("the model sent nothing for %s", c.s.cfg.ModelIdle)
+	case !c.whole && r.Context().Err() != nil:
+		return "the sandbox went away before the end of the answer"
+	case c.answer == nil && c.failed != nil:
+		return c.failed.Error()
+	case !c.whole && c.failed != nil:
+		return "the answer broke off: " + c.failed.Error()
+	case got.Error != "":
+		return got.Error
+	case c.status >= http.StatusBadRequest:
+		return http.StatusText(c.status)
+	case !c.whole && c.answer != nil:
+		return "the sandbox went away before the end of the answer"
+	}
+	return ""
+}

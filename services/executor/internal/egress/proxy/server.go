@@ -1,0 +1,308 @@
+// Package proxy is what sandboxes talk to: it takes their connections off a Unix
+// socket, leads requests to models through routes that put the credentials in,
+// and requests to other hosts past the allowlist.
+package proxy
+
+import (
+	"container/list"
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/services/executor/internal/egress/meter"
+	"github.com/spoolhq/spool/services/executor/internal/egress/policy"
+	"github.com/spoolhq/spool/services/executor/internal/egress/registry"
+	"github.com/spoolhq/spool/services/executor/internal/egress/telemetry"
+)
+
+// Config of a Server.
+type Config struct {
+	Routes   []Route
+	Registry *registry.Registry
+	Dialer   *policy.Dialer
+	Prices   meter.Prices
+	Metrics  *telemetry.Metrics
+	Logger   *slog.Logger
+
+	Idle      time.Duration // without a byte on a tunnel or a connection between requests, and for each write to a sandbox; 0 means 10 min
+	ModelIdle time.Duration // without a byte of a request or its answer; 0 means 15 min
+}
+
+// Bounds of connections that have not said yet whose they are.
+const (
+	introduceWithin = 5 * time.Second
+	introduceMost   = 1024
+	lingerFor       = time.Second
+	maxPreamble     = 512
+	maxHeader       = 128 << 10
+	headerWithin    = 30 * time.Second
+)
+
+// Server serves sandboxes.
+type Server struct {
+	cfg    Config
+	routes map[string]*Route
+	http   *http.Server
+	models http.RoundTripper // to routes
+	others *http.Transport   // to hosts of the allowlist
+	conns  *handover
+	quiet  limiter
+	cut    context.CancelFunc // ends every request
+
+	mu       sync.Mutex
+	fresh    *list.List // of net.Conn: those that have not said whose they are, oldest first
+	tunnels  map[net.Conn]bool
+	draining bool
+	waiting  sync.WaitGroup // goroutines of fresh connections
+}
+
+// New makes a Server.
+func New(cfg Config) *Server {
+	if cfg.Idle == 0 {
+		cfg.Idle = 10 * time.Minute
+	}
+	if cfg.ModelIdle == 0 {
+		cfg.ModelIdle = 15 * time.Minute
+	}
+	s := &Server{cfg: cfg, routes: map[string]*Route{}, fresh: list.New(), tunnels: map[net.Conn]bool{}}
+	for i := range cfg.Routes {
+		s.routes[cfg.Routes[i].Name] = &cfg.Routes[i]
+	}
+	s.models = &http.Transport{
+		DialContext: (&net.Dialer{Timeout: 30 * time.Second, KeepAlive: 30 * time.Second}).DialContext, ForceAttemptHTTP2: true,
+		TLSHandshakeTimeout: 15 * time.Second, DisableCompression: true, MaxIdleConnsPerHost: 64, IdleConnTimeout: 90 * time.Second,
+		ExpectContinueTimeout: time.Second,
+	}
+	s.others = &http.Transport{
+		DialContext: s.dialAllowed, TLSHandshakeTimeout: 15 * time.Second, DisableCompression: true,
+		// A connection is one sandbox's: what it has proved to the host is not the next one's.
+		DisableKeepAlives: true, ExpectContinueTimeout: time.Second,
+	}
+	ctx, cut := context.WithCancel(context.Background())
+	s.cut = cut
+	s.http = &http.Server{
+		BaseContext: func(net.Listener) context.Context { return ctx },
+		Handler:     http.HandlerFunc(s.serve), ReadHeaderTimeout: headerWithin, IdleTimeout: cfg.Idle, MaxHeaderBytes: maxHeader,
+		DisableGeneralOptionsHandler: true, ConnState: s.connState, ConnContext: withConn,
+		ErrorLog: slog.NewLogLogger(cfg.Logger.Handler(), slog.LevelDebug),
+	}
+	return s
+}
+
+type connKey struct{}
+
+func withConn(ctx context.Context, c net.Conn) context.Context {
+	return context.WithValue(ctx, connKey{}, c)
+}
+
+// Serve takes connections off a listener until Shutdown or Close, then gives nil.
+func (s *Server) Serve(l net.Listener) error {
+	s.mu.Lock()
+	s.conns = newHandover(l.Addr())
+	conns := s.conns
+	s.mu.Unlock()
+	served := make(chan error, 1)
+	go func() { served <- s.http.Serve(conns) }()
+	err := s.accept(l)
+	conns.Close() //nolint:errcheck // it never fails
+	s.mu.Lock()
+	for e := s.fresh.Front(); e != nil; e = e.Next() {
+		e.Value.(net.Conn).Close() //nolint:errcheck // it has said nothing yet
+	}
+	s.mu.Unlock()
+	s.waiting.Wait()
+	if served := <-served; !errors.Is(served, http.ErrServerClosed) && !errors.Is(served, net.ErrClosed) {
+		err = errors.Join(err, served)
+	}
+	return err
+}
+
+func (s *Server) accept(l net.Listener) error {
+	for pause := time.Duration(0); ; {
+		c, err := l.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return nil
+		}
+		if err != nil { // out of file descriptors: it passes
+			pause = min(max(2*pause, 5*time.Millisecond), time.Second)
+			s.cfg.Logger.Error("accept a sandbox's connection", "error", err, "again", pause)
+			time.Sleep(pause)
+			continue
+		}
+		pause = 0
+		s.mu.Lock()
+		at := s.fresh.PushBack(c)
+		if s.fresh.Len() > introduceMost { // who says at once whose it is, is never the oldest
+			s.fresh.Front().Value.(net.Conn).Close() //nolint:errcheck // its own goroutine sees it
+		}
+		s.mu.Unlock()
+		s.waiting.Go(func() { s.introduce(c, at) })
+	}
+}
+
+// introduce reads a connection's first line and hands the connection over to be served.
+func (s *Server) introduce(c net.Conn, at *list.Element) {
+	sb, fail := s.identify(c)
+	s.mu.Lock()
+	s.fresh.Remove(at)
+	s.mu.Unlock()
+	if fail != nil {
+		s.refuse(c, *fail)
+		return
+	}
+	mine := &conn{Conn: c, sandbox: sb, stall: s.cfg.Idle}
+	if !sb.Join(mine) {
+		s.refuse(c, failure{http.StatusServiceUnavailable, codeConnections, "this sandbox has too many connections open: close some"})
+		return
+	}
+	s.cfg.Metrics.Connected(1)
+	mine.left = func() {
+		sb.Leave(mine)
+		s.cfg.Metrics.Connected(-1)
+	}
+	s.conns.give(mine)
+}
+
+func (s *Server) identify(c net.Conn) (*registry.Sandbox, *failure) {
+	bad := &failure{http.StatusBadRequest, codeMalformed, "a connection begins with " + strings.TrimSpace(runner.EgressPreamble) + ", a token and the end of the line"}
+	if err := c.SetDeadline(time.Now().Add(introduceWithin)); err != nil {
+		return nil, bad
+	}
+	line := make([]byte, 0, 128)
+	for one := [1]byte{}; ; { // by bytes: what follows is the server's to read
+		if _, err := io.ReadFull(c, one[:]); err != nil {
+			return nil, bad
+		}
+		if one[0] == '\n' {
+			break
+		}
+		if line = append(line, one[0]); len(line) > maxPreamble {
+			return nil, bad
+		}
+	}
+	if err := c.SetDeadline(time.Time{}); err != nil {
+		return nil, bad
+	}
+	token, ok := strings.CutPrefix(strings.TrimSuffix(string(line), "\r"), runner.EgressPreamble)
+	if !ok {
+		return nil, bad
+	}
+	sb, ok := s.cfg.Registry.ByToken(token)
+	if !ok {
+		return nil, &failure{http.StatusProxyAuthRequired, BadToken, "the token is nobody's: the sandbox is not registered, or no more"}
+	}
+	return sb, nil
+}
+
+// refuse answers a connection that is not served, and ends it.
+func (s *Server) refuse(c net.Conn, f failure) {
+	defer c.Close() //nolint:errcheck // nothing is lost with it
+	s.cfg.Metrics.Denied(f.code)
+	if n, ok := s.quiet.allow(time.Now()); ok {
+		s.cfg.Logger.Warn("a connection is refused", "code", f.code, "reason", f.message, "since_last", n)
+	}
+	if c.SetDeadline(time.Now().Add(lingerFor)) != nil {
+		return
+	}
+	if _, err := c.Write(f.raw()); err != nil || closeWrite(c) != nil {
+		return
+	}
+	// What it sends on is read, or the answer could be thrown away with it.
+	_, _ = io.CopyN(io.Discard, c, maxHeader)
+}
+
+// limiter lets one of many messages a second through.
+type limiter struct {
+	mu   sync.Mutex
+	last time.Time
+	held int
+}
+
+func (l *limiter) allow(now time.Time) (held int, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if now.Sub(l.last) < time.Second {
+		l.held++
+		return 0, false
+	}
+	held, l.held, l.last = l.held, 0, now
+	return held, true
+}
+
+func (s *Server) connState(c net.Conn, state http.ConnState) {
+	mine := c.(*conn)
+	switch state {
+	case http.StateIdle:
+		mine.idle()
+	case http.StateClosed:
+		if method, target, ok := mine.unhandled(); ok {
+			s.denied(mine.sandbox, events.EgressDenied{Host: clip(target), Method: clip(method), Code: BadHost, Message: "the request names no host that could be one"})
+		}
+		mine.Close() //nolint:errcheck // it is closed; this counts it
+	}
+}
+
+// Shutdown takes no more connections, and waits for open requests until ctx
+// ends; tunnels are cut when no request is open any more. What is left is cut.
+func (s *Server) Shutdown(ctx context.Context) error {
+	err := s.http.Shutdown(ctx)
+	s.Close()
+	return err
+}
+
+// Close cuts everything.
+func (s *Server) Close() {
+	s.cut()
+	s.http.Close() //nolint:errcheck // listeners are closed already
+	s.mu.Lock()
+	s.draining = true
+	for c := range s.tunnels {
+		c.Close() //nolint:errcheck // what matters is that it ends
+	}
+	s.mu.Unlock()
+	s.models.(*http.Transport).CloseIdleConnections()
+}
+
+// handover is a listener whose connections are given to it.
+type handover struct {
+	addr net.Addr
+	c    chan net.Conn
+	done chan struct{}
+	once sync.Once
+}
+
+func newHandover(addr net.Addr) *handover {
+	return &handover{addr: addr, c: make(chan net.Conn), done: make(chan struct{})}
+}
+
+func (h *handover) give(c net.Conn) {
+	select {
+	case h.c <- c:
+	case <-h.done:
+		c.Close() //nolint:errcheck // nobody serves it
+	}
+}
+
+func (h *handover) Accept() (net.Conn, error) {
+	select {
+	case c := <-h.c:
+		return c, nil
+	case <-h.done:
+		return nil, net.ErrClosed
+	}
+}
+
+func (h *handover) Close() error {
+	h.once.Do(func() { close(h.done) })
+	return nil
+}
+
+func (h *handover) Addr() net.Addr { return h.addr }

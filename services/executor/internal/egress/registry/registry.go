@@ -1,0 +1,420 @@
+// Package registry knows the sandboxes of an engine: the token that each names
+// itself by, what it may reach, whose it is, and its journal. All of it survives
+// a restart of the proxy; of a token only the hash is kept.
+package registry
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/services/executor/internal/egress/journal"
+	"github.com/spoolhq/spool/services/executor/internal/egress/policy"
+)
+
+// Registration is what a holder says of a sandbox.
+type Registration struct {
+	Token       string   `json:"token,omitempty"`       // what the sandbox names itself by; 16 to 256 printable characters without a space
+	TokenSHA256 string   `json:"tokenSha256,omitempty"` // hex, instead of the token; neither of them keeps what is registered
+	Tenant      string   `json:"tenant,omitempty"`
+	Session     string   `json:"session,omitempty"`   // "" while the sandbox is nobody's yet
+	Execution   string   `json:"execution,omitempty"` // that journal lines are about from now on
+	Epoch       uint64   `json:"epoch"`               // lower than what is registered: refused with FENCED
+	Allow       []string `json:"allow"`               // host, host:port or *.host; empty allows nothing
+}
+
+// State is what is known of a sandbox.
+type State struct {
+	Sandbox           string   `json:"sandbox"`
+	Tenant            string   `json:"tenant,omitempty"`
+	Session           string   `json:"session,omitempty"`
+	Execution         string   `json:"execution,omitempty"`
+	Epoch             uint64   `json:"epoch"`
+	Allow             []string `json:"allow"`
+	Journal           string   `json:"journal"`
+	First             uint64   `json:"first"` // the first line that is kept, Last+1 if none
+	Last              uint64   `json:"last"`
+	OpenModelRequests int      `json:"openModelRequests"`
+	OpenConnections   int      `json:"openConnections"`
+	Released          bool     `json:"released,omitempty"` // its token is void; it is forgotten when all lines are acknowledged
+}
+
+// Codes of an Error.
+const (
+	CodeInvalid    = "INVALID_REQUEST"
+	CodeNotFound   = "SANDBOX_NOT_FOUND"
+	CodeFenced     = "FENCED"
+	CodeTokenTaken = "TOKEN_TAKEN"
+)
+
+// Error is a refusal.
+type Error struct {
+	Code   string `json:"code"`
+	Detail string `json:"detail"`
+	Field  string `json:"field,omitempty"`
+}
+
+func (e *Error) Error() string { return e.Code + ": " + e.Detail }
+
+func invalid(field, format string, args ...any) error {
+	return &Error{Code: CodeInvalid, Field: field, Detail: fmt.Sprintf(format, args...)}
+}
+
+// Config of a Registry.
+type Config struct {
+	Dir         string // made if it is not there
+	Journals    *journal.Store
+	Connections int           // at most, of each sandbox; 0 means 64
+	KeepFor     time.Duration // a released sandbox with lines that nobody acknowledges; 0 means 24 h
+	Logger      *slog.Logger
+}
+
+// Registry is safe for concurrent use.
+type Registry struct {
+	cfg Config
+
+	mu      sync.Mutex // taken before a sandbox's
+	byID    map[string]*Sandbox
+	byToken map[[sha256.Size]byte]*Sandbox
+}
+
+// registrationFile is in the sandbox's folder, beside its journal.
+const registrationFile = "registration.json"
+
+// stored is the form of the file.
+type stored struct {
+	TokenSHA256 string    `json:"tokenSha256"`
+	Tenant      string    `json:"tenant,omitempty"`
+	Session     string    `json:"session,omitempty"`
+	Execution   string    `json:"execution,omitempty"`
+	Epoch       uint64    `json:"epoch"`
+	Allow       []string  `json:"allow,omitempty"`
+	Released    time.Time `json:"released,omitzero"`
+}
+
+// Open reads what is registered. A folder that cannot be read is an error that
+// names it: what a sandbox may reach is not to be guessed.
+func Open(cfg Config) (*Registry, error) {
+	if cfg.Connections == 0 {
+		cfg.Connections = 64
+	}
+	if cfg.KeepFor == 0 {
+		cfg.KeepFor = 24 * time.Hour
+	}
+	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
+		return nil, err
+	}
+	r := &Registry{cfg: cfg, byID: map[string]*Sandbox{}, byToken: map[[sha256.Size]byte]*Sandbox{}}
+	list, err := os.ReadDir(cfg.Dir)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range list {
+		if err := r.load(e.Name()); err != nil {
+			return nil, fmt.Errorf("%s: %w", filepath.Join(cfg.Dir, e.Name()), err)
+		}
+	}
+	return r, nil
+}
+
+func (r *Registry) load(id string) error {
+	if err := events.CheckID("sandbox", events.KindSandbox, id); err != nil {
+		return err
+	}
+	dir := filepath.Join(r.cfg.Dir, id)
+	raw, err := os.ReadFile(filepath.Join(dir, registrationFile))
+	if errors.Is(err, fs.ErrNotExist) { // it died before the registration was written, or while it was forgotten
+		return os.RemoveAll(dir)
+	}
+	if err != nil {
+		return err
+	}
+	var reg stored
+	if err := json.Unmarshal(raw, &reg); err != nil {
+		return fmt.Errorf("%s: %w", registrationFile, err)
+	}
+	allow, err := policy.ParseAllowlist(reg.Allow)
+	if err != nil {
+		return err
+	}
+	hash, err := parseHash(reg.TokenSHA256)
+	if err != nil {
+		return err
+	}
+	j, err := r.cfg.Journals.Open(dir)
+	if err != nil {
+		return err
+	}
+	sb := newSandbox(id, r.cfg.Connections, j)
+	sb.reg, sb.allow, sb.hash = reg, allow, hash
+	r.byID[id] = sb
+	if reg.Released.IsZero() {
+		r.byToken[hash] = sb
+	}
+	return nil
+}
+
+func parseHash(s string) (h [sha256.Size]byte, err error) {
+	raw, err := hex.DecodeString(s)
+	if err != nil || len(raw) != sha256.Size {
+		return h, invalid("tokenSha256", "tokenSha256: it is not 64 hexadecimal digits")
+	}
+	return [sha256.Size]byte(raw), nil
+}
+
+// Bounds of a token in bytes.
+const (
+	minToken = 16
+	maxToken = 256
+)
+
+func (g Registration) hash() (h [sha256.Size]byte, given bool, err error) {
+	switch {
+	case g.Token != "" && g.TokenSHA256 != "":
+		return h, false, invalid("token", "token and tokenSha256: give one of them")
+	case g.TokenSHA256 != "":
+		h, err = parseHash(g.TokenSHA256)
+		return h, true, err
+	case g.Token == "":
+		return h, false, nil
+	case len(g.Token) < minToken || len(g.Token) > maxToken:
+		return h, false, invalid("token", "token: its length is not between %d and %d", minToken, maxToken)
+	}
+	for i := range len(g.Token) {
+		if c := g.Token[i]; c <= ' ' || c > '~' {
+			return h, false, invalid("token", "token: it has a character that is not printable ASCII")
+		}
+	}
+	return sha256.Sum256([]byte(g.Token)), true, nil
+}
+
+func (g Registration) check() (policy.Allowlist, error) {
+	for _, f := range []struct {
+		field string
+		kind  events.Kind
+		value string
+	}{{"session", events.KindSession, g.Session}, {"execution", events.KindExecution, g.Execution}} {
+		if f.value == "" {
+			continue
+		}
+		if err := events.CheckID(f.field, f.kind, f.value); err != nil {
+			return policy.Allowlist{}, invalid(f.field, "%s", err)
+		}
+	}
+	const maxTenant = 128
+	if len(g.Tenant) > maxTenant {
+		return policy.Allowlist{}, invalid("tenant", "tenant: it is longer than %d bytes", maxTenant)
+	}
+	allow, err := policy.ParseAllowlist(g.Allow)
+	if err != nil {
+		return policy.Allowlist{}, invalid("allow", "%s", err)
+	}
+	return allow, nil
+}
+
+// Put registers a sandbox, or changes what is registered of it. It is on disk
+// when Put returns. A refusal is an *Error.
+func (r *Registry) Put(id string, g Registration) (State, error) {
+	if err := events.CheckID("sandbox", events.KindSandbox, id); err != nil {
+		return State{}, invalid("sandbox", "%s", err)
+	}
+	allow, err := g.check()
+	if err != nil {
+		return State{}, err
+	}
+	hash, given, err := g.hash()
+	if err != nil {
+		return State{}, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	sb := r.byID[id]
+	if sb == nil && !given {
+		return State{}, invalid("token", "token: the sandbox is not registered yet, so it needs a token or tokenSha256")
+	}
+	if sb != nil {
+		if err := sb.fence(g.Epoch); err != nil {
+			return State{}, err
+		}
+		if !given {
+			hash = sb.hash
+		}
+	}
+	if other := r.byToken[hash]; other != nil && other.id != id {
+		return State{}, &Error{Code: CodeTokenTaken, Field: "token", Detail: "token: it is another sandbox's: make a random one for each"}
+	}
+	reg := stored{TokenSHA256: hex.EncodeToString(hash[:]), Tenant: g.Tenant, Session: g.Session, Execution: g.Execution, Epoch: g.Epoch, Allow: g.Allow}
+	if err := r.write(id, reg); err != nil {
+		return State{}, fmt.Errorf("register %s: %w", id, err)
+	}
+	if sb == nil {
+		j, err := r.cfg.Journals.Open(r.dir(id))
+		if err != nil {
+			return State{}, fmt.Errorf("register %s: %w", id, err)
+		}
+		sb = newSandbox(id, r.cfg.Connections, j)
+		r.byID[id] = sb
+	} else if sb.hash != hash {
+		delete(r.byToken, sb.hash)
+		sb.cut() // they came in with a token that is void now
+	}
+	r.byToken[hash] = sb
+	sb.set(reg, allow, hash)
+	return sb.State(), nil
+}
+
+func (r *Registry) dir(id string) string { return filepath.Join(r.cfg.Dir, id) }
+
+func (r *Registry) write(id string, reg stored) error {
+	raw, err := json.Marshal(reg)
+	if err != nil {
+		return err
+	}
+	dir := r.dir(id)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	if err := journal.WriteFile(filepath.Join(dir, registrationFile), raw); err != nil {
+		return err
+	}
+	return journal.SyncDir(r.cfg.Dir)
+}
+
+// Get gives a sandbox, an *Error if it is not registered.
+func (r *Registry) Get(id string) (*Sandbox, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if sb := r.byID[id]; sb != nil {
+		return sb, nil
+	}
+	return nil, &Error{Code: CodeNotFound, Detail: "no sandbox " + policy.Printable(id) + " is registered here"}
+}
+
+// Count gives the number of sandboxes whose tokens are good.
+func (r *Registry) Count() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.byToken)
+}
+
+// ByToken gives the sandbox that a token names. The look-up is by the token's
+// hash, so its time tells nothing of other tokens.
+func (r *Registry) ByToken(token string) (*Sandbox, bool) {
+	hash := sha256.Sum256([]byte(token))
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	sb := r.byToken[hash]
+	if sb == nil || subtle.ConstantTimeCompare(sb.hash[:], hash[:]) != 1 {
+		return nil, false
+	}
+	return sb, true
+}
+
+// settleWithin bounds how long a release waits for requests that it cut.
+const settleWithin = 5 * time.Second
+
+// Release voids a sandbox's token, cuts its connections, and waits until the
+// lines of what was cut are on disk. The state's Last is then the journal's
+// last line; when it is acknowledged, the sandbox is forgotten. A refusal is an *Error.
+func (r *Registry) Release(ctx context.Context, id string, epoch uint64) (State, error) {
+	sb, err := r.release(id, epoch)
+	if err != nil {
+		return State{}, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, settleWithin)
+	defer cancel()
+	sb.cut()
+	if err := sb.settle(ctx); err != nil {
+		return State{}, fmt.Errorf("release %s: %w", id, err)
+	}
+	state := sb.State()
+	return state, r.Tidy(sb)
+}
+
+func (r *Registry) release(id string, epoch uint64) (*Sandbox, error) {
+	sb, err := r.Get(id)
+	if err != nil {
+		return nil, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := sb.fence(epoch); err != nil {
+		return nil, err
+	}
+	reg := sb.registration()
+	if reg.Released.IsZero() {
+		reg.Released = time.Now().UTC()
+	}
+	reg.Epoch = epoch
+	if err := r.write(id, reg); err != nil {
+		return nil, fmt.Errorf("release %s: %w", id, err)
+	}
+	if r.byToken[sb.hash] == sb {
+		delete(r.byToken, sb.hash)
+	}
+	sb.release(reg)
+	return sb, nil
+}
+
+// Tidy forgets a sandbox that is released and whose lines are all acknowledged, or too old.
+func (r *Registry) Tidy(sb *Sandbox) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	reg := sb.registration()
+	first, last := sb.Journal.Span()
+	if reg.Released.IsZero() || r.byID[sb.id] != sb || !sb.quiet() || first <= last && time.Since(reg.Released) < r.cfg.KeepFor {
+		return nil
+	}
+	if first <= last {
+		r.cfg.Logger.Warn("journal lines of a released sandbox are forgotten: nobody asked for them", "sandbox", sb.id, "session", reg.Session, "lines", last-first+1)
+	}
+	r.cfg.Journals.Forget(sb.Journal)
+	delete(r.byID, sb.id)
+	sb.forget()
+	// The registration goes first: a folder without one is removed at the next start.
+	if err := os.Remove(filepath.Join(r.dir(sb.id), registrationFile)); err != nil {
+		return fmt.Errorf("forget %s: %w", sb.id, err)
+	}
+	if err := os.RemoveAll(r.dir(sb.id)); err != nil {
+		return fmt.Errorf("forget %s: %w", sb.id, err)
+	}
+	return nil
+}
+
+// tidyEvery is how often old journals are looked for.
+const tidyEvery = time.Minute
+
+// Run forgets journals that nobody asks for, until ctx ends.
+func (r *Registry) Run(ctx context.Context) error {
+	tick := time.NewTicker(tidyEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		r.mu.Lock()
+		list := make([]*Sandbox, 0, len(r.byID))
+		for _, sb := range r.byID {
+			list = append(list, sb)
+		}
+		r.mu.Unlock()
+		for _, sb := range list {
+			if err := r.Tidy(sb); err != nil {
+				r.cfg.Logger.Error("tidy", "error", err)
+			}
+		}
+	}
+}

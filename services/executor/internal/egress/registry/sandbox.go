@@ -1,0 +1,211 @@
+package registry
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/spoolhq/spool/services/executor/internal/egress/journal"
+	"github.com/spoolhq/spool/services/executor/internal/egress/policy"
+)
+
+// Sandbox is a registered one. Safe for concurrent use.
+type Sandbox struct {
+	Journal *journal.Journal
+
+	id      string
+	most    int               // connections
+	hash    [sha256.Size]byte // guarded by the registry
+	mu      sync.Mutex
+	reg     stored
+	allow   policy.Allowlist
+	conns   map[net.Conn]bool
+	model   int           // open requests to models
+	busy    int           // open requests of all kinds
+	changed chan struct{} // closed when epoch or release change, and when it is forgotten
+	calm    chan struct{} // closed when busy falls to 0
+	gone    bool
+}
+
+func newSandbox(id string, most int, j *journal.Journal) *Sandbox {
+	return &Sandbox{id: id, most: most, Journal: j, conns: map[net.Conn]bool{}, changed: make(chan struct{}), calm: make(chan struct{})}
+}
+
+// ID is sbx_….
+func (s *Sandbox) ID() string { return s.id }
+
+func (s *Sandbox) set(reg stored, allow policy.Allowlist, hash [sha256.Size]byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	higher := reg.Epoch != s.reg.Epoch || !s.reg.Released.IsZero()
+	s.reg, s.allow, s.hash = reg, allow, hash
+	if higher {
+		s.tell()
+	}
+}
+
+func (s *Sandbox) release(reg stored) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.reg = reg
+	s.tell()
+}
+
+func (s *Sandbox) forget() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.gone = true
+	s.tell()
+}
+
+func (s *Sandbox) tell() {
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+func (s *Sandbox) registration() stored {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.reg
+}
+
+// Fence is an *Error unless the epoch is what is registered, or higher.
+func (s *Sandbox) Fence(epoch uint64) error { return s.fence(epoch) }
+
+func (s *Sandbox) fence(epoch uint64) error {
+	if have := s.registration().Epoch; epoch < have {
+		return &Error{Code: CodeFenced, Field: "epoch", Detail: fmt.Sprintf("epoch: %d is lower than %d, which holds the sandbox", epoch, have)}
+	}
+	return nil
+}
+
+// Watch tells the epoch, whether the sandbox is released, and whether it is
+// forgotten; the channel is closed when that changes.
+func (s *Sandbox) Watch() (epoch uint64, released, gone bool, changed <-chan struct{}) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.reg.Epoch, !s.reg.Released.IsZero(), s.gone, s.changed
+}
+
+// State is what is known of it now.
+func (s *Sandbox) State() State {
+	first, last := s.Journal.Span()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	allow := s.reg.Allow
+	if allow == nil {
+		allow = []string{}
+	}
+	return State{
+		Sandbox: s.id, Tenant: s.reg.Tenant, Session: s.reg.Session, Execution: s.reg.Execution, Epoch: s.reg.Epoch, Allow: allow,
+		Journal: s.Journal.Name(), First: first, Last: last, OpenModelRequests: s.model, OpenConnections: len(s.conns), Released: !s.reg.Released.IsZero(),
+	}
+}
+
+// Execution is the one that lines are about now.
+func (s *Sandbox) Execution() string { return s.registration().Execution }
+
+// Log is a logger that names whose the sandbox is.
+func (s *Sandbox) Log(l *slog.Logger) *slog.Logger {
+	reg := s.registration()
+	return l.With("sandbox", s.id, "tenant", reg.Tenant, "session", reg.Session, "execution", reg.Execution)
+}
+
+// Allows tells whether the allowlist names the target.
+func (s *Sandbox) Allows(t policy.Target) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.allow.Allows(t)
+}
+
+// Join counts a connection, which a release cuts; false when there are too many, or the sandbox is released.
+func (s *Sandbox) Join(c net.Conn) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.conns) >= s.most || !s.reg.Released.IsZero() {
+		return false
+	}
+	s.conns[c] = true
+	return true
+}
+
+// Leave counts a connection's end.
+func (s *Sandbox) Leave(c net.Conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.conns, c)
+}
+
+// Begin counts a request; the function that it gives counts its end.
+func (s *Sandbox) Begin(model bool) (done func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.busy++
+	if model {
+		s.model++
+	}
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if model {
+			s.model--
+		}
+		if s.busy--; s.busy == 0 {
+			close(s.calm)
+			s.calm = make(chan struct{})
+		}
+	}
+}
+
+func (s *Sandbox) quiet() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.busy == 0
+}
+
+// cut closes the connections.
+func (s *Sandbox) cut() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for c := range s.conns {
+		c.Close() //nolint:errcheck // what matters is that it ends
+	}
+}
+
+// settle waits until no request is open and all lines are on disk.
+func (s *Sandbox) settle(ctx context.Context) error {
+	for {
+		s.mu.Lock()
+		busy, calm := s.busy, s.calm
+		s.mu.Unlock()
+		if busy == 0 {
+			break
+		}
+		select {
+		case <-calm:
+		case <-ctx.Done():
+			return fmt.Errorf("%d requests do not end: %w", busy, ctx.Err())
+		}
+	}
+	last := s.Journal.Settle()
+	for {
+		changed := s.Journal.Changed()
+		if _, durable := s.Journal.Span(); durable >= last {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return fmt.Errorf("journal lines do not reach the disk: %w", ctx.Err())
+		}
+	}
+}
+
+// Since is how long ago a time was in whole milliseconds, within 32 bits.
+func Since(t time.Time) uint32 {
+	return uint32(min(max(time.Since(t).Milliseconds(), 0), 1<<32-1)) //nolint:gosec // within bounds
+}
