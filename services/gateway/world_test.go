@@ -258,6 +258,11 @@ func (p projection) event(e events.Event, i int) events.Wire {
 		p.do(`INSERT INTO executions (tenant, session, id, ord, phase, metadata, queued_at, first_seq) VALUES ($1, $2, $3, $4, 'queued', $5, $6, $7)`,
 			f.tenant, f.id, e.ExecutionID, f.ord[e.ExecutionID], text(d.Metadata), e.Time, int64(f.seq))
 		p.do("UPDATE sessions SET executions = executions + 1 WHERE tenant = $1 AND id = $2", f.tenant, f.id)
+	case events.WorkspaceSynced:
+		p.do("UPDATE sessions SET snapshot = $3, snapshot_at = $4, workspace_files = $5, workspace_bytes = $6 WHERE tenant = $1 AND id = $2",
+			f.tenant, f.id, d.Snapshot, e.Time, int64(d.Files), int64(d.Bytes))
+	case events.FileModified:
+		p.do(`INSERT INTO files VALUES ($1, $2, $3, $3, $4, false, false, $5, $6, $7)`, f.tenant, f.id, d.Path, int64(d.Size), e.ExecutionID, e.Time, int64(f.seq))
 	case events.ExecutionCompleted:
 		p.do("UPDATE executions SET phase = 'completed', result = $4, ended_at = $5, duration_ms = $6 WHERE tenant = $1 AND session = $2 AND id = $3",
 			f.tenant, f.id, e.ExecutionID, d.Result, e.Time, int64(d.DurationMs))

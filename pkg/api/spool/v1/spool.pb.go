@@ -202,7 +202,7 @@ func (x *SessionOptions) GetEgress() []string {
 	return nil
 }
 
-// A file that is to be in the workspace before the agent begins. All files of a request come to 16 MiB at most; larger ones go by PUT.
+// A file that is to be in the workspace before the agent begins. A request with files has 16 MiB at most (--max-request); larger files go by PUT /api/sessions/{id}/files/{path}.
 type WorkspaceFile struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Relative to the workspace, with slashes: up to 4096 bytes, no "..", no backslash.

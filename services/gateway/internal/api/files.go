@@ -5,11 +5,17 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/hex"
+	"errors"
 	"fmt"
+	"io"
+	"strings"
+	"time"
 
 	"github.com/spoolhq/spool/pkg/api/command"
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/workspace"
 	"github.com/spoolhq/spool/services/gateway/internal/auth"
+	"github.com/spoolhq/spool/services/gateway/internal/commands"
 	"github.com/spoolhq/spool/services/gateway/internal/objects"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
@@ -92,4 +98,180 @@ func (s *Server) existing(ctx context.Context, id string) (*spoolv1.Session, err
 		return nil, err
 	}
 	return s.Reads.Session(ctx, p.Tenant, id)
+}
+
+// FileSource is a file, or a tar, as a client sends it.
+type FileSource struct {
+	Path    string // of an archive the folder that it goes into
+	Archive bool
+	Mode    uint32 // permission bits; 0 means 0644
+	Body    io.Reader
+	Length  int64 // as announced, in bytes; -1 for unknown
+	Limit   int64 // bytes
+}
+
+// FileAccepted is a file that was stored, and a change that the log holds.
+type FileAccepted struct {
+	Position string `json:"position"`
+	SHA256   string `json:"sha256"`
+	Size     uint64 `json:"size"`
+}
+
+// PutFile stores content and puts it into the session's workspace. Not more than the limit is read.
+func (s *Server) PutFile(ctx context.Context, session string, f FileSource) (FileAccepted, error) {
+	field := "path"
+	if f.Archive {
+		field = "dir"
+	}
+	if err := command.CheckPath(field, f.Path, f.Archive); err != nil {
+		return FileAccepted{}, refusal(err)
+	}
+	p, err := auth.From(ctx)
+	if err != nil {
+		return FileAccepted{}, err
+	}
+	one, err := s.existing(ctx, session)
+	switch {
+	case err != nil:
+		return FileAccepted{}, err
+	case one.GetStatus() == "closed":
+		return FileAccepted{}, problem.New(problem.SessionClosed, "", "the session is closed and takes no more files; create another")
+	case f.Length > f.Limit:
+		return FileAccepted{}, tooLarge(fmt.Sprintf("the content has %d bytes", f.Length), f.Limit)
+	}
+	var unique [16]byte
+	if _, err := io.ReadFull(s.Entropy, unique[:]); err != nil {
+		return FileAccepted{}, problem.From(err)
+	}
+	// What it is called cannot follow from its hash, which is known when all has come.
+	object := command.ObjectFolder(p.Tenant, session) + "u-" + hex.EncodeToString(unique[:])
+	stored, err := s.Objects.Stream(ctx, object, f.Body, f.Limit)
+	if errors.Is(err, objects.ErrTooLarge) {
+		return FileAccepted{}, tooLarge("the content is larger", f.Limit)
+	}
+	if err != nil {
+		return FileAccepted{}, err
+	}
+	a, err := s.change(ctx, commands.Request{Type: command.TypePutFile, SessionID: session, Body: command.PutFile{File: command.File{
+		Path: f.Path, Object: object, Size: stored.Size, SHA256: stored.SHA256, Mode: f.Mode, Archive: f.Archive,
+	}}})
+	return FileAccepted{Position: a.Position, SHA256: stored.SHA256, Size: stored.Size}, err
+}
+
+func tooLarge(what string, limit int64) error {
+	return problem.New(problem.PayloadTooLarge, "file", fmt.Sprintf("%s; at most %d are taken (--max-file)", what, limit))
+}
+
+// RemoveFile removes a file, or a folder with all below it.
+func (s *Server) RemoveFile(ctx context.Context, session, path string) (position string, err error) {
+	if err := command.CheckPath("path", path, false); err != nil {
+		return "", refusal(err)
+	}
+	if err := reads.CheckSession(session); err != nil {
+		return "", err
+	}
+	a, err := s.change(ctx, commands.Request{Type: command.TypeRemoveFile, SessionID: session, Body: command.RemoveFile{Path: path}})
+	return a.Position, err
+}
+
+// Workspace is a session's last snapshot.
+type Workspace struct {
+	*workspace.Manifest
+	Session  string
+	Tenant   string
+	Snapshot string
+	At       time.Time
+}
+
+// Workspace opens a session's last snapshot; NO_SNAPSHOT if there is none.
+func (s *Server) Workspace(ctx context.Context, session, minPosition string) (Workspace, error) {
+	tenant, err := s.session(ctx, session, minPosition)
+	if err != nil {
+		return Workspace{}, err
+	}
+	one, err := s.Reads.Session(ctx, tenant, session)
+	if err != nil {
+		return Workspace{}, err
+	}
+	w := Workspace{Session: session, Tenant: tenant, Snapshot: one.GetSnapshot(), At: one.GetSnapshotAt().AsTime()}
+	if w.Snapshot == "" {
+		return w, problem.New(problem.NoSnapshot, "", "the session has no snapshot of its workspace yet: POST /api/sessions/{id}/sync asks for one, and the end of each turn takes one")
+	}
+	id := w.Snapshot
+	if strings.Contains(id, "/") {
+		var owner, of string
+		if owner, of, id, err = workspace.ParseName(w.Snapshot); err == nil && (owner != tenant || of != session) {
+			err = fmt.Errorf("the snapshot %s is not of session %s", w.Snapshot, session)
+		}
+		if err != nil {
+			return w, problem.From(err)
+		}
+	}
+	if w.Manifest, err = workspace.Open(ctx, s.Objects, tenant, session, id); err != nil {
+		return w, unreadable(err)
+	}
+	return w, nil
+}
+
+// unreadable says whose fault it is that a snapshot cannot be read.
+func unreadable(err error) error {
+	var refused *problem.Error
+	var corrupt *workspace.CorruptError
+	switch {
+	case errors.As(err, &refused):
+		return err
+	case errors.As(err, &corrupt), errors.Is(err, workspace.ErrNotFound):
+		return problem.New(problem.Internal, "", "the snapshot in the object store is damaged; the server's log says where, and the next snapshot replaces it").Because(err)
+	}
+	return problem.New(problem.Unavailable, "", "the object store does not answer; try again").Because(err)
+}
+
+// Find gives a file of the snapshot.
+func (w Workspace) Find(path string) (workspace.Entry, error) {
+	if err := command.CheckPath("path", path, false); err != nil {
+		return workspace.Entry{}, refusal(err)
+	}
+	e, err := w.Lookup(path)
+	switch {
+	case err != nil:
+		return e, problem.New(problem.FileNotFound, "", "the session's last snapshot has no such file; POST /api/sessions/{id}/sync asks for a new one")
+	case e.Kind == workspace.Dir:
+		return e, problem.New(problem.FileNotFound, "", "the path is a folder: GET /api/sessions/{id}/files?dir= lists it")
+	case e.Kind == workspace.Symlink:
+		return e, problem.New(problem.FileNotFound, "", fmt.Sprintf("the path is a symbolic link to %+q, which is not followed", clip(e.Target)))
+	}
+	return e, nil
+}
+
+// Below gives what lies below a folder; "" is the workspace.
+func (w Workspace) Below(dir string) ([]workspace.Entry, error) {
+	if err := command.CheckPath("dir", dir, true); err != nil {
+		return nil, refusal(err)
+	}
+	list, err := w.List(dir)
+	if err != nil {
+		return nil, problem.New(problem.FileNotFound, "dir", "the session's last snapshot has no such folder")
+	}
+	return list, nil
+}
+
+// Open gives a file's content from its beginning.
+func (s *Server) Open(ctx context.Context, w Workspace, path string) (io.ReadCloser, error) {
+	r, err := w.Reader(ctx, s.Objects, path)
+	if err != nil {
+		return nil, unreadable(err)
+	}
+	return r, nil
+}
+
+// Tar writes all that lies below a folder.
+func (s *Server) Tar(ctx context.Context, w Workspace, dir string, to io.Writer) error {
+	return w.Tar(ctx, s.Objects, dir, to)
+}
+
+func clip(s string) string {
+	if len(s) > 100 {
+		return s[:100] + "…"
+	}
+	return s
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/pkg/workspace/natsstore"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
@@ -26,12 +27,12 @@ type Config struct {
 	Quick     time.Duration // how long content that is in memory may take to be stored; 0 means 30 s
 }
 
-// Store writes to the bucket workspaces. Its errors are *problem.Error.
+// Store reads and writes the bucket workspaces.
 type Store struct {
 	cfg Config
 
 	mu     sync.Mutex
-	bucket jetstream.ObjectStore
+	bucket *natsstore.Store
 }
 
 // New makes a Store.
@@ -43,16 +44,15 @@ func New(cfg Config) *Store {
 }
 
 // open looks the bucket up when it is first needed, so that a gateway starts while NATS is away.
-func (s *Store) open(ctx context.Context) (jetstream.ObjectStore, error) {
+func (s *Store) open(ctx context.Context) (*natsstore.Store, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.bucket != nil {
 		return s.bucket, nil
 	}
-	b, err := s.cfg.JetStream.ObjectStore(ctx, topology.BucketWorkspaces)
-	if errors.Is(err, jetstream.ErrBucketNotFound) {
-		return nil, problem.New(problem.Unavailable, "", "the bucket of workspaces is not installed in NATS yet; nothing was done, try again").Because(err)
-	}
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.Quick)
+	defer cancel()
+	b, err := natsstore.Open(ctx, s.cfg.JetStream, topology.BucketWorkspaces)
 	if err != nil {
 		return nil, away(err)
 	}
@@ -64,7 +64,8 @@ func away(err error) error {
 	return problem.New(problem.Unavailable, "", "NATS does not take the content; nothing was done, try again").Because(err)
 }
 
-// Keep stores content under a name that says what it is. Content that is there is not stored again.
+// Keep stores content under a name that says what it is. Content that is there is
+// not stored again. The error is a *problem.Error.
 func (s *Store) Keep(ctx context.Context, name string, data []byte) error {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Quick)
 	defer cancel()
@@ -72,14 +73,11 @@ func (s *Store) Keep(ctx context.Context, name string, data []byte) error {
 	if err != nil {
 		return err
 	}
-	info, err := b.GetInfo(ctx, name)
-	if err == nil && info.Size == uint64(len(data)) {
-		return nil
+	has, err := b.Has(ctx, name)
+	if err == nil && !has {
+		err = b.Put(ctx, name, bytes.NewReader(data))
 	}
-	if err != nil && !errors.Is(err, jetstream.ErrObjectNotFound) {
-		return away(err)
-	}
-	if _, err := b.Put(ctx, jetstream.ObjectMeta{Name: name}, bytes.NewReader(data)); err != nil {
+	if err != nil {
 		return away(err)
 	}
 	return nil
@@ -96,14 +94,14 @@ type Stored struct {
 var ErrTooLarge = errors.New("the content is over the limit")
 
 // Stream stores what r gives, at most limit bytes, under a new name. An error of
-// r's is given back as it is.
+// r's is given back in it, else it is a *problem.Error.
 func (s *Store) Stream(ctx context.Context, name string, r io.Reader, limit int64) (Stored, error) {
 	b, err := s.open(ctx)
 	if err != nil {
 		return Stored{}, err
 	}
 	in := &intake{from: r, left: limit, sum: sha256.New()}
-	_, err = b.Put(ctx, jetstream.ObjectMeta{Name: name}, in)
+	err = b.Put(ctx, name, in)
 	switch {
 	case in.err != nil:
 		return Stored{}, in.err
@@ -126,16 +124,12 @@ type intake struct {
 	err  error
 }
 
-// Read fills p as far as it can, since each read becomes a message.
+// Read reads, and looks.
 func (i *intake) Read(p []byte) (n int, err error) {
 	if want := i.left + 1; int64(len(p)) > want { // one byte over the limit says enough
 		p = p[:want]
 	}
-	for n < len(p) && err == nil {
-		var m int
-		m, err = i.from.Read(p[n:])
-		n += m
-	}
+	n, err = i.from.Read(p)
 	if int64(n) > i.left {
 		n, err = 0, ErrTooLarge
 	}
@@ -147,4 +141,31 @@ func (i *intake) Read(p []byte) (n int, err error) {
 		err = io.EOF
 	}
 	return n, err
+}
+
+// Get opens an object, for a workspace.Manifest; workspace.ErrNotFound if there is none.
+func (s *Store) Get(ctx context.Context, name string) (io.ReadCloser, error) {
+	b, err := s.open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return b.Get(ctx, name)
+}
+
+// Has tells whether there is an object.
+func (s *Store) Has(ctx context.Context, name string) (bool, error) {
+	b, err := s.open(ctx)
+	if err != nil {
+		return false, err
+	}
+	return b.Has(ctx, name)
+}
+
+// Put stores an object.
+func (s *Store) Put(ctx context.Context, name string, r io.Reader) error {
+	b, err := s.open(ctx)
+	if err != nil {
+		return err
+	}
+	return b.Put(ctx, name, r)
 }

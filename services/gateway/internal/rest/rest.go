@@ -142,6 +142,9 @@ func (h *Handler) serve(w *answer, r *http.Request) error {
 		return err
 	}
 	r = r.WithContext(auth.With(r.Context(), p))
+	if session, file, has, ok := filesOf(r.URL.Path); ok {
+		return h.files(w, r, session, file, has)
+	}
 	session, streams := strings.CutPrefix(r.URL.Path, streamPrefix)
 	session, ends := strings.CutSuffix(session, streamSuffix)
 	switch {

@@ -1,0 +1,447 @@
+package rest
+
+import (
+	"bufio"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+	"net/url"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/spoolhq/spool/pkg/workspace"
+	"github.com/spoolhq/spool/services/gateway/internal/api"
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+)
+
+const (
+	filesSuffix = "/files"
+	typeTar     = "application/x-tar"
+	// stall bounds how long either side of a file may be silent.
+	stall = 30 * time.Second
+)
+
+// filesOf tells whether a path is one of the routes of files: of which session, and of which file (has, and its path).
+func filesOf(urlPath string) (session, file string, has, ok bool) {
+	rest, ok := strings.CutPrefix(urlPath, streamPrefix)
+	if !ok {
+		return "", "", false, false
+	}
+	session, rest, _ = strings.Cut(rest, "/")
+	switch {
+	case "/"+rest == filesSuffix:
+		return session, "", false, true
+	case strings.HasPrefix("/"+rest, filesSuffix+"/"):
+		return session, rest[len(filesSuffix):], true, true
+	}
+	return "", "", false, false
+}
+
+// files serves the workspace's files: those of the last snapshot out, changes in.
+func (h *Handler) files(w *answer, r *http.Request, session, file string, has bool) error {
+	w.route = streamPrefix + "{session_id}" + filesSuffix
+	serve := map[string]func() error{
+		http.MethodGet: func() error { return h.listFiles(w, r, session) }, http.MethodHead: func() error { return h.listFiles(w, r, session) },
+		http.MethodPut: func() error { return h.putTar(w, r, session) },
+	}
+	if has {
+		w.route += "/{path}"
+		get := func() error { return h.getFile(w, r, session, file) }
+		serve = map[string]func() error{
+			http.MethodGet: get, http.MethodHead: get,
+			http.MethodPut:    func() error { return h.putFile(w, r, session, file) },
+			http.MethodDelete: func() error { return h.removeFile(w, r, session, file) },
+		}
+	}
+	if do := serve[r.Method]; do != nil {
+		return do()
+	}
+	return notAllowed(r)
+}
+
+// only refuses query parameters that a route does not know, or that are given twice.
+func only(r *http.Request, known ...string) (url.Values, error) {
+	q, err := url.ParseQuery(r.URL.RawQuery)
+	if err != nil {
+		return nil, problem.Invalid("", "the query of the URL cannot be read")
+	}
+	for name, values := range q {
+		switch {
+		case !slices.Contains(known, name):
+			return nil, problem.Invalid(clip(strings.ToValidUTF8(name, "\uFFFD")), "there is no such parameter; there are %s", strings.Join(known, ", "))
+		case len(values) > 1:
+			return nil, problem.Invalid(name, "the parameter is given more than once")
+		}
+	}
+	return q, nil
+}
+
+// putFile takes a file in as it comes.
+func (h *Handler) putFile(w *answer, r *http.Request, session, file string) error {
+	q, err := only(r, "mode")
+	if err != nil {
+		return err
+	}
+	f := api.FileSource{Path: file}
+	if m := q.Get("mode"); m != "" {
+		n, err := strconv.ParseUint(m, 8, 32)
+		if err != nil || n == 0 || n > 0o777 {
+			return problem.Invalid("mode", "%+q is no permission bits: write them in octal, as 644 or 755", clip(m))
+		}
+		f.Mode = uint32(n)
+	}
+	return h.put(w, r, session, f)
+}
+
+// putTar takes an archive in.
+func (h *Handler) putTar(w *answer, r *http.Request, session string) error {
+	q, err := only(r, "dir")
+	if err != nil {
+		return err
+	}
+	if media, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || media != typeTar {
+		return problem.Invalid("Content-Type", "many files come as one tar, with Content-Type %s; one file goes to /api/sessions/{id}/files/{path}", typeTar)
+	}
+	return h.put(w, r, session, api.FileSource{Path: q.Get("dir"), Archive: true})
+}
+
+func (h *Handler) put(w *answer, r *http.Request, session string, f api.FileSource) error {
+	control := http.NewResponseController(w)
+	in := &watched{from: r.Body, control: control}
+	f.Body, f.Length, f.Limit = in, r.ContentLength, h.cfg.MaxFile
+	accepted, err := h.cfg.API.PutFile(r.Context(), session, f)
+	if in.err != nil {
+		return problem.Invalid("", "the body did not arrive: it ended too early, or nothing came for %s", stall).Because(in.err)
+	}
+	if err != nil {
+		return err
+	}
+	_ = control.SetWriteDeadline(time.Now().Add(stall)) // a test's recorder has no connection
+	writeJSON(w, http.StatusAccepted, accepted)
+	return nil
+}
+
+// watched is a body that must keep coming.
+type watched struct {
+	from    io.Reader
+	control *http.ResponseController
+	err     error // why it ended early
+}
+
+func (b *watched) Read(p []byte) (int, error) {
+	_ = b.control.SetReadDeadline(time.Now().Add(stall)) // a test's recorder has no connection
+	n, err := b.from.Read(p)
+	if err != nil {
+		_ = b.control.SetReadDeadline(time.Time{})
+		if !errors.Is(err, io.EOF) {
+			b.err = err
+		}
+	}
+	return n, err
+}
+
+func (h *Handler) removeFile(w *answer, r *http.Request, session, file string) error {
+	if _, err := only(r); err != nil {
+		return err
+	}
+	position, err := h.cfg.API.RemoveFile(r.Context(), session, file)
+	if err != nil {
+		return err
+	}
+	writeJSON(w, http.StatusAccepted, map[string]string{"position": position})
+	return nil
+}
+
+// listFiles lists what lies below a folder, or gives all of it as a tar.
+func (h *Handler) listFiles(w *answer, r *http.Request, session string) error {
+	q, err := only(r, "dir", "minPosition")
+	if err != nil {
+		return err
+	}
+	ws, err := h.cfg.API.Workspace(r.Context(), session, q.Get("minPosition"))
+	if err != nil {
+		return err
+	}
+	list, err := ws.Below(q.Get("dir"))
+	if err != nil {
+		return err
+	}
+	w.Header().Add("Vary", "Accept")
+	out := &patient{answer: w, control: http.NewResponseController(w)}
+	if wantsTar(r) {
+		h.secure(w, typeTar, session+".tar")
+		w.WriteHeader(http.StatusOK)
+		if r.Method == http.MethodHead {
+			return nil
+		}
+		h.broken(r, h.cfg.API.Tar(r.Context(), ws, q.Get("dir"), out))
+		return nil
+	}
+	by, err := h.cfg.API.Reads.FileChanges(r.Context(), ws.Tenant, session)
+	if err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Cache-Control", "no-store")
+	w.WriteHeader(http.StatusOK)
+	if r.Method != http.MethodHead {
+		buffered := bufio.NewWriterSize(out, 64<<10)
+		h.broken(r, errors.Join(writeListing(buffered, ws, list, by), buffered.Flush()))
+	}
+	return nil
+}
+
+// broken ends a connection whose answer cannot be finished, so that nobody takes it for whole.
+func (h *Handler) broken(r *http.Request, err error) {
+	if err == nil {
+		return
+	}
+	if r.Context().Err() == nil {
+		h.cfg.Logger.Warn("an answer with files was cut off", "path", r.URL.Path, "error", err)
+	}
+	panic(http.ErrAbortHandler)
+}
+
+func wantsTar(r *http.Request) bool {
+	for _, accept := range r.Header.Values("Accept") {
+		for one := range strings.SplitSeq(accept, ",") {
+			if media, _, err := mime.ParseMediaType(one); err == nil && media == typeTar {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// listed is an entry as the API shows it.
+type listed struct {
+	Path        string     `json:"path"`
+	PathBase64  []byte     `json:"pathBase64,omitempty"` // of a path that is not UTF-8
+	Kind        string     `json:"kind"`                 // file, dir, symlink
+	Size        int64      `json:"size"`                 // bytes
+	Mode        uint32     `json:"mode"`
+	ModTime     *time.Time `json:"modTime,omitempty"`
+	SHA256      string     `json:"sha256,omitempty"` // of a file of up to 1 MiB
+	ETag        string     `json:"etag,omitempty"`   // of any file
+	Target      string     `json:"target,omitempty"`
+	ExecutionID string     `json:"executionId,omitempty"` // during which it changed last
+}
+
+// writeListing writes entries one by one: there may be a hundred thousand.
+func writeListing(w io.Writer, ws api.Workspace, list []workspace.Entry, by map[string]string) error {
+	head, err := json.Marshal(map[string]any{"snapshot": ws.Snapshot, "at": ws.At})
+	if err != nil {
+		return err
+	}
+	if _, err := fmt.Fprintf(w, `%s,"files":[`, head[:len(head)-1]); err != nil {
+		return err
+	}
+	for i, e := range list {
+		line, err := json.Marshal(dress(e, by))
+		if err != nil {
+			return err
+		}
+		if i > 0 {
+			line = append([]byte{','}, line...)
+		}
+		if _, err := w.Write(line); err != nil {
+			return err
+		}
+	}
+	_, err = io.WriteString(w, "]}\n")
+	return err
+}
+
+func dress(e workspace.Entry, by map[string]string) listed {
+	l := listed{Path: e.Path, Kind: string(e.Kind), Size: e.Size, Mode: e.Mode, Target: strings.ToValidUTF8(e.Target, "\uFFFD"), ExecutionID: by[e.Path]}
+	if !utf8.ValidString(e.Path) {
+		l.Path, l.PathBase64 = strings.ToValidUTF8(e.Path, "\uFFFD"), []byte(e.Path)
+	}
+	if !e.ModTime.IsZero() {
+		l.ModTime = &e.ModTime
+	}
+	if e.Kind == workspace.File {
+		l.ETag = etag(e)
+		if len(e.Blocks) <= 1 {
+			l.SHA256 = l.ETag
+		}
+	}
+	return l
+}
+
+// etag is the SHA-256 of a file's content where the snapshot has it, which is up
+// to one block, and of its blocks' hashes otherwise.
+func etag(e workspace.Entry) string {
+	if len(e.Blocks) == 1 {
+		return e.Blocks[0].String()
+	}
+	h := sha256.New()
+	for _, b := range e.Blocks {
+		h.Write(b[:])
+	}
+	sum := hex.EncodeToString(h.Sum(nil))
+	if len(e.Blocks) == 0 {
+		return sum
+	}
+	return "b-" + sum
+}
+
+// getFile gives a file's content. Whatever it is, a browser does not show it in this origin.
+func (h *Handler) getFile(w *answer, r *http.Request, session, file string) error {
+	q, err := only(r, "minPosition")
+	if err != nil {
+		return err
+	}
+	ws, err := h.cfg.API.Workspace(r.Context(), session, q.Get("minPosition"))
+	if err != nil {
+		return err
+	}
+	e, err := ws.Find(file)
+	if err != nil {
+		return err
+	}
+	content := &seeker{ctx: r.Context(), open: func(ctx context.Context) (io.ReadCloser, error) { return h.cfg.API.Open(ctx, ws, file) }, size: e.Size}
+	defer content.Close()
+	kind := mime.TypeByExtension(path.Ext(file))
+	// The first bytes are read before anything is answered: they tell the type, and whether the content is there.
+	first := make([]byte, min(e.Size, 512))
+	if _, err := io.ReadFull(content, first); err != nil {
+		return err
+	}
+	if kind == "" {
+		kind = http.DetectContentType(first)
+	}
+	h.secure(w, kind, path.Base(file))
+	w.Header().Set("ETag", `"`+etag(e)+`"`)
+	if strings.Contains(r.Header.Get("Range"), ",") {
+		r.Header.Del("Range") // each of many ranges would read the file from its start
+	}
+	content.rewind(first)
+	out := &patient{answer: w, control: http.NewResponseController(w)}
+	http.ServeContent(out, r, "", e.ModTime, content)
+	if content.err != nil && r.Context().Err() == nil {
+		h.broken(r, content.err)
+	}
+	return nil
+}
+
+// secure sets what keeps content of an agent from running in the API's origin.
+func (h *Handler) secure(w http.ResponseWriter, kind, name string) {
+	head := w.Header()
+	head.Set("Content-Type", kind)
+	head.Set("Content-Disposition", disposition(name))
+	head.Set("X-Content-Type-Options", "nosniff")
+	head.Set("Content-Security-Policy", "default-src 'none'; sandbox")
+	head.Set("Cache-Control", "private, no-cache")
+}
+
+// disposition names an attachment, also in an alphabet that headers do not have (RFC 6266).
+func disposition(name string) string {
+	plain := strings.Map(func(r rune) rune {
+		if r < ' ' || r > '~' || r == '"' || r == '\\' {
+			return '_'
+		}
+		return r
+	}, name)
+	s := `attachment; filename="` + plain + `"`
+	if plain != name {
+		s += "; filename*=UTF-8''" + url.PathEscape(name)
+	}
+	return s
+}
+
+// patient lets a client take its time as long as it takes something.
+type patient struct {
+	*answer
+	control *http.ResponseController
+}
+
+func (p *patient) Write(b []byte) (int, error) {
+	_ = p.control.SetWriteDeadline(time.Now().Add(stall)) // a test's recorder has no connection
+	return p.answer.Write(b)
+}
+
+// seeker makes an io.ReadSeeker of content that can be read from its beginning.
+type seeker struct {
+	ctx   context.Context
+	open  func(context.Context) (io.ReadCloser, error)
+	size  int64
+	at    int64 // where the next read is wanted
+	from  io.ReadCloser
+	read  int64  // how far from is
+	first []byte // the beginning, kept
+	err   error
+}
+
+// rewind goes back to the beginning, which is kept.
+func (s *seeker) rewind(first []byte) { s.first, s.at = first, 0 }
+
+// Seek tells where the next read is wanted.
+func (s *seeker) Seek(offset int64, whence int) (int64, error) {
+	switch whence {
+	case io.SeekCurrent:
+		offset += s.at
+	case io.SeekEnd:
+		offset += s.size
+	}
+	if offset < 0 {
+		return 0, errors.New("seek before the beginning")
+	}
+	s.at = offset
+	return offset, nil
+}
+
+// Read reads from where it is wanted.
+func (s *seeker) Read(p []byte) (int, error) {
+	if s.at < int64(len(s.first)) {
+		n := copy(p, s.first[s.at:])
+		s.at += int64(n)
+		return n, nil
+	}
+	if err := s.reach(); err != nil {
+		s.err = err
+		return 0, err
+	}
+	n, err := s.from.Read(p)
+	s.at += int64(n)
+	s.read = s.at
+	if err != nil && !errors.Is(err, io.EOF) {
+		s.err = err
+	}
+	return n, err
+}
+
+// reach brings the content to where the next read is wanted.
+func (s *seeker) reach() (err error) {
+	if s.from != nil && s.read > s.at {
+		s.Close()
+	}
+	if s.from == nil {
+		if s.from, err = s.open(s.ctx); err != nil {
+			return err
+		}
+	}
+	if _, err = io.CopyN(io.Discard, s.from, s.at-s.read); err != nil {
+		return fmt.Errorf("read up to byte %d: %w", s.at, err)
+	}
+	s.read = s.at
+	return nil
+}
+
+// Close gives back what is open.
+func (s *seeker) Close() {
+	if s.from != nil {
+		_ = s.from.Close() // it was read as far as it was wanted
+		s.from, s.read = nil, 0
+	}
+}
