@@ -23,6 +23,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/executor/internal/egress"
 	"github.com/spoolhq/spool/services/executor/internal/holder"
 	"github.com/spoolhq/spool/services/executor/internal/lease"
 	"github.com/spoolhq/spool/services/executor/internal/workspaces"
@@ -85,6 +86,9 @@ func build(cfg Config, deps Deps) (*Executor, error) {
 	if deps.Provider == nil {
 		e.store = workspaces.New(deps.Logger)
 		deps.Workspaces = e.store
+		if cfg.EgressAdmin != "" {
+			deps.Egress = wayOut{egress.NewClient(egress.DialSocket(cfg.EgressAdmin))}
+		}
 		if cfg, err = cfg.withRunner(); err != nil {
 			return nil, err
 		}

@@ -235,3 +235,5 @@ func (e *fakeEgress) say(execution string, data ...events.Payload) {
 	e.by = execution
 	e.lines = append(e.lines, data...)
 }
+
+func (e *fakeEgress) Ack(context.Context, string, run.Line) error { return nil }

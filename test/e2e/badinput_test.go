@@ -84,7 +84,7 @@ func TestBadInput(t *testing.T) {
 		{"unknown sandbox", "POST", "/api/sessions", []byte(`{"sandbox":"sandpit"}`), 400, "INVALID_REQUEST", "sandbox"},
 		{"empty message", "POST", "/api/sessions/" + session + "/messages", post(" \n "), 400, "INVALID_REQUEST", "content"},
 		{"no message", "POST", "/api/sessions/" + session + "/messages", []byte(`{}`), 400, "INVALID_REQUEST", "content"},
-		{"10 MB", "POST", "/api/sessions/" + session + "/messages", post(strings.Repeat("x", 10<<20)), 413, "PAYLOAD_TOO_LARGE", ""},
+		{"10 MB", "POST", "/api/sessions/" + session + "/messages", post(strings.Repeat("x", 10<<20)), 413, "PAYLOAD_TOO_LARGE", "content"},
 		{"over 1 MiB", "POST", "/api/sessions/" + session + "/messages", post(strings.Repeat("x", 1<<20+1)), 413, "PAYLOAD_TOO_LARGE", "content"},
 		{"invalid UTF-8", "POST", "/api/sessions/" + session + "/messages", []byte("{\"content\":\"a\xff\xfeb\"}"), 400, "INVALID_REQUEST", "content"},
 		{"unknown field", "POST", "/api/sessions/" + session + "/messages", []byte(`{"content":"x","colour":"red"}`), 400, "INVALID_REQUEST", "colour"},

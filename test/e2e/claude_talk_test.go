@@ -25,8 +25,14 @@ type talk struct {
 // newTalk makes a session of Claude Code. At the end of the test it is compared with REST.
 func newTalk(t *testing.T, c *harness.Cluster, more map[string]any) *talk {
 	t.Helper()
+	return newTalkWith(t, c, "claude-code", more)
+}
+
+// newTalkWith is newTalk for another architecture.
+func newTalkWith(t *testing.T, c *harness.Cluster, architecture string, more map[string]any) *talk {
+	t.Helper()
 	c = c.In(t)
-	k := &talk{t: t, c: c, session: c.Create("claude-code", more)}
+	k := &talk{t: t, c: c, session: c.Create(architecture, more)}
 	t.Cleanup(k.audit)
 	return k
 }

@@ -8,8 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"sync"
 	"testing"
@@ -37,6 +35,8 @@ type Options struct {
 	Executor                                  executor.Config
 	Gateway                                   gateway.Config
 	Outages                                   bool // NATS and Postgres of its own, which can be stopped; without NATS users
+	// Docker runs sandboxes in containers of the machine's engine, with the egress proxy beside. See NeedDocker.
+	Docker bool
 	// Path is the PATH in sandboxes; "" for the test's own. The whole process
 	// gets it when the executors start, so such a test is not parallel.
 	Path string
@@ -55,17 +55,7 @@ type Cluster struct {
 
 // buildRunner builds the runner once for all tests of a process.
 var buildRunner = sync.OnceValues(func() (string, error) {
-	dir, err := os.MkdirTemp("", "spool-runner-")
-	if err != nil {
-		return "", err
-	}
-	path := filepath.Join(dir, "runner")
-	cmd := exec.Command("go", "build", "-o", path, "github.com/spoolhq/spool/cmd/runner")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build the runner: %w: %s", err, out)
-	}
-	return path, nil
+	return build("github.com/spoolhq/spool/cmd/runner", "runner")
 })
 
 // New starts a cluster that ends with the test.
@@ -85,6 +75,9 @@ func New(t testing.TB, opts Options) *Cluster {
 	c.opts.Executor.DataDir = filepath.Join(c.dir, "sandboxes")
 	c.opts.Executor.AnthropicBaseURL, c.opts.Executor.AnthropicKey = c.Model.URL(), "mock"
 	c.opts.Executor.OpenAIBaseURL, c.opts.Executor.OpenAIKey = c.Model.URL()+"/v1", "mock"
+	if opts.Docker {
+		c.startDocker()
+	}
 	for i := range opts.Sessions {
 		c.StartSession(fmt.Sprint("s", i))
 	}

@@ -77,20 +77,19 @@ func (t *turn) ref() topology.SessionRef {
 func (t *turn) attach(ctx context.Context) error {
 	t.drop()
 	a, err := t.find(ctx)
+	if err == nil {
+		err = t.admit(ctx, a)
+	}
 	if errors.Is(err, errLost) {
+		t.drop()
 		if err = t.replace(ctx); err == nil {
 			a, err = t.create(ctx)
 		}
+		if err == nil {
+			err = t.admit(ctx, a)
+		}
 	}
 	if err != nil {
-		return err
-	}
-	t.agent = a
-	t.h.work(a, t.epoch)
-	if err := t.grant(ctx); err != nil {
-		return err
-	}
-	if err := t.prepare(ctx); err != nil {
 		return err
 	}
 	t.attempt = t.l.Run.Attempt + 1
@@ -105,6 +104,16 @@ func (t *turn) attach(ctx context.Context) error {
 		Journal: a.journal, ExecutionID: t.execution, Epoch: t.epoch, Attempt: t.attempt, Last: a.last, Time: since,
 	}
 	return nil
+}
+
+// admit makes a runner the turn's own: it may go out, and its workspace is as it should be.
+func (t *turn) admit(ctx context.Context, a *agent) error {
+	t.agent = a
+	t.h.work(a, t.epoch)
+	if err := t.grant(ctx); err != nil {
+		return err
+	}
+	return t.prepare(ctx)
 }
 
 // find gives the session's present runner; errLost when there was one.
@@ -205,7 +214,14 @@ func (t *turn) create(ctx context.Context) (*agent, error) {
 		if id, err = t.h.mint(events.KindSandbox); err != nil {
 			return nil, err
 		}
+		t.begun = id
 		if err := t.say(ctx, events.SandboxCreating{SandboxID: id, Provider: t.h.cfg.Provider, Engine: t.h.cfg.Engine}); err != nil {
+			return nil, err
+		}
+	}
+	if t.l.Run.Sandbox.ID == id && t.l.Run.Sandbox.Journal == "" && t.begun != id {
+		// Begun by a holder that died: what there is of it has a token that nobody knows.
+		if err := t.h.terminate(ctx, id, false); err != nil {
 			return nil, err
 		}
 	}

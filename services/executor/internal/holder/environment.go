@@ -12,11 +12,13 @@ import (
 	"github.com/spoolhq/spool/pkg/events/run"
 	"github.com/spoolhq/spool/pkg/runner"
 	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/services/executor/internal/link"
 )
 
 // Egress is the way out of sandboxes without a network.
 type Egress interface {
-	// Register lets a sandbox out under a policy; a later one replaces the former, an empty token keeps it.
+	// Register lets a sandbox out under a policy; a later one replaces the former,
+	// an empty token keeps it. ErrUnknownSandbox and link.ErrFenced are its special errors.
 	Register(ctx context.Context, g Grant) error
 	// Release shuts the way out; one that is unknown is no error.
 	Release(ctx context.Context, sandbox string) error
@@ -24,7 +26,12 @@ type Egress interface {
 	Open(ctx context.Context, sandbox string) (int, error)
 	// Lines gives what the proxy journaled about a sandbox after a line.
 	Lines(ctx context.Context, sandbox string, after run.Line) ([]EgressLine, error)
+	// Ack lets the proxy forget lines that are in the log.
+	Ack(ctx context.Context, sandbox string, upTo run.Line) error
 }
+
+// ErrUnknownSandbox is a sandbox whose token the proxy does not know, and that it was not told.
+var ErrUnknownSandbox = errors.New("the egress proxy does not know the sandbox")
 
 // Grant is what a sandbox may do at the egress proxy, and for whom.
 type Grant struct {
@@ -73,7 +80,12 @@ func (t *turn) grant(ctx context.Context) error {
 	err := t.h.d.Egress.Register(ctx, Grant{
 		Sandbox: t.agent.sandbox, Tenant: t.l.Tenant, Session: t.l.ID, Execution: t.execution, Epoch: t.epoch, Allow: t.l.Life.Options.Egress,
 	})
-	if err != nil {
+	switch {
+	case errors.Is(err, ErrUnknownSandbox):
+		return fmt.Errorf("%w: %w", errLost, err)
+	case errors.Is(err, link.ErrFenced):
+		return fmt.Errorf("%w: %w", run.ErrFenced, err)
+	case err != nil:
 		return fmt.Errorf("register %s at the egress proxy: %w", t.agent.sandbox, err)
 	}
 	return nil
@@ -342,7 +354,39 @@ func (a *aside) take(ctx context.Context, f *follower, r round) error {
 	if err := f.settle(ctx); err != nil {
 		return err
 	}
-	return f.record(ctx, list)
+	if err := f.record(ctx, list); err != nil {
+		return err
+	}
+	if len(r.calls) > 0 {
+		f.h.acknowledge(ctx, f.l.Run)
+	}
+	return nil
+}
+
+// acknowledge lets the proxy forget what the log holds; it is told again later if this fails.
+func (h *Holder) acknowledge(ctx context.Context, r run.State) {
+	if h.d.Egress == nil || r.Egress.Journal == "" {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, statusWithin)
+	defer cancel()
+	if err := h.d.Egress.Ack(ctx, r.Sandbox.ID, r.Egress); err != nil {
+		h.d.Logger.Debug("the egress proxy's journal could not be acknowledged", "sandbox", r.Sandbox.ID, "error", err)
+	}
+}
+
+// late gives what the proxy told after the last turn, before the sandbox is given up.
+func (h *Holder) late(ctx context.Context, r run.State) []events.Event {
+	if h.d.Egress == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, statusWithin)
+	defer cancel()
+	lines, err := h.d.Egress.Lines(ctx, r.Sandbox.ID, r.Egress)
+	if err != nil {
+		h.d.Logger.Warn("what the egress proxy told last of a sandbox is lost", "sandbox", r.Sandbox.ID, "error", err)
+	}
+	return h.callEvents("", lines)
 }
 
 // store puts file changes in and takes a snapshot, if wanted.

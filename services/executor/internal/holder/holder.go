@@ -297,7 +297,11 @@ func (h *Holder) release(ctx context.Context, l eventlog.Loaded) error {
 		facts = append(facts, *synced)
 	}
 	ended := events.SandboxTerminated{SandboxID: sb.ID, Reason: run.ReleaseReason(l.Life), Kept: here && synced == nil && !deleted}
-	if err := h.atRest(ctx, l, append(facts, ended)...); err != nil {
+	m := events.NewMint(h.meta())
+	for _, f := range append(facts, ended) {
+		m.Add("", f)
+	}
+	if err := h.record(ctx, l, append(h.late(ctx, l.Run), m.Events()...)); err != nil {
 		return err
 	}
 	h.shutdown(ctx, l.ID, l.Run.Epoch+1)

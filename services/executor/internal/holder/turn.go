@@ -38,6 +38,7 @@ type turn struct {
 	message events.MessageAccepted
 	tr      *translate.Translator
 	paused  time.Duration // how long it stood still so far
+	begun   string        // the sandbox that this turn has begun to make
 }
 
 func newTurn(h *Holder, l eventlog.Loaded, b *busy) *turn {

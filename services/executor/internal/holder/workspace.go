@@ -139,7 +139,11 @@ func (h *Holder) atRest(ctx context.Context, l eventlog.Loaded, facts ...events.
 	for _, f := range facts {
 		m.Add("", f)
 	}
-	d, err := run.Decide(l.Run, run.Record{Epoch: l.Run.Epoch + 1, Events: m.Events()})
+	return h.record(ctx, l, m.Events())
+}
+
+func (h *Holder) record(ctx context.Context, l eventlog.Loaded, list []events.Event) error {
+	d, err := run.Decide(l.Run, run.Record{Epoch: l.Run.Epoch + 1, Events: list})
 	if err != nil {
 		return errAgain
 	}

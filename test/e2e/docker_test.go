@@ -1,0 +1,144 @@
+package e2e
+
+import (
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/services/executor"
+	"github.com/spoolhq/spool/test/e2e/harness"
+)
+
+// dockerised is a cluster whose sandboxes are containers.
+func dockerised(t *testing.T, opts harness.Options) *harness.Cluster {
+	t.Helper()
+	harness.NeedDocker(t)
+	opts.Docker = true
+	opts.Script = script(t, "docker.yaml")
+	return harness.New(t, opts)
+}
+
+// architectures are all that talk to a model, with the model that they are given.
+func architectures() map[string]map[string]any {
+	return map[string]map[string]any{
+		"claude-code": {"model": "known-model"},
+		"codex":       {"model": "gpt-5.5"},
+		"opencode":    {"model": "known-model"},
+		"acp":         {"model": "known-model"},
+		"spool":       {"model": "known-model"},
+	}
+}
+
+// TestDocker: every agent in a hardened container without a network, seen as clients see it.
+func TestDocker(t *testing.T) {
+	c := dockerised(t, harness.Options{Executors: 2, Executor: executor.Config{Slots: 4}})
+	for architecture, more := range architectures() {
+		if architecture == "acp" {
+			more["sessionOptions"] = map[string]any{"command": []string{"opencode", "acp"}}
+		}
+		t.Run(architecture, func(t *testing.T) {
+			t.Parallel()
+			dockerTalk(t, c, architecture, more)
+		})
+	}
+}
+
+// dockerTalk is one session's life: two turns in one process, an edit, an
+// interrupt, a model's error, then idle, and the same files in another sandbox.
+func dockerTalk(t *testing.T, c *harness.Cluster, architecture string, more map[string]any) {
+	k := newTalkWith(t, c, architecture, more)
+	first := k.completed("Remember the number 4711", "I will remember 4711.")
+	if s := first.started(); s.Warm || s.Attempt != 1 {
+		t.Errorf("the first start was %+v", s)
+	}
+	second := k.completed("which number was it?", "You asked me to remember 4711.")
+	second.same(first)
+	if architecture != "acp" { // its tools are OpenCode's, and its configuration is the user's own
+		k.completed("write a file", "The file is written.")
+		k.wantFile("hello.txt", "hello, world\n")
+	}
+	k.dockerInterrupt().same(first)
+	k.dockerRefused(architecture)
+	container := c.Container(k.session)
+	k.idle()
+	if out := harness.Docker(t, "ps", "-aq", "--no-trunc", "--filter", "id="+container); out != "" {
+		t.Errorf("the container of an idle session is still there: %s", out)
+	}
+	if architecture != "acp" {
+		k.completed("run the command cat hello.txt", "hello, world")
+	}
+	back := k.completed("which number was it?", "You asked me to remember 4711.")
+	if s := back.started(); s.Attempt != 1 {
+		t.Errorf("after the return it started as %+v", s)
+	}
+}
+
+// wantFile waits for a file of the last snapshot.
+func (k *talk) wantFile(path, content string) {
+	k.t.Helper()
+	harness.Eventually(k.t, path+" can be fetched", func() bool {
+		res, err := http.Get(k.c.URL(0) + "/api/sessions/" + k.session + "/files/" + path)
+		if err != nil {
+			k.t.Fatal(err)
+		}
+		defer res.Body.Close() //nolint:errcheck // it is read
+		raw, err := io.ReadAll(res.Body)
+		return err == nil && res.StatusCode == http.StatusOK && string(raw) == content
+	})
+}
+
+// dockerInterrupt stops an answer in the middle; the next turn is answered.
+func (k *talk) dockerInterrupt() turn {
+	k.t.Helper()
+	execution := k.post("talk for ever", func(w events.Wire) bool { return w.Type != events.TextDelta })
+	k.c.Call(0, "POST", "/api/sessions/"+k.session+"/interrupt", map[string]any{}, nil)
+	x := k.until(execution)
+	if end := ended[events.ExecutionCancelled](x); end.Reason != "interrupted" {
+		k.t.Errorf("ended with %+v", end)
+	}
+	return k.completed("hello again", "You said: hello again")
+}
+
+// dockerRefused is a model's refusal: the execution fails with its code, the session goes on.
+func (k *talk) dockerRefused(architecture string) {
+	k.t.Helper()
+	x := k.until(k.post("bad request", nil))
+	if end := ended[events.ExecutionFailed](x); end.Code != "MODEL_ERROR" || !strings.Contains(end.Message, "scripted refusal") {
+		k.t.Errorf("%s: ended with %+v", architecture, end)
+	}
+	k.completed("hello after that", "You said: hello after that")
+}
+
+// idle lets the session's idle timeout pass, and waits until its sandbox is given up.
+func (k *talk) idle() {
+	k.t.Helper()
+	if code := k.c.Call(0, "PATCH", "/api/sessions/"+k.session, map[string]any{"sessionOptions": map[string]any{"idleTimeoutMs": 1000}}, nil); code != http.StatusOK {
+		k.t.Fatalf("patch answered %d", code)
+	}
+	s, err := k.c.Join(0, k.session, k.s)
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	k.s = s
+	defer s.Close()
+	for {
+		w, err := s.Next()
+		if err != nil {
+			k.t.Fatalf("waiting for the idle sandbox's end: %v", err)
+		}
+		if w.Type == (events.SandboxTerminated{}).EventType() {
+			break
+		}
+	}
+	list := slices.DeleteFunc(slices.Clone(s.Events), func(w events.Wire) bool { return w.Type != (events.WorkspaceSynced{}).EventType() })
+	if len(list) == 0 {
+		k.t.Error("no snapshot was taken before the idle sandbox was given up")
+	}
+	if code := k.c.Call(0, "PATCH", "/api/sessions/"+k.session, map[string]any{"sessionOptions": map[string]any{"idleTimeoutMs": uint32(time.Hour / time.Millisecond)}}, nil); code != http.StatusOK {
+		k.t.Fatalf("patch answered %d", code)
+	}
+}

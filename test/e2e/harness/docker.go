@@ -1,0 +1,143 @@
+package harness
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/spoolhq/spool/services/executor"
+)
+
+// SandboxImage is the image of Docker sandboxes in tests; scripts/images makes it.
+const SandboxImage = "spool/sandbox:latest"
+
+// NeedDocker skips a test where there is no engine, or no image of sandboxes.
+// CI has both, and fails on a skip.
+func NeedDocker(t testing.TB) {
+	t.Helper()
+	if out, err := exec.Command("docker", "image", "inspect", "--format", "{{.Id}}", SandboxImage).CombinedOutput(); err != nil {
+		t.Skipf("needs a Docker engine with the image %s (scripts/engine start; scripts/images): %s", SandboxImage, strings.TrimSpace(string(out)))
+	}
+}
+
+// buildEgress builds the egress proxy once for all tests of a process.
+var buildEgress = sync.OnceValues(func() (string, error) {
+	return build("github.com/spoolhq/spool/services/executor/cmd/egress", "egress")
+})
+
+// startEgress runs the egress proxy as a process of its own, as it is wherever
+// it runs, and points the executors and their sandboxes at it.
+func (c *Cluster) startEgress() {
+	binary, err := buildEgress()
+	must(c.T, err)
+	// Sandboxes run as another user, and a Unix socket's path is short.
+	dir, err := os.MkdirTemp("", "egress-")
+	must(c.T, err)
+	c.T.Cleanup(func() { check(c.T, os.RemoveAll(dir)) })
+	must(c.T, os.Chmod(dir, 0o755)) //nolint:gosec // as above
+	sockets := filepath.Join(dir, "sandboxes")
+	must(c.T, os.Mkdir(sockets, 0o755)) //nolint:gosec // as above
+	admin := filepath.Join(dir, "admin.sock")
+	cmd := exec.Command(binary, "--listen-sandboxes", filepath.Join(sockets, "egress.sock"), "--listen-admin", admin, "--data", filepath.Join(dir, "data"))
+	cmd.Env = append(os.Environ(),
+		"ANTHROPIC_API_KEY="+RealKey, "SPOOL_ANTHROPIC_BASE_URL="+c.Model.URL(),
+		"OPENAI_API_KEY="+RealKey, "SPOOL_OPENAI_BASE_URL="+c.Model.URL()+"/v1",
+		"NVIDIA_API_KEY="+RealKey, "SPOOL_NVIDIA_BASE_URL="+c.Model.URL()+"/v1",
+	)
+	cmd.Stderr = testWriter{c.T, "egress"}
+	must(c.T, cmd.Start())
+	c.T.Cleanup(func() {
+		check(c.T, cmd.Process.Signal(syscall.SIGTERM))
+		// Its exit code is not ours: sandboxes that were cut off have streams open.
+		_ = cmd.Wait()
+	})
+	Eventually(c.T, "the egress proxy listens", func() bool {
+		return exec.Command(binary, "health", "--listen-admin", admin).Run() == nil
+	})
+	c.opts.Executor.EgressSockets, c.opts.Executor.EgressAdmin = sockets, admin
+}
+
+// startDocker makes sandboxes containers, and sees to it that none is left.
+func (c *Cluster) startDocker() {
+	e := &c.opts.Executor
+	e.Sandbox, e.SandboxImage = executor.Docker, SandboxImage
+	if e.Engine == "" {
+		e.Engine = strings.ToLower(rand.Text()[:12])
+	}
+	e.StopSandboxes = true
+	c.opts.Session.Providers = []string{executor.Docker}
+	c.T.Cleanup(func() {
+		if left := c.engineLeft(); left != "" {
+			c.T.Errorf("left on the engine: %s", left)
+		}
+	})
+	c.startEgress()
+}
+
+// RealKey stands for the models' keys, which no sandbox may ever see.
+const RealKey = "sk-the-real-key-of-the-models-0123456789"
+
+type testWriter struct {
+	t    testing.TB
+	name string
+}
+
+func (w testWriter) Write(p []byte) (int, error) {
+	w.t.Logf("%s: %s", w.name, p)
+	return len(p), nil
+}
+
+// Docker runs the engine's command line.
+func Docker(t testing.TB, args ...string) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, "docker", args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("docker %s: %v: %s", strings.Join(args, " "), err, out)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// Container is the container of a session's present sandbox.
+func (c *Cluster) Container(session string) string {
+	c.T.Helper()
+	var shown struct{ Sandbox struct{ SandboxID string } }
+	c.Call(0, "GET", "/api/sessions/"+session, nil, &shown)
+	id := Docker(c.T, "ps", "-a", "--no-trunc", "--format", "{{.ID}}", "--filter", "label=dev.spool.sandbox="+shown.Sandbox.SandboxID)
+	if id == "" {
+		c.T.Fatalf("session %s has no container: sandbox %q", session, shown.Sandbox.SandboxID)
+	}
+	return id
+}
+
+// engineLeft lists what an engine still has of this cluster.
+func (c *Cluster) engineLeft() string {
+	label := "label=dev.spool.engine=" + c.opts.Executor.Engine
+	containers := Docker(c.T, "ps", "-a", "--format", "container {{.Names}} ({{.Status}})", "--filter", label)
+	volumes := Docker(c.T, "volume", "ls", "--format", "volume {{.Name}}", "--filter", label)
+	return strings.TrimSpace(containers + "\n" + volumes)
+}
+
+// build builds a program of the workspace.
+func build(pkg, name string) (string, error) {
+	dir, err := os.MkdirTemp("", "spool-"+name+"-")
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(dir, name)
+	cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", path, pkg)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build %s: %w: %s", name, err, out)
+	}
+	return path, nil
+}
