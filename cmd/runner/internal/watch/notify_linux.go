@@ -1,0 +1,98 @@
+package watch
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// mask is what is asked of a folder. Changes of names and rights alone are none of content.
+const mask = unix.IN_CREATE | unix.IN_MODIFY | unix.IN_CLOSE_WRITE | unix.IN_DELETE | unix.IN_MOVED_FROM | unix.IN_MOVED_TO |
+	unix.IN_ONLYDIR | unix.IN_DONT_FOLLOW | unix.IN_EXCL_UNLINK
+
+// notifier is the kernel's inotify.
+type notifier struct {
+	fd   int
+	file *os.File // the same, for reads that Close calls back
+}
+
+func newNotifier() (*notifier, error) {
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	if err != nil {
+		return nil, fmt.Errorf("inotify: %w", err)
+	}
+	return &notifier{fd: fd, file: os.NewFile(uintptr(fd), "inotify")}, nil //nolint:gosec // a descriptor
+}
+
+func (n *notifier) close() error { return n.file.Close() }
+
+func (n *notifier) add(dir string) (int, error) {
+	wd, err := unix.InotifyAddWatch(n.fd, dir, mask)
+	if err != nil {
+		return 0, fmt.Errorf("watch %s: %w", dir, err)
+	}
+	return wd, nil
+}
+
+func (n *notifier) remove(wd int) {
+	_, _ = unix.InotifyRmWatch(n.fd, uint32(wd)) //nolint:gosec // as the kernel gave it
+}
+
+// mark ends a watch that nothing else needs.
+func (n *notifier) mark() (int, error) {
+	wd, err := unix.InotifyAddWatch(n.fd, "/", unix.IN_DELETE_SELF)
+	if err != nil {
+		return 0, fmt.Errorf("inotify: %w", err)
+	}
+	n.remove(wd)
+	return wd, nil
+}
+
+// exhausted tells whether an error means that the kernel gives no more watches.
+func exhausted(err error) bool {
+	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.ENOSYS)
+}
+
+func (n *notifier) read(buf []byte) ([]change, error) {
+	k, err := n.file.Read(buf)
+	if err != nil {
+		return nil, err
+	}
+	var out []change
+	for buf = buf[:k]; len(buf) >= unix.SizeofInotifyEvent; {
+		var e unix.InotifyEvent
+		e.Wd = int32(binary.NativeEndian.Uint32(buf[unsafe.Offsetof(e.Wd):])) //nolint:gosec // as it was written
+		e.Mask = binary.NativeEndian.Uint32(buf[unsafe.Offsetof(e.Mask):])
+		e.Len = binary.NativeEndian.Uint32(buf[unsafe.Offsetof(e.Len):])
+		end := unix.SizeofInotifyEvent + int(e.Len)
+		if end > len(buf) {
+			break
+		}
+		name, _, _ := bytes.Cut(buf[unix.SizeofInotifyEvent:end], []byte{0})
+		buf = buf[end:]
+		c := change{wd: int(e.Wd), name: string(name), folder: e.Mask&unix.IN_ISDIR != 0}
+		switch {
+		case e.Mask&unix.IN_Q_OVERFLOW != 0:
+			c.kind = overflowed
+		case e.Mask&unix.IN_IGNORED != 0:
+			c.kind = ended
+		case e.Mask&(unix.IN_CREATE|unix.IN_MOVED_TO) != 0:
+			c.kind = appeared
+		case e.Mask&(unix.IN_DELETE|unix.IN_MOVED_FROM) != 0:
+			c.kind = vanished
+		case e.Mask&unix.IN_MODIFY != 0:
+			c.kind = written
+		case e.Mask&unix.IN_CLOSE_WRITE != 0:
+			c.kind = closed
+		default:
+			continue
+		}
+		out = append(out, c)
+	}
+	return out, nil
+}

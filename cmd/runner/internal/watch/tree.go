@@ -1,0 +1,206 @@
+package watch
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// folder is a folder that is watched, and what was last known of its content.
+type folder struct {
+	path    string // relative to the workspace, "" for itself
+	wd      int    // -1 without a watch
+	files   map[string]file
+	folders map[string]*folder
+}
+
+// file is what was last known of a regular file.
+type file struct {
+	size    int64
+	modTime int64 // ns
+	inode   uint64
+	blocks  int64 // bytes on disk
+}
+
+// suspect is a file that may have changed since it was last reported.
+type suspect struct {
+	in          *folder
+	name        string
+	was         file // as last reported
+	known       bool // false: it was not there
+	written     bool // a change of its content is certain
+	first, last time.Time
+	order       uint64
+}
+
+func join(dir, name string) string {
+	if dir == "" {
+		return name
+	}
+	return dir + "/" + name
+}
+
+// at is the absolute path.
+func (w *Watcher) at(rel string) string { return filepath.Join(w.cfg.Dir, filepath.FromSlash(rel)) }
+
+// suspect notes that a file may have changed.
+func (w *Watcher) suspect(f *folder, name string, written bool) {
+	now := time.Now()
+	rel := join(f.path, name)
+	s, ok := w.dirty[rel]
+	if !ok {
+		w.order++
+		s = &suspect{in: f, name: name, first: now, order: w.order}
+		s.was, s.known = f.files[name]
+		w.dirty[rel] = s
+		w.cfg.Touched(rel, s.was.blocks)
+	}
+	s.in, s.last = f, now
+	s.written = s.written || written
+}
+
+// forget stops watching a folder and all below it. Its files are looked for
+// where they were: those that are gone will be reported.
+func (w *Watcher) forget(f *folder) {
+	if f.wd >= 0 {
+		delete(w.watched, f.wd)
+		w.notifier.remove(f.wd)
+		f.wd = -1
+	}
+	for name := range f.files {
+		w.suspect(f, name, false)
+	}
+	for _, sub := range f.folders {
+		w.forget(sub)
+	}
+}
+
+// adopt begins to watch a folder, and suspects all files that it finds there.
+func (w *Watcher) adopt(parent *folder, name string) {
+	f := &folder{path: join(parent.path, name), wd: -1}
+	if parent.folders == nil {
+		parent.folders = map[string]*folder{}
+	}
+	parent.folders[name] = f
+	w.resync(f)
+}
+
+// resync compares a folder with what is known of it, with all below it. The
+// watch comes first: what is made while this looks is reported by the kernel.
+func (w *Watcher) resync(f *folder) {
+	w.listen(f)
+	entries, err := os.ReadDir(w.at(f.path))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		w.cfg.Log.Warn("look at a folder of the workspace", "folder", f.path, "err", err)
+		if len(entries) == 0 {
+			return // not to be taken for an empty one
+		}
+	}
+	files, folders := make(map[string]bool, len(entries)), map[string]bool{}
+	for _, e := range entries {
+		name, rel := e.Name(), join(f.path, e.Name())
+		switch {
+		case w.rules.ignores(rel, e.IsDir()):
+		case e.IsDir():
+			folders[name] = true
+			if sub := f.folders[name]; sub != nil {
+				w.resync(sub)
+			} else {
+				w.adopt(f, name)
+			}
+		case e.Type().IsRegular():
+			files[name] = true
+			w.compare(f, name, e)
+		}
+	}
+	for name := range f.files {
+		if !files[name] {
+			w.suspect(f, name, false)
+		}
+	}
+	for name, sub := range f.folders {
+		if !folders[name] {
+			w.forget(sub)
+			delete(f.folders, name)
+		}
+	}
+}
+
+// compare suspects a file that is not as it was. The first look at the
+// workspace learns what there is.
+func (w *Watcher) compare(f *folder, name string, e fs.DirEntry) {
+	info, err := e.Info()
+	if err != nil {
+		return // gone meanwhile, which is reported
+	}
+	now := describe(info)
+	if was, known := f.files[name]; known && now.like(was) {
+		return
+	}
+	if w.learning {
+		f.put(name, now)
+		return
+	}
+	w.suspect(f, name, false)
+}
+
+// listen has the kernel report what happens in a folder.
+func (w *Watcher) listen(f *folder) {
+	if w.notifier == nil {
+		return
+	}
+	wd, err := w.notifier.add(w.at(f.path))
+	switch {
+	case err == nil:
+		if f.wd != wd {
+			delete(w.watched, f.wd)
+		}
+		if other := w.watched[wd]; other != nil && other != f {
+			other.wd = -1 // the same folder, at its former place
+		}
+		f.wd = wd
+		w.watched[wd] = f
+	case exhausted(err):
+		w.fallBack(err)
+	case !errors.Is(err, fs.ErrNotExist):
+		w.cfg.Log.Warn("a folder of the workspace cannot be watched", "folder", f.path, "err", err)
+	}
+}
+
+func (f *folder) put(name string, now file) {
+	if f.files == nil {
+		f.files = map[string]file{}
+	}
+	f.files[name] = now
+}
+
+// describe is what makes a file another.
+func describe(info fs.FileInfo) file {
+	inode, blocks := identity(info)
+	return file{size: info.Size(), modTime: info.ModTime().UnixNano(), inode: inode, blocks: blocks}
+}
+
+// readRules reads the ignore file anew.
+func (w *Watcher) readRules() {
+	text := []byte(ignoredAnyway)
+	f, err := os.Open(filepath.Join(w.cfg.Dir, IgnoreFile))
+	if err == nil {
+		own, err := readBounded(f)
+		if err != nil {
+			w.tellRules(err)
+		}
+		text = append(text, own...)
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		w.tellRules(err)
+	}
+	if w.rules, err = parseRules(text); err != nil {
+		w.tellRules(err)
+	}
+}
+
+func (w *Watcher) tellRules(err error) {
+	w.flood.note(warning(IgnoreFile + ": " + strings.ReplaceAll(err.Error(), "\n", "; ")))
+}
