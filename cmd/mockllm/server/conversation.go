@@ -59,7 +59,9 @@ type turn struct {
 	results []string
 }
 
-var reminder = regexp.MustCompile(`(?s)<system-reminder>.*?</system-reminder>`)
+// reminder is what CLIs wrap around, or put beside, what a person says.
+var reminder = regexp.MustCompile(`(?s)<system-reminder>.*?</system-reminder>|<environment_context>.*?</environment_context>|` +
+	`<subagent_notification>.*?</subagent_notification>`)
 
 // interruptions are the texts with which CLIs record that a turn was broken
 // off. They end a turn: what follows belongs to the next one, although no

@@ -36,6 +36,7 @@ func (v *view) functions() template.FuncMap {
 		"match":   v.match,
 		"recall":  v.recall,
 		"context": v.context,
+		"find":    firstCapture,
 		"trim":    strings.TrimSpace,
 		"json":    toJSON,
 		"prefix":  func(p, s string) string { return p + strings.ReplaceAll(s, "\n", "\n"+p) },
@@ -82,6 +83,8 @@ func (v *view) context(pattern string) (string, error) {
 	return "", nil
 }
 
+// firstCapture gives the first capture of a pattern in a text, or the whole
+// match of one that captures nothing; "" when it does not match.
 func firstCapture(pattern, text string) (string, error) {
 	re, err := regexp.Compile(pattern)
 	if err != nil {

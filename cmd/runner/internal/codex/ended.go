@@ -45,6 +45,8 @@ func (now tokens) usage() events.Usage {
 func (s *session) turnCompleted(n notification, t *agent.Turn) {
 	switch {
 	case n.ThreadID != s.thread:
+		s.endCommands(n.ThreadID, s.stopping[n.ThreadID])
+		delete(s.stopping, n.ThreadID)
 		s.subagentDone(n.ThreadID, n.Turn, t)
 	case !s.pending || s.running() != "" && n.Turn.ID != s.running():
 		s.logf(t, "warn", "the agent ended a turn that nobody asked for")
@@ -55,7 +57,7 @@ func (s *session) turnCompleted(n notification, t *agent.Turn) {
 
 // end finishes what is open and the turn.
 func (s *session) end(e runner.Ended, t *agent.Turn) {
-	s.settle(t)
+	s.settle(e.Outcome == runner.Interrupted, t)
 	e.Usage = s.turn.usage.usage()
 	s.written(t)
 	t.End(e)
@@ -66,18 +68,60 @@ func (s *session) end(e runner.Ended, t *agent.Turn) {
 }
 
 // settle finishes what the CLI leaves open. A sub-agent that still runs is
-// stopped: after the turn nobody would record it.
-func (s *session) settle(t *agent.Turn) {
+// stopped, with its commands: after the turn nobody would record it. Commands of
+// the agent itself run on in the background, by the CLI's design, unless the
+// turn was interrupted.
+func (s *session) settle(interrupted bool, t *agent.Turn) {
+	commands := map[string][]string{}
+	for _, id := range slices.Sorted(maps.Keys(s.turn.items)) {
+		w := s.turn.items[id]
+		if w.item.Type == "commandExecution" && (interrupted || w.thread != s.thread) {
+			commands[w.thread] = append(commands[w.thread], w.item.ID)
+		}
+		unfinished(w, interrupted, t)
+	}
 	if s.turn.todo != "" {
 		t.Complete(s.turn.todo, nil)
 	}
 	for _, thread := range slices.Sorted(maps.Keys(s.turn.conversations)) {
 		c := s.turn.conversations[thread]
 		if c.turn != "" {
+			s.stopping[thread] = commands[thread]
+			delete(commands, thread)
 			s.stop(thread, c.turn)
 		}
 		s.closeSubagent(c, true, t)
 	}
+	for _, thread := range slices.Sorted(maps.Keys(commands)) {
+		s.endCommands(thread, commands[thread])
+	}
+}
+
+// endCommands asks which processes the commands have. The CLI tells of those
+// alone whose turn is over.
+func (s *session) endCommands(thread string, items []string) {
+	if len(items) > 0 {
+		s.ask("thread/backgroundTerminals/list", map[string]string{"threadId": thread}, asked{thread: thread, items: items})
+	}
+}
+
+// terminate ends the commands of an interrupted turn, whose processes the CLI names.
+func (s *session) terminate(was asked, result json.RawMessage) error {
+	r, err := decode[struct {
+		Data []struct {
+			ItemID    string `json:"itemId"`
+			ProcessID string `json:"processId"`
+		} `json:"data"`
+	}](result, was.method)
+	if err != nil {
+		return err
+	}
+	for _, p := range r.Data {
+		if slices.Contains(was.items, p.ItemID) {
+			s.ask("thread/backgroundTerminals/terminate", map[string]string{"threadId": was.thread, "processId": p.ProcessID}, asked{})
+		}
+	}
+	return nil
 }
 
 // ended judges how the CLI says that a turn ended.

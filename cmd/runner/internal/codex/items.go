@@ -26,14 +26,38 @@ type work struct {
 // key names an item: ids are unique within a thread.
 func key(thread, item string) string { return thread + "/" + item }
 
+// ours tells whether a notification is about the turn that is recorded.
+func (s *session) ours(n notification) bool {
+	if !s.pending {
+		return false
+	}
+	if n.ThreadID != s.thread {
+		return s.turn.conversations[n.ThreadID] != nil
+	}
+	running := s.running()
+	return running == "" || n.TurnID == running
+}
+
+// late logs the end of what an earlier turn left at work, such as a server.
+func (s *session) late(n notification, i item, t *agent.Turn) {
+	switch i.Type {
+	case "commandExecution":
+		output, _ := i.gave()
+		s.logf(t, "info", "a command of an earlier turn has ended: %s\n%s", i.Command, clip([]byte(output)))
+	case "userMessage", "reasoning":
+	default:
+		s.logf(t, "info", "of an earlier turn: %s", clip(n.Item))
+	}
+}
+
 // itemStarted opens what an item is shown as.
 func (s *session) itemStarted(n notification, t *agent.Turn) error {
 	i, err := decode[item](n.Item, "item")
 	if err != nil {
 		return err
 	}
-	if !s.pending {
-		return nil
+	if !s.ours(n) {
+		return nil // its end is logged
 	}
 	w := &work{thread: n.ThreadID, conv: s.conversationOf(n.ThreadID), item: i}
 	switch i.Type {
@@ -123,7 +147,8 @@ func (s *session) itemCompleted(n notification, t *agent.Turn) error {
 	if err != nil {
 		return err
 	}
-	if !s.pending {
+	if !s.ours(n) {
+		s.late(n, i, t)
 		return nil
 	}
 	at := key(n.ThreadID, i.ID)
@@ -137,10 +162,13 @@ func (s *session) itemCompleted(n notification, t *agent.Turn) error {
 	}
 	delete(s.turn.items, at)
 	w.item = i
+	if w.denied != "" {
+		s.explain(n.ThreadID, n.TurnID, w.denied)
+	}
 	switch i.Type {
 	case "userMessage":
 		if n.ThreadID != s.thread {
-			t.Whole(w.conv, events.Block{Kind: events.KindUserMessage, Content: strings.Join(i.texts(), "\n")})
+			t.Whole(w.conv, events.Block{Kind: events.KindUserMessage, Content: strings.TrimSpace(strings.Join(i.texts(), "\n"))})
 		}
 	case "agentMessage":
 		s.said(w, t)
@@ -282,6 +310,28 @@ func (i item) took() uint32 {
 		ms = max(ms, i.CompletedAt-i.StartedAt)
 	}
 	return uint32(min(max(ms, 0), 1<<32-1)) //nolint:gosec // bounded
+}
+
+// unfinished shows that a call has no result: it was cut off, or it runs on.
+func unfinished(w *work, interrupted bool, t *agent.Turn) {
+	if _, ok := w.item.use(); !ok {
+		return
+	}
+	note := "[still at work when the turn ended]"
+	if interrupted {
+		note = "[interrupted]"
+	}
+	if w.block == "" {
+		t.Whole(w.conv, events.Block{Kind: events.KindToolResult, ToolUseID: w.item.ID, Output: note, IsError: interrupted})
+		return
+	}
+	t.Complete(w.block, func(b *events.Block) {
+		if b.Output != "" && !strings.HasSuffix(b.Output, "\n") {
+			b.Output += "\n"
+		}
+		b.Output += note
+		b.IsError = interrupted
+	})
 }
 
 func short(s string) string {

@@ -14,7 +14,7 @@ var silent = []string{
 	"thread/started", "thread/status/changed", "thread/goal/cleared", "thread/name/updated", "thread/closed", "thread/settings/updated",
 	"turn/diff/updated", "serverRequest/resolved", "account/rateLimits/updated", "account/updated", "remoteControl/status/changed",
 	"mcpServer/startupStatus/updated", "item/plan/delta", "item/fileChange/outputDelta", "item/fileChange/patchUpdated",
-	"item/commandExecution/terminalInteraction", "skills/changed", "rawResponseItem/completed", "rawResponse/completed",
+	"item/commandExecution/terminalInteraction", "skills/changed", "thread/readState/changed", "thread/queue/changed", "rawResponseItem/completed", "rawResponse/completed",
 }
 
 // notified takes a notification.
@@ -43,7 +43,9 @@ func (s *session) notified(l line, raw []byte, t *agent.Turn) error {
 	case "item/commandExecution/outputDelta", "item/mcpToolCall/progress":
 		s.printed(n, t)
 	case "turn/plan/updated":
-		s.planned(n, t)
+		if s.ours(n) {
+			s.planned(n, t)
+		}
 	case "thread/tokenUsage/updated":
 		s.used(n, t)
 	case "error":
@@ -149,9 +151,8 @@ func (s *session) used(n notification, t *agent.Turn) {
 	total := n.TokenUsage.Total
 	before, known := s.totals[n.ThreadID]
 	s.totals[n.ThreadID] = total
-	ours := s.turn.conversations[n.ThreadID] != nil && (n.ThreadID != s.thread || n.TurnID == s.running())
-	if !s.pending || !ours {
-		return
+	if !s.ours(n) || s.running() == "" {
+		return // told of a thread that was resumed
 	}
 	now := n.TokenUsage.Last
 	if known {

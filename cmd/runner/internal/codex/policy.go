@@ -3,7 +3,6 @@ package codex
 import (
 	"fmt"
 	"path/filepath"
-	"strings"
 
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 	"github.com/spoolhq/spool/cmd/runner/internal/workspace"
@@ -123,8 +122,7 @@ func verdict(d decision) map[string]string {
 	return map[string]string{"decision": "decline"}
 }
 
-// decided records a decision. An answer has no room for a reason, so that the
-// agent is told by a note to the turn that runs.
+// decided records a decision.
 func (s *session) decided(tool string, q question, w *work, d decision, t *agent.Turn) decision {
 	if !s.pending {
 		d = decision{rule: ruleNoQuery, reason: "No query is being answered."}
@@ -135,18 +133,17 @@ func (s *session) decided(tool string, q question, w *work, d decision, t *agent
 		if w != nil {
 			w.denied = d.reason
 		}
-		s.explain(q, d)
 	}
 	t.Emit(s.conversationOf(q.ThreadID), events.PermissionDecided{ToolName: tool, ToolUseID: q.ItemID, Decision: word, Rule: d.rule, Reason: d.reason})
 	return d
 }
 
-func (s *session) explain(q question, d decision) {
-	if q.TurnID == "" {
-		return
-	}
-	note := "<system-reminder>This was declined by policy, not by the user: " + strings.TrimSpace(d.reason) + "</system-reminder>"
+// explain tells the agent why something was declined, for which an answer has
+// no room: by a note to the turn that runs. It comes when the call is over: one
+// that is at work would be left by the agent, to look at the note.
+func (s *session) explain(thread, turn, reason string) {
+	note := "<system-reminder>This was declined by policy, not by the user: " + reason + "</system-reminder>"
 	s.ask("turn/steer", map[string]any{
-		"threadId": q.ThreadID, "expectedTurnId": q.TurnID, "input": []any{map[string]any{"type": "text", "text": note}},
-	}, q.TurnID)
+		"threadId": thread, "expectedTurnId": turn, "input": []any{map[string]any{"type": "text", "text": note}},
+	}, asked{})
 }

@@ -323,8 +323,20 @@ func TestRealCodeMode(t *testing.T) {
 	if got := b.file("sub.txt"); got != "sub-agent-ran\n" || len(sub.blocks(events.KindSubagent)) != 1 {
 		t.Errorf("sub.txt %q, blocks %+v\n%s", got, sub.blocks(events.KindSubagent), sub)
 	}
-	b.interruptedIn("sleep long", func(l runner.Line) bool { return l.Type == "permission_decided" }, same)
+	b.interruptedIn("sleep long", func(l runner.Line) bool { return l.Type == "permission_decided" && b.started() }, same)
 	same(b.completed("hello", "You said: hello", nil))
+}
+
+// A sub-agent does not outlive the turn, nor does its command.
+func TestRealSubagentLeft(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.model = "mock-model"
+	x := b.completed("delegate and leave please", "on its own", nil)
+	if sub := x.blocks(events.KindSubagent); len(sub) != 1 || sub[0].Status != events.StatusError {
+		t.Errorf("blocks %+v", sub)
+	}
+	b.goneSleeper()
 }
 
 // denied wants that nothing is written outside of the workspace, and that the agent is told why.
@@ -356,7 +368,21 @@ func (b *bench) denied(same func(turn) turn) {
 func (b *bench) interrupted(same func(turn) turn) {
 	b.t.Helper()
 	b.interruptedIn("talk for ever", isDelta, same)
-	b.interruptedIn("sleep long", func(l runner.Line) bool { return l.Type == "permission_decided" }, same)
+	b.interruptedIn("sleep long", func(l runner.Line) bool { return l.Type == "permission_decided" && b.started() }, same)
+	b.interruptedIn("sleep long", isDelta, same)
+}
+
+// started waits until the command has begun.
+func (b *bench) started() bool {
+	b.t.Helper()
+	deadline := time.Now().Add(patience)
+	for !b.sleeps() {
+		if time.Now().After(deadline) {
+			b.t.Fatal("the command does not begin")
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	return true
 }
 
 func (b *bench) interruptedIn(content string, ready func(runner.Line) bool, same func(turn) turn) {
@@ -371,6 +397,39 @@ func (b *bench) interruptedIn(content string, ready func(runner.Line) bool, same
 		b.t.Fatalf("%s: ended %+v\n%s", content, e, x)
 	}
 	x.whole()
+	if content == "sleep long" {
+		b.goneSleeper()
+	}
+}
+
+// goneSleeper wants that no command of the workspace runs any more.
+func (b *bench) goneSleeper() {
+	b.t.Helper()
+	deadline := time.Now().Add(patience)
+	for b.sleeps() {
+		if time.Now().After(deadline) {
+			b.t.Fatal("the interrupted command runs on")
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+func (b *bench) sleeps() bool {
+	b.t.Helper()
+	all, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	for _, p := range all {
+		cwd, err := os.Readlink(filepath.Join(p, "cwd"))
+		if err != nil || cwd != b.place.Workspace {
+			continue
+		}
+		if name, err := os.ReadFile(filepath.Join(p, "comm")); err == nil && string(name) == "sleep\n" {
+			return true
+		}
+	}
+	return false
 }
 
 // remembered wants the CLI's record where the journal says it is.

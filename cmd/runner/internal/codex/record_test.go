@@ -62,14 +62,17 @@ var scenarios = map[string]scenario{
 	"code-mode-bash":     {"", []asking{{text: "run a command please"}}},
 	"bash-parallel":      {classic, []asking{{text: "two at once please"}}},
 	"code-mode-parallel": {"", []asking{{text: "two at once please"}}},
-	"bash-background":    {classic, []asking{{text: "run a server please"}}},
+	"bash-stdin":         {"", []asking{{text: "run a server please"}}},
+	"bash-background":    {classic, []asking{{text: "leave a server please"}, {text: "stop the server please"}}},
 	"slow-output":        {classic, []asking{{text: "slow output please"}}},
 	"long-output":        {classic, []asking{{text: "long output please"}}},
 	"plan":               {classic, []asking{{text: "make a plan please"}}},
 	"subagent":           {"", []asking{{text: "delegate this please"}}},
+	"subagent-left":      {unknown, []asking{{text: "delegate and leave please"}, {text: "hello after that"}}},
 	"subagent-old":       {unknown, []asking{{text: "delegate this please"}}},
 	"interrupt-text":     {classic, []asking{{text: "talk for ever", interrupt: "text"}, {text: "hello after the interrupt"}}},
 	"interrupt-tool":     {classic, []asking{{text: "sleep long", interrupt: "tool"}, {text: "hello after the interrupt"}}},
+	"interrupt-late":     {classic, []asking{{text: "sleep long", interrupt: "output"}, {text: "hello after the interrupt"}}},
 	"interrupt-early":    {classic, []asking{{text: "talk for ever", interrupt: "early"}, {text: "hello after the interrupt"}}},
 	"error-400":          {classic, []asking{{text: "bad request please"}, {text: "hello after the error"}}},
 	"error-401":          {classic, []asking{{text: "wrong key please"}}},
@@ -218,6 +221,9 @@ func (r *recorder) turn(t *testing.T, s agent.Session, printed *bufio.Reader, i 
 			if pieces++; pieces == 2 && ask.interrupt == "text" {
 				interrupt()
 			}
+		}
+		if bytes.Contains(raw, []byte(`"item/commandExecution/outputDelta"`)) && ask.interrupt == "output" {
+			interrupt()
 		}
 	}
 }

@@ -44,6 +44,8 @@ type session struct {
 	told   bool              // that there is one
 	totals map[string]tokens // by thread, as last told
 	unsaid []events.Payload  // came between turns
+	// Sub-agents that were stopped with their turn's end, by thread, and their commands.
+	stopping map[string][]string
 
 	// Of the turn.
 	query   *runner.Query // given, and not yet sent: there is no thread yet
@@ -54,7 +56,9 @@ type session struct {
 // asked is a request of ours that is not answered.
 type asked struct {
 	method string
-	turn   string // turn/interrupt, turn/steer: the turn's
+	thread string   // its thread, where the answer needs it
+	turn   string   // turn/interrupt: the turn's
+	items  []string // thread/backgroundTerminals/list: the commands to end
 }
 
 // turnState is forgotten when the turn ends.
@@ -68,7 +72,7 @@ type turnState struct {
 }
 
 func newSession(l agent.Launch, in agent.Stdin) *session {
-	s := &session{launch: l, in: in, asked: map[int]asked{}, totals: map[string]tokens{}}
+	s := &session{launch: l, in: in, asked: map[int]asked{}, totals: map[string]tokens{}, stopping: map[string][]string{}}
 	s.forget()
 	return s
 }
@@ -82,8 +86,8 @@ func (s *session) forget() {
 func (s *session) open(resume bool) {
 	s.ask("initialize", map[string]any{
 		"clientInfo":   map[string]string{"name": "spool", "title": "Spool", "version": "1"},
-		"capabilities": map[string]bool{"experimentalApi": false},
-	}, "")
+		"capabilities": map[string]bool{"experimentalApi": true}, // thread/backgroundTerminals/…
+	}, asked{})
 	s.send(request{Method: "initialized"})
 	if s.launch.Resume != "" && !resume {
 		s.lost = s.launch.Resume
@@ -106,19 +110,20 @@ func (s *session) begin(resume bool) {
 		params["developerInstructions"] = p
 	}
 	if !resume {
-		s.ask("thread/start", params, "")
+		s.ask("thread/start", params, asked{})
 		return
 	}
 	params["threadId"], params["excludeTurns"] = s.launch.Resume, true
-	s.ask("thread/resume", params, "")
+	s.ask("thread/resume", params, asked{})
 }
 
 // ask sends a request and remembers what it was.
-func (s *session) ask(method string, params any, turn string) {
+func (s *session) ask(method string, params any, a asked) {
+	a.method = method
 	s.mu.Lock()
 	s.requests++
 	id := s.requests
-	s.asked[id] = asked{method: method, turn: turn}
+	s.asked[id] = a
 	s.mu.Unlock()
 	s.send(request{ID: id, Method: method, Params: params})
 }
@@ -174,7 +179,7 @@ func (s *session) start() error {
 	}
 	s.query = nil
 	s.turn.conversations[s.thread] = &conversation{id: events.MainConversation}
-	s.ask("turn/start", map[string]any{"threadId": s.thread, "input": parts, "sandboxPolicy": outer}, "")
+	s.ask("turn/start", map[string]any{"threadId": s.thread, "input": parts, "sandboxPolicy": outer}, asked{})
 	return nil
 }
 
@@ -231,7 +236,7 @@ func (s *session) insist() {
 }
 
 func (s *session) stop(thread, turn string) {
-	s.ask("turn/interrupt", map[string]string{"threadId": thread, "turnId": turn}, turn)
+	s.ask("turn/interrupt", map[string]string{"threadId": thread, "turnId": turn}, asked{turn: turn})
 }
 
 func (s *session) stopped() bool {
@@ -294,6 +299,8 @@ func (s *session) answered(l line, t *agent.Turn) error {
 			s.told = true
 			s.written(t)
 		}
+	case "thread/backgroundTerminals/list":
+		return s.terminate(was, l.Result)
 	}
 	return nil
 }
@@ -334,7 +341,7 @@ func (s *session) begun(resumed bool, result json.RawMessage, t *agent.Turn) err
 	if resumed && !s.instructed {
 		s.ask("thread/inject_items", map[string]any{"threadId": s.thread, "items": []any{map[string]any{
 			"type": "message", "role": "developer", "content": []any{map[string]string{"type": "input_text", "text": prompt(s.launch)}},
-		}}}, "")
+		}}}, asked{})
 	}
 	if s.query != nil {
 		return s.start()
@@ -371,8 +378,10 @@ func (s *session) refused(was asked, e *rpcError, t *agent.Turn) {
 		}
 		s.mu.Unlock()
 		s.logf(t, "debug", "%v", err)
-	case "turn/steer", "thread/inject_items":
+	case "turn/steer":
 		s.logf(t, "debug", "%v", err)
+	case "thread/inject_items", "thread/backgroundTerminals/list", "thread/backgroundTerminals/terminate":
+		s.logf(t, "warn", "%v", err)
 	case "turn/start":
 		s.end(runner.Ended{Outcome: runner.Failed, Code: "AGENT_PROTOCOL", Message: err.Error()}, t)
 	default: // initialize, thread/start: no thread, and none to come

@@ -27,10 +27,20 @@ func (s *session) conversationOf(thread string) string {
 
 // activity follows a sub-agent as newer models have them; its blocks come in a thread of its own.
 func (s *session) activity(parent string, i item, t *agent.Turn) {
-	if i.Kind == "started" {
+	switch i.Kind {
+	case "started":
 		s.spawned(parent, i.AgentThread, i.ID, path.Base(i.AgentPath), i.Prompt, t)
+	case "interacted":
+		s.known(parent, i.AgentThread)
 	}
 	// The end of its turn tells the rest.
+}
+
+// known takes up a sub-agent of an earlier turn, which has no block in this one.
+func (s *session) known(parent, thread string) {
+	if thread != "" && s.turn.conversations[thread] == nil {
+		s.turn.conversations[thread] = &conversation{id: thread, parent: s.conversationOf(parent)}
+	}
 }
 
 // collaborated follows what an agent does with sub-agents.
@@ -44,6 +54,11 @@ func (s *session) collaborated(thread string, w *work, t *agent.Turn) {
 			s.logf(t, "warn", "a sub-agent could not be started")
 		}
 		return
+	}
+	if i.Tool != "closeAgent" {
+		for _, r := range i.Receivers {
+			s.known(thread, r)
+		}
 	}
 	out := ""
 	if len(i.AgentStates) > 2 { // more than {}
