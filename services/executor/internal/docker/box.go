@@ -152,9 +152,10 @@ func (b *box) runner(ctx context.Context, feed func(io.Writer) error, args ...st
 	go func() {
 		var err error
 		if feed != nil {
-			if err = feed(proc.Stdin()); err != nil {
-				proc.breakOff()
-			}
+			err = feed(proc.Stdin())
+		}
+		if err != nil && !errors.Is(err, errWrite) {
+			proc.breakOff()
 		}
 		_ = proc.Stdin().Close() // a command that ended early has closed it
 		fed <- err
@@ -168,18 +169,19 @@ func (b *box) runner(ctx context.Context, feed func(io.Writer) error, args ...st
 	out, err := io.ReadAll(proc.Stdout())
 	<-said
 	feedErr := <-fed
-	if ctx.Err() != nil {
+	refused := errors.Is(feedErr, errWrite) // it did not want more: its exit code says why
+	switch {
+	case ctx.Err() != nil:
 		return answer{}, ctx.Err()
-	}
-	if errors.Is(feedErr, errWrite) {
-		feedErr = nil // it did not want more: its exit code says why
-	}
-	if feedErr != nil {
+	case feedErr != nil && !refused:
 		return answer{}, feedErr
 	}
 	code, werr := proc.Wait()
-	if err := errors.Join(err, werr); err != nil {
-		return answer{}, err
+	if werr != nil || err != nil && !refused {
+		return answer{}, errors.Join(werr, err)
+	}
+	if refused && code == 0 {
+		return answer{}, feedErr
 	}
 	return answer{string(out), string(errs), code}, nil
 }

@@ -89,6 +89,7 @@ type Provider struct {
 	cfg    Config
 	api    *client.Client
 	within time.Duration // of one call
+	stale  time.Duration // of a lock
 
 	pulls   singleflight.Group
 	cpus    atomic.Int64 // of the engine; 0 when not known yet
@@ -118,7 +119,7 @@ func New(cfg Config) (*Provider, error) {
 	if err != nil {
 		return nil, fmt.Errorf("docker sandboxes: Host: %w", err)
 	}
-	return &Provider{cfg: cfg, api: api, within: callWithin, runners: map[string]*runnerBinary{}}, nil
+	return &Provider{cfg: cfg, api: api, within: callWithin, stale: stale, runners: map[string]*runnerBinary{}}, nil
 }
 
 // Close lets go of idle connections. Sandboxes are not affected.

@@ -1,9 +1,28 @@
 package docker
 
 import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
 	"io"
 	"net"
 	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/iotest"
+	"time"
+
+	"github.com/docker/docker/api/types/image"
+	"golang.org/x/sys/unix"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
 // asSSH makes the test binary be the command ssh: its value is the engine's socket.
@@ -23,4 +42,560 @@ func dialStdio() int {
 		return 1
 	}
 	return 0
+}
+
+// code fails unless an error has a code and a remedy.
+func wantCode(t testing.TB, what string, err error, code, remedy string) {
+	t.Helper()
+	var typed *sandbox.Error
+	if !errors.As(err, &typed) || typed.Code != code || !strings.Contains(typed.Message, remedy) {
+		t.Errorf("%s: %v, want %s with %q", what, err, code, remedy)
+	}
+}
+
+// everything asks an engine that does not answer for all that there is.
+func everything(t testing.TB, p *Provider) {
+	t.Helper()
+	ctx := t.Context()
+	spec := newSpec(t)
+	b := &box{p: p, id: spec.ID, container: "none"}
+	for what, f := range map[string]func() error{
+		"create":    func() error { _, err := p.Create(ctx, spec); return err },
+		"attach":    func() error { _, err := p.Attach(ctx, spec.ID); return err },
+		"list":      func() error { _, err := p.List(ctx); return err },
+		"terminate": func() error { return p.Terminate(ctx, spec.ID, true) },
+		"pause":     func() error { return p.Pause(ctx, spec.ID) },
+		"resume":    func() error { return p.Resume(ctx, spec.ID) },
+		"adopt":     func() error { return p.Adopt(ctx, spec.ID, spec.Labels) },
+		"state":     func() error { _, err := p.State(ctx, spec.ID); return err },
+		"orphans":   func() error { _, err := p.Orphans(ctx, time.Hour); return err },
+		"running":   func() error { _, err := b.Running(ctx); return err },
+		"exec":      func() error { _, err := b.Exec(ctx, sandbox.Command{Args: []string{"true"}}); return err },
+		"put":       func() error { return b.Files().Put(ctx, "x", strings.NewReader("x")) },
+		"get":       func() error { _, err := b.Files().Get(ctx, "x"); return err },
+		"files":     func() error { _, err := b.Files().List(ctx, ""); return err },
+		"remove":    func() error { return b.Files().Remove(ctx, "x") },
+	} {
+		began := time.Now()
+		wantCode(t, what, f(), sandbox.CodeEngineUnavailable, "start it")
+		if took := time.Since(began); took > 10*time.Second {
+			t.Errorf("%s took %s", what, took)
+		}
+	}
+}
+
+func TestNoEngine(t *testing.T) {
+	t.Parallel()
+	closed, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := closed.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for _, host := range []string{"unix://" + filepath.Join(t.TempDir(), "none.sock"), "tcp://" + closed.Addr().String()} {
+		p := provide(t, Config{Engine: engine, Runner: "none", Image: testImage, Host: host})
+		everything(t, p)
+		p.cfg.Engine = "x" // a bad spec is the caller's fault, with an engine or without
+		if _, err := p.Create(t.Context(), newSpec(t)); err == nil || !strings.Contains(err.Error(), "engine:") {
+			t.Errorf("labels of another engine: %v", err)
+		}
+	}
+}
+
+// An engine that takes connections and says nothing holds nobody up.
+func TestSilentEngine(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() }) // the test is over
+	p := provide(t, Config{Engine: engine, Runner: "none", Image: testImage, Host: "tcp://" + l.Addr().String()})
+	p.within = 100 * time.Millisecond
+	everything(t, p)
+	// The caller's own end is told apart.
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := p.List(ctx); !errors.Is(err, context.Canceled) || unavailable(err) {
+		t.Errorf("after the caller's end: %v", err)
+	}
+}
+
+func TestNew(t *testing.T) {
+	t.Parallel()
+	good := Config{Engine: "e", Runner: "r"}
+	for says, spoil := range map[string]func(*Config){
+		"required":         func(c *Config) { c.Engine = "" },
+		"are required":     func(c *Config) { c.Runner = "" },
+		"negative":         func(c *Config) { c.Limits.MemoryBytes = -1 },
+		"cannot be":        func(c *Config) { c.TmpBytes = -1 },
+		"Host":             func(c *Config) { c.Host = "nonsense" },
+		"not supported":    func(c *Config) { c.Host = "ftp://engine" },
+		"ssh://user@host":  func(c *Config) { c.Host = "ssh://user:password@engine" },
+		"neither the name": func(c *Config) { c.EgressSockets = "a/b" },
+	} {
+		c := good
+		spoil(&c)
+		if _, err := New(c); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: %v", says, err)
+		}
+	}
+	p := provide(t, Config{Engine: "e", Runner: "r", Limits: sandbox.Limits{PIDs: 9}})
+	if want := (sandbox.Limits{MemoryBytes: 2 << 30, CPUs: 2, PIDs: 9, DiskBytes: 10 << 30}); p.cfg.Limits != want || p.cfg.TmpBytes != 512<<20 {
+		t.Errorf("defaults: %+v, %d", p.cfg.Limits, p.cfg.TmpBytes)
+	}
+}
+
+// wire is a way to the engine by TCP that a test can cut.
+type wire struct {
+	t     testing.TB
+	host  string
+	mu    sync.Mutex
+	conns []net.Conn
+	cut   bool
+}
+
+func newWire(t testing.TB, socket string) *wire {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &wire{t: t, host: "tcp://" + l.Addr().String()}
+	var all sync.WaitGroup
+	all.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			all.Go(func() { w.carry(c, socket) })
+		}
+	})
+	t.Cleanup(func() {
+		w.sever(true)
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+		all.Wait()
+	})
+	return w
+}
+
+func (w *wire) carry(c net.Conn, socket string) {
+	defer c.Close() //nolint:errcheck // a second close changes nothing
+	up, err := net.Dial("unix", socket)
+	if err != nil {
+		w.t.Error(err)
+		return
+	}
+	defer up.Close() //nolint:errcheck // likewise
+	w.mu.Lock()
+	if w.cut {
+		w.mu.Unlock()
+		return
+	}
+	w.conns = append(w.conns, c, up)
+	w.mu.Unlock()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_, _ = io.Copy(up, c) // ends with either end
+		_ = up.(*net.UnixConn).CloseWrite()
+	}()
+	_, _ = io.Copy(c, up)
+	_ = c.Close()
+	<-done
+}
+
+// sever closes every connection, and those to come.
+func (w *wire) sever(on bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.cut = on
+	for _, c := range w.conns {
+		_ = c.Close()
+	}
+	w.conns = nil
+}
+
+// localSocket is the engine's, which the tests of remote engines go to by other ways.
+func localSocket(t testing.TB, p *Provider) string {
+	t.Helper()
+	socket, ok := strings.CutPrefix(p.api.DaemonHost(), "unix://")
+	if !ok {
+		t.Skipf("the engine at %s is not on this machine: there is no socket to put a wire to", p.api.DaemonHost())
+	}
+	return socket
+}
+
+// A remote engine works as a local one: nothing is shared but the connection.
+func TestRemote(t *testing.T) {
+	cfg := needEngine(t)
+	socket := localSocket(t, provide(t, cfg))
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	bin := t.TempDir()
+	if err := os.Symlink(self, filepath.Join(bin, "ssh")); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", bin+string(filepath.ListSeparator)+os.Getenv("PATH"))
+	t.Setenv(asSSH, socket)
+	for name, host := range map[string]string{"tcp": newWire(t, socket).host, "ssh": "ssh://somebody@engine.example"} {
+		t.Run(name, func(t *testing.T) {
+			cfg := cfg
+			cfg.Host = host
+			b := create(t, provide(t, cfg), newSpec(t))
+			big := make([]byte, 1<<20)
+			if _, err := rand.Read(big); err != nil {
+				t.Fatal(err)
+			}
+			if err := b.Files().Put(t.Context(), "big", bytes.NewReader(big)); err != nil {
+				t.Fatal(err)
+			}
+			r, err := b.Files().Get(t.Context(), "big")
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := io.ReadAll(r)
+			if err := errors.Join(err, r.Close()); err != nil || !bytes.Equal(got, big) {
+				t.Errorf("%d bytes came back, %v", len(got), err)
+			}
+			proc, err := b.Exec(t.Context(), sandbox.Command{Args: []string{"sleep", "1000"}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := proc.Kill(); err != nil {
+				t.Error(err)
+			}
+			if code, err := proc.Wait(); code != -1 || err != nil {
+				t.Errorf("killed: %d, %v", code, err)
+			}
+			if out, _, _ := sh(t, b, `grep -lx sleep /proc/[0-9]*/comm | wc -l`); out != "0" {
+				t.Errorf("%s processes were left by a killed command", out)
+			}
+		})
+	}
+}
+
+// A connection that breaks in the middle is an error, never a short file or a command that went well.
+func TestConnectionBreaks(t *testing.T) {
+	t.Parallel()
+	cfg := needEngine(t)
+	direct := provide(t, cfg)
+	w := newWire(t, localSocket(t, direct))
+	cfg.Host = w.host
+	spec := newSpec(t)
+	far := create(t, direct, spec)
+	far.p = provide(t, cfg)
+	near := &box{p: direct, id: far.id, container: far.container}
+	if err := near.Files().Put(t.Context(), "old", strings.NewReader("old")); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, code := sh(t, near, `head -c 50000000 /dev/zero >big`); code != 0 {
+		t.Fatal("the big file could not be made")
+	}
+
+	proc, err := far.Exec(t.Context(), sandbox.Command{Args: []string{"cat"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	download, err := far.Files().Get(t.Context(), "big")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := download.Read(make([]byte, 1000)); err != nil {
+		t.Fatal(err)
+	}
+	w.sever(true)
+	if _, err := io.ReadAll(proc.Stdout()); err != nil {
+		wantCode(t, "stdout", err, sandbox.CodeEngineUnavailable, "start it")
+	}
+	_, err = proc.Wait()
+	wantCode(t, "wait", err, sandbox.CodeEngineUnavailable, "start it")
+	wantCode(t, "kill", proc.Kill(), sandbox.CodeEngineUnavailable, "start it")
+	n, err := io.Copy(io.Discard, download)
+	wantCode(t, "download", err, sandbox.CodeEngineUnavailable, "start it")
+	if n >= 50000000 {
+		t.Errorf("all %d bytes came over a cut wire", n)
+	}
+	if err := download.Close(); err != nil {
+		t.Error(err)
+	}
+	everything(t, far.p)
+
+	// And in the middle of an upload, which leaves the file as it was.
+	w.sever(false)
+	reader, writer := io.Pipe()
+	put := make(chan error, 1)
+	go func() { put <- far.Files().Put(t.Context(), "old", reader) }()
+	if _, err := writer.Write(make([]byte, 3*chunk)); err != nil {
+		t.Fatal(err)
+	}
+	w.sever(true)
+	go func() {
+		for { // until the other side gives up
+			if _, err := writer.Write(make([]byte, chunk)); err != nil {
+				return
+			}
+		}
+	}()
+	wantCode(t, "upload", <-put, sandbox.CodeEngineUnavailable, "start it")
+	if err := reader.Close(); err != nil {
+		t.Error(err)
+	}
+	r, err := near.Files().Get(t.Context(), "old")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := io.ReadAll(r); string(got) != "old" || errors.Join(err, r.Close()) != nil {
+		t.Errorf("the file is %q now, %v", got, err)
+	}
+	// The connection is back: so is everything else.
+	w.sever(false)
+	if out, _, code := sh(t, far, `ls`); out != "big\nold" || code != 0 {
+		t.Errorf("after it: %q, code %d", out, code)
+	}
+}
+
+// A source that breaks with the same error as a stream's end is not a short file.
+func TestShortContent(t *testing.T) {
+	t.Parallel()
+	files := create(t, provide(t, needEngine(t)), newSpec(t)).Files()
+	for _, broken := range []error{io.ErrUnexpectedEOF, io.ErrClosedPipe, errWrite} {
+		err := files.Put(t.Context(), "x", io.MultiReader(strings.NewReader("half"), iotest.ErrReader(broken)))
+		if err == nil {
+			t.Errorf("content that broke with %q was put", broken)
+		}
+	}
+	if list, err := files.List(t.Context(), ""); err != nil || len(list) != 0 {
+		t.Errorf("left: %+v, %v", list, err)
+	}
+}
+
+// dockerd is an engine of a test's own.
+type dockerd struct {
+	t    testing.TB
+	dir  string
+	host string
+	cmd  *exec.Cmd
+}
+
+// newDockerd starts one whose data is in a folder, on a file system of its own if size is not 0.
+func newDockerd(t testing.TB, size string) *dockerd {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("an engine of the test's own must be started as root")
+	}
+	if _, err := exec.LookPath("dockerd"); err != nil {
+		t.Skip("there is no dockerd on the PATH")
+	}
+	dir, err := os.MkdirTemp("", "spool-dockerd-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &dockerd{t: t, dir: dir, host: "unix://" + filepath.Join(dir, "docker.sock")}
+	data := filepath.Join(dir, "data")
+	if err := os.Mkdir(data, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if size != "" {
+		if err := unix.Mount("tmpfs", data, "tmpfs", 0, "size="+size); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() {
+		d.stop()
+		if size != "" {
+			if err := unix.Unmount(data, unix.MNT_DETACH); err != nil {
+				t.Error(err)
+			}
+		}
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	d.start()
+	return d
+}
+
+func (d *dockerd) start() {
+	d.t.Helper()
+	log, err := os.OpenFile(filepath.Join(d.dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	defer log.Close()                                                                                                                           //nolint:errcheck // dockerd has its own descriptor
+	d.cmd = exec.Command("dockerd", "--host", d.host, "--data-root", filepath.Join(d.dir, "data"), "--exec-root", filepath.Join(d.dir, "exec"), //nolint:gosec // the test's own folder
+		"--pidfile", filepath.Join(d.dir, "pid"), "--bridge", "none", "--iptables=false", "--ip6tables=false")
+	d.cmd.Stdout, d.cmd.Stderr = log, log
+	if err := d.cmd.Start(); err != nil {
+		d.t.Fatal(err)
+	}
+	p := provide(d.t, Config{Host: d.host, Engine: engine, Runner: "none"})
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(look) {
+		_, err := p.api.Ping(d.t.Context())
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			raw, _ := os.ReadFile(filepath.Join(d.dir, "log")) // as much as there is
+			d.t.Fatalf("dockerd does not answer: %v\n%s", err, raw[max(0, len(raw)-2000):])
+		}
+	}
+}
+
+func (d *dockerd) stop() {
+	d.t.Helper()
+	if d.cmd == nil {
+		return
+	}
+	if err := d.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		d.t.Error(err)
+	}
+	if err := d.cmd.Wait(); err != nil {
+		d.t.Error(err)
+	}
+	d.cmd = nil
+}
+
+// bare gives an engine an image without a file in it, for an architecture.
+func bare(t testing.TB, p *Provider, ref, architecture string) {
+	t.Helper()
+	var archive bytes.Buffer
+	if err := tar.NewWriter(&archive).Close(); err != nil {
+		t.Fatal(err)
+	}
+	stream, err := p.api.ImageImport(t.Context(), image.ImportSource{Source: &archive, SourceName: "-"}, ref, image.ImportOptions{Platform: "linux/" + architecture})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := drain(stream); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if _, err := p.api.ImageRemove(context.Background(), ref, image.RemoveOptions{Force: true, PruneChildren: true}); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// An engine that is stopped ends its sandboxes. Started again, it has them, and their files, still.
+func TestEngineRestarts(t *testing.T) {
+	t.Parallel()
+	cfg := needEngine(t)
+	d := newDockerd(t, "")
+	cfg.Host = d.host
+	p := provide(t, cfg)
+	bare(t, p, "spool-test:bare", "amd64")
+	cfg.Image = "spool-test:bare"
+	p = provide(t, cfg)
+	spec := newSpec(t)
+	b := create(t, p, spec)
+	if err := b.Files().Put(t.Context(), "mark", strings.NewReader("here")); err != nil {
+		t.Fatal(err)
+	}
+	proc, err := b.Exec(t.Context(), sandbox.Command{Args: []string{"runner", "attach"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.stop()
+	_, err = proc.Wait()
+	wantCode(t, "wait", err, sandbox.CodeEngineUnavailable, "start it")
+	everything(t, p)
+	d.start()
+	if _, err := p.Attach(t.Context(), spec.ID); !errors.Is(err, sandbox.ErrNotFound) {
+		t.Errorf("attach after the restart: %v", err)
+	}
+	if alive, err := b.Running(t.Context()); alive || err != nil {
+		t.Errorf("runs after the restart: %v, %v", alive, err)
+	}
+	again, err := p.Create(t.Context(), spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !again.(*box).Kept() {
+		t.Error("the workspace is said to be new")
+	}
+	r, err := again.Files().Get(t.Context(), "mark")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := io.ReadAll(r); string(got) != "here" || errors.Join(err, r.Close()) != nil {
+		t.Errorf("mark is %q, %v", got, err)
+	}
+}
+
+// A full disk of the engine's has a code, and the files that are there stay whole.
+func TestDiskFull(t *testing.T) {
+	t.Parallel()
+	cfg := needEngine(t)
+	d := newDockerd(t, "192m")
+	cfg.Host = d.host
+	cfg.Image = "spool-test:bare"
+	p := provide(t, cfg)
+	bare(t, p, cfg.Image, "amd64")
+	b := create(t, p, newSpec(t))
+	if err := b.Files().Put(t.Context(), "mark", strings.NewReader("here")); err != nil {
+		t.Fatal(err)
+	}
+	zeros := io.LimitReader(zero{}, 1<<30)
+	wantCode(t, "put", b.Files().Put(t.Context(), "mark", zeros), sandbox.CodeDiskFull, "remove")
+	list, err := b.Files().List(t.Context(), "")
+	if err != nil || len(list) != 1 || list[0].Size != 4 {
+		t.Errorf("after the full disk: %+v, %v", list, err)
+	}
+	if err := os.WriteFile(filepath.Join(d.dir, "data", "filler"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	filler, err := os.OpenFile(filepath.Join(d.dir, "data", "filler"), os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.Copy(filler, zero{}); !errors.Is(err, syscall.ENOSPC) {
+		t.Fatal(err)
+	}
+	if err := filler.Close(); err != nil {
+		t.Fatal(err)
+	}
+	_, err = p.Create(t.Context(), newSpec(t))
+	wantCode(t, "create", err, sandbox.CodeDiskFull, "remove")
+	if err := os.Remove(filepath.Join(d.dir, "data", "filler")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Orphans(t.Context(), 0); err != nil { // what the failure left
+		t.Error(err)
+	}
+	create(t, p, newSpec(t))
+}
+
+// zero is endless.
+type zero struct{}
+
+func (zero) Read(b []byte) (int, error) {
+	clear(b)
+	return len(b), nil
+}
+
+func TestIDs(t *testing.T) {
+	t.Parallel()
+	p := provide(t, Config{Engine: engine, Runner: "none", Image: testImage})
+	for _, id := range []string{"", "../x", "sbx_", newID(t, events.KindSession)} {
+		spec := newSpec(t)
+		spec.ID = id
+		if _, err := p.Create(t.Context(), spec); err == nil {
+			t.Errorf("created %q", id)
+		}
+		if err := p.Terminate(t.Context(), id, true); err == nil {
+			t.Errorf("terminated %q", id)
+		}
+		spec = newSpec(t)
+		spec.Workspace = id
+		if _, err := p.Create(t.Context(), spec); id != "" && (err == nil || !strings.Contains(err.Error(), "workspace")) {
+			t.Errorf("workspace %q: %v", id, err)
+		}
+	}
 }

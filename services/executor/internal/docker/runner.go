@@ -21,9 +21,12 @@ import (
 )
 
 const (
-	// fillWithin bounds the filling of the runner's volume by anybody; a lock
-	// that is held for longer belongs to one that died.
+	// fillWithin bounds the filling of the runner's volume, waiting for others included.
 	fillWithin = 3 * time.Minute
+	// bringWithin bounds what is done under the lock; one that is held for longer,
+	// until stale, belongs to somebody who died.
+	bringWithin = time.Minute
+	stale       = 90 * time.Second
 	// look is how often it is looked whether something has happened on the engine.
 	look = 100 * time.Millisecond
 	// complete is the file that comes last into the runner's volume.
@@ -157,7 +160,7 @@ func (p *Provider) lock(ctx context.Context, name, image string, volumes ...volu
 			return "", err
 		case other.ID != holder:
 			holder, since = other.ID, time.Now()
-		case time.Since(since) > fillWithin/2:
+		case time.Since(since) > p.stale:
 			p.cfg.Logger.Warn("a helper was left behind", "container", name)
 			p.discard(ctx, holder)
 		}
@@ -193,7 +196,7 @@ func (p *Provider) bring(ctx context.Context, helper string, r *runnerBinary) er
 		_ = writer.CloseWithError(err) // the reader of a pipe gets it; closing one never fails
 		written <- err
 	}()
-	ctx, cancel := context.WithTimeout(ctx, fillWithin/3) // before others take the lock for abandoned
+	ctx, cancel := context.WithTimeout(ctx, bringWithin)
 	defer cancel()
 	err := p.api.CopyToContainer(ctx, helper, "/", reader, container.CopyToContainerOptions{})
 	_ = reader.Close() // frees the writer; closing a pipe never fails
