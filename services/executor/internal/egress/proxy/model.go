@@ -72,11 +72,13 @@ type call struct {
 
 func (c *call) serve(w http.ResponseWriter, r *http.Request) {
 	done, counted := c.sb.Begin(true), c.s.cfg.Metrics.Begin(c.rt.Name)
-	ctx, move, stop := watch(r.Context(), c.s.cfg.ModelIdle)
+	sandbox := r.Context()
+	ctx, move, stop := watch(sandbox, c.s.cfg.ModelIdle)
 	c.move, c.asked = move, meter.NewRequest()
 	defer func() { // also when the answer broke off, which ends the handler by a panic
+		gone := sandbox.Err() != nil
 		stop()
-		c.end(ctx, r)
+		c.end(ctx, r, gone)
 		counted(c.status)
 		done()
 	}()
@@ -196,7 +198,7 @@ func (c *call) unanswered(w http.ResponseWriter, r *http.Request, err error) {
 }
 
 // end journals and counts the call.
-func (c *call) end(ctx context.Context, r *http.Request) {
+func (c *call) end(ctx context.Context, r *http.Request, gone bool) {
 	log := c.sb.Log(c.s.cfg.Logger)
 	if c.dialect == meter.None {
 		log.Debug("request to a route", "route", c.rt.Name, "method", r.Method, "status", c.status, "ms", registry.Since(c.began))
@@ -208,7 +210,7 @@ func (c *call) end(ctx context.Context, r *http.Request) {
 	}
 	m := events.ModelCalled{
 		Provider: c.rt.Name, Model: redactText(cmp.Or(got.Model, c.asked.Model()), c.rt.Secret), Status: uint32(max(c.status, 0)), //nolint:gosec // not negative
-		Usage: got.Usage, DurationMs: registry.Since(c.began), Error: clip(redactText(c.problem(ctx, r, got), c.rt.Secret)),
+		Usage: got.Usage, DurationMs: registry.Since(c.began), Error: clip(redactText(c.problem(ctx, gone, got), c.rt.Secret)),
 	}
 	m.FirstByteMs = m.DurationMs
 	if !c.first.IsZero() {
@@ -229,11 +231,11 @@ func (c *call) end(ctx context.Context, r *http.Request) {
 }
 
 // problem says in a sentence what went wrong, "" if nothing did.
-func (c *call) problem(ctx context.Context, r *http.Request, got meter.Result) string {
+func (c *call) problem(ctx context.Context, gone bool, got meter.Result) string {
 	switch {
 	case errors.Is(context.Cause(ctx), errSilent):
 		return fmt.Sprintf("the model sent nothing for %s", c.s.cfg.ModelIdle)
-	case !c.whole && r.Context().Err() != nil:
+	case !c.whole && gone:
 		return "the sandbox went away before the end of the answer"
 	case c.answer == nil && c.failed != nil:
 		return c.failed.Error()
