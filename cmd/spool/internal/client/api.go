@@ -31,6 +31,18 @@ type Session struct {
 	Options      struct {
 		Model string `json:"model"`
 	} `json:"sessionOptions"`
+	Box *struct {
+		ID       string `json:"sandboxId"`
+		State    string `json:"state"`
+		Health   string `json:"health"`
+		Reason   string `json:"reason"`
+		Provider string `json:"provider"`
+		Image    string `json:"image"`
+	} `json:"currentSandbox"`
+	Snapshot   string     `json:"snapshot"`
+	SnapshotAt *time.Time `json:"snapshotAt"`
+	Files      uint32     `json:"workspaceFiles"` // in the snapshot
+	Bytes      float64    `json:"workspaceBytes"`
 }
 
 // Execution is one query.
@@ -50,6 +62,19 @@ type Execution struct {
 	QueuedAt   *time.Time   `json:"queuedAt"`
 	EndedAt    *time.Time   `json:"endedAt"`
 	DurationMs uint32       `json:"durationMs"`
+	Metered    []Metered    `json:"metered"`
+	MeteredUSD float64      `json:"meteredCostUsd"`
+}
+
+// Metered is what requests to one model took on one day.
+type Metered struct {
+	Provider string       `json:"provider"`
+	Model    string       `json:"model"`
+	Requests uint32       `json:"requests"`
+	Failed   uint32       `json:"failed"`
+	Usage    events.Usage `json:"usage"`
+	CostUSD  float64      `json:"costUsd"`
+	Prices   string       `json:"prices"`
 }
 
 // Key is an API key, without the key itself.
@@ -79,10 +104,32 @@ type Accepted struct {
 
 // Start asks for a session and its first message, as one; empty fields mean the server's defaults.
 type Start struct {
-	Architecture string `json:"architecture,omitempty"`
-	Sandbox      string `json:"sandbox,omitempty"`
-	Model        string `json:"model,omitempty"`
-	Content      string `json:"content"`
+	Architecture string          `json:"architecture,omitempty"`
+	Sandbox      string          `json:"sandbox,omitempty"`
+	Model        string          `json:"model,omitempty"`
+	Options      *SessionOptions `json:"sessionOptions,omitempty"`
+	Content      string          `json:"content"`
+	Files        []WorkspaceFile `json:"workspaceFiles,omitempty"`
+}
+
+// SessionOptions are what a new session sets for itself.
+type SessionOptions struct {
+	Image   string   `json:"image,omitempty"`
+	Command []string `json:"command,omitempty"`
+	Egress  []string `json:"egress,omitempty"`
+}
+
+// Query is one of a session that is there.
+type Query struct {
+	Content string          `json:"content"`
+	Files   []WorkspaceFile `json:"workspaceFiles,omitempty"`
+}
+
+// WorkspaceFile is a file that comes along with a query.
+type WorkspaceFile struct {
+	Path    string `json:"path"`
+	Content []byte `json:"contentBase64"`
+	Mode    uint32 `json:"mode,omitempty"`
 }
 
 // EventsPage is a page of kept events.
@@ -107,10 +154,9 @@ func (c *Client) StartExecution(ctx context.Context, s Start) (Accepted, error) 
 }
 
 // PostMessage posts a query to a session, as safely as StartExecution.
-func (c *Client) PostMessage(ctx context.Context, session, content string) (Accepted, error) {
+func (c *Client) PostMessage(ctx context.Context, session string, q Query) (Accepted, error) {
 	var out Accepted
-	body := map[string]string{"content": content}
-	err := c.do(ctx, call{method: http.MethodPost, path: []string{"api", "sessions", session, "messages"}, body: body, key: rand.Text(), repeat: true}, &out)
+	err := c.do(ctx, call{method: http.MethodPost, path: []string{"api", "sessions", session, "messages"}, body: q, key: rand.Text(), repeat: true}, &out)
 	return out, err
 }
 
@@ -123,8 +169,27 @@ func (c *Client) Interrupt(ctx context.Context, session string) (Doc[Accepted], 
 
 // CancelExecution ends an execution.
 func (c *Client) CancelExecution(ctx context.Context, id string) (Doc[Accepted], error) {
+	return c.Control(ctx, id, "cancel")
+}
+
+// Control does to an execution what it names: cancel, pause, resume or terminate.
+func (c *Client) Control(ctx context.Context, id, what string) (Doc[Accepted], error) {
 	var out Doc[Accepted]
-	err := c.do(ctx, call{method: http.MethodPost, path: []string{"api", "executions", id, "cancel"}, body: struct{}{}, repeat: true}, &out)
+	err := c.do(ctx, call{method: http.MethodPost, path: []string{"api", "executions", id, what}, body: struct{}{}, repeat: true}, &out)
+	return out, err
+}
+
+// Sync asks for a snapshot of a session's workspace.
+func (c *Client) Sync(ctx context.Context, session string) (Doc[Accepted], error) {
+	var out Doc[Accepted]
+	err := c.do(ctx, call{method: http.MethodPost, path: []string{"api", "sessions", session, "sync"}, body: struct{}{}, repeat: true}, &out)
+	return out, err
+}
+
+// TerminateEnvironment ends a session's sandbox. It is sent once: a repeat could hit the next one.
+func (c *Client) TerminateEnvironment(ctx context.Context, session string) (Doc[Accepted], error) {
+	var out Doc[Accepted]
+	err := c.do(ctx, call{method: http.MethodPost, path: []string{"api", "sessions", session, "environment", "terminate"}, body: struct{}{}}, &out)
 	return out, err
 }
 

@@ -49,7 +49,7 @@ func (e *Error) temporary() bool {
 	if e.Code == "" {
 		return slices.Contains([]int{502, 503, 504}, e.Status)
 	}
-	return slices.Contains([]string{"UNAVAILABLE", "READ_MODEL_BEHIND", "SLOW_CLIENT", "INTERNAL", "QUEUE_FULL"}, e.Code)
+	return slices.Contains([]string{"UNAVAILABLE", "READ_MODEL_BEHIND", "SLOW_CLIENT", "INTERNAL", "QUEUE_FULL", "TOO_MANY_FILES"}, e.Code)
 }
 
 // IsCode tells whether err is a gateway's refusal with one of the codes.

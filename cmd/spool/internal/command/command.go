@@ -46,8 +46,9 @@ type commands struct {
 	Up         upCommand         `cmd:"" help:"Run all services in one process."`
 	Run        runCommand        `cmd:"" help:"Run a query and stream what the agent does."`
 	Attach     attachCommand     `cmd:"" help:"Show a session, and follow it live."`
-	Sessions   sessionsCommand   `cmd:"" help:"Look at sessions, or delete one."`
-	Executions executionsCommand `cmd:"" help:"Look at executions, or cancel one."`
+	Sessions   sessionsCommand   `cmd:"" help:"Look at sessions, and at what they run in."`
+	Executions executionsCommand `cmd:"" help:"Look at executions, and steer them."`
+	Files      filesCommand      `cmd:"" help:"Files of a session's workspace: list, get, put, remove."`
 	Events     eventsCommand     `cmd:"" help:"Read a session's log."`
 	Verify     verifyCommand     `cmd:"" help:"Check the log: hashes, chains, order, ends."`
 	Rebuild    rebuildCommand    `cmd:"" help:"Fold the read models anew from the log."`

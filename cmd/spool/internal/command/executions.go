@@ -14,12 +14,16 @@ type executionsCommand struct {
 	Ls     executionsLs     `cmd:"" help:"List executions, the newest first, or those of a session in their order."`
 	Show   executionsShow   `cmd:"" help:"Show an execution."`
 	Cancel executionsCancel `cmd:"" help:"End executions: one that waits at once, one that runs within ten seconds."`
+
+	Pause     executionsPause     `cmd:"" help:"Let executions that run stand still, with all they have in memory."`
+	Resume    executionsResume    `cmd:"" help:"Let paused executions go on."`
+	Terminate executionsTerminate `cmd:"" help:"End executions at once, with their sandboxes."`
 }
 
 type executionsLs struct {
 	server
 	Session string `placeholder:"SESSION" help:"Only this session's."`
-	Phase   string `enum:",queued,starting,running,completed,failed,cancelled" default:"" help:"Only these: queued, starting, running, completed, failed or cancelled."`
+	Phase   string `enum:",queued,starting,running,paused,completed,failed,cancelled" default:"" help:"Only these: queued, starting, running, paused, completed, failed or cancelled."`
 	Limit   int    `default:"50" help:"At most so many; 0 means all."`
 }
 
@@ -95,10 +99,25 @@ func (c *executionsShow) Run(a *app) error {
 		return a.json(doc)
 	}
 	x := doc.Value
-	return fields(a, []any{"execution", x.ID}, []any{"session", x.SessionID}, []any{"phase", executionState(x)}, []any{"message", x.Message},
+	err = fields(a, []any{"execution", x.ID}, []any{"session", x.SessionID}, []any{"phase", executionState(x)}, []any{"message", x.Message},
 		[]any{"attempt", x.Attempt}, []any{"executor", x.Executor}, []any{"model", x.Model}, []any{"took", took(x)},
 		[]any{"tokens", fmt.Sprintf("%d in (%d from cache, %d into it), %d out", x.Usage.InputTokens, x.Usage.CacheReadTokens, x.Usage.CacheWriteTokens, x.Usage.OutputTokens)},
 		[]any{"cost", fmt.Sprintf("$%.4f", x.CostUSD)}, []any{"queued", whenP(x.QueuedAt)}, []any{"ended", whenP(x.EndedAt)}, []any{"result", x.Result})
+	if err != nil || len(x.Metered) == 0 {
+		return err
+	}
+	fmt.Fprintln(a.Out)
+	table := newTable(a)
+	cells(table, []any{"METERED AT", "MODEL", "REQUESTS", "FAILED", "TOKENS IN", "OUT", "COST"})
+	for _, m := range x.Metered {
+		cost := "no price"
+		if m.Prices != "" {
+			cost = fmt.Sprintf("$%.4f", m.CostUSD)
+		}
+		u := m.Usage
+		cells(table, []any{m.Provider, m.Model, m.Requests, m.Failed, u.InputTokens + u.CacheReadTokens + u.CacheWriteTokens, u.OutputTokens, cost})
+	}
+	return table.Flush()
 }
 
 type executionsCancel struct {
@@ -110,6 +129,42 @@ type executionsCancel struct {
 func (c *executionsCancel) Run(a *app) error {
 	return c.each(a, events.KindExecution, "execution", c.Executions, "asked to cancel", func(ctx context.Context, cl *client.Client, id string) (any, error) {
 		return cl.CancelExecution(ctx, id)
+	})
+}
+
+type executionsPause struct {
+	server
+	Executions []string `arg:"" name:"execution" help:"Ids."`
+}
+
+// Run pauses executions.
+func (c *executionsPause) Run(a *app) error {
+	return c.control(a, "pause", "asked to pause", c.Executions)
+}
+
+type executionsResume struct {
+	server
+	Executions []string `arg:"" name:"execution" help:"Ids."`
+}
+
+// Run lets executions go on.
+func (c *executionsResume) Run(a *app) error {
+	return c.control(a, "resume", "asked to go on", c.Executions)
+}
+
+type executionsTerminate struct {
+	server
+	Executions []string `arg:"" name:"execution" help:"Ids."`
+}
+
+// Run ends executions with their sandboxes.
+func (c *executionsTerminate) Run(a *app) error {
+	return c.control(a, "terminate", "asked to end at once", c.Executions)
+}
+
+func (s server) control(a *app, what, done string, ids []string) error {
+	return s.each(a, events.KindExecution, "execution", ids, done, func(ctx context.Context, cl *client.Client, id string) (any, error) {
+		return cl.Control(ctx, id, what)
 	})
 }
 

@@ -14,6 +14,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
+	"github.com/spoolhq/spool/pkg/egress"
 	"github.com/spoolhq/spool/pkg/events"
 )
 
@@ -22,13 +23,17 @@ const maxQuery = 1 << 20
 
 type runCommand struct {
 	server
-	Architecture string `placeholder:"A" help:"What runs the query: claude-code or spool."`
-	Session      string `placeholder:"SESSION" help:"Go on with a session; without it a new one is made."`
-	Sandbox      string `placeholder:"P" help:"Sandbox provider of the new session."`
-	Model        string `placeholder:"M" help:"Model of the new session."`
-	Detach       bool   `help:"Do not wait: print the ids and leave it to run."`
-	MockLLM      bool   `name:"mock-llm" env:"SPOOL_MOCK_LLM" help:"If a stack is started for this run, give it a scripted model server in place of real models."`
-	Query        string `arg:"" optional:"" help:"The query; - or nothing reads it from the standard input."`
+	Architecture string   `placeholder:"A" help:"What runs the query: claude-code, codex, opencode, acp or spool."`
+	Session      string   `placeholder:"SESSION" help:"Go on with a session; without it a new one is made."`
+	Sandbox      string   `placeholder:"P" help:"Sandbox provider of the new session."`
+	Model        string   `placeholder:"M" help:"Model of the new session."`
+	Image        string   `placeholder:"IMAGE" help:"Image of the new session's sandbox."`
+	Command      string   `placeholder:"\"PROGRAM ARG…\"" help:"With --architecture acp: the agent's program and its arguments; quote what holds spaces."`
+	Egress       []string `placeholder:"HOST" help:"A host that the sandbox may reach beside the models': host, host:port or *.host; may be repeated."`
+	File         []string `sep:"none" placeholder:"F" help:"A file, or a folder, that is put into the workspace first; may be repeated."`
+	Detach       bool     `help:"Do not wait: print the ids and leave it to run."`
+	MockLLM      bool     `name:"mock-llm" env:"SPOOL_MOCK_LLM" help:"If a stack is started for this run, give it a scripted model server in place of real models."`
+	Query        string   `arg:"" optional:"" help:"The query; - or nothing reads it from the standard input."`
 }
 
 // Run carries the query out.
@@ -37,16 +42,41 @@ func (c *runCommand) Run(a *app) error {
 	if err != nil {
 		return err
 	}
+	options, err := c.options()
+	if err != nil {
+		return err
+	}
+	files, err := gather(c.File)
+	if err != nil {
+		return err
+	}
 	if c.Session != "" {
 		if err := checkID("session", events.KindSession, c.Session); err != nil {
 			return err
 		}
-		if c.Architecture != "" || c.Sandbox != "" || c.Model != "" {
-			return usage("session: --architecture, --sandbox and --model are set when a session is made; leave them out with --session")
+		if c.Architecture != "" || c.Sandbox != "" || c.Model != "" || options != nil {
+			return usage("session: --architecture, --sandbox, --model, --image, --command and --egress are set when a session is made; leave them out with --session")
 		}
 	}
-	r := &running{app: a, cmd: c, query: query, watcher: &watcher{app: a, json: c.JSON}}
+	r := &running{app: a, cmd: c, query: query, options: options, files: files, watcher: &watcher{app: a, json: c.JSON}}
 	return r.run()
+}
+
+// options are what the new session sets for itself; nil for nothing.
+func (c *runCommand) options() (*client.SessionOptions, error) {
+	command, err := words(c.Command)
+	if err != nil {
+		return nil, usage("command: %v", err)
+	}
+	for _, entry := range c.Egress {
+		if _, err := egress.ParseRule(entry); err != nil {
+			return nil, usage("egress: %v", err)
+		}
+	}
+	if c.Image == "" && command == nil && c.Egress == nil {
+		return nil, nil
+	}
+	return &client.SessionOptions{Image: c.Image, Command: command, Egress: c.Egress}, nil
 }
 
 // query is what is asked.
@@ -78,6 +108,8 @@ type running struct {
 	app     *app
 	cmd     *runCommand
 	query   string
+	options *client.SessionOptions
+	files   []client.WorkspaceFile
 	watcher *watcher
 	client  atomic.Pointer[client.Client]
 	here    bool        // the server is a stack on the data folder that another process runs
@@ -241,13 +273,14 @@ func (r *running) post(ctx context.Context) (accepted client.Accepted, tip uint3
 	c := r.client.Load()
 	if r.cmd.Session == "" {
 		accepted, err = c.StartExecution(ctx, client.Start{
-			Architecture: r.cmd.Architecture, Sandbox: r.cmd.Sandbox, Model: r.cmd.Model, Content: r.query,
+			Architecture: r.cmd.Architecture, Sandbox: r.cmd.Sandbox, Model: r.cmd.Model, Options: r.options,
+			Content: r.query, Files: r.files,
 		})
 	} else {
 		var s client.Doc[client.Session]
 		if s, err = c.Session(ctx, r.cmd.Session); err == nil {
 			tip = s.Value.Tip
-			accepted, err = c.PostMessage(ctx, r.cmd.Session, r.query)
+			accepted, err = c.PostMessage(ctx, r.cmd.Session, client.Query{Content: r.query, Files: r.files})
 		}
 	}
 	if cause := context.Cause(ctx); err != nil && cause != nil {

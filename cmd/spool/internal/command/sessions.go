@@ -16,6 +16,9 @@ type sessionsCommand struct {
 	Ls   sessionsLs   `cmd:"" help:"List sessions, the newest first."`
 	Show sessionsShow `cmd:"" help:"Show a session and its executions."`
 	Rm   sessionsRm   `cmd:"" help:"Delete sessions for good: what runs is cancelled."`
+
+	Sync      sessionsSync      `cmd:"" help:"Ask for a snapshot of the workspace, now."`
+	Terminate sessionsTerminate `cmd:"" help:"End sandboxes at once, and what runs in them; the sessions go on with their last snapshots."`
 }
 
 type sessionsLs struct {
@@ -70,7 +73,8 @@ func (c *sessionsShow) Run(a *app) error {
 	s := doc.Value
 	err = fields(a, []any{"session", s.ID}, []any{"status", sessionState(s)}, []any{"agent", s.Agent + " " + s.AgentVersion},
 		[]any{"architecture", s.Architecture}, []any{"sandbox", s.Sandbox}, []any{"model", s.Options.Model},
-		[]any{"created", when(s.CreatedAt)}, []any{"updated", when(s.UpdatedAt)}, []any{"events", s.Tip})
+		[]any{"created", when(s.CreatedAt)}, []any{"updated", when(s.UpdatedAt)}, []any{"events", s.Tip},
+		[]any{"running in", sandboxState(s)}, []any{"snapshot", snapshotState(s)})
 	if err != nil {
 		return err
 	}
@@ -88,6 +92,55 @@ func (c *sessionsRm) Run(a *app) error {
 	return c.each(a, events.KindSession, "session", c.Sessions, "deleted", func(ctx context.Context, cl *client.Client, id string) (any, error) {
 		return cl.DeleteSession(ctx, id)
 	})
+}
+
+type sessionsSync struct {
+	server
+	Sessions []string `arg:"" name:"session" help:"Ids."`
+}
+
+// Run asks for snapshots.
+func (c *sessionsSync) Run(a *app) error {
+	return c.each(a, events.KindSession, "session", c.Sessions, "asked for a snapshot of", func(ctx context.Context, cl *client.Client, id string) (any, error) {
+		return cl.Sync(ctx, id)
+	})
+}
+
+type sessionsTerminate struct {
+	server
+	Sessions []string `arg:"" name:"session" help:"Ids."`
+}
+
+// Run ends sandboxes.
+func (c *sessionsTerminate) Run(a *app) error {
+	return c.each(a, events.KindSession, "session", c.Sessions, "asked to end the sandbox of", func(ctx context.Context, cl *client.Client, id string) (any, error) {
+		return cl.TerminateEnvironment(ctx, id)
+	})
+}
+
+// sandboxState tells of the present sandbox, or the last one.
+func sandboxState(s client.Session) string {
+	if s.Box == nil {
+		return ""
+	}
+	text := s.Box.ID + ", " + s.Box.State
+	if s.Box.Health != "" {
+		text += ", " + s.Box.Health
+	}
+	if s.Box.Reason != "" {
+		text += " (" + s.Box.Reason + ")"
+	}
+	if s.Box.Image != "" {
+		text += ", image " + s.Box.Image
+	}
+	return text
+}
+
+func snapshotState(s client.Session) string {
+	if s.Snapshot == "" {
+		return ""
+	}
+	return fmt.Sprintf("%s, %d files, %s", whenP(s.SnapshotAt), s.Files, size(int64(s.Bytes)))
 }
 
 func sessionState(s client.Session) string {

@@ -106,8 +106,10 @@ func config(o command.StackOptions) (stack.Config, error) {
 		c.Gateway.Auth, c.Gateway.RootKey = o.Auth, o.RootKey
 	}
 	if o.Sandbox != "" {
-		c.Session.Providers = []string{o.Sandbox}
+		c.Executor.Sandbox = o.Sandbox
 	}
+	// The stack has one executor, so sessions have what that makes.
+	c.Session.Providers = []string{c.Executor.Sandbox}
 	c.Executor.DataDir = filepath.Join(o.DataDir, "executor")
 	return c, nil
 }

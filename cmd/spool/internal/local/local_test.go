@@ -28,6 +28,14 @@ func TestConfig(t *testing.T) {
 	if c, err = config(command.StackOptions{DataDir: "/d", Auth: "off"}); err != nil || c.Gateway.Auth != "off" {
 		t.Errorf("auth %q %v", c.Gateway.Auth, err)
 	}
+	// Sessions have what the one executor makes, whoever said so.
+	if c, err = config(command.StackOptions{DataDir: "/d", Sandbox: "docker"}); err != nil || c.Executor.Sandbox != "docker" || c.Session.Providers[0] != "docker" {
+		t.Errorf("sandbox %q for %v, %v", c.Executor.Sandbox, c.Session.Providers, err)
+	}
+	t.Setenv("SPOOL_SANDBOX", "docker")
+	if c, err = config(command.StackOptions{DataDir: "/d"}); err != nil || c.Executor.Sandbox != "docker" || c.Session.Providers[0] != "docker" {
+		t.Errorf("sandbox %q for %v, %v", c.Executor.Sandbox, c.Session.Providers, err)
+	}
 	t.Setenv("SPOOL_SLOTS", "many")
 	if _, err := config(command.StackOptions{DataDir: "/d"}); err == nil || !strings.Contains(err.Error(), "settings of the executor") {
 		t.Errorf("a wrong setting: %v", err)

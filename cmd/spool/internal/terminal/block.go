@@ -249,6 +249,9 @@ func (r *Renderer) notice(e events.Event) {
 		r.note(yellow, "the sandbox was lost and another took its place; lost with it: "+d.Lost)
 	case events.SandboxFailed:
 		r.note(red, "✗ no sandbox: "+problem(d.Code, d.Message))
+	case events.SandboxReady, events.SandboxTerminated, events.SandboxPaused, events.SandboxResumed, events.SandboxHealth,
+		events.ExecutionPaused, events.ExecutionResumed, events.FilesApplied, events.WorkspaceSynced, events.WorkspaceRestored, events.EgressDenied:
+		r.environment(e)
 	case events.SubagentSpawned:
 		r.note(tool, "● sub-agent "+Line(d.Name)+" began")
 	case events.PermissionDecided:

@@ -311,6 +311,14 @@ func (x *execution) track(e events.Event) {
 		}
 	case events.CancelRequested:
 		x.phase = "cancelling"
+	case events.TerminateRequested:
+		x.phase = "terminating"
+	case events.PauseRequested:
+		x.phase = "pausing"
+	case events.ExecutionPaused:
+		x.phase = "paused"
+	case events.ExecutionResumed:
+		x.phase = "running"
 	case events.MetadataUpdate:
 		x.usage = d.Usage
 	case events.BlockStart:

@@ -102,7 +102,17 @@ func scenes() map[string][]step {
 		ev(events.InterruptRequested{Control: 1}), tick,
 		begin("blk_z", events.KindAssistantText), say("blk_z", "I was about to"),
 		ev(events.ExecutionCancelled{Reason: "interrupted", DurationMs: 4000}))
-	return map[string][]step{"turn": turn, "hostile": hostile, "parallel": parallel}
+	environment := append(append([]step(nil), query...),
+		ev(events.SandboxCreating{Provider: "docker"}), tick, ev(events.SandboxReady{Image: "agents:2"}), ev(events.WorkspaceRestored{Files: 1200}),
+		ev(events.FilePut{N: 1, Path: "a"}), ev(events.FilesApplied{N: 1}), ev(events.FilesApplied{N: 2, Error: "b/../../c leads out of the workspace"}),
+		ev(events.FileCreated{Path: "a"}), ev(events.FileModified{Path: "a"}), ev(events.FileDeleted{Path: "a"}),
+		ev(events.EgressDenied{Host: "evil.example\x1b[2J", Port: 443, Code: "NOT_ALLOWED", Count: 1200}), ev(events.EgressDenied{Host: "169.254.169.254", Code: "PRIVATE_ADDRESS", Count: 1}),
+		ev(events.ModelCalled{Model: "m"}),
+		ev(events.PauseRequested{}), tick, ev(events.SandboxPaused{}), ev(events.ExecutionPaused{}), tick, ev(events.ResumeRequested{}), ev(events.SandboxResumed{}), ev(events.ExecutionResumed{PausedMs: 90_000}), tick,
+		ev(events.SandboxHealth{Status: events.Unhealthy, Reason: "the runner does not answer"}), ev(events.SandboxHealth{Status: events.Healthy}),
+		ev(events.SyncRequested{}), ev(events.WorkspaceSynced{Reason: "interval", Files: 7}), ev(events.WorkspaceSynced{Reason: "requested", Files: 8}),
+		ev(events.TerminateRequested{}), tick, ev(events.ExecutionCancelled{Reason: "terminated", DurationMs: 4000}), ev(events.SandboxTerminated{Reason: "manual"}))
+	return map[string][]step{"turn": turn, "hostile": hostile, "parallel": parallel, "environment": environment}
 }
 
 // play shows a scene; at is called after each step.

@@ -1,0 +1,383 @@
+package command
+
+import (
+	"archive/tar"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+
+	"github.com/spoolhq/spool/cmd/spool/internal/client"
+	"github.com/spoolhq/spool/pkg/api/command"
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+type filesCommand struct {
+	Ls  filesLs  `cmd:"" help:"List the files of the last snapshot."`
+	Get filesGet `cmd:"" help:"Get a file of the last snapshot."`
+	Put filesPut `cmd:"" help:"Put a file, or a folder with all below it, into the workspace."`
+	Rm  filesRm  `cmd:"" help:"Remove files or folders from the workspace."`
+	Tar filesTar `cmd:"" help:"Get all files of the last snapshot as a tar."`
+}
+
+// of is a session whose files are meant.
+type of struct {
+	server
+	Session string `arg:"" help:"The session's id."`
+}
+
+// checkPath refuses what cannot be a path of a workspace, before a server is asked; folder allows "".
+func checkPath(field, p string, folder bool) error {
+	var wrong *command.Error
+	if err := command.CheckPath(field, p, folder); errors.As(err, &wrong) {
+		return usage("%s: %q: %s", field, clip(p), wrong.Detail)
+	}
+	return nil
+}
+
+// with checks the id and a path ("" for none), and does something with a client.
+func (c of) with(a *app, field, p string, do func(context.Context, *client.Client) error) error {
+	if err := checkID("session", events.KindSession, c.Session); err != nil {
+		return err
+	}
+	if err := checkPath(field, p, true); err != nil {
+		return err
+	}
+	ctx, cancel := a.interruptible()
+	defer cancel()
+	cl, err := c.connect(ctx, a)
+	if err != nil {
+		return err
+	}
+	defer cl.Close()
+	err = do(ctx, cl)
+	if cause := context.Cause(ctx); err != nil && cause != nil {
+		return cause
+	}
+	return err
+}
+
+type filesLs struct {
+	of
+	Dir string `arg:"" optional:"" help:"A folder; without it all."`
+}
+
+// Run lists files.
+func (c *filesLs) Run(a *app) error {
+	return c.with(a, "dir", c.Dir, func(ctx context.Context, cl *client.Client) error {
+		l, err := cl.Files(ctx, c.Session, c.Dir)
+		if err != nil {
+			return err
+		}
+		table := newTable(a)
+		for i, d := range l.Files {
+			if c.JSON {
+				if err := a.json(d); err != nil {
+					return err
+				}
+				continue
+			}
+			if i == 0 {
+				cells(table, []any{"MODE", "SIZE", "MODIFIED", "PATH"})
+			}
+			f := d.Value
+			name, bytes := f.Path, size(f.Size)
+			switch f.Kind {
+			case "dir":
+				name, bytes = name+"/", ""
+			case "symlink":
+				name, bytes = name+" -> "+f.Target, ""
+			}
+			cells(table, []any{fs.FileMode(f.Mode).Perm(), bytes, whenP(f.ModTime), name})
+		}
+		return table.Flush()
+	})
+}
+
+type filesGet struct {
+	of
+	Path  string `arg:"" help:"Path in the workspace."`
+	To    string `arg:"" optional:"" help:"Where it goes: a file, a folder, or - for the standard output; without it a file of the same name here."`
+	Force bool   `help:"Write over a file that is there."`
+}
+
+// Run gets a file.
+func (c *filesGet) Run(a *app) error {
+	return c.with(a, "path", c.Path, func(ctx context.Context, cl *client.Client) error {
+		r, _, err := cl.GetFile(ctx, c.Session, c.Path)
+		if err != nil {
+			return err
+		}
+		defer r.Close() //nolint:errcheck // it was read to its end, or the error is told
+		if c.To == "-" {
+			_, err := io.Copy(a.Out, r)
+			return err
+		}
+		to := c.To
+		if info, err := os.Stat(to); to == "" || err == nil && info.IsDir() {
+			to = filepath.Join(to, path.Base(c.Path))
+		}
+		n, err := save(to, r, c.Force)
+		return c.saved(a, to, n, err)
+	})
+}
+
+// saved says what was written.
+func (c of) saved(a *app, to string, n int64, err error) error {
+	switch {
+	case err != nil:
+		return err
+	case c.JSON:
+		return a.json(map[string]any{"file": to, "size": n})
+	}
+	_, err = fmt.Fprintf(a.Out, "%s, %s\n", to, size(n))
+	return err
+}
+
+// save writes a file as a whole or not at all.
+func save(to string, r io.Reader, force bool) (n int64, err error) {
+	if _, err := os.Lstat(to); err == nil && !force {
+		return 0, usage("to: %s is there already; --force writes over it, or name another", to)
+	}
+	f, err := os.CreateTemp(filepath.Dir(to), ".spool-*")
+	if err != nil {
+		return 0, fmt.Errorf("to: %w", err)
+	}
+	n, err = io.Copy(f, r)
+	if err = errors.Join(err, f.Chmod(0o644), f.Close()); err == nil {
+		err = os.Rename(f.Name(), to)
+	}
+	if err != nil {
+		return 0, errors.Join(err, os.Remove(f.Name()))
+	}
+	return n, nil
+}
+
+type filesTar struct {
+	of
+	Dir    string `arg:"" optional:"" help:"A folder; without it all."`
+	Output string `short:"o" placeholder:"FILE" help:"Where the tar goes; without it to the standard output."`
+	Force  bool   `help:"Write over a file that is there."`
+}
+
+// Run gets a tar.
+func (c *filesTar) Run(a *app) error {
+	if (c.Output == "" || c.Output == "-") && a.OutTTY {
+		return usage("output: a tar is nothing for a terminal: name a file with -o, or pipe it, as in `spool files tar SESSION | tar x`")
+	}
+	return c.with(a, "dir", c.Dir, func(ctx context.Context, cl *client.Client) error {
+		r, err := cl.Tar(ctx, c.Session, c.Dir)
+		if err != nil {
+			return err
+		}
+		defer r.Close() //nolint:errcheck // it was read to its end, or the error is told
+		if c.Output == "" || c.Output == "-" {
+			_, err := io.Copy(a.Out, r)
+			return err
+		}
+		n, err := save(c.Output, r, c.Force)
+		return c.saved(a, c.Output, n, err)
+	})
+}
+
+type filesPut struct {
+	of
+	From string `arg:"" help:"A file or a folder of this machine, or - for the standard input."`
+	Path string `arg:"" optional:"" help:"Its path in the workspace; without it the same name. A folder's content goes into this folder."`
+	Tar  bool   `help:"What is put is a tar: its files go into the folder Path."`
+}
+
+// Run puts a file, a folder or a tar.
+func (c *filesPut) Run(a *app) error {
+	to := filepath.ToSlash(c.Path)
+	if c.From == "-" {
+		if to == "" && !c.Tar {
+			return usage("path: what comes from the standard input needs a path in the workspace")
+		}
+		return c.send(a, to, "", a.In, -1)
+	}
+	info, err := os.Stat(c.From)
+	if err != nil {
+		return usage("from: %v", err)
+	}
+	if info.IsDir() {
+		if c.Tar {
+			return usage("tar: %s is a folder; leave --tar out", c.From)
+		}
+		if to == "" {
+			to = path.Base(filepath.ToSlash(absolute(c.From)))
+		}
+		return c.folder(a, to)
+	}
+	f, err := os.Open(c.From)
+	if err != nil {
+		return usage("from: %v", err)
+	}
+	defer f.Close() //nolint:errcheck // it was only read
+	if to == "" && !c.Tar {
+		to = filepath.Base(c.From)
+	}
+	mode, length := fmt.Sprintf("%o", info.Mode().Perm()), info.Size()
+	if !info.Mode().IsRegular() {
+		length = -1
+	}
+	return c.send(a, to, mode, f, length)
+}
+
+// absolute gives "." and ".." a name.
+func absolute(name string) string {
+	if abs, err := filepath.Abs(name); err == nil {
+		return abs
+	}
+	return name
+}
+
+func (c *filesPut) send(a *app, to, mode string, r io.Reader, length int64) error {
+	return c.with(a, "path", to, func(ctx context.Context, cl *client.Client) error {
+		if c.Tar {
+			d, err := cl.PutTar(ctx, c.Session, to, r)
+			return c.stored(a, to, d, err)
+		}
+		d, err := cl.PutFile(ctx, c.Session, to, mode, r, length)
+		return c.stored(a, to, d, err)
+	})
+}
+
+func (c *filesPut) stored(a *app, to string, d client.Doc[client.Put], err error) error {
+	switch {
+	case err != nil:
+		return err
+	case c.JSON:
+		return a.json(d)
+	case to == "":
+		to = "the workspace"
+	}
+	_, err = fmt.Fprintf(a.Out, "stored %s for %s\n", size(int64(d.Value.Size)), to) //nolint:gosec // bounded by what a file has
+	return err
+}
+
+// folder sends a folder as a tar, which is made while it is sent.
+func (c *filesPut) folder(a *app, to string) error {
+	return c.with(a, "path", to, func(ctx context.Context, cl *client.Client) error {
+		r, w := io.Pipe()
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			t := tar.NewWriter(w)
+			err := t.AddFS(os.DirFS(c.From))
+			w.CloseWithError(errors.Join(err, t.Close()))
+		}()
+		d, err := cl.PutTar(ctx, c.Session, to, r)
+		_ = r.Close() // ends a tar that nobody reads any more
+		<-done
+		return c.stored(a, to, d, err)
+	})
+}
+
+type filesRm struct {
+	of
+	Paths []string `arg:"" name:"path" help:"Paths in the workspace."`
+}
+
+// Run removes files.
+func (c *filesRm) Run(a *app) error {
+	for _, p := range c.Paths {
+		if err := checkPath("path", p, false); err != nil {
+			return err
+		}
+	}
+	return c.with(a, "path", "", func(ctx context.Context, cl *client.Client) error {
+		var failed []error
+		for _, p := range c.Paths {
+			d, err := cl.RemoveFile(ctx, c.Session, p)
+			switch {
+			case err != nil:
+				err = fmt.Errorf("%s: %w", p, err)
+			case c.JSON:
+				err = a.json(d)
+			default:
+				_, err = fmt.Fprintln(a.Out, "asked to remove", p)
+			}
+			failed = append(failed, err)
+		}
+		return errors.Join(failed...)
+	})
+}
+
+// maxAlong bounds what comes along with a query, in bytes: in base64 it fits into one request.
+const maxAlong = 11 << 20
+
+// gather reads what --file names. A path that leads out of here keeps only its last part.
+func gather(names []string) ([]client.WorkspaceFile, error) {
+	var out []client.WorkspaceFile
+	total := 0
+	add := func(name, to string, mode fs.FileMode) error {
+		f, err := os.Open(name)
+		if err != nil {
+			return usage("file: %v", err)
+		}
+		content, err := io.ReadAll(io.LimitReader(f, maxAlong+1))
+		if err = errors.Join(err, f.Close()); err != nil {
+			return usage("file: %v", err)
+		}
+		if total += len(content); total > maxAlong {
+			return usage("file: all files together may have %s; put larger ones with `spool files put SESSION %s` and then go on with --session", size(maxAlong), name)
+		}
+		out = append(out, client.WorkspaceFile{Path: to, Content: content, Mode: uint32(mode.Perm())})
+		return nil
+	}
+	for _, name := range names {
+		info, err := os.Stat(name)
+		if err != nil {
+			return nil, usage("file: %v", err)
+		}
+		to := path.Clean(filepath.ToSlash(name))
+		if !filepath.IsLocal(name) || to == "." {
+			to = path.Base(filepath.ToSlash(absolute(name)))
+		}
+		if !info.IsDir() {
+			if err := add(name, to, info.Mode()); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		err = filepath.WalkDir(name, func(at string, d fs.DirEntry, err error) error {
+			if err != nil {
+				return usage("file: %v", err)
+			}
+			if !d.Type().IsRegular() {
+				return nil // folders are made, links are not followed
+			}
+			below, err := filepath.Rel(name, at)
+			if err != nil {
+				return err
+			}
+			i, err := d.Info()
+			if err != nil {
+				return usage("file: %v", err)
+			}
+			return add(at, path.Join(to, filepath.ToSlash(below)), i.Mode())
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// size is a number of bytes for people.
+func size(n int64) string {
+	const units = "KMGTPE"
+	if n < 1024 {
+		return fmt.Sprintf("%d B", n)
+	}
+	f, i := float64(n)/1024, 0
+	for ; f >= 1024 && i < len(units)-1; i++ {
+		f /= 1024
+	}
+	return fmt.Sprintf("%.1f %ciB", f, units[i])
+}

@@ -1,0 +1,47 @@
+package command
+
+import (
+	"errors"
+	"strings"
+)
+
+// words splits a command line as a shell does that expands nothing: at spaces,
+// but not inside quotes, and a backslash takes the next character as it is.
+func words(line string) ([]string, error) {
+	var out []string
+	var word strings.Builder
+	begun, quote, escaped := false, rune(0), false
+	for _, c := range line {
+		switch {
+		case escaped:
+			word.WriteRune(c)
+			escaped = false
+		case c == '\\' && quote != '\'':
+			begun, escaped = true, true
+		case quote != 0 && c == quote:
+			quote = 0
+		case quote != 0:
+			word.WriteRune(c)
+		case c == '\'' || c == '"':
+			begun, quote = true, c
+		case c == ' ' || c == '\t' || c == '\n':
+			if begun {
+				out = append(out, word.String())
+				word.Reset()
+				begun = false
+			}
+		default:
+			begun = true
+			word.WriteRune(c)
+		}
+	}
+	switch {
+	case quote != 0:
+		return nil, errors.New("a quote is not closed")
+	case escaped:
+		return nil, errors.New("it ends in a backslash")
+	case begun:
+		out = append(out, word.String())
+	}
+	return out, nil
+}

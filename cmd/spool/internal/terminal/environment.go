@@ -1,0 +1,53 @@
+package terminal
+
+import (
+	"fmt"
+
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// environment writes what concerns people of a sandbox and its workspace, a line
+// each. What happens in every turn (a snapshot, a file that the agent wrote) is
+// not said: the blocks of its tools say it.
+func (r *Renderer) environment(e events.Event) {
+	switch d := e.Data.(type) {
+	case events.SandboxReady:
+		if d.Image != "" {
+			r.note(dim, "sandbox of image "+d.Image)
+		}
+	case events.SandboxTerminated:
+		if d.Reason != "idle" { // which session_idle has said
+			r.note(dim, "the sandbox ended ("+d.Reason+")")
+		}
+	case events.SandboxHealth:
+		if d.Status == events.Unhealthy {
+			r.note(yellow, "the sandbox is not well: "+d.Reason)
+		} else {
+			r.note(dim, "the sandbox is well again")
+		}
+	case events.ExecutionPaused:
+		r.note(yellow, "⏸ paused; `spool executions resume "+e.ExecutionID+"` lets it go on")
+	case events.ExecutionResumed:
+		r.note(dim, "▶ goes on after "+ms(d.PausedMs))
+	case events.FilesApplied:
+		if d.Error != "" {
+			r.note(red, "✗ not put into the workspace: "+d.Error)
+		}
+	case events.WorkspaceSynced:
+		if d.Reason == "requested" {
+			r.note(dim, fmt.Sprintf("snapshot of %s files", thousands(d.Files)))
+		}
+	case events.WorkspaceRestored:
+		r.note(dim, fmt.Sprintf("the workspace is back: %s files", thousands(d.Files)))
+	case events.EgressDenied:
+		host := d.Host
+		if d.Port != 0 {
+			host = fmt.Sprintf("%s:%d", host, d.Port)
+		}
+		text := "network: " + host + " refused (" + d.Code + ")"
+		if d.Count > 1 {
+			text += fmt.Sprintf(", %s times", thousands(d.Count))
+		}
+		r.note(yellow, text)
+	}
+}
