@@ -14,17 +14,27 @@ import (
 	"github.com/spoolhq/spool/cmd/mockllm/server"
 )
 
+// options are the command line.
 type options struct {
 	Listen string `default:"127.0.0.1:7799" env:"SPOOL_MOCKLLM_LISTEN" help:"Address to listen on."`
 	Script string `env:"SPOOL_MOCKLLM_SCRIPT" type:"path" help:"Script in YAML or JSON; without one, the built-in script."`
+
+	Serve  struct{} `cmd:"" default:"1" help:"Answer requests (the default)."`
+	Health struct{} `cmd:"" help:"Exit with 0 if the one that listens on the address answers, else with 1."`
 }
 
 func main() {
 	var o options
-	kong.Parse(&o, kong.Name("mockllm"), kong.Description("A scripted model server: Anthropic Messages, OpenAI Responses and Chat Completions."))
+	command := kong.Parse(&o, kong.Name("mockllm"), kong.Description("A scripted model server: Anthropic Messages, OpenAI Responses and Chat Completions."))
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := server.Main(ctx, o.Listen, o.Script, slog.New(slog.NewTextHandler(os.Stderr, nil))); err != nil {
+	run := func() error {
+		return server.Main(ctx, o.Listen, o.Script, slog.New(slog.NewTextHandler(os.Stderr, nil)))
+	}
+	if command.Command() == "health" {
+		run = func() error { return health(ctx, o.Listen) }
+	}
+	if err := run(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		stop()
 		os.Exit(1)

@@ -50,7 +50,7 @@ func ask(ctx context.Context, addr string) error {
 	if resp.StatusCode == http.StatusOK {
 		return nil
 	}
-	if err := json.Unmarshal(body, &report); err != nil {
+	if err := json.Unmarshal(body, &report); err != nil || report.Checks == nil {
 		return fmt.Errorf("health: %s answered %s", to, resp.Status)
 	}
 	var wrong []string

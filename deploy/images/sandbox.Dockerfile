@@ -1,0 +1,53 @@
+# The image of sandboxes: what agents work with, and the agents' CLIs of scripts/agents. The runner is not in it: it comes by a volume.
+#   docker build -f deploy/images/sandbox.Dockerfile -t spool/sandbox .
+ARG DEBIAN_IMAGE=debian:bookworm-slim
+FROM ${DEBIAN_IMAGE} AS agents
+COPY deploy/images/ca/ /usr/local/share/ca-certificates/
+RUN apt-get update && apt-get install -y --no-install-recommends ca-certificates nodejs npm && rm -rf /var/lib/apt/lists/*
+# Empty for npm's own default.
+ARG NPM_CONFIG_REGISTRY=
+ENV NODE_EXTRA_CA_CERTS=/etc/ssl/certs/ca-certificates.crt
+WORKDIR /opt/agents
+COPY scripts/agents/package.json scripts/agents/package-lock.json ./
+# npm installs only what is for this platform. Some packages copy their program from the platform's package: one of both is enough, so
+# that large files that are equal become one. A CLI that does not run fails the build.
+RUN set -eu; \
+    [ -n "${NPM_CONFIG_REGISTRY}" ] || unset NPM_CONFIG_REGISTRY; \
+    npm ci --no-fund --no-audit --loglevel=error; \
+    rm -rf /root/.npm; \
+    find node_modules -type f -size +1M -exec sha256sum {} + | sort | while read -r sum file; do \
+      if [ "$sum" = "${last:-}" ]; then ln -f "$first" "$file"; else last=$sum first=$file; fi; \
+    done; \
+    for cli in node_modules/.bin/*; do printf '%s ' "$cli"; HOME=/tmp "$cli" --version || exit 1; done; \
+    rm -rf /tmp/* /tmp/.[!.]*
+
+FROM ${DEBIAN_IMAGE}
+ARG VERSION=dev
+ARG REVISION=
+LABEL org.opencontainers.image.title="spool-sandbox" \
+      org.opencontainers.image.description="What agents work with: Python, Node, git, curl, and the agents' CLIs." \
+      org.opencontainers.image.vendor="Spool" \
+      org.opencontainers.image.source="https://github.com/spoolhq/spool" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"
+COPY deploy/images/ca/ /usr/local/share/ca-certificates/
+# More Debian packages for the agents of a site.
+ARG PACKAGES=
+RUN set -eu; \
+    apt-get update; \
+    apt-get install -y --no-install-recommends bash ca-certificates curl git less nodejs openssh-client patch procps python3 python3-venv ripgrep unzip ${PACKAGES}; \
+    rm -rf /var/lib/apt/lists/* /usr/share/doc/* /usr/share/man/*; \
+    groupadd --gid 10001 agent; \
+    useradd --uid 10001 --gid 10001 --home-dir /home/spool --create-home --shell /bin/bash agent; \
+    mkdir -p /workspace /mnt/workspace /spool/state; \
+    chown 10001:10001 /workspace /mnt/workspace /spool/state; \
+    # Programs that change who runs them are of no use here.
+    find / -xdev -type f -perm /6000 -exec chmod a-s {} +
+COPY --from=agents /opt/agents/node_modules /opt/agents/node_modules
+ENV PATH=/opt/agents/node_modules/.bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
+    HOME=/home/spool \
+    LANG=C.UTF-8 \
+    NODE_EXTRA_CA_CERTS=/etc/ssl/certs/ca-certificates.crt
+WORKDIR /workspace
+USER 10001:10001
+CMD ["bash"]
