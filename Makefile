@@ -8,7 +8,7 @@ export PATH := $(CURDIR)/.tools/bin:$(CURDIR)/.tools/agents/node_modules/.bin:$(
 
 ARGS ?=
 
-.PHONY: help demo up test race lint generate verify bench install
+.PHONY: help demo up test race lint generate verify bench record install
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ verify: ## Build each module by itself, vet, gofmt, generate without a differenc
 
 bench: ## Run the benchmarks of test/bench into docs/performance.md (ARGS="append" runs one and prints it)
 	@scripts/bench $(ARGS)
+
+record: ## Record the agents' CLIs anew for the adapters' goldens (ARGS="-run TestRecord/two-turns")
+	@scripts/record $(ARGS)
 
 install: ## Put into .tools, or install, what the tests need: Postgres, the agents' CLIs, golangci-lint
 	@scripts/install

@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 
@@ -204,13 +205,31 @@ func lookup(l agent.Launch) (string, error) {
 		}
 		at := filepath.Join(dir, program)
 		if info, err := os.Stat(at); err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o111 != 0 {
-			return at, nil
+			return native(at), nil
 		}
 	}
 	return "", &runner.Error{
 		Code:    "AGENT_NOT_FOUND",
 		Message: "Codex is not installed: no program `" + program + "` on the sandbox's PATH; install it with `npm i -g @openai/codex`",
 	}
+}
+
+// native is the program that npm's wrapper would run. Without the wrapper it
+// starts in half the time, and 40 MB of Node do not stay beside each warm agent.
+func native(wrapper string) string {
+	script, err := filepath.EvalSymlinks(wrapper)
+	if err != nil || filepath.Base(script) != "codex.js" {
+		return wrapper
+	}
+	scope := filepath.Dir(filepath.Dir(filepath.Dir(script))) // …/@openai/codex/bin/codex.js
+	arch := strings.NewReplacer("amd64", "x64").Replace(runtime.GOARCH)
+	for _, modules := range []string{scope, filepath.Join(scope, "codex", "node_modules", "@openai")} {
+		found, err := filepath.Glob(filepath.Join(escape(modules), "codex-"+runtime.GOOS+"-"+arch, "vendor", "*", "bin", program))
+		if err == nil && len(found) == 1 {
+			return found[0]
+		}
+	}
+	return wrapper
 }
 
 // isUUID accepts the canonical form alone: the id becomes a part of a file's name.

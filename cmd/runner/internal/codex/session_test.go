@@ -1,0 +1,415 @@
+package codex
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/cmd/runner/internal/agenttest"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/runner"
+)
+
+// stage is a session whose CLI is the test.
+type stage struct {
+	t       *testing.T
+	in      agenttest.Stdin
+	journal agenttest.Journal
+	session agent.Session
+	turn    *agent.Turn
+	n       int
+}
+
+func newStage(t *testing.T) *stage {
+	t.Helper()
+	st := &stage{t: t, turn: agent.NewTurn(t.Context(), agent.TurnConfig{})}
+	st.session = Adapter{}.Open(agent.Launch{Place: agent.Place{Workspace: t.TempDir(), State: t.TempDir()}}, &st.in)
+	return st
+}
+
+func (st *stage) begin() *stage {
+	st.t.Helper()
+	st.n++
+	st.turn = agenttest.NewTurn(st.t, &st.journal, fmt.Sprintf("exe_%d", st.n))
+	if err := st.session.Begin(runner.Query{Content: "hello"}, st.turn); err != nil {
+		st.t.Fatal(err)
+	}
+	return st
+}
+
+// prints feeds lines, and wants each to be understood.
+func (st *stage) prints(lines ...string) *stage {
+	st.t.Helper()
+	for _, l := range lines {
+		if err := st.session.Line([]byte(l), st.turn); err != nil {
+			st.t.Errorf("%v: %s", err, l)
+		}
+	}
+	return st
+}
+
+// inTurn is a turn that has begun.
+func inTurn(t *testing.T) *stage {
+	t.Helper()
+	return newStage(t).begin().prints(greeting, thread1, `{"id":3,"result":{"turn":{"id":"u1"}}}`)
+}
+
+func (st *stage) ended() runner.Ended {
+	st.t.Helper()
+	if st.turn.Ended() == nil {
+		st.t.Fatal("the turn goes on")
+	}
+	return *st.turn.Ended()
+}
+
+func (st *stage) last() message {
+	st.t.Helper()
+	all := sent(st.t, &st.in)
+	return all[len(all)-1]
+}
+
+func of[T any](st *stage, typ events.Type) []T {
+	st.t.Helper()
+	var out []T
+	for _, l := range st.journal.Lines() {
+		var v T
+		if l.Type != typ {
+			continue
+		}
+		if err := json.Unmarshal(l.Data, &v); err != nil {
+			st.t.Fatal(err)
+		}
+		out = append(out, v)
+	}
+	return out
+}
+
+// log is all that was logged.
+func (st *stage) log() string {
+	var all strings.Builder
+	for _, l := range of[events.Log](st, "log") {
+		all.WriteString(l.Level + " " + l.Message + "\n")
+	}
+	return all.String()
+}
+
+const (
+	greeting = `{"id":1,"result":{"userAgent":"spool/` + Tested + ` (Linux)"}}`
+	thread1  = `{"id":2,"result":{"thread":{"id":"t1","path":"/p"},"model":"m"}}`
+	done     = `{"method":"turn/completed","params":{"threadId":"t1","turn":{"id":"u1","status":"completed"}}}`
+)
+
+func about(method, rest string) string {
+	return fmt.Sprintf(`{"method":%q,"params":{"threadId":"t1","turnId":"u1"%s}}`, method, rest)
+}
+
+func TestWhatIsNotUnderstoodIsLogged(t *testing.T) {
+	t.Parallel()
+	st := inTurn(t).prints(
+		about("something/new", `,"x":1`), `{"x":2}`,
+		about("item/started", `,"item":{"type":"newKind","id":"i1"}`), about("item/completed", `,"item":{"type":"newKind","id":"i1","x":3}`),
+		about("warning", `,"message":"look out"`), about("configWarning", `,"summary":"no bubblewrap"`), about("model/rerouted", `,"toModel":"m2"`), done)
+	for _, want := range []string{`"x":1`, `"x":2`, `"x":3`, "warn look out", "debug no bubblewrap", "m2"} {
+		if !strings.Contains(st.log(), want) {
+			t.Errorf("no %s in the log:\n%s", want, st.log())
+		}
+	}
+	for _, bad := range []string{`[1]`, `"x"`, `{"method":5}`, about("item/started", `,"item":[]`), `{"id":77,"result":{}}`, `{"method":"item/fileChange/requestApproval","id":1,"params":[]}`} {
+		if err := st.session.Line([]byte(bad), st.turn); err == nil {
+			t.Errorf("%s is taken for the protocol's", bad)
+		}
+	}
+}
+
+func TestAnotherVersionIsSaid(t *testing.T) {
+	t.Parallel()
+	other := strings.Replace(greeting, Tested, "9.9.9", 1)
+	if log := newStage(t).begin().prints(other, thread1).log(); !strings.Contains(log, "warn") || !strings.Contains(log, `"9.9.9"`) || !strings.Contains(log, Tested) {
+		t.Errorf("log %q", log)
+	}
+	// A process that was started before it is asked anything says it with the first turn.
+	if log := newStage(t).prints(other, thread1).begin().log(); !strings.Contains(log, `"9.9.9"`) {
+		t.Errorf("log %q", log)
+	}
+	if log := newStage(t).begin().prints(greeting, thread1).log(); log != "" {
+		t.Errorf("log %q", log)
+	}
+}
+
+// A warmed process has its thread before the first query, which then goes out at once.
+func TestWarmedBeforeTheFirstQuery(t *testing.T) {
+	t.Parallel()
+	st := newStage(t).prints(greeting, thread1)
+	if n := len(st.in.Sent()); n != 3 {
+		t.Fatalf("sent %d lines before the query", n)
+	}
+	st.begin()
+	if m := st.last(); m.Method != "turn/start" || m.Params["threadId"] != "t1" {
+		t.Errorf("sent %+v", m)
+	}
+}
+
+// What the CLI refuses before there is a thread ends the turn, and each one after it.
+func TestNoThread(t *testing.T) {
+	t.Parallel()
+	for name, lines := range map[string][]string{
+		"initialize": {`{"id":1,"error":{"code":-32601,"message":"unknown method"}}`},
+		"thread":     {greeting, `{"id":2,"error":{"code":-32600,"message":"bad config"}}`},
+		"no id":      {greeting, `{"id":2,"result":{"thread":{}}}`},
+	} {
+		st := newStage(t).begin().prints(lines...)
+		if e := st.ended(); e.Outcome != runner.Failed || e.Code != "AGENT_PROTOCOL" || e.Message == "" {
+			t.Errorf("%s: ended %+v", name, e)
+		}
+		if err := st.session.Begin(runner.Query{Content: "again"}, st.turn); err == nil {
+			t.Errorf("%s: the next query is taken", name)
+		}
+	}
+}
+
+func TestRefusedResumeBeginsAnew(t *testing.T) {
+	t.Parallel()
+	l := installed(t)
+	l.Resume = id
+	write(t, filepath.Join(l.State, "codex/sessions/2026/11/21/rollout-2026-11-21T20-49-08-"+id+".jsonl"), "damaged", 0o600)
+	st := &stage{t: t}
+	st.session = Adapter{}.Open(l, &st.in)
+	st.begin().prints(greeting, `{"id":2,"error":{"code":-32600,"message":"cannot read the rollout"}}`)
+	if m := st.last(); m.Method != "thread/start" {
+		t.Fatalf("sent %+v", m)
+	}
+	if e := of[events.Error](st, "error"); len(e) != 1 || e[0].Code != "TRANSCRIPT_LOST" || !strings.Contains(e[0].Message, id) {
+		t.Errorf("errors %+v", e)
+	}
+	st.prints(`{"id":3,"result":{"thread":{"id":"t1"}}}`)
+	if m := st.last(); m.Method != "turn/start" {
+		t.Errorf("sent %+v", m)
+	}
+}
+
+func TestRefusedTurn(t *testing.T) {
+	t.Parallel()
+	st := newStage(t).begin().prints(greeting, thread1, `{"id":3,"error":{"code":-32600,"message":"no such model"}}`)
+	if e := st.ended(); e.Code != "AGENT_PROTOCOL" || !strings.Contains(e.Message, "no such model") {
+		t.Errorf("ended %+v", e)
+	}
+	st.begin().prints(`{"id":4,"result":{"turn":{"id":"u1"}}}`, done)
+	if e := st.ended(); e.Outcome != runner.Completed {
+		t.Errorf("ended %+v", e)
+	}
+}
+
+// A turn that nobody asked for is stopped, and does not end one that was asked for.
+func TestForeignTurn(t *testing.T) {
+	t.Parallel()
+	st := newStage(t).prints(greeting, thread1, about("turn/started", `,"turn":{"id":"u0"}`))
+	if m := st.last(); m.Method != "turn/interrupt" || m.Params["turnId"] != "u0" {
+		t.Fatalf("sent %+v", m)
+	}
+	st.begin().prints(`{"id":4,"result":{"turn":{"id":"u1"}}}`,
+		`{"method":"turn/completed","params":{"threadId":"t1","turn":{"id":"u0","status":"completed"}}}`)
+	if st.turn.Ended() != nil {
+		t.Fatalf("ended %+v", st.turn.Ended())
+	}
+	if e := st.prints(done).ended(); e.Outcome != runner.Completed || !strings.Contains(st.log(), "nobody asked for") {
+		t.Errorf("ended %+v, log %s", e, st.log())
+	}
+}
+
+func TestQuestionsAreAnsweredOnce(t *testing.T) {
+	t.Parallel()
+	ask := func(n int, method, rest string) string {
+		return fmt.Sprintf(`{"id":%d,"method":%q,"params":{"threadId":"t1","turnId":"u1","itemId":"i1"%s}}`, n, method, rest)
+	}
+	st := inTurn(t)
+	before := len(st.in.Sent())
+	st.prints(
+		ask(10, "item/commandExecution/requestApproval", `,"command":"ls"`),
+		ask(11, "item/fileChange/requestApproval", ""),
+		ask(12, "item/permissions/requestApproval", `,"permissions":{"network":{}}`),
+		ask(13, "mcpServer/elicitation/request", `,"serverName":"x"`),
+		ask(14, "item/tool/requestUserInput", ""),
+		ask(15, "attestation/generate", ""),
+		`{"id":"a text","method":"item/tool/call","params":{}}`, done,
+		ask(16, "item/commandExecution/requestApproval", `,"command":"ls"`))
+	want := []string{
+		`{"id":10,"result":{"decision":"accept"}}`,
+		`{"id":11,"result":{"decision":"decline"}}`,
+		`{"id":12,"result":{"permissions":{},"scope":"turn"}}`,
+		`{"id":13,"result":{"_meta":null,"action":"decline","content":null}}`,
+		`{"id":14,"result":{"answers":{}}}`,
+		`{"id":15,"error":{"code":-32601,"message":"\"attestation/generate\" is not offered"}}`,
+		`{"id":"a text","error":{"code":-32601,"message":"\"item/tool/call\" is not offered"}}`,
+		`{"id":16,"result":{"decision":"decline"}}`,
+	}
+	var got []string
+	for _, raw := range st.in.Sent()[before:] {
+		if s := string(raw); strings.Contains(s, `"result"`) || strings.Contains(s, `"error"`) {
+			got = append(got, s)
+		}
+	}
+	if strings.Join(got, "\n") != strings.Join(want, "\n") {
+		t.Errorf("answered\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	var rules []string
+	for _, d := range of[events.PermissionDecided](st, "permission_decided") {
+		rules = append(rules, d.Decision+" "+d.Rule)
+	}
+	if got := strings.Join(rules, ", "); got != "allow sandboxed-shell, deny unreadable-request, deny unknown-tool, deny unknown-tool" {
+		t.Errorf("decided %s", got)
+	}
+}
+
+func TestInterruptBeforeTheTurnIsKnown(t *testing.T) {
+	t.Parallel()
+	st := newStage(t).begin()
+	if err := st.session.Interrupt(); err != nil {
+		t.Fatal(err)
+	}
+	st.prints(greeting, thread1)
+	if m := st.last(); m.Method != "turn/start" {
+		t.Fatalf("sent %+v", m)
+	}
+	st.prints(`{"id":3,"result":{"turn":{"id":"u1"}}}`)
+	if m := st.last(); m.Method != "turn/interrupt" || m.Params["turnId"] != "u1" {
+		t.Fatalf("sent %+v", m)
+	}
+	// It was too early: it is asked for again when the turn has begun, once.
+	st.prints(`{"id":4,"error":{"code":-32600,"message":"no active turn"}}`, about("turn/started", `,"turn":{"id":"u1"}`), about("turn/started", `,"turn":{"id":"u1"}`))
+	if n := len(st.in.Sent()); n != 6 {
+		t.Errorf("sent %d lines", n)
+	}
+	st.prints(`{"method":"turn/completed","params":{"threadId":"t1","turn":{"id":"u1","status":"interrupted"}}}`)
+	if e := st.ended(); e.Outcome != runner.Interrupted {
+		t.Errorf("ended %+v", e)
+	}
+	// The next turn is not asked to stop.
+	st.begin().prints(`{"id":6,"result":{"turn":{"id":"u2"}}}`)
+	if m := st.last(); m.Method != "turn/start" {
+		t.Errorf("sent %+v", m)
+	}
+}
+
+func TestHowATurnEnds(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ turn, outcome, code, message string }{
+		{`"status":"interrupted"`, "failed", "AGENT_PROTOCOL", "gave up (interrupted)"},
+		{`"status":"odd"`, "failed", "AGENT_PROTOCOL", "gave up (odd)"},
+		{`"status":"failed"`, "failed", "MODEL_ERROR", "the turn failed"},
+		{`"status":"failed","error":{"message":"x","codexErrorInfo":"unauthorized"}`, "failed", "MODEL_UNAUTHORIZED", "x"},
+		{`"status":"failed","error":{"message":"x","codexErrorInfo":"modelNotFound"}`, "failed", "MODEL_NOT_FOUND", "x"},
+		{`"status":"failed","error":{"message":"x","codexErrorInfo":"usageLimitExceeded"}`, "failed", "MODEL_RATE_LIMITED", "x"},
+		{`"status":"failed","error":{"message":"x","codexErrorInfo":{"responseTooManyFailedAttempts":{"httpStatusCode":429}}}`, "failed", "MODEL_RATE_LIMITED", "x"},
+		{`"status":"failed","error":{"message":"x","codexErrorInfo":{"httpConnectionFailed":{"httpStatusCode":null}}}`, "failed", "MODEL_ERROR", "x"},
+		{`"status":"failed","error":{"message":"x","codexErrorInfo":{"new":5}}`, "failed", "MODEL_ERROR", "x"},
+		{`"status":"failed","error":{"message":"x","codexErrorInfo":"sandboxError"}`, "failed", "AGENT_PROTOCOL", "x"},
+		{`"status":"failed","error":{"message":"{\"error\":{\"message\":\"inside\"}}","codexErrorInfo":"other"}`, "failed", "MODEL_ERROR", "inside"},
+	} {
+		e := inTurn(t).prints(`{"method":"turn/completed","params":{"threadId":"t1","turn":{"id":"u1",` + c.turn + `}}}`).ended()
+		if string(e.Outcome) != c.outcome || e.Code != c.code || !strings.Contains(e.Message, c.message) {
+			t.Errorf("%s: ended %+v", c.turn, e)
+		}
+	}
+}
+
+// Kinds of item that the recordings have not.
+func TestOtherItems(t *testing.T) {
+	t.Parallel()
+	whole := func(item string) []string {
+		return []string{about("item/started", `,"item":{`+item+`}`), about("item/completed", `,"item":{`+item+`}`)}
+	}
+	st := inTurn(t)
+	st.prints(whole(`"type":"mcpToolCall","id":"c1","server":"files","tool":"read","arguments":{"p":1},"status":"completed","durationMs":5,"result":{"content":[{"type":"text","text":"hi"},{"type":"image"}]}`)...)
+	st.prints(whole(`"type":"mcpToolCall","id":"c2","server":"files","tool":"read","arguments":null,"status":"failed","error":{"message":"gone"}`)...)
+	st.prints(about("item/completed", `,"item":{"type":"webSearch","id":"c3","query":"weather"}`))
+	st.prints(whole(`"type":"imageView","id":"c4","path":"/ws/a.png"`)...)
+	st.prints(whole(`"type":"contextCompaction","id":"c5"`)...)
+	st.prints(whole(`"type":"plan","id":"c6","text":"1. do"`)...)
+	st.prints(whole(`"type":"reasoning","id":"c7","summary":["a","b"],"content":["raw"]`)...)
+	st.prints(whole(`"type":"reasoning","id":"c8","summary":[],"content":[]`)...)
+	st.prints(done)
+	var got []string
+	for _, b := range of[events.BlockStart](st, "block_start") {
+		b := b.Block
+		got = append(got, strings.TrimSpace(fmt.Sprintf("%s %s %s%s%s%s %v", b.Kind, b.ToolName, b.Output, b.Content, b.Message, b.Subtype, b.IsError)))
+	}
+	want := []string{
+		"tool_use mcp__files__read  false", "tool_result  hi\n[image] false",
+		"tool_use mcp__files__read  false", "tool_result  gone true",
+		"tool_use web_search  false", "tool_result   false",
+		"tool_use view_image  false", "tool_result   false",
+		"system  The conversation was compacted.compact_boundary false", "system  1. doplan false", "thinking  raw false",
+	}
+	if strings.Join(got, "\n") != strings.Join(want, "\n") {
+		t.Errorf("blocks\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+// A thread that was resumed tells what it took before: that is not this turn's.
+func TestUsageIsTheTurnsOwn(t *testing.T) {
+	t.Parallel()
+	usage := func(turn string, total, last int) string {
+		return fmt.Sprintf(`{"method":"thread/tokenUsage/updated","params":{"threadId":"t1","turnId":%q,"tokenUsage":{`+
+			`"total":{"inputTokens":%d,"cachedInputTokens":%d,"outputTokens":1},"last":{"inputTokens":%d,"outputTokens":1}}}}`, turn, total, total/10, last)
+	}
+	st := newStage(t).begin().prints(greeting, usage("u0", 1000, 100), thread1, usage("u0", 1000, 100), `{"id":3,"result":{"turn":{"id":"u1"}}}`,
+		usage("u1", 1500, 500), usage("u1", 1500, 500), usage("u1", 1800, 300), done)
+	if u := st.ended().Usage; u.InputTokens != 720 || u.CacheReadTokens != 80 {
+		t.Errorf("usage %+v", u)
+	}
+	if n := len(of[events.MetadataUpdate](st, "metadata_update")); n != 2 {
+		t.Errorf("%d updates", n)
+	}
+}
+
+func TestQueriesThatCannotBeSent(t *testing.T) {
+	t.Parallel()
+	for _, p := range []events.Part{{Type: "image", MediaType: "image/tiff", Data: "AA=="}, {Type: "image", MediaType: "image/png", Data: "no"}, {Type: "video"}} {
+		st := newStage(t)
+		if err := st.session.Begin(runner.Query{Parts: []events.Part{p}}, st.turn); err == nil || !strings.Contains(err.Error(), "query.parts[0]") {
+			t.Errorf("%+v: %v", p, err)
+		}
+	}
+}
+
+// Whatever order lines come in and wherever they stop, nothing panics and what was opened is closed once.
+func TestAnyOrderOfLines(t *testing.T) {
+	t.Parallel()
+	paths, err := filepath.Glob("testdata/*/recording.jsonl")
+	if err != nil || len(paths) == 0 {
+		t.Fatalf("no recordings: %v", err)
+	}
+	for i, path := range paths {
+		place := agent.Place{Workspace: t.TempDir(), State: t.TempDir()}
+		steps := load(t, path, place)
+		random := rand.New(rand.NewPCG(uint64(i), 7)) //nolint:gosec // a test
+		random.Shuffle(len(steps), func(a, b int) { steps[a], steps[b] = steps[b], steps[a] })
+		st := newStage(t).begin()
+		for _, s := range steps {
+			if s.Line == nil || st.turn.Ended() != nil {
+				continue
+			}
+			_ = st.session.Line(s.Line, st.turn) //nolint:errcheck // a line out of order may be refused
+		}
+		st.turn.End(runner.Ended{Outcome: runner.Killed})
+		opened, closed := map[string]bool{}, map[string]bool{}
+		for _, b := range of[events.BlockStart](st, "block_start") {
+			opened[b.Block.ID] = b.Block.Status == events.StatusPending
+		}
+		for _, b := range of[events.BlockComplete](st, "block_complete") {
+			if !opened[b.Block.ID] || closed[b.Block.ID] {
+				t.Errorf("%s: block %s is closed without being open", path, b.Block.ID)
+			}
+			closed[b.Block.ID] = true
+		}
+		for id, pending := range opened {
+			if pending && !closed[id] {
+				t.Errorf("%s: block %s stays open", path, id)
+			}
+		}
+	}
+}
