@@ -27,7 +27,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"path/filepath"
 	"strings"
@@ -91,6 +90,7 @@ type Provider struct {
 	within time.Duration // of one call
 	stale  time.Duration // of a lock
 
+	watch   watch
 	pulls   singleflight.Group
 	cpus    atomic.Int64 // of the engine; 0 when not known yet
 	mu      sync.Mutex
@@ -119,7 +119,9 @@ func New(cfg Config) (*Provider, error) {
 	if err != nil {
 		return nil, fmt.Errorf("docker sandboxes: Host: %w", err)
 	}
-	return &Provider{cfg: cfg, api: api, within: callWithin, stale: stale, runners: map[string]*runnerBinary{}}, nil
+	p := &Provider{cfg: cfg, api: api, within: callWithin, stale: stale, runners: map[string]*runnerBinary{}}
+	p.watch = watch{p: p, every: askEvery, open: map[*process]bool{}}
+	return p, nil
 }
 
 // Close lets go of idle connections. Sandboxes are not affected.
@@ -154,10 +156,4 @@ func call[T any](ctx context.Context, p *Provider, what string, f func(context.C
 func (p *Provider) do(ctx context.Context, what string, f func(context.Context) error) error {
 	_, err := call(ctx, p, what, func(ctx context.Context) (struct{}, error) { return struct{}{}, f(ctx) })
 	return err
-}
-
-// drain reads what is of no interest, and closes.
-func drain(r io.ReadCloser) error {
-	_, err := io.Copy(io.Discard, r)
-	return errors.Join(err, r.Close())
 }

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -66,22 +67,25 @@ func leftovers() error {
 	if _, err := p.api.Ping(ctx); err != nil {
 		return nil // no engine, nothing left
 	}
-	ours := filters.NewArgs(filters.Arg("label", labelEngine+"="+engine))
+	ours := filters.NewArgs(filters.Arg("label", labelEngine))
 	var problems []error
+	// The runner's volume is meant to stay.
+	if path, err := runners(); err == nil {
+		_, sum, err := digest(path, io.Discard)
+		_, rerr := p.removeVolume(ctx, (&runnerBinary{digest: sum}).volume())
+		problems = append(problems, err, rerr)
+	}
 	containers, err := p.api.ContainerList(ctx, container.ListOptions{All: true, Filters: ours})
 	problems = append(problems, err)
+	containers = slices.DeleteFunc(containers, func(c container.Summary) bool { return !strings.HasPrefix(c.Labels[labelEngine], engine) })
 	for _, c := range containers {
 		problems = append(problems, fmt.Errorf("container %v was left behind", c.Names), p.remove(ctx, c.ID))
 	}
 	volumes, err := p.api.VolumeList(ctx, volume.ListOptions{Filters: ours})
 	problems = append(problems, err)
+	volumes.Volumes = slices.DeleteFunc(volumes.Volumes, func(v *volume.Volume) bool { return !strings.HasPrefix(v.Labels[labelEngine], engine) })
 	for _, v := range volumes.Volumes {
 		problems = append(problems, fmt.Errorf("volume %s was left behind", v.Name), p.api.VolumeRemove(ctx, v.Name, false))
-	}
-	if path, err := runners(); err == nil {
-		_, sum, err := digest(path, io.Discard)
-		_, rerr := p.removeVolume(ctx, (&runnerBinary{digest: sum}).volume())
-		problems = append(problems, err, rerr)
 	}
 	return errors.Join(problems...)
 }
@@ -205,4 +209,10 @@ func killRunner(t testing.TB, p *Provider, id string) {
 	case err := <-errs:
 		t.Fatal(err)
 	}
+}
+
+// drain reads what is of no interest, and closes.
+func drain(r io.ReadCloser) error {
+	_, err := io.Copy(io.Discard, r)
+	return errors.Join(err, r.Close())
 }

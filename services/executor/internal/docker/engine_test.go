@@ -5,7 +5,9 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -59,6 +61,7 @@ func everything(t testing.TB, p *Provider) {
 	ctx := t.Context()
 	spec := newSpec(t)
 	b := &box{p: p, id: spec.ID, container: "none"}
+	var all sync.WaitGroup
 	for what, f := range map[string]func() error{
 		"create":    func() error { _, err := p.Create(ctx, spec); return err },
 		"attach":    func() error { _, err := p.Attach(ctx, spec.ID); return err },
@@ -76,12 +79,15 @@ func everything(t testing.TB, p *Provider) {
 		"files":     func() error { _, err := b.Files().List(ctx, ""); return err },
 		"remove":    func() error { return b.Files().Remove(ctx, "x") },
 	} {
-		began := time.Now()
-		wantCode(t, what, f(), sandbox.CodeEngineUnavailable, "start it")
-		if took := time.Since(began); took > 10*time.Second {
-			t.Errorf("%s took %s", what, took)
-		}
+		all.Go(func() {
+			began := time.Now()
+			wantCode(t, what, f(), sandbox.CodeEngineUnavailable, "start it")
+			if took := time.Since(began); took > 10*time.Second {
+				t.Errorf("%s took %s", what, took)
+			}
+		})
 	}
+	all.Wait()
 }
 
 func TestNoEngine(t *testing.T) {
@@ -376,6 +382,62 @@ func TestShortContent(t *testing.T) {
 	}
 }
 
+// An engine that stands still in the middle, its connections open, ends what waits for it.
+func TestEngineStandsStill(t *testing.T) {
+	t.Parallel()
+	cfg := needEngine(t)
+	d := newDockerd(t, "")
+	cfg.Host, cfg.Image = d.host, "spool-test:bare"
+	first := provide(t, cfg)
+	bare(t, first, cfg.Image, "amd64")
+	spec := newSpec(t)
+	create(t, first, spec)
+	p := provide(t, cfg)
+	p.within, p.watch.every = 2*time.Second, 50*time.Millisecond
+	found, err := p.Attach(t.Context(), spec.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := found.(*box)
+	proc, err := b.Exec(t.Context(), sandbox.Command{Args: []string{"runner", "attach"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := proc.Stdout().Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	reader, writer := io.Pipe()
+	put := make(chan error, 1)
+	go func() { put <- b.Files().Put(t.Context(), "x", reader) }()
+	if _, err := writer.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	_, err = io.Copy(io.Discard, proc.Stdout())
+	wantCode(t, "attach", err, sandbox.CodeEngineUnavailable, "start it")
+	_, err = proc.Wait()
+	wantCode(t, "wait", err, sandbox.CodeEngineUnavailable, "start it")
+	if err := writer.CloseWithError(io.ErrUnexpectedEOF); err != nil {
+		t.Error(err)
+	}
+	if err := <-put; err == nil {
+		t.Error("a file was put into an engine that stands still")
+	}
+	everything(t, p)
+	if err := d.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	b.p = first
+	if alive, err := b.Running(t.Context()); !alive || err != nil {
+		t.Errorf("the sandbox runs: %v, %v", alive, err)
+	}
+	if list, err := b.Files().List(t.Context(), ""); err != nil || len(list) != 0 {
+		t.Errorf("files: %+v, %v", list, err)
+	}
+}
+
 // dockerd is an engine of a test's own.
 type dockerd struct {
 	t    testing.TB
@@ -465,15 +527,31 @@ func (d *dockerd) stop() {
 // bare gives an engine an image without a file in it, for an architecture.
 func bare(t testing.TB, p *Provider, ref, architecture string) {
 	t.Helper()
-	var archive bytes.Buffer
-	if err := tar.NewWriter(&archive).Close(); err != nil {
-		t.Fatal(err)
+	archive := func(files map[string][]byte) []byte {
+		var out bytes.Buffer
+		w := tar.NewWriter(&out)
+		for name, content := range files {
+			err := w.WriteHeader(&tar.Header{Name: name, Mode: 0o644, Size: int64(len(content)), Typeflag: tar.TypeReg})
+			_, werr := w.Write(content)
+			if err := errors.Join(err, werr); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		return out.Bytes()
 	}
-	stream, err := p.api.ImageImport(t.Context(), image.ImportSource{Source: &archive, SourceName: "-"}, ref, image.ImportOptions{Platform: "linux/" + architecture})
+	layer := archive(nil)
+	config := fmt.Sprintf(`{"architecture":%q,"os":"linux","config":{},"rootfs":{"type":"layers","diff_ids":["sha256:%x"]}}`, architecture, sha256.Sum256(layer))
+	loaded, err := p.api.ImageLoad(t.Context(), bytes.NewReader(archive(map[string][]byte{
+		"layer.tar": layer, "config.json": []byte(config),
+		"manifest.json": []byte(fmt.Sprintf(`[{"Config":"config.json","RepoTags":[%q],"Layers":["layer.tar"]}]`, ref)),
+	})))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := drain(stream); err != nil {
+	if err := drain(loaded.Body); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {

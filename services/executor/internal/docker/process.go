@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -39,6 +40,7 @@ type process struct {
 	stdin          *input
 	stdout, stderr *pipe
 	ended          chan struct{} // closed when the streams have ended
+	lost           atomic.Pointer[error]
 
 	once sync.Once
 	code int
@@ -65,6 +67,7 @@ func (b *box) start(ctx context.Context, opts container.ExecOptions, kill string
 		b: b, exec: made.ID, kill: kill, conn: conn, stdin: &input{conn: conn},
 		stdout: newPipe(unread), stderr: newPipe(unread), ended: make(chan struct{}),
 	}
+	b.p.watch.add(proc)
 	go proc.read()
 	return proc, nil
 }
@@ -104,13 +107,23 @@ func (b *box) join(ctx context.Context, exec string) (types.HijackedResponse, er
 // read takes the streams apart until they end.
 func (p *process) read() {
 	defer close(p.ended)
+	defer p.b.p.watch.remove(p)
 	_, err := stdcopy.StdCopy(p.stdout, p.stderr, p.conn.Reader)
 	if errors.Is(err, io.ErrClosedPipe) {
 		err = nil // nobody reads any more
 	}
+	if lost := p.lost.Load(); lost != nil {
+		err = *lost
+	}
 	err = p.b.p.meaning(context.Background(), "streams of a command in sandbox "+p.b.id, err)
 	p.stdout.end(err)
 	p.stderr.end(err)
+	p.conn.Close()
+}
+
+// lose ends the streams, because the engine does not answer.
+func (p *process) lose(err error) {
+	p.lost.CompareAndSwap(nil, &err)
 	p.conn.Close()
 }
 

@@ -121,7 +121,9 @@ func (p *Provider) fill(ctx context.Context, r *runnerBinary, image string) erro
 	}
 	ctx, cancel := context.WithTimeout(ctx, fillWithin)
 	defer cancel()
-	if err := p.makeVolume(ctx, r.volume(), map[string]string{labelVersion: layoutVersion, labelRole: roleRunner, labelRunner: r.digest}); err != nil {
+	if err := p.makeVolume(ctx, r.volume(), map[string]string{
+		labelVersion: layoutVersion, labelRole: roleRunner, labelRunner: r.digest, labelEngine: p.cfg.Engine,
+	}); err != nil {
 		return err
 	}
 	helper, err := p.lock(ctx, r.volume()+"-fill", image, volumeAt{r.volume(), "runner"})

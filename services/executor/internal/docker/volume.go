@@ -212,7 +212,8 @@ func (p *Provider) used(ctx context.Context) (map[string]bool, error) {
 // ours lists the volumes, and when each owner was last seen to use them.
 func (p *Provider) ours(ctx context.Context) ([]*volume.Volume, map[string]time.Time, error) {
 	answer, err := call(ctx, p, "list volumes", func(ctx context.Context) (volume.ListResponse, error) {
-		return p.api.VolumeList(ctx, volume.ListOptions{Filters: filters.NewArgs(filters.Arg("label", labelRole))})
+		return p.api.VolumeList(ctx, volume.ListOptions{Filters: filters.NewArgs(
+			filters.Arg("label", labelRole), filters.Arg("label", labelEngine+"="+p.cfg.Engine))})
 	})
 	if err != nil {
 		return nil, nil, err
@@ -220,9 +221,6 @@ func (p *Provider) ours(ctx context.Context) ([]*volume.Volume, map[string]time.
 	var out []*volume.Volume
 	last := map[string]time.Time{}
 	for _, v := range answer.Volumes {
-		if v.Labels[labelRole] != roleRunner && v.Labels[labelEngine] != p.cfg.Engine {
-			continue
-		}
 		made, err := time.Parse(time.RFC3339, v.CreatedAt)
 		if err != nil {
 			return nil, nil, fmt.Errorf("volume %s: its date: %w", v.Name, err)

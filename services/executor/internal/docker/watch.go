@@ -1,0 +1,76 @@
+package docker
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// Streams of commands may be silent for hours, and an engine that stands still,
+// or whose machine is gone, does not close them. So it is asked now and then
+// whether it is there, as long as any stream is open.
+const (
+	// askEvery is the time between two questions.
+	askEvery = 5 * time.Second
+	// missed is how many answers may be missing before the streams are given up.
+	missed = 2
+)
+
+// watch asks for all open streams together.
+type watch struct {
+	p     *Provider
+	every time.Duration
+
+	mu   sync.Mutex
+	open map[*process]bool
+	stop context.CancelFunc // of the one who asks; nil when nobody does
+}
+
+func (w *watch) add(proc *process) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.open[proc] = true
+	if w.stop == nil {
+		var ctx context.Context
+		ctx, w.stop = context.WithCancel(context.Background())
+		go w.ask(ctx)
+	}
+}
+
+func (w *watch) remove(proc *process) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.open, proc)
+	if len(w.open) == 0 && w.stop != nil {
+		w.stop()
+		w.stop = nil
+	}
+}
+
+// ask runs until the last stream has ended.
+func (w *watch) ask(ctx context.Context) {
+	tick := time.NewTicker(w.every)
+	defer tick.Stop()
+	for silent := 0; ; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		err := w.p.do(ctx, "ask for a sign of life", func(ctx context.Context) error {
+			_, err := w.p.api.Ping(ctx)
+			return err
+		})
+		if silent++; err == nil {
+			silent = 0
+		}
+		if silent < missed || ctx.Err() != nil {
+			continue
+		}
+		w.mu.Lock()
+		for proc := range w.open {
+			proc.lose(err)
+		}
+		w.mu.Unlock()
+	}
+}
