@@ -63,11 +63,11 @@ func dockerTalk(t *testing.T, c *harness.Cluster, architecture string, more map[
 	}
 	k.dockerInterrupt().same(first)
 	k.dockerRefused(architecture)
-	container := c.Container(k.session)
+	container := k.c.Container(k.session)
 	k.idle()
-	if out := harness.Docker(t, "ps", "-aq", "--no-trunc", "--filter", "id="+container); out != "" {
-		t.Errorf("the container of an idle session is still there: %s", out)
-	}
+	harness.Eventually(t, "the container of an idle session is gone", func() bool {
+		return harness.Docker(t, "ps", "-aq", "--no-trunc", "--filter", "id="+container) == ""
+	})
 	if architecture != "acp" {
 		k.completed("run the command cat hello.txt", "hello, world")
 	}

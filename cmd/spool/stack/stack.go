@@ -120,6 +120,9 @@ func (s *Stack) start(ctx, run context.Context) error {
 	if err := s.mock(run); err != nil {
 		return err
 	}
+	if err := s.egress(ctx, run); err != nil {
+		return err
+	}
 	if err := readmodel.Migrate(ctx, s.base.DatabaseURL); err != nil {
 		return err
 	}
@@ -275,6 +278,9 @@ func Open(ctx context.Context, cfg Config) (_ *Base, err error) {
 	b.NATS, b.Log, err = b.Connect(topology.UserAdmin)
 	return b, err
 }
+
+// NATSURL is where NATS listens on loopback; it takes nobody without a password.
+func (b *Base) NATSURL() string { return b.nats.ClientURL() }
 
 // Close stops the servers and unlocks the folder.
 func (b *Base) Close() error {

@@ -17,6 +17,7 @@ import (
 // Base is what the services of a cluster stand on.
 type Base struct {
 	DatabaseURL string
+	NATSURL     string       // where it listens; no sandbox may reach it
 	Log         eventlog.Log // as admin
 	// Connect opens a connection with a user's rights, and the log over it.
 	Connect func(user string) (*nats.Conn, eventlog.Log, error)
@@ -41,7 +42,7 @@ func (c *Cluster) open() {
 	})
 	must(c.T, err)
 	c.T.Cleanup(func() { check(c.T, base.Close()) })
-	c.Base = &Base{DatabaseURL: base.DatabaseURL, Log: base.Log, Connect: base.Connect}
+	c.Base = &Base{DatabaseURL: base.DatabaseURL, Log: base.Log, Connect: base.Connect, NATSURL: base.NATSURL()}
 }
 
 func (c *Cluster) openRestartable() {

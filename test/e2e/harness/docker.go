@@ -17,7 +17,7 @@ import (
 )
 
 // SandboxImage is the image of Docker sandboxes in tests; scripts/images makes it.
-const SandboxImage = "spool/sandbox:latest"
+const SandboxImage = "debian:bookworm-slim"
 
 // NeedDocker skips a test where there is no engine, or no image of sandboxes.
 // CI has both, and fails on a skip.
@@ -110,11 +110,11 @@ func Docker(t testing.TB, args ...string) string {
 // Container is the container of a session's present sandbox.
 func (c *Cluster) Container(session string) string {
 	c.T.Helper()
-	var shown struct{ Sandbox struct{ SandboxID string } }
+	var shown struct{ CurrentSandbox struct{ SandboxID string } }
 	c.Call(0, "GET", "/api/sessions/"+session, nil, &shown)
-	id := Docker(c.T, "ps", "-a", "--no-trunc", "--format", "{{.ID}}", "--filter", "label=dev.spool.sandbox="+shown.Sandbox.SandboxID)
+	id := Docker(c.T, "ps", "-a", "--no-trunc", "--format", "{{.ID}}", "--filter", "label=dev.spool.sandbox="+shown.CurrentSandbox.SandboxID)
 	if id == "" {
-		c.T.Fatalf("session %s has no container: sandbox %q", session, shown.Sandbox.SandboxID)
+		c.T.Fatalf("session %s has no container: sandbox %q", session, shown.CurrentSandbox.SandboxID)
 	}
 	return id
 }

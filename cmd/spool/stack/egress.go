@@ -1,0 +1,157 @@
+package stack
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/spoolhq/spool/services/executor"
+)
+
+const (
+	// maxSocketPath is what a Unix socket's path may have in bytes.
+	maxSocketPath = 100
+	// egressWithin bounds how long the egress proxy may take to listen.
+	egressWithin = 10 * time.Second
+	// egressEnds is how long it may take to end once it was asked to.
+	egressEnds = 5 * time.Second
+)
+
+// egress runs the egress proxy beside Docker sandboxes, as a process of its own
+// that has the models' keys. Its sockets are in a folder that the engine mounts,
+// so the engine has to be this machine's.
+func (s *Stack) egress(ctx, run context.Context) error {
+	cfg := &s.cfg.Executor
+	if cfg.Sandbox != executor.Docker || cfg.EgressAdmin != "" {
+		return nil
+	}
+	binary, err := beside("egress")
+	if err != nil {
+		return err
+	}
+	dir, err := s.egressFolder()
+	if err != nil {
+		return fmt.Errorf("egress: %w", err)
+	}
+	sockets, admin := filepath.Join(dir, "sandboxes"), filepath.Join(dir, "admin.sock")
+	said := &lastWords{}
+	cmd := exec.Command(binary, //nolint:gosec // our own program
+		"--listen-sandboxes", filepath.Join(sockets, "egress.sock"), "--listen-admin", admin,
+		"--data", filepath.Join(s.cfg.DataDir, "egress"), "--drain", "1s")
+	cmd.Env = append(os.Environ(),
+		"ANTHROPIC_API_KEY="+cfg.AnthropicKey, "SPOOL_ANTHROPIC_BASE_URL="+cfg.AnthropicBaseURL,
+		"OPENAI_API_KEY="+cfg.OpenAIKey, "SPOOL_OPENAI_BASE_URL="+cfg.OpenAIBaseURL,
+		"NVIDIA_API_KEY="+cfg.NVIDIAKey, "SPOOL_NVIDIA_BASE_URL="+cfg.NVIDIABaseURL,
+	)
+	cmd.Stderr = said
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // an interrupt at the terminal is not its own
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("start %s: %w", binary, err)
+	}
+	exited := make(chan error, 1)
+	go func() { exited <- cmd.Wait() }()
+	s.group.Go(func() error { return hold(run, cmd.Process, exited, said, dir) })
+	if err := listens(ctx, admin, run.Done()); err != nil {
+		return fmt.Errorf("the egress proxy does not listen: %w", err)
+	}
+	cfg.EgressSockets, cfg.EgressAdmin = sockets, admin
+	return nil
+}
+
+// lastWords keeps the end of what a process prints.
+type lastWords struct {
+	mu  sync.Mutex
+	end []byte
+}
+
+func (w *lastWords) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.end = append(w.end, p...)
+	w.end = bytes.Clone(w.end[max(0, len(w.end)-4<<10):])
+	return len(p), nil
+}
+
+func (w *lastWords) line() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	all := strings.TrimSpace(string(w.end))
+	return all[strings.LastIndexByte(all, '\n')+1:]
+}
+
+// hold waits for the end of the stack, and ends the proxy with it.
+func hold(run context.Context, p *os.Process, exited <-chan error, said *lastWords, dir string) error {
+	select {
+	case err := <-exited:
+		return fmt.Errorf("the egress proxy ended (%v): %s", err, said.line())
+	case <-run.Done():
+	}
+	err := p.Signal(syscall.SIGTERM)
+	select {
+	case <-exited:
+	case <-time.After(egressEnds):
+		err = errors.Join(err, p.Kill())
+		<-exited
+	}
+	if errors.Is(err, os.ErrProcessDone) {
+		err = nil
+	}
+	return errors.Join(err, os.RemoveAll(dir))
+}
+
+// egressFolder makes the folder of the sockets: short, and open to the sandboxes' user.
+func (s *Stack) egressFolder() (string, error) {
+	dir, err := os.MkdirTemp("", "spool-egress-")
+	if err != nil {
+		return "", err
+	}
+	if len(dir) > maxSocketPath-len("/sandboxes/egress.sock") {
+		return "", fmt.Errorf("%s is too long for a Unix socket: set TMPDIR to a shorter folder", dir)
+	}
+	return dir, os.Mkdir(filepath.Join(dir, "sandboxes"), 0o755) //nolint:gosec // sandboxes run as another user
+}
+
+// beside finds a program of Spool beside this one, else on the PATH.
+func beside(name string) (string, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", name, err)
+	}
+	path := filepath.Join(filepath.Dir(self), name)
+	if info, err := os.Stat(path); err == nil && !info.IsDir() && info.Mode()&0o111 != 0 {
+		return path, nil
+	}
+	if path, err = exec.LookPath(name); err != nil {
+		return "", fmt.Errorf("%s: no such program beside %s, and none on the PATH; scripts/build makes it", name, self)
+	}
+	return path, nil
+}
+
+func listens(ctx context.Context, socket string, over <-chan struct{}) error {
+	ctx, cancel := context.WithTimeout(ctx, egressWithin)
+	defer cancel()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		c, err := net.Dial("unix", socket)
+		if err == nil {
+			return c.Close()
+		}
+		select {
+		case <-tick.C:
+		case <-over:
+			return errors.New("the stack ended")
+		case <-ctx.Done():
+			return errors.Join(ctx.Err(), err)
+		}
+	}
+}

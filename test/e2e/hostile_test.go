@@ -1,0 +1,290 @@
+package e2e
+
+import (
+	"encoding/base64"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/services/executor"
+	"github.com/spoolhq/spool/test/e2e/harness"
+)
+
+// TestHostileAgent is an agent that tries everything: it is contained, the log
+// says what it tried, and the session goes on.
+func TestHostileAgent(t *testing.T) {
+	c := dockerised(t, harness.Options{Executor: executor.Config{
+		SandboxMemory: 512 << 20, SandboxPIDs: 128, SandboxDisk: 64 << 20, SandboxTmp: 64 << 20, SandboxCPUs: 1,
+	}})
+	for name, test := range map[string]func(*testing.T, *hostile){
+		"no key anywhere":    noKeyAnywhere,
+		"no way out":         noWayOut,
+		"names and numbers":  namesAndNumbers,
+		"other sandboxes":    otherSandboxes,
+		"fork bomb":          forkBomb,
+		"memory":             memoryFill,
+		"disk":               diskFill,
+		"symlinks":           symlinksOut,
+		"the engine's place": enginesPlace,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, newHostile(t, c))
+		})
+	}
+}
+
+// hostile is a session whose agent runs what it is told.
+type hostile struct{ *talk }
+
+func newHostile(t *testing.T, c *harness.Cluster) *hostile {
+	return &hostile{newTalkWith(t, c, "spool", map[string]any{
+		"model": "known-model", "sessionOptions": map[string]any{"egress": []string{"ok.example", "*.fine.example:8443"}},
+	})}
+}
+
+// runs lets the agent run a shell script and gives what the script said.
+func (h *hostile) runs(script string) (said string, x turn) {
+	h.t.Helper()
+	// A message is a line of text to the scripted model, so the script goes as one word.
+	word := base64.StdEncoding.EncodeToString([]byte(script))
+	x = h.says("run the command echo " + word + " | base64 -d | bash 2>&1")
+	for _, r := range x.kind(events.KindToolResult) {
+		said += r.Output
+	}
+	return said, x
+}
+
+// goesOn wants the session to answer after what it did.
+func (h *hostile) goesOn() {
+	h.t.Helper()
+	h.completed("are you still there?", "You said: are you still there?")
+}
+
+// tells wants one event at least that a test holds of.
+func tells[P events.Payload](t *testing.T, x turn, what string, ok func(P) bool) {
+	t.Helper()
+	if all := of[P](x); !slices.ContainsFunc(all, ok) {
+		t.Errorf("no event tells of %s: %+v", what, all)
+	}
+}
+
+func noKeyAnywhere(t *testing.T, h *hostile) {
+	said, _ := h.runs(`
+env
+for f in /proc/[0-9]*/environ /proc/[0-9]*/cmdline /proc/[0-9]*/maps; do tr '\0' '\n' <"$f"; done 2>/dev/null
+echo searched
+grep -rslF "sk-the-real-key" / --exclude-dir=proc --exclude-dir=sys 2>/dev/null
+echo over
+id -u; grep -E 'CapEff|NoNewPrivs|Seccomp:' /proc/self/status
+`)
+	after, _ := h.runs(`cat /proc/1/environ; echo; ls -l /proc/1/fd; cat /proc/1/mem | head -c 10`)
+	container := h.c.Container(h.session)
+	inspected := harness.Docker(t, "inspect", container)
+	image := harness.Docker(t, "image", "inspect", harness.SandboxImage) + harness.Docker(t, "history", "--no-trunc", harness.SandboxImage)
+	logged := text(t, h.s.Events)
+	for what, s := range map[string]string{"processes and files": said + after, "docker inspect": inspected, "image": image, "the log": logged} {
+		if strings.Contains(s, harness.RealKey) {
+			t.Errorf("the key is in %s", what)
+		}
+	}
+	if !strings.Contains(said, "searched\nover\n10001\n") || !strings.Contains(said, "CapEff:\t0000000000000000") || !strings.Contains(said, "NoNewPrivs:\t1") {
+		t.Errorf("inside it is\n%s", said)
+	}
+	if strings.Contains(said+after, "SPOOL_RUNNER_EGRESS_TOKEN") || !strings.Contains(after, "Permission denied") {
+		t.Errorf("the runner's own environment is open: %s", after)
+	}
+	// The positive control: what is searched for is found where it is.
+	found, _ := h.runs(`export PLANTED=sk-the-real-key-planted; env | grep PLANTED; echo sk-the-real-key-in-a-file >/workspace/planted; grep -rlF sk-the-real-key /workspace`)
+	if !strings.Contains(found, "sk-the-real-key-planted") || !strings.Contains(found, "/workspace/planted") {
+		t.Errorf("what was planted is not found: %s", found)
+	}
+}
+
+// noWayOut: nothing but the proxy, and past it nothing that is not allowed.
+func noWayOut(t *testing.T, h *hostile) {
+	nats, err := url.Parse(h.c.Base.NATSURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pg, err := url.Parse(h.c.Base.DatabaseURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	said, x := h.runs(fmt.Sprintf(`
+cat /proc/net/dev | tail -n +3 | cut -d: -f1 | xargs
+for target in 172.17.0.1:22 %s %s 8.8.8.8:53 169.254.169.254:80; do
+  timeout 2 bash -c "echo >/dev/tcp/${target/:/\/}" 2>/dev/null && echo "direct $target is open"
+done
+getent hosts example.com || echo no resolver
+for u in http://169.254.169.254/latest/meta-data/ http://%s/ http://%s/ http://172.17.0.1:2375/ http://evil.example/ https://evil.example/; do
+  curl -sS -m 5 -o /dev/null -w "$u %%{http_code} %%{http_connect}\n" "$u" 2>/dev/null
+done
+`, nats.Host, pg.Host, nats.Host, pg.Host))
+	if !strings.Contains(said, "lo\n") || strings.Contains(said, "eth0") || strings.Contains(said, "is open") || !strings.Contains(said, "no resolver") {
+		t.Errorf("the network is\n%s", said)
+	}
+	for _, ok := range []string{" 200 ", " 204 ", " 301 ", " 400 "} {
+		if strings.Contains(said, ok) {
+			t.Errorf("something was let through:\n%s", said)
+		}
+	}
+	for _, host := range []string{"169.254.169.254", "evil.example", nats.Hostname(), "172.17.0.1"} {
+		tells(t, x, "a connection to "+host, func(d events.EgressDenied) bool { return d.Host == host })
+	}
+	h.goesOn()
+}
+
+// namesAndNumbers are the ways to write an address that is not allowed, or a name that is only like one that is.
+func namesAndNumbers(t *testing.T, h *hostile) {
+	targets := []string{
+		"169.254.169.254", "[::ffff:169.254.169.254]", "127.1", "2130706433", "0x7f.1", "0177.0.0.1", "[::1]", "localhost",
+		"ok.example.evil", "evil-ok.example", "fine.example", "a.fine.example", "ok.example@evil.example",
+	}
+	var script strings.Builder
+	for _, target := range targets {
+		fmt.Fprintf(&script, "curl -sS -m 5 -o /dev/null -w '%%{http_code}\\n' 'http://%s:80/'\n", target)
+	}
+	// What curl would not send: a NUL in the name, and a request line of its own making.
+	script.WriteString(`python3 - <<'PY'
+import socket
+def ask(raw):
+    s = socket.create_connection(("127.0.0.1", 7070), 5); s.settimeout(5); s.sendall(raw)
+    try: return s.recv(200).split(b"\r\n")[0].decode()
+    except Exception as e: return repr(e)
+for raw in (b"CONNECT ok.example\0evil.example:443 HTTP/1.1\r\nHost: ok.example\r\n\r\n", b"GET http://evil.example/ HTTP/1.1\r\nHost: ok.example\r\n\r\n",
+            b"GET /v1/sandboxes HTTP/1.1\r\nHost: egress\r\n\r\n", b"GET /anthropic/../admin HTTP/1.1\r\nHost: x\r\n\r\n"):
+    print("raw", ask(raw))
+PY
+`)
+	said, x := h.runs(script.String())
+	if strings.Contains(said, "200\n") || strings.Contains(said, "raw HTTP/1.1 200") {
+		t.Errorf("something was let through:\n%s", said)
+	}
+	if n := len(of[events.EgressDenied](x)); n < len(targets)-2 {
+		t.Errorf("%d denials for %d attempts:\n%s", n, len(targets), said)
+	}
+	h.goesOn()
+}
+
+// otherSandboxes cannot be reached, nor their identity taken.
+func otherSandboxes(t *testing.T, h *hostile) {
+	said, _ := h.runs(`python3 - <<'PY'
+import socket, os
+path = [os.path.join(d, f) for d, _, fs in os.walk("/run/spool") for f in fs]
+print("sockets", path)
+for p in path:
+    for hello in (b"SPOOL/1 guessed-token-0123456789\n", b"SPOOL/1 \n", b""):
+        s = socket.socket(socket.AF_UNIX); s.settimeout(5); s.connect(p)
+        s.sendall(hello + b"POST /anthropic/v1/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
+        try: print("answer", s.recv(100).split(b"\r\n")[0].decode())
+        except Exception as e: print("answer", repr(e))
+    try:
+        os.unlink(p); print("unlinked", p)
+    except OSError as e: print("kept", e.strerror)
+PY
+ls /proc | grep -c '^[0-9]'; ls -d /proc/[0-9]* | wc -l`)
+	if strings.Contains(said, "HTTP/1.1 200") || strings.Contains(said, "unlinked") || !strings.Contains(said, "kept") || !strings.Contains(said, "HTTP/1.1 407") {
+		t.Errorf("the shared socket gives\n%s", said)
+	}
+	h.goesOn()
+}
+
+func forkBomb(t *testing.T, h *hostile) {
+	said, x := h.runs(`
+bomb() { bomb | bomb & }
+( ulimit -c 0; bomb ) 2>/tmp/bomb.log
+sleep 3; grep -ciE 'resource temporarily|retry|cannot fork' /tmp/bomb.log; pids=$(ls -d /proc/[0-9]* | wc -l); echo "there are $pids"; pkill -9 -f bomb; echo over`)
+	if strings.Contains(said, "over") && !strings.Contains(said, "there are") {
+		t.Errorf("the fork bomb left\n%s", said)
+	}
+	if out := harness.Docker(t, "inspect", "-f", "{{.HostConfig.PidsLimit}}", h.c.Container(h.session)); out != "128" {
+		t.Errorf("the limit of processes is %s", out)
+	}
+	_ = x // it may have ended either way: the machine, and the session, go on
+	h.goesOn()
+}
+
+func memoryFill(t *testing.T, h *hostile) {
+	said, _ := h.runs(`python3 -c '
+x = []
+while True: x.append(bytearray(32 << 20))
+'; echo "ended with $?"`)
+	if !strings.Contains(said, "ended with 137") && !strings.Contains(said, "MemoryError") {
+		t.Errorf("the memory hog gave\n%s", said)
+	}
+	h.goesOn()
+}
+
+func diskFill(t *testing.T, h *hostile) {
+	x := h.says("run the command dd if=/dev/zero of=/workspace/big bs=1M count=4000 2>&1; sleep 30; echo survived")
+	if end := ended[events.ExecutionFailed](x); end.Code != "DISK_LIMIT" {
+		t.Errorf("ended with %+v", end)
+	}
+	tells(t, x, "the full disk", func(e events.Error) bool { return e.Code == "DISK_LIMIT" })
+	if again := h.says("are you still there?"); len(of[events.ExecutionFailed](again)) != 1 {
+		t.Errorf("a full workspace took another turn: %+v", again.end)
+	}
+	req, err := http.NewRequest(http.MethodDelete, h.c.URL(0)+"/api/sessions/"+h.session+"/files/big", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close() //nolint:errcheck // it is not read
+	if res.StatusCode != http.StatusAccepted {
+		t.Fatalf("delete answered %d", res.StatusCode)
+	}
+	h.goesOn()
+	tmp, _ := h.runs(`dd if=/dev/zero of=/tmp/fill bs=1M count=4000 2>&1 | tail -1; dd if=/dev/zero of=/etc/x bs=1 count=1 2>&1; dd if=/dev/zero of=$HOME/fill bs=1M count=4000 2>&1 | grep -o 'No space left'; rm -f /tmp/fill $HOME/fill`)
+	if !strings.Contains(tmp, "No space left") || !strings.Contains(tmp, "Read-only file system") {
+		t.Errorf("outside of the workspace:\n%s", tmp)
+	}
+	h.goesOn()
+}
+
+func symlinksOut(t *testing.T, h *hostile) {
+	h.runs(`cd /workspace; ln -s /etc/passwd link; ln -s / root; ln -s /spool/state state; ln /etc/hostname hard 2>&1; mkdir -p ../workspace-evil 2>&1; echo x >real; ls -la`)
+	h.wantFile("real", "x\n")
+	for _, path := range []string{"link", "root/etc/passwd", "state/agent-sessions.json", "..%2Fetc%2Fpasswd", "%2Fetc%2Fpasswd", "..%2Fworkspace-evil%2Fx"} {
+		res, err := http.Get(h.c.URL(0) + "/api/sessions/" + h.session + "/files/" + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		raw, err := io.ReadAll(res.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		res.Body.Close() //nolint:errcheck // it is read
+		if res.StatusCode < 400 || strings.Contains(string(raw), "root:") {
+			t.Errorf("%s answered %d: %.200s", path, res.StatusCode, raw)
+		}
+	}
+	h.goesOn()
+}
+
+// enginesPlace: no trace of the engine, and nothing can be changed but the workspace.
+func enginesPlace(t *testing.T, h *hostile) {
+	said, _ := h.runs(`
+ls -la /var/run/docker.sock /run/docker.sock 2>&1
+for s in $(find / -xdev -type s 2>/dev/null); do echo "socket $s"; done
+mount -o remount,rw / 2>&1; mknod /tmp/dev b 8 0 2>&1; unshare -Ur id 2>&1; chroot / id 2>&1
+echo evil >/spool/bin/runner 2>&1; touch /usr/bin/evil 2>&1; sysctl -w kernel.hostname=evil 2>&1
+kill -9 1 && echo killed the runner; sleep 1; echo still here`)
+	for _, bad := range []string{"docker.sock\n", "uid=0", "killed the runner\nstill"} {
+		if strings.Contains(said, bad) && !strings.Contains(said, "No such file") {
+			t.Errorf("%q in\n%s", bad, said)
+		}
+	}
+	if !strings.Contains(said, "still here") || strings.Contains(said, "uid=0") {
+		t.Errorf("inside:\n%s", said)
+	}
+	h.goesOn()
+}
