@@ -31,8 +31,8 @@ type Dialect struct {
 	Transcript func(session string) string
 	// Tool refines what the protocol says of a call, or gives nil.
 	Tool func(Call) *Tool
-	// Failure gives the code of a failed prompt, or "".
-	Failure func(*sdk.RequestError) string
+	// Notice reads a notification that is not the protocol's, or gives nil.
+	Notice func(method string, params json.RawMessage) *Notice
 }
 
 // Call is a tool's call, as far as it is known.
@@ -47,8 +47,19 @@ type Call struct {
 	Asks   string          // in a permission request: the title that the request gave
 }
 
+// Notice is what an agent tells beside the protocol.
+type Notice struct {
+	Session string       // whose it is
+	Warning string       // to be journaled as a log event
+	Usage   events.Usage // taken since the last notice, also by a sub-agent
+	CostUSD float64      // likewise
+	Status  int          // the HTTP status by which the model failed
+	Cut     bool         // the model's last answer reached its limit of tokens
+}
+
 // Tool is what a dialect knows of a call.
 type Tool struct {
+	Name  string // "" for the call's own
 	Class Class
 	// Search tells that the call may leave out its path.
 	Search bool

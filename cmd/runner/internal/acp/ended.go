@@ -28,7 +28,13 @@ func (s *session) prompted(m message, t *agent.Turn) error {
 		s.whenTold(runner.Ended{Outcome: runner.Failed, Code: "AGENT_PROTOCOL", Message: err.Error()}, t)
 		return nil
 	}
+	if s.cut && r.StopReason == sdk.StopReasonEndTurn {
+		r.StopReason = sdk.StopReasonMaxTokens
+	}
 	e := s.stop(r.StopReason)
+	if r.StopReason != sdk.StopReasonCancelled {
+		s.main.close(t)
+	}
 	if r.Usage != nil {
 		e.Usage = usage(*r.Usage)
 	}
@@ -47,7 +53,9 @@ func (s *session) whenTold(e runner.Ended, t *agent.Turn) {
 
 // finish ends the turn.
 func (s *session) finish(e runner.Ended, t *agent.Turn) {
-	s.main.close(t)
+	if s.seen != (events.Usage{}) {
+		e.Usage = s.seen // message by message: agents tend to tell of the last one alone
+	}
 	if e.Outcome == runner.Completed {
 		e.Result = s.main.last
 	}
@@ -107,12 +115,10 @@ func (s *session) failed(e *sdk.RequestError) runner.Ended {
 	return runner.Ended{Outcome: runner.Failed, Code: s.code(e), Message: describe(e)}
 }
 
-// code classifies an error: by the dialect, by the protocol, by an HTTP status that it brings.
+// code classifies an error: by the HTTP status that was told before, by the protocol, by a status that it brings.
 func (s *session) code(e *sdk.RequestError) string {
-	if s.d.Failure != nil {
-		if code := s.d.Failure(e); code != "" {
-			return code
-		}
+	if s.status != 0 {
+		return ModelCode(s.status)
 	}
 	switch e.Code {
 	case -32000: // authentication required

@@ -54,12 +54,15 @@ type session struct {
 
 // turnState is forgotten when the turn ends.
 type turnState struct {
-	main  *flow
-	subs  map[sdk.SessionId]*flow // sub-agents whose conversation is being told
-	calls map[string]*call
-	todo  string // the open todo block
-	began float64
-	end   func(*agent.Turn) // waits for what is still being told
+	main   *flow
+	subs   map[sdk.SessionId]*flow // sub-agents whose conversation is being told
+	calls  map[string]*call
+	todo   string // the open todo block
+	began  float64
+	seen   events.Usage      // as notices told it
+	status int               // the HTTP status by which the model failed
+	cut    bool              // the model's last answer reached its limit
+	end    func(*agent.Turn) // waits for what is still being told
 }
 
 // handler takes the answer to a request of ours.
@@ -187,7 +190,7 @@ func (s *session) Line(raw []byte, t *agent.Turn) error {
 	case m.Method == sdk.ClientMethodSessionUpdate:
 		return s.updated(m, t)
 	case m.Method != "":
-		s.log(t, "info", "%s", clip(raw))
+		s.noted(m, raw, t)
 		return nil
 	case len(m.ID) > 0 && (m.Error != nil || m.Result != nil):
 		return s.answered(m, t)
@@ -216,6 +219,41 @@ func (s *session) asks(m message, t *agent.Turn) error {
 	}
 	s.log(t, "warn", "the agent asked for %q, which is not offered", m.Method)
 	return s.in.Send(reply{JSONRPC: "2.0", ID: m.ID, Error: sdk.NewMethodNotFound(m.Method)})
+}
+
+// noted takes a notification that is not the protocol's.
+func (s *session) noted(m message, raw json.RawMessage, t *agent.Turn) {
+	var n *Notice
+	if s.d.Notice != nil {
+		n = s.d.Notice(m.Method, m.Params)
+	}
+	if n == nil {
+		s.log(t, "info", "%s", clip(raw))
+		return
+	}
+	if n.Warning != "" {
+		s.log(t, "warn", "%s", n.Warning)
+	}
+	switch mine := n.Session == string(s.id); {
+	case mine && n.Status != 0:
+		s.status = n.Status
+	case mine && n.Usage != (events.Usage{}):
+		s.cut = n.Cut
+	}
+	if n.Usage != (events.Usage{}) || n.CostUSD != 0 {
+		s.seen = plus(s.seen, n.Usage)
+		s.cost += n.CostUSD
+		t.Emit(events.MainConversation, events.MetadataUpdate{Usage: s.seen, CostUSD: s.spent(), Model: s.d.Shown})
+	}
+}
+
+// plus adds up, and stops at the counters' end.
+func plus(a, b events.Usage) events.Usage {
+	add := func(a, b uint32) uint32 { return uint32(min(uint64(a)+uint64(b), 1<<32-1)) } //nolint:gosec // bounded
+	return events.Usage{
+		InputTokens: add(a.InputTokens, b.InputTokens), OutputTokens: add(a.OutputTokens, b.OutputTokens),
+		CacheReadTokens: add(a.CacheReadTokens, b.CacheReadTokens), CacheWriteTokens: add(a.CacheWriteTokens, b.CacheWriteTokens),
+	}
 }
 
 // note records an event in this turn, or in the next if none runs.

@@ -2,6 +2,7 @@ package acp
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"path/filepath"
 	"strings"
@@ -21,7 +22,7 @@ type call struct {
 	Call
 	flow    *flow
 	status  sdk.ToolCallStatus
-	content []json.RawMessage
+	content []toolContent
 	started time.Time
 
 	use    string // the open tool_use block
@@ -64,11 +65,8 @@ func (c Call) with(u toolUpdate) Call {
 	for _, l := range u.Locations {
 		add(l.Path)
 	}
-	for _, raw := range u.Content {
-		var d sdk.ToolCallContent
-		if json.Unmarshal(raw, &d) == nil && d.Diff != nil {
-			add(d.Diff.Path)
-		}
+	for _, made := range u.Content {
+		add(made.Path)
 	}
 	c.Paths = paths
 	return c
@@ -100,10 +98,7 @@ func (s *session) tooled(f *flow, u toolUpdate, t *agent.Turn) error {
 	}
 	c.Call = c.with(u)
 	if u.Content != nil {
-		c.content = nil
-		for _, raw := range u.Content {
-			c.content = append(c.content, bytes.Clone(raw))
-		}
+		c.content = u.Content
 	}
 	if u.Status != nil {
 		c.status = *u.Status
@@ -113,7 +108,7 @@ func (s *session) tooled(f *flow, u toolUpdate, t *agent.Turn) error {
 	if tool.Subagent != nil {
 		return s.delegated(c, *tool.Subagent, t)
 	}
-	s.use(c, t)
+	s.use(c, tool, t)
 	switch {
 	case c.over:
 		s.results(c, tool, t)
@@ -127,9 +122,10 @@ func (s *session) tooled(f *flow, u toolUpdate, t *agent.Turn) error {
 }
 
 // use shows the call, and finishes that block when the input is known.
-func (s *session) use(c *call, t *agent.Turn) {
+func (s *session) use(c *call, tool Tool, t *agent.Turn) {
 	if c.use == "" {
-		c.use = t.Open(c.flow.conv, events.Block{Kind: events.KindToolUse, ToolName: c.Name, ToolUseID: c.ID, DisplayName: c.Name})
+		name := cmp.Or(tool.Name, c.Name)
+		c.use = t.Open(c.flow.conv, events.Block{Kind: events.KindToolUse, ToolName: name, ToolUseID: c.ID, DisplayName: name})
 	}
 	if c.stated || !c.over && (c.status != sdk.ToolCallStatusInProgress || !given(c.Input)) {
 		return
@@ -229,21 +225,18 @@ func (s *session) retell(id sdk.SessionId, f *flow, finish func(*agent.Turn)) er
 func ignored(message, *agent.Turn) error { return nil }
 
 // output is a call's result as text: its content, else what the tool gave.
-func output(content []json.RawMessage, raw json.RawMessage) string {
+func output(made []toolContent, raw json.RawMessage) string {
 	var parts []string
-	for _, one := range content {
-		var c sdk.ToolCallContent
-		if json.Unmarshal(one, &c) != nil {
-			parts = append(parts, clip(one))
-			continue
-		}
-		switch {
-		case c.Content != nil:
-			parts = append(parts, written(c.Content.Content))
-		case c.Diff != nil:
-			parts = append(parts, diff(*c.Diff))
-		case c.Terminal != nil:
-			parts = append(parts, "[terminal "+c.Terminal.TerminalId+"]")
+	for _, c := range made {
+		switch c.Type {
+		case "content":
+			parts = append(parts, c.Content.String())
+		case "diff":
+			parts = append(parts, diff(c))
+		case "terminal":
+			parts = append(parts, "[terminal "+c.TerminalID+"]")
+		default:
+			parts = append(parts, "["+c.Type+"]")
 		}
 	}
 	if len(parts) > 0 || !given(raw) {
@@ -264,7 +257,7 @@ func output(content []json.RawMessage, raw json.RawMessage) string {
 }
 
 // diff shows what was replaced and by what.
-func diff(d sdk.ToolCallContentDiff) string {
+func diff(d toolContent) string {
 	var b strings.Builder
 	b.WriteString("--- " + d.Path + "\n+++ " + d.Path + "\n")
 	mark := func(sign, text string) {

@@ -2,7 +2,7 @@ package acp
 
 import (
 	"encoding/json"
-	"fmt"
+	"slices"
 
 	sdk "github.com/coder/acp-go-sdk"
 
@@ -28,6 +28,9 @@ func (s *session) flow(id sdk.SessionId) *flow {
 	return s.subs[id]
 }
 
+// silent are the kinds of what a person could choose, and of a title: nothing of a turn.
+var silent = []string{"available_commands_update", "session_info_update", "config_option_update"}
+
 // updated takes a session/update.
 func (s *session) updated(m message, t *agent.Turn) error {
 	u, err := decode[update](m.Params, "session/update")
@@ -43,28 +46,31 @@ func (s *session) updated(m message, t *agent.Turn) error {
 	}
 	f := s.flow(u.SessionID)
 	if f == nil {
+		if slices.Contains(silent, kind.Kind) {
+			return nil
+		}
 		s.log(t, "info", "an update of session %.100s, which is not this one: %s", u.SessionID, clip(u.Update))
 		return nil
 	}
 	switch kind.Kind {
 	case "agent_message_chunk":
-		c, err := decode[sdk.SessionUpdateAgentMessageChunk](u.Update, kind.Kind)
+		c, err := decode[chunk](u.Update, kind.Kind)
 		if err != nil {
 			return err
 		}
-		return s.say(f, events.KindAssistantText, c.MessageId, c.Content, t)
+		return s.say(f, events.KindAssistantText, c, t)
 	case "agent_thought_chunk":
-		c, err := decode[sdk.SessionUpdateAgentThoughtChunk](u.Update, kind.Kind)
+		c, err := decode[chunk](u.Update, kind.Kind)
 		if err != nil {
 			return err
 		}
-		return s.say(f, events.KindThinking, c.MessageId, c.Content, t)
+		return s.say(f, events.KindThinking, c, t)
 	case "user_message_chunk":
-		c, err := decode[sdk.SessionUpdateUserMessageChunk](u.Update, kind.Kind)
+		c, err := decode[chunk](u.Update, kind.Kind)
 		if err != nil || f == s.main {
 			return err // of the agent's own conversation it is the query, said back
 		}
-		return s.say(f, events.KindUserMessage, c.MessageId, c.Content, t)
+		return s.say(f, events.KindUserMessage, c, t)
 	case "tool_call", "tool_call_update":
 		c, err := decode[toolUpdate](u.Update, kind.Kind)
 		if err != nil {
@@ -101,11 +107,12 @@ func (s *session) noticed(kind string, raw json.RawMessage, f *flow, t *agent.Tu
 			s.cost = u.Cost.Amount
 			t.Emit(events.MainConversation, events.MetadataUpdate{CostUSD: s.spent(), Model: s.d.Shown})
 		}
-	case "available_commands_update", "session_info_update", "config_option_update":
-		// What a person could choose, and a title: nothing of the turn.
 	case "current_mode_update":
 		s.log(t, "info", "%s", clip(raw))
 	default:
+		if slices.Contains(silent, kind) {
+			return nil
+		}
 		s.log(t, "info", "an update of a kind that is not known: %s", clip(raw))
 	}
 	return nil
@@ -115,13 +122,9 @@ func (s *session) noticed(kind string, raw json.RawMessage, f *flow, t *agent.Tu
 func (s *session) spent() float64 { return max(0, s.cost-s.began) }
 
 // say adds to the open text, or begins another.
-func (s *session) say(f *flow, kind events.BlockKind, id *string, c sdk.ContentBlock, t *agent.Turn) error {
-	message := ""
-	if id != nil {
-		message = *id
-	}
-	piece := written(c)
-	if f.block != "" && (f.kind != kind || f.message != message) {
+func (s *session) say(f *flow, kind events.BlockKind, c chunk, t *agent.Turn) error {
+	piece := c.Content.String()
+	if f.block != "" && (f.kind != kind || f.message != c.MessageID) {
 		f.close(t)
 	}
 	if f.block == "" {
@@ -132,7 +135,7 @@ func (s *session) say(f *flow, kind events.BlockKind, id *string, c sdk.ContentB
 		if kind == events.KindAssistantText {
 			b.Model = s.d.Shown
 		}
-		f.block, f.kind, f.message, f.said = t.Open(f.conv, b), kind, message, nil
+		f.block, f.kind, f.message, f.said = t.Open(f.conv, b), kind, c.MessageID, nil
 		if err := s.insist(); err != nil {
 			return err
 		}
@@ -152,25 +155,6 @@ func (f *flow) close(t *agent.Turn) {
 		f.last = string(f.said)
 	}
 	f.block, f.said = "", nil
-}
-
-// written is what can be read of a content block.
-func written(c sdk.ContentBlock) string {
-	switch {
-	case c.Text != nil:
-		return c.Text.Text
-	case c.ResourceLink != nil:
-		return fmt.Sprintf("[%s](%s)", c.ResourceLink.Name, c.ResourceLink.Uri)
-	case c.Resource != nil && c.Resource.Resource.TextResourceContents != nil:
-		return c.Resource.Resource.TextResourceContents.Text
-	case c.Resource != nil && c.Resource.Resource.BlobResourceContents != nil:
-		return fmt.Sprintf("[%s]", c.Resource.Resource.BlobResourceContents.Uri)
-	case c.Image != nil:
-		return fmt.Sprintf("[%s]", c.Image.MimeType)
-	case c.Audio != nil:
-		return fmt.Sprintf("[%s]", c.Audio.MimeType)
-	}
-	return ""
 }
 
 // showTodos shows the agent's list: one block a turn, that changes.

@@ -2,6 +2,7 @@ package acp
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 
@@ -46,17 +47,61 @@ type updateKind struct {
 }
 
 // toolUpdate is a tool_call, a tool_call_update or the call of a permission
-// request. Input and output stay as they were written, and content is decoded
-// piece by piece, so that one unknown kind does not hide the rest.
+// request. Input and output stay as they were written, and a kind of content that
+// is not known does not hide the rest, nor is taken for another.
 type toolUpdate struct {
 	ID        string                 `json:"toolCallId"`
 	Title     *string                `json:"title"`
 	Kind      *sdk.ToolKind          `json:"kind"`
 	Status    *sdk.ToolCallStatus    `json:"status"`
 	Locations []sdk.ToolCallLocation `json:"locations"`
-	Content   []json.RawMessage      `json:"content"`
+	Content   []toolContent          `json:"content"`
 	RawInput  json.RawMessage        `json:"rawInput"`
 	RawOutput json.RawMessage        `json:"rawOutput"`
+}
+
+// chunk is a piece of a message.
+type chunk struct {
+	MessageID string  `json:"messageId"`
+	Content   content `json:"content"`
+}
+
+// content is a content block of any kind.
+type content struct {
+	Type     string `json:"type"`
+	Text     string `json:"text"`
+	Name     string `json:"name"` // resource_link
+	URI      string `json:"uri"`
+	MimeType string `json:"mimeType"` // image, audio
+	Resource struct {
+		URI  string `json:"uri"`
+		Text string `json:"text"`
+	} `json:"resource"`
+}
+
+// String is what can be read of it.
+func (c content) String() string {
+	switch c.Type {
+	case "text":
+		return c.Text
+	case "resource_link":
+		return "[" + c.Name + "](" + c.URI + ")"
+	case "resource":
+		return cmp.Or(c.Resource.Text, "["+c.Resource.URI+"]")
+	case "image", "audio":
+		return "[" + c.MimeType + "]"
+	}
+	return "[" + c.Type + "]"
+}
+
+// toolContent is a piece of what a call made.
+type toolContent struct {
+	Type       string  `json:"type"`
+	Content    content `json:"content"`
+	Path       string  `json:"path"` // diff
+	OldText    *string `json:"oldText"`
+	NewText    string  `json:"newText"`
+	TerminalID string  `json:"terminalId"`
 }
 
 // permissionRequest is the SDK's, with the call in our shape.

@@ -47,11 +47,11 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 			Code: "INVALID_COMMAND", Message: "query.model is empty: OpenCode needs the name of a model, there or in OPENAI_MODEL",
 		}
 	}
-	instructions, err := layOut(l)
+	files, err := layOut(l)
 	if err != nil {
 		return agent.Command{}, fmt.Errorf("state folder of OpenCode: %w", err)
 	}
-	config, err := configuration(l, name, instructions)
+	config, err := configuration(l, name, files)
 	if err != nil {
 		return agent.Command{}, err
 	}
@@ -69,7 +69,6 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 		"OPENCODE_DISABLE_LSP_DOWNLOAD":    "1",
 		"OPENCODE_DISABLE_DEFAULT_PLUGINS": "1",
 		"OPENCODE_DISABLE_SHARE":           "1",
-		"OPENCODE_PURE":                    "1",
 	}
 	return agent.Command{Path: path, Args: []string{"acp"}, Env: l.Environment(set, "OPENCODE", "XDG_")}, nil
 }

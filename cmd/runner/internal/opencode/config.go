@@ -2,6 +2,7 @@ package opencode
 
 import (
 	"crypto/sha256"
+	_ "embed"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -45,7 +46,7 @@ func fixed(edit string) object {
 }
 
 // configuration is the CLI's, as JSON. The key stays in its variable.
-func configuration(l agent.Launch, model string, instructions []string) (string, error) {
+func configuration(l agent.Launch, model string, f files) (string, error) {
 	url := "https://api.openai.com/v1"
 	if acp.Variable(l, "OPENAI_BASE_URL") != "" {
 		url = "{env:OPENAI_BASE_URL}"
@@ -59,7 +60,8 @@ func configuration(l agent.Launch, model string, instructions []string) (string,
 		"model":             provider + "/" + model,
 		"small_model":       provider + "/" + model,
 		"enabled_providers": []string{provider},
-		"instructions":      instructions,
+		"instructions":      f.instructions,
+		"plugin":            []string{"file://" + f.plugin},
 		"provider": object{provider: object{
 			"npm": "@ai-sdk/openai-compatible", "name": "Spool",
 			"options": object{"baseURL": url, "apiKey": "{env:OPENAI_API_KEY}"},
@@ -82,36 +84,53 @@ func configuration(l agent.Launch, model string, instructions []string) (string,
 	return string(raw), err
 }
 
-// plugin is what the CLI installs from npm into its configuration folder when it starts.
-const plugin = "@opencode-ai/plugin"
+// library is what the CLI installs from npm into its configuration folder when it starts.
+const library = "@opencode-ai/plugin"
 
-// layOut makes the files that the CLI needs before it starts, and gives the
-// paths of those with instructions. They are too long for the environment.
-func layOut(l agent.Launch) ([]string, error) {
+//go:embed plugin.js
+var plugin []byte
+
+// files are paths of what the CLI has to find when it starts. It is too long for the environment.
+type files struct {
+	instructions []string
+	plugin       string
+}
+
+// layOut makes the files.
+func layOut(l agent.Launch) (f files, err error) {
 	config := filepath.Join(home(l.Place, "config"), "opencode")
 	// An installed package, as the CLI sees it: there is no registry to ask.
 	if err := os.MkdirAll(filepath.Join(config, "node_modules"), 0o700); err != nil {
-		return nil, err
+		return f, err
 	}
 	lock, err := json.Marshal(object{
-		"name": "opencode", "lockfileVersion": 3, "packages": object{"": object{"dependencies": object{plugin: "*"}}},
+		"name": "opencode", "lockfileVersion": 3, "packages": object{"": object{"dependencies": object{library: "*"}}},
 	})
 	if err != nil {
-		return nil, err
+		return f, err
 	}
 	if err := write(filepath.Join(config, "package-lock.json"), lock); err != nil {
-		return nil, err
+		return f, err
 	}
-	instructions := []string{filepath.Join(l.Workspace, "AGENTS.md")} // the workspace's own, if it has one
+	if f.plugin, err = named(l, "plugin", ".js", plugin); err != nil {
+		return f, err
+	}
+	f.instructions = []string{filepath.Join(l.Workspace, "AGENTS.md")} // the workspace's own, if it has one
 	if say := acp.Instructions(l); say != "" {
-		sum := sha256.Sum256([]byte(say))
-		path := filepath.Join(l.State, "opencode", "instructions-"+hex.EncodeToString(sum[:8])+".md")
-		if err := write(path, []byte(say)); err != nil {
-			return nil, err
+		path, err := named(l, "instructions", ".md", []byte(say))
+		if err != nil {
+			return f, err
 		}
-		instructions = append(instructions, path)
+		f.instructions = append(f.instructions, path)
 	}
-	return instructions, nil
+	return f, nil
+}
+
+// named makes a file whose name changes with its content.
+func named(l agent.Launch, name, ext string, content []byte) (string, error) {
+	sum := sha256.Sum256(content)
+	path := filepath.Join(l.State, "opencode", name+"-"+hex.EncodeToString(sum[:8])+ext)
+	return path, write(path, content)
 }
 
 // write makes a file in one step, unless it is there.

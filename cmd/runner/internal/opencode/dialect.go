@@ -2,8 +2,11 @@ package opencode
 
 import (
 	"encoding/json"
+	"fmt"
 	"strings"
 	"time"
+
+	sdk "github.com/coder/acp-go-sdk"
 
 	"github.com/spoolhq/spool/cmd/runner/internal/acp"
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
@@ -19,6 +22,7 @@ func dialect(l agent.Launch, now func() time.Time) acp.Dialect {
 		AcceptWrites: true,
 		Transcript:   func(string) string { return database(l.Place) },
 		Tool:         tool,
+		Notice:       notice,
 	}
 }
 
@@ -55,7 +59,11 @@ type result struct {
 
 // tool says what a call is; what has another shape than expected says nothing.
 func tool(c acp.Call) *acp.Tool {
-	known, ok := classes[c.Name]
+	name := c.Name
+	if c.Kind == sdk.ToolKindExecute {
+		name = "bash" // what a sub-agent ran is told with the command as its title
+	}
+	known, ok := classes[name]
 	if !ok {
 		return &acp.Tool{Class: acp.ClassUnknown}
 	}
@@ -67,7 +75,7 @@ func tool(c acp.Call) *acp.Tool {
 	if json.Unmarshal(c.Output, &out) != nil {
 		out = result{}
 	}
-	switch c.Name {
+	switch known.Name = name; name {
 	case "bash":
 		known.Failed = out.Metadata.Exit != nil && *out.Metadata.Exit != 0
 	case "task":
@@ -88,4 +96,51 @@ func said(output string) string {
 	}
 	text, _, _ := strings.Cut(rest, "</task_result>")
 	return strings.TrimSpace(text)
+}
+
+// told is what the plugin tells, see plugin.js.
+type told struct {
+	Kind    string  `json:"kind"` // retry, error, usage
+	Session string  `json:"session"`
+	Name    string  `json:"name"` // error
+	Message string  `json:"message"`
+	Status  int     `json:"status"`
+	Attempt int     `json:"attempt"` // retry
+	WaitMs  int     `json:"waitMs"`
+	Finish  string  `json:"finish"` // usage
+	Cost    float64 `json:"cost"`
+	Tokens  struct {
+		Input     uint32 `json:"input"`
+		Output    uint32 `json:"output"`
+		Reasoning uint32 `json:"reasoning"`
+		Cache     struct {
+			Read  uint32 `json:"read"`
+			Write uint32 `json:"write"`
+		} `json:"cache"`
+	} `json:"tokens"`
+}
+
+// notice reads what the plugin tells.
+func notice(method string, params json.RawMessage) *acp.Notice {
+	var e told
+	if method != "_spool/event" || json.Unmarshal(params, &e) != nil {
+		return nil
+	}
+	n := &acp.Notice{Session: e.Session}
+	switch e.Kind {
+	case "retry":
+		n.Warning = fmt.Sprintf("the model failed (%s); attempt %d in %d ms", e.Message, e.Attempt+1, max(e.WaitMs, 0))
+	case "error":
+		n.Status = e.Status
+	case "usage":
+		n.Cut = e.Finish == "length"
+		n.CostUSD = e.Cost
+		n.Usage = events.Usage{
+			InputTokens: e.Tokens.Input, OutputTokens: e.Tokens.Output + e.Tokens.Reasoning,
+			CacheReadTokens: e.Tokens.Cache.Read, CacheWriteTokens: e.Tokens.Cache.Write,
+		}
+	default:
+		return nil
+	}
+	return n
 }

@@ -1,0 +1,317 @@
+package acp_test
+
+import (
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/acp"
+	"github.com/spoolhq/spool/cmd/runner/internal/acp/acptest"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/runner"
+)
+
+// newBench runs the scripted agent, of a kind.
+func newBench(t *testing.T, kind string) *acptest.Bench {
+	t.Helper()
+	b := acptest.New(t, acp.Architecture, acp.Adapter{}, []string{"PATH=" + os.Getenv("PATH")})
+	b.Query.Command = []string{os.Args[0]}
+	b.Query.Env = map[string]string{asAgent: kind, "SPOOL_TEST_HOME": t.TempDir()}
+	return b
+}
+
+// One process takes all the turns of a session.
+func TestOneProcess(t *testing.T) {
+	t.Parallel()
+	for _, kind := range []string{"plain", "resumes"} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, kind)
+			first := b.Completed("one", "You said: one", nil)
+			second := b.Completed("recall", "before: one,", nil)
+			if f, s := first.Started(), second.Started(); f.Warm || !s.Warm || f.PID != s.PID {
+				t.Errorf("started %+v, then %+v", f, s)
+			}
+			if w := acptest.All[events.TranscriptWritten](first, "transcript_written"); len(w) == 0 || w[0].AgentSessionID == "" {
+				t.Errorf("no session was told%s", first)
+			}
+		})
+	}
+}
+
+// A process that is gone is followed by one that goes on with its session, if
+// the agent can; what it repeats of the session is not journaled again.
+func TestResume(t *testing.T) {
+	t.Parallel()
+	for kind, want := range map[string]string{"resumes": "before: one,", "loads": "before: one,", "plain": "before: "} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, kind)
+			first := b.Completed("one", "You said: one", nil)
+			if err := syscall.Kill(first.Started().PID, syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			second := b.Ask("recall", nil)
+			if e := second.Ended(); e.Result != want {
+				t.Errorf("ended %+v, want %q", e, want)
+			}
+			if strings.Contains(second.String(), "REPEATED") || len(second.Blocks(events.KindToolUse)) > 0 {
+				t.Errorf("journaled again%s", second)
+			}
+			lost := acptest.All[events.Error](second, "error")
+			if kind == "plain" != (len(lost) == 1 && lost[0].Code == "TRANSCRIPT_LOST") {
+				t.Errorf("errors %+v", lost)
+			}
+		})
+	}
+}
+
+func TestResumeOfUnknownSession(t *testing.T) {
+	t.Parallel()
+	x := newBench(t, "resumes").Completed("hello", "You said: hello", func(q *runner.Query) { q.Resume = "never-was" })
+	if e := acptest.All[events.Error](x, "error"); len(e) != 1 || e[0].Code != "TRANSCRIPT_LOST" || !strings.Contains(e[0].Message, "never-was") {
+		t.Errorf("errors %+v", e)
+	}
+}
+
+func TestPlanAndThinking(t *testing.T) {
+	t.Parallel()
+	x := newBench(t, "plain").Completed("plan", "planned", nil)
+	if b := x.Blocks(events.KindTodo); len(b) != 1 || !slices.Equal(b[0].Todos, []events.TodoItem{{Content: "Think", Status: "completed"}}) {
+		t.Errorf("todos %+v", b)
+	}
+	if b := x.Blocks(events.KindThinking); len(b) != 1 || b[0].Content != "hm, well" {
+		t.Errorf("thinking %+v", b)
+	}
+}
+
+func TestTools(t *testing.T) {
+	t.Parallel()
+	x := newBench(t, "plain").Completed("work", "worked", nil)
+	use, result := x.Blocks(events.KindToolUse), x.Blocks(events.KindToolResult)
+	if len(use) != 3 || len(result) != 3 {
+		t.Fatalf("blocks%s", x)
+	}
+	if string(use[0].Input) != `{"n":1}` || use[0].ToolName != "Run the tests" {
+		t.Errorf("call %+v", use[0])
+	}
+	if r := result[0]; r.Output != "one\ntwo\nthree\n" || !r.IsError {
+		t.Errorf("result %+v", r)
+	}
+	var flown strings.Builder
+	for _, d := range acptest.All[runner.Delta](x, events.TextDelta) {
+		if d.BlockID == result[0].ID {
+			flown.WriteString(d.Delta)
+		}
+	}
+	if flown.String() != "one\ntwo\n" {
+		t.Errorf("output in flight %q", flown.String())
+	}
+	if r := result[1]; r.Output != "--- a.txt\n+++ a.txt\n-old\n+new\n\n[terminal t1]" || r.IsError || use[1].Description != "a.txt" {
+		t.Errorf("result %+v of %+v", r, use[1])
+	}
+	if r := result[2]; r.Output != "seen" {
+		t.Errorf("result %+v", r)
+	}
+}
+
+func TestUsage(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, "plain")
+	x := b.Completed("usage", "used", nil)
+	want := events.Usage{InputTokens: 7, OutputTokens: 5, CacheReadTokens: 5}
+	if e := x.Ended(); e.Usage != want || e.CostUSD != 0.75 {
+		t.Errorf("ended %+v", e)
+	}
+	if m := acptest.All[events.MetadataUpdate](x, "metadata_update"); len(m) != 3 || m[0].CostUSD != 0.5 || m[2].Usage != want {
+		t.Errorf("metadata %+v", m)
+	}
+	if e := b.Completed("hello", "You said", nil).Ended(); e.CostUSD != 0 || e.Usage != (events.Usage{}) {
+		t.Errorf("the next turn is charged with the one before: %+v", e)
+	}
+}
+
+func TestStopReasons(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, "plain")
+	for reason, code := range map[string]string{
+		"max_tokens": "MODEL_ERROR", "max_turn_requests": "TURN_LIMIT", "refusal": "MODEL_ERROR",
+		"cancelled": "AGENT_PROTOCOL", "bored": "AGENT_PROTOCOL", "status": "MODEL_RATE_LIMITED",
+	} {
+		if e := b.Ask(reason, nil).Ended(); e.Outcome != runner.Failed || e.Code != code || e.Message == "" {
+			t.Errorf("%s: ended %+v", reason, e)
+		}
+	}
+	b.Completed("hello", "You said: hello", nil)
+}
+
+func TestPermissions(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, "plain")
+	const all = " reject_always allow_always reject_once allow_once"
+	for _, c := range []struct{ ask, answer, rule string }{
+		{"edit a.txt" + all, "opt-allow_once", "workspace-path"},
+		{"read " + b.Place.Workspace + "/a.txt" + all, "opt-allow_once", "workspace-path"},
+		{"read /etc/passwd" + all, "opt-reject_once", "outside-workspace"},
+		{"edit ../a.txt" + all, "opt-reject_once", "outside-workspace"},
+		{"delete ~/a.txt" + all, "opt-reject_once", "outside-workspace"},
+		{"move " + b.Place.Workspace + "-sibling/a.txt" + all, "opt-reject_once", "outside-workspace"},
+		{"edit -" + all, "opt-reject_once", "unreadable-request"},
+		{"search -" + all, "opt-allow_once", "workspace-path"},
+		{"execute -" + all, "opt-allow_once", "sandboxed-shell"},
+		{"think -" + all, "opt-allow_once", "bookkeeping"},
+		{"fetch -" + all, "opt-reject_once", "network"},
+		{"switch_mode -" + all, "opt-reject_once", "unknown-tool"},
+		{"other a.txt" + all, "opt-reject_once", "unknown-tool"},
+		{"edit a.txt allow_always reject_once", "cancelled", "no-option"},
+		{"edit /etc/passwd reject_always allow_once", "opt-reject_always", "outside-workspace"},
+		{"edit /etc/passwd allow_once", "cancelled", "outside-workspace"},
+		{"edit a.txt", "cancelled", "no-option"},
+	} {
+		x := b.Completed("permission: "+c.ask, "answered "+c.answer, nil)
+		want := "deny"
+		if c.answer == "opt-allow_once" {
+			want = "allow"
+		}
+		d := x.Decisions()
+		if len(d) != 1 || d[0].Decision != want || d[0].Rule != c.rule || d[0].ToolName != "a tool" || d[0].ToolUseID != "c1" {
+			t.Errorf("%s: decisions %+v", c.ask, d)
+		} else if want == "deny" && d[0].Reason == "" {
+			t.Errorf("%s: denied without a reason", c.ask)
+		}
+	}
+}
+
+func TestModelImagesAndInstructions(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, "images")
+	withImage := func(q *runner.Query) {
+		q.Model, q.SystemPrompt = "big", "Be kind."
+		q.Content, q.Parts = "", []events.Part{{Type: "image", MediaType: "image/png", Data: "aGk="}, {Type: "text", Text: "everything"}}
+	}
+	first := b.Completed("", `texts ["# Instructions\nBe kind." "everything"] images ["image/png"] model "big"`, withImage)
+	second := b.Completed("", `texts ["everything"] images ["image/png"] model "big"`, withImage)
+	if first.Started().PID != second.Started().PID {
+		t.Error("the same settings need no other process")
+	}
+	third := b.Completed("everything", `model ""`, nil)
+	if third.Started().PID == first.Started().PID {
+		t.Error("another model needs another process")
+	}
+	if e := b.Ask("hello", func(q *runner.Query) { q.Model = "huge" }).Ended(); e.Code != "MODEL_NOT_FOUND" || !strings.Contains(e.Message, "small, big") {
+		t.Errorf("ended %+v", e)
+	}
+	bad := b.Ask("", func(q *runner.Query) { q.Parts = []events.Part{{Type: "image", MediaType: "image/png", Data: "!"}} })
+	if e := bad.Ended(); e.Outcome != runner.Failed || !strings.Contains(e.Message, "query.parts[0].data") {
+		t.Errorf("ended %+v", e)
+	}
+}
+
+func TestModelThatCannotBeChosen(t *testing.T) {
+	t.Parallel()
+	x := newBench(t, "plain").Ask("hello", func(q *runner.Query) { q.Model = "big" })
+	if l := acptest.All[events.Log](x, "log"); x.Ended().Outcome != runner.Completed || len(l) != 1 || !strings.Contains(l[0].Message, "no choice of a model") {
+		t.Errorf("%s", x)
+	}
+}
+
+func TestInterrupt(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, "plain")
+	x := b.Until("text", func(l runner.Line) bool { return l.Type == events.TextDelta }, b.Begun("wait"))
+	b.Supervisor.Interrupt()
+	x = b.End(x)
+	if e := x.Ended(); e.Outcome != runner.Interrupted {
+		t.Fatalf("ended %+v%s", e, x)
+	}
+	if y := b.Completed("hello", "You said: hello", nil); y.Started().PID != x.Started().PID {
+		t.Error("the agent did not stay warm")
+	}
+	z := b.Begun("wait")
+	b.Supervisor.Interrupt() // may come before the agent has the query
+	if e := b.End(z).Ended(); e.Outcome != runner.Interrupted {
+		t.Fatalf("ended %+v", e)
+	}
+}
+
+func TestDies(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, "resumes")
+	x := b.Ask("die", nil)
+	if e := x.Ended(); e.Outcome != runner.Failed || e.Code != "AGENT_EXITED" {
+		t.Errorf("ended %+v", e)
+	}
+	if c := x.Blocks(events.KindAssistantText); len(c) != 1 || c[0].Status != events.StatusError || c[0].Content != "dying" {
+		t.Errorf("blocks %+v", c)
+	}
+	b.Completed("recall", "before: die,", nil)
+}
+
+// What is not of the protocol is journaled, and the turn goes on.
+func TestNoise(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, "plain")
+	x := b.Completed("noise", "still here", nil)
+	logs, errs := acptest.All[events.Log](x, "log"), acptest.All[events.Error](x, "error")
+	var told strings.Builder
+	for _, l := range logs {
+		told.WriteString(l.Message + "\n")
+	}
+	for _, want := range []string{"this is not JSON", "_other/thing", "terminal/create", "brand_new", `session other`} {
+		if !strings.Contains(told.String(), want) {
+			t.Errorf("no log of %s in\n%s", want, told.String())
+		}
+	}
+	if len(errs) != 6 {
+		t.Errorf("%d errors: %+v", len(errs), errs)
+	}
+	for _, e := range errs {
+		if e.Code != "AGENT_PROTOCOL" {
+			t.Errorf("error %+v", e)
+		}
+	}
+	if r := x.Blocks(events.KindToolResult); len(r) != 1 || !strings.Contains(r[0].Output, "hologram") {
+		t.Errorf("results %+v", r)
+	}
+	if u := x.Blocks(events.KindToolUse); len(u) != 1 || string(u[0].Input) != `{"n":9007199254740993}` {
+		t.Errorf("calls %+v", u)
+	}
+	if d := x.Decisions(); len(d) != 1 || d[0].Rule != "unreadable-request" {
+		t.Errorf("decisions %+v", d)
+	}
+	b.Completed("hello", "You said: hello", nil)
+}
+
+func TestHandshakeFails(t *testing.T) {
+	t.Parallel()
+	for kind, code := range map[string]string{"version 2": "AGENT_PROTOCOL", "locked": "MODEL_UNAUTHORIZED"} {
+		b := newBench(t, kind)
+		for range 2 { // a process that is of no use is replaced
+			if e := b.Ask("hello", nil).Ended(); e.Outcome != runner.Failed || e.Code != code {
+				t.Errorf("%s: ended %+v", kind, e)
+			}
+		}
+	}
+}
+
+func TestCommand(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, "plain")
+	for _, c := range []struct {
+		command []string
+		code    string
+		names   string
+	}{
+		{nil, "INVALID_COMMAND", "query.command"},
+		{[]string{"no-such-agent"}, "AGENT_NOT_FOUND", "no-such-agent"},
+		{[]string{"./agent"}, "AGENT_NOT_FOUND", "relative"},
+		{[]string{"/no/such/agent"}, "AGENT_NOT_FOUND", "/no/such/agent"},
+	} {
+		refusal := b.Start("hello", func(q *runner.Query) { q.Command = c.command })
+		if refusal == nil || refusal.Code != c.code || !strings.Contains(refusal.Message, c.names) {
+			t.Errorf("%q: refused with %v", c.command, refusal)
+		}
+	}
+}

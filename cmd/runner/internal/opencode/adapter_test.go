@@ -1,0 +1,161 @@
+package opencode
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/pkg/runner"
+)
+
+// launch is one for which there is a program named opencode.
+func launch(t *testing.T) agent.Launch {
+	t.Helper()
+	bin := t.TempDir()
+	if err := os.WriteFile(filepath.Join(bin, "opencode"), []byte("#!/bin/sh\n"), 0o755); err != nil { //nolint:gosec // a program
+		t.Fatal(err)
+	}
+	return agent.Launch{
+		Place: agent.Place{Workspace: t.TempDir(), State: t.TempDir()}, Model: "vendor/model", SystemPrompt: "PROMPT", MemoryFile: "MEMORY",
+		Environ: []string{"PATH=" + bin, "HOME=/home/agent", "OPENCODE_PERMISSION={\"*\":\"allow\"}", "XDG_DATA_HOME=/elsewhere"},
+		Env:     map[string]string{"OPENAI_API_KEY": "sk-secret", "OPENAI_BASE_URL": "http://127.0.0.1:7070/openai"},
+	}
+}
+
+func command(t *testing.T, l agent.Launch) (agent.Command, map[string]string) {
+	t.Helper()
+	c, err := Adapter{}.Command(l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	env := map[string]string{}
+	for _, kv := range c.Env {
+		key, value, _ := strings.Cut(kv, "=")
+		env[key] = value
+	}
+	return c, env
+}
+
+func TestCommand(t *testing.T) {
+	t.Parallel()
+	l := launch(t)
+	c, env := command(t, l)
+	if !slices.Equal(c.Args, []string{"acp"}) {
+		t.Errorf("args %q", c.Args)
+	}
+	if _, inherited := env["OPENCODE_PERMISSION"]; inherited {
+		t.Error("a setting of another OpenCode was inherited")
+	}
+	for _, name := range []string{"XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME"} {
+		if !strings.HasPrefix(env[name], l.State+"/") {
+			t.Errorf("%s is %q, outside of the state folder", name, env[name])
+		}
+	}
+	var config struct {
+		Model        string
+		Instructions []string
+		Plugin       []string
+		Provider     map[string]struct {
+			Options struct{ BaseURL, APIKey string }
+			Models  map[string]any
+		}
+		Permission map[string]any
+	}
+	if err := json.Unmarshal([]byte(env["OPENCODE_CONFIG_CONTENT"]), &config); err != nil {
+		t.Fatal(err)
+	}
+	p := config.Provider["spool"]
+	if config.Model != "spool/vendor/model" || p.Models["vendor/model"] == nil || p.Options.BaseURL != "{env:OPENAI_BASE_URL}" || p.Options.APIKey != "{env:OPENAI_API_KEY}" {
+		t.Errorf("config %+v", config)
+	}
+	if config.Permission["*"] != "ask" {
+		t.Errorf("permission %+v", config.Permission)
+	}
+	said, err := os.ReadFile(config.Instructions[len(config.Instructions)-1])
+	if err != nil || !strings.Contains(string(said), "PROMPT") || !strings.Contains(string(said), "MEMORY") {
+		t.Errorf("instructions %q, %v", said, err)
+	}
+	if raw, err := os.ReadFile(strings.TrimPrefix(config.Plugin[0], "file://")); err != nil || string(raw) != string(plugin) {
+		t.Errorf("plugin %v", err)
+	}
+}
+
+// The key reaches the process by its variable alone.
+func TestNoKeyInFiles(t *testing.T) {
+	t.Parallel()
+	l := launch(t)
+	_, env := command(t, l)
+	if strings.Contains(env["OPENCODE_CONFIG_CONTENT"], "sk-secret") {
+		t.Error("the key is in the configuration")
+	}
+	err := filepath.WalkDir(l.State, func(path string, d os.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		raw, err := os.ReadFile(path) //nolint:gosec // below the state folder
+		if strings.Contains(string(raw), "sk-secret") {
+			t.Errorf("the key is in %s", path)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A warm process takes a query as long as the command is the same.
+func TestCommandChangesWithTheLaunch(t *testing.T) {
+	t.Parallel()
+	l := launch(t)
+	same, _ := command(t, l)
+	if again, _ := command(t, l); !reflect.DeepEqual(same, again) {
+		t.Error("the same launch gave another command")
+	}
+	resumed := l
+	resumed.Resume = "ses_1"
+	if again, _ := command(t, resumed); !reflect.DeepEqual(same, again) {
+		t.Error("the session is gone on with over the protocol, not by the command")
+	}
+	for name, change := range map[string]func(*agent.Launch){
+		"model":  func(l *agent.Launch) { l.Model = "other" },
+		"prompt": func(l *agent.Launch) { l.SystemPrompt = "OTHER" },
+		"memory": func(l *agent.Launch) { l.MemoryFile = "" },
+		"key":    func(l *agent.Launch) { l.Env = map[string]string{"OPENAI_API_KEY": "sk-other"} },
+	} {
+		other := l
+		change(&other)
+		if c, _ := command(t, other); reflect.DeepEqual(same, c) {
+			t.Errorf("another %s gave the same command", name)
+		}
+	}
+}
+
+func TestModelIsNeeded(t *testing.T) {
+	t.Parallel()
+	l := launch(t)
+	l.Model = ""
+	_, err := Adapter{}.Command(l)
+	var refusal *runner.Error
+	if !errors.As(err, &refusal) || refusal.Code != "INVALID_COMMAND" || !strings.Contains(refusal.Message, "query.model") {
+		t.Errorf("refused with %v", err)
+	}
+	l.Env = map[string]string{"OPENAI_MODEL": "from-env"}
+	if _, env := command(t, l); !strings.Contains(env["OPENCODE_CONFIG_CONTENT"], `"model":"spool/from-env"`) {
+		t.Errorf("config %s", env["OPENCODE_CONFIG_CONTENT"])
+	}
+}
+
+func TestTranscript(t *testing.T) {
+	t.Parallel()
+	for id, want := range map[string]string{"ses_1ffde8c4b001BRKK1YAvxhC2qx": "database", "../../etc": "want ses_", "": "want ses_"} {
+		if _, err := (Adapter{}).Transcript(agent.Place{State: "/state"}, id); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v", id, err)
+		}
+	}
+}
