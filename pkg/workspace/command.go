@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	// lastWords is how long a command that seems to have failed may take to say why.
+	// lastWords is how long a command whose stream was cut off may take to say why.
 	lastWords = 2 * time.Second
 	// maxWords is how much of what it said is kept, in bytes.
 	maxWords = 4 << 10
@@ -49,7 +49,8 @@ func start(ctx context.Context, box sandbox.Sandbox, args ...string) (*command, 
 // end as one error. A command of which err says that it went wrong is ended.
 func (c *command) finish(err error) error {
 	_ = c.p.Stdin().Close() // it may be closed already
-	if err != nil {
+	switch {
+	case errors.Is(err, ErrCut): // it has ended, or hangs
 		patience := time.NewTimer(lastWords)
 		select {
 		case <-c.heard:
@@ -57,7 +58,9 @@ func (c *command) finish(err error) error {
 		}
 		patience.Stop()
 		_ = c.p.Kill() // Wait tells
-	} else {
+	case err != nil:
+		_ = c.p.Kill() // Wait tells
+	default:
 		_, _ = io.Copy(io.Discard, c.p.Stdout()) // nothing is expected; a full pipe would keep it from ending
 	}
 	code, waited := c.p.Wait()
@@ -125,6 +128,9 @@ func Unpack(ctx context.Context, box sandbox.Sandbox, dir string, tar io.Reader)
 	}
 	if err == nil {
 		err = c.p.Stdin().Close()
+	}
+	if err != nil {
+		err = fmt.Errorf("%w: %w", ErrCut, err)
 	}
 	return c.finish(err)
 }

@@ -88,7 +88,7 @@ var ErrCut = errors.New("the stream was cut off before its end")
 
 const headerLen = 5
 
-// Writer writes frames. Flush has to be called before the other side is waited for.
+// Writer writes frames; an error of the stream wraps ErrCut. Flush has to be called before the other side is waited for.
 type Writer struct{ w *bufio.Writer }
 
 // NewWriter writes to w.
@@ -102,10 +102,12 @@ func (w *Writer) Frame(t Type, content []byte) error {
 	head := [headerLen]byte{byte(t)}
 	binary.BigEndian.PutUint32(head[1:], uint32(len(content))) //nolint:gosec // bounded above
 	if _, err := w.w.Write(head[:]); err != nil {
-		return err
+		return cut(err)
 	}
-	_, err := w.w.Write(content)
-	return err
+	if _, err := w.w.Write(content); err != nil {
+		return cut(err)
+	}
+	return nil
 }
 
 // JSON writes one that holds v.
@@ -118,7 +120,12 @@ func (w *Writer) JSON(t Type, v any) error {
 }
 
 // Flush sends what is buffered.
-func (w *Writer) Flush() error { return w.w.Flush() }
+func (w *Writer) Flush() error {
+	if err := w.w.Flush(); err != nil {
+		return cut(err)
+	}
+	return nil
+}
 
 // Reader reads frames.
 type Reader struct {

@@ -3,6 +3,7 @@ package snapshot
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"slices"
@@ -30,6 +31,9 @@ type walk struct {
 // tree walks below root, whose entries' paths begin with prefix.
 func (w *walk) tree(root *os.Root, prefix string, depth int) error {
 	names, err := list(root)
+	if err != nil && depth == 0 { // an empty snapshot would not be one of this
+		return fmt.Errorf("read %s: %w", prefix, err)
+	}
 	if err != nil {
 		return w.skip(prefix, wire.Unreadable)
 	}

@@ -1,0 +1,531 @@
+package snapshot_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/snapshot"
+	"github.com/spoolhq/spool/pkg/workspace"
+	"github.com/spoolhq/spool/pkg/workspace/wire"
+	"github.com/spoolhq/spool/pkg/workspace/workspacetest"
+)
+
+func random(seed uint64, size int) string {
+	b := make([]byte, size)
+	if _, err := rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8)}).Read(b); err != nil {
+		panic(err)
+	}
+	return string(b)
+}
+
+// TestCut ends the runner, or its stream, at many places of a snapshot: nothing
+// is named, the one before stays, and the next works.
+func TestCut(t *testing.T) {
+	t.Parallel()
+	b, store := newBox(t), &workspacetest.Memory{}
+	put(t, b.workspace, "a", "first")
+	first := take(t, b, store, "")
+	want := tree(t, b.workspace)
+	put(t, b.workspace, "big", random(1, 10<<20))
+	put(t, b.workspace, "z", "last")
+	counted := &counter{}
+	b.stdout = func(r io.Reader) io.Reader { counted.r = r; return counted }
+	probe := &workspacetest.Memory{}
+	take(t, b, probe, "")
+	named := manifests(store)
+	for _, kill := range []bool{false, true} {
+		for _, at := range []int64{0, 3, 40, 100, 1 << 20, 9 << 20, counted.n - 200, counted.n - 1} {
+			b.stdout = func(r io.Reader) io.Reader {
+				if kill {
+					return &killer{r: r, left: at, b: b}
+				}
+				return io.LimitReader(r, at)
+			}
+			o := options
+			o.Previous = first.ID
+			_, err := workspace.Snapshot(t.Context(), b, store, o)
+			if !errors.Is(err, workspace.ErrCut) || len(manifests(store)) != len(named) {
+				t.Errorf("cut at %d: %v, named %v", at, err, manifests(store))
+			}
+		}
+	}
+	b.stdout = nil
+	to := newBox(t)
+	restore(t, to, store, first.ID)
+	same(t, want, tree(t, to.workspace))
+	r := take(t, b, store, first.ID)
+	to = newBox(t)
+	restore(t, to, store, r.ID)
+	same(t, tree(t, b.workspace), tree(t, to.workspace))
+}
+
+func manifests(store *workspacetest.Memory) (out []string) {
+	for _, n := range store.Names() {
+		if strings.Contains(n, "/m-") {
+			out = append(out, n)
+		}
+	}
+	return out
+}
+
+type counter struct {
+	r io.Reader
+	n int64
+}
+
+func (c *counter) Read(p []byte) (int, error) {
+	n, err := c.r.Read(p)
+	c.n += int64(n)
+	return n, err
+}
+
+// killer kills the runner after so many bytes.
+type killer struct {
+	r    io.Reader
+	left int64
+	b    *box
+}
+
+func (k *killer) Read(p []byte) (int, error) {
+	if k.left == 0 {
+		if err := k.b.last.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+			return 0, err
+		}
+		return 0, io.EOF
+	}
+	n, err := k.r.Read(p[:min(int64(len(p)), k.left)])
+	k.left -= int64(n)
+	return n, err
+}
+
+// TestRestoreCut: a restore that was cut can be done again over what it left.
+func TestRestoreCut(t *testing.T) {
+	t.Parallel()
+	b, store := newBox(t), &workspacetest.Memory{}
+	for i, n := range []string{"a", "b/c", "b/d", "e"} {
+		put(t, b.workspace, n, random(uint64(i), 5<<20)) //nolint:gosec // small
+	}
+	if err := os.Chmod(filepath.Join(b.workspace, "b"), 0o555); err != nil { //nolint:gosec // a read-only folder
+		t.Fatal(err)
+	}
+	r := take(t, b, store, "")
+	to := newBox(t)
+	broken := errors.New("no answer")
+	for nth := range 3 {
+		left := nth
+		store.Fail = func(call, name string) error {
+			if call == "get" && strings.Contains(name, "/p-") {
+				if left--; left < 0 {
+					return broken
+				}
+			}
+			return nil
+		}
+		if _, err := workspace.Restore(t.Context(), to, store, options.Tenant, options.Session, r.ID); !errors.Is(err, broken) {
+			t.Errorf("pack %d fails: %v", nth, err)
+		}
+	}
+	store.Fail = nil
+	restore(t, to, store, r.ID)
+	same(t, tree(t, b.workspace), tree(t, to.workspace))
+}
+
+// TestChangesWhileRead holds the runner in the middle of a file, changes it, and lets go.
+func TestChangesWhileRead(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		changes   int
+		unsettled uint32
+	}{"once": {1, 0}, "at each try": {1 << 30, 1}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b, store := newBox(t), &workspacetest.Memory{}
+			path := filepath.Join(b.workspace, "big")
+			put(t, b.workspace, "big", random(1, 6<<20))
+			old(t, b.workspace)
+			n := 0
+			b.stdout = func(r io.Reader) io.Reader {
+				return &meddler{r: r, every: 2 << 20, meddle: func() {
+					if n++; n > c.changes {
+						return
+					}
+					f, err := os.OpenFile(path, os.O_WRONLY, 0)
+					if err == nil {
+						_, err = f.WriteAt([]byte(random(uint64(n)+1, 6<<20)), 0) //nolint:gosec // small
+						err = errors.Join(err, f.Close())
+					}
+					if err != nil {
+						t.Error(err)
+					}
+				}}
+			}
+			r := take(t, b, store, "")
+			if n == 0 || r.Unsettled != c.unsettled {
+				t.Fatalf("changed %d times: %+v", n, r)
+			}
+			b.stdout = nil
+			if r.Unsettled == 0 {
+				to := newBox(t)
+				restore(t, to, store, r.ID)
+				same(t, tree(t, b.workspace), tree(t, to.workspace))
+				return
+			}
+			// Once it is left alone, the next snapshot has it whole.
+			next := take(t, b, store, r.ID)
+			to := newBox(t)
+			restore(t, to, store, next.ID)
+			if next.Unsettled != 0 {
+				t.Errorf("still unsettled: %+v", next)
+			}
+			same(t, tree(t, b.workspace), tree(t, to.workspace))
+		})
+	}
+}
+
+// meddler does something each so many bytes. The runner is no further than a
+// pipe and a buffer ahead.
+type meddler struct {
+	r      io.Reader
+	every  int64
+	n      int64
+	meddle func()
+}
+
+func (m *meddler) Read(p []byte) (int, error) {
+	n, err := m.r.Read(p)
+	if before := m.n / m.every; (m.n+int64(n))/m.every > before {
+		m.meddle()
+	}
+	m.n += int64(n)
+	return n, err
+}
+
+// TestBusyWorkspace takes snapshots while files come, change and go. Each can be
+// restored, and no file has content that it never had.
+func TestBusyWorkspace(t *testing.T) {
+	t.Parallel()
+	b, store := newBox(t), &workspacetest.Memory{}
+	stop, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for i := 0; ; i++ {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			dir := filepath.Join(b.workspace, "d"+string(rune('a'+i%5)))
+			name := filepath.Join(dir, string(rune('a'+i%7)))
+			_ = os.MkdirAll(dir, 0o755)
+			_ = os.WriteFile(name, bytes.Repeat([]byte{byte('a' + i%20)}, 5000), 0o644)
+			if i%3 == 0 {
+				_ = os.RemoveAll(dir)
+			}
+			if i%11 == 0 {
+				_ = os.Symlink("/etc", dir)
+			}
+		}
+	}()
+	previous := ""
+	for range 8 {
+		r := take(t, b, store, previous)
+		previous = r.ID
+		to := newBox(t)
+		restore(t, to, store, r.ID)
+		for path, n := range tree(t, to.workspace) {
+			if n.mode.IsRegular() && strings.Trim(n.content, n.content[:min(1, len(n.content))]) != "" {
+				t.Errorf("%s is torn", path)
+			}
+			if strings.Contains(n.content, "root:") {
+				t.Errorf("%s is from outside", path)
+			}
+		}
+	}
+	close(stop)
+	<-done
+}
+
+// TestWhatIsNoFile: sockets, pipes and files that cannot be read are reported and hold nothing up.
+func TestWhatIsNoFile(t *testing.T) {
+	t.Parallel()
+	b, store := newBox(t), &workspacetest.Memory{}
+	put(t, b.workspace, "fine", "1")
+	put(t, b.workspace, "large", random(1, 5000))
+	l, err := net.Listen("unix", filepath.Join(b.state, "socket"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close() //nolint:errcheck // the test's own
+	deep := b.workspace
+	for range 260 {
+		deep = filepath.Join(deep, "d")
+	}
+	for _, err := range []error{syscall.Mkfifo(filepath.Join(b.workspace, "pipe"), 0o644), os.MkdirAll(deep, 0o755)} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.flags = []string{"--max-file=4999"}
+	r := take(t, b, store, "")
+	got := map[wire.Reason]string{}
+	for _, s := range r.Skips {
+		got[s.Reason] = s.Path
+	}
+	want := map[wire.Reason]string{wire.Special: "workspace/pipe", wire.TooLarge: "workspace/large", wire.TooDeep: "workspace" + strings.Repeat("/d", 257)}
+	if r.Skipped != 4 || len(r.Skips) != 4 || r.Files != 1 {
+		t.Errorf("result %+v", r)
+	}
+	for why, path := range want {
+		if got[why] != path {
+			t.Errorf("%s: %s", why, got[why])
+		}
+	}
+	b.flags = nil
+	old(t, b.workspace)
+	again := take(t, b, store, take(t, b, store, r.ID).ID)
+	if again.Skipped != 3 || again.ReadBytes != 0 {
+		t.Errorf("unchanged: %+v", again)
+	}
+}
+
+// TestUnreadable runs as one who may not read all: without the right, what was
+// read before is kept and the rest reported.
+func TestUnreadable(t *testing.T) {
+	t.Parallel()
+	b, store := newBox(t), &workspacetest.Memory{}
+	put(t, b.workspace, "before", "known")
+	put(t, b.workspace, "locked/in", "never seen")
+	old(t, b.workspace)
+	b.asOther(t)
+	first := take(t, b, store, "")
+	put(t, b.workspace, "after", "never read")
+	for _, path := range []string{"before", "after", "locked"} {
+		if err := os.Chmod(filepath.Join(b.workspace, path), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.asOther(t)
+	r := take(t, b, store, first.ID)
+	if r.Files != 1 || r.Skipped != 2 || r.Skips[0] != (workspace.Skip{Path: "workspace/after", Reason: wire.Unreadable}) || r.Skips[1].Path != "workspace/locked" {
+		t.Errorf("result %+v", r)
+	}
+	to := newBox(t)
+	restore(t, to, store, r.ID)
+	if n := tree(t, to.workspace)["before"]; n.mode != 0 || n.content != "known" && os.Getuid() == 0 {
+		t.Errorf("restored %+v", n)
+	}
+}
+
+// asOther gives the box to a user without rights, if this one has all.
+func (b *box) asOther(t *testing.T) {
+	t.Helper()
+	if os.Getuid() != 0 {
+		return
+	}
+	const nobody = 65534
+	dir := filepath.Dir(b.workspace)
+	if b.user == nil {
+		raw, err := os.ReadFile(os.Args[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.binary, b.user = filepath.Join(dir, "runner"), &syscall.Credential{Uid: nobody, Gid: nobody}
+		if err := os.WriteFile(b.binary, raw, 0o755); err != nil { //nolint:gosec // it is run by another
+			t.Fatal(err)
+		}
+	}
+	for d := dir; d != os.TempDir() && d != "/"; d = filepath.Dir(d) {
+		if err := os.Chmod(d, 0o755); err != nil { //nolint:gosec // see above
+			t.Fatal(err)
+		}
+	}
+	err := filepath.WalkDir(dir, func(path string, _ os.DirEntry, err error) error {
+		if err == nil && path != dir {
+			err = os.Lchown(path, nobody, nobody)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestRestoreStaysInside: over a tree that is set up to lead it out.
+func TestRestoreStaysInside(t *testing.T) {
+	t.Parallel()
+	b, store := newBox(t), &workspacetest.Memory{}
+	put(t, b.workspace, "a/file", "mine")
+	put(t, b.workspace, "b", "mine")
+	put(t, b.workspace, "c", "mine")
+	put(t, b.workspace, "d/e", "mine")
+	r := take(t, b, store, "")
+	to, outside := newBox(t), t.TempDir()
+	put(t, outside, "file", "theirs")
+	put(t, to.workspace, "c/in the way", "x")
+	put(t, to.workspace, "d", "x")
+	for _, err := range []error{
+		os.Symlink(outside, filepath.Join(to.workspace, "a")),
+		os.Link(filepath.Join(outside, "file"), filepath.Join(to.workspace, "b")),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	restore(t, to, store, r.ID)
+	same(t, tree(t, b.workspace), tree(t, to.workspace))
+	if got := tree(t, outside); len(got) != 1 || got["file"].content != "theirs" {
+		t.Errorf("outside: %v", got)
+	}
+}
+
+// TestRestoreRefuses holds the runner to refuse what a host should never send.
+func TestRestoreRefuses(t *testing.T) {
+	t.Parallel()
+	one := wire.Sum([]byte("1"))
+	file := func(path string) wire.Entry {
+		return wire.Entry{Path: path, Kind: wire.File, Size: 1, Blocks: []wire.Hash{one}, Mode: 0o644}
+	}
+	for name, c := range map[string]struct {
+		entries []wire.Entry
+		block   string
+		want    string
+	}{
+		"..":             {[]wire.Entry{file("workspace/../x")}, "1", `".."`},
+		"absolute":       {[]wire.Entry{file("/x")}, "1", "neither"},
+		"below a link":   {[]wire.Entry{{Path: "workspace/a", Kind: wire.Symlink, Target: "/tmp"}, file("workspace/a/x")}, "1", "parent"},
+		"no parent":      {[]wire.Entry{file("workspace/a/x")}, "1", "parent"},
+		"a NUL":          {[]wire.Entry{file("workspace/a\x00b")}, "1", "NUL"},
+		"another kind":   {[]wire.Entry{{Path: "workspace/a", Kind: "device"}}, "1", "kind"},
+		"no content":     {[]wire.Entry{file("workspace/a")}, "", "1 files have not come whole"},
+		"alien content":  {[]wire.Entry{file("workspace/a")}, "2", "belongs to no file"},
+		"out of order":   {[]wire.Entry{file("workspace/b"), file("workspace/a")}, "1", "does not come after"},
+		"a setuid file":  {[]wire.Entry{{Path: "workspace/a", Kind: wire.File, Mode: 0o4755}}, "", "permission bits"},
+		"too many bytes": {[]wire.Entry{{Path: "workspace/a", Kind: wire.File, Size: 5, Blocks: []wire.Hash{one}}}, "1", "has 1 bytes in place of 5"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBox(t)
+			var in bytes.Buffer
+			w := wire.NewWriter(&in)
+			err := w.JSON(wire.FrameHello, wire.Hello{Protocol: wire.Protocol})
+			for _, e := range c.entries {
+				err = errors.Join(err, w.JSON(wire.FrameEntry, e))
+			}
+			err = errors.Join(err, w.Frame(wire.FrameGo, nil))
+			if c.block != "" {
+				err = errors.Join(err, w.Frame(wire.FrameBlock, []byte(c.block)))
+			}
+			if err = errors.Join(err, w.JSON(wire.FrameEnd, wire.End{}), w.Flush()); err != nil {
+				t.Fatal(err)
+			}
+			a := snapshot.Apply{Roots: snapshot.Roots{Workspace: b.workspace, State: b.state}, Log: slog.New(slog.DiscardHandler)}
+			if err := a.Run(t.Context(), &in, io.Discard); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got %v, want %q", err, c.want)
+			}
+		})
+	}
+}
+
+// TestForgedIndex: an index that says something else costs time at most.
+func TestForgedIndex(t *testing.T) {
+	t.Parallel()
+	b, store := newBox(t), &workspacetest.Memory{}
+	put(t, b.workspace, "a", "content")
+	old(t, b.workspace)
+	first := take(t, b, store, "")
+	path := filepath.Join(b.state, ".spool-index")
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, forged := range map[string][]byte{"cut": raw[:len(raw)/2], "empty": {}, "flipped": append(bytes.Clone(raw[:len(raw)-1]), raw[len(raw)-1]^1), "other": []byte("hello")} {
+		if err := os.WriteFile(path, forged, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if r := take(t, b, store, first.ID); r.ID != first.ID || r.ReadBytes != 7 {
+			t.Errorf("%s: %+v", name, r)
+		}
+	}
+	// A link in its place is not followed.
+	outside := filepath.Join(t.TempDir(), "outside")
+	if err := errors.Join(os.WriteFile(outside, []byte("theirs"), 0o600), os.Remove(path), os.Symlink(outside, path)); err != nil {
+		t.Fatal(err)
+	}
+	if r := take(t, b, store, first.ID); r.ID != first.ID {
+		t.Errorf("link: %+v", r)
+	}
+	if got, err := os.ReadFile(outside); err != nil || string(got) != "theirs" {
+		t.Errorf("outside: %q %v", got, err)
+	}
+}
+
+// TestQuickChange: a change within a clock's tick, of the same size, is seen.
+func TestQuickChange(t *testing.T) {
+	t.Parallel()
+	b, store := newBox(t), &workspacetest.Memory{}
+	previous := ""
+	for i := range 20 {
+		put(t, b.workspace, "a", string(rune('a'+i)))
+		previous = take(t, b, store, previous).ID
+		m, err := workspace.Open(t.Context(), store, options.Tenant, options.Session, previous)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := m.Reader(t.Context(), store, "a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := io.ReadAll(r); err != nil || string(got) != string(rune('a'+i)) {
+			t.Errorf("change %d: %q %v", i, got, err)
+		}
+	}
+}
+
+// TestTimesPutBack: content that changed under the same size and time is seen by the rest.
+func TestTimesPutBack(t *testing.T) {
+	t.Parallel()
+	b, store := newBox(t), &workspacetest.Memory{}
+	put(t, b.workspace, "a", "one")
+	old(t, b.workspace)
+	first := take(t, b, store, "")
+	path := filepath.Join(b.workspace, "a")
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(t, b.workspace, "a", "two")
+	if err := os.Chtimes(path, time.Time{}, info.ModTime()); err != nil {
+		t.Fatal(err)
+	}
+	if r := take(t, b, store, first.ID); r.NewBytes != 3 {
+		t.Errorf("result %+v", r)
+	}
+}
+
+// TestContextEnds: the runner ends with its host's wish.
+func TestContextEnds(t *testing.T) {
+	t.Parallel()
+	b := newBox(t)
+	put(t, b.workspace, "big", random(1, 20<<20))
+	ctx, cancel := context.WithCancel(t.Context())
+	b.stdout = func(r io.Reader) io.Reader {
+		return &meddler{r: r, every: 1 << 20, meddle: cancel}
+	}
+	if _, err := workspace.Snapshot(ctx, b, &workspacetest.Memory{}, options); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+	if s := b.last.cmd.ProcessState; s == nil {
+		t.Error("the runner still runs")
+	}
+}

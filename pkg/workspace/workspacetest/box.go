@@ -1,0 +1,248 @@
+package workspacetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/pkg/workspace"
+	"github.com/spoolhq/spool/pkg/workspace/wire"
+)
+
+// Box is a sandbox that is a map: its runner's snapshot and restore speak as the
+// real one does. It has nothing else.
+type Box struct {
+	sandbox.Sandbox // asked for anything but Exec it panics
+
+	// Tree is contents by path, which begins with workspace/ or state/; folders are made as needed.
+	Tree map[string]string
+	// Runner answers in place of its own when it is set; what it gives is the exit code.
+	Runner func(args []string, stdin io.Reader, stdout, stderr io.Writer) int
+}
+
+// made is the time of everything in a Box.
+var made = time.Unix(1_700_000_000, 123_456_789).UTC()
+
+// Fill stores a snapshot of these files, by their paths in the workspace, and gives its id.
+func Fill(t testing.TB, store workspace.Store, tenant, session string, files map[string]string) string {
+	t.Helper()
+	b := &Box{Tree: map[string]string{}}
+	for path, content := range files {
+		b.Tree[wire.Workspace+"/"+path] = content
+	}
+	r, err := workspace.Snapshot(t.Context(), b, store, workspace.Options{Tenant: tenant, Session: session})
+	if err != nil {
+		t.Fatalf("fill the store: %v", err)
+	}
+	return r.ID
+}
+
+// ID is sbx_map.
+func (b *Box) ID() string { return "sbx_map" }
+
+// Exec runs the runner's snapshot or restore.
+func (b *Box) Exec(ctx context.Context, c sandbox.Command) (sandbox.Process, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if len(c.Args) < 2 || c.Args[0] != "runner" {
+		return nil, fmt.Errorf("%v: %w", c.Args, exec.ErrNotFound)
+	}
+	run := b.Runner
+	if run == nil {
+		run = b.run
+	}
+	p := &process{ended: make(chan struct{})}
+	inR, inW := io.Pipe()
+	outR, outW := io.Pipe()
+	errR, errW := io.Pipe()
+	p.in, p.out, p.err = inW, outR, errR
+	go func() {
+		defer close(p.ended)
+		p.code = run(c.Args[1:], inR, outW, errW)
+		for _, closer := range []io.Closer{inR, outW, errW} {
+			_ = closer.Close() // a pipe's end
+		}
+	}()
+	return p, nil
+}
+
+func (b *Box) run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	in, out := wire.NewReader(stdin), wire.NewWriter(stdout)
+	var err error
+	switch args[0] {
+	case "snapshot":
+		err = b.tell(in, out)
+	case "restore":
+		err = b.take(in, out)
+	default:
+		err = fmt.Errorf("%s is not what a map can do", args[0])
+	}
+	if err != nil {
+		_, _ = fmt.Fprintf(stderr, "runner: %v\n", err) // nobody may be listening any more
+		return 1
+	}
+	return 0
+}
+
+// entries are the files, and the folders that they lie in.
+func (b *Box) entries() (out []wire.Entry) {
+	dirs := map[string]bool{wire.Workspace: true, wire.State: true}
+	for path, content := range b.Tree {
+		for i := range len(path) {
+			if dir := path[:i]; path[i] == '/' && !dirs[dir] {
+				dirs[dir] = true
+				out = append(out, wire.Entry{Path: dir, Kind: wire.Dir, Mode: 0o755, ModTime: made})
+			}
+		}
+		e := wire.Entry{Path: path, Kind: wire.File, Mode: 0o644, ModTime: made, Size: int64(len(content))}
+		for i := range wire.Blocks(e.Size) {
+			e.Blocks = append(e.Blocks, wire.Sum([]byte(content[i*wire.BlockSize:][:e.BlockLen(i)])))
+		}
+		out = append(out, e)
+	}
+	slices.SortFunc(out, func(x, y wire.Entry) int { return wire.Compare(x.Path, y.Path) })
+	return out
+}
+
+// tell is the runner's side of wire's snapshot.
+func (b *Box) tell(in *wire.Reader, out *wire.Writer) error {
+	if err := in.Greet(); err != nil {
+		return err
+	}
+	if err := errors.Join(out.JSON(wire.FrameHello, wire.Hello{Protocol: wire.Protocol}), out.JSON(wire.FrameFound, wire.Found{}), out.Flush()); err != nil {
+		return err
+	}
+	known := map[wire.Hash]bool{}
+	for t := wire.FrameKnown; t != wire.FrameGo; {
+		var content []byte
+		var err error
+		if t, content, err = in.Next(); err != nil {
+			return err
+		}
+		for ; len(content) > 0; content = content[len(wire.Hash{}):] {
+			known[wire.Hash(content)] = true
+		}
+	}
+	tree, end := wire.NewTree(), wire.End{}
+	for _, e := range b.entries() {
+		for i, h := range e.Blocks {
+			if known[h] {
+				continue
+			}
+			known[h] = true
+			if err := out.Frame(wire.FrameBlock, []byte(b.Tree[e.Path][i*wire.BlockSize:][:e.BlockLen(i)])); err != nil {
+				return err
+			}
+		}
+		if e.Kind == wire.File {
+			end.Files++
+			end.Bytes += uint64(e.Size) //nolint:gosec // a length
+		}
+		line, err := tree.Add(&e)
+		if err == nil {
+			err = out.Frame(wire.FrameEntry, line)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	end.ID = tree.ID()
+	return errors.Join(out.JSON(wire.FrameEnd, end), out.Flush())
+}
+
+// take is the runner's side of wire's restore.
+func (b *Box) take(in *wire.Reader, out *wire.Writer) error {
+	if err := in.Greet(); err != nil {
+		return err
+	}
+	var list []wire.Entry
+	blocks := map[wire.Hash]string{}
+	for {
+		t, content, err := in.Next()
+		if err != nil {
+			return err
+		}
+		switch t {
+		case wire.FrameEntry:
+			var e wire.Entry
+			if err := wire.Decode(t, content, &e); err != nil {
+				return err
+			}
+			list = append(list, e)
+		case wire.FrameBlock:
+			blocks[wire.Sum(content)] = string(content)
+		case wire.FrameEnd:
+			return b.lay(list, blocks, out)
+		}
+	}
+}
+
+func (b *Box) lay(list []wire.Entry, blocks map[wire.Hash]string, out *wire.Writer) error {
+	files, end := maps.Clone(b.Tree), wire.End{}
+	if files == nil {
+		files = map[string]string{}
+	}
+	for _, e := range list {
+		if e.Kind != wire.File {
+			continue
+		}
+		var content strings.Builder
+		for _, h := range e.Blocks {
+			content.WriteString(blocks[h])
+		}
+		files[e.Path] = content.String()
+		end.Files++
+		end.Bytes += uint64(e.Size) //nolint:gosec // checked by the host
+	}
+	b.Tree = files
+	return errors.Join(out.JSON(wire.FrameHello, wire.Hello{Protocol: wire.Protocol}), out.JSON(wire.FrameEnd, end), out.Flush())
+}
+
+// process is a runner that is a goroutine.
+type process struct {
+	in    *io.PipeWriter
+	out   *io.PipeReader
+	err   *io.PipeReader
+	ended chan struct{}
+	code  int
+
+	once   sync.Once
+	killed bool
+}
+
+func (p *process) Stdin() io.WriteCloser { return p.in }
+func (p *process) Stdout() io.Reader     { return p.out }
+func (p *process) Stderr() io.Reader     { return p.err }
+
+func (p *process) Wait() (int, error) {
+	<-p.ended
+	if p.killed {
+		return -1, nil
+	}
+	return p.code, nil
+}
+
+// Kill closes the streams, on which the runner ends.
+func (p *process) Kill() error {
+	p.once.Do(func() {
+		select {
+		case <-p.ended:
+		default:
+			p.killed = true
+		}
+		for _, closer := range []io.Closer{p.in, p.out, p.err} {
+			_ = closer.Close() // a pipe's end
+		}
+	})
+	return nil
+}
