@@ -8,7 +8,7 @@ export PATH := $(CURDIR)/.tools/bin:$(CURDIR)/.tools/agents/node_modules/.bin:$(
 
 ARGS ?=
 
-.PHONY: help demo up test race lint generate verify bench record install
+.PHONY: help demo up images test race lint generate verify bench record install
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,6 +19,9 @@ demo: ## A query from start to end on the built-in agent and a scripted model; n
 up: ## Run everything in one process (ARGS="--listen 127.0.0.1:7700 …")
 	@scripts/build
 	@bin/spool up $(ARGS)
+
+images: ## Make the images of deploy/compose.yaml, and the base images that no registry gives
+	@scripts/images $(ARGS)
 
 test: ## Run all tests (ARGS="-run Name"); with CI=true install what is missing and fail on any skip
 	@scripts/test $(ARGS)

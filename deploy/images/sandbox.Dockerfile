@@ -9,11 +9,12 @@ ARG NPM_CONFIG_REGISTRY=
 ENV NODE_EXTRA_CA_CERTS=/etc/ssl/certs/ca-certificates.crt
 WORKDIR /opt/agents
 COPY scripts/agents/package.json scripts/agents/package-lock.json ./
-# npm installs only what is for this platform. Some packages copy their program from the platform's package: one of both is enough, so
-# that large files that are equal become one. A CLI that does not run fails the build.
+# npm installs only what is for this platform; `npm ci` would refuse a lock file without the packages of others, which not every
+# registry has. Some packages copy their program from the platform's package: one of both is enough, so that large files that are
+# equal become one. A CLI that does not run fails the build.
 RUN set -eu; \
     [ -n "${NPM_CONFIG_REGISTRY}" ] || unset NPM_CONFIG_REGISTRY; \
-    npm ci --no-fund --no-audit --loglevel=error; \
+    npm install --no-save --no-fund --no-audit --loglevel=error; \
     rm -rf /root/.npm; \
     find node_modules -type f -size +1M -exec sha256sum {} + | sort | while read -r sum file; do \
       if [ "$sum" = "${last:-}" ]; then ln -f "$first" "$file"; else last=$sum first=$file; fi; \

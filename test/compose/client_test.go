@@ -1,0 +1,194 @@
+package compose
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/coder/websocket"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/blocks"
+)
+
+// patience is how long a client waits for the end of a turn, on a busy machine.
+const patience = 3 * time.Minute
+
+// server is a gateway as a client sees it.
+type server struct{ url, key string }
+
+// call makes a request and decodes the answer, which must have the status.
+func (s server) call(ctx context.Context, method, path string, body any, status int, out any) error {
+	var in io.Reader
+	if body != nil {
+		raw, err := json.Marshal(body)
+		if err != nil {
+			return err
+		}
+		in = bytes.NewReader(raw)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, s.url+path, in)
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("Authorization", "Bearer "+s.key)
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	raw, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return err
+	}
+	if resp.StatusCode != status {
+		return fmt.Errorf("%s %s answered %s: %s", method, path, resp.Status, raw)
+	}
+	if out == nil {
+		return nil
+	}
+	return json.Unmarshal(raw, out)
+}
+
+// events reads a session's whole log.
+func (s server) events(ctx context.Context, session string) ([]events.Wire, error) {
+	var all []events.Wire
+	for after := uint32(0); ; {
+		var page struct {
+			Events    []events.Wire
+			Tip, Next uint32
+		}
+		if err := s.call(ctx, "GET", fmt.Sprintf("/api/sessions/%s/events?after=%d&limit=200", session, after), nil, http.StatusOK, &page); err != nil {
+			return nil, err
+		}
+		all = append(all, page.Events...)
+		if page.Next >= page.Tip || page.Next == after {
+			return all, nil
+		}
+		after = page.Next
+	}
+}
+
+// stream is a client's WebSocket, and all that it has been shown, over all connections.
+type stream struct {
+	session string
+	conn    *websocket.Conn
+	seen    []events.Wire
+	view    *blocks.View
+	deltas  int
+}
+
+func newStream(session string) *stream { return &stream{session: session, view: blocks.NewView()} }
+
+// join connects and asks for what comes after the last event that was seen.
+func (s *stream) join(ctx context.Context, at server) error {
+	conn, _, err := websocket.Dial(ctx, "ws"+strings.TrimPrefix(at.url, "http")+"/api/ws", &websocket.DialOptions{
+		HTTPHeader: http.Header{"Authorization": {"Bearer " + at.key}},
+	})
+	if err != nil {
+		return err
+	}
+	conn.SetReadLimit(16 << 20)
+	s.conn = conn
+	raw, err := json.Marshal(map[string]any{"type": "session:join", "requestId": "r", "sessionId": s.session, "after": s.cursor()})
+	if err != nil {
+		return err
+	}
+	return conn.Write(ctx, websocket.MessageText, raw)
+}
+
+func (s *stream) leave() { _ = s.conn.CloseNow() } // the server may have been faster
+
+func (s *stream) cursor() uint32 { return uint32(len(s.seen)) } //nolint:gosec // a session has no more than that
+
+// next reads one event or piece of text. A hole, a repetition and an event out of order are errors.
+func (s *stream) next(ctx context.Context) (events.Wire, error) {
+	for {
+		_, raw, err := s.conn.Read(ctx)
+		if err != nil {
+			return events.Wire{}, err
+		}
+		var m struct {
+			Type, Code, Message string
+			Event               events.Wire
+		}
+		if err := json.Unmarshal(raw, &m); err != nil {
+			return events.Wire{}, err
+		}
+		switch {
+		case m.Type == "error":
+			return events.Wire{}, fmt.Errorf("%s: %s", m.Code, m.Message)
+		case m.Type != "session:event":
+			continue
+		case m.Event.Type == events.TextDelta:
+			if m.Event.Seq != s.cursor() {
+				return m.Event, fmt.Errorf("text in flight with seq %d after event %d", m.Event.Seq, s.cursor())
+			}
+			d := events.Delta{ExecutionID: m.Event.ExecutionID, ConversationID: m.Event.ConversationID}
+			if err := json.Unmarshal(m.Event.Data, &d); err != nil {
+				return m.Event, err
+			}
+			s.deltas++
+			s.view.ApplyDelta(d)
+		default:
+			if m.Event.Seq != s.cursor()+1 {
+				return m.Event, fmt.Errorf("event %d came after %d", m.Event.Seq, s.cursor())
+			}
+			s.seen = append(s.seen, m.Event)
+			s.view.Apply(m.Event.Event())
+		}
+		return m.Event, nil
+	}
+}
+
+// until reads to the end of an execution.
+func (s *stream) until(ctx context.Context, execution string) (events.Wire, error) {
+	for {
+		w, err := s.next(ctx)
+		if err != nil || w.ExecutionID == execution && events.Terminal(w.Type) {
+			return w, err
+		}
+	}
+}
+
+// catchUp reads until as many events were seen.
+func (s *stream) catchUp(ctx context.Context, n int) error {
+	for len(s.seen) < n {
+		if _, err := s.next(ctx); err != nil {
+			return fmt.Errorf("after %d of %d events: %w", len(s.seen), n, err)
+		}
+	}
+	return nil
+}
+
+// same compares what the client was shown with the log.
+func (s *stream) same(log []events.Wire) error {
+	if len(s.seen) != len(log) {
+		return fmt.Errorf("the client saw %d events, the log has %d", len(s.seen), len(log))
+	}
+	fold := blocks.NewView()
+	for i, w := range log {
+		fold.Apply(w.Event())
+		got, err := json.Marshal(s.seen[i])
+		if err != nil {
+			return err
+		}
+		want, err := json.Marshal(w)
+		if err != nil {
+			return err
+		}
+		if !bytes.Equal(got, want) {
+			return fmt.Errorf("event %d is %s to the client, %s in the log", i+1, got, want)
+		}
+	}
+	if got, want := s.view.String(), fold.String(); got != want {
+		return fmt.Errorf("the client shows\n%s\nthe log folds to\n%s", got, want)
+	}
+	return nil
+}

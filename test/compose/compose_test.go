@@ -1,0 +1,302 @@
+// Package compose brings up deploy/compose.yaml, every service a container of
+// its own, and uses it as clients do.
+package compose
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+const (
+	sessions = 20 // of which every claudeEvery-th is Claude Code's, the others the built-in agent's
+	turns    = 3
+
+	claudeEvery = 7
+)
+
+// TestCompose is the whole life of an installation: up with several copies, used from both gateways at once, down, up again on the
+// same volumes, and away.
+func TestCompose(t *testing.T) { //nolint:paralleltest // it takes the machine
+	if _, err := exec.LookPath("docker"); err != nil {
+		t.Skip("there is no docker: run scripts/install engine")
+	}
+	if out, err := exec.CommandContext(t.Context(), "docker", "version").CombinedOutput(); err != nil {
+		t.Skipf("no Docker engine answers: run scripts/engine start: %s", out)
+	}
+	p := newProject(t)
+	began := time.Now()
+	p.run(25*time.Minute, "scripts/images")
+	t.Logf("images in %s", time.Since(began).Round(time.Second))
+
+	urls := p.up()
+	key := p.key(urls[0])
+	gateways := []server{{urls[0], key}, {urls[1], key}}
+	all := p.use(gateways)
+	p.verify(sessions)
+	p.report(all)
+	p.down()
+
+	urls = p.up()
+	gateways = []server{{urls[0], key}, {urls[1], key}}
+	p.found(gateways, all)
+	p.verify(sessions)
+	p.run(3*time.Minute, p.compose("down", "--volumes", "--timeout", "30")...)
+	if left := p.volumes(); len(left) > 0 {
+		t.Errorf("`down --volumes` left %v", left)
+	}
+}
+
+// key makes an API key with the root key.
+func (p *project) key(url string) string {
+	p.t.Helper()
+	var made struct{ Key string }
+	if err := (server{url, p.rootKey}).call(p.t.Context(), "POST", "/api/keys", map[string]any{"name": "test"}, http.StatusOK, &made); err != nil {
+		p.t.Fatal(err)
+	}
+	if err := (server{url, "spool_none"}).call(p.t.Context(), "GET", "/api/sessions", nil, http.StatusUnauthorized, nil); err != nil {
+		p.t.Errorf("without a key: %v", err)
+	}
+	return made.Key
+}
+
+// conversation is a session and its log.
+type conversation struct {
+	session, architecture, word string
+	log                         []events.Wire
+}
+
+// use holds all conversations at once and compares what each client was shown with the log.
+func (p *project) use(gateways []server) []*conversation {
+	p.t.Helper()
+	began := time.Now()
+	ctx, cancel := context.WithTimeout(p.t.Context(), 10*time.Minute)
+	defer cancel()
+	all := make([]*conversation, sessions)
+	var group errgroup.Group
+	var mu sync.Mutex
+	deltas, seen := 0, 0
+	for i := range sessions {
+		c := &conversation{architecture: "spool", word: fmt.Sprintf("heron%d", i)}
+		if i%claudeEvery == claudeEvery-1 {
+			c.architecture = "claude-code"
+		}
+		all[i] = c
+		group.Go(func() error {
+			d, n, err := c.hold(ctx, gateways, i)
+			mu.Lock()
+			defer mu.Unlock()
+			deltas, seen = deltas+d, seen+n
+			if err != nil {
+				return fmt.Errorf("session %d, %s of %s: %w", i, c.session, c.architecture, err)
+			}
+			return nil
+		})
+	}
+	if err := group.Wait(); err != nil {
+		p.t.Fatal(err)
+	}
+	p.t.Logf("%d queries over %d sessions in %s: %d clients saw %d events and %d pieces of text, nothing lost, doubled or out of order",
+		sessions*turns, sessions, time.Since(began).Round(time.Second), 2*sessions, seen, deltas)
+	return all
+}
+
+// hold is one conversation of three turns. Messages go to one gateway after the other; a client at each follows, and one of them
+// moves to the other gateway in the middle of a turn.
+func (c *conversation) hold(ctx context.Context, gateways []server, i int) (deltas, seen int, err error) {
+	here, there := gateways[i%2], gateways[(i+1)%2]
+	var made struct{ SessionID string }
+	if err := here.call(ctx, "POST", "/api/sessions", map[string]any{"architecture": c.architecture}, http.StatusCreated, &made); err != nil {
+		return 0, 0, err
+	}
+	c.session = made.SessionID
+	stays, moves := newStream(c.session), newStream(c.session)
+	if err := errors.Join(stays.join(ctx, there), moves.join(ctx, here)); err != nil {
+		return 0, 0, err
+	}
+	defer func() { stays.leave(); moves.leave() }()
+	for turn, text := range []string{
+		"Remember the code word " + c.word + ".",
+		"Write a program that prints the first ten primes and run it.",
+		"What did I ask you to remember?",
+	} {
+		end, err := c.turn(ctx, gateways[(i+turn)%2], text, stays)
+		if err != nil {
+			return 0, 0, fmt.Errorf("turn %d: %w", turn+1, err)
+		}
+		if turn == turns-1 && !strings.Contains(string(end.Data), c.word) {
+			return 0, 0, fmt.Errorf("it was asked for %s and ended with %s", c.word, end.Data)
+		}
+		if turn == 1 { // this one has a part of the turn before it, at most, and is shown the rest by the other gateway
+			for range 5 {
+				if _, err := moves.next(ctx); err != nil {
+					return 0, 0, err
+				}
+			}
+			moves.leave()
+			if err := moves.join(ctx, there); err != nil {
+				return 0, 0, err
+			}
+		}
+	}
+	if c.log, err = there.events(ctx, c.session); err != nil {
+		return 0, 0, err
+	}
+	for name, s := range map[string]*stream{"the client that stayed": stays, "the client that moved": moves} {
+		if err := errors.Join(s.catchUp(ctx, len(c.log)), s.same(c.log)); err != nil {
+			return 0, 0, fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	return stays.deltas + moves.deltas, len(stays.seen) + len(moves.seen), c.ends()
+}
+
+// turn posts a message and follows it to its end.
+func (c *conversation) turn(ctx context.Context, at server, text string, s *stream) (events.Wire, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	var accepted struct{ ExecutionID string }
+	if err := at.call(ctx, "POST", "/api/sessions/"+c.session+"/messages", map[string]any{"content": text}, http.StatusAccepted, &accepted); err != nil {
+		return events.Wire{}, err
+	}
+	end, err := s.until(ctx, accepted.ExecutionID)
+	if err == nil && end.Type != (events.ExecutionCompleted{}).EventType() {
+		err = fmt.Errorf("it ended with %s %s", end.Type, end.Data)
+	}
+	return end, err
+}
+
+// ends checks that each query has exactly one end.
+func (c *conversation) ends() error {
+	accepted, ended := map[string]int{}, map[string]int{}
+	for _, w := range c.log {
+		if w.Type == (events.MessageAccepted{}).EventType() {
+			accepted[w.ExecutionID]++
+		}
+		if events.Terminal(w.Type) {
+			ended[w.ExecutionID]++
+		}
+	}
+	if len(accepted) != turns || !maps.Equal(accepted, ended) {
+		return fmt.Errorf("accepted are %v, ended %v", accepted, ended)
+	}
+	return nil
+}
+
+// verify checks the log from inside, as people do.
+func (p *project) verify(sessions int) {
+	p.t.Helper()
+	out := p.run(2*time.Minute, p.compose("run", "--rm", "--no-TTY", "--no-deps", "provision", "verify", "--json")...)
+	var report struct {
+		OK                        bool
+		Sessions, Commits, Events int
+		Open                      []json.RawMessage
+	}
+	if err := json.Unmarshal([]byte(out), &report); err != nil {
+		p.t.Fatalf("spool verify printed %s: %v", out, err)
+	}
+	if !report.OK || report.Sessions != sessions || len(report.Open) != 0 {
+		p.t.Errorf("spool verify: %s", out)
+	}
+	p.t.Logf("spool verify: sound: %d sessions, %d commits, %d events", report.Sessions, report.Commits, report.Events)
+}
+
+// executorID is how an executor's log names it.
+var executorID = regexp.MustCompile(`"executor":"(xtr_[0-9A-Z]{26})"`)
+
+// report prints how many executions each executor ran.
+func (p *project) report(all []*conversation) {
+	p.t.Helper()
+	ran := map[string]int{}
+	for _, c := range all {
+		for _, w := range c.log {
+			if w.Type != (events.ExecutionClaimed{}).EventType() {
+				continue
+			}
+			var claim events.ExecutionClaimed
+			if err := json.Unmarshal(w.Data, &claim); err != nil {
+				p.t.Fatal(err)
+			}
+			ran[claim.Executor]++
+		}
+	}
+	total, busy := 0, 0
+	for _, c := range p.containers() {
+		if c.Service != "executor" {
+			continue
+		}
+		id := executorID.FindStringSubmatch(p.run(time.Minute, p.compose("logs", "--no-log-prefix", "--no-color", "--index", c.Name[strings.LastIndex(c.Name, "-")+1:], "executor")...))
+		if id == nil {
+			p.t.Errorf("%s does not say which executor it is", c.Name)
+			continue
+		}
+		p.t.Logf("%s (%s): %d executions", c.Name, id[1], ran[id[1]])
+		total += ran[id[1]]
+		if ran[id[1]] > 0 {
+			busy++
+		}
+	}
+	if total < sessions*turns {
+		p.t.Errorf("the executors ran %d executions of %d: %v", total, sessions*turns, ran)
+	}
+	if busy < 2 {
+		p.t.Errorf("one executor ran everything")
+	}
+}
+
+// down takes everything down but what lasts.
+func (p *project) down() {
+	p.t.Helper()
+	before := p.volumes()
+	began := time.Now()
+	p.run(3*time.Minute, p.compose("down", "--timeout", "30")...)
+	p.t.Logf("down in %s", time.Since(began).Round(time.Second))
+	for what, names := range p.left() {
+		p.t.Errorf("`down` left %s: %v", what, names)
+	}
+	if after := p.volumes(); len(after) != 5 || !slices.Equal(before, after) {
+		p.t.Errorf("volumes were %v and are %v", before, after)
+	}
+}
+
+// found checks that every session is there as it was, and that those of each architecture go on.
+func (p *project) found(gateways []server, all []*conversation) {
+	p.t.Helper()
+	ctx, cancel := context.WithTimeout(p.t.Context(), 5*time.Minute)
+	defer cancel()
+	went := map[string]bool{}
+	for i, c := range all {
+		log, err := gateways[i%2].events(ctx, c.session)
+		if err != nil {
+			p.t.Fatalf("%s: %v", c.session, err)
+		}
+		s := newStream(c.session)
+		if err := errors.Join(s.join(ctx, gateways[(i+1)%2]), s.catchUp(ctx, len(log)), s.same(log)); err != nil {
+			p.t.Errorf("%s: %v", c.session, err)
+		}
+		if len(log) < len(c.log) || !slices.EqualFunc(log[:len(c.log)], c.log, func(a, b events.Wire) bool { return a.Seq == b.Seq && a.ID == b.ID }) {
+			p.t.Errorf("%s had %d events and now has %d others", c.session, len(c.log), len(log))
+		}
+		if !went[c.architecture] {
+			went[c.architecture] = true
+			end, err := c.turn(ctx, gateways[i%2], "What did I ask you to remember?", s)
+			if err != nil || !strings.Contains(string(end.Data), c.word) {
+				p.t.Errorf("%s of %s went on with %s, %v", c.session, c.architecture, end.Data, err)
+			}
+		}
+		s.leave()
+	}
+}

@@ -1,0 +1,229 @@
+package compose
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// root is the repository.
+const root = "../.."
+
+// project is one installation by deploy/compose.yaml, with a name, passwords and ports of its own.
+type project struct {
+	t       *testing.T
+	name    string
+	envFile string
+	env     []string // of every command: nothing of the machine's own settings gets in
+	rootKey string
+}
+
+// newProject writes the settings, as people do with deploy/env, and takes everything down when the test ends.
+func newProject(t *testing.T) *project {
+	t.Helper()
+	p := &project{t: t, name: fmt.Sprintf("spooltest%d", rand.IntN(1e6)), envFile: filepath.Join(t.TempDir(), "env")}
+	for _, e := range os.Environ() {
+		if name, _, _ := strings.Cut(e, "="); !strings.HasPrefix(name, "SPOOL_") && !strings.HasSuffix(name, "_API_KEY") && !strings.HasPrefix(name, "COMPOSE_") {
+			p.env = append(p.env, e)
+		}
+	}
+	p.run(time.Minute, "deploy/env", "--mock", p.envFile)
+	written, err := os.ReadFile(p.envFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	base := freeRange(t, 20)
+	more := fmt.Sprintf("SPOOL_PROJECT=%s\nSPOOL_GATEWAY_PORTS=%d-%d\nSPOOL_GATEWAY_GRPC_PORTS=%d-%d\n", p.name, base, base+9, base+10, base+19)
+	if err := os.WriteFile(p.envFile, append(written, more...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(written)) {
+		if key, ok := strings.CutPrefix(strings.TrimSpace(line), "SPOOL_ROOT_KEY="); ok {
+			p.rootKey = key
+		}
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			logs, err := p.try(time.Minute, p.compose("logs", "--no-color", "--tail", "40")...)
+			t.Logf("the end of the logs (%v):\n%s", err, logs)
+		}
+		if _, err := p.try(3*time.Minute, p.compose("down", "--volumes", "--remove-orphans", "--timeout", "20")...); err != nil {
+			t.Errorf("take everything down: %v", err)
+		}
+		p.sweep()
+	})
+	return p
+}
+
+// freeRange finds n ports in a row on which nobody listens.
+func freeRange(t *testing.T, n int) int {
+	t.Helper()
+	for range 200 {
+		base := 20000 + rand.IntN(10000)
+		free := true
+		for port := base; port < base+n && free; port++ {
+			l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
+			free = err == nil
+			if free {
+				free = l.Close() == nil
+			}
+		}
+		if free {
+			return base
+		}
+	}
+	t.Fatalf("there are no %d free ports in a row", n)
+	return 0
+}
+
+// compose is a command line of docker compose for this project.
+func (p *project) compose(args ...string) []string {
+	return append([]string{"docker", "compose", "--env-file", p.envFile, "-f", "deploy/compose.yaml", "--profile", "mock"}, args...)
+}
+
+// try runs a command in the repository and gives what it printed.
+func (p *project) try(within time.Duration, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), within)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
+	cmd.Dir, cmd.Env = root, p.env
+	var out, said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &said
+	if err := cmd.Run(); err != nil {
+		return out.String(), fmt.Errorf("%s: %w: %s", strings.Join(args, " "), errors.Join(err, ctx.Err()), said.String())
+	}
+	return out.String(), nil
+}
+
+func (p *project) run(within time.Duration, args ...string) string {
+	p.t.Helper()
+	out, err := p.try(within, args...)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return out
+}
+
+// up brings everything up and waits until every container is healthy. It gives the gateways' addresses.
+func (p *project) up() []string {
+	p.t.Helper()
+	began := time.Now()
+	p.run(5*time.Minute, p.compose("up", "--detach", "--no-build", "--scale", "executor=3", "--scale", "gateway=2")...)
+	p.await("every container is healthy", 3*time.Minute, func() error {
+		for _, c := range p.containers() {
+			if want := wanted(c.Service); c.Health != want {
+				return fmt.Errorf("%s is %s, %q", c.Name, c.State, c.Health)
+			}
+		}
+		return nil
+	})
+	var names []string
+	for _, c := range p.containers() {
+		names = append(names, c.Name)
+	}
+	p.t.Logf("up in %s: %s", time.Since(began).Round(time.Second), strings.Join(names, " "))
+	var urls []string
+	for i := range 2 {
+		address := p.run(time.Minute, p.compose("port", "--index", fmt.Sprint(i+1), "gateway", "7700")...)
+		urls = append(urls, "http://"+strings.TrimSpace(address))
+	}
+	return urls
+}
+
+// wanted is the health that a running container should have: one that has done its work has none.
+func wanted(service string) string {
+	if service == "provision" {
+		return ""
+	}
+	return "healthy"
+}
+
+// container is one of `docker compose ps`.
+type container struct{ ID, Name, Service, State, Health string }
+
+func (p *project) containers() []container {
+	p.t.Helper()
+	var list []container
+	for line := range strings.Lines(p.run(time.Minute, p.compose("ps", "--format", "json")...)) {
+		var c container
+		if err := json.Unmarshal([]byte(line), &c); err != nil {
+			p.t.Fatalf("docker compose ps printed %s: %v", line, err)
+		}
+		list = append(list, c)
+	}
+	slices.SortFunc(list, func(a, b container) int { return strings.Compare(a.Name, b.Name) })
+	return list
+}
+
+// await tries until there is no error.
+func (p *project) await(what string, within time.Duration, ok func() error) {
+	p.t.Helper()
+	tick := time.NewTicker(500 * time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(within); ; <-tick.C {
+		err := ok()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			p.t.Fatalf("%s: not within %s: %v", what, within, err)
+		}
+	}
+}
+
+// list gives the names that a docker command prints, one a line.
+func (p *project) list(args ...string) []string {
+	p.t.Helper()
+	return strings.Fields(p.run(time.Minute, append([]string{"docker"}, args...)...))
+}
+
+// left is what of the project is still on the engine, named volumes apart.
+func (p *project) left() map[string][]string {
+	p.t.Helper()
+	ours, sandboxes := "label=com.docker.compose.project="+p.name, "label=dev.spool.engine="+p.name
+	out := map[string][]string{}
+	for what, args := range map[string][]string{
+		"containers":           {"ps", "--all", "--filter", ours, "--format", "{{.Names}}"},
+		"networks":             {"network", "ls", "--filter", ours, "--format", "{{.Name}}"},
+		"sandboxes":            {"ps", "--all", "--filter", sandboxes, "--format", "{{.Names}}"},
+		"volumes of sandboxes": {"volume", "ls", "--filter", sandboxes, "--format", "{{.Name}}"},
+	} {
+		if names := p.list(args...); len(names) > 0 {
+			out[what] = names
+		}
+	}
+	return out
+}
+
+// volumes are the named ones.
+func (p *project) volumes() []string {
+	p.t.Helper()
+	return p.list("volume", "ls", "--filter", "label=com.docker.compose.project="+p.name, "--format", "{{.Name}}")
+}
+
+// sweep removes the sandboxes that a failed test has left.
+func (p *project) sweep() {
+	for _, what := range []struct{ list, remove []string }{
+		{[]string{"ps", "--all", "--quiet"}, []string{"rm", "--force"}},
+		{[]string{"volume", "ls", "--quiet"}, []string{"volume", "rm"}},
+	} {
+		names, err := p.try(time.Minute, append([]string{"docker"}, append(what.list, "--filter", "label=dev.spool.engine="+p.name)...)...)
+		if err == nil && names != "" {
+			_, err = p.try(time.Minute, append([]string{"docker"}, append(what.remove, strings.Fields(names)...)...)...)
+		}
+		if err != nil {
+			p.t.Errorf("sweep: %v", err)
+		}
+	}
+}
