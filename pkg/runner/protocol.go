@@ -127,12 +127,12 @@ type Status struct {
 type Reply struct {
 	ID     uint64  `json:"id"`
 	Error  *Error  `json:"error,omitempty"`
-	Status *Status `json:"status,omitempty"` // answers OpStatus, and OpStart and OpKill with what then holds
+	Status *Status `json:"status,omitempty"` // answers OpStatus, and OpStart, OpWarm and OpKill with what then holds
 }
 
 // Error is a refusal.
 type Error struct {
-	Code    string `json:"code"` // FENCED, BUSY, INVALID_COMMAND, FORBIDDEN (asked from inside the sandbox), UNKNOWN_ARCHITECTURE, AGENT_NOT_FOUND, INTERNAL
+	Code    string `json:"code"` // FENCED, BUSY, INVALID_COMMAND, FORBIDDEN (asked from inside the sandbox), UNKNOWN_ARCHITECTURE, AGENT_NOT_FOUND, DISK_LIMIT (until files are removed), INTERNAL
 	Message string `json:"message"`
 }
 

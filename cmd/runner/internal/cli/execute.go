@@ -36,7 +36,11 @@ func (c *executeCommand) Run(ctx context.Context, sys *System, log *slog.Logger)
 		base := cmp.Or(sys.Getenv("XDG_STATE_HOME"), filepath.Join(cmp.Or(sys.Getenv("HOME"), "."), ".local", "state"))
 		c.State = filepath.Join(base, "spool", "runner", c.SessionID)
 	}
-	w, err := c.Limits.build(sys, log, c.Cwd, c.State)
+	place, err := prepare(c.Cwd, c.State)
+	if err != nil {
+		return err
+	}
+	w, err := c.Limits.build(sys, log, place, nil)
 	if err != nil {
 		return err
 	}

@@ -38,13 +38,11 @@ type works struct {
 	journal    *journal.Journal
 	nursery    *process.Nursery
 	supervisor *supervisor.Supervisor
+	beside     *beside // nil for a single query
 }
 
-func (l limits) build(sys *System, log *slog.Logger, workspace, state string) (*works, error) {
-	place, err := prepare(workspace, state)
-	if err != nil {
-		return nil, err
-	}
+// build makes the works for a place; disk is the limit of the watch over it, nil for no watch at all.
+func (l limits) build(sys *System, log *slog.Logger, place agent.Place, disk *int64) (*works, error) {
 	exe, err := sys.Executable()
 	if err != nil {
 		return nil, fmt.Errorf("find the runner's own binary: %w", err)
@@ -53,12 +51,21 @@ func (l limits) build(sys *System, log *slog.Logger, workspace, state string) (*
 	if w.journal, err = journal.New(time.Now(), rand.Reader, l.JournalLimit); err != nil {
 		return nil, err
 	}
-	w.supervisor, err = supervisor.New(supervisor.Config{
+	cfg := supervisor.Config{
 		Adapters: sys.Architectures, Place: place, Journal: w.journal, Nursery: w.nursery, Environ: sys.Environ, Executable: exe, Log: log,
-		SilenceWarn: l.SilenceWarn, SilenceKill: l.SilenceKill, MuteKill: l.MuteKill, TermGrace: l.TermGrace,
-	})
-	if err != nil {
+		SilenceWarn: l.SilenceWarn, SilenceKill: l.SilenceKill, MuteKill: l.MuteKill, TermGrace: l.TermGrace, OOM: process.FindMemoryGroup(""),
+	}
+	if disk != nil {
+		if w.beside, err = newBeside(place, *disk, w.nursery.Descendants, log); err != nil {
+			return nil, err
+		}
+		cfg.Watch, cfg.Disk = w.beside.files, w.beside.disk
+	}
+	if w.supervisor, err = supervisor.New(cfg); err != nil {
 		return nil, err
+	}
+	if w.beside != nil {
+		w.beside.sup = w.supervisor
 	}
 	if err := w.nursery.Adopt(); err != nil {
 		log.Warn("orphans of agents are not adopted", "err", err)
@@ -106,12 +113,17 @@ type serveCommand struct {
 	Socket    string `required:"" help:"Path of the Unix socket." env:"SPOOL_RUNNER_SOCKET"`
 	Workspace string `required:"" help:"The workspace, an existing folder." env:"SPOOL_RUNNER_WORKSPACE"`
 	State     string `required:"" help:"Folder for the agents' own files, outside the workspace." env:"SPOOL_RUNNER_STATE"`
+	DiskLimit int64  `help:"Bytes that the workspace and the agents' own files may take on disk; at the limit the agent is ended. 0 for no limit." default:"0" env:"SPOOL_RUNNER_DISK_LIMIT"`
 	Egress    wayOut `embed:"" prefix:"egress-"`
 	Limits    limits `embed:""`
 }
 
 func (c *serveCommand) Run(ctx context.Context, sys *System, log *slog.Logger) error {
-	w, err := c.Limits.build(sys, log, c.Workspace, c.State)
+	place, err := prepare(c.Workspace, c.State)
+	if err != nil {
+		return err
+	}
+	w, err := c.Limits.build(sys, log, place, &c.DiskLimit)
 	if err != nil {
 		return err
 	}
@@ -134,6 +146,7 @@ func (c *serveCommand) Run(ctx context.Context, sys *System, log *slog.Logger) e
 		if out != nil {
 			aside.Go(func() error { return out.Run(whole) })
 		}
+		aside.Go(func() error { return w.beside.run(whole) })
 		err := server.Run(ctx)
 		stop()
 		return errors.Join(err, aside.Wait())

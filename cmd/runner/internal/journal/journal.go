@@ -81,6 +81,23 @@ func (j *Journal) Append(ctx context.Context, l runner.Line) {
 	j.wake()
 }
 
+// Room waits until the journal is not full, or ctx ends.
+func (j *Journal) Room(ctx context.Context) {
+	for {
+		j.mu.Lock()
+		full, changed := j.bytes >= j.limit, j.changed
+		j.mu.Unlock()
+		if !full {
+			return
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
 // After gives encoded lines with a greater number: all that are kept, or as many
 // as fit in about max bytes, at least one. With none it gives a channel that is
 // closed when that may have changed.

@@ -62,6 +62,9 @@ func (n *Nursery) start(cmd *exec.Cmd) error {
 		return err
 	}
 	n.own[cmd.Process.Pid] = true
+	if err := sacrifice(cmd.Process.Pid); err != nil {
+		n.log.Debug("tell the kernel to end the agent before the runner", "err", err)
+	}
 	return nil
 }
 
@@ -107,6 +110,48 @@ func (n *Nursery) killTree(pid int) error {
 		}
 		for _, p := range alive {
 			_ = syscall.Kill(p, syscall.SIGKILL)
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("processes that cannot be killed: %v", alive)
+		}
+		<-pause.C
+	}
+}
+
+// Descendants are the processes that this one has started, with all below them.
+func (n *Nursery) Descendants() []int {
+	all := snapshot()
+	tree := map[int]bool{os.Getpid(): true}
+	var out []int
+	for grown := true; grown; {
+		grown = false
+		for _, p := range all {
+			if tree[p.parent] && !tree[p.pid] {
+				tree[p.pid], grown = true, true
+				if !p.dead {
+					out = append(out, p.pid)
+				}
+			}
+		}
+	}
+	return out
+}
+
+// Busy tells whether something runs that this process has started or adopted.
+func (n *Nursery) Busy() bool { return len(n.Descendants()) > 0 }
+
+// KillAll kills everything that this process has started or adopted, until none is left.
+func (n *Nursery) KillAll() error {
+	deadline := time.Now().Add(killWithin)
+	pause := time.NewTicker(5 * time.Millisecond)
+	defer pause.Stop()
+	for {
+		alive := n.Descendants()
+		if len(alive) == 0 {
+			return nil
+		}
+		for _, p := range alive {
+			_ = syscall.Kill(p, syscall.SIGKILL) // gone is what is wanted
 		}
 		if time.Now().After(deadline) {
 			return fmt.Errorf("processes that cannot be killed: %v", alive)

@@ -15,6 +15,14 @@ func becomeSubreaper() error {
 	return unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 }
 
+// sacrificed is what agents get for oom_score_adj, of 1000: without memory the
+// kernel ends one of theirs before it ends the runner, and the sandbox with it.
+const sacrificed = "500"
+
+func sacrifice(pid int) error {
+	return os.WriteFile("/proc/"+strconv.Itoa(pid)+"/oom_score_adj", []byte(sacrificed), 0)
+}
+
 // snapshot lists the processes; those that end meanwhile are left out.
 func snapshot() []proc {
 	dir, err := os.Open("/proc")

@@ -142,6 +142,20 @@ func (p *Process) State() string {
 	return p.cmd.ProcessState.String()
 }
 
+// KilledBySystem tells whether the process ended by SIGKILL that End did not send.
+func (p *Process) KilledBySystem() bool {
+	select {
+	case <-p.halt:
+		return false
+	default:
+	}
+	if !p.gone.Load() || p.cmd.ProcessState == nil {
+		return false
+	}
+	ws, ok := p.cmd.ProcessState.Sys().(syscall.WaitStatus)
+	return ok && ws.Signaled() && ws.Signal() == syscall.SIGKILL
+}
+
 // StderrTail is the end of what the process wrote to standard error.
 func (p *Process) StderrTail() string { return p.tail.String() }
 

@@ -209,6 +209,19 @@ func (f *follower) obey(c runner.Command) {
 			f.reply(runner.Reply{ID: c.ID, Status: &st})
 		})
 		return
+	case runner.OpWarm:
+		if c.Query == nil {
+			r.Error = &runner.Error{Code: "INVALID_COMMAND", Message: "warm: query is missing"}
+			break
+		}
+		f.work.Go(func() {
+			if r.Error = sup.Warm(f.ctx, *c.Query); r.Error == nil {
+				st := sup.Status()
+				r.Status = &st
+			}
+			f.reply(r)
+		})
+		return
 	case runner.OpShutdown:
 		f.reply(r)
 		f.s.shutdown()

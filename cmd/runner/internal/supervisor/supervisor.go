@@ -29,6 +29,9 @@ type Config struct {
 	Executable string   // the runner's own binary
 	Log        *slog.Logger
 	Now        func() time.Time // nil for time.Now
+	Watch      Watch            // nil for none
+	Disk       Disk             // nil for none
+	OOM        OOM              // nil for none
 
 	SilenceWarn time.Duration // an agent that prints nothing for so long is reported; 2 min
 	SilenceKill time.Duration // and after so long ended; 15 min
@@ -70,13 +73,15 @@ func (c *Config) validate() error {
 type Supervisor struct {
 	cfg    Config
 	starts chan *run
+	warms  chan warmUp
 	evict  chan *warm // asks for an idle process's end
 
-	mu     sync.Mutex
-	closed bool
-	active *run
-	seen   map[started]bool // this journal's executions
-	warm   *warm            // owned by Run; here for Status
+	mu        sync.Mutex
+	closed    bool
+	active    *run
+	recording string           // the execution whose lines have begun and not ended
+	seen      map[started]bool // this journal's executions
+	warm      *warm            // owned by Run; here for Status
 }
 
 // started names one start of an execution.
@@ -98,6 +103,9 @@ type run struct {
 	mu          sync.Mutex
 	session     agent.Session // set once the query was given to it
 	interrupted bool
+	exhausted   *runner.Ended // why it was killed, unless it was asked for
+	oomBefore   uint64        // processes that the kernel ended for lack of memory before the run
+	oomTold     uint64        // and those that need not be told any more
 }
 
 // New checks the configuration; Run does the work.
@@ -105,13 +113,13 @@ func New(cfg Config) (*Supervisor, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	return &Supervisor{cfg: cfg, starts: make(chan *run, 1), evict: make(chan *warm, 1), seen: map[started]bool{}}, nil
+	return &Supervisor{cfg: cfg, starts: make(chan *run, 1), warms: make(chan warmUp, 1), evict: make(chan *warm, 1), seen: map[started]bool{}}, nil
 }
 
 // Start gives the agent a query, to be run by Run. The same execution and
 // attempt again changes nothing, also when it has ended.
 func (s *Supervisor) Start(q runner.Query) *runner.Error {
-	r, refusal := s.prepare(q)
+	r, refusal := s.prepareStart(q)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	key := started{q.ExecutionID, q.Attempt}
@@ -131,8 +139,8 @@ func (s *Supervisor) Start(q runner.Query) *runner.Error {
 	return nil
 }
 
-// prepare resolves a query against the profile and asks its adapter for the command.
-func (s *Supervisor) prepare(q runner.Query) (*run, *runner.Error) {
+// prepareStart checks a query that is to be run.
+func (s *Supervisor) prepareStart(q runner.Query) (*run, *runner.Error) {
 	switch {
 	case q.ExecutionID == "":
 		return nil, invalid("query.executionId is empty")
@@ -140,9 +148,22 @@ func (s *Supervisor) prepare(q runner.Query) (*run, *runner.Error) {
 		return nil, invalid("query.sessionId is empty")
 	case q.Content == "" && len(q.Parts) == 0:
 		return nil, invalid("query.content is empty")
-	case q.Policy == "":
+	}
+	if s.cfg.Disk != nil {
+		if message, over := s.cfg.Disk.Over(); over {
+			return nil, &runner.Error{Code: CodeDiskLimit, Message: message + ": remove files before the next query"}
+		}
+	}
+	return s.prepare(q)
+}
+
+// prepare resolves a query against the profile and asks its adapter for the command.
+func (s *Supervisor) prepare(q runner.Query) (*run, *runner.Error) {
+	switch q.Policy {
+	case "":
 		q.Policy = runner.PolicyWorkspace
-	case q.Policy != runner.PolicyWorkspace:
+	case runner.PolicyWorkspace:
+	default:
 		return nil, invalid(fmt.Sprintf("query.policy: %q is not known, want %q", q.Policy, runner.PolicyWorkspace))
 	}
 	adapter, ok := s.cfg.Adapters[q.Architecture]
@@ -220,6 +241,13 @@ func (s *Supervisor) Kill(ctx context.Context) {
 	}
 }
 
+// Busy tells whether a query runs, and whether an agent's process lives.
+func (s *Supervisor) Busy() (running, warm bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.active != nil, s.warm != nil
+}
+
 // Status tells what runs.
 func (s *Supervisor) Status() runner.Status {
 	s.mu.Lock()
@@ -233,6 +261,9 @@ func (s *Supervisor) Status() runner.Status {
 	s.mu.Unlock()
 	if st.AgentPID != 0 {
 		st.MemoryBytes = s.cfg.Nursery.Memory()
+	}
+	if s.cfg.Disk != nil {
+		st.DiskBytes = uint64(max(0, s.cfg.Disk.Used())) //nolint:gosec // not negative
 	}
 	return st
 }

@@ -11,6 +11,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 	"unicode/utf8"
 
@@ -31,11 +32,21 @@ type warm struct {
 	proc         *process.Process
 	session      agent.Session
 	gone         chan struct{}
+	resume       string      // the agent's own session that it was started with
+	used         bool        // it has taken a query
+	urgent       atomic.Bool // it is to be ended without grace
 }
 
-// takes tells whether the process can take a run.
+// takes tells whether the process can take a run. One that was warmed up for no
+// session in particular takes the first that it fits.
 func (w *warm) takes(r *run) bool {
-	return w != nil && w.architecture == r.query.Architecture && w.sessionID == r.query.SessionID && reflect.DeepEqual(w.command, r.command)
+	if w == nil || w.architecture != r.query.Architecture || !reflect.DeepEqual(w.command, r.command) {
+		return false
+	}
+	if w.used {
+		return w.sessionID == r.query.SessionID
+	}
+	return (w.sessionID == "" || w.sessionID == r.query.SessionID) && w.resume == r.launch.Resume
 }
 
 // Run runs queries until ctx ends; then it ends the agent with all it started.
@@ -54,6 +65,7 @@ func (s *Supervisor) Run(ctx context.Context) error {
 			s.mu.Lock()
 			s.closed = true
 			s.mu.Unlock()
+			s.noWarmUp()
 			select {
 			case r := <-s.starts:
 				s.turn(ctx, r, resume)
@@ -62,11 +74,17 @@ func (s *Supervisor) Run(ctx context.Context) error {
 			return s.drop()
 		case r := <-s.starts:
 			s.turn(ctx, r, resume)
+		case m := <-s.warms:
+			m.answer <- s.warmUp(m.run, resume)
 		case old := <-s.evict:
 			if old != w {
 				continue // it was ended meanwhile
 			}
-			if err := s.drop(); err != nil {
+			grace := s.cfg.TermGrace
+			if w.urgent.Load() {
+				grace = 0
+			}
+			if err := s.dropIn(grace); err != nil {
 				s.cfg.Log.Error("end the agent", "err", err)
 			}
 		case line, ok := <-lines:
@@ -89,12 +107,14 @@ func (s *Supervisor) current() *warm {
 }
 
 // drop ends the agent's process.
-func (s *Supervisor) drop() error {
+func (s *Supervisor) drop() error { return s.dropIn(s.cfg.TermGrace) }
+
+func (s *Supervisor) dropIn(grace time.Duration) error {
 	w := s.current()
 	if w == nil {
 		return nil
 	}
-	err := w.proc.End(s.cfg.TermGrace)
+	err := w.proc.End(grace)
 	s.mu.Lock()
 	s.warm = nil
 	s.mu.Unlock()
@@ -106,9 +126,12 @@ func (s *Supervisor) drop() error {
 func (s *Supervisor) turn(ctx context.Context, r *run, resume *resumes) {
 	stop := context.AfterFunc(ctx, r.kill) // shutting down ends the turn
 	defer stop()
+	s.noWarmUp()
 	if r.launch.Resume = r.query.Resume; r.launch.Resume == "" {
 		r.launch.Resume = resume.get(r.query)
 	}
+	s.flush() // what happened before is not of this turn
+	s.countKilled(r)
 	t := s.converse(r)
 	if id := t.AgentSession(); id != "" {
 		resume.set(r.query, id)
@@ -117,22 +140,18 @@ func (s *Supervisor) turn(ctx context.Context, r *run, resume *resumes) {
 	close(r.done)
 }
 
-// release lets the next query be accepted.
-func (s *Supervisor) release(r *run) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.active == r {
-		s.active = nil
-	}
-}
-
 // newTurn begins a record that waits for Start before it writes.
 func (s *Supervisor) newTurn(r *run) *agent.Turn {
 	return agent.NewTurn(r.killed, agent.TurnConfig{
 		Journal: s.cfg.Journal, ExecutionID: r.query.ExecutionID, Now: s.cfg.Now, Log: s.cfg.Log, Hold: true,
-		// Who reads the end may start the next query at once.
-		BeforeEnd: func() { s.release(r) },
+		BeforeEnd: func() { s.beforeEnd(r) },
 	})
+}
+
+// start journals the run's first line.
+func (s *Supervisor) start(r *run, t *agent.Turn, begun runner.Started) {
+	t.Start(begun)
+	s.record(r)
 }
 
 // converse gives the query to the warm process, or to a new one, and follows it to the turn's end.
@@ -152,18 +171,18 @@ func (s *Supervisor) converse(r *run) *agent.Turn {
 	}
 	begun := runner.Started{Attempt: r.query.Attempt, Policy: r.query.Policy}
 	if r.killed.Err() != nil {
-		t.Start(begun)
-		t.End(runner.Ended{Outcome: runner.Killed, Message: "ended before the agent was started"})
+		s.start(r, t, begun)
+		s.killed(r, t, "ended before the agent was started")
 		return t
 	}
 	w, err := s.launch(r)
 	if err != nil {
-		t.Start(begun)
+		s.start(r, t, begun)
 		t.End(cannotStart(err))
 		return t
 	}
 	begun.PID = w.proc.PID()
-	t.Start(begun)
+	s.start(r, t, begun)
 	if was == fateMute {
 		t.Emit(events.MainConversation, events.WatchdogWarned{Watchdog: "after_result", AfterMs: millis(s.cfg.MuteKill), Action: "killed"})
 	}
@@ -186,8 +205,13 @@ func (s *Supervisor) launch(r *run) (*warm, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &warm{architecture: r.query.Architecture, sessionID: r.query.SessionID, command: r.command, proc: proc, gone: make(chan struct{})}
+	w := &warm{
+		architecture: r.query.Architecture, sessionID: r.query.SessionID, command: r.command, proc: proc, gone: make(chan struct{}), resume: r.launch.Resume,
+	}
 	w.session = r.adapter.Open(r.launch, proc)
+	if s.cfg.Disk != nil {
+		s.cfg.Disk.Wake()
+	}
 	s.mu.Lock()
 	s.warm = w
 	s.mu.Unlock()
@@ -220,6 +244,7 @@ const (
 // life. One that shows none has hung after its last result, or is gone; nothing
 // was done with the query, so that another process can take it.
 func (s *Supervisor) tryWarm(r *run, w *warm, t *agent.Turn) (first process.Line, f fate) {
+	w.used, w.sessionID = true, r.query.SessionID
 	if err := w.session.Begin(r.query, t); err != nil {
 		s.cfg.Log.Warn("give a query to the warm agent", "err", err)
 		return first, fateGone
@@ -237,12 +262,13 @@ func (s *Supervisor) tryWarm(r *run, w *warm, t *agent.Turn) (first process.Line
 		s.cfg.Log.Warn("the warm agent does not take a query", "pid", w.proc.PID(), "after", s.cfg.MuteKill)
 		return first, fateMute
 	}
-	t.Start(runner.Started{Attempt: r.query.Attempt, Warm: true, PID: w.proc.PID(), Policy: r.query.Policy})
+	s.start(r, t, runner.Started{Attempt: r.query.Attempt, Warm: true, PID: w.proc.PID(), Policy: r.query.Policy})
 	return first, fateTaken
 }
 
 // begin gives the query to a new process; false when that ended the turn.
 func (s *Supervisor) begin(r *run, w *warm, t *agent.Turn) bool {
+	w.used = true
 	if err := w.session.Begin(r.query, t); err != nil {
 		s.abandon(t, failed("AGENT_PROTOCOL", "the query cannot be given to the agent: "+err.Error()))
 		return false
@@ -266,10 +292,12 @@ func (s *Supervisor) follow(r *run, w *warm, t *agent.Turn, first *process.Line)
 	silence := time.NewTimer(s.cfg.SilenceWarn)
 	defer silence.Stop()
 	warned := s.cfg.SilenceWarn == s.cfg.SilenceKill
+	memory := time.NewTicker(memoryEvery)
+	defer memory.Stop()
 	for t.Ended() == nil {
 		select {
 		case <-r.killed.Done():
-			s.abandon(t, runner.Ended{Outcome: runner.Killed, Message: "the agent's processes were ended"})
+			s.killed(r, t, "the agent's processes were ended")
 		case line, ok := <-w.proc.Lines():
 			if !ok {
 				s.exited(r, w, t)
@@ -278,6 +306,8 @@ func (s *Supervisor) follow(r *run, w *warm, t *agent.Turn, first *process.Line)
 			s.feed(w.session, t, line)
 			silence.Reset(s.cfg.SilenceWarn)
 			warned = s.cfg.SilenceWarn == s.cfg.SilenceKill
+		case <-memory.C:
+			s.tellKilled(r.killed, r)
 		case <-silence.C:
 			if !warned {
 				warned = true
@@ -291,9 +321,24 @@ func (s *Supervisor) follow(r *run, w *warm, t *agent.Turn, first *process.Line)
 	}
 }
 
+// killed ends the processes and the turn of a run that was killed.
+func (s *Supervisor) killed(r *run, t *agent.Turn, message string) {
+	r.mu.Lock()
+	exhausted := r.exhausted
+	r.mu.Unlock()
+	if exhausted == nil {
+		s.abandon(t, runner.Ended{Outcome: runner.Killed, Message: message})
+		return
+	}
+	t.Emit(events.MainConversation, events.Error{Code: exhausted.Code, Message: exhausted.Message})
+	s.abandonIn(0, t, *exhausted)
+}
+
 // abandon ends the process first: when the turn has ended, nothing of it runs.
-func (s *Supervisor) abandon(t *agent.Turn, e runner.Ended) {
-	if err := s.drop(); err != nil {
+func (s *Supervisor) abandon(t *agent.Turn, e runner.Ended) { s.abandonIn(s.cfg.TermGrace, t, e) }
+
+func (s *Supervisor) abandonIn(grace time.Duration, t *agent.Turn, e runner.Ended) {
+	if err := s.dropIn(grace); err != nil {
 		s.cfg.Log.Error("end the agent", "err", err)
 		t.Emit(events.MainConversation, events.Error{Code: "INTERNAL", Message: err.Error()})
 	}
@@ -311,7 +356,9 @@ func (s *Supervisor) exited(r *run, w *warm, t *agent.Turn) {
 	r.mu.Unlock()
 	switch {
 	case r.killed.Err() != nil:
-		s.abandon(t, runner.Ended{Outcome: runner.Killed, Message: message})
+		s.killed(r, t, message)
+	case w.proc.KilledBySystem() && s.killedForMemory(r):
+		s.abandon(t, failed(CodeOutOfMemory, "the kernel ended the agent's process, as the sandbox has no memory left; "+message))
 	case interrupted:
 		s.abandon(t, runner.Ended{Outcome: runner.Interrupted, Message: message})
 	default:

@@ -1,0 +1,123 @@
+package cli_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/runner"
+)
+
+// warm asks for a process without a turn.
+func (c *client) warm(change ...func(*runner.Query)) runner.Reply {
+	c.t.Helper()
+	q := runner.Query{Architecture: "script", Policy: runner.PolicyWorkspace}
+	for _, f := range change {
+		f(&q)
+	}
+	return c.ask(runner.Command{Op: runner.OpWarm, Query: &q})
+}
+
+func TestWarmedUpProcessTakesTheFirstQuery(t *testing.T) {
+	t.Parallel()
+	c := serveRunner(t).attach(1, 0)
+	r := c.warm()
+	if r.Error != nil || r.Status == nil || r.Status.AgentPID == 0 || r.Status.Architecture != "script" || r.Status.ExecutionID != "" {
+		t.Fatalf("warm: %+v", r)
+	}
+	if again := c.warm(); again.Error != nil || again.Status.AgentPID != r.Status.AgentPID {
+		t.Errorf("warm again: %+v", again)
+	}
+	// Whose it is, it learns from the query.
+	one := decode[runner.Started](t, c.run("exe_1", "say a")[0])
+	if !one.Warm || one.PID != r.Status.AgentPID {
+		t.Errorf("the first query: %+v, warmed %d", one, r.Status.AgentPID)
+	}
+	if two := decode[runner.Started](t, c.run("exe_2", "say b")[0]); !two.Warm || two.PID != one.PID {
+		t.Errorf("the second: %+v", two)
+	}
+	// From now on it is that session's.
+	other := decode[runner.Started](t, c.run("exe_3", "say c", func(q *runner.Query) { q.SessionID = "ses_2" })[0])
+	if other.Warm || other.PID == one.PID {
+		t.Errorf("another session: %+v", other)
+	}
+}
+
+func TestWarmedUpProcessThatDoesNotFit(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(*runner.Query){
+		"model":       func(q *runner.Query) { q.Model = "m2" },
+		"environment": func(q *runner.Query) { q.Env = map[string]string{"SECRET": "of the session"} },
+		"resumed":     func(q *runner.Query) { q.Resume = "s-1" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := serveRunner(t).attach(1, 0)
+			r := c.warm()
+			if r.Error != nil {
+				t.Fatal(r.Error)
+			}
+			lines := c.run("exe_1", "args", change)
+			if s := decode[runner.Started](t, lines[0]); s.Warm || s.PID == r.Status.AgentPID {
+				t.Errorf("started %+v", s)
+			}
+			if alive(r.Status.AgentPID) {
+				t.Error("the warmed process lives")
+			}
+			if got := find[events.BlockStart](t, lines).Block.Content; name == "resumed" && got != ",s-1" {
+				t.Errorf("arguments %q", got)
+			}
+		})
+	}
+}
+
+// A session's own process can be warmed up too, to go on where it was.
+func TestWarmUpOfASession(t *testing.T) {
+	t.Parallel()
+	c := serveRunner(t).attach(1, 0)
+	c.run("exe_1", "session s-7")
+	if r := c.ask(runner.Command{Op: runner.OpKill}); r.Error != nil {
+		t.Fatal(r.Error)
+	}
+	mine := func(q *runner.Query) { q.SessionID = "ses_1" }
+	r := c.warm(mine)
+	if r.Error != nil {
+		t.Fatal(r.Error)
+	}
+	lines := c.run("exe_2", "args", mine)
+	if s := decode[runner.Started](t, lines[0]); !s.Warm || s.PID != r.Status.AgentPID {
+		t.Errorf("started %+v", s)
+	}
+	if got := find[events.BlockStart](t, lines).Block.Content; got != ",s-7" {
+		t.Errorf("arguments %q", got)
+	}
+}
+
+func TestWarmRefusals(t *testing.T) {
+	t.Parallel()
+	c := serveRunner(t).attach(1, 0)
+	for name, tc := range map[string]struct {
+		change func(*runner.Query)
+		code   string
+	}{
+		"architecture": {func(q *runner.Query) { q.Architecture = "cobol" }, "UNKNOWN_ARCHITECTURE"},
+		"missing":      {func(q *runner.Query) { q.Model = "missing" }, "AGENT_NOT_FOUND"},
+		"gone":         {func(q *runner.Query) { q.Model = "gone" }, "AGENT_NOT_FOUND"},
+		"policy":       {func(q *runner.Query) { q.Policy = "anything" }, "INVALID_COMMAND"},
+	} {
+		if r := c.warm(tc.change); r.Error == nil || r.Error.Code != tc.code {
+			t.Errorf("%s: %+v", name, r.Error)
+		}
+	}
+	if r := c.ask(runner.Command{Op: runner.OpWarm}); r.Error == nil || !strings.Contains(r.Error.Message, "query") {
+		t.Errorf("without a query: %+v", r.Error)
+	}
+	// While a turn runs there is nothing to warm up.
+	if r := c.start("exe_1", "say x\nwait"); r.Error != nil {
+		t.Fatal(r.Error)
+	}
+	c.until(runner.AgentStarted)
+	if r := c.warm(); r.Error != nil || r.Status.ExecutionID != "exe_1" {
+		t.Errorf("in a turn: %+v", r)
+	}
+}

@@ -1,0 +1,80 @@
+package process
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// MemoryGroup is the control group that bounds this process's memory.
+type MemoryGroup struct {
+	file string // where the kernel counts; "" where it cannot be told
+	own  bool
+}
+
+// FindMemoryGroup finds it in cgroup version 1 or 2, as it is mounted below root ("" for /).
+func FindMemoryGroup(root string) MemoryGroup {
+	g := MemoryGroup{own: os.Getpid() == 1}
+	raw, err := os.ReadFile(filepath.Join(root, "/proc/self/cgroup"))
+	if err != nil {
+		return g
+	}
+	base := filepath.Join(root, "/sys/fs/cgroup")
+	for line := range strings.Lines(string(raw)) {
+		f := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		if len(f) < 3 {
+			continue
+		}
+		var mounts []string
+		name := "memory.oom_control"
+		switch {
+		case strings.Contains(","+f[1]+",", ",memory,"):
+			mounts = []string{filepath.Join(base, f[1]), filepath.Join(base, "memory")}
+		case f[0] == "0":
+			mounts, name = []string{base, filepath.Join(base, "unified")}, "memory.events"
+		}
+		for _, m := range mounts {
+			// In a container the group's path is often the host's, and the mount is the group itself.
+			for _, dir := range []string{filepath.Join(m, f[2]), m} {
+				file := filepath.Join(dir, name)
+				if _, ok := readKills(file); ok {
+					g.file = file
+					return g
+				}
+			}
+		}
+	}
+	return g
+}
+
+// Kills is how many processes the kernel has ended for lack of memory in the
+// group; false where it does not say so.
+func (g MemoryGroup) Kills() (uint64, bool) {
+	if g.file == "" {
+		return 0, false
+	}
+	return readKills(g.file)
+}
+
+// Own tells whether the group is a sandbox's own, as that of a container's first process is.
+func (g MemoryGroup) Own() bool { return g.own }
+
+func readKills(file string) (uint64, bool) {
+	raw, err := os.ReadFile(file)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return 0, false
+	}
+	lines := bufio.NewScanner(bytes.NewReader(raw))
+	for lines.Scan() {
+		if key, value, ok := strings.Cut(lines.Text(), " "); ok && key == "oom_kill" {
+			n, err := strconv.ParseUint(value, 10, 64)
+			return n, err == nil
+		}
+	}
+	return 0, false
+}

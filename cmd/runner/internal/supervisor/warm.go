@@ -1,0 +1,80 @@
+package supervisor
+
+import (
+	"context"
+	"errors"
+
+	"github.com/spoolhq/spool/pkg/runner"
+)
+
+// warmUp asks Run for a process.
+type warmUp struct {
+	run    *run
+	answer chan *runner.Error
+}
+
+// Warm starts the agent's process for queries like this one, which needs no
+// execution, no content and, for a sandbox of a pool, no session. It returns
+// when the process was started and spoken to. It does nothing while an agent
+// runs or rests.
+func (s *Supervisor) Warm(ctx context.Context, q runner.Query) *runner.Error {
+	r, refusal := s.prepare(q)
+	if refusal != nil {
+		return refusal
+	}
+	m := warmUp{r, make(chan *runner.Error, 1)}
+	if !s.ask(m) {
+		r.kill()
+		return nil
+	}
+	select {
+	case refusal := <-m.answer:
+		return refusal
+	case <-ctx.Done():
+		return &runner.Error{Code: "INTERNAL", Message: "the runner did not finish it: " + ctx.Err().Error()}
+	}
+}
+
+// ask hands a request to Run; false when there is an agent, or one is asked for.
+func (s *Supervisor) ask(m warmUp) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed || s.active != nil || s.warm != nil {
+		return false
+	}
+	select {
+	case s.warms <- m:
+		return true
+	default:
+		return false
+	}
+}
+
+// noWarmUp answers a request that a turn has come before.
+func (s *Supervisor) noWarmUp() {
+	select {
+	case m := <-s.warms:
+		m.run.kill()
+		m.answer <- nil
+	default:
+	}
+}
+
+func (s *Supervisor) warmUp(r *run, resume *resumes) *runner.Error {
+	defer r.kill() // releases its context
+	if s.current() != nil {
+		return nil
+	}
+	if r.launch.Resume = r.query.Resume; r.launch.Resume == "" && r.query.SessionID != "" {
+		r.launch.Resume = resume.get(r.query)
+	}
+	if _, err := s.launch(r); err != nil {
+		var refusal *runner.Error
+		if errors.As(err, &refusal) {
+			return refusal
+		}
+		e := cannotStart(err)
+		return &runner.Error{Code: e.Code, Message: e.Message}
+	}
+	return nil
+}

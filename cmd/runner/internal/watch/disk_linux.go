@@ -1,0 +1,67 @@
+package watch
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// look does not follow symlinks; false when there is nothing.
+func look(path string) (stat, bool) {
+	var st unix.Stat_t
+	if err := unix.Lstat(path, &st); err != nil {
+		return stat{}, false
+	}
+	return convert(st), true
+}
+
+func convert(st unix.Stat_t) stat {
+	kind := st.Mode & unix.S_IFMT
+	return stat{
+		inode: inode{st.Dev, st.Ino}, bytes: st.Blocks * blockSize, links: uint64(st.Nlink), //nolint:unconvert // 32 bits elsewhere
+		folder: kind == unix.S_IFDIR, regular: kind == unix.S_IFREG,
+	}
+}
+
+// freeSpace is what the folders' file systems have left, in bytes.
+func freeSpace(dirs []string) map[uint64]int64 {
+	out := map[uint64]int64{}
+	for _, dir := range dirs {
+		st, ok := look(dir)
+		if _, known := out[st.device]; !ok || known {
+			continue
+		}
+		var fs unix.Statfs_t
+		if err := unix.Statfs(dir, &fs); err == nil {
+			out[st.device] = int64(fs.Bfree) * fs.Bsize //nolint:gosec // what a disk has
+		}
+	}
+	return out
+}
+
+// unnamed adds files that processes have open though their names in the folders are gone.
+func (m *meter) unnamed(dirs []string, pids []int) {
+	for _, pid := range pids {
+		fds, err := filepath.Glob("/proc/" + strconv.Itoa(pid) + "/fd/*")
+		if err != nil {
+			continue
+		}
+		for _, fd := range fds {
+			target, err := os.Readlink(fd)
+			if err != nil || !strings.HasSuffix(target, " (deleted)") || !below(dirs, target) {
+				continue
+			}
+			var st unix.Stat_t
+			if err := unix.Stat(fd, &st); err != nil || st.Nlink != 0 {
+				continue
+			}
+			if s := convert(st); s.regular && !m.seen[s.inode] {
+				m.seen[s.inode] = true
+				m.bytes += s.bytes
+			}
+		}
+	}
+}
