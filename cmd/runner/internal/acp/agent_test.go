@@ -229,6 +229,11 @@ func TestInterrupt(t *testing.T) {
 	if y := b.Completed("hello", "You said: hello", nil); y.Started().PID != x.Started().PID {
 		t.Error("the agent did not stay warm")
 	}
+	q := b.Until("start", func(l runner.Line) bool { return l.Type == runner.AgentStarted }, b.Begun("quiet"))
+	b.Supervisor.Interrupt()
+	if e := b.End(q).Ended(); e.Outcome != runner.Interrupted {
+		t.Fatalf("ended %+v", e)
+	}
 	z := b.Begun("wait")
 	b.Supervisor.Interrupt() // may come before the agent has the query
 	if e := b.End(z).Ended(); e.Outcome != runner.Interrupted {

@@ -31,6 +31,10 @@ func (s *session) prompted(m message, t *agent.Turn) error {
 	if s.cut && r.StopReason == sdk.StopReasonEndTurn {
 		r.StopReason = sdk.StopReasonMaxTokens
 	}
+	// Asked to stop before it had begun, an agent may end its turn as if it had nothing to say.
+	if r.StopReason == sdk.StopReasonEndTurn && !s.shown && s.stopped() {
+		r.StopReason, r.Usage = sdk.StopReasonCancelled, nil
+	}
 	e := s.stop(r.StopReason)
 	if r.StopReason != sdk.StopReasonCancelled {
 		s.main.close(t)

@@ -171,6 +171,8 @@ func (a *scripted) Prompt(ctx context.Context, p sdk.PromptRequest) (sdk.PromptR
 	case "noise":
 		a.noise(p.SessionId)
 		a.say(ctx, p.SessionId, "still here")
+	case "quiet":
+		<-ctx.Done() // as if it had nothing to say
 	case "wait":
 		a.say(ctx, p.SessionId, "waiting")
 		<-ctx.Done()

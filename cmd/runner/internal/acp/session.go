@@ -58,6 +58,7 @@ type turnState struct {
 	subs   map[sdk.SessionId]*flow // sub-agents whose conversation is being told
 	calls  map[string]*call
 	todo   string // the open todo block
+	shown  bool   // something was said or done
 	began  float64
 	seen   events.Usage      // as notices told it
 	status int               // the HTTP status by which the model failed

@@ -87,6 +87,7 @@ func (s *session) tooled(f *flow, u toolUpdate, t *agent.Turn) error {
 	c := s.calls[u.ID]
 	if c == nil {
 		f.close(t)
+		s.shown = true
 		c = &call{Call: Call{ID: u.ID}, flow: f, status: sdk.ToolCallStatusPending, started: s.now()}
 		s.calls[u.ID] = c
 		if err := s.insist(); err != nil {

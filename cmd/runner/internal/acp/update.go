@@ -135,6 +135,7 @@ func (s *session) say(f *flow, kind events.BlockKind, c chunk, t *agent.Turn) er
 		if kind == events.KindAssistantText {
 			b.Model = s.d.Shown
 		}
+		s.shown = true
 		f.block, f.kind, f.message, f.said = t.Open(f.conv, b), kind, c.MessageID, nil
 		if err := s.insist(); err != nil {
 			return err
