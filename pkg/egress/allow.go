@@ -57,7 +57,6 @@ func ParseRule(s string) (Rule, error) {
 
 // split takes the port off.
 func split(s string) (host string, port uint16, err error) {
-	host = s
 	var text string
 	var has bool
 	if rest, ok := strings.CutPrefix(s, "["); ok {
