@@ -55,7 +55,7 @@ func TestCompose(t *testing.T) { //nolint:paralleltest // it takes the machine
 	gateways = []server{{urls[0], key}, {urls[1], key}}
 	p.found(gateways, all)
 	p.verify(sessions)
-	p.run(3*time.Minute, p.compose("down", "--volumes", "--timeout", "30")...)
+	p.run(3*time.Minute, p.compose("down", "--volumes")...)
 	if left := p.volumes(); len(left) > 0 {
 		t.Errorf("`down --volumes` left %v", left)
 	}
@@ -262,7 +262,7 @@ func (p *project) down() {
 	p.t.Helper()
 	before := p.volumes()
 	began := time.Now()
-	p.run(3*time.Minute, p.compose("down", "--timeout", "30")...)
+	p.run(3*time.Minute, p.compose("down")...)
 	p.t.Logf("down in %s", time.Since(began).Round(time.Second))
 	for what, names := range p.left() {
 		p.t.Errorf("`down` left %s: %v", what, names)

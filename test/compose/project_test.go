@@ -58,7 +58,7 @@ func newProject(t *testing.T) *project {
 			logs, err := p.try(time.Minute, p.compose("logs", "--no-color", "--tail", "40")...)
 			t.Logf("the end of the logs (%v):\n%s", err, logs)
 		}
-		if _, err := p.try(3*time.Minute, p.compose("down", "--volumes", "--remove-orphans", "--timeout", "20")...); err != nil {
+		if _, err := p.try(3*time.Minute, p.compose("down", "--volumes", "--remove-orphans")...); err != nil {
 			t.Errorf("take everything down: %v", err)
 		}
 		p.sweep()
