@@ -170,6 +170,13 @@ func mint(t *testing.T, kind events.Kind) string {
 	return id
 }
 
+// of is the world as another test, a part of this one, sees it.
+func (w *world) of(t *testing.T) *world {
+	other := *w
+	other.t = t
+	return &other
+}
+
 // box is a registered sandbox.
 type box struct {
 	*world

@@ -28,6 +28,10 @@ var errSilent = errors.New("nothing was sent for too long")
 func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	c := r.Context().Value(connKey{}).(*conn)
 	c.handle()
+	if !s.begin() {
+		panic(http.ErrAbortHandler) // the proxy ends
+	}
+	defer s.end()
 	switch {
 	case r.Method == http.MethodConnect && !strings.HasPrefix(r.RequestURI, "/"):
 		s.tunnel(w, r, c.sandbox)

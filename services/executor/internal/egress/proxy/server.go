@@ -7,6 +7,7 @@ import (
 	"container/list"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -58,7 +59,9 @@ type Server struct {
 	cut    context.CancelFunc // ends every request
 
 	mu       sync.Mutex
-	fresh    *list.List // of net.Conn: those that have not said whose they are, oldest first
+	open     int           // requests
+	calm     chan struct{} // closed when open falls to 0
+	fresh    *list.List    // of net.Conn: those that have not said whose they are, oldest first
 	tunnels  map[net.Conn]bool
 	draining bool
 	waiting  sync.WaitGroup // goroutines of fresh connections
@@ -72,7 +75,7 @@ func New(cfg Config) *Server {
 	if cfg.ModelIdle == 0 {
 		cfg.ModelIdle = 15 * time.Minute
 	}
-	s := &Server{cfg: cfg, routes: map[string]*Route{}, fresh: list.New(), tunnels: map[net.Conn]bool{}}
+	s := &Server{cfg: cfg, routes: map[string]*Route{}, calm: make(chan struct{}), fresh: list.New(), tunnels: map[net.Conn]bool{}}
 	for i := range cfg.Routes {
 		s.routes[cfg.Routes[i].Name] = &cfg.Routes[i]
 	}
@@ -141,7 +144,7 @@ func (s *Server) accept(l net.Listener) error {
 		s.mu.Lock()
 		at := s.fresh.PushBack(c)
 		if s.fresh.Len() > introduceMost { // who says at once whose it is, is never the oldest
-			s.fresh.Front().Value.(net.Conn).Close() //nolint:errcheck // its own goroutine sees it
+			s.fresh.Remove(s.fresh.Front()).(net.Conn).Close() //nolint:errcheck // its own goroutine sees it
 		}
 		s.mu.Unlock()
 		s.waiting.Go(func() { s.introduce(c, at) })
@@ -250,20 +253,57 @@ func (s *Server) connState(c net.Conn, state http.ConnState) {
 	}
 }
 
+// endWithin bounds how long requests that were cut may take to end.
+const endWithin = 5 * time.Second
+
 // Shutdown takes no more connections, and waits for open requests until ctx
 // ends; tunnels are cut when no request is open any more. What is left is cut.
+// When it returns, all that was used is journaled.
 func (s *Server) Shutdown(ctx context.Context) error {
 	err := s.http.Shutdown(ctx)
 	s.Close()
-	return err
+	s.mu.Lock()
+	open, calm := s.open, s.calm
+	s.mu.Unlock()
+	if open == 0 {
+		return err
+	}
+	select {
+	case <-calm:
+		return err
+	case <-time.After(endWithin):
+		return errors.Join(err, fmt.Errorf("%d requests do not end", open))
+	}
+}
+
+// begin counts a request; false when none is to begin any more.
+func (s *Server) begin() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.draining {
+		return false
+	}
+	s.open++
+	return true
+}
+
+func (s *Server) end() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.open--; s.open == 0 {
+		close(s.calm)
+		s.calm = make(chan struct{})
+	}
 }
 
 // Close cuts everything.
 func (s *Server) Close() {
+	s.mu.Lock()
+	s.draining = true
+	s.mu.Unlock()
 	s.cut()
 	s.http.Close() //nolint:errcheck // listeners are closed already
 	s.mu.Lock()
-	s.draining = true
 	for c := range s.tunnels {
 		c.Close() //nolint:errcheck // what matters is that it ends
 	}

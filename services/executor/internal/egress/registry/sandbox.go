@@ -5,7 +5,9 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -170,8 +172,9 @@ func (s *Sandbox) quiet() bool {
 // cut closes the connections.
 func (s *Sandbox) cut() {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	for c := range s.conns {
+	list := slices.Collect(maps.Keys(s.conns))
+	s.mu.Unlock()
+	for _, c := range list { // each of them leaves, which takes the lock
 		c.Close() //nolint:errcheck // what matters is that it ends
 	}
 }

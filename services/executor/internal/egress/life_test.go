@@ -1,0 +1,618 @@
+package egress_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/services/executor/internal/egress"
+)
+
+func socket(path string) func(context.Context, string, string) (net.Conn, error) {
+	return func(ctx context.Context, _, _ string) (net.Conn, error) { return egress.DialSocket(path)(ctx) }
+}
+
+func code(err error) string {
+	var e *egress.Error
+	if errors.As(err, &e) {
+		return e.Code
+	}
+	return ""
+}
+
+// Registrations, tokens, journals and their numbers are there after a restart.
+func TestRestart(t *testing.T) {
+	t.Parallel()
+	change, _, _ := around(t, func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "hello") })
+	w := newWorld(t, change)
+	b := w.box("ok.example")
+	b.reg.Epoch = 7
+	b.reg.Token = "" // keeps the one that is registered
+	before, err := w.client.Register(t.Context(), b.id, b.reg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	get := func(url string) int {
+		req, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
+		status, _, _ := b.do(req)
+		return status
+	}
+	if get("http://evil.example/") != http.StatusForbidden {
+		t.Fatal("evil.example is allowed")
+	}
+	first := b.lines(0, 1)[0]
+
+	followed := make(chan egress.Line, 10)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { // it follows on, over the restart
+		for l, err := range w.client.Follow(ctx, b.id, before.Journal, 0, 7) {
+			if err != nil {
+				ended <- err
+				return
+			}
+			followed <- l
+		}
+	}()
+	if l := <-followed; l.N != 1 {
+		t.Fatalf("%+v", l)
+	}
+	w.stop()
+	w.start()
+	t.Cleanup(func() { w.stop() })
+
+	after, err := w.client.State(t.Context(), b.id)
+	if err != nil || after.Journal != before.Journal || after.Epoch != 7 || after.Session != b.reg.Session || after.Execution != b.reg.Execution || after.Last != 1 || !slices.Equal(after.Allow, []string{"ok.example"}) {
+		t.Fatalf("%+v, %v", after, err)
+	}
+	b.http = w.clientOf(b.token)
+	if get("http://ok.example/") != http.StatusOK || get("http://evil2.example/") != http.StatusForbidden {
+		t.Error("the allowlist is another after the restart")
+	}
+	select {
+	case l := <-followed:
+		if l.N != 2 || b.denied(l).Host != "evil2.example" || b.denied(l).Journal != b.denied(first).Journal {
+			t.Errorf("%+v", l)
+		}
+	case <-time.After(within):
+		t.Error("the follower does not come back")
+	}
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("Follow ends with %v", err)
+	}
+	raw, err := os.ReadFile(w.cfg.Data + "/sandboxes/" + b.id + "/registration.json")
+	if err != nil || strings.Contains(string(raw), b.token) || !strings.Contains(string(raw), "tokenSha256") {
+		t.Errorf("on disk: %s, %v", raw, err)
+	}
+}
+
+func TestEpochs(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	b := w.box()
+	state, err := w.client.State(t.Context(), b.id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() {
+		for _, err := range w.client.Follow(t.Context(), b.id, "", 0, 1) {
+			ended <- err
+		}
+	}()
+	next := b.reg
+	next.Epoch, next.Token, next.Execution = 2, "", mint(t, events.KindExecution)
+	if _, err := w.client.Register(t.Context(), b.id, next); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-ended:
+		if code(err) != egress.CodeFenced {
+			t.Errorf("the former holder's follower: %v", err)
+		}
+	case <-time.After(within):
+		t.Error("the former holder follows on")
+	}
+	_, put := w.client.Register(t.Context(), b.id, b.reg)
+	_, release := w.client.Release(t.Context(), b.id, 1)
+	for what, err := range map[string]error{"put": put, "release": release, "ack": w.client.Ack(t.Context(), b.id, state.Journal, 0, 1)} {
+		if code(err) != egress.CodeFenced {
+			t.Errorf("%s with a lower epoch: %v", what, err)
+		}
+	}
+	if s, err := w.client.State(t.Context(), b.id); err != nil || s.Epoch != 2 || s.Execution != next.Execution {
+		t.Errorf("%+v, %v", s, err)
+	}
+}
+
+func TestRelease(t *testing.T) {
+	t.Parallel()
+	started, gone := make(chan struct{}), make(chan struct{})
+	w := newWorld(t, models(t, func(w http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body)
+		w.Header().Set("Content-Type", "text/event-stream")
+		io.WriteString(w, startEvent)
+		w.(http.Flusher).Flush()
+		close(started)
+		<-r.Context().Done()
+		close(gone)
+	}))
+	b := w.box()
+	res, err := b.http.Do(request(t, t.Context(), "/anthropic/v1/messages", "{}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	<-started
+	io.ReadFull(res.Body, make([]byte, len(startEvent)))
+	state, err := w.client.Release(t.Context(), b.id, 1)
+	if err != nil || state.Last != 1 || !state.Released || state.OpenModelRequests != 0 {
+		t.Fatalf("%+v, %v", state, err)
+	}
+	<-gone
+	// What was used is told, though the call was cut.
+	var lines []egress.Line
+	for l, err := range w.client.Follow(t.Context(), b.id, state.Journal, 0, 1) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines = append(lines, l)
+	}
+	if len(lines) != 1 || b.called(lines[0]).Usage.InputTokens != 40 {
+		t.Errorf("%+v", lines)
+	}
+	c, err := b.dialWith(b.token)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if answer, err := http.ReadResponse(bufio.NewReader(c), nil); err != nil || answer.StatusCode != http.StatusProxyAuthRequired {
+		t.Errorf("with the void token: %v, %v", answer, err)
+	}
+	if err := w.client.Ack(t.Context(), b.id, state.Journal, 1, 1); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.client.State(t.Context(), b.id); code(err) != egress.CodeNotFound {
+		t.Errorf("when all is acknowledged: %v", err)
+	}
+	if _, err := os.Stat(w.cfg.Data + "/sandboxes/" + b.id); !os.IsNotExist(err) {
+		t.Errorf("its folder: %v", err)
+	}
+	for _, err := range w.client.Follow(t.Context(), b.id, "", 0, 1) {
+		if code(err) != egress.CodeNotFound {
+			t.Errorf("Follow of a forgotten one: %v", err)
+		}
+	}
+}
+
+func TestTokens(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	b := w.box()
+	for name, preamble := range map[string]string{
+		"unknown": runner.EgressPreamble + "nobody-has-this-token-at-all\n", "empty": runner.EgressPreamble + "\n", "another's prefix": runner.EgressPreamble + b.token[:len(b.token)-1] + "\n",
+		"none": "GET / HTTP/1.1\r\n\r\n", "another version": "SPOOL/2 " + b.token + "\n", "too long": strings.Repeat("x", 10_000), "its hash": runner.EgressPreamble + "0000\n",
+	} {
+		c, err := net.Dial("unix", w.cfg.ListenSandboxes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.SetDeadline(time.Now().Add(within))
+		io.WriteString(c, preamble+"GET http://ok.example/ HTTP/1.1\r\n\r\n")
+		res, err := http.ReadResponse(bufio.NewReader(c), nil)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		want := http.StatusBadRequest
+		if strings.HasPrefix(preamble, runner.EgressPreamble) {
+			want = http.StatusProxyAuthRequired
+		}
+		if res.StatusCode != want || !res.Close {
+			t.Errorf("%s: %s", name, res.Status)
+		}
+		if _, err := io.ReadAll(res.Body); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if n, err := c.Read(make([]byte, 1)); err == nil {
+			t.Errorf("%s: the connection stays open: %d", name, n)
+		}
+		c.Close()
+	}
+	metrics := w.metrics()
+	if !strings.Contains(metrics, `spool_egress_denials_total{code="BAD_TOKEN"} 4`) || !strings.Contains(metrics, `spool_egress_denials_total{code="MALFORMED"} 3`) {
+		t.Errorf("%s", metrics)
+	}
+	other := egress.Registration{Token: b.token, Epoch: 1}
+	if _, err := w.client.Register(t.Context(), mint(t, events.KindSandbox), other); code(err) != egress.CodeTokenTaken {
+		t.Errorf("a token twice: %v", err)
+	}
+	// A new token voids the old one, and cuts what came in with it.
+	c, err := b.dialWith(b.token)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	poll(t, "the connection is counted", func() bool {
+		s, err := w.client.State(t.Context(), b.id)
+		return err == nil && s.OpenConnections == 1
+	})
+	b.reg.Token = "another-token-0123456789"
+	if _, err := w.client.Register(t.Context(), b.id, b.reg); err != nil {
+		t.Fatal(err)
+	}
+	c.SetDeadline(time.Now().Add(within))
+	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+		t.Errorf("the old connection: %v", err)
+	}
+	b.http = w.clientOf(b.reg.Token)
+	if status, _, _ := b.post("/", ""); status != http.StatusNotFound {
+		t.Errorf("with the new token: %d", status)
+	}
+}
+
+func (w *world) metrics() string {
+	w.t.Helper()
+	res, err := (&http.Client{Transport: &http.Transport{DialContext: socket(w.cfg.ListenAdmin), DisableKeepAlives: true}}).Get("http://x/metrics")
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer res.Body.Close()
+	raw, err := io.ReadAll(res.Body)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return string(raw)
+}
+
+func TestRegistrationsThatAreRefused(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	good := "a-token-of-some-length"
+	for _, c := range []struct {
+		name, id, field string
+		reg             egress.Registration
+	}{
+		{"no id", "sbx_1", "sandbox", egress.Registration{Token: good}},
+		{"an id that climbs", "../..", "sandbox", egress.Registration{Token: good}},
+		{"no token", "", "token", egress.Registration{}},
+		{"a short token", "", "token", egress.Registration{Token: "short"}},
+		{"a token with a space", "", "token", egress.Registration{Token: "a token of some length"}},
+		{"a token with a line's end", "", "token", egress.Registration{Token: "a-token-of-some\nlength"}},
+		{"two tokens", "", "token", egress.Registration{Token: good, TokenSHA256: strings.Repeat("0", 64)}},
+		{"no hash", "", "tokenSha256", egress.Registration{TokenSHA256: "xyz"}},
+		{"a session that is none", "", "session", egress.Registration{Token: good, Session: "ses_*"}},
+		{"an execution that is none", "", "execution", egress.Registration{Token: good, Execution: "exe"}},
+		{"a long tenant", "", "tenant", egress.Registration{Token: good, Tenant: strings.Repeat("t", 200)}},
+		{"an allowlist entry that does not parse", "", "allow", egress.Registration{Token: good, Allow: []string{"ok.example", "http://evil"}}},
+	} {
+		id := c.id
+		if id == "" {
+			id = mint(t, events.KindSandbox)
+		}
+		_, err := w.client.Register(t.Context(), id, c.reg)
+		var e *egress.Error
+		if !errors.As(err, &e) || e.Code != egress.CodeInvalid || e.Field != c.field {
+			t.Errorf("%s: %v", c.name, err)
+		}
+		if c.field == "allow" && !strings.Contains(err.Error(), `allow[1]: "http://evil"`) {
+			t.Errorf("the entry is not named: %v", err)
+		}
+	}
+	for path, body := range map[string]string{"/v1/sandboxes/" + mint(t, events.KindSandbox): `{"tokn":"x"}`, "/v1/sandboxes/x/journal?after=-1": "", "/v1/sandboxes/" + mint(t, events.KindSandbox) + "/": `{`} {
+		req, _ := http.NewRequestWithContext(t.Context(), http.MethodPut, "http://x"+path, strings.NewReader(body))
+		res, err := (&http.Client{Transport: &http.Transport{DialContext: socket(w.cfg.ListenAdmin), DisableKeepAlives: true}}).Do(req)
+		if err != nil || res.StatusCode < 400 || res.StatusCode >= 500 {
+			t.Errorf("%s: %v, %v", path, res, err)
+		}
+		res.Body.Close()
+	}
+	list, err := os.ReadDir(w.cfg.Data + "/sandboxes")
+	if err != nil || len(list) != 0 {
+		t.Errorf("what was refused left %v, %v", list, err)
+	}
+}
+
+func TestAckAndAfter(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	b := w.box()
+	for _, host := range []string{"a", "b", "c"} {
+		req, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+host+".example/", nil)
+		b.do(req)
+	}
+	lines := b.lines(0, 3)
+	name := b.denied(lines[0]).Journal
+	if got := b.lines(1, 2); got[0].N != 2 {
+		t.Errorf("after 1: %+v", got)
+	}
+	if err := w.client.Ack(t.Context(), b.id, name, 4, 1); code(err) != egress.CodeInvalid {
+		t.Errorf("ahead: %v", err)
+	}
+	// Of another journal nothing is forgotten, and all is sent.
+	other := mint(t, events.KindJournal)
+	if err := w.client.Ack(t.Context(), b.id, other, 2, 1); err != nil {
+		t.Error(err)
+	}
+	for l, err := range w.client.Follow(t.Context(), b.id, other, 2, 1) {
+		if err != nil || l.N != 1 {
+			t.Errorf("%+v, %v", l, err)
+		}
+		break
+	}
+	if err := w.client.Ack(t.Context(), b.id, name, 2, 1); err != nil {
+		t.Fatal(err)
+	}
+	if s, err := w.client.State(t.Context(), b.id); err != nil || s.First != 3 || s.Last != 3 {
+		t.Errorf("%+v, %v", s, err)
+	}
+	if got := b.lines(0, 1); got[0].N != 3 {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestConnectionsAreBounded(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, func(c *egress.Config, _ *egress.Deps) { c.Connections = 2 })
+	b, other := w.box(), w.box()
+	open := func() (net.Conn, int) {
+		c, err := b.dialWith(b.token)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		c.SetDeadline(time.Now().Add(within))
+		io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+		res, err := http.ReadResponse(bufio.NewReader(c), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c, res.StatusCode
+	}
+	first, status := open()
+	if status != http.StatusNotFound {
+		t.Fatal(status)
+	}
+	open()
+	if _, status := open(); status != http.StatusServiceUnavailable {
+		t.Errorf("one too many: %d", status)
+	}
+	if status, _, _ := other.post("/", ""); status != http.StatusNotFound {
+		t.Errorf("another sandbox: %d", status)
+	}
+	first.Close()
+	poll(t, "there is room again", func() bool {
+		_, status := open()
+		return status == http.StatusNotFound
+	})
+}
+
+// Who connects and says nothing takes no place from who does.
+func TestSilentConnectionsTakeNoPlace(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	b := w.box()
+	for range 1200 {
+		c, err := net.Dial("unix", w.cfg.ListenSandboxes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+	}
+	if status, _, _ := b.post("/", ""); status != http.StatusNotFound {
+		t.Error(status)
+	}
+}
+
+// A tunnel or connection in which nothing moves is ended.
+func TestIdle(t *testing.T) {
+	t.Parallel()
+	change, _, p := around(t, nil)
+	p.at["93.184.216.34:443"] = listen(t, func(c net.Conn) {
+		io.Copy(io.Discard, c)
+		c.Close()
+	})
+	w := newWorld(t, func(c *egress.Config, d *egress.Deps) {
+		change(c, d)
+		c.Idle = 150 * time.Millisecond
+	})
+	b := w.box("ok.example")
+	for _, text := range []string{"CONNECT ok.example:443 HTTP/1.1\r\nHost: x\r\n\r\n", "GET / HTTP/1.1\r\nHost: x\r\n\r\n"} {
+		c, err := b.dialWith(b.token)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		c.SetDeadline(time.Now().Add(within))
+		io.WriteString(c, text)
+		if raw, err := io.ReadAll(c); err != nil || !strings.HasPrefix(string(raw), "HTTP/1.1 ") {
+			t.Errorf("%q, %v", raw, err)
+		}
+	}
+}
+
+// A sandbox that does not read what it asked for is cut, and holds no memory.
+func TestStalledSandbox(t *testing.T) {
+	t.Parallel()
+	sent := make(chan int64, 1)
+	change := models(t, func(w http.ResponseWriter, _ *http.Request) {
+		n, _ := io.CopyN(w, zeros{}, 1<<30)
+		sent <- n
+	})
+	w := newWorld(t, func(c *egress.Config, d *egress.Deps) {
+		change(c, d)
+		c.Idle = 200 * time.Millisecond
+	})
+	b := w.box()
+	c, err := b.dialWith(b.token)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	io.WriteString(c, "POST /openai/responses HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
+	select {
+	case n := <-sent:
+		if n > 64<<20 {
+			t.Errorf("%d bytes were taken off the model for a sandbox that reads nothing", n)
+		}
+	case <-time.After(within):
+		t.Fatal("it is not cut")
+	}
+	if m := b.called(b.lines(0, 1)[0]); m.Error == "" {
+		t.Errorf("%+v", m)
+	}
+}
+
+// A proxy that is told to end lets an answer come to its end, and takes nothing new.
+func TestDrain(t *testing.T) {
+	t.Parallel()
+	next := make(chan string)
+	w := newWorld(t, models(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		for event := range next {
+			io.WriteString(w, event)
+			w.(http.Flusher).Flush()
+		}
+	}))
+	b := w.box()
+	answered := make(chan *http.Response, 1)
+	go func() {
+		res, err := b.http.Do(request(t, t.Context(), "/anthropic/v1/messages", "{}"))
+		if err != nil {
+			t.Error(err)
+		}
+		answered <- res
+	}()
+	next <- startEvent
+	res := <-answered
+	defer res.Body.Close()
+	stopped := make(chan struct{})
+	go func() {
+		w.stop()
+		close(stopped)
+	}()
+	poll(t, "no more connections are taken", func() bool {
+		c, err := net.Dial("unix", w.cfg.ListenSandboxes)
+		if err == nil {
+			c.Close()
+		}
+		return err != nil
+	})
+	if err := w.client.Health(t.Context()); err == nil || !strings.Contains(err.Error(), "about to end") {
+		t.Errorf("health: %v", err)
+	}
+	const end = "event: message_delta\ndata: {\"type\":\"message_delta\",\"usage\":{\"output_tokens\":9}}\n\n"
+	next <- end
+	close(next)
+	if raw, err := io.ReadAll(res.Body); err != nil || string(raw) != startEvent+end {
+		t.Errorf("%q, %v", raw, err)
+	}
+	<-stopped
+	w.start()
+	t.Cleanup(func() { w.stop() })
+	if m := b.called(b.lines(0, 1)[0]); m.Usage.OutputTokens != 9 || m.Error != "" {
+		t.Errorf("%+v", m)
+	}
+}
+
+// When the time to drain is over, what is open is cut, and journaled.
+func TestDrainIsBounded(t *testing.T) {
+	t.Parallel()
+	change := models(t, func(w http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body)
+		w.Header().Set("Content-Type", "text/event-stream")
+		io.WriteString(w, startEvent)
+		w.(http.Flusher).Flush()
+		<-r.Context().Done()
+	})
+	now := make(chan struct{})
+	for name, drain := range map[string]time.Duration{"time is over": 50 * time.Millisecond, "a second signal": time.Hour} {
+		w := newWorld(t, func(c *egress.Config, d *egress.Deps) {
+			change(c, d)
+			c.Drain = drain
+			if drain == time.Hour {
+				d.Now = now
+			}
+		})
+		b := w.box()
+		res, err := b.http.Do(request(t, t.Context(), "/anthropic/v1/messages", "{}"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if drain == time.Hour {
+			close(now)
+		}
+		w.stop()
+		if _, err := io.ReadAll(res.Body); err == nil {
+			t.Errorf("%s: the answer ends as if it were whole", name)
+		}
+		res.Body.Close()
+		w.start()
+		if m := b.called(b.lines(0, 1)[0]); m.Usage.InputTokens != 40 || m.Error == "" {
+			t.Errorf("%s: %+v", name, m)
+		}
+		w.stop()
+	}
+}
+
+// Nobody takes the journal: no more is used than can be told of.
+func TestFullJournal(t *testing.T) {
+	t.Parallel()
+	change := models(t, func(w http.ResponseWriter, _ *http.Request) {
+		io.WriteString(w, `{"model":"`+strings.Repeat("m", 190)+`"}`)
+	})
+	w := newWorld(t, func(c *egress.Config, d *egress.Deps) {
+		change(c, d)
+		c.JournalMax = 64 << 10
+	})
+	b := w.box()
+	calls := uint64(0)
+	for {
+		status, header, _ := b.post("/openai/responses", "{}")
+		if status == http.StatusServiceUnavailable && header.Get("Spool-Egress") == "JOURNAL_FULL" {
+			break
+		}
+		if calls++; status != http.StatusOK || calls > 1000 {
+			t.Fatalf("call %d: %d", calls, status)
+		}
+	}
+	b.lines(0, int(calls))
+	s, err := w.client.State(t.Context(), b.id)
+	if err != nil || s.Last != calls {
+		t.Fatalf("%+v, %v", s, err)
+	}
+	if err := w.client.Ack(t.Context(), b.id, s.Journal, calls, 1); err != nil {
+		t.Fatal(err)
+	}
+	if status, _, _ := b.post("/openai/responses", "{}"); status != http.StatusOK {
+		t.Errorf("after all is taken: %d", status)
+	}
+}
+
+// Two proxies do not share a folder, nor a socket.
+func TestTwoProxies(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	if _, err := egress.New(w.cfg, egress.Deps{}); err == nil || !strings.Contains(err.Error(), "in use by another egress proxy") {
+		t.Errorf("the same folder: %v", err)
+	}
+	cfg := w.cfg
+	cfg.Data = t.TempDir()
+	s, err := egress.New(cfg, egress.Deps{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "listen-sandboxes") {
+		t.Errorf("the same socket: %v", err)
+	}
+}
