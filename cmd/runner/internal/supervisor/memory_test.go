@@ -138,7 +138,7 @@ func TestAgentKilledForMemory(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			g := &group{}
+			g := &group{own: true}
 			g.kills.Store(7) // of times past
 			s := begin(t, g)
 			s.start("exe_1", "sleep 600")
@@ -149,8 +149,9 @@ func TestAgentKilledForMemory(t *testing.T) {
 			if err := syscall.Kill(pid, tc.signal); err != nil {
 				t.Fatal(err)
 			}
-			if e := decode[runner.Ended](t, s.until(runner.TurnEnded)); e.Outcome != runner.Failed || e.Code != tc.want {
-				t.Errorf("end %+v", e)
+			l := s.until(runner.TurnEnded)
+			if e := decode[runner.Ended](t, l); e.Outcome != runner.Failed || e.Code != tc.want || tc.want == "OUT_OF_MEMORY" && l.N != 2 {
+				t.Errorf("end %+v in line %d", e, l.N)
 			}
 			// What was is not held against the next turn.
 			s.start("exe_2", "kill -9 $$")

@@ -158,12 +158,19 @@ func (s *Supervisor) countKilled(r *run) {
 }
 
 // killedForMemory tells whether the kernel ended processes since the run began.
+// That is then the turn's end, and no line of its own.
 func (s *Supervisor) killedForMemory(r *run) bool {
 	if s.cfg.OOM == nil {
 		return false
 	}
 	n, ok := s.cfg.OOM.Kills()
-	return ok && n > r.oomBefore
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !ok || n <= r.oomBefore {
+		return false
+	}
+	r.oomTold = n
+	return true
 }
 
 // tellKilled tells of tool processes that the kernel ended, while the agent lives.
