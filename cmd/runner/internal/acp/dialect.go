@@ -55,6 +55,7 @@ type Notice struct {
 	CostUSD float64      // likewise
 	Status  int          // the HTTP status by which the model failed
 	Cut     bool         // the model's last answer reached its limit of tokens
+	Over    bool         // the turn has been over for a while
 }
 
 // Tool is what a dialect knows of a call.

@@ -13,9 +13,6 @@ import (
 
 // prompted takes the answer to the query: the turn's end.
 func (s *session) prompted(m message, t *agent.Turn) error {
-	s.mu.Lock()
-	s.asking = false
-	s.mu.Unlock()
 	if !s.pending {
 		return nil // it had been ended before
 	}
@@ -57,6 +54,9 @@ func (s *session) whenTold(e runner.Ended, t *agent.Turn) {
 
 // finish ends the turn.
 func (s *session) finish(e runner.Ended, t *agent.Turn) {
+	s.mu.Lock()
+	s.asking = false
+	s.mu.Unlock()
 	if s.seen != (events.Usage{}) {
 		e.Usage = s.seen // message by message: agents tend to tell of the last one alone
 	}

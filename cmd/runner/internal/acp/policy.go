@@ -93,10 +93,10 @@ var pathKeys = []string{
 
 // decidePaths wants every path that the agent names to be inside.
 func decidePaths(c Call, tool Tool, root string) decision {
-	paths, ok := c.Paths, true
+	paths := c.Paths
 	if given(c.Input) {
-		var more []string
-		if more, ok = inputPaths(c.Input); !ok {
+		more, ok := inputPaths(c.Input)
+		if !ok {
 			return decision{rule: ruleUnreadable, reason: "the request's input cannot be read"}
 		}
 		paths = append(slices.Clone(paths), more...)

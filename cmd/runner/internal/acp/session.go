@@ -240,6 +240,10 @@ func (s *session) noted(m message, raw json.RawMessage, t *agent.Turn) {
 		s.status = n.Status
 	case mine && n.Usage != (events.Usage{}):
 		s.cut = n.Cut
+	case mine && n.Over && s.pending && (s.seen != (events.Usage{}) || s.status != 0):
+		// Of this turn, since its model was heard of: what was not told by now never will be.
+		s.fail(t, "AGENT_PROTOCOL", "the agent ended its turn without telling it: its answer, or a part of it, is lost")
+		return
 	}
 	if n.Usage != (events.Usage{}) || n.CostUSD != 0 {
 		s.seen = plus(s.seen, n.Usage)

@@ -100,7 +100,7 @@ func said(output string) string {
 
 // told is what the plugin tells, see plugin.js.
 type told struct {
-	Kind    string  `json:"kind"` // retry, error, usage
+	Kind    string  `json:"kind"` // retry, error, usage, over
 	Session string  `json:"session"`
 	Name    string  `json:"name"` // error
 	Message string  `json:"message"`
@@ -139,6 +139,8 @@ func notice(method string, params json.RawMessage) *acp.Notice {
 			InputTokens: e.Tokens.Input, OutputTokens: e.Tokens.Output + e.Tokens.Reasoning,
 			CacheReadTokens: e.Tokens.Cache.Read, CacheWriteTokens: e.Tokens.Cache.Write,
 		}
+	case "over":
+		n.Over = true
 	default:
 		return nil
 	}

@@ -1,0 +1,113 @@
+package acp
+
+import (
+	"encoding/json"
+	"testing"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/cmd/runner/internal/agenttest"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/runner"
+)
+
+// noticed opens a session s1 whose agent tells notices as they are, and gives it a query.
+func noticed(t *testing.T) (agent.Session, *agent.Turn) {
+	t.Helper()
+	d := Dialect{Notice: func(_ string, raw json.RawMessage) *Notice {
+		var n Notice
+		if err := json.Unmarshal(raw, &n); err != nil {
+			t.Error(err)
+		}
+		return &n
+	}}
+	s := Open(d, agent.Launch{Place: agent.Place{Workspace: t.TempDir()}}, &agenttest.Stdin{})
+	turn := agenttest.NewTurn(t, &agenttest.Journal{}, "exe_1")
+	if err := s.Begin(runner.Query{Content: "hello"}, turn); err != nil {
+		t.Fatal(err)
+	}
+	feed(t, s, turn, `{"id":1,"result":{"protocolVersion":1,"agentCapabilities":{}}}`, `{"id":2,"result":{"sessionId":"s1"}}`)
+	return s, turn
+}
+
+func feed(t *testing.T, s agent.Session, turn *agent.Turn, lines ...string) {
+	t.Helper()
+	for _, l := range lines {
+		if err := s.Line([]byte(l), turn); err != nil {
+			t.Errorf("%s: %v", l, err)
+		}
+	}
+}
+
+func tells(t *testing.T, n Notice) string {
+	t.Helper()
+	raw, err := json.Marshal(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return `{"method":"_x","params":` + string(raw) + `}`
+}
+
+func TestNotices(t *testing.T) {
+	t.Parallel()
+	one, two := events.Usage{InputTokens: 10, OutputTokens: 1}, events.Usage{InputTokens: 20, OutputTokens: 2}
+	const (
+		done   = `{"id":3,"result":{"stopReason":"end_turn","usage":{"inputTokens":1,"outputTokens":1,"totalTokens":2}}}`
+		failed = `{"id":3,"error":{"code":-32603,"message":"no"}}`
+		lost   = "the agent ended its turn without telling it: its answer, or a part of it, is lost"
+	)
+	for name, c := range map[string]struct {
+		notices []Notice
+		answer  string
+		want    runner.Ended
+	}{
+		"usage of every answer": {
+			[]Notice{{Session: "s1", Usage: one, CostUSD: 1}, {Session: "other", Usage: one, CostUSD: 2}}, done,
+			runner.Ended{Outcome: runner.Completed, Usage: two, CostUSD: 3},
+		},
+		"cut": {
+			[]Notice{{Session: "s1", Usage: one, Cut: true}}, done,
+			runner.Ended{Outcome: runner.Failed, Code: "MODEL_ERROR", Message: "the model reached its limit of tokens", Usage: one},
+		},
+		"cut before, whole then": {
+			[]Notice{{Session: "s1", Usage: one, Cut: true}, {Session: "s1", Usage: one}}, done,
+			runner.Ended{Outcome: runner.Completed, Usage: two},
+		},
+		"a sub-agent was cut": {
+			[]Notice{{Session: "other", Usage: one, Cut: true}}, done,
+			runner.Ended{Outcome: runner.Completed, Usage: one},
+		},
+		"status": {
+			[]Notice{{Session: "s1", Status: 401}, {Session: "s1"}}, failed,
+			runner.Ended{Outcome: runner.Failed, Code: "MODEL_UNAUTHORIZED", Message: "no"},
+		},
+		"a sub-agent's status": {
+			[]Notice{{Session: "other", Status: 401}}, failed,
+			runner.Ended{Outcome: runner.Failed, Code: "MODEL_ERROR", Message: "no"},
+		},
+		"over without an end": {
+			[]Notice{{Session: "s1", Usage: one}, {Session: "s1", Over: true}}, "",
+			runner.Ended{Outcome: runner.Failed, Code: "AGENT_PROTOCOL", Message: lost, Usage: one},
+		},
+		"the turn before is over": {
+			[]Notice{{Session: "s1", Over: true}}, done,
+			runner.Ended{Outcome: runner.Completed, Usage: events.Usage{InputTokens: 1, OutputTokens: 1}},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s, turn := noticed(t)
+			for _, n := range c.notices {
+				feed(t, s, turn, tells(t, n))
+			}
+			if c.answer != "" {
+				feed(t, s, turn, c.answer)
+			}
+			if got := turn.Ended(); got == nil || *got != c.want {
+				t.Errorf("ended %+v, want %+v", got, c.want)
+			}
+			if c.want.Message == lost && s.Begin(runner.Query{Content: "hello"}, turn) == nil {
+				t.Error("the process is given another query")
+			}
+		})
+	}
+}
