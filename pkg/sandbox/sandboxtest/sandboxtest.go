@@ -86,7 +86,7 @@ func Exercise(t *testing.T, s Subject) {
 func (s Subject) run(t *testing.T, name string, test func(*fixture)) {
 	t.Run(name, func(t *testing.T) {
 		t.Parallel()
-		ctx, cancel := context.WithTimeout(context.Background(), 2*within)
+		ctx, cancel := context.WithTimeout(context.Background(), 4*within)
 		t.Cleanup(cancel)
 		test(&fixture{T: t, s: s, p: s.New(t), ctx: ctx})
 	})

@@ -90,11 +90,12 @@ type Provider struct {
 	within time.Duration // of one call
 	stale  time.Duration // of a lock
 
-	watch   watch
-	pulls   singleflight.Group
-	cpus    atomic.Int64 // of the engine; 0 when not known yet
-	mu      sync.Mutex
-	runners map[string]*runnerBinary // by architecture
+	negotiated atomic.Bool
+	watch      watch
+	pulls      singleflight.Group
+	cpus       atomic.Int64 // of the engine; 0 when not known yet
+	mu         sync.Mutex
+	runners    map[string]*runnerBinary // by architecture
 }
 
 // New makes a provider.
@@ -148,8 +149,31 @@ func overlay(l, by sandbox.Limits) sandbox.Limits {
 func call[T any](ctx context.Context, p *Provider, what string, f func(context.Context) (T, error)) (T, error) {
 	bounded, cancel := context.WithTimeout(ctx, p.within)
 	defer cancel()
+	if err := p.negotiate(bounded); err != nil {
+		var none T
+		return none, p.meaning(ctx, what, err)
+	}
 	v, err := f(bounded)
 	return v, p.meaning(ctx, what, err)
+}
+
+// negotiate settles the API's version before the first call. The client would do
+// so by itself, but not safely for those that call at the same time.
+func (p *Provider) negotiate(ctx context.Context) error {
+	if p.negotiated.Load() {
+		return nil
+	}
+	ping, err := p.api.Ping(ctx)
+	if err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.negotiated.Load() {
+		p.api.NegotiateAPIVersionPing(ping)
+		p.negotiated.Store(true)
+	}
+	return nil
 }
 
 // do is call for what gives no value.
