@@ -120,7 +120,7 @@ func (s *Service) wrote(err error) {
 
 // tell logs a denial's line; the journal has bounded how many there are.
 func (s *Service) tell(d journal.Denial) {
-	s.log.Warn("egress denied", "journal", d.Journal, "line", d.Data.Line, "execution", d.Execution, "host", d.Data.Host, "port", d.Data.Port,
+	s.log.Warn("egress denied", "sandbox", d.Sandbox, "tenant", d.Tenant, "session", d.Session, "execution", d.Execution, "line", d.Data.Line, "host", d.Data.Host, "port", d.Data.Port,
 		"method", d.Data.Method, "address", d.Data.Address, "code", d.Data.Code, "reason", d.Data.Message, "count", d.Data.Count)
 }
 

@@ -18,15 +18,18 @@ const (
 
 // Denial is a line of a denial, for whoever logs it.
 type Denial struct {
-	Journal   string
-	Execution string
-	Data      events.EgressDenied
+	Who
+	Data events.EgressDenied
 }
+
+// Who is whose a denial is.
+type Who struct{ Sandbox, Tenant, Session, Execution string }
 
 // alike is what makes two denials the same.
 type alike struct {
-	execution, host, method, address, code string
-	port                                   uint32
+	who                         Who
+	host, method, address, code string
+	port                        uint32
 }
 
 // window counts denials alike after the first, which has its line.
@@ -43,23 +46,23 @@ type folds struct {
 	filled   time.Time
 	over     uint32 // denials that no line stands for yet, beyond the rate
 	overData events.EgressDenied
-	overExec string
+	overWho  Who
 }
 
 // Denied adds a line for a denial, or counts it to one that is to come: those
 // alike within a second share a line, and beyond ten lines a second so do all others.
-func (j *Journal) Denied(at time.Time, execution string, d events.EgressDenied) error {
+func (j *Journal) Denied(at time.Time, who Who, d events.EgressDenied) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	f := &j.folds
-	key := alike{execution: execution, host: d.Host, method: d.Method, address: d.Address, code: d.Code, port: d.Port}
+	key := alike{who: who, host: d.Host, method: d.Method, address: d.Address, code: d.Code, port: d.Port}
 	if w := f.open[key]; w != nil {
 		w.more = saturate(w.more, 1)
 		return nil
 	}
 	j.store.folds(j)
 	if len(f.open) >= foldMost || !j.mayDeny(at) {
-		f.over, f.overData, f.overExec = saturate(f.over, 1), d, execution
+		f.over, f.overData, f.overWho = saturate(f.over, 1), d, who
 		return nil
 	}
 	if f.open == nil {
@@ -67,7 +70,7 @@ func (j *Journal) Denied(at time.Time, execution string, d events.EgressDenied) 
 	}
 	f.open[key] = &window{ends: at.Add(foldFor), data: d}
 	d.Count = 1
-	return j.deny(at, execution, d)
+	return j.deny(at, who, d)
 }
 
 // mayDeny takes from the rate, and looks at how much waits already; with j.mu held.
@@ -87,12 +90,12 @@ func (j *Journal) mayDeny(at time.Time) bool {
 }
 
 // deny adds the line, with j.mu held.
-func (j *Journal) deny(at time.Time, execution string, d events.EgressDenied) error {
+func (j *Journal) deny(at time.Time, who Who, d events.EgressDenied) error {
 	d.Journal, d.Line = j.head.Journal, j.last+1
-	if err := j.add(at, execution, d); err != nil {
+	if err := j.add(at, who.Execution, d); err != nil {
 		return err
 	}
-	j.store.denied(Denial{Journal: d.Journal, Execution: execution, Data: d})
+	j.store.denied(Denial{Who: who, Data: d})
 	return nil
 }
 
@@ -110,14 +113,14 @@ func (j *Journal) fold(now time.Time, all bool) {
 			continue
 		}
 		if !all && !j.mayDeny(now) {
-			f.over, f.overData, f.overExec = saturate(f.over, w.more), w.data, key.execution
+			f.over, f.overData, f.overWho = saturate(f.over, w.more), w.data, key.who
 			delete(f.open, key)
 			continue
 		}
 		d := w.data
 		d.Count = w.more
 		w.more, w.ends = 0, now.Add(foldFor)
-		if err := j.deny(now, key.execution, d); err != nil {
+		if err := j.deny(now, key.who, d); err != nil {
 			j.store.log.Error("a denial is not journaled", "error", err)
 		}
 	}
@@ -125,7 +128,7 @@ func (j *Journal) fold(now time.Time, all bool) {
 		d := f.overData
 		d.Count, f.over = f.over, 0
 		d.Message = fmt.Sprintf("Too many were denied to list each; this stands for %d, and the last of them was: %s", d.Count, d.Message)
-		if err := j.deny(now, f.overExec, d); err != nil {
+		if err := j.deny(now, f.overWho, d); err != nil {
 			j.store.log.Error("a denial is not journaled", "error", err)
 		}
 	}

@@ -285,7 +285,7 @@ func TestDenialsAlikeAreFolded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := run(t, dir, journal.Config{})
 		for range 1000 {
-			if err := r.Denied(time.Now(), "", denial("evil.example")); err != nil {
+			if err := r.Denied(time.Now(), journal.Who{}, denial("evil.example")); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -301,7 +301,7 @@ func TestDenialsAlikeAreFolded(t *testing.T) {
 		if got := r.lines(t, 2); len(got) != 0 {
 			t.Errorf("later: %d more lines", len(got))
 		}
-		if err := r.Denied(time.Now(), "", denial("evil.example")); err != nil {
+		if err := r.Denied(time.Now(), journal.Who{}, denial("evil.example")); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(100 * time.Millisecond)
@@ -321,7 +321,7 @@ func TestDenialsAreBounded(t *testing.T) {
 		const seconds, each = 20, 500
 		for s := range seconds {
 			for i := range each {
-				if err := r.Denied(time.Now(), "", denial(strings.Repeat("x", s+1)+strings.Repeat("y", i+1))); err != nil {
+				if err := r.Denied(time.Now(), journal.Who{}, denial(strings.Repeat("x", s+1)+strings.Repeat("y", i+1))); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -352,7 +352,7 @@ func TestFull(t *testing.T) {
 		}
 	}
 	for range 20 { // what waits already leaves no room for denials, which are counted on
-		if err := r.Denied(time.Now(), "", denial("evil.example")); err != nil {
+		if err := r.Denied(time.Now(), journal.Who{}, denial("evil.example")); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -45,7 +45,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 // denied journals and counts a denial.
 func (s *Server) denied(sb *registry.Sandbox, d events.EgressDenied) {
 	s.cfg.Metrics.Denied(d.Code)
-	if err := sb.Journal.Denied(time.Now(), sb.Execution(), d); err != nil {
+	if err := sb.Journal.Denied(time.Now(), sb.Who(), d); err != nil {
 		s.cfg.Logger.Error("a denial is not journaled", "sandbox", sb.ID(), "error", err)
 	}
 }

@@ -111,6 +111,12 @@ func (s *Sandbox) State() State {
 // Execution is the one that lines are about now.
 func (s *Sandbox) Execution() string { return s.registration().Execution }
 
+// Who is whose the sandbox is now.
+func (s *Sandbox) Who() journal.Who {
+	reg := s.registration()
+	return journal.Who{Sandbox: s.id, Tenant: reg.Tenant, Session: reg.Session, Execution: reg.Execution}
+}
+
 // Log is a logger that names whose the sandbox is.
 func (s *Sandbox) Log(l *slog.Logger) *slog.Logger {
 	reg := s.registration()
