@@ -13,6 +13,8 @@ import (
 
 	"github.com/docker/docker/api/types/container"
 
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/runner"
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
@@ -323,4 +325,58 @@ func pidsOf(t *testing.T, body io.Reader) int {
 		t.Fatal(err)
 	}
 	return int(s.PidsStats.Current) //nolint:gosec // bounded by the limit
+}
+
+// What fills the disk is ended by the runner, and says so; there is room again when files go.
+func TestDiskLimit(t *testing.T) {
+	t.Parallel()
+	spec := newSpec(t)
+	spec.Limits.DiskBytes = 8 << 20
+	b := create(t, provide(t, needEngine(t)), spec)
+	proc, err := b.Exec(t.Context(), sandbox.Command{Args: []string{"runner", "attach", "--epoch", "1"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	in, out := json.NewEncoder(proc.Stdin()), json.NewDecoder(proc.Stdout())
+	start := func(id uint64, execution, script string) {
+		t.Helper()
+		if err := in.Encode(runner.Command{ID: id, Op: runner.OpStart, Epoch: 1, Query: &runner.Query{
+			SessionID: spec.Labels.Session, ExecutionID: execution, Attempt: 1, Architecture: "acp", Command: []string{"sh", "-c", script},
+			Policy: runner.PolicyWorkspace, Content: "fill the disk",
+		}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	next := func(wanted func(runner.Message) bool) runner.Message {
+		t.Helper()
+		for {
+			var m runner.Message
+			if err := out.Decode(&m); err != nil {
+				t.Fatal(err)
+			}
+			if wanted(m) {
+				return m
+			}
+		}
+	}
+	start(1, newID(t, events.KindExecution), `head -c 64000000 /dev/zero >big; exec sleep 1000`)
+	m := next(func(m runner.Message) bool { return m.Line != nil && m.Line.Type == runner.TurnEnded })
+	var end runner.Ended
+	if err := json.Unmarshal(m.Line.Data, &end); err != nil || end.Outcome != runner.Failed || end.Code != "DISK_LIMIT" {
+		t.Errorf("the turn ended with %+v, %v", end, err)
+	}
+	if out, _, _ := sh(t, b, `grep -lx -e sleep -e head /proc/[0-9]*/comm 2>/dev/null | wc -l`); out != "0" {
+		t.Errorf("%s of its processes live on", out)
+	}
+	start(2, newID(t, events.KindExecution), `exec sleep 1000`)
+	m = next(func(m runner.Message) bool { return m.Reply != nil && m.Reply.ID == 2 })
+	if m.Reply.Error == nil || m.Reply.Error.Code != "DISK_LIMIT" {
+		t.Errorf("with a full disk, another turn is answered with %+v", m.Reply)
+	}
+	if err := proc.Kill(); err != nil {
+		t.Error(err)
+	}
+	if _, err := proc.Wait(); err != nil {
+		t.Error(err)
+	}
 }
