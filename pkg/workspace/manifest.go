@@ -81,7 +81,7 @@ func (m *Manifest) encode() ([]byte, error) {
 		return nil, err
 	}
 	for i := range m.entries {
-		line, err := json.Marshal(&m.entries[i])
+		line, err := m.entries[i].Line()
 		if err != nil {
 			return nil, err
 		}
@@ -154,8 +154,8 @@ func (m *Manifest) decode(r io.Reader) error {
 			packs = append(packs, p)
 			continue
 		}
-		var e Entry
-		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
+		e, err := wire.ParseEntry(lines.Bytes())
+		if err != nil {
 			return err
 		}
 		if _, err := tree.Add(&e); err != nil {

@@ -50,7 +50,7 @@ func (r *restore) send(ctx context.Context) error {
 		return err
 	}
 	for i := range r.m.entries {
-		if err := r.in.JSON(wire.FrameEntry, &r.m.entries[i]); err != nil {
+		if err := r.in.Entry(&r.m.entries[i]); err != nil {
 			return err
 		}
 	}

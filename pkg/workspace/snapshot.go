@@ -177,8 +177,8 @@ func (s *snapshot) block(ctx context.Context, content []byte) error {
 }
 
 func (s *snapshot) entry(content []byte) error {
-	var e Entry
-	if err := wire.Decode(wire.FrameEntry, content, &e); err != nil {
+	e, err := wire.ParseEntry(content)
+	if err != nil {
 		return err
 	}
 	if len(s.entries) >= wire.MaxEntries {

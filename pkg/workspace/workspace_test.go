@@ -178,14 +178,14 @@ func TestRepack(t *testing.T) {
 	store := &workspacetest.Memory{}
 	box := &workspacetest.Box{Tree: map[string]string{}}
 	o := workspace.Options{Tenant: tenant, Session: session}
-	for i := range 6 {
+	for i := range 4 {
 		box.Tree[fmt.Sprintf("workspace/big%02d", i)] = random(uint64(100+i), 1<<20) //nolint:gosec // small
 	}
 	want := map[string]map[string]string{}
 	var repacked uint64
-	for turn := range 40 {
-		box.Tree[fmt.Sprintf("workspace/f%02d", turn%30)] = random(uint64(1000+turn), 10_000)               //nolint:gosec // small
-		box.Tree[fmt.Sprintf("workspace/big%02d", turn%6)] = random(uint64(2000+turn), 1<<20-(turn%3)*100) //nolint:gosec // small
+	for turn := range 30 {
+		box.Tree[fmt.Sprintf("workspace/f%02d", turn%20)] = random(uint64(1000+turn), 10_000)              //nolint:gosec // small
+		box.Tree[fmt.Sprintf("workspace/big%02d", turn%4)] = random(uint64(2000+turn), 1<<20-(turn%3)*100) //nolint:gosec // small
 		r, err := workspace.Snapshot(t.Context(), box, store, o)
 		if err != nil {
 			t.Fatal(err)
@@ -197,7 +197,7 @@ func TestRepack(t *testing.T) {
 		if _, err := workspace.Restore(t.Context(), to, store, tenant, session, r.ID); err != nil || !maps.Equal(to.Tree, box.Tree) {
 			t.Fatalf("turn %d: %v", turn, err)
 		}
-		// The manifest, 17 small packs, and full ones that are half alive: 6 MB.
+		// The manifest, 17 small packs, and full ones that are half alive: 4 MB.
 		if n := store.Gets() - before; n > 1+17+4 {
 			t.Errorf("turn %d: a restore reads %d objects", turn, n)
 		}
@@ -302,7 +302,7 @@ func TestCorrupt(t *testing.T) {
 func TestStoreFails(t *testing.T) {
 	t.Parallel()
 	broken := errors.New("no answer")
-	was, then := random(5, 9<<20), random(6, 9<<20)
+	was, then := random(5, 5000), random(6, 5000)
 	for _, call := range []string{"get", "has", "put"} {
 		for nth := 1; ; nth++ {
 			store := &workspacetest.Memory{}
@@ -363,7 +363,9 @@ func manifests(store *workspacetest.Memory) (out []string) {
 func TestWhatRunnersSay(t *testing.T) {
 	t.Parallel()
 	found := func(id string) func(out *wire.Writer) error {
-		return func(out *wire.Writer) error { return errors.Join(out.JSON(wire.FrameFound, wire.Found{ID: id}), out.Flush()) }
+		return func(out *wire.Writer) error {
+			return errors.Join(out.JSON(wire.FrameFound, wire.Found{ID: id}), out.Flush())
+		}
 	}
 	hello := func(out *wire.Writer) error { return out.JSON(wire.FrameHello, wire.Hello{Protocol: wire.Protocol}) }
 	entry := func(path string, more ...func(*wire.Entry)) func(out *wire.Writer) error {
@@ -371,7 +373,7 @@ func TestWhatRunnersSay(t *testing.T) {
 		for _, m := range more {
 			m(&e)
 		}
-		return func(out *wire.Writer) error { return out.JSON(wire.FrameEntry, e) }
+		return func(out *wire.Writer) error { return out.Entry(&e) }
 	}
 	for name, c := range map[string]struct {
 		say  []func(out *wire.Writer) error

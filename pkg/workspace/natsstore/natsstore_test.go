@@ -1,11 +1,18 @@
 package natsstore_test
 
 import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"io"
+	"math/rand/v2"
 	"strings"
 	"testing"
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/spoolhq/spool/pkg/natsserver"
 	"github.com/spoolhq/spool/pkg/natsserver/natstest"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/pkg/workspace"
@@ -13,34 +20,120 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace/workspacetest"
 )
 
-func connect(t *testing.T) jetstream.JetStream {
+// bucket makes the bucket alone, as topology says: the other streams take longer.
+func bucket(t *testing.T, js jetstream.JetStream) {
 	t.Helper()
+	for _, o := range topology.ObjectBuckets() {
+		if o.Config.Bucket == topology.BucketWorkspaces {
+			if _, err := js.CreateObjectStore(t.Context(), o.Config); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// store opens the bucket as one of the users of topology.
+func store(t *testing.T, user string) *natsstore.Store {
+	t.Helper()
+	var cfg natsserver.Config
+	for _, u := range topology.Users() {
+		cfg.Users = append(cfg.Users, natsserver.User{Name: u.Name, Password: "pw", Publish: u.Publish, Subscribe: u.Subscribe, InboxPrefix: topology.InboxPrefix(u.Name)})
+	}
+	srv := natstest.RunConfig(t, cfg)
+	as := func(user string) jetstream.JetStream {
+		nc, err := srv.ConnectAs(user)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(nc.Close)
+		js, err := jetstream.New(nc)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return js
+	}
+	bucket(t, as(topology.UserAdmin))
+	s, err := natsstore.Open(t.Context(), as(user), topology.BucketWorkspaces)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// TestStore: with the rights of those who use it, and no others.
+func TestStore(t *testing.T) {
+	t.Parallel()
+	for _, user := range []string{topology.UserExecutor, topology.UserGateway} {
+		t.Run(user, func(t *testing.T) {
+			t.Parallel()
+			s := store(t, user)
+			workspacetest.Exercise(t, func(*testing.T) workspace.Store { return s })
+		})
+	}
+}
+
+// TestLarge: more than the server buffers of a stream arrives whole.
+func TestLarge(t *testing.T) {
+	t.Parallel()
+	const size = 160 << 20
+	s := store(t, topology.UserGateway)
+	want, got := sha256.New(), sha256.New()
+	content := io.TeeReader(io.LimitReader(rand.NewChaCha8([32]byte{}), size), want)
+	if err := s.Put(t.Context(), "acme/ses_1/f-large", content); err != nil {
+		t.Fatal(err)
+	}
+	r, err := s.Get(t.Context(), "acme/ses_1/f-large")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := io.Copy(got, r)
+	if err = errors.Join(err, r.Close()); err != nil || n != size || !bytes.Equal(got.Sum(nil), want.Sum(nil)) {
+		t.Errorf("%d bytes came back: %v", n, err)
+	}
+}
+
+// TestGone: a server that goes away is an error, and leaves no object.
+func TestGone(t *testing.T) {
+	t.Parallel()
+	srv := natstest.Run(t)
+	nc := natstest.Conn(t, srv)
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bucket(t, js)
+	s, err := natsstore.Open(t.Context(), js, topology.BucketWorkspaces)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	sent := 0
+	err = s.Put(ctx, "acme/ses_1/p-1", reader(func(p []byte) (int, error) {
+		if sent += len(p); sent > 4<<20 {
+			nc.Close()
+		}
+		return len(p), nil
+	}))
+	if err == nil {
+		t.Error("an endless object was stored")
+	}
+	if _, err := s.Has(ctx, "acme/ses_1/p-1"); err == nil {
+		t.Error("a closed connection answers")
+	}
+}
+
+type reader func(p []byte) (int, error)
+
+func (r reader) Read(p []byte) (int, error) { return r(p) }
+
+func TestNoBucket(t *testing.T) {
+	t.Parallel()
 	js, err := jetstream.New(natstest.Conn(t, natstest.Run(t)))
 	if err != nil {
 		t.Fatal(err)
 	}
-	return js
-}
-
-func TestStore(t *testing.T) {
-	t.Parallel()
-	workspacetest.Exercise(t, func(t *testing.T) workspace.Store {
-		js := connect(t)
-		if err := topology.Provision(t.Context(), js, topology.Config{}); err != nil {
-			t.Fatal(err)
-		}
-		s, err := natsstore.Open(t.Context(), js, topology.BucketWorkspaces)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return s
-	})
-}
-
-func TestNoBucket(t *testing.T) {
-	t.Parallel()
-	_, err := natsstore.Open(t.Context(), connect(t), topology.BucketWorkspaces)
-	if err == nil || !strings.Contains(err.Error(), "object bucket workspaces is not installed") {
+	if _, err := natsstore.Open(t.Context(), js, topology.BucketWorkspaces); err == nil || !strings.Contains(err.Error(), "object bucket workspaces is not installed") {
 		t.Errorf("open: %v", err)
 	}
 }

@@ -91,8 +91,8 @@ type entryJSON struct {
 	Unsettled bool   `json:"unsettled,omitempty"`
 }
 
-// MarshalJSON writes the canonical form.
-func (e Entry) MarshalJSON() ([]byte, error) {
+// Line is the canonical form, without a newline.
+func (e *Entry) Line() ([]byte, error) {
 	j := entryJSON{Kind: e.Kind, Size: e.Size, Mode: e.Mode, Blocks: e.Blocks, Unsettled: e.Unsettled}
 	j.Path, j.RawPath = split(e.Path)
 	j.Target, j.RawTarget = split(e.Target)
@@ -110,23 +110,23 @@ func split(s string) (string, []byte) {
 	return "", []byte(s)
 }
 
-// UnmarshalJSON reads what MarshalJSON wrote.
-func (e *Entry) UnmarshalJSON(raw []byte) error {
+// ParseEntry reads what Line wrote. What it gives is not checked yet.
+func ParseEntry(line []byte) (e Entry, err error) {
 	var j entryJSON
-	if err := json.Unmarshal(raw, &j); err != nil {
-		return err
+	if err := json.Unmarshal(line, &j); err != nil {
+		return e, fmt.Errorf("entry: %w", err)
 	}
 	if j.Path != "" && j.RawPath != nil || j.Target != "" && j.RawTarget != nil {
-		return errors.New("entry: path or target is given twice")
+		return e, errors.New("entry: path or target is given twice")
 	}
 	if j.MTimeNS < 0 || j.MTimeNS >= int(time.Second) {
-		return fmt.Errorf("entry: mtimeNs %d is no part of a second", j.MTimeNS)
+		return e, fmt.Errorf("entry: mtimeNs %d is no part of a second", j.MTimeNS)
 	}
-	*e = Entry{Path: j.Path + string(j.RawPath), Kind: j.Kind, Size: j.Size, Mode: j.Mode, Target: j.Target + string(j.RawTarget), Blocks: j.Blocks, Unsettled: j.Unsettled}
+	e = Entry{Path: j.Path + string(j.RawPath), Kind: j.Kind, Size: j.Size, Mode: j.Mode, Target: j.Target + string(j.RawTarget), Blocks: j.Blocks, Unsettled: j.Unsettled}
 	if j.MTime != nil {
 		e.ModTime = time.Unix(*j.MTime, int64(j.MTimeNS)).UTC()
 	}
-	return nil
+	return e, nil
 }
 
 // BlockLen is the length of a file's i-th block in bytes.

@@ -110,6 +110,15 @@ func (w *Writer) Frame(t Type, content []byte) error {
 	return nil
 }
 
+// Entry writes one that holds e.
+func (w *Writer) Entry(e *Entry) error {
+	line, err := e.Line()
+	if err != nil {
+		return err
+	}
+	return w.Frame(FrameEntry, line)
+}
+
 // JSON writes one that holds v.
 func (w *Writer) JSON(t Type, v any) error {
 	raw, err := json.Marshal(v)

@@ -2,7 +2,6 @@ package wire
 
 import (
 	"crypto/sha256"
-	"encoding/json"
 	"fmt"
 	"hash"
 	"strings"
@@ -53,7 +52,7 @@ func (t *Tree) Add(e *Entry) ([]byte, error) {
 		t.folders = append(t.folders, e.Path)
 	}
 	t.last = e.Path
-	line, err := json.Marshal(e)
+	line, err := e.Line()
 	if err != nil {
 		return nil, err
 	}

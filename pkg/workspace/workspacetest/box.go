@@ -174,8 +174,8 @@ func (b *Box) take(in *wire.Reader, out *wire.Writer) error {
 		}
 		switch t {
 		case wire.FrameEntry:
-			var e wire.Entry
-			if err := wire.Decode(t, content, &e); err != nil {
+			e, err := wire.ParseEntry(content)
+			if err != nil {
 				return err
 			}
 			list = append(list, e)

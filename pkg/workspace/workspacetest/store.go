@@ -107,7 +107,7 @@ func (m *Memory) Gets() int {
 	return m.gets
 }
 
-// Exercise holds a store to its promises. Each call of open gives an empty one.
+// Exercise holds a store to its promises. Its parts use different names, so open may give the same one again.
 func Exercise(t *testing.T, open func(t *testing.T) workspace.Store) {
 	t.Run("what was put is got, whatever its size", func(t *testing.T) {
 		t.Parallel()

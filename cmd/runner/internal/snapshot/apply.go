@@ -98,8 +98,8 @@ func (p *applying) entries() error {
 		if t != wire.FrameEntry {
 			return wire.Unexpected(t)
 		}
-		var e wire.Entry
-		if err := wire.Decode(t, content, &e); err != nil {
+		e, err := wire.ParseEntry(content)
+		if err != nil {
 			return err
 		}
 		if _, err := tree.Add(&e); err != nil {

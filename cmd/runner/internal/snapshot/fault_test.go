@@ -420,7 +420,7 @@ func TestRestoreRefuses(t *testing.T) {
 			w := wire.NewWriter(&in)
 			err := w.JSON(wire.FrameHello, wire.Hello{Protocol: wire.Protocol})
 			for _, e := range c.entries {
-				err = errors.Join(err, w.JSON(wire.FrameEntry, e))
+				err = errors.Join(err, w.Entry(&e))
 			}
 			err = errors.Join(err, w.Frame(wire.FrameGo, nil))
 			if c.block != "" {
