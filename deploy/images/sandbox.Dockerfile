@@ -17,7 +17,7 @@ RUN set -eu; \
     npm install --no-save --no-fund --no-audit --loglevel=error; \
     rm -rf /root/.npm; \
     find node_modules -type f -size +1M -printf '%s %p\n' | sort -n | while read -r size file; do \
-      if [ "$size" = "${last:-}" ] && cmp -s "$first" "$file"; then ln -f "$first" "$file"; else last=$size first=$file; fi; \
+      if [ "$size" = "${last:-}" ] && cmp -s "$first" "$file"; then ln -sfr "$first" "$file"; else last=$size first=$file; fi; \
     done; \
     for cli in node_modules/.bin/*; do printf '%s ' "$cli"; HOME=/tmp "$cli" --version || exit 1; done; \
     rm -rf /tmp/* /tmp/.[!.]*

@@ -16,7 +16,7 @@ import (
 )
 
 // askTime bounds how long a running service may take to say whether it is ready.
-const askTime = 4 * time.Second
+const askTime = 8 * time.Second
 
 // ask asks the service that listens on addr whether it is ready; the error says what is not.
 func ask(ctx context.Context, addr string) error {
