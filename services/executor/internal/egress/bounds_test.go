@@ -22,8 +22,8 @@ func TestConnectionsAreBounded(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { c.Close() })
-		c.SetDeadline(time.Now().Add(within))
-		io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+		_ = c.SetDeadline(time.Now().Add(within))
+		_, _ = io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
 		res, err := http.ReadResponse(bufio.NewReader(c), nil)
 		if err != nil {
 			t.Fatal(err)
@@ -70,7 +70,7 @@ func TestIdle(t *testing.T) {
 	t.Parallel()
 	change, _, p := around(t, nil)
 	p.at["93.184.216.34:443"] = listen(t, func(c net.Conn) {
-		io.Copy(io.Discard, c)
+		_, _ = io.Copy(io.Discard, c)
 		c.Close()
 	})
 	w := newWorld(t, func(c *egress.Config, d *egress.Deps) {
@@ -84,8 +84,8 @@ func TestIdle(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer c.Close()
-		c.SetDeadline(time.Now().Add(within))
-		io.WriteString(c, text)
+		_ = c.SetDeadline(time.Now().Add(within))
+		_, _ = io.WriteString(c, text)
 		if raw, err := io.ReadAll(c); err != nil || !strings.HasPrefix(string(raw), "HTTP/1.1 ") {
 			t.Errorf("%q, %v", raw, err)
 		}
@@ -110,7 +110,7 @@ func TestStalledSandbox(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	io.WriteString(c, "POST /openai/responses HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
+	_, _ = io.WriteString(c, "POST /openai/responses HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
 	select {
 	case n := <-sent:
 		if n > 64<<20 {
@@ -128,7 +128,7 @@ func TestStalledSandbox(t *testing.T) {
 func TestFullJournal(t *testing.T) {
 	t.Parallel()
 	change := models(t, func(w http.ResponseWriter, _ *http.Request) {
-		io.WriteString(w, `{"model":"`+strings.Repeat("m", 190)+`"}`)
+		_, _ = io.WriteString(w, `{"model":"`+strings.Repeat("m", 190)+`"}`)
 	})
 	w := newWorld(t, func(c *egress.Config, d *egress.Deps) {
 		change(c, d)
@@ -157,4 +157,3 @@ func TestFullJournal(t *testing.T) {
 		t.Errorf("after all is taken: %d", status)
 	}
 }
-

@@ -23,7 +23,7 @@ import (
 // socket, and ends on SIGTERM.
 func TestCommand(t *testing.T) {
 	t.Parallel()
-	dir, err := os.MkdirTemp("", "egr")
+	dir, err := os.MkdirTemp("", "egr") //nolint:usetesting // short: the path of a socket has its limit
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +61,7 @@ func TestCommand(t *testing.T) {
 			return nil, err
 		}
 		go func() {
-			c.Wait()
+			_ = c.Wait()
 			there.Close()
 		}()
 		return here, nil
@@ -77,8 +77,8 @@ func TestCommand(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	c.SetDeadline(time.Now().Add(within))
-	io.WriteString(c, "SPOOL/1 a-token-of-some-length\nGET http://evil.example/ HTTP/1.1\r\nHost: evil.example\r\n\r\n")
+	_ = c.SetDeadline(time.Now().Add(within))
+	_, _ = io.WriteString(c, "SPOOL/1 a-token-of-some-length\nGET http://evil.example/ HTTP/1.1\r\nHost: evil.example\r\n\r\n")
 	if res, err := http.ReadResponse(bufio.NewReader(c), nil); err != nil || res.StatusCode != http.StatusForbidden {
 		t.Errorf("%v, %v", res, err)
 	}
@@ -91,7 +91,7 @@ func TestCommand(t *testing.T) {
 			t.Errorf("SIGTERM: %v\n%s", err, log)
 		}
 	case <-time.After(within):
-		serve.Process.Kill()
+		_ = serve.Process.Kill()
 		t.Fatalf("it does not end\n%s", log)
 	}
 	if s := log.String(); strings.Contains(s, `"level":"INFO"`) || !strings.Contains(s, `"msg":"egress denied"`) || !strings.Contains(s, `"host":"evil.example"`) || strings.Contains(s, anthropicKey) {

@@ -80,7 +80,7 @@ func TestHosts(t *testing.T) {
 	got := make(chan *http.Request, 1)
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		got <- r
-		io.WriteString(w, `{"model":"m","usage":{"prompt_tokens":3,"completion_tokens":1}}`)
+		_, _ = io.WriteString(w, `{"model":"m","usage":{"prompt_tokens":3,"completion_tokens":1}}`)
 	}))
 	t.Cleanup(srv.Close)
 	for _, text := range []string{

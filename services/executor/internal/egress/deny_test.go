@@ -140,7 +140,7 @@ func TestAllowed(t *testing.T) {
 		got <- r
 		w.Header().Set("X-Answer", "yes")
 		w.WriteHeader(http.StatusTeapot)
-		w.Write(body)
+		_, _ = w.Write(body)
 	})
 	w := newWorld(t, change)
 	b := w.box("*.OK.example", "ok.example", "ok.example:8443")
@@ -188,8 +188,8 @@ func TestTunnel(t *testing.T) {
 	t.Parallel()
 	change, _, p := around(t, nil)
 	echo := listen(t, func(c net.Conn) {
-		io.Copy(c, c)                // until the other side has said all
-		io.WriteString(c, "the end") // after it did
+		_, _ = io.Copy(c, c)                // until the other side has said all
+		_, _ = io.WriteString(c, "the end") // after it did
 		c.Close()
 	})
 	p.at["93.184.216.34:443"] = echo
@@ -200,7 +200,7 @@ func TestTunnel(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	c.SetDeadline(time.Now().Add(within))
+	_ = c.SetDeadline(time.Now().Add(within))
 	// What is sent before the answer is not lost.
 	if _, err := io.WriteString(c, "CONNECT ok.example:443 HTTP/1.1\r\nHost: ok.example:443\r\n\r\nearly "); err != nil {
 		t.Fatal(err)
@@ -210,8 +210,8 @@ func TestTunnel(t *testing.T) {
 	if err != nil || res.StatusCode != http.StatusOK {
 		t.Fatalf("%v, %v", res, err)
 	}
-	io.WriteString(c, "late ")
-	c.(*net.UnixConn).CloseWrite()
+	_, _ = io.WriteString(c, "late ")
+	_ = c.(*net.UnixConn).CloseWrite()
 	if raw, err := io.ReadAll(r); err != nil || string(raw) != "early late the end" {
 		t.Errorf("%q, %v", raw, err)
 	}
@@ -224,7 +224,7 @@ func TestTunnel(t *testing.T) {
 // A name that leads elsewhere by the time it is dialed gains nothing, and the next time it is denied.
 func TestRebinding(t *testing.T) {
 	t.Parallel()
-	change, n, p := around(t, func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "public") })
+	change, n, p := around(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "public") })
 	w := newWorld(t, change)
 	b := w.box("rebind.example")
 	get := func() (int, string) {
@@ -271,9 +271,9 @@ func TestUpgradeIsPassedOn(t *testing.T) {
 			return
 		}
 		defer c.Close()
-		io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")
+		_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")
 		line, _ := rw.ReadString('\n')
-		io.WriteString(c, "you said "+line)
+		_, _ = io.WriteString(c, "you said "+line)
 	})
 	w := newWorld(t, change)
 	b := w.box("ok.example")
@@ -282,14 +282,14 @@ func TestUpgradeIsPassedOn(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	c.SetDeadline(time.Now().Add(within))
-	io.WriteString(c, "GET http://ok.example/ HTTP/1.1\r\nHost: ok.example\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")
+	_ = c.SetDeadline(time.Now().Add(within))
+	_, _ = io.WriteString(c, "GET http://ok.example/ HTTP/1.1\r\nHost: ok.example\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")
 	r := bufio.NewReader(c)
 	res, err := http.ReadResponse(r, nil)
 	if err != nil || res.StatusCode != http.StatusSwitchingProtocols {
 		t.Fatalf("%v, %v", res, err)
 	}
-	io.WriteString(c, "hello\n")
+	_, _ = io.WriteString(c, "hello\n")
 	if line, err := r.ReadString('\n'); err != nil || line != "you said hello\n" {
 		t.Errorf("%q, %v", line, err)
 	}

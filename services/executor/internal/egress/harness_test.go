@@ -94,7 +94,7 @@ func (p *public) seen() []string {
 // newWorld starts a proxy; change may be nil.
 func newWorld(t *testing.T, change func(*egress.Config, *egress.Deps)) *world {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "egr") // short: the path of a socket has its limit
+	dir, err := os.MkdirTemp("", "egr") //nolint:usetesting // short: the path of a socket has its limit
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -33,7 +33,7 @@ func code(err error) string {
 // Registrations, tokens, journals and their numbers are there after a restart.
 func TestRestart(t *testing.T) {
 	t.Parallel()
-	change, _, _ := around(t, func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "hello") })
+	change, _, _ := around(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello") })
 	w := newWorld(t, change)
 	b := w.box("ok.example")
 	b.reg.Epoch = 7
@@ -140,9 +140,9 @@ func TestRelease(t *testing.T) {
 	t.Parallel()
 	started, gone := make(chan struct{}), make(chan struct{})
 	w := newWorld(t, models(t, func(w http.ResponseWriter, r *http.Request) {
-		io.Copy(io.Discard, r.Body)
+		_, _ = io.Copy(io.Discard, r.Body)
 		w.Header().Set("Content-Type", "text/event-stream")
-		io.WriteString(w, startEvent)
+		_, _ = io.WriteString(w, startEvent)
 		w.(http.Flusher).Flush()
 		close(started)
 		<-r.Context().Done()
@@ -155,7 +155,7 @@ func TestRelease(t *testing.T) {
 	}
 	defer res.Body.Close()
 	<-started
-	io.ReadFull(res.Body, make([]byte, len(startEvent)))
+	_, _ = io.ReadFull(res.Body, make([]byte, len(startEvent)))
 	state, err := w.client.Release(t.Context(), b.id, 1)
 	if err != nil || state.Last != 1 || !state.Released || state.OpenModelRequests != 0 {
 		t.Fatalf("%+v, %v", state, err)
@@ -208,8 +208,8 @@ func TestTokens(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c.SetDeadline(time.Now().Add(within))
-		io.WriteString(c, preamble+"GET http://ok.example/ HTTP/1.1\r\n\r\n")
+		_ = c.SetDeadline(time.Now().Add(within))
+		_, _ = io.WriteString(c, preamble+"GET http://ok.example/ HTTP/1.1\r\n\r\n")
 		res, err := http.ReadResponse(bufio.NewReader(c), nil)
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
@@ -251,7 +251,7 @@ func TestTokens(t *testing.T) {
 	if _, err := w.client.Register(t.Context(), b.id, b.reg); err != nil {
 		t.Fatal(err)
 	}
-	c.SetDeadline(time.Now().Add(within))
+	_ = c.SetDeadline(time.Now().Add(within))
 	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
 		t.Errorf("the old connection: %v", err)
 	}
@@ -368,7 +368,7 @@ func TestDrain(t *testing.T) {
 	w := newWorld(t, models(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")
 		for event := range next {
-			io.WriteString(w, event)
+			_, _ = io.WriteString(w, event)
 			w.(http.Flusher).Flush()
 		}
 	}))
@@ -417,9 +417,9 @@ func TestDrain(t *testing.T) {
 func TestDrainIsBounded(t *testing.T) {
 	t.Parallel()
 	change := models(t, func(w http.ResponseWriter, r *http.Request) {
-		io.Copy(io.Discard, r.Body)
+		_, _ = io.Copy(io.Discard, r.Body)
 		w.Header().Set("Content-Type", "text/event-stream")
-		io.WriteString(w, startEvent)
+		_, _ = io.WriteString(w, startEvent)
 		w.(http.Flusher).Flush()
 		<-r.Context().Done()
 	})

@@ -34,9 +34,9 @@ func TestCancelReachesTheModel(t *testing.T) {
 	t.Parallel()
 	gone := make(chan struct{})
 	w := newWorld(t, models(t, func(w http.ResponseWriter, r *http.Request) {
-		io.Copy(io.Discard, r.Body) // the server looks at the connection only then
+		_, _ = io.Copy(io.Discard, r.Body) // the server looks at the connection only then
 		w.Header().Set("Content-Type", "text/event-stream")
-		io.WriteString(w, startEvent)
+		_, _ = io.WriteString(w, startEvent)
 		w.(http.Flusher).Flush()
 		<-r.Context().Done()
 		close(gone)
@@ -69,7 +69,7 @@ func TestAnswerBreaksOff(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, models(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")
-		io.WriteString(w, startEvent)
+		_, _ = io.WriteString(w, startEvent)
 		w.(http.Flusher).Flush()
 		panic(http.ErrAbortHandler)
 	}))
@@ -92,7 +92,7 @@ func TestSilentModel(t *testing.T) {
 	release := make(chan struct{})
 	defer close(release)
 	change := models(t, func(_ http.ResponseWriter, r *http.Request) {
-		io.Copy(io.Discard, r.Body)
+		_, _ = io.Copy(io.Discard, r.Body)
 		select {
 		case <-r.Context().Done():
 		case <-release:
@@ -136,7 +136,7 @@ func TestErrorPasses(t *testing.T) {
 		w.Header().Set("Retry-After", "7")
 		w.Header().Set("Set-Cookie", "account=operator")
 		w.WriteHeader(529)
-		io.WriteString(w, overloaded)
+		_, _ = io.WriteString(w, overloaded)
 	}))
 	b := w.box()
 	status, header, body := b.post("/anthropic/v1/messages", `{"model":"m"}`)
@@ -245,7 +245,7 @@ func TestCompressedAnswer(t *testing.T) {
 			w.Header().Set("Content-Encoding", encoding)
 			zw := gzip.NewWriter(w)
 			defer zw.Close()
-			io.WriteString(zw, `{"model":"m","usage":{"input_tokens":5},"echo":"`+anthropicKey+`"}`)
+			_, _ = io.WriteString(zw, `{"model":"m","usage":{"input_tokens":5},"echo":"`+anthropicKey+`"}`)
 		}))
 		b := w.box()
 		req := request(t, t.Context(), "/anthropic/v1/messages", `{}`)
@@ -269,7 +269,7 @@ func TestNoCredentialIsEverShown(t *testing.T) {
 	const hostKey = "custom-real-key-0123456789"
 	echo := func(w http.ResponseWriter, r *http.Request) {
 		all := new(bytes.Buffer)
-		r.Header.Write(all)
+		_ = r.Header.Write(all)
 		key := strings.TrimPrefix(r.Header.Get("X-Api-Key")+r.Header.Get("Authorization")+r.Header.Get("X-Custom"), "Bearer ")
 		if key == "" {
 			t.Error("no credential arrived")
@@ -278,20 +278,20 @@ func TestNoCredentialIsEverShown(t *testing.T) {
 		switch r.URL.Query().Get("as") {
 		case "error":
 			w.WriteHeader(http.StatusUnauthorized)
-			io.WriteString(w, `{"error":{"type":"authentication_error","message":"Incorrect API key provided: `+key+`"}}`)
+			_, _ = io.WriteString(w, `{"error":{"type":"authentication_error","message":"Incorrect API key provided: `+key+`"}}`)
 		case "stream":
 			w.Header().Set("Content-Type", "text/event-stream")
 			text := "data: {\"model\":\"" + key + "\",\"delta\":\"" + all.String() + "\"}\n\n"
 			for _, piece := range strings.SplitAfter(text, "") { // a byte at a time
-				io.WriteString(w, piece)
+				_, _ = io.WriteString(w, piece)
 				w.(http.Flusher).Flush()
 			}
 		case "break":
-			io.WriteString(w, key[:len(key)-1])
+			_, _ = io.WriteString(w, key[:len(key)-1])
 			w.(http.Flusher).Flush()
 			panic(http.ErrAbortHandler)
 		default:
-			io.WriteString(w, all.String())
+			_, _ = io.WriteString(w, all.String())
 		}
 	}
 	change := models(t, echo)
@@ -307,7 +307,7 @@ func TestNoCredentialIsEverShown(t *testing.T) {
 	for _, path := range []string{"/anthropic/v1/messages", "/openai/chat/completions", "/openai/responses", "/nvidia/chat/completions", "/custom/chat/completions"} {
 		for _, as := range []string{"", "error", "stream"} {
 			_, header, body := b.do(request(t, t.Context(), path+"?as="+as, `{"model":"`+strings.Repeat("x", 10)+`"}`))
-			header.Write(&shown)
+			_ = header.Write(&shown)
 			shown.WriteString(body)
 			if strings.Contains(path, "/anthropic") && as == "" && !strings.Contains(body, "X-Api-Key: ****") {
 				t.Errorf("the echo is not what was looked at: %s", body)
@@ -322,7 +322,7 @@ func TestNoCredentialIsEverShown(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	io.Copy(&shown, res.Body)
+	_, _ = io.Copy(&shown, res.Body)
 	res.Body.Close()
 	err = filepath.WalkDir(w.cfg.Data, func(path string, d os.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
@@ -363,7 +363,7 @@ func TestLargeBodies(t *testing.T) {
 		if err != nil || n != size {
 			t.Errorf("%d bytes arrived, %v", n, err)
 		}
-		io.CopyN(w, zeros{}, size)
+		_, _ = io.CopyN(w, zeros{}, size)
 	}))
 	b := w.box()
 	req := request(t, t.Context(), "/openai/responses", "")

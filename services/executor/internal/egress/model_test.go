@@ -43,7 +43,7 @@ func TestModelRoutes(t *testing.T) {
 		body, _ := io.ReadAll(r.Body)
 		got <- seen{r.URL.Path, r.URL.RawQuery, r.Header.Clone(), string(body)}
 		w.Header().Set("Content-Type", "application/json")
-		io.WriteString(w, `{"model":"m","usage":{"input_tokens":7,"output_tokens":3,"prompt_tokens":7,"completion_tokens":3}}`)
+		_, _ = io.WriteString(w, `{"model":"m","usage":{"input_tokens":7,"output_tokens":3,"prompt_tokens":7,"completion_tokens":3}}`)
 	}))
 	for _, c := range []struct{ path, want, query, header, value, absent string }{
 		{"/anthropic/v1/messages?beta=true", "/v1/messages", "beta=true", "X-Api-Key", anthropicKey, "Authorization"},
@@ -89,7 +89,7 @@ func TestStreamIsNotHeldBack(t *testing.T) {
 	w := newWorld(t, models(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")
 		for event := range next {
-			io.WriteString(w, event)
+			_, _ = io.WriteString(w, event)
 			w.(http.Flusher).Flush()
 		}
 	}))

@@ -94,7 +94,7 @@ func TestRequest(t *testing.T) {
 		"":                                                                     "",
 	} {
 		r := meter.NewRequest()
-		io.WriteString(r, body)
+		_, _ = io.WriteString(r, body)
 		if got := r.Model(); got != want {
 			t.Errorf("%s: %q, want %q", body, got, want)
 		}
@@ -122,7 +122,7 @@ func FuzzResponse(f *testing.F) {
 		size = max(1, size&0xff)
 		r := meter.NewResponse(plain)
 		for rest := body; rest != ""; rest = rest[min(size, len(rest)):] {
-			io.WriteString(r, rest[:min(size, len(rest))])
+			_, _ = io.WriteString(r, rest[:min(size, len(rest))])
 		}
 		got := r.Result()
 		var keys map[string]json.RawMessage

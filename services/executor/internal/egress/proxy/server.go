@@ -162,15 +162,15 @@ func (s *Server) introduce(c net.Conn, at *list.Element) {
 		return
 	}
 	mine := &conn{Conn: c, sandbox: sb, stall: s.cfg.Idle}
+	mine.left = func() { // before it joins: it may be cut at once
+		sb.Leave(mine)
+		s.cfg.Metrics.Connected(-1)
+	}
 	if !sb.Join(mine) {
 		s.refuse(c, failure{http.StatusServiceUnavailable, codeConnections, "this sandbox has too many connections open: close some"})
 		return
 	}
 	s.cfg.Metrics.Connected(1)
-	mine.left = func() {
-		sb.Leave(mine)
-		s.cfg.Metrics.Connected(-1)
-	}
 	s.conns.give(mine)
 }
 
