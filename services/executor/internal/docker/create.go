@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"strconv"
+	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types/container"
@@ -36,8 +37,9 @@ const (
 // runSize is all that the runner's own folder may hold, in bytes.
 const runSize = 1 << 20
 
-// attempts of Create, should the sweep of another executor take away what it relies on.
-const attempts = 3
+// attempts of Create, should another executor make the same sandbox, or its
+// sweep take away what this one relies on.
+const attempts = 20
 
 // errVanished is something that was there a moment before.
 var errVanished = errors.New("it was removed meanwhile")
@@ -62,6 +64,11 @@ func (p *Provider) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandb
 		}
 		if !errors.Is(err, errVanished) {
 			break
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(look):
 		}
 	}
 	return nil, failed(sandbox.CodeSandboxFailed, "create sandbox "+spec.ID, err)

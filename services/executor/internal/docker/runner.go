@@ -156,8 +156,7 @@ func (p *Provider) lock(ctx context.Context, name, image string, volumes ...volu
 		}
 		other, err := call(ctx, p, "look who fills", func(ctx context.Context) (container.InspectResponse, error) { return p.api.ContainerInspect(ctx, name) })
 		switch {
-		case errdefs.IsNotFound(err):
-			continue
+		case errdefs.IsNotFound(err): // gone just now, or not quite there
 		case err != nil:
 			return "", err
 		case other.ID != holder:
