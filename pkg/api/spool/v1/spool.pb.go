@@ -630,9 +630,9 @@ type Session struct {
 	Snapshot *string `protobuf:"bytes,18,opt,name=snapshot,proto3,oneof" json:"snapshot,omitempty"`
 	// When it was taken.
 	SnapshotAt *timestamppb.Timestamp `protobuf:"bytes,19,opt,name=snapshot_at,json=snapshotAt,proto3" json:"snapshot_at,omitempty"`
-	// Files in it.
+	// Files in it, the agent's own records included.
 	WorkspaceFiles uint32 `protobuf:"varint,20,opt,name=workspace_files,json=workspaceFiles,proto3" json:"workspace_files,omitempty"`
-	// Bytes of all its files: a whole number.
+	// Bytes of them all: a whole number.
 	WorkspaceBytes float64 `protobuf:"fixed64,21,opt,name=workspace_bytes,json=workspaceBytes,proto3" json:"workspace_bytes,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
