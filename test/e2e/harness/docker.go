@@ -17,7 +17,7 @@ import (
 )
 
 // SandboxImage is the image of Docker sandboxes in tests; scripts/images makes it.
-const SandboxImage = "debian:bookworm-slim"
+const SandboxImage = "spool/sandbox:latest"
 
 // NeedDocker skips a test where there is no engine, or no image of sandboxes.
 // CI has both, and fails on a skip.
