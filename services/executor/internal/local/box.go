@@ -58,6 +58,16 @@ func (b *box) runner() (started, bool) {
 	return s, ok && p.start == s.Start && !p.dead
 }
 
+// paused tells whether the runner was stopped where it is.
+func (b *box) paused() bool {
+	s, alive := b.runner()
+	if !alive {
+		return false
+	}
+	p, ok := find(s.PID)
+	return ok && p.stopped
+}
+
 // environ is all that a process inside sees, before what it is given itself.
 func (b *box) environ() []string {
 	return []string{

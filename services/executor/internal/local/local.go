@@ -132,6 +132,9 @@ func (p *Provider) prepare(spec sandbox.Spec) (record, error) {
 	}
 	rec, err := p.read(spec.ID)
 	if err == nil {
+		if there, rerr := os.ReadDir(p.workspace(spec.Labels.Session)); rerr != nil || len(there) > 0 {
+			rec.Empty = false // its runner has run before
+		}
 		return rec, nil
 	}
 	if !errors.Is(err, sandbox.ErrNotFound) {
@@ -180,8 +183,9 @@ func (p *Provider) List(context.Context) ([]sandbox.Info, error) {
 		if err != nil {
 			return nil, err
 		}
-		_, alive := p.box(rec).runner()
-		out = append(out, sandbox.Info{ID: rec.ID, Labels: rec.Labels, Created: rec.Created, Running: alive})
+		box := p.box(rec)
+		_, alive := box.runner()
+		out = append(out, sandbox.Info{ID: rec.ID, Labels: rec.Labels, Created: rec.Created, Running: alive, Paused: box.paused()})
 	}
 	return out, nil
 }
