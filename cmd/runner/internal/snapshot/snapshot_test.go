@@ -1,6 +1,7 @@
 package snapshot_test
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -115,7 +116,7 @@ func edit(t *testing.T, rt *rapid.T, b *box) {
 	case "append":
 		if f, err := root.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0); err == nil {
 			_, err = fmt.Fprint(f, "more")
-			if err = f.Close(); err != nil {
+			if err = errors.Join(err, f.Close()); err != nil {
 				t.Fatal(err)
 			}
 		}
