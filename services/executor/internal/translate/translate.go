@@ -216,7 +216,7 @@ func (t *Translator) keep(l runner.Line, at time.Time, data events.Payload) Resu
 // betweenTurns tells whether a runner may say something while no execution runs.
 func betweenTurns(data events.Payload) bool {
 	switch data.(type) {
-	case events.Log, events.FileCreated, events.FileModified, events.FileDeleted:
+	case events.Log, events.Error, events.FileCreated, events.FileModified, events.FileDeleted:
 		return true
 	}
 	return false

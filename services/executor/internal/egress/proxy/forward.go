@@ -94,7 +94,7 @@ func (s *Server) pass(w http.ResponseWriter, r *http.Request, sb *registry.Sandb
 	}
 	r = r.WithContext(ctx)
 	if r.Body != nil && r.Body != http.NoBody {
-		r.Body = &moving{ReadCloser: r.Body, move: move}
+		r.Body = &moving{ReadCloser: &ending{ReadCloser: r.Body}, move: move}
 	}
 	p.ServeHTTP(w, r)
 }

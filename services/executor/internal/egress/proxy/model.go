@@ -94,7 +94,7 @@ func (c *call) serve(w http.ResponseWriter, r *http.Request) {
 	}
 	r = r.WithContext(ctx)
 	if r.Body != nil && r.Body != http.NoBody {
-		r.Body = &requestBody{ReadCloser: r.Body, c: c}
+		r.Body = &requestBody{ReadCloser: &ending{ReadCloser: r.Body}, c: c}
 	}
 	p.ServeHTTP(w, r)
 }

@@ -1,0 +1,49 @@
+package proxy
+
+import (
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+)
+
+// closable fails once it is closed, as a server's request body does.
+type closable struct {
+	io.Reader
+	closed bool
+}
+
+func (c *closable) Read(p []byte) (int, error) {
+	if c.closed {
+		return 0, http.ErrBodyReadAfterClose
+	}
+	n, err := c.Reader.Read(p)
+	if n > 0 {
+		err = io.EOF // with the last bytes, as the server gives it
+	}
+	return n, err
+}
+
+func (c *closable) Close() error { c.closed = true; return nil }
+
+// TestEndStays: a body that was closed after its end still has it, and one that
+// was closed before says so.
+func TestEndStays(t *testing.T) {
+	t.Parallel()
+	b := &closable{Reader: strings.NewReader("all of it")}
+	e := &ending{ReadCloser: b}
+	got, err := io.ReadAll(e)
+	if err != nil || string(got) != "all of it" {
+		t.Fatalf("%q, %v", got, err)
+	}
+	if err := e.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := e.Read(make([]byte, 1)); n != 0 || err != io.EOF {
+		t.Errorf("after the end: %d, %v", n, err)
+	}
+	b = &closable{Reader: strings.NewReader("never read"), closed: true}
+	if _, err := (&ending{ReadCloser: b}).Read(make([]byte, 1)); err != http.ErrBodyReadAfterClose {
+		t.Errorf("closed too early: %v", err)
+	}
+}
