@@ -137,10 +137,10 @@ func TestFilesOfARequest(t *testing.T) {
 	if again := g.do("POST", "/api/sessions/"+id+"/messages", body, header("Idempotency-Key", "k")).want(t, 202); again.text("executionId") != first.text("executionId") {
 		t.Errorf("a repeat is another execution: %s, %s", first, again)
 	}
-	// Files of 10 MiB fit a request that may have them; the setting changes that.
-	large := `{"workspaceFiles":[{"path":"large","content":"` + strings.Repeat("x", 10<<20) + `"}]}`
+	// A request that may have files may be larger than others; the setting says how large.
+	large := `{"workspaceFiles":[{"path":"large","content":"` + strings.Repeat("x", 8<<20) + `"}]}`
 	g.do("POST", "/api/sessions", large).want(t, 201)
-	w.gateway(gateway.Config{MaxRequest: 9 << 20}).do("POST", "/api/sessions", large).wantProblem(t, 413, "PAYLOAD_TOO_LARGE", "")
+	w.gateway(gateway.Config{MaxRequest: 8 << 20}).do("POST", "/api/sessions", large).wantProblem(t, 413, "PAYLOAD_TOO_LARGE", "")
 }
 
 // Without an object store nothing is sent, and the key of the request is free.

@@ -104,6 +104,9 @@ func readString(raw json.RawMessage, at string) (string, error) {
 	if raw[0] != '"' {
 		return "", wrongType(at, "a string", raw)
 	}
+	if bytes.IndexByte(raw, '\\') < 0 {
+		return string(raw[1 : len(raw)-1]), nil // it was scanned, and is UTF-8: a large file is not read once more
+	}
 	var s string
 	if err := json.Unmarshal(raw, &s); err != nil {
 		return "", &FieldError{at, "not valid JSON"}
