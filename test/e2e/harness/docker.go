@@ -123,8 +123,14 @@ func (c *Cluster) Container(session string) string {
 func (c *Cluster) engineLeft() string {
 	label := "label=dev.spool.engine=" + c.opts.Executor.Engine
 	containers := Docker(c.T, "ps", "-a", "--format", "container {{.Names}} ({{.Status}})", "--filter", label)
-	volumes := Docker(c.T, "volume", "ls", "--format", "volume {{.Name}}", "--filter", label)
-	return strings.TrimSpace(containers + "\n" + volumes)
+	left := strings.Split(containers, "\n")
+	for _, v := range strings.Split(Docker(c.T, "volume", "ls", "--format", "{{.Name}}", "--filter", label), "\n") {
+		// The runner's volume is the engine's, for whoever comes next with the same runner.
+		if v != "" && !strings.HasPrefix(v, "spool-runner-") {
+			left = append(left, "volume "+v)
+		}
+	}
+	return strings.TrimSpace(strings.Join(left, "\n"))
 }
 
 // build builds a program of the workspace.

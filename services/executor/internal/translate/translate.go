@@ -199,7 +199,7 @@ func (t *Translator) bad(l runner.Line, now time.Time) Result {
 }
 
 func (t *Translator) complain(n uint64, code, message string, now time.Time) Result {
-	return t.keep(runner.Line{N: n, ConversationID: events.MainConversation}, t.at(now, now), events.Error{Code: code, Message: message})
+	return t.keep(runner.Line{N: n, ExecutionID: t.ExecutionID, ConversationID: events.MainConversation}, t.at(now, now), events.Error{Code: code, Message: message})
 }
 
 func (t *Translator) keep(l runner.Line, at time.Time, data events.Payload) Result {
