@@ -23,14 +23,6 @@ RUN set -eu; \
     rm -rf /tmp/* /tmp/.[!.]*
 
 FROM ${DEBIAN_IMAGE}
-ARG VERSION=dev
-ARG REVISION=
-LABEL org.opencontainers.image.title="spool-sandbox" \
-      org.opencontainers.image.description="What agents work with: Python, Node, git, curl, and the agents' CLIs." \
-      org.opencontainers.image.vendor="Spool" \
-      org.opencontainers.image.source="https://github.com/spoolhq/spool" \
-      org.opencontainers.image.version="${VERSION}" \
-      org.opencontainers.image.revision="${REVISION}"
 COPY deploy/images/ca/ /usr/local/share/ca-certificates/
 # More Debian packages for the agents of a site.
 ARG PACKAGES=
@@ -52,3 +44,12 @@ ENV PATH=/opt/agents/node_modules/.bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:
 WORKDIR /workspace
 USER 10001:10001
 CMD ["bash"]
+# Last, so that a new revision leaves all before it as it is.
+ARG VERSION=dev
+ARG REVISION=
+LABEL org.opencontainers.image.title="spool-sandbox" \
+      org.opencontainers.image.description="What agents work with: Python, Node, git, curl, and the agents' CLIs." \
+      org.opencontainers.image.vendor="Spool" \
+      org.opencontainers.image.source="https://github.com/spoolhq/spool" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"
