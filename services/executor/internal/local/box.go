@@ -77,6 +77,8 @@ func (b *box) environ() []string {
 		"LANG=C.UTF-8",
 		marker + "=" + b.rec.ID,
 		"SPOOL_RUNNER_SOCKET=" + b.rec.Socket,
+		"SPOOL_RUNNER_WORKSPACE=" + b.p.workspace(b.rec.Labels.Session),
+		"SPOOL_RUNNER_STATE=" + filepath.Join(b.p.state(b.rec.Labels.Session), "agent"),
 	}
 }
 
