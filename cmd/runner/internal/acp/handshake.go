@@ -158,6 +158,7 @@ func (s *session) choose(o opened, t *agent.Turn) error {
 		}
 		return s.set(names, sdk.AgentMethodSessionSetModel, sdk.UnstableSetSessionModelRequest{SessionId: s.id, ModelId: sdk.UnstableModelId(s.d.Model)}, t)
 	}
+	s.d.Shown = "" // nobody knows which
 	s.note(t, logged("warn", "the agent offers no choice of a model: %s is not chosen", s.d.Model))
 	return s.begun(t)
 }

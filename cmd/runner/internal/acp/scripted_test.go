@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -26,9 +27,11 @@ func TestMain(m *testing.M) {
 
 // runScripted is an ACP agent made with the SDK's own agent side, that does what the query says.
 func runScripted(kind string) int {
-	a := &scripted{kind: kind, home: os.Getenv("SPOOL_TEST_HOME")}
-	a.conn = sdk.NewAgentSideConnection(a, os.Stdout, os.Stdin)
-	<-a.conn.Done()
+	a := &scripted{kind: kind, home: os.Getenv("SPOOL_TEST_HOME"), made: make(chan *sdk.AgentSideConnection, 1)}
+	a.model.Store("")
+	conn := sdk.NewAgentSideConnection(a, os.Stdout, os.Stdin) // reads at once
+	a.made <- conn
+	<-conn.Done()
 	return 0
 }
 
@@ -37,8 +40,14 @@ type scripted struct {
 	sdk.Agent // what it does not have ends the process
 	kind      string
 	home      string
-	conn      *sdk.AgentSideConnection
-	model     string
+	made      chan *sdk.AgentSideConnection // holds the connection
+	model     atomic.Value
+}
+
+func (a *scripted) conn() *sdk.AgentSideConnection {
+	c := <-a.made
+	a.made <- c
+	return c
 }
 
 func (a *scripted) Initialize(_ context.Context, p sdk.InitializeRequest) (sdk.InitializeResponse, error) {
@@ -88,7 +97,7 @@ func (a *scripted) SetSessionConfigOption(_ context.Context, p sdk.SetSessionCon
 	if v := p.ValueId; v == nil || v.ConfigId != "m" || v.Value != "big" {
 		return sdk.SetSessionConfigOptionResponse{}, sdk.NewInvalidParams("no such model")
 	}
-	a.model = "big"
+	a.model.Store("big")
 	return sdk.SetSessionConfigOptionResponse{ConfigOptions: a.options()}, nil
 }
 
@@ -118,7 +127,7 @@ func (a *scripted) LoadSession(ctx context.Context, p sdk.LoadSessionRequest) (s
 func (a *scripted) Cancel(context.Context, sdk.CancelNotification) error { return nil }
 
 func (a *scripted) tell(ctx context.Context, id sdk.SessionId, u sdk.SessionUpdate) {
-	if err := a.conn.SessionUpdate(ctx, sdk.SessionNotification{SessionId: id, Update: u}); err != nil {
+	if err := a.conn().SessionUpdate(ctx, sdk.SessionNotification{SessionId: id, Update: u}); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 	}
 }
@@ -151,7 +160,7 @@ func (a *scripted) Prompt(ctx context.Context, p sdk.PromptRequest) (sdk.PromptR
 	case "recall":
 		a.say(ctx, p.SessionId, "before: "+strings.ReplaceAll(string(said), "\n", ","))
 	case "everything":
-		a.say(ctx, p.SessionId, fmt.Sprintf("texts %q images %q model %q", texts, images, a.model))
+		a.say(ctx, p.SessionId, fmt.Sprintf("texts %q images %q model %q", texts, images, a.model.Load()))
 	case "plan":
 		a.plan(ctx, p.SessionId)
 	case "work":
@@ -234,7 +243,7 @@ func (a *scripted) permission(ctx context.Context, id sdk.SessionId, asked strin
 	for _, o := range words[2:] {
 		r.Options = append(r.Options, sdk.PermissionOption{Kind: sdk.PermissionOptionKind(o), Name: o, OptionId: sdk.PermissionOptionId("opt-" + o)})
 	}
-	answer, err := a.conn.RequestPermission(ctx, r)
+	answer, err := a.conn().RequestPermission(ctx, r)
 	if err != nil {
 		return sdk.PromptResponse{}, err
 	}

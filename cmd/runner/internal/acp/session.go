@@ -33,18 +33,18 @@ type session struct {
 	id          sdk.SessionId // "" until there is a session
 	asking      bool          // the agent has the query
 	interrupted bool          // the turn was asked to stop
+	requests    int
+	waiting     map[int]handler // our requests without an answer
 
 	// Of the process.
-	requests int
-	waiting  map[int]handler // our requests without an answer
-	caps     sdk.AgentCapabilities
-	resume   string        // the session to go on with
-	ready    bool          // the handshake is over
-	loading  bool          // the agent repeats what was said before
-	broken   *runner.Error // why this process cannot take a query
-	notes    []events.Payload
-	told     bool    // the instructions were given
-	cost     float64 // of the session, as it was last told
+	caps    sdk.AgentCapabilities
+	resume  string        // the session to go on with
+	ready   bool          // the handshake is over
+	loading bool          // the agent repeats what was said before
+	broken  *runner.Error // why this process cannot take a query
+	notes   []events.Payload
+	told    bool    // the instructions were given
+	cost    float64 // of the session, as it was last told
 
 	// Of the turn.
 	pending bool // a query was given and is not answered
@@ -108,18 +108,19 @@ func (s *session) Begin(q runner.Query, t *agent.Turn) error {
 	if !s.ready {
 		return nil
 	}
-	if err := s.poke(); err != nil {
+	// A warm agent that stays mute is taken for hung, and a model may think for long.
+	if err := s.poke(ignored); err != nil {
 		return err
 	}
 	return s.ask(t)
 }
 
-// poke has a warm agent print something before its model does: who stays mute is taken for hung.
-func (s *session) poke() error {
+// poke has the agent answer something, without its model.
+func (s *session) poke(done handler) error {
 	if s.caps.SessionCapabilities.List != nil {
-		return s.call(sdk.AgentMethodSessionList, sdk.ListSessionsRequest{Cwd: &s.place.Workspace}, ignored)
+		return s.call(sdk.AgentMethodSessionList, sdk.ListSessionsRequest{Cwd: &s.place.Workspace}, done)
 	}
-	return s.call(ping, struct{}{}, ignored)
+	return s.call(ping, struct{}{}, done)
 }
 
 // ask gives the agent the query, unless the turn was interrupted before.
@@ -149,7 +150,27 @@ func (s *session) Interrupt() error {
 	if !asking {
 		return nil // it ends when the handshake does
 	}
-	return s.cancel(id)
+	return s.urge(id, rounds)
+}
+
+// rounds is how often a turn that goes on is asked again to stop.
+const rounds = 3
+
+// urge asks to stop, and again when the agent has answered something that was
+// asked later: one that had not yet begun the turn forgets that it was asked.
+func (s *session) urge(id sdk.SessionId, left int) error {
+	if err := s.cancel(id); err != nil || left == 0 {
+		return err
+	}
+	return s.poke(func(message, *agent.Turn) error {
+		s.mu.Lock()
+		again := s.interrupted && s.asking
+		s.mu.Unlock()
+		if !again {
+			return nil
+		}
+		return s.urge(id, left-1)
+	})
 }
 
 func (s *session) cancel(id sdk.SessionId) error {
@@ -173,9 +194,11 @@ func (s *session) stopped() bool {
 
 // call sends a request whose answer goes to done.
 func (s *session) call(method string, params any, done handler) error {
+	s.mu.Lock()
 	s.requests++
 	id := s.requests
 	s.waiting[id] = done
+	s.mu.Unlock()
 	return s.in.Send(request{JSONRPC: "2.0", ID: &id, Method: method, Params: params})
 }
 
@@ -202,11 +225,13 @@ func (s *session) Line(raw []byte, t *agent.Turn) error {
 // answered takes the answer to one of our requests.
 func (s *session) answered(m message, t *agent.Turn) error {
 	id, err := strconv.Atoi(string(m.ID))
+	s.mu.Lock()
 	done := s.waiting[id]
+	delete(s.waiting, id)
+	s.mu.Unlock()
 	if err != nil || done == nil {
 		return fmt.Errorf("the agent answers request %.64s, which was not made", m.ID)
 	}
-	delete(s.waiting, id)
 	return done(m, t)
 }
 
