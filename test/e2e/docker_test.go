@@ -28,7 +28,13 @@ func architectures() map[string]map[string]any {
 		"claude-code": {"model": "known-model"},
 		"codex":       {"model": "gpt-5.5"},
 		"opencode":    {"model": "known-model"},
-		"acp":         {"model": "known-model"},
+		// Any agent that speaks the protocol, with a configuration of the user's own.
+		"acp": {
+			"model":          "mock/known-model",
+			"sessionOptions": map[string]any{"command": []string{"opencode", "acp"}},
+			"workspaceFiles": []map[string]any{{"path": "opencode.json", "content": `{"provider": {"mock": {"npm": "@ai-sdk/openai-compatible",
+				"options": {"baseURL": "{env:OPENAI_BASE_URL}", "apiKey": "{env:OPENAI_API_KEY}"}, "models": {"known-model": {}}}}, "small_model": "mock/known-model"}`}},
+		},
 		"spool":       {"model": "known-model"},
 	}
 }
@@ -37,9 +43,6 @@ func architectures() map[string]map[string]any {
 func TestDocker(t *testing.T) {
 	c := dockerised(t, harness.Options{Executors: 2, Executor: executor.Config{Slots: 4}})
 	for architecture, more := range architectures() {
-		if architecture == "acp" {
-			more["sessionOptions"] = map[string]any{"command": []string{"opencode", "acp"}}
-		}
 		t.Run(architecture, func(t *testing.T) {
 			t.Parallel()
 			dockerTalk(t, c, architecture, more)
@@ -57,10 +60,8 @@ func dockerTalk(t *testing.T, c *harness.Cluster, architecture string, more map[
 	}
 	second := k.completed("which number was it?", "You asked me to remember 4711.")
 	second.same(first)
-	if architecture != "acp" { // its tools are OpenCode's, and its configuration is the user's own
-		k.completed("write a file", "The file is written.")
-		k.wantFile("hello.txt", "hello, world\n")
-	}
+	k.completed("write a file", "The file is written.")
+	k.wantFile("hello.txt", "hello, world\n")
 	k.dockerInterrupt().same(first)
 	k.dockerRefused(architecture)
 	container := k.c.Container(k.session)
@@ -68,9 +69,7 @@ func dockerTalk(t *testing.T, c *harness.Cluster, architecture string, more map[
 	harness.Eventually(t, "the container of an idle session is gone", func() bool {
 		return harness.Docker(t, "ps", "-aq", "--no-trunc", "--filter", "id="+container) == ""
 	})
-	if architecture != "acp" {
-		k.completed("run the command cat hello.txt", "hello, world")
-	}
+	k.completed("run the command cat hello.txt", "hello, world")
 	back := k.completed("which number was it?", "You asked me to remember 4711.")
 	if s := back.started(); s.Attempt != 1 {
 		t.Errorf("after the return it started as %+v", s)

@@ -44,12 +44,26 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	if err != nil {
 		return agent.Command{}, err
 	}
-	set := map[string]string{}
+	set, err := records(l)
+	if err != nil {
+		return agent.Command{}, err
+	}
 	if say := Instructions(l); say != "" || l.Model != "" {
 		sum := sha256.Sum256([]byte(l.Model + "\x00" + say))
 		set[setup] = hex.EncodeToString(sum[:])
 	}
-	return agent.Command{Path: path, Args: slices.Clone(l.Command[1:]), Env: l.Environment(set)}, nil
+	return agent.Command{Path: path, Args: slices.Clone(l.Command[1:]), Env: l.Environment(set, "XDG_")}, nil
+}
+
+// records are the folders in which an agent keeps its sessions. Where that is,
+// only the agent knows, but it is below its home: so that is where the sandbox's
+// records are, which go with the session into its next sandbox. Caches stay behind.
+func records(l agent.Launch) (map[string]string, error) {
+	home := filepath.Join(l.State, "acp", "home")
+	if err := os.MkdirAll(home, 0o700); err != nil {
+		return nil, fmt.Errorf("make the agent's home: %w", err)
+	}
+	return map[string]string{"HOME": home, "XDG_CACHE_HOME": filepath.Join(os.TempDir(), "acp-cache")}, nil
 }
 
 // Open begins the handshake.
