@@ -123,7 +123,7 @@ for target in 172.17.0.1:22 %s %s 8.8.8.8:53 169.254.169.254:80; do
 done
 getent hosts example.com || echo no resolver
 for u in http://169.254.169.254/latest/meta-data/ http://%s/ http://%s/ http://172.17.0.1:2375/ http://evil.example/ https://evil.example/; do
-  curl -sS -m 5 -o /dev/null -w "$u %%{http_code} %%{http_connect}\n" "$u" 2>/dev/null
+  curl -sS -m 5 --noproxy '' -o /dev/null -w "$u %%{http_code} %%{http_connect}\n" "$u" 2>/dev/null
 done
 `, nats.Host, pg.Host, nats.Host, pg.Host))
 	if !strings.Contains(said, "lo\n") || strings.Contains(said, "eth0") || strings.Contains(said, "is open") || !strings.Contains(said, "no resolver") {
@@ -148,7 +148,7 @@ func namesAndNumbers(t *testing.T, h *hostile) {
 	}
 	var script strings.Builder
 	for _, target := range targets {
-		fmt.Fprintf(&script, "curl -sS -m 5 -o /dev/null -w '%%{http_code}\\n' 'http://%s:80/'\n", target)
+		fmt.Fprintf(&script, "curl -sS -m 5 --noproxy '' -o /dev/null -w '%%{http_code}\\n' 'http://%s:80/'\n", target)
 	}
 	// What curl would not send: a NUL in the name, and a request line of its own making.
 	script.WriteString(`python3 - <<'PY'

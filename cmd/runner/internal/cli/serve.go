@@ -175,7 +175,6 @@ const tokenVariable = "SPOOL_RUNNER_EGRESS_TOKEN"
 func (o wayOut) open(ctx context.Context, sys *System, log *slog.Logger) (*egress.Forwarder, error) {
 	token := sys.Getenv(tokenVariable)
 	if token != "" {
-		hideEnvironment(log)
 		if err := sys.Unsetenv(tokenVariable); err != nil {
 			return nil, fmt.Errorf("forget %s: %w", tokenVariable, err)
 		}
