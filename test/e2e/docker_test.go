@@ -35,7 +35,7 @@ func architectures() map[string]map[string]any {
 			"workspaceFiles": []map[string]any{{"path": "opencode.json", "content": `{"provider": {"mock": {"npm": "@ai-sdk/openai-compatible",
 				"options": {"baseURL": "{env:OPENAI_BASE_URL}", "apiKey": "{env:OPENAI_API_KEY}"}, "models": {"known-model": {}}}}, "small_model": "mock/known-model"}`}},
 		},
-		"spool":       {"model": "known-model"},
+		"spool": {"model": "known-model"},
 	}
 }
 

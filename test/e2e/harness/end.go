@@ -73,6 +73,11 @@ func (c *Cluster) over(ctx context.Context, id string) (sandboxes []string, err 
 			case events.SandboxCreating:
 				open[d.SandboxID] = true
 				sandboxes = append(sandboxes, d.SandboxID)
+			case events.SandboxReady: // a pooled one was not made for the session
+				if d.Pooled {
+					open[d.SandboxID] = true
+					sandboxes = append(sandboxes, d.SandboxID)
+				}
 			case events.SandboxReplaced:
 				delete(open, d.SandboxID)
 			case events.SandboxFailed:

@@ -1,0 +1,171 @@
+package e2e
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/services/executor"
+	"github.com/spoolhq/spool/test/e2e/harness"
+)
+
+// TestDockerLife is what happens to containers beside their turns.
+func TestDockerLife(t *testing.T) {
+	c := dockerised(t, harness.Options{Executor: executor.Config{Pool: []string{"spool=1"}, OpenAIModel: "known-model", SandboxMemory: 512 << 20}})
+	for name, test := range map[string]func(*testing.T, *harness.Cluster){
+		"pause":         dockerPause,
+		"pool":          dockerPool,
+		"terminate":     dockerTerminate,
+		"max age":       dockerMaxAge,
+		"missing image": dockerMissingImage,
+		"killed":        dockerKilled,
+		"bad options":   dockerBadOptions,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, c)
+		})
+	}
+}
+
+func model() map[string]any { return map[string]any{"model": "known-model"} }
+
+func with(options map[string]any) map[string]any {
+	return map[string]any{"model": "known-model", "sessionOptions": options}
+}
+
+func (k *talk) control(path string) {
+	k.t.Helper()
+	var answer struct{ Code, Detail string }
+	if code := k.c.Call(0, "POST", path, map[string]any{}, &answer); code != http.StatusAccepted {
+		k.t.Fatalf("%s answered %d %+v", path, code, answer)
+	}
+}
+
+// dockerPause: a turn stands still with its container, then goes on as if nothing had been.
+func dockerPause(t *testing.T, c *harness.Cluster) {
+	k := newTalkWith(t, c, "spool", model())
+	execution := k.post("run the command sleep 3; echo slept", func(w events.Wire) bool {
+		return !(w.Type == events.BlockStart{}.EventType() && strings.Contains(string(w.Data), "tool_use"))
+	})
+	k.control("/api/executions/" + execution + "/pause")
+	var shown struct{ Phase string }
+	harness.Eventually(t, "the execution is paused", func() bool {
+		k.get("/api/executions/"+execution, &shown)
+		return shown.Phase == "paused"
+	})
+	if state := harness.Docker(t, "inspect", "-f", "{{.State.Paused}}", k.c.Container(k.session)); state != "true" {
+		t.Errorf("the container is paused: %s", state)
+	}
+	k.control("/api/executions/" + execution + "/resume")
+	x := k.until(execution)
+	if end := ended[events.ExecutionCompleted](x); !strings.Contains(end.Result, "slept") {
+		t.Errorf("ended with %+v", end)
+	}
+	for _, want := range []events.Type{events.ExecutionPaused{}.EventType(), events.ExecutionResumed{}.EventType()} {
+		if !strings.Contains(kinds(x), string(want)) {
+			t.Errorf("%s is missing in %s", want, kinds(x))
+		}
+	}
+	if n := len(of[events.ExecutionStarted](x)); n != 1 {
+		t.Errorf("%d starts", n)
+	}
+}
+
+func kinds(x turn) string {
+	var out []string
+	for _, e := range x.events {
+		out = append(out, string(e.Type))
+	}
+	return strings.Join(out, " ")
+}
+
+// dockerPool: a session's first turn finds its sandbox made and its agent started.
+func dockerPool(t *testing.T, c *harness.Cluster) {
+	harness.Eventually(t, "a pooled sandbox is taken", func() bool {
+		k := newTalkWith(t, c, "spool", nil) // the pool's agents have the default model
+		k.completed("are you there?", "You said: are you there?")
+		for _, e := range k.s.Events {
+			if e.Type == (events.SandboxReady{}).EventType() && strings.Contains(string(e.Data), `"pooled":true`) {
+				if container := k.c.Container(k.session); !strings.Contains(harness.Docker(t, "inspect", "-f", "{{.Name}}", container), k.session) {
+					t.Errorf("the pooled container is not named after its session %s", k.session)
+				}
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// dockerTerminate ends agent and container at once; the workspace is there for the next.
+func dockerTerminate(t *testing.T, c *harness.Cluster) {
+	k := newTalkWith(t, c, "spool", model())
+	k.completed("write a file", "The file is written.")
+	execution := k.post("run the command sleep 300", func(w events.Wire) bool {
+		return !(w.Type == events.BlockStart{}.EventType() && strings.Contains(string(w.Data), "tool_use"))
+	})
+	container := k.c.Container(k.session)
+	k.control("/api/sessions/" + k.session + "/environment/terminate")
+	x := k.until(execution)
+	if end := ended[events.ExecutionCancelled](x); end.Reason != "terminated" {
+		t.Errorf("ended with %+v", end)
+	}
+	harness.Eventually(t, "the container is gone", func() bool {
+		return harness.Docker(t, "ps", "-aq", "--no-trunc", "--filter", "id="+container) == ""
+	})
+	k.completed("run the command cat hello.txt", "hello, world")
+}
+
+// dockerMaxAge replaces a container that is too old between two turns.
+func dockerMaxAge(t *testing.T, c *harness.Cluster) {
+	k := newTalkWith(t, c, "spool", with(map[string]any{"sandboxMaxAgeMs": 1000}))
+	k.completed("write a file", "The file is written.")
+	first := k.c.Container(k.session)
+	began := time.Now()
+	harness.Eventually(t, "it is old", func() bool { return time.Since(began) > time.Second })
+	k.completed("run the command cat hello.txt", "hello, world")
+	if second := k.c.Container(k.session); second == first {
+		t.Error("the container is the same")
+	}
+}
+
+// dockerMissingImage fails with a code and a remedy; nothing hangs.
+func dockerMissingImage(t *testing.T, c *harness.Cluster) {
+	k := newTalkWith(t, c, "spool", with(map[string]any{"image": "spool-test/no-such-image:1"}))
+	k.failed("hello", "IMAGE_NOT_FOUND", "spool-test/no-such-image:1")
+}
+
+// dockerKilled: a container that is killed in the middle of a turn is replaced, with its workspace.
+func dockerKilled(t *testing.T, c *harness.Cluster) {
+	k := newTalkWith(t, c, "spool", model())
+	k.completed("write a file", "The file is written.")
+	execution := k.post("run the command cat hello.txt; test -e twice && echo again || { touch twice; sleep 300; }", func(w events.Wire) bool {
+		return !(w.Type == events.FileCreated{}.EventType() && strings.Contains(string(w.Data), "twice"))
+	})
+	harness.Docker(t, "kill", k.c.Container(k.session))
+	x := k.until(execution)
+	if end := ended[events.ExecutionCompleted](x); !strings.Contains(end.Result, "hello, world") || !strings.Contains(end.Result, "again") {
+		t.Errorf("ended with %+v", end)
+	}
+	if !strings.Contains(kinds(x), "sandbox_replaced") || len(of[events.ExecutionStarted](x)) != 2 {
+		t.Errorf("events %s", kinds(x))
+	}
+}
+
+// dockerBadOptions are refused by name before anything is made.
+func dockerBadOptions(t *testing.T, c *harness.Cluster) {
+	for field, body := range map[string]map[string]any{
+		"sessionOptions.egress":         {"architecture": "spool", "sessionOptions": map[string]any{"egress": []string{"not a host"}}},
+		"sessionOptions.image":          {"architecture": "spool", "sessionOptions": map[string]any{"image": "Not An Image"}},
+		"sessionOptions.command":        {"architecture": "acp"},
+		"sessionOptions.syncIntervalMs": {"architecture": "spool", "sessionOptions": map[string]any{"syncIntervalMs": 1}},
+		"sandbox":                       {"architecture": "spool", "sandbox": "cloud"},
+	} {
+		var answer struct{ Code, Field, Detail string }
+		if code := c.Call(0, "POST", "/api/sessions", body, &answer); code != http.StatusBadRequest || !strings.HasPrefix(answer.Field, field) {
+			t.Errorf("%s: answered %d %+v", field, code, answer)
+		}
+	}
+}
