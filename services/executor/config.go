@@ -50,7 +50,7 @@ type Config struct {
 	WarmEvery    time.Duration `default:"5s" env:"SPOOL_WARM_EVERY" help:"How often the agents' memory is measured."`
 	SweepEvery   time.Duration `default:"1m" env:"SPOOL_SWEEP_EVERY" help:"How often sandboxes that are over are looked for."`
 
-	StopSandboxes bool `default:"false" env:"SPOOL_STOP_SANDBOXES" help:"End the engine's sandboxes when this executor stops, those of other executors of the engine too; for stacks that do not come back. Otherwise they stay for the next executor."`
+	StopSandboxes bool `default:"false" env:"SPOOL_STOP_SANDBOXES" help:"End the engine's sandboxes when the last of its executors stops; for stacks that go as a whole. Otherwise they stay for the next executor."`
 
 	AnthropicKey     string `name:"anthropic-api-key" default:"" env:"ANTHROPIC_API_KEY" help:"Key for Anthropic's models."`
 	AnthropicBaseURL string `name:"anthropic-base-url" default:"" env:"SPOOL_ANTHROPIC_BASE_URL" help:"Where Anthropic's API is, without /v1; empty means Anthropic itself."`

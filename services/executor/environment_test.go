@@ -423,3 +423,28 @@ func TestSnapshotFails(t *testing.T) {
 	s.until("it is given up", func(l eventlog.Loaded) bool { return l.Run.Sandbox.ID == "" })
 	b.noJobs()
 }
+
+// TestStopSandboxes: sandboxes end with the last executor of their engine, not with the first.
+func TestStopSandboxes(t *testing.T) {
+	t.Parallel()
+	b := newStoreBench(t, quick)
+	stops := func(c *executor.Config) { c.StopSandboxes = true }
+	first, second := b.run(stops), b.run(stops)
+	s := b.session(short(events.Options{}))
+	s.ended(s.post("one"))
+	if err := first.stop(); err != nil {
+		t.Fatal(err)
+	}
+	if b.provider.count() != 1 {
+		t.Fatal("the sandbox ended with the first executor")
+	}
+	if err := second.stop(); err != nil {
+		t.Fatal(err)
+	}
+	if b.provider.count() != 0 {
+		t.Error("the sandbox is left behind")
+	}
+	if ends := of[events.SandboxTerminated](s); len(ends) != 1 || !ends[0].Kept {
+		t.Errorf("ends %+v", ends)
+	}
+}

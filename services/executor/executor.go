@@ -17,6 +17,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/spoolhq/spool/pkg/eventlog"
@@ -36,6 +37,8 @@ type Deps struct {
 	Provider sandbox.Provider // nil for Config.Sandbox; a given one has neither workspaces in the object store nor egress unless they are given too
 	Logger   *slog.Logger
 	Now      func() time.Time // nil for the clock
+
+	Metrics prometheus.Registerer // nil: nobody reads what is counted
 
 	Workspaces holder.Workspaces // beside a given Provider: nil for none
 	Egress     holder.Egress     // likewise
@@ -115,7 +118,7 @@ func build(cfg Config, deps Deps) (*Executor, error) {
 		Window: cfg.CommitWindow, Beat: cfg.Beat, KillAfter: cfg.KillAfter, MaxAttempts: uint32(cfg.MaxAttempts), //nolint:gosec // at most 100
 		EngineGone: cfg.EngineGone, Agent: cfg.agent, Pool: pool, PoolEvery: cfg.PoolEvery,
 	}, holder.Deps{
-		Workspaces: deps.Workspaces, Egress: deps.Egress,
+		Workspaces: deps.Workspaces, Egress: deps.Egress, Metrics: deps.Metrics,
 		Sessions: eventlog.Sessions{Log: deps.Log}, Sandbox: deps.Provider, Leases: e.leases,
 		Deltas: holder.Stream{JetStream: e.js}, Logger: deps.Logger, Now: deps.Now,
 	})
@@ -139,7 +142,7 @@ func (e *Executor) Workspaces() string { return filepath.Join(e.cfg.DataDir, "wo
 
 // Run takes jobs until ctx ends. Then executions that run are handed over: their
 // agents go on and the next executor follows them; sandboxes stay, unless
-// Config.StopSandboxes; the lease is given back.
+// Config.StopSandboxes and no other executor of the engine lives; the lease is given back.
 func (e *Executor) Run(ctx context.Context) error {
 	if err := e.open(ctx); err != nil {
 		return fmt.Errorf("executor: %w", err)
@@ -168,11 +171,11 @@ func (e *Executor) Run(ctx context.Context) error {
 	})
 	err = all.Wait()
 	e.holder.Close()
+	release()
+	err = errors.Join(err, keep.Wait())
 	if e.cfg.StopSandboxes {
 		err = errors.Join(err, e.stopSandboxes(context.WithoutCancel(ctx)))
 	}
-	release()
-	err = errors.Join(err, keep.Wait())
 	if uerr := ctl.Unsubscribe(); uerr != nil && !e.deps.NATS.IsClosed() {
 		err = errors.Join(err, uerr)
 	}
@@ -198,6 +201,10 @@ const stopWithin = time.Minute
 func (e *Executor) stopSandboxes(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, stopWithin)
 	defer cancel()
+	// Its own lease is given back: of several that stop at once the last one finds nobody.
+	if others, err := e.leases.Others(ctx); err != nil || others {
+		return err
+	}
 	return e.holder.StopSandboxes(ctx)
 }
 

@@ -173,6 +173,31 @@ func (k *Keeper) Lives(ctx context.Context, executor string) (bool, error) {
 	return true, nil
 }
 
+// Others tells whether another executor of the same engine has a lease.
+func (k *Keeper) Others(ctx context.Context) (bool, error) {
+	keys, err := k.kv.Keys(ctx)
+	if errors.Is(err, jetstream.ErrNoKeysFound) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("list the leases: %w", err)
+	}
+	for _, key := range keys {
+		e, err := k.kv.Get(ctx, key)
+		if errors.Is(err, jetstream.ErrKeyNotFound) {
+			continue // it has ended meanwhile
+		}
+		if err != nil {
+			return false, fmt.Errorf("look up the lease of %s: %w", key, err)
+		}
+		var l topology.Lease
+		if err := json.Unmarshal(e.Value(), &l); err == nil && key != k.lease.Executor && l.Provider == k.lease.Provider && l.Engine == k.lease.Engine {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
 // Running asks another executor which execution of a session it runs, "" for
 // none. ErrNoLease and ErrSilent say that there is no answer, and why.
 func (k *Keeper) Running(ctx context.Context, executor string, ref topology.SessionRef) (string, error) {
