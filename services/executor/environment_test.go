@@ -424,8 +424,8 @@ func TestSnapshotFails(t *testing.T) {
 	b.noJobs()
 }
 
-// TestStopSandboxes: sandboxes end with the last executor of their engine, not with the first.
-func TestStopSandboxes(t *testing.T) {
+// TestStopSandboxesOfTheLast: sandboxes end with the last executor of their engine, not with the first.
+func TestStopSandboxesOfTheLast(t *testing.T) {
 	t.Parallel()
 	b := newStoreBench(t, quick)
 	stops := func(c *executor.Config) { c.StopSandboxes = true }
