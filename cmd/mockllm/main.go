@@ -16,8 +16,7 @@ import (
 
 // options are the command line.
 type options struct {
-	Listen string `default:"127.0.0.1:7799" env:"SPOOL_MOCKLLM_LISTEN" help:"Address to listen on."`
-	Script string `env:"SPOOL_MOCKLLM_SCRIPT" type:"path" help:"Script in YAML or JSON; without one, the built-in script."`
+	server.Settings
 
 	Serve  struct{} `cmd:"" default:"1" help:"Answer requests (the default)."`
 	Health struct{} `cmd:"" help:"Exit with 0 if the one that listens on the address answers, else with 1."`

@@ -141,7 +141,7 @@ func (p *program) serve(ctx context.Context, stderr io.Writer) (err error) {
 		return err
 	}
 	defer env.NATS.Close()
-	watchConnection(metrics, env.NATS)
+	WatchConnection(metrics, env.NATS)
 	env.Health.Check("nats", func(context.Context) error {
 		if s := env.NATS.Status(); s != nats.CONNECTED {
 			return fmt.Errorf("NATS is %s", s)

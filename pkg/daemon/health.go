@@ -102,8 +102,8 @@ func newMetrics() *prometheus.Registry {
 	return registry
 }
 
-// watchConnection counts what happens to the connection.
-func watchConnection(metrics prometheus.Registerer, nc *nats.Conn) {
+// WatchConnection registers what is counted of a connection to NATS.
+func WatchConnection(metrics prometheus.Registerer, nc *nats.Conn) {
 	gauge := func(name, help string, value func() float64) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "spool_nats_" + name, Help: help}, value)
 	}

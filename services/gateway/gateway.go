@@ -18,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 
 	"github.com/spoolhq/spool/services/gateway/internal/api"
@@ -39,6 +40,8 @@ type Deps struct {
 	NATS   *nats.Conn
 	Pool   *pgxpool.Pool // of readmodel.Open
 	Logger *slog.Logger  // nil discards
+	// Metrics is told what the gateway counts, beside its own /metrics; nil for that alone.
+	Metrics prometheus.Registerer
 }
 
 // Gateway is one copy of the service.
@@ -80,7 +83,7 @@ func New(cfg Config, deps Deps) (*Gateway, error) {
 
 // build puts the parts together.
 func (g *Gateway) build(js jetstream.JetStream) error {
-	counts := metrics.New()
+	counts := metrics.New(g.deps.Metrics)
 	g.store = reads.New(g.deps.Pool, reads.Config{})
 	letIn, err := auth.New(auth.Config{Required: g.cfg.Auth == AuthKeys, RootKey: g.cfg.RootKey, Keys: g.store})
 	if err != nil {

@@ -57,6 +57,8 @@ func (g *group) lead(ctx context.Context) (err error) {
 	if err := g.lock(ctx); err != nil {
 		return err
 	}
+	g.p.counts.lead(g.n, true)
+	defer g.p.counts.lead(g.n, false)
 	if err := g.begin(ctx); err != nil {
 		return err
 	}
@@ -85,6 +87,7 @@ func (g *group) lock(ctx context.Context) error {
 			return err
 		}
 		g.rides() // in its own time
+		g.p.counts.follow(g.n)
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -162,9 +165,12 @@ func (g *group) project(ctx context.Context) error {
 		}
 		items, more := g.records.take(g.p.cfg.BatchCommits)
 		texts, _ := g.deltas.take(g.p.cfg.BatchCommits)
+		g.p.counts.began(g.n, items)
+		began := time.Now()
 		if err := g.step(ctx, newStep(items, texts, more)); err != nil {
 			return err
 		}
+		g.p.counts.done(g.n, items, uint64(g.checkpoint.Position), time.Since(began))
 		g.model.Trim()
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/spoolhq/spool/pkg/eventlog"
@@ -68,15 +69,18 @@ type Deps struct {
 	Log    eventlog.Log
 	Logger *slog.Logger     // nil discards
 	Now    func() time.Time // nil for the clock
+	// Metrics is told what is counted; nil for nobody.
+	Metrics prometheus.Registerer
 	// Tip is the stream sequence of a shard's last commit, whichever subject it is on; nil asks JetStream.
 	Tip func(ctx context.Context, shard int) (uint64, error)
 }
 
 // Projector is the service.
 type Projector struct {
-	cfg  Config
-	deps Deps
-	js   jetstream.JetStream
+	cfg    Config
+	deps   Deps
+	js     jetstream.JetStream
+	counts *metrics
 
 	catchUps []*catchUp // one for each shard
 }
@@ -97,14 +101,13 @@ func New(cfg Config, deps Deps) (*Projector, error) {
 	if deps.Logger == nil {
 		deps.Logger = slog.New(slog.DiscardHandler)
 	}
-	deps.Logger = deps.Logger.With("service", "projector")
 	if deps.Now == nil {
 		deps.Now = time.Now
 	}
 	if deps.Tip == nil {
 		deps.Tip = func(ctx context.Context, shard int) (uint64, error) { return streamTip(ctx, js, shard) }
 	}
-	p := &Projector{cfg: cfg, deps: deps, js: js}
+	p := &Projector{cfg: cfg, deps: deps, js: js, counts: newMetrics(deps.Metrics, deps.Now)}
 	for shard := range deps.Log.Shards() {
 		p.catchUps = append(p.catchUps, &catchUp{log: deps.Log, shard: shard})
 	}

@@ -61,7 +61,7 @@ func Rebuild(ctx context.Context, cfg Config, deps Deps, compare bool) (r Report
 		deps.Now = time.Now
 	}
 	began := deps.Now()
-	b := rebuild{p: &Projector{cfg: cfg, deps: deps}, logger: deps.Logger.With("service", "projector", "doing", "rebuild")}
+	b := rebuild{p: &Projector{cfg: cfg, deps: deps, counts: newMetrics(nil, deps.Now)}, logger: deps.Logger.With("doing", "rebuild")}
 	defer func() { err = errors.Join(err, b.close()) }()
 	if err := b.prepare(ctx); err != nil {
 		return r, fmt.Errorf("rebuild: %w", err)

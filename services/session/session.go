@@ -15,6 +15,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/spoolhq/spool/pkg/bus"
@@ -102,7 +103,9 @@ type Deps struct {
 	Log    eventlog.Log
 	Logger *slog.Logger
 	Now    func() time.Time // nil for the clock
-	Copy   string           // names this copy in the log; "" for host and process id
+	// Metrics is told what is counted; nil for nobody.
+	Metrics prometheus.Registerer
+	Copy    string // names this copy in the log; "" for host and process id
 }
 
 // Service is one copy of the session service.
@@ -138,6 +141,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	if err != nil {
 		return nil, fmt.Errorf("session service: %w", err)
 	}
+	counts := newMetrics(deps.Metrics)
 	s := &Service{cfg: cfg, deps: deps, js: js}
 	s.leases = lease.New(lease.Config{JetStream: js, Logger: deps.Logger, Now: deps.Now, Gone: cfg.EngineGone})
 	publisher, err := bus.NewPublisher(bus.PublisherConfig{JetStream: js, Deduplicate: true, Logger: deps.Logger})
@@ -147,7 +151,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	sessions := eventlog.Sessions{Log: deps.Log}
 	s.react = reactor.New(reactor.Config{
 		Sessions: sessions, JetStream: js, Publisher: publisher, Leases: s.leases, Now: deps.Now, Logger: deps.Logger,
-		Copy: deps.Copy,
+		Copy: deps.Copy, Reacted: counts.reacted, Published: counts.jobs.Inc,
 	})
 	if s.router, err = bus.NewRouter(bus.RouterConfig{DeadLetter: publisher, Logger: deps.Logger}); err != nil {
 		return nil, fmt.Errorf("session service: %w", err)
@@ -156,6 +160,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		Sessions: sessions, NATS: deps.NATS, Now: deps.Now, Providers: cfg.Providers,
 		IdleTimeout: cfg.IdleTimeout, TurnLimit: cfg.TurnLimit, SessionLimit: cfg.SessionLimit,
 		SyncInterval: cfg.SyncInterval, HealthInterval: cfg.HealthInterval, SandboxMaxAge: cfg.SandboxMaxAge, Logger: deps.Logger,
+		Done: counts.command,
 	})
 	if err := s.handle(commands); err != nil {
 		return nil, fmt.Errorf("session service: %w", err)

@@ -57,6 +57,9 @@ type commands struct {
 	Doctor     doctorCommand     `cmd:"" help:"Check what Spool needs on this machine, and say what to do."`
 }
 
+// Grammar is the whole command line as kong reads it: for documents.
+func Grammar() any { return &commands{} }
+
 // app is what the commands share.
 type app struct {
 	IO

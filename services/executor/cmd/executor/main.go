@@ -18,10 +18,11 @@ func main() {
 	var c cli
 	os.Exit(daemon.Main("executor", "Runs agents: claims executions, holds their sandboxes, follows them into the log.", &c, &c.Settings,
 		func(ctx context.Context, env daemon.Env) error {
-			e, err := executor.New(c.Config, executor.Deps{NATS: env.NATS, Log: env.Log, Logger: env.Logger})
+			e, err := executor.New(c.Config, executor.Deps{NATS: env.NATS, Log: env.Log, Logger: env.Logger, Metrics: env.Metrics})
 			if err != nil {
 				return err
 			}
+			env.Logger.Info("starting", "executor", e.ID())
 			env.Health.Await("jobs", e.Ready())
 			return e.Run(ctx)
 		}))

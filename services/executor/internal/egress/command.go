@@ -15,10 +15,15 @@ import (
 	"github.com/alecthomas/kong"
 )
 
-// cli is the command line.
-type cli struct {
+// Settings are the process's settings.
+type Settings struct {
 	Config
 	LogLevel slog.Level `default:"info" env:"SPOOL_LOG_LEVEL" help:"The least severe level that is logged: debug, info, warn or error."`
+}
+
+// cli is the command line.
+type cli struct {
+	Settings
 
 	Serve  struct{} `cmd:"" default:"1" help:"Serve sandboxes and their holders (the default)."`
 	Health struct{} `cmd:"" help:"Exit with 0 if the proxy of the admin socket is well, else with 1."`

@@ -85,7 +85,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("data: %w", err), s.lock.Close())
 	}
-	s.metrics = telemetry.New(s.registry.Count)
+	s.metrics = telemetry.New(s.registry.Count, nil)
 	s.proxy = proxy.New(proxy.Config{
 		Routes: routes, Registry: s.registry, Prices: prices, Metrics: s.metrics, Logger: s.log, Idle: cfg.Idle, ModelIdle: cfg.ModelIdle,
 		Dialer: policy.NewDialer(policy.DialerConfig{Resolver: deps.Resolver, Dial: deps.Dial, Own: deps.Own, Closed: closed}),

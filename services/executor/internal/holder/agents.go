@@ -269,6 +269,7 @@ func (h *Holder) make(ctx context.Context, spec *sandbox.Spec, allow []string) (
 	for {
 		box, err := h.d.Sandbox.Create(ctx, *spec)
 		if err == nil || !unavailable(err) || time.Since(began) > h.cfg.EngineGone {
+			h.metrics.made(ctx, time.Since(began), err)
 			return box, err
 		}
 		h.d.Logger.Warn("the engine is away, trying again", "sandbox", spec.ID, "error", err)

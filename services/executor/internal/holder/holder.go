@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/spoolhq/spool/pkg/bus"
 	"github.com/spoolhq/spool/pkg/eventlog"
@@ -63,10 +64,11 @@ type Deltas interface {
 	Texts(ctx context.Context, tenant, session string, since time.Time) (map[string]string, error)
 }
 
-// Deps is what a Holder stands on; everything is required but Workspaces and Egress.
+// Deps is what a Holder stands on; everything is required but Metrics, Workspaces and Egress.
 type Deps struct {
-	Workspaces Workspaces // nil: no snapshots are taken, and no files put in
-	Egress     Egress     // nil: sandboxes have the way out that their provider gives them
+	Metrics    prometheus.Registerer // nil: nobody reads what is counted
+	Workspaces Workspaces            // nil: no snapshots are taken, and no files put in
+	Egress     Egress                // nil: sandboxes have the way out that their provider gives them
 
 	Sessions eventlog.Sessions
 	Sandbox  sandbox.Provider
@@ -78,10 +80,11 @@ type Deps struct {
 
 // Holder runs executions. It is safe for concurrent use.
 type Holder struct {
-	cfg   Config
-	d     Deps
-	actor events.Actor
-	slots chan struct{}
+	cfg     Config
+	d       Deps
+	actor   events.Actor
+	slots   chan struct{}
+	metrics *metrics
 
 	mu     sync.Mutex
 	busy   map[string]*busy  // by session
@@ -99,10 +102,14 @@ type busy struct {
 
 // New makes a Holder.
 func New(cfg Config, d Deps) *Holder {
-	return &Holder{
-		pool: newPool(), cfg: cfg, d: d, actor: events.Actor{Kind: "executor", ID: cfg.Executor},
+	h := &Holder{
+		pool: newPool(), metrics: newMetrics(), cfg: cfg, d: d, actor: events.Actor{Kind: "executor", ID: cfg.Executor},
 		slots: make(chan struct{}, cfg.Slots), busy: map[string]*busy{}, agents: map[string]*agent{},
 	}
+	if d.Metrics != nil {
+		h.register(d.Metrics)
+	}
+	return h
 }
 
 // Delays after which a job is delivered again.
@@ -333,6 +340,9 @@ func (h *Holder) first(ctx context.Context, l *eventlog.Loaded, d run.Decision) 
 	var conflict *eventlog.ConflictError
 	if errors.As(err, &conflict) {
 		return errAgain
+	}
+	if err == nil {
+		h.metrics.stored(d.Events)
 	}
 	return err
 }

@@ -186,6 +186,7 @@ func (t *turn) pooled(ctx context.Context) (*agent, error) {
 		a.link.Close() // the sweep ends it: the log does not know it
 		return nil, err
 	}
+	t.h.metrics.pooled()
 	return a, t.refresh(ctx)
 }
 

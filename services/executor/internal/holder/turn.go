@@ -158,6 +158,7 @@ func (t *turn) append(ctx context.Context, d run.Decision) error {
 		var conflict *eventlog.ConflictError
 		switch {
 		case err == nil:
+			t.h.metrics.stored(d.Events)
 			return nil
 		case errors.As(err, &conflict):
 			return fmt.Errorf("%w: %w", run.ErrFenced, err)

@@ -56,6 +56,7 @@ func (h *Holder) snapshot(ctx context.Context, l eventlog.Loaded, box sandbox.Sa
 	defer cancel()
 	began := h.d.Now()
 	s, err := h.d.Workspaces.Snapshot(ctx, box, topology.SessionRef{Tenant: l.Tenant, Session: l.ID}, l.Run.Snapshot.ID)
+	h.metrics.snapshot(ctx, h.d.Now().Sub(began), s.NewBytes, err)
 	if err != nil {
 		return events.WorkspaceSynced{}, fmt.Errorf("snapshot of %s: %w", box.ID(), err)
 	}

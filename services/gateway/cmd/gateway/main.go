@@ -13,8 +13,7 @@ import (
 type cli struct {
 	daemon.Settings
 	gateway.Config
-
-	DatabaseURL string `required:"" env:"SPOOL_DATABASE_URL" help:"URL of the Postgres database that holds the read models."`
+	gateway.Database
 }
 
 // HealthListen is where the gateway itself tells whether it is ready.
@@ -29,7 +28,7 @@ func main() {
 				return err
 			}
 			defer pool.Close()
-			g, err := gateway.New(c.Config, gateway.Deps{NATS: env.NATS, Pool: pool, Logger: env.Logger})
+			g, err := gateway.New(c.Config, gateway.Deps{NATS: env.NATS, Pool: pool, Logger: env.Logger, Metrics: env.Metrics})
 			if err != nil {
 				return err
 			}

@@ -33,8 +33,8 @@ type Metrics struct {
 	rereads  *prometheus.CounterVec
 }
 
-// New makes the metrics.
-func New() *Metrics {
+// New makes the metrics, and registers them with another registry too, unless that is nil.
+func New(also prometheus.Registerer) *Metrics {
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "spool_gateway_" + name, Help: help}, labels)
 	}
@@ -62,8 +62,14 @@ func New() *Metrics {
 		readers: gauge("readers", "Clients' places in sessions."),
 		rereads: counter("rereads_total", "Reads of Postgres to bring a followed session up to date, by their cause.", "why"),
 	}
-	m.registry.MustRegister(m.requests, m.inFlight, m.seconds, m.calls, m.commands, m.refused, m.streams, m.frames, m.bytes, m.cut, m.feeds, m.readers, m.rereads,
-		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	own := []prometheus.Collector{
+		m.requests, m.inFlight, m.seconds, m.calls, m.commands, m.refused, m.streams, m.frames, m.bytes, m.cut, m.feeds, m.readers, m.rereads,
+	}
+	m.registry.MustRegister(own...)
+	m.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	if also != nil {
+		also.MustRegister(own...)
+	}
 	return m
 }
 

@@ -19,7 +19,7 @@ func main() {
 	var c cli
 	os.Exit(daemon.Main("projector", "Folds the log into the read models in Postgres.", &c, &c.Settings,
 		func(ctx context.Context, env daemon.Env) error {
-			p, err := projector.New(c.Config, projector.Deps{NATS: env.NATS, Log: env.Log, Logger: env.Logger})
+			p, err := projector.New(c.Config, projector.Deps{NATS: env.NATS, Log: env.Log, Logger: env.Logger, Metrics: env.Metrics})
 			if err != nil {
 				return err
 			}

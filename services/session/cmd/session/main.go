@@ -18,7 +18,7 @@ func main() {
 	var c cli
 	os.Exit(daemon.Main("session", "Owns the life of sessions: commands, queue, timers.", &c, &c.Settings,
 		func(ctx context.Context, env daemon.Env) error {
-			s, err := session.New(c.Config, session.Deps{NATS: env.NATS, Log: env.Log, Logger: env.Logger})
+			s, err := session.New(c.Config, session.Deps{NATS: env.NATS, Log: env.Log, Logger: env.Logger, Metrics: env.Metrics})
 			if err != nil {
 				return err
 			}

@@ -33,6 +33,9 @@ type Config struct {
 	IdleTimeout, TurnLimit, SessionLimit time.Duration
 
 	SyncInterval, HealthInterval, SandboxMaxAge time.Duration
+
+	// Done is told of each command: its type, its outcome (ok, a refusal's code, or retried) and the time that it took.
+	Done func(typ, outcome string, took time.Duration)
 }
 
 // Handler carries out commands.
@@ -57,7 +60,10 @@ func (h *Handler) Handle(ctx context.Context, msg *message.Message) error {
 	if err := checkIDs(c); err != nil {
 		return bus.Poison(err)
 	}
+	began := time.Now()
 	answer, err := h.do(ctx, c)
+	outcome := "ok"
+	defer func() { h.cfg.Done(label(c.Type), outcome, time.Since(began)) }()
 	var refused *command.Error
 	switch {
 	case errors.As(err, &refused):
@@ -67,7 +73,11 @@ func (h *Handler) Handle(ctx context.Context, msg *message.Message) error {
 	case errors.Is(err, eventlog.ErrFull):
 		answer.Error = &command.Error{Code: "UNAVAILABLE", Detail: "the log is at its limit and refuses writes; nothing was stored"}
 	case err != nil:
+		outcome = "retried"
 		return bus.Transient(err)
+	}
+	if answer.Error != nil {
+		outcome = answer.Error.Code
 	}
 	body, err := json.Marshal(answer)
 	if err != nil {
@@ -266,4 +276,15 @@ func (h *Handler) hint(l eventlog.Loaded, list []events.Event) {
 			return
 		}
 	}
+}
+
+// label is a type as it is counted; whatever there is none of is one.
+func label(t command.Type) string {
+	switch t {
+	case command.TypeCreateSession, command.TypeUpdateSession, command.TypePostMessage, command.TypeStartExecution, command.TypeInterrupt, command.TypeCancel,
+		command.TypePause, command.TypeResume, command.TypeTerminate, command.TypeSync, command.TypePutFile, command.TypeRemoveFile,
+		command.TypeDeleteSession, command.TypeCreateKey, command.TypeRevokeKey:
+		return string(t)
+	}
+	return "unknown"
 }

@@ -38,7 +38,9 @@ type Config struct {
 	Leases    Leases
 	Now       func() time.Time
 	Logger    *slog.Logger
-	Copy      string // which copy of the service this is; the log names it for what it writes
+	Reacted   func(lag time.Duration) // told how long after its storage a commit was dealt with
+	Published func()                  // told of each job
+	Copy      string                  // which copy of the service this is; the log names it for what it writes
 }
 
 // Reactor reacts to commits and timers.
@@ -75,7 +77,11 @@ func (r *Reactor) Commit(ctx context.Context, msg *message.Message) error {
 	if !matters {
 		return nil
 	}
-	return r.settle(ctx, subject.Tenant, subject.ID)
+	if err := r.settle(ctx, subject.Tenant, subject.ID); err != nil {
+		return err
+	}
+	r.cfg.Reacted(r.cfg.Now().Sub(bus.Stored(msg)))
+	return nil
 }
 
 // matters tells whether a commit can make something due, without decoding all of it.
@@ -250,6 +256,7 @@ func (r *Reactor) publish(ctx context.Context, l eventlog.Loaded) error {
 	if err := r.cfg.Publisher.Publish(subject, bus.NewMessage(ctx, cause, body)); err != nil {
 		return fmt.Errorf("publish job of %s: %w", l.ID, err)
 	}
+	r.cfg.Published()
 	return nil
 }
 

@@ -30,8 +30,9 @@ type Metrics struct {
 	unwritten prometheus.Counter
 }
 
-// New makes the metrics; sandboxes tells how many are registered.
-func New(sandboxes func() int) *Metrics {
+// New makes the metrics; sandboxes tells how many are registered. They are
+// registered with another registry too, unless that is nil.
+func New(sandboxes func() int, also prometheus.Registerer) *Metrics {
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "spool_egress_" + name, Help: help}, labels)
 	}
@@ -56,9 +57,15 @@ func New(sandboxes func() int) *Metrics {
 		tunnelled: counter("tunnel_bytes_total", "Bytes through tunnels.", "direction"),
 		unwritten: prometheus.NewCounter(prometheus.CounterOpts{Name: "spool_egress_journal_failures_total", Help: "Writes of journals that failed and are tried again."}),
 	}
-	m.registry.MustRegister(m.requests, m.open, m.tokens, m.cost, m.unmetered, m.firstByte, m.duration, m.denials, m.conns, m.tunnelled, m.unwritten,
+	own := []prometheus.Collector{
+		m.requests, m.open, m.tokens, m.cost, m.unmetered, m.firstByte, m.duration, m.denials, m.conns, m.tunnelled, m.unwritten,
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "spool_egress_sandboxes", Help: "Sandboxes that may use the proxy."}, func() float64 { return float64(sandboxes()) }),
-		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	}
+	m.registry.MustRegister(own...)
+	m.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	if also != nil {
+		also.MustRegister(own...)
+	}
 	return m
 }
 

@@ -1,0 +1,102 @@
+package operations
+
+import (
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// TestDocument: docs/operations.md is what the programs say now.
+func TestDocument(t *testing.T) {
+	t.Parallel()
+	want, err := Markdown()
+	if err != nil {
+		t.Fatal(err)
+	}
+	have, err := os.ReadFile("../../../../docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(have) != want {
+		t.Error("docs/operations.md is out of date: run make generate")
+	}
+}
+
+// TestEverySettingIsExplained: each has a variable, a meaning that ends as a sentence does, and a row in the document.
+func TestEverySettingIsExplained(t *testing.T) {
+	t.Parallel()
+	text, err := Markdown()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range programs() {
+		list, err := settingsOf(p.cli)
+		if err != nil || len(list) == 0 {
+			t.Fatalf("%s: %d settings, %v", p.Name, len(list), err)
+		}
+		for _, s := range list {
+			if s.Variable == "" || !strings.HasSuffix(s.Help, ".") || len(s.Help) < 10 {
+				t.Errorf("%s: %+v", p.Name, s)
+			}
+			row := regexp.MustCompile(`(?m)^\| ` + regexp.QuoteMeta("`"+s.Flag+"` | `"+s.Variable+"` | ") + `.* \|$`)
+			if !row.MatchString(text) {
+				t.Errorf("%s: %s has no row", p.Name, s.Flag)
+			}
+		}
+	}
+}
+
+// TestVariablesOfTheDocument: what the text itself names is a setting of some program.
+func TestVariablesOfTheDocument(t *testing.T) {
+	t.Parallel()
+	var known []string
+	for _, p := range programs() {
+		list, err := settingsOf(p.cli)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range list {
+			known = append(known, s.Variable)
+		}
+	}
+	for _, name := range regexp.MustCompile(`SPOOL_[A-Z_]+[A-Z]`).FindAllString(text, -1) {
+		if name != "SPOOL_RUNNER" && !slices.Contains(known, name) {
+			t.Errorf("%s is no setting", name)
+		}
+	}
+	metrics := map[string]bool{}
+	for _, p := range programs() {
+		list, err := metricsOf(p.metrics)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range list {
+			metrics[m.Name] = true
+		}
+	}
+	for _, name := range regexp.MustCompile(`spool_[a-z_]+[a-z]`).FindAllString(text, -1) {
+		if !metrics[name] {
+			t.Errorf("%s is no metric", name)
+		}
+	}
+}
+
+func TestMetricsAreRead(t *testing.T) {
+	t.Parallel()
+	got, err := metricsOf(func(r prometheus.Registerer) {
+		r.MustRegister(
+			prometheus.NewCounterVec(prometheus.CounterOpts{Name: "a_total", Help: `How often "it" was.`}, []string{"x", "y"}),
+			prometheus.NewHistogram(prometheus.HistogramOpts{Name: "b_seconds", Help: "Time."}),
+			prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "c", Help: "Now.", ConstLabels: prometheus.Labels{"group": "1"}}, nil),
+			prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "c", Help: "Now.", ConstLabels: prometheus.Labels{"group": "2"}}, nil),
+		)
+	})
+	want := []metric{{"a_total", "counter", "x, y", `How often "it" was.`}, {"b_seconds", "histogram", "", "Time."}, {"c", "gauge", "group", "Now."}}
+	if err != nil || !slices.Equal(got, want) {
+		t.Errorf("got  %+v, %v\nwant %+v", got, err, want)
+	}
+}

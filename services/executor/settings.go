@@ -1,0 +1,22 @@
+package executor
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/spoolhq/spool/services/executor/internal/egress"
+	"github.com/spoolhq/spool/services/executor/internal/egress/telemetry"
+	"github.com/spoolhq/spool/services/executor/internal/holder"
+)
+
+// EgressSettings are the settings of the egress proxy's process.
+type EgressSettings = egress.Settings
+
+// DescribeMetrics registers what an executor counts, of none: for documents.
+func DescribeMetrics(r prometheus.Registerer) {
+	holder.New(holder.Config{Slots: 1, Pool: map[string]int{"claude-code": 1}}, holder.Deps{Metrics: r})
+}
+
+// DescribeEgressMetrics registers what an egress proxy counts, of none: for documents.
+func DescribeEgressMetrics(r prometheus.Registerer) {
+	telemetry.New(func() int { return 0 }, r)
+}

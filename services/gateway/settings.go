@@ -1,0 +1,15 @@
+package gateway
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/spoolhq/spool/services/gateway/internal/metrics"
+)
+
+// Database is where a gateway's process finds the read models.
+type Database struct {
+	DatabaseURL string `required:"" env:"SPOOL_DATABASE_URL" help:"URL of the Postgres database that holds the read models."`
+}
+
+// DescribeMetrics registers what a gateway counts, of none: for documents.
+func DescribeMetrics(r prometheus.Registerer) { metrics.New(r) }

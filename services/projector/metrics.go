@@ -1,0 +1,105 @@
+package projector
+
+import (
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/spoolhq/spool/pkg/topology"
+)
+
+// metrics are what a copy counts, by partition group.
+type metrics struct {
+	commits  *prometheus.CounterVec
+	events   *prometheus.CounterVec
+	poison   *prometheus.CounterVec
+	applied  *prometheus.HistogramVec
+	leads    *prometheus.GaugeVec
+	position *prometheus.GaugeVec
+
+	since [topology.ProjectorGroups]atomic.Int64 // when the oldest commit was stored that is read and not applied, in ns; 0 for none
+}
+
+// newMetrics makes the metrics, and registers them unless nobody reads them.
+func newMetrics(r prometheus.Registerer, now func() time.Time) *metrics {
+	counter := func(name, help string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "spool_projector_" + name, Help: help}, []string{"group"})
+	}
+	gauge := func(name, help string) *prometheus.GaugeVec {
+		return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "spool_projector_" + name, Help: help}, []string{"group"})
+	}
+	m := &metrics{
+		commits: counter("commits_total", "Commits of the log that are in the read models."),
+		events:  counter("events_total", "Events of these commits."),
+		poison:  counter("poison_total", "Commits that could not be projected and are named in DEAD."),
+		applied: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "spool_projector_apply_seconds", Help: "Time to fold what came and to commit it in Postgres.",
+			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10},
+		}, []string{"group"}),
+		leads:    gauge("leads", "1 for a group that this copy reads; of all copies one reads each group."),
+		position: gauge("position", "Sequence in the group's stream up to which its read models are."),
+	}
+	if r == nil {
+		return m
+	}
+	r.MustRegister(m.commits, m.events, m.poison, m.applied, m.leads, m.position)
+	for n := range m.since {
+		m.lead(n, false)
+		r.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "spool_projector_lag_seconds", ConstLabels: prometheus.Labels{"group": strconv.Itoa(n)},
+			Help: "Age of the oldest commit that was read and is not in the read models yet; 0 when there is none, or another copy reads the group.",
+		}, func() float64 {
+			since := m.since[n].Load()
+			if since == 0 {
+				return 0
+			}
+			return max(0, now().Sub(time.Unix(0, since)).Seconds())
+		}))
+	}
+	return m
+}
+
+// DescribeMetrics registers what a projector counts, of none: for documents.
+func DescribeMetrics(r prometheus.Registerer) { newMetrics(r, time.Now) }
+
+// lead counts that a group is read here, or no longer is.
+func (m *metrics) lead(group int, is bool) {
+	v := 0.0
+	if is {
+		v = 1
+	}
+	m.leads.WithLabelValues(strconv.Itoa(group)).Set(v)
+}
+
+// follow counts that another copy reads a group.
+func (m *metrics) follow(group int) { m.since[group].Store(0) }
+
+// began notes what a step is to apply.
+func (m *metrics) began(group int, items []item) {
+	for _, it := range items {
+		if it.rec.Position.Seq > 0 {
+			m.since[group].Store(it.rec.Time.UnixNano())
+			return
+		}
+	}
+}
+
+// done counts a step that is in the read models.
+func (m *metrics) done(group int, items []item, at uint64, took time.Duration) {
+	name := strconv.Itoa(group)
+	for _, it := range items {
+		if it.rec.Position.Seq == 0 {
+			continue
+		}
+		m.commits.WithLabelValues(name).Inc()
+		m.events.WithLabelValues(name).Add(float64(len(it.rec.Events)))
+		if it.poison != nil {
+			m.poison.WithLabelValues(name).Inc()
+		}
+	}
+	m.applied.WithLabelValues(name).Observe(took.Seconds())
+	m.position.WithLabelValues(name).Set(float64(at))
+	m.since[group].Store(0)
+}

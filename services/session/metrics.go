@@ -1,0 +1,47 @@
+package session
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// metrics are what a copy counts.
+type metrics struct {
+	commands       *prometheus.CounterVec
+	commandSeconds *prometheus.HistogramVec
+	lag            prometheus.Histogram
+	jobs           prometheus.Counter
+}
+
+// newMetrics makes the metrics, and registers them unless nobody reads them.
+func newMetrics(r prometheus.Registerer) *metrics {
+	m := &metrics{
+		commands: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "spool_session_commands_total", Help: "Commands by their outcome: ok, a refusal's code, or retried for one that is given back to be carried out again.",
+		}, []string{"type", "outcome"}),
+		commandSeconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "spool_session_command_seconds", Help: "Time to carry a command out, from its delivery to its answer.",
+			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10},
+		}, []string{"type"}),
+		lag: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "spool_session_reaction_lag_seconds", Help: "Time from when the log stored a commit that can make something due until that was done.",
+			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300},
+		}),
+		jobs: prometheus.NewCounter(prometheus.CounterOpts{Name: "spool_session_jobs_total", Help: "Jobs that were given to executors; one that lay in the queue already is counted again."}),
+	}
+	if r != nil {
+		r.MustRegister(m.commands, m.commandSeconds, m.lag, m.jobs)
+	}
+	return m
+}
+
+// DescribeMetrics registers what the service counts, of none: for documents.
+func DescribeMetrics(r prometheus.Registerer) { newMetrics(r) }
+
+func (m *metrics) command(typ, outcome string, took time.Duration) {
+	m.commands.WithLabelValues(typ, outcome).Inc()
+	m.commandSeconds.WithLabelValues(typ).Observe(took.Seconds())
+}
+
+func (m *metrics) reacted(lag time.Duration) { m.lag.Observe(max(0, lag.Seconds())) }
