@@ -2,7 +2,6 @@ package executor
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -56,7 +55,7 @@ func (w wayOut) Lines(ctx context.Context, sandbox string, after run.Line) ([]ho
 	}
 	var out []holder.EgressLine
 	for _, l := range lines {
-		data := events.DecodePayload(l.Type, json.RawMessage(l.Data))
+		data := events.DecodePayload(l.Type, l.Data)
 		out = append(out, holder.EgressLine{Execution: l.Execution, Time: l.Time, Data: data})
 	}
 	return out, nil

@@ -92,7 +92,10 @@ func (w *lastWords) line() string {
 func hold(run context.Context, p *os.Process, exited <-chan error, said *lastWords, dir string) error {
 	select {
 	case err := <-exited:
-		return fmt.Errorf("the egress proxy ended (%v): %s", err, said.line())
+		if err == nil {
+			err = errors.New("exit status 0")
+		}
+		return fmt.Errorf("the egress proxy ended: %w: %s", err, said.line())
 	case <-run.Done():
 	}
 	err := p.Signal(syscall.SIGTERM)

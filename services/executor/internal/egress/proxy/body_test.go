@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"errors"
 	"io"
 	"net/http"
 	"strings"
@@ -39,11 +40,11 @@ func TestEndStays(t *testing.T) {
 	if err := e.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if n, err := e.Read(make([]byte, 1)); n != 0 || err != io.EOF {
+	if n, err := e.Read(make([]byte, 1)); n != 0 || !errors.Is(err, io.EOF) {
 		t.Errorf("after the end: %d, %v", n, err)
 	}
 	b = &closable{Reader: strings.NewReader("never read"), closed: true}
-	if _, err := (&ending{ReadCloser: b}).Read(make([]byte, 1)); err != http.ErrBodyReadAfterClose {
+	if _, err := (&ending{ReadCloser: b}).Read(make([]byte, 1)); !errors.Is(err, http.ErrBodyReadAfterClose) {
 		t.Errorf("closed too early: %v", err)
 	}
 }
