@@ -1,0 +1,101 @@
+package gateway_test
+
+import (
+	"bytes"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/spoolhq/spool/pkg/daemon/settingstest"
+	"github.com/spoolhq/spool/pkg/natsserver"
+	"github.com/spoolhq/spool/pkg/natsserver/natstest"
+	"github.com/spoolhq/spool/services/gateway"
+)
+
+func TestEverySettingIsTested(t *testing.T) {
+	t.Parallel()
+	settingstest.Covered(t, gateway.Config{}, map[string]string{
+		"SPOOL_LISTEN": "TestSettingOfTheProcess", "SPOOL_GRPC_LISTEN": "TestSettingOfTheProcess", "SPOOL_AUTH": "TestKeys", "SPOOL_ROOT_KEY": "TestKeys",
+		"SPOOL_ALLOWED_ORIGINS": "TestRESTOriginsAndHosts", "SPOOL_COMMAND_TIMEOUT": "TestOutcomeUnknown", "SPOOL_WRITE_TIMEOUT": "TestStalledClientIsCut",
+		"SPOOL_MAX_REQUEST": "TestFilesOfARequest", "SPOOL_MAX_FILE": "TestPutFileOverTheLimit", "SPOOL_LAG_AFTER": "TestNoProjectorIsTold",
+		"SPOOL_SHUTDOWN_GRACE": "TestShutdownGrace",
+	})
+	settingstest.Covered(t, gateway.Database{}, map[string]string{"SPOOL_DATABASE_URL": "TestSettingOfTheProcess"})
+}
+
+func freeAddr(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	must(t, l.Close())
+	return l.Addr().String()
+}
+
+// TestSettingOfTheProcess: the real process takes its variables, serves the
+// database of SPOOL_DATABASE_URL on SPOOL_LISTEN and SPOOL_GRPC_LISTEN, and tells what it counts on SPOOL_METRICS_LISTEN too.
+func TestSettingOfTheProcess(t *testing.T) {
+	t.Parallel()
+	binary := filepath.Join(t.TempDir(), "gateway")
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", binary, "./cmd/gateway").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	srv := natstest.RunConfig(t, natsserver.Config{Relaxed: true, Port: natsserver.RandomPort})
+	w := newWorldOn(t, natstest.Conn(t, srv))
+	id := w.session("default")
+	http, rpcs, metrics := freeAddr(t), freeAddr(t), freeAddr(t)
+	var log bytes.Buffer
+	serve := exec.CommandContext(t.Context(), binary)
+	serve.Stderr = &log
+	serve.Env = append(os.Environ(), "SPOOL_DATABASE_URL="+w.url, "SPOOL_LISTEN="+http, "SPOOL_GRPC_LISTEN="+rpcs, "SPOOL_METRICS_LISTEN="+metrics, "SPOOL_NATS_URL="+srv.ClientURL())
+	must(t, serve.Start())
+	defer func() {
+		must(t, serve.Process.Signal(os.Interrupt))
+		if err := serve.Wait(); err != nil {
+			t.Errorf("it ended with %v\n%s", err, log.String())
+		}
+	}()
+	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+		if c, err := net.Dial("tcp", rpcs); err == nil {
+			_ = c.Close()
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("nobody listens for gRPC")
+		}
+	}
+	g := &served{t: t, url: "http://" + http}
+	g.do("GET", "/api/sessions/"+id, "").want(t, 200)
+	g.wantMetric(t, `spool_gateway_http_requests_total{method="GET",route="/api/sessions/{session_id}",status="200"} 1`)
+	side := &served{t: t, url: "http://" + metrics}
+	side.wantMetric(t, `spool_gateway_http_requests_total{method="GET",route="/api/sessions/{session_id}",status="200"} 1`)
+
+	wrong := exec.CommandContext(t.Context(), binary)
+	wrong.Env = append(os.Environ(), "SPOOL_DATABASE_URL=postgres://%zz", "SPOOL_NATS_URL="+srv.ClientURL())
+	if out, err := wrong.CombinedOutput(); err == nil || !strings.HasPrefix(string(out), "gateway: ") {
+		t.Errorf("with a database that is none: %v, %s", err, out)
+	}
+}
+
+// TestMetricsMove: streams are counted by their kind, and all of it can be described without a gateway.
+func TestMetricsMove(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	id := w.session("default")
+	g := w.gateway(gateway.Config{})
+	g.do("GET", "/api/sessions/nothing", "")
+	g.ws(id, 1)
+	g.sse(id, 1)
+	g.wantMetric(t, `spool_gateway_streams{kind="ws"} 1`)
+	g.wantMetric(t, `spool_gateway_streams{kind="sse"} 1`)
+	registry := prometheus.NewRegistry()
+	gateway.DescribeMetrics(registry)
+	if list, err := registry.Gather(); err != nil || len(list) == 0 {
+		t.Errorf("%d metrics, %v", len(list), err)
+	}
+}
