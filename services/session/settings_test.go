@@ -1,0 +1,234 @@
+package session_test
+
+import (
+	"context"
+	"log/slog"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/spoolhq/spool/pkg/api/command"
+	"github.com/spoolhq/spool/pkg/daemon/settingstest"
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/eventlog/jslog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/natsserver/natstest"
+	"github.com/spoolhq/spool/services/session"
+)
+
+func TestEverySettingIsTested(t *testing.T) {
+	t.Parallel()
+	settingstest.Covered(t, session.Config{}, map[string]string{
+		"SPOOL_IDLE_TIMEOUT": "TestSettingLimits", "SPOOL_TURN_LIMIT": "TestSettingLimits", "SPOOL_SESSION_LIMIT": "TestSettingLimits",
+		"SPOOL_SANDBOX_PROVIDERS": "TestSettingProviders",
+		"SPOOL_SYNC_INTERVAL":     "TestOptionsAreResolvedAtCreation", "SPOOL_HEALTH_INTERVAL": "TestOptionsAreResolvedAtCreation", "SPOOL_SANDBOX_MAX_AGE": "TestOptionsAreResolvedAtCreation",
+		"SPOOL_COMMAND_WORKERS": "TestSettingWorkers", "SPOOL_REACTOR_WORKERS": "TestSettingWorkers",
+		"SPOOL_ENGINE_GONE": "internal/lease/TestSettingGone",
+	})
+}
+
+// TestSettingLimits: a session that says nothing gets the installation's limits, and one that does its own.
+func TestSettingLimits(t *testing.T) {
+	t.Parallel()
+	s := newStack(t)
+	s.copy("one", session.Config{IdleTimeout: 7 * time.Minute, TurnLimit: 8 * time.Minute, SessionLimit: 9 * time.Hour})
+	for _, c := range []struct{ given, want events.Options }{
+		{events.Options{}, events.Options{IdleTimeoutMs: 420_000, TurnLimitMs: 480_000, SessionLimitMs: 32_400_000}},
+		{events.Options{TurnLimitMs: 1000}, events.Options{IdleTimeoutMs: 420_000, TurnLimitMs: 1000, SessionLimitMs: 32_400_000}},
+	} {
+		l, err := s.ses.Load(t.Context(), "default", s.create(c.given), eventlog.Leader)
+		must(t, err)
+		if o := l.Life.Options; o.IdleTimeoutMs != c.want.IdleTimeoutMs || o.TurnLimitMs != c.want.TurnLimitMs || o.SessionLimitMs != c.want.SessionLimitMs {
+			t.Errorf("%+v gave %+v, want %+v", c.given, o, c.want)
+		}
+	}
+}
+
+// TestSettingProviders: what is offered can be chosen, the first is what a session gets, and nothing else is to be had.
+func TestSettingProviders(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		offered         []string
+		unnamed, chosen string
+		refused         string
+	}{
+		{[]string{"docker"}, "docker", "docker", "local"},
+		{[]string{"local"}, "local", "local", "docker"},
+		{[]string{"docker", "local"}, "docker", "local", "moon"},
+	} {
+		s := newStack(t)
+		s.copy("one", session.Config{Providers: c.offered})
+		provider := func(asked string) (string, *command.Error) {
+			sid := id(events.KindSession)
+			a := s.send(command.TypeCreateSession, sid, "", command.CreateSession{Provider: asked})
+			l, err := s.ses.Load(t.Context(), "default", sid, eventlog.Leader)
+			must(t, err)
+			return l.Life.Provider, a.Error
+		}
+		if got, err := provider(""); got != c.unnamed || err != nil {
+			t.Errorf("%v: unnamed gives %q, %v", c.offered, got, err)
+		}
+		if got, err := provider(c.chosen); got != c.chosen || err != nil {
+			t.Errorf("%v: %s gives %q, %v", c.offered, c.chosen, got, err)
+		}
+		if got, err := provider(c.refused); got != "" || err == nil {
+			t.Errorf("%v: %s gives %q", c.offered, c.refused, got)
+		}
+	}
+}
+
+// crowdedLog holds everybody up who reads with one freshness, and counts them.
+type crowdedLog struct {
+	eventlog.Log
+	at   eventlog.Freshness
+	full chan struct{} // closed when as many wait as may
+	pass chan struct{} // closed to let them pass
+
+	mu               sync.Mutex
+	may, inside, top int
+}
+
+func (l *crowdedLog) Last(ctx context.Context, subject events.Subject, f eventlog.Freshness) (eventlog.Head, error) {
+	if f != l.at {
+		return l.Log.Last(ctx, subject, f)
+	}
+	l.mu.Lock()
+	l.inside++
+	l.top = max(l.top, l.inside)
+	if l.top == l.may && l.inside == l.may {
+		select {
+		case <-l.full:
+		default:
+			close(l.full)
+		}
+	}
+	l.mu.Unlock()
+	select {
+	case <-l.pass:
+	case <-ctx.Done():
+	}
+	h, err := l.Log.Last(ctx, subject, f)
+	l.mu.Lock()
+	l.inside--
+	l.mu.Unlock()
+	return h, err
+}
+
+// TestSettingWorkers: as many commands, and as many commits, are dealt with at once as the setting says, and no more.
+func TestSettingWorkers(t *testing.T) {
+	t.Parallel()
+	const sessions = 6
+	for _, c := range []struct {
+		name string
+		at   eventlog.Freshness
+		cfg  func(int) session.Config
+	}{
+		{"CommandWorkers", eventlog.Any, func(n int) session.Config { return session.Config{CommandWorkers: n} }},
+		{"ReactorWorkers", eventlog.Leader, func(n int) session.Config { return session.Config{ReactorWorkers: n} }},
+	} {
+		for _, workers := range []int{1, 3} {
+			t.Run(c.name+" "+strconv.Itoa(workers), func(t *testing.T) {
+				t.Parallel()
+				s := newStack(t)
+				nc := natstest.Conn(t, s.srv)
+				js, err := jetstream.New(nc)
+				must(t, err)
+				log, err := jslog.New(jslog.Config{JetStream: js})
+				must(t, err)
+				crowd := &crowdedLog{Log: log, at: c.at, may: workers, full: make(chan struct{}), pass: make(chan struct{})}
+				svc, err := session.New(c.cfg(workers), session.Deps{NATS: nc, Log: crowd, Logger: slog.New(slog.DiscardHandler), Copy: "one"})
+				must(t, err)
+				ctx, cancel := context.WithCancel(context.Background())
+				done := make(chan error, 1)
+				go func() { done <- svc.Run(ctx) }()
+				<-svc.Ready()
+				var all sync.WaitGroup
+				for range sessions {
+					all.Go(func() {
+						if _, err := s.try(id(events.KindCommand), command.TypeCreateSession, id(events.KindSession), "", command.CreateSession{}); err != nil {
+							t.Error(err)
+						}
+					})
+				}
+				select {
+				case <-crowd.full:
+				case <-time.After(20 * time.Second):
+					t.Error("so many are never dealt with at once")
+				}
+				close(crowd.pass)
+				all.Wait()
+				cancel()
+				must(t, <-done)
+				if crowd.top != workers {
+					t.Errorf("%d at once, want %d", crowd.top, workers)
+				}
+			})
+		}
+	}
+}
+
+// TestMetricsMove: commands by outcome, reactions and jobs are counted.
+func TestMetricsMove(t *testing.T) {
+	t.Parallel()
+	s := newStack(t)
+	registry := prometheus.NewRegistry()
+	svc, err := session.New(session.Config{}, session.Deps{NATS: s.nc, Log: s.log, Logger: slog.New(slog.DiscardHandler), Copy: "one", Metrics: registry})
+	must(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- svc.Run(ctx) }()
+	defer func() { cancel(); must(t, <-done) }()
+	<-svc.Ready()
+	s.executors(1)
+	sid := s.create(events.Options{})
+	exe := s.post(sid)
+	s.await(sid, "at the end", func(l eventlog.Loaded) bool { return l.Run.Ended(exe) })
+	s.send(command.TypePostMessage, id(events.KindSession), id(events.KindExecution), command.PostMessage{Content: "x"})
+	s.send("nonsense", sid, "", nil)
+	count := func(name string, labels ...string) float64 { return gathered(t, registry, name, labels...) }
+	for want, got := range map[string]float64{
+		"created":   count("spool_session_commands_total", "create_session", "ok"),
+		"posted":    count("spool_session_commands_total", "post_message", "ok"),
+		"refused":   count("spool_session_commands_total", "post_message", "SESSION_NOT_FOUND"),
+		"no type":   count("spool_session_commands_total", "unknown", "INVALID_REQUEST"),
+		"job":       count("spool_session_jobs_total"),
+		"reactions": count("spool_session_reaction_lag_seconds"),
+	} {
+		if got < 1 {
+			t.Errorf("%s: %v", want, got)
+		}
+	}
+}
+
+// gathered is a counter's value, or how often a histogram was told, by its labels' values.
+func gathered(t *testing.T, registry *prometheus.Registry, name string, labels ...string) float64 {
+	t.Helper()
+	list, err := registry.Gather()
+	must(t, err)
+	for _, family := range list {
+		if family.GetName() != name {
+			continue
+		}
+	metrics:
+		for _, m := range family.GetMetric() {
+			have := map[string]bool{}
+			for _, l := range m.GetLabel() {
+				have[l.GetValue()] = true
+			}
+			for _, l := range labels {
+				if !have[l] {
+					continue metrics
+				}
+			}
+			if h := m.GetHistogram(); h != nil {
+				return float64(h.GetSampleCount())
+			}
+			return m.GetCounter().GetValue() + m.GetGauge().GetValue()
+		}
+	}
+	return 0
+}
