@@ -8,11 +8,17 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
+// openCodeModel is OpenCode's model where nobody names one: it has no default of its own.
+const openCodeModel = "gpt-4.1-mini"
+
 // agent gives the model and the environment of an architecture's process. The
 // environment reaches that process alone: not the log, nor the rest of the sandbox.
 func (c Config) agent(architecture, model string) (string, map[string]string) {
 	if architecture == "claude-code" && model == "" {
 		model = c.AnthropicModel
+	}
+	if architecture == "opencode" && model == "" && c.OpenAIModel == "" && (c.NVIDIAKey == "" || c.OpenAIKey != "") {
+		model = openCodeModel
 	}
 	if c.Sandbox == Docker {
 		return c.routed(architecture, model)

@@ -57,7 +57,7 @@ type Config struct {
 	AnthropicModel   string `name:"anthropic-model" default:"" env:"SPOOL_ANTHROPIC_MODEL" help:"Model of architecture claude-code where the session names none; empty means the CLI's default."`
 	OpenAIKey        string `name:"openai-api-key" default:"" env:"OPENAI_API_KEY" help:"Key for an OpenAI-compatible API."`
 	OpenAIBaseURL    string `name:"openai-base-url" default:"" env:"SPOOL_OPENAI_BASE_URL" help:"Where that API is, with /v1; empty means OpenAI itself."`
-	OpenAIModel      string `name:"openai-model" default:"" env:"SPOOL_OPENAI_MODEL" help:"Model of architecture spool where the session names none; empty means the agent's default."`
+	OpenAIModel      string `name:"openai-model" default:"" env:"SPOOL_OPENAI_MODEL" help:"Model of the architectures spool, codex and opencode where the session names none; empty means the agent's default."`
 	NVIDIAKey        string `name:"nvidia-api-key" default:"" env:"NVIDIA_API_KEY" help:"Key for NVIDIA's API."`
 	NVIDIABaseURL    string `name:"nvidia-base-url" default:"https://integrate.api.nvidia.com/v1" env:"SPOOL_NVIDIA_BASE_URL" help:"Where NVIDIA's API is, with /v1."`
 	NVIDIAModel      string `name:"nvidia-model" default:"meta/llama-3.3-70b-instruct" env:"SPOOL_NVIDIA_MODEL" help:"Model of architecture spool where the session names none and NVIDIA's API is used."`

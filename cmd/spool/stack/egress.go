@@ -57,9 +57,12 @@ func (s *Stack) egress(ctx, run context.Context) error {
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("start %s: %w", binary, err)
 	}
-	exited := make(chan error, 1)
-	go func() { exited <- cmd.Wait() }()
-	s.group.Go(func() error { return hold(run, cmd.Process, exited, said, dir) })
+	s.proxy = &proxy{process: cmd.Process, said: said, dir: dir, exited: make(chan struct{})}
+	go func() {
+		s.proxy.err = cmd.Wait()
+		close(s.proxy.exited)
+	}()
+	s.group.Go(func() error { return s.proxy.watch(run) })
 	if err := listens(ctx, admin, run.Done()); err != nil {
 		return fmt.Errorf("the egress proxy does not listen: %w", err)
 	}
@@ -88,27 +91,42 @@ func (w *lastWords) line() string {
 	return all[strings.LastIndexByte(all, '\n')+1:]
 }
 
-// hold waits for the end of the stack, and ends the proxy with it.
-func hold(run context.Context, p *os.Process, exited <-chan error, said *lastWords, dir string) error {
+// proxy is the egress proxy's process.
+type proxy struct {
+	process *os.Process
+	said    *lastWords
+	dir     string
+	exited  chan struct{}
+	err     error // of its end; set before exited is closed
+}
+
+// watch ends with the stack, or with an error when the proxy ends before.
+func (p *proxy) watch(run context.Context) error {
 	select {
-	case err := <-exited:
-		if err == nil {
-			err = errors.New("exit status 0")
-		}
-		return fmt.Errorf("the egress proxy ended: %w: %s", err, said.line())
 	case <-run.Done():
+		return nil
+	case <-p.exited:
 	}
-	err := p.Signal(syscall.SIGTERM)
+	err := p.err
+	if err == nil {
+		err = errors.New("exit status 0")
+	}
+	return fmt.Errorf("the egress proxy ended: %w: %s", err, p.said.line())
+}
+
+// stop ends the proxy. It comes after the executor's end, which has sandboxes to take off its list.
+func (p *proxy) stop() error {
+	err := p.process.Signal(syscall.SIGTERM)
 	select {
-	case <-exited:
+	case <-p.exited:
 	case <-time.After(egressEnds):
-		err = errors.Join(err, p.Kill())
-		<-exited
+		err = errors.Join(err, p.process.Kill())
+		<-p.exited
 	}
 	if errors.Is(err, os.ErrProcessDone) {
 		err = nil
 	}
-	return errors.Join(err, os.RemoveAll(dir))
+	return errors.Join(err, os.RemoveAll(p.dir))
 }
 
 // egressFolder makes the folder of the sockets: short, and open to the sandboxes' user.

@@ -52,6 +52,7 @@ type Stack struct {
 	group  *errgroup.Group
 	conns  []*nats.Conn
 	pool   *pgxpool.Pool
+	proxy  *proxy // nil without Docker sandboxes
 	done   chan struct{}
 	err    error
 }
@@ -110,6 +111,9 @@ func (s *Stack) wait() {
 	}
 	for _, nc := range s.conns {
 		nc.Close()
+	}
+	if s.proxy != nil {
+		err = errors.Join(err, s.proxy.stop())
 	}
 	s.err = errors.Join(err, s.base.Close())
 	close(s.done)
