@@ -9,13 +9,16 @@ ARG NPM_CONFIG_REGISTRY=
 ENV NODE_EXTRA_CA_CERTS=/etc/ssl/certs/ca-certificates.crt
 WORKDIR /opt/agents
 COPY scripts/agents/package.json scripts/agents/package-lock.json ./
-# npm installs only what is for this platform; `npm ci` would refuse a lock file without the packages of others, which not every
-# registry has. Some packages copy their program from the platform's package: one of both is enough, so that large files that are
+# npm installs only what is for this platform, though its older versions forget about the C library; `npm ci` would refuse a lock file
+# without the packages of others, which not every registry has. Some packages copy their program from the platform's package: one of both is enough, so that large files that are
 # equal become one. A CLI that does not run fails the build.
 RUN set -eu; \
     [ -n "${NPM_CONFIG_REGISTRY}" ] || unset NPM_CONFIG_REGISTRY; \
     npm install --no-save --no-fund --no-audit --loglevel=error; \
     rm -rf /root/.npm; \
+    for package in node_modules/*/package.json node_modules/@*/*/package.json; do \
+      node -e 'const p = require(process.argv[1]); process.exit(p.libc && !p.libc.includes("glibc") ? 1 : 0)' "./$package" || rm -rf "${package%/package.json}"; \
+    done; \
     find node_modules -type f -size +1M -printf '%s %p\n' | sort -n | while read -r size file; do \
       if [ "$size" = "${last:-}" ] && cmp -s "$first" "$file"; then ln -sfr "$first" "$file"; else last=$size first=$file; fi; \
     done; \

@@ -55,9 +55,13 @@ func TestCompose(t *testing.T) { //nolint:paralleltest // it takes the machine
 	gateways = []server{{urls[0], key}, {urls[1], key}}
 	p.found(gateways, all)
 	p.verify(sessions)
+	p.forget(gateways[0], all)
 	p.run(3*time.Minute, p.compose("down", "--volumes")...)
-	if left := p.volumes(); len(left) > 0 {
-		t.Errorf("`down --volumes` left %v", left)
+	if left := append(p.volumes(), p.workspaces()...); len(left) > 0 {
+		t.Errorf("`down --volumes` left volumes %v", left)
+	}
+	for what, names := range p.left() {
+		t.Errorf("`down --volumes` left %s: %v", what, names)
 	}
 }
 
@@ -65,7 +69,7 @@ func TestCompose(t *testing.T) { //nolint:paralleltest // it takes the machine
 func (p *project) key(url string) string {
 	p.t.Helper()
 	var made struct{ Key string }
-	if err := (server{url, p.rootKey}).call(p.t.Context(), "POST", "/api/keys", map[string]any{"name": "test"}, http.StatusOK, &made); err != nil {
+	if err := (server{url, p.rootKey}).call(p.t.Context(), "POST", "/api/keys", map[string]any{"name": "test"}, http.StatusCreated, &made); err != nil {
 		p.t.Fatal(err)
 	}
 	if err := (server{url, "spool_none"}).call(p.t.Context(), "GET", "/api/sessions", nil, http.StatusUnauthorized, nil); err != nil {
@@ -257,13 +261,29 @@ func (p *project) report(all []*conversation) {
 	}
 }
 
-// down takes everything down but what lasts.
+// forget deletes every session; with it goes its workspace.
+func (p *project) forget(at server, all []*conversation) {
+	p.t.Helper()
+	for _, c := range all {
+		if err := at.call(p.t.Context(), "DELETE", "/api/sessions/"+c.session, nil, http.StatusOK, nil); err != nil {
+			p.t.Error(err)
+		}
+	}
+	p.await("the workspaces of deleted sessions are gone", 3*time.Minute, func() error {
+		if left := p.workspaces(); len(left) > 0 {
+			return fmt.Errorf("left are %v", left)
+		}
+		return nil
+	})
+}
+
+// down takes everything down but what lasts: the named volumes, and the workspaces.
 func (p *project) down() {
 	p.t.Helper()
 	before := p.volumes()
 	began := time.Now()
 	p.run(3*time.Minute, p.compose("down")...)
-	p.t.Logf("down in %s", time.Since(began).Round(time.Second))
+	p.t.Logf("down in %s; %d volumes of sandboxes wait for their sessions", time.Since(began).Round(time.Second), len(p.workspaces()))
 	for what, names := range p.left() {
 		p.t.Errorf("`down` left %s: %v", what, names)
 	}

@@ -188,22 +188,31 @@ func (p *project) list(args ...string) []string {
 	return strings.Fields(p.run(time.Minute, append([]string{"docker"}, args...)...))
 }
 
-// left is what of the project is still on the engine, named volumes apart.
+// left is what of the project is still on the engine, volumes apart.
 func (p *project) left() map[string][]string {
 	p.t.Helper()
-	ours, sandboxes := "label=com.docker.compose.project="+p.name, "label=dev.spool.engine="+p.name
+	ours := "label=com.docker.compose.project=" + p.name
 	out := map[string][]string{}
 	for what, args := range map[string][]string{
-		"containers":           {"ps", "--all", "--filter", ours, "--format", "{{.Names}}"},
-		"networks":             {"network", "ls", "--filter", ours, "--format", "{{.Name}}"},
-		"sandboxes":            {"ps", "--all", "--filter", sandboxes, "--format", "{{.Names}}"},
-		"volumes of sandboxes": {"volume", "ls", "--filter", sandboxes, "--format", "{{.Name}}"},
+		"containers": {"ps", "--all", "--filter", ours, "--format", "{{.Names}}"},
+		"networks":   {"network", "ls", "--filter", ours, "--format", "{{.Name}}"},
+		"sandboxes":  {"ps", "--all", "--filter", "label=dev.spool.engine=" + p.name, "--format", "{{.Names}}"},
 	} {
 		if names := p.list(args...); len(names) > 0 {
 			out[what] = names
 		}
 	}
 	return out
+}
+
+// workspaces are the volumes of sandboxes, that of the runner apart: it belongs to the engine.
+func (p *project) workspaces() []string {
+	p.t.Helper()
+	var names []string
+	for _, role := range []string{"volume", "note"} {
+		names = append(names, p.list("volume", "ls", "--filter", "label=dev.spool.engine="+p.name, "--filter", "label=dev.spool.role="+role, "--format", "{{.Name}}")...)
+	}
+	return names
 }
 
 // volumes are the named ones.
