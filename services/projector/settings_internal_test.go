@@ -1,0 +1,77 @@
+package projector
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/eventlog/memlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/pgserver/pgtest"
+	"github.com/spoolhq/spool/pkg/readmodel"
+	"github.com/spoolhq/spool/services/projector/internal/fold"
+	"github.com/spoolhq/spool/services/projector/internal/store"
+)
+
+// TestSettingBuffers: BufferBytes is what a group reads ahead, and PresentRows what its model keeps.
+func TestSettingBuffers(t *testing.T) {
+	t.Parallel()
+	for _, size := range []int{1 << 10, 1 << 20} {
+		log, err := memlog.New(memlog.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := &Projector{cfg: Config{DatabaseURL: pgtest.URL(t), BufferBytes: size, PresentRows: size >> 10}, deps: Deps{Log: log, Now: time.Now}}
+		g := newGroup(p, 0, slog.New(slog.DiscardHandler))
+		over, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		pushed := 0
+		for err = nil; err == nil && pushed < 100; pushed++ {
+			err = g.records.push(over, item{}, size/4)
+		}
+		if pushed != 5 || !errors.Is(err, context.DeadlineExceeded) { // the fifth waited in vain
+			t.Errorf("buffer of %d bytes: held up at item %d of a quarter each, %v", size, pushed, err)
+		}
+		if err := readmodel.Migrate(t.Context(), p.cfg.DatabaseURL); err != nil {
+			t.Fatal(err)
+		}
+		if g.store, err = store.Open(t.Context(), p.cfg.DatabaseURL, readmodel.Schema, 0); err != nil {
+			t.Fatal(err)
+		}
+		if err := g.begin(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if kept, want := remembers(t, g.model, 20), p.cfg.PresentRows >= 20; kept != want {
+			t.Errorf("of %d rows that may be kept, the first of 20 is: %v", p.cfg.PresentRows, kept)
+		}
+		if err := g.store.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// remembers tells whether a model that folded so many sessions still has the first.
+func remembers(t *testing.T, m *fold.Model, sessions int) bool {
+	t.Helper()
+	batch := func(n int) fold.Batch {
+		id := events.Derive(events.KindSession, fmt.Sprint(n))
+		created := events.Event{ID: events.Derive(events.KindEvent, id), Data: events.SessionCreated{Agent: "default", Architecture: "spool", Provider: "local"}}
+		return fold.Batch{Records: []eventlog.Record{{Position: eventlog.Position{Seq: uint64(n + 1)}, Subject: events.LifeOf("default", id), Events: []events.Event{created}}}}
+	}
+	for n := range sessions {
+		missing := m.Missing(batch(n))
+		if err := m.Put(missing, fold.Present{}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := m.Fold(batch(n)); err != nil {
+			t.Fatal(err)
+		}
+		m.Trim()
+	}
+	missing := m.Missing(batch(0))
+	return missing.Empty()
+}

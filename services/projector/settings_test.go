@@ -1,0 +1,157 @@
+package projector_test
+
+import (
+	"fmt"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/spoolhq/spool/pkg/daemon/settingstest"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/pgserver/pgtest"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/projector"
+)
+
+func TestEverySettingIsTested(t *testing.T) {
+	t.Parallel()
+	settingstest.Covered(t, projector.Config{}, map[string]string{
+		"SPOOL_DATABASE_URL": "TestSettingDatabaseURL", "SPOOL_BATCH_COMMITS": "TestSettingBatchCommits", "SPOOL_BUFFER_BYTES": "TestSettingBuffers",
+		"SPOOL_PRESENT_ROWS": "TestSettingBuffers", "SPOOL_LOCK_RETRY": "TestSettingLockRetry",
+	})
+}
+
+// gathered adds up what a registry has of a name, by the value of one label ("" for all): counters and gauges, and how often histograms were told.
+func gathered(t *testing.T, registry *prometheus.Registry, name, label string) (sum float64) {
+	t.Helper()
+	list, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, family := range list {
+		if family.GetName() != name {
+			continue
+		}
+		for _, m := range family.GetMetric() {
+			if label == "" || m.GetLabel()[0].GetValue() == label {
+				sum += m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
+			}
+		}
+	}
+	return sum
+}
+
+// TestSettingDatabaseURL: rows are in the database that is named.
+func TestSettingDatabaseURL(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	first, second := w.url, pgtest.URL(t)
+	s := w.session(-1).create()
+	for _, url := range []string{second, first} {
+		w.start(func(c *projector.Config, _ *projector.Deps) { c.DatabaseURL = url })
+		w.url = url
+		w.projected(s)
+		if n := one[int](w, "SELECT count(*) FROM sessions"); n != 1 {
+			t.Errorf("%d sessions in %s", n, url)
+		}
+	}
+}
+
+// TestSettingBatchCommits: commits that wait are folded as many at once as the setting allows.
+func TestSettingBatchCommits(t *testing.T) {
+	t.Parallel()
+	const commits = 60
+	for _, batch := range []int{1, 1000} {
+		t.Run(strconv.Itoa(batch), func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, 1)
+			s := w.session(3).create()
+			for n := range commits {
+				s.append(&s.life, "", events.SessionOptionsUpdated{Options: events.Options{TurnLimitMs: uint32(n)}})
+			}
+			registry := prometheus.NewRegistry()
+			w.start(func(c *projector.Config, d *projector.Deps) { c.BatchCommits, d.Metrics = batch, registry })
+			w.projected(s)
+			eventually(t, "counted", func() error {
+				if n := gathered(t, registry, "spool_projector_commits_total", "3"); n < commits+1 {
+					return fmt.Errorf("%v commits", n)
+				}
+				return nil
+			})
+			if n := gathered(t, registry, "spool_projector_apply_seconds", "3"); (n > commits) != (batch == 1) {
+				t.Errorf("%v transactions for %d commits", n, commits+1)
+			}
+		})
+	}
+}
+
+// TestSettingLockRetry: of two copies that wait for groups, the one that asks often gets them.
+func TestSettingLockRetry(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	start := func(retry time.Duration) (stop func(), leads func() float64) {
+		registry := prometheus.NewRegistry()
+		stop = w.start(func(c *projector.Config, d *projector.Deps) { c.LockRetry, d.Metrics = retry, registry })
+		return stop, func() float64 { return gathered(t, registry, "spool_projector_leads", "") }
+	}
+	all := func(what string, leads func() float64) {
+		t.Helper()
+		eventually(t, what, func() error {
+			if n := leads(); n != topology.ProjectorGroups {
+				return fmt.Errorf("it leads %v groups", n)
+			}
+			return nil
+		})
+	}
+	stop, leads := start(20 * time.Millisecond)
+	all("the first leads", leads)
+	_, never := start(time.Hour)
+	_, soon := start(20 * time.Millisecond)
+	stop()
+	all("the third leads", soon)
+	if n := leads() + never(); n != 0 {
+		t.Errorf("the others lead %v", n)
+	}
+}
+
+// TestMetricsMove: what a projector does is counted, and it is behind while it cannot write.
+func TestMetricsMove(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	s := w.session(5).create()
+	registry := prometheus.NewRegistry()
+	w.start(func(_ *projector.Config, d *projector.Deps) { d.Metrics = registry })
+	w.projected(s)
+	await := func(name string, ok func(float64) bool) {
+		t.Helper()
+		eventually(t, name, func() error {
+			if v := gathered(t, registry, name, "5"); !ok(v) {
+				return fmt.Errorf("it is %v", v)
+			}
+			return nil
+		})
+	}
+	await("spool_projector_commits_total", func(v float64) bool { return v == 1 })
+	await("spool_projector_events_total", func(v float64) bool { return v == 1 })
+	await("spool_projector_position", func(v float64) bool { return v == float64(s.life.Seq) })
+	await("spool_projector_leads", func(v float64) bool { return v == 1 })
+	await("spool_projector_lag_seconds", func(v float64) bool { return v == 0 })
+
+	blocker := w.conn()
+	tx, err := blocker.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), "LOCK TABLE sessions IN ACCESS EXCLUSIVE MODE"); err != nil {
+		t.Fatal(err)
+	}
+	s.append(&s.life, "", events.SessionOptionsUpdated{Options: events.Options{TurnLimitMs: 5}})
+	await("spool_projector_lag_seconds", func(v float64) bool { return v > 0.1 })
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	await("spool_projector_lag_seconds", func(v float64) bool { return v == 0 })
+	await("spool_projector_commits_total", func(v float64) bool { return v == 2 })
+}
