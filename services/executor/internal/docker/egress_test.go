@@ -1,0 +1,521 @@
+package docker
+
+import (
+	"archive/tar"
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/filters"
+	"github.com/docker/docker/api/types/image"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/services/executor/internal/egress"
+)
+
+var buildEgress = sync.OnceValues(func() ([]byte, error) {
+	path := filepath.Join(scratch, "egress")
+	cmd := exec.Command("go", "build", "-ldflags", "-s -w", "-o", path, "../../cmd/egress")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return nil, errors.New(string(out))
+	}
+	return os.ReadFile(path)
+})
+
+// egressImage brings an image with the egress program alone to the engine; more
+// bytes behind the program make it another image.
+func egressImage(t testing.TB, p *Provider, ref, more string, changes ...string) {
+	t.Helper()
+	program, err := buildEgress()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var layer bytes.Buffer
+	w := tar.NewWriter(&layer)
+	err = w.WriteHeader(&tar.Header{Name: "egress", Mode: 0o555, Size: int64(len(program) + len(more)), Typeflag: tar.TypeReg})
+	_, werr := io.WriteString(w, string(program)+more)
+	if err := errors.Join(err, werr, w.Close()); err != nil {
+		t.Fatal(err)
+	}
+	done, err := p.api.ImageImport(t.Context(), image.ImportSource{Source: &layer, SourceName: "-"}, ref, image.ImportOptions{Changes: changes})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := drain(done); err != nil {
+		t.Fatal(err)
+	}
+	made, err := p.api.ImageInspect(t.Context(), ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if _, err := p.api.ImageRemove(context.Background(), made.ID, image.RemoveOptions{Force: true, PruneChildren: true}); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// egressBed is an engine's name with an image for its proxy. All goes with the test.
+type egressBed struct {
+	t     testing.TB
+	cfg   Config
+	image string
+	log   *logged
+}
+
+func newEgressBed(t testing.TB, changes ...string) *egressBed {
+	t.Helper()
+	cfg := needEngine(t)
+	cfg.Engine = engine + "-" + strings.ToLower(t.Name())
+	cfg.EgressSockets = EgressVolume(cfg.Engine)
+	bed := &egressBed{t: t, image: "spool-test/egress-" + strings.ToLower(t.Name()+engine[len("test-"):]), log: &logged{}}
+	cfg.Logger = slog.New(slog.NewTextHandler(bed.log, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	bed.cfg = cfg
+	p := provide(t, cfg)
+	if changes == nil {
+		changes = []string{`ENTRYPOINT ["/egress"]`}
+	}
+	egressImage(t, p, bed.image, "", changes...)
+	t.Cleanup(func() {
+		err := p.remove(context.Background(), EgressVolume(cfg.Engine))
+		for _, v := range []string{EgressVolume(cfg.Engine), egressDataVolume(cfg.Engine)} {
+			_, rerr := p.removeVolume(context.Background(), v)
+			err = errors.Join(err, rerr)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	return bed
+}
+
+// proxy is another executor's. There is no bridge on some machines that run the tests, so the network is the host's.
+func (bed *egressBed) proxy(env map[string]string) *EgressProxy {
+	bed.t.Helper()
+	e, err := NewEgressProxy(provide(bed.t, bed.cfg), EgressConfig{Image: bed.image, Network: "host", Env: env})
+	if err != nil {
+		bed.t.Fatal(err)
+	}
+	return e
+}
+
+// logged is what was logged.
+type logged struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (l *logged) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.Write(b)
+}
+
+// take gives what was logged since the last time.
+func (l *logged) take() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	defer l.buf.Reset()
+	return l.buf.String()
+}
+
+// reach is a client by a proxy's Dial, which counts.
+func reach(t testing.TB, e *EgressProxy) (*egress.Client, func() int) {
+	t.Helper()
+	var mu sync.Mutex
+	n := 0
+	c := egress.NewClient(func(ctx context.Context) (net.Conn, error) {
+		mu.Lock()
+		n++
+		mu.Unlock()
+		return e.Dial(ctx)
+	})
+	t.Cleanup(c.Close)
+	return c, func() int {
+		mu.Lock()
+		defer mu.Unlock()
+		return n
+	}
+}
+
+const egressKey = "sk-of-the-operator"
+
+// upstream stands for a model's endpoint.
+func upstream(t testing.TB) (url string, keys func() []string) {
+	t.Helper()
+	var mu sync.Mutex
+	var got []string
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		got = append(got, r.URL.Path+" "+r.Header.Get("X-Api-Key"))
+		mu.Unlock()
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, `{"model":"claude-x","usage":{"input_tokens":3,"output_tokens":4},"content":"from the model"}`) // whoever asked is gone
+	}))
+	t.Cleanup(s.Close)
+	return s.URL, func() []string {
+		mu.Lock()
+		defer mu.Unlock()
+		return slices.Clone(got)
+	}
+}
+
+// Several executors start the proxy at once; it is one. A sandbox reaches a model
+// through it, without the key; what it was asked is journaled; and it goes on
+// when executors do not.
+func TestEgressProxy(t *testing.T) {
+	t.Parallel()
+	bed := newEgressBed(t)
+	url, asked := upstream(t)
+	env := map[string]string{"ANTHROPIC_API_KEY": egressKey, "SPOOL_ANTHROPIC_BASE_URL": url}
+	var all sync.WaitGroup
+	for range 3 {
+		e := bed.proxy(env)
+		for range 2 {
+			all.Go(func() {
+				if err := e.Ensure(t.Context()); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+	all.Wait()
+	if t.Failed() {
+		t.FailNow()
+	}
+	e := bed.proxy(env)
+	p := e.p
+	first := checkEgressContainer(t, e)
+
+	client, dials := reach(t, e)
+	spec := newSpec(t)
+	spec.Labels.Engine, spec.EgressToken = bed.cfg.Engine, "token-of-the-sandbox"
+	if s, err := client.Register(t.Context(), spec.ID, egress.Registration{Token: spec.EgressToken, Tenant: "default", Epoch: 1, Allow: []string{}}); err != nil || s.Epoch != 1 {
+		t.Fatalf("%+v, %v", s, err)
+	}
+	b := create(t, p, spec)
+	ask := func() string {
+		out, errs, code := sh(t, b, `bash -c 'exec 3<>/dev/tcp/127.0.0.1/7070
+			printf "POST /anthropic/v1/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}" >&3; cat <&3'`)
+		if code != 0 {
+			t.Errorf("exit code %d: %s", code, errs)
+		}
+		return out
+	}
+	if out := ask(); !strings.Contains(out, "from the model") {
+		t.Errorf("the model says %q", out)
+	}
+	if got := asked(); !slices.Equal(got, []string{"/v1/messages " + egressKey}) {
+		t.Errorf("the model was asked %q", got)
+	}
+	waitLines(t, client, spec.ID, 1)
+	if n := dials(); n != 1 {
+		t.Errorf("%d connections for requests one after the other", n)
+	}
+	out, _, _ := sh(t, b, `env; cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline 2>/dev/null | tr '\0' '\n'; ls -a /run/spool/egress`)
+	if strings.Contains(out, egressKey) || !strings.Contains(out, "egress.sock") {
+		t.Errorf("a sandbox sees %s", out)
+	}
+
+	// Sweeps spare it, and its volumes also without it.
+	time.Sleep(1100 * time.Millisecond) // the engine's dates are whole seconds
+	if _, err := p.Orphans(t.Context(), 0); err != nil {
+		t.Error(err)
+	}
+	if list, err := p.List(t.Context()); err != nil || len(list) != 1 {
+		t.Errorf("sandboxes: %+v, %v", list, err)
+	}
+	if got, err := e.find(t.Context()); err != nil || got != first {
+		t.Errorf("after a sweep: %q, %v", got, err)
+	}
+	if err := p.Terminate(t.Context(), spec.ID, true); err != nil {
+		t.Error(err)
+	}
+	if err := p.remove(t.Context(), first); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Orphans(t.Context(), 0); err != nil {
+		t.Error(err)
+	}
+
+	// Removed by hand, it is made again when it is needed, and knows what it knew.
+	poll(t, "a new proxy", func() error {
+		s, err := client.State(t.Context(), spec.ID)
+		if err == nil && s.Epoch != 1 {
+			err = fmt.Errorf("it knows %+v", s)
+		}
+		return err
+	})
+	second, err := e.find(t.Context())
+	if err != nil || second == "" || second == first {
+		t.Errorf("container %q after %q, %v", second, first, err)
+	}
+	if said := bed.log.take(); said != "" {
+		t.Errorf("logged: %s", said)
+	}
+}
+
+// checkEgressContainer looks at how the container is made, and gives its id.
+func checkEgressContainer(t *testing.T, e *EgressProxy) string {
+	t.Helper()
+	list, err := e.p.api.ContainerList(t.Context(), container.ListOptions{All: true, Filters: filters.NewArgs(filters.Arg("label", labelEngine+"="+e.p.cfg.Engine))})
+	if err != nil || len(list) != 1 || !slices.Equal(list[0].Names, []string{"/" + e.Name()}) {
+		t.Fatalf("containers: %+v, %v", list, err)
+	}
+	got, err := e.p.api.ContainerInspect(t.Context(), list[0].ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := got.HostConfig
+	if got.Config.User != "10002:10002" || !h.ReadonlyRootfs || h.Privileged || !slices.Equal(h.CapDrop, []string{"ALL"}) || len(h.CapAdd) > 0 ||
+		!slices.Equal(h.SecurityOpt, []string{"no-new-privileges"}) || h.RestartPolicy.Name != container.RestartPolicyUnlessStopped || h.NetworkMode != "host" ||
+		h.Memory == 0 || h.PidsLimit == nil || *h.PidsLimit <= 0 || len(h.Binds) > 0 || len(got.Mounts) != 2 {
+		t.Errorf("it was made with %+v, %+v", got.Config, h)
+	}
+	return got.ID
+}
+
+// poll asks until there is no error, for a while.
+func poll(t testing.TB, what string, f func() error) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(look) {
+		err := f()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: %v", what, err)
+		}
+	}
+}
+
+func waitLines(t *testing.T, c *egress.Client, id string, want int) {
+	t.Helper()
+	poll(t, "lines", func() error {
+		lines, err := c.Lines(t.Context(), id, "", 0)
+		if err != nil || len(lines) != want {
+			return fmt.Errorf("%d lines, %w", len(lines), err)
+		}
+		if lines[0].Type != (events.ModelCalled{}).EventType() || !strings.Contains(string(lines[0].Data), "claude-x") {
+			t.Errorf("line %s %s", lines[0].Type, lines[0].Data)
+		}
+		return nil
+	})
+}
+
+// A connection is a net.Conn: deadlines, several at once, and nothing of a closed one stays in the container.
+func TestEgressDial(t *testing.T) {
+	t.Parallel()
+	bed := newEgressBed(t)
+	e := bed.proxy(nil)
+	var conns []net.Conn
+	for range 3 {
+		c, err := e.Dial(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		conns = append(conns, c)
+	}
+	begin := time.Now()
+	if err := conns[0].SetReadDeadline(begin.Add(50 * time.Millisecond)); err != nil {
+		t.Fatal(err)
+	}
+	var late net.Error
+	if n, err := conns[0].Read(make([]byte, 1)); n != 0 || !errors.As(err, &late) || !late.Timeout() {
+		t.Errorf("at the deadline: %d, %v", n, err)
+	}
+	for i, c := range conns { // also the one that was late
+		if err := c.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.WriteString(c, "GET /healthz HTTP/1.0\r\n\r\n"); err != nil {
+			t.Fatal(err)
+		}
+		if out, err := io.ReadAll(c); err != nil || !strings.Contains(string(out), `{"status":"ok"}`) {
+			t.Errorf("%d: %q, %v", i, out, err)
+		}
+	}
+	open, err := e.Dial(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	reading := make(chan error, 1)
+	go func() { _, err := open.Read(make([]byte, 1)); reading <- err }()
+	for _, c := range append(conns, open) {
+		if err := errors.Join(c.Close(), c.Close()); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := <-reading; err == nil {
+		t.Error("a closed connection can be read")
+	}
+	if _, err := open.Write([]byte("x")); err == nil {
+		t.Error("a closed connection can be written")
+	}
+	poll(t, "the commands' end", func() error {
+		top, err := e.p.api.ContainerTop(t.Context(), e.at.id, nil)
+		if err == nil && len(top.Processes) != 1 {
+			err = fmt.Errorf("processes: %v", top.Processes)
+		}
+		return err
+	})
+
+	// A proxy that is stopped under a connection ends it; the next one starts it again.
+	c, err := e.Dial(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.WriteString(c, "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	in := bufio.NewReader(c)
+	res, err := http.ReadResponse(in, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := drain(res.Body); err != nil || res.StatusCode != http.StatusOK {
+		t.Errorf("%s, %v", res.Status, err)
+	}
+	if err := e.p.api.ContainerStop(t.Context(), e.at.id, container.StopOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := io.ReadAll(in); len(out) > 0 {
+		t.Errorf("from a proxy that has ended comes %q, %v", out, err)
+	}
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
+	client, _ := reach(t, e)
+	poll(t, "health", func() error { return client.Health(t.Context()) })
+	if said := bed.log.take(); said != "" {
+		t.Errorf("logged: %s", said)
+	}
+}
+
+// A proxy with other settings is told, without their values, and not touched.
+func TestEgressDiffers(t *testing.T) {
+	t.Parallel()
+	bed := newEgressBed(t)
+	env := map[string]string{"ANTHROPIC_API_KEY": egressKey, "OPENAI_API_KEY": ""}
+	e := bed.proxy(env)
+	if err := e.Ensure(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	first, err := e.find(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := maps.Clone(env)
+	other["ANTHROPIC_API_KEY"] = "sk-another"
+	another := bed.proxy(other)
+	another.cfg.Network = "none"
+	egressImage(t, another.p, bed.image, "a newer one", `ENTRYPOINT ["/egress"]`)
+	for range 2 {
+		if err := another.Ensure(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		another.forget(another.at)
+	}
+	said := bed.log.take()
+	for _, want := range []string{"[image network ANTHROPIC_API_KEY]", "docker stop " + e.Name(), "docker rm -f " + e.Name()} {
+		if !strings.Contains(said, want) {
+			t.Errorf("logged without %q: %s", want, said)
+		}
+	}
+	if strings.Contains(said, "sk-") || strings.Count(said, "\n") != 1 {
+		t.Errorf("logged: %s", said)
+	}
+	if id, err := e.find(t.Context()); err != nil || id != first {
+		t.Errorf("container %q after %q, %v", id, first, err)
+	}
+	// An image that has gone from the engine is known by its name.
+	gone := bed.proxy(env)
+	gone.cfg.Image = "spool-test/no-such"
+	if err := gone.Ensure(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if said := bed.log.take(); !strings.Contains(said, "differs=[image]") {
+		t.Errorf("logged: %s", said)
+	}
+}
+
+// What cannot work says why, and leaves no container that would be in the way of better settings.
+func TestEgressProxyFails(t *testing.T) {
+	t.Parallel()
+	bed := newEgressBed(t)
+	ctx := t.Context()
+	none := bed.proxy(nil)
+	none.cfg.Image = "spool-test/no-such:1"
+	wantCode(t, "no image", none.Ensure(ctx), sandbox.CodeImageNotFound, "no-such")
+	network := bed.proxy(nil)
+	network.cfg.Network = "spool-test-no-such"
+	if err := network.Ensure(ctx); err == nil || !strings.Contains(err.Error(), "spool-test-no-such") {
+		t.Errorf("no network: %v", err)
+	}
+	if err := bed.proxy(map[string]string{"SPOOL_ANTHROPIC_BASE_URL": "ftp://x"}).Ensure(ctx); err == nil || !strings.Contains(err.Error(), "anthropic-base-url") {
+		t.Errorf("a bad setting: %v", err)
+	}
+	silent := bed.proxy(nil)
+	silent.cfg.Image = testImage
+	wantCode(t, "no entrypoint", silent.Ensure(ctx), sandbox.CodeImageUnsupported, "entrypoint")
+	if _, err := NewEgressProxy(silent.p, EgressConfig{}); err == nil || !strings.Contains(err.Error(), "Image") {
+		t.Errorf("no image: %v", err)
+	}
+	if _, err := none.p.api.ContainerInspect(ctx, none.Name()); !errdefs.IsNotFound(err) {
+		t.Errorf("a container stays: %v", err)
+	}
+	// With the name taken by something else, nothing of that is touched.
+	made, err := none.p.api.ContainerCreate(ctx, &container.Config{Image: testImage, Cmd: []string{"true"}}, nil, nil, nil, none.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantCode(t, "the name is taken", bed.proxy(nil).Ensure(ctx), sandbox.CodeSandboxFailed, "rename it")
+	if got, err := none.p.api.ContainerInspect(ctx, none.Name()); err != nil || got.ID != made.ID {
+		t.Errorf("%v, %v", got.ID, err)
+	}
+}
+
+// While the engine is away the error says so; when it comes, the proxy does.
+func TestEgressEngineAway(t *testing.T) {
+	t.Parallel()
+	bed := newEgressBed(t)
+	w := newWire(t, localSocket(t, provide(t, bed.cfg)))
+	w.sever(true)
+	bed.cfg.Host = w.host
+	e := bed.proxy(nil)
+	client, _ := reach(t, e)
+	wantCode(t, "ensure", e.Ensure(t.Context()), sandbox.CodeEngineUnavailable, "start it")
+	_, err := client.State(t.Context(), newID(t, events.KindSandbox))
+	wantCode(t, "state", err, sandbox.CodeEngineUnavailable, "start it")
+	w.sever(false)
+	if err := client.Health(t.Context()); err != nil {
+		t.Error(err)
+	}
+	// A connection that is lost under a request is an error, and the next request has another.
+	w.sever(true)
+	if err := client.Health(t.Context()); err == nil {
+		t.Error("well without an engine")
+	}
+	w.sever(false)
+	poll(t, "health", func() error { return client.Health(t.Context()) })
+}
