@@ -16,6 +16,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
 
 	"github.com/spoolhq/spool/pkg/eventlog"
@@ -58,6 +59,7 @@ type bench struct {
 	egress   *fakeEgress            // nil for none
 	pausable bool                   // the provider can pause, and pool
 	wrap     func(sandbox.Provider) sandbox.Provider
+	metrics  *prometheus.Registry // nil for none
 
 	mu     sync.Mutex
 	deltas []events.Delta
@@ -137,6 +139,9 @@ func (b *bench) run(change ...func(*executor.Config)) *copyOf {
 	}
 	if b.egress != nil {
 		deps.Egress = b.egress
+	}
+	if b.metrics != nil {
+		deps.Metrics = b.metrics
 	}
 	if b.local != nil {
 		b.local(&cfg)

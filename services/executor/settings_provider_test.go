@@ -1,0 +1,247 @@
+package executor
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/filters"
+	"github.com/docker/docker/api/types/volume"
+	"github.com/docker/docker/client"
+
+	"github.com/spoolhq/spool/pkg/eventlog/memlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/natsserver/natstest"
+	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/services/executor/internal/docker"
+	"github.com/spoolhq/spool/services/executor/internal/local"
+)
+
+// TestSettingDataDir: local sandboxes and the engine's name are in the folder, which is made.
+func TestSettingDataDir(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "below", "here")
+	c, err := Config{DataDir: dir}.withFolder()
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept, err := os.ReadFile(filepath.Join(dir, "engine"))
+	if err != nil || strings.TrimSpace(string(kept)) != c.Engine || c.Engine == "" {
+		t.Errorf("engine %q is kept as %q, %v", c.Engine, kept, err)
+	}
+	if e := (&Executor{cfg: c}); e.Workspaces() != filepath.Join(dir, "workspaces") {
+		t.Errorf("workspaces are in %s", e.Workspaces())
+	}
+}
+
+// TestSettingSandbox: SPOOL_SANDBOX decides what sandboxes are made of.
+func TestSettingSandbox(t *testing.T) {
+	t.Parallel()
+	provider := func(kind string) sandbox.Provider {
+		p, err := Config{Sandbox: kind, DataDir: t.TempDir(), Engine: "e", Runner: "/runner"}.provider(slog.New(slog.DiscardHandler))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	if p, ok := provider(Local).(*local.Provider); !ok {
+		t.Errorf("local gives %T", p)
+	}
+	p, ok := provider(Docker).(*docker.Provider)
+	if !ok {
+		t.Fatalf("docker gives %T", p)
+	}
+	if err := p.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := (Config{Sandbox: "moon"}).withDefaults(); err == nil || !strings.Contains(err.Error(), "sandbox:") {
+		t.Errorf("another is taken: %v", err)
+	}
+}
+
+// TestSettingEgressAdmin: SPOOL_EGRESS_ADMIN is the socket at which the proxy is asked; without it nobody is.
+func TestSettingEgressAdmin(t *testing.T) {
+	t.Parallel()
+	dir, err := os.MkdirTemp("", "adm") //nolint:usetesting // short: the path of a socket has its limit
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	socket := filepath.Join(dir, "admin.sock")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	asked := make(chan struct{})
+	go func() {
+		defer close(asked)
+		if c, err := l.Accept(); err == nil {
+			_ = c.Close() // it was found: that is all
+		}
+	}()
+	log, err := memlog.New(memlog.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	deps := Deps{NATS: natstest.Conn(t, natstest.Run(t)), Log: log, Logger: slog.New(slog.DiscardHandler)}
+	cfg := Config{Sandbox: Docker, Engine: "e", Runner: t.TempDir(), EgressAdmin: socket, EgressSockets: "sockets"}
+	e, err := build(cfg, deps)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := e.deps.Egress.Open(t.Context(), "x"); err == nil {
+		t.Error("a proxy that says nothing answered")
+	}
+	<-asked
+	cfg.EgressAdmin, cfg.EgressSockets = "", ""
+	if e, err = build(cfg, deps); err != nil || e.deps.Egress != nil {
+		t.Errorf("without it: %v, %v", e.deps.Egress, err)
+	}
+}
+
+// passage listens on a socket of its own for an engine, and counts who comes.
+func passage(t *testing.T, engine string) (host string, count *atomic.Int64) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "eng") //nolint:usetesting // short, as above
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("unix", filepath.Join(dir, "d.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close(); _ = os.RemoveAll(dir) })
+	count = &atomic.Int64{}
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			count.Add(1)
+			to, err := net.Dial("unix", strings.TrimPrefix(engine, "unix://"))
+			if err != nil {
+				_ = c.Close()
+				continue
+			}
+			join := func(a, b net.Conn) {
+				_, _ = io.Copy(a, b)
+				_ = a.(*net.UnixConn).CloseWrite()
+			}
+			go join(c, to)
+			go join(to, c)
+		}
+	}()
+	return "unix://" + l.Addr().String(), count
+}
+
+// TestSettingDocker: what is set of Docker sandboxes is what the engine, which is the one that is named, makes.
+func TestSettingDocker(t *testing.T) {
+	api, err := client.NewClientWithOpts(client.FromEnv, client.WithAPIVersionNegotiation())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer api.Close() //nolint:errcheck // only idle connections
+	if _, err := api.Ping(t.Context()); err != nil || !strings.HasPrefix(api.DaemonHost(), "unix://") {
+		t.Skipf("no Docker engine answers on a Unix socket (scripts/engine start brings one up): %v", err)
+	}
+	host, came := passage(t, api.DaemonHost())
+	runner := filepath.Join(t.TempDir(), "runner")
+	built := exec.CommandContext(t.Context(), "go", "build", "-ldflags", "-s -w", "-o", runner, "./runner")
+	built.Dir, built.Env = filepath.Join("..", "..", "cmd"), append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := built.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	engine, sockets := "test-"+strings.ToLower(rand.Text()[:12]), t.TempDir()
+	cfg := Config{
+		Sandbox: Docker, Engine: engine, Runner: runner, DockerHost: host, SandboxImage: "debian:bookworm-slim", EgressSockets: sockets, EgressAdmin: "x",
+		SandboxMemory: 256 << 20, SandboxCPUs: 0.5, SandboxPIDs: 99, SandboxDisk: 123_456_789, SandboxTmp: 7 << 20,
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	create := func(cfg Config) (string, error) {
+		cfg, err := cfg.withDefaults()
+		if err != nil {
+			return "", err
+		}
+		p, err := cfg.provider(slog.New(slog.DiscardHandler))
+		if err != nil {
+			return "", err
+		}
+		id, err := events.NewID(events.KindSandbox, time.Now(), rand.Reader)
+		if err != nil {
+			return "", err
+		}
+		t.Cleanup(func() {
+			if err := errors.Join(p.Terminate(context.Background(), id, true), p.(*docker.Provider).Close()); err != nil {
+				t.Error(err)
+			}
+		})
+		_, err = p.Create(ctx, sandbox.Spec{ID: id, Labels: sandbox.Labels{Tenant: "default", Session: events.Derive(events.KindSession, id), Engine: cfg.Engine, Epoch: 1}})
+		return id, err
+	}
+	t.Cleanup(func() { // after the sandboxes' end: the runner's volume, unless another engine's name made it
+		ours := filters.NewArgs(filters.Arg("label", "dev.spool.engine="+engine))
+		list, err := api.VolumeList(context.Background(), volume.ListOptions{Filters: ours})
+		for _, v := range list.Volumes {
+			err = errors.Join(err, api.VolumeRemove(context.Background(), v.Name, false))
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	id, err := create(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if came.Load() == 0 {
+		t.Error("nobody came by DockerHost")
+	}
+	list, err := api.ContainerList(ctx, container.ListOptions{All: true, Filters: filters.NewArgs(filters.Arg("label", "dev.spool.engine="+engine))})
+	if err != nil || len(list) != 1 {
+		t.Fatalf("%d containers of %s, %v", len(list), id, err)
+	}
+	made, err := api.ContainerInspect(ctx, list[0].ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := made.HostConfig
+	for what, pair := range map[string][2]any{
+		"SandboxImage":  {made.Config.Image, "debian:bookworm-slim"},
+		"SandboxMemory": {h.Memory, int64(256 << 20)},
+		"SandboxCPUs":   {h.NanoCPUs, int64(5e8)},
+		"SandboxPIDs":   {*h.PidsLimit, int64(99)},
+		"SandboxDisk":   {slices.Contains(made.Config.Env, "SPOOL_RUNNER_DISK_LIMIT=123456789"), true},
+		"SandboxTmp":    {strings.Contains(h.Tmpfs["/tmp"], fmt.Sprintf("size=%d,", 7<<20)), true},
+	} {
+		if pair[0] != pair[1] {
+			t.Errorf("%s: %v, want %v", what, pair[0], pair[1])
+		}
+	}
+	mounted := false
+	for _, m := range made.Mounts {
+		mounted = mounted || m.Source == sockets && !m.RW
+	}
+	if !mounted {
+		t.Errorf("EgressSockets: %s is not among %+v", sockets, made.Mounts)
+	}
+	// No engine has this runtime: that it says so shows that it was asked for it.
+	cfg.SandboxRuntime = "spool-no-such-runtime"
+	if _, err := create(cfg); err == nil || !strings.Contains(err.Error(), "spool-no-such-runtime") {
+		t.Errorf("SandboxRuntime: %v", err)
+	}
+}

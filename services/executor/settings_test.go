@@ -1,0 +1,291 @@
+package executor_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/spoolhq/spool/pkg/daemon/settingstest"
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/executor"
+)
+
+func TestEverySettingIsTested(t *testing.T) {
+	t.Parallel()
+	settingstest.Covered(t, executor.Config{}, map[string]string{
+		"SPOOL_DATA_DIR": "TestSettingDataDir", "SPOOL_RUNNER": "TestLocalTurns", "SPOOL_ENGINE": "TestSettingLease", "SPOOL_ADDRESS": "TestSettingLease",
+		"SPOOL_SANDBOX": "TestSettingSandbox", "SPOOL_DOCKER_HOST": "TestSettingDocker", "SPOOL_SANDBOX_IMAGE": "TestSettingDocker", "SPOOL_SANDBOX_RUNTIME": "TestSettingDocker",
+		"SPOOL_SANDBOX_MEMORY": "TestSettingDocker", "SPOOL_SANDBOX_CPUS": "TestSettingDocker", "SPOOL_SANDBOX_PIDS": "TestSettingDocker", "SPOOL_SANDBOX_DISK": "TestSettingDocker",
+		"SPOOL_SANDBOX_TMP": "TestSettingDocker", "SPOOL_EGRESS_SOCKETS": "TestSettingDocker", "SPOOL_EGRESS_ADMIN": "TestSettingEgressAdmin",
+		"SPOOL_POOL": "TestPool", "SPOOL_POOL_EVERY": "TestSettingPoolEvery", "SPOOL_SLOTS": "TestSettingSlots", "SPOOL_WARM_MEMORY": "TestWarmBudget",
+		"SPOOL_COMMIT_WINDOW": "TestSettingCommitWindow", "SPOOL_KILL_AFTER": "TestSettingKillAfter", "SPOOL_MAX_ATTEMPTS": "TestSettingMaxAttempts", "SPOOL_ENGINE_GONE": "TestAdoption",
+		"SPOOL_BEAT": "TestSettingBeat", "SPOOL_WARM_EVERY": "TestWarmBudget", "SPOOL_SWEEP_EVERY": "TestPoolOfTheDead", "SPOOL_STOP_SANDBOXES": "TestStopSandboxes",
+		"ANTHROPIC_API_KEY": "TestModels", "SPOOL_ANTHROPIC_BASE_URL": "TestModels", "SPOOL_ANTHROPIC_MODEL": "TestModels", "OPENAI_API_KEY": "TestModels", "SPOOL_OPENAI_BASE_URL": "TestModels",
+		"SPOOL_OPENAI_MODEL": "TestModels", "NVIDIA_API_KEY": "TestModels", "SPOOL_NVIDIA_BASE_URL": "TestModels", "SPOOL_NVIDIA_MODEL": "TestModels",
+	})
+}
+
+// TestSettingLease: the lease says what the settings say.
+func TestSettingLease(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, answers)
+	b.engine = "harbour"
+	a := b.run(func(c *executor.Config) { c.Address, c.Slots = "pier-7", 3 })
+	kv, err := b.js.KeyValue(b.ctx, topology.BucketLeases)
+	if err != nil {
+		t.Fatal(err)
+	}
+	entry, err := kv.Get(b.ctx, a.ID())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var l topology.Lease
+	if err := json.Unmarshal(entry.Value(), &l); err != nil {
+		t.Fatal(err)
+	}
+	if l.Engine != "harbour" || l.Address != "pier-7" || l.Slots != 3 || l.Provider != executor.Local { // Engine, Address, Slots, Sandbox
+		t.Errorf("lease %+v", l)
+	}
+}
+
+// TestSettingSlots: as many executions run at once as there are slots; the others wait for one.
+func TestSettingSlots(t *testing.T) {
+	t.Parallel()
+	for _, slots := range []int{1, 2} {
+		b := newBench(t, polite)
+		b.run(func(c *executor.Config) { c.Slots = slots })
+		first, second := b.session(), b.session()
+		one := first.post("x")
+		first.untilStarted()
+		two := second.post("x")
+		if slots == 2 {
+			second.untilStarted()
+		}
+		first.interrupt()
+		first.ended(one)
+		second.untilStarted()
+		second.interrupt()
+		second.ended(two)
+		ended, claimed := first.events(), second.events()
+		if together := claimed[0].Time.Before(ended[len(ended)-1].Time); together != (slots == 2) {
+			t.Errorf("%d slots: the second was claimed before the first ended: %v", slots, together)
+		}
+	}
+}
+
+// TestSettingPoolEvery: a pool that could not be filled is tried again so often.
+func TestSettingPoolEvery(t *testing.T) {
+	t.Parallel()
+	for _, every := range []time.Duration{20 * time.Millisecond, time.Hour} {
+		b := newStoreBench(t, quick)
+		b.provider.mu.Lock()
+		b.provider.createErr = errors.New("no room")
+		b.provider.mu.Unlock()
+		tries := make(chan struct{}, 1)
+		b.wrap = func(p sandbox.Provider) sandbox.Provider { return countingProvider{p.(pausable), tries} }
+		b.run(func(c *executor.Config) { c.Pool, c.PoolEvery = []string{"claude-code=1"}, every })
+		<-tries
+		again := false
+		select {
+		case <-tries:
+			again = true
+		case <-time.After(time.Second):
+		}
+		if again != (every < time.Second) {
+			t.Errorf("every %s: tried again within a second: %v", every, again)
+		}
+	}
+}
+
+// countingProvider tells of each sandbox that is to be made.
+type countingProvider struct {
+	pausable
+	tries chan struct{}
+}
+
+func (p countingProvider) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+	select {
+	case p.tries <- struct{}{}:
+	default:
+	}
+	return p.pausable.Create(ctx, spec)
+}
+
+// TestSettingCommitWindow: commits of an execution are as far apart as the setting says.
+func TestSettingCommitWindow(t *testing.T) {
+	t.Parallel()
+	const lines, apart = 5, 400 * time.Millisecond
+	for _, window := range []time.Duration{time.Millisecond, apart} {
+		b := newBench(t, func(t *fakeTurn) {
+			t.Start()
+			for n := range lines { // each is in the log before the next is said
+				t.Say("log", events.Log{Level: "info", Message: fmt.Sprint("line ", n)})
+				for t.r.acknowledged() < uint64(n+2) {
+					time.Sleep(time.Millisecond)
+				}
+			}
+			t.End(runner.Ended{Outcome: runner.Completed})
+		})
+		b.run(func(c *executor.Config) { c.CommitWindow = window })
+		s := b.session()
+		s.ended(s.post("x"))
+		var at []time.Time
+		for rec, err := range b.log.Read(b.ctx, eventlog.Position{}, eventlog.Filter{Subject: events.Subject{Tenant: tenant, ID: s.id}}) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, e := range rec.Events {
+				if _, ok := e.Data.(events.Log); ok {
+					at = append(at, rec.Time)
+				}
+			}
+		}
+		if len(at) != lines {
+			t.Fatalf("window %s: %d commits with lines", window, len(at))
+		}
+		if took := at[lines-1].Sub(at[0]); (took > (lines-1)*apart*9/10) != (window == apart) {
+			t.Errorf("window %s: %d commits took %s", window, lines, took)
+		}
+	}
+}
+
+// TestSettingKillAfter: a turn that does not heed a cancel is killed after the setting's time, and not before.
+func TestSettingKillAfter(t *testing.T) {
+	t.Parallel()
+	for _, after := range []time.Duration{50 * time.Millisecond, 700 * time.Millisecond} {
+		b := newBench(t, stubborn)
+		b.run(func(c *executor.Config) { c.KillAfter = after })
+		s := b.session()
+		execution := s.post("go")
+		s.untilStarted()
+		began := time.Now()
+		s.cancel(execution)
+		s.ended(execution)
+		if took := time.Since(began); took < after {
+			t.Errorf("KillAfter %s: killed after %s", after, took)
+		}
+		if k := b.provider.only(); k == nil {
+			t.Errorf("KillAfter %s: the sandbox was ended too", after)
+		}
+	}
+}
+
+// TestSettingMaxAttempts: an execution whose sandbox is lost each time is started so often.
+func TestSettingMaxAttempts(t *testing.T) {
+	t.Parallel()
+	for _, attempts := range []int{1, 2} {
+		b := newBench(t, func(t *fakeTurn) {
+			t.Start()
+			go t.r.die()
+			<-t.killed
+		})
+		b.run(func(c *executor.Config) { c.MaxAttempts = attempts })
+		s := b.session()
+		s.ended(s.post("go"))
+		if b.provider.made != attempts {
+			t.Errorf("MaxAttempts %d: %d sandboxes", attempts, b.provider.made)
+		}
+	}
+}
+
+// TestSettingBeat: without a hint a control is found with the next beat.
+func TestSettingBeat(t *testing.T) {
+	t.Parallel()
+	for _, beat := range []time.Duration{20 * time.Millisecond, time.Hour} {
+		b := newBench(t, polite)
+		b.run(func(c *executor.Config) { c.Beat = beat })
+		s := b.session()
+		execution := s.post("go")
+		s.untilStarted()
+		s.interrupt() // and nobody is told
+		if beat < time.Second {
+			s.ended(execution)
+			continue
+		}
+		if s.load().Run.Ended(execution) {
+			t.Error("it was found without a beat")
+		}
+		s.job() // which ends the wait
+		s.ended(execution)
+	}
+}
+
+// TestMetricsMove: what an executor does is counted.
+func TestMetricsMove(t *testing.T) {
+	t.Parallel()
+	b := newStoreBench(t, polite)
+	b.metrics = prometheus.NewRegistry()
+	b.run(func(c *executor.Config) {
+		c.Slots, c.WarmEvery, c.Pool = 3, 20*time.Millisecond, []string{"claude-code=1"}
+	})
+	want := func(name, label string, value float64) {
+		t.Helper()
+		b.until(name+" "+label+" is right", func() bool {
+			return gathered(t, b.metrics, "spool_executor_"+name, label) == value
+		})
+	}
+	want("slots", "", 3)
+	want("pool_sandboxes", "claude-code", 1)
+	want("sandboxes_total", "created", 1)
+	s := b.session(func(c *events.SessionCreated) { c.Options.Image = "another" })
+	execution := s.post("x")
+	s.untilStarted()
+	want("executions", "", 1)
+	want("agents", "working", 1)
+	want("sandboxes_total", "created", 2)
+	s.interrupt()
+	s.ended(execution)
+	want("executions", "", 0)
+	want("agents", "resting", 1)
+	want("agent_memory_bytes", "resting", 100)
+	want("executions_ended_total", outcome(s.last(execution)), 1)
+	want("snapshots_total", "stored", 1)
+	want("snapshot_seconds", "", 1)
+	other := b.session()
+	execution = other.post("x")
+	other.untilStarted()
+	want("sandboxes_total", "pooled", 1)
+	other.interrupt()
+	other.ended(execution)
+	b.provider.mu.Lock()
+	b.provider.createErr = &sandbox.Error{Code: sandbox.CodeSandboxFailed, Message: "no"}
+	b.provider.mu.Unlock()
+	third := b.session(func(c *events.SessionCreated) { c.Options.Image = "third" })
+	third.ended(third.post("x"))
+	b.until("a failure is counted", func() bool { return gathered(t, b.metrics, "spool_executor_sandboxes_total", "failed") >= 1 })
+	want("executions_ended_total", "failed", 1)
+}
+
+func outcome(end events.Payload) string {
+	return strings.TrimPrefix(string(end.EventType()), "execution_")
+}
+
+// gathered is what a registry has under a name and, unless it is "", one value of a label: a counter, a gauge, or how often a histogram was told.
+func gathered(t *testing.T, registry *prometheus.Registry, name, label string) (sum float64) {
+	t.Helper()
+	list, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, family := range list {
+		if family.GetName() != name {
+			continue
+		}
+		for _, m := range family.GetMetric() {
+			if label == "" || m.GetLabel()[0].GetValue() == label {
+				sum += m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
+			}
+		}
+	}
+	return sum
+}
