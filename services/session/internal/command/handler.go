@@ -63,7 +63,11 @@ func (h *Handler) Handle(ctx context.Context, msg *message.Message) error {
 	began := time.Now()
 	answer, err := h.do(ctx, c)
 	outcome := "ok"
-	defer func() { h.cfg.Done(label(c.Type), outcome, time.Since(began)) }()
+	defer func() {
+		took := time.Since(began)
+		h.cfg.Done(label(c.Type), outcome, took)
+		h.cfg.Logger.Debug("command", "command", c.ID, "type", label(c.Type), "tenant", c.Tenant, "session", c.SessionID, "execution", c.ExecutionID, "outcome", outcome, "took", took)
+	}()
 	var refused *command.Error
 	switch {
 	case errors.As(err, &refused):
