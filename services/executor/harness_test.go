@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"slices"
@@ -60,6 +61,7 @@ type bench struct {
 	pausable bool                   // the provider can pause, and pool
 	wrap     func(sandbox.Provider) sandbox.Provider
 	metrics  *prometheus.Registry // nil for none
+	logger   *slog.Logger         // nil for the test's
 
 	mu     sync.Mutex
 	deltas []events.Delta
@@ -139,6 +141,9 @@ func (b *bench) run(change ...func(*executor.Config)) *copyOf {
 	}
 	if b.egress != nil {
 		deps.Egress = b.egress
+	}
+	if b.logger != nil {
+		deps.Logger = b.logger
 	}
 	if b.metrics != nil {
 		deps.Metrics = b.metrics

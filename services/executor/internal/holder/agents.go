@@ -165,7 +165,7 @@ func (h *Holder) dial(ctx context.Context, sb run.Sandbox, ref topology.SessionR
 		if i == len(dialPauses) {
 			return nil, fmt.Errorf("%w: its runner does not answer: %w", errLost, err)
 		}
-		h.d.Logger.Warn("the runner cannot be reached, trying again", "sandbox", sb.ID, "error", err)
+		h.d.Logger.Warn("the runner cannot be reached, trying again", "sandbox", sb.ID, "session", ref.Session, "error", err)
 		select {
 		case <-time.After(dialPauses[i]):
 		case <-ctx.Done():
@@ -272,7 +272,7 @@ func (h *Holder) make(ctx context.Context, spec *sandbox.Spec, allow []string) (
 			h.metrics.made(ctx, time.Since(began), err)
 			return box, err
 		}
-		h.d.Logger.Warn("the engine is away, trying again", "sandbox", spec.ID, "error", err)
+		h.d.Logger.Warn("the engine is away, trying again", "sandbox", spec.ID, "session", spec.Labels.Session, "error", err)
 		select {
 		case <-time.After(dialPauses[len(dialPauses)-1]):
 		case <-ctx.Done():

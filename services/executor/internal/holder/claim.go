@@ -46,6 +46,7 @@ func (h *Holder) run(ctx context.Context, l eventlog.Loaded, b *busy) (*turn, er
 		return nil, nil // claimed too often without progress: failed by the claim
 	}
 	t := newTurn(h, l, b)
+	t.log.Info("execution claimed", "sandbox", l.Run.Sandbox.ID)
 	return t, t.run(ctx)
 }
 

@@ -246,7 +246,7 @@ func (h *Holder) afterTurn(ctx context.Context, t *turn, b *busy) error {
 		err = h.firstOf(ctx, t, facts)
 	}
 	if err != nil && ctx.Err() == nil && work.Err() == nil && !errors.Is(err, errAgain) {
-		h.d.Logger.Warn("no snapshot at the end of the turn; the next one will", "session", t.l.ID, "error", err)
+		t.log.Warn("no snapshot at the end of the turn; the next one will", "sandbox", t.l.Run.Sandbox.ID, "error", err)
 	}
 	return nil
 }

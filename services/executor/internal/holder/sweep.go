@@ -96,7 +96,7 @@ func (h *Holder) StopSandboxes(ctx context.Context) error {
 			continue
 		}
 		if err := h.giveUp(ctx, info); err != nil {
-			h.d.Logger.Warn("the log does not say that a sandbox ended; the next turn will", "sandbox", info.ID, "error", err)
+			h.d.Logger.Warn("the log does not say that a sandbox ended; the next turn will", "sandbox", info.ID, "session", info.Labels.Session, "error", err)
 		}
 		all = errors.Join(all, h.terminate(ctx, info.ID, false))
 	}

@@ -66,7 +66,7 @@ func (h *Holder) shutdown(ctx context.Context, session string, epoch uint64) {
 	ctx, cancel := context.WithTimeout(ctx, statusWithin)
 	defer cancel()
 	if _, err := a.link.Call(ctx, runner.Command{Op: runner.OpShutdown, Epoch: epoch}); err != nil {
-		h.d.Logger.Debug("the runner was not shut down over its stream", "session", session, "error", err)
+		h.d.Logger.Debug("the runner was not shut down over its stream", "session", session, "sandbox", a.sandbox, "error", err)
 	}
 	a.link.Close()
 }
@@ -101,7 +101,7 @@ func (h *Holder) weigh(ctx context.Context) {
 	for _, a := range h.excess() {
 		ctx, cancel := context.WithTimeout(ctx, statusWithin)
 		if _, err := a.link.Call(ctx, runner.Command{Op: runner.OpKill, Epoch: a.epoch}); err != nil {
-			h.d.Logger.Warn("a resting agent could not be ended", "session", a.ref.Session, "error", err)
+			h.d.Logger.Warn("a resting agent could not be ended", "session", a.ref.Session, "sandbox", a.sandbox, "error", err)
 		}
 		cancel()
 		a.link.Close()
