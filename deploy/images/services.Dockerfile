@@ -66,20 +66,20 @@ FROM base AS session
 LABEL org.opencontainers.image.title="spool-session" org.opencontainers.image.description="Owns the life of sessions: commands, queue, timers."
 COPY --from=build /out/session /session
 ENTRYPOINT ["/session"]
-HEALTHCHECK --interval=10s --timeout=10s --start-period=30s --retries=3 CMD ["/session", "health"]
+HEALTHCHECK --interval=5s --timeout=10s --start-period=30s --retries=3 CMD ["/session", "health"]
 
 FROM base AS projector
 LABEL org.opencontainers.image.title="spool-projector" org.opencontainers.image.description="Folds the log into the read models in Postgres."
 COPY --from=build /out/projector /projector
 ENTRYPOINT ["/projector"]
-HEALTHCHECK --interval=10s --timeout=10s --start-period=30s --retries=3 CMD ["/projector", "health"]
+HEALTHCHECK --interval=5s --timeout=10s --start-period=30s --retries=3 CMD ["/projector", "health"]
 
 FROM base AS gateway
 LABEL org.opencontainers.image.title="spool-gateway" org.opencontainers.image.description="Serves clients: REST, SSE, WebSocket and gRPC."
 COPY --from=build /out/gateway /gateway
 EXPOSE 7700 7701
 ENTRYPOINT ["/gateway"]
-HEALTHCHECK --interval=10s --timeout=10s --start-period=30s --retries=3 CMD ["/gateway", "health"]
+HEALTHCHECK --interval=5s --timeout=10s --start-period=30s --retries=3 CMD ["/gateway", "health"]
 
 FROM base AS executor
 LABEL org.opencontainers.image.title="spool-executor" org.opencontainers.image.description="Runs agents: claims executions, holds their sandboxes, follows them into the log."
@@ -87,13 +87,13 @@ COPY --from=build /out/executor /executor
 COPY --from=build /out/runners/ /runners/
 ENV SPOOL_RUNNER=/runners
 ENTRYPOINT ["/executor"]
-HEALTHCHECK --interval=10s --timeout=10s --start-period=30s --retries=3 CMD ["/executor", "health"]
+HEALTHCHECK --interval=5s --timeout=10s --start-period=30s --retries=3 CMD ["/executor", "health"]
 
 FROM base AS egress
 LABEL org.opencontainers.image.title="spool-egress" org.opencontainers.image.description="The only way out of a sandbox: allowlists, credentials, meters."
 COPY --from=build /out/egress /egress
 ENTRYPOINT ["/egress"]
-HEALTHCHECK --interval=10s --timeout=10s --start-period=10s --retries=3 CMD ["/egress", "health"]
+HEALTHCHECK --interval=5s --timeout=10s --start-period=10s --retries=3 CMD ["/egress", "health"]
 
 FROM base AS mockllm
 LABEL org.opencontainers.image.title="spool-mockllm" org.opencontainers.image.description="A scripted model server, for trying Spool and testing it without a key."
@@ -101,7 +101,7 @@ COPY --from=build /out/mockllm /mockllm
 ENV SPOOL_MOCKLLM_LISTEN=0.0.0.0:7799
 EXPOSE 7799
 ENTRYPOINT ["/mockllm"]
-HEALTHCHECK --interval=10s --timeout=10s --start-period=10s --retries=3 CMD ["/mockllm", "health"]
+HEALTHCHECK --interval=5s --timeout=10s --start-period=10s --retries=3 CMD ["/mockllm", "health"]
 
 FROM base AS spool
 LABEL org.opencontainers.image.title="spool" org.opencontainers.image.description="The command line: provision, verify, rebuild, doctor, and what people ask of a server."

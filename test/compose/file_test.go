@@ -1,0 +1,187 @@
+package compose
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// file is what of compose.yaml the tests look at.
+type file struct {
+	Services map[string]struct {
+		Image       string
+		Environment map[string]*string
+		Networks    map[string]any
+		Volumes     []struct{ Type, Source, Target string }
+		Ports       []any
+		ReadOnly    bool     `json:"read_only"`
+		CapDrop     []string `json:"cap_drop"`
+		SecurityOpt []string `json:"security_opt"`
+		Restart     string
+		Build       struct{ Target string }
+	}
+	Networks map[string]struct{ Internal bool }
+}
+
+// config has compose read its file with the settings of .env.example and these variables alone.
+func config(t *testing.T, envFile string, env ...string) (string, error) {
+	t.Helper()
+	if out, err := exec.CommandContext(t.Context(), "docker", "compose", "version").CombinedOutput(); err != nil {
+		t.Skipf("docker has no compose plugin: run scripts/install engine: %s", out)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "docker", "compose", "--env-file", envFile, "-f", "deploy/compose.yaml", "--profile", "mock", "config", "--format", "json")
+	cmd.Dir = root
+	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME")}, env...)
+	var said strings.Builder
+	cmd.Stderr = &said
+	out, err := cmd.Output()
+	return string(out) + said.String(), err
+}
+
+// TestFileGivesNoMoreThanNeeded: the engine's socket, the keys and the way out are each one service's.
+func TestFileGivesNoMoreThanNeeded(t *testing.T) {
+	t.Parallel()
+	out, err := config(t, "deploy/.env.example", "ANTHROPIC_API_KEY=sk-1", "OPENAI_API_KEY=sk-2", "NVIDIA_API_KEY=sk-3")
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	var f file
+	if err := json.Unmarshal([]byte(out), &f); err != nil {
+		t.Fatal(err)
+	}
+	if !f.Networks["core"].Internal {
+		t.Error("the network core leads out")
+	}
+	var socket, keys, way, published []string
+	for name, s := range f.Services {
+		for _, v := range s.Volumes {
+			if strings.Contains(v.Source+v.Target, "docker.sock") {
+				socket = append(socket, name)
+			}
+		}
+		for _, value := range s.Environment {
+			if value != nil && strings.HasPrefix(*value, "sk-") && !slices.Contains(keys, name) {
+				keys = append(keys, name)
+			}
+		}
+		for network := range s.Networks {
+			if !f.Networks[network].Internal {
+				way = append(way, name)
+			}
+		}
+		if len(s.Ports) > 0 {
+			published = append(published, name)
+		}
+		if !slices.Equal(s.CapDrop, []string{"ALL"}) || !slices.Contains(s.SecurityOpt, "no-new-privileges:true") {
+			t.Errorf("%s keeps capabilities %v, or may gain some", name, s.CapDrop)
+		}
+		if !s.ReadOnly && name != "postgres" { // whose image writes its socket and its configuration where it likes
+			t.Errorf("%s may write into its image", name)
+		}
+		if want := map[bool]string{true: "no", false: "unless-stopped"}[name == "provision"]; s.Restart != want {
+			t.Errorf("%s is restarted %q, want %q", name, s.Restart, want)
+		}
+	}
+	slices.Sort(way)
+	for what, c := range map[string]struct{ got, want []string }{
+		"the engine's socket": {socket, []string{"executor"}},
+		"keys of models":      {keys, []string{"egress"}},
+		"a way out":           {way, []string{"egress", "gateway"}},
+		"published ports":     {published, []string{"gateway"}},
+	} {
+		if !slices.Equal(c.got, c.want) {
+			t.Errorf("%s: %v, want %v", what, c.got, c.want)
+		}
+	}
+}
+
+// TestFileWantsPasswords: nothing starts with an empty password, and the error says what to do.
+func TestFileWantsPasswords(t *testing.T) {
+	t.Parallel()
+	example, err := os.ReadFile(root + "/deploy/.env.example")
+	if err != nil {
+		t.Fatal(err)
+	}
+	needed := regexp.MustCompile(`(?m)^(SPOOL_\w+)=`).FindAllStringSubmatch(string(example), -1)
+	if len(needed) < 9 {
+		t.Fatalf("of .env.example only %v was read", needed)
+	}
+	for _, n := range needed {
+		without := t.TempDir() + "/env"
+		if err := os.WriteFile(without, []byte(strings.Replace(string(example), "\n"+n[1]+"=", "\n"+n[1]+"_NOT=", 1)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		out, err := config(t, without)
+		if err == nil || !strings.Contains(out, n[1]) || !strings.Contains(out, "run deploy/env") {
+			t.Errorf("without %s: %v, %.200s", n[1], err, out)
+		}
+	}
+}
+
+// TestFileHasTheServerOfTheModule: what runs in a deployment is what the tests run.
+func TestFileHasTheServerOfTheModule(t *testing.T) {
+	t.Parallel()
+	mod, err := os.ReadFile(root + "/pkg/go.mod")
+	if err != nil {
+		t.Fatal(err)
+	}
+	compose, err := os.ReadFile(root + "/deploy/compose.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	version := regexp.MustCompile(`nats-server/v2 v(\S+)`).FindSubmatch(mod)
+	image := regexp.MustCompile(`image: nats:([^-\s]+)`).FindSubmatch(compose)
+	if version == nil || image == nil || string(version[1]) != string(image[1]) {
+		t.Errorf("pkg/go.mod has nats-server %s, deploy/compose.yaml runs %s", version, image)
+	}
+}
+
+// TestEnv: what deploy/env writes it writes once.
+func TestEnv(t *testing.T) {
+	t.Parallel()
+	if _, err := os.Stat("/var/run/docker.sock"); err != nil {
+		t.Skipf("there is no engine whose group could be found out: %v", err)
+	}
+	path := t.TempDir() + "/env"
+	write := func(args ...string) string {
+		t.Helper()
+		cmd := exec.CommandContext(t.Context(), "deploy/env", append(args, path)...)
+		cmd.Dir = root
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		b, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b)
+	}
+	first := write()
+	if again := write(); again != first {
+		t.Errorf("a second time it wrote\n%s\nafter\n%s", again, first)
+	}
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("others may read it: %v, %v", info.Mode(), err)
+	}
+	seen := map[string]bool{}
+	for _, m := range regexp.MustCompile(`(?m)^(SPOOL_\w*(?:PASSWORD|KEY)\w*)=(.*)$`).FindAllStringSubmatch(first, -1) {
+		if !regexp.MustCompile(`^[a-z][a-z0-9]{31,}$`).MatchString(m[2]) || seen[m[2]] {
+			t.Errorf("%s is weak, or another's too, or NATS reads it as a number: %s", m[1], m[2])
+		}
+		seen[m[2]] = true
+	}
+	if len(seen) != 8 {
+		t.Errorf("it made %d passwords:\n%s", len(seen), first)
+	}
+	if mock := write("--mock"); !strings.HasPrefix(mock, first) || !strings.Contains(mock, "SPOOL_ANTHROPIC_BASE_URL=http://mockllm:7799\n") {
+		t.Errorf("with --mock it wrote\n%s", mock)
+	}
+}
