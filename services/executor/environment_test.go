@@ -444,7 +444,10 @@ func TestStopSandboxesOfTheLast(t *testing.T) {
 	if b.provider.count() != 0 {
 		t.Error("the sandbox is left behind")
 	}
-	if ends := of[events.SandboxTerminated](s); len(ends) != 1 || !ends[0].Kept {
+	if ends := of[events.SandboxTerminated](s); len(ends) != 1 || ends[0].Kept {
 		t.Errorf("ends %+v", ends)
+	}
+	if wiped, _ := b.provider.wiped(of[events.SandboxReady](s)[0].SandboxID); !wiped {
+		t.Error("its workspace is left behind, although it was stored")
 	}
 }

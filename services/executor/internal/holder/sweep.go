@@ -5,9 +5,10 @@ import (
 	"errors"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
-	"github.com/spoolhq/spool/pkg/events/run"
 	"github.com/spoolhq/spool/pkg/events/session"
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
@@ -82,40 +83,59 @@ func (h *Holder) Sweep(ctx context.Context) error {
 	return h.sweepKept(ctx, k)
 }
 
-// StopSandboxes ends every sandbox of the engine; workspaces stay. An execution
-// that still runs in one finds it lost when it is taken up again. Close comes before.
+// stopAtOnce is how many sandboxes are ended at a time.
+const stopAtOnce = 8
+
+// StopSandboxes ends every sandbox of the engine, each with a snapshot first, so
+// that nothing of it need stay there. An execution that still runs in one finds
+// it lost when it is taken up again, and its workspace kept. Close comes before.
 func (h *Holder) StopSandboxes(ctx context.Context) error {
 	list, err := h.d.Sandbox.List(ctx)
 	if err != nil {
 		return err
 	}
-	var all error
-	for _, info := range list {
-		if info.Labels.Session == "" {
-			all = errors.Join(all, h.terminate(ctx, info.ID, true))
-			continue
-		}
-		if err := h.giveUp(ctx, info); err != nil {
-			h.d.Logger.Warn("the log does not say that a sandbox ended; the next turn will", "sandbox", info.ID, "session", info.Labels.Session, "error", err)
-		}
-		all = errors.Join(all, h.terminate(ctx, info.ID, false))
+	var group errgroup.Group
+	group.SetLimit(stopAtOnce)
+	errs := make([]error, len(list))
+	for i, info := range list {
+		group.Go(func() error {
+			errs[i] = h.stopOne(ctx, info)
+			return nil
+		})
 	}
-	return all
+	return errors.Join(append(errs, group.Wait())...)
 }
 
-// giveUp tells the log that a sandbox in which nothing runs is ended.
-func (h *Holder) giveUp(ctx context.Context, info sandbox.Info) error {
+func (h *Holder) stopOne(ctx context.Context, info sandbox.Info) error {
+	if info.Labels.Session == "" {
+		return h.terminate(ctx, info.ID, true)
+	}
+	stored, err := h.giveUp(ctx, info)
+	if err != nil {
+		h.d.Logger.Warn("the log does not say that a sandbox ended; the next turn will", "sandbox", info.ID, "session", info.Labels.Session, "error", err)
+	}
+	return h.terminate(ctx, info.ID, stored)
+}
+
+// giveUp tells the log that a sandbox in which nothing runs is ended, and
+// whether its workspace is stored, so that it may go with it.
+func (h *Holder) giveUp(ctx context.Context, info sandbox.Info) (stored bool, err error) {
 	l, err := h.d.Sessions.Load(ctx, info.Labels.Tenant, info.Labels.Session, eventlog.Leader)
 	if err != nil || l.Run.Sandbox.ID != info.ID || !l.Run.Over() {
-		return err
+		return false, err
 	}
-	m := events.NewMint(h.meta())
-	m.Add("", events.SandboxTerminated{SandboxID: info.ID, Reason: "manual", Kept: true})
-	d, err := run.Decide(l.Run, run.Record{Epoch: l.Run.Epoch + 1, Events: m.Events()})
-	if err != nil {
-		return err
+	var facts []events.Payload
+	if !h.keeps() {
+		synced, err := h.last(ctx, l, syncStopped)
+		if err != nil {
+			h.d.Logger.Warn("no snapshot before a sandbox ended: its workspace stays on the engine", "sandbox", info.ID, "session", l.ID, "error", err)
+		}
+		if synced != nil {
+			facts, stored = append(facts, *synced), true
+		}
 	}
-	return h.first(ctx, &l, d)
+	err = h.atRest(ctx, l, append(facts, events.SandboxTerminated{SandboxID: info.ID, Reason: "manual", Kept: !stored})...)
+	return stored && err == nil, err
 }
 
 func (h *Holder) sweepKept(ctx context.Context, k sandbox.Keeper) error {

@@ -47,6 +47,7 @@ const (
 	syncInterval = "interval"
 	syncAsked    = "requested"
 	syncMaxAge   = "max_age"
+	syncStopped  = "stopped"
 )
 
 // snapshot takes one of a session's sandbox and gives the event that says so.
