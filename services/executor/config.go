@@ -33,8 +33,10 @@ type Config struct {
 	SandboxDisk    int64   `default:"10737418240" env:"SPOOL_SANDBOX_DISK" help:"Bytes that a Docker sandbox's workspace and its agent's records may take; its runner ends the turn at the limit."`
 	SandboxTmp     int64   `default:"536870912" env:"SPOOL_SANDBOX_TMP" help:"Bytes of a Docker sandbox's /tmp, and of its home folder; they are in memory."`
 
-	EgressSockets string `default:"" env:"SPOOL_EGRESS_SOCKETS" help:"Docker volume, or folder of the engine's machine, with the egress proxy's socket for sandboxes; empty means that Docker sandboxes have no way out, to models neither."`
+	EgressSockets string `default:"" env:"SPOOL_EGRESS_SOCKETS" help:"Docker volume, or folder of the engine's machine, with the egress proxy's socket for sandboxes; empty, and without egress-image, means that Docker sandboxes have no way out, to models neither."`
 	EgressAdmin   string `default:"" env:"SPOOL_EGRESS_ADMIN" help:"Path of the egress proxy's admin socket."`
+	EgressImage   string `default:"" env:"SPOOL_EGRESS_IMAGE" help:"Image of an egress proxy that executors start on the Docker engine, a remote one for example, as the container spool-egress-ENGINE with their own models' keys and base URLs; instead of egress-sockets and egress-admin. It outlives executors and keeps its settings until docker stop and docker rm end it there; then the next use makes it again. Empty for none."`
+	EgressNetwork string `default:"bridge" env:"SPOOL_EGRESS_NETWORK" help:"Docker network by which that container reaches models and other hosts."`
 
 	Pool      []string      `default:"" env:"SPOOL_POOL" help:"Docker sandboxes to keep ready with their agent started, by architecture: claude-code=2,codex=1."`
 	PoolEvery time.Duration `default:"5s" env:"SPOOL_POOL_EVERY" help:"How often the pool is filled, beside whenever one was taken from it."`
@@ -62,6 +64,9 @@ type Config struct {
 	NVIDIABaseURL    string `name:"nvidia-base-url" default:"https://integrate.api.nvidia.com/v1" env:"SPOOL_NVIDIA_BASE_URL" help:"Where NVIDIA's API is, with /v1."`
 	NVIDIAModel      string `name:"nvidia-model" default:"meta/llama-3.3-70b-instruct" env:"SPOOL_NVIDIA_MODEL" help:"Model of architecture spool where the session names none and NVIDIA's API is used."`
 }
+
+// nvidiaURL is where NVIDIA's own API is.
+const nvidiaURL = "https://integrate.api.nvidia.com/v1"
 
 // The sandbox providers.
 const (
@@ -103,6 +108,12 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if (c.EgressAdmin == "") != (c.EgressSockets == "") {
 		return c, errors.New("egress-admin and egress-sockets: set both, or neither")
+	}
+	if c.EgressNetwork == "" {
+		c.EgressNetwork = "bridge"
+	}
+	if err := c.checkEgress(); err != nil {
+		return c, err
 	}
 	c.Pool = slices.DeleteFunc(c.Pool, func(entry string) bool { return entry == "" })
 	if len(c.Pool) == 0 {
@@ -147,7 +158,7 @@ func (c Config) withDefaults() (Config, error) {
 		}
 	}
 	if c.NVIDIABaseURL == "" {
-		c.NVIDIABaseURL = "https://integrate.api.nvidia.com/v1"
+		c.NVIDIABaseURL = nvidiaURL
 	}
 	if c.NVIDIAModel == "" {
 		c.NVIDIAModel = "meta/llama-3.3-70b-instruct"

@@ -68,6 +68,14 @@ func TestBadConfig(t *testing.T) {
 		"engine":        {DataDir: t.TempDir(), Engine: "a.b"},
 		"runner":        {DataDir: t.TempDir(), Runner: file},
 		"runner: no":    {DataDir: t.TempDir()},
+
+		"egress-image: egress-admin":  {Sandbox: Docker, EgressImage: "i", EgressAdmin: "/a", EgressSockets: "/s"},
+		`egress-network: "none"`:      {Sandbox: Docker, EgressImage: "i", EgressNetwork: "none"},
+		`egress-network: "container:`: {Sandbox: Docker, EgressImage: "i", EgressNetwork: "container:x"},
+		"anthropic-base-url":          {Sandbox: Docker, EgressImage: "i", AnthropicBaseURL: "nonsense"},
+		"openai-base-url":             {Sandbox: Docker, EgressImage: "i", OpenAIBaseURL: "ftp://x"},
+		"nvidia-base-url":             {Sandbox: Docker, EgressImage: "i", NVIDIABaseURL: "http://user@x"},
+		"OPENAI_API_KEY":              {Sandbox: Docker, EgressImage: "i", OpenAIKey: "two words"},
 	} {
 		if err := check(c); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: error %v does not say %q", c, err, want)

@@ -4,22 +4,99 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
+	"strings"
 
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/services/executor/internal/docker"
 	"github.com/spoolhq/spool/services/executor/internal/egress"
 	"github.com/spoolhq/spool/services/executor/internal/holder"
 	"github.com/spoolhq/spool/services/executor/internal/link"
 )
 
 // wayOut is the egress proxy as the holder uses it.
-type wayOut struct{ client *egress.Client }
+type wayOut struct {
+	client *egress.Client
+	proxy  *docker.EgressProxy // nil for one that others run
+}
 
 var _ holder.Egress = wayOut{}
 
 // whatever is an epoch above all: the log has decided, and the proxy follows.
 const whatever = math.MaxInt64
+
+// startsEgress tells whether the proxy is a container that executors start.
+func (c Config) startsEgress() bool { return c.Sandbox == Docker && c.EgressImage != "" }
+
+// checkEgress looks at the settings of a proxy that is to be started.
+func (c Config) checkEgress() error {
+	switch {
+	case !c.startsEgress():
+		return nil
+	case c.EgressAdmin != "":
+		return errors.New("egress-image: egress-admin and egress-sockets are of a proxy that runs already: set either it or them")
+	case c.EgressNetwork == "none" || strings.HasPrefix(c.EgressNetwork, "container:"):
+		return fmt.Errorf("egress-network: %q leads nowhere, and no sandbox would reach a model: name a network of the engine", c.EgressNetwork)
+	}
+	return c.egress().Check()
+}
+
+// egress gives the proxy's settings: it has the keys, sandboxes have not.
+func (c Config) egress() egress.Config {
+	nvidia := c.NVIDIABaseURL
+	if nvidia == nvidiaURL { // it knows that itself, and then also that without a key there is no use in it
+		nvidia = ""
+	}
+	return egress.Config{
+		AnthropicKey: c.AnthropicKey, AnthropicBaseURL: c.AnthropicBaseURL, OpenAIKey: c.OpenAIKey, OpenAIBaseURL: c.OpenAIBaseURL,
+		NVIDIAKey: c.NVIDIAKey, NVIDIABaseURL: nvidia,
+	}
+}
+
+// wayOut is the way out that the settings name; without a client where there is none.
+func (c Config) wayOut(p sandbox.Provider) (wayOut, error) {
+	if c.EgressAdmin != "" {
+		return wayOut{client: egress.NewClient(egress.DialSocket(c.EgressAdmin))}, nil
+	}
+	engine, ok := p.(*docker.Provider)
+	if !ok || !c.startsEgress() {
+		return wayOut{}, nil
+	}
+	e := c.egress()
+	proxy, err := docker.NewEgressProxy(engine, docker.EgressConfig{Image: c.EgressImage, Network: c.EgressNetwork, Env: map[string]string{
+		"ANTHROPIC_API_KEY": e.AnthropicKey, "SPOOL_ANTHROPIC_BASE_URL": e.AnthropicBaseURL, "OPENAI_API_KEY": e.OpenAIKey,
+		"SPOOL_OPENAI_BASE_URL": e.OpenAIBaseURL, "NVIDIA_API_KEY": e.NVIDIAKey, "SPOOL_NVIDIA_BASE_URL": e.NVIDIABaseURL,
+	}})
+	if err != nil {
+		return wayOut{}, err
+	}
+	return wayOut{client: egress.NewClient(proxy.Dial), proxy: proxy}, nil
+}
+
+// open starts the proxy where it is this executor's to start. While the engine
+// is away it is left to those who need the proxy to try again.
+func (w wayOut) open(ctx context.Context, log *slog.Logger) error {
+	if w.proxy == nil {
+		return nil
+	}
+	err := w.proxy.Ensure(ctx)
+	var typed *sandbox.Error
+	if errors.As(err, &typed) && typed.Code == sandbox.CodeEngineUnavailable {
+		log.Warn("the engine's egress proxy is started once the engine answers", "error", err)
+		return nil
+	}
+	return err
+}
+
+// close lets go of idle connections.
+func (w wayOut) close() {
+	if w.client != nil {
+		w.client.Close()
+	}
+}
 
 // Register registers a sandbox, or renews what is registered.
 func (w wayOut) Register(ctx context.Context, g holder.Grant) error {

@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"path/filepath"
 	"strings"
@@ -24,7 +25,6 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/pkg/topology"
-	"github.com/spoolhq/spool/services/executor/internal/egress"
 	"github.com/spoolhq/spool/services/executor/internal/holder"
 	"github.com/spoolhq/spool/services/executor/internal/lease"
 	"github.com/spoolhq/spool/services/executor/internal/workspaces"
@@ -53,6 +53,8 @@ type Executor struct {
 	leases *lease.Keeper
 	holder *holder.Holder
 	store  *workspaces.Workspaces // nil where Deps brought its own
+	out    wayOut                 // of nobody where Deps brought its own, and where there is none
+	own    sandbox.Provider       // likewise
 	jobs   *jobs
 	ready  chan struct{}
 }
@@ -89,14 +91,18 @@ func build(cfg Config, deps Deps) (*Executor, error) {
 	if deps.Provider == nil {
 		e.store = workspaces.New(deps.Logger)
 		deps.Workspaces = e.store
-		if cfg.EgressAdmin != "" {
-			deps.Egress = wayOut{egress.NewClient(egress.DialSocket(cfg.EgressAdmin))}
-		}
 		if cfg, err = cfg.withRunner(); err != nil {
 			return nil, err
 		}
 		if deps.Provider, err = cfg.provider(deps.Logger); err != nil {
 			return nil, err
+		}
+		e.own = deps.Provider
+		if e.out, err = cfg.wayOut(e.own); err != nil {
+			return nil, err
+		}
+		if e.out.client != nil {
+			deps.Egress = e.out
 		}
 	}
 	pool, err := cfg.pool()
@@ -176,6 +182,7 @@ func (e *Executor) Run(ctx context.Context) error {
 	if e.cfg.StopSandboxes {
 		err = errors.Join(err, e.stopSandboxes(context.WithoutCancel(ctx)))
 	}
+	err = errors.Join(err, e.hangUp())
 	if uerr := ctl.Unsubscribe(); uerr != nil && !e.deps.NATS.IsClosed() {
 		err = errors.Join(err, uerr)
 	}
@@ -192,7 +199,19 @@ func (e *Executor) open(ctx context.Context) error {
 			return err
 		}
 	}
+	if err := e.out.open(ctx, e.deps.Logger); err != nil {
+		return err
+	}
 	return e.leases.Open(ctx)
+}
+
+// hangUp closes the connections to the engine and to the egress proxy.
+func (e *Executor) hangUp() error {
+	e.out.close()
+	if c, ok := e.own.(io.Closer); ok {
+		return c.Close()
+	}
+	return nil
 }
 
 // stopWithin bounds the end of all sandboxes.

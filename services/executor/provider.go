@@ -13,10 +13,14 @@ import (
 func (c Config) provider(log *slog.Logger) (sandbox.Provider, error) {
 	switch c.Sandbox {
 	case Docker:
+		sockets := c.EgressSockets
+		if c.startsEgress() {
+			sockets = docker.EgressVolume(c.Engine)
+		}
 		return docker.New(docker.Config{
 			Host: c.DockerHost, Engine: c.Engine, Runner: c.Runner, Image: c.SandboxImage, Runtime: c.SandboxRuntime,
 			Limits:   sandbox.Limits{MemoryBytes: c.SandboxMemory, CPUs: c.SandboxCPUs, PIDs: c.SandboxPIDs, DiskBytes: c.SandboxDisk},
-			TmpBytes: c.SandboxTmp, EgressSockets: c.EgressSockets, Logger: log,
+			TmpBytes: c.SandboxTmp, EgressSockets: sockets, Logger: log,
 		})
 	case Local:
 		return local.New(local.Config{Dir: c.DataDir, Runner: c.Runner, Engine: c.Engine, Logger: log})

@@ -28,10 +28,11 @@ const (
 
 // egress runs the egress proxy beside Docker sandboxes, as a process of its own
 // that has the models' keys. Its sockets are in a folder that the engine mounts,
-// so the engine has to be this machine's.
+// so the engine has to be this machine's; on another one the executor starts the
+// proxy there, from EgressImage.
 func (s *Stack) egress(ctx, run context.Context) error {
 	cfg := &s.cfg.Executor
-	if cfg.Sandbox != executor.Docker || cfg.EgressAdmin != "" {
+	if cfg.Sandbox != executor.Docker || cfg.EgressAdmin != "" || cfg.EgressImage != "" {
 		return nil
 	}
 	binary, err := beside("egress")

@@ -50,11 +50,16 @@ type Client struct {
 	idle func()
 }
 
+// maxIdle is how many connections are kept for the next requests. Some ways to
+// the socket are slow to open, and there are requests of all executions.
+const maxIdle = 16
+
 // NewClient makes a Client over whatever leads to the admin socket.
 func NewClient(dial Dial) *Client {
 	t := &http.Transport{
 		DialContext:        func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) },
 		DisableCompression: true, IdleConnTimeout: 30 * time.Second,
+		MaxIdleConnsPerHost: maxIdle,
 	}
 	return &Client{http: &http.Client{Transport: t}, idle: t.CloseIdleConnections}
 }

@@ -96,6 +96,17 @@ func (c Config) withDefaults() (Config, error) {
 	return c, c.checkSockets()
 }
 
+// Check tells what is wrong with the settings, by their names, as far as no file is needed for it.
+func (c Config) Check() error {
+	c, err := c.withDefaults()
+	if err != nil {
+		return err
+	}
+	c.Hosts = ""
+	_, err = c.routes(nil)
+	return err
+}
+
 // checkSockets keeps the admin socket, and what is stored, out of the folder that sandboxes see.
 func (c Config) checkSockets() error {
 	shared, err := filepath.Abs(filepath.Dir(c.ListenSandboxes))

@@ -1,0 +1,155 @@
+package executor_test
+
+import (
+	"archive/tar"
+	"bytes"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/executor"
+)
+
+// dockerCLI runs the engine's command line, and gives what it prints.
+func dockerCLI(t *testing.T, stdin []byte, args ...string) string {
+	t.Helper()
+	cmd := exec.Command("docker", args...) //nolint:gosec // the test's own arguments
+	cmd.Stdin = bytes.NewReader(stdin)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("docker %s: %v: %s", strings.Join(args, " "), err, out)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// static builds a program for containers.
+func static(t *testing.T, dir, pkg string) []byte {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "program")
+	cmd := exec.Command("go", "build", "-ldflags", "-s -w", "-o", path, pkg) //nolint:gosec // the test's own arguments
+	cmd.Dir, cmd.Env = dir, append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("build %s: %v: %s", pkg, err, out)
+	}
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return raw
+}
+
+// onEngine gives settings with an engine's name of the test's own, and an image of the egress proxy.
+func onEngine(t *testing.T) func(*executor.Config) {
+	t.Helper()
+	if out, err := exec.Command("docker", "version").CombinedOutput(); err != nil {
+		t.Skipf("no Docker engine answers (scripts/engine start brings one up): %v: %s", err, out)
+	}
+	name := "test-" + strings.ToLower(rand.Text()[:12])
+	runner := filepath.Join(t.TempDir(), "runner")
+	if err := os.WriteFile(runner, append(static(t, filepath.Join("..", "..", "cmd"), "./runner"), name...), 0o700); err != nil { //nolint:gosec // a program
+		t.Fatal(err)
+	}
+	program := static(t, ".", "./cmd/egress")
+	var layer bytes.Buffer
+	w := tar.NewWriter(&layer)
+	err := w.WriteHeader(&tar.Header{Name: "egress", Mode: 0o555, Size: int64(len(program)), Typeflag: tar.TypeReg})
+	_, werr := w.Write(program)
+	if err := errors.Join(err, werr, w.Close()); err != nil {
+		t.Fatal(err)
+	}
+	image := "spool-test/egress-" + name
+	dockerCLI(t, layer.Bytes(), "import", "--change", `ENTRYPOINT ["/egress"]`, "-", image)
+	t.Cleanup(func() {
+		label := "label=dev.spool.engine=" + name
+		for _, what := range []struct{ list, remove []string }{
+			{[]string{"ps", "-aq", "--filter", label}, []string{"rm", "-f"}},
+			{[]string{"volume", "ls", "-q", "--filter", label}, []string{"volume", "rm"}},
+		} {
+			if ids := strings.Fields(dockerCLI(t, nil, what.list...)); len(ids) > 0 {
+				dockerCLI(t, nil, append(what.remove, ids...)...)
+			}
+		}
+		dockerCLI(t, nil, "rmi", image)
+	})
+	return func(c *executor.Config) {
+		c.Sandbox, c.Engine, c.Runner, c.SandboxImage = executor.Docker, name, runner, "debian:bookworm-slim"
+		c.EgressImage, c.EgressNetwork = image, "host" // not every machine that runs the tests has a bridge
+		c.StopSandboxes = true
+	}
+}
+
+// Two executors start an egress proxy on their engine, one; an agent in a
+// container without a network reaches its model by it, and it outlives them.
+func TestEgressOnEngine(t *testing.T) {
+	t.Parallel()
+	engine := onEngine(t)
+	b := newLocalBench(t, program)
+	local := b.local
+	b.local = func(c *executor.Config) {
+		local(c)
+		engine(c)
+	}
+	var cfg executor.Config
+	engine(&cfg)
+	copies := []*copyOf{b.run(), b.run()}
+	proxies := func() string {
+		return dockerCLI(t, nil, "ps", "--format", "{{.Names}}", "--filter", "label=dev.spool.role=egress", "--filter", "label=dev.spool.engine="+cfg.Engine)
+	}
+	if got := proxies(); got != "spool-egress-"+cfg.Engine {
+		t.Fatalf("proxies: %q", got)
+	}
+	if got := dockerCLI(t, nil, "inspect", "--format", "{{.HostConfig.NetworkMode}}", "spool-egress-"+cfg.Engine); got != cfg.EgressNetwork {
+		t.Errorf("its network is %q", got)
+	}
+	s := b.session(func(c *events.SessionCreated) { c.Architecture, c.Provider = "spool", executor.Docker })
+	first := s.post("write a program")
+	s.jobAt(topology.JobAny(executor.Docker))
+	if l := s.ended(first); l.Run.Phase != run.Completed {
+		t.Fatalf("end: %+v\n%s", s.last(first), types(s.events()))
+	}
+	if done, _ := s.last(first).(events.ExecutionCompleted); !strings.Contains(done.Result, "hello from hello.sh") {
+		t.Errorf("result %q", done.Result)
+	}
+	called := 0
+	for _, e := range s.events() {
+		if d, ok := e.Data.(events.ModelCalled); ok && d.Status == 200 {
+			called++
+		}
+		if strings.Contains(fmt.Sprintf("%+v", e), "test-key-of-the-model") {
+			t.Errorf("the model's key is in the log: %s", e.Type())
+		}
+	}
+	if called < 2 { // what the proxy tells of the last one may come with the next turn
+		t.Errorf("%d calls of the model are in the log, want 2 or 3: %s", called, types(s.events()))
+	}
+	for _, c := range copies {
+		if err := c.stop(); err != nil {
+			t.Error(err)
+		}
+	}
+	if got := proxies(); got != "spool-egress-"+cfg.Engine {
+		t.Errorf("after the executors: %q", got)
+	}
+	s.check()
+}
+
+// An executor whose engine is away takes jobs all the same: they wait for it.
+func TestEgressWithoutEngine(t *testing.T) {
+	t.Parallel()
+	b := newLocalBench(t, program)
+	local := b.local
+	b.local = func(c *executor.Config) {
+		local(c)
+		c.Sandbox, c.Engine, c.EgressImage = executor.Docker, "nowhere", "spool/egress"
+		c.DockerHost = "unix://" + filepath.Join(t.TempDir(), "none.sock")
+	}
+	b.run()
+}
