@@ -26,7 +26,7 @@ func TestEverySettingIsTested(t *testing.T) {
 		"SPOOL_DATA_DIR": "TestSettingDataDir", "SPOOL_RUNNER": "TestLocalTurns", "SPOOL_ENGINE": "TestSettingLease", "SPOOL_ADDRESS": "TestSettingLease",
 		"SPOOL_SANDBOX": "TestSettingSandbox", "SPOOL_DOCKER_HOST": "TestSettingDocker", "SPOOL_SANDBOX_IMAGE": "TestSettingDocker", "SPOOL_SANDBOX_RUNTIME": "TestSettingDocker",
 		"SPOOL_SANDBOX_MEMORY": "TestSettingDocker", "SPOOL_SANDBOX_CPUS": "TestSettingDocker", "SPOOL_SANDBOX_PIDS": "TestSettingDocker", "SPOOL_SANDBOX_DISK": "TestSettingDocker",
-		"SPOOL_SANDBOX_TMP": "TestSettingDocker", "SPOOL_EGRESS_SOCKETS": "TestSettingDocker", "SPOOL_EGRESS_ADMIN": "TestSettingEgressAdmin",
+		"SPOOL_SANDBOX_TMP": "TestSettingDocker", "SPOOL_EGRESS_SOCKETS": "TestSettingDocker", "SPOOL_EGRESS_ADMIN": "TestSettingEgressAdmin", "SPOOL_EGRESS_IMAGE": "TestEgressOnEngine", "SPOOL_EGRESS_NETWORK": "TestEgressOnEngine",
 		"SPOOL_POOL": "TestPool", "SPOOL_POOL_EVERY": "TestSettingPoolEvery", "SPOOL_SLOTS": "TestSettingSlots", "SPOOL_WARM_MEMORY": "TestWarmBudget",
 		"SPOOL_COMMIT_WINDOW": "TestSettingCommitWindow", "SPOOL_KILL_AFTER": "TestSettingKillAfter", "SPOOL_MAX_ATTEMPTS": "TestSettingMaxAttempts", "SPOOL_ENGINE_GONE": "TestAdoption",
 		"SPOOL_BEAT": "TestSettingBeat", "SPOOL_WARM_EVERY": "TestWarmBudget", "SPOOL_SWEEP_EVERY": "TestPoolOfTheDead", "SPOOL_STOP_SANDBOXES": "TestStopSandboxes",
