@@ -14,7 +14,7 @@ func TestCollect(t *testing.T) {
 	t.Parallel()
 	rows := func() *bytes.Buffer {
 		var in bytes.Buffer
-		for _, r := range []row.Row{{What: "a", OK: true, Command: "go run a"}, {What: "b", Command: "go run a"}} {
+		for _, r := range []row.Row{{What: "a", Target: "1 s", OK: true, Command: "go run a"}, {What: "b", Target: "1 s", Command: "go run a"}} {
 			if err := row.Write(&in, r); err != nil {
 				t.Fatal(err)
 			}

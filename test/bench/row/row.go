@@ -13,20 +13,23 @@ import (
 // Row is one line of the table of measures.
 type Row struct {
 	What     string  `json:"what"`
-	Target   string  `json:"target"`            // as the design states it
+	Target   string  `json:"target"`            // as the design states it; "" for a row that only informs
 	Measured string  `json:"measured"`          // with its unit
 	Against  string  `json:"against,omitempty"` // what the ratio is to, measured in the same run
 	Ratio    float64 `json:"ratio,omitempty"`   // measured over against; 0 for none
 	P50Ms    float64 `json:"p50Ms,omitempty"`   // milliseconds
 	P99Ms    float64 `json:"p99Ms,omitempty"`   // milliseconds
-	OK       bool    `json:"ok"`                // the target is reached
+	OK       bool    `json:"ok"`                // the target is reached; false without one
 	Command  string  `json:"command,omitempty"` // that measures it again
 	Note     string  `json:"note,omitempty"`
 }
 
-// Verdict is ok or short.
+// Verdict is ok or short; of a row without a target it is that it informs.
 func (r Row) Verdict() string {
-	if r.OK {
+	switch {
+	case r.Target == "":
+		return "for information"
+	case r.OK:
 		return "ok"
 	}
 	return "short"

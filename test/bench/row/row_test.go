@@ -11,7 +11,11 @@ import (
 )
 
 func Example() {
-	rows := []row.Row{{What: "append", Target: "80 %", Measured: "900/s", Against: "1,000/s raw", Ratio: 0.9, P50Ms: 1, P99Ms: 2.5, OK: true}}
+	rows := []row.Row{
+		{What: "append", Target: "80 %", Measured: "900/s", Against: "1,000/s raw", Ratio: 0.9, P50Ms: 1, P99Ms: 2.5, OK: true},
+		{What: "restore", Target: "1 s", Measured: "2 s"},
+		{What: "snapshot", Measured: "3 s", Note: "of all"},
+	}
 	if err := row.Table(os.Stdout, rows); err != nil {
 		panic(err)
 	}
@@ -19,6 +23,8 @@ func Example() {
 	// | what | must reach | measured | against | ratio | p50 | p99 | |
 	// | --- | --- | --- | --- | --- | --- | --- | --- |
 	// | append | 80 % | 900/s | 1,000/s raw | 0.90 | 1.00 ms | 2.50 ms | ok |
+	// | restore | 1 s | 2 s |  |  |  |  | short |
+	// | snapshot |  | 3 s |  |  |  |  | for information; of all |
 }
 
 func TestRoundTrip(t *testing.T) {

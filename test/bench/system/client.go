@@ -26,38 +26,68 @@ func NewClient(url string) *Client {
 	return &Client{URL: url, HTTP: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}}}
 }
 
-// call posts a body and decodes the answer, which must be a success.
-func (c *Client) call(ctx context.Context, path string, body, out any) error {
-	raw, err := json.Marshal(body)
+// call makes a request, with a body unless it is nil, and decodes the answer,
+// unless out is nil. The answer must be a success.
+func (c *Client) call(ctx context.Context, method, path string, body, out any) error {
+	var in io.Reader
+	if body != nil {
+		raw, err := json.Marshal(body)
+		if err != nil {
+			return err
+		}
+		in = bytes.NewReader(raw)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, c.URL+path, in)
 	if err != nil {
 		return err
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.URL+path, bytes.NewReader(raw))
-	if err != nil {
-		return err
+	if body != nil {
+		req.Header.Set("Content-Type", "application/json")
 	}
-	req.Header.Set("Content-Type", "application/json")
 	resp, err := c.HTTP.Do(req)
 	if err != nil {
 		return err
 	}
 	defer resp.Body.Close() //nolint:errcheck // it was read
-	if raw, err = io.ReadAll(resp.Body); err != nil {
+	raw, err := io.ReadAll(resp.Body)
+	if err != nil {
 		return err
 	}
 	if resp.StatusCode/100 != 2 {
-		return fmt.Errorf("POST %s answered %d: %.200s", path, resp.StatusCode, raw)
+		return fmt.Errorf("%s %s answered %d: %.200s", method, path, resp.StatusCode, raw)
+	}
+	if out == nil {
+		return nil
 	}
 	return json.Unmarshal(raw, out)
 }
 
 // Create makes a session of an architecture.
 func (c *Client) Create(ctx context.Context, architecture string) (session string, err error) {
+	return c.CreateWith(ctx, architecture, "")
+}
+
+// CreateWith makes a session of an architecture and a model, "" for the default one.
+func (c *Client) CreateWith(ctx context.Context, architecture, model string) (session string, err error) {
+	body := map[string]any{"architecture": architecture}
+	if model != "" {
+		body["model"] = model
+	}
 	var out struct {
 		SessionID string `json:"sessionId"`
 	}
-	err = c.call(ctx, "/api/sessions", map[string]any{"architecture": architecture}, &out)
+	err = c.call(ctx, http.MethodPost, "/api/sessions", body, &out)
 	return out.SessionID, err
+}
+
+// Delete deletes a session; its sandbox ends soon after. See System.End.
+func (c *Client) Delete(ctx context.Context, session string) error {
+	return c.call(ctx, http.MethodDelete, "/api/sessions/"+session, nil, nil)
+}
+
+// Sync asks for a snapshot of a session's workspace, which comes in its own time.
+func (c *Client) Sync(ctx context.Context, session string) error {
+	return c.call(ctx, http.MethodPost, "/api/sessions/"+session+"/sync", struct{}{}, nil)
 }
 
 // Post posts a message.
@@ -65,7 +95,7 @@ func (c *Client) Post(ctx context.Context, session, text string) (execution stri
 	var out struct {
 		ExecutionID string `json:"executionId"`
 	}
-	err = c.call(ctx, "/api/sessions/"+session+"/messages", map[string]any{"content": text}, &out)
+	err = c.call(ctx, http.MethodPost, "/api/sessions/"+session+"/messages", map[string]any{"content": text}, &out)
 	return out.ExecutionID, err
 }
 

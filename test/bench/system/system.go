@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/spoolhq/spool/cmd/spool/stack"
 	"github.com/spoolhq/spool/pkg/eventlog"
@@ -34,9 +35,12 @@ import (
 type Config struct {
 	Dir      string           // holds everything; see Scratch
 	NATSURL  string           // a server without users that runs elsewhere; "" starts one in this process, with the users' rights
-	Provider sandbox.Provider // nil for local processes, by Executor.Runner
+	Provider sandbox.Provider // nil for local processes or, with Docker, containers; by Executor.Runner
+	Docker   bool             // containers, with an egress proxy before ModelURL; see Docker
+	ModelURL string           // the scripted model that agents are given, without /v1; "" leaves Executor as it is
 	Session  session.Config
 	Executor executor.Config
+	Metrics  prometheus.Registerer // of the executor; nil for none
 }
 
 // System is a running Spool.
@@ -47,6 +51,7 @@ type System struct {
 	Pool *pgxpool.Pool
 
 	cfg     Config
+	engine  string // with Docker: the label of all that is ours
 	quiet   quiet
 	logger  *slog.Logger
 	connect func(user string) (*nats.Conn, eventlog.Log, error)
@@ -74,8 +79,12 @@ func Scratch(dir string) (string, func(), error) {
 
 // Build builds a command of this repository into a folder and gives its path.
 func Build(ctx context.Context, dir, command string) (string, error) {
+	return build(ctx, dir, command, "github.com/spoolhq/spool/cmd/"+command)
+}
+
+func build(ctx context.Context, dir, command, source string) (string, error) {
 	path := filepath.Join(dir, command)
-	cmd := exec.CommandContext(ctx, "go", "build", "-o", path, "github.com/spoolhq/spool/cmd/"+command)
+	cmd := exec.CommandContext(ctx, "go", "build", "-o", path, source) //nolint:gosec // of this repository
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build %s: %w: %s", command, err, out)
@@ -125,6 +134,9 @@ func (s *System) start(ctx context.Context) error {
 		return err
 	}
 	s.closers = append(s.closers, func() error { s.Pool.Close(); return nil })
+	if err := s.sandboxes(ctx); err != nil {
+		return err
+	}
 	if err := s.services(ctx, url); err != nil {
 		return err
 	}
@@ -238,7 +250,7 @@ func (s *System) services(ctx context.Context, databaseURL string) error {
 	}
 	cfg := s.cfg.Executor
 	cfg.DataDir, cfg.StopSandboxes = filepath.Join(s.cfg.Dir, "sandboxes"), true
-	runs, err := executor.New(cfg, executor.Deps{NATS: nc, Log: log, Provider: s.cfg.Provider, Logger: s.logger})
+	runs, err := executor.New(cfg, executor.Deps{NATS: nc, Log: log, Provider: s.cfg.Provider, Logger: s.logger, Metrics: s.cfg.Metrics})
 	if err != nil {
 		return err
 	}

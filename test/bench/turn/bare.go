@@ -33,6 +33,9 @@ type process struct {
 	read  func(line []byte) said
 }
 
+// greetWithin bounds a handshake, on a busy machine.
+const greetWithin = 60 * time.Second
+
 // started starts a program with its folder as home and workspace.
 func started(dir string, cmd *exec.Cmd, p *process) (*process, error) {
 	if err := prepare(dir, cmd); err != nil {
@@ -77,6 +80,24 @@ func (p *process) send(v any) error {
 	}
 	_, err = p.in.Write(append(raw, '\n'))
 	return err
+}
+
+// greet sends a request of the handshake, if any, and reads until its answer.
+func (p *process) greet(request any, answered func(line []byte) (bool, error)) error {
+	stop := time.AfterFunc(greetWithin, func() { _ = p.cmd.Process.Kill() })
+	defer stop.Stop()
+	if err := p.send(request); err != nil {
+		return err
+	}
+	for {
+		line, err := p.lines.ReadBytes('\n')
+		if err != nil {
+			return fmt.Errorf("in the handshake: %w: %s", err, p.errs.String())
+		}
+		if yes, err := answered(line); yes || err != nil {
+			return err
+		}
+	}
 }
 
 func (p *process) turn(ctx context.Context, text string) (time.Duration, error) {
@@ -147,93 +168,4 @@ func bareBuiltIn(path, dir, url string) (talker, error) {
 			return said{text: l.Op == "text" && l.Text != "", ended: l.Ended != nil}
 		},
 	})
-}
-
-// claudeEnv is what the runner's adapter gives Claude Code too.
-func claudeEnv(dir, url string) []string {
-	return []string{
-		"ANTHROPIC_BASE_URL=" + url, "ANTHROPIC_API_KEY=bench", "CLAUDE_CONFIG_DIR=" + filepath.Join(dir, "claude"),
-		"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1", "CLAUDE_CODE_DISABLE_BACKGROUND_TASKS=1", "CLAUDE_CODE_DISABLE_CRON=1",
-	}
-}
-
-// bareClaude is Claude Code as the runner's adapter drives it: two-way, one process for all turns.
-func bareClaude(path, dir, url string) (talker, error) {
-	cmd := exec.Command(path, "-p", "--input-format", "stream-json", "--output-format", "stream-json", "--verbose", //nolint:gosec // the installed CLI
-		"--include-partial-messages", "--replay-user-messages", "--permission-prompt-tool", "stdio", "--permission-mode", "default")
-	cmd.Env = claudeEnv(dir, url)
-	p, err := started(dir, cmd, &process{
-		query: func(text string) any {
-			return map[string]any{"type": "user", "message": map[string]any{"role": "user", "content": text}}
-		},
-		read: func(line []byte) said { return readClaude(line, nil) },
-	})
-	if err != nil {
-		return nil, err
-	}
-	return p, p.send(map[string]any{"type": "control_request", "request_id": "1", "request": map[string]any{"subtype": "initialize", "hooks": nil}})
-}
-
-// readClaude reads a line of --output-format stream-json, and the session's id where it is wanted.
-func readClaude(line []byte, session *string) said {
-	var l struct {
-		Type    string
-		Subtype string
-		Session string `json:"session_id"`
-		IsError bool   `json:"is_error"`
-		Result  string
-		Event   struct {
-			Type  string
-			Delta struct{ Type, Text string }
-		}
-	}
-	if err := json.Unmarshal(line, &l); err != nil {
-		return said{err: err}
-	}
-	if l.Type == "result" && l.IsError {
-		return said{err: fmt.Errorf("the turn ended with %s: %s", l.Subtype, l.Result)}
-	}
-	if session != nil && l.Session != "" {
-		*session = l.Session
-	}
-	return said{
-		text:  l.Type == "stream_event" && l.Event.Type == "content_block_delta" && l.Event.Delta.Text != "",
-		ended: l.Type == "result",
-	}
-}
-
-// oneShot is `claude -p "message"`, which goes on with its session by --resume.
-type oneShot struct {
-	path, dir, url string
-	session        string
-}
-
-func (o *oneShot) Close() error { return nil }
-
-func (o *oneShot) turn(ctx context.Context, text string) (first time.Duration, err error) {
-	args := []string{"-p", text, "--output-format", "stream-json", "--verbose", "--include-partial-messages"}
-	if o.session != "" {
-		args = append(args, "--resume", o.session)
-	}
-	cmd := exec.CommandContext(ctx, o.path, args...) //nolint:gosec // the installed CLI
-	cmd.Env = claudeEnv(o.dir, o.url)
-	if err := prepare(o.dir, cmd); err != nil {
-		return 0, err
-	}
-	var errs bytes.Buffer
-	cmd.Stderr = &errs
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		return 0, err
-	}
-	began := time.Now()
-	if err := cmd.Start(); err != nil {
-		return 0, err
-	}
-	first, err = follow(bufio.NewReaderSize(out, 1<<20), began, func(line []byte) said { return readClaude(line, &o.session) })
-	if err != nil {
-		_ = cmd.Process.Kill()
-		return 0, errors.Join(fmt.Errorf("%w: %s", err, errs.String()), ignoreExit(cmd.Wait()))
-	}
-	return first, cmd.Wait()
 }

@@ -2,7 +2,9 @@
 // text: from the message posted by REST to the text on a WebSocket, against the
 // same warm agent on bare stdio, turn and turn about, and against the one-shot
 // form of its CLI, which starts a process for every turn. The model is scripted,
-// the same for all. Architectures: spool, and claude-code where claude is on the PATH.
+// the same for all; the bare agents and the one-shot ones run on this machine,
+// also where Spool's run in Docker. Agents: the built-in one, and those of
+// claude, codex and opencode that are on the PATH.
 package main
 
 import (
@@ -15,18 +17,12 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"time"
 
-	"github.com/spoolhq/spool/cmd/mockllm/server"
 	"github.com/spoolhq/spool/services/executor"
 	"github.com/spoolhq/spool/test/bench/row"
 	"github.com/spoolhq/spool/test/bench/system"
-)
-
-// The targets of design.md section 11.
-const (
-	addedTarget  = 30.0 // milliseconds over the bare agent at the median
-	fasterTarget = 5.0  // times the one-shot CLI's median
 )
 
 // script answers everything at the pace of a fast model.
@@ -37,17 +33,21 @@ rules:
       - text: 'You said {{user}}, and this is what there is to say about it: nothing much, but in several pieces.'
 `
 
-// turnPatience bounds one turn.
-const turnPatience = 30 * time.Second
+// turnPatience bounds one turn, the first one in a new container included.
+const turnPatience = 60 * time.Second
 
 func main() {
-	turns := flag.Int("turns", 40, "measured turns of each kind")
-	shots := flag.Int("shots", 8, "measured turns of the one-shot CLI")
+	var b bench
+	flag.IntVar(&b.turns, "turns", 40, "measured turns of each kind")
+	flag.IntVar(&b.shots, "shots", 8, "measured turns of the one-shot CLI")
+	agents := flag.String("agents", "spool,claude-code,codex,opencode", "architectures to measure")
+	flag.StringVar(&b.places, "places", "local,docker", "kinds of sandboxes to measure")
 	dir := flag.String("dir", "", "folder for everything, on the disk to measure; a temporary one by default")
 	flag.Parse()
+	b.agents = strings.Split(*agents, ",")
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	if err := run(ctx, os.Stdout, *dir, *turns, *shots); err != nil {
+	if err := b.run(ctx, os.Stdout, *dir); err != nil {
 		fmt.Fprintln(os.Stderr, "turn:", err)
 		os.Exit(1)
 	}
@@ -59,118 +59,143 @@ type talker interface {
 	io.Closer
 }
 
-func run(ctx context.Context, out io.Writer, dir string, turns, shots int) (err error) {
-	if turns < 1 || shots < 1 {
+// bench is one run of all.
+type bench struct {
+	turns, shots int
+	agents       []string
+	places       string
+
+	tmp, runner, url string
+	singles          map[string][]time.Duration // of the one-shot CLIs, by architecture
+}
+
+func (b *bench) run(ctx context.Context, out io.Writer, dir string) (err error) {
+	if b.turns < 1 || b.shots < 1 {
 		return errors.New("turns and shots must be positive")
+	}
+	chosen, err := b.choose()
+	if err != nil {
+		return err
 	}
 	tmp, remove, err := system.Scratch(dir)
 	if err != nil {
 		return err
 	}
 	defer remove()
-	runner, err := system.Build(ctx, tmp, "runner")
-	if err != nil {
+	b.tmp, b.singles = tmp, map[string][]time.Duration{}
+	if b.runner, err = system.Build(ctx, tmp, "runner"); err != nil {
 		return err
 	}
-	url, stop, err := model()
+	url, stop, err := system.Model(script)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, stop()) }()
-	sys, err := system.Start(ctx, system.Config{Dir: tmp, Executor: executor.Config{
-		Runner: runner, AnthropicBaseURL: url, AnthropicKey: "bench", OpenAIBaseURL: url + "/v1", OpenAIKey: "bench",
-	}})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, sys.Close()) }()
-	if err := builtIn(ctx, out, sys, runner, filepath.Join(tmp, "bare-spool"), url, turns); err != nil {
-		return fmt.Errorf("the built-in agent: %w", err)
-	}
-	claude, err := exec.LookPath("claude")
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "turn: claude is not on the PATH, so its rows are left out (make install brings it)")
-		return nil
-	}
-	if err := claudeCode(ctx, out, sys, claude, tmp, url, turns, shots); err != nil {
-		return fmt.Errorf("with claude: %w", err)
+	b.url = url
+	for _, place := range strings.Split(b.places, ",") {
+		switch place {
+		case executor.Local:
+		case executor.Docker:
+			if err := system.Docker(ctx); err != nil {
+				fmt.Fprintln(os.Stderr, "turn: the rows of Docker are left out:", err)
+				continue
+			}
+		default:
+			return fmt.Errorf("places: %q is neither %s nor %s", place, executor.Local, executor.Docker)
+		}
+		if err := b.at(ctx, out, place, chosen); err != nil {
+			return fmt.Errorf("%s: %w", place, err)
+		}
 	}
 	return nil
 }
 
-// model runs the scripted model server.
-func model() (url string, stop func() error, err error) {
-	s, err := server.Load("turn.yaml", []byte(script))
-	if err != nil {
-		return "", nil, err
+// choose finds the agents that are asked for; a CLI that is not installed is said and left out.
+func (b *bench) choose() (chosen []cli, err error) {
+	known := clis()
+	for _, name := range b.agents {
+		c, ok := known[name]
+		if !ok {
+			return nil, fmt.Errorf("agents: %q is not known", name)
+		}
+		if c.program != "" {
+			if c.path, err = exec.LookPath(c.program); err != nil {
+				fmt.Fprintf(os.Stderr, "turn: %s is not on the PATH, so its rows are left out (make install brings it)\n", c.program)
+				continue
+			}
+		}
+		chosen = append(chosen, c)
 	}
-	m, err := server.New(server.Config{Listen: "127.0.0.1:0", Script: s, MaxRecorded: 1})
-	if err != nil {
-		return "", nil, err
-	}
-	if err := m.Listen(); err != nil {
-		return "", nil, err
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- m.Run(ctx) }()
-	return m.URL(), func() error { cancel(); return <-ended }, nil
+	return chosen, nil
 }
 
-func builtIn(ctx context.Context, out io.Writer, sys *system.System, runner, dir, url string, turns int) error {
-	bare, err := bareBuiltIn(runner, dir, url)
+// at measures all agents in one kind of sandboxes.
+func (b *bench) at(ctx context.Context, out io.Writer, place string, chosen []cli) (err error) {
+	sys, err := system.Start(ctx, system.Config{
+		Dir: filepath.Join(b.tmp, place), Docker: place == executor.Docker, ModelURL: b.url, Executor: executor.Config{Runner: b.runner},
+	})
 	if err != nil {
 		return err
 	}
-	defer bare.Close() //nolint:errcheck // its turns were checked
-	through, plain, err := compare(ctx, sys, "spool", bare, turns)
-	if err != nil {
-		return err
+	defer func() { err = errors.Join(err, sys.Close()) }()
+	for _, c := range chosen {
+		if c.program == "" {
+			c.path = b.runner
+		}
+		if err := b.agent(ctx, out, sys, place, c); err != nil {
+			return fmt.Errorf("%s: %w", c.name, err)
+		}
 	}
-	return row.Write(out, added("the built-in agent", through, plain))
+	return nil
 }
 
-func claudeCode(ctx context.Context, out io.Writer, sys *system.System, claude, tmp, url string, turns, shots int) error {
-	bare, err := bareClaude(claude, filepath.Join(tmp, "bare-claude"), url)
+func (b *bench) agent(ctx context.Context, out io.Writer, sys *system.System, place string, c cli) error {
+	bare, err := c.bare(c.path, filepath.Join(b.tmp, "bare-"+place+"-"+c.architecture), b.url)
 	if err != nil {
-		return err
+		return fmt.Errorf("on bare stdio: %w", err)
 	}
-	through, plain, err := compare(ctx, sys, "claude-code", bare, turns)
+	through, plain, err := b.compare(ctx, sys, c, bare)
 	_ = bare.Close() // its turns were checked
 	if err != nil {
 		return err
 	}
-	if err := row.Write(out, added("Claude Code", through, plain)); err != nil {
+	if err := row.Write(out, added(place, c.name, through, plain)); err != nil || c.once == nil {
 		return err
 	}
-	once := &oneShot{path: claude, dir: filepath.Join(tmp, "one-shot"), url: url}
-	if _, err := timed(ctx, once, 0); err != nil { // makes the session that the others go on with
-		return err
-	}
-	var single []time.Duration
-	for i := range shots {
-		d, err := timed(ctx, once, i+1)
-		if err != nil {
-			return err
+	if b.singles[c.architecture] == nil {
+		if b.singles[c.architecture], err = b.single(ctx, c); err != nil {
+			return fmt.Errorf("%s: %w", c.oneShot, err)
 		}
-		single = append(single, d)
 	}
-	p50, base := row.Percentile(through, 0.5), row.Percentile(single, 0.5)
-	return row.Write(out, row.Row{
-		What: "the same, against the one-shot CLI (claude -p)", Target: fmt.Sprintf("at least %.0f times faster", fasterTarget),
-		Measured: fmt.Sprintf("%.1f times faster", base/p50), Against: fmt.Sprintf("claude -p --resume, p50 %.0f ms of %d turns", base, shots),
-		Ratio: p50 / base, P50Ms: p50, P99Ms: row.Percentile(through, 0.99), OK: base >= fasterTarget*p50, Command: "cd test && go run ./bench/turn",
-	})
+	return row.Write(out, faster(place, c, through, b.singles[c.architecture]))
+}
+
+// single takes the turns of the one-shot form, after one that makes the session which the others go on with.
+func (b *bench) single(ctx context.Context, c cli) (all []time.Duration, err error) {
+	once, err := c.once(c.path, filepath.Join(b.tmp, "once-"+c.architecture), b.url)
+	if err != nil {
+		return nil, err
+	}
+	for i := range b.shots + 1 {
+		d, err := timed(ctx, once, i)
+		if err != nil {
+			return nil, err
+		}
+		if i > 0 {
+			all = append(all, d)
+		}
+	}
+	return all, nil
 }
 
 // compare warms both up by a turn and then takes turns of each, in turn.
-func compare(ctx context.Context, sys *system.System, architecture string, bare talker, turns int) (through, plain []time.Duration, err error) {
-	session, err := newSession(ctx, sys, architecture)
+func (b *bench) compare(ctx context.Context, sys *system.System, c cli, bare talker) (through, plain []time.Duration, err error) {
+	session, err := newSession(ctx, sys, c.architecture, c.model)
 	if err != nil {
 		return nil, nil, err
 	}
-	defer session.Close() //nolint:errcheck // its turns were checked
-	for i := range turns + 1 {
+	defer func() { err = errors.Join(err, session.Close()) }()
+	for i := range b.turns + 1 {
 		for _, k := range []struct {
 			talker
 			into *[]time.Duration
@@ -195,16 +220,4 @@ func timed(ctx context.Context, t talker, n int) (time.Duration, error) {
 		return 0, fmt.Errorf("turn %d of %T: %w", n, t, err)
 	}
 	return d, nil
-}
-
-func added(agent string, through, plain []time.Duration) row.Row {
-	p50, base := row.Percentile(through, 0.5), row.Percentile(plain, 0.5)
-	return row.Row{
-		What:     "second turn, message posted to first text on the WebSocket, local, " + agent,
-		Target:   fmt.Sprintf("p50 under +%.0f ms over the same warm agent on bare stdio", addedTarget),
-		Measured: fmt.Sprintf("%+.1f ms, of %d turns", p50-base, len(through)),
-		Against:  fmt.Sprintf("bare p50 %.1f ms, p99 %.1f ms", base, row.Percentile(plain, 0.99)),
-		Ratio:    p50 / base, P50Ms: p50, P99Ms: row.Percentile(through, 0.99), OK: p50-base < addedTarget, Command: "cd test && go run ./bench/turn",
-		Note: "the runner's 20 ms of coalescing included; the model sends 12 bytes every 10 ms",
-	}
 }

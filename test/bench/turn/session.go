@@ -11,24 +11,32 @@ import (
 
 // session talks to an agent through Spool.
 type session struct {
+	sys    *system.System
 	client *system.Client
 	socket *system.Socket
 	id     string
 }
 
-func newSession(ctx context.Context, sys *system.System, architecture string) (*session, error) {
+func newSession(ctx context.Context, sys *system.System, architecture, model string) (*session, error) {
 	ctx, cancel := context.WithTimeout(ctx, turnPatience)
 	defer cancel()
-	s := &session{client: system.NewClient(sys.URL)}
+	s := &session{sys: sys, client: system.NewClient(sys.URL)}
 	var err error
-	if s.id, err = s.client.Create(ctx, architecture); err != nil {
+	if s.id, err = s.client.CreateWith(ctx, architecture, model); err != nil {
 		return nil, err
 	}
 	s.socket, err = s.client.Join(ctx, s.id)
 	return s, err
 }
 
-func (s *session) Close() error { s.socket.Close(); return nil }
+// Close deletes the session and waits until its sandbox has ended, so that its
+// agent does not run beside the next one's.
+func (s *session) Close() error {
+	defer s.socket.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), turnPatience)
+	defer cancel()
+	return s.sys.End(ctx, s.id)
+}
 
 func (s *session) turn(ctx context.Context, text string) (first time.Duration, err error) {
 	type posted struct {

@@ -1,0 +1,139 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/test/bench/system"
+)
+
+// proxiedURL is what an agent in a sandbox takes for the model's address.
+const proxiedURL = runner.EgressURL + "/" + runner.EgressAnthropic
+
+// register makes a sandbox known to the proxy, as its holder does, and gives its token.
+func register(ctx context.Context, proxy *system.Egress) (token string, err error) {
+	mint := func(kind events.Kind) string {
+		id, ierr := events.NewID(kind, time.Now(), rand.Reader)
+		err = errors.Join(err, ierr)
+		return id
+	}
+	sandbox, token := mint(events.KindSandbox), rand.Text()
+	body, merr := json.Marshal(map[string]any{
+		"token": token, "tenant": "default", "session": mint(events.KindSession), "execution": mint(events.KindExecution), "epoch": 1, "allow": []string{},
+	})
+	if err := errors.Join(err, merr); err != nil {
+		return "", err
+	}
+	admin := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", proxy.Admin)
+	}}
+	defer admin.CloseIdleConnections()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPut, "http://egress/v1/sandboxes/"+sandbox, bytes.NewReader(body))
+	if err != nil {
+		return "", err
+	}
+	res, err := (&http.Client{Transport: admin}).Do(req)
+	if err != nil {
+		return "", err
+	}
+	defer res.Body.Close() //nolint:errcheck // it is read
+	raw, err := io.ReadAll(res.Body)
+	if err == nil && res.StatusCode != http.StatusOK {
+		err = fmt.Errorf("the egress proxy answered %s: %s", res.Status, raw)
+	}
+	return token, err
+}
+
+// throughProxy dials the proxy's socket as a sandbox's runner does.
+func throughProxy(proxy *system.Egress, token string) *http.Transport {
+	return &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		c, err := (&net.Dialer{}).DialContext(ctx, "unix", proxy.Sandboxes)
+		if err != nil {
+			return nil, err
+		}
+		if _, err := io.WriteString(c, runner.EgressPreamble+token+"\n"); err != nil {
+			return nil, errors.Join(err, c.Close())
+		}
+		return c, nil
+	}}
+}
+
+// post asks the model, which answers as the header says.
+func (w way) post(ctx context.Context, stream bool, header http.Header) (*http.Response, error) {
+	body := fmt.Sprintf(`{"model":"bench","max_tokens":100,"stream":%t,"messages":[{"role":"user","content":"Is it so?"}]}`, stream)
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, w.url+"/v1/messages", strings.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	req.Header = header
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("X-Api-Key", "bench")
+	res, err := w.http.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	if res.StatusCode != http.StatusOK {
+		raw, rerr := io.ReadAll(res.Body)
+		return nil, errors.Join(fmt.Errorf("%s answered %s: %s", w.url, res.Status, raw), rerr, res.Body.Close())
+	}
+	return res, nil
+}
+
+// request is one that is answered at once, to the answer's end.
+func (w way) request(ctx context.Context) (time.Duration, error) {
+	began := time.Now()
+	res, err := w.post(ctx, false, http.Header{})
+	if err != nil {
+		return 0, err
+	}
+	defer res.Body.Close() //nolint:errcheck // it is read
+	raw, err := io.ReadAll(res.Body)
+	took := time.Since(began)
+	if err == nil && string(raw) != whole {
+		err = fmt.Errorf("%s answered %.200q", w.url, raw)
+	}
+	return took, err
+}
+
+// stream reads an answer of tokens, and gives the age of each and the time of all.
+func (w way) stream(ctx context.Context, tokens int, pace time.Duration) (ages []time.Duration, took time.Duration, err error) {
+	began := time.Now()
+	res, err := w.post(ctx, true, http.Header{tokensHeader: {strconv.Itoa(tokens)}, paceHeader: {pace.String()}})
+	if err != nil {
+		return nil, 0, err
+	}
+	defer res.Body.Close() //nolint:errcheck // it is read
+	lines := bufio.NewScanner(res.Body)
+	for lines.Scan() {
+		at := time.Now()
+		_, text, ok := strings.Cut(lines.Text(), `"text_delta","text":"`)
+		if !ok {
+			continue
+		}
+		stamp, err := strconv.ParseInt(strings.TrimRight(text, `"}`), 10, 64)
+		if err != nil {
+			return nil, 0, err
+		}
+		ages = append(ages, at.Sub(time.Unix(0, stamp)))
+	}
+	if err := lines.Err(); err != nil {
+		return nil, 0, err
+	}
+	if len(ages) != tokens {
+		return nil, 0, fmt.Errorf("%s sent %d of %d tokens", w.url, len(ages), tokens)
+	}
+	return ages, time.Since(began), nil
+}

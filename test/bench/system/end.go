@@ -1,0 +1,32 @@
+package system
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// tenant is whose everything is while authentication is off.
+const tenant = "default"
+
+// End deletes a session and returns when its sandbox, which it must have had,
+// has ended. The log tells, since sockets do not follow a deleted session.
+func (s *System) End(ctx context.Context, session string) error {
+	if err := NewClient(s.URL).Delete(ctx, session); err != nil {
+		return err
+	}
+	start := eventlog.Position{Shard: events.Partition(session) % s.Log.Shards()}
+	for rec, err := range s.Log.Tail(ctx, start, eventlog.Filter{Subject: events.Subject{Tenant: tenant, ID: session}}) {
+		if err != nil {
+			return fmt.Errorf("wait for the end of the sandbox of %s: %w", session, err)
+		}
+		for _, e := range rec.Events {
+			if e.Data.EventType() == (events.SandboxTerminated{}).EventType() {
+				return nil
+			}
+		}
+	}
+	return fmt.Errorf("the sandbox of %s did not end: %w", session, ctx.Err())
+}

@@ -1,0 +1,26 @@
+package system
+
+import (
+	"context"
+
+	"github.com/spoolhq/spool/cmd/mockllm/server"
+)
+
+// Model runs a scripted model server, in this process, and gives its address and what ends it.
+func Model(script string) (url string, stop func() error, err error) {
+	s, err := server.Load("bench.yaml", []byte(script))
+	if err != nil {
+		return "", nil, err
+	}
+	m, err := server.New(server.Config{Listen: "127.0.0.1:0", Script: s, MaxRecorded: 1})
+	if err != nil {
+		return "", nil, err
+	}
+	if err := m.Listen(); err != nil {
+		return "", nil, err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- m.Run(ctx) }()
+	return m.URL(), func() error { cancel(); return <-ended }, nil
+}
