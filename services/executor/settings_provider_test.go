@@ -155,7 +155,7 @@ func TestSettingDocker(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer api.Close() //nolint:errcheck // only idle connections
+	t.Cleanup(func() { _ = api.Close() }) // after what else is tidied up by it
 	if _, err := api.Ping(t.Context()); err != nil || !strings.HasPrefix(api.DaemonHost(), "unix://") {
 		t.Skipf("no Docker engine answers on a Unix socket (scripts/engine start brings one up): %v", err)
 	}
