@@ -118,7 +118,7 @@ const (
 	// BucketIdempotency is the key-value bucket of requests that came with an Idempotency-Key.
 	BucketIdempotency = "idempotency"
 	// BucketPayloads is the object bucket of event data over events.MaxInline, by SHA-256 in hex.
-	BucketPayloads   = "payloads"
+	BucketPayloads = "payloads"
 	// BucketWorkspaces is the object bucket of snapshots and of files on their way into a workspace.
 	BucketWorkspaces = "workspaces"
 )
