@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"syscall"
 	"time"
 
 	"github.com/spoolhq/spool/test/bench/row"
@@ -35,7 +36,7 @@ func main() {
 	flag.DurationVar(&b.pace, "pace", 2*time.Millisecond, "time from one token to the next")
 	dir := flag.String("dir", "", "folder for everything; a temporary one by default")
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()

@@ -15,6 +15,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spoolhq/spool/pkg/events"
@@ -46,7 +47,7 @@ func main() {
 	flag.IntVar(&b.rounds, "rounds", 8, "turns of each kind")
 	dir := flag.String("dir", "", "folder for everything, on the disk to measure; a temporary one by default")
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if err := b.run(ctx, os.Stdout, *dir); err != nil {
 		fmt.Fprintln(os.Stderr, "snapshot:", err)

@@ -132,6 +132,8 @@ func StartEgress(ctx context.Context, dir, modelURL string) (*Egress, error) {
 	e.cmd.Env = append(os.Environ(), "SPOOL_LOG_LEVEL=warn", "SPOOL_ANTHROPIC_BASE_URL="+modelURL, "SPOOL_OPENAI_BASE_URL="+modelURL+"/v1",
 		"ANTHROPIC_API_KEY="+modelKey, "OPENAI_API_KEY="+modelKey)
 	e.cmd.Stderr = e.errs
+	// A signal to the terminal's programs is not for it: sandboxes need it to their end.
+	e.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := e.cmd.Start(); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(e.dir))
 	}

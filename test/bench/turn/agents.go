@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/spoolhq/spool/services/executor"
+	"github.com/spoolhq/spool/test/bench/bare"
 	"github.com/spoolhq/spool/test/bench/row"
 )
 
@@ -25,24 +26,24 @@ type cli struct {
 	program            string // on the PATH; "" for the runner itself
 	path               string // of it
 	model              string // of its sessions; "" for the default one
-	bare               func(path, dir, url string) (talker, error)
+	bare               func(path, dir, url string) (bare.Talker, error)
 	oneShot            string // what people type for it
 	whole              bool   // the one-shot form prints a text when it is whole
-	once               func(path, dir, url string) (*oneShot, error)
+	once               func(path, dir, url string) (*bare.OneShot, error)
 }
 
 func clis() map[string]cli {
 	all := map[string]cli{}
 	for _, c := range []cli{
-		{architecture: "spool", name: "the built-in agent", bare: bareBuiltIn},
+		{architecture: "spool", name: "the built-in agent", bare: bare.BuiltIn},
 		{
-			architecture: "claude-code", name: "Claude Code", program: "claude", bare: bareClaude, oneShot: "claude -p", once: onceClaude,
+			architecture: "claude-code", name: "Claude Code", program: "claude", bare: bare.Claude, oneShot: "claude -p", once: bare.OnceClaude,
 		},
 		{
-			architecture: "codex", name: "Codex", program: "codex", model: codexModel, bare: bareCodex, oneShot: "codex exec", whole: true, once: onceCodex,
+			architecture: "codex", name: "Codex", program: "codex", model: bare.CodexModel, bare: bare.Codex, oneShot: "codex exec", whole: true, once: bare.OnceCodex,
 		},
 		{
-			architecture: "opencode", name: "OpenCode", program: "opencode", model: openCodeModel, bare: bareOpenCode, oneShot: "opencode run", whole: true, once: onceOpenCode,
+			architecture: "opencode", name: "OpenCode", program: "opencode", model: bare.OpenCodeModel, bare: bare.OpenCode, oneShot: "opencode run", whole: true, once: bare.OnceOpenCode,
 		},
 	} {
 		all[c.architecture] = c

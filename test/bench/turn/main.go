@@ -18,9 +18,11 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spoolhq/spool/services/executor"
+	"github.com/spoolhq/spool/test/bench/bare"
 	"github.com/spoolhq/spool/test/bench/row"
 	"github.com/spoolhq/spool/test/bench/system"
 )
@@ -45,18 +47,12 @@ func main() {
 	dir := flag.String("dir", "", "folder for everything, on the disk to measure; a temporary one by default")
 	flag.Parse()
 	b.agents = strings.Split(*agents, ",")
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if err := b.run(ctx, os.Stdout, *dir); err != nil {
 		fmt.Fprintln(os.Stderr, "turn:", err)
 		os.Exit(1)
 	}
-}
-
-// talker takes a message and gives the time to the first text of the answer; it returns when the turn is over.
-type talker interface {
-	turn(ctx context.Context, text string) (time.Duration, error)
-	io.Closer
 }
 
 // bench is one run of all.
@@ -150,12 +146,12 @@ func (b *bench) at(ctx context.Context, out io.Writer, place string, chosen []cl
 }
 
 func (b *bench) agent(ctx context.Context, out io.Writer, sys *system.System, place string, c cli) error {
-	bare, err := c.bare(c.path, filepath.Join(b.tmp, "bare-"+place+"-"+c.architecture), b.url)
+	plainly, err := c.bare(c.path, filepath.Join(b.tmp, "bare-"+place+"-"+c.architecture), b.url)
 	if err != nil {
 		return fmt.Errorf("on bare stdio: %w", err)
 	}
-	through, plain, err := b.compare(ctx, sys, c, bare)
-	_ = bare.Close() // its turns were checked
+	through, plain, err := b.compare(ctx, sys, c, plainly)
+	_ = plainly.Close() // its turns were checked
 	if err != nil {
 		return err
 	}
@@ -189,7 +185,7 @@ func (b *bench) single(ctx context.Context, c cli) (all []time.Duration, err err
 }
 
 // compare warms both up by a turn and then takes turns of each, in turn.
-func (b *bench) compare(ctx context.Context, sys *system.System, c cli, bare talker) (through, plain []time.Duration, err error) {
+func (b *bench) compare(ctx context.Context, sys *system.System, c cli, plainly bare.Talker) (through, plain []time.Duration, err error) {
 	session, err := newSession(ctx, sys, c.architecture, c.model)
 	if err != nil {
 		return nil, nil, err
@@ -197,10 +193,10 @@ func (b *bench) compare(ctx context.Context, sys *system.System, c cli, bare tal
 	defer func() { err = errors.Join(err, session.Close()) }()
 	for i := range b.turns + 1 {
 		for _, k := range []struct {
-			talker
+			bare.Talker
 			into *[]time.Duration
-		}{{bare, &plain}, {session, &through}} {
-			d, err := timed(ctx, k.talker, i)
+		}{{plainly, &plain}, {session, &through}} {
+			d, err := timed(ctx, k.Talker, i)
 			if err != nil {
 				return nil, nil, err
 			}
@@ -212,10 +208,10 @@ func (b *bench) compare(ctx context.Context, sys *system.System, c cli, bare tal
 	return through, plain, nil
 }
 
-func timed(ctx context.Context, t talker, n int) (time.Duration, error) {
+func timed(ctx context.Context, t bare.Talker, n int) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, turnPatience)
 	defer cancel()
-	d, err := t.turn(ctx, fmt.Sprint("number ", n))
+	d, err := t.Turn(ctx, fmt.Sprint("number ", n))
 	if err != nil {
 		return 0, fmt.Errorf("turn %d of %T: %w", n, t, err)
 	}

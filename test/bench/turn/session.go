@@ -38,7 +38,8 @@ func (s *session) Close() error {
 	return s.sys.End(ctx, s.id)
 }
 
-func (s *session) turn(ctx context.Context, text string) (first time.Duration, err error) {
+// Turn implements bare.Talker.
+func (s *session) Turn(ctx context.Context, text string) (first time.Duration, err error) {
 	type posted struct {
 		execution string
 		err       error

@@ -1,4 +1,4 @@
-package main
+package bare
 
 import (
 	"encoding/json"
@@ -15,8 +15,9 @@ func claudeEnv(dir, url string) []string {
 	}
 }
 
-// bareClaude is Claude Code as the runner's adapter drives it: two-way, one process for all turns.
-func bareClaude(path, dir, url string) (talker, error) {
+// Claude is Claude Code as the runner's adapter drives it: two-way, one process for all turns.
+// It has answered the handshake.
+func Claude(path, dir, url string) (Talker, error) {
 	cmd := exec.Command(path, "-p", "--input-format", "stream-json", "--output-format", "stream-json", "--verbose", //nolint:gosec // the installed CLI
 		"--include-partial-messages", "--replay-user-messages", "--permission-prompt-tool", "stdio", "--permission-mode", "default")
 	cmd.Env = claudeEnv(dir, url)
@@ -29,7 +30,17 @@ func bareClaude(path, dir, url string) (talker, error) {
 	if err != nil {
 		return nil, err
 	}
-	return p, p.send(map[string]any{"type": "control_request", "request_id": "1", "request": map[string]any{"subtype": "initialize", "hooks": nil}})
+	hello := map[string]any{"type": "control_request", "request_id": "1", "request": map[string]any{"subtype": "initialize", "hooks": nil}}
+	err = p.greet(hello, func(line []byte) (bool, error) {
+		var l struct{ Type string }
+		err := json.Unmarshal(line, &l)
+		return l.Type == "control_response", err
+	})
+	if err != nil {
+		_ = p.Close() // it did not get so far
+		return nil, err
+	}
+	return p, nil
 }
 
 // readClaude reads a line of --output-format stream-json, and the session's id where it is wanted.
@@ -60,9 +71,9 @@ func readClaude(line []byte, session *string) said {
 	}
 }
 
-// onceClaude is `claude -p "message"`, which goes on with its session by --resume.
-func onceClaude(path, dir, url string) (*oneShot, error) {
-	return &oneShot{
+// OnceClaude is `claude -p "message"`, which goes on with its session by --resume.
+func OnceClaude(path, dir, url string) (*OneShot, error) {
+	return &OneShot{
 		dir: dir,
 		command: func(text, session string) *exec.Cmd {
 			args := []string{"-p", text, "--output-format", "stream-json", "--verbose", "--include-partial-messages"}

@@ -1,4 +1,4 @@
-package main
+package bare
 
 import (
 	"bufio"
@@ -10,18 +10,20 @@ import (
 	"time"
 )
 
-// oneShot is the form of a CLI that starts a process for every turn. The
+// OneShot is the form of a CLI that starts a process for every turn. The
 // session that the first one makes is gone on with by the others.
-type oneShot struct {
+type OneShot struct {
 	dir     string
 	command func(text, session string) *exec.Cmd
 	read    func(line []byte, session *string) said
 	session string
 }
 
-func (o *oneShot) Close() error { return nil }
+// Close implements Talker; nothing runs between turns.
+func (o *OneShot) Close() error { return nil }
 
-func (o *oneShot) turn(ctx context.Context, text string) (first time.Duration, err error) {
+// Turn implements Talker.
+func (o *OneShot) Turn(ctx context.Context, text string) (first time.Duration, err error) {
 	cmd := o.command(text, o.session)
 	if err := prepare(o.dir, cmd); err != nil {
 		return 0, err

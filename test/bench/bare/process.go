@@ -1,4 +1,7 @@
-package main
+// Package bare talks to agents without Spool: to a warm process on its stdio, as
+// the runner's adapters drive it, and to the one-shot form of a CLI, which starts
+// a process for every turn.
+package bare
 
 import (
 	"bufio"
@@ -15,6 +18,13 @@ import (
 
 	"github.com/spoolhq/spool/pkg/runner"
 )
+
+// Talker takes turns with an agent.
+type Talker interface {
+	// Turn says a text and gives the time to the first text of the answer; it returns when the turn is over.
+	Turn(ctx context.Context, text string) (time.Duration, error)
+	io.Closer
+}
 
 // said is what a line of an agent's means here.
 type said struct {
@@ -100,7 +110,8 @@ func (p *process) greet(request any, answered func(line []byte) (bool, error)) e
 	}
 }
 
-func (p *process) turn(ctx context.Context, text string) (time.Duration, error) {
+// Turn implements Talker.
+func (p *process) Turn(ctx context.Context, text string) (time.Duration, error) {
 	// A process that hangs is ended, which ends the reading.
 	stop := context.AfterFunc(ctx, func() { _ = p.cmd.Process.Kill() })
 	defer stop()
@@ -137,8 +148,8 @@ func follow(lines *bufio.Reader, began time.Time, read func([]byte) said) (first
 	}
 }
 
-// bareBuiltIn is `runner agent`.
-func bareBuiltIn(path, dir, url string) (talker, error) {
+// BuiltIn is `runner agent`.
+func BuiltIn(path, dir, url string) (Talker, error) {
 	state := filepath.Join(dir, "state")
 	if err := os.MkdirAll(state, 0o700); err != nil {
 		return nil, err

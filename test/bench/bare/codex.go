@@ -1,4 +1,4 @@
-package main
+package bare
 
 import (
 	"encoding/json"
@@ -11,14 +11,14 @@ import (
 	"strings"
 )
 
-// codexModel is one that the CLI knows.
-const codexModel = "gpt-5.5"
+// CodexModel is one that the CLI knows.
+const CodexModel = "gpt-5.5"
 
 // codexSettings are what the runner's adapter gives Codex too.
 func codexSettings(url string) (args []string) {
 	for _, s := range []string{
 		`model_provider="spool"`, `model_providers.spool.name="Spool"`, `model_providers.spool.wire_api="responses"`,
-		`model_providers.spool.base_url="` + url + `/v1"`, `model_providers.spool.env_key="OPENAI_API_KEY"`, `model="` + codexModel + `"`,
+		`model_providers.spool.base_url="` + url + `/v1"`, `model_providers.spool.env_key="OPENAI_API_KEY"`, `model="` + CodexModel + `"`,
 		`features.unbounded_connection_retries=false`, `sandbox_mode="danger-full-access"`, `web_search="disabled"`, `tools.update_plan.enabled=true`,
 		`features.goals=false`, `features.sleep_tool=false`, `analytics.enabled=false`, `otel.exporter="none"`, `otel.metrics_exporter="none"`,
 		`check_for_update_on_startup=false`, `features.apps=false`, `features.plugins=false`, `features.remote_plugin=false`,
@@ -53,8 +53,8 @@ func nativeCodex(wrapper string) string {
 
 type object = map[string]any
 
-// bareCodex is Codex's app server as the runner's adapter drives it: one thread, begun before the first turn.
-func bareCodex(path, dir, url string) (talker, error) {
+// Codex is Codex's app server as the runner's adapter drives it: one thread, begun before the first turn.
+func Codex(path, dir, url string) (Talker, error) {
 	env, err := codexEnv(dir)
 	if err != nil {
 		return nil, err
@@ -95,7 +95,7 @@ func bareCodex(path, dir, url string) (talker, error) {
 	}
 	if err == nil {
 		err = p.greet(object{"id": 2, "method": "thread/start", "params": object{
-			"cwd": cmd.Dir, "approvalPolicy": "untrusted", "approvalsReviewer": "user", "sandbox": "read-only", "model": codexModel,
+			"cwd": cmd.Dir, "approvalPolicy": "untrusted", "approvalsReviewer": "user", "sandbox": "read-only", "model": CodexModel,
 		}}, answered(2))
 	}
 	if err != nil {
@@ -132,10 +132,10 @@ func readCodex(line []byte) said {
 	return said{text: l.Method == "item/agentMessage/delta" && l.Params.Delta != "", ended: ended}
 }
 
-// onceCodex is `codex exec "message"`, which goes on with its session by `resume`.
-func onceCodex(path, dir, url string) (*oneShot, error) {
+// OnceCodex is `codex exec "message"`, which goes on with its session by `resume`.
+func OnceCodex(path, dir, url string) (*OneShot, error) {
 	env, err := codexEnv(dir)
-	return &oneShot{
+	return &OneShot{
 		dir: dir,
 		command: func(text, session string) *exec.Cmd {
 			args := []string{"exec"}

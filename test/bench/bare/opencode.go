@@ -1,4 +1,4 @@
-package main
+package bare
 
 import (
 	"encoding/json"
@@ -8,8 +8,8 @@ import (
 	"path/filepath"
 )
 
-// openCodeModel is a name that the scripted model takes.
-const openCodeModel = "known-model"
+// OpenCodeModel is a name that the scripted model takes.
+const OpenCodeModel = "known-model"
 
 // openCodeEnv is what the runner's adapter gives OpenCode too, without its
 // plugin; it makes the files that the CLI has to find, or it asks a registry.
@@ -17,12 +17,12 @@ func openCodeEnv(dir, url string) ([]string, error) {
 	home := func(kind string) string { return filepath.Join(dir, "opencode", kind) }
 	config, err := json.Marshal(object{
 		"$schema": "https://opencode.ai/config.json", "autoupdate": false, "share": "disabled", "lsp": false, "formatter": false,
-		"model": "spool/" + openCodeModel, "small_model": "spool/" + openCodeModel, "enabled_providers": []string{"spool"},
+		"model": "spool/" + OpenCodeModel, "small_model": "spool/" + OpenCodeModel, "enabled_providers": []string{"spool"},
 		"provider": object{"spool": object{
 			"npm": "@ai-sdk/openai-compatible", "name": "Spool",
 			"options": object{"baseURL": url + "/v1", "apiKey": "bench"},
-			"models": object{openCodeModel: object{
-				"name": openCodeModel, "tool_call": true, "attachment": true,
+			"models": object{OpenCodeModel: object{
+				"name": OpenCodeModel, "tool_call": true, "attachment": true,
 				"modalities": object{"input": []string{"text", "image"}, "output": []string{"text"}}, "limit": object{"context": 128_000, "output": 32_000},
 			}},
 		}},
@@ -45,8 +45,8 @@ func openCodeEnv(dir, url string) ([]string, error) {
 	}, os.WriteFile(filepath.Join(folder, "package-lock.json"), []byte(lock), 0o600)
 }
 
-// bareOpenCode is OpenCode over ACP as the runner's adapter drives it.
-func bareOpenCode(path, dir, url string) (talker, error) {
+// OpenCode is OpenCode over ACP as the runner's adapter drives it.
+func OpenCode(path, dir, url string) (Talker, error) {
 	env, err := openCodeEnv(dir, url)
 	if err != nil {
 		return nil, err
@@ -125,13 +125,13 @@ func readACP(line []byte, prompt int) said {
 	return said{text: content.Text != "", err: err}
 }
 
-// onceOpenCode is `opencode run "message"`, which goes on with its session by --session.
-func onceOpenCode(path, dir, url string) (*oneShot, error) {
+// OnceOpenCode is `opencode run "message"`, which goes on with its session by --session.
+func OnceOpenCode(path, dir, url string) (*OneShot, error) {
 	env, err := openCodeEnv(dir, url)
-	return &oneShot{
+	return &OneShot{
 		dir: dir,
 		command: func(text, session string) *exec.Cmd {
-			args := []string{"run", "--format", "json", "--model", "spool/" + openCodeModel}
+			args := []string{"run", "--format", "json", "--model", "spool/" + OpenCodeModel}
 			if session != "" {
 				args = append(args, "--session", session)
 			}
