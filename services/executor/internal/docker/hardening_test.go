@@ -1,6 +1,7 @@
 package docker
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"io"
@@ -230,10 +231,9 @@ func TestPIDLimit(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	text := make([]byte, 4096)
-	n, err := proc.Stderr().Read(text)
-	if err != nil || !strings.Contains(string(text[:n]), "fork") {
-		t.Errorf("the shell says %q, %v, want that it cannot fork", text[:n], err)
+	line, err := bufio.NewReader(proc.Stderr()).ReadString('\n')
+	if err != nil || !strings.Contains(line, "fork") {
+		t.Errorf("the shell says %q, %v, want that it cannot fork", line, err)
 	}
 	if got := processCount(t, b); got == 0 || got > 64 {
 		t.Errorf("%d processes and threads, want at most 64", got)

@@ -203,7 +203,9 @@ func TestAnything(t *testing.T) {
 	allowed := map[events.Type]bool{
 		"execution_started": true, "block_start": true, "block_update": true, "block_complete": true, "subagent_spawned": true, "subagent_completed": true,
 		"permission_decided": true, "transcript_written": true, "metadata_update": true, "log": true, "error": true, "watchdog_warned": true,
+		"file_created": true, "file_modified": true, "file_deleted": true,
 	}
+	between := map[events.Type]bool{"log": true, "error": true, "file_created": true, "file_modified": true, "file_deleted": true}
 	rapid.Check(t, func(t *rapid.T) {
 		tr := fresh()
 		last, n := begun, uint64(0)
@@ -213,7 +215,7 @@ func TestAnything(t *testing.T) {
 				Time:           begun.Add(time.Duration(rapid.IntRange(-1000, 1000).Draw(t, "time")) * time.Second),
 				ExecutionID:    rapid.SampledFrom([]string{"", execution, "exe_other"}).Draw(t, "execution"),
 				ConversationID: rapid.String().Draw(t, "conversation"),
-				Data:           json.RawMessage(rapid.SampledFrom([]string{"", "null", "{}", "[]", `{"block":{"id":"b","kind":"error"}}`, `{"blockId":"b"}`, "{", `"x"`}).Draw(t, "data")),
+				Data:           json.RawMessage(rapid.SampledFrom([]string{"", "null", "{}", "[]", `{"block":{"id":"b","kind":"error"}}`, `{"blockId":"b"}`, `{"path":"p"}`, "{", `"x"`}).Draw(t, "data")),
 			}
 			for _, r := range tr.Line(l, now) {
 				e := r.Event
@@ -223,7 +225,7 @@ func TestAnything(t *testing.T) {
 				if e.N <= n || e.Time.Before(last) || e.Time.After(now) || e.Source != events.FromRunner || !allowed[e.Type()] {
 					t.Fatalf("after number %d and %s: %+v", n, last, e)
 				}
-				if e.ExecutionID != execution && (e.ExecutionID != "" || e.Type() != "log") {
+				if e.ExecutionID != execution && (e.ExecutionID != "" || !between[e.Type()]) {
 					t.Fatalf("of another execution: %+v", e)
 				}
 				last, n = e.Time, e.N
