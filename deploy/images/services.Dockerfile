@@ -20,9 +20,8 @@ COPY services/session/go.mod services/session/go.sum services/session/
 COPY services/executor/go.mod services/executor/go.sum services/executor/
 COPY services/projector/go.mod services/projector/go.sum services/projector/
 COPY cmd/go.mod cmd/go.sum cmd/
-COPY test/go.mod test/go.sum test/
-# A package that is no longer needed is passed over.
-RUN go list -e -f '{{if not .Error}}{{.ImportPath}}{{end}}' \
+# Tests are not in the image. A package that is no longer needed is passed over.
+RUN go work edit -dropuse=./test && go list -e -f '{{if not .Error}}{{.ImportPath}}{{end}}' \
       github.com/nats-io/nats-server/v2/server github.com/nats-io/nats.go/jetstream github.com/ThreeDotsLabs/watermill/message/router/middleware \
       github.com/jackc/pgx/v5/pgxpool github.com/jackc/pgx/v5/stdlib github.com/pressly/goose/v3 github.com/prometheus/client_golang/prometheus/promhttp \
       google.golang.org/grpc google.golang.org/grpc/health github.com/grpc-ecosystem/grpc-gateway/v2/runtime github.com/coder/websocket \
