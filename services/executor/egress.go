@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"math"
 	"strings"
+	"time"
 
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/run"
@@ -98,8 +99,13 @@ func (w wayOut) close() {
 	}
 }
 
+// answerWithin bounds a question to the proxy: a turn must not stand still with it.
+const answerWithin = 10 * time.Second
+
 // Register registers a sandbox, or renews what is registered.
 func (w wayOut) Register(ctx context.Context, g holder.Grant) error {
+	ctx, cancel := context.WithTimeout(ctx, answerWithin)
+	defer cancel()
 	_, err := w.client.Register(ctx, g.Sandbox, egress.Registration{
 		Token: g.Token, Tenant: g.Tenant, Session: g.Session, Execution: g.Execution, Epoch: g.Epoch, Allow: append([]string{}, g.Allow...),
 	})
@@ -108,6 +114,8 @@ func (w wayOut) Register(ctx context.Context, g holder.Grant) error {
 
 // Release shuts a sandbox's way out, and forgets what was journaled.
 func (w wayOut) Release(ctx context.Context, sandbox string) error {
+	ctx, cancel := context.WithTimeout(ctx, answerWithin)
+	defer cancel()
 	s, err := w.client.Release(ctx, sandbox, whatever)
 	if err == nil {
 		err = w.client.Ack(ctx, sandbox, s.Journal, s.Last, whatever)
@@ -120,12 +128,16 @@ func (w wayOut) Release(ctx context.Context, sandbox string) error {
 
 // Open is how many requests to models are under way.
 func (w wayOut) Open(ctx context.Context, sandbox string) (int, error) {
+	ctx, cancel := context.WithTimeout(ctx, answerWithin)
+	defer cancel()
 	s, err := w.client.State(ctx, sandbox)
 	return s.OpenModelRequests, meaning(err)
 }
 
 // Lines gives what was journaled about a sandbox after a line.
 func (w wayOut) Lines(ctx context.Context, sandbox string, after run.Line) ([]holder.EgressLine, error) {
+	ctx, cancel := context.WithTimeout(ctx, answerWithin)
+	defer cancel()
 	lines, err := w.client.Lines(ctx, sandbox, after.Journal, after.N)
 	if err != nil {
 		return nil, meaning(err)
@@ -140,6 +152,8 @@ func (w wayOut) Lines(ctx context.Context, sandbox string, after run.Line) ([]ho
 
 // Ack lets the proxy forget lines.
 func (w wayOut) Ack(ctx context.Context, sandbox string, upTo run.Line) error {
+	ctx, cancel := context.WithTimeout(ctx, answerWithin)
+	defer cancel()
 	return meaning(w.client.Ack(ctx, sandbox, upTo.Journal, upTo.N, whatever))
 }
 

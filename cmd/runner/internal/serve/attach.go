@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"time"
 
 	"github.com/spoolhq/spool/pkg/runner"
 )
@@ -22,12 +23,29 @@ func Attach(ctx context.Context, socket string, a runner.Attach, in io.Reader, o
 	if _, err := c.Write([]byte(fmt.Sprintf("{\"epoch\":%d,\"after\":%d}\n", a.Epoch, a.After))); err != nil {
 		return fmt.Errorf("attach: %w", err)
 	}
+	gone := make(chan struct{})
 	go func() {
 		// It ends with the caller's stream or with the process: nothing waits for it.
 		_, _ = io.Copy(c, in) // a broken stream is an ended one
 		_ = c.Close()         // ends the other direction
+		close(gone)
 	}()
-	if _, err := io.Copy(out, c); err != nil && !errors.Is(err, net.ErrClosed) {
+	copied := make(chan error, 1)
+	go func() {
+		_, err := io.Copy(out, c)
+		copied <- err
+	}()
+	select {
+	case err = <-copied:
+	case <-gone:
+		// A caller that is gone may have left its end of out open and full: then the copy never ends.
+		select {
+		case err = <-copied:
+		case <-time.After(farewell):
+			return nil
+		}
+	}
+	if err != nil && !errors.Is(err, net.ErrClosed) {
 		return fmt.Errorf("follow the journal: %w", err)
 	}
 	return nil

@@ -40,6 +40,8 @@ type process struct {
 	stdin          *input
 	stdout, stderr *pipe
 	ended          chan struct{} // closed when the streams have ended
+	given          chan struct{} // closed by Kill, when nobody waits any more for a command that only its stdin ends
+	giveUp         sync.Once
 	lost           atomic.Pointer[error]
 
 	once sync.Once
@@ -65,7 +67,7 @@ func (b *box) start(ctx context.Context, opts container.ExecOptions, kill string
 	}
 	proc := &process{
 		b: b, exec: made.ID, kill: kill, conn: conn, stdin: &input{conn: conn},
-		stdout: newPipe(unread), stderr: newPipe(unread), ended: make(chan struct{}),
+		stdout: newPipe(unread), stderr: newPipe(unread), ended: make(chan struct{}), given: make(chan struct{}),
 	}
 	b.p.watch.add(proc)
 	go proc.read()
@@ -137,7 +139,8 @@ func (p *process) Stdout() io.Reader { return p.stdout }
 func (p *process) Stderr() io.Reader { return p.stderr }
 
 // Wait gives the exit code: -1 for a signal, which is what codes from 129 to 192
-// are taken for, and for a command whose container is gone. It may be called more than once.
+// are taken for, for a command whose container is gone, and for one of the
+// runner's own that Kill has left to itself. It may be called more than once.
 func (p *process) Wait() (int, error) {
 	p.once.Do(func() {
 		<-p.ended
@@ -161,7 +164,13 @@ func (p *process) exit() (int, error) {
 			}
 			return got.ExitCode, nil
 		}
-		time.Sleep(pause)
+		look := time.NewTimer(pause)
+		select {
+		case <-look.C:
+		case <-p.given:
+			look.Stop()
+			return -1, nil
+		}
 	}
 }
 
@@ -184,6 +193,7 @@ func (p *process) Kill() error {
 	p.breakOff()
 	<-p.ended
 	if p.kill == "" {
+		p.giveUp.Do(func() { close(p.given) })
 		return nil
 	}
 	got, err := p.inspect()
