@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"syscall"
+	"time"
 
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/sandbox"
@@ -12,16 +13,16 @@ import (
 
 // Pause stops every process of a sandbox, its runner first, so that nothing is
 // started behind the signal's back; what is found again and again is stopped too.
-func (p *Provider) Pause(_ context.Context, id string) error {
-	return p.signal(id, syscall.SIGSTOP)
+func (p *Provider) Pause(ctx context.Context, id string) error {
+	return p.signal(ctx, id, syscall.SIGSTOP)
 }
 
 // Resume lets them go on, the runner last.
-func (p *Provider) Resume(_ context.Context, id string) error {
-	return p.signal(id, syscall.SIGCONT)
+func (p *Provider) Resume(ctx context.Context, id string) error {
+	return p.signal(ctx, id, syscall.SIGCONT)
 }
 
-func (p *Provider) signal(id string, s syscall.Signal) error {
+func (p *Provider) signal(ctx context.Context, id string, s syscall.Signal) error {
 	if err := events.CheckID("sandbox id", events.KindSandbox, id); err != nil {
 		return err
 	}
@@ -55,6 +56,22 @@ func (p *Provider) signal(id string, s syscall.Signal) error {
 	}
 	if s == syscall.SIGCONT {
 		return kill(r.PID, s)
+	}
+	return box.stopped(ctx)
+}
+
+// stopped waits until the runner stands still: a signal takes its moment.
+func (b *box) stopped(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, forcibly)
+	defer cancel()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for !b.paused() {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return fmt.Errorf("sandbox %s does not stand still: %w", b.rec.ID, ctx.Err())
+		}
 	}
 	return nil
 }
