@@ -1,6 +1,7 @@
 package command
 
 import (
+	"errors"
 	"fmt"
 	"regexp"
 	"slices"
@@ -50,10 +51,12 @@ func CheckOptions(o events.Options) error {
 	if len(o.Egress) > MaxEgress {
 		return invalid("sessionOptions.egress", "there are %d entries; at most %d are taken", len(o.Egress), MaxEgress)
 	}
-	for i, entry := range o.Egress {
-		if _, err := egress.ParseRule(entry); err != nil {
-			return invalid(fmt.Sprintf("sessionOptions.egress[%d]", i), "%v", err)
+	if _, err := egress.ParseAllowlist(o.Egress); err != nil {
+		field := "sessionOptions.egress"
+		if bad := (*egress.EntryError)(nil); errors.As(err, &bad) {
+			field = fmt.Sprintf("%s[%d]", field, bad.Index)
 		}
+		return invalid(field, "%v", err)
 	}
 	return nil
 }

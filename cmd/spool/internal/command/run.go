@@ -68,10 +68,8 @@ func (c *runCommand) options() (*client.SessionOptions, error) {
 	if err != nil {
 		return nil, usage("command: %v", err)
 	}
-	for _, entry := range c.Egress {
-		if _, err := egress.ParseRule(entry); err != nil {
-			return nil, usage("egress: %v", err)
-		}
+	if _, err := egress.ParseAllowlist(c.Egress); err != nil {
+		return nil, usage("egress: %v", err)
 	}
 	if c.Image == "" && command == nil && c.Egress == nil {
 		return nil, nil

@@ -1,9 +1,12 @@
+// Package policy dials for a sandbox: exactly the address that was looked at and
+// found to be anybody's to reach.
 package policy
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/spoolhq/spool/pkg/egress"
 	"net"
 	"net/netip"
 	"slices"
@@ -61,8 +64,8 @@ func (e *UnresolvedError) Error() string { return fmt.Sprintf("look up %s: %v", 
 func (e *UnresolvedError) Unwrap() error { return e.Err }
 
 // Resolve gives the addresses of a host, all of them public. The error is an
-// *UnresolvedError, or an *AddressError for the first address that is not.
-func (d *Dialer) Resolve(ctx context.Context, h Host) ([]netip.Addr, error) {
+// *UnresolvedError, or an *egress.AddressError for the first address that is not.
+func (d *Dialer) Resolve(ctx context.Context, h egress.Host) ([]netip.Addr, error) {
 	addrs := []netip.Addr{h.Addr}
 	if h.Name != "" {
 		ctx, cancel := context.WithTimeout(ctx, d.cfg.Lookup)
@@ -84,15 +87,15 @@ func (d *Dialer) Resolve(ctx context.Context, h Host) ([]netip.Addr, error) {
 	for _, a := range addrs {
 		// The system's resolver gives IPv4 addresses in the form of IPv6; nothing is hidden by taking that off.
 		a = a.Unmap()
-		if err := CheckAddress(a); err != nil {
+		if err := egress.CheckAddress(a); err != nil {
 			return nil, err
 		}
 		if slices.Contains(own, a) {
-			return nil, &AddressError{Addr: a, Why: "an address of the proxy's own machine"}
+			return nil, &egress.AddressError{Addr: a, Why: "an address of the proxy's own machine"}
 		}
 		for _, p := range d.cfg.Closed {
 			if p.Contains(a) {
-				return nil, &AddressError{Addr: a, Why: "in " + p.String() + ", which is closed here"}
+				return nil, &egress.AddressError{Addr: a, Why: "in " + p.String() + ", which is closed here"}
 			}
 		}
 		out = append(out, a)
@@ -101,7 +104,7 @@ func (d *Dialer) Resolve(ctx context.Context, h Host) ([]netip.Addr, error) {
 }
 
 // Dial resolves a target and connects to the first of its addresses that answers.
-func (d *Dialer) Dial(ctx context.Context, t Target) (net.Conn, error) {
+func (d *Dialer) Dial(ctx context.Context, t egress.Target) (net.Conn, error) {
 	addrs, err := d.Resolve(ctx, t.Host)
 	if err != nil {
 		return nil, err

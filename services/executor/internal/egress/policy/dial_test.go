@@ -3,6 +3,7 @@ package policy_test
 import (
 	"context"
 	"errors"
+	"github.com/spoolhq/spool/pkg/egress"
 	"net"
 	"net/netip"
 	"slices"
@@ -82,7 +83,7 @@ func TestDialer(t *testing.T) {
 			if conn != nil {
 				conn.Close()
 			}
-			var address *policy.AddressError
+			var address *egress.AddressError
 			var unresolved *policy.UnresolvedError
 			switch {
 			case c.denied != "":
@@ -166,8 +167,16 @@ func TestOwnAddresses(t *testing.T) {
 	d := policy.NewDialer(policy.DialerConfig{})
 	for _, a := range list {
 		addr, _ := netip.AddrFromSlice(a.(*net.IPNet).IP)
-		if _, err := d.Resolve(t.Context(), policy.Host{Addr: addr.Unmap()}); err == nil {
+		if _, err := d.Resolve(t.Context(), egress.Host{Addr: addr.Unmap()}); err == nil {
 			t.Errorf("%s is let through", addr)
 		}
 	}
+}
+func target(t *testing.T, s string) egress.Target {
+	t.Helper()
+	got, err := egress.ParseTarget(s, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/spoolhq/spool/pkg/egress"
 	"io"
 	"log/slog"
 	"net"
@@ -13,13 +14,12 @@ import (
 	"time"
 
 	"github.com/spoolhq/spool/pkg/events"
-	"github.com/spoolhq/spool/services/executor/internal/egress/policy"
 	"github.com/spoolhq/spool/services/executor/internal/egress/registry"
 )
 
 // dialAllowed connects to a host of the allowlist, after a look at its addresses.
 func (s *Server) dialAllowed(ctx context.Context, _, address string) (net.Conn, error) {
-	t, err := policy.ParseTarget(address, 0)
+	t, err := egress.ParseTarget(address, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -54,7 +54,7 @@ func (s *Server) forward(w http.ResponseWriter, r *http.Request, sb *registry.Sa
 }
 
 // pass sends a request on to a target that may be named.
-func (s *Server) pass(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox, t policy.Target) {
+func (s *Server) pass(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox, t egress.Target) {
 	done, counted := sb.Begin(false), s.cfg.Metrics.Begin("forward")
 	ctx, move, stop := watch(r.Context(), s.cfg.Idle)
 	status := 0
@@ -100,7 +100,7 @@ func (s *Server) pass(w http.ResponseWriter, r *http.Request, sb *registry.Sandb
 }
 
 // unreached tells the sandbox that a host did not answer, and gives the status.
-func (s *Server) unreached(w http.ResponseWriter, r *http.Request, t policy.Target, err error) int {
+func (s *Server) unreached(w http.ResponseWriter, r *http.Request, t egress.Target, err error) int {
 	f := failure{http.StatusBadGateway, codeUpstream, fmt.Sprintf("%s is not reached: %v", t, err)}
 	switch {
 	case errors.Is(context.Cause(r.Context()), errSilent):

@@ -3,6 +3,7 @@ package proxy
 import (
 	"context"
 	"errors"
+	"github.com/spoolhq/spool/pkg/egress"
 	"net/http"
 	"strings"
 	"time"
@@ -58,14 +59,14 @@ func (s *Server) deny(w http.ResponseWriter, sb *registry.Sandbox, status int, d
 }
 
 // judge tells whether a sandbox may name a target; otherwise why not.
-func (s *Server) judge(sb *registry.Sandbox, method, authority string, assume uint16) (policy.Target, *events.EgressDenied) {
-	t, err := policy.ParseTarget(authority, assume)
+func (s *Server) judge(sb *registry.Sandbox, method, authority string, assume uint16) (egress.Target, *events.EgressDenied) {
+	t, err := egress.ParseTarget(authority, assume)
 	if err != nil {
 		return t, &events.EgressDenied{Host: authority, Method: method, Code: BadHost, Message: err.Error()}
 	}
 	d := &events.EgressDenied{Host: t.Host.String(), Port: uint32(t.Port), Method: method}
 	if t.Host.Name == "" {
-		if err := policy.CheckAddress(t.Host.Addr); err != nil {
+		if err := egress.CheckAddress(t.Host.Addr); err != nil {
 			d.Code, d.Address, d.Message = PrivateAddress, t.Host.Addr.String(), err.Error()
 			return t, d
 		}
@@ -78,9 +79,9 @@ func (s *Server) judge(sb *registry.Sandbox, method, authority string, assume ui
 }
 
 // refusal is the denial that a failed dial is, nil if it is none.
-func refusal(t policy.Target, method string, err error) *events.EgressDenied {
+func refusal(t egress.Target, method string, err error) *events.EgressDenied {
 	d := &events.EgressDenied{Host: t.Host.String(), Port: uint32(t.Port), Method: method}
-	var address *policy.AddressError
+	var address *egress.AddressError
 	var unresolved *policy.UnresolvedError
 	switch {
 	case errors.As(err, &address):

@@ -11,6 +11,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"github.com/spoolhq/spool/pkg/egress"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -20,7 +21,6 @@ import (
 
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/services/executor/internal/egress/journal"
-	"github.com/spoolhq/spool/services/executor/internal/egress/policy"
 )
 
 // Registration is what a holder says of a sandbox.
@@ -144,7 +144,7 @@ func (r *Registry) load(id string) error {
 	if err := json.Unmarshal(raw, &reg); err != nil {
 		return fmt.Errorf("%s: %w", registrationFile, err)
 	}
-	allow, err := policy.ParseAllowlist(reg.Allow)
+	allow, err := egress.ParseAllowlist(reg.Allow)
 	if err != nil {
 		return err
 	}
@@ -199,7 +199,7 @@ func (g Registration) hash() (h [sha256.Size]byte, given bool, err error) {
 	return sha256.Sum256([]byte(g.Token)), true, nil
 }
 
-func (g Registration) check() (policy.Allowlist, error) {
+func (g Registration) check() (egress.Allowlist, error) {
 	for _, f := range []struct {
 		field string
 		kind  events.Kind
@@ -209,16 +209,16 @@ func (g Registration) check() (policy.Allowlist, error) {
 			continue
 		}
 		if err := events.CheckID(f.field, f.kind, f.value); err != nil {
-			return policy.Allowlist{}, invalid(f.field, "%s", err)
+			return egress.Allowlist{}, invalid(f.field, "%s", err)
 		}
 	}
 	const maxTenant = 128
 	if len(g.Tenant) > maxTenant {
-		return policy.Allowlist{}, invalid("tenant", "tenant: it is longer than %d bytes", maxTenant)
+		return egress.Allowlist{}, invalid("tenant", "tenant: it is longer than %d bytes", maxTenant)
 	}
-	allow, err := policy.ParseAllowlist(g.Allow)
+	allow, err := egress.ParseAllowlist(g.Allow)
 	if err != nil {
-		return policy.Allowlist{}, invalid("allow", "%s", err)
+		return egress.Allowlist{}, invalid("allow", "%s", err)
 	}
 	return allow, nil
 }
@@ -298,7 +298,7 @@ func (r *Registry) Get(id string) (*Sandbox, error) {
 	if sb := r.byID[id]; sb != nil {
 		return sb, nil
 	}
-	return nil, &Error{Code: CodeNotFound, Detail: "no sandbox " + policy.Printable(id) + " is registered here"}
+	return nil, &Error{Code: CodeNotFound, Detail: "no sandbox " + egress.Printable(id) + " is registered here"}
 }
 
 // Count gives the number of sandboxes whose tokens are good.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"fmt"
+	"github.com/spoolhq/spool/pkg/egress"
 	"log/slog"
 	"maps"
 	"net"
@@ -12,7 +13,6 @@ import (
 	"time"
 
 	"github.com/spoolhq/spool/services/executor/internal/egress/journal"
-	"github.com/spoolhq/spool/services/executor/internal/egress/policy"
 )
 
 // Sandbox is a registered one. Safe for concurrent use.
@@ -24,7 +24,7 @@ type Sandbox struct {
 	hash    [sha256.Size]byte // guarded by the registry
 	mu      sync.Mutex
 	reg     stored
-	allow   policy.Allowlist
+	allow   egress.Allowlist
 	conns   map[net.Conn]bool
 	model   int           // open requests to models
 	busy    int           // open requests of all kinds
@@ -40,7 +40,7 @@ func newSandbox(id string, most int, j *journal.Journal) *Sandbox {
 // ID is sbx_….
 func (s *Sandbox) ID() string { return s.id }
 
-func (s *Sandbox) set(reg stored, allow policy.Allowlist, hash [sha256.Size]byte) {
+func (s *Sandbox) set(reg stored, allow egress.Allowlist, hash [sha256.Size]byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	higher := reg.Epoch != s.reg.Epoch || !s.reg.Released.IsZero()
@@ -124,7 +124,7 @@ func (s *Sandbox) Log(l *slog.Logger) *slog.Logger {
 }
 
 // Allows tells whether the allowlist names the target.
-func (s *Sandbox) Allows(t policy.Target) bool {
+func (s *Sandbox) Allows(t egress.Target) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.allow.Allows(t)

@@ -1,7 +1,8 @@
-// Package policy decides where a sandbox may connect to: how a host is spelled,
-// which hosts an allowlist names, which addresses are nobody's to reach, and a
-// dialer that connects to exactly the address that was looked at.
-package policy
+// Package egress says where a sandbox may connect to: how a host is spelled,
+// which hosts an allowlist names, which addresses are nobody's to reach. It is
+// pure, and the one reading of an allowlist: what the public API takes, the
+// egress proxy takes.
+package egress
 
 import (
 	"errors"

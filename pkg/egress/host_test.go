@@ -1,4 +1,4 @@
-package policy_test
+package egress_test
 
 import (
 	"errors"
@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/spoolhq/spool/services/executor/internal/egress/policy"
+	"github.com/spoolhq/spool/pkg/egress"
 )
 
 func TestParseHost(t *testing.T) {
@@ -16,7 +16,7 @@ func TestParseHost(t *testing.T) {
 		"localhost": "localhost", "1.example": "1.example", "0x7f.example": "0x7f.example", "8.8.8.8": "8.8.8.8", "8.8.8.8.": "8.8.8.8",
 		"[2606:4700::1111]": "2606:4700::1111", "[::1]": "::1", "127.0.0.1": "127.0.0.1",
 	} {
-		if h, err := policy.ParseHost(in); err != nil || h.String() != want {
+		if h, err := egress.ParseHost(in); err != nil || h.String() != want {
 			t.Errorf("%q: %q, %v; want %q", in, h, err, want)
 		}
 	}
@@ -32,8 +32,8 @@ func TestParseHost(t *testing.T) {
 		"bare IPv6": "::1", "open bracket": "[::1", "bracketed name": "[ok.com]", "bracketed IPv4": "[127.0.0.1]", "zone": "[fe80::1%eth0]", "escaped zone": "[fe80::1%25eth0]",
 		"mapped": "[::ffff:169.254.169.254]", "mapped in hexadecimal": "[::ffff:a9fe:a9fe]", "after the bracket": "[::1]x",
 	} {
-		h, err := policy.ParseHost(in)
-		var bad *policy.HostError
+		h, err := egress.ParseHost(in)
+		var bad *egress.HostError
 		if !errors.As(err, &bad) {
 			t.Errorf("%s: %q is taken for %q (%v)", name, in, h, err)
 		} else if strings.ContainsAny(err.Error(), "\x00\n\x7f") {
@@ -45,16 +45,16 @@ func TestParseHost(t *testing.T) {
 func TestParseTarget(t *testing.T) {
 	t.Parallel()
 	for in, want := range map[string]string{"ok.com:443": "ok.com:443", "OK.com.:8443": "ok.com:8443", "[2606:4700::1111]:443": "[2606:4700::1111]:443", "ok.com": "ok.com:80"} {
-		if got, err := policy.ParseTarget(in, 80); err != nil || got.String() != want {
+		if got, err := egress.ParseTarget(in, 80); err != nil || got.String() != want {
 			t.Errorf("%q: %v, %v", in, got, err)
 		}
 	}
 	for _, in := range []string{"ok.com:", "ok.com:0", "ok.com:65536", "ok.com:-1", "ok.com:+443", "ok.com:0443", "ok.com:http", ":443", "::1:443", "ok.com:443:443", "ok.com:44 3"} {
-		if got, err := policy.ParseTarget(in, 80); err == nil {
+		if got, err := egress.ParseTarget(in, 80); err == nil {
 			t.Errorf("%q is taken for %v", in, got)
 		}
 	}
-	if got, err := policy.ParseTarget("ok.com", 0); err == nil {
+	if got, err := egress.ParseTarget("ok.com", 0); err == nil {
 		t.Errorf("without a port: %v", got)
 	}
 }
@@ -96,9 +96,9 @@ func TestAllowlist(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			a, err := policy.ParseAllowlist(c.entries)
+			a, err := egress.ParseAllowlist(c.entries)
 			if c.fails {
-				var bad *policy.EntryError
+				var bad *egress.EntryError
 				if !errors.As(err, &bad) || bad.Index != c.failsAt || bad.Entry != c.entries[c.failsAt] || !strings.Contains(bad.Reason, c.reasonHas) {
 					t.Fatalf("%#v", err)
 				}
@@ -122,14 +122,14 @@ func TestAllowlist(t *testing.T) {
 			}
 		})
 	}
-	if _, err := policy.ParseAllowlist(make([]string, 1001)); err == nil {
+	if _, err := egress.ParseAllowlist(make([]string, 1001)); err == nil {
 		t.Error("a list of any length is taken")
 	}
 }
 
-func target(t *testing.T, s string) policy.Target {
+func target(t *testing.T, s string) egress.Target {
 	t.Helper()
-	got, err := policy.ParseTarget(s, 0)
+	got, err := egress.ParseTarget(s, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -139,7 +139,7 @@ func target(t *testing.T, s string) policy.Target {
 func TestCheckAddress(t *testing.T) {
 	t.Parallel()
 	for _, s := range []string{"8.8.8.8", "1.1.1.1", "93.184.216.34", "172.32.0.1", "172.15.255.255", "100.63.255.255", "100.128.0.1", "169.253.1.1", "2606:4700::1111", "2a00:1450:4001::200e", "64:ff9b::808:808"} {
-		if err := policy.CheckAddress(netip.MustParseAddr(s)); err != nil {
+		if err := egress.CheckAddress(netip.MustParseAddr(s)); err != nil {
 			t.Errorf("%s: %v", s, err)
 		}
 	}
@@ -151,12 +151,12 @@ func TestCheckAddress(t *testing.T) {
 		"100::1", "2001::1", "2001:db8::1", "2002:7f00:1::", "2002:808:808::", "3fff::1", "4000::1", "fc00::1", "fd00:ec2::254", "fe80::1", "fe80::1%eth0", "fec0::1", "ff02::1",
 		"2606:4700::5efe:10.0.0.1", "2606:4700::200:5efe:10.0.0.1",
 	} {
-		var bad *policy.AddressError
-		if err := policy.CheckAddress(netip.MustParseAddr(s)); !errors.As(err, &bad) {
+		var bad *egress.AddressError
+		if err := egress.CheckAddress(netip.MustParseAddr(s)); !errors.As(err, &bad) {
 			t.Errorf("%s is let through (%v)", s, err)
 		}
 	}
-	if policy.CheckAddress(netip.Addr{}) == nil {
+	if egress.CheckAddress(netip.Addr{}) == nil {
 		t.Error("no address is let through")
 	}
 }
@@ -168,7 +168,7 @@ func FuzzParseHost(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
-		h, err := policy.ParseHost(s)
+		h, err := egress.ParseHost(s)
 		if err != nil {
 			return
 		}
@@ -176,7 +176,7 @@ func FuzzParseHost(f *testing.F) {
 		if h.Name == "" && h.Addr.Is6() {
 			again = "[" + again + "]"
 		}
-		h2, err := policy.ParseHost(again)
+		h2, err := egress.ParseHost(again)
 		if err != nil || h2 != h {
 			t.Fatalf("%q is %q, which is %q, %v", s, h, h2, err)
 		}
@@ -197,7 +197,7 @@ func FuzzParseAllowlist(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
-		a, err := policy.ParseAllowlist([]string{s})
+		a, err := egress.ParseAllowlist([]string{s})
 		for _, other := range []string{"evil.example:443", "127.0.0.1:443", "169.254.169.254:80", "[::1]:443", "localhost:80"} {
 			if strings.Contains(strings.ToLower(s), strings.Split(strings.Trim(other, "["), ":")[0]) || strings.HasPrefix(s, "*.") {
 				continue
@@ -209,7 +209,7 @@ func FuzzParseAllowlist(f *testing.F) {
 		if err != nil || strings.HasPrefix(s, "*.") {
 			return
 		}
-		got, err := policy.ParseTarget(s, 443)
+		got, err := egress.ParseTarget(s, 443)
 		if err != nil || !a.Allows(got) {
 			t.Fatalf("%q does not allow itself: %v, %v", s, got, err)
 		}
