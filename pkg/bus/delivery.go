@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/spoolhq/spool/pkg/topology"
@@ -40,18 +41,18 @@ func Lost(ctx context.Context) <-chan struct{} {
 }
 
 // deliver hands one message out and returns when it is answered.
-func (u *subscription) deliver(jm jetstream.Msg) {
-	meta, err := jm.Metadata()
+func (u *subscription) deliver(m *nats.Msg) {
+	meta, err := m.Metadata()
 	if err != nil {
 		// It did not come from a consumer, so there is nobody to answer.
-		u.logger.Error("message without JetStream metadata dropped", "subject", jm.Subject(), "error", err)
+		u.logger.Error("message without JetStream metadata dropped", "subject", m.Subject, "error", err)
 		return
 	}
-	msg := unmarshal(jm, meta)
+	msg := unmarshal(m, meta)
 	d := &delivery{draining: u.draining.Done(), lost: make(chan struct{})}
 	ctx, cancel := context.WithCancel(context.WithValue(u.base, deliveryKey{}, d))
 	msg.SetContext(ctx)
-	beating := u.startHeartbeat(jm, d)
+	beating := u.startHeartbeat(m, d)
 	defer func() {
 		cancel()
 		beating()
@@ -60,36 +61,36 @@ func (u *subscription) deliver(jm jetstream.Msg) {
 	select {
 	case u.out <- msg:
 	case <-u.draining.Done():
-		u.giveBack(jm)
+		u.giveBack(m)
 		return
 	}
 	select {
 	case <-msg.Acked():
-		u.acknowledge(jm, msg)
+		u.acknowledge(m, msg)
 	case <-msg.Nacked():
 		delay := u.s.cfg.NakDelay
 		if own, err := time.ParseDuration(msg.Metadata.Get(keyNakDelay)); err == nil {
 			delay = own
 		}
-		if err := jm.NakWithDelay(delay); err != nil {
+		if err := m.NakWithDelay(delay); err != nil {
 			u.logger.Warn("message could not be given back, it comes again after AckWait", "message_uuid", msg.UUID, "error", err)
 		}
 	case <-u.abandon:
-		u.logger.Warn("handler has not returned in time, its message comes again after AckWait", "message_uuid", msg.UUID, "subject", jm.Subject(), "sequence", meta.Sequence.Stream)
+		u.logger.Warn("handler has not returned in time, its message comes again after AckWait", "message_uuid", msg.UUID, "subject", m.Subject, "sequence", meta.Sequence.Stream)
 	}
 }
 
-func (u *subscription) acknowledge(jm jetstream.Msg, msg *message.Message) {
+func (u *subscription) acknowledge(m *nats.Msg, msg *message.Message) {
 	var err error
 	switch reason := msg.Metadata.Get(keyTerm); {
 	case reason != "":
-		err = jm.TermWithReason(reason)
+		err = m.Respond([]byte("+TERM " + reason))
 	case u.s.cfg.DoubleAck:
 		ctx, cancel := context.WithTimeout(context.Background(), u.s.cfg.AckWait)
 		defer cancel()
-		err = jm.DoubleAck(ctx)
+		err = m.AckSync(nats.Context(ctx))
 	default:
-		err = jm.Ack()
+		err = m.Ack()
 	}
 	if err != nil {
 		u.logger.Warn("acknowledgement failed, the message comes again after AckWait", "message_uuid", msg.UUID, "error", err)
@@ -97,15 +98,15 @@ func (u *subscription) acknowledge(jm jetstream.Msg, msg *message.Message) {
 }
 
 // giveBack returns a message that no handler has seen.
-func (u *subscription) giveBack(jm jetstream.Msg) {
-	if err := jm.NakWithDelay(minNakDelay); err != nil {
-		u.logger.Warn("message could not be given back, it comes again after AckWait", "subject", jm.Subject(), "error", err)
+func (u *subscription) giveBack(m *nats.Msg) {
+	if err := m.NakWithDelay(minNakDelay); err != nil {
+		u.logger.Warn("message could not be given back, it comes again after AckWait", "subject", m.Subject, "error", err)
 	}
 }
 
 // unmarshal takes whatever comes: a message that another program published has no id of ours, perhaps no headers at all.
-func unmarshal(jm jetstream.Msg, meta *jetstream.MsgMetadata) *message.Message {
-	headers := jm.Headers()
+func unmarshal(m *nats.Msg, meta *nats.MsgMetadata) *message.Message {
+	headers := m.Header
 	sequence := strconv.FormatUint(meta.Sequence.Stream, 10)
 	id := headers.Get(topology.HeaderMessageID)
 	if id == "" {
@@ -114,7 +115,7 @@ func unmarshal(jm jetstream.Msg, meta *jetstream.MsgMetadata) *message.Message {
 	if id == "" {
 		id = meta.Stream + "-" + sequence
 	}
-	msg := message.NewMessage(id, jm.Data())
+	msg := message.NewMessage(id, m.Data)
 	for key, values := range headers {
 		if len(values) == 0 || key == topology.HeaderMessageID || strings.HasPrefix(key, natsPrefix) || strings.HasPrefix(key, localPrefix) {
 			continue
@@ -124,7 +125,7 @@ func unmarshal(jm jetstream.Msg, meta *jetstream.MsgMetadata) *message.Message {
 	msg.Metadata.Set(keyDelivered, strconv.FormatUint(meta.NumDelivered, 10))
 	msg.Metadata.Set(keySequence, sequence)
 	msg.Metadata.Set(keyStream, meta.Stream)
-	msg.Metadata.Set(keySubject, jm.Subject())
+	msg.Metadata.Set(keySubject, m.Subject)
 	msg.Metadata.Set(keyStored, meta.Timestamp.UTC().Format(time.RFC3339Nano))
 	return msg
 }

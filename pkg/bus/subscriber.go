@@ -171,12 +171,12 @@ func (s *Subscriber) Subscribe(ctx context.Context, topic string) (<-chan *messa
 	if err := s.begin(); err != nil {
 		return nil, err
 	}
-	consumer, err := s.consumer(ctx, topic)
+	durable, err := s.consumer(ctx, topic)
 	if err != nil {
 		s.running.Done()
 		return nil, err
 	}
-	u := newSubscription(ctx, s, topic, consumer)
+	u := newSubscription(ctx, s, topic, durable)
 	u.start(ctx)
 	return u.out, nil
 }
@@ -215,27 +215,28 @@ func (s *Subscriber) begin() error {
 	return nil
 }
 
-func (s *Subscriber) consumer(ctx context.Context, topic string) (jetstream.Consumer, error) {
+// consumer makes or updates the durable for topic and gives its name.
+func (s *Subscriber) consumer(ctx context.Context, topic string) (string, error) {
 	if err := CheckFilter(topic); err != nil {
-		return nil, err
+		return "", err
 	}
 	durable, err := s.durable(topic)
 	if err != nil {
-		return nil, err
+		return "", err
 	}
 	ctx, cancel := context.WithTimeout(ctx, setupTimeout)
 	defer cancel()
 	if err := waitConnected(ctx, s.cfg.JetStream.Conn()); err != nil {
-		return nil, fmt.Errorf("consumer %s of stream %s: %w", durable, s.cfg.Stream, err)
+		return "", fmt.Errorf("consumer %s of stream %s: %w", durable, s.cfg.Stream, err)
 	}
-	consumer, err := s.cfg.JetStream.CreateOrUpdateConsumer(ctx, s.cfg.Stream, s.consumerConfig(durable, topic))
+	_, err = s.cfg.JetStream.CreateOrUpdateConsumer(ctx, s.cfg.Stream, s.consumerConfig(durable, topic))
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		return nil, fmt.Errorf("consumer %s: %w: there is no stream %s: %w", durable, ErrNoStream, s.cfg.Stream, err)
+		return "", fmt.Errorf("consumer %s: %w: there is no stream %s: %w", durable, ErrNoStream, s.cfg.Stream, err)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("consumer %s of stream %s for %s: %w", durable, s.cfg.Stream, topic, err)
+		return "", fmt.Errorf("consumer %s of stream %s for %s: %w", durable, s.cfg.Stream, topic, err)
 	}
-	return consumer, nil
+	return durable, nil
 }
 
 func (s *Subscriber) durable(topic string) (string, error) {

@@ -8,28 +8,24 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
-	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 )
 
 const (
 	pullExpiry = 30 * time.Second
 	// pullHeartbeat is how often the server confirms a waiting pull request; twice as long without one and it is sent again.
 	pullHeartbeat = 5 * time.Second
-	// pullRecheck is the wait after which Next is called once more, see next.
-	pullRecheck = 10 * time.Millisecond
-	reopenDelay = time.Second
+	reopenDelay   = time.Second
 	// drainTimeout bounds the wait for a message that was on its way when the subscription ended.
 	drainTimeout = time.Second
 )
 
 // subscription is one call of Subscribe: Concurrency slots that share a consumer.
 type subscription struct {
-	s        *Subscriber
-	topic    string
-	consumer jetstream.Consumer
-	logger   *slog.Logger
-	out      chan *message.Message
+	s       *Subscriber
+	topic   string
+	durable string
+	logger  *slog.Logger
+	out     chan *message.Message
 
 	draining context.Context // ends when no further message is wanted
 	drain    context.CancelFunc
@@ -44,10 +40,10 @@ type subscription struct {
 	reopened  time.Time
 }
 
-func newSubscription(ctx context.Context, s *Subscriber, topic string, consumer jetstream.Consumer) *subscription {
+func newSubscription(ctx context.Context, s *Subscriber, topic, durable string) *subscription {
 	u := &subscription{
-		s: s, topic: topic, consumer: consumer,
-		logger:  s.cfg.Logger.With("stream", s.cfg.Stream, "durable", consumer.CachedInfo().Name, "topic", topic),
+		s: s, topic: topic, durable: durable,
+		logger:  s.cfg.Logger.With("stream", s.cfg.Stream, "durable", durable, "topic", topic),
 		out:     make(chan *message.Message),
 		abandon: make(chan struct{}),
 		idle:    make(chan struct{}),
@@ -106,14 +102,12 @@ func (u *subscription) idleWithin(d time.Duration) bool {
 	}
 }
 
-// slot has at most one message at a time. Each slot has its own iterator that asks for exactly one: a message that was fetched ahead
-// would wait without a heartbeat, and be delivered to a second handler.
+// slot has at most one message at a time.
 func (u *subscription) slot() {
 	for u.draining.Err() == nil {
-		it, err := u.consumer.Messages(jetstream.PullMaxMessages(1),
-			jetstream.PullExpiry(u.s.cfg.PullExpiry), jetstream.PullHeartbeat(min(pullHeartbeat, u.s.cfg.PullExpiry/3)))
+		p, err := newPull(u.s.cfg.JetStream, u.s.cfg.Stream, u.durable, u.s.cfg.PullExpiry)
 		if err == nil {
-			err = u.iterate(it)
+			err = u.iterate(p)
 		}
 		switch {
 		case u.draining.Err() != nil:
@@ -121,56 +115,30 @@ func (u *subscription) slot() {
 		case u.s.cfg.JetStream.Conn().IsClosed():
 			u.logger.Error("subscription ends: the connection is closed", "error", err)
 			return
+		case errors.Is(err, errSilent):
+			u.logger.Debug("opening the consumer again", "error", err)
+		default:
+			u.logger.Warn("pull failed, opening the consumer again", "error", err)
 		}
-		u.logger.Warn("pull failed, opening the consumer again", "error", err)
 		u.reopen()
 	}
 }
 
-// iterate returns the error that ended the iterator, or nil when the subscription is draining.
-func (u *subscription) iterate(it jetstream.MessagesContext) error {
-	defer u.drainIterator(it)
-	for u.draining.Err() == nil {
-		jm, err := u.next(it)
+// iterate returns the error that ended the pull, or nil when the subscription is draining.
+func (u *subscription) iterate(p *pull) error {
+	defer p.close(u.giveBack)
+	for {
+		m, err := p.next(u.draining)
 		switch {
-		case jm != nil && u.draining.Err() != nil:
-			u.giveBack(jm)
-		case jm != nil:
-			u.deliver(jm)
 		case u.draining.Err() != nil:
-		case errors.Is(err, jetstream.ErrNoHeartbeat):
-			// The request is lost, or the consumer is: nats.go sends the request again, but would do so for ever.
-			u.logger.Debug("no heartbeat for a pull request")
-			u.reopen()
-		default:
+			if err == nil {
+				u.giveBack(m)
+			}
+			return nil
+		case err != nil:
 			return err
 		}
-	}
-	return nil
-}
-
-// next waits for a message in two steps. In nats.go v1.55.0, Next sends no pull request if the goroutine that sent the one before has not yet
-// noted its end, and with PullMaxMessages(1) nothing else sends one, so that it waits for twice the heartbeat (seen about once in
-// 10,000 messages). A second call makes up for that.
-func (u *subscription) next(it jetstream.MessagesContext) (jetstream.Msg, error) {
-	jm, err := it.Next(jetstream.NextMaxWait(pullRecheck))
-	if errors.Is(err, nats.ErrTimeout) {
-		return it.Next(jetstream.NextContext(u.draining))
-	}
-	return jm, err
-}
-
-// drainIterator gives back a message that arrived after the last Next.
-func (u *subscription) drainIterator(it jetstream.MessagesContext) {
-	it.Drain()
-	ctx, cancel := context.WithTimeout(context.Background(), drainTimeout)
-	defer cancel()
-	for {
-		jm, err := it.Next(jetstream.NextContext(ctx))
-		if err != nil {
-			return
-		}
-		u.giveBack(jm)
+		u.deliver(m)
 	}
 }
 

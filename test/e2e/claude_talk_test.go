@@ -66,7 +66,7 @@ func (k *talk) post(text string, more func(events.Wire) bool) string {
 	for wanted := true; wanted; {
 		w, err := s.Next()
 		if err != nil {
-			k.t.Fatalf("%s: %v; shown so far:\n%s", text, err, s.View)
+			k.t.Fatalf("%s: %v; %s", text, err, k.c.Explain(k.session, s))
 		}
 		if w.ExecutionID == execution && events.Terminal(w.Type) {
 			k.t.Fatalf("%s: ended too early with %s %s\n%s", text, w.Type, w.Data, s.View)
@@ -81,7 +81,7 @@ func (k *talk) until(execution string) turn {
 	k.t.Helper()
 	end, err := k.s.Until(execution)
 	if err != nil {
-		k.t.Fatalf("%v; shown so far:\n%s", err, k.s.View)
+		k.t.Fatalf("%v; %s", err, k.c.Explain(k.session, k.s))
 	}
 	k.s.Close()
 	x := turn{t: k.t, execution: execution, end: end}

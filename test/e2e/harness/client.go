@@ -224,7 +224,7 @@ func (c *Cluster) Run(session, text string, from *Stream) (*Stream, events.Wire)
 	execution := c.Post(session, text)
 	end, err := s.Until(execution)
 	if err != nil {
-		c.T.Fatalf("stream of %s: %v; shown so far:\n%s", session, err, s.View)
+		c.T.Fatalf("stream of %s: %v; %s", session, err, c.Explain(session, s))
 	}
 	return s, end
 }

@@ -1,0 +1,43 @@
+package harness
+
+import (
+	"bytes"
+	"fmt"
+	"os/exec"
+	"runtime/pprof"
+	"strings"
+	"time"
+)
+
+// Explain says all that a cluster knows of a session whose stream does not go on: what the stream showed, when, the processes in its
+// container, and where the executors stand. It is for a test that fails.
+func (c *Cluster) Explain(session string, s *Stream) string {
+	var out strings.Builder
+	fmt.Fprintf(&out, "now: %s\nshown so far:\n%s\n", time.Now().UTC().Format(time.RFC3339Nano), s.View)
+	for _, e := range s.Events {
+		fmt.Fprintf(&out, "%4d %s %s %s\n", e.Seq, e.Time.Format(time.RFC3339Nano), e.Type, e.ExecutionID)
+	}
+	var shown map[string]any
+	c.Call(0, "GET", "/api/sessions/"+session, nil, &shown)
+	fmt.Fprintf(&out, "session: %v\n", shown)
+	if c.opts.Docker {
+		// What fails is part of the explanation.
+		label := "label=dev.spool.session=" + session
+		names, err := exec.Command("docker", "ps", "-aq", "--filter", label).CombinedOutput()
+		fmt.Fprintf(&out, "containers: %s %v\n", names, err)
+		for name := range strings.FieldsSeq(string(names)) {
+			top, err := exec.Command("docker", "top", name, "-o", "pid,stat,etime,time,args").CombinedOutput()
+			fmt.Fprintf(&out, "%s %v\n", top, err)
+		}
+	}
+	var stacks bytes.Buffer
+	if err := pprof.Lookup("goroutine").WriteTo(&stacks, 1); err != nil {
+		fmt.Fprintf(&out, "stacks: %v\n", err)
+	}
+	for stack := range strings.SplitSeq(stacks.String(), "\n\n") {
+		if strings.Contains(stack, "services/executor") {
+			fmt.Fprintf(&out, "%s\n\n", stack)
+		}
+	}
+	return out.String()
+}
