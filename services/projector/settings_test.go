@@ -105,9 +105,20 @@ func TestSettingLockRetry(t *testing.T) {
 			return nil
 		})
 	}
+	asked := func(want int) {
+		t.Helper()
+		eventually(t, fmt.Sprintf("%d connections have asked for a lock, and were told no", want), func() error {
+			if n := one[int](w, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle' AND query LIKE 'SELECT pg_try_advisory_lock%'"); n != want {
+				return fmt.Errorf("it is %d", n)
+			}
+			return nil
+		})
+	}
 	stop, leads := start(20 * time.Millisecond)
 	all("the first leads", leads)
+	asked(0)
 	_, never := start(time.Hour)
+	asked(topology.ProjectorGroups) // in vain: each asks again in an hour
 	_, soon := start(20 * time.Millisecond)
 	stop()
 	all("the third leads", soon)
