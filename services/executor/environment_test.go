@@ -149,6 +149,24 @@ func TestSnapshotGivesWay(t *testing.T) {
 	<-b.store.began
 }
 
+// TestSnapshotStays: word that brings nothing new, such as the turn's own, late, does not end the snapshot.
+func TestSnapshotStays(t *testing.T) {
+	t.Parallel()
+	b := newStoreBench(t, quick)
+	block := make(chan struct{})
+	b.store.block = block
+	b.run()
+	s := b.session(short(events.Options{}))
+	s.ended(s.post("one"))
+	<-b.store.began
+	s.job()
+	b.until("the second job is delivered", func() bool { return b.delivered() == 2 })
+	s.load() // by now the first one's handler was told
+	close(block)
+	s.until("the snapshot", func(l eventlog.Loaded) bool { return l.Run.Snapshot.ID != "" })
+	b.noJobs()
+}
+
 // TestInterval: while a turn runs its workspace is stored at every interval.
 func TestInterval(t *testing.T) {
 	t.Parallel()

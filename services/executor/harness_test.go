@@ -519,6 +519,23 @@ func (b *bench) jobs() uint64 {
 	return info.State.Msgs
 }
 
+// delivered is how many jobs are with an executor.
+func (b *bench) delivered() (n int) {
+	b.t.Helper()
+	stream, err := b.js.Stream(b.ctx, topology.StreamJobs)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	list := stream.ListConsumers(b.ctx)
+	for info := range list.Info() {
+		n += info.NumAckPending
+	}
+	if list.Err() != nil {
+		b.t.Fatal(list.Err())
+	}
+	return n
+}
+
 func (b *bench) noJobs() {
 	b.t.Helper()
 	b.until("no job is left", func() bool { return b.jobs() == 0 })

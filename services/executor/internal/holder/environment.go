@@ -234,12 +234,20 @@ func (h *Holder) afterTurn(ctx context.Context, t *turn, b *busy) error {
 	over := make(chan struct{})
 	defer close(over)
 	go func() {
-		select {
-		case <-b.poke:
-		case <-bus.Draining(ctx):
-		case <-over:
+		defer cancel()
+		for {
+			select {
+			case <-b.poke:
+				// Most often it is word of the turn's own last events, late.
+				if h.wanted(work, t) {
+					return
+				}
+			case <-bus.Draining(ctx):
+				return
+			case <-over:
+				return
+			}
 		}
-		cancel()
 	}()
 	facts, err := h.turnEnd(work, t)
 	if err == nil {
@@ -249,6 +257,19 @@ func (h *Holder) afterTurn(ctx context.Context, t *turn, b *busy) error {
 		t.log.Warn("no snapshot at the end of the turn; the next one will", "sandbox", t.l.Run.Sandbox.ID, "error", err)
 	}
 	return nil
+}
+
+// wanted tells whether something waits for the end of a turn's snapshot.
+func (h *Holder) wanted(ctx context.Context, t *turn) bool {
+	l, err := h.d.Sessions.Load(ctx, t.l.Tenant, t.l.ID, eventlog.Leader)
+	if err != nil {
+		return false // the round after the snapshot asks again
+	}
+	switch l.Due() {
+	case run.Execute, run.Refuse, run.Release:
+		return true
+	}
+	return false
 }
 
 func (h *Holder) turnEnd(ctx context.Context, t *turn) ([]events.Payload, error) {
