@@ -12,14 +12,20 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// errSilent is a pull request that the server no longer confirms: it is lost, or its consumer is.
-var errSilent = errors.New("no heartbeat for a pull request")
+// What ends a pull request in the ordinary run of things: it is asked again.
+var (
+	// errSilent is one that the server no longer confirms: it is lost, or its consumer is.
+	errSilent = errors.New("no heartbeat for a pull request")
+	// errMoved is one whose server stops, or no longer leads the consumer.
+	errMoved = errors.New("the consumer's server gives it up")
+)
 
 // The answers of the server that are not messages, as the Status header has them.
 const (
 	statusHeartbeat = "100"
 	statusNone      = "404"
 	statusExpired   = "408"
+	statusConflict  = "409"
 )
 
 // pull asks a consumer for one message at a time: a message that was fetched ahead would wait without a heartbeat, and be delivered
@@ -130,7 +136,11 @@ func (p *pull) read(m *nats.Msg) (ours bool, err error) {
 		p.asked = false
 		return false, nil
 	}
-	return false, fmt.Errorf("pull: the server answered %s %s", status, m.Header.Get("Description"))
+	why := m.Header.Get("Description")
+	if status == statusConflict && (strings.EqualFold(why, "Server Shutdown") || strings.EqualFold(why, "Leadership Change")) {
+		return false, errMoved
+	}
+	return false, fmt.Errorf("pull: the server answered %s %s", status, why)
 }
 
 // close gives what was on its way to back.

@@ -115,7 +115,7 @@ func (u *subscription) slot() {
 		case u.s.cfg.JetStream.Conn().IsClosed():
 			u.logger.Error("subscription ends: the connection is closed", "error", err)
 			return
-		case errors.Is(err, errSilent):
+		case errors.Is(err, errSilent), errors.Is(err, errMoved):
 			u.logger.Debug("opening the consumer again", "error", err)
 		default:
 			u.logger.Warn("pull failed, opening the consumer again", "error", err)

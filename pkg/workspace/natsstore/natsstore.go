@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash"
 	"io"
 	"time"
 
@@ -25,8 +26,11 @@ const (
 	inFlight = 16
 	// stall is how long the bucket may neither take nor give a chunk.
 	stall = 30 * time.Second
-	// longest bounds reading one object. The client cuts off what has no deadline after five seconds.
-	longest = 12 * time.Hour
+	// answer is how long a single question may take; again is the wait before it is repeated.
+	answer = 5 * time.Second
+	again  = 100 * time.Millisecond
+	// maxAbsent is how often a chunk is asked for in vain.
+	maxAbsent = 20
 )
 
 var errStalled = errors.New("the object bucket does not answer")
@@ -35,6 +39,7 @@ var errStalled = errors.New("the object bucket does not answer")
 type Store struct {
 	js      jetstream.JetStream
 	objects jetstream.ObjectStore
+	stream  jetstream.Stream // that holds the bucket
 	bucket  string
 }
 
@@ -48,7 +53,11 @@ func Open(ctx context.Context, js jetstream.JetStream, bucket string) (*Store, e
 	if err != nil {
 		return nil, fmt.Errorf("open object bucket %s: %w", bucket, err)
 	}
-	return &Store{js: js, objects: o, bucket: bucket}, nil
+	stream, err := js.Stream(ctx, "OBJ_"+bucket)
+	if err != nil {
+		return nil, fmt.Errorf("open object bucket %s: %w", bucket, err)
+	}
+	return &Store{js: js, objects: o, stream: stream, bucket: bucket}, nil
 }
 
 // Put stores an object as a whole, or not at all.
@@ -135,62 +144,97 @@ func await(ctx context.Context, ack jetstream.PubAckFuture) error {
 
 // Get opens an object; workspace.ErrNotFound if there is none. Its content is
 // checked against the digest that it was stored with.
+//
+// The client's own reader holds a lock while it waits for a chunk and looks at no
+// context meanwhile: one whose context ends then stands still until its deadline.
+// So chunks are asked for here, one by one, which needs no consumer either.
 func (s *Store) Get(ctx context.Context, name string) (io.ReadCloser, error) {
-	ctx, free := context.WithTimeout(ctx, longest)
-	ctx, cancel := context.WithCancelCause(ctx)
-	o := &object{s: s, name: name, ctx: ctx, free: func() { cancel(nil); free() }}
-	o.patience = time.AfterFunc(stall, func() { cancel(errStalled) })
-	r, err := s.objects.Get(ctx, name)
-	o.patience.Stop()
-	if err != nil {
-		err = o.outcome(err)
-		o.free()
-		return nil, err
+	within, cancel := context.WithTimeoutCause(ctx, stall, errStalled)
+	defer cancel()
+	info, err := s.objects.GetInfo(within, name)
+	if errors.Is(err, jetstream.ErrObjectNotFound) {
+		return nil, fmt.Errorf("%s: %w", name, workspace.ErrNotFound)
 	}
-	o.r = r
-	return o, nil
+	if err != nil {
+		return nil, s.getting(within, name, err)
+	}
+	ctx, cancel = context.WithCancel(ctx)
+	return &object{s: s, name: name, ctx: ctx, cancel: cancel, info: info, digest: sha256.New()}, nil
 }
 
-// object is one that is being read. The bucket has to answer while it is waited
-// for; how long the reader takes in between is its own affair.
+// getting is the error of an object that could not be read.
+func (s *Store) getting(ctx context.Context, name string, err error) error {
+	if cause := context.Cause(ctx); cause != nil {
+		err = cause
+	}
+	return fmt.Errorf("get %s from bucket %s: %w", name, s.bucket, err)
+}
+
+// object is one that is being read, by one goroutine. Close ends a Read.
 type object struct {
-	s        *Store
-	name     string
-	r        jetstream.ObjectResult
-	ctx      context.Context
-	patience *time.Timer
-	free     func()
+	s      *Store
+	name   string
+	ctx    context.Context
+	cancel context.CancelFunc
+	info   *jetstream.ObjectInfo
+	digest hash.Hash
+
+	have   []byte // of the last chunk
+	chunks uint32 // fetched
+	seq    uint64 // of the last one
+	err    error  // after have
 }
 
 func (o *object) Read(p []byte) (int, error) {
-	o.patience.Reset(stall)
-	n, err := o.r.Read(p)
-	o.patience.Stop()
-	if err != nil && !errors.Is(err, io.EOF) {
-		err = o.outcome(err)
+	for len(o.have) == 0 {
+		switch {
+		case o.err != nil:
+			return 0, o.err
+		case o.chunks < o.info.Chunks:
+			o.have, o.err = o.fetch()
+		case jetstream.GetObjectDigestValue(o.digest) != o.info.Digest && o.info.Size > 0:
+			o.err = &workspace.CorruptError{Object: o.name, Err: fmt.Errorf("its digest is %s, not %s", jetstream.GetObjectDigestValue(o.digest), o.info.Digest)}
+		default:
+			o.err = io.EOF
+		}
 	}
-	return n, err
+	n := copy(p, o.have)
+	o.have = o.have[n:]
+	return n, nil
+}
+
+// fetch gets the next chunk. One that is not there may be on its way to the
+// replica that was asked; a server that does not answer may come back.
+func (o *object) fetch() ([]byte, error) {
+	ctx, cancel := context.WithTimeoutCause(o.ctx, stall, errStalled)
+	defer cancel()
+	subject := "$O." + o.s.bucket + ".C." + o.info.NUID
+	absent := 0
+	for {
+		try, end := context.WithTimeout(ctx, answer)
+		m, err := o.s.stream.GetMsg(try, o.seq+1, jetstream.WithGetMsgSubject(subject))
+		end()
+		switch {
+		case err == nil:
+			o.chunks, o.seq = o.chunks+1, m.Sequence
+			o.digest.Write(m.Data) //nolint:errcheck // a hash takes all
+			return m.Data, nil
+		case errors.Is(err, jetstream.ErrMsgNotFound):
+			if absent++; absent > maxAbsent {
+				return nil, &workspace.CorruptError{Object: o.name, Err: fmt.Errorf("of its %d chunks only %d are there", o.info.Chunks, o.chunks)}
+			}
+		}
+		select {
+		case <-time.After(again):
+		case <-ctx.Done():
+			return nil, o.s.getting(ctx, o.name, err)
+		}
+	}
 }
 
 func (o *object) Close() error {
-	o.patience.Stop()
-	err := o.r.Close()
-	o.free()
-	return err
-}
-
-// outcome names an object that could not be read.
-func (o *object) outcome(err error) error {
-	if cause := context.Cause(o.ctx); cause != nil {
-		err = cause
-	}
-	switch {
-	case errors.Is(err, jetstream.ErrObjectNotFound):
-		return fmt.Errorf("%s: %w", o.name, workspace.ErrNotFound)
-	case errors.Is(err, jetstream.ErrDigestMismatch):
-		return &workspace.CorruptError{Object: o.name, Err: err}
-	}
-	return fmt.Errorf("get %s from bucket %s: %w", o.name, o.s.bucket, err)
+	o.cancel()
+	return nil
 }
 
 // Has tells whether there is an object.

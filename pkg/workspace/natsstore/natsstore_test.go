@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -136,4 +137,114 @@ func TestNoBucket(t *testing.T) {
 	if _, err := natsstore.Open(t.Context(), js, topology.BucketWorkspaces); err == nil || !strings.Contains(err.Error(), "object bucket workspaces is not installed") {
 		t.Errorf("open: %v", err)
 	}
+}
+
+// TestEndsWithContext: whoever reads while the server is away is let go at once when the context ends.
+func TestEndsWithContext(t *testing.T) {
+	t.Parallel()
+	srv := natstest.RunRestartable(t)
+	s := restartable(t, srv)
+	if err := s.Put(t.Context(), "acme/ses_1/p-1", strings.NewReader(strings.Repeat("x", 2<<20))); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	r, err := s.Get(ctx, "acme/ses_1/p-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close() //nolint:errcheck // it never fails
+	if _, err := io.ReadFull(r, make([]byte, 100)); err != nil {
+		t.Fatal(err)
+	}
+	srv.Stop()
+	read := make(chan error, 1)
+	go func() {
+		_, err := io.Copy(io.Discard, r)
+		read <- err
+	}()
+	select {
+	case err := <-read:
+		t.Fatalf("without a server the reading ended with %v", err)
+	case <-time.After(500 * time.Millisecond): // by now it waits
+	}
+	cancel()
+	select {
+	case err := <-read:
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("it ended with %v", err)
+		}
+	case <-time.After(10 * time.Second): // the store alone would wait for thirty
+		t.Error("it stands still")
+	}
+}
+
+// TestGoesOn: a server that comes back in the middle of an object is asked again.
+func TestGoesOn(t *testing.T) {
+	t.Parallel()
+	srv := natstest.RunRestartable(t)
+	s := restartable(t, srv)
+	want := strings.Repeat("0123456789abcdef", 256<<10)
+	if err := s.Put(t.Context(), "acme/ses_1/p-1", strings.NewReader(want)); err != nil {
+		t.Fatal(err)
+	}
+	r, err := s.Get(t.Context(), "acme/ses_1/p-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close() //nolint:errcheck // it never fails
+	begin := make([]byte, 100)
+	if _, err := io.ReadFull(r, begin); err != nil {
+		t.Fatal(err)
+	}
+	srv.Stop()
+	srv.Start()
+	rest, err := io.ReadAll(r)
+	if err != nil || string(begin)+string(rest) != want {
+		t.Errorf("got %d bytes, %v", len(begin)+len(rest), err)
+	}
+}
+
+// TestChunksGone: an object without its content is corrupt, and nobody waits for it.
+func TestChunksGone(t *testing.T) {
+	t.Parallel()
+	srv := natstest.RunRestartable(t)
+	s := restartable(t, srv)
+	if err := s.Put(t.Context(), "acme/ses_1/p-1", strings.NewReader("content")); err != nil {
+		t.Fatal(err)
+	}
+	js, err := jetstream.New(srv.Conn())
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream, err := js.Stream(t.Context(), "OBJ_"+topology.BucketWorkspaces)
+	if err == nil {
+		err = stream.Purge(t.Context(), jetstream.WithPurgeSubject("$O."+topology.BucketWorkspaces+".C.>"))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := s.Get(t.Context(), "acme/ses_1/p-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close() //nolint:errcheck // it never fails
+	var corrupt *workspace.CorruptError
+	if _, err := io.ReadAll(r); !errors.As(err, &corrupt) || corrupt.Object != "acme/ses_1/p-1" {
+		t.Errorf("got %v", err)
+	}
+}
+
+// restartable opens the store on a server that can go away.
+func restartable(t *testing.T, srv *natstest.Restartable) *natsstore.Store {
+	t.Helper()
+	js, err := jetstream.New(srv.Conn())
+	if err != nil {
+		t.Fatal(err)
+	}
+	bucket(t, js)
+	s, err := natsstore.Open(t.Context(), js, topology.BucketWorkspaces)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
 }

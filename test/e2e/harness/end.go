@@ -46,7 +46,9 @@ func (c *Cluster) Delete(id string) {
 		}
 	}
 	sandboxes, err := c.over(ctx, id)
-	must(c.T, err)
+	if err != nil {
+		c.T.Fatalf("%v\n%s", err, executorStacks())
+	}
 	Eventually(c.T, "no process of the deleted session "+id+" is left", func() bool {
 		return len(Processes(append(sandboxes, c.Workspace(id))...)) == 0
 	})

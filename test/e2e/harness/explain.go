@@ -30,13 +30,20 @@ func (c *Cluster) Explain(session string, s *Stream) string {
 			fmt.Fprintf(&out, "%s %v\n", top, err)
 		}
 	}
-	var stacks bytes.Buffer
-	if err := pprof.Lookup("goroutine").WriteTo(&stacks, 1); err != nil {
-		fmt.Fprintf(&out, "stacks: %v\n", err)
+	out.WriteString(executorStacks())
+	return out.String()
+}
+
+// executorStacks says where the goroutines of this process's executors stand.
+func executorStacks() string {
+	var all bytes.Buffer
+	if err := pprof.Lookup("goroutine").WriteTo(&all, 1); err != nil {
+		return fmt.Sprintf("stacks: %v\n", err)
 	}
-	for stack := range strings.SplitSeq(stacks.String(), "\n\n") {
+	var out strings.Builder
+	for stack := range strings.SplitSeq(all.String(), "\n\n") {
 		if strings.Contains(stack, "services/executor") {
-			fmt.Fprintf(&out, "%s\n\n", stack)
+			out.WriteString(stack + "\n\n")
 		}
 	}
 	return out.String()
