@@ -30,6 +30,7 @@ func (e *Error) Unwrap() error { return e.Err }
 // The codes of errors.
 const (
 	CodeEngineUnavailable = "ENGINE_UNAVAILABLE" // there is no engine, or it went away
+	CodeEgressUnavailable = "EGRESS_UNAVAILABLE" // the engine's egress proxy does not answer: there is no way out
 	CodeImageNotFound     = "IMAGE_NOT_FOUND"    // the image is not there and cannot be pulled
 	CodeImageUnsupported  = "IMAGE_UNSUPPORTED"  // its architecture is one for which there is no runner
 	CodeDiskFull          = "DISK_FULL"          // the engine has no room

@@ -109,7 +109,7 @@ func (w wayOut) Register(ctx context.Context, g holder.Grant) error {
 	_, err := w.client.Register(ctx, g.Sandbox, egress.Registration{
 		Token: g.Token, Tenant: g.Tenant, Session: g.Session, Execution: g.Execution, Epoch: g.Epoch, Allow: append([]string{}, g.Allow...),
 	})
-	return meaning(err)
+	return w.reached(meaning(err))
 }
 
 // Release shuts a sandbox's way out, and forgets what was journaled.
@@ -155,6 +155,22 @@ func (w wayOut) Ack(ctx context.Context, sandbox string, upTo run.Line) error {
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
 	return meaning(w.client.Ack(ctx, sandbox, upTo.Journal, upTo.N, whatever))
+}
+
+// reached gives an error of the way to the proxy its code. What the proxy
+// itself refused, or an engine that is away, keeps its own.
+func (w wayOut) reached(err error) error {
+	var refused *egress.Error
+	var typed *sandbox.Error
+	if err == nil || errors.As(err, &refused) || errors.As(err, &typed) || errors.Is(err, context.Canceled) {
+		return err
+	}
+	name := "that egress-admin names"
+	if w.proxy != nil {
+		name = w.proxy.Name()
+	}
+	return &sandbox.Error{Code: sandbox.CodeEgressUnavailable, Err: err, Message: fmt.Sprintf(
+		"the egress proxy %s does not answer, and without it a sandbox reaches no model: look at its log (%v)", name, err)}
 }
 
 func meaning(err error) error {

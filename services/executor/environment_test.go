@@ -397,6 +397,48 @@ func TestEngineAway(t *testing.T) {
 	}
 }
 
+// TestEgressAway: so is an egress proxy; a sandbox that stands already stays for the next turn.
+func TestEgressAway(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		away time.Duration
+		code string
+	}{"for a moment": {1500 * time.Millisecond, ""}, "for good": {time.Hour, sandbox.CodeEgressUnavailable}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newStoreBench(t, quick)
+			b.egress = &fakeEgress{}
+			b.run(func(cfg *executor.Config) { cfg.EngineGone = 3 * time.Second })
+			away := func(d time.Duration) {
+				b.egress.mu.Lock()
+				defer b.egress.mu.Unlock()
+				b.egress.away = time.Now().Add(d)
+			}
+			check := func(s *talk, execution string) {
+				t.Helper()
+				s.ended(execution)
+				f, failed := s.last(execution).(events.ExecutionFailed)
+				if failed != (c.code != "") || f.Code != c.code {
+					t.Errorf("end %+v", s.last(execution))
+				}
+			}
+			standing := b.session(short(events.Options{}))
+			standing.ended(standing.post("one"))
+			away(c.away)
+			check(standing, standing.post("two"))
+			other := b.session(short(events.Options{}))
+			check(other, other.post("go"))
+			away(0)
+			last := standing.post("three")
+			standing.ended(last)
+			if _, ok := standing.last(last).(events.ExecutionCompleted); !ok || len(of[events.SandboxReady](standing)) != 1 {
+				t.Errorf("after it the standing one ended with %+v, sandboxes %d", standing.last(last), len(of[events.SandboxReady](standing)))
+			}
+			b.noJobs()
+		})
+	}
+}
+
 // TestHealth: a sandbox whose runner no longer answers is said to be unhealthy, once, and well again when it is.
 func TestHealth(t *testing.T) {
 	t.Parallel()

@@ -177,6 +177,7 @@ type fakeEgress struct {
 	grants   []holder.Grant
 	released []string
 	open     int
+	away     time.Time // until when it does not answer
 	lines    []events.Payload
 	by       string // execution of the lines
 }
@@ -184,6 +185,9 @@ type fakeEgress struct {
 func (e *fakeEgress) Register(_ context.Context, g holder.Grant) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if time.Now().Before(e.away) {
+		return &sandbox.Error{Code: sandbox.CodeEgressUnavailable, Message: "the proxy does not answer"}
+	}
 	e.grants = append(e.grants, g)
 	return nil
 }

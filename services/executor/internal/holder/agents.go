@@ -51,10 +51,11 @@ func (a *agent) mayRun(execution string, n uint64) bool {
 	return a.hello != nil && (a.hello.Status.ExecutionID == execution || a.hello.Last > n)
 }
 
-// sandboxError is a sandbox that could not be made.
+// sandboxError is a sandbox that could not be made, or cannot be used now.
 type sandboxError struct {
-	id  string
-	err error
+	id    string
+	err   error
+	stays bool // it is there all the same, for the next turn
 }
 
 func (e *sandboxError) Error() string { return e.err.Error() }
@@ -258,27 +259,23 @@ func (t *turn) create(ctx context.Context) (*agent, error) {
 func (h *Holder) make(ctx context.Context, spec *sandbox.Spec, allow []string) (sandbox.Sandbox, error) {
 	if h.d.Egress != nil {
 		spec.EgressToken = rand.Text()
-		err := h.d.Egress.Register(ctx, Grant{
-			Sandbox: spec.ID, Token: spec.EgressToken, Tenant: spec.Labels.Tenant, Session: spec.Labels.Session, Epoch: spec.Labels.Epoch, Allow: allow,
+		err := h.patiently(ctx, spec.ID, func() error {
+			return h.d.Egress.Register(ctx, Grant{
+				Sandbox: spec.ID, Token: spec.EgressToken, Tenant: spec.Labels.Tenant, Session: spec.Labels.Session, Epoch: spec.Labels.Epoch, Allow: allow,
+			})
 		})
 		if err != nil {
 			return nil, err
 		}
 	}
 	began := time.Now()
-	for {
-		box, err := h.d.Sandbox.Create(ctx, *spec)
-		if err == nil || !unavailable(err) || time.Since(began) > h.cfg.EngineGone {
-			h.metrics.made(ctx, time.Since(began), err)
-			return box, err
-		}
-		h.d.Logger.Warn("the engine is away, trying again", "sandbox", spec.ID, "session", spec.Labels.Session, "error", err)
-		select {
-		case <-time.After(dialPauses[len(dialPauses)-1]):
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
-	}
+	var box sandbox.Sandbox
+	err := h.patiently(ctx, spec.ID, func() (err error) {
+		box, err = h.d.Sandbox.Create(ctx, *spec)
+		return err
+	})
+	h.metrics.made(ctx, time.Since(began), err)
+	return box, err
 }
 
 // broken cleans up after a sandbox that could not be made, unless it is this executor that stops.
@@ -289,7 +286,7 @@ func (t *turn) broken(ctx context.Context, id string, cause error) error {
 	if err := t.h.terminate(ctx, id, false); err != nil {
 		t.log.Error("what there was of a failed sandbox could not be ended; the sweep will try again", "sandbox", id, "error", err)
 	}
-	return &sandboxError{id, cause}
+	return &sandboxError{id: id, err: cause}
 }
 
 // replace gives up the present sandbox in the log and ends what is left of it.

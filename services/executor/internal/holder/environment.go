@@ -54,10 +54,30 @@ type EgressLine struct {
 // errPaused is an execution that stands still: it keeps neither slot nor job.
 var errPaused = errors.New("the execution is paused")
 
-// unavailable tells whether an error is an engine that is away.
+// unavailable tells whether an error is an engine that is away, or its egress proxy.
 func unavailable(err error) bool {
 	var typed *sandbox.Error
-	return errors.As(err, &typed) && typed.Code == sandbox.CodeEngineUnavailable
+	return errors.As(err, &typed) && (typed.Code == sandbox.CodeEngineUnavailable || typed.Code == sandbox.CodeEgressUnavailable)
+}
+
+// awayPause is the wait between two tries to reach what is away.
+const awayPause = time.Second
+
+// patiently tries again while the engine or its proxy is away, for as long as engines are waited for.
+func (h *Holder) patiently(ctx context.Context, sandbox string, try func() error) error {
+	began := time.Now()
+	for {
+		err := try()
+		if err == nil || !unavailable(err) || time.Since(began) > h.cfg.EngineGone {
+			return err
+		}
+		h.d.Logger.Warn("the engine or its egress proxy is away, trying again", "sandbox", sandbox, "error", err)
+		select {
+		case <-time.After(awayPause):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
 }
 
 // hopeless tells whether trying again will not help, and the code of why.
@@ -65,7 +85,7 @@ func hopeless(err error) (code string, final bool) {
 	var typed *sandbox.Error
 	switch {
 	case errors.As(err, &typed):
-		return typed.Code, typed.Code != sandbox.CodeEngineUnavailable
+		return typed.Code, !unavailable(err)
 	case errors.Is(err, sandbox.ErrNotFound):
 		return "SNAPSHOT_FAILED", true
 	}
@@ -77,10 +97,14 @@ func (t *turn) grant(ctx context.Context) error {
 	if t.h.d.Egress == nil {
 		return nil
 	}
-	err := t.h.d.Egress.Register(ctx, Grant{
-		Sandbox: t.agent.sandbox, Tenant: t.l.Tenant, Session: t.l.ID, Execution: t.execution, Epoch: t.epoch, Allow: t.l.Life.Options.Egress,
+	err := t.h.patiently(ctx, t.agent.sandbox, func() error {
+		return t.h.d.Egress.Register(ctx, Grant{
+			Sandbox: t.agent.sandbox, Tenant: t.l.Tenant, Session: t.l.ID, Execution: t.execution, Epoch: t.epoch, Allow: t.l.Life.Options.Egress,
+		})
 	})
 	switch {
+	case unavailable(err):
+		return &sandboxError{id: t.agent.sandbox, err: err, stays: true}
 	case errors.Is(err, ErrUnknownSandbox):
 		return fmt.Errorf("%w: %w", errLost, err)
 	case errors.Is(err, link.ErrFenced):

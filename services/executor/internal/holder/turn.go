@@ -65,8 +65,11 @@ func (t *turn) run(ctx context.Context) (err error) {
 		if err := t.attach(ctx); err != nil {
 			var broken *sandboxError
 			if errors.As(err, &broken) {
-				return t.fail(ctx, events.ExecutionFailed{Code: broken.code(), Message: broken.Error()},
-					events.SandboxFailed{SandboxID: broken.id, Code: broken.code(), Message: broken.Error()})
+				failed := events.ExecutionFailed{Code: broken.code(), Message: broken.Error()}
+				if broken.stays {
+					return t.fail(ctx, failed)
+				}
+				return t.fail(ctx, failed, events.SandboxFailed{SandboxID: broken.id, Code: broken.code(), Message: broken.Error()})
 			}
 			return err
 		}
