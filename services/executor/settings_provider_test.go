@@ -17,10 +17,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/filters"
-	"github.com/docker/docker/api/types/volume"
 	"github.com/docker/docker/client"
 
 	"github.com/spoolhq/spool/pkg/eventlog/memlog"
@@ -195,18 +193,6 @@ func TestSettingDocker(t *testing.T) {
 		_, err = p.Create(ctx, sandbox.Spec{ID: id, Labels: sandbox.Labels{Tenant: "default", Session: events.Derive(events.KindSession, id), Engine: cfg.Engine, Epoch: 1}})
 		return id, err
 	}
-	t.Cleanup(func() { // after the sandboxes' end: the runner's volume, unless others with the same runner have come to use it
-		ours := filters.NewArgs(filters.Arg("label", "dev.spool.engine="+engine))
-		list, err := api.VolumeList(context.Background(), volume.ListOptions{Filters: ours})
-		for _, v := range list.Volumes {
-			if e := api.VolumeRemove(context.Background(), v.Name, false); !errdefs.IsConflict(e) {
-				err = errors.Join(err, e)
-			}
-		}
-		if err != nil {
-			t.Error(err)
-		}
-	})
 	id, err := create(cfg)
 	if err != nil {
 		t.Fatal(err)
