@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"os"
 	"sync"
 	"testing"
 	"time"
@@ -100,4 +101,22 @@ func Replay(t testing.TB, a agent.Adapter, l agent.Launch, q runner.Query, stdou
 		t.Error("the recorded lines do not end the turn")
 	}
 	return journal.Lines(), stdin.Sent()
+}
+
+// Pinned checks that the version that an adapter knows is the one that the tests drive.
+func Pinned(t testing.TB, npm, tested string) {
+	t.Helper()
+	raw, err := os.ReadFile("../../../../scripts/agents/package.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var pinned struct {
+		Dependencies map[string]string `json:"dependencies"`
+	}
+	if err := json.Unmarshal(raw, &pinned); err != nil {
+		t.Fatal(err)
+	}
+	if got := pinned.Dependencies[npm]; got != tested {
+		t.Errorf("scripts/agents pins %s %q, the adapter is tested with %q", npm, got, tested)
+	}
 }

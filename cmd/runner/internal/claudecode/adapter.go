@@ -2,7 +2,7 @@
 // driven over its two-way protocol (JSON lines on stdin and stdout). One process
 // takes turn after turn; when it is gone the next one goes on with its session.
 //
-// What the CLI prints was recorded with version 2.1.197, see testdata/README.md.
+// What the CLI prints was recorded with version Tested, see testdata/README.md.
 package claudecode
 
 import (
@@ -24,6 +24,10 @@ import (
 
 // Architecture is its name.
 const Architecture = "claude-code"
+
+// Tested is the version of the CLI that the recordings are of. Another one is
+// used all the same, and the session's log says so.
+const Tested = "2.1.197"
 
 // program is the CLI's name on the PATH.
 const program = "claude"

@@ -161,6 +161,12 @@ func (s *session) system(l line, raw []byte, t *agent.Turn) error {
 	case "init": // at the start of every turn
 		s.model = l.Model
 		s.foreign = !s.pending
+		if l.Version != s.version {
+			s.version = l.Version
+			if l.Version != Tested {
+				logf(t, "warn", "Claude Code is version %q; this runner was tested with %s", l.Version, Tested)
+			}
+		}
 		if l.SessionID != s.agentSession {
 			s.written(l.SessionID, t)
 		}

@@ -33,8 +33,9 @@ type session struct {
 	// Of the process.
 	agentSession string
 	model        string
-	spent        tally // at the end of the turn before
-	tasks        tasks // the agent's list
+	version      string // as it said, once
+	spent        tally  // at the end of the turn before
+	tasks        tasks  // the agent's list
 
 	// Of the turn.
 	pending bool // a query was given and is not answered

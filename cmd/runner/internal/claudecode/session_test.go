@@ -77,7 +77,7 @@ func of[T any](st *stage, typ events.Type) []T {
 }
 
 const (
-	initLine = `{"type":"system","subtype":"init","session_id":"11111111-2222-4333-8444-555555555555","model":"m"}`
+	initLine = `{"type":"system","subtype":"init","session_id":"11111111-2222-4333-8444-555555555555","model":"m","claude_code_version":"` + Tested + `"}`
 	done     = `{"type":"result","subtype":"success","is_error":false,"result":"ok","terminal_reason":"completed"}`
 )
 
@@ -99,6 +99,19 @@ func TestWhatIsNotUnderstoodIsLogged(t *testing.T) {
 	for _, bad := range []string{`[1]`, `"x"`, `{"type":5}`, `{"type":"stream_event","event":7}`, `{"type":"assistant","message":[]}`, `{"type":"result","usage":[]}`} {
 		if err := st.session.Line([]byte(bad), st.turn); err == nil {
 			t.Errorf("%s is taken for the protocol's", bad)
+		}
+	}
+}
+
+// Another version than the tested one is said, once.
+func TestAnotherVersion(t *testing.T) {
+	t.Parallel()
+	agenttest.Pinned(t, "@anthropic-ai/claude-code", Tested)
+	other := strings.Replace(initLine, Tested, "9.9.9", 1)
+	for line, want := range map[string]int{initLine: 0, other: 1} {
+		logs := of[events.Log](newStage(t).begin().prints(line, done).begin().prints(line, done), "log")
+		if len(logs) != want || want > 0 && (logs[0].Level != "warn" || !strings.Contains(logs[0].Message, "9.9.9") || !strings.Contains(logs[0].Message, Tested)) {
+			t.Errorf("%s: logged %+v", line, logs)
 		}
 	}
 }

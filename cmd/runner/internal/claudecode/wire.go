@@ -25,7 +25,8 @@ type line struct {
 	Request   json.RawMessage `json:"request"`
 	Response  json.RawMessage `json:"response"` // control_response
 
-	Model string `json:"model"` // system/init
+	Model   string `json:"model"`               // system/init
+	Version string `json:"claude_code_version"` // system/init
 }
 
 // parent is the call that the line belongs to, "" for the agent itself.

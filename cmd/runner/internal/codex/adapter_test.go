@@ -276,17 +276,5 @@ func TestTranscript(t *testing.T) {
 // The version that the adapter knows is the one that the tests drive.
 func TestTestedVersionIsThePinnedOne(t *testing.T) {
 	t.Parallel()
-	raw, err := os.ReadFile("../../../../scripts/agents/package.json")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var pinned struct {
-		Dependencies map[string]string `json:"dependencies"`
-	}
-	if err := json.Unmarshal(raw, &pinned); err != nil {
-		t.Fatal(err)
-	}
-	if got := pinned.Dependencies["@openai/codex"]; got != Tested {
-		t.Errorf("scripts/agents pins %q, the adapter is tested with %q", got, Tested)
-	}
+	agenttest.Pinned(t, "@openai/codex", Tested)
 }

@@ -22,8 +22,9 @@ import (
 // Architecture is its name.
 const Architecture = "opencode"
 
-// Version is the CLI's version that was recorded and tested.
-const Version = "1.18.33"
+// Tested is the version of the CLI that the recordings are of. Another one is
+// used all the same, and said.
+const Tested = "1.18.33"
 
 // program is the CLI's name on the PATH.
 const program = "opencode"

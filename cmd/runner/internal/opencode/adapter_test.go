@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/cmd/runner/internal/agenttest"
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
@@ -158,4 +159,9 @@ func TestTranscript(t *testing.T) {
 			t.Errorf("%q: %v", id, err)
 		}
 	}
+}
+
+func TestTestedVersionIsThePinnedOne(t *testing.T) {
+	t.Parallel()
+	agenttest.Pinned(t, "opencode-ai", Tested)
 }

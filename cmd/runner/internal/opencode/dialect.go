@@ -17,7 +17,7 @@ import (
 func dialect(l agent.Launch, now func() time.Time) acp.Dialect {
 	name := model(l)
 	return acp.Dialect{
-		Now: now, Version: Version, Model: provider + "/" + name, Shown: name,
+		Now: now, Version: Tested, Model: provider + "/" + name, Shown: name,
 		// It sends what it is about to write to editors, offered or not, and writes it itself.
 		AcceptWrites: true,
 		Transcript:   func(string) string { return database(l.Place) },
