@@ -35,10 +35,10 @@ const (
 //
 // It belongs to one goroutine.
 type pull struct {
-	nc        *nats.Conn
-	subject   string // of requests
-	request   []byte
-	heartbeat time.Duration
+	nc      *nats.Conn
+	subject string // of requests
+	request []byte
+	silent  time.Duration // how long the server may say nothing of a request
 
 	sub     *nats.Subscription
 	answers chan *nats.Msg
@@ -49,20 +49,24 @@ type pull struct {
 
 // newPull opens an inbox of its own: once it is closed, the server drops what was asked for by it.
 func newPull(js jetstream.JetStream, stream, durable string, expires time.Duration) (*pull, error) {
-	heartbeat := min(pullHeartbeat, expires/3)
+	// The end of a short request is a sign of life itself, and thousands of slots make many heartbeats.
+	heartbeat, silent := pullHeartbeat, 2*pullHeartbeat
+	if expires < silent {
+		heartbeat, silent = 0, expires+pullGrace
+	}
 	request, err := json.Marshal(struct {
 		Batch     int           `json:"batch"`
 		Expires   time.Duration `json:"expires"`
-		Heartbeat time.Duration `json:"idle_heartbeat"`
+		Heartbeat time.Duration `json:"idle_heartbeat,omitempty"`
 	}{1, expires, heartbeat})
 	if err != nil {
 		return nil, fmt.Errorf("pull request: %w", err)
 	}
 	p := &pull{
 		nc: js.Conn(), subject: apiPrefix(js.Options()) + "CONSUMER.MSG.NEXT." + stream + "." + durable,
-		request: request, heartbeat: heartbeat,
+		request: request, silent: silent,
 		// A request is only sent when the end of the one before was read: its heartbeats and its end are all that can wait here.
-		answers: make(chan *nats.Msg, 2*expires/heartbeat+4),
+		answers: make(chan *nats.Msg, 2*expires/pullHeartbeat+4),
 		closed:  make(chan struct{}),
 	}
 	if p.sub, err = p.nc.ChanSubscribe(p.nc.NewInbox(), p.answers); err != nil {
@@ -86,7 +90,7 @@ func apiPrefix(o jetstream.JetStreamOptions) string {
 
 // next waits for a message. After an error the pull is of no more use: close it.
 func (p *pull) next(ctx context.Context) (*nats.Msg, error) {
-	silence := time.NewTimer(2 * p.heartbeat)
+	silence := time.NewTimer(p.silent)
 	defer silence.Stop()
 	for {
 		if err := p.ask(); err != nil {
@@ -98,7 +102,7 @@ func (p *pull) next(ctx context.Context) (*nats.Msg, error) {
 			if ours || err != nil {
 				return m, err
 			}
-			silence.Reset(2 * p.heartbeat)
+			silence.Reset(p.silent)
 		case <-silence.C:
 			return nil, errSilent
 		case status := <-p.status:

@@ -28,7 +28,7 @@ func TestPullAfterStandstill(t *testing.T) {
 	held := *b
 	held.nc = srv.Conn(nats.SetCustomDialer(d))
 	held.js = jetStream(t, held.nc)
-	messages := subscribe(t, held.subscriber(t, bus.SubscriberConfig{AckWait: 10 * patience, PullExpiry: 6 * time.Second, Unrouted: true}), "work.a")
+	messages := subscribe(t, held.subscriber(t, bus.SubscriberConfig{AckWait: 10 * patience, Unrouted: true}), "work.a")
 	for range 3 {
 		d.conn.hold()
 		eventually(t, "a heartbeat", func() bool { return d.conn.has("100 Idle Heartbeat") })

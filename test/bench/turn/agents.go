@@ -62,9 +62,10 @@ func where(place string) string {
 // command measures rows again.
 const command = "cd test && go run ./bench/turn"
 
-func added(place, agent string, through, plain []time.Duration) row.Row {
+func added(place, agent string, s *session, through, plain []time.Duration) row.Row {
 	p50, base, target := row.Percentile(through, 0.5), row.Percentile(plain, 0.5), addedTarget(place)
-	note := "the runner's 20 ms of coalescing included; the model sends 12 bytes every 10 ms"
+	note := fmt.Sprintf("of it until the execution is claimed %.0f ms, until the agent is at work %.0f ms; ",
+		row.Percentile(s.claimed[1:], 0.5), row.Percentile(s.started[1:], 0.5)) + "the runner's 20 ms of coalescing included; the model sends 12 bytes every 10 ms"
 	if place == executor.Docker {
 		note += "; the bare agent runs outside of Docker and without the egress proxy"
 	}

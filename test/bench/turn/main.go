@@ -150,12 +150,12 @@ func (b *bench) agent(ctx context.Context, out io.Writer, sys *system.System, pl
 	if err != nil {
 		return fmt.Errorf("on bare stdio: %w", err)
 	}
-	through, plain, err := b.compare(ctx, sys, c, plainly)
+	s, through, plain, err := b.compare(ctx, sys, c, plainly)
 	_ = plainly.Close() // its turns were checked
 	if err != nil {
 		return err
 	}
-	if err := row.Write(out, added(place, c.name, through, plain)); err != nil || c.once == nil {
+	if err := row.Write(out, added(place, c.name, s, through, plain)); err != nil || c.once == nil {
 		return err
 	}
 	if b.singles[c.architecture] == nil {
@@ -185,27 +185,27 @@ func (b *bench) single(ctx context.Context, c cli) (all []time.Duration, err err
 }
 
 // compare warms both up by a turn and then takes turns of each, in turn.
-func (b *bench) compare(ctx context.Context, sys *system.System, c cli, plainly bare.Talker) (through, plain []time.Duration, err error) {
-	session, err := newSession(ctx, sys, c.architecture, c.model)
+func (b *bench) compare(ctx context.Context, sys *system.System, c cli, plainly bare.Talker) (s *session, through, plain []time.Duration, err error) {
+	s, err = newSession(ctx, sys, c.architecture, c.model)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
-	defer func() { err = errors.Join(err, session.Close()) }()
+	defer func() { err = errors.Join(err, s.Close()) }()
 	for i := range b.turns + 1 {
 		for _, k := range []struct {
 			bare.Talker
 			into *[]time.Duration
-		}{{plainly, &plain}, {session, &through}} {
+		}{{plainly, &plain}, {s, &through}} {
 			d, err := timed(ctx, k.Talker, i)
 			if err != nil {
-				return nil, nil, err
+				return nil, nil, nil, err
 			}
 			if i > 0 {
 				*k.into = append(*k.into, d)
 			}
 		}
 	}
-	return through, plain, nil
+	return s, through, plain, nil
 }
 
 func timed(ctx context.Context, t bare.Talker, n int) (time.Duration, error) {

@@ -15,6 +15,8 @@ type session struct {
 	client *system.Client
 	socket *system.Socket
 	id     string
+
+	claimed, started []time.Duration // of all turns, the first one too: from the message posted
 }
 
 func newSession(ctx context.Context, sys *system.System, architecture, model string) (*session, error) {
@@ -55,6 +57,12 @@ func (s *session) Turn(ctx context.Context, text string) (first time.Duration, e
 		w, at, err := s.socket.Next(ctx)
 		if err != nil {
 			return 0, err
+		}
+		switch w.Type {
+		case (events.ExecutionClaimed{}).EventType():
+			s.claimed = append(s.claimed, at.Sub(began))
+		case (events.ExecutionStarted{}).EventType():
+			s.started = append(s.started, at.Sub(began))
 		}
 		t, ok, err := system.TextOf(w)
 		if err != nil {
