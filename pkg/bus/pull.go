@@ -50,7 +50,7 @@ type pull struct {
 // newPull opens an inbox of its own: once it is closed, the server drops what was asked for by it.
 func newPull(js jetstream.JetStream, stream, durable string, expires time.Duration) (*pull, error) {
 	// The end of a short request is a sign of life itself, and thousands of slots make many heartbeats.
-	heartbeat, silent := pullHeartbeat, 2*pullHeartbeat
+	heartbeat, silent := pullHeartbeat, 2*pullHeartbeat+pullGrace
 	if expires < silent {
 		heartbeat, silent = 0, expires+pullGrace
 	}

@@ -12,9 +12,9 @@ import (
 
 const (
 	pullExpiry = 30 * time.Second
-	// pullHeartbeat is how often the server confirms a waiting pull request; twice as long without one and it is sent again.
+	// pullHeartbeat is how often the server confirms a waiting pull request; without two of them it is sent again.
 	pullHeartbeat = 5 * time.Second
-	// pullGrace is how late the end of a request without heartbeats may come.
+	// pullGrace is how late what the server has to say may come.
 	pullGrace   = 2 * time.Second
 	reopenDelay = time.Second
 	// drainTimeout bounds the wait for a message that was on its way when the subscription ended.
