@@ -285,6 +285,29 @@ func TestPutFileThatBreaksOff(t *testing.T) {
 	}
 }
 
+// Whoever has seen a turn end gets its files, although its snapshot takes a moment.
+func TestFilesOfTheLastTurn(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	g := w.gateway(gateway.Config{})
+	id := w.session("default")
+	x, ended := newID(t, events.KindExecution), time.Now().UTC()
+	w.emit("default", id,
+		events.Event{Time: ended, ExecutionID: x, Data: events.MessageAccepted{BlockID: "b", Content: "go"}},
+		events.Event{Time: ended, ExecutionID: x, Data: events.ExecutionCompleted{Result: "done"}})
+	got := make(chan answer, 1)
+	go func() { got <- g.get("/api/sessions/" + id + "/files/a") }()
+	select {
+	case a := <-got:
+		t.Fatalf("answered before the snapshot: %s", a)
+	case <-time.After(300 * time.Millisecond): // it waits by now
+	}
+	w.snapshot("default", id, ended.Add(time.Millisecond), [2]string{"a", "one"})
+	if a := (<-got).want(t, 200); string(a.body) != "one" {
+		t.Errorf("got %s", a)
+	}
+}
+
 func TestGetFiles(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

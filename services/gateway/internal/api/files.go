@@ -189,7 +189,7 @@ func (s *Server) Workspace(ctx context.Context, session, minPosition string) (Wo
 	if err != nil {
 		return Workspace{}, err
 	}
-	one, err := s.Reads.Session(ctx, tenant, session)
+	one, err := s.settled(ctx, tenant, session)
 	if err != nil {
 		return Workspace{}, err
 	}
@@ -211,6 +211,38 @@ func (s *Server) Workspace(ctx context.Context, session, minPosition string) (Wo
 		return w, unreadable(err)
 	}
 	return w, nil
+}
+
+const (
+	// snapshotLate is how long the snapshot of a turn that has just ended is waited for.
+	snapshotLate = 5 * time.Second
+	// snapshotLook is how often it is looked for.
+	snapshotLook = 50 * time.Millisecond
+)
+
+// settled gives a session whose last turn's snapshot is there: whoever has seen
+// a turn end, and asks for its files at once, gets these. It is not waited for
+// while another turn runs, nor when none came in time.
+func (s *Server) settled(ctx context.Context, tenant, session string) (*spoolv1.Session, error) {
+	deadline := time.NewTimer(snapshotLate)
+	defer deadline.Stop()
+	for {
+		one, err := s.Reads.Session(ctx, tenant, session)
+		if err != nil || one.GetExecutions() == 0 || one.ActiveExecutionId != nil {
+			return one, err
+		}
+		ended, err := s.Reads.LastEnd(ctx, tenant, session)
+		if err != nil || !ended.After(one.GetSnapshotAt().AsTime()) || s.Now().Sub(ended) > snapshotLate {
+			return one, err
+		}
+		select {
+		case <-time.After(snapshotLook):
+		case <-deadline.C:
+			return one, nil
+		case <-ctx.Done():
+			return one, ctx.Err()
+		}
+	}
 }
 
 // unreadable says whose fault it is that a snapshot cannot be read.

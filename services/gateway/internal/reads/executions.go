@@ -165,3 +165,13 @@ func (s *Store) executions(ctx context.Context, size uint32, where string, args 
 	}
 	return list, makeToken(list[len(list)-1].ExecutionId), nil
 }
+
+// LastEnd is when the session's last execution to end did so; zero when none has.
+func (s *Store) LastEnd(ctx context.Context, tenant, session string) (time.Time, error) {
+	var at *time.Time
+	_, err := s.one(ctx, []any{&at}, "SELECT max(ended_at) FROM executions WHERE tenant = $1 AND session = $2", tenant, session)
+	if err != nil || at == nil {
+		return time.Time{}, err
+	}
+	return *at, nil
+}
