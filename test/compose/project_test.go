@@ -57,6 +57,7 @@ func newProject(t *testing.T) *project {
 		if t.Failed() {
 			logs, err := p.try(time.Minute, p.compose("logs", "--no-color", "--tail", "40")...)
 			t.Logf("the end of the logs (%v):\n%s", err, logs)
+			p.stacks("executor", "session")
 		}
 		if _, err := p.try(3*time.Minute, p.compose("down", "--volumes", "--remove-orphans")...); err != nil {
 			t.Errorf("take everything down: %v", err)
@@ -64,6 +65,26 @@ func newProject(t *testing.T) *project {
 		p.sweep()
 	})
 	return p
+}
+
+// stacks ends services with the signal that makes a Go program say where its
+// goroutines stand, and shows those that are ours.
+func (p *project) stacks(services ...string) {
+	if out, err := p.try(time.Minute, p.compose(append([]string{"kill", "--signal", "QUIT"}, services...)...)...); err != nil {
+		p.t.Logf("no stacks: %v\n%s", err, out)
+		return
+	}
+	for _, name := range services {
+		out, err := p.try(time.Minute, p.compose("logs", "--no-color", "--no-log-prefix", "--tail", "20000", name)...)
+		if err != nil {
+			p.t.Logf("stacks of %s: %v", name, err)
+		}
+		for stack := range strings.SplitSeq(out, "\n\n") {
+			if strings.HasPrefix(stack, "goroutine ") && strings.Contains(stack, "spoolhq/spool/services") {
+				p.t.Logf("%s: %s", name, stack)
+			}
+		}
+	}
 }
 
 // freeRange finds n ports in a row on which nobody listens.

@@ -20,6 +20,16 @@ func TestKillWaitsForNobody(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// The engine may not have started it yet, and never does once nobody is there.
+	runs := func() string {
+		out, _, _ := sh(t, b, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
+		return out
+	}
+	for deadline := time.Now().Add(30 * time.Second); !strings.Contains(runs(), "other.sock"); {
+		if time.Now().After(deadline) {
+			t.Fatal("it did not start")
+		}
+	}
 	waited := make(chan int, 1)
 	go func() {
 		code, err := proc.Wait()
@@ -39,8 +49,7 @@ func TestKillWaitsForNobody(t *testing.T) {
 	case <-time.After(30 * time.Second):
 		t.Fatal("it is waited for, although it was killed")
 	}
-	out, _, _ := sh(t, b, "cat /proc/*/cmdline | tr '\\0' ' '")
-	if !strings.Contains(out, "other.sock") {
+	if out := runs(); !strings.Contains(out, "other.sock") {
 		t.Errorf("it has ended by itself, so nothing was shown: %s", out)
 	}
 }
