@@ -175,7 +175,13 @@ func (c *conversation) turn(ctx context.Context, at server, text string, s *stre
 		return events.Wire{}, err
 	}
 	end, err := s.until(ctx, accepted.ExecutionID)
-	if err == nil && end.Type != (events.ExecutionCompleted{}).EventType() {
+	if err != nil {
+		// Whether it is the execution that stands still, or only its stream.
+		var shown map[string]any
+		asked := at.call(context.WithoutCancel(ctx), "GET", "/api/executions/"+accepted.ExecutionID, nil, http.StatusOK, &shown)
+		return end, fmt.Errorf("%w; the read models say of %s: %v %v", err, accepted.ExecutionID, shown, asked)
+	}
+	if end.Type != (events.ExecutionCompleted{}).EventType() {
 		err = fmt.Errorf("it ended with %s %s", end.Type, end.Data)
 	}
 	return end, err

@@ -55,7 +55,7 @@ func newProject(t *testing.T) *project {
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
-			logs, err := p.try(time.Minute, p.compose("logs", "--no-color", "--tail", "40")...)
+			logs, err := p.try(time.Minute, p.compose("logs", "--no-color", "--tail", "1000")...)
 			t.Logf("the end of the logs (%v):\n%s", err, logs)
 			p.stacks("executor", "session")
 		}
