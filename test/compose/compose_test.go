@@ -179,7 +179,7 @@ func (c *conversation) turn(ctx context.Context, at server, text string, s *stre
 		// Whether it is the execution that stands still, or only its stream.
 		var shown map[string]any
 		asked := at.call(context.WithoutCancel(ctx), "GET", "/api/executions/"+accepted.ExecutionID, nil, http.StatusOK, &shown)
-		return end, fmt.Errorf("%w; the read models say of %s: %v %v", err, accepted.ExecutionID, shown, asked)
+		return end, errors.Join(fmt.Errorf("%w; the read models say of %s: %v", err, accepted.ExecutionID, shown), asked)
 	}
 	if end.Type != (events.ExecutionCompleted{}).EventType() {
 		err = fmt.Errorf("it ended with %s %s", end.Type, end.Data)
