@@ -23,6 +23,7 @@ import (
 	"github.com/spoolhq/spool/pkg/eventlog/jslog"
 	"github.com/spoolhq/spool/pkg/natsserver"
 	"github.com/spoolhq/spool/pkg/natsserver/natstest"
+	"github.com/spoolhq/spool/pkg/topology"
 )
 
 // wait bounds what should happen soon.
@@ -34,13 +35,19 @@ type cuttable struct {
 	proxy   *toxiproxy.Proxy
 	cut     *jslog.Log
 	direct  *jslog.Log
+	js      jetstream.JetStream // direct's
 	settles chan struct{} // gets a value whenever the cut log begins to settle an append
 }
 
 func withProxy(t *testing.T) cuttable {
 	t.Helper()
 	srv := natstest.RunConfig(t, natsserver.Config{Port: natsserver.RandomPort})
-	c := cuttable{direct: open(t, natstest.Conn(t, srv), 1), settles: make(chan struct{}, 1)}
+	conn := natstest.Conn(t, srv)
+	directJS, err := jetstream.New(conn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := cuttable{direct: open(t, conn, 1), js: directJS, settles: make(chan struct{}, 1)}
 	api := toxiproxy.NewServer(toxiproxy.NewMetricsContainer(prometheus.NewRegistry()), zerolog.Nop())
 	c.proxy = toxiproxy.NewProxy(api, "nats", "127.0.0.1:0", net.JoinHostPort(natsserver.DefaultHost, strconv.Itoa(srv.Port())))
 	if err := c.proxy.Start(); err != nil {
@@ -229,6 +236,34 @@ func TestGivenUp(t *testing.T) {
 	if err != nil || head.Seq != rec.Position.Seq {
 		t.Errorf("the retry gives %d, %v, want %d", head.Seq, err, rec.Position.Seq)
 	}
+}
+
+// TestLostDelivery breaks the connection while the last commit is on its way. None comes after it whose number would tell.
+func TestLostDelivery(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(t.Context(), wait)
+	defer cancel()
+	c := withProxy(t)
+	s := eventlogtest.Session(0, 1, "lost")
+	tail := eventlogtest.Tail(ctx, t, c.cut, eventlog.Position{}, eventlog.Filter{})
+	heads := eventlogtest.Fill(t, c.direct, s, "before", 1)
+	eventlogtest.Expect(ctx, t, tail, heads[0])
+	c.drop(t, "downstream")
+	last := eventlogtest.Fill(t, c.direct, s, "on its way", 1)[0]
+	stream, err := c.js.Stream(ctx, topology.EventsStream(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for sent := uint64(0); sent < 2; {
+		for info := range stream.ListConsumers(ctx).Info() {
+			sent = info.Delivered.Consumer
+		}
+		if ctx.Err() != nil {
+			t.Fatal("the server did not send it")
+		}
+	}
+	c.heal(t)
+	eventlogtest.Expect(ctx, t, tail, last)
 }
 
 // plain is a connection to a server without JetStream, where a test can answer in its place.

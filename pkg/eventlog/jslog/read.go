@@ -22,8 +22,8 @@ const (
 	pullExpiry   = 10 * time.Second
 	heartbeat    = 500 * time.Millisecond
 	inactive     = 10 * time.Second
-	// recheck is how long a Read that expects more waits before it asks for the end again.
-	recheck = 2 * time.Second
+	// quiet is how long nothing may come before it is asked whether something went missing.
+	quiet = 2 * time.Second
 )
 
 // Read yields commits up to the present end; see eventlog.Reader. The end is what
@@ -47,17 +47,16 @@ func (l *Log) readTo(ctx context.Context, after eventlog.Position, f eventlog.Fi
 	defer r.close()
 	end, err := r.end(ctx)
 	for err == nil && r.seq < end {
-		next, cancel := context.WithTimeout(ctx, recheck)
 		var m jetstream.Msg
-		m, err = r.next(next)
-		cancel()
+		m, err = r.next(ctx)
 		switch {
 		case err == nil:
 			err = r.yield(ctx, m, yield)
 		case ctx.Err() != nil:
 			return fmt.Errorf("read %s: %w: %w", r.stream, eventlog.ErrUnavailable, context.Cause(ctx))
-		case errors.Is(err, context.DeadlineExceeded):
-			// What lay at the end may have been purged.
+		case errors.Is(err, errQuiet):
+			// What lay at the end was lost on the way, or has been purged.
+			r.close()
 			end, err = r.end(ctx)
 		}
 	}
@@ -78,8 +77,12 @@ func (l *Log) Tail(ctx context.Context, after eventlog.Position, f eventlog.Filt
 		defer r.close()
 		for {
 			m, err := r.next(ctx)
-			if err == nil {
+			switch {
+			case err == nil:
 				err = r.yield(ctx, m, yield)
+			case errors.Is(err, errQuiet):
+				r.check(ctx)
+				continue
 			}
 			if errors.Is(err, errStop) || ctx.Err() != nil {
 				return
@@ -103,7 +106,8 @@ type reader struct {
 	stream  string
 	filters []string
 	seq     uint64 // last stream sequence that was delivered, or the position asked for
-	expect  uint64 // next delivery of the present consumer
+	expect  uint64 // number of the last delivery of the present consumer
+	source  jetstream.Consumer
 	pull    jetstream.MessagesContext
 	backoff *backoff
 }
@@ -177,8 +181,11 @@ func (r *reader) last(ctx context.Context, subject string) (uint64, error) {
 	return m.Seq, nil
 }
 
+// errQuiet is that nothing came for a while.
+var errQuiet = errors.New("nothing came")
+
 // next is the next message, however often the server goes away in between. Its
-// errors are that ctx ended, and what another try cannot change.
+// errors are errQuiet, that ctx ended, and what another try cannot change.
 func (r *reader) next(ctx context.Context) (jetstream.Msg, error) {
 	for {
 		m, err := r.take(ctx)
@@ -188,6 +195,9 @@ func (r *reader) next(ctx context.Context) (jetstream.Msg, error) {
 		}
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
+		}
+		if errors.Is(err, errQuiet) {
+			return nil, err
 		}
 		r.close()
 		if errors.Is(err, jetstream.ErrConnectionClosed) || errors.Is(err, jetstream.ErrStreamNotFound) {
@@ -209,7 +219,12 @@ func (r *reader) take(ctx context.Context) (jetstream.Msg, error) {
 			return nil, err
 		}
 	}
-	m, err := r.pull.Next(jetstream.NextContext(ctx))
+	within, cancel := context.WithTimeoutCause(ctx, quiet, errQuiet)
+	defer cancel()
+	m, err := r.pull.Next(jetstream.NextContext(within))
+	if err != nil && within.Err() != nil {
+		return nil, context.Cause(within)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -247,8 +262,23 @@ func (r *reader) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	r.pull, r.expect = pull, 0
+	r.source, r.pull, r.expect = c, pull, 0
 	return nil
+}
+
+// check gives up a consumer that has sent more than came: the last of it was on
+// the way when the connection broke, and no delivery after it would tell.
+func (r *reader) check(ctx context.Context) {
+	try, cancel := context.WithTimeout(ctx, r.backoff.timeout())
+	defer cancel()
+	info, err := r.source.Info(try)
+	if err == nil && info.Delivered.Consumer == r.expect {
+		return
+	}
+	if ctx.Err() == nil {
+		r.log.logger.Debug("read on", "stream", r.stream, "after", r.seq, "error", errors.Join(err, errGap))
+	}
+	r.close()
 }
 
 // close gives the consumer up.
