@@ -239,12 +239,14 @@ func (o *object) Close() error {
 
 // Has tells whether there is an object.
 func (s *Store) Has(ctx context.Context, name string) (bool, error) {
-	_, err := s.objects.GetInfo(ctx, name)
+	within, cancel := context.WithTimeoutCause(ctx, stall, errStalled)
+	defer cancel()
+	_, err := s.objects.GetInfo(within, name)
 	if errors.Is(err, jetstream.ErrObjectNotFound) {
 		return false, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("look for %s in bucket %s: %w", name, s.bucket, err)
+		return false, s.getting(within, name, err)
 	}
 	return true, nil
 }

@@ -2,7 +2,6 @@ package holder
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strconv"
@@ -10,7 +9,6 @@ import (
 	"time"
 
 	"github.com/spoolhq/spool/pkg/bus"
-	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/run"
 	"github.com/spoolhq/spool/pkg/events/session"
@@ -72,12 +70,6 @@ type follower struct {
 type reply struct {
 	op   runner.Op
 	link *link.Link // that was asked
-	err  error
-}
-
-// looked is what a look at the session's life found.
-type looked struct {
-	life session.State
 	err  error
 }
 
@@ -254,16 +246,6 @@ func (f *follower) refused(ctx context.Context, why *runner.Error) error {
 	return f.fail(ctx, events.ExecutionFailed{Code: why.Code, Message: why.Message})
 }
 
-// settle waits for the append in flight and stores what is pending.
-func (f *follower) settle(ctx context.Context) error {
-	if err := f.idle(ctx); err != nil {
-		return err
-	}
-	list := f.pending
-	f.pending, f.size = nil, 0
-	return f.record(ctx, list)
-}
-
 // idle waits for the append in flight.
 func (f *follower) idle(ctx context.Context) error {
 	if !f.appending {
@@ -275,85 +257,6 @@ func (f *follower) idle(ctx context.Context) error {
 		return err
 	case <-ctx.Done():
 		return ctx.Err()
-	}
-}
-
-// read takes the lines that are there.
-func (f *follower) read() {
-	for !f.full() {
-		it, ok := f.agent.link.Next()
-		if !ok {
-			return
-		}
-		now := f.h.d.Now().UTC()
-		if it.Line == nil {
-			f.keep(f.tr.Garbage(f.garbageID(), it.Garbage, it.TooLong, now))
-			continue
-		}
-		for _, r := range f.tr.Line(*it.Line, now) {
-			f.keep(r)
-		}
-	}
-}
-
-// garbageID is unique to this stream, since such lines have no number.
-func (f *follower) garbageID() string {
-	return f.tr.Journal + "/" + strconv.FormatUint(f.epoch, 10) + "/" + strconv.FormatUint(uint64(f.losses), 10)
-}
-
-// keep passes on what a line became: text at once, events to the next commit.
-func (f *follower) keep(r translate.Result) {
-	switch {
-	case r.Delta != nil:
-		raw, err := json.Marshal(r.Delta)
-		if err == nil {
-			err = f.h.d.Deltas.Publish(events.DeltaSubject(f.l.Tenant, f.l.ID), raw)
-		}
-		if err != nil {
-			f.log.Debug("text in flight was lost", "error", err)
-		}
-	case r.Ended != nil:
-		f.ended = r.Ended
-	case r.Event != nil:
-		raw, err := json.Marshal(r.Event)
-		if err != nil {
-			f.log.Error("an event cannot be encoded and is dropped", "n", r.Event.N, "error", err)
-			return
-		}
-		f.pending, f.size = append(f.pending, *r.Event), f.size+len(raw)
-		if b, ok := r.Event.Data.(events.BlockStart); ok && b.Block.Status == events.StatusPending {
-			f.notBefore = time.Time{} // its text is shown to nobody before it
-		}
-	}
-}
-
-// commit starts an append of what is pending, unless one is under way or it is too early.
-func (f *follower) commit() {
-	if f.appending || len(f.pending) == 0 {
-		return
-	}
-	if early := time.Until(f.notBefore); early > 0 {
-		f.window.Reset(early)
-		return
-	}
-	list := f.pending
-	f.pending, f.size, f.appending = nil, 0, true
-	l := f.agent.link
-	f.waiting.Go(func() {
-		err := f.record(f.base, list)
-		if err == nil {
-			f.acknowledge(f.base, l)
-		}
-		f.appended <- err
-	})
-}
-
-// acknowledge lets the runner forget what the log holds.
-func (f *follower) acknowledge(ctx context.Context, l *link.Link) {
-	ctx, cancel := context.WithTimeout(ctx, callWithin)
-	defer cancel()
-	if err := l.Send(ctx, runner.Command{Op: runner.OpAck, Epoch: f.epoch, Ack: f.l.Run.Sandbox.N}); err != nil {
-		f.log.Debug("the journal could not be acknowledged", "error", err)
 	}
 }
 
@@ -449,76 +352,4 @@ func (f *follower) outcome(e runner.Ended) events.Payload {
 		code = "INTERNAL"
 	}
 	return events.ExecutionFailed{Code: code, Message: message, Usage: e.Usage}
-}
-
-// abort ends an execution whose runner obeys no more, with its sandbox.
-func (f *follower) abort(ctx context.Context) error {
-	id := f.l.Run.Sandbox.ID
-	if err := f.settle(ctx); err != nil {
-		return err
-	}
-	f.drop()
-	if err := f.h.terminate(ctx, id, false); err != nil {
-		return fmt.Errorf("end sandbox %s: %w", id, err)
-	}
-	reason := "unhealthy"
-	if f.stop.control.Kind == session.Terminate {
-		reason = f.stop.control.Reason
-	}
-	return f.fail(ctx, f.stop.reason(events.Usage{}), events.SandboxTerminated{SandboxID: id, Reason: reason, Kept: true})
-}
-
-// look reads the session's life, where controls are.
-func (f *follower) look() {
-	if f.looking {
-		return
-	}
-	f.looking = true
-	sessions, tenant, id := f.h.d.Sessions, f.l.Tenant, f.l.ID
-	f.waiting.Go(func() {
-		ctx, cancel := context.WithTimeout(f.base, callWithin)
-		defer cancel()
-		l, err := sessions.Load(ctx, tenant, id, eventlog.Any)
-		if err == nil && l.Run.Epoch > f.epoch {
-			err = run.ErrFenced
-		}
-		f.looked <- looked{l.Life, err}
-	})
-}
-
-func (f *follower) saw(l looked) error {
-	f.looking = false
-	if errors.Is(l.err, run.ErrFenced) {
-		return l.err
-	}
-	if l.err != nil {
-		f.log.Warn("controls cannot be read, trying again", "error", l.err)
-		return nil
-	}
-	f.life = l.life
-	f.stop.aim(l.life.ControlOf(f.execution), f.limitOf(l.life), f.h.d.Now())
-	return nil
-}
-
-// escalate stops the turn as hard as it has to be by now.
-func (f *follower) escalate() error {
-	switch f.stop.next(f.h.d.Now(), f.accepted) {
-	case doInterrupt:
-		f.call(runner.Command{Op: runner.OpInterrupt, Epoch: f.epoch})
-	case doKill:
-		f.call(runner.Command{Op: runner.OpKill, Epoch: f.epoch})
-	case doTerminate:
-		return errStuck
-	}
-	return nil
-}
-
-// limit is when the execution must have ended.
-func (t *turn) limit() time.Time { return t.limitOf(t.l.Life) }
-
-func (t *turn) limitOf(life session.State) time.Time {
-	if life.Options.TurnLimitMs == 0 {
-		return time.Time{}
-	}
-	return t.claimedAt.Add(time.Duration(life.Options.TurnLimitMs)*time.Millisecond + t.paused)
 }

@@ -19,7 +19,6 @@ import (
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/run"
-	"github.com/spoolhq/spool/pkg/events/session"
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/pkg/topology"
 )
@@ -276,58 +275,6 @@ func (h *Holder) refuse(ctx context.Context, l eventlog.Loaded) error {
 		return errAgain
 	}
 	return h.first(ctx, &l, d)
-}
-
-// release gives up a sandbox, with a snapshot first. The log is told before the
-// sandbox ends: its guard makes sure that nothing runs in it. Should the rest
-// fail, the sweep does it.
-func (h *Holder) release(ctx context.Context, l eventlog.Loaded) error {
-	sb := l.Run.Sandbox
-	if err := h.reachable(sb); err != nil {
-		return err
-	}
-	here := sb.Engine == h.cfg.Engine
-	deleted := l.Life.Status == session.Deleted
-	var facts []events.Payload
-	var synced *events.WorkspaceSynced
-	if here {
-		var err error
-		if synced, err = h.last(ctx, l, run.ReleaseReason(l.Life)); err != nil {
-			code, final := hopeless(err)
-			if !final {
-				return err
-			}
-			facts = append(facts, events.Error{Code: code, Message: "no snapshot could be taken before the sandbox was given up: " + err.Error()})
-		}
-	}
-	if synced != nil {
-		facts = append(facts, *synced)
-	}
-	ended := events.SandboxTerminated{SandboxID: sb.ID, Reason: run.ReleaseReason(l.Life), Kept: here && synced == nil && !deleted}
-	m := events.NewMint(h.meta())
-	for _, f := range append(facts, ended) {
-		m.Add("", f)
-	}
-	if err := h.record(ctx, l, append(h.late(ctx, l.Run), m.Events()...)); err != nil {
-		return err
-	}
-	h.shutdown(ctx, l.ID, l.Run.Epoch+1)
-	if !here {
-		return nil // its engine is gone; should it come back, its sweep finds it
-	}
-	if err := h.terminate(ctx, sb.ID, deleted || synced != nil && !h.keeps()); err != nil {
-		h.d.Logger.Error("a sandbox was given up but could not be ended; the sweep will try again", "sandbox", sb.ID, "session", l.ID, "error", err)
-	}
-	return nil
-}
-
-// terminate ends a sandbox and its way out.
-func (h *Holder) terminate(ctx context.Context, id string, wipe bool) error {
-	err := h.d.Sandbox.Terminate(ctx, id, wipe)
-	if h.d.Egress != nil {
-		err = errors.Join(err, h.d.Egress.Release(ctx, id))
-	}
-	return err
 }
 
 // first appends the commit that raises the epoch: a refused guard means that the session has moved on.

@@ -207,3 +207,36 @@ func (h *Holder) last(ctx context.Context, l eventlog.Loaded, reason string) (*e
 	}
 	return &s, nil
 }
+
+// prepare fills a new workspace from the last snapshot, and puts in what file changes say.
+func (t *turn) prepare(ctx context.Context) error {
+	sb := t.l.Run.Sandbox
+	restore := sb.Empty && t.l.Run.Snapshot.ID != ""
+	if t.h.d.Workspaces == nil || !restore && len(t.l.Life.After(t.l.Run.Applied)) == 0 {
+		return nil
+	}
+	box, err := t.h.d.Sandbox.Attach(ctx, sb.ID)
+	if err != nil {
+		return fmt.Errorf("find sandbox %s: %w", sb.ID, err)
+	}
+	if restore {
+		ctx, cancel := context.WithTimeout(ctx, snapshotWithin)
+		defer cancel()
+		began := t.h.d.Now()
+		files, err := t.h.d.Workspaces.Restore(ctx, box, t.ref(), t.l.Run.Snapshot.ID)
+		if err != nil {
+			return t.broken(ctx, sb.ID, fmt.Errorf("restore snapshot %s: %w", t.l.Run.Snapshot.ID, err))
+		}
+		if err := t.say(ctx, events.WorkspaceRestored{
+			SandboxID: sb.ID, Snapshot: t.l.Run.Snapshot.ID, Files: files,
+			DurationMs: uint32(t.h.d.Now().Sub(began).Milliseconds()), //nolint:gosec // bounded by snapshotWithin
+		}); err != nil {
+			return err
+		}
+	}
+	done, err := t.h.apply(ctx, t.l, box)
+	if err != nil || done == nil {
+		return err
+	}
+	return t.say(ctx, *done)
+}

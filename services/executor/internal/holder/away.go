@@ -1,0 +1,47 @@
+package holder
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/sandbox"
+)
+
+// unavailable tells whether an error is an engine that is away, or its egress proxy.
+func unavailable(err error) bool {
+	var typed *sandbox.Error
+	return errors.As(err, &typed) && (typed.Code == sandbox.CodeEngineUnavailable || typed.Code == sandbox.CodeEgressUnavailable)
+}
+
+// awayPause is the wait between two tries to reach what is away.
+const awayPause = time.Second
+
+// patiently tries again while the engine or its proxy is away, for as long as engines are waited for.
+func (h *Holder) patiently(ctx context.Context, sandbox string, try func() error) error {
+	began := time.Now()
+	for {
+		err := try()
+		if err == nil || !unavailable(err) || time.Since(began) > h.cfg.EngineGone {
+			return err
+		}
+		h.d.Logger.Warn("the engine or its egress proxy is away, trying again", "sandbox", sandbox, "error", err)
+		select {
+		case <-time.After(awayPause):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// hopeless tells whether trying again will not help, and the code of why.
+func hopeless(err error) (code string, final bool) {
+	var typed *sandbox.Error
+	switch {
+	case errors.As(err, &typed):
+		return typed.Code, !unavailable(err)
+	case errors.Is(err, sandbox.ErrNotFound):
+		return "SNAPSHOT_FAILED", true
+	}
+	return "", false
+}

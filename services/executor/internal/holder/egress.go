@@ -1,0 +1,137 @@
+package holder
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/services/executor/internal/link"
+)
+
+// Egress is the way out of sandboxes without a network.
+type Egress interface {
+	// Register lets a sandbox out under a policy; a later one replaces the former,
+	// an empty token keeps it. ErrUnknownSandbox and link.ErrFenced are its special errors.
+	Register(ctx context.Context, g Grant) error
+	// Release shuts the way out; one that is unknown is no error.
+	Release(ctx context.Context, sandbox string) error
+	// Open is how many requests to models are under way.
+	Open(ctx context.Context, sandbox string) (int, error)
+	// Lines gives what the proxy journaled about a sandbox after a line.
+	Lines(ctx context.Context, sandbox string, after run.Line) ([]EgressLine, error)
+	// Ack lets the proxy forget lines that are in the log.
+	Ack(ctx context.Context, sandbox string, upTo run.Line) error
+}
+
+// ErrUnknownSandbox is a sandbox whose token the proxy does not know, and that it was not told.
+var ErrUnknownSandbox = errors.New("the egress proxy does not know the sandbox")
+
+// Grant is what a sandbox may do at the egress proxy, and for whom.
+type Grant struct {
+	Sandbox   string
+	Token     string
+	Tenant    string
+	Session   string
+	Execution string
+	Epoch     uint64
+	Allow     []string
+}
+
+// EgressLine is a line of the proxy's journal.
+type EgressLine struct {
+	Execution string
+	Time      time.Time
+	Data      events.Payload // EgressDenied or ModelCalled
+}
+
+// grant registers the sandbox of the turn at the egress proxy.
+func (t *turn) grant(ctx context.Context) error {
+	if t.h.d.Egress == nil {
+		return nil
+	}
+	err := t.h.patiently(ctx, t.agent.sandbox, func() error {
+		return t.h.d.Egress.Register(ctx, Grant{
+			Sandbox: t.agent.sandbox, Tenant: t.l.Tenant, Session: t.l.ID, Execution: t.execution, Epoch: t.epoch, Allow: t.l.Life.Options.Egress,
+		})
+	})
+	switch {
+	case unavailable(err):
+		return &sandboxError{id: t.agent.sandbox, err: err, stays: true}
+	case errors.Is(err, ErrUnknownSandbox):
+		return fmt.Errorf("%w: %w", errLost, err)
+	case errors.Is(err, link.ErrFenced):
+		return fmt.Errorf("%w: %w", run.ErrFenced, err)
+	case err != nil:
+		return fmt.Errorf("register %s at the egress proxy: %w", t.agent.sandbox, err)
+	}
+	return nil
+}
+
+// calls asks the egress proxy once more at the end of a turn, so that what the
+// turn took is in the log before its end.
+func (f *follower) calls(ctx context.Context) []events.Event {
+	if f.h.d.Egress == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, statusWithin)
+	defer cancel()
+	lines, err := f.h.d.Egress.Lines(ctx, f.l.Run.Sandbox.ID, f.l.Run.Egress)
+	if err != nil {
+		f.log.Warn("the egress proxy's journal could not be read at the end of the turn; the next turn will", "error", err)
+	}
+	d, err := run.Decide(f.l.Run, run.Record{Epoch: f.epoch, Events: f.h.callEvents(f.execution, lines)})
+	if err != nil {
+		return nil // fenced: the end says so too
+	}
+	return d.Events
+}
+
+// late gives what the proxy told after the last turn, before the sandbox is given up.
+func (h *Holder) late(ctx context.Context, r run.State) []events.Event {
+	if h.d.Egress == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, statusWithin)
+	defer cancel()
+	lines, err := h.d.Egress.Lines(ctx, r.Sandbox.ID, r.Egress)
+	if err != nil {
+		h.d.Logger.Warn("what the egress proxy told last of a sandbox is lost", "sandbox", r.Sandbox.ID, "error", err)
+	}
+	return h.callEvents("", lines)
+}
+
+// callEvents are the proxy's lines as events, with ids that are the same whoever reads them.
+func (h *Holder) callEvents(execution string, lines []EgressLine) []events.Event {
+	var out []events.Event
+	for _, l := range lines {
+		e := events.Event{Time: l.Time.UTC(), Source: events.FromServer, ConversationID: events.MainConversation, Data: l.Data}
+		if l.Execution == execution {
+			e.ExecutionID = execution
+		}
+		switch d := l.Data.(type) {
+		case events.EgressDenied:
+			e.ID = events.Derive(events.KindEvent, d.Journal, fmt.Sprint(d.Line))
+		case events.ModelCalled:
+			e.ID = events.Derive(events.KindEvent, d.Journal, fmt.Sprint(d.Line))
+		default:
+			continue
+		}
+		out = append(out, e)
+	}
+	return out
+}
+
+// acknowledge lets the proxy forget what the log holds; it is told again later if this fails.
+func (h *Holder) acknowledge(ctx context.Context, r run.State) {
+	if h.d.Egress == nil || r.Egress.Journal == "" {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, statusWithin)
+	defer cancel()
+	if err := h.d.Egress.Ack(ctx, r.Sandbox.ID, r.Egress); err != nil {
+		h.d.Logger.Debug("the egress proxy's journal could not be acknowledged", "sandbox", r.Sandbox.ID, "error", err)
+	}
+}

@@ -1,0 +1,89 @@
+package holder
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/events/session"
+)
+
+// release gives up a sandbox, with a snapshot first. The log is told before the
+// sandbox ends: its guard makes sure that nothing runs in it. Should the rest
+// fail, the sweep does it.
+func (h *Holder) release(ctx context.Context, l eventlog.Loaded) error {
+	sb := l.Run.Sandbox
+	if err := h.reachable(sb); err != nil {
+		return err
+	}
+	here := sb.Engine == h.cfg.Engine
+	deleted := l.Life.Status == session.Deleted
+	var facts []events.Payload
+	var synced *events.WorkspaceSynced
+	if here {
+		var err error
+		if synced, err = h.last(ctx, l, run.ReleaseReason(l.Life)); err != nil {
+			code, final := hopeless(err)
+			if !final {
+				return err
+			}
+			facts = append(facts, events.Error{Code: code, Message: "no snapshot could be taken before the sandbox was given up: " + err.Error()})
+		}
+	}
+	if synced != nil {
+		facts = append(facts, *synced)
+	}
+	ended := events.SandboxTerminated{SandboxID: sb.ID, Reason: run.ReleaseReason(l.Life), Kept: here && synced == nil && !deleted}
+	m := events.NewMint(h.meta())
+	for _, f := range append(facts, ended) {
+		m.Add("", f)
+	}
+	if err := h.record(ctx, l, append(h.late(ctx, l.Run), m.Events()...)); err != nil {
+		return err
+	}
+	h.shutdown(ctx, l.ID, l.Run.Epoch+1)
+	if !here {
+		return nil // its engine is gone; should it come back, its sweep finds it
+	}
+	if err := h.terminate(ctx, sb.ID, deleted || synced != nil && !h.keeps()); err != nil {
+		h.d.Logger.Error("a sandbox was given up but could not be ended; the sweep will try again", "sandbox", sb.ID, "session", l.ID, "error", err)
+	}
+	return nil
+}
+
+// terminate ends a sandbox and its way out.
+func (h *Holder) terminate(ctx context.Context, id string, wipe bool) error {
+	err := h.d.Sandbox.Terminate(ctx, id, wipe)
+	if h.d.Egress != nil {
+		err = errors.Join(err, h.d.Egress.Release(ctx, id))
+	}
+	return err
+}
+
+// retire replaces a sandbox that is too old, between two turns.
+func (t *turn) retire(ctx context.Context) error {
+	sb, limit := t.l.Run.Sandbox, t.l.Life.Options.SandboxMaxAgeMs
+	old := limit > 0 && !sb.ReadyAt.IsZero() && t.h.d.Now().Sub(sb.ReadyAt) > time.Duration(limit)*time.Millisecond
+	if !old || t.l.Run.Attempt > 0 || sb.Engine != t.h.cfg.Engine {
+		return nil
+	}
+	synced, err := t.h.last(ctx, t.l, syncMaxAge)
+	if err != nil {
+		return err
+	}
+	var facts []events.Payload
+	if synced != nil {
+		facts = append(facts, *synced)
+	}
+	if err := t.say(ctx, append(facts, events.SandboxTerminated{SandboxID: sb.ID, Reason: syncMaxAge, Kept: synced == nil})...); err != nil {
+		return err
+	}
+	t.h.shutdown(ctx, t.l.ID, t.epoch)
+	if err := t.h.terminate(ctx, sb.ID, synced != nil && !t.h.keeps()); err != nil {
+		t.log.Error("a sandbox was retired but could not be ended; the sweep will try again", "sandbox", sb.ID, "error", err)
+	}
+	return nil
+}
