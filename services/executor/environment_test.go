@@ -149,6 +149,22 @@ func TestSnapshotGivesWay(t *testing.T) {
 	<-b.store.began
 }
 
+// TestSnapshotGivesWayLate: a snapshot that cannot learn whether something waits asks until it does.
+func TestSnapshotGivesWayLate(t *testing.T) {
+	t.Parallel()
+	b := newStoreBench(t, quick)
+	b.store.block = make(chan struct{}) // never closed
+	log := b.run().log
+	s := b.session(short(events.Options{}))
+	s.ended(s.post("one"))
+	<-b.store.began
+	log.setAway(true)
+	execution := s.post("two")
+	b.until("it has asked several times", func() bool { return log.askedInVain() > 5 })
+	log.setAway(false)
+	s.ended(execution)
+}
+
 // TestSnapshotStays: word that brings nothing new, such as the turn's own, late, does not end the snapshot.
 func TestSnapshotStays(t *testing.T) {
 	t.Parallel()

@@ -272,11 +272,38 @@ func (c *wiredConn) Write(p []byte) (int, error) {
 	return c.Conn.Write(p)
 }
 
-// watchedLog counts refused appends.
+// watchedLog counts refused appends, and can be away from its leader.
 type watchedLog struct {
 	eventlog.Log
 	mu      sync.Mutex
 	refused int
+	away    bool
+	asked   int // while it was away
+}
+
+func (l *watchedLog) setAway(away bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.away = away
+}
+
+func (l *watchedLog) askedInVain() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.asked
+}
+
+func (l *watchedLog) Last(ctx context.Context, s events.Subject, fresh eventlog.Freshness) (eventlog.Head, error) {
+	l.mu.Lock()
+	away := l.away && fresh == eventlog.Leader
+	if away {
+		l.asked++
+	}
+	l.mu.Unlock()
+	if away {
+		return eventlog.Head{}, eventlog.ErrUnavailable
+	}
+	return l.Log.Last(ctx, s, fresh)
 }
 
 func (l *watchedLog) Append(ctx context.Context, head eventlog.Head, d events.Draft) (eventlog.Head, error) {
