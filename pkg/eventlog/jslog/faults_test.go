@@ -36,7 +36,7 @@ type cuttable struct {
 	cut     *jslog.Log
 	direct  *jslog.Log
 	js      jetstream.JetStream // direct's
-	settles chan struct{} // gets a value whenever the cut log begins to settle an append
+	settles chan struct{}       // gets a value whenever the cut log begins to settle an append
 }
 
 func withProxy(t *testing.T) cuttable {
