@@ -51,6 +51,7 @@ func Catalogue() []Entry {
 		entry[FilePut](Life, "A file or an archive is to be in the workspace; the session's holder applies it."),
 		entry[FileRemoved](Life, "A file is not to be in the workspace any more; the session's holder applies it."),
 		entry[ExecutionClaimed](Run, "An executor holds the session's runs under a new epoch."),
+		entry[ExecutionResolved](Run, "What the execution's agent, environments and skills were when it began."),
 		entry[ExecutionStarted](Run, "The agent was given the query: one attempt."),
 		entry[ExecutionCompleted](Run, "Terminal: the query was answered."),
 		entry[ExecutionFailed](Run, "Terminal: the query was not answered, with a code and a message."),
@@ -86,6 +87,15 @@ func Catalogue() []Entry {
 		entry[WatchdogWarned](Run, "The agent was silent too long, or hung after its result."),
 		entry[KeyCreated](Key, "An API key exists; only its hash is stored."),
 		entry[KeyRevoked](Key, "An API key is no longer accepted."),
+		entry[AgentApplied](Agent, "A version of an agent exists, or its tags moved."),
+		entry[AgentRemoved](Agent, "The agent is hidden: new sessions cannot name it."),
+		entry[InstanceApplied](Instance, "A version of an agent instance exists, or its tags moved."),
+		entry[InstanceRemoved](Instance, "The agent instance is hidden."),
+		entry[EnvironmentApplied](Environment, "A version of an environment exists, or its tags moved; of secrets it has the names only."),
+		entry[EnvironmentRemoved](Environment, "The environment is hidden."),
+		entry[SkillPushed](Skill, "A version of a skill exists: a ZIP in the object store, under its SHA-256."),
+		entry[SkillTagged](Skill, "A tag names another version of the skill."),
+		entry[SkillRemoved](Skill, "The skill, or one version of it, is hidden."),
 	}
 }
 

@@ -213,3 +213,43 @@ func (EgressDenied) sealed()         {}
 // EventType is model_called.
 func (ModelCalled) EventType() Type { return "model_called" }
 func (ModelCalled) sealed()         {}
+
+// EventType is agent_applied.
+func (AgentApplied) EventType() Type { return "agent_applied" }
+func (AgentApplied) sealed()         {}
+
+// EventType is agent_removed.
+func (AgentRemoved) EventType() Type { return "agent_removed" }
+func (AgentRemoved) sealed()         {}
+
+// EventType is instance_applied.
+func (InstanceApplied) EventType() Type { return "instance_applied" }
+func (InstanceApplied) sealed()         {}
+
+// EventType is instance_removed.
+func (InstanceRemoved) EventType() Type { return "instance_removed" }
+func (InstanceRemoved) sealed()         {}
+
+// EventType is environment_applied.
+func (EnvironmentApplied) EventType() Type { return "environment_applied" }
+func (EnvironmentApplied) sealed()         {}
+
+// EventType is environment_removed.
+func (EnvironmentRemoved) EventType() Type { return "environment_removed" }
+func (EnvironmentRemoved) sealed()         {}
+
+// EventType is skill_pushed.
+func (SkillPushed) EventType() Type { return "skill_pushed" }
+func (SkillPushed) sealed()         {}
+
+// EventType is skill_tagged.
+func (SkillTagged) EventType() Type { return "skill_tagged" }
+func (SkillTagged) sealed()         {}
+
+// EventType is skill_removed.
+func (SkillRemoved) EventType() Type { return "skill_removed" }
+func (SkillRemoved) sealed()         {}
+
+// EventType is execution_resolved.
+func (ExecutionResolved) EventType() Type { return "execution_resolved" }
+func (ExecutionResolved) sealed()         {}

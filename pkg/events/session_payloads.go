@@ -25,6 +25,10 @@ type SessionCreated struct {
 	Provider     string          `json:"provider"`
 	Options      Options         `json:"options"` // resolved: no field is empty but model
 	Metadata     json.RawMessage `json:"metadata,omitempty"`
+
+	AgentRef     Reference   `json:"agentRef,omitzero"`      // with the pinned version; zero for the built-in agent
+	Instance     Reference   `json:"instance,omitzero"`      // with the version; zero for none
+	Environments []Reference `json:"environments,omitempty"` // layers above the instance's
 }
 
 // SessionOptionsUpdated replaces options and metadata.
@@ -52,6 +56,8 @@ type MessageAccepted struct {
 	Content  string          `json:"content,omitempty"`
 	Parts    []Part          `json:"parts,omitempty"`
 	Metadata json.RawMessage `json:"metadata,omitempty"`
+
+	Environment map[string]Variable `json:"environment,omitempty"` // of this execution alone: the highest layer
 }
 
 // ExecutionQueued says that a query waits its turn.

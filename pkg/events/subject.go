@@ -15,10 +15,23 @@ type Aspect string
 // The aspects. A session has life (session service) and run (holder of the epoch);
 // the catalogue has one aspect for each kind of thing.
 const (
-	Life Aspect = "life"
-	Run  Aspect = "run"
-	Key  Aspect = "key"
+	Life        Aspect = "life"
+	Run         Aspect = "run"
+	Key         Aspect = "key"
+	Agent       Aspect = "agent"
+	Instance    Aspect = "instance"
+	Environment Aspect = "environment"
+	Skill       Aspect = "skill"
 )
+
+// Catalogued tells whether an aspect is one of the catalogue's.
+func (a Aspect) Catalogued() bool {
+	switch a {
+	case Key, Agent, Instance, Environment, Skill:
+		return true
+	}
+	return false
+}
 
 // Subject names one chain of commits: ev.<partition>.<tenant>.<id>.<aspect>.
 type Subject struct {
@@ -63,10 +76,10 @@ func (s Subject) Check() error {
 	if err := CheckTenant("tenant", s.Tenant); err != nil {
 		return err
 	}
-	switch s.Aspect {
-	case Life, Run:
+	switch {
+	case s.Aspect == Life, s.Aspect == Run:
 		return CheckID("sessionId", KindSession, s.ID)
-	case Key:
+	case s.Aspect.Catalogued():
 		return CheckID("catalogue id", "cat", s.ID)
 	}
 	return fmt.Errorf("aspect: %q is not one of the log's", s.Aspect)

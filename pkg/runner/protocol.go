@@ -72,6 +72,34 @@ type Query struct {
 	Policy       string            `json:"policy"`           // see Policies
 	Env          map[string]string `json:"env,omitempty"`    // for the agent's process only; never journaled
 	Resume       string            `json:"resume,omitempty"` // the agent's own session id of the turn before, should its process be gone
+
+	MemoryFile string                `json:"memoryFile,omitempty"` // content of the agent's memory file (CLAUDE.md, AGENTS.md)
+	Tools      events.ToolChoice     `json:"tools,omitzero"`
+	Subagents  []events.SubagentSpec `json:"subagents,omitempty"`
+	Commands   []events.CommandSpec  `json:"commands,omitempty"`
+	MCPServers []MCPServer           `json:"mcpServers,omitempty"`
+	Skills     []Skill               `json:"skills,omitempty"`
+	MaxTurns   uint32                `json:"maxTurns,omitempty"` // requests to the model; 0 for no limit
+	Redact     []string              `json:"redact,omitempty"`   // values that nothing the agent says may hold; never journaled
+}
+
+// MCPServer is a server of tools as the agent is to reach it: every variable is filled in.
+type MCPServer struct {
+	Name      string            `json:"name"`
+	Type      string            `json:"type"`              // stdio or http
+	Command   []string          `json:"command,omitempty"` // of stdio
+	Env       map[string]string `json:"env,omitempty"`     // of stdio
+	URL       string            `json:"url,omitempty"`     // of http
+	Headers   map[string]string `json:"headers,omitempty"` // of http
+	TimeoutMs uint32            `json:"timeoutMs"`         // milliseconds for a call
+	Tools     []string          `json:"tools,omitempty"`   // only these; empty means all
+}
+
+// Skill is a skill that lies in the sandbox, for agents that know skills by themselves.
+type Skill struct {
+	Name        string `json:"name"`
+	Description string `json:"description"`
+	Dir         string `json:"dir"` // absolute, read-only
 }
 
 // The way out of a sandbox without a network. The runner listens on

@@ -46,6 +46,8 @@ func subjectLines() [][2]string {
 		{"ev.<partition>.<tenant>.<session>.life", "what was asked of a session; written by the session service"},
 		{"ev.<partition>.<tenant>.<session>.run", "what its runs did; written by the holder of the epoch"},
 		{"ev.<partition>.<tenant>.<catalogue id>.key", "an API key"},
+		{"ev.<partition>.<tenant>.<catalogue id>.agent", "an agent's versions; .instance and .environment likewise, by the session service"},
+		{"ev.<partition>.<tenant>.<catalogue id>.skill", "a skill's versions; written by the skills service"},
 		{"dl.<partition>.<tenant>.<session>", "text in flight"},
 		{CommandPattern, "a command; the id is what it is about"},
 		{JobAny("<provider>"), "a job that any executor of the provider may take"},

@@ -11,6 +11,8 @@ import (
 const (
 	// CommandsSession is the session service's durable on COMMANDS.
 	CommandsSession = "session"
+	// CommandsSkills is the skills service's durable on COMMANDS.
+	CommandsSkills = "skills"
 	// TimersDue is the session service's durable on TIMERS.
 	TimersDue = "due"
 )
@@ -31,6 +33,8 @@ const (
 	WorkWait = 5 * time.Second
 	// JobWait is the same for an executor's job: the InProgress beat is one second.
 	JobWait = 5 * time.Second
+	// SkillsPending is how many skills the copies of the skills service may hold together.
+	SkillsPending = 64
 	// ReactorPending is how many commits of a shard the copies of the reactor may hold together.
 	ReactorPending = 4096
 )
@@ -47,6 +51,15 @@ func CommandsConsumer() Durable {
 		Durable: CommandsSession, Description: "The session service's commands.",
 		FilterSubject: CommandFilter(ServiceSession), AckPolicy: jetstream.AckExplicitPolicy,
 		AckWait: WorkWait, MaxDeliver: -1, MaxAckPending: ReactorPending,
+	}}
+}
+
+// SkillsConsumer takes the commands of the skills service. Its handlers read whole ZIPs, which are kept alive meanwhile.
+func SkillsConsumer() Durable {
+	return Durable{StreamCommands, jetstream.ConsumerConfig{
+		Durable: CommandsSkills, Description: "The skills service's commands.",
+		FilterSubject: CommandFilter(ServiceSkills), AckPolicy: jetstream.AckExplicitPolicy,
+		AckWait: JobWait, MaxDeliver: -1, MaxAckPending: SkillsPending,
 	}}
 }
 

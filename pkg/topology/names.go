@@ -54,6 +54,7 @@ func GroupShard(group, shards int) int { return group % shards }
 // Services that take commands; the second token of a command's subject.
 const (
 	ServiceSession = "session"
+	ServiceSkills  = "skills"
 )
 
 // CommandSubject is where a command waits for its service. The id is what the
@@ -85,6 +86,11 @@ const (
 	LifeFilter = "ev.*.*.*.life"
 	RunFilter  = "ev.*.*.*.run"
 	KeyFilter  = "ev.*.*.*.key"
+
+	AgentFilter       = "ev.*.*.*.agent"
+	InstanceFilter    = "ev.*.*.*.instance"
+	EnvironmentFilter = "ev.*.*.*.environment"
+	SkillFilter       = "ev.*.*.*.skill"
 )
 
 // PartitionFilter matches every subject of the log in a partition.
@@ -121,6 +127,10 @@ const (
 	BucketPayloads = "payloads"
 	// BucketWorkspaces is the object bucket of snapshots and of files on their way into a workspace.
 	BucketWorkspaces = "workspaces"
+	// BucketSkills is the object bucket of skills' ZIPs, by SHA-256 in hex, and of those on their way in.
+	BucketSkills = "skills"
+	// BucketSecrets is the key-value bucket of secrets' values, encrypted.
+	BucketSecrets = "secrets"
 )
 
 // maxToken bounds what an operator may put into a subject, a key or a durable's name.

@@ -64,8 +64,8 @@ func eventsStream(shard, shards int) Stream {
 			AllowDirect: true,
 		},
 		Kind:   "the truth; kept for ever, refuses when full",
-		Writes: "session (life, key, run), executor (run)",
-		Reads:  "session, executor, projector, janitor",
+		Writes: "session (life, key, agent, instance, environment, run), executor (run), skills (skill)",
+		Reads:  "session, executor, projector, skills, janitor",
 	}
 }
 
@@ -104,7 +104,7 @@ func commandsStream() Stream {
 		},
 		Kind:   "work queue, refuses when full",
 		Writes: "gateway",
-		Reads:  "session",
+		Reads:  "session, skills",
 	}
 }
 
@@ -176,7 +176,7 @@ func deadStream() Stream {
 			AllowDirect: true,
 		},
 		Kind:   "30 days",
-		Writes: "session, executor, projector, the server (advisories)",
+		Writes: "session, executor, projector, skills, the server (advisories)",
 		Reads:  "people",
 	}
 }
@@ -207,6 +207,12 @@ func KeyValues() []KeyValue {
 			},
 			Keys: "<tenant>.<hash of the key>", Writes: "gateway", Reads: "gateway",
 		},
+		{
+			Config: jetstream.KeyValueConfig{
+				Bucket: BucketSecrets, Description: "Values of secrets, encrypted to the executors' key.", Storage: jetstream.FileStorage, History: 1,
+			},
+			Keys: "<tenant>.e.<SHA-256>, or <tenant>.x.<execution>.<SHA-256> for one execution", Writes: "gateway, executor (removes those of an execution)", Reads: "executor",
+		},
 	}
 }
 
@@ -225,13 +231,19 @@ func ObjectBuckets() []Objects {
 			Config: jetstream.ObjectStoreConfig{
 				Bucket: BucketPayloads, Description: "Event data too large for the log.", Storage: jetstream.FileStorage,
 			},
-			Names: "<SHA-256 in hex>", Writes: "session, executor", Reads: "session, executor, projector",
+			Names: "<SHA-256 in hex>", Writes: "session, executor, skills", Reads: "session, executor, projector, skills",
 		},
 		{
 			Config: jetstream.ObjectStoreConfig{
 				Bucket: BucketWorkspaces, Description: "Snapshots of workspaces, and files on their way into one.", Storage: jetstream.FileStorage,
 			},
 			Names: "<tenant>/<session>/…", Writes: "gateway (files), executor (snapshots)", Reads: "gateway, executor",
+		},
+		{
+			Config: jetstream.ObjectStoreConfig{
+				Bucket: BucketSkills, Description: "ZIPs of skills.", Storage: jetstream.FileStorage,
+			},
+			Names: "<SHA-256 in hex>, and upload/<tenant>/<command> on the way in", Writes: "gateway (uploads), skills", Reads: "gateway, skills, executor",
 		},
 	}
 }

@@ -6,6 +6,7 @@ const (
 	UserSession   = "session"
 	UserExecutor  = "executor"
 	UserProjector = "projector"
+	UserSkills    = "skills"
 	UserJanitor   = "janitor"
 	UserAdmin     = "admin"
 )
@@ -26,7 +27,7 @@ func InboxPrefix(user string) string { return "_INBOX_" + user }
 // the buckets say. Deletes and purges of messages are the janitor's alone. A
 // service makes its own durables; streams and buckets are made by admin.
 func Users() []User {
-	return []User{gatewayUser(), sessionUser(), executorUser(), projectorUser(), janitorUser(), adminUser()}
+	return []User{gatewayUser(), sessionUser(), executorUser(), projectorUser(), skillsUser(), janitorUser(), adminUser()}
 }
 
 func gatewayUser() User {
@@ -36,6 +37,8 @@ func gatewayUser() User {
 			[]string{"cmd.*.*.*.*"},
 			useKV(BucketIdempotency), []string{"$KV." + BucketIdempotency + ".>"},
 			info(StreamCommands), info(StreamLive), writeObjects(BucketWorkspaces),
+			// What is pushed, and what a client encrypted or the gateway did: it cannot read a secret back without the key.
+			writeObjects(BucketSkills), useKV(BucketSecrets), []string{"$KV." + BucketSecrets + ".>"},
 		),
 		Subscribe: []string{inbox(UserGateway), "live.*.*", CtlProjector},
 	}
@@ -45,7 +48,7 @@ func sessionUser() User {
 	return User{
 		Name: UserSession, Doc: "decides what sessions do; writes life, keys, jobs and timers",
 		Publish: join(
-			[]string{LifeFilter, RunFilter, KeyFilter, "job.*.any", "job.*.on.*", "timer.at.*", "dead.>", "ctl.*"},
+			[]string{LifeFilter, RunFilter, KeyFilter, AgentFilter, InstanceFilter, EnvironmentFilter, "job.*.any", "job.*.on.*", "timer.at.*", "dead.>", "ctl.*"},
 			// Answers to commands go to the gateway that asked.
 			[]string{inbox(UserGateway)},
 			readLog(), writePayloads(), useKV(BucketLeases),
@@ -65,6 +68,8 @@ func executorUser() User {
 			// One executor asks another, on ctl, whether it still holds a run.
 			[]string{inbox(UserExecutor)},
 			readLog(), writePayloads(), writeObjects(BucketWorkspaces), useKV(BucketLeases), []string{"$KV." + BucketLeases + ".>"},
+			// Secrets of an execution go when it ends.
+			readObjects(BucketSkills), useKV(BucketSecrets), []string{"$KV." + BucketSecrets + ".>"},
 			// An engine's durable has the engine's name, which is no token to list here.
 			durable(StreamJobs, "*", "job.*.any"), durable(StreamJobs, "*", "job.*.on.*"),
 			// The text of blocks whose sandbox was lost.
@@ -82,6 +87,20 @@ func projectorUser() User {
 			readLog(), readPayloads(), ordered(StreamDeltas), info(StreamLive), info(StreamDead),
 		),
 		Subscribe: []string{inbox(UserProjector)},
+	}
+}
+
+func skillsUser() User {
+	return User{
+		Name: UserSkills, Doc: "checks and keeps skills; writes skill",
+		Publish: join(
+			[]string{SkillFilter, "dead.>"},
+			// Answers to commands go to the gateway that asked.
+			[]string{inbox(UserGateway)},
+			readLog(), writePayloads(), writeObjects(BucketSkills),
+			durable(StreamCommands, CommandsSkills, CommandFilter(ServiceSkills)), info(StreamDead),
+		),
+		Subscribe: []string{inbox(UserSkills)},
 	}
 }
 

@@ -89,7 +89,21 @@ func checkPublish(t *testing.T, ns *server.Server) {
 	t.Helper()
 	life, run := events.LifeOf("default", session).String(), events.RunOf("default", session).String()
 	key := events.Subject{Tenant: "default", ID: events.CatalogueID(events.Key, "default", "", "", "k"), Aspect: events.Key}.String()
+	catalogued := func(kind events.Aspect) string {
+		return events.Reference{Slug: "k"}.Subject(kind, "default").String()
+	}
 	subjects := map[string][]string{ // subject → who may
+		catalogued(events.Agent):       {topology.UserSession},
+		catalogued(events.Instance):    {topology.UserSession},
+		catalogued(events.Environment): {topology.UserSession},
+		catalogued(events.Skill):       {topology.UserSkills},
+
+		topology.CommandSubject(topology.ServiceSkills, "default", session):           {topology.UserGateway},
+		"$JS.API.CONSUMER.CREATE.COMMANDS.skills." + topology.CommandFilter("skills"): {topology.UserSkills},
+		"$JS.API.CONSUMER.MSG.NEXT.COMMANDS.skills":                                   {topology.UserSkills},
+		"$O." + topology.BucketSkills + ".C.x":                                        {topology.UserGateway, topology.UserSkills},
+		"$KV." + topology.BucketSecrets + ".default.e.x":                              {topology.UserGateway, topology.UserExecutor},
+
 		life:                                    {topology.UserSession},
 		run:                                     {topology.UserSession, topology.UserExecutor},
 		key:                                     {topology.UserSession},
@@ -102,10 +116,10 @@ func checkPublish(t *testing.T, ns *server.Server) {
 		events.LiveSubject("default", session):                                          {topology.UserProjector},
 		topology.CtlProjector:                                                           {topology.UserProjector, topology.UserSession, topology.UserExecutor},
 		topology.Ctl("xtr_01JZZZZZZZZZZZZZZZZZZZZZZZ"):                                  {topology.UserSession, topology.UserExecutor},
-		topology.Dead("session"):                                                        {topology.UserSession, topology.UserExecutor, topology.UserProjector},
+		topology.Dead("session"):                                                        {topology.UserSession, topology.UserExecutor, topology.UserProjector, topology.UserSkills},
 		"$KV." + topology.BucketLeases + ".x":                                           {topology.UserExecutor},
 		"$KV." + topology.BucketIdempotency + ".default.x":                              {topology.UserGateway},
-		"$O." + topology.BucketPayloads + ".C.x":                                        {topology.UserSession, topology.UserExecutor},
+		"$O." + topology.BucketPayloads + ".C.x":                                        {topology.UserSession, topology.UserExecutor, topology.UserSkills},
 		"$JS.API.STREAM.PURGE.EVENTS-0":                                                 {topology.UserJanitor},
 		"$JS.API.STREAM.MSG.DELETE.EVENTS-0":                                            {},
 		"$JS.API.STREAM.DELETE.EVENTS-0":                                                {},
@@ -116,8 +130,8 @@ func checkPublish(t *testing.T, ns *server.Server) {
 		"$JS.API.CONSUMER.MSG.NEXT.COMMANDS.session":                                    {topology.UserSession},
 		"$JS.API.CONSUMER.CREATE.JOBS.local-any.job.local.any":                          {topology.UserExecutor},
 		"$JS.API.CONSUMER.MSG.NEXT.JOBS.local-any":                                      {topology.UserExecutor},
-		"$JS.API.DIRECT.GET.EVENTS-0." + run:                                            {topology.UserSession, topology.UserExecutor, topology.UserProjector, topology.UserJanitor},
-		"_INBOX_gateway.x":                                                              {topology.UserSession},
+		"$JS.API.DIRECT.GET.EVENTS-0." + run:                                            {topology.UserSession, topology.UserExecutor, topology.UserProjector, topology.UserSkills, topology.UserJanitor},
+		"_INBOX_gateway.x":                                                              {topology.UserSession, topology.UserSkills},
 		"_INBOX_session.x":                                                              {},
 	}
 	for _, u := range topology.Users() {
@@ -150,6 +164,7 @@ func checkSubscribe(t *testing.T, ns *server.Server) {
 		"ev.>":              {},
 		"cmd.>":             {},
 		"_INBOX_session.>":  {topology.UserSession},
+		"_INBOX_skills.>":   {topology.UserSkills},
 		"_INBOX.>":          {},
 		"$KV.idempotency.>": {},
 	} {

@@ -30,6 +30,18 @@ const (
 	TypeDeleteSession  Type = "delete_session"  // no body; SessionID
 	TypeCreateKey      Type = "create_key"      // CreateKey; no ids
 	TypeRevokeKey      Type = "revoke_key"      // RevokeKey; no ids
+
+	TypeApplyAgent        Type = "apply_agent"        // ApplyAgent; no ids
+	TypeApplyInstance     Type = "apply_instance"     // ApplyInstance; no ids
+	TypeApplyEnvironment  Type = "apply_environment"  // ApplyEnvironment; no ids
+	TypeRemoveAgent       Type = "remove_agent"       // Remove; no ids
+	TypeRemoveInstance    Type = "remove_instance"    // Remove; no ids
+	TypeRemoveEnvironment Type = "remove_environment" // Remove; no ids
+
+	// These go to the skills service.
+	TypePushSkill   Type = "push_skill"   // PushSkill; no ids
+	TypeTagSkill    Type = "tag_skill"    // TagSkill; no ids
+	TypeRemoveSkill Type = "remove_skill" // Remove; no ids
 )
 
 // Command is one request. Its ids are minted by the gateway, so that sending it
@@ -52,6 +64,9 @@ type CreateSession struct {
 	Options      events.Options  `json:"options"`
 	Metadata     json.RawMessage `json:"metadata,omitempty"`
 	Files        []File          `json:"files,omitempty"` // of the workspace; StartExecution takes those of its Post
+
+	Instance     string   `json:"instance,omitempty"`     // a reference, in place of Agent
+	Environments []string `json:"environments,omitempty"` // references: layers above the instance's
 }
 
 // UpdateSession changes a session. Nil options or nil metadata, and options
@@ -68,6 +83,8 @@ type PostMessage struct {
 	Parts    []events.Part   `json:"parts,omitempty"`
 	Metadata json.RawMessage `json:"metadata,omitempty"`
 	Files    []File          `json:"files,omitempty"` // that are to be in the workspace before the agent begins
+
+	Environment map[string]events.Variable `json:"environment,omitempty"` // of this execution alone; secrets are sealed already
 }
 
 // File is a file, or a tar, on its way into a workspace. Its content is in the
@@ -109,12 +126,60 @@ type RevokeKey struct {
 	KeyID string `json:"keyId"`
 }
 
+// ApplyAgent makes a version of an agent. It goes to the id of Ref's subject, as all commands about the catalogue do.
+type ApplyAgent struct {
+	Ref  events.Reference `json:"ref"` // without a version
+	Tags []string         `json:"tags,omitempty"`
+	Spec events.AgentSpec `json:"spec"`
+}
+
+// ApplyInstance makes a version of an agent instance.
+type ApplyInstance struct {
+	Ref  events.Reference    `json:"ref"`
+	Tags []string            `json:"tags,omitempty"`
+	Spec events.InstanceSpec `json:"spec"`
+}
+
+// ApplyEnvironment makes a version of an environment, whose secrets are sealed already.
+type ApplyEnvironment struct {
+	Ref  events.Reference       `json:"ref"`
+	Tags []string               `json:"tags,omitempty"`
+	Spec events.EnvironmentSpec `json:"spec"`
+}
+
+// Remove hides an entry of the catalogue, or, of a skill, one version.
+type Remove struct {
+	Ref events.Reference `json:"ref"`
+}
+
+// PushSkill makes a version of a skill of the ZIP that lies in bucket skills under Object.
+type PushSkill struct {
+	Ref    events.Reference `json:"ref"`    // without a version; a slug of "" means the name in the front matter
+	Object string           `json:"object"` // SkillUpload of tenant and command
+	SHA256 string           `json:"sha256"` // hex, of the ZIP as the client means it
+	Tags   []string         `json:"tags,omitempty"`
+	DryRun bool             `json:"dryRun,omitempty"` // check only
+}
+
+// TagSkill moves a tag.
+type TagSkill struct {
+	Ref events.Reference `json:"ref"` // the version that the tag is to name
+	Tag string           `json:"tag"`
+}
+
+// SkillUpload is the name of a ZIP on its way in.
+func SkillUpload(tenant, command string) string { return "upload/" + tenant + "/" + command }
+
 // Answer is the result of a command: either Error is set or the command is stored.
 type Answer struct {
 	SessionID   string `json:"sessionId,omitempty"`
 	ExecutionID string `json:"executionId,omitempty"`
 	Position    string `json:"position,omitempty"` // of the commit; as eventlog.Position writes it
 	Error       *Error `json:"error,omitempty"`
+
+	Ref    *events.Reference   `json:"ref,omitempty"`    // of a catalogue entry: with the version that now holds
+	Same   bool                `json:"same,omitempty"`   // the version, or the whole change, was there already
+	Pushed *events.SkillPushed `json:"pushed,omitempty"` // what a push, or its dry run, found
 }
 
 // Error is a refused command.

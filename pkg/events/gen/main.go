@@ -44,7 +44,11 @@ func document(dir string) ([]byte, error) {
 	}{
 		{events.Life, "On `life`: what the session service decides"},
 		{events.Run, "On `run`: what happens to executions"},
-		{events.Key, "In the catalogue"},
+		{events.Key, "In the catalogue: `key`"},
+		{events.Agent, "In the catalogue: `agent`"},
+		{events.Instance, "In the catalogue: `instance`"},
+		{events.Environment, "In the catalogue: `environment`"},
+		{events.Skill, "In the catalogue: `skill`"},
 	} {
 		fmt.Fprintf(&b, "\n## %s\n", part.title)
 		for _, e := range events.Catalogue() {
@@ -55,7 +59,9 @@ func document(dir string) ([]byte, error) {
 		}
 	}
 	b.WriteString("\n## Shapes used above\n")
-	for _, v := range []any{events.Block{}, events.BlockUpdates{}, events.Part{}, events.TodoItem{}, events.Options{}, events.Usage{}} {
+	for _, v := range []any{events.Block{}, events.BlockUpdates{}, events.Part{}, events.TodoItem{}, events.Options{}, events.Usage{}, events.Reference{}, events.AgentSpec{}, events.ToolChoice{},
+		events.SubagentSpec{}, events.CommandSpec{}, events.MCPServer{}, events.Declaration{}, events.FileSpec{}, events.Limits{}, events.InstanceSpec{},
+		events.EnvironmentSpec{}, events.Variable{}, events.Provenance{}, events.SkillUsed{}} {
 		t := reflect.TypeOf(v)
 		fmt.Fprintf(&b, "\n### `%s`\n", t.Name())
 		fields(&b, t, notes)

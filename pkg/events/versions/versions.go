@@ -1,0 +1,302 @@
+// Package versions is the life of a catalogue entry: its versions, which never
+// change, and the tags that name them. It is pure.
+package versions
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// Number is the version of State as it is stored beside each commit. Another
+// one is not read: the state is folded from zero.
+const Number = 1
+
+// Bounds of a state, which every commit carries.
+const (
+	// MaxVersions is how many versions are known by their place; older ones are found by reading the chain.
+	MaxVersions = 256
+	// MaxTags is how many tags an entry may have.
+	MaxTags = 64
+
+	rememberedCommands = 16
+)
+
+// State is the fold of an entry's chain.
+type State struct {
+	V        int               `json:"v"`
+	Removed  bool              `json:"removed,omitempty"`
+	Versions []Version         `json:"versions,omitempty"` // oldest first
+	Dropped  bool              `json:"dropped,omitempty"`  // there were older ones
+	Tags     map[string]string `json:"tags,omitempty"`     // version by tag, latest among them
+	Commands []string          `json:"commands,omitempty"` // ids of the last commits, so that a redelivery changes nothing
+}
+
+// Version is a version and where it lies.
+type Version struct {
+	Digest  string `json:"digest"`
+	At      uint64 `json:"at,omitempty"` // stream sequence of the commit that holds it whole; 0 is this commit
+	Removed bool   `json:"removed,omitempty"`
+}
+
+// Error is a refused command.
+type Error struct{ Code, Field, Detail string }
+
+func (e *Error) Error() string { return e.Code + ": " + e.Detail }
+
+// The codes of Error.
+const (
+	CodeNotFound    = "NOT_FOUND"
+	CodeTooManyTags = "TOO_MANY_TAGS"
+)
+
+// Command is what may be asked of an entry.
+type Command interface{ sealed() }
+
+// Apply makes a version, or moves tags to it if it is there.
+type Apply struct {
+	events.Meta
+	Version string
+	Tags    []string       // beside latest
+	Data    events.Payload // AgentApplied, InstanceApplied, EnvironmentApplied or SkillPushed
+}
+
+// Tag moves a tag to a version that is there.
+type Tag struct {
+	events.Meta
+	Version string // a digest, or a tag
+	Tag     string
+	Data    func(version string) events.Payload
+}
+
+// Remove hides the entry, or one version of it.
+type Remove struct {
+	events.Meta
+	Version string // "" for the entry
+	Data    events.Payload
+}
+
+func (Apply) sealed()  {}
+func (Tag) sealed()    {}
+func (Remove) sealed() {}
+
+// Decide gives the events that carry a command out; none if it would change nothing.
+func Decide(s State, c Command) ([]events.Event, error) {
+	switch c := c.(type) {
+	case Apply:
+		if s.current(c.Version, c.Tags) {
+			return nil, nil
+		}
+		if err := s.room(c.Tags...); err != nil {
+			return nil, err
+		}
+		return mint(c.Meta, c.Data), nil
+	case Tag:
+		digest, ok := s.Resolve(c.Version)
+		if !ok {
+			return nil, notFound(c.Version)
+		}
+		if s.Tags[c.Tag] == digest {
+			return nil, nil
+		}
+		if err := s.room(c.Tag); err != nil {
+			return nil, err
+		}
+		return mint(c.Meta, c.Data(digest)), nil
+	case Remove:
+		if c.Version != "" {
+			if _, ok := s.find(c.Version); !ok {
+				return nil, notFound(c.Version)
+			}
+		} else if s.Removed || len(s.Versions) == 0 {
+			return nil, &Error{CodeNotFound, "slug", "there is no such entry"}
+		}
+		return mint(c.Meta, c.Data), nil
+	}
+	return nil, fmt.Errorf("versions: there is no command %T", c)
+}
+
+func mint(meta events.Meta, data events.Payload) []events.Event {
+	m := events.NewMint(meta)
+	m.Add("", data)
+	return m.Events()
+}
+
+func notFound(version string) error {
+	return &Error{CodeNotFound, "version", fmt.Sprintf("there is no version %.64q", version)}
+}
+
+// current tells whether applying a version with tags would change nothing.
+func (s State) current(version string, tags []string) bool {
+	if s.Removed || s.Tags[events.Latest] != version {
+		return false
+	}
+	return !slices.ContainsFunc(tags, func(t string) bool { return s.Tags[t] != version })
+}
+
+// room refuses tags past the bound.
+func (s State) room(tags ...string) error {
+	n := len(s.Tags)
+	for _, t := range tags {
+		if _, ok := s.Tags[t]; !ok {
+			n++
+		}
+	}
+	if n > MaxTags {
+		return &Error{CodeTooManyTags, "tags", fmt.Sprintf("an entry has at most %d tags; give one that it has", MaxTags)}
+	}
+	return nil
+}
+
+// Resolve gives the digest that a version of a reference means: "" and latest, a
+// tag, or a digest. A digest that the state does not know is resolved if older
+// versions were dropped: the chain tells.
+func (s State) Resolve(version string) (digest string, ok bool) {
+	if s.Removed && !events.IsDigest(version) {
+		return "", false
+	}
+	if version == "" {
+		version = events.Latest
+	}
+	if d, tagged := s.Tags[version]; tagged {
+		return d, true
+	}
+	if !events.IsDigest(version) {
+		return "", false
+	}
+	if v, found := s.find(version); found {
+		return version, !v.Removed
+	}
+	return version, s.Dropped
+}
+
+// At gives the stream sequence of a version's commit; 0 if it is to be looked for in the chain.
+func (s State) At(digest string) uint64 {
+	v, _ := s.find(digest)
+	return v.At
+}
+
+func (s State) find(digest string) (Version, bool) {
+	i := slices.IndexFunc(s.Versions, func(v Version) bool { return v.Digest == digest })
+	if i < 0 {
+		return Version{}, false
+	}
+	return s.Versions[i], true
+}
+
+// Did tells whether a commit is among the last ones.
+func (s State) Did(commit string) bool { return slices.Contains(s.Commands, commit) }
+
+// Settle fills in what referred to the commit itself, once its stream sequence is known.
+func (s State) Settle(seq uint64) State {
+	s.Versions = slices.Clone(s.Versions)
+	for i := range s.Versions {
+		if s.Versions[i].At == 0 {
+			s.Versions[i].At = seq
+		}
+	}
+	return s
+}
+
+// Fold applies a commit.
+func Fold(s State, commit string, list []events.Event) State {
+	for _, e := range list {
+		s = Evolve(s, e)
+	}
+	s.Commands = append(slices.Clone(s.Commands), commit)
+	if extra := len(s.Commands) - rememberedCommands; extra > 0 {
+		s.Commands = s.Commands[extra:]
+	}
+	return s
+}
+
+// Evolve is the meaning of each event. It is total: what it does not know changes nothing.
+func Evolve(s State, e events.Event) State {
+	s.V = Number
+	switch d := e.Data.(type) {
+	case events.AgentApplied:
+		return s.applied(d.Ref.Version, d.Tags)
+	case events.InstanceApplied:
+		return s.applied(d.Ref.Version, d.Tags)
+	case events.EnvironmentApplied:
+		return s.applied(d.Ref.Version, d.Tags)
+	case events.SkillPushed:
+		return s.applied(d.Ref.Version, d.Tags)
+	case events.SkillTagged:
+		return s.tagged(d.Ref.Version, d.Tag)
+	case events.AgentRemoved:
+		return s.removed(d.Ref.Version)
+	case events.InstanceRemoved:
+		return s.removed(d.Ref.Version)
+	case events.EnvironmentRemoved:
+		return s.removed(d.Ref.Version)
+	case events.SkillRemoved:
+		return s.removed(d.Ref.Version)
+	}
+	return s
+}
+
+// applied makes a version the latest. One that is there already stays where it
+// lies, unless it was removed: then this commit brings it back.
+func (s State) applied(digest string, tags []string) State {
+	s.Removed = false
+	if v, ok := s.find(digest); !ok || v.Removed {
+		s.Versions = slices.DeleteFunc(slices.Clone(s.Versions), func(v Version) bool { return v.Digest == digest })
+		s.Versions = append(s.Versions, Version{Digest: digest})
+	}
+	s = s.tagged(digest, events.Latest)
+	for _, t := range tags {
+		s = s.tagged(digest, t)
+	}
+	return s.bounded()
+}
+
+// bounded drops the oldest versions that no tag names.
+func (s State) bounded() State {
+	for extra := len(s.Versions) - MaxVersions; extra > 0; extra-- {
+		i := slices.IndexFunc(s.Versions, func(v Version) bool {
+			return !slices.Contains(slices.Collect(maps.Values(s.Tags)), v.Digest)
+		})
+		s.Versions, s.Dropped = slices.Delete(slices.Clone(s.Versions), i, i+1), true
+	}
+	return s
+}
+
+func (s State) tagged(digest, tag string) State {
+	s.Tags = maps.Clone(s.Tags)
+	if s.Tags == nil {
+		s.Tags = map[string]string{}
+	}
+	s.Tags[tag] = digest
+	return s
+}
+
+// removed hides one version with its tags, or, without one, the entry. The
+// latest version is then the newest that is left.
+func (s State) removed(digest string) State {
+	if digest == "" {
+		s.Removed, s.Tags = true, nil
+		return s
+	}
+	s.Versions = slices.Clone(s.Versions)
+	newest := ""
+	for i := range s.Versions {
+		v := &s.Versions[i]
+		v.Removed = v.Removed || v.Digest == digest
+		if !v.Removed {
+			newest = v.Digest
+		}
+	}
+	latest := s.Tags[events.Latest] == digest
+	s.Tags = maps.Clone(s.Tags)
+	maps.DeleteFunc(s.Tags, func(_, d string) bool { return d == digest })
+	switch {
+	case newest == "":
+		s.Removed = true
+	case latest:
+		s.Tags[events.Latest] = newest
+	}
+	return s
+}
