@@ -1,6 +1,8 @@
 package events
 
 import (
+	"bytes"
+	"encoding/json"
 	"fmt"
 	"strings"
 )
@@ -91,6 +93,22 @@ func (r Reference) String() string {
 		b.WriteString("@" + r.Version)
 	}
 	return b.String()
+}
+
+// UnmarshalJSON takes the object, or the string form.
+func (r *Reference) UnmarshalJSON(raw []byte) error {
+	if bytes.HasPrefix(raw, []byte{'"'}) {
+		var s string
+		err := json.Unmarshal(raw, &s)
+		if err == nil {
+			*r, err = ParseReference(s)
+		}
+		return err
+	}
+	type object Reference // without this method
+	dec := json.NewDecoder(bytes.NewReader(raw))
+	dec.DisallowUnknownFields()
+	return dec.Decode((*object)(r))
 }
 
 // Check reports a *ReferenceError unless every part is well formed.

@@ -1,0 +1,149 @@
+// Package layers merges variables: an agent's own, those of environments in
+// their order, and those of one execution. It is pure.
+package layers
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// The names of the lowest and the highest layer.
+const (
+	FromAgent = "agent"
+	FromRun   = "run"
+)
+
+// Environment is a resolved environment: its reference with the digest, and what it holds.
+type Environment struct {
+	Ref  events.Reference
+	Spec events.EnvironmentSpec
+}
+
+// Error is why variables do not merge.
+type Error struct {
+	Code   string // CodeConflict, CodeMissing or CodeReserved
+	Name   string // of the variable, or of the environment
+	Detail string
+}
+
+func (e *Error) Error() string { return e.Detail }
+
+// The codes of Error.
+const (
+	CodeConflict = "ENVIRONMENT_CONFLICT"
+	CodeMissing  = "ENVIRONMENT_MISSING"
+	CodeReserved = "ENVIRONMENT_RESERVED"
+)
+
+// Merge gives every variable once, by name, with where its value comes from. A
+// later layer wins, and says whether it is a secret. All that is wrong is said at
+// once: the error joins one *Error for each.
+func Merge(agent map[string]events.Declaration, environments []Environment, run map[string]events.Variable) ([]events.Provenance, error) {
+	merged := map[string]events.Provenance{}
+	var wrong []error
+	put := func(from, name string, v events.Variable) {
+		if err := CheckName(name); err != nil {
+			wrong = append(wrong, err)
+			return
+		}
+		merged[name] = events.Provenance{Name: name, From: from, Secret: v.Secret, Sealed: v.Sealed, Value: v.Value}
+	}
+	for _, name := range slices.Sorted(maps.Keys(agent)) {
+		if d := agent[name]; !d.Required && !d.Secret || d.Value != "" {
+			put(FromAgent, name, events.Variable{Value: d.Value, Secret: d.Secret})
+		}
+	}
+	seen := map[events.Reference]string{}
+	for _, e := range environments {
+		if before, ok := seen[e.Ref.Bare()]; ok && before != e.Ref.Version {
+			wrong = append(wrong, &Error{CodeConflict, e.Ref.Bare().String(), fmt.Sprintf("environment %s is referred to in two versions, %s and %s", e.Ref.Bare(), before, e.Ref.Version)})
+		}
+		seen[e.Ref.Bare()] = e.Ref.Version
+		for _, name := range slices.Sorted(maps.Keys(e.Spec.Variables)) {
+			put(e.Ref.String(), name, e.Spec.Variables[name])
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(run)) {
+		put(FromRun, name, run[name])
+	}
+	for _, name := range slices.Sorted(maps.Keys(agent)) {
+		if _, ok := merged[name]; !ok && agent[name].Required {
+			wrong = append(wrong, &Error{CodeMissing, name, fmt.Sprintf("variable %s is required by the agent, and no environment gives it", name)})
+		}
+	}
+	out := make([]events.Provenance, 0, len(merged))
+	for _, name := range slices.Sorted(maps.Keys(merged)) {
+		out = append(out, merged[name])
+	}
+	return out, errors.Join(wrong...)
+}
+
+// reserved are names that say how a sandbox reaches models and where agents keep their files: ours to set.
+var reserved = []string{
+	"PATH", "HOME", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy",
+	"ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL", "OPENAI_API_KEY", "OPENAI_BASE_URL", "CLAUDE_CONFIG_DIR", "CODEX_HOME", "LD_PRELOAD", "LD_LIBRARY_PATH",
+}
+
+// maxName bounds a variable's name in characters.
+const maxName = 128
+
+// CheckName reports an *Error unless a variable may have the name.
+func CheckName(name string) error {
+	ok := name != "" && len(name) <= maxName && (name[0] < '0' || name[0] > '9')
+	for i := 0; ok && i < len(name); i++ {
+		c := name[i]
+		ok = c == '_' || c >= 'A' && c <= 'Z' || c >= 'a' && c <= 'z' || c >= '0' && c <= '9'
+	}
+	if !ok {
+		return &Error{CodeConflict, name, fmt.Sprintf("%.64q is not a variable's name: 1 to %d characters of A-Z, a-z, 0-9 and _, not a digit first", name, maxName)}
+	}
+	if slices.Contains(reserved, name) || strings.HasPrefix(name, "SPOOL_") {
+		return &Error{CodeReserved, name, fmt.Sprintf("variable %s is set by Spool itself", name)}
+	}
+	return nil
+}
+
+// Placeholders lists the names that ${NAME} stands for in a string, in order. $$ is a dollar sign.
+func Placeholders(s string) []string {
+	var names []string
+	_, _ = Expand(s, func(name string) (string, bool) {
+		names = append(names, name)
+		return "", true
+	})
+	return names
+}
+
+// Expand fills in ${NAME}; the error is the *Error of a name without a value. A
+// dollar sign that neither a brace nor another one follows stands for itself.
+func Expand(s string, value func(name string) (string, bool)) (string, error) {
+	var b strings.Builder
+	var wrong []error
+	for {
+		before, rest, ok := strings.Cut(s, "$")
+		b.WriteString(before)
+		if !ok {
+			return b.String(), errors.Join(wrong...)
+		}
+		name, after, closed := strings.Cut(strings.TrimPrefix(rest, "{"), "}")
+		switch {
+		case strings.HasPrefix(rest, "$"):
+			b.WriteByte('$')
+			s = rest[1:]
+		case strings.HasPrefix(rest, "{") && closed:
+			v, found := value(name)
+			if !found {
+				wrong = append(wrong, &Error{CodeMissing, name, fmt.Sprintf("${%.64s} has no value: no environment gives it", name)})
+			}
+			b.WriteString(v)
+			s = after
+		default:
+			b.WriteByte('$')
+			s = rest
+		}
+	}
+}
