@@ -95,9 +95,14 @@ func stateOf(raw json.RawMessage, version int, into any) bool {
 
 // history yields a subject's commits up to its head.
 func (s Sessions) history(ctx context.Context, h Head) func(func(Record, error) bool) {
-	shard := Position{Shard: h.Subject.Partition() % s.Log.Shards()}
+	return commits(ctx, s.Log, h)
+}
+
+// commits yields a subject's commits up to its head.
+func commits(ctx context.Context, l Log, h Head) func(func(Record, error) bool) {
+	shard := Position{Shard: h.Subject.Partition() % l.Shards()}
 	return func(yield func(Record, error) bool) {
-		for rec, err := range s.Log.Read(ctx, shard, Filter{Subject: h.Subject}) {
+		for rec, err := range l.Read(ctx, shard, Filter{Subject: h.Subject}) {
 			if err == nil && rec.Position.Seq > h.Seq {
 				return
 			}

@@ -1,0 +1,147 @@
+package eventlog
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/versions"
+)
+
+// Entries loads and writes the entries of the catalogue: agents, instances, environments and skills.
+type Entries struct{ Log Log }
+
+// Entry is one as the log holds it.
+type Entry struct {
+	Head  Head
+	State versions.State
+}
+
+// VersionError is a reference that means nothing.
+type VersionError struct {
+	Kind events.Aspect
+	Ref  events.Reference
+}
+
+func (e *VersionError) Error() string {
+	if e.Ref.Version == "" {
+		return fmt.Sprintf("there is no %s %s", e.Kind, e.Ref)
+	}
+	return fmt.Sprintf("there is no %s %s, or no such version of it", e.Kind, e.Ref)
+}
+
+// Load reads an entry; one that does not exist has no versions.
+func (s Entries) Load(ctx context.Context, subject events.Subject, f Freshness) (Entry, error) {
+	var e Entry
+	var err error
+	if e.Head, err = s.Log.Last(ctx, subject, f); err != nil {
+		return e, fmt.Errorf("load %s: %w", subject, err)
+	}
+	if e.Head.Seq == 0 {
+		return e, nil
+	}
+	if stateOf(e.Head.Commit.State, versions.Number, &e.State) {
+		e.State = e.State.Settle(e.Head.Seq)
+		return e, nil
+	}
+	e.State = versions.State{}
+	for rec, err := range commits(ctx, s.Log, e.Head) {
+		if err != nil {
+			return e, err
+		}
+		e.State = versions.Fold(e.State, rec.Commit.ID, rec.Events).Settle(rec.Position.Seq)
+	}
+	return e, nil
+}
+
+// Append writes what a command decided. The id of the commit follows from the command.
+func (s Entries) Append(ctx context.Context, e *Entry, actor events.Actor, command string, list []events.Event) error {
+	id := events.Derive(events.KindCommit, command)
+	next := versions.Fold(e.State, id, list)
+	head, err := s.Log.Append(ctx, e.Head, events.Draft{ID: id, Actor: actor, Events: list, State: next})
+	if err != nil {
+		return err
+	}
+	e.Head, e.State = head, next.Settle(head.Seq)
+	return nil
+}
+
+// Did tells whether a command is among the last that were carried out.
+func (e Entry) Did(command string) bool {
+	return e.State.Did(events.Derive(events.KindCommit, command))
+}
+
+// Position of the entry's last commit.
+func (s Entries) Position(e Entry) Position {
+	return Position{Shard: e.Head.Subject.Partition() % s.Log.Shards(), Seq: e.Head.Seq}
+}
+
+// Resolve finds what a reference means to a tenant: the payload that made the
+// version (AgentApplied, InstanceApplied, EnvironmentApplied or SkillPushed), whose
+// reference has the digest. It fails with *VersionError if there is none.
+func (s Entries) Resolve(ctx context.Context, kind events.Aspect, tenant string, ref events.Reference) (events.Payload, error) {
+	subject := ref.Subject(kind, tenant)
+	freshness := Leader
+	if events.IsDigest(ref.Version) {
+		freshness = Any // what a digest means never changes
+	}
+	for {
+		e, err := s.Load(ctx, subject, freshness)
+		if err != nil {
+			return nil, err
+		}
+		digest, ok := e.State.Resolve(ref.Version)
+		if ok {
+			var p events.Payload
+			if p, err = s.version(ctx, e, digest); err == nil || !errors.Is(err, ErrNotFound) {
+				return p, err
+			}
+		}
+		if freshness == Leader {
+			return nil, &VersionError{kind, ref}
+		}
+		freshness = Leader // a replica may not have heard of it yet
+	}
+}
+
+// version reads the payload that made a version; ErrNotFound if there is none.
+func (s Entries) version(ctx context.Context, e Entry, digest string) (events.Payload, error) {
+	if at := e.State.At(digest); at > 0 {
+		rec, err := s.Log.At(ctx, Position{Shard: s.Position(e).Shard, Seq: at})
+		if err != nil {
+			return nil, err
+		}
+		return made(rec, digest)
+	}
+	for rec, err := range commits(ctx, s.Log, e.Head) {
+		if err != nil {
+			return nil, err
+		}
+		if p, err := made(rec, digest); err == nil {
+			return p, nil
+		}
+	}
+	return nil, ErrNotFound
+}
+
+// made gives the payload of a commit that made a version.
+func made(rec Record, digest string) (events.Payload, error) {
+	for _, e := range rec.Events {
+		var ref events.Reference
+		switch d := e.Data.(type) {
+		case events.AgentApplied:
+			ref = d.Ref
+		case events.InstanceApplied:
+			ref = d.Ref
+		case events.EnvironmentApplied:
+			ref = d.Ref
+		case events.SkillPushed:
+			ref = d.Ref
+		}
+		if ref.Version == digest {
+			return e.Data, nil
+		}
+	}
+	return nil, ErrNotFound
+}
