@@ -76,7 +76,7 @@ type WorkspaceSynced struct {
 // WorkspaceRestored says that a new sandbox was filled from a snapshot.
 type WorkspaceRestored struct {
 	SandboxID  string `json:"sandboxId"`
-	Snapshot   string `json:"snapshot"`
+	Snapshot   string `json:"snapshot"` // "" for the files that the agent's definition has
 	Files      uint32 `json:"files"`
 	DurationMs uint32 `json:"durationMs"`
 }

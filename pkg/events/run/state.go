@@ -56,12 +56,19 @@ type State struct {
 	Applied      uint32       `json:"applied,omitempty"`  // the last file change that the sandbox's workspace has
 	Synced       uint32       `json:"synced,omitempty"`   // the last sync_requested that was answered
 	Egress       Line         `json:"egress,omitzero"`    // of the proxy's journal: the last line that is in the log
+	Resolved     Resolved     `json:"resolved,omitzero"`  // of the execution: where its execution_resolved is
 }
 
 // Place is where a workspace is.
 type Place struct {
 	Workspace string `json:"workspace,omitempty"` // the sandbox that it was made for
 	Engine    string `json:"engine,omitempty"`
+}
+
+// Resolved is where an execution_resolved is.
+type Resolved struct {
+	Known bool   `json:"known,omitempty"`
+	At    uint64 `json:"at,omitempty"` // stream sequence of its commit; 0 is this commit
 }
 
 // Snapshot is a workspace in the object store.
@@ -128,6 +135,9 @@ func (s State) Settle(seq uint64) State {
 			s.Open[i].At = seq
 		}
 	}
+	if s.Resolved.Known && s.Resolved.At == 0 {
+		s.Resolved.At = seq
+	}
 	return s
 }
 
@@ -171,6 +181,8 @@ func Evolve(s State, e events.Event) State {
 		s = s.evolveSandbox(e)
 	case events.FilesApplied:
 		s.Applied = d.N
+	case events.ExecutionResolved:
+		s.Resolved = Resolved{Known: true}
 	case events.WorkspaceRestored:
 		s.Sandbox.Empty = false
 		if d.Snapshot == s.Snapshot.ID {
@@ -242,7 +254,7 @@ func (s State) leave(kept bool) State {
 func (s State) begin(e events.Event) State {
 	s.Execution, s.Phase, s.ClaimedAt, s.EndedAt = e.ExecutionID, Starting, e.Time, time.Time{}
 	s.Attempt, s.Claims, s.Open, s.Usage = 0, 0, nil, events.Usage{}
-	s.PausedAt, s.PausedMs = time.Time{}, 0
+	s.PausedAt, s.PausedMs, s.Resolved = time.Time{}, 0, Resolved{}
 	return s
 }
 

@@ -73,6 +73,7 @@ type Post struct {
 	Parts       []events.Part
 	Metadata    json.RawMessage
 	Files       []File // that the turn is to see
+	Environment map[string]events.Variable
 	Held        uint32 // the last file change that a snapshot holds, as run says
 	ActiveEnded bool   // run says that the active execution, if any, has ended
 }
@@ -239,7 +240,7 @@ func post(s State, c Post, m *events.Mint) ([]events.Event, error) {
 	}
 	m.Add(c.ExecutionID, events.MessageAccepted{
 		BlockID: events.Derive(events.KindBlock, c.ExecutionID, "message"),
-		Content: c.Content, Parts: c.Parts, Metadata: c.Metadata,
+		Content: c.Content, Parts: c.Parts, Metadata: c.Metadata, Environment: c.Environment,
 	})
 	running := s.running(c.ActiveEnded)
 	if !running && len(s.Queue) == 0 {

@@ -41,20 +41,25 @@ type State struct {
 	Architecture string         `json:"architecture,omitempty"`
 	Provider     string         `json:"provider,omitempty"`
 	Options      events.Options `json:"options,omitzero"`
-	Queue        []Ref          `json:"queue,omitempty"`
-	Active       Ref            `json:"active,omitzero"`  // the last one dispatched; run says whether it has ended
-	Control      Control        `json:"control,omitzero"` // the strongest control aimed at Active
-	Controls     uint32         `json:"controls,omitempty"`
-	Turns        uint32         `json:"turns,omitempty"`    // how many executions were dispatched
-	Idle         bool           `json:"idle,omitempty"`     // session_idle, or the end of the environment, came after the last dispatch
-	Release      string         `json:"release,omitempty"`  // id of the last event that gave up what is warm: idle, terminated, closed, deleted
-	Manual       bool           `json:"manual,omitempty"`   // what was given up last was at somebody's request
-	Pause        Pause          `json:"pause,omitzero"`     // whether Active is to stand still
-	Syncs        uint32         `json:"syncs,omitempty"`    // how many snapshots were asked for
-	Changes      uint32         `json:"changes,omitempty"`  // how many file changes there were
-	Pending      []Change       `json:"pending,omitempty"`  // those that no snapshot was known to hold, oldest first
-	Cause        string         `json:"cause,omitempty"`    // id of the last event that asks for work on a sandbox at rest
-	Commands     []Done         `json:"commands,omitempty"` // the last ones, oldest first
+
+	AgentRef     events.Reference   `json:"agentRef,omitzero"` // with the pinned version; zero for the built-in agent
+	Instance     events.Reference   `json:"instance,omitzero"` // with the pinned version; zero for none
+	Environments []events.Reference `json:"environments,omitempty"`
+
+	Queue    []Ref    `json:"queue,omitempty"`
+	Active   Ref      `json:"active,omitzero"`  // the last one dispatched; run says whether it has ended
+	Control  Control  `json:"control,omitzero"` // the strongest control aimed at Active
+	Controls uint32   `json:"controls,omitempty"`
+	Turns    uint32   `json:"turns,omitempty"`    // how many executions were dispatched
+	Idle     bool     `json:"idle,omitempty"`     // session_idle, or the end of the environment, came after the last dispatch
+	Release  string   `json:"release,omitempty"`  // id of the last event that gave up what is warm: idle, terminated, closed, deleted
+	Manual   bool     `json:"manual,omitempty"`   // what was given up last was at somebody's request
+	Pause    Pause    `json:"pause,omitzero"`     // whether Active is to stand still
+	Syncs    uint32   `json:"syncs,omitempty"`    // how many snapshots were asked for
+	Changes  uint32   `json:"changes,omitempty"`  // how many file changes there were
+	Pending  []Change `json:"pending,omitempty"`  // those that no snapshot was known to hold, oldest first
+	Cause    string   `json:"cause,omitempty"`    // id of the last event that asks for work on a sandbox at rest
+	Commands []Done   `json:"commands,omitempty"` // the last ones, oldest first
 }
 
 // Ref points to a query: its text stays in the log.
@@ -207,6 +212,7 @@ func Evolve(s State, e events.Event) State {
 	case events.SessionCreated:
 		s.Status, s.CreatedAt, s.TouchedAt = Open, e.Time, e.Time
 		s.Agent, s.AgentVersion, s.Architecture, s.Provider, s.Options = d.Agent, d.AgentVersion, d.Architecture, d.Provider, d.Options
+		s.AgentRef, s.Instance, s.Environments = d.AgentRef, d.Instance, d.Environments
 	case events.SessionOptionsUpdated:
 		s.Options = d.Options
 	case events.SessionIdle:

@@ -1,0 +1,138 @@
+package secret
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"filippo.io/age"
+)
+
+// ParseIdentities reads private keys (AGE-SECRET-KEY-1…), one a line; lines that
+// begin with # are left out. All of them open.
+func ParseIdentities(text string) ([]age.Identity, error) {
+	list, err := age.ParseIdentities(strings.NewReader(text))
+	if err != nil {
+		// The library's error quotes no key, but says the line.
+		return nil, fmt.Errorf("secrets key: %w", err)
+	}
+	return list, nil
+}
+
+// ParseRecipients reads public keys (age1…), one a line or separated by commas.
+func ParseRecipients(text string) ([]age.Recipient, error) {
+	list, err := age.ParseRecipients(strings.NewReader(strings.ReplaceAll(text, ",", "\n")))
+	if err != nil {
+		return nil, fmt.Errorf("secrets recipient: %w", err)
+	}
+	return list, nil
+}
+
+// RecipientsOf gives the public keys of private ones: the first one's alone, since
+// older keys only open what was sealed before.
+func RecipientsOf(list []age.Identity) ([]age.Recipient, error) {
+	for _, id := range list {
+		switch k := id.(type) {
+		case *age.X25519Identity:
+			return []age.Recipient{k.Recipient()}, nil
+		case *wrapped:
+			return []age.Recipient{k}, nil
+		}
+	}
+	return nil, errors.New("secrets key: no public key follows from it")
+}
+
+// Generate makes a key pair in age's text form.
+func Generate() (identity, recipient string, err error) {
+	k, err := age.GenerateX25519Identity()
+	if err != nil {
+		return "", "", fmt.Errorf("make a secrets key: %w", err)
+	}
+	return k.String(), k.Recipient().String(), nil
+}
+
+// File gives the private keys of a file, which is made with a new key, readable
+// by its owner alone, if there is none.
+func File(path string) ([]age.Identity, error) {
+	text, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		if err := create(path); err != nil {
+			return nil, err
+		}
+		text, err = os.ReadFile(path)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("secrets key: %w", err)
+	}
+	return ParseIdentities(string(text))
+}
+
+// create writes a new key, unless another process was faster.
+func create(path string) error {
+	identity, recipient, err := Generate()
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return fmt.Errorf("secrets key: %w", err)
+	}
+	tmp, err := os.CreateTemp(filepath.Dir(path), ".secrets-key-*") // 0600
+	if err != nil {
+		return fmt.Errorf("secrets key: %w", err)
+	}
+	defer os.Remove(tmp.Name()) //nolint:errcheck // it has another name by then, or is of no use
+	_, err = fmt.Fprintf(tmp, "# public key: %s\n%s\n", recipient, identity)
+	if err = errors.Join(err, tmp.Sync(), tmp.Close()); err != nil {
+		return fmt.Errorf("secrets key: %w", err)
+	}
+	if err := os.Link(tmp.Name(), path); err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("secrets key: %w", err)
+	}
+	return nil
+}
+
+// KMS wraps the key of each value in place of a key pair: a service that never
+// gives its own key out.
+type KMS interface {
+	// Wrap encrypts 16 bytes, and names the key that it used.
+	Wrap(ctx context.Context, key []byte) (keyID string, wrapped []byte, err error)
+	// Unwrap decrypts what Wrap gave.
+	Unwrap(ctx context.Context, keyID string, wrapped []byte) ([]byte, error)
+}
+
+// FromKMS makes a KMS both a recipient and an identity. ctx bounds all its calls.
+func FromKMS(ctx context.Context, kms KMS) interface {
+	age.Recipient
+	age.Identity
+} {
+	return &wrapped{ctx, kms}
+}
+
+// stanza is the type of the KMS's part of a sealed value.
+const stanza = "spool-kms"
+
+type wrapped struct {
+	ctx context.Context
+	kms KMS
+}
+
+func (w *wrapped) Wrap(fileKey []byte) ([]*age.Stanza, error) {
+	id, body, err := w.kms.Wrap(w.ctx, fileKey)
+	if err != nil {
+		return nil, fmt.Errorf("wrap a key: %w", err)
+	}
+	return []*age.Stanza{{Type: stanza, Args: []string{id}, Body: body}}, nil
+}
+
+func (w *wrapped) Unwrap(list []*age.Stanza) ([]byte, error) {
+	for _, s := range list {
+		if s.Type == stanza && len(s.Args) == 1 {
+			return w.kms.Unwrap(w.ctx, s.Args[0], s.Body)
+		}
+	}
+	return nil, age.ErrIncorrectIdentity
+}

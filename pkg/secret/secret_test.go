@@ -1,0 +1,325 @@
+package secret_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/rand"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"filippo.io/age"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/natsserver"
+	"github.com/spoolhq/spool/pkg/natsserver/natstest"
+	"github.com/spoolhq/spool/pkg/secret"
+	"github.com/spoolhq/spool/pkg/topology"
+)
+
+// buckets opens the bucket as the gateway and as an executor may.
+func buckets(t *testing.T) (gateway, executor jetstream.KeyValue) {
+	t.Helper()
+	var cfg natsserver.Config
+	for _, u := range topology.Users() {
+		cfg.Users = append(cfg.Users, natsserver.User{Name: u.Name, Password: "pw", Publish: u.Publish, Subscribe: u.Subscribe, InboxPrefix: topology.InboxPrefix(u.Name)})
+	}
+	srv := natstest.RunConfig(t, cfg)
+	as := func(user string) jetstream.JetStream {
+		nc, err := srv.ConnectAs(user)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(nc.Close)
+		js, err := jetstream.New(nc)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return js
+	}
+	for _, kv := range topology.KeyValues() {
+		if kv.Config.Bucket == topology.BucketSecrets {
+			if _, err := as(topology.UserAdmin).CreateKeyValue(t.Context(), kv.Config); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	open := func(user string) jetstream.KeyValue {
+		kv, err := secret.Bucket(t.Context(), as(user))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return kv
+	}
+	return open(topology.UserGateway), open(topology.UserExecutor)
+}
+
+func pair(t *testing.T) *age.X25519Identity {
+	t.Helper()
+	k, err := age.GenerateX25519Identity()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return k
+}
+
+type ends struct {
+	*secret.Sealer
+	*secret.Opener
+}
+
+func made(t *testing.T, in, out secret.KV, r age.Recipient, identities ...age.Identity) ends {
+	t.Helper()
+	s, err := secret.NewSealer(in, r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o, err := secret.NewOpener(out, identities...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ends{s, o}
+}
+
+const value = "correct horse battery staple"
+
+func TestSealAndOpen(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	in, out := buckets(t)
+	k := pair(t)
+	s := made(t, in, out, k.Recipient(), k)
+	execution := events.Derive(events.KindExecution, "one")
+	keys := map[string]bool{}
+	for _, x := range []string{"", "", execution} {
+		key, err := s.Seal(ctx, "acme", x, []byte(value))
+		if err != nil || keys[key] || !strings.HasPrefix(key, "acme.") || strings.Contains(key, execution) != (x != "") {
+			t.Fatalf("sealed under %q, %v", key, err)
+		}
+		keys[key] = true
+		entry, err := out.Get(ctx, key)
+		if err != nil || bytes.Contains(entry.Value(), []byte("horse")) || bytes.Contains(entry.Value(), []byte("Y29ycmVjdC")) {
+			t.Fatalf("what lies there is %q, %v", entry.Value(), err)
+		}
+		if got, err := s.Open(ctx, "acme", key); err != nil || got != value {
+			t.Errorf("opened %q, %v", got, err)
+		}
+		if _, err := s.Open(ctx, "acm", key); !errors.Is(err, secret.ErrForeign) {
+			t.Errorf("another tenant: %v", err)
+		}
+		if err := s.Remove(ctx, "other", []string{key}); !errors.Is(err, secret.ErrForeign) {
+			t.Errorf("another tenant removes: %v", err)
+		}
+	}
+	for key := range keys {
+		if err := s.Remove(ctx, "acme", []string{key, key, "acme.e.none"}); err != nil {
+			t.Errorf("remove: %v", err)
+		}
+		if _, err := s.Open(ctx, "acme", key); !errors.Is(err, secret.ErrNotFound) {
+			t.Errorf("after its removal: %v", err)
+		}
+		if history, err := out.History(ctx, key); err == nil {
+			for _, h := range history {
+				if len(h.Value()) > 0 {
+					t.Errorf("its former value is still in the bucket")
+				}
+			}
+		}
+	}
+}
+
+func TestRefused(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	in, out := buckets(t)
+	k := pair(t)
+	s := made(t, in, out, k.Recipient(), k)
+	var size *secret.SizeError
+	for _, v := range []string{"", "abc", strings.Repeat("x", secret.MaxValue+1)} {
+		if _, err := s.Seal(ctx, "acme", "", []byte(v)); !errors.As(err, &size) {
+			t.Errorf("%d bytes: %v", len(v), err)
+		}
+	}
+	for _, bad := range [][2]string{{"", ""}, {"a.b", ""}, {"acme", "exe_*"}, {">", ""}} {
+		if _, err := s.Seal(ctx, bad[0], bad[1], []byte(value)); err == nil {
+			t.Errorf("sealed for %q", bad)
+		}
+	}
+	key, err := s.Seal(ctx, "acme", "", []byte(value))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := made(t, in, out, k.Recipient(), pair(t)).Open(ctx, "acme", key); !errors.Is(err, secret.ErrNoKey) || strings.Contains(err.Error(), "horse") {
+		t.Errorf("another key: %v", err)
+	}
+	// What somebody moves, or plants, is found out.
+	entry, err := out.Get(ctx, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := in.Create(ctx, "acme.e.moved", entry.Value()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Open(ctx, "acme", "acme.e.moved"); !errors.Is(err, secret.ErrForeign) {
+		t.Errorf("moved: %v", err)
+	}
+	for i, planted := range [][]byte{nil, []byte("plain"), entry.Value()[:len(entry.Value())-1]} {
+		at := "acme.e.planted" + string(rune('a'+i))
+		if _, err := in.Create(ctx, at, planted); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Open(ctx, "acme", at); err == nil {
+			t.Errorf("planted %d is opened", i)
+		}
+	}
+	if _, err := s.Open(ctx, "acme", "acme.e.*"); !errors.Is(err, secret.ErrNotFound) {
+		t.Errorf("a wildcard: %v", err)
+	}
+}
+
+// TestRotation seals to a new key and opens both, then seals the old ones anew.
+func TestRotation(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	in, out := buckets(t)
+	before, after := pair(t), pair(t)
+	key, err := made(t, in, out, before.Recipient(), before).Seal(ctx, "acme", "", []byte(value))
+	if err != nil {
+		t.Fatal(err)
+	}
+	both := made(t, in, out, after.Recipient(), after, before)
+	if got, err := both.Open(ctx, "acme", key); err != nil || got != value {
+		t.Errorf("with both keys: %q, %v", got, err)
+	}
+	admin, err := secret.NewOpener(in, after, before)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := admin.Reseal(ctx, key, after.Recipient()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := admin.Reseal(ctx, "acme.e.none", after.Recipient()); err != nil {
+		t.Errorf("one that is gone: %v", err)
+	}
+	if got, err := made(t, in, out, after.Recipient(), after).Open(ctx, "acme", key); err != nil || got != value {
+		t.Errorf("with the new key alone: %q, %v", got, err)
+	}
+	if _, err := made(t, in, out, after.Recipient(), before).Open(ctx, "acme", key); !errors.Is(err, secret.ErrNoKey) {
+		t.Errorf("with the old key alone: %v", err)
+	}
+}
+
+// vault is a KMS in memory.
+type vault struct {
+	mu   sync.Mutex
+	keys map[string]cipher.AEAD
+	down error
+}
+
+func (v *vault) Wrap(_ context.Context, key []byte) (string, []byte, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	nonce := make([]byte, 12)
+	_, _ = rand.Read(nonce) // never fails
+	return "k1", v.keys["k1"].Seal(nonce, nonce, key, nil), v.down
+}
+
+func (v *vault) Unwrap(_ context.Context, id string, wrapped []byte) ([]byte, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.down != nil || v.keys[id] == nil {
+		return nil, errors.Join(v.down, errors.New("no key "+id))
+	}
+	return v.keys[id].Open(nil, wrapped[:12], wrapped[12:], nil)
+}
+
+func TestKMS(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	in, out := buckets(t)
+	block, err := aes.NewCipher(bytes.Repeat([]byte{7}, 32))
+	if err != nil {
+		t.Fatal(err)
+	}
+	aead, err := cipher.NewGCM(block)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v := &vault{keys: map[string]cipher.AEAD{"k1": aead}}
+	kms := secret.FromKMS(ctx, v)
+	s := made(t, in, out, kms, pair(t), kms)
+	key, err := s.Seal(ctx, "acme", "", []byte(value))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := s.Open(ctx, "acme", key); err != nil || got != value {
+		t.Errorf("opened %q, %v", got, err)
+	}
+	v.mu.Lock()
+	v.down = errors.New("the vault is down")
+	v.mu.Unlock()
+	if _, err := s.Open(ctx, "acme", key); err == nil || !strings.Contains(err.Error(), "the vault is down") {
+		t.Errorf("without the vault: %v", err)
+	}
+	if _, err := s.Seal(ctx, "acme", "", []byte(value)); err == nil {
+		t.Error("sealed without the vault")
+	}
+}
+
+func TestKeys(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "new", "secrets.key")
+	var group sync.WaitGroup
+	got := make([]string, 8)
+	for i := range got {
+		group.Go(func() {
+			list, err := secret.File(path)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			got[i] = list[0].(*age.X25519Identity).String()
+		})
+	}
+	group.Wait()
+	for _, k := range got {
+		if k != got[0] || k == "" {
+			t.Errorf("several processes have %d keys", len(got))
+		}
+	}
+	info, err := os.Stat(path)
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("the key's file is %v, %v", info.Mode(), err)
+	}
+	if left, err := os.ReadDir(filepath.Dir(path)); err != nil || len(left) != 1 {
+		t.Errorf("beside it lie %v, %v", left, err)
+	}
+	identity, recipient, err := secret.Generate()
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, err := secret.ParseIdentities("# old ones follow\n" + identity + "\n" + got[0])
+	if err != nil || len(list) != 2 {
+		t.Fatalf("%v, %v", list, err)
+	}
+	of, err := secret.RecipientsOf(list)
+	if err != nil || len(of) != 1 || of[0].(*age.X25519Recipient).String() != recipient {
+		t.Errorf("the public key is %v, %v", of, err)
+	}
+	if two, err := secret.ParseRecipients(recipient + "," + recipient); err != nil || len(two) != 2 {
+		t.Errorf("%v, %v", two, err)
+	}
+	for _, bad := range []string{"", "AGE-SECRET-KEY-1XXXX", identity[:len(identity)-1]} {
+		if _, err := secret.ParseIdentities(bad); err == nil || bad != "" && strings.Contains(err.Error(), bad) {
+			t.Errorf("%d characters: %v", len(bad), err)
+		}
+	}
+}
