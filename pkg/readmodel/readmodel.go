@@ -40,6 +40,9 @@ const (
 	Usage           = "usage"
 	Keys            = "keys"
 	Poison          = "poison"
+
+	CatalogueEntries  = "catalogue_entries"
+	CatalogueVersions = "catalogue_versions"
 )
 
 //go:embed migrations/*.sql

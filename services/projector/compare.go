@@ -26,6 +26,8 @@ var order = []struct{ table, key string }{
 	{readmodel.Files, "tenant, session, id"},
 	{readmodel.Usage, "tenant, session, id"},
 	{readmodel.Keys, "tenant, id"},
+	{readmodel.CatalogueEntries, "tenant, id"},
+	{readmodel.CatalogueVersions, "tenant, id, version"},
 	{readmodel.Poison, "position"},
 }
 

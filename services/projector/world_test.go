@@ -343,7 +343,7 @@ func (f *follower) next() readmodel.Live {
 // tables of the read model that a rebuild must give again.
 var tables = []string{
 	readmodel.Sessions, readmodel.DeletedSessions, readmodel.Executions, readmodel.Blocks, readmodel.Events, readmodel.ToolCalls,
-	readmodel.Conversations, readmodel.Sandboxes, readmodel.Files, readmodel.Usage, readmodel.Keys, readmodel.Poison,
+	readmodel.Conversations, readmodel.Sandboxes, readmodel.Files, readmodel.Usage, readmodel.Keys, readmodel.Poison, readmodel.CatalogueEntries, readmodel.CatalogueVersions,
 }
 
 // dump is the whole read model, text in flight apart.

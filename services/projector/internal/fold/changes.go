@@ -44,6 +44,8 @@ type Changes struct {
 	Files         Rows[File]
 	Usage         Rows[Usage]
 	Keys          Rows[APIKey]
+	Entries       Rows[Entry]
+	Versions      Rows[Version]
 	Events        []*Event
 	Texts         []*Text // a later one at the same place takes the former's
 	Deleted       []*Deleted
@@ -71,7 +73,8 @@ type Live struct {
 // Empty tells that nothing changed.
 func (c *Changes) Empty() bool {
 	return len(c.Gone)+len(c.TextGone)+len(c.Events)+len(c.Texts)+len(c.Deleted)+len(c.Poison)+len(c.Ended)+
-		c.Sessions.Len()+c.Executions.Len()+c.Blocks.Len()+c.Calls.Len()+c.Conversations.Len()+c.Sandboxes.Len()+c.Files.Len()+c.Usage.Len()+c.Keys.Len() == 0
+		c.Sessions.Len()+c.Executions.Len()+c.Blocks.Len()+c.Calls.Len()+c.Conversations.Len()+c.Sandboxes.Len()+c.Files.Len()+c.Usage.Len()+c.Keys.Len()+
+		c.Entries.Len()+c.Versions.Len() == 0
 }
 
 // settle splits the rows that are still dirty by whether Postgres has them, and

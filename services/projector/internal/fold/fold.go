@@ -28,6 +28,8 @@ type folding struct {
 	files         []*entry[File]
 	usage         []*entry[Usage]
 	keys          []*entry[APIKey]
+	entries       []*entry[Entry]
+	versions      []*entry[Version]
 }
 
 // Fold applies a batch to the model, of which everything Missing must have been
@@ -37,9 +39,12 @@ func (m *Model) Fold(b Batch) (Changes, error) {
 	f := folding{model: m, bare: b.Bare, live: map[Key]*Live{}}
 	for _, rec := range b.Records {
 		var err error
-		if rec.Subject.Aspect == events.Key {
-			f.catalogue(rec)
-		} else {
+		switch {
+		case rec.Subject.Aspect == events.Key:
+			f.key(rec)
+		case rec.Subject.Aspect.Catalogued():
+			err = f.catalogued(rec)
+		default:
 			err = f.record(rec)
 		}
 		if err != nil {
@@ -59,10 +64,14 @@ func (f *folding) changes() (Changes, error) {
 	if err := encodeBlocks(f.blocks); err != nil {
 		return Changes{}, err
 	}
+	if err := encodeStates(f.entries); err != nil {
+		return Changes{}, err
+	}
 	c := f.out
 	c.Sessions, c.Executions, c.Blocks, c.Calls = settle(f.sessions), settle(f.executions), settle(f.blocks), settle(f.calls)
 	c.Conversations, c.Sandboxes, c.Keys = settle(f.conversations), settle(f.sandboxes), settle(f.keys)
 	c.Files, c.Usage = settle(f.files), settle(f.usage)
+	c.Entries, c.Versions = settle(f.entries), settle(f.versions)
 	for _, k := range f.order {
 		l := f.live[k]
 		if a := f.model.sessions[k]; a.session != nil {
@@ -167,7 +176,7 @@ func (f *folding) kept(a *aggregate, s *Session, position string, e events.Event
 func (f *folding) session(a *aggregate, e events.Event) *Session {
 	if a.session == nil {
 		a.session = &entry[Session]{row: Session{
-			Tenant: a.key.Tenant, ID: a.key.ID, Group: f.model.group, Status: statusOpen, Options: "{}", CreatedAt: moment(e.Time),
+			Tenant: a.key.Tenant, ID: a.key.ID, Group: f.model.group, Status: statusOpen, Options: "{}", Environments: "[]", CreatedAt: moment(e.Time),
 		}}
 	}
 	return touch(&f.sessions, a.session)
@@ -179,6 +188,7 @@ func (f *folding) life(s *Session, e events.Event) {
 	case events.SessionCreated:
 		s.Agent, s.AgentVersion, s.Architecture, s.Provider = clean(d.Agent), clean(d.AgentVersion), clean(d.Architecture), clean(d.Provider)
 		s.Options, s.Metadata, s.CreatedAt = options(d.Options), raw(d.Metadata), moment(e.Time)
+		s.AgentRef, s.Instance, s.Environments = clean(d.AgentRef.String()), clean(d.Instance.String()), references(d.Environments)
 	case events.SessionOptionsUpdated:
 		s.Options = options(d.Options)
 		if len(d.Metadata) > 0 {
@@ -285,39 +295,6 @@ func (f *folding) ord(a *aggregate, e events.Event) int32 {
 		return x.row.Ord
 	}
 	return 0
-}
-
-// catalogue folds the keys.
-func (f *folding) catalogue(rec eventlog.Record) {
-	if f.bare {
-		return
-	}
-	for _, e := range rec.Events {
-		k := Key{rec.Subject.Tenant, keyID(e)}
-		switch d := e.Data.(type) {
-		case events.KeyCreated:
-			if f.model.keys[k] == nil {
-				f.model.keys[k] = &entry[APIKey]{row: APIKey{
-					Tenant: k.Tenant, ID: k.ID, Group: f.model.group, Name: clean(d.Name), Prefix: clean(d.Prefix), SHA256: rowKey(d.SHA256), CreatedAt: moment(e.Time),
-				}}
-				touch(&f.keys, f.model.keys[k])
-			}
-		case events.KeyRevoked:
-			if row := f.model.keys[k]; row != nil && row.row.RevokedAt == nil {
-				touch(&f.keys, row).RevokedAt = momentOf(e.Time)
-			}
-		}
-	}
-}
-
-func keyID(e events.Event) string {
-	switch d := e.Data.(type) {
-	case events.KeyCreated:
-		return rowKey(d.KeyID)
-	case events.KeyRevoked:
-		return rowKey(d.KeyID)
-	}
-	return ""
 }
 
 func options(o events.Options) string {

@@ -26,6 +26,8 @@ type memory struct {
 	files         map[fold.Child]fold.File
 	usage         map[fold.Child]fold.Usage
 	keys          map[fold.Key]fold.APIKey
+	entries       map[fold.Key]fold.Entry
+	versions      map[fold.Child]fold.Version
 	events        map[string]fold.Event
 	texts         map[string]fold.Text
 	poison        map[string]fold.Poison
@@ -35,7 +37,8 @@ func newMemory(t testing.TB) *memory {
 	return &memory{
 		t: t, sessions: map[fold.Key]fold.Session{}, deleted: map[fold.Key]fold.Deleted{}, executions: map[fold.Child]fold.Execution{},
 		blocks: map[fold.Child]fold.Block{}, calls: map[fold.Child]fold.ToolCall{}, conversations: map[fold.Child]fold.Conversation{},
-		sandboxes: map[fold.Child]fold.Sandbox{}, files: map[fold.Child]fold.File{}, usage: map[fold.Child]fold.Usage{}, keys: map[fold.Key]fold.APIKey{}, events: map[string]fold.Event{},
+		sandboxes: map[fold.Child]fold.Sandbox{}, files: map[fold.Child]fold.File{}, usage: map[fold.Child]fold.Usage{}, keys: map[fold.Key]fold.APIKey{},
+		entries: map[fold.Key]fold.Entry{}, versions: map[fold.Child]fold.Version{}, events: map[string]fold.Event{},
 		texts: map[string]fold.Text{}, poison: map[string]fold.Poison{},
 	}
 }
@@ -82,6 +85,12 @@ func (m *memory) load(asked fold.Missing) (p fold.Present) {
 			p.Keys = append(p.Keys, r)
 		}
 	}
+	for _, k := range asked.Entries {
+		if r, ok := m.entries[k]; ok {
+			p.Entries = append(p.Entries, r)
+		}
+	}
+	p.Versions = find(m.versions, asked.Versions)
 	p.Executions = find(m.executions, asked.Executions)
 	p.Blocks = find(m.blocks, asked.Blocks)
 	p.Calls = find(m.calls, asked.Calls)
@@ -131,6 +140,8 @@ func (m *memory) apply(c *fold.Changes) {
 	put(m.t, m.files, c.Files, func(r fold.File) fold.Child { return child(r.Tenant, r.Session, r.ID) })
 	put(m.t, m.usage, c.Usage, func(r fold.Usage) fold.Child { return child(r.Tenant, r.Session, r.ID) })
 	put(m.t, m.keys, c.Keys, func(r fold.APIKey) fold.Key { return fold.Key{Tenant: r.Tenant, ID: r.ID} })
+	put(m.t, m.entries, c.Entries, func(r fold.Entry) fold.Key { return fold.Key{Tenant: r.Tenant, ID: r.ID} })
+	put(m.t, m.versions, c.Versions, func(r fold.Version) fold.Child { return child(r.Tenant, r.Entry, r.ID) })
 	for _, e := range c.Events {
 		id := fmt.Sprint(e.Tenant, " ", e.Session, " ", e.Seq)
 		if _, there := m.events[id]; there {
@@ -227,7 +238,8 @@ func (m *memory) equal(other *memory) error {
 	}{
 		{"sessions", m.sessions, other.sessions}, {"deleted", m.deleted, other.deleted}, {"executions", m.executions, other.executions},
 		{"blocks", plain(m.blocks), plain(other.blocks)}, {"tool_calls", m.calls, other.calls}, {"conversations", m.conversations, other.conversations},
-		{"sandboxes", m.sandboxes, other.sandboxes}, {"files", m.files, other.files}, {"usage", m.usage, other.usage}, {"keys", m.keys, other.keys}, {"events", m.events, other.events}, {"poison", m.poison, other.poison},
+		{"sandboxes", m.sandboxes, other.sandboxes}, {"files", m.files, other.files}, {"usage", m.usage, other.usage}, {"keys", m.keys, other.keys},
+		{"entries", columns(m.entries), columns(other.entries)}, {"versions", m.versions, other.versions}, {"events", m.events, other.events}, {"poison", m.poison, other.poison},
 	} {
 		if !reflect.DeepEqual(c.a, c.b) {
 			return fmt.Errorf("%s differ:\n%s\n%s", c.name, show(c.a), show(c.b))
@@ -249,6 +261,15 @@ func plain(rows map[fold.Child]fold.Block) map[fold.Child][]any {
 	out := map[fold.Child][]any{}
 	for k, r := range rows {
 		out[k] = []any{r.Execution, r.Conversation, r.Kind, r.Status, r.ExecutionOrd, r.FirstSeq, r.LastSeq, r.JSON}
+	}
+	return out
+}
+
+// columns is plain for the entries of the catalogue.
+func columns(rows map[fold.Key]fold.Entry) map[fold.Key][]any {
+	out := map[fold.Key][]any{}
+	for k, r := range rows {
+		out[k] = []any{r.Kind, r.Scope, r.Org, r.Slug, r.Latest, r.State, r.Removed, r.CreatedAt, r.UpdatedAt}
 	}
 	return out
 }

@@ -17,6 +17,8 @@ type Model struct {
 	sessions map[Key]*aggregate
 	recent   *list.List // of *aggregate, the one used last in front
 	keys     map[Key]*entry[APIKey]
+	entries  map[Key]*entry[Entry]
+	versions map[Child]*entry[Version]
 	rows     int
 }
 
@@ -24,6 +26,7 @@ type Model struct {
 func New(group, limit int) *Model {
 	return &Model{
 		group: int16(group), limit: limit, sessions: map[Key]*aggregate{}, recent: list.New(), keys: map[Key]*entry[APIKey]{},
+		entries: map[Key]*entry[Entry]{}, versions: map[Child]*entry[Version]{},
 	}
 }
 
@@ -71,6 +74,8 @@ func (a *aggregate) size() int {
 type Missing struct {
 	Sessions      []Key
 	Keys          []Key
+	Entries       []Key
+	Versions      []Child
 	Executions    []Child
 	Blocks        []Child
 	Calls         []Child
@@ -82,7 +87,7 @@ type Missing struct {
 
 // Empty tells that nothing must be looked up.
 func (m Missing) Empty() bool {
-	return len(m.Sessions)+len(m.Keys)+len(m.Executions)+len(m.Blocks)+len(m.Calls)+len(m.Conversations)+len(m.Sandboxes)+len(m.Files)+len(m.Usage) == 0
+	return len(m.Sessions)+len(m.Keys)+len(m.Entries)+len(m.Versions)+len(m.Executions)+len(m.Blocks)+len(m.Calls)+len(m.Conversations)+len(m.Sandboxes)+len(m.Files)+len(m.Usage) == 0
 }
 
 // Present is what was found of it.
@@ -91,6 +96,8 @@ type Present struct {
 	Deleted       []Key
 	Texts         []Text // ascending by offset for each block
 	Keys          []APIKey
+	Entries       []Entry
+	Versions      []Version
 	Executions    []Execution
 	Blocks        []Block
 	Calls         []ToolCall
@@ -104,13 +111,14 @@ type Present struct {
 func (m *Model) Missing(b Batch) Missing {
 	w := want{model: m, seen: map[any]bool{}}
 	for _, rec := range b.Records {
-		if rec.Subject.Aspect == events.Key {
+		k := Key{rec.Subject.Tenant, rec.Subject.ID}
+		if rec.Subject.Aspect.Catalogued() {
 			for _, e := range rec.Events {
 				w.key(rec.Subject.Tenant, e)
+				w.entry(k, rec.Subject.Aspect, e)
 			}
 			continue
 		}
-		k := Key{rec.Subject.Tenant, rec.Subject.ID}
 		a := w.session(k)
 		for _, e := range rec.Events {
 			w.event(k, a, e)
@@ -193,6 +201,7 @@ const (
 	childSandbox
 	childFile
 	childUsage
+	childVersion
 )
 
 type childRef struct {
@@ -242,6 +251,9 @@ func (m *Model) Put(asked Missing, p Present) error {
 	}
 	for _, k := range p.Keys {
 		m.keys[Key{k.Tenant, k.ID}] = &entry[APIKey]{row: k, stored: true}
+	}
+	if err := m.putEntries(asked, p); err != nil {
+		return err
 	}
 	return m.putChildren(asked, p)
 }
@@ -307,6 +319,9 @@ func (m *Model) Trim() {
 	if len(m.keys) > m.limit {
 		clear(m.keys)
 	}
+	// Definitions may be large, and are seldom changed twice in a row.
+	clear(m.entries)
+	clear(m.versions)
 	for m.rows > m.limit && m.recent.Len() > 0 {
 		last := m.recent.Back()
 		a := m.recent.Remove(last).(*aggregate)

@@ -35,12 +35,14 @@ func anEvent(t *rapid.T) events.Event {
 	sandbox, conversation := name(t, "sbx", 2), name(t, "con", 2)
 	path := rapid.SampledFrom([]string{"a.txt", "b/\x00.bin", strings.Repeat("p/", 300) + "x", strings.Repeat("p/", 300) + "y"}).Draw(t, "path")
 	data := rapid.SampledFrom([]events.Payload{
-		events.SessionCreated{Agent: "default", Architecture: "spool", Provider: "local", Metadata: json.RawMessage(`{"a": [1, null]}`)},
+		events.SessionCreated{Agent: "default", Architecture: "spool", Provider: "local", Metadata: json.RawMessage(`{"a": [1, null]}`),
+			AgentRef: events.Reference{Slug: "a", Version: "1\x00"}, Environments: []events.Reference{{Org: "o", Slug: "e"}}},
 		events.SessionOptionsUpdated{Options: events.Options{Model: "m"}}, events.SessionIdle{}, events.SessionClosed{},
 		events.MessageAccepted{BlockID: "blk_" + execution, Content: "hello", Metadata: json.RawMessage(`"m"`)},
 		events.ExecutionQueued{}, events.ExecutionDispatched{}, events.ExecutionWithdrawn{Reason: "cancelled"},
 		events.ExecutionClaimed{Executor: "xtr"}, events.ExecutionStarted{Attempt: 2}, events.ExecutionCompleted{DurationMs: 7, CostUSD: 0.5},
 		events.ExecutionFailed{Code: "C", Message: "m\x00"}, events.ExecutionCancelled{Reason: "interrupted"},
+		events.ExecutionResolved{Agent: events.Reference{Slug: "a"}, Variables: []events.Provenance{{Name: "A", Secret: true, Value: "never"}, {Name: "B", Value: "\xff"}}},
 		events.MetadataUpdate{Usage: events.Usage{InputTokens: 3}, CostUSD: 1, Model: "m"},
 		events.BlockStart{Block: b}, events.BlockStart{Block: b}, events.BlockUpdate{BlockID: block, Updates: events.BlockUpdates{Output: &text}},
 		events.BlockComplete{Block: b}, events.PermissionDecided{ToolUseID: tool, Decision: "deny", ToolName: "bash"},
@@ -65,6 +67,19 @@ func anEvent(t *rapid.T) events.Event {
 	return e
 }
 
+// anEntryEvent draws any event of the catalogue, of any kind: those of another kind than their subject's mean nothing.
+func anEntryEvent(t *rapid.T) events.Event {
+	ref := events.Reference{Slug: "a\x00", Version: rapid.SampledFrom([]string{"", "1", "2", "3\xff", strings.Repeat("4", 300)}).Draw(t, "version")}
+	tags := rapid.SliceOfN(rapid.SampledFrom([]string{"stable", "beta\x00"}), 0, 2).Draw(t, "tags")
+	return events.Event{Time: time.Date(2026, 1, 2, 3, 4, rapid.IntRange(0, 59).Draw(t, "second"), 0, time.UTC), Data: rapid.SampledFrom([]events.Payload{
+		events.AgentApplied{Ref: ref, Tags: tags, Spec: events.AgentSpec{Name: "n\x00"}}, events.AgentRemoved{Ref: ref}, events.AgentRemoved{},
+		events.InstanceApplied{Ref: ref, Tags: tags, Spec: events.InstanceSpec{Agent: events.Reference{Slug: "a"}}}, events.InstanceRemoved{Ref: ref},
+		events.EnvironmentApplied{Ref: ref, Tags: tags, Spec: events.EnvironmentSpec{Description: "\xff"}}, events.EnvironmentRemoved{},
+		events.SkillPushed{Ref: ref, Tags: tags, Document: "#\x00", Bytes: 1 << 40}, events.SkillTagged{Ref: ref, Tag: "stable"}, events.SkillRemoved{Ref: ref},
+		events.Opaque{Name: "agent_applied", Raw: json.RawMessage(`{"$sha256":"gone"}`)}, events.Log{},
+	}).Draw(t, "entry event")}
+}
+
 func records(t *rapid.T) []eventlog.Record {
 	n := rapid.IntRange(1, 40).Draw(t, "commits")
 	out := make([]eventlog.Record, n)
@@ -78,6 +93,10 @@ func records(t *rapid.T) []eventlog.Record {
 			out[i].Subject = events.Subject{Tenant: "default", ID: "cat", Aspect: events.Key}
 			id := name(t, "key", 2)
 			out[i].Events = []events.Event{{Data: rapid.SampledFrom([]events.Payload{events.KeyCreated{KeyID: id}, events.KeyRevoked{KeyID: id}}).Draw(t, "key event")}}
+		case 2, 3, 4, 5, 6, 7, 8:
+			kind := rapid.SampledFrom([]events.Aspect{events.Agent, events.Instance, events.Environment, events.Skill}).Draw(t, "aspect")
+			out[i].Subject = events.Subject{Tenant: "default", ID: "cat_" + string(kind), Aspect: kind}
+			out[i].Events = rapid.SliceOfN(rapid.Custom(anEntryEvent), 1, 12).Draw(t, "entry events")
 		}
 	}
 	return lawful(out)

@@ -10,12 +10,13 @@ import (
 	"unicode/utf8"
 
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/versions"
 )
 
-// Key names a session, or a key, of a tenant.
+// Key names a session, a key, or an entry of the catalogue, of a tenant.
 type Key struct{ Tenant, ID string }
 
-// Child names a row that belongs to a session.
+// Child names a row that belongs to a session, or a version of an entry.
 type Child struct {
 	Session Key
 	ID      string
@@ -46,6 +47,9 @@ type (
 		SnapshotAt      *time.Time
 		WorkspaceFiles  int64
 		WorkspaceBytes  int64
+		AgentRef        string
+		Instance        string
+		Environments    string
 	}
 	// Deleted is a row of deleted_sessions.
 	Deleted struct {
@@ -76,6 +80,7 @@ type (
 		EndedAt             *time.Time
 		DurationMs          int64
 		FirstSeq            int64
+		Resolved            *string
 	}
 	// Block is a row of blocks. JSON is what Block was read from; a changed Block is encoded when it is written.
 	Block struct {
@@ -186,6 +191,31 @@ type (
 		SHA256     string
 		CreatedAt  time.Time
 		RevokedAt  *time.Time
+	}
+	// Entry is a row of catalogue_entries.
+	Entry struct {
+		Tenant, ID string
+		Group      int16
+		Kind       string
+		Scope      string
+		Org        string
+		Slug       string
+		Latest     string
+		State      string
+		Removed    bool
+		CreatedAt  time.Time
+		UpdatedAt  time.Time
+		state      versions.State
+	}
+	// Version is a row of catalogue_versions; Entry is the entry's id.
+	Version struct {
+		Tenant, Entry, ID string
+		Group             int16
+		Spec              string
+		Document          string
+		CreatedAt         time.Time
+		Position          string
+		Removed           bool
 	}
 	// Poison is a row of poison.
 	Poison struct {

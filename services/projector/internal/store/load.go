@@ -29,6 +29,11 @@ func (s *Store) Load(ctx context.Context, m fold.Missing) (p fold.Present, err e
 		tenants, ids := splitKeys(m.Keys)
 		fetch(&b, t.keys, &p.Keys, tenants, ids)
 	}
+	if len(m.Entries) > 0 {
+		tenants, ids := splitKeys(m.Entries)
+		fetch(&b, t.entries, &p.Entries, tenants, ids)
+	}
+	children(&b, t.versions, m.Versions, &p.Versions)
 	children(&b, t.executions, m.Executions, &p.Executions)
 	children(&b, t.blocks, m.Blocks, &p.Blocks)
 	children(&b, t.calls, m.Calls, &p.Calls)

@@ -120,5 +120,7 @@ type tables struct {
 	files         table[fold.File]
 	usage         table[fold.Usage]
 	keys          table[fold.APIKey]
+	entries       table[fold.Entry]
+	versions      table[fold.Version]
 	poison        table[fold.Poison]
 }

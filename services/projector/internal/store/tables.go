@@ -22,6 +22,7 @@ func newTables() *tables {
 	return &tables{
 		sessions: sessionTable(), executions: executionTable(), blocks: blockTable(), texts: textTable(),
 		calls: callTable(), conversations: conversationTable(), sandboxes: sandboxTable(), files: fileTable(), usage: usageTable(),
+		entries: entryTable(), versions: versionTable(),
 		deleted: newTable(readmodel.DeletedSessions, 2,
 			col("tenant", text, func(r *fold.Deleted) *string { return &r.Tenant }),
 			col("id", text, func(r *fold.Deleted) *string { return &r.ID }),
@@ -74,7 +75,10 @@ func sessionTable() table[fold.Session] {
 		col("snapshot", text, func(r *fold.Session) *string { return &r.Snapshot }),
 		col("snapshot_at", when, func(r *fold.Session) **time.Time { return &r.SnapshotAt }),
 		col("workspace_files", int8, func(r *fold.Session) *int64 { return &r.WorkspaceFiles }),
-		col("workspace_bytes", int8, func(r *fold.Session) *int64 { return &r.WorkspaceBytes }))
+		col("workspace_bytes", int8, func(r *fold.Session) *int64 { return &r.WorkspaceBytes }),
+		col("agent_ref", text, func(r *fold.Session) *string { return &r.AgentRef }),
+		col("instance", text, func(r *fold.Session) *string { return &r.Instance }),
+		col("environments", text, func(r *fold.Session) *string { return &r.Environments }))
 }
 
 func executionTable() table[fold.Execution] {
@@ -102,7 +106,8 @@ func executionTable() table[fold.Execution] {
 		col("started_at", when, func(r *fold.Execution) **time.Time { return &r.StartedAt }),
 		col("ended_at", when, func(r *fold.Execution) **time.Time { return &r.EndedAt }),
 		col("duration_ms", int8, func(r *fold.Execution) *int64 { return &r.DurationMs }),
-		col("first_seq", int8, func(r *fold.Execution) *int64 { return &r.FirstSeq }))
+		col("first_seq", int8, func(r *fold.Execution) *int64 { return &r.FirstSeq }),
+		col("resolved", text, func(r *fold.Execution) **string { return &r.Resolved }))
 }
 
 func blockTable() table[fold.Block] {
@@ -219,4 +224,33 @@ func usageTable() table[fold.Usage] {
 		col("prices", text, func(r *fold.Usage) *string { return &r.Prices }),
 		col("first_byte_ms", int8, func(r *fold.Usage) *int64 { return &r.FirstByteMs }),
 		col("duration_ms", int8, func(r *fold.Usage) *int64 { return &r.DurationMs }))
+}
+
+func entryTable() table[fold.Entry] {
+	return newTable(readmodel.CatalogueEntries, 2,
+		col("tenant", text, func(r *fold.Entry) *string { return &r.Tenant }),
+		col("id", text, func(r *fold.Entry) *string { return &r.ID }),
+		col("grp", int2, func(r *fold.Entry) *int16 { return &r.Group }),
+		col("kind", text, func(r *fold.Entry) *string { return &r.Kind }),
+		col("scope", text, func(r *fold.Entry) *string { return &r.Scope }),
+		col("org", text, func(r *fold.Entry) *string { return &r.Org }),
+		col("slug", text, func(r *fold.Entry) *string { return &r.Slug }),
+		col("latest", text, func(r *fold.Entry) *string { return &r.Latest }),
+		col("state", text, func(r *fold.Entry) *string { return &r.State }),
+		col("removed", flag, func(r *fold.Entry) *bool { return &r.Removed }),
+		col("created_at", when, func(r *fold.Entry) *time.Time { return &r.CreatedAt }),
+		col("updated_at", when, func(r *fold.Entry) *time.Time { return &r.UpdatedAt }))
+}
+
+func versionTable() table[fold.Version] {
+	return newTable(readmodel.CatalogueVersions, 3,
+		col("tenant", text, func(r *fold.Version) *string { return &r.Tenant }),
+		col("id", text, func(r *fold.Version) *string { return &r.Entry }),
+		col("version", text, func(r *fold.Version) *string { return &r.ID }),
+		col("grp", int2, func(r *fold.Version) *int16 { return &r.Group }),
+		col("spec", text, func(r *fold.Version) *string { return &r.Spec }),
+		col("document", text, func(r *fold.Version) *string { return &r.Document }),
+		col("created_at", when, func(r *fold.Version) *time.Time { return &r.CreatedAt }),
+		col("position", text, func(r *fold.Version) *string { return &r.Position }),
+		col("removed", flag, func(r *fold.Version) *bool { return &r.Removed }))
 }

@@ -1,0 +1,263 @@
+package fold
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/versions"
+)
+
+// key folds API keys.
+func (f *folding) key(rec eventlog.Record) {
+	if f.bare {
+		return
+	}
+	for _, e := range rec.Events {
+		k := Key{rec.Subject.Tenant, keyID(e)}
+		switch d := e.Data.(type) {
+		case events.KeyCreated:
+			if f.model.keys[k] == nil {
+				f.model.keys[k] = &entry[APIKey]{row: APIKey{
+					Tenant: k.Tenant, ID: k.ID, Group: f.model.group, Name: clean(d.Name), Prefix: clean(d.Prefix), SHA256: rowKey(d.SHA256), CreatedAt: moment(e.Time),
+				}}
+				touch(&f.keys, f.model.keys[k])
+			}
+		case events.KeyRevoked:
+			if row := f.model.keys[k]; row != nil && row.row.RevokedAt == nil {
+				touch(&f.keys, row).RevokedAt = momentOf(e.Time)
+			}
+		}
+	}
+}
+
+func keyID(e events.Event) string {
+	switch d := e.Data.(type) {
+	case events.KeyCreated:
+		return rowKey(d.KeyID)
+	case events.KeyRevoked:
+		return rowKey(d.KeyID)
+	}
+	return ""
+}
+
+// entryChange is what an event says of an entry of the catalogue.
+type entryChange struct {
+	ref      events.Reference // fit for rows
+	event    events.Event     // the same for versions.Evolve
+	makes    bool             // a version, of which the rest is the content
+	spec     any
+	document string
+}
+
+// skillSpec is what a row keeps of a skill beside its document.
+type skillSpec struct {
+	Name          string `json:"name"`
+	Description   string `json:"description"`
+	Bytes         uint64 `json:"bytes"`
+	UnpackedBytes uint64 `json:"unpackedBytes"`
+	Files         uint32 `json:"files"`
+}
+
+// entryChangeOf reads an event; ok is false for one that is not of the kind.
+func entryChangeOf(kind events.Aspect, e events.Event) (c entryChange, ok bool) {
+	if known, found := events.Lookup(e.Type()); !found || known.Aspect != kind {
+		return c, false
+	}
+	switch d := e.Data.(type) {
+	case events.AgentApplied:
+		c = entryChange{makes: true, spec: d.Spec}
+		d.Ref, d.Tags, d.Spec = reference(d.Ref), names(d.Tags), events.AgentSpec{}
+		c.ref, e.Data = d.Ref, d
+	case events.InstanceApplied:
+		c = entryChange{makes: true, spec: d.Spec}
+		d.Ref, d.Tags = reference(d.Ref), names(d.Tags)
+		c.ref, e.Data = d.Ref, d
+	case events.EnvironmentApplied:
+		c = entryChange{makes: true, spec: d.Spec}
+		d.Ref, d.Tags = reference(d.Ref), names(d.Tags)
+		c.ref, e.Data = d.Ref, d
+	case events.SkillPushed:
+		c = entryChange{makes: true, document: d.Document, spec: skillSpec{d.Name, d.Description, d.Bytes, d.UnpackedBytes, d.Files}}
+		d.Ref, d.Tags, d.Document = reference(d.Ref), names(d.Tags), ""
+		c.ref, e.Data = d.Ref, d
+	case events.SkillTagged:
+		d.Ref, d.Tag = reference(d.Ref), rowKey(d.Tag)
+		c.ref, e.Data = d.Ref, d
+	case events.AgentRemoved:
+		d.Ref = reference(d.Ref)
+		c.ref, e.Data = d.Ref, d
+	case events.InstanceRemoved:
+		d.Ref = reference(d.Ref)
+		c.ref, e.Data = d.Ref, d
+	case events.EnvironmentRemoved:
+		d.Ref = reference(d.Ref)
+		c.ref, e.Data = d.Ref, d
+	case events.SkillRemoved:
+		d.Ref = reference(d.Ref)
+		c.ref, e.Data = d.Ref, d
+	default:
+		return c, false // its data could not be decoded
+	}
+	c.event = e
+	return c, true
+}
+
+// reference is one as rows keep it.
+func reference(r events.Reference) events.Reference {
+	if r.Scope == "" {
+		r.Scope = events.ScopeOrganization
+	}
+	r.Scope, r.Org, r.Slug, r.Version = events.Scope(rowKey(string(r.Scope))), rowKey(r.Org), rowKey(r.Slug), rowKey(r.Version)
+	return r
+}
+
+func names(list []string) []string {
+	out := make([]string, len(list))
+	for i, s := range list {
+		out[i] = rowKey(s)
+	}
+	return out
+}
+
+// entry wants what an event of the catalogue is about.
+func (w *want) entry(k Key, kind events.Aspect, e events.Event) {
+	c, ok := entryChangeOf(kind, e)
+	if !ok {
+		return
+	}
+	if _, present := w.model.entries[k]; !present && !w.seen[entryRef(k)] {
+		w.seen[entryRef(k)] = true
+		w.out.Entries = append(w.out.Entries, k)
+	}
+	v := Child{k, c.ref.Version}
+	ref := childRef{v, childVersion}
+	if _, present := w.model.versions[v]; !present && v.ID != "" && !w.seen[ref] {
+		w.seen[ref] = true
+		w.out.Versions = append(w.out.Versions, v)
+	}
+}
+
+type entryRef Key
+
+// putEntries makes present what was looked up of the catalogue.
+func (m *Model) putEntries(asked Missing, p Present) error {
+	for _, k := range asked.Entries {
+		m.entries[k] = nil
+	}
+	for _, v := range asked.Versions {
+		m.versions[v] = nil
+	}
+	for _, r := range p.Entries {
+		if err := json.Unmarshal([]byte(r.State), &r.state); err != nil {
+			return fmt.Errorf("entry %s of the catalogue as it is stored: %w", r.ID, err)
+		}
+		m.entries[Key{r.Tenant, r.ID}] = &entry[Entry]{row: r, stored: true}
+	}
+	for _, r := range p.Versions {
+		m.versions[Child{Key{r.Tenant, r.Entry}, r.ID}] = &entry[Version]{row: r, stored: true}
+	}
+	return nil
+}
+
+// catalogued folds a commit about an agent, an instance, an environment or a skill.
+func (f *folding) catalogued(rec eventlog.Record) error {
+	if f.bare {
+		return nil
+	}
+	k := Key{rec.Subject.Tenant, rec.Subject.ID}
+	for _, e := range rec.Events {
+		c, ok := entryChangeOf(rec.Subject.Aspect, e)
+		if !ok {
+			continue
+		}
+		x := f.model.entries[k]
+		if x == nil {
+			x = &entry[Entry]{row: Entry{
+				Tenant: k.Tenant, ID: k.ID, Group: f.model.group, Kind: string(rec.Subject.Aspect),
+				Scope: string(c.ref.Scope), Org: c.ref.Org, Slug: c.ref.Slug, CreatedAt: moment(e.Time),
+			}}
+			f.model.entries[k] = x
+		}
+		row := touch(&f.entries, x)
+		before := row.state
+		row.state = versions.Evolve(before, c.event)
+		row.Latest, row.Removed, row.UpdatedAt = row.state.Tags[events.Latest], row.state.Removed, moment(e.Time)
+		if err := f.version(Child{k, c.ref.Version}, c, before, rec.Position.String()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// version folds what an event means for the version that it names.
+func (f *folding) version(v Child, c entryChange, before versions.State, position string) error {
+	was, known := find(before, v.ID)
+	x := f.model.versions[v]
+	switch {
+	case v.ID == "":
+	case c.makes && (x == nil || !known || was.Removed): // made, or made again
+		spec, err := marshal(c.spec)
+		if err != nil {
+			return err
+		}
+		if x == nil {
+			x = &entry[Version]{}
+			f.model.versions[v] = x
+		}
+		*touch(&f.versions, x) = Version{
+			Tenant: v.Session.Tenant, Entry: v.Session.ID, ID: v.ID, Group: f.model.group,
+			Spec: clean(spec), Document: clean(c.document), CreatedAt: moment(c.event.Time), Position: position,
+		}
+	case x != nil && known:
+		if now, _ := find(f.model.entries[v.Session].row.state, v.ID); now.Removed != x.row.Removed {
+			touch(&f.versions, x).Removed = now.Removed
+		}
+	}
+	return nil
+}
+
+func find(s versions.State, digest string) (versions.Version, bool) {
+	i := slices.IndexFunc(s.Versions, func(v versions.Version) bool { return v.Digest == digest })
+	if i < 0 {
+		return versions.Version{}, false
+	}
+	return s.Versions[i], true
+}
+
+// encodeStates gives changed entries their JSON.
+func encodeStates(list []*entry[Entry]) error {
+	for _, e := range list {
+		text, err := marshal(e.row.state)
+		if err != nil {
+			return err
+		}
+		e.row.State = clean(text)
+	}
+	return nil
+}
+
+// references is a list as a row keeps it: JSON of strings.
+func references(list []events.Reference) string {
+	out := make([]string, len(list))
+	for i, r := range list {
+		out[i] = clean(r.String())
+	}
+	text, _ := marshal(out) // strings always encode
+	return clean(text)
+}
+
+// resolved is what an execution was resolved to, without a word of a secret.
+func resolved(d events.ExecutionResolved) *string {
+	d.Variables = slices.Clone(d.Variables)
+	for i := range d.Variables {
+		if d.Variables[i].Secret {
+			d.Variables[i].Value = ""
+		}
+	}
+	text, _ := marshal(d) // strings always encode
+	text = clean(text)
+	return &text
+}
