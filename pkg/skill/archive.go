@@ -1,0 +1,175 @@
+package skill
+
+import (
+	"bufio"
+	"compress/flate"
+	"context"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"strings"
+)
+
+// archive is a ZIP whose directory and SKILL.md are good; the rest is not read yet.
+type archive struct {
+	r       io.ReaderAt
+	size    int64
+	lim     Limits
+	files   []entry  // by name
+	folders []string // by name, a folder before what is in it
+	found   Found    // what SKILL.md says
+}
+
+// openArchive judges all that a ZIP says of itself.
+func openArchive(ctx context.Context, r io.ReaderAt, size int64, lim Limits) (*archive, error) {
+	a := &archive{r: r, size: size, lim: lim.withDefaults()}
+	list, err := readDirectory(r, size, a.lim)
+	if err != nil {
+		return nil, err
+	}
+	if a.folders, err = checkTree(list, a.lim); err != nil {
+		return nil, err
+	}
+	var total int64
+	for _, e := range list {
+		total += e.size
+		if err := a.bounded(&e, e.size, total); err != nil {
+			return nil, err
+		}
+		if !e.folder {
+			a.files = append(a.files, e)
+		}
+	}
+	sortBy(a.files, func(e entry) string { return e.name })
+	return a, a.readDocument(ctx)
+}
+
+// bounded refuses an entry that unpacks to more than it may, given the sum of all.
+func (a *archive) bounded(e *entry, size, total int64) error {
+	switch {
+	case total > a.lim.Unpacked:
+		return tooLarge("unpacks to more than %d bytes", a.lim.Unpacked)
+	case size > ratioFloor && size > a.lim.Ratio*e.packed:
+		return &Error{CodeTooLarge, "zip", e.raw, fmt.Sprintf("unpacks to more than %d times its size", a.lim.Ratio)}
+	case total > ratioFloor && total > a.lim.Ratio*a.size:
+		return tooLarge("unpacks to more than %d times its size", a.lim.Ratio)
+	}
+	return nil
+}
+
+// readDocument reads SKILL.md, which must lie at the root.
+func (a *archive) readDocument(ctx context.Context) error {
+	hint := ""
+	for i := range a.files {
+		e := &a.files[i]
+		switch base := e.name[max(0, len(e.name)-len(DocumentName)):]; {
+		case e.name == DocumentName && e.size > a.lim.Document:
+			return badDocument("", "has %d bytes; at most %d are taken", e.size, a.lim.Document)
+		case e.name == DocumentName:
+			text, err := io.ReadAll(a.unpacker(ctx).open(e))
+			if err != nil {
+				return err
+			}
+			a.found.Document = string(text)
+			a.found.Name, a.found.Description, err = readDocument(a.found.Document)
+			return err
+		case hint == "" && strings.EqualFold(base, DocumentName):
+			hint = "; there is " + quote(e.name) + ": zip what is in its folder, and mind the case"
+		}
+	}
+	return badDocument("", "is not at the root of the ZIP%s", hint)
+}
+
+// unpacker opens one file after another.
+type unpacker struct {
+	ctx     context.Context
+	a       *archive
+	in      *bufio.Reader
+	inflate io.ReadCloser
+	total   int64 // bytes that came out
+}
+
+func (a *archive) unpacker(ctx context.Context) *unpacker {
+	in := bufio.NewReaderSize(nil, 64<<10)
+	return &unpacker{ctx: ctx, a: a, in: in, inflate: flate.NewReader(in)}
+}
+
+// open gives a file's content, which ends the reading of the one before.
+func (u *unpacker) open(e *entry) *content {
+	u.in.Reset(io.NewSectionReader(u.a.r, e.data, e.packed))
+	c := &content{u: u, e: e, from: u.in}
+	if e.method == methodDeflate {
+		c.err = u.inflate.(flate.Resetter).Reset(u.in, nil)
+		c.from = u.inflate
+	}
+	return c
+}
+
+// each unpacks every file in the order of names. fn reads the content to its end;
+// the reader fails where the content is not what the directory says.
+func (a *archive) each(ctx context.Context, fn func(e *entry, content io.Reader) error) error {
+	u := a.unpacker(ctx)
+	for i := range a.files {
+		e := &a.files[i]
+		c := u.open(e)
+		if err := fn(e, c); err != nil {
+			return err
+		}
+		if !errors.Is(c.err, io.EOF) { // the end is what is checked last
+			return fmt.Errorf("entry %s was not read to its end", quote(e.name))
+		}
+	}
+	return nil
+}
+
+// content is what a file unpacks to, counted and compared.
+type content struct {
+	u    *unpacker
+	e    *entry
+	from io.Reader
+	n    int64
+	crc  uint32
+	err  error // which the next Read gives; io.EOF once all is as it should be
+}
+
+func (c *content) Read(p []byte) (int, error) {
+	if err := c.u.ctx.Err(); err != nil {
+		return 0, err
+	}
+	if c.err != nil {
+		return 0, c.err
+	}
+	n, err := c.from.Read(p)
+	c.n += int64(n)
+	c.u.total += int64(n)
+	c.crc = crc32.Update(c.crc, crc32.IEEETable, p[:n])
+	if c.err = c.judge(err); c.err != nil && !errors.Is(c.err, io.EOF) {
+		return 0, c.err
+	}
+	return n, c.err
+}
+
+// judge turns what reading gave into what this entry's reader gives.
+func (c *content) judge(err error) error {
+	if c.n > c.e.size {
+		return brokenEntry(c.e.raw, "unpacks to more than the %d bytes that it says", c.e.size)
+	}
+	if err := c.u.a.bounded(c.e, c.n, c.u.total); err != nil {
+		return err
+	}
+	var corrupt flate.CorruptInputError
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &corrupt), errors.Is(err, io.ErrUnexpectedEOF):
+		return brokenEntry(c.e.raw, "is damaged: it does not unpack")
+	case !errors.Is(err, io.EOF):
+		return fmt.Errorf("read the ZIP: %w", err)
+	case c.n != c.e.size:
+		return brokenEntry(c.e.raw, "unpacks to %d bytes, not to the %d that it says", c.n, c.e.size)
+	case c.crc != c.e.crc:
+		return brokenEntry(c.e.raw, "is damaged: its checksum differs")
+	}
+	return io.EOF
+}

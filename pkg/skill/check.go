@@ -1,0 +1,57 @@
+package skill
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"io"
+)
+
+// Check reads a whole ZIP and judges it; a refusal is an *Error. Its time is
+// bounded by what Limits let it read, its memory by SKILL.md and the names.
+func Check(ctx context.Context, r io.ReaderAt, size int64, lim Limits) (Found, error) {
+	a, err := openArchive(ctx, r, size, lim)
+	if err != nil {
+		return Found{}, err
+	}
+	found := a.found
+	found.Bytes = uint64(size) //nolint:gosec // a length
+	err = a.each(ctx, func(_ *entry, content io.Reader) error {
+		n, err := io.Copy(io.Discard, content)
+		found.Files++
+		found.UnpackedBytes += uint64(n) //nolint:gosec // a count
+		return err
+	})
+	if err != nil {
+		return Found{}, err
+	}
+	found.Digest, err = digestOf(ctx, r, size)
+	return found, err
+}
+
+// digestOf is the SHA-256 of a ZIP in hex.
+func digestOf(ctx context.Context, r io.ReaderAt, size int64) (string, error) {
+	h := sha256.New()
+	n, err := io.Copy(h, &whole{ctx, io.NewSectionReader(r, 0, size)})
+	if err == nil && n != size {
+		err = io.ErrUnexpectedEOF
+	}
+	if err != nil {
+		return "", fmt.Errorf("read the ZIP: %w", err)
+	}
+	return hex.EncodeToString(h.Sum(nil)), nil
+}
+
+// whole reads until ctx ends.
+type whole struct {
+	ctx context.Context
+	r   io.Reader
+}
+
+func (w *whole) Read(p []byte) (int, error) {
+	if err := w.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return w.r.Read(p)
+}

@@ -1,0 +1,285 @@
+package skill
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+)
+
+// Of the ZIP format, see PKWARE's APPNOTE.
+const (
+	signatureEntry = 0x02014b50 // of the central directory
+	signatureLocal = 0x04034b50 // before an entry's content
+	signatureEnd   = 0x06054b50
+
+	lengthEntry = 46
+	lengthLocal = 30
+	lengthEnd   = 22
+
+	methodStore   = 0
+	methodDeflate = 8
+
+	// flagsRefused: encrypted, patch data, strong encryption, masked headers.
+	flagsRefused = 1<<0 | 1<<5 | 1<<6 | 1<<13
+
+	creatorUnix  = 3
+	creatorMacOS = 19
+
+	extraUnix = 0x000d // PKWARE's: a link or device has data behind the fixed part
+	extraASi  = 0x756e // mode, device and the name of a link's target
+
+	// Of DOS attributes: volume label, device, reparse point.
+	attributesRefused = 0x08 | 0x40 | 0x400
+)
+
+// Types of a file in a Unix mode.
+const (
+	modeType   = 0o170000
+	modeFolder = 0o040000
+	modeFile   = 0o100000
+	modeRun    = 0o111
+)
+
+// entry is a file or a folder that the central directory lists.
+type entry struct {
+	raw    string // as the ZIP has it
+	name   string // without the slash at a folder's end
+	folder bool
+	run    bool // has an execute bit
+	flags  uint16
+	method uint16
+	crc    uint32
+	packed int64 // bytes of its content in the ZIP
+	size   int64 // bytes that it unpacks to, as the ZIP says
+	offset int64 // of its local header
+	data   int64 // of its content
+}
+
+// readDirectory reads the central directory, and judges each entry by itself.
+func readDirectory(r io.ReaderAt, size int64, lim Limits) ([]entry, error) {
+	if size > lim.Packed {
+		return nil, tooLarge("has %d bytes; at most %d are taken", size, lim.Packed)
+	}
+	at, length, count, err := readEnd(r, size)
+	if err != nil {
+		return nil, err
+	}
+	in := bufio.NewReaderSize(io.NewSectionReader(r, at, length), 64<<10)
+	var list []entry
+	files, folders := 0, 0
+	for range count {
+		e, used, err := readEntry(in)
+		if err != nil {
+			return nil, err
+		}
+		if length -= used; length < 0 {
+			return nil, broken("its directory is longer than it says")
+		}
+		if e.folder {
+			folders++
+		} else {
+			files++
+		}
+		if files > lim.Files {
+			return nil, tooLarge("has more than %d files", lim.Files)
+		}
+		if folders > lim.Files {
+			return nil, tooLarge("has more than %d folders", lim.Files)
+		}
+		list = append(list, e)
+	}
+	if length != 0 {
+		return nil, broken("its directory is shorter than it says")
+	}
+	return list, place(r, list, at)
+}
+
+// readEnd finds the end record, and gives where the central directory lies. The
+// directory ends where the record begins: nothing may stand between or behind.
+func readEnd(r io.ReaderAt, size int64) (at, length int64, count int, err error) {
+	tail := make([]byte, min(size, lengthEnd+1<<16))
+	if err := readAt(r, tail, size-int64(len(tail))); err != nil {
+		return 0, 0, 0, err
+	}
+	i := bytes.LastIndex(tail, binary.LittleEndian.AppendUint32(nil, signatureEnd))
+	if i < 0 || len(tail)-i < lengthEnd {
+		return 0, 0, 0, broken("is not a ZIP, or its end is missing")
+	}
+	end := tail[i:]
+	u16, u32 := binary.LittleEndian.Uint16, binary.LittleEndian.Uint32
+	if int(u16(end[20:]))+lengthEnd != len(end) {
+		return 0, 0, 0, broken("something follows its end")
+	}
+	if u16(end[10:]) == 1<<16-1 || u32(end[12:]) == 1<<32-1 || u32(end[16:]) == 1<<32-1 {
+		return 0, 0, 0, broken("is a ZIP64, which nothing within the limits needs")
+	}
+	if u16(end[4:]) != 0 || u16(end[6:]) != 0 || u16(end[8:]) != u16(end[10:]) {
+		return 0, 0, 0, broken("is one part of several")
+	}
+	count, length, at = int(u16(end[10:])), int64(u32(end[12:])), int64(u32(end[16:]))
+	if at+length != size-int64(len(end)) {
+		return 0, 0, 0, broken("its directory does not lie where it says")
+	}
+	return at, length, count, nil
+}
+
+// readEntry reads the next entry of the central directory.
+func readEntry(in *bufio.Reader) (e entry, used int64, err error) {
+	var h [lengthEntry]byte
+	if err := readFull(in, h[:]); err != nil {
+		return e, 0, err
+	}
+	u16, u32 := binary.LittleEndian.Uint16, binary.LittleEndian.Uint32
+	if u32(h[:]) != signatureEntry {
+		return e, 0, broken("its directory is damaged")
+	}
+	nameLen, extraLen, commentLen := int(u16(h[28:])), int(u16(h[30:])), int(u16(h[32:]))
+	rest := make([]byte, nameLen+extraLen)
+	if err := readFull(in, rest); err != nil {
+		return e, 0, err
+	}
+	if _, err := in.Discard(commentLen); err != nil {
+		return e, 0, reading(err)
+	}
+	e = entry{
+		raw: string(rest[:nameLen]), flags: u16(h[8:]), method: u16(h[10:]), crc: u32(h[16:]),
+		packed: int64(u32(h[20:])), size: int64(u32(h[24:])), offset: int64(u32(h[42:])),
+	}
+	creator, attributes := h[5], u32(h[38:])
+	e.run = (creator == creatorUnix || creator == creatorMacOS) && attributes>>16&modeRun != 0
+	if e.name, e.folder, err = checkName(e.raw); err == nil {
+		err = e.check(attributes, rest[nameLen:])
+	}
+	if err == nil && u16(h[34:]) != 0 {
+		err = broken("is one part of several")
+	}
+	return e, int64(lengthEntry + len(rest) + commentLen), err
+}
+
+// check judges an entry's kind, method and what it says of its size.
+func (e *entry) check(attributes uint32, extra []byte) error {
+	switch kind := attributes >> 16 & modeType; {
+	case kind != 0 && kind != modeFile && kind != modeFolder, attributes&attributesRefused != 0:
+		return refused(e.raw, "is a link, a device or the like; only files and folders are taken")
+	case kind == modeFolder && !e.folder, kind == modeFile && e.folder:
+		return refused(e.raw, "is a folder by its name or by its mode, and not by both")
+	}
+	if err := e.checkExtra(extra); err != nil {
+		return err
+	}
+	switch {
+	case e.flags&flagsRefused != 0:
+		return brokenEntry(e.raw, "is encrypted, or a patch; only plain files are taken")
+	case e.method != methodStore && e.method != methodDeflate:
+		return brokenEntry(e.raw, "is packed by method %d; only store (0) and deflate (8) are taken", e.method)
+	case e.packed == 1<<32-1 || e.size == 1<<32-1 || e.offset == 1<<32-1:
+		return brokenEntry(e.raw, "needs ZIP64, which nothing within the limits does")
+	case e.method == methodStore && e.packed != e.size:
+		return brokenEntry(e.raw, "is stored as it is, and yet says two sizes")
+	case e.folder && e.size != 0:
+		return brokenEntry(e.raw, "is a folder with content")
+	}
+	return nil
+}
+
+// checkExtra refuses links and devices that only the extra fields tell of. What
+// else stands in them, well formed or not, means nothing here.
+func (e *entry) checkExtra(extra []byte) error {
+	link := refused(e.raw, "is a link or a device; only files and folders are taken")
+	for len(extra) >= 4 {
+		id, n := binary.LittleEndian.Uint16(extra), int(binary.LittleEndian.Uint16(extra[2:]))
+		if extra = extra[4:]; n > len(extra) {
+			return nil
+		}
+		switch field := extra[:n]; {
+		case id == extraUnix && n > 12: // two times and two owners come first
+			return link
+		case id == extraASi && n > 14:
+			return link
+		case id == extraASi && n >= 6:
+			if kind := binary.LittleEndian.Uint16(field[4:]) & modeType; kind != 0 && kind != modeFile && kind != modeFolder {
+				return link
+			}
+		}
+		extra = extra[n:]
+	}
+	return nil
+}
+
+// place reads the local headers, which must agree with the directory, and
+// refuses entries whose ranges overlap.
+func place(r io.ReaderAt, list []entry, directory int64) error {
+	order := make([]*entry, len(list))
+	for i := range list {
+		if err := list[i].locate(r, directory); err != nil {
+			return err
+		}
+		order[i] = &list[i]
+	}
+	sortBy(order, func(e *entry) int64 { return e.offset })
+	for i, e := range order {
+		limit := directory
+		if i+1 < len(order) {
+			limit = order[i+1].offset
+		}
+		if e.data+e.packed > limit {
+			return brokenEntry(e.raw, "overlaps what comes behind it")
+		}
+	}
+	return nil
+}
+
+// locate finds an entry's content.
+func (e *entry) locate(r io.ReaderAt, directory int64) error {
+	var h [lengthLocal]byte
+	if e.offset+lengthLocal > directory {
+		return brokenEntry(e.raw, "does not lie where the directory says")
+	}
+	if err := readAt(r, h[:], e.offset); err != nil {
+		return err
+	}
+	u16, u32 := binary.LittleEndian.Uint16, binary.LittleEndian.Uint32
+	if u32(h[:]) != signatureLocal {
+		return brokenEntry(e.raw, "does not lie where the directory says")
+	}
+	nameLen, extraLen := int64(u16(h[26:])), int64(u16(h[28:]))
+	e.data = e.offset + lengthLocal + nameLen + extraLen
+	if e.data > directory {
+		return brokenEntry(e.raw, "does not lie where the directory says")
+	}
+	rest := make([]byte, nameLen+extraLen)
+	if err := readAt(r, rest, e.offset+lengthLocal); err != nil {
+		return err
+	}
+	if string(rest[:nameLen]) != e.raw || u16(h[8:]) != e.method || u16(h[6:])&flagsRefused != 0 {
+		return brokenEntry(e.raw, "is something else by its own header than by the directory")
+	}
+	return e.checkExtra(rest[nameLen:])
+}
+
+// readAt fills b from an offset.
+func readAt(r io.ReaderAt, b []byte, at int64) error {
+	n, err := r.ReadAt(b, at)
+	if n == len(b) {
+		return nil
+	}
+	return reading(err)
+}
+
+func readFull(in io.Reader, b []byte) error {
+	if _, err := io.ReadFull(in, b); err != nil {
+		return reading(err)
+	}
+	return nil
+}
+
+// reading tells a ZIP that ends too early from one that cannot be read.
+func reading(err error) error {
+	if err == nil || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return broken("ends too early")
+	}
+	return fmt.Errorf("read the ZIP: %w", err)
+}

@@ -1,0 +1,105 @@
+package skill
+
+import (
+	"strings"
+	"unicode/utf8"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// readDocument reads the front matter of SKILL.md: YAML between two lines of
+// three hyphens, the first of them at the very beginning.
+func readDocument(document string) (name, description string, err error) {
+	switch {
+	case !utf8.ValidString(document):
+		return "", "", badDocument("", "is not UTF-8")
+	case strings.ContainsRune(document, 0):
+		return "", "", badDocument("", "is no text: it has a NUL")
+	}
+	front, _, ok := split(document)
+	switch {
+	case !ok:
+		return "", "", badDocument("", "has no front matter: it begins with a line of ---, then name and description, then a line of ---")
+	case len(front) > maxFrontMatter:
+		return "", "", badDocument("", "has a front matter of %d bytes; at most %d are taken", len(front), maxFrontMatter)
+	}
+	var fields map[string]yaml.Node
+	if err := yaml.Unmarshal([]byte(front), &fields); err != nil {
+		return "", "", badDocument("", "has a front matter that is no YAML mapping: %s", cut(err.Error()))
+	}
+	if name, err = text(fields, "name"); err != nil {
+		return "", "", err
+	}
+	if !isName(name) {
+		return "", "", badDocument("name", "%s is not 1 to %d characters of a-z and 0-9, in groups joined by single dots or hyphens", quote(name), maxSkillName)
+	}
+	if description, err = text(fields, "description"); err != nil {
+		return "", "", err
+	}
+	if n := utf8.RuneCountInString(description); n > maxDescription {
+		return "", "", badDocument("description", "has %d characters; at most %d are taken", n, maxDescription)
+	}
+	return name, description, nil
+}
+
+// split gives the front matter, and what follows it.
+func split(document string) (front, body string, ok bool) {
+	document = strings.TrimPrefix(document, "\ufeff")
+	first, rest, ok := strings.Cut(document, "\n")
+	if !ok || strings.TrimRight(first, " \t\r") != "---" {
+		return "", document, false
+	}
+	for at := 0; at < len(rest); {
+		line, _, more := strings.Cut(rest[at:], "\n")
+		if strings.TrimRight(line, " \t\r") == "---" {
+			return rest[:at], strings.TrimPrefix(rest[at+len(line):], "\n"), true
+		}
+		if !more {
+			break
+		}
+		at += len(line) + 1
+	}
+	return "", document, false
+}
+
+// text is a field that must be there and hold text.
+func text(fields map[string]yaml.Node, name string) (string, error) {
+	n, ok := fields[name]
+	switch {
+	case !ok:
+		return "", badDocument(name, "is missing in the front matter")
+	case n.Kind != yaml.ScalarNode || n.Tag != "!!str":
+		return "", badDocument(name, "is not text; put it in quotes")
+	case strings.TrimSpace(n.Value) == "":
+		return "", badDocument(name, "is empty")
+	}
+	return n.Value, nil
+}
+
+// isName is ^[a-z0-9]+([.-][a-z0-9]+)*$.
+func isName(s string) bool {
+	if s == "" || len(s) > maxSkillName {
+		return false
+	}
+	joint := true
+	for i := range len(s) {
+		switch c := s[i]; {
+		case c >= 'a' && c <= 'z' || c >= '0' && c <= '9':
+			joint = false
+		case (c == '.' || c == '-') && !joint:
+			joint = true
+		default:
+			return false
+		}
+	}
+	return !joint
+}
+
+// cut is a parser's message on one line, not too long.
+func cut(s string) string {
+	s = strings.Join(strings.Fields(s), " ")
+	if len(s) > 200 {
+		s = strings.ToValidUTF8(s[:200], "") + "…"
+	}
+	return s
+}

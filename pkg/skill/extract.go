@@ -1,0 +1,187 @@
+package skill
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// Modes of what is laid down: nobody writes there any more.
+const (
+	modeRead   = 0o444
+	modeScript = 0o555 // of files with an execute bit in the ZIP, or that begin with #!
+	modeDir    = 0o555
+)
+
+// Extract lays a ZIP down in the folder parent/digest, and gives its path. All
+// that Check demands is demanded again, and the ZIP must have the digest. The
+// folder appears as a whole or not at all, whoever else extracts the same at the
+// same time; one that is there already is given back as it is, without a look
+// at the ZIP. The parent is made if it is missing.
+func Extract(ctx context.Context, r io.ReaderAt, size int64, parent, digest string) (dir string, err error) {
+	if !events.IsDigest(digest) {
+		return "", fmt.Errorf("extract a skill: %s is no SHA-256 in hex", quote(digest))
+	}
+	dir = filepath.Join(parent, digest)
+	if there, err := isFolder(dir); there || err != nil {
+		return dir, err
+	}
+	a, err := openArchive(ctx, r, size, Limits{})
+	if err != nil {
+		return "", err
+	}
+	if err := a.is(ctx, digest); err != nil {
+		return "", err
+	}
+	if err := os.MkdirAll(parent, 0o755); err != nil { //nolint:gosec // sandboxes run as another user
+		return "", fmt.Errorf("extract a skill: %w", err)
+	}
+	own, err := os.MkdirTemp(parent, ".skill-")
+	if err != nil {
+		return "", fmt.Errorf("extract a skill: %w", err)
+	}
+	if err = a.layDown(ctx, own); err == nil {
+		err = settle(own, dir)
+	}
+	if err != nil {
+		return "", errors.Join(wrapWriting(err), discard(own))
+	}
+	return dir, nil
+}
+
+// is compares the ZIP's digest.
+func (a *archive) is(ctx context.Context, digest string) error {
+	have, err := digestOf(ctx, a.r, a.size)
+	if err == nil && have != digest {
+		err = &Error{Code: CodeDigest, Field: "sha256", Detail: fmt.Sprintf("the ZIP's is %s, not %s", have, digest)}
+	}
+	return err
+}
+
+func isFolder(dir string) (bool, error) {
+	info, err := os.Lstat(dir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("extract a skill: %w", err)
+	case !info.IsDir():
+		return false, fmt.Errorf("extract a skill: %s is there and no folder", dir)
+	}
+	return true, nil
+}
+
+// layDown writes folders and files, which are on the disk afterwards, and closes the folders for writing.
+func (a *archive) layDown(ctx context.Context, dir string) (err error) {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, root.Close()) }()
+	for _, name := range a.folders {
+		if err := root.Mkdir(filepath.FromSlash(name), 0o700); err != nil {
+			return err
+		}
+	}
+	err = a.each(ctx, func(e *entry, content io.Reader) error {
+		return write(root, filepath.FromSlash(e.name), e.run, content)
+	})
+	if err != nil {
+		return err
+	}
+	for _, name := range append(slices.Clone(a.folders), ".") {
+		name = filepath.FromSlash(name)
+		if err := root.Chmod(name, modeDir); err != nil {
+			return err
+		}
+		if err := syncFolder(root, name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func write(root *os.Root, name string, run bool, content io.Reader) (err error) {
+	f, err := root.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	run, content, err = script(run, content)
+	if err != nil {
+		return err
+	}
+	if _, err := io.Copy(f, content); err != nil {
+		return err
+	}
+	mode := fs.FileMode(modeRead)
+	if run {
+		mode = modeScript
+	}
+	if err := f.Chmod(mode); err != nil {
+		return err
+	}
+	return f.Sync()
+}
+
+// script tells whether a file is to be run, by its bit or by its first line.
+func script(run bool, content io.Reader) (bool, io.Reader, error) {
+	in := bufio.NewReader(content)
+	first, err := in.Peek(2)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return false, nil, err
+	}
+	return run || string(first) == "#!", in, nil
+}
+
+func syncFolder(root *os.Root, name string) error {
+	f, err := root.Open(name)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
+
+// settle gives the folder its name; whoever was faster has made the same.
+func settle(own, dir string) error {
+	err := os.Rename(own, dir)
+	if err == nil {
+		parent, err := os.OpenRoot(filepath.Dir(dir))
+		if err != nil {
+			return err
+		}
+		return errors.Join(syncFolder(parent, "."), parent.Close())
+	}
+	if there, look := isFolder(dir); look == nil && there {
+		return discard(own)
+	}
+	return err
+}
+
+// discard removes what was laid down; folders that are closed for writing are opened first.
+func discard(dir string) error {
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if d != nil && d.IsDir() && !errors.Is(err, fs.ErrNotExist) {
+			return os.Chmod(path, 0o700) //nolint:gosec // a folder
+		}
+		return nil
+	})
+	return errors.Join(err, os.RemoveAll(dir))
+}
+
+// wrapWriting leaves refusals as they are.
+func wrapWriting(err error) error {
+	var refused *Error
+	if errors.As(err, &refused) {
+		return err
+	}
+	return fmt.Errorf("extract a skill: %w", err)
+}

@@ -1,0 +1,130 @@
+package skill
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"golang.org/x/text/cases"
+	"golang.org/x/text/unicode/norm"
+)
+
+// checkName judges an entry's path: one that stays inside, and that shows as it is.
+func checkName(raw string) (name string, folder bool, err error) {
+	if raw == "" {
+		return "", false, refused(raw, "has an entry without a name")
+	}
+	if !utf8.ValidString(raw) {
+		return "", false, refused(raw, "is not UTF-8")
+	}
+	name, folder = strings.CutSuffix(raw, "/")
+	switch {
+	case strings.ContainsFunc(raw, hidden):
+		return "", false, refused(raw, "has a control character in its name")
+	case strings.Contains(raw, `\`):
+		return "", false, refused(raw, "has a backslash in its name; paths have slashes")
+	case strings.HasPrefix(raw, "/"):
+		return "", false, refused(raw, "is an absolute path")
+	case len(raw) > 1 && raw[1] == ':':
+		return "", false, refused(raw, "begins with a drive")
+	case len(raw) > maxName:
+		return "", false, refused(raw, "has a path of more than %d bytes", maxName)
+	}
+	elements := strings.Split(name, "/")
+	if len(elements) > maxDepth {
+		return "", false, refused(raw, "lies more than %d folders deep", maxDepth)
+	}
+	for _, e := range elements {
+		switch {
+		case e == "" || e == ".":
+			return "", false, refused(raw, "has an empty element, or a dot, in its path")
+		case e == "..":
+			return "", false, refused(raw, "has .. in its path")
+		case len(e) > maxElement:
+			return "", false, refused(raw, "has a name of more than %d bytes", maxElement)
+		}
+	}
+	return name, folder, nil
+}
+
+// hidden tells what does not show, or makes what is beside it show otherwise.
+func hidden(r rune) bool {
+	switch {
+	case unicode.IsControl(r), r >= 0x202a && r <= 0x202e, r >= 0x2066 && r <= 0x2069:
+		return true
+	case r == 0x200e, r == 0x200f, r == 0x061c, r == 0x2028, r == 0x2029, r == 0xfeff:
+		return true
+	}
+	return false
+}
+
+// tree is every path of a ZIP, folders that only a path names among them.
+type tree struct {
+	fold    cases.Caser
+	paths   map[string]path
+	folders int
+	limit   int
+}
+
+// path is a path as it was first seen.
+type path struct {
+	name   string
+	folder bool
+	listed bool // has an entry of its own
+}
+
+// checkTree refuses two entries that are one to some file system, and files that are folders too.
+func checkTree(list []entry, lim Limits) ([]string, error) {
+	t := tree{fold: cases.Fold(), paths: map[string]path{}, limit: lim.Files}
+	for i := range list {
+		if err := t.add(&list[i]); err != nil {
+			return nil, err
+		}
+	}
+	var folders []string
+	for _, p := range t.paths {
+		if p.folder {
+			folders = append(folders, p.name)
+		}
+	}
+	slices.Sort(folders)
+	return folders, nil
+}
+
+func (t *tree) add(e *entry) error {
+	var key strings.Builder
+	end := 0
+	for element := range strings.SplitSeq(e.name, "/") {
+		if end > 0 {
+			key.WriteByte('/')
+			end++
+		}
+		end += len(element)
+		key.WriteString(norm.NFC.String(t.fold.String(norm.NFC.String(element))))
+		last := end == len(e.name)
+		p := path{name: e.name[:end], folder: !last || e.folder, listed: last}
+		was, ok := t.paths[key.String()]
+		switch {
+		case !ok && p.folder:
+			if t.folders++; t.folders > t.limit {
+				return tooLarge("has more than %d folders", t.limit)
+			}
+		case !ok:
+		case was.name != p.name:
+			return refused(e.raw, "and %s differ only in case, or in how they are encoded", quote(was.name))
+		case was.folder != p.folder:
+			return refused(e.raw, "is, or lies under, a path that is a file and a folder: %s", quote(p.name))
+		case was.listed && p.listed:
+			return refused(e.raw, "is there twice")
+		}
+		p.listed = p.listed || was.listed
+		t.paths[key.String()] = p
+	}
+	return nil
+}
+
+func sortBy[T any, K cmp.Ordered](list []T, key func(T) K) {
+	slices.SortFunc(list, func(a, b T) int { return cmp.Compare(key(a), key(b)) })
+}

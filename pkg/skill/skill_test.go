@@ -1,0 +1,263 @@
+package skill_test
+
+import (
+	"archive/tar"
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/spoolhq/spool/pkg/skill"
+)
+
+func sum(b []byte) string {
+	h := sha256.Sum256(b)
+	return hex.EncodeToString(h[:])
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// sample is a ZIP with a bit of everything that is taken.
+func sample() []byte {
+	return build(
+		file("empty/", ""), document(), item{name: "scripts/run", content: []byte("echo"), mode: 0o100755},
+		file("scripts/tool.py", "#!/usr/bin/env python3\n"), item{name: "a/b/c.txt", content: []byte("deep"), raw: true},
+		file("empty.txt", ""), file("ünïcode/日本.md", "text"), item{name: "setuid", content: []byte("x"), mode: 0o104644},
+	)
+}
+
+// tree is what a folder holds: mode and content by path.
+func tree(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	out := map[string]string{}
+	must(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		rel, err := filepath.Rel(dir, path)
+		if err != nil || rel == "." {
+			return err
+		}
+		info, err := d.Info()
+		if err != nil {
+			return err
+		}
+		var content []byte
+		if !d.IsDir() {
+			content, err = os.ReadFile(path)
+		}
+		out[filepath.ToSlash(rel)] = fmt.Sprintf("%s %s", info.Mode(), content)
+		return err
+	}))
+	return out
+}
+
+var sampleTree = map[string]string{
+	"empty": "dr-xr-xr-x ", "SKILL.md": "-r--r--r-- " + good, "scripts": "dr-xr-xr-x ", "scripts/run": "-r-xr-xr-x echo",
+	"scripts/tool.py": "-r-xr-xr-x #!/usr/bin/env python3\n", "a": "dr-xr-xr-x ", "a/b": "dr-xr-xr-x ", "a/b/c.txt": "-r--r--r-- deep",
+	"empty.txt": "-r--r--r-- ", "ünïcode": "dr-xr-xr-x ", "ünïcode/日本.md": "-r--r--r-- text", "setuid": "-r--r--r-- x",
+}
+
+func TestCheck(t *testing.T) {
+	t.Parallel()
+	z := sample()
+	got, err := skill.Check(t.Context(), bytes.NewReader(z), int64(len(z)), skill.Limits{})
+	want := skill.Found{
+		Name: "pdf-tools", Description: "Reads and fills PDF forms.", Document: good, Files: 7, Bytes: uint64(len(z)),
+		UnpackedBytes: uint64(len(good) + 4 + 23 + 4 + 4 + 1), Digest: sum(z),
+	}
+	if err != nil || got != want {
+		t.Errorf("got  %+v, %v\nwant %+v", got, err, want)
+	}
+	// What other packers write is taken too: data descriptors, no modes.
+	z = pack(t, "SKILL.md", good, "__MACOSX/._SKILL.md", "x", "deep/SKILL.md", "another")
+	if got, err = skill.Check(t.Context(), bytes.NewReader(z), int64(len(z)), skill.Limits{}); err != nil || got.Files != 3 {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+func TestFrontMatter(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ document, description string }{
+		"plain":        {"---\nname: x\ndescription: one\n---\n", "one"},
+		"others kept":  {"---\nlicense: MIT\nallowed-tools: [a, b]\nname: 'x'\ndescription: \"two\"\nmetadata: {a: 1}\n---\nbody\n---\n", "two"},
+		"many lines":   {"---\nname: x\ndescription: |\n  one\n  two\n---\n", "one\ntwo\n"},
+		"CRLF":         {"---\r\nname: x\r\ndescription: one\r\n---\r\nbody\r\n", "one"},
+		"BOM":          {"\ufeff---\nname: x\ndescription: one\n---", "one"},
+		"spaces":       {"---  \nname: x\ndescription: one\n--- \n", "one"},
+		"at the limit": {"---\nname: x\ndescription: " + strings.Repeat("é", 1024) + "\n---\n", strings.Repeat("é", 1024)},
+	} {
+		z := build(item{name: "SKILL.md", content: []byte(c.document), raw: true})
+		got, err := skill.Check(t.Context(), bytes.NewReader(z), int64(len(z)), skill.Limits{})
+		if err != nil || got.Name != "x" || got.Description != c.description || got.Document != c.document {
+			t.Errorf("%s: %+v, %v", name, got, err)
+		}
+	}
+}
+
+func TestExtract(t *testing.T) {
+	t.Parallel()
+	z := sample()
+	parent := filepath.Join(t.TempDir(), "not", "there")
+	dir, err := skill.Extract(t.Context(), bytes.NewReader(z), int64(len(z)), parent, sum(z))
+	if err != nil || dir != filepath.Join(parent, sum(z)) {
+		t.Fatalf("%s, %v", dir, err)
+	}
+	if got := tree(t, dir); !maps.Equal(got, sampleTree) {
+		t.Errorf("got  %q\nwant %q", got, sampleTree)
+	}
+	if info, err := os.Stat(dir); err != nil || info.Mode() != fs.ModeDir|0o555 {
+		t.Errorf("%v, %v", info.Mode(), err)
+	}
+	// There already: the ZIP is not looked at.
+	again, err := skill.Extract(t.Context(), nil, 0, parent, sum(z))
+	if err != nil || again != dir {
+		t.Errorf("again: %s, %v", again, err)
+	}
+}
+
+func TestExtractRefuses(t *testing.T) {
+	t.Parallel()
+	z := sample()
+	parent := t.TempDir()
+	var refused *skill.Error
+	_, err := skill.Extract(t.Context(), bytes.NewReader(z), int64(len(z)), parent, sum([]byte("another")))
+	if !errors.As(err, &refused) || refused.Code != skill.CodeDigest || refused.Field != "sha256" {
+		t.Errorf("another digest: %v", err)
+	}
+	if _, err := skill.Extract(t.Context(), bytes.NewReader(z), int64(len(z)), parent, "../x"); err == nil {
+		t.Error("a digest that is a path was taken")
+	}
+	must(t, os.WriteFile(filepath.Join(parent, sum(z)), nil, 0o600))
+	if _, err := skill.Extract(t.Context(), bytes.NewReader(z), int64(len(z)), parent, sum(z)); err == nil || !strings.Contains(err.Error(), "no folder") {
+		t.Errorf("a file in its place: %v", err)
+	}
+	if left, err := os.ReadDir(parent); err != nil || len(left) != 1 {
+		t.Errorf("%d left behind, %v", len(left), err)
+	}
+}
+
+// failing is a disk that gives no more after some bytes.
+type failing struct {
+	*bytes.Reader
+	left int
+}
+
+func (f *failing) ReadAt(p []byte, at int64) (int, error) {
+	if f.left -= len(p); f.left < 0 {
+		return 0, fs.ErrPermission
+	}
+	return f.Reader.ReadAt(p, at)
+}
+
+// TestExtractFails: whatever it fails at, nothing is left, and the error is not taken for a refusal.
+func TestExtractFails(t *testing.T) {
+	t.Parallel()
+	z := sample()
+	failed := 0
+	for left := 0; ; left += 97 {
+		parent := t.TempDir()
+		_, err := skill.Extract(t.Context(), &failing{bytes.NewReader(z), left}, int64(len(z)), parent, sum(z))
+		if err == nil {
+			break
+		}
+		failed++
+		var refused *skill.Error
+		if errors.As(err, &refused) || !errors.Is(err, fs.ErrPermission) {
+			t.Errorf("after %d bytes: %v", left, err)
+		}
+		if list, err := os.ReadDir(parent); err != nil || len(list) > 0 {
+			t.Errorf("after %d bytes: %d left behind, %v", left, len(list), err)
+		}
+	}
+	if failed < 10 {
+		t.Errorf("it failed %d times", failed)
+	}
+}
+
+func TestExtractAtOnce(t *testing.T) {
+	t.Parallel()
+	z := sample()
+	parent := t.TempDir()
+	var all sync.WaitGroup
+	for range 20 {
+		all.Go(func() {
+			dir, err := skill.Extract(t.Context(), bytes.NewReader(z), int64(len(z)), parent, sum(z))
+			if err != nil || dir != filepath.Join(parent, sum(z)) {
+				t.Errorf("%s, %v", dir, err)
+			}
+		})
+	}
+	all.Wait()
+	list, err := os.ReadDir(parent)
+	if err != nil || len(list) != 1 {
+		t.Errorf("%d folders, %v", len(list), err)
+	}
+	if got := tree(t, filepath.Join(parent, sum(z))); !maps.Equal(got, sampleTree) {
+		t.Errorf("got %q", got)
+	}
+}
+
+func TestTar(t *testing.T) {
+	t.Parallel()
+	z := sample()
+	var out, again bytes.Buffer
+	must(t, skill.Tar(t.Context(), bytes.NewReader(z), int64(len(z)), &out))
+	must(t, skill.Tar(t.Context(), bytes.NewReader(z), int64(len(z)), &again))
+	if !bytes.Equal(out.Bytes(), again.Bytes()) {
+		t.Error("two tars of one ZIP differ")
+	}
+	got := map[string]string{}
+	var order []string
+	for r := tar.NewReader(&out); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		must(t, err)
+		if h.Uid != 0 || h.Gid != 0 || h.ModTime.Unix() != 0 {
+			t.Errorf("%s: %+v", h.Name, h)
+		}
+		content, err := io.ReadAll(r)
+		must(t, err)
+		name := strings.TrimSuffix(h.Name, "/")
+		got[name] = fmt.Sprintf("%s %s", h.FileInfo().Mode(), content)
+		order = append(order, name)
+	}
+	if !maps.Equal(got, sampleTree) {
+		t.Errorf("got  %q\nwant %q", got, sampleTree)
+	}
+	if folders := order[:5]; !slices.IsSorted(folders) || !slices.IsSorted(order[5:]) {
+		t.Errorf("order %q", order)
+	}
+}
+
+// TestMemory: a skill at the limit is checked without being held.
+func TestMemory(t *testing.T) {
+	z := build(document(), item{name: "large", content: random(40 << 20), raw: true})
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	_, err := skill.Check(t.Context(), bytes.NewReader(z), int64(len(z)), skill.Limits{})
+	runtime.ReadMemStats(&after)
+	must(t, err)
+	if took := after.TotalAlloc - before.TotalAlloc; took > 4<<20 {
+		t.Errorf("%d bytes were allocated", took)
+	}
+}

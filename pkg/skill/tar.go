@@ -1,0 +1,51 @@
+package skill
+
+import (
+	"archive/tar"
+	"context"
+	"fmt"
+	"io"
+	"time"
+)
+
+// Tar writes what Extract would lay down as a tar: sorted, owned by root, with
+// fixed times, so that a ZIP always gives the same bytes. All that Check demands
+// is demanded again. After an error what was written is a part of a tar, without its end.
+func Tar(ctx context.Context, r io.ReaderAt, size int64, w io.Writer) error {
+	a, err := openArchive(ctx, r, size, Limits{})
+	if err != nil {
+		return err
+	}
+	out := tar.NewWriter(w)
+	for _, name := range a.folders {
+		if err := out.WriteHeader(header(tar.TypeDir, name+"/", modeDir, 0)); err != nil {
+			return fmt.Errorf("tar a skill: %w", err)
+		}
+	}
+	err = a.each(ctx, func(e *entry, content io.Reader) error {
+		run, content, err := script(e.run, content)
+		if err != nil {
+			return err
+		}
+		mode := int64(modeRead)
+		if run {
+			mode = modeScript
+		}
+		if err := out.WriteHeader(header(tar.TypeReg, e.name, mode, e.size)); err != nil {
+			return fmt.Errorf("tar a skill: %w", err)
+		}
+		_, err = io.Copy(out, content)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if err := out.Close(); err != nil {
+		return fmt.Errorf("tar a skill: %w", err)
+	}
+	return nil
+}
+
+func header(kind byte, name string, mode, size int64) *tar.Header {
+	return &tar.Header{Typeflag: kind, Name: name, Mode: mode, Size: size, ModTime: time.Unix(0, 0), Format: tar.FormatPAX}
+}
