@@ -52,6 +52,9 @@ type Config struct {
 	WarmEvery    time.Duration `default:"5s" env:"SPOOL_WARM_EVERY" help:"How often the agents' memory is measured."`
 	SweepEvery   time.Duration `default:"1m" env:"SPOOL_SWEEP_EVERY" help:"How often sandboxes that are over are looked for."`
 
+	SecretsKey     string `default:"" env:"SPOOL_SECRETS_KEY" help:"Private keys (AGE-SECRET-KEY-1…, one a line) that open secrets; several while keys are rotated. Empty, and without secrets-key-file, means that executions with secrets fail."`
+	SecretsKeyFile string `default:"" env:"SPOOL_SECRETS_KEY_FILE" help:"File with those keys, in place of secrets-key."`
+
 	StopSandboxes bool `default:"false" env:"SPOOL_STOP_SANDBOXES" help:"End the engine's sandboxes when the last of its executors stops; for stacks that go as a whole. Otherwise they stay for the next executor."`
 
 	AnthropicKey     string `name:"anthropic-api-key" default:"" env:"ANTHROPIC_API_KEY" help:"Key for Anthropic's models."`

@@ -27,6 +27,7 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/executor/internal/holder"
 	"github.com/spoolhq/spool/services/executor/internal/lease"
+	"github.com/spoolhq/spool/services/executor/internal/skills"
 	"github.com/spoolhq/spool/services/executor/internal/workspaces"
 )
 
@@ -42,6 +43,8 @@ type Deps struct {
 
 	Workspaces holder.Workspaces // beside a given Provider: nil for none
 	Egress     holder.Egress     // likewise
+	Skills     holder.Skills     // likewise
+	Secrets    holder.Secrets    // nil for Config's keys
 }
 
 // Executor is one copy of the service.
@@ -57,6 +60,9 @@ type Executor struct {
 	own    sandbox.Provider       // likewise
 	jobs   *jobs
 	ready  chan struct{}
+
+	skills  *skills.Skills // nil where Deps brought its own
+	secrets *secrets       // nil where there is no key
 }
 
 // New makes a copy. It makes the data folder where it needs one and talks to nobody yet.
@@ -101,6 +107,10 @@ func build(cfg Config, deps Deps) (*Executor, error) {
 		if e.out, err = cfg.wayOut(e.own); err != nil {
 			return nil, err
 		}
+		if shelf, ok := e.own.(skills.Shelf); ok {
+			e.skills = skills.New(shelf)
+			deps.Skills = e.skills
+		}
 		if e.out.client != nil {
 			deps.Egress = e.out
 		}
@@ -108,6 +118,12 @@ func build(cfg Config, deps Deps) (*Executor, error) {
 	pool, err := cfg.pool()
 	if err != nil {
 		return nil, err
+	}
+	if e.secrets, err = cfg.secrets(); err != nil {
+		return nil, err
+	}
+	if e.secrets != nil {
+		deps.Secrets = e.secrets
 	}
 	id, err := events.NewID(events.KindExecutor, deps.Now(), rand.Reader)
 	if err != nil {
@@ -124,7 +140,7 @@ func build(cfg Config, deps Deps) (*Executor, error) {
 		Window: cfg.CommitWindow, Beat: cfg.Beat, KillAfter: cfg.KillAfter, MaxAttempts: uint32(cfg.MaxAttempts), //nolint:gosec // at most 100
 		EngineGone: cfg.EngineGone, Agent: cfg.agent, Pool: pool, PoolEvery: cfg.PoolEvery,
 	}, holder.Deps{
-		Workspaces: deps.Workspaces, Egress: deps.Egress, Metrics: deps.Metrics,
+		Workspaces: deps.Workspaces, Egress: deps.Egress, Skills: deps.Skills, Secrets: deps.Secrets, Metrics: deps.Metrics,
 		Sessions: eventlog.Sessions{Log: deps.Log}, Sandbox: deps.Provider, Leases: e.leases,
 		Deltas: holder.Stream{JetStream: e.js}, Logger: deps.Logger, Now: deps.Now,
 	})
@@ -198,6 +214,14 @@ func (e *Executor) open(ctx context.Context) error {
 		if err := e.store.Open(ctx, e.js); err != nil {
 			return err
 		}
+	}
+	if e.skills != nil {
+		if err := e.skills.Open(ctx, e.js); err != nil {
+			return err
+		}
+	}
+	if err := e.secrets.open(ctx, e.js); err != nil {
+		return err
 	}
 	if err := e.out.open(ctx, e.deps.Logger); err != nil {
 		return err

@@ -30,6 +30,7 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/executor"
+	"github.com/spoolhq/spool/services/executor/internal/holder"
 )
 
 func TestMain(m *testing.M) {
@@ -58,6 +59,8 @@ type bench struct {
 	local    func(*executor.Config) // for real sandboxes
 	store    *fakeStore             // nil for none
 	egress   *fakeEgress            // nil for none
+	skills   holder.Skills          // nil for none
+	secrets  holder.Secrets         // nil for none
 	pausable bool                   // the provider can pause, and pool
 	wrap     func(sandbox.Provider) sandbox.Provider
 	metrics  *prometheus.Registry // nil for none
@@ -129,7 +132,7 @@ func (b *bench) run(change ...func(*executor.Config)) *copyOf {
 		Engine: b.engine, Slots: 4, WarmMemory: 1 << 40, Beat: 20 * time.Millisecond, KillAfter: 200 * time.Millisecond,
 		WarmEvery: time.Hour, SweepEvery: time.Hour, EngineGone: 4 * time.Second,
 	}
-	deps := executor.Deps{Provider: b.provider, Logger: natstest.Logger(b.t)}
+	deps := executor.Deps{Provider: b.provider, Logger: natstest.Logger(b.t), Skills: b.skills, Secrets: b.secrets}
 	if b.pausable {
 		deps.Provider = pausable{b.provider}
 	}

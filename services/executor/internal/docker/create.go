@@ -159,6 +159,9 @@ func (p *Provider) prepare(ctx context.Context, spec sandbox.Spec) (plan, error)
 	if err := p.fill(ctx, pl.runner, ref); err != nil {
 		return pl, err
 	}
+	if err := p.shelf(ctx, ref); err != nil {
+		return pl, err
+	}
 	if spec.Workspace != "" {
 		owner, err := p.owner(ctx, spec.Workspace)
 		if err != nil {
@@ -186,6 +189,13 @@ func (p *Provider) reliable(ctx context.Context, pl plan) error {
 		pl.runner.forget()
 		return fmt.Errorf("volume %s: %w", pl.runner.volume(), errVanished)
 	}
+	skills := SkillsVolume(p.cfg.Engine)
+	if l, err = p.volume(ctx, skills); err != nil {
+		return err
+	}
+	if l[labelSkills] == "" {
+		return fmt.Errorf("volume %s: %w", skills, errVanished)
+	}
 	there, err := p.kept(ctx, pl.owner)
 	if err == nil && !there {
 		return fmt.Errorf("workspace of %s: %w", pl.owner, errVanished)
@@ -201,6 +211,10 @@ func (p *Provider) undo(ctx context.Context, pl plan, containerID string) error 
 		err = p.remove(ctx, containerID)
 	}
 	doomed := []string{}
+	skills := SkillsVolume(p.cfg.Engine)
+	if l, lerr := p.volume(ctx, skills); lerr == nil && l[labelSkills] == "" {
+		doomed = append(doomed, skills) // an empty one, of the engine's making
+	}
 	if !pl.kept {
 		doomed = append(doomed, workVolume(pl.spec.ID), stateVolume(pl.spec.ID))
 	}
@@ -310,7 +324,7 @@ func (p *Provider) tmpfs(pic picture) map[string]string {
 	out["/tmp"] = size + ",mode=1777"
 	out[homeDir] = size + own
 	out[runDir] = fmt.Sprintf("rw,noexec,nosuid,nodev,size=%d", runSize) + own
-	for _, taken := range []string{workspaceDir, workspaceToo, stateDir, binDir, egressDir} {
+	for _, taken := range []string{workspaceDir, workspaceToo, stateDir, binDir, skillsDir, egressDir} {
 		delete(out, taken)
 	}
 	return out
@@ -322,6 +336,7 @@ func (p *Provider) mounts(pl plan) []mount.Mount {
 		work.mount(workspaceDir, false), work.mount(workspaceToo, false),
 		volumeAt{name: stateVolume(pl.owner)}.mount(stateDir, false),
 		volumeAt{name: pl.runner.volume()}.mount(binDir, true),
+		volumeAt{name: SkillsVolume(p.cfg.Engine)}.mount(skillsDir, true),
 	}
 	switch sockets := p.cfg.EgressSockets; {
 	case sockets == "":

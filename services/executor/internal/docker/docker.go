@@ -11,7 +11,8 @@
 //	/spool/run         in memory, the runner's socket
 //
 // The runner comes from a read-only volume that is named by its digest and is
-// shared by all sandboxes of the engine (/spool/bin). Files go in and out
+// shared by all sandboxes of the engine (/spool/bin), skills from another one
+// (/bin/skills). Files go in and out
 // through the runner's commands, and so do commands that can be killed, because
 // the engine has no call that ends an exec.
 //
@@ -96,6 +97,7 @@ type Provider struct {
 	cpus       atomic.Int64 // of the engine; 0 when not known yet
 	mu         sync.Mutex
 	runners    map[string]*runnerBinary // by architecture
+	shelved    map[string]bool          // skills that are on the engine, by digest
 }
 
 // New makes a provider.
@@ -120,7 +122,7 @@ func New(cfg Config) (*Provider, error) {
 	if err != nil {
 		return nil, fmt.Errorf("docker sandboxes: Host: %w", err)
 	}
-	p := &Provider{cfg: cfg, api: api, within: callWithin, stale: stale, runners: map[string]*runnerBinary{}}
+	p := &Provider{cfg: cfg, api: api, within: callWithin, stale: stale, runners: map[string]*runnerBinary{}, shelved: map[string]bool{}}
 	p.watch = watch{p: p, every: askEvery, open: map[*process]bool{}}
 	return p, nil
 }

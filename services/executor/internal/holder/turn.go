@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"time"
 
 	"github.com/spoolhq/spool/pkg/eventlog"
@@ -39,6 +40,7 @@ type turn struct {
 	tr      *translate.Translator
 	paused  time.Duration // how long it stood still so far
 	begun   string        // the sandbox that this turn has begun to make
+	is      *resolution   // what it refers to
 }
 
 func newTurn(h *Holder, l eventlog.Loaded, b *busy) *turn {
@@ -56,6 +58,13 @@ func (t *turn) run(ctx context.Context) (err error) {
 		return err
 	}
 	if err := t.resume(ctx); err != nil {
+		return err
+	}
+	if err := t.resolve(ctx); err != nil {
+		var wrong *unresolved
+		if errors.As(err, &wrong) {
+			return t.fail(ctx, events.ExecutionFailed{Code: wrong.code, Message: strings.ReplaceAll(wrong.Error(), "\n", "; ")})
+		}
 		return err
 	}
 	for {
@@ -106,12 +115,14 @@ func (t *turn) control() session.Control { return t.l.Life.ControlOf(t.execution
 // query is what the runner is told to do.
 func (t *turn) query() *runner.Query {
 	model, env := t.h.cfg.Agent(t.l.Life.Architecture, t.l.Life.Options.Model)
-	return &runner.Query{
+	q := &runner.Query{
 		SessionID: t.l.ID, ExecutionID: t.execution, Attempt: t.attempt,
 		Architecture: t.l.Life.Architecture, Model: model,
 		Content: t.message.Content, Parts: t.message.Parts,
 		Policy: runner.PolicyWorkspace, Env: env, Resume: t.l.Run.AgentSession, Command: t.l.Life.Options.Command,
 	}
+	t.is.into(q)
+	return q
 }
 
 // record appends what the holder or the journal says, in as many commits as it takes.
@@ -199,6 +210,7 @@ func (t *turn) end(ctx context.Context, e run.End) error {
 	if err := t.append(ctx, d); err != nil {
 		return err
 	}
+	t.forgetSecrets(ctx)
 	t.log.Info("execution ended", "phase", t.l.Run.Phase, "sandbox", t.l.Run.Sandbox.ID)
 	return nil
 }

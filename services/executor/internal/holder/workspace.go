@@ -1,9 +1,14 @@
 package holder
 
 import (
+	"archive/tar"
+	"bytes"
+	"cmp"
 	"context"
+	"encoding/base64"
 	"errors"
 	"fmt"
+	"io"
 	"strings"
 	"time"
 
@@ -13,6 +18,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events/session"
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/pkg/workspace"
 )
 
 // Workspaces moves workspaces between sandboxes and the object store.
@@ -212,7 +218,8 @@ func (h *Holder) last(ctx context.Context, l eventlog.Loaded, reason string) (*e
 func (t *turn) prepare(ctx context.Context) error {
 	sb := t.l.Run.Sandbox
 	restore := sb.Empty && t.l.Run.Snapshot.ID != ""
-	if t.h.d.Workspaces == nil || !restore && len(t.l.Life.After(t.l.Run.Applied)) == 0 {
+	furnish := sb.Empty && !restore && len(t.is.agent.Files) > 0
+	if t.h.d.Workspaces == nil || !restore && !furnish && len(t.l.Life.After(t.l.Run.Applied)) == 0 {
 		return nil
 	}
 	box, err := t.h.d.Sandbox.Attach(ctx, sb.ID)
@@ -234,9 +241,55 @@ func (t *turn) prepare(ctx context.Context) error {
 			return err
 		}
 	}
+	if furnish {
+		if err := t.furnish(ctx, box); err != nil {
+			return err
+		}
+	}
 	done, err := t.h.apply(ctx, t.l, box)
 	if err != nil || done == nil {
 		return err
 	}
 	return t.say(ctx, *done)
+}
+
+// furnish lays down the files that the agent's definition has.
+func (t *turn) furnish(ctx context.Context, box sandbox.Sandbox) error {
+	ctx, cancel := context.WithTimeout(ctx, snapshotWithin)
+	defer cancel()
+	began := t.h.d.Now()
+	archive, err := packed(t.is.agent.Files)
+	if err == nil {
+		err = workspace.Unpack(ctx, box, "", archive)
+	}
+	if err != nil {
+		return t.broken(ctx, box.ID(), fmt.Errorf("lay down the agent's files: %w", err))
+	}
+	return t.say(ctx, events.WorkspaceRestored{
+		SandboxID: box.ID(), Files: uint32(len(t.is.agent.Files)), //nolint:gosec // the definition's check bounds it
+		DurationMs: uint32(t.h.d.Now().Sub(began).Milliseconds()), //nolint:gosec // bounded by snapshotWithin
+	})
+}
+
+// packed is a definition's files as a tar.
+func packed(files []events.FileSpec) (io.Reader, error) {
+	var b bytes.Buffer
+	out := tar.NewWriter(&b)
+	for _, f := range files {
+		content := []byte(f.Content)
+		if f.ContentBase64 != "" {
+			var err error
+			if content, err = base64.StdEncoding.DecodeString(f.ContentBase64); err != nil {
+				return nil, fmt.Errorf("%s: %w", f.Path, err)
+			}
+		}
+		mode := int64(cmp.Or(f.Mode, 0o644))
+		if err := out.WriteHeader(&tar.Header{Name: f.Path, Typeflag: tar.TypeReg, Mode: mode, Size: int64(len(content))}); err != nil {
+			return nil, fmt.Errorf("%s: %w", f.Path, err)
+		}
+		if _, err := out.Write(content); err != nil {
+			return nil, fmt.Errorf("%s: %w", f.Path, err)
+		}
+	}
+	return &b, out.Close()
 }

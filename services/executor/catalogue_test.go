@@ -1,0 +1,304 @@
+package executor_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/events/session"
+	"github.com/spoolhq/spool/pkg/events/versions"
+	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/services/executor/internal/holder"
+)
+
+// digestOf stands for the digest of a definition, which only has to differ.
+func digestOf(n int) string { return strings.Repeat("0", 56) + fmt.Sprintf("%08x", n) }
+
+// define makes a version of a catalogue entry, as the session and skills services would.
+func (b *bench) define(kind events.Aspect, slug string, n int, payload func(events.Reference) events.Payload) events.Reference {
+	b.t.Helper()
+	entries := eventlog.Entries{Log: b.log}
+	ref := events.Reference{Slug: slug}
+	e, err := entries.Load(b.ctx, ref.Subject(kind, tenant), eventlog.Leader)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	ref.Version = digestOf(n)
+	id := mint(b.t, events.KindCommand)
+	list, err := versions.Decide(e.State, versions.Apply{Version: ref.Version, Data: payload(ref)})
+	if err == nil {
+		err = entries.Append(b.ctx, &e, events.Actor{Kind: "service", ID: "test"}, id, list)
+	}
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return ref
+}
+
+func (b *bench) agent(slug string, n int, spec events.AgentSpec) events.Reference {
+	return b.define(events.Agent, slug, n, func(r events.Reference) events.Payload { return events.AgentApplied{Ref: r, Spec: spec} })
+}
+
+func (b *bench) environment(slug string, n int, variables map[string]events.Variable) events.Reference {
+	return b.define(events.Environment, slug, n, func(r events.Reference) events.Payload {
+		return events.EnvironmentApplied{Ref: r, Spec: events.EnvironmentSpec{Variables: variables}}
+	})
+}
+
+func of1(refs ...events.Reference) func(*events.SessionCreated) {
+	return func(c *events.SessionCreated) {
+		c.AgentRef, c.Agent = refs[0], refs[0].Slug
+		c.Environments = refs[1:]
+	}
+}
+
+// postWith posts a message with variables of its own.
+func (s *talk) postWith(text string, variables map[string]events.Variable) string {
+	s.b.t.Helper()
+	execution := mint(s.b.t, events.KindExecution)
+	s.life(func(base session.Base, l eventlog.Loaded) session.Command {
+		return session.Post{Base: base, ExecutionID: execution, Content: text, ActiveEnded: l.View().ActiveEnded, Environment: variables}
+	})
+	s.job()
+	return execution
+}
+
+// vault is holder.Secrets in memory.
+type vault struct {
+	mu      sync.Mutex
+	values  map[string]string
+	removed []string
+}
+
+func (v *vault) Open(_ context.Context, tenant, key string) (string, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	value, ok := v.values[tenant+"/"+key]
+	if !ok {
+		return "", errors.New("the secret's value is gone")
+	}
+	return value, nil
+}
+
+func (v *vault) Remove(_ context.Context, _ string, keys []string) error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.removed = append(v.removed, keys...)
+	return nil
+}
+
+// shelf is holder.Skills in memory.
+type shelf struct{ lost string }
+
+func (s shelf) Provide(_ context.Context, digest string) (string, error) {
+	if digest == s.lost {
+		return "", holder.ErrNoSkill
+	}
+	return "/bin/skills/" + digest, nil
+}
+
+// TestAgentDefinition: everything that a definition says is in the query, and what it referred to is in the log before the agent begins.
+func TestAgentDefinition(t *testing.T) {
+	t.Parallel()
+	b := newStoreBench(t, answers)
+	b.secrets = &vault{values: map[string]string{tenant + "/s1": "hunter2-hunter2"}}
+	b.skills = shelf{lost: digestOf(22)}
+	b.run()
+	for i, name := range []string{"pdf", "lost"} {
+		b.define(events.Skill, name, 21+i, func(r events.Reference) events.Payload {
+			return events.SkillPushed{Ref: r, Name: name, Description: "What " + name + " is for.", Document: "---\nname: " + name + "\n---\nHow to " + name + "."}
+		})
+	}
+	env := b.environment("staging", 31, map[string]events.Variable{
+		"HOST": {Value: "staging.example"}, "TOKEN": {Secret: true, Sealed: "s1"}, "COLOR": {Value: "green"},
+	})
+	agent := b.agent("reviewer", 11, events.AgentSpec{
+		Architecture: "claude-code", Instructions: "You review code.", MemoryFile: "Mind the tests.", Skills: []events.Reference{{Slug: "pdf"}, {Slug: "lost"}},
+		Tools: events.ToolChoice{Deny: []string{"WebSearch"}}, Subagents: []events.SubagentSpec{{Name: "helper"}}, Commands: []events.CommandSpec{{Name: "go", Prompt: "Go."}},
+		MCPServers: []events.MCPServer{
+			{Name: "db", Type: events.MCPStdio, Command: []string{"db", "--host=${HOST}"}, Env: map[string]string{"T": "x${TOKEN}"}},
+			{Name: "web", Type: events.MCPHTTP, URL: "https://${HOST}/mcp", Headers: map[string]string{"Authorization": "Bearer ${TOKEN}"}, TimeoutMs: 1000},
+		},
+		Environment: map[string]events.Declaration{"COLOR": {Value: "red"}, "SIZE": {Value: "big"}, "HOST": {Required: true}},
+		Limits:      events.Limits{Turns: 7},
+	})
+	s := b.session(of1(agent, env.Bare()))
+	execution := s.postWith("go", map[string]events.Variable{"SIZE": {Value: "small"}})
+	if l := s.ended(execution); l.Run.Phase != run.Completed {
+		t.Fatalf("it ended as %s", l.Run.Phase)
+	}
+	q := b.provider.only().runner.asked()[0]
+	wantPrompt := "You review code.\n\n## Available Skills\n\n### SKILL: pdf\nLOCATION: /bin/skills/" + digestOf(21) + "/\n\nHow to pdf.\n\n### SKILL: lost\n\nHow to lost.\n"
+	if q.SystemPrompt != wantPrompt {
+		t.Errorf("the prompt is %q, want %q", q.SystemPrompt, wantPrompt)
+	}
+	if q.MemoryFile != "Mind the tests." || q.Tools.Deny[0] != "WebSearch" || q.Subagents[0].Name != "helper" || q.Commands[0].Prompt != "Go." || q.MaxTurns != 7 {
+		t.Errorf("the query is %+v", q)
+	}
+	if len(q.Skills) != 1 || q.Skills[0] != (runner.Skill{Name: "pdf", Description: "What pdf is for.", Dir: "/bin/skills/" + digestOf(21)}) {
+		t.Errorf("skills %+v", q.Skills)
+	}
+	for name, want := range map[string]string{"HOST": "staging.example", "TOKEN": "hunter2-hunter2", "COLOR": "green", "SIZE": "small"} {
+		if q.Env[name] != want {
+			t.Errorf("%s is %q, want %q", name, q.Env[name], want)
+		}
+	}
+	if !slices.Equal(q.Redact, []string{"hunter2-hunter2"}) {
+		t.Errorf("to be redacted: %q", q.Redact)
+	}
+	db, web := q.MCPServers[0], q.MCPServers[1]
+	if db.Command[1] != "--host=staging.example" || db.Env["T"] != "xhunter2-hunter2" || db.TimeoutMs != 30_000 {
+		t.Errorf("the stdio server is %+v", db)
+	}
+	if web.URL != "https://staging.example/mcp" || web.Headers["Authorization"] != "Bearer hunter2-hunter2" || web.TimeoutMs != 1000 {
+		t.Errorf("the http server is %+v", web)
+	}
+	is := of[events.ExecutionResolved](s)
+	if len(is) != 1 || is[0].Agent != agent || !slices.Equal(is[0].Environments, []events.Reference{env}) || is[0].Skills[0].Ref.Version != digestOf(21) ||
+		!slices.Equal(is[0].MCPServers, []string{"db", "web"}) {
+		t.Fatalf("resolved %+v", is)
+	}
+	from := map[string]string{}
+	for _, v := range is[0].Variables {
+		from[v.Name] = v.From
+		if v.Secret != (v.Name == "TOKEN") || v.Secret && v.Value != "" {
+			t.Errorf("variable %+v", v)
+		}
+	}
+	if want := map[string]string{"COLOR": env.String(), "HOST": env.String(), "TOKEN": env.String(), "SIZE": "run"}; !maps.Equal(from, want) {
+		t.Errorf("they come from %v, want %v", from, want)
+	}
+	all := types(s.events())
+	if strings.Index(all, "execution_resolved") > strings.Index(all, "execution_started") {
+		t.Errorf("the agent began before: %s", all)
+	}
+	var told []string
+	for _, e := range of[events.Error](s) {
+		told = append(told, e.Code)
+	}
+	if !slices.Equal(told, []string{"SKILL_ARCHIVE_MISSING"}) {
+		t.Errorf("told %v", told)
+	}
+	b.noJobs()
+}
+
+// TestResolvedOnce: what an execution resolved to holds for all its attempts and claims, whatever is applied meanwhile.
+func TestResolvedOnce(t *testing.T) {
+	t.Parallel()
+	allow := make(chan struct{})
+	b := newBench(t, steps(2, allow))
+	a := b.run()
+	env := b.environment("e", 1, map[string]events.Variable{"V": {Value: "one"}})
+	agent := b.agent("a", 2, events.AgentSpec{Architecture: "claude-code", Instructions: "You do things."})
+	s := b.session(of1(agent, env.Bare()))
+	execution := s.post("go")
+	allow <- struct{}{}
+	s.untilBlocks(1)
+	b.environment("e", 3, map[string]events.Variable{"V": {Value: "two"}})
+	a.wire.kill()
+	b.run()
+	s.until("the other has claimed", func(l eventlog.Loaded) bool { return l.Run.Epoch == 2 })
+	first := b.provider.only().runner
+	first.die() // its sandbox goes too
+	s.until("it starts again", func(l eventlog.Loaded) bool { return l.Run.Attempt == 2 })
+	allow <- struct{}{}
+	allow <- struct{}{}
+	s.ended(execution)
+	if got := of[events.ExecutionResolved](s); len(got) != 1 || got[0].Environments[0] != env {
+		t.Errorf("resolved %+v", got)
+	}
+	var seen []string
+	for _, r := range append(first.asked(), b.provider.only().runner.asked()...) {
+		seen = append(seen, r.Env["V"])
+	}
+	if !slices.Equal(seen, []string{"one", "one"}) {
+		t.Errorf("V was %v", seen)
+	}
+	next := s.post("again")
+	allow <- struct{}{}
+	allow <- struct{}{}
+	s.ended(next)
+	if got := of[events.ExecutionResolved](s); len(got) != 2 || got[1].Environments[0].Version != digestOf(3) {
+		t.Errorf("the next execution resolved %+v", got)
+	}
+}
+
+// TestUnresolved: what does not resolve ends the execution before a sandbox is made, and says why.
+func TestUnresolved(t *testing.T) {
+	t.Parallel()
+	base := events.AgentSpec{Architecture: "claude-code", Instructions: "You do things."}
+	for name, c := range map[string]struct {
+		spec      func(*events.AgentSpec)
+		layers    []events.Reference
+		variables map[string]events.Variable
+		code      string
+		says      string
+	}{
+		"a missing environment": {layers: []events.Reference{{Slug: "none"}}, code: "ENVIRONMENT_NOT_FOUND", says: "none"},
+		"a missing skill":       {spec: func(s *events.AgentSpec) { s.Skills = []events.Reference{{Slug: "gone"}} }, code: "SKILL_NOT_FOUND", says: "gone"},
+		"a missing variable": {spec: func(s *events.AgentSpec) {
+			s.Environment = map[string]events.Declaration{"WANTED": {Required: true}}
+		}, code: "ENVIRONMENT_MISSING", says: "WANTED"},
+		"a placeholder without a value": {spec: func(s *events.AgentSpec) {
+			s.MCPServers = []events.MCPServer{{Name: "m", Type: "stdio", Command: []string{"m", "${NOWHERE}"}}}
+		}, code: "ENVIRONMENT_MISSING", says: "NOWHERE"},
+		"a reserved name":         {variables: map[string]events.Variable{"SPOOL_X": {Value: "1"}}, code: "ENVIRONMENT_RESERVED", says: "SPOOL_X"},
+		"a secret that is gone":   {variables: map[string]events.Variable{"S": {Secret: true, Sealed: "none"}}, code: "SECRET_UNREADABLE", says: "variable S"},
+		"two versions of the one": {layers: []events.Reference{{Slug: "e", Version: digestOf(1)}, {Slug: "e"}}, code: "ENVIRONMENT_CONFLICT", says: "two versions"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, answers)
+			b.secrets = &vault{}
+			b.run()
+			b.environment("e", 1, map[string]events.Variable{"A": {Value: "1"}})
+			b.environment("e", 2, map[string]events.Variable{"A": {Value: "2"}})
+			spec := base
+			if c.spec != nil {
+				c.spec(&spec)
+			}
+			s := b.session(of1(append([]events.Reference{b.agent("a", 5, spec)}, c.layers...)...))
+			execution := s.postWith("go", c.variables)
+			s.ended(execution)
+			failed := of[events.ExecutionFailed](s)
+			if len(failed) != 1 || failed[0].Code != c.code || !strings.Contains(failed[0].Message, c.says) {
+				t.Errorf("it failed with %+v", failed)
+			}
+			if b.provider.made != 0 {
+				t.Errorf("%d sandboxes were made", b.provider.made)
+			}
+			b.noJobs()
+		})
+	}
+}
+
+// TestSecretsOfAnExecution: what was given for one execution is forgotten at its end, whatever that is; an environment's stays.
+func TestSecretsOfAnExecution(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, answers)
+	v := &vault{values: map[string]string{tenant + "/own": "own-value", tenant + "/env": "env-value"}}
+	b.secrets = v
+	b.run()
+	env := b.environment("e", 1, map[string]events.Variable{"E": {Secret: true, Sealed: "env"}})
+	s := b.session(of1(b.agent("a", 2, events.AgentSpec{Architecture: "claude-code", Instructions: "You do things."}), env))
+	s.ended(s.postWith("go", map[string]events.Variable{"X": {Secret: true, Sealed: "own"}}))
+	b.until("it is forgotten", func() bool {
+		v.mu.Lock()
+		defer v.mu.Unlock()
+		return slices.Equal(v.removed, []string{"own"})
+	})
+	for _, e := range s.events() {
+		raw, err := e.MarshalJSON()
+		if err != nil || strings.Contains(string(raw), "own-value") || strings.Contains(string(raw), "env-value") {
+			t.Errorf("the log has %s, %v", raw, err)
+		}
+	}
+}

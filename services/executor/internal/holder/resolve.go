@@ -1,0 +1,313 @@
+package holder
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/layers"
+	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/pkg/skill"
+)
+
+// Skills brings skills to the engine.
+type Skills interface {
+	// Provide makes sure that a skill lies where sandboxes see it, and gives the
+	// folder; ErrNoSkill if the object store does not have it.
+	Provide(ctx context.Context, digest string) (dir string, err error)
+}
+
+// ErrNoSkill is a skill whose ZIP is gone.
+var ErrNoSkill = errors.New("the skill's archive is not in the object store")
+
+// Secrets opens what gateways sealed.
+type Secrets interface {
+	Open(ctx context.Context, tenant, key string) (string, error)
+	// Remove forgets values of one execution; those that are gone are no error.
+	Remove(ctx context.Context, tenant string, keys []string) error
+}
+
+// unresolved is a reference or a variable that keeps an execution from beginning.
+type unresolved struct {
+	code string
+	err  error
+}
+
+func (e *unresolved) Error() string { return e.err.Error() }
+func (e *unresolved) Unwrap() error { return e.err }
+
+// resolution is all that an execution refers to.
+type resolution struct {
+	events.ExecutionResolved
+	agent   events.AgentSpec  // zero for the built-in one
+	skills  []runner.Skill    // Dir is "" for one whose archive is missing
+	texts   []string          // the SKILL.md of each
+	values  map[string]string // of the variables, secrets opened
+	secrets []string          // values that nothing may show
+}
+
+// resolve finds what the execution refers to: as it was when the execution
+// began, once that is in the log. An *unresolved error keeps it from beginning.
+func (t *turn) resolve(ctx context.Context) error {
+	r := &resolution{values: map[string]string{}}
+	err := t.references(ctx, r)
+	if err == nil {
+		err = t.open(ctx, r)
+	}
+	if err == nil {
+		err = r.complete()
+	}
+	if err != nil {
+		return err
+	}
+	t.is = r
+	if t.l.Run.Resolved.Known || r.nothing() {
+		return nil
+	}
+	return t.say(ctx, r.ExecutionResolved)
+}
+
+// nothing tells whether the execution refers to nothing, and has no variables.
+func (r *resolution) nothing() bool {
+	return r.Agent.Slug == "" && len(r.Environments) == 0 && len(r.Variables) == 0
+}
+
+// references fills in what the references of agent, instance, environments and skills mean.
+func (t *turn) references(ctx context.Context, r *resolution) error {
+	life, known := t.l.Life, t.l.Run.Resolved.Known
+	r.Agent, r.Instance = life.AgentRef, life.Instance
+	if known {
+		before, err := t.recorded(ctx)
+		if err != nil {
+			return err
+		}
+		r.ExecutionResolved = before
+	}
+	if r.Agent.Slug != "" {
+		applied, err := lookUp[events.AgentApplied](ctx, t, events.Agent, r.Agent)
+		if err != nil {
+			return err
+		}
+		r.agent = applied.Spec
+	}
+	if !known {
+		if err := t.layers(ctx, r); err != nil {
+			return err
+		}
+		for _, ref := range r.agent.Skills {
+			r.Skills = append(r.Skills, events.SkillUsed{Ref: ref})
+		}
+		for _, m := range r.agent.MCPServers {
+			r.MCPServers = append(r.MCPServers, m.Name)
+		}
+	}
+	for i := range r.Skills {
+		pushed, err := lookUp[events.SkillPushed](ctx, t, events.Skill, r.Skills[i].Ref)
+		if err != nil {
+			return err
+		}
+		r.Skills[i] = events.SkillUsed{Ref: pushed.Ref, Name: pushed.Name}
+		r.skills, r.texts = append(r.skills, runner.Skill{Name: pushed.Name, Description: pushed.Description}), append(r.texts, pushed.Document)
+	}
+	return nil
+}
+
+// layers merges the variables.
+func (t *turn) layers(ctx context.Context, r *resolution) error {
+	refs := t.l.Life.Environments
+	if r.Instance.Slug != "" {
+		applied, err := lookUp[events.InstanceApplied](ctx, t, events.Instance, r.Instance)
+		if err != nil {
+			return err
+		}
+		refs = slices.Concat(applied.Spec.Environments, refs)
+	}
+	var list []layers.Environment
+	for _, ref := range refs {
+		applied, err := lookUp[events.EnvironmentApplied](ctx, t, events.Environment, ref)
+		if err != nil {
+			return err
+		}
+		list = append(list, layers.Environment{Ref: applied.Ref, Spec: applied.Spec})
+		r.Environments = append(r.Environments, applied.Ref)
+	}
+	var err error
+	r.Variables, err = layers.Merge(r.agent.Environment, list, t.message.Environment)
+	return mismatch(err)
+}
+
+// mismatch is an error of variables as the end of an execution.
+func mismatch(err error) error {
+	var wrong *layers.Error
+	if errors.As(err, &wrong) {
+		return &unresolved{wrong.Code, err}
+	}
+	return err
+}
+
+// open fills in values, and brings skills to the engine.
+func (t *turn) open(ctx context.Context, r *resolution) error {
+	for _, v := range r.Variables {
+		if !v.Secret {
+			r.values[v.Name] = v.Value
+			continue
+		}
+		if t.h.d.Secrets == nil {
+			return &unresolved{"SECRETS_UNAVAILABLE", fmt.Errorf("variable %s is a secret, and this executor has no key to open it: set its secrets identity", v.Name)}
+		}
+		value, err := t.h.d.Secrets.Open(ctx, t.l.Tenant, v.Sealed)
+		if err != nil {
+			return &unresolved{"SECRET_UNREADABLE", fmt.Errorf("variable %s: %w", v.Name, err)}
+		}
+		r.values[v.Name], r.secrets = value, append(r.secrets, value)
+	}
+	for i := range r.skills {
+		if t.h.d.Skills == nil {
+			return &unresolved{"SKILL_UNAVAILABLE", errors.New("this executor has no store of skills")}
+		}
+		dir, err := t.h.d.Skills.Provide(ctx, r.Skills[i].Ref.Version)
+		switch {
+		case errors.Is(err, ErrNoSkill):
+			t.log.Warn("a skill's archive is missing; its SKILL.md alone is used", "skill", r.Skills[i].Ref.String(), "error", err)
+			missing := events.Error{Code: "SKILL_ARCHIVE_MISSING", Message: fmt.Sprintf("the archive of skill %s is not in the object store: the agent gets its SKILL.md alone", r.Skills[i].Ref)}
+			if err := t.say(ctx, missing); err != nil {
+				return err
+			}
+		case err != nil:
+			return fmt.Errorf("bring skill %s to the engine: %w", r.Skills[i].Ref, err)
+		}
+		r.skills[i].Dir = dir
+	}
+	return nil
+}
+
+// complete fills in the placeholders of MCP servers.
+func (r *resolution) complete() error {
+	value := func(name string) (string, bool) {
+		v, ok := r.values[name]
+		return v, ok
+	}
+	var wrong []error
+	fill := func(s string) string {
+		out, err := layers.Expand(s, value)
+		wrong = append(wrong, err)
+		return out
+	}
+	servers := make([]events.MCPServer, len(r.agent.MCPServers))
+	for i, m := range r.agent.MCPServers {
+		m.URL, m.Command = fill(m.URL), slices.Clone(m.Command)
+		for j := range m.Command {
+			m.Command[j] = fill(m.Command[j])
+		}
+		m.Env, m.Headers = filled(m.Env, fill), filled(m.Headers, fill)
+		servers[i] = m
+	}
+	r.agent.MCPServers = servers
+	return mismatch(errors.Join(wrong...))
+}
+
+func filled(in map[string]string, fill func(string) string) map[string]string {
+	if in == nil {
+		return nil
+	}
+	out := make(map[string]string, len(in))
+	for _, k := range slices.Sorted(maps.Keys(in)) {
+		out[k] = fill(in[k])
+	}
+	return out
+}
+
+// mcpTimeout is how long a call of an MCP server may take where its definition says nothing.
+const mcpTimeout = 30_000 // milliseconds
+
+// into adds to a query what the agent is made of.
+func (r *resolution) into(q *runner.Query) {
+	a := r.agent
+	q.SystemPrompt, q.MemoryFile, q.Tools, q.Subagents, q.Commands, q.MaxTurns = a.Instructions, a.MemoryFile, a.Tools, a.Subagents, a.Commands, a.Limits.Turns
+	if text := r.prompt(); text != "" {
+		q.SystemPrompt = strings.TrimPrefix(q.SystemPrompt+"\n\n"+text, "\n\n")
+	}
+	for _, s := range r.skills {
+		if s.Dir != "" {
+			q.Skills = append(q.Skills, s)
+		}
+	}
+	for _, m := range a.MCPServers {
+		q.MCPServers = append(q.MCPServers, runner.MCPServer{
+			Name: m.Name, Type: m.Type, Command: m.Command, Env: m.Env, URL: m.URL, Headers: m.Headers, TimeoutMs: cmp.Or(m.TimeoutMs, mcpTimeout), Tools: m.Tools,
+		})
+	}
+	for name, value := range r.values {
+		if _, ours := q.Env[name]; !ours {
+			q.Env[name] = value
+		}
+	}
+	q.Redact = r.secrets
+}
+
+// prompt is what the agent is told of its skills.
+func (r *resolution) prompt() string {
+	var list []skill.Prompted
+	for i, s := range r.skills {
+		list = append(list, skill.Prompted{Name: s.Name, Description: s.Description, Dir: s.Dir, Document: r.texts[i]})
+	}
+	return skill.Prompt(list, skill.PromptBudget)
+}
+
+// forget removes the values that were given for this execution alone.
+func (t *turn) forgetSecrets(ctx context.Context) {
+	if t.is == nil || t.h.d.Secrets == nil {
+		return
+	}
+	var own []string
+	for _, v := range t.is.Variables {
+		if v.Secret && v.From == layers.FromRun {
+			own = append(own, v.Sealed)
+		}
+	}
+	if len(own) == 0 {
+		return
+	}
+	if err := t.h.d.Secrets.Remove(ctx, t.l.Tenant, own); err != nil {
+		t.log.Warn("secrets of an execution could not be removed", "error", err)
+	}
+}
+
+// recorded is the execution_resolved that is in the log.
+func (t *turn) recorded(ctx context.Context) (events.ExecutionResolved, error) {
+	at := eventlog.Position{Shard: t.l.RunHead.Subject.Partition() % t.h.d.Sessions.Log.Shards(), Seq: t.l.Run.Resolved.At}
+	rec, err := t.h.d.Sessions.Log.At(ctx, at)
+	if err != nil {
+		return events.ExecutionResolved{}, fmt.Errorf("read what %s resolved to: %w", t.execution, err)
+	}
+	for _, e := range rec.Events {
+		if d, ok := e.Data.(events.ExecutionResolved); ok && e.ExecutionID == t.execution {
+			return d, nil
+		}
+	}
+	return events.ExecutionResolved{}, fmt.Errorf("commit %s does not hold what %s resolved to", at, t.execution)
+}
+
+// lookUp finds a version of a catalogue entry; one that is not there ends the execution.
+func lookUp[P events.Payload](ctx context.Context, t *turn, kind events.Aspect, ref events.Reference) (P, error) {
+	var out P
+	p, err := eventlog.Entries{Log: t.h.d.Sessions.Log}.Resolve(ctx, kind, t.l.Tenant, ref)
+	var none *eventlog.VersionError
+	if errors.As(err, &none) {
+		return out, &unresolved{strings.ToUpper(string(kind)) + "_NOT_FOUND", err}
+	}
+	if err != nil {
+		return out, err
+	}
+	out, ok := p.(P)
+	if !ok {
+		return out, fmt.Errorf("%s %s is a %T", kind, ref, p)
+	}
+	return out, nil
+}

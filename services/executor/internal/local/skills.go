@@ -1,0 +1,36 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/spoolhq/spool/pkg/skill"
+)
+
+// Shelve unpacks a skill into skills/<digest> of the folder, where every sandbox sees it.
+func (p *Provider) Shelve(ctx context.Context, digest string, zip func(context.Context) (*os.File, error)) (string, error) {
+	shelf := filepath.Join(p.cfg.Dir, "skills")
+	dir := filepath.Join(shelf, digest)
+	if _, err := os.Stat(dir); err == nil {
+		return dir, nil // it got its name when it was whole
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return "", fmt.Errorf("look for skill %s: %w", digest, err)
+	}
+	if err := os.MkdirAll(shelf, 0o700); err != nil {
+		return "", fmt.Errorf("unpack skill %s: %w", digest, err)
+	}
+	f, err := zip(ctx)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close() //nolint:errcheck // only read from
+	info, err := f.Stat()
+	if err != nil {
+		return "", fmt.Errorf("unpack skill %s: %w", digest, err)
+	}
+	return skill.Extract(ctx, f, info.Size(), shelf, digest)
+}

@@ -1,0 +1,90 @@
+// Package skills brings skills from the object store to an engine for the holder.
+package skills
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"golang.org/x/sync/singleflight"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/pkg/workspace"
+	"github.com/spoolhq/spool/pkg/workspace/natsstore"
+	"github.com/spoolhq/spool/services/executor/internal/holder"
+)
+
+// Shelf is a provider whose sandboxes see skills.
+type Shelf interface {
+	// Shelve makes sure that a skill lies on the engine as a folder that nobody can
+	// change, and gives the folder as sandboxes see it. zip is called if it is not there
+	// yet; the file is closed by the provider.
+	Shelve(ctx context.Context, digest string, zip func(context.Context) (*os.File, error)) (dir string, err error)
+}
+
+// Skills implements holder.Skills over the bucket of the same name.
+type Skills struct {
+	store workspace.Store
+	shelf Shelf
+	once  singleflight.Group // one fetch of a skill at a time
+}
+
+var _ holder.Skills = (*Skills)(nil)
+
+// New makes one that Open makes work.
+func New(shelf Shelf) *Skills { return &Skills{shelf: shelf} }
+
+// Open finds the bucket. It comes before all else.
+func (s *Skills) Open(ctx context.Context, js jetstream.JetStream) error {
+	store, err := natsstore.Open(ctx, js, topology.BucketSkills)
+	if err != nil {
+		return err
+	}
+	s.store = store
+	return nil
+}
+
+// Provide makes sure that a skill lies on the engine.
+func (s *Skills) Provide(ctx context.Context, digest string) (string, error) {
+	if !events.IsDigest(digest) {
+		return "", fmt.Errorf("skill %.80q: want a SHA-256", digest)
+	}
+	done := s.once.DoChan(digest, func() (any, error) {
+		// Others wait for it too: it does not end with the first one's context.
+		return s.shelf.Shelve(context.WithoutCancel(ctx), digest, func(ctx context.Context) (*os.File, error) { return s.fetch(ctx, digest) })
+	})
+	select {
+	case r := <-done:
+		dir, _ := r.Val.(string) // "" beside an error
+		return dir, r.Err
+	case <-ctx.Done():
+		return "", ctx.Err()
+	}
+}
+
+// fetch copies a ZIP into a file without a name.
+func (s *Skills) fetch(ctx context.Context, digest string) (_ *os.File, err error) {
+	content, err := s.store.Get(ctx, digest)
+	if errors.Is(err, workspace.ErrNotFound) {
+		return nil, fmt.Errorf("%w: %w", holder.ErrNoSkill, err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer content.Close() //nolint:errcheck // read to its end, or given up
+	f, err := os.CreateTemp("", "spool-skill-*.zip")
+	if err != nil {
+		return nil, fmt.Errorf("fetch skill %s: %w", digest, err)
+	}
+	if err = os.Remove(f.Name()); err == nil {
+		_, err = io.Copy(f, content)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("fetch skill %s: %w", digest, errors.Join(err, f.Close()))
+	}
+	return f, nil
+}

@@ -1,0 +1,65 @@
+package executor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"filippo.io/age"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/secret"
+	"github.com/spoolhq/spool/services/executor/internal/holder"
+)
+
+// secrets opens what gateways sealed; open makes it work.
+type secrets struct {
+	identities []age.Identity
+	opener     *secret.Opener
+}
+
+var _ holder.Secrets = (*secrets)(nil)
+
+// secrets reads the private keys; nil if there are none.
+func (c Config) secrets() (*secrets, error) {
+	text := c.SecretsKey
+	switch {
+	case c.SecretsKeyFile != "" && text != "":
+		return nil, errors.New("secrets-key and secrets-key-file: set one of them")
+	case c.SecretsKeyFile != "":
+		b, err := os.ReadFile(c.SecretsKeyFile)
+		if err != nil {
+			return nil, fmt.Errorf("secrets-key-file: %w", err)
+		}
+		text = string(b)
+	case text == "":
+		return nil, nil
+	}
+	list, err := secret.ParseIdentities(text)
+	if err != nil {
+		return nil, err
+	}
+	return &secrets{identities: list}, nil
+}
+
+func (s *secrets) open(ctx context.Context, js jetstream.JetStream) error {
+	if s == nil {
+		return nil
+	}
+	kv, err := secret.Bucket(ctx, js)
+	if err == nil {
+		s.opener, err = secret.NewOpener(kv, s.identities...)
+	}
+	return err
+}
+
+// Open gives a value.
+func (s *secrets) Open(ctx context.Context, tenant, key string) (string, error) {
+	return s.opener.Open(ctx, tenant, key)
+}
+
+// Remove forgets values.
+func (s *secrets) Remove(ctx context.Context, tenant string, keys []string) error {
+	return s.opener.Remove(ctx, tenant, keys)
+}
