@@ -123,26 +123,52 @@ func Placeholders(s string) []string {
 func Expand(s string, value func(name string) (string, bool)) (string, error) {
 	var b strings.Builder
 	var wrong []error
+	scan(s, func(text string) { b.WriteString(text) }, func(name string) {
+		v, found := value(name)
+		if !found {
+			wrong = append(wrong, &Error{CodeMissing, name, fmt.Sprintf("${%.64s} has no value: no environment gives it", name)})
+		}
+		b.WriteString(v)
+	})
+	return b.String(), errors.Join(wrong...)
+}
+
+// CheckPlaceholders reports an error unless every ${ of a string is closed, and what
+// it names could be a variable. All that is wrong is said at once.
+func CheckPlaceholders(s string) error {
+	var wrong []error
+	open := scan(s, func(string) {}, func(name string) {
+		if err := CheckName(name); err != nil {
+			wrong = append(wrong, err)
+		}
+	})
+	if open {
+		wrong = append(wrong, errors.New("a ${ is not closed by }; $$ stands for a dollar sign"))
+	}
+	return errors.Join(wrong...)
+}
+
+// scan takes a string apart into text and the names of ${NAME}; open tells that
+// a ${ was text because nothing closes it.
+func scan(s string, text, placeholder func(string)) (open bool) {
 	for {
 		before, rest, ok := strings.Cut(s, "$")
-		b.WriteString(before)
+		text(before)
 		if !ok {
-			return b.String(), errors.Join(wrong...)
+			return open
 		}
 		name, after, closed := strings.Cut(strings.TrimPrefix(rest, "{"), "}")
+		braced := strings.HasPrefix(rest, "{")
 		switch {
 		case strings.HasPrefix(rest, "$"):
-			b.WriteByte('$')
+			text("$")
 			s = rest[1:]
-		case strings.HasPrefix(rest, "{") && closed:
-			v, found := value(name)
-			if !found {
-				wrong = append(wrong, &Error{CodeMissing, name, fmt.Sprintf("${%.64s} has no value: no environment gives it", name)})
-			}
-			b.WriteString(v)
+		case braced && closed:
+			placeholder(name)
 			s = after
 		default:
-			b.WriteByte('$')
+			open = open || braced
+			text("$")
 			s = rest
 		}
 	}

@@ -1,0 +1,164 @@
+package definition
+
+import (
+	"encoding/base64"
+	"errors"
+	"io/fs"
+	"maps"
+	"math"
+	"reflect"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/spoolhq/spool/pkg/api/command"
+	"github.com/spoolhq/spool/pkg/egress"
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// CheckAgent reports all that is wrong with an agent, in no order; nil if nothing is.
+func CheckAgent(s events.AgentSpec) []FieldError {
+	var c checker
+	c.strings(reflect.ValueOf(s), "")
+	c.label("name", s.Name)
+	c.text("description", s.Description, MaxDescription)
+	c.label("model", s.Model)
+	c.text("instructions", s.Instructions, MaxText)
+	if n := utf8.RuneCountInString(strings.TrimSpace(s.Instructions)); n < MinInstructions {
+		c.fail("instructions", "they have %d characters; at least %d are needed", n, MinInstructions)
+	}
+	c.text("memoryFile", s.MemoryFile, MaxText)
+	c.list("tools.allow", s.Tools.Allow)
+	c.list("tools.deny", s.Tools.Deny)
+	c.references("skills", s.Skills, MaxEntries)
+	c.subagents(s.Subagents)
+	c.commands(s.Commands)
+	c.servers(s.MCPServers)
+	c.declarations(s.Environment)
+	c.files(s.Files)
+	c.sandbox(s)
+	if b := s.Limits.BudgetUSD; b < 0 || math.IsNaN(b) || math.IsInf(b, 0) {
+		c.fail("limits.budgetUsd", "it is not a number of dollars from 0 on")
+	}
+	architecture, ok := Architecture(s.Architecture)
+	switch {
+	case s.Architecture == "":
+		c.fail("architecture", "it is missing: one of %s (alias %s), %s", ClaudeCode, AliasClaudeSDK, strings.Join(Architectures()[1:], ", "))
+	case !ok:
+		c.fail("architecture", "there is no architecture %.64q; there are %s (alias %s), %s", s.Architecture, ClaudeCode, AliasClaudeSDK, strings.Join(Architectures()[1:], ", "))
+	default:
+		c.honoured(s, architecture)
+		if architecture == ACP {
+			c.option(command.CheckCommand(architecture, s.Command), "sessionOptions.command", "command")
+		}
+	}
+	return c.wrong
+}
+
+// sandbox checks what an agent shares with the options of sessions, by their rules.
+func (c *checker) sandbox(s events.AgentSpec) {
+	c.option(command.CheckOptions(events.Options{Image: s.Image}), "sessionOptions.image", "image")
+	c.option(command.CheckOptions(events.Options{Command: s.Command}), "sessionOptions.command", "command")
+	c.count("egress", len(s.Egress), command.MaxEgress)
+	for i, entry := range s.Egress { // one by one, to say of each what is wrong
+		var wrong *egress.EntryError
+		if _, err := egress.ParseAllowlist([]string{entry}); errors.As(err, &wrong) {
+			c.fail(element("egress", i), "%s; an entry is host, host:port or *.host", wrong.Reason)
+		}
+	}
+}
+
+func (c *checker) subagents(list []events.SubagentSpec) {
+	c.count("subagents", len(list), MaxEntries)
+	seen := map[string]int{}
+	for i, s := range list {
+		at := element("subagents", i)
+		c.name(seen, "subagents", i, s.Name, "-")
+		if c.must(within(at, "description"), s.Description) {
+			c.text(within(at, "description"), s.Description, MaxDescription)
+		}
+		if c.must(within(at, "instructions"), s.Instructions) {
+			c.text(within(at, "instructions"), s.Instructions, MaxText)
+		}
+		c.label(within(at, "model"), s.Model)
+		c.list(within(at, "tools"), s.Tools)
+	}
+}
+
+func (c *checker) commands(list []events.CommandSpec) {
+	c.count("commands", len(list), MaxEntries)
+	seen := map[string]int{}
+	for i, s := range list {
+		at := element("commands", i)
+		c.name(seen, "commands", i, s.Name, "-")
+		c.text(within(at, "description"), s.Description, MaxDescription)
+		if c.must(within(at, "prompt"), s.Prompt) {
+			c.text(within(at, "prompt"), s.Prompt, MaxText)
+		}
+	}
+}
+
+// name is that of the list's i-th element: a-z, 0-9 and what joins them, as no other's.
+func (c *checker) name(seen map[string]int, list string, i int, name, joints string) {
+	field := within(element(list, i), "name")
+	const letters = "abcdefghijklmnopqrstuvwxyz0123456789"
+	if name == "" || len(name) > maxName || strings.Trim(name, letters+joints) != "" || strings.Contains(joints, name[:1]) {
+		c.fail(field, "%.64q is not a name: 1 to %d characters of a-z, 0-9 and %s, a letter or digit first", name, maxName, strings.Join(strings.Split(joints, ""), " "))
+		return
+	}
+	c.once(seen, list, "name", name, i)
+}
+
+func (c *checker) declarations(all map[string]events.Declaration) {
+	c.count("environment", len(all), MaxEntries)
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		d, field := all[name], within("environment", name)
+		c.variable(field, name)
+		c.text(within(field, "value"), d.Value, MaxValue)
+		c.text(within(field, "description"), d.Description, MaxDescription)
+		if d.Secret && d.Value != "" {
+			c.fail(within(field, "value"), "agents hold no secrets: leave the value to an environment, or to the run")
+		}
+	}
+}
+
+func (c *checker) files(list []events.FileSpec) {
+	c.count("files", len(list), MaxEntries)
+	seen, total := map[string]int{}, 0
+	for i, f := range list {
+		at := element("files", i)
+		c.option(command.CheckPath("path", f.Path, false), "path", within(at, "path"))
+		c.once(seen, "files", "path", f.Path, i)
+		if f.Mode > uint32(fs.ModePerm) {
+			c.fail(within(at, "mode"), "%#o is no permission bits: at most %#o", f.Mode, uint32(fs.ModePerm))
+		}
+		content, err := base64.StdEncoding.Strict().DecodeString(f.ContentBase64)
+		switch {
+		case f.Content != "" && f.ContentBase64 != "":
+			c.fail(within(at, "contentBase64"), "there is a content beside it: give one of the two")
+		case err != nil:
+			c.fail(within(at, "contentBase64"), "it is not base 64: %v", err)
+		}
+		total += len(f.Content) + len(content)
+	}
+	for i, f := range list { // a file is no folder
+		for dir, below := parentDir(f.Path); below; dir, below = parentDir(dir) {
+			if other, ok := seen[dir]; ok {
+				c.fail(within(element("files", i), "path"), "%s is a file, of %s", dir, element("files", other))
+				break
+			}
+		}
+	}
+	if total > MaxFiles {
+		c.fail("files", "all files together have %d bytes; at most %d are taken", total, MaxFiles)
+	}
+}
+
+// parentDir is the folder that a path lies in, if it lies in one.
+func parentDir(path string) (string, bool) {
+	i := strings.LastIndexByte(path, '/')
+	if i < 0 {
+		return "", false
+	}
+	return path[:i], true
+}

@@ -1,0 +1,254 @@
+package definition
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/spoolhq/spool/pkg/api/command"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/layers"
+	"github.com/spoolhq/spool/pkg/events/versions"
+)
+
+// Bounds of definitions.
+const (
+	MinInstructions = 10      // characters
+	MaxText         = 1 << 20 // bytes of instructions, of a memory file, of a prompt
+	MaxDescription  = 16 << 10
+	MaxFiles        = 8 << 20 // bytes of all files of an agent
+	MaxTimeoutMs    = 300_000
+	MaxEntries      = 1000 // of a list or a map
+	MaxEnvironments = 32   // of an instance
+
+	maxName  = 64  // characters of the name of a sub-agent, a command or a server
+	maxLabel = 200 // characters of an agent's name and of a model
+)
+
+var (
+	errNotUTF8 = errors.New("it is not valid UTF-8")
+	errNUL     = errors.New("it holds NUL")
+)
+
+// checker collects what is wrong.
+type checker struct{ wrong []FieldError }
+
+func (c *checker) fail(field, format string, args ...any) {
+	c.wrong = append(c.wrong, FieldError{field, fmt.Sprintf(format, args...)})
+}
+
+// text bounds a text, in bytes.
+func (c *checker) text(field, s string, limit int) {
+	if len(s) > limit {
+		c.fail(field, "it has %d bytes; at most %d are taken", len(s), limit)
+	}
+}
+
+// must refuses what is empty.
+func (c *checker) must(field, s string) bool {
+	if strings.TrimSpace(s) == "" {
+		c.fail(field, "it is missing, or empty")
+		return false
+	}
+	return true
+}
+
+// label is a short text on one line.
+func (c *checker) label(field, s string) {
+	if utf8.RuneCountInString(s) > maxLabel || strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f }) {
+		c.fail(field, "it is not one line of at most %d characters", maxLabel)
+	}
+}
+
+// count bounds a list or a map.
+func (c *checker) count(field string, n, limit int) {
+	if n > limit {
+		c.fail(field, "there are %d; at most %d are taken", n, limit)
+	}
+}
+
+// list refuses empty elements, and those that stand there already.
+func (c *checker) list(field string, list []string) {
+	c.count(field, len(list), MaxEntries)
+	seen := map[string]int{}
+	for i, s := range list {
+		c.label(element(field, i), s)
+		if c.must(element(field, i), s) {
+			c.once(seen, field, "", s, i)
+		}
+	}
+}
+
+// once refuses the name of an element that another had before.
+func (c *checker) once(seen map[string]int, list, field, name string, i int) {
+	if before, ok := seen[name]; ok {
+		at := element(list, i)
+		if field != "" {
+			at = within(at, field)
+		}
+		c.fail(at, "%.80q stands in %s already", name, element(list, before))
+		return
+	}
+	seen[name] = i
+}
+
+// option asks the rules of session options; their field is ours under another name.
+func (c *checker) option(err error, theirs, ours string) {
+	var wrong *command.Error
+	switch {
+	case err == nil:
+	case errors.As(err, &wrong):
+		c.fail(ours+strings.TrimPrefix(wrong.Field, theirs), "%s", wrong.Detail)
+	default:
+		c.fail(ours, "%v", err)
+	}
+}
+
+// reference checks one.
+func (c *checker) reference(field string, r events.Reference) bool {
+	var wrong *events.ReferenceError
+	switch err := r.Check(); {
+	case err == nil:
+		return true
+	case errors.As(err, &wrong) && wrong.Field != "":
+		c.fail(within(field, wrong.Field), "%s", wrong.Detail)
+	default:
+		c.fail(field, "%v", err)
+	}
+	return false
+}
+
+func (c *checker) references(field string, list []events.Reference, limit int) {
+	c.count(field, len(list), limit)
+	seen := map[string]int{}
+	for i, r := range list {
+		if c.reference(element(field, i), r) {
+			c.once(seen, field, "", r.Bare().String(), i)
+		}
+	}
+}
+
+// variable checks the name of one.
+func (c *checker) variable(field, name string) bool {
+	if err := layers.CheckName(name); err != nil {
+		c.fail(field, "%v", err)
+		return false
+	}
+	return true
+}
+
+// strings refuses every text that no log and no table can hold.
+func (c *checker) strings(v reflect.Value, path string) {
+	switch v.Kind() {
+	case reflect.String:
+		switch s := v.String(); {
+		case !utf8.ValidString(s):
+			c.fail(path, "%v", errNotUTF8)
+		case strings.ContainsRune(s, 0):
+			c.fail(path, "%v", errNUL)
+		}
+	case reflect.Slice:
+		for i := range v.Len() {
+			c.strings(v.Index(i), element(path, i))
+		}
+	case reflect.Map:
+		for _, k := range slices.SortedFunc(maps.Keys(keys(v)), strings.Compare) {
+			c.strings(reflect.ValueOf(k), path)
+			c.strings(v.MapIndex(reflect.ValueOf(k)), within(path, k))
+		}
+	case reflect.Struct:
+		for _, f := range fieldsOf(v.Type()) {
+			c.strings(v.Field(f.index), within(path, f.name))
+		}
+	}
+}
+
+// keys of a map by text.
+func keys(v reflect.Value) map[string]bool {
+	out := make(map[string]bool, v.Len())
+	for _, k := range v.MapKeys() {
+		out[k.String()] = true
+	}
+	return out
+}
+
+// CheckEntry reports what is wrong with the name and the tags of an entry; the
+// fields are scope, org, slug and tags[i]. The reference has no version.
+func CheckEntry(ref events.Reference, tags []string) []FieldError {
+	var c checker
+	var wrong *events.ReferenceError
+	if err := ref.Check(); errors.As(err, &wrong) {
+		c.fail(wrong.Field, "%s", wrong.Detail)
+	}
+	if ref.Version != "" {
+		c.fail("version", "an entry is applied without one: its version follows from what it holds")
+	}
+	c.count("tags", len(tags), versions.MaxTags)
+	seen := map[string]int{}
+	for i, t := range tags {
+		if !events.IsTag(t) {
+			c.fail(element("tags", i), "%.64q is not a tag: 1 to 64 characters of a-z, 0-9, dots, hyphens and underscores, not a dot or a hyphen first", t)
+			continue
+		}
+		c.once(seen, "tags", "", t, i)
+	}
+	return c.wrong
+}
+
+// CheckInstance reports what is wrong with an agent instance.
+func CheckInstance(s events.InstanceSpec) []FieldError {
+	var c checker
+	c.strings(reflect.ValueOf(s), "")
+	c.text("description", s.Description, MaxDescription)
+	c.reference("agent", s.Agent)
+	c.references("environments", s.Environments, MaxEnvironments)
+	return c.wrong
+}
+
+// CheckEnvironment reports what is wrong with an environment as the log holds it:
+// of a secret it has the key under which the value lies sealed, and never the value.
+func CheckEnvironment(s events.EnvironmentSpec) []FieldError {
+	return checkEnvironment(s, func(c *checker, field string, v events.Variable) {
+		switch {
+		case v.Secret && v.Value != "":
+			c.fail(within(field, "value"), "a secret's value is sealed before it is stored")
+		case v.Secret && v.Sealed == "":
+			c.fail(within(field, "sealed"), "it is missing: the key under which the secret's value lies")
+		}
+	})
+}
+
+// CheckDraft reports what is wrong with an environment as a client sends it: with
+// the values of its secrets. A secret without one is for the server to know.
+func CheckDraft(s events.EnvironmentSpec) []FieldError {
+	return checkEnvironment(s, func(c *checker, field string, v events.Variable) {
+		if v.Sealed != "" {
+			c.fail(within(field, "sealed"), "only the server seals: give the value")
+		}
+	})
+}
+
+func checkEnvironment(s events.EnvironmentSpec, each func(c *checker, field string, v events.Variable)) []FieldError {
+	var c checker
+	c.strings(reflect.ValueOf(s), "")
+	c.text("description", s.Description, MaxDescription)
+	if s.Variables == nil {
+		c.fail("variables", "it is missing")
+	}
+	c.count("variables", len(s.Variables), MaxEntries)
+	for _, name := range slices.Sorted(maps.Keys(s.Variables)) {
+		v, field := s.Variables[name], within("variables", name)
+		c.variable(field, name)
+		c.text(within(field, "value"), v.Value, MaxValue)
+		c.text(within(field, "description"), v.Description, MaxDescription)
+		if v.Sealed != "" && !v.Secret {
+			c.fail(within(field, "sealed"), "only a secret's value lies sealed")
+		}
+		each(&c, field, v)
+	}
+	return c.wrong
+}

@@ -1,0 +1,33 @@
+package definition
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+)
+
+// Digest is the version of a definition: the SHA-256, in hex, of its canonical
+// JSON. spec is an events.AgentSpec, InstanceSpec or EnvironmentSpec. It fails only
+// for numbers that JSON has not, which no checked spec holds.
+func Digest(spec any) (string, error) {
+	b, err := Canonical(spec)
+	if err != nil {
+		return "", err
+	}
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:]), nil
+}
+
+// Canonical is the JSON of the Go type: fields in their order, maps by key, without
+// HTML escapes, spaces and a line feed at the end.
+func Canonical(spec any) ([]byte, error) {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(spec); err != nil {
+		return nil, fmt.Errorf("canonical JSON of %T: %w", spec, err)
+	}
+	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
+}

@@ -1,0 +1,119 @@
+package definition
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// EnvironmentSpec is an environment as a file has it: with the values of its
+// secrets, or where they are to be read.
+type EnvironmentSpec struct {
+	Description string              `json:"description,omitempty"`
+	Variables   map[string]Variable `json:"variables"`
+}
+
+// Variable is a variable of a file. A secret that has neither value nor valueFrom is for the server to know.
+type Variable struct {
+	Value       string `json:"value,omitempty"`
+	ValueFrom   Source `json:"valueFrom,omitzero"`
+	Secret      bool   `json:"secret,omitempty"`
+	Description string `json:"description,omitempty"`
+}
+
+// Source is where the command line reads a value: one of the two.
+type Source struct {
+	Env  string `json:"env,omitempty"`  // a variable of its own environment
+	File string `json:"file,omitempty"` // a file; one line feed at its end is left out
+}
+
+// CheckFile reports what is wrong with an environment of a file.
+func (s EnvironmentSpec) CheckFile() []FieldError {
+	var c checker
+	for _, name := range slices.Sorted(maps.Keys(s.Variables)) {
+		v, field := s.Variables[name], within("variables", name)
+		from := within(field, "valueFrom")
+		switch {
+		case v.ValueFrom == Source{}:
+		case v.Value != "":
+			c.fail(from, "there is a value beside it: give one of the two")
+		case v.ValueFrom.Env != "" && v.ValueFrom.File != "":
+			c.fail(from, "it names env and file: give one of the two")
+		}
+	}
+	// What is left are the rules of a draft: those of values are asked again when the values are there.
+	return append(c.wrong, CheckDraft(s.draft())...)
+}
+
+func (s EnvironmentSpec) draft() events.EnvironmentSpec {
+	out := events.EnvironmentSpec{Description: s.Description}
+	if s.Variables != nil {
+		out.Variables = make(map[string]events.Variable, len(s.Variables))
+	}
+	for name, v := range s.Variables {
+		out.Variables[name] = events.Variable{Value: v.Value, Secret: v.Secret, Description: v.Description}
+	}
+	return out
+}
+
+// Fill reads what valueFrom names, by env and file, and gives the environment as
+// it is sent to a server. Fields are the document's, such as spec.variables.TOKEN.valueFrom; no error tells a value.
+func (s EnvironmentSpec) Fill(env func(name string) (string, bool), file func(path string) ([]byte, error)) (events.EnvironmentSpec, []FieldError) {
+	out := s.draft()
+	var c checker
+	for _, name := range slices.Sorted(maps.Keys(s.Variables)) {
+		from := s.Variables[name].ValueFrom
+		if from == (Source{}) {
+			continue
+		}
+		field := within(within("spec.variables", name), "valueFrom")
+		value, err := from.read(env, file)
+		if err == nil {
+			err = checkValue(value)
+		}
+		if err != nil {
+			c.fail(field, "%v", err)
+			continue
+		}
+		v := out.Variables[name]
+		v.Value = value
+		out.Variables[name] = v
+	}
+	return out, c.wrong
+}
+
+func (f Source) read(env func(string) (string, bool), file func(string) ([]byte, error)) (string, error) {
+	if f.Env != "" {
+		value, ok := env(f.Env)
+		if !ok {
+			return "", fmt.Errorf("variable %.64s is not set here", f.Env)
+		}
+		return value, nil
+	}
+	content, err := file(f.File)
+	if err != nil {
+		return "", err
+	}
+	value, _ := strings.CutSuffix(string(content), "\n")
+	return strings.TrimSuffix(value, "\r"), nil
+}
+
+// MaxValue bounds the value of a variable in bytes: Linux hands no longer one to a process.
+const MaxValue = 120 << 10
+
+// checkValue never tells the value.
+func checkValue(s string) error {
+	switch {
+	case len(s) > MaxValue:
+		return fmt.Errorf("it has %d bytes; at most %d are taken", len(s), MaxValue)
+	case !utf8.ValidString(s):
+		return errNotUTF8
+	case strings.ContainsRune(s, 0):
+		return errNUL
+	}
+	return nil
+}

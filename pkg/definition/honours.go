@@ -1,0 +1,109 @@
+package definition
+
+import (
+	"reflect"
+
+	"github.com/spoolhq/spool/pkg/api/command"
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// The architectures. AliasClaudeSDK stands for ClaudeCode.
+const (
+	ClaudeCode     = "claude-code"
+	Codex          = "codex"
+	OpenCode       = "opencode"
+	ACP            = command.ArchitectureACP
+	Spool          = "spool"
+	AliasClaudeSDK = "claude-sdk"
+)
+
+// Architectures are all of them, in the order of documents.
+func Architectures() []string { return []string{ClaudeCode, Codex, OpenCode, ACP, Spool} }
+
+// Architecture is the one that a name means; ok tells whether there is one.
+func Architecture(name string) (architecture string, ok bool) {
+	if name == AliasClaudeSDK {
+		return ClaudeCode, true
+	}
+	for _, a := range Architectures() {
+		if a == name {
+			return a, true
+		}
+	}
+	return "", false
+}
+
+// Cells say, by architecture, how a field is honoured, in a short clause. An
+// architecture without a cell does not honour it: an agent that sets it is refused.
+type Cells map[string]string
+
+// everyone honours a field in the same way.
+func everyone(how string) Cells {
+	return Cells{ClaudeCode: how, Codex: how, OpenCode: how, ACP: how, Spool: how}
+}
+
+// Honours is the table of what is honoured, by field of events.AgentSpec. Of tools
+// and limits each field has its row; of lists of objects the list has one, and a field
+// of its objects may have one as well, such as mcpServers.headers.
+//
+// To honour a field in one more architecture write its cell here, and run go generate.
+func Honours() map[string]Cells {
+	before, under := "put before the first message", "stands under the instructions"
+	return map[string]Cells{
+		"name":         everyone("shown to people"),
+		"description":  everyone("shown to people"),
+		"architecture": everyone("runs the agent"),
+		"model":        everyone("the model that is asked for"),
+		"instructions": {ClaudeCode: "appended to the CLI's system prompt", Codex: "developer instructions of the thread", OpenCode: "instructions of the configuration", ACP: before, Spool: "the system prompt"},
+		"memoryFile":   {ClaudeCode: under, Codex: under, OpenCode: under, ACP: before, Spool: under},
+		"tools.allow":  {},
+		"tools.deny":   {},
+		"skills":       everyone("listed in the prompt, read-only in the sandbox"),
+		"subagents":    {},
+		"commands":     {},
+		"mcpServers":   {},
+		"environment":  everyone("variables of the agent's process"),
+		"files":        everyone("written into a new workspace"),
+		"command":      {ACP: "the agent's program; required"},
+		"image":        everyone("the sandbox's image"),
+		"egress":       everyone("hosts beside the models' that the sandbox reaches"),
+
+		"limits.turns":     {},
+		"limits.budgetUsd": {},
+		"limits.tokens":    {},
+		"limits.timeMs":    {},
+	}
+}
+
+// honoured refuses fields that are set and that the architecture does not honour.
+func (c *checker) honoured(s events.AgentSpec, architecture string) {
+	h := honourer{c, Honours(), architecture}
+	h.walk(reflect.ValueOf(s), "", "")
+}
+
+type honourer struct {
+	*checker
+	table        map[string]Cells
+	architecture string
+}
+
+// walk looks at a value; row is its path in the table, field its path in the spec.
+func (h honourer) walk(v reflect.Value, row, field string) {
+	if v.IsZero() || v.Kind() == reflect.Slice && v.Len() == 0 || v.Kind() == reflect.Map && v.Len() == 0 {
+		return
+	}
+	if cells, ok := h.table[row]; ok && cells[h.architecture] == "" {
+		h.fail(field, "architecture %s does not honour it", h.architecture)
+		return
+	}
+	switch {
+	case v.Kind() == reflect.Struct:
+		for _, f := range fieldsOf(v.Type()) {
+			h.walk(v.Field(f.index), within(row, f.name), within(field, f.name))
+		}
+	case v.Kind() == reflect.Slice && v.Type().Elem().Kind() == reflect.Struct:
+		for i := range v.Len() {
+			h.walk(v.Index(i), row, element(field, i))
+		}
+	}
+}

@@ -1,0 +1,145 @@
+package definition
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// JSON is nearly YAML, but not quite: YAML knows no surrogate pairs (\ud83d\ude00), as
+// many encoders write, and wants no control characters that JSON allows. So a file
+// that is JSON is taken apart by encoding/json, into the same nodes.
+
+// isJSON tells whether a file is to be read as JSON: by its name, or because it is.
+func isJSON(name string, data []byte) bool {
+	if strings.EqualFold(filepath.Ext(name), ".json") {
+		return true
+	}
+	if !bytes.HasPrefix(bytes.TrimLeft(data, " \t\r\n"), []byte{'{'}) {
+		return false
+	}
+	for dec := json.NewDecoder(bytes.NewReader(data)); ; {
+		var raw json.RawMessage
+		if err := dec.Decode(&raw); err != nil {
+			return errors.Is(err, io.EOF)
+		}
+	}
+}
+
+// jsonError is a file that is no JSON.
+type jsonError struct {
+	Place
+	err error
+}
+
+func (e *jsonError) Error() string { return e.err.Error() }
+func (e *jsonError) Unwrap() error { return e.err }
+
+// jsonReader makes nodes of tokens.
+type jsonReader struct {
+	data []byte
+	dec  *json.Decoder
+	line Place // of the offset at
+	at   int
+}
+
+// readJSON reads values that follow each other.
+func readJSON(data []byte) ([]*yaml.Node, error) {
+	r := &jsonReader{data: data, dec: json.NewDecoder(bytes.NewReader(data)), line: Place{1, 1}}
+	r.dec.UseNumber()
+	var list []*yaml.Node
+	for {
+		n, err := r.value(maxDepth + 1)
+		switch {
+		case errors.Is(err, io.EOF) && len(bytes.TrimSpace(data[r.dec.InputOffset():])) == 0:
+			return list, nil
+		case err != nil:
+			if errors.Is(err, errDeep) {
+				return list, err
+			}
+			r.move(int(r.dec.InputOffset()))
+			return list, &jsonError{r.line, fmt.Errorf("it is no JSON: %w", err)}
+		}
+		list = append(list, n)
+	}
+}
+
+// move counts lines and columns up to an offset.
+func (r *jsonReader) move(to int) {
+	for _, c := range string(r.data[r.at:to]) {
+		if r.line.Column++; c == '\n' {
+			r.line = Place{r.line.Line + 1, 1}
+		}
+	}
+	r.at = to
+}
+
+// place is where the next token begins.
+func (r *jsonReader) place() Place {
+	at := int(r.dec.InputOffset())
+	for at < len(r.data) && bytes.IndexByte([]byte(" \t\r\n,:"), r.data[at]) >= 0 {
+		at++
+	}
+	r.move(at)
+	return r.line
+}
+
+// value reads the next value; depth is how many more may lie in each other.
+func (r *jsonReader) value(depth int) (*yaml.Node, error) {
+	p := r.place()
+	t, err := r.dec.Token()
+	if err != nil {
+		return nil, err
+	}
+	n := &yaml.Node{Kind: yaml.ScalarNode, Line: p.Line, Column: p.Column}
+	switch t := t.(type) {
+	case json.Delim:
+		if depth == 0 {
+			return nil, &jsonError{p, errDeep}
+		}
+		return n, r.children(n, t, depth-1)
+	case string:
+		n.Tag, n.Value = tagText, t
+	case json.Number:
+		n.Tag, n.Value = tagFloat, t.String()
+		if !strings.ContainsAny(n.Value, ".eE") {
+			n.Tag = tagInt
+		}
+	case bool:
+		n.Tag, n.Value = tagBool, fmt.Sprint(t)
+	default:
+		n.Tag = tagNull
+	}
+	return n, nil
+}
+
+// children reads what lies in an object or a list, up to its end.
+func (r *jsonReader) children(n *yaml.Node, open json.Delim, depth int) error {
+	n.Kind, n.Tag = yaml.SequenceNode, "!!seq"
+	if open == '{' {
+		n.Kind, n.Tag = yaml.MappingNode, "!!map"
+	}
+	for r.dec.More() {
+		c, err := r.value(depth)
+		if err != nil {
+			return noEOF(err)
+		}
+		n.Content = append(n.Content, c)
+	}
+	_, err := r.dec.Token()
+	return noEOF(err)
+}
+
+// noEOF: within a value the file does not end.
+func noEOF(err error) error {
+	if errors.Is(err, io.EOF) {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}

@@ -1,0 +1,271 @@
+package definition
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"reflect"
+	"regexp"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// Bounds of a file. What aliases stand for counts as often as it is referred to.
+const (
+	MaxFile  = 4 << 20 // bytes
+	maxDepth = 32      // of lists and mappings in each other
+	maxNodes = 100_000 // values that are read
+	maxRead  = 2 * MaxFile
+	maxWrong = 1000 // that are told
+)
+
+// file is a document as it stands in a file.
+type file[S any] struct {
+	Kind  Kind         `json:"kind"`
+	Slug  string       `json:"slug"`
+	Scope events.Scope `json:"scope,omitempty"`
+	Org   string       `json:"org,omitempty"`
+	Tags  []string     `json:"tags,omitempty"`
+	Spec  S            `json:"spec"`
+}
+
+// Parse reads the definitions of a file in YAML or JSON; name is the file's, for
+// errors. The error is Errors: all that is wrong, by line. What refers to variables and
+// files of this machine (valueFrom) is not read yet, see EnvironmentSpec.Fill.
+func Parse(name string, data []byte) ([]Document, error) {
+	r := &reader{file: name, nodes: maxNodes, bytes: maxRead}
+	var out []Document
+	for _, n := range r.documents(data) {
+		if len(r.wrong) > maxWrong {
+			break
+		}
+		if d, ok := r.document(n); ok {
+			out = append(out, d)
+		}
+	}
+	r.twice(out)
+	if len(r.wrong) > 0 {
+		r.wrong.sort()
+		if extra := len(r.wrong) - maxWrong; extra > 0 {
+			r.wrong = append(r.wrong[:maxWrong], &Error{File: r.file, Detail: fmt.Sprintf("there is more that is wrong, at %d places at least", extra)})
+		}
+		return nil, r.wrong
+	}
+	return out, nil
+}
+
+// documents gives the documents of a file, up to the first that is no YAML.
+func (r *reader) documents(data []byte) []*yaml.Node {
+	refuse := func(p Place, detail string) []*yaml.Node {
+		r.wrong = append(r.wrong, &Error{File: r.file, Place: p, Detail: detail})
+		return nil
+	}
+	if len(data) > MaxFile {
+		return refuse(Place{}, fmt.Sprintf("it is larger than %d MiB", MaxFile>>20))
+	}
+	if at := invalidUTF8(data); at >= 0 {
+		return refuse(placeOf(data, at), "it is not valid UTF-8")
+	}
+	var list []*yaml.Node
+	var err error
+	if isJSON(r.file, data) {
+		list, err = readJSON(data)
+	} else if at := bytes.IndexFunc(data, control); at >= 0 {
+		return refuse(placeOf(data, at), "a control character stands here; in double quotes it may be written as \\x and two digits")
+	} else {
+		list, err = readYAML(data)
+	}
+	if err != nil {
+		refuse(whereOf(err), strings.TrimPrefix(lineOf.ReplaceAllString(err.Error(), ""), "yaml: "))
+	} else if len(list) == 0 {
+		return refuse(Place{1, 1}, "it is empty: a definition has kind, slug and spec")
+	}
+	for i, n := range list {
+		if deep := tooDeep(n, maxDepth); deep != nil {
+			refuse(placeOfNode(deep), errDeep.Error())
+			return list[:i]
+		}
+	}
+	return list
+}
+
+func readYAML(data []byte) ([]*yaml.Node, error) {
+	var list []*yaml.Node
+	for dec := yaml.NewDecoder(bytes.NewReader(data)); ; {
+		var n yaml.Node
+		err := dec.Decode(&n)
+		switch {
+		case errors.Is(err, io.EOF):
+			return list, nil
+		case err != nil:
+			return list, err
+		case n.Kind == yaml.DocumentNode && len(n.Content) == 1 && n.Content[0].ShortTag() != tagNull:
+			list = append(list, n.Content[0])
+		}
+	}
+}
+
+var errDeep = fmt.Errorf("lists and mappings lie more than %d deep in each other", maxDepth)
+
+// lineOf is how the YAML library names a line.
+var lineOf = regexp.MustCompile(`line (\d+): `)
+
+func whereOf(err error) Place {
+	var j *jsonError
+	if errors.As(err, &j) {
+		return j.Place
+	}
+	if m := lineOf.FindStringSubmatch(err.Error()); m != nil {
+		line, _ := strconv.Atoi(m[1]) // digits; too many are no line
+		return Place{Line: line}
+	}
+	return Place{}
+}
+
+// tooDeep finds a node that lies deeper than limit, without following aliases.
+func tooDeep(n *yaml.Node, limit int) *yaml.Node {
+	if limit < 0 {
+		return n
+	}
+	for _, c := range n.Content {
+		if deep := tooDeep(c, limit-1); deep != nil {
+			return deep
+		}
+	}
+	return nil
+}
+
+// document reads one, as its kind says.
+func (r *reader) document(n *yaml.Node) (Document, bool) {
+	r.places = map[string]Place{"": placeOfNode(n)}
+	d := Document{file: r.file, places: r.places}
+	before := len(r.wrong)
+	kind := ""
+	for i := 0; n.Kind == yaml.MappingNode && i+1 < len(n.Content); i += 2 {
+		if n.Content[i].Value == "kind" {
+			kind = n.Content[i+1].Value
+		}
+	}
+	switch d.Kind = Kind(kind); d.Kind {
+	case KindAgent:
+		var f file[events.AgentSpec]
+		readInto(r, n, &f, &d)
+		f.Spec.Architecture = unalias(f.Spec.Architecture)
+		d.Agent = &f.Spec
+		r.check(d, before, CheckAgent(f.Spec))
+	case KindInstance:
+		var f file[events.InstanceSpec]
+		readInto(r, n, &f, &d)
+		d.Instance = &f.Spec
+		r.check(d, before, CheckInstance(f.Spec))
+	case KindEnvironment:
+		var f file[EnvironmentSpec]
+		readInto(r, n, &f, &d)
+		d.Environment = &f.Spec
+		r.check(d, before, f.Spec.CheckFile())
+	default:
+		var f file[any]
+		readInto(r, n, &f, &d)
+		if n.Kind == yaml.MappingNode && !r.told(before, "kind") {
+			r.fail(nearest(r.places, "kind"), "kind", "%.64q is none of %s, %s and %s", kind, KindAgent, KindInstance, KindEnvironment)
+		}
+		r.check(d, before, nil)
+	}
+	return d, len(r.wrong) == before
+}
+
+func unalias(name string) string {
+	if a, ok := Architecture(name); ok {
+		return a
+	}
+	return name
+}
+
+// readInto reads a document's fields.
+func readInto[S any](r *reader, n *yaml.Node, f *file[S], d *Document) {
+	r.read(n, reflect.ValueOf(f).Elem(), "")
+	d.Ref, d.Tags = events.Reference{Scope: f.Scope, Org: f.Org, Slug: f.Slug}, f.Tags
+}
+
+// check adds what the rules say about fields that could be read; before is how much was wrong before the document.
+func (r *reader) check(d Document, before int, spec []FieldError) {
+	if r.spent {
+		return
+	}
+	read := len(r.wrong)
+	add := func(field, detail string) {
+		for _, e := range r.wrong[before:read] {
+			if e.Field == "" || covers(e.Field, field) || covers(field, e.Field) {
+				return
+			}
+		}
+		r.wrong = append(r.wrong, d.At(field, detail))
+	}
+	for _, e := range CheckEntry(d.Ref, d.Tags) {
+		add(e.Field, e.Detail)
+	}
+	for _, e := range spec {
+		add("spec."+e.Field, e.Detail)
+	}
+}
+
+// told tells whether something was said about a field since before.
+func (r *reader) told(before int, field string) bool {
+	for _, e := range r.wrong[before:] {
+		if e.Field == field {
+			return true
+		}
+	}
+	return false
+}
+
+// covers tells whether a field is another, or holds it.
+func covers(outer, inner string) bool {
+	rest, ok := strings.CutPrefix(inner, outer)
+	return ok && (rest == "" || rest[0] == '.' || rest[0] == '[')
+}
+
+// twice refuses what a file defines more than once.
+func (r *reader) twice(list []Document) {
+	seen := map[string]Place{}
+	for _, d := range list {
+		key := string(d.Kind) + " " + d.Ref.String()
+		if first, ok := seen[key]; ok {
+			r.wrong = append(r.wrong, d.At("slug", fmt.Sprintf("%s stands in line %d already", key, first.Line)))
+			continue
+		}
+		seen[key] = d.places[""]
+	}
+}
+
+// invalidUTF8 is the offset of the first byte that is none, -1 without one.
+func invalidUTF8(data []byte) int {
+	for at := 0; at < len(data); {
+		c, size := utf8.DecodeRune(data[at:])
+		if c == utf8.RuneError && size == 1 {
+			return at
+		}
+		at += size
+	}
+	return -1
+}
+
+// control tells of what YAML does not allow in a file.
+func control(c rune) bool {
+	return c < ' ' && c != '\t' && c != '\n' && c != '\r' || c >= 0x7f && c < 0xa0 && c != 0x85
+}
+
+// placeOf is the line and the column, in characters, of an offset.
+func placeOf(data []byte, offset int) Place {
+	before := data[:offset]
+	start := bytes.LastIndexByte(before, '\n') + 1
+	return Place{bytes.Count(before, []byte{'\n'}) + 1, utf8.RuneCount(before[start:]) + 1}
+}
+
+func placeOfNode(n *yaml.Node) Place { return Place{n.Line, n.Column} }

@@ -1,0 +1,248 @@
+package definition
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"reflect"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// Tags of YAML.
+const (
+	tagNull  = "!!null"
+	tagText  = "!!str"
+	tagBool  = "!!bool"
+	tagInt   = "!!int"
+	tagFloat = "!!float"
+	tagMerge = "!!merge"
+)
+
+var typeReference = reflect.TypeFor[events.Reference]()
+
+// reader fills Go types from nodes, by their JSON names, and keeps where each field
+// stands. Since only what the types have is read, they bound how deep it goes. No
+// message tells a value: it may be a secret's.
+type reader struct {
+	file   string
+	wrong  Errors
+	places map[string]Place // of the document
+	nodes  int              // how many more are read
+	bytes  int
+	spent  bool
+}
+
+func (r *reader) fail(p Place, field, format string, args ...any) {
+	r.wrong = append(r.wrong, &Error{File: r.file, Place: p, Field: field, Detail: fmt.Sprintf(format, args...)})
+}
+
+// read fills to from n. After an error to is what could be read.
+func (r *reader) read(n *yaml.Node, to reflect.Value, path string) {
+	p := placeOfNode(n)
+	if n.Kind == yaml.AliasNode {
+		n = n.Alias
+	}
+	if !r.afford(n, p, path) {
+		return
+	}
+	if path != "" {
+		r.places[path] = p
+	}
+	t := to.Type()
+	switch {
+	case t.Kind() == reflect.Interface: // what an unknown kind has is not looked at
+	case n.Kind == yaml.ScalarNode && n.ShortTag() == tagNull:
+		r.fail(p, path, "it is empty: leave it out, or give %s", wants(t))
+	case t == typeReference && n.Kind == yaml.ScalarNode:
+		r.reference(n, to, p, path)
+	case t.Kind() == reflect.Struct:
+		r.object(n, to, p, path)
+	case t.Kind() == reflect.Slice:
+		r.list(n, to, p, path)
+	case t.Kind() == reflect.Map:
+		r.mapping(n, to, p, path)
+	default:
+		r.scalar(n, to, p, path)
+	}
+}
+
+// afford counts what is read, aliases as often as they are followed.
+func (r *reader) afford(n *yaml.Node, p Place, path string) bool {
+	r.nodes--
+	r.bytes -= len(n.Value)
+	r.spent = r.spent || len(r.wrong) > maxWrong
+	if !r.spent && (r.nodes < 0 || r.bytes < 0) {
+		r.spent = true
+		r.fail(p, path, "up to here there are more than %d values, or %d MiB: what aliases stand for counts each time", maxNodes, maxRead>>20)
+	}
+	return !r.spent
+}
+
+// wants is a type in words.
+func wants(t reflect.Type) string {
+	switch {
+	case t == typeReference:
+		return "a reference: a text such as org/slug@version, or a mapping"
+	case t.Kind() == reflect.Struct || t.Kind() == reflect.Map:
+		return "a mapping"
+	case t.Kind() == reflect.Slice:
+		return "a list"
+	case t.Kind() == reflect.String:
+		return "a text"
+	case t.Kind() == reflect.Bool:
+		return "true or false"
+	case t.Kind() == reflect.Uint32:
+		return fmt.Sprintf("a whole number from 0 to %d", uint32(math.MaxUint32))
+	}
+	return "a number"
+}
+
+// pairs gives each pair of a mapping, and refuses keys that are no texts or stand there twice.
+func (r *reader) pairs(n *yaml.Node, t reflect.Type, p Place, path string, each func(key, value *yaml.Node)) bool {
+	if n.Kind != yaml.MappingNode {
+		r.fail(p, path, "it must be %s", wants(t))
+		return false
+	}
+	seen := map[string]bool{}
+	for i := 0; i+1 < len(n.Content) && !r.spent; i += 2 {
+		key := n.Content[i]
+		at := placeOfNode(key)
+		if key.Kind == yaml.AliasNode {
+			key = key.Alias
+		}
+		switch {
+		case key.ShortTag() == tagMerge:
+			r.fail(at, path, "merge keys (<<) are not read: write the fields out")
+		case key.Kind != yaml.ScalarNode || key.ShortTag() != tagText:
+			r.fail(at, path, "a name in it is no text: put it in quotes")
+		case seen[key.Value]:
+			r.fail(at, within(path, clip(key.Value)), "it is given twice")
+		default:
+			seen[key.Value] = true
+			if r.afford(key, at, path) {
+				each(&yaml.Node{Value: key.Value, Line: at.Line, Column: at.Column}, n.Content[i+1])
+			}
+		}
+	}
+	return true
+}
+
+func (r *reader) object(n *yaml.Node, to reflect.Value, p Place, path string) {
+	known := map[string]field{}
+	var names []string
+	for _, f := range fieldsOf(to.Type()) {
+		known[f.name] = f
+		names = append(names, f.name)
+	}
+	given := map[string]bool{}
+	ok := r.pairs(n, to.Type(), p, path, func(key, value *yaml.Node) {
+		given[key.Value] = true
+		f, ok := known[key.Value]
+		if !ok {
+			r.fail(placeOfNode(key), within(path, clip(key.Value)), "there is no such field; there are %s", strings.Join(names, ", "))
+			return
+		}
+		r.read(value, to.Field(f.index), within(path, f.name))
+	})
+	for _, f := range fieldsOf(to.Type()) {
+		if ok && f.required && !given[f.name] && !r.spent {
+			r.fail(p, within(path, f.name), "it is missing")
+		}
+	}
+}
+
+// reference reads the string form.
+func (r *reader) reference(n *yaml.Node, to reflect.Value, p Place, path string) {
+	if n.ShortTag() != tagText {
+		r.fail(p, path, "it must be %s; put a text that looks like something else in quotes", wants(typeReference))
+		return
+	}
+	ref, err := events.ParseReference(n.Value)
+	var wrong *events.ReferenceError
+	switch {
+	case errors.As(err, &wrong):
+		r.fail(p, path, "%v", wrong)
+	case err != nil:
+		r.fail(p, path, "%v", err)
+	default:
+		to.Set(reflect.ValueOf(ref))
+	}
+}
+
+func (r *reader) list(n *yaml.Node, to reflect.Value, p Place, path string) {
+	if n.Kind != yaml.SequenceNode {
+		r.fail(p, path, "it must be a list")
+		return
+	}
+	for i, c := range n.Content {
+		if r.spent {
+			return
+		}
+		v := reflect.New(to.Type().Elem()).Elem()
+		r.read(c, v, element(path, i))
+		to.Set(reflect.Append(to, v))
+	}
+}
+
+func (r *reader) mapping(n *yaml.Node, to reflect.Value, p Place, path string) {
+	to.Set(reflect.MakeMap(to.Type()))
+	r.pairs(n, to.Type(), p, path, func(key, value *yaml.Node) {
+		v := reflect.New(to.Type().Elem()).Elem()
+		r.read(value, v, within(path, key.Value))
+		to.SetMapIndex(reflect.ValueOf(key.Value), v)
+	})
+}
+
+func (r *reader) scalar(n *yaml.Node, to reflect.Value, p Place, path string) {
+	ok := n.Kind == yaml.ScalarNode
+	hint := ""
+	switch tag := n.ShortTag(); to.Kind() {
+	case reflect.String:
+		if ok && tag != tagText {
+			ok, hint = false, ": put it in quotes"
+		}
+		if ok {
+			to.SetString(n.Value)
+		}
+	case reflect.Bool:
+		var b bool
+		if ok = ok && tag == tagBool && n.Decode(&b) == nil; ok {
+			to.SetBool(b)
+		}
+	default:
+		ok = ok && (tag == tagInt || tag == tagFloat) && number(n, to)
+	}
+	if !ok {
+		r.fail(p, path, "it must be %s%s", wants(to.Type()), hint)
+	}
+}
+
+// number fills a number that fits; 3.0 is a whole one.
+func number(n *yaml.Node, to reflect.Value) bool {
+	var f float64
+	if n.Decode(&f) != nil || math.IsNaN(f) || math.IsInf(f, 0) {
+		return false
+	}
+	if to.Kind() == reflect.Float64 {
+		to.SetFloat(f)
+		return true
+	}
+	if f < 0 || f > math.MaxUint32 || f != math.Trunc(f) {
+		return false
+	}
+	to.SetUint(uint64(f))
+	return true
+}
+
+// clip shortens a name that is quoted.
+func clip(s string) string {
+	const most = 64
+	if len(s) > most {
+		return strings.ToValidUTF8(s[:most], "") + "…"
+	}
+	return s
+}
