@@ -16,6 +16,7 @@ package agent
 import (
 	"strings"
 
+	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
@@ -71,21 +72,41 @@ type Launch struct {
 	Command      []string          // the query's, for architecture acp: the agent's program and its arguments
 	Model        string            // the query's, else the profile's; "" for the architecture's default
 	SystemPrompt string            // the query's, else the profile's; "" for the architecture's default
-	MemoryFile   string            // content of the agent's memory file (CLAUDE.md, AGENTS.md); "" for none
+	MemoryFile   string            // content of the agent's memory file (CLAUDE.md, AGENTS.md), likewise; "" for none
 	Policy       string            // runner.PolicyWorkspace
 	Env          map[string]string // the query's, for the process only: never to be journaled
 	Resume       string            // the agent's own session id to go on with; "" for a new one
 	Environ      []string          // the runner's own environment, KEY=value
 	Executable   string            // the runner's own binary
+
+	// The query's, else the profile's. What an architecture has no means for was refused when the agent was applied.
+	Tools      events.ToolChoice
+	Subagents  []events.SubagentSpec
+	Commands   []events.CommandSpec
+	MCPServers []runner.MCPServer
+	Skills     []runner.Skill
+	MaxTurns   uint32 // requests to the model in one turn; 0 for no limit
 }
 
 // Command is a process to start. The supervisor starts it in the workspace, in
 // a session and process group of its own, with pipes as its stdio.
 type Command struct {
-	Path string   // absolute
-	Args []string // without the program's name
-	Env  []string // the whole environment, KEY=value
+	Path  string   // absolute
+	Args  []string // without the program's name
+	Env   []string // the whole environment, KEY=value
+	Files []File   // laid down before it starts (package outfit)
 }
+
+// File is a file that a process finds when it starts, and that goes when another
+// one starts without it.
+type File struct {
+	Path    string // relative to the state folder, with slashes
+	Content string
+	Link    string // in place of Content: the path that a symbolic link leads to
+}
+
+// Unkept is the folder below the state folder that is in no snapshot: for files with secrets in them.
+const Unkept = "launch"
 
 // Environment merges the runner's environment with the launch's and with what
 // the adapter sets (which wins), leaving out variables with one of the given

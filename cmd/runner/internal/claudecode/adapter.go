@@ -10,6 +10,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -37,9 +38,8 @@ const program = "claude"
 // own default of ten keeps a turn without a model for minutes.
 const maxRetries = "4"
 
-// promptDigest names the variable that stands for the prompts in the command:
-// they are sent in the handshake, being too long for an argument, and another
-// prompt needs another process.
+// promptDigest names the variable that stands for the handshake in the command:
+// the prompts in it are too long for an argument, and others need another process.
 const promptDigest = "SPOOL_AGENT_PROMPT_SHA256"
 
 // withoutPeople are the tools that need somebody to answer, or that begin turns
@@ -63,12 +63,18 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	if err != nil {
 		return agent.Command{}, err
 	}
-	args := []string{
+	if err := checkTools(l); err != nil {
+		return agent.Command{}, err
+	}
+	files, err := definitionFiles(l)
+	if err != nil {
+		return agent.Command{}, err
+	}
+	args := append([]string{
 		"-p", "--input-format", "stream-json", "--output-format", "stream-json", "--verbose",
 		"--include-partial-messages", "--replay-user-messages",
 		"--permission-prompt-tool", "stdio", "--permission-mode", "default",
-		"--disallowedTools", strings.Join(withoutPeople, ","),
-	}
+	}, definitionArgs(l)...)
 	if l.Model != "" {
 		args = append(args, "--model", l.Model)
 	}
@@ -87,11 +93,13 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	if !has(l, "CLAUDE_CODE_MAX_RETRIES") {
 		set["CLAUDE_CODE_MAX_RETRIES"] = maxRetries
 	}
-	if p := prompt(l); p != "" {
-		sum := sha256.Sum256([]byte(p))
+	if shake := newHandshake(l); shake.says() {
+		sum := sha256.Sum256(shake.bytes())
 		set[promptDigest] = hex.EncodeToString(sum[:])
 	}
-	return agent.Command{Path: path, Args: args, Env: l.Environment(set, inherited...)}, nil
+	_, variables := mcpServers(l)
+	maps.Copy(set, variables)
+	return agent.Command{Path: path, Args: args, Env: l.Environment(set, inherited...), Files: files}, nil
 }
 
 // Open sends the handshake. Its answer is the process's first line, so that it
@@ -101,10 +109,11 @@ func (a Adapter) Open(l agent.Launch, in agent.Stdin) agent.Session {
 		a.Now = time.Now
 	}
 	s := newSession(l.Place, in, a.Now)
+	s.scope = newScope(l)
 	if l.Resume != "" && !known(l) {
 		s.lost = l.Resume
 	}
-	s.initialize(prompt(l))
+	s.initialize(newHandshake(l))
 	return s
 }
 
@@ -121,8 +130,11 @@ func (Adapter) Transcript(p agent.Place, agentSession string) (string, error) {
 	return filepath.Join(config(p), "projects", folder(dir), agentSession+".jsonl"), nil
 }
 
+// configName is the CLI's configuration folder below the state folder.
+const configName = "claude"
+
 // config is the CLI's configuration folder.
-func config(p agent.Place) string { return filepath.Join(p.State, "claude") }
+func config(p agent.Place) string { return filepath.Join(p.State, configName) }
 
 // known tells whether the session to resume has a transcript here: without one the CLI would only exit.
 func known(l agent.Launch) bool {
@@ -132,15 +144,6 @@ func known(l agent.Launch) bool {
 	}
 	info, err := os.Stat(path)
 	return err == nil && info.Mode().IsRegular() && info.Size() > 0
-}
-
-// prompt is what is added to the CLI's own system prompt.
-func prompt(l agent.Launch) string {
-	parts := []string{l.SystemPrompt}
-	if l.MemoryFile != "" {
-		parts = append(parts, "# Memory file (CLAUDE.md)\n"+l.MemoryFile)
-	}
-	return strings.Join(slices.DeleteFunc(parts, func(p string) bool { return p == "" }), "\n\n")
 }
 
 func has(l agent.Launch, name string) bool {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 	"github.com/spoolhq/spool/cmd/runner/internal/agenttest"
+	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
@@ -74,6 +75,13 @@ func TestCommandTellsLaunchesApart(t *testing.T) {
 		"prompt": func(l *agent.Launch) { l.SystemPrompt = "p" },
 		"memory": func(l *agent.Launch) { l.MemoryFile = "m" },
 		"env":    func(l *agent.Launch) { l.Env = map[string]string{"ANTHROPIC_API_KEY": "other"} },
+		"allow":  func(l *agent.Launch) { l.Tools.Allow = []string{"Read"} },
+		"deny":   func(l *agent.Launch) { l.Tools.Deny = []string{"Read"} },
+		"agents": func(l *agent.Launch) { l.Subagents = []events.SubagentSpec{{Name: "a"}} },
+		"slash":  func(l *agent.Launch) { l.Commands = []events.CommandSpec{{Name: "a"}} },
+		"mcp":    func(l *agent.Launch) { l.MCPServers = []runner.MCPServer{{Name: "a", Type: "http", URL: "http://a"}} },
+		"skills": func(l *agent.Launch) { l.Skills = []runner.Skill{{Name: "a", Dir: "/a"}} },
+		"turns":  func(l *agent.Launch) { l.MaxTurns = 3 },
 	} {
 		other := l
 		change(&other)
@@ -87,10 +95,14 @@ func TestCommandPromptNeedsNoArgument(t *testing.T) {
 	t.Parallel()
 	l := installed(t)
 	l.SystemPrompt, l.MemoryFile = strings.Repeat("long ", 200_000), "remember this"
-	for _, arg := range command(t, l).Args {
+	c := command(t, l)
+	for _, arg := range c.Args {
 		if len(arg) > 1000 {
 			t.Fatalf("an argument of %d bytes", len(arg))
 		}
+	}
+	if want := (agent.File{Path: "claude/CLAUDE.md", Content: "remember this"}); !slices.Contains(c.Files, want) {
+		t.Errorf("files %.200v, want %v", c.Files, want)
 	}
 	var in agenttest.Stdin
 	Adapter{}.Open(l, &in)
@@ -100,7 +112,7 @@ func TestCommandPromptNeedsNoArgument(t *testing.T) {
 	if err := json.Unmarshal(in.Sent()[0], &sent); err != nil {
 		t.Fatal(err)
 	}
-	if p := sent.Request.AppendSystemPrompt; sent.Request.Subtype != "initialize" || !strings.HasPrefix(p, l.SystemPrompt) || !strings.HasSuffix(p, "\nremember this") {
+	if p := sent.Request.AppendSystemPrompt; sent.Request.Subtype != "initialize" || p != l.SystemPrompt {
 		t.Errorf("sent %.100s", in.Sent()[0])
 	}
 }

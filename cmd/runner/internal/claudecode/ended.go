@@ -101,8 +101,12 @@ func (s *session) ended(r result) runner.Ended {
 	case r.Subtype == "success":
 		return runner.Ended{Outcome: runner.Failed, Code: modelCode(r.APIErrorStatus, s.turn.why), Message: message}
 	}
+	code := "AGENT_PROTOCOL"
+	if r.Subtype == "error_max_turns" {
+		code = "TURN_LIMIT"
+	}
 	return runner.Ended{
-		Outcome: runner.Failed, Code: "AGENT_PROTOCOL",
+		Outcome: runner.Failed, Code: code,
 		Message: fmt.Sprintf("the agent gave up (%s): %s", cmp.Or(r.TerminalReason, r.Subtype), message),
 	}
 }

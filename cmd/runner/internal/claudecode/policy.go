@@ -20,6 +20,10 @@ const (
 	ruleShell      = "sandboxed-shell"    // allow: what a command can reach is the sandbox's to limit
 	ruleAgent      = "sub-agent"          // allow: what it does is asked for in turn
 	ruleBooks      = "bookkeeping"        // allow: lists and notes of the agent's own
+	ruleServer     = "mcp-server"         // allow: a tool of an MCP server that the agent has
+	ruleSkill      = "skill-file"         // allow: reading in a skill that the agent has
+	ruleNamed      = "named-tool"         // allow: the agent's definition names it
+	ruleLeftOut    = "left-out"           // deny: the agent's definition leaves it out
 	ruleNetwork    = "network"            // deny
 	ruleUnknown    = "unknown-tool"       // deny
 	ruleUnreadable = "unreadable-request" // deny
@@ -37,8 +41,9 @@ var paths = map[string]struct {
 }
 
 var (
-	shells = []string{"Bash", "BashOutput", "KillBash", "KillShell"}
-	books  = []string{
+	readers = []string{"Read", "Glob", "Grep", "LS", "NotebookRead"}
+	shells  = []string{"Bash", "BashOutput", "KillBash", "KillShell"}
+	books   = []string{
 		"TodoWrite", "TodoRead", "TaskCreate", "TaskGet", "TaskList", "TaskUpdate", "TaskOutput", "TaskStop",
 		"Skill", "SlashCommand", "ToolSearch", "ReportFindings",
 	}
@@ -55,22 +60,29 @@ type decision struct {
 
 // decide is the policy `workspace`: allow what stays inside it, deny the rest.
 // It has no third answer, and no side effect.
-func decide(q question, root string) decision {
+func decide(q question, s scope) decision {
 	var input map[string]json.RawMessage
 	if len(q.Input) == 0 || json.Unmarshal(q.Input, &input) != nil || input == nil {
 		return decision{rule: ruleUnreadable, reason: "the request has no readable input"}
 	}
 	allow := func(rule string) decision { return decision{allow: true, rule: rule, input: bytes.Clone(q.Input)} }
 	where, isFile := paths[q.ToolName]
+	served, has := s.serves(q.ToolName)
 	switch {
+	case slices.Contains(s.deny, q.ToolName), served && !has:
+		return decision{rule: ruleLeftOut, reason: fmt.Sprintf("The tool %q is not one that this agent has. Go on without it.", q.ToolName)}
+	case served:
+		return allow(ruleServer)
 	case isFile:
-		return decidePath(q, input, where.argument, where.optional, root)
+		return decidePath(q, input, where.argument, where.optional, s)
 	case slices.Contains(shells, q.ToolName):
 		return allow(ruleShell)
 	case isAgent(q.ToolName):
 		return allow(ruleAgent)
 	case slices.Contains(books, q.ToolName):
 		return allow(ruleBooks)
+	case slices.Contains(s.allow, q.ToolName):
+		return allow(ruleNamed)
 	case slices.Contains(network, q.ToolName):
 		return decision{rule: ruleNetwork, reason: q.ToolName + " reaches the network, which the workspace policy does not allow. Go on without it."}
 	}
@@ -78,7 +90,8 @@ func decide(q question, root string) decision {
 }
 
 // decidePath allows a file tool inside the workspace, on exactly the path that was looked at.
-func decidePath(q question, input map[string]json.RawMessage, argument string, optional bool, root string) decision {
+func decidePath(q question, input map[string]json.RawMessage, argument string, optional bool, s scope) decision {
+	root := s.root
 	var path string
 	if raw, ok := input[argument]; ok && json.Unmarshal(raw, &path) != nil {
 		return decision{rule: ruleUnreadable, reason: argument + " is not a text"}
@@ -97,12 +110,16 @@ func decidePath(q question, input map[string]json.RawMessage, argument string, o
 		}
 		return decision{rule: ruleUnreadable, reason: argument + " is missing"}
 	}
-	rel, ok := inside(root, path)
-	if !ok {
+	rule, judged := ruleInside, ""
+	if rel, ok := inside(root, path); ok {
+		judged = filepath.Join(root, rel)
+	} else if real, ok := s.skillFile(path); ok && slices.Contains(readers, q.ToolName) {
+		rule, judged = ruleSkill, real
+	} else {
 		return outside(path, root)
 	}
 	// The CLI expands and trims paths in its own ways; it gets the one that was judged.
-	raw, err := json.Marshal(filepath.Join(root, rel))
+	raw, err := json.Marshal(judged)
 	if err != nil {
 		return decision{rule: ruleUnreadable, reason: argument + " cannot be written as JSON"}
 	}
@@ -111,7 +128,7 @@ func decidePath(q question, input map[string]json.RawMessage, argument string, o
 	if err != nil {
 		return decision{rule: ruleUnreadable, reason: "the input cannot be written as JSON"}
 	}
-	return decision{allow: true, rule: ruleInside, input: changed}
+	return decision{allow: true, rule: rule, input: changed}
 }
 
 func outside(path, root string) decision {
@@ -160,7 +177,7 @@ func (s *session) asked(l line, t *agent.Turn) error {
 	case err != nil:
 		d = decision{rule: ruleUnreadable, reason: "the request cannot be read"}
 	case s.pending:
-		d = decide(q, s.place.Workspace)
+		d = decide(q, s.scope)
 	}
 	conv := events.MainConversation
 	if c := s.turn.calls[q.ToolUseID]; c != nil {

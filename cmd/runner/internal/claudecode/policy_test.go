@@ -68,7 +68,7 @@ func TestPolicy(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			d := decide(question{ToolName: c.tool, Input: json.RawMessage(c.input)}, root)
+			d := decide(question{ToolName: c.tool, Input: json.RawMessage(c.input)}, scope{root: root})
 			allowed := c.rule == ruleInside || c.rule == ruleShell || c.rule == ruleAgent || c.rule == ruleBooks
 			if d.rule != c.rule || d.allow != allowed {
 				t.Fatalf("decided %+v", d)
@@ -103,7 +103,7 @@ func FuzzPolicyPath(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		d := decide(question{ToolName: "Write", Input: raw}, root)
+		d := decide(question{ToolName: "Write", Input: raw}, scope{root: root})
 		if !d.allow {
 			return
 		}

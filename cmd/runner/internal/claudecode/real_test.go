@@ -43,18 +43,29 @@ type bench struct {
 
 func newBench(t *testing.T) *bench {
 	t.Helper()
-	if _, err := exec.LookPath("claude"); err != nil {
-		t.Skip("claude is not on the PATH: npm i -g @anthropic-ai/claude-code, or make install")
-	}
-	return benchOn(t, os.Getenv("PATH"))
+	return benchWith(t, recorded(t))
 }
 
-func benchOn(t *testing.T, path string) *bench {
+// recorded is the script of the recordings.
+func recorded(t *testing.T) *server.Script {
 	t.Helper()
 	script, err := server.LoadFile("testdata/script.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
+	return script
+}
+
+func benchWith(t *testing.T, script *server.Script) *bench {
+	t.Helper()
+	if _, err := exec.LookPath("claude"); err != nil {
+		t.Skip("claude is not on the PATH: npm i -g @anthropic-ai/claude-code, or make install")
+	}
+	return benchOn(t, os.Getenv("PATH"), script)
+}
+
+func benchOn(t *testing.T, path string, script *server.Script) *bench {
+	t.Helper()
 	mock, err := server.New(server.Config{Script: script})
 	if err != nil {
 		t.Fatal(err)
@@ -411,7 +422,7 @@ func TestRealInterruptAtOnce(t *testing.T) {
 
 func TestMissing(t *testing.T) {
 	t.Parallel()
-	refusal := benchOn(t, t.TempDir()).start("hello", nil)
+	refusal := benchOn(t, t.TempDir(), recorded(t)).start("hello", nil)
 	if refusal == nil || refusal.Code != "AGENT_NOT_FOUND" || !strings.Contains(refusal.Message, "npm i -g @anthropic-ai/claude-code") {
 		t.Fatalf("refused with %v", refusal)
 	}

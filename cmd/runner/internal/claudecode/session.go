@@ -20,6 +20,7 @@ const maxLog = 4 << 10
 // session translates for one process.
 type session struct {
 	place agent.Place
+	scope scope // of the policy
 	in    agent.Stdin
 	now   func() time.Time
 	lost  string // the session that could not be gone on with, until it was told
@@ -64,18 +65,42 @@ type call struct {
 }
 
 func newSession(place agent.Place, in agent.Stdin, now func() time.Time) *session {
-	return &session{place: place, in: in, now: now, interrupts: map[string]bool{}, turn: newTurnState()}
+	return &session{place: place, scope: scope{root: place.Workspace}, in: in, now: now, interrupts: map[string]bool{}, turn: newTurnState()}
 }
 
 func newTurnState() turnState {
 	return turnState{conversations: map[string]*conversation{}, agents: map[string]string{}, calls: map[string]*call{}}
 }
 
+// handshake is what the CLI is told before any query, of the agent's definition.
+type handshake struct {
+	Prompt    string              `json:"prompt"` // added to the CLI's own system prompt
+	Subagents map[string]subagent `json:"subagents"`
+}
+
+func newHandshake(l agent.Launch) handshake {
+	return handshake{Prompt: l.SystemPrompt, Subagents: subagents(l)}
+}
+
+func (h handshake) says() bool { return h.Prompt != "" || len(h.Subagents) > 0 }
+
+// bytes are the same for the same handshake.
+func (h handshake) bytes() []byte {
+	raw, err := json.Marshal(h)
+	if err != nil {
+		return nil // texts can be encoded
+	}
+	return raw
+}
+
 // initialize is the handshake.
-func (s *session) initialize(prompt string) {
+func (s *session) initialize(h handshake) {
 	request := map[string]any{"subtype": "initialize", "hooks": nil}
-	if prompt != "" {
-		request["appendSystemPrompt"] = prompt
+	if h.Prompt != "" {
+		request["appendSystemPrompt"] = h.Prompt
+	}
+	if len(h.Subagents) > 0 {
+		request["agents"] = h.Subagents
 	}
 	// The values are our own: they can be encoded.
 	_, _ = s.control(request) //nolint:errcheck // see above

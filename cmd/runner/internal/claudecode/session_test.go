@@ -210,7 +210,7 @@ func TestEnds(t *testing.T) {
 		"429":             {`{"subtype":"success","is_error":true,"api_error_status":429,"result":"slow"}`, runner.Ended{Outcome: runner.Failed, Code: "MODEL_RATE_LIMITED", Message: "slow"}},
 		"529":             {`{"subtype":"success","is_error":true,"api_error_status":529,"result":"busy"}`, runner.Ended{Outcome: runner.Failed, Code: "MODEL_ERROR", Message: "busy"}},
 		"stop not asked":  {`{"subtype":"error_during_execution","is_error":true,"terminal_reason":"aborted_tools","errors":["x"]}`, runner.Ended{Outcome: runner.Failed, Code: "AGENT_PROTOCOL", Message: "the agent gave up (aborted_tools): x"}},
-		"too many turns":  {`{"subtype":"error_max_turns","is_error":true,"terminal_reason":"max_turns"}`, runner.Ended{Outcome: runner.Failed, Code: "AGENT_PROTOCOL", Message: "the agent gave up (max_turns): error_max_turns"}},
+		"too many turns":  {`{"subtype":"error_max_turns","is_error":true,"terminal_reason":"max_turns"}`, runner.Ended{Outcome: runner.Failed, Code: "TURN_LIMIT", Message: "the agent gave up (max_turns): error_max_turns"}},
 		"at the start":    {`{"subtype":"error_during_execution","is_error":true,"errors":["No conversation found"]}`, runner.Ended{Outcome: runner.Failed, Code: "AGENT_PROTOCOL", Message: "the agent gave up (error_during_execution): No conversation found"}},
 		"nothing is said": {`{}`, runner.Ended{Outcome: runner.Completed}},
 	} {

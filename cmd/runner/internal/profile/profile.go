@@ -3,6 +3,7 @@ package profile
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,6 +11,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/runner"
 )
 
 // maxSize bounds a profile in bytes.
@@ -23,6 +27,34 @@ type Profile struct {
 	SystemPrompt string `json:"systemPrompt,omitempty"`
 	MemoryFile   string `json:"memoryFile,omitempty"` // content of CLAUDE.md or AGENTS.md
 	Model        string `json:"model,omitempty"`
+
+	Tools      events.ToolChoice     `json:"tools,omitzero"`
+	Subagents  []events.SubagentSpec `json:"subagents,omitempty"`
+	Commands   []events.CommandSpec  `json:"commands,omitempty"`
+	MCPServers []runner.MCPServer    `json:"mcpServers,omitempty"`
+	Skills     []runner.Skill        `json:"skills,omitempty"`
+	MaxTurns   uint32                `json:"maxTurns,omitempty"`
+}
+
+// Fill gives a query what it does not state.
+func (p Profile) Fill(q *runner.Query) {
+	q.Model, q.SystemPrompt, q.MemoryFile = cmp.Or(q.Model, p.Model), cmp.Or(q.SystemPrompt, p.SystemPrompt), cmp.Or(q.MemoryFile, p.MemoryFile)
+	if len(q.Tools.Allow)+len(q.Tools.Deny) == 0 {
+		q.Tools = p.Tools
+	}
+	if len(q.Subagents) == 0 {
+		q.Subagents = p.Subagents
+	}
+	if len(q.Commands) == 0 {
+		q.Commands = p.Commands
+	}
+	if len(q.MCPServers) == 0 {
+		q.MCPServers = p.MCPServers
+	}
+	if len(q.Skills) == 0 {
+		q.Skills = p.Skills
+	}
+	q.MaxTurns = cmp.Or(q.MaxTurns, p.MaxTurns)
 }
 
 // Read decodes a profile; a field that is not known is refused by name.
@@ -38,7 +70,7 @@ func Read(r io.Reader) (Profile, error) {
 	dec := json.NewDecoder(bytes.NewReader(raw))
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(&p); err != nil {
-		return p, fmt.Errorf("profile: want a JSON object of systemPrompt, memoryFile and model: %w", err)
+		return p, fmt.Errorf("profile: want a JSON object of systemPrompt, memoryFile, model, tools, subagents, commands, mcpServers, skills and maxTurns: %w", err)
 	}
 	if dec.More() {
 		return p, errors.New("profile: more than one JSON object")

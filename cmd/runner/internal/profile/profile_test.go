@@ -1,6 +1,7 @@
 package profile_test
 
 import (
+	"reflect"
 	"strings"
 	"testing"
 
@@ -10,10 +11,12 @@ import (
 func TestSaveAndLoad(t *testing.T) {
 	t.Parallel()
 	state := t.TempDir() + "/state"
-	if p, err := profile.Load(state); err != nil || p != (profile.Profile{}) {
+	if p, err := profile.Load(state); err != nil || !reflect.DeepEqual(p, profile.Profile{}) {
 		t.Fatalf("no profile yet: %+v, %v", p, err)
 	}
-	for _, in := range []string{`{"systemPrompt":"be brief"}`, `{"memoryFile":"# M","model":"m1"}`} {
+	for _, in := range []string{`{"systemPrompt":"be brief"}`, `{"memoryFile":"# M","model":"m1"}`,
+		`{"tools":{"allow":["Read"]},"mcpServers":[{"name":"s","type":"stdio","command":["s"],"timeoutMs":1}],"maxTurns":3}`,
+	} {
 		want, err := profile.Read(strings.NewReader(in))
 		if err != nil {
 			t.Fatal(err)
@@ -21,7 +24,7 @@ func TestSaveAndLoad(t *testing.T) {
 		if err := profile.Save(state, want); err != nil {
 			t.Fatal(err)
 		}
-		if got, err := profile.Load(state); err != nil || got != want {
+		if got, err := profile.Load(state); err != nil || !reflect.DeepEqual(got, want) {
 			t.Errorf("loaded %+v, %v; want %+v", got, err, want)
 		}
 	}

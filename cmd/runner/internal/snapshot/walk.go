@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 	"github.com/spoolhq/spool/pkg/workspace/wire"
 )
 
@@ -38,7 +39,7 @@ func (w *walk) tree(root *os.Root, prefix string, depth int) error {
 		return w.skip(prefix, wire.Unreadable)
 	}
 	for _, name := range names {
-		if prefix == wire.State && (name == indexName || name == indexName+".new") {
+		if prefix == wire.State && (name == indexName || name == indexName+".new" || name == agent.Unkept) {
 			continue
 		}
 		if err := w.ctx.Err(); err != nil {

@@ -174,10 +174,11 @@ func (s *Supervisor) prepare(q runner.Query) (*run, *runner.Error) {
 	if err != nil {
 		return nil, &runner.Error{Code: "INTERNAL", Message: err.Error()}
 	}
-	q.Model, q.SystemPrompt = cmp.Or(q.Model, p.Model), cmp.Or(q.SystemPrompt, p.SystemPrompt)
+	p.Fill(&q)
 	launch := agent.Launch{
-		Place: s.cfg.Place, SessionID: q.SessionID, Command: q.Command, Model: q.Model, SystemPrompt: q.SystemPrompt, MemoryFile: p.MemoryFile,
+		Place: s.cfg.Place, SessionID: q.SessionID, Command: q.Command, Model: q.Model, SystemPrompt: q.SystemPrompt, MemoryFile: q.MemoryFile,
 		Policy: q.Policy, Env: q.Env, Environ: s.cfg.Environ, Executable: s.cfg.Executable,
+		Tools: q.Tools, Subagents: q.Subagents, Commands: q.Commands, MCPServers: q.MCPServers, Skills: q.Skills, MaxTurns: q.MaxTurns,
 	}
 	command, err := adapter.Command(launch)
 	if err != nil {

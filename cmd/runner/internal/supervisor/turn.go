@@ -16,6 +16,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/cmd/runner/internal/outfit"
 	"github.com/spoolhq/spool/cmd/runner/internal/process"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/runner"
@@ -200,6 +201,9 @@ func (s *Supervisor) launch(r *run) (*warm, error) {
 		if command, err = r.adapter.Command(r.launch); err != nil {
 			return nil, err
 		}
+	}
+	if err := outfit.Lay(s.cfg.Place.State, command.Files); err != nil {
+		return nil, err
 	}
 	proc, err := s.cfg.Nursery.Start(command, s.cfg.Place.Workspace, runner.MaxLine)
 	if err != nil {

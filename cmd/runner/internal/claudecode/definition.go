@@ -1,0 +1,237 @@
+package claudecode
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/pkg/runner"
+)
+
+// mcpPrefix begins the names of MCP servers' tools: mcp__server__tool.
+const mcpPrefix = "mcp__"
+
+// mcpConfig is where the CLI is told of MCP servers. Their variables and headers may be secrets.
+const mcpConfig = agent.Unkept + "/claude-mcp.json"
+
+// toolName is a tool's name; a rule such as Bash(git *) is none.
+var toolName = regexp.MustCompile(`^[A-Za-z0-9_.:-]+$`)
+
+// checkTools refuses names that would be taken for something else among the CLI's arguments.
+func checkTools(l agent.Launch) error {
+	for field, names := range map[string][]string{"allow": l.Tools.Allow, "deny": l.Tools.Deny} {
+		for i, name := range names {
+			if !toolName.MatchString(name) {
+				return &runner.Error{Code: "INVALID_COMMAND", Message: fmt.Sprintf("query.tools.%s[%d]: %q is not a tool's name", field, i, name)}
+			}
+		}
+	}
+	return nil
+}
+
+// definitionArgs are the flags for what the agent is made of.
+func definitionArgs(l agent.Launch) []string {
+	// Of MCP servers only the agent's: a workspace's would be programs that nobody asked for.
+	args := []string{
+		"--strict-mcp-config",
+		"--disallowedTools", strings.Join(append(slices.Clone(withoutPeople), l.Tools.Deny...), ","),
+	}
+	if len(l.Tools.Allow) > 0 {
+		args = append(args, "--tools", strings.Join(ownTools(l), ","))
+	}
+	if len(l.MCPServers) > 0 {
+		args = append(args, "--mcp-config", filepath.Join(l.State, mcpConfig))
+	}
+	if l.MaxTurns > 0 {
+		args = append(args, "--max-turns", strconv.FormatUint(uint64(l.MaxTurns), 10))
+	}
+	return args
+}
+
+// ownTools are the CLI's own tools that are allowed: those that are named, and
+// those without which sub-agents and skills that the agent has could not be used.
+func ownTools(l agent.Launch) []string {
+	own := slices.DeleteFunc(slices.Clone(l.Tools.Allow), isMCP)
+	if len(l.Subagents) > 0 && !slices.ContainsFunc(own, isAgent) {
+		own = append(own, "Agent")
+	}
+	if len(l.Skills) > 0 && !slices.Contains(own, "Skill") {
+		own = append(own, "Skill")
+	}
+	return own
+}
+
+// definitionFiles are what the CLI reads of the agent from its configuration folder.
+func definitionFiles(l agent.Launch) ([]agent.File, error) {
+	var files []agent.File
+	add := func(path, content string) { files = append(files, agent.File{Path: path, Content: content}) }
+	if l.MemoryFile != "" {
+		add(configName+"/CLAUDE.md", l.MemoryFile)
+	}
+	for _, c := range l.Commands {
+		front := ""
+		if c.Description != "" {
+			front = "---\ndescription: " + quote(c.Description) + "\n---\n"
+		} else if strings.HasPrefix(c.Prompt, "---") {
+			front = "---\n---\n" // the prompt's own dashes are no front matter
+		}
+		add(configName+"/commands/"+c.Name+".md", front+c.Prompt)
+	}
+	for _, s := range l.Skills {
+		files = append(files, agent.File{Path: configName + "/skills/" + s.Name, Link: s.Dir})
+	}
+	if len(l.MCPServers) > 0 {
+		servers, _ := mcpServers(l)
+		raw, err := json.Marshal(map[string]any{"mcpServers": servers})
+		if err != nil {
+			return nil, fmt.Errorf("configuration of MCP servers: %w", err)
+		}
+		add(mcpConfig, string(raw))
+	}
+	return files, nil
+}
+
+// quote makes a scalar of YAML, of which a string of JSON is one.
+func quote(s string) string {
+	raw, err := json.Marshal(s)
+	if err != nil {
+		return `""` // a string can be encoded
+	}
+	return string(raw)
+}
+
+// mcpServer is a server in the CLI's words.
+type mcpServer struct {
+	Type    string            `json:"type"`
+	Command string            `json:"command,omitempty"`
+	Args    []string          `json:"args,omitempty"`
+	Env     map[string]string `json:"env,omitempty"`
+	URL     string            `json:"url,omitempty"`
+	Headers map[string]string `json:"headers,omitempty"`
+	Timeout uint32            `json:"timeout,omitempty"` // milliseconds for a call
+}
+
+// mcpServers writes the servers in the CLI's words. The CLI fills in ${VAR} by
+// itself, and here every variable is filled in already: what looks like one is
+// given by a variable of its own.
+func mcpServers(l agent.Launch) (servers map[string]mcpServer, variables map[string]string) {
+	servers, variables = map[string]mcpServer{}, map[string]string{}
+	literal := func(s string) string {
+		if !strings.Contains(s, "${") {
+			return s
+		}
+		name := fmt.Sprintf("SPOOL_MCP_%d", len(variables)+1)
+		variables[name] = s
+		return "${" + name + "}"
+	}
+	all := func(m map[string]string) map[string]string {
+		out := map[string]string{}
+		for _, k := range slices.Sorted(maps.Keys(m)) {
+			out[k] = literal(m[k])
+		}
+		return out
+	}
+	for _, s := range l.MCPServers {
+		m := mcpServer{Type: s.Type, URL: literal(s.URL), Env: all(s.Env), Headers: all(s.Headers), Timeout: s.TimeoutMs}
+		for i, word := range s.Command {
+			if i == 0 {
+				m.Command = literal(word)
+			} else {
+				m.Args = append(m.Args, literal(word))
+			}
+		}
+		servers[s.Name] = m
+	}
+	return servers, variables
+}
+
+// subagent is a sub-agent in the handshake's words.
+type subagent struct {
+	Description string   `json:"description"`
+	Prompt      string   `json:"prompt"`
+	Tools       []string `json:"tools,omitempty"`
+	Model       string   `json:"model,omitempty"`
+}
+
+func subagents(l agent.Launch) map[string]subagent {
+	if len(l.Subagents) == 0 {
+		return nil
+	}
+	out := map[string]subagent{}
+	for _, a := range l.Subagents {
+		out[a.Name] = subagent{Description: a.Description, Prompt: a.Instructions, Tools: a.Tools, Model: a.Model}
+	}
+	return out
+}
+
+func isMCP(tool string) bool { return strings.HasPrefix(tool, mcpPrefix) }
+
+// notInNames is what the CLI writes as an underscore in the names of tools.
+var notInNames = regexp.MustCompile(`[^A-Za-z0-9_-]`)
+
+// scope is what the policy knows of the agent.
+type scope struct {
+	root    string      // the workspace
+	skills  []string    // folders that may be read
+	allow   []string    // tools that the definition names
+	deny    []string    // likewise
+	servers []mcpServed // its MCP servers
+}
+
+// mcpServed is what a server's tools are called, and which of them the agent has.
+type mcpServed struct {
+	prefix string
+	only   []string // whole names; nil for all
+}
+
+func newScope(l agent.Launch) scope {
+	s := scope{root: l.Workspace, allow: l.Tools.Allow, deny: l.Tools.Deny}
+	for _, k := range l.Skills {
+		s.skills = append(s.skills, k.Dir)
+	}
+	for _, server := range l.MCPServers {
+		m := mcpServed{prefix: mcpPrefix + server.Name + "__"}
+		for _, t := range server.Tools {
+			m.only = append(m.only, m.prefix+notInNames.ReplaceAllString(t, "_"))
+		}
+		// A server of which the definition allows some tools by name has these alone.
+		named := slices.DeleteFunc(slices.Clone(l.Tools.Allow), func(t string) bool { return !strings.HasPrefix(t, m.prefix) })
+		switch {
+		case len(named) > 0 && m.only == nil:
+			m.only = named
+		case len(named) > 0:
+			m.only = slices.DeleteFunc(m.only, func(t string) bool { return !slices.Contains(named, t) })
+		}
+		s.servers = append(s.servers, m)
+	}
+	return s
+}
+
+// serves tells whether a tool is of one of the agent's MCP servers, and whether the agent has it.
+func (s scope) serves(tool string) (known, has bool) {
+	var of mcpServed // the longest that fits: a server's name may begin another's
+	for _, m := range s.servers {
+		if strings.HasPrefix(tool, m.prefix) && len(m.prefix) > len(of.prefix) {
+			of = m
+		}
+	}
+	return of.prefix != "", of.only == nil || slices.Contains(of.only, tool)
+}
+
+// skillFile gives the real path of something that lies in one of the agent's skills.
+func (s scope) skillFile(path string) (string, bool) {
+	real, err := filepath.EvalSymlinks(path)
+	if err != nil || !filepath.IsAbs(path) {
+		return "", false
+	}
+	return real, slices.ContainsFunc(s.skills, func(dir string) bool {
+		dir, err := filepath.EvalSymlinks(dir)
+		return err == nil && under(dir, real)
+	})
+}

@@ -1,0 +1,142 @@
+// Package mcptest is an MCP server for tests of agents: over stdio as the test's
+// own binary started again, and over streamable HTTP within the test.
+package mcptest
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"github.com/spoolhq/spool/pkg/runner"
+)
+
+// as is the variable by which a test's binary knows that it is to be the server.
+const as = "SPOOL_MCPTEST"
+
+// Main stands in the place of m.Run in a TestMain.
+func Main(m *testing.M) {
+	if os.Getenv(as) == "" {
+		os.Exit(m.Run())
+	}
+	if err := newServer().Run(context.Background(), &mcp.StdioTransport{}); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// Stdio is a server that is started by its command.
+func Stdio(t testing.TB, name string, env map[string]string) runner.MCPServer {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := runner.MCPServer{Name: name, Type: "stdio", Command: []string{exe}, Env: map[string]string{as: "stdio"}, TimeoutMs: 30_000}
+	for k, v := range env {
+		s.Env[k] = v
+	}
+	return s
+}
+
+// Web is a server that is reached over HTTP.
+type Web struct {
+	URL string
+
+	mu      sync.Mutex
+	headers []http.Header
+}
+
+// HTTP serves until the test ends.
+func HTTP(t testing.TB) *Web {
+	t.Helper()
+	w := &Web{}
+	handler := mcp.NewStreamableHTTPHandler(func(*http.Request) *mcp.Server { return newServer() }, nil)
+	web := httptest.NewServer(http.HandlerFunc(func(out http.ResponseWriter, r *http.Request) {
+		w.mu.Lock()
+		w.headers = append(w.headers, r.Header.Clone())
+		w.mu.Unlock()
+		handler.ServeHTTP(out, r)
+	}))
+	t.Cleanup(func() {
+		web.CloseClientConnections() // a client's stream stays open for as long as it likes
+		web.Close()
+	})
+	w.URL = web.URL
+	return w
+}
+
+// Header gives the values of a header, of all requests so far.
+func (w *Web) Header(name string) []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var all []string
+	for _, h := range w.headers {
+		all = append(all, h.Get(name))
+	}
+	return all
+}
+
+type echo struct {
+	Text string `json:"text" jsonschema:"what is given back"`
+}
+
+type note struct {
+	Path string `json:"path" jsonschema:"absolute"`
+	Text string `json:"text"`
+}
+
+type variable struct {
+	Name string `json:"name"`
+}
+
+type slow struct {
+	Ms int `json:"ms"`
+}
+
+// newServer has the tools echo, note (writes a file), variable (of its environment), slow and hidden.
+func newServer() *mcp.Server {
+	s := mcp.NewServer(&mcp.Implementation{Name: "mcptest", Version: "1"}, nil)
+	say := func(text string) (*mcp.CallToolResult, any, error) {
+		return &mcp.CallToolResult{Content: []mcp.Content{&mcp.TextContent{Text: text}}}, nil, nil
+	}
+	mcp.AddTool(s, &mcp.Tool{Name: "echo", Description: "Gives a text back."},
+		func(_ context.Context, _ *mcp.CallToolRequest, in echo) (*mcp.CallToolResult, any, error) {
+			return say("echoed " + in.Text)
+		})
+	mcp.AddTool(s, &mcp.Tool{Name: "note", Description: "Writes a file."},
+		func(_ context.Context, _ *mcp.CallToolRequest, in note) (*mcp.CallToolResult, any, error) {
+			if err := os.WriteFile(filepath.Clean(in.Path), []byte(in.Text), 0o600); err != nil {
+				return nil, nil, err
+			}
+			return say("noted")
+		})
+	mcp.AddTool(s, &mcp.Tool{Name: "variable", Description: "Tells a variable of its environment."},
+		func(_ context.Context, _ *mcp.CallToolRequest, in variable) (*mcp.CallToolResult, any, error) {
+			return say(in.Name + " is " + os.Getenv(in.Name))
+		})
+	mcp.AddTool(s, &mcp.Tool{Name: "slow", Description: "Answers late."},
+		func(ctx context.Context, _ *mcp.CallToolRequest, in slow) (*mcp.CallToolResult, any, error) {
+			select {
+			case <-time.After(time.Duration(in.Ms) * time.Millisecond):
+			case <-ctx.Done():
+			}
+			return say("late")
+		})
+	mcp.AddTool(s, &mcp.Tool{Name: "hidden", Description: "Is not offered."},
+		func(_ context.Context, _ *mcp.CallToolRequest, in note) (*mcp.CallToolResult, any, error) {
+			if err := os.WriteFile(filepath.Clean(in.Path), []byte("hidden ran"), 0o600); err != nil {
+				return nil, nil, err
+			}
+			return say("hidden")
+		})
+	return s
+}
