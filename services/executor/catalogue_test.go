@@ -25,22 +25,26 @@ func digestOf(n int) string { return strings.Repeat("0", 56) + fmt.Sprintf("%08x
 // define makes a version of a catalogue entry, as the session and skills services would.
 func (b *bench) define(kind events.Aspect, slug string, n int, payload func(events.Reference) events.Payload) events.Reference {
 	b.t.Helper()
+	ref := events.Reference{Slug: slug, Version: digestOf(n)}
+	b.defineAt(kind, ref, payload(ref))
+	return ref
+}
+
+func (b *bench) defineAt(kind events.Aspect, ref events.Reference, payload events.Payload) {
+	b.t.Helper()
 	entries := eventlog.Entries{Log: b.log}
-	ref := events.Reference{Slug: slug}
 	e, err := entries.Load(b.ctx, ref.Subject(kind, tenant), eventlog.Leader)
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	ref.Version = digestOf(n)
 	id := mint(b.t, events.KindCommand)
-	list, err := versions.Decide(e.State, versions.Apply{Version: ref.Version, Data: payload(ref)})
+	list, err := versions.Decide(e.State, versions.Apply{Version: ref.Version, Data: payload})
 	if err == nil {
 		err = entries.Append(b.ctx, &e, events.Actor{Kind: "service", ID: "test"}, id, list)
 	}
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	return ref
 }
 
 func (b *bench) agent(slug string, n int, spec events.AgentSpec) events.Reference {

@@ -39,7 +39,8 @@ var binaries = sync.OnceValues(func() (string, error) {
 	return dir, nil
 })
 
-// newLocalBench has real sandboxes, the real runner, the built-in agent, and a model that plays a script.
+// newLocalBench has real sandboxes, the real runner, the built-in agent, and a model that plays a script,
+// in which DATA is the data folder.
 func newLocalBench(t *testing.T, script string) *bench {
 	t.Helper()
 	dir, err := binaries()
@@ -47,8 +48,9 @@ func newLocalBench(t *testing.T, script string) *bench {
 		t.Fatalf("build: %v", err)
 	}
 	b := newBench(t, nil)
+	data := t.TempDir()
 	scriptFile := filepath.Join(t.TempDir(), "script.yaml")
-	if err := os.WriteFile(scriptFile, []byte(script), 0o600); err != nil {
+	if err := os.WriteFile(scriptFile, []byte(strings.ReplaceAll(script, "DATA", data)), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -82,7 +84,6 @@ func newLocalBench(t *testing.T, script string) *bench {
 		}
 		return c.Close() == nil
 	})
-	data := t.TempDir()
 	b.local = func(c *executor.Config) {
 		c.DataDir, c.Engine, c.Runner = data, "", filepath.Join(dir, "runner")
 		c.OpenAIBaseURL, c.OpenAIKey = "http://"+addr+"/v1", "test-key-of-the-model"

@@ -75,6 +75,15 @@ func leftovers() error {
 		_, rerr := p.removeVolume(ctx, (&runnerBinary{digest: sum}).volume())
 		problems = append(problems, err, rerr)
 	}
+	// And so are those of skills, one for each engine.
+	shelves, err := p.api.VolumeList(ctx, volume.ListOptions{Filters: filters.NewArgs(filters.Arg("label", labelSkills))})
+	problems = append(problems, err)
+	for _, v := range shelves.Volumes {
+		if strings.HasPrefix(v.Labels[labelSkills], engine) {
+			_, err := p.removeVolume(ctx, v.Name)
+			problems = append(problems, err)
+		}
+	}
 	containers, err := p.api.ContainerList(ctx, container.ListOptions{All: true, Filters: ours})
 	problems = append(problems, err)
 	containers = slices.DeleteFunc(containers, func(c container.Summary) bool { return !strings.HasPrefix(c.Labels[labelEngine], engine) })
