@@ -24,7 +24,8 @@ const PlatformTenant = "platform"
 const Latest = "latest"
 
 // Reference names a version of a catalogue entry. Its string form is
-// [platform/|identity_account/][org/]slug[@version].
+// [platform/|identity_account/][org/]slug[@version]; one that is read, from there or
+// from JSON, has the empty scope for organization, so that references to the same are equal.
 type Reference struct {
 	Scope   Scope  `json:"scope,omitempty"`   // "" means organization
 	Org     string `json:"org,omitempty"`     // within the scope: an organization of the tenant, or the account
@@ -76,13 +77,29 @@ func ParseReference(s string) (Reference, error) {
 	default:
 		return Reference{}, &ReferenceError{Detail: fmt.Sprintf("%q is not [scope/][org/]slug[@version]", clip(s, 64))}
 	}
+	r = r.plain()
 	return r, r.Check()
+}
+
+// plain leaves out the scope that the empty one stands for.
+func (r Reference) plain() Reference {
+	if r.Scope == ScopeOrganization {
+		r.Scope = ""
+	}
+	return r
 }
 
 // String is the form that ParseReference reads.
 func (r Reference) String() string {
 	var b strings.Builder
-	if r.Scope != "" && r.Scope != ScopeOrganization {
+	r = r.plain()
+	switch Scope(r.Org) {
+	case ScopePlatform, ScopeOrganization:
+		if r.Scope == "" { // an organization of this name would be read as a scope
+			b.WriteString(string(ScopeOrganization) + "/")
+		}
+	}
+	if r.Scope != "" {
 		b.WriteString(string(r.Scope) + "/")
 	}
 	if r.Org != "" {
@@ -108,7 +125,9 @@ func (r *Reference) UnmarshalJSON(raw []byte) error {
 	type object Reference // without this method
 	dec := json.NewDecoder(bytes.NewReader(raw))
 	dec.DisallowUnknownFields()
-	return dec.Decode((*object)(r))
+	err := dec.Decode((*object)(r))
+	*r = r.plain()
+	return err
 }
 
 // Check reports a *ReferenceError unless every part is well formed.
@@ -155,7 +174,7 @@ func (r Reference) Subject(kind Aspect, tenant string) Subject {
 // Bare is the reference without its version: the entry itself.
 func (r Reference) Bare() Reference {
 	r.Version = ""
-	return r
+	return r.plain()
 }
 
 // IsDigest tells whether s is a SHA-256 in lower-case hex.

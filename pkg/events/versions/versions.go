@@ -95,7 +95,7 @@ func Decide(s State, c Command) ([]events.Event, error) {
 		return mint(c.Meta, c.Data), nil
 	case Tag:
 		digest, ok := s.Resolve(c.Version)
-		if !ok {
+		if v, known := s.find(digest); !ok || !known || v.Removed || s.Removed { // of one that was dropped nobody knows here whether it ever was
 			return nil, notFound(c.Version)
 		}
 		if s.Tags[c.Tag] == digest {
@@ -107,7 +107,7 @@ func Decide(s State, c Command) ([]events.Event, error) {
 		return mint(c.Meta, c.Data(digest)), nil
 	case Remove:
 		if c.Version != "" {
-			if _, ok := s.find(c.Version); !ok {
+			if v, ok := s.find(c.Version); !ok || v.Removed {
 				return nil, notFound(c.Version)
 			}
 		} else if s.Removed || len(s.Versions) == 0 {
@@ -136,16 +136,17 @@ func (s State) current(version string, tags []string) bool {
 	return !slices.ContainsFunc(tags, func(t string) bool { return s.Tags[t] != version })
 }
 
-// room refuses tags past the bound.
+// room refuses tags past the bound; every entry has latest.
 func (s State) room(tags ...string) error {
-	n := len(s.Tags)
-	for _, t := range tags {
-		if _, ok := s.Tags[t]; !ok {
-			n++
-		}
+	all := maps.Clone(s.Tags)
+	if all == nil {
+		all = map[string]string{}
 	}
-	if n > MaxTags {
-		return &Error{CodeTooManyTags, "tags", fmt.Sprintf("an entry has at most %d tags; give one that it has", MaxTags)}
+	for _, t := range append([]string{events.Latest}, tags...) {
+		all[t] = ""
+	}
+	if len(all) > MaxTags {
+		return &Error{CodeTooManyTags, "tags", fmt.Sprintf("an entry has at most %d tags, with latest; give one that it has", MaxTags)}
 	}
 	return nil
 }
@@ -259,6 +260,9 @@ func (s State) bounded() State {
 		i := slices.IndexFunc(s.Versions, func(v Version) bool {
 			return !slices.Contains(slices.Collect(maps.Values(s.Tags)), v.Digest)
 		})
+		if i < 0 { // no command makes so many tags
+			return s
+		}
 		s.Versions, s.Dropped = slices.Delete(slices.Clone(s.Versions), i, i+1), true
 	}
 	return s

@@ -1,0 +1,157 @@
+package versions_test
+
+import (
+	"encoding/json"
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/versions"
+)
+
+// draw is any command; there are few digests and tags, so that they meet.
+func draw(t *rapid.T) versions.Command {
+	some := rapid.IntRange(1, 6)
+	tags := []string{"a", "b", "c", events.Latest}
+	switch rapid.IntRange(0, 9).Draw(t, "command") {
+	case 0, 1:
+		version := rapid.SampledFrom([]string{"", "a", "b", events.Latest, hex(1), hex(2), hex(3), hex(99)}).Draw(t, "tagged")
+		return tag(version, rapid.SampledFrom(tags).Draw(t, "tag"))
+	case 2:
+		return remove(hex(some.Draw(t, "removed")))
+	case 3:
+		return remove("")
+	case 4: // many, so that old ones are dropped
+		return apply(rapid.IntRange(1, 100_000).Draw(t, "new"))
+	}
+	return apply(some.Draw(t, "applied"), rapid.SliceOfN(rapid.SampledFrom(tags), 0, 3).Draw(t, "tags")...)
+}
+
+// fold applies commits from a sequence on.
+func fold(s versions.State, from uint64, commits [][]events.Event) versions.State {
+	for i, list := range commits {
+		seq := from + uint64(i) + 1
+		s = versions.Fold(s, commitID(seq), list).Settle(seq)
+	}
+	return s
+}
+
+func TestProperties(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		var h history
+		if rapid.Bool().Draw(t, "long") { // begins near the bound
+			for i := range versions.MaxVersions - 2 {
+				if err := h.do(apply(1000 + i)); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		for range rapid.IntRange(1, 40).Draw(t, "commands") {
+			before, stored := h.state, text(t, h.state)
+			c := draw(t)
+			n := len(h.commits)
+			err := h.do(c)
+			if text(t, before) != stored {
+				t.Fatal("the state before was changed")
+			}
+			if err != nil && (len(h.commits) != n || text(t, h.state) != stored) {
+				t.Fatalf("%+v was refused with %v, and changed something", c, err)
+			}
+			holds(t, h.state)
+			kept(t, before, h.state, c)
+			again(t, h, c, err)
+		}
+		cut := rapid.IntRange(0, len(h.commits)).Draw(t, "cut")
+		first := fold(versions.State{}, 0, h.commits[:cut])
+		var loaded versions.State
+		if err := json.Unmarshal([]byte(text(t, first)), &loaded); err != nil {
+			t.Fatal(err)
+		}
+		for name, s := range map[string]versions.State{"in two": first, "in two, stored between": loaded} {
+			if got := text(t, fold(s, uint64(cut), h.commits[cut:])); got != text(t, h.state) {
+				t.Fatalf("folded %s it is\n%s\nat once\n%s", name, got, text(t, h.state))
+			}
+		}
+	})
+}
+
+// holds checks what every state holds to.
+func holds(t *rapid.T, s versions.State) {
+	if len(s.Versions) > versions.MaxVersions || len(s.Tags) > versions.MaxTags || len(s.Commands) > 16 {
+		t.Fatalf("%d versions, %d tags, %d commands", len(s.Versions), len(s.Tags), len(s.Commands))
+	}
+	seen := map[string]bool{}
+	live := map[string]bool{}
+	for _, v := range s.Versions {
+		if seen[v.Digest] || v.At == 0 {
+			t.Fatalf("version %s stands there twice, or nowhere in the log", v.Digest)
+		}
+		seen[v.Digest], live[v.Digest] = true, !v.Removed
+	}
+	if s.Removed && len(s.Tags) > 0 {
+		t.Fatalf("it is removed and has tags %v", s.Tags)
+	}
+	for tag, digest := range s.Tags {
+		if !live[digest] {
+			t.Fatalf("tag %s names %s, which is not there", tag, digest)
+		}
+		if got, ok := s.Resolve(tag); !ok || got != digest {
+			t.Fatalf("tag %s resolves to %s, %v", tag, got, ok)
+		}
+	}
+	if _, ok := s.Tags[events.Latest]; ok == (s.Removed || len(s.Versions) == 0) {
+		t.Fatalf("removed %v, %d versions, latest %v", s.Removed, len(s.Versions), ok)
+	}
+}
+
+// kept checks that a version stays what and where it is, unless it was removed and applied again, or dropped as the oldest.
+func kept(t *rapid.T, before, after versions.State, c versions.Command) {
+	var order []string
+	for _, v := range before.Versions {
+		order = append(order, v.Digest)
+		a, isApply := c.(versions.Apply)
+		back := v.Removed && isApply && a.Version == v.Digest
+		i := slices.IndexFunc(after.Versions, func(w versions.Version) bool { return w.Digest == v.Digest })
+		switch {
+		case i < 0 && !after.Dropped:
+			t.Fatalf("version %s is gone", v.Digest)
+		case i >= 0 && !back && (after.Versions[i].At != v.At || v.Removed && !after.Versions[i].Removed):
+			t.Fatalf("version %+v became %+v", v, after.Versions[i])
+		}
+		if back {
+			order = order[:len(order)-1]
+		}
+	}
+	last := -1
+	for _, d := range order {
+		if i := slices.IndexFunc(after.Versions, func(w versions.Version) bool { return w.Digest == d }); i >= 0 {
+			if i < last {
+				t.Fatalf("version %s moved before an older one", d)
+			}
+			last = i
+		}
+	}
+}
+
+// again delivers the command once more: nothing changes.
+func again(t *rapid.T, h history, c versions.Command, refused error) {
+	if len(h.commits) > 0 && !h.state.Did(commitID(h.seq)) {
+		t.Fatal("the last commit is not remembered")
+	}
+	list, err := versions.Decide(h.state, c)
+	if _, isRemove := c.(versions.Remove); isRemove || refused != nil {
+		if err == nil {
+			t.Fatalf("%+v, once more, made %+v", c, list)
+		}
+		return
+	}
+	if t2, isTag := c.(versions.Tag); isTag && t2.Tag == events.Latest && t2.Version != hex(1) {
+		return // what the version meant may have moved with the tag; the commit is remembered all the same
+	}
+	if err != nil || len(list) > 0 {
+		t.Fatalf("%+v, once more, made %+v, %v", c, list, err)
+	}
+}
