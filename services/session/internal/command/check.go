@@ -1,9 +1,12 @@
 package command
 
 import (
+	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -12,6 +15,7 @@ import (
 	"github.com/spoolhq/spool/pkg/api/command"
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/layers"
 	"github.com/spoolhq/spool/pkg/events/session"
 )
 
@@ -44,21 +48,14 @@ func decode(c command.Command, into any) error {
 }
 
 // created resolves what a session is made from.
-func (h *Handler) created(b command.CreateSession) (events.SessionCreated, error) {
-	out := events.SessionCreated{Agent: b.Agent, AgentVersion: "1", Metadata: b.Metadata}
-	if out.Agent == "" {
-		out.Agent = DefaultAgent
+func (h *Handler) created(ctx context.Context, tenant string, b command.CreateSession) (events.SessionCreated, error) {
+	out := events.SessionCreated{Metadata: b.Metadata}
+	agent, err := h.pin(ctx, tenant, b, &out)
+	if err != nil {
+		return out, err
 	}
-	if out.Agent != DefaultAgent {
-		return out, invalid("agent", fmt.Sprintf("there is no agent %.64q; the one agent is %q", b.Agent, DefaultAgent))
-	}
-	arch := b.Architecture
-	if arch == "" {
-		arch = "spool"
-	}
-	var known bool
-	if out.Architecture, known = architectures[arch]; !known {
-		return out, invalid("architecture", fmt.Sprintf("there is no architecture %.64q; there are claude-code (alias claude-sdk), codex, opencode, acp and spool", b.Architecture))
+	if out.Architecture, err = architecture(b.Architecture, agent); err != nil {
+		return out, err
 	}
 	if out.Provider = b.Provider; out.Provider == "" {
 		out.Provider = h.cfg.Providers[0]
@@ -66,11 +63,46 @@ func (h *Handler) created(b command.CreateSession) (events.SessionCreated, error
 	if !slices.Contains(h.cfg.Providers, out.Provider) {
 		return out, invalid("sandbox", fmt.Sprintf("there is no sandbox provider %.64q here; this installation offers %s", b.Provider, strings.Join(h.cfg.Providers, ", ")))
 	}
-	if err := errors.Join(command.CheckOptions(b.Options), command.CheckCommand(out.Architecture, b.Options.Command)); err != nil {
+	options := inherit(b.Options, agent)
+	if err := errors.Join(command.CheckOptions(options), command.CheckCommand(out.Architecture, options.Command)); err != nil {
 		return out, err
 	}
-	out.Options = h.options(b.Options)
+	out.Options = h.options(options)
 	return out, checkMetadata(b.Metadata)
+}
+
+// architecture is the agent's; without an agent that of the request.
+func architecture(asked string, agent *events.AgentSpec) (string, error) {
+	name := cmp.Or(asked, "spool")
+	if agent != nil {
+		name = cmp.Or(asked, agent.Architecture)
+	}
+	known, ok := architectures[name]
+	if !ok {
+		return "", invalid("architecture", fmt.Sprintf("there is no architecture %.64q; there are claude-code (alias claude-sdk), codex, opencode, acp and spool", asked))
+	}
+	if agent != nil && known != architectures[agent.Architecture] {
+		return "", invalid("architecture", fmt.Sprintf("the agent is made for %s; leave architecture out", agent.Architecture))
+	}
+	return known, nil
+}
+
+// inherit fills in what the agent says where the session says nothing. Hosts are added to the agent's.
+func inherit(o events.Options, agent *events.AgentSpec) events.Options {
+	if agent == nil {
+		return o
+	}
+	o.Model, o.Image = cmp.Or(o.Model, agent.Model), cmp.Or(o.Image, agent.Image)
+	o.TurnLimitMs = cmp.Or(o.TurnLimitMs, agent.Limits.TimeMs)
+	if len(o.Command) == 0 {
+		o.Command = agent.Command
+	}
+	for _, host := range agent.Egress {
+		if !slices.Contains(o.Egress, host) {
+			o.Egress = append(slices.Clone(o.Egress), host)
+		}
+	}
+	return o
 }
 
 // options fills in the service's defaults.
@@ -113,12 +145,12 @@ func checkUpdate(b command.UpdateSession) error {
 func post(c command.Command, b command.PostMessage, base session.Base, l eventlog.Loaded) session.Post {
 	return session.Post{
 		Base: base, ExecutionID: c.ExecutionID, Content: b.Content, Parts: b.Parts, Metadata: b.Metadata,
-		Files: files(c, b.Files), Held: l.Run.Snapshot.Applied, ActiveEnded: l.View().ActiveEnded,
+		Files: files(c, b.Files), Held: l.Run.Snapshot.Applied, ActiveEnded: l.View().ActiveEnded, Environment: b.Environment,
 	}
 }
 
 func checkPost(c command.Command, b command.PostMessage) error {
-	if err := checkFiles(c, b.Files); err != nil {
+	if err := errors.Join(checkFiles(c, b.Files), checkEnvironment(b.Environment)); err != nil {
 		return err
 	}
 	size, text := len(b.Content), b.Content
@@ -138,6 +170,25 @@ func checkPost(c command.Command, b command.PostMessage) error {
 		return invalid("content", "the message is not valid UTF-8")
 	}
 	return checkMetadata(b.Metadata)
+}
+
+// maxVariables bounds the variables of one message.
+const maxVariables = 256
+
+// checkEnvironment refuses names that no variable may have, and secrets that are not sealed.
+func checkEnvironment(list map[string]events.Variable) error {
+	if len(list) > maxVariables {
+		return invalid("environment", fmt.Sprintf("there are %d variables; at most %d are taken", len(list), maxVariables))
+	}
+	for _, name := range slices.Sorted(maps.Keys(list)) {
+		if err := layers.CheckName(name); err != nil {
+			return invalid("environment."+name, err.Error())
+		}
+		if v := list[name]; v.Secret != (v.Sealed != "") || v.Secret && v.Value != "" {
+			return invalid("environment."+name, "a secret has a sealed value and no other; what is no secret has a plain one")
+		}
+	}
+	return nil
 }
 
 func checkMetadata(m json.RawMessage) error {

@@ -99,7 +99,9 @@ func checkIDs(c command.Command) error {
 		return err
 	}
 	switch c.Type {
-	case command.TypeCreateKey, command.TypeRevokeKey:
+	case command.TypeCreateKey, command.TypeRevokeKey,
+		command.TypeApplyAgent, command.TypeApplyInstance, command.TypeApplyEnvironment,
+		command.TypeRemoveAgent, command.TypeRemoveInstance, command.TypeRemoveEnvironment:
 		return nil
 	case command.TypeTerminate:
 		if c.ExecutionID == "" { // the environment
@@ -118,8 +120,12 @@ func (h *Handler) do(ctx context.Context, c command.Command) (command.Answer, er
 	switch c.Type {
 	case command.TypeCreateKey, command.TypeRevokeKey:
 		return h.key(ctx, c)
+	case command.TypeApplyAgent, command.TypeApplyInstance, command.TypeApplyEnvironment:
+		return h.apply(ctx, c)
+	case command.TypeRemoveAgent, command.TypeRemoveInstance, command.TypeRemoveEnvironment:
+		return h.remove(ctx, c)
 	}
-	build, err := h.builder(c)
+	build, err := h.builder(ctx, c)
 	if err != nil {
 		return command.Answer{}, err
 	}
@@ -130,14 +136,14 @@ func (h *Handler) do(ctx context.Context, c command.Command) (command.Answer, er
 // session as it is loaded. What is wrong with the request itself is said at once.
 type builder func(l eventlog.Loaded, base session.Base) (session.Command, error)
 
-func (h *Handler) builder(c command.Command) (builder, error) {
+func (h *Handler) builder(ctx context.Context, c command.Command) (builder, error) {
 	switch c.Type {
 	case command.TypeCreateSession:
 		var b command.CreateSession
 		if err := decode(c, &b); err != nil {
 			return nil, err
 		}
-		created, err := h.created(b)
+		created, err := h.created(ctx, c.Tenant, b)
 		if err == nil {
 			err = checkFiles(c, b.Files)
 		}
@@ -149,7 +155,7 @@ func (h *Handler) builder(c command.Command) (builder, error) {
 		if err := decode(c, &b); err != nil {
 			return nil, err
 		}
-		created, err := h.created(b.Create)
+		created, err := h.created(ctx, c.Tenant, b.Create)
 		if err == nil {
 			err = checkPost(c, b.Post)
 		}
@@ -287,7 +293,9 @@ func label(t command.Type) string {
 	switch t {
 	case command.TypeCreateSession, command.TypeUpdateSession, command.TypePostMessage, command.TypeStartExecution, command.TypeInterrupt, command.TypeCancel,
 		command.TypePause, command.TypeResume, command.TypeTerminate, command.TypeSync, command.TypePutFile, command.TypeRemoveFile,
-		command.TypeDeleteSession, command.TypeCreateKey, command.TypeRevokeKey:
+		command.TypeDeleteSession, command.TypeCreateKey, command.TypeRevokeKey,
+		command.TypeApplyAgent, command.TypeApplyInstance, command.TypeApplyEnvironment,
+		command.TypeRemoveAgent, command.TypeRemoveInstance, command.TypeRemoveEnvironment:
 		return string(t)
 	}
 	return "unknown"

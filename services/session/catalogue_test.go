@@ -1,0 +1,208 @@
+package session_test
+
+import (
+	"context"
+	"encoding/json"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/api/command"
+	"github.com/spoolhq/spool/pkg/bus"
+	"github.com/spoolhq/spool/pkg/definition"
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/session"
+)
+
+func agentSpec(change ...func(*events.AgentSpec)) events.AgentSpec {
+	s := events.AgentSpec{Architecture: "claude-code", Instructions: "You review code with care.", Model: "m-1", Egress: []string{"pypi.org"}}
+	for _, f := range change {
+		f(&s)
+	}
+	return s
+}
+
+var reviewer = events.Reference{Slug: "reviewer"}
+
+func (s *stack) applied(a command.Answer) events.Reference {
+	s.t.Helper()
+	if a.Error != nil || a.Ref == nil || !events.IsDigest(a.Ref.Version) || a.Position == "" {
+		s.t.Fatalf("applied: %+v, %v", a, a.Error)
+	}
+	return *a.Ref
+}
+
+func (s *stack) created(sid string, c command.CreateSession) {
+	s.t.Helper()
+	if a := s.send(command.TypeCreateSession, sid, "", c); a.Error != nil {
+		s.t.Fatal(a.Error)
+	}
+}
+
+func (s *stack) refuses(c command.CreateSession, code, field string) {
+	s.t.Helper()
+	if a := s.send(command.TypeCreateSession, id(events.KindSession), "", c); a.Error == nil || a.Error.Code != code || a.Error.Field != field {
+		s.t.Errorf("%+v is answered with %+v, want %s of %s", c, a.Error, code, field)
+	}
+}
+
+func (s *stack) load(sid string) eventlog.Loaded {
+	s.t.Helper()
+	l, err := s.ses.Load(s.t.Context(), "default", sid, eventlog.Leader)
+	must(s.t, err)
+	return l
+}
+
+// redeliver brings a command again under its id, as another message.
+func (s *stack) redeliver(cmd string, typ command.Type, body any) command.Answer {
+	s.t.Helper()
+	raw, err := json.Marshal(body)
+	must(s.t, err)
+	payload, err := json.Marshal(command.Command{Type: typ, ID: cmd, Tenant: "default", Actor: events.Actor{Kind: "user"}, Body: raw})
+	must(s.t, err)
+	ctx, cancel := context.WithTimeout(s.t.Context(), 20*time.Second)
+	defer cancel()
+	reply, err := bus.Request(ctx, s.js, bus.Command{Subject: topology.CommandSubject(topology.ServiceSession, "default", "key"), ID: id(events.KindCommand), Payload: payload})
+	must(s.t, err)
+	var a command.Answer
+	must(s.t, json.Unmarshal(reply.Payload, &a))
+	return a
+}
+
+// TestAgents: the same spec is the same version; a session pins the one that was the latest, and takes what the agent says.
+func TestAgents(t *testing.T) {
+	t.Parallel()
+	s := newStack(t)
+	s.copy("a", session.Config{})
+	first := s.applied(s.send(command.TypeApplyAgent, "", "", command.ApplyAgent{Ref: reviewer, Tags: []string{"stable"}, Spec: agentSpec()}))
+	want, err := definition.Digest(agentSpec())
+	if err != nil || first.Version != want {
+		t.Errorf("version %s, want %s, %v", first.Version, want, err)
+	}
+	if again := s.send(command.TypeApplyAgent, "", "", command.ApplyAgent{Ref: reviewer, Spec: agentSpec()}); !again.Same || again.Ref.Version != first.Version {
+		t.Errorf("applied again: %+v", again)
+	}
+	pinned := id(events.KindSession)
+	s.created(pinned, command.CreateSession{Agent: "reviewer", Options: events.Options{Egress: []string{"example.com"}}})
+	second := s.applied(s.send(command.TypeApplyAgent, "", "", command.ApplyAgent{Ref: reviewer, Spec: agentSpec(func(a *events.AgentSpec) { a.Model = "m-2" })}))
+	l := s.load(pinned)
+	if l.Life.AgentRef != first || l.Life.Agent != "reviewer" || l.Life.AgentVersion != first.Version || l.Life.Architecture != "claude-code" || l.Life.Options.Model != "m-1" ||
+		strings.Join(l.Life.Options.Egress, " ") != "example.com pypi.org" {
+		t.Errorf("the session is made of %+v", l.Life)
+	}
+	for name, version := range map[string]string{"reviewer": second.Version, "reviewer@latest": second.Version, "reviewer@stable": first.Version, "reviewer@" + first.Version: first.Version} {
+		sid := id(events.KindSession)
+		s.created(sid, command.CreateSession{Agent: name, Architecture: "claude-sdk"})
+		if l := s.load(sid); l.Life.AgentVersion != version {
+			t.Errorf("%s is %s", name, l.Life.AgentVersion)
+		}
+	}
+	s.refuses(command.CreateSession{Agent: "reviewer", Architecture: "codex"}, "INVALID_REQUEST", "architecture")
+	s.refuses(command.CreateSession{Agent: "reviewer@beta"}, "AGENT_NOT_FOUND", "agent")
+	s.refuses(command.CreateSession{Agent: "acme/reviewer"}, "AGENT_NOT_FOUND", "agent")
+	s.refuses(command.CreateSession{Agent: "Reviewer*"}, "INVALID_REQUEST", "agent")
+	s.refuses(command.CreateSession{Agent: "reviewer", Environments: []string{"none"}}, "ENVIRONMENT_NOT_FOUND", "environments[0]")
+	if a := s.send(command.TypeRemoveAgent, "", "", command.Remove{Ref: reviewer}); a.Error != nil {
+		t.Fatalf("remove: %v", a.Error)
+	}
+	s.refuses(command.CreateSession{Agent: "reviewer"}, "AGENT_NOT_FOUND", "agent")
+	if a := s.send(command.TypeRemoveAgent, "", "", command.Remove{Ref: reviewer}); a.Error == nil || a.Error.Code != "AGENT_NOT_FOUND" || a.Error.Field != "ref" {
+		t.Errorf("removed again: %+v", a.Error)
+	}
+	s.post(pinned) // what pinned it goes on
+}
+
+// TestInstances: an instance pins its agent for a session, and names its environments.
+func TestInstances(t *testing.T) {
+	t.Parallel()
+	s := newStack(t)
+	s.copy("a", session.Config{})
+	env := func(slug string, v map[string]events.Variable) command.Answer {
+		return s.send(command.TypeApplyEnvironment, "", "", command.ApplyEnvironment{Ref: events.Reference{Slug: slug}, Spec: events.EnvironmentSpec{Variables: v}})
+	}
+	s.applied(env("staging", map[string]events.Variable{"HOST": {Value: "h"}, "TOKEN": {Secret: true, Sealed: "default.e.x"}}))
+	agent := s.applied(s.send(command.TypeApplyAgent, "", "", command.ApplyAgent{Ref: reviewer, Spec: agentSpec()}))
+	instance := command.ApplyInstance{Ref: events.Reference{Slug: "night"}, Spec: events.InstanceSpec{Agent: reviewer, Environments: []events.Reference{{Slug: "staging"}}}}
+	ref := s.applied(s.send(command.TypeApplyInstance, "", "", instance))
+	sid := id(events.KindSession)
+	s.created(sid, command.CreateSession{Instance: "night", Environments: []string{"staging"}})
+	if l := s.load(sid); l.Life.Instance != ref || l.Life.AgentRef != agent || len(l.Life.Environments) != 1 || l.Life.Environments[0] != (events.Reference{Slug: "staging"}) {
+		t.Errorf("the session is made of %+v", l.Life)
+	}
+	s.refuses(command.CreateSession{Instance: "night", Agent: "reviewer"}, "INVALID_REQUEST", "instance")
+	s.refuses(command.CreateSession{Instance: "day"}, "INSTANCE_NOT_FOUND", "instance")
+	for name, c := range map[string]struct {
+		answer      command.Answer
+		code, field string
+	}{
+		"a secret's value": {env("staging", map[string]events.Variable{"TOKEN": {Secret: true, Value: "oops-plain"}}), "INVALID_REQUEST", "spec.variables.TOKEN.value"},
+		"a bad name":       {env("staging", map[string]events.Variable{"A B": {Value: "x"}}), "INVALID_REQUEST", "spec.variables"},
+		"no such agent": {s.send(command.TypeApplyInstance, "", "", command.ApplyInstance{Ref: events.Reference{Slug: "x"}, Spec: events.InstanceSpec{Agent: events.Reference{Slug: "none"}}}),
+			"AGENT_NOT_FOUND", "spec.agent"},
+		"no such environment": {s.send(command.TypeApplyInstance, "", "", command.ApplyInstance{Ref: events.Reference{Slug: "x"}, Spec: events.InstanceSpec{Agent: reviewer, Environments: []events.Reference{{Slug: "none"}}}}),
+			"ENVIRONMENT_NOT_FOUND", "spec.environments[0]"},
+		"short instructions": {s.send(command.TypeApplyAgent, "", "", command.ApplyAgent{Ref: reviewer, Spec: agentSpec(func(a *events.AgentSpec) { a.Instructions = "short" })}), "INVALID_REQUEST", "spec.instructions"},
+		"a bad slug":         {s.send(command.TypeApplyAgent, "", "", command.ApplyAgent{Ref: events.Reference{Slug: "A>"}, Spec: agentSpec()}), "INVALID_REQUEST", "ref.slug"},
+		"a bad tag":          {s.send(command.TypeApplyAgent, "", "", command.ApplyAgent{Ref: reviewer, Tags: []string{"*"}, Spec: agentSpec()}), "INVALID_REQUEST", "tags[0]"},
+		"the built-in one":   {s.send(command.TypeApplyAgent, "", "", command.ApplyAgent{Ref: events.Reference{Slug: "default"}, Spec: agentSpec()}), "INVALID_REQUEST", "ref.slug"},
+	} {
+		if e := c.answer.Error; e == nil || e.Code != c.code || !strings.HasPrefix(e.Field, c.field) || strings.Contains(e.Detail, "oops-plain") {
+			t.Errorf("%s: %+v", name, e)
+		}
+	}
+}
+
+// TestApplyAtOnce: several copies are given many versions at once; each is there once, and the last one is the latest.
+func TestApplyAtOnce(t *testing.T) {
+	t.Parallel()
+	s := newStack(t)
+	s.copy("a", session.Config{})
+	s.copy("b", session.Config{})
+	var all sync.WaitGroup
+	const versions = 10
+	for i := range versions {
+		for range 2 {
+			all.Go(func() {
+				a, err := s.try(id(events.KindCommand), command.TypeApplyAgent, "", "", command.ApplyAgent{Ref: reviewer, Spec: agentSpec(func(a *events.AgentSpec) { a.Model = string(rune('a' + i)) })})
+				if err != nil || a.Error != nil {
+					t.Errorf("%v, %v", err, a.Error)
+				}
+			})
+		}
+	}
+	all.Wait()
+	e, err := eventlog.Entries{Log: s.log}.Load(t.Context(), reviewer.Subject(events.Agent, "default"), eventlog.Leader)
+	must(t, err)
+	seen := map[string]bool{}
+	for _, v := range e.State.Versions {
+		seen[v.Digest] = true
+	}
+	if len(e.State.Versions) != versions || len(seen) != versions || !seen[e.State.Tags[events.Latest]] {
+		t.Errorf("%d versions, %d of them different, latest %s", len(e.State.Versions), len(seen), e.State.Tags[events.Latest])
+	}
+}
+
+// TestRedeliveredApply: a command that comes again, after others, changes nothing.
+func TestRedeliveredApply(t *testing.T) {
+	t.Parallel()
+	s := newStack(t)
+	s.copy("a", session.Config{})
+	cmd := id(events.KindCommand)
+	body := command.ApplyAgent{Ref: reviewer, Spec: agentSpec()}
+	first, err := s.try(cmd, command.TypeApplyAgent, "", "", body)
+	must(t, err)
+	s.applied(first)
+	second := s.applied(s.send(command.TypeApplyAgent, "", "", command.ApplyAgent{Ref: reviewer, Spec: agentSpec(func(a *events.AgentSpec) { a.Model = "m-2" })}))
+	again := s.redeliver(cmd, command.TypeApplyAgent, body)
+	if again.Error != nil || again.Ref.Version != first.Ref.Version {
+		t.Errorf("answered %+v, %v", again, again.Error)
+	}
+	e, err := eventlog.Entries{Log: s.log}.Load(t.Context(), reviewer.Subject(events.Agent, "default"), eventlog.Leader)
+	must(t, err)
+	if e.State.Tags[events.Latest] != second.Version {
+		t.Errorf("the latest is %s again", e.State.Tags[events.Latest])
+	}
+}

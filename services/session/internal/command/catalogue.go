@@ -1,0 +1,236 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spoolhq/spool/pkg/api/command"
+	"github.com/spoolhq/spool/pkg/definition"
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/versions"
+)
+
+// apply makes a version of an agent, an instance or an environment.
+func (h *Handler) apply(ctx context.Context, c command.Command) (command.Answer, error) {
+	kind, ref, tags, spec, err := h.definition(ctx, c)
+	if err != nil {
+		return command.Answer{}, err
+	}
+	if err := fields("ref.", definition.CheckEntry(ref, tags)); err != nil {
+		return command.Answer{}, err
+	}
+	if ref.Version, err = definition.Digest(spec); err != nil {
+		return command.Answer{}, fmt.Errorf("digest of %s %s: %w", kind, ref, err)
+	}
+	apply := versions.Apply{Version: ref.Version, Tags: tags}
+	switch s := spec.(type) {
+	case events.AgentSpec:
+		apply.Data = events.AgentApplied{Ref: ref, Tags: tags, Spec: s}
+	case events.InstanceSpec:
+		apply.Data = events.InstanceApplied{Ref: ref, Tags: tags, Spec: s}
+	case events.EnvironmentSpec:
+		apply.Data = events.EnvironmentApplied{Ref: ref, Tags: tags, Spec: s}
+	}
+	answer, err := h.entry(ctx, c, ref.Subject(kind, c.Tenant), func(m events.Meta) versions.Command {
+		apply.Meta = m
+		return apply
+	})
+	answer.Ref = &ref
+	return answer, err
+}
+
+// definition decodes and checks what is applied. What it refers to must be there.
+func (h *Handler) definition(ctx context.Context, c command.Command) (kind events.Aspect, ref events.Reference, tags []string, spec any, err error) {
+	switch c.Type {
+	case command.TypeApplyAgent:
+		var b command.ApplyAgent
+		if err = decode(c, &b); err == nil {
+			err = fields("spec.", definition.CheckAgent(b.Spec))
+		}
+		if err == nil && b.Ref.Bare() == (events.Reference{Slug: DefaultAgent}) {
+			err = invalid("ref.slug", "the agent default is built in; choose another slug")
+		}
+		return events.Agent, b.Ref, b.Tags, b.Spec, err
+	case command.TypeApplyInstance:
+		var b command.ApplyInstance
+		if err = decode(c, &b); err == nil {
+			err = fields("spec.", definition.CheckInstance(b.Spec))
+		}
+		if err == nil {
+			_, err = h.resolve(ctx, events.Agent, c.Tenant, "spec.agent", b.Spec.Agent)
+		}
+		for i, e := range b.Spec.Environments {
+			if err == nil {
+				_, err = h.resolve(ctx, events.Environment, c.Tenant, fmt.Sprintf("spec.environments[%d]", i), e)
+			}
+		}
+		return events.Instance, b.Ref, b.Tags, b.Spec, err
+	default:
+		var b command.ApplyEnvironment
+		if err = decode(c, &b); err == nil {
+			err = fields("spec.", definition.CheckEnvironment(b.Spec))
+		}
+		return events.Environment, b.Ref, b.Tags, b.Spec, err
+	}
+}
+
+// fields is the refusal of a definition: the first field that is at fault, and how many others are.
+func fields(prefix string, wrong []definition.FieldError) error {
+	if len(wrong) == 0 {
+		return nil
+	}
+	detail := wrong[0].Detail
+	if n := len(wrong) - 1; n > 0 {
+		detail = fmt.Sprintf("%s (and %d more)", detail, n)
+	}
+	field := wrong[0].Field
+	if !strings.HasPrefix(field, "tags") {
+		field = prefix + field
+	}
+	return invalid(field, detail)
+}
+
+// remove hides an entry.
+func (h *Handler) remove(ctx context.Context, c command.Command) (command.Answer, error) {
+	var b command.Remove
+	if err := decode(c, &b); err != nil {
+		return command.Answer{}, err
+	}
+	if err := fields("ref.", definition.CheckEntry(b.Ref, nil)); err != nil {
+		return command.Answer{}, err
+	}
+	var kind events.Aspect
+	var data events.Payload
+	switch c.Type {
+	case command.TypeRemoveAgent:
+		kind, data = events.Agent, events.AgentRemoved{Ref: b.Ref}
+	case command.TypeRemoveInstance:
+		kind, data = events.Instance, events.InstanceRemoved{Ref: b.Ref}
+	default:
+		kind, data = events.Environment, events.EnvironmentRemoved{Ref: b.Ref}
+	}
+	answer, err := h.entry(ctx, c, b.Ref.Subject(kind, c.Tenant), func(m events.Meta) versions.Command {
+		return versions.Remove{Meta: m, Data: data}
+	})
+	answer.Ref = &b.Ref
+	var refused *command.Error
+	if errors.As(err, &refused) && refused.Code == versions.CodeNotFound {
+		err = missing(kind, "ref", b.Ref)
+	}
+	return answer, err
+}
+
+// entry decides and appends until the guard holds.
+func (h *Handler) entry(ctx context.Context, c command.Command, subject events.Subject, build func(events.Meta) versions.Command) (command.Answer, error) {
+	entries := eventlog.Entries{Log: h.cfg.Sessions.Log}
+	for range maxRounds {
+		e, err := entries.Load(ctx, subject, eventlog.Leader)
+		if err != nil {
+			return command.Answer{}, err
+		}
+		if e.Did(c.ID) {
+			return command.Answer{Position: entries.Position(e).String()}, nil
+		}
+		list, err := versions.Decide(e.State, build(events.Meta{CommandID: c.ID, Now: h.cfg.Now()}))
+		var refused *versions.Error
+		if errors.As(err, &refused) {
+			return command.Answer{}, &command.Error{Code: refused.Code, Field: refused.Field, Detail: refused.Detail}
+		}
+		if err != nil {
+			return command.Answer{}, err
+		}
+		if len(list) == 0 {
+			return command.Answer{Position: entries.Position(e).String(), Same: true}, nil
+		}
+		err = entries.Append(ctx, &e, c.Actor, c.ID, list)
+		var conflict *eventlog.ConflictError
+		if errors.As(err, &conflict) {
+			continue
+		}
+		return command.Answer{Position: entries.Position(e).String()}, err
+	}
+	return command.Answer{}, fmt.Errorf("%s: other writers came first %d times in a row", subject, maxRounds)
+}
+
+// resolve finds what a reference means; one that means nothing is the request's fault.
+func (h *Handler) resolve(ctx context.Context, kind events.Aspect, tenant, field string, ref events.Reference) (events.Payload, error) {
+	if err := ref.Check(); err != nil {
+		return nil, invalid(field, err.Error())
+	}
+	p, err := eventlog.Entries{Log: h.cfg.Sessions.Log}.Resolve(ctx, kind, tenant, ref)
+	var none *eventlog.VersionError
+	if errors.As(err, &none) {
+		return nil, missing(kind, field, ref)
+	}
+	return p, err
+}
+
+// missing is the refusal of a reference that means nothing.
+func missing(kind events.Aspect, field string, ref events.Reference) error {
+	err := &eventlog.VersionError{Kind: kind, Ref: ref}
+	return &command.Error{Code: strings.ToUpper(string(kind)) + "_NOT_FOUND", Field: field, Detail: err.Error()}
+}
+
+// pin resolves the agent that a session is made from, nil for the built-in one, and writes down what it was.
+func (h *Handler) pin(ctx context.Context, tenant string, b command.CreateSession, out *events.SessionCreated) (*events.AgentSpec, error) {
+	for i, s := range b.Environments {
+		field := fmt.Sprintf("environments[%d]", i)
+		ref, err := reference(field, s)
+		if err != nil {
+			return nil, err
+		}
+		// It is resolved again when an execution begins; that it is there at all is said at once.
+		if _, err := h.resolve(ctx, events.Environment, tenant, field, ref); err != nil {
+			return nil, err
+		}
+		out.Environments = append(out.Environments, ref)
+	}
+	agent, field := events.Reference{}, "agent"
+	var err error
+	switch {
+	case b.Instance != "" && b.Agent != "":
+		return nil, invalid("instance", "an instance names its agent: give one of agent and instance")
+	case b.Instance != "":
+		var ref events.Reference
+		if ref, err = reference("instance", b.Instance); err != nil {
+			return nil, err
+		}
+		p, err := h.resolve(ctx, events.Instance, tenant, "instance", ref)
+		if err != nil {
+			return nil, err
+		}
+		instance, ok := p.(events.InstanceApplied)
+		if !ok {
+			return nil, fmt.Errorf("instance %s is a %T", ref, p)
+		}
+		out.Instance, agent, field = instance.Ref, instance.Spec.Agent, "instance"
+	case b.Agent == "" || b.Agent == DefaultAgent:
+		out.Agent, out.AgentVersion = DefaultAgent, "1"
+		return nil, nil
+	default:
+		if agent, err = reference("agent", b.Agent); err != nil {
+			return nil, err
+		}
+	}
+	p, err := h.resolve(ctx, events.Agent, tenant, field, agent)
+	if err != nil {
+		return nil, err
+	}
+	applied, ok := p.(events.AgentApplied)
+	if !ok {
+		return nil, fmt.Errorf("agent %s is a %T", agent, p)
+	}
+	out.Agent, out.AgentVersion, out.AgentRef = applied.Ref.Slug, applied.Ref.Version, applied.Ref
+	return &applied.Spec, nil
+}
+
+func reference(field, s string) (events.Reference, error) {
+	ref, err := events.ParseReference(s)
+	if err != nil {
+		return ref, invalid(field, err.Error())
+	}
+	return ref, nil
+}
