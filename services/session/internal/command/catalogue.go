@@ -188,7 +188,8 @@ func (h *Handler) pin(ctx context.Context, tenant string, b command.CreateSessio
 		}
 		out.Environments = append(out.Environments, ref)
 	}
-	agent, field := events.Reference{}, "agent"
+	var agent events.Reference
+	field := "agent"
 	var err error
 	switch {
 	case b.Instance != "" && b.Agent != "":
