@@ -16,6 +16,7 @@ require (
 	github.com/spoolhq/spool/services/gateway v0.0.0
 	github.com/spoolhq/spool/services/projector v0.0.0
 	github.com/spoolhq/spool/services/session v0.0.0
+	github.com/spoolhq/spool/services/skills v0.0.0
 	go.uber.org/goleak v1.3.0
 	go.yaml.in/yaml/v3 v3.0.6
 	golang.org/x/sync v0.24.0
@@ -110,3 +111,5 @@ replace github.com/spoolhq/spool/services/session => ../services/session
 replace github.com/spoolhq/spool/services/executor => ../services/executor
 
 replace github.com/spoolhq/spool/services/projector => ../services/projector
+
+replace github.com/spoolhq/spool/services/skills => ../services/skills

@@ -13,10 +13,13 @@ require (
 	github.com/spoolhq/spool/services/gateway v0.0.0
 	github.com/spoolhq/spool/services/projector v0.0.0
 	github.com/spoolhq/spool/services/session v0.0.0
+	github.com/spoolhq/spool/services/skills v0.0.0 // indirect
 	golang.org/x/sync v0.24.0
 )
 
 require (
+	filippo.io/age v1.3.2 // indirect
+	filippo.io/hpke v0.4.0 // indirect
 	github.com/Microsoft/go-winio v0.6.3 // indirect
 	github.com/ThreeDotsLabs/watermill v1.5.1 // indirect
 	github.com/alecthomas/kong v1.17.0 // indirect
@@ -90,5 +93,7 @@ replace github.com/spoolhq/spool/services/session => ../services/session
 replace github.com/spoolhq/spool/services/executor => ../services/executor
 
 replace github.com/spoolhq/spool/services/projector => ../services/projector
+
+replace github.com/spoolhq/spool/services/skills => ../services/skills
 
 replace github.com/spoolhq/spool/cmd => ../cmd

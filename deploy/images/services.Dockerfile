@@ -19,6 +19,7 @@ COPY services/gateway/go.mod services/gateway/go.sum services/gateway/
 COPY services/session/go.mod services/session/go.sum services/session/
 COPY services/executor/go.mod services/executor/go.sum services/executor/
 COPY services/projector/go.mod services/projector/go.sum services/projector/
+COPY services/skills/go.mod services/skills/go.sum services/skills/
 COPY cmd/go.mod cmd/go.sum cmd/
 # Tests are not in the image. A package that is no longer needed is passed over.
 RUN go work edit -dropuse=./test && go list -e -f '{{if not .Error}}{{.ImportPath}}{{end}}' \
@@ -38,12 +39,12 @@ ARG RUNNERS=
 RUN set -eu; \
     export GOARCH="${TARGETARCH:-$(go env GOHOSTARCH)}"; \
     go build -trimpath -ldflags "-s -w" -o /out/ ./cmd/spool ./cmd/mockllm ./services/gateway/cmd/gateway ./services/session/cmd/session \
-      ./services/executor/cmd/executor ./services/executor/cmd/egress ./services/projector/cmd/projector; \
+      ./services/executor/cmd/executor ./services/executor/cmd/egress ./services/projector/cmd/projector ./services/skills/cmd/skills; \
     for arch in ${RUNNERS:-$GOARCH}; do \
       GOARCH="$arch" go build -trimpath -ldflags "-s -w" -o "/out/runners/runner-linux-$arch" ./cmd/runner; \
     done
 # All else that a program finds in its image: who it is, whom it trusts, and folders that are its own.
-RUN set -eu; mkdir -p /rootfs/etc/ssl/certs /rootfs/tmp /rootfs/var/lib/spool/egress /rootfs/run/spool/sandboxes /rootfs/run/spool/admin; \
+RUN set -eu; mkdir -p /rootfs/etc/ssl/certs /rootfs/tmp /rootfs/var/lib/spool/egress /rootfs/var/lib/spool/scratch /rootfs/run/spool/sandboxes /rootfs/run/spool/admin; \
     printf 'root:x:0:0:root:/:/nonexistent\nspool:x:10001:10001:spool:/var/lib/spool:/nonexistent\n' > /rootfs/etc/passwd; \
     printf 'root:x:0:\nspool:x:10001:\n' > /rootfs/etc/group; \
     cp /etc/ssl/certs/ca-certificates.crt /rootfs/etc/ssl/certs/; \
@@ -72,6 +73,12 @@ LABEL org.opencontainers.image.title="spool-projector" org.opencontainers.image.
 COPY --from=build /out/projector /projector
 ENTRYPOINT ["/projector"]
 HEALTHCHECK --interval=5s --timeout=10s --start-period=30s --retries=3 CMD ["/projector", "health"]
+
+FROM base AS skills
+LABEL org.opencontainers.image.title="spool-skills" org.opencontainers.image.description="Checks and keeps skills."
+COPY --from=build /out/skills /skills
+ENTRYPOINT ["/skills"]
+HEALTHCHECK --interval=5s --timeout=10s --start-period=30s --retries=3 CMD ["/skills", "health"]
 
 FROM base AS gateway
 LABEL org.opencontainers.image.title="spool-gateway" org.opencontainers.image.description="Serves clients: REST, SSE, WebSocket and gRPC."

@@ -2,6 +2,7 @@ package skill_test
 
 import (
 	"archive/tar"
+	"archive/zip"
 	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
@@ -19,6 +20,7 @@ import (
 	"testing"
 
 	"github.com/spoolhq/spool/pkg/skill"
+	"github.com/spoolhq/spool/pkg/skill/skilltest"
 )
 
 func sum(b []byte) string {
@@ -35,10 +37,10 @@ func must(t testing.TB, err error) {
 
 // sample is a ZIP with a bit of everything that is taken.
 func sample() []byte {
-	return build(
-		file("empty/", ""), document(), item{name: "scripts/run", content: []byte("echo"), mode: 0o100755},
-		file("scripts/tool.py", "#!/usr/bin/env python3\n"), item{name: "a/b/c.txt", content: []byte("deep"), raw: true},
-		file("empty.txt", ""), file("ünïcode/日本.md", "text"), item{name: "setuid", content: []byte("x"), mode: 0o104644},
+	return skilltest.Build(
+		skilltest.File("empty/", ""), skilltest.Document(), skilltest.Item{Name: "scripts/run", Content: []byte("echo"), Mode: 0o100755},
+		skilltest.File("scripts/tool.py", "#!/usr/bin/env python3\n"), skilltest.Item{Name: "a/b/c.txt", Content: []byte("deep"), Raw: true},
+		skilltest.File("empty.txt", ""), skilltest.File("ünïcode/日本.md", "text"), skilltest.Item{Name: "setuid", Content: []byte("x"), Mode: 0o104644},
 	)
 }
 
@@ -69,7 +71,7 @@ func tree(t *testing.T, dir string) map[string]string {
 }
 
 var sampleTree = map[string]string{
-	"empty": "dr-xr-xr-x ", "SKILL.md": "-r--r--r-- " + good, "scripts": "dr-xr-xr-x ", "scripts/run": "-r-xr-xr-x echo",
+	"empty": "dr-xr-xr-x ", "SKILL.md": "-r--r--r-- " + skilltest.Good, "scripts": "dr-xr-xr-x ", "scripts/run": "-r-xr-xr-x echo",
 	"scripts/tool.py": "-r-xr-xr-x #!/usr/bin/env python3\n", "a": "dr-xr-xr-x ", "a/b": "dr-xr-xr-x ", "a/b/c.txt": "-r--r--r-- deep",
 	"empty.txt": "-r--r--r-- ", "ünïcode": "dr-xr-xr-x ", "ünïcode/日本.md": "-r--r--r-- text", "setuid": "-r--r--r-- x",
 }
@@ -79,17 +81,32 @@ func TestCheck(t *testing.T) {
 	z := sample()
 	got, err := skill.Check(t.Context(), bytes.NewReader(z), int64(len(z)), skill.Limits{})
 	want := skill.Found{
-		Name: "pdf-tools", Description: "Reads and fills PDF forms.", Document: good, Files: 7, Bytes: uint64(len(z)),
-		UnpackedBytes: uint64(len(good) + 4 + 23 + 4 + 4 + 1), Digest: sum(z),
+		Name: "pdf-tools", Description: "Reads and fills PDF forms.", Document: skilltest.Good, Files: 7, Bytes: uint64(len(z)),
+		UnpackedBytes: uint64(len(skilltest.Good) + 4 + 23 + 4 + 4 + 1), Digest: sum(z),
 	}
 	if err != nil || got != want {
 		t.Errorf("got  %+v, %v\nwant %+v", got, err, want)
 	}
 	// What other packers write is taken too: data descriptors, no modes.
-	z = pack(t, "SKILL.md", good, "__MACOSX/._SKILL.md", "x", "deep/SKILL.md", "another")
+	z = standard(t, "SKILL.md", skilltest.Good, "__MACOSX/._SKILL.md", "x", "deep/SKILL.md", "another")
 	if got, err = skill.Check(t.Context(), bytes.NewReader(z), int64(len(z)), skill.Limits{}); err != nil || got.Files != 3 {
 		t.Errorf("%+v, %v", got, err)
 	}
+}
+
+// standard is a ZIP by the standard library, of pairs of name and content.
+func standard(t testing.TB, pairs ...string) []byte {
+	t.Helper()
+	var out bytes.Buffer
+	w := zip.NewWriter(&out)
+	for i := 0; i < len(pairs); i += 2 {
+		f, err := w.Create(pairs[i])
+		must(t, err)
+		_, err = f.Write([]byte(pairs[i+1]))
+		must(t, err)
+	}
+	must(t, w.Close())
+	return out.Bytes()
 }
 
 func TestFrontMatter(t *testing.T) {
@@ -103,7 +120,7 @@ func TestFrontMatter(t *testing.T) {
 		"spaces":       {"---  \nname: x\ndescription: one\n--- \n", "one"},
 		"at the limit": {"---\nname: x\ndescription: " + strings.Repeat("é", 1024) + "\n---\n", strings.Repeat("é", 1024)},
 	} {
-		z := build(item{name: "SKILL.md", content: []byte(c.document), raw: true})
+		z := skilltest.Build(skilltest.Item{Name: "SKILL.md", Content: []byte(c.document), Raw: true})
 		got, err := skill.Check(t.Context(), bytes.NewReader(z), int64(len(z)), skill.Limits{})
 		if err != nil || got.Name != "x" || got.Description != c.description || got.Document != c.document {
 			t.Errorf("%s: %+v, %v", name, got, err)
@@ -250,7 +267,7 @@ func TestTar(t *testing.T) {
 
 // TestMemory: a skill at the limit is checked without being held.
 func TestMemory(t *testing.T) {
-	z := build(document(), item{name: "large", content: random(40 << 20), raw: true})
+	z := skilltest.Build(skilltest.Document(), skilltest.Item{Name: "large", Content: skilltest.Random(40 << 20), Raw: true})
 	var before, after runtime.MemStats
 	runtime.GC()
 	runtime.ReadMemStats(&before)

@@ -28,6 +28,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway"
 	"github.com/spoolhq/spool/services/projector"
 	"github.com/spoolhq/spool/services/session"
+	"github.com/spoolhq/spool/services/skills"
 )
 
 // Config of a stack. DataDir is required.
@@ -40,6 +41,7 @@ type Config struct {
 	Session     session.Config
 	Executor    executor.Config
 	Projector   projector.Config
+	Skills      skills.Config
 	Logger      *slog.Logger // nil discards
 }
 
@@ -141,6 +143,7 @@ func (s *Stack) start(ctx, run context.Context) error {
 	}{
 		{topology.UserSession, s.session},
 		{topology.UserProjector, s.projector},
+		{topology.UserSkills, s.skills},
 		{topology.UserExecutor, s.executor},
 		{topology.UserGateway, s.gateway},
 	} {
@@ -190,6 +193,18 @@ func (s *Stack) projector(_, run context.Context, nc *nats.Conn, log eventlog.Lo
 	}
 	s.group.Go(func() error { return svc.Run(run) })
 	return nil
+}
+
+func (s *Stack) skills(ctx, run context.Context, nc *nats.Conn, log eventlog.Log) error {
+	if s.cfg.Skills.Scratch == "" {
+		s.cfg.Skills.Scratch = s.cfg.DataDir
+	}
+	svc, err := skills.New(s.cfg.Skills, skills.Deps{NATS: nc, Log: log, Logger: s.logger("skills")})
+	if err != nil {
+		return err
+	}
+	s.group.Go(func() error { return svc.Run(run) })
+	return s.await(ctx, run, "skills", svc.Ready())
 }
 
 func (s *Stack) executor(ctx, run context.Context, nc *nats.Conn, log eventlog.Log) error {

@@ -17,6 +17,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway"
 	"github.com/spoolhq/spool/services/projector"
 	"github.com/spoolhq/spool/services/session"
+	"github.com/spoolhq/spool/services/skills"
 )
 
 //go:generate go run ./gen ../../../../docs/operations.md
@@ -34,10 +35,11 @@ type program struct {
 // programs are those whose settings and metrics are told, in this order.
 func programs() []program {
 	return []program{
-		{"every service", "Session, projector, gateway and executor all take these.", &daemon.Settings{},
+		{"every service", "Session, projector, skills, gateway and executor all take these.", &daemon.Settings{},
 			func(r prometheus.Registerer) { daemon.WatchConnection(r, nil) }},
 		{"session", "Owns the life of sessions.", &session.Config{}, session.DescribeMetrics},
 		{"projector", "Folds the log into Postgres.", &projector.Config{}, projector.DescribeMetrics},
+		{"skills", "Checks and keeps skills.", &skills.Config{}, skills.DescribeMetrics},
 		{"gateway", "What clients talk to. Its own listener answers /healthz, /readyz and /metrics as well.", &gatewaySettings{}, gateway.DescribeMetrics},
 		{"executor", "Runs agents in sandboxes.", &executor.Config{}, executor.DescribeMetrics},
 		{"egress", "The way out of Docker sandboxes, and the only process that has to hold keys of models. It does not talk to NATS and takes nothing of every service's settings.",

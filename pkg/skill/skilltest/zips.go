@@ -1,0 +1,171 @@
+// Package skilltest makes ZIPs byte by byte: such as no packer makes, and those
+// that must be refused. It is shared by the tests of all that reads skills.
+package skilltest
+
+import (
+	"bytes"
+	"compress/flate"
+	"encoding/binary"
+	"hash/crc32"
+	"strings"
+)
+
+// Good is a SKILL.md that is taken.
+const Good = "---\nname: pdf-tools\ndescription: Reads and fills PDF forms.\n---\n# PDF\n\nDo this.\n"
+
+// Item is an entry of a ZIP that may say anything of itself.
+type Item struct {
+	Name    string
+	Content []byte
+	Mode    uint32 // Unix mode with its type; 0 for a plain file
+	Raw     bool   // stored, not deflated
+	Flags   uint16
+	Method  uint16 // 0 for what Raw says
+	Extra   []byte // of both headers
+	DOS     uint32 // DOS attributes
+
+	Size   *uint32 // what is said in place of the truth
+	CRC    *uint32
+	Local  string // the name in the local header, in place of Name
+	At     *uint32
+	Packed []byte // in place of the packed content
+}
+
+// num is a number to say in place of the truth.
+func num(n uint32) *uint32 { return &n }
+
+// File is a plain file.
+func File(name, content string) Item { return Item{Name: name, Content: []byte(content)} }
+
+// Document is SKILL.md.
+func Document() Item { return File("SKILL.md", Good) }
+
+func deflate(b []byte) []byte {
+	var out bytes.Buffer
+	w, err := flate.NewWriter(&out, flate.BestCompression)
+	if err == nil {
+		_, err = w.Write(b)
+	}
+	if err == nil {
+		err = w.Close()
+	}
+	if err != nil {
+		panic(err)
+	}
+	return out.Bytes()
+}
+
+// Build writes a ZIP byte by byte.
+func Build(items ...Item) []byte {
+	var out, dir []byte
+	for _, it := range items {
+		at := uint32(len(out)) //nolint:gosec // a test's
+		var entry []byte
+		out, entry = it.Write(out, at)
+		dir = append(dir, entry...)
+	}
+	return Finish(out, dir, len(items))
+}
+
+// Finish adds a directory of so many entries, and the end.
+func Finish(out, dir []byte, count int) []byte {
+	le := binary.LittleEndian
+	at := uint32(len(out)) //nolint:gosec // a test's
+	out = append(out, dir...)
+	out = le.AppendUint32(out, 0x06054b50)
+	out = le.AppendUint32(out, 0)
+	out = le.AppendUint16(out, uint16(count)) //nolint:gosec // a test's
+	out = le.AppendUint16(out, uint16(count)) //nolint:gosec // a test's
+	out = le.AppendUint32(out, uint32(len(dir)))
+	out = le.AppendUint32(out, at)
+	return le.AppendUint16(out, 0)
+}
+
+// Write appends the entry as it lies in a ZIP at an offset, and gives it as the directory has it.
+func (it Item) Write(out []byte, at uint32) (with, entry []byte) {
+	le := binary.LittleEndian
+	packed, method := it.Content, uint16(0)
+	if !it.Raw && !strings.HasSuffix(it.Name, "/") {
+		packed, method = deflate(it.Content), 8
+	}
+	if it.Packed != nil {
+		packed = it.Packed
+	}
+	if it.Method != 0 {
+		method = it.Method
+	}
+	crc, size, local := crc32.ChecksumIEEE(it.Content), uint32(len(it.Content)), it.Name //nolint:gosec // a test's
+	if it.CRC != nil {
+		crc = *it.CRC
+	}
+	if it.Size != nil {
+		size = *it.Size
+	}
+	if it.Local != "" {
+		local = it.Local
+	}
+	if it.At != nil {
+		at = *it.At
+	}
+	numbers := func(b []byte) []byte {
+		b = le.AppendUint16(b, 20)
+		b = le.AppendUint16(b, it.Flags)
+		b = le.AppendUint16(b, method)
+		b = le.AppendUint32(b, 0x00210000)
+		b = le.AppendUint32(b, crc)
+		b = le.AppendUint32(b, uint32(len(packed))) //nolint:gosec // a test's
+		return le.AppendUint32(b, size)
+	}
+	if it.At == nil {
+		out = le.AppendUint32(out, 0x04034b50)
+		out = numbers(out)
+		out = le.AppendUint16(out, uint16(len(local)))    //nolint:gosec // a test's
+		out = le.AppendUint16(out, uint16(len(it.Extra))) //nolint:gosec // a test's
+		out = append(append(append(out, local...), it.Extra...), packed...)
+	}
+	entry = le.AppendUint32(entry, 0x02014b50)
+	entry = le.AppendUint16(entry, 3<<8|20)
+	entry = numbers(entry)
+	entry = le.AppendUint16(entry, uint16(len(it.Name)))  //nolint:gosec // a test's
+	entry = le.AppendUint16(entry, uint16(len(it.Extra))) //nolint:gosec // a test's
+	entry = append(entry, 0, 0, 0, 0, 0, 0)               // comment, disk, internal attributes
+	entry = le.AppendUint32(entry, it.Mode<<16|it.DOS)
+	entry = le.AppendUint32(entry, at)
+	return out, append(append(entry, it.Name...), it.Extra...)
+}
+
+// Quoted is Fifield's bomb: each entry's content is the next local header, quoted
+// as a stored block, and all that follows, so that one kernel is unpacked by all of them.
+func Quoted(entries, kernel int) []byte {
+	core := Item{Name: "z", Content: make([]byte, kernel)}
+	body, entry := core.Write(nil, 0)
+	crcs, sizes := crc32.ChecksumIEEE(core.Content), uint32(kernel) //nolint:gosec // a test's
+	content := core.Content
+	dir := [][]byte{entry}
+	offsets := []int{0}
+	for i := range entries {
+		head := body[:30+1] // the local header that comes next
+		quote := append([]byte{0, byte(len(head)), 0, ^byte(len(head)), 0xff}, head...)
+		content = append(bytes.Clone(head), content...)
+		crcs, sizes = crc32.ChecksumIEEE(content), uint32(len(content)) //nolint:gosec // a test's
+		rest := body[30+1:]
+		it := Item{Name: string(rune('a' + i)), CRC: num(crcs), Size: num(sizes), Packed: append(quote, rest...)}
+		own, e := it.Write(nil, 0)
+		// What follows the Quoted header is not repeated, but is the next entry's own content.
+		shared := append(own[:30+1:30+1], quote[:5]...)
+		for j := range offsets {
+			offsets[j] += len(shared)
+		}
+		body = append(shared, body...)
+		dir, offsets = append(dir, e), append(offsets, 0)
+	}
+	skill, e := Document().Write(nil, 0)
+	dir, offsets = append(dir, e), append(offsets, len(body))
+	body = append(body, skill...)
+	var all []byte
+	for i, e := range dir {
+		binary.LittleEndian.PutUint32(e[42:], uint32(offsets[i])) //nolint:gosec // a test's
+		all = append(all, e...)
+	}
+	return Finish(body, all, len(dir))
+}

@@ -1,0 +1,28 @@
+// Command skills is the skills service.
+package main
+
+import (
+	"context"
+	"os"
+
+	"github.com/spoolhq/spool/pkg/daemon"
+	"github.com/spoolhq/spool/services/skills"
+)
+
+type cli struct {
+	daemon.Settings
+	skills.Config
+}
+
+func main() {
+	var c cli
+	os.Exit(daemon.Main("skills", "Checks and keeps skills.", &c, &c.Settings,
+		func(ctx context.Context, env daemon.Env) error {
+			s, err := skills.New(c.Config, skills.Deps{NATS: env.NATS, Log: env.Log, Logger: env.Logger, Metrics: env.Metrics})
+			if err != nil {
+				return err
+			}
+			env.Health.Await("commands", s.Ready())
+			return s.Run(ctx)
+		}))
+}

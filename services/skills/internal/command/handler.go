@@ -1,0 +1,223 @@
+// Package command carries out what gateways ask of skills: it checks, keeps,
+// decides, appends, and answers. Every command has an id, so that a redelivery
+// changes nothing and is answered as the first delivery was.
+package command
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/nats-io/nats.go"
+
+	"github.com/spoolhq/spool/pkg/api/command"
+	"github.com/spoolhq/spool/pkg/bus"
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/versions"
+	"github.com/spoolhq/spool/pkg/skill"
+)
+
+// The codes of refusals that are not skill's.
+const (
+	codeInvalid  = "INVALID_REQUEST"
+	codeNotFound = "SKILL_NOT_FOUND"
+	codeUpload   = "SKILL_UPLOAD_MISSING"
+)
+
+// Config of a Handler; everything is required.
+type Config struct {
+	Entries eventlog.Entries
+	NATS    *nats.Conn
+	Now     func() time.Time
+	Logger  *slog.Logger
+	Scratch string // the folder that ZIPs lie in while they are checked
+
+	// Done is told of each command: its type, its outcome (ok, a refusal's code, or retried) and the time that it took.
+	Done func(typ, outcome string, took time.Duration)
+	// Kept is told of each ZIP that was stored.
+	Kept func()
+}
+
+// Handler carries out commands.
+type Handler struct {
+	cfg    Config
+	keeper keeper
+}
+
+// New makes a Handler. Use comes before the first command.
+func New(cfg Config) *Handler { return &Handler{cfg: cfg} }
+
+// Use gives the bucket of skills.
+func (h *Handler) Use(store Store) { h.keeper.store = store }
+
+// maxRounds bounds how often a command is decided again because another copy
+// wrote first. Past it the command is given back, and delivered again.
+const maxRounds = 64
+
+// Handle is the bus handler for COMMANDS.
+func (h *Handler) Handle(ctx context.Context, msg *message.Message) error {
+	if err := bus.Routed(ctx); err != nil {
+		return err
+	}
+	var c command.Command
+	if err := json.Unmarshal(msg.Payload, &c); err != nil {
+		return bus.Poison(fmt.Errorf("decode command: %w", err))
+	}
+	if err := errors.Join(events.CheckTenant("tenant", c.Tenant), events.CheckID("id", events.KindCommand, c.ID)); err != nil {
+		return bus.Poison(err)
+	}
+	began := time.Now()
+	answer, err := h.do(ctx, c)
+	outcome := "ok"
+	defer func() {
+		took := time.Since(began)
+		h.cfg.Done(label(c.Type), outcome, took)
+		attrs := []any{"command", c.ID, "type", label(c.Type), "tenant", c.Tenant, "outcome", outcome, "took", took}
+		if answer.Ref != nil {
+			attrs = append(attrs, "skill", answer.Ref.String())
+		}
+		h.cfg.Logger.Debug("command", attrs...)
+	}()
+	if refused := refusal(err); refused != nil {
+		answer, outcome = command.Answer{Error: refused}, refused.Code
+	} else if err != nil {
+		outcome = "retried"
+		return bus.Transient(err)
+	}
+	body, err := json.Marshal(answer)
+	if err != nil {
+		return bus.Poison(fmt.Errorf("encode answer: %w", err))
+	}
+	return bus.Reply(h.cfg.NATS, msg, bus.Answer{Payload: body})
+}
+
+// refusal is what the client is told of an error; nil for one that may pass.
+func refusal(err error) *command.Error {
+	var said *command.Error
+	var zip *skill.Error
+	var decided *versions.Error
+	var none *eventlog.VersionError
+	switch {
+	case errors.As(err, &said):
+		return said
+	case errors.As(err, &zip):
+		return &command.Error{Code: zip.Code, Field: zip.Field, Detail: zip.Message()}
+	case errors.As(err, &decided) && decided.Code == versions.CodeNotFound:
+		return &command.Error{Code: codeNotFound, Field: decided.Field, Detail: decided.Detail}
+	case errors.As(err, &decided):
+		return &command.Error{Code: decided.Code, Field: decided.Field, Detail: decided.Detail}
+	case errors.As(err, &none):
+		return notFound(none.Ref)
+	case errors.Is(err, eventlog.ErrTooLarge):
+		return &command.Error{Code: "PAYLOAD_TOO_LARGE", Detail: "the request does not fit into one commit of the log; send less at once"}
+	case errors.Is(err, eventlog.ErrFull):
+		return &command.Error{Code: "UNAVAILABLE", Detail: "the log is at its limit and refuses writes; nothing was stored"}
+	}
+	return nil
+}
+
+func invalid(field, detail string) *command.Error {
+	return &command.Error{Code: codeInvalid, Field: field, Detail: detail}
+}
+
+func notFound(ref events.Reference) *command.Error {
+	if ref.Version == "" {
+		return &command.Error{Code: codeNotFound, Field: "slug", Detail: fmt.Sprintf("there is no skill %s", ref)}
+	}
+	return &command.Error{Code: codeNotFound, Field: "version", Detail: fmt.Sprintf("there is no skill %s, or no such version of it", ref)}
+}
+
+func (h *Handler) do(ctx context.Context, c command.Command) (command.Answer, error) {
+	switch c.Type {
+	case command.TypePushSkill:
+		return h.push(ctx, c)
+	case command.TypeTagSkill:
+		return h.tag(ctx, c)
+	case command.TypeRemoveSkill:
+		return h.remove(ctx, c)
+	}
+	return command.Answer{}, invalid("type", fmt.Sprintf("there is no command %.64q of skills", c.Type))
+}
+
+func decode(c command.Command, into any) error {
+	err := json.Unmarshal(c.Body, into)
+	var ref *events.ReferenceError
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &ref):
+		return badReference(ref)
+	}
+	return invalid("body", fmt.Sprintf("the body of %s does not decode: %v", c.Type, err))
+}
+
+// checkReference refuses what is no reference.
+func checkReference(ref events.Reference) error {
+	var bad *events.ReferenceError
+	switch err := ref.Check(); {
+	case err == nil:
+		return nil
+	case errors.As(err, &bad):
+		return badReference(bad)
+	default:
+		return invalid("ref", err.Error())
+	}
+}
+
+func badReference(bad *events.ReferenceError) error {
+	if bad.Field == "" {
+		return invalid("ref", bad.Detail)
+	}
+	return invalid(bad.Field, bad.Detail)
+}
+
+// decider gives the events that carry a command out on an entry as it is now.
+type decider func(e eventlog.Entry, meta events.Meta) ([]events.Event, error)
+
+// change decides and appends until the guard holds. It gives the entry as the
+// decision found it, and as it is then.
+func (h *Handler) change(ctx context.Context, c command.Command, ref events.Reference, decide decider) (before, after eventlog.Entry, err error) {
+	subject := ref.Subject(events.Skill, c.Tenant)
+	for range maxRounds {
+		e, err := h.cfg.Entries.Load(ctx, subject, eventlog.Leader)
+		if err != nil || e.Did(c.ID) {
+			return e, e, err
+		}
+		before := e
+		list, err := decide(e, events.Meta{CommandID: c.ID, Now: h.cfg.Now()})
+		if err != nil {
+			return before, e, err
+		}
+		if len(list) > 0 {
+			err = h.cfg.Entries.Append(ctx, &e, c.Actor, c.ID, list)
+		}
+		var conflict *eventlog.ConflictError
+		if errors.As(err, &conflict) {
+			continue
+		}
+		return before, e, err
+	}
+	return before, after, fmt.Errorf("skill %s: other writers came first %d times in a row", ref, maxRounds)
+}
+
+// position is of an entry's last commit; "" where there is none.
+func (h *Handler) position(e eventlog.Entry) string {
+	if e.Head.Seq == 0 {
+		return ""
+	}
+	return h.cfg.Entries.Position(e).String()
+}
+
+// label is a type as it is counted; whatever there is none of is one.
+func label(t command.Type) string {
+	switch t {
+	case command.TypePushSkill, command.TypeTagSkill, command.TypeRemoveSkill:
+		return string(t)
+	}
+	return "unknown"
+}

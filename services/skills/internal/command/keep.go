@@ -1,0 +1,82 @@
+package command
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"sync"
+
+	"github.com/spoolhq/spool/pkg/skill"
+)
+
+// Store is the bucket of skills.
+type Store interface {
+	Get(ctx context.Context, name string) (io.ReadCloser, error)
+	Has(ctx context.Context, name string) (bool, error)
+	Put(ctx context.Context, name string, r io.Reader) error
+}
+
+// keeper stores a ZIP once, however many push it at once. Two copies of the
+// service may both begin to; the bucket then has it from the last of them, and
+// the chunks of the other have no name.
+type keeper struct {
+	store Store
+
+	mu   sync.Mutex
+	busy map[string]chan struct{} // by digest; closed when whoever stores it is done
+}
+
+// claim waits until nobody else of this copy stores the digest.
+func (k *keeper) claim(ctx context.Context, digest string) (release func(), err error) {
+	for {
+		k.mu.Lock()
+		other, taken := k.busy[digest]
+		if !taken {
+			own := make(chan struct{})
+			if k.busy == nil {
+				k.busy = map[string]chan struct{}{}
+			}
+			k.busy[digest] = own
+			k.mu.Unlock()
+			return func() {
+				k.mu.Lock()
+				delete(k.busy, digest)
+				k.mu.Unlock()
+				close(own)
+			}, nil
+		}
+		k.mu.Unlock()
+		select {
+		case <-other:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// keep stores a ZIP under its digest unless it is there.
+func (h *Handler) keep(ctx context.Context, digest string, zip *upload) error {
+	release, err := h.keeper.claim(ctx, digest)
+	if err != nil {
+		return err
+	}
+	defer release()
+	has, err := h.keeper.store.Has(ctx, digest)
+	if err != nil || has {
+		return err
+	}
+	if err := h.keeper.store.Put(ctx, digest, io.NewSectionReader(zip.file, 0, zip.size)); err != nil {
+		return err
+	}
+	h.cfg.Kept()
+	return nil
+}
+
+// copyAtMost copies, and refuses what is longer than a skill may be.
+func copyAtMost(w io.Writer, r io.Reader, most int64) (int64, error) {
+	n, err := io.Copy(w, io.LimitReader(r, most+1))
+	if err == nil && n > most {
+		err = &skill.Error{Code: skill.CodeTooLarge, Field: "zip", Detail: fmt.Sprintf("has more than %d bytes", most)}
+	}
+	return n, err
+}

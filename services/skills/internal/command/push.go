@@ -1,0 +1,188 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/spoolhq/spool/pkg/api/command"
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/versions"
+	"github.com/spoolhq/spool/pkg/skill"
+	"github.com/spoolhq/spool/pkg/workspace"
+)
+
+// push makes a version of a ZIP. The answer has all that was found but the
+// document, which whoever pushed it has.
+func (h *Handler) push(ctx context.Context, c command.Command) (command.Answer, error) {
+	var b command.PushSkill
+	if err := decode(c, &b); err != nil {
+		return command.Answer{}, err
+	}
+	if err := checkPush(c, b); err != nil {
+		return command.Answer{}, err
+	}
+	if answer, err := h.again(ctx, c, b); answer.Ref != nil || err != nil {
+		return answer, err
+	}
+	zip, err := h.fetch(ctx, b)
+	if err != nil {
+		return command.Answer{}, err
+	}
+	defer zip.close()
+	found, err := skill.Check(ctx, zip.file, zip.size, skill.Limits{})
+	if err != nil {
+		return command.Answer{}, err
+	}
+	if found.Digest != b.SHA256 {
+		return command.Answer{}, &skill.Error{Code: skill.CodeDigest, Field: "sha256", Detail: fmt.Sprintf("the upload's is %s, not %s", found.Digest, b.SHA256)}
+	}
+	ref := b.Ref
+	if ref.Slug == "" {
+		ref.Slug = found.Name
+	}
+	if ref.Slug != found.Name {
+		return command.Answer{}, &skill.Error{Code: skill.CodeDocument, Field: skill.DocumentName + ": name", Detail: fmt.Sprintf("is %s, and the skill is pushed as %s: make them the same", found.Name, ref.Slug)}
+	}
+	if !b.DryRun {
+		if err := h.keep(ctx, found.Digest, zip); err != nil {
+			return command.Answer{}, err
+		}
+	}
+	ref.Version = found.Digest
+	return h.pushed(ctx, c, b.DryRun, events.SkillPushed{
+		Ref: ref, Tags: b.Tags, Name: found.Name, Description: found.Description, Document: found.Document,
+		Bytes: found.Bytes, UnpackedBytes: found.UnpackedBytes, Files: found.Files,
+	})
+}
+
+func checkPush(c command.Command, b command.PushSkill) error {
+	ref := b.Ref
+	if ref.Slug == "" {
+		ref.Slug = "x" // the name of the front matter stands there
+	}
+	if err := checkReference(ref); err != nil {
+		return err
+	}
+	switch {
+	case ref.Version != "":
+		return invalid("version", "a push makes its version itself: leave it out")
+	case !events.IsDigest(b.SHA256):
+		return invalid("sha256", "the digest is no SHA-256 in hex")
+	case b.Object != command.SkillUpload(c.Tenant, c.ID): // whoever could name another's would read it
+		return invalid("object", "the upload is not this command's")
+	}
+	for i, t := range b.Tags {
+		if !events.IsTag(t) {
+			return badTag(fmt.Sprintf("tag[%d]", i), t)
+		}
+	}
+	return nil
+}
+
+func badTag(field, tag string) error {
+	return invalid(field, fmt.Sprintf("%.64q is not a tag: 1 to 64 characters of a-z, 0-9, dots, hyphens and underscores, the first none of . and -, and no SHA-256", tag))
+}
+
+// again answers a push that was carried out before, without its upload; the
+// zero Answer if there was none, or its skill is not known yet.
+func (h *Handler) again(ctx context.Context, c command.Command, b command.PushSkill) (command.Answer, error) {
+	if b.DryRun || b.Ref.Slug == "" {
+		return command.Answer{}, nil
+	}
+	e, err := h.cfg.Entries.Load(ctx, b.Ref.Subject(events.Skill, c.Tenant), eventlog.Leader)
+	if err != nil || !e.Did(c.ID) {
+		return command.Answer{}, err
+	}
+	data, err := h.cfg.Entries.Resolve(ctx, events.Skill, c.Tenant, at(b.Ref, b.SHA256))
+	p, ok := data.(events.SkillPushed)
+	var removed *eventlog.VersionError
+	if errors.As(err, &removed) || err == nil && !ok {
+		return command.Answer{}, nil // meanwhile it was removed: the upload tells
+	}
+	if err != nil {
+		return command.Answer{}, err
+	}
+	p.Tags = b.Tags
+	return h.answer(ctx, c, p, e, e)
+}
+
+// pushed writes what was found, or only tells what it would change.
+func (h *Handler) pushed(ctx context.Context, c command.Command, dry bool, p events.SkillPushed) (command.Answer, error) {
+	before, after, err := h.change(ctx, c, p.Ref, func(e eventlog.Entry, meta events.Meta) ([]events.Event, error) {
+		list, err := versions.Decide(e.State, versions.Apply{Meta: meta, Version: p.Ref.Version, Tags: p.Tags, Data: p})
+		if dry {
+			list = nil
+		}
+		return list, err
+	})
+	if err != nil {
+		return command.Answer{}, err
+	}
+	return h.answer(ctx, c, p, before, after)
+}
+
+// answer is what a push is told, given its skill before and after it.
+func (h *Handler) answer(ctx context.Context, c command.Command, p events.SkillPushed, before, after eventlog.Entry) (command.Answer, error) {
+	same, err := h.same(ctx, c, before, p.Ref.Version)
+	if err != nil {
+		return command.Answer{}, err
+	}
+	p.Document = ""
+	return command.Answer{Ref: &p.Ref, Same: same, Pushed: &p, Position: h.position(after)}, nil
+}
+
+// same tells whether the version was there before this command made it.
+func (h *Handler) same(ctx context.Context, c command.Command, before eventlog.Entry, digest string) (bool, error) {
+	at := h.cfg.Entries.Position(before)
+	at.Seq = before.State.At(digest)
+	if _, there := before.State.Resolve(digest); !there || at.Seq == 0 {
+		return false, nil
+	}
+	rec, err := h.cfg.Entries.Log.At(ctx, at)
+	return rec.Commit.ID != events.Derive(events.KindCommit, c.ID), err
+}
+
+// upload is a ZIP in a file that has no name any more.
+type upload struct {
+	file *os.File
+	size int64
+}
+
+func (u *upload) close() { _ = u.file.Close() } // it is gone with it
+
+// fetch reads an upload into a file.
+func (h *Handler) fetch(ctx context.Context, b command.PushSkill) (*upload, error) {
+	content, err := h.keeper.store.Get(ctx, b.Object)
+	if err != nil {
+		return nil, missing(err)
+	}
+	defer func() { _ = content.Close() }()
+	f, err := os.CreateTemp(h.cfg.Scratch, "skill-*.zip")
+	if err != nil {
+		return nil, fmt.Errorf("scratch: %w", err)
+	}
+	u := &upload{file: f}
+	if err = os.Remove(f.Name()); err == nil {
+		u.size, err = copyAtMost(f, content, skill.MaxPacked)
+	}
+	if err != nil {
+		u.close()
+		return nil, missing(err)
+	}
+	return u, nil
+}
+
+// missing tells an upload that is not there, or not whole, from what may pass.
+func missing(err error) error {
+	var corrupt *workspace.CorruptError
+	switch {
+	case errors.Is(err, workspace.ErrNotFound):
+		return &command.Error{Code: codeUpload, Field: "object", Detail: "the upload is not there, or no longer: push again"}
+	case errors.As(err, &corrupt):
+		return &command.Error{Code: codeUpload, Field: "object", Detail: "the upload is not whole: push again"}
+	}
+	return err
+}

@@ -1,0 +1,85 @@
+package command
+
+import (
+	"context"
+
+	"github.com/spoolhq/spool/pkg/api/command"
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/versions"
+)
+
+// tag moves a tag to a version that is there.
+func (h *Handler) tag(ctx context.Context, c command.Command) (command.Answer, error) {
+	var b command.TagSkill
+	if err := decode(c, &b); err != nil {
+		return command.Answer{}, err
+	}
+	if err := checkReference(b.Ref); err != nil {
+		return command.Answer{}, err
+	}
+	if !events.IsTag(b.Tag) {
+		return command.Answer{}, badTag("tag", b.Tag)
+	}
+	before, after, err := h.change(ctx, c, b.Ref, func(e eventlog.Entry, meta events.Meta) ([]events.Event, error) {
+		digest, err := h.resolve(ctx, c, e, b.Ref)
+		if err != nil {
+			return nil, err
+		}
+		return versions.Decide(e.State, versions.Tag{Meta: meta, Version: digest, Tag: b.Tag, Data: func(digest string) events.Payload {
+			return events.SkillTagged{Ref: at(b.Ref, digest), Tag: b.Tag}
+		}})
+	})
+	if err != nil {
+		return command.Answer{}, err
+	}
+	ref := at(b.Ref, after.State.Tags[b.Tag])
+	return command.Answer{Ref: &ref, Same: before.Head.Seq == after.Head.Seq && !after.Did(c.ID), Position: h.position(after)}, nil
+}
+
+// remove hides a skill, or one version of it.
+func (h *Handler) remove(ctx context.Context, c command.Command) (command.Answer, error) {
+	var b command.Remove
+	if err := decode(c, &b); err != nil {
+		return command.Answer{}, err
+	}
+	if err := checkReference(b.Ref); err != nil {
+		return command.Answer{}, err
+	}
+	_, after, err := h.change(ctx, c, b.Ref, func(e eventlog.Entry, meta events.Meta) ([]events.Event, error) {
+		ref := b.Ref
+		if ref.Version != "" {
+			digest, err := h.resolve(ctx, c, e, ref)
+			if err != nil {
+				return nil, err
+			}
+			ref.Version = digest
+		}
+		return versions.Decide(e.State, versions.Remove{Meta: meta, Version: ref.Version, Data: events.SkillRemoved{Ref: ref}})
+	})
+	if err != nil {
+		return command.Answer{}, err
+	}
+	return command.Answer{Ref: &b.Ref, Position: h.position(after)}, nil
+}
+
+// resolve gives the digest of a version that is there. One that the state no
+// longer knows is looked for in the chain.
+func (h *Handler) resolve(ctx context.Context, c command.Command, e eventlog.Entry, ref events.Reference) (string, error) {
+	digest, ok := e.State.Resolve(ref.Version)
+	if !ok {
+		return "", notFound(ref)
+	}
+	if e.State.At(digest) == 0 {
+		if _, err := h.cfg.Entries.Resolve(ctx, events.Skill, c.Tenant, at(ref, digest)); err != nil {
+			return "", err
+		}
+	}
+	return digest, nil
+}
+
+// at is a reference to a version.
+func at(ref events.Reference, digest string) events.Reference {
+	ref.Version = digest
+	return ref
+}

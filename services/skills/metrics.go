@@ -1,0 +1,40 @@
+package skills
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// metrics are what a copy counts.
+type metrics struct {
+	commands       *prometheus.CounterVec
+	commandSeconds *prometheus.HistogramVec
+	kept           prometheus.Counter
+}
+
+// newMetrics makes the metrics, and registers them unless nobody reads them.
+func newMetrics(r prometheus.Registerer) *metrics {
+	m := &metrics{
+		commands: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "spool_skills_commands_total", Help: "Commands by their outcome: ok, a refusal's code, or retried for one that is given back to be carried out again.",
+		}, []string{"type", "outcome"}),
+		commandSeconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "spool_skills_command_seconds", Help: "Time to carry a command out, from its delivery to its answer.",
+			Buckets: []float64{.0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60},
+		}, []string{"type"}),
+		kept: prometheus.NewCounter(prometheus.CounterOpts{Name: "spool_skills_kept_total", Help: "ZIPs that were stored; one that was there already is not counted."}),
+	}
+	if r != nil {
+		r.MustRegister(m.commands, m.commandSeconds, m.kept)
+	}
+	return m
+}
+
+// DescribeMetrics registers what the service counts, of none: for documents.
+func DescribeMetrics(r prometheus.Registerer) { newMetrics(r) }
+
+func (m *metrics) command(typ, outcome string, took time.Duration) {
+	m.commands.WithLabelValues(typ, outcome).Inc()
+	m.commandSeconds.WithLabelValues(typ).Observe(took.Seconds())
+}

@@ -1,0 +1,227 @@
+package skills_test
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/spoolhq/spool/pkg/api/command"
+	"github.com/spoolhq/spool/pkg/daemon/settingstest"
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/eventlog/jslog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/skill/skilltest"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/skills"
+)
+
+func TestEverySettingIsTested(t *testing.T) {
+	t.Parallel()
+	settingstest.Covered(t, skills.Config{}, map[string]string{
+		"SPOOL_SKILL_WORKERS": "TestSettingWorkers", "SPOOL_SKILL_SCRATCH": "TestSettingScratch",
+	})
+}
+
+// crowdedLog holds everybody up who reads, and counts them.
+type crowdedLog struct {
+	eventlog.Log
+	full chan struct{} // closed when as many wait as may
+	pass chan struct{} // closed to let them pass
+
+	mu               sync.Mutex
+	may, inside, top int
+}
+
+func (l *crowdedLog) Last(ctx context.Context, subject events.Subject, f eventlog.Freshness) (eventlog.Head, error) {
+	l.mu.Lock()
+	l.inside++
+	if l.top = max(l.top, l.inside); l.inside == l.may {
+		select {
+		case <-l.full:
+		default:
+			close(l.full)
+		}
+	}
+	l.mu.Unlock()
+	select {
+	case <-l.pass:
+	case <-ctx.Done():
+	}
+	l.mu.Lock()
+	l.inside--
+	l.mu.Unlock()
+	return l.Log.Last(ctx, subject, f)
+}
+
+// TestSettingWorkers: as many commands are carried out at once as the setting says, and no more.
+func TestSettingWorkers(t *testing.T) {
+	t.Parallel()
+	for _, workers := range []int{1, 3} {
+		b := newBed(t)
+		js, err := jetstream.New(b.conn(topology.UserSkills))
+		must(t, err)
+		log, err := jslog.New(jslog.Config{JetStream: js})
+		must(t, err)
+		crowd := &crowdedLog{Log: log, may: workers, full: make(chan struct{}), pass: make(chan struct{})}
+		b.run(skills.Config{Workers: workers}, skills.Deps{Log: crowd})
+		var all sync.WaitGroup
+		for range 6 {
+			all.Go(func() {
+				b.send(command.TypeRemoveSkill, id(events.KindCommand), command.Remove{Ref: ref})
+			})
+		}
+		select {
+		case <-crowd.full:
+		case <-time.After(20 * time.Second):
+			t.Error("so many are never carried out at once")
+		}
+		close(crowd.pass)
+		all.Wait()
+		if crowd.top != workers {
+			t.Errorf("%d at once, want %d", crowd.top, workers)
+		}
+	}
+}
+
+// TestSettingScratch: ZIPs lie in that folder while they are checked; one that is gone is said, and a push waits for it.
+func TestSettingScratch(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	scratch := filepath.Join(t.TempDir(), "scratch")
+	must(t, os.Mkdir(scratch, 0o700))
+	var said lines
+	b.run(skills.Config{Scratch: scratch}, skills.Deps{Logger: slog.New(slog.NewTextHandler(&said, nil))})
+	must(t, os.Remove(scratch))
+	answered := make(chan command.Answer, 1)
+	go func() { answered <- b.push(version(1)) }()
+	for deadline := time.Now().Add(20 * time.Second); !said.has(scratch); {
+		if time.Now().After(deadline) {
+			t.Fatal("nobody missed the folder")
+		}
+		select {
+		case a := <-answered:
+			t.Fatalf("answered without the folder: %+v", a)
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	must(t, os.Mkdir(scratch, 0o700))
+	b.ok(<-answered)
+}
+
+// lines keeps what is logged.
+type lines struct {
+	mu  sync.Mutex
+	all strings.Builder
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.all.Write(p)
+}
+
+func (l *lines) has(s string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Contains(l.all.String(), s)
+}
+
+func TestConfig(t *testing.T) {
+	t.Parallel()
+	for field, c := range map[string]skills.Config{
+		"workers:": {Workers: topology.SkillsPending + 1}, "scratch:": {Scratch: "/nowhere/at/all"}, "are required": {},
+	} {
+		if _, err := skills.New(c, skills.Deps{}); err == nil || !strings.Contains(err.Error(), field) {
+			t.Errorf("%s %v", field, err)
+		}
+	}
+	if _, err := skills.New(skills.Config{Workers: -1}, skills.Deps{}); err == nil {
+		t.Error("less than one worker")
+	}
+}
+
+// TestMetricsMove: commands by outcome, and ZIPs that were stored, are counted.
+func TestMetricsMove(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	registry := prometheus.NewRegistry()
+	stop := b.run(skills.Config{}, skills.Deps{Metrics: registry})
+	b.ok(b.push(version(1)))
+	b.ok(b.push(version(1)))
+	b.push(skilltest.Build(skilltest.File("x", "x")))
+	b.send("nonsense", id(events.KindCommand), nil)
+	stop() // what is counted after the answer is counted now
+	want := map[string]float64{
+		"spool_skills_commands_total push_skill ok":                     2,
+		"spool_skills_commands_total push_skill SKILL_DOCUMENT_INVALID": 1,
+		"spool_skills_commands_total unknown INVALID_REQUEST":           1,
+		"spool_skills_command_seconds push_skill":                       3,
+		"spool_skills_kept_total":                                       1,
+	}
+	got := map[string]float64{}
+	list, err := registry.Gather()
+	must(t, err)
+	for _, f := range list {
+		for _, m := range f.GetMetric() {
+			name := f.GetName()
+			labels := map[string]string{}
+			for _, l := range m.GetLabel() {
+				labels[l.GetName()] = l.GetValue()
+			}
+			for _, l := range []string{"type", "outcome"} {
+				if labels[l] != "" {
+					name += " " + labels[l]
+				}
+			}
+			if h := m.GetHistogram(); h != nil {
+				got[name] = float64(h.GetSampleCount())
+			} else {
+				got[name] = m.GetCounter().GetValue()
+			}
+		}
+	}
+	for name, n := range want {
+		if got[name] != n {
+			t.Errorf("%s is %v, want %v", name, got[name], n)
+		}
+	}
+}
+
+// TestWaitsForTheBucket: the service may be there before the bucket is.
+func TestWaitsForTheBucket(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	must(t, b.admin.DeleteObjectStore(t.Context(), topology.BucketSkills))
+	nc := b.conn(topology.UserSkills)
+	var said lines
+	svc, err := skills.New(skills.Config{}, skills.Deps{NATS: nc, Log: b.entries.Log, Logger: slog.New(slog.NewTextHandler(&said, nil))})
+	must(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- svc.Run(ctx) }()
+	defer func() { cancel(); must(t, <-done) }()
+	for deadline := time.Now().Add(20 * time.Second); !said.has("waiting for the bucket"); {
+		if time.Now().After(deadline) {
+			t.Fatal("it does not say that it waits")
+		}
+		select {
+		case <-svc.Ready():
+			t.Fatal("ready without a bucket")
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	must(t, topology.Provision(t.Context(), b.admin, topology.Config{}))
+	select {
+	case <-svc.Ready():
+	case <-time.After(20 * time.Second):
+		t.Fatal("it does not see the bucket")
+	}
+}

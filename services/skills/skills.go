@@ -1,0 +1,170 @@
+// Package skills is the service that owns skills: it checks what is pushed,
+// keeps each ZIP once, under its SHA-256, and writes the versions and tags of
+// each skill into the log. It keeps nothing of its own, so any number of copies
+// may run.
+//
+// A push is uploading while its ZIP is on its way into the bucket, ready once
+// its event is in the log, and failed when it is answered with an error, which
+// says why; a failed one leaves no trace but its upload. Uploads, also those
+// that nobody claims, are the janitor's to remove: services cannot delete.
+package skills
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/spoolhq/spool/pkg/bus"
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/pkg/workspace/natsstore"
+	"github.com/spoolhq/spool/services/skills/internal/command"
+)
+
+const (
+	// commandTime bounds one command: the largest ZIP comes, is unpacked and is stored in it.
+	commandTime = 5 * time.Minute
+	// bucketWait is the pause before the bucket is looked for again.
+	bucketWait = 500 * time.Millisecond
+)
+
+// Config is the service's settings. The zero value takes every default.
+type Config struct {
+	Workers int    `default:"4" env:"SPOOL_SKILL_WORKERS" help:"How many skills one copy checks at once."`
+	Scratch string `env:"SPOOL_SKILL_SCRATCH" help:"The folder that ZIPs lie in while they are checked, up to 100 MiB each; empty means the system's for temporary files."`
+}
+
+// withDefaults is the config with nothing left at zero, or what is wrong with it.
+func (c Config) withDefaults() (Config, error) {
+	if c.Workers == 0 {
+		c.Workers = 4
+	}
+	if c.Workers < 1 || c.Workers > topology.SkillsPending {
+		return c, fmt.Errorf("workers: %d is not between 1 and %d", c.Workers, topology.SkillsPending)
+	}
+	if c.Scratch == "" {
+		c.Scratch = os.TempDir()
+	}
+	if info, err := os.Stat(c.Scratch); err != nil || !info.IsDir() {
+		return c, fmt.Errorf("scratch: %.200q is no folder that can be used", c.Scratch)
+	}
+	return c, nil
+}
+
+// Deps is what the service stands on.
+type Deps struct {
+	NATS   *nats.Conn
+	Log    eventlog.Log
+	Logger *slog.Logger
+	Now    func() time.Time // nil for the clock
+	// Metrics is told what is counted; nil for nobody.
+	Metrics prometheus.Registerer
+}
+
+// Service is one copy of the skills service.
+type Service struct {
+	cfg     Config
+	deps    Deps
+	js      jetstream.JetStream
+	router  *bus.Router
+	handler *command.Handler
+}
+
+// New makes a copy; it talks to nobody yet.
+func New(cfg Config, deps Deps) (*Service, error) {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, fmt.Errorf("skills service: %w", err)
+	}
+	if deps.NATS == nil || deps.Log == nil || deps.Logger == nil {
+		return nil, errors.New("skills service: NATS, Log and Logger are required")
+	}
+	if deps.Now == nil {
+		deps.Now = time.Now
+	}
+	js, err := jetstream.New(deps.NATS)
+	if err != nil {
+		return nil, fmt.Errorf("skills service: %w", err)
+	}
+	s := &Service{cfg: cfg, deps: deps, js: js}
+	if err := s.route(newMetrics(deps.Metrics)); err != nil {
+		return nil, fmt.Errorf("skills service: %w", err)
+	}
+	return s, nil
+}
+
+// route makes the Router and its one handler.
+func (s *Service) route(counts *metrics) error {
+	publisher, err := bus.NewPublisher(bus.PublisherConfig{JetStream: s.js, Deduplicate: true, Logger: s.deps.Logger})
+	if err != nil {
+		return err
+	}
+	if s.router, err = bus.NewRouter(bus.RouterConfig{DeadLetter: publisher, Logger: s.deps.Logger}); err != nil {
+		return err
+	}
+	cfg, topic, err := bus.ForDurable(s.js, topology.SkillsConsumer())
+	if err != nil {
+		return err
+	}
+	cfg.Concurrency, cfg.NakDelay, cfg.Logger = s.cfg.Workers, 200*time.Millisecond, s.deps.Logger
+	sub, err := bus.NewSubscriber(cfg)
+	if err != nil {
+		return err
+	}
+	s.handler = command.New(command.Config{
+		Entries: eventlog.Entries{Log: s.deps.Log}, NATS: s.deps.NATS, Now: s.deps.Now, Logger: s.deps.Logger,
+		Scratch: s.cfg.Scratch, Done: counts.command, Kept: counts.kept.Inc,
+	})
+	// A command is never given up because NATS was away for a while; its deadline ends it.
+	return s.router.Handle("commands", topic, sub, s.handler.Handle, bus.WithTimeout(commandTime), bus.WithMaxDeliveries(-1))
+}
+
+// Ready is closed when commands are taken.
+func (s *Service) Ready() <-chan struct{} { return s.router.Running() }
+
+// Run serves until ctx ends, and then waits for the handlers at work.
+func (s *Service) Run(ctx context.Context) error {
+	store, err := s.bucket(ctx)
+	if err != nil {
+		return err
+	}
+	if store == nil {
+		return nil // ctx has ended
+	}
+	s.handler.Use(store)
+	if err := s.router.Run(ctx); err != nil {
+		return fmt.Errorf("skills service: %w", err)
+	}
+	return nil
+}
+
+// bucket waits until the bucket is there: it is installed after the log, which
+// the service was given. Nil when ctx ends before.
+func (s *Service) bucket(ctx context.Context) (*natsstore.Store, error) {
+	for said := false; ; said = true {
+		try, cancel := context.WithTimeout(ctx, 2*time.Second)
+		store, err := natsstore.Open(try, s.js, topology.BucketSkills)
+		cancel()
+		if err == nil {
+			return store, nil
+		}
+		if s.deps.NATS.IsClosed() {
+			return nil, fmt.Errorf("skills service: %w", err)
+		}
+		if !said {
+			s.deps.Logger.Info("waiting for the bucket of skills", "reason", err.Error())
+		}
+		select {
+		case <-ctx.Done():
+			return nil, nil
+		case <-time.After(bucketWait):
+		}
+	}
+}

@@ -1,0 +1,546 @@
+package skills_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"reflect"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"go.uber.org/goleak"
+
+	"github.com/spoolhq/spool/pkg/api/command"
+	"github.com/spoolhq/spool/pkg/bus"
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/eventlog/jslog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/natsserver"
+	"github.com/spoolhq/spool/pkg/natsserver/natstest"
+	"github.com/spoolhq/spool/pkg/skill/skilltest"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/pkg/workspace/natsstore"
+	"github.com/spoolhq/spool/services/skills"
+)
+
+// TestMain also sees that nothing is left running.
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func id(kind events.Kind) string { return events.Derive(kind, fmt.Sprint(rand.Uint64())) }
+
+func sum(b []byte) string {
+	h := sha256.Sum256(b)
+	return hex.EncodeToString(h[:])
+}
+
+// bed is an installation with its users, and a gateway's connection to it.
+type bed struct {
+	t       *testing.T
+	srv     *natsserver.Server
+	gateway jetstream.JetStream
+	uploads *natsstore.Store // as the gateway
+	entries eventlog.Entries // as admin
+	admin   jetstream.JetStream
+}
+
+func newBed(t *testing.T) *bed {
+	t.Helper()
+	var cfg natsserver.Config
+	for _, u := range topology.Users() {
+		cfg.Users = append(cfg.Users, natsserver.User{Name: u.Name, Publish: u.Publish, Subscribe: u.Subscribe, InboxPrefix: topology.InboxPrefix(u.Name)})
+	}
+	b := &bed{t: t, srv: natstest.RunConfig(t, cfg)}
+	b.admin, b.gateway = b.as(topology.UserAdmin), b.as(topology.UserGateway)
+	must(t, topology.Provision(t.Context(), b.admin, topology.Config{}))
+	log, err := jslog.New(jslog.Config{JetStream: b.admin})
+	must(t, err)
+	b.entries = eventlog.Entries{Log: log}
+	b.uploads, err = natsstore.Open(t.Context(), b.gateway, topology.BucketSkills)
+	must(t, err)
+	return b
+}
+
+// conn is a connection with a user's rights; what the user may not do fails the test.
+func (b *bed) conn(user string) *nats.Conn {
+	b.t.Helper()
+	nc, err := b.srv.ConnectAs(user, nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
+		if errors.Is(err, nats.ErrPermissionViolation) {
+			b.t.Errorf("%s: %v", user, err)
+		}
+	}))
+	must(b.t, err)
+	b.t.Cleanup(nc.Close)
+	return nc
+}
+
+func (b *bed) as(user string) jetstream.JetStream {
+	b.t.Helper()
+	js, err := jetstream.New(b.conn(user))
+	must(b.t, err)
+	return js
+}
+
+// copy starts a copy of the service, with its user's rights alone.
+func (b *bed) copy(cfg skills.Config) {
+	b.t.Helper()
+	b.run(cfg, skills.Deps{})
+}
+
+func (b *bed) run(cfg skills.Config, deps skills.Deps) (stop func()) {
+	b.t.Helper()
+	nc := b.conn(topology.UserSkills)
+	js, err := jetstream.New(nc)
+	must(b.t, err)
+	deps.NATS = nc
+	if deps.Log == nil {
+		deps.Log, err = jslog.New(jslog.Config{JetStream: js})
+		must(b.t, err)
+	}
+	if deps.Logger == nil {
+		deps.Logger = slog.New(slog.DiscardHandler)
+	}
+	svc, err := skills.New(cfg, deps)
+	must(b.t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- svc.Run(ctx) }()
+	select {
+	case <-svc.Ready():
+	case err := <-done:
+		b.t.Fatalf("it ended with %v", err)
+	}
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			b.t.Errorf("a copy ended with %v", err)
+		}
+	})
+	b.t.Cleanup(stop)
+	return stop
+}
+
+const tenant = "acme"
+
+// send carries a command as a gateway does.
+func (b *bed) send(typ command.Type, cmd string, body any) command.Answer {
+	b.t.Helper()
+	raw, err := json.Marshal(body)
+	must(b.t, err)
+	payload, err := json.Marshal(command.Command{Type: typ, ID: cmd, Tenant: tenant, Actor: events.Actor{Kind: "user", ID: "u1"}, Body: raw})
+	must(b.t, err)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	reply, err := bus.Request(ctx, b.gateway, bus.Command{
+		Subject: topology.CommandSubject(topology.ServiceSkills, tenant, id("cat")), ID: cmd, Payload: payload,
+	})
+	must(b.t, err)
+	var a command.Answer
+	must(b.t, json.Unmarshal(reply.Payload, &a))
+	return a
+}
+
+// push uploads a ZIP and pushes it; change says what is otherwise.
+func (b *bed) push(zip []byte, change ...func(*command.PushSkill)) command.Answer {
+	b.t.Helper()
+	return b.pushAs(id(events.KindCommand), zip, change...)
+}
+
+func (b *bed) pushAs(cmd string, zip []byte, change ...func(*command.PushSkill)) command.Answer {
+	b.t.Helper()
+	body := command.PushSkill{Object: command.SkillUpload(tenant, cmd), SHA256: sum(zip)}
+	for _, f := range change {
+		f(&body)
+	}
+	must(b.t, b.uploads.Put(b.t.Context(), command.SkillUpload(tenant, cmd), bytes.NewReader(zip)))
+	return b.send(command.TypePushSkill, cmd, body)
+}
+
+func tags(list ...string) func(*command.PushSkill) {
+	return func(p *command.PushSkill) { p.Tags = list }
+}
+
+func dry(p *command.PushSkill) { p.DryRun = true }
+
+// ok fails the test for a refused command.
+func (b *bed) ok(a command.Answer) command.Answer {
+	b.t.Helper()
+	if a.Error != nil {
+		b.t.Fatalf("refused: %+v", a.Error)
+	}
+	return a
+}
+
+// history is every event of the log.
+func (b *bed) history() (list []events.Payload) {
+	b.t.Helper()
+	for rec, err := range b.entries.Log.Read(b.t.Context(), eventlog.Position{}, eventlog.Filter{}) {
+		must(b.t, err)
+		for _, e := range rec.Events {
+			list = append(list, e.Data)
+		}
+	}
+	return list
+}
+
+// kept are the names of the bucket's objects that are no uploads.
+func (b *bed) kept() (names []string) {
+	b.t.Helper()
+	bucket, err := b.admin.ObjectStore(b.t.Context(), topology.BucketSkills)
+	must(b.t, err)
+	list, err := bucket.List(b.t.Context())
+	if errors.Is(err, jetstream.ErrNoObjectsFound) {
+		return nil
+	}
+	must(b.t, err)
+	for _, o := range list {
+		if !strings.HasPrefix(o.Name, "upload/") {
+			names = append(names, o.Name)
+		}
+	}
+	return names
+}
+
+// version is a ZIP of the skill pdf-tools that is like no other.
+func version(n int) []byte {
+	return skilltest.Build(skilltest.Document(), skilltest.File("n", fmt.Sprint(n)))
+}
+
+var ref = events.Reference{Slug: "pdf-tools"}
+
+func at(v string) events.Reference { return events.Reference{Slug: "pdf-tools", Version: v} }
+
+func TestPush(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.copy(skills.Config{})
+	z := version(1)
+	a := b.ok(b.push(z, tags("stable")))
+	want := events.SkillPushed{
+		Ref: at(sum(z)), Tags: []string{"stable"}, Name: "pdf-tools", Description: "Reads and fills PDF forms.",
+		Bytes: uint64(len(z)), UnpackedBytes: uint64(len(skilltest.Good) + 1), Files: 2,
+	}
+	if a.Ref == nil || *a.Ref != at(sum(z)) || a.Same || !reflect.DeepEqual(*a.Pushed, want) || a.Position == "" {
+		t.Errorf("answer %+v, %+v", a, a.Pushed)
+	}
+	want.Document = skilltest.Good
+	if h := b.history(); len(h) != 1 || !reflect.DeepEqual(h[0], want) {
+		t.Errorf("log %+v", h)
+	}
+	got, err := b.entries.Resolve(t.Context(), events.Skill, tenant, at("stable"))
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("stable is %+v, %v", got, err)
+	}
+	stored, err := b.uploads.Get(t.Context(), sum(z))
+	must(t, err)
+	defer stored.Close() //nolint:errcheck // it never fails
+	if content, err := io.ReadAll(stored); err != nil || !bytes.Equal(content, z) {
+		t.Errorf("stored are %d bytes, %v", len(content), err)
+	}
+	// The same again is the same; with a new tag too, which moves.
+	if again := b.ok(b.push(z, tags("stable"))); !again.Same || again.Position != a.Position {
+		t.Errorf("again: %+v", again)
+	}
+	if tagged := b.ok(b.push(z, tags("v1"))); !tagged.Same || tagged.Position == a.Position {
+		t.Errorf("with a tag: %+v", tagged)
+	}
+	if h := b.history(); len(h) != 2 {
+		t.Errorf("%d events", len(h))
+	}
+}
+
+// TestPushElsewhere: a skill of a scope and an organization is another skill.
+func TestPushElsewhere(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.copy(skills.Config{})
+	for _, r := range []events.Reference{
+		{Scope: events.ScopePlatform, Slug: "pdf-tools"}, {Scope: events.ScopeAccount, Org: "ann", Slug: "pdf-tools"}, {Org: "team", Slug: "pdf-tools"}, {Org: "other"},
+	} {
+		a := b.ok(b.push(version(1), func(p *command.PushSkill) { p.Ref = r }))
+		r.Slug, r.Version = "pdf-tools", sum(version(1))
+		if a.Same || *a.Ref != r {
+			t.Errorf("%s: %+v", r, a)
+		}
+		if p, err := b.entries.Resolve(t.Context(), events.Skill, tenant, r); err != nil || p.(events.SkillPushed).Ref != r {
+			t.Errorf("%s: %+v, %v", r, p, err)
+		}
+	}
+	if names := b.kept(); len(names) != 1 {
+		t.Errorf("kept %q", names)
+	}
+}
+
+func TestDryRun(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.copy(skills.Config{})
+	z := version(1)
+	a := b.ok(b.push(z, dry, tags("x")))
+	if a.Same || a.Position != "" || *a.Ref != at(sum(z)) || a.Pushed.Name != "pdf-tools" {
+		t.Errorf("%+v", a)
+	}
+	if h, k := b.history(), b.kept(); len(h) != 0 || len(k) != 0 {
+		t.Errorf("%d events, kept %q", len(h), k)
+	}
+	b.ok(b.push(z))
+	if a := b.ok(b.push(z, dry)); !a.Same {
+		t.Errorf("of what is there: %+v", a)
+	}
+	bad := skilltest.Build(skilltest.File("README.md", "x"))
+	if a := b.push(bad, dry); a.Error == nil || a.Error.Code != "SKILL_DOCUMENT_INVALID" {
+		t.Errorf("of a bad one: %+v", a)
+	}
+}
+
+// TestRedelivery: a command that comes again changes nothing, and is answered as before, whatever happened meanwhile.
+func TestRedelivery(t *testing.T) {
+	t.Parallel()
+	for name, slug := range map[string]string{"slug": "pdf-tools", "no slug": ""} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBed(t)
+			b.copy(skills.Config{})
+			named := func(p *command.PushSkill) { p.Ref.Slug = slug }
+			first, second, tag, rm := id(events.KindCommand), id(events.KindCommand), id(events.KindCommand), id(events.KindCommand)
+			one := b.ok(b.pushAs(first, version(1), named, tags("a")))
+			two := b.ok(b.pushAs(second, version(2), named))
+			tagged := b.ok(b.send(command.TypeTagSkill, tag, command.TagSkill{Ref: at("a"), Tag: "b"}))
+			b.ok(b.send(command.TypeRemoveSkill, rm, command.Remove{Ref: at("b")}))
+			before := len(b.history())
+			again := b.ok(b.pushAs(second, version(2), named))
+			if again.Same != two.Same || *again.Ref != *two.Ref || !reflect.DeepEqual(again.Pushed, two.Pushed) {
+				t.Errorf("again %+v, first %+v", again, two)
+			}
+			// Its version was removed meanwhile; it does not come back.
+			again = b.ok(b.pushAs(first, version(1), named, tags("a")))
+			if *again.Ref != *one.Ref || !reflect.DeepEqual(again.Pushed, one.Pushed) {
+				t.Errorf("again %+v, first %+v", again, one)
+			}
+			if a := b.send(command.TypeTagSkill, tag, command.TagSkill{Ref: at("a"), Tag: "b"}); a.Error != nil || a.Same != tagged.Same {
+				t.Errorf("tag again: %+v", a)
+			}
+			b.ok(b.send(command.TypeRemoveSkill, rm, command.Remove{Ref: at("b")}))
+			if after := len(b.history()); after != before {
+				t.Errorf("%d events more", after-before)
+			}
+		})
+	}
+}
+
+func TestTagAndRemove(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.copy(skills.Config{})
+	one, two := version(1), version(2)
+	b.ok(b.push(one))
+	b.ok(b.push(two, tags("stable")))
+	tag := func(version, tag string) command.Answer {
+		return b.send(command.TypeTagSkill, id(events.KindCommand), command.TagSkill{Ref: at(version), Tag: tag})
+	}
+	remove := func(version string) command.Answer {
+		return b.send(command.TypeRemoveSkill, id(events.KindCommand), command.Remove{Ref: at(version)})
+	}
+	means := func(version, want string) {
+		t.Helper()
+		got, err := b.entries.Resolve(t.Context(), events.Skill, tenant, at(version))
+		p, _ := got.(events.SkillPushed)
+		if want == "" && err == nil || want != "" && (err != nil || p.Ref.Version != want) {
+			t.Errorf("%q is %q, %v; want %q", version, p.Ref.Version, err, want)
+		}
+	}
+	if a := b.ok(tag(sum(one), "stable")); *a.Ref != at(sum(one)) || a.Same || a.Position == "" {
+		t.Errorf("%+v", a)
+	}
+	means("stable", sum(one))
+	if a := b.ok(tag("stable", "old")); *a.Ref != at(sum(one)) || a.Same {
+		t.Errorf("by tag: %+v", a)
+	}
+	if a := b.ok(tag("old", "stable")); !a.Same {
+		t.Errorf("the same: %+v", a)
+	}
+	if a := b.ok(tag("", "newest")); *a.Ref != at(sum(two)) {
+		t.Errorf("latest: %+v", a)
+	}
+	b.ok(tag(sum(one), events.Latest)) // back to it
+	means("", sum(one))
+	b.ok(remove("old"))
+	means(sum(one), "")
+	means("stable", "")
+	means("", sum(two))
+	b.ok(remove(""))
+	means("", "")
+	means(sum(two), sum(two)) // what pinned it goes on
+	b.ok(b.push(one))
+	means("", sum(one))
+	for name, a := range map[string]command.Answer{
+		"tag of none":      tag("nothing", "x"),
+		"tag of a digest":  tag(strings.Repeat("a", 64), "x"),
+		"remove none":      remove("nothing"),
+		"another skill":    b.send(command.TypeRemoveSkill, id(events.KindCommand), command.Remove{Ref: events.Reference{Slug: "none"}}),
+		"tag of no skill":  b.send(command.TypeTagSkill, id(events.KindCommand), command.TagSkill{Ref: events.Reference{Slug: "none"}, Tag: "x"}),
+		"platform's, none": b.send(command.TypeRemoveSkill, id(events.KindCommand), command.Remove{Ref: events.Reference{Scope: events.ScopePlatform, Slug: "pdf-tools"}}),
+	} {
+		if a.Error == nil || a.Error.Code != "SKILL_NOT_FOUND" || a.Error.Field == "" || a.Error.Detail == "" {
+			t.Errorf("%s: %+v", name, a.Error)
+		}
+	}
+}
+
+// TestRefused: what is wrong with a command is said, with its field, and nothing is written.
+func TestRefused(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.copy(skills.Config{})
+	z := version(1)
+	b.ok(b.push(z))
+	before := len(b.history())
+	push := func(change func(*command.PushSkill)) command.Answer { return b.push(version(2), change) }
+	send := func(typ command.Type, body any) command.Answer { return b.send(typ, id(events.KindCommand), body) }
+	for _, c := range []struct {
+		name, code, field string
+		answer            command.Answer
+	}{
+		{"another slug", "SKILL_DOCUMENT_INVALID", "SKILL.md: name", push(func(p *command.PushSkill) { p.Ref.Slug = "xls" })},
+		{"a slug that is none", "INVALID_REQUEST", "slug", push(func(p *command.PushSkill) { p.Ref.Slug = "A b" })},
+		{"a version", "INVALID_REQUEST", "version", push(func(p *command.PushSkill) { p.Ref.Version = "v1" })},
+		{"a scope that is none", "INVALID_REQUEST", "scope", push(func(p *command.PushSkill) { p.Ref.Scope = "world" })},
+		{"no digest", "INVALID_REQUEST", "sha256", push(func(p *command.PushSkill) { p.SHA256 = "abc" })},
+		{"another's upload", "INVALID_REQUEST", "object", push(func(p *command.PushSkill) { p.Object = command.SkillUpload("other", id(events.KindCommand)) })},
+		{"a kept ZIP for an upload", "INVALID_REQUEST", "object", push(func(p *command.PushSkill) { p.Object = sum(z) })},
+		{"a tag that is none", "INVALID_REQUEST", "tag[1]", push(tags("ok", "No"))},
+		{"too many tags", "TOO_MANY_TAGS", "tags", push(tags(many(65)...))},
+		{"tag without a name", "INVALID_REQUEST", "tag", send(command.TypeTagSkill, command.TagSkill{Ref: ref})},
+		{"tag of what is no reference", "INVALID_REQUEST", "slug", send(command.TypeTagSkill, command.TagSkill{Tag: "x"})},
+		{"remove nothing", "INVALID_REQUEST", "slug", send(command.TypeRemoveSkill, command.Remove{})},
+		{"no body", "INVALID_REQUEST", "body", send(command.TypePushSkill, 1)},
+		{"a reference that does not decode", "INVALID_REQUEST", "slug", send(command.TypeRemoveSkill, map[string]string{"ref": "A B"})},
+		{"another service's", "INVALID_REQUEST", "type", send(command.TypeCreateSession, nil)},
+	} {
+		if e := c.answer.Error; e == nil || e.Code != c.code || e.Field != c.field || e.Detail == "" {
+			t.Errorf("%s: %+v, want %s on %s", c.name, e, c.code, c.field)
+		}
+	}
+	// Nothing lies under the command's own name.
+	cmd := id(events.KindCommand)
+	a := b.send(command.TypePushSkill, cmd, command.PushSkill{Object: command.SkillUpload(tenant, cmd), SHA256: sum(z)})
+	if a.Error == nil || a.Error.Code != "SKILL_UPLOAD_MISSING" || a.Error.Field != "object" {
+		t.Errorf("no upload: %+v", a.Error)
+	}
+	if after := len(b.history()); after != before {
+		t.Errorf("%d events were written", after-before)
+	}
+	if names := b.kept(); len(names) > 3 { // of pushes that were refused for their tags
+		t.Errorf("kept %q", names)
+	}
+}
+
+// many are so many tags.
+func many(n int) (list []string) {
+	for i := range n {
+		list = append(list, fmt.Sprint("t", i))
+	}
+	return list
+}
+
+// refuseAll pushes each bad ZIP: refused with its code and field, and nothing is stored.
+func refuseAll(t *testing.T, list []skilltest.Bad) {
+	t.Helper()
+	b := newBed(t)
+	scratch := t.TempDir()
+	b.copy(skills.Config{Scratch: scratch})
+	for _, bad := range list {
+		if bad.Field == "" {
+			bad.Field = "zip"
+		}
+		if e := b.push(bad.ZIP).Error; e == nil || e.Code != bad.Code || e.Field != bad.Field || !strings.Contains(bad.Field+": "+e.Detail, bad.Says) {
+			t.Errorf("%s: %+v, want %s on %s: …%s…", bad.Name, e, bad.Code, bad.Field, bad.Says)
+		}
+	}
+	left, err := os.ReadDir(scratch)
+	if h, k := b.history(), b.kept(); err != nil || len(h)+len(k)+len(left) > 0 {
+		t.Errorf("%d events, kept %q, %d files, %v", len(h), k, len(left), err)
+	}
+}
+
+func TestBadInput1(t *testing.T) {
+	t.Parallel()
+	refuseAll(t, skilltest.Bad1())
+}
+
+func TestBadInput2(t *testing.T) {
+	t.Parallel()
+	refuseAll(t, skilltest.Bad2())
+}
+
+func TestBadInput3(t *testing.T) {
+	t.Parallel()
+	refuseAll(t, skilltest.Bad3())
+}
+
+// TestBadInput4: another digest than was said, and the same ZIP from fifty at once.
+func TestBadInput4(t *testing.T) {
+	t.Parallel()
+	t.Run("another digest", func(t *testing.T) {
+		t.Parallel()
+		b := newBed(t)
+		b.copy(skills.Config{})
+		a := b.push(version(1), func(p *command.PushSkill) { p.SHA256 = sum(version(2)) })
+		if a.Error == nil || a.Error.Code != "SKILL_DIGEST_MISMATCH" || a.Error.Field != "sha256" {
+			t.Errorf("%+v", a.Error)
+		}
+		if h, k := b.history(), b.kept(); len(h)+len(k) > 0 {
+			t.Errorf("%d events, kept %q", len(h), k)
+		}
+	})
+	t.Run("fifty at once", func(t *testing.T) {
+		t.Parallel()
+		b := newBed(t)
+		b.copy(skills.Config{Workers: 16})
+		z := skilltest.Build(skilltest.Document(), skilltest.Item{Name: "data", Content: skilltest.Random(1 << 20), Raw: true})
+		stream, err := b.admin.Stream(t.Context(), "OBJ_"+topology.BucketSkills)
+		must(t, err)
+		var all sync.WaitGroup
+		made := make(chan string, 50)
+		for range 50 {
+			all.Go(func() {
+				if a := b.push(z); a.Error != nil || *a.Ref != at(sum(z)) {
+					t.Errorf("%+v", a)
+				} else if !a.Same {
+					made <- a.Position
+				}
+			})
+		}
+		all.Wait()
+		if len(made) != 1 {
+			t.Errorf("%d say that they made it", len(made))
+		}
+		if h, k := b.history(), b.kept(); len(h) != 1 || len(k) != 1 || k[0] != sum(z) {
+			t.Errorf("%d events, kept %q", len(h), k)
+		}
+		// Its chunks are there once beside those of the fifty uploads.
+		info, err := stream.Info(t.Context(), jetstream.WithSubjectFilter("$O."+topology.BucketSkills+".C.>"))
+		must(t, err)
+		if n := len(info.State.Subjects); n != 51 {
+			t.Errorf("chunks of %d objects", n)
+		}
+	})
+}
