@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/spoolhq/spool/pkg/ignore"
 )
 
 // folder is a folder that is watched, and what was last known of its content.
@@ -103,7 +105,7 @@ func (w *Watcher) resync(f *folder) {
 	for _, e := range entries {
 		name, rel := e.Name(), join(f.path, e.Name())
 		switch {
-		case w.rules.ignores(rel, e.IsDir()):
+		case w.rules.Ignores(rel, e.IsDir()):
 		case e.IsDir():
 			folders[name] = true
 			if sub := f.folders[name]; sub != nil {
@@ -196,7 +198,7 @@ func (w *Watcher) readRules() {
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		w.tellRules(err)
 	}
-	if w.rules, err = parseRules(text); err != nil {
+	if w.rules, err = ignore.Parse(text); err != nil {
 		w.tellRules(err)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/ignore"
 )
 
 // The defaults.
@@ -99,7 +100,7 @@ type Watcher struct {
 	hurry   chan struct{}      // wakes the reader of the kernel's queue
 
 	// What follows is owned by Run.
-	rules    rules
+	rules    ignore.Rules
 	root     *folder
 	learning bool            // what is found is nothing new
 	watched  map[int]*folder // by watch
@@ -299,7 +300,7 @@ func (w *Watcher) look() {
 
 func (w *Watcher) folderChanged(f *folder, c change) {
 	rel := join(f.path, c.name)
-	if w.rules.ignores(rel, true) {
+	if w.rules.Ignores(rel, true) {
 		return
 	}
 	if old := f.folders[c.name]; old != nil {
@@ -313,7 +314,7 @@ func (w *Watcher) folderChanged(f *folder, c change) {
 
 func (w *Watcher) fileChanged(f *folder, c change) {
 	rel := join(f.path, c.name)
-	if w.rules.ignores(rel, false) {
+	if w.rules.Ignores(rel, false) {
 		return
 	}
 	if old := f.folders[c.name]; old != nil && c.kind == appeared { // its going was not told

@@ -1,0 +1,125 @@
+package skill
+
+import (
+	"archive/zip"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/ignore"
+)
+
+// IgnoreFile is the file of a skill's folder that says, in the syntax of
+// gitignore, what is not packed. It is not packed itself.
+const IgnoreFile = ".skillignore"
+
+// IgnoredAnyway comes before the rules of IgnoreFile, which may take them back.
+const IgnoredAnyway = ".git\nnode_modules\n.DS_Store\n__pycache__\n"
+
+// maxIgnore bounds IgnoreFile in bytes.
+const maxIgnore = 64 << 10
+
+// packTime is the time of every entry: the first that a ZIP can say.
+var packTime = time.Date(1980, 1, 1, 0, 0, 0, 0, time.UTC)
+
+// Pack writes a folder's content as a ZIP: sorted, with fixed times, and with the
+// execute bit alone of the modes, so that the same files give the same ZIP, as
+// long as the compression of the Go that built this does not change. More
+// rules than those of the folder's own IgnoreFile are in ignored, and decide after
+// them. Symbolic links and whatever else is no file or folder are refused by
+// name; folders in which nothing is left are left out. What was packed is still
+// to be checked. After an error w holds a part of a ZIP.
+func Pack(dir string, w io.Writer, ignored string) (err error) {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return fmt.Errorf("pack a skill: %w", err)
+	}
+	defer func() { err = errors.Join(err, root.Close()) }()
+	own, err := ignoreFile(root)
+	if err != nil {
+		return err
+	}
+	rules, err := ignore.Parse([]byte(IgnoredAnyway + own + "\n" + ignored))
+	if err != nil {
+		return fmt.Errorf("%s: %w", IgnoreFile, err)
+	}
+	out := zip.NewWriter(w)
+	err = fs.WalkDir(root.FS(), ".", func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case path == "." || path == IgnoreFile:
+			return nil
+		case rules.Ignores(path, d.IsDir()):
+			if d.IsDir() {
+				return fs.SkipDir
+			}
+			return nil
+		case d.IsDir():
+			return nil
+		case d.Type()&fs.ModeSymlink != 0:
+			return fmt.Errorf("%s is a symbolic link, which a skill cannot have: put the file in its place, or name it in %s", quote(path), IgnoreFile)
+		case !d.Type().IsRegular():
+			return fmt.Errorf("%s is no file and no folder: name it in %s", quote(path), IgnoreFile)
+		}
+		return packFile(root, out, path)
+	})
+	if err == nil {
+		err = out.Close()
+	}
+	if err != nil {
+		return fmt.Errorf("pack a skill: %w", err)
+	}
+	return nil
+}
+
+func packFile(root *os.Root, out *zip.Writer, path string) (err error) {
+	f, err := root.Open(path)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	if !info.Mode().IsRegular() { // it was a moment ago
+		return fmt.Errorf("%s is no file any more", quote(path))
+	}
+	h := &zip.FileHeader{Name: path, Method: zip.Deflate, Modified: packTime}
+	h.SetMode(0o644)
+	if info.Mode()&modeRun != 0 {
+		h.SetMode(0o755)
+	}
+	to, err := out.CreateHeader(h)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(to, f)
+	return err
+}
+
+// ignoreFile reads the folder's own rules; "" without.
+func ignoreFile(root *os.Root) (string, error) {
+	f, err := root.Open(IgnoreFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", IgnoreFile, err)
+	}
+	var text bytes.Buffer
+	_, err = io.Copy(&text, io.LimitReader(f, maxIgnore+1))
+	if err = errors.Join(err, f.Close()); err != nil {
+		return "", fmt.Errorf("%s: %w", IgnoreFile, err)
+	}
+	if text.Len() > maxIgnore {
+		return "", fmt.Errorf("%s: has more than %d bytes", IgnoreFile, maxIgnore)
+	}
+	return strings.TrimPrefix(text.String(), "\ufeff"), nil
+}
