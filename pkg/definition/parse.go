@@ -190,7 +190,7 @@ func unalias(name string) string {
 // readInto reads a document's fields.
 func readInto[S any](r *reader, n *yaml.Node, f *file[S], d *Document) {
 	r.read(n, reflect.ValueOf(f).Elem(), "")
-	d.Ref, d.Tags = events.Reference{Scope: f.Scope, Org: f.Org, Slug: f.Slug}, f.Tags
+	d.Ref, d.Tags = events.Reference{Scope: f.Scope, Org: f.Org, Slug: f.Slug}.Bare(), f.Tags
 }
 
 // check adds what the rules say about fields that could be read; before is how much was wrong before the document.

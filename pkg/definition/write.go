@@ -50,6 +50,8 @@ func write[S any](w io.Writer, d Document, spec S) error {
 	return enc.Close()
 }
 
+var typeFile = reflect.TypeFor[events.FileSpec]()
+
 // node is a value as YAML; what JSON leaves out when it is empty is left out.
 func node(v reflect.Value) *yaml.Node {
 	if r, ok := v.Interface().(events.Reference); ok {
@@ -59,7 +61,12 @@ func node(v reflect.Value) *yaml.Node {
 	case reflect.Struct:
 		n := &yaml.Node{Kind: yaml.MappingNode}
 		for _, f := range fieldsOf(v.Type()) {
-			if value := v.Field(f.index); f.required || !empty(value) {
+			value := v.Field(f.index)
+			switch {
+			case !f.required && empty(value):
+			case v.Type() == typeFile && f.name == "mode":
+				n.Content = append(n.Content, text(f.name), &yaml.Node{Kind: yaml.ScalarNode, Tag: tagInt, Value: fmt.Sprintf("0o%o", value.Uint())})
+			default:
 				n.Content = append(n.Content, text(f.name), node(value))
 			}
 		}
@@ -104,25 +111,26 @@ func empty(v reflect.Value) bool {
 func text(s string) *yaml.Node {
 	n := &yaml.Node{Kind: yaml.ScalarNode, Tag: tagText, Value: s}
 	switch {
-	case plainLines(s):
+	case asBlock(s):
 		n.Style = yaml.LiteralStyle
-	case strings.ContainsFunc(s, func(r rune) bool { return r != '\n' && (r < ' ' || r > '~') || r == '\n' }):
-		n.Style = yaml.DoubleQuotedStyle
+	case strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r > '~' }):
+		n.Style = yaml.DoubleQuotedStyle // which escapes what a terminal would obey
 	}
 	return n
 }
 
-// plainLines tells whether a text is several lines that a block holds without an indentation of its own.
-func plainLines(s string) bool {
-	if !strings.Contains(strings.TrimRight(s, "\n"), "\n") || strings.HasPrefix(s, "\n") || strings.HasPrefix(s, " ") || strings.HasSuffix(s, "\n\n") {
+// asBlock tells whether a text is several lines that need neither escapes nor an indentation of their own.
+func asBlock(s string) bool {
+	body := strings.TrimSuffix(s, "\n")
+	if !strings.Contains(body, "\n") || strings.HasSuffix(body, "\n") || strings.ContainsAny(s[:1], "\n\t ") {
 		return false
 	}
-	for line := range strings.SplitSeq(s, "\n") {
+	for line := range strings.SplitSeq(body, "\n") {
 		if strings.TrimRight(line, " \t") != line {
 			return false
 		}
 	}
 	return !strings.ContainsFunc(s, func(r rune) bool {
-		return r < ' ' && r != '\n' && r != '\t' || r == 0x7f || r == 0x85 || r == 0x2028 || r == 0x2029 || r == 0xfeff
+		return control(r) || r == '\r' || r == 0x85 || r == 0x2028 || r == 0x2029 || r == 0xfeff
 	})
 }

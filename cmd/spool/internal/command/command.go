@@ -36,7 +36,9 @@ type IO struct {
 	Width   func() int       // columns of the terminal now; nil means 80
 	Color   bool             // colours are wanted on a terminal
 	Signals <-chan os.Signal // interrupts and terminations
-	Local   Local
+	// LookupEnv reads the environment's variables that definitions name; nil means there are none.
+	LookupEnv func(name string) (value string, ok bool)
+	Local     Local
 	// DefaultURL is asked where no server is named; empty means where `spool up` listens by default.
 	DefaultURL string
 }
@@ -53,6 +55,9 @@ type commands struct {
 	Verify     verifyCommand     `cmd:"" help:"Check the log: hashes, chains, order, ends."`
 	Rebuild    rebuildCommand    `cmd:"" help:"Fold the read models anew from the log."`
 	Provision  provisionCommand  `cmd:"" help:"Install the streams on a NATS, or bring them up to date."`
+	Agents     agentsCommand     `cmd:"" help:"What agents are made of: apply, list, show, remove."`
+	Instances  instancesCommand  `cmd:"" help:"Agents with their environments: apply, list, show, remove."`
+	Envs       envsCommand       `cmd:"" help:"Environments, which hold variables and secrets: apply, list, show, remove, explain."`
 	Keys       keysCommand       `cmd:"" help:"Make, list and revoke API keys."`
 	Doctor     doctorCommand     `cmd:"" help:"Check what Spool needs on this machine, and say what to do."`
 }

@@ -16,7 +16,7 @@ func OS(local Local) IO {
 		In: os.Stdin, InTTY: isTerminal(os.Stdin),
 		Out: os.Stdout, OutTTY: isTerminal(os.Stdout) && os.Getenv("TERM") != "dumb",
 		Err: os.Stderr, Color: os.Getenv("NO_COLOR") == "",
-		Width: width, Signals: signals, Local: local,
+		Width: width, Signals: signals, Local: local, LookupEnv: os.LookupEnv,
 	}
 }
 

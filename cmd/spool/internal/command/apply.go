@@ -1,0 +1,209 @@
+package command
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spoolhq/spool/cmd/spool/internal/client"
+	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
+	"github.com/spoolhq/spool/pkg/definition"
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// applyCommand is the same under agents, instances and envs.
+type applyCommand struct {
+	server
+	File string `short:"f" required:"" placeholder:"FILE" help:"Definitions in YAML or JSON, of any kind (docs/agents.md); - for the standard input. Environments are applied first, then agents, then instances."`
+}
+
+// Run applies what a file defines. Nothing is sent unless all of it is well formed.
+func (c *applyCommand) Run(a *app) error {
+	docs, err := c.read(a)
+	if err != nil {
+		return a.faults(err)
+	}
+	specs, err := c.specs(a, docs)
+	if err != nil {
+		return a.faults(err)
+	}
+	ctx, cancel := a.interruptible()
+	defer cancel()
+	cl, err := c.connect(ctx, a)
+	if err != nil {
+		return err
+	}
+	defer cl.Close()
+	for i, d := range docs {
+		if err := c.apply(ctx, a, cl, d, specs[i]); err != nil {
+			return stopped(a, docs, i, refused(ctx, d, err))
+		}
+	}
+	return nil
+}
+
+// read gives the definitions in the order in which they are applied.
+func (c *applyCommand) read(a *app) ([]definition.Document, error) {
+	name, in := "stdin", a.In
+	if c.File != "-" {
+		f, err := os.Open(c.File)
+		if err != nil {
+			return nil, usage("file: %v", err)
+		}
+		defer f.Close() //nolint:errcheck // it was only read
+		name, in = c.File, f
+	}
+	data, err := io.ReadAll(io.LimitReader(in, definition.MaxFile+1))
+	if err != nil {
+		return nil, usage("file: %v", err)
+	}
+	docs, err := definition.Parse(name, data)
+	slices.SortStableFunc(docs, func(a, b definition.Document) int {
+		return cmp.Compare(slices.Index(definition.Kinds(), a.Kind), slices.Index(definition.Kinds(), b.Kind))
+	})
+	return docs, err
+}
+
+// specs are what is sent: the values of environments are read from this machine.
+func (c *applyCommand) specs(a *app, docs []definition.Document) ([]any, error) {
+	out := make([]any, len(docs))
+	var wrong definition.Errors
+	for i, d := range docs {
+		switch {
+		case d.Agent != nil:
+			out[i] = d.Agent
+		case d.Instance != nil:
+			out[i] = d.Instance
+		default:
+			spec, faults := d.Environment.Fill(a.lookupEnv, c.beside)
+			for _, f := range faults {
+				wrong = append(wrong, d.At(f.Field, f.Detail))
+			}
+			out[i] = spec
+		}
+	}
+	if len(wrong) > 0 {
+		return nil, wrong
+	}
+	return out, nil
+}
+
+// beside reads a file that a definition names: a relative path begins at the definition's folder.
+func (c *applyCommand) beside(path string) ([]byte, error) {
+	if !filepath.IsAbs(path) && c.File != "-" {
+		path = filepath.Join(filepath.Dir(c.File), path)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	b, err := io.ReadAll(io.LimitReader(f, definition.MaxValue+2)) // with a line feed; what is more is too much
+	return b, errors.Join(err, f.Close())
+}
+
+// apply sends one definition and says what became of it.
+func (c *applyCommand) apply(ctx context.Context, a *app, cl *client.Client, d definition.Document, spec any) error {
+	applied, err := cl.Apply(ctx, listOf(d.Kind), client.Apply{Ref: d.Ref, Tags: d.Tags, Spec: spec})
+	switch {
+	case err != nil:
+		return err
+	case c.JSON:
+		return a.json(struct {
+			Kind definition.Kind `json:"kind"`
+			client.Applied
+		}{d.Kind, applied})
+	}
+	done := "applied"
+	if applied.Same {
+		done = "unchanged"
+	}
+	_, err = fmt.Fprintln(a.Out, done, d.Kind, terminal.Line(applied.Ref.String()))
+	return err
+}
+
+// refused puts a server's refusal where the field stands in the file.
+func refused(ctx context.Context, d definition.Document, err error) error {
+	var problem *client.Error
+	switch cause := context.Cause(ctx); {
+	case cause != nil:
+		return cause
+	case !errors.As(err, &problem):
+		return err
+	}
+	field := strings.TrimPrefix(problem.Field, "ref.")
+	if field == "ref" {
+		field = "slug"
+	}
+	told := *problem
+	told.Field = ""
+	code := ExitFailed
+	if client.IsCode(err, "INVALID_REQUEST", "PAYLOAD_TOO_LARGE") {
+		code = ExitUsage
+	}
+	return &exitError{code, d.At(field, told.Error())}
+}
+
+// stopped says what was applied before definition i was not.
+func stopped(a *app, docs []definition.Document, i int, err error) error {
+	if len(docs) == 1 {
+		return err
+	}
+	var before []string
+	for _, d := range docs[:i] {
+		before = append(before, string(d.Kind)+" "+d.Ref.String())
+	}
+	if i == 0 {
+		before = []string{"nothing"}
+	}
+	fmt.Fprintf(a.Err, "applied %s; not %s %s, and nothing after it (%d of %d)\n", strings.Join(before, ", "), docs[i].Kind, docs[i].Ref, i, len(docs))
+	return err
+}
+
+// faults prints all that is wrong with a file, a line for each.
+func (a *app) faults(err error) error {
+	var list definition.Errors
+	if !errors.As(err, &list) {
+		return err
+	}
+	for _, e := range list {
+		fmt.Fprintln(a.Err, terminal.Line(e.Error()))
+	}
+	if len(list) == 1 {
+		return usage("nothing was applied: the file has a fault")
+	}
+	return usage("nothing was applied: the file has %d faults", len(list))
+}
+
+// lookupEnv reads the environment that spool runs in.
+func (a *app) lookupEnv(name string) (string, bool) {
+	if a.LookupEnv == nil {
+		return "", false
+	}
+	return a.LookupEnv(name)
+}
+
+// listOf is where definitions of a kind are.
+func listOf(k definition.Kind) client.Catalogue {
+	switch k {
+	case definition.KindAgent:
+		return client.Agents
+	case definition.KindInstance:
+		return client.Instances
+	}
+	return client.Environments
+}
+
+// reference reads one that the user gave.
+func reference(name, s string) (events.Reference, error) {
+	ref, err := events.ParseReference(s)
+	if err != nil {
+		return ref, usage("%s: %v", name, err)
+	}
+	return ref, nil
+}

@@ -1,0 +1,311 @@
+package command
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spoolhq/spool/cmd/spool/internal/client"
+	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
+	"github.com/spoolhq/spool/pkg/definition"
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+type agentsCommand struct {
+	Apply applyCommand `cmd:"" help:"Make versions of what a file defines."`
+	Ls    agentsLs     `cmd:"" help:"List agents, each in its latest version."`
+	Show  agentsShow   `cmd:"" help:"Print an agent as a file that apply takes."`
+	Rm    agentsRm     `cmd:"" help:"Remove agents: new sessions cannot name them, those that are there go on."`
+}
+
+type instancesCommand struct {
+	Apply applyCommand  `cmd:"" help:"Make versions of what a file defines."`
+	Ls    instancesLs   `cmd:"" help:"List agent instances, each in its latest version."`
+	Show  instancesShow `cmd:"" help:"Print an agent instance as a file that apply takes."`
+	Rm    instancesRm   `cmd:"" help:"Remove agent instances: new sessions cannot name them, those that are there go on."`
+}
+
+type envsCommand struct {
+	Apply   applyCommand `cmd:"" help:"Make versions of what a file defines."`
+	Ls      envsLs       `cmd:"" help:"List environments, each in its latest version."`
+	Show    envsShow     `cmd:"" help:"Print an environment as a file that apply takes; what secrets hold is never shown, and stays when it is applied."`
+	Rm      envsRm       `cmd:"" help:"Remove environments: new executions cannot name them, those that run go on."`
+	Explain envsExplain  `cmd:"" help:"Say where each variable would come from."`
+}
+
+type catalogueLs struct {
+	server
+	Limit int `default:"50" help:"At most so many; 0 means all."`
+}
+
+type (
+	agentsLs    struct{ catalogueLs }
+	instancesLs struct{ catalogueLs }
+	envsLs      struct{ catalogueLs }
+)
+
+// Run lists agents.
+func (c *agentsLs) Run(a *app) error {
+	return ls(&c.catalogueLs, a, definition.KindAgent, []any{"AGENT", "VERSION", "ARCHITECTURE", "MODEL", "TAGS", "CREATED"}, func(s events.AgentSpec) []any {
+		return []any{s.Architecture, s.Model}
+	})
+}
+
+// Run lists instances.
+func (c *instancesLs) Run(a *app) error {
+	return ls(&c.catalogueLs, a, definition.KindInstance, []any{"INSTANCE", "VERSION", "AGENT", "ENVIRONMENTS", "TAGS", "CREATED"}, func(s events.InstanceSpec) []any {
+		var names []string
+		for _, e := range s.Environments {
+			names = append(names, e.String())
+		}
+		return []any{s.Agent, strings.Join(names, " ")}
+	})
+}
+
+// Run lists environments.
+func (c *envsLs) Run(a *app) error {
+	return ls(&c.catalogueLs, a, definition.KindEnvironment, []any{"ENVIRONMENT", "VERSION", "VARIABLES", "SECRETS", "TAGS", "CREATED"}, func(s events.EnvironmentSpec) []any {
+		secrets := 0
+		for _, v := range s.Variables {
+			if v.Secret {
+				secrets++
+			}
+		}
+		return []any{len(s.Variables), secrets}
+	})
+}
+
+// ls lists entries; row is what is told of a spec. A spec that a newer server made may hold more than is known here.
+func ls[S any](c *catalogueLs, a *app, kind definition.Kind, head []any, row func(S) []any) error {
+	if c.Limit < 0 {
+		return usage("limit: %d is negative; 0 means all", c.Limit)
+	}
+	ctx, cancel := a.interruptible()
+	defer cancel()
+	cl, err := c.connect(ctx, a)
+	if err != nil {
+		return err
+	}
+	defer cl.Close()
+	var unread []error
+	err = list(a, c.JSON, c.Limit, cl.Definitions(ctx, listOf(kind)), head, func(d client.Definition) []any {
+		var spec S
+		if err := json.Unmarshal(d.Spec, &spec); err != nil {
+			unread = append(unread, fmt.Errorf("%s: its spec is not understood: %w", d.Ref, err))
+		}
+		out := append([]any{d.Ref.Bare(), brief(d.Ref.Version)}, row(spec)...)
+		return append(out, strings.Join(d.Tags, " "), when(d.CreatedAt))
+	})
+	return errors.Join(append(unread, err)...)
+}
+
+// brief is the beginning of a digest, to tell versions apart; `show` has all of it.
+func brief(digest string) string {
+	const most = 12
+	return digest[:min(len(digest), most)]
+}
+
+type catalogueShow struct {
+	server
+	Ref     string `arg:"" help:"[platform/|identity_account/][org/]slug[@version]"`
+	Version string `placeholder:"V" help:"A tag or a digest; without it, the reference's or the latest."`
+}
+
+type (
+	agentsShow    struct{ catalogueShow }
+	instancesShow struct{ catalogueShow }
+	envsShow      struct{ catalogueShow }
+)
+
+// Run shows an agent.
+func (c *agentsShow) Run(a *app) error {
+	return c.show(a, definition.KindAgent, func(d *definition.Document, spec []byte) error { return strict(spec, &d.Agent) })
+}
+
+// Run shows an instance.
+func (c *instancesShow) Run(a *app) error {
+	return c.show(a, definition.KindInstance, func(d *definition.Document, spec []byte) error { return strict(spec, &d.Instance) })
+}
+
+// Run shows an environment.
+func (c *envsShow) Run(a *app) error {
+	return c.show(a, definition.KindEnvironment, func(d *definition.Document, spec []byte) error {
+		var s events.EnvironmentSpec
+		if err := strict(spec, &s); err != nil {
+			return err
+		}
+		stored := definition.Stored(s)
+		d.Environment = &stored
+		return nil
+	})
+}
+
+// strict decodes a spec of which nothing may be lost.
+func strict(spec []byte, into any) error {
+	dec := json.NewDecoder(bytes.NewReader(spec))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(into); err != nil {
+		return fmt.Errorf("the server's answer holds what this spool does not know, see --json: %w", err)
+	}
+	return nil
+}
+
+// show prints a version; fill puts its spec into the document.
+func (c *catalogueShow) show(a *app, kind definition.Kind, fill func(*definition.Document, []byte) error) error {
+	ref, err := reference("ref", c.Ref)
+	if err != nil {
+		return err
+	}
+	if c.Version != "" {
+		if ref.Version != "" && ref.Version != c.Version {
+			return usage("version: the reference names version %s already", ref.Version)
+		}
+		ref.Version = c.Version
+		if err := ref.Check(); err != nil {
+			return usage("%v", err)
+		}
+	}
+	ctx, cancel := a.interruptible()
+	defer cancel()
+	cl, err := c.connect(ctx, a)
+	if err != nil {
+		return err
+	}
+	defer cl.Close()
+	doc, err := cl.Definition(ctx, listOf(kind), ref)
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		return a.json(doc)
+	}
+	v := doc.Value
+	d := definition.Document{Kind: kind, Ref: v.Ref.Bare(), Tags: slices.DeleteFunc(v.Tags, func(t string) bool { return t == events.Latest })}
+	if err := fill(&d, v.Spec); err != nil {
+		return err
+	}
+	if _, err := fmt.Fprintf(a.Out, "# %s, of %s\n", terminal.Line(v.Ref.String()), v.CreatedAt.UTC().Format(time.RFC3339)); err != nil {
+		return err
+	}
+	return definition.Write(a.Out, d)
+}
+
+type catalogueRm struct {
+	server
+	Refs []string `arg:"" name:"ref" help:"[platform/|identity_account/][org/]slug"`
+}
+
+type (
+	agentsRm    struct{ catalogueRm }
+	instancesRm struct{ catalogueRm }
+	envsRm      struct{ catalogueRm }
+)
+
+// Run removes agents.
+func (c *agentsRm) Run(a *app) error { return c.rm(a, definition.KindAgent) }
+
+// Run removes instances.
+func (c *instancesRm) Run(a *app) error { return c.rm(a, definition.KindInstance) }
+
+// Run removes environments.
+func (c *envsRm) Run(a *app) error { return c.rm(a, definition.KindEnvironment) }
+
+// rm removes entries. Wrong references are refused before anything is done; after a failure it goes on, and fails at the end.
+func (c *catalogueRm) rm(a *app, kind definition.Kind) error {
+	refs := make([]events.Reference, len(c.Refs))
+	for i, s := range c.Refs {
+		var err error
+		if refs[i], err = reference("ref", s); err != nil {
+			return err
+		}
+		if refs[i].Version != "" {
+			return usage("ref: %s names a version; what is removed is the %s with all of them: leave it out", clip(s), kind)
+		}
+	}
+	ctx, cancel := a.interruptible()
+	defer cancel()
+	cl, err := c.connect(ctx, a)
+	if err != nil {
+		return err
+	}
+	defer cl.Close()
+	var failed []error
+	for _, ref := range refs {
+		answer, err := cl.RemoveDefinition(ctx, listOf(kind), ref)
+		switch {
+		case err != nil:
+			err = fmt.Errorf("%s: %w", ref, err)
+		case c.JSON:
+			err = a.json(answer)
+		default:
+			_, err = fmt.Fprintln(a.Out, "removed", kind, ref)
+		}
+		failed = append(failed, err)
+	}
+	if cause := context.Cause(ctx); cause != nil {
+		return cause
+	}
+	return errors.Join(failed...)
+}
+
+type envsExplain struct {
+	server
+	Agent    string   `xor:"of" placeholder:"REF" help:"Of this agent."`
+	Instance string   `xor:"of" placeholder:"REF" help:"Of this agent instance: its agent, then its environments."`
+	Env      []string `placeholder:"REF" sep:"none" help:"An environment above these; a later one wins."`
+}
+
+// Run tells where variables come from.
+func (c *envsExplain) Run(a *app) error {
+	if c.Agent == "" && c.Instance == "" && len(c.Env) == 0 {
+		return usage("agent: name an agent or an instance, or environments with --env")
+	}
+	ask := client.Explain{Agent: c.Agent, Instance: c.Instance, Environments: c.Env}
+	for _, r := range slices.Concat([][2]string{{"agent", c.Agent}, {"instance", c.Instance}}, pairs("env", c.Env)) {
+		if _, err := reference(r[0], r[1]); err != nil && (r[1] != "" || r[0] == "env") {
+			return err
+		}
+	}
+	ctx, cancel := a.interruptible()
+	defer cancel()
+	cl, err := c.connect(ctx, a)
+	if err != nil {
+		return err
+	}
+	defer cl.Close()
+	variables, err := cl.ExplainEnvironment(ctx, ask)
+	if err != nil {
+		return err
+	}
+	table := newTable(a)
+	for i, v := range variables {
+		if c.JSON {
+			if err := a.json(v); err != nil {
+				return err
+			}
+			continue
+		}
+		if i == 0 {
+			cells(table, []any{"NAME", "FROM", "SECRET", "VALUE"})
+		}
+		secret := ""
+		if v.Secret {
+			secret = "secret"
+		}
+		cells(table, []any{v.Name, v.From, secret, v.Value})
+	}
+	return table.Flush()
+}
+
+func pairs(name string, values []string) [][2]string {
+	out := make([][2]string, len(values))
+	for i, v := range values {
+		out[i] = [2]string{name, v}
+	}
+	return out
+}
