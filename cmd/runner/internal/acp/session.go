@@ -15,9 +15,6 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// maxLog is how many bytes of a line that is not understood are kept.
-const maxLog = 4 << 10
-
 // ping is a method that no agent has. The protocol reserves the underscore for
 // extensions and has an agent answer that it does not know it: a sign of life.
 const ping = "_spool/ping"
@@ -254,7 +251,7 @@ func (s *session) noted(m message, raw json.RawMessage, t *agent.Turn) {
 		n = s.d.Notice(m.Method, m.Params)
 	}
 	if n == nil {
-		s.log(t, "info", "%s", clip(raw))
+		s.log(t, "info", "%s", raw)
 		return
 	}
 	if n.Warning != "" {
@@ -301,12 +298,4 @@ func (s *session) log(t *agent.Turn, level, format string, args ...any) {
 
 func logged(level, format string, args ...any) events.Log {
 	return events.Log{Level: level, Stream: "stdout", Message: fmt.Sprintf(format, args...)}
-}
-
-// clip keeps the beginning of a line.
-func clip(raw json.RawMessage) string {
-	if len(raw) <= maxLog {
-		return string(raw)
-	}
-	return fmt.Sprintf("%s… (%d bytes more)", raw[:maxLog], len(raw)-maxLog)
 }

@@ -14,9 +14,6 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// maxDescription is how many bytes a call's description keeps.
-const maxDescription = 200
-
 // call is a tool at work.
 type call struct {
 	Call
@@ -297,9 +294,6 @@ func about(c Call, workspace string) string {
 			what = rel
 		}
 		what, _, _ = strings.Cut(what, "\n")
-		if len(what) > maxDescription {
-			what = strings.ToValidUTF8(what[:maxDescription], "") + "…"
-		}
 		return what
 	}
 	return ""

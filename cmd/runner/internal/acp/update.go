@@ -49,7 +49,7 @@ func (s *session) updated(m message, t *agent.Turn) error {
 		if slices.Contains(silent, kind.Kind) {
 			return nil
 		}
-		s.log(t, "info", "an update of session %.100s, which is not this one: %s", u.SessionID, clip(u.Update))
+		s.log(t, "info", "an update of session %.100s, which is not this one: %s", u.SessionID, u.Update)
 		return nil
 	}
 	switch kind.Kind {
@@ -108,12 +108,12 @@ func (s *session) noticed(kind string, raw json.RawMessage, f *flow, t *agent.Tu
 			t.Emit(events.MainConversation, events.MetadataUpdate{CostUSD: s.spent(), Model: s.d.Shown})
 		}
 	case "current_mode_update":
-		s.log(t, "info", "%s", clip(raw))
+		s.log(t, "info", "%s", raw)
 	default:
 		if slices.Contains(silent, kind) {
 			return nil
 		}
-		s.log(t, "info", "an update of a kind that is not known: %s", clip(raw))
+		s.log(t, "info", "an update of a kind that is not known: %s", raw)
 	}
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/spoolhq/spool/cmd/runner/internal/redact"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/runner"
 )
@@ -18,12 +19,15 @@ var errCut = errors.New("longer than a line may be; it was cut")
 const cutNote = "\n[cut by the runner: too long]"
 
 // text is a block's text: whole runes that are known, of which sent bytes are
-// journaled, and the beginning of a rune that is still to come.
+// journaled, and the beginning of a rune that is still to come. What is known is
+// redacted, so that offsets count what is shown.
 type text struct {
-	known []byte
-	sent  int
-	half  []byte
-	cut   bool
+	redact *redact.Stream
+	known  []byte
+	sent   int
+	half   []byte
+	cut    bool
+	typed  *[]byte // of a call's input: as it was typed, since what it means is redacted in JSON's own way
 }
 
 func (x *text) add(piece string) {
@@ -33,15 +37,25 @@ func (x *text) add(piece string) {
 	b := append(x.half, piece...)
 	whole := len(b) - unfinished(b)
 	x.half = bytes.Clone(b[whole:])
-	x.keep(bytes.ToValidUTF8(b[:whole], []byte("\uFFFD")))
+	x.show(bytes.ToValidUTF8(b[:whole], []byte("\uFFFD")))
 }
 
-// finish gives up on the rest of a rune.
+// finish gives up on the rest of a rune, and holds nothing back any more.
 func (x *text) finish() {
 	if len(x.half) > 0 && !x.cut {
-		x.keep([]byte("\uFFFD"))
+		x.show([]byte("\uFFFD"))
 	}
 	x.half = nil
+	if rest := x.redact.Close(); !x.cut {
+		x.keep(rest)
+	}
+}
+
+func (x *text) show(b []byte) {
+	if x.typed != nil && len(*x.typed) <= maxText {
+		*x.typed = append(*x.typed, b...)
+	}
+	x.keep(x.redact.Write(b))
 }
 
 func (x *text) keep(b []byte) {
@@ -71,8 +85,8 @@ func (x *text) put(b *events.Block) {
 	switch b.Kind {
 	case events.KindToolUse:
 		// Input that never became whole JSON is not input.
-		if len(b.Input) == 0 && json.Valid(x.known) {
-			b.Input = bytes.Clone(x.known)
+		if len(b.Input) == 0 && len(*x.typed) <= maxText && json.Valid(*x.typed) {
+			b.Input = bytes.Clone(*x.typed)
 		}
 	case events.KindToolResult, events.KindSubagent:
 		b.Output = string(x.known)
@@ -171,7 +185,8 @@ func shorten(data any, limit int) (any, bool) {
 		}
 	}
 	block := func(b *events.Block) {
-		long(&b.Content, &b.Summary, &b.Output, &b.Message, &b.Description, &b.DisplayName, &b.Name, &b.ToolName, &b.ToolUseID)
+		b.Description = brief(b.Description)
+		long(&b.Content, &b.Summary, &b.Output, &b.Message, &b.DisplayName, &b.Name, &b.ToolName, &b.ToolUseID)
 		raw(&b.Input)
 	}
 	switch d := data.(type) {
@@ -182,17 +197,21 @@ func shorten(data any, limit int) (any, bool) {
 		block(&d.Block)
 		data = d
 	case events.BlockUpdate:
-		for _, f := range []**string{&d.Updates.DisplayName, &d.Updates.Description, &d.Updates.Summary, &d.Updates.Output} {
+		for _, f := range []**string{&d.Updates.DisplayName, &d.Updates.Summary, &d.Updates.Output} {
 			if *f != nil {
 				s := strings.Clone(**f)
 				long(&s)
 				*f = &s
 			}
 		}
+		if d.Updates.Description != nil {
+			s := brief(*d.Updates.Description)
+			d.Updates.Description = &s
+		}
 		raw(&d.Updates.Input)
 		data = d
 	case events.Log:
-		long(&d.Message)
+		d.Message = Beginning(d.Message, maxLog)
 		data = d
 	case events.Error:
 		long(&d.Message)

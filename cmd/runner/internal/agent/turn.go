@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/spoolhq/spool/cmd/runner/internal/redact"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/runner"
 )
@@ -39,6 +40,7 @@ type TurnConfig struct {
 	Coalesce    time.Duration    // 0 for DefaultCoalesce
 	Log         *slog.Logger     // nil for none
 	Hold        bool             // what is told waits for Start, whose line comes first
+	Redact      *redact.Set      // what no line may hold; nil for nothing
 	BeforeEnd   func()           // called once, before the line that ends the turn is journaled; nil for nothing
 }
 
@@ -122,7 +124,11 @@ func (t *Turn) Open(conversation string, b events.Block) string {
 	defer t.mu.Unlock()
 	b = t.dress(conversation, b, events.StatusPending)
 	if t.end == nil && t.cfg.Journal != nil {
-		t.open = append(t.open, &openBlock{block: b, conversation: conversation})
+		o := &openBlock{block: b, conversation: conversation, text: text{redact: t.cfg.Redact.Stream()}}
+		if b.Kind == events.KindToolUse {
+			o.text.typed = new([]byte)
+		}
+		t.open = append(t.open, o)
 	}
 	t.write(events.BlockStart{}.EventType(), conversation, events.BlockStart{Block: b})
 	return b.ID
@@ -317,7 +323,8 @@ func (t *Turn) put(typ events.Type, conversation string, data any) {
 		t.cfg.Log.Debug("dropped outside a turn", "type", typ)
 		return
 	}
-	raw, cut, err := fit(data)
+	raw, cut, err := fit(Redacted(t.cfg.Redact, data))
+	conversation = inConversation(t.cfg.Redact, conversation)
 	line := runner.Line{Type: typ, Time: t.cfg.Now().UTC(), ExecutionID: t.cfg.ExecutionID, ConversationID: conversation, Data: raw}
 	// The note comes first: the end of a turn is its last line.
 	if err != nil {

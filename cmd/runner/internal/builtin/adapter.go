@@ -59,7 +59,7 @@ type session struct {
 }
 
 func (s *session) Begin(q runner.Query, _ *agent.Turn) error {
-	q.Env = nil // the process has it already
+	q.Env, q.Redact = nil, nil // the process has the one already, and what it says is redacted here
 	return s.in.Send(order{Op: "query", Query: &q})
 }
 

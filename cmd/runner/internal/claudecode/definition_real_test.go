@@ -2,8 +2,10 @@ package claudecode_test
 
 import (
 	"bytes"
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -37,7 +39,7 @@ const parrot = "  - steps: [{text: 'You said: {{user}}'}]\n"
 
 func script(t *testing.T, rules ...string) *server.Script {
 	t.Helper()
-	s, err := server.Load(t.Name(), []byte("rules:\n" + strings.Join(rules, "") + parrot))
+	s, err := server.Load(t.Name(), []byte("rules:\n"+strings.Join(rules, "")+parrot))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,6 +96,7 @@ func TestRealDefinition(t *testing.T) {
 		"an MCP server that is late":    realTimeout,
 		"turns":                         realTurns,
 		"another definition":            realOther,
+		"what nobody may see":           realRedact,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -305,5 +308,26 @@ func realOther(t *testing.T) {
 		if _, err := os.Lstat(filepath.Join(b.place.State, gone)); err == nil {
 			t.Errorf("%s is still there", gone)
 		}
+	}
+}
+
+// The agent works with a secret; nobody reads it, however it is printed and streamed.
+func realRedact(t *testing.T) {
+	const key = "s3cr3t-Value/42"
+	b := benchWith(t, script(t,
+		"  - {match: {user: say the key}, steps: [{text: {text: 'The key is "+key+", once more "+key+".', piece: 3}}]}\n",
+		call("use the key", "Bash", map[string]any{"command": "printf %s \"$KEY\" | tee key.txt; printf ' %s' \"$KEY\" | base64; echo '" + key + "'", "description": "Use " + key})))
+	with := func(q *runner.Query) {
+		q.Redact, q.Env = []string{key}, maps.Clone(b.env)
+		q.Env["KEY"] = key
+	}
+	for _, query := range []string{"say the key", "use the key"} {
+		x := b.completed(query, "[redacted]", with)
+		if said := x.String(); strings.Contains(said, key) || strings.Contains(said, "czNjcjN0") || strings.Contains(said, base64.StdEncoding.EncodeToString([]byte(" "+key))) {
+			t.Errorf("%s: %s", query, said)
+		}
+	}
+	if got := b.file("key.txt"); got != key {
+		t.Errorf("the agent wrote %q", got)
 	}
 }

@@ -57,7 +57,7 @@ func (s *session) result(l line, raw []byte, t *agent.Turn) error {
 	s.spent = total
 	if !s.pending || s.foreign && !s.taken {
 		s.foreign = false
-		logf(t, "warn", "the agent ended a turn that nobody asked for: %s", clip(raw))
+		logf(t, "warn", "the agent ended a turn that nobody asked for: %s", raw)
 		return nil
 	}
 	s.foreign, s.pending = false, false
@@ -190,7 +190,7 @@ func (s *session) system(l line, raw []byte, t *agent.Turn) error {
 	case "thinking_tokens", "task_progress", "task_updated", "task_notification":
 		// The blocks tell the same.
 	default:
-		logf(t, "info", "%s", clip(raw))
+		logf(t, "info", "%s", raw)
 	}
 	return nil
 }

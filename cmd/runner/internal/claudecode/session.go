@@ -14,9 +14,6 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// maxLog is how many bytes of a line that is not understood are kept.
-const maxLog = 4 << 10
-
 // session translates for one process.
 type session struct {
 	place agent.Place
@@ -203,11 +200,11 @@ func (s *session) Line(raw []byte, t *agent.Turn) error {
 	case "control_cancel_request":
 		logf(t, "info", "the agent withdrew question %s", l.RequestID)
 	case "rate_limit_event":
-		logf(t, "info", "rate limit: %s", clip(raw))
+		logf(t, "info", "rate limit: %s", raw)
 	case "keep_alive", "tool_progress":
 		// Signs of life alone.
 	default:
-		logf(t, "info", "%s", clip(raw))
+		logf(t, "info", "%s", raw)
 	}
 	return nil
 }
@@ -251,12 +248,4 @@ func (s *session) stopped() bool {
 
 func logf(t *agent.Turn, level, format string, args ...any) {
 	t.Emit(events.MainConversation, events.Log{Level: level, Stream: "stdout", Message: fmt.Sprintf(format, args...)})
-}
-
-// clip keeps the beginning of a line.
-func clip(raw []byte) string {
-	if len(raw) <= maxLog {
-		return string(raw)
-	}
-	return fmt.Sprintf("%s… (%d bytes more)", raw[:maxLog], len(raw)-maxLog)
 }

@@ -85,7 +85,7 @@ func (s *session) stream(l line, t *agent.Turn) error {
 		t.Emit(events.MainConversation, events.MetadataUpdate{Usage: s.turn.seen, Model: c.answer.model})
 	case "message_stop", "ping":
 	default:
-		logf(t, "info", "stream event %s", clip(l.Event))
+		logf(t, "info", "stream event %s", l.Event)
 	}
 	return nil
 }

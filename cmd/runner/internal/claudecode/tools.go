@@ -10,9 +10,6 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// maxDescription is how many bytes a call's description keeps.
-const maxDescription = 200
-
 // isAgent tells whether a tool is a sub-agent; the CLI lists it as Task and calls it Agent.
 func isAgent(tool string) bool { return tool == "Agent" || tool == "Task" }
 
@@ -66,9 +63,6 @@ func describe(input json.RawMessage, workspace string) string {
 			what = rel
 		}
 		what, _, _ = strings.Cut(what, "\n")
-		if len(what) > maxDescription {
-			what = strings.ToValidUTF8(what[:maxDescription], "") + "…"
-		}
 		return what
 	}
 	return ""
@@ -115,7 +109,7 @@ func (s *session) user(l line, t *agent.Turn) error {
 		case p.Type == "text" && strings.HasPrefix(p.Text, "[Request interrupted by user"):
 			t.Whole(c.id, events.Block{Kind: events.KindSystem, Subtype: "interrupted", Message: p.Text})
 		default:
-			logf(t, "debug", "the agent told the model: %s", clip([]byte(p.Text+p.Content.text())))
+			logf(t, "debug", "the agent told the model: %s", p.Text+p.Content.text())
 		}
 	}
 	return nil

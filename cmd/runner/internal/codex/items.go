@@ -9,9 +9,6 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// maxDescription is how many bytes a call's description keeps.
-const maxDescription = 200
-
 // work is an item that is not complete.
 type work struct {
 	thread string
@@ -43,10 +40,10 @@ func (s *session) late(n notification, i item, t *agent.Turn) {
 	switch i.Type {
 	case "commandExecution":
 		output, _ := i.gave()
-		s.logf(t, "info", "a command of an earlier turn has ended: %s\n%s", i.Command, clip([]byte(output)))
+		s.logf(t, "info", "a command of an earlier turn has ended: %s\n%s", i.Command, output)
 	case "userMessage", "reasoning":
 	default:
-		s.logf(t, "info", "of an earlier turn: %s", clip(n.Item))
+		s.logf(t, "info", "of an earlier turn: %s", n.Item)
 	}
 }
 
@@ -98,7 +95,7 @@ func (i item) use() (events.Block, bool) {
 		if err != nil {
 			raw = nil // what was JSON before can be encoded
 		}
-		return events.Block{ToolName: tool, DisplayName: display, Description: short(description), Input: raw}, true
+		return events.Block{ToolName: tool, DisplayName: display, Description: description, Input: raw}, true
 	}
 	switch i.Type {
 	case "commandExecution":
@@ -186,7 +183,7 @@ func (s *session) itemCompleted(n notification, t *agent.Turn) error {
 		t.Whole(w.conv, events.Block{Kind: events.KindSystem, Subtype: "status", Message: i.Type + ": " + i.Review})
 	default:
 		if _, ok := i.use(); !ok {
-			s.logf(t, "info", "%s", clip(n.Item))
+			s.logf(t, "info", "%s", n.Item)
 			return nil
 		}
 		s.result(w, t)
@@ -332,11 +329,4 @@ func unfinished(w *work, interrupted bool, t *agent.Turn) {
 		b.Output += note
 		b.IsError = interrupted
 	})
-}
-
-func short(s string) string {
-	if len(s) <= maxDescription {
-		return s
-	}
-	return strings.ToValidUTF8(s[:maxDescription], "") + "…"
 }

@@ -57,7 +57,7 @@ func (s *session) notified(l line, raw []byte, t *agent.Turn) error {
 		s.warned(n, t)
 	default:
 		if !slices.Contains(silent, l.Method) {
-			s.logf(t, "info", "%s", clip(raw))
+			s.logf(t, "info", "%s", raw)
 		}
 	}
 	return nil

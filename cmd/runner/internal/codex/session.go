@@ -15,12 +15,8 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-const (
-	// maxLog is how many bytes of a line that is not understood are kept.
-	maxLog = 4 << 10
-	// maxUnsaid is how many events between turns are kept for the next one.
-	maxUnsaid = 64
-)
+// maxUnsaid is how many events between turns are kept for the next one.
+const maxUnsaid = 64
 
 // session translates for one process.
 type session struct {
@@ -266,7 +262,7 @@ func (s *session) Line(raw []byte, t *agent.Turn) error {
 	case len(l.ID) > 0:
 		return s.answered(l, t)
 	}
-	s.logf(t, "info", "%s", clip(raw))
+	s.logf(t, "info", "%s", raw)
 	return nil
 }
 
@@ -409,12 +405,4 @@ func (s *session) say(t *agent.Turn, p events.Payload) {
 
 func (s *session) logf(t *agent.Turn, level, format string, args ...any) {
 	s.say(t, events.Log{Level: level, Stream: "stdout", Message: fmt.Sprintf(format, args...)})
-}
-
-// clip keeps the beginning of a line.
-func clip(raw []byte) string {
-	if len(raw) <= maxLog {
-		return string(raw)
-	}
-	return fmt.Sprintf("%s… (%d bytes more)", raw[:maxLog], len(raw)-maxLog)
 }

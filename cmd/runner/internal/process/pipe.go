@@ -92,9 +92,17 @@ type tail struct {
 func (t *tail) add(line []byte) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	line = line[max(0, len(line)-tailSize):]
 	t.end = append(append(t.end, line...), '\n')
-	t.end = t.end[max(0, len(t.end)-tailSize):]
+	over := len(t.end) - tailSize
+	if over <= 0 {
+		return
+	}
+	// From the beginning of a word: half of one that is to be redacted would not be known again.
+	rest := t.end[over:]
+	if end := bytes.IndexAny(rest, " \n"); end >= 0 && end < len(rest)-1 {
+		rest = rest[end+1:]
+	}
+	t.end = bytes.Clone(rest)
 }
 
 // String is the end as valid UTF-8.

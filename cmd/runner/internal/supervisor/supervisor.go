@@ -16,6 +16,7 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/journal"
 	"github.com/spoolhq/spool/cmd/runner/internal/process"
 	"github.com/spoolhq/spool/cmd/runner/internal/profile"
+	"github.com/spoolhq/spool/cmd/runner/internal/redact"
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
@@ -82,6 +83,20 @@ type Supervisor struct {
 	recording string           // the execution whose lines have begun and not ended
 	seen      map[started]bool // this journal's executions
 	warm      *warm            // owned by Run; here for Status
+	hides     *redact.Set      // what the agent was given that nobody may see; after its end until another is started
+}
+
+// hide has lines be without what the set has, from now on.
+func (s *Supervisor) hide(set *redact.Set) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.hides = set
+}
+
+func (s *Supervisor) hidden() *redact.Set {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.hides
 }
 
 // started names one start of an execution.
@@ -120,6 +135,9 @@ func New(cfg Config) (*Supervisor, error) {
 // attempt again changes nothing, also when it has ended.
 func (s *Supervisor) Start(q runner.Query) *runner.Error {
 	r, refusal := s.prepareStart(q)
+	if refusal != nil {
+		refusal.Message = redact.New(q.Redact...).String(refusal.Message)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	key := started{q.ExecutionID, q.Attempt}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/runner"
 )
@@ -50,7 +51,7 @@ func (s *Supervisor) Tell(ctx context.Context, payloads ...events.Payload) (exec
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, p := range payloads {
-		raw, err := encode(p)
+		raw, err := encode(agent.Redacted(s.hides, p))
 		if err != nil {
 			s.cfg.Log.Error("journal an event of the runner", "type", p.EventType(), "err", err)
 			continue

@@ -10,20 +10,19 @@ import (
 	"maps"
 	"reflect"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"time"
-	"unicode/utf8"
 
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 	"github.com/spoolhq/spool/cmd/runner/internal/outfit"
 	"github.com/spoolhq/spool/cmd/runner/internal/process"
+	"github.com/spoolhq/spool/cmd/runner/internal/redact"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// maxLog is how many bytes of a stray line are kept.
-const maxLog = 16 << 10
+// maxQuoted is how many bytes of a line are quoted in an error.
+const maxQuoted = 256
 
 // warm is an agent's process between and during turns.
 type warm struct {
@@ -34,6 +33,7 @@ type warm struct {
 	session      agent.Session
 	gone         chan struct{}
 	resume       string      // the agent's own session that it was started with
+	redact       *redact.Set // what it was ever given that nobody may see
 	used         bool        // it has taken a query
 	urgent       atomic.Bool // it is to be ended without grace
 }
@@ -90,13 +90,13 @@ func (s *Supervisor) Run(ctx context.Context) error {
 			}
 		case line, ok := <-lines:
 			if !ok {
-				s.cfg.Log.Warn("the agent's process ended between turns", "pid", w.proc.PID(), "state", w.proc.State(), "stderr", w.proc.StderrTail())
+				s.cfg.Log.Warn("the agent's process ended between turns", "pid", w.proc.PID(), "state", w.proc.State(), "stderr", w.redact.String(w.proc.StderrTail()))
 				if err := s.drop(); err != nil {
 					s.cfg.Log.Error("end what the agent left", "err", err)
 				}
 				continue
 			}
-			s.feed(w.session, idle, line)
+			s.feed(w, idle, line)
 		}
 	}
 }
@@ -144,7 +144,7 @@ func (s *Supervisor) turn(ctx context.Context, r *run, resume *resumes) {
 // newTurn begins a record that waits for Start before it writes.
 func (s *Supervisor) newTurn(r *run) *agent.Turn {
 	return agent.NewTurn(r.killed, agent.TurnConfig{
-		Journal: s.cfg.Journal, ExecutionID: r.query.ExecutionID, Now: s.cfg.Now, Log: s.cfg.Log, Hold: true,
+		Journal: s.cfg.Journal, ExecutionID: r.query.ExecutionID, Now: s.cfg.Now, Log: s.cfg.Log, Hold: true, Redact: s.hidden(),
 		BeforeEnd: func() { s.beforeEnd(r) },
 	})
 }
@@ -159,6 +159,8 @@ func (s *Supervisor) start(r *run, t *agent.Turn, begun runner.Started) {
 func (s *Supervisor) converse(r *run) *agent.Turn {
 	was := fateNone
 	if w := s.current(); w.takes(r) && r.killed.Err() == nil {
+		w.redact = w.redact.With(r.query.Redact)
+		s.hide(w.redact)
 		t := s.newTurn(r)
 		var first process.Line
 		if first, was = s.tryWarm(r, w, t); was == fateTaken {
@@ -166,10 +168,11 @@ func (s *Supervisor) converse(r *run) *agent.Turn {
 			return t
 		}
 	}
-	t := s.newTurn(r)
 	if err := s.drop(); err != nil {
 		s.cfg.Log.Error("end the agent before", "err", err)
 	}
+	s.hide(redact.New(r.query.Redact...))
+	t := s.newTurn(r)
 	begun := runner.Started{Attempt: r.query.Attempt, Policy: r.query.Policy}
 	if r.killed.Err() != nil {
 		s.start(r, t, begun)
@@ -211,6 +214,7 @@ func (s *Supervisor) launch(r *run) (*warm, error) {
 	}
 	w := &warm{
 		architecture: r.query.Architecture, sessionID: r.query.SessionID, command: r.command, proc: proc, gone: make(chan struct{}), resume: r.launch.Resume,
+		redact: redact.New(r.query.Redact...),
 	}
 	w.session = r.adapter.Open(r.launch, proc)
 	if s.cfg.Disk != nil {
@@ -291,7 +295,7 @@ func (s *Supervisor) follow(r *run, w *warm, t *agent.Turn, first *process.Line)
 		s.interrupt(w.session)
 	}
 	if first != nil && r.killed.Err() == nil {
-		s.feed(w.session, t, *first)
+		s.feed(w, t, *first)
 	}
 	silence := time.NewTimer(s.cfg.SilenceWarn)
 	defer silence.Stop()
@@ -307,7 +311,7 @@ func (s *Supervisor) follow(r *run, w *warm, t *agent.Turn, first *process.Line)
 				s.exited(r, w, t)
 				return
 			}
-			s.feed(w.session, t, line)
+			s.feed(w, t, line)
 			silence.Reset(s.cfg.SilenceWarn)
 			warned = s.cfg.SilenceWarn == s.cfg.SilenceKill
 		case <-memory.C:
@@ -371,7 +375,7 @@ func (s *Supervisor) exited(r *run, w *warm, t *agent.Turn) {
 }
 
 // feed gives one line to the session; what is no message of the agent becomes an event.
-func (s *Supervisor) feed(session agent.Session, t *agent.Turn, line process.Line) {
+func (s *Supervisor) feed(w *warm, t *agent.Turn, line process.Line) {
 	defer func() {
 		if p := recover(); p != nil {
 			// A bug of ours must not take the journal with it.
@@ -379,34 +383,23 @@ func (s *Supervisor) feed(session agent.Session, t *agent.Turn, line process.Lin
 			s.abandon(t, failed("INTERNAL", fmt.Sprintf("panic while reading the agent's output: %v", p)))
 		}
 	}()
+	quoted := func() string { return agent.Beginning(w.redact.String(string(line.Data)), maxQuoted) }
 	switch {
 	case line.Cut():
 		t.Emit(events.MainConversation, events.Error{
 			Code:    "LINE_TOO_LONG",
-			Message: fmt.Sprintf("the agent printed a line of %d bytes on %s, more than %d; it begins: %s", line.Size, line.Stream, runner.MaxLine, text(line.Data, 256)),
+			Message: fmt.Sprintf("the agent printed a line of %d bytes on %s, more than %d; it begins: %s", line.Size, line.Stream, runner.MaxLine, quoted()),
 		})
 	case len(bytes.TrimSpace(line.Data)) == 0:
 	case line.Stream == process.Stderr:
-		t.Emit(events.MainConversation, events.Log{Level: "info", Stream: string(process.Stderr), Message: text(line.Data, maxLog)})
+		t.Emit(events.MainConversation, events.Log{Level: "info", Stream: string(process.Stderr), Message: string(line.Data)})
 	case !json.Valid(line.Data):
-		t.Emit(events.MainConversation, events.Log{Level: "info", Stream: string(process.Stdout), Message: text(line.Data, maxLog)})
+		t.Emit(events.MainConversation, events.Log{Level: "info", Stream: string(process.Stdout), Message: string(line.Data)})
 	default:
-		if err := session.Line(line.Data, t); err != nil {
-			t.Emit(events.MainConversation, events.Error{Code: "AGENT_PROTOCOL", Message: err.Error() + ": " + text(line.Data, 256)})
+		if err := w.session.Line(line.Data, t); err != nil {
+			t.Emit(events.MainConversation, events.Error{Code: "AGENT_PROTOCOL", Message: err.Error() + ": " + quoted()})
 		}
 	}
-}
-
-// text is the beginning of a line as valid UTF-8, with a note if there is more.
-func text(b []byte, limit int) string {
-	s := string(b)
-	if len(b) > limit {
-		for limit > 0 && !utf8.RuneStart(b[limit]) {
-			limit--
-		}
-		s = fmt.Sprintf("%s… (%d bytes more)", b[:limit], len(b)-limit)
-	}
-	return strings.ToValidUTF8(s, "\uFFFD")
 }
 
 func failed(code, message string) runner.Ended {

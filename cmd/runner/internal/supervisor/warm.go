@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	"github.com/spoolhq/spool/cmd/runner/internal/redact"
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
@@ -20,6 +21,7 @@ type warmUp struct {
 func (s *Supervisor) Warm(ctx context.Context, q runner.Query) *runner.Error {
 	r, refusal := s.prepare(q)
 	if refusal != nil {
+		refusal.Message = redact.New(q.Redact...).String(refusal.Message)
 		return refusal
 	}
 	m := warmUp{r, make(chan *runner.Error, 1)}
@@ -68,6 +70,7 @@ func (s *Supervisor) warmUp(r *run, resume *resumes) *runner.Error {
 	if r.launch.Resume = r.query.Resume; r.launch.Resume == "" && r.query.SessionID != "" {
 		r.launch.Resume = resume.get(r.query)
 	}
+	s.hide(redact.New(r.query.Redact...))
 	if _, err := s.launch(r); err != nil {
 		var refusal *runner.Error
 		if errors.As(err, &refusal) {

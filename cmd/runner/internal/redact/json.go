@@ -1,0 +1,63 @@
+package redact
+
+import (
+	"bytes"
+	"encoding/json"
+)
+
+// JSON redacts the texts in a JSON value, names of fields too, and numbers. What
+// it gives is valid JSON if raw is; what is found across several texts takes the
+// whole value with it.
+func (s *Set) JSON(raw json.RawMessage) json.RawMessage {
+	if s == nil {
+		return raw
+	}
+	var out []byte
+	for i := 0; i < len(raw); {
+		end := token(raw, i)
+		out = append(out, s.token(raw[i:end])...)
+		i = end
+	}
+	if s.finds(string(out)) {
+		return json.RawMessage(`"` + Marker + `"`)
+	}
+	if bytes.Equal(out, raw) {
+		return raw
+	}
+	return out
+}
+
+// token is where the token ends that begins at i: a string, a number, or a byte of anything else.
+func token(raw []byte, i int) int {
+	switch c := raw[i]; {
+	case c == '"':
+		for i++; i < len(raw) && raw[i] != '"'; i++ {
+			if raw[i] == '\\' {
+				i++
+			}
+		}
+		return min(i+1, len(raw))
+	case c == '-' || c >= '0' && c <= '9':
+		for i < len(raw) && bytes.IndexByte([]byte("+-.0123456789eE"), raw[i]) >= 0 {
+			i++
+		}
+		return i
+	}
+	return i + 1
+}
+
+func (s *Set) token(raw []byte) []byte {
+	switch {
+	case raw[0] == '"':
+		var text string
+		if json.Unmarshal(raw, &text) != nil {
+			return raw // not JSON: the last look finds what there is
+		}
+		if clean := s.String(text); clean != text {
+			return []byte(`"` + unquoted(clean, false) + `"`)
+		}
+	case len(raw) > 1 && s.finds(string(raw)):
+		return []byte(`"` + Marker + `"`)
+	}
+	return raw
+}

@@ -1,0 +1,90 @@
+package redact
+
+import "slices"
+
+// matcher is an Aho-Corasick automaton: after each byte its state is the longest
+// end of the text that begins a pattern.
+type matcher struct {
+	nodes []node
+	first [256]int32 // the root's edges; 0 for none
+}
+
+type node struct {
+	edges   []edge // of the root: none, see matcher.first
+	fail    int32  // the longest end of this state that is a state too
+	longest int32  // length in bytes of the longest pattern that ends here, 0 for none
+	open    int32  // length in bytes of the longest end of this state by which a pattern can go on
+}
+
+type edge struct {
+	to int32
+	b  byte
+}
+
+func newMatcher(patterns []string) *matcher {
+	m := &matcher{nodes: make([]node, 1)}
+	for _, p := range patterns {
+		at := int32(0)
+		for i := range len(p) {
+			to, ok := m.child(at, p[i])
+			if !ok {
+				to = int32(len(m.nodes)) //nolint:gosec // the values come in one line of the protocol
+				m.nodes = append(m.nodes, node{})
+				if at == 0 {
+					m.first[p[i]] = to
+				} else {
+					m.nodes[at].edges = append(m.nodes[at].edges, edge{to, p[i]})
+					m.nodes[at].open = int32(i) //nolint:gosec // likewise
+				}
+			}
+			at = to
+		}
+		m.nodes[at].longest = int32(len(p)) //nolint:gosec // likewise
+	}
+	m.link()
+	return m
+}
+
+// link finds where each state goes on when a byte does not fit, shorter states first.
+func (m *matcher) link() {
+	var queue []int32
+	for _, to := range m.first {
+		if to != 0 {
+			queue = append(queue, to)
+		}
+	}
+	for len(queue) > 0 {
+		at := queue[0]
+		queue = queue[1:]
+		n := &m.nodes[at]
+		n.longest = max(n.longest, m.nodes[n.fail].longest)
+		n.open = max(n.open, m.nodes[n.fail].open)
+		for _, e := range n.edges {
+			m.nodes[e.to].fail = m.step(n.fail, e.b)
+			queue = append(queue, e.to)
+		}
+	}
+}
+
+func (m *matcher) child(at int32, b byte) (int32, bool) {
+	if at == 0 {
+		return m.first[b], m.first[b] != 0
+	}
+	edges := m.nodes[at].edges
+	i := slices.IndexFunc(edges, func(e edge) bool { return e.b == b })
+	if i < 0 {
+		return 0, false
+	}
+	return edges[i].to, true
+}
+
+// step is the state after one more byte.
+func (m *matcher) step(at int32, b byte) int32 {
+	for {
+		to, ok := m.child(at, b)
+		if ok || at == 0 {
+			return to
+		}
+		at = m.nodes[at].fail
+	}
+}
