@@ -121,6 +121,10 @@ const (
 	EgressNVIDIA    = "nvidia"    // with /v1
 )
 
+// EgressMCP is the path under EgressURL by which agents reach MCP servers, each
+// by its name; the proxy puts the credentials in.
+const EgressMCP = "/mcp/"
+
 // The permission policies. There is one so far: what stays inside the workspace
 // is allowed, the rest is denied with the reason told to the agent.
 const PolicyWorkspace = "workspace"

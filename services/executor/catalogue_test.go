@@ -306,3 +306,43 @@ func TestSecretsOfAnExecution(t *testing.T) {
 		}
 	}
 }
+
+// TestServersThroughTheProxy: where there is a proxy it alone knows the headers of MCP servers, and is told again when it has forgotten them.
+func TestServersThroughTheProxy(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, polite)
+	b.egress = &fakeEgress{}
+	b.secrets = &vault{values: map[string]string{tenant + "/s1": "hunter2-hunter2"}}
+	b.run()
+	env := b.environment("e", 1, map[string]events.Variable{"TOKEN": {Secret: true, Sealed: "s1"}})
+	agent := b.agent("a", 2, events.AgentSpec{Architecture: "claude-code", Instructions: "You do things.", MCPServers: []events.MCPServer{
+		{Name: "web", Type: events.MCPHTTP, URL: "https://mcp.example/x", Headers: map[string]string{"Authorization": "Bearer ${TOKEN}"}},
+		{Name: "own", Type: events.MCPStdio, Command: []string{"own"}},
+	}})
+	s := b.session(of1(agent, env))
+	execution := s.post("go")
+	s.untilStarted()
+	q := b.provider.only().runner.asked()[0]
+	if web := q.MCPServers[0]; web.URL != "http://127.0.0.1:7070/mcp/web" || len(web.Headers) != 0 {
+		t.Errorf("the agent is told %+v", web)
+	}
+	want := holder.Upstream{Name: "web", URL: "https://mcp.example/x", Headers: map[string]string{"Authorization": "Bearer hunter2-hunter2"}}
+	told := func() (n int) {
+		b.egress.mu.Lock()
+		defer b.egress.mu.Unlock()
+		for _, g := range b.egress.grants {
+			if len(g.Upstreams) == 1 && g.Upstreams[0].Name == want.Name && g.Upstreams[0].URL == want.URL && maps.Equal(g.Upstreams[0].Headers, want.Headers) {
+				n++
+			}
+		}
+		return n
+	}
+	if told() != 1 {
+		t.Errorf("the proxy was told %+v", b.egress.grants)
+	}
+	b.egress.say(execution, events.EgressDenied{Code: "UNKNOWN_SERVER", Host: "mcp/other"}, events.EgressDenied{Code: "UNKNOWN_SERVER", Host: "mcp/web"})
+	b.until("it is told again", func() bool { return told() == 2 })
+	s.interrupt()
+	s.ended(execution)
+	b.noJobs()
+}

@@ -106,9 +106,13 @@ const answerWithin = 10 * time.Second
 func (w wayOut) Register(ctx context.Context, g holder.Grant) error {
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
-	_, err := w.client.Register(ctx, g.Sandbox, egress.Registration{
+	r := egress.Registration{
 		Token: g.Token, Tenant: g.Tenant, Session: g.Session, Execution: g.Execution, Epoch: g.Epoch, Allow: append([]string{}, g.Allow...),
-	})
+	}
+	for _, u := range g.Upstreams {
+		r.Upstreams = append(r.Upstreams, egress.Upstream(u))
+	}
+	_, err := w.client.Register(ctx, g.Sandbox, r)
 	return w.reached(meaning(err))
 }
 

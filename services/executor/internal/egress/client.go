@@ -23,9 +23,11 @@ import (
 // What a holder says and is told; see the packages for each field.
 type (
 	Registration = registry.Registration
-	State        = registry.State
-	Line         = journal.Line
-	Error        = registry.Error // a refusal; its Code is one of those below
+	// Upstream is an MCP server of a sandbox.
+	Upstream = registry.Upstream
+	State    = registry.State
+	Line     = journal.Line
+	Error    = registry.Error // a refusal; its Code is one of those below
 )
 
 // Codes of an Error.

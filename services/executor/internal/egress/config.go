@@ -15,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spoolhq/spool/pkg/egress"
 	"github.com/spoolhq/spool/pkg/runner"
 	"github.com/spoolhq/spool/services/executor/internal/egress/meter"
 	"github.com/spoolhq/spool/services/executor/internal/egress/proxy"
@@ -37,6 +38,7 @@ type Config struct {
 
 	Hosts  string   `default:"" env:"SPOOL_EGRESS_HOSTS" help:"File (YAML or JSON) of further hosts with routes and credentials of their own."`
 	Prices string   `default:"" env:"SPOOL_EGRESS_PRICES" help:"File (YAML or JSON) of prices, in place of those that the program has."`
+	Open   []string `default:"" env:"SPOOL_EGRESS_OPEN" help:"Hosts with ports (mcp.internal:8080) of MCP servers that agents may name although their addresses are not public."`
 	Closed []string `default:"" env:"SPOOL_EGRESS_CLOSED" help:"Networks (10.0.0.0/8) that no sandbox reaches, besides those that are not public."`
 
 	Connections int           `default:"64" env:"SPOOL_EGRESS_CONNECTIONS" help:"Connections that each sandbox may have open."`
@@ -134,6 +136,22 @@ func (c Config) closed() ([]netip.Prefix, error) {
 			return nil, fmt.Errorf("closed: %q is no network like 10.0.0.0/8", s)
 		}
 		out = append(out, p.Masked())
+	}
+	return out, nil
+}
+
+// open are the MCP servers that may have private addresses.
+func (c Config) open() ([]egress.Target, error) {
+	var out []egress.Target
+	for _, s := range c.Open {
+		if s == "" {
+			continue
+		}
+		t, err := egress.ParseTarget(s, 0)
+		if err != nil {
+			return nil, fmt.Errorf("open: %q is not a host and a port like mcp.internal:8080: %w", s, err)
+		}
+		out = append(out, t)
 	}
 	return out, nil
 }

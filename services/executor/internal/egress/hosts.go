@@ -60,6 +60,9 @@ func (h host) route(getenv func(string) string) (proxy.Route, error) {
 	if !routeName.MatchString(h.Name) {
 		return proxy.Route{}, errors.New("name: it is not 1 to 32 of a-z, 0-9 and -")
 	}
+	if h.Name == "mcp" {
+		return proxy.Route{}, errors.New("name: mcp is where MCP servers are reached")
+	}
 	if h.URL == "" {
 		return proxy.Route{}, errors.New("url: it is absent")
 	}

@@ -70,6 +70,10 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	if err != nil {
 		return nil, err
 	}
+	open, err := cfg.open()
+	if err != nil {
+		return nil, err
+	}
 	closed, err := cfg.closed()
 	if err != nil {
 		return nil, err
@@ -87,7 +91,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	}
 	s.metrics = telemetry.New(s.registry.Count, nil)
 	s.proxy = proxy.New(proxy.Config{
-		Routes: routes, Registry: s.registry, Prices: prices, Metrics: s.metrics, Logger: s.log, Idle: cfg.Idle, ModelIdle: cfg.ModelIdle,
+		Routes: routes, Registry: s.registry, Prices: prices, Metrics: s.metrics, Logger: s.log, Open: open, Idle: cfg.Idle, ModelIdle: cfg.ModelIdle,
 		Dialer: policy.NewDialer(policy.DialerConfig{Resolver: deps.Resolver, Dial: deps.Dial, Own: deps.Own, Closed: closed}),
 	})
 	return s, nil

@@ -97,6 +97,10 @@ func (a *aside) take(ctx context.Context, f *follower, r round) error {
 	if len(r.calls) > 0 {
 		f.h.acknowledge(ctx, f.l.Run)
 	}
+	if f.forgotten(r.calls) {
+		f.log.Warn("the egress proxy has forgotten the agent's MCP servers: it began anew; they are registered again")
+		return f.grant(ctx)
+	}
 	return nil
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/spoolhq/spool/pkg/events"
@@ -38,6 +39,14 @@ type Grant struct {
 	Execution string
 	Epoch     uint64
 	Allow     []string
+	Upstreams []Upstream // MCP servers that the sandbox reaches at runner.EgressMCP
+}
+
+// Upstream is an MCP server, with headers that the sandbox does not see.
+type Upstream struct {
+	Name    string
+	URL     string
+	Headers map[string]string
 }
 
 // EgressLine is a line of the proxy's journal.
@@ -55,6 +64,7 @@ func (t *turn) grant(ctx context.Context) error {
 	err := t.h.patiently(ctx, t.agent.sandbox, func() error {
 		return t.h.d.Egress.Register(ctx, Grant{
 			Sandbox: t.agent.sandbox, Tenant: t.l.Tenant, Session: t.l.ID, Execution: t.execution, Epoch: t.epoch, Allow: t.l.Life.Options.Egress,
+			Upstreams: t.upstreams(),
 		})
 	})
 	switch {
@@ -68,6 +78,32 @@ func (t *turn) grant(ctx context.Context) error {
 		return fmt.Errorf("register %s at the egress proxy: %w", t.agent.sandbox, err)
 	}
 	return nil
+}
+
+// upstreams are the MCP servers that the proxy is to reach for the turn's sandbox.
+func (t *turn) upstreams() []Upstream {
+	if t.is == nil || t.h.d.Egress == nil {
+		return nil
+	}
+	var out []Upstream
+	for _, m := range t.is.agent.MCPServers {
+		if m.Type == events.MCPHTTP {
+			out = append(out, Upstream{Name: m.Name, URL: m.URL, Headers: m.Headers})
+		}
+	}
+	return out
+}
+
+// codeUnknownServer is of a request for an MCP server that the proxy was not told of, or no more.
+const codeUnknownServer = "UNKNOWN_SERVER"
+
+// forgotten tells whether the proxy refused an MCP server that it was told of: it keeps them in memory alone.
+func (t *turn) forgotten(lines []EgressLine) bool {
+	servers := t.upstreams()
+	return slices.ContainsFunc(lines, func(l EgressLine) bool {
+		d, ok := l.Data.(events.EgressDenied)
+		return ok && d.Code == codeUnknownServer && slices.ContainsFunc(servers, func(u Upstream) bool { return d.Host == "mcp/"+u.Name })
+	})
 }
 
 // calls asks the egress proxy once more at the end of a turn, so that what the

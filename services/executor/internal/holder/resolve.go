@@ -226,8 +226,9 @@ func filled(in map[string]string, fill func(string) string) map[string]string {
 // mcpTimeout is how long a call of an MCP server may take where its definition says nothing.
 const mcpTimeout = 30_000 // milliseconds
 
-// into adds to a query what the agent is made of.
-func (r *resolution) into(q *runner.Query) {
+// into adds to a query what the agent is made of. Where there is a proxy, MCP
+// servers are reached through it, and it alone knows their headers.
+func (r *resolution) into(q *runner.Query, proxied bool) {
 	a := r.agent
 	q.SystemPrompt, q.MemoryFile, q.Tools, q.Subagents, q.Commands, q.MaxTurns = a.Instructions, a.MemoryFile, a.Tools, a.Subagents, a.Commands, a.Limits.Turns
 	if text := r.prompt(); text != "" {
@@ -239,6 +240,9 @@ func (r *resolution) into(q *runner.Query) {
 		}
 	}
 	for _, m := range a.MCPServers {
+		if proxied && m.Type == events.MCPHTTP {
+			m.URL, m.Headers = runner.EgressURL+runner.EgressMCP+m.Name, nil
+		}
 		q.MCPServers = append(q.MCPServers, runner.MCPServer{
 			Name: m.Name, Type: m.Type, Command: m.Command, Env: m.Env, URL: m.URL, Headers: m.Headers, TimeoutMs: cmp.Or(m.TimeoutMs, mcpTimeout), Tools: m.Tools,
 		})

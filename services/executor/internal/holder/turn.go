@@ -121,7 +121,7 @@ func (t *turn) query() *runner.Query {
 		Content: t.message.Content, Parts: t.message.Parts,
 		Policy: runner.PolicyWorkspace, Env: env, Resume: t.l.Run.AgentSession, Command: t.l.Life.Options.Command,
 	}
-	t.is.into(q)
+	t.is.into(q, t.h.d.Egress != nil)
 	return q
 }
 

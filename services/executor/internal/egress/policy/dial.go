@@ -6,11 +6,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"github.com/spoolhq/spool/pkg/egress"
 	"net"
 	"net/netip"
 	"slices"
 	"time"
+
+	"github.com/spoolhq/spool/pkg/egress"
 )
 
 // Resolver looks names up. *net.Resolver is one.

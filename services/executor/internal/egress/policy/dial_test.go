@@ -3,13 +3,14 @@ package policy_test
 import (
 	"context"
 	"errors"
-	"github.com/spoolhq/spool/pkg/egress"
 	"net"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/spoolhq/spool/pkg/egress"
 
 	"github.com/spoolhq/spool/services/executor/internal/egress/policy"
 )

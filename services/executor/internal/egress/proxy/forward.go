@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"github.com/spoolhq/spool/pkg/egress"
 	"io"
 	"log/slog"
 	"net"
@@ -12,6 +11,8 @@ import (
 	"net/http/httputil"
 	"sync"
 	"time"
+
+	"github.com/spoolhq/spool/pkg/egress"
 
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/services/executor/internal/egress/registry"

@@ -3,10 +3,11 @@ package proxy
 import (
 	"context"
 	"errors"
-	"github.com/spoolhq/spool/pkg/egress"
 	"net/http"
 	"strings"
 	"time"
+
+	"github.com/spoolhq/spool/pkg/egress"
 
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/services/executor/internal/egress/policy"
@@ -21,6 +22,8 @@ const (
 	Unresolved       = "UNRESOLVED"
 	BadToken         = "BAD_TOKEN"
 	MethodNotAllowed = "METHOD_NOT_ALLOWED"
+	// UnknownServer is an MCP server that the proxy was not told of, or no more: it keeps them in memory alone.
+	UnknownServer = "UNKNOWN_SERVER"
 )
 
 // errSilent is the cause of a request that ended because nothing moved.
@@ -38,6 +41,8 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 		s.tunnel(w, r, c.sandbox)
 	case r.URL.IsAbs():
 		s.forward(w, r, c.sandbox)
+	case strings.HasPrefix(r.URL.Path, mcpPath):
+		s.mcp(w, r, c.sandbox)
 	default:
 		s.route(w, r, c.sandbox)
 	}

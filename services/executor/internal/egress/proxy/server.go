@@ -16,6 +16,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/spoolhq/spool/pkg/egress"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/runner"
 	"github.com/spoolhq/spool/services/executor/internal/egress/meter"
@@ -32,6 +33,9 @@ type Config struct {
 	Prices   meter.Prices
 	Metrics  *telemetry.Metrics
 	Logger   *slog.Logger
+
+	// Open are hosts and ports of MCP servers that may have addresses which are not public.
+	Open []egress.Target
 
 	Idle      time.Duration // without a byte on a tunnel or a connection between requests, and for each write to a sandbox; 0 means 10 min
 	ModelIdle time.Duration // without a byte of a request or its answer; 0 means 15 min
@@ -54,6 +58,7 @@ type Server struct {
 	http   *http.Server
 	models http.RoundTripper // to routes
 	others *http.Transport   // to hosts of the allowlist
+	mcps   *http.Transport   // to MCP servers
 	conns  *handover
 	quiet  limiter
 	cut    context.CancelFunc // ends every request
@@ -89,6 +94,8 @@ func New(cfg Config) *Server {
 		// A connection is one sandbox's: what it has proved to the host is not the next one's.
 		DisableKeepAlives: true, ExpectContinueTimeout: time.Second,
 	}
+	s.mcps = s.others.Clone()
+	s.mcps.DialContext = s.dialServer
 	ctx, cut := context.WithCancel(context.Background())
 	s.cut = cut
 	s.http = &http.Server{

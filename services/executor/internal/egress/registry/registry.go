@@ -11,15 +11,20 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"github.com/spoolhq/spool/pkg/egress"
 	"io/fs"
 	"log/slog"
+	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"sync"
 	"time"
 
+	"golang.org/x/net/http/httpguts"
+
+	"github.com/spoolhq/spool/pkg/egress"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/executor/internal/egress/journal"
 )
 
@@ -32,6 +37,17 @@ type Registration struct {
 	Execution   string   `json:"execution,omitempty"` // that journal lines are about from now on
 	Epoch       uint64   `json:"epoch"`               // lower than what is registered: refused with FENCED
 	Allow       []string `json:"allow"`               // host, host:port or *.host; empty allows nothing
+
+	// Upstreams are MCP servers that the sandbox reaches at /mcp/<name>, with headers that it does not see. They are kept in
+	// memory alone: who restarts the proxy registers them again.
+	Upstreams []Upstream `json:"upstreams,omitempty"`
+}
+
+// Upstream is an MCP server.
+type Upstream struct {
+	Name    string            `json:"name"` // 1 to 64 characters of A-Z, a-z, 0-9, - and _
+	URL     string            `json:"url"`  // http or https; its host needs no entry in Allow
+	Headers map[string]string `json:"headers,omitempty"`
 }
 
 // State is what is known of a sandbox.
@@ -47,7 +63,8 @@ type State struct {
 	Last              uint64   `json:"last"`
 	OpenModelRequests int      `json:"openModelRequests"`
 	OpenConnections   int      `json:"openConnections"`
-	Released          bool     `json:"released,omitempty"` // its token is void; it is forgotten when all lines are acknowledged
+	Upstreams         []string `json:"upstreams,omitempty"` // names of MCP servers
+	Released          bool     `json:"released,omitempty"`  // its token is void; it is forgotten when all lines are acknowledged
 }
 
 // Codes of an Error.
@@ -223,6 +240,51 @@ func (g Registration) check() (egress.Allowlist, error) {
 	return allow, nil
 }
 
+// maxUpstreams bounds the MCP servers of a sandbox.
+const maxUpstreams = 64
+
+// upstreams checks and parses the MCP servers. Its errors show no header's value.
+func (g Registration) upstreams() (map[string]*Server, error) {
+	if len(g.Upstreams) > maxUpstreams {
+		return nil, invalid("upstreams", "upstreams: there are %d; at most %d are taken", len(g.Upstreams), maxUpstreams)
+	}
+	out := map[string]*Server{}
+	for i, u := range g.Upstreams {
+		field := fmt.Sprintf("upstreams[%d]", i)
+		if topology.CheckToken("name", u.Name) != nil || out[u.Name] != nil {
+			return nil, invalid(field+".name", "%s.name: it is not 1 to 64 characters of A-Z, a-z, 0-9, - and _, or stands twice", field)
+		}
+		at, err := url.Parse(u.URL)
+		if err != nil || at.Scheme != "http" && at.Scheme != "https" || at.User != nil {
+			return nil, invalid(field+".url", "%s.url: it is no http or https address without a user", field)
+		}
+		assume := uint16(80)
+		if at.Scheme == "https" {
+			assume = 443
+		}
+		s := &Server{Name: u.Name, URL: at, Header: http.Header{}}
+		if s.Target, err = egress.ParseTarget(at.Host, assume); err != nil {
+			return nil, invalid(field+".url", "%s.url: %s", field, err)
+		}
+		for name, value := range u.Headers {
+			if !httpguts.ValidHeaderFieldName(name) || !httpguts.ValidHeaderFieldValue(value) {
+				return nil, invalid(field+".headers", "%s.headers: %s is no header, or its value is none", field, egress.Printable(name))
+			}
+			s.Header.Set(name, value)
+		}
+		out[u.Name] = s
+	}
+	return out, nil
+}
+
+// Server is an MCP server that a sandbox reaches.
+type Server struct {
+	Name   string
+	URL    *url.URL
+	Target egress.Target
+	Header http.Header // put into every request
+}
+
 // Put registers a sandbox, or changes what is registered of it. It is on disk
 // when Put returns. A refusal is an *Error.
 func (r *Registry) Put(id string, g Registration) (State, error) {
@@ -234,6 +296,10 @@ func (r *Registry) Put(id string, g Registration) (State, error) {
 		return State{}, err
 	}
 	hash, given, err := g.hash()
+	if err != nil {
+		return State{}, err
+	}
+	servers, err := g.upstreams()
 	if err != nil {
 		return State{}, err
 	}
@@ -270,7 +336,7 @@ func (r *Registry) Put(id string, g Registration) (State, error) {
 		sb.cut() // they came in with a token that is void now
 	}
 	r.byToken[hash] = sb
-	sb.set(reg, allow, hash)
+	sb.set(reg, allow, hash, servers)
 	return sb.State(), nil
 }
 

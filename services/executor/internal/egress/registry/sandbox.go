@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"fmt"
-	"github.com/spoolhq/spool/pkg/egress"
 	"log/slog"
 	"maps"
 	"net"
@@ -12,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/spoolhq/spool/pkg/egress"
 	"github.com/spoolhq/spool/services/executor/internal/egress/journal"
 )
 
@@ -25,6 +25,7 @@ type Sandbox struct {
 	mu      sync.Mutex
 	reg     stored
 	allow   egress.Allowlist
+	servers map[string]*Server // MCP servers by name
 	conns   map[net.Conn]bool
 	model   int           // open requests to models
 	busy    int           // open requests of all kinds
@@ -40,11 +41,11 @@ func newSandbox(id string, most int, j *journal.Journal) *Sandbox {
 // ID is sbx_….
 func (s *Sandbox) ID() string { return s.id }
 
-func (s *Sandbox) set(reg stored, allow egress.Allowlist, hash [sha256.Size]byte) {
+func (s *Sandbox) set(reg stored, allow egress.Allowlist, hash [sha256.Size]byte, servers map[string]*Server) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	higher := reg.Epoch != s.reg.Epoch || !s.reg.Released.IsZero()
-	s.reg, s.allow, s.hash = reg, allow, hash
+	s.reg, s.allow, s.hash, s.servers = reg, allow, hash, servers
 	if higher {
 		s.tell()
 	}
@@ -104,7 +105,7 @@ func (s *Sandbox) State() State {
 	}
 	return State{
 		Sandbox: s.id, Tenant: s.reg.Tenant, Session: s.reg.Session, Execution: s.reg.Execution, Epoch: s.reg.Epoch, Allow: allow,
-		Journal: s.Journal.Name(), First: first, Last: last, OpenModelRequests: s.model, OpenConnections: len(s.conns), Released: !s.reg.Released.IsZero(),
+		Journal: s.Journal.Name(), First: first, Last: last, OpenModelRequests: s.model, OpenConnections: len(s.conns), Upstreams: slices.Sorted(maps.Keys(s.servers)), Released: !s.reg.Released.IsZero(),
 	}
 }
 
@@ -121,6 +122,13 @@ func (s *Sandbox) Who() journal.Who {
 func (s *Sandbox) Log(l *slog.Logger) *slog.Logger {
 	reg := s.registration()
 	return l.With("sandbox", s.id, "tenant", reg.Tenant, "session", reg.Session, "execution", reg.Execution)
+}
+
+// Server is an MCP server of the sandbox, nil if there is none of the name.
+func (s *Sandbox) Server(name string) *Server {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.servers[name]
 }
 
 // Allows tells whether the allowlist names the target.

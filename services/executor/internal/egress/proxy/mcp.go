@@ -1,0 +1,162 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/spoolhq/spool/pkg/egress"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/services/executor/internal/egress/registry"
+)
+
+// mcpPath is what requests to MCP servers begin with.
+const mcpPath = runner.EgressMCP
+
+// mcpMethods are those of MCP's streamable HTTP.
+var mcpMethods = []string{http.MethodGet, http.MethodPost, http.MethodDelete, http.MethodHead, http.MethodOptions}
+
+// dialServer connects to an MCP server, after a look at its addresses unless the operator opened it.
+func (s *Server) dialServer(ctx context.Context, network, address string) (net.Conn, error) {
+	t, err := egress.ParseTarget(address, 0)
+	if err != nil {
+		return nil, err
+	}
+	if slices.Contains(s.cfg.Open, t) {
+		return (&net.Dialer{}).DialContext(ctx, network, address)
+	}
+	return s.cfg.Dialer.Dial(ctx, t)
+}
+
+// mcp serves a request to an MCP server of the sandbox: what the sandbox says of
+// itself is dropped, the server's headers are put in.
+func (s *Server) mcp(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox) {
+	name, rest, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, mcpPath), "/")
+	server := sb.Server(name)
+	d := events.EgressDenied{Host: "mcp/" + name, Method: r.Method}
+	status := http.StatusForbidden
+	switch {
+	case server == nil:
+		status = http.StatusNotFound
+		d.Code, d.Message = UnknownServer, "there is no MCP server "+egress.Printable(name)+" here; after a restart of the proxy it is there again in a moment"
+	case !slices.Contains(mcpMethods, r.Method):
+		d.Code, d.Message = MethodNotAllowed, r.Method+" is not how an MCP server is called"
+	case r.Header.Get("Upgrade") != "":
+		d.Code, d.Message = MethodNotAllowed, "an MCP server is called by plain requests and server-sent events"
+	case climbs(rest):
+		d.Code, d.Message = BadHost, "the path has an element that leads upward"
+	}
+	if d.Code != "" {
+		s.deny(w, sb, status, d)
+		return
+	}
+	s.passServer(w, r, sb, server)
+}
+
+// below is a path beneath an MCP server's own.
+func below(server *registry.Server, in *url.URL) *url.URL {
+	out := *server.URL
+	if rest := in.EscapedPath()[len(mcpPath)+len(server.Name):]; strings.Trim(rest, "/") != "" {
+		out = *server.URL.JoinPath(rest)
+	}
+	query := in.RawQuery
+	if out.RawQuery != "" && query != "" {
+		query = "&" + query
+	}
+	out.RawQuery += query
+	return &out
+}
+
+func (s *Server) passServer(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox, server *registry.Server) {
+	done, counted := sb.Begin(false), s.cfg.Metrics.Begin("mcp")
+	ctx, move, stop := watch(r.Context(), s.cfg.Idle)
+	status := 0
+	defer func() {
+		stop()
+		counted(status)
+		done()
+		sb.Log(s.cfg.Logger).Debug("request to an MCP server", "server", server.Name, "host", server.Target.String(), "method", r.Method, "status", status)
+	}()
+	secrets := secretsOf(server)
+	p := &httputil.ReverseProxy{
+		Rewrite: func(pr *httputil.ProxyRequest) {
+			out := pr.Out
+			out.URL, out.Host = below(server, pr.In.URL), server.URL.Host
+			for _, name := range credentials {
+				out.Header.Del(name)
+			}
+			for name, values := range server.Header {
+				out.Header[name] = values
+			}
+			out.Header.Set("Accept-Encoding", "identity") // what comes back is read
+		},
+		Transport: s.mcps, FlushInterval: -1,
+		ModifyResponse: func(res *http.Response) error {
+			status = res.StatusCode
+			if e := res.Header.Get("Content-Encoding"); e != "" && e != "identity" {
+				return fmt.Errorf("the MCP server answered in encoding %q, which it was asked not to", clip(e))
+			}
+			var body io.Reader = res.Body
+			for _, secret := range secrets {
+				body = redact(body, secret)
+				for name, values := range res.Header {
+					for i, v := range values {
+						res.Header[name][i] = redactText(v, secret)
+					}
+				}
+			}
+			res.Body = &moving{ReadCloser: struct {
+				io.Reader
+				io.Closer
+			}{body, res.Body}, move: move}
+			return nil
+		},
+		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
+			status = s.unreachedServer(w, r, sb, server, err, secrets)
+		},
+		ErrorLog: slog.NewLogLogger(s.cfg.Logger.Handler(), slog.LevelDebug),
+	}
+	r = r.WithContext(ctx)
+	if r.Body != nil && r.Body != http.NoBody {
+		r.Body = &moving{ReadCloser: &ending{ReadCloser: r.Body}, move: move}
+	}
+	p.ServeHTTP(w, r)
+}
+
+// unreachedServer tells the sandbox that an MCP server did not answer, or may not be reached, and gives the status.
+func (s *Server) unreachedServer(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox, server *registry.Server, err error, secrets []string) int {
+	if why := refusal(server.Target, r.Method, err); why != nil {
+		s.deny(w, sb, statusOf(why), *why)
+		return statusOf(why)
+	}
+	detail := err.Error()
+	for _, secret := range secrets {
+		detail = redactText(detail, secret)
+	}
+	return s.unreached(w, r, server.Target, errors.New(detail))
+}
+
+// secretsOf are the values that an answer must not tell back: of each header the
+// whole, and what follows a scheme such as Bearer.
+func secretsOf(server *registry.Server) []string {
+	var out []string
+	for _, values := range server.Header {
+		for _, v := range values {
+			out = append(out, v)
+			if _, after, ok := strings.Cut(v, " "); ok {
+				out = append(out, after)
+			}
+		}
+	}
+	slices.SortFunc(out, func(a, b string) int { return len(b) - len(a) })
+	return out
+}
