@@ -18,7 +18,7 @@ import (
 func refuse(t *testing.T, b skilltest.Bad) {
 	t.Helper()
 	r, size := bytes.NewReader(b.ZIP), int64(len(b.ZIP))
-	parent := t.TempDir()
+	parent := room(t)
 	_, checked := skill.Check(t.Context(), r, size, skill.Limits{})
 	_, extracted := skill.Extract(t.Context(), r, size, parent, sum(b.ZIP))
 	tarred := skill.Tar(t.Context(), r, size, io.Discard)
@@ -104,7 +104,7 @@ func TestEndsWithContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	z := skilltest.Build(skilltest.Document())
-	parent := t.TempDir()
+	parent := room(t)
 	_, checked := skill.Check(ctx, bytes.NewReader(z), int64(len(z)), skill.Limits{})
 	_, extracted := skill.Extract(ctx, bytes.NewReader(z), int64(len(z)), parent, sum(z))
 	for _, err := range []error{checked, extracted, skill.Tar(ctx, bytes.NewReader(z), int64(len(z)), io.Discard)} {

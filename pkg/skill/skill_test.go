@@ -131,7 +131,7 @@ func TestFrontMatter(t *testing.T) {
 func TestExtract(t *testing.T) {
 	t.Parallel()
 	z := sample()
-	parent := filepath.Join(t.TempDir(), "not", "there")
+	parent := filepath.Join(room(t), "not", "there")
 	dir, err := skill.Extract(t.Context(), bytes.NewReader(z), int64(len(z)), parent, sum(z))
 	if err != nil || dir != filepath.Join(parent, sum(z)) {
 		t.Fatalf("%s, %v", dir, err)
@@ -152,7 +152,7 @@ func TestExtract(t *testing.T) {
 func TestExtractRefuses(t *testing.T) {
 	t.Parallel()
 	z := sample()
-	parent := t.TempDir()
+	parent := room(t)
 	var refused *skill.Error
 	_, err := skill.Extract(t.Context(), bytes.NewReader(z), int64(len(z)), parent, sum([]byte("another")))
 	if !errors.As(err, &refused) || refused.Code != skill.CodeDigest || refused.Field != "sha256" {
@@ -189,7 +189,7 @@ func TestExtractFails(t *testing.T) {
 	z := sample()
 	failed := 0
 	for left := 0; ; left += 97 {
-		parent := t.TempDir()
+		parent := room(t)
 		_, err := skill.Extract(t.Context(), &failing{bytes.NewReader(z), left}, int64(len(z)), parent, sum(z))
 		if err == nil {
 			break
@@ -211,7 +211,7 @@ func TestExtractFails(t *testing.T) {
 func TestExtractAtOnce(t *testing.T) {
 	t.Parallel()
 	z := sample()
-	parent := t.TempDir()
+	parent := room(t)
 	var all sync.WaitGroup
 	for range 20 {
 		all.Go(func() {

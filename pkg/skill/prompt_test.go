@@ -1,0 +1,51 @@
+package skill_test
+
+import (
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/spoolhq/spool/pkg/skill"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+// TestPrompt: the text, whole and over the budget.
+func TestPrompt(t *testing.T) {
+	t.Parallel()
+	doc := func(name, description, body string) string {
+		return "---\nname: " + name + "\ndescription: " + description + "\n---\n" + body
+	}
+	list := []skill.Prompted{
+		{"pdf-tools", "Reads and fills PDF forms.", "/bin/skills/1111", doc("pdf-tools", "Reads and fills PDF forms.", "\n# PDF\n\nRun scripts/fill.py.\n---\nMore.\n\n")},
+		{"xls", "Makes\nspreadsheets. ", "/bin/skills/2222/", doc("xls", "x", "Use it.")},
+		{"gone", "Its files are missing.", "", doc("gone", "x", "Read this.\n")},
+	}
+	for name, text := range map[string]string{
+		"whole.golden": skill.Prompt(list, 0),
+		"short.golden": skill.Prompt(list, len(skill.Prompt(list, 0))-1),
+	} {
+		path := filepath.Join("testdata", name)
+		if *update {
+			must(t, os.WriteFile(path, []byte(text), 0o600))
+		}
+		want, err := os.ReadFile(path)
+		must(t, err)
+		if text != string(want) {
+			t.Errorf("%s: got\n%s\nwant\n%s", name, text, want)
+		}
+	}
+	if got := skill.Prompt(nil, 0); got != "" {
+		t.Errorf("no skills give %q", got)
+	}
+	if got := skill.Prompt(list, len(skill.Prompt(list, 0))); got != skill.Prompt(list, 0) {
+		t.Error("what fits exactly is cut")
+	}
+	// The default budget.
+	list[0].Document = doc("x", "x", strings.Repeat("word ", skill.PromptBudget/5))
+	if got := skill.Prompt(list, 0); len(got) > 1000 || !strings.Contains(got, "read SKILL.md in its LOCATION") {
+		t.Errorf("%d bytes: %.300s", len(got), got)
+	}
+}
