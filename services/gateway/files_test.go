@@ -212,7 +212,7 @@ func TestPutFileOverTheLimit(t *testing.T) {
 	g := w.gateway(gateway.Config{MaxFile: 1 << 20})
 	id := w.session("default")
 	for name, head := range map[string]string{"announced": "Content-Length: 5368709120", "not announced": "Transfer-Encoding: chunked"} {
-		resp, sent := g.endless("/api/sessions/"+id+"/files/a", head)
+		resp, sent := g.endless("PUT", "/api/sessions/"+id+"/files/a", head)
 		a := resp.wantProblem(t, 413, "PAYLOAD_TOO_LARGE", "file")
 		if !strings.Contains(a.text("detail"), "1048576") {
 			t.Errorf("%s: the limit is not named: %s", name, a)
@@ -228,14 +228,14 @@ func TestPutFileOverTheLimit(t *testing.T) {
 	}
 }
 
-// endless puts a file that never ends, as a client does that reads while it
+// endless sends a body that never ends, as a client does that reads while it
 // writes: Go's own may meet the closed connection before it looks for an answer.
-func (g *served) endless(path, head string) (a answer, sent int64) {
+func (g *served) endless(method, path, head string) (a answer, sent int64) {
 	g.t.Helper()
 	conn, err := net.Dial("tcp", strings.TrimPrefix(g.url, "http://"))
 	must(g.t, err)
 	defer conn.Close() //nolint:errcheck // the server has closed it
-	_, err = fmt.Fprintf(conn, "PUT %s HTTP/1.1\r\nHost: localhost\r\n%s\r\n\r\n", path, head)
+	_, err = fmt.Fprintf(conn, "%s %s HTTP/1.1\r\nHost: localhost\r\n%s\r\n\r\n", method, path, head)
 	must(g.t, err)
 	piece := strings.Repeat("x", 32<<10)
 	if strings.HasPrefix(head, "Transfer") {

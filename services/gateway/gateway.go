@@ -21,6 +21,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 
+	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/gateway/internal/api"
 	"github.com/spoolhq/spool/services/gateway/internal/auth"
 	"github.com/spoolhq/spool/services/gateway/internal/commands"
@@ -42,6 +43,8 @@ type Deps struct {
 	Logger *slog.Logger  // nil discards
 	// Metrics is told what the gateway counts, beside its own /metrics; nil for that alone.
 	Metrics prometheus.Registerer
+	// Sealer keeps the values of secrets; nil for one to Config.SecretsRecipient.
+	Sealer Sealer
 }
 
 // Gateway is one copy of the service.
@@ -91,8 +94,13 @@ func (g *Gateway) build(js jetstream.JetStream) error {
 	}
 	g.watch = auth.NewWatch(g.store, g.deps.Logger)
 	g.hub = live.NewHub(live.Config{Source: g.store, NATS: g.deps.NATS, Logger: g.deps.Logger, LagAfter: g.cfg.LagAfter, Metrics: counts.Live()})
+	sealer, err := g.sealer(js)
+	if err != nil {
+		return err
+	}
 	server := &api.Server{
-		Reads: g.store, Objects: objects.New(objects.Config{JetStream: js}), Live: g.hub, Watch: g.watch, Now: time.Now, Entropy: rand.Reader, WriteTimeout: g.cfg.WriteTimeout, Counts: counts,
+		Objects: objects.New(objects.Config{JetStream: js}), Skills: objects.New(objects.Config{JetStream: js, Bucket: topology.BucketSkills}), Sealer: sealer,
+		Reads: g.store, Live: g.hub, Watch: g.watch, Now: time.Now, Entropy: rand.Reader, WriteTimeout: g.cfg.WriteTimeout, Counts: counts,
 		Send: commands.New(commands.Config{
 			JetStream: js, Timeout: g.cfg.CommandTimeout, Now: time.Now, Entropy: rand.Reader, Logger: g.deps.Logger,
 			Sent: counts.Command, Stored: g.hub.Wrote,

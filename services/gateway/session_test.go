@@ -30,8 +30,18 @@ type sessions struct {
 // serveCommands runs one until the test ends.
 func (w *world) serveCommands() *sessions {
 	w.t.Helper()
+	return w.serve(topology.CommandsConsumer())
+}
+
+// serveSkills does the same in place of the skills service.
+func (w *world) serveSkills() *sessions {
+	w.t.Helper()
+	return w.serve(topology.SkillsConsumer())
+}
+
+func (w *world) serve(d topology.Durable) *sessions {
+	w.t.Helper()
 	s := &sessions{w: w, done: map[string]command.Answer{}}
-	d := topology.CommandsConsumer()
 	consumer, err := w.js.CreateOrUpdateConsumer(w.t.Context(), d.Stream, d.Config)
 	must(w.t, err)
 	run, err := consumer.Consume(s.handle)
@@ -91,11 +101,15 @@ func (s *sessions) carryOut(c command.Command) command.Answer {
 		}
 	}
 	create := func(b command.CreateSession) events.Event {
-		return events.Event{Data: events.SessionCreated{Agent: "default", AgentVersion: "1", Architecture: b.Architecture, Provider: "local", Options: b.Options, Metadata: b.Metadata}}
+		return events.Event{Data: events.SessionCreated{Agent: "default", AgentVersion: "1", Architecture: b.Architecture, Provider: "local", Options: b.Options, Metadata: b.Metadata,
+			AgentRef: reference(b.Agent), Instance: reference(b.Instance), Environments: references(b.Environments)}}
 	}
 	post := func(b command.PostMessage) events.Event {
 		return events.Event{ExecutionID: c.ExecutionID, Data: events.MessageAccepted{
-			BlockID: events.Derive(events.KindBlock, c.ExecutionID, "message"), Content: b.Content, Parts: b.Parts, Metadata: b.Metadata}}
+			BlockID: events.Derive(events.KindBlock, c.ExecutionID, "message"), Content: b.Content, Parts: b.Parts, Metadata: b.Metadata, Environment: b.Environment}}
+	}
+	if answer, done := s.w.catalogued(c, read); done {
+		return answer
 	}
 	switch c.Type {
 	case command.TypeCreateSession:

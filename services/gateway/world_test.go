@@ -21,6 +21,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/blocks"
+	"github.com/spoolhq/spool/pkg/events/versions"
 	"github.com/spoolhq/spool/pkg/natsserver"
 	"github.com/spoolhq/spool/pkg/natsserver/natstest"
 	"github.com/spoolhq/spool/pkg/pgserver/pgtest"
@@ -42,7 +43,9 @@ type world struct {
 	mu       sync.Mutex
 	position int64
 	sessions map[string]*fake
-	mute     bool // commit rows and announce nothing
+	entries  map[string]*versions.State // of the catalogue, by id
+	sealer   gateway.Sealer             // of the gateways; nil for none
+	mute     bool                       // commit rows and announce nothing
 }
 
 // fake is a session as the projector has folded it.
@@ -78,7 +81,7 @@ func newWorldOn(t *testing.T, nc *nats.Conn) *world {
 	js, err := jetstream.New(nc)
 	must(t, err)
 	must(t, topology.Provision(t.Context(), js, topology.Config{}))
-	w := &world{t: t, url: pgtest.URL(t), nc: nc, js: js, sessions: map[string]*fake{}}
+	w := &world{t: t, url: pgtest.URL(t), nc: nc, js: js, sessions: map[string]*fake{}, entries: map[string]*versions.State{}}
 	must(t, readmodel.Migrate(t.Context(), w.url))
 	w.pool = w.openPool(w.url)
 	w.exec("UPDATE checkpoints SET caught_up = true")
@@ -125,7 +128,7 @@ func (w *world) gatewayOn(cfg gateway.Config, nc *nats.Conn, pool *pgxpool.Pool)
 	if cfg.GRPCListen == "" {
 		cfg.GRPCListen = "127.0.0.1:0"
 	}
-	g, err := gateway.New(cfg, gateway.Deps{NATS: nc, Pool: pool, Logger: natstest.Logger(w.t)})
+	g, err := gateway.New(cfg, gateway.Deps{NATS: nc, Pool: pool, Logger: natstest.Logger(w.t), Sealer: w.sealer})
 	must(w.t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -252,12 +255,16 @@ func (p projection) event(e events.Event, i int) events.Wire {
 		p.do(`INSERT INTO sessions (tenant, id, grp, status, agent, agent_version, architecture, provider, options, metadata, created_at, updated_at, tip, tip_position)
 			VALUES ($1, $2, $3, 'open', $4, $5, $6, $7, $8, $9, $10, $10, 0, '')`, f.tenant, f.id, readmodel.Group(f.id), d.Agent, d.AgentVersion, d.Architecture,
 			d.Provider, string(encode(p.w.t, d.Options)), text(d.Metadata), e.Time)
+		p.do("UPDATE sessions SET agent_ref = $3, instance = $4, environments = $5 WHERE tenant = $1 AND id = $2", f.tenant, f.id, d.AgentRef.String(), d.Instance.String(),
+			string(encode(p.w.t, texts(d.Environments))))
 	case events.SessionOptionsUpdated:
 		p.do("UPDATE sessions SET options = $3, metadata = coalesce($4, metadata) WHERE tenant = $1 AND id = $2", f.tenant, f.id, string(encode(p.w.t, d.Options)), text(d.Metadata))
 	case events.MessageAccepted:
 		p.do(`INSERT INTO executions (tenant, session, id, ord, phase, metadata, queued_at, first_seq) VALUES ($1, $2, $3, $4, 'queued', $5, $6, $7)`,
 			f.tenant, f.id, e.ExecutionID, f.ord[e.ExecutionID], text(d.Metadata), e.Time, int64(f.seq))
 		p.do("UPDATE sessions SET executions = executions + 1 WHERE tenant = $1 AND id = $2", f.tenant, f.id)
+	case events.ExecutionResolved:
+		p.do("UPDATE executions SET resolved = $4 WHERE tenant = $1 AND session = $2 AND id = $3", f.tenant, f.id, e.ExecutionID, string(encode(p.w.t, d)))
 	case events.WorkspaceSynced:
 		p.do("UPDATE sessions SET snapshot = $3, snapshot_at = $4, workspace_files = $5, workspace_bytes = $6 WHERE tenant = $1 AND id = $2",
 			f.tenant, f.id, d.Snapshot, e.Time, int64(d.Files), int64(d.Bytes))

@@ -39,7 +39,13 @@ func mergeOpenAPI(from, extra, to string) error {
 			}
 		}
 	}
-	maps.Copy(paths, byHand["paths"].(object))
+	for path, item := range byHand["paths"].(object) {
+		if have, ok := paths[path].(object); ok { // one method of the path is made, another by hand
+			maps.Copy(have, item.(object))
+			continue
+		}
+		paths[path] = item
+	}
 	components := doc["components"].(object)
 	for kind, list := range byHand["components"].(object) {
 		if have, ok := components[kind].(object); ok {

@@ -277,7 +277,7 @@ func (x *WorkspaceFile) GetMode() uint32 {
 
 type CreateSessionRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The agent's slug; empty means the built-in agent, default.
+	// A reference, [platform/|identity_account/][org/]slug[@version]; empty means the built-in agent, default.
 	Agent string `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
 	// claude-code (alias claude-sdk), codex, opencode, acp or spool; empty means the agent's.
 	Architecture string `protobuf:"bytes,2,opt,name=architecture,proto3" json:"architecture,omitempty"`
@@ -291,8 +291,12 @@ type CreateSessionRequest struct {
 	Metadata *Json `protobuf:"bytes,6,opt,name=metadata,proto3" json:"metadata,omitempty"`
 	// Files of the workspace.
 	WorkspaceFiles []*WorkspaceFile `protobuf:"bytes,7,rep,name=workspace_files,json=workspaceFiles,proto3" json:"workspace_files,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// A reference to an agent instance, in place of agent.
+	Instance string `protobuf:"bytes,8,opt,name=instance,proto3" json:"instance,omitempty"`
+	// References to environments, up to 32: layers above the instance's, a later one wins.
+	Environments  []string `protobuf:"bytes,9,rep,name=environments,proto3" json:"environments,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CreateSessionRequest) Reset() {
@@ -370,6 +374,20 @@ func (x *CreateSessionRequest) GetMetadata() *Json {
 func (x *CreateSessionRequest) GetWorkspaceFiles() []*WorkspaceFile {
 	if x != nil {
 		return x.WorkspaceFiles
+	}
+	return nil
+}
+
+func (x *CreateSessionRequest) GetInstance() string {
+	if x != nil {
+		return x.Instance
+	}
+	return ""
+}
+
+func (x *CreateSessionRequest) GetEnvironments() []string {
+	if x != nil {
+		return x.Environments
 	}
 	return nil
 }
@@ -634,8 +652,14 @@ type Session struct {
 	WorkspaceFiles uint32 `protobuf:"varint,20,opt,name=workspace_files,json=workspaceFiles,proto3" json:"workspace_files,omitempty"`
 	// Bytes of them all: a whole number.
 	WorkspaceBytes float64 `protobuf:"fixed64,21,opt,name=workspace_bytes,json=workspaceBytes,proto3" json:"workspace_bytes,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// The agent with the version that was pinned; absent for the built-in one.
+	AgentRef *string `protobuf:"bytes,22,opt,name=agent_ref,json=agentRef,proto3,oneof" json:"agent_ref,omitempty"`
+	// The agent instance, with its version; absent for none.
+	Instance *string `protobuf:"bytes,23,opt,name=instance,proto3,oneof" json:"instance,omitempty"`
+	// Layers above the instance's.
+	Environments  []string `protobuf:"bytes,24,rep,name=environments,proto3" json:"environments,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Session) Reset() {
@@ -813,6 +837,27 @@ func (x *Session) GetWorkspaceBytes() float64 {
 		return x.WorkspaceBytes
 	}
 	return 0
+}
+
+func (x *Session) GetAgentRef() string {
+	if x != nil && x.AgentRef != nil {
+		return *x.AgentRef
+	}
+	return ""
+}
+
+func (x *Session) GetInstance() string {
+	if x != nil && x.Instance != nil {
+		return *x.Instance
+	}
+	return ""
+}
+
+func (x *Session) GetEnvironments() []string {
+	if x != nil {
+		return x.Environments
+	}
+	return nil
 }
 
 type CurrentSandbox struct {
@@ -1173,8 +1218,10 @@ type PostMessageRequest struct {
 	Metadata *Json `protobuf:"bytes,4,opt,name=metadata,proto3" json:"metadata,omitempty"`
 	// Files that are to be in the workspace before the agent sees the message.
 	WorkspaceFiles []*WorkspaceFile `protobuf:"bytes,5,rep,name=workspace_files,json=workspaceFiles,proto3" json:"workspace_files,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Variables of this execution alone, by name, up to 256: the highest layer.
+	Environment   map[string]*RunVariable `protobuf:"bytes,6,rep,name=environment,proto3" json:"environment,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PostMessageRequest) Reset() {
@@ -1242,6 +1289,67 @@ func (x *PostMessageRequest) GetWorkspaceFiles() []*WorkspaceFile {
 	return nil
 }
 
+func (x *PostMessageRequest) GetEnvironment() map[string]*RunVariable {
+	if x != nil {
+		return x.Environment
+	}
+	return nil
+}
+
+// A variable of one execution.
+type RunVariable struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Value string                 `protobuf:"bytes,1,opt,name=value,proto3" json:"value,omitempty"`
+	// It is sealed at once, never shown, and kept out of what is recorded.
+	Secret        bool `protobuf:"varint,2,opt,name=secret,proto3" json:"secret,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RunVariable) Reset() {
+	*x = RunVariable{}
+	mi := &file_spool_v1_spool_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RunVariable) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RunVariable) ProtoMessage() {}
+
+func (x *RunVariable) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RunVariable.ProtoReflect.Descriptor instead.
+func (*RunVariable) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *RunVariable) GetValue() string {
+	if x != nil {
+		return x.Value
+	}
+	return ""
+}
+
+func (x *RunVariable) GetSecret() bool {
+	if x != nil {
+		return x.Secret
+	}
+	return false
+}
+
 // A piece of a message.
 type Part struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1258,7 +1366,7 @@ type Part struct {
 
 func (x *Part) Reset() {
 	*x = Part{}
-	mi := &file_spool_v1_spool_proto_msgTypes[15]
+	mi := &file_spool_v1_spool_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1270,7 +1378,7 @@ func (x *Part) String() string {
 func (*Part) ProtoMessage() {}
 
 func (x *Part) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[15]
+	mi := &file_spool_v1_spool_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1283,7 +1391,7 @@ func (x *Part) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Part.ProtoReflect.Descriptor instead.
 func (*Part) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{15}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Part) GetType() string {
@@ -1325,7 +1433,7 @@ type PostMessageResponse struct {
 
 func (x *PostMessageResponse) Reset() {
 	*x = PostMessageResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[16]
+	mi := &file_spool_v1_spool_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1337,7 +1445,7 @@ func (x *PostMessageResponse) String() string {
 func (*PostMessageResponse) ProtoMessage() {}
 
 func (x *PostMessageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[16]
+	mi := &file_spool_v1_spool_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1350,7 +1458,7 @@ func (x *PostMessageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PostMessageResponse.ProtoReflect.Descriptor instead.
 func (*PostMessageResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{16}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *PostMessageResponse) GetSessionId() string {
@@ -1383,7 +1491,7 @@ type InterruptSessionRequest struct {
 
 func (x *InterruptSessionRequest) Reset() {
 	*x = InterruptSessionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[17]
+	mi := &file_spool_v1_spool_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1395,7 +1503,7 @@ func (x *InterruptSessionRequest) String() string {
 func (*InterruptSessionRequest) ProtoMessage() {}
 
 func (x *InterruptSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[17]
+	mi := &file_spool_v1_spool_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1408,7 +1516,7 @@ func (x *InterruptSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptSessionRequest.ProtoReflect.Descriptor instead.
 func (*InterruptSessionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{17}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *InterruptSessionRequest) GetSessionId() string {
@@ -1427,7 +1535,7 @@ type InterruptSessionResponse struct {
 
 func (x *InterruptSessionResponse) Reset() {
 	*x = InterruptSessionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[18]
+	mi := &file_spool_v1_spool_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1439,7 +1547,7 @@ func (x *InterruptSessionResponse) String() string {
 func (*InterruptSessionResponse) ProtoMessage() {}
 
 func (x *InterruptSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[18]
+	mi := &file_spool_v1_spool_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1452,7 +1560,7 @@ func (x *InterruptSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptSessionResponse.ProtoReflect.Descriptor instead.
 func (*InterruptSessionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{18}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *InterruptSessionResponse) GetPosition() string {
@@ -1471,7 +1579,7 @@ type SyncSessionRequest struct {
 
 func (x *SyncSessionRequest) Reset() {
 	*x = SyncSessionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[19]
+	mi := &file_spool_v1_spool_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1483,7 +1591,7 @@ func (x *SyncSessionRequest) String() string {
 func (*SyncSessionRequest) ProtoMessage() {}
 
 func (x *SyncSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[19]
+	mi := &file_spool_v1_spool_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1496,7 +1604,7 @@ func (x *SyncSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncSessionRequest.ProtoReflect.Descriptor instead.
 func (*SyncSessionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{19}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *SyncSessionRequest) GetSessionId() string {
@@ -1515,7 +1623,7 @@ type SyncSessionResponse struct {
 
 func (x *SyncSessionResponse) Reset() {
 	*x = SyncSessionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[20]
+	mi := &file_spool_v1_spool_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1527,7 +1635,7 @@ func (x *SyncSessionResponse) String() string {
 func (*SyncSessionResponse) ProtoMessage() {}
 
 func (x *SyncSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[20]
+	mi := &file_spool_v1_spool_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1540,7 +1648,7 @@ func (x *SyncSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncSessionResponse.ProtoReflect.Descriptor instead.
 func (*SyncSessionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{20}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *SyncSessionResponse) GetPosition() string {
@@ -1559,7 +1667,7 @@ type TerminateEnvironmentRequest struct {
 
 func (x *TerminateEnvironmentRequest) Reset() {
 	*x = TerminateEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[21]
+	mi := &file_spool_v1_spool_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1571,7 +1679,7 @@ func (x *TerminateEnvironmentRequest) String() string {
 func (*TerminateEnvironmentRequest) ProtoMessage() {}
 
 func (x *TerminateEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[21]
+	mi := &file_spool_v1_spool_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1584,7 +1692,7 @@ func (x *TerminateEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminateEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*TerminateEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{21}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *TerminateEnvironmentRequest) GetSessionId() string {
@@ -1603,7 +1711,7 @@ type TerminateEnvironmentResponse struct {
 
 func (x *TerminateEnvironmentResponse) Reset() {
 	*x = TerminateEnvironmentResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[22]
+	mi := &file_spool_v1_spool_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1615,7 +1723,7 @@ func (x *TerminateEnvironmentResponse) String() string {
 func (*TerminateEnvironmentResponse) ProtoMessage() {}
 
 func (x *TerminateEnvironmentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[22]
+	mi := &file_spool_v1_spool_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1628,7 +1736,7 @@ func (x *TerminateEnvironmentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminateEnvironmentResponse.ProtoReflect.Descriptor instead.
 func (*TerminateEnvironmentResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{22}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *TerminateEnvironmentResponse) GetPosition() string {
@@ -1648,7 +1756,7 @@ type ListConversationsRequest struct {
 
 func (x *ListConversationsRequest) Reset() {
 	*x = ListConversationsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[23]
+	mi := &file_spool_v1_spool_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1660,7 +1768,7 @@ func (x *ListConversationsRequest) String() string {
 func (*ListConversationsRequest) ProtoMessage() {}
 
 func (x *ListConversationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[23]
+	mi := &file_spool_v1_spool_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1673,7 +1781,7 @@ func (x *ListConversationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConversationsRequest.ProtoReflect.Descriptor instead.
 func (*ListConversationsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{23}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ListConversationsRequest) GetSessionId() string {
@@ -1699,7 +1807,7 @@ type ListConversationsResponse struct {
 
 func (x *ListConversationsResponse) Reset() {
 	*x = ListConversationsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[24]
+	mi := &file_spool_v1_spool_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1711,7 +1819,7 @@ func (x *ListConversationsResponse) String() string {
 func (*ListConversationsResponse) ProtoMessage() {}
 
 func (x *ListConversationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[24]
+	mi := &file_spool_v1_spool_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1724,7 +1832,7 @@ func (x *ListConversationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConversationsResponse.ProtoReflect.Descriptor instead.
 func (*ListConversationsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{24}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ListConversationsResponse) GetConversations() []*Conversation {
@@ -1754,7 +1862,7 @@ type Conversation struct {
 
 func (x *Conversation) Reset() {
 	*x = Conversation{}
-	mi := &file_spool_v1_spool_proto_msgTypes[25]
+	mi := &file_spool_v1_spool_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1766,7 +1874,7 @@ func (x *Conversation) String() string {
 func (*Conversation) ProtoMessage() {}
 
 func (x *Conversation) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[25]
+	mi := &file_spool_v1_spool_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1779,7 +1887,7 @@ func (x *Conversation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Conversation.ProtoReflect.Descriptor instead.
 func (*Conversation) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{25}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Conversation) GetConversationId() string {
@@ -1853,12 +1961,13 @@ func (x *Conversation) GetDurationMs() uint32 {
 }
 
 type StartExecutionRequest struct {
-	state          protoimpl.MessageState `protogen:"open.v1"`
-	Agent          string                 `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
-	Architecture   string                 `protobuf:"bytes,2,opt,name=architecture,proto3" json:"architecture,omitempty"`
-	Sandbox        string                 `protobuf:"bytes,3,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
-	Model          string                 `protobuf:"bytes,4,opt,name=model,proto3" json:"model,omitempty"`
-	SessionOptions *SessionOptions        `protobuf:"bytes,5,opt,name=session_options,json=sessionOptions,proto3" json:"session_options,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A reference; empty means the built-in agent, default.
+	Agent          string          `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
+	Architecture   string          `protobuf:"bytes,2,opt,name=architecture,proto3" json:"architecture,omitempty"`
+	Sandbox        string          `protobuf:"bytes,3,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
+	Model          string          `protobuf:"bytes,4,opt,name=model,proto3" json:"model,omitempty"`
+	SessionOptions *SessionOptions `protobuf:"bytes,5,opt,name=session_options,json=sessionOptions,proto3" json:"session_options,omitempty"`
 	// Of the message; the session that is created gets the same.
 	Metadata *Json `protobuf:"bytes,6,opt,name=metadata,proto3" json:"metadata,omitempty"`
 	// Up to 1 MiB.
@@ -1866,13 +1975,19 @@ type StartExecutionRequest struct {
 	Parts   []*Part `protobuf:"bytes,8,rep,name=parts,proto3" json:"parts,omitempty"`
 	// Files of the workspace.
 	WorkspaceFiles []*WorkspaceFile `protobuf:"bytes,9,rep,name=workspace_files,json=workspaceFiles,proto3" json:"workspace_files,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// A reference to an agent instance, in place of agent.
+	Instance string `protobuf:"bytes,10,opt,name=instance,proto3" json:"instance,omitempty"`
+	// References to environments, up to 32: layers above the instance's, a later one wins.
+	Environments []string `protobuf:"bytes,11,rep,name=environments,proto3" json:"environments,omitempty"`
+	// Variables of this execution alone, by name, up to 256: the highest layer.
+	Environment   map[string]*RunVariable `protobuf:"bytes,12,rep,name=environment,proto3" json:"environment,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StartExecutionRequest) Reset() {
 	*x = StartExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[26]
+	mi := &file_spool_v1_spool_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1884,7 +1999,7 @@ func (x *StartExecutionRequest) String() string {
 func (*StartExecutionRequest) ProtoMessage() {}
 
 func (x *StartExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[26]
+	mi := &file_spool_v1_spool_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1897,7 +2012,7 @@ func (x *StartExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartExecutionRequest.ProtoReflect.Descriptor instead.
 func (*StartExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{26}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *StartExecutionRequest) GetAgent() string {
@@ -1963,6 +2078,27 @@ func (x *StartExecutionRequest) GetWorkspaceFiles() []*WorkspaceFile {
 	return nil
 }
 
+func (x *StartExecutionRequest) GetInstance() string {
+	if x != nil {
+		return x.Instance
+	}
+	return ""
+}
+
+func (x *StartExecutionRequest) GetEnvironments() []string {
+	if x != nil {
+		return x.Environments
+	}
+	return nil
+}
+
+func (x *StartExecutionRequest) GetEnvironment() map[string]*RunVariable {
+	if x != nil {
+		return x.Environment
+	}
+	return nil
+}
+
 type StartExecutionResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	SessionId     string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
@@ -1974,7 +2110,7 @@ type StartExecutionResponse struct {
 
 func (x *StartExecutionResponse) Reset() {
 	*x = StartExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[27]
+	mi := &file_spool_v1_spool_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1986,7 +2122,7 @@ func (x *StartExecutionResponse) String() string {
 func (*StartExecutionResponse) ProtoMessage() {}
 
 func (x *StartExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[27]
+	mi := &file_spool_v1_spool_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1999,7 +2135,7 @@ func (x *StartExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartExecutionResponse.ProtoReflect.Descriptor instead.
 func (*StartExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{27}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *StartExecutionResponse) GetSessionId() string {
@@ -2036,7 +2172,7 @@ type ListExecutionsRequest struct {
 
 func (x *ListExecutionsRequest) Reset() {
 	*x = ListExecutionsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[28]
+	mi := &file_spool_v1_spool_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2048,7 +2184,7 @@ func (x *ListExecutionsRequest) String() string {
 func (*ListExecutionsRequest) ProtoMessage() {}
 
 func (x *ListExecutionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[28]
+	mi := &file_spool_v1_spool_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2061,7 +2197,7 @@ func (x *ListExecutionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExecutionsRequest.ProtoReflect.Descriptor instead.
 func (*ListExecutionsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{28}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ListExecutionsRequest) GetPageSize() uint32 {
@@ -2097,7 +2233,7 @@ type ListSessionExecutionsRequest struct {
 
 func (x *ListSessionExecutionsRequest) Reset() {
 	*x = ListSessionExecutionsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[29]
+	mi := &file_spool_v1_spool_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2109,7 +2245,7 @@ func (x *ListSessionExecutionsRequest) String() string {
 func (*ListSessionExecutionsRequest) ProtoMessage() {}
 
 func (x *ListSessionExecutionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[29]
+	mi := &file_spool_v1_spool_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2122,7 +2258,7 @@ func (x *ListSessionExecutionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionExecutionsRequest.ProtoReflect.Descriptor instead.
 func (*ListSessionExecutionsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{29}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ListSessionExecutionsRequest) GetSessionId() string {
@@ -2164,7 +2300,7 @@ type ListExecutionsResponse struct {
 
 func (x *ListExecutionsResponse) Reset() {
 	*x = ListExecutionsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[30]
+	mi := &file_spool_v1_spool_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2176,7 +2312,7 @@ func (x *ListExecutionsResponse) String() string {
 func (*ListExecutionsResponse) ProtoMessage() {}
 
 func (x *ListExecutionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[30]
+	mi := &file_spool_v1_spool_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2189,7 +2325,7 @@ func (x *ListExecutionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExecutionsResponse.ProtoReflect.Descriptor instead.
 func (*ListExecutionsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{30}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ListExecutionsResponse) GetExecutions() []*Execution {
@@ -2216,7 +2352,7 @@ type GetExecutionRequest struct {
 
 func (x *GetExecutionRequest) Reset() {
 	*x = GetExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[31]
+	mi := &file_spool_v1_spool_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2228,7 +2364,7 @@ func (x *GetExecutionRequest) String() string {
 func (*GetExecutionRequest) ProtoMessage() {}
 
 func (x *GetExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[31]
+	mi := &file_spool_v1_spool_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2241,7 +2377,7 @@ func (x *GetExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetExecutionRequest.ProtoReflect.Descriptor instead.
 func (*GetExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{31}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *GetExecutionRequest) GetExecutionId() string {
@@ -2292,13 +2428,15 @@ type Execution struct {
 	Metered []*MeteredUsage `protobuf:"bytes,20,rep,name=metered,proto3" json:"metered,omitempty"`
 	// The sum of their costs.
 	MeteredCostUsd float64 `protobuf:"fixed64,21,opt,name=metered_cost_usd,json=meteredCostUsd,proto3" json:"metered_cost_usd,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// What its agent, environments, variables and skills were when it began: the data of execution_resolved. Absent before.
+	Resolved      *Json `protobuf:"bytes,22,opt,name=resolved,proto3" json:"resolved,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Execution) Reset() {
 	*x = Execution{}
-	mi := &file_spool_v1_spool_proto_msgTypes[32]
+	mi := &file_spool_v1_spool_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2310,7 +2448,7 @@ func (x *Execution) String() string {
 func (*Execution) ProtoMessage() {}
 
 func (x *Execution) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[32]
+	mi := &file_spool_v1_spool_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2323,7 +2461,7 @@ func (x *Execution) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Execution.ProtoReflect.Descriptor instead.
 func (*Execution) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{32}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Execution) GetExecutionId() string {
@@ -2473,6 +2611,13 @@ func (x *Execution) GetMeteredCostUsd() float64 {
 	return 0
 }
 
+func (x *Execution) GetResolved() *Json {
+	if x != nil {
+		return x.Resolved
+	}
+	return nil
+}
+
 // Requests to one model on one day (UTC).
 type MeteredUsage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2498,7 +2643,7 @@ type MeteredUsage struct {
 
 func (x *MeteredUsage) Reset() {
 	*x = MeteredUsage{}
-	mi := &file_spool_v1_spool_proto_msgTypes[33]
+	mi := &file_spool_v1_spool_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2510,7 +2655,7 @@ func (x *MeteredUsage) String() string {
 func (*MeteredUsage) ProtoMessage() {}
 
 func (x *MeteredUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[33]
+	mi := &file_spool_v1_spool_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2523,7 +2668,7 @@ func (x *MeteredUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MeteredUsage.ProtoReflect.Descriptor instead.
 func (*MeteredUsage) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{33}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *MeteredUsage) GetProvider() string {
@@ -2609,7 +2754,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_spool_v1_spool_proto_msgTypes[34]
+	mi := &file_spool_v1_spool_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2621,7 +2766,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[34]
+	mi := &file_spool_v1_spool_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2634,7 +2779,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{34}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Usage) GetInputTokens() uint32 {
@@ -2674,7 +2819,7 @@ type CancelExecutionRequest struct {
 
 func (x *CancelExecutionRequest) Reset() {
 	*x = CancelExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[35]
+	mi := &file_spool_v1_spool_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2686,7 +2831,7 @@ func (x *CancelExecutionRequest) String() string {
 func (*CancelExecutionRequest) ProtoMessage() {}
 
 func (x *CancelExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[35]
+	mi := &file_spool_v1_spool_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2699,7 +2844,7 @@ func (x *CancelExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelExecutionRequest.ProtoReflect.Descriptor instead.
 func (*CancelExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{35}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *CancelExecutionRequest) GetExecutionId() string {
@@ -2718,7 +2863,7 @@ type CancelExecutionResponse struct {
 
 func (x *CancelExecutionResponse) Reset() {
 	*x = CancelExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[36]
+	mi := &file_spool_v1_spool_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2730,7 +2875,7 @@ func (x *CancelExecutionResponse) String() string {
 func (*CancelExecutionResponse) ProtoMessage() {}
 
 func (x *CancelExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[36]
+	mi := &file_spool_v1_spool_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2743,7 +2888,7 @@ func (x *CancelExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelExecutionResponse.ProtoReflect.Descriptor instead.
 func (*CancelExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{36}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *CancelExecutionResponse) GetPosition() string {
@@ -2762,7 +2907,7 @@ type PauseExecutionRequest struct {
 
 func (x *PauseExecutionRequest) Reset() {
 	*x = PauseExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[37]
+	mi := &file_spool_v1_spool_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2774,7 +2919,7 @@ func (x *PauseExecutionRequest) String() string {
 func (*PauseExecutionRequest) ProtoMessage() {}
 
 func (x *PauseExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[37]
+	mi := &file_spool_v1_spool_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2787,7 +2932,7 @@ func (x *PauseExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseExecutionRequest.ProtoReflect.Descriptor instead.
 func (*PauseExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{37}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *PauseExecutionRequest) GetExecutionId() string {
@@ -2806,7 +2951,7 @@ type PauseExecutionResponse struct {
 
 func (x *PauseExecutionResponse) Reset() {
 	*x = PauseExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[38]
+	mi := &file_spool_v1_spool_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2818,7 +2963,7 @@ func (x *PauseExecutionResponse) String() string {
 func (*PauseExecutionResponse) ProtoMessage() {}
 
 func (x *PauseExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[38]
+	mi := &file_spool_v1_spool_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2831,7 +2976,7 @@ func (x *PauseExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseExecutionResponse.ProtoReflect.Descriptor instead.
 func (*PauseExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{38}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *PauseExecutionResponse) GetPosition() string {
@@ -2850,7 +2995,7 @@ type ResumeExecutionRequest struct {
 
 func (x *ResumeExecutionRequest) Reset() {
 	*x = ResumeExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[39]
+	mi := &file_spool_v1_spool_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2862,7 +3007,7 @@ func (x *ResumeExecutionRequest) String() string {
 func (*ResumeExecutionRequest) ProtoMessage() {}
 
 func (x *ResumeExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[39]
+	mi := &file_spool_v1_spool_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2875,7 +3020,7 @@ func (x *ResumeExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeExecutionRequest.ProtoReflect.Descriptor instead.
 func (*ResumeExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{39}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ResumeExecutionRequest) GetExecutionId() string {
@@ -2894,7 +3039,7 @@ type ResumeExecutionResponse struct {
 
 func (x *ResumeExecutionResponse) Reset() {
 	*x = ResumeExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[40]
+	mi := &file_spool_v1_spool_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2906,7 +3051,7 @@ func (x *ResumeExecutionResponse) String() string {
 func (*ResumeExecutionResponse) ProtoMessage() {}
 
 func (x *ResumeExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[40]
+	mi := &file_spool_v1_spool_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2919,7 +3064,7 @@ func (x *ResumeExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeExecutionResponse.ProtoReflect.Descriptor instead.
 func (*ResumeExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{40}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ResumeExecutionResponse) GetPosition() string {
@@ -2938,7 +3083,7 @@ type TerminateExecutionRequest struct {
 
 func (x *TerminateExecutionRequest) Reset() {
 	*x = TerminateExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[41]
+	mi := &file_spool_v1_spool_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2950,7 +3095,7 @@ func (x *TerminateExecutionRequest) String() string {
 func (*TerminateExecutionRequest) ProtoMessage() {}
 
 func (x *TerminateExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[41]
+	mi := &file_spool_v1_spool_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2963,7 +3108,7 @@ func (x *TerminateExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminateExecutionRequest.ProtoReflect.Descriptor instead.
 func (*TerminateExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{41}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *TerminateExecutionRequest) GetExecutionId() string {
@@ -2982,7 +3127,7 @@ type TerminateExecutionResponse struct {
 
 func (x *TerminateExecutionResponse) Reset() {
 	*x = TerminateExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[42]
+	mi := &file_spool_v1_spool_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2994,7 +3139,7 @@ func (x *TerminateExecutionResponse) String() string {
 func (*TerminateExecutionResponse) ProtoMessage() {}
 
 func (x *TerminateExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[42]
+	mi := &file_spool_v1_spool_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3007,7 +3152,7 @@ func (x *TerminateExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminateExecutionResponse.ProtoReflect.Descriptor instead.
 func (*TerminateExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{42}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *TerminateExecutionResponse) GetPosition() string {
@@ -3033,7 +3178,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[43]
+	mi := &file_spool_v1_spool_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3045,7 +3190,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[43]
+	mi := &file_spool_v1_spool_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3058,7 +3203,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{43}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ListEventsRequest) GetSessionId() string {
@@ -3109,7 +3254,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[44]
+	mi := &file_spool_v1_spool_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3121,7 +3266,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[44]
+	mi := &file_spool_v1_spool_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3134,7 +3279,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{44}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ListEventsResponse) GetEvents() []*Event {
@@ -3181,7 +3326,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_spool_v1_spool_proto_msgTypes[45]
+	mi := &file_spool_v1_spool_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3193,7 +3338,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[45]
+	mi := &file_spool_v1_spool_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3206,7 +3351,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{45}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Event) GetSeq() uint32 {
@@ -3290,7 +3435,7 @@ type StreamEventsRequest struct {
 
 func (x *StreamEventsRequest) Reset() {
 	*x = StreamEventsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[46]
+	mi := &file_spool_v1_spool_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3302,7 +3447,7 @@ func (x *StreamEventsRequest) String() string {
 func (*StreamEventsRequest) ProtoMessage() {}
 
 func (x *StreamEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[46]
+	mi := &file_spool_v1_spool_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3315,7 +3460,7 @@ func (x *StreamEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamEventsRequest.ProtoReflect.Descriptor instead.
 func (*StreamEventsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{46}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *StreamEventsRequest) GetSessionId() string {
@@ -3345,7 +3490,7 @@ type StreamEventsResponse struct {
 
 func (x *StreamEventsResponse) Reset() {
 	*x = StreamEventsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[47]
+	mi := &file_spool_v1_spool_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3357,7 +3502,7 @@ func (x *StreamEventsResponse) String() string {
 func (*StreamEventsResponse) ProtoMessage() {}
 
 func (x *StreamEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[47]
+	mi := &file_spool_v1_spool_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3370,7 +3515,7 @@ func (x *StreamEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamEventsResponse.ProtoReflect.Descriptor instead.
 func (*StreamEventsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{47}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *StreamEventsResponse) GetMessage() isStreamEventsResponse_Message {
@@ -3426,7 +3571,7 @@ type Lag struct {
 
 func (x *Lag) Reset() {
 	*x = Lag{}
-	mi := &file_spool_v1_spool_proto_msgTypes[48]
+	mi := &file_spool_v1_spool_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3438,7 +3583,7 @@ func (x *Lag) String() string {
 func (*Lag) ProtoMessage() {}
 
 func (x *Lag) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[48]
+	mi := &file_spool_v1_spool_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3451,7 +3596,7 @@ func (x *Lag) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lag.ProtoReflect.Descriptor instead.
 func (*Lag) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{48}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Lag) GetLagging() bool {
@@ -3480,7 +3625,7 @@ type ListBlocksRequest struct {
 
 func (x *ListBlocksRequest) Reset() {
 	*x = ListBlocksRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[49]
+	mi := &file_spool_v1_spool_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3492,7 +3637,7 @@ func (x *ListBlocksRequest) String() string {
 func (*ListBlocksRequest) ProtoMessage() {}
 
 func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[49]
+	mi := &file_spool_v1_spool_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3505,7 +3650,7 @@ func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksRequest.ProtoReflect.Descriptor instead.
 func (*ListBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{49}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ListBlocksRequest) GetSessionId() string {
@@ -3540,7 +3685,7 @@ type ListBlocksResponse struct {
 
 func (x *ListBlocksResponse) Reset() {
 	*x = ListBlocksResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[50]
+	mi := &file_spool_v1_spool_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3552,7 +3697,7 @@ func (x *ListBlocksResponse) String() string {
 func (*ListBlocksResponse) ProtoMessage() {}
 
 func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[50]
+	mi := &file_spool_v1_spool_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3565,7 +3710,7 @@ func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksResponse.ProtoReflect.Descriptor instead.
 func (*ListBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{50}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ListBlocksResponse) GetBlocks() []*Block {
@@ -3635,7 +3780,7 @@ type Block struct {
 
 func (x *Block) Reset() {
 	*x = Block{}
-	mi := &file_spool_v1_spool_proto_msgTypes[51]
+	mi := &file_spool_v1_spool_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3647,7 +3792,7 @@ func (x *Block) String() string {
 func (*Block) ProtoMessage() {}
 
 func (x *Block) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[51]
+	mi := &file_spool_v1_spool_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3660,7 +3805,7 @@ func (x *Block) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Block.ProtoReflect.Descriptor instead.
 func (*Block) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{51}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *Block) GetId() string {
@@ -3843,7 +3988,7 @@ type TodoItem struct {
 
 func (x *TodoItem) Reset() {
 	*x = TodoItem{}
-	mi := &file_spool_v1_spool_proto_msgTypes[52]
+	mi := &file_spool_v1_spool_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3855,7 +4000,7 @@ func (x *TodoItem) String() string {
 func (*TodoItem) ProtoMessage() {}
 
 func (x *TodoItem) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[52]
+	mi := &file_spool_v1_spool_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3868,7 +4013,7 @@ func (x *TodoItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TodoItem.ProtoReflect.Descriptor instead.
 func (*TodoItem) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{52}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *TodoItem) GetContent() string {
@@ -3897,7 +4042,7 @@ type CreateKeyRequest struct {
 
 func (x *CreateKeyRequest) Reset() {
 	*x = CreateKeyRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[53]
+	mi := &file_spool_v1_spool_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3909,7 +4054,7 @@ func (x *CreateKeyRequest) String() string {
 func (*CreateKeyRequest) ProtoMessage() {}
 
 func (x *CreateKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[53]
+	mi := &file_spool_v1_spool_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3922,7 +4067,7 @@ func (x *CreateKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateKeyRequest.ProtoReflect.Descriptor instead.
 func (*CreateKeyRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{53}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *CreateKeyRequest) GetName() string {
@@ -3955,7 +4100,7 @@ type CreateKeyResponse struct {
 
 func (x *CreateKeyResponse) Reset() {
 	*x = CreateKeyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[54]
+	mi := &file_spool_v1_spool_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3967,7 +4112,7 @@ func (x *CreateKeyResponse) String() string {
 func (*CreateKeyResponse) ProtoMessage() {}
 
 func (x *CreateKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[54]
+	mi := &file_spool_v1_spool_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3980,7 +4125,7 @@ func (x *CreateKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateKeyResponse.ProtoReflect.Descriptor instead.
 func (*CreateKeyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{54}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *CreateKeyResponse) GetKeyId() string {
@@ -4035,7 +4180,7 @@ type ListKeysRequest struct {
 
 func (x *ListKeysRequest) Reset() {
 	*x = ListKeysRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[55]
+	mi := &file_spool_v1_spool_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4047,7 +4192,7 @@ func (x *ListKeysRequest) String() string {
 func (*ListKeysRequest) ProtoMessage() {}
 
 func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[55]
+	mi := &file_spool_v1_spool_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4060,7 +4205,7 @@ func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysRequest.ProtoReflect.Descriptor instead.
 func (*ListKeysRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{55}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ListKeysRequest) GetTenant() string {
@@ -4079,7 +4224,7 @@ type ListKeysResponse struct {
 
 func (x *ListKeysResponse) Reset() {
 	*x = ListKeysResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[56]
+	mi := &file_spool_v1_spool_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4091,7 +4236,7 @@ func (x *ListKeysResponse) String() string {
 func (*ListKeysResponse) ProtoMessage() {}
 
 func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[56]
+	mi := &file_spool_v1_spool_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4104,7 +4249,7 @@ func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysResponse.ProtoReflect.Descriptor instead.
 func (*ListKeysResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{56}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ListKeysResponse) GetKeys() []*Key {
@@ -4128,7 +4273,7 @@ type Key struct {
 
 func (x *Key) Reset() {
 	*x = Key{}
-	mi := &file_spool_v1_spool_proto_msgTypes[57]
+	mi := &file_spool_v1_spool_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4140,7 +4285,7 @@ func (x *Key) String() string {
 func (*Key) ProtoMessage() {}
 
 func (x *Key) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[57]
+	mi := &file_spool_v1_spool_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4153,7 +4298,7 @@ func (x *Key) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Key.ProtoReflect.Descriptor instead.
 func (*Key) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{57}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *Key) GetKeyId() string {
@@ -4202,7 +4347,7 @@ type RevokeKeyRequest struct {
 
 func (x *RevokeKeyRequest) Reset() {
 	*x = RevokeKeyRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[58]
+	mi := &file_spool_v1_spool_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4214,7 +4359,7 @@ func (x *RevokeKeyRequest) String() string {
 func (*RevokeKeyRequest) ProtoMessage() {}
 
 func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[58]
+	mi := &file_spool_v1_spool_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4227,7 +4372,7 @@ func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeKeyRequest.ProtoReflect.Descriptor instead.
 func (*RevokeKeyRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{58}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *RevokeKeyRequest) GetKeyId() string {
@@ -4254,7 +4399,7 @@ type RevokeKeyResponse struct {
 
 func (x *RevokeKeyResponse) Reset() {
 	*x = RevokeKeyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[59]
+	mi := &file_spool_v1_spool_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4266,7 +4411,7 @@ func (x *RevokeKeyResponse) String() string {
 func (*RevokeKeyResponse) ProtoMessage() {}
 
 func (x *RevokeKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[59]
+	mi := &file_spool_v1_spool_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4279,7 +4424,7 @@ func (x *RevokeKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeKeyResponse.ProtoReflect.Descriptor instead.
 func (*RevokeKeyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{59}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *RevokeKeyResponse) GetKeyId() string {
@@ -4292,6 +4437,1806 @@ func (x *RevokeKeyResponse) GetKeyId() string {
 func (x *RevokeKeyResponse) GetPosition() string {
 	if x != nil {
 		return x.Position
+	}
+	return ""
+}
+
+// Names an entry of the catalogue, or a version of it.
+type Reference struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// organization (or empty): the tenant's; identity_account: of the account that org names; platform: everybody's, which only the root key writes.
+	Scope string `protobuf:"bytes,1,opt,name=scope,proto3" json:"scope,omitempty"`
+	// An organization within the tenant, or the account.
+	Org *string `protobuf:"bytes,2,opt,name=org,proto3,oneof" json:"org,omitempty"`
+	// 1 to 64 characters: groups of a-z and 0-9 joined by single dots or hyphens.
+	Slug string `protobuf:"bytes,3,opt,name=slug,proto3" json:"slug,omitempty"`
+	// Empty or latest, a tag, or a digest; in an answer the digest.
+	Version       *string `protobuf:"bytes,4,opt,name=version,proto3,oneof" json:"version,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Reference) Reset() {
+	*x = Reference{}
+	mi := &file_spool_v1_spool_proto_msgTypes[61]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Reference) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Reference) ProtoMessage() {}
+
+func (x *Reference) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[61]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Reference.ProtoReflect.Descriptor instead.
+func (*Reference) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{61}
+}
+
+func (x *Reference) GetScope() string {
+	if x != nil {
+		return x.Scope
+	}
+	return ""
+}
+
+func (x *Reference) GetOrg() string {
+	if x != nil && x.Org != nil {
+		return *x.Org
+	}
+	return ""
+}
+
+func (x *Reference) GetSlug() string {
+	if x != nil {
+		return x.Slug
+	}
+	return ""
+}
+
+func (x *Reference) GetVersion() string {
+	if x != nil && x.Version != nil {
+		return *x.Version
+	}
+	return ""
+}
+
+// A version of an agent, an instance or an environment.
+type Definition struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Ref   *Reference             `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`
+	// That name this version, latest among them.
+	Tags []string `protobuf:"bytes,2,rep,name=tags,proto3" json:"tags,omitempty"`
+	// As it was applied; of a secret only where its value lies encrypted.
+	Spec          *Json                  `protobuf:"bytes,3,opt,name=spec,proto3" json:"spec,omitempty"`
+	CreatedAt     *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Definition) Reset() {
+	*x = Definition{}
+	mi := &file_spool_v1_spool_proto_msgTypes[62]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Definition) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Definition) ProtoMessage() {}
+
+func (x *Definition) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[62]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Definition.ProtoReflect.Descriptor instead.
+func (*Definition) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{62}
+}
+
+func (x *Definition) GetRef() *Reference {
+	if x != nil {
+		return x.Ref
+	}
+	return nil
+}
+
+func (x *Definition) GetTags() []string {
+	if x != nil {
+		return x.Tags
+	}
+	return nil
+}
+
+func (x *Definition) GetSpec() *Json {
+	if x != nil {
+		return x.Spec
+	}
+	return nil
+}
+
+func (x *Definition) GetCreatedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.CreatedAt
+	}
+	return nil
+}
+
+type ApplyResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// With the version that now holds.
+	Ref *Reference `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`
+	// Empty when nothing had to be written.
+	Position string `protobuf:"bytes,2,opt,name=position,proto3" json:"position,omitempty"`
+	// The version was there already.
+	Same          bool `protobuf:"varint,3,opt,name=same,proto3" json:"same,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ApplyResponse) Reset() {
+	*x = ApplyResponse{}
+	mi := &file_spool_v1_spool_proto_msgTypes[63]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ApplyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ApplyResponse) ProtoMessage() {}
+
+func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[63]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ApplyResponse.ProtoReflect.Descriptor instead.
+func (*ApplyResponse) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{63}
+}
+
+func (x *ApplyResponse) GetRef() *Reference {
+	if x != nil {
+		return x.Ref
+	}
+	return nil
+}
+
+func (x *ApplyResponse) GetPosition() string {
+	if x != nil {
+		return x.Position
+	}
+	return ""
+}
+
+func (x *ApplyResponse) GetSame() bool {
+	if x != nil {
+		return x.Same
+	}
+	return false
+}
+
+type RemoveResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Position      string                 `protobuf:"bytes,1,opt,name=position,proto3" json:"position,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveResponse) Reset() {
+	*x = RemoveResponse{}
+	mi := &file_spool_v1_spool_proto_msgTypes[64]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveResponse) ProtoMessage() {}
+
+func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[64]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveResponse.ProtoReflect.Descriptor instead.
+func (*RemoveResponse) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{64}
+}
+
+func (x *RemoveResponse) GetPosition() string {
+	if x != nil {
+		return x.Position
+	}
+	return ""
+}
+
+type ApplyAgentRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Without a version.
+	Ref *Reference `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`
+	// That are to name the version, beside latest.
+	Tags []string `protobuf:"bytes,2,rep,name=tags,proto3" json:"tags,omitempty"`
+	// AgentSpec of docs/events.md, up to 4 MiB.
+	Spec          *Json `protobuf:"bytes,3,opt,name=spec,proto3" json:"spec,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ApplyAgentRequest) Reset() {
+	*x = ApplyAgentRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[65]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ApplyAgentRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ApplyAgentRequest) ProtoMessage() {}
+
+func (x *ApplyAgentRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[65]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ApplyAgentRequest.ProtoReflect.Descriptor instead.
+func (*ApplyAgentRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{65}
+}
+
+func (x *ApplyAgentRequest) GetRef() *Reference {
+	if x != nil {
+		return x.Ref
+	}
+	return nil
+}
+
+func (x *ApplyAgentRequest) GetTags() []string {
+	if x != nil {
+		return x.Tags
+	}
+	return nil
+}
+
+func (x *ApplyAgentRequest) GetSpec() *Json {
+	if x != nil {
+		return x.Spec
+	}
+	return nil
+}
+
+type ListAgentsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 1 to 200; 0 means 50. A page also ends at 2 MiB of definitions.
+	PageSize      uint32 `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	PageToken     string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAgentsRequest) Reset() {
+	*x = ListAgentsRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[66]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAgentsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAgentsRequest) ProtoMessage() {}
+
+func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[66]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAgentsRequest.ProtoReflect.Descriptor instead.
+func (*ListAgentsRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{66}
+}
+
+func (x *ListAgentsRequest) GetPageSize() uint32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListAgentsRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+type ListAgentsResponse struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Agents []*Definition          `protobuf:"bytes,1,rep,name=agents,proto3" json:"agents,omitempty"`
+	// Empty on the last page.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAgentsResponse) Reset() {
+	*x = ListAgentsResponse{}
+	mi := &file_spool_v1_spool_proto_msgTypes[67]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAgentsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAgentsResponse) ProtoMessage() {}
+
+func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[67]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAgentsResponse.ProtoReflect.Descriptor instead.
+func (*ListAgentsResponse) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{67}
+}
+
+func (x *ListAgentsResponse) GetAgents() []*Definition {
+	if x != nil {
+		return x.Agents
+	}
+	return nil
+}
+
+func (x *ListAgentsResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+type GetAgentRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Slug  string                 `protobuf:"bytes,1,opt,name=slug,proto3" json:"slug,omitempty"`
+	// organization (or empty), identity_account or platform.
+	Scope string `protobuf:"bytes,2,opt,name=scope,proto3" json:"scope,omitempty"`
+	Org   string `protobuf:"bytes,3,opt,name=org,proto3" json:"org,omitempty"`
+	// Empty or latest, a tag, or a digest.
+	Version string `protobuf:"bytes,4,opt,name=version,proto3" json:"version,omitempty"`
+	// Waits, up to five seconds, until the read models hold this position of it.
+	MinPosition   string `protobuf:"bytes,5,opt,name=min_position,json=minPosition,proto3" json:"min_position,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetAgentRequest) Reset() {
+	*x = GetAgentRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[68]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetAgentRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetAgentRequest) ProtoMessage() {}
+
+func (x *GetAgentRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[68]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetAgentRequest.ProtoReflect.Descriptor instead.
+func (*GetAgentRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{68}
+}
+
+func (x *GetAgentRequest) GetSlug() string {
+	if x != nil {
+		return x.Slug
+	}
+	return ""
+}
+
+func (x *GetAgentRequest) GetScope() string {
+	if x != nil {
+		return x.Scope
+	}
+	return ""
+}
+
+func (x *GetAgentRequest) GetOrg() string {
+	if x != nil {
+		return x.Org
+	}
+	return ""
+}
+
+func (x *GetAgentRequest) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *GetAgentRequest) GetMinPosition() string {
+	if x != nil {
+		return x.MinPosition
+	}
+	return ""
+}
+
+type RemoveAgentRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Slug          string                 `protobuf:"bytes,1,opt,name=slug,proto3" json:"slug,omitempty"`
+	Scope         string                 `protobuf:"bytes,2,opt,name=scope,proto3" json:"scope,omitempty"`
+	Org           string                 `protobuf:"bytes,3,opt,name=org,proto3" json:"org,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveAgentRequest) Reset() {
+	*x = RemoveAgentRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[69]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveAgentRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveAgentRequest) ProtoMessage() {}
+
+func (x *RemoveAgentRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[69]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveAgentRequest.ProtoReflect.Descriptor instead.
+func (*RemoveAgentRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{69}
+}
+
+func (x *RemoveAgentRequest) GetSlug() string {
+	if x != nil {
+		return x.Slug
+	}
+	return ""
+}
+
+func (x *RemoveAgentRequest) GetScope() string {
+	if x != nil {
+		return x.Scope
+	}
+	return ""
+}
+
+func (x *RemoveAgentRequest) GetOrg() string {
+	if x != nil {
+		return x.Org
+	}
+	return ""
+}
+
+type ApplyInstanceRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Without a version.
+	Ref *Reference `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`
+	// That are to name the version, beside latest.
+	Tags []string `protobuf:"bytes,2,rep,name=tags,proto3" json:"tags,omitempty"`
+	// InstanceSpec of docs/events.md, up to 4 MiB.
+	Spec          *Json `protobuf:"bytes,3,opt,name=spec,proto3" json:"spec,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ApplyInstanceRequest) Reset() {
+	*x = ApplyInstanceRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[70]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ApplyInstanceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ApplyInstanceRequest) ProtoMessage() {}
+
+func (x *ApplyInstanceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[70]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ApplyInstanceRequest.ProtoReflect.Descriptor instead.
+func (*ApplyInstanceRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{70}
+}
+
+func (x *ApplyInstanceRequest) GetRef() *Reference {
+	if x != nil {
+		return x.Ref
+	}
+	return nil
+}
+
+func (x *ApplyInstanceRequest) GetTags() []string {
+	if x != nil {
+		return x.Tags
+	}
+	return nil
+}
+
+func (x *ApplyInstanceRequest) GetSpec() *Json {
+	if x != nil {
+		return x.Spec
+	}
+	return nil
+}
+
+type ListInstancesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 1 to 200; 0 means 50. A page also ends at 2 MiB of definitions.
+	PageSize      uint32 `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	PageToken     string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListInstancesRequest) Reset() {
+	*x = ListInstancesRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[71]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListInstancesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListInstancesRequest) ProtoMessage() {}
+
+func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[71]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListInstancesRequest.ProtoReflect.Descriptor instead.
+func (*ListInstancesRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{71}
+}
+
+func (x *ListInstancesRequest) GetPageSize() uint32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListInstancesRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+type ListInstancesResponse struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Instances []*Definition          `protobuf:"bytes,1,rep,name=instances,proto3" json:"instances,omitempty"`
+	// Empty on the last page.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListInstancesResponse) Reset() {
+	*x = ListInstancesResponse{}
+	mi := &file_spool_v1_spool_proto_msgTypes[72]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListInstancesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListInstancesResponse) ProtoMessage() {}
+
+func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[72]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListInstancesResponse.ProtoReflect.Descriptor instead.
+func (*ListInstancesResponse) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{72}
+}
+
+func (x *ListInstancesResponse) GetInstances() []*Definition {
+	if x != nil {
+		return x.Instances
+	}
+	return nil
+}
+
+func (x *ListInstancesResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+type GetInstanceRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Slug  string                 `protobuf:"bytes,1,opt,name=slug,proto3" json:"slug,omitempty"`
+	// organization (or empty), identity_account or platform.
+	Scope string `protobuf:"bytes,2,opt,name=scope,proto3" json:"scope,omitempty"`
+	Org   string `protobuf:"bytes,3,opt,name=org,proto3" json:"org,omitempty"`
+	// Empty or latest, a tag, or a digest.
+	Version string `protobuf:"bytes,4,opt,name=version,proto3" json:"version,omitempty"`
+	// Waits, up to five seconds, until the read models hold this position of it.
+	MinPosition   string `protobuf:"bytes,5,opt,name=min_position,json=minPosition,proto3" json:"min_position,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetInstanceRequest) Reset() {
+	*x = GetInstanceRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[73]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetInstanceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetInstanceRequest) ProtoMessage() {}
+
+func (x *GetInstanceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[73]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetInstanceRequest.ProtoReflect.Descriptor instead.
+func (*GetInstanceRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{73}
+}
+
+func (x *GetInstanceRequest) GetSlug() string {
+	if x != nil {
+		return x.Slug
+	}
+	return ""
+}
+
+func (x *GetInstanceRequest) GetScope() string {
+	if x != nil {
+		return x.Scope
+	}
+	return ""
+}
+
+func (x *GetInstanceRequest) GetOrg() string {
+	if x != nil {
+		return x.Org
+	}
+	return ""
+}
+
+func (x *GetInstanceRequest) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *GetInstanceRequest) GetMinPosition() string {
+	if x != nil {
+		return x.MinPosition
+	}
+	return ""
+}
+
+type RemoveInstanceRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Slug          string                 `protobuf:"bytes,1,opt,name=slug,proto3" json:"slug,omitempty"`
+	Scope         string                 `protobuf:"bytes,2,opt,name=scope,proto3" json:"scope,omitempty"`
+	Org           string                 `protobuf:"bytes,3,opt,name=org,proto3" json:"org,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveInstanceRequest) Reset() {
+	*x = RemoveInstanceRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[74]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveInstanceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveInstanceRequest) ProtoMessage() {}
+
+func (x *RemoveInstanceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[74]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveInstanceRequest.ProtoReflect.Descriptor instead.
+func (*RemoveInstanceRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{74}
+}
+
+func (x *RemoveInstanceRequest) GetSlug() string {
+	if x != nil {
+		return x.Slug
+	}
+	return ""
+}
+
+func (x *RemoveInstanceRequest) GetScope() string {
+	if x != nil {
+		return x.Scope
+	}
+	return ""
+}
+
+func (x *RemoveInstanceRequest) GetOrg() string {
+	if x != nil {
+		return x.Org
+	}
+	return ""
+}
+
+type ApplyEnvironmentRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Without a version.
+	Ref *Reference `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`
+	// That are to name the version, beside latest.
+	Tags []string `protobuf:"bytes,2,rep,name=tags,proto3" json:"tags,omitempty"`
+	// EnvironmentSpec of docs/events.md, up to 4 MiB. A secret without a value keeps the one that it has.
+	Spec          *Json `protobuf:"bytes,3,opt,name=spec,proto3" json:"spec,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ApplyEnvironmentRequest) Reset() {
+	*x = ApplyEnvironmentRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[75]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ApplyEnvironmentRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ApplyEnvironmentRequest) ProtoMessage() {}
+
+func (x *ApplyEnvironmentRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[75]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ApplyEnvironmentRequest.ProtoReflect.Descriptor instead.
+func (*ApplyEnvironmentRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{75}
+}
+
+func (x *ApplyEnvironmentRequest) GetRef() *Reference {
+	if x != nil {
+		return x.Ref
+	}
+	return nil
+}
+
+func (x *ApplyEnvironmentRequest) GetTags() []string {
+	if x != nil {
+		return x.Tags
+	}
+	return nil
+}
+
+func (x *ApplyEnvironmentRequest) GetSpec() *Json {
+	if x != nil {
+		return x.Spec
+	}
+	return nil
+}
+
+type ListEnvironmentsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 1 to 200; 0 means 50. A page also ends at 2 MiB of definitions.
+	PageSize      uint32 `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	PageToken     string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListEnvironmentsRequest) Reset() {
+	*x = ListEnvironmentsRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[76]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListEnvironmentsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListEnvironmentsRequest) ProtoMessage() {}
+
+func (x *ListEnvironmentsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[76]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListEnvironmentsRequest.ProtoReflect.Descriptor instead.
+func (*ListEnvironmentsRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{76}
+}
+
+func (x *ListEnvironmentsRequest) GetPageSize() uint32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListEnvironmentsRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+type ListEnvironmentsResponse struct {
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Environments []*Definition          `protobuf:"bytes,1,rep,name=environments,proto3" json:"environments,omitempty"`
+	// Empty on the last page.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListEnvironmentsResponse) Reset() {
+	*x = ListEnvironmentsResponse{}
+	mi := &file_spool_v1_spool_proto_msgTypes[77]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListEnvironmentsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListEnvironmentsResponse) ProtoMessage() {}
+
+func (x *ListEnvironmentsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[77]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListEnvironmentsResponse.ProtoReflect.Descriptor instead.
+func (*ListEnvironmentsResponse) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{77}
+}
+
+func (x *ListEnvironmentsResponse) GetEnvironments() []*Definition {
+	if x != nil {
+		return x.Environments
+	}
+	return nil
+}
+
+func (x *ListEnvironmentsResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+type GetEnvironmentRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Slug  string                 `protobuf:"bytes,1,opt,name=slug,proto3" json:"slug,omitempty"`
+	// organization (or empty), identity_account or platform.
+	Scope string `protobuf:"bytes,2,opt,name=scope,proto3" json:"scope,omitempty"`
+	Org   string `protobuf:"bytes,3,opt,name=org,proto3" json:"org,omitempty"`
+	// Empty or latest, a tag, or a digest.
+	Version string `protobuf:"bytes,4,opt,name=version,proto3" json:"version,omitempty"`
+	// Waits, up to five seconds, until the read models hold this position of it.
+	MinPosition   string `protobuf:"bytes,5,opt,name=min_position,json=minPosition,proto3" json:"min_position,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetEnvironmentRequest) Reset() {
+	*x = GetEnvironmentRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[78]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetEnvironmentRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetEnvironmentRequest) ProtoMessage() {}
+
+func (x *GetEnvironmentRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[78]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetEnvironmentRequest.ProtoReflect.Descriptor instead.
+func (*GetEnvironmentRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{78}
+}
+
+func (x *GetEnvironmentRequest) GetSlug() string {
+	if x != nil {
+		return x.Slug
+	}
+	return ""
+}
+
+func (x *GetEnvironmentRequest) GetScope() string {
+	if x != nil {
+		return x.Scope
+	}
+	return ""
+}
+
+func (x *GetEnvironmentRequest) GetOrg() string {
+	if x != nil {
+		return x.Org
+	}
+	return ""
+}
+
+func (x *GetEnvironmentRequest) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *GetEnvironmentRequest) GetMinPosition() string {
+	if x != nil {
+		return x.MinPosition
+	}
+	return ""
+}
+
+type RemoveEnvironmentRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Slug          string                 `protobuf:"bytes,1,opt,name=slug,proto3" json:"slug,omitempty"`
+	Scope         string                 `protobuf:"bytes,2,opt,name=scope,proto3" json:"scope,omitempty"`
+	Org           string                 `protobuf:"bytes,3,opt,name=org,proto3" json:"org,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveEnvironmentRequest) Reset() {
+	*x = RemoveEnvironmentRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[79]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveEnvironmentRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveEnvironmentRequest) ProtoMessage() {}
+
+func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[79]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveEnvironmentRequest.ProtoReflect.Descriptor instead.
+func (*RemoveEnvironmentRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{79}
+}
+
+func (x *RemoveEnvironmentRequest) GetSlug() string {
+	if x != nil {
+		return x.Slug
+	}
+	return ""
+}
+
+func (x *RemoveEnvironmentRequest) GetScope() string {
+	if x != nil {
+		return x.Scope
+	}
+	return ""
+}
+
+func (x *RemoveEnvironmentRequest) GetOrg() string {
+	if x != nil {
+		return x.Org
+	}
+	return ""
+}
+
+type ExplainEnvironmentRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A reference; empty means the instance's, or the built-in agent.
+	Agent string `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
+	// A reference, in place of agent.
+	Instance string `protobuf:"bytes,2,opt,name=instance,proto3" json:"instance,omitempty"`
+	// References, up to 32.
+	Environments  []string `protobuf:"bytes,3,rep,name=environments,proto3" json:"environments,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainEnvironmentRequest) Reset() {
+	*x = ExplainEnvironmentRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[80]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainEnvironmentRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainEnvironmentRequest) ProtoMessage() {}
+
+func (x *ExplainEnvironmentRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[80]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainEnvironmentRequest.ProtoReflect.Descriptor instead.
+func (*ExplainEnvironmentRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{80}
+}
+
+func (x *ExplainEnvironmentRequest) GetAgent() string {
+	if x != nil {
+		return x.Agent
+	}
+	return ""
+}
+
+func (x *ExplainEnvironmentRequest) GetInstance() string {
+	if x != nil {
+		return x.Instance
+	}
+	return ""
+}
+
+func (x *ExplainEnvironmentRequest) GetEnvironments() []string {
+	if x != nil {
+		return x.Environments
+	}
+	return nil
+}
+
+type ExplainEnvironmentResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// By name.
+	Variables     []*ExplainedVariable `protobuf:"bytes,1,rep,name=variables,proto3" json:"variables,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainEnvironmentResponse) Reset() {
+	*x = ExplainEnvironmentResponse{}
+	mi := &file_spool_v1_spool_proto_msgTypes[81]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainEnvironmentResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainEnvironmentResponse) ProtoMessage() {}
+
+func (x *ExplainEnvironmentResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[81]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainEnvironmentResponse.ProtoReflect.Descriptor instead.
+func (*ExplainEnvironmentResponse) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{81}
+}
+
+func (x *ExplainEnvironmentResponse) GetVariables() []*ExplainedVariable {
+	if x != nil {
+		return x.Variables
+	}
+	return nil
+}
+
+type ExplainedVariable struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// agent, or an environment's reference.
+	From   string `protobuf:"bytes,2,opt,name=from,proto3" json:"from,omitempty"`
+	Secret bool   `protobuf:"varint,3,opt,name=secret,proto3" json:"secret,omitempty"`
+	// Absent for a secret.
+	Value         *string `protobuf:"bytes,4,opt,name=value,proto3,oneof" json:"value,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainedVariable) Reset() {
+	*x = ExplainedVariable{}
+	mi := &file_spool_v1_spool_proto_msgTypes[82]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainedVariable) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainedVariable) ProtoMessage() {}
+
+func (x *ExplainedVariable) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[82]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainedVariable.ProtoReflect.Descriptor instead.
+func (*ExplainedVariable) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{82}
+}
+
+func (x *ExplainedVariable) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ExplainedVariable) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *ExplainedVariable) GetSecret() bool {
+	if x != nil {
+		return x.Secret
+	}
+	return false
+}
+
+func (x *ExplainedVariable) GetValue() string {
+	if x != nil && x.Value != nil {
+		return *x.Value
+	}
+	return ""
+}
+
+type ListSkillsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 1 to 200; 0 means 50.
+	PageSize      uint32 `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	PageToken     string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListSkillsRequest) Reset() {
+	*x = ListSkillsRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[83]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListSkillsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListSkillsRequest) ProtoMessage() {}
+
+func (x *ListSkillsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[83]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListSkillsRequest.ProtoReflect.Descriptor instead.
+func (*ListSkillsRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{83}
+}
+
+func (x *ListSkillsRequest) GetPageSize() uint32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListSkillsRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+type ListSkillsResponse struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Skills []*Skill               `protobuf:"bytes,1,rep,name=skills,proto3" json:"skills,omitempty"`
+	// Empty on the last page.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListSkillsResponse) Reset() {
+	*x = ListSkillsResponse{}
+	mi := &file_spool_v1_spool_proto_msgTypes[84]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListSkillsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListSkillsResponse) ProtoMessage() {}
+
+func (x *ListSkillsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[84]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListSkillsResponse.ProtoReflect.Descriptor instead.
+func (*ListSkillsResponse) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{84}
+}
+
+func (x *ListSkillsResponse) GetSkills() []*Skill {
+	if x != nil {
+		return x.Skills
+	}
+	return nil
+}
+
+func (x *ListSkillsResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+type GetSkillRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Slug  string                 `protobuf:"bytes,1,opt,name=slug,proto3" json:"slug,omitempty"`
+	// organization (or empty), identity_account or platform.
+	Scope string `protobuf:"bytes,2,opt,name=scope,proto3" json:"scope,omitempty"`
+	Org   string `protobuf:"bytes,3,opt,name=org,proto3" json:"org,omitempty"`
+	// Empty or latest, a tag, or a digest.
+	Version string `protobuf:"bytes,4,opt,name=version,proto3" json:"version,omitempty"`
+	// Waits, up to five seconds, until the read models hold this position of it.
+	MinPosition   string `protobuf:"bytes,5,opt,name=min_position,json=minPosition,proto3" json:"min_position,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetSkillRequest) Reset() {
+	*x = GetSkillRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[85]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetSkillRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetSkillRequest) ProtoMessage() {}
+
+func (x *GetSkillRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[85]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetSkillRequest.ProtoReflect.Descriptor instead.
+func (*GetSkillRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{85}
+}
+
+func (x *GetSkillRequest) GetSlug() string {
+	if x != nil {
+		return x.Slug
+	}
+	return ""
+}
+
+func (x *GetSkillRequest) GetScope() string {
+	if x != nil {
+		return x.Scope
+	}
+	return ""
+}
+
+func (x *GetSkillRequest) GetOrg() string {
+	if x != nil {
+		return x.Org
+	}
+	return ""
+}
+
+func (x *GetSkillRequest) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *GetSkillRequest) GetMinPosition() string {
+	if x != nil {
+		return x.MinPosition
+	}
+	return ""
+}
+
+// A version of a skill.
+type Skill struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Ref   *Reference             `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`
+	// That name this version, latest among them.
+	Tags []string `protobuf:"bytes,2,rep,name=tags,proto3" json:"tags,omitempty"`
+	// Of the front matter.
+	Name string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	// Of the front matter.
+	Description string `protobuf:"bytes,4,opt,name=description,proto3" json:"description,omitempty"`
+	// Of the ZIP.
+	Bytes uint32 `protobuf:"varint,5,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	// Of its files.
+	UnpackedBytes uint32                 `protobuf:"varint,6,opt,name=unpacked_bytes,json=unpackedBytes,proto3" json:"unpacked_bytes,omitempty"`
+	Files         uint32                 `protobuf:"varint,7,opt,name=files,proto3" json:"files,omitempty"`
+	CreatedAt     *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	// SKILL.md as it is; absent in lists.
+	Document      *string `protobuf:"bytes,9,opt,name=document,proto3,oneof" json:"document,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Skill) Reset() {
+	*x = Skill{}
+	mi := &file_spool_v1_spool_proto_msgTypes[86]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Skill) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Skill) ProtoMessage() {}
+
+func (x *Skill) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[86]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Skill.ProtoReflect.Descriptor instead.
+func (*Skill) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{86}
+}
+
+func (x *Skill) GetRef() *Reference {
+	if x != nil {
+		return x.Ref
+	}
+	return nil
+}
+
+func (x *Skill) GetTags() []string {
+	if x != nil {
+		return x.Tags
+	}
+	return nil
+}
+
+func (x *Skill) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Skill) GetDescription() string {
+	if x != nil {
+		return x.Description
+	}
+	return ""
+}
+
+func (x *Skill) GetBytes() uint32 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *Skill) GetUnpackedBytes() uint32 {
+	if x != nil {
+		return x.UnpackedBytes
+	}
+	return 0
+}
+
+func (x *Skill) GetFiles() uint32 {
+	if x != nil {
+		return x.Files
+	}
+	return 0
+}
+
+func (x *Skill) GetCreatedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.CreatedAt
+	}
+	return nil
+}
+
+func (x *Skill) GetDocument() string {
+	if x != nil && x.Document != nil {
+		return *x.Document
+	}
+	return ""
+}
+
+type TagSkillRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Slug  string                 `protobuf:"bytes,1,opt,name=slug,proto3" json:"slug,omitempty"`
+	Scope string                 `protobuf:"bytes,2,opt,name=scope,proto3" json:"scope,omitempty"`
+	Org   string                 `protobuf:"bytes,3,opt,name=org,proto3" json:"org,omitempty"`
+	// That the tag is to name: a tag, or a digest.
+	Version string `protobuf:"bytes,4,opt,name=version,proto3" json:"version,omitempty"`
+	// 1 to 64 characters of a-z, 0-9, dots, hyphens and underscores.
+	Tag           string `protobuf:"bytes,5,opt,name=tag,proto3" json:"tag,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TagSkillRequest) Reset() {
+	*x = TagSkillRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[87]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TagSkillRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TagSkillRequest) ProtoMessage() {}
+
+func (x *TagSkillRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[87]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TagSkillRequest.ProtoReflect.Descriptor instead.
+func (*TagSkillRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{87}
+}
+
+func (x *TagSkillRequest) GetSlug() string {
+	if x != nil {
+		return x.Slug
+	}
+	return ""
+}
+
+func (x *TagSkillRequest) GetScope() string {
+	if x != nil {
+		return x.Scope
+	}
+	return ""
+}
+
+func (x *TagSkillRequest) GetOrg() string {
+	if x != nil {
+		return x.Org
+	}
+	return ""
+}
+
+func (x *TagSkillRequest) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *TagSkillRequest) GetTag() string {
+	if x != nil {
+		return x.Tag
+	}
+	return ""
+}
+
+type RemoveSkillRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Slug  string                 `protobuf:"bytes,1,opt,name=slug,proto3" json:"slug,omitempty"`
+	Scope string                 `protobuf:"bytes,2,opt,name=scope,proto3" json:"scope,omitempty"`
+	Org   string                 `protobuf:"bytes,3,opt,name=org,proto3" json:"org,omitempty"`
+	// A digest; empty means the whole skill.
+	Version       string `protobuf:"bytes,4,opt,name=version,proto3" json:"version,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveSkillRequest) Reset() {
+	*x = RemoveSkillRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[88]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveSkillRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveSkillRequest) ProtoMessage() {}
+
+func (x *RemoveSkillRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[88]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveSkillRequest.ProtoReflect.Descriptor instead.
+func (*RemoveSkillRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{88}
+}
+
+func (x *RemoveSkillRequest) GetSlug() string {
+	if x != nil {
+		return x.Slug
+	}
+	return ""
+}
+
+func (x *RemoveSkillRequest) GetScope() string {
+	if x != nil {
+		return x.Scope
+	}
+	return ""
+}
+
+func (x *RemoveSkillRequest) GetOrg() string {
+	if x != nil {
+		return x.Org
+	}
+	return ""
+}
+
+func (x *RemoveSkillRequest) GetVersion() string {
+	if x != nil {
+		return x.Version
 	}
 	return ""
 }
@@ -4322,7 +6267,7 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x04mode\x18\x04 \x01(\rR\x04modeB\n" +
 	"\n" +
 	"\b_contentB\x11\n" +
-	"\x0f_content_base64\"\xb1\x02\n" +
+	"\x0f_content_base64\"\xf1\x02\n" +
 	"\x14CreateSessionRequest\x12\x14\n" +
 	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\"\n" +
 	"\farchitecture\x18\x02 \x01(\tR\farchitecture\x12\x18\n" +
@@ -4330,7 +6275,9 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x05model\x18\x04 \x01(\tR\x05model\x12A\n" +
 	"\x0fsession_options\x18\x05 \x01(\v2\x18.spool.v1.SessionOptionsR\x0esessionOptions\x12*\n" +
 	"\bmetadata\x18\x06 \x01(\v2\x0e.spool.v1.JsonR\bmetadata\x12@\n" +
-	"\x0fworkspace_files\x18\a \x03(\v2\x17.spool.v1.WorkspaceFileR\x0eworkspaceFiles\"R\n" +
+	"\x0fworkspace_files\x18\a \x03(\v2\x17.spool.v1.WorkspaceFileR\x0eworkspaceFiles\x12\x1a\n" +
+	"\binstance\x18\b \x01(\tR\binstance\x12\"\n" +
+	"\fenvironments\x18\t \x03(\tR\fenvironments\"R\n" +
 	"\x15CreateSessionResponse\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x1a\n" +
@@ -4346,7 +6293,7 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x11GetSessionRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12!\n" +
-	"\fmin_position\x18\x02 \x01(\tR\vminPosition\"\xe5\x06\n" +
+	"\fmin_position\x18\x02 \x01(\tR\vminPosition\"\xe7\a\n" +
 	"\aSession\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x16\n" +
@@ -4375,9 +6322,15 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\vsnapshot_at\x18\x13 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"snapshotAt\x12'\n" +
 	"\x0fworkspace_files\x18\x14 \x01(\rR\x0eworkspaceFiles\x12'\n" +
-	"\x0fworkspace_bytes\x18\x15 \x01(\x01R\x0eworkspaceBytesB\x16\n" +
+	"\x0fworkspace_bytes\x18\x15 \x01(\x01R\x0eworkspaceBytes\x12 \n" +
+	"\tagent_ref\x18\x16 \x01(\tH\x02R\bagentRef\x88\x01\x01\x12\x1f\n" +
+	"\binstance\x18\x17 \x01(\tH\x03R\binstance\x88\x01\x01\x12\"\n" +
+	"\fenvironments\x18\x18 \x03(\tR\fenvironmentsB\x16\n" +
 	"\x14_active_execution_idB\v\n" +
-	"\t_snapshot\"\xa2\x03\n" +
+	"\t_snapshotB\f\n" +
+	"\n" +
+	"_agent_refB\v\n" +
+	"\t_instance\"\xa2\x03\n" +
 	"\x0eCurrentSandbox\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x14\n" +
@@ -4413,14 +6366,21 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x15DeleteSessionResponse\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x1a\n" +
-	"\bposition\x18\x02 \x01(\tR\bposition\"\xe1\x01\n" +
+	"\bposition\x18\x02 \x01(\tR\bposition\"\x89\x03\n" +
 	"\x12PostMessageRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x18\n" +
 	"\acontent\x18\x02 \x01(\tR\acontent\x12$\n" +
 	"\x05parts\x18\x03 \x03(\v2\x0e.spool.v1.PartR\x05parts\x12*\n" +
 	"\bmetadata\x18\x04 \x01(\v2\x0e.spool.v1.JsonR\bmetadata\x12@\n" +
-	"\x0fworkspace_files\x18\x05 \x03(\v2\x17.spool.v1.WorkspaceFileR\x0eworkspaceFiles\"\x91\x01\n" +
+	"\x0fworkspace_files\x18\x05 \x03(\v2\x17.spool.v1.WorkspaceFileR\x0eworkspaceFiles\x12O\n" +
+	"\venvironment\x18\x06 \x03(\v2-.spool.v1.PostMessageRequest.EnvironmentEntryR\venvironment\x1aU\n" +
+	"\x10EnvironmentEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12+\n" +
+	"\x05value\x18\x02 \x01(\v2\x15.spool.v1.RunVariableR\x05value:\x028\x01\"@\n" +
+	"\vRunVariable\x12\x19\n" +
+	"\x05value\x18\x01 \x01(\tB\x03\x80\x01\x01R\x05value\x12\x16\n" +
+	"\x06secret\x18\x02 \x01(\bR\x06secret\"\x91\x01\n" +
 	"\x04Part\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x12\x17\n" +
 	"\x04text\x18\x02 \x01(\tH\x00R\x04text\x88\x01\x01\x12\"\n" +
@@ -4475,7 +6435,7 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\r_execution_idB\x0e\n" +
 	"\f_subagent_idB\x0e\n" +
 	"\f_tool_use_idB\a\n" +
-	"\x05_name\"\xf2\x02\n" +
+	"\x05_name\"\xdd\x04\n" +
 	"\x15StartExecutionRequest\x12\x14\n" +
 	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\"\n" +
 	"\farchitecture\x18\x02 \x01(\tR\farchitecture\x12\x18\n" +
@@ -4485,7 +6445,14 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\bmetadata\x18\x06 \x01(\v2\x0e.spool.v1.JsonR\bmetadata\x12\x18\n" +
 	"\acontent\x18\a \x01(\tR\acontent\x12$\n" +
 	"\x05parts\x18\b \x03(\v2\x0e.spool.v1.PartR\x05parts\x12@\n" +
-	"\x0fworkspace_files\x18\t \x03(\v2\x17.spool.v1.WorkspaceFileR\x0eworkspaceFiles\"v\n" +
+	"\x0fworkspace_files\x18\t \x03(\v2\x17.spool.v1.WorkspaceFileR\x0eworkspaceFiles\x12\x1a\n" +
+	"\binstance\x18\n" +
+	" \x01(\tR\binstance\x12\"\n" +
+	"\fenvironments\x18\v \x03(\tR\fenvironments\x12R\n" +
+	"\venvironment\x18\f \x03(\v20.spool.v1.StartExecutionRequest.EnvironmentEntryR\venvironment\x1aU\n" +
+	"\x10EnvironmentEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12+\n" +
+	"\x05value\x18\x02 \x01(\v2\x15.spool.v1.RunVariableR\x05value:\x028\x01\"v\n" +
 	"\x16StartExecutionResponse\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12!\n" +
@@ -4510,7 +6477,7 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"[\n" +
 	"\x13GetExecutionRequest\x12!\n" +
 	"\fexecution_id\x18\x01 \x01(\tR\vexecutionId\x12!\n" +
-	"\fmin_position\x18\x02 \x01(\tR\vminPosition\"\xe1\x06\n" +
+	"\fmin_position\x18\x02 \x01(\tR\vminPosition\"\x8d\a\n" +
 	"\tExecution\x12!\n" +
 	"\fexecution_id\x18\x01 \x01(\tR\vexecutionId\x12\x1d\n" +
 	"\n" +
@@ -4536,7 +6503,8 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"durationMs\x12\x1b\n" +
 	"\tfirst_seq\x18\x13 \x01(\rR\bfirstSeq\x120\n" +
 	"\ametered\x18\x14 \x03(\v2\x16.spool.v1.MeteredUsageR\ametered\x12(\n" +
-	"\x10metered_cost_usd\x18\x15 \x01(\x01R\x0emeteredCostUsdB\a\n" +
+	"\x10metered_cost_usd\x18\x15 \x01(\x01R\x0emeteredCostUsd\x12*\n" +
+	"\bresolved\x18\x16 \x01(\v2\x0e.spool.v1.JsonR\bresolvedB\a\n" +
 	"\x05_codeB\n" +
 	"\n" +
 	"\b_messageB\t\n" +
@@ -4705,7 +6673,139 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x06tenant\x18\x02 \x01(\tR\x06tenant\"F\n" +
 	"\x11RevokeKeyResponse\x12\x15\n" +
 	"\x06key_id\x18\x01 \x01(\tR\x05keyId\x12\x1a\n" +
-	"\bposition\x18\x02 \x01(\tR\bposition2\xe4\t\n" +
+	"\bposition\x18\x02 \x01(\tR\bposition\"\x7f\n" +
+	"\tReference\x12\x14\n" +
+	"\x05scope\x18\x01 \x01(\tR\x05scope\x12\x15\n" +
+	"\x03org\x18\x02 \x01(\tH\x00R\x03org\x88\x01\x01\x12\x12\n" +
+	"\x04slug\x18\x03 \x01(\tR\x04slug\x12\x1d\n" +
+	"\aversion\x18\x04 \x01(\tH\x01R\aversion\x88\x01\x01B\x06\n" +
+	"\x04_orgB\n" +
+	"\n" +
+	"\b_version\"\xa6\x01\n" +
+	"\n" +
+	"Definition\x12%\n" +
+	"\x03ref\x18\x01 \x01(\v2\x13.spool.v1.ReferenceR\x03ref\x12\x12\n" +
+	"\x04tags\x18\x02 \x03(\tR\x04tags\x12\"\n" +
+	"\x04spec\x18\x03 \x01(\v2\x0e.spool.v1.JsonR\x04spec\x129\n" +
+	"\n" +
+	"created_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\"f\n" +
+	"\rApplyResponse\x12%\n" +
+	"\x03ref\x18\x01 \x01(\v2\x13.spool.v1.ReferenceR\x03ref\x12\x1a\n" +
+	"\bposition\x18\x02 \x01(\tR\bposition\x12\x12\n" +
+	"\x04same\x18\x03 \x01(\bR\x04same\",\n" +
+	"\x0eRemoveResponse\x12\x1a\n" +
+	"\bposition\x18\x01 \x01(\tR\bposition\"r\n" +
+	"\x11ApplyAgentRequest\x12%\n" +
+	"\x03ref\x18\x01 \x01(\v2\x13.spool.v1.ReferenceR\x03ref\x12\x12\n" +
+	"\x04tags\x18\x02 \x03(\tR\x04tags\x12\"\n" +
+	"\x04spec\x18\x03 \x01(\v2\x0e.spool.v1.JsonR\x04spec\"O\n" +
+	"\x11ListAgentsRequest\x12\x1b\n" +
+	"\tpage_size\x18\x01 \x01(\rR\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x02 \x01(\tR\tpageToken\"j\n" +
+	"\x12ListAgentsResponse\x12,\n" +
+	"\x06agents\x18\x01 \x03(\v2\x14.spool.v1.DefinitionR\x06agents\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x8a\x01\n" +
+	"\x0fGetAgentRequest\x12\x12\n" +
+	"\x04slug\x18\x01 \x01(\tR\x04slug\x12\x14\n" +
+	"\x05scope\x18\x02 \x01(\tR\x05scope\x12\x10\n" +
+	"\x03org\x18\x03 \x01(\tR\x03org\x12\x18\n" +
+	"\aversion\x18\x04 \x01(\tR\aversion\x12!\n" +
+	"\fmin_position\x18\x05 \x01(\tR\vminPosition\"P\n" +
+	"\x12RemoveAgentRequest\x12\x12\n" +
+	"\x04slug\x18\x01 \x01(\tR\x04slug\x12\x14\n" +
+	"\x05scope\x18\x02 \x01(\tR\x05scope\x12\x10\n" +
+	"\x03org\x18\x03 \x01(\tR\x03org\"u\n" +
+	"\x14ApplyInstanceRequest\x12%\n" +
+	"\x03ref\x18\x01 \x01(\v2\x13.spool.v1.ReferenceR\x03ref\x12\x12\n" +
+	"\x04tags\x18\x02 \x03(\tR\x04tags\x12\"\n" +
+	"\x04spec\x18\x03 \x01(\v2\x0e.spool.v1.JsonR\x04spec\"R\n" +
+	"\x14ListInstancesRequest\x12\x1b\n" +
+	"\tpage_size\x18\x01 \x01(\rR\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x02 \x01(\tR\tpageToken\"s\n" +
+	"\x15ListInstancesResponse\x122\n" +
+	"\tinstances\x18\x01 \x03(\v2\x14.spool.v1.DefinitionR\tinstances\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x8d\x01\n" +
+	"\x12GetInstanceRequest\x12\x12\n" +
+	"\x04slug\x18\x01 \x01(\tR\x04slug\x12\x14\n" +
+	"\x05scope\x18\x02 \x01(\tR\x05scope\x12\x10\n" +
+	"\x03org\x18\x03 \x01(\tR\x03org\x12\x18\n" +
+	"\aversion\x18\x04 \x01(\tR\aversion\x12!\n" +
+	"\fmin_position\x18\x05 \x01(\tR\vminPosition\"S\n" +
+	"\x15RemoveInstanceRequest\x12\x12\n" +
+	"\x04slug\x18\x01 \x01(\tR\x04slug\x12\x14\n" +
+	"\x05scope\x18\x02 \x01(\tR\x05scope\x12\x10\n" +
+	"\x03org\x18\x03 \x01(\tR\x03org\"x\n" +
+	"\x17ApplyEnvironmentRequest\x12%\n" +
+	"\x03ref\x18\x01 \x01(\v2\x13.spool.v1.ReferenceR\x03ref\x12\x12\n" +
+	"\x04tags\x18\x02 \x03(\tR\x04tags\x12\"\n" +
+	"\x04spec\x18\x03 \x01(\v2\x0e.spool.v1.JsonR\x04spec\"U\n" +
+	"\x17ListEnvironmentsRequest\x12\x1b\n" +
+	"\tpage_size\x18\x01 \x01(\rR\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x02 \x01(\tR\tpageToken\"|\n" +
+	"\x18ListEnvironmentsResponse\x128\n" +
+	"\fenvironments\x18\x01 \x03(\v2\x14.spool.v1.DefinitionR\fenvironments\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x90\x01\n" +
+	"\x15GetEnvironmentRequest\x12\x12\n" +
+	"\x04slug\x18\x01 \x01(\tR\x04slug\x12\x14\n" +
+	"\x05scope\x18\x02 \x01(\tR\x05scope\x12\x10\n" +
+	"\x03org\x18\x03 \x01(\tR\x03org\x12\x18\n" +
+	"\aversion\x18\x04 \x01(\tR\aversion\x12!\n" +
+	"\fmin_position\x18\x05 \x01(\tR\vminPosition\"V\n" +
+	"\x18RemoveEnvironmentRequest\x12\x12\n" +
+	"\x04slug\x18\x01 \x01(\tR\x04slug\x12\x14\n" +
+	"\x05scope\x18\x02 \x01(\tR\x05scope\x12\x10\n" +
+	"\x03org\x18\x03 \x01(\tR\x03org\"q\n" +
+	"\x19ExplainEnvironmentRequest\x12\x14\n" +
+	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\x1a\n" +
+	"\binstance\x18\x02 \x01(\tR\binstance\x12\"\n" +
+	"\fenvironments\x18\x03 \x03(\tR\fenvironments\"W\n" +
+	"\x1aExplainEnvironmentResponse\x129\n" +
+	"\tvariables\x18\x01 \x03(\v2\x1b.spool.v1.ExplainedVariableR\tvariables\"x\n" +
+	"\x11ExplainedVariable\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04from\x18\x02 \x01(\tR\x04from\x12\x16\n" +
+	"\x06secret\x18\x03 \x01(\bR\x06secret\x12\x19\n" +
+	"\x05value\x18\x04 \x01(\tH\x00R\x05value\x88\x01\x01B\b\n" +
+	"\x06_value\"O\n" +
+	"\x11ListSkillsRequest\x12\x1b\n" +
+	"\tpage_size\x18\x01 \x01(\rR\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x02 \x01(\tR\tpageToken\"e\n" +
+	"\x12ListSkillsResponse\x12'\n" +
+	"\x06skills\x18\x01 \x03(\v2\x0f.spool.v1.SkillR\x06skills\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x8a\x01\n" +
+	"\x0fGetSkillRequest\x12\x12\n" +
+	"\x04slug\x18\x01 \x01(\tR\x04slug\x12\x14\n" +
+	"\x05scope\x18\x02 \x01(\tR\x05scope\x12\x10\n" +
+	"\x03org\x18\x03 \x01(\tR\x03org\x12\x18\n" +
+	"\aversion\x18\x04 \x01(\tR\aversion\x12!\n" +
+	"\fmin_position\x18\x05 \x01(\tR\vminPosition\"\xb4\x02\n" +
+	"\x05Skill\x12%\n" +
+	"\x03ref\x18\x01 \x01(\v2\x13.spool.v1.ReferenceR\x03ref\x12\x12\n" +
+	"\x04tags\x18\x02 \x03(\tR\x04tags\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12 \n" +
+	"\vdescription\x18\x04 \x01(\tR\vdescription\x12\x14\n" +
+	"\x05bytes\x18\x05 \x01(\rR\x05bytes\x12%\n" +
+	"\x0eunpacked_bytes\x18\x06 \x01(\rR\runpackedBytes\x12\x14\n" +
+	"\x05files\x18\a \x01(\rR\x05files\x129\n" +
+	"\n" +
+	"created_at\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\x12\x1f\n" +
+	"\bdocument\x18\t \x01(\tH\x00R\bdocument\x88\x01\x01B\v\n" +
+	"\t_document\"y\n" +
+	"\x0fTagSkillRequest\x12\x12\n" +
+	"\x04slug\x18\x01 \x01(\tR\x04slug\x12\x14\n" +
+	"\x05scope\x18\x02 \x01(\tR\x05scope\x12\x10\n" +
+	"\x03org\x18\x03 \x01(\tR\x03org\x12\x18\n" +
+	"\aversion\x18\x04 \x01(\tR\aversion\x12\x10\n" +
+	"\x03tag\x18\x05 \x01(\tR\x03tag\"j\n" +
+	"\x12RemoveSkillRequest\x12\x12\n" +
+	"\x04slug\x18\x01 \x01(\tR\x04slug\x12\x14\n" +
+	"\x05scope\x18\x02 \x01(\tR\x05scope\x12\x10\n" +
+	"\x03org\x18\x03 \x01(\tR\x03org\x12\x18\n" +
+	"\aversion\x18\x04 \x01(\tR\aversion2\xe4\t\n" +
 	"\bSessions\x12j\n" +
 	"\rCreateSession\x12\x1e.spool.v1.CreateSessionRequest\x1a\x1f.spool.v1.CreateSessionResponse\"\x18\x82\xd3\xe4\x93\x02\x12:\x01*\"\r/api/sessions\x12d\n" +
 	"\fListSessions\x12\x1d.spool.v1.ListSessionsRequest\x1a\x1e.spool.v1.ListSessionsResponse\"\x15\x82\xd3\xe4\x93\x02\x0f\x12\r/api/sessions\x12`\n" +
@@ -4737,7 +6837,31 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x04Keys\x12Z\n" +
 	"\tCreateKey\x12\x1a.spool.v1.CreateKeyRequest\x1a\x1b.spool.v1.CreateKeyResponse\"\x14\x82\xd3\xe4\x93\x02\x0e:\x01*\"\t/api/keys\x12T\n" +
 	"\bListKeys\x12\x19.spool.v1.ListKeysRequest\x1a\x1a.spool.v1.ListKeysResponse\"\x11\x82\xd3\xe4\x93\x02\v\x12\t/api/keys\x12`\n" +
-	"\tRevokeKey\x12\x1a.spool.v1.RevokeKeyRequest\x1a\x1b.spool.v1.RevokeKeyResponse\"\x1a\x82\xd3\xe4\x93\x02\x14*\x12/api/keys/{key_id}B3Z1github.com/spoolhq/spool/pkg/api/spool/v1;spoolv1b\x06proto3"
+	"\tRevokeKey\x12\x1a.spool.v1.RevokeKeyRequest\x1a\x1b.spool.v1.RevokeKeyResponse\"\x1a\x82\xd3\xe4\x93\x02\x14*\x12/api/keys/{key_id}2\xfe\x02\n" +
+	"\x06Agents\x12Z\n" +
+	"\n" +
+	"ApplyAgent\x12\x1b.spool.v1.ApplyAgentRequest\x1a\x17.spool.v1.ApplyResponse\"\x16\x82\xd3\xe4\x93\x02\x10:\x01*\"\v/api/agents\x12\\\n" +
+	"\n" +
+	"ListAgents\x12\x1b.spool.v1.ListAgentsRequest\x1a\x1c.spool.v1.ListAgentsResponse\"\x13\x82\xd3\xe4\x93\x02\r\x12\v/api/agents\x12W\n" +
+	"\bGetAgent\x12\x19.spool.v1.GetAgentRequest\x1a\x14.spool.v1.Definition\"\x1a\x82\xd3\xe4\x93\x02\x14\x12\x12/api/agents/{slug}\x12a\n" +
+	"\vRemoveAgent\x12\x1c.spool.v1.RemoveAgentRequest\x1a\x18.spool.v1.RemoveResponse\"\x1a\x82\xd3\xe4\x93\x02\x14*\x12/api/agents/{slug}2\xa8\x03\n" +
+	"\tInstances\x12c\n" +
+	"\rApplyInstance\x12\x1e.spool.v1.ApplyInstanceRequest\x1a\x17.spool.v1.ApplyResponse\"\x19\x82\xd3\xe4\x93\x02\x13:\x01*\"\x0e/api/instances\x12h\n" +
+	"\rListInstances\x12\x1e.spool.v1.ListInstancesRequest\x1a\x1f.spool.v1.ListInstancesResponse\"\x16\x82\xd3\xe4\x93\x02\x10\x12\x0e/api/instances\x12`\n" +
+	"\vGetInstance\x12\x1c.spool.v1.GetInstanceRequest\x1a\x14.spool.v1.Definition\"\x1d\x82\xd3\xe4\x93\x02\x17\x12\x15/api/instances/{slug}\x12j\n" +
+	"\x0eRemoveInstance\x12\x1f.spool.v1.RemoveInstanceRequest\x1a\x18.spool.v1.RemoveResponse\"\x1d\x82\xd3\xe4\x93\x02\x17*\x15/api/instances/{slug}2\xda\x04\n" +
+	"\fEnvironments\x12l\n" +
+	"\x10ApplyEnvironment\x12!.spool.v1.ApplyEnvironmentRequest\x1a\x17.spool.v1.ApplyResponse\"\x1c\x82\xd3\xe4\x93\x02\x16:\x01*\"\x11/api/environments\x12t\n" +
+	"\x10ListEnvironments\x12!.spool.v1.ListEnvironmentsRequest\x1a\".spool.v1.ListEnvironmentsResponse\"\x19\x82\xd3\xe4\x93\x02\x13\x12\x11/api/environments\x12i\n" +
+	"\x0eGetEnvironment\x12\x1f.spool.v1.GetEnvironmentRequest\x1a\x14.spool.v1.Definition\" \x82\xd3\xe4\x93\x02\x1a\x12\x18/api/environments/{slug}\x12s\n" +
+	"\x11RemoveEnvironment\x12\".spool.v1.RemoveEnvironmentRequest\x1a\x18.spool.v1.RemoveResponse\" \x82\xd3\xe4\x93\x02\x1a*\x18/api/environments/{slug}\x12\x85\x01\n" +
+	"\x12ExplainEnvironment\x12#.spool.v1.ExplainEnvironmentRequest\x1a$.spool.v1.ExplainEnvironmentResponse\"$\x82\xd3\xe4\x93\x02\x1e:\x01*\"\x19/api/environments/explain2\x81\x03\n" +
+	"\x06Skills\x12\\\n" +
+	"\n" +
+	"ListSkills\x12\x1b.spool.v1.ListSkillsRequest\x1a\x1c.spool.v1.ListSkillsResponse\"\x13\x82\xd3\xe4\x93\x02\r\x12\v/api/skills\x12R\n" +
+	"\bGetSkill\x12\x19.spool.v1.GetSkillRequest\x1a\x0f.spool.v1.Skill\"\x1a\x82\xd3\xe4\x93\x02\x14\x12\x12/api/skills/{slug}\x12b\n" +
+	"\bTagSkill\x12\x19.spool.v1.TagSkillRequest\x1a\x17.spool.v1.ApplyResponse\"\"\x82\xd3\xe4\x93\x02\x1c:\x01*\"\x17/api/skills/{slug}/tags\x12a\n" +
+	"\vRemoveSkill\x12\x1c.spool.v1.RemoveSkillRequest\x1a\x18.spool.v1.RemoveResponse\"\x1a\x82\xd3\xe4\x93\x02\x14*\x12/api/skills/{slug}B3Z1github.com/spoolhq/spool/pkg/api/spool/v1;spoolv1b\x06proto3"
 
 var (
 	file_spool_v1_spool_proto_rawDescOnce sync.Once
@@ -4751,7 +6875,7 @@ func file_spool_v1_spool_proto_rawDescGZIP() []byte {
 	return file_spool_v1_spool_proto_rawDescData
 }
 
-var file_spool_v1_spool_proto_msgTypes = make([]protoimpl.MessageInfo, 60)
+var file_spool_v1_spool_proto_msgTypes = make([]protoimpl.MessageInfo, 91)
 var file_spool_v1_spool_proto_goTypes = []any{
 	(*Json)(nil),                         // 0: spool.v1.Json
 	(*SessionOptions)(nil),               // 1: spool.v1.SessionOptions
@@ -4768,153 +6892,240 @@ var file_spool_v1_spool_proto_goTypes = []any{
 	(*DeleteSessionRequest)(nil),         // 12: spool.v1.DeleteSessionRequest
 	(*DeleteSessionResponse)(nil),        // 13: spool.v1.DeleteSessionResponse
 	(*PostMessageRequest)(nil),           // 14: spool.v1.PostMessageRequest
-	(*Part)(nil),                         // 15: spool.v1.Part
-	(*PostMessageResponse)(nil),          // 16: spool.v1.PostMessageResponse
-	(*InterruptSessionRequest)(nil),      // 17: spool.v1.InterruptSessionRequest
-	(*InterruptSessionResponse)(nil),     // 18: spool.v1.InterruptSessionResponse
-	(*SyncSessionRequest)(nil),           // 19: spool.v1.SyncSessionRequest
-	(*SyncSessionResponse)(nil),          // 20: spool.v1.SyncSessionResponse
-	(*TerminateEnvironmentRequest)(nil),  // 21: spool.v1.TerminateEnvironmentRequest
-	(*TerminateEnvironmentResponse)(nil), // 22: spool.v1.TerminateEnvironmentResponse
-	(*ListConversationsRequest)(nil),     // 23: spool.v1.ListConversationsRequest
-	(*ListConversationsResponse)(nil),    // 24: spool.v1.ListConversationsResponse
-	(*Conversation)(nil),                 // 25: spool.v1.Conversation
-	(*StartExecutionRequest)(nil),        // 26: spool.v1.StartExecutionRequest
-	(*StartExecutionResponse)(nil),       // 27: spool.v1.StartExecutionResponse
-	(*ListExecutionsRequest)(nil),        // 28: spool.v1.ListExecutionsRequest
-	(*ListSessionExecutionsRequest)(nil), // 29: spool.v1.ListSessionExecutionsRequest
-	(*ListExecutionsResponse)(nil),       // 30: spool.v1.ListExecutionsResponse
-	(*GetExecutionRequest)(nil),          // 31: spool.v1.GetExecutionRequest
-	(*Execution)(nil),                    // 32: spool.v1.Execution
-	(*MeteredUsage)(nil),                 // 33: spool.v1.MeteredUsage
-	(*Usage)(nil),                        // 34: spool.v1.Usage
-	(*CancelExecutionRequest)(nil),       // 35: spool.v1.CancelExecutionRequest
-	(*CancelExecutionResponse)(nil),      // 36: spool.v1.CancelExecutionResponse
-	(*PauseExecutionRequest)(nil),        // 37: spool.v1.PauseExecutionRequest
-	(*PauseExecutionResponse)(nil),       // 38: spool.v1.PauseExecutionResponse
-	(*ResumeExecutionRequest)(nil),       // 39: spool.v1.ResumeExecutionRequest
-	(*ResumeExecutionResponse)(nil),      // 40: spool.v1.ResumeExecutionResponse
-	(*TerminateExecutionRequest)(nil),    // 41: spool.v1.TerminateExecutionRequest
-	(*TerminateExecutionResponse)(nil),   // 42: spool.v1.TerminateExecutionResponse
-	(*ListEventsRequest)(nil),            // 43: spool.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),           // 44: spool.v1.ListEventsResponse
-	(*Event)(nil),                        // 45: spool.v1.Event
-	(*StreamEventsRequest)(nil),          // 46: spool.v1.StreamEventsRequest
-	(*StreamEventsResponse)(nil),         // 47: spool.v1.StreamEventsResponse
-	(*Lag)(nil),                          // 48: spool.v1.Lag
-	(*ListBlocksRequest)(nil),            // 49: spool.v1.ListBlocksRequest
-	(*ListBlocksResponse)(nil),           // 50: spool.v1.ListBlocksResponse
-	(*Block)(nil),                        // 51: spool.v1.Block
-	(*TodoItem)(nil),                     // 52: spool.v1.TodoItem
-	(*CreateKeyRequest)(nil),             // 53: spool.v1.CreateKeyRequest
-	(*CreateKeyResponse)(nil),            // 54: spool.v1.CreateKeyResponse
-	(*ListKeysRequest)(nil),              // 55: spool.v1.ListKeysRequest
-	(*ListKeysResponse)(nil),             // 56: spool.v1.ListKeysResponse
-	(*Key)(nil),                          // 57: spool.v1.Key
-	(*RevokeKeyRequest)(nil),             // 58: spool.v1.RevokeKeyRequest
-	(*RevokeKeyResponse)(nil),            // 59: spool.v1.RevokeKeyResponse
-	(*timestamppb.Timestamp)(nil),        // 60: google.protobuf.Timestamp
+	(*RunVariable)(nil),                  // 15: spool.v1.RunVariable
+	(*Part)(nil),                         // 16: spool.v1.Part
+	(*PostMessageResponse)(nil),          // 17: spool.v1.PostMessageResponse
+	(*InterruptSessionRequest)(nil),      // 18: spool.v1.InterruptSessionRequest
+	(*InterruptSessionResponse)(nil),     // 19: spool.v1.InterruptSessionResponse
+	(*SyncSessionRequest)(nil),           // 20: spool.v1.SyncSessionRequest
+	(*SyncSessionResponse)(nil),          // 21: spool.v1.SyncSessionResponse
+	(*TerminateEnvironmentRequest)(nil),  // 22: spool.v1.TerminateEnvironmentRequest
+	(*TerminateEnvironmentResponse)(nil), // 23: spool.v1.TerminateEnvironmentResponse
+	(*ListConversationsRequest)(nil),     // 24: spool.v1.ListConversationsRequest
+	(*ListConversationsResponse)(nil),    // 25: spool.v1.ListConversationsResponse
+	(*Conversation)(nil),                 // 26: spool.v1.Conversation
+	(*StartExecutionRequest)(nil),        // 27: spool.v1.StartExecutionRequest
+	(*StartExecutionResponse)(nil),       // 28: spool.v1.StartExecutionResponse
+	(*ListExecutionsRequest)(nil),        // 29: spool.v1.ListExecutionsRequest
+	(*ListSessionExecutionsRequest)(nil), // 30: spool.v1.ListSessionExecutionsRequest
+	(*ListExecutionsResponse)(nil),       // 31: spool.v1.ListExecutionsResponse
+	(*GetExecutionRequest)(nil),          // 32: spool.v1.GetExecutionRequest
+	(*Execution)(nil),                    // 33: spool.v1.Execution
+	(*MeteredUsage)(nil),                 // 34: spool.v1.MeteredUsage
+	(*Usage)(nil),                        // 35: spool.v1.Usage
+	(*CancelExecutionRequest)(nil),       // 36: spool.v1.CancelExecutionRequest
+	(*CancelExecutionResponse)(nil),      // 37: spool.v1.CancelExecutionResponse
+	(*PauseExecutionRequest)(nil),        // 38: spool.v1.PauseExecutionRequest
+	(*PauseExecutionResponse)(nil),       // 39: spool.v1.PauseExecutionResponse
+	(*ResumeExecutionRequest)(nil),       // 40: spool.v1.ResumeExecutionRequest
+	(*ResumeExecutionResponse)(nil),      // 41: spool.v1.ResumeExecutionResponse
+	(*TerminateExecutionRequest)(nil),    // 42: spool.v1.TerminateExecutionRequest
+	(*TerminateExecutionResponse)(nil),   // 43: spool.v1.TerminateExecutionResponse
+	(*ListEventsRequest)(nil),            // 44: spool.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),           // 45: spool.v1.ListEventsResponse
+	(*Event)(nil),                        // 46: spool.v1.Event
+	(*StreamEventsRequest)(nil),          // 47: spool.v1.StreamEventsRequest
+	(*StreamEventsResponse)(nil),         // 48: spool.v1.StreamEventsResponse
+	(*Lag)(nil),                          // 49: spool.v1.Lag
+	(*ListBlocksRequest)(nil),            // 50: spool.v1.ListBlocksRequest
+	(*ListBlocksResponse)(nil),           // 51: spool.v1.ListBlocksResponse
+	(*Block)(nil),                        // 52: spool.v1.Block
+	(*TodoItem)(nil),                     // 53: spool.v1.TodoItem
+	(*CreateKeyRequest)(nil),             // 54: spool.v1.CreateKeyRequest
+	(*CreateKeyResponse)(nil),            // 55: spool.v1.CreateKeyResponse
+	(*ListKeysRequest)(nil),              // 56: spool.v1.ListKeysRequest
+	(*ListKeysResponse)(nil),             // 57: spool.v1.ListKeysResponse
+	(*Key)(nil),                          // 58: spool.v1.Key
+	(*RevokeKeyRequest)(nil),             // 59: spool.v1.RevokeKeyRequest
+	(*RevokeKeyResponse)(nil),            // 60: spool.v1.RevokeKeyResponse
+	(*Reference)(nil),                    // 61: spool.v1.Reference
+	(*Definition)(nil),                   // 62: spool.v1.Definition
+	(*ApplyResponse)(nil),                // 63: spool.v1.ApplyResponse
+	(*RemoveResponse)(nil),               // 64: spool.v1.RemoveResponse
+	(*ApplyAgentRequest)(nil),            // 65: spool.v1.ApplyAgentRequest
+	(*ListAgentsRequest)(nil),            // 66: spool.v1.ListAgentsRequest
+	(*ListAgentsResponse)(nil),           // 67: spool.v1.ListAgentsResponse
+	(*GetAgentRequest)(nil),              // 68: spool.v1.GetAgentRequest
+	(*RemoveAgentRequest)(nil),           // 69: spool.v1.RemoveAgentRequest
+	(*ApplyInstanceRequest)(nil),         // 70: spool.v1.ApplyInstanceRequest
+	(*ListInstancesRequest)(nil),         // 71: spool.v1.ListInstancesRequest
+	(*ListInstancesResponse)(nil),        // 72: spool.v1.ListInstancesResponse
+	(*GetInstanceRequest)(nil),           // 73: spool.v1.GetInstanceRequest
+	(*RemoveInstanceRequest)(nil),        // 74: spool.v1.RemoveInstanceRequest
+	(*ApplyEnvironmentRequest)(nil),      // 75: spool.v1.ApplyEnvironmentRequest
+	(*ListEnvironmentsRequest)(nil),      // 76: spool.v1.ListEnvironmentsRequest
+	(*ListEnvironmentsResponse)(nil),     // 77: spool.v1.ListEnvironmentsResponse
+	(*GetEnvironmentRequest)(nil),        // 78: spool.v1.GetEnvironmentRequest
+	(*RemoveEnvironmentRequest)(nil),     // 79: spool.v1.RemoveEnvironmentRequest
+	(*ExplainEnvironmentRequest)(nil),    // 80: spool.v1.ExplainEnvironmentRequest
+	(*ExplainEnvironmentResponse)(nil),   // 81: spool.v1.ExplainEnvironmentResponse
+	(*ExplainedVariable)(nil),            // 82: spool.v1.ExplainedVariable
+	(*ListSkillsRequest)(nil),            // 83: spool.v1.ListSkillsRequest
+	(*ListSkillsResponse)(nil),           // 84: spool.v1.ListSkillsResponse
+	(*GetSkillRequest)(nil),              // 85: spool.v1.GetSkillRequest
+	(*Skill)(nil),                        // 86: spool.v1.Skill
+	(*TagSkillRequest)(nil),              // 87: spool.v1.TagSkillRequest
+	(*RemoveSkillRequest)(nil),           // 88: spool.v1.RemoveSkillRequest
+	nil,                                  // 89: spool.v1.PostMessageRequest.EnvironmentEntry
+	nil,                                  // 90: spool.v1.StartExecutionRequest.EnvironmentEntry
+	(*timestamppb.Timestamp)(nil),        // 91: google.protobuf.Timestamp
 }
 var file_spool_v1_spool_proto_depIdxs = []int32{
-	1,  // 0: spool.v1.CreateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
-	0,  // 1: spool.v1.CreateSessionRequest.metadata:type_name -> spool.v1.Json
-	2,  // 2: spool.v1.CreateSessionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	8,  // 3: spool.v1.ListSessionsResponse.sessions:type_name -> spool.v1.Session
-	1,  // 4: spool.v1.Session.session_options:type_name -> spool.v1.SessionOptions
-	0,  // 5: spool.v1.Session.metadata:type_name -> spool.v1.Json
-	60, // 6: spool.v1.Session.created_at:type_name -> google.protobuf.Timestamp
-	60, // 7: spool.v1.Session.updated_at:type_name -> google.protobuf.Timestamp
-	9,  // 8: spool.v1.Session.current_sandbox:type_name -> spool.v1.CurrentSandbox
-	60, // 9: spool.v1.Session.snapshot_at:type_name -> google.protobuf.Timestamp
-	60, // 10: spool.v1.CurrentSandbox.created_at:type_name -> google.protobuf.Timestamp
-	60, // 11: spool.v1.CurrentSandbox.ended_at:type_name -> google.protobuf.Timestamp
-	1,  // 12: spool.v1.UpdateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
-	0,  // 13: spool.v1.UpdateSessionRequest.metadata:type_name -> spool.v1.Json
-	15, // 14: spool.v1.PostMessageRequest.parts:type_name -> spool.v1.Part
-	0,  // 15: spool.v1.PostMessageRequest.metadata:type_name -> spool.v1.Json
-	2,  // 16: spool.v1.PostMessageRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	25, // 17: spool.v1.ListConversationsResponse.conversations:type_name -> spool.v1.Conversation
-	60, // 18: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
-	60, // 19: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
-	1,  // 20: spool.v1.StartExecutionRequest.session_options:type_name -> spool.v1.SessionOptions
-	0,  // 21: spool.v1.StartExecutionRequest.metadata:type_name -> spool.v1.Json
-	15, // 22: spool.v1.StartExecutionRequest.parts:type_name -> spool.v1.Part
-	2,  // 23: spool.v1.StartExecutionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	32, // 24: spool.v1.ListExecutionsResponse.executions:type_name -> spool.v1.Execution
-	34, // 25: spool.v1.Execution.usage:type_name -> spool.v1.Usage
-	0,  // 26: spool.v1.Execution.metadata:type_name -> spool.v1.Json
-	60, // 27: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
-	60, // 28: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
-	60, // 29: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
-	60, // 30: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
-	33, // 31: spool.v1.Execution.metered:type_name -> spool.v1.MeteredUsage
-	34, // 32: spool.v1.MeteredUsage.usage:type_name -> spool.v1.Usage
-	45, // 33: spool.v1.ListEventsResponse.events:type_name -> spool.v1.Event
-	60, // 34: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
-	0,  // 35: spool.v1.Event.data:type_name -> spool.v1.Json
-	45, // 36: spool.v1.StreamEventsResponse.event:type_name -> spool.v1.Event
-	48, // 37: spool.v1.StreamEventsResponse.lag:type_name -> spool.v1.Lag
-	51, // 38: spool.v1.ListBlocksResponse.blocks:type_name -> spool.v1.Block
-	60, // 39: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
-	15, // 40: spool.v1.Block.parts:type_name -> spool.v1.Part
-	0,  // 41: spool.v1.Block.input:type_name -> spool.v1.Json
-	52, // 42: spool.v1.Block.todos:type_name -> spool.v1.TodoItem
-	57, // 43: spool.v1.ListKeysResponse.keys:type_name -> spool.v1.Key
-	60, // 44: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
-	60, // 45: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
-	3,  // 46: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
-	5,  // 47: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
-	7,  // 48: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
-	10, // 49: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
-	12, // 50: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
-	14, // 51: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
-	17, // 52: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
-	19, // 53: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
-	21, // 54: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
-	23, // 55: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
-	26, // 56: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
-	28, // 57: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
-	31, // 58: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
-	29, // 59: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
-	35, // 60: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
-	37, // 61: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
-	39, // 62: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
-	41, // 63: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
-	43, // 64: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
-	46, // 65: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
-	49, // 66: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
-	53, // 67: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
-	55, // 68: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
-	58, // 69: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
-	4,  // 70: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
-	6,  // 71: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
-	8,  // 72: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
-	11, // 73: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
-	13, // 74: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
-	16, // 75: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
-	18, // 76: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
-	20, // 77: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
-	22, // 78: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
-	24, // 79: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
-	27, // 80: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
-	30, // 81: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
-	32, // 82: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
-	30, // 83: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
-	36, // 84: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
-	38, // 85: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
-	40, // 86: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
-	42, // 87: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
-	44, // 88: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
-	47, // 89: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
-	50, // 90: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
-	54, // 91: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
-	56, // 92: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
-	59, // 93: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
-	70, // [70:94] is the sub-list for method output_type
-	46, // [46:70] is the sub-list for method input_type
-	46, // [46:46] is the sub-list for extension type_name
-	46, // [46:46] is the sub-list for extension extendee
-	0,  // [0:46] is the sub-list for field type_name
+	1,   // 0: spool.v1.CreateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
+	0,   // 1: spool.v1.CreateSessionRequest.metadata:type_name -> spool.v1.Json
+	2,   // 2: spool.v1.CreateSessionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
+	8,   // 3: spool.v1.ListSessionsResponse.sessions:type_name -> spool.v1.Session
+	1,   // 4: spool.v1.Session.session_options:type_name -> spool.v1.SessionOptions
+	0,   // 5: spool.v1.Session.metadata:type_name -> spool.v1.Json
+	91,  // 6: spool.v1.Session.created_at:type_name -> google.protobuf.Timestamp
+	91,  // 7: spool.v1.Session.updated_at:type_name -> google.protobuf.Timestamp
+	9,   // 8: spool.v1.Session.current_sandbox:type_name -> spool.v1.CurrentSandbox
+	91,  // 9: spool.v1.Session.snapshot_at:type_name -> google.protobuf.Timestamp
+	91,  // 10: spool.v1.CurrentSandbox.created_at:type_name -> google.protobuf.Timestamp
+	91,  // 11: spool.v1.CurrentSandbox.ended_at:type_name -> google.protobuf.Timestamp
+	1,   // 12: spool.v1.UpdateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
+	0,   // 13: spool.v1.UpdateSessionRequest.metadata:type_name -> spool.v1.Json
+	16,  // 14: spool.v1.PostMessageRequest.parts:type_name -> spool.v1.Part
+	0,   // 15: spool.v1.PostMessageRequest.metadata:type_name -> spool.v1.Json
+	2,   // 16: spool.v1.PostMessageRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
+	89,  // 17: spool.v1.PostMessageRequest.environment:type_name -> spool.v1.PostMessageRequest.EnvironmentEntry
+	26,  // 18: spool.v1.ListConversationsResponse.conversations:type_name -> spool.v1.Conversation
+	91,  // 19: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
+	91,  // 20: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
+	1,   // 21: spool.v1.StartExecutionRequest.session_options:type_name -> spool.v1.SessionOptions
+	0,   // 22: spool.v1.StartExecutionRequest.metadata:type_name -> spool.v1.Json
+	16,  // 23: spool.v1.StartExecutionRequest.parts:type_name -> spool.v1.Part
+	2,   // 24: spool.v1.StartExecutionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
+	90,  // 25: spool.v1.StartExecutionRequest.environment:type_name -> spool.v1.StartExecutionRequest.EnvironmentEntry
+	33,  // 26: spool.v1.ListExecutionsResponse.executions:type_name -> spool.v1.Execution
+	35,  // 27: spool.v1.Execution.usage:type_name -> spool.v1.Usage
+	0,   // 28: spool.v1.Execution.metadata:type_name -> spool.v1.Json
+	91,  // 29: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
+	91,  // 30: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
+	91,  // 31: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
+	91,  // 32: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
+	34,  // 33: spool.v1.Execution.metered:type_name -> spool.v1.MeteredUsage
+	0,   // 34: spool.v1.Execution.resolved:type_name -> spool.v1.Json
+	35,  // 35: spool.v1.MeteredUsage.usage:type_name -> spool.v1.Usage
+	46,  // 36: spool.v1.ListEventsResponse.events:type_name -> spool.v1.Event
+	91,  // 37: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
+	0,   // 38: spool.v1.Event.data:type_name -> spool.v1.Json
+	46,  // 39: spool.v1.StreamEventsResponse.event:type_name -> spool.v1.Event
+	49,  // 40: spool.v1.StreamEventsResponse.lag:type_name -> spool.v1.Lag
+	52,  // 41: spool.v1.ListBlocksResponse.blocks:type_name -> spool.v1.Block
+	91,  // 42: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
+	16,  // 43: spool.v1.Block.parts:type_name -> spool.v1.Part
+	0,   // 44: spool.v1.Block.input:type_name -> spool.v1.Json
+	53,  // 45: spool.v1.Block.todos:type_name -> spool.v1.TodoItem
+	58,  // 46: spool.v1.ListKeysResponse.keys:type_name -> spool.v1.Key
+	91,  // 47: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
+	91,  // 48: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
+	61,  // 49: spool.v1.Definition.ref:type_name -> spool.v1.Reference
+	0,   // 50: spool.v1.Definition.spec:type_name -> spool.v1.Json
+	91,  // 51: spool.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
+	61,  // 52: spool.v1.ApplyResponse.ref:type_name -> spool.v1.Reference
+	61,  // 53: spool.v1.ApplyAgentRequest.ref:type_name -> spool.v1.Reference
+	0,   // 54: spool.v1.ApplyAgentRequest.spec:type_name -> spool.v1.Json
+	62,  // 55: spool.v1.ListAgentsResponse.agents:type_name -> spool.v1.Definition
+	61,  // 56: spool.v1.ApplyInstanceRequest.ref:type_name -> spool.v1.Reference
+	0,   // 57: spool.v1.ApplyInstanceRequest.spec:type_name -> spool.v1.Json
+	62,  // 58: spool.v1.ListInstancesResponse.instances:type_name -> spool.v1.Definition
+	61,  // 59: spool.v1.ApplyEnvironmentRequest.ref:type_name -> spool.v1.Reference
+	0,   // 60: spool.v1.ApplyEnvironmentRequest.spec:type_name -> spool.v1.Json
+	62,  // 61: spool.v1.ListEnvironmentsResponse.environments:type_name -> spool.v1.Definition
+	82,  // 62: spool.v1.ExplainEnvironmentResponse.variables:type_name -> spool.v1.ExplainedVariable
+	86,  // 63: spool.v1.ListSkillsResponse.skills:type_name -> spool.v1.Skill
+	61,  // 64: spool.v1.Skill.ref:type_name -> spool.v1.Reference
+	91,  // 65: spool.v1.Skill.created_at:type_name -> google.protobuf.Timestamp
+	15,  // 66: spool.v1.PostMessageRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	15,  // 67: spool.v1.StartExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	3,   // 68: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
+	5,   // 69: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
+	7,   // 70: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
+	10,  // 71: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
+	12,  // 72: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
+	14,  // 73: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
+	18,  // 74: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
+	20,  // 75: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
+	22,  // 76: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
+	24,  // 77: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
+	27,  // 78: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
+	29,  // 79: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
+	32,  // 80: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
+	30,  // 81: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
+	36,  // 82: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
+	38,  // 83: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
+	40,  // 84: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
+	42,  // 85: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
+	44,  // 86: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
+	47,  // 87: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
+	50,  // 88: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
+	54,  // 89: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
+	56,  // 90: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
+	59,  // 91: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
+	65,  // 92: spool.v1.Agents.ApplyAgent:input_type -> spool.v1.ApplyAgentRequest
+	66,  // 93: spool.v1.Agents.ListAgents:input_type -> spool.v1.ListAgentsRequest
+	68,  // 94: spool.v1.Agents.GetAgent:input_type -> spool.v1.GetAgentRequest
+	69,  // 95: spool.v1.Agents.RemoveAgent:input_type -> spool.v1.RemoveAgentRequest
+	70,  // 96: spool.v1.Instances.ApplyInstance:input_type -> spool.v1.ApplyInstanceRequest
+	71,  // 97: spool.v1.Instances.ListInstances:input_type -> spool.v1.ListInstancesRequest
+	73,  // 98: spool.v1.Instances.GetInstance:input_type -> spool.v1.GetInstanceRequest
+	74,  // 99: spool.v1.Instances.RemoveInstance:input_type -> spool.v1.RemoveInstanceRequest
+	75,  // 100: spool.v1.Environments.ApplyEnvironment:input_type -> spool.v1.ApplyEnvironmentRequest
+	76,  // 101: spool.v1.Environments.ListEnvironments:input_type -> spool.v1.ListEnvironmentsRequest
+	78,  // 102: spool.v1.Environments.GetEnvironment:input_type -> spool.v1.GetEnvironmentRequest
+	79,  // 103: spool.v1.Environments.RemoveEnvironment:input_type -> spool.v1.RemoveEnvironmentRequest
+	80,  // 104: spool.v1.Environments.ExplainEnvironment:input_type -> spool.v1.ExplainEnvironmentRequest
+	83,  // 105: spool.v1.Skills.ListSkills:input_type -> spool.v1.ListSkillsRequest
+	85,  // 106: spool.v1.Skills.GetSkill:input_type -> spool.v1.GetSkillRequest
+	87,  // 107: spool.v1.Skills.TagSkill:input_type -> spool.v1.TagSkillRequest
+	88,  // 108: spool.v1.Skills.RemoveSkill:input_type -> spool.v1.RemoveSkillRequest
+	4,   // 109: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
+	6,   // 110: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
+	8,   // 111: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
+	11,  // 112: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
+	13,  // 113: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
+	17,  // 114: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
+	19,  // 115: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
+	21,  // 116: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
+	23,  // 117: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
+	25,  // 118: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
+	28,  // 119: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
+	31,  // 120: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
+	33,  // 121: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
+	31,  // 122: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
+	37,  // 123: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
+	39,  // 124: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
+	41,  // 125: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
+	43,  // 126: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
+	45,  // 127: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
+	48,  // 128: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
+	51,  // 129: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
+	55,  // 130: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
+	57,  // 131: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
+	60,  // 132: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
+	63,  // 133: spool.v1.Agents.ApplyAgent:output_type -> spool.v1.ApplyResponse
+	67,  // 134: spool.v1.Agents.ListAgents:output_type -> spool.v1.ListAgentsResponse
+	62,  // 135: spool.v1.Agents.GetAgent:output_type -> spool.v1.Definition
+	64,  // 136: spool.v1.Agents.RemoveAgent:output_type -> spool.v1.RemoveResponse
+	63,  // 137: spool.v1.Instances.ApplyInstance:output_type -> spool.v1.ApplyResponse
+	72,  // 138: spool.v1.Instances.ListInstances:output_type -> spool.v1.ListInstancesResponse
+	62,  // 139: spool.v1.Instances.GetInstance:output_type -> spool.v1.Definition
+	64,  // 140: spool.v1.Instances.RemoveInstance:output_type -> spool.v1.RemoveResponse
+	63,  // 141: spool.v1.Environments.ApplyEnvironment:output_type -> spool.v1.ApplyResponse
+	77,  // 142: spool.v1.Environments.ListEnvironments:output_type -> spool.v1.ListEnvironmentsResponse
+	62,  // 143: spool.v1.Environments.GetEnvironment:output_type -> spool.v1.Definition
+	64,  // 144: spool.v1.Environments.RemoveEnvironment:output_type -> spool.v1.RemoveResponse
+	81,  // 145: spool.v1.Environments.ExplainEnvironment:output_type -> spool.v1.ExplainEnvironmentResponse
+	84,  // 146: spool.v1.Skills.ListSkills:output_type -> spool.v1.ListSkillsResponse
+	86,  // 147: spool.v1.Skills.GetSkill:output_type -> spool.v1.Skill
+	63,  // 148: spool.v1.Skills.TagSkill:output_type -> spool.v1.ApplyResponse
+	64,  // 149: spool.v1.Skills.RemoveSkill:output_type -> spool.v1.RemoveResponse
+	109, // [109:150] is the sub-list for method output_type
+	68,  // [68:109] is the sub-list for method input_type
+	68,  // [68:68] is the sub-list for extension type_name
+	68,  // [68:68] is the sub-list for extension extendee
+	0,   // [0:68] is the sub-list for field type_name
 }
 
 func init() { file_spool_v1_spool_proto_init() }
@@ -4925,24 +7136,27 @@ func file_spool_v1_spool_proto_init() {
 	file_spool_v1_spool_proto_msgTypes[2].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[8].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[9].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[15].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[25].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[32].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[45].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[47].OneofWrappers = []any{
+	file_spool_v1_spool_proto_msgTypes[16].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[26].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[33].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[46].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[48].OneofWrappers = []any{
 		(*StreamEventsResponse_Event)(nil),
 		(*StreamEventsResponse_Lag)(nil),
 	}
-	file_spool_v1_spool_proto_msgTypes[51].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[52].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[61].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[82].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[86].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_spool_v1_spool_proto_rawDesc), len(file_spool_v1_spool_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   60,
+			NumMessages:   91,
 			NumExtensions: 0,
-			NumServices:   4,
+			NumServices:   8,
 		},
 		GoTypes:           file_spool_v1_spool_proto_goTypes,
 		DependencyIndexes: file_spool_v1_spool_proto_depIdxs,

@@ -1267,3 +1267,957 @@ var Keys_ServiceDesc = grpc.ServiceDesc{
 	Streams:  []grpc.StreamDesc{},
 	Metadata: "spool/v1/spool.proto",
 }
+
+const (
+	Agents_ApplyAgent_FullMethodName  = "/spool.v1.Agents/ApplyAgent"
+	Agents_ListAgents_FullMethodName  = "/spool.v1.Agents/ListAgents"
+	Agents_GetAgent_FullMethodName    = "/spool.v1.Agents/GetAgent"
+	Agents_RemoveAgent_FullMethodName = "/spool.v1.Agents/RemoveAgent"
+)
+
+// AgentsClient is the client API for Agents service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// Agents: what agents are made of, in versions that never change.
+type AgentsClient interface {
+	// Makes a version of an agent, which is then its latest, or moves tags to it if it is there: the same definition again is the same version.
+	ApplyAgent(ctx context.Context, in *ApplyAgentRequest, opts ...grpc.CallOption) (*ApplyResponse, error)
+	// Lists the latest version of each, by scope, org and slug; what is the platform's comes last.
+	ListAgents(ctx context.Context, in *ListAgentsRequest, opts ...grpc.CallOption) (*ListAgentsResponse, error)
+	// Reads a version. A digest also finds what was removed, since sessions may have pinned it.
+	GetAgent(ctx context.Context, in *GetAgentRequest, opts ...grpc.CallOption) (*Definition, error)
+	// Hides an agent: new sessions cannot name it, those that pinned a version go on.
+	RemoveAgent(ctx context.Context, in *RemoveAgentRequest, opts ...grpc.CallOption) (*RemoveResponse, error)
+}
+
+type agentsClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewAgentsClient(cc grpc.ClientConnInterface) AgentsClient {
+	return &agentsClient{cc}
+}
+
+func (c *agentsClient) ApplyAgent(ctx context.Context, in *ApplyAgentRequest, opts ...grpc.CallOption) (*ApplyResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ApplyResponse)
+	err := c.cc.Invoke(ctx, Agents_ApplyAgent_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *agentsClient) ListAgents(ctx context.Context, in *ListAgentsRequest, opts ...grpc.CallOption) (*ListAgentsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListAgentsResponse)
+	err := c.cc.Invoke(ctx, Agents_ListAgents_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *agentsClient) GetAgent(ctx context.Context, in *GetAgentRequest, opts ...grpc.CallOption) (*Definition, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Definition)
+	err := c.cc.Invoke(ctx, Agents_GetAgent_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *agentsClient) RemoveAgent(ctx context.Context, in *RemoveAgentRequest, opts ...grpc.CallOption) (*RemoveResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RemoveResponse)
+	err := c.cc.Invoke(ctx, Agents_RemoveAgent_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// AgentsServer is the server API for Agents service.
+// All implementations must embed UnimplementedAgentsServer
+// for forward compatibility.
+//
+// Agents: what agents are made of, in versions that never change.
+type AgentsServer interface {
+	// Makes a version of an agent, which is then its latest, or moves tags to it if it is there: the same definition again is the same version.
+	ApplyAgent(context.Context, *ApplyAgentRequest) (*ApplyResponse, error)
+	// Lists the latest version of each, by scope, org and slug; what is the platform's comes last.
+	ListAgents(context.Context, *ListAgentsRequest) (*ListAgentsResponse, error)
+	// Reads a version. A digest also finds what was removed, since sessions may have pinned it.
+	GetAgent(context.Context, *GetAgentRequest) (*Definition, error)
+	// Hides an agent: new sessions cannot name it, those that pinned a version go on.
+	RemoveAgent(context.Context, *RemoveAgentRequest) (*RemoveResponse, error)
+	mustEmbedUnimplementedAgentsServer()
+}
+
+// UnimplementedAgentsServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedAgentsServer struct{}
+
+func (UnimplementedAgentsServer) ApplyAgent(context.Context, *ApplyAgentRequest) (*ApplyResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ApplyAgent not implemented")
+}
+func (UnimplementedAgentsServer) ListAgents(context.Context, *ListAgentsRequest) (*ListAgentsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListAgents not implemented")
+}
+func (UnimplementedAgentsServer) GetAgent(context.Context, *GetAgentRequest) (*Definition, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetAgent not implemented")
+}
+func (UnimplementedAgentsServer) RemoveAgent(context.Context, *RemoveAgentRequest) (*RemoveResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RemoveAgent not implemented")
+}
+func (UnimplementedAgentsServer) mustEmbedUnimplementedAgentsServer() {}
+func (UnimplementedAgentsServer) testEmbeddedByValue()                {}
+
+// UnsafeAgentsServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to AgentsServer will
+// result in compilation errors.
+type UnsafeAgentsServer interface {
+	mustEmbedUnimplementedAgentsServer()
+}
+
+func RegisterAgentsServer(s grpc.ServiceRegistrar, srv AgentsServer) {
+	// If the following call panics, it indicates UnimplementedAgentsServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&Agents_ServiceDesc, srv)
+}
+
+func _Agents_ApplyAgent_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ApplyAgentRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AgentsServer).ApplyAgent(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Agents_ApplyAgent_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AgentsServer).ApplyAgent(ctx, req.(*ApplyAgentRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Agents_ListAgents_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListAgentsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AgentsServer).ListAgents(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Agents_ListAgents_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AgentsServer).ListAgents(ctx, req.(*ListAgentsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Agents_GetAgent_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetAgentRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AgentsServer).GetAgent(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Agents_GetAgent_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AgentsServer).GetAgent(ctx, req.(*GetAgentRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Agents_RemoveAgent_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RemoveAgentRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AgentsServer).RemoveAgent(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Agents_RemoveAgent_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AgentsServer).RemoveAgent(ctx, req.(*RemoveAgentRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+// Agents_ServiceDesc is the grpc.ServiceDesc for Agents service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var Agents_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "spool.v1.Agents",
+	HandlerType: (*AgentsServer)(nil),
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "ApplyAgent",
+			Handler:    _Agents_ApplyAgent_Handler,
+		},
+		{
+			MethodName: "ListAgents",
+			Handler:    _Agents_ListAgents_Handler,
+		},
+		{
+			MethodName: "GetAgent",
+			Handler:    _Agents_GetAgent_Handler,
+		},
+		{
+			MethodName: "RemoveAgent",
+			Handler:    _Agents_RemoveAgent_Handler,
+		},
+	},
+	Streams:  []grpc.StreamDesc{},
+	Metadata: "spool/v1/spool.proto",
+}
+
+const (
+	Instances_ApplyInstance_FullMethodName  = "/spool.v1.Instances/ApplyInstance"
+	Instances_ListInstances_FullMethodName  = "/spool.v1.Instances/ListInstances"
+	Instances_GetInstance_FullMethodName    = "/spool.v1.Instances/GetInstance"
+	Instances_RemoveInstance_FullMethodName = "/spool.v1.Instances/RemoveInstance"
+)
+
+// InstancesClient is the client API for Instances service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// Instances: agents with environments.
+type InstancesClient interface {
+	// Makes a version of an instance, which is then its latest, or moves tags to it if it is there: the same definition again is the same version.
+	ApplyInstance(ctx context.Context, in *ApplyInstanceRequest, opts ...grpc.CallOption) (*ApplyResponse, error)
+	// Lists the latest version of each, by scope, org and slug; what is the platform's comes last.
+	ListInstances(ctx context.Context, in *ListInstancesRequest, opts ...grpc.CallOption) (*ListInstancesResponse, error)
+	// Reads a version. A digest also finds what was removed, since sessions may have pinned it.
+	GetInstance(ctx context.Context, in *GetInstanceRequest, opts ...grpc.CallOption) (*Definition, error)
+	// Hides an instance: new sessions cannot name it, those that pinned a version go on.
+	RemoveInstance(ctx context.Context, in *RemoveInstanceRequest, opts ...grpc.CallOption) (*RemoveResponse, error)
+}
+
+type instancesClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewInstancesClient(cc grpc.ClientConnInterface) InstancesClient {
+	return &instancesClient{cc}
+}
+
+func (c *instancesClient) ApplyInstance(ctx context.Context, in *ApplyInstanceRequest, opts ...grpc.CallOption) (*ApplyResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ApplyResponse)
+	err := c.cc.Invoke(ctx, Instances_ApplyInstance_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *instancesClient) ListInstances(ctx context.Context, in *ListInstancesRequest, opts ...grpc.CallOption) (*ListInstancesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListInstancesResponse)
+	err := c.cc.Invoke(ctx, Instances_ListInstances_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *instancesClient) GetInstance(ctx context.Context, in *GetInstanceRequest, opts ...grpc.CallOption) (*Definition, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Definition)
+	err := c.cc.Invoke(ctx, Instances_GetInstance_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *instancesClient) RemoveInstance(ctx context.Context, in *RemoveInstanceRequest, opts ...grpc.CallOption) (*RemoveResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RemoveResponse)
+	err := c.cc.Invoke(ctx, Instances_RemoveInstance_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// InstancesServer is the server API for Instances service.
+// All implementations must embed UnimplementedInstancesServer
+// for forward compatibility.
+//
+// Instances: agents with environments.
+type InstancesServer interface {
+	// Makes a version of an instance, which is then its latest, or moves tags to it if it is there: the same definition again is the same version.
+	ApplyInstance(context.Context, *ApplyInstanceRequest) (*ApplyResponse, error)
+	// Lists the latest version of each, by scope, org and slug; what is the platform's comes last.
+	ListInstances(context.Context, *ListInstancesRequest) (*ListInstancesResponse, error)
+	// Reads a version. A digest also finds what was removed, since sessions may have pinned it.
+	GetInstance(context.Context, *GetInstanceRequest) (*Definition, error)
+	// Hides an instance: new sessions cannot name it, those that pinned a version go on.
+	RemoveInstance(context.Context, *RemoveInstanceRequest) (*RemoveResponse, error)
+	mustEmbedUnimplementedInstancesServer()
+}
+
+// UnimplementedInstancesServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedInstancesServer struct{}
+
+func (UnimplementedInstancesServer) ApplyInstance(context.Context, *ApplyInstanceRequest) (*ApplyResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ApplyInstance not implemented")
+}
+func (UnimplementedInstancesServer) ListInstances(context.Context, *ListInstancesRequest) (*ListInstancesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListInstances not implemented")
+}
+func (UnimplementedInstancesServer) GetInstance(context.Context, *GetInstanceRequest) (*Definition, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetInstance not implemented")
+}
+func (UnimplementedInstancesServer) RemoveInstance(context.Context, *RemoveInstanceRequest) (*RemoveResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RemoveInstance not implemented")
+}
+func (UnimplementedInstancesServer) mustEmbedUnimplementedInstancesServer() {}
+func (UnimplementedInstancesServer) testEmbeddedByValue()                   {}
+
+// UnsafeInstancesServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to InstancesServer will
+// result in compilation errors.
+type UnsafeInstancesServer interface {
+	mustEmbedUnimplementedInstancesServer()
+}
+
+func RegisterInstancesServer(s grpc.ServiceRegistrar, srv InstancesServer) {
+	// If the following call panics, it indicates UnimplementedInstancesServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&Instances_ServiceDesc, srv)
+}
+
+func _Instances_ApplyInstance_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ApplyInstanceRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(InstancesServer).ApplyInstance(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Instances_ApplyInstance_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(InstancesServer).ApplyInstance(ctx, req.(*ApplyInstanceRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Instances_ListInstances_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListInstancesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(InstancesServer).ListInstances(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Instances_ListInstances_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(InstancesServer).ListInstances(ctx, req.(*ListInstancesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Instances_GetInstance_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetInstanceRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(InstancesServer).GetInstance(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Instances_GetInstance_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(InstancesServer).GetInstance(ctx, req.(*GetInstanceRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Instances_RemoveInstance_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RemoveInstanceRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(InstancesServer).RemoveInstance(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Instances_RemoveInstance_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(InstancesServer).RemoveInstance(ctx, req.(*RemoveInstanceRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+// Instances_ServiceDesc is the grpc.ServiceDesc for Instances service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var Instances_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "spool.v1.Instances",
+	HandlerType: (*InstancesServer)(nil),
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "ApplyInstance",
+			Handler:    _Instances_ApplyInstance_Handler,
+		},
+		{
+			MethodName: "ListInstances",
+			Handler:    _Instances_ListInstances_Handler,
+		},
+		{
+			MethodName: "GetInstance",
+			Handler:    _Instances_GetInstance_Handler,
+		},
+		{
+			MethodName: "RemoveInstance",
+			Handler:    _Instances_RemoveInstance_Handler,
+		},
+	},
+	Streams:  []grpc.StreamDesc{},
+	Metadata: "spool/v1/spool.proto",
+}
+
+const (
+	Environments_ApplyEnvironment_FullMethodName   = "/spool.v1.Environments/ApplyEnvironment"
+	Environments_ListEnvironments_FullMethodName   = "/spool.v1.Environments/ListEnvironments"
+	Environments_GetEnvironment_FullMethodName     = "/spool.v1.Environments/GetEnvironment"
+	Environments_RemoveEnvironment_FullMethodName  = "/spool.v1.Environments/RemoveEnvironment"
+	Environments_ExplainEnvironment_FullMethodName = "/spool.v1.Environments/ExplainEnvironment"
+)
+
+// EnvironmentsClient is the client API for Environments service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// Environments: named variables, some of them secret.
+type EnvironmentsClient interface {
+	// Makes a version of an environment, which is then its latest, or moves tags to it if it is there: the same definition again is the same version.
+	ApplyEnvironment(ctx context.Context, in *ApplyEnvironmentRequest, opts ...grpc.CallOption) (*ApplyResponse, error)
+	// Lists the latest version of each, by scope, org and slug; what is the platform's comes last.
+	ListEnvironments(ctx context.Context, in *ListEnvironmentsRequest, opts ...grpc.CallOption) (*ListEnvironmentsResponse, error)
+	// Reads a version. A digest also finds what was removed, since sessions may have pinned it.
+	GetEnvironment(ctx context.Context, in *GetEnvironmentRequest, opts ...grpc.CallOption) (*Definition, error)
+	// Hides an environment: new sessions cannot name it, those that pinned a version go on.
+	RemoveEnvironment(ctx context.Context, in *RemoveEnvironmentRequest, opts ...grpc.CallOption) (*RemoveResponse, error)
+	// Says where each variable of an agent with environments would come from; never a secret's value.
+	ExplainEnvironment(ctx context.Context, in *ExplainEnvironmentRequest, opts ...grpc.CallOption) (*ExplainEnvironmentResponse, error)
+}
+
+type environmentsClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewEnvironmentsClient(cc grpc.ClientConnInterface) EnvironmentsClient {
+	return &environmentsClient{cc}
+}
+
+func (c *environmentsClient) ApplyEnvironment(ctx context.Context, in *ApplyEnvironmentRequest, opts ...grpc.CallOption) (*ApplyResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ApplyResponse)
+	err := c.cc.Invoke(ctx, Environments_ApplyEnvironment_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *environmentsClient) ListEnvironments(ctx context.Context, in *ListEnvironmentsRequest, opts ...grpc.CallOption) (*ListEnvironmentsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListEnvironmentsResponse)
+	err := c.cc.Invoke(ctx, Environments_ListEnvironments_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *environmentsClient) GetEnvironment(ctx context.Context, in *GetEnvironmentRequest, opts ...grpc.CallOption) (*Definition, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Definition)
+	err := c.cc.Invoke(ctx, Environments_GetEnvironment_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *environmentsClient) RemoveEnvironment(ctx context.Context, in *RemoveEnvironmentRequest, opts ...grpc.CallOption) (*RemoveResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RemoveResponse)
+	err := c.cc.Invoke(ctx, Environments_RemoveEnvironment_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *environmentsClient) ExplainEnvironment(ctx context.Context, in *ExplainEnvironmentRequest, opts ...grpc.CallOption) (*ExplainEnvironmentResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ExplainEnvironmentResponse)
+	err := c.cc.Invoke(ctx, Environments_ExplainEnvironment_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// EnvironmentsServer is the server API for Environments service.
+// All implementations must embed UnimplementedEnvironmentsServer
+// for forward compatibility.
+//
+// Environments: named variables, some of them secret.
+type EnvironmentsServer interface {
+	// Makes a version of an environment, which is then its latest, or moves tags to it if it is there: the same definition again is the same version.
+	ApplyEnvironment(context.Context, *ApplyEnvironmentRequest) (*ApplyResponse, error)
+	// Lists the latest version of each, by scope, org and slug; what is the platform's comes last.
+	ListEnvironments(context.Context, *ListEnvironmentsRequest) (*ListEnvironmentsResponse, error)
+	// Reads a version. A digest also finds what was removed, since sessions may have pinned it.
+	GetEnvironment(context.Context, *GetEnvironmentRequest) (*Definition, error)
+	// Hides an environment: new sessions cannot name it, those that pinned a version go on.
+	RemoveEnvironment(context.Context, *RemoveEnvironmentRequest) (*RemoveResponse, error)
+	// Says where each variable of an agent with environments would come from; never a secret's value.
+	ExplainEnvironment(context.Context, *ExplainEnvironmentRequest) (*ExplainEnvironmentResponse, error)
+	mustEmbedUnimplementedEnvironmentsServer()
+}
+
+// UnimplementedEnvironmentsServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedEnvironmentsServer struct{}
+
+func (UnimplementedEnvironmentsServer) ApplyEnvironment(context.Context, *ApplyEnvironmentRequest) (*ApplyResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ApplyEnvironment not implemented")
+}
+func (UnimplementedEnvironmentsServer) ListEnvironments(context.Context, *ListEnvironmentsRequest) (*ListEnvironmentsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListEnvironments not implemented")
+}
+func (UnimplementedEnvironmentsServer) GetEnvironment(context.Context, *GetEnvironmentRequest) (*Definition, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetEnvironment not implemented")
+}
+func (UnimplementedEnvironmentsServer) RemoveEnvironment(context.Context, *RemoveEnvironmentRequest) (*RemoveResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RemoveEnvironment not implemented")
+}
+func (UnimplementedEnvironmentsServer) ExplainEnvironment(context.Context, *ExplainEnvironmentRequest) (*ExplainEnvironmentResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ExplainEnvironment not implemented")
+}
+func (UnimplementedEnvironmentsServer) mustEmbedUnimplementedEnvironmentsServer() {}
+func (UnimplementedEnvironmentsServer) testEmbeddedByValue()                      {}
+
+// UnsafeEnvironmentsServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to EnvironmentsServer will
+// result in compilation errors.
+type UnsafeEnvironmentsServer interface {
+	mustEmbedUnimplementedEnvironmentsServer()
+}
+
+func RegisterEnvironmentsServer(s grpc.ServiceRegistrar, srv EnvironmentsServer) {
+	// If the following call panics, it indicates UnimplementedEnvironmentsServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&Environments_ServiceDesc, srv)
+}
+
+func _Environments_ApplyEnvironment_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ApplyEnvironmentRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(EnvironmentsServer).ApplyEnvironment(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Environments_ApplyEnvironment_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(EnvironmentsServer).ApplyEnvironment(ctx, req.(*ApplyEnvironmentRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Environments_ListEnvironments_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListEnvironmentsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(EnvironmentsServer).ListEnvironments(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Environments_ListEnvironments_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(EnvironmentsServer).ListEnvironments(ctx, req.(*ListEnvironmentsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Environments_GetEnvironment_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetEnvironmentRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(EnvironmentsServer).GetEnvironment(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Environments_GetEnvironment_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(EnvironmentsServer).GetEnvironment(ctx, req.(*GetEnvironmentRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Environments_RemoveEnvironment_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RemoveEnvironmentRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(EnvironmentsServer).RemoveEnvironment(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Environments_RemoveEnvironment_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(EnvironmentsServer).RemoveEnvironment(ctx, req.(*RemoveEnvironmentRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Environments_ExplainEnvironment_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ExplainEnvironmentRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(EnvironmentsServer).ExplainEnvironment(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Environments_ExplainEnvironment_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(EnvironmentsServer).ExplainEnvironment(ctx, req.(*ExplainEnvironmentRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+// Environments_ServiceDesc is the grpc.ServiceDesc for Environments service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var Environments_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "spool.v1.Environments",
+	HandlerType: (*EnvironmentsServer)(nil),
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "ApplyEnvironment",
+			Handler:    _Environments_ApplyEnvironment_Handler,
+		},
+		{
+			MethodName: "ListEnvironments",
+			Handler:    _Environments_ListEnvironments_Handler,
+		},
+		{
+			MethodName: "GetEnvironment",
+			Handler:    _Environments_GetEnvironment_Handler,
+		},
+		{
+			MethodName: "RemoveEnvironment",
+			Handler:    _Environments_RemoveEnvironment_Handler,
+		},
+		{
+			MethodName: "ExplainEnvironment",
+			Handler:    _Environments_ExplainEnvironment_Handler,
+		},
+	},
+	Streams:  []grpc.StreamDesc{},
+	Metadata: "spool/v1/spool.proto",
+}
+
+const (
+	Skills_ListSkills_FullMethodName  = "/spool.v1.Skills/ListSkills"
+	Skills_GetSkill_FullMethodName    = "/spool.v1.Skills/GetSkill"
+	Skills_TagSkill_FullMethodName    = "/spool.v1.Skills/TagSkill"
+	Skills_RemoveSkill_FullMethodName = "/spool.v1.Skills/RemoveSkill"
+)
+
+// SkillsClient is the client API for Skills service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// Skills: folders with a SKILL.md, each version a ZIP under its SHA-256.
+// POST /api/skills takes a ZIP, GET /api/skills/{slug}/archive gives it: by REST alone.
+type SkillsClient interface {
+	// Lists the latest version of each, by scope, org and slug; what is the platform's comes last. Without documents.
+	ListSkills(ctx context.Context, in *ListSkillsRequest, opts ...grpc.CallOption) (*ListSkillsResponse, error)
+	// Reads a version, with its document.
+	GetSkill(ctx context.Context, in *GetSkillRequest, opts ...grpc.CallOption) (*Skill, error)
+	// Moves a tag to a version.
+	TagSkill(ctx context.Context, in *TagSkillRequest, opts ...grpc.CallOption) (*ApplyResponse, error)
+	// Hides a skill, or one version of it.
+	RemoveSkill(ctx context.Context, in *RemoveSkillRequest, opts ...grpc.CallOption) (*RemoveResponse, error)
+}
+
+type skillsClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewSkillsClient(cc grpc.ClientConnInterface) SkillsClient {
+	return &skillsClient{cc}
+}
+
+func (c *skillsClient) ListSkills(ctx context.Context, in *ListSkillsRequest, opts ...grpc.CallOption) (*ListSkillsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListSkillsResponse)
+	err := c.cc.Invoke(ctx, Skills_ListSkills_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *skillsClient) GetSkill(ctx context.Context, in *GetSkillRequest, opts ...grpc.CallOption) (*Skill, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Skill)
+	err := c.cc.Invoke(ctx, Skills_GetSkill_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *skillsClient) TagSkill(ctx context.Context, in *TagSkillRequest, opts ...grpc.CallOption) (*ApplyResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ApplyResponse)
+	err := c.cc.Invoke(ctx, Skills_TagSkill_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *skillsClient) RemoveSkill(ctx context.Context, in *RemoveSkillRequest, opts ...grpc.CallOption) (*RemoveResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RemoveResponse)
+	err := c.cc.Invoke(ctx, Skills_RemoveSkill_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// SkillsServer is the server API for Skills service.
+// All implementations must embed UnimplementedSkillsServer
+// for forward compatibility.
+//
+// Skills: folders with a SKILL.md, each version a ZIP under its SHA-256.
+// POST /api/skills takes a ZIP, GET /api/skills/{slug}/archive gives it: by REST alone.
+type SkillsServer interface {
+	// Lists the latest version of each, by scope, org and slug; what is the platform's comes last. Without documents.
+	ListSkills(context.Context, *ListSkillsRequest) (*ListSkillsResponse, error)
+	// Reads a version, with its document.
+	GetSkill(context.Context, *GetSkillRequest) (*Skill, error)
+	// Moves a tag to a version.
+	TagSkill(context.Context, *TagSkillRequest) (*ApplyResponse, error)
+	// Hides a skill, or one version of it.
+	RemoveSkill(context.Context, *RemoveSkillRequest) (*RemoveResponse, error)
+	mustEmbedUnimplementedSkillsServer()
+}
+
+// UnimplementedSkillsServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedSkillsServer struct{}
+
+func (UnimplementedSkillsServer) ListSkills(context.Context, *ListSkillsRequest) (*ListSkillsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListSkills not implemented")
+}
+func (UnimplementedSkillsServer) GetSkill(context.Context, *GetSkillRequest) (*Skill, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetSkill not implemented")
+}
+func (UnimplementedSkillsServer) TagSkill(context.Context, *TagSkillRequest) (*ApplyResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method TagSkill not implemented")
+}
+func (UnimplementedSkillsServer) RemoveSkill(context.Context, *RemoveSkillRequest) (*RemoveResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RemoveSkill not implemented")
+}
+func (UnimplementedSkillsServer) mustEmbedUnimplementedSkillsServer() {}
+func (UnimplementedSkillsServer) testEmbeddedByValue()                {}
+
+// UnsafeSkillsServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to SkillsServer will
+// result in compilation errors.
+type UnsafeSkillsServer interface {
+	mustEmbedUnimplementedSkillsServer()
+}
+
+func RegisterSkillsServer(s grpc.ServiceRegistrar, srv SkillsServer) {
+	// If the following call panics, it indicates UnimplementedSkillsServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&Skills_ServiceDesc, srv)
+}
+
+func _Skills_ListSkills_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListSkillsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SkillsServer).ListSkills(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Skills_ListSkills_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SkillsServer).ListSkills(ctx, req.(*ListSkillsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Skills_GetSkill_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetSkillRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SkillsServer).GetSkill(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Skills_GetSkill_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SkillsServer).GetSkill(ctx, req.(*GetSkillRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Skills_TagSkill_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(TagSkillRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SkillsServer).TagSkill(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Skills_TagSkill_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SkillsServer).TagSkill(ctx, req.(*TagSkillRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Skills_RemoveSkill_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RemoveSkillRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SkillsServer).RemoveSkill(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Skills_RemoveSkill_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SkillsServer).RemoveSkill(ctx, req.(*RemoveSkillRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+// Skills_ServiceDesc is the grpc.ServiceDesc for Skills service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var Skills_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "spool.v1.Skills",
+	HandlerType: (*SkillsServer)(nil),
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "ListSkills",
+			Handler:    _Skills_ListSkills_Handler,
+		},
+		{
+			MethodName: "GetSkill",
+			Handler:    _Skills_GetSkill_Handler,
+		},
+		{
+			MethodName: "TagSkill",
+			Handler:    _Skills_TagSkill_Handler,
+		},
+		{
+			MethodName: "RemoveSkill",
+			Handler:    _Skills_RemoveSkill_Handler,
+		},
+	},
+	Streams:  []grpc.StreamDesc{},
+	Metadata: "spool/v1/spool.proto",
+}

@@ -29,17 +29,23 @@ const (
 // HeaderKey is the gRPC metadata that holds an Idempotency-Key.
 const HeaderKey = "idempotency-key"
 
-// Server answers all of spool.v1. Every field is required.
+// Server answers all of spool.v1. Every field but Sealer is required.
 type Server struct {
 	spoolv1.UnimplementedSessionsServer
 	spoolv1.UnimplementedExecutionsServer
 	spoolv1.UnimplementedEventsServer
 	spoolv1.UnimplementedKeysServer
+	spoolv1.UnimplementedAgentsServer
+	spoolv1.UnimplementedInstancesServer
+	spoolv1.UnimplementedEnvironmentsServer
+	spoolv1.UnimplementedSkillsServer
 
 	Reads        *reads.Store
 	Send         *commands.Sender
 	Live         *live.Hub
-	Objects      *objects.Store
+	Objects      *objects.Store // of workspaces
+	Skills       *objects.Store // ZIPs
+	Sealer       Sealer         // nil refuses secrets
 	Watch        *auth.Watch
 	Now          func() time.Time
 	Entropy      io.Reader

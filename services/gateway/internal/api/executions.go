@@ -5,6 +5,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/api/command"
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/services/gateway/internal/auth"
 	"github.com/spoolhq/spool/services/gateway/internal/commands"
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
@@ -24,10 +25,16 @@ func (s *Server) StartExecution(ctx context.Context, r *spoolv1.StartExecutionRe
 	if err != nil {
 		return nil, err
 	}
+	vars, err := s.runVariables(r)
+	if err != nil {
+		return nil, err
+	}
 	post.Files = files.refs
-	a, err := s.make(ctx, commands.Request{
-		Type: command.TypeStartExecution, Body: command.StartExecution{Create: create, Post: post}, Prepare: files.store(s.Objects),
-	})
+	a, err := s.make(ctx, vars.into(s, commands.Request{Type: command.TypeStartExecution, Prepare: files.store(s.Objects)},
+		func(all map[string]events.Variable) any {
+			post.Environment = all
+			return command.StartExecution{Create: create, Post: post}
+		}))
 	if err != nil {
 		return nil, err
 	}

@@ -53,13 +53,16 @@ func (s *Server) CreateKey(ctx context.Context, r *spoolv1.CreateKeyRequest) (*s
 // keyTenant says whose keys are meant: the caller's, or those of the tenant that an admin names.
 func keyTenant(p auth.Principal, tenant string) (string, error) {
 	if tenant == "" {
-		return p.Tenant, nil
+		tenant = p.Tenant
 	}
 	if err := events.CheckTenant("tenant", tenant); err != nil {
 		return "", problem.Invalid("tenant", "%s", strings.TrimPrefix(err.Error(), "tenant: "))
 	}
 	if !p.Admin && tenant != p.Tenant {
 		return "", problem.New(problem.Forbidden, "tenant", "a key only manages the keys of its own tenant; the root key manages those of others")
+	}
+	if tenant == events.PlatformTenant && !p.Admin {
+		return "", problem.New(problem.Forbidden, "tenant", "the keys of tenant platform, which owns what every tenant reads, are managed with the root key")
 	}
 	return tenant, nil
 }

@@ -17,12 +17,12 @@ import (
 
 // making is what CreateSession and StartExecution share.
 type making interface {
-	GetAgent() string
 	GetArchitecture() string
 	GetSandbox() string
 	GetModel() string
 	GetSessionOptions() *spoolv1.SessionOptions
 	GetMetadata() *spoolv1.Json
+	referringTo
 }
 
 func creation(r making) (command.CreateSession, error) {
@@ -39,7 +39,11 @@ func creation(r making) (command.CreateSession, error) {
 	if err := checkJSON("metadata", r.GetMetadata()); err != nil {
 		return command.CreateSession{}, err
 	}
+	if _, _, _, err := referring(r); err != nil {
+		return command.CreateSession{}, err
+	}
 	return command.CreateSession{
+		Instance: r.GetInstance(), Environments: r.GetEnvironments(),
 		Agent: r.GetAgent(), Architecture: r.GetArchitecture(), Provider: r.GetSandbox(), Options: o, Metadata: raw(r.GetMetadata()),
 	}, nil
 }
@@ -168,14 +172,22 @@ func (s *Server) PostMessage(ctx context.Context, r *spoolv1.PostMessageRequest)
 	if err != nil {
 		return nil, err
 	}
-	if len(files.refs) > 0 {
+	vars, err := s.runVariables(r)
+	if err != nil {
+		return nil, err
+	}
+	if len(files.refs)+len(vars.secrets) > 0 {
 		// Nothing is stored for a session that is not there.
 		if _, err := s.existing(ctx, r.GetSessionId()); err != nil {
 			return nil, err
 		}
 	}
 	body.Files = files.refs
-	a, err := s.make(ctx, commands.Request{Type: command.TypePostMessage, SessionID: r.GetSessionId(), Body: body, Prepare: files.store(s.Objects)})
+	a, err := s.make(ctx, vars.into(s, commands.Request{Type: command.TypePostMessage, SessionID: r.GetSessionId(), Prepare: files.store(s.Objects)},
+		func(all map[string]events.Variable) any {
+			body.Environment = all
+			return body
+		}))
 	if err != nil {
 		return nil, err
 	}

@@ -5,6 +5,8 @@ package commands
 import (
 	"bytes"
 	"context"
+	"crypto/pbkdf2"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -60,15 +62,24 @@ func New(cfg Config) *Sender {
 // Request is what is asked.
 type Request struct {
 	Type        command.Type
+	Service     string // that is asked; "" means topology.ServiceSession
+	ID          string // of the command, which the body says already; "" mints one
 	Principal   auth.Principal
-	Tenant      string // whose thing it is; "" means the principal's
-	SessionID   string // "" mints one, for a command that makes a session
-	ExecutionID string // "" mints one, for a command that makes an execution
-	About       string // catalogue id of the subject; "" means the session
-	Body        any    // nil for none
+	Tenant      string        // whose thing it is; "" means the principal's
+	SessionID   string        // "" mints one, for a command that makes a session
+	ExecutionID string        // "" mints one, for a command that makes an execution
+	About       string        // catalogue id of the subject; "" means the session
+	Kind        events.Aspect // of the catalogue, whose answer may name another entry than About; "" for none
+	Body        any           // nil for none
+	// Secrets are the values that Body leaves out, for a repeat to be told from another request; nil for none.
+	Secrets [][]byte
+	// Seal gives the body with Secrets sealed, once the execution's id is known; nil where there are none.
+	Seal func(ctx context.Context, tenant, execution string) (any, error)
 	// Prepare puts in place what the command refers to, once the session's id is known; nil for nothing.
 	Prepare func(ctx context.Context, tenant, session string) error
 	Key     string // Idempotency-Key; "" for none
+	// Patience is how long the answer to one try may take, where the work is long; 0 means the time of any command, with more tries.
+	Patience time.Duration
 }
 
 // Send sends a command and waits for its answer.
@@ -91,6 +102,9 @@ func (s *Sender) send(ctx context.Context, r Request) (command.Answer, error) {
 	if err != nil {
 		return command.Answer{}, problem.From(err)
 	}
+	if r.Service == "" {
+		r.Service = topology.ServiceSession
+	}
 	kept, name, err := s.identified(ctx, r, body)
 	if err != nil {
 		return command.Answer{}, err
@@ -104,19 +118,21 @@ func (s *Sender) send(ctx context.Context, r Request) (command.Answer, error) {
 	if err := mint(&cmd); err != nil {
 		return command.Answer{}, problem.From(err)
 	}
-	if r.Prepare != nil {
-		if err := r.Prepare(ctx, r.Tenant, cmd.SessionID); err != nil {
-			s.forget(ctx, name)
-			return command.Answer{}, err
-		}
+	if err := prepare(ctx, r, &cmd); err != nil {
+		s.forget(ctx, name)
+		return command.Answer{}, err
 	}
 	about := r.About
 	if about == "" {
 		about = cmd.SessionID
 	}
-	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
+	timeout, try := s.cfg.Timeout, s.cfg.Try
+	if r.Patience > 0 {
+		timeout, try = r.Patience, r.Patience
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	answer, err := s.ask(ctx, topology.CommandSubject(topology.ServiceSession, r.Tenant, about), cmd)
+	answer, err := s.ask(ctx, topology.CommandSubject(r.Service, r.Tenant, about), cmd, try)
 	if err != nil {
 		return command.Answer{}, s.refused(r, cmd, body, err)
 	}
@@ -126,8 +142,31 @@ func (s *Sender) send(ctx context.Context, r Request) (command.Answer, error) {
 	if answer.Error != nil {
 		return command.Answer{}, fromAnswer(answer.Error)
 	}
+	if r.Kind != "" && answer.Ref != nil {
+		about = answer.Ref.Subject(r.Kind, r.Tenant).ID
+	}
 	s.cfg.Stored(about, answer.Position)
 	return answer, nil
+}
+
+// prepare puts in place what the command refers to.
+func prepare(ctx context.Context, r Request, cmd *command.Command) error {
+	if r.Prepare != nil {
+		if err := r.Prepare(ctx, cmd.Tenant, cmd.SessionID); err != nil {
+			return err
+		}
+	}
+	if r.Seal == nil {
+		return nil
+	}
+	body, err := r.Seal(ctx, cmd.Tenant, cmd.ExecutionID)
+	if err != nil {
+		return err
+	}
+	if cmd.Body, err = encode(body); err != nil {
+		return problem.From(err)
+	}
+	return nil
 }
 
 // settle keeps an answer for repeats of its request; of a refused one it
@@ -166,9 +205,11 @@ func (s *Sender) identified(ctx context.Context, r Request, body []byte) (record
 
 // identify gives what the command is known by, and the name under which that is kept if the request has a key.
 func (s *Sender) identify(ctx context.Context, r Request, body []byte) (kept record, name string, err error) {
-	id, err := events.NewID(events.KindCommand, s.cfg.Now(), s.cfg.Entropy)
-	if err != nil {
-		return record{}, "", problem.From(err)
+	id := r.ID
+	if id == "" {
+		if id, err = events.NewID(events.KindCommand, s.cfg.Now(), s.cfg.Entropy); err != nil {
+			return record{}, "", problem.From(err)
+		}
 	}
 	if r.Key == "" {
 		return record{Command: id}, "", nil
@@ -181,13 +222,28 @@ func (s *Sender) identify(ctx context.Context, r Request, body []byte) (kept rec
 		id = r.Key
 	}
 	name = keyName(r.Tenant, r.Key)
-	kept, err = s.keys.claim(ctx, name, record{Request: requestDigest(r, body), Command: id})
+	request, err := requestDigest(r, name, body)
+	if err != nil {
+		return record{}, "", problem.From(err)
+	}
+	kept, err = s.keys.claim(ctx, name, record{Request: request, Command: id})
 	return kept, name, err
 }
 
-// requestDigest is what must be the same for a request to be the same.
-func requestDigest(r Request, body []byte) string {
-	return digest([]byte(r.Type), []byte(r.SessionID), []byte(r.ExecutionID), body)
+// stretch is how many rounds a guess at a secret costs whoever reads the bucket of idempotency: some 30 ms.
+const stretch = 100_000
+
+// requestDigest is what must be the same for a request to be the same. name is where it is kept.
+func requestDigest(r Request, name string, body []byte) (string, error) {
+	parts := [][]byte{[]byte(r.Type), []byte(r.SessionID), []byte(r.ExecutionID), body}
+	if len(r.Secrets) > 0 {
+		slow, err := pbkdf2.Key(sha256.New, digest(r.Secrets...), []byte(name), stretch, sha256.Size)
+		if err != nil {
+			return "", err
+		}
+		parts = append(parts, slow)
+	}
+	return digest(parts...), nil
 }
 
 // mint fills in the ids of what the command makes.
@@ -207,14 +263,14 @@ func mint(c *command.Command) (err error) {
 
 // ask tries until there is an answer or the time is over. Each try has the same
 // id, so that a copy of the service that died with the first costs one try and not the request.
-func (s *Sender) ask(ctx context.Context, subject string, cmd command.Command) (command.Answer, error) {
+func (s *Sender) ask(ctx context.Context, subject string, cmd command.Command, each time.Duration) (command.Answer, error) {
 	payload, err := encode(cmd)
 	if err != nil {
 		return command.Answer{}, err
 	}
 	var unknown error
 	for {
-		try, cancel := context.WithTimeout(ctx, s.cfg.Try)
+		try, cancel := context.WithTimeout(ctx, each)
 		got, err := bus.Request(try, s.cfg.JetStream, bus.Command{Subject: subject, ID: cmd.ID, Payload: payload})
 		cancel()
 		if err == nil {
@@ -271,7 +327,12 @@ func (s *Sender) unknown(r Request, cmd command.Command, body []byte) *problem.E
 		key = cmd.ID
 		ctx, cancel := context.WithTimeout(context.Background(), keepFor)
 		defer cancel()
-		if _, err := s.keys.claim(ctx, keyName(r.Tenant, key), record{Request: requestDigest(r, body), Command: cmd.ID}); err != nil {
+		name := keyName(r.Tenant, key)
+		request, err := requestDigest(r, name, body)
+		if err == nil {
+			_, err = s.keys.claim(ctx, name, record{Request: request, Command: cmd.ID})
+		}
+		if err != nil {
 			s.cfg.Logger.Info("the key of a command whose outcome is unknown was not kept", "command", cmd.ID, "error", err)
 		}
 	}

@@ -1,5 +1,5 @@
-// Package objects keeps the content of files in the object store, on their way
-// into a workspace.
+// Package objects keeps content in the object store: files on their way into a
+// workspace, ZIPs of skills.
 package objects
 
 import (
@@ -24,10 +24,11 @@ import (
 // Config of a Store. JetStream is required.
 type Config struct {
 	JetStream jetstream.JetStream
+	Bucket    string        // "" means topology.BucketWorkspaces
 	Quick     time.Duration // how long content that is in memory may take to be stored; 0 means 30 s
 }
 
-// Store reads and writes the bucket workspaces.
+// Store reads and writes a bucket.
 type Store struct {
 	cfg Config
 
@@ -39,6 +40,9 @@ type Store struct {
 func New(cfg Config) *Store {
 	if cfg.Quick == 0 {
 		cfg.Quick = 30 * time.Second
+	}
+	if cfg.Bucket == "" {
+		cfg.Bucket = topology.BucketWorkspaces
 	}
 	return &Store{cfg: cfg}
 }
@@ -52,7 +56,7 @@ func (s *Store) open(ctx context.Context) (*natsstore.Store, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Quick)
 	defer cancel()
-	b, err := natsstore.Open(ctx, s.cfg.JetStream, topology.BucketWorkspaces)
+	b, err := natsstore.Open(ctx, s.cfg.JetStream, s.cfg.Bucket)
 	if err != nil {
 		return nil, away(err)
 	}

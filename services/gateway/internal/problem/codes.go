@@ -21,6 +21,10 @@ const (
 	SessionNotFound     Code = "SESSION_NOT_FOUND"
 	ExecutionNotFound   Code = "EXECUTION_NOT_FOUND"
 	KeyNotFound         Code = "KEY_NOT_FOUND"
+	AgentNotFound       Code = "AGENT_NOT_FOUND"
+	InstanceNotFound    Code = "INSTANCE_NOT_FOUND"
+	EnvironmentNotFound Code = "ENVIRONMENT_NOT_FOUND"
+	SkillNotFound       Code = "SKILL_NOT_FOUND"
 	MethodNotAllowed    Code = "METHOD_NOT_ALLOWED"
 	FileNotFound        Code = "FILE_NOT_FOUND"
 	NoSnapshot          Code = "NO_SNAPSHOT"
@@ -36,6 +40,17 @@ const (
 	QueueFull           Code = "QUEUE_FULL"
 	TooManyFiles        Code = "TOO_MANY_FILES"
 	TooManySessions     Code = "TOO_MANY_SESSIONS"
+	TooManyTags         Code = "TOO_MANY_TAGS"
+	EnvironmentConflict Code = "ENVIRONMENT_CONFLICT"
+	EnvironmentMissing  Code = "ENVIRONMENT_MISSING"
+	EnvironmentReserved Code = "ENVIRONMENT_RESERVED"
+	SkillZIPInvalid     Code = "SKILL_ZIP_INVALID"
+	SkillEntryRefused   Code = "SKILL_ENTRY_REFUSED"
+	SkillTooLarge       Code = "SKILL_TOO_LARGE"
+	SkillDocument       Code = "SKILL_DOCUMENT_INVALID"
+	SkillDigest         Code = "SKILL_DIGEST_MISMATCH"
+	SkillUpload         Code = "SKILL_UPLOAD_MISSING"
+	SecretsUnavailable  Code = "SECRETS_UNAVAILABLE"
 	SlowClient          Code = "SLOW_CLIENT"
 	Internal            Code = "INTERNAL"
 	Unavailable         Code = "UNAVAILABLE"
@@ -63,6 +78,10 @@ func Table() []Entry {
 		{SessionNotFound, http.StatusNotFound, codes.NotFound, "No such session", "There is no such session, it was deleted, or it is another tenant's: these cannot be told apart.", "sessionId"},
 		{ExecutionNotFound, http.StatusNotFound, codes.NotFound, "No such execution", "As SESSION_NOT_FOUND, of an execution.", "executionId"},
 		{KeyNotFound, http.StatusNotFound, codes.NotFound, "No such key", "As SESSION_NOT_FOUND, of an API key.", "keyId"},
+		{AgentNotFound, http.StatusNotFound, codes.NotFound, "No such agent", "There is no such agent, or no such version of it, it was removed, or it is another tenant's: these cannot be told apart. A digest also finds a removed one.", ""},
+		{InstanceNotFound, http.StatusNotFound, codes.NotFound, "No such agent instance", "As AGENT_NOT_FOUND, of an agent instance.", ""},
+		{EnvironmentNotFound, http.StatusNotFound, codes.NotFound, "No such environment", "As AGENT_NOT_FOUND, of an environment.", ""},
+		{SkillNotFound, http.StatusNotFound, codes.NotFound, "No such skill", "As AGENT_NOT_FOUND, of a skill.", ""},
 		{FileNotFound, http.StatusNotFound, codes.NotFound, "No such file", "The session's last snapshot has no file of this path. A file that the agent has just written is in the next one: POST /api/sessions/{id}/sync asks for it.", "path"},
 		{NoSnapshot, http.StatusNotFound, codes.NotFound, "No snapshot yet", "Files are read from the last snapshot of the workspace, and there is none: it is taken at the end of each turn, and when POST /api/sessions/{id}/sync asks for it.", "sessionId"},
 		{MethodNotAllowed, http.StatusMethodNotAllowed, codes.Unimplemented, "Method not allowed", "The path exists with another method.", ""},
@@ -74,10 +93,21 @@ func Table() []Entry {
 		{IdempotencyMismatch, http.StatusConflict, codes.AlreadyExists, "The Idempotency-Key was used for another request", "Within 24 hours a key stands for one request. Use a new key for a new request.", "Idempotency-Key"},
 		{AlreadyJoined, http.StatusConflict, codes.AlreadyExists, "Joined already", "This WebSocket has joined the session already; leave it first.", "sessionId"},
 		{NotJoined, http.StatusConflict, codes.FailedPrecondition, "Not joined", "This WebSocket has not joined the session.", "sessionId"},
-		{PayloadTooLarge, http.StatusRequestEntityTooLarge, codes.InvalidArgument, "Too large", "`detail` gives the limit: messages up to 1 MiB, metadata up to 16 KiB, a request with files up to `--max-request`, a file or tar that is put up to `--max-file`, frames of a WebSocket up to 64 KiB.", ""},
+		{PayloadTooLarge, http.StatusRequestEntityTooLarge, codes.InvalidArgument, "Too large", "`detail` gives the limit: messages up to 1 MiB, metadata up to 16 KiB, a request with files up to `--max-request`, a file or tar that is put up to `--max-file`, a definition up to 4 MiB, the ZIP of a skill up to 100 MiB, frames of a WebSocket up to 64 KiB.", ""},
 		{QueueFull, http.StatusTooManyRequests, codes.ResourceExhausted, "Too many messages wait", "The session's queue is full; try again when some have been answered.", ""},
 		{TooManyFiles, http.StatusTooManyRequests, codes.ResourceExhausted, "Too many file changes wait", "1,024 changes may wait for a snapshot that holds them. Put many files as one tar (Content-Type application/x-tar), or run a turn first.", ""},
 		{TooManySessions, http.StatusTooManyRequests, codes.ResourceExhausted, "Too many sessions on one WebSocket", "Leave some, or open another WebSocket.", ""},
+		{TooManyTags, http.StatusConflict, codes.FailedPrecondition, "Too many tags", "An entry of the catalogue has at most 64 tags. Move one that it has.", ""},
+		{EnvironmentConflict, http.StatusUnprocessableEntity, codes.FailedPrecondition, "The variables do not merge", "An environment is referred to in two versions, or a variable has no name that one may have. `detail` says all that is wrong.", ""},
+		{EnvironmentMissing, http.StatusUnprocessableEntity, codes.FailedPrecondition, "A variable has no value", "The agent requires it, and no environment gives it. `detail` says all that is wrong.", ""},
+		{EnvironmentReserved, http.StatusUnprocessableEntity, codes.FailedPrecondition, "A variable is Spool's own", "It says how a sandbox reaches models, or where agents keep their files. `detail` says all that is wrong.", ""},
+		{SkillZIPInvalid, http.StatusUnprocessableEntity, codes.InvalidArgument, "No good ZIP", "It is no ZIP, is damaged, or contradicts itself.", ""},
+		{SkillEntryRefused, http.StatusUnprocessableEntity, codes.InvalidArgument, "An entry of the ZIP is refused", "Its path leaves the skill, it is neither file nor folder, or two entries are one. `detail` names it.", ""},
+		{SkillTooLarge, http.StatusRequestEntityTooLarge, codes.InvalidArgument, "The skill is too large", "`detail` gives the limit: of files, of unpacked bytes, of their ratio to packed ones, or of SKILL.md.", ""},
+		{SkillDocument, http.StatusUnprocessableEntity, codes.InvalidArgument, "SKILL.md is not valid", "There is none at the root, there are two, it is too large, or its front matter is wrong. `field` names the line of it.", ""},
+		{SkillDigest, http.StatusUnprocessableEntity, codes.InvalidArgument, "Another ZIP than was said", "The SHA-256 that was given is not that of what came. Send it again.", "sha256"},
+		{SkillUpload, http.StatusConflict, codes.Aborted, "The upload is gone", "What was uploaded was not found, or not whole, when it was to be checked. Push again.", ""},
+		{SecretsUnavailable, http.StatusServiceUnavailable, codes.FailedPrecondition, "Secrets cannot be taken in", "The server has no key to encrypt them with; `detail` names the setting.", ""},
 		{SlowClient, 0, codes.ResourceExhausted, "The client is too slow", "It took longer than `--write-timeout` to take what was sent, so it was cut. Its cursor is the seq of the last event it has: connect again with it.", ""},
 		{Internal, http.StatusInternalServerError, codes.Internal, "Internal error", "A fault of the server's, which its log describes.", ""},
 		{Unavailable, http.StatusServiceUnavailable, codes.Unavailable, "Not available now", "NATS, Postgres or a service does not answer. Wait for `Retry-After` and try again. When the outcome of a command is unknown, `detail` says so and `idempotencyKey` is the Idempotency-Key with which a retry is safe.", ""},

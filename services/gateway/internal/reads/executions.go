@@ -15,7 +15,7 @@ import (
 )
 
 const executionColumns = `id, session, phase, code, message, reason, attempt, executor, model, input_tokens, output_tokens,
-	cache_read_tokens, cache_write_tokens, cost_usd, result, metadata, queued_at, dispatched_at, started_at, ended_at, duration_ms, first_seq,
+	cache_read_tokens, cache_write_tokens, cost_usd, result, metadata, queued_at, dispatched_at, started_at, ended_at, duration_ms, first_seq, resolved,
 	(SELECT json_agg(u ORDER BY u.day, u.provider, u.model) FROM usage u
 	  WHERE u.tenant = executions.tenant AND u.session = executions.session AND u.execution = executions.id)`
 
@@ -25,13 +25,13 @@ var phases = []string{"queued", "starting", "running", "paused", "completed", "f
 func scanExecution(r scanner) (*spoolv1.Execution, error) {
 	var e spoolv1.Execution
 	var code, message, reason, executor, model, result string
-	var metadata *string
+	var metadata, resolved *string
 	var queued time.Time
 	var dispatched, started, ended *time.Time
 	var attempt, in, out, read, write, duration, first int64
 	var usage *string
 	err := r.Scan(&e.ExecutionId, &e.SessionId, &e.Phase, &code, &message, &reason, &attempt, &executor, &model, &in, &out, &read, &write,
-		&e.CostUsd, &result, &metadata, &queued, &dispatched, &started, &ended, &duration, &first, &usage)
+		&e.CostUsd, &result, &metadata, &queued, &dispatched, &started, &ended, &duration, &first, &resolved, &usage)
 	if err != nil {
 		return nil, err
 	}
@@ -40,6 +40,9 @@ func scanExecution(r scanner) (*spoolv1.Execution, error) {
 	e.Usage = &spoolv1.Usage{InputTokens: uint32(in), OutputTokens: uint32(out), CacheReadTokens: uint32(read), CacheWriteTokens: uint32(write)}
 	if metadata != nil {
 		e.Metadata = wirejson.Raw(*metadata)
+	}
+	if resolved != nil {
+		e.Resolved = wirejson.Raw(*resolved)
 	}
 	e.QueuedAt = wirejson.Time(queued)
 	for _, t := range []struct {

@@ -14,7 +14,7 @@ import (
 )
 
 const sessionColumns = `id, status, agent, agent_version, architecture, provider, options, metadata, created_at, updated_at,
-	tip, tip_position, active_execution, queued, executions, idle, snapshot, snapshot_at, workspace_files, workspace_bytes,
+	tip, tip_position, active_execution, queued, executions, idle, snapshot, snapshot_at, workspace_files, workspace_bytes, agent_ref, instance, environments,
 	box, box_state, box_health, box_why, box_provider, box_engine, box_image, box_created, box_ended, box_memory, box_disk`
 
 // sessionTables joins a session's sandbox to it: the one that has not ended, else the last one.
@@ -30,7 +30,7 @@ type scanner interface{ Scan(dest ...any) error }
 
 func scanSession(r scanner) (*spoolv1.Session, error) {
 	var s spoolv1.Session
-	var options, active string
+	var options, active, agentRef, instance, environments string
 	var metadata *string
 	var created, updated time.Time
 	var tip, queued, executions, files, bytes int64
@@ -38,7 +38,7 @@ func scanSession(r scanner) (*spoolv1.Session, error) {
 	var taken *time.Time
 	var b box
 	err := r.Scan(&s.SessionId, &s.Status, &s.Agent, &s.AgentVersion, &s.Architecture, &s.Sandbox, &options, &metadata, &created, &updated,
-		&tip, &s.Position, &active, &queued, &executions, &s.Idle, &snapshot, &taken, &files, &bytes,
+		&tip, &s.Position, &active, &queued, &executions, &s.Idle, &snapshot, &taken, &files, &bytes, &agentRef, &instance, &environments,
 		&b.id, &b.state, &b.health, &b.why, &b.provider, &b.engine, &b.image, &b.created, &b.ended, &b.memory, &b.disk)
 	if err != nil {
 		return nil, err
@@ -57,7 +57,10 @@ func scanSession(r scanner) (*spoolv1.Session, error) {
 	}
 	s.CreatedAt, s.UpdatedAt = wirejson.Time(created), wirejson.Time(updated)
 	s.Tip, s.Queued, s.Executions = uint32(tip), uint32(queued), uint32(executions)
-	s.ActiveExecutionId = filled(active)
+	s.ActiveExecutionId, s.AgentRef, s.Instance = filled(active), filled(agentRef), filled(instance)
+	if err := json.Unmarshal([]byte(environments), &s.Environments); err != nil {
+		return nil, problem.New(problem.Internal, "", "the session's environments in the read models cannot be read").Because(err)
+	}
 	s.Snapshot, s.WorkspaceFiles, s.WorkspaceBytes, s.CurrentSandbox = filled(snapshot), uint32(files), float64(bytes), b.dress()
 	if taken != nil {
 		s.SnapshotAt = wirejson.Time(*taken)

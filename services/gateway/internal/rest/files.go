@@ -70,7 +70,10 @@ func (h *Handler) files(w *answer, r *http.Request, session, file string, has bo
 }
 
 // only refuses query parameters that a route does not know, or that are given twice.
-func only(r *http.Request, known ...string) (url.Values, error) {
+func only(r *http.Request, known ...string) (url.Values, error) { return onlyBut(r, "", known...) }
+
+// onlyBut is only, with one parameter that may be given more than once.
+func onlyBut(r *http.Request, many string, known ...string) (url.Values, error) {
 	q, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
 		return nil, problem.Invalid("", "the query of the URL cannot be read")
@@ -79,7 +82,7 @@ func only(r *http.Request, known ...string) (url.Values, error) {
 		switch {
 		case !slices.Contains(known, name):
 			return nil, problem.Invalid(clip(strings.ToValidUTF8(name, "\uFFFD")), "there is no such parameter; there are %s", strings.Join(known, ", "))
-		case len(values) > 1:
+		case len(values) > 1 && name != many:
 			return nil, problem.Invalid(name, "the parameter is given more than once")
 		}
 	}

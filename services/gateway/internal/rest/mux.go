@@ -23,7 +23,7 @@ import (
 )
 
 const (
-	// maxBody bounds a request's body that brings no files along: a message of 1 MiB, each of its bytes escaped, and its metadata.
+	// maxBody bounds a request's body that brings no files along: a message of 1 MiB, each of its bytes escaped, and its metadata; a definition of 4 MiB.
 	maxBody = 8 << 20
 	// maxDrain bounds what is read and thrown away of a body that is too large.
 	maxDrain = 64 << 20
@@ -126,6 +126,10 @@ func (h *Handler) mux() (http.Handler, error) {
 		spoolv1.RegisterExecutionsHandlerServer(ctx, mux, h.cfg.API),
 		spoolv1.RegisterEventsHandlerServer(ctx, mux, h.cfg.API),
 		spoolv1.RegisterKeysHandlerServer(ctx, mux, h.cfg.API),
+		spoolv1.RegisterAgentsHandlerServer(ctx, mux, h.cfg.API),
+		spoolv1.RegisterInstancesHandlerServer(ctx, mux, h.cfg.API),
+		spoolv1.RegisterEnvironmentsHandlerServer(ctx, mux, h.cfg.API),
+		spoolv1.RegisterSkillsHandlerServer(ctx, mux, h.cfg.API),
 	)
 }
 

@@ -145,6 +145,9 @@ func (h *Handler) serve(w *answer, r *http.Request) error {
 	if session, file, has, ok := filesOf(r.URL.Path); ok {
 		return h.files(w, r, session, file, has)
 	}
+	if serve := h.skillsOf(r); serve != nil {
+		return serve(w, r)
+	}
 	session, streams := strings.CutPrefix(r.URL.Path, streamPrefix)
 	session, ends := strings.CutSuffix(session, streamSuffix)
 	switch {

@@ -12,6 +12,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/types/descriptorpb"
 
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 )
@@ -49,6 +50,9 @@ func readField(raw json.RawMessage, at string, m protoreflect.Message, fd protor
 	if string(raw) == "null" && !isJSON(fd) {
 		return nil
 	}
+	if fd.IsMap() {
+		return readMap(raw, at, m.Mutable(fd).Map(), fd.MapValue())
+	}
 	if !fd.IsList() {
 		v, err := readValue(raw, at, m.NewField(fd), fd)
 		if err == nil {
@@ -74,10 +78,28 @@ func readField(raw json.RawMessage, at string, m protoreflect.Message, fd protor
 	return nil
 }
 
+// readMap reads an object of any names.
+func readMap(raw json.RawMessage, at string, into protoreflect.Map, fd protoreflect.FieldDescriptor) error {
+	return eachMember(raw, at, func(name string, raw json.RawMessage) error {
+		key, at := protoreflect.ValueOfString(name).MapKey(), join(at, name)
+		if into.Has(key) {
+			return &FieldError{at, "it is given twice"}
+		}
+		v, err := readValue(raw, at, into.NewValue(), fd)
+		if err == nil {
+			into.Set(key, v)
+		}
+		return err
+	})
+}
+
 // readValue reads one value; zero is an empty one of the field's type.
 func readValue(raw json.RawMessage, at string, zero protoreflect.Value, fd protoreflect.FieldDescriptor) (protoreflect.Value, error) {
 	switch fd.Kind() {
 	case protoreflect.StringKind:
+		if raw[0] != '"' && redacted(fd) {
+			return zero, &FieldError{at, "must be a string, not " + typeOf(raw)}
+		}
 		s, err := readString(raw, at)
 		return protoreflect.ValueOfString(s), err
 	case protoreflect.BoolKind:
@@ -200,27 +222,39 @@ func CheckDepth(data []byte) error {
 }
 
 func wrongType(at, want string, raw []byte) error {
-	got := "a number"
 	if len(raw) == 0 {
 		return &FieldError{at, "must be " + want}
 	}
-	switch raw[0] {
-	case '"':
-		got = "a string"
-	case '{':
-		got = "an object"
-	case '[':
-		got = "a list"
-	case 't', 'f':
-		got = "true or false"
-	case 'n':
-		got = "null"
-	default:
-		if len(raw) <= 24 {
-			got = string(raw)
-		}
+	got := typeOf(raw)
+	if got == number && len(raw) <= 24 {
+		got = string(raw)
 	}
 	return &FieldError{at, "must be " + want + ", not " + got}
+}
+
+const number = "a number"
+
+// typeOf names the type of a value and tells nothing of it.
+func typeOf(raw []byte) string {
+	switch raw[0] {
+	case '"':
+		return "a string"
+	case '{':
+		return "an object"
+	case '[':
+		return "a list"
+	case 't', 'f':
+		return "true or false"
+	case 'n':
+		return "null"
+	}
+	return number
+}
+
+// redacted tells whether a field may hold what no error may repeat.
+func redacted(fd protoreflect.FieldDescriptor) bool {
+	o, ok := fd.Options().(*descriptorpb.FieldOptions)
+	return ok && o.GetDebugRedact()
 }
 
 func join(path, name string) string {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -51,8 +52,12 @@ func writeMessage(b *bytes.Buffer, m protoreflect.Message) {
 		first = false
 		writeString(b, fd.JSONName())
 		b.WriteByte(':')
-		if fd.IsList() {
+		switch {
+		case fd.IsList():
 			writeList(b, fd, m.Get(fd).List())
+			continue
+		case fd.IsMap():
+			writeMap(b, fd, m.Get(fd).Map())
 			continue
 		}
 		writeValue(b, fd, m.Get(fd))
@@ -79,6 +84,26 @@ func writeList(b *bytes.Buffer, fd protoreflect.FieldDescriptor, list protorefle
 		writeValue(b, fd, list.Get(i))
 	}
 	b.WriteByte(']')
+}
+
+// writeMap writes members in the order of their names.
+func writeMap(b *bytes.Buffer, fd protoreflect.FieldDescriptor, m protoreflect.Map) {
+	var names []string
+	m.Range(func(k protoreflect.MapKey, _ protoreflect.Value) bool {
+		names = append(names, k.String())
+		return true
+	})
+	slices.Sort(names)
+	b.WriteByte('{')
+	for i, name := range names {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		writeString(b, name)
+		b.WriteByte(':')
+		writeValue(b, fd.MapValue(), m.Get(protoreflect.ValueOfString(name).MapKey()))
+	}
+	b.WriteByte('}')
 }
 
 func writeValue(b *bytes.Buffer, fd protoreflect.FieldDescriptor, v protoreflect.Value) {

@@ -21,8 +21,8 @@ import (
 func TestUnmarshalNamesWhatIsAtFault(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ name, body, want string }{
-		{"unknown field", `{"contents":"x"}`, "contents: there is no such field; there are sessionId, content, parts, metadata, workspaceFiles"},
-		{"proto name", `{"session_id":"x"}`, "session_id: there is no such field; there are sessionId, content, parts, metadata, workspaceFiles"},
+		{"unknown field", `{"contents":"x"}`, "contents: there is no such field; there are sessionId, content, parts, metadata, workspaceFiles, environment"},
+		{"proto name", `{"session_id":"x"}`, "session_id: there is no such field; there are sessionId, content, parts, metadata, workspaceFiles, environment"},
 		{"number for a string", `{"content":5}`, "content: must be a string, not 5"},
 		{"object for a string", `{"content":{"a":1}}`, "content: must be a string, not an object"},
 		{"string for a list", `{"parts":"x"}`, "parts: must be a list, not a string"},
@@ -35,6 +35,10 @@ func TestUnmarshalNamesWhatIsAtFault(t *testing.T) {
 		{"invalid UTF-8", "{\"content\":\"a\xff\"}", "content: the text is not valid UTF-8"},
 		{"half a pair", `{"content":"a\ud800b"}`, `content: the text holds half of a surrogate pair (\ud800 to \udfff)`},
 		{"deep metadata", `{"metadata":` + strings.Repeat("[", 100_000) + strings.Repeat("]", 100_000) + `}`, "metadata: nested deeper than 512 levels"},
+		{"a secret that is a number", `{"environment":{"PIN":{"value":123456,"secret":true}}}`, "environment.PIN.value: must be a string, not a number"},
+		{"a list of variables", `{"environment":[]}`, "environment: must be an object, not a list"},
+		{"no variable", `{"environment":{"A":null}}`, "environment.A: must be an object, not null"},
+		{"a variable twice", `{"environment":{"A":{},"A":{}}}`, "environment.A: it is given twice"},
 		{"deep document", strings.Repeat(`{"a":`, 100_000), "a: nested deeper than 512 levels"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -186,6 +190,11 @@ func fill(d protoreflect.MessageDescriptor) protoreflect.Message {
 				return protoreflect.ValueOfFloat64(0.25)
 			}
 			return protoreflect.ValueOfMessage(fill(fd.Message()))
+		}
+		if fd.IsMap() {
+			m.Mutable(fd).Map().Set(protoreflect.ValueOfString("b").MapKey(), protoreflect.ValueOfMessage(fill(fd.MapValue().Message())))
+			m.Mutable(fd).Map().Set(protoreflect.ValueOfString("a").MapKey(), protoreflect.ValueOfMessage(fill(fd.MapValue().Message())))
+			continue
 		}
 		if fd.IsList() {
 			m.Mutable(fd).List().Append(value())

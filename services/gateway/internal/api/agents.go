@@ -1,0 +1,91 @@
+package api
+
+import (
+	"context"
+
+	"github.com/spoolhq/spool/pkg/api/command"
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/services/gateway/internal/auth"
+	"github.com/spoolhq/spool/services/gateway/internal/commands"
+)
+
+// ApplyAgent makes a version of an agent.
+func (s *Server) ApplyAgent(ctx context.Context, r *spoolv1.ApplyAgentRequest) (*spoolv1.ApplyResponse, error) {
+	p, err := auth.From(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var spec events.AgentSpec
+	ref, err := applied(p, r, &spec)
+	if err != nil {
+		return nil, err
+	}
+	a, err := s.change(ctx, about(agents(), p, ref, commands.Request{
+		Type: command.TypeApplyAgent, Body: command.ApplyAgent{Ref: ref, Tags: r.GetTags(), Spec: spec},
+	}))
+	if err != nil {
+		return nil, err
+	}
+	return answered(ref, a), nil
+}
+
+// ListAgents lists the tenant's agents, and the platform's.
+func (s *Server) ListAgents(ctx context.Context, r *spoolv1.ListAgentsRequest) (*spoolv1.ListAgentsResponse, error) {
+	list, next, err := s.definitions(ctx, agents(), r)
+	return &spoolv1.ListAgentsResponse{Agents: list, NextPageToken: next}, err
+}
+
+// GetAgent reads a version of an agent.
+func (s *Server) GetAgent(ctx context.Context, r *spoolv1.GetAgentRequest) (*spoolv1.Definition, error) {
+	return s.definition(ctx, agents(), r)
+}
+
+// RemoveAgent hides an agent.
+func (s *Server) RemoveAgent(ctx context.Context, r *spoolv1.RemoveAgentRequest) (*spoolv1.RemoveResponse, error) {
+	ref, err := located(r, "")
+	if err != nil {
+		return nil, err
+	}
+	return s.remove(ctx, agents(), commands.Request{Type: command.TypeRemoveAgent}, ref)
+}
+
+// ApplyInstance makes a version of an agent instance.
+func (s *Server) ApplyInstance(ctx context.Context, r *spoolv1.ApplyInstanceRequest) (*spoolv1.ApplyResponse, error) {
+	p, err := auth.From(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var spec events.InstanceSpec
+	ref, err := applied(p, r, &spec)
+	if err != nil {
+		return nil, err
+	}
+	a, err := s.change(ctx, about(instances(), p, ref, commands.Request{
+		Type: command.TypeApplyInstance, Body: command.ApplyInstance{Ref: ref, Tags: r.GetTags(), Spec: spec},
+	}))
+	if err != nil {
+		return nil, err
+	}
+	return answered(ref, a), nil
+}
+
+// ListInstances lists the tenant's agent instances, and the platform's.
+func (s *Server) ListInstances(ctx context.Context, r *spoolv1.ListInstancesRequest) (*spoolv1.ListInstancesResponse, error) {
+	list, next, err := s.definitions(ctx, instances(), r)
+	return &spoolv1.ListInstancesResponse{Instances: list, NextPageToken: next}, err
+}
+
+// GetInstance reads a version of an agent instance.
+func (s *Server) GetInstance(ctx context.Context, r *spoolv1.GetInstanceRequest) (*spoolv1.Definition, error) {
+	return s.definition(ctx, instances(), r)
+}
+
+// RemoveInstance hides an agent instance.
+func (s *Server) RemoveInstance(ctx context.Context, r *spoolv1.RemoveInstanceRequest) (*spoolv1.RemoveResponse, error) {
+	ref, err := located(r, "")
+	if err != nil {
+		return nil, err
+	}
+	return s.remove(ctx, instances(), commands.Request{Type: command.TypeRemoveInstance}, ref)
+}

@@ -1,0 +1,279 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/spoolhq/spool/pkg/api/command"
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/definition"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/services/gateway/internal/auth"
+	"github.com/spoolhq/spool/services/gateway/internal/commands"
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+	"github.com/spoolhq/spool/services/gateway/internal/reads"
+	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
+)
+
+// Limits of the catalogue's requests.
+const (
+	MaxSpec         = 4 << 20 // bytes of a definition
+	maxTags         = 64
+	maxEnvironments = definition.MaxEnvironments // references of one request
+)
+
+// noun is what a kind of the catalogue is called.
+type noun struct {
+	kind    events.Aspect
+	word    string
+	missing problem.Code
+}
+
+func (n noun) absent(field string) error {
+	return problem.New(n.missing, field, fmt.Sprintf("there is no such %s, or no such version of it", n.word))
+}
+
+func agents() noun    { return noun{events.Agent, "agent", problem.AgentNotFound} }
+func instances() noun { return noun{events.Instance, "agent instance", problem.InstanceNotFound} }
+func environments() noun {
+	return noun{events.Environment, "environment", problem.EnvironmentNotFound}
+}
+func skills() noun { return noun{events.Skill, "skill", problem.SkillNotFound} }
+
+// badReference says what is wrong with a reference, and where.
+func badReference(prefix string, err error) error {
+	var wrong *events.ReferenceError
+	if !errors.As(err, &wrong) {
+		return problem.Invalid(prefix, "%s", err.Error())
+	}
+	field := wrong.Field
+	switch {
+	case prefix != "" && field != "":
+		field = prefix + "." + field
+	case prefix != "":
+		field = prefix
+	}
+	return problem.Invalid(field, "%s", wrong.Detail)
+}
+
+// parseReference reads the string form; "" is the zero reference.
+func parseReference(field, s string) (events.Reference, error) {
+	if s == "" {
+		return events.Reference{}, nil
+	}
+	r, err := events.ParseReference(s)
+	if err != nil {
+		return r, problem.Invalid(field, "%s", err.Error())
+	}
+	return own(r), nil
+}
+
+// own writes the tenant's scope in its short form, which is the log's.
+func own(r events.Reference) events.Reference {
+	if r.Scope == events.ScopeOrganization {
+		r.Scope = ""
+	}
+	return r
+}
+
+func parseReferences(field string, list []string) ([]events.Reference, error) {
+	if len(list) > maxEnvironments {
+		return nil, problem.Invalid(field, "there are %d; at most %d are taken", len(list), maxEnvironments)
+	}
+	var out []events.Reference
+	for i, s := range list {
+		at := fmt.Sprintf("%s[%d]", field, i)
+		if s == "" {
+			return nil, problem.Invalid(at, "it is empty")
+		}
+		r, err := parseReference(at, s)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, r)
+	}
+	return out, nil
+}
+
+// locating is a request that names an entry in its path.
+type locating interface {
+	GetSlug() string
+	GetScope() string
+	GetOrg() string
+}
+
+func located(r locating, version string) (events.Reference, error) {
+	ref := events.Reference{Scope: events.Scope(r.GetScope()), Org: r.GetOrg(), Slug: r.GetSlug(), Version: version}
+	if err := ref.Check(); err != nil {
+		return ref, badReference("", err)
+	}
+	return own(ref), nil
+}
+
+// mayWrite refuses writing what is the platform's to all but the root key.
+func mayWrite(p auth.Principal, ref events.Reference, field string) error {
+	if ref.Scope == events.ScopePlatform && !p.Admin {
+		return problem.New(problem.Forbidden, field, "what is the platform's is written with the root key; every tenant may read it")
+	}
+	return nil
+}
+
+// applying is a request to make a version.
+type applying interface {
+	GetRef() *spoolv1.Reference
+	GetTags() []string
+	GetSpec() *spoolv1.Json
+}
+
+// applied checks a request to make a version, and reads its definition into spec.
+func applied(p auth.Principal, r applying, spec any) (events.Reference, error) {
+	given := r.GetRef()
+	if given == nil {
+		return events.Reference{}, problem.Invalid("ref", "it is missing: give at least ref.slug")
+	}
+	if given.GetVersion() != "" {
+		return events.Reference{}, problem.Invalid("ref.version", "a version follows from the definition: leave it out")
+	}
+	ref := events.Reference{Scope: events.Scope(given.GetScope()), Org: given.GetOrg(), Slug: given.GetSlug()}
+	if err := ref.Check(); err != nil {
+		return ref, badReference("ref", err)
+	}
+	if err := errors.Join(mayWrite(p, ref, "ref.scope"), checkTags("tags", r.GetTags())); err != nil {
+		return ref, err
+	}
+	text := r.GetSpec().GetText()
+	switch {
+	case text == "":
+		return ref, problem.Invalid("spec", "it is missing")
+	case len(text) > MaxSpec:
+		return ref, problem.New(problem.PayloadTooLarge, "spec", sized("the definition", len(text), MaxSpec))
+	}
+	var bad *wirejson.FieldError
+	if errors.As(wirejson.UnmarshalValue([]byte(text), "spec", spec), &bad) {
+		return ref, problem.Invalid(bad.Field, "%s", bad.Detail)
+	}
+	return own(ref), nil
+}
+
+func checkTags(field string, tags []string) error {
+	if len(tags) > maxTags {
+		return problem.Invalid(field, "there are %d; at most %d are taken", len(tags), maxTags)
+	}
+	for i, t := range tags {
+		if !events.IsTag(t) {
+			return problem.Invalid(fmt.Sprintf("%s[%d]", field, i), "%+q is not a tag: 1 to 64 characters of a-z, 0-9, dots, hyphens and underscores, not a dot or a hyphen first", clip(t))
+		}
+	}
+	return nil
+}
+
+// about fills in where a command about an entry goes.
+func about(n noun, p auth.Principal, ref events.Reference, r commands.Request) commands.Request {
+	subject := ref.Subject(n.kind, p.Tenant)
+	r.Tenant, r.About, r.Kind = subject.Tenant, subject.ID, n.kind
+	return r
+}
+
+// answered dresses the answer to a command about an entry.
+func answered(ref events.Reference, a command.Answer) *spoolv1.ApplyResponse {
+	if a.Ref != nil {
+		ref = *a.Ref
+	}
+	return &spoolv1.ApplyResponse{Ref: dressRef(ref), Position: a.Position, Same: a.Same}
+}
+
+func dressRef(ref events.Reference) *spoolv1.Reference {
+	ref = reads.Named(ref)
+	out := &spoolv1.Reference{Scope: string(ref.Scope), Slug: ref.Slug}
+	if ref.Org != "" {
+		out.Org = &ref.Org
+	}
+	if ref.Version != "" {
+		out.Version = &ref.Version
+	}
+	return out
+}
+
+// remove hides an entry, or the version that ref has.
+func (s *Server) remove(ctx context.Context, n noun, r commands.Request, ref events.Reference) (*spoolv1.RemoveResponse, error) {
+	p, err := auth.From(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := mayWrite(p, ref, "scope"); err != nil {
+		return nil, err
+	}
+	r.Body = command.Remove{Ref: ref}
+	a, err := s.change(ctx, about(n, p, ref, r))
+	var refused *problem.Error
+	if errors.As(err, &refused) && refused.Field == "ref" { // which the request has in parts
+		refused.Field = "slug"
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &spoolv1.RemoveResponse{Position: a.Position}, nil
+}
+
+// version reads a version of an entry.
+func (s *Server) version(ctx context.Context, n noun, ref events.Reference, minPosition string) (reads.Version, error) {
+	p, err := auth.From(ctx)
+	if err != nil {
+		return reads.Version{}, err
+	}
+	if err := s.Reads.WaitPosition(ctx, ref.Subject(n.kind, p.Tenant).ID, minPosition); err != nil {
+		return reads.Version{}, err
+	}
+	v, found, err := s.Reads.Definition(ctx, n.kind, p.Tenant, ref)
+	if err == nil && !found {
+		err = n.absent("slug")
+	}
+	return v, err
+}
+
+func dressDefinition(v reads.Version) *spoolv1.Definition {
+	return &spoolv1.Definition{Ref: dressRef(v.Ref), Tags: v.Tags, Spec: wirejson.Raw(v.Spec), CreatedAt: wirejson.Time(v.CreatedAt)}
+}
+
+// getting is a request for one version.
+type getting interface {
+	locating
+	GetVersion() string
+	GetMinPosition() string
+}
+
+func (s *Server) definition(ctx context.Context, n noun, r getting) (*spoolv1.Definition, error) {
+	ref, err := located(r, r.GetVersion())
+	if err != nil {
+		return nil, err
+	}
+	v, err := s.version(ctx, n, ref, r.GetMinPosition())
+	if err != nil {
+		return nil, err
+	}
+	return dressDefinition(v), nil
+}
+
+// paged is a request for a list.
+type paged interface {
+	GetPageToken() string
+	GetPageSize() uint32
+}
+
+func (s *Server) versions(ctx context.Context, n noun, r paged) ([]reads.Version, string, error) {
+	p, err := auth.From(ctx)
+	if err != nil {
+		return nil, "", err
+	}
+	return s.Reads.Definitions(ctx, n.kind, p.Tenant, r.GetPageToken(), r.GetPageSize())
+}
+
+func (s *Server) definitions(ctx context.Context, n noun, r paged) ([]*spoolv1.Definition, string, error) {
+	list, next, err := s.versions(ctx, n, r)
+	var out []*spoolv1.Definition
+	for _, v := range list {
+		out = append(out, dressDefinition(v))
+	}
+	return out, next, err
+}

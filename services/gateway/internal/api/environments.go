@@ -1,0 +1,200 @@
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spoolhq/spool/pkg/api/command"
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/layers"
+	"github.com/spoolhq/spool/services/gateway/internal/auth"
+	"github.com/spoolhq/spool/services/gateway/internal/commands"
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+)
+
+// ApplyEnvironment makes a version of an environment. It returns when the read
+// models have it, if they keep up: the next one may keep its secrets.
+func (s *Server) ApplyEnvironment(ctx context.Context, r *spoolv1.ApplyEnvironmentRequest) (*spoolv1.ApplyResponse, error) {
+	p, err := auth.From(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var spec events.EnvironmentSpec
+	ref, err := applied(p, r, &spec)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.sealEnvironment(ctx, p.Tenant, ref, &spec); err != nil {
+		return nil, err
+	}
+	a, err := s.change(ctx, about(environments(), p, ref, commands.Request{
+		Type: command.TypeApplyEnvironment, Body: command.ApplyEnvironment{Ref: ref, Tags: r.GetTags(), Spec: spec},
+	}))
+	if err != nil {
+		return nil, err
+	}
+	// It is applied; that it can be read a moment later is no error.
+	_ = s.Reads.WaitPosition(ctx, ref.Subject(events.Environment, p.Tenant).ID, a.Position)
+	return answered(ref, a), nil
+}
+
+// ListEnvironments lists the tenant's environments, and the platform's.
+func (s *Server) ListEnvironments(ctx context.Context, r *spoolv1.ListEnvironmentsRequest) (*spoolv1.ListEnvironmentsResponse, error) {
+	list, next, err := s.definitions(ctx, environments(), r)
+	return &spoolv1.ListEnvironmentsResponse{Environments: list, NextPageToken: next}, err
+}
+
+// GetEnvironment reads a version of an environment.
+func (s *Server) GetEnvironment(ctx context.Context, r *spoolv1.GetEnvironmentRequest) (*spoolv1.Definition, error) {
+	return s.definition(ctx, environments(), r)
+}
+
+// RemoveEnvironment hides an environment.
+func (s *Server) RemoveEnvironment(ctx context.Context, r *spoolv1.RemoveEnvironmentRequest) (*spoolv1.RemoveResponse, error) {
+	ref, err := located(r, "")
+	if err != nil {
+		return nil, err
+	}
+	return s.remove(ctx, environments(), commands.Request{Type: command.TypeRemoveEnvironment}, ref)
+}
+
+// builtIn is the agent that is no entry of the catalogue.
+const builtIn = "default"
+
+// ExplainEnvironment merges variables as an execution would.
+func (s *Server) ExplainEnvironment(ctx context.Context, r *spoolv1.ExplainEnvironmentRequest) (*spoolv1.ExplainEnvironmentResponse, error) {
+	p, err := auth.From(ctx)
+	if err != nil {
+		return nil, err
+	}
+	agent, list, err := s.layersOf(ctx, p.Tenant, r)
+	if err != nil {
+		return nil, err
+	}
+	merged, err := layers.Merge(agent.Environment, list, nil)
+	if err != nil {
+		return nil, unmerged(err)
+	}
+	out := &spoolv1.ExplainEnvironmentResponse{}
+	for _, v := range merged {
+		one := &spoolv1.ExplainedVariable{Name: v.Name, From: v.From, Secret: v.Secret}
+		if !v.Secret {
+			one.Value = &v.Value
+		}
+		out.Variables = append(out.Variables, one)
+	}
+	return out, nil
+}
+
+// layersOf reads what the request refers to: the agent, and the environments in their order.
+func (s *Server) layersOf(ctx context.Context, tenant string, r *spoolv1.ExplainEnvironmentRequest) (agent events.AgentSpec, list []layers.Environment, err error) {
+	ref, refs, err := s.chosen(ctx, tenant, r)
+	if err != nil {
+		return agent, nil, err
+	}
+	if ref.Slug != "" && ref != (events.Reference{Slug: builtIn}) {
+		v, found, err := s.Reads.Definition(ctx, events.Agent, tenant, ref)
+		if err == nil && !found {
+			err = agents().absent("agent")
+		}
+		if err == nil {
+			err = readSpec(v.Spec, &agent)
+		}
+		if err != nil {
+			return agent, nil, err
+		}
+	}
+	for _, e := range refs {
+		v, found, err := s.Reads.Definition(ctx, events.Environment, tenant, e.ref)
+		if err == nil && !found {
+			err = environments().absent(e.field)
+		}
+		one := layers.Environment{Ref: own(v.Ref)}
+		if err == nil {
+			err = readSpec(v.Spec, &one.Spec)
+		}
+		if err != nil {
+			return agent, nil, err
+		}
+		list = append(list, one)
+	}
+	return agent, list, nil
+}
+
+// placed is a reference and where the request has it.
+type placed struct {
+	ref   events.Reference
+	field string
+}
+
+// chosen gives the agent and the environments that a request refers to, those of its instance first.
+func (s *Server) chosen(ctx context.Context, tenant string, r *spoolv1.ExplainEnvironmentRequest) (agent events.Reference, out []placed, err error) {
+	agent, instance, list, err := referring(r)
+	if err != nil {
+		return agent, nil, err
+	}
+	if instance.Slug != "" {
+		v, found, err := s.Reads.Definition(ctx, events.Instance, tenant, instance)
+		if err == nil && !found {
+			err = instances().absent("instance")
+		}
+		var spec events.InstanceSpec
+		if err == nil {
+			err = readSpec(v.Spec, &spec)
+		}
+		if err != nil {
+			return agent, nil, err
+		}
+		agent = spec.Agent
+		for _, e := range spec.Environments {
+			out = append(out, placed{own(e), "instance"})
+		}
+	}
+	for i, e := range list {
+		out = append(out, placed{e, fmt.Sprintf("environments[%d]", i)})
+	}
+	return agent, out, nil
+}
+
+// referringTo is what requests with an agent, or an instance in its place, and environments share.
+type referringTo interface {
+	GetAgent() string
+	GetInstance() string
+	GetEnvironments() []string
+}
+
+// referring reads the references of a request; what is not given is zero.
+func referring(r referringTo) (agent, instance events.Reference, list []events.Reference, err error) {
+	if r.GetAgent() != "" && r.GetInstance() != "" {
+		return agent, instance, nil, problem.Invalid("instance", "agent and instance exclude each other: an instance says which agent it is of")
+	}
+	if agent, err = parseReference("agent", r.GetAgent()); err != nil {
+		return agent, instance, nil, err
+	}
+	if instance, err = parseReference("instance", r.GetInstance()); err != nil {
+		return agent, instance, nil, err
+	}
+	list, err = parseReferences("environments", r.GetEnvironments())
+	return agent, instance, list, err
+}
+
+// unmerged says all that is wrong with variables, under the code of the first.
+func unmerged(err error) error {
+	var first *layers.Error
+	if !errors.As(err, &first) {
+		return problem.From(err)
+	}
+	return problem.New(problem.Code(first.Code), "", strings.ReplaceAll(err.Error(), "\n", "; ")).Because(err)
+}
+
+// readSpec reads a definition of the read models.
+func readSpec(text string, into any) error {
+	if err := json.Unmarshal([]byte(text), into); err != nil {
+		return problem.New(problem.Internal, "", "a definition in the read models cannot be read").Because(err)
+	}
+	return nil
+}

@@ -1,0 +1,240 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/definition"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/layers"
+	"github.com/spoolhq/spool/pkg/secret"
+	"github.com/spoolhq/spool/services/gateway/internal/commands"
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+)
+
+// Sealer encrypts and keeps the value of a secret, and gives the key under which it lies.
+type Sealer interface {
+	// Seal takes the value of an execution's secret, or of an environment's where execution is "".
+	Seal(ctx context.Context, tenant, execution string, value []byte) (key string, err error)
+}
+
+const (
+	maxVariables     = 256       // of one execution
+	maxVariableBytes = 512 << 10 // of their values together
+)
+
+// canSeal refuses secrets where nothing can encrypt them.
+func (s *Server) canSeal(field string) error {
+	if s.Sealer == nil {
+		return problem.New(problem.SecretsUnavailable, field, "this server takes no secrets: it has no public key to encrypt them with; set --secrets-recipient (SPOOL_SECRETS_RECIPIENT)")
+	}
+	return nil
+}
+
+// checkSecret bounds a secret's value. No error tells it.
+func checkSecret(field, value string) error {
+	if n := len(value); n < secret.MinValue || n > secret.MaxValue {
+		return problem.Invalid(field, "%s", (&secret.SizeError{Bytes: n}).Error())
+	}
+	return nil
+}
+
+// seal keeps a value that was checked.
+func (s *Server) seal(ctx context.Context, tenant, execution, field, value string) (string, error) {
+	key, err := s.Sealer.Seal(ctx, tenant, execution, []byte(value))
+	var size *secret.SizeError
+	switch {
+	case errors.As(err, &size):
+		return "", problem.Invalid(field, "%s", size.Error())
+	case err != nil:
+		return "", problem.New(problem.Unavailable, "", "the secret could not be stored; nothing was done, try again").Because(err)
+	}
+	return key, nil
+}
+
+// bringingVariables is what requests with variables of one execution share.
+type bringingVariables interface {
+	GetEnvironment() map[string]*spoolv1.RunVariable
+}
+
+// variables are those of one execution: as they are sent, and what is still to be sealed.
+type variables struct {
+	public  map[string]events.Variable // of a secret only that it is one
+	secrets map[string]string          // value by name
+}
+
+// runVariables checks the variables of a request.
+func (s *Server) runVariables(r bringingVariables) (variables, error) {
+	given := r.GetEnvironment()
+	out := variables{}
+	if len(given) > maxVariables {
+		return out, problem.Invalid("environment", "there are %d variables; at most %d are taken", len(given), maxVariables)
+	}
+	total := 0
+	for _, name := range slices.Sorted(maps.Keys(given)) {
+		v, field := given[name], "environment."+clip(name)
+		if err := layers.CheckName(name); err != nil {
+			return out, problem.Invalid(field, "%s", err.Error())
+		}
+		if err := checkVariable(field+".value", v.GetValue()); err != nil {
+			return out, err
+		}
+		if total += len(v.GetValue()); total > maxVariableBytes {
+			return out, problem.New(problem.PayloadTooLarge, "environment", fmt.Sprintf("the values have more than %d bytes together", maxVariableBytes))
+		}
+		if out.public == nil {
+			out.public, out.secrets = map[string]events.Variable{}, map[string]string{}
+		}
+		if !v.GetSecret() {
+			out.public[name] = events.Variable{Value: v.GetValue()}
+			continue
+		}
+		if err := errors.Join(s.canSeal(field), checkSecret(field+".value", v.GetValue())); err != nil {
+			return out, err
+		}
+		out.public[name], out.secrets[name] = events.Variable{Secret: true}, v.GetValue()
+	}
+	return out, nil
+}
+
+// checkVariable never tells the value.
+func checkVariable(field, value string) error {
+	switch {
+	case len(value) > definition.MaxValue:
+		return problem.Invalid(field, "it has %d bytes; at most %d are taken", len(value), definition.MaxValue)
+	case !utf8.ValidString(value), strings.ContainsRune(value, 0):
+		return problem.Invalid(field, "it holds NUL, or is not valid UTF-8")
+	}
+	return nil
+}
+
+// into makes a command's request one that seals the secrets when the execution has its id. body gives the body with all variables.
+func (v variables) into(s *Server, r commands.Request, body func(map[string]events.Variable) any) commands.Request {
+	r.Body = body(v.public)
+	if len(v.secrets) == 0 {
+		return r
+	}
+	names := slices.Sorted(maps.Keys(v.secrets))
+	for _, name := range names {
+		r.Secrets = append(r.Secrets, []byte(name), []byte(v.secrets[name]))
+	}
+	r.Seal = func(ctx context.Context, tenant, execution string) (any, error) {
+		all := maps.Clone(v.public)
+		for _, name := range names {
+			key, err := s.seal(ctx, tenant, execution, "environment."+name+".value", v.secrets[name])
+			if err != nil {
+				return nil, err
+			}
+			all[name] = events.Variable{Secret: true, Sealed: key}
+		}
+		return body(all), nil
+	}
+	return r
+}
+
+// sealEnvironment puts keys in place of the values of an environment's secrets. A
+// secret without a value keeps what it has in the latest version; one that names
+// a key must have had it in some version.
+func (s *Server) sealEnvironment(ctx context.Context, tenant string, ref events.Reference, spec *events.EnvironmentSpec) error {
+	if err := checkDraft(*spec); err != nil {
+		return err
+	}
+	kept, err := s.keptSecrets(ctx, tenant, ref, *spec)
+	if err != nil {
+		return err
+	}
+	names := slices.Sorted(maps.Keys(spec.Variables))
+	for _, name := range names {
+		if v := spec.Variables[name]; v.Secret && v.Value != "" {
+			field := "spec.variables." + name
+			if err := errors.Join(s.canSeal(field), checkSecret(field+".value", v.Value)); err != nil {
+				return err
+			}
+		}
+	}
+	for _, name := range names { // nothing is stored unless all is well
+		v := spec.Variables[name]
+		switch {
+		case !v.Secret:
+			continue
+		case v.Value == "":
+			v.Sealed = kept[name]
+		default:
+			if v.Sealed, err = s.seal(ctx, ref.Tenant(tenant), "", "spec.variables."+name+".value", v.Value); err != nil {
+				return err
+			}
+		}
+		v.Value = ""
+		spec.Variables[name] = v
+	}
+	return nil
+}
+
+// checkDraft asks the rules of environments before anything is sealed; all that is wrong is said.
+func checkDraft(spec events.EnvironmentSpec) error {
+	spec.Variables = maps.Clone(spec.Variables)
+	for name, v := range spec.Variables {
+		if v.Secret {
+			v.Sealed = "" // is looked at when it is looked up
+			spec.Variables[name] = v
+		}
+	}
+	wrong := definition.CheckDraft(spec)
+	if len(wrong) == 0 {
+		return nil
+	}
+	detail := wrong[0].Detail
+	for _, w := range wrong[1:min(len(wrong), 10)] {
+		detail += "; spec." + w.Error()
+	}
+	return problem.Invalid("spec."+wrong[0].Field, "%s", detail)
+}
+
+// keptSecrets gives the keys of secrets that came without a value.
+func (s *Server) keptSecrets(ctx context.Context, tenant string, ref events.Reference, spec events.EnvironmentSpec) (map[string]string, error) {
+	kept := map[string]string{}
+	var latest *events.EnvironmentSpec
+	for _, name := range slices.Sorted(maps.Keys(spec.Variables)) {
+		v, field := spec.Variables[name], "spec.variables."+name
+		if !v.Secret || v.Value != "" {
+			continue
+		}
+		if v.Sealed != "" {
+			known, err := s.Reads.HasSealed(ctx, tenant, ref, name, v.Sealed)
+			if err != nil {
+				return nil, err
+			}
+			if !known {
+				return nil, problem.Invalid(field+".sealed", "no version of this environment has this key for the variable: give the value, or neither to keep the present one")
+			}
+			kept[name] = v.Sealed
+			continue
+		}
+		if latest == nil {
+			have, err := s.environment(ctx, tenant, ref)
+			if err != nil {
+				return nil, err
+			}
+			latest = &have
+		}
+		if kept[name] = latest.Variables[name].Sealed; kept[name] == "" {
+			return nil, problem.Invalid(field+".value", "the secret has no value yet, so that none can be kept: give one")
+		}
+	}
+	return kept, nil
+}
+
+// environment is the latest version of an environment; an empty one if there is none.
+func (s *Server) environment(ctx context.Context, tenant string, ref events.Reference) (spec events.EnvironmentSpec, err error) {
+	v, found, err := s.Reads.Definition(ctx, events.Environment, tenant, ref)
+	if err == nil && found {
+		err = readSpec(v.Spec, &spec)
+	}
+	return spec, err
+}

@@ -1,0 +1,247 @@
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/api/command"
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/skill"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/pkg/workspace"
+	"github.com/spoolhq/spool/services/gateway/internal/auth"
+	"github.com/spoolhq/spool/services/gateway/internal/commands"
+	"github.com/spoolhq/spool/services/gateway/internal/objects"
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+	"github.com/spoolhq/spool/services/gateway/internal/reads"
+	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
+)
+
+// checkTime is how long the skills service may take to check a ZIP of the largest size.
+const checkTime = 2 * time.Minute
+
+// SkillSource is a skill as a client sends it.
+type SkillSource struct {
+	Ref    events.Reference // without a version; a slug of "" means the name in the ZIP
+	Tags   []string
+	DryRun bool
+	SHA256 string // hex, as the client means it; "" for whatever comes
+	Body   io.Reader
+	Length int64 // as announced, in bytes; -1 for unknown
+}
+
+// SkillPushed is what was found in a ZIP, and the version that holds it.
+type SkillPushed struct {
+	Ref      SkillRef    `json:"ref"`
+	Same     bool        `json:"same"`
+	Skill    reads.Skill `json:"skill"`
+	Position string      `json:"position,omitempty"`
+}
+
+// SkillRef is a reference as the API writes it.
+type SkillRef struct {
+	Scope   string `json:"scope"`
+	Org     string `json:"org,omitempty"`
+	Slug    string `json:"slug"`
+	Version string `json:"version,omitempty"`
+}
+
+// PushSkill stores a ZIP and has it checked. Not more than the limit is read, and none of it is held.
+func (s *Server) PushSkill(ctx context.Context, from SkillSource) (SkillPushed, error) {
+	p, err := auth.From(ctx)
+	if err != nil {
+		return SkillPushed{}, err
+	}
+	if err := checkSource(p, from); err != nil {
+		return SkillPushed{}, err
+	}
+	id, err := events.NewID(events.KindCommand, s.Now(), s.Entropy)
+	if err != nil {
+		return SkillPushed{}, problem.From(err)
+	}
+	ref := own(from.Ref)
+	r := about(skills(), p, ref, commands.Request{Type: command.TypePushSkill, Service: topology.ServiceSkills, ID: id, Patience: checkTime})
+	if ref.Slug == "" { // which entry it is about is not known yet
+		r.About = events.CatalogueID(events.Skill, r.Tenant, string(ref.Scope), ref.Org, id)
+	}
+	object := command.SkillUpload(r.Tenant, id)
+	stored, err := s.Skills.Stream(ctx, object, from.Body, skill.MaxPacked)
+	switch {
+	case errors.Is(err, objects.ErrTooLarge):
+		return SkillPushed{}, skillTooLarge("the ZIP is larger")
+	case err != nil:
+		return SkillPushed{}, err
+	case from.SHA256 != "" && from.SHA256 != stored.SHA256:
+		return SkillPushed{}, problem.New(problem.SkillDigest, "sha256", fmt.Sprintf("the SHA-256 of what came is %s", stored.SHA256))
+	}
+	r.Body = command.PushSkill{Ref: ref, Object: object, SHA256: stored.SHA256, Tags: from.Tags, DryRun: from.DryRun}
+	a, err := s.change(ctx, r)
+	if err != nil {
+		return SkillPushed{}, err
+	}
+	return pushed(ref, a), nil
+}
+
+func checkSource(p auth.Principal, from SkillSource) error {
+	named := from.Ref
+	if named.Slug == "" {
+		named.Slug = "unnamed" // for the rest to be checked
+	}
+	if err := named.Check(); err != nil {
+		return badReference("", err)
+	}
+	if err := errors.Join(mayWrite(p, from.Ref, "scope"), checkTags("tag", from.Tags)); err != nil {
+		return err
+	}
+	switch {
+	case from.SHA256 != "" && !events.IsDigest(from.SHA256):
+		return problem.Invalid("sha256", "%+q is not a SHA-256 in lower-case hex", clip(from.SHA256))
+	case from.Length > skill.MaxPacked:
+		return skillTooLarge(fmt.Sprintf("the ZIP has %d bytes", from.Length))
+	}
+	return nil
+}
+
+func skillTooLarge(what string) error {
+	return problem.New(problem.PayloadTooLarge, "zip", fmt.Sprintf("%s; at most %d are taken", what, skill.MaxPacked))
+}
+
+func pushed(ref events.Reference, a command.Answer) SkillPushed {
+	if a.Ref != nil {
+		ref = *a.Ref
+	}
+	ref = reads.Named(ref)
+	out := SkillPushed{Ref: SkillRef{string(ref.Scope), ref.Org, ref.Slug, ref.Version}, Same: a.Same, Position: a.Position}
+	if d := a.Pushed; d != nil {
+		out.Skill = reads.Skill{Name: d.Name, Description: d.Description, Bytes: uint32(d.Bytes), UnpackedBytes: uint32(d.UnpackedBytes), Files: d.Files}
+	}
+	return out
+}
+
+// ListSkills lists the tenant's skills, and the platform's.
+func (s *Server) ListSkills(ctx context.Context, r *spoolv1.ListSkillsRequest) (*spoolv1.ListSkillsResponse, error) {
+	list, next, err := s.versions(ctx, skills(), r)
+	if err != nil {
+		return nil, err
+	}
+	out := &spoolv1.ListSkillsResponse{NextPageToken: next}
+	for _, v := range list {
+		one, err := dressSkill(v)
+		if err != nil {
+			return nil, err
+		}
+		out.Skills = append(out.Skills, one)
+	}
+	return out, nil
+}
+
+// GetSkill reads a version of a skill, with its document.
+func (s *Server) GetSkill(ctx context.Context, r *spoolv1.GetSkillRequest) (*spoolv1.Skill, error) {
+	ref, err := located(r, r.GetVersion())
+	if err != nil {
+		return nil, err
+	}
+	v, err := s.version(ctx, skills(), ref, r.GetMinPosition())
+	if err != nil {
+		return nil, err
+	}
+	out, err := dressSkill(v)
+	if err == nil {
+		out.Document = &v.Document
+	}
+	return out, err
+}
+
+func dressSkill(v reads.Version) (*spoolv1.Skill, error) {
+	var d reads.Skill
+	if err := json.Unmarshal([]byte(v.Spec), &d); err != nil {
+		return nil, problem.New(problem.Internal, "", "a skill in the read models cannot be read").Because(err)
+	}
+	return &spoolv1.Skill{
+		Ref: dressRef(v.Ref), Tags: v.Tags, Name: d.Name, Description: d.Description, Bytes: d.Bytes, UnpackedBytes: d.UnpackedBytes, Files: d.Files,
+		CreatedAt: wirejson.Time(v.CreatedAt),
+	}, nil
+}
+
+// TagSkill moves a tag to a version of a skill.
+func (s *Server) TagSkill(ctx context.Context, r *spoolv1.TagSkillRequest) (*spoolv1.ApplyResponse, error) {
+	p, err := auth.From(ctx)
+	if err != nil {
+		return nil, err
+	}
+	ref, err := located(r, r.GetVersion())
+	if err != nil {
+		return nil, err
+	}
+	if err := mayWrite(p, ref, "scope"); err != nil {
+		return nil, err
+	}
+	switch tag := r.GetTag(); {
+	case !events.IsTag(tag):
+		return nil, problem.Invalid("tag", "%+q is not a tag: 1 to 64 characters of a-z, 0-9, dots, hyphens and underscores, not a dot or a hyphen first", clip(tag))
+	case ref.Version == "":
+		return nil, problem.Invalid("version", "it is missing: the tag or the digest of the version that the tag is to name")
+	}
+	a, err := s.change(ctx, about(skills(), p, ref, commands.Request{
+		Type: command.TypeTagSkill, Service: topology.ServiceSkills, Body: command.TagSkill{Ref: ref, Tag: r.GetTag()},
+	}))
+	if err != nil {
+		return nil, err
+	}
+	return answered(ref, a), nil
+}
+
+// RemoveSkill hides a skill, or one version of it.
+func (s *Server) RemoveSkill(ctx context.Context, r *spoolv1.RemoveSkillRequest) (*spoolv1.RemoveResponse, error) {
+	ref, err := located(r, r.GetVersion())
+	if err != nil {
+		return nil, err
+	}
+	if ref.Version != "" && !events.IsDigest(ref.Version) {
+		return nil, problem.Invalid("version", "a version is removed by its digest; leave it out to remove the whole skill")
+	}
+	return s.remove(ctx, skills(), commands.Request{Type: command.TypeRemoveSkill, Service: topology.ServiceSkills}, ref)
+}
+
+// Archive is the ZIP of a version of a skill.
+type Archive struct {
+	Slug   string
+	Digest string
+	Size   int64 // bytes
+}
+
+// Archive finds a skill's ZIP.
+func (s *Server) Archive(ctx context.Context, ref events.Reference, minPosition string) (Archive, error) {
+	if err := ref.Check(); err != nil {
+		return Archive{}, badReference("", err)
+	}
+	v, err := s.version(ctx, skills(), own(ref), minPosition)
+	if err != nil {
+		return Archive{}, err
+	}
+	one, err := dressSkill(v)
+	if err != nil {
+		return Archive{}, err
+	}
+	return Archive{Slug: ref.Slug, Digest: v.Ref.Version, Size: int64(one.Bytes)}, nil
+}
+
+// OpenArchive gives the ZIP's content from its beginning.
+func (s *Server) OpenArchive(ctx context.Context, a Archive) (io.ReadCloser, error) {
+	r, err := s.Skills.Get(ctx, a.Digest)
+	var refused *problem.Error
+	switch {
+	case err == nil:
+		return r, nil
+	case errors.As(err, &refused):
+		return nil, err
+	case errors.Is(err, workspace.ErrNotFound):
+		return nil, problem.New(problem.Internal, "", "the ZIP of the skill is missing in the object store; the server's log says which").Because(err)
+	}
+	return nil, problem.New(problem.Unavailable, "", "the object store does not answer; try again").Because(err)
+}

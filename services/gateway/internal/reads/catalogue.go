@@ -1,0 +1,163 @@
+package reads
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/readmodel"
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+)
+
+// Version is a version of a catalogue entry.
+type Version struct {
+	Ref       events.Reference // with the digest; the scope is always named
+	Tags      []string         // that name this version
+	Spec      string           // JSON
+	Document  string           // of a skill, where one version is read
+	CreatedAt time.Time
+}
+
+// Skill is the spec of a skill's version.
+type Skill struct {
+	Name          string `json:"name"`
+	Description   string `json:"description"`
+	Bytes         uint32 `json:"bytes"`
+	UnpackedBytes uint32 `json:"unpackedBytes"`
+	Files         uint32 `json:"files"`
+}
+
+// Definition reads what a reference means to a tenant: "" and latest, a tag, or a
+// digest, which alone finds versions of an entry that was removed. found is false
+// where there is none, and where it is another tenant's.
+func (s *Store) Definition(ctx context.Context, kind events.Aspect, tenant string, ref events.Reference) (v Version, found bool, err error) {
+	version := ref.Version
+	if version == "" {
+		version = events.Latest
+	}
+	subject := ref.Subject(kind, tenant)
+	var state string
+	v.Ref = Named(ref)
+	found, err = s.one(ctx, []any{&state, &v.Ref.Version, &v.Spec, &v.Document, &v.CreatedAt}, `
+		SELECT e.state, v.version, v.spec, v.document, v.created_at FROM catalogue_entries e
+		  JOIN catalogue_versions v ON v.tenant = e.tenant AND v.id = e.id AND v.version = coalesce(e.state::json -> 'tags' ->> $3, $3)
+		 WHERE e.tenant = $1 AND e.id = $2 AND NOT v.removed AND (v.version = $3 OR NOT e.removed)`, subject.Tenant, subject.ID, version)
+	if err == nil && !found {
+		err = s.folding(ctx, subject.ID)
+	}
+	if err == nil && found {
+		v.Tags, err = tagsOf(state, v.Ref.Version)
+	}
+	return v, found, err
+}
+
+// folding is an error while what is not there may only not have been read from the log yet.
+func (s *Store) folding(ctx context.Context, id string) error {
+	var caughtUp bool
+	if _, err := s.one(ctx, []any{&caughtUp}, "SELECT caught_up FROM checkpoints WHERE grp = $1", readmodel.Group(id)); err != nil || caughtUp {
+		return err
+	}
+	return problem.New(problem.Unavailable, "", "the read models are being folded from the log and do not hold it yet; try again")
+}
+
+// Named is a reference that says its scope also where that is the tenant's own.
+func Named(r events.Reference) events.Reference {
+	if r.Scope == "" {
+		r.Scope = events.ScopeOrganization
+	}
+	return r
+}
+
+// tagsOf gives the tags that name a version.
+func tagsOf(state, version string) ([]string, error) {
+	var known struct {
+		Tags map[string]string `json:"tags"`
+	}
+	if err := json.Unmarshal([]byte(state), &known); err != nil {
+		return nil, problem.New(problem.Internal, "", "an entry of the catalogue in the read models cannot be read").Because(err)
+	}
+	var list []string
+	for tag, digest := range known.Tags {
+		if digest == version {
+			list = append(list, tag)
+		}
+	}
+	slices.Sort(list)
+	return list, nil
+}
+
+// Definitions lists the latest versions of a tenant's entries, and of the
+// platform's after them, without documents: a page, which ends at 2 MiB too but
+// holds one at least, and the token of the next.
+func (s *Store) Definitions(ctx context.Context, kind events.Aspect, tenant, token string, size uint32) ([]Version, string, error) {
+	after, err := readEntryToken(token)
+	if err != nil {
+		return nil, "", err
+	}
+	if size, err = pageSize(size); err != nil {
+		return nil, "", err
+	}
+	var list []Version
+	there := 0
+	err = s.rows(ctx, func(r row) error {
+		var v Version
+		var state string
+		err := r.Scan(&v.Ref.Scope, &v.Ref.Org, &v.Ref.Slug, &v.Ref.Version, &state, &v.Spec, &v.CreatedAt, &there)
+		if err == nil {
+			v.Tags, err = tagsOf(state, v.Ref.Version)
+		}
+		list = append(list, v)
+		return err
+	}, `
+		SELECT scope, org, slug, version, state, spec, created_at, there FROM (
+			SELECT e.scope, e.org, e.slug, v.version, e.state, v.spec, v.created_at, count(*) OVER () AS there,
+			       sum(octet_length(v.spec)) OVER (ORDER BY e.scope, e.org, e.slug) - octet_length(v.spec) AS before
+			  FROM (SELECT * FROM catalogue_entries
+			         WHERE kind = $1 AND NOT removed AND (tenant = $2 OR tenant = $3 AND scope = 'platform') AND (scope, org, slug) > ($4, $5, $6)
+			         ORDER BY scope, org, slug LIMIT $7) e
+			  JOIN catalogue_versions v ON v.tenant = e.tenant AND v.id = e.id AND v.version = e.latest) page
+		 WHERE before < $8 ORDER BY scope, org, slug`,
+		string(kind), tenant, events.PlatformTenant, string(after.Scope), after.Org, after.Slug, size+1, maxPageBytes)
+	if err != nil {
+		return nil, "", err
+	}
+	if list, _ = cut(list, size); len(list) < there {
+		return list, entryToken(list[len(list)-1].Ref), nil
+	}
+	return list, "", nil
+}
+
+// The token of a page of entries is where the page before ended; opaque as the others are.
+func entryToken(r events.Reference) string {
+	return base64.RawURLEncoding.EncodeToString([]byte(string(r.Scope) + "/" + r.Org + "/" + r.Slug))
+}
+
+func readEntryToken(token string) (events.Reference, error) {
+	if token == "" {
+		return events.Reference{}, nil
+	}
+	b, err := base64.RawURLEncoding.DecodeString(token)
+	if parts := strings.Split(string(b), "/"); err == nil && len(parts) == 3 {
+		r := events.Reference{Scope: events.Scope(parts[0]), Org: parts[1], Slug: parts[2]}
+		if r.Check() == nil {
+			return r, nil
+		}
+	}
+	return events.Reference{}, problem.Invalid("pageToken", "%s is not the nextPageToken of a page of this list", fmt.Sprintf("%+q", clip(token)))
+}
+
+// HasSealed tells whether any version of an environment has a secret of that name under that key.
+func (s *Store) HasSealed(ctx context.Context, tenant string, ref events.Reference, name, key string) (bool, error) {
+	subject := ref.Subject(events.Environment, tenant)
+	var there bool
+	_, err := s.one(ctx, []any{&there}, `
+		SELECT EXISTS (SELECT FROM catalogue_versions
+		                WHERE tenant = $1 AND id = $2 AND spec::json -> 'variables' -> $3 ->> 'sealed' = $4)`,
+		subject.Tenant, subject.ID, name, key)
+	return there, err
+}

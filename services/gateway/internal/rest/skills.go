@@ -1,0 +1,108 @@
+package rest
+
+import (
+	"context"
+	"io"
+	"mime"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/services/gateway/internal/api"
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+)
+
+const (
+	skillsPath    = "/api/skills"
+	archiveSuffix = "/archive"
+	typeZIP       = "application/zip"
+)
+
+// skillsOf tells whether a request is one of the routes of skills whose bodies are no JSON.
+func (h *Handler) skillsOf(r *http.Request) func(*answer, *http.Request) error {
+	if r.URL.Path == skillsPath && r.Method == http.MethodPost {
+		return h.pushSkill
+	}
+	rest, below := strings.CutPrefix(r.URL.Path, skillsPath+"/")
+	slug, archive := strings.CutSuffix(rest, archiveSuffix)
+	if !below || !archive || strings.Contains(slug, "/") {
+		return nil
+	}
+	return func(w *answer, r *http.Request) error { return h.getArchive(w, r, slug) }
+}
+
+// pushSkill takes a ZIP in as it comes.
+func (h *Handler) pushSkill(w *answer, r *http.Request) error {
+	w.route = skillsPath
+	q, err := onlyBut(r, "tag", "slug", "scope", "org", "tag", "dryRun", "sha256")
+	if err != nil {
+		return err
+	}
+	if media, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || media != typeZIP {
+		return problem.Invalid("Content-Type", "a skill comes as a ZIP, with Content-Type %s", typeZIP)
+	}
+	from := api.SkillSource{
+		Ref: events.Reference{Scope: events.Scope(q.Get("scope")), Org: q.Get("org"), Slug: q.Get("slug")}, Tags: q["tag"], SHA256: q.Get("sha256"), Length: r.ContentLength,
+	}
+	switch dry := q.Get("dryRun"); dry {
+	case "", "false":
+	case "true":
+		from.DryRun = true
+	default:
+		return problem.Invalid("dryRun", "must be true or false, not %+q", clip(dry))
+	}
+	control := http.NewResponseController(w)
+	in := &watched{from: r.Body, control: control}
+	from.Body = in
+	out, err := h.cfg.API.PushSkill(r.Context(), from)
+	if in.err != nil {
+		return problem.Invalid("", "the body did not arrive: it ended too early, or nothing came for %s", stall).Because(in.err)
+	}
+	if err != nil {
+		return err
+	}
+	status := http.StatusCreated
+	if out.Same || from.DryRun {
+		status = http.StatusOK
+	}
+	_ = control.SetWriteDeadline(time.Now().Add(stall)) // a test's recorder has no connection
+	writeJSON(w, status, out)
+	return nil
+}
+
+// getArchive gives the ZIP of a version.
+func (h *Handler) getArchive(w *answer, r *http.Request, slug string) error {
+	w.route = skillsPath + "/{slug}" + archiveSuffix
+	if !slices.Contains([]string{http.MethodGet, http.MethodHead}, r.Method) {
+		return notAllowed(r)
+	}
+	q, err := only(r, "scope", "org", "version", "minPosition")
+	if err != nil {
+		return err
+	}
+	ref := events.Reference{Scope: events.Scope(q.Get("scope")), Org: q.Get("org"), Slug: slug, Version: q.Get("version")}
+	a, err := h.cfg.API.Archive(r.Context(), ref, q.Get("minPosition"))
+	if err != nil {
+		return err
+	}
+	content := &seeker{ctx: r.Context(), open: func(ctx context.Context) (io.ReadCloser, error) { return h.cfg.API.OpenArchive(ctx, a) }, size: a.Size}
+	defer content.Close()
+	// The first bytes are read before anything is answered: they tell whether the content is there.
+	first := make([]byte, min(a.Size, 512))
+	if _, err := io.ReadFull(content, first); err != nil {
+		return err
+	}
+	h.secure(w, typeZIP, a.Slug+".zip")
+	w.Header().Set("ETag", `"`+a.Digest+`"`)
+	if strings.Contains(r.Header.Get("Range"), ",") {
+		r.Header.Del("Range") // each of many ranges would read the content from its start
+	}
+	content.rewind(first)
+	http.ServeContent(&patient{answer: w, control: http.NewResponseController(w)}, r, "", time.Time{}, content)
+	if content.err != nil && r.Context().Err() == nil {
+		h.broken(r, content.err)
+	}
+	return nil
+}

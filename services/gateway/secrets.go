@@ -1,0 +1,93 @@
+package gateway
+
+import (
+	"context"
+	"sync"
+
+	"filippo.io/age"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/secret"
+	"github.com/spoolhq/spool/services/gateway/internal/api"
+)
+
+// Sealer encrypts and keeps the values of secrets: a *secret.Sealer.
+type Sealer = api.Sealer
+
+// recipients reads the public keys; none where none are set.
+func (c *Config) recipients() ([]age.Recipient, error) {
+	if c.SecretsRecipient == "" {
+		return nil, nil
+	}
+	return secret.ParseRecipients(c.SecretsRecipient)
+}
+
+// sealer gives what keeps secrets; nil refuses them.
+func (g *Gateway) sealer(js jetstream.JetStream) (Sealer, error) {
+	if g.deps.Sealer != nil {
+		return g.deps.Sealer, nil
+	}
+	keys, err := g.cfg.recipients()
+	if err != nil || len(keys) == 0 {
+		return nil, err
+	}
+	return secret.NewSealer(&secretsBucket{js: js}, keys...)
+}
+
+// secretsBucket looks the bucket up when it is first needed, so that a gateway starts while NATS is away.
+type secretsBucket struct {
+	js jetstream.JetStream
+
+	mu sync.Mutex
+	kv jetstream.KeyValue
+}
+
+func (b *secretsBucket) open(ctx context.Context) (jetstream.KeyValue, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.kv != nil {
+		return b.kv, nil
+	}
+	kv, err := secret.Bucket(ctx, b.js)
+	if err != nil {
+		return nil, err
+	}
+	b.kv = kv
+	return kv, nil
+}
+
+// Get is jetstream.KeyValue's.
+func (b *secretsBucket) Get(ctx context.Context, key string) (jetstream.KeyValueEntry, error) {
+	kv, err := b.open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return kv.Get(ctx, key)
+}
+
+// Create is jetstream.KeyValue's.
+func (b *secretsBucket) Create(ctx context.Context, key string, value []byte, opts ...jetstream.KVCreateOpt) (uint64, error) {
+	kv, err := b.open(ctx)
+	if err != nil {
+		return 0, err
+	}
+	return kv.Create(ctx, key, value, opts...)
+}
+
+// Update is jetstream.KeyValue's.
+func (b *secretsBucket) Update(ctx context.Context, key string, value []byte, revision uint64) (uint64, error) {
+	kv, err := b.open(ctx)
+	if err != nil {
+		return 0, err
+	}
+	return kv.Update(ctx, key, value, revision)
+}
+
+// Purge is jetstream.KeyValue's.
+func (b *secretsBucket) Purge(ctx context.Context, key string, opts ...jetstream.KVDeleteOpt) error {
+	kv, err := b.open(ctx)
+	if err != nil {
+		return err
+	}
+	return kv.Purge(ctx, key, opts...)
+}
