@@ -9,8 +9,6 @@ package codex
 import (
 	"bytes"
 	"cmp"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -36,8 +34,8 @@ const Tested = "0.169.0"
 // openAI is where models are asked when OPENAI_BASE_URL names no other place.
 const openAI = "https://api.openai.com/v1"
 
-// promptDigest names the variable that stands for the prompts in the command:
-// they are sent when the thread begins, and other ones need another process.
+// promptDigest names the variable that stands for the prompts and the MCP servers
+// in the command: they are sent when the thread begins, and other ones need another process.
 const promptDigest = "SPOOL_AGENT_PROMPT_SHA256"
 
 // settings are given as arguments, which win over any config.toml, so that no
@@ -100,11 +98,10 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 		args = append(args, "-c", c)
 	}
 	set := map[string]string{"CODEX_HOME": home(l.Place), "NO_COLOR": "1"}
-	if p := prompt(l); p != "" {
-		sum := sha256.Sum256([]byte(p))
-		set[promptDigest] = hex.EncodeToString(sum[:])
+	if digest := handshakeDigest(l); digest != "" {
+		set[promptDigest] = digest
 	}
-	return agent.Command{Path: path, Args: args, Env: l.Environment(set, "CODEX_")}, nil
+	return agent.Command{Path: path, Args: args, Env: l.Environment(set, "CODEX_"), Files: definitionFiles(l)}, nil
 }
 
 // Open shakes hands and begins or resumes the thread, so that a query needs one
@@ -137,8 +134,11 @@ func (Adapter) Transcript(p agent.Place, agentSession string) (string, error) {
 	return days[len(days)-1], nil
 }
 
+// homeName is the CLI's folder below the state folder.
+const homeName = "codex"
+
 // home is the CLI's folder.
-func home(p agent.Place) string { return filepath.Join(p.State, "codex") }
+func home(p agent.Place) string { return filepath.Join(p.State, homeName) }
 
 // readTranscript reads that of the thread to resume.
 func readTranscript(l agent.Launch) ([]byte, error) {

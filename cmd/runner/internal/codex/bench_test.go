@@ -48,18 +48,29 @@ type bench struct {
 
 func newBench(t *testing.T) *bench {
 	t.Helper()
-	if _, err := exec.LookPath("codex"); err != nil {
-		t.Skip("codex is not on the PATH: npm i -g @openai/codex, or make install")
-	}
-	return benchOn(t, os.Getenv("PATH"))
+	return benchWith(t, recorded(t))
 }
 
-func benchOn(t *testing.T, path string) *bench {
+// recorded is the script of the recordings.
+func recorded(t *testing.T) *server.Script {
 	t.Helper()
 	script, err := server.LoadFile("testdata/script.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
+	return script
+}
+
+func benchWith(t *testing.T, script *server.Script) *bench {
+	t.Helper()
+	if _, err := exec.LookPath("codex"); err != nil {
+		t.Skip("codex is not on the PATH: npm i -g @openai/codex, or make install")
+	}
+	return benchOn(t, os.Getenv("PATH"), script)
+}
+
+func benchOn(t *testing.T, path string, script *server.Script) *bench {
+	t.Helper()
 	mock, err := server.New(server.Config{Script: script})
 	if err != nil {
 		t.Fatal(err)

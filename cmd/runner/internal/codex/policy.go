@@ -14,6 +14,7 @@ const (
 	ruleInside     = "workspace-path"     // allow: files inside the workspace
 	ruleOutside    = "outside-workspace"  // deny
 	ruleShell      = "sandboxed-shell"    // allow: what a command can reach is the sandbox's to limit
+	ruleServer     = "mcp-server"         // allow: a tool of an MCP server that the agent has
 	ruleNetwork    = "network"            // deny
 	ruleUnknown    = "unknown-tool"       // deny
 	ruleUnreadable = "unreadable-request" // deny
@@ -103,14 +104,45 @@ func (s *session) question(l line, t *agent.Turn) error {
 		s.decided("permissions", q, w, decision{rule: ruleUnknown, reason: "The workspace policy grants no further permissions."}, t)
 		reply(map[string]any{"permissions": map[string]any{}, "scope": "turn"})
 	case "mcpServer/elicitation/request":
-		s.decided("mcp__"+q.ServerName, q, w, decision{rule: ruleUnknown, reason: "Nobody is there to answer the MCP server " + q.ServerName + "."}, t)
-		reply(map[string]any{"action": "decline", "content": nil, "_meta": nil})
+		reply(s.served(q, t))
 	case "item/tool/requestUserInput":
 		s.logf(t, "warn", "the agent asked the user something, and nobody is there to answer")
 		reply(map[string]any{"answers": map[string]any{}})
 	default:
 		s.logf(t, "warn", "the agent asked for %q, which is not offered", l.Method)
 		s.send(answer{ID: l.ID, Error: &rpcError{Code: -32601, Message: fmt.Sprintf("%q is not offered", l.Method)}})
+	}
+	return nil
+}
+
+// served answers a question about an MCP server: of the CLI, whether a tool may be
+// called, or of the server itself, for somebody who is not there.
+func (s *session) served(q question, t *agent.Turn) map[string]any {
+	tool := "mcp__" + q.ServerName
+	d := decision{rule: ruleUnknown, reason: "Nobody is there to answer the MCP server " + q.ServerName + "."}
+	if q.Meta.Kind == approvesTool {
+		tool += "__" + q.Meta.Tool
+		d.reason = "The workspace policy does not know the tool " + tool + " and so does not allow it."
+		if serves(s.launch.MCPServers, q.ServerName, q.Meta.Tool) {
+			d = decision{allow: true, rule: ruleServer}
+		}
+	}
+	w := s.calling(q)
+	if w != nil {
+		q.ItemID = w.item.ID
+	}
+	if d = s.decided(tool, q, w, d, t); d.allow {
+		return map[string]any{"action": "accept", "content": map[string]any{}, "_meta": nil}
+	}
+	return map[string]any{"action": "decline", "content": nil, "_meta": nil}
+}
+
+// calling finds the call that such a question is about, which does not name it.
+func (s *session) calling(q question) *work {
+	for _, w := range s.turn.items {
+		if w.thread == q.ThreadID && w.item.Type == "mcpToolCall" && w.item.Server == q.ServerName && (q.Meta.Tool == "" || w.item.Tool == q.Meta.Tool) {
+			return w
+		}
 	}
 	return nil
 }

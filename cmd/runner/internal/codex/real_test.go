@@ -344,7 +344,7 @@ func TestRealInterruptAtOnce(t *testing.T) {
 
 func TestMissing(t *testing.T) {
 	t.Parallel()
-	refusal := benchOn(t, t.TempDir()).start("hello", nil)
+	refusal := benchOn(t, t.TempDir(), recorded(t)).start("hello", nil)
 	if refusal == nil || refusal.Code != "AGENT_NOT_FOUND" || !strings.Contains(refusal.Message, "npm i -g @openai/codex") {
 		t.Fatalf("refused with %v", refusal)
 	}

@@ -105,6 +105,9 @@ func (s *session) begin(resume bool) {
 	if p := prompt(s.launch); p != "" {
 		params["developerInstructions"] = p
 	}
+	if config := threadConfig(s.launch); config != nil {
+		params["config"] = config
+	}
 	if !resume {
 		s.ask("thread/start", params, asked{})
 		return

@@ -205,7 +205,14 @@ type question struct {
 	GrantRoot  string          `json:"grantRoot"`
 	Network    json.RawMessage `json:"networkApprovalContext"`
 	ServerName string          `json:"serverName"`
+	Meta       struct {
+		Kind string `json:"codex_approval_kind"`
+		Tool string `json:"tool_name"`
+	} `json:"_meta"` // mcpServer/elicitation/request
 }
+
+// approvesTool is the kind of a question that is the CLI's own, about a call of an MCP server's tool.
+const approvesTool = "mcp_tool_call"
 
 // decode reads a part of a line; what says which.
 func decode[T any](raw json.RawMessage, what string) (T, error) {

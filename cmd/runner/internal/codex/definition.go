@@ -1,0 +1,78 @@
+package codex
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"slices"
+	"strings"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/pkg/runner"
+)
+
+// mcpServer is a server in the words of the CLI's configuration.
+type mcpServer struct {
+	Command string            `json:"command,omitempty"`
+	Args    []string          `json:"args,omitempty"`
+	Env     map[string]string `json:"env,omitempty"`
+	URL     string            `json:"url,omitempty"`
+	Headers map[string]string `json:"http_headers,omitempty"`
+	Timeout float64           `json:"tool_timeout_sec,omitempty"`
+	Tools   []string          `json:"enabled_tools,omitempty"`
+}
+
+// threadConfig is the configuration that goes with the thread, nil for none. So
+// the servers' secrets are neither among the arguments nor in a file.
+func threadConfig(l agent.Launch) map[string]any {
+	if len(l.MCPServers) == 0 {
+		return nil
+	}
+	servers := map[string]mcpServer{}
+	for _, s := range l.MCPServers {
+		m := mcpServer{URL: s.URL, Env: s.Env, Headers: s.Headers, Timeout: float64(s.TimeoutMs) / 1000, Tools: s.Tools}
+		if len(s.Command) > 0 {
+			m.Command, m.Args = s.Command[0], s.Command[1:]
+		}
+		servers[s.Name] = m
+	}
+	return map[string]any{"mcp_servers": servers}
+}
+
+// handshakeDigest stands for what is sent when the thread begins, "" for nothing.
+func handshakeDigest(l agent.Launch) string {
+	p, config := prompt(l), threadConfig(l)
+	if p == "" && config == nil {
+		return ""
+	}
+	raw, err := json.Marshal([]any{p, config})
+	if err != nil {
+		raw = []byte(p) // texts can be encoded
+	}
+	sum := sha256.Sum256(raw)
+	return hex.EncodeToString(sum[:])
+}
+
+// definitionFiles are what the CLI reads of the agent from its home: sub-agents, which
+// it calls agent roles, and skills.
+func definitionFiles(l agent.Launch) []agent.File {
+	var files []agent.File
+	for _, a := range l.Subagents {
+		lines := []string{"name = " + quote(a.Name), "description = " + quote(a.Description), "developer_instructions = " + quote(a.Instructions)}
+		if a.Model != "" {
+			lines = append(lines, "model = "+quote(a.Model))
+		}
+		files = append(files, agent.File{Path: homeName + "/agents/" + a.Name + ".toml", Content: strings.Join(lines, "\n") + "\n"})
+	}
+	for _, s := range l.Skills {
+		files = append(files, agent.File{Path: homeName + "/skills/" + s.Name, Link: s.Dir})
+	}
+	return files
+}
+
+// serves tells whether the agent has a tool of an MCP server.
+func serves(servers []runner.MCPServer, name, tool string) bool {
+	return slices.ContainsFunc(servers, func(s runner.MCPServer) bool {
+		return s.Name == name && (len(s.Tools) == 0 || slices.Contains(s.Tools, tool))
+	})
+}
