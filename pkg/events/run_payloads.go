@@ -23,6 +23,11 @@ type Usage struct {
 	CacheWriteTokens uint32 `json:"cacheWriteTokens,omitempty"`
 }
 
+// Tokens is all that went in and came out, what came from or went into a cache too.
+func (u Usage) Tokens() uint64 {
+	return uint64(u.InputTokens) + uint64(u.OutputTokens) + uint64(u.CacheReadTokens) + uint64(u.CacheWriteTokens)
+}
+
 // ExecutionCompleted is the end of a query that was answered.
 type ExecutionCompleted struct {
 	DurationMs uint32  `json:"durationMs"` // since it was first claimed

@@ -346,3 +346,57 @@ func TestServersThroughTheProxy(t *testing.T) {
 	s.ended(execution)
 	b.noJobs()
 }
+
+// TestBudgets: an execution that has used up what its agent may take is stopped, and says of what; the proxy is told the bounds.
+func TestBudgets(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		limits events.Limits
+		line   events.Payload
+		code   string
+		says   string
+	}{
+		"tokens":                 {events.Limits{Tokens: 100}, events.ModelCalled{Usage: events.Usage{InputTokens: 90, CacheReadTokens: 10}}, "BUDGET_EXCEEDED", "100 tokens, and its budget is 100"},
+		"dollars":                {events.Limits{BudgetUSD: 0.5}, events.ModelCalled{CostUSD: 0.75}, "BUDGET_EXCEEDED", "$0.7500, and its budget is $0.5000"},
+		"as the proxy says":      {events.Limits{BudgetUSD: 0.5}, events.EgressDenied{Code: "BUDGET_EXHAUSTED", Message: "no price for it"}, "BUDGET_EXCEEDED", "no price for it"},
+		"not yet":                {events.Limits{Tokens: 101}, events.ModelCalled{Usage: events.Usage{InputTokens: 100}}, "", ""},
+		"none":                   {events.Limits{}, events.ModelCalled{Usage: events.Usage{InputTokens: 4e9}}, "", ""},
+		"of another execution's": {events.Limits{Tokens: 100}, nil, "", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, polite)
+			b.egress = &fakeEgress{}
+			b.run()
+			s := b.session(of1(b.agent("a", 2, events.AgentSpec{Architecture: "claude-code", Instructions: "You do things.", Limits: c.limits})))
+			if c.line == nil { // what came before does not count
+				first := s.post("before")
+				s.untilStarted()
+				b.egress.say(first, events.ModelCalled{Usage: events.Usage{InputTokens: 99}})
+				b.until("it is counted", func() bool { return s.load().Run.Metered.Tokens == 99 })
+				s.interrupt()
+				s.ended(first)
+				c.line = events.ModelCalled{Usage: events.Usage{InputTokens: 50}}
+			}
+			execution := s.post("go")
+			b.until("it runs", func() bool { l := s.load(); return l.Run.Execution == execution && l.Run.Phase == run.Running })
+			b.egress.mu.Lock()
+			told := b.egress.grants[len(b.egress.grants)-1].Budget
+			b.egress.mu.Unlock()
+			if want := c.limits.Tokens > 0 || c.limits.BudgetUSD > 0; want != (told != nil) || want && (told.Tokens != uint64(c.limits.Tokens) || told.CostUSD != c.limits.BudgetUSD) {
+				t.Errorf("the proxy is told %+v", told)
+			}
+			b.egress.say(execution, c.line)
+			if c.code == "" {
+				b.until("it is counted", func() bool { return s.load().Run.Metered.Tokens > 0 })
+				s.interrupt()
+			}
+			s.ended(execution)
+			failed := of[events.ExecutionFailed](s)
+			if c.code == "" && len(failed) > 0 || c.code != "" && (len(failed) != 1 || failed[0].Code != c.code || !strings.Contains(failed[0].Message, c.says)) {
+				t.Errorf("it failed with %+v", failed)
+			}
+			b.noJobs()
+		})
+	}
+}

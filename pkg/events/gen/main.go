@@ -4,15 +4,12 @@ package main
 import (
 	"bytes"
 	"fmt"
-	"go/ast"
-	"go/parser"
-	"go/token"
 	"os"
-	"path/filepath"
 	"reflect"
 	"strings"
 
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/gen/notes"
 )
 
 func main() {
@@ -32,7 +29,7 @@ func main() {
 
 // document renders the whole page.
 func document(dir string) ([]byte, error) {
-	notes, err := comments(dir)
+	comments, err := notes.Read(dir)
 	if err != nil {
 		return nil, err
 	}
@@ -54,7 +51,7 @@ func document(dir string) ([]byte, error) {
 		for _, e := range events.Catalogue() {
 			if e.Aspect == part.aspect {
 				fmt.Fprintf(&b, "\n### `%s`\n%s\n", e.Type, e.Doc)
-				fields(&b, reflect.TypeOf(e.New()), notes)
+				fields(&b, reflect.TypeOf(e.New()), comments)
 			}
 		}
 	}
@@ -64,7 +61,7 @@ func document(dir string) ([]byte, error) {
 		events.EnvironmentSpec{}, events.Variable{}, events.Provenance{}, events.SkillUsed{}} {
 		t := reflect.TypeOf(v)
 		fmt.Fprintf(&b, "\n### `%s`\n", t.Name())
-		fields(&b, t, notes)
+		fields(&b, t, comments)
 	}
 	return b.Bytes(), nil
 }
@@ -123,34 +120,4 @@ func typeName(t reflect.Type) string {
 		return "number"
 	}
 	return "integer"
-}
-
-// comments reads the line comments of struct fields, as Type.Field.
-func comments(dir string) (map[string]string, error) {
-	files, err := filepath.Glob(filepath.Join(dir, "*.go"))
-	if err != nil {
-		return nil, err
-	}
-	notes := map[string]string{}
-	for _, name := range files {
-		f, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.ParseComments)
-		if err != nil {
-			return nil, err
-		}
-		ast.Inspect(f, func(n ast.Node) bool {
-			spec, ok := n.(*ast.TypeSpec)
-			if !ok {
-				return true
-			}
-			if s, ok := spec.Type.(*ast.StructType); ok {
-				for _, field := range s.Fields.List {
-					for _, id := range field.Names {
-						notes[spec.Name.Name+"."+id.Name] = strings.TrimSpace(field.Comment.Text())
-					}
-				}
-			}
-			return true
-		})
-	}
-	return notes, nil
 }

@@ -57,12 +57,25 @@ type State struct {
 	Synced       uint32       `json:"synced,omitempty"`   // the last sync_requested that was answered
 	Egress       Line         `json:"egress,omitzero"`    // of the proxy's journal: the last line that is in the log
 	Resolved     Resolved     `json:"resolved,omitzero"`  // of the execution: where its execution_resolved is
+	Metered      Spent        `json:"metered,omitzero"`   // what the execution took, as the egress proxy saw it
+	Told         Spent        `json:"told,omitzero"`      // what the execution took, as the agent tells
 }
 
 // Place is where a workspace is.
 type Place struct {
 	Workspace string `json:"workspace,omitempty"` // the sandbox that it was made for
 	Engine    string `json:"engine,omitempty"`
+}
+
+// Spent is what an execution took of models.
+type Spent struct {
+	Tokens  uint64  `json:"tokens,omitempty"` // in and out, those of a cache too
+	CostUSD float64 `json:"costUsd,omitempty"`
+}
+
+// Spent is what the execution took so far, as far as anybody knows.
+func (s State) Spent() Spent {
+	return Spent{max(s.Metered.Tokens, s.Told.Tokens), max(s.Metered.CostUSD, s.Told.CostUSD)}
 }
 
 // Resolved is where an execution_resolved is.
@@ -195,6 +208,10 @@ func Evolve(s State, e events.Event) State {
 		s.Egress = Line{d.Journal, d.Line}
 	case events.ModelCalled:
 		s.Egress = Line{d.Journal, d.Line}
+		if e.ExecutionID == s.Execution && !s.Phase.Terminal() {
+			s.Metered.Tokens += d.Usage.Tokens()
+			s.Metered.CostUSD += d.CostUSD
+		}
 	case events.BlockStart:
 		if d.Block.Status == events.StatusPending {
 			s.Open = append(slices.Clone(s.Open), OpenBlock{ID: d.Block.ID})
@@ -202,7 +219,7 @@ func Evolve(s State, e events.Event) State {
 	case events.BlockComplete:
 		s.Open = slices.DeleteFunc(slices.Clone(s.Open), func(b OpenBlock) bool { return b.ID == d.Block.ID })
 	case events.MetadataUpdate:
-		s.Usage = d.Usage
+		s.Usage, s.Told = d.Usage, Spent{d.Usage.Tokens(), d.CostUSD}
 	case events.TranscriptWritten:
 		s.AgentSession = d.AgentSessionID
 	}
@@ -255,6 +272,7 @@ func (s State) begin(e events.Event) State {
 	s.Execution, s.Phase, s.ClaimedAt, s.EndedAt = e.ExecutionID, Starting, e.Time, time.Time{}
 	s.Attempt, s.Claims, s.Open, s.Usage = 0, 0, nil, events.Usage{}
 	s.PausedAt, s.PausedMs, s.Resolved = time.Time{}, 0, Resolved{}
+	s.Metered, s.Told = Spent{}, Spent{}
 	return s
 }
 

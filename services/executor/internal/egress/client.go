@@ -23,6 +23,8 @@ import (
 // What a holder says and is told; see the packages for each field.
 type (
 	Registration = registry.Registration
+	// Budget is what an execution may take of models.
+	Budget = registry.Budget
 	// Upstream is an MCP server of a sandbox.
 	Upstream = registry.Upstream
 	State    = registry.State

@@ -91,6 +91,7 @@ func (a *aside) take(ctx context.Context, f *follower, r round) error {
 	if err := f.settle(ctx); err != nil {
 		return err
 	}
+	f.spend(list)
 	if err := f.record(ctx, list); err != nil {
 		return err
 	}

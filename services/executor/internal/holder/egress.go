@@ -40,6 +40,7 @@ type Grant struct {
 	Epoch     uint64
 	Allow     []string
 	Upstreams []Upstream // MCP servers that the sandbox reaches at runner.EgressMCP
+	Budget    *Budget    // of the execution; nil for none
 }
 
 // Upstream is an MCP server, with headers that the sandbox does not see.
@@ -64,7 +65,7 @@ func (t *turn) grant(ctx context.Context) error {
 	err := t.h.patiently(ctx, t.agent.sandbox, func() error {
 		return t.h.d.Egress.Register(ctx, Grant{
 			Sandbox: t.agent.sandbox, Tenant: t.l.Tenant, Session: t.l.ID, Execution: t.execution, Epoch: t.epoch, Allow: t.l.Life.Options.Egress,
-			Upstreams: t.upstreams(),
+			Upstreams: t.upstreams(), Budget: t.budget(),
 		})
 	})
 	switch {

@@ -118,6 +118,7 @@ func (f *follower) wait(ctx context.Context, beat <-chan time.Time) error {
 	case err := <-f.appended:
 		f.appending = false
 		f.notBefore = time.Now().Add(f.h.cfg.Window)
+		f.spend(nil)
 		return err
 	case <-f.window.C:
 	case r := <-f.replies:
@@ -324,6 +325,7 @@ func (f *follower) finish(ctx context.Context) error {
 	}
 	e := f.ended
 	d.Events = append(d.Events, f.calls(ctx)...)
+	f.spend(d.Events)
 	err = f.end(ctx, run.End{
 		Meta:    events.Meta{CommandID: events.Derive(events.KindCommand, f.tr.Journal, strconv.FormatUint(e.N, 10)), Now: e.Time},
 		N:       e.N,

@@ -29,6 +29,7 @@ type stopper struct {
 	limit   time.Time // zero for none
 
 	overLimit   bool
+	exhausted   string    // what the execution's budget says, once it is used up
 	hardSince   time.Time // a cancel or the limit was seen
 	interrupted bool
 	killedAt    time.Time
@@ -39,6 +40,14 @@ type stopper struct {
 func (s *stopper) aim(c session.Control, limit, now time.Time) {
 	s.control, s.limit = c, limit
 	if c.N > 0 && c.Kind != session.Interrupt {
+		s.hard(now)
+	}
+}
+
+// exhaust says that the execution's budget is used up, and of what.
+func (s *stopper) exhaust(why string, now time.Time) {
+	if s.exhausted == "" {
+		s.exhausted = why
 		s.hard(now)
 	}
 }
@@ -55,7 +64,7 @@ func (s *stopper) next(now time.Time, running bool) step {
 		s.overLimit = true
 		s.hard(now)
 	}
-	if s.control.N == 0 && !s.overLimit {
+	if s.control.N == 0 && !s.overLimit && s.exhausted == "" {
 		return doNothing
 	}
 	if s.control.Kind == session.Terminate && s.control.N > 0 {
@@ -99,6 +108,8 @@ func (s *stopper) reason(u events.Usage) events.Payload {
 	switch {
 	case s.control.N > 0:
 		return events.ExecutionCancelled{Reason: s.control.Reason, Usage: u}
+	case s.exhausted != "":
+		return events.ExecutionFailed{Code: "BUDGET_EXCEEDED", Message: s.exhausted, Usage: u}
 	case s.overLimit:
 		return events.ExecutionFailed{Code: "TURN_LIMIT_EXCEEDED", Message: fmt.Sprintf("the turn did not end before its limit at %s", s.limit.UTC().Format(time.RFC3339)), Usage: u}
 	}

@@ -20,6 +20,7 @@ type moment struct {
 	idle   bool // the runner has not taken the query
 	missed runner.Op
 	again  bool
+	spent  string
 	want   step
 }
 
@@ -63,6 +64,13 @@ func TestStopper(t *testing.T) {
 		"limit": {time.Minute, []moment{
 			{want: doNothing}, {after: time.Minute, want: doInterrupt}, {after: time.Minute + grace, want: doKill}, {after: time.Minute + 2*grace, want: doTerminate},
 		}, events.ExecutionFailed{Code: "TURN_LIMIT_EXCEEDED", Message: "the turn did not end before its limit at 2026-01-02T03:05:05Z"}},
+		"a budget": {0, []moment{
+			{want: doNothing}, {after: time.Second, spent: "all is gone", want: doInterrupt}, {after: 2 * time.Second, spent: "again", want: doNothing},
+			{after: time.Second + grace, want: doKill}, {after: time.Second + 2*grace, want: doTerminate},
+		}, events.ExecutionFailed{Code: "BUDGET_EXCEEDED", Message: "all is gone"}},
+		"a control is the reason also when the budget is gone": {0, []moment{
+			{spent: "all is gone", want: doInterrupt}, {after: time.Second, aim: cancel, want: doNothing},
+		}, events.ExecutionCancelled{Reason: "cancelled"}},
 		"a control is the reason also past the limit": {time.Minute, []moment{
 			{after: time.Minute, aim: interrupt, want: doInterrupt},
 		}, events.ExecutionCancelled{Reason: "interrupted"}},
@@ -79,6 +87,9 @@ func TestStopper(t *testing.T) {
 				at := start.Add(m.after)
 				if m.aim != nil {
 					s.aim(*m.aim, limit, at)
+				}
+				if m.spent != "" {
+					s.exhaust(m.spent, at)
 				}
 				if m.missed != "" {
 					s.missed(m.missed)

@@ -22,6 +22,8 @@ const (
 	Unresolved       = "UNRESOLVED"
 	BadToken         = "BAD_TOKEN"
 	MethodNotAllowed = "METHOD_NOT_ALLOWED"
+	// BudgetExhausted is a model that is not called, because the execution has used up what it may.
+	BudgetExhausted = "BUDGET_EXHAUSTED"
 	// UnknownServer is an MCP server that the proxy was not told of, or no more: it keeps them in memory alone.
 	UnknownServer = "UNKNOWN_SERVER"
 )

@@ -49,6 +49,11 @@ func (s *Server) route(w http.ResponseWriter, r *http.Request, sb *registry.Sand
 		return
 	}
 	c := &call{s: s, sb: sb, rt: rt, began: time.Now(), execution: sb.Execution(), dialect: rt.dialect(r.Method, rest)}
+	if why := sb.Exhausted(); why != "" && c.dialect != meter.None {
+		d.Code, d.Message = BudgetExhausted, why
+		s.deny(w, sb, http.StatusPaymentRequired, d)
+		return
+	}
 	c.serve(w, r)
 }
 
@@ -67,6 +72,7 @@ type call struct {
 	status int
 	first  time.Time
 	whole  bool // the answer came to its end
+	spent  bool // what it took is counted
 	failed error
 }
 
@@ -177,6 +183,7 @@ func (b *answerBody) Read(p []byte) (int, error) {
 	switch {
 	case errors.Is(err, io.EOF):
 		c.whole = true
+		c.spend() // before the sandbox knows that it may ask again
 	case err != nil:
 		c.failed = err
 	}
@@ -218,6 +225,7 @@ func (c *call) end(ctx context.Context, r *http.Request, gone bool) {
 	}
 	m.CostUSD, m.Prices = c.s.cfg.Prices.Cost(c.rt.Name, m.Model, got)
 	priced, _ := c.s.cfg.Prices.Known(c.rt.Name, m.Model)
+	c.spend()
 	metered := got.Seen || m.Status != http.StatusOK
 	c.s.cfg.Metrics.Called(m, priced, metered)
 	if !metered {
@@ -228,6 +236,18 @@ func (c *call) end(ctx context.Context, r *http.Request, gone bool) {
 	}
 	log.Info("model called", "route", c.rt.Name, "model", m.Model, "status", m.Status, "input", m.Usage.InputTokens, "output", m.Usage.OutputTokens,
 		"cost_usd", m.CostUSD, "first_byte_ms", m.FirstByteMs, "ms", m.DurationMs, "failed", m.Error)
+}
+
+// spend counts what the call took toward the execution's budget, once.
+func (c *call) spend() {
+	if c.spent || c.dialect == meter.None || c.answer == nil {
+		return
+	}
+	c.spent = true
+	got := c.answer.Result()
+	model := redactText(cmp.Or(got.Model, c.asked.Model()), c.rt.Secret)
+	cost, prices := c.s.cfg.Prices.Cost(c.rt.Name, model, got)
+	c.sb.Spend(c.execution, model, got.Usage.Tokens(), cost, prices != "")
 }
 
 // problem says in a sentence what went wrong, "" if nothing did.

@@ -41,6 +41,16 @@ type Registration struct {
 	// Upstreams are MCP servers that the sandbox reaches at /mcp/<name>, with headers that it does not see. They are kept in
 	// memory alone: who restarts the proxy registers them again.
 	Upstreams []Upstream `json:"upstreams,omitempty"`
+
+	Budget *Budget `json:"budget,omitempty"` // of the execution; nil for none
+}
+
+// Budget is what an execution may take of models; 0 is no bound.
+type Budget struct {
+	Tokens      uint64  `json:"tokens,omitempty"`
+	CostUSD     float64 `json:"costUsd,omitempty"`
+	UsedTokens  uint64  `json:"usedTokens,omitempty"` // as the holder knows
+	UsedCostUSD float64 `json:"usedCostUsd,omitempty"`
 }
 
 // Upstream is an MCP server.
@@ -118,6 +128,7 @@ type stored struct {
 	Epoch       uint64    `json:"epoch"`
 	Allow       []string  `json:"allow,omitempty"`
 	Released    time.Time `json:"released,omitzero"`
+	Budget      *Budget   `json:"budget,omitempty"`
 }
 
 // Open reads what is registered. A folder that cannot be read is an error that
@@ -320,7 +331,7 @@ func (r *Registry) Put(id string, g Registration) (State, error) {
 	if other := r.byToken[hash]; other != nil && other.id != id {
 		return State{}, &Error{Code: CodeTokenTaken, Field: "token", Detail: "token: it is another sandbox's: make a random one for each"}
 	}
-	reg := stored{TokenSHA256: hex.EncodeToString(hash[:]), Tenant: g.Tenant, Session: g.Session, Execution: g.Execution, Epoch: g.Epoch, Allow: g.Allow}
+	reg := stored{TokenSHA256: hex.EncodeToString(hash[:]), Tenant: g.Tenant, Session: g.Session, Execution: g.Execution, Epoch: g.Epoch, Allow: g.Allow, Budget: g.Budget}
 	if err := r.write(id, reg); err != nil {
 		return State{}, fmt.Errorf("register %s: %w", id, err)
 	}

@@ -26,6 +26,8 @@ type Sandbox struct {
 	reg     stored
 	allow   egress.Allowlist
 	servers map[string]*Server // MCP servers by name
+	spent   Budget             // what was used of the registered execution's; only its used fields
+	unknown string             // a model without a price that it called, with a budget in dollars
 	conns   map[net.Conn]bool
 	model   int           // open requests to models
 	busy    int           // open requests of all kinds
@@ -45,6 +47,12 @@ func (s *Sandbox) set(reg stored, allow egress.Allowlist, hash [sha256.Size]byte
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	higher := reg.Epoch != s.reg.Epoch || !s.reg.Released.IsZero()
+	if reg.Execution != s.reg.Execution {
+		s.spent, s.unknown = Budget{}, ""
+	}
+	if b := reg.Budget; b != nil {
+		s.spent.UsedTokens, s.spent.UsedCostUSD = max(s.spent.UsedTokens, b.UsedTokens), max(s.spent.UsedCostUSD, b.UsedCostUSD)
+	}
 	s.reg, s.allow, s.hash, s.servers = reg, allow, hash, servers
 	if higher {
 		s.tell()
@@ -129,6 +137,37 @@ func (s *Sandbox) Server(name string) *Server {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.servers[name]
+}
+
+// Spend counts what a call of an execution took. A model without a price cannot be counted in dollars.
+func (s *Sandbox) Spend(execution, model string, tokens uint64, costUSD float64, priced bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if execution != s.reg.Execution {
+		return
+	}
+	s.spent.UsedTokens += tokens
+	s.spent.UsedCostUSD += costUSD
+	if !priced && tokens > 0 {
+		s.unknown = model
+	}
+}
+
+// Exhausted says what of the execution's budget is used up, "" for nothing.
+func (s *Sandbox) Exhausted() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b := s.reg.Budget
+	switch {
+	case b == nil:
+	case b.Tokens > 0 && s.spent.UsedTokens >= b.Tokens:
+		return fmt.Sprintf("the execution has used %d tokens, and its budget is %d", s.spent.UsedTokens, b.Tokens)
+	case b.CostUSD > 0 && s.spent.UsedCostUSD >= b.CostUSD:
+		return fmt.Sprintf("the execution has cost $%.4f, and its budget is $%.4f", s.spent.UsedCostUSD, b.CostUSD)
+	case b.CostUSD > 0 && s.unknown != "":
+		return fmt.Sprintf("the execution has a budget of $%.4f, and the price table has no price for model %.100s", b.CostUSD, s.unknown)
+	}
+	return ""
 }
 
 // Allows tells whether the allowlist names the target.
