@@ -49,6 +49,7 @@ func everyone(how string) Cells {
 // To honour a field in one more architecture write its cell here, and run go generate.
 func Honours() map[string]Cells {
 	before, under := "put before the first message", "stands under the instructions"
+	budget := "in Docker the egress proxy refuses the next model call; else the turn is stopped once the agent tells of it"
 	return map[string]Cells{
 		"name":         everyone("shown to people"),
 		"description":  everyone("shown to people"),
@@ -69,9 +70,9 @@ func Honours() map[string]Cells {
 		"egress":       everyone("hosts beside the models' that the sandbox reaches"),
 
 		"limits.turns":     {},
-		"limits.budgetUsd": {},
-		"limits.tokens":    {},
-		"limits.timeMs":    {},
+		"limits.budgetUsd": everyone(budget),
+		"limits.tokens":    everyone(budget),
+		"limits.timeMs":    everyone("the execution's time limit, unless the session has one"),
 	}
 }
 
