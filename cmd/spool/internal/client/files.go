@@ -74,12 +74,12 @@ func (c *Client) Tar(ctx context.Context, session, dir string) (io.ReadCloser, e
 
 // PutFile sends a file. mode is in octal, "" for the server's; size is -1 if it is not known.
 func (c *Client) PutFile(ctx context.Context, session, path, mode string, content io.Reader, size int64) (Doc[Put], error) {
-	return c.upload(ctx, call{method: http.MethodPut, path: filePath(session, path), query: filter("mode", mode)}, "application/octet-stream", content, size)
+	return upload[Put](ctx, c, call{method: http.MethodPut, path: filePath(session, path), query: filter("mode", mode)}, "application/octet-stream", content, size)
 }
 
 // PutTar sends an archive, which goes into a folder; "" is the workspace.
 func (c *Client) PutTar(ctx context.Context, session, dir string, content io.Reader) (Doc[Put], error) {
-	return c.upload(ctx, call{method: http.MethodPut, path: []string{"api", "sessions", session, "files"}, query: filter("dir", dir)}, typeTar, content, -1)
+	return upload[Put](ctx, c, call{method: http.MethodPut, path: []string{"api", "sessions", session, "files"}, query: filter("dir", dir)}, typeTar, content, -1)
 }
 
 // transfer is a request whose body, or answer, is as long as it likes, and must keep moving.
@@ -195,7 +195,7 @@ func (d *downloaded) Close() error {
 	return d.body.Close()
 }
 
-func (c *Client) upload(ctx context.Context, r call, media string, content io.Reader, size int64) (out Doc[Put], err error) {
+func upload[T any](ctx context.Context, c *Client, r call, media string, content io.Reader, size int64) (out Doc[T], err error) {
 	t := newTransfer(ctx)
 	defer t.end()
 	req, err := c.request(t, r, io.NopCloser(moving{content, t}))

@@ -58,6 +58,7 @@ type commands struct {
 	Agents     agentsCommand     `cmd:"" help:"What agents are made of: apply, list, show, remove."`
 	Instances  instancesCommand  `cmd:"" help:"Agents with their environments: apply, list, show, remove."`
 	Envs       envsCommand       `cmd:"" help:"Environments, which hold variables and secrets: apply, list, show, remove, explain."`
+	Skills     skillsCommand     `cmd:"" help:"Skills, which agents are given: push, list, show, pull, tag, remove."`
 	Keys       keysCommand       `cmd:"" help:"Make, list and revoke API keys."`
 	Doctor     doctorCommand     `cmd:"" help:"Check what Spool needs on this machine, and say what to do."`
 }

@@ -1,0 +1,205 @@
+package command
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spoolhq/spool/cmd/spool/internal/client"
+	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/skill"
+)
+
+type skillsPush struct {
+	server
+	From   string   `arg:"" help:"A folder, a ZIP, or a git repository: URL[#[REF][:FOLDER]], where REF is a branch, a tag or a commit, and FOLDER holds the skill."`
+	Tag    []string `placeholder:"T" help:"A tag that is to name the version, beside latest; may be given several times."`
+	Ignore []string `placeholder:"PATTERN" help:"What a folder's ZIP leaves out, in the syntax of gitignore, after what its .skillignore says; may be given several times."`
+	Scope  string   `enum:",platform,organization,identity_account" default:"" help:"Whose the skill is: platform, organization or identity_account; without it the organization's."`
+	Org    string   `placeholder:"O" help:"An organization of the tenant, or the account."`
+	DryRun bool     `help:"Only check, here and on the server."`
+}
+
+// Run packs, checks and pushes.
+func (c *skillsPush) Run(a *app) error {
+	for _, t := range c.Tag {
+		if !events.IsTag(t) {
+			return usage("tag: %q is not 1 to 64 characters of a-z, 0-9, dots, hyphens and underscores", clip(t))
+		}
+	}
+	ref := events.Reference{Scope: events.Scope(c.Scope), Org: c.Org, Slug: "x"}
+	if err := ref.Check(); err != nil {
+		return usage("%v", err)
+	}
+	ctx, cancel := a.interruptible()
+	defer cancel()
+	zip, err := c.zip(ctx)
+	if err == nil {
+		defer zip.Close() //nolint:errcheck // it was only read
+		err = c.push(ctx, a, ref, zip)
+	}
+	if cause := context.Cause(ctx); err != nil && cause != nil {
+		return cause
+	}
+	return err
+}
+
+// push checks a ZIP before the server does, which is sooner and says the same.
+func (c *skillsPush) push(ctx context.Context, a *app, ref events.Reference, zip *os.File) error {
+	info, err := zip.Stat()
+	if err != nil {
+		return err
+	}
+	found, err := skill.Check(ctx, zip, info.Size(), skill.Limits{})
+	if err != nil {
+		return err
+	}
+	ref.Slug = found.Name
+	cl, err := c.connect(ctx, a)
+	if err != nil {
+		return err
+	}
+	defer cl.Close()
+	doc, err := cl.PushSkill(ctx, client.Push{Ref: ref, Tags: c.Tag, SHA256: found.Digest, DryRun: c.DryRun}, io.NewSectionReader(zip, 0, info.Size()), info.Size())
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		return a.json(doc)
+	}
+	done := "pushed"
+	switch {
+	case c.DryRun && doc.Value.Same:
+		done = "there already, nothing to push:"
+	case c.DryRun:
+		done = "good, not pushed:"
+	case doc.Value.Same:
+		done = "there already:"
+	}
+	_, err = fmt.Fprintf(a.Out, "%s %s, %d files, %s packed\n", done, terminal.Line(doc.Value.Ref.String()), found.Files, size(info.Size()))
+	return err
+}
+
+// zip opens what is to be pushed.
+func (c *skillsPush) zip(ctx context.Context) (*os.File, error) {
+	info, err := os.Stat(c.From)
+	switch {
+	case err == nil && info.IsDir():
+		return c.pack(c.From)
+	case err == nil && info.Mode().IsRegular():
+		if len(c.Ignore) > 0 {
+			return nil, usage("ignore: %s is packed already; leave --ignore out", c.From)
+		}
+		return os.Open(c.From)
+	case err == nil:
+		return nil, usage("from: %s is no folder and no ZIP", c.From)
+	case !errors.Is(err, fs.ErrNotExist) || !remote(c.From):
+		return nil, usage("from: %v", err)
+	}
+	return c.cloned(ctx)
+}
+
+// remote tells a git URL from a path that is not there.
+func remote(from string) bool {
+	url, _, _ := strings.Cut(from, "#")
+	host, _, scp := strings.Cut(url, ":")
+	return strings.Contains(url, "://") || strings.HasSuffix(url, ".git") || strings.Contains(url, ".git:") || scp && !strings.ContainsAny(host, `/\`)
+}
+
+// source is a git repository, and what of it is meant.
+type source struct{ url, ref, folder string }
+
+// parseSource reads URL[#[REF][:FOLDER]], and URL.git:FOLDER.
+func parseSource(from string) (source, error) {
+	url, rest, _ := strings.Cut(from, "#")
+	s := source{url: url}
+	s.ref, s.folder, _ = strings.Cut(rest, ":")
+	if i := strings.LastIndex(url, ".git:"); i >= 0 && s.folder == "" {
+		s.url, s.folder = url[:i+4], url[i+5:]
+	}
+	switch {
+	case strings.HasPrefix(s.url, "-"), strings.HasPrefix(s.ref, "-"):
+		return s, usage("from: %q: neither URL nor REF begins with a hyphen", clip(from))
+	case s.folder != "" && !filepath.IsLocal(filepath.FromSlash(s.folder)):
+		return s, usage("from: folder %q leads out of the repository", clip(s.folder))
+	}
+	if s.ref == "" {
+		s.ref = "HEAD"
+	}
+	return s, nil
+}
+
+// cloned packs what the machine's own git fetches, without its history.
+func (c *skillsPush) cloned(ctx context.Context) (_ *os.File, err error) {
+	s, err := parseSource(c.From)
+	if err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp("", "spool-skill-")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	for _, args := range [][]string{
+		{"init", "--quiet"},
+		// Unlike clone, fetch takes a commit as well.
+		{"fetch", "--quiet", "--depth", "1", "--no-tags", "--", s.url, s.ref},
+		{"-c", "core.autocrlf=false", "checkout", "--quiet", "FETCH_HEAD"},
+	} {
+		if err := git(ctx, dir, args...); err != nil {
+			return nil, fmt.Errorf("from: %w", err)
+		}
+	}
+	// What the folder is may be a link that leads elsewhere.
+	root, err := filepath.EvalSymlinks(dir)
+	if err != nil {
+		return nil, err
+	}
+	folder, err := filepath.EvalSymlinks(filepath.Join(dir, filepath.FromSlash(s.folder)))
+	if err != nil {
+		return nil, usage("from: %s has no folder %q", s.url, clip(s.folder))
+	}
+	if rel, err := filepath.Rel(root, folder); err != nil || !filepath.IsLocal(rel) {
+		return nil, usage("from: folder %q leads out of the repository", clip(s.folder))
+	}
+	return c.pack(folder)
+}
+
+// git runs it in a folder; it asks nobody for a password.
+func git(ctx context.Context, dir string, args ...string) error {
+	cmd := exec.CommandContext(ctx, "git", args...) //nolint:gosec // what it is given was checked
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "GIT_TERMINAL_PROMPT=0", "GIT_DIR="+filepath.Join(dir, ".git"), "GIT_WORK_TREE="+dir)
+	cmd.WaitDelay = time.Second
+	var said bytes.Buffer
+	cmd.Stderr = &said
+	err := cmd.Run()
+	if errors.Is(err, exec.ErrNotFound) {
+		return errors.New("git: no such program on the PATH: install it, or push a folder")
+	}
+	if err != nil {
+		return fmt.Errorf("git %s: %w: %s", args[0], err, terminal.Line(strings.TrimSpace(said.String())))
+	}
+	return nil
+}
+
+// pack is a folder's ZIP in a file without a name.
+func (c *skillsPush) pack(dir string) (*os.File, error) {
+	f, err := tempFile()
+	if err != nil {
+		return nil, err
+	}
+	if err := skill.Pack(dir, f, strings.Join(c.Ignore, "\n")); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}

@@ -1,0 +1,251 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spoolhq/spool/cmd/spool/internal/client"
+	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/skill"
+)
+
+type skillsCommand struct {
+	Push skillsPush `cmd:"" help:"Make a version of a skill: of a folder with a SKILL.md, a ZIP of one, or a git repository."`
+	Ls   skillsLs   `cmd:"" help:"List skills, each in its latest version."`
+	Show skillsShow `cmd:"" help:"Print a skill's SKILL.md."`
+	Pull skillsPull `cmd:"" help:"Get a skill's files."`
+	Tag  skillsTag  `cmd:"" help:"Let a tag name another version."`
+	Rm   skillsRm   `cmd:"" help:"Remove skills, or versions of them: new executions cannot name them, those that run go on."`
+}
+
+// skillServer is server, and a reference.
+type skillServer struct {
+	server
+	Ref string `arg:"" help:"[platform/|identity_account/][org/]slug[@version]"`
+}
+
+// with reads the reference and does something with a client.
+func (c skillServer) with(a *app, do func(context.Context, *client.Client, events.Reference) error) error {
+	ref, err := reference("ref", c.Ref)
+	if err != nil {
+		return err
+	}
+	return c.connected(a, func(ctx context.Context, cl *client.Client) error { return do(ctx, cl, ref) })
+}
+
+// connected does something with a client.
+func (s server) connected(a *app, do func(context.Context, *client.Client) error) error {
+	ctx, cancel := a.interruptible()
+	defer cancel()
+	cl, err := s.connect(ctx, a)
+	if err != nil {
+		return err
+	}
+	defer cl.Close()
+	err = do(ctx, cl)
+	if cause := context.Cause(ctx); err != nil && cause != nil {
+		return cause
+	}
+	return err
+}
+
+type skillsLs struct {
+	server
+	Limit int `default:"50" help:"At most so many; 0 means all."`
+}
+
+// Run lists skills.
+func (c *skillsLs) Run(a *app) error {
+	if c.Limit < 0 {
+		return usage("limit: %d is negative; 0 means all", c.Limit)
+	}
+	return c.connected(a, func(ctx context.Context, cl *client.Client) error {
+		head := []any{"SKILL", "VERSION", "FILES", "SIZE", "TAGS", "CREATED", "DESCRIPTION"}
+		return list(a, c.JSON, c.Limit, cl.Skills(ctx), head, func(s client.Skill) []any {
+			return []any{s.Ref.Bare(), brief(s.Ref.Version), s.Files, bytesOf(s.UnpackedBytes), strings.Join(s.Tags, " "), when(s.CreatedAt), s.Description}
+		})
+	})
+}
+
+func bytesOf(n uint64) string { return size(int64(min(n, 1<<62))) } //nolint:gosec // bounded
+
+type skillsShow struct{ skillServer }
+
+// Run shows a skill.
+func (c *skillsShow) Run(a *app) error {
+	return c.with(a, func(ctx context.Context, cl *client.Client, ref events.Reference) error {
+		doc, err := cl.Skill(ctx, ref)
+		if err != nil {
+			return err
+		}
+		if c.JSON {
+			return a.json(doc)
+		}
+		s := doc.Value
+		fmt.Fprintf(a.Err, "%s, %d files, %s, tags %s\n", terminal.Line(s.Ref.String()), s.Files, bytesOf(s.UnpackedBytes), terminal.Line(strings.Join(s.Tags, " ")))
+		text := s.Document
+		if a.OutTTY {
+			text = terminal.Safe(text)
+		}
+		_, err = io.WriteString(a.Out, text)
+		return err
+	})
+}
+
+type skillsTag struct {
+	skillServer
+	Tag string `arg:"" help:"a-z, 0-9, dots, hyphens and underscores."`
+}
+
+// Run moves a tag.
+func (c *skillsTag) Run(a *app) error {
+	if !events.IsTag(c.Tag) {
+		return usage("tag: %q is not 1 to 64 characters of a-z, 0-9, dots, hyphens and underscores", clip(c.Tag))
+	}
+	return c.with(a, func(ctx context.Context, cl *client.Client, ref events.Reference) error {
+		doc, err := cl.TagSkill(ctx, ref, c.Tag)
+		if err != nil {
+			return err
+		}
+		if c.JSON {
+			return a.json(doc)
+		}
+		_, err = fmt.Fprintf(a.Out, "%s names %s\n", c.Tag, terminal.Line(doc.Value.Ref.String()))
+		return err
+	})
+}
+
+type skillsRm struct {
+	server
+	Refs []string `arg:"" name:"ref" help:"[platform/|identity_account/][org/]slug[@digest]; without a digest, with all versions."`
+}
+
+// Run removes skills. Wrong references are refused before anything is done; after a failure it goes on.
+func (c *skillsRm) Run(a *app) error {
+	var refs []events.Reference
+	for _, s := range c.Refs {
+		ref, err := reference("ref", s)
+		if err != nil {
+			return err
+		}
+		refs = append(refs, ref)
+	}
+	return c.connected(a, func(ctx context.Context, cl *client.Client) error {
+		var failed []error
+		for _, ref := range refs {
+			doc, err := cl.RemoveSkill(ctx, ref)
+			switch {
+			case err != nil:
+				err = fmt.Errorf("%s: %w", ref, err)
+			case c.JSON:
+				err = a.json(doc)
+			default:
+				_, err = fmt.Fprintln(a.Out, "removed", ref)
+			}
+			failed = append(failed, err)
+		}
+		return errors.Join(failed...)
+	})
+}
+
+type skillsPull struct {
+	skillServer
+	Output string `short:"o" placeholder:"DIR" help:"A folder that is not there yet, for the files; without it one of the skill's name here."`
+}
+
+// Run gets a skill's files: all of them, or none.
+func (c *skillsPull) Run(a *app) error {
+	return c.with(a, func(ctx context.Context, cl *client.Client, ref events.Reference) error {
+		to := c.Output
+		if to == "" {
+			to = ref.Slug
+		}
+		if _, err := os.Lstat(to); err == nil {
+			return usage("output: %s is there already; name another folder with -o", to)
+		}
+		// A tag may move meanwhile; a digest does not.
+		doc, err := cl.Skill(ctx, ref)
+		if err != nil {
+			return err
+		}
+		version := doc.Value.Ref.Version
+		if !events.IsDigest(version) {
+			return fmt.Errorf("%s: the server names version %q, which is no digest", ref, clip(version))
+		}
+		ref.Version = version
+		if err := pull(ctx, cl, ref, to); err != nil {
+			return err
+		}
+		if c.JSON {
+			return a.json(map[string]any{"dir": to, "ref": ref})
+		}
+		_, err = fmt.Fprintf(a.Out, "%s: %s, %d files\n", to, ref, doc.Value.Files)
+		return err
+	})
+}
+
+// pull lays a version down in a folder that is not there.
+func pull(ctx context.Context, cl *client.Client, ref events.Reference, to string) (err error) {
+	zip, err := tempFile()
+	if err != nil {
+		return err
+	}
+	defer zip.Close() //nolint:errcheck // it has no name any more
+	from, err := cl.Archive(ctx, ref)
+	if err != nil {
+		return err
+	}
+	n, err := io.Copy(zip, io.LimitReader(from, skill.MaxPacked+1))
+	if err = errors.Join(err, from.Close()); err != nil {
+		return err
+	}
+	work, err := os.MkdirTemp(filepath.Dir(filepath.Clean(to)), ".spool-")
+	if err != nil {
+		return fmt.Errorf("output: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(work)) }()
+	dir, err := skill.Extract(ctx, zip, n, work, ref.Version)
+	if err != nil {
+		return err
+	}
+	if err := writable(dir); err != nil {
+		return err
+	}
+	if err := os.Rename(dir, to); err != nil {
+		return fmt.Errorf("output: %w", err)
+	}
+	return nil
+}
+
+// writable gives the owner of what was laid down the right to change it.
+func writable(dir string) error {
+	return filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := d.Info()
+		if err != nil {
+			return err
+		}
+		return os.Chmod(path, info.Mode().Perm()|0o200)
+	})
+}
+
+// tempFile is a file without a name.
+func tempFile() (*os.File, error) {
+	f, err := os.CreateTemp("", "spool-*.zip")
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Remove(f.Name()); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
