@@ -32,6 +32,7 @@ const (
 var (
 	errNotUTF8 = errors.New("it is not valid UTF-8")
 	errNUL     = errors.New("it holds NUL")
+	errEmpty   = errors.New("what stands there is empty")
 )
 
 // checker collects what is wrong.

@@ -14,21 +14,21 @@ import (
 // secrets, or where they are to be read.
 type EnvironmentSpec struct {
 	Description string              `json:"description,omitempty"`
-	Variables   map[string]Variable `json:"variables"`
+	Variables   map[string]Variable `json:"variables"` // by name: A-Z, a-z, 0-9 and _, not a digit first
 }
 
-// Variable is a variable of a file. A secret that has neither value nor valueFrom is for the server to know.
+// Variable is a variable of a file.
 type Variable struct {
-	Value       string `json:"value,omitempty"`
-	ValueFrom   Source `json:"valueFrom,omitzero"`
-	Secret      bool   `json:"secret,omitempty"`
+	Value       string `json:"value,omitempty"`    // a secret's too; a secret without one keeps the value that the server has
+	ValueFrom   Source `json:"valueFrom,omitzero"` // in place of value
+	Secret      bool   `json:"secret,omitempty"`   // its value is sealed at once, and never shown
 	Description string `json:"description,omitempty"`
 }
 
 // Source is where the command line reads a value: one of the two.
 type Source struct {
-	Env  string `json:"env,omitempty"`  // a variable of its own environment
-	File string `json:"file,omitempty"` // a file; one line feed at its end is left out
+	Env  string `json:"env,omitempty"`  // a variable of the command line's own environment
+	File string `json:"file,omitempty"` // a file, from the folder of the definition on; one line feed at its end is left out
 }
 
 // CheckFile reports what is wrong with an environment of a file.
@@ -74,6 +74,9 @@ func (s EnvironmentSpec) Fill(env func(name string) (string, bool), file func(pa
 		value, err := from.read(env, file)
 		if err == nil {
 			err = checkValue(value)
+		}
+		if err == nil && value == "" && s.Variables[name].Secret {
+			err = errEmpty // without a value the server would keep the one that it has
 		}
 		if err != nil {
 			c.fail(field, "%v", err)

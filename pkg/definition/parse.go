@@ -27,12 +27,12 @@ const (
 
 // file is a document as it stands in a file.
 type file[S any] struct {
-	Kind  Kind         `json:"kind"`
-	Slug  string       `json:"slug"`
-	Scope events.Scope `json:"scope,omitempty"`
-	Org   string       `json:"org,omitempty"`
-	Tags  []string     `json:"tags,omitempty"`
-	Spec  S            `json:"spec"`
+	Kind  Kind         `json:"kind"`            // agent, instance or environment
+	Slug  string       `json:"slug"`            // its name: 1 to 64 characters, groups of a-z and 0-9 joined by single dots or hyphens
+	Scope events.Scope `json:"scope,omitempty"` // organization (the default), platform or identity_account
+	Org   string       `json:"org,omitempty"`   // an organization of the tenant, or of scope identity_account the account
+	Tags  []string     `json:"tags,omitempty"`  // that are to name the version, beside latest
+	Spec  S            `json:"spec"`            // what it is made of, by its kind
 }
 
 // Parse reads the definitions of a file in YAML or JSON; name is the file's, for

@@ -1,0 +1,362 @@
+package definition_test
+
+import (
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"math"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spoolhq/spool/pkg/api/command"
+	"github.com/spoolhq/spool/pkg/definition"
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// agentWith is a good agent that was changed.
+func agentWith(change func(*events.AgentSpec)) events.AgentSpec {
+	s := events.AgentSpec{Architecture: "spool", Instructions: "Say hello to all."}
+	change(&s)
+	return s
+}
+
+// said are the fields and details, by field; what no architecture honours is left out.
+func said(list []definition.FieldError) string {
+	var out []string
+	for _, e := range list {
+		if !strings.HasSuffix(e.Detail, "does not honour it") {
+			out = append(out, e.Error())
+		}
+	}
+	slices.Sort(out)
+	return strings.Join(out, "\n")
+}
+
+func server(change func(*events.MCPServer)) func(*events.AgentSpec) {
+	return func(s *events.AgentSpec) {
+		m := events.MCPServer{Name: "m", Type: events.MCPHTTP, URL: "https://example.com/mcp"}
+		change(&m)
+		s.MCPServers = append(s.MCPServers, m)
+	}
+}
+
+func stdio(change func(*events.MCPServer)) func(*events.AgentSpec) {
+	return server(func(m *events.MCPServer) {
+		*m = events.MCPServer{Name: "m", Type: events.MCPStdio, Command: []string{"serve", "--token=${TOKEN}"}}
+		change(m)
+	})
+}
+
+func TestCheckAgent(t *testing.T) {
+	t.Parallel()
+	mib := strings.Repeat("x", 1<<20)
+	for name, c := range map[string]struct {
+		change func(*events.AgentSpec)
+		want   string // begins each line that is said; "" for nothing
+	}{
+		"good":                  {func(*events.AgentSpec) {}, ""},
+		"ten characters":        {func(s *events.AgentSpec) { s.Instructions = "éééééééééé" }, ""},
+		"nine characters":       {func(s *events.AgentSpec) { s.Instructions = "ééééééééé" }, "instructions: they have 9 characters"},
+		"spaces":                {func(s *events.AgentSpec) { s.Instructions = strings.Repeat(" ", 20) }, "instructions: they have 0 characters"},
+		"largest instructions":  {func(s *events.AgentSpec) { s.Instructions = mib }, ""},
+		"larger instructions":   {func(s *events.AgentSpec) { s.Instructions = mib + "x" }, "instructions: it has 1048577 bytes"},
+		"larger memory":         {func(s *events.AgentSpec) { s.MemoryFile = mib + "x" }, "memoryFile: it has 1048577 bytes"},
+		"larger description":    {func(s *events.AgentSpec) { s.Description = mib }, "description: it has"},
+		"NUL":                   {func(s *events.AgentSpec) { s.Description = "a\x00" }, "description: it holds NUL"},
+		"no UTF-8":              {func(s *events.AgentSpec) { s.Environment = map[string]events.Declaration{"A": {Value: "\xff"}} }, "environment.A.value: it is not valid UTF-8"},
+		"name of two lines":     {func(s *events.AgentSpec) { s.Name = "a\nb" }, "name: it is not one line"},
+		"long model":            {func(s *events.AgentSpec) { s.Model = strings.Repeat("m", 201) }, "model: it is not one line"},
+		"no architecture":       {func(s *events.AgentSpec) { s.Architecture = "" }, "architecture: it is missing"},
+		"unknown architecture":  {func(s *events.AgentSpec) { s.Architecture = "Codex" }, `architecture: there is no architecture "Codex"`},
+		"alias":                 {func(s *events.AgentSpec) { s.Architecture = "claude-sdk" }, ""},
+		"acp":                   {func(s *events.AgentSpec) { s.Architecture, s.Command = "acp", []string{"a"} }, ""},
+		"acp without a command": {func(s *events.AgentSpec) { s.Architecture = "acp" }, "command: architecture acp runs the agent that you name"},
+		"empty program":         {func(s *events.AgentSpec) { s.Architecture, s.Command = "acp", []string{" ", "a"} }, "command[0]: the first part"},
+		"long argument":         {func(s *events.AgentSpec) { s.Architecture, s.Command = "acp", []string{"a", mib} }, "command[1]: it has"},
+		"image":                 {func(s *events.AgentSpec) { s.Image = "Nope:" }, `image: "Nope:" is not a reference of an image`},
+		"tools":                 {func(s *events.AgentSpec) { s.Tools.Allow = []string{"Read", "", "Read"} }, "tools.allow[1]: it is missing, or empty\ntools.allow[2]: \"Read\" stands in tools.allow[0] already"},
+		"skills": {func(s *events.AgentSpec) {
+			s.Skills = []events.Reference{{Slug: "a"}, {Slug: "B"}, {Slug: "a", Version: "v"}, {Scope: "x", Slug: "a"}}
+		}, "skills[1].slug: \nskills[2]: \"a\" stands in skills[0]\nskills[3].scope: "},
+		"skills in two ways": {func(s *events.AgentSpec) {
+			s.Skills = []events.Reference{{Slug: "a"}, {Scope: events.ScopeOrganization, Slug: "a"}}
+		}, `skills[1]: "a" stands in skills[0]`},
+		"subagents": {func(s *events.AgentSpec) {
+			s.Subagents = []events.SubagentSpec{{Name: "a", Description: "d", Instructions: "i"}, {Name: "a_b"}, {Name: "a", Description: "d", Instructions: "i"}}
+		}, "subagents[1].description: \nsubagents[1].instructions: \nsubagents[1].name: \"a_b\" is not a name\nsubagents[2].name: \"a\" stands in subagents[0]"},
+		"commands": {func(s *events.AgentSpec) {
+			s.Commands = []events.CommandSpec{{Name: "-a", Prompt: "p"}, {Name: "b"}, {Name: strings.Repeat("c", 65), Prompt: "p"}}
+		}, "commands[0].name: \ncommands[1].prompt: \ncommands[2].name: "},
+		"variables": {func(s *events.AgentSpec) {
+			s.Environment = map[string]events.Declaration{"OK": {Value: "v", Required: true}, "HOME": {}, "a-b": {}, "": {}, "LONG": {Value: mib}}
+		}, "environment.HOME: \nenvironment.LONG.value: \nenvironment.a-b: \nenvironment[\"\"]: "},
+		"secrets": {func(s *events.AgentSpec) {
+			s.Environment = map[string]events.Declaration{"A": {Secret: true, Required: true}, "B": {Secret: true, Value: "x"}}
+		}, "environment.B.value: agents hold no secrets"},
+		"files": {func(s *events.AgentSpec) {
+			s.Files = []events.FileSpec{{Path: "a/b"}, {Path: "../x"}, {Path: "a/b"}, {Path: "a/b/c/d"}, {Path: "a", Mode: 0o1777}, {Path: ""}}
+		}, "files[0].path: a is a file, of files[4]\nfiles[1].path: it holds a part ..\nfiles[2].path: \"a/b\" stands in files[0]\nfiles[2].path: a is a file\nfiles[3].path: a/b is a file, of files[0]\nfiles[4].mode: 01777 is no permission bits\nfiles[5].path: it is empty"},
+		"contents": {func(s *events.AgentSpec) {
+			s.Files = []events.FileSpec{{Path: "a", ContentBase64: "eA=="}, {Path: "b", ContentBase64: "eA"}, {Path: "c", Content: "x", ContentBase64: "eA=="}, {Path: "d", ContentBase64: "eB=="}}
+		}, "files[1].contentBase64: it is not base 64\nfiles[2].contentBase64: there is a content beside it\nfiles[3].contentBase64: it is not base 64"},
+		"largest files": {func(s *events.AgentSpec) {
+			s.Files = []events.FileSpec{{Path: "a", Content: strings.Repeat("x", 4<<20)}, {Path: "b", ContentBase64: base64.StdEncoding.EncodeToString(make([]byte, 4<<20))}}
+		}, ""},
+		"larger files": {func(s *events.AgentSpec) {
+			s.Files = []events.FileSpec{{Path: "a", Content: strings.Repeat("x", 4<<20)}, {Path: "b", ContentBase64: base64.StdEncoding.EncodeToString(make([]byte, 4<<20+1))}}
+		}, "files: all files together have 8388609 bytes"},
+		"egress":          {func(s *events.AgentSpec) { s.Egress = []string{"a.com", "http://b", "*.com", "127.0.0.1", ""} }, "egress[1]: it is a URL\negress[2]: that is every host\negress[3]: nothing could reach it\negress[4]: it is empty"},
+		"too much egress": {func(s *events.AgentSpec) { s.Egress = slices.Repeat([]string{"a.com"}, command.MaxEgress+1) }, "egress: there are 257"},
+		"budget":          {func(s *events.AgentSpec) { s.Limits.BudgetUSD = -1 }, "limits.budgetUsd: "},
+		"infinite budget": {func(s *events.AgentSpec) { s.Limits.BudgetUSD = math.Inf(1) }, "limits.budgetUsd: "},
+		"no budget":       {func(s *events.AgentSpec) { s.Limits.BudgetUSD = math.NaN() }, "limits.budgetUsd: "},
+		"too many": {func(s *events.AgentSpec) {
+			for i := range definition.MaxEntries + 1 {
+				s.Commands = append(s.Commands, events.CommandSpec{Name: fmt.Sprint("c", i), Prompt: "p"})
+			}
+		}, "commands: there are 1001"},
+		"server": {server(func(m *events.MCPServer) {
+			m.Headers = map[string]string{"Authorization": "Bearer ${TOKEN}"}
+			m.TimeoutMs = 300_000
+		}), ""},
+		"server's name":           {server(func(m *events.MCPServer) { m.Name = "a_b-c" }), ""},
+		"server's wrong name":     {server(func(m *events.MCPServer) { m.Name = "_a" }), "mcpServers[0].name: "},
+		"server's type":           {server(func(m *events.MCPServer) { m.Type = "docker" }), `mcpServers[0].type: "docker" is neither stdio nor http`},
+		"server's timeout":        {server(func(m *events.MCPServer) { m.TimeoutMs = 300_001 }), "mcpServers[0].timeoutMs: "},
+		"server's tools":          {server(func(m *events.MCPServer) { m.Tools = []string{"a", "a"} }), `mcpServers[0].tools[1]: "a" stands in mcpServers[0].tools[0]`},
+		"no address":              {server(func(m *events.MCPServer) { m.URL = "" }), "mcpServers[0].url: it is missing"},
+		"relative address":        {server(func(m *events.MCPServer) { m.URL = "/mcp" }), "mcpServers[0].url: it is not an absolute address"},
+		"address without a host":  {server(func(m *events.MCPServer) { m.URL = "https:///mcp" }), "mcpServers[0].url: it is not an absolute address"},
+		"another protocol":        {server(func(m *events.MCPServer) { m.URL = "ftp://a/b" }), "mcpServers[0].url: it is not an absolute address"},
+		"address with a user":     {server(func(m *events.MCPServer) { m.URL = "https://u:p@a/b" }), "mcpServers[0].url: it holds a user's name"},
+		"address with a fragment": {server(func(m *events.MCPServer) { m.URL = "https://a/b#" }), "mcpServers[0].url: it holds a fragment"},
+		"address with variables":  {server(func(m *events.MCPServer) { m.URL = "https://${HOST_NAME}:${PORT}/${PATH_}" }), ""},
+		"address in a variable":   {server(func(m *events.MCPServer) { m.URL = "${MCP_URL}" }), ""},
+		"open placeholder":        {server(func(m *events.MCPServer) { m.URL = "https://a/${X" }), "mcpServers[0].url: a ${ is not closed"},
+		"reserved placeholder":    {server(func(m *events.MCPServer) { m.Headers = map[string]string{"X": "${HOME}"} }), "mcpServers[0].headers.X: variable HOME is set by Spool"},
+		"headers": {server(func(m *events.MCPServer) {
+			m.Headers = map[string]string{"a b": "", "HOST": "x", "X-A": "1\r\nB: 2", "x-a": "", "T'": "ok\t"}
+		}), "mcpServers[0].headers.HOST: \nmcpServers[0].headers.X-A: \nmcpServers[0].headers.x-a: X-A stands there already\nmcpServers[0].headers[\"a b\"]: "},
+		"http with a program":     {server(func(m *events.MCPServer) { m.Command, m.Env = []string{"a"}, map[string]string{"A": "1"} }), "mcpServers[0].command: \nmcpServers[0].env: "},
+		"stdio":                   {stdio(func(m *events.MCPServer) { m.Env = map[string]string{"A": "$$${B}"} }), ""},
+		"stdio without a program": {stdio(func(m *events.MCPServer) { m.Command = nil }), "mcpServers[0].command: it is missing"},
+		"stdio with an address":   {stdio(func(m *events.MCPServer) { m.URL, m.Headers = "https://a", map[string]string{"A": "b"} }), "mcpServers[0].headers: \nmcpServers[0].url: "},
+		"stdio's variables":       {stdio(func(m *events.MCPServer) { m.Env = map[string]string{"PATH": "x", "A": "${B C}"} }), "mcpServers[0].env.A: \nmcpServers[0].env.PATH: "},
+		"stdio's arguments":       {stdio(func(m *events.MCPServer) { m.Command = []string{"a", "${", "\x00"} }), "mcpServers[0].command[1]: a ${\nmcpServers[0].command[2]: it holds NUL\nmcpServers[0].command[2]: it holds NUL"},
+		"stdio's empty program":   {stdio(func(m *events.MCPServer) { m.Command = []string{""} }), "mcpServers[0].command[0]: "},
+		"servers of one name":     {func(s *events.AgentSpec) { server(func(*events.MCPServer) {})(s); stdio(func(*events.MCPServer) {})(s) }, `mcpServers[1].name: "m" stands in mcpServers[0] already`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got, want := said(definition.CheckAgent(agentWith(c.change))), strings.Split(c.want, "\n")
+			lines := strings.Split(got, "\n")
+			ok := len(lines) == len(want) && (c.want != "") == (got != "")
+			for i := range lines {
+				ok = ok && strings.HasPrefix(lines[i], want[i])
+			}
+			if !ok {
+				t.Errorf("it says\n%s\nwant\n%s", got, c.want)
+			}
+		})
+	}
+}
+
+func TestCheckInstance(t *testing.T) {
+	t.Parallel()
+	if got := definition.CheckInstance(events.InstanceSpec{Agent: events.Reference{Slug: "a"}, Environments: []events.Reference{{Slug: "a"}, {Org: "o", Slug: "a"}}}); got != nil {
+		t.Error(got)
+	}
+	got := said(definition.CheckInstance(events.InstanceSpec{Description: "\x00", Environments: []events.Reference{{Slug: "a"}, {Slug: "a", Version: "v"}, {Slug: "A"}}}))
+	want := `agent.slug: "" is not 1 to 64 characters of a-z and 0-9, in groups joined by single dots or hyphens
+description: it holds NUL
+environments[1]: "a" stands in environments[0] already
+environments[2].slug: "A" is not 1 to 64 characters of a-z and 0-9, in groups joined by single dots or hyphens`
+	if got != want {
+		t.Errorf("got\n%s", got)
+	}
+	many := definition.CheckInstance(events.InstanceSpec{Agent: events.Reference{Slug: "a"}, Environments: make([]events.Reference, definition.MaxEnvironments+1)})
+	if !strings.Contains(said(many), "environments: there are 33") {
+		t.Errorf("got %v", many)
+	}
+}
+
+// A draft has the values of secrets, what is stored has never.
+func TestCheckEnvironment(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		spec          events.EnvironmentSpec
+		draft, stored string
+	}{
+		"none":    {events.EnvironmentSpec{}, "variables: it is missing", "variables: it is missing"},
+		"empty":   {events.EnvironmentSpec{Variables: map[string]events.Variable{}}, "", ""},
+		"plain":   {events.EnvironmentSpec{Variables: map[string]events.Variable{"A": {Value: "v"}}}, "", ""},
+		"value":   {events.EnvironmentSpec{Variables: map[string]events.Variable{"A": {Value: "v", Secret: true}}}, "", "variables.A.value: a secret's value is sealed before it is stored"},
+		"nothing": {events.EnvironmentSpec{Variables: map[string]events.Variable{"A": {Secret: true}}}, "", "variables.A.sealed: it is missing: the key under which the secret's value lies"},
+		"sealed":  {events.EnvironmentSpec{Variables: map[string]events.Variable{"A": {Secret: true, Sealed: "k"}}}, "variables.A.sealed: only the server seals: give the value", ""},
+		"no secret": {events.EnvironmentSpec{Variables: map[string]events.Variable{"A": {Sealed: "k"}}}, "variables.A.sealed: only a secret's value lies sealed\nvariables.A.sealed: only the server seals: give the value",
+			"variables.A.sealed: only a secret's value lies sealed"},
+		"names": {events.EnvironmentSpec{Variables: map[string]events.Variable{"PATH": {}}}, "variables.PATH: variable PATH is set by Spool itself", "variables.PATH: variable PATH is set by Spool itself"},
+		"long": {events.EnvironmentSpec{Variables: map[string]events.Variable{"A": {Value: strings.Repeat("x", definition.MaxValue+1)}}}, "variables.A.value: it has 122881 bytes; at most 122880 are taken",
+			"variables.A.value: it has 122881 bytes; at most 122880 are taken"},
+	} {
+		if got := said(definition.CheckDraft(c.spec)); got != c.draft {
+			t.Errorf("%s, as it is sent: %s", name, got)
+		}
+		if got := said(definition.CheckEnvironment(c.spec)); got != c.stored {
+			t.Errorf("%s, as it is stored: %s", name, got)
+		}
+	}
+}
+
+func TestCheckEntry(t *testing.T) {
+	t.Parallel()
+	if got := definition.CheckEntry(events.Reference{Slug: "a"}, []string{"v1", "latest"}); got != nil {
+		t.Error(got)
+	}
+	got := said(definition.CheckEntry(events.Reference{Slug: "a", Version: "v1"}, []string{"v", "V", "v"}))
+	if !strings.HasPrefix(got, `tags[1]: "V" is not a tag`) || !strings.Contains(got, "\ntags[2]: \"v\" stands in tags[0] already\nversion: ") {
+		t.Errorf("got\n%s", got)
+	}
+	if got := said(definition.CheckEntry(events.Reference{Scope: events.ScopeAccount, Slug: "a"}, slices.Repeat([]string{"v"}, 65))); !strings.HasPrefix(got, "org: ") || !strings.Contains(got, "\ntags: there are 65; at most 64") {
+		t.Errorf("got %.200s", got)
+	}
+}
+
+func TestFill(t *testing.T) {
+	t.Parallel()
+	env := func(name string) (string, bool) {
+		v, ok := map[string]string{"TOKEN": "t0p\n", "EMPTY": "", "NUL": "h1dden\x00"}[name]
+		return v, ok
+	}
+	files := func(path string) ([]byte, error) {
+		b, ok := map[string]string{"key": "k\r\n", "lines": "a\n\n", "bad": "h1dden\xff", "empty": "\n", "large": strings.Repeat("x", definition.MaxValue+1)}[path]
+		if !ok {
+			return nil, errors.New("there is no such file")
+		}
+		return []byte(b), nil
+	}
+	from := func(s definition.Source, secret bool) definition.EnvironmentSpec {
+		return definition.EnvironmentSpec{Variables: map[string]definition.Variable{"A": {ValueFrom: s, Secret: secret}}}
+	}
+	for name, c := range map[string]struct {
+		spec  definition.EnvironmentSpec
+		value string
+		wrong string
+	}{
+		"value":          {definition.EnvironmentSpec{Variables: map[string]definition.Variable{"A": {Value: "v"}}}, "v", ""},
+		"env":            {from(definition.Source{Env: "TOKEN"}, true), "t0p\n", ""},
+		"file":           {from(definition.Source{File: "key"}, true), "k", ""},
+		"lines":          {from(definition.Source{File: "lines"}, false), "a\n", ""},
+		"empty":          {from(definition.Source{Env: "EMPTY"}, false), "", ""},
+		"empty secret":   {from(definition.Source{Env: "EMPTY"}, true), "", "spec.variables.A.valueFrom: what stands there is empty"},
+		"empty file":     {from(definition.Source{File: "empty"}, true), "", "spec.variables.A.valueFrom: what stands there is empty"},
+		"no variable":    {from(definition.Source{Env: "NOPE"}, true), "", "spec.variables.A.valueFrom: variable NOPE is not set here"},
+		"no file":        {from(definition.Source{File: "nope"}, true), "", "spec.variables.A.valueFrom: there is no such file"},
+		"NUL":            {from(definition.Source{Env: "NUL"}, true), "", "spec.variables.A.valueFrom: it holds NUL"},
+		"not UTF-8":      {from(definition.Source{File: "bad"}, true), "", "spec.variables.A.valueFrom: it is not valid UTF-8"},
+		"large":          {from(definition.Source{File: "large"}, true), "", "spec.variables.A.valueFrom: it has 122881 bytes; at most 122880 are taken"},
+		"kept by server": {from(definition.Source{}, true), "", ""},
+	} {
+		got, wrong := c.spec.Fill(env, files)
+		if got.Variables["A"].Value != c.value && c.wrong == "" || said(wrong) != c.wrong || strings.Contains(said(wrong), "h1dden") {
+			t.Errorf("%s: %+v, %s", name, got, said(wrong))
+		}
+	}
+}
+
+// Every field has a row, and no row is of something else.
+func TestHonoursIsComplete(t *testing.T) {
+	t.Parallel()
+	table := definition.Honours()
+	known := map[string]bool{}
+	var walk func(reflect.Type, string, bool)
+	walk = func(typ reflect.Type, at string, must bool) {
+		for i := range typ.NumField() {
+			f := typ.Field(i)
+			name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+			path := strings.TrimPrefix(at+"."+name, ".")
+			known[path] = true
+			_, there := table[path]
+			switch {
+			case f.Type.Kind() == reflect.Struct && f.Type != reflect.TypeFor[events.Reference]():
+				walk(f.Type, path, must && !there)
+			case must && !there:
+				t.Errorf("%s has no row", path)
+			case f.Type.Kind() == reflect.Slice && f.Type.Elem().Kind() == reflect.Struct:
+				walk(f.Type.Elem(), path, false)
+			}
+		}
+	}
+	walk(reflect.TypeFor[events.AgentSpec](), "", true)
+	for field, cells := range table {
+		if !known[field] {
+			t.Errorf("there is no field %s", field)
+		}
+		for a, how := range cells {
+			if !slices.Contains(definition.Architectures(), a) || strings.ContainsAny(how, "|\n") {
+				t.Errorf("%s: cell %s %q", field, a, how)
+			}
+		}
+	}
+}
+
+// Each cell of the table is what CheckAgent does: a field that is set is refused exactly where its cell is empty.
+func TestHonoursIsKept(t *testing.T) {
+	t.Parallel()
+	sets := map[string]func(*events.AgentSpec){
+		"name":         func(s *events.AgentSpec) { s.Name = "n" },
+		"description":  func(s *events.AgentSpec) { s.Description = "d" },
+		"architecture": func(*events.AgentSpec) {},
+		"model":        func(s *events.AgentSpec) { s.Model = "m" },
+		"instructions": func(*events.AgentSpec) {},
+		"memoryFile":   func(s *events.AgentSpec) { s.MemoryFile = "m" },
+		"tools.allow":  func(s *events.AgentSpec) { s.Tools.Allow = []string{"Read"} },
+		"tools.deny":   func(s *events.AgentSpec) { s.Tools.Deny = []string{"Read"} },
+		"skills":       func(s *events.AgentSpec) { s.Skills = []events.Reference{{Slug: "a"}} },
+		"subagents": func(s *events.AgentSpec) {
+			s.Subagents = []events.SubagentSpec{{Name: "a", Description: "d", Instructions: "i"}}
+		},
+		"commands":         func(s *events.AgentSpec) { s.Commands = []events.CommandSpec{{Name: "a", Prompt: "p"}} },
+		"mcpServers":       server(func(*events.MCPServer) {}),
+		"environment":      func(s *events.AgentSpec) { s.Environment = map[string]events.Declaration{"A": {}} },
+		"files":            func(s *events.AgentSpec) { s.Files = []events.FileSpec{{Path: "a"}} },
+		"command":          func(s *events.AgentSpec) { s.Command = []string{"a"} },
+		"image":            func(s *events.AgentSpec) { s.Image = "i" },
+		"egress":           func(s *events.AgentSpec) { s.Egress = []string{"a.com"} },
+		"limits.turns":     func(s *events.AgentSpec) { s.Limits.Turns = 1 },
+		"limits.budgetUsd": func(s *events.AgentSpec) { s.Limits.BudgetUSD = 1 },
+		"limits.tokens":    func(s *events.AgentSpec) { s.Limits.Tokens = 1 },
+		"limits.timeMs":    func(s *events.AgentSpec) { s.Limits.TimeMs = 1 },
+	}
+	for field, cells := range definition.Honours() {
+		set, ok := sets[field]
+		if !ok {
+			t.Errorf("the test does not know how to set %s", field)
+			continue
+		}
+		for _, a := range append(definition.Architectures(), definition.AliasClaudeSDK) {
+			s := agentWith(set)
+			s.Architecture = a
+			if a == definition.ACP {
+				s.Command = []string{"agent"}
+			}
+			canonical, _ := definition.Architecture(a)
+			want := ""
+			if cells[canonical] == "" {
+				want = field + ": architecture " + canonical + " does not honour it"
+			}
+			got := definition.CheckAgent(s)
+			if want == "" && len(got) > 0 || want != "" && (len(got) != 1 || got[0].Error() != want) {
+				t.Errorf("%s with %s: %v, want %q", a, field, got, want)
+			}
+		}
+	}
+	// What is empty is not set.
+	if got := definition.CheckAgent(agentWith(func(s *events.AgentSpec) {
+		s.Tools.Allow, s.MCPServers, s.Environment = []string{}, []events.MCPServer{}, map[string]events.Declaration{}
+	})); got != nil {
+		t.Error(got)
+	}
+}

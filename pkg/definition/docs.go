@@ -1,0 +1,116 @@
+package definition
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+//go:generate go run ./gen ../events ../../docs/agents.md ../../docs/schema/spool.schema.json
+
+// WriteFields writes the fields of all that a file can hold, as tables. notes are
+// the comments of fields, as Type.Field.
+func WriteFields(w io.Writer, notes map[string]string) error {
+	var b strings.Builder
+	for _, s := range []struct {
+		title, name string
+		t           reflect.Type
+	}{
+		{"A document", "file", reflect.TypeFor[file[any]]()},
+		{"`spec` of an agent", "AgentSpec", reflect.TypeFor[events.AgentSpec]()},
+		{"`tools`", "ToolChoice", reflect.TypeFor[events.ToolChoice]()},
+		{"`subagents[]`", "SubagentSpec", reflect.TypeFor[events.SubagentSpec]()},
+		{"`commands[]`", "CommandSpec", reflect.TypeFor[events.CommandSpec]()},
+		{"`mcpServers[]`", "MCPServer", reflect.TypeFor[events.MCPServer]()},
+		{"`environment.NAME`", "Declaration", reflect.TypeFor[events.Declaration]()},
+		{"`files[]`", "FileSpec", reflect.TypeFor[events.FileSpec]()},
+		{"`limits`", "Limits", reflect.TypeFor[events.Limits]()},
+		{"`spec` of an instance", "InstanceSpec", reflect.TypeFor[events.InstanceSpec]()},
+		{"`spec` of an environment", "EnvironmentSpec", reflect.TypeFor[EnvironmentSpec]()},
+		{"`variables.NAME`", "Variable", reflect.TypeFor[Variable]()},
+		{"`variables.NAME.valueFrom`", "Source", reflect.TypeFor[Source]()},
+	} {
+		fmt.Fprintf(&b, "\n### %s\n\n| field | type | |\n| --- | --- | --- |\n", s.title)
+		for _, f := range fieldsOf(s.t) {
+			field := s.t.Field(f.index)
+			kind := brief(field.Type)
+			if f.required {
+				kind += ", required"
+			}
+			fmt.Fprintf(&b, "| `%s` | %s | %s |\n", f.name, kind, notes[s.name+"."+field.Name])
+		}
+	}
+	_, err := io.WriteString(w, strings.TrimPrefix(b.String(), "\n"))
+	return err
+}
+
+// brief is a type in a word or two.
+func brief(t reflect.Type) string {
+	switch {
+	case t == typeReference:
+		return "reference"
+	case t.Kind() == reflect.Interface || t.Kind() == reflect.Struct:
+		return "mapping"
+	case t.Kind() == reflect.Map:
+		return "mapping to " + brief(t.Elem())
+	case t.Kind() == reflect.Slice:
+		return "list of " + brief(t.Elem())
+	case t.Kind() == reflect.String:
+		return "text"
+	case t.Kind() == reflect.Bool:
+		return "boolean"
+	case t.Kind() == reflect.Uint32:
+		return "whole number"
+	}
+	return "number"
+}
+
+// WriteHonours writes the table of what is honoured.
+func WriteHonours(w io.Writer) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "| field | %s |\n|%s\n", strings.Join(Architectures(), " | "), strings.Repeat(" --- |", len(Architectures())+1))
+	table := Honours()
+	for _, row := range rows() {
+		fmt.Fprintf(&b, "| `%s` |", row)
+		for _, a := range Architectures() {
+			cell := table[row][a]
+			if cell == "" {
+				cell = "**no**"
+			}
+			fmt.Fprintf(&b, " %s |", cell)
+		}
+		b.WriteString("\n")
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// rows are those of the table in the order of an agent's fields.
+func rows() []string {
+	order := paths(reflect.TypeFor[events.AgentSpec](), "")
+	return slices.SortedFunc(maps.Keys(Honours()), func(a, b string) int {
+		return slices.Index(order, a) - slices.Index(order, b)
+	})
+}
+
+// paths lists the fields of a struct and of those in it, lists among them.
+func paths(t reflect.Type, at string) []string {
+	var out []string
+	for _, f := range fieldsOf(t) {
+		path := within(at, f.name)
+		out = append(out, path)
+		inner := t.Field(f.index).Type
+		if inner.Kind() == reflect.Slice {
+			inner = inner.Elem()
+		}
+		if inner.Kind() == reflect.Struct && inner != typeReference {
+			out = append(out, paths(inner, path)...)
+		}
+	}
+	return out
+}

@@ -1,0 +1,195 @@
+package definition_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/santhosh-tekuri/jsonschema/v6"
+	"go.yaml.in/yaml/v3"
+
+	"github.com/spoolhq/spool/pkg/definition"
+)
+
+const schemaFile = "../../docs/schema/spool.schema.json"
+
+func compiled(t *testing.T) *jsonschema.Schema {
+	t.Helper()
+	s, err := jsonschema.NewCompiler().Compile(schemaFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// instances are a file's documents as a validator takes them.
+func instances(t *testing.T, data string) []any {
+	t.Helper()
+	var out []any
+	for dec := yaml.NewDecoder(strings.NewReader(data)); ; {
+		var v any
+		if dec.Decode(&v) != nil { // the end: what is no YAML is no matter of a schema
+			return out
+		}
+		b, err := json.Marshal(v)
+		if err != nil {
+			t.Fatal(err)
+		}
+		i, err := jsonschema.UnmarshalJSON(bytes.NewReader(b))
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, i)
+	}
+}
+
+func TestSchemaTakesExamples(t *testing.T) {
+	t.Parallel()
+	s := compiled(t)
+	for name, data := range examples(t) {
+		text := string(data)
+		if strings.HasSuffix(name, ".json") {
+			text = strings.ReplaceAll(text, `\ud83d\ude00`, "😀") // YAML, by which the test reads, has no surrogates
+		}
+		list := instances(t, text)
+		if len(list) == 0 {
+			t.Errorf("%s has no documents", name)
+		}
+		for _, i := range list {
+			if err := s.Validate(i); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	}
+}
+
+// agent, instance and environment are documents with a place for fields of their spec, and one for their own.
+const (
+	anAgent          = "kind: agent\nslug: a\n%s\nspec:\n  architecture: spool\n  instructions: Say hello to all.\n"
+	anInstance       = "kind: instance\nslug: a\n%s\nspec:\n  agent: b\n"
+	anEnvironment    = "kind: environment\nslug: a\n%s\nspec:\n  variables: {A: {value: x}}\n"
+	emptyEnvironment = "kind: environment\nslug: a\n%s\nspec:\n"
+)
+
+func document(kind, own, spec string) string {
+	out := strings.Replace(kind, "%s", own, 1)
+	if spec != "" {
+		out += "  " + spec + "\n"
+	}
+	return out
+}
+
+// What Parse refuses of unknown fields and wrong types the schema refuses too, at every type and every depth.
+func TestSchemaRefuses(t *testing.T) {
+	t.Parallel()
+	s := compiled(t)
+	for name, text := range map[string]string{
+		"unknown field":               document(anAgent, "extra: 1", ""),
+		"unknown field of an agent":   document(anAgent, "", "extra: 1"),
+		"unknown field of tools":      document(anAgent, "", "tools: {extra: []}"),
+		"unknown field of a skill":    document(anAgent, "", "skills: [{slug: a, kind: skill}]"),
+		"unknown field of a variable": document(anAgent, "", "environment: {A: {valueFrom: {env: A}}}"),
+		"unknown field of a file":     document(anAgent, "", "files: [{path: a, extra: 1}]"),
+		"unknown field of limits":     document(anAgent, "", "limits: {turn: 1}"),
+		"unknown field of a server":   document(anAgent, "", "mcpServers: [{name: a, type: http, url: 'https://a', env_: {}}]"),
+		"unknown field of a command":  document(anAgent, "", "commands: [{name: a, prompt: b, extra: 1}]"),
+		"unknown field of a subagent": document(anAgent, "", "subagents: [{name: a, description: b, instructions: c, mcp: []}]"),
+		"unknown field of instance":   document(anInstance, "", "extra: 1"),
+		"unknown field of env":        document(anEnvironment, "", "extra: 1"),
+		"unknown field of its var":    document(emptyEnvironment, "", "variables: {A: {sealed: x}}"),
+		"unknown source":              document(emptyEnvironment, "", "variables: {A: {valueFrom: {vault: x}}}"),
+		"agent's field of instance":   document(anInstance, "", "architecture: spool"),
+		"version":                     document(anAgent, "version: v1", ""),
+		"number for a text":           document(anAgent, "", "model: 7"),
+		"boolean for a text":          document(anAgent, "org: true", ""),
+		"list for a text":             document(anAgent, "", "name: [a]"),
+		"text for a list":             document(anAgent, "", "egress: example.com"),
+		"mapping for a list":          document(anAgent, "", "skills: {a: b}"),
+		"list for a mapping":          document(anAgent, "", "environment: [A]"),
+		"text for a mapping":          document(anAgent, "", "limits: 7"),
+		"text for a boolean":          document(emptyEnvironment, "", "variables: {A: {secret: 'yes'}}"),
+		"number for a boolean":        document(anAgent, "", "environment: {A: {required: 1}}"),
+		"text for a number":           document(anAgent, "", "limits: {budgetUsd: '1'}"),
+		"fraction":                    document(anAgent, "", "files: [{path: a, mode: 1.5}]"),
+		"negative":                    document(anAgent, "", "limits: {tokens: -1}"),
+		"too large":                   document(anAgent, "", "limits: {tokens: 4294967296}"),
+		"number for a reference":      document(anAgent, "", "skills: [7]"),
+		"list for a reference":        strings.Replace(document(anInstance, "", ""), "agent: b", "agent: [b]", 1),
+		"number in a list of texts":   document(anAgent, "", "egress: [7]"),
+		"number in a map of texts":    document(anAgent, "", "mcpServers: [{name: a, type: http, url: 'https://a', headers: {A: 1}}]"),
+		"null":                        document(anAgent, "", "model:"),
+		"null in a list":              document(anAgent, "", "egress: [~]"),
+		"null variable":               document(emptyEnvironment, "", "variables: {A: }"),
+		"null document":               "kind: agent\nslug: a\nspec:\n",
+		"missing spec":                "kind: agent\nslug: a\n",
+		"missing slug":                strings.Replace(document(anAgent, "", ""), "slug: a", "", 1),
+		"missing kind":                "slug: a\nspec: {}\n",
+		"missing instructions":        strings.Replace(document(anAgent, "", ""), "instructions", "name", 1),
+		"missing agent":               strings.Replace(document(anInstance, "", ""), "agent: b", "description: b", 1),
+		"missing variables":           document(emptyEnvironment, "", "description: d"),
+		"missing path":                document(anAgent, "", "files: [{content: a}]"),
+		"missing slug of a reference": document(anAgent, "", "skills: [{org: a}]"),
+		"unknown kind":                "kind: robot\nslug: a\nspec: {}\n",
+		"no mapping":                  "[a]\n",
+		"tags as a text":              document(anAgent, "tags: a", ""),
+		"wrong architecture":          strings.Replace(document(anAgent, "", ""), "spool", "moon", 1),
+		"short instructions":          strings.Replace(document(anAgent, "", ""), "Say hello to all.", "Short", 1),
+		"wrong scope":                 document(anAgent, "scope: world", ""),
+		"wrong slug":                  strings.Replace(document(anAgent, "", ""), "slug: a", "slug: A", 1),
+		"wrong tag":                   document(anAgent, "tags: [A]", ""),
+		"wrong mode":                  document(anAgent, "", "files: [{path: a, mode: 0o1000}]"),
+		"wrong name of a variable":    document(emptyEnvironment, "", "variables: {A-B: {}}"),
+		"wrong type of a server":      document(anAgent, "", "mcpServers: [{name: a, type: docker, url: 'https://a'}]"),
+		"wrong timeout":               document(anAgent, "", "mcpServers: [{name: a, type: http, url: 'https://a', timeoutMs: 300001}]"),
+		"negative budget":             document(anAgent, "", "limits: {budgetUsd: -0.5}"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if docs, err := definition.Parse("f", []byte(text)); err == nil {
+				t.Errorf("Parse takes it: %+v\n%s", docs, text)
+			}
+			list := instances(t, text)
+			if len(list) != 1 || s.Validate(list[0]) == nil {
+				t.Errorf("the schema takes it:\n%s", text)
+			}
+		})
+	}
+	for name, text := range map[string]string{"agent": document(anAgent, "tags: [a]", "skills: [a, {slug: b}]"), "instance": document(anInstance, "", ""), "environment": document(anEnvironment, "", "")} {
+		if _, err := definition.Parse("f", []byte(text)); err != nil || s.Validate(instances(t, text)[0]) != nil {
+			t.Errorf("%s is what the others are made of, and is refused: %v, %v", name, err, s.Validate(instances(t, text)[0]))
+		}
+	}
+}
+
+// The page of the documentation has an example: it is one of those that are tested.
+func TestDocumented(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("../../docs/agents.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(page), "```yaml\n")
+	example, _, ok := strings.Cut(rest, "```\n")
+	docs, err := definition.Parse("docs/agents.md", []byte(example))
+	if !ok || err != nil || len(docs) != len(definition.Kinds()) {
+		t.Errorf("%d documents, %v", len(docs), err)
+	}
+	s := compiled(t)
+	for _, i := range instances(t, example) {
+		if err := s.Validate(i); err != nil {
+			t.Error(err)
+		}
+	}
+	for field, cells := range definition.Honours() {
+		_, row, ok := strings.Cut(string(page), "| `"+field+"` |")
+		row, _, _ = strings.Cut(row, "\n")
+		for _, how := range cells {
+			ok = ok && strings.Contains(row, how)
+		}
+		if !ok {
+			t.Errorf("the page does not tell how %s is honoured: run go generate", field)
+		}
+	}
+}
