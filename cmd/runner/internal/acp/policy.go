@@ -24,6 +24,9 @@ const (
 	ClassAgent   Class = "agent"   // a sub-agent
 	ClassBooks   Class = "books"   // lists and notes of the agent's own
 	ClassNetwork Class = "network" // reaches the network
+	ClassServer  Class = "server"  // a tool of an MCP server that the agent has
+	ClassNamed   Class = "named"   // the agent's definition names it
+	ClassLeftOut Class = "leftout" // the agent's definition leaves it out
 	ClassUnknown Class = "unknown"
 )
 
@@ -34,6 +37,9 @@ const (
 	ruleShell      = "sandboxed-shell"    // allow: what a command can reach is the sandbox's to limit
 	ruleAgent      = "sub-agent"          // allow
 	ruleBooks      = "bookkeeping"        // allow
+	ruleServer     = "mcp-server"         // allow
+	ruleNamed      = "named-tool"         // allow
+	ruleLeftOut    = "left-out"           // deny
 	ruleNetwork    = "network"            // deny
 	ruleUnknown    = "unknown-tool"       // deny
 	ruleUnreadable = "unreadable-request" // deny
@@ -78,6 +84,12 @@ func decide(c Call, tool Tool, root string) decision {
 		return decision{allow: true, rule: ruleAgent}
 	case ClassBooks:
 		return decision{allow: true, rule: ruleBooks}
+	case ClassServer:
+		return decision{allow: true, rule: ruleServer}
+	case ClassNamed:
+		return decision{allow: true, rule: ruleNamed}
+	case ClassLeftOut:
+		return decision{rule: ruleLeftOut, reason: fmt.Sprintf("The tool %q is not one that this agent has.", c.Name)}
 	case ClassNetwork:
 		return decision{rule: ruleNetwork, reason: c.Name + " reaches the network, which the workspace policy does not allow."}
 	default:

@@ -48,6 +48,9 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 			Code: "INVALID_COMMAND", Message: "query.model is empty: OpenCode needs the name of a model, there or in OPENAI_MODEL",
 		}
 	}
+	if err := checkTools(l); err != nil {
+		return agent.Command{}, err
+	}
 	files, err := layOut(l)
 	if err != nil {
 		return agent.Command{}, fmt.Errorf("state folder of OpenCode: %w", err)
@@ -71,7 +74,11 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 		"OPENCODE_DISABLE_DEFAULT_PLUGINS": "1",
 		"OPENCODE_DISABLE_SHARE":           "1",
 	}
-	return agent.Command{Path: path, Args: []string{"acp"}, Env: l.Environment(set, "OPENCODE", "XDG_")}, nil
+	more, err := definitionFiles(l, set)
+	if err != nil {
+		return agent.Command{}, fmt.Errorf("configuration of OpenCode: %w", err)
+	}
+	return agent.Command{Path: path, Args: []string{"acp"}, Env: l.Environment(set, "OPENCODE", "XDG_"), Files: more}, nil
 }
 
 // missing names the remedy.

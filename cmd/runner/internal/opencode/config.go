@@ -27,23 +27,8 @@ const (
 
 type object = map[string]any
 
-// asked are the rules of the agent itself: everything is asked for, so that the
-// policy decides and records it. Sub-agents other than these two would ask in
-// vain: the CLI does not tell of questions that a sub-agent has.
-var asked = object{
-	"*":         "ask",
-	"doom_loop": "deny", // the same call for the third time
-	"question":  "deny", // nobody is there to answer
-	"task":      object{"*": "deny", "general": "ask", "explore": "ask"},
-}
-
-// fixed are a sub-agent's rules: the policy `workspace`, as far as the CLI can hold to it by itself.
-func fixed(edit string) object {
-	return object{
-		"*": "deny", "read": "allow", "glob": "allow", "grep": "allow", "list": "allow", "bash": "allow",
-		"edit": edit, "todowrite": edit, "external_directory": "deny",
-	}
-}
+// schema names the form of a configuration.
+const schema = "https://opencode.ai/config.json"
 
 // configuration is the CLI's, as JSON. The key stays in its variable.
 func configuration(l agent.Launch, model string, f files) (string, error) {
@@ -51,8 +36,16 @@ func configuration(l agent.Launch, model string, f files) (string, error) {
 	if acp.Variable(l, "OPENAI_BASE_URL") != "" {
 		url = "{env:OPENAI_BASE_URL}"
 	}
+	models := object{}
+	for _, name := range append(subagentModels(l), model) {
+		models[name] = object{
+			"name": name, "tool_call": true, "attachment": true,
+			"modalities": object{"input": []string{"text", "image"}, "output": []string{"text"}},
+			"limit":      object{"context": contextLimit, "output": outputLimit},
+		}
+	}
 	raw, err := json.Marshal(object{
-		"$schema":           "https://opencode.ai/config.json",
+		"$schema":           schema,
 		"autoupdate":        false,
 		"share":             "disabled",
 		"lsp":               false,
@@ -65,16 +58,12 @@ func configuration(l agent.Launch, model string, f files) (string, error) {
 		"provider": object{provider: object{
 			"npm": "@ai-sdk/openai-compatible", "name": "Spool",
 			"options": object{"baseURL": url, "apiKey": "{env:OPENAI_API_KEY}"},
-			"models": object{model: object{
-				"name": model, "tool_call": true, "attachment": true,
-				"modalities": object{"input": []string{"text", "image"}, "output": []string{"text"}},
-				"limit":      object{"context": contextLimit, "output": outputLimit},
-			}},
+			"models":  models,
 		}},
-		"permission": asked,
+		"permission": askedOf(l),
 		"agent": object{
-			"general": object{"permission": fixed("allow")},
-			"explore": object{"permission": fixed("deny")},
+			"general": object{"permission": fixedOf(l, nil)},
+			"explore": object{"permission": fixedOf(l, nil).add("edit", "deny").add("todowrite", "deny")},
 			// A title would be a call to the model that nobody asked for.
 			"title": object{"disable": true},
 		},
@@ -82,6 +71,16 @@ func configuration(l agent.Launch, model string, f files) (string, error) {
 		"experimental": object{"continue_loop_on_deny": true},
 	})
 	return string(raw), err
+}
+
+func subagentModels(l agent.Launch) []string {
+	var names []string
+	for _, a := range l.Subagents {
+		if a.Model != "" {
+			names = append(names, a.Model)
+		}
+	}
+	return names
 }
 
 // library is what the CLI installs from npm into its configuration folder when it starts.

@@ -21,7 +21,7 @@ func dialect(l agent.Launch, now func() time.Time) acp.Dialect {
 		// It sends what it is about to write to editors, offered or not, and writes it itself.
 		AcceptWrites: true,
 		Transcript:   func(string) string { return database(l.Place) },
-		Tool:         tool,
+		Tool:         scoped(l),
 		Notice:       notice,
 	}
 }

@@ -26,18 +26,29 @@ type bench struct {
 
 func newBench(t *testing.T) bench {
 	t.Helper()
-	if _, err := exec.LookPath("opencode"); err != nil {
-		t.Skip("opencode is not on the PATH: npm i -g opencode-ai, or make install")
-	}
-	return benchOn(t, os.Getenv("PATH"))
+	return benchWith(t, recorded(t))
 }
 
-func benchOn(t *testing.T, path string) bench {
+// recorded is the script of the recordings.
+func recorded(t *testing.T) *server.Script {
 	t.Helper()
 	script, err := server.LoadFile("testdata/script.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
+	return script
+}
+
+func benchWith(t *testing.T, script *server.Script) bench {
+	t.Helper()
+	if _, err := exec.LookPath("opencode"); err != nil {
+		t.Skip("opencode is not on the PATH: npm i -g opencode-ai, or make install")
+	}
+	return benchOn(t, os.Getenv("PATH"), script)
+}
+
+func benchOn(t *testing.T, path string, script *server.Script) bench {
+	t.Helper()
 	mock, err := server.New(server.Config{Script: script})
 	if err != nil {
 		t.Fatal(err)
@@ -263,7 +274,7 @@ func TestRealWorkspaceSettings(t *testing.T) {
 
 func TestMissing(t *testing.T) {
 	t.Parallel()
-	refusal := benchOn(t, t.TempDir()).Start("hello", nil)
+	refusal := benchOn(t, t.TempDir(), recorded(t)).Start("hello", nil)
 	if refusal == nil || refusal.Code != "AGENT_NOT_FOUND" || !strings.Contains(refusal.Message, "npm i -g opencode-ai") {
 		t.Fatalf("refused with %v", refusal)
 	}

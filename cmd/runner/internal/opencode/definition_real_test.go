@@ -1,0 +1,200 @@
+package opencode_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spoolhq/spool/cmd/mockllm/server"
+	"github.com/spoolhq/spool/cmd/runner/internal/acp/acptest"
+	"github.com/spoolhq/spool/cmd/runner/internal/mcptest"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/runner"
+)
+
+func TestMain(m *testing.M) { mcptest.Main(m) }
+
+// call is a rule by which the model calls a tool when it is asked for name, and quotes the result.
+func call(name, tool string, input any) string {
+	raw, err := json.Marshal(map[string]any{
+		"match": map[string]any{"user": name},
+		"steps": []any{
+			map[string]any{"tool": map[string]any{"name": tool, "input": input}},
+			map[string]any{"text": "The tool said: {{result}}"},
+		},
+	})
+	if err != nil {
+		panic(err) // texts
+	}
+	return "  - " + string(raw) + "\n"
+}
+
+func script(t *testing.T, rules ...string) *server.Script {
+	t.Helper()
+	s, err := server.Load(t.Name(), []byte("rules:\n"+strings.Join(rules, "")+"  - steps: [{text: 'You said: {{user}}'}]\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// asked is a request to the model.
+type asked struct {
+	Model string
+	body  string
+	tools []string
+}
+
+// asked are the requests whose body has a text in it.
+func (b bench) asked(with string) []asked {
+	b.t.Helper()
+	var out []asked
+	for _, r := range b.mock.Requests() {
+		var body struct {
+			Tools []struct {
+				Function struct {
+					Name string `json:"name"`
+				} `json:"function"`
+			} `json:"tools"`
+		}
+		if !bytes.Contains(r.Body, []byte(with)) {
+			continue
+		}
+		if err := json.Unmarshal(r.Body, &body); err != nil {
+			b.t.Fatal(err)
+		}
+		a := asked{Model: r.Model, body: string(r.Body)}
+		for _, t := range body.Tools {
+			a.tools = append(a.tools, t.Function.Name)
+		}
+		out = append(out, a)
+	}
+	if len(out) == 0 {
+		b.t.Fatalf("the model was never asked with %q in it", with)
+	}
+	return out
+}
+
+// What a definition says of an agent is what the model is shown, and what is done.
+// An OpenCode takes seconds to start: what fits together is in one.
+func TestRealDefinition(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]func(*testing.T){
+		"prompts, commands and sub-agents": realParts,
+		"tools":                            realTools,
+		"MCP servers":                      realServers,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t)
+		})
+	}
+}
+
+func realParts(t *testing.T) {
+	const key = "s3cr3t-Value/42"
+	b := benchWith(t, script(t,
+		"  - {match: {user: SUBTASK}, steps: [{text: The reviewer looked.}]}\n",
+		"  - {match: {user: say the key}, steps: [{text: {text: 'The key is "+key+", once more "+key+".', piece: 3}}]}\n",
+		call("delegate", "task", map[string]any{"description": "Review", "prompt": "SUBTASK review it", "subagent_type": "reviewer"})))
+	with := func(q *runner.Query) {
+		q.SystemPrompt, q.MemoryFile, q.Redact = "PROMPT-OF-THE-AGENT", "MEMORY-OF-THE-AGENT", []string{key}
+		q.Commands = []events.CommandSpec{{Name: "deploy", Description: "Deploys", Prompt: "Deploy $ARGUMENTS with {env:HOME} care."}}
+		q.Subagents = []events.SubagentSpec{{
+			Name: "reviewer", Description: "REVIEWS-THINGS", Instructions: "YOU-ARE-THE-{file:/etc/hostname}-REVIEWER", Model: "reviewer-model", Tools: []string{"read", "grep"},
+		}}
+	}
+	b.Completed("/deploy the shop", "Deploy the shop with {env:HOME} care.", with)
+	b.asked("PROMPT-OF-THE-AGENT")
+	b.asked("MEMORY-OF-THE-AGENT")
+	b.asked("REVIEWS-THINGS")
+	x := b.Completed("delegate", "The reviewer looked", with)
+	sub := b.asked("YOU-ARE-THE-{file:/etc/hostname}-REVIEWER")[0]
+	if sub.Model != "reviewer-model" || !slices.Contains(sub.tools, "read") || slices.Contains(sub.tools, "bash") || slices.Contains(sub.tools, "write") {
+		t.Errorf("the sub-agent asked as %s with %v", sub.Model, sub.tools)
+	}
+	spawned := acptest.All[events.SubagentSpawned](x, "subagent_spawned")
+	if len(spawned) != 1 || spawned[0].Name != "reviewer" || spawned[0].Conversation == "" || spawned[0].Conversation == events.MainConversation {
+		t.Errorf("spawned %+v", spawned)
+	}
+	if said := b.Completed("say the key", "[redacted], once more [redacted].", with).String(); strings.Contains(said, key) {
+		t.Errorf("journaled %s", said)
+	}
+}
+
+func realTools(t *testing.T) {
+	b := benchWith(t, script(t, call("change it", "edit", map[string]any{"filePath": "{{context \"[Ww]orking directory: *(\\\\S+)\"}}/x.txt", "oldString": "", "newString": "no"})))
+	b.Completed("hello", "hello", func(q *runner.Query) {
+		q.Tools.Allow = []string{"read", "write", "webfetch"}
+		q.MCPServers = []runner.MCPServer{mcptest.Stdio(t, "desk", nil)}
+	})
+	got := b.asked("hello")[0].tools
+	for _, there := range []string{"read", "write", "webfetch", "desk_note"} {
+		if !slices.Contains(got, there) {
+			t.Errorf("the model is not offered %s: %v", there, got)
+		}
+	}
+	for _, gone := range []string{"bash", "grep", "task", "todowrite"} {
+		if slices.Contains(got, gone) {
+			t.Errorf("the model is offered %s", gone)
+		}
+	}
+	b.Completed("once more", "once more", func(q *runner.Query) {
+		q.Tools.Deny = []string{"bash", "webfetch", "task", "desk_note"}
+		q.MCPServers = []runner.MCPServer{mcptest.Stdio(t, "desk", nil)}
+	})
+	got = b.asked("once more")[0].tools
+	for _, gone := range []string{"bash", "webfetch", "task", "desk_note"} {
+		if slices.Contains(got, gone) {
+			t.Errorf("the model is offered %s", gone)
+		}
+	}
+	if !slices.Contains(got, "read") || !slices.Contains(got, "desk_echo") {
+		t.Errorf("the model is offered %v", got)
+	}
+	// One of the tools that share a permission is held back when it is called.
+	b.Ask("change it", func(q *runner.Query) { q.Tools.Allow = []string{"read", "write"} })
+	if _, err := os.Stat(filepath.Join(b.Place.Workspace, "x.txt")); err == nil {
+		t.Error("a tool that was left out was run")
+	}
+}
+
+func realServers(t *testing.T) {
+	web, file := mcptest.HTTP(t), filepath.Join(t.TempDir(), "note.txt")
+	b := benchWith(t, script(t,
+		call("take a note", "desk_note", map[string]any{"path": file, "text": "noted by the server"}),
+		call("tell the token", "desk_variable", map[string]any{"name": "TOKEN"}),
+		call("the hidden one", "desk_hidden", map[string]any{"path": file + ".hidden", "text": "x"}),
+		call("wait for it", "late_slow", map[string]any{"ms": 60_000}),
+		call("say it back", "web_echo", map[string]any{"text": "over HTTP"})))
+	with := func(q *runner.Query) {
+		desk, late := mcptest.Stdio(t, "desk", map[string]string{"TOKEN": "t-{env:HOME}-1"}), mcptest.Stdio(t, "late", nil)
+		desk.Tools, late.TimeoutMs = []string{"note", "variable"}, 2000
+		q.MCPServers = []runner.MCPServer{desk, late, {Name: "web", Type: "http", URL: web.URL, Headers: map[string]string{"X-Desk": "d-1"}, TimeoutMs: 30_000}}
+	}
+	x := b.Completed("take a note", "noted", with)
+	if d := x.Decisions(); len(d) != 1 || d[0].Decision != "allow" || d[0].Rule != "mcp-server" {
+		t.Errorf("decisions %+v", d)
+	}
+	if raw, err := os.ReadFile(file); err != nil || string(raw) != "noted by the server" {
+		t.Errorf("the note: %q, %v", raw, err)
+	}
+	b.Completed("tell the token", "TOKEN is t-{env:HOME}-1", with)
+	b.Ask("the hidden one", with)
+	if _, err := os.Stat(file + ".hidden"); err == nil || slices.Contains(b.asked("take a note")[0].tools, "desk_hidden") {
+		t.Error("a tool that was left out was run, or offered")
+	}
+	b.Completed("wait for it", "timed out", with)
+	b.Completed("say it back", "echoed over HTTP", with)
+	if got := web.Header("X-Desk"); len(got) == 0 || slices.ContainsFunc(got, func(v string) bool { return v != "d-1" }) {
+		t.Errorf("headers %q", got)
+	}
+	info, err := os.Stat(filepath.Join(b.Place.State, "launch", "opencode.json"))
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("the servers' file: %v, %v", info, err)
+	}
+}
