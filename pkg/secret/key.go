@@ -46,6 +46,18 @@ func RecipientsOf(list []age.Identity) ([]age.Recipient, error) {
 	return nil, errors.New("secrets key: no public key follows from it")
 }
 
+// PublicKey is the text of the public key that new secrets are sealed to: the first one's.
+func PublicKey(list []age.Identity) (string, error) {
+	recipients, err := RecipientsOf(list)
+	if err != nil {
+		return "", err
+	}
+	if k, ok := recipients[0].(fmt.Stringer); ok {
+		return k.String(), nil
+	}
+	return "", errors.New("secrets key: its public key has no text")
+}
+
 // Generate makes a key pair in age's text form.
 func Generate() (identity, recipient string, err error) {
 	k, err := age.GenerateX25519Identity()

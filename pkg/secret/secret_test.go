@@ -314,6 +314,9 @@ func TestKeys(t *testing.T) {
 	if err != nil || len(of) != 1 || of[0].(*age.X25519Recipient).String() != recipient {
 		t.Errorf("the public key is %v, %v", of, err)
 	}
+	if public, err := secret.PublicKey(list); err != nil || public != recipient {
+		t.Errorf("the public key is %q, %v", public, err)
+	}
 	if two, err := secret.ParseRecipients(recipient + "," + recipient); err != nil || len(two) != 2 {
 		t.Errorf("%v, %v", two, err)
 	}

@@ -20,18 +20,19 @@ const (
 
 // Config of a gateway: flags, and SPOOL_* variables of the same names. Its zero value works, on loopback.
 type Config struct {
-	Listen           string        `help:"Address of HTTP: REST, SSE, WebSocket, health, metrics." default:"127.0.0.1:7700" env:"SPOOL_LISTEN"`
-	GRPCListen       string        `name:"grpc-listen" help:"Address of gRPC." default:"127.0.0.1:7701" env:"SPOOL_GRPC_LISTEN"`
-	Auth             string        `help:"Who is let in: keys, or off, which serves everybody as tenant default and is refused beyond loopback." default:"off" enum:"off,keys" env:"SPOOL_AUTH"`
-	RootKey          string        `help:"A key of 32 characters or more that makes the first API keys, of any tenant." env:"SPOOL_ROOT_KEY"`
-	AllowedOrigins   []string      `help:"Origins of web pages that may use this gateway, such as https://app.example.com; * for all." env:"SPOOL_ALLOWED_ORIGINS"`
-	CommandTimeout   time.Duration `help:"How long a command waits for its answer before its outcome is called unknown." default:"10s" env:"SPOOL_COMMAND_TIMEOUT"`
-	WriteTimeout     time.Duration `help:"How long a streaming client may take for what it is sent before it is cut." default:"10s" env:"SPOOL_WRITE_TIMEOUT"`
-	MaxRequest       int64         `help:"Largest body in bytes of a request that brings files along: a session or a message with workspaceFiles." default:"16777216" env:"SPOOL_MAX_REQUEST"`
-	MaxFile          int64         `help:"Largest file, or tar, in bytes that may be put into a workspace." default:"1073741824" env:"SPOOL_MAX_FILE"`
-	SecretsRecipient string        `help:"Public key (age1…) that secrets are encrypted to, several separated by commas; executors have the private one. Without it secrets are refused." env:"SPOOL_SECRETS_RECIPIENT"`
-	LagAfter         time.Duration `help:"How far behind the read models may be before streaming clients are told." default:"5s" env:"SPOOL_LAG_AFTER"`
-	ShutdownGrace    time.Duration `help:"How long requests may finish when the gateway stops." default:"10s" env:"SPOOL_SHUTDOWN_GRACE"`
+	Listen               string        `help:"Address of HTTP: REST, SSE, WebSocket, health, metrics." default:"127.0.0.1:7700" env:"SPOOL_LISTEN"`
+	GRPCListen           string        `name:"grpc-listen" help:"Address of gRPC." default:"127.0.0.1:7701" env:"SPOOL_GRPC_LISTEN"`
+	Auth                 string        `help:"Who is let in: keys, or off, which serves everybody as tenant default and is refused beyond loopback." default:"off" enum:"off,keys" env:"SPOOL_AUTH"`
+	RootKey              string        `help:"A key of 32 characters or more that makes the first API keys, of any tenant." env:"SPOOL_ROOT_KEY"`
+	AllowedOrigins       []string      `help:"Origins of web pages that may use this gateway, such as https://app.example.com; * for all." env:"SPOOL_ALLOWED_ORIGINS"`
+	CommandTimeout       time.Duration `help:"How long a command waits for its answer before its outcome is called unknown." default:"10s" env:"SPOOL_COMMAND_TIMEOUT"`
+	WriteTimeout         time.Duration `help:"How long a streaming client may take for what it is sent before it is cut." default:"10s" env:"SPOOL_WRITE_TIMEOUT"`
+	MaxRequest           int64         `help:"Largest body in bytes of a request that brings files along: a session or a message with workspaceFiles." default:"16777216" env:"SPOOL_MAX_REQUEST"`
+	MaxFile              int64         `help:"Largest file, or tar, in bytes that may be put into a workspace." default:"1073741824" env:"SPOOL_MAX_FILE"`
+	SecretsRecipientFile string        `help:"File with that key, in place of secrets-recipient." env:"SPOOL_SECRETS_RECIPIENT_FILE"`
+	SecretsRecipient     string        `help:"Public key (age1…) that secrets are encrypted to, several separated by commas; executors have the private one. Without it secrets are refused." env:"SPOOL_SECRETS_RECIPIENT"`
+	LagAfter             time.Duration `help:"How far behind the read models may be before streaming clients are told." default:"5s" env:"SPOOL_LAG_AFTER"`
+	ShutdownGrace        time.Duration `help:"How long requests may finish when the gateway stops." default:"10s" env:"SPOOL_SHUTDOWN_GRACE"`
 }
 
 // validate fills in the defaults and reports the first setting that is wrong, by its name.

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -149,22 +151,26 @@ func TestSecretsRecipient(t *testing.T) {
 	s := w.serveCommands()
 	identity, recipient, err := secret.Generate()
 	must(t, err)
-	g := w.gateway(gateway.Config{SecretsRecipient: recipient})
-	g.apply("/api/environments", "a", environment(`"T":{"value":"`+topSecret+`","secret":true}`))
-	var b command.ApplyEnvironment
-	s.bodyOf(command.TypeApplyEnvironment, &b)
+	file := filepath.Join(t.TempDir(), "secrets.pub")
+	must(t, os.WriteFile(file, []byte(recipient+"\n"), 0o600))
 	kv, err := w.js.KeyValue(t.Context(), topology.BucketSecrets)
 	must(t, err)
 	keys, err := secret.ParseIdentities(identity)
 	must(t, err)
 	opener, err := secret.NewOpener(kv, keys...)
 	must(t, err)
-	if got, err := opener.Open(t.Context(), "default", b.Spec.Variables["T"].Sealed); err != nil || got != topSecret {
-		t.Errorf("opened %q, %v", got, err)
-	}
-	entry, err := kv.Get(t.Context(), b.Spec.Variables["T"].Sealed)
-	if err != nil || strings.Contains(string(entry.Value()), "hunter2") {
-		t.Errorf("stored is %s, %v", entry.Value(), err)
+	for _, cfg := range []gateway.Config{{SecretsRecipient: recipient}, {SecretsRecipientFile: file}} {
+		g := w.gateway(cfg)
+		g.apply("/api/environments", "a", environment(`"T":{"value":"`+topSecret+`","secret":true}`))
+		var b command.ApplyEnvironment
+		s.bodyOf(command.TypeApplyEnvironment, &b)
+		if got, err := opener.Open(t.Context(), "default", b.Spec.Variables["T"].Sealed); err != nil || got != topSecret {
+			t.Errorf("opened %q, %v", got, err)
+		}
+		entry, err := kv.Get(t.Context(), b.Spec.Variables["T"].Sealed)
+		if err != nil || strings.Contains(string(entry.Value()), "hunter2") {
+			t.Errorf("stored is %s, %v", entry.Value(), err)
+		}
 	}
 	if _, err := gateway.New(gateway.Config{SecretsRecipient: "nonsense"}, gateway.Deps{NATS: w.nc, Pool: w.pool}); err == nil || !strings.HasPrefix(err.Error(), "gateway: secrets-recipient: ") {
 		t.Errorf("got %v", err)

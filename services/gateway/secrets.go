@@ -2,6 +2,9 @@ package gateway
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"os"
 	"sync"
 
 	"filippo.io/age"
@@ -16,10 +19,20 @@ type Sealer = api.Sealer
 
 // recipients reads the public keys; none where none are set.
 func (c *Config) recipients() ([]age.Recipient, error) {
-	if c.SecretsRecipient == "" {
+	text := c.SecretsRecipient
+	switch {
+	case c.SecretsRecipientFile != "" && text != "":
+		return nil, errors.New("secrets-recipient and secrets-recipient-file: set one of them")
+	case c.SecretsRecipientFile != "":
+		b, err := os.ReadFile(c.SecretsRecipientFile)
+		if err != nil {
+			return nil, fmt.Errorf("secrets-recipient-file: %w", err)
+		}
+		text = string(b)
+	case text == "":
 		return nil, nil
 	}
-	return secret.ParseRecipients(c.SecretsRecipient)
+	return secret.ParseRecipients(text)
 }
 
 // sealer gives what keeps secrets; nil refuses them.

@@ -129,6 +129,9 @@ func (s *Stack) start(ctx, run context.Context) error {
 	if err := s.egress(ctx, run); err != nil {
 		return err
 	}
+	if err := s.secrets(); err != nil {
+		return err
+	}
 	if err := readmodel.Migrate(ctx, s.base.DatabaseURL); err != nil {
 		return err
 	}

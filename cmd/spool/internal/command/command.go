@@ -59,6 +59,7 @@ type commands struct {
 	Instances  instancesCommand  `cmd:"" help:"Agents with their environments: apply, list, show, remove."`
 	Envs       envsCommand       `cmd:"" help:"Environments, which hold variables and secrets: apply, list, show, remove, explain."`
 	Skills     skillsCommand     `cmd:"" help:"Skills, which agents are given: push, list, show, pull, tag, remove."`
+	Secrets    secretsCommand    `cmd:"" help:"The key that secrets are encrypted to: make it, change it."`
 	Keys       keysCommand       `cmd:"" help:"Make, list and revoke API keys."`
 	Doctor     doctorCommand     `cmd:"" help:"Check what Spool needs on this machine, and say what to do."`
 }

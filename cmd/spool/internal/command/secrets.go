@@ -1,0 +1,138 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"filippo.io/age"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/secret"
+)
+
+type secretsCommand struct {
+	Keygen secretsKeygenCommand `cmd:"" help:"Make a key pair for secrets: executors get the private key, gateways the public one."`
+	Rotate secretsRotateCommand `cmd:"" help:"Seal every secret anew, to the first of the given keys."`
+}
+
+type secretsKeygenCommand struct {
+	Key       string `type:"path" placeholder:"FILE" help:"File of the private key; one that is there is kept. Without it the pair is printed."`
+	Recipient string `type:"path" placeholder:"FILE" help:"File that the public key is written to."`
+	JSON      bool   `help:"Print one JSON object."`
+}
+
+// Run makes the pair.
+func (c *secretsKeygenCommand) Run(a *app) error {
+	if c.Key == "" {
+		if c.Recipient != "" {
+			return usage("recipient: name --key as well, which the public key follows from")
+		}
+		identity, recipient, err := secret.Generate()
+		if err != nil {
+			return err
+		}
+		if c.JSON {
+			return a.json(map[string]string{"key": identity, "recipient": recipient})
+		}
+		_, err = fmt.Fprintf(a.Out, "# public key: %s\n%s\n", recipient, identity)
+		return err
+	}
+	keys, err := secret.File(c.Key)
+	if err != nil {
+		return err
+	}
+	recipient, err := secret.PublicKey(keys)
+	if err != nil {
+		return err
+	}
+	if c.Recipient != "" {
+		if err := writeFile(c.Recipient, recipient+"\n"); err != nil {
+			return fmt.Errorf("recipient: %w", err)
+		}
+	}
+	if c.JSON {
+		return a.json(map[string]string{"recipient": recipient})
+	}
+	_, err = fmt.Fprintln(a.Out, recipient)
+	return err
+}
+
+// writeFile replaces a file that anybody may read in one step.
+func writeFile(path, content string) error {
+	tmp, err := os.CreateTemp(filepath.Dir(path), ".new-*")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(tmp.Name()) //nolint:errcheck // it has another name by then, or is of no use
+	_, err = tmp.WriteString(content)
+	if err = errors.Join(err, tmp.Chmod(0o644), tmp.Sync(), tmp.Close()); err != nil {
+		return err
+	}
+	return os.Rename(tmp.Name(), path)
+}
+
+type secretsRotateCommand struct {
+	installation
+	Key string `required:"" type:"existingfile" placeholder:"FILE" help:"File of private keys, one a line: the new one first, then those that open what was sealed before."`
+}
+
+// Run seals everything anew. It may be run again: what is done is done once more.
+func (c *secretsRotateCommand) Run(a *app) (err error) {
+	text, err := os.ReadFile(c.Key)
+	if err != nil {
+		return fmt.Errorf("key: %w", err)
+	}
+	keys, err := secret.ParseIdentities(string(text))
+	if err != nil {
+		return err
+	}
+	recipients, err := secret.RecipientsOf(keys)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := a.interruptible()
+	defer cancel()
+	inst, err := c.open(ctx, a, "")
+	if err != nil {
+		return causeOf(ctx, err)
+	}
+	defer func() { err = errors.Join(err, inst.Close()) }()
+	js, err := jetstream.New(inst.NATS)
+	if err != nil {
+		return err
+	}
+	n, err := rotate(ctx, js, keys, recipients)
+	if err != nil {
+		return causeOf(ctx, fmt.Errorf("after %d secrets: %w", n, err))
+	}
+	if c.JSON {
+		return a.json(map[string]int{"secrets": n})
+	}
+	_, err = fmt.Fprintf(a.Out, "sealed %d secrets anew\n", n)
+	return err
+}
+
+func rotate(ctx context.Context, js jetstream.JetStream, keys []age.Identity, recipients []age.Recipient) (n int, err error) {
+	kv, err := secret.Bucket(ctx, js)
+	if err != nil {
+		return 0, err
+	}
+	opener, err := secret.NewOpener(kv, keys...)
+	if err != nil {
+		return 0, err
+	}
+	list, err := kv.ListKeys(ctx)
+	if err != nil {
+		return 0, fmt.Errorf("list secrets: %w", err)
+	}
+	for key := range list.Keys() {
+		if err := opener.Reseal(ctx, key, recipients...); err != nil {
+			return n, errors.Join(fmt.Errorf("secret %s: %w", key, err), list.Stop())
+		}
+		n++
+	}
+	return n, ctx.Err()
+}
