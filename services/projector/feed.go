@@ -29,9 +29,9 @@ const behind = 2 * time.Second
 
 var errBehind = errors.New("the reading has fallen behind")
 
-// feed reads the group's commits, to the log's end and then on, until ctx ends.
-func (g *group) feed(ctx context.Context) {
-	f := feeder{group: g.n, after: g.position(), retry: backoff{logger: g.logger, doing: "read the log"}}
+// feed reads the group's commits after a position, to the log's end and then on, until ctx ends.
+func (g *group) feed(ctx context.Context, after eventlog.Position) {
+	f := feeder{group: g.n, after: after, retry: backoff{logger: g.logger, doing: "read the log"}}
 	queue := func(it item, bytes int) error { return g.records.push(ctx, it, bytes) }
 	filter := eventlog.Filter{Partitions: topology.GroupPartitions(g.n)}
 	for ctx.Err() == nil {

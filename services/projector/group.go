@@ -68,8 +68,9 @@ func (g *group) lead(ctx context.Context) (err error) {
 	g.logger.Info("reading", "after", g.position(), "caught_up", g.checkpoint.CaughtUp)
 	ctx, stop := context.WithCancel(ctx)
 	var feeders sync.WaitGroup
-	feeders.Go(func() { g.feed(ctx) })
-	feeders.Go(func() { g.feedDeltas(ctx, g.checkpoint.DeltasAt) })
+	after, deltasAt := g.position(), g.checkpoint.DeltasAt // the feeders begin while what they feed is written already
+	feeders.Go(func() { g.feed(ctx, after) })
+	feeders.Go(func() { g.feedDeltas(ctx, deltasAt) })
 	defer feeders.Wait()
 	defer stop()
 	return g.project(ctx)

@@ -70,7 +70,7 @@ func anEvent(t *rapid.T) events.Event {
 // anEntryEvent draws any event of the catalogue, of any kind: those of another kind than their subject's mean nothing.
 func anEntryEvent(t *rapid.T) events.Event {
 	ref := events.Reference{Slug: "a\x00", Version: rapid.SampledFrom([]string{"", "1", "2", "3\xff", strings.Repeat("4", 300)}).Draw(t, "version")}
-	tags := rapid.SliceOfN(rapid.SampledFrom([]string{"stable", "beta\x00"}), 0, 2).Draw(t, "tags")
+	tags := rapid.SliceOfN(rapid.SampledFrom([]string{"stable", "beta\x00\xff"}), 0, 2).Draw(t, "tags")
 	return events.Event{Time: time.Date(2026, 1, 2, 3, 4, rapid.IntRange(0, 59).Draw(t, "second"), 0, time.UTC), Data: rapid.SampledFrom([]events.Payload{
 		events.AgentApplied{Ref: ref, Tags: tags, Spec: events.AgentSpec{Name: "n\x00"}}, events.AgentRemoved{Ref: ref}, events.AgentRemoved{},
 		events.InstanceApplied{Ref: ref, Tags: tags, Spec: events.InstanceSpec{Agent: events.Reference{Slug: "a"}}}, events.InstanceRemoved{Ref: ref},
