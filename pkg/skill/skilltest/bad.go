@@ -83,13 +83,13 @@ func Bad2() []Bad {
 	many := func(n int, name string) []byte {
 		items := make([]Item, 0, n+1)
 		for i := range n {
-			items = append(items, File(fmt.Sprintf(name, i), ""))
+			items = append(items, Item{Name: fmt.Sprintf(name, i), Raw: true})
 		}
 		return Build(append(items, Document())...)
 	}
 	zip, large := codeZIP, codeTooLarge
 	zeros := Item{Name: "zeros", Content: make([]byte, 1<<20)}
-	lies := deflate(make([]byte, 90<<20))
+	lies := deflate(make([]byte, 8<<20))
 	whole := Build(Document())
 	return []Bad{
 		{"one content under two names", overlap, zip, "", `entry "b" is something else`},
@@ -204,7 +204,7 @@ func ratios() []Item {
 func folders() []byte {
 	items := []Item{Document()}
 	for i := range 500 {
-		items = append(items, File(fmt.Sprintf("%d", i)+strings.Repeat("/d", 21)+"/f", ""))
+		items = append(items, Item{Name: fmt.Sprint(i) + strings.Repeat("/d", 21) + "/f", Raw: true})
 	}
 	return Build(items...)
 }

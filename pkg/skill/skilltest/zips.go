@@ -42,7 +42,7 @@ func Document() Item { return File("SKILL.md", Good) }
 
 func deflate(b []byte) []byte {
 	var out bytes.Buffer
-	w, err := flate.NewWriter(&out, flate.BestCompression)
+	w, err := flate.NewWriter(&out, flate.DefaultCompression)
 	if err == nil {
 		_, err = w.Write(b)
 	}
@@ -139,7 +139,6 @@ func (it Item) Write(out []byte, at uint32) (with, entry []byte) {
 func Quoted(entries, kernel int) []byte {
 	core := Item{Name: "z", Content: make([]byte, kernel)}
 	body, entry := core.Write(nil, 0)
-	crcs, sizes := crc32.ChecksumIEEE(core.Content), uint32(kernel) //nolint:gosec // a test's
 	content := core.Content
 	dir := [][]byte{entry}
 	offsets := []int{0}
@@ -147,11 +146,11 @@ func Quoted(entries, kernel int) []byte {
 		head := body[:30+1] // the local header that comes next
 		quote := append([]byte{0, byte(len(head)), 0, ^byte(len(head)), 0xff}, head...)
 		content = append(bytes.Clone(head), content...)
-		crcs, sizes = crc32.ChecksumIEEE(content), uint32(len(content)) //nolint:gosec // a test's
+		crcs, sizes := crc32.ChecksumIEEE(content), uint32(len(content)) //nolint:gosec // a test's
 		rest := body[30+1:]
 		it := Item{Name: string(rune('a' + i)), CRC: num(crcs), Size: num(sizes), Packed: append(quote, rest...)}
 		own, e := it.Write(nil, 0)
-		// What follows the Quoted header is not repeated, but is the next entry's own content.
+		// What follows the quoted header is not repeated, but is the next entry's own content.
 		shared := append(own[:30+1:30+1], quote[:5]...)
 		for j := range offsets {
 			offsets[j] += len(shared)
