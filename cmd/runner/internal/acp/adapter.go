@@ -9,6 +9,7 @@ package acp
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -23,8 +24,8 @@ import (
 // Architecture is its name.
 const Architecture = "acp"
 
-// setup names the variable that stands for the model and the instructions in
-// the command: both are sent over the protocol, and others need another process.
+// setup names the variable that stands for the model, the instructions and the MCP
+// servers in the command: they are sent over the protocol, and others need another process.
 const setup = "SPOOL_AGENT_SETUP_SHA256"
 
 // Adapter drives any ACP agent.
@@ -48,8 +49,12 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	if err != nil {
 		return agent.Command{}, err
 	}
-	if say := Instructions(l); say != "" || l.Model != "" {
-		sum := sha256.Sum256([]byte(l.Model + "\x00" + say))
+	if say := Instructions(l); say != "" || l.Model != "" || len(l.MCPServers) > 0 {
+		servers, err := json.Marshal(l.MCPServers)
+		if err != nil {
+			return agent.Command{}, fmt.Errorf("MCP servers: %w", err)
+		}
+		sum := sha256.Sum256([]byte(l.Model + "\x00" + say + "\x00" + string(servers)))
 		set[setup] = hex.EncodeToString(sum[:])
 	}
 	return agent.Command{Path: path, Args: slices.Clone(l.Command[1:]), Env: l.Environment(set, "XDG_")}, nil
@@ -68,7 +73,9 @@ func records(l agent.Launch) (map[string]string, error) {
 
 // Open begins the handshake.
 func (a Adapter) Open(l agent.Launch, in agent.Stdin) agent.Session {
-	return Open(Dialect{Now: a.Now, Model: l.Model, Instructions: Instructions(l)}, l, in)
+	return Open(Dialect{
+		Now: a.Now, Model: l.Model, Instructions: Instructions(l), MCPServers: l.MCPServers, Skills: SkillDirs(l), Tool: plain(l),
+	}, l, in)
 }
 
 // Transcript fails: the protocol does not say where an agent keeps its sessions.
@@ -83,6 +90,15 @@ func Instructions(l agent.Launch) string {
 		parts = append(parts, "# Memory file (AGENTS.md)\n"+l.MemoryFile)
 	}
 	return strings.Join(slices.DeleteFunc(parts, func(p string) bool { return p == "" }), "\n\n")
+}
+
+// SkillDirs are the folders of the agent's skills.
+func SkillDirs(l agent.Launch) []string {
+	var dirs []string
+	for _, s := range l.Skills {
+		dirs = append(dirs, s.Dir)
+	}
+	return dirs
 }
 
 // Find gives the absolute path of an agent's program: an absolute path, or a

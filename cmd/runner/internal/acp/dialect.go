@@ -7,6 +7,7 @@ import (
 	sdk "github.com/coder/acp-go-sdk"
 
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/runner"
 )
 
 // Dialect is what one agent does in its own way. The zero value is plain ACP;
@@ -23,6 +24,10 @@ type Dialect struct {
 	Shown string
 	// Instructions go before the first query that a process gets; "" for none.
 	Instructions string
+	// MCPServers go with the session; none for an agent that learns of them in another way.
+	MCPServers []runner.MCPServer
+	// Skills are folders outside of the workspace that may be read.
+	Skills []string
 	// AcceptWrites answers fs/write_text_file, which is not offered, as done: for
 	// an agent that only shows there what it writes itself.
 	AcceptWrites bool

@@ -46,12 +46,16 @@ func (s *session) initialized(m message, t *agent.Turn) error {
 		}
 		s.note(t, logged("warn", "the agent is %s; version %s was tested", version, s.d.Version))
 	}
+	if err := s.reachable(); err != nil {
+		s.fail(t, "AGENT_PROTOCOL", err.Error())
+		return nil
+	}
 	switch {
 	case s.resume == "":
 		return s.start()
 	case s.caps.SessionCapabilities.Resume != nil:
 		return s.call(sdk.AgentMethodSessionResume, sdk.ResumeSessionRequest{
-			SessionId: sdk.SessionId(s.resume), Cwd: s.place.Workspace, McpServers: []sdk.McpServer{},
+			SessionId: sdk.SessionId(s.resume), Cwd: s.place.Workspace, McpServers: s.servers(),
 		}, s.resumed)
 	case s.caps.LoadSession:
 		s.loading = true
@@ -62,12 +66,12 @@ func (s *session) initialized(m message, t *agent.Turn) error {
 }
 
 func (s *session) load(id sdk.SessionId) sdk.LoadSessionRequest {
-	return sdk.LoadSessionRequest{SessionId: id, Cwd: s.place.Workspace, McpServers: []sdk.McpServer{}}
+	return sdk.LoadSessionRequest{SessionId: id, Cwd: s.place.Workspace, McpServers: s.servers()}
 }
 
 // start makes a new session.
 func (s *session) start() error {
-	return s.call(sdk.AgentMethodSessionNew, sdk.NewSessionRequest{Cwd: s.place.Workspace, McpServers: []sdk.McpServer{}}, s.started)
+	return s.call(sdk.AgentMethodSessionNew, sdk.NewSessionRequest{Cwd: s.place.Workspace, McpServers: s.servers()}, s.started)
 }
 
 // lost tells that the agent begins without what was said before.

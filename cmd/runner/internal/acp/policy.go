@@ -33,6 +33,7 @@ const (
 // Rules of the policy `workspace`, as permission_decided names them.
 const (
 	ruleInside     = "workspace-path"     // allow: files inside the workspace
+	ruleSkill      = "skill-file"         // allow: reading in a skill that the agent has
 	ruleOutside    = "outside-workspace"  // deny
 	ruleShell      = "sandboxed-shell"    // allow: what a command can reach is the sandbox's to limit
 	ruleAgent      = "sub-agent"          // allow
@@ -74,10 +75,10 @@ func classify(k sdk.ToolKind) Tool {
 
 // decide is the policy `workspace`: allow what stays inside it, deny the rest.
 // It has no third answer, and no side effect.
-func decide(c Call, tool Tool, root string) decision {
+func decide(c Call, tool Tool, root string, skills []string) decision {
 	switch tool.Class {
 	case ClassFile:
-		return decidePaths(c, tool, root)
+		return decidePaths(c, tool, root, skills)
 	case ClassShell:
 		return decision{allow: true, rule: ruleShell}
 	case ClassAgent:
@@ -104,7 +105,7 @@ var pathKeys = []string{
 }
 
 // decidePaths wants every path that the agent names to be inside.
-func decidePaths(c Call, tool Tool, root string) decision {
+func decidePaths(c Call, tool Tool, root string, skills []string) decision {
 	paths := c.Paths
 	if given(c.Input) {
 		more, ok := inputPaths(c.Input)
@@ -113,7 +114,13 @@ func decidePaths(c Call, tool Tool, root string) decision {
 		}
 		paths = append(slices.Clone(paths), more...)
 	}
+	reads := tool.Search || c.Kind == sdk.ToolKindRead
+	rule := ruleInside
 	for _, p := range paths {
+		if reads && ofSkill(skills, p) {
+			rule = ruleSkill
+			continue
+		}
 		if !inside(root, p) {
 			return decision{rule: ruleOutside, reason: fmt.Sprintf("%s is outside of the workspace %s, and the workspace policy allows files inside it only.", p, root)}
 		}
@@ -121,7 +128,19 @@ func decidePaths(c Call, tool Tool, root string) decision {
 	if len(paths) == 0 && !tool.Search {
 		return decision{rule: ruleUnreadable, reason: "the request names no file"}
 	}
-	return decision{allow: true, rule: ruleInside}
+	return decision{allow: true, rule: rule}
+}
+
+// ofSkill tells whether a path lies in a skill, links included.
+func ofSkill(skills []string, path string) bool {
+	real, err := filepath.EvalSymlinks(path)
+	if err != nil || !filepath.IsAbs(path) {
+		return false
+	}
+	return slices.ContainsFunc(skills, func(dir string) bool {
+		dir, err := filepath.EvalSymlinks(dir)
+		return err == nil && under(dir, real)
+	})
 }
 
 // inputPaths finds the paths among a call's arguments; a pattern counts when it could leave its folder.
@@ -205,7 +224,7 @@ func (s *session) asked(m message, t *agent.Turn) error {
 	}
 	d := decision{rule: ruleNoQuery, reason: "No query is being answered."}
 	if s.pending && flow != nil {
-		d = decide(c, s.tool(c), s.place.Workspace)
+		d = decide(c, s.tool(c), s.place.Workspace, s.d.Skills)
 	}
 	outcome := choose(q.Options, &d)
 	if s.stopped() {

@@ -3,13 +3,16 @@ package opencode_test
 import (
 	"bytes"
 	"encoding/json"
+	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/spoolhq/spool/cmd/mockllm/server"
+	"github.com/spoolhq/spool/cmd/runner/internal/acp"
 	"github.com/spoolhq/spool/cmd/runner/internal/acp/acptest"
 	"github.com/spoolhq/spool/cmd/runner/internal/mcptest"
 	"github.com/spoolhq/spool/pkg/events"
@@ -87,6 +90,7 @@ func TestRealDefinition(t *testing.T) {
 		"prompts, commands and sub-agents": realParts,
 		"tools":                            realTools,
 		"MCP servers":                      realServers,
+		"any ACP agent":                    realACP,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -196,5 +200,74 @@ func realServers(t *testing.T) {
 	info, err := os.Stat(filepath.Join(b.Place.State, "launch", "opencode.json"))
 	if err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("the servers' file: %v, %v", info, err)
+	}
+}
+
+// The architecture acp, of which OpenCode is one agent: prompts and servers go over the protocol alone.
+func realACP(t *testing.T) {
+	if _, err := exec.LookPath("opencode"); err != nil {
+		t.Skip("opencode is not on the PATH: npm i -g opencode-ai, or make install")
+	}
+	dir := t.TempDir()
+	file, words := filepath.Join(dir, "note.txt"), filepath.Join(dir, "skill", "words.txt")
+	if err := os.Mkdir(filepath.Dir(words), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(words, []byte("WORDS-OF-THE-SKILL"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	mock, err := server.New(server.Config{Script: script(t,
+		call("take a note", "desk_note", map[string]any{"path": file, "text": "noted by the server"}),
+		call("say it back", "web_echo", map[string]any{"text": "over HTTP"}),
+		call("read the words", "read", map[string]any{"filePath": words}),
+		call("change the words", "write", map[string]any{"filePath": words, "content": "no"}))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	models := httptest.NewServer(mock)
+	t.Cleanup(models.Close)
+	config, err := json.Marshal(map[string]any{
+		"model": "p/m", "small_model": "p/m", "enabled_providers": []string{"p"}, "permission": map[string]string{"*": "ask"},
+		"agent": map[string]any{"title": map[string]any{"disable": true}},
+		"provider": map[string]any{"p": map[string]any{
+			"npm": "@ai-sdk/openai-compatible", "name": "P", "options": map[string]string{"baseURL": models.URL + "/v1", "apiKey": "k"},
+			"models": map[string]any{"m": map[string]any{"name": "m", "tool_call": true}},
+		}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	web := mcptest.HTTP(t)
+	b := acptest.New(t, acp.Architecture, acp.Adapter{}, []string{"PATH=" + os.Getenv("PATH")})
+	b.Query.Command = []string{"opencode", "acp"}
+	b.Query.Env = map[string]string{
+		"OPENCODE_CONFIG_CONTENT": string(config), "OPENCODE_DISABLE_MODELS_FETCH": "1", "OPENCODE_DISABLE_AUTOUPDATE": "1",
+		"OPENCODE_DISABLE_LSP_DOWNLOAD": "1", "OPENCODE_DISABLE_DEFAULT_PLUGINS": "1",
+	}
+	b.Query.SystemPrompt, b.Query.MemoryFile = "PROMPT-OF-THE-AGENT", "MEMORY-OF-THE-AGENT"
+	b.Query.Skills = []runner.Skill{{Name: "words", Dir: filepath.Dir(words)}}
+	b.Query.MCPServers = []runner.MCPServer{
+		mcptest.Stdio(t, "desk", nil), {Name: "web", Type: "http", URL: web.URL, Headers: map[string]string{"X-Desk": "d-1"}, TimeoutMs: 30_000},
+	}
+	x := b.Completed("take a note", "noted", nil)
+	if d := x.Decisions(); len(d) != 1 || d[0].Decision != "allow" || d[0].Rule != "mcp-server" {
+		t.Errorf("decisions %+v", d)
+	}
+	if raw, err := os.ReadFile(file); err != nil || string(raw) != "noted by the server" {
+		t.Errorf("the note: %q, %v", raw, err)
+	}
+	b.Completed("say it back", "echoed over HTTP", nil)
+	if got := web.Header("X-Desk"); len(got) == 0 || slices.ContainsFunc(got, func(v string) bool { return v != "d-1" }) {
+		t.Errorf("headers %q", got)
+	}
+	b.Completed("read the words", "WORDS-OF-THE-SKILL", nil)
+	b.Ask("change the words", nil)
+	if raw, err := os.ReadFile(words); err != nil || string(raw) != "WORDS-OF-THE-SKILL" {
+		t.Errorf("the skill: %q, %v", raw, err)
+	}
+	for _, want := range []string{"PROMPT-OF-THE-AGENT", "MEMORY-OF-THE-AGENT"} {
+		if !slices.ContainsFunc(mock.Requests(), func(r server.Request) bool { return bytes.Contains(r.Body, []byte(want)) }) {
+			t.Errorf("the model was never asked with %s", want)
+		}
 	}
 }

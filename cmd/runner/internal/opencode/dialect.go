@@ -20,6 +20,7 @@ func dialect(l agent.Launch, now func() time.Time) acp.Dialect {
 		Now: now, Version: Tested, Model: provider + "/" + name, Shown: name,
 		// It sends what it is about to write to editors, offered or not, and writes it itself.
 		AcceptWrites: true,
+		Skills:       acp.SkillDirs(l),
 		Transcript:   func(string) string { return database(l.Place) },
 		Tool:         scoped(l),
 		Notice:       notice,

@@ -1,0 +1,70 @@
+package acp
+
+import (
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+
+	sdk "github.com/coder/acp-go-sdk"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/pkg/runner"
+)
+
+// servers are the MCP servers in the protocol's words, which has none for how
+// long a call may take and which tools there are.
+func (s *session) servers() []sdk.McpServer {
+	out := []sdk.McpServer{}
+	for _, m := range s.d.MCPServers {
+		if m.Type == "http" {
+			h := &sdk.McpServerHttpInline{Name: m.Name, Type: "http", Url: m.URL, Headers: []sdk.HttpHeader{}}
+			for _, k := range slices.Sorted(maps.Keys(m.Headers)) {
+				h.Headers = append(h.Headers, sdk.HttpHeader{Name: k, Value: m.Headers[k]})
+			}
+			out = append(out, sdk.McpServer{Http: h})
+			continue
+		}
+		p := &sdk.McpServerStdio{Name: m.Name, Args: []string{}, Env: []sdk.EnvVariable{}}
+		if len(m.Command) > 0 {
+			p.Command, p.Args = m.Command[0], append(p.Args, m.Command[1:]...)
+		}
+		for _, k := range slices.Sorted(maps.Keys(m.Env)) {
+			p.Env = append(p.Env, sdk.EnvVariable{Name: k, Value: m.Env[k]})
+		}
+		out = append(out, sdk.McpServer{Stdio: p})
+	}
+	return out
+}
+
+// reachable tells why the agent could not reach one of the servers.
+func (s *session) reachable() error {
+	for i, m := range s.d.MCPServers {
+		if m.Type == "http" && !s.caps.McpCapabilities.Http {
+			return fmt.Errorf("query.mcpServers[%d].type: the agent takes no MCP servers over http", i)
+		}
+	}
+	return nil
+}
+
+// ofServer tells whether a call names one of the servers as a word of its own:
+// there is no common form, and mcp__desk__note, desk_note, desk/note and
+// "note (desk MCP Server)" are all in use.
+func ofServer(servers []runner.MCPServer, name string) bool {
+	return slices.ContainsFunc(servers, func(m runner.MCPServer) bool {
+		found, err := regexp.MatchString(`(^|[^a-z0-9])`+regexp.QuoteMeta(m.Name)+`($|[^a-z0-9])`, strings.ToLower(name))
+		return err == nil && found
+	})
+}
+
+// plain is what the protocol says of a call, with the agent's MCP servers known.
+func plain(l agent.Launch) func(Call) *Tool {
+	return func(c Call) *Tool {
+		tool := classify(c.Kind)
+		if tool.Class == ClassUnknown && ofServer(l.MCPServers, c.Name) {
+			tool.Class = ClassServer
+		}
+		return &tool
+	}
+}
