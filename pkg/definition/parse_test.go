@@ -226,7 +226,7 @@ func TestParseBounds(t *testing.T) {
 			}
 			took := time.Since(start)
 			t.Logf("%v: %.200v", took, err)
-			if took > 20*time.Second { // quadratic in a megabyte would take hours
+			if took > time.Minute { // what is quadratic in a megabyte takes hours
 				t.Errorf("it took %v", took)
 			}
 		})
