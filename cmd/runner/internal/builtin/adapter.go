@@ -23,14 +23,17 @@ const Architecture = "spool"
 // Adapter drives the built-in agent.
 type Adapter struct{}
 
-// Command is the runner's own binary. The memory file is read by the process
-// itself, from the profile, at every turn.
+// Command is the runner's own binary.
 func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	args := []string{"agent", "--workspace", l.Workspace, "--state", l.State}
 	if l.Resume != "" {
 		args = append(args, "--resume", l.Resume)
 	}
-	return agent.Command{Path: l.Executable, Args: args, Env: l.Environment(nil)}, nil
+	set := map[string]string{}
+	if digest := serversDigest(l); digest != "" {
+		set[setup] = digest
+	}
+	return agent.Command{Path: l.Executable, Args: args, Env: l.Environment(set)}, nil
 }
 
 // Open needs no handshake.

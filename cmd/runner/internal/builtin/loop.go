@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"time"
 
+	"github.com/spoolhq/spool/cmd/runner/internal/builtin/mcptool"
 	"github.com/spoolhq/spool/cmd/runner/internal/builtin/model"
 	"github.com/spoolhq/spool/cmd/runner/internal/builtin/tool"
 	"github.com/spoolhq/spool/cmd/runner/internal/workspace"
@@ -29,7 +31,7 @@ type Model interface {
 type Loop struct {
 	Model        Model
 	DefaultModel string
-	Tools        []tool.Tool
+	Tools        []tool.Tool          // of which the query may leave some out
 	Workspace    *workspace.Workspace // for the policy
 	System       string               // the system prompt when the query has none
 	Memory       string               // the memory file's content
@@ -43,6 +45,7 @@ type turn struct {
 	*Loop
 	query  runner.Query
 	record Record
+	tools  []tool.Tool
 	said   *Transcript
 	usage  events.Usage
 	model  string
@@ -51,7 +54,7 @@ type turn struct {
 // Run runs one turn: it adds to the transcript and tells the record. A cancelled
 // ctx is an interrupt. The transcript stays one that a model accepts, however the turn ends.
 func (l *Loop) Run(ctx context.Context, q runner.Query, said *Transcript, record Record) runner.Ended {
-	t := &turn{Loop: l, query: q, record: record, said: said, model: q.Model}
+	t := &turn{Loop: l, query: q, record: record, tools: choose(l.Tools, q.Tools), said: said, model: q.Model}
 	if t.model == "" {
 		t.model = l.DefaultModel
 	}
@@ -74,8 +77,11 @@ func (t *turn) run(ctx context.Context) (runner.Ended, error) {
 	if err := t.said.Add(userMessage(t.query)); err != nil {
 		return runner.Ended{}, err
 	}
-	limit := t.MaxSteps
-	if limit <= 0 {
+	limit, raise := t.MaxSteps, "SPOOL_AGENT_MAX_STEPS raises the limit"
+	switch {
+	case t.query.MaxTurns > 0:
+		limit, raise = int(t.query.MaxTurns), "the agent's limits.turns raises the limit"
+	case limit <= 0:
 		limit = DefaultMaxSteps
 	}
 	for range limit {
@@ -108,13 +114,13 @@ func (t *turn) run(ctx context.Context) (runner.Ended, error) {
 	}
 	return runner.Ended{
 		Outcome: runner.Failed, Code: "TURN_LIMIT",
-		Message: fmt.Sprintf("the model was asked %d times in one turn without coming to an end; SPOOL_AGENT_MAX_STEPS raises the limit", limit),
+		Message: fmt.Sprintf("the model was asked %d times in one turn without coming to an end; %s", limit, raise),
 	}, nil
 }
 
 // userMessage is the query as the model sees it.
 func userMessage(q runner.Query) model.Message {
-	m := model.Message{Role: model.User, Text: q.Content}
+	m := model.Message{Role: model.User, Text: expand(q.Content, q.Commands)}
 	for _, p := range q.Parts {
 		switch p.Type {
 		case "image":
@@ -173,7 +179,7 @@ func (t *turn) system() string {
 
 func (t *turn) offers() []model.Offer {
 	var out []model.Offer
-	for _, tl := range t.Tools {
+	for _, tl := range t.tools {
 		out = append(out, model.Offer{Name: tl.Name(), Description: tl.Description(), Schema: tl.Schema()})
 	}
 	return out
@@ -198,7 +204,7 @@ func (t *turn) result(ctx context.Context, call model.Call) (r tool.Result) {
 			r = tool.Result{Code: tool.ExecutionError, Output: fmt.Sprintf("the tool itself failed: %v", p)}
 		}
 	}()
-	for _, tl := range t.Tools {
+	for _, tl := range t.tools {
 		if tl.Name() != call.Name {
 			continue
 		}
@@ -220,6 +226,9 @@ func (t *turn) result(ctx context.Context, call model.Call) (r tool.Result) {
 // denied. Programs are allowed: the sandbox is what bounds them.
 func (t *turn) decide(call model.Call, paths []string) events.PermissionDecided {
 	d := events.PermissionDecided{ToolName: call.Name, ToolUseID: call.ID, Decision: "allow", Rule: "workspace.sandboxed"}
+	if strings.HasPrefix(call.Name, mcptool.Prefix) {
+		d.Rule = "mcp.server"
+	}
 	for _, p := range paths {
 		d.Rule = "workspace.inside"
 		if _, err := t.Workspace.Rel(p); workspace.Outside(err) {

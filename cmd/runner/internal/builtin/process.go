@@ -8,10 +8,12 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/spoolhq/spool/cmd/runner/internal/builtin/mcptool"
 	"github.com/spoolhq/spool/cmd/runner/internal/builtin/model"
 	"github.com/spoolhq/spool/cmd/runner/internal/builtin/tool"
 	"github.com/spoolhq/spool/cmd/runner/internal/profile"
@@ -81,12 +83,21 @@ func (p Process) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	if name == "" {
 		name = defaultModel
 	}
+	environ := withoutSecrets(p.Environ)
 	loop := &Loop{
-		Model: model.NewClient(cfg), DefaultModel: name, Workspace: w, System: prompt,
-		Tools:    append(tool.Files(w), tool.RunCode{Dir: p.Workspace, Environ: withoutSecrets(p.Environ), Limit: codeLimit}),
-		MaxSteps: steps, Now: time.Now, Log: p.Log,
+		Model: model.NewClient(cfg), DefaultModel: name, Workspace: w, System: prompt, MaxSteps: steps, Now: time.Now, Log: p.Log,
 	}
-	return (&server{loop: loop, said: said, state: p.State, lost: lost, pipe: newPipe(out)}).run(ctx, in)
+	s := &server{
+		loop: loop, said: said, state: p.State, lost: lost, pipe: newPipe(out),
+		own:     append(tool.Files(w), tool.RunCode{Dir: p.Workspace, Environ: environ, Limit: codeLimit}),
+		servers: mcptool.New(mcptool.Config{Dir: p.Workspace, Environ: environ}),
+	}
+	defer func() {
+		if err := s.servers.Close(); err != nil {
+			p.Log.Debug("end the MCP servers", "err", err)
+		}
+	}()
+	return s.run(ctx, in)
 }
 
 // server reads orders and runs turns.
@@ -97,6 +108,9 @@ type server struct {
 	lost  string // what is to be told of the transcript, once
 	told  bool   // where the transcript is
 	pipe  *pipe
+
+	own     []tool.Tool
+	servers *mcptool.Servers
 }
 
 // running is the turn at work.
@@ -190,11 +204,18 @@ func (s *server) turn(ctx context.Context, q runner.Query) {
 		s.told = true
 		s.written() // should the process die in its first turn, it can be resumed
 	}
-	if p, err := profile.Load(s.state); err != nil {
-		s.pipe.Event(events.Error{Code: "INTERNAL", Message: err.Error()})
-	} else {
+	if s.loop.Memory = q.MemoryFile; q.MemoryFile == "" {
+		p, err := profile.Load(s.state)
+		if err != nil {
+			s.pipe.Event(events.Error{Code: "INTERNAL", Message: err.Error()})
+		}
 		s.loop.Memory = p.MemoryFile
 	}
+	more, err := s.servers.Tools(ctx, q.MCPServers)
+	if err != nil {
+		s.pipe.Event(events.Error{Code: "MCP_SERVER_FAILED", Message: err.Error()})
+	}
+	s.loop.Tools = append(slices.Clone(s.own), more...)
 	ended := s.loop.Run(ctx, q, s.said, s.pipe)
 	s.written()
 	s.pipe.write(report{Op: "end", Ended: &ended})

@@ -23,8 +23,14 @@ const as = "SPOOL_MCPTEST"
 
 // Main stands in the place of m.Run in a TestMain.
 func Main(m *testing.M) {
+	ServeIfAsked()
+	os.Exit(m.Run())
+}
+
+// ServeIfAsked is the server, and ends the process, when that is what it was started for.
+func ServeIfAsked() {
 	if os.Getenv(as) == "" {
-		os.Exit(m.Run())
+		return
 	}
 	if err := newServer().Run(context.Background(), &mcp.StdioTransport{}); err != nil {
 		fmt.Fprintln(os.Stderr, err)

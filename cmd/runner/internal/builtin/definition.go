@@ -1,0 +1,74 @@
+package builtin
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"slices"
+	"strings"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/cmd/runner/internal/builtin/mcptool"
+	"github.com/spoolhq/spool/cmd/runner/internal/builtin/tool"
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// setup names the variable that stands for the MCP servers in the command: the
+// process keeps their connections, and others need another one.
+const setup = "SPOOL_AGENT_SETUP_SHA256"
+
+// serversDigest is "" without servers. All else of a definition comes with each query.
+func serversDigest(l agent.Launch) string {
+	if len(l.MCPServers) == 0 {
+		return ""
+	}
+	raw, err := json.Marshal(l.MCPServers)
+	if err != nil {
+		return "" // texts can be encoded
+	}
+	sum := sha256.Sum256(raw)
+	return hex.EncodeToString(sum[:])
+}
+
+// choose gives the tools that the agent has. Of the tools of an MCP server it has
+// all, unless the definition allows some of that server's by name.
+func choose(all []tool.Tool, c events.ToolChoice) []tool.Tool {
+	return slices.DeleteFunc(slices.Clone(all), func(t tool.Tool) bool {
+		name := t.Name()
+		if slices.Contains(c.Deny, name) {
+			return true
+		}
+		if len(c.Allow) == 0 || slices.Contains(c.Allow, name) {
+			return false
+		}
+		if !strings.HasPrefix(name, mcptool.Prefix) {
+			return true
+		}
+		server, _, _ := strings.Cut(strings.TrimPrefix(name, mcptool.Prefix), "__")
+		return slices.ContainsFunc(c.Allow, func(a string) bool { return strings.HasPrefix(a, mcptool.Prefix+server+"__") })
+	})
+}
+
+// expand puts a command's prompt in the place of /name and what follows.
+func expand(content string, commands []events.CommandSpec) string {
+	rest, ok := strings.CutPrefix(content, "/")
+	if !ok {
+		return content
+	}
+	name, arguments := rest, ""
+	if end := strings.IndexAny(rest, " \t\n"); end >= 0 {
+		name, arguments = rest[:end], strings.TrimSpace(rest[end:])
+	}
+	i := slices.IndexFunc(commands, func(c events.CommandSpec) bool { return c.Name == name })
+	if i < 0 {
+		return content
+	}
+	prompt := commands[i].Prompt
+	if arguments != "" && !strings.Contains(prompt, placeholder) {
+		return prompt + "\n\nARGUMENTS: " + arguments
+	}
+	return strings.ReplaceAll(prompt, placeholder, arguments)
+}
+
+// placeholder stands for what follows a command's name.
+const placeholder = "$ARGUMENTS"

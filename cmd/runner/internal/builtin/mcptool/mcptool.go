@@ -1,0 +1,257 @@
+// Package mcptool gives the built-in agent the tools of MCP servers, over stdio
+// and streamable HTTP, by the protocol's official client.
+package mcptool
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/builtin/tool"
+	"github.com/spoolhq/spool/pkg/runner"
+)
+
+const (
+	// connectLimit is how long a server may take until its tools are known.
+	connectLimit = 30 * time.Second
+	// maxOutput is how many bytes of a result are kept.
+	maxOutput = 128 << 10
+	// maxName is how long a tool's name may be for a model's endpoint.
+	maxName = 64
+	// endLimit is how long a server may take to end once its stdin is closed.
+	endLimit = time.Second
+)
+
+// Prefix begins the names of the tools: mcp__server__tool.
+const Prefix = "mcp__"
+
+// Config says where servers of stdio are started.
+type Config struct {
+	Dir     string   // absolute
+	Environ []string // for the servers, KEY=value, without secrets; each has its own variables beside
+}
+
+// Servers are connections that last from turn to turn. Not for concurrent use.
+type Servers struct {
+	cfg  Config
+	open map[string]*connection // by name
+}
+
+type connection struct {
+	server  runner.MCPServer
+	session *mcp.ClientSession
+	tools   []tool.Tool
+	gone    chan struct{} // closed when the server has ended
+}
+
+// New makes none.
+func New(cfg Config) *Servers { return &Servers{cfg: cfg, open: map[string]*connection{}} }
+
+// Tools connects to the servers that are not connected, and gives the tools of
+// all. What could not be reached is in the error, and tried again the next time.
+func (s *Servers) Tools(ctx context.Context, servers []runner.MCPServer) ([]tool.Tool, error) {
+	var wg sync.WaitGroup
+	found, failed := make([]*connection, len(servers)), make([]error, len(servers))
+	for i, server := range servers {
+		if c := s.open[server.Name]; c != nil && c.alive() {
+			found[i] = c
+			continue
+		}
+		wg.Go(func() { found[i], failed[i] = s.connect(ctx, server) })
+	}
+	wg.Wait()
+	var all []tool.Tool
+	for i, server := range servers {
+		if failed[i] != nil {
+			failed[i] = fmt.Errorf("MCP server %s: %w", server.Name, failed[i])
+			continue
+		}
+		s.open[server.Name] = found[i]
+		all = append(all, found[i].tools...)
+	}
+	return all, errors.Join(failed...)
+}
+
+// Close ends the connections, and the servers that were started.
+func (s *Servers) Close() error {
+	var all []error
+	for _, c := range s.open {
+		all = append(all, c.session.Close())
+		<-c.gone
+	}
+	return errors.Join(all...)
+}
+
+func (c *connection) alive() bool {
+	select {
+	case <-c.gone:
+		return false
+	default:
+		return true
+	}
+}
+
+func (s *Servers) connect(ctx context.Context, server runner.MCPServer) (*connection, error) {
+	transport, err := s.transport(server)
+	if err != nil {
+		return nil, err
+	}
+	// The connection outlives the turn, so its context may not end with it.
+	whole, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, cancel)
+	late := time.AfterFunc(connectLimit, cancel)
+	client := mcp.NewClient(&mcp.Implementation{Name: "spool", Version: "1"}, nil)
+	session, err := client.Connect(whole, transport, nil)
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	c := &connection{server: server, session: session, gone: make(chan struct{})}
+	go func() { // ends with the connection
+		defer close(c.gone)
+		_ = session.Wait() //nolint:errcheck // whatever ended it, it is gone
+		cancel()
+	}()
+	for t, err := range session.Tools(whole, nil) {
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("list its tools: %w", err), session.Close())
+		}
+		if len(server.Tools) == 0 || slices.Contains(server.Tools, t.Name) {
+			c.tools = append(c.tools, newTool(c, t))
+		}
+	}
+	if !stop() || !late.Stop() {
+		return nil, errors.Join(context.Cause(whole), session.Close())
+	}
+	return c, nil
+}
+
+func (s *Servers) transport(server runner.MCPServer) (mcp.Transport, error) {
+	if server.Type == "http" {
+		return &mcp.StreamableClientTransport{
+			Endpoint: server.URL, HTTPClient: &http.Client{Transport: headers{server.Headers}}, DisableStandaloneSSE: true,
+		}, nil
+	}
+	if len(server.Command) == 0 {
+		return nil, errors.New("it has no command")
+	}
+	cmd := exec.Command(server.Command[0], server.Command[1:]...) //nolint:gosec // the agent's definition names it
+	cmd.Dir, cmd.Env = s.cfg.Dir, slices.Clone(s.cfg.Environ)
+	for k, v := range server.Env {
+		cmd.Env = append(cmd.Env, k+"="+v)
+	}
+	return &mcp.CommandTransport{Command: cmd, TerminateDuration: endLimit}, nil
+}
+
+// headers adds a server's headers to every request.
+type headers struct{ set map[string]string }
+
+func (h headers) RoundTrip(r *http.Request) (*http.Response, error) {
+	r = r.Clone(r.Context())
+	for k, v := range h.set {
+		r.Header.Set(k, v)
+	}
+	return http.DefaultTransport.RoundTrip(r)
+}
+
+// remote is a server's tool.
+type remote struct {
+	c      *connection
+	tool   *mcp.Tool
+	name   string
+	schema json.RawMessage
+}
+
+// notInNames is what a model's endpoint does not take in a name.
+var notInNames = regexp.MustCompile(`[^A-Za-z0-9_-]`)
+
+func newTool(c *connection, t *mcp.Tool) remote {
+	r := remote{c: c, tool: t, name: Prefix + c.server.Name + "__" + notInNames.ReplaceAllString(t.Name, "_"), schema: json.RawMessage(`{"type":"object"}`)}
+	if len(r.name) > maxName {
+		sum := sha256.Sum256([]byte(r.name))
+		r.name = r.name[:maxName-9] + "_" + hex.EncodeToString(sum[:4])
+	}
+	if raw, err := json.Marshal(t.InputSchema); err == nil && strings.HasPrefix(string(raw), "{") {
+		r.schema = raw // anything else is no schema of arguments
+	}
+	return r
+}
+
+// Name is mcp__server__tool.
+func (r remote) Name() string { return r.name }
+
+// Description is the server's.
+func (r remote) Description() string { return r.tool.Description }
+
+// Schema is the server's.
+func (r remote) Schema() json.RawMessage { return r.schema }
+
+// Paths are none: what a server touches is the sandbox's to bound.
+func (r remote) Paths(json.RawMessage) ([]string, error) { return nil, nil }
+
+// Run calls the tool, for as long as the server's time allows.
+func (r remote) Run(ctx context.Context, arguments json.RawMessage) tool.Result {
+	limit := time.Duration(r.c.server.TimeoutMs) * time.Millisecond
+	if limit == 0 {
+		limit = connectLimit
+	}
+	limited, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	out, err := r.c.session.CallTool(limited, &mcp.CallToolParams{Name: r.tool.Name, Arguments: arguments})
+	switch {
+	case ctx.Err() != nil:
+		return tool.Result{Code: tool.ExecutionError, Output: "interrupted"}
+	case limited.Err() != nil:
+		return tool.Result{Code: tool.Timeout, Output: fmt.Sprintf("the MCP server %s did not answer within %s", r.c.server.Name, limit)}
+	case err != nil:
+		return tool.Result{Code: tool.ExecutionError, Output: err.Error()}
+	}
+	result := tool.Result{Output: text(out)}
+	if out.IsError {
+		result.Code = tool.ExecutionError
+	}
+	return result
+}
+
+// text is what can be read of a result.
+func text(out *mcp.CallToolResult) string {
+	var parts []string
+	for _, c := range out.Content {
+		switch c := c.(type) {
+		case *mcp.TextContent:
+			parts = append(parts, c.Text)
+		case *mcp.EmbeddedResource:
+			if c.Resource != nil && c.Resource.Text != "" {
+				parts = append(parts, c.Resource.Text)
+			}
+		case *mcp.ResourceLink:
+			parts = append(parts, "["+c.Name+"]("+c.URI+")")
+		case *mcp.ImageContent:
+			parts = append(parts, "["+c.MIMEType+"]")
+		case *mcp.AudioContent:
+			parts = append(parts, "["+c.MIMEType+"]")
+		}
+	}
+	if len(parts) == 0 && out.StructuredContent != nil {
+		if raw, err := json.Marshal(out.StructuredContent); err == nil {
+			parts = append(parts, string(raw))
+		}
+	}
+	all := strings.Join(parts, "\n")
+	if len(all) > maxOutput {
+		all = strings.ToValidUTF8(all[:maxOutput], "") + fmt.Sprintf("\n[%d bytes more]", len(all)-maxOutput)
+	}
+	return all
+}
