@@ -318,17 +318,22 @@ func TestHonoursIsKept(t *testing.T) {
 		"subagents": func(s *events.AgentSpec) {
 			s.Subagents = []events.SubagentSpec{{Name: "a", Description: "d", Instructions: "i"}}
 		},
-		"commands":         func(s *events.AgentSpec) { s.Commands = []events.CommandSpec{{Name: "a", Prompt: "p"}} },
-		"mcpServers":       server(func(*events.MCPServer) {}),
-		"environment":      func(s *events.AgentSpec) { s.Environment = map[string]events.Declaration{"A": {}} },
-		"files":            func(s *events.AgentSpec) { s.Files = []events.FileSpec{{Path: "a"}} },
-		"command":          func(s *events.AgentSpec) { s.Command = []string{"a"} },
-		"image":            func(s *events.AgentSpec) { s.Image = "i" },
-		"egress":           func(s *events.AgentSpec) { s.Egress = []string{"a.com"} },
-		"limits.turns":     func(s *events.AgentSpec) { s.Limits.Turns = 1 },
-		"limits.budgetUsd": func(s *events.AgentSpec) { s.Limits.BudgetUSD = 1 },
-		"limits.tokens":    func(s *events.AgentSpec) { s.Limits.Tokens = 1 },
-		"limits.timeMs":    func(s *events.AgentSpec) { s.Limits.TimeMs = 1 },
+		"commands":   func(s *events.AgentSpec) { s.Commands = []events.CommandSpec{{Name: "a", Prompt: "p"}} },
+		"mcpServers": server(func(*events.MCPServer) {}),
+		"subagents.tools": func(s *events.AgentSpec) {
+			s.Subagents = []events.SubagentSpec{{Name: "a", Description: "d", Instructions: "i", Tools: []string{"Read"}}}
+		},
+		"mcpServers.timeoutMs": server(func(m *events.MCPServer) { m.TimeoutMs = 1000 }),
+		"mcpServers.tools":     server(func(m *events.MCPServer) { m.Tools = []string{"a"} }),
+		"environment":          func(s *events.AgentSpec) { s.Environment = map[string]events.Declaration{"A": {}} },
+		"files":                func(s *events.AgentSpec) { s.Files = []events.FileSpec{{Path: "a"}} },
+		"command":              func(s *events.AgentSpec) { s.Command = []string{"a"} },
+		"image":                func(s *events.AgentSpec) { s.Image = "i" },
+		"egress":               func(s *events.AgentSpec) { s.Egress = []string{"a.com"} },
+		"limits.turns":         func(s *events.AgentSpec) { s.Limits.Turns = 1 },
+		"limits.budgetUsd":     func(s *events.AgentSpec) { s.Limits.BudgetUSD = 1 },
+		"limits.tokens":        func(s *events.AgentSpec) { s.Limits.Tokens = 1 },
+		"limits.timeMs":        func(s *events.AgentSpec) { s.Limits.TimeMs = 1 },
 	}
 	for field, cells := range definition.Honours() {
 		set, ok := sets[field]
@@ -345,7 +350,13 @@ func TestHonoursIsKept(t *testing.T) {
 			canonical, _ := definition.Architecture(a)
 			want := ""
 			if cells[canonical] == "" {
-				want = field + ": architecture " + canonical + " does not honour it"
+				at := field
+				if list, inner, ok := strings.Cut(field, "."); ok && definition.Honours()[list] != nil {
+					if at = list + "[0]." + inner; definition.Honours()[list][canonical] == "" {
+						at = list // refused as a whole
+					}
+				}
+				want = at + ": architecture " + canonical + " does not honour it"
 			}
 			got := definition.CheckAgent(s)
 			if want == "" && len(got) > 0 || want != "" && (len(got) != 1 || got[0].Error() != want) {

@@ -49,6 +49,8 @@ func everyone(how string) Cells {
 // To honour a field in one more architecture write its cell here, and run go generate.
 func Honours() map[string]Cells {
 	before, under := "put before the first message", "stands under the instructions"
+	narrowed, taken := "only these of the agent's own; MCP servers keep theirs, unless some are named", "not offered"
+	servers, call, others := "of the CLI's configuration", "for a call", "others are not offered"
 	budget := "in Docker the egress proxy refuses the next model call; else the turn is stopped once the agent tells of it"
 	return map[string]Cells{
 		"name":         everyone("shown to people"),
@@ -56,20 +58,24 @@ func Honours() map[string]Cells {
 		"architecture": everyone("runs the agent"),
 		"model":        everyone("the model that is asked for"),
 		"instructions": {ClaudeCode: "appended to the CLI's system prompt", Codex: "developer instructions of the thread", OpenCode: "instructions of the configuration", ACP: before, Spool: "the system prompt"},
-		"memoryFile":   {ClaudeCode: under, Codex: under, OpenCode: under, ACP: before, Spool: under},
-		"tools.allow":  {},
-		"tools.deny":   {},
+		"memoryFile":   {ClaudeCode: "CLAUDE.md of the CLI's configuration folder", Codex: under, OpenCode: under, ACP: before, Spool: under},
+		"tools.allow":  {ClaudeCode: narrowed, OpenCode: narrowed, Spool: narrowed},
+		"tools.deny":   {ClaudeCode: taken, OpenCode: taken, Spool: taken},
 		"skills":       everyone("listed in the prompt, read-only in the sandbox"),
-		"subagents":    {},
-		"commands":     {},
-		"mcpServers":   {},
+		"subagents":    {ClaudeCode: "sub-agents of the session", Codex: "agent roles", OpenCode: "sub-agents of the configuration; what their rules do not allow is denied, not asked for"},
+		"commands":     {ClaudeCode: "commands of the CLI", OpenCode: "commands of the CLI", Spool: "put in the place of /name"},
+		"mcpServers":   {ClaudeCode: servers, Codex: "of the thread's configuration", OpenCode: servers, ACP: "go with the session; http if the agent takes it", Spool: "reached by the agent itself"},
 		"environment":  everyone("variables of the agent's process"),
 		"files":        everyone("written into a new workspace"),
 		"command":      {ACP: "the agent's program; required"},
 		"image":        everyone("the sandbox's image"),
 		"egress":       everyone("hosts beside the models' that the sandbox reaches"),
 
-		"limits.turns":     {},
+		"subagents.tools":      {ClaudeCode: "these alone", OpenCode: "these alone; write and edit are one"},
+		"mcpServers.timeoutMs": {ClaudeCode: call, Codex: call, OpenCode: call, Spool: call},
+		"mcpServers.tools":     {ClaudeCode: "others are offered, and denied when called", Codex: others, OpenCode: others, Spool: others},
+
+		"limits.turns":     {ClaudeCode: "requests of the agent itself, not of its sub-agents", Spool: "requests to the model"},
 		"limits.budgetUsd": everyone(budget),
 		"limits.tokens":    everyone(budget),
 		"limits.timeMs":    everyone("the execution's time limit, unless the session has one"),
