@@ -11,7 +11,6 @@ import (
 	"io"
 	"log/slog"
 	"math/rand/v2"
-	"os"
 	"reflect"
 	"strings"
 	"sync"
@@ -27,6 +26,7 @@ import (
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/eventlog/jslog"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/versions"
 	"github.com/spoolhq/spool/pkg/natsserver"
 	"github.com/spoolhq/spool/pkg/natsserver/natstest"
 	"github.com/spoolhq/spool/pkg/skill/skilltest"
@@ -448,7 +448,7 @@ func TestRefused(t *testing.T) {
 	if after := len(b.history()); after != before {
 		t.Errorf("%d events were written", after-before)
 	}
-	if names := b.kept(); len(names) > 3 { // of pushes that were refused for their tags
+	if names := b.kept(); len(names) != 1 {
 		t.Errorf("kept %q", names)
 	}
 }
@@ -461,86 +461,36 @@ func many(n int) (list []string) {
 	return list
 }
 
-// refuseAll pushes each bad ZIP: refused with its code and field, and nothing is stored.
-func refuseAll(t *testing.T, list []skilltest.Bad) {
-	t.Helper()
+// TestOldVersions: a version that the state no longer holds keeps its meaning, takes no tag, and comes back when it is pushed.
+func TestOldVersions(t *testing.T) {
+	t.Parallel()
 	b := newBed(t)
-	scratch := t.TempDir()
-	b.copy(skills.Config{Scratch: scratch})
-	for _, bad := range list {
-		if bad.Field == "" {
-			bad.Field = "zip"
-		}
-		if e := b.push(bad.ZIP).Error; e == nil || e.Code != bad.Code || e.Field != bad.Field || !strings.Contains(bad.Field+": "+e.Detail, bad.Says) {
-			t.Errorf("%s: %+v, want %s on %s: …%s…", bad.Name, e, bad.Code, bad.Field, bad.Says)
+	b.copy(skills.Config{})
+	oldest := sum(version(0))
+	e, err := b.entries.Load(t.Context(), ref.Subject(events.Skill, tenant), eventlog.Leader)
+	must(t, err)
+	for i := range versions.MaxVersions + 2 {
+		cmd, v := id(events.KindCommand), at(sum(version(i)))
+		list, err := versions.Decide(e.State, versions.Apply{Meta: events.Meta{CommandID: cmd}, Version: v.Version, Data: events.SkillPushed{Ref: v}})
+		must(t, err)
+		must(t, b.entries.Append(t.Context(), &e, events.Actor{Kind: "user"}, cmd, list))
+	}
+	if e.State.At(oldest) != 0 {
+		t.Fatal("the state still holds the oldest version")
+	}
+	if _, err := b.entries.Resolve(t.Context(), events.Skill, tenant, at(oldest)); err != nil {
+		t.Errorf("it means nothing any more: %v", err)
+	}
+	tag := func(version string) command.Answer {
+		return b.send(command.TypeTagSkill, id(events.KindCommand), command.TagSkill{Ref: at(version), Tag: "old"})
+	}
+	for _, v := range []string{oldest, strings.Repeat("0", 64)} {
+		if a := tag(v); a.Error == nil || a.Error.Code != "SKILL_NOT_FOUND" {
+			t.Errorf("%s: %+v", v, a)
 		}
 	}
-	left, err := os.ReadDir(scratch)
-	if h, k := b.history(), b.kept(); err != nil || len(h)+len(k)+len(left) > 0 {
-		t.Errorf("%d events, kept %q, %d files, %v", len(h), k, len(left), err)
+	b.ok(b.push(version(0)))
+	if a := b.ok(tag(oldest)); *a.Ref != at(oldest) {
+		t.Errorf("%+v", a)
 	}
-}
-
-func TestBadInput1(t *testing.T) {
-	t.Parallel()
-	refuseAll(t, skilltest.Bad1())
-}
-
-func TestBadInput2(t *testing.T) {
-	t.Parallel()
-	refuseAll(t, skilltest.Bad2())
-}
-
-func TestBadInput3(t *testing.T) {
-	t.Parallel()
-	refuseAll(t, skilltest.Bad3())
-}
-
-// TestBadInput4: another digest than was said, and the same ZIP from fifty at once.
-func TestBadInput4(t *testing.T) {
-	t.Parallel()
-	t.Run("another digest", func(t *testing.T) {
-		t.Parallel()
-		b := newBed(t)
-		b.copy(skills.Config{})
-		a := b.push(version(1), func(p *command.PushSkill) { p.SHA256 = sum(version(2)) })
-		if a.Error == nil || a.Error.Code != "SKILL_DIGEST_MISMATCH" || a.Error.Field != "sha256" {
-			t.Errorf("%+v", a.Error)
-		}
-		if h, k := b.history(), b.kept(); len(h)+len(k) > 0 {
-			t.Errorf("%d events, kept %q", len(h), k)
-		}
-	})
-	t.Run("fifty at once", func(t *testing.T) {
-		t.Parallel()
-		b := newBed(t)
-		b.copy(skills.Config{Workers: 16})
-		z := skilltest.Build(skilltest.Document(), skilltest.Item{Name: "data", Content: skilltest.Random(1 << 20), Raw: true})
-		stream, err := b.admin.Stream(t.Context(), "OBJ_"+topology.BucketSkills)
-		must(t, err)
-		var all sync.WaitGroup
-		made := make(chan string, 50)
-		for range 50 {
-			all.Go(func() {
-				if a := b.push(z); a.Error != nil || *a.Ref != at(sum(z)) {
-					t.Errorf("%+v", a)
-				} else if !a.Same {
-					made <- a.Position
-				}
-			})
-		}
-		all.Wait()
-		if len(made) != 1 {
-			t.Errorf("%d say that they made it", len(made))
-		}
-		if h, k := b.history(), b.kept(); len(h) != 1 || len(k) != 1 || k[0] != sum(z) {
-			t.Errorf("%d events, kept %q", len(h), k)
-		}
-		// Its chunks are there once beside those of the fifty uploads.
-		info, err := stream.Info(t.Context(), jetstream.WithSubjectFilter("$O."+topology.BucketSkills+".C.>"))
-		must(t, err)
-		if n := len(info.State.Subjects); n != 51 {
-			t.Errorf("chunks of %d objects", n)
-		}
-	})
 }

@@ -46,16 +46,20 @@ func (h *Handler) push(ctx context.Context, c command.Command) (command.Answer, 
 	if ref.Slug != found.Name {
 		return command.Answer{}, &skill.Error{Code: skill.CodeDocument, Field: skill.DocumentName + ": name", Detail: fmt.Sprintf("is %s, and the skill is pushed as %s: make them the same", found.Name, ref.Slug)}
 	}
-	if !b.DryRun {
-		if err := h.keep(ctx, found.Digest, zip); err != nil {
-			return command.Answer{}, err
-		}
-	}
 	ref.Version = found.Digest
-	return h.pushed(ctx, c, b.DryRun, events.SkillPushed{
+	pushed := events.SkillPushed{
 		Ref: ref, Tags: b.Tags, Name: found.Name, Description: found.Description, Document: found.Document,
 		Bytes: found.Bytes, UnpackedBytes: found.UnpackedBytes, Files: found.Files,
-	})
+	}
+	// What the skill's state refuses is not stored either.
+	answer, err := h.pushed(ctx, c, true, pushed)
+	if b.DryRun || err != nil {
+		return answer, err
+	}
+	if err := h.keep(ctx, found.Digest, zip); err != nil {
+		return command.Answer{}, err
+	}
+	return h.pushed(ctx, c, false, pushed)
 }
 
 func checkPush(c command.Command, b command.PushSkill) error {

@@ -22,7 +22,7 @@ func (h *Handler) tag(ctx context.Context, c command.Command) (command.Answer, e
 		return command.Answer{}, badTag("tag", b.Tag)
 	}
 	before, after, err := h.change(ctx, c, b.Ref, func(e eventlog.Entry, meta events.Meta) ([]events.Event, error) {
-		digest, err := h.resolve(ctx, c, e, b.Ref)
+		digest, err := resolve(e, b.Ref)
 		if err != nil {
 			return nil, err
 		}
@@ -49,7 +49,7 @@ func (h *Handler) remove(ctx context.Context, c command.Command) (command.Answer
 	_, after, err := h.change(ctx, c, b.Ref, func(e eventlog.Entry, meta events.Meta) ([]events.Event, error) {
 		ref := b.Ref
 		if ref.Version != "" {
-			digest, err := h.resolve(ctx, c, e, ref)
+			digest, err := resolve(e, ref)
 			if err != nil {
 				return nil, err
 			}
@@ -63,17 +63,11 @@ func (h *Handler) remove(ctx context.Context, c command.Command) (command.Answer
 	return command.Answer{Ref: &b.Ref, Position: h.position(after)}, nil
 }
 
-// resolve gives the digest of a version that is there. One that the state no
-// longer knows is looked for in the chain.
-func (h *Handler) resolve(ctx context.Context, c command.Command, e eventlog.Entry, ref events.Reference) (string, error) {
+// resolve gives the digest of a version that is there.
+func resolve(e eventlog.Entry, ref events.Reference) (string, error) {
 	digest, ok := e.State.Resolve(ref.Version)
 	if !ok {
 		return "", notFound(ref)
-	}
-	if e.State.At(digest) == 0 {
-		if _, err := h.cfg.Entries.Resolve(ctx, events.Skill, c.Tenant, at(ref, digest)); err != nil {
-			return "", err
-		}
 	}
 	return digest, nil
 }

@@ -1,0 +1,109 @@
+package skills_test
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/api/command"
+	"github.com/spoolhq/spool/pkg/skill/skilltest"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/skills"
+)
+
+// refuseAll pushes each bad ZIP: refused with its code and field, and nothing is stored.
+func refuseAll(t *testing.T, list []skilltest.Bad) {
+	t.Helper()
+	b := newBed(t)
+	scratch := t.TempDir()
+	b.copy(skills.Config{Scratch: scratch})
+	for _, bad := range list {
+		if bad.Field == "" {
+			bad.Field = "zip"
+		}
+		if e := b.push(bad.ZIP).Error; e == nil || e.Code != bad.Code || e.Field != bad.Field || !strings.Contains(bad.Field+": "+e.Detail, bad.Says) {
+			t.Errorf("%s: %+v, want %s on %s: …%s…", bad.Name, e, bad.Code, bad.Field, bad.Says)
+		}
+	}
+	left, err := os.ReadDir(scratch)
+	if h, k := b.history(), b.kept(); err != nil || len(h)+len(k)+len(left) > 0 {
+		t.Errorf("%d events, kept %q, %d files, %v", len(h), k, len(left), err)
+	}
+}
+
+func TestBadInput1(t *testing.T) {
+	t.Parallel()
+	refuseAll(t, skilltest.Bad1())
+}
+
+func TestBadInput2(t *testing.T) {
+	t.Parallel()
+	refuseAll(t, skilltest.Bad2())
+}
+
+func TestBadInput3(t *testing.T) {
+	t.Parallel()
+	refuseAll(t, skilltest.Bad3())
+}
+
+// TestBadInput4: another digest than was said, and the same ZIP from fifty at once.
+func TestBadInput4(t *testing.T) {
+	t.Parallel()
+	t.Run("another digest", func(t *testing.T) {
+		t.Parallel()
+		b := newBed(t)
+		b.copy(skills.Config{})
+		a := b.push(version(1), func(p *command.PushSkill) { p.SHA256 = sum(version(2)) })
+		if a.Error == nil || a.Error.Code != "SKILL_DIGEST_MISMATCH" || a.Error.Field != "sha256" {
+			t.Errorf("%+v", a.Error)
+		}
+		if h, k := b.history(), b.kept(); len(h)+len(k) > 0 {
+			t.Errorf("%d events, kept %q", len(h), k)
+		}
+	})
+	for _, copies := range []int{1, 2} {
+		t.Run(fmt.Sprint("fifty at once, copies ", copies), func(t *testing.T) {
+			t.Parallel()
+			fifty(t, copies)
+		})
+	}
+}
+
+// fifty pushes one ZIP fifty times at once: it is one blob and one version.
+func fifty(t *testing.T, copies int) {
+	b := newBed(t)
+	for range copies {
+		b.copy(skills.Config{Workers: 16})
+	}
+	z := skilltest.Build(skilltest.Document(), skilltest.Item{Name: "data", Content: skilltest.Random(1 << 20), Raw: true})
+	stream, err := b.admin.Stream(t.Context(), "OBJ_"+topology.BucketSkills)
+	must(t, err)
+	var all sync.WaitGroup
+	made := make(chan string, 50)
+	for range 50 {
+		all.Go(func() {
+			if a := b.push(z); a.Error != nil || *a.Ref != at(sum(z)) {
+				t.Errorf("%+v", a)
+			} else if !a.Same {
+				made <- a.Position
+			}
+		})
+	}
+	all.Wait()
+	if len(made) != 1 {
+		t.Errorf("%d say that they made it", len(made))
+	}
+	if h, k := b.history(), b.kept(); len(h) != 1 || len(k) != 1 || k[0] != sum(z) {
+		t.Errorf("%d events, kept %q", len(h), k)
+	}
+	// Its chunks are there once beside those of the fifty uploads; two copies may each have begun.
+	info, err := stream.Info(t.Context(), jetstream.WithSubjectFilter("$O."+topology.BucketSkills+".C.>"))
+	must(t, err)
+	if n := len(info.State.Subjects); n < 51 || n > 50+copies {
+		t.Errorf("chunks of %d objects", n)
+	}
+}
