@@ -13,7 +13,7 @@ require (
 	github.com/spoolhq/spool/services/gateway v0.0.0
 	github.com/spoolhq/spool/services/projector v0.0.0
 	github.com/spoolhq/spool/services/session v0.0.0
-	github.com/spoolhq/spool/services/skills v0.0.0 // indirect
+	github.com/spoolhq/spool/services/skills v0.0.0
 	golang.org/x/sync v0.24.0
 )
 

@@ -27,6 +27,9 @@ const (
 	turns    = 3
 
 	claudeEvery = 7
+
+	// nats, postgres, skills-scratch, secrets-private, secrets-public, and the egress proxy's three
+	namedVolumes = 8
 )
 
 // TestCompose is the whole life of an installation: up with several copies, used from both gateways at once, down, up again on the
@@ -279,7 +282,7 @@ func (p *project) down() {
 	for what, names := range p.left() {
 		p.t.Errorf("`down` left %s: %v", what, names)
 	}
-	if after := p.volumes(); len(after) != 5 || !slices.Equal(before, after) {
+	if after := p.volumes(); len(after) != namedVolumes || !slices.Equal(before, after) {
 		p.t.Errorf("volumes were %v and are %v", before, after)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -43,6 +44,7 @@ func (c *Cluster) startEgress() {
 	must(c.T, err)
 	c.T.Cleanup(func() { check(c.T, os.RemoveAll(dir)) })
 	must(c.T, os.Chmod(dir, 0o755)) //nolint:gosec // as above
+	c.egressDir = dir
 	sockets := filepath.Join(dir, "sandboxes")
 	must(c.T, os.Mkdir(sockets, 0o755)) //nolint:gosec // as above
 	admin := filepath.Join(dir, "admin.sock")
@@ -50,9 +52,10 @@ func (c *Cluster) startEgress() {
 	cmd.Env = append(os.Environ(),
 		"ANTHROPIC_API_KEY="+RealKey, "SPOOL_ANTHROPIC_BASE_URL="+c.Model.URL(),
 		"OPENAI_API_KEY="+RealKey, "SPOOL_OPENAI_BASE_URL="+c.Model.URL()+"/v1",
+		"SPOOL_EGRESS_OPEN="+c.opts.EgressOpen,
 		"NVIDIA_API_KEY="+RealKey, "SPOOL_NVIDIA_BASE_URL="+c.Model.URL()+"/v1",
 	)
-	cmd.Stderr = testWriter{c.T, "egress"}
+	cmd.Stderr = io.MultiWriter(testWriter{c.T, "egress"}, c.said)
 	must(c.T, cmd.Start())
 	c.T.Cleanup(func() {
 		check(c.T, cmd.Process.Signal(syscall.SIGTERM))
@@ -75,6 +78,8 @@ func (c *Cluster) startDocker() {
 	e.StopSandboxes = true
 	c.opts.Session.Providers = []string{executor.Docker}
 	c.T.Cleanup(func() {
+		// The volume of skills is the engine's, and this engine ends with the test.
+		Docker(c.T, "volume", "rm", "--force", "spool-skills-"+c.opts.Executor.Engine)
 		if left := c.engineLeft(); left != "" {
 			c.T.Errorf("left on the engine: %s", left)
 		}

@@ -37,6 +37,10 @@ type Options struct {
 	Outages                                   bool // NATS and Postgres of its own, which can be stopped; without NATS users
 	// Docker runs sandboxes in containers of the machine's engine, with the egress proxy beside. See NeedDocker.
 	Docker bool
+	// KeepLogs keeps what the parts log for Cluster.Written.
+	KeepLogs bool
+	// EgressOpen are hosts and ports of MCP servers that may be on this machine.
+	EgressOpen string
 	// Path is the PATH in sandboxes; "" for the test's own. The whole process
 	// gets it when the executors start, so such a test is not parallel.
 	Path string
@@ -44,13 +48,15 @@ type Options struct {
 
 // Cluster is a running Spool.
 type Cluster struct {
-	T        testing.TB
-	Base     *Base
-	Outage   *Outage // with Options.Outages
-	Model    *server.Server
-	Gateways []*gateway.Gateway
-	opts     Options
-	dir      string
+	T         testing.TB
+	Base      *Base
+	Outage    *Outage // with Options.Outages
+	Model     *server.Server
+	Gateways  []*gateway.Gateway
+	opts      Options
+	dir       string
+	said      *record
+	egressDir string // with Options.Docker
 }
 
 // buildRunner builds the runner once for all tests of a process.
@@ -66,7 +72,7 @@ func New(t testing.TB, opts Options) *Cluster {
 	for _, n := range []*int{&opts.Gateways, &opts.Sessions, &opts.Projectors, &opts.Executors} {
 		*n = max(*n, 1)
 	}
-	c := &Cluster{T: t, opts: opts, dir: t.TempDir()}
+	c := &Cluster{T: t, opts: opts, dir: t.TempDir(), said: &record{}}
 	t.Cleanup(c.swept)
 	c.open()
 	c.startModel()
@@ -84,6 +90,8 @@ func New(t testing.TB, opts Options) *Cluster {
 	for range opts.Projectors {
 		c.StartProjector()
 	}
+	c.startSkills()
+	c.secrets()
 	for range opts.Executors {
 		c.StartExecutor()
 	}
@@ -164,7 +172,11 @@ func (c *Cluster) connect(user string) (*nats.Conn, eventlog.Log) {
 }
 
 func (c *Cluster) logger(part string) *slog.Logger {
-	return natstest.Logger(c.T).With("part", part)
+	log := natstest.Logger(c.T)
+	if c.opts.KeepLogs {
+		log = slog.New(slog.NewMultiHandler(log.Handler(), slog.NewJSONHandler(c.said, &slog.HandlerOptions{Level: slog.LevelDebug})))
+	}
+	return log.With("part", part)
 }
 
 // StartSession runs one more copy of the session service.

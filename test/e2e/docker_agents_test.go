@@ -1,0 +1,210 @@
+package e2e
+
+import (
+	"bytes"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/skill"
+	"github.com/spoolhq/spool/services/executor"
+	"github.com/spoolhq/spool/test/e2e/harness"
+)
+
+const (
+	credential = "kestrel-7731-credential" // a secret that a tool uses
+	planted    = "planted-control-5150"    // no secret: the scan must find it
+)
+
+// checker is a server that lets only the credential in, and its client.
+const checker = `
+import hashlib, http.server, os, threading, urllib.request
+class Door(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        known = self.headers.get("X-Credential", "") == os.environ["DOOR_KEY"] and len(os.environ["DOOR_KEY"]) == %d
+        self.send_response(200 if known else 403); self.end_headers()
+        self.wfile.write(b"the door is open" if known else b"the door is shut")
+    def log_message(self, *a): pass
+door = http.server.HTTPServer(("127.0.0.1", 0), Door)
+threading.Thread(target=door.serve_forever, daemon=True).start()
+ask = urllib.request.Request("http://127.0.0.1:%%d/" %% door.server_port, headers={"X-Credential": os.environ["DOOR_KEY"]})
+print(urllib.request.build_opener(urllib.request.ProxyHandler({})).open(ask).read().decode())
+`
+
+// greet is a skill with a script.
+func greet(t *testing.T) []byte {
+	t.Helper()
+	dir := t.TempDir()
+	for name, content := range map[string]string{
+		"SKILL.md":         "---\nname: greet\ndescription: Greets people by name.\n---\n# Greeting\nRun scripts/greet.sh in this folder.\n",
+		"scripts/greet.sh": "#!/bin/sh\necho \"greetings to $WHOM from $(dirname \"$0\")\"\n",
+	} {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(content), 0o700); err != nil { //nolint:gosec // a script
+			t.Fatal(err)
+		}
+	}
+	var z bytes.Buffer
+	if err := skill.Pack(dir, &z, ""); err != nil {
+		t.Fatal(err)
+	}
+	return z.Bytes()
+}
+
+// apply applies a definition and gives its version.
+func apply(c *harness.Cluster, kind, slug string, spec any) string {
+	c.T.Helper()
+	var applied struct{ Ref events.Reference }
+	if code := c.Call(0, "POST", "/api/"+kind, map[string]any{"ref": map[string]any{"slug": slug}, "spec": spec}, &applied); code != http.StatusOK {
+		c.T.Fatalf("%s %s: answered %d %+v", kind, slug, code, applied)
+	}
+	return applied.Ref.Version
+}
+
+// TestDockerAgents: what an agent is made of is really there, for every real
+// agent in a container: instructions, memory, a skill's script at its versioned
+// path, files, variables, and a secret that a tool uses and that is found nowhere else.
+func TestDockerAgents(t *testing.T) {
+	c := dockerised(t, harness.Options{Executor: executor.Config{Slots: 4}, KeepLogs: true})
+	code, raw := c.PushSkill(greet(t), "slug=greet&tag=stable")
+	var pushed struct{ Ref events.Reference }
+	if err := json.Unmarshal(raw, &pushed); err != nil || code != http.StatusCreated {
+		t.Fatalf("pushed: %d %s %v", code, raw, err)
+	}
+	dir := "/bin/skills/" + pushed.Ref.Version
+	apply(c, "environments", "street", map[string]any{"variables": map[string]any{
+		"WHOM": map[string]any{"value": "Ada"}, "PLAIN": map[string]any{"value": planted}, "DOOR_KEY": map[string]any{"value": credential, "secret": true},
+	}})
+	t.Run("agents", func(t *testing.T) {
+		for architecture, more := range architectures() {
+			if architecture == "acp" {
+				continue // the same program as opencode's
+			}
+			t.Run(architecture, func(t *testing.T) {
+				t.Parallel()
+				c := c.In(t)
+				apply(c, "agents", architecture+"-porter", map[string]any{
+					"architecture": architecture, "model": more["model"], "instructions": "You are the porter of " + architecture + " street.", "memoryFile": "The heron remembers " + architecture + ".",
+					"skills": []string{"greet@stable"}, "files": []map[string]any{{"path": "door.py", "content": fmt.Sprintf(checker, len(credential))}},
+				})
+				agentTalk(t, c, architecture, dir)
+			})
+		}
+	})
+	scan(t, c)
+}
+
+func agentTalk(t *testing.T, c *harness.Cluster, architecture, dir string) {
+	k := newTalkWith(t, c, "", map[string]any{"agent": architecture + "-porter", "environments": []string{"street"}})
+	k.completed("run the command "+dir+"/scripts/greet.sh", "greetings to Ada from "+dir+"/scripts")
+	k.completed("run the command python3 door.py", "the door is open")
+	var seen string
+	for _, r := range c.Model.Requests() {
+		if strings.Contains(string(r.Body), "porter of "+architecture+" street") {
+			seen = string(r.Body)
+		}
+	}
+	for _, want := range []string{"You are the porter of " + architecture + " street.", "The heron remembers " + architecture + ".", "greet"} {
+		if !strings.Contains(seen, want) {
+			t.Errorf("the model was not told %q", want)
+		}
+	}
+	if !strings.Contains(seen, "Greets people by name.") && !strings.Contains(seen, "Run scripts/greet.sh in this folder.") {
+		t.Error("the model was not told what the skill is for")
+	}
+	container := k.c.Container(k.session)
+	inspected, listed := harness.Docker(t, "inspect", container), harness.Docker(t, "top", container, "-eo", "pid,args")
+	if strings.Contains(inspected, credential) || strings.Contains(listed, credential) {
+		t.Error("docker inspect or the process list shows the secret")
+	}
+	var shown struct {
+		Executions []struct{ Resolved json.RawMessage }
+	}
+	k.c.Call(0, "GET", "/api/sessions/"+k.session+"/executions", nil, &shown)
+	if len(shown.Executions) != 2 || !strings.Contains(string(shown.Executions[0].Resolved), dir[len("/bin/skills/"):]) || !strings.Contains(string(shown.Executions[0].Resolved), planted) {
+		t.Errorf("what it resolved to is shown as %s", shown.Executions)
+	}
+}
+
+// scan looks for the secret in every byte that was written, and for what is no secret, to see that it looks.
+func scan(t *testing.T, c *harness.Cluster) {
+	t.Helper()
+	written := c.Written()
+	written["Postgres"] = dump(t, c.Base.DatabaseURL)
+	found := map[string]bool{}
+	for where, content := range written {
+		if bytes.Contains(content, []byte(credential)) {
+			t.Errorf("%s holds the secret", where)
+		}
+		if bytes.Contains(content, []byte(planted)) {
+			found[filepath.Base(where)] = true
+		}
+	}
+	if !found["Postgres"] || len(found) < 2 {
+		t.Errorf("what was planted is found in %v alone: the scan does not look everywhere", found)
+	}
+	t.Logf("%d places were looked through; what was planted is in %d of them", len(written), len(found))
+}
+
+// dump is every row of every table as text.
+func dump(t *testing.T, url string) []byte {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(t.Context()) //nolint:errcheck // it was read from
+	rows, err := conn.Query(t.Context(), `SELECT format('%I.%I', schemaname, tablename) FROM pg_tables WHERE schemaname NOT IN ('pg_catalog', 'information_schema')`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tables, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil || len(tables) < 5 {
+		t.Fatalf("tables %v, %v", tables, err)
+	}
+	var out bytes.Buffer
+	for _, table := range tables {
+		rows, err := conn.Query(t.Context(), "SELECT t::text FROM "+table+" t")
+		if err != nil {
+			t.Fatal(err)
+		}
+		list, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		if err != nil {
+			t.Fatal(err)
+		}
+		out.WriteString(strings.Join(list, "\n"))
+	}
+	return out.Bytes()
+}
+
+// TestDockerRedaction: what an agent prints of a secret is not shown, whatever it does with it.
+func TestDockerRedaction(t *testing.T) {
+	c := dockerised(t, harness.Options{})
+	apply(c, "environments", "street", map[string]any{"variables": map[string]any{"DOOR_KEY": map[string]any{"value": credential, "secret": true}}})
+	for _, architecture := range []string{"claude-code", "spool"} {
+		t.Run(architecture, func(t *testing.T) {
+			t.Parallel()
+			k := newTalkWith(t, c, architecture, map[string]any{"model": "known-model", "environments": []string{"street"}})
+			encoded := base64.StdEncoding.EncodeToString([]byte(credential))
+			for _, command := range []string{"echo $DOOR_KEY", "echo -n $DOOR_KEY | base64", "echo '{\"key\":\"'$DOOR_KEY'\"}'"} {
+				x := k.completed("run the command "+command, "[redacted]")
+				for _, w := range x.events {
+					if bytes.Contains(w.Data, []byte(credential)) || bytes.Contains(w.Data, []byte(encoded[:len(encoded)-4])) {
+						t.Errorf("%s: %s shows the secret: %s", command, w.Type, w.Data)
+					}
+				}
+			}
+		})
+	}
+}

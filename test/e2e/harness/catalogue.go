@@ -1,0 +1,82 @@
+package harness
+
+import (
+	"bytes"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"github.com/spoolhq/spool/pkg/secret"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/skills"
+)
+
+// startSkills runs a copy of the skills service.
+func (c *Cluster) startSkills() {
+	nc, log := c.connect(topology.UserSkills)
+	svc, err := skills.New(skills.Config{Scratch: c.T.TempDir()}, skills.Deps{NATS: nc, Log: log, Logger: c.logger("skills")})
+	must(c.T, err)
+	c.run(nc, svc.Ready(), svc.Run)
+}
+
+// secrets gives gateways and executors a key pair.
+func (c *Cluster) secrets() {
+	identity, recipient, err := secret.Generate()
+	must(c.T, err)
+	c.opts.Executor.SecretsKey, c.opts.Gateway.SecretsRecipient = identity, recipient
+}
+
+// PushSkill packs a folder and pushes it; the answer's status and body.
+func (c *Cluster) PushSkill(zip []byte, query string) (int, []byte) {
+	c.T.Helper()
+	req, err := http.NewRequestWithContext(c.T.Context(), http.MethodPost, c.URL(0)+"/api/skills?"+query, bytes.NewReader(zip))
+	must(c.T, err)
+	req.Header.Set("Content-Type", "application/zip")
+	res, err := http.DefaultClient.Do(req)
+	must(c.T, err)
+	defer res.Body.Close() //nolint:errcheck // it is read
+	raw, err := io.ReadAll(res.Body)
+	must(c.T, err)
+	return res.StatusCode, raw
+}
+
+// Written gives every byte that the cluster wrote to this machine's disk: NATS's
+// files, the egress proxy's, local sandboxes'; and all that its parts logged.
+func (c *Cluster) Written() map[string][]byte {
+	c.T.Helper()
+	out := map[string][]byte{"what the parts logged": c.said.bytes()}
+	for _, dir := range []string{c.dir, c.egressDir} {
+		if dir == "" {
+			continue
+		}
+		must(c.T, filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+			if err != nil || !d.Type().IsRegular() {
+				return err
+			}
+			raw, err := os.ReadFile(path)
+			out[path] = raw
+			return err
+		}))
+	}
+	return out
+}
+
+// record keeps what is logged.
+type record struct {
+	mu  sync.Mutex
+	all bytes.Buffer
+}
+
+func (r *record) Write(p []byte) (int, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.all.Write(p)
+}
+
+func (r *record) bytes() []byte {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return bytes.Clone(r.all.Bytes())
+}
