@@ -29,13 +29,13 @@ const checker = `
 import hashlib, http.server, os, threading, urllib.request
 class Door(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        known = self.headers.get("X-Credential", "") == os.environ["DOOR_KEY"] and len(os.environ["DOOR_KEY"]) == %d
+        known = self.headers.get("X-Credential", "") == os.environ["DOOR_TOKEN"] and len(os.environ["DOOR_TOKEN"]) == %d
         self.send_response(200 if known else 403); self.end_headers()
         self.wfile.write(b"the door is open" if known else b"the door is shut")
     def log_message(self, *a): pass
 door = http.server.HTTPServer(("127.0.0.1", 0), Door)
 threading.Thread(target=door.serve_forever, daemon=True).start()
-ask = urllib.request.Request("http://127.0.0.1:%%d/" %% door.server_port, headers={"X-Credential": os.environ["DOOR_KEY"]})
+ask = urllib.request.Request("http://127.0.0.1:%%d/" %% door.server_port, headers={"X-Credential": os.environ["DOOR_TOKEN"]})
 print(urllib.request.build_opener(urllib.request.ProxyHandler({})).open(ask).read().decode())
 `
 
@@ -84,7 +84,7 @@ func TestDockerAgents(t *testing.T) {
 	}
 	dir := "/bin/skills/" + pushed.Ref.Version
 	apply(c, "environments", "street", map[string]any{"variables": map[string]any{
-		"WHOM": map[string]any{"value": "Ada"}, "PLAIN": map[string]any{"value": planted}, "DOOR_KEY": map[string]any{"value": credential, "secret": true},
+		"WHOM": map[string]any{"value": "Ada"}, "PLAIN": map[string]any{"value": planted}, "DOOR_TOKEN": map[string]any{"value": credential, "secret": true},
 	}})
 	t.Run("agents", func(t *testing.T) {
 		for architecture, more := range architectures() {
@@ -191,13 +191,13 @@ func dump(t *testing.T, url string) []byte {
 // TestDockerRedaction: what an agent prints of a secret is not shown, whatever it does with it.
 func TestDockerRedaction(t *testing.T) {
 	c := dockerised(t, harness.Options{})
-	apply(c, "environments", "street", map[string]any{"variables": map[string]any{"DOOR_KEY": map[string]any{"value": credential, "secret": true}}})
+	apply(c, "environments", "street", map[string]any{"variables": map[string]any{"DOOR_TOKEN": map[string]any{"value": credential, "secret": true}}})
 	for _, architecture := range []string{"claude-code", "spool"} {
 		t.Run(architecture, func(t *testing.T) {
 			t.Parallel()
 			k := newTalkWith(t, c, architecture, map[string]any{"model": "known-model", "environments": []string{"street"}})
 			encoded := base64.StdEncoding.EncodeToString([]byte(credential))
-			for _, command := range []string{"echo $DOOR_KEY", "echo -n $DOOR_KEY | base64", "echo '{\"key\":\"'$DOOR_KEY'\"}'"} {
+			for _, command := range []string{"echo $DOOR_TOKEN", "echo -n $DOOR_TOKEN | base64", "echo '{\"key\":\"'$DOOR_TOKEN'\"}'"} {
 				x := k.completed("run the command "+command, "[redacted]")
 				for _, w := range x.events {
 					if bytes.Contains(w.Data, []byte(credential)) || bytes.Contains(w.Data, []byte(encoded[:len(encoded)-4])) {

@@ -281,13 +281,13 @@ func TestTurnLimit(t *testing.T) {
 func TestCallsThatCannotBeRun(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct{ tool, arguments, says string }{
-		"unknown tool":  {"fly", `{}`, "EXECUTION_ERROR: there is no tool"},
-		"no JSON":       {"read_file", `{"path":`, "EXECUTION_ERROR: arguments"},
-		"unknown field": {"read_file", `{"file":"x"}`, `EXECUTION_ERROR: arguments: json: unknown field "file"`},
-		"outside":       {"write_file", `{"path":"/etc/passwd","content":"x"}`, "PERMISSION_DENIED: /etc/passwd is outside"},
-		"missing":       {"read_file", `{"path":"none"}`, "FILE_NOT_FOUND"},
-		"secrets":       {"run_code", `{"language":"bash","code":"env | grep -c -e sk-secret -e t0p"}`, "EXECUTION_ERROR: 0"},
-		"too slow":      {"run_code", `{"language":"bash","code":"sleep 600"}`, "TIMEOUT"},
+		"unknown tool":    {"fly", `{}`, "EXECUTION_ERROR: there is no tool"},
+		"no JSON":         {"read_file", `{"path":`, "EXECUTION_ERROR: arguments"},
+		"unknown field":   {"read_file", `{"file":"x"}`, `EXECUTION_ERROR: arguments: json: unknown field "file"`},
+		"outside":         {"write_file", `{"path":"/etc/passwd","content":"x"}`, "PERMISSION_DENIED: /etc/passwd is outside"},
+		"missing":         {"read_file", `{"path":"none"}`, "FILE_NOT_FOUND"},
+		"the model's key": {"run_code", `{"language":"bash","code":"env | grep -c -e sk-secret"}`, "EXECUTION_ERROR: 0"},
+		"too slow":        {"run_code", `{"language":"bash","code":"sleep 600"}`, "TIMEOUT"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

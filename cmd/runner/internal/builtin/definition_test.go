@@ -103,9 +103,9 @@ func TestDefinitionServers(t *testing.T) {
 	}
 	s.query.Tools.Allow = []string{"read_file"}
 	var rules []string
-	for i, want := range []string{"noted", "TOKEN is t-1", "MY_TOKEN is ", "there is no tool", "TIMEOUT: the MCP server late did not answer within 200ms", "echoed over HTTP", "EXECUTION_ERROR"} {
+	for i, want := range []string{"noted", "TOKEN is t-1", "MY_TOKEN is t0p", "there is no tool", "TIMEOUT: the MCP server late did not answer within 200ms", "echoed over HTTP", "EXECUTION_ERROR"} {
 		lines := s.turn(fmt.Sprintf("turn %d", i), nil)
-		if got := e.last(); !strings.Contains(got, want) || strings.Contains(got, "t0p") {
+		if got := e.last(); !strings.Contains(got, want) || strings.Contains(got, "sk-secret") {
 			t.Errorf("turn %d: the model was told %q, want %q", i, got, want)
 		}
 		failed := slices.ContainsFunc(lines, func(l runner.Line) bool {

@@ -83,7 +83,7 @@ func (p Process) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	if name == "" {
 		name = defaultModel
 	}
-	environ := withoutSecrets(p.Environ)
+	environ := withoutOurs(p.Environ)
 	loop := &Loop{
 		Model: model.NewClient(cfg), DefaultModel: name, Workspace: w, System: prompt, MaxSteps: steps, Now: time.Now, Log: p.Log,
 	}
@@ -225,18 +225,13 @@ func (s *server) written() {
 	s.pipe.Event(events.TranscriptWritten{AgentSessionID: s.said.ID, Path: s.said.path, Bytes: uint32(min(s.said.bytes, 1<<32-1))}) //nolint:gosec // bounded
 }
 
-// withoutSecrets is the environment of the model's programs.
-func withoutSecrets(environ []string) []string {
-	var out []string
-	for _, kv := range environ {
-		name, _, _ := strings.Cut(kv, "=")
-		secret := strings.HasPrefix(name, "SPOOL_") || strings.HasPrefix(name, "OPENAI_")
-		for _, part := range []string{"API_KEY", "TOKEN", "SECRET", "PASSWORD"} {
-			secret = secret || strings.Contains(strings.ToUpper(name), part)
-		}
-		if !secret {
-			out = append(out, kv)
-		}
-	}
-	return out
+// ours are the prefixes of variables that are the agent's own, the model's key among them.
+var ours = []string{"SPOOL_", "OPENAI_"}
+
+// withoutOurs is the environment of the model's programs: what the agent's
+// environments hold reaches them, secrets too, as it reaches those of other agents.
+func withoutOurs(environ []string) []string {
+	return slices.DeleteFunc(slices.Clone(environ), func(kv string) bool {
+		return slices.ContainsFunc(ours, func(prefix string) bool { return strings.HasPrefix(kv, prefix) })
+	})
 }

@@ -26,7 +26,7 @@ const (
 // RunCode runs programs in the workspace.
 type RunCode struct {
 	Dir     string        // the workspace, absolute
-	Environ []string      // for the programs: no secrets
+	Environ []string      // for the programs
 	Limit   time.Duration // 0 for DefaultCodeLimit
 }
 
