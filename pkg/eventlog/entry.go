@@ -105,6 +105,20 @@ func (s Entries) Resolve(ctx context.Context, kind events.Aspect, tenant string,
 	}
 }
 
+// Recall finds the payload that made a version also if it was removed since;
+// the reference has its digest. It fails with *VersionError if there never was one.
+func (s Entries) Recall(ctx context.Context, kind events.Aspect, tenant string, ref events.Reference) (events.Payload, error) {
+	e, err := s.Load(ctx, ref.Subject(kind, tenant), Leader)
+	if err != nil {
+		return nil, err
+	}
+	p, err := s.version(ctx, e, ref.Version)
+	if errors.Is(err, ErrNotFound) {
+		return nil, &VersionError{kind, ref}
+	}
+	return p, err
+}
+
 // version reads the payload that made a version; ErrNotFound if there is none.
 func (s Entries) version(ctx context.Context, e Entry, digest string) (events.Payload, error) {
 	if at := e.State.At(digest); at > 0 {

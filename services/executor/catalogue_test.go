@@ -400,3 +400,45 @@ func TestBudgets(t *testing.T) {
 		})
 	}
 }
+
+// TestRemovedSkill (bad input 20): of a version that was removed its SKILL.md alone is used, if the
+// agent names it by its digest; what a tag or nothing names is missing.
+func TestRemovedSkill(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, answers)
+	b.skills = shelf{}
+	b.run()
+	ref := b.define(events.Skill, "pdf", 7, func(r events.Reference) events.Payload {
+		return events.SkillPushed{Ref: r, Name: "pdf", Description: "PDFs.", Document: "---\nname: pdf\n---\nHow to pdf."}
+	})
+	entries := eventlog.Entries{Log: b.log}
+	e, err := entries.Load(b.ctx, ref.Subject(events.Skill, tenant), eventlog.Leader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := mint(t, events.KindCommand)
+	list, err := versions.Decide(e.State, versions.Remove{Version: ref.Version, Data: events.SkillRemoved{Ref: ref}})
+	if err == nil {
+		err = entries.Append(b.ctx, &e, events.Actor{Kind: "service", ID: "test"}, id, list)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec := events.AgentSpec{Architecture: "claude-code", Instructions: "You do things.", Skills: []events.Reference{ref}}
+	s := b.session(of1(b.agent("pinned", 8, spec)))
+	s.ended(s.post("go"))
+	q := b.provider.only().runner.asked()[0]
+	if !strings.Contains(q.SystemPrompt, "How to pdf.") || strings.Contains(q.SystemPrompt, "LOCATION") || len(q.Skills) != 0 {
+		t.Errorf("the agent is told %q and has %+v", q.SystemPrompt, q.Skills)
+	}
+	if told := of[events.Error](s); len(told) != 1 || told[0].Code != "SKILL_REMOVED" {
+		t.Errorf("told %+v", told)
+	}
+	spec.Skills = []events.Reference{ref.Bare()}
+	loose := b.session(of1(b.agent("loose", 9, spec)))
+	loose.ended(loose.post("go"))
+	if failed := of[events.ExecutionFailed](loose); len(failed) != 1 || failed[0].Code != "SKILL_NOT_FOUND" {
+		t.Errorf("it failed with %+v", failed)
+	}
+	b.noJobs()
+}

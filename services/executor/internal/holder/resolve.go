@@ -50,6 +50,7 @@ type resolution struct {
 	texts   []string          // the SKILL.md of each
 	values  map[string]string // of the variables, secrets opened
 	secrets []string          // values that nothing may show
+	gone    []string          // digests of skills that were removed
 }
 
 // resolve finds what the execution refers to: as it was when the execution
@@ -108,7 +109,7 @@ func (t *turn) references(ctx context.Context, r *resolution) error {
 		}
 	}
 	for i := range r.Skills {
-		pushed, err := lookUp[events.SkillPushed](ctx, t, events.Skill, r.Skills[i].Ref)
+		pushed, err := t.skill(ctx, r, r.Skills[i].Ref)
 		if err != nil {
 			return err
 		}
@@ -116,6 +117,30 @@ func (t *turn) references(ctx context.Context, r *resolution) error {
 		r.skills, r.texts = append(r.skills, runner.Skill{Name: pushed.Name, Description: pushed.Description}), append(r.texts, pushed.Document)
 	}
 	return nil
+}
+
+// skill finds what a reference to a skill means. Of a version that was removed
+// since somebody wrote its digest down, SKILL.md is still known.
+func (t *turn) skill(ctx context.Context, r *resolution, ref events.Reference) (events.SkillPushed, error) {
+	pushed, err := lookUp[events.SkillPushed](ctx, t, events.Skill, ref)
+	var wrong *unresolved
+	if !errors.As(err, &wrong) || !events.IsDigest(ref.Version) {
+		return pushed, err
+	}
+	p, rerr := eventlog.Entries{Log: t.h.d.Sessions.Log}.Recall(ctx, events.Skill, t.l.Tenant, ref)
+	var none *eventlog.VersionError
+	if errors.As(rerr, &none) {
+		return pushed, err
+	}
+	if rerr != nil {
+		return pushed, rerr
+	}
+	pushed, ok := p.(events.SkillPushed)
+	if !ok {
+		return pushed, fmt.Errorf("skill %s is a %T", ref, p)
+	}
+	r.gone = append(r.gone, pushed.Ref.Version)
+	return pushed, nil
 }
 
 // layers merges the variables.
@@ -171,16 +196,23 @@ func (t *turn) open(ctx context.Context, r *resolution) error {
 		if t.h.d.Skills == nil {
 			return &unresolved{"SKILL_UNAVAILABLE", errors.New("this executor has no store of skills")}
 		}
-		dir, err := t.h.d.Skills.Provide(ctx, r.Skills[i].Ref.Version)
+		ref := r.Skills[i].Ref
+		if slices.Contains(r.gone, ref.Version) {
+			if err := t.say(ctx, events.Error{Code: "SKILL_REMOVED", Message: fmt.Sprintf("skill %s was removed: the agent gets its SKILL.md alone", ref)}); err != nil {
+				return err
+			}
+			continue
+		}
+		dir, err := t.h.d.Skills.Provide(ctx, ref.Version)
 		switch {
 		case errors.Is(err, ErrNoSkill):
-			t.log.Warn("a skill's archive is missing; its SKILL.md alone is used", "skill", r.Skills[i].Ref.String(), "error", err)
-			missing := events.Error{Code: "SKILL_ARCHIVE_MISSING", Message: fmt.Sprintf("the archive of skill %s is not in the object store: the agent gets its SKILL.md alone", r.Skills[i].Ref)}
+			t.log.Warn("a skill's archive is missing; its SKILL.md alone is used", "skill", ref.String(), "error", err)
+			missing := events.Error{Code: "SKILL_ARCHIVE_MISSING", Message: fmt.Sprintf("the archive of skill %s is not in the object store: the agent gets its SKILL.md alone", ref)}
 			if err := t.say(ctx, missing); err != nil {
 				return err
 			}
 		case err != nil:
-			return fmt.Errorf("bring skill %s to the engine: %w", r.Skills[i].Ref, err)
+			return fmt.Errorf("bring skill %s to the engine: %w", ref, err)
 		}
 		r.skills[i].Dir = dir
 	}
