@@ -50,7 +50,6 @@ type KV interface {
 	Get(ctx context.Context, key string) (jetstream.KeyValueEntry, error)
 	Create(ctx context.Context, key string, value []byte, opts ...jetstream.KVCreateOpt) (uint64, error)
 	Update(ctx context.Context, key string, value []byte, revision uint64) (uint64, error)
-	Purge(ctx context.Context, key string, opts ...jetstream.KVDeleteOpt) error
 }
 
 // sealed is what is encrypted: the place is part of it, so that a value that is
@@ -172,19 +171,30 @@ func (o *Opener) open(ctx context.Context, key string) (value []byte, revision u
 	return s.Value, entry.Revision(), nil
 }
 
-// Remove forgets values of a tenant; those that are gone are no error.
-func (o *Opener) Remove(ctx context.Context, tenant string, keys []string) error {
-	var wrong []error
-	for _, key := range keys {
-		if !strings.HasPrefix(key, tenant+".") {
-			wrong = append(wrong, ErrForeign)
-			continue
-		}
-		if err := o.kv.Purge(ctx, key); err != nil && !errors.Is(err, jetstream.ErrKeyNotFound) {
-			wrong = append(wrong, fmt.Errorf("remove a secret: %w", err))
+// Forgetter is what Forget needs of the bucket.
+type Forgetter interface {
+	ListKeysFiltered(ctx context.Context, filters ...string) (jetstream.KeyLister, error)
+	Purge(ctx context.Context, key string, opts ...jetstream.KVDeleteOpt) error
+}
+
+// Forget removes what was sealed for one execution, and needs no key for it.
+func Forget(ctx context.Context, kv Forgetter, tenant, execution string) error {
+	if err := errors.Join(events.CheckTenant("tenant", tenant), events.CheckID("executionId", events.KindExecution, execution)); err != nil {
+		return fmt.Errorf("forget secrets: %w", err)
+	}
+	list, err := kv.ListKeysFiltered(ctx, tenant+".x."+execution+".>")
+	if errors.Is(err, jetstream.ErrNoKeysFound) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("list secrets of %s: %w", execution, err)
+	}
+	for key := range list.Keys() {
+		if err := kv.Purge(ctx, key); err != nil {
+			return errors.Join(fmt.Errorf("remove a secret: %w", err), list.Stop())
 		}
 	}
-	return errors.Join(wrong...)
+	return ctx.Err()
 }
 
 // Reseal encrypts a value anew, to other public keys: how keys are rotated. One

@@ -23,8 +23,8 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// buckets opens the bucket as the gateway and as an executor may.
-func buckets(t *testing.T) (gateway, executor jetstream.KeyValue) {
+// buckets opens the bucket as the gateway, an executor and the session service may.
+func buckets(t *testing.T) (gateway, executor, session jetstream.KeyValue) {
 	t.Helper()
 	var cfg natsserver.Config
 	for _, u := range topology.Users() {
@@ -57,7 +57,7 @@ func buckets(t *testing.T) (gateway, executor jetstream.KeyValue) {
 		}
 		return kv
 	}
-	return open(topology.UserGateway), open(topology.UserExecutor)
+	return open(topology.UserGateway), open(topology.UserExecutor), open(topology.UserSession)
 }
 
 func pair(t *testing.T) *age.X25519Identity {
@@ -92,7 +92,7 @@ const value = "correct horse battery staple"
 func TestSealAndOpen(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
-	in, out := buckets(t)
+	in, out, _ := buckets(t)
 	k := pair(t)
 	s := made(t, in, out, k.Recipient(), k)
 	execution := events.Derive(events.KindExecution, "one")
@@ -113,23 +113,46 @@ func TestSealAndOpen(t *testing.T) {
 		if _, err := s.Open(ctx, "acm", key); !errors.Is(err, secret.ErrForeign) {
 			t.Errorf("another tenant: %v", err)
 		}
-		if err := s.Remove(ctx, "other", []string{key}); !errors.Is(err, secret.ErrForeign) {
-			t.Errorf("another tenant removes: %v", err)
+	}
+}
+
+func TestForget(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	in, out, session := buckets(t)
+	k := pair(t)
+	s := made(t, in, out, k.Recipient(), k)
+	one, two := events.Derive(events.KindExecution, "one"), events.Derive(events.KindExecution, "two")
+	keys := map[string][]string{}
+	for _, x := range []string{one, one, two, ""} {
+		key, err := s.Seal(ctx, "acme", x, []byte(value))
+		if err != nil {
+			t.Fatal(err)
+		}
+		keys[x] = append(keys[x], key)
+	}
+	for range 2 { // the second time there is nothing left
+		if err := secret.Forget(ctx, session, "acme", one); err != nil {
+			t.Fatal(err)
 		}
 	}
-	for key := range keys {
-		if err := s.Remove(ctx, "acme", []string{key, key, "acme.e.none"}); err != nil {
-			t.Errorf("remove: %v", err)
-		}
-		if _, err := s.Open(ctx, "acme", key); !errors.Is(err, secret.ErrNotFound) {
-			t.Errorf("after its removal: %v", err)
-		}
-		if history, err := out.History(ctx, key); err == nil {
-			for _, h := range history {
-				if len(h.Value()) > 0 {
-					t.Errorf("its former value is still in the bucket")
+	for x, list := range keys {
+		for _, key := range list {
+			if _, err := s.Open(ctx, "acme", key); errors.Is(err, secret.ErrNotFound) != (x == one) {
+				t.Errorf("a secret of %q: %v", x, err)
+			}
+			if history, err := session.History(ctx, key); err == nil && x == one {
+				for _, h := range history {
+					if len(h.Value()) > 0 {
+						t.Error("a value that was forgotten is still in the bucket")
+					}
 				}
 			}
+		}
+	}
+	for _, bad := range [][2]string{{"*", one}, {"acme", "*"}, {"acme", ""}, {"acme", ">"}} {
+		if err := secret.Forget(ctx, session, bad[0], bad[1]); err == nil {
+			t.Errorf("forgot %q", bad)
 		}
 	}
 }
@@ -137,7 +160,7 @@ func TestSealAndOpen(t *testing.T) {
 func TestRefused(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
-	in, out := buckets(t)
+	in, out, _ := buckets(t)
 	k := pair(t)
 	s := made(t, in, out, k.Recipient(), k)
 	var size *secret.SizeError
@@ -187,7 +210,7 @@ func TestRefused(t *testing.T) {
 func TestRotation(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
-	in, out := buckets(t)
+	in, out, _ := buckets(t)
 	before, after := pair(t), pair(t)
 	key, err := made(t, in, out, before.Recipient(), before).Seal(ctx, "acme", "", []byte(value))
 	if err != nil {
@@ -244,7 +267,7 @@ func (v *vault) Unwrap(_ context.Context, id string, wrapped []byte) ([]byte, er
 func TestKMS(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
-	in, out := buckets(t)
+	in, out, _ := buckets(t)
 	block, err := aes.NewCipher(bytes.Repeat([]byte{7}, 32))
 	if err != nil {
 		t.Fatal(err)

@@ -211,7 +211,7 @@ func KeyValues() []KeyValue {
 			Config: jetstream.KeyValueConfig{
 				Bucket: BucketSecrets, Description: "Values of secrets, encrypted to the executors' key.", Storage: jetstream.FileStorage, History: 1,
 			},
-			Keys: "<tenant>.e.<SHA-256>, or <tenant>.x.<execution>.<SHA-256> for one execution", Writes: "gateway, executor (removes those of an execution)", Reads: "executor",
+			Keys: "<tenant>.e.<SHA-256>, or <tenant>.x.<execution>.<SHA-256> for one execution", Writes: "gateway, session (removes those of an execution)", Reads: "executor",
 		},
 	}
 }

@@ -52,6 +52,8 @@ func sessionUser() User {
 			// Answers to commands go to the gateway that asked.
 			[]string{inbox(UserGateway)},
 			readLog(), writePayloads(), useKV(BucketLeases),
+			// Secrets of an execution go when it has ended. What it reads of them it cannot open.
+			useKV(BucketSecrets), []string{"$KV." + BucketSecrets + ".*.x.>"},
 			durable(StreamCommands, CommandsSession, CommandFilter(ServiceSession)),
 			durable(StreamTimers, TimersDue, TimerDueFilter), get(StreamTimers),
 			reactors(), info(StreamJobs), info(StreamDead),
@@ -68,8 +70,7 @@ func executorUser() User {
 			// One executor asks another, on ctl, whether it still holds a run.
 			[]string{inbox(UserExecutor)},
 			readLog(), writePayloads(), writeObjects(BucketWorkspaces), useKV(BucketLeases), []string{"$KV." + BucketLeases + ".>"},
-			// Secrets of an execution go when it ends.
-			readObjects(BucketSkills), useKV(BucketSecrets), []string{"$KV." + BucketSecrets + ".>"},
+			readObjects(BucketSkills), useKV(BucketSecrets),
 			// An engine's durable has the engine's name, which is no token to list here.
 			durable(StreamJobs, "*", "job.*.any"), durable(StreamJobs, "*", "job.*.on.*"),
 			// The text of blocks whose sandbox was lost.

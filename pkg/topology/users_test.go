@@ -102,7 +102,8 @@ func checkPublish(t *testing.T, ns *server.Server) {
 		"$JS.API.CONSUMER.CREATE.COMMANDS.skills." + topology.CommandFilter("skills"): {topology.UserSkills},
 		"$JS.API.CONSUMER.MSG.NEXT.COMMANDS.skills":                                   {topology.UserSkills},
 		"$O." + topology.BucketSkills + ".C.x":                                        {topology.UserGateway, topology.UserSkills},
-		"$KV." + topology.BucketSecrets + ".default.e.x":                              {topology.UserGateway, topology.UserExecutor},
+		"$KV." + topology.BucketSecrets + ".default.e.x":                              {topology.UserGateway},
+		"$KV." + topology.BucketSecrets + ".default.x.exe.x":                          {topology.UserGateway, topology.UserSession},
 
 		life:                                    {topology.UserSession},
 		run:                                     {topology.UserSession, topology.UserExecutor},

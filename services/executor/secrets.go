@@ -58,8 +58,3 @@ func (s *secrets) open(ctx context.Context, js jetstream.JetStream) error {
 func (s *secrets) Open(ctx context.Context, tenant, key string) (string, error) {
 	return s.opener.Open(ctx, tenant, key)
 }
-
-// Remove forgets values.
-func (s *secrets) Remove(ctx context.Context, tenant string, keys []string) error {
-	return s.opener.Remove(ctx, tenant, keys)
-}

@@ -95,12 +95,3 @@ func (b *secretsBucket) Update(ctx context.Context, key string, value []byte, re
 	}
 	return kv.Update(ctx, key, value, revision)
 }
-
-// Purge is jetstream.KeyValue's.
-func (b *secretsBucket) Purge(ctx context.Context, key string, opts ...jetstream.KVDeleteOpt) error {
-	kv, err := b.open(ctx)
-	if err != nil {
-		return err
-	}
-	return kv.Purge(ctx, key, opts...)
-}

@@ -13,6 +13,7 @@ import (
 	"github.com/spoolhq/spool/pkg/definition"
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/secret"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/session"
 )
@@ -204,5 +205,61 @@ func TestRedeliveredApply(t *testing.T) {
 	must(t, err)
 	if e.State.Tags[events.Latest] != second.Version {
 		t.Errorf("the latest is %s again", e.State.Tags[events.Latest])
+	}
+}
+
+// TestSecretsAreForgotten: the secrets of an execution go when the log holds its end, whatever that is and whoever wrote it; those of others stay.
+func TestSecretsAreForgotten(t *testing.T) {
+	t.Parallel()
+	s := newStack(t)
+	s.copy("a", session.Config{})
+	kv, err := secret.Bucket(t.Context(), s.js)
+	must(t, err)
+	identity, _, err := secret.Generate()
+	must(t, err)
+	keys, err := secret.ParseIdentities(identity)
+	must(t, err)
+	recipients, err := secret.RecipientsOf(keys)
+	must(t, err)
+	sealer, err := secret.NewSealer(kv, recipients...)
+	must(t, err)
+	there := func(key string) bool {
+		_, err := kv.Get(t.Context(), key)
+		return err == nil
+	}
+	sid := s.create(events.Options{})
+	sealed := map[string]string{}
+	post := func() string {
+		exe := id(events.KindExecution)
+		key, err := sealer.Seal(t.Context(), "default", exe, []byte("some-value"))
+		must(t, err)
+		a := s.send(command.TypePostMessage, sid, exe, command.PostMessage{Content: "hello", Environment: map[string]events.Variable{"S": {Secret: true, Sealed: key}}})
+		if a.Error != nil {
+			t.Fatal(a.Error)
+		}
+		sealed[exe] = key
+		return exe
+	}
+	gone := func(exe string) {
+		t.Helper()
+		for deadline := time.Now().Add(20 * time.Second); there(sealed[exe]); time.Sleep(5 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatal("a secret of an execution that has ended is still there")
+			}
+		}
+	}
+	first, second, third := post(), post(), post()
+	s.send(command.TypeCancel, sid, third, nil) // it waits, and is withdrawn
+	gone(third)
+	if !there(sealed[first]) || !there(sealed[second]) {
+		t.Error("those of executions that have not ended are gone too")
+	}
+	s.executors(1)
+	gone(first)
+	gone(second)
+	for _, bad := range []map[string]events.Variable{{"S": {Secret: true, Value: "plain"}}, {"S": {Sealed: "default.x"}}, {"SPOOL_X": {Value: "1"}}} {
+		if a := s.send(command.TypePostMessage, sid, id(events.KindExecution), command.PostMessage{Content: "x", Environment: bad}); a.Error == nil || !strings.HasPrefix(a.Error.Field, "environment.") {
+			t.Errorf("%v: %+v", bad, a.Error)
+		}
 	}
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/bus"
 	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/secret"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/session/internal/command"
 	"github.com/spoolhq/spool/services/session/internal/lease"
@@ -152,6 +153,13 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	s.react = reactor.New(reactor.Config{
 		Sessions: sessions, JetStream: js, Publisher: publisher, Leases: s.leases, Now: deps.Now, Logger: deps.Logger,
 		Copy: deps.Copy, Reacted: counts.reacted, Published: counts.jobs.Inc,
+		Forget: func(ctx context.Context, tenant, execution string) error {
+			kv, err := secret.Bucket(ctx, js)
+			if err != nil {
+				return err
+			}
+			return secret.Forget(ctx, kv, tenant, execution)
+		},
 	})
 	if s.router, err = bus.NewRouter(bus.RouterConfig{DeadLetter: publisher, Logger: deps.Logger}); err != nil {
 		return nil, fmt.Errorf("session service: %w", err)

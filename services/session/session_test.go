@@ -484,7 +484,7 @@ func TestRefusals(t *testing.T) {
 		{"unknown session", "SESSION_NOT_FOUND", "sessionId", command.TypePostMessage, id(events.KindSession), command.PostMessage{Content: "x"}},
 		{"unknown architecture", "INVALID_REQUEST", "architecture", command.TypeCreateSession, id(events.KindSession), command.CreateSession{Architecture: "eliza"}},
 		{"unknown sandbox", "INVALID_REQUEST", "sandbox", command.TypeCreateSession, id(events.KindSession), command.CreateSession{Provider: "sandpit"}},
-		{"unknown agent", "INVALID_REQUEST", "agent", command.TypeCreateSession, id(events.KindSession), command.CreateSession{Agent: "smith"}},
+		{"unknown agent", "AGENT_NOT_FOUND", "agent", command.TypeCreateSession, id(events.KindSession), command.CreateSession{Agent: "smith"}},
 		{"empty message", "INVALID_REQUEST", "content", command.TypePostMessage, sid, command.PostMessage{Content: " \n"}},
 		{"a part of no kind", "INVALID_REQUEST", "content", command.TypePostMessage, sid, command.PostMessage{Parts: []events.Part{{Type: "smell", Text: "x"}}}},
 		{"two megabytes", "PAYLOAD_TOO_LARGE", "content", command.TypePostMessage, sid, nil},

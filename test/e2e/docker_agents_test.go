@@ -2,14 +2,21 @@ package e2e
 
 import (
 	"bytes"
+	"context"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"net"
 	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -206,5 +213,87 @@ func TestDockerRedaction(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// everything is the reference server of MCP, from npm, on the image of sandboxes.
+const everything = "@modelcontextprotocol/server-everything@2026.8.31"
+
+// withServer makes an image of sandboxes that has the server.
+func withServer(t *testing.T) string {
+	t.Helper()
+	harness.NeedDocker(t)
+	dir := t.TempDir()
+	file := "FROM " + harness.SandboxImage + "\nUSER root\nARG NPM_CONFIG_REGISTRY=\nRUN npm install --global --no-audit --no-fund " + everything + "\nUSER 10001:10001\n"
+	if err := os.WriteFile(filepath.Join(dir, "Dockerfile"), []byte(file), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const image = "spool-test/server-everything:latest"
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, "docker", "build", "--quiet", "--network", "host", "--build-arg", "NPM_CONFIG_REGISTRY="+os.Getenv("NPM_CONFIG_REGISTRY"), "--tag", image, dir).CombinedOutput()
+	if err != nil {
+		t.Fatalf("build %s: %v: %s", image, err, out)
+	}
+	return image
+}
+
+// serveEverything runs the server over streamable HTTP in a container of its own, behind a door
+// that wants a credential, and gives the door's address.
+func serveEverything(t *testing.T, image string) string {
+	t.Helper()
+	id := harness.Docker(t, "run", "--detach", "--rm", "--network", "host", "--env", "PORT=0", "--entrypoint", "sh", image, "-c", "PORT=3917 exec mcp-server-everything streamableHttp")
+	t.Cleanup(func() { harness.Docker(t, "rm", "--force", id) })
+	behind := &url.URL{Scheme: "http", Host: "127.0.0.1:3917"}
+	harness.Eventually(t, "the MCP server listens", func() bool {
+		c, err := net.Dial("tcp", behind.Host)
+		return err == nil && c.Close() == nil
+	})
+	forward := httputil.NewSingleHostReverseProxy(behind)
+	forward.FlushInterval = -1
+	door := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") != "Bearer "+credential {
+			http.Error(w, "the door is shut", http.StatusUnauthorized)
+			return
+		}
+		forward.ServeHTTP(w, r)
+	}))
+	t.Cleanup(func() { door.CloseClientConnections(); door.Close() })
+	return door.Listener.Addr().String()
+}
+
+// TestDockerServers: Claude Code uses an MCP server from npm, in its sandbox over stdio and on
+// another machine over HTTP; of the latter's credential the sandbox knows nothing.
+func TestDockerServers(t *testing.T) {
+	image := withServer(t)
+	address := serveEverything(t, image)
+	c := dockerised(t, harness.Options{EgressOpen: address, KeepLogs: true})
+	apply(c, "environments", "street", map[string]any{"variables": map[string]any{"MCP_CREDENTIAL": map[string]any{"value": credential, "secret": true}}})
+	apply(c, "agents", "caller", map[string]any{
+		"architecture": "claude-code", "model": "known-model", "instructions": "You call servers of tools.", "image": image,
+		"mcpServers": []map[string]any{
+			{"name": "inside", "type": "stdio", "command": []string{"mcp-server-everything", "stdio"}},
+			{"name": "outside", "type": "http", "url": "http://" + address + "/mcp", "headers": map[string]string{"Authorization": "Bearer ${MCP_CREDENTIAL}"}},
+		},
+	})
+	k := newTalkWith(t, c, "", map[string]any{"agent": "caller", "environments": []string{"street"}})
+	for _, server := range []string{"inside", "outside"} {
+		x := k.completed("call mcp__"+server+"__echo with heron", "Echo: heron")
+		if calls := x.kind(events.KindToolUse); len(calls) != 1 || calls[0].ToolName != "mcp__"+server+"__echo" {
+			t.Errorf("%s: the tools that were used are %+v", server, calls)
+		}
+	}
+	container := k.c.Container(k.session)
+	out := harness.Docker(t, "exec", container, "sh", "-c", "cat /spool/state/launch/* 2>/dev/null; find / -xdev -type f -newer /etc/hostname -not -path '/proc/*' 2>/dev/null | head -500 | xargs cat 2>/dev/null | tr -d '\\0'")
+	if strings.Contains(out, credential) {
+		t.Error("a file of the sandbox holds the credential")
+	}
+	if !strings.Contains(out, "127.0.0.1:7070/mcp/outside") {
+		t.Error("the files of the sandbox were not looked at")
+	}
+	for where, content := range c.Written() {
+		if bytes.Contains(content, []byte(credential)) {
+			t.Errorf("%s holds the credential", where)
+		}
 	}
 }

@@ -46,6 +46,7 @@ type State struct {
 	Instance     events.Reference   `json:"instance,omitzero"` // with the pinned version; zero for none
 	Environments []events.Reference `json:"environments,omitempty"`
 
+	Secrets  bool     `json:"secrets,omitempty"` // a message came with secrets of its own
 	Queue    []Ref    `json:"queue,omitempty"`
 	Active   Ref      `json:"active,omitzero"`  // the last one dispatched; run says whether it has ended
 	Control  Control  `json:"control,omitzero"` // the strongest control aimed at Active
@@ -224,6 +225,9 @@ func Evolve(s State, e events.Event) State {
 	case events.MessageAccepted:
 		s.TouchedAt = e.Time
 		s.Queue = append(slices.Clone(s.Queue), Ref{ExecutionID: e.ExecutionID, At: e.Time})
+		for _, v := range d.Environment {
+			s.Secrets = s.Secrets || v.Secret
+		}
 	case events.ExecutionDispatched:
 		if i := s.queued(e.ExecutionID); i >= 0 {
 			s.Active, s.Queue = s.Queue[i], slices.Delete(slices.Clone(s.Queue), i, i+1)

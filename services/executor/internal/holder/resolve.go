@@ -26,11 +26,10 @@ type Skills interface {
 // ErrNoSkill is a skill whose ZIP is gone.
 var ErrNoSkill = errors.New("the skill's archive is not in the object store")
 
-// Secrets opens what gateways sealed.
+// Secrets opens what gateways sealed. The values of an execution are removed by
+// the session service, once the log holds its end.
 type Secrets interface {
 	Open(ctx context.Context, tenant, key string) (string, error)
-	// Remove forgets values of one execution; those that are gone are no error.
-	Remove(ctx context.Context, tenant string, keys []string) error
 }
 
 // unresolved is a reference or a variable that keeps an execution from beginning.
@@ -186,7 +185,7 @@ func (t *turn) open(ctx context.Context, r *resolution) error {
 		if t.h.d.Secrets == nil {
 			return &unresolved{"SECRETS_UNAVAILABLE", fmt.Errorf("variable %s is a secret, and this executor has no key to open it: set its secrets identity", v.Name)}
 		}
-		value, err := t.h.d.Secrets.Open(ctx, t.l.Tenant, v.Sealed)
+		value, err := t.h.d.Secrets.Open(ctx, owner(v, t.l.Tenant), v.Sealed)
 		if err != nil {
 			return &unresolved{"SECRET_UNREADABLE", fmt.Errorf("variable %s: %w", v.Name, err)}
 		}
@@ -217,6 +216,18 @@ func (t *turn) open(ctx context.Context, r *resolution) error {
 		r.skills[i].Dir = dir
 	}
 	return nil
+}
+
+// owner is whose a secret is: the platform's environments have the platform's.
+func owner(v events.Provenance, tenant string) string {
+	if v.From == layers.FromRun || v.From == layers.FromAgent {
+		return tenant
+	}
+	ref, err := events.ParseReference(v.From)
+	if err != nil {
+		return tenant
+	}
+	return ref.Tenant(tenant)
 }
 
 // complete fills in the placeholders of MCP servers.
@@ -294,25 +305,6 @@ func (r *resolution) prompt() string {
 		list = append(list, skill.Prompted{Name: s.Name, Description: s.Description, Dir: s.Dir, Document: r.texts[i]})
 	}
 	return skill.Prompt(list, skill.PromptBudget)
-}
-
-// forget removes the values that were given for this execution alone.
-func (t *turn) forgetSecrets(ctx context.Context) {
-	if t.is == nil || t.h.d.Secrets == nil {
-		return
-	}
-	var own []string
-	for _, v := range t.is.Variables {
-		if v.Secret && v.From == layers.FromRun {
-			own = append(own, v.Sealed)
-		}
-	}
-	if len(own) == 0 {
-		return
-	}
-	if err := t.h.d.Secrets.Remove(ctx, t.l.Tenant, own); err != nil {
-		t.log.Warn("secrets of an execution could not be removed", "error", err)
-	}
 }
 
 // recorded is the execution_resolved that is in the log.

@@ -210,7 +210,6 @@ func (t *turn) end(ctx context.Context, e run.End) error {
 	if err := t.append(ctx, d); err != nil {
 		return err
 	}
-	t.forgetSecrets(ctx)
 	t.log.Info("execution ended", "phase", t.l.Run.Phase, "sandbox", t.l.Run.Sandbox.ID)
 	return nil
 }

@@ -38,9 +38,10 @@ type Config struct {
 	Leases    Leases
 	Now       func() time.Time
 	Logger    *slog.Logger
-	Reacted   func(lag time.Duration) // told how long after its storage a commit was dealt with
-	Published func()                  // told of each job
-	Copy      string                  // which copy of the service this is; the log names it for what it writes
+	Reacted   func(lag time.Duration)                                   // told how long after its storage a commit was dealt with
+	Published func()                                                    // told of each job
+	Forget    func(ctx context.Context, tenant, execution string) error // removes the secrets of an execution that has ended
+	Copy      string                                                    // which copy of the service this is; the log names it for what it writes
 }
 
 // Reactor reacts to commits and timers.
@@ -70,42 +71,59 @@ func (r *Reactor) Commit(ctx context.Context, msg *message.Message) error {
 	if err != nil {
 		return bus.Poison(err)
 	}
-	matters, err := matters(msg.Payload)
+	c, err := look(msg.Payload)
 	if err != nil {
 		return bus.Poison(err)
 	}
-	if !matters {
+	if !c.matters {
 		return nil
 	}
-	if err := r.settle(ctx, subject.Tenant, subject.ID); err != nil {
+	l, err := r.settle(ctx, subject.Tenant, subject.ID)
+	if err != nil {
 		return err
+	}
+	if l.Life.Secrets {
+		for _, execution := range c.ended {
+			if err := r.cfg.Forget(ctx, subject.Tenant, execution); err != nil {
+				return bus.Transient(err)
+			}
+		}
 	}
 	r.cfg.Reacted(r.cfg.Now().Sub(bus.Stored(msg)))
 	return nil
 }
 
-// matters tells whether a commit can make something due, without decoding all of it.
-func matters(payload []byte) (bool, error) {
+// glance is what a commit says at first sight.
+type glance struct {
+	matters bool     // it can make something due
+	ended   []string // executions
+}
+
+// look reads a commit without decoding all of it.
+func look(payload []byte) (glance, error) {
 	var c struct {
 		Events []struct {
-			Type events.Type `json:"type"`
+			Type        events.Type `json:"type"`
+			ExecutionID string      `json:"executionId"`
 		} `json:"events"`
 	}
+	var g glance
 	if err := json.Unmarshal(payload, &c); err != nil {
-		return false, fmt.Errorf("decode commit: %w", err)
+		return g, fmt.Errorf("decode commit: %w", err)
 	}
 	for _, e := range c.Events {
 		entry, known := events.Lookup(e.Type)
-		if known && (entry.Aspect == events.Life || events.Terminal(e.Type)) {
-			return true, nil
+		if events.Terminal(e.Type) {
+			g.ended = append(g.ended, e.ExecutionID)
 		}
 		switch e.Type {
 		case events.ExecutionClaimed{}.EventType(), events.SandboxReady{}.EventType(), events.SandboxCreating{}.EventType(),
 			events.ExecutionPaused{}.EventType(), events.ExecutionResumed{}.EventType():
-			return true, nil
+			g.matters = true
 		}
+		g.matters = g.matters || known && (entry.Aspect == events.Life || events.Terminal(e.Type))
 	}
-	return false, nil
+	return g, nil
 }
 
 // Timer handles a timer that fired: it acts on what is due by now, whatever it was armed for.
@@ -117,16 +135,18 @@ func (r *Reactor) Timer(ctx context.Context, msg *message.Message) error {
 	if err != nil {
 		return bus.Poison(err)
 	}
-	return r.settle(ctx, ref.Tenant, ref.Session)
+	_, err = r.settle(ctx, ref.Tenant, ref.Session)
+	return err
 }
 
 // settle looks at the session, does one thing that is due, and looks again
-// until nothing is. A refused guard means that somebody else was faster.
-func (r *Reactor) settle(ctx context.Context, tenant, id string) error {
+// until nothing is. A refused guard means that somebody else was faster. It gives
+// the session as it was loaded last.
+func (r *Reactor) settle(ctx context.Context, tenant, id string) (eventlog.Loaded, error) {
 	for range maxRounds {
 		l, err := r.cfg.Sessions.Load(ctx, tenant, id, eventlog.Leader)
 		if err != nil {
-			return bus.Transient(err)
+			return l, bus.Transient(err)
 		}
 		wrote, err := r.step(ctx, &l)
 		var conflict *eventlog.ConflictError
@@ -134,20 +154,20 @@ func (r *Reactor) settle(ctx context.Context, tenant, id string) error {
 		case errors.As(err, &conflict), err == nil && wrote:
 			continue
 		case err != nil:
-			return bus.Transient(err)
+			return l, bus.Transient(err)
 		}
 		if err := r.publish(ctx, l); err != nil {
-			return bus.Transient(err)
+			return l, bus.Transient(err)
 		}
 		moved, err := r.arm(ctx, l)
 		if err != nil {
-			return bus.Transient(err)
+			return l, bus.Transient(err)
 		}
 		if !moved {
-			return nil
+			return l, nil
 		}
 	}
-	return errMoving
+	return eventlog.Loaded{}, errMoving
 }
 
 // step appends the one thing that is due on the log itself, if anything is.

@@ -30,15 +30,15 @@ func TestMatters(t *testing.T) {
 		quiet[p.EventType()] = true
 	}
 	for _, entry := range events.Catalogue() {
-		got, err := matters([]byte(`{"events":[{"type":"` + string(entry.Type) + `"}]}`))
-		if err != nil || got == quiet[entry.Type] {
-			t.Errorf("%s matters: %v, %v", entry.Type, got, err)
+		got, err := look([]byte(`{"events":[{"type":"` + string(entry.Type) + `","executionId":"x"}]}`))
+		if err != nil || got.matters == quiet[entry.Type] || (len(got.ended) == 1) != events.Terminal(entry.Type) {
+			t.Errorf("%s is seen as %+v, %v", entry.Type, got, err)
 		}
 	}
-	if got, err := matters([]byte(`{"events":[{"type":"something_new"}]}`)); got || err != nil {
+	if got, err := look([]byte(`{"events":[{"type":"something_new"}]}`)); got.matters || err != nil {
 		t.Errorf("an unknown type matters: %v, %v", got, err)
 	}
-	if _, err := matters([]byte(`{`)); err == nil {
+	if _, err := look([]byte(`{`)); err == nil {
 		t.Error("half a commit was read")
 	}
 }
