@@ -38,6 +38,10 @@ const program = "claude"
 // own default of ten keeps a turn without a model for minutes.
 const maxRetries = "4"
 
+// mcpPatience is how long the first turn waits for MCP servers, in milliseconds: a
+// process that a query finds warm has to show a sign of life before it is taken for hung.
+const mcpPatience = "20000"
+
 // promptDigest names the variable that stands for the handshake in the command:
 // the prompts in it are too long for an argument, and others need another process.
 const promptDigest = "SPOOL_AGENT_PROMPT_SHA256"
@@ -97,8 +101,12 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 		sum := sha256.Sum256(shake.bytes())
 		set[promptDigest] = hex.EncodeToString(sum[:])
 	}
-	_, variables := mcpServers(l)
-	maps.Copy(set, variables)
+	if len(l.MCPServers) > 0 {
+		_, variables := mcpServers(l)
+		maps.Copy(set, variables)
+		// By default a turn begins without a server that takes longer than five seconds to start.
+		set["MCP_CONNECTION_NONBLOCKING"], set["MCP_CONNECT_TIMEOUT_MS"] = "0", mcpPatience
+	}
 	return agent.Command{Path: path, Args: args, Env: l.Environment(set, inherited...), Files: files}, nil
 }
 

@@ -94,6 +94,7 @@ func TestRealDefinition(t *testing.T) {
 		"MCP over stdio":                realStdio,
 		"MCP over HTTP":                 realHTTP,
 		"an MCP server that is late":    realTimeout,
+		"one that starts late":          realSlowStart,
 		"turns":                         realTurns,
 		"another definition":            realOther,
 		"what nobody may see":           realRedact,
@@ -264,6 +265,19 @@ func realTimeout(t *testing.T) {
 		desk.TimeoutMs = 1000
 		q.MCPServers = []runner.MCPServer{desk}
 	})
+}
+
+// The first turn has the tools of a server for which the CLI by itself would not wait.
+func realSlowStart(t *testing.T) {
+	b := benchWith(t, script(t))
+	b.completed("hello", "hello", func(q *runner.Query) {
+		desk := mcptest.Stdio(t, "desk", nil)
+		desk.Command = []string{"/bin/sh", "-c", `sleep 7; exec "$0"`, desk.Command[0]}
+		q.MCPServers = []runner.MCPServer{desk}
+	})
+	if got := b.asked("hello")[0].tools; !slices.Contains(got, "mcp__desk__echo") {
+		t.Errorf("the model is offered %v", got)
+	}
 }
 
 func realTurns(t *testing.T) {

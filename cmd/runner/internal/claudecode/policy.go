@@ -45,7 +45,7 @@ var (
 	shells  = []string{"Bash", "BashOutput", "KillBash", "KillShell"}
 	books   = []string{
 		"TodoWrite", "TodoRead", "TaskCreate", "TaskGet", "TaskList", "TaskUpdate", "TaskOutput", "TaskStop",
-		"Skill", "SlashCommand", "ToolSearch", "ReportFindings",
+		"Skill", "SlashCommand", "ToolSearch", "ReportFindings", "WaitForMcpServers",
 	}
 	network = []string{"WebFetch", "WebSearch"}
 )

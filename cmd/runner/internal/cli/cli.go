@@ -47,7 +47,7 @@ type commands struct {
 	Serve                 serveCommand          `cmd:"" help:"Supervise agents: a Unix socket, one agent process that stays warm, a journal."`
 	Attach                attachCommand         `cmd:"" help:"Join stdin and stdout to a serving runner: commands in, journal out. Ends with stdin."`
 	ExecuteQuery          executeCommand        `cmd:"" help:"Run one query and print its journal. Exit code 0 completed, 1 failed, 130 interrupted."`
-	LoadAgentProfile      loadProfileCommand    `cmd:"" help:"Read a profile {systemPrompt, memoryFile, model} from stdin for the queries that follow."`
+	LoadAgentProfile      loadProfileCommand    `cmd:"" help:"Read a profile {systemPrompt, memoryFile, model, tools, subagents, commands, mcpServers, skills, maxTurns} from stdin for the queries that follow."`
 	LoadSessionTranscript loadTranscriptCommand `cmd:"" help:"Put a transcript from stdin where the agent looks for it."`
 	ReadSessionTranscript readTranscriptCommand `cmd:"" help:"Print an agent's transcript as the agent wrote it, one JSON object a line."`
 	Interrupt             interruptCommand      `cmd:"" help:"Ask the agent of a serving runner to stop its turn."`

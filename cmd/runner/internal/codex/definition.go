@@ -19,8 +19,12 @@ type mcpServer struct {
 	URL     string            `json:"url,omitempty"`
 	Headers map[string]string `json:"http_headers,omitempty"`
 	Timeout float64           `json:"tool_timeout_sec,omitempty"`
+	Startup float64           `json:"startup_timeout_sec"`
 	Tools   []string          `json:"enabled_tools,omitempty"`
 }
+
+// startup is how long a server may take until its tools are known, in seconds.
+const startup = 20
 
 // threadConfig is the configuration that goes with the thread, nil for none. So
 // the servers' secrets are neither among the arguments nor in a file.
@@ -30,7 +34,7 @@ func threadConfig(l agent.Launch) map[string]any {
 	}
 	servers := map[string]mcpServer{}
 	for _, s := range l.MCPServers {
-		m := mcpServer{URL: s.URL, Env: s.Env, Headers: s.Headers, Timeout: float64(s.TimeoutMs) / 1000, Tools: s.Tools}
+		m := mcpServer{Startup: startup, URL: s.URL, Env: s.Env, Headers: s.Headers, Timeout: float64(s.TimeoutMs) / 1000, Tools: s.Tools}
 		if len(s.Command) > 0 {
 			m.Command, m.Args = s.Command[0], s.Command[1:]
 		}

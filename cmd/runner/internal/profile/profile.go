@@ -22,7 +22,8 @@ const maxSize = 4 << 20
 // file is its name in the state folder.
 const file = "profile.json"
 
-// Profile is what an agent is told beside the query. What a query states wins.
+// Profile is what an agent is told beside the query. What a query states wins. It
+// lies in the state folder, and so in snapshots: secrets come with queries.
 type Profile struct {
 	SystemPrompt string `json:"systemPrompt,omitempty"`
 	MemoryFile   string `json:"memoryFile,omitempty"` // content of CLAUDE.md or AGENTS.md

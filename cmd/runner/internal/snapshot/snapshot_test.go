@@ -3,6 +3,7 @@ package snapshot_test
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -140,6 +141,29 @@ func clearOthers(t *testing.T, dir, model string) {
 			if err := os.RemoveAll(filepath.Join(dir, path)); err != nil {
 				t.Fatal(err)
 			}
+		}
+	}
+}
+
+// Files with secrets in them, which every launch makes anew, leave no sandbox.
+func TestWhatALaunchLaysDownStays(t *testing.T) {
+	t.Parallel()
+	b, store := newBox(t), &workspacetest.Memory{}
+	put(t, b.state, "launch/claude-mcp.json", "secret")
+	put(t, b.state, "claude/launch/kept", "x")
+	put(t, b.workspace, "launch/kept", "x")
+	taken := take(t, b, store, "")
+	to := newBox(t)
+	restore(t, to, store, taken.ID)
+	if taken.Files != 2 || taken.Skipped != 0 {
+		t.Errorf("taken: %+v", taken)
+	}
+	if _, err := os.Stat(filepath.Join(to.state, "launch")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the folder of the launch: %v", err)
+	}
+	for _, kept := range []string{filepath.Join(to.state, "claude/launch/kept"), filepath.Join(to.workspace, "launch/kept")} {
+		if _, err := os.Stat(kept); err != nil {
+			t.Error(err)
 		}
 	}
 }
