@@ -104,12 +104,23 @@ type Accepted struct {
 
 // Start asks for a session and its first message, as one; empty fields mean the server's defaults.
 type Start struct {
+	Agent        string          `json:"agent,omitempty"`        // a reference
+	Instance     string          `json:"instance,omitempty"`     // a reference, in place of Agent
+	Environments []string        `json:"environments,omitempty"` // references
 	Architecture string          `json:"architecture,omitempty"`
 	Sandbox      string          `json:"sandbox,omitempty"`
 	Model        string          `json:"model,omitempty"`
 	Options      *SessionOptions `json:"sessionOptions,omitempty"`
 	Content      string          `json:"content"`
 	Files        []WorkspaceFile `json:"workspaceFiles,omitempty"`
+
+	Environment map[string]Variable `json:"environment,omitempty"` // of the query alone
+}
+
+// Variable is one of a query's own.
+type Variable struct {
+	Value  string `json:"value"`
+	Secret bool   `json:"secret,omitempty"`
 }
 
 // SessionOptions are what a new session sets for itself.
@@ -123,6 +134,8 @@ type SessionOptions struct {
 type Query struct {
 	Content string          `json:"content"`
 	Files   []WorkspaceFile `json:"workspaceFiles,omitempty"`
+
+	Environment map[string]Variable `json:"environment,omitempty"`
 }
 
 // WorkspaceFile is a file that comes along with a query.

@@ -16,6 +16,7 @@ import (
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
 	"github.com/spoolhq/spool/pkg/egress"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/layers"
 )
 
 // maxQuery is the largest query in bytes.
@@ -23,6 +24,11 @@ const maxQuery = 1 << 20
 
 type runCommand struct {
 	server
+	Agent        string   `placeholder:"A" help:"The agent of the new session: [ORG/]SLUG[@VERSION]."`
+	Instance     string   `placeholder:"I" help:"An agent with its environments, in place of --agent."`
+	Env          []string `placeholder:"E" help:"An environment of the new session; may be repeated, and a later one wins."`
+	Var          []string `sep:"none" placeholder:"NAME=VALUE" help:"A variable of this query alone; may be repeated."`
+	Secret       []string `placeholder:"NAME" help:"A secret of this query alone, taken from spool's own environment variable of that name; may be repeated."`
 	Architecture string   `placeholder:"A" help:"What runs the query: claude-code, codex, opencode, acp or spool."`
 	Session      string   `placeholder:"SESSION" help:"Go on with a session; without it a new one is made."`
 	Sandbox      string   `placeholder:"P" help:"Sandbox provider of the new session."`
@@ -50,16 +56,60 @@ func (c *runCommand) Run(a *app) error {
 	if err != nil {
 		return err
 	}
+	variables, err := c.variables(a)
+	if err != nil {
+		return err
+	}
 	if c.Session != "" {
 		if err := checkID("session", events.KindSession, c.Session); err != nil {
 			return err
 		}
-		if c.Architecture != "" || c.Sandbox != "" || c.Model != "" || options != nil {
-			return usage("session: --architecture, --sandbox, --model, --image, --command and --egress are set when a session is made; leave them out with --session")
+		if c.Agent != "" || c.Instance != "" || len(c.Env) > 0 || c.Architecture != "" || c.Sandbox != "" || c.Model != "" || options != nil {
+			return usage("session: --agent, --instance, --env, --architecture, --sandbox, --model, --image, --command and --egress are set when a session is made; leave them out with --session")
 		}
 	}
-	r := &running{app: a, cmd: c, query: query, options: options, files: files, watcher: &watcher{app: a, json: c.JSON}}
+	r := &running{app: a, cmd: c, query: query, options: options, files: files, variables: variables, watcher: &watcher{app: a, json: c.JSON}}
 	return r.run()
+}
+
+// variables are those of the query alone. A secret's value is never an argument, which every process could read.
+func (c *runCommand) variables(a *app) (map[string]client.Variable, error) {
+	out := map[string]client.Variable{}
+	put := func(flag, name string, v client.Variable) error {
+		if err := layers.CheckName(name); err != nil {
+			return usage("%s: %v", flag, err)
+		}
+		if _, twice := out[name]; twice {
+			return usage("%s: %s is given twice", flag, name)
+		}
+		out[name] = v
+		return nil
+	}
+	for _, s := range c.Var {
+		name, value, ok := strings.Cut(s, "=")
+		if !ok {
+			return nil, usage("var: %.100q is not NAME=VALUE", s)
+		}
+		if err := put("var", name, client.Variable{Value: value}); err != nil {
+			return nil, err
+		}
+	}
+	for _, name := range c.Secret {
+		value, ok := "", false
+		if a.LookupEnv != nil {
+			value, ok = a.LookupEnv(name)
+		}
+		if !ok || value == "" {
+			return nil, usage("secret: there is no environment variable %.100q: export it, and name it alone", name)
+		}
+		if err := put("secret", name, client.Variable{Value: value, Secret: true}); err != nil {
+			return nil, err
+		}
+	}
+	if len(out) == 0 {
+		return nil, nil
+	}
+	return out, nil
 }
 
 // options are what the new session sets for itself; nil for nothing.
@@ -109,11 +159,13 @@ type running struct {
 	options *client.SessionOptions
 	files   []client.WorkspaceFile
 	watcher *watcher
-	client  atomic.Pointer[client.Client]
-	here    bool        // the server is a stack on the data folder that another process runs
-	stack   Stack       // nil where a server answers
-	posting atomic.Bool // the query is being stored: whether it was is not known yet
-	began   atomic.Bool // an executor may have it
+
+	variables map[string]client.Variable
+	client    atomic.Pointer[client.Client]
+	here      bool        // the server is a stack on the data folder that another process runs
+	stack     Stack       // nil where a server answers
+	posting   atomic.Bool // the query is being stored: whether it was is not known yet
+	began     atomic.Bool // an executor may have it
 }
 
 func (r *running) run() (err error) {
@@ -271,6 +323,7 @@ func (r *running) post(ctx context.Context) (accepted client.Accepted, tip uint3
 	c := r.client.Load()
 	if r.cmd.Session == "" {
 		accepted, err = c.StartExecution(ctx, client.Start{
+			Agent: r.cmd.Agent, Instance: r.cmd.Instance, Environments: r.cmd.Env, Environment: r.variables,
 			Architecture: r.cmd.Architecture, Sandbox: r.cmd.Sandbox, Model: r.cmd.Model, Options: r.options,
 			Content: r.query, Files: r.files,
 		})
@@ -278,7 +331,7 @@ func (r *running) post(ctx context.Context) (accepted client.Accepted, tip uint3
 		var s client.Doc[client.Session]
 		if s, err = c.Session(ctx, r.cmd.Session); err == nil {
 			tip = s.Value.Tip
-			accepted, err = c.PostMessage(ctx, r.cmd.Session, client.Query{Content: r.query, Files: r.files})
+			accepted, err = c.PostMessage(ctx, r.cmd.Session, client.Query{Content: r.query, Files: r.files, Environment: r.variables})
 		}
 	}
 	if cause := context.Cause(ctx); err != nil && cause != nil {
