@@ -224,14 +224,17 @@ func withServer(t *testing.T) string {
 	t.Helper()
 	harness.NeedDocker(t)
 	dir := t.TempDir()
-	file := "FROM " + harness.SandboxImage + "\nUSER root\nARG NPM_CONFIG_REGISTRY=\nRUN npm install --global --no-audit --no-fund " + everything + "\nUSER 10001:10001\n"
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	if out, err := exec.CommandContext(ctx, "npm", "install", "--prefix", dir, "--no-audit", "--no-fund", everything).CombinedOutput(); err != nil {
+		t.Fatalf("npm install %s: %v: %s", everything, err, out)
+	}
+	file := "FROM " + harness.SandboxImage + "\nCOPY node_modules /opt/server/node_modules\nENV PATH=/opt/server/node_modules/.bin:$PATH\n"
 	if err := os.WriteFile(filepath.Join(dir, "Dockerfile"), []byte(file), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	const image = "spool-test/server-everything:latest"
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
-	defer cancel()
-	out, err := exec.CommandContext(ctx, "docker", "build", "--quiet", "--network", "host", "--build-arg", "NPM_CONFIG_REGISTRY="+os.Getenv("NPM_CONFIG_REGISTRY"), "--tag", image, dir).CombinedOutput()
+	out, err := exec.CommandContext(ctx, "docker", "build", "--quiet", "--tag", image, dir).CombinedOutput()
 	if err != nil {
 		t.Fatalf("build %s: %v: %s", image, err, out)
 	}
@@ -242,9 +245,16 @@ func withServer(t *testing.T) string {
 // that wants a credential, and gives the door's address.
 func serveEverything(t *testing.T, image string) string {
 	t.Helper()
-	id := harness.Docker(t, "run", "--detach", "--rm", "--network", "host", "--env", "PORT=0", "--entrypoint", "sh", image, "-c", "PORT=3917 exec mcp-server-everything streamableHttp")
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	behind := &url.URL{Scheme: "http", Host: l.Addr().String()}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	id := harness.Docker(t, "run", "--detach", "--rm", "--network", "host", "--env", "NODE_OPTIONS=--experimental-global-webcrypto", "--entrypoint", "sh", image, "-c", "PORT="+behind.Port()+" exec mcp-server-everything streamableHttp") // Node 18 has no crypto without it
 	t.Cleanup(func() { harness.Docker(t, "rm", "--force", id) })
-	behind := &url.URL{Scheme: "http", Host: "127.0.0.1:3917"}
 	harness.Eventually(t, "the MCP server listens", func() bool {
 		c, err := net.Dial("tcp", behind.Host)
 		return err == nil && c.Close() == nil
@@ -278,7 +288,7 @@ func TestDockerServers(t *testing.T) {
 	})
 	k := newTalkWith(t, c, "", map[string]any{"agent": "caller", "environments": []string{"street"}})
 	for _, server := range []string{"inside", "outside"} {
-		x := k.completed("call mcp__"+server+"__echo with heron", "Echo: heron")
+		x := k.completed("call the server "+server+" with heron", "Echo: heron")
 		if calls := x.kind(events.KindToolUse); len(calls) != 1 || calls[0].ToolName != "mcp__"+server+"__echo" {
 			t.Errorf("%s: the tools that were used are %+v", server, calls)
 		}
