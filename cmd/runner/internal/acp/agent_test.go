@@ -241,6 +241,25 @@ func TestInterrupt(t *testing.T) {
 	}
 }
 
+// An interrupt that the agent takes for the next turn's, since it deals with notifications in
+// their own time, does not end that turn: the agent is asked again, once.
+func TestLateInterrupt(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, "late")
+	x := b.Until("text", func(l runner.Line) bool { return l.Type == events.TextDelta }, b.Begun("wait twice"))
+	b.Supervisor.Interrupt()
+	if e := b.End(x).Ended(); e.Outcome != runner.Interrupted {
+		t.Fatalf("ended %+v", e)
+	}
+	y := b.Completed("hello", "You said: hello", nil)
+	if logs := acptest.All[events.Log](y, "log"); len(logs) != 1 || !strings.Contains(logs[0].Message, "it is asked again") {
+		t.Errorf("told %+v", logs)
+	}
+	if e := b.Ask("cancelled", nil).Ended(); e.Outcome != runner.Failed || e.Code != "AGENT_PROTOCOL" {
+		t.Errorf("an agent that cancels of its own: %+v", e)
+	}
+}
+
 func TestDies(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, "resumes")

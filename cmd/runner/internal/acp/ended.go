@@ -32,6 +32,10 @@ func (s *session) prompted(m message, t *agent.Turn) error {
 	if r.StopReason == sdk.StopReasonEndTurn && !s.shown && s.stopped() {
 		r.StopReason, r.Usage = sdk.StopReasonCancelled, nil
 	}
+	if s.mistaken(r.StopReason) {
+		t.Emit(events.MainConversation, events.Log{Level: "info", Stream: "runner", Message: "the agent took the interrupt of the turn before for this one's: it is asked again"})
+		return s.ask(t)
+	}
 	e := s.stop(r.StopReason)
 	if r.StopReason != sdk.StopReasonCancelled {
 		s.main.close(t)
@@ -41,6 +45,18 @@ func (s *session) prompted(m message, t *agent.Turn) error {
 	}
 	s.whenTold(e, t)
 	return nil
+}
+
+// mistaken tells, once, whether an agent ended a turn at once that nobody had asked
+// to stop, after one that had been asked more than once.
+func (s *session) mistaken(r sdk.StopReason) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	late := s.late && !s.interrupted
+	if late {
+		s.late = false
+	}
+	return late && !s.shown && (r == sdk.StopReasonCancelled || r == sdk.StopReasonEndTurn)
 }
 
 // whenTold ends the turn, after the sub-agents whose conversations are still being told.

@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 
 // runScripted is an ACP agent made with the SDK's own agent side, that does what the query says.
 func runScripted(kind string) int {
-	a := &scripted{kind: kind, home: os.Getenv("SPOOL_TEST_HOME"), made: make(chan *sdk.AgentSideConnection, 1)}
+	a := &scripted{kind: kind, home: os.Getenv("SPOOL_TEST_HOME"), made: make(chan *sdk.AgentSideConnection, 1), cancels: make(chan struct{}, 10)}
 	a.model.Store("")
 	conn := sdk.NewAgentSideConnection(a, os.Stdout, os.Stdin) // reads at once
 	a.made <- conn
@@ -42,6 +42,8 @@ type scripted struct {
 	home      string
 	made      chan *sdk.AgentSideConnection // holds the connection
 	model     atomic.Value
+	cancels   chan struct{} // of kind late: one for each session/cancel
+	victim    atomic.Bool   // the next turn ends at once
 }
 
 func (a *scripted) conn() *sdk.AgentSideConnection {
@@ -124,7 +126,12 @@ func (a *scripted) LoadSession(ctx context.Context, p sdk.LoadSessionRequest) (s
 	return sdk.LoadSessionResponse{}, nil
 }
 
-func (a *scripted) Cancel(context.Context, sdk.CancelNotification) error { return nil }
+func (a *scripted) Cancel(context.Context, sdk.CancelNotification) error {
+	if a.kind == "late" {
+		a.cancels <- struct{}{}
+	}
+	return nil
+}
 
 func (a *scripted) tell(ctx context.Context, id sdk.SessionId, u sdk.SessionUpdate) {
 	if err := a.conn().SessionUpdate(ctx, sdk.SessionNotification{SessionId: id, Update: u}); err != nil {
@@ -138,6 +145,9 @@ func (a *scripted) say(ctx context.Context, id sdk.SessionId, text string) {
 
 // Prompt does what the last text says.
 func (a *scripted) Prompt(ctx context.Context, p sdk.PromptRequest) (sdk.PromptResponse, error) {
+	if a.victim.Swap(false) {
+		return sdk.PromptResponse{StopReason: sdk.StopReasonCancelled}, nil
+	}
 	var texts, images []string
 	for _, b := range p.Prompt {
 		switch {
@@ -185,6 +195,13 @@ func (a *scripted) Prompt(ctx context.Context, p sdk.PromptRequest) (sdk.PromptR
 	case "wait":
 		a.say(ctx, p.SessionId, "waiting")
 		<-ctx.Done()
+		return end(sdk.StopReasonCancelled)
+	case "wait twice": // until it was asked twice, and then the next turn is its victim
+		a.say(ctx, p.SessionId, "waiting")
+		for range 2 {
+			<-a.cancels
+		}
+		a.victim.Store(true)
 		return end(sdk.StopReasonCancelled)
 	default:
 		a.say(ctx, p.SessionId, "You said: "+asked)

@@ -30,6 +30,7 @@ type session struct {
 	id          sdk.SessionId // "" until there is a session
 	asking      bool          // the agent has the query
 	interrupted bool          // the turn was asked to stop
+	late        bool          // a turn was asked to stop more than once: the agent may take the last time for the next turn's
 	requests    int
 	waiting     map[int]handler // our requests without an answer
 
@@ -156,6 +157,11 @@ const rounds = 3
 // urge asks to stop, and again when the agent has answered something that was
 // asked later: one that had not yet begun the turn forgets that it was asked.
 func (s *session) urge(id sdk.SessionId, left int) error {
+	if left < rounds {
+		s.mu.Lock()
+		s.late = true
+		s.mu.Unlock()
+	}
 	if err := s.cancel(id); err != nil || left == 0 {
 		return err
 	}
