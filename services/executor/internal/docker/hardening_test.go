@@ -62,7 +62,9 @@ func TestMounts(t *testing.T) {
 		test -c "$target" && w=- # masked by the empty device
 		echo "$w $target $kind $opts"
 	done </proc/mounts`)
-	ours := map[string]bool{workspaceDir: true, workspaceToo: true, stateDir: true, "/tmp": true, homeDir: true, runDir: true, binDir: false}
+	ours := map[string]bool{workspaceDir: true, workspaceToo: true, stateDir: true, "/tmp": true, homeDir: true, runDir: true, binDir: false,
+		"/usr" + skillsDir: false, // the image's /bin is a link
+	}
 	engines := map[string]bool{
 		"/": false, "/proc": false, "/sys": false, "/dev": false, "/dev/pts": false, "/dev/shm": true, "/dev/mqueue": true,
 		"/etc/hosts": false, "/etc/hostname": false, "/etc/resolv.conf": false,
@@ -83,8 +85,8 @@ func TestMounts(t *testing.T) {
 		if slices.Contains([]string{"/tmp", homeDir, runDir}, target) && !(slices.Contains(opts, "nosuid") && slices.Contains(opts, "nodev") && kind == "tmpfs") {
 			t.Errorf("%s is not in memory, or lacks nosuid or nodev: %s", target, line)
 		}
-		if target == binDir && opts[0] != "ro" {
-			t.Errorf("the runner's folder is not read-only: %s", line)
+		if (target == binDir || target == "/usr"+skillsDir) && opts[0] != "ro" {
+			t.Errorf("the runner's folder, or that of skills, is not read-only: %s", line)
 		}
 	}
 	for target := range ours {
