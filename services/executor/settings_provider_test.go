@@ -170,6 +170,11 @@ func TestSettingDocker(t *testing.T) {
 		Sandbox: Docker, Engine: engine, Runner: runner, DockerHost: host, SandboxImage: "debian:bookworm-slim", EgressSockets: sockets, EgressAdmin: "x",
 		SandboxMemory: 256 << 20, SandboxCPUs: 0.5, SandboxPIDs: 99, SandboxDisk: 123_456_789, SandboxTmp: 7 << 20,
 	}
+	t.Cleanup(func() { // after the sandboxes, which have it
+		if err := api.VolumeRemove(context.Background(), docker.SkillsVolume(engine), true); err != nil {
+			t.Error(err)
+		}
+	})
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	create := func(cfg Config) (string, error) {

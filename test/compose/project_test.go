@@ -247,12 +247,8 @@ func (p *project) sweep() {
 	for _, what := range []struct{ list, remove []string }{
 		{[]string{"ps", "--all", "--quiet"}, []string{"rm", "--force"}},
 		{[]string{"volume", "ls", "--quiet"}, []string{"volume", "rm"}},
-		{[]string{"volume", "ls", "--quiet", "--filter", "label=dev.spool.skills=" + p.name}, []string{"volume", "rm"}},
 	} {
-		if len(what.list) < 4 {
-			what.list = append(what.list, "--filter", "label=dev.spool.engine="+p.name)
-		}
-		names, err := p.try(time.Minute, append([]string{"docker"}, what.list...)...)
+		names, err := p.try(time.Minute, append([]string{"docker"}, append(what.list, "--filter", "label=dev.spool.engine="+p.name)...)...)
 		if err == nil && names != "" {
 			_, err = p.try(time.Minute, append([]string{"docker"}, append(what.remove, strings.Fields(names)...)...)...)
 		}

@@ -95,7 +95,7 @@ func (s *System) clear() error {
 		return errors.Join(append(errs, err)...)
 	}
 	for _, v := range volumes {
-		if !strings.HasPrefix(v, "spool-runner-") {
+		if !strings.HasPrefix(v, "spool-runner-") && !strings.HasPrefix(v, "spool-skills-") {
 			errs = append(errs, fmt.Errorf("left on the engine, and removed now: volume %s", v))
 		}
 		_, err := docker(ctx, "volume", "rm", v)

@@ -38,7 +38,7 @@ func (p *Provider) shelf(ctx context.Context, image string) error {
 	p.mu.Lock()
 	p.shelved = map[string]bool{}
 	p.mu.Unlock()
-	if err := p.makeVolume(ctx, name, map[string]string{labelVersion: layoutVersion, labelSkills: p.cfg.Engine}); err != nil {
+	if err := p.makeVolume(ctx, name, map[string]string{labelVersion: layoutVersion, labelEngine: p.cfg.Engine, labelSkills: p.cfg.Engine}); err != nil {
 		return err
 	}
 	helper, err := p.helper(ctx, "", image, volumeAt{name, "skills"})
