@@ -60,11 +60,14 @@ func TestFileGivesNoMoreThanNeeded(t *testing.T) {
 	if !f.Networks["core"].Internal {
 		t.Error("the network core leads out")
 	}
-	var socket, keys, way, published []string
+	var socket, keys, way, published, secrets []string
 	for name, s := range f.Services {
 		for _, v := range s.Volumes {
 			if strings.Contains(v.Source+v.Target, "docker.sock") {
 				socket = append(socket, name)
+			}
+			if v.Source == "secrets-private" {
+				secrets = append(secrets, name)
 			}
 		}
 		for _, value := range s.Environment {
@@ -86,16 +89,18 @@ func TestFileGivesNoMoreThanNeeded(t *testing.T) {
 		if !s.ReadOnly && name != "postgres" { // whose image writes its socket and its configuration where it likes
 			t.Errorf("%s may write into its image", name)
 		}
-		if want := map[bool]string{true: "no", false: "unless-stopped"}[name == "provision"]; s.Restart != want {
+		if want := map[bool]string{true: "no", false: "unless-stopped"}[name == "provision" || name == "keys"]; s.Restart != want {
 			t.Errorf("%s is restarted %q, want %q", name, s.Restart, want)
 		}
 	}
 	slices.Sort(way)
+	slices.Sort(secrets)
 	for what, c := range map[string]struct{ got, want []string }{
 		"the engine's socket": {socket, []string{"executor"}},
 		"keys of models":      {keys, []string{"egress"}},
 		"a way out":           {way, []string{"egress", "gateway"}},
 		"published ports":     {published, []string{"gateway"}},
+		"the key of secrets":  {secrets, []string{"executor", "keys"}},
 	} {
 		if !slices.Equal(c.got, c.want) {
 			t.Errorf("%s: %v, want %v", what, c.got, c.want)
@@ -178,7 +183,7 @@ func TestEnv(t *testing.T) {
 		}
 		seen[m[2]] = true
 	}
-	if len(seen) != 8 {
+	if len(seen) != 9 {
 		t.Errorf("it made %d passwords:\n%s", len(seen), first)
 	}
 	if mock := write("--mock"); !strings.HasPrefix(mock, first) || !strings.Contains(mock, "SPOOL_ANTHROPIC_BASE_URL=http://mockllm:7799\n") {
