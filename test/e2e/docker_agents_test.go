@@ -72,9 +72,11 @@ func greet(t *testing.T) []byte {
 // apply applies a definition and gives its version.
 func apply(c *harness.Cluster, kind, slug string, spec any) string {
 	c.T.Helper()
+	var answer json.RawMessage
+	code := c.Call(0, "POST", "/api/"+kind, map[string]any{"ref": map[string]any{"slug": slug}, "spec": spec}, &answer)
 	var applied struct{ Ref events.Reference }
-	if code := c.Call(0, "POST", "/api/"+kind, map[string]any{"ref": map[string]any{"slug": slug}, "spec": spec}, &applied); code != http.StatusOK {
-		c.T.Fatalf("%s %s: answered %d %+v", kind, slug, code, applied)
+	if err := json.Unmarshal(answer, &applied); err != nil || code != http.StatusOK {
+		c.T.Fatalf("%s %s: answered %d %s, %v", kind, slug, code, answer, err)
 	}
 	return applied.Ref.Version
 }
