@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
 
+	"github.com/spoolhq/spool/pkg/daemon/settingstest"
 	"github.com/spoolhq/spool/pkg/natsserver"
 	"github.com/spoolhq/spool/pkg/natsserver/natstest"
 )
@@ -34,16 +35,6 @@ func service(t *testing.T, stderr io.Writer, run func(context.Context, Env) erro
 	var c cli
 	p := program{name: "svc", doc: "A service.", cli: &c, settings: &c.Settings, run: run, open: withoutLog}
 	return p.main(append([]string{"--database=x", "--nats-url=" + srv.ClientURL()}, args...), io.Discard, stderr)
-}
-
-func freeAddr(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().String()
 }
 
 // health runs `svc health`.
@@ -72,7 +63,7 @@ func get(t *testing.T, addr, path string) (int, string) {
 
 func TestHealthFollowsTheService(t *testing.T) {
 	t.Parallel()
-	addr := freeAddr(t)
+	addr := settingstest.FreeAddrs(t, 1)[0]
 	code := service(t, io.Discard, func(_ context.Context, env Env) error {
 		ready := make(chan struct{})
 		env.Health.Await("jobs", ready)

@@ -50,7 +50,7 @@ func TestSettingNATS(t *testing.T) {
 
 // TestSettingMetricsListen: SPOOL_METRICS_LISTEN is where health and metrics are, and there only.
 func TestSettingMetricsListen(t *testing.T) {
-	addr := freeAddr(t)
+	addr := settingstest.FreeAddrs(t, 1)[0]
 	t.Setenv("SPOOL_METRICS_LISTEN", addr)
 	code := service(t, io.Discard, func(context.Context, Env) error {
 		if status, _ := get(t, addr, "/metrics"); status != 200 {

@@ -29,14 +29,6 @@ func TestEverySettingIsTested(t *testing.T) {
 	settingstest.Covered(t, gateway.Database{}, map[string]string{"SPOOL_DATABASE_URL": "TestSettingOfTheProcess"})
 }
 
-func freeAddr(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
-	must(t, l.Close())
-	return l.Addr().String()
-}
-
 // TestSettingOfTheProcess: the real process takes its variables, serves the
 // database of SPOOL_DATABASE_URL on SPOOL_LISTEN and SPOOL_GRPC_LISTEN, and tells what it counts on SPOOL_METRICS_LISTEN too.
 func TestSettingOfTheProcess(t *testing.T) {
@@ -48,7 +40,8 @@ func TestSettingOfTheProcess(t *testing.T) {
 	srv := natstest.RunConfig(t, natsserver.Config{Relaxed: true, Port: natsserver.RandomPort})
 	w := newWorldOn(t, natstest.Conn(t, srv))
 	id := w.session("default")
-	http, rpcs, metrics := freeAddr(t), freeAddr(t), freeAddr(t)
+	addrs := settingstest.FreeAddrs(t, 3)
+	http, rpcs, metrics := addrs[0], addrs[1], addrs[2]
 	var log bytes.Buffer
 	serve := exec.CommandContext(t.Context(), binary)
 	serve.Stderr = &log
