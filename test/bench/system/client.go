@@ -44,6 +44,10 @@ func (c *Client) call(ctx context.Context, method, path string, body, out any) e
 	if body != nil {
 		req.Header.Set("Content-Type", "application/json")
 	}
+	return c.do(req, out)
+}
+
+func (c *Client) do(req *http.Request, out any) error {
 	resp, err := c.HTTP.Do(req)
 	if err != nil {
 		return err
@@ -54,7 +58,7 @@ func (c *Client) call(ctx context.Context, method, path string, body, out any) e
 		return err
 	}
 	if resp.StatusCode/100 != 2 {
-		return fmt.Errorf("%s %s answered %d: %.200s", method, path, resp.StatusCode, raw)
+		return fmt.Errorf("%s %s answered %d: %.200s", req.Method, req.URL.Path, resp.StatusCode, raw)
 	}
 	if out == nil {
 		return nil
@@ -73,11 +77,35 @@ func (c *Client) CreateWith(ctx context.Context, architecture, model string) (se
 	if model != "" {
 		body["model"] = model
 	}
+	return c.create(ctx, body)
+}
+
+func (c *Client) create(ctx context.Context, body map[string]any) (session string, err error) {
 	var out struct {
 		SessionID string `json:"sessionId"`
 	}
 	err = c.call(ctx, http.MethodPost, "/api/sessions", body, &out)
 	return out.SessionID, err
+}
+
+// Apply applies a definition of a kind of the catalogue, agents or environments.
+func (c *Client) Apply(ctx context.Context, kind, slug string, spec any) error {
+	return c.call(ctx, http.MethodPost, "/api/"+kind, map[string]any{"ref": map[string]any{"slug": slug}, "spec": spec}, nil)
+}
+
+// PushSkill pushes a ZIP as the latest version of a skill.
+func (c *Client) PushSkill(ctx context.Context, slug string, zip []byte) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.URL+"/api/skills?slug="+slug, bytes.NewReader(zip))
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Content-Type", "application/zip")
+	return c.do(req, nil)
+}
+
+// CreateOf makes a session of an agent of the catalogue.
+func (c *Client) CreateOf(ctx context.Context, agent string) (session string, err error) {
+	return c.create(ctx, map[string]any{"agent": agent})
 }
 
 // Delete deletes a session; its sandbox ends soon after. See System.End.

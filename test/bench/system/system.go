@@ -29,6 +29,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway"
 	"github.com/spoolhq/spool/services/projector"
 	"github.com/spoolhq/spool/services/session"
+	"github.com/spoolhq/spool/services/skills"
 )
 
 // Config of a System. Only Dir is required.
@@ -243,6 +244,16 @@ func (s *System) services(ctx context.Context, databaseURL string) error {
 		return err
 	}
 	if err := s.part(ctx, "the projector", nil, rows.Run); err != nil {
+		return err
+	}
+	if nc, log, err = s.open(topology.UserSkills); err != nil {
+		return err
+	}
+	shelf, err := skills.New(skills.Config{Scratch: s.cfg.Dir}, skills.Deps{NATS: nc, Log: log, Logger: s.logger})
+	if err != nil {
+		return err
+	}
+	if err := s.part(ctx, "the skills service", shelf.Ready(), shelf.Run); err != nil {
 		return err
 	}
 	if nc, log, err = s.open(topology.UserExecutor); err != nil {
