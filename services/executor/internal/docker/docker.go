@@ -97,7 +97,7 @@ type Provider struct {
 	cpus       atomic.Int64 // of the engine; 0 when not known yet
 	mu         sync.Mutex
 	runners    map[string]*runnerBinary // by architecture
-	shelved    map[string]bool          // skills that are on the engine, by digest
+	skills     shelving
 }
 
 // New makes a provider.
@@ -122,7 +122,7 @@ func New(cfg Config) (*Provider, error) {
 	if err != nil {
 		return nil, fmt.Errorf("docker sandboxes: Host: %w", err)
 	}
-	p := &Provider{cfg: cfg, api: api, within: callWithin, stale: stale, runners: map[string]*runnerBinary{}, shelved: map[string]bool{}}
+	p := &Provider{cfg: cfg, api: api, within: callWithin, stale: stale, runners: map[string]*runnerBinary{}, skills: newShelving()}
 	p.watch = watch{p: p, every: askEvery, open: map[*process]bool{}}
 	return p, nil
 }

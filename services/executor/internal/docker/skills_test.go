@@ -4,16 +4,26 @@ import (
 	"archive/zip"
 	"bytes"
 	"context"
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
+
+	dockerevents "github.com/docker/docker/api/types/events"
+	"github.com/docker/docker/api/types/filters"
+
+	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
 // zipped is a skill with a script, and its digest.
@@ -49,13 +59,26 @@ func zipped(t testing.TB, says string) (path, digest string) {
 	return path, hex.EncodeToString(sum[:])
 }
 
+// ownEngine is a config for an engine that no other test, nor an earlier run of the same one, brings skills to.
+func ownEngine(t testing.TB) Config {
+	cfg := needEngine(t)
+	cfg.Engine += "-" + rand.Text()
+	return cfg
+}
+
+func specOf(t testing.TB, p *Provider) sandbox.Spec {
+	spec := newSpec(t)
+	spec.Labels.Engine = p.cfg.Engine
+	return spec
+}
+
 // A skill that several executors bring at once comes once; every sandbox of the
 // engine sees it, those that ran before too, and nobody can change it or find others.
 func TestShelve(t *testing.T) {
 	t.Parallel()
-	cfg := needEngine(t)
+	cfg := ownEngine(t)
 	p := provide(t, cfg)
-	before := create(t, p, newSpec(t))
+	before := create(t, p, specOf(t, p))
 	path, digest := zipped(t, t.Name())
 	var fetched atomic.Int32
 	open := func(context.Context) (*os.File, error) {
@@ -78,7 +101,7 @@ func TestShelve(t *testing.T) {
 	if n := fetched.Load(); n != 1 {
 		t.Errorf("it was fetched %d times", n)
 	}
-	after := create(t, p, newSpec(t))
+	after := create(t, p, specOf(t, p))
 	for name, b := range map[string]*box{"before": before, "after": after} {
 		for line, says := range map[string]string{
 			want + "/scripts/greet.sh":                      t.Name(),
@@ -103,7 +126,7 @@ func TestShelve(t *testing.T) {
 // A skill that cannot be fetched, or is not one, is an error each time, and leaves nothing that looks like one.
 func TestShelveFails(t *testing.T) {
 	t.Parallel()
-	p := provide(t, needEngine(t))
+	p := provide(t, ownEngine(t))
 	path, digest := zipped(t, t.Name())
 	gone := errors.New("gone")
 	if _, err := p.Shelve(t.Context(), digest, func(context.Context) (*os.File, error) { return nil, gone }); !errors.Is(err, gone) {
@@ -124,7 +147,99 @@ func TestShelveFails(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if out, errs, code := sh(t, create(t, p, newSpec(t)), dir+"/scripts/greet.sh"); out != t.Name() || code != 0 {
+	if out, errs, code := sh(t, create(t, p, specOf(t, p)), dir+"/scripts/greet.sh"); out != t.Name() || code != 0 {
 		t.Errorf("it says %q, %q, %d", out, errs, code)
+	}
+}
+
+// Skills that are wanted at a time are brought together; one that cannot be had, and one that is broken, fail alone.
+func TestShelveTogether(t *testing.T) {
+	t.Parallel()
+	p := provide(t, ownEngine(t))
+	gone := errors.New("gone")
+	type asked struct {
+		digest, dir string
+		open        func() (*os.File, error)
+		err         error
+	}
+	var all []*asked
+	for i := range 6 {
+		path, digest := zipped(t, fmt.Sprint(t.Name(), i))
+		a := &asked{digest: digest, open: func() (*os.File, error) { return os.Open(path) }}
+		switch i {
+		case 2:
+			a.open = func() (*os.File, error) { return nil, gone }
+		case 4:
+			raw, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(path, raw[:len(raw)-30], 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		all = append(all, a)
+	}
+	began := time.Now()
+	p.skills.turn <- struct{}{} // so that all of them wait
+	var wait sync.WaitGroup
+	for _, a := range all {
+		wait.Go(func() {
+			a.dir, a.err = p.Shelve(t.Context(), a.digest, func(context.Context) (*os.File, error) { return a.open() })
+		})
+	}
+	for waiting := 0; waiting < len(all); runtime.Gosched() {
+		p.skills.mu.Lock()
+		waiting = len(p.skills.wanted)
+		p.skills.mu.Unlock()
+	}
+	<-p.skills.turn
+	wait.Wait()
+	for i, a := range all {
+		switch i {
+		case 2:
+			if !errors.Is(a.err, gone) || a.dir != "" {
+				t.Errorf("one that is gone: %q, %v", a.dir, a.err)
+			}
+		case 4:
+			if a.err == nil || errors.Is(a.err, gone) || a.dir != "" {
+				t.Errorf("a broken one: %q, %v", a.dir, a.err)
+			}
+		default:
+			if a.err != nil || a.dir != "/bin/skills/"+a.digest {
+				t.Errorf("skill %d: %q, %v", i, a.dir, a.err)
+			}
+		}
+	}
+	b := create(t, p, specOf(t, p))
+	for _, i := range []int{0, 1, 3, 5} {
+		if out, errs, code := sh(t, b, all[i].dir+"/scripts/greet.sh"); out != fmt.Sprint(t.Name(), i) || code != 0 {
+			t.Errorf("skill %d says %q, %q, %d", i, out, errs, code)
+		}
+	}
+	if n := created(t, p, SkillsVolume(p.cfg.Engine), began); n != 1 {
+		t.Errorf("%d helpers were made", n)
+	}
+}
+
+// created counts the containers of a name that the engine made since a time.
+func created(t *testing.T, p *Provider, name string, since time.Time) (n int) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	stamp := func(at time.Time) string { return fmt.Sprintf("%d.%09d", at.Unix(), at.Nanosecond()) }
+	made, errs := p.api.Events(ctx, dockerevents.ListOptions{
+		Since: stamp(since), Until: stamp(time.Now()), Filters: filters.NewArgs(filters.Arg("type", "container"), filters.Arg("container", name), filters.Arg("event", "create")),
+	})
+	for {
+		select {
+		case <-made:
+			n++
+		case err := <-errs:
+			if !errors.Is(err, io.EOF) {
+				t.Fatal(err)
+			}
+			return n
+		}
 	}
 }

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/layers"
@@ -191,29 +193,48 @@ func (t *turn) open(ctx context.Context, r *resolution) error {
 		}
 		r.values[v.Name], r.secrets = value, append(r.secrets, value)
 	}
-	for i := range r.skills {
-		if t.h.d.Skills == nil {
-			return &unresolved{"SKILL_UNAVAILABLE", errors.New("this executor has no store of skills")}
-		}
-		ref := r.Skills[i].Ref
-		if slices.Contains(r.gone, ref.Version) {
-			if err := t.say(ctx, events.Error{Code: "SKILL_REMOVED", Message: fmt.Sprintf("skill %s was removed: the agent gets its SKILL.md alone", ref)}); err != nil {
-				return err
-			}
+	return t.shelve(ctx, r)
+}
+
+// shelving is how many skills of one execution are brought to the engine at a time.
+const shelving = 32
+
+// shelve brings skills to the engine. One that is gone is said in the log.
+func (t *turn) shelve(ctx context.Context, r *resolution) error {
+	if len(r.skills) == 0 {
+		return nil
+	}
+	if t.h.d.Skills == nil {
+		return &unresolved{"SKILL_UNAVAILABLE", errors.New("this executor has no store of skills")}
+	}
+	errs := make([]error, len(r.skills))
+	var all errgroup.Group
+	all.SetLimit(shelving)
+	for i, used := range r.Skills {
+		if slices.Contains(r.gone, used.Ref.Version) {
 			continue
 		}
-		dir, err := t.h.d.Skills.Provide(ctx, ref.Version)
-		switch {
+		all.Go(func() error {
+			r.skills[i].Dir, errs[i] = t.h.d.Skills.Provide(ctx, used.Ref.Version)
+			return nil
+		})
+	}
+	_ = all.Wait() // each has its own error
+	for i, used := range r.Skills {
+		switch err := errs[i]; {
+		case slices.Contains(r.gone, used.Ref.Version):
+			if err := t.say(ctx, events.Error{Code: "SKILL_REMOVED", Message: fmt.Sprintf("skill %s was removed: the agent gets its SKILL.md alone", used.Ref)}); err != nil {
+				return err
+			}
 		case errors.Is(err, ErrNoSkill):
-			t.log.Warn("a skill's archive is missing; its SKILL.md alone is used", "skill", ref.String(), "error", err)
-			missing := events.Error{Code: "SKILL_ARCHIVE_MISSING", Message: fmt.Sprintf("the archive of skill %s is not in the object store: the agent gets its SKILL.md alone", ref)}
+			t.log.Warn("a skill's archive is missing; its SKILL.md alone is used", "skill", used.Ref.String(), "error", err)
+			missing := events.Error{Code: "SKILL_ARCHIVE_MISSING", Message: fmt.Sprintf("the archive of skill %s is not in the object store: the agent gets its SKILL.md alone", used.Ref)}
 			if err := t.say(ctx, missing); err != nil {
 				return err
 			}
 		case err != nil:
-			return fmt.Errorf("bring skill %s to the engine: %w", ref, err)
+			return fmt.Errorf("bring skill %s to the engine: %w", used.Ref, err)
 		}
-		r.skills[i].Dir = dir
 	}
 	return nil
 }
