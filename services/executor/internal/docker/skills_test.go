@@ -9,7 +9,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -180,7 +179,7 @@ func TestShelveTogether(t *testing.T) {
 		}
 		all = append(all, a)
 	}
-	began := time.Now()
+	made := helpers(t, p)
 	p.skills.turn <- struct{}{} // so that all of them wait
 	var wait sync.WaitGroup
 	for _, a := range all {
@@ -217,29 +216,36 @@ func TestShelveTogether(t *testing.T) {
 			t.Errorf("skill %d says %q, %q, %d", i, out, errs, code)
 		}
 	}
-	if n := created(t, p, SkillsVolume(p.cfg.Engine), began); n != 1 {
+	if n := made(); n != 1 {
 		t.Errorf("%d helpers were made", n)
 	}
 }
 
-// created counts the containers of a name that the engine made since a time.
-func created(t *testing.T, p *Provider, name string, since time.Time) (n int) {
+// helpers listens to the engine, and gives what counts the helpers that held the lock of skills since then.
+// The engine forgets what is more than some hundred events ago: it cannot be asked afterwards.
+func helpers(t *testing.T, p *Provider) (count func() int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	stamp := func(at time.Time) string { return fmt.Sprintf("%d.%09d", at.Unix(), at.Nanosecond()) }
-	made, errs := p.api.Events(ctx, dockerevents.ListOptions{
-		Since: stamp(since), Until: stamp(time.Now()), Filters: filters.NewArgs(filters.Arg("type", "container"), filters.Arg("container", name), filters.Arg("event", "create")),
-	})
-	for {
-		select {
-		case <-made:
-			n++
-		case err := <-errs:
-			if !errors.Is(err, io.EOF) {
+	t.Cleanup(cancel)
+	made, errs := p.api.Events(ctx, dockerevents.ListOptions{Filters: filters.NewArgs(
+		filters.Arg("type", "container"), filters.Arg("container", SkillsVolume(p.cfg.Engine)), filters.Arg("event", "create"),
+	)})
+	return func() (n int) {
+		last, err := p.shelfHelper(ctx) // after all others
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.discard(ctx, last)
+		for {
+			select {
+			case m := <-made:
+				if m.Actor.ID == last {
+					return n
+				}
+				n++
+			case err := <-errs:
 				t.Fatal(err)
 			}
-			return n
 		}
 	}
 }
