@@ -34,6 +34,8 @@ var (
 	ErrNotFound = errors.New("the secret's value is gone")
 	// ErrNoKey is a value that was sealed to none of the keys that are here.
 	ErrNoKey = errors.New("the secret was sealed to another key than this service has")
+	// ErrUnavailable is a bucket that does not answer; it may later.
+	ErrUnavailable = errors.New("secrets cannot be read now")
 	// ErrForeign is a value that lies where another one should.
 	ErrForeign = errors.New("the secret is not the one that its place says")
 )
@@ -147,7 +149,7 @@ func (o *Opener) open(ctx context.Context, key string) (value []byte, revision u
 		return nil, 0, ErrNotFound
 	}
 	if err != nil {
-		return nil, 0, fmt.Errorf("read a secret: %w", err)
+		return nil, 0, fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
 	r, err := age.Decrypt(bytes.NewReader(entry.Value()), o.identities...)
 	var none *age.NoIdentityMatchError

@@ -181,6 +181,11 @@ func TestRefused(t *testing.T) {
 	if _, err := made(t, in, out, k.Recipient(), pair(t)).Open(ctx, "acme", key); !errors.Is(err, secret.ErrNoKey) || strings.Contains(err.Error(), "horse") {
 		t.Errorf("another key: %v", err)
 	}
+	gone, cancel := context.WithCancel(ctx)
+	cancel()
+	if _, err := made(t, in, out, k.Recipient(), k).Open(gone, "acme", key); !errors.Is(err, secret.ErrUnavailable) || !errors.Is(err, context.Canceled) {
+		t.Errorf("a bucket that does not answer: %v", err)
+	}
 	// What somebody moves, or plants, is found out.
 	entry, err := out.Get(ctx, key)
 	if err != nil {

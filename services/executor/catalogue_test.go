@@ -16,6 +16,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events/session"
 	"github.com/spoolhq/spool/pkg/events/versions"
 	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/pkg/secret"
 	"github.com/spoolhq/spool/services/executor/internal/holder"
 )
 
@@ -79,11 +80,16 @@ func (s *talk) postWith(text string, variables map[string]events.Variable) strin
 type vault struct {
 	mu     sync.Mutex
 	values map[string]string
+	away   int // how many times it does not answer
 }
 
 func (v *vault) Open(_ context.Context, tenant, key string) (string, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	if v.away > 0 {
+		v.away--
+		return "", secret.ErrUnavailable
+	}
 	value, ok := v.values[tenant+"/"+key]
 	if !ok {
 		return "", errors.New("the secret's value is gone")
@@ -276,6 +282,20 @@ func TestUnresolved(t *testing.T) {
 	}
 }
 
+// TestSecretsAreWaitedFor: a store of secrets that does not answer for a while ends no execution.
+func TestSecretsAreWaitedFor(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, answers)
+	v := &vault{values: map[string]string{tenant + "/own": "own-value"}, away: 2}
+	b.secrets = v
+	b.run()
+	s := b.session(of1(b.agent("a", 2, events.AgentSpec{Architecture: "claude-code", Instructions: "You do things."})))
+	s.ended(s.postWith("go", map[string]events.Variable{"X": {Secret: true, Sealed: "own"}}))
+	if failed := of[events.ExecutionFailed](s); len(failed) != 0 || len(of[events.ExecutionCompleted](s)) != 1 || v.away != 0 {
+		t.Errorf("it failed with %+v; %d times away are left", failed, v.away)
+	}
+}
+
 // TestSecretsStayOut: neither an execution's secrets nor an environment's are in the log.
 func TestSecretsStayOut(t *testing.T) {
 	t.Parallel()
@@ -303,7 +323,7 @@ func TestServersThroughTheProxy(t *testing.T) {
 	b.run()
 	env := b.environment("e", 1, map[string]events.Variable{"TOKEN": {Secret: true, Sealed: "s1"}})
 	agent := b.agent("a", 2, events.AgentSpec{Architecture: "claude-code", Instructions: "You do things.", MCPServers: []events.MCPServer{
-		{Name: "web", Type: events.MCPHTTP, URL: "https://mcp.example/x", Headers: map[string]string{"Authorization": "Bearer ${TOKEN}"}},
+		{Name: "web", Type: events.MCPHTTP, URL: "https://mcp.example/x", Headers: map[string]string{"Authorization": "Bearer ${TOKEN}", "Accept": "application/json"}},
 		{Name: "own", Type: events.MCPStdio, Command: []string{"own"}},
 	}})
 	s := b.session(of1(agent, env))
@@ -313,12 +333,12 @@ func TestServersThroughTheProxy(t *testing.T) {
 	if web := q.MCPServers[0]; web.URL != "http://127.0.0.1:7070/mcp/web" || len(web.Headers) != 0 {
 		t.Errorf("the agent is told %+v", web)
 	}
-	want := holder.Upstream{Name: "web", URL: "https://mcp.example/x", Headers: map[string]string{"Authorization": "Bearer hunter2-hunter2"}}
+	want := holder.Upstream{Name: "web", URL: "https://mcp.example/x", Headers: map[string]string{"Authorization": "Bearer hunter2-hunter2", "Accept": "application/json"}, Secrets: []string{"hunter2-hunter2"}}
 	told := func() (n int) {
 		b.egress.mu.Lock()
 		defer b.egress.mu.Unlock()
 		for _, g := range b.egress.grants {
-			if len(g.Upstreams) == 1 && g.Upstreams[0].Name == want.Name && g.Upstreams[0].URL == want.URL && maps.Equal(g.Upstreams[0].Headers, want.Headers) {
+			if len(g.Upstreams) == 1 && g.Upstreams[0].Name == want.Name && g.Upstreams[0].URL == want.URL && maps.Equal(g.Upstreams[0].Headers, want.Headers) && slices.Equal(g.Upstreams[0].Secrets, want.Secrets) {
 				n++
 			}
 		}

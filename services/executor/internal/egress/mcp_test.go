@@ -58,10 +58,10 @@ func TestServers(t *testing.T) {
 		c.Open = []string{internal.Listener.Addr().String()}
 	})
 	b := w.box()
-	headers := map[string]string{"Authorization": credential}
+	headers, secrets := map[string]string{"Authorization": credential, "X-Plain": "auth-ok="}, []string{strings.TrimPrefix(credential, "Bearer ")}
 	b.register(
-		egress.Upstream{Name: "docs", URL: "http://ok.example/mcp?tenant=1", Headers: headers},
-		egress.Upstream{Name: "ours", URL: internal.URL + "/v1/mcp", Headers: headers},
+		egress.Upstream{Name: "docs", URL: "http://ok.example/mcp?tenant=1", Headers: headers, Secrets: secrets},
+		egress.Upstream{Name: "ours", URL: internal.URL + "/v1/mcp", Headers: headers, Secrets: secrets},
 	)
 	for _, c := range []struct{ method, path, want string }{
 		{"POST", "/mcp/docs", "POST /mcp?tenant=1 host=ok.example session=m-1"},

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spoolhq/spool/pkg/events"
@@ -48,6 +50,7 @@ type Upstream struct {
 	Name    string
 	URL     string
 	Headers map[string]string
+	Secrets []string // what of URL and Headers no answer may tell
 }
 
 // EgressLine is a line of the proxy's journal.
@@ -89,7 +92,14 @@ func (t *turn) upstreams() []Upstream {
 	var out []Upstream
 	for _, m := range t.is.agent.MCPServers {
 		if m.Type == events.MCPHTTP {
-			out = append(out, Upstream{Name: m.Name, URL: m.URL, Headers: m.Headers})
+			u := Upstream{Name: m.Name, URL: m.URL, Headers: m.Headers}
+			said := strings.Join(slices.Collect(maps.Values(m.Headers)), "\n") + "\n" + m.URL
+			for _, s := range t.is.secrets {
+				if strings.Contains(said, s) {
+					u.Secrets = append(u.Secrets, s)
+				}
+			}
+			out = append(out, u)
 		}
 	}
 	return out

@@ -15,6 +15,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/layers"
 	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/pkg/secret"
 	"github.com/spoolhq/spool/pkg/skill"
 )
 
@@ -28,7 +29,7 @@ type Skills interface {
 // ErrNoSkill is a skill whose ZIP is gone.
 var ErrNoSkill = errors.New("the skill's archive is not in the object store")
 
-// Secrets opens what gateways sealed. The values of an execution are removed by
+// Secrets opens what gateways sealed; what secret.ErrUnavailable keeps from it is asked for again. The values of an execution are removed by
 // the session service, once the log holds its end.
 type Secrets interface {
 	Open(ctx context.Context, tenant, key string) (string, error)
@@ -188,6 +189,9 @@ func (t *turn) open(ctx context.Context, r *resolution) error {
 			return &unresolved{"SECRETS_UNAVAILABLE", fmt.Errorf("variable %s is a secret, and this executor has no key to open it: set its secrets identity", v.Name)}
 		}
 		value, err := t.h.d.Secrets.Open(ctx, owner(v, t.l.Tenant), v.Sealed)
+		if errors.Is(err, secret.ErrUnavailable) {
+			return fmt.Errorf("variable %s: %w", v.Name, err) // it is tried again
+		}
 		if err != nil {
 			return &unresolved{"SECRET_UNREADABLE", fmt.Errorf("variable %s: %w", v.Name, err)}
 		}

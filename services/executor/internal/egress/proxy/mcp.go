@@ -86,7 +86,7 @@ func (s *Server) passServer(w http.ResponseWriter, r *http.Request, sb *registry
 		done()
 		sb.Log(s.cfg.Logger).Debug("request to an MCP server", "server", server.Name, "host", server.Target.String(), "method", r.Method, "status", status)
 	}()
-	secrets := secretsOf(server)
+	secrets := server.Secrets
 	p := &httputil.ReverseProxy{
 		Rewrite: func(pr *httputil.ProxyRequest) {
 			out := pr.Out
@@ -143,20 +143,4 @@ func (s *Server) unreachedServer(w http.ResponseWriter, r *http.Request, sb *reg
 		detail = redactText(detail, secret)
 	}
 	return s.unreached(w, r, server.Target, errors.New(detail))
-}
-
-// secretsOf are the values that an answer must not tell back: of each header the
-// whole, and what follows a scheme such as Bearer.
-func secretsOf(server *registry.Server) []string {
-	var out []string
-	for _, values := range server.Header {
-		for _, v := range values {
-			out = append(out, v)
-			if _, after, ok := strings.Cut(v, " "); ok {
-				out = append(out, after)
-			}
-		}
-	}
-	slices.SortFunc(out, func(a, b string) int { return len(b) - len(a) })
-	return out
 }

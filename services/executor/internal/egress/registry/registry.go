@@ -17,6 +17,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -58,6 +59,7 @@ type Upstream struct {
 	Name    string            `json:"name"` // 1 to 64 characters of A-Z, a-z, 0-9, - and _
 	URL     string            `json:"url"`  // http or https; its host needs no entry in Allow
 	Headers map[string]string `json:"headers,omitempty"`
+	Secrets []string          `json:"secrets,omitempty"` // what of URL and headers no answer may tell the sandbox
 }
 
 // State is what is known of a sandbox.
@@ -283,6 +285,7 @@ func (g Registration) upstreams() (map[string]*Server, error) {
 			}
 			s.Header.Set(name, value)
 		}
+		s.Secrets = slices.SortedFunc(slices.Values(u.Secrets), func(a, b string) int { return len(b) - len(a) })
 		out[u.Name] = s
 	}
 	return out, nil
@@ -294,6 +297,8 @@ type Server struct {
 	URL    *url.URL
 	Target egress.Target
 	Header http.Header // put into every request
+	// Secrets are what no answer may tell, the longest first.
+	Secrets []string
 }
 
 // Put registers a sandbox, or changes what is registered of it. It is on disk
