@@ -158,6 +158,10 @@ func (b *rebuild) close() (err error) {
 	if !b.conn.IsClosed() && len(b.groups) > 0 {
 		err = errors.Join(err, b.dropLeftovers(ctx))
 	}
+	// The server ends a closed connection in its own time, and its locks with it: the next rebuild is not to find this one's.
+	if _, uerr := b.conn.Exec(ctx, "SELECT pg_advisory_unlock_all()"); uerr != nil && !b.conn.IsClosed() {
+		err = errors.Join(err, fmt.Errorf("release the lock of rebuilds: %w", uerr))
+	}
 	return errors.Join(err, b.conn.Close(ctx))
 }
 
