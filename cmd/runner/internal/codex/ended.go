@@ -42,7 +42,7 @@ func (now tokens) usage() events.Usage {
 }
 
 // turnCompleted ends a turn.
-func (s *session) turnCompleted(n notification, t *agent.Turn) {
+func (s *session) turnCompleted(n notification, t *agent.Turn) error {
 	switch {
 	case n.ThreadID != s.thread:
 		s.endCommands(n.ThreadID, s.stopping[n.ThreadID])
@@ -51,8 +51,11 @@ func (s *session) turnCompleted(n notification, t *agent.Turn) {
 	case !s.pending || s.running() != "" && n.Turn.ID != s.running():
 		s.logf(t, "warn", "the agent ended a turn that nobody asked for")
 	default:
+		kept := s.turn.early
 		s.end(s.ended(n.Turn), t)
+		return s.leftover(kept, t)
 	}
+	return nil
 }
 
 // end finishes what is open and the turn.

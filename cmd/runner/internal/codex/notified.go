@@ -23,11 +23,21 @@ func (s *session) notified(l line, raw []byte, t *agent.Turn) error {
 	if err != nil {
 		return err
 	}
+	if s.early(l, n, raw) {
+		return nil
+	}
+	if err := s.notify(l, n, raw, t); err != nil {
+		return err
+	}
+	return s.catchUp(t)
+}
+
+func (s *session) notify(l line, n notification, raw []byte, t *agent.Turn) error {
 	switch l.Method {
 	case "turn/started":
 		s.turnStarted(n, t)
 	case "turn/completed":
-		s.turnCompleted(n, t)
+		return s.turnCompleted(n, t)
 	case "item/started":
 		return s.itemStarted(n, t)
 	case "item/completed":
@@ -76,6 +86,8 @@ func (s *session) turnStarted(n notification, t *agent.Turn) {
 	if n.ThreadID != s.thread {
 		if c := s.turn.conversations[n.ThreadID]; c != nil {
 			c.turn = n.Turn.ID
+		} else if !s.pending {
+			s.stop(n.ThreadID, n.Turn.ID) // of a turn that is over: nobody would record it
 		}
 		return
 	}

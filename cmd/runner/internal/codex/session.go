@@ -63,8 +63,10 @@ type turnState struct {
 	items         map[string]*work         // at work, by thread and item
 	todo          string                   // the open todo block
 	usage         tokens
-	result        string     // the agent's last words
-	why           *turnError // the last failure that is not tried again
+	result        string             // the agent's last words
+	why           *turnError         // the last failure that is not tried again
+	early         map[string][]early // by thread
+	kept          int                // of them, in all
 }
 
 func newSession(l agent.Launch, in agent.Stdin) *session {

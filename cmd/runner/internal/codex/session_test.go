@@ -376,6 +376,40 @@ func TestQueriesThatCannotBeSent(t *testing.T) {
 	}
 }
 
+// The CLI orders what it tells of one thread, not of two: a sub-agent's turn and its command may come before the
+// sub-agent does. It is recorded all the same, and stopped with the turn that left it.
+func TestEarlySubagent(t *testing.T) {
+	t.Parallel()
+	sub := func(method, rest string) string {
+		return fmt.Sprintf(`{"method":%q,"params":{"threadId":"t2","turnId":"v1"%s}}`, method, rest)
+	}
+	command := `,"item":{"type":"commandExecution","id":"c1","command":"sleep 300","status":"inProgress"}`
+	spawned := about("item/completed", `,"item":{"type":"collabAgentToolCall","id":"s1","tool":"spawnAgent","status":"completed","receiverThreadIds":["t2"],"prompt":"sleep"}`)
+	st := inTurn(t).prints(sub("turn/started", `,"turn":{"id":"v1"}`), sub("item/started", command), spawned, done)
+	if b := of[events.BlockStart](st, "block_start"); len(b) != 3 { // the call, the sub-agent, the command
+		t.Errorf("blocks %+v", b)
+	}
+	if m := st.last(); m.Method != "turn/interrupt" || m.Params["threadId"] != "t2" || m.Params["turnId"] != "v1" {
+		t.Fatalf("sent %+v", m)
+	}
+	st.prints(sub("turn/completed", `,"turn":{"id":"v1","status":"interrupted"}`))
+	if m := st.last(); m.Method != "thread/backgroundTerminals/list" || m.Params["threadId"] != "t2" {
+		t.Errorf("sent %+v", m)
+	}
+	// One of an earlier turn that is asked again.
+	again := about("item/completed", `,"item":{"type":"collabAgentToolCall","id":"s2","tool":"sendInput","status":"completed","receiverThreadIds":["t2"]}`)
+	st.begin().prints(`{"id":6,"result":{"turn":{"id":"u1"}}}`, sub("turn/started", `,"turn":{"id":"v3"}`), again, done)
+	if m := st.last(); m.Method != "turn/interrupt" || m.Params["turnId"] != "v3" {
+		t.Fatalf("sent %+v", m)
+	}
+	st.prints(sub("turn/completed", `,"turn":{"id":"v3","status":"interrupted"}`))
+	// One that begins when its turn is over is stopped too.
+	st.prints(sub("turn/started", `,"turn":{"id":"v2"}`))
+	if m := st.last(); m.Method != "turn/interrupt" || m.Params["turnId"] != "v2" {
+		t.Errorf("sent %+v", m)
+	}
+}
+
 // Whatever order lines come in and wherever they stop, nothing panics and what was opened is closed once.
 func TestAnyOrderOfLines(t *testing.T) {
 	t.Parallel()
