@@ -40,6 +40,7 @@ func CheckAgent(s events.AgentSpec) []FieldError {
 	if b := s.Limits.BudgetUSD; b < 0 || math.IsNaN(b) || math.IsInf(b, 0) {
 		c.fail("limits.budgetUsd", "it is not a number of dollars from 0 on")
 	}
+	c.option(command.CheckBudget("limits.session", s.Limits.Session), "limits.session.costUsd", "limits.session.costUsd")
 	architecture, ok := Architecture(s.Architecture)
 	switch {
 	case s.Architecture == "":

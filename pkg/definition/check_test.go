@@ -334,6 +334,7 @@ func TestHonoursIsKept(t *testing.T) {
 		"limits.budgetUsd":     func(s *events.AgentSpec) { s.Limits.BudgetUSD = 1 },
 		"limits.tokens":        func(s *events.AgentSpec) { s.Limits.Tokens = 1 },
 		"limits.timeMs":        func(s *events.AgentSpec) { s.Limits.TimeMs = 1 },
+		"limits.session":       func(s *events.AgentSpec) { s.Limits.Session.Turns = 1 },
 	}
 	for field, cells := range definition.Honours() {
 		set, ok := sets[field]

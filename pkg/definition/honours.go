@@ -79,6 +79,7 @@ func Honours() map[string]Cells {
 		"limits.budgetUsd": everyone(budget),
 		"limits.tokens":    everyone(budget),
 		"limits.timeMs":    everyone("the execution's time limit, unless the session has one"),
+		"limits.session":   everyone("the budget of each session that does not have one: checked before each turn, and in it as the execution's"),
 	}
 }
 

@@ -96,6 +96,8 @@ func Catalogue() []Entry {
 		entry[SkillPushed](Skill, "A version of a skill exists: a ZIP in the object store, under its SHA-256."),
 		entry[SkillTagged](Skill, "A tag names another version of the skill."),
 		entry[SkillRemoved](Skill, "The skill, or one version of it, is hidden."),
+		entry[TenantBudgetSet](TenantBudget, "A tenant has a budget for each day, each month, or in total, in place of the former."),
+		entry[TenantBudgetRemoved](TenantBudget, "The tenant's budget for the period is no more."),
 	}
 }
 

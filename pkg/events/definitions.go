@@ -84,6 +84,7 @@ type Limits struct {
 	BudgetUSD float64 `json:"budgetUsd,omitempty"` // of one execution
 	Tokens    uint32  `json:"tokens,omitempty"`    // of one execution, in and out
 	TimeMs    uint32  `json:"timeMs,omitempty"`    // milliseconds of one execution
+	Session   Budget  `json:"session,omitzero"`    // of a whole session, unless the session has one
 }
 
 // InstanceSpec is an agent with environments.

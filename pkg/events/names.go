@@ -253,3 +253,9 @@ func (SkillRemoved) sealed()         {}
 // EventType is execution_resolved.
 func (ExecutionResolved) EventType() Type { return "execution_resolved" }
 func (ExecutionResolved) sealed()         {}
+
+func (TenantBudgetSet) EventType() Type { return "tenant_budget_set" }
+func (TenantBudgetSet) sealed()         {}
+
+func (TenantBudgetRemoved) EventType() Type { return "tenant_budget_removed" }
+func (TenantBudgetRemoved) sealed()         {}

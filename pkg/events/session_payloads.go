@@ -14,6 +14,7 @@ type Options struct {
 	SandboxMaxAgeMs  uint32   `json:"sandboxMaxAgeMs,omitempty"`  // milliseconds after which a sandbox is replaced between two turns; default 24 h
 	Image            string   `json:"image,omitempty"`            // of the sandbox; default the executor's
 	Command          []string `json:"command,omitempty"`          // of architecture acp: the agent's program and its arguments
+	Budget           Budget   `json:"budget,omitzero"`            // of the whole session
 	Egress           []string `json:"egress,omitempty"`           // hosts beside the models' that the sandbox may reach: host, host:port or *.host
 }
 

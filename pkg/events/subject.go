@@ -15,19 +15,20 @@ type Aspect string
 // The aspects. A session has life (session service) and run (holder of the epoch);
 // the catalogue has one aspect for each kind of thing.
 const (
-	Life        Aspect = "life"
-	Run         Aspect = "run"
-	Key         Aspect = "key"
-	Agent       Aspect = "agent"
-	Instance    Aspect = "instance"
-	Environment Aspect = "environment"
-	Skill       Aspect = "skill"
+	Life         Aspect = "life"
+	Run          Aspect = "run"
+	Key          Aspect = "key"
+	Agent        Aspect = "agent"
+	Instance     Aspect = "instance"
+	Environment  Aspect = "environment"
+	Skill        Aspect = "skill"
+	TenantBudget Aspect = "budget"
 )
 
 // Catalogued tells whether an aspect is one of the catalogue's.
 func (a Aspect) Catalogued() bool {
 	switch a {
-	case Key, Agent, Instance, Environment, Skill:
+	case Key, Agent, Instance, Environment, Skill, TenantBudget:
 		return true
 	}
 	return false

@@ -43,6 +43,9 @@ const (
 
 	CatalogueEntries  = "catalogue_entries"
 	CatalogueVersions = "catalogue_versions"
+
+	TenantUsage   = "tenant_usage"
+	TenantBudgets = "tenant_budgets"
 )
 
 //go:embed migrations/*.sql

@@ -90,6 +90,7 @@ const (
 	AgentFilter       = "ev.*.*.*.agent"
 	InstanceFilter    = "ev.*.*.*.instance"
 	EnvironmentFilter = "ev.*.*.*.environment"
+	BudgetFilter      = "ev.*.*.*.budget"
 	SkillFilter       = "ev.*.*.*.skill"
 )
 
@@ -131,6 +132,8 @@ const (
 	BucketSkills = "skills"
 	// BucketSecrets is the key-value bucket of secrets' values, encrypted.
 	BucketSecrets = "secrets"
+	// BucketBudgets is the key-value bucket of tenants' budgets, and of what they have taken of them.
+	BucketBudgets = "budgets"
 )
 
 // maxToken bounds what an operator may put into a subject, a key or a durable's name.

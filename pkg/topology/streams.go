@@ -64,7 +64,7 @@ func eventsStream(shard, shards int) Stream {
 			AllowDirect: true,
 		},
 		Kind:   "the truth; kept for ever, refuses when full",
-		Writes: "session (life, key, agent, instance, environment, run), executor (run), skills (skill)",
+		Writes: "session (life, key, agent, instance, environment, budget, run), executor (run), skills (skill)",
 		Reads:  "session, executor, projector, skills, janitor",
 	}
 }
@@ -212,6 +212,12 @@ func KeyValues() []KeyValue {
 				Bucket: BucketSecrets, Description: "Values of secrets, encrypted to the executors' key.", Storage: jetstream.FileStorage, History: 1,
 			},
 			Keys: "<tenant>.e.<SHA-256>, or <tenant>.x.<execution>.<SHA-256> for one execution", Writes: "gateway, session (removes those of an execution)", Reads: "executor",
+		},
+		{
+			Config: jetstream.KeyValueConfig{
+				Bucket: BucketBudgets, Description: "Budgets of tenants, and what was taken of them.", Storage: jetstream.FileStorage, History: 1,
+			},
+			Keys: "<tenant>", Writes: "projector", Reads: "session, executor",
 		},
 	}
 }

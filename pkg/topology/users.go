@@ -48,10 +48,10 @@ func sessionUser() User {
 	return User{
 		Name: UserSession, Doc: "decides what sessions do; writes life, keys, jobs and timers",
 		Publish: join(
-			[]string{LifeFilter, RunFilter, KeyFilter, AgentFilter, InstanceFilter, EnvironmentFilter, "job.*.any", "job.*.on.*", "timer.at.*", "dead.>", "ctl.*"},
+			[]string{LifeFilter, RunFilter, KeyFilter, AgentFilter, InstanceFilter, EnvironmentFilter, BudgetFilter, "job.*.any", "job.*.on.*", "timer.at.*", "dead.>", "ctl.*"},
 			// Answers to commands go to the gateway that asked.
 			[]string{inbox(UserGateway)},
-			readLog(), writePayloads(), useKV(BucketLeases),
+			readLog(), writePayloads(), useKV(BucketLeases), useKV(BucketBudgets),
 			// Secrets of an execution go when it has ended. What it reads of them it cannot open.
 			useKV(BucketSecrets), []string{"$KV." + BucketSecrets + ".*.x.>"},
 			durable(StreamCommands, CommandsSession, CommandFilter(ServiceSession)),
@@ -70,7 +70,7 @@ func executorUser() User {
 			// One executor asks another, on ctl, whether it still holds a run.
 			[]string{inbox(UserExecutor)},
 			readLog(), writePayloads(), writeObjects(BucketWorkspaces), useKV(BucketLeases), []string{"$KV." + BucketLeases + ".>"},
-			readObjects(BucketSkills), useKV(BucketSecrets),
+			readObjects(BucketSkills), useKV(BucketSecrets), useKV(BucketBudgets),
 			// An engine's durable has the engine's name, which is no token to list here.
 			durable(StreamJobs, "*", "job.*.any"), durable(StreamJobs, "*", "job.*.on.*"),
 			// The text of blocks whose sandbox was lost.
@@ -86,6 +86,7 @@ func projectorUser() User {
 		Publish: join(
 			[]string{"live.*.*", "dead.>", CtlProjector},
 			readLog(), readPayloads(), ordered(StreamDeltas), info(StreamLive), info(StreamDead),
+			useKV(BucketBudgets), []string{"$KV." + BucketBudgets + ".*"},
 		),
 		Subscribe: []string{inbox(UserProjector)},
 	}

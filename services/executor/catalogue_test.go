@@ -388,9 +388,9 @@ func TestBudgets(t *testing.T) {
 			execution := s.post("go")
 			b.until("it runs", func() bool { l := s.load(); return l.Run.Execution == execution && l.Run.Phase == run.Running })
 			b.egress.mu.Lock()
-			told := b.egress.grants[len(b.egress.grants)-1].Budget
+			told := b.egress.grants[len(b.egress.grants)-1].Budgets
 			b.egress.mu.Unlock()
-			if want := c.limits.Tokens > 0 || c.limits.BudgetUSD > 0; want != (told != nil) || want && (told.Tokens != uint64(c.limits.Tokens) || told.CostUSD != c.limits.BudgetUSD) {
+			if want := c.limits.Tokens > 0 || c.limits.BudgetUSD > 0; want != (len(told) == 1) || want && (told[0].Account != execution || told[0].Limit != events.Budget{Tokens: uint64(c.limits.Tokens), CostUSD: c.limits.BudgetUSD}) {
 				t.Errorf("the proxy is told %+v", told)
 			}
 			b.egress.say(execution, c.line)

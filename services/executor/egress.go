@@ -112,8 +112,8 @@ func (w wayOut) Register(ctx context.Context, g holder.Grant) error {
 	for _, u := range g.Upstreams {
 		r.Upstreams = append(r.Upstreams, egress.Upstream(u))
 	}
-	if b := g.Budget; b != nil {
-		r.Budget = &egress.Budget{Tokens: b.Tokens, CostUSD: b.CostUSD, UsedTokens: b.Used.Tokens, UsedCostUSD: b.Used.CostUSD}
+	for _, b := range g.Budgets {
+		r.Budgets = append(r.Budgets, egress.Budget(b))
 	}
 	_, err := w.client.Register(ctx, g.Sandbox, r)
 	return w.reached(meaning(err))

@@ -21,6 +21,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/spoolhq/spool/pkg/budget"
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/sandbox"
@@ -49,17 +50,18 @@ type Deps struct {
 
 // Executor is one copy of the service.
 type Executor struct {
-	cfg    Config
-	id     string
-	deps   Deps
-	js     jetstream.JetStream
-	leases *lease.Keeper
-	holder *holder.Holder
-	store  *workspaces.Workspaces // nil where Deps brought its own
-	out    wayOut                 // of nobody where Deps brought its own, and where there is none
-	own    sandbox.Provider       // likewise
-	jobs   *jobs
-	ready  chan struct{}
+	cfg     Config
+	id      string
+	deps    Deps
+	js      jetstream.JetStream
+	leases  *lease.Keeper
+	budgets *budget.Watch
+	holder  *holder.Holder
+	store   *workspaces.Workspaces // nil where Deps brought its own
+	out     wayOut                 // of nobody where Deps brought its own, and where there is none
+	own     sandbox.Provider       // likewise
+	jobs    *jobs
+	ready   chan struct{}
 
 	skills  *skills.Skills // nil where Deps brought its own
 	secrets *secrets       // nil where there is no key
@@ -134,13 +136,14 @@ func build(cfg Config, deps Deps) (*Executor, error) {
 	if e.js, err = jetstream.New(deps.NATS); err != nil {
 		return nil, err
 	}
+	e.budgets = budget.NewWatch(e.js, deps.Logger)
 	e.leases = lease.New(e.js, topology.Lease{Executor: id, Provider: cfg.Sandbox, Engine: cfg.Engine, Slots: cfg.Slots, Address: cfg.Address}, deps.Logger)
 	e.holder = holder.New(holder.Config{
 		Executor: id, Provider: cfg.Sandbox, Engine: cfg.Engine, Slots: cfg.Slots, WarmMemory: uint64(max(cfg.WarmMemory, 0)), //nolint:gosec // not negative
 		Window: cfg.CommitWindow, Beat: cfg.Beat, KillAfter: cfg.KillAfter, MaxAttempts: uint32(cfg.MaxAttempts), //nolint:gosec // at most 100
 		EngineGone: cfg.EngineGone, Agent: cfg.agent, Pool: pool, PoolEvery: cfg.PoolEvery,
 	}, holder.Deps{
-		Workspaces: deps.Workspaces, Egress: deps.Egress, Skills: deps.Skills, Secrets: deps.Secrets, Metrics: deps.Metrics,
+		Workspaces: deps.Workspaces, Egress: deps.Egress, Skills: deps.Skills, Secrets: deps.Secrets, Budgets: e.budgets, Metrics: deps.Metrics,
 		Sessions: eventlog.Sessions{Log: deps.Log}, Sandbox: deps.Provider, Leases: e.leases,
 		Deltas: holder.Stream{JetStream: e.js}, Logger: deps.Logger, Now: deps.Now,
 	})
@@ -183,6 +186,7 @@ func (e *Executor) Run(ctx context.Context) error {
 		defer stop() // without a lease nothing may be held
 		return e.leases.Run(leased)
 	})
+	all.Go(func() error { return e.budgets.Run(work) })
 	all.Go(func() error { e.holder.Warm(work, e.cfg.WarmEvery); return nil })
 	all.Go(func() error { e.holder.Sweeps(work, e.cfg.SweepEvery); return nil })
 	all.Go(func() error { e.holder.Pool(work); return nil })

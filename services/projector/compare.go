@@ -28,6 +28,8 @@ var order = []struct{ table, key string }{
 	{readmodel.Keys, "tenant, id"},
 	{readmodel.CatalogueEntries, "tenant, id"},
 	{readmodel.CatalogueVersions, "tenant, id, version"},
+	{readmodel.TenantUsage, "tenant, id"},
+	{readmodel.TenantBudgets, "tenant, period"},
 	{readmodel.Poison, "position"},
 }
 

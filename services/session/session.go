@@ -18,6 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/spoolhq/spool/pkg/budget"
 	"github.com/spoolhq/spool/pkg/bus"
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/secret"
@@ -111,12 +112,13 @@ type Deps struct {
 
 // Service is one copy of the session service.
 type Service struct {
-	cfg    Config
-	deps   Deps
-	js     jetstream.JetStream
-	router *bus.Router
-	leases *lease.Watch
-	react  *reactor.Reactor
+	cfg     Config
+	deps    Deps
+	js      jetstream.JetStream
+	router  *bus.Router
+	leases  *lease.Watch
+	budgets *budget.Watch
+	react   *reactor.Reactor
 }
 
 // New makes a copy; it talks to nobody yet but to look up the leases bucket when it runs.
@@ -144,6 +146,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	}
 	counts := newMetrics(deps.Metrics)
 	s := &Service{cfg: cfg, deps: deps, js: js}
+	s.budgets = budget.NewWatch(js, deps.Logger)
 	s.leases = lease.New(lease.Config{JetStream: js, Logger: deps.Logger, Now: deps.Now, Gone: cfg.EngineGone})
 	publisher, err := bus.NewPublisher(bus.PublisherConfig{JetStream: js, Deduplicate: true, Logger: deps.Logger})
 	if err != nil {
@@ -151,7 +154,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	}
 	sessions := eventlog.Sessions{Log: deps.Log}
 	s.react = reactor.New(reactor.Config{
-		Sessions: sessions, JetStream: js, Publisher: publisher, Leases: s.leases, Now: deps.Now, Logger: deps.Logger,
+		Sessions: sessions, JetStream: js, Publisher: publisher, Leases: s.leases, Budgets: s.budgets, Now: deps.Now, Logger: deps.Logger,
 		Copy: deps.Copy, Reacted: counts.reacted, Published: counts.jobs.Inc,
 		Forget: func(ctx context.Context, tenant, execution string) error {
 			kv, err := secret.Bucket(ctx, js)
@@ -212,6 +215,7 @@ func (s *Service) Ready() <-chan struct{} { return s.router.Running() }
 func (s *Service) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return s.leases.Run(ctx) })
+	g.Go(func() error { return s.budgets.Run(ctx) })
 	g.Go(func() error { return s.router.Run(ctx) })
 	if err := g.Wait(); err != nil {
 		return fmt.Errorf("session service: %w", err)

@@ -30,6 +30,8 @@ const (
 	TypeDeleteSession  Type = "delete_session"  // no body; SessionID
 	TypeCreateKey      Type = "create_key"      // CreateKey; no ids
 	TypeRevokeKey      Type = "revoke_key"      // RevokeKey; no ids
+	TypeSetBudget      Type = "set_budget"      // SetBudget; no ids
+	TypeRemoveBudget   Type = "remove_budget"   // RemoveBudget; no ids
 
 	TypeApplyAgent        Type = "apply_agent"        // ApplyAgent; no ids
 	TypeApplyInstance     Type = "apply_instance"     // ApplyInstance; no ids
@@ -124,6 +126,18 @@ type CreateKey struct {
 // RevokeKey ends an API key; it goes where CreateKey went.
 type RevokeKey struct {
 	KeyID string `json:"keyId"`
+}
+
+// SetBudget gives the command's tenant a budget for a period. It goes to
+// events.BudgetOf(tenant, period), as RemoveBudget does.
+type SetBudget struct {
+	Period events.Period `json:"period"`
+	Budget events.Budget `json:"budget"`
+}
+
+// RemoveBudget ends the command's tenant's budget for a period.
+type RemoveBudget struct {
+	Period events.Period `json:"period"`
 }
 
 // ApplyAgent makes a version of an agent. It goes to the id of Ref's subject, as all commands about the catalogue do.

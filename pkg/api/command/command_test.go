@@ -2,6 +2,7 @@ package command_test
 
 import (
 	"errors"
+	"math"
 	"reflect"
 	"strings"
 	"testing"
@@ -85,6 +86,9 @@ func TestCheckOptions(t *testing.T) {
 		{events.Options{Command: []string{"a", "b\x00"}}, "sessionOptions.command[1]"},
 		{events.Options{Command: []string{"a", strings.Repeat("b", 4097)}}, "sessionOptions.command[1]"},
 		{events.Options{Command: make([]string, 65)}, "sessionOptions.command"},
+		{events.Options{Budget: events.Budget{Turns: 1, Tokens: 2, CostUSD: 0.5, TimeMs: 3}}, ""},
+		{events.Options{Budget: events.Budget{CostUSD: -1}}, "sessionOptions.budget.costUsd"},
+		{events.Options{Budget: events.Budget{CostUSD: math.NaN()}}, "sessionOptions.budget.costUsd"},
 		{events.Options{Egress: []string{"pypi.org", "*.example.com:8443"}}, ""},
 		{events.Options{Egress: []string{"pypi.org", "https://x"}}, "sessionOptions.egress[1]"},
 		{events.Options{Egress: make([]string, 257)}, "sessionOptions.egress"},
@@ -101,7 +105,7 @@ func TestMerge(t *testing.T) {
 	t.Parallel()
 	full := events.Options{
 		Model: "m", IdleTimeoutMs: 1, TurnLimitMs: 2, SessionLimitMs: 3, SyncIntervalMs: 4, HealthIntervalMs: 5, SandboxMaxAgeMs: 6,
-		Image: "i", Command: []string{"c"}, Egress: []string{"e"},
+		Image: "i", Command: []string{"c"}, Egress: []string{"e"}, Budget: events.Budget{Turns: 7},
 	}
 	v, fields := reflect.ValueOf(full), reflect.TypeFor[events.Options]()
 	for i := range fields.NumField() {

@@ -3,6 +3,7 @@ package command
 import (
 	"errors"
 	"fmt"
+	"math"
 	"regexp"
 	"slices"
 	"strings"
@@ -48,6 +49,9 @@ func CheckOptions(o events.Options) error {
 	if err := checkCommand(o.Command); err != nil {
 		return err
 	}
+	if err := CheckBudget("sessionOptions.budget", o.Budget); err != nil {
+		return err
+	}
 	if len(o.Egress) > MaxEgress {
 		return invalid("sessionOptions.egress", "there are %d entries; at most %d are taken", len(o.Egress), MaxEgress)
 	}
@@ -57,6 +61,14 @@ func CheckOptions(o events.Options) error {
 			field = fmt.Sprintf("%s[%d]", field, bad.Index)
 		}
 		return invalid(field, "%v", err)
+	}
+	return nil
+}
+
+// CheckBudget reports a budget whose dollars are no amount; field is the budget's own.
+func CheckBudget(field string, b events.Budget) error {
+	if b.CostUSD < 0 || math.IsNaN(b.CostUSD) || math.IsInf(b.CostUSD, 0) {
+		return invalid(field+".costUsd", "it is not a number of dollars from 0 on")
 	}
 	return nil
 }
@@ -106,6 +118,7 @@ var clearable = map[string]func(*events.Options){
 	"sandboxMaxAgeMs":  func(o *events.Options) { o.SandboxMaxAgeMs = 0 },
 	"image":            func(o *events.Options) { o.Image = "" },
 	"command":          func(o *events.Options) { o.Command = nil },
+	"budget":           func(o *events.Options) { o.Budget = events.Budget{} },
 	"egress":           func(o *events.Options) { o.Egress = nil },
 }
 
@@ -133,6 +146,9 @@ func Merge(o events.Options, changes *events.Options, clear []string) (events.Op
 		if *f.from != 0 {
 			*f.to = *f.from
 		}
+	}
+	if changes.Budget != (events.Budget{}) {
+		o.Budget = changes.Budget
 	}
 	for _, f := range []struct{ to, from *[]string }{{&o.Command, &changes.Command}, {&o.Egress, &changes.Egress}} {
 		if len(*f.from) > 0 {

@@ -46,6 +46,7 @@ func document(dir string) ([]byte, error) {
 		{events.Instance, "In the catalogue: `instance`"},
 		{events.Environment, "In the catalogue: `environment`"},
 		{events.Skill, "In the catalogue: `skill`"},
+		{events.TenantBudget, "Of tenants: `budget`"},
 	} {
 		fmt.Fprintf(&b, "\n## %s\n", part.title)
 		for _, e := range events.Catalogue() {

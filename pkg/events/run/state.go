@@ -12,7 +12,7 @@ import (
 
 // Version is the version of State as it is stored beside each commit. Another
 // version is not read: the state is folded from zero.
-const Version = 1
+const Version = 2
 
 // MaxClaims is how many claims without progress an execution survives.
 const MaxClaims = 5
@@ -57,8 +57,9 @@ type State struct {
 	Synced       uint32       `json:"synced,omitempty"`   // the last sync_requested that was answered
 	Egress       Line         `json:"egress,omitzero"`    // of the proxy's journal: the last line that is in the log
 	Resolved     Resolved     `json:"resolved,omitzero"`  // of the execution: where its execution_resolved is
-	Metered      Spent        `json:"metered,omitzero"`   // what the execution took, as the egress proxy saw it
-	Told         Spent        `json:"told,omitzero"`      // what the execution took, as the agent tells
+	Metered      events.Spent `json:"metered,omitzero"`   // what the execution took, as the egress proxy saw it
+	Told         events.Spent `json:"told,omitzero"`      // what the execution took, as the agent tells
+	Before       events.Spent `json:"before,omitzero"`    // what the session took: turns and time of all executions, of models what was not for this one
 }
 
 // Place is where a workspace is.
@@ -67,16 +68,11 @@ type Place struct {
 	Engine    string `json:"engine,omitempty"`
 }
 
-// Spent is what an execution took of models.
-type Spent struct {
-	Tokens  uint64  `json:"tokens,omitempty"` // in and out, those of a cache too
-	CostUSD float64 `json:"costUsd,omitempty"`
-}
-
 // Spent is what the execution took so far, as far as anybody knows.
-func (s State) Spent() Spent {
-	return Spent{max(s.Metered.Tokens, s.Told.Tokens), max(s.Metered.CostUSD, s.Told.CostUSD)}
-}
+func (s State) Spent() events.Spent { return s.Metered.Max(s.Told) }
+
+// SessionSpent is what the session took so far, the execution's part included.
+func (s State) SessionSpent() events.Spent { return s.Before.Plus(s.Spent()) }
 
 // Resolved is where an execution_resolved is.
 type Resolved struct {
@@ -177,6 +173,9 @@ func Evolve(s State, e events.Event) State {
 		s.Epoch, s.Holder, s.Turn = max(s.Epoch, d.Epoch), d.Executor, max(s.Turn, d.Turn)
 		s.Claims++
 	case events.ExecutionStarted:
+		if s.Attempt == 0 {
+			s.Before.Turns++
+		}
 		s.Phase, s.Attempt = Running, d.Attempt
 	case events.ExecutionCompleted:
 		s = s.end(e, Completed, d.Usage)
@@ -208,9 +207,11 @@ func Evolve(s State, e events.Event) State {
 		s.Egress = Line{d.Journal, d.Line}
 	case events.ModelCalled:
 		s.Egress = Line{d.Journal, d.Line}
-		if e.ExecutionID == s.Execution && !s.Phase.Terminal() {
-			s.Metered.Tokens += d.Usage.Tokens()
-			s.Metered.CostUSD += d.CostUSD
+		took := events.Spent{Tokens: d.Usage.Tokens(), CostUSD: d.CostUSD}
+		if e.ExecutionID == s.Execution { // also after its end: the proxy may tell late
+			s.Metered = s.Metered.Plus(took)
+		} else {
+			s.Before = s.Before.Plus(took)
 		}
 	case events.BlockStart:
 		if d.Block.Status == events.StatusPending {
@@ -219,7 +220,7 @@ func Evolve(s State, e events.Event) State {
 	case events.BlockComplete:
 		s.Open = slices.DeleteFunc(slices.Clone(s.Open), func(b OpenBlock) bool { return b.ID == d.Block.ID })
 	case events.MetadataUpdate:
-		s.Usage, s.Told = d.Usage, Spent{d.Usage.Tokens(), d.CostUSD}
+		s.Usage, s.Told = d.Usage, events.Spent{Tokens: d.Usage.Tokens(), CostUSD: d.CostUSD}
 	case events.TranscriptWritten:
 		s.AgentSession = d.AgentSessionID
 	}
@@ -269,10 +270,11 @@ func (s State) leave(kept bool) State {
 }
 
 func (s State) begin(e events.Event) State {
+	s.Before = s.Before.Plus(s.Spent())
 	s.Execution, s.Phase, s.ClaimedAt, s.EndedAt = e.ExecutionID, Starting, e.Time, time.Time{}
 	s.Attempt, s.Claims, s.Open, s.Usage = 0, 0, nil, events.Usage{}
 	s.PausedAt, s.PausedMs, s.Resolved = time.Time{}, 0, Resolved{}
-	s.Metered, s.Told = Spent{}, Spent{}
+	s.Metered, s.Told = events.Spent{}, events.Spent{}
 	return s
 }
 
@@ -281,5 +283,14 @@ func (s State) end(e events.Event, p Phase, u events.Usage) State {
 		return s // Decide writes no such thing
 	}
 	s.Phase, s.EndedAt, s.Usage, s.Claims, s.Open = p, e.Time, u, 0, nil
+	s.Before.TimeMs += s.Ran(e.Time)
 	return s
+}
+
+// Ran is how many milliseconds the execution has run by a time, if it has not ended, without those in which it stood still.
+func (s State) Ran(now time.Time) uint64 {
+	if !s.PausedAt.IsZero() && now.After(s.PausedAt) {
+		now = s.PausedAt
+	}
+	return uint64(max(0, now.Sub(s.ClaimedAt).Milliseconds()-int64(s.PausedMs))) //nolint:gosec // not negative
 }

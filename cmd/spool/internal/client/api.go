@@ -128,6 +128,26 @@ type SessionOptions struct {
 	Image   string   `json:"image,omitempty"`
 	Command []string `json:"command,omitempty"`
 	Egress  []string `json:"egress,omitempty"`
+	Budget  *Budget  `json:"budget,omitempty"` // of the whole session
+}
+
+// Budget bounds what may be taken, or is what was taken; 0 is no bound.
+type Budget struct {
+	Turns   uint32  `json:"turns,omitempty"` // executions that are started
+	Tokens  uint64  `json:"tokens,omitempty"`
+	CostUSD float64 `json:"costUsd,omitempty"`
+	TimeMs  uint64  `json:"timeMs,omitempty"` // milliseconds that executions run
+}
+
+// TenantBudget is a tenant's for a period: day, month or total.
+type TenantBudget struct {
+	Tenant   string    `json:"tenant"`
+	Period   string    `json:"period"`
+	Budget   Budget    `json:"budget"`
+	Spent    Budget    `json:"spent"`
+	From     string    `json:"from"`
+	Until    time.Time `json:"until"`
+	Exceeded string    `json:"exceeded"` // what is used up, "" for nothing
 }
 
 // Query is one of a session that is there.
@@ -277,6 +297,33 @@ func (c *Client) Keys(ctx context.Context) ([]Doc[Key], error) {
 func (c *Client) RevokeKey(ctx context.Context, id string) (json.RawMessage, error) {
 	var out json.RawMessage
 	err := c.do(ctx, call{method: http.MethodDelete, path: []string{"api", "keys", id}, repeat: true}, &out)
+	return out, err
+}
+
+// SetBudget gives a tenant a budget; "" is the caller's tenant.
+func (c *Client) SetBudget(ctx context.Context, tenant, period string, b Budget) (json.RawMessage, error) {
+	body := struct {
+		Tenant string `json:"tenant,omitempty"`
+		Budget Budget `json:"budget"`
+	}{tenant, b}
+	var out json.RawMessage
+	err := c.do(ctx, call{method: http.MethodPut, path: []string{"api", "budgets", period}, body: body, repeat: true}, &out)
+	return out, err
+}
+
+// Budgets lists a tenant's budgets with what was taken of them.
+func (c *Client) Budgets(ctx context.Context, tenant string) ([]Doc[TenantBudget], error) {
+	var out struct {
+		Budgets []Doc[TenantBudget] `json:"budgets"`
+	}
+	err := c.get(ctx, &out, filter("tenant", tenant), "api", "budgets")
+	return out.Budgets, err
+}
+
+// RemoveBudget ends a tenant's budget.
+func (c *Client) RemoveBudget(ctx context.Context, tenant, period string) (json.RawMessage, error) {
+	var out json.RawMessage
+	err := c.do(ctx, call{method: http.MethodDelete, path: []string{"api", "budgets", period}, query: filter("tenant", tenant), repeat: true}, &out)
 	return out, err
 }
 

@@ -60,6 +60,7 @@ type commands struct {
 	Envs       envsCommand       `cmd:"" help:"Environments, which hold variables and secrets: apply, list, show, remove, explain."`
 	Skills     skillsCommand     `cmd:"" help:"Skills, which agents are given: push, list, show, pull, tag, remove."`
 	Secrets    secretsCommand    `cmd:"" help:"The key that secrets are encrypted to: make it, change it."`
+	Budgets    budgetsCommand    `cmd:"" help:"What tenants may take in a day, a month or at all, and have taken."`
 	Keys       keysCommand       `cmd:"" help:"Make, list and revoke API keys."`
 	Doctor     doctorCommand     `cmd:"" help:"Check what Spool needs on this machine, and say what to do."`
 }

@@ -17,6 +17,11 @@ func (s server) each(a *app, kind events.Kind, what string, ids []string, done s
 			return err
 		}
 	}
+	return s.every(a, ids, done, do)
+}
+
+// every is each of what has no ids.
+func (s server) every(a *app, ids []string, done string, do func(context.Context, *client.Client, string) (any, error)) error {
 	ctx, cancel := a.interruptible()
 	defer cancel()
 	cl, err := s.connect(ctx, a)

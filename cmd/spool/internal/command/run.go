@@ -36,6 +36,7 @@ type runCommand struct {
 	Image        string   `placeholder:"IMAGE" help:"Image of the new session's sandbox."`
 	Command      string   `placeholder:"\"PROGRAM ARG…\"" help:"With --architecture acp: the agent's program and its arguments; quote what holds spaces."`
 	Egress       []string `placeholder:"HOST" help:"A host that the sandbox may reach beside the models': host, host:port or *.host; may be repeated."`
+	budgetFlags  `prefix:"budget-"`
 	File         []string `sep:"none" placeholder:"F" help:"A file, or a folder, that is put into the workspace first; may be repeated."`
 	Detach       bool     `help:"Do not wait: print the ids and leave it to run."`
 	MockLLM      bool     `name:"mock-llm" env:"SPOOL_MOCK_LLM" help:"If a stack is started for this run, give it a scripted model server in place of real models."`
@@ -65,7 +66,7 @@ func (c *runCommand) Run(a *app) error {
 			return err
 		}
 		if c.Agent != "" || c.Instance != "" || len(c.Env) > 0 || c.Architecture != "" || c.Sandbox != "" || c.Model != "" || options != nil {
-			return usage("session: --agent, --instance, --env, --architecture, --sandbox, --model, --image, --command and --egress are set when a session is made; leave them out with --session")
+			return usage("session: --agent, --instance, --env, --architecture, --sandbox, --model, --image, --command, --egress and the budget are set when a session is made; leave them out with --session")
 		}
 	}
 	r := &running{app: a, cmd: c, query: query, options: options, files: files, variables: variables, watcher: &watcher{app: a, json: c.JSON}}
@@ -121,10 +122,14 @@ func (c *runCommand) options() (*client.SessionOptions, error) {
 	if _, err := egress.ParseAllowlist(c.Egress); err != nil {
 		return nil, usage("egress: %v", err)
 	}
-	if c.Image == "" && command == nil && c.Egress == nil {
+	budget, err := c.budget("budget-")
+	if err != nil {
+		return nil, err
+	}
+	if c.Image == "" && command == nil && c.Egress == nil && budget == nil {
 		return nil, nil
 	}
-	return &client.SessionOptions{Image: c.Image, Command: command, Egress: c.Egress}, nil
+	return &client.SessionOptions{Image: c.Image, Command: command, Egress: c.Egress, Budget: budget}, nil
 }
 
 // query is what is asked.

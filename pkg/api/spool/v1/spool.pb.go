@@ -97,7 +97,9 @@ type SessionOptions struct {
 	// The agent's program and its arguments. Required with architecture acp, refused with others.
 	Command []string `protobuf:"bytes,9,rep,name=command,proto3" json:"command,omitempty"`
 	// Hosts beside the models' that the sandbox may reach: host, host:port or *.host.
-	Egress        []string `protobuf:"bytes,10,rep,name=egress,proto3" json:"egress,omitempty"`
+	Egress []string `protobuf:"bytes,10,rep,name=egress,proto3" json:"egress,omitempty"`
+	// What the whole session may take. What is due when it is used up fails with BUDGET_EXCEEDED.
+	Budget        *Budget `protobuf:"bytes,11,opt,name=budget,proto3" json:"budget,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -202,6 +204,86 @@ func (x *SessionOptions) GetEgress() []string {
 	return nil
 }
 
+func (x *SessionOptions) GetBudget() *Budget {
+	if x != nil {
+		return x.Budget
+	}
+	return nil
+}
+
+// Bounds what a session or a tenant may take; 0 is no bound.
+type Budget struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Executions that are started.
+	Turns uint32 `protobuf:"varint,1,opt,name=turns,proto3" json:"turns,omitempty"`
+	// Tokens in and out, those of caches too.
+	Tokens float64 `protobuf:"fixed64,2,opt,name=tokens,proto3" json:"tokens,omitempty"`
+	// Dollars.
+	CostUsd float64 `protobuf:"fixed64,3,opt,name=cost_usd,json=costUsd,proto3" json:"cost_usd,omitempty"`
+	// Milliseconds that executions run.
+	TimeMs        float64 `protobuf:"fixed64,4,opt,name=time_ms,json=timeMs,proto3" json:"time_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Budget) Reset() {
+	*x = Budget{}
+	mi := &file_spool_v1_spool_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Budget) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Budget) ProtoMessage() {}
+
+func (x *Budget) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Budget.ProtoReflect.Descriptor instead.
+func (*Budget) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Budget) GetTurns() uint32 {
+	if x != nil {
+		return x.Turns
+	}
+	return 0
+}
+
+func (x *Budget) GetTokens() float64 {
+	if x != nil {
+		return x.Tokens
+	}
+	return 0
+}
+
+func (x *Budget) GetCostUsd() float64 {
+	if x != nil {
+		return x.CostUsd
+	}
+	return 0
+}
+
+func (x *Budget) GetTimeMs() float64 {
+	if x != nil {
+		return x.TimeMs
+	}
+	return 0
+}
+
 // A file that is to be in the workspace before the agent begins. A request with files has 16 MiB at most (--max-request); larger files go by PUT /api/sessions/{id}/files/{path}.
 type WorkspaceFile struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -219,7 +301,7 @@ type WorkspaceFile struct {
 
 func (x *WorkspaceFile) Reset() {
 	*x = WorkspaceFile{}
-	mi := &file_spool_v1_spool_proto_msgTypes[2]
+	mi := &file_spool_v1_spool_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -231,7 +313,7 @@ func (x *WorkspaceFile) String() string {
 func (*WorkspaceFile) ProtoMessage() {}
 
 func (x *WorkspaceFile) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[2]
+	mi := &file_spool_v1_spool_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -244,7 +326,7 @@ func (x *WorkspaceFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkspaceFile.ProtoReflect.Descriptor instead.
 func (*WorkspaceFile) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{2}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *WorkspaceFile) GetPath() string {
@@ -301,7 +383,7 @@ type CreateSessionRequest struct {
 
 func (x *CreateSessionRequest) Reset() {
 	*x = CreateSessionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[3]
+	mi := &file_spool_v1_spool_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -313,7 +395,7 @@ func (x *CreateSessionRequest) String() string {
 func (*CreateSessionRequest) ProtoMessage() {}
 
 func (x *CreateSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[3]
+	mi := &file_spool_v1_spool_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -326,7 +408,7 @@ func (x *CreateSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSessionRequest.ProtoReflect.Descriptor instead.
 func (*CreateSessionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{3}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *CreateSessionRequest) GetAgent() string {
@@ -403,7 +485,7 @@ type CreateSessionResponse struct {
 
 func (x *CreateSessionResponse) Reset() {
 	*x = CreateSessionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[4]
+	mi := &file_spool_v1_spool_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -415,7 +497,7 @@ func (x *CreateSessionResponse) String() string {
 func (*CreateSessionResponse) ProtoMessage() {}
 
 func (x *CreateSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[4]
+	mi := &file_spool_v1_spool_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -428,7 +510,7 @@ func (x *CreateSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSessionResponse.ProtoReflect.Descriptor instead.
 func (*CreateSessionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{4}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *CreateSessionResponse) GetSessionId() string {
@@ -459,7 +541,7 @@ type ListSessionsRequest struct {
 
 func (x *ListSessionsRequest) Reset() {
 	*x = ListSessionsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[5]
+	mi := &file_spool_v1_spool_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -471,7 +553,7 @@ func (x *ListSessionsRequest) String() string {
 func (*ListSessionsRequest) ProtoMessage() {}
 
 func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[5]
+	mi := &file_spool_v1_spool_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -484,7 +566,7 @@ func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsRequest.ProtoReflect.Descriptor instead.
 func (*ListSessionsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{5}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ListSessionsRequest) GetPageSize() uint32 {
@@ -519,7 +601,7 @@ type ListSessionsResponse struct {
 
 func (x *ListSessionsResponse) Reset() {
 	*x = ListSessionsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[6]
+	mi := &file_spool_v1_spool_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -531,7 +613,7 @@ func (x *ListSessionsResponse) String() string {
 func (*ListSessionsResponse) ProtoMessage() {}
 
 func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[6]
+	mi := &file_spool_v1_spool_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -544,7 +626,7 @@ func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsResponse.ProtoReflect.Descriptor instead.
 func (*ListSessionsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{6}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ListSessionsResponse) GetSessions() []*Session {
@@ -572,7 +654,7 @@ type GetSessionRequest struct {
 
 func (x *GetSessionRequest) Reset() {
 	*x = GetSessionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[7]
+	mi := &file_spool_v1_spool_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -584,7 +666,7 @@ func (x *GetSessionRequest) String() string {
 func (*GetSessionRequest) ProtoMessage() {}
 
 func (x *GetSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[7]
+	mi := &file_spool_v1_spool_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -597,7 +679,7 @@ func (x *GetSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSessionRequest.ProtoReflect.Descriptor instead.
 func (*GetSessionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{7}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *GetSessionRequest) GetSessionId() string {
@@ -664,7 +746,7 @@ type Session struct {
 
 func (x *Session) Reset() {
 	*x = Session{}
-	mi := &file_spool_v1_spool_proto_msgTypes[8]
+	mi := &file_spool_v1_spool_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -676,7 +758,7 @@ func (x *Session) String() string {
 func (*Session) ProtoMessage() {}
 
 func (x *Session) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[8]
+	mi := &file_spool_v1_spool_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -689,7 +771,7 @@ func (x *Session) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Session.ProtoReflect.Descriptor instead.
 func (*Session) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{8}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Session) GetSessionId() string {
@@ -884,7 +966,7 @@ type CurrentSandbox struct {
 
 func (x *CurrentSandbox) Reset() {
 	*x = CurrentSandbox{}
-	mi := &file_spool_v1_spool_proto_msgTypes[9]
+	mi := &file_spool_v1_spool_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -896,7 +978,7 @@ func (x *CurrentSandbox) String() string {
 func (*CurrentSandbox) ProtoMessage() {}
 
 func (x *CurrentSandbox) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[9]
+	mi := &file_spool_v1_spool_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -909,7 +991,7 @@ func (x *CurrentSandbox) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CurrentSandbox.ProtoReflect.Descriptor instead.
 func (*CurrentSandbox) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{9}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *CurrentSandbox) GetSandboxId() string {
@@ -1003,7 +1085,7 @@ type UpdateSessionRequest struct {
 
 func (x *UpdateSessionRequest) Reset() {
 	*x = UpdateSessionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[10]
+	mi := &file_spool_v1_spool_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1015,7 +1097,7 @@ func (x *UpdateSessionRequest) String() string {
 func (*UpdateSessionRequest) ProtoMessage() {}
 
 func (x *UpdateSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[10]
+	mi := &file_spool_v1_spool_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1028,7 +1110,7 @@ func (x *UpdateSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateSessionRequest.ProtoReflect.Descriptor instead.
 func (*UpdateSessionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{10}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *UpdateSessionRequest) GetSessionId() string {
@@ -1069,7 +1151,7 @@ type UpdateSessionResponse struct {
 
 func (x *UpdateSessionResponse) Reset() {
 	*x = UpdateSessionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[11]
+	mi := &file_spool_v1_spool_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1081,7 +1163,7 @@ func (x *UpdateSessionResponse) String() string {
 func (*UpdateSessionResponse) ProtoMessage() {}
 
 func (x *UpdateSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[11]
+	mi := &file_spool_v1_spool_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1094,7 +1176,7 @@ func (x *UpdateSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateSessionResponse.ProtoReflect.Descriptor instead.
 func (*UpdateSessionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{11}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *UpdateSessionResponse) GetSessionId() string {
@@ -1120,7 +1202,7 @@ type DeleteSessionRequest struct {
 
 func (x *DeleteSessionRequest) Reset() {
 	*x = DeleteSessionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[12]
+	mi := &file_spool_v1_spool_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1132,7 +1214,7 @@ func (x *DeleteSessionRequest) String() string {
 func (*DeleteSessionRequest) ProtoMessage() {}
 
 func (x *DeleteSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[12]
+	mi := &file_spool_v1_spool_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1145,7 +1227,7 @@ func (x *DeleteSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSessionRequest.ProtoReflect.Descriptor instead.
 func (*DeleteSessionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{12}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *DeleteSessionRequest) GetSessionId() string {
@@ -1165,7 +1247,7 @@ type DeleteSessionResponse struct {
 
 func (x *DeleteSessionResponse) Reset() {
 	*x = DeleteSessionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[13]
+	mi := &file_spool_v1_spool_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1177,7 +1259,7 @@ func (x *DeleteSessionResponse) String() string {
 func (*DeleteSessionResponse) ProtoMessage() {}
 
 func (x *DeleteSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[13]
+	mi := &file_spool_v1_spool_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1190,7 +1272,7 @@ func (x *DeleteSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSessionResponse.ProtoReflect.Descriptor instead.
 func (*DeleteSessionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{13}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *DeleteSessionResponse) GetSessionId() string {
@@ -1226,7 +1308,7 @@ type PostMessageRequest struct {
 
 func (x *PostMessageRequest) Reset() {
 	*x = PostMessageRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[14]
+	mi := &file_spool_v1_spool_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1238,7 +1320,7 @@ func (x *PostMessageRequest) String() string {
 func (*PostMessageRequest) ProtoMessage() {}
 
 func (x *PostMessageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[14]
+	mi := &file_spool_v1_spool_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1251,7 +1333,7 @@ func (x *PostMessageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PostMessageRequest.ProtoReflect.Descriptor instead.
 func (*PostMessageRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{14}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *PostMessageRequest) GetSessionId() string {
@@ -1308,7 +1390,7 @@ type RunVariable struct {
 
 func (x *RunVariable) Reset() {
 	*x = RunVariable{}
-	mi := &file_spool_v1_spool_proto_msgTypes[15]
+	mi := &file_spool_v1_spool_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1320,7 +1402,7 @@ func (x *RunVariable) String() string {
 func (*RunVariable) ProtoMessage() {}
 
 func (x *RunVariable) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[15]
+	mi := &file_spool_v1_spool_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1333,7 +1415,7 @@ func (x *RunVariable) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunVariable.ProtoReflect.Descriptor instead.
 func (*RunVariable) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{15}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *RunVariable) GetValue() string {
@@ -1366,7 +1448,7 @@ type Part struct {
 
 func (x *Part) Reset() {
 	*x = Part{}
-	mi := &file_spool_v1_spool_proto_msgTypes[16]
+	mi := &file_spool_v1_spool_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1378,7 +1460,7 @@ func (x *Part) String() string {
 func (*Part) ProtoMessage() {}
 
 func (x *Part) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[16]
+	mi := &file_spool_v1_spool_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1391,7 +1473,7 @@ func (x *Part) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Part.ProtoReflect.Descriptor instead.
 func (*Part) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{16}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Part) GetType() string {
@@ -1433,7 +1515,7 @@ type PostMessageResponse struct {
 
 func (x *PostMessageResponse) Reset() {
 	*x = PostMessageResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[17]
+	mi := &file_spool_v1_spool_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1445,7 +1527,7 @@ func (x *PostMessageResponse) String() string {
 func (*PostMessageResponse) ProtoMessage() {}
 
 func (x *PostMessageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[17]
+	mi := &file_spool_v1_spool_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1458,7 +1540,7 @@ func (x *PostMessageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PostMessageResponse.ProtoReflect.Descriptor instead.
 func (*PostMessageResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{17}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *PostMessageResponse) GetSessionId() string {
@@ -1491,7 +1573,7 @@ type InterruptSessionRequest struct {
 
 func (x *InterruptSessionRequest) Reset() {
 	*x = InterruptSessionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[18]
+	mi := &file_spool_v1_spool_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1503,7 +1585,7 @@ func (x *InterruptSessionRequest) String() string {
 func (*InterruptSessionRequest) ProtoMessage() {}
 
 func (x *InterruptSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[18]
+	mi := &file_spool_v1_spool_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1516,7 +1598,7 @@ func (x *InterruptSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptSessionRequest.ProtoReflect.Descriptor instead.
 func (*InterruptSessionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{18}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *InterruptSessionRequest) GetSessionId() string {
@@ -1535,7 +1617,7 @@ type InterruptSessionResponse struct {
 
 func (x *InterruptSessionResponse) Reset() {
 	*x = InterruptSessionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[19]
+	mi := &file_spool_v1_spool_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1547,7 +1629,7 @@ func (x *InterruptSessionResponse) String() string {
 func (*InterruptSessionResponse) ProtoMessage() {}
 
 func (x *InterruptSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[19]
+	mi := &file_spool_v1_spool_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1560,7 +1642,7 @@ func (x *InterruptSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptSessionResponse.ProtoReflect.Descriptor instead.
 func (*InterruptSessionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{19}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *InterruptSessionResponse) GetPosition() string {
@@ -1579,7 +1661,7 @@ type SyncSessionRequest struct {
 
 func (x *SyncSessionRequest) Reset() {
 	*x = SyncSessionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[20]
+	mi := &file_spool_v1_spool_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1591,7 +1673,7 @@ func (x *SyncSessionRequest) String() string {
 func (*SyncSessionRequest) ProtoMessage() {}
 
 func (x *SyncSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[20]
+	mi := &file_spool_v1_spool_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1604,7 +1686,7 @@ func (x *SyncSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncSessionRequest.ProtoReflect.Descriptor instead.
 func (*SyncSessionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{20}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *SyncSessionRequest) GetSessionId() string {
@@ -1623,7 +1705,7 @@ type SyncSessionResponse struct {
 
 func (x *SyncSessionResponse) Reset() {
 	*x = SyncSessionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[21]
+	mi := &file_spool_v1_spool_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1635,7 +1717,7 @@ func (x *SyncSessionResponse) String() string {
 func (*SyncSessionResponse) ProtoMessage() {}
 
 func (x *SyncSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[21]
+	mi := &file_spool_v1_spool_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1648,7 +1730,7 @@ func (x *SyncSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncSessionResponse.ProtoReflect.Descriptor instead.
 func (*SyncSessionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{21}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *SyncSessionResponse) GetPosition() string {
@@ -1667,7 +1749,7 @@ type TerminateEnvironmentRequest struct {
 
 func (x *TerminateEnvironmentRequest) Reset() {
 	*x = TerminateEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[22]
+	mi := &file_spool_v1_spool_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1679,7 +1761,7 @@ func (x *TerminateEnvironmentRequest) String() string {
 func (*TerminateEnvironmentRequest) ProtoMessage() {}
 
 func (x *TerminateEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[22]
+	mi := &file_spool_v1_spool_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1692,7 +1774,7 @@ func (x *TerminateEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminateEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*TerminateEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{22}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *TerminateEnvironmentRequest) GetSessionId() string {
@@ -1711,7 +1793,7 @@ type TerminateEnvironmentResponse struct {
 
 func (x *TerminateEnvironmentResponse) Reset() {
 	*x = TerminateEnvironmentResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[23]
+	mi := &file_spool_v1_spool_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1723,7 +1805,7 @@ func (x *TerminateEnvironmentResponse) String() string {
 func (*TerminateEnvironmentResponse) ProtoMessage() {}
 
 func (x *TerminateEnvironmentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[23]
+	mi := &file_spool_v1_spool_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1736,7 +1818,7 @@ func (x *TerminateEnvironmentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminateEnvironmentResponse.ProtoReflect.Descriptor instead.
 func (*TerminateEnvironmentResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{23}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *TerminateEnvironmentResponse) GetPosition() string {
@@ -1756,7 +1838,7 @@ type ListConversationsRequest struct {
 
 func (x *ListConversationsRequest) Reset() {
 	*x = ListConversationsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[24]
+	mi := &file_spool_v1_spool_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1768,7 +1850,7 @@ func (x *ListConversationsRequest) String() string {
 func (*ListConversationsRequest) ProtoMessage() {}
 
 func (x *ListConversationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[24]
+	mi := &file_spool_v1_spool_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1781,7 +1863,7 @@ func (x *ListConversationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConversationsRequest.ProtoReflect.Descriptor instead.
 func (*ListConversationsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{24}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ListConversationsRequest) GetSessionId() string {
@@ -1807,7 +1889,7 @@ type ListConversationsResponse struct {
 
 func (x *ListConversationsResponse) Reset() {
 	*x = ListConversationsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[25]
+	mi := &file_spool_v1_spool_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1819,7 +1901,7 @@ func (x *ListConversationsResponse) String() string {
 func (*ListConversationsResponse) ProtoMessage() {}
 
 func (x *ListConversationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[25]
+	mi := &file_spool_v1_spool_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1832,7 +1914,7 @@ func (x *ListConversationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConversationsResponse.ProtoReflect.Descriptor instead.
 func (*ListConversationsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{25}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ListConversationsResponse) GetConversations() []*Conversation {
@@ -1862,7 +1944,7 @@ type Conversation struct {
 
 func (x *Conversation) Reset() {
 	*x = Conversation{}
-	mi := &file_spool_v1_spool_proto_msgTypes[26]
+	mi := &file_spool_v1_spool_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1874,7 +1956,7 @@ func (x *Conversation) String() string {
 func (*Conversation) ProtoMessage() {}
 
 func (x *Conversation) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[26]
+	mi := &file_spool_v1_spool_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1887,7 +1969,7 @@ func (x *Conversation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Conversation.ProtoReflect.Descriptor instead.
 func (*Conversation) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{26}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Conversation) GetConversationId() string {
@@ -1987,7 +2069,7 @@ type StartExecutionRequest struct {
 
 func (x *StartExecutionRequest) Reset() {
 	*x = StartExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[27]
+	mi := &file_spool_v1_spool_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1999,7 +2081,7 @@ func (x *StartExecutionRequest) String() string {
 func (*StartExecutionRequest) ProtoMessage() {}
 
 func (x *StartExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[27]
+	mi := &file_spool_v1_spool_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2012,7 +2094,7 @@ func (x *StartExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartExecutionRequest.ProtoReflect.Descriptor instead.
 func (*StartExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{27}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *StartExecutionRequest) GetAgent() string {
@@ -2110,7 +2192,7 @@ type StartExecutionResponse struct {
 
 func (x *StartExecutionResponse) Reset() {
 	*x = StartExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[28]
+	mi := &file_spool_v1_spool_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2122,7 +2204,7 @@ func (x *StartExecutionResponse) String() string {
 func (*StartExecutionResponse) ProtoMessage() {}
 
 func (x *StartExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[28]
+	mi := &file_spool_v1_spool_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2135,7 +2217,7 @@ func (x *StartExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartExecutionResponse.ProtoReflect.Descriptor instead.
 func (*StartExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{28}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *StartExecutionResponse) GetSessionId() string {
@@ -2172,7 +2254,7 @@ type ListExecutionsRequest struct {
 
 func (x *ListExecutionsRequest) Reset() {
 	*x = ListExecutionsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[29]
+	mi := &file_spool_v1_spool_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2184,7 +2266,7 @@ func (x *ListExecutionsRequest) String() string {
 func (*ListExecutionsRequest) ProtoMessage() {}
 
 func (x *ListExecutionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[29]
+	mi := &file_spool_v1_spool_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2197,7 +2279,7 @@ func (x *ListExecutionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExecutionsRequest.ProtoReflect.Descriptor instead.
 func (*ListExecutionsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{29}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ListExecutionsRequest) GetPageSize() uint32 {
@@ -2233,7 +2315,7 @@ type ListSessionExecutionsRequest struct {
 
 func (x *ListSessionExecutionsRequest) Reset() {
 	*x = ListSessionExecutionsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[30]
+	mi := &file_spool_v1_spool_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2245,7 +2327,7 @@ func (x *ListSessionExecutionsRequest) String() string {
 func (*ListSessionExecutionsRequest) ProtoMessage() {}
 
 func (x *ListSessionExecutionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[30]
+	mi := &file_spool_v1_spool_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2258,7 +2340,7 @@ func (x *ListSessionExecutionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionExecutionsRequest.ProtoReflect.Descriptor instead.
 func (*ListSessionExecutionsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{30}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ListSessionExecutionsRequest) GetSessionId() string {
@@ -2300,7 +2382,7 @@ type ListExecutionsResponse struct {
 
 func (x *ListExecutionsResponse) Reset() {
 	*x = ListExecutionsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[31]
+	mi := &file_spool_v1_spool_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2312,7 +2394,7 @@ func (x *ListExecutionsResponse) String() string {
 func (*ListExecutionsResponse) ProtoMessage() {}
 
 func (x *ListExecutionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[31]
+	mi := &file_spool_v1_spool_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2325,7 +2407,7 @@ func (x *ListExecutionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExecutionsResponse.ProtoReflect.Descriptor instead.
 func (*ListExecutionsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{31}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ListExecutionsResponse) GetExecutions() []*Execution {
@@ -2352,7 +2434,7 @@ type GetExecutionRequest struct {
 
 func (x *GetExecutionRequest) Reset() {
 	*x = GetExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[32]
+	mi := &file_spool_v1_spool_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2364,7 +2446,7 @@ func (x *GetExecutionRequest) String() string {
 func (*GetExecutionRequest) ProtoMessage() {}
 
 func (x *GetExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[32]
+	mi := &file_spool_v1_spool_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2377,7 +2459,7 @@ func (x *GetExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetExecutionRequest.ProtoReflect.Descriptor instead.
 func (*GetExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{32}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *GetExecutionRequest) GetExecutionId() string {
@@ -2436,7 +2518,7 @@ type Execution struct {
 
 func (x *Execution) Reset() {
 	*x = Execution{}
-	mi := &file_spool_v1_spool_proto_msgTypes[33]
+	mi := &file_spool_v1_spool_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2448,7 +2530,7 @@ func (x *Execution) String() string {
 func (*Execution) ProtoMessage() {}
 
 func (x *Execution) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[33]
+	mi := &file_spool_v1_spool_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2461,7 +2543,7 @@ func (x *Execution) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Execution.ProtoReflect.Descriptor instead.
 func (*Execution) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{33}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Execution) GetExecutionId() string {
@@ -2643,7 +2725,7 @@ type MeteredUsage struct {
 
 func (x *MeteredUsage) Reset() {
 	*x = MeteredUsage{}
-	mi := &file_spool_v1_spool_proto_msgTypes[34]
+	mi := &file_spool_v1_spool_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2655,7 +2737,7 @@ func (x *MeteredUsage) String() string {
 func (*MeteredUsage) ProtoMessage() {}
 
 func (x *MeteredUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[34]
+	mi := &file_spool_v1_spool_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2668,7 +2750,7 @@ func (x *MeteredUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MeteredUsage.ProtoReflect.Descriptor instead.
 func (*MeteredUsage) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{34}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *MeteredUsage) GetProvider() string {
@@ -2754,7 +2836,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_spool_v1_spool_proto_msgTypes[35]
+	mi := &file_spool_v1_spool_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2766,7 +2848,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[35]
+	mi := &file_spool_v1_spool_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2779,7 +2861,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{35}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Usage) GetInputTokens() uint32 {
@@ -2819,7 +2901,7 @@ type CancelExecutionRequest struct {
 
 func (x *CancelExecutionRequest) Reset() {
 	*x = CancelExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[36]
+	mi := &file_spool_v1_spool_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2831,7 +2913,7 @@ func (x *CancelExecutionRequest) String() string {
 func (*CancelExecutionRequest) ProtoMessage() {}
 
 func (x *CancelExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[36]
+	mi := &file_spool_v1_spool_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2844,7 +2926,7 @@ func (x *CancelExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelExecutionRequest.ProtoReflect.Descriptor instead.
 func (*CancelExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{36}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *CancelExecutionRequest) GetExecutionId() string {
@@ -2863,7 +2945,7 @@ type CancelExecutionResponse struct {
 
 func (x *CancelExecutionResponse) Reset() {
 	*x = CancelExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[37]
+	mi := &file_spool_v1_spool_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2875,7 +2957,7 @@ func (x *CancelExecutionResponse) String() string {
 func (*CancelExecutionResponse) ProtoMessage() {}
 
 func (x *CancelExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[37]
+	mi := &file_spool_v1_spool_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2888,7 +2970,7 @@ func (x *CancelExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelExecutionResponse.ProtoReflect.Descriptor instead.
 func (*CancelExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{37}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *CancelExecutionResponse) GetPosition() string {
@@ -2907,7 +2989,7 @@ type PauseExecutionRequest struct {
 
 func (x *PauseExecutionRequest) Reset() {
 	*x = PauseExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[38]
+	mi := &file_spool_v1_spool_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2919,7 +3001,7 @@ func (x *PauseExecutionRequest) String() string {
 func (*PauseExecutionRequest) ProtoMessage() {}
 
 func (x *PauseExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[38]
+	mi := &file_spool_v1_spool_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2932,7 +3014,7 @@ func (x *PauseExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseExecutionRequest.ProtoReflect.Descriptor instead.
 func (*PauseExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{38}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *PauseExecutionRequest) GetExecutionId() string {
@@ -2951,7 +3033,7 @@ type PauseExecutionResponse struct {
 
 func (x *PauseExecutionResponse) Reset() {
 	*x = PauseExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[39]
+	mi := &file_spool_v1_spool_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2963,7 +3045,7 @@ func (x *PauseExecutionResponse) String() string {
 func (*PauseExecutionResponse) ProtoMessage() {}
 
 func (x *PauseExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[39]
+	mi := &file_spool_v1_spool_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2976,7 +3058,7 @@ func (x *PauseExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseExecutionResponse.ProtoReflect.Descriptor instead.
 func (*PauseExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{39}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *PauseExecutionResponse) GetPosition() string {
@@ -2995,7 +3077,7 @@ type ResumeExecutionRequest struct {
 
 func (x *ResumeExecutionRequest) Reset() {
 	*x = ResumeExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[40]
+	mi := &file_spool_v1_spool_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3007,7 +3089,7 @@ func (x *ResumeExecutionRequest) String() string {
 func (*ResumeExecutionRequest) ProtoMessage() {}
 
 func (x *ResumeExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[40]
+	mi := &file_spool_v1_spool_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3020,7 +3102,7 @@ func (x *ResumeExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeExecutionRequest.ProtoReflect.Descriptor instead.
 func (*ResumeExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{40}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ResumeExecutionRequest) GetExecutionId() string {
@@ -3039,7 +3121,7 @@ type ResumeExecutionResponse struct {
 
 func (x *ResumeExecutionResponse) Reset() {
 	*x = ResumeExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[41]
+	mi := &file_spool_v1_spool_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3051,7 +3133,7 @@ func (x *ResumeExecutionResponse) String() string {
 func (*ResumeExecutionResponse) ProtoMessage() {}
 
 func (x *ResumeExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[41]
+	mi := &file_spool_v1_spool_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3064,7 +3146,7 @@ func (x *ResumeExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeExecutionResponse.ProtoReflect.Descriptor instead.
 func (*ResumeExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{41}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ResumeExecutionResponse) GetPosition() string {
@@ -3083,7 +3165,7 @@ type TerminateExecutionRequest struct {
 
 func (x *TerminateExecutionRequest) Reset() {
 	*x = TerminateExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[42]
+	mi := &file_spool_v1_spool_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3095,7 +3177,7 @@ func (x *TerminateExecutionRequest) String() string {
 func (*TerminateExecutionRequest) ProtoMessage() {}
 
 func (x *TerminateExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[42]
+	mi := &file_spool_v1_spool_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3108,7 +3190,7 @@ func (x *TerminateExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminateExecutionRequest.ProtoReflect.Descriptor instead.
 func (*TerminateExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{42}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *TerminateExecutionRequest) GetExecutionId() string {
@@ -3127,7 +3209,7 @@ type TerminateExecutionResponse struct {
 
 func (x *TerminateExecutionResponse) Reset() {
 	*x = TerminateExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[43]
+	mi := &file_spool_v1_spool_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3139,7 +3221,7 @@ func (x *TerminateExecutionResponse) String() string {
 func (*TerminateExecutionResponse) ProtoMessage() {}
 
 func (x *TerminateExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[43]
+	mi := &file_spool_v1_spool_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3152,7 +3234,7 @@ func (x *TerminateExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminateExecutionResponse.ProtoReflect.Descriptor instead.
 func (*TerminateExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{43}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *TerminateExecutionResponse) GetPosition() string {
@@ -3178,7 +3260,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[44]
+	mi := &file_spool_v1_spool_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3190,7 +3272,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[44]
+	mi := &file_spool_v1_spool_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3203,7 +3285,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{44}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ListEventsRequest) GetSessionId() string {
@@ -3254,7 +3336,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[45]
+	mi := &file_spool_v1_spool_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3266,7 +3348,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[45]
+	mi := &file_spool_v1_spool_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3279,7 +3361,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{45}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ListEventsResponse) GetEvents() []*Event {
@@ -3326,7 +3408,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_spool_v1_spool_proto_msgTypes[46]
+	mi := &file_spool_v1_spool_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3338,7 +3420,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[46]
+	mi := &file_spool_v1_spool_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3351,7 +3433,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{46}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Event) GetSeq() uint32 {
@@ -3435,7 +3517,7 @@ type StreamEventsRequest struct {
 
 func (x *StreamEventsRequest) Reset() {
 	*x = StreamEventsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[47]
+	mi := &file_spool_v1_spool_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3447,7 +3529,7 @@ func (x *StreamEventsRequest) String() string {
 func (*StreamEventsRequest) ProtoMessage() {}
 
 func (x *StreamEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[47]
+	mi := &file_spool_v1_spool_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3460,7 +3542,7 @@ func (x *StreamEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamEventsRequest.ProtoReflect.Descriptor instead.
 func (*StreamEventsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{47}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *StreamEventsRequest) GetSessionId() string {
@@ -3490,7 +3572,7 @@ type StreamEventsResponse struct {
 
 func (x *StreamEventsResponse) Reset() {
 	*x = StreamEventsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[48]
+	mi := &file_spool_v1_spool_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3502,7 +3584,7 @@ func (x *StreamEventsResponse) String() string {
 func (*StreamEventsResponse) ProtoMessage() {}
 
 func (x *StreamEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[48]
+	mi := &file_spool_v1_spool_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3515,7 +3597,7 @@ func (x *StreamEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamEventsResponse.ProtoReflect.Descriptor instead.
 func (*StreamEventsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{48}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *StreamEventsResponse) GetMessage() isStreamEventsResponse_Message {
@@ -3571,7 +3653,7 @@ type Lag struct {
 
 func (x *Lag) Reset() {
 	*x = Lag{}
-	mi := &file_spool_v1_spool_proto_msgTypes[49]
+	mi := &file_spool_v1_spool_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3583,7 +3665,7 @@ func (x *Lag) String() string {
 func (*Lag) ProtoMessage() {}
 
 func (x *Lag) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[49]
+	mi := &file_spool_v1_spool_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3596,7 +3678,7 @@ func (x *Lag) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lag.ProtoReflect.Descriptor instead.
 func (*Lag) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{49}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *Lag) GetLagging() bool {
@@ -3625,7 +3707,7 @@ type ListBlocksRequest struct {
 
 func (x *ListBlocksRequest) Reset() {
 	*x = ListBlocksRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[50]
+	mi := &file_spool_v1_spool_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3637,7 +3719,7 @@ func (x *ListBlocksRequest) String() string {
 func (*ListBlocksRequest) ProtoMessage() {}
 
 func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[50]
+	mi := &file_spool_v1_spool_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3650,7 +3732,7 @@ func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksRequest.ProtoReflect.Descriptor instead.
 func (*ListBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{50}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ListBlocksRequest) GetSessionId() string {
@@ -3685,7 +3767,7 @@ type ListBlocksResponse struct {
 
 func (x *ListBlocksResponse) Reset() {
 	*x = ListBlocksResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[51]
+	mi := &file_spool_v1_spool_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3697,7 +3779,7 @@ func (x *ListBlocksResponse) String() string {
 func (*ListBlocksResponse) ProtoMessage() {}
 
 func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[51]
+	mi := &file_spool_v1_spool_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3710,7 +3792,7 @@ func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksResponse.ProtoReflect.Descriptor instead.
 func (*ListBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{51}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ListBlocksResponse) GetBlocks() []*Block {
@@ -3780,7 +3862,7 @@ type Block struct {
 
 func (x *Block) Reset() {
 	*x = Block{}
-	mi := &file_spool_v1_spool_proto_msgTypes[52]
+	mi := &file_spool_v1_spool_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3792,7 +3874,7 @@ func (x *Block) String() string {
 func (*Block) ProtoMessage() {}
 
 func (x *Block) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[52]
+	mi := &file_spool_v1_spool_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3805,7 +3887,7 @@ func (x *Block) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Block.ProtoReflect.Descriptor instead.
 func (*Block) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{52}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *Block) GetId() string {
@@ -3988,7 +4070,7 @@ type TodoItem struct {
 
 func (x *TodoItem) Reset() {
 	*x = TodoItem{}
-	mi := &file_spool_v1_spool_proto_msgTypes[53]
+	mi := &file_spool_v1_spool_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4000,7 +4082,7 @@ func (x *TodoItem) String() string {
 func (*TodoItem) ProtoMessage() {}
 
 func (x *TodoItem) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[53]
+	mi := &file_spool_v1_spool_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4013,7 +4095,7 @@ func (x *TodoItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TodoItem.ProtoReflect.Descriptor instead.
 func (*TodoItem) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{53}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *TodoItem) GetContent() string {
@@ -4042,7 +4124,7 @@ type CreateKeyRequest struct {
 
 func (x *CreateKeyRequest) Reset() {
 	*x = CreateKeyRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[54]
+	mi := &file_spool_v1_spool_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4054,7 +4136,7 @@ func (x *CreateKeyRequest) String() string {
 func (*CreateKeyRequest) ProtoMessage() {}
 
 func (x *CreateKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[54]
+	mi := &file_spool_v1_spool_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4067,7 +4149,7 @@ func (x *CreateKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateKeyRequest.ProtoReflect.Descriptor instead.
 func (*CreateKeyRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{54}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *CreateKeyRequest) GetName() string {
@@ -4100,7 +4182,7 @@ type CreateKeyResponse struct {
 
 func (x *CreateKeyResponse) Reset() {
 	*x = CreateKeyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[55]
+	mi := &file_spool_v1_spool_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4112,7 +4194,7 @@ func (x *CreateKeyResponse) String() string {
 func (*CreateKeyResponse) ProtoMessage() {}
 
 func (x *CreateKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[55]
+	mi := &file_spool_v1_spool_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4125,7 +4207,7 @@ func (x *CreateKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateKeyResponse.ProtoReflect.Descriptor instead.
 func (*CreateKeyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{55}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *CreateKeyResponse) GetKeyId() string {
@@ -4180,7 +4262,7 @@ type ListKeysRequest struct {
 
 func (x *ListKeysRequest) Reset() {
 	*x = ListKeysRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[56]
+	mi := &file_spool_v1_spool_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4192,7 +4274,7 @@ func (x *ListKeysRequest) String() string {
 func (*ListKeysRequest) ProtoMessage() {}
 
 func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[56]
+	mi := &file_spool_v1_spool_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4205,7 +4287,7 @@ func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysRequest.ProtoReflect.Descriptor instead.
 func (*ListKeysRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{56}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ListKeysRequest) GetTenant() string {
@@ -4224,7 +4306,7 @@ type ListKeysResponse struct {
 
 func (x *ListKeysResponse) Reset() {
 	*x = ListKeysResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[57]
+	mi := &file_spool_v1_spool_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4236,7 +4318,7 @@ func (x *ListKeysResponse) String() string {
 func (*ListKeysResponse) ProtoMessage() {}
 
 func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[57]
+	mi := &file_spool_v1_spool_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4249,7 +4331,7 @@ func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysResponse.ProtoReflect.Descriptor instead.
 func (*ListKeysResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{57}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ListKeysResponse) GetKeys() []*Key {
@@ -4273,7 +4355,7 @@ type Key struct {
 
 func (x *Key) Reset() {
 	*x = Key{}
-	mi := &file_spool_v1_spool_proto_msgTypes[58]
+	mi := &file_spool_v1_spool_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4285,7 +4367,7 @@ func (x *Key) String() string {
 func (*Key) ProtoMessage() {}
 
 func (x *Key) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[58]
+	mi := &file_spool_v1_spool_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4298,7 +4380,7 @@ func (x *Key) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Key.ProtoReflect.Descriptor instead.
 func (*Key) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{58}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *Key) GetKeyId() string {
@@ -4347,7 +4429,7 @@ type RevokeKeyRequest struct {
 
 func (x *RevokeKeyRequest) Reset() {
 	*x = RevokeKeyRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[59]
+	mi := &file_spool_v1_spool_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4359,7 +4441,7 @@ func (x *RevokeKeyRequest) String() string {
 func (*RevokeKeyRequest) ProtoMessage() {}
 
 func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[59]
+	mi := &file_spool_v1_spool_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4372,7 +4454,7 @@ func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeKeyRequest.ProtoReflect.Descriptor instead.
 func (*RevokeKeyRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{59}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *RevokeKeyRequest) GetKeyId() string {
@@ -4399,7 +4481,7 @@ type RevokeKeyResponse struct {
 
 func (x *RevokeKeyResponse) Reset() {
 	*x = RevokeKeyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[60]
+	mi := &file_spool_v1_spool_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4411,7 +4493,7 @@ func (x *RevokeKeyResponse) String() string {
 func (*RevokeKeyResponse) ProtoMessage() {}
 
 func (x *RevokeKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[60]
+	mi := &file_spool_v1_spool_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4424,7 +4506,7 @@ func (x *RevokeKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeKeyResponse.ProtoReflect.Descriptor instead.
 func (*RevokeKeyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{60}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *RevokeKeyResponse) GetKeyId() string {
@@ -4435,6 +4517,429 @@ func (x *RevokeKeyResponse) GetKeyId() string {
 }
 
 func (x *RevokeKeyResponse) GetPosition() string {
+	if x != nil {
+		return x.Position
+	}
+	return ""
+}
+
+type SetBudgetRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// day or month (of the calendar, in UTC), or total.
+	Period string `protobuf:"bytes,1,opt,name=period,proto3" json:"period,omitempty"`
+	// Whose budget; empty means the caller's tenant.
+	Tenant string `protobuf:"bytes,2,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	// At least one bound.
+	Budget        *Budget `protobuf:"bytes,3,opt,name=budget,proto3" json:"budget,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetBudgetRequest) Reset() {
+	*x = SetBudgetRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[62]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetBudgetRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetBudgetRequest) ProtoMessage() {}
+
+func (x *SetBudgetRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[62]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetBudgetRequest.ProtoReflect.Descriptor instead.
+func (*SetBudgetRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{62}
+}
+
+func (x *SetBudgetRequest) GetPeriod() string {
+	if x != nil {
+		return x.Period
+	}
+	return ""
+}
+
+func (x *SetBudgetRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *SetBudgetRequest) GetBudget() *Budget {
+	if x != nil {
+		return x.Budget
+	}
+	return nil
+}
+
+type SetBudgetResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Period        string                 `protobuf:"bytes,2,opt,name=period,proto3" json:"period,omitempty"`
+	Position      string                 `protobuf:"bytes,3,opt,name=position,proto3" json:"position,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetBudgetResponse) Reset() {
+	*x = SetBudgetResponse{}
+	mi := &file_spool_v1_spool_proto_msgTypes[63]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetBudgetResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetBudgetResponse) ProtoMessage() {}
+
+func (x *SetBudgetResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[63]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetBudgetResponse.ProtoReflect.Descriptor instead.
+func (*SetBudgetResponse) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{63}
+}
+
+func (x *SetBudgetResponse) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *SetBudgetResponse) GetPeriod() string {
+	if x != nil {
+		return x.Period
+	}
+	return ""
+}
+
+func (x *SetBudgetResponse) GetPosition() string {
+	if x != nil {
+		return x.Position
+	}
+	return ""
+}
+
+type ListBudgetsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whose; empty means the caller's tenant. Only the root key, or a caller on a server without keys, may name another.
+	Tenant        string `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListBudgetsRequest) Reset() {
+	*x = ListBudgetsRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[64]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListBudgetsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListBudgetsRequest) ProtoMessage() {}
+
+func (x *ListBudgetsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[64]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListBudgetsRequest.ProtoReflect.Descriptor instead.
+func (*ListBudgetsRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{64}
+}
+
+func (x *ListBudgetsRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+type ListBudgetsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Budgets       []*TenantBudget        `protobuf:"bytes,1,rep,name=budgets,proto3" json:"budgets,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListBudgetsResponse) Reset() {
+	*x = ListBudgetsResponse{}
+	mi := &file_spool_v1_spool_proto_msgTypes[65]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListBudgetsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListBudgetsResponse) ProtoMessage() {}
+
+func (x *ListBudgetsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[65]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListBudgetsResponse.ProtoReflect.Descriptor instead.
+func (*ListBudgetsResponse) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{65}
+}
+
+func (x *ListBudgetsResponse) GetBudgets() []*TenantBudget {
+	if x != nil {
+		return x.Budgets
+	}
+	return nil
+}
+
+type TenantBudget struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Tenant string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	// day, month or total.
+	Period string  `protobuf:"bytes,2,opt,name=period,proto3" json:"period,omitempty"`
+	Budget *Budget `protobuf:"bytes,3,opt,name=budget,proto3" json:"budget,omitempty"`
+	// What was taken since the period began.
+	Spent *Budget `protobuf:"bytes,4,opt,name=spent,proto3" json:"spent,omitempty"`
+	// The period's first day in UTC, as 2026-01-31; empty with total.
+	From string `protobuf:"bytes,5,opt,name=from,proto3" json:"from,omitempty"`
+	// When the next period begins; not there with total.
+	Until *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=until,proto3" json:"until,omitempty"`
+	// What of the budget is used up, in a sentence; empty if nothing is.
+	Exceeded      string `protobuf:"bytes,7,opt,name=exceeded,proto3" json:"exceeded,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TenantBudget) Reset() {
+	*x = TenantBudget{}
+	mi := &file_spool_v1_spool_proto_msgTypes[66]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TenantBudget) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TenantBudget) ProtoMessage() {}
+
+func (x *TenantBudget) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[66]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TenantBudget.ProtoReflect.Descriptor instead.
+func (*TenantBudget) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{66}
+}
+
+func (x *TenantBudget) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *TenantBudget) GetPeriod() string {
+	if x != nil {
+		return x.Period
+	}
+	return ""
+}
+
+func (x *TenantBudget) GetBudget() *Budget {
+	if x != nil {
+		return x.Budget
+	}
+	return nil
+}
+
+func (x *TenantBudget) GetSpent() *Budget {
+	if x != nil {
+		return x.Spent
+	}
+	return nil
+}
+
+func (x *TenantBudget) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *TenantBudget) GetUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Until
+	}
+	return nil
+}
+
+func (x *TenantBudget) GetExceeded() string {
+	if x != nil {
+		return x.Exceeded
+	}
+	return ""
+}
+
+type RemoveBudgetRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// day, month or total.
+	Period string `protobuf:"bytes,1,opt,name=period,proto3" json:"period,omitempty"`
+	// Whose; empty means the caller's tenant.
+	Tenant        string `protobuf:"bytes,2,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveBudgetRequest) Reset() {
+	*x = RemoveBudgetRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[67]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveBudgetRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveBudgetRequest) ProtoMessage() {}
+
+func (x *RemoveBudgetRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[67]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveBudgetRequest.ProtoReflect.Descriptor instead.
+func (*RemoveBudgetRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{67}
+}
+
+func (x *RemoveBudgetRequest) GetPeriod() string {
+	if x != nil {
+		return x.Period
+	}
+	return ""
+}
+
+func (x *RemoveBudgetRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+type RemoveBudgetResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Period        string                 `protobuf:"bytes,2,opt,name=period,proto3" json:"period,omitempty"`
+	Position      string                 `protobuf:"bytes,3,opt,name=position,proto3" json:"position,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveBudgetResponse) Reset() {
+	*x = RemoveBudgetResponse{}
+	mi := &file_spool_v1_spool_proto_msgTypes[68]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveBudgetResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveBudgetResponse) ProtoMessage() {}
+
+func (x *RemoveBudgetResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[68]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveBudgetResponse.ProtoReflect.Descriptor instead.
+func (*RemoveBudgetResponse) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{68}
+}
+
+func (x *RemoveBudgetResponse) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *RemoveBudgetResponse) GetPeriod() string {
+	if x != nil {
+		return x.Period
+	}
+	return ""
+}
+
+func (x *RemoveBudgetResponse) GetPosition() string {
 	if x != nil {
 		return x.Position
 	}
@@ -4458,7 +4963,7 @@ type Reference struct {
 
 func (x *Reference) Reset() {
 	*x = Reference{}
-	mi := &file_spool_v1_spool_proto_msgTypes[61]
+	mi := &file_spool_v1_spool_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4470,7 +4975,7 @@ func (x *Reference) String() string {
 func (*Reference) ProtoMessage() {}
 
 func (x *Reference) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[61]
+	mi := &file_spool_v1_spool_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4483,7 +4988,7 @@ func (x *Reference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reference.ProtoReflect.Descriptor instead.
 func (*Reference) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{61}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *Reference) GetScope() string {
@@ -4529,7 +5034,7 @@ type Definition struct {
 
 func (x *Definition) Reset() {
 	*x = Definition{}
-	mi := &file_spool_v1_spool_proto_msgTypes[62]
+	mi := &file_spool_v1_spool_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4541,7 +5046,7 @@ func (x *Definition) String() string {
 func (*Definition) ProtoMessage() {}
 
 func (x *Definition) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[62]
+	mi := &file_spool_v1_spool_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4554,7 +5059,7 @@ func (x *Definition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Definition.ProtoReflect.Descriptor instead.
 func (*Definition) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{62}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *Definition) GetRef() *Reference {
@@ -4599,7 +5104,7 @@ type ApplyResponse struct {
 
 func (x *ApplyResponse) Reset() {
 	*x = ApplyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[63]
+	mi := &file_spool_v1_spool_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4611,7 +5116,7 @@ func (x *ApplyResponse) String() string {
 func (*ApplyResponse) ProtoMessage() {}
 
 func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[63]
+	mi := &file_spool_v1_spool_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4624,7 +5129,7 @@ func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyResponse.ProtoReflect.Descriptor instead.
 func (*ApplyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{63}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ApplyResponse) GetRef() *Reference {
@@ -4657,7 +5162,7 @@ type RemoveResponse struct {
 
 func (x *RemoveResponse) Reset() {
 	*x = RemoveResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[64]
+	mi := &file_spool_v1_spool_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4669,7 +5174,7 @@ func (x *RemoveResponse) String() string {
 func (*RemoveResponse) ProtoMessage() {}
 
 func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[64]
+	mi := &file_spool_v1_spool_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4682,7 +5187,7 @@ func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveResponse.ProtoReflect.Descriptor instead.
 func (*RemoveResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{64}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *RemoveResponse) GetPosition() string {
@@ -4706,7 +5211,7 @@ type ApplyAgentRequest struct {
 
 func (x *ApplyAgentRequest) Reset() {
 	*x = ApplyAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[65]
+	mi := &file_spool_v1_spool_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4718,7 +5223,7 @@ func (x *ApplyAgentRequest) String() string {
 func (*ApplyAgentRequest) ProtoMessage() {}
 
 func (x *ApplyAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[65]
+	mi := &file_spool_v1_spool_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4731,7 +5236,7 @@ func (x *ApplyAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyAgentRequest.ProtoReflect.Descriptor instead.
 func (*ApplyAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{65}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ApplyAgentRequest) GetRef() *Reference {
@@ -4766,7 +5271,7 @@ type ListAgentsRequest struct {
 
 func (x *ListAgentsRequest) Reset() {
 	*x = ListAgentsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[66]
+	mi := &file_spool_v1_spool_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4778,7 +5283,7 @@ func (x *ListAgentsRequest) String() string {
 func (*ListAgentsRequest) ProtoMessage() {}
 
 func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[66]
+	mi := &file_spool_v1_spool_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4791,7 +5296,7 @@ func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsRequest.ProtoReflect.Descriptor instead.
 func (*ListAgentsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{66}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *ListAgentsRequest) GetPageSize() uint32 {
@@ -4819,7 +5324,7 @@ type ListAgentsResponse struct {
 
 func (x *ListAgentsResponse) Reset() {
 	*x = ListAgentsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[67]
+	mi := &file_spool_v1_spool_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4831,7 +5336,7 @@ func (x *ListAgentsResponse) String() string {
 func (*ListAgentsResponse) ProtoMessage() {}
 
 func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[67]
+	mi := &file_spool_v1_spool_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4844,7 +5349,7 @@ func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsResponse.ProtoReflect.Descriptor instead.
 func (*ListAgentsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{67}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ListAgentsResponse) GetAgents() []*Definition {
@@ -4877,7 +5382,7 @@ type GetAgentRequest struct {
 
 func (x *GetAgentRequest) Reset() {
 	*x = GetAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[68]
+	mi := &file_spool_v1_spool_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4889,7 +5394,7 @@ func (x *GetAgentRequest) String() string {
 func (*GetAgentRequest) ProtoMessage() {}
 
 func (x *GetAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[68]
+	mi := &file_spool_v1_spool_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4902,7 +5407,7 @@ func (x *GetAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAgentRequest.ProtoReflect.Descriptor instead.
 func (*GetAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{68}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *GetAgentRequest) GetSlug() string {
@@ -4951,7 +5456,7 @@ type RemoveAgentRequest struct {
 
 func (x *RemoveAgentRequest) Reset() {
 	*x = RemoveAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[69]
+	mi := &file_spool_v1_spool_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4963,7 +5468,7 @@ func (x *RemoveAgentRequest) String() string {
 func (*RemoveAgentRequest) ProtoMessage() {}
 
 func (x *RemoveAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[69]
+	mi := &file_spool_v1_spool_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4976,7 +5481,7 @@ func (x *RemoveAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveAgentRequest.ProtoReflect.Descriptor instead.
 func (*RemoveAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{69}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *RemoveAgentRequest) GetSlug() string {
@@ -5014,7 +5519,7 @@ type ApplyInstanceRequest struct {
 
 func (x *ApplyInstanceRequest) Reset() {
 	*x = ApplyInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[70]
+	mi := &file_spool_v1_spool_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5026,7 +5531,7 @@ func (x *ApplyInstanceRequest) String() string {
 func (*ApplyInstanceRequest) ProtoMessage() {}
 
 func (x *ApplyInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[70]
+	mi := &file_spool_v1_spool_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5039,7 +5544,7 @@ func (x *ApplyInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyInstanceRequest.ProtoReflect.Descriptor instead.
 func (*ApplyInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{70}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *ApplyInstanceRequest) GetRef() *Reference {
@@ -5074,7 +5579,7 @@ type ListInstancesRequest struct {
 
 func (x *ListInstancesRequest) Reset() {
 	*x = ListInstancesRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[71]
+	mi := &file_spool_v1_spool_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5086,7 +5591,7 @@ func (x *ListInstancesRequest) String() string {
 func (*ListInstancesRequest) ProtoMessage() {}
 
 func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[71]
+	mi := &file_spool_v1_spool_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5099,7 +5604,7 @@ func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesRequest.ProtoReflect.Descriptor instead.
 func (*ListInstancesRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{71}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *ListInstancesRequest) GetPageSize() uint32 {
@@ -5127,7 +5632,7 @@ type ListInstancesResponse struct {
 
 func (x *ListInstancesResponse) Reset() {
 	*x = ListInstancesResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[72]
+	mi := &file_spool_v1_spool_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5139,7 +5644,7 @@ func (x *ListInstancesResponse) String() string {
 func (*ListInstancesResponse) ProtoMessage() {}
 
 func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[72]
+	mi := &file_spool_v1_spool_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5152,7 +5657,7 @@ func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesResponse.ProtoReflect.Descriptor instead.
 func (*ListInstancesResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{72}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *ListInstancesResponse) GetInstances() []*Definition {
@@ -5185,7 +5690,7 @@ type GetInstanceRequest struct {
 
 func (x *GetInstanceRequest) Reset() {
 	*x = GetInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[73]
+	mi := &file_spool_v1_spool_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5197,7 +5702,7 @@ func (x *GetInstanceRequest) String() string {
 func (*GetInstanceRequest) ProtoMessage() {}
 
 func (x *GetInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[73]
+	mi := &file_spool_v1_spool_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5210,7 +5715,7 @@ func (x *GetInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceRequest.ProtoReflect.Descriptor instead.
 func (*GetInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{73}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *GetInstanceRequest) GetSlug() string {
@@ -5259,7 +5764,7 @@ type RemoveInstanceRequest struct {
 
 func (x *RemoveInstanceRequest) Reset() {
 	*x = RemoveInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[74]
+	mi := &file_spool_v1_spool_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5271,7 +5776,7 @@ func (x *RemoveInstanceRequest) String() string {
 func (*RemoveInstanceRequest) ProtoMessage() {}
 
 func (x *RemoveInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[74]
+	mi := &file_spool_v1_spool_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5284,7 +5789,7 @@ func (x *RemoveInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveInstanceRequest.ProtoReflect.Descriptor instead.
 func (*RemoveInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{74}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *RemoveInstanceRequest) GetSlug() string {
@@ -5322,7 +5827,7 @@ type ApplyEnvironmentRequest struct {
 
 func (x *ApplyEnvironmentRequest) Reset() {
 	*x = ApplyEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[75]
+	mi := &file_spool_v1_spool_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5334,7 +5839,7 @@ func (x *ApplyEnvironmentRequest) String() string {
 func (*ApplyEnvironmentRequest) ProtoMessage() {}
 
 func (x *ApplyEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[75]
+	mi := &file_spool_v1_spool_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5347,7 +5852,7 @@ func (x *ApplyEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*ApplyEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{75}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *ApplyEnvironmentRequest) GetRef() *Reference {
@@ -5382,7 +5887,7 @@ type ListEnvironmentsRequest struct {
 
 func (x *ListEnvironmentsRequest) Reset() {
 	*x = ListEnvironmentsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[76]
+	mi := &file_spool_v1_spool_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5394,7 +5899,7 @@ func (x *ListEnvironmentsRequest) String() string {
 func (*ListEnvironmentsRequest) ProtoMessage() {}
 
 func (x *ListEnvironmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[76]
+	mi := &file_spool_v1_spool_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5407,7 +5912,7 @@ func (x *ListEnvironmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEnvironmentsRequest.ProtoReflect.Descriptor instead.
 func (*ListEnvironmentsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{76}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *ListEnvironmentsRequest) GetPageSize() uint32 {
@@ -5435,7 +5940,7 @@ type ListEnvironmentsResponse struct {
 
 func (x *ListEnvironmentsResponse) Reset() {
 	*x = ListEnvironmentsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[77]
+	mi := &file_spool_v1_spool_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5447,7 +5952,7 @@ func (x *ListEnvironmentsResponse) String() string {
 func (*ListEnvironmentsResponse) ProtoMessage() {}
 
 func (x *ListEnvironmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[77]
+	mi := &file_spool_v1_spool_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5460,7 +5965,7 @@ func (x *ListEnvironmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEnvironmentsResponse.ProtoReflect.Descriptor instead.
 func (*ListEnvironmentsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{77}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *ListEnvironmentsResponse) GetEnvironments() []*Definition {
@@ -5493,7 +5998,7 @@ type GetEnvironmentRequest struct {
 
 func (x *GetEnvironmentRequest) Reset() {
 	*x = GetEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[78]
+	mi := &file_spool_v1_spool_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5505,7 +6010,7 @@ func (x *GetEnvironmentRequest) String() string {
 func (*GetEnvironmentRequest) ProtoMessage() {}
 
 func (x *GetEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[78]
+	mi := &file_spool_v1_spool_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5518,7 +6023,7 @@ func (x *GetEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*GetEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{78}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *GetEnvironmentRequest) GetSlug() string {
@@ -5567,7 +6072,7 @@ type RemoveEnvironmentRequest struct {
 
 func (x *RemoveEnvironmentRequest) Reset() {
 	*x = RemoveEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[79]
+	mi := &file_spool_v1_spool_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5579,7 +6084,7 @@ func (x *RemoveEnvironmentRequest) String() string {
 func (*RemoveEnvironmentRequest) ProtoMessage() {}
 
 func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[79]
+	mi := &file_spool_v1_spool_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5592,7 +6097,7 @@ func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*RemoveEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{79}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *RemoveEnvironmentRequest) GetSlug() string {
@@ -5630,7 +6135,7 @@ type ExplainEnvironmentRequest struct {
 
 func (x *ExplainEnvironmentRequest) Reset() {
 	*x = ExplainEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[80]
+	mi := &file_spool_v1_spool_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5642,7 +6147,7 @@ func (x *ExplainEnvironmentRequest) String() string {
 func (*ExplainEnvironmentRequest) ProtoMessage() {}
 
 func (x *ExplainEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[80]
+	mi := &file_spool_v1_spool_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5655,7 +6160,7 @@ func (x *ExplainEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*ExplainEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{80}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *ExplainEnvironmentRequest) GetAgent() string {
@@ -5689,7 +6194,7 @@ type ExplainEnvironmentResponse struct {
 
 func (x *ExplainEnvironmentResponse) Reset() {
 	*x = ExplainEnvironmentResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[81]
+	mi := &file_spool_v1_spool_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5701,7 +6206,7 @@ func (x *ExplainEnvironmentResponse) String() string {
 func (*ExplainEnvironmentResponse) ProtoMessage() {}
 
 func (x *ExplainEnvironmentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[81]
+	mi := &file_spool_v1_spool_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5714,7 +6219,7 @@ func (x *ExplainEnvironmentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEnvironmentResponse.ProtoReflect.Descriptor instead.
 func (*ExplainEnvironmentResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{81}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *ExplainEnvironmentResponse) GetVariables() []*ExplainedVariable {
@@ -5738,7 +6243,7 @@ type ExplainedVariable struct {
 
 func (x *ExplainedVariable) Reset() {
 	*x = ExplainedVariable{}
-	mi := &file_spool_v1_spool_proto_msgTypes[82]
+	mi := &file_spool_v1_spool_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5750,7 +6255,7 @@ func (x *ExplainedVariable) String() string {
 func (*ExplainedVariable) ProtoMessage() {}
 
 func (x *ExplainedVariable) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[82]
+	mi := &file_spool_v1_spool_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5763,7 +6268,7 @@ func (x *ExplainedVariable) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedVariable.ProtoReflect.Descriptor instead.
 func (*ExplainedVariable) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{82}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *ExplainedVariable) GetName() string {
@@ -5805,7 +6310,7 @@ type ListSkillsRequest struct {
 
 func (x *ListSkillsRequest) Reset() {
 	*x = ListSkillsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[83]
+	mi := &file_spool_v1_spool_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5817,7 +6322,7 @@ func (x *ListSkillsRequest) String() string {
 func (*ListSkillsRequest) ProtoMessage() {}
 
 func (x *ListSkillsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[83]
+	mi := &file_spool_v1_spool_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5830,7 +6335,7 @@ func (x *ListSkillsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSkillsRequest.ProtoReflect.Descriptor instead.
 func (*ListSkillsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{83}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *ListSkillsRequest) GetPageSize() uint32 {
@@ -5858,7 +6363,7 @@ type ListSkillsResponse struct {
 
 func (x *ListSkillsResponse) Reset() {
 	*x = ListSkillsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[84]
+	mi := &file_spool_v1_spool_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5870,7 +6375,7 @@ func (x *ListSkillsResponse) String() string {
 func (*ListSkillsResponse) ProtoMessage() {}
 
 func (x *ListSkillsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[84]
+	mi := &file_spool_v1_spool_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5883,7 +6388,7 @@ func (x *ListSkillsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSkillsResponse.ProtoReflect.Descriptor instead.
 func (*ListSkillsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{84}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *ListSkillsResponse) GetSkills() []*Skill {
@@ -5916,7 +6421,7 @@ type GetSkillRequest struct {
 
 func (x *GetSkillRequest) Reset() {
 	*x = GetSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[85]
+	mi := &file_spool_v1_spool_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5928,7 +6433,7 @@ func (x *GetSkillRequest) String() string {
 func (*GetSkillRequest) ProtoMessage() {}
 
 func (x *GetSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[85]
+	mi := &file_spool_v1_spool_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5941,7 +6446,7 @@ func (x *GetSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSkillRequest.ProtoReflect.Descriptor instead.
 func (*GetSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{85}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *GetSkillRequest) GetSlug() string {
@@ -6003,7 +6508,7 @@ type Skill struct {
 
 func (x *Skill) Reset() {
 	*x = Skill{}
-	mi := &file_spool_v1_spool_proto_msgTypes[86]
+	mi := &file_spool_v1_spool_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6015,7 +6520,7 @@ func (x *Skill) String() string {
 func (*Skill) ProtoMessage() {}
 
 func (x *Skill) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[86]
+	mi := &file_spool_v1_spool_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6028,7 +6533,7 @@ func (x *Skill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Skill.ProtoReflect.Descriptor instead.
 func (*Skill) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{86}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *Skill) GetRef() *Reference {
@@ -6109,7 +6614,7 @@ type TagSkillRequest struct {
 
 func (x *TagSkillRequest) Reset() {
 	*x = TagSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[87]
+	mi := &file_spool_v1_spool_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6121,7 +6626,7 @@ func (x *TagSkillRequest) String() string {
 func (*TagSkillRequest) ProtoMessage() {}
 
 func (x *TagSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[87]
+	mi := &file_spool_v1_spool_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6134,7 +6639,7 @@ func (x *TagSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagSkillRequest.ProtoReflect.Descriptor instead.
 func (*TagSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{87}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *TagSkillRequest) GetSlug() string {
@@ -6185,7 +6690,7 @@ type RemoveSkillRequest struct {
 
 func (x *RemoveSkillRequest) Reset() {
 	*x = RemoveSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[88]
+	mi := &file_spool_v1_spool_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6197,7 +6702,7 @@ func (x *RemoveSkillRequest) String() string {
 func (*RemoveSkillRequest) ProtoMessage() {}
 
 func (x *RemoveSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[88]
+	mi := &file_spool_v1_spool_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6210,7 +6715,7 @@ func (x *RemoveSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSkillRequest.ProtoReflect.Descriptor instead.
 func (*RemoveSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{88}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *RemoveSkillRequest) GetSlug() string {
@@ -6247,7 +6752,7 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\n" +
 	"\x14spool/v1/spool.proto\x12\bspool.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x1a\n" +
 	"\x04Json\x12\x12\n" +
-	"\x04text\x18\x01 \x01(\tR\x04text\"\xe9\x02\n" +
+	"\x04text\x18\x01 \x01(\tR\x04text\"\x93\x03\n" +
 	"\x0eSessionOptions\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12&\n" +
 	"\x0fidle_timeout_ms\x18\x02 \x01(\rR\ridleTimeoutMs\x12\"\n" +
@@ -6259,7 +6764,13 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x05image\x18\b \x01(\tR\x05image\x12\x18\n" +
 	"\acommand\x18\t \x03(\tR\acommand\x12\x16\n" +
 	"\x06egress\x18\n" +
-	" \x03(\tR\x06egress\"\xa1\x01\n" +
+	" \x03(\tR\x06egress\x12(\n" +
+	"\x06budget\x18\v \x01(\v2\x10.spool.v1.BudgetR\x06budget\"j\n" +
+	"\x06Budget\x12\x14\n" +
+	"\x05turns\x18\x01 \x01(\rR\x05turns\x12\x16\n" +
+	"\x06tokens\x18\x02 \x01(\x01R\x06tokens\x12\x19\n" +
+	"\bcost_usd\x18\x03 \x01(\x01R\acostUsd\x12\x17\n" +
+	"\atime_ms\x18\x04 \x01(\x01R\x06timeMs\"\xa1\x01\n" +
 	"\rWorkspaceFile\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x1d\n" +
 	"\acontent\x18\x02 \x01(\tH\x00R\acontent\x88\x01\x01\x12*\n" +
@@ -6673,7 +7184,34 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x06tenant\x18\x02 \x01(\tR\x06tenant\"F\n" +
 	"\x11RevokeKeyResponse\x12\x15\n" +
 	"\x06key_id\x18\x01 \x01(\tR\x05keyId\x12\x1a\n" +
-	"\bposition\x18\x02 \x01(\tR\bposition\"\x7f\n" +
+	"\bposition\x18\x02 \x01(\tR\bposition\"l\n" +
+	"\x10SetBudgetRequest\x12\x16\n" +
+	"\x06period\x18\x01 \x01(\tR\x06period\x12\x16\n" +
+	"\x06tenant\x18\x02 \x01(\tR\x06tenant\x12(\n" +
+	"\x06budget\x18\x03 \x01(\v2\x10.spool.v1.BudgetR\x06budget\"_\n" +
+	"\x11SetBudgetResponse\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x16\n" +
+	"\x06period\x18\x02 \x01(\tR\x06period\x12\x1a\n" +
+	"\bposition\x18\x03 \x01(\tR\bposition\",\n" +
+	"\x12ListBudgetsRequest\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\"G\n" +
+	"\x13ListBudgetsResponse\x120\n" +
+	"\abudgets\x18\x01 \x03(\v2\x16.spool.v1.TenantBudgetR\abudgets\"\xf2\x01\n" +
+	"\fTenantBudget\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x16\n" +
+	"\x06period\x18\x02 \x01(\tR\x06period\x12(\n" +
+	"\x06budget\x18\x03 \x01(\v2\x10.spool.v1.BudgetR\x06budget\x12&\n" +
+	"\x05spent\x18\x04 \x01(\v2\x10.spool.v1.BudgetR\x05spent\x12\x12\n" +
+	"\x04from\x18\x05 \x01(\tR\x04from\x120\n" +
+	"\x05until\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\x12\x1a\n" +
+	"\bexceeded\x18\a \x01(\tR\bexceeded\"E\n" +
+	"\x13RemoveBudgetRequest\x12\x16\n" +
+	"\x06period\x18\x01 \x01(\tR\x06period\x12\x16\n" +
+	"\x06tenant\x18\x02 \x01(\tR\x06tenant\"b\n" +
+	"\x14RemoveBudgetResponse\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x16\n" +
+	"\x06period\x18\x02 \x01(\tR\x06period\x12\x1a\n" +
+	"\bposition\x18\x03 \x01(\tR\bposition\"\x7f\n" +
 	"\tReference\x12\x14\n" +
 	"\x05scope\x18\x01 \x01(\tR\x05scope\x12\x15\n" +
 	"\x03org\x18\x02 \x01(\tH\x00R\x03org\x88\x01\x01\x12\x12\n" +
@@ -6837,7 +7375,11 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x04Keys\x12Z\n" +
 	"\tCreateKey\x12\x1a.spool.v1.CreateKeyRequest\x1a\x1b.spool.v1.CreateKeyResponse\"\x14\x82\xd3\xe4\x93\x02\x0e:\x01*\"\t/api/keys\x12T\n" +
 	"\bListKeys\x12\x19.spool.v1.ListKeysRequest\x1a\x1a.spool.v1.ListKeysResponse\"\x11\x82\xd3\xe4\x93\x02\v\x12\t/api/keys\x12`\n" +
-	"\tRevokeKey\x12\x1a.spool.v1.RevokeKeyRequest\x1a\x1b.spool.v1.RevokeKeyResponse\"\x1a\x82\xd3\xe4\x93\x02\x14*\x12/api/keys/{key_id}2\xfe\x02\n" +
+	"\tRevokeKey\x12\x1a.spool.v1.RevokeKeyRequest\x1a\x1b.spool.v1.RevokeKeyResponse\"\x1a\x82\xd3\xe4\x93\x02\x14*\x12/api/keys/{key_id}2\xc1\x02\n" +
+	"\aBudgets\x12f\n" +
+	"\tSetBudget\x12\x1a.spool.v1.SetBudgetRequest\x1a\x1b.spool.v1.SetBudgetResponse\" \x82\xd3\xe4\x93\x02\x1a:\x01*\x1a\x15/api/budgets/{period}\x12`\n" +
+	"\vListBudgets\x12\x1c.spool.v1.ListBudgetsRequest\x1a\x1d.spool.v1.ListBudgetsResponse\"\x14\x82\xd3\xe4\x93\x02\x0e\x12\f/api/budgets\x12l\n" +
+	"\fRemoveBudget\x12\x1d.spool.v1.RemoveBudgetRequest\x1a\x1e.spool.v1.RemoveBudgetResponse\"\x1d\x82\xd3\xe4\x93\x02\x17*\x15/api/budgets/{period}2\xfe\x02\n" +
 	"\x06Agents\x12Z\n" +
 	"\n" +
 	"ApplyAgent\x12\x1b.spool.v1.ApplyAgentRequest\x1a\x17.spool.v1.ApplyResponse\"\x16\x82\xd3\xe4\x93\x02\x10:\x01*\"\v/api/agents\x12\\\n" +
@@ -6875,257 +7417,277 @@ func file_spool_v1_spool_proto_rawDescGZIP() []byte {
 	return file_spool_v1_spool_proto_rawDescData
 }
 
-var file_spool_v1_spool_proto_msgTypes = make([]protoimpl.MessageInfo, 91)
+var file_spool_v1_spool_proto_msgTypes = make([]protoimpl.MessageInfo, 99)
 var file_spool_v1_spool_proto_goTypes = []any{
 	(*Json)(nil),                         // 0: spool.v1.Json
 	(*SessionOptions)(nil),               // 1: spool.v1.SessionOptions
-	(*WorkspaceFile)(nil),                // 2: spool.v1.WorkspaceFile
-	(*CreateSessionRequest)(nil),         // 3: spool.v1.CreateSessionRequest
-	(*CreateSessionResponse)(nil),        // 4: spool.v1.CreateSessionResponse
-	(*ListSessionsRequest)(nil),          // 5: spool.v1.ListSessionsRequest
-	(*ListSessionsResponse)(nil),         // 6: spool.v1.ListSessionsResponse
-	(*GetSessionRequest)(nil),            // 7: spool.v1.GetSessionRequest
-	(*Session)(nil),                      // 8: spool.v1.Session
-	(*CurrentSandbox)(nil),               // 9: spool.v1.CurrentSandbox
-	(*UpdateSessionRequest)(nil),         // 10: spool.v1.UpdateSessionRequest
-	(*UpdateSessionResponse)(nil),        // 11: spool.v1.UpdateSessionResponse
-	(*DeleteSessionRequest)(nil),         // 12: spool.v1.DeleteSessionRequest
-	(*DeleteSessionResponse)(nil),        // 13: spool.v1.DeleteSessionResponse
-	(*PostMessageRequest)(nil),           // 14: spool.v1.PostMessageRequest
-	(*RunVariable)(nil),                  // 15: spool.v1.RunVariable
-	(*Part)(nil),                         // 16: spool.v1.Part
-	(*PostMessageResponse)(nil),          // 17: spool.v1.PostMessageResponse
-	(*InterruptSessionRequest)(nil),      // 18: spool.v1.InterruptSessionRequest
-	(*InterruptSessionResponse)(nil),     // 19: spool.v1.InterruptSessionResponse
-	(*SyncSessionRequest)(nil),           // 20: spool.v1.SyncSessionRequest
-	(*SyncSessionResponse)(nil),          // 21: spool.v1.SyncSessionResponse
-	(*TerminateEnvironmentRequest)(nil),  // 22: spool.v1.TerminateEnvironmentRequest
-	(*TerminateEnvironmentResponse)(nil), // 23: spool.v1.TerminateEnvironmentResponse
-	(*ListConversationsRequest)(nil),     // 24: spool.v1.ListConversationsRequest
-	(*ListConversationsResponse)(nil),    // 25: spool.v1.ListConversationsResponse
-	(*Conversation)(nil),                 // 26: spool.v1.Conversation
-	(*StartExecutionRequest)(nil),        // 27: spool.v1.StartExecutionRequest
-	(*StartExecutionResponse)(nil),       // 28: spool.v1.StartExecutionResponse
-	(*ListExecutionsRequest)(nil),        // 29: spool.v1.ListExecutionsRequest
-	(*ListSessionExecutionsRequest)(nil), // 30: spool.v1.ListSessionExecutionsRequest
-	(*ListExecutionsResponse)(nil),       // 31: spool.v1.ListExecutionsResponse
-	(*GetExecutionRequest)(nil),          // 32: spool.v1.GetExecutionRequest
-	(*Execution)(nil),                    // 33: spool.v1.Execution
-	(*MeteredUsage)(nil),                 // 34: spool.v1.MeteredUsage
-	(*Usage)(nil),                        // 35: spool.v1.Usage
-	(*CancelExecutionRequest)(nil),       // 36: spool.v1.CancelExecutionRequest
-	(*CancelExecutionResponse)(nil),      // 37: spool.v1.CancelExecutionResponse
-	(*PauseExecutionRequest)(nil),        // 38: spool.v1.PauseExecutionRequest
-	(*PauseExecutionResponse)(nil),       // 39: spool.v1.PauseExecutionResponse
-	(*ResumeExecutionRequest)(nil),       // 40: spool.v1.ResumeExecutionRequest
-	(*ResumeExecutionResponse)(nil),      // 41: spool.v1.ResumeExecutionResponse
-	(*TerminateExecutionRequest)(nil),    // 42: spool.v1.TerminateExecutionRequest
-	(*TerminateExecutionResponse)(nil),   // 43: spool.v1.TerminateExecutionResponse
-	(*ListEventsRequest)(nil),            // 44: spool.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),           // 45: spool.v1.ListEventsResponse
-	(*Event)(nil),                        // 46: spool.v1.Event
-	(*StreamEventsRequest)(nil),          // 47: spool.v1.StreamEventsRequest
-	(*StreamEventsResponse)(nil),         // 48: spool.v1.StreamEventsResponse
-	(*Lag)(nil),                          // 49: spool.v1.Lag
-	(*ListBlocksRequest)(nil),            // 50: spool.v1.ListBlocksRequest
-	(*ListBlocksResponse)(nil),           // 51: spool.v1.ListBlocksResponse
-	(*Block)(nil),                        // 52: spool.v1.Block
-	(*TodoItem)(nil),                     // 53: spool.v1.TodoItem
-	(*CreateKeyRequest)(nil),             // 54: spool.v1.CreateKeyRequest
-	(*CreateKeyResponse)(nil),            // 55: spool.v1.CreateKeyResponse
-	(*ListKeysRequest)(nil),              // 56: spool.v1.ListKeysRequest
-	(*ListKeysResponse)(nil),             // 57: spool.v1.ListKeysResponse
-	(*Key)(nil),                          // 58: spool.v1.Key
-	(*RevokeKeyRequest)(nil),             // 59: spool.v1.RevokeKeyRequest
-	(*RevokeKeyResponse)(nil),            // 60: spool.v1.RevokeKeyResponse
-	(*Reference)(nil),                    // 61: spool.v1.Reference
-	(*Definition)(nil),                   // 62: spool.v1.Definition
-	(*ApplyResponse)(nil),                // 63: spool.v1.ApplyResponse
-	(*RemoveResponse)(nil),               // 64: spool.v1.RemoveResponse
-	(*ApplyAgentRequest)(nil),            // 65: spool.v1.ApplyAgentRequest
-	(*ListAgentsRequest)(nil),            // 66: spool.v1.ListAgentsRequest
-	(*ListAgentsResponse)(nil),           // 67: spool.v1.ListAgentsResponse
-	(*GetAgentRequest)(nil),              // 68: spool.v1.GetAgentRequest
-	(*RemoveAgentRequest)(nil),           // 69: spool.v1.RemoveAgentRequest
-	(*ApplyInstanceRequest)(nil),         // 70: spool.v1.ApplyInstanceRequest
-	(*ListInstancesRequest)(nil),         // 71: spool.v1.ListInstancesRequest
-	(*ListInstancesResponse)(nil),        // 72: spool.v1.ListInstancesResponse
-	(*GetInstanceRequest)(nil),           // 73: spool.v1.GetInstanceRequest
-	(*RemoveInstanceRequest)(nil),        // 74: spool.v1.RemoveInstanceRequest
-	(*ApplyEnvironmentRequest)(nil),      // 75: spool.v1.ApplyEnvironmentRequest
-	(*ListEnvironmentsRequest)(nil),      // 76: spool.v1.ListEnvironmentsRequest
-	(*ListEnvironmentsResponse)(nil),     // 77: spool.v1.ListEnvironmentsResponse
-	(*GetEnvironmentRequest)(nil),        // 78: spool.v1.GetEnvironmentRequest
-	(*RemoveEnvironmentRequest)(nil),     // 79: spool.v1.RemoveEnvironmentRequest
-	(*ExplainEnvironmentRequest)(nil),    // 80: spool.v1.ExplainEnvironmentRequest
-	(*ExplainEnvironmentResponse)(nil),   // 81: spool.v1.ExplainEnvironmentResponse
-	(*ExplainedVariable)(nil),            // 82: spool.v1.ExplainedVariable
-	(*ListSkillsRequest)(nil),            // 83: spool.v1.ListSkillsRequest
-	(*ListSkillsResponse)(nil),           // 84: spool.v1.ListSkillsResponse
-	(*GetSkillRequest)(nil),              // 85: spool.v1.GetSkillRequest
-	(*Skill)(nil),                        // 86: spool.v1.Skill
-	(*TagSkillRequest)(nil),              // 87: spool.v1.TagSkillRequest
-	(*RemoveSkillRequest)(nil),           // 88: spool.v1.RemoveSkillRequest
-	nil,                                  // 89: spool.v1.PostMessageRequest.EnvironmentEntry
-	nil,                                  // 90: spool.v1.StartExecutionRequest.EnvironmentEntry
-	(*timestamppb.Timestamp)(nil),        // 91: google.protobuf.Timestamp
+	(*Budget)(nil),                       // 2: spool.v1.Budget
+	(*WorkspaceFile)(nil),                // 3: spool.v1.WorkspaceFile
+	(*CreateSessionRequest)(nil),         // 4: spool.v1.CreateSessionRequest
+	(*CreateSessionResponse)(nil),        // 5: spool.v1.CreateSessionResponse
+	(*ListSessionsRequest)(nil),          // 6: spool.v1.ListSessionsRequest
+	(*ListSessionsResponse)(nil),         // 7: spool.v1.ListSessionsResponse
+	(*GetSessionRequest)(nil),            // 8: spool.v1.GetSessionRequest
+	(*Session)(nil),                      // 9: spool.v1.Session
+	(*CurrentSandbox)(nil),               // 10: spool.v1.CurrentSandbox
+	(*UpdateSessionRequest)(nil),         // 11: spool.v1.UpdateSessionRequest
+	(*UpdateSessionResponse)(nil),        // 12: spool.v1.UpdateSessionResponse
+	(*DeleteSessionRequest)(nil),         // 13: spool.v1.DeleteSessionRequest
+	(*DeleteSessionResponse)(nil),        // 14: spool.v1.DeleteSessionResponse
+	(*PostMessageRequest)(nil),           // 15: spool.v1.PostMessageRequest
+	(*RunVariable)(nil),                  // 16: spool.v1.RunVariable
+	(*Part)(nil),                         // 17: spool.v1.Part
+	(*PostMessageResponse)(nil),          // 18: spool.v1.PostMessageResponse
+	(*InterruptSessionRequest)(nil),      // 19: spool.v1.InterruptSessionRequest
+	(*InterruptSessionResponse)(nil),     // 20: spool.v1.InterruptSessionResponse
+	(*SyncSessionRequest)(nil),           // 21: spool.v1.SyncSessionRequest
+	(*SyncSessionResponse)(nil),          // 22: spool.v1.SyncSessionResponse
+	(*TerminateEnvironmentRequest)(nil),  // 23: spool.v1.TerminateEnvironmentRequest
+	(*TerminateEnvironmentResponse)(nil), // 24: spool.v1.TerminateEnvironmentResponse
+	(*ListConversationsRequest)(nil),     // 25: spool.v1.ListConversationsRequest
+	(*ListConversationsResponse)(nil),    // 26: spool.v1.ListConversationsResponse
+	(*Conversation)(nil),                 // 27: spool.v1.Conversation
+	(*StartExecutionRequest)(nil),        // 28: spool.v1.StartExecutionRequest
+	(*StartExecutionResponse)(nil),       // 29: spool.v1.StartExecutionResponse
+	(*ListExecutionsRequest)(nil),        // 30: spool.v1.ListExecutionsRequest
+	(*ListSessionExecutionsRequest)(nil), // 31: spool.v1.ListSessionExecutionsRequest
+	(*ListExecutionsResponse)(nil),       // 32: spool.v1.ListExecutionsResponse
+	(*GetExecutionRequest)(nil),          // 33: spool.v1.GetExecutionRequest
+	(*Execution)(nil),                    // 34: spool.v1.Execution
+	(*MeteredUsage)(nil),                 // 35: spool.v1.MeteredUsage
+	(*Usage)(nil),                        // 36: spool.v1.Usage
+	(*CancelExecutionRequest)(nil),       // 37: spool.v1.CancelExecutionRequest
+	(*CancelExecutionResponse)(nil),      // 38: spool.v1.CancelExecutionResponse
+	(*PauseExecutionRequest)(nil),        // 39: spool.v1.PauseExecutionRequest
+	(*PauseExecutionResponse)(nil),       // 40: spool.v1.PauseExecutionResponse
+	(*ResumeExecutionRequest)(nil),       // 41: spool.v1.ResumeExecutionRequest
+	(*ResumeExecutionResponse)(nil),      // 42: spool.v1.ResumeExecutionResponse
+	(*TerminateExecutionRequest)(nil),    // 43: spool.v1.TerminateExecutionRequest
+	(*TerminateExecutionResponse)(nil),   // 44: spool.v1.TerminateExecutionResponse
+	(*ListEventsRequest)(nil),            // 45: spool.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),           // 46: spool.v1.ListEventsResponse
+	(*Event)(nil),                        // 47: spool.v1.Event
+	(*StreamEventsRequest)(nil),          // 48: spool.v1.StreamEventsRequest
+	(*StreamEventsResponse)(nil),         // 49: spool.v1.StreamEventsResponse
+	(*Lag)(nil),                          // 50: spool.v1.Lag
+	(*ListBlocksRequest)(nil),            // 51: spool.v1.ListBlocksRequest
+	(*ListBlocksResponse)(nil),           // 52: spool.v1.ListBlocksResponse
+	(*Block)(nil),                        // 53: spool.v1.Block
+	(*TodoItem)(nil),                     // 54: spool.v1.TodoItem
+	(*CreateKeyRequest)(nil),             // 55: spool.v1.CreateKeyRequest
+	(*CreateKeyResponse)(nil),            // 56: spool.v1.CreateKeyResponse
+	(*ListKeysRequest)(nil),              // 57: spool.v1.ListKeysRequest
+	(*ListKeysResponse)(nil),             // 58: spool.v1.ListKeysResponse
+	(*Key)(nil),                          // 59: spool.v1.Key
+	(*RevokeKeyRequest)(nil),             // 60: spool.v1.RevokeKeyRequest
+	(*RevokeKeyResponse)(nil),            // 61: spool.v1.RevokeKeyResponse
+	(*SetBudgetRequest)(nil),             // 62: spool.v1.SetBudgetRequest
+	(*SetBudgetResponse)(nil),            // 63: spool.v1.SetBudgetResponse
+	(*ListBudgetsRequest)(nil),           // 64: spool.v1.ListBudgetsRequest
+	(*ListBudgetsResponse)(nil),          // 65: spool.v1.ListBudgetsResponse
+	(*TenantBudget)(nil),                 // 66: spool.v1.TenantBudget
+	(*RemoveBudgetRequest)(nil),          // 67: spool.v1.RemoveBudgetRequest
+	(*RemoveBudgetResponse)(nil),         // 68: spool.v1.RemoveBudgetResponse
+	(*Reference)(nil),                    // 69: spool.v1.Reference
+	(*Definition)(nil),                   // 70: spool.v1.Definition
+	(*ApplyResponse)(nil),                // 71: spool.v1.ApplyResponse
+	(*RemoveResponse)(nil),               // 72: spool.v1.RemoveResponse
+	(*ApplyAgentRequest)(nil),            // 73: spool.v1.ApplyAgentRequest
+	(*ListAgentsRequest)(nil),            // 74: spool.v1.ListAgentsRequest
+	(*ListAgentsResponse)(nil),           // 75: spool.v1.ListAgentsResponse
+	(*GetAgentRequest)(nil),              // 76: spool.v1.GetAgentRequest
+	(*RemoveAgentRequest)(nil),           // 77: spool.v1.RemoveAgentRequest
+	(*ApplyInstanceRequest)(nil),         // 78: spool.v1.ApplyInstanceRequest
+	(*ListInstancesRequest)(nil),         // 79: spool.v1.ListInstancesRequest
+	(*ListInstancesResponse)(nil),        // 80: spool.v1.ListInstancesResponse
+	(*GetInstanceRequest)(nil),           // 81: spool.v1.GetInstanceRequest
+	(*RemoveInstanceRequest)(nil),        // 82: spool.v1.RemoveInstanceRequest
+	(*ApplyEnvironmentRequest)(nil),      // 83: spool.v1.ApplyEnvironmentRequest
+	(*ListEnvironmentsRequest)(nil),      // 84: spool.v1.ListEnvironmentsRequest
+	(*ListEnvironmentsResponse)(nil),     // 85: spool.v1.ListEnvironmentsResponse
+	(*GetEnvironmentRequest)(nil),        // 86: spool.v1.GetEnvironmentRequest
+	(*RemoveEnvironmentRequest)(nil),     // 87: spool.v1.RemoveEnvironmentRequest
+	(*ExplainEnvironmentRequest)(nil),    // 88: spool.v1.ExplainEnvironmentRequest
+	(*ExplainEnvironmentResponse)(nil),   // 89: spool.v1.ExplainEnvironmentResponse
+	(*ExplainedVariable)(nil),            // 90: spool.v1.ExplainedVariable
+	(*ListSkillsRequest)(nil),            // 91: spool.v1.ListSkillsRequest
+	(*ListSkillsResponse)(nil),           // 92: spool.v1.ListSkillsResponse
+	(*GetSkillRequest)(nil),              // 93: spool.v1.GetSkillRequest
+	(*Skill)(nil),                        // 94: spool.v1.Skill
+	(*TagSkillRequest)(nil),              // 95: spool.v1.TagSkillRequest
+	(*RemoveSkillRequest)(nil),           // 96: spool.v1.RemoveSkillRequest
+	nil,                                  // 97: spool.v1.PostMessageRequest.EnvironmentEntry
+	nil,                                  // 98: spool.v1.StartExecutionRequest.EnvironmentEntry
+	(*timestamppb.Timestamp)(nil),        // 99: google.protobuf.Timestamp
 }
 var file_spool_v1_spool_proto_depIdxs = []int32{
-	1,   // 0: spool.v1.CreateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
-	0,   // 1: spool.v1.CreateSessionRequest.metadata:type_name -> spool.v1.Json
-	2,   // 2: spool.v1.CreateSessionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	8,   // 3: spool.v1.ListSessionsResponse.sessions:type_name -> spool.v1.Session
-	1,   // 4: spool.v1.Session.session_options:type_name -> spool.v1.SessionOptions
-	0,   // 5: spool.v1.Session.metadata:type_name -> spool.v1.Json
-	91,  // 6: spool.v1.Session.created_at:type_name -> google.protobuf.Timestamp
-	91,  // 7: spool.v1.Session.updated_at:type_name -> google.protobuf.Timestamp
-	9,   // 8: spool.v1.Session.current_sandbox:type_name -> spool.v1.CurrentSandbox
-	91,  // 9: spool.v1.Session.snapshot_at:type_name -> google.protobuf.Timestamp
-	91,  // 10: spool.v1.CurrentSandbox.created_at:type_name -> google.protobuf.Timestamp
-	91,  // 11: spool.v1.CurrentSandbox.ended_at:type_name -> google.protobuf.Timestamp
-	1,   // 12: spool.v1.UpdateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
-	0,   // 13: spool.v1.UpdateSessionRequest.metadata:type_name -> spool.v1.Json
-	16,  // 14: spool.v1.PostMessageRequest.parts:type_name -> spool.v1.Part
-	0,   // 15: spool.v1.PostMessageRequest.metadata:type_name -> spool.v1.Json
-	2,   // 16: spool.v1.PostMessageRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	89,  // 17: spool.v1.PostMessageRequest.environment:type_name -> spool.v1.PostMessageRequest.EnvironmentEntry
-	26,  // 18: spool.v1.ListConversationsResponse.conversations:type_name -> spool.v1.Conversation
-	91,  // 19: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
-	91,  // 20: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
-	1,   // 21: spool.v1.StartExecutionRequest.session_options:type_name -> spool.v1.SessionOptions
-	0,   // 22: spool.v1.StartExecutionRequest.metadata:type_name -> spool.v1.Json
-	16,  // 23: spool.v1.StartExecutionRequest.parts:type_name -> spool.v1.Part
-	2,   // 24: spool.v1.StartExecutionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	90,  // 25: spool.v1.StartExecutionRequest.environment:type_name -> spool.v1.StartExecutionRequest.EnvironmentEntry
-	33,  // 26: spool.v1.ListExecutionsResponse.executions:type_name -> spool.v1.Execution
-	35,  // 27: spool.v1.Execution.usage:type_name -> spool.v1.Usage
-	0,   // 28: spool.v1.Execution.metadata:type_name -> spool.v1.Json
-	91,  // 29: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
-	91,  // 30: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
-	91,  // 31: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
-	91,  // 32: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
-	34,  // 33: spool.v1.Execution.metered:type_name -> spool.v1.MeteredUsage
-	0,   // 34: spool.v1.Execution.resolved:type_name -> spool.v1.Json
-	35,  // 35: spool.v1.MeteredUsage.usage:type_name -> spool.v1.Usage
-	46,  // 36: spool.v1.ListEventsResponse.events:type_name -> spool.v1.Event
-	91,  // 37: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
-	0,   // 38: spool.v1.Event.data:type_name -> spool.v1.Json
-	46,  // 39: spool.v1.StreamEventsResponse.event:type_name -> spool.v1.Event
-	49,  // 40: spool.v1.StreamEventsResponse.lag:type_name -> spool.v1.Lag
-	52,  // 41: spool.v1.ListBlocksResponse.blocks:type_name -> spool.v1.Block
-	91,  // 42: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
-	16,  // 43: spool.v1.Block.parts:type_name -> spool.v1.Part
-	0,   // 44: spool.v1.Block.input:type_name -> spool.v1.Json
-	53,  // 45: spool.v1.Block.todos:type_name -> spool.v1.TodoItem
-	58,  // 46: spool.v1.ListKeysResponse.keys:type_name -> spool.v1.Key
-	91,  // 47: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
-	91,  // 48: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
-	61,  // 49: spool.v1.Definition.ref:type_name -> spool.v1.Reference
-	0,   // 50: spool.v1.Definition.spec:type_name -> spool.v1.Json
-	91,  // 51: spool.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
-	61,  // 52: spool.v1.ApplyResponse.ref:type_name -> spool.v1.Reference
-	61,  // 53: spool.v1.ApplyAgentRequest.ref:type_name -> spool.v1.Reference
-	0,   // 54: spool.v1.ApplyAgentRequest.spec:type_name -> spool.v1.Json
-	62,  // 55: spool.v1.ListAgentsResponse.agents:type_name -> spool.v1.Definition
-	61,  // 56: spool.v1.ApplyInstanceRequest.ref:type_name -> spool.v1.Reference
-	0,   // 57: spool.v1.ApplyInstanceRequest.spec:type_name -> spool.v1.Json
-	62,  // 58: spool.v1.ListInstancesResponse.instances:type_name -> spool.v1.Definition
-	61,  // 59: spool.v1.ApplyEnvironmentRequest.ref:type_name -> spool.v1.Reference
-	0,   // 60: spool.v1.ApplyEnvironmentRequest.spec:type_name -> spool.v1.Json
-	62,  // 61: spool.v1.ListEnvironmentsResponse.environments:type_name -> spool.v1.Definition
-	82,  // 62: spool.v1.ExplainEnvironmentResponse.variables:type_name -> spool.v1.ExplainedVariable
-	86,  // 63: spool.v1.ListSkillsResponse.skills:type_name -> spool.v1.Skill
-	61,  // 64: spool.v1.Skill.ref:type_name -> spool.v1.Reference
-	91,  // 65: spool.v1.Skill.created_at:type_name -> google.protobuf.Timestamp
-	15,  // 66: spool.v1.PostMessageRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	15,  // 67: spool.v1.StartExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	3,   // 68: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
-	5,   // 69: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
-	7,   // 70: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
-	10,  // 71: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
-	12,  // 72: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
-	14,  // 73: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
-	18,  // 74: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
-	20,  // 75: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
-	22,  // 76: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
-	24,  // 77: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
-	27,  // 78: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
-	29,  // 79: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
-	32,  // 80: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
-	30,  // 81: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
-	36,  // 82: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
-	38,  // 83: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
-	40,  // 84: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
-	42,  // 85: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
-	44,  // 86: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
-	47,  // 87: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
-	50,  // 88: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
-	54,  // 89: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
-	56,  // 90: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
-	59,  // 91: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
-	65,  // 92: spool.v1.Agents.ApplyAgent:input_type -> spool.v1.ApplyAgentRequest
-	66,  // 93: spool.v1.Agents.ListAgents:input_type -> spool.v1.ListAgentsRequest
-	68,  // 94: spool.v1.Agents.GetAgent:input_type -> spool.v1.GetAgentRequest
-	69,  // 95: spool.v1.Agents.RemoveAgent:input_type -> spool.v1.RemoveAgentRequest
-	70,  // 96: spool.v1.Instances.ApplyInstance:input_type -> spool.v1.ApplyInstanceRequest
-	71,  // 97: spool.v1.Instances.ListInstances:input_type -> spool.v1.ListInstancesRequest
-	73,  // 98: spool.v1.Instances.GetInstance:input_type -> spool.v1.GetInstanceRequest
-	74,  // 99: spool.v1.Instances.RemoveInstance:input_type -> spool.v1.RemoveInstanceRequest
-	75,  // 100: spool.v1.Environments.ApplyEnvironment:input_type -> spool.v1.ApplyEnvironmentRequest
-	76,  // 101: spool.v1.Environments.ListEnvironments:input_type -> spool.v1.ListEnvironmentsRequest
-	78,  // 102: spool.v1.Environments.GetEnvironment:input_type -> spool.v1.GetEnvironmentRequest
-	79,  // 103: spool.v1.Environments.RemoveEnvironment:input_type -> spool.v1.RemoveEnvironmentRequest
-	80,  // 104: spool.v1.Environments.ExplainEnvironment:input_type -> spool.v1.ExplainEnvironmentRequest
-	83,  // 105: spool.v1.Skills.ListSkills:input_type -> spool.v1.ListSkillsRequest
-	85,  // 106: spool.v1.Skills.GetSkill:input_type -> spool.v1.GetSkillRequest
-	87,  // 107: spool.v1.Skills.TagSkill:input_type -> spool.v1.TagSkillRequest
-	88,  // 108: spool.v1.Skills.RemoveSkill:input_type -> spool.v1.RemoveSkillRequest
-	4,   // 109: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
-	6,   // 110: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
-	8,   // 111: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
-	11,  // 112: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
-	13,  // 113: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
-	17,  // 114: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
-	19,  // 115: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
-	21,  // 116: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
-	23,  // 117: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
-	25,  // 118: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
-	28,  // 119: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
-	31,  // 120: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
-	33,  // 121: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
-	31,  // 122: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
-	37,  // 123: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
-	39,  // 124: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
-	41,  // 125: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
-	43,  // 126: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
-	45,  // 127: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
-	48,  // 128: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
-	51,  // 129: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
-	55,  // 130: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
-	57,  // 131: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
-	60,  // 132: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
-	63,  // 133: spool.v1.Agents.ApplyAgent:output_type -> spool.v1.ApplyResponse
-	67,  // 134: spool.v1.Agents.ListAgents:output_type -> spool.v1.ListAgentsResponse
-	62,  // 135: spool.v1.Agents.GetAgent:output_type -> spool.v1.Definition
-	64,  // 136: spool.v1.Agents.RemoveAgent:output_type -> spool.v1.RemoveResponse
-	63,  // 137: spool.v1.Instances.ApplyInstance:output_type -> spool.v1.ApplyResponse
-	72,  // 138: spool.v1.Instances.ListInstances:output_type -> spool.v1.ListInstancesResponse
-	62,  // 139: spool.v1.Instances.GetInstance:output_type -> spool.v1.Definition
-	64,  // 140: spool.v1.Instances.RemoveInstance:output_type -> spool.v1.RemoveResponse
-	63,  // 141: spool.v1.Environments.ApplyEnvironment:output_type -> spool.v1.ApplyResponse
-	77,  // 142: spool.v1.Environments.ListEnvironments:output_type -> spool.v1.ListEnvironmentsResponse
-	62,  // 143: spool.v1.Environments.GetEnvironment:output_type -> spool.v1.Definition
-	64,  // 144: spool.v1.Environments.RemoveEnvironment:output_type -> spool.v1.RemoveResponse
-	81,  // 145: spool.v1.Environments.ExplainEnvironment:output_type -> spool.v1.ExplainEnvironmentResponse
-	84,  // 146: spool.v1.Skills.ListSkills:output_type -> spool.v1.ListSkillsResponse
-	86,  // 147: spool.v1.Skills.GetSkill:output_type -> spool.v1.Skill
-	63,  // 148: spool.v1.Skills.TagSkill:output_type -> spool.v1.ApplyResponse
-	64,  // 149: spool.v1.Skills.RemoveSkill:output_type -> spool.v1.RemoveResponse
-	109, // [109:150] is the sub-list for method output_type
-	68,  // [68:109] is the sub-list for method input_type
-	68,  // [68:68] is the sub-list for extension type_name
-	68,  // [68:68] is the sub-list for extension extendee
-	0,   // [0:68] is the sub-list for field type_name
+	2,   // 0: spool.v1.SessionOptions.budget:type_name -> spool.v1.Budget
+	1,   // 1: spool.v1.CreateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
+	0,   // 2: spool.v1.CreateSessionRequest.metadata:type_name -> spool.v1.Json
+	3,   // 3: spool.v1.CreateSessionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
+	9,   // 4: spool.v1.ListSessionsResponse.sessions:type_name -> spool.v1.Session
+	1,   // 5: spool.v1.Session.session_options:type_name -> spool.v1.SessionOptions
+	0,   // 6: spool.v1.Session.metadata:type_name -> spool.v1.Json
+	99,  // 7: spool.v1.Session.created_at:type_name -> google.protobuf.Timestamp
+	99,  // 8: spool.v1.Session.updated_at:type_name -> google.protobuf.Timestamp
+	10,  // 9: spool.v1.Session.current_sandbox:type_name -> spool.v1.CurrentSandbox
+	99,  // 10: spool.v1.Session.snapshot_at:type_name -> google.protobuf.Timestamp
+	99,  // 11: spool.v1.CurrentSandbox.created_at:type_name -> google.protobuf.Timestamp
+	99,  // 12: spool.v1.CurrentSandbox.ended_at:type_name -> google.protobuf.Timestamp
+	1,   // 13: spool.v1.UpdateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
+	0,   // 14: spool.v1.UpdateSessionRequest.metadata:type_name -> spool.v1.Json
+	17,  // 15: spool.v1.PostMessageRequest.parts:type_name -> spool.v1.Part
+	0,   // 16: spool.v1.PostMessageRequest.metadata:type_name -> spool.v1.Json
+	3,   // 17: spool.v1.PostMessageRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
+	97,  // 18: spool.v1.PostMessageRequest.environment:type_name -> spool.v1.PostMessageRequest.EnvironmentEntry
+	27,  // 19: spool.v1.ListConversationsResponse.conversations:type_name -> spool.v1.Conversation
+	99,  // 20: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
+	99,  // 21: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
+	1,   // 22: spool.v1.StartExecutionRequest.session_options:type_name -> spool.v1.SessionOptions
+	0,   // 23: spool.v1.StartExecutionRequest.metadata:type_name -> spool.v1.Json
+	17,  // 24: spool.v1.StartExecutionRequest.parts:type_name -> spool.v1.Part
+	3,   // 25: spool.v1.StartExecutionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
+	98,  // 26: spool.v1.StartExecutionRequest.environment:type_name -> spool.v1.StartExecutionRequest.EnvironmentEntry
+	34,  // 27: spool.v1.ListExecutionsResponse.executions:type_name -> spool.v1.Execution
+	36,  // 28: spool.v1.Execution.usage:type_name -> spool.v1.Usage
+	0,   // 29: spool.v1.Execution.metadata:type_name -> spool.v1.Json
+	99,  // 30: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
+	99,  // 31: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
+	99,  // 32: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
+	99,  // 33: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
+	35,  // 34: spool.v1.Execution.metered:type_name -> spool.v1.MeteredUsage
+	0,   // 35: spool.v1.Execution.resolved:type_name -> spool.v1.Json
+	36,  // 36: spool.v1.MeteredUsage.usage:type_name -> spool.v1.Usage
+	47,  // 37: spool.v1.ListEventsResponse.events:type_name -> spool.v1.Event
+	99,  // 38: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
+	0,   // 39: spool.v1.Event.data:type_name -> spool.v1.Json
+	47,  // 40: spool.v1.StreamEventsResponse.event:type_name -> spool.v1.Event
+	50,  // 41: spool.v1.StreamEventsResponse.lag:type_name -> spool.v1.Lag
+	53,  // 42: spool.v1.ListBlocksResponse.blocks:type_name -> spool.v1.Block
+	99,  // 43: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
+	17,  // 44: spool.v1.Block.parts:type_name -> spool.v1.Part
+	0,   // 45: spool.v1.Block.input:type_name -> spool.v1.Json
+	54,  // 46: spool.v1.Block.todos:type_name -> spool.v1.TodoItem
+	59,  // 47: spool.v1.ListKeysResponse.keys:type_name -> spool.v1.Key
+	99,  // 48: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
+	99,  // 49: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
+	2,   // 50: spool.v1.SetBudgetRequest.budget:type_name -> spool.v1.Budget
+	66,  // 51: spool.v1.ListBudgetsResponse.budgets:type_name -> spool.v1.TenantBudget
+	2,   // 52: spool.v1.TenantBudget.budget:type_name -> spool.v1.Budget
+	2,   // 53: spool.v1.TenantBudget.spent:type_name -> spool.v1.Budget
+	99,  // 54: spool.v1.TenantBudget.until:type_name -> google.protobuf.Timestamp
+	69,  // 55: spool.v1.Definition.ref:type_name -> spool.v1.Reference
+	0,   // 56: spool.v1.Definition.spec:type_name -> spool.v1.Json
+	99,  // 57: spool.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
+	69,  // 58: spool.v1.ApplyResponse.ref:type_name -> spool.v1.Reference
+	69,  // 59: spool.v1.ApplyAgentRequest.ref:type_name -> spool.v1.Reference
+	0,   // 60: spool.v1.ApplyAgentRequest.spec:type_name -> spool.v1.Json
+	70,  // 61: spool.v1.ListAgentsResponse.agents:type_name -> spool.v1.Definition
+	69,  // 62: spool.v1.ApplyInstanceRequest.ref:type_name -> spool.v1.Reference
+	0,   // 63: spool.v1.ApplyInstanceRequest.spec:type_name -> spool.v1.Json
+	70,  // 64: spool.v1.ListInstancesResponse.instances:type_name -> spool.v1.Definition
+	69,  // 65: spool.v1.ApplyEnvironmentRequest.ref:type_name -> spool.v1.Reference
+	0,   // 66: spool.v1.ApplyEnvironmentRequest.spec:type_name -> spool.v1.Json
+	70,  // 67: spool.v1.ListEnvironmentsResponse.environments:type_name -> spool.v1.Definition
+	90,  // 68: spool.v1.ExplainEnvironmentResponse.variables:type_name -> spool.v1.ExplainedVariable
+	94,  // 69: spool.v1.ListSkillsResponse.skills:type_name -> spool.v1.Skill
+	69,  // 70: spool.v1.Skill.ref:type_name -> spool.v1.Reference
+	99,  // 71: spool.v1.Skill.created_at:type_name -> google.protobuf.Timestamp
+	16,  // 72: spool.v1.PostMessageRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	16,  // 73: spool.v1.StartExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	4,   // 74: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
+	6,   // 75: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
+	8,   // 76: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
+	11,  // 77: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
+	13,  // 78: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
+	15,  // 79: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
+	19,  // 80: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
+	21,  // 81: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
+	23,  // 82: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
+	25,  // 83: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
+	28,  // 84: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
+	30,  // 85: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
+	33,  // 86: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
+	31,  // 87: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
+	37,  // 88: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
+	39,  // 89: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
+	41,  // 90: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
+	43,  // 91: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
+	45,  // 92: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
+	48,  // 93: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
+	51,  // 94: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
+	55,  // 95: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
+	57,  // 96: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
+	60,  // 97: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
+	62,  // 98: spool.v1.Budgets.SetBudget:input_type -> spool.v1.SetBudgetRequest
+	64,  // 99: spool.v1.Budgets.ListBudgets:input_type -> spool.v1.ListBudgetsRequest
+	67,  // 100: spool.v1.Budgets.RemoveBudget:input_type -> spool.v1.RemoveBudgetRequest
+	73,  // 101: spool.v1.Agents.ApplyAgent:input_type -> spool.v1.ApplyAgentRequest
+	74,  // 102: spool.v1.Agents.ListAgents:input_type -> spool.v1.ListAgentsRequest
+	76,  // 103: spool.v1.Agents.GetAgent:input_type -> spool.v1.GetAgentRequest
+	77,  // 104: spool.v1.Agents.RemoveAgent:input_type -> spool.v1.RemoveAgentRequest
+	78,  // 105: spool.v1.Instances.ApplyInstance:input_type -> spool.v1.ApplyInstanceRequest
+	79,  // 106: spool.v1.Instances.ListInstances:input_type -> spool.v1.ListInstancesRequest
+	81,  // 107: spool.v1.Instances.GetInstance:input_type -> spool.v1.GetInstanceRequest
+	82,  // 108: spool.v1.Instances.RemoveInstance:input_type -> spool.v1.RemoveInstanceRequest
+	83,  // 109: spool.v1.Environments.ApplyEnvironment:input_type -> spool.v1.ApplyEnvironmentRequest
+	84,  // 110: spool.v1.Environments.ListEnvironments:input_type -> spool.v1.ListEnvironmentsRequest
+	86,  // 111: spool.v1.Environments.GetEnvironment:input_type -> spool.v1.GetEnvironmentRequest
+	87,  // 112: spool.v1.Environments.RemoveEnvironment:input_type -> spool.v1.RemoveEnvironmentRequest
+	88,  // 113: spool.v1.Environments.ExplainEnvironment:input_type -> spool.v1.ExplainEnvironmentRequest
+	91,  // 114: spool.v1.Skills.ListSkills:input_type -> spool.v1.ListSkillsRequest
+	93,  // 115: spool.v1.Skills.GetSkill:input_type -> spool.v1.GetSkillRequest
+	95,  // 116: spool.v1.Skills.TagSkill:input_type -> spool.v1.TagSkillRequest
+	96,  // 117: spool.v1.Skills.RemoveSkill:input_type -> spool.v1.RemoveSkillRequest
+	5,   // 118: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
+	7,   // 119: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
+	9,   // 120: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
+	12,  // 121: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
+	14,  // 122: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
+	18,  // 123: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
+	20,  // 124: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
+	22,  // 125: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
+	24,  // 126: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
+	26,  // 127: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
+	29,  // 128: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
+	32,  // 129: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
+	34,  // 130: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
+	32,  // 131: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
+	38,  // 132: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
+	40,  // 133: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
+	42,  // 134: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
+	44,  // 135: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
+	46,  // 136: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
+	49,  // 137: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
+	52,  // 138: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
+	56,  // 139: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
+	58,  // 140: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
+	61,  // 141: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
+	63,  // 142: spool.v1.Budgets.SetBudget:output_type -> spool.v1.SetBudgetResponse
+	65,  // 143: spool.v1.Budgets.ListBudgets:output_type -> spool.v1.ListBudgetsResponse
+	68,  // 144: spool.v1.Budgets.RemoveBudget:output_type -> spool.v1.RemoveBudgetResponse
+	71,  // 145: spool.v1.Agents.ApplyAgent:output_type -> spool.v1.ApplyResponse
+	75,  // 146: spool.v1.Agents.ListAgents:output_type -> spool.v1.ListAgentsResponse
+	70,  // 147: spool.v1.Agents.GetAgent:output_type -> spool.v1.Definition
+	72,  // 148: spool.v1.Agents.RemoveAgent:output_type -> spool.v1.RemoveResponse
+	71,  // 149: spool.v1.Instances.ApplyInstance:output_type -> spool.v1.ApplyResponse
+	80,  // 150: spool.v1.Instances.ListInstances:output_type -> spool.v1.ListInstancesResponse
+	70,  // 151: spool.v1.Instances.GetInstance:output_type -> spool.v1.Definition
+	72,  // 152: spool.v1.Instances.RemoveInstance:output_type -> spool.v1.RemoveResponse
+	71,  // 153: spool.v1.Environments.ApplyEnvironment:output_type -> spool.v1.ApplyResponse
+	85,  // 154: spool.v1.Environments.ListEnvironments:output_type -> spool.v1.ListEnvironmentsResponse
+	70,  // 155: spool.v1.Environments.GetEnvironment:output_type -> spool.v1.Definition
+	72,  // 156: spool.v1.Environments.RemoveEnvironment:output_type -> spool.v1.RemoveResponse
+	89,  // 157: spool.v1.Environments.ExplainEnvironment:output_type -> spool.v1.ExplainEnvironmentResponse
+	92,  // 158: spool.v1.Skills.ListSkills:output_type -> spool.v1.ListSkillsResponse
+	94,  // 159: spool.v1.Skills.GetSkill:output_type -> spool.v1.Skill
+	71,  // 160: spool.v1.Skills.TagSkill:output_type -> spool.v1.ApplyResponse
+	72,  // 161: spool.v1.Skills.RemoveSkill:output_type -> spool.v1.RemoveResponse
+	118, // [118:162] is the sub-list for method output_type
+	74,  // [74:118] is the sub-list for method input_type
+	74,  // [74:74] is the sub-list for extension type_name
+	74,  // [74:74] is the sub-list for extension extendee
+	0,   // [0:74] is the sub-list for field type_name
 }
 
 func init() { file_spool_v1_spool_proto_init() }
@@ -7133,30 +7695,30 @@ func file_spool_v1_spool_proto_init() {
 	if File_spool_v1_spool_proto != nil {
 		return
 	}
-	file_spool_v1_spool_proto_msgTypes[2].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[8].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[3].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[9].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[16].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[26].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[33].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[46].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[48].OneofWrappers = []any{
+	file_spool_v1_spool_proto_msgTypes[10].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[17].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[27].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[34].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[47].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[49].OneofWrappers = []any{
 		(*StreamEventsResponse_Event)(nil),
 		(*StreamEventsResponse_Lag)(nil),
 	}
-	file_spool_v1_spool_proto_msgTypes[52].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[61].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[82].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[86].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[53].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[69].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[90].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[94].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_spool_v1_spool_proto_rawDesc), len(file_spool_v1_spool_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   91,
+			NumMessages:   99,
 			NumExtensions: 0,
-			NumServices:   8,
+			NumServices:   9,
 		},
 		GoTypes:           file_spool_v1_spool_proto_goTypes,
 		DependencyIndexes: file_spool_v1_spool_proto_depIdxs,

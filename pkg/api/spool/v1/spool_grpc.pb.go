@@ -1269,6 +1269,194 @@ var Keys_ServiceDesc = grpc.ServiceDesc{
 }
 
 const (
+	Budgets_SetBudget_FullMethodName    = "/spool.v1.Budgets/SetBudget"
+	Budgets_ListBudgets_FullMethodName  = "/spool.v1.Budgets/ListBudgets"
+	Budgets_RemoveBudget_FullMethodName = "/spool.v1.Budgets/RemoveBudget"
+)
+
+// BudgetsClient is the client API for Budgets service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// Budgets: what a tenant may take in a day, a month, or at all, over all of its sessions.
+type BudgetsClient interface {
+	// Gives a tenant a budget for a period, in place of the former. Only the root key may.
+	SetBudget(ctx context.Context, in *SetBudgetRequest, opts ...grpc.CallOption) (*SetBudgetResponse, error)
+	// Lists the tenant's budgets, and what it has taken of each by now.
+	ListBudgets(ctx context.Context, in *ListBudgetsRequest, opts ...grpc.CallOption) (*ListBudgetsResponse, error)
+	// Ends a tenant's budget for a period. Only the root key may.
+	RemoveBudget(ctx context.Context, in *RemoveBudgetRequest, opts ...grpc.CallOption) (*RemoveBudgetResponse, error)
+}
+
+type budgetsClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewBudgetsClient(cc grpc.ClientConnInterface) BudgetsClient {
+	return &budgetsClient{cc}
+}
+
+func (c *budgetsClient) SetBudget(ctx context.Context, in *SetBudgetRequest, opts ...grpc.CallOption) (*SetBudgetResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SetBudgetResponse)
+	err := c.cc.Invoke(ctx, Budgets_SetBudget_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *budgetsClient) ListBudgets(ctx context.Context, in *ListBudgetsRequest, opts ...grpc.CallOption) (*ListBudgetsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListBudgetsResponse)
+	err := c.cc.Invoke(ctx, Budgets_ListBudgets_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *budgetsClient) RemoveBudget(ctx context.Context, in *RemoveBudgetRequest, opts ...grpc.CallOption) (*RemoveBudgetResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RemoveBudgetResponse)
+	err := c.cc.Invoke(ctx, Budgets_RemoveBudget_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// BudgetsServer is the server API for Budgets service.
+// All implementations must embed UnimplementedBudgetsServer
+// for forward compatibility.
+//
+// Budgets: what a tenant may take in a day, a month, or at all, over all of its sessions.
+type BudgetsServer interface {
+	// Gives a tenant a budget for a period, in place of the former. Only the root key may.
+	SetBudget(context.Context, *SetBudgetRequest) (*SetBudgetResponse, error)
+	// Lists the tenant's budgets, and what it has taken of each by now.
+	ListBudgets(context.Context, *ListBudgetsRequest) (*ListBudgetsResponse, error)
+	// Ends a tenant's budget for a period. Only the root key may.
+	RemoveBudget(context.Context, *RemoveBudgetRequest) (*RemoveBudgetResponse, error)
+	mustEmbedUnimplementedBudgetsServer()
+}
+
+// UnimplementedBudgetsServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedBudgetsServer struct{}
+
+func (UnimplementedBudgetsServer) SetBudget(context.Context, *SetBudgetRequest) (*SetBudgetResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetBudget not implemented")
+}
+func (UnimplementedBudgetsServer) ListBudgets(context.Context, *ListBudgetsRequest) (*ListBudgetsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListBudgets not implemented")
+}
+func (UnimplementedBudgetsServer) RemoveBudget(context.Context, *RemoveBudgetRequest) (*RemoveBudgetResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RemoveBudget not implemented")
+}
+func (UnimplementedBudgetsServer) mustEmbedUnimplementedBudgetsServer() {}
+func (UnimplementedBudgetsServer) testEmbeddedByValue()                 {}
+
+// UnsafeBudgetsServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to BudgetsServer will
+// result in compilation errors.
+type UnsafeBudgetsServer interface {
+	mustEmbedUnimplementedBudgetsServer()
+}
+
+func RegisterBudgetsServer(s grpc.ServiceRegistrar, srv BudgetsServer) {
+	// If the following call panics, it indicates UnimplementedBudgetsServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&Budgets_ServiceDesc, srv)
+}
+
+func _Budgets_SetBudget_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetBudgetRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(BudgetsServer).SetBudget(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Budgets_SetBudget_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(BudgetsServer).SetBudget(ctx, req.(*SetBudgetRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Budgets_ListBudgets_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListBudgetsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(BudgetsServer).ListBudgets(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Budgets_ListBudgets_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(BudgetsServer).ListBudgets(ctx, req.(*ListBudgetsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Budgets_RemoveBudget_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RemoveBudgetRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(BudgetsServer).RemoveBudget(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Budgets_RemoveBudget_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(BudgetsServer).RemoveBudget(ctx, req.(*RemoveBudgetRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+// Budgets_ServiceDesc is the grpc.ServiceDesc for Budgets service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var Budgets_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "spool.v1.Budgets",
+	HandlerType: (*BudgetsServer)(nil),
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "SetBudget",
+			Handler:    _Budgets_SetBudget_Handler,
+		},
+		{
+			MethodName: "ListBudgets",
+			Handler:    _Budgets_ListBudgets_Handler,
+		},
+		{
+			MethodName: "RemoveBudget",
+			Handler:    _Budgets_RemoveBudget_Handler,
+		},
+	},
+	Streams:  []grpc.StreamDesc{},
+	Metadata: "spool/v1/spool.proto",
+}
+
+const (
 	Agents_ApplyAgent_FullMethodName  = "/spool.v1.Agents/ApplyAgent"
 	Agents_ListAgents_FullMethodName  = "/spool.v1.Agents/ListAgents"
 	Agents_GetAgent_FullMethodName    = "/spool.v1.Agents/GetAgent"

@@ -1,6 +1,7 @@
 package egress_test
 
 import (
+	"errors"
 	"io"
 	"net/http"
 	"strings"
@@ -30,23 +31,25 @@ func TestBudget(t *testing.T) {
 	const cost = (7*3.0 + 3*15.0) / 1e6 // of ten tokens, by the price table
 	for name, c := range map[string]struct {
 		model  string
-		budget egress.Budget
+		budget events.Budget
+		spent  uint64 // tokens, as the holder knows
 		calls  int32
 		says   string
 	}{
-		"tokens":              {priced, egress.Budget{Tokens: 25}, 3, "the execution has used 30 tokens, and its budget is 25"},
-		"tokens, exactly":     {priced, egress.Budget{Tokens: 20}, 2, "the execution has used 20 tokens, and its budget is 20"},
-		"what is known":       {priced, egress.Budget{Tokens: 20, UsedTokens: 15}, 1, "the execution has used 25 tokens"},
-		"dollars":             {priced, egress.Budget{CostUSD: 1.5 * cost}, 2, "and its budget is $"},
-		"a model of no price": {"nobody-knows-it", egress.Budget{CostUSD: 1}, 1, "no price for model nobody-knows-it"},
-		"none":                {"nobody-knows-it", egress.Budget{}, 5, ""},
+		"tokens":              {priced, events.Budget{Tokens: 25}, 0, 3, "the execution has used 30 tokens, and its budget is 25"},
+		"tokens, exactly":     {priced, events.Budget{Tokens: 20}, 0, 2, "the execution has used 20 tokens, and its budget is 20"},
+		"what is known":       {priced, events.Budget{Tokens: 20}, 15, 1, "the execution has used 25 tokens"},
+		"dollars":             {priced, events.Budget{CostUSD: 1.5 * cost}, 0, 2, "and its budget is $"},
+		"a model of no price": {"nobody-knows-it", events.Budget{CostUSD: 1}, 0, 1, "no price for model nobody-knows-it"},
+		"none":                {"nobody-knows-it", events.Budget{}, 0, 5, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			change, calls := counted(t, c.model)
 			w := newWorld(t, change)
 			b := w.box()
-			b.reg.Token, b.reg.Budget = "", &c.budget
+			b.reg.Token = ""
+			b.reg.Budgets = []egress.Budget{{Account: b.reg.Execution, Whose: "the execution", Limit: c.budget, Spent: events.Spent{Tokens: c.spent}}}
 			if _, err := b.client.Register(t.Context(), b.id, b.reg); err != nil {
 				t.Fatal(err)
 			}
@@ -74,10 +77,11 @@ func TestBudget(t *testing.T) {
 			if status, _, _ := b.post("/anthropic/v1/messages/count_tokens", "{}"); status != http.StatusOK {
 				t.Errorf("count_tokens: %d", status)
 			}
-			if c.budget.UsedTokens > 0 {
+			if c.spent > 0 {
 				return
 			}
 			b.reg.Execution = mint(t, events.KindExecution)
+			b.reg.Budgets[0].Account = b.reg.Execution
 			if _, err := b.client.Register(t.Context(), b.id, b.reg); err != nil {
 				t.Fatal(err)
 			}
@@ -85,5 +89,65 @@ func TestBudget(t *testing.T) {
 				t.Errorf("the next execution: %d %s", status, body)
 			}
 		})
+	}
+}
+
+// What any sandbox takes on an account counts for all that have it, also what is
+// known of other engines; an account that nobody has any more is forgotten.
+func TestSharedAccount(t *testing.T) {
+	t.Parallel()
+	change, calls := counted(t, priced)
+	w := newWorld(t, change)
+	of := func(account string, limit uint64, spent uint64) egress.Budget {
+		return egress.Budget{Account: account, Whose: account, Limit: events.Budget{Tokens: limit}, Spent: events.Spent{Tokens: spent}}
+	}
+	boxes := []*box{w.box(), w.box()}
+	register := func(b *box, list ...egress.Budget) {
+		t.Helper()
+		b.reg.Token, b.reg.Budgets = "", list
+		if _, err := b.client.Register(t.Context(), b.id, b.reg); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ask := func(b *box, want int, says string) {
+		t.Helper()
+		if status, _, body := b.post("/anthropic/v1/messages", `{"model":"`+priced+`"}`); status != want || !strings.Contains(body, says) {
+			t.Errorf("%d %s, want %d %q", status, body, want, says)
+		}
+	}
+	for _, b := range boxes {
+		register(b, of("session "+b.id, 100, 0), of("tenant acme", 45, 5))
+	}
+	for i := range 4 {
+		ask(boxes[i%2], http.StatusOK, "")
+	}
+	for _, b := range boxes {
+		ask(b, http.StatusPaymentRequired, "tenant acme has used 45 tokens, and its budget is 45")
+	}
+	// What the holder knows by now does not count twice, and a higher limit holds at once.
+	register(boxes[0], of("session "+boxes[0].id, 100, 20), of("tenant acme", 55, 45))
+	ask(boxes[0], http.StatusOK, "")
+	ask(boxes[0], http.StatusPaymentRequired, "tenant acme has used 55 tokens")
+	// Other engines took more.
+	register(boxes[1], of("tenant acme", 1000, 1000))
+	ask(boxes[1], http.StatusPaymentRequired, "tenant acme has used 1000 tokens")
+	// A session's own account goes on where it was.
+	register(boxes[0], of("session "+boxes[0].id, 40, 0))
+	ask(boxes[0], http.StatusOK, "")
+	ask(boxes[0], http.StatusPaymentRequired, "has used 40 tokens")
+	// Nobody has the tenant's: it begins anew.
+	register(boxes[1])
+	register(boxes[1], of("tenant acme", 10, 0))
+	ask(boxes[1], http.StatusOK, "")
+	if n := calls.Load(); n != 7 {
+		t.Errorf("the model was called %d times", n)
+	}
+	b := boxes[0]
+	for field, bad := range map[string]egress.Budget{"budgets[0].account": of("", 1, 0), "budgets[0].limit.costUsd": {Account: "a", Limit: events.Budget{CostUSD: -1}}} {
+		b.reg.Budgets = []egress.Budget{bad}
+		var refused *egress.Error
+		if _, err := b.client.Register(t.Context(), b.id, b.reg); !errors.As(err, &refused) || refused.Field != field {
+			t.Errorf("%s: %v", field, err)
+		}
 	}
 }

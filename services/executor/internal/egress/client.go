@@ -23,7 +23,7 @@ import (
 // What a holder says and is told; see the packages for each field.
 type (
 	Registration = registry.Registration
-	// Budget is what an execution may take of models.
+	// Budget is what somebody may take of models.
 	Budget = registry.Budget
 	// Upstream is an MCP server of a sandbox.
 	Upstream = registry.Upstream

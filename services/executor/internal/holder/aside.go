@@ -27,6 +27,7 @@ type round struct {
 	facts  []events.Payload
 	calls  []EgressLine
 	synced bool
+	told   *bounds // what the egress proxy was told anew
 	err    error
 }
 
@@ -60,10 +61,15 @@ func (a *aside) begin(f *follower) {
 	if sync {
 		a.syncedAt = now
 	}
-	lnk := f.agent.link
+	lnk, grant, told := f.agent.link, f.regrant(), f.bounds
 	f.waiting.Go(func() {
 		r := round{synced: sync}
-		if calls {
+		if grant != nil {
+			if r.err = h.d.Egress.Register(f.base, *grant); r.err == nil {
+				r.told = &told
+			}
+		}
+		if calls && r.err == nil {
 			r.calls, r.err = h.d.Egress.Lines(f.base, l.Run.Sandbox.ID, l.Run.Egress)
 		}
 		if health && r.err == nil {
@@ -81,6 +87,9 @@ func (a *aside) begin(f *follower) {
 // take records what a round found.
 func (a *aside) take(ctx context.Context, f *follower, r round) error {
 	a.running = false
+	if r.told != nil {
+		f.granted = *r.told
+	}
 	if r.err != nil && ctx.Err() == nil {
 		f.log.Warn("the workspace, or the egress proxy's journal, could not be looked after; tried again soon", "error", r.err)
 	}

@@ -1,41 +1,93 @@
 package holder
 
 import (
-	"fmt"
+	"context"
+	"reflect"
+	"time"
 
+	"github.com/spoolhq/spool/pkg/budget"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/events/session"
 )
 
-// Budget is what an execution may take of models; 0 is no bound.
+// Budgets tells what tenants may take in all of their sessions, and have taken.
+type Budgets interface {
+	Of(ctx context.Context, tenant string) (budget.Tenant, error)
+}
+
+// Budget is what an execution is charged to: its own, its session's, its tenant's.
 type Budget struct {
-	Tokens  uint64 // in and out, those of a cache too
-	CostUSD float64
-	Used    run.Spent // what is known by now
+	Account string        // who has it; one account is charged by all that have it
+	Whose   string        // the same in a sentence
+	Limit   events.Budget // of turns there is no bound any more: this one runs
+	Spent   events.Spent  // by now, as far as is known
 }
 
-// budget of the turn, nil if the agent has none.
-func (t *turn) budget() *Budget {
-	if t.is == nil {
-		return nil
-	}
-	l := t.is.agent.Limits
-	if l.Tokens == 0 && l.BudgetUSD == 0 {
-		return nil
-	}
-	return &Budget{Tokens: uint64(l.Tokens), CostUSD: l.BudgetUSD, Used: t.l.Run.Spent()}
+// bounds are the limits of a turn, and what others took of them.
+type bounds struct {
+	session events.Budget
+	tenant  budget.Tenant
 }
 
-// over says what of the budget is used up, "" for nothing.
-func (b *Budget) over() string {
-	switch {
-	case b == nil:
-	case b.Tokens > 0 && b.Used.Tokens >= b.Tokens:
-		return fmt.Sprintf("the execution has used %d tokens, and its budget is %d", b.Used.Tokens, b.Tokens)
-	case b.CostUSD > 0 && b.Used.CostUSD >= b.CostUSD:
-		return fmt.Sprintf("the execution has cost $%.4f, and its budget is $%.4f", b.Used.CostUSD, b.CostUSD)
+// boundsOf reads what bounds a turn by now.
+func (t *turn) boundsOf(ctx context.Context, life session.State) (bounds, error) {
+	b := bounds{session: life.Options.Budget}
+	if t.h.d.Budgets == nil {
+		return b, nil
 	}
-	return ""
+	var err error
+	b.tenant, err = t.h.d.Budgets.Of(ctx, t.l.Tenant)
+	return b, err
+}
+
+// share is what a tenant took of a budget, by what is told of all its sessions
+// and by what this turn took since.
+type share struct {
+	known events.Spent
+	own   events.Spent // of this turn, when known was last looked at
+}
+
+// budgets lists what the turn is charged to, by a state of its run.
+func (t *turn) budgets(b bounds, s run.State, now time.Time) []Budget {
+	var out []Budget
+	add := func(account, whose string, limit events.Budget, spent events.Spent) {
+		limit.Turns = 0
+		if limit != (events.Budget{}) {
+			out = append(out, Budget{account, whose, limit, spent})
+		}
+	}
+	own := s.Spent()
+	if t.is != nil {
+		l := t.is.agent.Limits
+		add(t.execution, "the execution", events.Budget{Tokens: uint64(l.Tokens), CostUSD: l.BudgetUSD}, own)
+	}
+	own.TimeMs = s.Ran(now)
+	spent := s.SessionSpent()
+	spent.TimeMs += own.TimeMs
+	add(t.l.ID, "the session", b.session, spent)
+	for _, x := range b.tenant.Budgets {
+		x = x.At(now)
+		account := "tenant/" + t.l.Tenant + "/" + string(x.Period) + "/" + x.From
+		add(account, x.Whose(t.l.Tenant), x.Limit, t.shared(account, x.Spent, own))
+	}
+	return out
+}
+
+// shared is what a tenant took of a budget, as told, and not less than what this turn saw itself.
+func (t *turn) shared(account string, told, own events.Spent) events.Spent {
+	if t.shares == nil {
+		t.shares = map[string]share{}
+	}
+	x, seen := t.shares[account]
+	if !seen {
+		// What the turn took before this holder's time is told, or soon is; its time is told at its end.
+		x.own = events.Spent{Tokens: own.Tokens, CostUSD: own.CostUSD}
+	}
+	since := events.Spent{Tokens: own.Tokens - min(own.Tokens, x.own.Tokens), CostUSD: max(0, own.CostUSD-x.own.CostUSD)}
+	x.known, x.own = x.known.Plus(since).Max(events.Spent{Tokens: told.Tokens, CostUSD: told.CostUSD, TimeMs: told.TimeMs}), own
+	t.shares[account] = x
+	return x.known.Plus(events.Spent{TimeMs: own.TimeMs})
 }
 
 // codeBudgetExhausted is of a request to a model that the proxy refused.
@@ -43,21 +95,40 @@ const codeBudgetExhausted = "BUDGET_EXHAUSTED"
 
 // spend looks at what the execution took so far, by its events.
 func (f *follower) spend(list []events.Event) {
+	now := f.h.d.Now()
 	for _, e := range list {
 		if d, ok := e.Data.(events.EgressDenied); ok && d.Code == codeBudgetExhausted && e.ExecutionID == f.execution {
-			f.stop.exhaust(d.Message, f.h.d.Now())
+			f.stop.exhaust(d.Message, now)
 		}
-	}
-	b := f.budget()
-	if b == nil {
-		return
 	}
 	s := f.l.Run
 	for _, e := range list {
 		s = run.Evolve(s, e)
 	}
-	b.Used = s.Spent()
-	if why := b.over(); why != "" {
-		f.stop.exhaust(why, f.h.d.Now())
+	for _, b := range f.budgets(f.bounds, s, now) {
+		if why := b.Limit.Exceeded(b.Spent, b.Whose); why != "" {
+			f.stop.exhaust(why, now)
+		}
 	}
+}
+
+// rebound looks whether what bounds the turn has changed.
+func (f *follower) rebound(ctx context.Context) {
+	b, err := f.boundsOf(ctx, f.life)
+	if err != nil {
+		f.log.Warn("what the tenant may take cannot be read: what was known counts", "error", err)
+		return
+	}
+	f.bounds = b
+	f.spend(nil)
+}
+
+// regrant is what the egress proxy is to be told when others took of the tenant's
+// budget, or a budget was changed; nil if it knows.
+func (f *follower) regrant() *Grant {
+	if f.h.d.Egress == nil || reflect.DeepEqual(f.granted, f.bounds) {
+		return nil
+	}
+	g := f.grants()
+	return &g
 }

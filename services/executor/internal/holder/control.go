@@ -65,6 +65,7 @@ func (f *follower) saw(l looked) error {
 	}
 	f.life = l.life
 	f.stop.aim(l.life.ControlOf(f.execution), f.limitOf(l.life), f.h.d.Now())
+	f.rebound(f.base)
 	return nil
 }
 

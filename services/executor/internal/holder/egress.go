@@ -42,7 +42,7 @@ type Grant struct {
 	Epoch     uint64
 	Allow     []string
 	Upstreams []Upstream // MCP servers that the sandbox reaches at runner.EgressMCP
-	Budget    *Budget    // of the execution; nil for none
+	Budgets   []Budget   // that its requests to models are charged to
 }
 
 // Upstream is an MCP server, with headers that the sandbox does not see.
@@ -66,10 +66,7 @@ func (t *turn) grant(ctx context.Context) error {
 		return nil
 	}
 	err := t.h.patiently(ctx, t.agent.sandbox, func() error {
-		return t.h.d.Egress.Register(ctx, Grant{
-			Sandbox: t.agent.sandbox, Tenant: t.l.Tenant, Session: t.l.ID, Execution: t.execution, Epoch: t.epoch, Allow: t.l.Life.Options.Egress,
-			Upstreams: t.upstreams(), Budget: t.budget(),
-		})
+		return t.h.d.Egress.Register(ctx, t.grants())
 	})
 	switch {
 	case unavailable(err):
@@ -81,7 +78,16 @@ func (t *turn) grant(ctx context.Context) error {
 	case err != nil:
 		return fmt.Errorf("register %s at the egress proxy: %w", t.agent.sandbox, err)
 	}
+	t.granted = t.bounds
 	return nil
+}
+
+// grants is what the turn's sandbox may do.
+func (t *turn) grants() Grant {
+	return Grant{
+		Sandbox: t.agent.sandbox, Tenant: t.l.Tenant, Session: t.l.ID, Execution: t.execution, Epoch: t.epoch, Allow: t.l.Life.Options.Egress,
+		Upstreams: t.upstreams(), Budgets: t.budgets(t.bounds, t.l.Run, t.h.d.Now()),
+	}
 }
 
 // upstreams are the MCP servers that the proxy is to reach for the turn's sandbox.

@@ -63,13 +63,14 @@ type Deltas interface {
 	Texts(ctx context.Context, tenant, session string, since time.Time) (map[string]string, error)
 }
 
-// Deps is what a Holder stands on; everything is required but Metrics, Workspaces, Egress, Skills and Secrets.
+// Deps is what a Holder stands on; everything is required but Metrics, Workspaces, Egress, Skills, Secrets and Budgets.
 type Deps struct {
 	Metrics    prometheus.Registerer // nil: nobody reads what is counted
 	Workspaces Workspaces            // nil: no snapshots are taken, and no files put in
 	Egress     Egress                // nil: sandboxes have the way out that their provider gives them
 	Skills     Skills                // nil: no agent can have skills
 	Secrets    Secrets               // nil: no execution can have secrets
+	Budgets    Budgets               // nil: no tenant has a budget
 
 	Sessions eventlog.Sessions
 	Sandbox  sandbox.Provider

@@ -41,6 +41,9 @@ type turn struct {
 	paused  time.Duration // how long it stood still so far
 	begun   string        // the sandbox that this turn has begun to make
 	is      *resolution   // what it refers to
+	bounds  bounds        // what it may take, as was last known
+	granted bounds        // as the egress proxy was last told
+	shares  map[string]share
 }
 
 func newTurn(h *Holder, l eventlog.Loaded, b *busy) *turn {
@@ -65,6 +68,9 @@ func (t *turn) run(ctx context.Context) (err error) {
 		if errors.As(err, &wrong) {
 			return t.fail(ctx, events.ExecutionFailed{Code: wrong.code, Message: strings.ReplaceAll(wrong.Error(), "\n", "; ")})
 		}
+		return err
+	}
+	if t.bounds, err = t.boundsOf(ctx, t.l.Life); err != nil {
 		return err
 	}
 	for {

@@ -35,6 +35,7 @@ type Server struct {
 	spoolv1.UnimplementedExecutionsServer
 	spoolv1.UnimplementedEventsServer
 	spoolv1.UnimplementedKeysServer
+	spoolv1.UnimplementedBudgetsServer
 	spoolv1.UnimplementedAgentsServer
 	spoolv1.UnimplementedInstancesServer
 	spoolv1.UnimplementedEnvironmentsServer
@@ -114,12 +115,13 @@ func checkMetadata(m *spoolv1.Json) error {
 	return nil
 }
 
-func options(o *spoolv1.SessionOptions) events.Options {
+func options(o *spoolv1.SessionOptions) (events.Options, error) {
+	budget, err := budgetOf("sessionOptions.budget", o.GetBudget())
 	return events.Options{
 		Model: o.GetModel(), IdleTimeoutMs: o.GetIdleTimeoutMs(), TurnLimitMs: o.GetTurnLimitMs(), SessionLimitMs: o.GetSessionLimitMs(),
 		SyncIntervalMs: o.GetSyncIntervalMs(), HealthIntervalMs: o.GetHealthIntervalMs(), SandboxMaxAgeMs: o.GetSandboxMaxAgeMs(),
-		Image: o.GetImage(), Command: o.GetCommand(), Egress: o.GetEgress(),
-	}
+		Image: o.GetImage(), Command: o.GetCommand(), Egress: o.GetEgress(), Budget: budget,
+	}, err
 }
 
 // refusal makes a shared check's error a problem.

@@ -26,7 +26,10 @@ type making interface {
 }
 
 func creation(r making) (command.CreateSession, error) {
-	o := options(r.GetSessionOptions())
+	o, err := options(r.GetSessionOptions())
+	if err != nil {
+		return command.CreateSession{}, err
+	}
 	if m := r.GetModel(); m != "" {
 		if o.Model != "" && o.Model != m {
 			return command.CreateSession{}, problem.Invalid("model", "model and sessionOptions.model name two models; give one")
@@ -112,7 +115,10 @@ func (s *Server) UpdateSession(ctx context.Context, r *spoolv1.UpdateSessionRequ
 	}
 	body := command.UpdateSession{Metadata: raw(r.GetMetadata()), Clear: r.GetClear()}
 	if r.SessionOptions != nil {
-		o := options(r.SessionOptions)
+		o, err := options(r.SessionOptions)
+		if err != nil {
+			return nil, err
+		}
 		body.Options = &o
 	}
 	a, err := s.change(ctx, commands.Request{Type: command.TypeUpdateSession, SessionID: r.GetSessionId(), Body: body})

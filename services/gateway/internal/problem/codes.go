@@ -21,6 +21,7 @@ const (
 	SessionNotFound     Code = "SESSION_NOT_FOUND"
 	ExecutionNotFound   Code = "EXECUTION_NOT_FOUND"
 	KeyNotFound         Code = "KEY_NOT_FOUND"
+	BudgetNotFound      Code = "BUDGET_NOT_FOUND"
 	AgentNotFound       Code = "AGENT_NOT_FOUND"
 	InstanceNotFound    Code = "INSTANCE_NOT_FOUND"
 	EnvironmentNotFound Code = "ENVIRONMENT_NOT_FOUND"
@@ -78,6 +79,7 @@ func Table() []Entry {
 		{SessionNotFound, http.StatusNotFound, codes.NotFound, "No such session", "There is no such session, it was deleted, or it is another tenant's: these cannot be told apart.", "sessionId"},
 		{ExecutionNotFound, http.StatusNotFound, codes.NotFound, "No such execution", "As SESSION_NOT_FOUND, of an execution.", "executionId"},
 		{KeyNotFound, http.StatusNotFound, codes.NotFound, "No such key", "As SESSION_NOT_FOUND, of an API key.", "keyId"},
+		{BudgetNotFound, http.StatusNotFound, codes.NotFound, "No such budget", "The tenant has no budget for that period.", "period"},
 		{AgentNotFound, http.StatusNotFound, codes.NotFound, "No such agent", "There is no such agent, or no such version of it, it was removed, or it is another tenant's: these cannot be told apart. A digest also finds a removed one.", ""},
 		{InstanceNotFound, http.StatusNotFound, codes.NotFound, "No such agent instance", "As AGENT_NOT_FOUND, of an agent instance.", ""},
 		{EnvironmentNotFound, http.StatusNotFound, codes.NotFound, "No such environment", "As AGENT_NOT_FOUND, of an environment.", ""},

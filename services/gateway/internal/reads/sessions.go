@@ -52,6 +52,9 @@ func scanSession(r scanner) (*spoolv1.Session, error) {
 		SyncIntervalMs: o.SyncIntervalMs, HealthIntervalMs: o.HealthIntervalMs, SandboxMaxAgeMs: o.SandboxMaxAgeMs,
 		Image: o.Image, Command: o.Command, Egress: o.Egress,
 	}
+	if o.Budget != (events.Budget{}) {
+		s.SessionOptions.Budget = Budget(o.Budget)
+	}
 	if metadata != nil {
 		s.Metadata = wirejson.Raw(*metadata)
 	}

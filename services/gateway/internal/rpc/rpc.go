@@ -57,6 +57,7 @@ func New(s *api.Server, a *auth.Authenticator, m *metrics.Metrics, maxRequest in
 	spoolv1.RegisterExecutionsServer(server, s)
 	spoolv1.RegisterEventsServer(server, s)
 	spoolv1.RegisterKeysServer(server, s)
+	spoolv1.RegisterBudgetsServer(server, s)
 	spoolv1.RegisterAgentsServer(server, s)
 	spoolv1.RegisterInstancesServer(server, s)
 	spoolv1.RegisterEnvironmentsServer(server, s)

@@ -46,6 +46,10 @@ func (f *folding) executed(a *aggregate, s *Session, x *entry[Execution], e even
 		touch(&f.executions, x).Phase = phasePaused
 	case events.ExecutionResumed:
 		touch(&f.executions, x).Phase = phaseRunning
+	case events.ModelCalled:
+		if !x.row.Metered {
+			touch(&f.executions, x).Metered = true
+		}
 	case events.MetadataUpdate:
 		row := touch(&f.executions, x)
 		row.use(d.Usage)
@@ -89,6 +93,7 @@ func (f *folding) end(a *aggregate, s *Session, x *entry[Execution], e events.Ev
 	}
 	at := moment(e.Time)
 	row.EndedAt = &at
+	f.spendAtEnd(a, row, e)
 	if s.ActiveExecution == row.ID {
 		s.ActiveExecution = ""
 	}

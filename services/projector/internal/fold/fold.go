@@ -30,6 +30,8 @@ type folding struct {
 	keys          []*entry[APIKey]
 	entries       []*entry[Entry]
 	versions      []*entry[Version]
+	tenantUsage   []*entry[TenantUsage]
+	tenantBudgets []*entry[TenantBudget]
 }
 
 // Fold applies a batch to the model, of which everything Missing must have been
@@ -42,6 +44,8 @@ func (m *Model) Fold(b Batch) (Changes, error) {
 		switch {
 		case rec.Subject.Aspect == events.Key:
 			f.key(rec)
+		case rec.Subject.Aspect == events.TenantBudget:
+			f.budget(rec)
 		case rec.Subject.Aspect.Catalogued():
 			err = f.catalogued(rec)
 		default:
@@ -72,6 +76,7 @@ func (f *folding) changes() (Changes, error) {
 	c.Conversations, c.Sandboxes, c.Keys = settle(f.conversations), settle(f.sandboxes), settle(f.keys)
 	c.Files, c.Usage = settle(f.files), settle(f.usage)
 	c.Entries, c.Versions = settle(f.entries), settle(f.versions)
+	c.TenantUsage, c.TenantBudgets = settle(f.tenantUsage), settle(f.tenantBudgets)
 	for _, k := range f.order {
 		l := f.live[k]
 		if a := f.model.sessions[k]; a.session != nil {
@@ -144,10 +149,14 @@ func (f *folding) event(a *aggregate, position string, e events.Event) error {
 	ended := false
 	if id := rowKey(e.ExecutionID); id != "" {
 		x := f.execution(a, s, id, e)
+		f.spend(a, &x.row, e)
 		ended = x.row.ended()
 		if !ended {
 			f.executed(a, s, x, e)
 		}
+	}
+	if e.ExecutionID == "" {
+		f.spend(a, nil, e)
 	}
 	f.block(a, s, e)
 	if !ended {

@@ -20,6 +20,9 @@ type Model struct {
 	entries  map[Key]*entry[Entry]
 	versions map[Child]*entry[Version]
 	rows     int
+
+	tenantUsage   map[Key]*entry[TenantUsage]
+	tenantBudgets map[Key]*entry[TenantBudget]
 }
 
 // New makes the model of a group that keeps about limit rows present.
@@ -27,6 +30,7 @@ func New(group, limit int) *Model {
 	return &Model{
 		group: int16(group), limit: limit, sessions: map[Key]*aggregate{}, recent: list.New(), keys: map[Key]*entry[APIKey]{},
 		entries: map[Key]*entry[Entry]{}, versions: map[Child]*entry[Version]{},
+		tenantUsage: map[Key]*entry[TenantUsage]{}, tenantBudgets: map[Key]*entry[TenantBudget]{},
 	}
 }
 
@@ -83,11 +87,14 @@ type Missing struct {
 	Sandboxes     []Child
 	Files         []Child
 	Usage         []Child
+	TenantUsage   []Key
+	TenantBudgets []Key
 }
 
 // Empty tells that nothing must be looked up.
 func (m Missing) Empty() bool {
-	return len(m.Sessions)+len(m.Keys)+len(m.Entries)+len(m.Versions)+len(m.Executions)+len(m.Blocks)+len(m.Calls)+len(m.Conversations)+len(m.Sandboxes)+len(m.Files)+len(m.Usage) == 0
+	return len(m.Sessions)+len(m.Keys)+len(m.Entries)+len(m.Versions)+len(m.Executions)+len(m.Blocks)+len(m.Calls)+len(m.Conversations)+len(m.Sandboxes)+len(m.Files)+len(m.Usage)+
+		len(m.TenantUsage)+len(m.TenantBudgets) == 0
 }
 
 // Present is what was found of it.
@@ -105,6 +112,8 @@ type Present struct {
 	Sandboxes     []Sandbox
 	Files         []File
 	Usage         []Usage
+	TenantUsage   []TenantUsage
+	TenantBudgets []TenantBudget
 }
 
 // Missing lists, each once, what the batch is about and is not present.
@@ -116,12 +125,14 @@ func (m *Model) Missing(b Batch) Missing {
 			for _, e := range rec.Events {
 				w.key(rec.Subject.Tenant, e)
 				w.entry(k, rec.Subject.Aspect, e)
+				w.tenant(k.Tenant, e)
 			}
 			continue
 		}
 		a := w.session(k)
 		for _, e := range rec.Events {
 			w.event(k, a, e)
+			w.tenant(k.Tenant, e)
 		}
 	}
 	for _, d := range b.Deltas {
@@ -252,6 +263,7 @@ func (m *Model) Put(asked Missing, p Present) error {
 	for _, k := range p.Keys {
 		m.keys[Key{k.Tenant, k.ID}] = &entry[APIKey]{row: k, stored: true}
 	}
+	m.putTenants(asked, p)
 	if err := m.putEntries(asked, p); err != nil {
 		return err
 	}
@@ -319,6 +331,10 @@ func (m *Model) Trim() {
 	if len(m.keys) > m.limit {
 		clear(m.keys)
 	}
+	if len(m.tenantUsage) > m.limit {
+		clear(m.tenantUsage)
+	}
+	clear(m.tenantBudgets)
 	// Definitions may be large, and are seldom changed twice in a row.
 	clear(m.entries)
 	clear(m.versions)

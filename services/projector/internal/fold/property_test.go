@@ -93,6 +93,11 @@ func records(t *rapid.T) []eventlog.Record {
 			out[i].Subject = events.Subject{Tenant: "default", ID: "cat", Aspect: events.Key}
 			id := name(t, "key", 2)
 			out[i].Events = []events.Event{{Data: rapid.SampledFrom([]events.Payload{events.KeyCreated{KeyID: id}, events.KeyRevoked{KeyID: id}}).Draw(t, "key event")}}
+		case 9, 10:
+			out[i].Subject = events.Subject{Tenant: "default", ID: "cat_budget", Aspect: events.TenantBudget}
+			out[i].Events = []events.Event{{Data: rapid.SampledFrom([]events.Payload{
+				events.TenantBudgetSet{Period: events.PeriodDay, Budget: events.Budget{Tokens: 7, CostUSD: 0.5}}, events.TenantBudgetRemoved{Period: events.PeriodDay},
+			}).Draw(t, "budget event")}}
 		case 2, 3, 4, 5, 6, 7, 8:
 			kind := rapid.SampledFrom([]events.Aspect{events.Agent, events.Instance, events.Environment, events.Skill}).Draw(t, "aspect")
 			out[i].Subject = events.Subject{Tenant: "default", ID: "cat_" + string(kind), Aspect: kind}

@@ -81,6 +81,7 @@ type (
 		DurationMs          int64
 		FirstSeq            int64
 		Resolved            *string
+		Metered             bool
 	}
 	// Block is a row of blocks. JSON is what Block was read from; a changed Block is encoded when it is written.
 	Block struct {

@@ -33,6 +33,14 @@ func (s *Store) Load(ctx context.Context, m fold.Missing) (p fold.Present, err e
 		tenants, ids := splitKeys(m.Entries)
 		fetch(&b, t.entries, &p.Entries, tenants, ids)
 	}
+	if len(m.TenantUsage) > 0 {
+		tenants, ids := splitKeys(m.TenantUsage)
+		fetch(&b, t.tenantUsage, &p.TenantUsage, tenants, ids)
+	}
+	if len(m.TenantBudgets) > 0 {
+		tenants, ids := splitKeys(m.TenantBudgets)
+		fetch(&b, t.tenantBudgets, &p.TenantBudgets, tenants, ids)
+	}
 	children(&b, t.versions, m.Versions, &p.Versions)
 	children(&b, t.executions, m.Executions, &p.Executions)
 	children(&b, t.blocks, m.Blocks, &p.Blocks)

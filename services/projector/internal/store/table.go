@@ -123,4 +123,6 @@ type tables struct {
 	entries       table[fold.Entry]
 	versions      table[fold.Version]
 	poison        table[fold.Poison]
+	tenantUsage   table[fold.TenantUsage]
+	tenantBudgets table[fold.TenantBudget]
 }

@@ -22,7 +22,7 @@ func newTables() *tables {
 	return &tables{
 		sessions: sessionTable(), executions: executionTable(), blocks: blockTable(), texts: textTable(),
 		calls: callTable(), conversations: conversationTable(), sandboxes: sandboxTable(), files: fileTable(), usage: usageTable(),
-		entries: entryTable(), versions: versionTable(),
+		entries: entryTable(), versions: versionTable(), tenantUsage: tenantUsageTable(), tenantBudgets: tenantBudgetTable(),
 		deleted: newTable(readmodel.DeletedSessions, 2,
 			col("tenant", text, func(r *fold.Deleted) *string { return &r.Tenant }),
 			col("id", text, func(r *fold.Deleted) *string { return &r.ID }),
@@ -107,7 +107,8 @@ func executionTable() table[fold.Execution] {
 		col("ended_at", when, func(r *fold.Execution) **time.Time { return &r.EndedAt }),
 		col("duration_ms", int8, func(r *fold.Execution) *int64 { return &r.DurationMs }),
 		col("first_seq", int8, func(r *fold.Execution) *int64 { return &r.FirstSeq }),
-		col("resolved", text, func(r *fold.Execution) **string { return &r.Resolved }))
+		col("resolved", text, func(r *fold.Execution) **string { return &r.Resolved }),
+		col("metered", flag, func(r *fold.Execution) *bool { return &r.Metered }))
 }
 
 func blockTable() table[fold.Block] {
@@ -253,4 +254,29 @@ func versionTable() table[fold.Version] {
 		col("created_at", when, func(r *fold.Version) *time.Time { return &r.CreatedAt }),
 		col("position", text, func(r *fold.Version) *string { return &r.Position }),
 		col("removed", flag, func(r *fold.Version) *bool { return &r.Removed }))
+}
+
+func tenantUsageTable() table[fold.TenantUsage] {
+	return newTable(readmodel.TenantUsage, 2,
+		col("tenant", text, func(r *fold.TenantUsage) *string { return &r.Tenant }),
+		col("id", text, func(r *fold.TenantUsage) *string { return &r.ID }),
+		col("grp", int2, func(r *fold.TenantUsage) *int16 { return &r.Group }),
+		col("day", text, func(r *fold.TenantUsage) *string { return &r.Day }),
+		col("turns", int8, func(r *fold.TenantUsage) *int64 { return &r.Turns }),
+		col("tokens", int8, func(r *fold.TenantUsage) *int64 { return &r.Tokens }),
+		col("cost_usd", float8, func(r *fold.TenantUsage) *float64 { return &r.CostUSD }),
+		col("time_ms", int8, func(r *fold.TenantUsage) *int64 { return &r.TimeMs }))
+}
+
+func tenantBudgetTable() table[fold.TenantBudget] {
+	return newTable(readmodel.TenantBudgets, 2,
+		col("tenant", text, func(r *fold.TenantBudget) *string { return &r.Tenant }),
+		col("period", text, func(r *fold.TenantBudget) *string { return &r.ID }),
+		col("grp", int2, func(r *fold.TenantBudget) *int16 { return &r.Group }),
+		col("turns", int8, func(r *fold.TenantBudget) *int64 { return &r.Turns }),
+		col("tokens", int8, func(r *fold.TenantBudget) *int64 { return &r.Tokens }),
+		col("cost_usd", float8, func(r *fold.TenantBudget) *float64 { return &r.CostUSD }),
+		col("time_ms", int8, func(r *fold.TenantBudget) *int64 { return &r.TimeMs }),
+		col("set_at", when, func(r *fold.TenantBudget) *time.Time { return &r.SetAt }),
+		col("removed", flag, func(r *fold.TenantBudget) *bool { return &r.Removed }))
 }

@@ -94,6 +94,7 @@ func inherit(o events.Options, agent *events.AgentSpec) events.Options {
 	}
 	o.Model, o.Image = cmp.Or(o.Model, agent.Model), cmp.Or(o.Image, agent.Image)
 	o.TurnLimitMs = cmp.Or(o.TurnLimitMs, agent.Limits.TimeMs)
+	o.Budget = cmp.Or(o.Budget, agent.Limits.Session)
 	if len(o.Command) == 0 {
 		o.Command = agent.Command
 	}

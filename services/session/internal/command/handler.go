@@ -99,7 +99,7 @@ func checkIDs(c command.Command) error {
 		return err
 	}
 	switch c.Type {
-	case command.TypeCreateKey, command.TypeRevokeKey,
+	case command.TypeCreateKey, command.TypeRevokeKey, command.TypeSetBudget, command.TypeRemoveBudget,
 		command.TypeApplyAgent, command.TypeApplyInstance, command.TypeApplyEnvironment,
 		command.TypeRemoveAgent, command.TypeRemoveInstance, command.TypeRemoveEnvironment:
 		return nil
@@ -120,6 +120,8 @@ func (h *Handler) do(ctx context.Context, c command.Command) (command.Answer, er
 	switch c.Type {
 	case command.TypeCreateKey, command.TypeRevokeKey:
 		return h.key(ctx, c)
+	case command.TypeSetBudget, command.TypeRemoveBudget:
+		return h.budget(ctx, c)
 	case command.TypeApplyAgent, command.TypeApplyInstance, command.TypeApplyEnvironment:
 		return h.apply(ctx, c)
 	case command.TypeRemoveAgent, command.TypeRemoveInstance, command.TypeRemoveEnvironment:
@@ -293,7 +295,7 @@ func label(t command.Type) string {
 	switch t {
 	case command.TypeCreateSession, command.TypeUpdateSession, command.TypePostMessage, command.TypeStartExecution, command.TypeInterrupt, command.TypeCancel,
 		command.TypePause, command.TypeResume, command.TypeTerminate, command.TypeSync, command.TypePutFile, command.TypeRemoveFile,
-		command.TypeDeleteSession, command.TypeCreateKey, command.TypeRevokeKey,
+		command.TypeDeleteSession, command.TypeCreateKey, command.TypeRevokeKey, command.TypeSetBudget, command.TypeRemoveBudget,
 		command.TypeApplyAgent, command.TypeApplyInstance, command.TypeApplyEnvironment,
 		command.TypeRemoveAgent, command.TypeRemoveInstance, command.TypeRemoveEnvironment:
 		return string(t)

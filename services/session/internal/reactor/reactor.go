@@ -16,6 +16,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/spoolhq/spool/pkg/budget"
 	"github.com/spoolhq/spool/pkg/bus"
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
@@ -30,12 +31,18 @@ type Leases interface {
 	ExecutorLives(ctx context.Context, executor string) (bool, error)
 }
 
+// Budgets tells what a tenant may take in all of its sessions, and has taken.
+type Budgets interface {
+	Of(ctx context.Context, tenant string) (budget.Tenant, error)
+}
+
 // Config of a Reactor; everything is required.
 type Config struct {
 	Sessions  eventlog.Sessions
 	JetStream jetstream.JetStream
 	Publisher message.Publisher // deduplicates by message id
 	Leases    Leases
+	Budgets   Budgets
 	Now       func() time.Time
 	Logger    *slog.Logger
 	Reacted   func(lag time.Duration)                                   // told how long after its storage a commit was dealt with
@@ -200,12 +207,17 @@ func (r *Reactor) step(ctx context.Context, l *eventlog.Loaded) (wrote bool, err
 }
 
 // lost gives the end of an execution that no executor will bring to one: a
-// control came before anybody claimed it, or its turn limit has passed and
-// nobody lives who holds it.
+// control came before anybody claimed it, a budget is used up that it would need, or
+// its turn limit has passed and nobody lives who holds it.
 func (r *Reactor) lost(ctx context.Context, l *eventlog.Loaded, now time.Time) (events.Payload, error) {
 	active := l.Life.Active.ExecutionID
 	if l.Due() == run.Refuse {
 		return events.ExecutionCancelled{Reason: l.Life.ControlOf(active).Reason}, nil
+	}
+	if l.Due() == run.Execute && l.Run.Execution != active {
+		if why, err := r.exceeded(ctx, *l, now); err != nil || why != "" {
+			return events.ExecutionFailed{Code: "BUDGET_EXCEEDED", Message: why}, err
+		}
 	}
 	if !r.overdue(*l, now) {
 		return nil, nil
@@ -218,6 +230,18 @@ func (r *Reactor) lost(ctx context.Context, l *eventlog.Loaded, now time.Time) (
 		return nil, err
 	}
 	return events.ExecutionFailed{Code: "EXECUTOR_LOST", Message: "the turn limit passed and the executor that held the execution is gone"}, nil
+}
+
+// exceeded says in a sentence which budget keeps the session's next execution from being started, "" for none.
+func (r *Reactor) exceeded(ctx context.Context, l eventlog.Loaded, now time.Time) (string, error) {
+	if why := l.Life.Options.Budget.Exceeded(l.Run.SessionSpent(), "the session"); why != "" {
+		return why, nil
+	}
+	t, err := r.cfg.Budgets.Of(ctx, l.Tenant)
+	if err != nil {
+		return "", err
+	}
+	return t.Exceeded(l.Tenant, now), nil
 }
 
 // overdue tells whether an execution runs past its turn limit and grace.

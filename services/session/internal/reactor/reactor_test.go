@@ -26,6 +26,7 @@ func TestMatters(t *testing.T) {
 		events.FilesApplied{}, events.WorkspaceSynced{}, events.WorkspaceRestored{}, events.EgressDenied{}, events.ModelCalled{},
 		events.KeyCreated{}, events.KeyRevoked{}, events.AgentApplied{}, events.AgentRemoved{}, events.InstanceApplied{}, events.InstanceRemoved{},
 		events.EnvironmentApplied{}, events.EnvironmentRemoved{}, events.SkillPushed{}, events.SkillTagged{}, events.SkillRemoved{}, events.ExecutionResolved{},
+		events.TenantBudgetSet{}, events.TenantBudgetRemoved{},
 	} {
 		quiet[p.EventType()] = true
 	}

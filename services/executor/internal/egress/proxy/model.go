@@ -48,8 +48,8 @@ func (s *Server) route(w http.ResponseWriter, r *http.Request, sb *registry.Sand
 		failure{http.StatusServiceUnavailable, codeFull, "nobody has taken what this sandbox used so far: no more is begun"}.write(w)
 		return
 	}
-	c := &call{s: s, sb: sb, rt: rt, began: time.Now(), execution: sb.Execution(), dialect: rt.dialect(r.Method, rest)}
-	if why := sb.Exhausted(); why != "" && c.dialect != meter.None {
+	c := &call{s: s, sb: sb, rt: rt, began: time.Now(), execution: sb.Execution(), bill: sb.Bill(), dialect: rt.dialect(r.Method, rest)}
+	if why := c.bill.Exhausted(); why != "" && c.dialect != meter.None {
 		d.Code, d.Message = BudgetExhausted, why
 		s.deny(w, sb, http.StatusPaymentRequired, d)
 		return
@@ -65,6 +65,7 @@ type call struct {
 	dialect   meter.Dialect
 	began     time.Time
 	execution string
+	bill      registry.Bill
 
 	move   func()
 	asked  *meter.Request
@@ -72,7 +73,7 @@ type call struct {
 	status int
 	first  time.Time
 	whole  bool // the answer came to its end
-	spent  bool // what it took is counted
+	spent  bool // what it took is charged
 	failed error
 }
 
@@ -238,7 +239,7 @@ func (c *call) end(ctx context.Context, r *http.Request, gone bool) {
 		"cost_usd", m.CostUSD, "first_byte_ms", m.FirstByteMs, "ms", m.DurationMs, "failed", m.Error)
 }
 
-// spend counts what the call took toward the execution's budget, once.
+// spend charges what the call took, once.
 func (c *call) spend() {
 	if c.spent || c.dialect == meter.None || c.answer == nil {
 		return
@@ -247,7 +248,7 @@ func (c *call) spend() {
 	got := c.answer.Result()
 	model := redactText(cmp.Or(got.Model, c.asked.Model()), c.rt.Secret)
 	cost, prices := c.s.cfg.Prices.Cost(c.rt.Name, model, got)
-	c.sb.Spend(c.execution, model, got.Usage.Tokens(), cost, prices != "")
+	c.bill.Spend(model, events.Spent{Tokens: got.Usage.Tokens(), CostUSD: cost}, prices != "")
 }
 
 // problem says in a sentence what went wrong, "" if nothing did.

@@ -43,15 +43,7 @@ type Registration struct {
 	// memory alone: who restarts the proxy registers them again.
 	Upstreams []Upstream `json:"upstreams,omitempty"`
 
-	Budget *Budget `json:"budget,omitempty"` // of the execution; nil for none
-}
-
-// Budget is what an execution may take of models; 0 is no bound.
-type Budget struct {
-	Tokens      uint64  `json:"tokens,omitempty"`
-	CostUSD     float64 `json:"costUsd,omitempty"`
-	UsedTokens  uint64  `json:"usedTokens,omitempty"` // as the holder knows
-	UsedCostUSD float64 `json:"usedCostUsd,omitempty"`
+	Budgets []Budget `json:"budgets,omitempty"` // each of which the sandbox's calls are charged to
 }
 
 // Upstream is an MCP server.
@@ -116,6 +108,8 @@ type Registry struct {
 	mu      sync.Mutex // taken before a sandbox's
 	byID    map[string]*Sandbox
 	byToken map[[sha256.Size]byte]*Sandbox
+
+	accounts map[string]*account
 }
 
 // registrationFile is in the sandbox's folder, beside its journal.
@@ -130,7 +124,7 @@ type stored struct {
 	Epoch       uint64    `json:"epoch"`
 	Allow       []string  `json:"allow,omitempty"`
 	Released    time.Time `json:"released,omitzero"`
-	Budget      *Budget   `json:"budget,omitempty"`
+	Budgets     []Budget  `json:"budgets,omitempty"`
 }
 
 // Open reads what is registered. A folder that cannot be read is an error that
@@ -145,7 +139,7 @@ func Open(cfg Config) (*Registry, error) {
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, err
 	}
-	r := &Registry{cfg: cfg, byID: map[string]*Sandbox{}, byToken: map[[sha256.Size]byte]*Sandbox{}}
+	r := &Registry{cfg: cfg, byID: map[string]*Sandbox{}, byToken: map[[sha256.Size]byte]*Sandbox{}, accounts: map[string]*account{}}
 	list, err := os.ReadDir(cfg.Dir)
 	if err != nil {
 		return nil, err
@@ -188,6 +182,7 @@ func (r *Registry) load(id string) error {
 	}
 	sb := newSandbox(id, r.cfg.Connections, j)
 	sb.reg, sb.allow, sb.hash = reg, allow, hash
+	sb.bill = Bill{r.charges(reg.Budgets), &unpriced{}}
 	r.byID[id] = sb
 	if reg.Released.IsZero() {
 		r.byToken[hash] = sb
@@ -250,7 +245,7 @@ func (g Registration) check() (egress.Allowlist, error) {
 	if err != nil {
 		return egress.Allowlist{}, invalid("allow", "%s", err)
 	}
-	return allow, nil
+	return allow, checkBudgets(g.Budgets)
 }
 
 // maxUpstreams bounds the MCP servers of a sandbox.
@@ -336,7 +331,7 @@ func (r *Registry) Put(id string, g Registration) (State, error) {
 	if other := r.byToken[hash]; other != nil && other.id != id {
 		return State{}, &Error{Code: CodeTokenTaken, Field: "token", Detail: "token: it is another sandbox's: make a random one for each"}
 	}
-	reg := stored{TokenSHA256: hex.EncodeToString(hash[:]), Tenant: g.Tenant, Session: g.Session, Execution: g.Execution, Epoch: g.Epoch, Allow: g.Allow, Budget: g.Budget}
+	reg := stored{TokenSHA256: hex.EncodeToString(hash[:]), Tenant: g.Tenant, Session: g.Session, Execution: g.Execution, Epoch: g.Epoch, Allow: g.Allow, Budgets: g.Budgets}
 	if err := r.write(id, reg); err != nil {
 		return State{}, fmt.Errorf("register %s: %w", id, err)
 	}
@@ -352,7 +347,7 @@ func (r *Registry) Put(id string, g Registration) (State, error) {
 		sb.cut() // they came in with a token that is void now
 	}
 	r.byToken[hash] = sb
-	sb.set(reg, allow, hash, servers)
+	r.settled(sb.set(reg, allow, hash, servers, r.charges(g.Budgets)))
 	return sb.State(), nil
 }
 
@@ -445,7 +440,7 @@ func (r *Registry) release(id string, epoch uint64) (*Sandbox, error) {
 	if r.byToken[sb.hash] == sb {
 		delete(r.byToken, sb.hash)
 	}
-	sb.release(reg)
+	r.settled(sb.release(reg))
 	return sb, nil
 }
 

@@ -26,8 +26,7 @@ type Sandbox struct {
 	reg     stored
 	allow   egress.Allowlist
 	servers map[string]*Server // MCP servers by name
-	spent   Budget             // what was used of the registered execution's; only its used fields
-	unknown string             // a model without a price that it called, with a budget in dollars
+	bill    Bill
 	conns   map[net.Conn]bool
 	model   int           // open requests to models
 	busy    int           // open requests of all kinds
@@ -43,27 +42,30 @@ func newSandbox(id string, most int, j *journal.Journal) *Sandbox {
 // ID is sbx_….
 func (s *Sandbox) ID() string { return s.id }
 
-func (s *Sandbox) set(reg stored, allow egress.Allowlist, hash [sha256.Size]byte, servers map[string]*Server) {
+// set puts what is registered in the place of the former, and gives the former's charges.
+func (s *Sandbox) set(reg stored, allow egress.Allowlist, hash [sha256.Size]byte, servers map[string]*Server, charges []charge) (former []charge) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	higher := reg.Epoch != s.reg.Epoch || !s.reg.Released.IsZero()
-	if reg.Execution != s.reg.Execution {
-		s.spent, s.unknown = Budget{}, ""
+	if reg.Execution != s.reg.Execution || s.bill.unpriced == nil {
+		s.bill.unpriced = &unpriced{}
 	}
-	if b := reg.Budget; b != nil {
-		s.spent.UsedTokens, s.spent.UsedCostUSD = max(s.spent.UsedTokens, b.UsedTokens), max(s.spent.UsedCostUSD, b.UsedCostUSD)
-	}
+	former, s.bill.charges = s.bill.charges, charges
 	s.reg, s.allow, s.hash, s.servers = reg, allow, hash, servers
 	if higher {
 		s.tell()
 	}
+	return former
 }
 
-func (s *Sandbox) release(reg stored) {
+// release gives the charges that end with it.
+func (s *Sandbox) release(reg stored) (former []charge) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.reg = reg
+	former, s.bill.charges = s.bill.charges, nil
 	s.tell()
+	return former
 }
 
 func (s *Sandbox) forget() {
@@ -139,35 +141,11 @@ func (s *Sandbox) Server(name string) *Server {
 	return s.servers[name]
 }
 
-// Spend counts what a call of an execution took. A model without a price cannot be counted in dollars.
-func (s *Sandbox) Spend(execution, model string, tokens uint64, costUSD float64, priced bool) {
+// Bill is what a call that begins now is charged to.
+func (s *Sandbox) Bill() Bill {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if execution != s.reg.Execution {
-		return
-	}
-	s.spent.UsedTokens += tokens
-	s.spent.UsedCostUSD += costUSD
-	if !priced && tokens > 0 {
-		s.unknown = model
-	}
-}
-
-// Exhausted says what of the execution's budget is used up, "" for nothing.
-func (s *Sandbox) Exhausted() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	b := s.reg.Budget
-	switch {
-	case b == nil:
-	case b.Tokens > 0 && s.spent.UsedTokens >= b.Tokens:
-		return fmt.Sprintf("the execution has used %d tokens, and its budget is %d", s.spent.UsedTokens, b.Tokens)
-	case b.CostUSD > 0 && s.spent.UsedCostUSD >= b.CostUSD:
-		return fmt.Sprintf("the execution has cost $%.4f, and its budget is $%.4f", s.spent.UsedCostUSD, b.CostUSD)
-	case b.CostUSD > 0 && s.unknown != "":
-		return fmt.Sprintf("the execution has a budget of $%.4f, and the price table has no price for model %.100s", b.CostUSD, s.unknown)
-	}
-	return ""
+	return s.bill
 }
 
 // Allows tells whether the allowlist names the target.

@@ -1,0 +1,140 @@
+package executor_test
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/budget"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/topology"
+)
+
+// tells puts what a tenant has taken where the projector does.
+func (b *bench) tells(limit events.Budget, spent events.Spent) {
+	b.t.Helper()
+	from, until := events.PeriodMonth.Span(time.Now())
+	body, err := json.Marshal(budget.Tenant{Budgets: []budget.Budget{{Period: events.PeriodMonth, From: from, Until: until, Limit: limit, Spent: spent}}})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	kv, err := b.js.KeyValue(b.ctx, topology.BucketBudgets)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	if _, err := kv.Put(b.ctx, "default", body); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// granted is what the proxy was told last of an account.
+func (e *fakeEgress) granted(prefix string) (spent events.Spent, limit events.Budget, ok bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if len(e.grants) == 0 {
+		return spent, limit, false
+	}
+	for _, x := range e.grants[len(e.grants)-1].Budgets {
+		if strings.HasPrefix(x.Account, prefix) {
+			return x.Spent, x.Limit, true
+		}
+	}
+	return spent, limit, false
+}
+
+func budgeted(x events.Budget) func(*events.SessionCreated) {
+	return func(c *events.SessionCreated) { c.Options.Budget = x }
+}
+
+// TestSessionBudget: what all executions of a session take counts, and the one that uses it up is stopped.
+func TestSessionBudget(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, polite)
+	b.egress = &fakeEgress{}
+	b.run()
+	s := b.session(budgeted(events.Budget{Tokens: 100, Turns: 2}))
+	first := s.post("go")
+	s.untilStarted()
+	b.egress.say(first, events.ModelCalled{Usage: events.Usage{InputTokens: 60}})
+	b.until("it is counted", func() bool { return s.load().Run.Metered.Tokens == 60 })
+	s.interrupt()
+	s.ended(first)
+
+	second := s.post("go on") // the second of two turns: no bound of turns stops what runs
+	b.until("it runs", func() bool { l := s.load(); return l.Run.Execution == second && l.Run.Phase == run.Running })
+	if spent, limit, ok := b.egress.granted(s.id); !ok || spent.Tokens != 60 || limit != (events.Budget{Tokens: 100}) {
+		t.Errorf("the proxy is told %+v of %+v", spent, limit)
+	}
+	b.egress.say(second, events.ModelCalled{Usage: events.Usage{OutputTokens: 40}})
+	s.ended(second)
+	failed := of[events.ExecutionFailed](s)
+	if len(failed) != 1 || failed[0].Code != "BUDGET_EXCEEDED" || failed[0].Message != "the session has used 100 tokens, and its budget is 100" {
+		t.Errorf("it failed with %+v", failed)
+	}
+	if spent := s.load().Run.SessionSpent(); spent.Turns != 2 || spent.Tokens != 100 {
+		t.Errorf("the session took %+v", spent)
+	}
+	b.noJobs()
+}
+
+// TestSessionTime: a turn is stopped when the session has run for as long as it may.
+func TestSessionTime(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, polite)
+	b.run()
+	s := b.session(budgeted(events.Budget{TimeMs: 300}))
+	s.ended(s.post("go"))
+	failed := of[events.ExecutionFailed](s)
+	if len(failed) != 1 || failed[0].Code != "BUDGET_EXCEEDED" || !strings.Contains(failed[0].Message, "and its budget is 300 ms") {
+		t.Errorf("it failed with %+v", failed)
+	}
+	if spent := s.load().Run.SessionSpent(); spent.TimeMs < 300 {
+		t.Errorf("the session took %+v", spent)
+	}
+	b.noJobs()
+}
+
+// TestTenantBudget: the proxy is told what the tenant's other sessions take, also in the middle of a turn, and a
+// tenant that has taken all that it may has its turns stopped.
+func TestTenantBudget(t *testing.T) {
+	t.Parallel()
+	for name, proxied := range map[string]bool{"with a proxy": true, "as the agent tells": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, polite)
+			if proxied {
+				b.egress = &fakeEgress{}
+			}
+			limit := events.Budget{Tokens: 1000, Turns: 1}
+			b.tells(limit, events.Spent{Tokens: 10, Turns: 7})
+			b.run()
+			s := b.session()
+			x := s.post("go")
+			s.untilStarted()
+			if proxied {
+				spent, told, _ := b.egress.granted("tenant/default/month/20")
+				if spent.Tokens != 10 || told != (events.Budget{Tokens: 1000}) {
+					t.Errorf("the proxy is told %+v of %+v", spent, told)
+				}
+				b.egress.say(x, events.ModelCalled{Usage: events.Usage{InputTokens: 500}})
+				b.until("it is counted", func() bool { return s.load().Run.Metered.Tokens == 500 })
+				b.tells(limit, events.Spent{Tokens: 400})
+				b.until("what the turn took itself is not forgotten", func() bool {
+					spent, _, _ := b.egress.granted("tenant/")
+					return spent.Tokens == 510
+				})
+				b.tells(limit, events.Spent{Tokens: 700})
+				b.until("the proxy knows what others took", func() bool { spent, _, _ := b.egress.granted("tenant/"); return spent.Tokens == 700 })
+			}
+			b.tells(limit, events.Spent{Tokens: 1200})
+			s.ended(x)
+			failed := of[events.ExecutionFailed](s)
+			if len(failed) != 1 || failed[0].Code != "BUDGET_EXCEEDED" || !strings.HasPrefix(failed[0].Message, "tenant default since 20") || !strings.HasSuffix(failed[0].Message, "has used 1200 tokens, and its budget is 1000") {
+				t.Errorf("it failed with %+v", failed)
+			}
+			b.noJobs()
+		})
+	}
+}

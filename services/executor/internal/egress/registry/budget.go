@@ -1,0 +1,139 @@
+package registry
+
+import (
+	"fmt"
+	"math"
+	"sync"
+
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// Budget is what somebody may take of models: an execution, a session, a tenant
+// in a month. Of the limit tokens and dollars count here.
+type Budget struct {
+	Account string        `json:"account"` // who has it: what any sandbox takes on an account counts for all
+	Whose   string        `json:"whose"`   // the same in a sentence: "the execution"
+	Limit   events.Budget `json:"limit"`
+	Spent   events.Spent  `json:"spent,omitzero"` // as the holder knows
+}
+
+// maxBudgets bounds those of a registration.
+const maxBudgets = 16
+
+func checkBudgets(list []Budget) error {
+	if len(list) > maxBudgets {
+		return invalid("budgets", "budgets: there are %d; at most %d are taken", len(list), maxBudgets)
+	}
+	for i, b := range list {
+		field := fmt.Sprintf("budgets[%d]", i)
+		switch {
+		case b.Account == "" || len(b.Account) > 256:
+			return invalid(field+".account", "%s.account: it is empty, or longer than 256 bytes", field)
+		case b.Limit.CostUSD < 0 || math.IsNaN(b.Limit.CostUSD) || math.IsInf(b.Limit.CostUSD, 0):
+			return invalid(field+".limit.costUsd", "%s.limit.costUsd: it is not a number of dollars from 0 on", field)
+		}
+	}
+	return nil
+}
+
+// account is what was taken on one, as far as the proxy and whoever registers know.
+type account struct {
+	refs int // guarded by the registry
+
+	mu    sync.Mutex
+	spent events.Spent
+}
+
+// report takes what somebody else knows, which may be more, or lag.
+func (a *account) report(s events.Spent) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.spent = a.spent.Max(s)
+}
+
+func (a *account) add(s events.Spent) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.spent = a.spent.Plus(s)
+}
+
+func (a *account) now() events.Spent {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.spent
+}
+
+// charge is a budget of a sandbox with its account.
+type charge struct {
+	Budget
+	account *account
+}
+
+// Bill is what a sandbox's calls are charged to: its budgets at one time.
+type Bill struct {
+	charges  []charge
+	unpriced *unpriced
+}
+
+// unpriced is a model without a price that an execution has called.
+type unpriced struct {
+	mu    sync.Mutex
+	model string
+}
+
+func (u *unpriced) get() string {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.model
+}
+
+// Spend charges what a call took. A model without a price cannot be counted in dollars.
+func (b Bill) Spend(model string, took events.Spent, priced bool) {
+	for _, c := range b.charges {
+		c.account.add(took)
+	}
+	if !priced && took.Tokens > 0 && b.unpriced != nil {
+		b.unpriced.mu.Lock()
+		b.unpriced.model = model
+		b.unpriced.mu.Unlock()
+	}
+}
+
+// Exhausted says what of which budget is used up, "" for nothing.
+func (b Bill) Exhausted() string {
+	for _, c := range b.charges {
+		limit := events.Budget{Tokens: c.Limit.Tokens, CostUSD: c.Limit.CostUSD}
+		if why := limit.Exceeded(c.account.now(), c.Whose); why != "" {
+			return why
+		}
+		if limit.CostUSD > 0 && b.unpriced.get() != "" {
+			return fmt.Sprintf("%s has a budget of $%.4f, and the price table has no price for model %.100s", c.Whose, limit.CostUSD, b.unpriced.get())
+		}
+	}
+	return ""
+}
+
+// charges opens the accounts of budgets. The registry's lock is held.
+func (r *Registry) charges(list []Budget) []charge {
+	out := make([]charge, 0, len(list))
+	for _, b := range list {
+		a := r.accounts[b.Account]
+		if a == nil {
+			a = &account{}
+			r.accounts[b.Account] = a
+		}
+		a.refs++
+		a.report(b.Spent)
+		out = append(out, charge{b, a})
+	}
+	return out
+}
+
+// settled closes accounts that no sandbox has any more. The registry's lock is held.
+func (r *Registry) settled(list []charge) {
+	for _, c := range list {
+		if c.account.refs--; c.account.refs == 0 {
+			delete(r.accounts, c.Account)
+		}
+	}
+}

@@ -1,0 +1,97 @@
+package api
+
+import (
+	"context"
+	"math"
+
+	"github.com/spoolhq/spool/pkg/api/command"
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/services/gateway/internal/auth"
+	"github.com/spoolhq/spool/services/gateway/internal/commands"
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+)
+
+// SetBudget gives a tenant a budget for a period.
+func (s *Server) SetBudget(ctx context.Context, r *spoolv1.SetBudgetRequest) (*spoolv1.SetBudgetResponse, error) {
+	limit, err := budgetOf("budget", r.GetBudget())
+	if err != nil {
+		return nil, err
+	}
+	if limit == (events.Budget{}) {
+		return nil, problem.Invalid("budget", "it bounds nothing: give turns, tokens, costUsd or timeMs, or remove the budget")
+	}
+	period := events.Period(r.GetPeriod())
+	tenant, position, err := s.changeBudget(ctx, r.GetTenant(), period, command.TypeSetBudget, command.SetBudget{Period: period, Budget: limit})
+	return &spoolv1.SetBudgetResponse{Tenant: tenant, Period: string(period), Position: position}, err
+}
+
+// RemoveBudget ends a tenant's budget for a period.
+func (s *Server) RemoveBudget(ctx context.Context, r *spoolv1.RemoveBudgetRequest) (*spoolv1.RemoveBudgetResponse, error) {
+	period := events.Period(r.GetPeriod())
+	tenant, position, err := s.changeBudget(ctx, r.GetTenant(), period, command.TypeRemoveBudget, command.RemoveBudget{Period: period})
+	return &spoolv1.RemoveBudgetResponse{Tenant: tenant, Period: string(period), Position: position}, err
+}
+
+// changeBudget sends a command about a tenant's budget, which only the root key may: a tenant is not to raise its own.
+func (s *Server) changeBudget(ctx context.Context, tenant string, period events.Period, t command.Type, body any) (of, position string, err error) {
+	p, err := auth.From(ctx)
+	if err != nil {
+		return "", "", err
+	}
+	if of, err = keyTenant(p, tenant); err != nil {
+		return "", "", err
+	}
+	if !p.Admin {
+		return "", "", problem.New(problem.Forbidden, "", "budgets of tenants are set with the root key")
+	}
+	if err := checkPeriod(period); err != nil {
+		return "", "", err
+	}
+	about := events.BudgetOf(of, period).ID
+	a, err := s.Send.Send(ctx, commands.Request{Type: t, Principal: p, Tenant: of, About: about, Body: body})
+	if err != nil {
+		return "", "", err
+	}
+	// It holds in the log; that it is shown and counted a moment later is no error.
+	_ = s.Reads.WaitPosition(ctx, about, a.Position)
+	return of, a.Position, nil
+}
+
+func checkPeriod(p events.Period) error {
+	if events.CheckPeriod("period", p) != nil {
+		return problem.Invalid("period", "%.64q is none of day, month and total", p)
+	}
+	return nil
+}
+
+// ListBudgets lists a tenant's budgets and what it has taken of them.
+func (s *Server) ListBudgets(ctx context.Context, r *spoolv1.ListBudgetsRequest) (*spoolv1.ListBudgetsResponse, error) {
+	p, err := auth.From(ctx)
+	if err != nil {
+		return nil, err
+	}
+	tenant, err := keyTenant(p, r.GetTenant())
+	if err != nil {
+		return nil, err
+	}
+	list, err := s.Reads.Budgets(ctx, tenant, s.Now())
+	return &spoolv1.ListBudgetsResponse{Budgets: list}, err
+}
+
+// budgetOf reads a budget; nil is none.
+func budgetOf(field string, b *spoolv1.Budget) (events.Budget, error) {
+	out := events.Budget{Turns: b.GetTurns(), CostUSD: b.GetCostUsd()}
+	for _, f := range []struct {
+		name string
+		from float64
+		to   *uint64
+	}{{"tokens", b.GetTokens(), &out.Tokens}, {"timeMs", b.GetTimeMs(), &out.TimeMs}} {
+		const most = 1 << 53 // what a number of JSON holds exactly
+		if f.from < 0 || f.from > most || f.from != math.Trunc(f.from) {
+			return out, problem.Invalid(field+"."+f.name, "%v is not a whole number from 0 to %d", f.from, int64(most))
+		}
+		*f.to = uint64(f.from)
+	}
+	return out, refusal(command.CheckBudget(field, out))
+}

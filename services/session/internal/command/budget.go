@@ -1,0 +1,91 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/spoolhq/spool/pkg/api/command"
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// budget sets or removes a tenant's budget for a period. Each has a chain of its
+// own, whose last event is what holds.
+func (h *Handler) budget(ctx context.Context, c command.Command) (command.Answer, error) {
+	var period events.Period
+	var data events.Payload
+	if c.Type == command.TypeSetBudget {
+		var b command.SetBudget
+		if err := decode(c, &b); err != nil {
+			return command.Answer{}, err
+		}
+		if err := command.CheckBudget("budget", b.Budget); err != nil {
+			return command.Answer{}, err
+		}
+		if b.Budget == (events.Budget{}) {
+			return command.Answer{}, invalid("budget", "it bounds nothing: give turns, tokens, costUsd or timeMs, or remove the budget")
+		}
+		period, data = b.Period, events.TenantBudgetSet{Tenant: c.Tenant, Period: b.Period, Budget: b.Budget}
+	} else {
+		var b command.RemoveBudget
+		if err := decode(c, &b); err != nil {
+			return command.Answer{}, err
+		}
+		period, data = b.Period, events.TenantBudgetRemoved{Tenant: c.Tenant, Period: b.Period}
+	}
+	if err := events.CheckPeriod("period", period); err != nil {
+		return command.Answer{}, invalid("period", err.Error())
+	}
+	return h.appendBudget(ctx, c, events.BudgetOf(c.Tenant, period), data)
+}
+
+func (h *Handler) appendBudget(ctx context.Context, c command.Command, subject events.Subject, data events.Payload) (command.Answer, error) {
+	at := eventlog.Position{Shard: subject.Partition() % h.cfg.Sessions.Log.Shards()}
+	for range maxRounds {
+		head, err := h.cfg.Sessions.Log.Last(ctx, subject, eventlog.Leader)
+		if err != nil {
+			return command.Answer{}, err
+		}
+		holds, err := holds(head)
+		if err != nil {
+			return command.Answer{}, err
+		}
+		at.Seq = head.Seq
+		if _, removes := data.(events.TenantBudgetRemoved); removes && holds == nil {
+			return command.Answer{}, &command.Error{Code: "BUDGET_NOT_FOUND", Field: "period", Detail: "the tenant has no such budget"}
+		}
+		if holds == data {
+			return command.Answer{Position: at.String()}, nil
+		}
+		m := events.NewMint(events.Meta{CommandID: c.ID, Now: h.cfg.Now()})
+		m.Add("", data)
+		head, err = h.cfg.Sessions.Log.Append(ctx, head, events.Draft{
+			ID: events.Derive(events.KindCommit, c.ID), Actor: c.Actor, Events: m.Events(),
+		})
+		var conflict *eventlog.ConflictError
+		if errors.As(err, &conflict) {
+			continue
+		}
+		at.Seq = head.Seq
+		return command.Answer{Position: at.String()}, err
+	}
+	return command.Answer{}, fmt.Errorf("budget %s: other writers came first %d times in a row", subject, maxRounds)
+}
+
+// holds is the event that says what a budget is; nil if there is none, or none any more.
+func holds(head eventlog.Head) (events.Payload, error) {
+	if head.Seq == 0 {
+		return nil, nil
+	}
+	list, err := head.Commit.Decode()
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range list {
+		if set, ok := e.Data.(events.TenantBudgetSet); ok {
+			return set, nil
+		}
+	}
+	return nil, nil
+}
