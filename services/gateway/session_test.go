@@ -125,6 +125,19 @@ func (s *sessions) carryOut(c command.Command) command.Answer {
 		read(&b)
 		s.w.addKey(c.Tenant, b.KeyID, b.Name, b.Prefix, b.SHA256)
 		return a
+	case command.TypeSetBudget:
+		var b command.SetBudget
+		read(&b)
+		s.w.setBudget(c.Tenant, b)
+		return a
+	case command.TypeRemoveBudget:
+		var b command.RemoveBudget
+		read(&b)
+		tag, err := s.w.pool.Exec(context.Background(), "DELETE FROM tenant_budgets WHERE tenant = $1 AND period = $2", c.Tenant, b.Period)
+		if err != nil || tag.RowsAffected() == 0 {
+			a.Error = &command.Error{Code: "BUDGET_NOT_FOUND", Field: "period", Detail: "the tenant has no such budget"}
+		}
+		return a
 	case command.TypeRevokeKey:
 		var b command.RevokeKey
 		read(&b)

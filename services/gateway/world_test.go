@@ -367,13 +367,26 @@ func (a answer) field(path ...string) any {
 		return nil
 	}
 	for _, p := range path {
-		m, ok := v.(map[string]any)
-		if !ok {
+		switch m := v.(type) {
+		case map[string]any:
+			v = m[p]
+		case []any:
+			i, err := strconv.Atoi(p)
+			if err != nil || i >= len(m) {
+				return nil
+			}
+			v = m[i]
+		default:
 			return nil
 		}
-		v = m[p]
 	}
 	return v
+}
+
+func (a answer) number(path ...string) float64 {
+	n, _ := a.field(path...).(json.Number)
+	f, _ := n.Float64()
+	return f
 }
 
 func (a answer) text(path ...string) string {

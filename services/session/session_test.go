@@ -212,6 +212,8 @@ func (s *stack) execute(ctx context.Context, name string, job []byte) {
 				break
 			}
 			d, err = run.Decide(l.Run, run.End{Meta: meta, Epoch: l.Run.Epoch, ExecutionID: l.Run.Execution, Outcome: events.ExecutionCompleted{}, Before: []events.Event{{
+				ID: id(events.KindEvent), Time: time.Now(), ExecutionID: l.Run.Execution, Source: events.FromServer, Data: events.ExecutionStarted{Attempt: 1},
+			}, {
 				ID: id(events.KindEvent), Time: time.Now(), Source: events.FromServer, Data: events.SandboxReady{SandboxID: "sbx", Provider: "local", Journal: "jnl"},
 			}}})
 		}

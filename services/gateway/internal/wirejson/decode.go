@@ -113,6 +113,12 @@ func readValue(raw json.RawMessage, at string, zero protoreflect.Value, fd proto
 			return zero, wrongType(at, "a whole number from 0 to 4294967295", raw)
 		}
 		return protoreflect.ValueOfUint32(uint32(n)), nil
+	case protoreflect.DoubleKind:
+		n, err := strconv.ParseFloat(string(raw), 64)
+		if err != nil || raw[0] == '"' { // a number of JSON is finite unless it is too large
+			return zero, wrongType(at, "a number", raw)
+		}
+		return protoreflect.ValueOfFloat64(n), nil
 	case protoreflect.MessageKind:
 		if fd.Message().FullName() == jsonName {
 			return readAny(raw, at)

@@ -53,6 +53,8 @@ func TestUnmarshalNamesWhatIsAtFault(t *testing.T) {
 		`{"sessionOptions":{"idleTimeoutMs":-1}}`:         "sessionOptions.idleTimeoutMs: must be a whole number from 0 to 4294967295, not -1",
 		`{"sessionOptions":{"idleTimeoutMs":4294967296}}`: "sessionOptions.idleTimeoutMs: must be a whole number from 0 to 4294967295, not 4294967296",
 		`{"sessionOptions":{"idleTimeoutMs":"5"}}`:        "sessionOptions.idleTimeoutMs: must be a whole number from 0 to 4294967295, not a string",
+		`{"sessionOptions":{"budget":{"costUsd":"5"}}}`:   "sessionOptions.budget.costUsd: must be a number, not a string",
+		`{"sessionOptions":{"budget":{"costUsd":1e999}}}`: "sessionOptions.budget.costUsd: must be a number, not 1e999",
 		`{"sessionOptions":[]}`:                           "sessionOptions: must be an object, not a list",
 	} {
 		if err := Unmarshal([]byte(body), &spoolv1.CreateSessionRequest{}); err == nil || err.Error() != want {
@@ -74,6 +76,11 @@ func TestUnmarshalTakesWhatIsRight(t *testing.T) {
 	}
 	if !proto.Equal(&got, want) {
 		t.Errorf("got %v\nwant %v", &got, want)
+	}
+	var budget spoolv1.SetBudgetRequest
+	if err := Unmarshal([]byte(`{"budget":{"turns":1,"tokens":9007199254740992,"costUsd":0.5,"timeMs":1e3}}`), &budget); err != nil ||
+		!proto.Equal(budget.GetBudget(), &spoolv1.Budget{Turns: 1, Tokens: 1 << 53, CostUsd: 0.5, TimeMs: 1000}) {
+		t.Errorf("got %v, %v", &budget, err)
 	}
 	var null spoolv1.CreateSessionRequest
 	if err := Unmarshal([]byte(`{"metadata":null}`), &null); err != nil || null.GetMetadata().GetText() != "null" {

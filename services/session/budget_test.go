@@ -1,0 +1,139 @@
+package session_test
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/api/command"
+	"github.com/spoolhq/spool/pkg/budget"
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/session"
+)
+
+// TestTenantBudgets: a budget is set and removed once, also when asked again, and each period has its own.
+func TestTenantBudgets(t *testing.T) {
+	t.Parallel()
+	s := newStack(t)
+	s.copy("one", session.Config{})
+	set := func(p events.Period, b events.Budget) command.Answer {
+		return s.send(command.TypeSetBudget, "", "", command.SetBudget{Period: p, Budget: b})
+	}
+	remove := func(p events.Period) command.Answer {
+		return s.send(command.TypeRemoveBudget, "", "", command.RemoveBudget{Period: p})
+	}
+	for _, a := range []command.Answer{
+		set(events.PeriodDay, events.Budget{Tokens: 5}), set(events.PeriodDay, events.Budget{Tokens: 5}),
+		set(events.PeriodDay, events.Budget{Tokens: 7}), set(events.PeriodTotal, events.Budget{Turns: 1}), remove(events.PeriodDay),
+	} {
+		if a.Error != nil || a.Position == "" {
+			t.Fatalf("%+v", a)
+		}
+	}
+	for field, a := range map[string]command.Answer{
+		"period": set("week", events.Budget{Turns: 1}), "budget": set(events.PeriodDay, events.Budget{}), "budget.costUsd": set(events.PeriodDay, events.Budget{CostUSD: -1}),
+	} {
+		if a.Error == nil || a.Error.Code != "INVALID_REQUEST" || a.Error.Field != field {
+			t.Errorf("%s: %+v", field, a.Error)
+		}
+	}
+	if a := remove(events.PeriodDay); a.Error == nil || a.Error.Code != "BUDGET_NOT_FOUND" || a.Error.Field != "period" {
+		t.Errorf("removed twice: %+v", a.Error)
+	}
+	var list []string
+	for rec, err := range s.log.Read(t.Context(), eventlog.Position{}, eventlog.Filter{}) {
+		must(t, err)
+		for _, e := range rec.Events {
+			body, err := json.Marshal(e.Data)
+			must(t, err)
+			list = append(list, string(e.Type())+" "+string(body))
+		}
+	}
+	if got, want := strings.Join(list, "\n"), strings.Join([]string{
+		`tenant_budget_set {"tenant":"default","period":"day","budget":{"tokens":5}}`, `tenant_budget_set {"tenant":"default","period":"day","budget":{"tokens":7}}`,
+		`tenant_budget_set {"tenant":"default","period":"total","budget":{"turns":1}}`, `tenant_budget_removed {"tenant":"default","period":"day"}`,
+	}, "\n"); got != want {
+		t.Errorf("the log holds\n%s\nwant\n%s", got, want)
+	}
+}
+
+// failedWith waits for an execution's end, which must be for a budget, before anybody claimed it.
+func (s *stack) failedWith(sid, exe, says string) {
+	s.t.Helper()
+	l := s.await(sid, "the end of "+exe, func(l eventlog.Loaded) bool { return l.Run.Ended(exe) })
+	for _, e := range s.history(sid) {
+		if d, ok := e.Data.(events.ExecutionFailed); ok && e.ExecutionID == exe {
+			if d.Code != "BUDGET_EXCEEDED" || !strings.Contains(d.Message, says) {
+				s.t.Errorf("it failed with %+v, want %q", d, says)
+			}
+			if !strings.HasPrefix(l.Run.Holder, "session/") {
+				s.t.Errorf("%s claimed it", l.Run.Holder)
+			}
+			return
+		}
+	}
+	s.t.Errorf("%s ended otherwise", exe)
+}
+
+// TestBudgetAtDispatch: what is due when a session's or its tenant's budget is used up fails before any executor hears
+// of it, in its order; with a higher budget, or in another period, the session goes on.
+func TestBudgetAtDispatch(t *testing.T) {
+	t.Parallel()
+	s := newStack(t)
+	s.copy("one", session.Config{})
+	s.executors(2)
+	sid := s.create(events.Options{Budget: events.Budget{Turns: 2}})
+	for range 2 {
+		exe := s.post(sid)
+		s.await(sid, "a turn", func(l eventlog.Loaded) bool { return l.Run.Ended(exe) })
+	}
+	over := []string{s.post(sid), s.post(sid)}
+	for _, exe := range over {
+		s.failedWith(sid, exe, "the session has had 2 turns, and its budget is 2")
+	}
+	if a := s.send(command.TypeUpdateSession, sid, "", command.UpdateSession{Options: &events.Options{Budget: events.Budget{Turns: 3}}}); a.Error != nil {
+		t.Fatal(a.Error)
+	}
+	third := s.post(sid)
+	if l := s.await(sid, "the third", func(l eventlog.Loaded) bool { return l.Run.Ended(third) }); l.Run.SessionSpent().Turns != 3 {
+		t.Errorf("the session took %+v", l.Run.SessionSpent())
+	}
+	s.failedWith(sid, s.post(sid), "had 3 turns")
+
+	kv, err := s.js.KeyValue(t.Context(), topology.BucketBudgets)
+	must(t, err)
+	tells := func(until time.Time) {
+		t.Helper()
+		body, err := json.Marshal(budget.Tenant{Budgets: []budget.Budget{{Period: events.PeriodDay, From: "2026-01-31", Until: until, Limit: events.Budget{CostUSD: 1}, Spent: events.Spent{CostUSD: 1.5}}}})
+		must(t, err)
+		_, err = kv.Put(t.Context(), "default", body)
+		must(t, err)
+	}
+	tells(time.Now().Add(time.Hour))
+	other := s.create(events.Options{})
+	// The watch may lag by a message or two.
+	for i := range 1000 {
+		exe := s.post(other)
+		s.await(other, "an end", func(l eventlog.Loaded) bool { return l.Run.Ended(exe) })
+		if failed := count[events.ExecutionFailed](s.history(other)); failed == 1 {
+			s.failedWith(other, exe, "tenant default on 2026-01-31 has cost $1.5000, and its budget is $1.0000")
+			break
+		} else if i == 999 {
+			t.Fatal("the tenant's budget is not looked at")
+		}
+	}
+	tells(time.Now().Add(-time.Second)) // the day is over
+	for i := range 1000 {
+		exe := s.post(other)
+		s.await(other, "an end", func(l eventlog.Loaded) bool { return l.Run.Ended(exe) })
+		list := s.history(other)
+		if _, completed := list[len(list)-1].Data.(events.ExecutionCompleted); completed {
+			break
+		} else if i == 999 {
+			t.Fatal("the next day's budget is used up too")
+		}
+	}
+}
