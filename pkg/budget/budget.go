@@ -65,6 +65,43 @@ func (t Tenant) Exceeded(tenant string, now time.Time) string {
 	return ""
 }
 
+// awaitEvery is how often Await looks.
+const awaitEvery = 10 * time.Millisecond
+
+// Await waits until services are told a tenant's budget for a period as it was set, or, of a zero limit, that there is none.
+func Await(ctx context.Context, js jetstream.JetStream, tenant string, p events.Period, limit events.Budget) error {
+	kv, err := js.KeyValue(ctx, topology.BucketBudgets)
+	if err != nil {
+		return fmt.Errorf("open bucket %s: %w", topology.BucketBudgets, err)
+	}
+	tick := time.NewTicker(awaitEvery)
+	defer tick.Stop()
+	for {
+		var t Tenant
+		entry, err := kv.Get(ctx, tenant)
+		if err == nil {
+			err = json.Unmarshal(entry.Value(), &t)
+		}
+		if err != nil && !errors.Is(err, jetstream.ErrKeyNotFound) {
+			return fmt.Errorf("budgets of tenant %s: %w", tenant, err)
+		}
+		var told events.Budget
+		for _, b := range t.Budgets {
+			if b.Period == p {
+				told = b.Limit
+			}
+		}
+		if told == limit {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		}
+	}
+}
+
 // Watch follows the bucket. It is safe for concurrent use.
 type Watch struct {
 	js     jetstream.JetStream

@@ -217,7 +217,7 @@ func KeyValues() []KeyValue {
 			Config: jetstream.KeyValueConfig{
 				Bucket: BucketBudgets, Description: "Budgets of tenants, and what was taken of them.", Storage: jetstream.FileStorage, History: 1,
 			},
-			Keys: "<tenant>", Writes: "projector", Reads: "session, executor",
+			Keys: "<tenant>", Writes: "projector", Reads: "session, executor, gateway",
 		},
 	}
 }

@@ -39,6 +39,8 @@ func gatewayUser() User {
 			info(StreamCommands), info(StreamLive), writeObjects(BucketWorkspaces),
 			// What is pushed, and what a client encrypted or the gateway did: it cannot read a secret back without the key.
 			writeObjects(BucketSkills), useKV(BucketSecrets), []string{"$KV." + BucketSecrets + ".>"},
+			// Whether services know of a budget that was set.
+			useKV(BucketBudgets),
 		),
 		Subscribe: []string{inbox(UserGateway), "live.*.*", CtlProjector},
 	}

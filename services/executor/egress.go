@@ -142,10 +142,10 @@ func (w wayOut) Open(ctx context.Context, sandbox string) (int, error) {
 }
 
 // Lines gives what was journaled about a sandbox after a line.
-func (w wayOut) Lines(ctx context.Context, sandbox string, after run.Line) ([]holder.EgressLine, error) {
+func (w wayOut) Lines(ctx context.Context, sandbox string, after run.Line, settled bool) ([]holder.EgressLine, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
-	lines, err := w.client.Lines(ctx, sandbox, after.Journal, after.N)
+	lines, err := w.client.Lines(ctx, sandbox, after.Journal, after.N, settled)
 	if err != nil {
 		return nil, meaning(err)
 	}

@@ -211,7 +211,7 @@ func (e *fakeEgress) set(open int) {
 	e.open = open
 }
 
-func (e *fakeEgress) Lines(_ context.Context, _ string, after run.Line) ([]holder.EgressLine, error) {
+func (e *fakeEgress) Lines(_ context.Context, _ string, after run.Line, _ bool) ([]holder.EgressLine, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	var out []holder.EgressLine

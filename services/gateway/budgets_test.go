@@ -2,6 +2,7 @@ package gateway_test
 
 import (
 	"context"
+	"encoding/json"
 	"strings"
 	"testing"
 	"time"
@@ -10,7 +11,9 @@ import (
 
 	"github.com/spoolhq/spool/pkg/api/command"
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/budget"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/gateway"
 )
 
@@ -20,6 +23,24 @@ func (w *world) setBudget(tenant string, b command.SetBudget) {
 	_, err := w.pool.Exec(context.Background(), `INSERT INTO tenant_budgets (tenant, period, grp, turns, tokens, cost_usd, time_ms, set_at, removed)
 		VALUES ($1, $2, 0, $3, $4, $5, $6, now(), false) ON CONFLICT (tenant, period) DO UPDATE SET turns = $3, tokens = $4, cost_usd = $5, time_ms = $6`,
 		tenant, b.Period, b.Budget.Turns, b.Budget.Tokens, b.Budget.CostUSD, b.Budget.TimeMs)
+	if err != nil {
+		w.t.Error(err)
+	}
+	w.tellBudget(tenant, budget.Budget{Period: b.Period, Limit: b.Budget})
+}
+
+// tellBudget puts what services are told of a tenant's budgets.
+func (w *world) tellBudget(tenant string, list ...budget.Budget) {
+	w.t.Helper()
+	kv, err := w.js.KeyValue(context.Background(), topology.BucketBudgets)
+	if err != nil {
+		w.t.Error(err)
+		return
+	}
+	body, err := json.Marshal(budget.Tenant{Budgets: list})
+	if err == nil {
+		_, err = kv.Put(context.Background(), tenant, body)
+	}
 	if err != nil {
 		w.t.Error(err)
 	}

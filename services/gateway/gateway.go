@@ -21,6 +21,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 
+	"github.com/spoolhq/spool/pkg/budget"
+	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/gateway/internal/api"
 	"github.com/spoolhq/spool/services/gateway/internal/auth"
@@ -105,6 +107,9 @@ func (g *Gateway) build(js jetstream.JetStream) error {
 			JetStream: js, Timeout: g.cfg.CommandTimeout, Now: time.Now, Entropy: rand.Reader, Logger: g.deps.Logger,
 			Sent: counts.Command, Stored: g.hub.Wrote,
 		}),
+		BudgetTold: func(ctx context.Context, tenant string, p events.Period, limit events.Budget) error {
+			return budget.Await(ctx, js, tenant, p, limit)
+		},
 	}
 	g.socket = socket.New(socket.Config{
 		Live: g.hub, Reads: g.store, Watch: g.watch, Logger: g.deps.Logger, WriteTimeout: g.cfg.WriteTimeout,

@@ -137,6 +137,7 @@ func (s *sessions) carryOut(c command.Command) command.Answer {
 		if err != nil || tag.RowsAffected() == 0 {
 			a.Error = &command.Error{Code: "BUDGET_NOT_FOUND", Field: "period", Detail: "the tenant has no such budget"}
 		}
+		s.w.tellBudget(c.Tenant)
 		return a
 	case command.TypeRevokeKey:
 		var b command.RevokeKey

@@ -21,7 +21,7 @@ import (
 
 const (
 	// tellEvery is the pause between two rounds of telling what tenants have taken.
-	tellEvery = 100 * time.Millisecond
+	tellEvery = 25 * time.Millisecond
 	// tellWithin bounds a round.
 	tellWithin = 10 * time.Second
 	// maxTold is how often a tenant's entry is written anew because another copy was faster.

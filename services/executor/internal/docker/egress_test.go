@@ -155,7 +155,7 @@ func poll(t testing.TB, what string, f func() error) {
 func waitLines(t *testing.T, c *egress.Client, id string, want int) {
 	t.Helper()
 	poll(t, "lines", func() error {
-		lines, err := c.Lines(t.Context(), id, "", 0)
+		lines, err := c.Lines(t.Context(), id, "", 0, false)
 		if err != nil || len(lines) != want {
 			return fmt.Errorf("%d lines, %w", len(lines), err)
 		}

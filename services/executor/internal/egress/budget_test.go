@@ -151,3 +151,52 @@ func TestSharedAccount(t *testing.T) {
 		}
 	}
 }
+
+// Who asks for settled lines as soon as an answer has ended is told of it, and of what was denied.
+func TestSettledLines(t *testing.T) {
+	t.Parallel()
+	change, _ := counted(t, priced)
+	w := newWorld(t, change)
+	b := w.box()
+	for i := range 40 {
+		b.post("/anthropic/v1/messages", `{"model":"`+priced+`"}`)
+		list, err := b.client.Lines(t.Context(), b.id, "", 0, true)
+		if err != nil || len(list) != i+1 {
+			t.Fatalf("after %d calls there are %d lines, %v", i+1, len(list), err)
+		}
+	}
+	b.reg.Token, b.reg.Budgets = "", []egress.Budget{{Account: "a", Limit: events.Budget{Tokens: 1}, Spent: events.Spent{Tokens: 1}}}
+	if _, err := b.client.Register(t.Context(), b.id, b.reg); err != nil {
+		t.Fatal(err)
+	}
+	b.post("/anthropic/v1/messages", `{"model":"`+priced+`"}`)
+	if list, err := b.client.Lines(t.Context(), b.id, "", 40, true); err != nil || len(list) != 1 || b.denied(list[0]).Code != "BUDGET_EXHAUSTED" {
+		t.Errorf("of what was denied there is %+v, %v", list, err)
+	}
+}
+
+// A request that goes on is not waited for.
+func TestOpenCallsAreNotWaitedFor(t *testing.T) {
+	t.Parallel()
+	asked, answer := make(chan struct{}), make(chan struct{})
+	w := newWorld(t, models(t, func(w http.ResponseWriter, _ *http.Request) {
+		close(asked)
+		<-answer
+		_, _ = io.WriteString(w, "{}")
+	}))
+	b := w.box()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		b.post("/anthropic/v1/messages", `{"model":"`+priced+`"}`)
+	}()
+	<-asked
+	if list, err := b.client.Lines(t.Context(), b.id, "", 0, true); err != nil || len(list) != 0 {
+		t.Errorf("%d lines, %v", len(list), err)
+	}
+	close(answer)
+	<-done
+	if list, err := b.client.Lines(t.Context(), b.id, "", 0, true); err != nil || len(list) != 1 {
+		t.Errorf("%d lines at its end, %v", len(list), err)
+	}
+}

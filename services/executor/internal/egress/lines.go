@@ -15,9 +15,13 @@ import (
 
 // Lines gives the lines of a sandbox's journal that are there after a number,
 // without waiting for more. name is the journal that the number is of, as Follow
-// says. Whoever asks holds no epoch, and so fences nobody off.
-func (c *Client) Lines(ctx context.Context, sandbox, name string, after uint64) ([]Line, error) {
+// says. Settled lines are those of all requests to models that end just now too, for which
+// it waits 200 ms at most. Whoever asks holds no epoch, and so fences nobody off.
+func (c *Client) Lines(ctx context.Context, sandbox, name string, after uint64, settled bool) ([]Line, error) {
 	q := url.Values{"journal": {name}, "after": {strconv.FormatUint(after, 10)}, "epoch": {strconv.FormatUint(math.MaxInt64, 10)}}
+	if settled {
+		q.Set("settle", "1")
+	}
 	res, err := c.do(ctx, http.MethodGet, "/v1/sandboxes/"+url.PathEscape(sandbox)+"/journal?"+q.Encode(), nil)
 	if err != nil {
 		return nil, err

@@ -70,7 +70,7 @@ func (a *aside) begin(f *follower) {
 			}
 		}
 		if calls && r.err == nil {
-			r.calls, r.err = h.d.Egress.Lines(f.base, l.Run.Sandbox.ID, l.Run.Egress)
+			r.calls, r.err = h.d.Egress.Lines(f.base, l.Run.Sandbox.ID, l.Run.Egress, false)
 		}
 		if health && r.err == nil {
 			r.facts = append(r.facts, h.health(f.base, l.Run.Sandbox, lnk, f.epoch)...)

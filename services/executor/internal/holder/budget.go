@@ -101,6 +101,9 @@ func (f *follower) spend(list []events.Event) {
 			f.stop.exhaust(d.Message, now)
 		}
 	}
+	if b, err := f.boundsOf(f.base, f.life); err == nil { // an error is told of at the next beat
+		f.bounds = b
+	}
 	s := f.l.Run
 	for _, e := range list {
 		s = run.Evolve(s, e)
@@ -114,12 +117,9 @@ func (f *follower) spend(list []events.Event) {
 
 // rebound looks whether what bounds the turn has changed.
 func (f *follower) rebound(ctx context.Context) {
-	b, err := f.boundsOf(ctx, f.life)
-	if err != nil {
+	if _, err := f.boundsOf(ctx, f.life); err != nil {
 		f.log.Warn("what the tenant may take cannot be read: what was known counts", "error", err)
-		return
 	}
-	f.bounds = b
 	f.spend(nil)
 }
 

@@ -23,8 +23,8 @@ type Egress interface {
 	Release(ctx context.Context, sandbox string) error
 	// Open is how many requests to models are under way.
 	Open(ctx context.Context, sandbox string) (int, error)
-	// Lines gives what the proxy journaled about a sandbox after a line.
-	Lines(ctx context.Context, sandbox string, after run.Line) ([]EgressLine, error)
+	// Lines gives what the proxy journaled about a sandbox after a line; settled, what of requests to models that end just now too.
+	Lines(ctx context.Context, sandbox string, after run.Line, settled bool) ([]EgressLine, error)
 	// Ack lets the proxy forget lines that are in the log.
 	Ack(ctx context.Context, sandbox string, upTo run.Line) error
 }
@@ -65,7 +65,12 @@ func (t *turn) grant(ctx context.Context) error {
 	if t.h.d.Egress == nil {
 		return nil
 	}
-	err := t.h.patiently(ctx, t.agent.sandbox, func() error {
+	b, err := t.boundsOf(ctx, t.l.Life)
+	if err != nil {
+		return err
+	}
+	t.bounds = b
+	err = t.h.patiently(ctx, t.agent.sandbox, func() error {
 		return t.h.d.Egress.Register(ctx, t.grants())
 	})
 	switch {
@@ -131,7 +136,7 @@ func (f *follower) calls(ctx context.Context) []events.Event {
 	}
 	ctx, cancel := context.WithTimeout(ctx, statusWithin)
 	defer cancel()
-	lines, err := f.h.d.Egress.Lines(ctx, f.l.Run.Sandbox.ID, f.l.Run.Egress)
+	lines, err := f.h.d.Egress.Lines(ctx, f.l.Run.Sandbox.ID, f.l.Run.Egress, true)
 	if err != nil {
 		f.log.Warn("the egress proxy's journal could not be read at the end of the turn; the next turn will", "error", err)
 	}
@@ -149,7 +154,7 @@ func (h *Holder) late(ctx context.Context, r run.State) []events.Event {
 	}
 	ctx, cancel := context.WithTimeout(ctx, statusWithin)
 	defer cancel()
-	lines, err := h.d.Egress.Lines(ctx, r.Sandbox.ID, r.Egress)
+	lines, err := h.d.Egress.Lines(ctx, r.Sandbox.ID, r.Egress, true)
 	if err != nil {
 		h.d.Logger.Warn("what the egress proxy told last of a sandbox is lost", "sandbox", r.Sandbox.ID, "error", err)
 	}

@@ -41,12 +41,15 @@ type Server struct {
 	spoolv1.UnimplementedEnvironmentsServer
 	spoolv1.UnimplementedSkillsServer
 
-	Reads        *reads.Store
-	Send         *commands.Sender
-	Live         *live.Hub
-	Objects      *objects.Store // of workspaces
-	Skills       *objects.Store // ZIPs
-	Sealer       Sealer         // nil refuses secrets
+	Reads   *reads.Store
+	Send    *commands.Sender
+	Live    *live.Hub
+	Objects *objects.Store // of workspaces
+	Skills  *objects.Store // ZIPs
+	Sealer  Sealer         // nil refuses secrets
+
+	// BudgetTold waits until the services that go by a tenant's budget are told of it.
+	BudgetTold   func(ctx context.Context, tenant string, p events.Period, limit events.Budget) error
 	Watch        *auth.Watch
 	Now          func() time.Time
 	Entropy      io.Reader

@@ -3,6 +3,7 @@ package api
 import (
 	"context"
 	"math"
+	"time"
 
 	"github.com/spoolhq/spool/pkg/api/command"
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
@@ -22,19 +23,22 @@ func (s *Server) SetBudget(ctx context.Context, r *spoolv1.SetBudgetRequest) (*s
 		return nil, problem.Invalid("budget", "it bounds nothing: give turns, tokens, costUsd or timeMs, or remove the budget")
 	}
 	period := events.Period(r.GetPeriod())
-	tenant, position, err := s.changeBudget(ctx, r.GetTenant(), period, command.TypeSetBudget, command.SetBudget{Period: period, Budget: limit})
+	tenant, position, err := s.changeBudget(ctx, r.GetTenant(), period, limit, command.TypeSetBudget, command.SetBudget{Period: period, Budget: limit})
 	return &spoolv1.SetBudgetResponse{Tenant: tenant, Period: string(period), Position: position}, err
 }
 
 // RemoveBudget ends a tenant's budget for a period.
 func (s *Server) RemoveBudget(ctx context.Context, r *spoolv1.RemoveBudgetRequest) (*spoolv1.RemoveBudgetResponse, error) {
 	period := events.Period(r.GetPeriod())
-	tenant, position, err := s.changeBudget(ctx, r.GetTenant(), period, command.TypeRemoveBudget, command.RemoveBudget{Period: period})
+	tenant, position, err := s.changeBudget(ctx, r.GetTenant(), period, events.Budget{}, command.TypeRemoveBudget, command.RemoveBudget{Period: period})
 	return &spoolv1.RemoveBudgetResponse{Tenant: tenant, Period: string(period), Position: position}, err
 }
 
+// toldWithin bounds the wait for the services that go by a budget to be told of it.
+const toldWithin = 2 * time.Second
+
 // changeBudget sends a command about a tenant's budget, which only the root key may: a tenant is not to raise its own.
-func (s *Server) changeBudget(ctx context.Context, tenant string, period events.Period, t command.Type, body any) (of, position string, err error) {
+func (s *Server) changeBudget(ctx context.Context, tenant string, period events.Period, limit events.Budget, t command.Type, body any) (of, position string, err error) {
 	p, err := auth.From(ctx)
 	if err != nil {
 		return "", "", err
@@ -55,6 +59,9 @@ func (s *Server) changeBudget(ctx context.Context, tenant string, period events.
 	}
 	// It holds in the log; that it is shown and counted a moment later is no error.
 	_ = s.Reads.WaitPosition(ctx, about, a.Position)
+	ctx, cancel := context.WithTimeout(ctx, toldWithin)
+	defer cancel()
+	_ = s.BudgetTold(ctx, of, period, limit)
 	return of, a.Position, nil
 }
 

@@ -5,6 +5,7 @@ package admin
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -216,7 +217,11 @@ func (a api) ack(r *http.Request) (any, error) {
 	return state, a.Registry.Tidy(sb)
 }
 
-// follow sends journal lines after a number, and with follow=1 those to come. A
+// settleWithin bounds how long a question for settled lines waits.
+const settleWithin = 200 * time.Millisecond
+
+// follow sends journal lines after a number, and with follow=1 those to come;
+// with settle=1 it waits a little first, for requests to models that end just now. A
 // follower that knows another journal than the sandbox's gets it from its first line.
 func (a api) follow(w http.ResponseWriter, r *http.Request) {
 	sb, err := a.Registry.Get(r.PathValue("sandbox"))
@@ -231,6 +236,11 @@ func (a api) follow(w http.ResponseWriter, r *http.Request) {
 			if err = sb.Fence(epoch); err == nil {
 				if known := r.URL.Query().Get("journal"); known != "" && known != sb.Journal.Name() {
 					after = 0
+				}
+				if r.URL.Query().Get("settle") == "1" {
+					ctx, cancel := context.WithTimeout(r.Context(), settleWithin)
+					_ = sb.Settle(ctx) // what goes on for longer is told later
+					cancel()
 				}
 				w.Header().Set("Content-Type", "application/x-ndjson")
 				a.send(w, r, sb, after, epoch, r.URL.Query().Get("follow") == "1")

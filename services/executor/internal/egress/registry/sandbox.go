@@ -32,11 +32,12 @@ type Sandbox struct {
 	busy    int           // open requests of all kinds
 	changed chan struct{} // closed when epoch or release change, and when it is forgotten
 	calm    chan struct{} // closed when busy falls to 0
+	silent  chan struct{} // closed when model falls to 0
 	gone    bool
 }
 
 func newSandbox(id string, most int, j *journal.Journal) *Sandbox {
-	return &Sandbox{id: id, most: most, Journal: j, conns: map[net.Conn]bool{}, changed: make(chan struct{}), calm: make(chan struct{})}
+	return &Sandbox{id: id, most: most, Journal: j, conns: map[net.Conn]bool{}, changed: make(chan struct{}), calm: make(chan struct{}), silent: make(chan struct{})}
 }
 
 // ID is sbx_….
@@ -185,7 +186,10 @@ func (s *Sandbox) Begin(model bool) (done func()) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if model {
-			s.model--
+			if s.model--; s.model == 0 {
+				close(s.silent)
+				s.silent = make(chan struct{})
+			}
 		}
 		if s.busy--; s.busy == 0 {
 			close(s.calm)
@@ -212,17 +216,27 @@ func (s *Sandbox) cut() {
 
 // settle waits until no request is open and all lines are on disk.
 func (s *Sandbox) settle(ctx context.Context) error {
+	return s.settled(ctx, func() (int, <-chan struct{}) { return s.busy, s.calm })
+}
+
+// Settle waits until no request to a model is open and all lines are on disk.
+func (s *Sandbox) Settle(ctx context.Context) error {
+	return s.settled(ctx, func() (int, <-chan struct{}) { return s.model, s.silent })
+}
+
+// settled waits until none of what is counted is open; count is called with the lock held.
+func (s *Sandbox) settled(ctx context.Context, count func() (open int, none <-chan struct{})) error {
 	for {
 		s.mu.Lock()
-		busy, calm := s.busy, s.calm
+		open, none := count()
 		s.mu.Unlock()
-		if busy == 0 {
+		if open == 0 {
 			break
 		}
 		select {
-		case <-calm:
+		case <-none:
 		case <-ctx.Done():
-			return fmt.Errorf("%d requests do not end: %w", busy, ctx.Err())
+			return fmt.Errorf("%d requests do not end: %w", open, ctx.Err())
 		}
 	}
 	last := s.Journal.Settle()

@@ -1,0 +1,122 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/test/e2e/harness"
+)
+
+// TestBudgets: what one session takes bounds the next of its tenant. A turn that uses a tenant's budget up ends before
+// its next call of the model, with the reason; the turn after it never reaches an executor; a higher budget lets the
+// tenant go on; deleting a session gives nothing back. In Docker the egress proxy counts, else what the agent tells.
+func TestBudgets(t *testing.T) {
+	t.Parallel()
+	t.Run("local", func(t *testing.T) {
+		t.Parallel()
+		budgets(t, harness.New(t, harness.Options{}), false)
+	})
+	t.Run("docker", func(t *testing.T) {
+		t.Parallel()
+		harness.NeedDocker(t)
+		budgets(t, harness.New(t, harness.Options{Docker: true}), true)
+	})
+}
+
+// program is a turn of several calls of the model.
+const program = "Write a program that prints the first ten primes and run it."
+
+func budgets(t *testing.T, c *harness.Cluster, proxied bool) {
+	spent := func() (list []struct {
+		Period, Exceeded string
+		Budget, Spent    struct{ Turns, Tokens, TimeMs float64 }
+	}) {
+		t.Helper()
+		var out struct{ Budgets json.RawMessage }
+		c.Call(0, "GET", "/api/budgets", nil, &out)
+		if len(out.Budgets) > 0 {
+			if err := json.Unmarshal(out.Budgets, &list); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return list
+	}
+	set := func(bound string, n float64) {
+		t.Helper()
+		c.Call(0, "PUT", "/api/budgets/month", map[string]any{"budget": map[string]any{bound: n}}, nil)
+	}
+	ended := func(w events.Wire, code, says string) {
+		t.Helper()
+		var d events.ExecutionFailed
+		if w.Type != d.EventType() {
+			t.Fatalf("ended with %s %s", w.Type, w.Data)
+		}
+		if err := json.Unmarshal(w.Data, &d); err != nil {
+			t.Fatal(err)
+		}
+		if d.Code != code || !strings.Contains(d.Message, says) {
+			t.Errorf("it failed with %s: %s", d.Code, d.Message)
+		}
+	}
+	set("tokens", 1<<40)
+	first := c.Create("spool", nil)
+	if _, end := c.Run(first, program, nil); end.Type != (events.ExecutionCompleted{}).EventType() {
+		t.Fatalf("ended with %s %s", end.Type, end.Data)
+	}
+	calls := len(c.Model.Requests())
+	if calls < 3 {
+		t.Fatalf("the turn has called the model %d times: the test needs one that does so more often", calls)
+	}
+	var took float64
+	harness.Eventually(t, "what the turn took is counted", func() bool {
+		list := spent()
+		took = list[0].Spent.Tokens
+		return list[0].Spent.Turns == 1 && took > 0 && list[0].Spent.TimeMs > 0
+	})
+
+	second := c.Create("spool", nil)
+	if proxied {
+		// Another session of the tenant: its first call of the model uses the budget up, and is the last.
+		set("tokens", took+1)
+		s, end := c.Run(second, program, nil)
+		ended(end, "BUDGET_EXCEEDED", fmt.Sprintf("tokens, and its budget is %.0f", took+1))
+		s.Close()
+		if n := len(c.Model.Requests()) - calls; n != 1 {
+			t.Errorf("the turn called the model %d times", n)
+		}
+	}
+	set("tokens", took)
+	harness.Eventually(t, "a turn beyond the budget is not begun", func() bool {
+		calls = len(c.Model.Requests())
+		s, end := c.Run(second, program, nil)
+		s.Close()
+		if end.Type == (events.ExecutionCompleted{}).EventType() {
+			return false // what was taken is told a moment later
+		}
+		ended(end, "BUDGET_EXCEEDED", "tenant default since")
+		return len(c.Model.Requests()) == calls
+	})
+	if list := spent(); list[0].Exceeded == "" {
+		t.Errorf("it is used up, and shown as %+v", list)
+	}
+	before := spent()[0].Spent
+	c.Delete(first)
+	if after := spent()[0].Spent; after != before {
+		t.Errorf("after a session is gone %+v are taken, before %+v", after, before)
+	}
+	set("tokens", 1<<40)
+	third := c.Create("spool", map[string]any{"sessionOptions": map[string]any{"budget": map[string]any{"turns": 1}}})
+	s, end := c.Run(third, program, nil)
+	if end.Type != (events.ExecutionCompleted{}).EventType() {
+		t.Fatalf("with a higher budget it ended with %s %s", end.Type, end.Data)
+	}
+	_, end = c.Run(third, program, s)
+	ended(end, "BUDGET_EXCEEDED", "the session has had 1 turns, and its budget is 1")
+	c.Call(0, "DELETE", "/api/budgets/month", nil, nil)
+	if list := spent(); len(list) != 0 {
+		t.Errorf("left are %+v", list)
+	}
+}
