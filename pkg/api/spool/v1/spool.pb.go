@@ -96,7 +96,7 @@ type SessionOptions struct {
 	Image string `protobuf:"bytes,8,opt,name=image,proto3" json:"image,omitempty"`
 	// The agent's program and its arguments. Required with architecture acp, refused with others.
 	Command []string `protobuf:"bytes,9,rep,name=command,proto3" json:"command,omitempty"`
-	// Hosts beside the models' that the sandbox may reach: host, host:port or *.host.
+	// Hosts beside the models' that the sandbox may reach: host, host:port or *.host, which methods may precede (GET,HEAD api.example.com:443); without them all are allowed. Up to 256.
 	Egress        []string `protobuf:"bytes,10,rep,name=egress,proto3" json:"egress,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -5682,7 +5682,9 @@ func (x *ExplainEnvironmentRequest) GetEnvironments() []string {
 type ExplainEnvironmentResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// By name.
-	Variables     []*ExplainedVariable `protobuf:"bytes,1,rep,name=variables,proto3" json:"variables,omitempty"`
+	Variables []*ExplainedVariable `protobuf:"bytes,1,rep,name=variables,proto3" json:"variables,omitempty"`
+	// What sandboxes could reach beside models: the agent's hosts, then each environment's, each once.
+	Egress        []*ExplainedHost `protobuf:"bytes,2,rep,name=egress,proto3" json:"egress,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5724,6 +5726,67 @@ func (x *ExplainEnvironmentResponse) GetVariables() []*ExplainedVariable {
 	return nil
 }
 
+func (x *ExplainEnvironmentResponse) GetEgress() []*ExplainedHost {
+	if x != nil {
+		return x.Egress
+	}
+	return nil
+}
+
+type ExplainedHost struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// host, host:port or *.host, after methods and a space where not all are allowed.
+	Entry string `protobuf:"bytes,1,opt,name=entry,proto3" json:"entry,omitempty"`
+	// agent, or the reference of the first environment that has it.
+	From          string `protobuf:"bytes,2,opt,name=from,proto3" json:"from,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainedHost) Reset() {
+	*x = ExplainedHost{}
+	mi := &file_spool_v1_spool_proto_msgTypes[82]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainedHost) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainedHost) ProtoMessage() {}
+
+func (x *ExplainedHost) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[82]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainedHost.ProtoReflect.Descriptor instead.
+func (*ExplainedHost) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{82}
+}
+
+func (x *ExplainedHost) GetEntry() string {
+	if x != nil {
+		return x.Entry
+	}
+	return ""
+}
+
+func (x *ExplainedHost) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
 type ExplainedVariable struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -5738,7 +5801,7 @@ type ExplainedVariable struct {
 
 func (x *ExplainedVariable) Reset() {
 	*x = ExplainedVariable{}
-	mi := &file_spool_v1_spool_proto_msgTypes[82]
+	mi := &file_spool_v1_spool_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5750,7 +5813,7 @@ func (x *ExplainedVariable) String() string {
 func (*ExplainedVariable) ProtoMessage() {}
 
 func (x *ExplainedVariable) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[82]
+	mi := &file_spool_v1_spool_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5763,7 +5826,7 @@ func (x *ExplainedVariable) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedVariable.ProtoReflect.Descriptor instead.
 func (*ExplainedVariable) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{82}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *ExplainedVariable) GetName() string {
@@ -5805,7 +5868,7 @@ type ListSkillsRequest struct {
 
 func (x *ListSkillsRequest) Reset() {
 	*x = ListSkillsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[83]
+	mi := &file_spool_v1_spool_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5817,7 +5880,7 @@ func (x *ListSkillsRequest) String() string {
 func (*ListSkillsRequest) ProtoMessage() {}
 
 func (x *ListSkillsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[83]
+	mi := &file_spool_v1_spool_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5830,7 +5893,7 @@ func (x *ListSkillsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSkillsRequest.ProtoReflect.Descriptor instead.
 func (*ListSkillsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{83}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *ListSkillsRequest) GetPageSize() uint32 {
@@ -5858,7 +5921,7 @@ type ListSkillsResponse struct {
 
 func (x *ListSkillsResponse) Reset() {
 	*x = ListSkillsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[84]
+	mi := &file_spool_v1_spool_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5870,7 +5933,7 @@ func (x *ListSkillsResponse) String() string {
 func (*ListSkillsResponse) ProtoMessage() {}
 
 func (x *ListSkillsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[84]
+	mi := &file_spool_v1_spool_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5883,7 +5946,7 @@ func (x *ListSkillsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSkillsResponse.ProtoReflect.Descriptor instead.
 func (*ListSkillsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{84}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *ListSkillsResponse) GetSkills() []*Skill {
@@ -5916,7 +5979,7 @@ type GetSkillRequest struct {
 
 func (x *GetSkillRequest) Reset() {
 	*x = GetSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[85]
+	mi := &file_spool_v1_spool_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5928,7 +5991,7 @@ func (x *GetSkillRequest) String() string {
 func (*GetSkillRequest) ProtoMessage() {}
 
 func (x *GetSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[85]
+	mi := &file_spool_v1_spool_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5941,7 +6004,7 @@ func (x *GetSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSkillRequest.ProtoReflect.Descriptor instead.
 func (*GetSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{85}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *GetSkillRequest) GetSlug() string {
@@ -6003,7 +6066,7 @@ type Skill struct {
 
 func (x *Skill) Reset() {
 	*x = Skill{}
-	mi := &file_spool_v1_spool_proto_msgTypes[86]
+	mi := &file_spool_v1_spool_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6015,7 +6078,7 @@ func (x *Skill) String() string {
 func (*Skill) ProtoMessage() {}
 
 func (x *Skill) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[86]
+	mi := &file_spool_v1_spool_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6028,7 +6091,7 @@ func (x *Skill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Skill.ProtoReflect.Descriptor instead.
 func (*Skill) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{86}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *Skill) GetRef() *Reference {
@@ -6109,7 +6172,7 @@ type TagSkillRequest struct {
 
 func (x *TagSkillRequest) Reset() {
 	*x = TagSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[87]
+	mi := &file_spool_v1_spool_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6121,7 +6184,7 @@ func (x *TagSkillRequest) String() string {
 func (*TagSkillRequest) ProtoMessage() {}
 
 func (x *TagSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[87]
+	mi := &file_spool_v1_spool_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6134,7 +6197,7 @@ func (x *TagSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagSkillRequest.ProtoReflect.Descriptor instead.
 func (*TagSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{87}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *TagSkillRequest) GetSlug() string {
@@ -6185,7 +6248,7 @@ type RemoveSkillRequest struct {
 
 func (x *RemoveSkillRequest) Reset() {
 	*x = RemoveSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[88]
+	mi := &file_spool_v1_spool_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6197,7 +6260,7 @@ func (x *RemoveSkillRequest) String() string {
 func (*RemoveSkillRequest) ProtoMessage() {}
 
 func (x *RemoveSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[88]
+	mi := &file_spool_v1_spool_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6210,7 +6273,7 @@ func (x *RemoveSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSkillRequest.ProtoReflect.Descriptor instead.
 func (*RemoveSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{88}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *RemoveSkillRequest) GetSlug() string {
@@ -6761,9 +6824,13 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x19ExplainEnvironmentRequest\x12\x14\n" +
 	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\x1a\n" +
 	"\binstance\x18\x02 \x01(\tR\binstance\x12\"\n" +
-	"\fenvironments\x18\x03 \x03(\tR\fenvironments\"W\n" +
+	"\fenvironments\x18\x03 \x03(\tR\fenvironments\"\x88\x01\n" +
 	"\x1aExplainEnvironmentResponse\x129\n" +
-	"\tvariables\x18\x01 \x03(\v2\x1b.spool.v1.ExplainedVariableR\tvariables\"x\n" +
+	"\tvariables\x18\x01 \x03(\v2\x1b.spool.v1.ExplainedVariableR\tvariables\x12/\n" +
+	"\x06egress\x18\x02 \x03(\v2\x17.spool.v1.ExplainedHostR\x06egress\"9\n" +
+	"\rExplainedHost\x12\x14\n" +
+	"\x05entry\x18\x01 \x01(\tR\x05entry\x12\x12\n" +
+	"\x04from\x18\x02 \x01(\tR\x04from\"x\n" +
 	"\x11ExplainedVariable\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04from\x18\x02 \x01(\tR\x04from\x12\x16\n" +
@@ -6875,7 +6942,7 @@ func file_spool_v1_spool_proto_rawDescGZIP() []byte {
 	return file_spool_v1_spool_proto_rawDescData
 }
 
-var file_spool_v1_spool_proto_msgTypes = make([]protoimpl.MessageInfo, 91)
+var file_spool_v1_spool_proto_msgTypes = make([]protoimpl.MessageInfo, 92)
 var file_spool_v1_spool_proto_goTypes = []any{
 	(*Json)(nil),                         // 0: spool.v1.Json
 	(*SessionOptions)(nil),               // 1: spool.v1.SessionOptions
@@ -6959,16 +7026,17 @@ var file_spool_v1_spool_proto_goTypes = []any{
 	(*RemoveEnvironmentRequest)(nil),     // 79: spool.v1.RemoveEnvironmentRequest
 	(*ExplainEnvironmentRequest)(nil),    // 80: spool.v1.ExplainEnvironmentRequest
 	(*ExplainEnvironmentResponse)(nil),   // 81: spool.v1.ExplainEnvironmentResponse
-	(*ExplainedVariable)(nil),            // 82: spool.v1.ExplainedVariable
-	(*ListSkillsRequest)(nil),            // 83: spool.v1.ListSkillsRequest
-	(*ListSkillsResponse)(nil),           // 84: spool.v1.ListSkillsResponse
-	(*GetSkillRequest)(nil),              // 85: spool.v1.GetSkillRequest
-	(*Skill)(nil),                        // 86: spool.v1.Skill
-	(*TagSkillRequest)(nil),              // 87: spool.v1.TagSkillRequest
-	(*RemoveSkillRequest)(nil),           // 88: spool.v1.RemoveSkillRequest
-	nil,                                  // 89: spool.v1.PostMessageRequest.EnvironmentEntry
-	nil,                                  // 90: spool.v1.StartExecutionRequest.EnvironmentEntry
-	(*timestamppb.Timestamp)(nil),        // 91: google.protobuf.Timestamp
+	(*ExplainedHost)(nil),                // 82: spool.v1.ExplainedHost
+	(*ExplainedVariable)(nil),            // 83: spool.v1.ExplainedVariable
+	(*ListSkillsRequest)(nil),            // 84: spool.v1.ListSkillsRequest
+	(*ListSkillsResponse)(nil),           // 85: spool.v1.ListSkillsResponse
+	(*GetSkillRequest)(nil),              // 86: spool.v1.GetSkillRequest
+	(*Skill)(nil),                        // 87: spool.v1.Skill
+	(*TagSkillRequest)(nil),              // 88: spool.v1.TagSkillRequest
+	(*RemoveSkillRequest)(nil),           // 89: spool.v1.RemoveSkillRequest
+	nil,                                  // 90: spool.v1.PostMessageRequest.EnvironmentEntry
+	nil,                                  // 91: spool.v1.StartExecutionRequest.EnvironmentEntry
+	(*timestamppb.Timestamp)(nil),        // 92: google.protobuf.Timestamp
 }
 var file_spool_v1_spool_proto_depIdxs = []int32{
 	1,   // 0: spool.v1.CreateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
@@ -6977,52 +7045,52 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	8,   // 3: spool.v1.ListSessionsResponse.sessions:type_name -> spool.v1.Session
 	1,   // 4: spool.v1.Session.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 5: spool.v1.Session.metadata:type_name -> spool.v1.Json
-	91,  // 6: spool.v1.Session.created_at:type_name -> google.protobuf.Timestamp
-	91,  // 7: spool.v1.Session.updated_at:type_name -> google.protobuf.Timestamp
+	92,  // 6: spool.v1.Session.created_at:type_name -> google.protobuf.Timestamp
+	92,  // 7: spool.v1.Session.updated_at:type_name -> google.protobuf.Timestamp
 	9,   // 8: spool.v1.Session.current_sandbox:type_name -> spool.v1.CurrentSandbox
-	91,  // 9: spool.v1.Session.snapshot_at:type_name -> google.protobuf.Timestamp
-	91,  // 10: spool.v1.CurrentSandbox.created_at:type_name -> google.protobuf.Timestamp
-	91,  // 11: spool.v1.CurrentSandbox.ended_at:type_name -> google.protobuf.Timestamp
+	92,  // 9: spool.v1.Session.snapshot_at:type_name -> google.protobuf.Timestamp
+	92,  // 10: spool.v1.CurrentSandbox.created_at:type_name -> google.protobuf.Timestamp
+	92,  // 11: spool.v1.CurrentSandbox.ended_at:type_name -> google.protobuf.Timestamp
 	1,   // 12: spool.v1.UpdateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 13: spool.v1.UpdateSessionRequest.metadata:type_name -> spool.v1.Json
 	16,  // 14: spool.v1.PostMessageRequest.parts:type_name -> spool.v1.Part
 	0,   // 15: spool.v1.PostMessageRequest.metadata:type_name -> spool.v1.Json
 	2,   // 16: spool.v1.PostMessageRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	89,  // 17: spool.v1.PostMessageRequest.environment:type_name -> spool.v1.PostMessageRequest.EnvironmentEntry
+	90,  // 17: spool.v1.PostMessageRequest.environment:type_name -> spool.v1.PostMessageRequest.EnvironmentEntry
 	26,  // 18: spool.v1.ListConversationsResponse.conversations:type_name -> spool.v1.Conversation
-	91,  // 19: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
-	91,  // 20: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
+	92,  // 19: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
+	92,  // 20: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
 	1,   // 21: spool.v1.StartExecutionRequest.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 22: spool.v1.StartExecutionRequest.metadata:type_name -> spool.v1.Json
 	16,  // 23: spool.v1.StartExecutionRequest.parts:type_name -> spool.v1.Part
 	2,   // 24: spool.v1.StartExecutionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	90,  // 25: spool.v1.StartExecutionRequest.environment:type_name -> spool.v1.StartExecutionRequest.EnvironmentEntry
+	91,  // 25: spool.v1.StartExecutionRequest.environment:type_name -> spool.v1.StartExecutionRequest.EnvironmentEntry
 	33,  // 26: spool.v1.ListExecutionsResponse.executions:type_name -> spool.v1.Execution
 	35,  // 27: spool.v1.Execution.usage:type_name -> spool.v1.Usage
 	0,   // 28: spool.v1.Execution.metadata:type_name -> spool.v1.Json
-	91,  // 29: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
-	91,  // 30: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
-	91,  // 31: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
-	91,  // 32: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
+	92,  // 29: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
+	92,  // 30: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
+	92,  // 31: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
+	92,  // 32: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
 	34,  // 33: spool.v1.Execution.metered:type_name -> spool.v1.MeteredUsage
 	0,   // 34: spool.v1.Execution.resolved:type_name -> spool.v1.Json
 	35,  // 35: spool.v1.MeteredUsage.usage:type_name -> spool.v1.Usage
 	46,  // 36: spool.v1.ListEventsResponse.events:type_name -> spool.v1.Event
-	91,  // 37: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
+	92,  // 37: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
 	0,   // 38: spool.v1.Event.data:type_name -> spool.v1.Json
 	46,  // 39: spool.v1.StreamEventsResponse.event:type_name -> spool.v1.Event
 	49,  // 40: spool.v1.StreamEventsResponse.lag:type_name -> spool.v1.Lag
 	52,  // 41: spool.v1.ListBlocksResponse.blocks:type_name -> spool.v1.Block
-	91,  // 42: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
+	92,  // 42: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
 	16,  // 43: spool.v1.Block.parts:type_name -> spool.v1.Part
 	0,   // 44: spool.v1.Block.input:type_name -> spool.v1.Json
 	53,  // 45: spool.v1.Block.todos:type_name -> spool.v1.TodoItem
 	58,  // 46: spool.v1.ListKeysResponse.keys:type_name -> spool.v1.Key
-	91,  // 47: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
-	91,  // 48: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
+	92,  // 47: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
+	92,  // 48: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
 	61,  // 49: spool.v1.Definition.ref:type_name -> spool.v1.Reference
 	0,   // 50: spool.v1.Definition.spec:type_name -> spool.v1.Json
-	91,  // 51: spool.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
+	92,  // 51: spool.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
 	61,  // 52: spool.v1.ApplyResponse.ref:type_name -> spool.v1.Reference
 	61,  // 53: spool.v1.ApplyAgentRequest.ref:type_name -> spool.v1.Reference
 	0,   // 54: spool.v1.ApplyAgentRequest.spec:type_name -> spool.v1.Json
@@ -7033,99 +7101,100 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	61,  // 59: spool.v1.ApplyEnvironmentRequest.ref:type_name -> spool.v1.Reference
 	0,   // 60: spool.v1.ApplyEnvironmentRequest.spec:type_name -> spool.v1.Json
 	62,  // 61: spool.v1.ListEnvironmentsResponse.environments:type_name -> spool.v1.Definition
-	82,  // 62: spool.v1.ExplainEnvironmentResponse.variables:type_name -> spool.v1.ExplainedVariable
-	86,  // 63: spool.v1.ListSkillsResponse.skills:type_name -> spool.v1.Skill
-	61,  // 64: spool.v1.Skill.ref:type_name -> spool.v1.Reference
-	91,  // 65: spool.v1.Skill.created_at:type_name -> google.protobuf.Timestamp
-	15,  // 66: spool.v1.PostMessageRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	15,  // 67: spool.v1.StartExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	3,   // 68: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
-	5,   // 69: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
-	7,   // 70: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
-	10,  // 71: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
-	12,  // 72: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
-	14,  // 73: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
-	18,  // 74: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
-	20,  // 75: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
-	22,  // 76: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
-	24,  // 77: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
-	27,  // 78: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
-	29,  // 79: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
-	32,  // 80: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
-	30,  // 81: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
-	36,  // 82: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
-	38,  // 83: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
-	40,  // 84: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
-	42,  // 85: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
-	44,  // 86: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
-	47,  // 87: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
-	50,  // 88: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
-	54,  // 89: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
-	56,  // 90: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
-	59,  // 91: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
-	65,  // 92: spool.v1.Agents.ApplyAgent:input_type -> spool.v1.ApplyAgentRequest
-	66,  // 93: spool.v1.Agents.ListAgents:input_type -> spool.v1.ListAgentsRequest
-	68,  // 94: spool.v1.Agents.GetAgent:input_type -> spool.v1.GetAgentRequest
-	69,  // 95: spool.v1.Agents.RemoveAgent:input_type -> spool.v1.RemoveAgentRequest
-	70,  // 96: spool.v1.Instances.ApplyInstance:input_type -> spool.v1.ApplyInstanceRequest
-	71,  // 97: spool.v1.Instances.ListInstances:input_type -> spool.v1.ListInstancesRequest
-	73,  // 98: spool.v1.Instances.GetInstance:input_type -> spool.v1.GetInstanceRequest
-	74,  // 99: spool.v1.Instances.RemoveInstance:input_type -> spool.v1.RemoveInstanceRequest
-	75,  // 100: spool.v1.Environments.ApplyEnvironment:input_type -> spool.v1.ApplyEnvironmentRequest
-	76,  // 101: spool.v1.Environments.ListEnvironments:input_type -> spool.v1.ListEnvironmentsRequest
-	78,  // 102: spool.v1.Environments.GetEnvironment:input_type -> spool.v1.GetEnvironmentRequest
-	79,  // 103: spool.v1.Environments.RemoveEnvironment:input_type -> spool.v1.RemoveEnvironmentRequest
-	80,  // 104: spool.v1.Environments.ExplainEnvironment:input_type -> spool.v1.ExplainEnvironmentRequest
-	83,  // 105: spool.v1.Skills.ListSkills:input_type -> spool.v1.ListSkillsRequest
-	85,  // 106: spool.v1.Skills.GetSkill:input_type -> spool.v1.GetSkillRequest
-	87,  // 107: spool.v1.Skills.TagSkill:input_type -> spool.v1.TagSkillRequest
-	88,  // 108: spool.v1.Skills.RemoveSkill:input_type -> spool.v1.RemoveSkillRequest
-	4,   // 109: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
-	6,   // 110: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
-	8,   // 111: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
-	11,  // 112: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
-	13,  // 113: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
-	17,  // 114: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
-	19,  // 115: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
-	21,  // 116: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
-	23,  // 117: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
-	25,  // 118: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
-	28,  // 119: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
-	31,  // 120: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
-	33,  // 121: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
-	31,  // 122: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
-	37,  // 123: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
-	39,  // 124: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
-	41,  // 125: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
-	43,  // 126: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
-	45,  // 127: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
-	48,  // 128: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
-	51,  // 129: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
-	55,  // 130: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
-	57,  // 131: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
-	60,  // 132: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
-	63,  // 133: spool.v1.Agents.ApplyAgent:output_type -> spool.v1.ApplyResponse
-	67,  // 134: spool.v1.Agents.ListAgents:output_type -> spool.v1.ListAgentsResponse
-	62,  // 135: spool.v1.Agents.GetAgent:output_type -> spool.v1.Definition
-	64,  // 136: spool.v1.Agents.RemoveAgent:output_type -> spool.v1.RemoveResponse
-	63,  // 137: spool.v1.Instances.ApplyInstance:output_type -> spool.v1.ApplyResponse
-	72,  // 138: spool.v1.Instances.ListInstances:output_type -> spool.v1.ListInstancesResponse
-	62,  // 139: spool.v1.Instances.GetInstance:output_type -> spool.v1.Definition
-	64,  // 140: spool.v1.Instances.RemoveInstance:output_type -> spool.v1.RemoveResponse
-	63,  // 141: spool.v1.Environments.ApplyEnvironment:output_type -> spool.v1.ApplyResponse
-	77,  // 142: spool.v1.Environments.ListEnvironments:output_type -> spool.v1.ListEnvironmentsResponse
-	62,  // 143: spool.v1.Environments.GetEnvironment:output_type -> spool.v1.Definition
-	64,  // 144: spool.v1.Environments.RemoveEnvironment:output_type -> spool.v1.RemoveResponse
-	81,  // 145: spool.v1.Environments.ExplainEnvironment:output_type -> spool.v1.ExplainEnvironmentResponse
-	84,  // 146: spool.v1.Skills.ListSkills:output_type -> spool.v1.ListSkillsResponse
-	86,  // 147: spool.v1.Skills.GetSkill:output_type -> spool.v1.Skill
-	63,  // 148: spool.v1.Skills.TagSkill:output_type -> spool.v1.ApplyResponse
-	64,  // 149: spool.v1.Skills.RemoveSkill:output_type -> spool.v1.RemoveResponse
-	109, // [109:150] is the sub-list for method output_type
-	68,  // [68:109] is the sub-list for method input_type
-	68,  // [68:68] is the sub-list for extension type_name
-	68,  // [68:68] is the sub-list for extension extendee
-	0,   // [0:68] is the sub-list for field type_name
+	83,  // 62: spool.v1.ExplainEnvironmentResponse.variables:type_name -> spool.v1.ExplainedVariable
+	82,  // 63: spool.v1.ExplainEnvironmentResponse.egress:type_name -> spool.v1.ExplainedHost
+	87,  // 64: spool.v1.ListSkillsResponse.skills:type_name -> spool.v1.Skill
+	61,  // 65: spool.v1.Skill.ref:type_name -> spool.v1.Reference
+	92,  // 66: spool.v1.Skill.created_at:type_name -> google.protobuf.Timestamp
+	15,  // 67: spool.v1.PostMessageRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	15,  // 68: spool.v1.StartExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	3,   // 69: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
+	5,   // 70: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
+	7,   // 71: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
+	10,  // 72: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
+	12,  // 73: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
+	14,  // 74: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
+	18,  // 75: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
+	20,  // 76: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
+	22,  // 77: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
+	24,  // 78: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
+	27,  // 79: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
+	29,  // 80: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
+	32,  // 81: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
+	30,  // 82: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
+	36,  // 83: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
+	38,  // 84: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
+	40,  // 85: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
+	42,  // 86: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
+	44,  // 87: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
+	47,  // 88: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
+	50,  // 89: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
+	54,  // 90: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
+	56,  // 91: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
+	59,  // 92: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
+	65,  // 93: spool.v1.Agents.ApplyAgent:input_type -> spool.v1.ApplyAgentRequest
+	66,  // 94: spool.v1.Agents.ListAgents:input_type -> spool.v1.ListAgentsRequest
+	68,  // 95: spool.v1.Agents.GetAgent:input_type -> spool.v1.GetAgentRequest
+	69,  // 96: spool.v1.Agents.RemoveAgent:input_type -> spool.v1.RemoveAgentRequest
+	70,  // 97: spool.v1.Instances.ApplyInstance:input_type -> spool.v1.ApplyInstanceRequest
+	71,  // 98: spool.v1.Instances.ListInstances:input_type -> spool.v1.ListInstancesRequest
+	73,  // 99: spool.v1.Instances.GetInstance:input_type -> spool.v1.GetInstanceRequest
+	74,  // 100: spool.v1.Instances.RemoveInstance:input_type -> spool.v1.RemoveInstanceRequest
+	75,  // 101: spool.v1.Environments.ApplyEnvironment:input_type -> spool.v1.ApplyEnvironmentRequest
+	76,  // 102: spool.v1.Environments.ListEnvironments:input_type -> spool.v1.ListEnvironmentsRequest
+	78,  // 103: spool.v1.Environments.GetEnvironment:input_type -> spool.v1.GetEnvironmentRequest
+	79,  // 104: spool.v1.Environments.RemoveEnvironment:input_type -> spool.v1.RemoveEnvironmentRequest
+	80,  // 105: spool.v1.Environments.ExplainEnvironment:input_type -> spool.v1.ExplainEnvironmentRequest
+	84,  // 106: spool.v1.Skills.ListSkills:input_type -> spool.v1.ListSkillsRequest
+	86,  // 107: spool.v1.Skills.GetSkill:input_type -> spool.v1.GetSkillRequest
+	88,  // 108: spool.v1.Skills.TagSkill:input_type -> spool.v1.TagSkillRequest
+	89,  // 109: spool.v1.Skills.RemoveSkill:input_type -> spool.v1.RemoveSkillRequest
+	4,   // 110: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
+	6,   // 111: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
+	8,   // 112: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
+	11,  // 113: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
+	13,  // 114: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
+	17,  // 115: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
+	19,  // 116: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
+	21,  // 117: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
+	23,  // 118: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
+	25,  // 119: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
+	28,  // 120: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
+	31,  // 121: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
+	33,  // 122: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
+	31,  // 123: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
+	37,  // 124: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
+	39,  // 125: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
+	41,  // 126: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
+	43,  // 127: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
+	45,  // 128: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
+	48,  // 129: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
+	51,  // 130: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
+	55,  // 131: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
+	57,  // 132: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
+	60,  // 133: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
+	63,  // 134: spool.v1.Agents.ApplyAgent:output_type -> spool.v1.ApplyResponse
+	67,  // 135: spool.v1.Agents.ListAgents:output_type -> spool.v1.ListAgentsResponse
+	62,  // 136: spool.v1.Agents.GetAgent:output_type -> spool.v1.Definition
+	64,  // 137: spool.v1.Agents.RemoveAgent:output_type -> spool.v1.RemoveResponse
+	63,  // 138: spool.v1.Instances.ApplyInstance:output_type -> spool.v1.ApplyResponse
+	72,  // 139: spool.v1.Instances.ListInstances:output_type -> spool.v1.ListInstancesResponse
+	62,  // 140: spool.v1.Instances.GetInstance:output_type -> spool.v1.Definition
+	64,  // 141: spool.v1.Instances.RemoveInstance:output_type -> spool.v1.RemoveResponse
+	63,  // 142: spool.v1.Environments.ApplyEnvironment:output_type -> spool.v1.ApplyResponse
+	77,  // 143: spool.v1.Environments.ListEnvironments:output_type -> spool.v1.ListEnvironmentsResponse
+	62,  // 144: spool.v1.Environments.GetEnvironment:output_type -> spool.v1.Definition
+	64,  // 145: spool.v1.Environments.RemoveEnvironment:output_type -> spool.v1.RemoveResponse
+	81,  // 146: spool.v1.Environments.ExplainEnvironment:output_type -> spool.v1.ExplainEnvironmentResponse
+	85,  // 147: spool.v1.Skills.ListSkills:output_type -> spool.v1.ListSkillsResponse
+	87,  // 148: spool.v1.Skills.GetSkill:output_type -> spool.v1.Skill
+	63,  // 149: spool.v1.Skills.TagSkill:output_type -> spool.v1.ApplyResponse
+	64,  // 150: spool.v1.Skills.RemoveSkill:output_type -> spool.v1.RemoveResponse
+	110, // [110:151] is the sub-list for method output_type
+	69,  // [69:110] is the sub-list for method input_type
+	69,  // [69:69] is the sub-list for extension type_name
+	69,  // [69:69] is the sub-list for extension extendee
+	0,   // [0:69] is the sub-list for field type_name
 }
 
 func init() { file_spool_v1_spool_proto_init() }
@@ -7146,15 +7215,15 @@ func file_spool_v1_spool_proto_init() {
 	}
 	file_spool_v1_spool_proto_msgTypes[52].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[61].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[82].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[86].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[83].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[87].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_spool_v1_spool_proto_rawDesc), len(file_spool_v1_spool_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   91,
+			NumMessages:   92,
 			NumExtensions: 0,
 			NumServices:   8,
 		},

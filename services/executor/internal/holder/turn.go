@@ -41,6 +41,8 @@ type turn struct {
 	paused  time.Duration // how long it stood still so far
 	begun   string        // the sandbox that this turn has begun to make
 	is      *resolution   // what it refers to
+
+	authority string // of the egress proxy, as it was when the sandbox was last registered
 }
 
 func newTurn(h *Holder, l eventlog.Loaded, b *busy) *turn {
@@ -122,6 +124,9 @@ func (t *turn) query() *runner.Query {
 		Policy: runner.PolicyWorkspace, Env: env, Resume: t.l.Run.AgentSession, Command: t.l.Life.Options.Command,
 	}
 	t.is.into(q, t.h.d.Egress != nil)
+	if t.is.selective {
+		q.Authority = t.authority
+	}
 	return q
 }
 

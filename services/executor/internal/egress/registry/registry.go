@@ -37,7 +37,7 @@ type Registration struct {
 	Session     string   `json:"session,omitempty"`   // "" while the sandbox is nobody's yet
 	Execution   string   `json:"execution,omitempty"` // that journal lines are about from now on
 	Epoch       uint64   `json:"epoch"`               // lower than what is registered: refused with FENCED
-	Allow       []string `json:"allow"`               // host, host:port or *.host; empty allows nothing
+	Allow       []string `json:"allow"`               // host, host:port or *.host, after methods and a space where not all are allowed; empty allows nothing
 
 	// Upstreams are MCP servers that the sandbox reaches at /mcp/<name>, with headers that it does not see. They are kept in
 	// memory alone: who restarts the proxy registers them again.
@@ -77,6 +77,7 @@ type State struct {
 	OpenConnections   int      `json:"openConnections"`
 	Upstreams         []string `json:"upstreams,omitempty"` // names of MCP servers
 	Released          bool     `json:"released,omitempty"`  // its token is void; it is forgotten when all lines are acknowledged
+	Authority         string   `json:"authority,omitempty"` // the proxy's certificate in PEM, for sandboxes with methods in Allow to trust
 }
 
 // Codes of an Error.

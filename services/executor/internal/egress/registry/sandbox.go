@@ -29,21 +29,23 @@ type Sandbox struct {
 	spent   Budget             // what was used of the registered execution's; only its used fields
 	unknown string             // a model without a price that it called, with a budget in dollars
 	conns   map[net.Conn]bool
-	model   int           // open requests to models
-	busy    int           // open requests of all kinds
-	changed chan struct{} // closed when epoch or release change, and when it is forgotten
-	calm    chan struct{} // closed when busy falls to 0
+	blind   map[net.Conn]egress.Target // tunnels that nobody looks into
+	model   int                        // open requests to models
+	busy    int                        // open requests of all kinds
+	changed chan struct{}              // closed when epoch or release change, and when it is forgotten
+	calm    chan struct{}              // closed when busy falls to 0
 	gone    bool
 }
 
 func newSandbox(id string, most int, j *journal.Journal) *Sandbox {
-	return &Sandbox{id: id, most: most, Journal: j, conns: map[net.Conn]bool{}, changed: make(chan struct{}), calm: make(chan struct{})}
+	return &Sandbox{id: id, most: most, Journal: j, conns: map[net.Conn]bool{}, blind: map[net.Conn]egress.Target{}, changed: make(chan struct{}), calm: make(chan struct{})}
 }
 
 // ID is sbx_….
 func (s *Sandbox) ID() string { return s.id }
 
 func (s *Sandbox) set(reg stored, allow egress.Allowlist, hash [sha256.Size]byte, servers map[string]*Server) {
+	defer s.recall()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	higher := reg.Epoch != s.reg.Epoch || !s.reg.Released.IsZero()
@@ -170,11 +172,42 @@ func (s *Sandbox) Exhausted() string {
 	return ""
 }
 
-// Allows tells whether the allowlist names the target.
-func (s *Sandbox) Allows(t egress.Target) bool {
+// Access tells what the allowlist allows of a target.
+func (s *Sandbox) Access(t egress.Target) egress.Access {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.allow.Allows(t)
+	return s.allow.Access(t)
+}
+
+// Tunnel counts a tunnel that nobody looks into, until end is called. It is cut
+// when the allowlist has not all methods of its target any more; false when that is so already.
+func (s *Sandbox) Tunnel(c net.Conn, t egress.Target) (end func(), ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.allow.Access(t).All() {
+		return nil, false
+	}
+	s.blind[c] = t
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.blind, c)
+	}, true
+}
+
+// recall cuts tunnels that were opened under an allowlist which let them be.
+func (s *Sandbox) recall() {
+	s.mu.Lock()
+	var list []net.Conn
+	for c, t := range s.blind {
+		if !s.allow.Access(t).All() {
+			list = append(list, c)
+		}
+	}
+	s.mu.Unlock()
+	for _, c := range list { // each of them leaves, which takes the lock
+		c.Close() //nolint:errcheck // what matters is that it ends
+	}
 }
 
 // Join counts a connection, which a release cuts; false when there are too many, or the sandbox is released.
