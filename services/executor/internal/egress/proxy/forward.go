@@ -109,6 +109,8 @@ func (s *Server) pass(w http.ResponseWriter, r *http.Request, sb *registry.Sandb
 		},
 		ErrorLog: slog.NewLogLogger(s.cfg.Logger.Handler(), slog.LevelDebug),
 	}
+	// Otherwise the answer would wait for the end of the request. It fails for HTTP/2 alone, which is not spoken here.
+	_ = http.NewResponseController(w).EnableFullDuplex()
 	r = r.WithContext(ctx)
 	if r.Body != nil && r.Body != http.NoBody {
 		r.Body = &moving{ReadCloser: &ending{ReadCloser: r.Body}, move: move}
