@@ -79,12 +79,13 @@ func TestEgressOfEnvironments(t *testing.T) {
 // methods, and nowhere else; when the proxy has another one, the next turn says so.
 func TestAuthority(t *testing.T) {
 	t.Parallel()
-	b := newBench(t, echo)
+	b := newBench(t, quick)
 	b.egress = &fakeEgress{authority: "one"}
 	b.run()
 	ask := func(s *talk) string {
 		s.ended(s.post("go"))
-		list := b.provider.of(s.id).runner.asked()
+		l := s.load()
+		list := b.provider.box(l.Run.Sandbox.ID).runner.asked()
 		return list[len(list)-1].Authority
 	}
 	plain := b.session(func(c *events.SessionCreated) { c.Options.Egress = []string{"example.com"} })
@@ -104,7 +105,7 @@ func TestAuthority(t *testing.T) {
 // TestTooManyHosts: what is too long together ends the execution before a sandbox is made.
 func TestTooManyHosts(t *testing.T) {
 	t.Parallel()
-	b := newBench(t, echo)
+	b := newBench(t, quick)
 	b.run()
 	names := func(letter string) []string {
 		out := make([]string, 0, 200)
