@@ -140,14 +140,15 @@ func TestTrust(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		execution := newID(t, events.KindExecution)
 		err = json.NewEncoder(proc.Stdin()).Encode(runner.Command{ID: 1, Op: runner.OpStart, Epoch: 1, Query: &runner.Query{
-			SessionID: spec.Labels.Session, ExecutionID: newID(t, events.KindExecution), Attempt: 1, Architecture: "acp", Policy: runner.PolicyWorkspace, Content: "try",
+			SessionID: spec.Labels.Session, ExecutionID: execution, Attempt: 1, Architecture: "acp", Policy: runner.PolicyWorkspace, Content: "try",
 			Command: []string{"sh", "-c", "{" + programs + "} >report 2>&1"}, Authority: authority,
 			Env: map[string]string{"HTTPS_PROXY": runner.EgressURL, "https_proxy": runner.EgressURL},
 		}})
 		for out := json.NewDecoder(proc.Stdout()); err == nil; {
 			var m runner.Message
-			if err = out.Decode(&m); err == nil && m.Line != nil && m.Line.Type == runner.TurnEnded {
+			if err = out.Decode(&m); err == nil && m.Line != nil && m.Line.Type == runner.TurnEnded && m.Line.ExecutionID == execution {
 				break // the program is no agent, and it is over
 			}
 		}
