@@ -102,6 +102,31 @@ func TestAuthority(t *testing.T) {
 	}
 }
 
+// TestForgottenByTheProxy: a sandbox whose registration went with the proxy's data is replaced.
+func TestForgottenByTheProxy(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, quick)
+	b.egress = &fakeEgress{authority: "one"}
+	b.run()
+	s := b.session(func(c *events.SessionCreated) { c.Options.Egress = []string{"GET example.com"} })
+	s.ended(s.post("go"))
+	before := s.load().Run.Sandbox.ID
+	b.egress.mu.Lock()
+	b.egress.gone, b.egress.authority = map[string]bool{before: true}, "two"
+	b.egress.mu.Unlock()
+	execution := s.post("again")
+	l := s.ended(execution)
+	if _, ok := s.last(execution).(events.ExecutionCompleted); !ok || l.Run.Sandbox.ID == before {
+		t.Errorf("end %+v, in sandbox %s after %s", s.last(execution), l.Run.Sandbox.ID, before)
+	}
+	if list := b.provider.box(l.Run.Sandbox.ID).runner.asked(); len(list) != 1 || list[0].Authority != "two" {
+		t.Errorf("asked %+v", list)
+	}
+	if got := of[events.SandboxReplaced](s); len(got) != 1 || got[0].SandboxID != before {
+		t.Errorf("replaced %+v", got)
+	}
+}
+
 // TestTooManyHosts: what is too long together ends the execution before a sandbox is made.
 func TestTooManyHosts(t *testing.T) {
 	t.Parallel()

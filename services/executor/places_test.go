@@ -181,7 +181,8 @@ type fakeEgress struct {
 	lines    []events.Payload
 	by       string // execution of the lines
 
-	authority string // the proxy's certificate
+	authority string          // the proxy's certificate
+	gone      map[string]bool // sandboxes that it has forgotten
 }
 
 func (e *fakeEgress) Register(_ context.Context, g holder.Grant) (string, error) {
@@ -189,6 +190,9 @@ func (e *fakeEgress) Register(_ context.Context, g holder.Grant) (string, error)
 	defer e.mu.Unlock()
 	if time.Now().Before(e.away) {
 		return "", &sandbox.Error{Code: sandbox.CodeEgressUnavailable, Message: "the proxy does not answer"}
+	}
+	if g.Token == "" && e.gone[g.Sandbox] {
+		return "", holder.ErrUnknownSandbox
 	}
 	e.grants = append(e.grants, g)
 	return e.authority, nil

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -425,6 +426,27 @@ func TestAuthorityChanges(t *testing.T) {
 	b.http.Transport.(*http.Transport).TLSClientConfig = &tls.Config{RootCAs: pool(t, state.Authority), MinVersion: tls.VersionTLS12}
 	if status, _, _ := b.request("GET", "https://ok.example/", ""); status != 200 {
 		t.Errorf("with the new authority: %d", status)
+	}
+}
+
+// With all that it knew lost, the proxy says of a sandbox that it does not know it, so that another one is made.
+func TestDataIsLost(t *testing.T) {
+	t.Parallel()
+	s := newSecured(t, nil)
+	b := s.trusting("GET ok.example")
+	s.stop()
+	if err := os.RemoveAll(s.cfg.Data); err != nil {
+		t.Fatal(err)
+	}
+	s.start()
+	t.Cleanup(s.stop)
+	again := b.reg
+	again.Token = ""
+	if _, err := b.client.Register(t.Context(), b.id, again); code(err) != proxy.CodeNotFound {
+		t.Errorf("without a token: %v", err)
+	}
+	if _, err := b.client.Register(t.Context(), b.id, b.reg); err != nil {
+		t.Errorf("with one: %v", err)
 	}
 }
 

@@ -324,7 +324,7 @@ func (r *Registry) Put(id string, g Registration) (State, error) {
 	defer r.mu.Unlock()
 	sb := r.byID[id]
 	if sb == nil && !given {
-		return State{}, invalid("token", "token: the sandbox is not registered yet, so it needs a token or tokenSha256")
+		return State{}, &Error{Code: CodeNotFound, Field: "token", Detail: "token: no sandbox " + id + " is registered here, so it needs a token or tokenSha256"}
 	}
 	if sb != nil {
 		if err := sb.fence(g.Epoch); err != nil {
