@@ -85,7 +85,8 @@ func TestCheckOptions(t *testing.T) {
 		{events.Options{Command: []string{"a", "b\x00"}}, "sessionOptions.command[1]"},
 		{events.Options{Command: []string{"a", strings.Repeat("b", 4097)}}, "sessionOptions.command[1]"},
 		{events.Options{Command: make([]string, 65)}, "sessionOptions.command"},
-		{events.Options{Egress: []string{"pypi.org", "*.example.com:8443"}}, ""},
+		{events.Options{Egress: []string{"pypi.org", "*.example.com:8443", "GET,HEAD *.example.org"}}, ""},
+		{events.Options{Egress: []string{"pypi.org", "get example.org"}}, "sessionOptions.egress[1]"},
 		{events.Options{Egress: []string{"pypi.org", "https://x"}}, "sessionOptions.egress[1]"},
 		{events.Options{Egress: make([]string, 257)}, "sessionOptions.egress"},
 	} {
