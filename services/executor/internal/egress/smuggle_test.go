@@ -165,24 +165,32 @@ func TestNotSpoken(t *testing.T) {
 // A host that changes the protocol without being asked gains no tunnel.
 func TestUnaskedUpgrade(t *testing.T) {
 	t.Parallel()
-	s := newSecured(t, func(w http.ResponseWriter, _ *http.Request) {
-		c, _, err := http.NewResponseController(w).Hijack()
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\n\r\n")
-		_ = c.SetReadDeadline(time.Now().Add(within))
-		if n, _ := c.Read(make([]byte, 1)); n > 0 {
-			t.Error("the sandbox is heard without a method")
-		}
-		c.Close()
-	})
-	b := s.trusting("GET ok.example")
-	c := b.mustInside()
-	_, _ = io.WriteString(c, "GET /answer HTTP/1.1\r\nHost: ok.example\r\n\r\nraw")
-	res, err := http.ReadResponse(bufio.NewReader(c), nil)
-	if err != nil || res.StatusCode != http.StatusBadGateway {
-		t.Errorf("%v, %v", res, err)
+	for name, more := range map[string]string{"without a word": "", "to some other": "Connection: Upgrade\r\nUpgrade: other\r\n", "to an offer that was not passed on": "Connection: Upgrade\r\nUpgrade: h2c\r\n"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newSecured(t, func(w http.ResponseWriter, r *http.Request) {
+				if r.Header.Get("Upgrade") != "" {
+					t.Errorf("the host is asked for %s", r.Header.Get("Upgrade"))
+				}
+				c, _, err := http.NewResponseController(w).Hijack()
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\n"+more+"\r\n")
+				_ = c.SetReadDeadline(time.Now().Add(within))
+				if n, _ := c.Read(make([]byte, 1)); n > 0 {
+					t.Error("the sandbox is heard without a method")
+				}
+				c.Close()
+			})
+			b := s.trusting("GET ok.example")
+			c := b.mustInside()
+			_, _ = io.WriteString(c, "GET /answer HTTP/1.1\r\nHost: ok.example\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\nraw")
+			res, err := http.ReadResponse(bufio.NewReader(c), nil)
+			if err != nil || res.StatusCode != http.StatusBadGateway {
+				t.Errorf("%v, %v", res, err)
+			}
+		})
 	}
 }

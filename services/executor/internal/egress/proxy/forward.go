@@ -54,7 +54,7 @@ func (s *Server) forward(w http.ResponseWriter, r *http.Request, sb *registry.Sa
 		s.deny(w, sb, statusOf(why), *why)
 		return
 	}
-	s.pass(w, r, sb, way{route: "forward", target: t, scheme: r.URL.Scheme, by: s.others, fixed: !access.All()})
+	s.pass(w, r, sb, way{route: "forward", target: t, scheme: r.URL.Scheme, by: s.others})
 }
 
 // way is how a request that may be sent on gets to its host.
@@ -63,7 +63,6 @@ type way struct {
 	target egress.Target
 	scheme string
 	by     http.RoundTripper
-	fixed  bool // the protocol is not to change: what followed could not be judged
 }
 
 // pass sends a request on to a target that may be named.
@@ -89,9 +88,6 @@ func (s *Server) pass(w http.ResponseWriter, r *http.Request, sb *registry.Sandb
 		Transport: to.by, FlushInterval: -1,
 		ModifyResponse: func(res *http.Response) error {
 			status = res.StatusCode
-			if to.fixed && status == http.StatusSwitchingProtocols {
-				return errors.New("it changed the protocol, which it was not asked to")
-			}
 			if both, ok := res.Body.(io.ReadWriteCloser); ok { // the protocol was changed
 				res.Body = &movingBoth{ReadWriteCloser: both, move: move}
 			} else {

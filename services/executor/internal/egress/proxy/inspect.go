@@ -165,8 +165,8 @@ func (s *Server) unjudged(c *conn) {
 
 // judged serves a request inside a tunnel, by the policy as it is now.
 func (s *Server) judged(w http.ResponseWriter, r *http.Request, c *conn) {
-	t, access := c.inside.target, c.sandbox.Access(c.inside.target)
-	why := permit(t, access, r)
+	t := c.inside.target
+	why := permit(t, c.sandbox.Access(t), r)
 	if why == nil {
 		why = addressed(c.inside, r)
 	}
@@ -174,7 +174,7 @@ func (s *Server) judged(w http.ResponseWriter, r *http.Request, c *conn) {
 		s.deny(w, c.sandbox, statusOf(why), *why)
 		return
 	}
-	s.pass(w, r, c.sandbox, way{route: "judged", target: t, scheme: c.inside.scheme, by: c.inside.by, fixed: !access.All()})
+	s.pass(w, r, c.sandbox, way{route: "judged", target: t, scheme: c.inside.scheme, by: c.inside.by})
 	if c.inside.over.Load() { // the connection to the host came back after the others were closed
 		c.inside.by.CloseIdleConnections()
 	}
