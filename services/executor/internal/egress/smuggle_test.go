@@ -6,22 +6,11 @@ import (
 	"errors"
 	"io"
 	"net/http"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/spoolhq/spool/services/executor/internal/egress/authority"
 )
-
-func loseAuthority(t *testing.T, data string) {
-	t.Helper()
-	if err := os.Remove(filepath.Join(data, authority.File)); err != nil {
-		t.Fatal(err)
-	}
-}
 
 // What a hostile agent tries in a tunnel to a host of which it may only GET.
 func TestSmuggled(t *testing.T) {
