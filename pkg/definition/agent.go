@@ -60,11 +60,16 @@ func CheckAgent(s events.AgentSpec) []FieldError {
 func (c *checker) sandbox(s events.AgentSpec) {
 	c.option(command.CheckOptions(events.Options{Image: s.Image}), "sessionOptions.image", "image")
 	c.option(command.CheckOptions(events.Options{Command: s.Command}), "sessionOptions.command", "command")
-	c.count("egress", len(s.Egress), command.MaxEgress)
-	for i, entry := range s.Egress { // one by one, to say of each what is wrong
+	c.egress(s.Egress)
+}
+
+// egress checks an allowlist, one entry after the other, to say of each what is wrong.
+func (c *checker) egress(list []string) {
+	c.count("egress", len(list), command.MaxEgress)
+	for i, entry := range list {
 		var wrong *egress.EntryError
 		if _, err := egress.ParseAllowlist([]string{entry}); errors.As(err, &wrong) {
-			c.fail(element("egress", i), "%s; an entry is host, host:port or *.host", wrong.Reason)
+			c.fail(element("egress", i), "%s; %s", wrong.Reason, egress.Form)
 		}
 	}
 }

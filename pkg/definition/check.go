@@ -251,5 +251,6 @@ func checkEnvironment(s events.EnvironmentSpec, each func(c *checker, field stri
 		}
 		each(&c, field, v)
 	}
+	c.egress(s.Egress)
 	return c.wrong
 }

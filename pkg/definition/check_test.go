@@ -12,6 +12,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/api/command"
 	"github.com/spoolhq/spool/pkg/definition"
+	"github.com/spoolhq/spool/pkg/egress"
 	"github.com/spoolhq/spool/pkg/events"
 )
 
@@ -107,7 +108,9 @@ func TestCheckAgent(t *testing.T) {
 		"larger files": {func(s *events.AgentSpec) {
 			s.Files = []events.FileSpec{{Path: "a", Content: strings.Repeat("x", 4<<20)}, {Path: "b", ContentBase64: base64.StdEncoding.EncodeToString(make([]byte, 4<<20+1))}}
 		}, "files: all files together have 8388609 bytes"},
-		"egress":          {func(s *events.AgentSpec) { s.Egress = []string{"a.com", "http://b", "*.com", "127.0.0.1", ""} }, "egress[1]: it is a URL\negress[2]: that is every host\negress[3]: nothing could reach it\negress[4]: it is empty"},
+		"egress": {func(s *events.AgentSpec) {
+			s.Egress = []string{"GET a.com", "http://b", "*.com", "127.0.0.1", "", "GET,get b"}
+		}, "egress[1]: it is a URL\negress[2]: that is every host\negress[3]: nothing could reach it\negress[4]: it is empty\negress[5]: what stands before the space are no methods: \"get\""},
 		"too much egress": {func(s *events.AgentSpec) { s.Egress = slices.Repeat([]string{"a.com"}, command.MaxEgress+1) }, "egress: there are 257"},
 		"budget":          {func(s *events.AgentSpec) { s.Limits.BudgetUSD = -1 }, "limits.budgetUsd: "},
 		"infinite budget": {func(s *events.AgentSpec) { s.Limits.BudgetUSD = math.Inf(1) }, "limits.budgetUsd: "},
@@ -197,7 +200,9 @@ func TestCheckEnvironment(t *testing.T) {
 		"sealed":  {events.EnvironmentSpec{Variables: map[string]events.Variable{"A": {Secret: true, Sealed: "k"}}}, "variables.A.sealed: only the server seals: give the value", ""},
 		"no secret": {events.EnvironmentSpec{Variables: map[string]events.Variable{"A": {Sealed: "k"}}}, "variables.A.sealed: only a secret's value lies sealed\nvariables.A.sealed: only the server seals: give the value",
 			"variables.A.sealed: only a secret's value lies sealed"},
-		"names": {events.EnvironmentSpec{Variables: map[string]events.Variable{"PATH": {}}}, "variables.PATH: variable PATH is set by Spool itself", "variables.PATH: variable PATH is set by Spool itself"},
+		"names":           {events.EnvironmentSpec{Variables: map[string]events.Variable{"PATH": {}}}, "variables.PATH: variable PATH is set by Spool itself", "variables.PATH: variable PATH is set by Spool itself"},
+		"egress":          {events.EnvironmentSpec{Variables: map[string]events.Variable{}, Egress: []string{"GET a.com", "TRACE a.com"}}, "egress[1]: TRACE is never passed on; " + egress.Form, "egress[1]: TRACE is never passed on; " + egress.Form},
+		"too much egress": {events.EnvironmentSpec{Variables: map[string]events.Variable{}, Egress: slices.Repeat([]string{"a.com"}, command.MaxEgress+1)}, "egress: there are 257; at most 256 are taken", "egress: there are 257; at most 256 are taken"},
 		"long": {events.EnvironmentSpec{Variables: map[string]events.Variable{"A": {Value: strings.Repeat("x", definition.MaxValue+1)}}}, "variables.A.value: it has 122881 bytes; at most 122880 are taken",
 			"variables.A.value: it has 122881 bytes; at most 122880 are taken"},
 	} {

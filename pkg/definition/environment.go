@@ -14,7 +14,8 @@ import (
 // secrets, or where they are to be read.
 type EnvironmentSpec struct {
 	Description string              `json:"description,omitempty"`
-	Variables   map[string]Variable `json:"variables"` // by name: A-Z, a-z, 0-9 and _, not a digit first
+	Variables   map[string]Variable `json:"variables"`        // by name: A-Z, a-z, 0-9 and _, not a digit first
+	Egress      []string            `json:"egress,omitempty"` // hosts that sandboxes with this environment may reach, beside their agents'
 }
 
 // Variable is a variable of a file.
@@ -50,7 +51,7 @@ func (s EnvironmentSpec) CheckFile() []FieldError {
 }
 
 func (s EnvironmentSpec) draft() events.EnvironmentSpec {
-	out := events.EnvironmentSpec{Description: s.Description}
+	out := events.EnvironmentSpec{Description: s.Description, Egress: s.Egress}
 	if s.Variables != nil {
 		out.Variables = make(map[string]events.Variable, len(s.Variables))
 	}

@@ -69,7 +69,7 @@ func Honours() map[string]Cells {
 		"files":        everyone("written into a new workspace"),
 		"command":      {ACP: "the agent's program; required"},
 		"image":        everyone("the sandbox's image"),
-		"egress":       everyone("hosts beside the models' that the sandbox reaches"),
+		"egress":       everyone("hosts beside the models' that the sandbox reaches, by all methods or those that stand before"),
 
 		"subagents.tools":      {ClaudeCode: "these alone", OpenCode: "these alone; write and edit are one"},
 		"mcpServers.timeoutMs": {ClaudeCode: call, Codex: call, OpenCode: call, Spool: call},

@@ -70,8 +70,8 @@ func TestParse(t *testing.T) {
 		t.Errorf("instance %+v", instance.Instance)
 	}
 	for field, want := range map[string]definition.Place{
-		"spec.skills[1].slug": {Line: 27, Column: 31}, "spec.skills[0].slug": {Line: 26, Column: 7}, "spec.files[1].mode": {Line: 38, Column: 13},
-		"spec.nonsense": {Line: 19, Column: 3}, "org": {Line: 16, Column: 6}, "nonsense": {Line: 14, Column: 1},
+		"spec.skills[1].slug": {Line: 28, Column: 31}, "spec.skills[0].slug": {Line: 27, Column: 7}, "spec.files[1].mode": {Line: 39, Column: 13},
+		"spec.nonsense": {Line: 20, Column: 3}, "org": {Line: 17, Column: 6}, "nonsense": {Line: 15, Column: 1},
 	} {
 		if e := agent.At(field, "d"); e.Place != want || e.File != "x.yaml" {
 			t.Errorf("%s stands at %+v, want %+v", field, e.Place, want)
@@ -150,8 +150,8 @@ f:18:12: spec.files[2].path: a is a file, of files[1]
 f:18:44: spec.files[2].contentBase64: there is a content beside it: give one of the two
 f:19:12: spec.command: architecture codex does not honour it
 f:20:19: spec.limits.turns: it must be a whole number from 0 to 4294967295
-f:21:28: spec.egress[1]: it is a URL or a network, not a host; an entry is host, host:port or *.host
-f:21:41: spec.egress[2]: a star stands only at the beginning, before a dot; an entry is host, host:port or *.host`},
+f:21:28: spec.egress[1]: it is a URL or a network, not a host; an entry is host, host:port or *.host, after methods and a space where not all are allowed: GET,HEAD api.example.com
+f:21:41: spec.egress[2]: a star stands only at the beginning, before a dot; an entry is host, host:port or *.host, after methods and a space where not all are allowed: GET,HEAD api.example.com`},
 		"missing":        {"kind: agent\n", "f:1:1: slug: it is missing\nf:1:1: spec: it is missing"},
 		"no kind":        {"slug: a\nspec: {}\n", "f:1:1: kind: it is missing"},
 		"unknown kind":   {"slug: a\nkind: robot\nspec: {x: [1]}\n", `f:2:7: kind: "robot" is none of agent, instance and environment`},

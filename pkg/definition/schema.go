@@ -40,6 +40,7 @@ func rules() map[string]object {
 		"AgentSpec.instructions":    {"minLength": MinInstructions},
 		"AgentSpec.command":         {"maxItems": command.MaxArguments},
 		"AgentSpec.egress":          {"maxItems": command.MaxEgress},
+		"EnvironmentSpec.egress":    {"maxItems": command.MaxEgress},
 		"AgentSpec.environment":     {"propertyNames": object{"pattern": patternVariable}},
 		"EnvironmentSpec.variables": {"propertyNames": object{"pattern": patternVariable}, "maxProperties": MaxEntries},
 		"SubagentSpec.name":         {"pattern": patternName}, "CommandSpec.name": {"pattern": patternName}, "MCPServer.name": {"pattern": patternServer},

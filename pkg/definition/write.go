@@ -17,7 +17,7 @@ import (
 
 // Stored is an environment that a server has, as a file: of secrets without what they hold.
 func Stored(s events.EnvironmentSpec) EnvironmentSpec {
-	out := EnvironmentSpec{Description: s.Description, Variables: make(map[string]Variable, len(s.Variables))}
+	out := EnvironmentSpec{Description: s.Description, Variables: make(map[string]Variable, len(s.Variables)), Egress: s.Egress}
 	for name, v := range s.Variables {
 		if v.Secret {
 			v.Value = ""

@@ -72,9 +72,9 @@ func TestStored(t *testing.T) {
 	t.Parallel()
 	spec := definition.Stored(events.EnvironmentSpec{Variables: map[string]events.Variable{
 		"S": {Secret: true, Sealed: "key", Value: "hunter2", Description: "d"}, "V": {Value: "v"},
-	}})
+	}, Egress: []string{"GET a.com"}})
 	text := written(t, definition.Document{Kind: definition.KindEnvironment, Ref: events.Reference{Slug: "e"}, Environment: &spec})
-	want := "kind: environment\nslug: e\nspec:\n  variables:\n    S:\n      secret: true\n      description: d\n    V:\n      value: v\n"
+	want := "kind: environment\nslug: e\nspec:\n  variables:\n    S:\n      secret: true\n      description: d\n    V:\n      value: v\n  egress:\n    - GET a.com\n"
 	if text != want {
 		t.Errorf("got\n%s", text)
 	}

@@ -1,7 +1,10 @@
 package egress_test
 
 import (
+	"errors"
 	"fmt"
+	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -24,7 +27,7 @@ func ExampleParseAllowlist() {
 	// example.com:8443 <nil> false
 	// badexample.com:8443 <nil> false
 	// api.example.com:443 <nil> false
-	// allow[0]: "https://example.com/path": it is a URL or a network, not a host; an entry is host, host:port or *.host
+	// allow[0]: "https://example.com/path": it is a URL or a network, not a host; an entry is host, host:port or *.host, after methods and a space where not all are allowed: GET,HEAD api.example.com
 }
 
 // TestEntries: what an entry may look like.
@@ -33,6 +36,7 @@ func TestEntries(t *testing.T) {
 	for _, in := range []string{
 		"example.com", "Example.COM.", "*.example.com", "a_b.example.com:1", "localhost:65535", "9.9.9.9", "9.9.9.9:80",
 		"[2606:4700::1]:443", "[2606:4700::1]", "xn--bcher-kva.example", "3com.com",
+		"GET example.com", "GET,HEAD,PROPFIND *.example.com:8443", "M-SEARCH [2606:4700::1]:443", strings.Repeat("A", 32) + " example.com",
 	} {
 		if _, err := egress.ParseAllowlist([]string{in}); err != nil {
 			t.Errorf("%s: %v", in, err)
@@ -43,6 +47,11 @@ func TestEntries(t *testing.T) {
 		"example.com:65536", "example.com:+1", "example.com:http", "http://example.com", "example.com/x", "user@example.com", "::1", "[::1", "[example.com]:1", "[::1]x",
 		"[fe80::1%eth0]", "*.10.0.0.1", "127.1", "2130706433", "0x7f.1", "ex\u00e4mple.com", "a b.com", "a\x00.com", "a\n.com", strings.Repeat("a", 64) + ".com",
 		strings.Repeat("a.", 130) + "com",
+		// Methods stand in upper case, once, with one comma and one space.
+		"get example.com", "Get example.com", "GET  example.com", " GET example.com", "GET example.com ", "GET, HEAD example.com", "GET,,HEAD example.com", ",GET example.com",
+		"GET, example.com", "GET ", "GET\texample.com", "GET,GET example.com", "CONNECT example.com", "GET,TRACE example.com", "G\u00c9T example.com", "G3T example.com",
+		"* example.com", "-GET example.com", "GET HEAD example.com", "GET http://example.com", "GET *", "example.com GET", strings.Repeat("A", 33) + " example.com",
+		"J,K,L,M,N,O,P,Q,A,B,C,D,E,F,G,H,I example.com", "GET 10.0.0.1",
 		// Nothing could reach these, whatever an allowlist says.
 		"10.0.0.1", "10.0.0.1:80", "[::1]", "[::ffff:10.0.0.1]", "[2001:DB8::1]:443", "169.254.169.254",
 	} {
@@ -76,4 +85,102 @@ func TestAllows(t *testing.T) {
 			t.Errorf("%s allows %s: %v, want %v", c.rule, c.target, got, c.want)
 		}
 	}
+}
+
+// TestAccess: what entries allow together, by method.
+func TestAccess(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name      string
+		entries   []string
+		target    string
+		all       bool
+		methods   string
+		selective bool
+	}{
+		{"one without methods", []string{"example.com"}, "example.com:443", true, "", false},
+		{"methods", []string{"HEAD,GET example.com"}, "example.com:80", false, "GET HEAD", true},
+		{"methods of two entries", []string{"GET example.com", "POST,GET example.com:443"}, "example.com:443", false, "GET POST", true},
+		{"of another port", []string{"GET example.com", "POST example.com:8443"}, "example.com:443", false, "GET", true},
+		{"of a wildcard too", []string{"GET api.example.com", "PUT *.example.com", "DELETE *.api.example.com"}, "api.example.com:443", false, "GET PUT", true},
+		{"of two wildcards", []string{"GET *.b.example.com", "PUT *.example.com"}, "a.b.example.com:443", false, "GET PUT", true},
+		{"one without methods wins", []string{"GET example.com", "example.com"}, "example.com:443", true, "", true},
+		{"a wildcard without methods wins", []string{"GET api.example.com", "*.example.com"}, "api.example.com:443", true, "", true},
+		{"one without methods of another port does not", []string{"GET example.com", "example.com:8443"}, "example.com:443", false, "GET", true},
+		{"nothing", []string{"GET example.com"}, "example.org:443", false, "", true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			list, err := egress.ParseAllowlist(c.entries)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := list.Access(target(t, c.target))
+			if got.All() != c.all || strings.Join(got.Methods(), " ") != c.methods || got.Named() != (c.all || c.methods != "") || list.Selective() != c.selective {
+				t.Errorf("%+v, selective %v", got, list.Selective())
+			}
+			for _, m := range []string{"GET", "POST", "get", "", "GET "} {
+				if want := c.all || m != "" && strings.Contains(" "+c.methods+" ", " "+m+" "); got.Allows(m) != want {
+					t.Errorf("%q: %v", m, !want)
+				}
+			}
+		})
+	}
+}
+
+// TestUnion: the first layer that has an entry counts, however it spells it.
+func TestUnion(t *testing.T) {
+	t.Parallel()
+	got, err := egress.Union(4,
+		egress.Layer{From: "session", Entries: []string{"B.example.com.", "HEAD,GET a.example.com:443"}},
+		egress.Layer{From: "ci@1", Entries: []string{"GET,HEAD A.example.com:443", "c.example.com"}},
+		egress.Layer{From: "none"},
+		egress.Layer{From: "ci@2", Entries: []string{"b.example.com", "a.example.com:443"}},
+	)
+	if want := "[{b.example.com session} {GET,HEAD a.example.com:443 session} {c.example.com ci@1} {a.example.com:443 ci@2}]"; err != nil || fmt.Sprint(got) != want {
+		t.Errorf("%v, %v", got, err)
+	}
+	var wrong *egress.LayerError
+	_, err = egress.Union(2, egress.Layer{From: "a", Entries: []string{"a.com", "b.com"}}, egress.Layer{From: "b", Entries: []string{"a.com", "c.com"}})
+	if !errors.As(err, &wrong) || wrong.From != "b" || !strings.Contains(err.Error(), "more than 2") {
+		t.Errorf("too many: %v", err)
+	}
+	_, err = egress.Union(2, egress.Layer{From: "a", Entries: []string{"a.com", "get b.com"}})
+	if !errors.As(err, &wrong) || wrong.From != "a" || !strings.Contains(err.Error(), `allow[1]: "get b.com"`) {
+		t.Errorf("what does not parse: %v", err)
+	}
+}
+
+// FuzzParseRule: what is taken has one spelling, which is taken again for the same, and allows its methods alone.
+func FuzzParseRule(f *testing.F) {
+	for _, s := range []string{"ok.com", "GET ok.com", "HEAD,GET *.Ok.com.:8443", "GET [2606:4700::1]:443", "GET 8.8.8.8", "get ok.com", "GET  ok.com", "GET,GET ok.com", "TRACE ok.com", ", ok.com"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		r, err := egress.ParseRule(s)
+		if err != nil {
+			return
+		}
+		again, err := egress.ParseRule(r.String())
+		if err != nil || !reflect.DeepEqual(again, r) {
+			t.Fatalf("%q is %q, which is %+v, %v", s, r, again, err)
+		}
+		if (len(r.Methods) > 0) != strings.Contains(s, " ") || !slices.IsSorted(r.Methods) {
+			t.Fatalf("%q has the methods %q", s, r.Methods)
+		}
+		list, err := egress.ParseAllowlist([]string{s})
+		if err != nil {
+			t.Fatalf("%q is a rule and no allowlist: %v", s, err)
+		}
+		at := egress.Target{Host: r.Host, Port: r.Port}
+		if r.Port == 0 {
+			at.Port = 443
+		}
+		if r.Below {
+			at.Host.Name = "x." + at.Host.Name
+		}
+		if a := list.Access(at); !a.Named() || a.Allows("SPOOL") != (len(r.Methods) == 0 || slices.Contains(r.Methods, "SPOOL")) || a.Allows("TRACE") != (len(r.Methods) == 0) {
+			t.Fatalf("%q gives %+v of %s", s, a, at)
+		}
+	})
 }

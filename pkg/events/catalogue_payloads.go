@@ -69,6 +69,14 @@ type ExecutionResolved struct {
 	Variables    []Provenance `json:"variables,omitempty"`    // by name
 	Skills       []SkillUsed  `json:"skills,omitempty"`
 	MCPServers   []string     `json:"mcpServers,omitempty"` // by name
+
+	Egress []AllowedHost `json:"egress,omitempty"` // what the sandbox may reach beside models: the session's, then each environment's
+}
+
+// AllowedHost is an entry of an execution's allowlist.
+type AllowedHost struct {
+	Entry string `json:"entry"` // host, host:port or *.host, after methods and a space where not all are allowed
+	From  string `json:"from"`  // session, agent or an environment's reference: the first that has it
 }
 
 // Provenance says where a variable's value comes from; never a secret's value.

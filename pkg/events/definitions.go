@@ -18,7 +18,7 @@ type AgentSpec struct {
 	Files        []FileSpec             `json:"files,omitempty"`       // of a new workspace
 	Command      []string               `json:"command,omitempty"`     // of architecture acp: the agent's program and its arguments
 	Image        string                 `json:"image,omitempty"`       // of the sandbox
-	Egress       []string               `json:"egress,omitempty"`      // hosts beside the models' that the sandbox may reach
+	Egress       []string               `json:"egress,omitempty"`      // hosts beside the models' that the sandbox may reach, each after methods and a space where not all are allowed
 	Limits       Limits                 `json:"limits,omitzero"`
 }
 
@@ -94,10 +94,11 @@ type InstanceSpec struct {
 	Environments []Reference `json:"environments,omitempty"` // a later one wins
 }
 
-// EnvironmentSpec is a set of variables.
+// EnvironmentSpec is a set of variables, and of hosts.
 type EnvironmentSpec struct {
 	Description string              `json:"description,omitempty"`
-	Variables   map[string]Variable `json:"variables"` // by name: A-Z, a-z, 0-9 and _, not a digit first
+	Variables   map[string]Variable `json:"variables"`        // by name: A-Z, a-z, 0-9 and _, not a digit first
+	Egress      []string            `json:"egress,omitempty"` // hosts that sandboxes of its executions may reach, in the form of an agent's
 }
 
 // Variable is a variable of an environment. Of a secret only where its value lies is known here.

@@ -15,7 +15,7 @@ type Options struct {
 	Image            string   `json:"image,omitempty"`            // of the sandbox; default the executor's
 	Command          []string `json:"command,omitempty"`          // of architecture acp: the agent's program and its arguments
 	Budget           Budget   `json:"budget,omitzero"`            // of the whole session
-	Egress           []string `json:"egress,omitempty"`           // hosts beside the models' that the sandbox may reach: host, host:port or *.host
+	Egress           []string `json:"egress,omitempty"`           // hosts beside the models' that the sandbox may reach: host, host:port or *.host, after methods and a space where not all are allowed (GET,HEAD host)
 }
 
 // SessionCreated is the first event of a session.

@@ -128,7 +128,7 @@ type EgressDenied struct {
 	Port    uint32 `json:"port,omitempty"`
 	Method  string `json:"method,omitempty"`  // CONNECT, GET, …
 	Address string `json:"address,omitempty"` // that the host resolved to, when that was the reason
-	Code    string `json:"code"`              // NOT_ALLOWED, PRIVATE_ADDRESS, BAD_HOST, UNRESOLVED, BAD_TOKEN, METHOD_NOT_ALLOWED, UNKNOWN_SERVER, BUDGET_EXHAUSTED
+	Code    string `json:"code"`              // NOT_ALLOWED, PRIVATE_ADDRESS, BAD_HOST, UNRESOLVED, BAD_TOKEN, METHOD_NOT_ALLOWED, UNTRUSTED (a program in the sandbox does not trust the proxy's certificate), UNKNOWN_SERVER, BUDGET_EXHAUSTED
 	Message string `json:"message"`
 	Count   uint32 `json:"count"` // how many alike within a second this line stands for
 }

@@ -81,6 +81,8 @@ type Query struct {
 	Skills     []Skill               `json:"skills,omitempty"`
 	MaxTurns   uint32                `json:"maxTurns,omitempty"` // requests to the model; 0 for no limit
 	Redact     []string              `json:"redact,omitempty"`   // values that nothing the agent says may hold; never journaled
+
+	Authority string `json:"authority,omitempty"` // PEM: a certificate of the egress proxy's that the agent's process trusts beside the sandbox's own; "" for none
 }
 
 // MCPServer is a server of tools as the agent is to reach it: every variable is filled in.

@@ -102,8 +102,8 @@ func (w wayOut) close() {
 // answerWithin bounds a question to the proxy: a turn must not stand still with it.
 const answerWithin = 10 * time.Second
 
-// Register registers a sandbox, or renews what is registered.
-func (w wayOut) Register(ctx context.Context, g holder.Grant) error {
+// Register registers a sandbox, or renews what is registered, and gives the proxy's certificate.
+func (w wayOut) Register(ctx context.Context, g holder.Grant) (authority string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
 	r := egress.Registration{
@@ -115,8 +115,8 @@ func (w wayOut) Register(ctx context.Context, g holder.Grant) error {
 	for _, b := range g.Budgets {
 		r.Budgets = append(r.Budgets, egress.Budget(b))
 	}
-	_, err := w.client.Register(ctx, g.Sandbox, r)
-	return w.reached(meaning(err))
+	s, err := w.client.Register(ctx, g.Sandbox, r)
+	return s.Authority, w.reached(meaning(err))
 }
 
 // Release shuts a sandbox's way out, and forgets what was journaled.

@@ -180,16 +180,22 @@ type fakeEgress struct {
 	away     time.Time // until when it does not answer
 	lines    []events.Payload
 	by       string // execution of the lines
+
+	authority string          // the proxy's certificate
+	gone      map[string]bool // sandboxes that it has forgotten
 }
 
-func (e *fakeEgress) Register(_ context.Context, g holder.Grant) error {
+func (e *fakeEgress) Register(_ context.Context, g holder.Grant) (string, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if time.Now().Before(e.away) {
-		return &sandbox.Error{Code: sandbox.CodeEgressUnavailable, Message: "the proxy does not answer"}
+		return "", &sandbox.Error{Code: sandbox.CodeEgressUnavailable, Message: "the proxy does not answer"}
+	}
+	if g.Token == "" && e.gone[g.Sandbox] {
+		return "", holder.ErrUnknownSandbox
 	}
 	e.grants = append(e.grants, g)
-	return nil
+	return e.authority, nil
 }
 
 func (e *fakeEgress) Release(_ context.Context, id string) error {

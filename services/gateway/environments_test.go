@@ -313,21 +313,32 @@ func TestExplainEnvironment(t *testing.T) {
 	w.newSealer()
 	g := w.gateway(gateway.Config{})
 	const path = "/api/environments/explain"
-	g.apply("/api/agents", "reviewer", `{"architecture":"spool","instructions":"Review it, please.","environment":{"MODE":{"value":"fast"},"TOKEN":{"secret":true,"required":true}}}`)
-	base := g.apply("/api/environments", "base", environment(`"TOKEN":{"value":"`+topSecret+`","secret":true},"REGION":{"value":"eu"}`)).text("ref", "version")
+	g.apply("/api/agents", "reviewer", `{"architecture":"spool","instructions":"Review it, please.","environment":{"MODE":{"value":"fast"},"TOKEN":{"secret":true,"required":true}},"egress":["pypi.org"]}`)
+	base := g.apply("/api/environments", "base", `{"variables":{"TOKEN":{"value":"`+topSecret+`","secret":true},"REGION":{"value":"eu"}},"egress":["HEAD,GET Api.example.com","PYPI.org."]}`).text("ref", "version")
 	g.do("POST", "/api/environments", `{"ref":{"scope":"platform","slug":"net"},"tags":["stable"],"spec":`+environment(`"REGION":{"value":"us"},"MODE":{"value":"slow"}`)+`}`).want(t, 200)
 	net := g.get("/api/environments/net?scope=platform").want(t, 200).text("ref", "version")
 	g.apply("/api/instances", "prod", `{"agent":"reviewer","environments":["base"]}`)
 
 	want := `{"variables":[{"name":"MODE","from":"platform/net@` + net + `","secret":false,"value":"slow"},{"name":"REGION","from":"platform/net@` + net + `","secret":false,"value":"us"},` +
-		`{"name":"TOKEN","from":"base@` + base + `","secret":true}]}` + "\n"
+		`{"name":"TOKEN","from":"base@` + base + `","secret":true}],"egress":[{"entry":"pypi.org","from":"agent"},{"entry":"GET,HEAD api.example.com","from":"base@` + base + `"}]}` + "\n"
 	for _, body := range []string{`{"agent":"reviewer","environments":["base","platform/net@stable"]}`, `{"instance":"prod","environments":["platform/net"]}`} {
 		if a := g.do("POST", path, body).want(t, 200); string(a.body) != want {
 			t.Errorf("%s: got  %s\nwant %s", body, a.body, want)
 		}
 	}
-	if a := g.do("POST", path, `{"agent":"default"}`).want(t, 200); string(a.body) != `{"variables":[]}`+"\n" {
+	if a := g.do("POST", path, `{"agent":"default"}`).want(t, 200); string(a.body) != `{"variables":[],"egress":[]}`+"\n" {
 		t.Errorf("got %s", a)
+	}
+	for i := range 3 {
+		list := make([]string, 100)
+		for j := range list {
+			list[j] = fmt.Sprintf("%q", fmt.Sprintf("h%d-%d.example.com", i, j))
+		}
+		g.apply("/api/environments", fmt.Sprintf("hosts%d", i), `{"variables":{},"egress":[`+strings.Join(list, ",")+`]}`)
+	}
+	many := g.do("POST", path, `{"environments":["hosts0","hosts1","hosts2"]}`).wantProblem(t, 422, "EGRESS_INVALID", "")
+	if !strings.Contains(many.text("detail"), "egress of hosts2@") {
+		t.Errorf("got %s", many)
 	}
 	missing := g.do("POST", path, `{"agent":"reviewer"}`).wantProblem(t, 422, "ENVIRONMENT_MISSING", "")
 	if !strings.Contains(missing.text("detail"), "TOKEN") {

@@ -94,7 +94,7 @@ func TestDockerAgents(t *testing.T) {
 	dir := "/bin/skills/" + pushed.Ref.Version
 	apply(c, "environments", "street", map[string]any{"variables": map[string]any{
 		"WHOM": map[string]any{"value": "Ada"}, "PLAIN": map[string]any{"value": planted}, "DOOR_TOKEN": map[string]any{"value": credential, "secret": true},
-	}})
+	}, "egress": []string{"HEAD,GET docs.example.com"}}) // which has agents trust the egress proxy's certificate, and changes nothing for their models
 	t.Run("agents", func(t *testing.T) {
 		for architecture, more := range architectures() {
 			if architecture == "acp" {
@@ -118,6 +118,7 @@ func agentTalk(t *testing.T, c *harness.Cluster, architecture, dir string) {
 	k := newTalkWith(t, c, "", map[string]any{"agent": architecture + "-porter", "environments": []string{"street"}})
 	k.completed("run the command "+dir+"/scripts/greet.sh", "greetings to Ada from "+dir+"/scripts")
 	k.completed("run the command python3 door.py", "the door is open")
+	k.completed("run the command tail -n 1 $SSL_CERT_FILE; ls $NODE_EXTRA_CA_CERTS", "launch/authorities.pem")
 	var seen string
 	for _, r := range c.Model.Requests() {
 		if strings.Contains(string(r.Body), "porter of "+architecture+" street") {
@@ -141,7 +142,10 @@ func agentTalk(t *testing.T, c *harness.Cluster, architecture, dir string) {
 		Executions []struct{ Resolved json.RawMessage }
 	}
 	k.c.Call(0, "GET", "/api/sessions/"+k.session+"/executions", nil, &shown)
-	if len(shown.Executions) != 2 || !strings.Contains(string(shown.Executions[0].Resolved), dir[len("/bin/skills/"):]) || !strings.Contains(string(shown.Executions[0].Resolved), planted) {
+	if !strings.Contains(string(shown.Executions[0].Resolved), `"GET,HEAD docs.example.com"`) {
+		t.Errorf("where it may go is shown as %s", shown.Executions[0].Resolved)
+	}
+	if len(shown.Executions) != 3 || !strings.Contains(string(shown.Executions[0].Resolved), dir[len("/bin/skills/"):]) || !strings.Contains(string(shown.Executions[0].Resolved), planted) {
 		t.Errorf("what it resolved to is shown as %s", shown.Executions)
 	}
 }

@@ -89,7 +89,8 @@ func TestCheckOptions(t *testing.T) {
 		{events.Options{Budget: events.Budget{Turns: 1, Tokens: 2, CostUSD: 0.5, TimeMs: 3}}, ""},
 		{events.Options{Budget: events.Budget{CostUSD: -1}}, "sessionOptions.budget.costUsd"},
 		{events.Options{Budget: events.Budget{CostUSD: math.NaN()}}, "sessionOptions.budget.costUsd"},
-		{events.Options{Egress: []string{"pypi.org", "*.example.com:8443"}}, ""},
+		{events.Options{Egress: []string{"pypi.org", "*.example.com:8443", "GET,HEAD *.example.org"}}, ""},
+		{events.Options{Egress: []string{"pypi.org", "get example.org"}}, "sessionOptions.egress[1]"},
 		{events.Options{Egress: []string{"pypi.org", "https://x"}}, "sessionOptions.egress[1]"},
 		{events.Options{Egress: make([]string, 257)}, "sessionOptions.egress"},
 	} {

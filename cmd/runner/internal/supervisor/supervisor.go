@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/process"
 	"github.com/spoolhq/spool/cmd/runner/internal/profile"
 	"github.com/spoolhq/spool/cmd/runner/internal/redact"
+	"github.com/spoolhq/spool/cmd/runner/internal/trust"
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
@@ -111,6 +113,7 @@ type run struct {
 	adapter agent.Adapter
 	launch  agent.Launch
 	command agent.Command // with Resume left out: what a warm process is compared with
+	trusted []agent.File  // the authorities of the launch, where the query has one
 	kill    context.CancelFunc
 	killed  context.Context
 	done    chan struct{}
@@ -198,7 +201,16 @@ func (s *Supervisor) prepare(q runner.Query) (*run, *runner.Error) {
 		Policy: q.Policy, Env: q.Env, Environ: s.cfg.Environ, Executable: s.cfg.Executable,
 		Tools: q.Tools, Subagents: q.Subagents, Commands: q.Commands, MCPServers: q.MCPServers, Skills: q.Skills, MaxTurns: q.MaxTurns,
 	}
+	var trusted []agent.File
+	if q.Authority != "" {
+		with, file, err := trust.Launch(launch, q.Authority)
+		if err != nil {
+			return nil, invalid("query.authority: " + err.Error())
+		}
+		launch, trusted = with, []agent.File{file}
+	}
 	command, err := adapter.Command(launch)
+	command.Files = slices.Concat(command.Files, trusted)
 	if err != nil {
 		var refusal *runner.Error
 		if errors.As(err, &refusal) {
@@ -206,7 +218,7 @@ func (s *Supervisor) prepare(q runner.Query) (*run, *runner.Error) {
 		}
 		return nil, &runner.Error{Code: "INTERNAL", Message: err.Error()}
 	}
-	r := &run{query: q, adapter: adapter, launch: launch, command: command, done: make(chan struct{})}
+	r := &run{query: q, adapter: adapter, launch: launch, command: command, trusted: trusted, done: make(chan struct{})}
 	r.killed, r.kill = context.WithCancel(context.Background())
 	return r, nil
 }

@@ -204,6 +204,7 @@ func (s *Supervisor) launch(r *run) (*warm, error) {
 		if command, err = r.adapter.Command(r.launch); err != nil {
 			return nil, err
 		}
+		command.Files = slices.Concat(command.Files, r.trusted)
 	}
 	if err := outfit.Lay(s.cfg.Place.State, command.Files); err != nil {
 		return nil, err

@@ -101,17 +101,27 @@ func entry(ref events.Reference) url.Values {
 	return q
 }
 
-// ExplainEnvironment tells where each variable would come from. What a server should
+// ExplainedHost is an entry of what sandboxes could reach.
+type ExplainedHost struct {
+	Entry string `json:"entry"`
+	From  string `json:"from"`
+}
+
+// Explanation is what an execution would have.
+type Explanation struct {
+	Variables []Explained     `json:"variables"`
+	Egress    []ExplainedHost `json:"egress"`
+}
+
+// ExplainEnvironment tells where each variable and each allowed host would come from. What a server should
 // send as a secret's value, it does not give.
-func (c *Client) ExplainEnvironment(ctx context.Context, e Explain) ([]Explained, error) {
-	var out struct {
-		Variables []Explained `json:"variables"`
-	}
+func (c *Client) ExplainEnvironment(ctx context.Context, e Explain) (Explanation, error) {
+	var out Explanation
 	err := c.do(ctx, call{method: http.MethodPost, path: []string{"api", string(Environments), "explain"}, body: e, repeat: true}, &out)
 	for i := range out.Variables {
 		if out.Variables[i].Secret {
 			out.Variables[i].Value = ""
 		}
 	}
-	return out.Variables, err
+	return out, err
 }

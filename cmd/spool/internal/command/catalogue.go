@@ -35,7 +35,7 @@ type envsCommand struct {
 	Ls      envsLs       `cmd:"" help:"List environments, each in its latest version."`
 	Show    envsShow     `cmd:"" help:"Print an environment as a file that apply takes; what secrets hold is never shown, and stays when it is applied."`
 	Rm      envsRm       `cmd:"" help:"Remove environments: new executions cannot name them, those that run go on."`
-	Explain envsExplain  `cmd:"" help:"Say where each variable would come from."`
+	Explain envsExplain  `cmd:"" help:"Say where each variable and each allowed host would come from."`
 }
 
 type catalogueLs struct {
@@ -260,7 +260,7 @@ type envsExplain struct {
 	Env      []string `placeholder:"REF" sep:"none" help:"An environment above these; a later one wins."`
 }
 
-// Run tells where variables come from.
+// Run tells where variables and hosts come from.
 func (c *envsExplain) Run(a *app) error {
 	if c.Agent == "" && c.Instance == "" && len(c.Env) == 0 {
 		return usage("agent: name an agent or an instance, or environments with --env")
@@ -278,18 +278,30 @@ func (c *envsExplain) Run(a *app) error {
 		return err
 	}
 	defer cl.Close()
-	variables, err := cl.ExplainEnvironment(ctx, ask)
+	got, err := cl.ExplainEnvironment(ctx, ask)
 	if err != nil {
 		return err
 	}
-	table := newTable(a)
-	for i, v := range variables {
-		if c.JSON {
-			if err := a.json(v); err != nil {
-				return err
-			}
-			continue
+	if !c.JSON {
+		return explained(a, got)
+	}
+	for _, v := range got.Variables {
+		if err := a.json(v); err != nil {
+			return err
 		}
+	}
+	for _, h := range got.Egress {
+		if err := a.json(h); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// explained prints a table of variables and one of hosts.
+func explained(a *app, e client.Explanation) error {
+	table := newTable(a)
+	for i, v := range e.Variables {
 		if i == 0 {
 			cells(table, []any{"NAME", "FROM", "SECRET", "VALUE"})
 		}
@@ -298,6 +310,18 @@ func (c *envsExplain) Run(a *app) error {
 			secret = "secret"
 		}
 		cells(table, []any{v.Name, v.From, secret, v.Value})
+	}
+	if err := table.Flush(); err != nil || len(e.Egress) == 0 {
+		return err
+	}
+	if len(e.Variables) > 0 {
+		if _, err := fmt.Fprintln(a.Out); err != nil {
+			return err
+		}
+	}
+	cells(table, []any{"EGRESS", "FROM"})
+	for _, h := range e.Egress {
+		cells(table, []any{h.Entry, h.From})
 	}
 	return table.Flush()
 }

@@ -72,7 +72,7 @@ func usual(what string, body []byte) (int, string) {
 	doc := fmt.Sprintf(docs[list], version)
 	switch {
 	case method == http.MethodPost && slug == "explain":
-		return 200, `{"variables":[{"name":"MODE","from":"agent","secret":false,"value":"a\u001b[2J"},{"name":"TOKEN","from":"platform/ci@5e","secret":true,"value":"hunter2"}]}`
+		return 200, `{"variables":[{"name":"MODE","from":"agent","secret":false,"value":"a\u001b[2J"},{"name":"TOKEN","from":"platform/ci@5e","secret":true,"value":"hunter2"}],"egress":[{"entry":"GET,HEAD api.example.com","from":"platform/ci@5e"}]}`
 	case method == http.MethodPost:
 		var in struct{ Ref map[string]any }
 		if err := json.Unmarshal(body, &in); err != nil {
@@ -373,14 +373,14 @@ func TestExplain(t *testing.T) {
 	t.Parallel()
 	c := serveCatalogue(t, nil)
 	got := spool(t, world(t), "envs", "explain", "--agent", "payments/reviewer@stable", "--env", "ci", "--env", "platform/ci", "--url", c.URL)
-	if want := "NAME   FROM            SECRET  VALUE\nMODE   agent           -       a\nTOKEN  platform/ci@5e  secret  -\n"; got != (result{ExitDone, want, ""}) {
+	if want := "NAME   FROM            SECRET  VALUE\nMODE   agent           -       a\nTOKEN  platform/ci@5e  secret  -\n\nEGRESS                    FROM\nGET,HEAD api.example.com  platform/ci@5e\n"; got != (result{ExitDone, want, ""}) {
 		t.Errorf("%+v", got)
 	}
 	if c.bodies[0] != `{"agent":"payments/reviewer@stable","environments":["ci","platform/ci"]}` || c.requests()[0] != "POST /api/environments/explain" {
 		t.Errorf("asked %v %s", c.requests(), c.bodies)
 	}
 	got = spool(t, world(t), "envs", "explain", "--instance", "i", "--json", "--url", c.URL)
-	if got.code != ExitDone || strings.Count(got.out, "\n") != 2 || strings.Contains(got.out, "hunter2") || !strings.Contains(got.out, `{"name":"TOKEN","from":"platform/ci@5e","secret":true}`) {
+	if got.code != ExitDone || strings.Count(got.out, "\n") != 3 || strings.Contains(got.out, "hunter2") || !strings.Contains(got.out, `{"name":"TOKEN","from":"platform/ci@5e","secret":true}`+"\n"+`{"entry":"GET,HEAD api.example.com","from":"platform/ci@5e"}`) {
 		t.Errorf("%+v", got)
 	}
 }

@@ -35,7 +35,7 @@ type runCommand struct {
 	Model        string   `placeholder:"M" help:"Model of the new session."`
 	Image        string   `placeholder:"IMAGE" help:"Image of the new session's sandbox."`
 	Command      string   `placeholder:"\"PROGRAM ARG…\"" help:"With --architecture acp: the agent's program and its arguments; quote what holds spaces."`
-	Egress       []string `placeholder:"HOST" help:"A host that the sandbox may reach beside the models': host, host:port or *.host; may be repeated."`
+	Egress       []string `sep:"none" placeholder:"HOST" help:"A host that the sandbox may reach beside the models': host, host:port or *.host, after methods and a space where not all are allowed (GET,HEAD api.example.com); may be repeated."`
 	budgetFlags  `prefix:"budget-"`
 	File         []string `sep:"none" placeholder:"F" help:"A file, or a folder, that is put into the workspace first; may be repeated."`
 	Detach       bool     `help:"Do not wait: print the ids and leave it to run."`

@@ -44,6 +44,9 @@ func (r *Renderer) environment(e events.Event) {
 		if d.Port != 0 {
 			host = fmt.Sprintf("%s:%d", host, d.Port)
 		}
+		if d.Code == "METHOD_NOT_ALLOWED" {
+			host = d.Method + " " + host
+		}
 		text := "network: " + host + " refused (" + d.Code + ")"
 		if d.Count > 1 {
 			text += fmt.Sprintf(", %s times", thousands(d.Count))

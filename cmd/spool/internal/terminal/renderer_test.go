@@ -107,6 +107,7 @@ func scenes() map[string][]step {
 		ev(events.FilePut{N: 1, Path: "a"}), ev(events.FilesApplied{N: 1}), ev(events.FilesApplied{N: 2, Error: "b/../../c leads out of the workspace"}),
 		ev(events.FileCreated{Path: "a"}), ev(events.FileModified{Path: "a"}), ev(events.FileDeleted{Path: "a"}),
 		ev(events.EgressDenied{Host: "evil.example\x1b[2J", Port: 443, Code: "NOT_ALLOWED", Count: 1200}), ev(events.EgressDenied{Host: "169.254.169.254", Code: "PRIVATE_ADDRESS", Count: 1}),
+		ev(events.EgressDenied{Host: "api.example", Port: 443, Method: "POST", Code: "METHOD_NOT_ALLOWED", Count: 1}),
 		ev(events.ModelCalled{Model: "m"}),
 		ev(events.PauseRequested{}), tick, ev(events.SandboxPaused{}), ev(events.ExecutionPaused{}), tick, ev(events.ResumeRequested{}), ev(events.SandboxResumed{}), ev(events.ExecutionResumed{PausedMs: 90_000}), tick,
 		ev(events.SandboxHealth{Status: events.Unhealthy, Reason: "the runner does not answer"}), ev(events.SandboxHealth{Status: events.Healthy}),

@@ -96,7 +96,7 @@ type SessionOptions struct {
 	Image string `protobuf:"bytes,8,opt,name=image,proto3" json:"image,omitempty"`
 	// The agent's program and its arguments. Required with architecture acp, refused with others.
 	Command []string `protobuf:"bytes,9,rep,name=command,proto3" json:"command,omitempty"`
-	// Hosts beside the models' that the sandbox may reach: host, host:port or *.host.
+	// Hosts beside the models' that the sandbox may reach: host, host:port or *.host, which methods may precede (GET,HEAD api.example.com:443); without them all are allowed. Up to 256.
 	Egress []string `protobuf:"bytes,10,rep,name=egress,proto3" json:"egress,omitempty"`
 	// What the whole session may take. What is due when it is used up fails with BUDGET_EXCEEDED.
 	Budget        *Budget `protobuf:"bytes,11,opt,name=budget,proto3" json:"budget,omitempty"`
@@ -6187,7 +6187,9 @@ func (x *ExplainEnvironmentRequest) GetEnvironments() []string {
 type ExplainEnvironmentResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// By name.
-	Variables     []*ExplainedVariable `protobuf:"bytes,1,rep,name=variables,proto3" json:"variables,omitempty"`
+	Variables []*ExplainedVariable `protobuf:"bytes,1,rep,name=variables,proto3" json:"variables,omitempty"`
+	// What sandboxes could reach beside models: the agent's hosts, then each environment's, each once.
+	Egress        []*ExplainedHost `protobuf:"bytes,2,rep,name=egress,proto3" json:"egress,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -6229,6 +6231,67 @@ func (x *ExplainEnvironmentResponse) GetVariables() []*ExplainedVariable {
 	return nil
 }
 
+func (x *ExplainEnvironmentResponse) GetEgress() []*ExplainedHost {
+	if x != nil {
+		return x.Egress
+	}
+	return nil
+}
+
+type ExplainedHost struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// host, host:port or *.host, after methods and a space where not all are allowed.
+	Entry string `protobuf:"bytes,1,opt,name=entry,proto3" json:"entry,omitempty"`
+	// agent, or the reference of the first environment that has it.
+	From          string `protobuf:"bytes,2,opt,name=from,proto3" json:"from,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainedHost) Reset() {
+	*x = ExplainedHost{}
+	mi := &file_spool_v1_spool_proto_msgTypes[90]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainedHost) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainedHost) ProtoMessage() {}
+
+func (x *ExplainedHost) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[90]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainedHost.ProtoReflect.Descriptor instead.
+func (*ExplainedHost) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{90}
+}
+
+func (x *ExplainedHost) GetEntry() string {
+	if x != nil {
+		return x.Entry
+	}
+	return ""
+}
+
+func (x *ExplainedHost) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
 type ExplainedVariable struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -6243,7 +6306,7 @@ type ExplainedVariable struct {
 
 func (x *ExplainedVariable) Reset() {
 	*x = ExplainedVariable{}
-	mi := &file_spool_v1_spool_proto_msgTypes[90]
+	mi := &file_spool_v1_spool_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6255,7 +6318,7 @@ func (x *ExplainedVariable) String() string {
 func (*ExplainedVariable) ProtoMessage() {}
 
 func (x *ExplainedVariable) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[90]
+	mi := &file_spool_v1_spool_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6268,7 +6331,7 @@ func (x *ExplainedVariable) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedVariable.ProtoReflect.Descriptor instead.
 func (*ExplainedVariable) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{90}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *ExplainedVariable) GetName() string {
@@ -6310,7 +6373,7 @@ type ListSkillsRequest struct {
 
 func (x *ListSkillsRequest) Reset() {
 	*x = ListSkillsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[91]
+	mi := &file_spool_v1_spool_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6322,7 +6385,7 @@ func (x *ListSkillsRequest) String() string {
 func (*ListSkillsRequest) ProtoMessage() {}
 
 func (x *ListSkillsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[91]
+	mi := &file_spool_v1_spool_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6335,7 +6398,7 @@ func (x *ListSkillsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSkillsRequest.ProtoReflect.Descriptor instead.
 func (*ListSkillsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{91}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *ListSkillsRequest) GetPageSize() uint32 {
@@ -6363,7 +6426,7 @@ type ListSkillsResponse struct {
 
 func (x *ListSkillsResponse) Reset() {
 	*x = ListSkillsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[92]
+	mi := &file_spool_v1_spool_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6375,7 +6438,7 @@ func (x *ListSkillsResponse) String() string {
 func (*ListSkillsResponse) ProtoMessage() {}
 
 func (x *ListSkillsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[92]
+	mi := &file_spool_v1_spool_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6388,7 +6451,7 @@ func (x *ListSkillsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSkillsResponse.ProtoReflect.Descriptor instead.
 func (*ListSkillsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{92}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *ListSkillsResponse) GetSkills() []*Skill {
@@ -6421,7 +6484,7 @@ type GetSkillRequest struct {
 
 func (x *GetSkillRequest) Reset() {
 	*x = GetSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[93]
+	mi := &file_spool_v1_spool_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6433,7 +6496,7 @@ func (x *GetSkillRequest) String() string {
 func (*GetSkillRequest) ProtoMessage() {}
 
 func (x *GetSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[93]
+	mi := &file_spool_v1_spool_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6446,7 +6509,7 @@ func (x *GetSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSkillRequest.ProtoReflect.Descriptor instead.
 func (*GetSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{93}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *GetSkillRequest) GetSlug() string {
@@ -6508,7 +6571,7 @@ type Skill struct {
 
 func (x *Skill) Reset() {
 	*x = Skill{}
-	mi := &file_spool_v1_spool_proto_msgTypes[94]
+	mi := &file_spool_v1_spool_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6520,7 +6583,7 @@ func (x *Skill) String() string {
 func (*Skill) ProtoMessage() {}
 
 func (x *Skill) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[94]
+	mi := &file_spool_v1_spool_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6533,7 +6596,7 @@ func (x *Skill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Skill.ProtoReflect.Descriptor instead.
 func (*Skill) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{94}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *Skill) GetRef() *Reference {
@@ -6614,7 +6677,7 @@ type TagSkillRequest struct {
 
 func (x *TagSkillRequest) Reset() {
 	*x = TagSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[95]
+	mi := &file_spool_v1_spool_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6626,7 +6689,7 @@ func (x *TagSkillRequest) String() string {
 func (*TagSkillRequest) ProtoMessage() {}
 
 func (x *TagSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[95]
+	mi := &file_spool_v1_spool_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6639,7 +6702,7 @@ func (x *TagSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagSkillRequest.ProtoReflect.Descriptor instead.
 func (*TagSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{95}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *TagSkillRequest) GetSlug() string {
@@ -6690,7 +6753,7 @@ type RemoveSkillRequest struct {
 
 func (x *RemoveSkillRequest) Reset() {
 	*x = RemoveSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[96]
+	mi := &file_spool_v1_spool_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6702,7 +6765,7 @@ func (x *RemoveSkillRequest) String() string {
 func (*RemoveSkillRequest) ProtoMessage() {}
 
 func (x *RemoveSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[96]
+	mi := &file_spool_v1_spool_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6715,7 +6778,7 @@ func (x *RemoveSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSkillRequest.ProtoReflect.Descriptor instead.
 func (*RemoveSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{96}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *RemoveSkillRequest) GetSlug() string {
@@ -7299,9 +7362,13 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x19ExplainEnvironmentRequest\x12\x14\n" +
 	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\x1a\n" +
 	"\binstance\x18\x02 \x01(\tR\binstance\x12\"\n" +
-	"\fenvironments\x18\x03 \x03(\tR\fenvironments\"W\n" +
+	"\fenvironments\x18\x03 \x03(\tR\fenvironments\"\x88\x01\n" +
 	"\x1aExplainEnvironmentResponse\x129\n" +
-	"\tvariables\x18\x01 \x03(\v2\x1b.spool.v1.ExplainedVariableR\tvariables\"x\n" +
+	"\tvariables\x18\x01 \x03(\v2\x1b.spool.v1.ExplainedVariableR\tvariables\x12/\n" +
+	"\x06egress\x18\x02 \x03(\v2\x17.spool.v1.ExplainedHostR\x06egress\"9\n" +
+	"\rExplainedHost\x12\x14\n" +
+	"\x05entry\x18\x01 \x01(\tR\x05entry\x12\x12\n" +
+	"\x04from\x18\x02 \x01(\tR\x04from\"x\n" +
 	"\x11ExplainedVariable\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04from\x18\x02 \x01(\tR\x04from\x12\x16\n" +
@@ -7417,7 +7484,7 @@ func file_spool_v1_spool_proto_rawDescGZIP() []byte {
 	return file_spool_v1_spool_proto_rawDescData
 }
 
-var file_spool_v1_spool_proto_msgTypes = make([]protoimpl.MessageInfo, 99)
+var file_spool_v1_spool_proto_msgTypes = make([]protoimpl.MessageInfo, 100)
 var file_spool_v1_spool_proto_goTypes = []any{
 	(*Json)(nil),                         // 0: spool.v1.Json
 	(*SessionOptions)(nil),               // 1: spool.v1.SessionOptions
@@ -7509,16 +7576,17 @@ var file_spool_v1_spool_proto_goTypes = []any{
 	(*RemoveEnvironmentRequest)(nil),     // 87: spool.v1.RemoveEnvironmentRequest
 	(*ExplainEnvironmentRequest)(nil),    // 88: spool.v1.ExplainEnvironmentRequest
 	(*ExplainEnvironmentResponse)(nil),   // 89: spool.v1.ExplainEnvironmentResponse
-	(*ExplainedVariable)(nil),            // 90: spool.v1.ExplainedVariable
-	(*ListSkillsRequest)(nil),            // 91: spool.v1.ListSkillsRequest
-	(*ListSkillsResponse)(nil),           // 92: spool.v1.ListSkillsResponse
-	(*GetSkillRequest)(nil),              // 93: spool.v1.GetSkillRequest
-	(*Skill)(nil),                        // 94: spool.v1.Skill
-	(*TagSkillRequest)(nil),              // 95: spool.v1.TagSkillRequest
-	(*RemoveSkillRequest)(nil),           // 96: spool.v1.RemoveSkillRequest
-	nil,                                  // 97: spool.v1.PostMessageRequest.EnvironmentEntry
-	nil,                                  // 98: spool.v1.StartExecutionRequest.EnvironmentEntry
-	(*timestamppb.Timestamp)(nil),        // 99: google.protobuf.Timestamp
+	(*ExplainedHost)(nil),                // 90: spool.v1.ExplainedHost
+	(*ExplainedVariable)(nil),            // 91: spool.v1.ExplainedVariable
+	(*ListSkillsRequest)(nil),            // 92: spool.v1.ListSkillsRequest
+	(*ListSkillsResponse)(nil),           // 93: spool.v1.ListSkillsResponse
+	(*GetSkillRequest)(nil),              // 94: spool.v1.GetSkillRequest
+	(*Skill)(nil),                        // 95: spool.v1.Skill
+	(*TagSkillRequest)(nil),              // 96: spool.v1.TagSkillRequest
+	(*RemoveSkillRequest)(nil),           // 97: spool.v1.RemoveSkillRequest
+	nil,                                  // 98: spool.v1.PostMessageRequest.EnvironmentEntry
+	nil,                                  // 99: spool.v1.StartExecutionRequest.EnvironmentEntry
+	(*timestamppb.Timestamp)(nil),        // 100: google.protobuf.Timestamp
 }
 var file_spool_v1_spool_proto_depIdxs = []int32{
 	2,   // 0: spool.v1.SessionOptions.budget:type_name -> spool.v1.Budget
@@ -7528,57 +7596,57 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	9,   // 4: spool.v1.ListSessionsResponse.sessions:type_name -> spool.v1.Session
 	1,   // 5: spool.v1.Session.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 6: spool.v1.Session.metadata:type_name -> spool.v1.Json
-	99,  // 7: spool.v1.Session.created_at:type_name -> google.protobuf.Timestamp
-	99,  // 8: spool.v1.Session.updated_at:type_name -> google.protobuf.Timestamp
+	100, // 7: spool.v1.Session.created_at:type_name -> google.protobuf.Timestamp
+	100, // 8: spool.v1.Session.updated_at:type_name -> google.protobuf.Timestamp
 	10,  // 9: spool.v1.Session.current_sandbox:type_name -> spool.v1.CurrentSandbox
-	99,  // 10: spool.v1.Session.snapshot_at:type_name -> google.protobuf.Timestamp
-	99,  // 11: spool.v1.CurrentSandbox.created_at:type_name -> google.protobuf.Timestamp
-	99,  // 12: spool.v1.CurrentSandbox.ended_at:type_name -> google.protobuf.Timestamp
+	100, // 10: spool.v1.Session.snapshot_at:type_name -> google.protobuf.Timestamp
+	100, // 11: spool.v1.CurrentSandbox.created_at:type_name -> google.protobuf.Timestamp
+	100, // 12: spool.v1.CurrentSandbox.ended_at:type_name -> google.protobuf.Timestamp
 	1,   // 13: spool.v1.UpdateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 14: spool.v1.UpdateSessionRequest.metadata:type_name -> spool.v1.Json
 	17,  // 15: spool.v1.PostMessageRequest.parts:type_name -> spool.v1.Part
 	0,   // 16: spool.v1.PostMessageRequest.metadata:type_name -> spool.v1.Json
 	3,   // 17: spool.v1.PostMessageRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	97,  // 18: spool.v1.PostMessageRequest.environment:type_name -> spool.v1.PostMessageRequest.EnvironmentEntry
+	98,  // 18: spool.v1.PostMessageRequest.environment:type_name -> spool.v1.PostMessageRequest.EnvironmentEntry
 	27,  // 19: spool.v1.ListConversationsResponse.conversations:type_name -> spool.v1.Conversation
-	99,  // 20: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
-	99,  // 21: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
+	100, // 20: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
+	100, // 21: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
 	1,   // 22: spool.v1.StartExecutionRequest.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 23: spool.v1.StartExecutionRequest.metadata:type_name -> spool.v1.Json
 	17,  // 24: spool.v1.StartExecutionRequest.parts:type_name -> spool.v1.Part
 	3,   // 25: spool.v1.StartExecutionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	98,  // 26: spool.v1.StartExecutionRequest.environment:type_name -> spool.v1.StartExecutionRequest.EnvironmentEntry
+	99,  // 26: spool.v1.StartExecutionRequest.environment:type_name -> spool.v1.StartExecutionRequest.EnvironmentEntry
 	34,  // 27: spool.v1.ListExecutionsResponse.executions:type_name -> spool.v1.Execution
 	36,  // 28: spool.v1.Execution.usage:type_name -> spool.v1.Usage
 	0,   // 29: spool.v1.Execution.metadata:type_name -> spool.v1.Json
-	99,  // 30: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
-	99,  // 31: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
-	99,  // 32: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
-	99,  // 33: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
+	100, // 30: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
+	100, // 31: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
+	100, // 32: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
+	100, // 33: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
 	35,  // 34: spool.v1.Execution.metered:type_name -> spool.v1.MeteredUsage
 	0,   // 35: spool.v1.Execution.resolved:type_name -> spool.v1.Json
 	36,  // 36: spool.v1.MeteredUsage.usage:type_name -> spool.v1.Usage
 	47,  // 37: spool.v1.ListEventsResponse.events:type_name -> spool.v1.Event
-	99,  // 38: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
+	100, // 38: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
 	0,   // 39: spool.v1.Event.data:type_name -> spool.v1.Json
 	47,  // 40: spool.v1.StreamEventsResponse.event:type_name -> spool.v1.Event
 	50,  // 41: spool.v1.StreamEventsResponse.lag:type_name -> spool.v1.Lag
 	53,  // 42: spool.v1.ListBlocksResponse.blocks:type_name -> spool.v1.Block
-	99,  // 43: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
+	100, // 43: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
 	17,  // 44: spool.v1.Block.parts:type_name -> spool.v1.Part
 	0,   // 45: spool.v1.Block.input:type_name -> spool.v1.Json
 	54,  // 46: spool.v1.Block.todos:type_name -> spool.v1.TodoItem
 	59,  // 47: spool.v1.ListKeysResponse.keys:type_name -> spool.v1.Key
-	99,  // 48: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
-	99,  // 49: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
+	100, // 48: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
+	100, // 49: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
 	2,   // 50: spool.v1.SetBudgetRequest.budget:type_name -> spool.v1.Budget
 	66,  // 51: spool.v1.ListBudgetsResponse.budgets:type_name -> spool.v1.TenantBudget
 	2,   // 52: spool.v1.TenantBudget.budget:type_name -> spool.v1.Budget
 	2,   // 53: spool.v1.TenantBudget.spent:type_name -> spool.v1.Budget
-	99,  // 54: spool.v1.TenantBudget.until:type_name -> google.protobuf.Timestamp
+	100, // 54: spool.v1.TenantBudget.until:type_name -> google.protobuf.Timestamp
 	69,  // 55: spool.v1.Definition.ref:type_name -> spool.v1.Reference
 	0,   // 56: spool.v1.Definition.spec:type_name -> spool.v1.Json
-	99,  // 57: spool.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
+	100, // 57: spool.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
 	69,  // 58: spool.v1.ApplyResponse.ref:type_name -> spool.v1.Reference
 	69,  // 59: spool.v1.ApplyAgentRequest.ref:type_name -> spool.v1.Reference
 	0,   // 60: spool.v1.ApplyAgentRequest.spec:type_name -> spool.v1.Json
@@ -7589,105 +7657,106 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	69,  // 65: spool.v1.ApplyEnvironmentRequest.ref:type_name -> spool.v1.Reference
 	0,   // 66: spool.v1.ApplyEnvironmentRequest.spec:type_name -> spool.v1.Json
 	70,  // 67: spool.v1.ListEnvironmentsResponse.environments:type_name -> spool.v1.Definition
-	90,  // 68: spool.v1.ExplainEnvironmentResponse.variables:type_name -> spool.v1.ExplainedVariable
-	94,  // 69: spool.v1.ListSkillsResponse.skills:type_name -> spool.v1.Skill
-	69,  // 70: spool.v1.Skill.ref:type_name -> spool.v1.Reference
-	99,  // 71: spool.v1.Skill.created_at:type_name -> google.protobuf.Timestamp
-	16,  // 72: spool.v1.PostMessageRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	16,  // 73: spool.v1.StartExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	4,   // 74: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
-	6,   // 75: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
-	8,   // 76: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
-	11,  // 77: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
-	13,  // 78: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
-	15,  // 79: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
-	19,  // 80: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
-	21,  // 81: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
-	23,  // 82: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
-	25,  // 83: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
-	28,  // 84: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
-	30,  // 85: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
-	33,  // 86: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
-	31,  // 87: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
-	37,  // 88: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
-	39,  // 89: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
-	41,  // 90: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
-	43,  // 91: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
-	45,  // 92: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
-	48,  // 93: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
-	51,  // 94: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
-	55,  // 95: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
-	57,  // 96: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
-	60,  // 97: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
-	62,  // 98: spool.v1.Budgets.SetBudget:input_type -> spool.v1.SetBudgetRequest
-	64,  // 99: spool.v1.Budgets.ListBudgets:input_type -> spool.v1.ListBudgetsRequest
-	67,  // 100: spool.v1.Budgets.RemoveBudget:input_type -> spool.v1.RemoveBudgetRequest
-	73,  // 101: spool.v1.Agents.ApplyAgent:input_type -> spool.v1.ApplyAgentRequest
-	74,  // 102: spool.v1.Agents.ListAgents:input_type -> spool.v1.ListAgentsRequest
-	76,  // 103: spool.v1.Agents.GetAgent:input_type -> spool.v1.GetAgentRequest
-	77,  // 104: spool.v1.Agents.RemoveAgent:input_type -> spool.v1.RemoveAgentRequest
-	78,  // 105: spool.v1.Instances.ApplyInstance:input_type -> spool.v1.ApplyInstanceRequest
-	79,  // 106: spool.v1.Instances.ListInstances:input_type -> spool.v1.ListInstancesRequest
-	81,  // 107: spool.v1.Instances.GetInstance:input_type -> spool.v1.GetInstanceRequest
-	82,  // 108: spool.v1.Instances.RemoveInstance:input_type -> spool.v1.RemoveInstanceRequest
-	83,  // 109: spool.v1.Environments.ApplyEnvironment:input_type -> spool.v1.ApplyEnvironmentRequest
-	84,  // 110: spool.v1.Environments.ListEnvironments:input_type -> spool.v1.ListEnvironmentsRequest
-	86,  // 111: spool.v1.Environments.GetEnvironment:input_type -> spool.v1.GetEnvironmentRequest
-	87,  // 112: spool.v1.Environments.RemoveEnvironment:input_type -> spool.v1.RemoveEnvironmentRequest
-	88,  // 113: spool.v1.Environments.ExplainEnvironment:input_type -> spool.v1.ExplainEnvironmentRequest
-	91,  // 114: spool.v1.Skills.ListSkills:input_type -> spool.v1.ListSkillsRequest
-	93,  // 115: spool.v1.Skills.GetSkill:input_type -> spool.v1.GetSkillRequest
-	95,  // 116: spool.v1.Skills.TagSkill:input_type -> spool.v1.TagSkillRequest
-	96,  // 117: spool.v1.Skills.RemoveSkill:input_type -> spool.v1.RemoveSkillRequest
-	5,   // 118: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
-	7,   // 119: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
-	9,   // 120: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
-	12,  // 121: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
-	14,  // 122: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
-	18,  // 123: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
-	20,  // 124: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
-	22,  // 125: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
-	24,  // 126: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
-	26,  // 127: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
-	29,  // 128: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
-	32,  // 129: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
-	34,  // 130: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
-	32,  // 131: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
-	38,  // 132: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
-	40,  // 133: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
-	42,  // 134: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
-	44,  // 135: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
-	46,  // 136: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
-	49,  // 137: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
-	52,  // 138: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
-	56,  // 139: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
-	58,  // 140: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
-	61,  // 141: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
-	63,  // 142: spool.v1.Budgets.SetBudget:output_type -> spool.v1.SetBudgetResponse
-	65,  // 143: spool.v1.Budgets.ListBudgets:output_type -> spool.v1.ListBudgetsResponse
-	68,  // 144: spool.v1.Budgets.RemoveBudget:output_type -> spool.v1.RemoveBudgetResponse
-	71,  // 145: spool.v1.Agents.ApplyAgent:output_type -> spool.v1.ApplyResponse
-	75,  // 146: spool.v1.Agents.ListAgents:output_type -> spool.v1.ListAgentsResponse
-	70,  // 147: spool.v1.Agents.GetAgent:output_type -> spool.v1.Definition
-	72,  // 148: spool.v1.Agents.RemoveAgent:output_type -> spool.v1.RemoveResponse
-	71,  // 149: spool.v1.Instances.ApplyInstance:output_type -> spool.v1.ApplyResponse
-	80,  // 150: spool.v1.Instances.ListInstances:output_type -> spool.v1.ListInstancesResponse
-	70,  // 151: spool.v1.Instances.GetInstance:output_type -> spool.v1.Definition
-	72,  // 152: spool.v1.Instances.RemoveInstance:output_type -> spool.v1.RemoveResponse
-	71,  // 153: spool.v1.Environments.ApplyEnvironment:output_type -> spool.v1.ApplyResponse
-	85,  // 154: spool.v1.Environments.ListEnvironments:output_type -> spool.v1.ListEnvironmentsResponse
-	70,  // 155: spool.v1.Environments.GetEnvironment:output_type -> spool.v1.Definition
-	72,  // 156: spool.v1.Environments.RemoveEnvironment:output_type -> spool.v1.RemoveResponse
-	89,  // 157: spool.v1.Environments.ExplainEnvironment:output_type -> spool.v1.ExplainEnvironmentResponse
-	92,  // 158: spool.v1.Skills.ListSkills:output_type -> spool.v1.ListSkillsResponse
-	94,  // 159: spool.v1.Skills.GetSkill:output_type -> spool.v1.Skill
-	71,  // 160: spool.v1.Skills.TagSkill:output_type -> spool.v1.ApplyResponse
-	72,  // 161: spool.v1.Skills.RemoveSkill:output_type -> spool.v1.RemoveResponse
-	118, // [118:162] is the sub-list for method output_type
-	74,  // [74:118] is the sub-list for method input_type
-	74,  // [74:74] is the sub-list for extension type_name
-	74,  // [74:74] is the sub-list for extension extendee
-	0,   // [0:74] is the sub-list for field type_name
+	91,  // 68: spool.v1.ExplainEnvironmentResponse.variables:type_name -> spool.v1.ExplainedVariable
+	90,  // 69: spool.v1.ExplainEnvironmentResponse.egress:type_name -> spool.v1.ExplainedHost
+	95,  // 70: spool.v1.ListSkillsResponse.skills:type_name -> spool.v1.Skill
+	69,  // 71: spool.v1.Skill.ref:type_name -> spool.v1.Reference
+	100, // 72: spool.v1.Skill.created_at:type_name -> google.protobuf.Timestamp
+	16,  // 73: spool.v1.PostMessageRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	16,  // 74: spool.v1.StartExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	4,   // 75: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
+	6,   // 76: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
+	8,   // 77: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
+	11,  // 78: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
+	13,  // 79: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
+	15,  // 80: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
+	19,  // 81: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
+	21,  // 82: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
+	23,  // 83: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
+	25,  // 84: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
+	28,  // 85: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
+	30,  // 86: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
+	33,  // 87: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
+	31,  // 88: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
+	37,  // 89: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
+	39,  // 90: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
+	41,  // 91: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
+	43,  // 92: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
+	45,  // 93: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
+	48,  // 94: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
+	51,  // 95: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
+	55,  // 96: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
+	57,  // 97: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
+	60,  // 98: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
+	62,  // 99: spool.v1.Budgets.SetBudget:input_type -> spool.v1.SetBudgetRequest
+	64,  // 100: spool.v1.Budgets.ListBudgets:input_type -> spool.v1.ListBudgetsRequest
+	67,  // 101: spool.v1.Budgets.RemoveBudget:input_type -> spool.v1.RemoveBudgetRequest
+	73,  // 102: spool.v1.Agents.ApplyAgent:input_type -> spool.v1.ApplyAgentRequest
+	74,  // 103: spool.v1.Agents.ListAgents:input_type -> spool.v1.ListAgentsRequest
+	76,  // 104: spool.v1.Agents.GetAgent:input_type -> spool.v1.GetAgentRequest
+	77,  // 105: spool.v1.Agents.RemoveAgent:input_type -> spool.v1.RemoveAgentRequest
+	78,  // 106: spool.v1.Instances.ApplyInstance:input_type -> spool.v1.ApplyInstanceRequest
+	79,  // 107: spool.v1.Instances.ListInstances:input_type -> spool.v1.ListInstancesRequest
+	81,  // 108: spool.v1.Instances.GetInstance:input_type -> spool.v1.GetInstanceRequest
+	82,  // 109: spool.v1.Instances.RemoveInstance:input_type -> spool.v1.RemoveInstanceRequest
+	83,  // 110: spool.v1.Environments.ApplyEnvironment:input_type -> spool.v1.ApplyEnvironmentRequest
+	84,  // 111: spool.v1.Environments.ListEnvironments:input_type -> spool.v1.ListEnvironmentsRequest
+	86,  // 112: spool.v1.Environments.GetEnvironment:input_type -> spool.v1.GetEnvironmentRequest
+	87,  // 113: spool.v1.Environments.RemoveEnvironment:input_type -> spool.v1.RemoveEnvironmentRequest
+	88,  // 114: spool.v1.Environments.ExplainEnvironment:input_type -> spool.v1.ExplainEnvironmentRequest
+	92,  // 115: spool.v1.Skills.ListSkills:input_type -> spool.v1.ListSkillsRequest
+	94,  // 116: spool.v1.Skills.GetSkill:input_type -> spool.v1.GetSkillRequest
+	96,  // 117: spool.v1.Skills.TagSkill:input_type -> spool.v1.TagSkillRequest
+	97,  // 118: spool.v1.Skills.RemoveSkill:input_type -> spool.v1.RemoveSkillRequest
+	5,   // 119: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
+	7,   // 120: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
+	9,   // 121: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
+	12,  // 122: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
+	14,  // 123: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
+	18,  // 124: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
+	20,  // 125: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
+	22,  // 126: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
+	24,  // 127: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
+	26,  // 128: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
+	29,  // 129: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
+	32,  // 130: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
+	34,  // 131: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
+	32,  // 132: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
+	38,  // 133: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
+	40,  // 134: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
+	42,  // 135: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
+	44,  // 136: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
+	46,  // 137: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
+	49,  // 138: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
+	52,  // 139: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
+	56,  // 140: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
+	58,  // 141: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
+	61,  // 142: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
+	63,  // 143: spool.v1.Budgets.SetBudget:output_type -> spool.v1.SetBudgetResponse
+	65,  // 144: spool.v1.Budgets.ListBudgets:output_type -> spool.v1.ListBudgetsResponse
+	68,  // 145: spool.v1.Budgets.RemoveBudget:output_type -> spool.v1.RemoveBudgetResponse
+	71,  // 146: spool.v1.Agents.ApplyAgent:output_type -> spool.v1.ApplyResponse
+	75,  // 147: spool.v1.Agents.ListAgents:output_type -> spool.v1.ListAgentsResponse
+	70,  // 148: spool.v1.Agents.GetAgent:output_type -> spool.v1.Definition
+	72,  // 149: spool.v1.Agents.RemoveAgent:output_type -> spool.v1.RemoveResponse
+	71,  // 150: spool.v1.Instances.ApplyInstance:output_type -> spool.v1.ApplyResponse
+	80,  // 151: spool.v1.Instances.ListInstances:output_type -> spool.v1.ListInstancesResponse
+	70,  // 152: spool.v1.Instances.GetInstance:output_type -> spool.v1.Definition
+	72,  // 153: spool.v1.Instances.RemoveInstance:output_type -> spool.v1.RemoveResponse
+	71,  // 154: spool.v1.Environments.ApplyEnvironment:output_type -> spool.v1.ApplyResponse
+	85,  // 155: spool.v1.Environments.ListEnvironments:output_type -> spool.v1.ListEnvironmentsResponse
+	70,  // 156: spool.v1.Environments.GetEnvironment:output_type -> spool.v1.Definition
+	72,  // 157: spool.v1.Environments.RemoveEnvironment:output_type -> spool.v1.RemoveResponse
+	89,  // 158: spool.v1.Environments.ExplainEnvironment:output_type -> spool.v1.ExplainEnvironmentResponse
+	93,  // 159: spool.v1.Skills.ListSkills:output_type -> spool.v1.ListSkillsResponse
+	95,  // 160: spool.v1.Skills.GetSkill:output_type -> spool.v1.Skill
+	71,  // 161: spool.v1.Skills.TagSkill:output_type -> spool.v1.ApplyResponse
+	72,  // 162: spool.v1.Skills.RemoveSkill:output_type -> spool.v1.RemoveResponse
+	119, // [119:163] is the sub-list for method output_type
+	75,  // [75:119] is the sub-list for method input_type
+	75,  // [75:75] is the sub-list for extension type_name
+	75,  // [75:75] is the sub-list for extension extendee
+	0,   // [0:75] is the sub-list for field type_name
 }
 
 func init() { file_spool_v1_spool_proto_init() }
@@ -7708,15 +7777,15 @@ func file_spool_v1_spool_proto_init() {
 	}
 	file_spool_v1_spool_proto_msgTypes[53].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[69].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[90].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[94].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[91].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[95].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_spool_v1_spool_proto_rawDesc), len(file_spool_v1_spool_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   99,
+			NumMessages:   100,
 			NumExtensions: 0,
 			NumServices:   9,
 		},

@@ -1934,7 +1934,7 @@ type EnvironmentsClient interface {
 	GetEnvironment(ctx context.Context, in *GetEnvironmentRequest, opts ...grpc.CallOption) (*Definition, error)
 	// Hides an environment: new sessions cannot name it, those that pinned a version go on.
 	RemoveEnvironment(ctx context.Context, in *RemoveEnvironmentRequest, opts ...grpc.CallOption) (*RemoveResponse, error)
-	// Says where each variable of an agent with environments would come from; never a secret's value.
+	// Says where each variable of an agent with environments would come from, and each host that it may reach; never a secret's value.
 	ExplainEnvironment(ctx context.Context, in *ExplainEnvironmentRequest, opts ...grpc.CallOption) (*ExplainEnvironmentResponse, error)
 }
 
@@ -2010,7 +2010,7 @@ type EnvironmentsServer interface {
 	GetEnvironment(context.Context, *GetEnvironmentRequest) (*Definition, error)
 	// Hides an environment: new sessions cannot name it, those that pinned a version go on.
 	RemoveEnvironment(context.Context, *RemoveEnvironmentRequest) (*RemoveResponse, error)
-	// Says where each variable of an agent with environments would come from; never a secret's value.
+	// Says where each variable of an agent with environments would come from, and each host that it may reach; never a secret's value.
 	ExplainEnvironment(context.Context, *ExplainEnvironmentRequest) (*ExplainEnvironmentResponse, error)
 	mustEmbedUnimplementedEnvironmentsServer()
 }

@@ -26,7 +26,7 @@ type Config struct {
 	ListenSandboxes string `default:"/run/spool/sandboxes/egress.sock" env:"SPOOL_EGRESS_LISTEN_SANDBOXES" help:"Unix socket that sandboxes reach; its folder is what is shared with them."`
 	ListenAdmin     string `default:"/run/spool/admin/egress.sock" env:"SPOOL_EGRESS_LISTEN_ADMIN" help:"Unix socket of the holders of sandboxes; in another folder, which no sandbox sees."`
 	ListenMetrics   string `default:"" env:"SPOOL_EGRESS_LISTEN_METRICS" help:"Address (host:port) that serves /metrics and /healthz besides; empty for none."`
-	Data            string `default:"/var/lib/spool/egress" env:"SPOOL_EGRESS_DATA" help:"Folder of registrations and journals."`
+	Data            string `default:"/var/lib/spool/egress" env:"SPOOL_EGRESS_DATA" help:"Folder of registrations, journals and the key of the certificate authority."`
 
 	AnthropicKey     string `name:"anthropic-api-key" default:"" env:"ANTHROPIC_API_KEY" help:"Key that is put into requests to Anthropic's models."`
 	AnthropicBaseURL string `name:"anthropic-base-url" default:"" env:"SPOOL_ANTHROPIC_BASE_URL" help:"Where Anthropic's API is, without /v1; empty means Anthropic itself."`

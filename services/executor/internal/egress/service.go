@@ -2,6 +2,7 @@ package egress
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -18,6 +19,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/spoolhq/spool/services/executor/internal/egress/admin"
+	"github.com/spoolhq/spool/services/executor/internal/egress/authority"
 	"github.com/spoolhq/spool/services/executor/internal/egress/journal"
 	"github.com/spoolhq/spool/services/executor/internal/egress/policy"
 	"github.com/spoolhq/spool/services/executor/internal/egress/proxy"
@@ -30,6 +32,7 @@ type Deps struct {
 	Logger   *slog.Logger
 	Resolver policy.Resolver                                                      // the system's when nil
 	Dial     func(ctx context.Context, network, address string) (net.Conn, error) // to hosts of allowlists, by address; the system's when nil
+	Roots    *x509.CertPool                                                       // that hosts of allowlists are verified against; the system's when nil
 	Own      func() ([]netip.Addr, error)                                         // addresses of this machine; asked of it when nil
 	Getenv   func(string) string                                                  // for credentials of custom hosts; the process's when nil
 	Now      <-chan struct{}                                                      // closed to end at once, without waiting for open requests
@@ -45,6 +48,7 @@ type Service struct {
 	registry *registry.Registry
 	metrics  *telemetry.Metrics
 	proxy    *proxy.Server
+	trust    string                // the authority's certificate
 	unwell   atomic.Pointer[error] // why journals are not written
 	draining atomic.Bool
 }
@@ -89,9 +93,18 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("data: %w", err), s.lock.Close())
 	}
+	vouches, fresh, err := authority.Open(cfg.Data, nil)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("data: %w", err), s.lock.Close())
+	}
+	if fresh {
+		s.log.Info("made a certificate authority: sandboxes with methods in their allowlist trust it from their next turn on")
+	}
+	s.trust = vouches.PEM()
 	s.metrics = telemetry.New(s.registry.Count, nil)
 	s.proxy = proxy.New(proxy.Config{
 		Routes: routes, Registry: s.registry, Prices: prices, Metrics: s.metrics, Logger: s.log, Open: open, Idle: cfg.Idle, ModelIdle: cfg.ModelIdle,
+		Authority: vouches, Roots: deps.Roots,
 		Dialer: policy.NewDialer(policy.DialerConfig{Resolver: deps.Resolver, Dial: deps.Dial, Own: deps.Own, Closed: closed}),
 	})
 	return s, nil
@@ -155,7 +168,7 @@ func (s *Service) Run(ctx context.Context) error {
 
 	followers := make(chan struct{})
 	api := &http.Server{
-		Handler:           admin.New(admin.Config{Registry: s.registry, Metrics: s.metrics.Handler(), Health: s.health, Done: followers, Logger: s.log}),
+		Handler:           admin.New(admin.Config{Registry: s.registry, Metrics: s.metrics.Handler(), Health: s.health, Trust: s.trust, Done: followers, Logger: s.log}),
 		ReadHeaderTimeout: 30 * time.Second, ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}
 	servers := []*http.Server{api}

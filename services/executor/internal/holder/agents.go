@@ -228,7 +228,7 @@ func (t *turn) create(ctx context.Context) (*agent, error) {
 	}
 	spec := t.h.spec(t.l, id)
 	spec.Labels.Epoch = t.epoch
-	box, err := t.h.make(ctx, &spec, t.l.Life.Options.Egress)
+	box, err := t.h.make(ctx, &spec, t.is.allow())
 	if err != nil {
 		return nil, t.broken(ctx, id, err)
 	}
@@ -260,9 +260,10 @@ func (h *Holder) make(ctx context.Context, spec *sandbox.Spec, allow []string) (
 	if h.d.Egress != nil {
 		spec.EgressToken = rand.Text()
 		err := h.patiently(ctx, spec.ID, func() error {
-			return h.d.Egress.Register(ctx, Grant{
+			_, err := h.d.Egress.Register(ctx, Grant{
 				Sandbox: spec.ID, Token: spec.EgressToken, Tenant: spec.Labels.Tenant, Session: spec.Labels.Session, Epoch: spec.Labels.Epoch, Allow: allow,
 			})
+			return err
 		})
 		if err != nil {
 			return nil, err

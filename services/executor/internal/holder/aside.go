@@ -65,7 +65,7 @@ func (a *aside) begin(f *follower) {
 	f.waiting.Go(func() {
 		r := round{synced: sync}
 		if grant != nil {
-			if r.err = h.d.Egress.Register(f.base, *grant); r.err == nil {
+			if _, r.err = h.d.Egress.Register(f.base, *grant); r.err == nil {
 				r.told = &told
 			}
 		}

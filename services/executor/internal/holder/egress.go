@@ -17,8 +17,9 @@ import (
 // Egress is the way out of sandboxes without a network.
 type Egress interface {
 	// Register lets a sandbox out under a policy; a later one replaces the former,
-	// an empty token keeps it. ErrUnknownSandbox and link.ErrFenced are its special errors.
-	Register(ctx context.Context, g Grant) error
+	// an empty token keeps it. It gives the certificate, in PEM, by which the proxy vouches
+	// for hosts whose requests it looks into. ErrUnknownSandbox and link.ErrFenced are its special errors.
+	Register(ctx context.Context, g Grant) (authority string, err error)
 	// Release shuts the way out; one that is unknown is no error.
 	Release(ctx context.Context, sandbox string) error
 	// Open is how many requests to models are under way.
@@ -70,8 +71,9 @@ func (t *turn) grant(ctx context.Context) error {
 		return err
 	}
 	t.bounds = b
-	err = t.h.patiently(ctx, t.agent.sandbox, func() error {
-		return t.h.d.Egress.Register(ctx, t.grants())
+	err = t.h.patiently(ctx, t.agent.sandbox, func() (err error) {
+		t.authority, err = t.h.d.Egress.Register(ctx, t.grants())
+		return err
 	})
 	switch {
 	case unavailable(err):
@@ -90,7 +92,7 @@ func (t *turn) grant(ctx context.Context) error {
 // grants is what the turn's sandbox may do.
 func (t *turn) grants() Grant {
 	return Grant{
-		Sandbox: t.agent.sandbox, Tenant: t.l.Tenant, Session: t.l.ID, Execution: t.execution, Epoch: t.epoch, Allow: t.l.Life.Options.Egress,
+		Sandbox: t.agent.sandbox, Tenant: t.l.Tenant, Session: t.l.ID, Execution: t.execution, Epoch: t.epoch, Allow: t.is.allow(),
 		Upstreams: t.upstreams(), Budgets: t.budgets(t.bounds, t.l.Run, t.h.d.Now()),
 	}
 }

@@ -53,6 +53,8 @@ type resolution struct {
 	values  map[string]string // of the variables, secrets opened
 	secrets []string          // values that nothing may show
 	gone    []string          // digests of skills that were removed
+
+	selective bool // some entry of Egress has methods
 }
 
 // resolve finds what the execution refers to: as it was when the execution
@@ -66,6 +68,9 @@ func (t *turn) resolve(ctx context.Context) error {
 	if err == nil {
 		err = r.complete()
 	}
+	if err == nil {
+		err = r.look()
+	}
 	if err != nil {
 		return err
 	}
@@ -76,9 +81,9 @@ func (t *turn) resolve(ctx context.Context) error {
 	return t.say(ctx, r.ExecutionResolved)
 }
 
-// nothing tells whether the execution refers to nothing, and has no variables.
+// nothing tells whether the execution refers to nothing, has no variables, and may reach nothing.
 func (r *resolution) nothing() bool {
-	return r.Agent.Slug == "" && len(r.Environments) == 0 && len(r.Variables) == 0
+	return r.Agent.Slug == "" && len(r.Environments) == 0 && len(r.Variables) == 0 && len(r.Egress) == 0
 }
 
 // references fills in what the references of agent, instance, environments and skills mean.
@@ -165,8 +170,11 @@ func (t *turn) layers(ctx context.Context, r *resolution) error {
 		r.Environments = append(r.Environments, applied.Ref)
 	}
 	var err error
-	r.Variables, err = layers.Merge(r.agent.Environment, list, t.message.Environment)
-	return mismatch(err)
+	if r.Variables, err = layers.Merge(r.agent.Environment, list, t.message.Environment); err != nil {
+		return mismatch(err)
+	}
+	r.Egress, err = hosts(t.l.Life.Options.Egress, r.agent.Egress, list)
+	return err
 }
 
 // mismatch is an error of variables as the end of an execution.

@@ -44,6 +44,8 @@ type turn struct {
 	bounds  bounds        // what it may take, as was last known
 	granted bounds        // as the egress proxy was last told
 	shares  map[string]share
+
+	authority string // of the egress proxy, as it was when the sandbox was last registered
 }
 
 func newTurn(h *Holder, l eventlog.Loaded, b *busy) *turn {
@@ -128,6 +130,9 @@ func (t *turn) query() *runner.Query {
 		Policy: runner.PolicyWorkspace, Env: env, Resume: t.l.Run.AgentSession, Command: t.l.Life.Options.Command,
 	}
 	t.is.into(q, t.h.d.Egress != nil)
+	if t.is.selective {
+		q.Authority = t.authority
+	}
 	return q
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/api/command"
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/egress"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/layers"
 	"github.com/spoolhq/spool/services/gateway/internal/auth"
@@ -65,7 +66,7 @@ func (s *Server) RemoveEnvironment(ctx context.Context, r *spoolv1.RemoveEnviron
 // builtIn is the agent that is no entry of the catalogue.
 const builtIn = "default"
 
-// ExplainEnvironment merges variables as an execution would.
+// ExplainEnvironment merges variables and allowlists as an execution would.
 func (s *Server) ExplainEnvironment(ctx context.Context, r *spoolv1.ExplainEnvironmentRequest) (*spoolv1.ExplainEnvironmentResponse, error) {
 	p, err := auth.From(ctx)
 	if err != nil {
@@ -79,7 +80,14 @@ func (s *Server) ExplainEnvironment(ctx context.Context, r *spoolv1.ExplainEnvir
 	if err != nil {
 		return nil, unmerged(err)
 	}
+	hosts, err := union(agent, list)
+	if err != nil {
+		return nil, err
+	}
 	out := &spoolv1.ExplainEnvironmentResponse{}
+	for _, h := range hosts {
+		out.Egress = append(out.Egress, &spoolv1.ExplainedHost{Entry: h.Entry, From: h.From})
+	}
 	for _, v := range merged {
 		one := &spoolv1.ExplainedVariable{Name: v.Name, From: v.From, Secret: v.Secret}
 		if !v.Secret {
@@ -88,6 +96,19 @@ func (s *Server) ExplainEnvironment(ctx context.Context, r *spoolv1.ExplainEnvir
 		out.Variables = append(out.Variables, one)
 	}
 	return out, nil
+}
+
+// union is what agent and environments let a sandbox reach.
+func union(agent events.AgentSpec, list []layers.Environment) ([]egress.Sourced, error) {
+	from := []egress.Layer{{From: layers.FromAgent, Entries: agent.Egress}}
+	for _, e := range list {
+		from = append(from, egress.Layer{From: e.Ref.String(), Entries: e.Spec.Egress})
+	}
+	hosts, err := egress.Union(command.MaxEgress, from...)
+	if err != nil {
+		return nil, problem.New(problem.EgressInvalid, "", err.Error()).Because(err)
+	}
+	return hosts, nil
 }
 
 // layersOf reads what the request refers to: the agent, and the environments in their order.

@@ -45,6 +45,7 @@ const (
 	EnvironmentConflict Code = "ENVIRONMENT_CONFLICT"
 	EnvironmentMissing  Code = "ENVIRONMENT_MISSING"
 	EnvironmentReserved Code = "ENVIRONMENT_RESERVED"
+	EgressInvalid       Code = "EGRESS_INVALID"
 	SkillZIPInvalid     Code = "SKILL_ZIP_INVALID"
 	SkillEntryRefused   Code = "SKILL_ENTRY_REFUSED"
 	SkillTooLarge       Code = "SKILL_TOO_LARGE"
@@ -103,6 +104,7 @@ func Table() []Entry {
 		{EnvironmentConflict, http.StatusUnprocessableEntity, codes.FailedPrecondition, "The variables do not merge", "An environment is referred to in two versions, or a variable has no name that one may have. `detail` says all that is wrong.", ""},
 		{EnvironmentMissing, http.StatusUnprocessableEntity, codes.FailedPrecondition, "A variable has no value", "The agent requires it, and no environment gives it. `detail` says all that is wrong.", ""},
 		{EnvironmentReserved, http.StatusUnprocessableEntity, codes.FailedPrecondition, "A variable is Spool's own", "It says how a sandbox reaches models, or where agents keep their files. `detail` says all that is wrong.", ""},
+		{EgressInvalid, http.StatusUnprocessableEntity, codes.FailedPrecondition, "The allowlists make none together", "Agent and environments name more than 256 hosts in all. `detail` says with which of them there are too many.", ""},
 		{SkillZIPInvalid, http.StatusUnprocessableEntity, codes.InvalidArgument, "No good ZIP", "It is no ZIP, is damaged, or contradicts itself.", ""},
 		{SkillEntryRefused, http.StatusUnprocessableEntity, codes.InvalidArgument, "An entry of the ZIP is refused", "Its path leaves the skill, it is neither file nor folder, or two entries are one. `detail` names it.", ""},
 		{SkillTooLarge, http.StatusRequestEntityTooLarge, codes.InvalidArgument, "The skill is too large", "`detail` gives the limit: of files, of unpacked bytes, of their ratio to packed ones, or of SKILL.md.", ""},

@@ -24,6 +24,7 @@ type Config struct {
 	Registry *registry.Registry
 	Metrics  http.Handler
 	Health   func() error    // nil, or what is wrong with the proxy
+	Trust    string          // the proxy's certificate, in PEM
 	Done     <-chan struct{} // closed when followers have to go
 	Logger   *slog.Logger
 }
@@ -167,6 +168,7 @@ func (a api) put(r *http.Request) (any, error) {
 		return nil, err
 	}
 	a.Logger.Info("sandbox registered", "sandbox", state.Sandbox, "tenant", state.Tenant, "session", state.Session, "execution", state.Execution, "epoch", state.Epoch, "allow", len(state.Allow))
+	state.Authority = a.Trust
 	return state, nil
 }
 
@@ -175,7 +177,9 @@ func (a api) get(r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return sb.State(), nil
+	state := sb.State()
+	state.Authority = a.Trust
+	return state, nil
 }
 
 func (a api) release(r *http.Request) (any, error) {

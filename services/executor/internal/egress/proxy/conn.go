@@ -22,11 +22,13 @@ type conn struct {
 	stall   time.Duration
 	left    func() // called once, when it is closed
 	once    sync.Once
+	inside  *inside // of a tunnel whose requests are judged; nil for a connection that is no tunnel
 
 	mu      sync.Mutex
 	line    []byte
 	whole   bool // line is a whole one
 	handled bool // the request got to a handler
+	told    bool // something was written since the last request
 }
 
 func (c *conn) Read(p []byte) (int, error) {
@@ -48,6 +50,9 @@ func (c *conn) Read(p []byte) (int, error) {
 }
 
 func (c *conn) Write(p []byte) (int, error) {
+	c.mu.Lock()
+	c.told = true
+	c.mu.Unlock()
 	if err := c.SetWriteDeadline(time.Now().Add(c.stall)); err != nil {
 		return 0, err
 	}
@@ -66,7 +71,7 @@ func (c *conn) Close() error {
 func (c *conn) idle() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.line, c.whole, c.handled = nil, false, false
+	c.line, c.whole, c.handled, c.told = nil, false, false, false
 }
 
 func (c *conn) handle() {
@@ -98,6 +103,14 @@ func (c *conn) unhandled() (method, target string, ok bool) {
 		return "", "", false // something else was wrong with it
 	}
 	return method, target, true
+}
+
+// refused tells whether the server answered a request without a handler, and what it began with.
+func (c *conn) refused() (method string, ok bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	method, _, _ = strings.Cut(strings.TrimSuffix(string(c.line), "\r"), " ")
+	return method, c.told && !c.handled
 }
 
 // closeWrite ends one direction of a connection, both where it cannot.

@@ -46,17 +46,29 @@ func (s *Server) forward(w http.ResponseWriter, r *http.Request, sb *registry.Sa
 		s.deny(w, sb, http.StatusForbidden, d)
 		return
 	}
-	t, why := s.judge(sb, r.Method, r.URL.Host, assume)
+	t, access, why := s.judge(sb, r.Method, r.URL.Host, assume)
+	if why == nil {
+		why = permit(t, access, r)
+	}
 	if why != nil {
 		s.deny(w, sb, statusOf(why), *why)
 		return
 	}
-	s.pass(w, r, sb, t)
+	s.pass(w, r, sb, way{route: "forward", target: t, scheme: r.URL.Scheme, by: s.others})
+}
+
+// way is how a request that may be sent on gets to its host.
+type way struct {
+	route  string // as it is counted
+	target egress.Target
+	scheme string
+	by     http.RoundTripper
 }
 
 // pass sends a request on to a target that may be named.
-func (s *Server) pass(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox, t egress.Target) {
-	done, counted := sb.Begin(false), s.cfg.Metrics.Begin("forward")
+func (s *Server) pass(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox, to way) {
+	t := to.target
+	done, counted := sb.Begin(false), s.cfg.Metrics.Begin(to.route)
 	ctx, move, stop := watch(r.Context(), s.cfg.Idle)
 	status := 0
 	defer func() {
@@ -67,13 +79,13 @@ func (s *Server) pass(w http.ResponseWriter, r *http.Request, sb *registry.Sandb
 	}()
 	p := &httputil.ReverseProxy{
 		Rewrite: func(pr *httputil.ProxyRequest) {
-			pr.Out.URL.Host, pr.Out.Host = t.String(), t.String()
-			if t.Host.Name != "" && (t.Port == 80 && r.URL.Scheme == "http" || t.Port == 443 && r.URL.Scheme == "https") {
+			pr.Out.URL.Scheme, pr.Out.URL.Host, pr.Out.Host = to.scheme, t.String(), t.String()
+			if t.Host.Name != "" && (t.Port == 80 && to.scheme == "http" || t.Port == 443 && to.scheme == "https") {
 				pr.Out.Host = t.Host.Name // a default port is not named
 			}
 			pr.Out.URL.RawQuery = pr.In.URL.RawQuery
 		},
-		Transport: s.others, FlushInterval: -1,
+		Transport: to.by, FlushInterval: -1,
 		ModifyResponse: func(res *http.Response) error {
 			status = res.StatusCode
 			if both, ok := res.Body.(io.ReadWriteCloser); ok { // the protocol was changed
@@ -93,6 +105,8 @@ func (s *Server) pass(w http.ResponseWriter, r *http.Request, sb *registry.Sandb
 		},
 		ErrorLog: slog.NewLogLogger(s.cfg.Logger.Handler(), slog.LevelDebug),
 	}
+	// Otherwise the answer would wait for the end of the request. It fails for HTTP/2 alone, which is not spoken here.
+	_ = http.NewResponseController(w).EnableFullDuplex()
 	r = r.WithContext(ctx)
 	if r.Body != nil && r.Body != http.NoBody {
 		r.Body = &moving{ReadCloser: &ending{ReadCloser: r.Body}, move: move}
@@ -144,9 +158,13 @@ func (m *movingBoth) Write(p []byte) (int, error) {
 
 // tunnel serves CONNECT.
 func (s *Server) tunnel(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox) {
-	t, why := s.judge(sb, r.Method, r.RequestURI, 0)
+	t, access, why := s.judge(sb, r.Method, r.RequestURI, 0)
 	if why != nil {
 		s.deny(w, sb, statusOf(why), *why)
+		return
+	}
+	if !access.All() {
+		s.inspect(w, r, sb, t)
 		return
 	}
 	done, counted := sb.Begin(false), s.cfg.Metrics.Begin("connect")
@@ -177,6 +195,11 @@ func (s *Server) tunnel(w http.ResponseWriter, r *http.Request, sb *registry.San
 		return
 	}
 	defer s.leave(here)
+	end, still := sb.Tunnel(here, t)
+	if !still { // another policy came while it was dialed
+		return
+	}
+	defer end()
 	status = http.StatusOK
 	if _, err := io.WriteString(here, "HTTP/1.1 200 Connection Established\r\n\r\n"); err != nil {
 		return

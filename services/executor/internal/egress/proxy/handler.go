@@ -24,6 +24,8 @@ const (
 	MethodNotAllowed = "METHOD_NOT_ALLOWED"
 	// BudgetExhausted is a model that is not called, because the execution has used up what it may.
 	BudgetExhausted = "BUDGET_EXHAUSTED"
+	// Untrusted is a client in the sandbox that does not trust the proxy's certificate.
+	Untrusted = "UNTRUSTED"
 	// UnknownServer is an MCP server that the proxy was not told of, or no more: it keeps them in memory alone.
 	UnknownServer = "UNKNOWN_SERVER"
 )
@@ -39,6 +41,8 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	}
 	defer s.end()
 	switch {
+	case c.inside != nil:
+		s.judged(w, r, c)
 	case r.Method == http.MethodConnect && !strings.HasPrefix(r.RequestURI, "/"):
 		s.tunnel(w, r, c.sandbox)
 	case r.URL.IsAbs():
@@ -65,29 +69,39 @@ func (s *Server) deny(w http.ResponseWriter, sb *registry.Sandbox, status int, d
 	failure{status, d.Code, d.Message}.write(w)
 }
 
-// judge tells whether a sandbox may name a target; otherwise why not.
-func (s *Server) judge(sb *registry.Sandbox, method, authority string, assume uint16) (egress.Target, *events.EgressDenied) {
+// judge tells whether a sandbox may name a target, and what it may do there; otherwise why not.
+func (s *Server) judge(sb *registry.Sandbox, method, authority string, assume uint16) (egress.Target, egress.Access, *events.EgressDenied) {
 	t, err := egress.ParseTarget(authority, assume)
 	if err != nil {
-		return t, &events.EgressDenied{Host: authority, Method: method, Code: BadHost, Message: err.Error()}
+		return t, egress.Access{}, &events.EgressDenied{Host: authority, Method: method, Code: BadHost, Message: err.Error()}
 	}
-	d := &events.EgressDenied{Host: t.Host.String(), Port: uint32(t.Port), Method: method}
+	d := about(t, method)
 	if t.Host.Name == "" {
 		if err := egress.CheckAddress(t.Host.Addr); err != nil {
 			d.Code, d.Address, d.Message = PrivateAddress, t.Host.Addr.String(), err.Error()
-			return t, d
+			return t, egress.Access{}, d
 		}
 	}
-	if !sb.Allows(t) {
-		d.Code, d.Message = NotAllowed, t.String()+" is not in the session's allowlist; models are reached at their routes, without an entry"
-		return t, d
+	access := sb.Access(t)
+	if !access.Named() {
+		d.Code, d.Message = NotAllowed, unnamed(t)
+		return t, access, d
 	}
-	return t, nil
+	return t, access, nil
+}
+
+// about is a denial of a request to a target.
+func about(t egress.Target, method string) *events.EgressDenied {
+	return &events.EgressDenied{Host: t.Host.String(), Port: uint32(t.Port), Method: method}
+}
+
+func unnamed(t egress.Target) string {
+	return t.String() + " is not in the session's allowlist; models are reached at their routes, without an entry"
 }
 
 // refusal is the denial that a failed dial is, nil if it is none.
 func refusal(t egress.Target, method string, err error) *events.EgressDenied {
-	d := &events.EgressDenied{Host: t.Host.String(), Port: uint32(t.Port), Method: method}
+	d := about(t, method)
 	var address *egress.AddressError
 	var unresolved *policy.UnresolvedError
 	switch {

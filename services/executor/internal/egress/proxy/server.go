@@ -6,6 +6,8 @@ package proxy
 import (
 	"container/list"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -19,6 +21,7 @@ import (
 	"github.com/spoolhq/spool/pkg/egress"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/services/executor/internal/egress/authority"
 	"github.com/spoolhq/spool/services/executor/internal/egress/meter"
 	"github.com/spoolhq/spool/services/executor/internal/egress/policy"
 	"github.com/spoolhq/spool/services/executor/internal/egress/registry"
@@ -33,6 +36,9 @@ type Config struct {
 	Prices   meter.Prices
 	Metrics  *telemetry.Metrics
 	Logger   *slog.Logger
+
+	Authority *authority.Authority // of hosts whose requests are looked into
+	Roots     *x509.CertPool       // that hosts of allowlists are verified against; nil for the system's
 
 	// Open are hosts and ports of MCP servers that may have addresses which are not public.
 	Open []egress.Target
@@ -93,6 +99,7 @@ func New(cfg Config) *Server {
 		DialContext: s.dialAllowed, TLSHandshakeTimeout: 15 * time.Second, DisableCompression: true,
 		// A connection is one sandbox's: what it has proved to the host is not the next one's.
 		DisableKeepAlives: true, ExpectContinueTimeout: time.Second,
+		TLSClientConfig: &tls.Config{RootCAs: cfg.Roots, MinVersion: tls.VersionTLS12},
 	}
 	s.mcps = s.others.Clone()
 	s.mcps.DialContext = s.dialServer
@@ -253,7 +260,9 @@ func (s *Server) connState(c net.Conn, state http.ConnState) {
 	case http.StateIdle:
 		mine.idle()
 	case http.StateClosed:
-		if method, target, ok := mine.unhandled(); ok {
+		if mine.inside != nil {
+			s.unjudged(mine)
+		} else if method, target, ok := mine.unhandled(); ok {
 			s.denied(mine.sandbox, events.EgressDenied{Host: clip(target), Method: clip(method), Code: BadHost, Message: "the request names no host that could be one"})
 		}
 		mine.Close() //nolint:errcheck // it is closed; this counts it

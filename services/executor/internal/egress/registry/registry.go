@@ -37,7 +37,7 @@ type Registration struct {
 	Session     string   `json:"session,omitempty"`   // "" while the sandbox is nobody's yet
 	Execution   string   `json:"execution,omitempty"` // that journal lines are about from now on
 	Epoch       uint64   `json:"epoch"`               // lower than what is registered: refused with FENCED
-	Allow       []string `json:"allow"`               // host, host:port or *.host; empty allows nothing
+	Allow       []string `json:"allow"`               // host, host:port or *.host, after methods and a space where not all are allowed; empty allows nothing
 
 	// Upstreams are MCP servers that the sandbox reaches at /mcp/<name>, with headers that it does not see. They are kept in
 	// memory alone: who restarts the proxy registers them again.
@@ -69,6 +69,7 @@ type State struct {
 	OpenConnections   int      `json:"openConnections"`
 	Upstreams         []string `json:"upstreams,omitempty"` // names of MCP servers
 	Released          bool     `json:"released,omitempty"`  // its token is void; it is forgotten when all lines are acknowledged
+	Authority         string   `json:"authority,omitempty"` // the proxy's certificate in PEM, for sandboxes with methods in Allow to trust
 }
 
 // Codes of an Error.
@@ -318,7 +319,7 @@ func (r *Registry) Put(id string, g Registration) (State, error) {
 	defer r.mu.Unlock()
 	sb := r.byID[id]
 	if sb == nil && !given {
-		return State{}, invalid("token", "token: the sandbox is not registered yet, so it needs a token or tokenSha256")
+		return State{}, &Error{Code: CodeNotFound, Field: "token", Detail: "token: no sandbox " + id + " is registered here, so it needs a token or tokenSha256"}
 	}
 	if sb != nil {
 		if err := sb.fence(g.Epoch); err != nil {

@@ -28,16 +28,17 @@ type Sandbox struct {
 	servers map[string]*Server // MCP servers by name
 	bill    Bill
 	conns   map[net.Conn]bool
-	model   int           // open requests to models
-	busy    int           // open requests of all kinds
-	changed chan struct{} // closed when epoch or release change, and when it is forgotten
-	calm    chan struct{} // closed when busy falls to 0
-	silent  chan struct{} // closed when model falls to 0
+	blind   map[net.Conn]egress.Target // tunnels that nobody looks into
+	model   int                        // open requests to models
+	busy    int                        // open requests of all kinds
+	changed chan struct{}              // closed when epoch or release change, and when it is forgotten
+	calm    chan struct{}              // closed when busy falls to 0
+	silent  chan struct{}              // closed when model falls to 0
 	gone    bool
 }
 
 func newSandbox(id string, most int, j *journal.Journal) *Sandbox {
-	return &Sandbox{id: id, most: most, Journal: j, conns: map[net.Conn]bool{}, changed: make(chan struct{}), calm: make(chan struct{}), silent: make(chan struct{})}
+	return &Sandbox{id: id, most: most, Journal: j, conns: map[net.Conn]bool{}, blind: map[net.Conn]egress.Target{}, changed: make(chan struct{}), calm: make(chan struct{}), silent: make(chan struct{})}
 }
 
 // ID is sbx_….
@@ -45,6 +46,7 @@ func (s *Sandbox) ID() string { return s.id }
 
 // set puts what is registered in the place of the former, and gives the former's charges.
 func (s *Sandbox) set(reg stored, allow egress.Allowlist, hash [sha256.Size]byte, servers map[string]*Server, charges []charge) (former []charge) {
+	defer s.recall()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	higher := reg.Epoch != s.reg.Epoch || !s.reg.Released.IsZero()
@@ -149,11 +151,42 @@ func (s *Sandbox) Bill() Bill {
 	return s.bill
 }
 
-// Allows tells whether the allowlist names the target.
-func (s *Sandbox) Allows(t egress.Target) bool {
+// Access tells what the allowlist allows of a target.
+func (s *Sandbox) Access(t egress.Target) egress.Access {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.allow.Allows(t)
+	return s.allow.Access(t)
+}
+
+// Tunnel counts a tunnel that nobody looks into, until end is called. It is cut
+// when the allowlist has not all methods of its target any more; false when that is so already.
+func (s *Sandbox) Tunnel(c net.Conn, t egress.Target) (end func(), ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.allow.Access(t).All() {
+		return nil, false
+	}
+	s.blind[c] = t
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.blind, c)
+	}, true
+}
+
+// recall cuts tunnels that were opened under an allowlist which let them be.
+func (s *Sandbox) recall() {
+	s.mu.Lock()
+	var list []net.Conn
+	for c, t := range s.blind {
+		if !s.allow.Access(t).All() {
+			list = append(list, c)
+		}
+	}
+	s.mu.Unlock()
+	for _, c := range list { // each of them leaves, which takes the lock
+		c.Close() //nolint:errcheck // what matters is that it ends
+	}
 }
 
 // Join counts a connection, which a release cuts; false when there are too many, or the sandbox is released.

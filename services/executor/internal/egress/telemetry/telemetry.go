@@ -43,7 +43,7 @@ func New(sandboxes func() int, also prometheus.Registerer) *Metrics {
 	}
 	m := &Metrics{
 		registry: prometheus.NewRegistry(),
-		requests: counter("requests_total", "Requests that ended, by route (forward and connect are those to hosts of the allowlist) and status; 0 when none came.", "route", "status"),
+		requests: counter("requests_total", "Requests that ended, by route (forward, connect and, inside of connections by it, judged are those to hosts of the allowlist) and status; 0 when none came.", "route", "status"),
 		open: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "spool_egress_open_requests", Help: "Requests and tunnels that are open.",
 		}, []string{"route"}),

@@ -1,0 +1,119 @@
+// Package trust has an agent's process, and what it starts, trust a certificate
+// authority beside those of the sandbox's image: the egress proxy's, which vouches
+// for hosts of which not all methods are allowed.
+package trust
+
+import (
+	"cmp"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+)
+
+// name is the bundle's file, of which no snapshot has to know.
+const name = agent.Unkept + "/authorities.pem"
+
+// maxBundle bounds what is read of one file, in bytes.
+const maxBundle = 4 << 20
+
+// variables name the bundle to OpenSSL and what is built on it, Go and Rust; to
+// Node.js, Python's requests, pip, curl, git, AWS's tools, cargo and Deno.
+var variables = []string{
+	"SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS", "REQUESTS_CA_BUNDLE", "PIP_CERT", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO", "AWS_CA_BUNDLE", "CARGO_HTTP_CAINFO", "DENO_CERT",
+}
+
+// systems are where distributions keep the authorities that they trust; the first that is there counts.
+var systems = []string{
+	"/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem", "/etc/pki/tls/cacert.pem",
+	"/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem", "/etc/ssl/cert.pem",
+}
+
+// Launch gives a launch whose process trusts an authority, and the file that it is
+// to find. The file holds the system's authorities, those of files that the launch's own
+// variables name, and the authority. An authority without a certificate in PEM is an error.
+func Launch(l agent.Launch, authority string) (agent.Launch, agent.File, error) {
+	if block, _ := pem.Decode([]byte(authority)); block == nil || block.Type != "CERTIFICATE" {
+		return l, agent.File{}, errors.New("it holds no certificate in PEM")
+	}
+	var files []string
+	for _, path := range systems {
+		if _, err := os.Stat(path); err == nil {
+			files = append(files, path)
+			break
+		}
+	}
+	own := environment(l)
+	for _, v := range variables {
+		if path := own[v]; filepath.IsAbs(path) && !slices.Contains(files, path) {
+			files = append(files, path)
+		}
+	}
+	bundle := filepath.Join(l.State, filepath.FromSlash(name))
+	var b strings.Builder
+	for _, path := range files {
+		if path == bundle {
+			continue
+		}
+		text, err := read(path)
+		if err != nil {
+			return l, agent.File{}, err
+		}
+		b.WriteString(text)
+	}
+	b.WriteString(strings.TrimSpace(authority) + "\n")
+	env := make(map[string]string, len(l.Env)+len(variables))
+	for k, v := range l.Env {
+		env[k] = v
+	}
+	for _, v := range variables {
+		env[v] = bundle
+	}
+	l.Env = env
+	return l, agent.File{Path: name, Content: b.String()}, nil
+}
+
+// environment is what the process would have of the variables.
+func environment(l agent.Launch) map[string]string {
+	out := map[string]string{}
+	for _, kv := range l.Environ {
+		k, v, _ := strings.Cut(kv, "=")
+		out[k] = v
+	}
+	for _, v := range variables {
+		out[v] = cmp.Or(l.Env[v], out[v])
+	}
+	return out
+}
+
+// read gives the text of a file; one that a variable names and that is not there is none.
+func read(path string) (string, error) {
+	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("certificate authorities: %w", err)
+	}
+	defer f.Close() //nolint:errcheck // it is only read
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return "", err
+	}
+	raw, err := io.ReadAll(io.LimitReader(f, maxBundle+1))
+	switch {
+	case err != nil:
+		return "", fmt.Errorf("certificate authorities: %w", err)
+	case len(raw) > maxBundle:
+		return "", fmt.Errorf("certificate authorities: %s has more than %d bytes", path, maxBundle)
+	case len(raw) == 0:
+		return "", nil
+	}
+	return strings.TrimRight(string(raw), "\n") + "\n", nil
+}

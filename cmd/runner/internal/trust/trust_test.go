@@ -1,0 +1,77 @@
+package trust_test
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/cmd/runner/internal/trust"
+)
+
+const certificate = "-----BEGIN CERTIFICATE-----\nb3Vycw==\n-----END CERTIFICATE-----\n"
+
+func TestLaunch(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	corporate, inherited := filepath.Join(dir, "corporate.pem"), filepath.Join(dir, "inherited.pem")
+	for path, text := range map[string]string{corporate: "of the company", inherited: "of the image\n\n"} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before := map[string]string{"A": "1", "NODE_EXTRA_CA_CERTS": corporate, "CURL_CA_BUNDLE": filepath.Join(dir, "none.pem"), "PIP_CERT": "relative.pem"}
+	l, file, err := trust.Launch(agent.Launch{
+		Place: agent.Place{State: dir}, Env: before, Environ: []string{"GIT_SSL_CAINFO=" + inherited, "NODE_EXTRA_CA_CERTS=" + filepath.Join(dir, "other.pem"), "B=2"},
+	}, certificate)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := filepath.Join(dir, "launch", "authorities.pem")
+	if filepath.Join(dir, filepath.FromSlash(file.Path)) != at || !strings.HasPrefix(file.Path, agent.Unkept+"/") {
+		t.Errorf("it is laid down at %s", file.Path)
+	}
+	if !strings.HasSuffix(file.Content, "of the company\nof the image\n"+certificate) {
+		t.Errorf("it ends with %q", file.Content[max(0, len(file.Content)-200):])
+	}
+	if system, err := os.ReadFile("/etc/ssl/certs/ca-certificates.crt"); err == nil && !strings.HasPrefix(file.Content, string(system)) {
+		t.Error("the system's authorities are not in it")
+	}
+	env := l.Environment(nil)
+	for _, name := range []string{"SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO", "PIP_CERT"} {
+		if !slices.Contains(env, name+"="+at) {
+			t.Errorf("%s is not set: %v", name, env)
+		}
+	}
+	if !slices.Contains(env, "A=1") || !slices.Contains(env, "B=2") || before["PIP_CERT"] != "relative.pem" {
+		t.Errorf("what else there was: %v, %v", env, before)
+	}
+	// The process of the turn after has the same, or it would be replaced each time.
+	l.Env = before
+	_, again, err := trust.Launch(l, certificate)
+	if err != nil || again != file {
+		t.Errorf("another time it is another file, %v", err)
+	}
+}
+
+func TestRefused(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for name, authority := range map[string]string{"text": "x", "a key": "-----BEGIN PRIVATE KEY-----\nb3Vycw==\n-----END PRIVATE KEY-----\n", "nothing": ""} {
+		if _, _, err := trust.Launch(agent.Launch{Place: agent.Place{State: dir}}, authority); err == nil {
+			t.Errorf("%s is taken", name)
+		}
+	}
+	large := filepath.Join(dir, "large.pem")
+	if err := os.WriteFile(large, make([]byte, 4<<20+1), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := trust.Launch(agent.Launch{Place: agent.Place{State: dir}, Env: map[string]string{"PIP_CERT": large}}, certificate); err == nil || !strings.Contains(err.Error(), large) {
+		t.Errorf("a file of any size: %v", err)
+	}
+	if _, _, err := trust.Launch(agent.Launch{Place: agent.Place{State: dir}, Env: map[string]string{"PIP_CERT": dir}}, certificate); err != nil {
+		t.Errorf("a folder, which is no file of authorities: %v", err)
+	}
+}

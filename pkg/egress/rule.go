@@ -1,0 +1,173 @@
+package egress
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Form says what an entry of an allowlist looks like.
+const Form = "an entry is host, host:port or *.host, after methods and a space where not all are allowed: GET,HEAD api.example.com"
+
+// Bounds of an entry's methods.
+const (
+	maxMethods = 16
+	maxMethod  = 32 // characters
+)
+
+// Rule is an entry of an allowlist.
+type Rule struct {
+	Methods []string // sorted; none means all
+	Below   bool     // all names below Host, not itself
+	Host    Host
+	Port    uint16 // 0 means 443 and 80
+}
+
+// ParseRule reads an entry of an allowlist: host, host:port, *.host or *.host:port,
+// where a host may be a public address. Methods may stand before it, in upper case, with
+// commas between them and one space behind them.
+func ParseRule(entry string) (Rule, error) {
+	var r Rule
+	if entry == "" {
+		return r, errors.New("it is empty")
+	}
+	if methods, rest, ok := strings.Cut(entry, " "); ok {
+		list, err := parseMethods(methods)
+		if err != nil {
+			return Rule{}, err
+		}
+		r.Methods, entry = list, rest
+	}
+	return r, r.parseTarget(entry)
+}
+
+func parseMethods(s string) ([]string, error) {
+	list := strings.Split(s, ",")
+	if len(list) > maxMethods {
+		return nil, fmt.Errorf("it has %d methods; at most %d are taken", len(list), maxMethods)
+	}
+	for i, m := range list {
+		switch {
+		case m == "":
+			return nil, errors.New("its methods have an empty one: they stand in upper case, with one comma between two and one space behind the last")
+		case len(m) > maxMethod:
+			return nil, fmt.Errorf("its method %s is longer than %d characters", Printable(m), maxMethod)
+		case strings.Trim(m, "ABCDEFGHIJKLMNOPQRSTUVWXYZ-") != "" || m[0] == '-':
+			return nil, fmt.Errorf("what stands before the space are no methods: %s is not in upper case letters", Printable(m))
+		case m == "CONNECT" || m == "TRACE":
+			return nil, fmt.Errorf("%s is never passed on", m)
+		case slices.Contains(list[:i], m):
+			return nil, fmt.Errorf("its method %s stands there twice", m)
+		}
+	}
+	slices.Sort(list)
+	return list, nil
+}
+
+// parseTarget reads what stands behind the methods.
+func (r *Rule) parseTarget(s string) error {
+	if strings.Contains(s, "/") {
+		return errors.New("it is a URL or a network, not a host")
+	}
+	below, wild := strings.CutPrefix(s, "*.")
+	if !wild && strings.Contains(s, "*") {
+		return errors.New("a star stands only at the beginning, before a dot")
+	}
+	host := below
+	if i := strings.LastIndexByte(below, ':'); i >= 0 && i > strings.LastIndexByte(below, ']') {
+		port, err := parsePort(below[i+1:])
+		if err != nil {
+			return err
+		}
+		host, r.Port = below[:i], port
+	}
+	h, err := ParseHost(host)
+	switch {
+	case err != nil:
+		return err
+	case h.Name == "" && wild:
+		return errors.New("there is nothing below an address")
+	case h.Name == "":
+		if err := CheckAddress(h.Addr); err != nil {
+			return fmt.Errorf("nothing could reach it: %w", err)
+		}
+	case wild && !strings.Contains(h.Name, "."):
+		return errors.New("that is every host of a top level domain")
+	}
+	r.Host, r.Below = h, wild
+	return nil
+}
+
+// String is the entry in its one spelling: methods sorted, the host as Host has it.
+func (r Rule) String() string {
+	s := r.Host.String()
+	switch {
+	case r.Port != 0:
+		s = net.JoinHostPort(s, strconv.Itoa(int(r.Port)))
+	case r.Host.Name == "" && r.Host.Addr.Is6():
+		s = "[" + s + "]"
+	}
+	if r.Below {
+		s = "*." + s
+	}
+	if len(r.Methods) > 0 {
+		s = strings.Join(r.Methods, ",") + " " + s
+	}
+	return s
+}
+
+// ports are those that the rule is about.
+func (r Rule) ports() []uint16 {
+	if r.Port != 0 {
+		return []uint16{r.Port}
+	}
+	return defaultPorts[:]
+}
+
+// Layer is entries, and where they come from.
+type Layer struct {
+	From    string
+	Entries []string
+}
+
+// Sourced is an entry in its one spelling, and the first layer that has it.
+type Sourced struct {
+	Entry string
+	From  string
+}
+
+// LayerError is why layers make no allowlist.
+type LayerError struct {
+	From string // the layer at fault
+	Err  error
+}
+
+func (e *LayerError) Error() string { return fmt.Sprintf("egress of %s: %v", e.From, e.Err) }
+
+func (e *LayerError) Unwrap() error { return e.Err }
+
+// Union is what all layers name together, in their order, each entry once. More
+// than most entries, or one that does not parse, is a *LayerError.
+func Union(most int, layers ...Layer) ([]Sourced, error) {
+	var out []Sourced
+	seen := map[string]bool{}
+	for _, l := range layers {
+		for i, entry := range l.Entries {
+			r, err := ParseRule(entry)
+			if err != nil {
+				return nil, &LayerError{l.From, entryError(i, entry, err)}
+			}
+			if s := r.String(); !seen[s] {
+				seen[s] = true
+				out = append(out, Sourced{Entry: s, From: l.From})
+			}
+			if len(out) > most {
+				return nil, &LayerError{l.From, fmt.Errorf("with it there are more than %d entries in all", most)}
+			}
+		}
+	}
+	return out, nil
+}

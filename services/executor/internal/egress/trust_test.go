@@ -1,0 +1,99 @@
+package egress_test
+
+import (
+	"crypto/tls"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	proxy "github.com/spoolhq/spool/services/executor/internal/egress"
+	"github.com/spoolhq/spool/services/executor/internal/egress/authority"
+)
+
+func loseAuthority(t *testing.T, data string) {
+	t.Helper()
+	if err := os.Remove(filepath.Join(data, authority.File)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A certificate that the sandbox does not trust is told, not left to be guessed.
+func TestUntrusted(t *testing.T) {
+	t.Parallel()
+	s := newSecured(t, nil)
+	b := s.box("GET ok.example")
+	b.http.Transport.(*http.Transport).TLSClientConfig = &tls.Config{RootCAs: s.deps.Roots, MinVersion: tls.VersionTLS12}
+	req, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://ok.example/", nil)
+	if res, err := b.http.Do(req); err == nil {
+		res.Body.Close()
+		t.Fatalf("it is trusted: %s", res.Status)
+	}
+	if d := b.one(); d.Code != "UNTRUSTED" || d.Host != "ok.example" || d.Port != 443 || !strings.Contains(d.Message, "SSL_CERT_FILE") {
+		t.Errorf("%+v", d)
+	}
+}
+
+// A proxy that lost its authority makes another one, and tells it to whoever registers again.
+func TestAuthorityChanges(t *testing.T) {
+	t.Parallel()
+	s := newSecured(t, nil)
+	b := s.trusting("GET ok.example")
+	before := b.authority()
+	restart := func(lose bool) {
+		s.stop()
+		if lose {
+			loseAuthority(t, s.cfg.Data)
+		}
+		s.start()
+		t.Cleanup(s.stop)
+		b.http.CloseIdleConnections()
+	}
+	restart(false)
+	if b.authority() != before {
+		t.Fatal("a restart has another authority")
+	}
+	if status, _, _ := b.request("GET", "https://ok.example/", ""); status != 200 {
+		t.Errorf("after a restart: %d", status)
+	}
+	restart(true)
+	b.reg.Token = "" // the proxy knows the sandbox still
+	state, err := b.client.Register(t.Context(), b.id, b.reg)
+	if err != nil || state.Authority == before || state.Authority == "" {
+		t.Fatalf("%q, %v", state.Authority, err)
+	}
+	req, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://ok.example/", nil)
+	if res, err := b.http.Do(req); err == nil {
+		res.Body.Close()
+		t.Errorf("the authority before is still of use: %s", res.Status)
+	}
+	if d := b.one(); d.Code != "UNTRUSTED" {
+		t.Errorf("%+v", d)
+	}
+	b.http.Transport.(*http.Transport).TLSClientConfig = &tls.Config{RootCAs: pool(t, state.Authority), MinVersion: tls.VersionTLS12}
+	if status, _, _ := b.request("GET", "https://ok.example/", ""); status != 200 {
+		t.Errorf("with the new authority: %d", status)
+	}
+}
+
+// With all that it knew lost, the proxy says of a sandbox that it does not know it, so that another one is made.
+func TestDataIsLost(t *testing.T) {
+	t.Parallel()
+	s := newSecured(t, nil)
+	b := s.trusting("GET ok.example")
+	s.stop()
+	if err := os.RemoveAll(s.cfg.Data); err != nil {
+		t.Fatal(err)
+	}
+	s.start()
+	t.Cleanup(s.stop)
+	again := b.reg
+	again.Token = ""
+	if _, err := b.client.Register(t.Context(), b.id, again); code(err) != proxy.CodeNotFound {
+		t.Errorf("without a token: %v", err)
+	}
+	if _, err := b.client.Register(t.Context(), b.id, b.reg); err != nil {
+		t.Errorf("with one: %v", err)
+	}
+}
