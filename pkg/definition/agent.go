@@ -40,6 +40,7 @@ func CheckAgent(s events.AgentSpec) []FieldError {
 	if b := s.Limits.BudgetUSD; b < 0 || math.IsNaN(b) || math.IsInf(b, 0) {
 		c.fail("limits.budgetUsd", "it is not a number of dollars from 0 on")
 	}
+	c.retries(s.Retries)
 	architecture, ok := Architecture(s.Architecture)
 	switch {
 	case s.Architecture == "":
@@ -53,6 +54,18 @@ func CheckAgent(s events.AgentSpec) []FieldError {
 		}
 	}
 	return c.wrong
+}
+
+func (c *checker) retries(r events.Retries) {
+	if r.Attempts > MaxAttempts {
+		c.fail("retries.attempts", "it is %d; at most %d are made", r.Attempts, MaxAttempts)
+	}
+	if most := uint32(events.MaxBackoff.Milliseconds()); r.BackoffMs > most {
+		c.fail("retries.backoffMs", "it is %d; at most %d (five minutes) are waited", r.BackoffMs, most)
+	}
+	if r.Attempts == 1 && r.BackoffMs > 0 {
+		c.fail("retries.backoffMs", "there is nothing to wait for: retries.attempts is 1")
+	}
 }
 
 // sandbox checks what an agent shares with the options of sessions, by their rules.

@@ -112,6 +112,9 @@ func TestCheckAgent(t *testing.T) {
 		"budget":          {func(s *events.AgentSpec) { s.Limits.BudgetUSD = -1 }, "limits.budgetUsd: "},
 		"infinite budget": {func(s *events.AgentSpec) { s.Limits.BudgetUSD = math.Inf(1) }, "limits.budgetUsd: "},
 		"no budget":       {func(s *events.AgentSpec) { s.Limits.BudgetUSD = math.NaN() }, "limits.budgetUsd: "},
+		"retries":         {func(s *events.AgentSpec) { s.Retries = events.Retries{Attempts: 20, BackoffMs: 300_000} }, ""},
+		"many retries":    {func(s *events.AgentSpec) { s.Retries = events.Retries{Attempts: 21, BackoffMs: 300_001} }, "retries.attempts: it is 21\nretries.backoffMs: it is 300001"},
+		"useless backoff": {func(s *events.AgentSpec) { s.Retries = events.Retries{Attempts: 1, BackoffMs: 1} }, "retries.backoffMs: there is nothing to wait for"},
 		"too many": {func(s *events.AgentSpec) {
 			for i := range definition.MaxEntries + 1 {
 				s.Commands = append(s.Commands, events.CommandSpec{Name: fmt.Sprint("c", i), Prompt: "p"})
@@ -330,6 +333,8 @@ func TestHonoursIsKept(t *testing.T) {
 		"command":              func(s *events.AgentSpec) { s.Command = []string{"a"} },
 		"image":                func(s *events.AgentSpec) { s.Image = "i" },
 		"egress":               func(s *events.AgentSpec) { s.Egress = []string{"a.com"} },
+		"retries.attempts":     func(s *events.AgentSpec) { s.Retries.Attempts = 2 },
+		"retries.backoffMs":    func(s *events.AgentSpec) { s.Retries.BackoffMs = 1 },
 		"limits.turns":         func(s *events.AgentSpec) { s.Limits.Turns = 1 },
 		"limits.budgetUsd":     func(s *events.AgentSpec) { s.Limits.BudgetUSD = 1 },
 		"limits.tokens":        func(s *events.AgentSpec) { s.Limits.Tokens = 1 },

@@ -30,6 +30,7 @@ func WriteFields(w io.Writer, notes map[string]string) error {
 		{"`environment.NAME`", "Declaration", reflect.TypeFor[events.Declaration]()},
 		{"`files[]`", "FileSpec", reflect.TypeFor[events.FileSpec]()},
 		{"`limits`", "Limits", reflect.TypeFor[events.Limits]()},
+		{"`retries`", "Retries", reflect.TypeFor[events.Retries]()},
 		{"`spec` of an instance", "InstanceSpec", reflect.TypeFor[events.InstanceSpec]()},
 		{"`spec` of an environment", "EnvironmentSpec", reflect.TypeFor[EnvironmentSpec]()},
 		{"`variables.NAME`", "Variable", reflect.TypeFor[Variable]()},

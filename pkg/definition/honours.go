@@ -75,10 +75,13 @@ func Honours() map[string]Cells {
 		"mcpServers.timeoutMs": {ClaudeCode: call, Codex: call, OpenCode: call, Spool: call},
 		"mcpServers.tools":     {ClaudeCode: "others are offered, and denied when called", Codex: others, OpenCode: others, Spool: others},
 
-		"limits.turns":     {ClaudeCode: "requests of the agent itself, not of its sub-agents", Spool: "requests to the model"},
-		"limits.budgetUsd": everyone(budget),
-		"limits.tokens":    everyone(budget),
-		"limits.timeMs":    everyone("the execution's time limit, unless the session has one"),
+		"limits.turns":      {ClaudeCode: "requests of the agent itself, not of its sub-agents", Spool: "requests to the model"},
+		"limits.budgetUsd":  everyone(budget),
+		"limits.tokens":     everyone(budget),
+		"retries.attempts":  everyone("starts of the agent's process; without it none follows a process that died"),
+		"retries.backoffMs": everyone("waited by the job: nothing of the execution runs meanwhile"),
+
+		"limits.timeMs": everyone("the execution's time limit, unless the session has one"),
 	}
 }
 

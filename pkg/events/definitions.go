@@ -1,5 +1,7 @@
 package events
 
+import "time"
+
 // AgentSpec is what an agent is made of. Fields that its architecture cannot
 // honour are refused when it is applied, see docs/agents.md.
 type AgentSpec struct {
@@ -20,6 +22,7 @@ type AgentSpec struct {
 	Image        string                 `json:"image,omitempty"`       // of the sandbox
 	Egress       []string               `json:"egress,omitempty"`      // hosts beside the models' that the sandbox may reach
 	Limits       Limits                 `json:"limits,omitzero"`
+	Retries      Retries                `json:"retries,omitzero"` // what follows when the agent's process, or its sandbox, dies amid an execution
 }
 
 // ToolChoice narrows the tools that an agent has, by the agent's own names for them.
@@ -84,6 +87,28 @@ type Limits struct {
 	BudgetUSD float64 `json:"budgetUsd,omitempty"` // of one execution
 	Tokens    uint32  `json:"tokens,omitempty"`    // of one execution, in and out
 	TimeMs    uint32  `json:"timeMs,omitempty"`    // milliseconds of one execution
+}
+
+// Retries say how often an execution's agent is started. The zero value is once, and again
+// after the loss of a sandbox, at once and as often as executors are set to (--max-attempts).
+type Retries struct {
+	Attempts  uint32 `json:"attempts,omitempty"`  // starts of the agent in one execution, at most 20; 1 means never again, after the loss of a sandbox either
+	BackoffMs uint32 `json:"backoffMs,omitempty"` // milliseconds before the second start, at most 300 s; doubled before each further one, up to 300 s
+}
+
+// MaxBackoff bounds the wait before a further start of an execution's agent.
+const MaxBackoff = 5 * time.Minute
+
+// Backoff is the wait after a number of starts that died: 1, 2, …
+func (r Retries) Backoff(died uint32) time.Duration {
+	wait := time.Duration(r.BackoffMs) * time.Millisecond
+	for range died - min(died, 1) {
+		if wait >= MaxBackoff {
+			break
+		}
+		wait *= 2
+	}
+	return min(wait, MaxBackoff)
 }
 
 // InstanceSpec is an agent with environments.

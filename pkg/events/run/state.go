@@ -44,7 +44,9 @@ type State struct {
 	ClaimedAt    time.Time    `json:"claimedAt,omitzero"` // first claim of the execution
 	EndedAt      time.Time    `json:"endedAt,omitzero"`
 	Attempt      uint32       `json:"attempt,omitempty"`
-	Claims       uint32       `json:"claims,omitempty"` // since the execution last made progress
+	Claims       uint32       `json:"claims,omitempty"`   // since the execution last made progress
+	Died         uint32       `json:"died,omitempty"`     // attempts of the execution that died and are followed by another
+	NotBefore    time.Time    `json:"notBefore,omitzero"` // of the next attempt; zero while one runs
 	Sandbox      Sandbox      `json:"sandbox,omitzero"`
 	Open         []OpenBlock  `json:"open,omitempty"`
 	Usage        events.Usage `json:"usage,omitzero"`         // of the execution
@@ -131,6 +133,9 @@ func (s State) Past(r session.Ref) bool { return s.Turn > r.Turn || s.Ended(r.Ex
 // Over tells whether nothing runs: no execution was claimed, or the last one has ended.
 func (s State) Over() bool { return s.Execution == "" || s.Phase.Terminal() }
 
+// Dying is the number of the attempt that a death of the agent or its sandbox ends now.
+func (s State) Dying() uint32 { return max(s.Attempt, s.Died+1) }
+
 // View is what the session's life needs to know.
 func (s State) View(l session.State) session.RunView {
 	return session.RunView{
@@ -177,7 +182,10 @@ func Evolve(s State, e events.Event) State {
 		s.Epoch, s.Holder, s.Turn = max(s.Epoch, d.Epoch), d.Executor, max(s.Turn, d.Turn)
 		s.Claims++
 	case events.ExecutionStarted:
-		s.Phase, s.Attempt = Running, d.Attempt
+		s.Phase, s.Attempt, s.NotBefore = Running, d.Attempt, time.Time{}
+	case events.AttemptFailed:
+		s.Phase, s.Claims = Starting, 0
+		s.Died, s.NotBefore = s.Died+1, e.Time.Add(time.Duration(d.WaitMs)*time.Millisecond)
 	case events.ExecutionCompleted:
 		s = s.end(e, Completed, d.Usage)
 	case events.ExecutionFailed:
@@ -272,6 +280,7 @@ func (s State) begin(e events.Event) State {
 	s.Execution, s.Phase, s.ClaimedAt, s.EndedAt = e.ExecutionID, Starting, e.Time, time.Time{}
 	s.Attempt, s.Claims, s.Open, s.Usage = 0, 0, nil, events.Usage{}
 	s.PausedAt, s.PausedMs, s.Resolved = time.Time{}, 0, Resolved{}
+	s.Died, s.NotBefore = 0, time.Time{}
 	s.Metered, s.Told = Spent{}, Spent{}
 	return s
 }
@@ -280,6 +289,6 @@ func (s State) end(e events.Event, p Phase, u events.Usage) State {
 	if s.Execution != e.ExecutionID {
 		return s // Decide writes no such thing
 	}
-	s.Phase, s.EndedAt, s.Usage, s.Claims, s.Open = p, e.Time, u, 0, nil
+	s.Phase, s.EndedAt, s.Usage, s.Claims, s.Open, s.NotBefore = p, e.Time, u, 0, nil, time.Time{}
 	return s
 }
