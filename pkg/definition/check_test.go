@@ -86,6 +86,18 @@ func TestCheckAgent(t *testing.T) {
 		"subagents": {func(s *events.AgentSpec) {
 			s.Subagents = []events.SubagentSpec{{Name: "a", Description: "d", Instructions: "i"}, {Name: "a_b"}, {Name: "a", Description: "d", Instructions: "i"}}
 		}, "subagents[1].description: \nsubagents[1].instructions: \nsubagents[1].name: \"a_b\" is not a name\nsubagents[2].name: \"a\" stands in subagents[0]"},
+		"servers and skills of subagents": {func(s *events.AgentSpec) {
+			server(func(*events.MCPServer) {})(s)
+			s.Subagents = []events.SubagentSpec{{
+				Name: "a", Description: "d", Instructions: "i", MCPServers: []string{"m", "n", "m", ""}, Skills: []events.Reference{{Slug: "a"}, {Slug: "B"}, {Slug: "a"}},
+			}}
+		}, "subagents[0].mcpServers[1]: the agent has no MCP server \"n\"\nsubagents[0].mcpServers[2]: \nsubagents[0].mcpServers[3]: \nsubagents[0].skills[1].slug: \nsubagents[0].skills[2]: "},
+		"servers that look alike": {func(s *events.AgentSpec) {
+			for _, name := range []string{"m_", "n__b", "n", "n_c"} {
+				server(func(m *events.MCPServer) { m.Name = name })(s)
+			}
+			s.Subagents = []events.SubagentSpec{{Name: "a", Description: "d", Instructions: "i", MCPServers: []string{"n"}}}
+		}, "mcpServers[1].name: \"n__b\" cannot be told from a tool of mcpServers[2]"},
 		"commands": {func(s *events.AgentSpec) {
 			s.Commands = []events.CommandSpec{{Name: "-a", Prompt: "p"}, {Name: "b"}, {Name: strings.Repeat("c", 65), Prompt: "p"}}
 		}, "commands[0].name: \ncommands[1].prompt: \ncommands[2].name: "},
@@ -325,6 +337,15 @@ func TestHonoursIsKept(t *testing.T) {
 		"mcpServers": server(func(*events.MCPServer) {}),
 		"subagents.tools": func(s *events.AgentSpec) {
 			s.Subagents = []events.SubagentSpec{{Name: "a", Description: "d", Instructions: "i", Tools: []string{"Read"}}}
+		},
+		"subagents.mcpServers": func(s *events.AgentSpec) {
+			s.Subagents = []events.SubagentSpec{{Name: "a", Description: "d", Instructions: "i", MCPServers: []string{"m"}}}
+			if a, _ := definition.Architecture(s.Architecture); definition.Honours()["mcpServers"][a] != "" {
+				server(func(*events.MCPServer) {})(s)
+			}
+		},
+		"subagents.skills": func(s *events.AgentSpec) {
+			s.Subagents = []events.SubagentSpec{{Name: "a", Description: "d", Instructions: "i", Skills: []events.Reference{{Slug: "a"}}}}
 		},
 		"mcpServers.timeoutMs": server(func(m *events.MCPServer) { m.TimeoutMs = 1000 }),
 		"mcpServers.tools":     server(func(m *events.MCPServer) { m.Tools = []string{"a"} }),

@@ -51,6 +51,7 @@ func Honours() map[string]Cells {
 	before, under := "put before the first message", "stands under the instructions"
 	narrowed, taken := "only these of the agent's own; MCP servers keep theirs, unless some are named", "not offered"
 	servers, call, others := "of the CLI's configuration", "for a call", "others are not offered"
+	shelved := "listed in its own instructions, read-only in the sandbox"
 	budget := "in Docker the egress proxy refuses the next model call; else the turn is stopped once the agent tells of it"
 	return map[string]Cells{
 		"name":         everyone("shown to people"),
@@ -72,6 +73,8 @@ func Honours() map[string]Cells {
 		"egress":       everyone("hosts beside the models' that the sandbox reaches"),
 
 		"subagents.tools":      {ClaudeCode: "these alone", OpenCode: "these alone; write and edit are one"},
+		"subagents.mcpServers": {ClaudeCode: "others are not offered, nor are sub-agents of its own", OpenCode: others},
+		"subagents.skills":     {ClaudeCode: shelved, Codex: shelved, OpenCode: shelved},
 		"mcpServers.timeoutMs": {ClaudeCode: call, Codex: call, OpenCode: call, Spool: call},
 		"mcpServers.tools":     {ClaudeCode: "others are offered, and denied when called", Codex: others, OpenCode: others, Spool: others},
 

@@ -33,11 +33,13 @@ type ToolChoice struct {
 
 // SubagentSpec is an agent that another may start.
 type SubagentSpec struct {
-	Name         string   `json:"name"`        // a-z, 0-9 and hyphens
-	Description  string   `json:"description"` // when to use it
-	Instructions string   `json:"instructions"`
-	Model        string   `json:"model,omitempty"`
-	Tools        []string `json:"tools,omitempty"` // only these; empty means those of the agent
+	Name         string      `json:"name"`        // a-z, 0-9 and hyphens
+	Description  string      `json:"description"` // when to use it
+	Instructions string      `json:"instructions"`
+	Model        string      `json:"model,omitempty"`
+	Tools        []string    `json:"tools,omitempty"`      // only these; empty means those of the agent
+	MCPServers   []string    `json:"mcpServers,omitempty"` // by name, only these of the agent's, beside its tools; empty means all of them where it has no list of tools, and none where it has
+	Skills       []Reference `json:"skills,omitempty"`     // beside the agent's: listed in its own instructions
 }
 
 // CommandSpec is a prompt by name, called as /name.

@@ -62,8 +62,8 @@ func configuration(l agent.Launch, model string, f files) (string, error) {
 		}},
 		"permission": askedOf(l),
 		"agent": object{
-			"general": object{"permission": fixedOf(l, nil)},
-			"explore": object{"permission": fixedOf(l, nil).add("edit", "deny").add("todowrite", "deny")},
+			"general": object{"permission": fixedOf(l, nil, nil)},
+			"explore": object{"permission": fixedOf(l, nil, nil).add("edit", "deny").add("todowrite", "deny")},
 			// A title would be a call to the model that nobody asked for.
 			"title": object{"disable": true},
 		},

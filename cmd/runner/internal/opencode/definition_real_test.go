@@ -90,6 +90,7 @@ func TestRealDefinition(t *testing.T) {
 		"prompts, commands and sub-agents": realParts,
 		"tools":                            realTools,
 		"MCP servers":                      realServers,
+		"sub-agents' servers and skills":   realSubagents,
 		"any ACP agent":                    realACP,
 	} {
 		t.Run(name, func(t *testing.T) {
