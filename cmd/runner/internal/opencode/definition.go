@@ -92,6 +92,9 @@ func askedOf(l agent.Launch) rules {
 			rs = rs.add(permission(t), "ask")
 		}
 	}
+	if len(native(l)) > 0 { // without which they could not be used
+		rs = rs.add("skill", "ask")
+	}
 	rs = served(rs, l, "ask")
 	for _, t := range l.Tools.Deny {
 		if p := permission(t); p != "edit" || slices.Contains(l.Tools.Deny, "edit") && slices.Contains(l.Tools.Deny, "write") {

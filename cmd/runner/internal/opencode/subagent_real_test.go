@@ -65,7 +65,9 @@ func realSubagents(t *testing.T) {
 		got := b.asked(s.Instructions)[0].tools
 		for _, tool := range []string{"desk_note", "desk_echo", "web_note", "web_2_note", "bash", "read"} {
 			server, _, ofServer := strings.Cut(tool, "_note")
-			has := slices.ContainsFunc(strings.Fields(want[s.Name]), func(w string) bool { return w == tool || ofServer && w == server+"_*" || tool == "desk_echo" && w == "desk_*" })
+			has := slices.ContainsFunc(strings.Fields(want[s.Name]), func(w string) bool {
+				return w == tool || ofServer && w == server+"_*" || tool == "desk_echo" && w == "desk_*"
+			})
 			if slices.Contains(got, tool) != has {
 				t.Errorf("%s: offered %s: %v, want %v; of %v", s.Name, tool, !has, has, got)
 			}
