@@ -237,3 +237,28 @@ func TestBackoffPastTheLimit(t *testing.T) {
 		t.Errorf("end: %+v", s.last(execution))
 	}
 }
+
+// The engine of the one attempt there may be is gone with its sandbox, which is not another engine's to end.
+func TestEngineLostOnce(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, func(t *fakeTurn) {
+		t.Start()
+		<-t.killed
+	})
+	b.engine = "elsewhere"
+	a := b.run()
+	s := b.retried(events.Retries{Attempts: 1})
+	execution := s.post("go")
+	s.until("the agent runs", func(l eventlog.Loaded) bool { return l.Run.Phase == run.Running })
+	first := b.provider.only().spec.ID
+	a.wire.kill()
+	b.engine = "here"
+	b.run(func(c *executor.Config) { c.EngineGone = time.Second })
+	s.ended(execution)
+	if f, ok := s.last(execution).(events.ExecutionFailed); !ok || f.Code != "SANDBOX_LOST" || b.provider.made != 1 {
+		t.Errorf("end: %+v after %d sandboxes", s.last(execution), b.provider.made)
+	}
+	if _, terminated := b.provider.wiped(first); terminated {
+		t.Error("a sandbox of another engine was ended")
+	}
+}

@@ -155,12 +155,15 @@ func (t *turn) giveUp(ctx context.Context, d death) error {
 	if d.code != codeSandboxLost {
 		return t.end(ctx, end)
 	}
-	id := t.l.Run.Sandbox.ID
+	sb := t.l.Run.Sandbox
+	here := sb.Engine == t.h.cfg.Engine // else its engine is gone; should it come back, its sweep finds it
 	t.drop()
-	if err := t.h.terminate(ctx, id, false); err != nil {
-		t.log.Error("a lost sandbox could not be ended; the sweep will try again", "sandbox", id, "error", err)
+	if here {
+		if err := t.h.terminate(ctx, sb.ID, false); err != nil {
+			t.log.Error("a lost sandbox could not be ended; the sweep will try again", "sandbox", sb.ID, "error", err)
+		}
 	}
-	end.Before = t.facts([]events.Payload{events.SandboxTerminated{SandboxID: id, Reason: "unhealthy", Kept: true}})
+	end.Before = t.facts([]events.Payload{events.SandboxTerminated{SandboxID: sb.ID, Reason: "unhealthy", Kept: here}})
 	return t.end(ctx, end)
 }
 
