@@ -36,7 +36,7 @@ func TestSubagentSkills(t *testing.T) {
 		return out
 	}
 	s := b.session(of1(b.agent("reviewer", 11, events.AgentSpec{
-		Architecture: "claude-code", Instructions: "You review code.", Skills: refs("csv", "lost"), Retries: events.Retries{Attempts: 2, BackoffMs: 1}, // so that it is claimed again
+		Architecture: "claude-code", Instructions: "You review code.", Skills: refs("csv", "lost"), Retries: events.Retries{Attempts: 2, BackoffMs: 2000}, // so that it is claimed again
 		MCPServers: []events.MCPServer{{Name: "db", Type: events.MCPStdio, Command: []string{"db"}}},
 		Subagents: []events.SubagentSpec{
 			{Name: "printer", Instructions: "You print.", Skills: refs("pdf", "csv", "lost"), MCPServers: []string{"db"}}, {Name: "plain", Instructions: "You do nothing."},
