@@ -31,7 +31,7 @@ func CheckAgent(s events.AgentSpec) []FieldError {
 	c.list("tools.allow", s.Tools.Allow)
 	c.list("tools.deny", s.Tools.Deny)
 	c.references("skills", s.Skills, MaxEntries)
-	c.subagents(s.Subagents)
+	c.subagents(s)
 	c.commands(s.Commands)
 	c.servers(s.MCPServers)
 	c.declarations(s.Environment)
@@ -41,6 +41,7 @@ func CheckAgent(s events.AgentSpec) []FieldError {
 		c.fail("limits.budgetUsd", "it is not a number of dollars from 0 on")
 	}
 	c.option(command.CheckBudget("limits.session", s.Limits.Session), "limits.session.costUsd", "limits.session.costUsd")
+	c.retries(s.Retries)
 	architecture, ok := Architecture(s.Architecture)
 	switch {
 	case s.Architecture == "":
@@ -54,6 +55,18 @@ func CheckAgent(s events.AgentSpec) []FieldError {
 		}
 	}
 	return c.wrong
+}
+
+func (c *checker) retries(r events.Retries) {
+	if r.Attempts > MaxAttempts {
+		c.fail("retries.attempts", "it is %d; at most %d are made", r.Attempts, MaxAttempts)
+	}
+	if most := uint32(events.MaxBackoff.Milliseconds()); r.BackoffMs > most {
+		c.fail("retries.backoffMs", "it is %d; at most %d (five minutes) are waited", r.BackoffMs, most)
+	}
+	if r.Attempts == 1 && r.BackoffMs > 0 {
+		c.fail("retries.backoffMs", "there is nothing to wait for: retries.attempts is 1")
+	}
 }
 
 // sandbox checks what an agent shares with the options of sessions, by their rules.
@@ -74,10 +87,10 @@ func (c *checker) egress(list []string) {
 	}
 }
 
-func (c *checker) subagents(list []events.SubagentSpec) {
-	c.count("subagents", len(list), MaxEntries)
+func (c *checker) subagents(agent events.AgentSpec) {
+	c.count("subagents", len(agent.Subagents), MaxEntries)
 	seen := map[string]int{}
-	for i, s := range list {
+	for i, s := range agent.Subagents {
 		at := element("subagents", i)
 		c.name(seen, "subagents", i, s.Name, "-")
 		if c.must(within(at, "description"), s.Description) {
@@ -88,6 +101,27 @@ func (c *checker) subagents(list []events.SubagentSpec) {
 		}
 		c.label(within(at, "model"), s.Model)
 		c.list(within(at, "tools"), s.Tools)
+		c.list(within(at, "mcpServers"), s.MCPServers)
+		for j, name := range s.MCPServers {
+			if name != "" && !slices.ContainsFunc(agent.MCPServers, func(m events.MCPServer) bool { return m.Name == name }) {
+				c.fail(element(within(at, "mcpServers"), j), "the agent has no MCP server %.64q", name)
+			}
+		}
+		c.references(within(at, "skills"), s.Skills, MaxEntries)
+	}
+	if slices.ContainsFunc(agent.Subagents, func(s events.SubagentSpec) bool { return len(s.MCPServers) > 0 }) {
+		c.apart(agent.MCPServers)
+	}
+}
+
+// apart refuses servers whose tools an agent cannot tell by their names, server__tool.
+func (c *checker) apart(list []events.MCPServer) {
+	for i, longer := range list {
+		for j, s := range list {
+			if s.Name != "" && strings.HasPrefix(longer.Name, s.Name+"__") {
+				c.fail(within(element("mcpServers", i), "name"), "%q cannot be told from a tool of %s, and sub-agents name the servers that they have", longer.Name, element("mcpServers", j))
+			}
+		}
 	}
 }
 

@@ -22,6 +22,7 @@ const (
 	MaxDescription  = 16 << 10
 	MaxFiles        = 8 << 20 // bytes of all files of an agent
 	MaxTimeoutMs    = 300_000
+	MaxAttempts     = 20   // starts of an agent in one execution
 	MaxEntries      = 1000 // of a list or a map
 	MaxEnvironments = 32   // of an instance
 

@@ -87,6 +87,18 @@ func TestCheckAgent(t *testing.T) {
 		"subagents": {func(s *events.AgentSpec) {
 			s.Subagents = []events.SubagentSpec{{Name: "a", Description: "d", Instructions: "i"}, {Name: "a_b"}, {Name: "a", Description: "d", Instructions: "i"}}
 		}, "subagents[1].description: \nsubagents[1].instructions: \nsubagents[1].name: \"a_b\" is not a name\nsubagents[2].name: \"a\" stands in subagents[0]"},
+		"servers and skills of subagents": {func(s *events.AgentSpec) {
+			server(func(*events.MCPServer) {})(s)
+			s.Subagents = []events.SubagentSpec{{
+				Name: "a", Description: "d", Instructions: "i", MCPServers: []string{"m", "n", "m", ""}, Skills: []events.Reference{{Slug: "a"}, {Slug: "B"}, {Slug: "a"}},
+			}}
+		}, "subagents[0].mcpServers[1]: the agent has no MCP server \"n\"\nsubagents[0].mcpServers[2]: \nsubagents[0].mcpServers[3]: \nsubagents[0].skills[1].slug: \nsubagents[0].skills[2]: "},
+		"servers that look alike": {func(s *events.AgentSpec) {
+			for _, name := range []string{"m_", "n__b", "n", "n_c"} {
+				server(func(m *events.MCPServer) { m.Name = name })(s)
+			}
+			s.Subagents = []events.SubagentSpec{{Name: "a", Description: "d", Instructions: "i", MCPServers: []string{"n"}}}
+		}, "mcpServers[1].name: \"n__b\" cannot be told from a tool of mcpServers[2]"},
 		"commands": {func(s *events.AgentSpec) {
 			s.Commands = []events.CommandSpec{{Name: "-a", Prompt: "p"}, {Name: "b"}, {Name: strings.Repeat("c", 65), Prompt: "p"}}
 		}, "commands[0].name: \ncommands[1].prompt: \ncommands[2].name: "},
@@ -115,6 +127,9 @@ func TestCheckAgent(t *testing.T) {
 		"budget":          {func(s *events.AgentSpec) { s.Limits.BudgetUSD = -1 }, "limits.budgetUsd: "},
 		"infinite budget": {func(s *events.AgentSpec) { s.Limits.BudgetUSD = math.Inf(1) }, "limits.budgetUsd: "},
 		"no budget":       {func(s *events.AgentSpec) { s.Limits.BudgetUSD = math.NaN() }, "limits.budgetUsd: "},
+		"retries":         {func(s *events.AgentSpec) { s.Retries = events.Retries{Attempts: 20, BackoffMs: 300_000} }, ""},
+		"many retries":    {func(s *events.AgentSpec) { s.Retries = events.Retries{Attempts: 21, BackoffMs: 300_001} }, "retries.attempts: it is 21\nretries.backoffMs: it is 300001"},
+		"useless backoff": {func(s *events.AgentSpec) { s.Retries = events.Retries{Attempts: 1, BackoffMs: 1} }, "retries.backoffMs: there is nothing to wait for"},
 		"too many": {func(s *events.AgentSpec) {
 			for i := range definition.MaxEntries + 1 {
 				s.Commands = append(s.Commands, events.CommandSpec{Name: fmt.Sprint("c", i), Prompt: "p"})
@@ -328,6 +343,15 @@ func TestHonoursIsKept(t *testing.T) {
 		"subagents.tools": func(s *events.AgentSpec) {
 			s.Subagents = []events.SubagentSpec{{Name: "a", Description: "d", Instructions: "i", Tools: []string{"Read"}}}
 		},
+		"subagents.mcpServers": func(s *events.AgentSpec) {
+			s.Subagents = []events.SubagentSpec{{Name: "a", Description: "d", Instructions: "i", MCPServers: []string{"m"}}}
+			if a, _ := definition.Architecture(s.Architecture); definition.Honours()["mcpServers"][a] != "" {
+				server(func(*events.MCPServer) {})(s)
+			}
+		},
+		"subagents.skills": func(s *events.AgentSpec) {
+			s.Subagents = []events.SubagentSpec{{Name: "a", Description: "d", Instructions: "i", Skills: []events.Reference{{Slug: "a"}}}}
+		},
 		"mcpServers.timeoutMs": server(func(m *events.MCPServer) { m.TimeoutMs = 1000 }),
 		"mcpServers.tools":     server(func(m *events.MCPServer) { m.Tools = []string{"a"} }),
 		"environment":          func(s *events.AgentSpec) { s.Environment = map[string]events.Declaration{"A": {}} },
@@ -335,6 +359,8 @@ func TestHonoursIsKept(t *testing.T) {
 		"command":              func(s *events.AgentSpec) { s.Command = []string{"a"} },
 		"image":                func(s *events.AgentSpec) { s.Image = "i" },
 		"egress":               func(s *events.AgentSpec) { s.Egress = []string{"a.com"} },
+		"retries.attempts":     func(s *events.AgentSpec) { s.Retries.Attempts = 2 },
+		"retries.backoffMs":    func(s *events.AgentSpec) { s.Retries.BackoffMs = 1 },
 		"limits.turns":         func(s *events.AgentSpec) { s.Limits.Turns = 1 },
 		"limits.budgetUsd":     func(s *events.AgentSpec) { s.Limits.BudgetUSD = 1 },
 		"limits.tokens":        func(s *events.AgentSpec) { s.Limits.Tokens = 1 },

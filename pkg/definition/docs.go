@@ -31,6 +31,7 @@ func WriteFields(w io.Writer, notes map[string]string) error {
 		{"`files[]`", "FileSpec", reflect.TypeFor[events.FileSpec]()},
 		{"`limits`", "Limits", reflect.TypeFor[events.Limits]()},
 		{"`limits.session`", "Budget", reflect.TypeFor[events.Budget]()},
+		{"`retries`", "Retries", reflect.TypeFor[events.Retries]()},
 		{"`spec` of an instance", "InstanceSpec", reflect.TypeFor[events.InstanceSpec]()},
 		{"`spec` of an environment", "EnvironmentSpec", reflect.TypeFor[EnvironmentSpec]()},
 		{"`variables.NAME`", "Variable", reflect.TypeFor[Variable]()},

@@ -51,6 +51,7 @@ func Honours() map[string]Cells {
 	before, under := "put before the first message", "stands under the instructions"
 	narrowed, taken := "only these of the agent's own; MCP servers keep theirs, unless some are named", "not offered"
 	servers, call, others := "of the CLI's configuration", "for a call", "others are not offered"
+	shelved := "listed in its own instructions, read-only in the sandbox"
 	budget := "in Docker the egress proxy refuses the next model call; else the turn is stopped once the agent tells of it"
 	return map[string]Cells{
 		"name":         everyone("shown to people"),
@@ -72,14 +73,18 @@ func Honours() map[string]Cells {
 		"egress":       everyone("hosts beside the models' that the sandbox reaches, by all methods or those that stand before"),
 
 		"subagents.tools":      {ClaudeCode: "these alone", OpenCode: "these alone; write and edit are one"},
+		"subagents.mcpServers": {ClaudeCode: "others are not offered, nor are sub-agents of its own", OpenCode: others},
+		"subagents.skills":     {ClaudeCode: shelved, Codex: shelved, OpenCode: shelved},
 		"mcpServers.timeoutMs": {ClaudeCode: call, Codex: call, OpenCode: call, Spool: call},
 		"mcpServers.tools":     {ClaudeCode: "others are offered, and denied when called", Codex: others, OpenCode: others, Spool: others},
 
-		"limits.turns":     {ClaudeCode: "requests of the agent itself, not of its sub-agents", Spool: "requests to the model"},
-		"limits.budgetUsd": everyone(budget),
-		"limits.tokens":    everyone(budget),
-		"limits.timeMs":    everyone("the execution's time limit, unless the session has one"),
-		"limits.session":   everyone("the budget of each session that does not have one: checked before each turn, and in it as the execution's"),
+		"limits.turns":      {ClaudeCode: "requests of the agent itself, not of its sub-agents", Spool: "requests to the model"},
+		"limits.budgetUsd":  everyone(budget),
+		"limits.tokens":     everyone(budget),
+		"limits.timeMs":     everyone("the execution's time limit, unless the session has one"),
+		"limits.session":    everyone("the budget of each session that does not have one: checked before each turn, and in it as the execution's"),
+		"retries.attempts":  everyone("starts of the agent's process; without it none follows a process that died"),
+		"retries.backoffMs": everyone("waited by the job: nothing of the execution runs meanwhile"),
 	}
 }
 

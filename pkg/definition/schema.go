@@ -46,6 +46,8 @@ func rules() map[string]object {
 		"SubagentSpec.name":         {"pattern": patternName}, "CommandSpec.name": {"pattern": patternName}, "MCPServer.name": {"pattern": patternServer},
 		"MCPServer.type":            {"enum": []string{events.MCPStdio, events.MCPHTTP}},
 		"MCPServer.timeoutMs":       {"maximum": MaxTimeoutMs},
+		"Retries.attempts":          {"maximum": MaxAttempts},
+		"Retries.backoffMs":         {"maximum": events.MaxBackoff.Milliseconds()},
 		"FileSpec.mode":             {"maximum": 0o777},
 		"FileSpec.path":             {"minLength": 1},
 		"InstanceSpec.environments": {"maxItems": MaxEnvironments},

@@ -53,6 +53,7 @@ func Catalogue() []Entry {
 		entry[ExecutionClaimed](Run, "An executor holds the session's runs under a new epoch."),
 		entry[ExecutionResolved](Run, "What the execution's agent, environments and skills were when it began."),
 		entry[ExecutionStarted](Run, "The agent was given the query: one attempt."),
+		entry[AttemptFailed](Run, "The agent's process, or its sandbox, died amid the turn; after a wait the agent is started again."),
 		entry[ExecutionCompleted](Run, "Terminal: the query was answered."),
 		entry[ExecutionFailed](Run, "Terminal: the query was not answered, with a code and a message."),
 		entry[ExecutionCancelled](Run, "Terminal: a control stopped the query."),

@@ -90,6 +90,7 @@ type Provenance struct {
 
 // SkillUsed is a skill as it was resolved.
 type SkillUsed struct {
-	Ref  Reference `json:"ref"` // with the SHA-256
-	Name string    `json:"name"`
+	Ref      Reference `json:"ref"` // with the SHA-256
+	Name     string    `json:"name"`
+	Subagent string    `json:"subagent,omitempty"` // whose it is; "" for the agent itself
 }

@@ -1,5 +1,7 @@
 package events
 
+import "time"
+
 // AgentSpec is what an agent is made of. Fields that its architecture cannot
 // honour are refused when it is applied, see docs/agents.md.
 type AgentSpec struct {
@@ -20,6 +22,7 @@ type AgentSpec struct {
 	Image        string                 `json:"image,omitempty"`       // of the sandbox
 	Egress       []string               `json:"egress,omitempty"`      // hosts beside the models' that the sandbox may reach, each after methods and a space where not all are allowed
 	Limits       Limits                 `json:"limits,omitzero"`
+	Retries      Retries                `json:"retries,omitzero"` // what follows when the agent's process, or its sandbox, dies amid an execution
 }
 
 // ToolChoice narrows the tools that an agent has, by the agent's own names for them.
@@ -30,11 +33,13 @@ type ToolChoice struct {
 
 // SubagentSpec is an agent that another may start.
 type SubagentSpec struct {
-	Name         string   `json:"name"`        // a-z, 0-9 and hyphens
-	Description  string   `json:"description"` // when to use it
-	Instructions string   `json:"instructions"`
-	Model        string   `json:"model,omitempty"`
-	Tools        []string `json:"tools,omitempty"` // only these; empty means those of the agent
+	Name         string      `json:"name"`        // a-z, 0-9 and hyphens
+	Description  string      `json:"description"` // when to use it
+	Instructions string      `json:"instructions"`
+	Model        string      `json:"model,omitempty"`
+	Tools        []string    `json:"tools,omitempty"`      // only these; empty means those of the agent
+	MCPServers   []string    `json:"mcpServers,omitempty"` // by name, only these of the agent's, beside its tools; empty means all of them where it has no list of tools, and none where it has
+	Skills       []Reference `json:"skills,omitempty"`     // beside the agent's: listed in its own instructions
 }
 
 // CommandSpec is a prompt by name, called as /name.
@@ -85,6 +90,28 @@ type Limits struct {
 	Tokens    uint32  `json:"tokens,omitempty"`    // of one execution, in and out
 	TimeMs    uint32  `json:"timeMs,omitempty"`    // milliseconds of one execution
 	Session   Budget  `json:"session,omitzero"`    // of a whole session, unless the session has one
+}
+
+// Retries say how often an execution's agent is started. The zero value is once, and again
+// after the loss of a sandbox, at once and as often as executors are set to (--max-attempts).
+type Retries struct {
+	Attempts  uint32 `json:"attempts,omitempty"`  // starts of the agent in one execution, at most 20; 1 means never again, after the loss of a sandbox either
+	BackoffMs uint32 `json:"backoffMs,omitempty"` // milliseconds before the second start, at most 300 s; doubled before each further one, up to 300 s
+}
+
+// MaxBackoff bounds the wait before a further start of an execution's agent.
+const MaxBackoff = 5 * time.Minute
+
+// Backoff is the wait after a number of starts that died: 1, 2, …
+func (r Retries) Backoff(died uint32) time.Duration {
+	wait := time.Duration(r.BackoffMs) * time.Millisecond
+	for range died - min(died, 1) {
+		if wait >= MaxBackoff {
+			break
+		}
+		wait *= 2
+	}
+	return min(wait, MaxBackoff)
 }
 
 // InstanceSpec is an agent with environments.

@@ -194,6 +194,10 @@ func (ExecutionPaused) sealed()         {}
 func (ExecutionResumed) EventType() Type { return "execution_resumed" }
 func (ExecutionResumed) sealed()         {}
 
+// EventType is attempt_failed.
+func (AttemptFailed) EventType() Type { return "attempt_failed" }
+func (AttemptFailed) sealed()         {}
+
 // EventType is sandbox_paused.
 func (SandboxPaused) EventType() Type { return "sandbox_paused" }
 func (SandboxPaused) sealed()         {}

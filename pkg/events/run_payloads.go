@@ -15,6 +15,15 @@ type ExecutionStarted struct {
 	Policy  string `json:"policy"`  // the permission policy in force
 }
 
+// AttemptFailed says that a start of the agent died amid the turn, and that another one follows.
+type AttemptFailed struct {
+	Attempt  uint32 `json:"attempt"`  // 1, 2, …
+	Attempts uint32 `json:"attempts"` // how many the execution may have
+	Code     string `json:"code"`     // AGENT_EXITED, AGENT_SILENT, OUT_OF_MEMORY, SANDBOX_LOST
+	Message  string `json:"message"`
+	WaitMs   uint32 `json:"waitMs,omitempty"` // milliseconds that pass before the next start
+}
+
 // Usage counts what a model took.
 type Usage struct {
 	InputTokens      uint32 `json:"inputTokens"`

@@ -101,7 +101,8 @@ type MCPServer struct {
 type Skill struct {
 	Name        string `json:"name"`
 	Description string `json:"description"`
-	Dir         string `json:"dir"` // absolute, read-only
+	Dir         string `json:"dir"`                // absolute, read-only
+	Unlisted    bool   `json:"unlisted,omitempty"` // sub-agents' alone, whose instructions tell of it: it may be read, and is not offered to the agent
 }
 
 // The way out of a sandbox without a network. The runner listens on

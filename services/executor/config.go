@@ -46,7 +46,7 @@ type Config struct {
 
 	CommitWindow time.Duration `default:"20ms" env:"SPOOL_COMMIT_WINDOW" help:"Least time from one commit of an execution to the next."`
 	KillAfter    time.Duration `default:"10s" env:"SPOOL_KILL_AFTER" help:"How long a turn that has to end may go on before its process is ended, and then again before its sandbox is."`
-	MaxAttempts  int           `default:"3" env:"SPOOL_MAX_ATTEMPTS" help:"How often an execution is started when its sandbox is lost."`
+	MaxAttempts  int           `default:"3" env:"SPOOL_MAX_ATTEMPTS" help:"How often an execution is started when its sandbox is lost, unless its agent has retries."`
 	EngineGone   time.Duration `default:"30s" env:"SPOOL_ENGINE_GONE" help:"How long an engine may be without a live executor before others of its provider take its sessions over; as long is an engine waited for that does not answer, or its egress proxy."`
 	Beat         time.Duration `default:"1s" env:"SPOOL_BEAT" help:"How often a running execution's controls and limits are looked at, hints apart."`
 	WarmEvery    time.Duration `default:"5s" env:"SPOOL_WARM_EVERY" help:"How often the agents' memory is measured."`

@@ -119,6 +119,9 @@ func agentTalk(t *testing.T, c *harness.Cluster, architecture, dir string) {
 	k.completed("run the command "+dir+"/scripts/greet.sh", "greetings to Ada from "+dir+"/scripts")
 	k.completed("run the command python3 door.py", "the door is open")
 	k.completed("run the command tail -n 1 $SSL_CERT_FILE; ls $NODE_EXTRA_CA_CERTS", "launch/authorities.pem")
+	if want := map[string]string{"claude-code": "greet", "opencode": dir + "/scripts/greet.sh"}[architecture]; want != "" {
+		k.completed("use the skill greet", want) // by the CLI's own tool
+	}
 	var seen string
 	for _, r := range c.Model.Requests() {
 		if strings.Contains(string(r.Body), "porter of "+architecture+" street") {
@@ -145,7 +148,7 @@ func agentTalk(t *testing.T, c *harness.Cluster, architecture, dir string) {
 	if !strings.Contains(string(shown.Executions[0].Resolved), `"GET,HEAD docs.example.com"`) {
 		t.Errorf("where it may go is shown as %s", shown.Executions[0].Resolved)
 	}
-	if len(shown.Executions) != 3 || !strings.Contains(string(shown.Executions[0].Resolved), dir[len("/bin/skills/"):]) || !strings.Contains(string(shown.Executions[0].Resolved), planted) {
+	if len(shown.Executions) < 3 || !strings.Contains(string(shown.Executions[0].Resolved), dir[len("/bin/skills/"):]) || !strings.Contains(string(shown.Executions[0].Resolved), planted) {
 		t.Errorf("what it resolved to is shown as %s", shown.Executions)
 	}
 }

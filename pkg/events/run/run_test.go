@@ -214,3 +214,30 @@ func TestEgressOnce(t *testing.T) {
 		t.Fatalf("%d events, %v", len(d.Events), err)
 	}
 }
+
+// TestAttemptFailed: an attempt that died is progress, holds the next one back, and is forgotten by the next execution.
+func TestAttemptFailed(t *testing.T) {
+	t.Parallel()
+	started := func(n uint32) events.Event { return fact("A", 0, events.ExecutionStarted{Attempt: n}) }
+	s := given(claimed("A", 1), claimed("A", 2), started(1))
+	if s.Dying() != 1 {
+		t.Fatalf("it would be attempt %d that dies", s.Dying())
+	}
+	s = run.Evolve(s, fact("A", 4, events.AttemptFailed{Attempt: 1, WaitMs: 1500}))
+	if s.Phase != run.Starting || s.Claims != 0 || s.Died != 1 || !s.NotBefore.Equal(t0.Add(1500*time.Millisecond)) || s.Sandbox.N != 4 {
+		t.Fatalf("after a death: %+v", s)
+	}
+	if s.Dying() != 2 { // it never began
+		t.Fatalf("it would be attempt %d that dies", s.Dying())
+	}
+	if s = run.Evolve(s, started(2)); !s.NotBefore.IsZero() || s.Phase != run.Running || s.Dying() != 2 {
+		t.Fatalf("in the second attempt: %+v", s)
+	}
+	ended := run.Evolve(run.Evolve(s, fact("A", 5, events.AttemptFailed{WaitMs: 1})), fact("A", 0, events.ExecutionFailed{}))
+	if !ended.NotBefore.IsZero() {
+		t.Fatalf("after the end: %+v", ended)
+	}
+	if next := run.Evolve(ended, claimed("B", 3)); next.Died != 0 || next.Dying() != 1 {
+		t.Fatalf("the next execution: %+v", next)
+	}
+}

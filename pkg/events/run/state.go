@@ -44,22 +44,25 @@ type State struct {
 	ClaimedAt    time.Time    `json:"claimedAt,omitzero"` // first claim of the execution
 	EndedAt      time.Time    `json:"endedAt,omitzero"`
 	Attempt      uint32       `json:"attempt,omitempty"`
-	Claims       uint32       `json:"claims,omitempty"` // since the execution last made progress
+	Claims       uint32       `json:"claims,omitempty"`   // since the execution last made progress
+	Died         uint32       `json:"died,omitempty"`     // attempts of the execution that died and are followed by another
+	NotBefore    time.Time    `json:"notBefore,omitzero"` // of the next attempt; zero while one runs
 	Sandbox      Sandbox      `json:"sandbox,omitzero"`
 	Open         []OpenBlock  `json:"open,omitempty"`
 	Usage        events.Usage `json:"usage,omitzero"`         // of the execution
 	AgentSession string       `json:"agentSession,omitempty"` // the agent's own session id, to resume by
 	PausedAt     time.Time    `json:"pausedAt,omitzero"`
-	PausedMs     uint64       `json:"pausedMs,omitempty"` // how long the execution stood still before
-	Lost         Place        `json:"lost,omitzero"`      // a workspace without a sandbox, for the next one to take over
-	Snapshot     Snapshot     `json:"snapshot,omitzero"`  // the last one
-	Applied      uint32       `json:"applied,omitempty"`  // the last file change that the sandbox's workspace has
-	Synced       uint32       `json:"synced,omitempty"`   // the last sync_requested that was answered
-	Egress       Line         `json:"egress,omitzero"`    // of the proxy's journal: the last line that is in the log
-	Resolved     Resolved     `json:"resolved,omitzero"`  // of the execution: where its execution_resolved is
-	Metered      events.Spent `json:"metered,omitzero"`   // what the execution took, as the egress proxy saw it
-	Told         events.Spent `json:"told,omitzero"`      // what the execution took, as the agent tells
-	Before       events.Spent `json:"before,omitzero"`    // what the session took: turns and time of all executions, of models what was not for this one
+	PausedMs     uint64       `json:"pausedMs,omitempty"`  // how long the execution stood still before
+	Lost         Place        `json:"lost,omitzero"`       // a workspace without a sandbox, for the next one to take over
+	Snapshot     Snapshot     `json:"snapshot,omitzero"`   // the last one
+	Applied      uint32       `json:"applied,omitempty"`   // the last file change that the sandbox's workspace has
+	Synced       uint32       `json:"synced,omitempty"`    // the last sync_requested that was answered
+	Egress       Line         `json:"egress,omitzero"`     // of the proxy's journal: the last line that is in the log
+	Resolved     Resolved     `json:"resolved,omitzero"`   // of the execution: where its execution_resolved is
+	Metered      events.Spent `json:"metered,omitzero"`    // what the execution took, as the egress proxy saw it
+	Told         events.Spent `json:"told,omitzero"`       // what the present attempt took, as the agent tells
+	ToldBefore   events.Spent `json:"toldBefore,omitzero"` // the same of the attempts before it
+	Before       events.Spent `json:"before,omitzero"`     // what the session took: turns and time of all executions, of models what was not for this one
 }
 
 // Place is where a workspace is.
@@ -69,7 +72,7 @@ type Place struct {
 }
 
 // Spent is what the execution took so far, as far as anybody knows.
-func (s State) Spent() events.Spent { return s.Metered.Max(s.Told) }
+func (s State) Spent() events.Spent { return s.Metered.Max(s.ToldBefore.Plus(s.Told)) }
 
 // SessionSpent is what the session took so far, the execution's part included.
 func (s State) SessionSpent() events.Spent { return s.Before.Plus(s.Spent()) }
@@ -127,6 +130,9 @@ func (s State) Past(r session.Ref) bool { return s.Turn > r.Turn || s.Ended(r.Ex
 // Over tells whether nothing runs: no execution was claimed, or the last one has ended.
 func (s State) Over() bool { return s.Execution == "" || s.Phase.Terminal() }
 
+// Dying is the number of the attempt that a death of the agent or its sandbox ends now.
+func (s State) Dying() uint32 { return max(s.Attempt, s.Died+1) }
+
 // View is what the session's life needs to know.
 func (s State) View(l session.State) session.RunView {
 	return session.RunView{
@@ -175,8 +181,13 @@ func Evolve(s State, e events.Event) State {
 	case events.ExecutionStarted:
 		if s.Attempt == 0 {
 			s.Before.Turns++
+		} else if d.Attempt > s.Attempt { // another process tells what it took anew
+			s.ToldBefore, s.Told = s.ToldBefore.Plus(s.Told), events.Spent{}
 		}
-		s.Phase, s.Attempt = Running, d.Attempt
+		s.Phase, s.Attempt, s.NotBefore = Running, d.Attempt, time.Time{}
+	case events.AttemptFailed:
+		s.Phase, s.Claims = Starting, 0
+		s.Died, s.NotBefore = s.Died+1, e.Time.Add(time.Duration(d.WaitMs)*time.Millisecond)
 	case events.ExecutionCompleted:
 		s = s.end(e, Completed, d.Usage)
 	case events.ExecutionFailed:
@@ -274,7 +285,8 @@ func (s State) begin(e events.Event) State {
 	s.Execution, s.Phase, s.ClaimedAt, s.EndedAt = e.ExecutionID, Starting, e.Time, time.Time{}
 	s.Attempt, s.Claims, s.Open, s.Usage = 0, 0, nil, events.Usage{}
 	s.PausedAt, s.PausedMs, s.Resolved = time.Time{}, 0, Resolved{}
-	s.Metered, s.Told = events.Spent{}, events.Spent{}
+	s.Died, s.NotBefore = 0, time.Time{}
+	s.Metered, s.Told, s.ToldBefore = events.Spent{}, events.Spent{}, events.Spent{}
 	return s
 }
 
@@ -282,7 +294,7 @@ func (s State) end(e events.Event, p Phase, u events.Usage) State {
 	if s.Execution != e.ExecutionID {
 		return s // Decide writes no such thing
 	}
-	s.Phase, s.EndedAt, s.Usage, s.Claims, s.Open = p, e.Time, u, 0, nil
+	s.Phase, s.EndedAt, s.Usage, s.Claims, s.Open, s.NotBefore = p, e.Time, u, 0, nil, time.Time{}
 	s.Before.TimeMs += s.Ran(e.Time)
 	return s
 }

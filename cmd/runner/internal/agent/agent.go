@@ -14,6 +14,7 @@
 package agent
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/spoolhq/spool/pkg/events"
@@ -86,6 +87,11 @@ type Launch struct {
 	MCPServers []runner.MCPServer
 	Skills     []runner.Skill
 	MaxTurns   uint32 // requests to the model in one turn; 0 for no limit
+}
+
+// Listed are the skills that the agent itself is offered: not those that are sub-agents' alone.
+func (l Launch) Listed() []runner.Skill {
+	return slices.DeleteFunc(slices.Clone(l.Skills), func(s runner.Skill) bool { return s.Unlisted })
 }
 
 // Command is a process to start. The supervisor starts it in the workspace, in

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
@@ -61,7 +62,7 @@ func ownTools(l agent.Launch) []string {
 	if len(l.Subagents) > 0 && !slices.ContainsFunc(own, isAgent) {
 		own = append(own, "Agent")
 	}
-	if len(l.Skills) > 0 && !slices.Contains(own, "Skill") {
+	if len(l.Listed()) > 0 && !slices.Contains(own, "Skill") {
 		own = append(own, "Skill")
 	}
 	return own
@@ -83,7 +84,7 @@ func definitionFiles(l agent.Launch) ([]agent.File, error) {
 		}
 		add(configName+"/commands/"+c.Name+".md", front+c.Prompt)
 	}
-	for _, s := range l.Skills {
+	for _, s := range l.Listed() {
 		files = append(files, agent.File{Path: configName + "/skills/" + s.Name, Link: s.Dir})
 	}
 	if len(l.MCPServers) > 0 {
@@ -156,6 +157,7 @@ type subagent struct {
 	Description string   `json:"description"`
 	Prompt      string   `json:"prompt"`
 	Tools       []string `json:"tools,omitempty"`
+	Without     []string `json:"disallowedTools,omitempty"`
 	Model       string   `json:"model,omitempty"`
 }
 
@@ -165,9 +167,32 @@ func subagents(l agent.Launch) map[string]subagent {
 	}
 	out := map[string]subagent{}
 	for _, a := range l.Subagents {
-		out[a.Name] = subagent{Description: a.Description, Prompt: a.Instructions, Tools: a.Tools, Model: a.Model}
+		x := subagent{Description: a.Description, Prompt: a.Instructions, Tools: a.Tools, Model: a.Model}
+		if len(a.MCPServers) > 0 {
+			x.Tools, x.Without = withServers(l, a)
+		}
+		out[a.Name] = x
 	}
 	return out
+}
+
+// withServers narrows a sub-agent to the MCP servers that it names. It starts no
+// sub-agents, which might have others, unless its list of tools says so.
+func withServers(l agent.Launch, a events.SubagentSpec) (tools, without []string) {
+	tools = slices.Clone(a.Tools)
+	for _, s := range l.MCPServers {
+		prefix := mcpPrefix + s.Name + "__"
+		switch named := slices.ContainsFunc(a.Tools, func(t string) bool { return strings.HasPrefix(t, prefix) }); {
+		case !slices.Contains(a.MCPServers, s.Name):
+			without = append(without, prefix+"*")
+		case len(a.Tools) > 0 && !named:
+			tools = append(tools, prefix+"*")
+		}
+	}
+	if !slices.ContainsFunc(a.Tools, isAgent) {
+		without = append(without, "Agent")
+	}
+	return tools, without
 }
 
 func isMCP(tool string) bool { return strings.HasPrefix(tool, mcpPrefix) }

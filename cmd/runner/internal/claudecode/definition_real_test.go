@@ -89,6 +89,8 @@ func TestRealDefinition(t *testing.T) {
 		"tools":                         realTools,
 		"denied tools":                  realDenied,
 		"sub-agents":                    realSubagents,
+		"sub-agents' servers":           realSubagentServers,
+		"sub-agents' skills":            realSubagentSkills,
 		"commands":                      realCommands,
 		"skills":                        realSkills,
 		"MCP over stdio":                realStdio,

@@ -68,7 +68,7 @@ func definitionFiles(l agent.Launch) []agent.File {
 		}
 		files = append(files, agent.File{Path: homeName + "/agents/" + a.Name + ".toml", Content: strings.Join(lines, "\n") + "\n"})
 	}
-	for _, s := range l.Skills {
+	for _, s := range l.Listed() {
 		files = append(files, agent.File{Path: homeName + "/skills/" + s.Name, Link: s.Dir})
 	}
 	return files

@@ -134,6 +134,16 @@ func realSkills(t *testing.T) {
 	b.asked("GREETS-PEOPLE")
 	b.ask("$greet them", with)
 	b.asked("SKILL-BODY")
+	// One that is a sub-agent's alone is in that one's instructions, and not offered.
+	b = benchWith(t, script(t))
+	b.completed("hello", "hello", func(q *runner.Query) {
+		q.Skills = []runner.Skill{{Name: "greet", Description: "GREETS-PEOPLE", Dir: dir, Unlisted: true}}
+	})
+	for _, r := range b.asked("hello") {
+		if bytes.Contains(r.Body, []byte("GREETS-PEOPLE")) {
+			t.Error("the agent is offered its sub-agent's skill")
+		}
+	}
 }
 
 func realStdio(t *testing.T) {

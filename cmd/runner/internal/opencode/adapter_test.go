@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spoolhq/spool/cmd/runner/internal/acp"
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 	"github.com/spoolhq/spool/cmd/runner/internal/agenttest"
 	"github.com/spoolhq/spool/pkg/runner"
@@ -164,4 +165,34 @@ func TestTranscript(t *testing.T) {
 func TestTestedVersionIsThePinnedOne(t *testing.T) {
 	t.Parallel()
 	agenttest.Pinned(t, "opencode-ai", Tested)
+}
+
+// TestNativeSkills: the CLI's own tool is offered the agent's skills where it can list their files, and no sub-agent's.
+func TestNativeSkills(t *testing.T) {
+	t.Parallel()
+	l := launch(t)
+	l.Skills = []runner.Skill{{Name: "mine", Dir: "/bin/skills/1"}, {Name: "theirs", Dir: "/bin/skills/2", Unlisted: true}}
+	l.Tools.Allow = []string{"read"}
+	configured := func() (paths []string, asked any) {
+		var config struct {
+			Skills     struct{ Paths []string }
+			Permission map[string]any
+		}
+		_, env := command(t, l)
+		if err := json.Unmarshal([]byte(env["OPENCODE_CONFIG_CONTENT"]), &config); err != nil {
+			t.Fatal(err)
+		}
+		return config.Skills.Paths, config.Permission["skill"]
+	}
+	if paths, asked := configured(); len(paths) != 0 || asked != nil {
+		t.Errorf("without rg: %v, %v", paths, asked)
+	}
+	bin := t.TempDir()
+	if err := os.WriteFile(filepath.Join(bin, "rg"), []byte("#!/bin/sh\n"), 0o755); err != nil { //nolint:gosec // a program
+		t.Fatal(err)
+	}
+	l.Environ = append(l.Environ, "PATH="+acp.Variable(l, "PATH")+":"+bin)
+	if paths, asked := configured(); !slices.Equal(paths, []string{"/bin/skills/1"}) || asked != "ask" {
+		t.Errorf("with rg: %v, %v", paths, asked)
+	}
 }

@@ -46,6 +46,7 @@ func configuration(l agent.Launch, model string, f files) (string, error) {
 	}
 	raw, err := json.Marshal(object{
 		"$schema":           schema,
+		"skills":            object{"paths": native(l)},
 		"autoupdate":        false,
 		"share":             "disabled",
 		"lsp":               false,
@@ -62,8 +63,8 @@ func configuration(l agent.Launch, model string, f files) (string, error) {
 		}},
 		"permission": askedOf(l),
 		"agent": object{
-			"general": object{"permission": fixedOf(l, nil)},
-			"explore": object{"permission": fixedOf(l, nil).add("edit", "deny").add("todowrite", "deny")},
+			"general": object{"permission": fixedOf(l, nil, nil)},
+			"explore": object{"permission": fixedOf(l, nil, nil).add("edit", "deny").add("todowrite", "deny")},
 			// A title would be a call to the model that nobody asked for.
 			"title": object{"disable": true},
 		},
@@ -71,6 +72,20 @@ func configuration(l agent.Launch, model string, f files) (string, error) {
 		"experimental": object{"continue_loop_on_deny": true},
 	})
 	return string(raw), err
+}
+
+// native are the folders of the skills that the CLI offers by a tool of its own. That
+// lists a skill's files by ripgrep, and would download it; without it the agent
+// has its skills by its instructions alone.
+func native(l agent.Launch) []string {
+	dirs := []string{}
+	if _, err := acp.Find(l, "rg"); err != nil {
+		return dirs
+	}
+	for _, s := range l.Listed() {
+		dirs = append(dirs, s.Dir)
+	}
+	return dirs
 }
 
 func subagentModels(l agent.Launch) []string {

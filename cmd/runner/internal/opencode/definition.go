@@ -92,6 +92,9 @@ func askedOf(l agent.Launch) rules {
 			rs = rs.add(permission(t), "ask")
 		}
 	}
+	if len(native(l)) > 0 { // without which they could not be used
+		rs = rs.add("skill", "ask")
+	}
 	rs = served(rs, l, "ask")
 	for _, t := range l.Tools.Deny {
 		if p := permission(t); p != "edit" || slices.Contains(l.Tools.Deny, "edit") && slices.Contains(l.Tools.Deny, "write") {
@@ -157,8 +160,8 @@ func narrowed(s runner.MCPServer, allow []string) []string {
 }
 
 // fixedOf are a sub-agent's rules: the policy `workspace`, as far as the CLI can
-// hold to it by itself, and its own tools alone if it has a list of them.
-func fixedOf(l agent.Launch, tools []string) rules {
+// hold to it by itself, and its own tools and servers alone if it has lists of them.
+func fixedOf(l agent.Launch, tools, servers []string) rules {
 	rs := rules{{"*", "deny"}}
 	if len(tools) == 0 {
 		for _, t := range []string{"read", "glob", "grep", "list", "bash", "edit", "todowrite"} {
@@ -174,7 +177,50 @@ func fixedOf(l agent.Launch, tools []string) rules {
 	for _, t := range tools {
 		rs = rs.add(permission(t), "allow")
 	}
-	return rs.add("external_directory", "deny")
+	if len(servers) > 0 {
+		rs = chosen(rs, l, tools, servers)
+	}
+	outside, edit := rules{{"*", "deny"}}, rules{{"*", "allow"}}
+	for _, s := range l.Skills { // they may be read; of what is edited the CLI asks by a relative path
+		outside, edit = outside.add(s.Dir+"/*", "allow"), edit.add("*"+strings.TrimPrefix(s.Dir, "/")+"/*", "deny")
+	}
+	if i := slices.IndexFunc(rs, func(r rule) bool { return r.permission == "edit" && r.action == "allow" }); i >= 0 && len(l.Skills) > 0 {
+		rs[i].action = edit
+	}
+	return rs.add("external_directory", outside)
+}
+
+// chosen adds rules for a sub-agent that names the MCP servers it has, and perhaps some of their tools.
+func chosen(rs rules, l agent.Launch, tools, servers []string) rules {
+	all := slices.Clone(l.MCPServers)
+	// One server's name may begin another's: the longer one has the last word.
+	slices.SortStableFunc(all, func(a, b runner.MCPServer) int { return len(a.Name) - len(b.Name) })
+	for _, s := range all {
+		action := "deny"
+		if slices.Contains(servers, s.Name) {
+			action = "allow"
+		}
+		has, named := narrowed(s, l.Tools.Allow), narrowed(runner.MCPServer{Name: s.Name}, tools)
+		if action == "deny" || has == nil && named == nil {
+			rs = rs.add(serverPrefix(s)+"*", action)
+			continue
+		}
+		rs = rs.add(serverPrefix(s)+"*", "deny")
+		if has == nil {
+			has, named = named, nil
+		}
+		for _, t := range has {
+			if named == nil || slices.Contains(named, t) {
+				rs = rs.add(t, action)
+			}
+		}
+	}
+	for _, t := range l.Tools.Deny {
+		if slices.ContainsFunc(all, func(s runner.MCPServer) bool { return strings.HasPrefix(t, serverPrefix(s)) }) {
+			rs = rs.add(t, "deny")
+		}
+	}
+	return rs
 }
 
 // definition is the file's content, "" for nothing.
@@ -184,7 +230,7 @@ func definition(l agent.Launch) (string, error) {
 	}
 	agents, commands, servers := object{}, object{}, object{}
 	for _, a := range l.Subagents {
-		o := object{"mode": "subagent", "description": a.Description, "prompt": a.Instructions, "permission": fixedOf(l, a.Tools)}
+		o := object{"mode": "subagent", "description": a.Description, "prompt": a.Instructions, "permission": fixedOf(l, a.Tools, a.MCPServers)}
 		if a.Model != "" {
 			o["model"] = provider + "/" + a.Model
 		}

@@ -90,6 +90,8 @@ func TestRealDefinition(t *testing.T) {
 		"prompts, commands and sub-agents": realParts,
 		"tools":                            realTools,
 		"MCP servers":                      realServers,
+		"sub-agents' servers and skills":   realSubagents,
+		"skills":                           realSkills,
 		"any ACP agent":                    realACP,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -200,6 +202,44 @@ func realServers(t *testing.T) {
 	info, err := os.Stat(filepath.Join(b.Place.State, "launch", "opencode.json"))
 	if err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("the servers' file: %v, %v", info, err)
+	}
+}
+
+// A skill is offered by name, loaded by the CLI's own tool, and its folder is read-only.
+func realSkills(t *testing.T) {
+	if _, err := exec.LookPath("rg"); err != nil {
+		t.Skip("rg, by which the CLI lists a skill's files, is not on the PATH: apt-get install ripgrep")
+	}
+	dir := filepath.Join(t.TempDir(), "0a1b")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range map[string]string{
+		"SKILL.md": "---\nname: greet\ndescription: GREETS-PEOPLE\n---\nSKILL-BODY: read words.txt beside this.\n", "words.txt": "WORDS-OF-THE-SKILL",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	words := filepath.Join(dir, "words.txt")
+	b := benchWith(t, script(t,
+		call("use the skill", "skill", map[string]any{"name": "greet"}),
+		call("read the words", "read", map[string]any{"filePath": words}),
+		call("change the words", "write", map[string]any{"filePath": words, "content": "no"})))
+	for _, allow := range [][]string{nil, {"read", "write"}} {
+		with := func(q *runner.Query) {
+			q.Skills, q.Tools.Allow = []runner.Skill{{Name: "greet", Description: "GREETS-PEOPLE", Dir: dir}}, allow
+		}
+		x := b.Completed("use the skill", "SKILL-BODY", with)
+		if d := x.Decisions(); len(d) != 1 || d[0].Decision != "allow" || !strings.Contains(x.String(), words) {
+			t.Errorf("decisions %+v; the skill's files are not told", d)
+		}
+		b.asked("GREETS-PEOPLE")
+		b.Completed("read the words", "WORDS-OF-THE-SKILL", with)
+		b.Ask("change the words", with)
+		if raw, err := os.ReadFile(words); err != nil || string(raw) != "WORDS-OF-THE-SKILL" {
+			t.Errorf("the skill: %q, %v", raw, err)
+		}
 	}
 }
 

@@ -247,6 +247,8 @@ func (r *Renderer) notice(e events.Event) {
 		r.note(dim, fmt.Sprintf("%s on %s", d.Architecture, d.Provider))
 	case events.SandboxReplaced:
 		r.note(yellow, "the sandbox was lost and another took its place; lost with it: "+d.Lost)
+	case events.AttemptFailed:
+		r.note(yellow, fmt.Sprintf("attempt %d of %d died: %s", d.Attempt, d.Attempts, problem(d.Code, d.Message)))
 	case events.SandboxFailed:
 		r.note(red, "✗ no sandbox: "+problem(d.Code, d.Message))
 	case events.SandboxReady, events.SandboxTerminated, events.SandboxPaused, events.SandboxResumed, events.SandboxHealth,

@@ -305,6 +305,8 @@ func (x *execution) track(e events.Event) {
 		x.phase = "starting"
 	case events.ExecutionStarted:
 		x.phase = "running"
+	case events.AttemptFailed:
+		x.phase = "starting again"
 	case events.InterruptRequested:
 		if !strings.HasPrefix(x.phase, "queued") { // an interrupt is for the one that runs
 			x.phase = "stopping"

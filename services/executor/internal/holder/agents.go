@@ -83,6 +83,9 @@ func (t *turn) attach(ctx context.Context) error {
 	}
 	if errors.Is(err, errLost) {
 		t.drop()
+		if t.l.Run.Phase == run.Running {
+			return err // an attempt was under way, and died with it
+		}
 		if err = t.replace(ctx); err == nil {
 			a, err = t.create(ctx)
 		}
@@ -300,19 +303,11 @@ func (t *turn) replace(ctx context.Context) error {
 		return fmt.Errorf("end what is left of sandbox %s: %w", old.ID, err)
 	}
 	facts := []events.Payload{events.SandboxReplaced{SandboxID: old.ID, Lost: lost, Kept: kept}}
-	known, err := t.known(ctx)
+	closed, err := t.closed(ctx)
 	if err != nil {
 		return err
 	}
-	for _, open := range t.l.Run.Open {
-		b, ok := known[open.ID]
-		if !ok {
-			b = events.Block{ID: open.ID, Kind: events.KindError, Time: t.h.d.Now().UTC(), ConversationID: events.MainConversation}
-		}
-		b.Status = events.StatusError
-		facts = append(facts, events.BlockComplete{Block: b})
-	}
-	return t.say(ctx, facts...)
+	return t.say(ctx, append(facts, closed...)...)
 }
 
 // refresh looks at the session's life again after something that took a while.

@@ -15,6 +15,9 @@ import (
 
 // execute takes the active execution over, or on, and runs it to its end.
 func (h *Holder) execute(ctx context.Context, l eventlog.Loaded, b *busy) error {
+	if err := h.early(l); err != nil {
+		return err
+	}
 	if err := h.mayClaim(ctx, l); err != nil {
 		return err
 	}

@@ -326,6 +326,12 @@ func (f *follower) finish(ctx context.Context) error {
 	e := f.ended
 	d.Events = append(d.Events, f.calls(ctx)...)
 	f.spend(d.Events)
+	if died, ok := f.died(e); ok {
+		if err := f.record(ctx, d.Events); err != nil {
+			return err
+		}
+		return &deathError{died}
+	}
 	err = f.end(ctx, run.End{
 		Meta:    events.Meta{CommandID: events.Derive(events.KindCommand, f.tr.Journal, strconv.FormatUint(e.N, 10)), Now: e.Time},
 		N:       e.N,
@@ -352,6 +358,10 @@ func (f *follower) outcome(e runner.Ended) events.Payload {
 		code, message = "AGENT_EXITED", "the turn was ended inside the sandbox, and nobody had asked for it"
 	case code == "":
 		code = "INTERNAL"
+	}
+	switch code {
+	case codeExited, codeSilent, codeOutOfMemory:
+		message += f.last(code)
 	}
 	return events.ExecutionFailed{Code: code, Message: message, Usage: e.Usage}
 }

@@ -32,7 +32,7 @@ func (f *follower) read() {
 
 // garbageID is unique to this stream, since such lines have no number.
 func (f *follower) garbageID() string {
-	return f.tr.Journal + "/" + strconv.FormatUint(f.epoch, 10) + "/" + strconv.FormatUint(uint64(f.losses), 10)
+	return f.tr.Journal + "/" + strconv.FormatUint(f.epoch, 10) + "/" + strconv.FormatUint(uint64(f.l.Run.Died), 10)
 }
 
 // keep passes on what a line became: text at once, events to the next commit.

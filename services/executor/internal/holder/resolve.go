@@ -111,6 +111,11 @@ func (t *turn) references(ctx context.Context, r *resolution) error {
 		for _, ref := range r.agent.Skills {
 			r.Skills = append(r.Skills, events.SkillUsed{Ref: ref})
 		}
+		for _, sub := range r.agent.Subagents {
+			for _, ref := range sub.Skills {
+				r.Skills = append(r.Skills, events.SkillUsed{Ref: ref, Subagent: sub.Name})
+			}
+		}
 		for _, m := range r.agent.MCPServers {
 			r.MCPServers = append(r.MCPServers, m.Name)
 		}
@@ -120,8 +125,9 @@ func (t *turn) references(ctx context.Context, r *resolution) error {
 		if err != nil {
 			return err
 		}
-		r.Skills[i] = events.SkillUsed{Ref: pushed.Ref, Name: pushed.Name}
-		r.skills, r.texts = append(r.skills, runner.Skill{Name: pushed.Name, Description: pushed.Description}), append(r.texts, pushed.Document)
+		r.Skills[i].Ref, r.Skills[i].Name = pushed.Ref, pushed.Name
+		of := runner.Skill{Name: pushed.Name, Description: pushed.Description, Unlisted: r.Skills[i].Subagent != ""}
+		r.skills, r.texts = append(r.skills, of), append(r.texts, pushed.Document)
 	}
 	return nil
 }
@@ -232,7 +238,12 @@ func (t *turn) shelve(ctx context.Context, r *resolution) error {
 		})
 	}
 	_ = all.Wait() // each has its own error
+	said := map[string]bool{}
 	for i, used := range r.Skills {
+		if said[used.Ref.Version] {
+			continue // the agent's, and a sub-agent's
+		}
+		said[used.Ref.Version] = true
 		switch err := errs[i]; {
 		case slices.Contains(r.gone, used.Ref.Version):
 			if err := t.say(ctx, events.Error{Code: "SKILL_REMOVED", Message: fmt.Sprintf("skill %s was removed: the agent gets its SKILL.md alone", used.Ref)}); err != nil {
@@ -306,12 +317,13 @@ const mcpTimeout = 30_000 // milliseconds
 // servers are reached through it, and it alone knows their headers.
 func (r *resolution) into(q *runner.Query, proxied bool) {
 	a := r.agent
-	q.SystemPrompt, q.MemoryFile, q.Tools, q.Subagents, q.Commands, q.MaxTurns = a.Instructions, a.MemoryFile, a.Tools, a.Subagents, a.Commands, a.Limits.Turns
-	if text := r.prompt(); text != "" {
-		q.SystemPrompt = strings.TrimPrefix(q.SystemPrompt+"\n\n"+text, "\n\n")
+	q.SystemPrompt, q.MemoryFile, q.Tools, q.Commands, q.MaxTurns = r.told(a.Instructions, ""), a.MemoryFile, a.Tools, a.Commands, a.Limits.Turns
+	for _, sub := range a.Subagents {
+		sub.Instructions, sub.Skills = r.told(sub.Instructions, sub.Name), nil
+		q.Subagents = append(q.Subagents, sub)
 	}
-	for _, s := range r.skills {
-		if s.Dir != "" {
+	for _, s := range r.skills { // the agent's own come first
+		if s.Dir != "" && !slices.ContainsFunc(q.Skills, func(other runner.Skill) bool { return other.Dir == s.Dir }) {
 			q.Skills = append(q.Skills, s)
 		}
 	}
@@ -331,13 +343,18 @@ func (r *resolution) into(q *runner.Query, proxied bool) {
 	q.Redact = r.secrets
 }
 
-// prompt is what the agent is told of its skills.
-func (r *resolution) prompt() string {
+// told are instructions with what is said of the skills of a sub-agent, or, with "", of the agent itself.
+func (r *resolution) told(instructions, subagent string) string {
 	var list []skill.Prompted
 	for i, s := range r.skills {
-		list = append(list, skill.Prompted{Name: s.Name, Description: s.Description, Dir: s.Dir, Document: r.texts[i]})
+		if r.Skills[i].Subagent == subagent {
+			list = append(list, skill.Prompted{Name: s.Name, Description: s.Description, Dir: s.Dir, Document: r.texts[i]})
+		}
 	}
-	return skill.Prompt(list, skill.PromptBudget)
+	if len(list) == 0 {
+		return instructions
+	}
+	return strings.TrimPrefix(instructions+"\n\n"+skill.Prompt(list, skill.PromptBudget), "\n\n")
 }
 
 // recorded is the execution_resolved that is in the log.

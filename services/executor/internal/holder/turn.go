@@ -35,7 +35,6 @@ type turn struct {
 
 	agent   *agent // open link; nil until attached
 	attempt uint32 // of the start that comes next, or runs
-	losses  uint32 // sandboxes lost under this claim
 	message events.MessageAccepted
 	tr      *translate.Translator
 	paused  time.Duration // how long it stood still so far
@@ -76,45 +75,57 @@ func (t *turn) run(ctx context.Context) (err error) {
 		return err
 	}
 	for {
-		if t.control().N > 0 && t.l.Run.Sandbox.Journal == "" {
-			return t.fail(ctx, events.ExecutionCancelled{Reason: t.control().Reason})
+		if t.control().N > 0 && (t.l.Run.Sandbox.Journal == "" || t.h.d.Now().Before(t.l.Run.NotBefore)) {
+			return t.cancelled(ctx)
 		}
-		if err := t.attach(ctx); err != nil {
-			var broken *sandboxError
-			if errors.As(err, &broken) {
-				failed := events.ExecutionFailed{Code: broken.code(), Message: broken.Error()}
-				if broken.stays {
-					return t.fail(ctx, failed)
-				}
-				return t.fail(ctx, failed, events.SandboxFailed{SandboxID: broken.id, Code: broken.code(), Message: broken.Error()})
-			}
+		err := t.try(ctx)
+		var died *deathError
+		switch {
+		case errors.As(err, &died):
+		case errors.Is(err, errLost):
+			died = &deathError{death{code: codeSandboxLost, message: err.Error()}}
+			t.log.Warn("the sandbox was lost in mid-execution", "sandbox", t.l.Run.Sandbox.ID, "error", err)
+		default:
 			return err
 		}
-		if t.control().N > 0 && !t.agent.mayRun(t.execution, t.l.Run.Sandbox.N) {
-			return t.fail(ctx, events.ExecutionCancelled{Reason: t.control().Reason})
-		}
-		err := t.follow(ctx)
-		if !errors.Is(err, errLost) {
+		if err := t.again(ctx, died.death); err != nil || t.l.Run.Ended(t.execution) {
 			return err
-		}
-		t.log.Warn("the sandbox was lost in mid-execution", "sandbox", t.l.Run.Sandbox.ID, "error", err)
-		t.losses++
-		if max(t.l.Run.Attempt, t.losses) >= t.h.cfg.MaxAttempts {
-			return t.giveUp(ctx)
 		}
 	}
 }
 
-// giveUp fails an execution whose sandbox was lost too often.
-func (t *turn) giveUp(ctx context.Context) error {
-	id := t.l.Run.Sandbox.ID
-	t.drop()
-	if err := t.h.terminate(ctx, id, false); err != nil {
-		t.log.Error("a lost sandbox could not be ended; the sweep will try again", "sandbox", id, "error", err)
+// try is one attempt, or what is left of one. It returns nil when the execution has
+// ended; a *deathError or errLost say that another attempt may follow.
+func (t *turn) try(ctx context.Context) error {
+	if err := t.attach(ctx); err != nil {
+		var broken *sandboxError
+		if errors.As(err, &broken) {
+			failed := events.ExecutionFailed{Code: broken.code(), Message: broken.Error()}
+			if broken.stays {
+				return t.fail(ctx, failed)
+			}
+			return t.fail(ctx, failed, events.SandboxFailed{SandboxID: broken.id, Code: broken.code(), Message: broken.Error()})
+		}
+		return err
 	}
-	return t.fail(ctx,
-		events.ExecutionFailed{Code: "SANDBOX_LOST", Message: fmt.Sprintf("the sandbox was lost in attempt %d of %d", max(t.l.Run.Attempt, t.losses), t.h.cfg.MaxAttempts)},
-		events.SandboxTerminated{SandboxID: id, Reason: "unhealthy", Kept: true})
+	if t.control().N > 0 && !t.agent.mayRun(t.execution, t.l.Run.Sandbox.N) {
+		return t.cancelled(ctx)
+	}
+	return t.follow(ctx)
+}
+
+// cancelled ends an execution of which nothing runs, as a control asks for.
+func (t *turn) cancelled(ctx context.Context) error {
+	c, sb := t.control(), t.l.Run.Sandbox
+	outcome := events.ExecutionCancelled{Reason: c.Reason}
+	if c.Kind != session.Terminate || sb.ID == "" || sb.Engine != t.h.cfg.Engine {
+		return t.fail(ctx, outcome)
+	}
+	t.drop()
+	if err := t.h.terminate(ctx, sb.ID, false); err != nil {
+		return fmt.Errorf("end sandbox %s: %w", sb.ID, err)
+	}
+	return t.fail(ctx, outcome, events.SandboxTerminated{SandboxID: sb.ID, Reason: c.Reason, Kept: true})
 }
 
 // control is what the life of the session, as last loaded, asks of this execution.

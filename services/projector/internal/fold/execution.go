@@ -40,6 +40,8 @@ func (f *folding) executed(a *aggregate, s *Session, x *entry[Execution], e even
 		if row.StartedAt == nil {
 			row.StartedAt = momentOf(e.Time)
 		}
+	case events.AttemptFailed:
+		touch(&f.executions, x).Phase = phaseStarting
 	case events.ExecutionResolved:
 		touch(&f.executions, x).Resolved = resolved(d)
 	case events.ExecutionPaused:

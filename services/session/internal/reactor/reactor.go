@@ -279,6 +279,8 @@ func (r *Reactor) publish(ctx context.Context, l eventlog.Loaded) error {
 			cause = l.Life.Active.Dispatch
 		case l.Run.Phase == run.Paused:
 			cause = l.Life.Waker()
+		case !l.Run.NotBefore.IsZero() && l.Life.ControlOf(l.Run.Execution).N > 0:
+			cause = l.Life.ControlOf(l.Run.Execution).Cause // its job may be delayed until the next attempt
 		default:
 			return nil // claimed: its job is held until the end, or until it stands still
 		}

@@ -19,7 +19,7 @@ func TestMatters(t *testing.T) {
 	t.Parallel()
 	quiet := map[events.Type]bool{}
 	for _, p := range []events.Payload{
-		events.ExecutionStarted{}, events.SandboxReplaced{}, events.SandboxTerminated{}, events.SandboxFailed{},
+		events.ExecutionStarted{}, events.AttemptFailed{}, events.SandboxReplaced{}, events.SandboxTerminated{}, events.SandboxFailed{},
 		events.BlockStart{}, events.BlockUpdate{}, events.BlockComplete{}, events.SubagentSpawned{}, events.SubagentCompleted{},
 		events.PermissionDecided{}, events.TranscriptWritten{}, events.MetadataUpdate{}, events.Log{}, events.Error{}, events.WatchdogWarned{},
 		events.SandboxPaused{}, events.SandboxResumed{}, events.SandboxHealth{}, events.FileCreated{}, events.FileModified{}, events.FileDeleted{},

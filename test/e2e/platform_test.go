@@ -1,0 +1,247 @@
+package e2e
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"net/http"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/services/gateway"
+	"github.com/spoolhq/spool/test/e2e/harness"
+)
+
+// keyHolder is somebody with a key.
+type keyHolder struct {
+	t      *testing.T
+	c      *harness.Cluster
+	header map[string]string
+}
+
+func withKey(t *testing.T, c *harness.Cluster, key string) keyHolder {
+	return keyHolder{t, c, map[string]string{"Authorization": "Bearer " + key}}
+}
+
+// tenant makes a tenant's key with the root's, and waits until it is accepted.
+func (k keyHolder) tenant(name string) keyHolder {
+	k.t.Helper()
+	var made struct{ Key string }
+	k.gets(http.StatusCreated, "POST", "/api/keys", map[string]any{"name": "test", "tenant": name}, &made)
+	other := withKey(k.t, k.c, made.Key)
+	harness.Eventually(k.t, "the new key is accepted", func() bool {
+		status, _ := other.asks("GET", "/api/sessions", nil)
+		return status == http.StatusOK
+	})
+	return other
+}
+
+func (k keyHolder) asks(method, path string, body any) (int, []byte) {
+	k.t.Helper()
+	var raw []byte
+	if body != nil {
+		var err error
+		if raw, err = json.Marshal(body); err != nil {
+			k.t.Fatal(err)
+		}
+	}
+	return request(k.t, method, k.c.URL(0)+path, k.header, raw)
+}
+
+// gets wants a status and decodes the answer.
+func (k keyHolder) gets(status int, method, path string, body, out any) string {
+	k.t.Helper()
+	got, raw := k.asks(method, path, body)
+	if got != status {
+		k.t.Fatalf("%s %s: answered %d %s, want %d", method, path, got, raw, status)
+	}
+	if out != nil {
+		if err := json.Unmarshal(raw, out); err != nil {
+			k.t.Fatalf("%s %s: answered %s: %v", method, path, raw, err)
+		}
+	}
+	return string(raw)
+}
+
+// pushes a skill's archive.
+func (k keyHolder) pushes(zip []byte, query string) (int, []byte) {
+	k.t.Helper()
+	header := map[string]string{"Content-Type": "application/zip"}
+	for name, value := range k.header {
+		header[name] = value
+	}
+	return request(k.t, "POST", k.c.URL(0)+"/api/skills?"+query, header, zip)
+}
+
+// applies a definition and gives its version.
+func (k keyHolder) applies(kind, scope, slug string, spec any) string {
+	k.t.Helper()
+	var applied struct{ Ref events.Reference }
+	k.gets(http.StatusOK, "POST", "/api/"+kind, map[string]any{"ref": map[string]any{"scope": scope, "slug": slug}, "spec": spec}, &applied)
+	return applied.Ref.Version
+}
+
+// runs a message in a new session to its end, gives all of the session's events, and deletes it.
+func (k keyHolder) runs(session map[string]any, message string) (result string, all []events.Wire) {
+	k.t.Helper()
+	var s struct{ SessionID string }
+	k.gets(http.StatusCreated, "POST", "/api/sessions", session, &s)
+	k.gets(http.StatusAccepted, "POST", "/api/sessions/"+s.SessionID+"/messages", map[string]any{"content": message}, nil)
+	harness.Eventually(k.t, "the execution has ended", func() bool {
+		var page struct{ Events []events.Wire }
+		k.gets(http.StatusOK, "GET", "/api/sessions/"+s.SessionID+"/events?limit=1000", nil, &page)
+		all = page.Events
+		for _, e := range all {
+			if events.Terminal(e.Type) {
+				done, ok := events.DecodePayload(e.Type, e.Data).(events.ExecutionCompleted)
+				if !ok {
+					k.t.Fatalf("it ended with %s %s", e.Type, e.Data)
+				}
+				result = done.Result
+				return true
+			}
+		}
+		return false
+	})
+	status, raw := k.asks("DELETE", "/api/sessions/"+s.SessionID, nil)
+	if status/100 != 2 {
+		k.t.Errorf("delete: answered %d %s", status, raw)
+	}
+	harness.Eventually(k.t, "no process of the deleted session is left", func() bool { return len(harness.Processes(k.c.Workspace(s.SessionID))) == 0 })
+	return result, all
+}
+
+// TestPlatform: what the platform's owner applies with the root key every tenant
+// may use and read by its reference, and no tenant may write; its secret works and is
+// shown to nobody; what a tenant calls by the same name is the tenant's own.
+func TestPlatform(t *testing.T) {
+	t.Parallel()
+	const rootKey, token, mine = "a-root-key-of-more-than-32-characters", "kestrel-7731-of-the-platform", "magpie-9915-of-the-tenant"
+	c := harness.New(t, harness.Options{Script: script(t, "docker.yaml"), Gateway: gateway.Config{Auth: gateway.AuthKeys, RootKey: rootKey}, KeepLogs: true})
+	root := withKey(t, c, rootKey)
+	if status, raw := root.pushes(greet(t), "slug=greet&scope=platform&tag=stable"); status != http.StatusCreated {
+		t.Fatalf("pushed: %d %s", status, raw)
+	}
+	environment := func(whom, secret string) map[string]any {
+		return map[string]any{"variables": map[string]any{"WHOM": map[string]any{"value": whom}, "DOOR_TOKEN": map[string]any{"value": secret, "secret": true}}}
+	}
+	agent := func(instructions string, skills ...string) map[string]any {
+		return map[string]any{"architecture": "spool", "model": "known-model", "instructions": instructions, "skills": skills}
+	}
+	root.applies("environments", "platform", "street", environment("Ada", token))
+	version := root.applies("agents", "platform", "porter", agent("You are the platform's porter.", "platform/greet@stable"))
+	ours, theirs := root.tenant("ours"), root.tenant("theirs")
+	harness.Eventually(t, "the agent is read", func() bool {
+		status, _ := ours.asks("GET", "/api/agents/porter?scope=platform", nil)
+		return status == http.StatusOK
+	})
+
+	// A tenant uses all of it by reference: the agent, its skill, the environment and the secret in it.
+	session := map[string]any{"agent": "platform/porter", "environments": []string{"platform/street"}}
+	dir := func() string {
+		for _, r := range c.Model.Requests() {
+			if m := regexp.MustCompile(`LOCATION: ([^ \\"]+)/`).FindSubmatch(r.Body); m != nil {
+				return string(m[1])
+			}
+		}
+		t.Fatal("no agent was told where the skill is")
+		return ""
+	}
+	_, first := ours.runs(session, "hello")
+	const hash = `run the command printf %s "$DOOR_TOKEN" | sha256sum; `
+	sum := func(secret string) string {
+		digest := sha256.Sum256([]byte(secret))
+		return hex.EncodeToString(digest[:])
+	}
+	result, second := ours.runs(session, hash+dir()+"/scripts/greet.sh")
+	if !strings.Contains(result, sum(token)) || !strings.Contains(result, "greetings to Ada from") {
+		t.Errorf("the agent said %q", result)
+	}
+	if told := pinned(t, first); told.Agent.Version != version || told.Agent.Scope != events.ScopePlatform || len(told.Skills) != 1 || told.Skills[0].Ref.Scope != events.ScopePlatform {
+		t.Errorf("resolved %+v", told)
+	}
+
+	platformIsReadOnly(t, ours, root, greet(t), agent("You are anybody's porter."), environment("Eve", "x"))
+
+	// Of the same name, and another one.
+	ours.applies("environments", "", "street", environment("Grace", mine))
+	own := ours.applies("agents", "", "porter", agent("You are our porter."))
+	result, third := ours.runs(map[string]any{"agent": "porter", "environments": []string{"street"}}, hash+"echo \"$WHOM\"")
+	if !strings.Contains(result, sum(mine)) || !strings.Contains(result, "Grace") || pinned(t, third).Agent.Version != own {
+		t.Errorf("the tenant's own said %q, and was %+v", result, pinned(t, third))
+	}
+	if result, _ := ours.runs(session, hash+"echo \"$WHOM\""); !strings.Contains(result, sum(token)) || !strings.Contains(result, "Ada") {
+		t.Errorf("after that the platform's said %q", result)
+	}
+	if result, _ := theirs.runs(session, hash+"echo \"$WHOM\""); !strings.Contains(result, sum(token)) || !strings.Contains(result, "Ada") {
+		t.Errorf("to another tenant the platform's said %q", result)
+	}
+	status, raw := theirs.asks("POST", "/api/sessions", map[string]any{"agent": "porter"})
+	refused(t, "another tenant's agent", http.StatusNotFound, "AGENT_NOT_FOUND", "agent", status, raw)
+
+	// The secret is in no answer, no event, and nothing that was written.
+	for _, list := range [][]events.Wire{first, second, third} {
+		for _, e := range list {
+			if strings.Contains(string(e.Data), token) || strings.Contains(string(e.Data), mine) {
+				t.Errorf("event %s shows a secret: %s", e.Type, e.Data)
+			}
+		}
+	}
+	for where, content := range c.Written() {
+		if strings.Contains(string(content), token) {
+			t.Errorf("%s shows the secret", where)
+		}
+	}
+}
+
+// pinned is what a session's first execution resolved to.
+func pinned(t *testing.T, all []events.Wire) events.ExecutionResolved {
+	t.Helper()
+	for _, e := range all {
+		if d, ok := events.DecodePayload(e.Type, e.Data).(events.ExecutionResolved); ok {
+			return d
+		}
+	}
+	t.Fatal("nothing was resolved")
+	return events.ExecutionResolved{}
+}
+
+// platformIsReadOnly: a tenant reads what is the platform's, without the secret, and every way to write it is refused.
+func platformIsReadOnly(t *testing.T, tenant, root keyHolder, zip []byte, agent, environment map[string]any) {
+	t.Helper()
+	ref := func(slug string) map[string]any { return map[string]any{"scope": "platform", "slug": slug} }
+	for name, c := range map[string]struct {
+		method, path string
+		body         any
+		field        string
+	}{
+		"an agent":           {"POST", "/api/agents", map[string]any{"ref": ref("porter"), "spec": agent}, "ref.scope"},
+		"a new agent":        {"POST", "/api/agents", map[string]any{"ref": ref("brand-new"), "spec": agent}, "ref.scope"},
+		"an environment":     {"POST", "/api/environments", map[string]any{"ref": ref("street"), "spec": environment}, "ref.scope"},
+		"an instance":        {"POST", "/api/instances", map[string]any{"ref": ref("porter"), "spec": map[string]any{"agent": "platform/porter"}}, "ref.scope"},
+		"no agent":           {"DELETE", "/api/agents/porter?scope=platform", nil, "scope"},
+		"no environment":     {"DELETE", "/api/environments/street?scope=platform", nil, "scope"},
+		"no skill":           {"DELETE", "/api/skills/greet?scope=platform", nil, "scope"},
+		"the tag of a skill": {"POST", "/api/skills/greet/tags", map[string]any{"scope": "platform", "version": "stable", "tag": "newest"}, "scope"},
+	} {
+		status, raw := tenant.asks(c.method, c.path, c.body)
+		refused(t, name, http.StatusForbidden, "FORBIDDEN", c.field, status, raw)
+	}
+	status, raw := tenant.pushes(zip, "slug=greet&scope=platform")
+	refused(t, "a skill", http.StatusForbidden, "FORBIDDEN", "scope", status, raw)
+	for _, k := range []keyHolder{tenant, root} {
+		shown := k.gets(http.StatusOK, "GET", "/api/environments/street?scope=platform", nil, nil)
+		if !strings.Contains(shown, "DOOR_TOKEN") || !strings.Contains(shown, "Ada") || strings.Contains(shown, "kestrel") {
+			t.Errorf("the environment is shown as %s", shown)
+		}
+	}
+	var list struct {
+		Agents []struct{ Ref events.Reference }
+	}
+	tenant.gets(http.StatusOK, "GET", "/api/agents", nil, &list)
+	if len(list.Agents) != 1 || list.Agents[0].Ref.Scope != events.ScopePlatform {
+		t.Errorf("agents %+v", list.Agents)
+	}
+}
