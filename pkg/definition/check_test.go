@@ -107,11 +107,15 @@ func TestCheckAgent(t *testing.T) {
 		"larger files": {func(s *events.AgentSpec) {
 			s.Files = []events.FileSpec{{Path: "a", Content: strings.Repeat("x", 4<<20)}, {Path: "b", ContentBase64: base64.StdEncoding.EncodeToString(make([]byte, 4<<20+1))}}
 		}, "files: all files together have 8388609 bytes"},
-		"egress":          {func(s *events.AgentSpec) { s.Egress = []string{"a.com", "http://b", "*.com", "127.0.0.1", ""} }, "egress[1]: it is a URL\negress[2]: that is every host\negress[3]: nothing could reach it\negress[4]: it is empty"},
-		"too much egress": {func(s *events.AgentSpec) { s.Egress = slices.Repeat([]string{"a.com"}, command.MaxEgress+1) }, "egress: there are 257"},
-		"budget":          {func(s *events.AgentSpec) { s.Limits.BudgetUSD = -1 }, "limits.budgetUsd: "},
-		"infinite budget": {func(s *events.AgentSpec) { s.Limits.BudgetUSD = math.Inf(1) }, "limits.budgetUsd: "},
-		"no budget":       {func(s *events.AgentSpec) { s.Limits.BudgetUSD = math.NaN() }, "limits.budgetUsd: "},
+		"dependencies": {func(s *events.AgentSpec) {
+			s.Dependencies = events.Dependencies{NPM: []string{"@a/b@1.0.0", "left-pad@^1.3.0", "@a/b@2.0.0"}, PIP: []string{"httpx[http2]==0.27.0", "--index-url==1"}}
+		}, "dependencies.npm[1]: \"left-pad@^1.3.0\": it is not a package of npm with an exact version\ndependencies.npm[2]: \"@a/b\" stands in npm[0] already\ndependencies.pip[1]: \"--index-url==1\": it is not"},
+		"too many dependencies": {func(s *events.AgentSpec) { s.Dependencies.PIP = slices.Repeat([]string{"a==1"}, 101) }, "dependencies.pip: there are 101; at most 100 are taken"},
+		"egress":                {func(s *events.AgentSpec) { s.Egress = []string{"a.com", "http://b", "*.com", "127.0.0.1", ""} }, "egress[1]: it is a URL\negress[2]: that is every host\negress[3]: nothing could reach it\negress[4]: it is empty"},
+		"too much egress":       {func(s *events.AgentSpec) { s.Egress = slices.Repeat([]string{"a.com"}, command.MaxEgress+1) }, "egress: there are 257"},
+		"budget":                {func(s *events.AgentSpec) { s.Limits.BudgetUSD = -1 }, "limits.budgetUsd: "},
+		"infinite budget":       {func(s *events.AgentSpec) { s.Limits.BudgetUSD = math.Inf(1) }, "limits.budgetUsd: "},
+		"no budget":             {func(s *events.AgentSpec) { s.Limits.BudgetUSD = math.NaN() }, "limits.budgetUsd: "},
 		"too many": {func(s *events.AgentSpec) {
 			for i := range definition.MaxEntries + 1 {
 				s.Commands = append(s.Commands, events.CommandSpec{Name: fmt.Sprint("c", i), Prompt: "p"})
@@ -333,6 +337,8 @@ func TestHonoursIsKept(t *testing.T) {
 		"limits.turns":         func(s *events.AgentSpec) { s.Limits.Turns = 1 },
 		"limits.budgetUsd":     func(s *events.AgentSpec) { s.Limits.BudgetUSD = 1 },
 		"limits.tokens":        func(s *events.AgentSpec) { s.Limits.Tokens = 1 },
+		"dependencies.npm":     func(s *events.AgentSpec) { s.Dependencies.NPM = []string{"a@1.0.0"} },
+		"dependencies.pip":     func(s *events.AgentSpec) { s.Dependencies.PIP = []string{"a==1"} },
 		"limits.timeMs":        func(s *events.AgentSpec) { s.Limits.TimeMs = 1 },
 	}
 	for field, cells := range definition.Honours() {
