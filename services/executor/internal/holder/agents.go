@@ -205,13 +205,18 @@ func (h *Holder) open(ctx context.Context, box sandbox.Sandbox, ref topology.Ses
 
 // create makes the session's sandbox; the log knows of it before it exists.
 func (t *turn) create(ctx context.Context) (*agent, error) {
-	began := t.h.d.Now()
 	id := t.l.Run.Sandbox.ID
+	layer, err := t.layer(ctx)
+	if err != nil {
+		return nil, err
+	}
+	began := t.h.d.Now()
 	if id == "" {
-		if a, err := t.pooled(ctx); a != nil || err != nil {
-			return a, err
+		if layer == "" { // what sandboxes of the pool have mounted is settled
+			if a, err := t.pooled(ctx); a != nil || err != nil {
+				return a, err
+			}
 		}
-		var err error
 		if id, err = t.h.mint(events.KindSandbox); err != nil {
 			return nil, err
 		}
@@ -227,7 +232,7 @@ func (t *turn) create(ctx context.Context) (*agent, error) {
 		}
 	}
 	spec := t.h.spec(t.l, id)
-	spec.Labels.Epoch = t.epoch
+	spec.Labels.Epoch, spec.Layer = t.epoch, layer
 	box, err := t.h.make(ctx, &spec, t.l.Life.Options.Egress)
 	if err != nil {
 		return nil, t.broken(ctx, id, err)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 	"time"
 
 	"github.com/spoolhq/spool/pkg/eventlog"
@@ -63,7 +62,7 @@ func (t *turn) run(ctx context.Context) (err error) {
 	if err := t.resolve(ctx); err != nil {
 		var wrong *unresolved
 		if errors.As(err, &wrong) {
-			return t.fail(ctx, events.ExecutionFailed{Code: wrong.code, Message: strings.ReplaceAll(wrong.Error(), "\n", "; ")})
+			return t.fail(ctx, wrong.ended())
 		}
 		return err
 	}
@@ -72,6 +71,13 @@ func (t *turn) run(ctx context.Context) (err error) {
 			return t.fail(ctx, events.ExecutionCancelled{Reason: t.control().Reason})
 		}
 		if err := t.attach(ctx); err != nil {
+			var wrong *unresolved
+			if errors.As(err, &wrong) {
+				return t.fail(ctx, wrong.ended())
+			}
+			if errors.Is(err, errUnwanted) {
+				return t.fail(ctx, events.ExecutionCancelled{Reason: t.control().Reason})
+			}
 			var broken *sandboxError
 			if errors.As(err, &broken) {
 				failed := events.ExecutionFailed{Code: broken.code(), Message: broken.Error()}
