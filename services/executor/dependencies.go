@@ -6,10 +6,12 @@ import (
 	"net"
 	"net/url"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spoolhq/spool/pkg/egress"
 	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/services/executor/internal/holder"
 	"github.com/spoolhq/spool/services/executor/internal/layer"
 )
 
@@ -38,7 +40,7 @@ func (c *Config) checkDependencies() error {
 	}
 	c.DependenciesHosts = slices.DeleteFunc(c.DependenciesHosts, func(h string) bool { return h == "" })
 	var wrong *egress.EntryError
-	if _, err := egress.ParseAllowlist(c.registries()); errors.As(err, &wrong) {
+	if _, err := egress.ParseAllowlist(c.registries().Hosts); errors.As(err, &wrong) {
 		return fmt.Errorf("dependencies-hosts, npm-registry or pip-index-url: %q: %s", wrong.Entry, wrong.Reason)
 	}
 	d := layer.Config{Within: c.DependenciesTimeout, MaxBytes: c.DependenciesSize, Keep: c.DependenciesKeep}.WithDefaults()
@@ -76,24 +78,31 @@ func (c Config) pip() string {
 	return c.PIPIndexURL
 }
 
-// registries are the hosts that a sandbox reaches in which dependencies are installed.
-// A registry that is a route of the egress proxy needs none.
-func (c Config) registries() []string {
-	out := slices.Clone(c.DependenciesHosts)
+// registries are the hosts and the routes of the egress proxy that a sandbox reaches in
+// which dependencies are installed.
+func (c Config) registries() holder.Registries {
+	r := holder.Registries{Hosts: slices.Clone(c.DependenciesHosts), Routes: []string{}}
 	if c.pip() == pipIndex {
-		out = append(out, pipFiles)
+		r.Hosts = append(r.Hosts, pipFiles)
 	}
 	for _, s := range []string{c.npm(), c.pip()} {
 		u, err := url.Parse(s)
-		if err != nil || u.Host == runner.EgressAddress {
+		if err != nil {
 			continue // checked before
+		}
+		if u.Host == runner.EgressAddress {
+			name, _, _ := strings.Cut(strings.TrimPrefix(u.Path, "/"), "/")
+			r.Routes = append(r.Routes, name)
+			continue
 		}
 		port := u.Port()
 		if port == "" {
 			port = map[string]string{"http": "80", "https": "443"}[u.Scheme]
 		}
-		out = append(out, net.JoinHostPort(u.Hostname(), port))
+		r.Hosts = append(r.Hosts, net.JoinHostPort(u.Hostname(), port))
 	}
-	slices.Sort(out)
-	return slices.Compact(out)
+	slices.Sort(r.Hosts)
+	slices.Sort(r.Routes)
+	r.Hosts, r.Routes = slices.Compact(r.Hosts), slices.Compact(r.Routes)
+	return r
 }

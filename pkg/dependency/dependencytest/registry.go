@@ -48,8 +48,8 @@ type Registry struct {
 	asked []string
 }
 
-// New makes a registry. base is its address as installers see it, without a slash
-// at its end.
+// New makes a registry. base is the address of the part for npm by which it knows
+// itself, without a slash at its end: its documents name it.
 func New(base string, npm []NPM, wheels []Wheel) (*Registry, error) {
 	r := &Registry{files: map[string]served{}}
 	for _, p := range npm {
@@ -135,7 +135,7 @@ func (r *Registry) npm(base string, p NPM) error {
 	}
 	sum := sha512.Sum512(b.Bytes())
 	short := p.Name[strings.LastIndexByte(p.Name, '/')+1:]
-	tarball := "/npm/" + p.Name + "/-/" + short + "-" + p.Version + ".tgz"
+	tarball := "/" + p.Name + "/-/" + short + "-" + p.Version + ".tgz"
 	manifest["dist"] = map[string]any{"tarball": base + tarball, "integrity": "sha512-" + base64.StdEncoding.EncodeToString(sum[:])}
 	manifest["hasInstallScript"] = len(p.Scripts) > 0
 	document, err := json.Marshal(map[string]any{"name": p.Name, "dist-tags": map[string]any{"latest": p.Version}, "versions": map[string]any{p.Version: manifest}})
@@ -143,7 +143,7 @@ func (r *Registry) npm(base string, p NPM) error {
 		return err
 	}
 	r.files["/npm/"+p.Name] = served{"application/json", document}
-	r.files[tarball] = served{"application/octet-stream", b.Bytes()}
+	r.files["/npm"+tarball] = served{"application/octet-stream", b.Bytes()}
 	return nil
 }
 
@@ -182,7 +182,7 @@ func (r *Registry) wheel(w Wheel) error {
 	}
 	sum := sha256.Sum256(b.Bytes())
 	file := w.Name + "-" + w.Version + "-py3-none-any.whl"
-	r.files["/pip/"+w.Name+"/"] = served{"text/html", []byte(`<!DOCTYPE html><html><body><a href="../../files/`+file+"#sha256="+hex.EncodeToString(sum[:])+`">`+file+"</a></body></html>")}
+	r.files["/pip/"+w.Name+"/"] = served{"text/html", []byte(`<!DOCTYPE html><html><body><a href="../../files/` + file + "#sha256=" + hex.EncodeToString(sum[:]) + `">` + file + "</a></body></html>")}
 	r.files["/files/"+file] = served{"application/octet-stream", b.Bytes()}
 	return nil
 }

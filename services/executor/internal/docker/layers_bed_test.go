@@ -54,7 +54,7 @@ func newLayerBed(t testing.TB, npm []dependencytest.NPM, wheels []dependencytest
 		t.Skipf("needs the image %s (scripts/images): %v", layerImage, err)
 	}
 	var err error
-	if b.registry, err = dependencytest.New("http://"+registryHost, npm, wheels); err != nil {
+	if b.registry, err = dependencytest.New("http://"+registryHost+"/npm", npm, wheels); err != nil {
 		t.Fatal(err)
 	}
 	served, other := httptest.NewServer(b.registry), &dependencytest.Registry{}
@@ -150,7 +150,7 @@ func (b *layerBed) workshop(p *Provider, begun func()) sandbox.Workshop {
 	return sandbox.Workshop{Begun: begun, Build: func(ctx context.Context, spec sandbox.Spec, work func(context.Context, sandbox.Sandbox) error) (err error) {
 		spec.ID, spec.EgressToken = newID(b.t, events.KindSandbox), rand.Text()
 		spec.Labels = sandbox.Labels{Engine: p.cfg.Engine, Executor: newID(b.t, events.KindExecutor)}
-		if _, err := b.egress.Register(ctx, spec.ID, egress.Registration{Token: spec.EgressToken, Epoch: 1, Allow: []string{registryHost + ":80"}}); err != nil {
+		if _, err := b.egress.Register(ctx, spec.ID, egress.Registration{Token: spec.EgressToken, Epoch: 1, Allow: []string{registryHost + ":80"}, Routes: &[]string{}}); err != nil {
 			return err
 		}
 		defer func() {

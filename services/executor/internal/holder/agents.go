@@ -233,7 +233,7 @@ func (t *turn) create(ctx context.Context) (*agent, error) {
 	}
 	spec := t.h.spec(t.l, id)
 	spec.Labels.Epoch, spec.Layer = t.epoch, layer
-	box, err := t.h.make(ctx, &spec, t.l.Life.Options.Egress)
+	box, err := t.h.make(ctx, &spec, t.l.Life.Options.Egress, nil)
 	if err != nil {
 		return nil, t.broken(ctx, id, err)
 	}
@@ -261,12 +261,12 @@ func (t *turn) create(ctx context.Context) (*agent, error) {
 }
 
 // make makes a sandbox, and its way out before. An engine that is away is waited for.
-func (h *Holder) make(ctx context.Context, spec *sandbox.Spec, allow []string) (sandbox.Sandbox, error) {
+func (h *Holder) make(ctx context.Context, spec *sandbox.Spec, allow []string, routes *[]string) (sandbox.Sandbox, error) {
 	if h.d.Egress != nil {
 		spec.EgressToken = rand.Text()
 		err := h.patiently(ctx, spec.ID, func() error {
 			return h.d.Egress.Register(ctx, Grant{
-				Sandbox: spec.ID, Token: spec.EgressToken, Tenant: spec.Labels.Tenant, Session: spec.Labels.Session, Epoch: spec.Labels.Epoch, Allow: allow,
+				Sandbox: spec.ID, Token: spec.EgressToken, Tenant: spec.Labels.Tenant, Session: spec.Labels.Session, Epoch: spec.Labels.Epoch, Allow: allow, Routes: routes,
 			})
 		})
 		if err != nil {

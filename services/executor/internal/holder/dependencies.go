@@ -109,6 +109,12 @@ func undependable(err error) error {
 	return &unresolved{code, err}
 }
 
+// Registries are all that is reached where dependencies are installed.
+type Registries struct {
+	Hosts  []string // as an allowlist has them
+	Routes []string // of the egress proxy
+}
+
 // workshop makes sandboxes in which layers are made: nobody's, as those of the pool, so
 // that the sweep ends what an executor that died had begun.
 func (h *Holder) workshop(begun func()) sandbox.Workshop {
@@ -137,7 +143,7 @@ func (h *Holder) build(ctx context.Context, spec sandbox.Spec, work func(context
 		}
 		err = concealed(err, spec.EgressToken)
 	}()
-	box, err := h.make(ctx, &spec, h.cfg.Registries)
+	box, err := h.make(ctx, &spec, h.cfg.Registries.Hosts, &h.cfg.Registries.Routes)
 	if err != nil {
 		return err
 	}

@@ -43,6 +43,7 @@ type Grant struct {
 	Allow     []string
 	Upstreams []Upstream // MCP servers that the sandbox reaches at runner.EgressMCP
 	Budget    *Budget    // of the execution; nil for none
+	Routes    *[]string  // the only routes of the proxy that it reaches; nil for all
 }
 
 // Upstream is an MCP server, with headers that the sandbox does not see.

@@ -40,8 +40,7 @@ type Config struct {
 	Pool      map[string]int // sandboxes kept ready, by architecture
 	PoolEvery time.Duration  // how often the pool is filled
 
-	// Registries are the hosts that sandboxes reach in which dependencies are installed.
-	Registries []string
+	Registries Registries // where dependencies of agents come from
 
 	// Agent gives the model, where the session names none, and the environment of an architecture's process.
 	Agent func(architecture, model string) (string, map[string]string)

@@ -128,6 +128,9 @@ const (
 	keepBytes = 16 << 10
 )
 
+// noLogs is what npm has to say of a log that nobody could read.
+const noLogs = "npm error Log files were not written due to the config logs-max=0"
+
 var (
 	escapes  = regexp.MustCompile("\x1b\\[[0-9;?]*[A-Za-z]")
 	userInfo = regexp.MustCompile(`://[^/\s@]+@`)
@@ -140,6 +143,7 @@ func Said(text string) string {
 	text = escapes.ReplaceAllString(strings.ToValidUTF8(text, "\uFFFD"), "")
 	text = userInfo.ReplaceAllString(text, "://***@")
 	text = tokens.ReplaceAllString(text, "${1}***")
+	text = strings.ReplaceAll(text, noLogs, "")
 	var lines []string
 	for line := range strings.Lines(text) {
 		line = strings.TrimRight(strings.Map(func(r rune) rune {

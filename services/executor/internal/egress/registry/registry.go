@@ -44,6 +44,8 @@ type Registration struct {
 	Upstreams []Upstream `json:"upstreams,omitempty"`
 
 	Budget *Budget `json:"budget,omitempty"` // of the execution; nil for none
+
+	Routes *[]string `json:"routes,omitempty"` // the only ones that the sandbox reaches, by name; nil means all
 }
 
 // Budget is what an execution may take of models; 0 is no bound.
@@ -131,6 +133,7 @@ type stored struct {
 	Allow       []string  `json:"allow,omitempty"`
 	Released    time.Time `json:"released,omitzero"`
 	Budget      *Budget   `json:"budget,omitempty"`
+	Routes      *[]string `json:"routes,omitempty"`
 }
 
 // Open reads what is registered. A folder that cannot be read is an error that
@@ -336,7 +339,7 @@ func (r *Registry) Put(id string, g Registration) (State, error) {
 	if other := r.byToken[hash]; other != nil && other.id != id {
 		return State{}, &Error{Code: CodeTokenTaken, Field: "token", Detail: "token: it is another sandbox's: make a random one for each"}
 	}
-	reg := stored{TokenSHA256: hex.EncodeToString(hash[:]), Tenant: g.Tenant, Session: g.Session, Execution: g.Execution, Epoch: g.Epoch, Allow: g.Allow, Budget: g.Budget}
+	reg := stored{TokenSHA256: hex.EncodeToString(hash[:]), Tenant: g.Tenant, Session: g.Session, Execution: g.Execution, Epoch: g.Epoch, Allow: g.Allow, Budget: g.Budget, Routes: g.Routes}
 	if err := r.write(id, reg); err != nil {
 		return State{}, fmt.Errorf("register %s: %w", id, err)
 	}
