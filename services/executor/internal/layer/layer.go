@@ -134,7 +134,7 @@ const noLogs = "npm error Log files were not written due to the config logs-max=
 var (
 	escapes  = regexp.MustCompile("\x1b\\[[0-9;?]*[A-Za-z]")
 	userInfo = regexp.MustCompile(`://[^/\s@]+@`)
-	tokens   = regexp.MustCompile(`(?i)((?:_authToken|_auth|_password|token|password|authorization)["']?\s*[=:]\s*)(?:(?:basic|bearer)\s+)?[^\s"']+`)
+	tokens   = regexp.MustCompile(`(?i)((?:_authToken|_auth|_password|token|password|authorization)["']?\s*[=:]\s*["']?)(?:(?:basic|bearer)\s+)?[^\s"']+`)
 )
 
 // Said are the last lines of what an installer printed, for people: bounded, without
