@@ -110,6 +110,9 @@ func (p *Provider) makeLayer(ctx context.Context, digest string, want sandbox.Pa
 	if dir, err := p.wholeLayer(digest); dir != "" || err != nil {
 		return dir, err
 	}
+	if err := p.sweepHalves(digest); err != nil {
+		return "", err
+	}
 	tmp := filepath.Join(p.shelf(), digest+".new-"+strings.ToLower(rand.Text()))
 	defer func() { err = errors.Join(err, removeAll(tmp)) }()
 	if err := os.Mkdir(tmp, 0o700); err != nil {
@@ -118,11 +121,19 @@ func (p *Provider) makeLayer(ctx context.Context, digest string, want sandbox.Pa
 	if err := p.install(ctx, tmp, want); err != nil {
 		return "", err
 	}
-	dir := filepath.Join(p.shelf(), digest)
-	if err := os.Rename(tmp, dir); err != nil {
+	if err := os.Rename(tmp, filepath.Join(p.shelf(), digest)); err != nil {
 		return "", fmt.Errorf("make a layer: %w", err)
 	}
-	return dir, nil
+	return p.wholeLayer(digest)
+}
+
+// sweepHalves removes what executors that died left of a layer; its lock is held.
+func (p *Provider) sweepHalves(digest string) error {
+	left, err := filepath.Glob(filepath.Join(p.shelf(), digest+".new-*"))
+	for _, dir := range left {
+		err = errors.Join(err, removeAll(dir))
+	}
+	return err
 }
 
 // lockLayer waits for the lock of a digest. It ends with its process.
