@@ -21,7 +21,6 @@ type layered struct {
 	pausable
 	build bool          // in a sandbox of the workshop
 	hold  chan struct{} // nil, or what is waited for
-	token string        // that the sandbox's script printed
 
 	mu    sync.Mutex
 	there map[string]bool

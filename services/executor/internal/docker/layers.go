@@ -26,6 +26,8 @@ const (
 	touchEvery = time.Hour
 	// layerWait is how much longer than an installation may take another executor's is waited for.
 	layerWait = 5 * time.Minute
+	// layerLook is how often it is looked whether it has come to its end.
+	layerLook = 500 * time.Millisecond
 )
 
 // wholeNote says which volume the layer of a digest is. It is made when the layer is
@@ -106,18 +108,18 @@ func (p *Provider) touch(ctx context.Context, digest string) error {
 }
 
 // makeLayer makes the layer of a digest, unless another executor does.
-func (p *Provider) makeLayer(ctx context.Context, digest, image string, want sandbox.Packages, use sandbox.Workshop) (_ string, err error) {
+func (p *Provider) makeLayer(ctx context.Context, digest, image string, want sandbox.Packages, use sandbox.Workshop) (is string, err error) {
 	helper, err := p.lockLayer(ctx, digest, image)
 	if err != nil {
 		return "", err
 	}
 	defer p.discard(ctx, helper)
-	if name, err := p.whole(ctx, digest); name != "" || err != nil {
-		return name, err
+	if is, err := p.whole(ctx, digest); is != "" || err != nil {
+		return is, err
 	}
 	name := p.filledBy(digest) + strings.ToLower(rand.Text())
 	defer func() {
-		if err == nil {
+		if err == nil && is == name {
 			return
 		}
 		if _, rerr := p.removeVolume(context.WithoutCancel(ctx), name); rerr != nil {
@@ -139,20 +141,21 @@ func (p *Provider) makeLayer(ctx context.Context, digest, image string, want san
 	if err := p.touch(ctx, digest); err != nil {
 		return "", err
 	}
-	return name, p.publish(ctx, digest, name)
+	return p.publish(ctx, digest, name)
 }
 
-// publish says that a layer is whole.
-func (p *Provider) publish(ctx context.Context, digest, name string) error {
+// publish says that a layer is whole, and gives the volume that counts: making a volume that is there
+// is no error, and one who took the lock for abandoned may have been quicker.
+func (p *Provider) publish(ctx context.Context, digest, name string) (string, error) {
 	err := p.makeVolume(ctx, p.wholeNote(digest), map[string]string{labelVersion: layoutVersion, labelRole: roleWhole, labelEngine: p.cfg.Engine, labelLayer: name})
 	if err != nil {
-		return err
+		return "", err
 	}
-	// Making a volume that is there is no error: one who took the lock for abandoned may have been quicker.
-	if is, err := p.whole(ctx, digest); err != nil || is == name {
-		return err
+	is, err := p.whole(ctx, digest)
+	if err == nil && is == "" {
+		err = fmt.Errorf("layer %s: %w", digest, errVanished)
 	}
-	return fmt.Errorf("layer %s: another executor made it meanwhile: send the message again", digest)
+	return is, err
 }
 
 // lockLayer makes a helper whose name is the lock on a digest. One that is held for
@@ -163,7 +166,7 @@ func (p *Provider) lockLayer(ctx context.Context, digest, image string) (string,
 	limit := p.cfg.Layers.Within + layerWait
 	bounded, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	tick := time.NewTicker(look)
+	tick := time.NewTicker(layerLook)
 	defer tick.Stop()
 	var holder string
 	var since time.Time
@@ -239,6 +242,7 @@ func (p *Provider) oldLayers(ctx context.Context, now time.Time) error {
 		return err
 	}
 	made, whole, of := map[string]time.Time{}, map[string]string{}, map[string]string{} // by volume; volume to its note; volume to its digest
+	notes := map[string]string{}                                                        // of a last use, to their digests
 	for _, v := range answer.Volumes {
 		if made[v.Name], err = time.Parse(time.RFC3339, v.CreatedAt); err != nil {
 			return fmt.Errorf("volume %s: its date: %w", v.Name, err)
@@ -248,6 +252,8 @@ func (p *Provider) oldLayers(ctx context.Context, now time.Time) error {
 			of[v.Name] = v.Labels[labelLayer]
 		case roleWhole:
 			whole[v.Labels[labelLayer]] = v.Name
+		case roleLastUse:
+			notes[v.Name] = v.Labels[labelLayer]
 		}
 	}
 	var errs []error
@@ -263,6 +269,12 @@ func (p *Provider) oldLayers(ctx context.Context, now time.Time) error {
 		}
 		p.cfg.Logger.Info("sweep: a layer that nobody uses is removed", "volume", name, "lastUse", last)
 		errs = append(errs, p.dropLayer(ctx, name, digest, whole[name]))
+	}
+	for name, digest := range notes { // of layers that are gone, or never were
+		if _, there := made[p.wholeNote(digest)]; !there && made[name].Before(now.Add(-p.cfg.Layers.Keep)) {
+			_, err := p.removeVolume(ctx, name)
+			errs = append(errs, err)
+		}
 	}
 	return errors.Join(errs...)
 }

@@ -57,11 +57,12 @@ func newLayerBed(t testing.TB, npm []dependencytest.NPM, wheels []dependencytest
 	if b.registry, err = dependencytest.New("http://"+registryHost+"/npm", npm, wheels); err != nil {
 		t.Fatal(err)
 	}
-	served, other := httptest.NewServer(b.registry), &dependencytest.Registry{}
-	t.Cleanup(served.Close)
-	if other, err = dependencytest.New("", nil, nil); err != nil {
+	other, err := dependencytest.New("", nil, nil)
+	if err != nil {
 		t.Fatal(err)
 	}
+	served := httptest.NewServer(b.registry)
+	t.Cleanup(served.Close)
 	elsewhere := httptest.NewServer(other)
 	t.Cleanup(elsewhere.Close)
 	b.other = func() int { return other.Asked("") }

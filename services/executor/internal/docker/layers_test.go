@@ -255,6 +255,35 @@ func TestLayerLeftBehind(t *testing.T) {
 	}
 }
 
+// Of two that made the same layer, because one took the other's lock for abandoned, one counts.
+func TestLayerMadeTwice(t *testing.T) {
+	t.Parallel()
+	b := newLayerBed(t, greeter("true"), nil)
+	p := provide(t, b.cfg)
+	packages := want(t, events.Dependencies{NPM: both.NPM})
+	pic, err := p.image(t.Context(), layerImage)
+	if err != nil {
+		t.Fatal(err)
+	}
+	digest := packages.Digest(pic.id, pic.platform)
+	quicker := p.filledBy(digest) + "quicker"
+	w := b.workshop(p, nil)
+	build := w.Build
+	w.Build = func(ctx context.Context, spec sandbox.Spec, work func(context.Context, sandbox.Sandbox) error) error {
+		err := p.makeVolume(ctx, quicker, map[string]string{labelVersion: layoutVersion, labelRole: roleLayer, labelEngine: p.cfg.Engine, labelLayer: digest})
+		if err == nil {
+			_, err = p.publish(ctx, digest, quicker)
+		}
+		return errors.Join(err, build(ctx, spec, work))
+	}
+	if name, err := p.Layer(t.Context(), packages, w); err != nil || name != quicker {
+		t.Errorf("%q, %v", name, err)
+	}
+	if left := b.volumes(); len(left) != 3 || !slices.Contains(left, quicker) {
+		t.Errorf("there are %v", left)
+	}
+}
+
 // Layers that nobody uses go after their time, those that a sandbox has, or that were used
 // since, do not; volumes that never became a layer go too.
 func TestOldLayers(t *testing.T) {
@@ -270,6 +299,10 @@ func TestOldLayers(t *testing.T) {
 	if err := p.makeVolume(t.Context(), half, map[string]string{labelVersion: layoutVersion, labelRole: roleLayer, labelEngine: p.cfg.Engine, labelLayer: strings.Repeat("0", 64)}); err != nil {
 		t.Fatal(err)
 	}
+	// A note of a layer that never was.
+	if err := p.touch(t.Context(), strings.Repeat("0", 64)); err != nil {
+		t.Fatal(err)
+	}
 	spec := specOf(t, p)
 	spec.Layer = used
 	create(t, p, spec)
@@ -280,10 +313,10 @@ func TestOldLayers(t *testing.T) {
 		}
 		return b.volumes()
 	}
-	if left := sweep(p.cfg.Layers.Within); len(left) != 7 {
+	if left := sweep(p.cfg.Layers.Within); len(left) != 8 {
 		t.Errorf("at once there are left %v", left)
 	}
-	if left := sweep(p.cfg.Layers.Within + layerWait + time.Minute); slices.Contains(left, half) || len(left) != 6 {
+	if left := sweep(p.cfg.Layers.Within + layerWait + time.Minute); slices.Contains(left, half) || len(left) != 7 {
 		t.Errorf("after an installation's time there are left %v", left)
 	}
 	if left := sweep(p.cfg.Layers.Keep - time.Hour); !slices.Contains(left, old) || !slices.Contains(left, used) {
