@@ -61,6 +61,7 @@ var both = events.Dependencies{NPM: []string{"greeter@1.2.3"}, PIP: []string{"gr
 // without a registry from then on. Installers see no model's key.
 func TestLayer(t *testing.T) {
 	t.Setenv("ANTHROPIC_API_KEY", "sk-hunter2")
+	t.Setenv("npm_config_cache", t.TempDir()) // each time anew
 	cfg, registry := layerBed(t, "env > env.txt")
 	var began atomic.Int32
 	var all sync.WaitGroup
