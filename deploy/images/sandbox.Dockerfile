@@ -24,6 +24,13 @@ RUN set -eu; \
     done; \
     for cli in node_modules/.bin/*; do printf '%s ' "$cli"; HOME=/tmp "$cli" --version || exit 1; done; \
     rm -rf /tmp/* /tmp/.[!.]*
+# npm for agents' dependencies: the newest that runs on Debian's Node, which by Debian's packages would be hundreds of them.
+ARG NPM_VERSION=10.9.4
+RUN set -eu; \
+    [ -n "${NPM_CONFIG_REGISTRY}" ] || unset NPM_CONFIG_REGISTRY; \
+    npm install --no-save --no-fund --no-audit --loglevel=error --prefix /opt/npm "npm@${NPM_VERSION}"; \
+    rm -rf /root/.npm; \
+    node /opt/npm/node_modules/npm/bin/npm-cli.js --version
 
 FROM ${DEBIAN_IMAGE}
 COPY deploy/images/ca/ /usr/local/share/ca-certificates/
@@ -31,15 +38,22 @@ COPY deploy/images/ca/ /usr/local/share/ca-certificates/
 ARG PACKAGES=
 RUN set -eu; \
     apt-get update; \
-    apt-get install -y --no-install-recommends bash ca-certificates curl git less nodejs openssh-client patch procps python3 python3-venv ripgrep unzip ${PACKAGES}; \
+    apt-get install -y --no-install-recommends bash ca-certificates curl git less nodejs openssh-client patch procps python3 python3-pip python3-venv ripgrep unzip ${PACKAGES}; \
     rm -rf /var/lib/apt/lists/* /usr/share/doc/* /usr/share/man/*; \
     groupadd --gid 10001 agent; \
     useradd --uid 10001 --gid 10001 --home-dir /home/spool --create-home --shell /bin/bash agent; \
     mkdir -p /workspace /mnt/workspace /spool/state; \
     chown 10001:10001 /workspace /mnt/workspace /spool/state; \
+    # What agents depend on is mounted there: modules of Node look in folders above, not in NODE_PATH, and login shells set PATH anew.
+    ln -s /opt/spool/dependencies/node_modules /node_modules; \
+    printf '%s\n' 'for dir in /opt/spool/dependencies/python/bin /opt/spool/dependencies/node_modules/.bin; do' \
+      '  if [ -d "$dir" ]; then PATH=$dir:$PATH; fi' 'done' 'unset dir' >/etc/profile.d/spool-dependencies.sh; \
+    ln -s /opt/npm/bin/npm-cli.js /usr/local/bin/npm; \
+    ln -s /opt/npm/bin/npx-cli.js /usr/local/bin/npx; \
     # Programs that change who runs them are of no use here.
     find / -xdev -type f -perm /6000 -exec chmod a-s {} +
 COPY --from=agents /opt/agents/node_modules /opt/agents/node_modules
+COPY --from=agents /opt/npm/node_modules/npm /opt/npm
 ENV PATH=/opt/agents/node_modules/.bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
     HOME=/home/spool \
     LANG=C.UTF-8 \

@@ -12,6 +12,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/spoolhq/spool/pkg/api/command"
+	"github.com/spoolhq/spool/pkg/dependency"
 	"github.com/spoolhq/spool/pkg/egress"
 	"github.com/spoolhq/spool/pkg/events"
 )
@@ -36,6 +37,7 @@ func CheckAgent(s events.AgentSpec) []FieldError {
 	c.servers(s.MCPServers)
 	c.declarations(s.Environment)
 	c.files(s.Files)
+	c.dependencies(s.Dependencies)
 	c.sandbox(s)
 	if b := s.Limits.BudgetUSD; b < 0 || math.IsNaN(b) || math.IsInf(b, 0) {
 		c.fail("limits.budgetUsd", "it is not a number of dollars from 0 on")
@@ -159,6 +161,19 @@ func (c *checker) declarations(all map[string]events.Declaration) {
 		if d.Secret && d.Value != "" {
 			c.fail(within(field, "value"), "agents hold no secrets: leave the value to an environment, or to the run")
 		}
+	}
+}
+
+func (c *checker) dependencies(d events.Dependencies) {
+	var list dependency.Errors
+	_, err := dependency.Parse(d)
+	errors.As(err, &list) // it is nothing else
+	for _, wrong := range list {
+		field := within("dependencies", wrong.List)
+		if wrong.Index >= 0 {
+			field = element(field, wrong.Index)
+		}
+		c.fail(field, "%s", wrong.Detail)
 	}
 }
 

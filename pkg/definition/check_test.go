@@ -130,6 +130,10 @@ func TestCheckAgent(t *testing.T) {
 		"retries":         {func(s *events.AgentSpec) { s.Retries = events.Retries{Attempts: 20, BackoffMs: 300_000} }, ""},
 		"many retries":    {func(s *events.AgentSpec) { s.Retries = events.Retries{Attempts: 21, BackoffMs: 300_001} }, "retries.attempts: it is 21\nretries.backoffMs: it is 300001"},
 		"useless backoff": {func(s *events.AgentSpec) { s.Retries = events.Retries{Attempts: 1, BackoffMs: 1} }, "retries.backoffMs: there is nothing to wait for"},
+		"dependencies": {func(s *events.AgentSpec) {
+			s.Dependencies = events.Dependencies{NPM: []string{"@a/b@1.0.0", "left-pad@^1.3.0", "@a/b@2.0.0"}, PIP: []string{"httpx[http2]==0.27.0", "--index-url==1"}}
+		}, "dependencies.npm[1]: \"left-pad@^1.3.0\": it is not a package of npm with an exact version\ndependencies.npm[2]: \"@a/b\" stands in npm[0] already\ndependencies.pip[1]: \"--index-url==1\": it is not"},
+		"too many dependencies": {func(s *events.AgentSpec) { s.Dependencies.PIP = slices.Repeat([]string{"a==1"}, 101) }, "dependencies.pip: there are 101; at most 100 are taken"},
 		"too many": {func(s *events.AgentSpec) {
 			for i := range definition.MaxEntries + 1 {
 				s.Commands = append(s.Commands, events.CommandSpec{Name: fmt.Sprint("c", i), Prompt: "p"})
@@ -364,6 +368,8 @@ func TestHonoursIsKept(t *testing.T) {
 		"limits.turns":         func(s *events.AgentSpec) { s.Limits.Turns = 1 },
 		"limits.budgetUsd":     func(s *events.AgentSpec) { s.Limits.BudgetUSD = 1 },
 		"limits.tokens":        func(s *events.AgentSpec) { s.Limits.Tokens = 1 },
+		"dependencies.npm":     func(s *events.AgentSpec) { s.Dependencies.NPM = []string{"a@1.0.0"} },
+		"dependencies.pip":     func(s *events.AgentSpec) { s.Dependencies.PIP = []string{"a==1"} },
 		"limits.timeMs":        func(s *events.AgentSpec) { s.Limits.TimeMs = 1 },
 		"limits.session":       func(s *events.AgentSpec) { s.Limits.Session.Turns = 1 },
 	}

@@ -28,6 +28,7 @@ func WriteFields(w io.Writer, notes map[string]string) error {
 		{"`commands[]`", "CommandSpec", reflect.TypeFor[events.CommandSpec]()},
 		{"`mcpServers[]`", "MCPServer", reflect.TypeFor[events.MCPServer]()},
 		{"`environment.NAME`", "Declaration", reflect.TypeFor[events.Declaration]()},
+		{"`dependencies`", "Dependencies", reflect.TypeFor[events.Dependencies]()},
 		{"`files[]`", "FileSpec", reflect.TypeFor[events.FileSpec]()},
 		{"`limits`", "Limits", reflect.TypeFor[events.Limits]()},
 		{"`limits.session`", "Budget", reflect.TypeFor[events.Budget]()},

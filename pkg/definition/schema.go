@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/spoolhq/spool/pkg/api/command"
+	"github.com/spoolhq/spool/pkg/dependency"
 	"github.com/spoolhq/spool/pkg/events"
 )
 
@@ -48,6 +49,8 @@ func rules() map[string]object {
 		"MCPServer.timeoutMs":       {"maximum": MaxTimeoutMs},
 		"Retries.attempts":          {"maximum": MaxAttempts},
 		"Retries.backoffMs":         {"maximum": events.MaxBackoff.Milliseconds()},
+		"Dependencies.npm":          {"items": object{"type": "string", "pattern": dependency.PatternNPM}, "maxItems": dependency.Max, "uniqueItems": true},
+		"Dependencies.pip":          {"items": object{"type": "string", "pattern": dependency.PatternPIP}, "maxItems": dependency.Max, "uniqueItems": true},
 		"FileSpec.mode":             {"maximum": 0o777},
 		"FileSpec.path":             {"minLength": 1},
 		"InstanceSpec.environments": {"maxItems": MaxEnvironments},

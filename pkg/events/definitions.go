@@ -20,7 +20,8 @@ type AgentSpec struct {
 	Files        []FileSpec             `json:"files,omitempty"`       // of a new workspace
 	Command      []string               `json:"command,omitempty"`     // of architecture acp: the agent's program and its arguments
 	Image        string                 `json:"image,omitempty"`       // of the sandbox
-	Egress       []string               `json:"egress,omitempty"`      // hosts beside the models' that the sandbox may reach, each after methods and a space where not all are allowed
+	Dependencies Dependencies           `json:"dependencies,omitzero"`
+	Egress       []string               `json:"egress,omitempty"` // hosts beside the models' that the sandbox may reach, each after methods and a space where not all are allowed
 	Limits       Limits                 `json:"limits,omitzero"`
 	Retries      Retries                `json:"retries,omitzero"` // what follows when the agent's process, or its sandbox, dies amid an execution
 }
@@ -73,6 +74,12 @@ type Declaration struct {
 	Secret      bool   `json:"secret,omitempty"` // its value is never shown; it must come from an environment or the run
 	Required    bool   `json:"required,omitempty"`
 	Description string `json:"description,omitempty"`
+}
+
+// Dependencies are packages that are installed once for all sandboxes of an image, not at each run.
+type Dependencies struct {
+	NPM []string `json:"npm,omitempty"` // of Node, with exact versions: name@1.2.3 or @scope/name@1.2.3
+	PIP []string `json:"pip,omitempty"` // of Python, with exact versions: name==1.2.3 or name[extra]==1.2.3
 }
 
 // FileSpec is a file of a new workspace.

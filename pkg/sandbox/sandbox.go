@@ -7,6 +7,8 @@ import (
 	"errors"
 	"io"
 	"time"
+
+	"github.com/spoolhq/spool/pkg/dependency"
 )
 
 // Errors that a caller may branch on.
@@ -36,6 +38,9 @@ const (
 	CodeDiskFull          = "DISK_FULL"          // the engine has no room
 	CodeRunnerSilent      = "RUNNER_SILENT"      // the sandbox was made, its runner does not answer
 	CodeSandboxFailed     = "SANDBOX_FAILED"     // anything else
+
+	CodeDependenciesFailed      = "DEPENDENCIES_FAILED"      // what an agent depends on could not be installed
+	CodeDependenciesUnavailable = "DEPENDENCIES_UNAVAILABLE" // nothing can be installed here
 )
 
 // Labels say whose a sandbox is; the sweep compares them with the log. A sandbox
@@ -68,6 +73,12 @@ type Spec struct {
 	Workspace string
 	// EgressToken is what the sandbox names itself by at the egress proxy; "" for no way out.
 	EgressToken string
+	// Layer is of packages that the sandbox sees and cannot change, as a Layerer
+	// gave it; "" for none.
+	Layer string
+	// Fills is a layer that the sandbox is made for, to put packages into; "" for
+	// none. Only a Layerer asks for it.
+	Fills string
 }
 
 // Info is a sandbox as its provider lists it.
@@ -89,6 +100,32 @@ type Pauser interface {
 type Adopter interface {
 	// Adopt gives a pooled sandbox to a session: from now on List names it so.
 	Adopt(ctx context.Context, id string, labels Labels) error
+}
+
+// Layerer is a provider that can install packages once for many sandboxes.
+type Layerer interface {
+	// Layer makes sure that a layer of these packages is there, and gives it for
+	// Spec.Layer. One that is there is used without asking anybody. Those who want
+	// the same one at once, by other executors too, wait for the one that makes it.
+	// An *Error with CodeDependenciesFailed has the installer's last words.
+	Layer(ctx context.Context, want Packages, use Workshop) (string, error)
+}
+
+// Packages are what a layer holds.
+type Packages struct {
+	dependency.Set
+	Image string // of the sandboxes that see it; "" for the provider's default
+}
+
+// Workshop is what a Layerer needs to make a layer.
+type Workshop struct {
+	// Begun is called at most once, from any goroutine, when the layer is not there:
+	// it is made now, or waited for. It may be nil.
+	Begun func()
+	// Build makes a sandbox as the spec says, whose ID, labels and way out it fills
+	// in: nobody's, that reaches the registries of packages alone. It gives the sandbox
+	// to work, and has ended it when it returns. nil where there is no way out.
+	Build func(ctx context.Context, spec Spec, work func(context.Context, Sandbox) error) error
 }
 
 // Keeper is a provider that keeps something of a session beyond its sandboxes.

@@ -38,6 +38,13 @@ type Config struct {
 	EgressImage   string `default:"" env:"SPOOL_EGRESS_IMAGE" help:"Image of an egress proxy that executors start on the Docker engine, a remote one for example, as the container spool-egress-ENGINE with their own models' keys and base URLs; instead of egress-sockets and egress-admin. It outlives executors and keeps its settings until docker stop and docker rm end it there; then the next use makes it again. Empty for none."`
 	EgressNetwork string `default:"bridge" env:"SPOOL_EGRESS_NETWORK" help:"Docker network by which that container reaches models and other hosts."`
 
+	NPMRegistry         string        `name:"npm-registry" default:"" env:"SPOOL_NPM_REGISTRY" help:"Registry of the npm packages that agents depend on; empty means https://registry.npmjs.org, and for local sandboxes what this machine's npm is set to. One of your own network, or one that wants a credential, is a host of SPOOL_EGRESS_HOSTS, at the root of which it has to be, and its address here that of the route, http://127.0.0.1:7070/NAME."`
+	PIPIndexURL         string        `name:"pip-index-url" default:"" env:"SPOOL_PIP_INDEX_URL" help:"Index of the Python packages that agents depend on; empty means https://pypi.org/simple, and for local sandboxes what this machine's pip is set to. Otherwise as npm-registry; one behind a route names its files by relative addresses."`
+	DependenciesHosts   []string      `default:"" env:"SPOOL_DEPENDENCIES_HOSTS" help:"More hosts that installations of dependencies reach in Docker, beside both registries and, for PyPI, files.pythonhosted.org: from which packages fetch programs, for example; host, host:port or *.host."`
+	DependenciesTimeout time.Duration `default:"10m" env:"SPOOL_DEPENDENCIES_TIMEOUT" help:"How long the installation of an agent's dependencies may take."`
+	DependenciesSize    int64         `default:"2147483648" env:"SPOOL_DEPENDENCIES_SIZE" help:"Bytes that an agent's dependencies may take on the engine."`
+	DependenciesKeep    time.Duration `default:"168h" env:"SPOOL_DEPENDENCIES_KEEP" help:"How long installed dependencies stay on the engine when no sandbox uses them."`
+
 	Pool      []string      `default:"" env:"SPOOL_POOL" help:"Docker sandboxes to keep ready with their agent started, by architecture: claude-code=2,codex=1."`
 	PoolEvery time.Duration `default:"5s" env:"SPOOL_POOL_EVERY" help:"How often the pool is filled, beside whenever one was taken from it."`
 
@@ -118,6 +125,9 @@ func (c Config) withDefaults() (Config, error) {
 	if err := c.checkEgress(); err != nil {
 		return c, err
 	}
+	if err := c.checkDependencies(); err != nil {
+		return c, err
+	}
 	c.Pool = slices.DeleteFunc(c.Pool, func(entry string) bool { return entry == "" })
 	if len(c.Pool) == 0 {
 		c.Pool = nil
@@ -152,6 +162,7 @@ func (c Config) withDefaults() (Config, error) {
 		{"warm-every", &c.WarmEvery, 5 * time.Second},
 		{"sweep-every", &c.SweepEvery, time.Minute},
 		{"pool-every", &c.PoolEvery, 5 * time.Second},
+		{"dependencies-timeout", &c.DependenciesTimeout, 10 * time.Minute},
 	} {
 		if *d.value == 0 {
 			*d.value = d.unset

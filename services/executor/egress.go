@@ -108,6 +108,7 @@ func (w wayOut) Register(ctx context.Context, g holder.Grant) (authority string,
 	defer cancel()
 	r := egress.Registration{
 		Token: g.Token, Tenant: g.Tenant, Session: g.Session, Execution: g.Execution, Epoch: g.Epoch, Allow: append([]string{}, g.Allow...),
+		Routes: g.Routes,
 	}
 	for _, u := range g.Upstreams {
 		r.Upstreams = append(r.Upstreams, egress.Upstream(u))

@@ -20,10 +20,10 @@ func (c Config) provider(log *slog.Logger) (sandbox.Provider, error) {
 		return docker.New(docker.Config{
 			Host: c.DockerHost, Engine: c.Engine, Runner: c.Runner, Image: c.SandboxImage, Runtime: c.SandboxRuntime,
 			Limits:   sandbox.Limits{MemoryBytes: c.SandboxMemory, CPUs: c.SandboxCPUs, PIDs: c.SandboxPIDs, DiskBytes: c.SandboxDisk},
-			TmpBytes: c.SandboxTmp, EgressSockets: sockets, Logger: log,
+			TmpBytes: c.SandboxTmp, EgressSockets: sockets, Layers: c.layers(), Logger: log,
 		})
 	case Local:
-		return local.New(local.Config{Dir: c.DataDir, Runner: c.Runner, Engine: c.Engine, Logger: log})
+		return local.New(local.Config{Dir: c.DataDir, Runner: c.Runner, Engine: c.Engine, Layers: c.layers(), Logger: log})
 	}
 	return nil, fmt.Errorf("sandbox: %q is neither %s nor %s", c.Sandbox, Local, Docker)
 }

@@ -48,7 +48,13 @@ func (c *Cluster) startEgress() {
 	sockets := filepath.Join(dir, "sandboxes")
 	must(c.T, os.Mkdir(sockets, 0o755)) //nolint:gosec // as above
 	admin := filepath.Join(dir, "admin.sock")
-	cmd := exec.Command(binary, "--listen-sandboxes", filepath.Join(sockets, "egress.sock"), "--listen-admin", admin, "--data", filepath.Join(dir, "data"))
+	routes := "hosts:\n"
+	for name, url := range c.opts.EgressRoutes {
+		routes += fmt.Sprintf("  - {name: %s, url: %q}\n", name, url)
+	}
+	hosts := filepath.Join(dir, "hosts.yaml")
+	must(c.T, os.WriteFile(hosts, []byte(routes), 0o600))
+	cmd := exec.Command(binary, "--hosts", hosts, "--listen-sandboxes", filepath.Join(sockets, "egress.sock"), "--listen-admin", admin, "--data", filepath.Join(dir, "data"))
 	cmd.Env = append(os.Environ(),
 		"ANTHROPIC_API_KEY="+RealKey, "SPOOL_ANTHROPIC_BASE_URL="+c.Model.URL(),
 		"OPENAI_API_KEY="+RealKey, "SPOOL_OPENAI_BASE_URL="+c.Model.URL()+"/v1",
@@ -80,6 +86,10 @@ func (c *Cluster) startDocker() {
 	c.T.Cleanup(func() {
 		// The volume of skills is the engine's, and this engine ends with the test.
 		Docker(c.T, "volume", "rm", "--force", "spool-skills-"+c.opts.Executor.Engine)
+		// And so are layers.
+		for _, v := range strings.Fields(Docker(c.T, "volume", "ls", "--format", "{{.Name}}", "--filter", "name=spool-layer-"+c.opts.Executor.Engine+"-")) {
+			Docker(c.T, "volume", "rm", "--force", v)
+		}
 		if left := c.engineLeft(); left != "" {
 			c.T.Errorf("left on the engine: %s", left)
 		}

@@ -41,6 +41,8 @@ type Options struct {
 	KeepLogs bool
 	// EgressOpen are hosts and ports of MCP servers that may be on this machine.
 	EgressOpen string
+	// EgressRoutes are further routes of the egress proxy: name to base URL.
+	EgressRoutes map[string]string
 	// Path is the PATH in sandboxes; "" for the test's own. The whole process
 	// gets it when the executors start, so such a test is not parallel.
 	Path string

@@ -1,11 +1,13 @@
 package docker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -15,6 +17,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/services/executor/internal/layer"
 )
 
 // user is the number of the user and the group inside.
@@ -84,6 +87,9 @@ func (p *Provider) check(spec sandbox.Spec) error {
 	}
 	if spec.EgressToken != "" && p.cfg.EgressSockets == "" {
 		err = errors.Join(err, errors.New("egress token: this provider has no egress sockets: set EgressSockets"))
+	}
+	if v := spec.Layer + spec.Fills; v != "" && (!strings.HasPrefix(v, layerPrefix) || spec.Layer != "" && spec.Fills != "") {
+		err = errors.Join(err, fmt.Errorf("layer: %q is not one of this provider's", v))
 	}
 	return err
 }
@@ -196,6 +202,14 @@ func (p *Provider) reliable(ctx context.Context, pl plan) error {
 	if l[labelSkills] == "" {
 		return fmt.Errorf("volume %s: %w", skills, errVanished)
 	}
+	if v := cmp.Or(pl.spec.Layer, pl.spec.Fills); v != "" {
+		if l, err = p.volume(ctx, v); err == nil && l[labelRole] != roleLayer {
+			err = fmt.Errorf("layer %s: it was removed just now: send the message again", v)
+		}
+		if err != nil {
+			return err
+		}
+	}
 	there, err := p.kept(ctx, pl.owner)
 	if err == nil && !there {
 		return fmt.Errorf("workspace of %s: %w", pl.owner, errVanished)
@@ -214,6 +228,11 @@ func (p *Provider) undo(ctx context.Context, pl plan, containerID string) error 
 	skills := SkillsVolume(p.cfg.Engine)
 	if l, lerr := p.volume(ctx, skills); lerr == nil && l[labelSkills] == "" {
 		doomed = append(doomed, skills) // an empty one, of the engine's making
+	}
+	if v := cmp.Or(pl.spec.Layer, pl.spec.Fills); v != "" {
+		if l, lerr := p.volume(ctx, v); lerr == nil && l[labelRole] != roleLayer {
+			doomed = append(doomed, v) // likewise
+		}
 	}
 	if !pl.kept {
 		doomed = append(doomed, workVolume(pl.spec.ID), stateVolume(pl.spec.ID))
@@ -301,10 +320,16 @@ func (p *Provider) environ(pl plan) []string {
 	if path == "" {
 		path = searchPath
 	}
+	if pl.spec.Layer != "" {
+		path = strings.Join(append(layer.Path(layerDir), path), ":")
+	}
 	env := []string{
 		"PATH=" + path, "HOME=" + homeDir, "LANG=C.UTF-8",
 		"SPOOL_RUNNER_SOCKET=" + runDir + "/runner.sock", "SPOOL_RUNNER_WORKSPACE=" + workspaceDir, "SPOOL_RUNNER_STATE=" + stateDir,
 		"SPOOL_RUNNER_DISK_LIMIT=" + strconv.FormatInt(pl.limits.DiskBytes, 10),
+	}
+	if pl.spec.Layer != "" {
+		env = append(env, layer.Environ(layerDir)...)
 	}
 	if pl.spec.EgressToken != "" {
 		env = append(env, "SPOOL_RUNNER_EGRESS_SOCKET="+egressSocket, "SPOOL_RUNNER_EGRESS_TOKEN="+pl.spec.EgressToken)
@@ -324,7 +349,7 @@ func (p *Provider) tmpfs(pic picture) map[string]string {
 	out["/tmp"] = size + ",mode=1777"
 	out[homeDir] = size + own
 	out[runDir] = fmt.Sprintf("rw,noexec,nosuid,nodev,size=%d", runSize) + own
-	for _, taken := range []string{workspaceDir, workspaceToo, stateDir, binDir, skillsDir, egressDir} {
+	for _, taken := range []string{workspaceDir, workspaceToo, stateDir, binDir, skillsDir, layerDir, egressDir} {
 		delete(out, taken)
 	}
 	return out
@@ -337,6 +362,9 @@ func (p *Provider) mounts(pl plan) []mount.Mount {
 		volumeAt{name: stateVolume(pl.owner)}.mount(stateDir, false),
 		volumeAt{name: pl.runner.volume()}.mount(binDir, true),
 		volumeAt{name: SkillsVolume(p.cfg.Engine)}.mount(skillsDir, true),
+	}
+	if v := cmp.Or(pl.spec.Layer, pl.spec.Fills); v != "" {
+		out = append(out, volumeAt{name: v}.mount(layerDir, pl.spec.Fills == ""))
 	}
 	switch sockets := p.cfg.EgressSockets; {
 	case sockets == "":

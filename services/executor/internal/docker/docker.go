@@ -12,8 +12,8 @@
 //
 // The runner comes from a read-only volume that is named by its digest and is
 // shared by all sandboxes of the engine (/spool/bin), skills from another one
-// (/bin/skills). Files go in and out
-// through the runner's commands, and so do commands that can be killed, because
+// (/bin/skills), and packages that an agent depends on from one for each set of
+// them (/opt/spool/dependencies). Files go in and out through the runner's commands, and so do commands that can be killed, because
 // the engine has no call that ends an exec.
 //
 // What the engine knows of a sandbox is in labels, which never change. Those
@@ -39,6 +39,7 @@ import (
 	"golang.org/x/sync/singleflight"
 
 	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/services/executor/internal/layer"
 )
 
 // Config of a Provider. Engine and Runner are required.
@@ -59,7 +60,9 @@ type Config struct {
 	// EgressSockets has the egress proxy's socket: the name of a volume, or an
 	// absolute path on the engine's machine. "" for no way out.
 	EgressSockets string
-	Logger        *slog.Logger
+	// Layers are of packages that agents depend on.
+	Layers layer.Config
+	Logger *slog.Logger
 }
 
 // DefaultLimits hold where neither Spec nor Config say anything.
@@ -98,6 +101,7 @@ type Provider struct {
 	mu         sync.Mutex
 	runners    map[string]*runnerBinary // by architecture
 	skills     shelving
+	layers     layer.Once // by digest
 }
 
 // New makes a provider.
@@ -115,6 +119,7 @@ func New(cfg Config) (*Provider, error) {
 	if cfg.TmpBytes == 0 {
 		cfg.TmpBytes = defaultTmp
 	}
+	cfg.Layers = cfg.Layers.WithDefaults()
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}

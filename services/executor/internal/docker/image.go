@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"path"
 	"strings"
 
 	"github.com/containerd/errdefs"
@@ -17,7 +18,9 @@ import (
 // picture is what is to be known of an image.
 type picture struct {
 	ref          string
+	id           string // of its content
 	architecture string
+	platform     string   // the architecture with its variant
 	path         string   // its PATH, "" for none
 	volumes      []string // where it wants volumes
 }
@@ -46,11 +49,11 @@ func (p *Provider) image(ctx context.Context, ref string) (picture, error) {
 	if found.Os != "linux" {
 		return picture{}, failed(sandbox.CodeImageUnsupported, fmt.Sprintf("image %q is for %s: use one for linux", ref, found.Os), nil)
 	}
-	pic := picture{ref: ref, architecture: found.Architecture}
+	pic := picture{ref: ref, id: found.ID, architecture: found.Architecture, platform: path.Join("linux", found.Architecture, found.Variant)}
 	if found.Config != nil {
 		for _, v := range found.Config.Env {
-			if path, ok := strings.CutPrefix(v, "PATH="); ok {
-				pic.path = path
+			if search, ok := strings.CutPrefix(v, "PATH="); ok {
+				pic.path = search
 			}
 		}
 		for v := range found.Config.Volumes {

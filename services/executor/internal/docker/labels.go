@@ -27,6 +27,8 @@ const (
 	labelExecutor = "dev.spool.executor"
 	labelOwner    = "dev.spool.volumes" // the sandbox that the volumes are named after
 	labelRunner   = "dev.spool.runner"  // the runner's digest
+	labelLayer    = "dev.spool.layer"   // of a sandbox, and of a note: the volume with packages; of such a volume: its digest
+	labelFills    = "dev.spool.fills"   // of a sandbox: the volume that it puts packages into
 )
 
 const layoutVersion = "1"
@@ -38,6 +40,9 @@ const (
 	roleVolume  = "volume" // workspace and records
 	roleNote    = "note"   // says whose volumes a sandbox has; empty
 	roleRunner  = "runner"
+	roleLayer   = "layer"   // packages that agents depend on
+	roleWhole   = "whole"   // a note: the layer of a digest is whole, and which volume it is; empty
+	roleLastUse = "lastuse" // a note: its date is that of a layer's last use; empty
 )
 
 const prefix = "spool-"
@@ -75,6 +80,7 @@ func labels(spec sandbox.Spec, owner, runner string) map[string]string {
 		labelVersion: layoutVersion, labelRole: roleSandbox, labelSandbox: spec.ID, labelOwner: owner, labelRunner: runner,
 		labelEngine: spec.Labels.Engine, labelTenant: spec.Labels.Tenant, labelSession: spec.Labels.Session,
 		labelEpoch: strconv.FormatUint(spec.Labels.Epoch, 10), labelExecutor: spec.Labels.Executor,
+		labelLayer: spec.Layer, labelFills: spec.Fills,
 	}
 }
 

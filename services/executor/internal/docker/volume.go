@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -62,24 +63,29 @@ func (p *Provider) volumes(ctx context.Context, id, image string) error {
 			return err
 		}
 	}
-	helper, err := p.helper(ctx, "", image, volumeAt{workVolume(id), "work"}, volumeAt{stateVolume(id), "state"})
+	return p.give(ctx, "prepare the workspace", image, 0o700, volumeAt{workVolume(id), "work"}, volumeAt{stateVolume(id), "state"})
+}
+
+// give makes new volumes the user's inside.
+func (p *Provider) give(ctx context.Context, what, image string, mode int64, volumes ...volumeAt) error {
+	helper, err := p.helper(ctx, "", image, volumes...)
 	if err != nil {
-		return fmt.Errorf("prepare the workspace: %w", err)
+		return fmt.Errorf("%s: %w", what, err)
 	}
 	defer p.discard(ctx, helper)
 	// A header is enough to say whose a folder is; the one of "." the engine
 	// ignores, so it is unpacked one level above.
 	var archive bytes.Buffer
 	out := tar.NewWriter(&archive)
-	for _, dir := range []string{"v/work/", "v/state/"} {
-		if err := out.WriteHeader(&tar.Header{Name: dir, Typeflag: tar.TypeDir, Mode: 0o700, Uid: user, Gid: user, ModTime: time.Now()}); err != nil {
-			return fmt.Errorf("prepare the workspace: %w", err)
+	for _, v := range volumes {
+		if err := out.WriteHeader(&tar.Header{Name: "v/" + v.folder + "/", Typeflag: tar.TypeDir, Mode: mode, Uid: user, Gid: user, ModTime: time.Now()}); err != nil {
+			return fmt.Errorf("%s: %w", what, err)
 		}
 	}
 	if err := out.Close(); err != nil {
-		return fmt.Errorf("prepare the workspace: %w", err)
+		return fmt.Errorf("%s: %w", what, err)
 	}
-	return p.do(ctx, "prepare the workspace", func(ctx context.Context) error {
+	return p.do(ctx, what, func(ctx context.Context) error {
 		return p.api.CopyToContainer(ctx, helper, "/", &archive, container.CopyToContainerOptions{})
 	})
 }
@@ -142,8 +148,8 @@ func (p *Provider) kept(ctx context.Context, owner string) (bool, error) {
 
 // Orphans removes what no sandbox needs any more: volumes of this provider's
 // engine that no container has and that were last used before olderThan, runners
-// of other versions likewise, and helpers that were left behind. It gives the
-// number of volumes.
+// of other versions likewise, and helpers that were left behind. Layers of packages
+// go by Config.Layers. It gives the number of volumes, without those of layers.
 func (p *Provider) Orphans(ctx context.Context, olderThan time.Duration) (removed int, err error) {
 	info, err := call(ctx, p, "ask for the time", p.api.Info)
 	if err != nil {
@@ -155,6 +161,9 @@ func (p *Provider) Orphans(ctx context.Context, olderThan time.Duration) (remove
 	}
 	before := now.Add(-olderThan)
 	if err := p.oldHelpers(ctx, before); err != nil {
+		return 0, err
+	}
+	if err := p.oldLayers(ctx, now); err != nil {
 		return 0, err
 	}
 	used, err := p.used(ctx)
@@ -221,6 +230,9 @@ func (p *Provider) ours(ctx context.Context) ([]*volume.Volume, map[string]time.
 	var out []*volume.Volume
 	last := map[string]time.Time{}
 	for _, v := range answer.Volumes {
+		if slices.Contains([]string{roleLayer, roleWhole, roleLastUse}, v.Labels[labelRole]) {
+			continue
+		}
 		made, err := time.Parse(time.RFC3339, v.CreatedAt)
 		if err != nil {
 			return nil, nil, fmt.Errorf("volume %s: its date: %w", v.Name, err)

@@ -208,13 +208,18 @@ func (h *Holder) open(ctx context.Context, box sandbox.Sandbox, ref topology.Ses
 
 // create makes the session's sandbox; the log knows of it before it exists.
 func (t *turn) create(ctx context.Context) (*agent, error) {
-	began := t.h.d.Now()
 	id := t.l.Run.Sandbox.ID
+	layer, err := t.layer(ctx)
+	if err != nil {
+		return nil, err
+	}
+	began := t.h.d.Now()
 	if id == "" {
-		if a, err := t.pooled(ctx); a != nil || err != nil {
-			return a, err
+		if layer == "" { // what sandboxes of the pool have mounted is settled
+			if a, err := t.pooled(ctx); a != nil || err != nil {
+				return a, err
+			}
 		}
-		var err error
 		if id, err = t.h.mint(events.KindSandbox); err != nil {
 			return nil, err
 		}
@@ -230,8 +235,8 @@ func (t *turn) create(ctx context.Context) (*agent, error) {
 		}
 	}
 	spec := t.h.spec(t.l, id)
-	spec.Labels.Epoch = t.epoch
-	box, err := t.h.make(ctx, &spec, t.is.allow())
+	spec.Labels.Epoch, spec.Layer = t.epoch, layer
+	box, err := t.h.make(ctx, &spec, t.is.allow(), nil)
 	if err != nil {
 		return nil, t.broken(ctx, id, err)
 	}
@@ -259,12 +264,12 @@ func (t *turn) create(ctx context.Context) (*agent, error) {
 }
 
 // make makes a sandbox, and its way out before. An engine that is away is waited for.
-func (h *Holder) make(ctx context.Context, spec *sandbox.Spec, allow []string) (sandbox.Sandbox, error) {
+func (h *Holder) make(ctx context.Context, spec *sandbox.Spec, allow []string, routes *[]string) (sandbox.Sandbox, error) {
 	if h.d.Egress != nil {
 		spec.EgressToken = rand.Text()
 		err := h.patiently(ctx, spec.ID, func() error {
 			_, err := h.d.Egress.Register(ctx, Grant{
-				Sandbox: spec.ID, Token: spec.EgressToken, Tenant: spec.Labels.Tenant, Session: spec.Labels.Session, Epoch: spec.Labels.Epoch, Allow: allow,
+				Sandbox: spec.ID, Token: spec.EgressToken, Tenant: spec.Labels.Tenant, Session: spec.Labels.Session, Epoch: spec.Labels.Epoch, Allow: allow, Routes: routes,
 			})
 			return err
 		})

@@ -44,6 +44,7 @@ type Grant struct {
 	Allow     []string
 	Upstreams []Upstream // MCP servers that the sandbox reaches at runner.EgressMCP
 	Budgets   []Budget   // that its requests to models are charged to
+	Routes    *[]string  // the only routes of the proxy that it reaches; nil for all
 }
 
 // Upstream is an MCP server, with headers that the sandbox does not see.

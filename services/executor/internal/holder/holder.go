@@ -23,7 +23,7 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// Config of a Holder; every field is required.
+// Config of a Holder; every field is required but Registries.
 type Config struct {
 	Executor string // xtr_…
 	Provider string // name of the sandbox provider
@@ -39,6 +39,8 @@ type Config struct {
 
 	Pool      map[string]int // sandboxes kept ready, by architecture
 	PoolEvery time.Duration  // how often the pool is filled
+
+	Registries Registries // where dependencies of agents come from
 
 	// Agent gives the model, where the session names none, and the environment of an architecture's process.
 	Agent func(architecture, model string) (string, map[string]string)

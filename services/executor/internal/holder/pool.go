@@ -134,7 +134,7 @@ func (h *Holder) stock(ctx context.Context, architecture string) (*agent, error)
 
 func (h *Holder) brew(ctx context.Context, id, architecture string) (*agent, error) {
 	spec := sandbox.Spec{ID: id, Labels: sandbox.Labels{Engine: h.cfg.Engine, Executor: h.cfg.Executor}}
-	box, err := h.make(ctx, &spec, nil)
+	box, err := h.make(ctx, &spec, nil, nil)
 	if err != nil {
 		return nil, fmt.Errorf("make a sandbox for the pool: %w", err)
 	}

@@ -44,6 +44,11 @@ type unresolved struct {
 func (e *unresolved) Error() string { return e.err.Error() }
 func (e *unresolved) Unwrap() error { return e.err }
 
+// ended is the end of an execution by it.
+func (e *unresolved) ended() events.ExecutionFailed {
+	return events.ExecutionFailed{Code: e.code, Message: strings.ReplaceAll(e.Error(), "\n", "; ")}
+}
+
 // resolution is all that an execution refers to.
 type resolution struct {
 	events.ExecutionResolved

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 	"time"
 
 	"github.com/spoolhq/spool/pkg/eventlog"
@@ -67,7 +66,7 @@ func (t *turn) run(ctx context.Context) (err error) {
 	if err := t.resolve(ctx); err != nil {
 		var wrong *unresolved
 		if errors.As(err, &wrong) {
-			return t.fail(ctx, events.ExecutionFailed{Code: wrong.code, Message: strings.ReplaceAll(wrong.Error(), "\n", "; ")})
+			return t.fail(ctx, wrong.ended())
 		}
 		return err
 	}
@@ -98,6 +97,13 @@ func (t *turn) run(ctx context.Context) (err error) {
 // ended; a *deathError or errLost say that another attempt may follow.
 func (t *turn) try(ctx context.Context) error {
 	if err := t.attach(ctx); err != nil {
+		var wrong *unresolved
+		if errors.As(err, &wrong) {
+			return t.fail(ctx, wrong.ended())
+		}
+		if errors.Is(err, errUnwanted) {
+			return t.cancelled(ctx)
+		}
 		var broken *sandboxError
 		if errors.As(err, &broken) {
 			failed := events.ExecutionFailed{Code: broken.code(), Message: broken.Error()}

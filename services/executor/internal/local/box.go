@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/services/executor/internal/layer"
 )
 
 // marker is the variable by which processes of a sandbox are found, wherever
@@ -70,8 +71,8 @@ func (b *box) paused() bool {
 
 // environ is all that a process inside sees, before what it is given itself.
 func (b *box) environ() []string {
-	return []string{
-		"PATH=" + b.p.cfg.Path,
+	env := []string{
+		"PATH=" + b.path(),
 		"HOME=" + filepath.Join(b.dir, "home"),
 		"TMPDIR=" + filepath.Join(b.dir, "tmp"),
 		"LANG=C.UTF-8",
@@ -80,6 +81,18 @@ func (b *box) environ() []string {
 		"SPOOL_RUNNER_WORKSPACE=" + b.p.workspace(b.rec.Labels.Session),
 		"SPOOL_RUNNER_STATE=" + filepath.Join(b.p.state(b.rec.Labels.Session), "agent"),
 	}
+	if b.rec.Layer != "" {
+		env = append(env, layer.Environ(b.rec.Layer)...)
+	}
+	return env
+}
+
+// path is where programs are looked for inside.
+func (b *box) path() string {
+	if b.rec.Layer == "" {
+		return b.p.cfg.Path
+	}
+	return strings.Join(append(layer.Path(b.rec.Layer), b.p.cfg.Path), string(os.PathListSeparator))
 }
 
 // startRunner starts the runner in a session of its own, without a pipe to this
@@ -260,7 +273,7 @@ func (b *box) Exec(ctx context.Context, c sandbox.Command) (sandbox.Process, err
 	}
 	if c.Args[0] == "runner" {
 		cmd.Path = b.p.cfg.Runner
-	} else if cmd.Path, err = lookPath(c.Args[0], dir, b.p.cfg.Path); err != nil {
+	} else if cmd.Path, err = lookPath(c.Args[0], dir, b.path()); err != nil {
 		return nil, fmt.Errorf("exec: %w", err)
 	}
 	return startProcess(cmd)

@@ -13,6 +13,7 @@
 //	sandboxes/<sandbox>/   sandbox.json, runner.json, runner.log, home, tmp, the socket
 //	workspaces/<session>/  the workspace, kept from one sandbox of the session to the next
 //	states/<session>/      the agent's own records, kept likewise; labels.json says whose
+//	layers/<digest>/       packages that agents depend on, installed by this machine's npm and pip as anything else is: scripts of packages run with the executor's rights
 package local
 
 import (
@@ -29,6 +30,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/services/executor/internal/layer"
 )
 
 // Config of a Provider. Dir, Runner and Engine are required.
@@ -37,6 +39,7 @@ type Config struct {
 	Runner string // path of the runner's binary
 	Engine string
 	Path   string // PATH inside; "" for this process's own
+	Layers layer.Config
 	Logger *slog.Logger
 }
 
@@ -46,8 +49,9 @@ const readyWithin = 15 * time.Second
 // Provider makes sandboxes of local processes. Several may share a folder, one
 // after the other or at once. It is safe for concurrent use.
 type Provider struct {
-	cfg Config
-	mu  sync.Mutex // held while a sandbox is made or ended
+	cfg    Config
+	mu     sync.Mutex // held while a sandbox is made or ended
+	layers layer.Once // by digest
 }
 
 // record is sandbox.json.
@@ -57,6 +61,7 @@ type record struct {
 	Created time.Time      `json:"created"`
 	Socket  string         `json:"socket"`
 	Empty   bool           `json:"empty,omitempty"` // its session had no workspace here before
+	Layer   string         `json:"layer,omitempty"` // folder of what its agent depends on
 }
 
 // started is runner.json: a pid and the moment its process began, which tells it
@@ -74,6 +79,7 @@ func New(cfg Config) (*Provider, error) {
 	if cfg.Path == "" {
 		cfg.Path = os.Getenv("PATH")
 	}
+	cfg.Layers = cfg.Layers.WithDefaults()
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -144,7 +150,7 @@ func (p *Provider) prepare(spec sandbox.Spec) (record, error) {
 	if err != nil {
 		return record{}, err
 	}
-	rec = record{spec.ID, spec.Labels, time.Now().UTC(), socket, empty}
+	rec = record{spec.ID, spec.Labels, time.Now().UTC(), socket, empty, spec.Layer}
 	if err := writeJSON(filepath.Join(p.state(spec.Labels.Session), "labels.json"), spec.Labels); err != nil {
 		return record{}, err
 	}

@@ -30,6 +30,10 @@ func TestMain(m *testing.M) {
 	if scratch, err = os.MkdirTemp("", "spool-local-"); err != nil {
 		panic(err)
 	}
+	// npm keeps what it has downloaded, and would not ask for it again.
+	if err := os.Setenv("npm_config_cache", filepath.Join(scratch, "npm")); err != nil {
+		panic(err)
+	}
 	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
 		if err := os.RemoveAll(scratch); err != nil {
 			panic(err)

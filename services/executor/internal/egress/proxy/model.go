@@ -27,6 +27,8 @@ func (s *Server) route(w http.ResponseWriter, r *http.Request, sb *registry.Sand
 	}
 	d := events.EgressDenied{Host: rt.Base.Host, Method: r.Method}
 	switch {
+	case !sb.Reaches(name):
+		d.Code, d.Message = NotAllowed, "this sandbox does not reach the route "+name
 	case r.Method == http.MethodTrace || r.Method == http.MethodConnect: // TRACE tells back what was put in
 		d.Code, d.Message = MethodNotAllowed, r.Method+" does not go through a route"
 	case r.Header.Get("Upgrade") != "":

@@ -44,6 +44,8 @@ type Registration struct {
 	Upstreams []Upstream `json:"upstreams,omitempty"`
 
 	Budgets []Budget `json:"budgets,omitempty"` // each of which the sandbox's calls are charged to
+
+	Routes *[]string `json:"routes,omitempty"` // the only ones that the sandbox reaches, by name; nil means all
 }
 
 // Upstream is an MCP server.
@@ -126,6 +128,7 @@ type stored struct {
 	Allow       []string  `json:"allow,omitempty"`
 	Released    time.Time `json:"released,omitzero"`
 	Budgets     []Budget  `json:"budgets,omitempty"`
+	Routes      *[]string `json:"routes,omitempty"`
 }
 
 // Open reads what is registered. A folder that cannot be read is an error that
@@ -332,7 +335,7 @@ func (r *Registry) Put(id string, g Registration) (State, error) {
 	if other := r.byToken[hash]; other != nil && other.id != id {
 		return State{}, &Error{Code: CodeTokenTaken, Field: "token", Detail: "token: it is another sandbox's: make a random one for each"}
 	}
-	reg := stored{TokenSHA256: hex.EncodeToString(hash[:]), Tenant: g.Tenant, Session: g.Session, Execution: g.Execution, Epoch: g.Epoch, Allow: g.Allow, Budgets: g.Budgets}
+	reg := stored{TokenSHA256: hex.EncodeToString(hash[:]), Tenant: g.Tenant, Session: g.Session, Execution: g.Execution, Epoch: g.Epoch, Allow: g.Allow, Budgets: g.Budgets, Routes: g.Routes}
 	if err := r.write(id, reg); err != nil {
 		return State{}, fmt.Errorf("register %s: %w", id, err)
 	}

@@ -189,6 +189,13 @@ func (s *Sandbox) recall() {
 	}
 }
 
+// Reaches tells whether the sandbox may use a route.
+func (s *Sandbox) Reaches(route string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.reg.Routes == nil || slices.Contains(*s.reg.Routes, route)
+}
+
 // Join counts a connection, which a release cuts; false when there are too many, or the sandbox is released.
 func (s *Sandbox) Join(c net.Conn) bool {
 	s.mu.Lock()

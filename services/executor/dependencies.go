@@ -1,0 +1,108 @@
+package executor
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/egress"
+	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/services/executor/internal/holder"
+	"github.com/spoolhq/spool/services/executor/internal/layer"
+)
+
+// Where packages come from unless the settings say otherwise.
+const (
+	npmRegistry = "https://registry.npmjs.org"
+	pipIndex    = "https://pypi.org/simple"
+	pipFiles    = "files.pythonhosted.org:443" // the index only names them
+)
+
+// The shortest and the longest time that a layer which nobody uses is kept.
+const (
+	minKeep = time.Minute
+	maxKeep = 365 * 24 * time.Hour
+)
+
+// checkDependencies looks at the settings of layers, and fills in what is at zero.
+func (c *Config) checkDependencies() error {
+	for name, s := range map[string]string{"npm-registry": c.NPMRegistry, "pip-index-url": c.PIPIndexURL} {
+		if s == "" {
+			continue
+		}
+		if err := layer.CheckURL(s); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	c.DependenciesHosts = slices.DeleteFunc(c.DependenciesHosts, func(h string) bool { return h == "" })
+	var wrong *egress.EntryError
+	if _, err := egress.ParseAllowlist(c.registries().Hosts); errors.As(err, &wrong) {
+		return fmt.Errorf("dependencies-hosts, npm-registry or pip-index-url: %q: %s", wrong.Entry, wrong.Reason)
+	}
+	d := layer.Config{Within: c.DependenciesTimeout, MaxBytes: c.DependenciesSize, Keep: c.DependenciesKeep}.WithDefaults()
+	c.DependenciesTimeout, c.DependenciesSize, c.DependenciesKeep = d.Within, d.MaxBytes, d.Keep
+	if d.MaxBytes < 0 {
+		return fmt.Errorf("dependencies-size: %d is negative", d.MaxBytes)
+	}
+	if d.Keep < minKeep || d.Keep > maxKeep {
+		return fmt.Errorf("dependencies-keep: %s is not between %s and %s", d.Keep, minKeep, maxKeep)
+	}
+	return nil
+}
+
+// layers are the settings of layers for a provider. Local sandboxes ask what the
+// machine's installers are set to.
+func (c Config) layers() layer.Config {
+	l := layer.Config{NPMRegistry: c.NPMRegistry, PIPIndexURL: c.PIPIndexURL, Within: c.DependenciesTimeout, MaxBytes: c.DependenciesSize, Keep: c.DependenciesKeep}
+	if c.Sandbox == Docker {
+		l.NPMRegistry, l.PIPIndexURL = c.npm(), c.pip()
+	}
+	return l
+}
+
+func (c Config) npm() string {
+	if c.NPMRegistry == "" {
+		return npmRegistry
+	}
+	return c.NPMRegistry
+}
+
+func (c Config) pip() string {
+	if c.PIPIndexURL == "" {
+		return pipIndex
+	}
+	return c.PIPIndexURL
+}
+
+// registries are the hosts and the routes of the egress proxy that a sandbox reaches in
+// which dependencies are installed.
+func (c Config) registries() holder.Registries {
+	r := holder.Registries{Hosts: slices.Clone(c.DependenciesHosts), Routes: []string{}}
+	if c.pip() == pipIndex {
+		r.Hosts = append(r.Hosts, pipFiles)
+	}
+	for _, s := range []string{c.npm(), c.pip()} {
+		u, err := url.Parse(s)
+		if err != nil {
+			continue // checked before
+		}
+		if u.Host == runner.EgressAddress {
+			name, _, _ := strings.Cut(strings.TrimPrefix(u.Path, "/"), "/")
+			r.Routes = append(r.Routes, name)
+			continue
+		}
+		port := u.Port()
+		if port == "" {
+			port = map[string]string{"http": "80", "https": "443"}[u.Scheme]
+		}
+		r.Hosts = append(r.Hosts, net.JoinHostPort(u.Hostname(), port))
+	}
+	slices.Sort(r.Hosts)
+	slices.Sort(r.Routes)
+	r.Hosts, r.Routes = slices.Compact(r.Hosts), slices.Compact(r.Routes)
+	return r
+}

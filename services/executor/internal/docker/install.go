@@ -1,0 +1,136 @@
+package docker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/services/executor/internal/layer"
+)
+
+const (
+	// weighEvery is how often it is looked how much an installer has written.
+	weighEvery = 3 * time.Second
+	// exitMissing is the code of a program that is not there, as shells have it.
+	exitMissing = 127
+)
+
+// installEnv are variables of installers: temporary files and caches are on disk, and go
+// with the sandbox.
+var installEnv = map[string]string{
+	"HTTP_PROXY": runner.EgressURL, "HTTPS_PROXY": runner.EgressURL, "http_proxy": runner.EgressURL, "https_proxy": runner.EgressURL,
+	"NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost",
+	"TMPDIR": workspaceDir + "/tmp", "npm_config_cache": workspaceDir + "/npm",
+}
+
+var errTooSlow = errors.New("the time is over")
+
+// install runs the installers in a sandbox that fills a layer. What a script of a package
+// may have left running ends with the sandbox.
+func (p *Provider) install(ctx context.Context, box sandbox.Sandbox, image string, want sandbox.Packages) error {
+	cfg := p.cfg.Layers
+	ctx, cancel := context.WithTimeoutCause(ctx, cfg.Within, errTooSlow)
+	defer cancel()
+	for _, i := range cfg.Installers(want.Set, layerDir) {
+		var said layer.Tail
+		code, err := p.installer(ctx, box, i, &said)
+		switch {
+		case context.Cause(ctx) == errTooSlow: //nolint:errorlint // it is put in as it is
+			return cfg.TooSlow(said.String())
+		case err != nil:
+			return err
+		case code == exitMissing:
+			return layer.Failed("image %s has no %s that could install them: %s", image, i.Name, layer.Said(said.String()))
+		case code < 0:
+			return layer.Failed("%s was ended by a signal, as the kernel does where there is no memory left (SPOOL_SANDBOX_MEMORY); it last said: %s", i.Name, layer.Said(said.String()))
+		case code != 0:
+			return layer.Failed("%s ended with code %d; it last said: %s", i.Name, code, layer.Said(said.String()))
+		}
+	}
+	size, _, err := weigh(ctx, box)
+	if err == nil && size > cfg.MaxBytes {
+		err = cfg.TooLarge()
+	}
+	return err
+}
+
+// installer runs one to its end, or until too much was written.
+func (p *Provider) installer(ctx context.Context, box sandbox.Sandbox, i layer.Installer, said *layer.Tail) (code int, err error) {
+	proc, err := box.Exec(ctx, sandbox.Command{Args: append([]string{"sh", "-c", `mkdir -p "$TMPDIR" && exec "$@"`, "sh"}, i.Args...), Env: installEnv})
+	if err != nil {
+		return 0, err
+	}
+	ended := make(chan error, 1)
+	go func() {
+		_ = proc.Stdin().Close() // a command that ended early has closed it
+		var both sync.WaitGroup
+		var errs [2]error
+		for n, r := range []io.Reader{proc.Stdout(), proc.Stderr()} {
+			both.Go(func() { _, errs[n] = io.Copy(said, r) })
+		}
+		both.Wait()
+		var werr error
+		code, werr = proc.Wait()
+		ended <- errors.Join(errs[0], errs[1], werr)
+	}()
+	tick := time.NewTicker(weighEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case err := <-ended:
+			return code, err
+		case <-ctx.Done():
+			err = ctx.Err()
+		case <-tick.C:
+			// Twice, since what is downloaded and unpacked lies beside it for a while.
+			if _, all, werr := weigh(ctx, box); werr == nil && all > 2*p.cfg.Layers.MaxBytes {
+				err = p.cfg.Layers.TooLarge()
+			}
+		}
+		if err != nil {
+			if kerr := proc.Kill(); kerr != nil {
+				p.cfg.Logger.Debug("an installer could not be ended, it ends with its sandbox", "sandbox", box.ID(), "error", kerr)
+			}
+			<-ended
+			return 0, err
+		}
+	}
+}
+
+// weigh gives the bytes of a layer, and of all that its sandbox has written to disk.
+func weigh(ctx context.Context, box sandbox.Sandbox) (size, all int64, err error) {
+	proc, err := box.Exec(ctx, sandbox.Command{Args: []string{"du", "-sk", layerDir, workspaceDir}})
+	if err != nil {
+		return 0, 0, err
+	}
+	defer context.AfterFunc(ctx, func() { _ = proc.Kill() })() // it ends with its sandbox at the latest
+	_ = proc.Stdin().Close()
+	go func() { _, _ = io.Copy(io.Discard, proc.Stderr()) }() // of files that go meanwhile
+	raw, err := io.ReadAll(proc.Stdout())
+	if _, werr := proc.Wait(); err == nil {
+		err = werr
+	}
+	if err != nil {
+		return 0, 0, fmt.Errorf("look how large the layer is: %w", err)
+	}
+	var sizes []int64
+	for line := range strings.Lines(string(raw)) {
+		field, _, _ := strings.Cut(line, "\t")
+		kib, err := strconv.ParseInt(field, 10, 64)
+		if err != nil {
+			return 0, 0, fmt.Errorf("look how large the layer is: du says %.100q", raw)
+		}
+		sizes = append(sizes, kib<<10)
+	}
+	if len(sizes) != 2 {
+		return 0, 0, fmt.Errorf("look how large the layer is: du says %.100q", raw)
+	}
+	return sizes[0], sizes[0] + sizes[1], nil
+}

@@ -1,0 +1,301 @@
+package docker
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/filters"
+	"github.com/docker/docker/api/types/volume"
+
+	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/services/executor/internal/layer"
+)
+
+const (
+	// layerDir is where sandboxes see what their agent depends on.
+	layerDir    = "/opt/spool/dependencies"
+	layerPrefix = prefix + "layer-"
+	// touchEvery is how old the note of a layer's last use gets before it is made anew.
+	touchEvery = time.Hour
+	// layerWait is how much longer than an installation may take another executor's is waited for.
+	layerWait = 5 * time.Minute
+	// layerLook is how often it is looked whether it has come to its end.
+	layerLook = 500 * time.Millisecond
+)
+
+// wholeNote says which volume the layer of a digest is. It is made when the layer is
+// whole, where nothing that runs in a sandbox can: in the engine, not in the volume.
+func (p *Provider) wholeNote(digest string) string   { return p.layerName(digest) + "-whole" }
+func (p *Provider) lastUseNote(digest string) string { return p.layerName(digest) + "-used" }
+
+// layerName begins all names that are of a digest: engines of one daemon share no layer, as they share no registry.
+func (p *Provider) layerName(digest string) string { return layerPrefix + p.cfg.Engine + "-" + digest }
+
+// filledBy begins the names of the volumes that a digest's layer is tried to be made in.
+func (p *Provider) filledBy(digest string) string { return p.layerName(digest[:16]) + "-" }
+
+var _ sandbox.Layerer = (*Provider)(nil)
+
+// Layer gives the volume with the packages, and makes it if need be: in a sandbox with
+// the hardening and the limits of any other, under a name of its own, which becomes the
+// layer's once it is whole. Among several executors the name of a helper container is the lock.
+func (p *Provider) Layer(ctx context.Context, want sandbox.Packages, use sandbox.Workshop) (string, error) {
+	pic, err := p.image(ctx, cmp.Or(want.Image, p.cfg.Image))
+	if err != nil {
+		return "", err
+	}
+	digest := want.Digest(pic.id, pic.platform)
+	name, err := p.whole(ctx, digest)
+	if err != nil {
+		return "", err
+	}
+	if name != "" {
+		return name, p.touch(ctx, digest)
+	}
+	if use.Build == nil {
+		return "", &sandbox.Error{Code: sandbox.CodeDependenciesUnavailable, Message: "the agent's dependencies cannot be installed: sandboxes of this executor have no way out to a registry: set its egress proxy"}
+	}
+	if use.Begun != nil {
+		use.Begun()
+	}
+	return p.layers.Do(ctx, digest, func(ctx context.Context) (string, error) {
+		return p.makeLayer(ctx, digest, pic.ref, want, use)
+	})
+}
+
+// whole gives the volume of a layer that is whole, "" if there is none.
+func (p *Provider) whole(ctx context.Context, digest string) (string, error) {
+	note, err := p.volume(ctx, p.wholeNote(digest))
+	if err != nil || note[labelLayer] == "" {
+		return "", err
+	}
+	name := note[labelLayer]
+	l, err := p.volume(ctx, name)
+	if err != nil {
+		return "", err
+	}
+	if l[labelLayer] == digest {
+		return name, nil
+	}
+	p.cfg.Logger.Warn("the volume of a layer was removed by somebody; it is made again", "volume", name)
+	_, err = p.removeVolume(ctx, p.wholeNote(digest))
+	return "", err
+}
+
+// touch notes that a layer was used.
+func (p *Provider) touch(ctx context.Context, digest string) error {
+	name := p.lastUseNote(digest)
+	v, err := call(ctx, p, "look up volume "+name, func(ctx context.Context) (volume.Volume, error) { return p.api.VolumeInspect(ctx, name) })
+	if err == nil {
+		if made, perr := time.Parse(time.RFC3339, v.CreatedAt); perr == nil && time.Since(made) < touchEvery {
+			return nil
+		}
+		_, err = p.removeVolume(ctx, name)
+	} else if errdefs.IsNotFound(err) {
+		err = nil
+	}
+	if err != nil {
+		return err
+	}
+	return p.makeVolume(ctx, name, map[string]string{labelVersion: layoutVersion, labelRole: roleLastUse, labelEngine: p.cfg.Engine, labelLayer: digest})
+}
+
+// makeLayer makes the layer of a digest, unless another executor does.
+func (p *Provider) makeLayer(ctx context.Context, digest, image string, want sandbox.Packages, use sandbox.Workshop) (is string, err error) {
+	helper, err := p.lockLayer(ctx, digest, image)
+	if err != nil {
+		return "", err
+	}
+	defer p.discard(ctx, helper)
+	if is, err := p.whole(ctx, digest); is != "" || err != nil {
+		return is, err
+	}
+	name := p.filledBy(digest) + strings.ToLower(rand.Text())
+	defer func() {
+		if err == nil && is == name {
+			return
+		}
+		if _, rerr := p.removeVolume(context.WithoutCancel(ctx), name); rerr != nil {
+			p.cfg.Logger.Warn("what there is of a broken layer stays until the sweep", "volume", name, "error", rerr)
+		}
+	}()
+	if err := p.makeVolume(ctx, name, map[string]string{labelVersion: layoutVersion, labelRole: roleLayer, labelEngine: p.cfg.Engine, labelLayer: digest}); err != nil {
+		return "", err
+	}
+	if err := p.give(ctx, "prepare the layer", image, 0o755, volumeAt{name, "layer"}); err != nil {
+		return "", err
+	}
+	began := time.Now()
+	err = use.Build(ctx, sandbox.Spec{Image: want.Image, Fills: name}, func(ctx context.Context, box sandbox.Sandbox) error { return p.install(ctx, box, image, want) })
+	if err != nil {
+		return "", err
+	}
+	p.cfg.Logger.Info("made a layer", "volume", name, "packages", want.String(), "took", time.Since(began).Round(time.Millisecond))
+	if err := p.touch(ctx, digest); err != nil {
+		return "", err
+	}
+	return p.publish(ctx, digest, name)
+}
+
+// publish says that a layer is whole, and gives the volume that counts: making a volume that is there
+// is no error, and one who took the lock for abandoned may have been quicker.
+func (p *Provider) publish(ctx context.Context, digest, name string) (string, error) {
+	err := p.makeVolume(ctx, p.wholeNote(digest), map[string]string{labelVersion: layoutVersion, labelRole: roleWhole, labelEngine: p.cfg.Engine, labelLayer: name})
+	if err != nil {
+		return "", err
+	}
+	is, err := p.whole(ctx, digest)
+	if err == nil && is == "" {
+		err = fmt.Errorf("layer %s: %w", digest, errVanished)
+	}
+	return is, err
+}
+
+// lockLayer makes a helper whose name is the lock on a digest. One that is held for
+// long, while no sandbox fills a layer of the digest, was left behind: the sandbox of an
+// executor that died goes with the sweep.
+func (p *Provider) lockLayer(ctx context.Context, digest, image string) (string, error) {
+	name := p.layerName(digest) + "-make"
+	limit := p.cfg.Layers.Within + layerWait
+	bounded, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	tick := time.NewTicker(layerLook)
+	defer tick.Stop()
+	var holder string
+	var since time.Time
+	for {
+		id, err := p.helper(bounded, name, image)
+		if err == nil || !errdefs.IsConflict(err) && bounded.Err() == nil {
+			return id, err
+		}
+		other, err := call(bounded, p, "look who makes the layer", func(ctx context.Context) (container.InspectResponse, error) { return p.api.ContainerInspect(ctx, name) })
+		switch {
+		case bounded.Err() != nil || errdefs.IsNotFound(err): // gone just now, or not quite there
+		case err != nil:
+			return "", err
+		case other.ID != holder:
+			holder, since = other.ID, time.Now()
+		case time.Since(since) > p.stale:
+			if since, err = p.abandoned(bounded, digest, holder); err != nil {
+				return "", err
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return "", ctx.Err()
+		case <-bounded.Done():
+			return "", layer.Failed("another executor of the engine has been at it for %s; should there be none, remove the container %s", limit, name)
+		case <-tick.C:
+		}
+	}
+}
+
+// abandoned removes a lock whose holder fills no layer, and gives the time.
+func (p *Provider) abandoned(ctx context.Context, digest, lock string) (time.Time, error) {
+	filling, _, err := p.layersInUse(ctx)
+	if err != nil {
+		return time.Time{}, err
+	}
+	for name := range filling {
+		if strings.HasPrefix(name, p.filledBy(digest)) {
+			return time.Now(), nil
+		}
+	}
+	p.cfg.Logger.Warn("a helper was left behind", "container", lock)
+	p.discard(ctx, lock)
+	return time.Now(), nil
+}
+
+// layersInUse gives the volumes that sandboxes fill, and those that sandboxes see.
+func (p *Provider) layersInUse(ctx context.Context) (filled, seen map[string]bool, err error) {
+	list, err := call(ctx, p, "list containers", func(ctx context.Context) ([]container.Summary, error) {
+		return p.api.ContainerList(ctx, container.ListOptions{All: true, Filters: filters.NewArgs(filters.Arg("label", labelRole+"="+roleSandbox))})
+	})
+	filled, seen = map[string]bool{}, map[string]bool{}
+	for _, c := range list {
+		filled[c.Labels[labelFills]], seen[c.Labels[labelLayer]] = true, true
+	}
+	delete(filled, "")
+	delete(seen, "")
+	return filled, seen, err
+}
+
+// oldLayers removes layers that nobody has used for as long as the settings say, and
+// volumes that never became one. The note goes first, so that nobody finds the layer.
+func (p *Provider) oldLayers(ctx context.Context, now time.Time) error {
+	answer, err := call(ctx, p, "list layers", func(ctx context.Context) (volume.ListResponse, error) {
+		return p.api.VolumeList(ctx, volume.ListOptions{Filters: filters.NewArgs(
+			filters.Arg("label", labelLayer), filters.Arg("label", labelEngine+"="+p.cfg.Engine))})
+	})
+	if err != nil {
+		return err
+	}
+	filled, seen, err := p.layersInUse(ctx)
+	if err != nil {
+		return err
+	}
+	made, whole, of := map[string]time.Time{}, map[string]string{}, map[string]string{} // by volume; volume to its note; volume to its digest
+	notes := map[string]string{}                                                        // of a last use, to their digests
+	for _, v := range answer.Volumes {
+		if made[v.Name], err = time.Parse(time.RFC3339, v.CreatedAt); err != nil {
+			return fmt.Errorf("volume %s: its date: %w", v.Name, err)
+		}
+		switch v.Labels[labelRole] {
+		case roleLayer:
+			of[v.Name] = v.Labels[labelLayer]
+		case roleWhole:
+			whole[v.Labels[labelLayer]] = v.Name
+		case roleLastUse:
+			notes[v.Name] = v.Labels[labelLayer]
+		}
+	}
+	var errs []error
+	for name, digest := range of {
+		last, keep := made[name], p.cfg.Layers.Keep
+		if note := whole[name]; note == "" {
+			keep = p.cfg.Layers.Within + layerWait
+		} else {
+			last = later(last, made[note], made[p.lastUseNote(digest)])
+		}
+		if filled[name] || seen[name] || !last.Before(now.Add(-keep)) {
+			continue
+		}
+		p.cfg.Logger.Info("sweep: a layer that nobody uses is removed", "volume", name, "lastUse", last)
+		errs = append(errs, p.dropLayer(ctx, name, digest, whole[name]))
+	}
+	for name, digest := range notes { // of layers that are gone, or never were
+		if _, there := made[p.wholeNote(digest)]; !there && made[name].Before(now.Add(-p.cfg.Layers.Keep)) {
+			_, err := p.removeVolume(ctx, name)
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (p *Provider) dropLayer(ctx context.Context, name, digest, note string) error {
+	if note != "" {
+		for _, n := range []string{note, p.lastUseNote(digest)} {
+			if _, err := p.removeVolume(ctx, n); err != nil {
+				return err
+			}
+		}
+	}
+	_, err := p.removeVolume(ctx, name)
+	return err
+}
+
+func later(list ...time.Time) (last time.Time) {
+	for _, t := range list {
+		if t.After(last) {
+			last = t
+		}
+	}
+	return last
+}

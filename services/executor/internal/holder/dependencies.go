@@ -1,0 +1,160 @@
+package holder
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/bus"
+	"github.com/spoolhq/spool/pkg/dependency"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/sandbox"
+)
+
+// errUnwanted is a control that reached the execution while it waited for what it depends on.
+var errUnwanted = errors.New("the execution is not wanted any more")
+
+// layer gives the layer with what the agent depends on, "" for an agent that depends on
+// nothing. While one is made, the log says so, and controls are obeyed. An *unresolved
+// error ends the execution.
+func (t *turn) layer(ctx context.Context) (string, error) {
+	if t.is == nil {
+		return "", nil
+	}
+	set, err := dependency.Parse(t.is.agent.Dependencies)
+	if err != nil { // it was checked when the agent was applied
+		return "", &unresolved{sandbox.CodeDependenciesFailed, fmt.Errorf("dependencies: %w", err)}
+	}
+	if set.Empty() {
+		return "", nil
+	}
+	layerer, ok := t.h.d.Sandbox.(sandbox.Layerer)
+	if !ok {
+		return "", &unresolved{sandbox.CodeDependenciesUnavailable, fmt.Errorf("sandboxes of provider %s cannot have dependencies", t.h.cfg.Provider)}
+	}
+	return t.provide(ctx, layerer, sandbox.Packages{Set: set, Image: t.l.Life.Options.Image})
+}
+
+// provide waits for a layer.
+func (t *turn) provide(ctx context.Context, layerer sandbox.Layerer, want sandbox.Packages) (string, error) {
+	type answer struct {
+		name string
+		err  error
+	}
+	work, cancel := context.WithCancel(ctx)
+	defer cancel()
+	begun, done := make(chan struct{}, 1), make(chan answer, 1)
+	go func() {
+		var a answer
+		a.err = t.h.patiently(work, t.l.ID, func() (err error) {
+			a.name, err = layerer.Layer(work, want, t.h.workshop(func() {
+				select {
+				case begun <- struct{}{}:
+				default: // tried again
+				}
+			}))
+			return err
+		})
+		if a.err != nil && work.Err() == nil {
+			a.err = undependable(a.err)
+		}
+		done <- a
+	}()
+	tick := time.NewTicker(t.h.cfg.Beat)
+	defer tick.Stop()
+	var since time.Time
+	stop := func(err error) (string, error) {
+		cancel()
+		<-done
+		return "", err
+	}
+	for {
+		select {
+		case a := <-done:
+			if a.err == nil && !since.IsZero() {
+				a.err = t.say(ctx, events.Log{Level: "info", Stream: "runner", Message: fmt.Sprintf("dependencies are installed, after %s: %s", t.h.d.Now().Sub(since).Round(time.Millisecond), want)})
+			}
+			return a.name, a.err
+		case <-begun:
+			if since.IsZero() {
+				since = t.h.d.Now()
+				if err := t.say(ctx, events.Log{Level: "info", Stream: "runner", Message: fmt.Sprintf("dependencies are being installed, for the first time on this engine: %s", want)}); err != nil {
+					return stop(err)
+				}
+			}
+			continue
+		case <-bus.Draining(ctx):
+			return stop(errHandover)
+		case <-t.poke:
+		case <-tick.C:
+		}
+		if err := t.refresh(ctx); err != nil {
+			return stop(err)
+		}
+		if t.control().N > 0 {
+			return stop(errUnwanted)
+		}
+	}
+}
+
+// undependable is the end of an execution whose dependencies cannot be had.
+func undependable(err error) error {
+	code := sandbox.CodeDependenciesFailed
+	var typed *sandbox.Error
+	if errors.As(err, &typed) {
+		code = typed.Code
+	}
+	return &unresolved{code, err}
+}
+
+// Registries are all that is reached where dependencies are installed.
+type Registries struct {
+	Hosts  []string // as an allowlist has them
+	Routes []string // of the egress proxy
+}
+
+// workshop makes sandboxes in which layers are made: nobody's, as those of the pool, so
+// that the sweep ends what an executor that died had begun.
+func (h *Holder) workshop(begun func()) sandbox.Workshop {
+	w := sandbox.Workshop{Begun: begun}
+	if h.d.Egress != nil {
+		w.Build = h.build
+	}
+	return w
+}
+
+func (h *Holder) build(ctx context.Context, spec sandbox.Spec, work func(context.Context, sandbox.Sandbox) error) (err error) {
+	if spec.ID, err = h.mint(events.KindSandbox); err != nil {
+		return err
+	}
+	spec.Labels = sandbox.Labels{Engine: h.cfg.Engine, Executor: h.cfg.Executor}
+	h.pool.mu.Lock()
+	h.pool.ids[spec.ID] = true
+	h.pool.mu.Unlock()
+	defer h.pool.forget(spec.ID)
+	defer func() {
+		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), warmWithin)
+		defer cancel()
+		if terr := h.terminate(undo, spec.ID, true); terr != nil {
+			// What runs in it may still write: the layer is not whole.
+			err = errors.Join(err, fmt.Errorf("end the sandbox of an installation: %w", terr))
+		}
+		err = concealed(err, spec.EgressToken)
+	}()
+	box, err := h.make(ctx, &spec, h.cfg.Registries.Hosts, &h.cfg.Registries.Routes)
+	if err != nil {
+		return err
+	}
+	return work(ctx, box)
+}
+
+// concealed is an error without the token of the sandbox that it came from, which a script may have printed.
+func concealed(err error, token string) error {
+	var typed *sandbox.Error
+	if token == "" || !errors.As(err, &typed) || !strings.Contains(typed.Message, token) {
+		return err
+	}
+	return &sandbox.Error{Code: typed.Code, Message: strings.ReplaceAll(typed.Message, token, "***")}
+}

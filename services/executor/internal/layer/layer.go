@@ -1,0 +1,170 @@
+// Package layer is what providers share that install packages once for many
+// sandboxes: the settings, the installers' command lines, where things lie in a
+// layer, what is told of an installer that failed, and that one of those who want
+// a layer makes it.
+package layer
+
+import (
+	"errors"
+	"fmt"
+	"net/url"
+	"path"
+	"regexp"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/spoolhq/spool/pkg/dependency"
+	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/pkg/sandbox"
+)
+
+// Config of layers. The zero value takes every default.
+type Config struct {
+	NPMRegistry string        // "" for the installer's own
+	PIPIndexURL string        // likewise
+	Within      time.Duration // that an installation may take; 0 for 10 min
+	MaxBytes    int64         // of a layer; 0 for 2 GiB
+	Keep        time.Duration // how long a layer that nobody uses stays; 0 for a week
+}
+
+// WithDefaults is the config with nothing left at zero that has a default here.
+func (c Config) WithDefaults() Config {
+	if c.Within == 0 {
+		c.Within = 10 * time.Minute
+	}
+	if c.MaxBytes == 0 {
+		c.MaxBytes = 2 << 30
+	}
+	if c.Keep == 0 {
+		c.Keep = 7 * 24 * time.Hour
+	}
+	return c
+}
+
+// CheckURL reports why a registry's address cannot be used. Installers run among
+// scripts of packages, so that no credential may stand in it.
+func CheckURL(s string) error {
+	u, err := url.Parse(s)
+	switch {
+	case err != nil:
+		return errors.New("it is no URL") // the parser's error repeats it
+	case u.Scheme != "https" && u.Scheme != "http" || u.Hostname() == "":
+		return errors.New("it is not http:// or https:// with a host")
+	case u.User != nil || u.RawQuery != "" || u.Fragment != "":
+		return errors.New("it has a user, a query or a fragment: scripts of packages would see a credential; let the egress proxy put it in, by a host of SPOOL_EGRESS_HOSTS")
+	case strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r > '~' }):
+		return errors.New("it holds a character that no URL has")
+	}
+	return nil
+}
+
+// routed tells whether a registry is a route of the egress proxy.
+func routed(s string) bool { return strings.HasPrefix(s, runner.EgressURL+"/") }
+
+// Installer is a command that puts packages into a layer.
+type Installer struct {
+	Name string // of the program, for people
+	Args []string
+}
+
+// Installers are the commands that put a set into the folder of a layer. The names and
+// versions are arguments of their own, behind what ends the options.
+func (c Config) Installers(set dependency.Set, dir string) []Installer {
+	var out []Installer
+	if len(set.NPM) > 0 {
+		args := []string{"npm", "install", "--prefix", dir, "--no-save", "--no-package-lock", "--no-fund", "--no-audit", "--no-update-notifier", "--no-progress", "--loglevel=error", "--logs-max=0",
+			"--fetch-retries=3", "--fetch-retry-mintimeout=1000", "--fetch-retry-maxtimeout=5000"}
+		if c.NPMRegistry != "" {
+			args = append(args, "--registry="+c.NPMRegistry)
+		}
+		if routed(c.NPMRegistry) { // what it names lies behind the same route
+			args = append(args, "--replace-registry-host=always")
+		}
+		out = append(out, Installer{"npm", append(append(args, "--"), set.NPM...)})
+	}
+	if len(set.PIP) > 0 {
+		args := []string{"python3", "-m", "pip", "install", "--target", path.Join(dir, "python"), "--no-input", "--disable-pip-version-check", "--no-cache-dir", "--no-color", "--progress-bar=off"}
+		if c.PIPIndexURL != "" {
+			args = append(args, "--index-url="+c.PIPIndexURL)
+			if u, err := url.Parse(c.PIPIndexURL); err == nil && u.Scheme == "http" { // pip asks for the operator's word on it, which the setting is
+				args = append(args, "--trusted-host="+u.Host)
+			}
+		}
+		out = append(out, Installer{"pip", append(append(args, "--"), set.PIP...)})
+	}
+	return out
+}
+
+// Path are the folders of programs in a layer, for the PATH.
+func Path(dir string) []string {
+	return []string{path.Join(dir, "node_modules", ".bin"), path.Join(dir, "python", "bin")}
+}
+
+// Environ are the variables by which Node and Python find what a layer has.
+func Environ(dir string) []string {
+	return []string{"NODE_PATH=" + path.Join(dir, "node_modules"), "PYTHONPATH=" + path.Join(dir, "python")}
+}
+
+// Failed is an installation that did not succeed.
+func Failed(format string, args ...any) error {
+	return &sandbox.Error{Code: sandbox.CodeDependenciesFailed, Message: "the agent's dependencies could not be installed: " + fmt.Sprintf(format, args...)}
+}
+
+// TooLarge is a layer beyond its bound.
+func (c Config) TooLarge() error {
+	return Failed("they take more than %d bytes: raise SPOOL_DEPENDENCIES_SIZE, or depend on less", c.MaxBytes)
+}
+
+// TooSlow is an installation beyond its time.
+func (c Config) TooSlow(said string) error {
+	return Failed("it took longer than %s (SPOOL_DEPENDENCIES_TIMEOUT); the installer last said: %s", c.Within, Said(said))
+}
+
+// Bounds of what is told of an installer.
+const (
+	lastLines = 20
+	lastBytes = 2000
+	keepBytes = 16 << 10
+)
+
+// noLogs is what npm has to say of a log that nobody could read.
+const noLogs = "npm error Log files were not written due to the config logs-max=0"
+
+var (
+	escapes  = regexp.MustCompile("\x1b\\[[0-9;?]*[A-Za-z]")
+	userInfo = regexp.MustCompile(`://[^/\s@]+@`)
+	tokens   = regexp.MustCompile(`(?i)((?:_authToken|_auth|_password|token|password|authorization)["']?\s*[=:]\s*["']?)(?:(?:basic|bearer)\s+)?[^\s"']+`)
+)
+
+// Said are the last lines of what an installer printed, for people: bounded, without
+// what looks like a credential, and without what moves a terminal's cursor.
+func Said(text string) string {
+	text = escapes.ReplaceAllString(strings.ToValidUTF8(text, "\uFFFD"), "")
+	text = userInfo.ReplaceAllString(text, "://***@")
+	text = tokens.ReplaceAllString(text, "${1}***")
+	text = strings.ReplaceAll(text, noLogs, "")
+	var lines []string
+	for line := range strings.Lines(text) {
+		line = strings.TrimRight(strings.Map(func(r rune) rune {
+			if r < ' ' && r != '\t' || r == 0x7f {
+				return -1
+			}
+			return r
+		}, line), " ")
+		if line != "" {
+			lines = append(lines, line)
+		}
+	}
+	out := strings.Join(lines[max(0, len(lines)-lastLines):], "\n")
+	if cut := len(out) - lastBytes; cut > 0 {
+		for !utf8.RuneStart(out[cut]) {
+			cut++
+		}
+		out = "…" + out[cut:]
+	}
+	if out == "" {
+		return "nothing"
+	}
+	return out
+}

@@ -1,0 +1,26 @@
+package layer
+
+import "sync"
+
+// Tail keeps the end of what is written to it. It is safe for concurrent use.
+type Tail struct {
+	mu  sync.Mutex
+	buf []byte
+}
+
+func (t *Tail) Write(b []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.buf = append(t.buf, b[max(0, len(b)-keepBytes):]...)
+	if over := len(t.buf) - keepBytes; over > 0 {
+		t.buf = append(t.buf[:0], t.buf[over:]...)
+	}
+	return len(b), nil
+}
+
+// String is what is kept.
+func (t *Tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return string(t.buf)
+}

@@ -1,0 +1,333 @@
+package local
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/services/executor/internal/layer"
+)
+
+const (
+	// lockEvery is how often a layer is asked for that another executor makes.
+	lockEvery = 100 * time.Millisecond
+	// weighEvery is how often it is looked how much an installer has written.
+	weighEvery = 3 * time.Second
+	// afterInstall is how long what an installer left running may keep its output open.
+	afterInstall = 2 * time.Second
+)
+
+var (
+	_ sandbox.Layerer = (*Provider)(nil)
+
+	errTooSlow = errors.New("the time is over")
+)
+
+// Layer installs into layers/<digest> of the folder with this machine's npm and pip.
+// Nothing holds back what scripts of packages do there.
+func (p *Provider) Layer(ctx context.Context, want sandbox.Packages, use sandbox.Workshop) (string, error) {
+	ground, err := p.ground(ctx, want)
+	if err != nil {
+		return "", err
+	}
+	digest := want.Digest(ground, runtime.GOOS+"/"+runtime.GOARCH)
+	if dir, err := p.wholeLayer(digest); dir != "" || err != nil {
+		return dir, err
+	}
+	if use.Begun != nil {
+		use.Begun()
+	}
+	return p.layers.Do(ctx, digest, func(ctx context.Context) (string, error) { return p.makeLayer(ctx, digest, want) })
+}
+
+// ground is what packages are built for: the versions of Node and of Python.
+func (p *Provider) ground(ctx context.Context, want sandbox.Packages) (string, error) {
+	var out []string
+	for name, needed := range map[string]bool{"node": len(want.NPM) > 0, "python3": len(want.PIP) > 0} {
+		if !needed {
+			continue
+		}
+		path, err := lookPath(name, "", p.cfg.Path)
+		if err != nil {
+			return "", layer.Failed("this machine has no %s on its PATH", name)
+		}
+		cmd := exec.CommandContext(ctx, path, "--version") //nolint:gosec // found by its own name
+		cmd.Env = p.installEnv()
+		said, err := cmd.CombinedOutput()
+		if ctx.Err() != nil {
+			return "", ctx.Err()
+		}
+		if err != nil {
+			return "", layer.Failed("%s --version: %v: %s", name, err, layer.Said(string(said)))
+		}
+		out = append(out, name+" "+strings.TrimSpace(string(said)))
+	}
+	slices.Sort(out)
+	return strings.Join(out, "\n"), nil
+}
+
+func (p *Provider) shelf() string                  { return filepath.Join(p.cfg.Dir, "layers") }
+func (p *Provider) layerLock(digest string) string { return filepath.Join(p.shelf(), digest+".lock") }
+
+// wholeLayer gives the folder of a layer, and notes its use; "" if there is none.
+func (p *Provider) wholeLayer(digest string) (string, error) {
+	dir := filepath.Join(p.shelf(), digest)
+	if _, err := os.Stat(dir); err != nil { // it gets its name when it is whole
+		if errors.Is(err, fs.ErrNotExist) {
+			return "", nil
+		}
+		return "", fmt.Errorf("look for layer %s: %w", digest, err)
+	}
+	now := time.Now()
+	if err := os.Chtimes(p.layerLock(digest), now, now); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", fmt.Errorf("note the use of layer %s: %w", digest, err)
+	}
+	return dir, nil
+}
+
+// makeLayer makes a layer, unless another executor of the folder does.
+func (p *Provider) makeLayer(ctx context.Context, digest string, want sandbox.Packages) (_ string, err error) {
+	if err := os.MkdirAll(p.shelf(), 0o700); err != nil {
+		return "", fmt.Errorf("make a layer: %w", err)
+	}
+	unlock, err := p.lockLayer(ctx, digest)
+	if err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, unlock()) }()
+	if dir, err := p.wholeLayer(digest); dir != "" || err != nil {
+		return dir, err
+	}
+	if err := p.sweepHalves(digest); err != nil {
+		return "", err
+	}
+	tmp := filepath.Join(p.shelf(), digest+".new-"+strings.ToLower(rand.Text()))
+	defer func() { err = errors.Join(err, removeAll(tmp)) }()
+	if err := os.Mkdir(tmp, 0o700); err != nil {
+		return "", fmt.Errorf("make a layer: %w", err)
+	}
+	if err := p.install(ctx, tmp, want); err != nil {
+		return "", err
+	}
+	if err := os.Rename(tmp, filepath.Join(p.shelf(), digest)); err != nil {
+		return "", fmt.Errorf("make a layer: %w", err)
+	}
+	return p.wholeLayer(digest)
+}
+
+// sweepHalves removes what executors that died left of a layer; its lock is held.
+func (p *Provider) sweepHalves(digest string) error {
+	left, err := filepath.Glob(filepath.Join(p.shelf(), digest+".new-*"))
+	for _, dir := range left {
+		err = errors.Join(err, removeAll(dir))
+	}
+	return err
+}
+
+// lockLayer waits for the lock of a digest. It ends with its process.
+func (p *Provider) lockLayer(ctx context.Context, digest string) (unlock func() error, err error) {
+	f, err := os.OpenFile(p.layerLock(digest), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock layer %s: %w", digest, err)
+	}
+	tick := time.NewTicker(lockEvery)
+	defer tick.Stop()
+	for {
+		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		if err == nil {
+			return f.Close, nil
+		}
+		if !errors.Is(err, syscall.EWOULDBLOCK) && !errors.Is(err, syscall.EINTR) {
+			return nil, errors.Join(fmt.Errorf("lock layer %s: %w", digest, err), f.Close())
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil, errors.Join(ctx.Err(), f.Close())
+		}
+	}
+}
+
+// installEnv is what installers see of this process's environment: what they are set up
+// by, and none of the models' keys.
+func (p *Provider) installEnv() []string {
+	keep := []string{"HOME=", "LANG=", "TMPDIR=", "USER=", "LOGNAME=", "HTTP_PROXY=", "HTTPS_PROXY=", "NO_PROXY=", "NPM_CONFIG_", "PIP_", "NODE_EXTRA_CA_CERTS=", "SSL_CERT_", "REQUESTS_CA_BUNDLE=", "XDG_"}
+	env := []string{"PATH=" + p.cfg.Path}
+	for _, kv := range os.Environ() {
+		if slices.ContainsFunc(keep, func(k string) bool { return strings.HasPrefix(strings.ToUpper(kv), k) }) {
+			env = append(env, kv)
+		}
+	}
+	return env
+}
+
+// install runs the installers, and looks how large the folder gets.
+func (p *Provider) install(ctx context.Context, dir string, want sandbox.Packages) error {
+	cfg := p.cfg.Layers
+	ctx, cancel := context.WithTimeoutCause(ctx, cfg.Within, errTooSlow)
+	defer cancel()
+	for _, i := range cfg.Installers(want.Set, dir) {
+		path, err := lookPath(i.Args[0], "", p.cfg.Path)
+		if err != nil {
+			return layer.Failed("this machine has no %s on its PATH", i.Args[0])
+		}
+		var said layer.Tail
+		cmd := exec.Command(path, i.Args[1:]...) //nolint:gosec // running it is the purpose
+		cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr, cmd.WaitDelay = dir, p.installEnv(), &said, &said, afterInstall
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+		err = p.watched(ctx, cmd, dir)
+		var exit *exec.ExitError
+		var typed *sandbox.Error
+		switch {
+		case context.Cause(ctx) == errTooSlow: //nolint:errorlint // it is put in as it is
+			return cfg.TooSlow(said.String())
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case errors.As(err, &typed):
+			return err
+		case errors.As(err, &exit):
+			return layer.Failed("%s: %s; it last said: %s", i.Name, exit.ProcessState, layer.Said(said.String()))
+		case err != nil:
+			return layer.Failed("%s: %v", i.Name, err)
+		}
+	}
+	if size, err := sizeOf(dir); err != nil {
+		return fmt.Errorf("look how large the layer is: %w", err)
+	} else if size > cfg.MaxBytes {
+		return cfg.TooLarge()
+	}
+	return nil
+}
+
+// watched runs a command to its end, or until ctx ends or the folder is too large. Its
+// process group ends with it.
+func (p *Provider) watched(ctx context.Context, cmd *exec.Cmd, dir string) error {
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	group := func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) } // nothing left is what is wanted
+	defer group()
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	tick := time.NewTicker(weighEvery)
+	defer tick.Stop()
+	for {
+		var err error
+		select {
+		case err := <-ended:
+			if errors.Is(err, exec.ErrWaitDelay) {
+				err = nil // what it left running had its output
+			}
+			return err
+		case <-ctx.Done():
+			err = ctx.Err()
+		case <-tick.C:
+			if size, serr := sizeOf(dir); serr == nil && size > p.cfg.Layers.MaxBytes { // files go meanwhile
+				err = p.cfg.Layers.TooLarge()
+			}
+		}
+		if err != nil {
+			group()
+			<-ended
+			return err
+		}
+	}
+}
+
+// sizeOf is how many bytes a folder's files have.
+func sizeOf(dir string) (size int64, err error) {
+	err = filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() {
+			return err
+		}
+		info, err := d.Info()
+		if err == nil {
+			size += info.Size()
+		}
+		return err
+	})
+	return size, err
+}
+
+// Orphans removes layers that nobody has used for as long as Config.Layers says, and
+// what installations left that were broken off. Workspaces here go by Kept and Wipe.
+func (p *Provider) Orphans(ctx context.Context, _ time.Duration) (int, error) {
+	entries, err := os.ReadDir(p.shelf())
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("list layers: %w", err)
+	}
+	for _, e := range entries {
+		digest, isLock := strings.CutSuffix(e.Name(), ".lock")
+		if !isLock || !events.IsDigest(digest) {
+			continue
+		}
+		if err := p.oldLayer(ctx, digest, entries); err != nil {
+			return 0, err
+		}
+	}
+	return 0, nil
+}
+
+// oldLayer removes a layer of the entries if it is old, unless somebody makes it just now.
+func (p *Provider) oldLayer(ctx context.Context, digest string, entries []os.DirEntry) error {
+	info, err := os.Stat(p.layerLock(digest))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil || time.Since(info.ModTime()) < p.cfg.Layers.Keep {
+		return err
+	}
+	used, err := p.sees(ctx, filepath.Join(p.shelf(), digest))
+	if err != nil || used {
+		return err
+	}
+	now, cancel := context.WithCancel(ctx)
+	cancel() // one try
+	unlock, err := p.lockLayer(now, digest)
+	if errors.Is(err, context.Canceled) && ctx.Err() == nil {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	p.cfg.Logger.Info("sweep: a layer that nobody uses is removed", "layer", digest, "lastUse", info.ModTime())
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), digest) && e.IsDir() {
+			err = errors.Join(err, removeAll(filepath.Join(p.shelf(), e.Name())))
+		}
+	}
+	return errors.Join(err, os.Remove(p.layerLock(digest)), unlock())
+}
+
+// sees tells whether a sandbox has a layer.
+func (p *Provider) sees(ctx context.Context, dir string) (bool, error) {
+	list, err := p.List(ctx)
+	if err != nil {
+		return false, err
+	}
+	for _, info := range list {
+		rec, err := p.read(info.ID)
+		if err == nil && rec.Layer == dir {
+			return true, nil
+		}
+		if err != nil && !errors.Is(err, sandbox.ErrNotFound) {
+			return false, err
+		}
+	}
+	return false, nil
+}

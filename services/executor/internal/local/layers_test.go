@@ -1,0 +1,217 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/dependency"
+	"github.com/spoolhq/spool/pkg/dependency/dependencytest"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/services/executor/internal/layer"
+)
+
+// layerBed is a folder for providers, and a registry.
+func layerBed(t *testing.T, script string) (Config, *dependencytest.Registry) {
+	t.Helper()
+	for _, args := range [][]string{{"npm", "--version"}, {"python3", "-m", "pip", "--version"}} {
+		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
+			t.Skipf("needs %s: %v: %s", strings.Join(args, " "), err, out)
+		}
+	}
+	var handler *dependencytest.Registry
+	s := httptest.NewUnstartedServer(nil)
+	base := "http://" + s.Listener.Addr().String()
+	handler, err := dependencytest.New(base+"/npm", []dependencytest.NPM{{
+		Name: "greeter", Version: "1.2.3", Bin: map[string]string{"greet-npm": "cli.js"},
+		Files:   map[string]string{"cli.js": "#!/usr/bin/env node\nconsole.log(require('greeter/word'))\n", "word.js": "module.exports = 'hello from npm'\n"},
+		Scripts: map[string]string{"postinstall": script},
+	}}, []dependencytest.Wheel{{Name: "greeting", Version: "0.1", Module: "def main():\n    print('hello from pip')\n", Programs: []string{"greet-pip"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Config.Handler = handler
+	s.Start()
+	t.Cleanup(s.Close)
+	return Config{Dir: t.TempDir(), Runner: "/none", Engine: "e", Layers: layer.Config{NPMRegistry: base + "/npm", PIPIndexURL: base + "/pip"}}, handler
+}
+
+func packages(t *testing.T, d events.Dependencies) sandbox.Packages {
+	t.Helper()
+	set, err := dependency.Parse(d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return sandbox.Packages{Set: set}
+}
+
+var both = events.Dependencies{NPM: []string{"greeter@1.2.3"}, PIP: []string{"greeting==0.1"}}
+
+// What an agent depends on is installed once by this machine's npm and pip, and sandboxes find it,
+// without a registry from then on. Installers see no model's key.
+func TestLayer(t *testing.T) {
+	t.Setenv("ANTHROPIC_API_KEY", "sk-hunter2")
+	t.Setenv("npm_config_cache", t.TempDir()) // each time anew
+	cfg, registry := layerBed(t, "env > env.txt")
+	var began atomic.Int32
+	var all sync.WaitGroup
+	for range 2 {
+		p := newProvider(t, cfg) // another executor
+		for range 2 {
+			all.Go(func() {
+				if _, err := p.Layer(t.Context(), packages(t, both), sandbox.Workshop{Begun: func() { began.Add(1) }}); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+	all.Wait()
+	if registry.Asked(".tgz") != 1 || registry.Asked(".whl") != 1 || began.Load() != 4 {
+		t.Errorf("%d and %d downloads, %d waited", registry.Asked(".tgz"), registry.Asked(".whl"), began.Load())
+	}
+	registry.Switch(false)
+	p := newProvider(t, cfg)
+	dir, err := p.Layer(t.Context(), packages(t, both), sandbox.Workshop{Begun: func() { t.Error("it is made again") }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw, err := os.ReadFile(filepath.Join(dir, "node_modules", "greeter", "env.txt"))
+	if err != nil || strings.Contains(string(raw), "hunter2") || !strings.Contains(string(raw), "PATH=") {
+		t.Errorf("an installer sees %s, %v", raw, err)
+	}
+	b := p.box(record{ID: "x", Layer: dir, Labels: sandbox.Labels{Session: "s"}})
+	out, err := (&exec.Cmd{Path: "/bin/sh", Args: []string{"sh", "-c", "greet-npm && greet-pip && python3 -c 'import greeting; greeting.main()'"}, Env: b.environ()}).CombinedOutput()
+	if want := "hello from npm\nhello from pip\nhello from pip\n"; string(out) != want || err != nil {
+		t.Errorf("it says %s, %v", out, err)
+	}
+	if left, err := filepath.Glob(filepath.Join(cfg.Dir, "layers", "*.new-*")); len(left) > 0 || err != nil {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
+// What cannot be installed is told with the installer's words, and leaves nothing.
+func TestLayerFails(t *testing.T) {
+	t.Parallel()
+	cfg, _ := layerBed(t, "echo the script is unhappy; exit 3")
+	for name, c := range map[string]struct {
+		d      events.Dependencies
+		change func(*Config)
+		says   string
+	}{
+		"unknown to pip": {events.Dependencies{PIP: []string{"nowhere==1.0"}}, nil, "No matching distribution found for nowhere==1.0"},
+		"unknown to npm": {events.Dependencies{NPM: []string{"nowhere@1.0.0"}}, nil, "nowhere"},
+		"a script":       {events.Dependencies{NPM: both.NPM}, nil, "the script is unhappy"},
+		"too slow":       {events.Dependencies{PIP: both.PIP}, func(c *Config) { c.Layers.Within = time.Millisecond }, "longer than 1ms"},
+		"too large":      {events.Dependencies{PIP: both.PIP}, func(c *Config) { c.Layers.MaxBytes = 10 }, "more than 10 bytes"},
+		"no npm":         {events.Dependencies{NPM: both.NPM}, func(c *Config) { c.Path = "/nowhere" }, "this machine has no node"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cfg := cfg
+			cfg.Dir = t.TempDir()
+			if c.change != nil {
+				c.change(&cfg)
+			}
+			_, err := newProvider(t, cfg).Layer(t.Context(), packages(t, c.d), sandbox.Workshop{})
+			var typed *sandbox.Error
+			if !errors.As(err, &typed) || typed.Code != sandbox.CodeDependenciesFailed || !strings.Contains(typed.Message, c.says) {
+				t.Errorf("%v, want %s", err, c.says)
+			}
+			if dirs, err := filepath.Glob(filepath.Join(cfg.Dir, "layers", "*[0-9a-z]")); err != nil || len(dirs) > 1 || len(dirs) == 1 && !strings.HasSuffix(dirs[0], ".lock") {
+				t.Errorf("left: %v, %v", dirs, err)
+			}
+		})
+	}
+}
+
+// An installation that nobody waits for any more ends with all that it started.
+func TestLayerCancelled(t *testing.T) {
+	t.Parallel()
+	fifo := filepath.Join(t.TempDir(), "fifo")
+	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cfg, _ := layerBed(t, "echo it runs > "+fifo+"; sleep 600")
+	p := newProvider(t, cfg)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		_, err := p.Layer(ctx, packages(t, events.Dependencies{NPM: both.NPM}), sandbox.Workshop{})
+		done <- err
+	}()
+	if raw, err := os.ReadFile(fifo); err != nil || string(raw) != "it runs\n" { // once it does
+		t.Fatalf("%s, %v", raw, err)
+	}
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	if left, err := filepath.Glob(filepath.Join(cfg.Dir, "layers", "*.new-*")); len(left) > 0 || err != nil {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
+// Layers that nobody has used for long go; those that a sandbox has, and those that are made just now, stay.
+func TestOldLayers(t *testing.T) {
+	t.Parallel()
+	p := newProvider(t, Config{Dir: t.TempDir(), Runner: "/none", Engine: "e"})
+	if _, err := p.Orphans(t.Context(), 0); err != nil {
+		t.Fatal(err)
+	}
+	digest := func(c string) string { return strings.Repeat(c, 64) }
+	long := time.Now().Add(-8 * 24 * time.Hour)
+	for c, last := range map[string]time.Time{"a": long, "b": time.Now(), "c": long, "d": long} {
+		if err := os.MkdirAll(filepath.Join(p.shelf(), digest(c)), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(os.WriteFile(p.layerLock(digest(c)), nil, 0o600), os.Chtimes(p.layerLock(digest(c)), last, last)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Mkdir(filepath.Join(p.shelf(), digest("a")+".new-x"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	id := "sbx_119D2EWFRKKEB07X7DTDD0J410"
+	if err := os.MkdirAll(p.folder(id), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := writeJSON(filepath.Join(p.folder(id), "sandbox.json"), record{ID: id, Layer: filepath.Join(p.shelf(), digest("c"))}); err != nil {
+		t.Fatal(err)
+	}
+	unlock, err := p.lockLayer(t.Context(), digest("d"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := unlock(); err != nil {
+			t.Error(err)
+		}
+	}()
+	if _, err := p.Orphans(t.Context(), 0); err != nil {
+		t.Fatal(err)
+	}
+	left, err := os.ReadDir(p.shelf())
+	var names []string
+	for _, e := range left {
+		names = append(names, e.Name()[:1]+strings.TrimLeft(e.Name(), e.Name()[:1]))
+	}
+	if got := strings.Join(names, " "); got != "b b.lock c c.lock d d.lock" || err != nil {
+		t.Errorf("left: %s, %v", got, err)
+	}
+	if dir, err := p.wholeLayer(digest("c")); err != nil || dir == "" {
+		t.Errorf("%q, %v", dir, err)
+	}
+	if info, err := os.Stat(p.layerLock(digest("c"))); err != nil || time.Since(info.ModTime()) > time.Hour {
+		t.Errorf("its use is not noted: %v", err)
+	}
+}
