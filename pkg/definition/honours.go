@@ -72,6 +72,7 @@ func Honours() map[string]Cells {
 		"egress":       everyone("hosts beside the models' that the sandbox reaches"),
 
 		"subagents.tools":      {ClaudeCode: "these alone", OpenCode: "these alone; write and edit are one"},
+		"mcpServers.image":     everyone("type docker: a container beside the sandbox, with provider docker; as stdio to the agent"),
 		"mcpServers.timeoutMs": {ClaudeCode: call, Codex: call, OpenCode: call, Spool: call},
 		"mcpServers.tools":     {ClaudeCode: "others are offered, and denied when called", Codex: others, OpenCode: others, Spool: others},
 

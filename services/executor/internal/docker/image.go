@@ -20,6 +20,9 @@ type picture struct {
 	architecture string
 	path         string   // its PATH, "" for none
 	volumes      []string // where it wants volumes
+	user         string
+	entrypoint   []string
+	cmd          []string
 }
 
 // image looks an image up, and pulls it when it is not there.
@@ -48,6 +51,7 @@ func (p *Provider) image(ctx context.Context, ref string) (picture, error) {
 	}
 	pic := picture{ref: ref, architecture: found.Architecture}
 	if found.Config != nil {
+		pic.user, pic.entrypoint, pic.cmd = found.Config.User, found.Config.Entrypoint, found.Config.Cmd
 		for _, v := range found.Config.Env {
 			if path, ok := strings.CutPrefix(v, "PATH="); ok {
 				pic.path = path

@@ -27,6 +27,8 @@ const (
 	labelExecutor = "dev.spool.executor"
 	labelOwner    = "dev.spool.volumes" // the sandbox that the volumes are named after
 	labelRunner   = "dev.spool.runner"  // the runner's digest
+	labelServers  = "dev.spool.servers" // how many MCP servers a sandbox can have
+	labelServer   = "dev.spool.server"  // of an MCP server: its number, and what it was made from
 )
 
 const layoutVersion = "1"
@@ -38,6 +40,8 @@ const (
 	roleVolume  = "volume" // workspace and records
 	roleNote    = "note"   // says whose volumes a sandbox has; empty
 	roleRunner  = "runner"
+	roleServer  = "server" // an MCP server beside a sandbox
+	roleSocket  = "socket" // the volume by which such a one is joined
 )
 
 const prefix = "spool-"
@@ -74,7 +78,7 @@ func labels(spec sandbox.Spec, owner, runner string) map[string]string {
 	return map[string]string{
 		labelVersion: layoutVersion, labelRole: roleSandbox, labelSandbox: spec.ID, labelOwner: owner, labelRunner: runner,
 		labelEngine: spec.Labels.Engine, labelTenant: spec.Labels.Tenant, labelSession: spec.Labels.Session,
-		labelEpoch: strconv.FormatUint(spec.Labels.Epoch, 10), labelExecutor: spec.Labels.Executor,
+		labelEpoch: strconv.FormatUint(spec.Labels.Epoch, 10), labelExecutor: spec.Labels.Executor, labelServers: strconv.Itoa(spec.Servers),
 	}
 }
 
@@ -87,6 +91,7 @@ type found struct {
 	labels    sandbox.Labels
 	created   time.Time
 	state     container.ContainerState
+	servers   uint64 // that it can have
 }
 
 func (f found) alive() bool {
@@ -96,6 +101,7 @@ func (f found) alive() bool {
 func parse(c container.Summary) found {
 	f := found{
 		container: c.ID, id: c.Labels[labelSandbox], owner: c.Labels[labelOwner], created: time.Unix(c.Created, 0), state: c.State,
+		servers: number(c.Labels[labelServers]),
 		labels: sandbox.Labels{
 			Tenant: c.Labels[labelTenant], Session: c.Labels[labelSession], Engine: c.Labels[labelEngine],
 			Executor: c.Labels[labelExecutor], Epoch: number(c.Labels[labelEpoch]),

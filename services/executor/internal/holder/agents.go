@@ -114,6 +114,9 @@ func (t *turn) admit(ctx context.Context, a *agent) error {
 	if err := t.grant(ctx); err != nil {
 		return err
 	}
+	if err := t.serve(ctx); err != nil {
+		return err
+	}
 	return t.prepare(ctx)
 }
 
@@ -227,7 +230,7 @@ func (t *turn) create(ctx context.Context) (*agent, error) {
 		}
 	}
 	spec := t.h.spec(t.l, id)
-	spec.Labels.Epoch = t.epoch
+	spec.Labels.Epoch, spec.Servers = t.epoch, len(t.is.containers())
 	box, err := t.h.make(ctx, &spec, t.l.Life.Options.Egress)
 	if err != nil {
 		return nil, t.broken(ctx, id, err)
