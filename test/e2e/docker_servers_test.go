@@ -42,7 +42,7 @@ func TestDockerContainers(t *testing.T) {
 	image := boxed(t)
 	c := dockerised(t, harness.Options{Executors: 2, Executor: executor.Config{Slots: 4}, KeepLogs: true})
 	apply(c, "environments", "street", map[string]any{"variables": map[string]any{
-		"WHOM": map[string]any{"value": "Ada"}, "PLAIN": map[string]any{"value": planted}, "DOOR_TOKEN": map[string]any{"value": credential, "secret": true},
+		"WHOM": map[string]any{"value": "Ada"}, "DOOR_TOKEN": map[string]any{"value": credential, "secret": true},
 	}})
 	agent := func(c *harness.Cluster, slug, architecture string, servers []map[string]any) {
 		apply(c, "agents", slug, map[string]any{"architecture": architecture, "model": "known-model", "instructions": "You call servers of tools.", "mcpServers": servers})
@@ -73,7 +73,12 @@ func TestDockerContainers(t *testing.T) {
 			newTalkWith(t, c, "", map[string]any{"agent": "loud-boxer", "environments": []string{"street"}}).failed("hello", "SECRET_EXPOSED", "mcpServers[0].command[1]: variable DOOR_TOKEN")
 		})
 	})
-	scan(t, c)
+	for where, content := range c.Written() {
+		// What the server told the agent is in the agent's transcript, and so in snapshots.
+		if bytes.Contains(content, []byte(credential)) && !strings.Contains(where, "OBJ_workspaces") {
+			t.Errorf("%s holds the secret", where)
+		}
+	}
 }
 
 // containerTalk calls the server, and looks at its container.
@@ -133,11 +138,10 @@ func noSecretArguments(t *testing.T) {
 	}
 }
 
-// TestDockerContainerOutlivesExecutors: a call goes on while the executor that began it ends and another one follows.
+// TestDockerContainerOutlivesExecutors: a call goes on while the executor that began it is cut off and another one follows.
 func TestDockerContainerOutlivesExecutors(t *testing.T) {
 	image := boxed(t)
-	c := dockerised(t, harness.Options{Executors: -1})
-	stop := c.StartExecutor()
+	c := dockerised(t, harness.Options{})
 	apply(c, "environments", "street", map[string]any{"variables": map[string]any{"WHOM": map[string]any{"value": "Ada"}, "DOOR_TOKEN": map[string]any{"value": credential, "secret": true}}})
 	apply(c, "agents", "boxer", map[string]any{"architecture": "spool", "model": "known-model", "instructions": "You call servers of tools.", "mcpServers": box(image, nil)})
 	k := newTalkWith(t, c, "", map[string]any{"agent": "boxer", "environments": []string{"street"}})
@@ -146,7 +150,7 @@ func TestDockerContainerOutlivesExecutors(t *testing.T) {
 	})
 	servers := c.Servers(k.session)
 	c.StartExecutor()
-	stop()
+	c.KillExecutor(0)
 	x := k.until(execution)
 	if end := ended[events.ExecutionCompleted](x); !strings.Contains(end.Result, "Long running operation completed") {
 		t.Errorf("ended with %+v", end)
