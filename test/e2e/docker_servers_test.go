@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"bytes"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -162,8 +161,6 @@ func TestDockerContainerOutlivesExecutors(t *testing.T) {
 	if again := c.Servers(k.session); len(servers) != 1 || len(again) != 1 || again[0] != servers[0] {
 		t.Errorf("containers of servers %q, before %q", again, servers)
 	}
-	if code := c.Call(0, "DELETE", "/api/sessions/"+k.session, nil, nil); code != http.StatusAccepted && code != http.StatusNoContent && code != http.StatusOK {
-		t.Fatalf("delete answered %d", code)
-	}
+	k.control("/api/sessions/" + k.session + "/environment/terminate")
 	harness.Eventually(t, "the server's container is gone", func() bool { return len(c.Servers(k.session)) == 0 })
 }
