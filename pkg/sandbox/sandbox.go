@@ -107,8 +107,8 @@ type Keeper interface {
 type Companion interface {
 	// Serve makes sure that the n-th server of a sandbox runs, from 0 on, below the
 	// Servers of its Spec; one that differs is replaced. It gives the path of the
-	// Unix socket by which it is joined inside the sandbox. ErrNotFound when the
-	// sandbox is gone, or has no room for it.
+	// Unix socket by which it is joined inside the sandbox, which is another one
+	// when the container is. ErrNotFound when the sandbox is gone, or has no room for it.
 	Serve(ctx context.Context, id string, n int, s Server) (socket string, err error)
 }
 

@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/spoolhq/spool/cmd/runner/internal/process"
@@ -34,7 +35,7 @@ const (
 
 // Config is what a Server is made from. Socket, Nursery and Log are required.
 type Config struct {
-	Socket      string   // path
+	Socket      string   // path; sockets beside it at which nobody answers are removed
 	Entrypoint  []string // the image's: program and first arguments
 	Cmd         []string // further ones, where a connection brings none
 	Environ     []string // of every program, KEY=value; a connection's own come on top
@@ -55,7 +56,7 @@ type Server struct {
 	open int
 }
 
-// Listen takes the socket, of which it is the only user. The image's program is looked for first.
+// Listen takes the socket. The image's program is looked for first.
 func Listen(cfg Config) (*Server, error) {
 	if len(cfg.Entrypoint) > 0 {
 		if _, err := find(cfg.Entrypoint[0]); err != nil {
@@ -63,8 +64,8 @@ func Listen(cfg Config) (*Server, error) {
 		}
 	}
 	cfg.Connections, cfg.Grace = cmp.Or(cfg.Connections, DefaultConnections), cmp.Or(cfg.Grace, DefaultGrace)
-	if err := os.Remove(cfg.Socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("remove stale socket: %w", err)
+	if err := sweep(filepath.Dir(cfg.Socket)); err != nil {
+		return nil, fmt.Errorf("remove stale sockets: %w", err)
 	}
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: cfg.Socket, Net: "unix"})
 	if err != nil {
@@ -171,6 +172,26 @@ func (s *Server) leave() {
 			s.cfg.Log.Error("remove what a server left", "folder", dir, "err", err)
 		}
 	}
+}
+
+// sweep removes the sockets of a folder at which nobody answers any more: each
+// server's has another name, and the folder has an end.
+func sweep(dir string) error {
+	list, err := os.ReadDir(dir)
+	for _, e := range list {
+		if e.Type()&fs.ModeSocket == 0 {
+			continue
+		}
+		path := filepath.Join(dir, e.Name())
+		c, derr := net.Dial("unix", path)
+		switch {
+		case derr == nil:
+			quietly(c)
+		case errors.Is(derr, syscall.ECONNREFUSED):
+			err = errors.Join(err, os.Remove(path))
+		}
+	}
+	return err
 }
 
 // empty removes what is in a folder.

@@ -29,6 +29,7 @@ const (
 	labelRunner   = "dev.spool.runner"  // the runner's digest
 	labelServers  = "dev.spool.servers" // how many MCP servers a sandbox can have
 	labelServer   = "dev.spool.server"  // of an MCP server: its number, and what it was made from
+	labelSocket   = "dev.spool.socket"  // of an MCP server: the name of its socket
 )
 
 const layoutVersion = "1"

@@ -2,6 +2,7 @@ package docker
 
 import (
 	"context"
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -32,8 +33,11 @@ const (
 	// socketSize is all that a volume for a socket may hold, in bytes, and socketFiles in files.
 	socketSize  = 1 << 20
 	socketFiles = 64
-	socketName  = "server.sock"
 )
+
+// newSocket names the socket of a new container. No two have the same: what joins
+// one knows by it that another one is there now.
+func newSocket() string { return strings.ToLower(rand.Text()[:12]) + ".sock" }
 
 func socketVolume(id string, n int) string { return name(id) + "-mcp-" + strconv.Itoa(n) }
 func serverName(id string, n int) string   { return socketVolume(id, n) }
@@ -149,17 +153,13 @@ func (p *Provider) Serve(ctx context.Context, id string, n int, s sandbox.Server
 	if n < 0 || uint64(n) >= box.servers {
 		return "", fmt.Errorf("sandbox %s has room for %d MCP servers, not for one more: %w", id, box.servers, sandbox.ErrNotFound)
 	}
-	socket := path.Join(serverDir(n), socketName)
 	for range attempts {
-		var c container.Summary
-		if c, err = p.server(ctx, id, n, s); err == nil && c.ID != "" {
-			return socket, nil
+		var socket string
+		if socket, err = p.server(ctx, id, n, s); err == nil && socket == "" {
+			socket, err = p.makeServer(ctx, box, n, s)
 		}
 		if err == nil {
-			err = p.makeServer(ctx, box, n, s)
-		}
-		if err == nil {
-			return socket, nil
+			return path.Join(serverDir(n), socket), nil
 		}
 		if !errors.Is(err, errVanished) {
 			break
@@ -173,12 +173,12 @@ func (p *Provider) Serve(ctx context.Context, id string, n int, s sandbox.Server
 	return "", failed(sandbox.CodeServerFailed, fmt.Sprintf("start MCP server %d of sandbox %s", n, id), err)
 }
 
-// server finds a server that runs, none if there is none. One that has ended, or
-// was made from something else, is removed.
-func (p *Provider) server(ctx context.Context, id string, n int, s sandbox.Server) (container.Summary, error) {
+// server finds a server that runs and gives its socket, "" if there is none. One
+// that has ended, or was made from something else, is removed.
+func (p *Provider) server(ctx context.Context, id string, n int, s sandbox.Server) (string, error) {
 	list, err := p.servers(ctx, id)
 	if err != nil {
-		return container.Summary{}, err
+		return "", err
 	}
 	want := serverLabel(n, s)
 	for _, c := range list {
@@ -187,16 +187,16 @@ func (p *Provider) server(ctx context.Context, id string, n int, s sandbox.Serve
 		case number != strconv.Itoa(n):
 			continue
 		case c.Labels[labelServer] == want && c.State == container.StateRunning:
-			return c, nil
+			return c.Labels[labelSocket], nil
 		case c.Labels[labelServer] == want && c.State == container.StatePaused:
 			err := p.do(ctx, "resume an MCP server of "+id, func(ctx context.Context) error { return p.api.ContainerUnpause(ctx, c.ID) })
-			return c, err
+			return c.Labels[labelSocket], err
 		}
 		if err := p.remove(ctx, c.ID); err != nil {
-			return container.Summary{}, err
+			return "", err
 		}
 	}
-	return container.Summary{}, nil
+	return "", nil
 }
 
 // serverLabel tells a server's number, and what it is made from.
@@ -209,27 +209,29 @@ func serverLabel(n int, s sandbox.Server) string {
 	return strconv.Itoa(n) + " " + hex.EncodeToString(sum[:8])
 }
 
-func (p *Provider) makeServer(ctx context.Context, box found, n int, s sandbox.Server) error {
+// makeServer makes a server and gives its socket.
+func (p *Provider) makeServer(ctx context.Context, box found, n int, s sandbox.Server) (string, error) {
 	pic, err := p.image(ctx, s.Image)
 	if err != nil {
-		return err
+		return "", err
 	}
 	r, err := p.binary(pic)
 	if err != nil {
-		return err
+		return "", err
 	}
 	if err := p.fill(ctx, r, s.Image); err != nil {
-		return err
+		return "", err
 	}
-	config, host, err := p.serverProfile(ctx, box, n, s, pic, r)
+	socket := newSocket()
+	config, host, err := p.serverProfile(ctx, box, n, s, socket, pic, r)
 	if err != nil {
-		return err
+		return "", err
 	}
 	made, err := call(ctx, p, "make the container of an MCP server", func(ctx context.Context) (container.CreateResponse, error) {
 		return p.api.ContainerCreate(ctx, config, host, nil, nil, serverName(box.id, n))
 	})
 	if errdefs.IsConflict(err) {
-		return fmt.Errorf("%w: another executor makes it: %w", errVanished, err) // it is found the next time
+		return "", fmt.Errorf("%w: another executor makes it: %w", errVanished, err) // it is found the next time
 	}
 	if err == nil {
 		err = p.reliableServer(ctx, box.id, n, r)
@@ -238,10 +240,10 @@ func (p *Provider) makeServer(ctx context.Context, box found, n int, s sandbox.S
 		err = p.start(ctx, made.ID)
 	}
 	if err == nil {
-		err = p.serverReady(ctx, box.id, made.ID)
+		err = p.serverReady(ctx, box.id, made.ID, socket)
 	}
 	if err == nil || made.ID == "" {
-		return err
+		return socket, err
 	}
 	undo := context.WithoutCancel(ctx)
 	err = errors.Join(err, p.remove(undo, made.ID))
@@ -249,7 +251,7 @@ func (p *Provider) makeServer(ctx context.Context, box found, n int, s sandbox.S
 		_, rerr := p.removeVolume(undo, socketVolume(box.id, n)) // an empty one, of the engine's making
 		err = errors.Join(err, rerr)
 	}
-	return err
+	return "", err
 }
 
 // errNoSocket is a sandbox that was removed while a server was made for it.
@@ -272,9 +274,9 @@ func (p *Provider) reliableServer(ctx context.Context, id string, n int, r *runn
 }
 
 // serverReady waits until a server's first process answers.
-func (p *Provider) serverReady(ctx context.Context, id, containerID string) error {
+func (p *Provider) serverReady(ctx context.Context, id, containerID, socket string) error {
 	b := &box{p: p, id: id, container: containerID}
-	out, err := b.runner(ctx, nil, "mcp-ready", "--socket", path.Join(serversDir, socketName), "--within", readyWithin.String())
+	out, err := b.runner(ctx, nil, "mcp-ready", "--socket", path.Join(serversDir, socket), "--within", readyWithin.String())
 	if err == nil && out.code == 0 {
 		return nil
 	}
@@ -295,7 +297,7 @@ func isRoot(user string) bool {
 }
 
 // serverProfile is a server's container.
-func (p *Provider) serverProfile(ctx context.Context, box found, n int, s sandbox.Server, pic picture, r *runnerBinary) (*container.Config, *container.HostConfig, error) {
+func (p *Provider) serverProfile(ctx context.Context, box found, n int, s sandbox.Server, socket string, pic picture, r *runnerBinary) (*container.Config, *container.HostConfig, error) {
 	limits := p.cfg.Limits
 	cpus, err := p.processors(ctx)
 	if err != nil {
@@ -312,11 +314,11 @@ func (p *Provider) serverProfile(ctx context.Context, box found, n int, s sandbo
 	config := &container.Config{
 		Image: pic.ref, Hostname: "mcp", StopSignal: "SIGTERM", Healthcheck: &container.HealthConfig{Test: []string{"NONE"}},
 		Entrypoint: []string{
-			runnerPath, "mcp-serve", "--socket", path.Join(serversDir, socketName), "--refuse-root",
+			runnerPath, "mcp-serve", "--socket", path.Join(serversDir, socket), "--refuse-root",
 			"--entrypoint", string(entrypoint), "--cmd", string(cmd), "--scratch", strings.Join(scratch, ","),
 		},
 		Labels: map[string]string{
-			labelVersion: layoutVersion, labelRole: roleServer, labelEngine: p.cfg.Engine, labelSandbox: box.id, labelServer: serverLabel(n, s), labelRunner: r.digest,
+			labelVersion: layoutVersion, labelRole: roleServer, labelEngine: p.cfg.Engine, labelSandbox: box.id, labelServer: serverLabel(n, s), labelSocket: socket, labelRunner: r.digest,
 			labelTenant: box.labels.Tenant, labelSession: box.labels.Session, labelEpoch: strconv.FormatUint(box.labels.Epoch, 10),
 		},
 	}

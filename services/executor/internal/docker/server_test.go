@@ -141,7 +141,7 @@ func TestServerHardening(t *testing.T) {
 			"tmpfs\ntmpfs\ntmpfs\ntmpfs"},
 		"size":             {`df -B1 --output=size /tmp | tail -1`, "33554432"},
 		"the sandbox's":    {`ls -d /workspace /spool/state /run/spool/egress /bin/skills 2>/dev/null | wc -l`, "0"},
-		"other servers":    {`ls /spool/mcp`, "server.sock"},
+		"other servers":    {`ls /spool/mcp | grep -c '\.sock$'`, "1"},
 		"work folder":      {`pwd; echo $HOME $OF_IMAGE`, "/usr\n/home/spool yes"},
 		"the runner's own": {`env | grep -c SPOOL_`, "0"},
 		"sockets' room":    {`head -c 2000000 /dev/zero >/spool/mcp/big 2>/dev/null; stat -c %s /spool/mcp/big; rm /spool/mcp/big`, "1048576"},
@@ -151,7 +151,7 @@ func TestServerHardening(t *testing.T) {
 			t.Errorf("%s: %q, want %q (%s)", name, out, tc.want, errs)
 		}
 	}
-	if out, _, code := sh(t, b, `touch /spool/mcp/0/x /spool/mcp/1/x 2>&1 | grep -c 'Read-only'; ls /spool/mcp/0`); out != "2\nserver.sock" || code != 0 {
+	if out, _, code := sh(t, b, `touch /spool/mcp/0/x /spool/mcp/1/x 2>&1 | grep -c 'Read-only'; ls /spool/mcp/0 | grep -c sock`); out != "2\n1" || code != 0 {
 		t.Errorf("the sandbox may write where sockets are: %q", out)
 	}
 	if out, _, _ := says(t, b, serve(t, p, b, 1, sandbox.Server{Image: imageWith(t, p, shell, "USER games:games")}), nil, "id -un"); out != "games" {
@@ -206,17 +206,19 @@ func TestServerConnections(t *testing.T) {
 	}
 	// Whoever comes next finds the same; what is wanted otherwise is made anew.
 	next := provide(t, p.cfg)
-	serve(t, next, b, 0, s)
-	if again := ofServers(t, p, b.id); !slices.Equal(again, list) {
-		t.Errorf("another container: %q, before %q", again, list)
+	if at := serve(t, next, b, 0, s); at != socket || !slices.Equal(ofServers(t, p, b.id), list) {
+		t.Errorf("another container: %q at %s, before %q at %s", ofServers(t, p, b.id), at, list, socket)
 	}
-	serve(t, next, b, 0, sandbox.Server{Image: s.Image, Egress: true})
-	if again := ofServers(t, p, b.id); len(again) != 1 || again[0] == list[0] {
-		t.Errorf("the same container %q for something else", again)
+	at := serve(t, next, b, 0, sandbox.Server{Image: s.Image, Egress: true})
+	if again := ofServers(t, p, b.id); len(again) != 1 || again[0] == list[0] || at == socket {
+		t.Errorf("the same container %q at %s for something else", again, at)
 	}
 	killContainer(t, p, ofServers(t, p, b.id)[0])
 	if out, _, _ := says(t, b, serve(t, p, b, 0, s), nil); out != "by itself" {
 		t.Errorf("after its end: %q", out)
+	}
+	if out, _, _ := sh(t, b, `ls /spool/mcp/0 | wc -l`); out != "1" {
+		t.Errorf("sockets: %s", out)
 	}
 }
 
