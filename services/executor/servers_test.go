@@ -12,11 +12,12 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/run"
 	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/services/executor"
 )
 
 // companions is a provider with MCP servers beside its sandboxes.
 type companions struct {
-	*fakeProvider
+	pausable
 	more *served
 }
 
@@ -52,7 +53,7 @@ func newServedBench(t *testing.T) (*bench, *served) {
 	t.Helper()
 	b, s := newBench(t, answers), &served{}
 	b.secrets = &vault{values: map[string]string{tenant + "/s1": "hunter2-hunter2"}}
-	b.wrap = func(p sandbox.Provider) sandbox.Provider { return companions{b.provider, s} }
+	b.wrap = func(p sandbox.Provider) sandbox.Provider { return companions{pausable{b.provider}, s} }
 	return b, s
 }
 
@@ -150,6 +151,20 @@ func TestServersWithoutRoom(t *testing.T) {
 	b.provider.mu.Unlock()
 	if l := s.ended(s.post("again")); l.Run.Phase != run.Completed || l.Run.Sandbox.ID == first {
 		t.Errorf("it ended as %s in %s", l.Run.Phase, l.Run.Sandbox.ID)
+	}
+}
+
+// TestServersMissThePool: sandboxes of the pool have no room for servers, and are left to others.
+func TestServersMissThePool(t *testing.T) {
+	t.Parallel()
+	b, _ := newServedBench(t)
+	b.run(func(c *executor.Config) { c.Pool = []string{"claude-code=1"} })
+	b.until("the pool is full", func() bool { return b.provider.count() == 1 })
+	env := b.environment("street", 31, map[string]events.Variable{"WHOM": {Value: "Ada"}, "TOKEN": {Secret: true, Sealed: "s1"}})
+	s := b.session(of1(b.agent("boxer", 11, boxes()), env))
+	s.ended(s.post("go"))
+	if r := of[events.SandboxReady](s); len(r) != 1 || r[0].Pooled {
+		t.Errorf("ready %+v", r)
 	}
 }
 
