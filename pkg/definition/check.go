@@ -25,6 +25,7 @@ const (
 	MaxAttempts     = 20   // starts of an agent in one execution
 	MaxEntries      = 1000 // of a list or a map
 	MaxEnvironments = 32   // of an instance
+	MaxContainers   = 8    // MCP servers of type docker, each in a container of its own
 
 	maxName  = 64  // characters of the name of a sub-agent, a command or a server
 	maxLabel = 200 // characters of an agent's name and of a model

@@ -50,6 +50,13 @@ func stdio(change func(*events.MCPServer)) func(*events.AgentSpec) {
 	})
 }
 
+func docker(change func(*events.MCPServer)) func(*events.AgentSpec) {
+	return server(func(m *events.MCPServer) {
+		*m = events.MCPServer{Name: "m", Type: events.MCPDocker, Image: "registry.example.com/tools:2"}
+		change(m)
+	})
+}
+
 func TestCheckAgent(t *testing.T) {
 	t.Parallel()
 	mib := strings.Repeat("x", 1<<20)
@@ -145,7 +152,7 @@ func TestCheckAgent(t *testing.T) {
 		}), ""},
 		"server's name":           {server(func(m *events.MCPServer) { m.Name = "a_b-c" }), ""},
 		"server's wrong name":     {server(func(m *events.MCPServer) { m.Name = "_a" }), "mcpServers[0].name: "},
-		"server's type":           {server(func(m *events.MCPServer) { m.Type = "docker" }), `mcpServers[0].type: "docker" is neither stdio nor http`},
+		"server's type":           {server(func(m *events.MCPServer) { m.Type = "podman" }), `mcpServers[0].type: "podman" is not one of stdio, http and docker`},
 		"server's timeout":        {server(func(m *events.MCPServer) { m.TimeoutMs = 300_001 }), "mcpServers[0].timeoutMs: "},
 		"server's tools":          {server(func(m *events.MCPServer) { m.Tools = []string{"a", "a"} }), `mcpServers[0].tools[1]: "a" stands in mcpServers[0].tools[0]`},
 		"no address":              {server(func(m *events.MCPServer) { m.URL = "" }), "mcpServers[0].url: it is missing"},
@@ -168,7 +175,23 @@ func TestCheckAgent(t *testing.T) {
 		"stdio's variables":       {stdio(func(m *events.MCPServer) { m.Env = map[string]string{"PATH": "x", "A": "${B C}"} }), "mcpServers[0].env.A: \nmcpServers[0].env.PATH: "},
 		"stdio's arguments":       {stdio(func(m *events.MCPServer) { m.Command = []string{"a", "${", "\x00"} }), "mcpServers[0].command[1]: a ${\nmcpServers[0].command[2]: it holds NUL\nmcpServers[0].command[2]: it holds NUL"},
 		"stdio's empty program":   {stdio(func(m *events.MCPServer) { m.Command = []string{""} }), "mcpServers[0].command[0]: "},
-		"servers of one name":     {func(s *events.AgentSpec) { server(func(*events.MCPServer) {})(s); stdio(func(*events.MCPServer) {})(s) }, `mcpServers[1].name: "m" stands in mcpServers[0] already`},
+		"docker": {docker(func(m *events.MCPServer) {
+			m.Command, m.Env, m.TimeoutMs, m.Tools = []string{"--root", "${ROOT}"}, map[string]string{"A": "${B}"}, 1000, []string{"a"}
+		}), ""},
+		"docker without an image":    {docker(func(m *events.MCPServer) { m.Image = "" }), "mcpServers[0].image: it is missing"},
+		"docker's wrong image":       {docker(func(m *events.MCPServer) { m.Image = "--privileged" }), `mcpServers[0].image: "--privileged" is not a reference of an image`},
+		"docker's variable image":    {docker(func(m *events.MCPServer) { m.Image = "a:${TAG}" }), "mcpServers[0].image: "},
+		"docker with an address":     {docker(func(m *events.MCPServer) { m.URL, m.Headers = "https://a", map[string]string{"A": "b"} }), "mcpServers[0].headers: a server of type docker has none\nmcpServers[0].url: "},
+		"docker's variables":         {docker(func(m *events.MCPServer) { m.Env = map[string]string{"PATH": "x", "A": "${B C}"} }), "mcpServers[0].env.A: \nmcpServers[0].env.PATH: "},
+		"docker's arguments":         {docker(func(m *events.MCPServer) { m.Command = []string{"", "${"} }), "mcpServers[0].command[1]: a ${"},
+		"docker's long argument":     {docker(func(m *events.MCPServer) { m.Command = []string{strings.Repeat("x", 4097)} }), "mcpServers[0].command[0]: it has 4097 bytes"},
+		"an image that is no docker": {stdio(func(m *events.MCPServer) { m.Image = "a" }), "mcpServers[0].image: only a server of type docker has one"},
+		"too many containers": {func(s *events.AgentSpec) {
+			for i := range 9 {
+				docker(func(m *events.MCPServer) { m.Name = fmt.Sprintf("m%d", i) })(s)
+			}
+		}, "mcpServers[8].type: there are more than 8 servers of type docker"},
+		"servers of one name": {func(s *events.AgentSpec) { server(func(*events.MCPServer) {})(s); stdio(func(*events.MCPServer) {})(s) }, `mcpServers[1].name: "m" stands in mcpServers[0] already`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -356,6 +379,7 @@ func TestHonoursIsKept(t *testing.T) {
 		"subagents.skills": func(s *events.AgentSpec) {
 			s.Subagents = []events.SubagentSpec{{Name: "a", Description: "d", Instructions: "i", Skills: []events.Reference{{Slug: "a"}}}}
 		},
+		"mcpServers.image":     docker(func(*events.MCPServer) {}),
 		"mcpServers.timeoutMs": server(func(m *events.MCPServer) { m.TimeoutMs = 1000 }),
 		"mcpServers.tools":     server(func(m *events.MCPServer) { m.Tools = []string{"a"} }),
 		"environment":          func(s *events.AgentSpec) { s.Environment = map[string]events.Declaration{"A": {}} },

@@ -77,6 +77,7 @@ func Honours() map[string]Cells {
 		"subagents.tools":      {ClaudeCode: "these alone", OpenCode: "these alone; write and edit are one"},
 		"subagents.mcpServers": {ClaudeCode: "others are not offered, nor are sub-agents of its own", OpenCode: others},
 		"subagents.skills":     {ClaudeCode: shelved, Codex: shelved, OpenCode: shelved},
+		"mcpServers.image":     everyone("type docker: a container beside the sandbox, with provider docker; as stdio to the agent"),
 		"mcpServers.timeoutMs": {ClaudeCode: call, Codex: call, OpenCode: call, Spool: call},
 		"mcpServers.tools":     {ClaudeCode: "others are offered, and denied when called", Codex: others, OpenCode: others, Spool: others},
 

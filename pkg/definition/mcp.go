@@ -13,7 +13,7 @@ import (
 
 func (c *checker) servers(list []events.MCPServer) {
 	c.count("mcpServers", len(list), MaxEntries)
-	seen := map[string]int{}
+	seen, containers := map[string]int{}, 0
 	for i, s := range list {
 		at := element("mcpServers", i)
 		c.name(seen, "mcpServers", i, s.Name, "-_")
@@ -22,8 +22,16 @@ func (c *checker) servers(list []events.MCPServer) {
 			c.stdio(at, s)
 		case events.MCPHTTP:
 			c.http(at, s)
+		case events.MCPDocker:
+			c.docker(at, s)
+			if containers++; containers == MaxContainers+1 {
+				c.fail(within(at, "type"), "there are more than %d servers of type docker", MaxContainers)
+			}
 		default:
-			c.fail(within(at, "type"), "%.64q is neither %s nor %s", s.Type, events.MCPStdio, events.MCPHTTP)
+			c.fail(within(at, "type"), "%.64q is not one of %s, %s and %s", s.Type, events.MCPStdio, events.MCPHTTP, events.MCPDocker)
+		}
+		if s.Type != events.MCPDocker && s.Image != "" {
+			c.fail(within(at, "image"), "only a server of type docker has one")
 		}
 		if s.TimeoutMs > MaxTimeoutMs {
 			c.fail(within(at, "timeoutMs"), "%d ms is not between 1 and %d", s.TimeoutMs, MaxTimeoutMs)
@@ -38,8 +46,26 @@ func (c *checker) stdio(at string, s events.MCPServer) {
 		c.fail(field, "it is missing: a server of type stdio is a program that runs in the sandbox")
 	}
 	c.option(command.CheckOptions(events.Options{Command: s.Command}), "sessionOptions.command", field)
+	c.process(at, s)
+}
+
+// docker checks a server in a container of its own.
+func (c *checker) docker(at string, s events.MCPServer) {
+	if c.must(within(at, "image"), s.Image) {
+		c.option(command.CheckOptions(events.Options{Image: s.Image}), "sessionOptions.image", within(at, "image"))
+	}
+	field := within(at, "command")
+	if len(s.Command) > 0 { // arguments, of which the first may be empty
+		c.option(command.CheckOptions(events.Options{Command: append([]string{"-"}, s.Command[1:]...)}), "sessionOptions.command", field)
+		c.text(element(field, 0), s.Command[0], command.MaxArgument)
+	}
+	c.process(at, s)
+}
+
+// process checks what servers that are started have in common.
+func (c *checker) process(at string, s events.MCPServer) {
 	for i, arg := range s.Command {
-		c.placeholders(element(field, i), arg)
+		c.placeholders(element(within(at, "command"), i), arg)
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.Env)) {
 		field := within(within(at, "env"), name)
@@ -48,10 +74,10 @@ func (c *checker) stdio(at string, s events.MCPServer) {
 		c.placeholders(field, s.Env[name])
 	}
 	if s.URL != "" {
-		c.fail(within(at, "url"), "a server of type stdio has none")
+		c.fail(within(at, "url"), "a server of type %s has none", s.Type)
 	}
 	if len(s.Headers) > 0 {
-		c.fail(within(at, "headers"), "a server of type stdio has none")
+		c.fail(within(at, "headers"), "a server of type %s has none", s.Type)
 	}
 }
 

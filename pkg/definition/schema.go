@@ -45,7 +45,7 @@ func rules() map[string]object {
 		"AgentSpec.environment":     {"propertyNames": object{"pattern": patternVariable}},
 		"EnvironmentSpec.variables": {"propertyNames": object{"pattern": patternVariable}, "maxProperties": MaxEntries},
 		"SubagentSpec.name":         {"pattern": patternName}, "CommandSpec.name": {"pattern": patternName}, "MCPServer.name": {"pattern": patternServer},
-		"MCPServer.type":            {"enum": []string{events.MCPStdio, events.MCPHTTP}},
+		"MCPServer.type":            {"enum": []string{events.MCPStdio, events.MCPHTTP, events.MCPDocker}},
 		"MCPServer.timeoutMs":       {"maximum": MaxTimeoutMs},
 		"Retries.attempts":          {"maximum": MaxAttempts},
 		"Retries.backoffMs":         {"maximum": events.MaxBackoff.Milliseconds()},

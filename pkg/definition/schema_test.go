@@ -141,7 +141,7 @@ func TestSchemaRefuses(t *testing.T) {
 		"wrong tag":                   document(anAgent, "tags: [A]", ""),
 		"wrong mode":                  document(anAgent, "", "files: [{path: a, mode: 0o1000}]"),
 		"wrong name of a variable":    document(emptyEnvironment, "", "variables: {A-B: {}}"),
-		"wrong type of a server":      document(anAgent, "", "mcpServers: [{name: a, type: docker, url: 'https://a'}]"),
+		"wrong type of a server":      document(anAgent, "", "mcpServers: [{name: a, type: podman, url: 'https://a'}]"),
 		"wrong timeout":               document(anAgent, "", "mcpServers: [{name: a, type: http, url: 'https://a', timeoutMs: 300001}]"),
 		"negative budget":             document(anAgent, "", "limits: {budgetUsd: -0.5}"),
 	} {

@@ -52,16 +52,18 @@ type CommandSpec struct {
 
 // Transports of an MCP server.
 const (
-	MCPStdio = "stdio"
-	MCPHTTP  = "http"
+	MCPStdio  = "stdio"
+	MCPHTTP   = "http"
+	MCPDocker = "docker" // stdio, of a container beside the sandbox
 )
 
 // MCPServer is a server of tools. ${VAR} in its strings stands for a variable of the merged environment.
 type MCPServer struct {
 	Name      string            `json:"name"`                // a-z, 0-9, hyphens and underscores
-	Type      string            `json:"type"`                // stdio or http
-	Command   []string          `json:"command,omitempty"`   // of stdio: the program and its arguments, in the sandbox
-	Env       map[string]string `json:"env,omitempty"`       // of stdio
+	Type      string            `json:"type"`                // stdio, http or docker
+	Image     string            `json:"image,omitempty"`     // of docker: the server's container
+	Command   []string          `json:"command,omitempty"`   // of stdio: the program and its arguments, in the sandbox; of docker: arguments after the image's entrypoint, in place of its own
+	Env       map[string]string `json:"env,omitempty"`       // of stdio and docker
 	URL       string            `json:"url,omitempty"`       // of http: streamable HTTP
 	Headers   map[string]string `json:"headers,omitempty"`   // of http; put in by the egress proxy
 	TimeoutMs uint32            `json:"timeoutMs,omitempty"` // milliseconds for a call; default 30 s, at most 300 s

@@ -88,9 +88,10 @@ type Query struct {
 // MCPServer is a server of tools as the agent is to reach it: every variable is filled in.
 type MCPServer struct {
 	Name      string            `json:"name"`
-	Type      string            `json:"type"`              // stdio or http
-	Command   []string          `json:"command,omitempty"` // of stdio
-	Env       map[string]string `json:"env,omitempty"`     // of stdio
+	Type      string            `json:"type"`              // stdio, http or docker
+	Socket    string            `json:"socket,omitempty"`  // of docker: where the server's container is joined
+	Command   []string          `json:"command,omitempty"` // of stdio; of docker, the arguments of the image's entrypoint
+	Env       map[string]string `json:"env,omitempty"`     // of stdio and docker
 	URL       string            `json:"url,omitempty"`     // of http
 	Headers   map[string]string `json:"headers,omitempty"` // of http
 	TimeoutMs uint32            `json:"timeoutMs"`         // milliseconds for a call
@@ -115,6 +116,10 @@ const (
 	EgressURL      = "http://" + EgressAddress
 	EgressPreamble = "SPOOL/1 "
 )
+
+// EgressHosts may follow the token on the first line: a connection with it
+// reaches hosts of the allowlist alone, no models and no MCP servers.
+const EgressHosts = " hosts"
 
 // EgressRoutes are the first path elements under EgressURL by which agents
 // reach models; the proxy puts the credentials in. A custom host's is its name.

@@ -37,6 +37,7 @@ const (
 	CodeImageUnsupported  = "IMAGE_UNSUPPORTED"  // its architecture is one for which there is no runner
 	CodeDiskFull          = "DISK_FULL"          // the engine has no room
 	CodeRunnerSilent      = "RUNNER_SILENT"      // the sandbox was made, its runner does not answer
+	CodeServerFailed      = "MCP_SERVER_FAILED"  // a container beside the sandbox was made, its MCP server does not start
 	CodeSandboxFailed     = "SANDBOX_FAILED"     // anything else
 
 	CodeDependenciesFailed      = "DEPENDENCIES_FAILED"      // what an agent depends on could not be installed
@@ -71,6 +72,8 @@ type Spec struct {
 	// records this one takes over if they are still there; "" for new ones.
 	// Providers that keep them by session ignore it.
 	Workspace string
+	// Servers is how many containers of MCP servers the sandbox can have beside it; see Companion.
+	Servers int
 	// EgressToken is what the sandbox names itself by at the egress proxy; "" for no way out.
 	EgressToken string
 	// Layer is of packages that the sandbox sees and cannot change, as a Layerer
@@ -134,6 +137,23 @@ type Keeper interface {
 	Kept(ctx context.Context) ([]Labels, error)
 	// Wipe removes a workspace; one that is gone is no error.
 	Wipe(ctx context.Context, l Labels) error
+}
+
+// Companion is a provider that runs MCP servers in containers of their own
+// beside a sandbox, with which they are paused and end.
+type Companion interface {
+	// Serve makes sure that the n-th server of a sandbox runs, from 0 on, below the
+	// Servers of its Spec; one that differs is replaced. It gives the path of the
+	// Unix socket by which it is joined inside the sandbox, which is another one
+	// when the container is. ErrNotFound when the sandbox is gone, or has no room for it.
+	Serve(ctx context.Context, id string, n int, s Server) (socket string, err error)
+}
+
+// Server is an MCP server that speaks over stdio in a container of its own. Its
+// variables, and arguments that replace the image's, come with each connection.
+type Server struct {
+	Image  string
+	Egress bool // it has the sandbox's way out, to hosts alone
 }
 
 // Restorer tells whether a sandbox came with the workspace that its Spec asked

@@ -127,11 +127,23 @@ func (c *Cluster) Container(session string) string {
 	c.T.Helper()
 	var shown struct{ CurrentSandbox struct{ SandboxID string } }
 	c.Call(0, "GET", "/api/sessions/"+session, nil, &shown)
-	id := Docker(c.T, "ps", "-a", "--no-trunc", "--format", "{{.ID}}", "--filter", "label=dev.spool.sandbox="+shown.CurrentSandbox.SandboxID)
+	id := Docker(c.T, "ps", "-a", "--no-trunc", "--format", "{{.ID}}", "--filter", "label=dev.spool.role=sandbox", "--filter", "label=dev.spool.sandbox="+shown.CurrentSandbox.SandboxID)
 	if id == "" {
 		c.T.Fatalf("session %s has no container: sandbox %q", session, shown.CurrentSandbox.SandboxID)
 	}
 	return id
+}
+
+// Servers are the containers of MCP servers beside a session's sandboxes.
+func (c *Cluster) Servers(session string) []string {
+	c.T.Helper()
+	return strings.Fields(Docker(c.T, "ps", "-aq", "--no-trunc", "--filter", "label=dev.spool.role=server", "--filter", "label=dev.spool.session="+session))
+}
+
+// OnEngine are all containers of this cluster's.
+func (c *Cluster) OnEngine() []string {
+	c.T.Helper()
+	return strings.Fields(Docker(c.T, "ps", "-aq", "--no-trunc", "--filter", "label=dev.spool.engine="+c.opts.Executor.Engine))
 }
 
 // engineLeft lists what an engine still has of this cluster.

@@ -59,6 +59,7 @@ type Cluster struct {
 	dir       string
 	said      *record
 	egressDir string // with Options.Docker
+	executors []*nats.Conn
 }
 
 // buildRunner builds the runner once for all tests of a process.
@@ -144,8 +145,9 @@ func (c *Cluster) run(nc *nats.Conn, ready <-chan struct{}, part func(context.Co
 	done := make(chan error, 1)
 	go func() { done <- part(ctx) }()
 	stop = sync.OnceFunc(func() {
+		killed := nc != nil && nc.IsClosed()
 		cancel()
-		if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
+		if err := <-done; err != nil && !errors.Is(err, context.Canceled) && !killed {
 			c.T.Errorf("a part ended with: %v", err)
 		}
 		if nc != nil {
@@ -203,10 +205,14 @@ func (c *Cluster) StartExecutor() (stop func()) {
 		c.T.Setenv("PATH", c.opts.Path)
 	}
 	nc, log := c.connect(topology.UserExecutor)
+	c.executors = append(c.executors, nc)
 	svc, err := executor.New(c.opts.Executor, executor.Deps{NATS: nc, Log: log, Logger: c.logger("executor")})
 	must(c.T, err)
 	return c.run(nc, svc.Ready(), svc.Run)
 }
+
+// KillExecutor cuts the i-th executor off in the middle of whatever it does: it hands nothing over, and its lease runs out.
+func (c *Cluster) KillExecutor(i int) { c.executors[i].Close() }
 
 // StartGateway runs one more gateway on a port of its own.
 func (c *Cluster) StartGateway() (stop func()) {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 	"github.com/spoolhq/spool/cmd/runner/internal/builtin"
+	"github.com/spoolhq/spool/cmd/runner/internal/companion"
 	"github.com/spoolhq/spool/cmd/runner/internal/mcptest"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/runner"
@@ -92,18 +93,21 @@ func TestDefinitionServers(t *testing.T) {
 		calls("call_4", "mcp__desk__hidden", fmt.Sprintf(`{"path":%q,"text":"x"}`, file+".hidden")), says("ok"),
 		calls("call_5", "mcp__late__slow", `{"ms":60000}`), says("ok"),
 		calls("call_6", "mcp__web__echo", `{"text":"over HTTP"}`), says("ok"),
-		calls("call_7", "mcp__web__echo", `{"text":7}`), says("ok"))
+		calls("call_7", "mcp__web__echo", `{"text":7}`), says("ok"),
+		calls("call_8", "mcp__box__variable", `{"name":"TOKEN"}`), says("ok"))
 	s := startSpool(t, e, newPlace(t), "", nil)
 	desk, late := mcptest.Stdio(t, "desk", map[string]string{"TOKEN": "t-1"}), mcptest.Stdio(t, "late", nil)
 	desk.Tools, late.TimeoutMs = []string{"note", "variable"}, 200
+	box := mcptest.Docker(t, "box", map[string]string{"TOKEN": "b-1"})
+	box.Type, box.Command = "stdio", companion.Command(desk.Command[0], box) // as the supervisor gives it
 	s.query.MCPServers = []runner.MCPServer{
-		desk, late,
+		desk, late, box,
 		{Name: "web", Type: "http", URL: web.URL, Headers: map[string]string{"X-Desk": "d-1"}, TimeoutMs: 30_000},
 		{Name: "none", Type: "stdio", Command: []string{"/no/such/server"}, TimeoutMs: 1000},
 	}
 	s.query.Tools.Allow = []string{"read_file"}
 	var rules []string
-	for i, want := range []string{"noted", "TOKEN is t-1", "MY_TOKEN is t0p", "there is no tool", "TIMEOUT: the MCP server late did not answer within 200ms", "echoed over HTTP", "EXECUTION_ERROR"} {
+	for i, want := range []string{"noted", "TOKEN is t-1", "MY_TOKEN is t0p", "there is no tool", "TIMEOUT: the MCP server late did not answer within 200ms", "echoed over HTTP", "EXECUTION_ERROR", "TOKEN is b-1"} {
 		lines := s.turn(fmt.Sprintf("turn %d", i), nil)
 		if got := e.last(); !strings.Contains(got, want) || strings.Contains(got, "sk-secret") {
 			t.Errorf("turn %d: the model was told %q, want %q", i, got, want)
@@ -132,7 +136,7 @@ func TestDefinitionServers(t *testing.T) {
 	if got := e.seen()[0].tools(); slices.Contains(got, "mcp__desk__hidden") || slices.Contains(got, "run_code") || !slices.Contains(got, "mcp__web__slow") {
 		t.Errorf("offered %v", got)
 	}
-	if slices.ContainsFunc(rules, func(r string) bool { return r != "mcp.server" }) || len(rules) != 6 {
+	if slices.ContainsFunc(rules, func(r string) bool { return r != "mcp.server" }) || len(rules) != 7 {
 		t.Errorf("rules %q", rules)
 	}
 }

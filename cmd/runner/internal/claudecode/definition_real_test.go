@@ -95,6 +95,7 @@ func TestRealDefinition(t *testing.T) {
 		"skills":                        realSkills,
 		"MCP over stdio":                realStdio,
 		"MCP over HTTP":                 realHTTP,
+		"MCP in a container":            realDocker,
 		"an MCP server that is late":    realTimeout,
 		"one that starts late":          realSlowStart,
 		"turns":                         realTurns,
@@ -246,6 +247,23 @@ func realStdio(t *testing.T) {
 	info, err := os.Stat(filepath.Join(b.place.State, "launch", "claude-mcp.json"))
 	if err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("the servers' file: %v, %v", info, err)
+	}
+}
+
+func realDocker(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "note.txt")
+	b := benchWith(t, script(t,
+		call("tell the token", "mcp__box__variable", map[string]any{"name": "TOKEN"}),
+		call("the hidden one", "mcp__box__hidden", map[string]any{"path": file, "text": "x"})))
+	box := mcptest.Docker(t, "box", map[string]string{"TOKEN": "t-${HOME}-1"})
+	box.Tools = []string{"variable"}
+	with := func(q *runner.Query) { q.MCPServers = []runner.MCPServer{box} }
+	if d := b.completed("tell the token", "TOKEN is t-${HOME}-1", with).decisions(); len(d) != 1 || d[0].Decision != "allow" || d[0].Rule != "mcp-server" {
+		t.Errorf("decisions %+v", d)
+	}
+	b.completed("the hidden one", "not one that this agent has", with)
+	if _, err := os.Stat(file); err == nil {
+		t.Error("a tool that was left out was run")
 	}
 }
 

@@ -80,9 +80,14 @@ func benchOn(t *testing.T, path string, script *server.Script) *bench {
 	if b.journal, err = journal.New(time.Now(), rand.Reader, 0); err != nil {
 		t.Fatal(err)
 	}
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
 	b.supervisor, err = supervisor.New(supervisor.Config{
-		Adapters: map[string]agent.Adapter{claudecode.Architecture: claudecode.Adapter{}},
-		Place:    b.place, Journal: b.journal, Nursery: process.NewNursery(log), Log: log,
+		Executable: exe,
+		Adapters:   map[string]agent.Adapter{claudecode.Architecture: claudecode.Adapter{}},
+		Place:      b.place, Journal: b.journal, Nursery: process.NewNursery(log), Log: log,
 		Environ: []string{"PATH=" + path, "HOME=" + t.TempDir(), "CLAUDECODE=1"},
 	})
 	if err != nil {

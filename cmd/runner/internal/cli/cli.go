@@ -61,6 +61,9 @@ type commands struct {
 	Restore               restoreCommand        `cmd:"" help:"Lay down the workspace and state that the host sends."`
 	Unpack                unpackCommand         `cmd:"" help:"Unpack a tar from stdin into a folder of the workspace; nothing lands outside."`
 	Remove                removeCommand         `cmd:"" help:"Remove a file of the workspace, or a folder with all below it."`
+	McpServe              mcpServeCommand       `cmd:"" help:"First process of an MCP server's container: starts the server anew for each connection to a Unix socket."`
+	McpReady              mcpReadyCommand       `cmd:"" help:"Wait until mcp-serve answers at the socket."`
+	McpJoin               mcpJoinCommand        `cmd:"" help:"Stand for an MCP server that runs in a container: join stdin, stdout and stderr to it. Exit code the server's."`
 	Agent                 agentCommand          `cmd:"" help:"The built-in agent's process: JSON lines on stdin and stdout. Started by the runner itself."`
 }
 

@@ -166,6 +166,8 @@ func unshaken() (undo func()) {
 type wayOut struct {
 	Socket  string `help:"Path of the egress proxy's Unix socket; without it nothing listens. The variable SPOOL_RUNNER_EGRESS_TOKEN holds the sandbox's token." env:"SPOOL_RUNNER_EGRESS_SOCKET"`
 	Address string `help:"Loopback address that is joined to the proxy." default:"${egress}" env:"SPOOL_RUNNER_EGRESS_ADDRESS"`
+
+	hosts bool // to hosts alone
 }
 
 // tokenVariable has no flag: arguments can be read by every process.
@@ -188,7 +190,7 @@ func (o wayOut) open(ctx context.Context, sys *System, log *slog.Logger) (*egres
 	if token == "" {
 		return nil, fmt.Errorf("egress-socket: it needs the sandbox's token in %s", tokenVariable)
 	}
-	f, err := egress.Listen(ctx, egress.Config{Socket: o.Socket, Token: token, Address: o.Address, Log: log})
+	f, err := egress.Listen(ctx, egress.Config{Socket: o.Socket, Token: token, Address: o.Address, HostsOnly: o.hosts, Log: log})
 	if err == nil {
 		log.Info("forwarding to the egress proxy", "address", f.Addr(), "socket", o.Socket)
 	}

@@ -85,9 +85,14 @@ func benchOn(t *testing.T, path string, script *server.Script) *bench {
 	if b.journal, err = journal.New(time.Now(), rand.Reader, 0); err != nil {
 		t.Fatal(err)
 	}
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
 	b.supervisor, err = supervisor.New(supervisor.Config{
-		Adapters: map[string]agent.Adapter{codex.Architecture: codex.Adapter{}},
-		Place:    b.place, Journal: b.journal, Nursery: process.NewNursery(log), Log: log,
+		Executable: exe,
+		Adapters:   map[string]agent.Adapter{codex.Architecture: codex.Adapter{}},
+		Place:      b.place, Journal: b.journal, Nursery: process.NewNursery(log), Log: log,
 		Environ: []string{"PATH=" + path, "HOME=" + t.TempDir(), "CODEX_SANDBOX=seatbelt"},
 	})
 	if err != nil {

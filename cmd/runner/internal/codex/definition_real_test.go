@@ -72,6 +72,7 @@ func TestRealDefinition(t *testing.T) {
 		"skills":                        realSkills,
 		"MCP over stdio":                realStdio,
 		"MCP over HTTP":                 realHTTP,
+		"MCP in a container":            realDocker,
 		"an MCP server that is late":    realTimeout,
 		"another definition":            realOther,
 		"what nobody may see":           realRedact,
@@ -179,6 +180,24 @@ func realStdio(t *testing.T) {
 	b.supervisor.Kill(t.Context())
 	if s := b.completed("tell the token", "TOKEN is t-${HOME}-1", with).started(); s.Warm {
 		t.Errorf("start %+v", s)
+	}
+}
+
+func realDocker(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "note.txt")
+	b := benchWith(t, script(t,
+		calls("tell the token", call("mcp__box.variable", map[string]any{"name": "TOKEN"})),
+		calls("the hidden one", call("mcp__box.hidden", map[string]any{"path": file, "text": "x"}))))
+	b.model = plain
+	box := mcptest.Docker(t, "box", map[string]string{"TOKEN": "t-${HOME}-1"})
+	box.Tools = []string{"variable"}
+	with := func(q *runner.Query) { q.MCPServers = []runner.MCPServer{box} }
+	if d := b.completed("tell the token", "TOKEN is t-${HOME}-1", with).decisions(); len(d) != 1 || d[0].Decision != "allow" || d[0].Rule != "mcp-server" {
+		t.Errorf("decisions %+v", d)
+	}
+	b.ask("the hidden one", with)
+	if _, err := os.Stat(file); err == nil {
+		t.Error("a tool that was left out was run")
 	}
 }
 

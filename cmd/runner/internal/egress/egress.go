@@ -36,6 +36,7 @@ type Config struct {
 	Socket      string        // path of the proxy's Unix socket; it need not exist yet
 	Token       string        // names the sandbox at the proxy
 	Address     string        // "" for runner.EgressAddress
+	HostsOnly   bool          // models and MCP servers are not reached
 	Connections int           // 0 for DefaultConnections
 	Idle        time.Duration // 0 for DefaultIdle
 	Log         *slog.Logger  // nil for none
@@ -167,7 +168,11 @@ func (f *Forwarder) dial(ctx context.Context) (*net.UnixConn, error) {
 	if !ok {
 		return nil, errors.Join(errors.New("no Unix socket"), c.Close())
 	}
-	if _, err := io.WriteString(proxy, runner.EgressPreamble+f.cfg.Token+"\n"); err != nil {
+	preamble := runner.EgressPreamble + f.cfg.Token
+	if f.cfg.HostsOnly {
+		preamble += runner.EgressHosts
+	}
+	if _, err := io.WriteString(proxy, preamble+"\n"); err != nil {
 		return nil, errors.Join(err, proxy.Close())
 	}
 	return proxy, nil

@@ -4,17 +4,24 @@ package mcptest
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
+	"os/signal"
 	"path/filepath"
+	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
+	"github.com/spoolhq/spool/cmd/runner/internal/cli"
+	"github.com/spoolhq/spool/cmd/runner/internal/companion"
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
@@ -27,8 +34,15 @@ func Main(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// ServeIfAsked is the server, and ends the process, when that is what it was started for.
+// ServeIfAsked is the server, or the runner as first process of its container or
+// as its stand-in, and ends the process, when that is what it was started for.
 func ServeIfAsked() {
+	if len(os.Args) > 1 && strings.HasPrefix(os.Args[1], "mcp-") {
+		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+		code := cli.Run(ctx, os.Args[1:], cli.OS())
+		stop()
+		os.Exit(code)
+	}
 	if os.Getenv(as) == "" {
 		return
 	}
@@ -49,6 +63,43 @@ func Stdio(t testing.TB, name string, env map[string]string) runner.MCPServer {
 	s := runner.MCPServer{Name: name, Type: "stdio", Command: []string{exe}, Env: map[string]string{as: "stdio"}, TimeoutMs: 30_000}
 	for k, v := range env {
 		s.Env[k] = v
+	}
+	return s
+}
+
+// Docker is a server of type docker: the runner serves it as it does in a
+// container, and whoever is given the test's own binary for the runner can join it.
+func Docker(t testing.TB, name string, env map[string]string) runner.MCPServer {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp("", "mcp") //nolint:usetesting // t.TempDir is too long for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	s := runner.MCPServer{Name: name, Type: "docker", Socket: filepath.Join(dir, "s"), Env: env, TimeoutMs: 30_000}
+	entrypoint, err := json.Marshal([]string{exe})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(exe, "mcp-serve", "--socket", s.Socket, "--entrypoint", string(entrypoint))
+	cmd.Env, cmd.Stderr = append(os.Environ(), as+"=stdio"), t.Output()
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+			t.Error(err)
+		}
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("mcp-serve: %v", err)
+		}
+	})
+	if err := companion.Ready(t.Context(), s.Socket, time.Minute); err != nil {
+		t.Fatal(err)
 	}
 	return s
 }

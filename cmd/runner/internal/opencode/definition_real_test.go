@@ -176,11 +176,14 @@ func realServers(t *testing.T) {
 		call("tell the token", "desk_variable", map[string]any{"name": "TOKEN"}),
 		call("the hidden one", "desk_hidden", map[string]any{"path": file + ".hidden", "text": "x"}),
 		call("wait for it", "late_slow", map[string]any{"ms": 60_000}),
-		call("say it back", "web_echo", map[string]any{"text": "over HTTP"})))
+		call("say it back", "web_echo", map[string]any{"text": "over HTTP"}),
+		call("look into the box", "box_variable", map[string]any{"name": "TOKEN"})))
+	box := mcptest.Docker(t, "box", map[string]string{"TOKEN": "b-{env:HOME}-1"})
+	box.Tools = []string{"variable"}
 	with := func(q *runner.Query) {
 		desk, late := mcptest.Stdio(t, "desk", map[string]string{"TOKEN": "t-{env:HOME}-1"}), mcptest.Stdio(t, "late", nil)
 		desk.Tools, late.TimeoutMs = []string{"note", "variable"}, 2000
-		q.MCPServers = []runner.MCPServer{desk, late, {Name: "web", Type: "http", URL: web.URL, Headers: map[string]string{"X-Desk": "d-1"}, TimeoutMs: 30_000}}
+		q.MCPServers = []runner.MCPServer{desk, late, box, {Name: "web", Type: "http", URL: web.URL, Headers: map[string]string{"X-Desk": "d-1"}, TimeoutMs: 30_000}}
 	}
 	x := b.Completed("take a note", "noted", with)
 	if d := x.Decisions(); len(d) != 1 || d[0].Decision != "allow" || d[0].Rule != "mcp-server" {
@@ -193,6 +196,10 @@ func realServers(t *testing.T) {
 	b.Ask("the hidden one", with)
 	if _, err := os.Stat(file + ".hidden"); err == nil || slices.Contains(b.asked("take a note")[0].tools, "desk_hidden") {
 		t.Error("a tool that was left out was run, or offered")
+	}
+	b.Completed("look into the box", "TOKEN is b-{env:HOME}-1", with)
+	if slices.Contains(b.asked("look into the box")[0].tools, "box_hidden") {
+		t.Error("a tool of the container that was left out is offered")
 	}
 	b.Completed("wait for it", "timed out", with)
 	b.Completed("say it back", "echoed over HTTP", with)
@@ -259,6 +266,7 @@ func realACP(t *testing.T) {
 	mock, err := server.New(server.Config{Script: script(t,
 		call("take a note", "desk_note", map[string]any{"path": file, "text": "noted by the server"}),
 		call("say it back", "web_echo", map[string]any{"text": "over HTTP"}),
+		call("look into the box", "box_variable", map[string]any{"name": "TOKEN"}),
 		call("read the words", "read", map[string]any{"filePath": words}),
 		call("change the words", "write", map[string]any{"filePath": words, "content": "no"}))})
 	if err != nil {
@@ -288,6 +296,7 @@ func realACP(t *testing.T) {
 	b.Query.Skills = []runner.Skill{{Name: "words", Dir: filepath.Dir(words)}}
 	b.Query.MCPServers = []runner.MCPServer{
 		mcptest.Stdio(t, "desk", nil), {Name: "web", Type: "http", URL: web.URL, Headers: map[string]string{"X-Desk": "d-1"}, TimeoutMs: 30_000},
+		mcptest.Docker(t, "box", map[string]string{"TOKEN": "b-1"}),
 	}
 	x := b.Completed("take a note", "noted", nil)
 	if d := x.Decisions(); len(d) != 1 || d[0].Decision != "allow" || d[0].Rule != "mcp-server" {
@@ -300,6 +309,7 @@ func realACP(t *testing.T) {
 	if got := web.Header("X-Desk"); len(got) == 0 || slices.ContainsFunc(got, func(v string) bool { return v != "d-1" }) {
 		t.Errorf("headers %q", got)
 	}
+	b.Completed("look into the box", "TOKEN is b-1", nil)
 	b.Completed("read the words", "WORDS-OF-THE-SKILL", nil)
 	b.Ask("change the words", nil)
 	if raw, err := os.ReadFile(words); err != nil || string(raw) != "WORDS-OF-THE-SKILL" {

@@ -196,6 +196,9 @@ func (s *Supervisor) prepare(q runner.Query) (*run, *runner.Error) {
 		return nil, &runner.Error{Code: "INTERNAL", Message: err.Error()}
 	}
 	p.Fill(&q)
+	if refusal := join(&q, s.cfg.Executable); refusal != nil {
+		return nil, refusal
+	}
 	launch := agent.Launch{
 		Place: s.cfg.Place, SessionID: q.SessionID, Command: q.Command, Model: q.Model, SystemPrompt: q.SystemPrompt, MemoryFile: q.MemoryFile,
 		Policy: q.Policy, Env: q.Env, Environ: s.cfg.Environ, Executable: s.cfg.Executable,

@@ -34,6 +34,7 @@ const (
 	runnerPath   = binDir + "/runner"
 	egressDir    = "/run/spool/egress"
 	egressSocket = egressDir + "/egress.sock"
+	serversDir   = "/spool/mcp"
 	searchPath   = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 )
 
@@ -82,6 +83,9 @@ func (p *Provider) check(spec sandbox.Spec) error {
 	if spec.Workspace != "" {
 		err = errors.Join(err, events.CheckID("workspace", events.KindSandbox, spec.Workspace))
 	}
+	if spec.Servers < 0 || spec.Servers > maxServers {
+		err = errors.Join(err, fmt.Errorf("servers: %d is not between 0 and %d", spec.Servers, maxServers))
+	}
 	if l := spec.Limits; l.MemoryBytes < 0 || l.CPUs < 0 || l.PIDs < 0 || l.DiskBytes < 0 {
 		err = errors.Join(err, errors.New("limits: they cannot be negative"))
 	}
@@ -114,6 +118,9 @@ func (p *Provider) make(ctx context.Context, spec sandbox.Spec) (*box, error) {
 		if err := p.note(ctx, spec.ID, pl.owner); err != nil {
 			return nil, err
 		}
+	}
+	if err := p.sockets(ctx, spec); err != nil {
+		return nil, err
 	}
 	config, host := p.profile(pl)
 	made, err := call(ctx, p, "make the container", func(ctx context.Context) (container.CreateResponse, error) {
@@ -234,6 +241,9 @@ func (p *Provider) undo(ctx context.Context, pl plan, containerID string) error 
 			doomed = append(doomed, v) // likewise
 		}
 	}
+	for n := range pl.spec.Servers {
+		doomed = append(doomed, socketVolume(pl.spec.ID, n))
+	}
 	if !pl.kept {
 		doomed = append(doomed, workVolume(pl.spec.ID), stateVolume(pl.spec.ID))
 	}
@@ -290,27 +300,30 @@ func (p *Provider) start(ctx context.Context, containerID string) error {
 
 // profile is the hardened container.
 func (p *Provider) profile(pl plan) (*container.Config, *container.HostConfig) {
-	pids := pl.limits.PIDs
 	config := &container.Config{
 		Image: pl.pic.ref, Entrypoint: []string{runnerPath, "serve"}, WorkingDir: workspaceDir, Hostname: "sandbox",
 		User: fmt.Sprintf("%d:%d", user, user), Env: p.environ(pl), StopSignal: "SIGTERM",
 		Labels:      labels(pl.spec, pl.owner, pl.runner.digest),
 		Healthcheck: &container.HealthConfig{Test: []string{"NONE"}},
 	}
-	host := &container.HostConfig{
+	host := p.confined(pl.limits)
+	host.Tmpfs, host.Mounts = p.tmpfs(pl.pic), p.mounts(pl)
+	return config, host
+}
+
+// confined is what no container of an agent's can do.
+func (p *Provider) confined(l sandbox.Limits) *container.HostConfig {
+	return &container.HostConfig{
 		NetworkMode: "none", IpcMode: container.IPCModePrivate, Runtime: p.cfg.Runtime,
 		CapDrop: []string{"ALL"}, SecurityOpt: []string{"no-new-privileges"}, ReadonlyRootfs: true,
 		RestartPolicy: container.RestartPolicy{Name: container.RestartPolicyDisabled},
 		LogConfig:     container.LogConfig{Type: "json-file", Config: map[string]string{"max-size": "1m", "max-file": "1"}},
-		Tmpfs:         p.tmpfs(pl.pic),
-		Mounts:        p.mounts(pl),
 		Resources: container.Resources{
-			Memory: pl.limits.MemoryBytes, MemorySwap: pl.limits.MemoryBytes, // equal: no swap
-			NanoCPUs: int64(pl.limits.CPUs * 1e9), PidsLimit: &pids,
+			Memory: l.MemoryBytes, MemorySwap: l.MemoryBytes, // equal: no swap
+			NanoCPUs: int64(l.CPUs * 1e9), PidsLimit: &l.PIDs,
 			Ulimits: []*units.Ulimit{{Name: "core"}}, // no core files in the workspace
 		},
 	}
-	return config, host
 }
 
 // environ is all that a process inside sees, before what it is given itself and
@@ -349,7 +362,7 @@ func (p *Provider) tmpfs(pic picture) map[string]string {
 	out["/tmp"] = size + ",mode=1777"
 	out[homeDir] = size + own
 	out[runDir] = fmt.Sprintf("rw,noexec,nosuid,nodev,size=%d", runSize) + own
-	for _, taken := range []string{workspaceDir, workspaceToo, stateDir, binDir, skillsDir, layerDir, egressDir} {
+	for _, taken := range []string{workspaceDir, workspaceToo, stateDir, binDir, skillsDir, layerDir, egressDir, serversDir} {
 		delete(out, taken)
 	}
 	return out
@@ -366,12 +379,20 @@ func (p *Provider) mounts(pl plan) []mount.Mount {
 	if v := cmp.Or(pl.spec.Layer, pl.spec.Fills); v != "" {
 		out = append(out, volumeAt{name: v}.mount(layerDir, pl.spec.Fills == ""))
 	}
+	for n := range pl.spec.Servers {
+		out = append(out, volumeAt{name: socketVolume(pl.spec.ID, n)}.mount(serverDir(n), true))
+	}
+	return append(out, p.egressMount()...)
+}
+
+// egressMount has the egress proxy's socket; none where there is no way out.
+func (p *Provider) egressMount() []mount.Mount {
 	switch sockets := p.cfg.EgressSockets; {
 	case sockets == "":
+		return nil
 	case filepath.IsAbs(sockets):
-		out = append(out, mount.Mount{Type: mount.TypeBind, Source: sockets, Target: egressDir, ReadOnly: true})
+		return []mount.Mount{{Type: mount.TypeBind, Source: sockets, Target: egressDir, ReadOnly: true}}
 	default:
-		out = append(out, volumeAt{name: sockets}.mount(egressDir, true))
+		return []mount.Mount{volumeAt{name: sockets}.mount(egressDir, true)}
 	}
-	return out
 }

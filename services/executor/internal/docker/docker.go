@@ -16,6 +16,10 @@
 // them (/opt/spool/dependencies). Files go in and out through the runner's commands, and so do commands that can be killed, because
 // the engine has no call that ends an exec.
 //
+// MCP servers of type docker are containers beside their sandbox, which end with
+// it; each shares with it a small volume in memory (/spool/mcp), with the socket
+// by which it is joined.
+//
 // What the engine knows of a sandbox is in labels, which never change. Those
 // that do change when a pooled sandbox is adopted are in the container's name.
 //

@@ -23,6 +23,9 @@ type picture struct {
 	platform     string   // the architecture with its variant
 	path         string   // its PATH, "" for none
 	volumes      []string // where it wants volumes
+	user         string
+	entrypoint   []string
+	cmd          []string
 }
 
 // image looks an image up, and pulls it when it is not there.
@@ -51,6 +54,7 @@ func (p *Provider) image(ctx context.Context, ref string) (picture, error) {
 	}
 	pic := picture{ref: ref, id: found.ID, architecture: found.Architecture, platform: path.Join("linux", found.Architecture, found.Variant)}
 	if found.Config != nil {
+		pic.user, pic.entrypoint, pic.cmd = found.Config.User, found.Config.Entrypoint, found.Config.Cmd
 		for _, v := range found.Config.Env {
 			if search, ok := strings.CutPrefix(v, "PATH="); ok {
 				pic.path = search

@@ -29,6 +29,9 @@ const (
 	labelRunner   = "dev.spool.runner"  // the runner's digest
 	labelLayer    = "dev.spool.layer"   // of a sandbox, and of a note: the volume with packages; of such a volume: its digest
 	labelFills    = "dev.spool.fills"   // of a sandbox: the volume that it puts packages into
+	labelServers  = "dev.spool.servers" // how many MCP servers a sandbox can have
+	labelServer   = "dev.spool.server"  // of an MCP server: its number, and what it was made from
+	labelSocket   = "dev.spool.socket"  // of an MCP server: the name of its socket
 )
 
 const layoutVersion = "1"
@@ -43,6 +46,8 @@ const (
 	roleLayer   = "layer"   // packages that agents depend on
 	roleWhole   = "whole"   // a note: the layer of a digest is whole, and which volume it is; empty
 	roleLastUse = "lastuse" // a note: its date is that of a layer's last use; empty
+	roleServer  = "server"  // an MCP server beside a sandbox
+	roleSocket  = "socket"  // the volume by which such a one is joined
 )
 
 const prefix = "spool-"
@@ -80,7 +85,7 @@ func labels(spec sandbox.Spec, owner, runner string) map[string]string {
 		labelVersion: layoutVersion, labelRole: roleSandbox, labelSandbox: spec.ID, labelOwner: owner, labelRunner: runner,
 		labelEngine: spec.Labels.Engine, labelTenant: spec.Labels.Tenant, labelSession: spec.Labels.Session,
 		labelEpoch: strconv.FormatUint(spec.Labels.Epoch, 10), labelExecutor: spec.Labels.Executor,
-		labelLayer: spec.Layer, labelFills: spec.Fills,
+		labelLayer: spec.Layer, labelFills: spec.Fills, labelServers: strconv.Itoa(spec.Servers),
 	}
 }
 
@@ -93,6 +98,7 @@ type found struct {
 	labels    sandbox.Labels
 	created   time.Time
 	state     container.ContainerState
+	servers   uint64 // that it can have
 }
 
 func (f found) alive() bool {
@@ -102,6 +108,7 @@ func (f found) alive() bool {
 func parse(c container.Summary) found {
 	f := found{
 		container: c.ID, id: c.Labels[labelSandbox], owner: c.Labels[labelOwner], created: time.Unix(c.Created, 0), state: c.State,
+		servers: number(c.Labels[labelServers]),
 		labels: sandbox.Labels{
 			Tenant: c.Labels[labelTenant], Session: c.Labels[labelSession], Engine: c.Labels[labelEngine],
 			Executor: c.Labels[labelExecutor], Epoch: number(c.Labels[labelEpoch]),

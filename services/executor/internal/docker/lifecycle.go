@@ -64,10 +64,17 @@ func (p *Provider) Terminate(ctx context.Context, id string, wipe bool) error {
 		}
 		p.stop(ctx, c)
 	}
+	// Before the sandbox, by which they are found should this fail half way.
+	if err := p.endServers(ctx, id); err != nil {
+		return fmt.Errorf("terminate sandbox %s: %w", id, err)
+	}
 	if known {
 		if err := p.remove(ctx, c.container); err != nil {
 			return fmt.Errorf("terminate sandbox %s: %w", id, err)
 		}
+	}
+	if err := p.removeSockets(ctx, id); err != nil { // which the sandbox had
+		return fmt.Errorf("terminate sandbox %s: %w", id, err)
 	}
 	if !wipe {
 		return nil
@@ -118,13 +125,19 @@ func (p *Provider) remove(ctx context.Context, containerID string) error {
 	}
 }
 
-// Pause stops every process of a sandbox where it is.
+// Pause stops every process of a sandbox where it is, then those of its MCP servers.
 func (p *Provider) Pause(ctx context.Context, id string) error {
-	return p.freeze(ctx, id, container.StateRunning, container.StatePaused, "pause", p.api.ContainerPause)
+	if err := p.freeze(ctx, id, container.StateRunning, container.StatePaused, "pause", p.api.ContainerPause); err != nil {
+		return err
+	}
+	return p.freezeServers(ctx, id, container.StateRunning, "pause", p.api.ContainerPause)
 }
 
-// Resume lets a paused sandbox go on.
+// Resume lets a paused sandbox go on, after its MCP servers.
 func (p *Provider) Resume(ctx context.Context, id string) error {
+	if err := p.freezeServers(ctx, id, container.StatePaused, "resume", p.api.ContainerUnpause); err != nil {
+		return err
+	}
 	return p.freeze(ctx, id, container.StatePaused, container.StateRunning, "resume", p.api.ContainerUnpause)
 }
 

@@ -166,6 +166,9 @@ func (p *Provider) Orphans(ctx context.Context, olderThan time.Duration) (remove
 	if err := p.oldLayers(ctx, now); err != nil {
 		return 0, err
 	}
+	if err := p.strays(ctx); err != nil {
+		return 0, err
+	}
 	used, err := p.used(ctx)
 	if err != nil {
 		return 0, err
@@ -208,7 +211,7 @@ func (p *Provider) used(ctx context.Context) (map[string]bool, error) {
 	}
 	used := map[string]bool{}
 	for _, c := range list {
-		used[c.Labels[labelOwner]], used[c.Labels[labelRunner]] = true, true
+		used[c.Labels[labelOwner]], used[c.Labels[labelRunner]], used[c.Labels[labelSandbox]] = true, true, true
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

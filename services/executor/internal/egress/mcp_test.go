@@ -188,3 +188,31 @@ func TestServersAfterRestart(t *testing.T) {
 		t.Errorf("registered again: %d", status)
 	}
 }
+
+// A connection that is to reach hosts alone reaches those of the allowlist, and neither models nor MCP servers.
+func TestHostsAlone(t *testing.T) {
+	t.Parallel()
+	change, _, p := around(t, tells)
+	w := newWorld(t, change)
+	b := w.box("ok.example")
+	b.register(egress.Upstream{Name: "docs", URL: "http://ok.example/mcp", Headers: map[string]string{"Authorization": credential}})
+	b.http = w.clientOf(b.token + runner.EgressHosts)
+	for _, path := range []string{"/mcp/docs", "/anthropic/v1/messages", "/openai/v1/models", "/"} {
+		if status, _, body := b.ask("POST", path); status != http.StatusForbidden || !strings.Contains(body, "NOT_ALLOWED") {
+			t.Errorf("%s: %d %s", path, status, body)
+		}
+	}
+	if l := b.denied(b.lines(0, 1)[0]); l.Code != "NOT_ALLOWED" || l.Host != "/mcp/docs" {
+		t.Errorf("journaled %+v", l)
+	}
+	if got := p.seen(); len(got) != 0 {
+		t.Errorf("dialled %v", got)
+	}
+	req, err := http.NewRequestWithContext(t.Context(), "GET", "http://ok.example/page", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if status, _, body := b.do(req); status != http.StatusOK || !strings.HasPrefix(body, "GET /page") {
+		t.Errorf("a host of the allowlist: %d %s", status, body)
+	}
+}

@@ -117,6 +117,9 @@ func (t *turn) admit(ctx context.Context, a *agent) error {
 	if err := t.grant(ctx); err != nil {
 		return err
 	}
+	if err := t.serve(ctx); err != nil {
+		return err
+	}
 	return t.prepare(ctx)
 }
 
@@ -235,7 +238,7 @@ func (t *turn) create(ctx context.Context) (*agent, error) {
 		}
 	}
 	spec := t.h.spec(t.l, id)
-	spec.Labels.Epoch, spec.Layer = t.epoch, layer
+	spec.Labels.Epoch, spec.Layer, spec.Servers = t.epoch, layer, len(t.is.containers())
 	box, err := t.h.make(ctx, &spec, t.is.allow(), nil)
 	if err != nil {
 		return nil, t.broken(ctx, id, err)

@@ -159,7 +159,7 @@ func (h *Holder) brew(ctx context.Context, id, architecture string) (*agent, err
 func (t *turn) pooled(ctx context.Context) (*agent, error) {
 	h, o := t.h, t.l.Life.Options
 	adopter, ok := h.d.Sandbox.(sandbox.Adopter)
-	if !ok || h.cfg.Pool[t.l.Life.Architecture] == 0 || o.Image != "" || len(o.Command) > 0 || t.l.Run.Lost.Workspace != "" {
+	if !ok || h.cfg.Pool[t.l.Life.Architecture] == 0 || o.Image != "" || len(t.is.containers()) > 0 || len(o.Command) > 0 || t.l.Run.Lost.Workspace != "" {
 		return nil, nil
 	}
 	began := h.d.Now()

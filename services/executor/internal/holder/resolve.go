@@ -58,6 +58,7 @@ type resolution struct {
 	values  map[string]string // of the variables, secrets opened
 	secrets []string          // values that nothing may show
 	gone    []string          // digests of skills that were removed
+	sockets []string          // of the MCP servers in containers, in their order; once these run
 
 	selective bool // some entry of Egress has methods
 }
@@ -69,6 +70,9 @@ func (t *turn) resolve(ctx context.Context) error {
 	err := t.references(ctx, r)
 	if err == nil {
 		err = t.open(ctx, r)
+	}
+	if err == nil {
+		err = t.mayServe(r)
 	}
 	if err == nil {
 		err = r.complete()
@@ -332,12 +336,17 @@ func (r *resolution) into(q *runner.Query, proxied bool) {
 			q.Skills = append(q.Skills, s)
 		}
 	}
+	sockets := r.sockets
 	for _, m := range a.MCPServers {
+		socket := ""
+		if m.Type == events.MCPDocker && len(sockets) > 0 {
+			socket, sockets = sockets[0], sockets[1:]
+		}
 		if proxied && m.Type == events.MCPHTTP {
 			m.URL, m.Headers = runner.EgressURL+runner.EgressMCP+m.Name, nil
 		}
 		q.MCPServers = append(q.MCPServers, runner.MCPServer{
-			Name: m.Name, Type: m.Type, Command: m.Command, Env: m.Env, URL: m.URL, Headers: m.Headers, TimeoutMs: cmp.Or(m.TimeoutMs, mcpTimeout), Tools: m.Tools,
+			Name: m.Name, Type: m.Type, Socket: socket, Command: m.Command, Env: m.Env, URL: m.URL, Headers: m.Headers, TimeoutMs: cmp.Or(m.TimeoutMs, mcpTimeout), Tools: m.Tools,
 		})
 	}
 	for name, value := range r.values {

@@ -277,7 +277,9 @@ func (t *turn) letGo(err error) {
 		return
 	}
 	if err == nil && t.agent.alive() {
-		t.agent.last = t.tr.Last
+		if t.tr != nil { // else it failed before anything was read
+			t.agent.last = t.tr.Last
+		}
 		t.agent.checked, t.agent.checkEvery = t.h.d.Now(), time.Duration(t.l.Life.Options.HealthIntervalMs)*time.Millisecond
 		t.h.rest(t.agent)
 		return

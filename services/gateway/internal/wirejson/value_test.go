@@ -12,7 +12,7 @@ import (
 func TestUnmarshalValueNamesWhatIsAtFault(t *testing.T) {
 	t.Parallel()
 	for body, want := range map[string]string{
-		`{"mcpServers":[{"name":"a"},{"ulr":"x"}]}`: "spec.mcpServers[1].ulr: there is no such field; there are name, type, command, env, url, headers, timeoutMs, tools",
+		`{"mcpServers":[{"name":"a"},{"ulr":"x"}]}`: "spec.mcpServers[1].ulr: there is no such field; there are name, type, image, command, env, url, headers, timeoutMs, tools",
 		`{"mcpServers":[{"headers":{"A":1}}]}`:      "spec.mcpServers[0].headers.A: must be a string, not a number",
 		`{"limits":{"turns":-1}}`:                   "spec.limits.turns: must be a whole number from 0 to 4294967295, not -1",
 		`{"limits":{"budgetUsd":1e999}}`:            "spec.limits.budgetUsd: must be a number, not 1e999",

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -47,8 +48,13 @@ func New(t testing.TB, architecture string, a agent.Adapter, environ []string) *
 	if b.journal, err = journal.New(time.Now(), rand.Reader, 0); err != nil {
 		t.Fatal(err)
 	}
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
 	b.Supervisor, err = supervisor.New(supervisor.Config{
-		Adapters: map[string]agent.Adapter{architecture: a}, Place: b.Place, Journal: b.journal,
+		Executable: exe,
+		Adapters:   map[string]agent.Adapter{architecture: a}, Place: b.Place, Journal: b.journal,
 		Nursery: process.NewNursery(log), Log: log, Environ: environ,
 	})
 	if err != nil {

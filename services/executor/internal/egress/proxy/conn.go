@@ -19,6 +19,7 @@ const maxLine = 2 << 10
 type conn struct {
 	net.Conn
 	sandbox *registry.Sandbox
+	hosts   bool // reaches hosts of the allowlist alone
 	stall   time.Duration
 	left    func() // called once, when it is closed
 	once    sync.Once

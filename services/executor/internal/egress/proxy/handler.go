@@ -47,6 +47,8 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 		s.tunnel(w, r, c.sandbox)
 	case r.URL.IsAbs():
 		s.forward(w, r, c.sandbox)
+	case c.hosts:
+		s.deny(w, c.sandbox, http.StatusForbidden, events.EgressDenied{Host: r.URL.Path, Method: r.Method, Code: NotAllowed, Message: "an MCP server's container reaches hosts of the allowlist, and no models and no other MCP servers"})
 	case strings.HasPrefix(r.URL.Path, mcpPath):
 		s.mcp(w, r, c.sandbox)
 	default:

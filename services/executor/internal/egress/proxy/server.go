@@ -167,7 +167,7 @@ func (s *Server) accept(l net.Listener) error {
 
 // introduce reads a connection's first line and hands the connection over to be served.
 func (s *Server) introduce(c net.Conn, at *list.Element) {
-	sb, fail := s.identify(c)
+	sb, hosts, fail := s.identify(c)
 	s.mu.Lock()
 	s.fresh.Remove(at)
 	s.mu.Unlock()
@@ -175,7 +175,7 @@ func (s *Server) introduce(c net.Conn, at *list.Element) {
 		s.refuse(c, *fail)
 		return
 	}
-	mine := &conn{Conn: c, sandbox: sb, stall: s.cfg.Idle}
+	mine := &conn{Conn: c, sandbox: sb, hosts: hosts, stall: s.cfg.Idle}
 	mine.left = func() { // before it joins: it may be cut at once
 		sb.Leave(mine)
 		s.cfg.Metrics.Connected(-1)
@@ -188,35 +188,37 @@ func (s *Server) introduce(c net.Conn, at *list.Element) {
 	s.conns.give(mine)
 }
 
-func (s *Server) identify(c net.Conn) (*registry.Sandbox, *failure) {
+// identify reads whose connection it is, and whether it is to reach hosts alone.
+func (s *Server) identify(c net.Conn) (sb *registry.Sandbox, hosts bool, fail *failure) {
 	bad := &failure{http.StatusBadRequest, codeMalformed, "a connection begins with " + strings.TrimSpace(runner.EgressPreamble) + ", a token and the end of the line"}
 	if err := c.SetDeadline(time.Now().Add(introduceWithin)); err != nil {
-		return nil, bad
+		return nil, false, bad
 	}
 	line := make([]byte, 0, 128)
 	for one := [1]byte{}; ; { // by bytes: what follows is the server's to read
 		if _, err := io.ReadFull(c, one[:]); err != nil {
-			return nil, bad
+			return nil, false, bad
 		}
 		if one[0] == '\n' {
 			break
 		}
 		if line = append(line, one[0]); len(line) > maxPreamble {
-			return nil, bad
+			return nil, false, bad
 		}
 	}
 	if err := c.SetDeadline(time.Time{}); err != nil {
-		return nil, bad
+		return nil, false, bad
 	}
 	token, ok := strings.CutPrefix(strings.TrimSuffix(string(line), "\r"), runner.EgressPreamble)
 	if !ok {
-		return nil, bad
+		return nil, false, bad
 	}
-	sb, ok := s.cfg.Registry.ByToken(token)
+	token, hosts = strings.CutSuffix(token, runner.EgressHosts)
+	sb, ok = s.cfg.Registry.ByToken(token)
 	if !ok {
-		return nil, &failure{http.StatusProxyAuthRequired, BadToken, "the token is nobody's: the sandbox is not registered, or no more"}
+		return nil, false, &failure{http.StatusProxyAuthRequired, BadToken, "the token is nobody's: the sandbox is not registered, or no more"}
 	}
-	return sb, nil
+	return sb, hosts, nil
 }
 
 // refuse answers a connection that is not served, and ends it.

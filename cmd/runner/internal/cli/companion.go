@@ -1,0 +1,112 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/companion"
+	"github.com/spoolhq/spool/cmd/runner/internal/process"
+)
+
+// words is a list of texts as JSON, so that they can begin with dashes and be empty.
+type words []string
+
+// UnmarshalText reads it.
+func (w *words) UnmarshalText(raw []byte) error { return json.Unmarshal(raw, (*[]string)(w)) }
+
+type mcpServeCommand struct {
+	Socket     string   `required:"" help:"Path of the Unix socket; sockets beside it at which nobody answers are removed."`
+	Entrypoint words    `help:"The server's program and its first arguments, as a JSON list." default:"[]"`
+	Cmd        words    `help:"Further arguments where a connection brings none, as a JSON list." default:"[]"`
+	Scratch    []string `help:"Folders that are emptied when nothing is connected any more." sep:","`
+	RefuseRoot bool     `help:"Do not run as root."`
+	Egress     wayOut   `embed:"" prefix:"egress-"`
+}
+
+func (c *mcpServeCommand) Run(ctx context.Context, sys *System, log *slog.Logger) error {
+	if c.RefuseRoot && os.Geteuid() == 0 {
+		return errors.New("the image's user is root under another name: give it another one, or none")
+	}
+	c.Egress.hosts = true
+	out, err := c.Egress.open(ctx, sys, log)
+	if err != nil {
+		return err
+	}
+	environ := withoutOwn(sys.Environ)
+	if out != nil {
+		url := "http://" + out.Addr().String()
+		environ = append(environ, "HTTP_PROXY="+url, "HTTPS_PROXY="+url, "http_proxy="+url, "https_proxy="+url,
+			"NO_PROXY=127.0.0.1,localhost", "no_proxy=127.0.0.1,localhost")
+	}
+	nursery := process.NewNursery(log)
+	server, err := companion.Listen(companion.Config{
+		Socket: c.Socket, Entrypoint: c.Entrypoint, Cmd: c.Cmd, Environ: environ, Scratch: c.Scratch, Nursery: nursery, Log: log,
+	})
+	if err != nil {
+		return err
+	}
+	if err := nursery.Adopt(); err != nil {
+		log.Warn("orphans of servers are not adopted", "err", err)
+	}
+	defer unshaken()()
+	log.Info("serving", "socket", c.Socket)
+	return (&works{nursery: nursery}).reaping(ctx, func(whole context.Context) error {
+		whole, stop := context.WithCancel(whole)
+		forwarded := make(chan error, 1)
+		go func() {
+			var err error
+			if out != nil {
+				err = out.Run(whole)
+			}
+			forwarded <- err
+		}()
+		err := server.Run(ctx)
+		stop()
+		return errors.Join(err, nursery.KillAll(), <-forwarded)
+	})
+}
+
+type mcpReadyCommand struct {
+	Socket string        `required:"" help:"Path of the server's socket."`
+	Within time.Duration `help:"How long to wait." default:"30s"`
+}
+
+func (c *mcpReadyCommand) Run(ctx context.Context) error {
+	if err := companion.Ready(ctx, c.Socket, c.Within); err != nil {
+		return fmt.Errorf("not ready within %s: %w", c.Within, err)
+	}
+	return nil
+}
+
+type mcpJoinCommand struct {
+	Socket string        `required:"" help:"Path of the server's socket."`
+	Env    []string      `help:"Name of a variable that the server gets." sep:"none"`
+	Within time.Duration `help:"How long the server's container may take to answer." default:"10s"`
+	Args   []string      `arg:"" optional:"" passthrough:"" help:"Arguments in place of the image's own, after --."`
+}
+
+func (c *mcpJoinCommand) Run(ctx context.Context, sys *System) error {
+	env := map[string]string{}
+	for _, name := range c.Env {
+		env[name] = sys.Getenv(name)
+	}
+	args := c.Args
+	if len(args) > 0 && args[0] == "--" {
+		args = args[1:]
+	}
+	code, err := companion.Join(ctx, companion.Joint{
+		Socket: c.Socket, Args: args, Env: env, Within: c.Within, Stdin: sys.Stdin, Stdout: sys.Stdout, Stderr: sys.Stderr,
+	})
+	switch {
+	case err != nil:
+		return coded{err, code}
+	case code != 0:
+		return exit(code)
+	}
+	return nil
+}

@@ -1,0 +1,28 @@
+package supervisor
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/companion"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/runner"
+)
+
+// join puts programs that agents can start in the place of servers that run in
+// containers, so that no architecture has to know of these.
+func join(q *runner.Query, executable string) *runner.Error {
+	q.MCPServers = slices.Clone(q.MCPServers)
+	for i, s := range q.MCPServers {
+		if s.Type != events.MCPDocker {
+			continue
+		}
+		if !filepath.IsAbs(s.Socket) {
+			return invalid(fmt.Sprintf("query.mcpServers[%d].socket: %q is not an absolute path: a server of type docker is joined there", i, s.Socket))
+		}
+		s.Type, s.Command, s.Socket = events.MCPStdio, companion.Command(executable, s), ""
+		q.MCPServers[i] = s
+	}
+	return nil
+}

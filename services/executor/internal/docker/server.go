@@ -1,0 +1,377 @@
+package docker
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/filters"
+	"github.com/docker/docker/api/types/volume"
+
+	"github.com/spoolhq/spool/pkg/sandbox"
+)
+
+// An MCP server beside a sandbox is a container as confined as it is, whose
+// first process is the runner too. They share a volume in memory with a socket:
+// the server's to write, the sandbox's to read.
+const (
+	// maxServers is how many a sandbox can have.
+	maxServers = 64
+	// socketSize is all that a volume for a socket may hold, in bytes, and socketFiles in files.
+	socketSize  = 1 << 20
+	socketFiles = 64
+)
+
+// newSocket names the socket of a new container. No two have the same: what joins
+// one knows by it that another one is there now.
+func newSocket() string { return strings.ToLower(rand.Text()[:12]) + ".sock" }
+
+func socketVolume(id string, n int) string { return name(id) + "-mcp-" + strconv.Itoa(n) }
+func serverName(id string, n int) string   { return socketVolume(id, n) }
+
+// serverDir is where a sandbox has a server's socket.
+func serverDir(n int) string { return path.Join(serversDir, strconv.Itoa(n)) }
+
+// sockets makes the volumes that a new sandbox shares with its servers. They are
+// in memory: on disk nobody would watch them.
+func (p *Provider) sockets(ctx context.Context, spec sandbox.Spec) error {
+	for n := range spec.Servers {
+		v := socketVolume(spec.ID, n)
+		if err := p.do(ctx, "make volume "+v, func(ctx context.Context) error {
+			_, err := p.api.VolumeCreate(ctx, volume.CreateOptions{
+				Name: v, Driver: "local",
+				DriverOpts: map[string]string{"type": "tmpfs", "device": "tmpfs", "o": fmt.Sprintf("size=%d,nr_inodes=%d,mode=0777,noexec,nosuid,nodev", socketSize, socketFiles)},
+				Labels: map[string]string{
+					labelVersion: layoutVersion, labelRole: roleSocket, labelEngine: p.cfg.Engine, labelSandbox: spec.ID, labelOwner: spec.ID,
+				},
+			})
+			return err
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// removeSockets removes them.
+func (p *Provider) removeSockets(ctx context.Context, id string) error {
+	list, err := call(ctx, p, "list sockets of "+id, func(ctx context.Context) (volume.ListResponse, error) {
+		return p.api.VolumeList(ctx, volume.ListOptions{Filters: filters.NewArgs(
+			filters.Arg("label", labelRole+"="+roleSocket), filters.Arg("label", labelEngine+"="+p.cfg.Engine), filters.Arg("label", labelSandbox+"="+id))})
+	})
+	if err != nil {
+		return err
+	}
+	for _, v := range list.Volumes {
+		if _, err := p.removeVolume(ctx, v.Name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// servers lists the servers of a sandbox; of all sandboxes with "".
+func (p *Provider) servers(ctx context.Context, id string) ([]container.Summary, error) {
+	args := filters.NewArgs(filters.Arg("label", labelRole+"="+roleServer), filters.Arg("label", labelEngine+"="+p.cfg.Engine))
+	if id != "" {
+		args.Add("label", labelSandbox+"="+id)
+	}
+	return call(ctx, p, "list MCP servers", func(ctx context.Context) ([]container.Summary, error) {
+		return p.api.ContainerList(ctx, container.ListOptions{All: true, Filters: args})
+	})
+}
+
+// endServers removes a sandbox's servers.
+func (p *Provider) endServers(ctx context.Context, id string) error {
+	list, err := p.servers(ctx, id)
+	for _, c := range list {
+		err = errors.Join(err, p.remove(ctx, c.ID))
+	}
+	return err
+}
+
+// strays removes servers whose sandbox is gone. A server is made when its sandbox
+// is there, and listed before: so none is taken for one that is not.
+func (p *Provider) strays(ctx context.Context) error {
+	list, err := p.servers(ctx, "")
+	if err != nil || len(list) == 0 {
+		return err
+	}
+	boxes, err := p.all(ctx, "")
+	if err != nil {
+		return err
+	}
+	for _, c := range list {
+		if slices.ContainsFunc(boxes, func(b found) bool { return b.id == c.Labels[labelSandbox] }) {
+			continue
+		}
+		p.cfg.Logger.Info("an MCP server's sandbox is gone", "container", c.ID, "sandbox", c.Labels[labelSandbox])
+		if err := p.remove(ctx, c.ID); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// freezeServers pauses or resumes those servers of a sandbox that are in a state.
+func (p *Provider) freezeServers(ctx context.Context, id string, from container.ContainerState, what string, f func(context.Context, string) error) error {
+	list, err := p.servers(ctx, id)
+	if err != nil {
+		return err
+	}
+	for _, c := range list {
+		if c.State != from {
+			continue
+		}
+		err := p.do(ctx, what+" an MCP server of "+id, func(ctx context.Context) error { return f(ctx, c.ID) })
+		if err != nil && !errdefs.IsNotFound(err) && !errdefs.IsConflict(err) { // gone, or somebody else was quicker
+			return err
+		}
+	}
+	return nil
+}
+
+// Serve makes sure that a sandbox's n-th MCP server runs.
+func (p *Provider) Serve(ctx context.Context, id string, n int, s sandbox.Server) (string, error) {
+	box, err := p.find(ctx, id)
+	if err != nil {
+		return "", fmt.Errorf("serve: %w", err)
+	}
+	if n < 0 || uint64(n) >= box.servers {
+		return "", fmt.Errorf("sandbox %s has room for %d MCP servers, not for one more: %w", id, box.servers, sandbox.ErrNotFound)
+	}
+	for range attempts {
+		var socket string
+		if socket, err = p.server(ctx, id, n, s); err == nil && socket == "" {
+			socket, err = p.makeServer(ctx, box, n, s)
+		}
+		if err == nil {
+			return path.Join(serverDir(n), socket), nil
+		}
+		if !errors.Is(err, errVanished) {
+			break
+		}
+		select {
+		case <-ctx.Done():
+			return "", ctx.Err()
+		case <-time.After(look):
+		}
+	}
+	return "", failed(sandbox.CodeServerFailed, fmt.Sprintf("start MCP server %d of sandbox %s", n, id), err)
+}
+
+// server finds a server that runs and gives its socket, "" if there is none. One
+// that has ended, or was made from something else, is removed.
+func (p *Provider) server(ctx context.Context, id string, n int, s sandbox.Server) (string, error) {
+	list, err := p.servers(ctx, id)
+	if err != nil {
+		return "", err
+	}
+	want := serverLabel(n, s)
+	for _, c := range list {
+		number, _, _ := strings.Cut(c.Labels[labelServer], " ")
+		switch {
+		case number != strconv.Itoa(n):
+			continue
+		case c.Labels[labelServer] == want && c.State == container.StateRunning:
+			return c.Labels[labelSocket], nil
+		case c.Labels[labelServer] == want && c.State == container.StatePaused:
+			err := p.do(ctx, "resume an MCP server of "+id, func(ctx context.Context) error { return p.api.ContainerUnpause(ctx, c.ID) })
+			return c.Labels[labelSocket], err
+		}
+		if err := p.remove(ctx, c.ID); err != nil {
+			return "", err
+		}
+	}
+	return "", nil
+}
+
+// serverLabel tells a server's number, and what it is made from.
+func serverLabel(n int, s sandbox.Server) string {
+	raw, err := json.Marshal(s)
+	if err != nil {
+		raw = []byte(s.Image) // texts can be encoded
+	}
+	sum := sha256.Sum256(raw)
+	return strconv.Itoa(n) + " " + hex.EncodeToString(sum[:8])
+}
+
+// makeServer makes a server and gives its socket.
+func (p *Provider) makeServer(ctx context.Context, box found, n int, s sandbox.Server) (string, error) {
+	pic, err := p.image(ctx, s.Image)
+	if err != nil {
+		return "", err
+	}
+	r, err := p.binary(pic)
+	if err != nil {
+		return "", err
+	}
+	if err := p.fill(ctx, r, s.Image); err != nil {
+		return "", err
+	}
+	socket := newSocket()
+	config, host, err := p.serverProfile(ctx, box, n, s, socket, pic, r)
+	if err != nil {
+		return "", err
+	}
+	made, err := call(ctx, p, "make the container of an MCP server", func(ctx context.Context) (container.CreateResponse, error) {
+		return p.api.ContainerCreate(ctx, config, host, nil, nil, serverName(box.id, n))
+	})
+	if errdefs.IsConflict(err) {
+		return "", fmt.Errorf("%w: another executor makes it: %w", errVanished, err) // it is found the next time
+	}
+	if err == nil {
+		err = p.reliableServer(ctx, box.id, n, r)
+	}
+	if err == nil {
+		err = p.start(ctx, made.ID)
+	}
+	if err == nil {
+		err = p.serverReady(ctx, box.id, made.ID, socket)
+	}
+	if err == nil || made.ID == "" {
+		return socket, err
+	}
+	undo := context.WithoutCancel(ctx)
+	err = errors.Join(err, p.remove(undo, made.ID))
+	if errors.Is(err, errNoSocket) {
+		_, rerr := p.removeVolume(undo, socketVolume(box.id, n)) // an empty one, of the engine's making
+		err = errors.Join(err, rerr)
+	}
+	return "", err
+}
+
+// errNoSocket is a sandbox that was removed while a server was made for it.
+var errNoSocket = fmt.Errorf("its volume for the socket is gone: %w", sandbox.ErrNotFound)
+
+// reliableServer makes sure that the volumes are those that were prepared; see reliable.
+func (p *Provider) reliableServer(ctx context.Context, id string, n int, r *runnerBinary) error {
+	l, err := p.volume(ctx, r.volume())
+	if err != nil {
+		return err
+	}
+	if l[labelRole] != roleRunner {
+		r.forget()
+		return fmt.Errorf("volume %s: %w", r.volume(), errVanished)
+	}
+	if l, err = p.volume(ctx, socketVolume(id, n)); err == nil && l[labelRole] != roleSocket {
+		return fmt.Errorf("sandbox %s: %w", id, errNoSocket)
+	}
+	return err
+}
+
+// serverReady waits until a server's first process answers.
+func (p *Provider) serverReady(ctx context.Context, id, containerID, socket string) error {
+	b := &box{p: p, id: id, container: containerID}
+	out, err := b.runner(ctx, nil, "mcp-ready", "--socket", path.Join(serversDir, socket), "--within", readyWithin.String())
+	if err == nil && out.code == 0 {
+		return nil
+	}
+	if err != nil && unavailable(err) || ctx.Err() != nil {
+		return errors.Join(err, ctx.Err())
+	}
+	said := p.lastWords(ctx, containerID)
+	if said == "" {
+		said = strings.TrimSpace(out.stderr)
+	}
+	return failed(sandbox.CodeServerFailed, "its container does not get ready; it last said: "+said, nil)
+}
+
+// isRoot tells whether an image has root for its user, as far as its number or its usual name says.
+func isRoot(user string) bool {
+	user, _, _ = strings.Cut(user, ":")
+	return user == "" || user == "root" || strings.Trim(user, "0") == ""
+}
+
+// serverProfile is a server's container.
+func (p *Provider) serverProfile(ctx context.Context, box found, n int, s sandbox.Server, socket string, pic picture, r *runnerBinary) (*container.Config, *container.HostConfig, error) {
+	limits := p.cfg.Limits
+	cpus, err := p.processors(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	limits.CPUs = min(limits.CPUs, float64(cpus))
+	entrypoint, err1 := json.Marshal(append([]string{}, pic.entrypoint...))
+	cmd, err2 := json.Marshal(append([]string{}, pic.cmd...))
+	if err := errors.Join(err1, err2); err != nil {
+		return nil, nil, fmt.Errorf("image %q: %w", s.Image, err)
+	}
+	tmpfs := p.serverTmpfs(pic)
+	scratch := append(slices.Sorted(maps.Keys(tmpfs)), "/dev/shm")
+	config := &container.Config{
+		Image: pic.ref, Hostname: "mcp", StopSignal: "SIGTERM", Healthcheck: &container.HealthConfig{Test: []string{"NONE"}},
+		Entrypoint: []string{
+			runnerPath, "mcp-serve", "--socket", path.Join(serversDir, socket), "--refuse-root",
+			"--entrypoint", string(entrypoint), "--cmd", string(cmd), "--scratch", strings.Join(scratch, ","),
+		},
+		Labels: map[string]string{
+			labelVersion: layoutVersion, labelRole: roleServer, labelEngine: p.cfg.Engine, labelSandbox: box.id, labelServer: serverLabel(n, s), labelSocket: socket, labelRunner: r.digest,
+			labelTenant: box.labels.Tenant, labelSession: box.labels.Session, labelEpoch: strconv.FormatUint(box.labels.Epoch, 10),
+		},
+	}
+	if isRoot(pic.user) {
+		config.User, config.Env = fmt.Sprintf("%d:%d", user, user), []string{"HOME=" + homeDir}
+	}
+	host := p.confined(limits)
+	host.Tmpfs = tmpfs
+	host.Mounts = append(host.Mounts, volumeAt{name: r.volume()}.mount(binDir, true), volumeAt{name: socketVolume(box.id, n)}.mount(serversDir, false))
+	if !s.Egress {
+		return config, host, nil
+	}
+	token, err := p.egressToken(ctx, box)
+	if err != nil || token == "" {
+		return config, host, err
+	}
+	config.Env = append(config.Env, "SPOOL_RUNNER_EGRESS_SOCKET="+egressSocket, tokenVariable+token)
+	host.Mounts = append(host.Mounts, p.egressMount()...)
+	return config, host, nil
+}
+
+// serverTmpfs are a server's folders in memory.
+func (p *Provider) serverTmpfs(pic picture) map[string]string {
+	size := fmt.Sprintf("rw,exec,nosuid,nodev,size=%d,mode=1777", p.cfg.TmpBytes)
+	out := map[string]string{}
+	for _, v := range pic.volumes {
+		out[filepath.Clean(v)] = size
+	}
+	out["/tmp"], out[homeDir] = size, size
+	for _, taken := range []string{binDir, egressDir, serversDir} {
+		delete(out, taken)
+	}
+	return out
+}
+
+// tokenVariable is a sandbox's way to have its token.
+const tokenVariable = "SPOOL_RUNNER_EGRESS_TOKEN="
+
+// egressToken is what a sandbox names itself by at the egress proxy, "" for one without a way out.
+func (p *Provider) egressToken(ctx context.Context, box found) (string, error) {
+	got, err := call(ctx, p, "look at sandbox "+box.id, func(ctx context.Context) (container.InspectResponse, error) {
+		return p.api.ContainerInspect(ctx, box.container)
+	})
+	if errdefs.IsNotFound(err) {
+		return "", fmt.Errorf("sandbox %s: %w", box.id, sandbox.ErrNotFound)
+	}
+	if err != nil {
+		return "", err
+	}
+	for _, v := range got.Config.Env {
+		if token, ok := strings.CutPrefix(v, tokenVariable); ok {
+			return token, nil
+		}
+	}
+	return "", nil
+}
