@@ -37,6 +37,12 @@ func Architecture(name string) (architecture string, ok bool) {
 // architecture without a cell does not honour it: an agent that sets it is refused.
 type Cells map[string]string
 
+// CountsTurns tells whether an architecture's agent holds to limits.turns by
+// itself; of the others the egress proxy counts, so that they need it.
+func CountsTurns(architecture string) bool {
+	return architecture == ClaudeCode || architecture == Spool
+}
+
 // everyone honours a field in the same way.
 func everyone(how string) Cells {
 	return Cells{ClaudeCode: how, Codex: how, OpenCode: how, ACP: how, Spool: how}
@@ -53,6 +59,7 @@ func Honours() map[string]Cells {
 	servers, call, others := "of the CLI's configuration", "for a call", "others are not offered"
 	shelved := "listed in its own instructions, read-only in the sandbox"
 	budget := "in Docker the egress proxy refuses the next model call; else the turn is stopped once the agent tells of it"
+	answered := "requests that models answered, those of sub-agents too: the egress proxy refuses the next; with provider docker alone"
 	return map[string]Cells{
 		"name":             everyone("shown to people"),
 		"description":      everyone("shown to people"),
@@ -81,7 +88,7 @@ func Honours() map[string]Cells {
 		"mcpServers.timeoutMs": {ClaudeCode: call, Codex: call, OpenCode: call, Spool: call},
 		"mcpServers.tools":     {ClaudeCode: "others are offered, and denied when called", Codex: others, OpenCode: others, Spool: others},
 
-		"limits.turns":      {ClaudeCode: "requests of the agent itself, not of its sub-agents", Spool: "requests to the model"},
+		"limits.turns":      {ClaudeCode: "requests of the agent itself, not of its sub-agents", Codex: answered, OpenCode: answered, ACP: answered, Spool: "requests to the model"},
 		"limits.budgetUsd":  everyone(budget),
 		"limits.tokens":     everyone(budget),
 		"limits.timeMs":     everyone("the execution's time limit, unless the session has one"),

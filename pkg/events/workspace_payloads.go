@@ -147,3 +147,6 @@ type ModelCalled struct {
 	DurationMs  uint32  `json:"durationMs"`
 	Error       string  `json:"error,omitempty"`
 }
+
+// Answered tells whether the model gave an answer that is none of an error.
+func (m ModelCalled) Answered() bool { return m.Status > 0 && m.Status < 400 }

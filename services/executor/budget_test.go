@@ -138,3 +138,32 @@ func TestTenantBudget(t *testing.T) {
 		})
 	}
 }
+
+// TestTurnsOfAgentsThatDoNotCount: the proxy is told how many requests an execution may make where the agent does not
+// hold to that itself; the executor leaves it to the proxy, since the last of them may be the answer.
+func TestTurnsOfAgentsThatDoNotCount(t *testing.T) {
+	t.Parallel()
+	for architecture, told := range map[string]uint32{"claude-code": 0, "codex": 1} {
+		t.Run(architecture, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, polite)
+			b.egress = &fakeEgress{}
+			b.run()
+			agent := b.agent("a", 2, events.AgentSpec{Architecture: architecture, Instructions: "You do things.", Limits: events.Limits{Turns: 1, Tokens: 1000}})
+			s := b.session(of1(agent), func(c *events.SessionCreated) { c.Architecture = architecture })
+			x := s.post("go")
+			s.untilStarted()
+			if _, limit, _ := b.egress.granted(x); limit != (events.Budget{Turns: told, Tokens: 1000}) {
+				t.Errorf("the proxy is told %+v", limit)
+			}
+			b.egress.say(x, events.ModelCalled{Status: 529}, events.ModelCalled{Status: 200, Usage: events.Usage{InputTokens: 1}})
+			b.until("it is counted", func() bool { r := s.load().Run; return r.Calls == 1 && r.Metered.Tokens == 1 })
+			s.interrupt()
+			s.ended(x)
+			if failed := of[events.ExecutionFailed](s); len(failed) > 0 {
+				t.Errorf("it failed with %+v", failed)
+			}
+			b.noJobs()
+		})
+	}
+}

@@ -60,6 +60,24 @@ func TestTenantBudgets(t *testing.T) {
 	}
 }
 
+// TestTurnsNeedTheProxy: an agent whose requests only the egress proxy can count is refused where there is none.
+func TestTurnsNeedTheProxy(t *testing.T) {
+	t.Parallel()
+	s := newStack(t)
+	s.copy("one", session.Config{Providers: []string{"local", "docker"}})
+	for slug, architecture := range map[string]string{"counts": "claude-code", "does-not": "codex"} {
+		a := s.send(command.TypeApplyAgent, "", "", command.ApplyAgent{Ref: events.Reference{Slug: slug}, Spec: events.AgentSpec{
+			Architecture: architecture, Instructions: "You do things.", Limits: events.Limits{Turns: 3},
+		}})
+		if a.Error != nil {
+			t.Fatal(a.Error)
+		}
+	}
+	s.refuses(command.CreateSession{Agent: "does-not"}, "INVALID_REQUEST", "sandbox")
+	s.created(id(events.KindSession), command.CreateSession{Agent: "does-not", Provider: "docker"})
+	s.created(id(events.KindSession), command.CreateSession{Agent: "counts"})
+}
+
 // failedWith waits for an execution's end, which must be for a budget, before anybody claimed it.
 func (s *stack) failedWith(sid, exe, says string) {
 	s.t.Helper()

@@ -59,6 +59,7 @@ type State struct {
 	Synced       uint32       `json:"synced,omitempty"`    // the last sync_requested that was answered
 	Egress       Line         `json:"egress,omitzero"`     // of the proxy's journal: the last line that is in the log
 	Resolved     Resolved     `json:"resolved,omitzero"`   // of the execution: where its execution_resolved is
+	Calls        uint32       `json:"calls,omitempty"`     // of the execution: requests that models answered, as the egress proxy saw them
 	Metered      events.Spent `json:"metered,omitzero"`    // what the execution took, as the egress proxy saw it
 	Told         events.Spent `json:"told,omitzero"`       // what the present attempt took, as the agent tells
 	ToldBefore   events.Spent `json:"toldBefore,omitzero"` // the same of the attempts before it
@@ -219,6 +220,9 @@ func Evolve(s State, e events.Event) State {
 	case events.ModelCalled:
 		s.Egress = Line{d.Journal, d.Line}
 		took := events.Spent{Tokens: d.Usage.Tokens(), CostUSD: d.CostUSD}
+		if e.ExecutionID == s.Execution && d.Answered() {
+			s.Calls++
+		}
 		if e.ExecutionID == s.Execution { // also after its end: the proxy may tell late
 			s.Metered = s.Metered.Plus(took)
 		} else {
@@ -285,7 +289,7 @@ func (s State) begin(e events.Event) State {
 	s.Execution, s.Phase, s.ClaimedAt, s.EndedAt = e.ExecutionID, Starting, e.Time, time.Time{}
 	s.Attempt, s.Claims, s.Open, s.Usage = 0, 0, nil, events.Usage{}
 	s.PausedAt, s.PausedMs, s.Resolved = time.Time{}, 0, Resolved{}
-	s.Died, s.NotBefore = 0, time.Time{}
+	s.Died, s.NotBefore, s.Calls = 0, time.Time{}, 0
 	s.Metered, s.Told, s.ToldBefore = events.Spent{}, events.Spent{}, events.Spent{}
 	return s
 }

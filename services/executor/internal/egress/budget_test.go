@@ -39,6 +39,7 @@ func TestBudget(t *testing.T) {
 		"tokens":              {priced, events.Budget{Tokens: 25}, 0, 3, "the execution has used 30 tokens, and its budget is 25"},
 		"tokens, exactly":     {priced, events.Budget{Tokens: 20}, 0, 2, "the execution has used 20 tokens, and its budget is 20"},
 		"what is known":       {priced, events.Budget{Tokens: 20}, 15, 1, "the execution has used 25 tokens"},
+		"requests":            {priced, events.Budget{Turns: 3}, 0, 3, "the execution has had 3 turns, and its budget is 3"},
 		"dollars":             {priced, events.Budget{CostUSD: 1.5 * cost}, 0, 2, "and its budget is $"},
 		"a model of no price": {"nobody-knows-it", events.Budget{CostUSD: 1}, 0, 1, "no price for model nobody-knows-it"},
 		"none":                {"nobody-knows-it", events.Budget{}, 0, 5, ""},

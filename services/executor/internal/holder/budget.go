@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/spoolhq/spool/pkg/budget"
+	"github.com/spoolhq/spool/pkg/definition"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/run"
 	"github.com/spoolhq/spool/pkg/events/session"
@@ -20,7 +21,7 @@ type Budgets interface {
 type Budget struct {
 	Account string        // who has it; one account is charged by all that have it
 	Whose   string        // the same in a sentence
-	Limit   events.Budget // of turns there is no bound any more: this one runs
+	Limit   events.Budget // of turns those of an execution alone: requests to models. Of the others this one runs
 	Spent   events.Spent  // by now, as far as is known
 }
 
@@ -52,7 +53,6 @@ type share struct {
 func (t *turn) budgets(b bounds, s run.State, now time.Time) []Budget {
 	var out []Budget
 	add := func(account, whose string, limit events.Budget, spent events.Spent) {
-		limit.Turns = 0
 		if limit != (events.Budget{}) {
 			out = append(out, Budget{account, whose, limit, spent})
 		}
@@ -60,8 +60,13 @@ func (t *turn) budgets(b bounds, s run.State, now time.Time) []Budget {
 	own := s.Spent()
 	if t.is != nil {
 		l := t.is.agent.Limits
-		add(t.execution, "the execution", events.Budget{Tokens: uint64(l.Tokens), CostUSD: l.BudgetUSD}, own)
+		limit, spent := events.Budget{Tokens: uint64(l.Tokens), CostUSD: l.BudgetUSD}, own
+		if t.h.d.Egress != nil && !definition.CountsTurns(t.l.Life.Architecture) {
+			limit.Turns, spent.Turns = l.Turns, s.Calls
+		}
+		add(t.execution, "the execution", limit, spent)
 	}
+	b.session.Turns = 0
 	own.TimeMs = s.Ran(now)
 	spent := s.SessionSpent()
 	spent.TimeMs += own.TimeMs
@@ -69,6 +74,7 @@ func (t *turn) budgets(b bounds, s run.State, now time.Time) []Budget {
 	for _, x := range b.tenant.Budgets {
 		x = x.At(now)
 		account := "tenant/" + t.l.Tenant + "/" + string(x.Period) + "/" + x.From
+		x.Limit.Turns = 0
 		add(account, x.Whose(t.l.Tenant), x.Limit, t.shared(account, x.Spent, own))
 	}
 	return out
@@ -109,6 +115,7 @@ func (f *follower) spend(list []events.Event) {
 		s = run.Evolve(s, e)
 	}
 	for _, b := range f.budgets(f.bounds, s, now) {
+		b.Limit.Turns = 0 // the last of its requests may be the answer: the proxy refuses the next
 		if why := b.Limit.Exceeded(b.Spent, b.Whose); why != "" {
 			f.stop.exhaust(why, now)
 		}

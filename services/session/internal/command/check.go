@@ -13,6 +13,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/spoolhq/spool/pkg/api/command"
+	"github.com/spoolhq/spool/pkg/definition"
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/layers"
@@ -62,6 +63,9 @@ func (h *Handler) created(ctx context.Context, tenant string, b command.CreateSe
 	}
 	if !slices.Contains(h.cfg.Providers, out.Provider) {
 		return out, invalid("sandbox", fmt.Sprintf("there is no sandbox provider %.64q here; this installation offers %s", b.Provider, strings.Join(h.cfg.Providers, ", ")))
+	}
+	if agent != nil && agent.Limits.Turns > 0 && !definition.CountsTurns(out.Architecture) && out.Provider != "docker" {
+		return out, invalid("sandbox", fmt.Sprintf("the agent has limits.turns, which for architecture %s the egress proxy of provider docker holds to; provider %s has none", out.Architecture, out.Provider))
 	}
 	options := inherit(b.Options, agent)
 	if err := errors.Join(command.CheckOptions(options), command.CheckCommand(out.Architecture, options.Command)); err != nil {

@@ -250,7 +250,11 @@ func (c *call) spend() {
 	got := c.answer.Result()
 	model := redactText(cmp.Or(got.Model, c.asked.Model()), c.rt.Secret)
 	cost, prices := c.s.cfg.Prices.Cost(c.rt.Name, model, got)
-	c.bill.Spend(model, events.Spent{Tokens: got.Usage.Tokens(), CostUSD: cost}, prices != "")
+	took := events.Spent{Tokens: got.Usage.Tokens(), CostUSD: cost}
+	if c.status < http.StatusBadRequest {
+		took.Turns = 1
+	}
+	c.bill.Spend(model, took, prices != "")
 }
 
 // problem says in a sentence what went wrong, "" if nothing did.

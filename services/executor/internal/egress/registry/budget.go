@@ -9,7 +9,7 @@ import (
 )
 
 // Budget is what somebody may take of models: an execution, a session, a tenant
-// in a month. Of the limit tokens and dollars count here.
+// in a month. Of the limit tokens and dollars count here, and as turns requests that were answered.
 type Budget struct {
 	Account string        `json:"account"` // who has it: what any sandbox takes on an account counts for all
 	Whose   string        `json:"whose"`   // the same in a sentence: "the execution"
@@ -102,7 +102,8 @@ func (b Bill) Spend(model string, took events.Spent, priced bool) {
 // Exhausted says what of which budget is used up, "" for nothing.
 func (b Bill) Exhausted() string {
 	for _, c := range b.charges {
-		limit := events.Budget{Tokens: c.Limit.Tokens, CostUSD: c.Limit.CostUSD}
+		limit := c.Limit
+		limit.TimeMs = 0
 		if why := limit.Exceeded(c.account.now(), c.Whose); why != "" {
 			return why
 		}

@@ -1,0 +1,45 @@
+package e2e
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/spoolhq/spool/test/e2e/harness"
+)
+
+// TestDockerTurns: limits.turns of agents that do not count for themselves. The egress proxy lets as many requests to
+// models through, and the turn ends with its reason before the next; each turn has as many.
+func TestDockerTurns(t *testing.T) {
+	c := dockerised(t, harness.Options{})
+	for _, architecture := range []string{"codex", "opencode", "acp"} {
+		more := architectures()[architecture]
+		spec := map[string]any{"architecture": architecture, "model": more["model"], "instructions": "You count " + architecture + " turns.", "limits": map[string]any{"turns": 1}}
+		session := map[string]any{"agent": "counted-" + architecture}
+		if architecture == "acp" {
+			spec["command"] = []string{"opencode", "acp"}
+			session["workspaceFiles"] = more["workspaceFiles"]
+		}
+		apply(c, "agents", "counted-"+architecture, spec)
+		t.Run(architecture, func(t *testing.T) {
+			t.Parallel()
+			k := newTalkWith(t, c, "", session)
+			calls := func() (n int) {
+				for _, r := range c.Model.Requests() {
+					if strings.Contains(string(r.Body), "You count "+architecture+" turns.") {
+						n++
+					}
+				}
+				return n
+			}
+			for n := 1; n <= 2; n++ {
+				k.failed("run the command echo once", "BUDGET_EXCEEDED", "the execution has had 1 turns, and its budget is 1")
+				if have := calls(); have != n {
+					t.Errorf("after turn %d the model was asked %d times", n, have)
+				}
+			}
+			if architecture != "acp" { // which asks for a title by itself, of the same allowance
+				k.completed("hello", "You said: hello")
+			}
+		})
+	}
+}
