@@ -40,7 +40,7 @@ type process struct {
 	stdin          *input
 	stdout, stderr *pipe
 	ended          chan struct{} // closed when the streams have ended
-	given          chan struct{} // closed by Kill, when nobody waits any more for a command that only its stdin ends
+	given          chan struct{} // closed by Kill, when nobody waits any more for a command that only its stdin ends, or that will not begin
 	giveUp         sync.Once
 	lost           atomic.Pointer[error]
 
@@ -150,6 +150,7 @@ func (p *process) Wait() (int, error) {
 }
 
 func (p *process) exit() (int, error) {
+	since := time.Now()
 	for pause := firstLook; ; pause = min(2*pause, lastLook) {
 		got, err := p.inspect()
 		if errdefs.IsNotFound(err) {
@@ -158,20 +159,34 @@ func (p *process) exit() (int, error) {
 		if err != nil {
 			return -1, err
 		}
-		if !got.Running {
+		if over(got) {
 			if got.ExitCode > signalled && got.ExitCode <= signalled+maxSignals {
 				return -1, nil
 			}
 			return got.ExitCode, nil
 		}
+		if !got.Running && time.Since(since) > p.b.p.within {
+			return -1, fmt.Errorf("command in sandbox %s: the engine has taken it, and has not begun it within %s", p.b.id, p.b.p.within)
+		}
+		given := p.given
+		if p.kill != "" && got.Running {
+			given = nil // the engine tells of its end
+		}
 		look := time.NewTimer(pause)
 		select {
 		case <-look.C:
-		case <-p.given:
+		case <-given:
 			look.Stop()
 			return -1, nil
 		}
 	}
+}
+
+// over tells whether a command has ended. The engine gives the connection before
+// it begins the command, which then neither runs nor has a pid, and says so as of
+// one that went well: whoever took that for an end would leave it running.
+func over(got container.ExecInspect) bool {
+	return !got.Running && (got.Pid != 0 || got.ExitCode != 0)
 }
 
 func (p *process) inspect() (container.ExecInspect, error) {
@@ -197,7 +212,7 @@ func (p *process) Kill() error {
 		return nil
 	}
 	got, err := p.inspect()
-	if errdefs.IsNotFound(err) || err == nil && !got.Running {
+	if errdefs.IsNotFound(err) || err == nil && over(got) {
 		return nil
 	}
 	if err != nil {
@@ -205,7 +220,7 @@ func (p *process) Kill() error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), p.b.p.within)
 	defer cancel()
-	out, err := p.b.runner(ctx, nil, "kill", "--id", p.kill)
+	out, err := p.b.runner(ctx, nil, "kill", "--id", p.kill) // also before it has begun: it will not do so then
 	if errors.Is(err, sandbox.ErrNotFound) {
 		return nil
 	}
@@ -215,6 +230,7 @@ func (p *process) Kill() error {
 	if out.code != 0 {
 		return fmt.Errorf("kill a command in sandbox %s: exit code %d: %s", p.b.id, out.code, out.stderr)
 	}
+	p.giveUp.Do(func() { close(p.given) })
 	return nil
 }
 

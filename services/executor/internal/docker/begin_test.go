@@ -1,0 +1,49 @@
+package docker
+
+import (
+	"testing"
+
+	"github.com/docker/docker/api/types/container"
+
+	"github.com/spoolhq/spool/pkg/sandbox"
+)
+
+// A command that the engine has taken and not begun has not ended.
+func TestOver(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		got  container.ExecInspect
+		over bool
+	}{
+		"not begun":       {container.ExecInspect{}, false},
+		"running":         {container.ExecInspect{Running: true, Pid: 7}, false},
+		"ended well":      {container.ExecInspect{Pid: 7}, true},
+		"ended badly":     {container.ExecInspect{Pid: 7, ExitCode: 3}, true},
+		"cannot be begun": {container.ExecInspect{ExitCode: 126}, true},
+	} {
+		if got := over(c.got); got != c.over {
+			t.Errorf("%s: over is %v", name, got)
+		}
+	}
+}
+
+// Who kills a command at once, perhaps before the engine has begun it, leaves nothing running.
+func TestKillAtOnce(t *testing.T) {
+	t.Parallel()
+	b := create(t, provide(t, needEngine(t)), newSpec(t))
+	for range 20 {
+		proc, err := b.Exec(t.Context(), sandbox.Command{Args: []string{"sleep", "1000"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := proc.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		if code, err := proc.Wait(); code != -1 || err != nil {
+			t.Fatalf("killed: %d, %v", code, err)
+		}
+	}
+	if out, _, _ := sh(t, b, `grep -lx sleep /proc/[0-9]*/comm | wc -l`); out != "0" {
+		t.Errorf("%s processes were left by killed commands", out)
+	}
+}
