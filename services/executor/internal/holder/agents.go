@@ -130,7 +130,9 @@ func (t *turn) find(ctx context.Context) (*agent, error) {
 	}
 	sb := t.l.Run.Sandbox
 	if a := t.h.wake(t.l.ID); a != nil {
-		if a.alive() && a.journal == sb.Journal {
+		// One that has seen less than the log has was followed by another executor since: its
+		// stream is ended by the runner, though that may not have come through yet.
+		if a.alive() && a.journal == sb.Journal && a.last >= sb.N {
 			a.hello = nil
 			return a, nil
 		}

@@ -165,6 +165,9 @@ func (f *follower) greet() {
 		return
 	}
 	f.startAfter = hello.Last
+	if stored := hello.First - min(hello.First, 1); stored > f.tr.Last {
+		f.tr.Last = stored // the runner forgets only what is in the log, and will not tell it again
+	}
 	switch hello.Status.ExecutionID {
 	case "":
 	case f.execution:

@@ -1,0 +1,33 @@
+package holder
+
+import (
+	"testing"
+
+	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/services/executor/internal/translate"
+)
+
+// Lines that the runner has forgotten are in the log: a stream that begins behind them is not waited on for them, or
+// the query would never be given.
+func TestGreetAfterForgottenLines(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		seen, first, last uint64
+		want              uint64
+	}{
+		"nothing kept, all seen":      {seen: 49, first: 50, last: 49, want: 49},
+		"nothing kept, another saw":   {seen: 49, first: 54, last: 53, want: 53},
+		"some kept, another saw some": {seen: 49, first: 52, last: 53, want: 51},
+		"all kept":                    {seen: 0, first: 1, last: 7, want: 0},
+		"an empty journal":            {seen: 0, first: 1, last: 0, want: 0},
+		"a hello without bounds":      {seen: 3, want: 3},
+	} {
+		f := &follower{turn: &turn{
+			execution: "exe_new", agent: &agent{hello: &runner.Hello{First: c.first, Last: c.last}}, tr: &translate.Translator{Last: c.seen},
+		}}
+		f.greet()
+		if f.tr.Last != c.want || f.startAfter != c.last {
+			t.Errorf("%s: seen is %d, want %d; the query waits for %d", name, f.tr.Last, c.want, f.startAfter)
+		}
+	}
+}
