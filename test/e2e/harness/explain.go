@@ -30,7 +30,7 @@ func (c *Cluster) Explain(session string, s *Stream) string {
 			fmt.Fprintf(&out, "%s %v\n", top, err)
 			for _, args := range [][]string{
 				{"exec", name, "/spool/bin/runner", "wait-ready", "--within", "1s"}, // what it says that it does
-				{"kill", "-s", "QUIT", name}, {"logs", "--tail", "400", name}, // where its goroutines stand: it ends with that
+				{"kill", "-s", "QUIT", name}, {"logs", "--tail", "400", name},       // where its goroutines stand: it ends with that
 			} {
 				said, err := exec.Command("docker", args...).CombinedOutput() //nolint:gosec // our own words, and a container's id
 				fmt.Fprintf(&out, "docker %s: %s %v\n", args[0], said, err)
