@@ -163,6 +163,8 @@ type fakeRunner struct {
 	deaf     bool // obeys neither interrupt nor kill
 	mute     bool // answers nothing
 	all      sync.WaitGroup
+	lagging  bool          // the end of a stream that another takes the place of comes through late
+	late     []*fakeStream // such streams
 }
 
 func newFakeRunner(s script, name string) *fakeRunner {
@@ -261,7 +263,12 @@ func (r *fakeRunner) attach(a runner.Attach) (sandbox.Process, error) {
 		return s, nil
 	}
 	r.epoch = a.Epoch
-	if r.follower != nil {
+	switch {
+	case r.follower == nil:
+	case r.lagging:
+		r.follower.closed.Store(true) // it gets nothing more, and its end comes through later
+		r.late = append(r.late, r.follower)
+	default:
 		r.follower.cut()
 	}
 	r.follower = s
@@ -322,16 +329,19 @@ func (s *fakeStream) obey() {
 		if err := json.Unmarshal(raw, &c); err != nil {
 			panic(err)
 		}
-		if reply := s.r.do(c); reply != nil {
+		if reply := s.r.do(c, !s.closed.Load()); reply != nil {
 			s.write(runner.Message{Reply: reply})
 		}
 	}
 }
 
-func (r *fakeRunner) do(c runner.Command) *runner.Reply {
+func (r *fakeRunner) do(c runner.Command, current bool) *runner.Reply {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	reply := &runner.Reply{ID: c.ID}
+	if r.lagging && !current {
+		return nil // what is sent on a stream that has ended is lost
+	}
 	if c.Epoch < r.epoch {
 		reply.Error = &runner.Error{Code: "FENCED", Message: "lower epoch"}
 		return reply
@@ -502,4 +512,15 @@ func (t *fakeTurn) Wait(c <-chan struct{}) bool {
 // between journals a line outside of any turn.
 func (r *fakeRunner) between(text string) {
 	(&fakeTurn{r: r}).Say("log", events.Log{Level: "info", Stream: "stdout", Message: text})
+}
+
+// lag has the ends of streams come through late, until they come.
+func (r *fakeRunner) lag(late bool) {
+	r.mu.Lock()
+	list := r.late
+	r.lagging, r.late = late, nil
+	r.mu.Unlock()
+	for _, s := range list {
+		s.cut()
+	}
 }

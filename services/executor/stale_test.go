@@ -1,0 +1,33 @@
+package executor_test
+
+import (
+	"testing"
+)
+
+// TestStaleStream: an executor whose stream to a warm runner rests while another one runs a turn of the session, and
+// to which the stream's end has not come through, gives the next query all the same: what it did not see is in the
+// log, and the runner has forgotten it.
+func TestStaleStream(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, answers)
+	first := b.run()
+	s := b.session()
+	s.ended(s.post("one"))
+	fake := b.provider.only().runner
+	fake.lag(true)
+	first.wire.freeze()
+	second := b.run()
+	s.ended(s.post("two"))
+	if err := second.stop(); err != nil {
+		t.Fatal(err)
+	}
+	first.wire.thaw()
+	x := s.post("three")
+	b.until("the first executor has it", func() bool { return s.load().Run.Execution == x })
+	fake.lag(false)
+	s.ended(x)
+	if asked := fake.asked(); len(asked) != 3 {
+		t.Errorf("the runner was given %d queries", len(asked))
+	}
+	b.noJobs()
+}
