@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -39,6 +40,8 @@ type world struct {
 	nats *natsserver.Server // nil when the test has its own
 	nc   *nats.Conn         // of the test, with all rights
 	js   jetstream.JetStream
+
+	untold atomic.Bool // services are not told of budgets
 
 	mu       sync.Mutex
 	position int64

@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"errors"
 	"math"
 	"time"
 
@@ -35,7 +36,7 @@ func (s *Server) RemoveBudget(ctx context.Context, r *spoolv1.RemoveBudgetReques
 }
 
 // toldWithin bounds the wait for the services that go by a budget to be told of it.
-const toldWithin = 2 * time.Second
+const toldWithin = 5 * time.Second
 
 // changeBudget sends a command about a tenant's budget, which only the root key may: a tenant is not to raise its own.
 func (s *Server) changeBudget(ctx context.Context, tenant string, period events.Period, limit events.Budget, t command.Type, body any) (of, position string, err error) {
@@ -57,11 +58,11 @@ func (s *Server) changeBudget(ctx context.Context, tenant string, period events.
 	if err != nil {
 		return "", "", err
 	}
-	// It holds in the log; that it is shown and counted a moment later is no error.
-	_ = s.Reads.WaitPosition(ctx, about, a.Position)
-	ctx, cancel := context.WithTimeout(ctx, toldWithin)
+	told, cancel := context.WithTimeout(ctx, toldWithin)
 	defer cancel()
-	_ = s.BudgetTold(ctx, of, period, limit)
+	if err := errors.Join(s.Reads.WaitPosition(ctx, about, a.Position), s.BudgetTold(told, of, period, limit)); err != nil {
+		return "", "", problem.New(problem.ReadModelBehind, "", "the change is in the log, but the former budget counts until the projector has caught up; list the budgets to see when").Because(err)
+	}
 	return of, a.Position, nil
 }
 
