@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -72,7 +73,9 @@ func newPull(js jetstream.JetStream, stream, durable string, expires time.Durati
 	if p.sub, err = p.nc.ChanSubscribe(p.nc.NewInbox(), p.answers); err != nil {
 		return nil, fmt.Errorf("pull from %s: %w", durable, err)
 	}
-	p.sub.SetClosedHandler(func(string) { close(p.closed) })
+	// The client calls it twice when the connection is closed while the subscription drains.
+	closed := sync.OnceFunc(func() { close(p.closed) })
+	p.sub.SetClosedHandler(func(string) { closed() })
 	p.status = p.nc.StatusChanged(nats.CONNECTED, nats.CLOSED)
 	return p, nil
 }
