@@ -173,15 +173,44 @@ func (p *Provider) installEnv() []string {
 	return env
 }
 
+// program returns the path of an installer's program. For python3 it is the path of the interpreter itself:
+// what is found on the PATH may be a shim of a version manager. pyenv's shim updates its own folder after
+// pip, under a lock that stays if the shim is killed; each later installation on that machine then waits for
+// that lock for a minute and fails.
+func (p *Provider) program(ctx context.Context, name string) (string, error) {
+	path, err := lookPath(name, "", p.cfg.Path)
+	if err != nil {
+		return "", layer.Failed("this machine has no %s on its PATH", name)
+	}
+	if name != "python3" {
+		return path, nil
+	}
+	cmd := exec.CommandContext(ctx, path, "-c", "import sys; print(sys.executable)") //nolint:gosec // found by its own name
+	cmd.Env = p.installEnv()
+	out, err := cmd.Output()
+	switch {
+	case context.Cause(ctx) == errTooSlow: //nolint:errorlint // it is put in as it is
+		return "", p.cfg.Layers.TooSlow("")
+	case ctx.Err() != nil:
+		return "", ctx.Err()
+	case err != nil:
+		return "", layer.Failed("python3 does not say where its interpreter is: %v", err)
+	}
+	if path = strings.TrimSpace(string(out)); !filepath.IsAbs(path) {
+		return "", layer.Failed("python3 does not say where its interpreter is: sys.executable is %q", path)
+	}
+	return path, nil
+}
+
 // install runs the installers, and looks how large the folder gets.
 func (p *Provider) install(ctx context.Context, dir string, want sandbox.Packages) error {
 	cfg := p.cfg.Layers
 	ctx, cancel := context.WithTimeoutCause(ctx, cfg.Within, errTooSlow)
 	defer cancel()
 	for _, i := range cfg.Installers(want.Set, dir) {
-		path, err := lookPath(i.Args[0], "", p.cfg.Path)
+		path, err := p.program(ctx, i.Args[0])
 		if err != nil {
-			return layer.Failed("this machine has no %s on its PATH", i.Args[0])
+			return err
 		}
 		var said layer.Tail
 		cmd := exec.Command(path, i.Args[1:]...) //nolint:gosec // running it is the purpose

@@ -99,6 +99,25 @@ func TestLayer(t *testing.T) {
 	}
 }
 
+// A shim of a version manager is not what installs: when it is killed, its own lock stays behind.
+func TestLayerBypassesShim(t *testing.T) {
+	t.Parallel()
+	cfg, _ := layerBed(t, "true")
+	real, err := exec.LookPath("python3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	shims := t.TempDir()
+	shim := "#!/bin/sh\ncase \"$*\" in *'-m pip'*) echo 'the shim ran' >&2; exit 1;; esac\nexec " + real + " \"$@\"\n"
+	if err := os.WriteFile(filepath.Join(shims, "python3"), []byte(shim), 0o700); err != nil { //nolint:gosec // it is a program
+		t.Fatal(err)
+	}
+	cfg.Path = shims + ":" + os.Getenv("PATH")
+	if _, err := newProvider(t, cfg).Layer(t.Context(), packages(t, events.Dependencies{PIP: both.PIP}), sandbox.Workshop{}); err != nil {
+		t.Error(err)
+	}
+}
+
 // What cannot be installed is told with the installer's words, and leaves nothing.
 func TestLayerFails(t *testing.T) {
 	t.Parallel()
