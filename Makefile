@@ -8,7 +8,7 @@ export PATH := $(CURDIR)/.tools/bin:$(CURDIR)/.tools/agents/node_modules/.bin:$(
 
 ARGS ?=
 
-.PHONY: help demo up images test race lint generate verify bench record install
+.PHONY: help demo up images test race chaos lint generate verify bench record install
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,8 +26,11 @@ images: ## Make the images of deploy/compose.yaml, and the base images that no r
 test: ## Run all tests (ARGS="-run Name"); with CI=true install what is missing and fail on any skip
 	@scripts/test $(ARGS)
 
-race: ## Run all tests with the race detector (ARGS="-run Name")
-	@scripts/test -race $(ARGS)
+race: ## Run the tests of the log, the bus, the services and the runner with the race detector (ARGS="-run Name")
+	@scripts/test --raced $(ARGS)
+
+chaos: ## Kill and freeze real processes while clients work, then check every promise (ARGS="-seed 7", ARGS="-long" for an hour)
+	@scripts/chaos $(ARGS)
 
 lint: ## Check style and import rules with golangci-lint (installed into .tools when missing)
 	@scripts/lint

@@ -39,7 +39,7 @@ ARG RUNNERS=
 RUN set -eu; \
     export GOARCH="${TARGETARCH:-$(go env GOHOSTARCH)}"; \
     go build -trimpath -ldflags "-s -w" -o /out/ ./cmd/spool ./cmd/mockllm ./services/gateway/cmd/gateway ./services/session/cmd/session \
-      ./services/executor/cmd/executor ./services/executor/cmd/egress ./services/projector/cmd/projector ./services/skills/cmd/skills; \
+      ./services/executor/cmd/executor ./services/executor/cmd/egress ./services/projector/cmd/projector ./services/session/cmd/janitor ./services/skills/cmd/skills; \
     for arch in ${RUNNERS:-$GOARCH}; do \
       GOARCH="$arch" go build -trimpath -ldflags "-s -w" -o "/out/runners/runner-linux-$arch" ./cmd/runner; \
     done
@@ -67,6 +67,12 @@ LABEL org.opencontainers.image.title="spool-session" org.opencontainers.image.de
 COPY --from=build /out/session /session
 ENTRYPOINT ["/session"]
 HEALTHCHECK --interval=5s --timeout=10s --start-period=30s --retries=3 CMD ["/session", "health"]
+
+FROM base AS janitor
+LABEL org.opencontainers.image.title="spool-janitor" org.opencontainers.image.description="Removes the content of deleted sessions for good."
+COPY --from=build /out/janitor /janitor
+ENTRYPOINT ["/janitor"]
+HEALTHCHECK --interval=5s --timeout=10s --start-period=30s --retries=3 CMD ["/janitor", "health"]
 
 FROM base AS projector
 LABEL org.opencontainers.image.title="spool-projector" org.opencontainers.image.description="Folds the log into the read models in Postgres."

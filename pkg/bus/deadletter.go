@@ -72,6 +72,7 @@ func bury(name string, cfg RouterConfig, msg *message.Message, cause error) erro
 	for key, value := range map[string]string{
 		topology.HeaderDeadReason:    reason,
 		topology.HeaderDeadSubject:   origin,
+		topology.HeaderDeadMessageID: msg.UUID,
 		topology.HeaderDeadStream:    Stream(msg),
 		topology.HeaderDeadSequence:  strconv.FormatUint(Sequence(msg), 10),
 		topology.HeaderDeadDelivered: strconv.FormatUint(Delivered(msg), 10),

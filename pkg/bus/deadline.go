@@ -1,6 +1,7 @@
 package bus
 
 import (
+	"context"
 	"fmt"
 	"time"
 
@@ -9,25 +10,55 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// deadline drops a message whose HeaderDeadline has passed: whoever sent it has given it up, and may have sent another. A deadline that
-// cannot be read is poison.
+// deadline drops a message whose time to live has passed since the stream stored it: whoever sent it has given it up, and may have sent
+// another. A header that cannot be read is poison.
 func deadline(name string, cfg RouterConfig) message.HandlerMiddleware {
 	return func(next message.HandlerFunc) message.HandlerFunc {
 		return func(msg *message.Message) ([]*message.Message, error) {
-			value := msg.Metadata.Get(topology.HeaderDeadline)
-			if value == "" {
+			until, err := usefulUntil(msg)
+			if err != nil {
+				return nil, Poison(err)
+			}
+			if until.IsZero() {
 				return next(msg)
 			}
-			until, err := time.Parse(time.RFC3339, value)
+			late, err := cfg.late(msg.Context(), until)
 			if err != nil {
-				return nil, Poison(fmt.Errorf("header %s is not RFC 3339: %w", topology.HeaderDeadline, err))
+				return nil, Transient(err)
 			}
-			if now := cfg.Now(); now.After(until) {
-				cfg.Logger.Warn("message dropped, its deadline has passed", "handler", name, "message_uuid", msg.UUID,
-					"command_id", msg.Metadata.Get(topology.HeaderCommandID), "deadline", value, "late_by", now.Sub(until))
+			if late {
+				cfg.Logger.Warn("message dropped, its time to live has passed", "handler", name, "message_uuid", msg.UUID,
+					"command_id", msg.Metadata.Get(topology.HeaderCommandID), "until", until)
 				return nil, nil
 			}
 			return next(msg)
 		}
 	}
+}
+
+// usefulUntil returns the time of the server until which msg is to be handled, or the zero time for a message that may wait as long as it takes.
+func usefulUntil(msg *message.Message) (time.Time, error) {
+	if value := msg.Metadata.Get(topology.HeaderTimeToLive); value != "" {
+		ttl, err := time.ParseDuration(value)
+		if err != nil || Stored(msg).IsZero() {
+			return time.Time{}, fmt.Errorf("header %s of a message stored at %q is no duration: %.64q", topology.HeaderTimeToLive, msg.Metadata.Get(keyStored), value)
+		}
+		return Stored(msg).Add(ttl), nil
+	}
+	if value := msg.Metadata.Get(topology.HeaderDeadline); value != "" { // of a build that sent its own clock's time
+		until, err := time.Parse(time.RFC3339, value)
+		if err != nil {
+			return time.Time{}, fmt.Errorf("header %s is not RFC 3339: %w", topology.HeaderDeadline, err)
+		}
+		return until, nil
+	}
+	return time.Time{}, nil
+}
+
+// late reports whether a time has passed.
+func (c *RouterConfig) late(ctx context.Context, until time.Time) (bool, error) {
+	if c.Clock == nil {
+		return c.Now().After(until), nil
+	}
+	return c.Clock.past(ctx, until)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -19,6 +20,32 @@ type deliveryKey struct{}
 type delivery struct {
 	draining <-chan struct{}
 	lost     chan struct{}
+	ackWait  time.Duration
+
+	releasing sync.Once
+	released  chan struct{} // closed by ReleaseSlot
+
+	mu        sync.Mutex
+	confirmed time.Time // when the last sign of life was sent that the server has confirmed; at first, when the message was asked for
+	gap       bool      // the server may have waited for a sign of life for AckWait
+}
+
+// confirm notes a heartbeat, sent at a time, that the server has confirmed by now.
+func (d *delivery) confirm(sent time.Time) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.note()
+	d.confirmed = sent
+}
+
+// note needs the lock.
+func (d *delivery) note() { d.gap = d.gap || time.Since(d.confirmed) >= d.ackWait }
+
+func (d *delivery) held() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.note()
+	return !d.gap
 }
 
 // Draining returns a channel that is closed when the Subscriber wants to end: a handler that can hand its work over should do so and
@@ -40,16 +67,35 @@ func Lost(ctx context.Context) <-chan struct{} {
 	return nil
 }
 
-// deliver hands one message out and returns when it is answered.
-func (u *subscription) deliver(m *nats.Msg) {
+// Held reports whether the message is this handler's alone for now: at no time since it was asked for did AckWait pass between two
+// signs of life that the server confirmed. Only then can the server not have delivered it to another, who may have acknowledged it.
+// Unlike Lost it is exact after the process was frozen. A PullExpiry that is not well below AckWait makes it false more often than
+// needed. It is false when ctx is not a handler's.
+func Held(ctx context.Context) bool {
+	d, ok := ctx.Value(deliveryKey{}).(*delivery)
+	return ok && d.held()
+}
+
+// ReleaseSlot frees the handler's place among the Concurrency of its Subscriber: the subscription asks for another message while the
+// handler goes on. The message stays the handler's, with its heartbeat, and a drain waits for it as for others. Handlers that outlast
+// others by far call it once they hold a limit of their own. Further calls do nothing, as do those with a ctx that is not a handler's.
+func ReleaseSlot(ctx context.Context) {
+	if d, ok := ctx.Value(deliveryKey{}).(*delivery); ok {
+		d.releasing.Do(func() { close(d.released) })
+	}
+}
+
+// deliver hands one message out, which was asked for at a time, and returns when it is answered. It reports whether the caller still
+// has its slot: if not, another goroutine has taken it over.
+func (u *subscription) deliver(m *nats.Msg, asked time.Time) (slot bool) {
 	meta, err := m.Metadata()
 	if err != nil {
 		// It did not come from a consumer, so there is nobody to answer.
 		u.logger.Error("message without JetStream metadata dropped", "subject", m.Subject, "error", err)
-		return
+		return true
 	}
 	msg := unmarshal(m, meta)
-	d := &delivery{draining: u.draining.Done(), lost: make(chan struct{})}
+	d := &delivery{draining: u.draining.Done(), lost: make(chan struct{}), ackWait: u.s.cfg.AckWait, released: make(chan struct{}), confirmed: asked}
 	ctx, cancel := context.WithCancel(context.WithValue(u.base, deliveryKey{}, d))
 	msg.SetContext(ctx)
 	beating := u.startHeartbeat(m, d)
@@ -62,8 +108,24 @@ func (u *subscription) deliver(m *nats.Msg) {
 	case u.out <- msg:
 	case <-u.draining.Done():
 		u.giveBack(m)
-		return
+		return true
 	}
+	select {
+	case <-d.released:
+		// The goroutine of the caller is one of the slots that the subscription waits for until this delivery is answered.
+		u.slots.Go(u.slot)
+		u.settle(m, msg)
+		return false
+	case <-msg.Acked():
+	case <-msg.Nacked():
+	case <-u.abandon:
+	}
+	u.settle(m, msg)
+	return true
+}
+
+// settle waits for a message's answer and passes it on to the server.
+func (u *subscription) settle(m *nats.Msg, msg *message.Message) {
 	select {
 	case <-msg.Acked():
 		u.acknowledge(m, msg)
@@ -76,7 +138,7 @@ func (u *subscription) deliver(m *nats.Msg) {
 			u.logger.Warn("message could not be given back, it comes again after AckWait", "message_uuid", msg.UUID, "error", err)
 		}
 	case <-u.abandon:
-		u.logger.Warn("handler has not returned in time, its message comes again after AckWait", "message_uuid", msg.UUID, "subject", m.Subject, "sequence", meta.Sequence.Stream)
+		u.logger.Warn("handler has not returned in time, its message comes again after AckWait", "message_uuid", msg.UUID, "subject", m.Subject, "sequence", Sequence(msg))
 	}
 }
 

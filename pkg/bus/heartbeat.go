@@ -36,12 +36,14 @@ func (u *subscription) heartbeat(ctx context.Context, m *nats.Msg, d *delivery) 
 			return
 		case <-ticker.C:
 		}
+		sent := time.Now()
 		err := u.beat(ctx, m)
 		if ctx.Err() != nil {
 			return
 		}
 		if err == nil {
 			confirmed = time.Now()
+			d.confirm(sent)
 			continue
 		}
 		if !lost && (u.s.cfg.JetStream.Conn().IsClosed() || time.Since(confirmed) >= u.s.cfg.AckWait) {

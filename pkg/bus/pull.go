@@ -46,6 +46,7 @@ type pull struct {
 	closed  chan struct{} // when the server sends nothing more
 	status  chan nats.Status
 	asked   bool
+	askedAt time.Time
 }
 
 // newPull opens an inbox of its own: once it is closed, the server drops what was asked for by it.
@@ -123,6 +124,7 @@ func (p *pull) ask() error {
 	if p.asked {
 		return nil
 	}
+	p.askedAt = time.Now()
 	if err := p.nc.PublishRequest(p.subject, p.sub.Subject, p.request); err != nil {
 		return fmt.Errorf("pull: %w", err)
 	}

@@ -94,7 +94,7 @@ func send(ctx context.Context, js jetstream.JetStream, cmd Command, inbox string
 	}
 	msg.Metadata.Set(topology.HeaderCommandID, cmd.ID)
 	msg.Metadata.Set(topology.HeaderReply, inbox)
-	msg.Metadata.Set(topology.HeaderDeadline, deadline.UTC().Format(time.RFC3339Nano))
+	msg.Metadata.Set(topology.HeaderTimeToLive, max(time.Until(deadline), 0).String())
 	if CorrelationID(ctx) == "" && cmd.Metadata[topology.HeaderCorrelation] == "" {
 		msg.Metadata.Set(topology.HeaderCorrelation, cmd.ID)
 	}

@@ -79,10 +79,12 @@ func TestDeadlineUnreadable(t *testing.T) {
 		t.Error("ran")
 		return nil
 	})
-	msg := message.NewMessage("1", nil)
-	msg.Metadata.Set(topology.HeaderDeadline, "tomorrow")
-	b.publish(t, "work.a", msg)
-	b.dead(t)
+	for _, header := range []string{topology.HeaderTimeToLive, topology.HeaderDeadline} {
+		msg := message.NewMessage(header, nil)
+		msg.Metadata.Set(header, "tomorrow")
+		b.publish(t, "work.a", msg)
+	}
+	eventually(t, "both to be dead", func() bool { return b.left(t, "DEAD") == 2 })
 }
 
 func TestRequestNotStored(t *testing.T) {

@@ -34,7 +34,9 @@ type RouterConfig struct {
 	MaxDeliveries int
 	// CloseTimeout bounds how long Run waits for handlers at its end; 0 means 30 s. It should exceed the Subscribers' own.
 	CloseTimeout time.Duration
-	// Now is the clock for deadlines and the time of dead letters; nil means time.Now.
+	// Clock tells whether a message has outlived its time to live; nil means Now, for handlers on the server's own host.
+	Clock *Clock
+	// Now is the clock for the time of dead letters; nil means time.Now.
 	Now func() time.Time
 	// Logger may be nil.
 	Logger *slog.Logger

@@ -357,3 +357,96 @@ func TestConsumerDeleted(t *testing.T) {
 		msg.Ack()
 	}
 }
+
+// TestReleaseSlot_NextMessageIsDelivered: a handler that has released its slot keeps its message and makes room for
+// another; the subscription has as many slots as before once it is done.
+func TestReleaseSlot_NextMessageIsDelivered(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	const ackWait = time.Second
+	messages := subscribe(t, b.subscriber(t, bus.SubscriberConfig{AckWait: ackWait, Concurrency: 1, Unrouted: true}), "work.job")
+	b.publish(t, "work.job", message.NewMessage("long", nil), message.NewMessage("short", nil))
+	long := wait(t, messages, "the first job")
+	bus.ReleaseSlot(long.Context())
+	bus.ReleaseSlot(long.Context())
+	short := wait(t, messages, "the second job")
+	if long.UUID != "long" || short.UUID != "short" {
+		t.Errorf("delivered %s, then %s", long.UUID, short.UUID)
+	}
+	short.Ack()
+	select {
+	case again := <-messages:
+		t.Fatalf("%s is delivered again, delivery %d, while its handler was at work", again.UUID, bus.Delivered(again))
+	case <-time.After(3 * ackWait):
+	}
+	long.Ack()
+	eventually(t, "the queue to be empty", func() bool { return b.left(t, "WORK") == 0 })
+	eventually(t, "one pull request to wait", func() bool {
+		consumer, err := b.js.Consumer(t.Context(), "WORK", "worker")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return consumer.CachedInfo().NumWaiting == 1
+	})
+}
+
+// TestReleaseSlot_DrainWaitsForTheHandler: Close blocks until a handler without a slot has answered, too.
+func TestReleaseSlot_DrainWaitsForTheHandler(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	sub := b.subscriber(t, bus.SubscriberConfig{Concurrency: 1, Unrouted: true})
+	messages, err := sub.Subscribe(t.Context(), "work.job")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.publish(t, "work.job", message.NewMessage("job", nil))
+	job := wait(t, messages, "the job")
+	bus.ReleaseSlot(job.Context())
+	closed := make(chan error, 1)
+	go func() { closed <- sub.Close() }()
+	wait(t, bus.Draining(job.Context()), "the handler to be told of the drain")
+	select {
+	case err := <-closed:
+		t.Fatalf("Close returned %v before the handler", err)
+	default:
+	}
+	job.Ack()
+	if err := wait(t, closed, "Close"); err != nil {
+		t.Error(err)
+	}
+	if n := b.left(t, "WORK"); n != 0 {
+		t.Errorf("%d messages are left", n)
+	}
+}
+
+// TestHeld_EndsWithAGapBetweenHeartbeats: a message that the server may have delivered to another is not held, also
+// when later heartbeats are confirmed again.
+func TestHeld_EndsWithAGapBetweenHeartbeats(t *testing.T) {
+	t.Parallel()
+	srv := natstest.RunRestartable(t)
+	b := newBedOn(t, srv.Conn())
+	d := &damDialer{}
+	slow := *b
+	slow.nc = srv.Conn(nats.SetCustomDialer(d))
+	slow.js = jetStream(t, slow.nc)
+	b.publish(t, "work.job", message.NewMessage("job", nil))
+	const ackWait = 2 * time.Second
+	messages := subscribe(t, slow.subscriber(t, bus.SubscriberConfig{AckWait: ackWait, PullExpiry: time.Second, HeartBeat: 100 * time.Millisecond, Unrouted: true}), "work.job")
+	job := wait(t, messages, "the job")
+	for range 3 {
+		if !bus.Held(job.Context()) {
+			t.Fatal("not held on a healthy connection")
+		}
+		<-time.After(ackWait / 2) // twice AckWait without a heartbeat would end it
+	}
+	d.conn.hold()
+	eventually(t, "AckWait to pass", func() bool { return !bus.Held(job.Context()) })
+	d.conn.release()
+	if _, err := slow.js.Stream(t.Context(), "WORK"); err != nil { // the connection is well again
+		t.Fatal(err)
+	}
+	if bus.Held(job.Context()) || bus.Held(t.Context()) {
+		t.Error("held after a gap, or outside of a delivery")
+	}
+	job.Ack()
+}

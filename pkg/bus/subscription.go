@@ -21,7 +21,7 @@ const (
 	drainTimeout = time.Second
 )
 
-// subscription is one call of Subscribe: Concurrency slots that share a consumer.
+// subscription is one call of Subscribe: Concurrency slots that share a consumer, and handlers that have released theirs.
 type subscription struct {
 	s       *Subscriber
 	topic   string
@@ -104,15 +104,16 @@ func (u *subscription) idleWithin(d time.Duration) bool {
 	}
 }
 
-// slot has at most one message at a time.
+// slot has at most one message at a time. It ends with a message whose handler has released the slot: another goroutine has it then.
 func (u *subscription) slot() {
 	for u.draining.Err() == nil {
 		p, err := newPull(u.s.cfg.JetStream, u.s.cfg.Stream, u.durable, u.s.cfg.PullExpiry)
+		slot := true
 		if err == nil {
-			err = u.iterate(p)
+			slot, err = u.iterate(p)
 		}
 		switch {
-		case u.draining.Err() != nil:
+		case u.draining.Err() != nil, !slot:
 			return
 		case u.s.cfg.JetStream.Conn().IsClosed():
 			u.logger.Error("subscription ends: the connection is closed", "error", err)
@@ -126,8 +127,8 @@ func (u *subscription) slot() {
 	}
 }
 
-// iterate returns the error that ended the pull, or nil when the subscription is draining.
-func (u *subscription) iterate(p *pull) error {
+// iterate returns the error that ended the pull, nil when the subscription is draining, or false when a handler has released the slot.
+func (u *subscription) iterate(p *pull) (slot bool, err error) {
 	defer p.close(u.giveBack)
 	for {
 		m, err := p.next(u.draining)
@@ -136,11 +137,13 @@ func (u *subscription) iterate(p *pull) error {
 			if err == nil {
 				u.giveBack(m)
 			}
-			return nil
+			return true, nil
 		case err != nil:
-			return err
+			return true, err
 		}
-		u.deliver(m)
+		if !u.deliver(m, p.askedAt) {
+			return false, nil
+		}
 	}
 }
 

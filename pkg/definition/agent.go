@@ -1,6 +1,7 @@
 package definition
 
 import (
+	"cmp"
 	"encoding/base64"
 	"errors"
 	"io/fs"
@@ -12,6 +13,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/spoolhq/spool/pkg/api/command"
+	"github.com/spoolhq/spool/pkg/architecture"
 	"github.com/spoolhq/spool/pkg/dependency"
 	"github.com/spoolhq/spool/pkg/egress"
 	"github.com/spoolhq/spool/pkg/events"
@@ -44,16 +46,22 @@ func CheckAgent(s events.AgentSpec) []FieldError {
 	}
 	c.option(command.CheckBudget("limits.session", s.Limits.Session), "limits.session.costUsd", "limits.session.costUsd")
 	c.retries(s.Retries)
-	architecture, ok := Architecture(s.Architecture)
+	name, ok := architecture.Canonical(s.Architecture)
 	switch {
 	case s.Architecture == "":
-		c.fail("architecture", "it is missing: one of %s (alias %s), %s", ClaudeCode, AliasClaudeSDK, strings.Join(Architectures()[1:], ", "))
+		c.fail("architecture", "it is missing: one of %s", architecture.List())
 	case !ok:
-		c.fail("architecture", "there is no architecture %.64q; there are %s (alias %s), %s", s.Architecture, ClaudeCode, AliasClaudeSDK, strings.Join(Architectures()[1:], ", "))
+		c.fail("architecture", "there is no architecture %.64q; there are %s", s.Architecture, architecture.List())
 	default:
-		c.honoured(s, architecture)
-		if architecture == ACP {
-			c.option(command.CheckCommand(architecture, s.Command), "sessionOptions.command", "command")
+		c.honoured(s, name)
+		c.option(errors.Join(command.CheckOptions(events.Options{ModelProvider: s.ModelProvider}), command.CheckModelProvider(name, s.ModelProvider)), "sessionOptions.modelProvider", "modelProvider")
+		settings := command.CheckOptions(events.Options{ModelSettings: s.ModelSettings})
+		if settings == nil && name == ACP { // elsewhere the table of what is honoured refuses them; a session may name the model
+			settings = command.CheckModelSettings(name, events.Options{Model: cmp.Or(s.Model, "the session's"), ModelProvider: s.ModelProvider, ModelSettings: s.ModelSettings})
+		}
+		c.option(settings, "sessionOptions.", "")
+		if name == ACP {
+			c.option(command.CheckCommand(name, s.Command), "sessionOptions.command", "command")
 		}
 	}
 	return c.wrong

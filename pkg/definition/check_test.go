@@ -4,6 +4,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"reflect"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/spoolhq/spool/pkg/api/command"
+	"github.com/spoolhq/spool/pkg/architecture"
 	"github.com/spoolhq/spool/pkg/definition"
 	"github.com/spoolhq/spool/pkg/egress"
 	"github.com/spoolhq/spool/pkg/events"
@@ -77,6 +79,8 @@ func TestCheckAgent(t *testing.T) {
 		"name of two lines":     {func(s *events.AgentSpec) { s.Name = "a\nb" }, "name: it is not one line"},
 		"long model":            {func(s *events.AgentSpec) { s.Model = strings.Repeat("m", 201) }, "model: it is not one line"},
 		"no architecture":       {func(s *events.AgentSpec) { s.Architecture = "" }, "architecture: it is missing"},
+		"model provider":        {func(s *events.AgentSpec) { s.ModelProvider = "gpt" }, `modelProvider: there is no model provider "gpt"`},
+		"another's provider":    {func(s *events.AgentSpec) { s.ModelProvider = "anthropic" }, `modelProvider: architecture spool cannot use model provider "anthropic"; it can use openai, nvidia`},
 		"unknown architecture":  {func(s *events.AgentSpec) { s.Architecture = "Codex" }, `architecture: there is no architecture "Codex"`},
 		"alias":                 {func(s *events.AgentSpec) { s.Architecture = "claude-sdk" }, ""},
 		"acp":                   {func(s *events.AgentSpec) { s.Architecture, s.Command = "acp", []string{"a"} }, ""},
@@ -342,7 +346,7 @@ func TestHonoursIsComplete(t *testing.T) {
 			t.Errorf("there is no field %s", field)
 		}
 		for a, how := range cells {
-			if !slices.Contains(definition.Architectures(), a) || strings.ContainsAny(how, "|\n") {
+			if !slices.Contains(architecture.Names(), a) || strings.ContainsAny(how, "|\n") {
 				t.Errorf("%s: cell %s %q", field, a, how)
 			}
 		}
@@ -353,15 +357,16 @@ func TestHonoursIsComplete(t *testing.T) {
 func TestHonoursIsKept(t *testing.T) {
 	t.Parallel()
 	sets := map[string]func(*events.AgentSpec){
-		"name":         func(s *events.AgentSpec) { s.Name = "n" },
-		"description":  func(s *events.AgentSpec) { s.Description = "d" },
-		"architecture": func(*events.AgentSpec) {},
-		"model":        func(s *events.AgentSpec) { s.Model = "m" },
-		"instructions": func(*events.AgentSpec) {},
-		"memoryFile":   func(s *events.AgentSpec) { s.MemoryFile = "m" },
-		"tools.allow":  func(s *events.AgentSpec) { s.Tools.Allow = []string{"Read"} },
-		"tools.deny":   func(s *events.AgentSpec) { s.Tools.Deny = []string{"Read"} },
-		"skills":       func(s *events.AgentSpec) { s.Skills = []events.Reference{{Slug: "a"}} },
+		"name":          func(s *events.AgentSpec) { s.Name = "n" },
+		"description":   func(s *events.AgentSpec) { s.Description = "d" },
+		"architecture":  func(*events.AgentSpec) {},
+		"model":         func(s *events.AgentSpec) { s.Model = "m" },
+		"modelProvider": func(s *events.AgentSpec) { s.ModelProvider = "openai" },
+		"instructions":  func(*events.AgentSpec) {},
+		"memoryFile":    func(s *events.AgentSpec) { s.MemoryFile = "m" },
+		"tools.allow":   func(s *events.AgentSpec) { s.Tools.Allow = []string{"Read"} },
+		"tools.deny":    func(s *events.AgentSpec) { s.Tools.Deny = []string{"Read"} },
+		"skills":        func(s *events.AgentSpec) { s.Skills = []events.Reference{{Slug: "a"}} },
 		"subagents": func(s *events.AgentSpec) {
 			s.Subagents = []events.SubagentSpec{{Name: "a", Description: "d", Instructions: "i"}}
 		},
@@ -372,7 +377,7 @@ func TestHonoursIsKept(t *testing.T) {
 		},
 		"subagents.mcpServers": func(s *events.AgentSpec) {
 			s.Subagents = []events.SubagentSpec{{Name: "a", Description: "d", Instructions: "i", MCPServers: []string{"m"}}}
-			if a, _ := definition.Architecture(s.Architecture); definition.Honours()["mcpServers"][a] != "" {
+			if a, _ := architecture.Canonical(s.Architecture); definition.Honours()["mcpServers"][a] != "" {
 				server(func(*events.MCPServer) {})(s)
 			}
 		},
@@ -385,6 +390,7 @@ func TestHonoursIsKept(t *testing.T) {
 		"environment":          func(s *events.AgentSpec) { s.Environment = map[string]events.Declaration{"A": {}} },
 		"files":                func(s *events.AgentSpec) { s.Files = []events.FileSpec{{Path: "a"}} },
 		"command":              func(s *events.AgentSpec) { s.Command = []string{"a"} },
+		"modelSettings":        func(s *events.AgentSpec) { s.ModelSettings.Preset = "qwen" },
 		"image":                func(s *events.AgentSpec) { s.Image = "i" },
 		"egress":               func(s *events.AgentSpec) { s.Egress = []string{"a.com"} },
 		"retries.attempts":     func(s *events.AgentSpec) { s.Retries.Attempts = 2 },
@@ -403,13 +409,16 @@ func TestHonoursIsKept(t *testing.T) {
 			t.Errorf("the test does not know how to set %s", field)
 			continue
 		}
-		for _, a := range append(definition.Architectures(), definition.AliasClaudeSDK) {
+		for _, a := range append(architecture.Names(), slices.Collect(maps.Keys(architecture.Aliases()))...) {
 			s := agentWith(set)
 			s.Architecture = a
 			if a == definition.ACP {
 				s.Command = []string{"agent"}
 			}
-			canonical, _ := definition.Architecture(a)
+			canonical, _ := architecture.Canonical(a)
+			if s.ModelProvider != "" { // one that the architecture can use
+				s.ModelProvider = architecture.ModelProvidersOf(canonical)[0]
+			}
 			want := ""
 			if cells[canonical] == "" {
 				at := field

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/spoolhq/spool/pkg/architecture"
 	"github.com/spoolhq/spool/pkg/events"
 )
 
@@ -28,6 +29,7 @@ func WriteFields(w io.Writer, notes map[string]string) error {
 		{"`commands[]`", "CommandSpec", reflect.TypeFor[events.CommandSpec]()},
 		{"`mcpServers[]`", "MCPServer", reflect.TypeFor[events.MCPServer]()},
 		{"`environment.NAME`", "Declaration", reflect.TypeFor[events.Declaration]()},
+		{"`modelSettings`", "ModelSettings", reflect.TypeFor[events.ModelSettings]()},
 		{"`dependencies`", "Dependencies", reflect.TypeFor[events.Dependencies]()},
 		{"`files[]`", "FileSpec", reflect.TypeFor[events.FileSpec]()},
 		{"`limits`", "Limits", reflect.TypeFor[events.Limits]()},
@@ -76,11 +78,11 @@ func brief(t reflect.Type) string {
 // WriteHonours writes the table of what is honoured.
 func WriteHonours(w io.Writer) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "| field | %s |\n|%s\n", strings.Join(Architectures(), " | "), strings.Repeat(" --- |", len(Architectures())+1))
+	fmt.Fprintf(&b, "| field | %s |\n|%s\n", strings.Join(architecture.Names(), " | "), strings.Repeat(" --- |", len(architecture.Names())+1))
 	table := Honours()
 	for _, row := range rows() {
 		fmt.Fprintf(&b, "| `%s` |", row)
-		for _, a := range Architectures() {
+		for _, a := range architecture.Names() {
 			cell := table[row][a]
 			if cell == "" {
 				cell = "**no**"

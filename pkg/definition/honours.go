@@ -2,36 +2,20 @@ package definition
 
 import (
 	"reflect"
+	"strings"
 
-	"github.com/spoolhq/spool/pkg/api/command"
+	"github.com/spoolhq/spool/pkg/architecture"
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// The architectures. AliasClaudeSDK stands for ClaudeCode.
+// The architectures of package architecture, for the table.
 const (
-	ClaudeCode     = "claude-code"
-	Codex          = "codex"
-	OpenCode       = "opencode"
-	ACP            = command.ArchitectureACP
-	Spool          = "spool"
-	AliasClaudeSDK = "claude-sdk"
+	ClaudeCode = architecture.ClaudeCode
+	Codex      = architecture.Codex
+	OpenCode   = architecture.OpenCode
+	ACP        = architecture.ACP
+	Spool      = architecture.Spool
 )
-
-// Architectures are all of them, in the order of documents.
-func Architectures() []string { return []string{ClaudeCode, Codex, OpenCode, ACP, Spool} }
-
-// Architecture is the one that a name means; ok tells whether there is one.
-func Architecture(name string) (architecture string, ok bool) {
-	if name == AliasClaudeSDK {
-		return ClaudeCode, true
-	}
-	for _, a := range Architectures() {
-		if a == name {
-			return a, true
-		}
-	}
-	return "", false
-}
 
 // Cells say, by architecture, how a field is honoured, in a short clause. An
 // architecture without a cell does not honour it: an agent that sets it is refused.
@@ -47,6 +31,9 @@ func CountsTurns(architecture string) bool {
 func everyone(how string) Cells {
 	return Cells{ClaudeCode: how, Codex: how, OpenCode: how, ACP: how, Spool: how}
 }
+
+// can is the cell of the model providers that an architecture can use.
+func can(name string) string { return strings.Join(architecture.ModelProvidersOf(name), " or ") }
 
 // Honours is the table of what is honoured, by field of events.AgentSpec. Of tools
 // and limits each field has its row; of lists of objects the list has one, and a field
@@ -65,6 +52,7 @@ func Honours() map[string]Cells {
 		"description":      everyone("shown to people"),
 		"architecture":     everyone("runs the agent"),
 		"model":            everyone("the model that is asked for"),
+		"modelProvider":    {ClaudeCode: can(ClaudeCode), Codex: can(Codex), OpenCode: can(OpenCode), ACP: can(ACP), Spool: can(Spool)},
 		"instructions":     {ClaudeCode: "appended to the CLI's system prompt", Codex: "developer instructions of the thread", OpenCode: "instructions of the configuration", ACP: before, Spool: "the system prompt"},
 		"memoryFile":       {ClaudeCode: "CLAUDE.md of the CLI's configuration folder", Codex: under, OpenCode: under, ACP: before, Spool: under},
 		"tools.allow":      {ClaudeCode: narrowed, OpenCode: narrowed, Spool: narrowed},
@@ -76,6 +64,7 @@ func Honours() map[string]Cells {
 		"environment":      everyone("variables of the agent's process"),
 		"files":            everyone("written into a new workspace"),
 		"command":          {ACP: "the agent's program; required"},
+		"modelSettings":    {ACP: "how the agent is given its model, by variables and arguments"},
 		"image":            everyone("the sandbox's image"),
 		"dependencies.npm": everyone("installed once; on the PATH of the sandbox and in NODE_PATH"),
 		"dependencies.pip": everyone("installed once; on the PATH of the sandbox and in PYTHONPATH"),

@@ -13,6 +13,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"github.com/spoolhq/spool/pkg/architecture"
 	"github.com/spoolhq/spool/pkg/events"
 )
 
@@ -181,7 +182,7 @@ func (r *reader) document(n *yaml.Node) (Document, bool) {
 }
 
 func unalias(name string) string {
-	if a, ok := Architecture(name); ok {
+	if a, ok := architecture.Canonical(name); ok {
 		return a
 	}
 	return name

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -13,6 +14,41 @@ import (
 )
 
 const minimal = "kind: agent\nslug: a\nspec:\n  architecture: spool\n  instructions: Say hello to all.\n"
+
+// Every field that holds references has a kind, and takes the object form with that kind alone.
+func TestParseTakesReferencesAsObjects(t *testing.T) {
+	t.Parallel()
+	file := `{"kind":"instance","slug":"a","spec":{"agent":{"scope":"organization","org":"o","kind":"agent","slug":"r","version":"stable"},
+		"environments":[{"scope":"platform","kind":"environment","slug":"e"}]}}`
+	list, err := definition.Parse("x.json", []byte(file))
+	if err != nil || len(list) != 1 || list[0].Instance.Agent != (events.Reference{Org: "o", Slug: "r", Version: "stable"}) ||
+		list[0].Instance.Environments[0] != (events.Reference{Scope: events.ScopePlatform, Slug: "e"}) {
+		t.Errorf("got %+v, %v", list, err)
+	}
+	const wrong = "kind: instance\nslug: a\nspec:\n  agent:\n    kind: skill\n    slug: r\n"
+	if _, err := definition.Parse("x.yaml", []byte(wrong)); err == nil || !strings.Contains(err.Error(), `x.yaml:5:11: spec.agent.kind: "skill" does not belong here: the field refers to an entry of kind agent`) {
+		t.Errorf("got %v", err)
+	}
+	var walk func(t reflect.Type, name string)
+	walk = func(typ reflect.Type, name string) {
+		switch {
+		case typ == reflect.TypeFor[events.Reference]():
+			if events.ReferenceKind(name) == "" {
+				t.Errorf("field %s holds references of no kind", name)
+			}
+		case typ.Kind() == reflect.Slice, typ.Kind() == reflect.Map:
+			walk(typ.Elem(), name)
+		case typ.Kind() == reflect.Struct:
+			for i := range typ.NumField() {
+				name, _, _ := strings.Cut(typ.Field(i).Tag.Get("json"), ",")
+				walk(typ.Field(i).Type, name)
+			}
+		}
+	}
+	for _, spec := range []any{events.AgentSpec{}, events.InstanceSpec{}, events.EnvironmentSpec{}} {
+		walk(reflect.TypeOf(spec), "")
+	}
+}
 
 func examples(t testing.TB) map[string][]byte {
 	t.Helper()
@@ -139,7 +175,7 @@ f:9:10: spec.model: it must be a text
 f:10:15: spec.skills[1]: "a" stands in skills[0] already
 f:10:21: spec.skills[2]: "x//y" is not [scope/][org/]slug[@version]
 f:10:36: spec.skills[3].slug: "B" is not 1 to 64 characters of a-z and 0-9, in groups joined by single dots or hyphens
-f:10:39: spec.skills[3].nonsense: there is no such field; there are scope, org, slug, version
+f:10:39: spec.skills[3].nonsense: there is no such field; there are scope, org, kind, slug, version
 f:12:11: spec.environment.PATH: variable PATH is set by Spool itself
 f:13:18: spec.environment.PIN.value: it must be a text: put it in quotes
 f:13:32: spec.environment.PIN.secret: it must be true or false

@@ -59,6 +59,8 @@ func (r *reader) read(n *yaml.Node, to reflect.Value, path string) {
 		r.fail(p, path, "it is empty: leave it out, or give %s", wants(t))
 	case t == typeReference && n.Kind == yaml.ScalarNode:
 		r.reference(n, to, p, path)
+	case t == typeReference:
+		r.referenceObject(n, to, p, path)
 	case t.Kind() == reflect.Struct:
 		r.object(n, to, p, path)
 	case t.Kind() == reflect.Slice:
@@ -171,6 +173,21 @@ func (r *reader) reference(n *yaml.Node, to reflect.Value, p Place, path string)
 	default:
 		to.Set(reflect.ValueOf(ref))
 	}
+}
+
+// referenceObject reads the object form.
+func (r *reader) referenceObject(n *yaml.Node, to reflect.Value, p Place, path string) {
+	var object events.ReferenceObject
+	r.object(n, reflect.ValueOf(&object).Elem(), p, path)
+	field := path[strings.LastIndexByte(path, '.')+1:]
+	field, _, _ = strings.Cut(field, "[")
+	ref, err := object.Reference(field)
+	var wrong *events.ReferenceError
+	if errors.As(err, &wrong) && wrong.Field == "kind" { // what else is wrong is found with the rest of the definition
+		r.fail(r.places[within(path, wrong.Field)], within(path, wrong.Field), "%s", wrong.Detail)
+		ref = object.Plain()
+	}
+	to.Set(reflect.ValueOf(ref))
 }
 
 func (r *reader) list(n *yaml.Node, to reflect.Value, p Place, path string) {

@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/spoolhq/spool/pkg/api/command"
+	"github.com/spoolhq/spool/pkg/architecture"
 	"github.com/spoolhq/spool/pkg/dependency"
 	"github.com/spoolhq/spool/pkg/events"
 )
@@ -36,8 +37,10 @@ func rules() map[string]object {
 	return map[string]object{
 		"file.slug": slug, "file.org": slug, "Reference.slug": slug, "Reference.org": slug,
 		"file.scope": {"enum": scopes()}, "Reference.scope": {"enum": scopes()},
+		"Reference.kind":            {"enum": []events.Aspect{events.Agent, events.Instance, events.Environment, events.Skill}},
 		"file.tags":                 {"items": object{"type": "string", "pattern": patternTag}, "uniqueItems": true},
-		"AgentSpec.architecture":    {"enum": append(Architectures(), AliasClaudeSDK)},
+		"AgentSpec.modelProvider":   {"enum": architecture.ModelProviders()},
+		"AgentSpec.architecture":    {"enum": slices.Concat(architecture.Names(), slices.Sorted(maps.Keys(architecture.Aliases())))},
 		"AgentSpec.instructions":    {"minLength": MinInstructions},
 		"AgentSpec.command":         {"maxItems": command.MaxArguments},
 		"AgentSpec.egress":          {"maxItems": command.MaxEgress},
@@ -121,7 +124,7 @@ func (g schema) object(t reflect.Type, name string) object {
 func (g schema) value(t reflect.Type) object {
 	switch {
 	case t == typeReference:
-		g.define(t)
+		g.reference()
 		return object{"anyOf": []any{object{"type": "string", "minLength": 1, "maxLength": 512}, object{"$ref": "#/$defs/Reference"}}}
 	case t.Kind() == reflect.Struct:
 		g.define(t)
@@ -138,6 +141,13 @@ func (g schema) value(t reflect.Type) object {
 		return object{"type": "number", "minimum": 0}
 	}
 	return object{"type": "string"}
+}
+
+// reference describes the object form under the name of events.Reference.
+func (g schema) reference() {
+	if _, ok := g.defs["Reference"]; !ok {
+		g.defs["Reference"] = g.object(reflect.TypeFor[events.ReferenceObject](), "Reference")
+	}
 }
 
 func (g schema) define(t reflect.Type) {

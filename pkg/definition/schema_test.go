@@ -89,7 +89,7 @@ func TestSchemaRefuses(t *testing.T) {
 		"unknown field":               document(anAgent, "extra: 1", ""),
 		"unknown field of an agent":   document(anAgent, "", "extra: 1"),
 		"unknown field of tools":      document(anAgent, "", "tools: {extra: []}"),
-		"unknown field of a skill":    document(anAgent, "", "skills: [{slug: a, kind: skill}]"),
+		"unknown field of a skill":    document(anAgent, "", "skills: [{slug: a, name: pdf}]"),
 		"unknown field of a variable": document(anAgent, "", "environment: {A: {valueFrom: {env: A}}}"),
 		"unknown field of a file":     document(anAgent, "", "files: [{path: a, extra: 1}]"),
 		"unknown field of limits":     document(anAgent, "", "limits: {turn: 1}"),

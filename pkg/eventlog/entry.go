@@ -67,9 +67,15 @@ func (s Entries) Append(ctx context.Context, e *Entry, actor events.Actor, comma
 	return nil
 }
 
-// Did tells whether a command is among the last that were carried out.
-func (e Entry) Did(command string) bool {
-	return e.State.Did(events.Derive(events.KindCommit, command))
+// Did reports whether a command was carried out on the entry as it is loaded. It reads the entry's chain once
+// the state has forgotten its first commands.
+func (s Entries) Did(ctx context.Context, e Entry, command string) (bool, error) {
+	id := events.Derive(events.KindCommit, command)
+	if e.State.Did(id) || !e.State.MayHaveForgotten() {
+		return e.State.Did(id), nil
+	}
+	_, done, err := find(ctx, s.Log, e.Head, id)
+	return done, err
 }
 
 // Position of the entry's last commit.

@@ -14,12 +14,14 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Payloads keeps event data that is too large for the log, by its SHA-256 in hex.
+// Payloads keeps event data that is too large for the log, by the session or
+// catalogue entry that it belongs to and its SHA-256 in hex. Equal data of two
+// sessions is stored twice, so that a session's data can be removed with it.
 type Payloads interface {
-	// Put stores data under its digest; storing it again changes nothing.
-	Put(ctx context.Context, digest string, data []byte) error
+	// Put stores data under its owner and digest; storing it again changes nothing.
+	Put(ctx context.Context, owner events.Subject, digest string, data []byte) error
 	// Get reads it back; ErrNotFound if it is not there.
-	Get(ctx context.Context, digest string) ([]byte, error)
+	Get(ctx context.Context, owner events.Subject, digest string) ([]byte, error)
 }
 
 // Seal is the part of Append that all adapters share: it chains the draft to
@@ -53,7 +55,7 @@ func Seal(ctx context.Context, head Head, d events.Draft, store Payloads) (event
 		return events.Commit{}, nil, fmt.Errorf("append to %s: commit %s has %d bytes, at most %d: %w", head.Subject, c.ID, len(msg), events.MaxCommit, ErrTooLarge)
 	}
 	for digest, data := range large {
-		if err := store.Put(ctx, digest, data); err != nil {
+		if err := store.Put(ctx, head.Subject, digest, data); err != nil {
 			return events.Commit{}, nil, fmt.Errorf("append to %s: store payload %s: %w", head.Subject, digest, err)
 		}
 	}
@@ -100,7 +102,7 @@ func Open(ctx context.Context, subject string, p Position, stored time.Time, msg
 		return rec, fmt.Errorf("read %s on %s: %w", p, subject, err)
 	}
 	for i, e := range rec.Events {
-		if rec.Events[i].Data, err = fetch(ctx, e.Data, store); err != nil {
+		if rec.Events[i].Data, err = fetch(ctx, rec.Subject, e.Data, store); err != nil {
 			return rec, fmt.Errorf("read %s on %s: %s %s: %w", p, subject, e.Type(), e.ID, err)
 		}
 	}
@@ -116,7 +118,7 @@ type PayloadError struct {
 func (e *PayloadError) Error() string { return "payload " + e.Digest + ": " + e.Reason }
 
 // fetch gives the data that a reference stands for, checked, or what it was given.
-func fetch(ctx context.Context, p events.Payload, store Payloads) (events.Payload, error) {
+func fetch(ctx context.Context, owner events.Subject, p events.Payload, store Payloads) (events.Payload, error) {
 	o, ok := p.(events.Opaque)
 	if !ok || !events.IsPayloadRef(o.Raw) {
 		return p, nil
@@ -125,7 +127,7 @@ func fetch(ctx context.Context, p events.Payload, store Payloads) (events.Payloa
 	if err := json.Unmarshal(o.Raw, &ref); err != nil {
 		return p, fmt.Errorf("decode reference to a payload: %w", err)
 	}
-	data, err := store.Get(ctx, ref.SHA256)
+	data, err := store.Get(ctx, owner, ref.SHA256)
 	if err != nil {
 		return p, fmt.Errorf("payload %s: %w", ref.SHA256, err)
 	}

@@ -1,10 +1,12 @@
 package eventlog
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strconv"
 
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/run"
@@ -62,7 +64,7 @@ func (s Sessions) lifeState(ctx context.Context, h Head) (session.State, error) 
 		if err != nil {
 			return st, err
 		}
-		st = session.Fold(st, rec.Commit.ID, rec.Events).Settle(rec.Position.Seq)
+		st = session.Fold(st, cmp.Or(rec.Commit.Command, rec.Commit.ID), rec.Events).Settle(rec.Position.Seq)
 	}
 	return st, nil
 }
@@ -113,11 +115,25 @@ func commits(ctx context.Context, l Log, h Head) func(func(Record, error) bool) 
 	}
 }
 
+// Did reports whether a command was carried out on the session as it is loaded, and where. It reads the
+// session's life only for a command that is as old as those that the state no longer remembers: a late
+// retry, or a command from a gateway whose clock is behind.
+func (s Sessions) Did(ctx context.Context, l Loaded, command string) (at uint64, done bool, err error) {
+	if at, done = l.Life.Did(command); done || !l.Life.MayHaveForgotten(command) {
+		return at, done, nil
+	}
+	return find(ctx, s.Log, l.LifeHead, session.CommitID(command))
+}
+
 // AppendLife writes events to the session's life. The id of the commit follows from the command.
 func (s Sessions) AppendLife(ctx context.Context, l *Loaded, actor events.Actor, command string, list []events.Event) error {
-	id := session.CommitID(command)
-	next := session.Fold(l.Life, id, list)
-	head, err := s.Log.Append(ctx, l.LifeHead, events.Draft{ID: id, Actor: actor, Events: list, State: next})
+	draft := events.Draft{ID: session.CommitID(command), Actor: actor, Events: list}
+	if events.CheckID("", events.KindCommand, command) == nil {
+		draft.Command = command
+	}
+	next := session.Fold(l.Life, cmp.Or(draft.Command, draft.ID), list)
+	draft.State = next
+	head, err := s.Log.Append(ctx, l.LifeHead, draft)
 	if err != nil {
 		return err
 	}
@@ -125,8 +141,30 @@ func (s Sessions) AppendLife(ctx context.Context, l *Loaded, actor events.Actor,
 	return nil
 }
 
-// AppendRun writes a decision to the session's runs under a commit id of the caller's.
+// AppendRun writes a decision to the session's runs under a commit id of the caller's. A
+// decision that does not fit into one commit is stored in several, in order, as
+// run.Decision.Split says; the last one has the id. l is the state after the last commit
+// that was stored, also with an error: the caller then decides again.
 func (s Sessions) AppendRun(ctx context.Context, l *Loaded, actor events.Actor, id string, d run.Decision) error {
+	parts, err := d.Split()
+	if err != nil {
+		return fmt.Errorf("split a commit of %s: %w", l.ID, err)
+	}
+	for i, part := range parts {
+		commit := id
+		if i < len(parts)-1 {
+			commit = events.Derive(events.KindCommit, id, "part", strconv.Itoa(i))
+		}
+		if err := s.AppendRunPart(ctx, l, actor, commit, part); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// AppendRunPart writes a decision in one commit under an id of the caller's: one of those
+// that run.Decision.Split returned. It fails with ErrTooLarge if the decision does not fit.
+func (s Sessions) AppendRunPart(ctx context.Context, l *Loaded, actor events.Actor, id string, d run.Decision) error {
 	next := run.Fold(l.Run, d.Epoch, d.Events)
 	head, err := s.Log.Append(ctx, l.RunHead, events.Draft{ID: id, Actor: actor, Epoch: d.Epoch, Events: d.Events, State: next})
 	if err != nil {

@@ -15,7 +15,12 @@ import (
 type Scope struct {
 	Tenant  string // with Session: one session
 	Session string
+	// Accept are the positions of faults that are known: they are reported as accepted.
+	Accept []Position
 }
+
+// maxProblems bounds the faults that a report lists. Verify stops when there are more.
+const maxProblems = 1000
 
 // Report is what Verify found.
 type Report struct {
@@ -25,9 +30,14 @@ type Report struct {
 	// Open are the accepted queries without an end, in the order they were
 	// accepted. An end may be still to come; after session_deleted none will.
 	Open []OpenExecution
-	// Problem is the first place where the log is not what it must be, nil if it
-	// is sound. What comes after it in its shard, and the shards after, were not looked at.
+	// Problem is the first place where the log is not what it must be and that is not accepted,
+	// nil if there is none.
 	Problem *Problem
+	// Problems are all such places, accepted or not, in the order they were found. One fault may have
+	// others as a consequence, each at a commit of its own.
+	Problems []Problem
+	// Stopped reports whether there were too many faults, so that the rest was not looked at.
+	Stopped bool
 }
 
 // OpenExecution is an accepted query that has no terminal event.
@@ -45,6 +55,7 @@ type Problem struct {
 	Subject  string
 	CommitID string
 	Why      string
+	Accepted bool
 }
 
 func (p *Problem) Error() string {
@@ -53,8 +64,9 @@ func (p *Problem) Error() string {
 
 // Verify walks the log and checks all that can be known from it alone: hashes,
 // chains, order, epochs, the ends of executions, nothing after a session's end,
-// and that every payload is there and has its digest. An error means that the
-// log could not be read; what is wrong with it is in the report.
+// and that every payload is there and has its digest. It goes on after a fault, and
+// takes the commit at fault as what the commits after it follow on. An error means that
+// the log could not be read; what is wrong with it is in the report.
 func Verify(ctx context.Context, l Log, scope Scope) (Report, error) {
 	shards := l.Shards()
 	first, last, filter := 0, shards-1, Filter{}
@@ -68,23 +80,38 @@ func Verify(ctx context.Context, l Log, scope Scope) (Report, error) {
 	} else if scope.Tenant != "" {
 		return Report{}, fmt.Errorf("verify: tenant %s without a session: name one, or neither", scope.Tenant)
 	}
-	v := Verifier{shards: shards}
-	for shard := first; shard <= last; shard++ {
-		for rec, err := range l.Read(ctx, Position{Shard: shard}, filter) {
-			if err != nil && (rec.Position.Seq == 0 || errors.Is(err, ErrUnavailable)) {
-				return v.Report(), fmt.Errorf("verify: %w", err)
-			}
-			if err != nil {
-				v.fail(rec, err.Error())
-			} else {
-				v.Add(rec)
-			}
-			if v.problem != nil {
-				return v.Report(), nil
-			}
+	v := Verifier{shards: shards, accept: scope.Accept, whole: scope.Session == ""}
+	for shard := first; shard <= last && !v.full(); shard++ {
+		if err := v.shard(ctx, l, shard, filter); err != nil {
+			return v.Report(), fmt.Errorf("verify: %w", err)
 		}
 	}
 	return v.Report(), nil
+}
+
+// shard adds the commits of one shard. A read ends at a commit that cannot be opened, and is begun again after it.
+func (v *Verifier) shard(ctx context.Context, l Log, shard int, filter Filter) error {
+	at := Position{Shard: shard}
+	for {
+		unreadable := false
+		for rec, err := range l.Read(ctx, at, filter) {
+			switch {
+			case err == nil:
+				v.Add(rec)
+			case rec.Position.Seq == 0, errors.Is(err, ErrUnavailable), ctx.Err() != nil:
+				return err
+			default:
+				at, unreadable = rec.Position, true
+				v.unreadable(rec, err)
+			}
+			if unreadable || v.full() {
+				break
+			}
+		}
+		if !unreadable || v.full() {
+			return nil
+		}
+	}
 }
 
 // Verifier checks commits one after the other. Those of one shard are added in
@@ -95,7 +122,11 @@ type Verifier struct {
 	sessions map[sessionKey]*sessionCheck
 	commits  int
 	events   int
-	problem  *Problem
+	problems []Problem
+	accept   []Position
+	whole    bool   // every commit of each shard is added
+	missing  uint64 // stream sequences that no commit has, over all shards
+	gapOf    Record // the first commit after some of them
 }
 
 type sessionKey struct{ tenant, id string }
@@ -108,11 +139,18 @@ type sessionCheck struct {
 	order      []string // executions as they were accepted
 	deleted    bool
 	epoch      uint64
+	commits    map[events.Aspect]uint64 // so far
+	before     uint64                   // commits of life before session_deleted, of run before run_retired: those that are left
+	removable  uint64                   // how many of them run_retired says there were
+	retired    bool
+	// suspects are the places where commits of the session are missing. They are
+	// problems unless the session is deleted and retired: then they may be removed.
+	suspects []Problem
 }
 
 type chain struct {
 	begun bool
-	hash  string
+	hash  string // "" if the last commit could not be read: the next one may link to anything
 }
 
 type executionCheck struct {
@@ -121,34 +159,92 @@ type executionCheck struct {
 	at       Position
 }
 
-// Add checks the next commit. Once a problem was found it does nothing.
-func (v *Verifier) Add(rec Record) {
-	if v.problem != nil {
-		return
+// full reports whether no further fault is listed.
+func (v *Verifier) full() bool { return len(v.problems) >= maxProblems }
+
+// unreadable notes a commit that cannot be opened. A payload of a deleted session
+// may be removed already while its commit is still there.
+func (v *Verifier) unreadable(rec Record, err error) {
+	s := v.session(rec)
+	v.count(rec)
+	if rec.Subject.Aspect != "" && errors.Is(err, ErrNotFound) {
+		v.suspect(rec, s, err.Error())
+	} else {
+		v.fail(rec, err.Error())
 	}
+	v.last[rec.Position.Shard] = max(v.last[rec.Position.Shard], rec.Position.Seq)
+	v.ends(rec, s) // as far as its events are known
+	if rec.Subject.Aspect != "" {
+		s.chains[rec.Subject.Aspect] = chain{true, rec.Commit.Hash}
+		s.commits[rec.Subject.Aspect]++
+	}
+}
+
+// session returns what is remembered of a commit's session.
+func (v *Verifier) session(rec Record) *sessionCheck {
 	if v.last == nil {
 		v.last, v.sessions = map[int]uint64{}, map[sessionKey]*sessionCheck{}
 	}
 	key := sessionKey{rec.Subject.Tenant, rec.Subject.ID}
 	s := v.sessions[key]
 	if s == nil {
-		s = &sessionCheck{chains: map[events.Aspect]chain{}, ids: map[uint64]struct{}{}, executions: map[string]*executionCheck{}}
+		s = &sessionCheck{
+			chains: map[events.Aspect]chain{}, ids: map[uint64]struct{}{}, executions: map[string]*executionCheck{}, commits: map[events.Aspect]uint64{},
+		}
 		v.sessions[key] = s
 	}
+	return s
+}
+
+// Add checks the next commit. Of a commit that is at fault in more than one way, the first is reported.
+func (v *Verifier) Add(rec Record) {
+	s := v.session(rec)
 	v.commits++
 	v.events += len(rec.Events)
+	v.count(rec)
+	var first string
 	for _, check := range []func(Record, *sessionCheck) string{v.place, v.link, v.once, v.ends} {
-		if why := check(rec, s); why != "" {
-			v.fail(rec, why)
-			return
+		if why := check(rec, s); why != "" && first == "" {
+			first = why
 		}
+	}
+	if first != "" {
+		v.fail(rec, first)
 	}
 	v.last[rec.Position.Shard] = rec.Position.Seq
 	s.chains[rec.Subject.Aspect] = chain{true, rec.Commit.Hash}
+	s.commits[rec.Subject.Aspect]++
 }
 
 func (v *Verifier) fail(rec Record, why string) {
-	v.problem = &Problem{Position: rec.Position, Subject: rec.Subject.String(), CommitID: rec.Commit.ID, Why: why}
+	if !v.full() {
+		v.problems = append(v.problems, v.problem(rec, why))
+	}
+}
+
+func (v *Verifier) problem(rec Record, why string) Problem {
+	return Problem{
+		Position: rec.Position, Subject: rec.Subject.String(), CommitID: rec.Commit.ID, Why: why, Accepted: slices.Contains(v.accept, rec.Position),
+	}
+}
+
+// suspect notes what the removal of a deleted session's content may explain, once for each commit.
+func (v *Verifier) suspect(rec Record, s *sessionCheck, why string) {
+	n := len(s.suspects)
+	if n < maxProblems && (n == 0 || s.suspects[n-1].Position != rec.Position) {
+		s.suspects = append(s.suspects, v.problem(rec, why))
+	}
+}
+
+// count notes the sequences that are missing before a commit.
+func (v *Verifier) count(rec Record) {
+	last := v.last[rec.Position.Shard]
+	if v.whole && rec.Position.Seq > last+1 {
+		if v.missing == 0 {
+			v.gapOf = rec
+		}
+		v.missing += rec.Position.Seq - last - 1
+	}
 }
 
 // place checks the order in the shard, and that the shard is the subject's.
@@ -165,22 +261,23 @@ func (v *Verifier) place(rec Record, _ *sessionCheck) string {
 	return ""
 }
 
-// link checks the hash and its link to the commit before. The commits before
-// session_deleted may have been purged: it is the one that may begin a chain.
+// link checks the hash and its link to the commit before, which is missing where
+// the janitor removed it.
 func (v *Verifier) link(rec Record, s *sessionCheck) string {
 	c := rec.Commit
 	if want := c.ComputeHash(rec.Subject); c.Hash != want {
 		return fmt.Sprintf("its hash is %s, but its contents hash to %s", c.Hash, want)
 	}
-	before := s.chains[rec.Subject.Aspect]
-	if !before.begun && c.Prev != "" {
-		if slices.ContainsFunc(rec.Events, isDeletion) {
-			return ""
-		}
-		return fmt.Sprintf("links to %s, which is missing before it", c.Prev)
+	if c.Command != "" && c.ID != events.Derive(events.KindCommit, c.Command) {
+		return fmt.Sprintf("its id does not derive from its command %s", c.Command)
 	}
-	if c.Prev != before.hash {
-		return fmt.Sprintf("links to %q, but the commit before it has the hash %q", c.Prev, before.hash)
+	before := s.chains[rec.Subject.Aspect]
+	switch {
+	case !before.begun && c.Prev != "":
+		v.suspect(rec, s, fmt.Sprintf("links to %s, which is missing before it", c.Prev))
+	case before.begun && before.hash == "":
+	case c.Prev != before.hash:
+		v.suspect(rec, s, fmt.Sprintf("links to %q, but the commit before it has the hash %q", c.Prev, before.hash))
 	}
 	return ""
 }
@@ -189,18 +286,19 @@ func isDeletion(e events.Event) bool { return e.Type() == events.SessionDeleted{
 
 // once checks that no commit and no event of the session is stored twice.
 func (v *Verifier) once(rec Record, s *sessionCheck) string {
+	var why string
 	if !s.add(rec.Commit.ID) {
-		return "this commit id was stored before"
+		why = "this commit id was stored before"
 	}
 	for _, e := range rec.Events {
-		if e.ID == "" {
-			return fmt.Sprintf("its %s has no id", e.Type())
-		}
-		if !s.add(e.ID) {
-			return fmt.Sprintf("%s %s was stored before", e.Type(), e.ID)
+		switch {
+		case e.ID == "":
+			why = cmp.Or(why, fmt.Sprintf("its %s has no id", e.Type()))
+		case !s.add(e.ID):
+			why = cmp.Or(why, fmt.Sprintf("%s %s was stored before", e.Type(), e.ID))
 		}
 	}
-	return ""
+	return why
 }
 
 // add remembers an id by its 64-bit hash, since all ids of a large log would not
@@ -216,40 +314,70 @@ func (s *sessionCheck) add(id string) bool {
 // ends checks what a session's events say together: epochs that never go back,
 // one end at most for each accepted query, nothing on life after the session's end.
 func (v *Verifier) ends(rec Record, s *sessionCheck) string {
+	var why string
 	if rec.Subject.Aspect == events.Life && s.deleted {
-		return "the session was deleted before"
+		why = "the session was deleted before"
 	}
 	if rec.Subject.Aspect == events.Run {
 		if rec.Commit.Epoch < s.epoch {
-			return fmt.Sprintf("was written under epoch %d, after epoch %d", rec.Commit.Epoch, s.epoch)
+			why = fmt.Sprintf("was written under epoch %d, after epoch %d", rec.Commit.Epoch, s.epoch)
 		}
-		s.epoch = rec.Commit.Epoch
+		s.epoch = max(s.epoch, rec.Commit.Epoch)
 	}
 	for i, e := range rec.Events {
 		if isDeletion(e) {
 			if i != len(rec.Events)-1 {
-				return "session_deleted is not its last event"
+				why = cmp.Or(why, "session_deleted is not its last event")
 			}
 			s.deleted = true
+			s.before += s.commits[events.Life]
 		}
-		if why := s.execution(e, rec.Position); why != "" {
-			return why
+		why = cmp.Or(why, s.retire(e), v.execution(rec, s, e))
+	}
+	return why
+}
+
+// retire checks that run_retired comes after session_deleted, and that only content_removed follows it.
+func (s *sessionCheck) retire(e events.Event) string {
+	switch d := e.Data.(type) {
+	case events.RunRetired:
+		if !s.deleted {
+			return "run_retired of a session that was not deleted before"
 		}
+		if s.retired {
+			return "the session was retired before"
+		}
+		s.retired, s.removable = true, uint64(d.Life)+uint64(d.Runs)
+		s.before += s.commits[events.Run]
+		return ""
+	case events.ContentRemoved:
+		if !s.retired {
+			return "content_removed of a session that was not retired before"
+		}
+		return ""
+	}
+	if s.retired {
+		return fmt.Sprintf("%s after run_retired", e.Type())
 	}
 	return ""
 }
 
-func (s *sessionCheck) execution(e events.Event, at Position) string {
+// execution checks one event of an execution. One that is accepted a second time is at fault there alone: from then on
+// it is expected to end once more.
+func (v *Verifier) execution(rec Record, s *sessionCheck, e events.Event) string {
+	at := rec.Position
 	x := s.executions[e.ExecutionID]
 	switch {
 	case e.Type() == events.MessageAccepted{}.EventType():
 		if x != nil {
-			return fmt.Sprintf("execution %s was accepted before, at %s", e.ExecutionID, x.accepted)
+			before := x.accepted
+			*x = executionCheck{accepted: at}
+			return fmt.Sprintf("execution %s was accepted before, at %s", e.ExecutionID, before)
 		}
 		s.executions[e.ExecutionID] = &executionCheck{accepted: at}
 		s.order = append(s.order, e.ExecutionID)
 	case events.Terminal(e.Type()) && x == nil:
-		return fmt.Sprintf("%s of execution %s, which was never accepted", e.Type(), e.ExecutionID)
+		v.suspect(rec, s, fmt.Sprintf("%s of execution %s, which was never accepted", e.Type(), e.ExecutionID))
 	case events.Terminal(e.Type()) && x.end != "":
 		return fmt.Sprintf("%s of execution %s, which ended with %s at %s", e.Type(), e.ExecutionID, x.end, x.at)
 	case events.Terminal(e.Type()):
@@ -258,9 +386,44 @@ func (s *sessionCheck) execution(e events.Event, at Position) string {
 	return ""
 }
 
+// explain lists what was found, with what is missing and no deleted session explains.
+func (v *Verifier) explain() []Problem {
+	list := slices.Clone(v.problems)
+	at := map[Position]bool{}
+	for _, p := range list {
+		at[p.Position] = true
+	}
+	var explained uint64
+	holes := false
+	for _, s := range v.sessions {
+		if s.retired {
+			explained += s.removable - min(s.removable, s.before)
+			continue
+		}
+		holes = holes || len(s.suspects) > 0
+		for _, p := range s.suspects {
+			if !at[p.Position] { // of a commit that is at fault in more than one way, one is reported
+				list = append(list, p)
+			}
+		}
+	}
+	if !holes && v.missing > explained { // else the places are known
+		list = append(list, v.problem(v.gapOf, fmt.Sprintf("%d sequences of the log are missing, and deleted sessions explain %d; the first are before it", v.missing, explained)))
+	}
+	slices.SortStableFunc(list, func(a, b Problem) int { return a.Position.compare(b.Position) })
+	return list[:min(len(list), maxProblems)]
+}
+
+func (p Position) compare(o Position) int {
+	return cmp.Or(cmp.Compare(p.Shard, o.Shard), cmp.Compare(p.Seq, o.Seq))
+}
+
 // Report is what was found so far.
 func (v *Verifier) Report() Report {
-	r := Report{Commits: v.commits, Events: v.events, Problem: v.problem}
+	r := Report{Commits: v.commits, Events: v.events, Problems: v.explain(), Stopped: v.full()}
+	if i := slices.IndexFunc(r.Problems, func(p Problem) bool { return !p.Accepted }); i >= 0 {
+		r.Problem = &r.Problems[i]
+	}
 	for key, s := range v.sessions {
 		if s.chains[events.Life].begun || s.chains[events.Run].begun {
 			r.Sessions++
@@ -273,7 +436,7 @@ func (v *Verifier) Report() Report {
 	}
 	// Stable, since the queries of one commit are in order already.
 	slices.SortStableFunc(r.Open, func(a, b OpenExecution) int {
-		return cmp.Or(cmp.Compare(a.Position.Shard, b.Position.Shard), cmp.Compare(a.Position.Seq, b.Position.Seq))
+		return a.Position.compare(b.Position)
 	})
 	return r
 }

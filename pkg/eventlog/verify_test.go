@@ -1,7 +1,9 @@
 package eventlog_test
 
 import (
+	"context"
 	"fmt"
+	"iter"
 	"slices"
 	"strings"
 	"testing"
@@ -239,6 +241,52 @@ func TestVerifyFindsWhatWasWrittenWrongly(t *testing.T) {
 	}
 }
 
+// TestVerify_GoesOnAfterAFault: an execution that was accepted twice, as a late retry of an earlier build did, is one fault.
+// What comes after it is checked, a fault that is known can be accepted, and any other still counts.
+func TestVerify_GoesOnAfterAFault(t *testing.T) {
+	t.Parallel()
+	s := newStory(t, 4)
+	life, run, exe := s.whole("s")
+	retry := events.Draft{ID: eventlogtest.ID(events.KindCommit, "late"), Actor: events.Actor{Kind: "service", ID: "test"}}
+	for i, p := range []events.Payload{events.MessageAccepted{Content: "one"}, events.ExecutionDispatched{}} {
+		retry.Events = append(retry.Events, events.Event{
+			// The ids of the first commit of exe(1).
+			ID: eventlogtest.ID(events.KindEvent, fmt.Sprint("2-", i)), Time: time.Unix(1_750_000_000, 0), ExecutionID: exe(1), Source: events.FromServer, Data: p,
+		})
+	}
+	twice := s.draft(life, retry)
+	s.write(run, 2, exe(1), events.ExecutionClaimed{Epoch: 2}, events.ExecutionStarted{Attempt: 1})
+	s.write(run, 2, exe(1), events.ExecutionCompleted{Result: "again"})
+	_, otherRun, otherExe := s.whole("other")
+	foreign := s.write(otherRun, 1, otherExe(9), events.ExecutionCompleted{})
+
+	r := s.verify(eventlog.Scope{})
+	if len(r.Problems) != 2 || r.Problem == nil || r.Commits != 7+3+7+1 || len(r.Open) != 2 {
+		t.Fatalf("both faults, and all commits: %+v", r)
+	}
+	r = s.verify(eventlog.Scope{Accept: []eventlog.Position{twice}})
+	if r.Problem == nil || r.Problem.Position != foreign || len(r.Problems) != 2 {
+		t.Fatalf("with the first accepted: %+v", r)
+	}
+	r = s.verify(eventlog.Scope{Accept: []eventlog.Position{foreign, twice}})
+	if r.Problem != nil || len(r.Problems) != 2 || !r.Problems[0].Accepted || !r.Problems[1].Accepted {
+		t.Fatalf("with both accepted: %+v", r)
+	}
+}
+
+// TestVerify_GoesOnAfterACommitThatCannotBeRead: its payload is missing; what comes after it is checked.
+func TestVerify_GoesOnAfterACommitThatCannotBeRead(t *testing.T) {
+	t.Parallel()
+	s := newStory(t, 1)
+	_, run, exe := s.whole("s")
+	s.log.SetPayload(s.log.Payloads()[0], nil)
+	end := s.write(run, 1, exe(1), events.ExecutionFailed{Code: "X"})
+	r := s.verify(eventlog.Scope{})
+	if len(r.Problems) != 2 || r.Problems[0].Position.Seq != 5 || r.Problems[1].Position != end {
+		t.Fatalf("faults %+v", r.Problems)
+	}
+}
+
 func TestVerifyPayloads(t *testing.T) {
 	t.Parallel()
 	for name, data := range map[string][]byte{"missing": nil, "forged": []byte(`{"result":"forged"}`)} {
@@ -256,29 +304,140 @@ func TestVerifyPayloads(t *testing.T) {
 	}
 }
 
-// TestVerifyPurged is a session of which the janitor left the last life commit only.
-func TestVerifyPurged(t *testing.T) {
+// holed is a log of which commits were removed.
+type holed struct {
+	eventlog.Log
+	missing map[eventlog.Position]bool
+}
+
+func (l holed) Read(ctx context.Context, after eventlog.Position, f eventlog.Filter) iter.Seq2[eventlog.Record, error] {
+	return func(yield func(eventlog.Record, error) bool) {
+		for rec, err := range l.Log.Read(ctx, after, f) {
+			if !l.missing[rec.Position] && !yield(rec, err) {
+				return
+			}
+		}
+	}
+}
+
+// recordsOf reads a shard's commits.
+func (s *story) recordsOf(shard int) (list []eventlog.Record) {
+	s.t.Helper()
+	for rec, err := range s.log.Read(s.t.Context(), eventlog.Position{Shard: shard}, eventlog.Filter{}) {
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		list = append(list, rec)
+	}
+	return list
+}
+
+// retired is a whole session that was deleted and retired, and one beside it that was not.
+func (s *story) retired() (life, run events.Subject) {
+	s.t.Helper()
+	life, run, _ = s.whole("gone")
+	s.whole("kept")
+	s.write(life, 0, "", events.SessionDeleted{})
+	s.write(run, 2, "", events.RunRetired{Life: 5, Runs: 2})
+	return life, run
+}
+
+// The content of a deleted and retired session may be missing, in any part: a
+// removal that was interrupted leaves a log that is sound.
+func TestVerify_AcceptsRemovedContentOfARetiredSession(t *testing.T) {
+	t.Parallel()
+	s := newStory(t, 1)
+	life, run := s.retired()
+	s.write(run, 2, "", events.ContentRemoved{Messages: 7})
+	all := s.recordsOf(0)
+	removable := 0
+	for left := 0; left < 1<<7; left++ {
+		var v eventlog.Verifier
+		removable = 0
+		for _, rec := range all {
+			end := slices.ContainsFunc(rec.Events, func(e events.Event) bool {
+				return e.Type() == "session_deleted" || e.Type() == "run_retired" || e.Type() == "content_removed"
+			})
+			if (rec.Subject == life || rec.Subject == run) && !end {
+				removable++
+				if left&(1<<(removable-1)) == 0 {
+					continue
+				}
+			}
+			v.Add(rec)
+		}
+		if p := v.Report().Problem; p != nil {
+			t.Fatalf("with the commits %07b left: %v", left, p)
+		}
+	}
+	if removable != 7 {
+		t.Errorf("%d commits were removable, want 7", removable)
+	}
+}
+
+// Commits that are missing without session_deleted and run_retired are reported,
+// a whole subject too.
+func TestVerify_ReportsCommitsThatNoDeletedSessionExplains(t *testing.T) {
+	t.Parallel()
+	for name, try := range map[string]struct {
+		remove func(rec eventlog.Record, n int, run events.Subject) bool
+		says   string
+	}{
+		"the first commit":        {func(_ eventlog.Record, n int, _ events.Subject) bool { return n == 0 }, "missing before it"},
+		"a commit amid the chain": {func(_ eventlog.Record, n int, _ events.Subject) bool { return n == 3 }, "the commit before it has the hash"},
+		"the run subject":         {func(rec eventlog.Record, _ int, run events.Subject) bool { return rec.Subject == run }, "2 sequences of the log are missing, and deleted sessions explain 0"},
+		"the whole session":       {func(rec eventlog.Record, _ int, run events.Subject) bool { return rec.Subject.ID == run.ID }, "7 sequences of the log are missing, and deleted sessions explain 0"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newStory(t, 1)
+			_, run, _ := s.whole("open")
+			other, _ := s.retired()
+			log := holed{s.log, map[eventlog.Position]bool{}}
+			for n, rec := range s.recordsOf(0) {
+				if rec.Subject.ID != other.ID && try.remove(rec, n, run) {
+					log.missing[rec.Position] = true
+				}
+			}
+			r, err := eventlog.Verify(t.Context(), log, eventlog.Scope{})
+			if p := r.Problem; err != nil || p == nil || !strings.Contains(p.Why, try.says) {
+				t.Errorf("verify says %v, %v, want %q", p, err, try.says)
+			}
+		})
+	}
+}
+
+// A deletion alone explains nothing: only run_retired says that every reader has passed.
+func TestVerify_ReportsRemovedContentOfADeletedSessionThatIsNotRetired(t *testing.T) {
 	t.Parallel()
 	s := newStory(t, 1)
 	life, _, _ := s.whole("s")
-	at := s.write(life, 0, "", events.SessionDeleted{})
-	rec, err := s.log.At(t.Context(), at)
+	rec, err := s.log.At(t.Context(), s.write(life, 0, "", events.SessionDeleted{}))
 	if err != nil {
 		t.Fatal(err)
 	}
 	var v eventlog.Verifier
 	v.Add(rec)
-	if r := v.Report(); r.Problem != nil || r.Commits != 1 {
-		t.Errorf("the rest of a purged session: %+v", r)
+	if p := v.Report().Problem; p == nil || !strings.Contains(p.Why, "missing before it") {
+		t.Errorf("verify says %v", p)
 	}
-	first, err := s.log.At(t.Context(), eventlog.Position{Seq: 2})
-	if err != nil {
-		t.Fatal(err)
+}
+
+func TestVerify_ReportsWritesAfterRetirement(t *testing.T) {
+	t.Parallel()
+	s := newStory(t, 1)
+	life, run, exe := s.whole("s")
+	s.write(life, 0, "", events.SessionDeleted{})
+	s.write(run, 2, "", events.RunRetired{Life: 5, Runs: 2})
+	at := s.write(run, 2, exe(3), events.ExecutionClaimed{Epoch: 2})
+	if p := s.verify(eventlog.Scope{}).Problem; p == nil || p.Position != at || !strings.Contains(p.Why, "after run_retired") {
+		t.Errorf("verify says %v", p)
 	}
-	var w eventlog.Verifier
-	w.Add(first)
-	if w.Report().Problem == nil {
-		t.Error("a chain may begin in its middle without session_deleted")
+	early := newStory(t, 1)
+	_, run, _ = early.whole("s")
+	early.write(run, 2, "", events.RunRetired{})
+	if p := early.verify(eventlog.Scope{}).Problem; p == nil || !strings.Contains(p.Why, "not deleted before") {
+		t.Errorf("verify says %v", p)
 	}
 }
 

@@ -21,6 +21,10 @@ const MaxCommit = 900_000
 // more goes to the object store under its SHA-256.
 const MaxInline = 256 << 10
 
+// MaxCommitEvents is how many bytes of events, as they are stored, a writer puts into one
+// commit. The rest of MaxCommit is for the envelope and the state.
+const MaxCommitEvents = 700_000
+
 // Actor is who caused a commit.
 type Actor struct {
 	Kind string `json:"kind"`         // service, executor, key, user
@@ -37,15 +41,20 @@ type Commit struct {
 	Hash   string          `json:"hash"`
 	Events json.RawMessage `json:"events"`          // the stored bytes, which the hash covers
 	State  json.RawMessage `json:"state,omitempty"` // the writer's fold after this commit; not hashed
+
+	// Command is the id of the command that the commit carries out, "" where there is none and in
+	// commits of builds that did not record it. The hash covers it through ID, which derives from it.
+	Command string `json:"command,omitempty"`
 }
 
 // Draft is a commit before it is sealed into its subject's chain.
 type Draft struct {
-	ID     string
-	Actor  Actor
-	Epoch  uint64
-	Events []Event
-	State  any // marshalled to JSON; nil for none
+	ID      string
+	Command string // that the commit carries out, and that ID derives from; "" for none
+	Actor   Actor
+	Epoch   uint64
+	Events  []Event
+	State   any // marshalled to JSON; nil for none
 }
 
 // Seal encodes a draft and chains it to the hash of the commit before.
@@ -60,7 +69,7 @@ func (d Draft) Seal(s Subject, prev string) (Commit, error) {
 	if err != nil {
 		return Commit{}, fmt.Errorf("encode commit %s: %w", d.ID, err)
 	}
-	c := Commit{V: CommitVersion, ID: d.ID, Actor: d.Actor, Epoch: d.Epoch, Prev: prev, Events: list}
+	c := Commit{V: CommitVersion, ID: d.ID, Actor: d.Actor, Epoch: d.Epoch, Prev: prev, Events: list, Command: d.Command}
 	if d.State != nil {
 		if c.State, err = marshal(d.State); err != nil {
 			return Commit{}, fmt.Errorf("encode state of commit %s: %w", d.ID, err)
@@ -113,21 +122,44 @@ func (c Commit) Decode() ([]Event, error) {
 	return list, nil
 }
 
-// Split cuts a list of events into runs that each stay under the limit of
-// bytes, in order. An event larger than the limit stands alone.
+// payloadRefSize is more than the bytes of a PayloadRef in JSON.
+const payloadRefSize = 128
+
+// StoredSize returns how many bytes of a commit an event takes. Of data over MaxInline only
+// the reference is in the commit.
+func StoredSize(e Event) (int, error) {
+	b, err := marshal(e)
+	if err != nil {
+		return 0, err
+	}
+	if len(b) <= MaxInline {
+		return len(b), nil
+	}
+	data, err := marshal(e.Data)
+	if err != nil {
+		return 0, err
+	}
+	if len(data) <= MaxInline {
+		return len(b), nil
+	}
+	return len(b) - len(data) + payloadRefSize, nil
+}
+
+// Split cuts a list of events into runs that each stay under the limit of bytes as they are
+// stored, in order. An event larger than the limit stands alone.
 func Split(list []Event, limit int) ([][]Event, error) {
 	var out [][]Event
 	start, size := 0, 0
 	for i, e := range list {
-		b, err := marshal(e)
+		n, err := StoredSize(e)
 		if err != nil {
 			return nil, err
 		}
-		if i > start && size+len(b) > limit {
+		if i > start && size+n > limit {
 			out = append(out, list[start:i])
 			start, size = i, 0
 		}
-		size += len(b) + 1
+		size += n + 1
 	}
 	if start < len(list) {
 		out = append(out, list[start:])

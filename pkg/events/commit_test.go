@@ -192,6 +192,22 @@ func TestSplit(t *testing.T) {
 	})
 }
 
+// TestStoredSize: data over MaxInline counts as the reference that a commit has in its place.
+func TestStoredSize(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ text, least, most int }{
+		{0, 50, 300},
+		{events.MaxInline - 100, events.MaxInline - 100, events.MaxInline + 300},
+		{events.MaxInline + 100, 128, 512},
+		{4 << 20, 128, 512},
+	} {
+		got, err := events.StoredSize(events.Event{ID: "e", Data: events.Log{Message: strings.Repeat("x", c.text)}})
+		if err != nil || got < c.least || got > c.most {
+			t.Errorf("%d bytes of text: %d, %v; want %d to %d", c.text, got, err, c.least, c.most)
+		}
+	}
+}
+
 // TestStoredBytesAreStable is what the hash rests on: what is read and written again is the same.
 func TestStoredBytesAreStable(t *testing.T) {
 	t.Parallel()

@@ -5,25 +5,27 @@ import "time"
 // AgentSpec is what an agent is made of. Fields that its architecture cannot
 // honour are refused when it is applied, see docs/agents.md.
 type AgentSpec struct {
-	Name         string                 `json:"name,omitempty"`        // for people
-	Description  string                 `json:"description,omitempty"` // for people
-	Architecture string                 `json:"architecture"`          // claude-code, codex, opencode, acp or spool
-	Model        string                 `json:"model,omitempty"`       // "" means the architecture's default
-	Instructions string                 `json:"instructions"`          // the system prompt: 10 characters or more
-	MemoryFile   string                 `json:"memoryFile,omitempty"`  // content of CLAUDE.md or AGENTS.md
-	Tools        ToolChoice             `json:"tools,omitzero"`
-	Skills       []Reference            `json:"skills,omitempty"`
-	Subagents    []SubagentSpec         `json:"subagents,omitempty"`
-	Commands     []CommandSpec          `json:"commands,omitempty"`
-	MCPServers   []MCPServer            `json:"mcpServers,omitempty"`
-	Environment  map[string]Declaration `json:"environment,omitempty"` // variables: the lowest layer
-	Files        []FileSpec             `json:"files,omitempty"`       // of a new workspace
-	Command      []string               `json:"command,omitempty"`     // of architecture acp: the agent's program and its arguments
-	Image        string                 `json:"image,omitempty"`       // of the sandbox
-	Dependencies Dependencies           `json:"dependencies,omitzero"`
-	Egress       []string               `json:"egress,omitempty"` // hosts beside the models' that the sandbox may reach, each after methods and a space where not all are allowed
-	Limits       Limits                 `json:"limits,omitzero"`
-	Retries      Retries                `json:"retries,omitzero"` // what follows when the agent's process, or its sandbox, dies amid an execution
+	Name          string                 `json:"name,omitempty"`          // for people
+	Description   string                 `json:"description,omitempty"`   // for people
+	Architecture  string                 `json:"architecture"`            // claude-code, codex, opencode, acp or spool
+	Model         string                 `json:"model,omitempty"`         // "" means the architecture's default
+	ModelProvider string                 `json:"modelProvider,omitempty"` // the API by which models are reached: anthropic, openai or nvidia; "" means the executor's default for the architecture
+	Instructions  string                 `json:"instructions"`            // the system prompt: 10 characters or more
+	MemoryFile    string                 `json:"memoryFile,omitempty"`    // content of CLAUDE.md or AGENTS.md
+	Tools         ToolChoice             `json:"tools,omitzero"`
+	Skills        []Reference            `json:"skills,omitempty"`
+	Subagents     []SubagentSpec         `json:"subagents,omitempty"`
+	Commands      []CommandSpec          `json:"commands,omitempty"`
+	MCPServers    []MCPServer            `json:"mcpServers,omitempty"`
+	Environment   map[string]Declaration `json:"environment,omitempty"`  // variables: the lowest layer
+	Files         []FileSpec             `json:"files,omitempty"`        // of a new workspace
+	Command       []string               `json:"command,omitempty"`      // of architecture acp: the agent's program and its arguments
+	ModelSettings ModelSettings          `json:"modelSettings,omitzero"` // of architecture acp: how the agent is given its model
+	Image         string                 `json:"image,omitempty"`        // of the sandbox
+	Dependencies  Dependencies           `json:"dependencies,omitzero"`
+	Egress        []string               `json:"egress,omitempty"` // hosts beside the models' that the sandbox may reach, each after methods and a space where not all are allowed
+	Limits        Limits                 `json:"limits,omitzero"`
+	Retries       Retries                `json:"retries,omitzero"` // what follows when the agent's process, or its sandbox, dies amid an execution
 }
 
 // ToolChoice narrows the tools that an agent has, by the agent's own names for them.

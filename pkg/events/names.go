@@ -50,6 +50,14 @@ func (CancelRequested) sealed()         {}
 func (ExecutionClaimed) EventType() Type { return "execution_claimed" }
 func (ExecutionClaimed) sealed()         {}
 
+// EventType is execution_attached.
+func (ExecutionAttached) EventType() Type { return "execution_attached" }
+func (ExecutionAttached) sealed()         {}
+
+// EventType is execution_handed_over.
+func (ExecutionHandedOver) EventType() Type { return "execution_handed_over" }
+func (ExecutionHandedOver) sealed()         {}
+
 // EventType is execution_started.
 func (ExecutionStarted) EventType() Type { return "execution_started" }
 func (ExecutionStarted) sealed()         {}
@@ -178,6 +186,10 @@ func (FileDeleted) sealed()         {}
 func (WorkspaceSynced) EventType() Type { return "workspace_synced" }
 func (WorkspaceSynced) sealed()         {}
 
+// EventType is workspace_sync_started.
+func (WorkspaceSyncStarted) EventType() Type { return "workspace_sync_started" }
+func (WorkspaceSyncStarted) sealed()         {}
+
 // EventType is workspace_restored.
 func (WorkspaceRestored) EventType() Type { return "workspace_restored" }
 func (WorkspaceRestored) sealed()         {}
@@ -263,3 +275,11 @@ func (TenantBudgetSet) sealed()         {}
 
 func (TenantBudgetRemoved) EventType() Type { return "tenant_budget_removed" }
 func (TenantBudgetRemoved) sealed()         {}
+
+// EventType is run_retired.
+func (RunRetired) EventType() Type { return "run_retired" }
+func (RunRetired) sealed()         {}
+
+// EventType is content_removed.
+func (ContentRemoved) EventType() Type { return "content_removed" }
+func (ContentRemoved) sealed()         {}

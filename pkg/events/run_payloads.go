@@ -7,6 +7,18 @@ type ExecutionClaimed struct {
 	Turn     uint32 `json:"turn"`     // number of the execution's dispatch within its session: 1, 2, …
 }
 
+// ExecutionAttached says that the holder which took a running execution over follows its agent:
+// it is attached to the runner, and what the runner's journal held is in the log.
+type ExecutionAttached struct {
+	Epoch     uint64 `json:"epoch"` // of the claim
+	SandboxID string `json:"sandboxId"`
+}
+
+// ExecutionHandedOver says that the holder stops, and leaves the execution to the next one.
+type ExecutionHandedOver struct {
+	Epoch uint64 `json:"epoch"` // of the claim that ends
+}
+
 // ExecutionStarted is one start of the agent for an execution.
 type ExecutionStarted struct {
 	Attempt uint32 `json:"attempt"` // 1, 2, …
@@ -51,6 +63,14 @@ type ExecutionFailed struct {
 	Message    string `json:"message"`
 	DurationMs uint32 `json:"durationMs"`
 	Usage      Usage  `json:"usage"`
+	Unstopped  bool   `json:"unstopped,omitempty"` // the runner could not be told to stop: the agent may go on until an executor reaches its sandbox
+}
+
+// NotStopped returns the end with the statement that the agent could not be told to stop, and why.
+func (f ExecutionFailed) NotStopped(why error) ExecutionFailed {
+	f.Unstopped = true
+	f.Message += "; the agent could not be told to stop, and may go on until an executor reaches its sandbox: " + why.Error()
+	return f
 }
 
 // ExecutionCancelled is the end of a query that was stopped by a control.
@@ -176,4 +196,26 @@ type WatchdogWarned struct {
 	Watchdog string `json:"watchdog"` // silence, after_result
 	AfterMs  uint32 `json:"afterMs"`
 	Action   string `json:"action"` // none, killed
+}
+
+// RunRetired ends the run subject of a deleted session: every reader of the log
+// has passed what is before it, and a writer that is late is refused by the
+// guard. Everything before it on both subjects of the session, session_deleted
+// apart, may be removed.
+type RunRetired struct {
+	Usage []DayUsage `json:"usage,omitempty"` // what the session took up to its deletion, ascending by day
+	Life  uint32     `json:"life,omitempty"`  // commits of the life subject before session_deleted
+	Runs  uint32     `json:"runs,omitempty"`  // commits of the run subject before this one
+}
+
+// DayUsage is what a session took on a day.
+type DayUsage struct {
+	Day   string `json:"day"` // in UTC, as 2026-01-31
+	Spent Spent  `json:"spent"`
+}
+
+// ContentRemoved says that nothing of the session's content is left in streams and buckets.
+type ContentRemoved struct {
+	Messages uint32 `json:"messages,omitempty"` // of the log
+	Objects  uint32 `json:"objects,omitempty"`  // of the buckets workspaces and payloads
 }

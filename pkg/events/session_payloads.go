@@ -5,17 +5,30 @@ import "encoding/json"
 // Options are what a session may set for itself; 0 or "" means the agent's, then the server's default.
 type Options struct {
 	Model          string `json:"model,omitempty"`
+	ModelProvider  string `json:"modelProvider,omitempty"`  // the API by which the model is reached: anthropic, openai or nvidia; default the executor's for the architecture
 	IdleTimeoutMs  uint32 `json:"idleTimeoutMs,omitempty"`  // milliseconds without a turn until the sandbox is given up; default 15 min
 	TurnLimitMs    uint32 `json:"turnLimitMs,omitempty"`    // milliseconds one execution may take; default 1 h
 	SessionLimitMs uint32 `json:"sessionLimitMs,omitempty"` // milliseconds a session lives; default 24 h
 
-	SyncIntervalMs   uint32   `json:"syncIntervalMs,omitempty"`   // milliseconds between snapshots of the workspace while a turn runs; default 30 s
-	HealthIntervalMs uint32   `json:"healthIntervalMs,omitempty"` // milliseconds between health checks of the sandbox; default 30 s
-	SandboxMaxAgeMs  uint32   `json:"sandboxMaxAgeMs,omitempty"`  // milliseconds after which a sandbox is replaced between two turns; default 24 h
-	Image            string   `json:"image,omitempty"`            // of the sandbox; default the executor's
-	Command          []string `json:"command,omitempty"`          // of architecture acp: the agent's program and its arguments
-	Budget           Budget   `json:"budget,omitzero"`            // of the whole session
-	Egress           []string `json:"egress,omitempty"`           // hosts beside the models' that the sandbox may reach: host, host:port or *.host, after methods and a space where not all are allowed (GET,HEAD host)
+	SyncIntervalMs   uint32        `json:"syncIntervalMs,omitempty"`   // milliseconds between snapshots of the workspace while a turn runs; default 30 s
+	HealthIntervalMs uint32        `json:"healthIntervalMs,omitempty"` // milliseconds between health checks of the sandbox; default 30 s
+	SandboxMaxAgeMs  uint32        `json:"sandboxMaxAgeMs,omitempty"`  // milliseconds after which a sandbox is replaced between two turns; default 24 h
+	Image            string        `json:"image,omitempty"`            // of the sandbox; default the executor's
+	Command          []string      `json:"command,omitempty"`          // of architecture acp: the agent's program and its arguments
+	ModelSettings    ModelSettings `json:"modelSettings,omitzero"`     // of architecture acp: how the agent is given its model
+	Budget           Budget        `json:"budget,omitzero"`            // of the whole session
+	Egress           []string      `json:"egress,omitempty"`           // hosts beside the models' that the sandbox may reach: host, host:port or *.host, after methods and a space where not all are allowed (GET,HEAD host)
+
+	HostPath string `json:"hostPath,omitempty"` // absolute path of a folder of the executor's machine in which the session works, in place of a workspace of its own; set when the session is created, local sandboxes only
+}
+
+// ModelSettings are how an agent of architecture acp is given its model. In
+// values, ${MODEL} is replaced by the model, ${MODEL_BASE_URL} by the base URL of
+// its API and ${MODEL_KEY} by the key; $$ is a dollar sign.
+type ModelSettings struct {
+	Preset string            `json:"preset,omitempty"` // settings of a known agent: claude, opencode or qwen
+	Env    map[string]string `json:"env,omitempty"`    // variables of the agent's process; they override those of the preset
+	Args   []string          `json:"args,omitempty"`   // arguments after the command; never the key
 }
 
 // SessionCreated is the first event of a session.
@@ -24,7 +37,7 @@ type SessionCreated struct {
 	AgentVersion string          `json:"agentVersion"` // pinned
 	Architecture string          `json:"architecture"`
 	Provider     string          `json:"provider"`
-	Options      Options         `json:"options"` // resolved: no field is empty but model
+	Options      Options         `json:"options"` // resolved: no field is empty but model and modelProvider
 	Metadata     json.RawMessage `json:"metadata,omitempty"`
 
 	AgentRef     Reference   `json:"agentRef,omitzero"`      // with the pinned version; zero for the built-in agent

@@ -60,6 +60,13 @@ type FileDeleted struct {
 	Path string `json:"path"`
 }
 
+// WorkspaceSyncStarted says that an executor begins to put file changes into the workspace of a sandbox in which nothing
+// runs, and to store it. Until files_applied and workspace_synced follow, others ask that executor before they use the sandbox.
+type WorkspaceSyncStarted struct {
+	SandboxID string `json:"sandboxId"`
+	Executor  string `json:"executor"`
+}
+
 // WorkspaceSynced says that workspace and agent's records are in the object store.
 type WorkspaceSynced struct {
 	Snapshot   string `json:"snapshot"`          // name of its manifest in the bucket workspaces

@@ -81,13 +81,19 @@ func parseRule(line string) (r rule, ok bool, err error) {
 // Ignores tells about a path, with slashes, relative to the root. Nothing below an
 // ignored folder is to be asked for.
 func (rs Rules) Ignores(rel string, folder bool) bool {
+	ignored, _ := rs.decide(rel, folder)
+	return ignored
+}
+
+// decide also reports whether any rule matches the path.
+func (rs Rules) decide(rel string, folder bool) (ignored, decided bool) {
 	elements := strings.Split(rel, "/")
 	for _, r := range slices.Backward(rs) {
 		if (folder || !r.folder) && matches(r.pattern, elements) {
-			return !r.keep
+			return !r.keep, true
 		}
 	}
-	return false
+	return false, false
 }
 
 // matches matches a path element by element.

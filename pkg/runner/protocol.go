@@ -66,6 +66,7 @@ type Query struct {
 	Architecture string            `json:"architecture"`      // claude-code, codex, opencode, acp, spool
 	Command      []string          `json:"command,omitempty"` // of architecture acp: the agent's program and its arguments
 	Model        string            `json:"model,omitempty"`
+	ModelSet     bool              `json:"modelSet,omitempty"` // of architecture acp: Env or Command have the model; it is chosen over the protocol only where the agent offers it by this name
 	SystemPrompt string            `json:"systemPrompt,omitempty"`
 	Content      string            `json:"content,omitempty"`
 	Parts        []events.Part     `json:"parts,omitempty"`

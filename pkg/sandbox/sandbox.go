@@ -38,6 +38,7 @@ const (
 	CodeDiskFull          = "DISK_FULL"          // the engine has no room
 	CodeRunnerSilent      = "RUNNER_SILENT"      // the sandbox was made, its runner does not answer
 	CodeServerFailed      = "MCP_SERVER_FAILED"  // a container beside the sandbox was made, its MCP server does not start
+	CodeHostPath          = "HOST_PATH_REFUSED"  // the folder in which the session works is gone, or is not allowed
 	CodeSandboxFailed     = "SANDBOX_FAILED"     // anything else
 
 	CodeDependenciesFailed      = "DEPENDENCIES_FAILED"      // what an agent depends on could not be installed
@@ -72,6 +73,10 @@ type Spec struct {
 	// records this one takes over if they are still there; "" for new ones.
 	// Providers that keep them by session ignore it.
 	Workspace string
+	// HostPath is a folder of the provider's machine that is the workspace; "" for
+	// a workspace of the sandbox's own. The provider never removes it. Only local
+	// sandboxes have one; others refuse it.
+	HostPath string
 	// Servers is how many containers of MCP servers the sandbox can have beside it; see Companion.
 	Servers int
 	// EgressToken is what the sandbox names itself by at the egress proxy; "" for no way out.
@@ -193,7 +198,8 @@ type Sandbox interface {
 type Files interface {
 	// Put writes a file, making folders as needed, and replaces it in one step.
 	Put(ctx context.Context, path string, content io.Reader) error
-	// Get opens a file; ErrNotFound if there is none.
+	// Get opens a file; ErrNotFound if there is none, fs.ErrPermission if its mode
+	// does not let it be read, fs.ErrInvalid if it is no regular file.
 	Get(ctx context.Context, path string) (io.ReadCloser, error)
 	// List gives the files below a folder ("" for all), sorted by path.
 	List(ctx context.Context, dir string) ([]File, error)

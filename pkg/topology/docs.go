@@ -85,15 +85,16 @@ func docDurables(b *strings.Builder) {
 }
 
 func docCore(b *strings.Builder) {
-	b.WriteString("\n## Core subjects\n\nNothing depends on these; they only make things faster.\n\n")
-	fmt.Fprintf(b, "- %s: hints to an executor that something was stored, and questions whether it still holds a run.\n", code(Ctl("<executor>")))
+	b.WriteString("\n## Core subjects\n\nNothing durable depends on these.\n\n")
+	fmt.Fprintf(b, "- %s: hints to an executor that something was stored, and questions what it still does for a session.\n", code(Ctl("<executor>")))
 	fmt.Fprintf(b, "- %s: a projector started; gateways look for holes.\n", code(CtlProjector))
+	fmt.Fprintf(b, "- %s: a gateway asks the executors of an engine for a file of a running sandbox, which comes in chunks on %s; the gateway acknowledges them on %s (adr/0038).\n", code(FilesOn("<provider>", "<engine>")), code(FilesTo("<transfer>")), code(FilesAck("<transfer>")))
 	fmt.Fprintf(b, "- %s: a user's inboxes; the answer to a command goes to the subject in header %s.\n", code("_INBOX_<user>.>"), code(HeaderReply))
 }
 
 func docUsers(b *strings.Builder) {
 	fmt.Fprintf(b, "\n## Users\n\nEach service has a NATS user with these rights and no others; inboxes have the prefix %s. "+
-		"Only the janitor may purge. EVENTS-n stands for each of the %d possible shards.\n", code("_INBOX_<user>"), MaxShards)
+		"Only the janitor may delete messages, and purge two key-value buckets. EVENTS-n stands for each of the %d possible shards.\n", code("_INBOX_<user>"), MaxShards)
 	for _, u := range Users() {
 		fmt.Fprintf(b, "\n### %s\n\n%s.\n\n- publish: %s\n- subscribe: %s\n", u.Name, u.Doc, shards(u.Publish), shards(u.Subscribe))
 	}

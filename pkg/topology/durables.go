@@ -15,6 +15,8 @@ const (
 	CommandsSkills = "skills"
 	// TimersDue is the session service's durable on TIMERS.
 	TimersDue = "due"
+	// DeadJobs is the session service's durable on DEAD.
+	DeadJobs = "jobs"
 )
 
 // ReactorDurable is the session service's durable on a shard of the log.
@@ -77,6 +79,15 @@ func TimersConsumer() Durable {
 	return Durable{StreamTimers, jetstream.ConsumerConfig{
 		Durable: TimersDue, Description: "Timers that fired.",
 		FilterSubject: TimerDueFilter, AckPolicy: jetstream.AckExplicitPolicy,
+		AckWait: WorkWait, MaxDeliver: -1, MaxAckPending: ReactorPending,
+	}}
+}
+
+// DeadJobsConsumer takes the dead letters of jobs, whose executions are failed.
+func DeadJobsConsumer() Durable {
+	return Durable{StreamDead, jetstream.ConsumerConfig{
+		Durable: DeadJobs, Description: "Jobs that were given up.",
+		FilterSubject: DeadJobFilter, AckPolicy: jetstream.AckExplicitPolicy,
 		AckWait: WorkWait, MaxDeliver: -1, MaxAckPending: ReactorPending,
 	}}
 }

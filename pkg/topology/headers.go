@@ -4,7 +4,10 @@ package topology
 const (
 	// HeaderReply is the subject on core NATS that the answer to a command goes to.
 	HeaderReply = "Spool-Reply"
-	// HeaderDeadline is when nobody waits for a command's effect any more, in RFC 3339; past it the command is dropped.
+	// HeaderTimeToLive is how long somebody waits for a command's effect, from when the stream stored it, as a duration of Go ("3s");
+	// past it the command is dropped. It says nothing about anybody's clock but the server's.
+	HeaderTimeToLive = "Spool-Time-To-Live"
+	// HeaderDeadline is what builds before HeaderTimeToLive sent: the same as a time of the sender's clock, in RFC 3339.
 	HeaderDeadline = "Spool-Deadline"
 	// HeaderCommandID names the command over all its deliveries and retries, so that a repeat changes nothing.
 	HeaderCommandID = "Spool-Command-Id"
@@ -17,6 +20,8 @@ const (
 	HeaderDeadReason = "Spool-Dead-Reason"
 	// HeaderDeadSubject is the subject that a dead message was published to.
 	HeaderDeadSubject = "Spool-Dead-Subject"
+	// HeaderDeadMessageID is the id that a dead message had.
+	HeaderDeadMessageID = "Spool-Dead-Message-Id"
 	// HeaderDeadStream is the stream that a dead message came from.
 	HeaderDeadStream = "Spool-Dead-Stream"
 	// HeaderDeadSequence is a dead message's sequence in that stream, in decimal.

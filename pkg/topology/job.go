@@ -43,4 +43,5 @@ type Lease struct {
 // publish of a SessionRef is a hint that the session has a new fact.
 type CtlAnswer struct {
 	Running string `json:"running,omitempty"` // the execution of that session that the executor runs, "" for none
+	Syncing bool   `json:"syncing,omitempty"` // the executor works on the session's sandbox, in which nothing runs
 }

@@ -108,9 +108,25 @@ func Ctl(executor string) string { return "ctl." + executor }
 // CtlProjector is the core subject on which a projector announces its start, so that gateways look for holes.
 const CtlProjector = "ctl.projector"
 
+// FilesOn is the core subject on which executors of an engine are asked for files of its running sandboxes.
+func FilesOn(provider, engine string) string { return "files.on." + provider + "." + engine }
+
+// FilesTo is the core subject of the executor's answer: the head and the chunks. It is
+// not an inbox, so that an executor cannot forge the answers to a gateway's other requests.
+func FilesTo(transfer string) string { return "files.to." + transfer }
+
+// FilesAck is the core subject on which the gateway acknowledges the chunks that it read.
+func FilesAck(transfer string) string { return "files.ack." + transfer }
+
 // Dead is where a message that was given up is kept, by the subject or part it came from.
 // The headers of headers.go say the rest.
 func Dead(origin string) string { return "dead." + origin }
+
+// DeadFilter matches every dead letter, and none of the server's advisories beside them.
+const DeadFilter = "dead.>"
+
+// DeadJobFilter matches the dead letters of jobs.
+const DeadJobFilter = "dead.job.>"
 
 // Advisories that the server itself publishes into DEAD.
 const (

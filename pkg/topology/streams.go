@@ -64,7 +64,7 @@ func eventsStream(shard, shards int) Stream {
 			AllowDirect: true,
 		},
 		Kind:   "the truth; kept for ever, refuses when full",
-		Writes: "session (life, key, agent, instance, environment, budget, run), executor (run), skills (skill)",
+		Writes: "session (life, key, agent, instance, environment, budget, run), executor (run), janitor (run: the end of a deleted session), skills (skill)",
 		Reads:  "session, executor, projector, skills, janitor",
 	}
 }
@@ -177,7 +177,7 @@ func deadStream() Stream {
 		},
 		Kind:   "30 days",
 		Writes: "session, executor, projector, skills, the server (advisories)",
-		Reads:  "people",
+		Reads:  "session (jobs), gateway (for people)",
 	}
 }
 
@@ -237,7 +237,7 @@ func ObjectBuckets() []Objects {
 			Config: jetstream.ObjectStoreConfig{
 				Bucket: BucketPayloads, Description: "Event data too large for the log.", Storage: jetstream.FileStorage,
 			},
-			Names: "<SHA-256 in hex>", Writes: "session, executor, skills", Reads: "session, executor, projector, skills",
+			Names: "<tenant>/<session or catalogue id>/<SHA-256 in hex>; of former versions <SHA-256 in hex>", Writes: "session, executor, skills", Reads: "session, executor, projector, skills",
 		},
 		{
 			Config: jetstream.ObjectStoreConfig{

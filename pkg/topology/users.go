@@ -1,6 +1,6 @@
 package topology
 
-// Names of the NATS users: one for each service, one that may purge, one for installation and people.
+// Names of the NATS users: one for each service, one that may delete messages, one for installation and people.
 const (
 	UserGateway   = "gateway"
 	UserSession   = "session"
@@ -24,7 +24,8 @@ type User struct {
 func InboxPrefix(user string) string { return "_INBOX_" + user }
 
 // Users lists the users with exactly the rights that their rows in Streams and
-// the buckets say. Deletes and purges of messages are the janitor's alone. A
+// the buckets say. Deleting messages is the janitor's alone, but for dead letters, which the session service removes one by one.
+// None but two key-value buckets can be purged. A
 // service makes its own durables; streams and buckets are made by admin.
 func Users() []User {
 	return []User{gatewayUser(), sessionUser(), executorUser(), projectorUser(), skillsUser(), janitorUser(), adminUser()}
@@ -34,15 +35,17 @@ func gatewayUser() User {
 	return User{
 		Name: UserGateway, Doc: "takes clients in; writes commands, reads LIVE and Postgres",
 		Publish: join(
-			[]string{"cmd.*.*.*.*"},
+			[]string{"cmd.*.*.*.*", FilesOn("*", "*"), FilesAck("*")},
 			useKV(BucketIdempotency), []string{"$KV." + BucketIdempotency + ".>"},
 			info(StreamCommands), info(StreamLive), writeObjects(BucketWorkspaces),
 			// What is pushed, and what a client encrypted or the gateway did: it cannot read a secret back without the key.
 			writeObjects(BucketSkills), useKV(BucketSecrets), []string{"$KV." + BucketSecrets + ".>"},
 			// Whether services know of a budget that was set.
 			useKV(BucketBudgets),
+			// People read dead letters; to retry or drop one is a command.
+			get(StreamDead),
 		),
-		Subscribe: []string{inbox(UserGateway), "live.*.*", CtlProjector},
+		Subscribe: []string{inbox(UserGateway), "live.*.*", CtlProjector, FilesTo("*")},
 	}
 }
 
@@ -58,7 +61,9 @@ func sessionUser() User {
 			useKV(BucketSecrets), []string{"$KV." + BucketSecrets + ".*.x.>"},
 			durable(StreamCommands, CommandsSession, CommandFilter(ServiceSession)),
 			durable(StreamTimers, TimersDue, TimerDueFilter), get(StreamTimers),
-			reactors(), info(StreamJobs), info(StreamDead),
+			reactors(), info(StreamJobs),
+			// It fails executions whose job is dead, and removes dead letters that people have dealt with.
+			durable(StreamDead, DeadJobs, DeadJobFilter), get(StreamDead), []string{"$JS.API.STREAM.MSG.DELETE." + StreamDead},
 		),
 		Subscribe: []string{inbox(UserSession)},
 	}
@@ -68,9 +73,10 @@ func executorUser() User {
 	return User{
 		Name: UserExecutor, Doc: "runs agents; writes run and text in flight",
 		Publish: join(
-			[]string{RunFilter, "dl.*.*.*", "dead.>", "ctl.*"},
+			// A job that reaches an executor of the wrong engine is moved to the right one.
+			[]string{RunFilter, "dl.*.*.*", "job.*.on.*", "dead.>", "ctl.*"},
 			// One executor asks another, on ctl, whether it still holds a run.
-			[]string{inbox(UserExecutor)},
+			[]string{inbox(UserExecutor), FilesTo("*")},
 			readLog(), writePayloads(), writeObjects(BucketWorkspaces), useKV(BucketLeases), []string{"$KV." + BucketLeases + ".>"},
 			readObjects(BucketSkills), useKV(BucketSecrets), useKV(BucketBudgets),
 			// An engine's durable has the engine's name, which is no token to list here.
@@ -78,7 +84,7 @@ func executorUser() User {
 			// The text of blocks whose sandbox was lost.
 			ordered(StreamDeltas), info(StreamDead),
 		),
-		Subscribe: []string{inbox(UserExecutor), "ctl.*"},
+		Subscribe: []string{inbox(UserExecutor), "ctl.*", FilesOn("*", "*"), FilesAck("*")},
 	}
 }
 
@@ -108,14 +114,26 @@ func skillsUser() User {
 	}
 }
 
+// janitorUser deletes single messages, which is how their bytes are erased; of
+// what holds content it cannot purge anything. Of the log it writes run_retired and content_removed.
 func janitorUser() User {
-	var purge []string
+	erase := func(stream string) []string { return []string{"$JS.API.STREAM.MSG.DELETE." + stream} }
+	var log []string
 	for i := range MaxShards {
-		purge = append(purge, "$JS.API.STREAM.PURGE."+EventsStream(i))
+		log = append(log, erase(EventsStream(i))...)
 	}
 	return User{
-		Name: UserJanitor, Doc: "purges the subjects of deleted sessions",
-		Publish:   join(purge, readLog(), readPayloads()),
+		Name: UserJanitor, Doc: "erases the content of deleted sessions, and what no session needs",
+		Publish: join(
+			[]string{RunFilter}, readLog(), log,
+			ordered(StreamDeltas), erase(StreamDeltas),
+			readPayloads(), erase("OBJ_"+BucketPayloads),
+			readObjects(BucketWorkspaces), erase("OBJ_"+BucketWorkspaces),
+			readObjects(BucketSkills), erase("OBJ_"+BucketSkills),
+			// NATS makes key-value buckets without the right to delete for anybody.
+			useKV(BucketSecrets), []string{"$JS.API.STREAM.PURGE.KV_" + BucketSecrets},
+			useKV(BucketIdempotency), []string{"$JS.API.STREAM.PURGE.KV_" + BucketIdempotency},
+		),
 		Subscribe: []string{inbox(UserJanitor)},
 	}
 }

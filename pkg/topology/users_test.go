@@ -106,12 +106,12 @@ func checkPublish(t *testing.T, ns *server.Server) {
 		"$KV." + topology.BucketSecrets + ".default.x.exe.x":                          {topology.UserGateway, topology.UserSession},
 
 		life:                                    {topology.UserSession},
-		run:                                     {topology.UserSession, topology.UserExecutor},
+		run:                                     {topology.UserSession, topology.UserExecutor, topology.UserJanitor},
 		key:                                     {topology.UserSession},
 		events.DeltaSubject("default", session): {topology.UserExecutor},
 		topology.CommandSubject(topology.ServiceSession, "default", session): {topology.UserGateway},
 		topology.JobAny("local"):                                                        {topology.UserSession},
-		topology.JobOn("local", "host"):                                                 {topology.UserSession},
+		topology.JobOn("local", "host"):                                                 {topology.UserSession, topology.UserExecutor},
 		topology.TimerAt(session):                                                       {topology.UserSession},
 		topology.TimerDue(session):                                                      {},
 		events.LiveSubject("default", session):                                          {topology.UserProjector},
@@ -121,8 +121,12 @@ func checkPublish(t *testing.T, ns *server.Server) {
 		"$KV." + topology.BucketLeases + ".x":                                           {topology.UserExecutor},
 		"$KV." + topology.BucketIdempotency + ".default.x":                              {topology.UserGateway},
 		"$O." + topology.BucketPayloads + ".C.x":                                        {topology.UserSession, topology.UserExecutor, topology.UserSkills},
-		"$JS.API.STREAM.PURGE.EVENTS-0":                                                 {topology.UserJanitor},
-		"$JS.API.STREAM.MSG.DELETE.EVENTS-0":                                            {},
+		"$JS.API.STREAM.PURGE.EVENTS-0":                                                 {},
+		"$JS.API.STREAM.MSG.DELETE.EVENTS-0":                                            {topology.UserJanitor},
+		"$JS.API.STREAM.MSG.DELETE.COMMANDS":                                            {},
+		"$JS.API.STREAM.MSG.DELETE.OBJ_" + topology.BucketWorkspaces:                    {topology.UserJanitor},
+		"$JS.API.STREAM.MSG.DELETE." + topology.StreamDead:                              {topology.UserSession},
+		"$JS.API.DIRECT.GET." + topology.StreamDead:                                     {topology.UserSession, topology.UserGateway},
 		"$JS.API.STREAM.DELETE.EVENTS-0":                                                {},
 		"$JS.API.STREAM.UPDATE.EVENTS-0":                                                {},
 		"$JS.API.STREAM.PURGE.OBJ_" + topology.BucketPayloads:                           {},
@@ -132,6 +136,9 @@ func checkPublish(t *testing.T, ns *server.Server) {
 		"$JS.API.CONSUMER.CREATE.JOBS.local-any.job.local.any":                          {topology.UserExecutor},
 		"$JS.API.CONSUMER.MSG.NEXT.JOBS.local-any":                                      {topology.UserExecutor},
 		"$JS.API.DIRECT.GET.EVENTS-0." + run:                                            {topology.UserSession, topology.UserExecutor, topology.UserProjector, topology.UserSkills, topology.UserJanitor},
+		topology.FilesOn("docker", "host"):                                              {topology.UserGateway},
+		topology.FilesTo("x"):                                                           {topology.UserExecutor},
+		topology.FilesAck("x"):                                                          {topology.UserGateway},
 		"_INBOX_gateway.x":                                                              {topology.UserSession, topology.UserSkills},
 		"_INBOX_session.x":                                                              {},
 	}
@@ -162,6 +169,9 @@ func checkSubscribe(t *testing.T, ns *server.Server) {
 		"live.default.*":    {topology.UserGateway},
 		"ctl.projector":     {topology.UserGateway, topology.UserExecutor},
 		"ctl.xtr":           {topology.UserExecutor},
+		"files.on.docker.x": {topology.UserExecutor},
+		"files.to.*":        {topology.UserGateway},
+		"files.ack.x":       {topology.UserExecutor},
 		"ev.>":              {},
 		"cmd.>":             {},
 		"_INBOX_session.>":  {topology.UserSession},
@@ -234,6 +244,16 @@ func checkWork(t *testing.T, ns *server.Server) {
 	take("session", sess, topology.TimersConsumer())
 
 	take("executor", exec, topology.JobsAnyConsumer("local"))
+	_, err = exec.Publish(ctx, topology.Dead(topology.JobAny("local")), []byte("{}"))
+	must("executor gives a job up", err)
+	take("session", sess, topology.DeadJobsConsumer())
+	letters, err := gateway.Stream(ctx, topology.StreamDead)
+	must("gateway opens DEAD", err)
+	letter, err := letters.GetMsg(ctx, 1, jetstream.WithGetMsgSubject(topology.DeadFilter))
+	must("gateway reads a dead letter", err)
+	theirLetters, err := sess.Stream(ctx, topology.StreamDead)
+	must("session opens DEAD", err)
+	must("session removes a dead letter", theirLetters.DeleteMsg(ctx, letter.Sequence))
 	leases, err := exec.KeyValue(ctx, topology.BucketLeases)
 	must("executor opens leases", err)
 	_, err = leases.Put(ctx, "xtr", []byte("1"))
@@ -266,9 +286,20 @@ func checkWork(t *testing.T, ns *server.Server) {
 
 	log, err := jan.Stream(ctx, topology.EventsStream(0))
 	must("janitor opens the log", err)
-	must("janitor purges a session", log.Purge(ctx, jetstream.WithPurgeSubject(events.LifeOf("default", session).String())))
+	last, err := log.GetLastMsgForSubject(ctx, events.LifeOf("default", session).String())
+	must("janitor finds a commit", err)
+	must("janitor erases it", log.SecureDeleteMsg(ctx, last.Sequence))
 	if info, err := log.Info(ctx); err != nil || info.State.Msgs != 0 {
-		t.Errorf("after the purge: %+v, %v", info, err)
+		t.Errorf("after that: %+v, %v", info, err)
+	}
+	bucket, err := jan.Stream(ctx, "OBJ_"+topology.BucketPayloads)
+	must("janitor opens payloads", err)
+	info, err := bucket.Info(ctx, jetstream.WithSubjectFilter("$O.>"))
+	must("janitor lists what is in it", err)
+	for subject := range info.State.Subjects {
+		m, err := bucket.GetLastMsgForSubject(ctx, subject)
+		must("janitor finds "+subject, err)
+		must("janitor erases "+subject, bucket.SecureDeleteMsg(ctx, m.Sequence))
 	}
 }
 

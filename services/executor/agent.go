@@ -1,83 +1,196 @@
 package executor
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
+	"github.com/spoolhq/spool/pkg/api/command"
+	"github.com/spoolhq/spool/pkg/architecture"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/layers"
 	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/services/executor/internal/holder"
 )
 
-// openCodeModel is OpenCode's model where nobody names one: it has no default of its own.
+// openCodeModel is OpenCode's model at OpenAI where nobody names one: it has no default of its own.
 const openCodeModel = "gpt-4.1-mini"
 
-// agent gives the model and the environment of an architecture's process. The
-// environment reaches that process alone: not the log, nor the rest of the sandbox.
-func (c Config) agent(architecture, model string) (string, map[string]string) {
-	if architecture == "claude-code" && model == "" {
-		model = c.AnthropicModel
-	}
-	if architecture == "opencode" && model == "" && c.OpenAIModel == "" && (c.NVIDIAKey == "" || c.OpenAIKey != "") {
-		model = openCodeModel
-	}
-	if c.Sandbox == Docker {
-		return c.routed(architecture, model)
-	}
-	env := map[string]string{}
-	set := func(key, value string) {
-		if value != "" {
-			env[key] = value
-		}
-	}
-	if architecture == "claude-code" || architecture == "acp" {
-		set("ANTHROPIC_API_KEY", c.AnthropicKey)
-		set("ANTHROPIC_BASE_URL", c.AnthropicBaseURL)
-	}
-	if architecture == "claude-code" {
-		return model, env
-	}
-	// NVIDIA's names have a vendor before a slash; without a model it serves where OpenAI's API is not set up.
-	openAI := c.OpenAIKey != "" || c.OpenAIBaseURL != ""
-	if c.NVIDIAKey != "" && (strings.Contains(model, "/") || !openAI) {
-		set("OPENAI_API_KEY", c.NVIDIAKey)
-		set("OPENAI_BASE_URL", c.NVIDIABaseURL)
-		if model == "" {
-			model = c.NVIDIAModel
-		}
-		return model, env
-	}
-	set("OPENAI_API_KEY", c.OpenAIKey)
-	set("OPENAI_BASE_URL", c.OpenAIBaseURL)
-	if model == "" {
-		model = c.OpenAIModel
-	}
-	return model, env
-}
-
-// noKey is what stands where agents want a key: the egress proxy puts the real one in.
+// noKey is the key of agents in Docker sandboxes: the egress proxy puts the real one in.
 const noKey = "spool"
 
-// routed is agent for sandboxes that reach models by the egress proxy's routes.
-func (c Config) routed(architecture, model string) (string, map[string]string) {
-	env := map[string]string{
-		"HTTP_PROXY": runner.EgressURL, "HTTPS_PROXY": runner.EgressURL, "http_proxy": runner.EgressURL, "https_proxy": runner.EgressURL,
-		"NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost",
+// endpoint is a model provider as agents are to reach it; "" where nothing is set.
+type endpoint struct{ key, url string }
+
+// endpoint returns how agents reach a model provider.
+func (c Config) endpoint(provider string) endpoint {
+	if c.Sandbox == Docker {
+		route := map[string]string{
+			architecture.Anthropic: runner.EgressAnthropic, architecture.OpenAI: runner.EgressOpenAI, architecture.NVIDIA: runner.EgressNVIDIA,
+		}[provider]
+		return endpoint{noKey, runner.EgressURL + "/" + route}
 	}
-	if architecture == "claude-code" || architecture == "acp" {
-		env["ANTHROPIC_API_KEY"], env["ANTHROPIC_BASE_URL"] = noKey, runner.EgressURL+"/"+runner.EgressAnthropic
+	switch provider {
+	case architecture.Anthropic:
+		return endpoint{c.AnthropicKey, c.AnthropicBaseURL}
+	case architecture.NVIDIA:
+		return endpoint{c.NVIDIAKey, c.NVIDIABaseURL}
 	}
-	if architecture == "claude-code" {
-		return model, env
+	return endpoint{c.OpenAIKey, c.OpenAIBaseURL}
+}
+
+// agent returns how the process of an architecture is given its model. The
+// environment reaches that process alone: not the log, nor the rest of the sandbox.
+func (c Config) agent(runs string, o events.Options) holder.Launch {
+	provider, model := c.model(runs, o)
+	l := holder.Launch{Model: model, Env: c.environment(runs, provider), Command: slices.Clone(o.Command)}
+	c.settle(&l, provider, o.ModelSettings)
+	return l
+}
+
+// settle puts model settings into a launch: those of the preset, then the session's own.
+func (c Config) settle(l *holder.Launch, provider string, s events.ModelSettings) {
+	preset, _ := architecture.FindPreset(s.Preset)
+	l.Set = s.Preset != "" || len(s.Env)+len(s.Args) > 0
+	at := c.endpoint(provider)
+	values := map[string]string{command.PlaceholderModel: l.Model, command.PlaceholderBaseURL: cmp.Or(at.url, publicURLs()[provider]), command.PlaceholderKey: at.key}
+	fill := func(template string) string {
+		// The placeholders were checked when the session was made.
+		out, _ := layers.Expand(template, func(name string) (string, bool) { return values[name], true })
+		return out
 	}
-	if model == "" {
+	for _, env := range []map[string]string{preset.Env, s.Env} {
+		for name, template := range env {
+			if l.Model == "" && slices.Contains(layers.Placeholders(template), command.PlaceholderModel) {
+				continue
+			}
+			l.Env[name] = fill(template)
+		}
+	}
+	for _, arg := range s.Args {
+		l.Command = append(l.Command, fill(arg))
+	}
+}
+
+// publicURLs are where the model providers' own APIs are, as their base URLs are written.
+func publicURLs() map[string]string {
+	return map[string]string{architecture.Anthropic: "https://api.anthropic.com", architecture.OpenAI: "https://api.openai.com/v1", architecture.NVIDIA: nvidiaURL}
+}
+
+// environment returns the variables of a process by which the architectures' own agents reach models.
+func (c Config) environment(runs, provider string) map[string]string {
+	env := map[string]string{}
+	if c.Sandbox == Docker {
+		env = map[string]string{
+			"HTTP_PROXY": runner.EgressURL, "HTTPS_PROXY": runner.EgressURL, "http_proxy": runner.EgressURL, "https_proxy": runner.EgressURL,
+			"NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost",
+		}
+	}
+	set := func(vendor string, e endpoint) {
+		for name, value := range map[string]string{vendor + "_API_KEY": e.key, vendor + "_BASE_URL": e.url} {
+			if value != "" {
+				env[name] = value
+			}
+		}
+	}
+	if architecture.CanUse(runs, architecture.Anthropic) {
+		set("ANTHROPIC", c.endpoint(architecture.Anthropic))
+	}
+	if !architecture.CanUse(runs, architecture.OpenAI) {
+		return env
+	}
+	if provider == architecture.Anthropic { // an ACP agent has the variables of both APIs
+		provider = architecture.OpenAI
+	}
+	set("OPENAI", c.endpoint(provider)) // NVIDIA's API is OpenAI's
+	return env
+}
+
+// model returns the model provider of a session and its model; "" is the agent's own default.
+func (c Config) model(runs string, o events.Options) (provider, model string) {
+	provider, model = c.provides(runs, o)
+	switch {
+	case model != "":
+	case provider == architecture.Anthropic:
+		model = c.AnthropicModel
+	case provider == architecture.NVIDIA:
+		model = c.NVIDIAModel
+	default:
 		model = c.OpenAIModel
+		if runs == architecture.OpenCode {
+			model = cmp.Or(model, openCodeModel)
+		}
 	}
-	route := runner.EgressOpenAI
-	if strings.Contains(model, "/") { // NVIDIA's names have a vendor before a slash
-		route = runner.EgressNVIDIA
+	return provider, model
+}
+
+// provides returns the model provider of a session, and the model as far as it is chosen with it.
+func (c Config) provides(runs string, o events.Options) (provider, model string) {
+	can := architecture.ModelProvidersOf(runs)
+	if preset, ok := architecture.FindPreset(o.ModelSettings.Preset); ok {
+		can = preset.Providers
 	}
-	env["OPENAI_API_KEY"], env["OPENAI_BASE_URL"] = noKey, runner.EgressURL+"/"+route
-	return model, env
+	switch {
+	case o.ModelProvider != "":
+		return o.ModelProvider, o.Model
+	case slices.Contains(can, c.ModelProvider):
+		return c.ModelProvider, o.Model
+	case len(can) < 2:
+		return cmp.Or(strings.Join(can, ""), architecture.OpenAI), o.Model
+	}
+	set := c.setUp()
+	has := func(provider string) bool { return set == nil || slices.Contains(set, provider) }
+	asked := o.Model
+	if c.Sandbox == Docker {
+		asked = cmp.Or(asked, c.OpenAIModel)
+	}
+	// Sessions and agents from before there was modelProvider name NVIDIA's models by their vendor and a slash.
+	if strings.Contains(asked, "/") && has(architecture.NVIDIA) {
+		return architecture.NVIDIA, asked
+	}
+	if !has(architecture.OpenAI) && has(architecture.NVIDIA) {
+		return architecture.NVIDIA, o.Model
+	}
+	return architecture.OpenAI, o.Model
+}
+
+// setUp returns the model providers that have a key or an address; nil if only
+// the egress proxy knows them.
+func (c Config) setUp() []string {
+	if len(c.ModelProviders) > 0 {
+		return c.ModelProviders
+	}
+	set := []string{}
+	for provider, is := range map[string]bool{
+		architecture.Anthropic: c.AnthropicKey != "" || c.AnthropicBaseURL != "",
+		architecture.OpenAI:    c.OpenAIKey != "" || c.OpenAIBaseURL != "",
+		architecture.NVIDIA:    c.NVIDIAKey != "",
+	} {
+		if is {
+			set = append(set, provider)
+		}
+	}
+	if c.Sandbox == Docker && len(set) == 0 {
+		return nil
+	}
+	return set
+}
+
+// checkModelProviders refuses names that no model provider has, and empties lists of nothing.
+func (c *Config) checkModelProviders() error {
+	c.ModelProviders = slices.DeleteFunc(slices.Clone(c.ModelProviders), func(name string) bool { return name == "" })
+	known := architecture.ModelProviders()
+	if c.ModelProvider != "" && !slices.Contains(known, c.ModelProvider) {
+		return fmt.Errorf("model-provider: there is no model provider %q; there are %s", c.ModelProvider, strings.Join(known, ", "))
+	}
+	for _, name := range c.ModelProviders {
+		if !slices.Contains(known, name) {
+			return fmt.Errorf("model-providers: there is no model provider %q; there are %s", name, strings.Join(known, ", "))
+		}
+	}
+	return nil
 }
 
 // pool is how many sandboxes are kept ready, by architecture.
@@ -87,12 +200,13 @@ func (c Config) pool() (map[string]int, error) {
 		if entry == "" {
 			continue
 		}
-		architecture, count, ok := strings.Cut(entry, "=")
+		asked, count, _ := strings.Cut(entry, "=")
+		name, ok := architecture.Canonical(asked)
 		n, err := strconv.Atoi(count)
-		if !ok || architecture == "" || err != nil || n < 0 || n > maxSlots {
-			return nil, fmt.Errorf("pool: %q is not an architecture and a number up to %d, like claude-code=2", entry, maxSlots)
+		if !ok || err != nil || n < 0 || n > maxSlots {
+			return nil, fmt.Errorf("pool: %q is not an architecture (%s) and a number up to %d, like claude-code=2", entry, architecture.List(), maxSlots)
 		}
-		out[architecture] = n
+		out[name] = n
 	}
 	return out, nil
 }

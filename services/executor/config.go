@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spoolhq/spool/pkg/hostpath"
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
@@ -23,15 +24,16 @@ type Config struct {
 	Engine  string `default:"" env:"SPOOL_ENGINE" help:"Name of what holds the sandboxes, shared by the executors of one machine; empty means the one kept in the data folder."`
 	Address string `default:"" env:"SPOOL_ADDRESS" help:"Where people find this executor; it is shown in its lease. Empty means the host's name."`
 
-	Sandbox        string  `default:"local" env:"SPOOL_SANDBOX" help:"What sandboxes are made of: local (processes of this machine, for development) or docker."`
-	DockerHost     string  `default:"" env:"SPOOL_DOCKER_HOST" help:"Where the Docker engine listens, as DOCKER_HOST writes it; empty means what DOCKER_HOST says, else the local socket."`
-	SandboxImage   string  `default:"spool/sandbox:latest" env:"SPOOL_SANDBOX_IMAGE" help:"Image of Docker sandboxes, unless the session says otherwise."`
-	SandboxRuntime string  `default:"" env:"SPOOL_SANDBOX_RUNTIME" help:"Runtime of Docker sandboxes, runsc for example; empty means the engine's own default."`
-	SandboxMemory  int64   `default:"2147483648" env:"SPOOL_SANDBOX_MEMORY" help:"Bytes of memory that a Docker sandbox may take."`
-	SandboxCPUs    float64 `name:"sandbox-cpus" default:"2" env:"SPOOL_SANDBOX_CPUS" help:"Processors' worth of time that a Docker sandbox may take."`
-	SandboxPIDs    int64   `name:"sandbox-pids" default:"512" env:"SPOOL_SANDBOX_PIDS" help:"Processes and threads that a Docker sandbox may have."`
-	SandboxDisk    int64   `default:"10737418240" env:"SPOOL_SANDBOX_DISK" help:"Bytes that a Docker sandbox's workspace and its agent's records may take; its runner ends the turn at the limit."`
-	SandboxTmp     int64   `default:"536870912" env:"SPOOL_SANDBOX_TMP" help:"Bytes of a Docker sandbox's /tmp, and of its home folder; they are in memory."`
+	Sandbox        string   `default:"local" env:"SPOOL_SANDBOX" help:"What sandboxes are made of: local (processes of this machine, for development) or docker."`
+	HostPaths      []string `name:"host-paths" default:"" env:"SPOOL_HOST_PATHS" help:"Folders of this machine in which, and below which, local sandboxes may work when a session names one; / for all. Empty or none means nowhere, but for spool up on loopback, where empty means everywhere. Session services need the same value, and see the same folders."`
+	DockerHost     string   `default:"" env:"SPOOL_DOCKER_HOST" help:"Where the Docker engine listens, as DOCKER_HOST writes it; empty means what DOCKER_HOST says, else the local socket."`
+	SandboxImage   string   `default:"spool/sandbox:latest" env:"SPOOL_SANDBOX_IMAGE" help:"Image of Docker sandboxes, unless the session says otherwise."`
+	SandboxRuntime string   `default:"" env:"SPOOL_SANDBOX_RUNTIME" help:"Runtime of Docker sandboxes, runsc for example; empty means the engine's own default."`
+	SandboxMemory  int64    `default:"2147483648" env:"SPOOL_SANDBOX_MEMORY" help:"Bytes of memory that a Docker sandbox may take."`
+	SandboxCPUs    float64  `name:"sandbox-cpus" default:"2" env:"SPOOL_SANDBOX_CPUS" help:"Processors' worth of time that a Docker sandbox may take."`
+	SandboxPIDs    int64    `name:"sandbox-pids" default:"512" env:"SPOOL_SANDBOX_PIDS" help:"Processes and threads that a Docker sandbox may have."`
+	SandboxDisk    int64    `default:"10737418240" env:"SPOOL_SANDBOX_DISK" help:"Bytes that a Docker sandbox's workspace and its agent's records may take; its runner ends the turn at the limit."`
+	SandboxTmp     int64    `default:"536870912" env:"SPOOL_SANDBOX_TMP" help:"Bytes of a Docker sandbox's /tmp, and of its home folder; they are in memory."`
 
 	EgressSockets string `default:"" env:"SPOOL_EGRESS_SOCKETS" help:"Docker volume, or folder of the engine's machine, with the egress proxy's socket for sandboxes; empty, and without egress-image, means that Docker sandboxes have no way out, to models neither."`
 	EgressAdmin   string `default:"" env:"SPOOL_EGRESS_ADMIN" help:"Path of the egress proxy's admin socket."`
@@ -64,6 +66,12 @@ type Config struct {
 
 	StopSandboxes bool `default:"false" env:"SPOOL_STOP_SANDBOXES" help:"End the engine's sandboxes when the last of its executors stops; for stacks that go as a whole. Otherwise they stay for the next executor."`
 
+	ModelProvider  string   `default:"" env:"SPOOL_MODEL_PROVIDER" help:"Model provider where neither the session nor its agent names one: anthropic, openai or nvidia; an architecture that cannot use it has its own default. Empty means the first of openai and nvidia that is set up (claude-code: anthropic), but nvidia, if it is set up, for a model whose name has a slash."`
+	ModelProviders []string `default:"" env:"SPOOL_MODEL_PROVIDERS" help:"Model providers that are set up, for executors whose egress proxy has the keys; empty means those of which this executor has a key or an address. It matters only where none is named."`
+
+	// Private are folders of the installation itself, in which no sandbox may work.
+	Private []string `kong:"-"`
+
 	AnthropicKey     string `name:"anthropic-api-key" default:"" env:"ANTHROPIC_API_KEY" help:"Key for Anthropic's models."`
 	AnthropicBaseURL string `name:"anthropic-base-url" default:"" env:"SPOOL_ANTHROPIC_BASE_URL" help:"Where Anthropic's API is, without /v1; empty means Anthropic itself."`
 	AnthropicModel   string `name:"anthropic-model" default:"" env:"SPOOL_ANTHROPIC_MODEL" help:"Model of architecture claude-code where the session names none; empty means the CLI's default."`
@@ -94,6 +102,10 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.SandboxImage == "" {
 		c.SandboxImage = "spool/sandbox:latest"
+	}
+	var err error
+	if c.HostPaths, err = hostpath.ParseRoots("host-paths", c.HostPaths); err != nil {
+		return c, err
 	}
 	for _, n := range []struct {
 		name  string
@@ -170,6 +182,9 @@ func (c Config) withDefaults() (Config, error) {
 		if *d.value < time.Millisecond || *d.value > 24*time.Hour {
 			return c, fmt.Errorf("%s: %s is not between 1ms and 24h", d.name, *d.value)
 		}
+	}
+	if err := c.checkModelProviders(); err != nil {
+		return c, err
 	}
 	if c.NVIDIABaseURL == "" {
 		c.NVIDIABaseURL = nvidiaURL

@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/spoolhq/spool/pkg/budget"
+	"github.com/spoolhq/spool/pkg/bus"
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/sandbox"
@@ -38,7 +39,8 @@ type Deps struct {
 	Log      eventlog.Log
 	Provider sandbox.Provider // nil for Config.Sandbox; a given one has neither workspaces in the object store nor egress unless they are given too
 	Logger   *slog.Logger
-	Now      func() time.Time // nil for the clock
+	Now      func() time.Time // nil for Clock
+	Clock    *bus.Clock       // of the streams; nil for one over this host's clock
 
 	Metrics prometheus.Registerer // nil: nobody reads what is counted
 
@@ -61,7 +63,9 @@ type Executor struct {
 	out     wayOut                 // of nobody where Deps brought its own, and where there is none
 	own     sandbox.Provider       // likewise
 	jobs    *jobs
-	ready   chan struct{}
+
+	publisher *bus.Publisher // of dead letters, and of jobs that are for another engine
+	ready     chan struct{}
 
 	skills  *skills.Skills // nil where Deps brought its own
 	secrets *secrets       // nil where there is no key
@@ -80,10 +84,17 @@ func build(cfg Config, deps Deps) (*Executor, error) {
 	if deps.NATS == nil || deps.Log == nil || deps.Logger == nil {
 		return nil, errors.New("NATS, Log and Logger are required")
 	}
-	if deps.Now == nil {
-		deps.Now = time.Now
+	js, err := jetstream.New(deps.NATS)
+	if err != nil {
+		return nil, err
 	}
-	cfg, err := cfg.withDefaults()
+	if deps.Clock == nil {
+		deps.Clock = bus.NewClock(bus.ClockConfig{JetStream: js, Stream: topology.StreamJobs, Logger: deps.Logger})
+	}
+	if deps.Now == nil {
+		deps.Now = deps.Clock.Now
+	}
+	cfg, err = cfg.withDefaults()
 	if err != nil {
 		return nil, err
 	}
@@ -95,7 +106,7 @@ func build(cfg Config, deps Deps) (*Executor, error) {
 	if err := topology.CheckToken("engine", cfg.Engine); err != nil {
 		return nil, err
 	}
-	e := &Executor{ready: make(chan struct{})}
+	e := &Executor{js: js, ready: make(chan struct{})}
 	if deps.Provider == nil {
 		e.store = workspaces.New(deps.Logger)
 		deps.Workspaces = e.store
@@ -133,11 +144,11 @@ func build(cfg Config, deps Deps) (*Executor, error) {
 	}
 	deps.Logger = deps.Logger.With("executor", id)
 	e.cfg, e.id, e.deps = cfg, id, deps
-	if e.js, err = jetstream.New(deps.NATS); err != nil {
-		return nil, err
-	}
 	e.budgets = budget.NewWatch(e.js, deps.Logger)
 	e.leases = lease.New(e.js, topology.Lease{Executor: id, Provider: cfg.Sandbox, Engine: cfg.Engine, Slots: cfg.Slots, Address: cfg.Address}, deps.Logger)
+	if e.publisher, err = bus.NewPublisher(bus.PublisherConfig{JetStream: e.js, Deduplicate: true, Logger: deps.Logger}); err != nil {
+		return nil, err
+	}
 	e.holder = holder.New(holder.Config{
 		Executor: id, Provider: cfg.Sandbox, Engine: cfg.Engine, Slots: cfg.Slots, WarmMemory: uint64(max(cfg.WarmMemory, 0)), //nolint:gosec // not negative
 		Window: cfg.CommitWindow, Beat: cfg.Beat, KillAfter: cfg.KillAfter, MaxAttempts: uint32(cfg.MaxAttempts), //nolint:gosec // at most 100
@@ -145,7 +156,7 @@ func build(cfg Config, deps Deps) (*Executor, error) {
 	}, holder.Deps{
 		Workspaces: deps.Workspaces, Egress: deps.Egress, Skills: deps.Skills, Secrets: deps.Secrets, Budgets: e.budgets, Metrics: deps.Metrics,
 		Sessions: eventlog.Sessions{Log: deps.Log}, Sandbox: deps.Provider, Leases: e.leases,
-		Deltas: holder.Stream{JetStream: e.js}, Logger: deps.Logger, Now: deps.Now,
+		Jobs: e.publisher, Deltas: holder.NewStream(e.js), Logger: deps.Logger, Now: deps.Now,
 	})
 	if e.jobs, err = newJobs(e); err != nil {
 		return nil, err
@@ -176,6 +187,10 @@ func (e *Executor) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("executor: subscribe to %s: %w", topology.Ctl(e.id), err)
 	}
+	files, err := e.serveFiles()
+	if err != nil {
+		return fmt.Errorf("executor: %w", errors.Join(err, ctl.Unsubscribe()))
+	}
 	// The lease outlives the jobs: nobody may take over what is still being handed over.
 	leased, release := context.WithCancel(context.WithoutCancel(ctx))
 	defer release()
@@ -186,6 +201,7 @@ func (e *Executor) Run(ctx context.Context) error {
 		defer stop() // without a lease nothing may be held
 		return e.leases.Run(leased)
 	})
+	all.Go(func() error { return e.deps.Clock.Run(work) })
 	all.Go(func() error { return e.budgets.Run(work) })
 	all.Go(func() error { e.holder.Warm(work, e.cfg.WarmEvery); return nil })
 	all.Go(func() error { e.holder.Sweeps(work, e.cfg.SweepEvery); return nil })
@@ -195,7 +211,7 @@ func (e *Executor) Run(ctx context.Context) error {
 		defer stop()
 		return e.jobs.run(work, e.ready)
 	})
-	err = all.Wait()
+	err = errors.Join(all.Wait(), files.Close())
 	e.holder.Close()
 	release()
 	err = errors.Join(err, keep.Wait())
@@ -214,6 +230,9 @@ func (e *Executor) Run(ctx context.Context) error {
 
 // open finds what Run needs.
 func (e *Executor) open(ctx context.Context) error {
+	if err := e.deps.Clock.Start(ctx); err != nil {
+		return err
+	}
 	if e.store != nil {
 		if err := e.store.Open(ctx, e.js); err != nil {
 			return err
@@ -266,7 +285,7 @@ func (e *Executor) ctl(msg *nats.Msg) {
 		e.holder.Hint(ref.Session)
 		return
 	}
-	raw, err := json.Marshal(topology.CtlAnswer{Running: e.holder.Running(ref.Session)})
+	raw, err := json.Marshal(e.holder.Answer(ref.Session))
 	if err == nil {
 		err = msg.Respond(raw)
 	}

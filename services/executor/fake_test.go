@@ -52,7 +52,7 @@ func (p *fakeProvider) Create(_ context.Context, spec sandbox.Spec) (sandbox.San
 	p.specs[spec.ID] = spec
 	kept := spec.Workspace != "" && p.workspaces[spec.Workspace]
 	p.workspaces[spec.ID] = true
-	b := &fakeBox{spec: spec, kept: kept, files: &fakeFiles{content: map[string]string{}}, runner: newFakeRunner(p.script, events.Derive(events.KindJournal, spec.ID))}
+	b := &fakeBox{spec: spec, kept: kept, files: &fakeFiles{content: map[string]string{}}, runner: newFakeRunner(p.script, events.Derive(events.KindJournal, spec.ID)), frozen: func() bool { return p.isPaused(spec.ID) }}
 	p.boxes[spec.ID] = b
 	return b, nil
 }
@@ -127,6 +127,7 @@ type fakeBox struct {
 	runner *fakeRunner
 	kept   bool
 	files  *fakeFiles
+	frozen func() bool
 }
 
 func (b *fakeBox) ID() string                            { return b.spec.ID }
@@ -134,6 +135,9 @@ func (b *fakeBox) Running(context.Context) (bool, error) { return !b.runner.isDe
 func (b *fakeBox) Files() sandbox.Files                  { return b.files }
 func (b *fakeBox) Kept() bool                            { return b.kept }
 func (b *fakeBox) Exec(_ context.Context, c sandbox.Command) (sandbox.Process, error) {
+	if b.frozen() {
+		return nil, fmt.Errorf("fake sandbox: %s is paused", b.spec.ID)
+	}
 	var a runner.Attach
 	if n, err := fmt.Sscanf(strings.Join(c.Args, " "), "runner attach --epoch %d --after %d", &a.Epoch, &a.After); n != 2 {
 		return nil, fmt.Errorf("fake sandbox: cannot run %v: %w", c.Args, err)
@@ -523,4 +527,11 @@ func (r *fakeRunner) lag(late bool) {
 	for _, s := range list {
 		s.cut()
 	}
+}
+
+// runs reports whether the runner has a turn.
+func (r *fakeRunner) runs() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.turn != nil
 }

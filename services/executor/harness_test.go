@@ -65,6 +65,7 @@ type bench struct {
 	wrap     func(sandbox.Provider) sandbox.Provider
 	metrics  *prometheus.Registry // nil for none
 	logger   *slog.Logger         // nil for the test's
+	stored   func(events.Draft)   // called after each commit that an executor stores; nil for none
 
 	mu     sync.Mutex
 	deltas []events.Delta
@@ -167,7 +168,7 @@ func (b *bench) run(change ...func(*executor.Config)) *copyOf {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	log := &watchedLog{Log: openLog(b.t, js)}
+	log := &watchedLog{Log: openLog(b.t, js), after: b.stored}
 	deps.NATS, deps.Log = nc, log
 	e, err := executor.New(cfg, deps)
 	if err != nil {
@@ -281,7 +282,15 @@ type watchedLog struct {
 	mu      sync.Mutex
 	refused int
 	away    bool
-	asked   int // while it was away
+	asked   int                // while it was away
+	after   func(events.Draft) // called after each stored commit; nil for none
+}
+
+// afterAppend has f called after each commit that is stored from now on, before the executor hears of it.
+func (l *watchedLog) afterAppend(f func(events.Draft)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.after = f
 }
 
 func (l *watchedLog) setAway(away bool) {
@@ -311,6 +320,12 @@ func (l *watchedLog) Last(ctx context.Context, s events.Subject, fresh eventlog.
 
 func (l *watchedLog) Append(ctx context.Context, head eventlog.Head, d events.Draft) (eventlog.Head, error) {
 	next, err := l.Log.Append(ctx, head, d)
+	l.mu.Lock()
+	after := l.after
+	l.mu.Unlock()
+	if err == nil && after != nil {
+		after(d)
+	}
 	var conflict *eventlog.ConflictError
 	if errors.As(err, &conflict) {
 		l.mu.Lock()
@@ -547,23 +562,6 @@ func (b *bench) jobs() uint64 {
 		b.t.Fatal(err)
 	}
 	return info.State.Msgs
-}
-
-// delivered is how many jobs are with an executor.
-func (b *bench) delivered() (n int) {
-	b.t.Helper()
-	stream, err := b.js.Stream(b.ctx, topology.StreamJobs)
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	list := stream.ListConsumers(b.ctx)
-	for info := range list.Info() {
-		n += info.NumAckPending
-	}
-	if list.Err() != nil {
-		b.t.Fatal(list.Err())
-	}
-	return n
 }
 
 func (b *bench) noJobs() {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/bus"
 	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/executor/internal/holder"
 )
 
 const (
@@ -26,21 +27,17 @@ const (
 type jobs struct {
 	e      *Executor
 	router *bus.Router
-	dead   *bus.Publisher
 }
 
 func newJobs(e *Executor) (*jobs, error) {
 	j := &jobs{e: e}
 	var err error
-	if j.dead, err = bus.NewPublisher(bus.PublisherConfig{JetStream: e.js, Deduplicate: true, Logger: e.deps.Logger}); err != nil {
-		return nil, err
-	}
 	j.router, err = j.newRouter(topology.JobsAnyConsumer(e.cfg.Sandbox), topology.JobsOnConsumer(e.cfg.Sandbox, e.cfg.Engine))
 	return j, err
 }
 
 func (j *jobs) newRouter(durables ...topology.Durable) (*bus.Router, error) {
-	router, err := bus.NewRouter(bus.RouterConfig{DeadLetter: j.dead, CloseTimeout: handover + 5*time.Second, Logger: j.e.deps.Logger})
+	router, err := bus.NewRouter(bus.RouterConfig{DeadLetter: j.e.publisher, CloseTimeout: handover + 5*time.Second, Logger: j.e.deps.Logger})
 	if err != nil {
 		return nil, err
 	}
@@ -49,8 +46,7 @@ func (j *jobs) newRouter(durables ...topology.Durable) (*bus.Router, error) {
 		if err != nil {
 			return nil, err
 		}
-		// Beside the executions there is room for jobs about sessions that run already, and for short work.
-		cfg.Concurrency = 2*j.e.cfg.Slots + 4
+		cfg.Concurrency = holder.Deliveries(j.e.cfg.Slots)
 		cfg.HeartBeat = time.Second
 		// An executor that is frozen loses its claim on further jobs before the ones it holds come again.
 		cfg.PullExpiry = 3 * time.Second

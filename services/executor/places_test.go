@@ -114,10 +114,22 @@ type fakeStore struct {
 	block     chan struct{} // when set, snapshots wait for it, or for the end of their context
 	began     chan struct{} // signalled when one begins
 	fail      error
+	puts      chan chan struct{} // has the block of the puts that come next, one each; empty for none
 }
 
 func newFakeStore() *fakeStore {
-	return &fakeStore{snapshots: map[string]map[string]string{}, began: make(chan struct{}, 100)}
+	return &fakeStore{snapshots: map[string]map[string]string{}, began: make(chan struct{}, 100), puts: make(chan chan struct{}, 1)}
+}
+
+// blockSnapshots makes snapshots wait until the channel that it returns is closed. began is signalled for those alone.
+func (s *fakeStore) blockSnapshots() chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.block = make(chan struct{})
+	for len(s.began) > 0 {
+		<-s.began
+	}
+	return s.block
 }
 
 func (s *fakeStore) Snapshot(ctx context.Context, box sandbox.Sandbox, _ topology.SessionRef, _ string) (holder.Snapshot, error) {
@@ -167,6 +179,16 @@ func (s *fakeStore) Restore(ctx context.Context, box sandbox.Sandbox, _ topology
 func (s *fakeStore) Put(ctx context.Context, box sandbox.Sandbox, f events.FilePut) error {
 	if strings.HasPrefix(f.Path, "..") {
 		return fmt.Errorf("%w: outside", holder.ErrRefused)
+	}
+	select {
+	case block := <-s.puts:
+		s.began <- struct{}{}
+		select {
+		case <-block:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	default:
 	}
 	return box.Files().Put(ctx, f.Path, bytes.NewReader([]byte(f.Object)))
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"log/slog"
 
+	"github.com/spoolhq/spool/pkg/hostpath"
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/services/executor/internal/docker"
 	"github.com/spoolhq/spool/services/executor/internal/local"
@@ -23,7 +24,10 @@ func (c Config) provider(log *slog.Logger) (sandbox.Provider, error) {
 			TmpBytes: c.SandboxTmp, EgressSockets: sockets, Layers: c.layers(), Logger: log,
 		})
 	case Local:
-		return local.New(local.Config{Dir: c.DataDir, Runner: c.Runner, Engine: c.Engine, Layers: c.layers(), Logger: log})
+		return local.New(local.Config{
+			Dir: c.DataDir, Runner: c.Runner, Engine: c.Engine, Layers: c.layers(), Logger: log,
+			HostPaths: hostpath.Policy{Roots: c.HostPaths, Private: append([]string{c.DataDir}, c.Private...)},
+		})
 	}
 	return nil, fmt.Errorf("sandbox: %q is neither %s nor %s", c.Sandbox, Local, Docker)
 }

@@ -24,7 +24,7 @@ func TestEverySettingIsTested(t *testing.T) {
 	t.Parallel()
 	settingstest.Covered(t, executor.Config{}, map[string]string{
 		"SPOOL_DATA_DIR": "TestSettingDataDir", "SPOOL_RUNNER": "TestLocalTurns", "SPOOL_ENGINE": "TestSettingLease", "SPOOL_ADDRESS": "TestSettingLease",
-		"SPOOL_SANDBOX": "TestSettingSandbox", "SPOOL_DOCKER_HOST": "TestSettingDocker", "SPOOL_SANDBOX_IMAGE": "TestSettingDocker", "SPOOL_SANDBOX_RUNTIME": "TestSettingDocker",
+		"SPOOL_SANDBOX": "TestSettingSandbox", "SPOOL_HOST_PATHS": "TestSettingHostPaths", "SPOOL_DOCKER_HOST": "TestSettingDocker", "SPOOL_SANDBOX_IMAGE": "TestSettingDocker", "SPOOL_SANDBOX_RUNTIME": "TestSettingDocker",
 		"SPOOL_SANDBOX_MEMORY": "TestSettingDocker", "SPOOL_SANDBOX_CPUS": "TestSettingDocker", "SPOOL_SANDBOX_PIDS": "TestSettingDocker", "SPOOL_SANDBOX_DISK": "TestSettingDocker",
 		"SPOOL_SANDBOX_TMP": "TestSettingDocker", "SPOOL_EGRESS_SOCKETS": "TestSettingDocker", "SPOOL_EGRESS_ADMIN": "TestSettingEgressAdmin", "SPOOL_EGRESS_IMAGE": "TestEgressOnEngine", "SPOOL_EGRESS_NETWORK": "TestEgressOnEngine",
 		"SPOOL_NPM_REGISTRY": "TestSettingDependencies", "SPOOL_PIP_INDEX_URL": "TestSettingDependencies", "SPOOL_DEPENDENCIES_HOSTS": "TestSettingDependencies",
@@ -34,6 +34,7 @@ func TestEverySettingIsTested(t *testing.T) {
 		"SPOOL_BEAT": "TestSettingBeat", "SPOOL_WARM_EVERY": "TestWarmBudget", "SPOOL_SWEEP_EVERY": "TestPoolOfTheDead", "SPOOL_STOP_SANDBOXES": "TestStopSandboxes", "SPOOL_SECRETS_KEY": "TestAgentInSandbox", "SPOOL_SECRETS_KEY_FILE": "TestAgentInSandbox",
 		"ANTHROPIC_API_KEY": "TestModels", "SPOOL_ANTHROPIC_BASE_URL": "TestModels", "SPOOL_ANTHROPIC_MODEL": "TestModels", "OPENAI_API_KEY": "TestModels", "SPOOL_OPENAI_BASE_URL": "TestModels",
 		"SPOOL_OPENAI_MODEL": "TestModels", "NVIDIA_API_KEY": "TestModels", "SPOOL_NVIDIA_BASE_URL": "TestModels", "SPOOL_NVIDIA_MODEL": "TestModels",
+		"SPOOL_MODEL_PROVIDER": "TestModels", "SPOOL_MODEL_PROVIDERS": "TestModels",
 	})
 }
 

@@ -9,7 +9,11 @@ import (
 	"time"
 
 	"github.com/coder/websocket"
+	"google.golang.org/genproto/googleapis/api/annotations"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/dynamicpb"
 
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/pkg/events"
@@ -96,7 +100,7 @@ func TestRevokedKeyEndsItsStreams(t *testing.T) {
 	mine := g.as(made.text("key"))
 	id := w.session("default")
 	c, s, r := mine.ws(id, 1), mine.sse(id, 1), mine.rpc(id, 1)
-	still := g.as(root).sse(id, 1)
+	still := g.as(g.as(root).do("POST", "/api/keys", `{"name":"y"}`).want(t, 201).text("key")).sse(id, 1)
 	defer s.close()
 	defer r.close()
 	defer still.close()
@@ -124,6 +128,71 @@ func TestRevokedKeyEndsItsStreams(t *testing.T) {
 	must(t, err)
 }
 
+// The root key manages keys and budgets. Every other REST route, gRPC method and
+// stream answers FORBIDDEN and says to make a key; nothing is sent to a service.
+func TestRootKey_OnlyManagesKeysAndBudgets(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s := w.serveCommands()
+	key := rootKey()
+	root := w.gateway(gateway.Config{Auth: gateway.AuthKeys, RootKey: key}).as(key)
+	id := w.session("default")
+	conn := root.conn()
+	allowed := map[string]bool{"spool.v1.Keys": true, "spool.v1.Budgets": true}
+	calls := 0
+	services := spoolv1.File_spool_v1_spool_proto.Services()
+	for i := range services.Len() {
+		service := services.Get(i)
+		for j := range service.Methods().Len() {
+			m := service.Methods().Get(j)
+			if allowed[string(service.FullName())] {
+				continue
+			}
+			calls++
+			stream, err := conn.NewStream(root.context(t.Context()), &grpc.StreamDesc{ServerStreams: true}, fmt.Sprintf("/%s/%s", service.FullName(), m.Name()))
+			must(t, err)
+			must(t, stream.SendMsg(dynamicpb.NewMessage(m.Input())))
+			must(t, stream.CloseSend())
+			wantCode(t, stream.RecvMsg(dynamicpb.NewMessage(m.Output())), codes.PermissionDenied, "FORBIDDEN", "Authorization")
+
+			rule, ok := proto.GetExtension(m.Options(), annotations.E_Http).(*annotations.HttpRule)
+			if !ok || rule == nil {
+				continue
+			}
+			for verb, path := range map[string]string{"GET": rule.GetGet(), "POST": rule.GetPost(), "PUT": rule.GetPut(), "PATCH": rule.GetPatch(), "DELETE": rule.GetDelete()} {
+				if path == "" {
+					continue
+				}
+				path = strings.NewReplacer("{session_id}", id, "{execution_id}", newID(t, events.KindExecution), "{slug}", "x").Replace(path)
+				body := ""
+				if rule.GetBody() != "" {
+					body = "{}"
+				}
+				if p := root.do(verb, path, body).wantProblem(t, 403, "FORBIDDEN", "Authorization"); !strings.Contains(p.text("detail"), "make a key") {
+					t.Errorf("%s %s: got %s", verb, path, p)
+				}
+			}
+		}
+	}
+	if calls < 30 {
+		t.Errorf("only %d methods were called", calls)
+	}
+	for _, route := range []struct{ method, path, body string }{
+		{"GET", "/api/ws", ""}, {"GET", "/api/sessions/" + id + "/events/stream", ""}, {"GET", "/api/sessions/" + id + "/files", ""},
+		{"PUT", "/api/sessions/" + id + "/files/a.txt", "x"}, {"DELETE", "/api/sessions/" + id + "/files/a.txt", ""},
+		{"POST", "/api/skills?scope=platform", "x"}, {"GET", "/api/skills/x/archive", ""}, {"GET", "/api/keysmith", ""},
+	} {
+		root.do(route.method, route.path, route.body).wantProblem(t, 403, "FORBIDDEN", "Authorization")
+	}
+	if n := len(s.commands(t)); n != 0 {
+		t.Fatalf("%d commands were sent", n)
+	}
+	made := root.do("POST", "/api/keys", `{"name":"x"}`).want(t, 201)
+	root.get("/api/keys").want(t, 200)
+	root.do("DELETE", "/api/keys/"+made.text("keyId"), "").want(t, 200)
+	root.get("/api/budgets").want(t, 200)
+}
+
 // Another tenant's session is no session, on every way in.
 func TestTenantsAreApart(t *testing.T) {
 	t.Parallel()
@@ -144,7 +213,7 @@ func TestTenantsAreApart(t *testing.T) {
 	conn := b.conn()
 	for _, route := range []struct{ method, path, body string }{
 		{"GET", "", ""}, {"PATCH", "", `{"metadata":1}`}, {"DELETE", "", ""}, {"POST", "/messages", `{"content":"x"}`}, {"POST", "/interrupt", ""},
-		{"GET", "/events", ""}, {"GET", "/events/stream", ""}, {"GET", "/blocks", ""}, {"GET", "/conversations", ""}, {"GET", "/executions", ""},
+		{"GET", "/events", ""}, {"GET", "/events/stream", ""}, {"GET", "/blocks", ""}, {"GET", "/conversations", ""}, {"GET", "/executions", ""}, {"GET", "/files?live=1", ""}, {"GET", "/files/a?live=1", ""},
 	} {
 		got := b.do(route.method, "/api/sessions/"+theirs+route.path, route.body).wantProblem(t, 404, "SESSION_NOT_FOUND", "sessionId")
 		want := b.do(route.method, "/api/sessions/"+none+route.path, route.body)

@@ -1,7 +1,9 @@
 package gateway_test
 
 import (
+	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -219,18 +221,17 @@ func TestCatalogueOfTenants(t *testing.T) {
 	b.do("DELETE", "/api/agents/mine", "").wantProblem(t, 404, "AGENT_NOT_FOUND", "slug")
 	b.do("POST", "/api/environments/explain", `{"agent":"mine"}`).wantProblem(t, 404, "AGENT_NOT_FOUND", "agent")
 
-	// What is the platform's only the root key writes, and everybody reads.
+	// The platform's entries are written with a key of tenant platform, and read by every tenant.
 	body := `{"ref":{"scope":"platform","slug":"shared"},"spec":` + reviewer + `}`
-	for name, who := range map[string]*served{"a tenant": a, "tenant platform": platform} {
-		if p := who.do("POST", "/api/agents", body).wantProblem(t, 403, "FORBIDDEN", "ref.scope"); !strings.Contains(p.text("detail"), "root key") {
-			t.Errorf("%s: got %s", name, p)
-		}
-		who.do("DELETE", "/api/agents/shared?scope=platform", "").wantProblem(t, 403, "FORBIDDEN", "scope")
+	if p := a.do("POST", "/api/agents", body).wantProblem(t, 403, "FORBIDDEN", "ref.scope"); !strings.Contains(p.text("detail"), "key of tenant platform") {
+		t.Errorf("got %s", p)
 	}
+	a.do("DELETE", "/api/agents/shared?scope=platform", "").wantProblem(t, 403, "FORBIDDEN", "scope")
+	g.as(root).do("POST", "/api/agents", body).wantProblem(t, 403, "FORBIDDEN", "Authorization")
 	platform.apply("/api/agents", "internal", reviewer)
 	platform.do("POST", "/api/keys", `{"name":"x"}`).wantProblem(t, 403, "FORBIDDEN", "tenant")
 	a.do("POST", "/api/keys", `{"name":"x","tenant":"platform"}`).wantProblem(t, 403, "FORBIDDEN", "tenant")
-	g.as(root).do("POST", "/api/agents", body).want(t, 200)
+	platform.do("POST", "/api/agents", body).want(t, 200)
 	b.get("/api/agents/shared").wantProblem(t, 404, "AGENT_NOT_FOUND", "slug")
 	if got := b.get("/api/agents/shared?scope=platform").want(t, 200); got.text("ref", "scope") != "platform" {
 		t.Errorf("got %s", got)
@@ -253,4 +254,55 @@ func TestCatalogueWhileFolding(t *testing.T) {
 	g := w.gateway(gateway.Config{})
 	w.exec("UPDATE checkpoints SET caught_up = false")
 	g.get("/api/agents/a").wantProblem(t, 503, "UNAVAILABLE", "")
+}
+
+// A session names its agent by a string or an object, as agent or as agentProfileRef, and it is the same request.
+func TestSessionsTakeReferencesInEveryForm(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s := w.serveCommands()
+	g := w.gateway(gateway.Config{})
+	const object = `{"scope":"organization","org":"acme","kind":"agent","slug":"reviewer","version":"stable"}`
+	for _, agent := range []string{
+		`"agent":"acme/reviewer@stable"`, `"agent":` + object, `"agentProfileRef":"organization/acme/reviewer@stable"`, `"agentProfileRef":` + object,
+		`"agent":"acme/reviewer@stable","agentProfileRef":` + object,
+	} {
+		body := `{` + agent + `,"environments":["staging",{"scope":"platform","slug":"proxies"}]`
+		g.do("POST", "/api/sessions", body+`}`, header("Idempotency-Key", "one")).want(t, 201)
+		g.do("POST", "/api/executions", body+`,"content":"q"}`).want(t, 202)
+		s.mu.Lock()
+		var create command.CreateSession
+		var start command.StartExecution
+		must(t, json.Unmarshal(s.all[0].Body, &create))
+		must(t, json.Unmarshal(s.all[len(s.all)-1].Body, &start))
+		s.mu.Unlock()
+		for _, got := range []command.CreateSession{create, start.Create} {
+			if ref, err := events.ParseReference(got.Agent); err != nil || ref.String() != "acme/reviewer@stable" || !slices.Equal(got.Environments, []string{"staging", "platform/proxies"}) {
+				t.Errorf("%s: the session is asked for with %+v", agent, got)
+			}
+		}
+	}
+	for body, field := range map[string]string{
+		`"agent":"a","agentProfileRef":"b"`:             "agentProfileRef",
+		`"agent":"a","agentProfileRef":"a@v1"`:          "agentProfileRef",
+		`"instance":"a","agentProfileRef":"b"`:          "agentProfileRef",
+		`"agentProfileRef":"Not A Slug"`:                "agentProfileRef",
+		`"agentProfileRef":{"slug":"a","colour":"red"}`: "agentProfileRef.colour",
+		`"agentProfileRef":{"slug":"a","kind":"skill"}`: "agentProfileRef.kind",
+		`"agent":{"slug":"a","scope":"mine"}`:           "agent.scope",
+		`"environments":[{"slug":"a"},{"name":"b"}]`:    "environments[1].name",
+		`"instance":{"slug":"a","version":"` + `V"}`:    "instance.version",
+		`"agent":["a"]`: "agent",
+	} {
+		g.do("POST", "/api/sessions", `{`+body+`}`).wantProblem(t, 400, "INVALID_REQUEST", field)
+		g.do("POST", "/api/executions", `{"content":"q",`+body+`}`).wantProblem(t, 400, "INVALID_REQUEST", field)
+	}
+	g.do("POST", "/api/environments/explain", `{"agent":{"slug":"a","colour":1}}`).wantProblem(t, 400, "INVALID_REQUEST", "agent.colour")
+	s.mu.Lock()
+	s.refuse = func(command.Command) *command.Error {
+		return &command.Error{Code: "AGENT_NOT_FOUND", Field: "agent", Detail: "there is no agent reviewer"}
+	}
+	s.mu.Unlock()
+	g.do("POST", "/api/sessions", `{"agentProfileRef":"reviewer"}`).wantProblem(t, 404, "AGENT_NOT_FOUND", "agentProfileRef")
+	g.do("POST", "/api/sessions", `{"agent":"reviewer"}`).wantProblem(t, 404, "AGENT_NOT_FOUND", "agent")
 }

@@ -296,8 +296,14 @@ func TestSessionOfAnInstance(t *testing.T) {
 		t.Errorf("got %s", plain)
 	}
 	exe := started.text("executionId")
-	if a := g.get("/api/executions/"+exe).want(t, 200); a.field("resolved") != nil {
+	if a := g.get("/api/executions/"+exe).want(t, 200); a.field("resolved") != nil || a.text("instance") != "team/prod@stable" || a.text("agent") != "default" ||
+		a.field("agentRef") != nil {
 		t.Errorf("got %s", a)
+	}
+	for _, path := range []string{"/api/executions?pageSize=1", "/api/sessions/" + started.text("sessionId") + "/executions"} {
+		if a := g.get(path).want(t, 200); a.text("executions", "0", "instance") != "team/prod@stable" {
+			t.Errorf("%s: got %s", path, a)
+		}
 	}
 	resolved := events.ExecutionResolved{Agent: events.Reference{Slug: "reviewer", Version: "v"}, Variables: []events.Provenance{{Name: "A", From: "agent", Value: "1"}, {Name: "S", From: "run", Secret: true, Sealed: "k"}}}
 	w.emit("default", started.text("sessionId"), events.Event{ExecutionID: exe, Data: resolved})

@@ -23,10 +23,12 @@ import (
 
 	"github.com/spoolhq/spool/pkg/budget"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/livefiles"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/gateway/internal/api"
 	"github.com/spoolhq/spool/services/gateway/internal/auth"
 	"github.com/spoolhq/spool/services/gateway/internal/commands"
+	"github.com/spoolhq/spool/services/gateway/internal/dead"
 	"github.com/spoolhq/spool/services/gateway/internal/guard"
 	"github.com/spoolhq/spool/services/gateway/internal/live"
 	"github.com/spoolhq/spool/services/gateway/internal/metrics"
@@ -102,7 +104,8 @@ func (g *Gateway) build(js jetstream.JetStream) error {
 	}
 	server := &api.Server{
 		Objects: objects.New(objects.Config{JetStream: js}), Skills: objects.New(objects.Config{JetStream: js, Bucket: topology.BucketSkills}), Sealer: sealer,
-		Reads: g.store, Live: g.hub, Watch: g.watch, Now: time.Now, Entropy: rand.Reader, WriteTimeout: g.cfg.WriteTimeout, Counts: counts,
+		Dead:  dead.New(js),
+		Reads: g.store, Live: g.hub, Watch: g.watch, Files: livefiles.NewClient(g.deps.NATS), Now: time.Now, Entropy: rand.Reader, WriteTimeout: g.cfg.WriteTimeout, Counts: counts,
 		Send: commands.New(commands.Config{
 			JetStream: js, Timeout: g.cfg.CommandTimeout, Now: time.Now, Entropy: rand.Reader, Logger: g.deps.Logger,
 			Sent: counts.Command, Stored: g.hub.Wrote,
@@ -132,8 +135,11 @@ func (g *Gateway) build(js jetstream.JetStream) error {
 		return err
 	}
 	g.http = &http.Server{
-		Handler: handler, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
-		ErrorLog: slog.NewLogLogger(g.deps.Logger.Handler(), slog.LevelDebug),
+		Handler: handler, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute,
+		// A header that is too long for its field, such as an Idempotency-Key of 1 MiB, is refused with
+		// a problem that names the field. Past this limit net/http answers with a bare 431.
+		MaxHeaderBytes: 2 << 20,
+		ErrorLog:       slog.NewLogLogger(g.deps.Logger.Handler(), slog.LevelDebug),
 	}
 	g.grpc = rpc.New(server, letIn, counts, g.cfg.MaxRequest, g.deps.Logger)
 	return nil

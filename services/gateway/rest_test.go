@@ -19,13 +19,13 @@ func TestRESTLifeOfASession(t *testing.T) {
 	g := w.gateway(gateway.Config{})
 	const metadata = `{"big":1152921504606846976,"neg":-1152921504606846977,"f":1.10,"e":1E400,"k":{"":null,"a.b":[{}]},"<&>":"\u0000\ud83d\ude00\u2028","dup":1,"dup":2}`
 
-	made := g.do("POST", "/api/sessions", `{"architecture":"spool","model":"m","sessionOptions":{"idleTimeoutMs":4294967295},"metadata": `+metadata+`}`).want(t, 201)
+	made := g.do("POST", "/api/sessions", `{"architecture":"spool","model":"m","sessionOptions":{"idleTimeoutMs":4294967295,"modelProvider":"nvidia"},"metadata": `+metadata+`}`).want(t, 201)
 	id := made.text("sessionId")
 	one := g.get("/api/sessions/"+id+"?minPosition="+made.text("position")).want(t, 200)
 	if !strings.Contains(string(one.body), `"metadata":`+metadata+`,`) {
 		t.Errorf("the metadata changed:\n%s\nwant %s", one.body, metadata)
 	}
-	if one.field("sessionOptions", "idleTimeoutMs") != json.Number("4294967295") || one.text("sessionOptions", "model") != "m" || one.text("status") != "open" {
+	if one.field("sessionOptions", "idleTimeoutMs") != json.Number("4294967295") || one.text("sessionOptions", "model") != "m" || one.text("sessionOptions", "modelProvider") != "nvidia" || one.text("status") != "open" {
 		t.Errorf("got %s", one)
 	}
 	posted := g.do("POST", "/api/sessions/"+id+"/messages", `{"content":"é <b>","metadata":`+metadata+`}`).want(t, 202)
@@ -208,6 +208,7 @@ func TestRESTBadInput(t *testing.T) {
 		{"no JSON", "POST", "/api/sessions", `{"agent"`, 400, "INVALID_REQUEST", "agent"},
 		{"unknown field", "POST", "/api/sessions", `{"agnet":"x"}`, 400, "INVALID_REQUEST", "agnet"},
 		{"wrong type", "POST", "/api/sessions", `{"sessionOptions":{"turnLimitMs":"1h"}}`, 400, "INVALID_REQUEST", "sessionOptions.turnLimitMs"},
+		{"a model provider that is none", "POST", "/api/sessions", `{"sessionOptions":{"modelProvider":"gpt"}}`, 400, "INVALID_REQUEST", "sessionOptions.modelProvider"},
 		{"two models", "POST", "/api/sessions", `{"model":"a","sessionOptions":{"model":"b"}}`, 400, "INVALID_REQUEST", "model"},
 		{"id in path and body", "POST", at + "/messages", `{"sessionId":"` + unknown + `","content":"x"}`, 400, "INVALID_REQUEST", "sessionId"},
 		{"content and parts", "POST", at + "/messages", `{"content":"x","parts":[{"type":"text","text":"y"}]}`, 400, "INVALID_REQUEST", "parts"},

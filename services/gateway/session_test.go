@@ -108,6 +108,9 @@ func (s *sessions) carryOut(c command.Command) command.Answer {
 		return events.Event{ExecutionID: c.ExecutionID, Data: events.MessageAccepted{
 			BlockID: events.Derive(events.KindBlock, c.ExecutionID, "message"), Content: b.Content, Parts: b.Parts, Metadata: b.Metadata, Environment: b.Environment}}
 	}
+	if c.Type == command.TypeRetryDead || c.Type == command.TypeDropDead {
+		return a
+	}
 	if answer, done := s.w.catalogued(c, read); done {
 		return answer
 	}

@@ -200,7 +200,7 @@ func TestSkillOverTheLimit(t *testing.T) {
 	}
 }
 
-// What is the platform's only the root key pushes, and every tenant may fetch.
+// The platform's skills are pushed with a key of tenant platform, and fetched by every tenant.
 func TestSkillsOfTenants(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -225,7 +225,8 @@ func TestSkillsOfTenants(t *testing.T) {
 	a.push("?scope=platform", content).wantProblem(t, 403, "FORBIDDEN", "scope")
 	a.do("POST", "/api/skills/pdf/tags", `{"scope":"platform","tag":"x","version":"latest"}`).wantProblem(t, 403, "FORBIDDEN", "scope")
 	a.do("DELETE", "/api/skills/pdf?scope=platform", "").wantProblem(t, 403, "FORBIDDEN", "scope")
-	g.as(root).push("?scope=platform", content).want(t, 201)
+	g.as(root).push("?scope=platform", content).wantProblem(t, 403, "FORBIDDEN", "Authorization")
+	key("platform").push("?scope=platform", content).want(t, 201)
 	if got := b.get("/api/skills/pdf/archive?scope=platform").want(t, 200); string(got.body) != content {
 		t.Errorf("got %d bytes", len(got.body))
 	}

@@ -43,10 +43,10 @@ type sse struct {
 	lag    int // lag events that came
 }
 
-func (s *served) sse(session string, after uint32) *sse {
+func (s *served) sse(session string, after uint32, query ...string) *sse {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.t.Context(), patience)
-	req, err := http.NewRequestWithContext(ctx, "GET", s.url+"/api/sessions/"+session+"/events/stream", nil)
+	req, err := http.NewRequestWithContext(ctx, "GET", s.url+"/api/sessions/"+session+"/events/stream"+strings.Join(query, "&"), nil)
 	must(s.t, err)
 	req.Header.Set("Last-Event-ID", strconv.FormatUint(uint64(after), 10))
 	if s.key != "" {

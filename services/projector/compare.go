@@ -5,6 +5,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
+	"math"
 	"slices"
 	"strings"
 
@@ -115,7 +117,7 @@ func compareTable(ctx context.Context, live pgx.Tx, rebuilt *pgx.Conn, table, ke
 			break
 		}
 		n++
-		if !bytes.Equal(x, y) {
+		if !bytes.Equal(x, y) && !sameSum(table, x, y) {
 			if err := firstError(a, b); err != nil {
 				return n, fmt.Errorf("read %s: %w", table, err)
 			}
@@ -126,6 +128,28 @@ func compareTable(ctx context.Context, live pgx.Tx, rebuilt *pgx.Conn, table, ke
 		return n, fmt.Errorf("read %s: %w", table, err)
 	}
 	return n, nil
+}
+
+// sameSum reports whether two rows of tenant_usage differ only in how their sum of
+// dollars was rounded: what a session took is added in one piece once its content
+// is removed, and in many before.
+func sameSum(table string, live, rebuilt []byte) bool {
+	if table != readmodel.TenantUsage || live == nil || rebuilt == nil {
+		return false
+	}
+	var x, y map[string]any
+	if json.Unmarshal(live, &x) != nil || json.Unmarshal(rebuilt, &y) != nil {
+		return false // difference reports it
+	}
+	const cost = "cost_usd"
+	a, ok := x[cost].(float64)
+	b, ok2 := y[cost].(float64)
+	if !ok || !ok2 || math.Abs(a-b) > 1e-9*max(1, math.Abs(a), math.Abs(b)) {
+		return false
+	}
+	delete(x, cost)
+	delete(y, cost)
+	return maps.Equal(x, y)
 }
 
 func row(rows pgx.Rows) []byte {

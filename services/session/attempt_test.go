@@ -26,7 +26,7 @@ func TestControlBeforeTheNextAttempt(t *testing.T) {
 		must(t, err)
 		return info.State.LastSeq
 	}
-	l := s.await(sid, "dispatched", func(eventlog.Loaded) bool { return jobs() == 1 })
+	l := s.await(sid, "dispatched", func(l eventlog.Loaded) bool { return l.Life.Active.ExecutionID == exe && jobs() == 1 })
 	claim := run.Claim{Meta: events.Meta{CommandID: id(events.KindCommand), Now: time.Now()}, ExecutionID: exe, Turn: l.Life.Active.Turn, Executor: "xtr_one"}
 	d, err := run.Decide(l.Run, claim)
 	must(t, err)

@@ -81,14 +81,20 @@ func TestTurnsNeedTheProxy(t *testing.T) {
 // failedWith waits for an execution's end, which must be for a budget, before anybody claimed it.
 func (s *stack) failedWith(sid, exe, says string) {
 	s.t.Helper()
-	l := s.await(sid, "the end of "+exe, func(l eventlog.Loaded) bool { return l.Run.Ended(exe) })
-	for _, e := range s.history(sid) {
-		if d, ok := e.Data.(events.ExecutionFailed); ok && e.ExecutionID == exe {
+	var claimedBy string
+	for _, e := range s.ended(sid, exe) {
+		if e.ExecutionID != exe {
+			continue
+		}
+		switch d := e.Data.(type) {
+		case events.ExecutionClaimed:
+			claimedBy = d.Executor
+		case events.ExecutionFailed:
 			if d.Code != "BUDGET_EXCEEDED" || !strings.Contains(d.Message, says) {
 				s.t.Errorf("it failed with %+v, want %q", d, says)
 			}
-			if !strings.HasPrefix(l.Run.Holder, "session/") {
-				s.t.Errorf("%s claimed it", l.Run.Holder)
+			if !strings.HasPrefix(claimedBy, "session/") {
+				s.t.Errorf("%q claimed it", claimedBy)
 			}
 			return
 		}
@@ -106,7 +112,7 @@ func TestBudgetAtDispatch(t *testing.T) {
 	sid := s.create(events.Options{Budget: events.Budget{Turns: 2}})
 	for range 2 {
 		exe := s.post(sid)
-		s.await(sid, "a turn", func(l eventlog.Loaded) bool { return l.Run.Ended(exe) })
+		s.ended(sid, exe)
 	}
 	over := []string{s.post(sid), s.post(sid)}
 	for _, exe := range over {
@@ -135,7 +141,7 @@ func TestBudgetAtDispatch(t *testing.T) {
 	// The watch may lag by a message or two.
 	for i := range 1000 {
 		exe := s.post(other)
-		s.await(other, "an end", func(l eventlog.Loaded) bool { return l.Run.Ended(exe) })
+		s.ended(other, exe)
 		if failed := count[events.ExecutionFailed](s.history(other)); failed == 1 {
 			s.failedWith(other, exe, "tenant default on 2026-01-31 has cost $1.5000, and its budget is $1.0000")
 			break
@@ -146,8 +152,7 @@ func TestBudgetAtDispatch(t *testing.T) {
 	tells(time.Now().Add(-time.Second)) // the day is over
 	for i := range 1000 {
 		exe := s.post(other)
-		s.await(other, "an end", func(l eventlog.Loaded) bool { return l.Run.Ended(exe) })
-		list := s.history(other)
+		list := s.ended(other, exe)
 		if _, completed := list[len(list)-1].Data.(events.ExecutionCompleted); completed {
 			break
 		} else if i == 999 {

@@ -3,6 +3,7 @@ package session_test
 import (
 	"context"
 	"encoding/json"
+	"reflect"
 	"strings"
 	"sync"
 	"testing"
@@ -114,6 +115,57 @@ func TestAgents(t *testing.T) {
 		t.Errorf("removed again: %+v", a.Error)
 	}
 	s.post(pinned) // what pinned it goes on
+}
+
+// TestSessionInheritsModelProvider: the agent's holds unless the session names one, and it has to be one that the architecture can use.
+func TestSessionInheritsModelProvider(t *testing.T) {
+	t.Parallel()
+	s := newStack(t)
+	s.copy("a", session.Config{})
+	s.applied(s.send(command.TypeApplyAgent, "", "", command.ApplyAgent{
+		Ref: events.Reference{Slug: "coder"}, Spec: events.AgentSpec{Architecture: "codex", ModelProvider: "nvidia", Instructions: "You write programs."},
+	}))
+	for asked, want := range map[string]string{"": "nvidia", "openai": "openai"} {
+		sid := id(events.KindSession)
+		s.created(sid, command.CreateSession{Agent: "coder", Options: events.Options{ModelProvider: asked}})
+		if got := s.load(sid).Life.Options.ModelProvider; got != want {
+			t.Errorf("asked for %q, the session has %q; want %q", asked, got, want)
+		}
+	}
+	s.refuses(command.CreateSession{Agent: "coder", Options: events.Options{ModelProvider: "anthropic"}}, "INVALID_REQUEST", "sessionOptions.modelProvider")
+	s.refuses(command.CreateSession{Architecture: "claude-code", Options: events.Options{ModelProvider: "openai"}}, "INVALID_REQUEST", "sessionOptions.modelProvider")
+	plain := id(events.KindSession)
+	s.created(plain, command.CreateSession{Architecture: "spool", Options: events.Options{Model: "vendor/x"}})
+	if got := s.load(plain).Life.Options.ModelProvider; got != "" {
+		t.Errorf("a session that names none has %q", got)
+	}
+}
+
+// TestSessionInheritsModelSettings: the agent's hold as a whole unless the session has some, and are for architecture acp.
+func TestSessionInheritsModelSettings(t *testing.T) {
+	t.Parallel()
+	s := newStack(t)
+	s.copy("a", session.Config{})
+	agents := events.ModelSettings{Preset: "qwen", Env: map[string]string{"A": "${MODEL}"}}
+	s.applied(s.send(command.TypeApplyAgent, "", "", command.ApplyAgent{
+		Ref: events.Reference{Slug: "porter"}, Spec: events.AgentSpec{Architecture: "acp", Command: []string{"qwen", "--acp"}, ModelSettings: agents, Instructions: "You sort the files."},
+	}))
+	own := events.ModelSettings{Args: []string{"--url", "${MODEL_BASE_URL}"}}
+	for name, c := range map[string]struct{ asked, want events.ModelSettings }{
+		"the agent's":   {events.ModelSettings{}, agents},
+		"the session's": {own, own},
+	} {
+		sid := id(events.KindSession)
+		s.created(sid, command.CreateSession{Agent: "porter", Options: events.Options{ModelSettings: c.asked}})
+		if got := s.load(sid).Life.Options.ModelSettings; !reflect.DeepEqual(got, c.want) {
+			t.Errorf("%s: the session has %+v, want %+v", name, got, c.want)
+		}
+	}
+	acp := []string{"qwen", "--acp"}
+	s.refuses(command.CreateSession{Architecture: "codex", Options: events.Options{ModelSettings: own}}, "INVALID_REQUEST", "sessionOptions.modelSettings")
+	s.refuses(command.CreateSession{Agent: "porter", Options: events.Options{ModelProvider: "anthropic"}}, "INVALID_REQUEST", "sessionOptions.modelProvider")
+	s.refuses(command.CreateSession{Architecture: "acp", Options: events.Options{Command: acp, ModelSettings: events.ModelSettings{Args: []string{"${MODEL}"}}}}, "INVALID_REQUEST", "sessionOptions.model")
+	s.refuses(command.CreateSession{Architecture: "acp", Options: events.Options{Command: acp, ModelSettings: events.ModelSettings{Args: []string{"${MODEL_KEY}"}}}}, "INVALID_REQUEST", "sessionOptions.modelSettings.args[0]")
 }
 
 // TestInstances: an instance pins its agent for a session, and names its environments.

@@ -21,6 +21,7 @@ import (
 	"github.com/spoolhq/spool/pkg/budget"
 	"github.com/spoolhq/spool/pkg/bus"
 	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/hostpath"
 	"github.com/spoolhq/spool/pkg/secret"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/session/internal/command"
@@ -39,7 +40,11 @@ type Config struct {
 	SandboxMaxAge  time.Duration `default:"24h" env:"SPOOL_SANDBOX_MAX_AGE" help:"After how long a sandbox is replaced between two turns, unless the session says otherwise."`
 	CommandWorkers int           `default:"64" env:"SPOOL_COMMAND_WORKERS" help:"How many commands one copy carries out at once."`
 	ReactorWorkers int           `default:"64" env:"SPOOL_REACTOR_WORKERS" help:"How many commits of a shard one copy reacts to at once."`
+	HostPaths      []string      `name:"host-paths" default:"" env:"SPOOL_HOST_PATHS" help:"Folders of this machine in which, and below which, sessions with local sandboxes may work in place of a workspace of their own; / for all. Empty or none means nowhere, but for spool up on loopback, where empty means everywhere. Executors need the same value."`
 	EngineGone     time.Duration `default:"30s" env:"SPOOL_ENGINE_GONE" help:"How long an engine may be without a live executor before its sessions' jobs are offered to others."`
+
+	// Private are folders of the installation itself, in which no session may work.
+	Private []string `kong:"-"`
 }
 
 // withDefaults is the config with nothing left at zero, or what is wrong with it.
@@ -77,6 +82,10 @@ func (c Config) withDefaults() (Config, error) {
 			return c, fmt.Errorf("%s: %s is not between 1s and 24h", d.name, *d.value)
 		}
 	}
+	var err error
+	if c.HostPaths, err = hostpath.ParseRoots("host-paths", c.HostPaths); err != nil {
+		return c, err
+	}
 	if len(c.Providers) == 0 {
 		c.Providers = []string{"local"}
 	}
@@ -104,7 +113,8 @@ type Deps struct {
 	NATS   *nats.Conn
 	Log    eventlog.Log
 	Logger *slog.Logger
-	Now    func() time.Time // nil for the clock
+	Now    func() time.Time // nil for Clock
+	Clock  *bus.Clock       // of the streams; nil for one over this host's clock
 	// Metrics is told what is counted; nil for nobody.
 	Metrics prometheus.Registerer
 	Copy    string // names this copy in the log; "" for host and process id
@@ -118,6 +128,7 @@ type Service struct {
 	router  *bus.Router
 	leases  *lease.Watch
 	budgets *budget.Watch
+	clock   *bus.Clock
 	react   *reactor.Reactor
 }
 
@@ -130,9 +141,6 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	if deps.NATS == nil || deps.Log == nil || deps.Logger == nil {
 		return nil, errors.New("session service: NATS, Log and Logger are required")
 	}
-	if deps.Now == nil {
-		deps.Now = time.Now
-	}
 	if deps.Copy == "" {
 		host, err := os.Hostname()
 		if err != nil {
@@ -144,10 +152,21 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	if err != nil {
 		return nil, fmt.Errorf("session service: %w", err)
 	}
+	// What is only counted on this host needs no other clock.
+	local := deps.Now
+	if local == nil {
+		local = time.Now
+	}
+	if deps.Clock == nil {
+		deps.Clock = bus.NewClock(bus.ClockConfig{JetStream: js, Stream: topology.StreamCommands, Logger: deps.Logger})
+	}
+	if deps.Now == nil {
+		deps.Now = deps.Clock.Now
+	}
 	counts := newMetrics(deps.Metrics)
-	s := &Service{cfg: cfg, deps: deps, js: js}
+	s := &Service{cfg: cfg, deps: deps, js: js, clock: deps.Clock}
 	s.budgets = budget.NewWatch(js, deps.Logger)
-	s.leases = lease.New(lease.Config{JetStream: js, Logger: deps.Logger, Now: deps.Now, Gone: cfg.EngineGone})
+	s.leases = lease.New(lease.Config{JetStream: js, Logger: deps.Logger, Now: local, Gone: cfg.EngineGone})
 	publisher, err := bus.NewPublisher(bus.PublisherConfig{JetStream: js, Deduplicate: true, Logger: deps.Logger})
 	if err != nil {
 		return nil, fmt.Errorf("session service: %w", err)
@@ -164,14 +183,15 @@ func New(cfg Config, deps Deps) (*Service, error) {
 			return secret.Forget(ctx, kv, tenant, execution)
 		},
 	})
-	if s.router, err = bus.NewRouter(bus.RouterConfig{DeadLetter: publisher, Logger: deps.Logger}); err != nil {
+	if s.router, err = bus.NewRouter(bus.RouterConfig{DeadLetter: publisher, Clock: s.clock, Logger: deps.Logger}); err != nil {
 		return nil, fmt.Errorf("session service: %w", err)
 	}
 	commands := command.New(command.Config{
 		Sessions: sessions, NATS: deps.NATS, Now: deps.Now, Providers: cfg.Providers,
+		HostPaths:   hostpath.Policy{Roots: cfg.HostPaths, Private: cfg.Private},
 		IdleTimeout: cfg.IdleTimeout, TurnLimit: cfg.TurnLimit, SessionLimit: cfg.SessionLimit,
 		SyncInterval: cfg.SyncInterval, HealthInterval: cfg.HealthInterval, SandboxMaxAge: cfg.SandboxMaxAge, Logger: deps.Logger,
-		Done: counts.command,
+		Done: counts.command, Dead: &deadLetters{js: js, react: s.react},
 	})
 	if err := s.handle(commands); err != nil {
 		return nil, fmt.Errorf("session service: %w", err)
@@ -200,6 +220,9 @@ func (s *Service) handle(commands *command.Handler) error {
 	if err := add("timers", topology.TimersConsumer(), s.cfg.ReactorWorkers, s.react.Timer); err != nil {
 		return err
 	}
+	if err := add("dead-jobs", topology.DeadJobsConsumer(), s.cfg.ReactorWorkers, s.react.DeadJob); err != nil {
+		return err
+	}
 	for shard := range s.deps.Log.Shards() {
 		if err := add(topology.ReactorDurable(shard), topology.ReactorConsumer(shard), s.cfg.ReactorWorkers, s.react.Commit); err != nil {
 			return err
@@ -213,7 +236,11 @@ func (s *Service) Ready() <-chan struct{} { return s.router.Running() }
 
 // Run serves until ctx ends, and then waits for the handlers at work.
 func (s *Service) Run(ctx context.Context) error {
+	if err := s.clock.Start(ctx); err != nil {
+		return fmt.Errorf("session service: %w", err)
+	}
 	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return s.clock.Run(ctx) })
 	g.Go(func() error { return s.leases.Run(ctx) })
 	g.Go(func() error { return s.budgets.Run(ctx) })
 	g.Go(func() error { return s.router.Run(ctx) })

@@ -206,6 +206,13 @@ func (s *stack) execute(ctx context.Context, name string, job []byte) {
 				ID: id(events.KindEvent), Time: time.Now(), Source: events.FromServer,
 				Data: events.SandboxTerminated{SandboxID: l.Run.Sandbox.ID, Reason: run.ReleaseReason(l.Life)},
 			}}})
+		case run.Sync:
+			d, err = run.Decide(l.Run, run.Record{Epoch: l.Run.Epoch + 1, Events: []events.Event{{
+				ID: id(events.KindEvent), Time: time.Now(), Source: events.FromServer, Data: events.FilesApplied{N: l.Life.Changes},
+			}, {
+				ID: id(events.KindEvent), Time: time.Now(), Source: events.FromServer,
+				Data: events.WorkspaceSynced{Snapshot: "snp", Applied: l.Life.Changes, Request: l.Life.Syncs},
+			}}})
 		case run.Execute:
 			if l.Run.Execution != l.Life.Active.ExecutionID {
 				d, err = run.Decide(l.Run, run.Claim{Meta: meta, ExecutionID: l.Life.Active.ExecutionID, Turn: l.Life.Active.Turn, Executor: name})
@@ -230,7 +237,8 @@ func (s *stack) execute(ctx context.Context, name string, job []byte) {
 	}
 }
 
-// await looks at a session until it is as wanted.
+// await loads a session until its state is as wanted. The state must be one that stays: two loads may miss one that
+// another follows. For the end of an execution that others follow there is ended.
 func (s *stack) await(sid, what string, ok func(eventlog.Loaded) bool) eventlog.Loaded {
 	s.t.Helper()
 	for deadline := time.Now().Add(30 * time.Second); ; {
@@ -241,6 +249,22 @@ func (s *stack) await(sid, what string, ok func(eventlog.Loaded) bool) eventlog.
 		}
 		if time.Now().After(deadline) {
 			s.t.Fatalf("session %s: never %s; life %+v, run %+v", sid, what, l.Life, l.Run)
+		}
+	}
+}
+
+// ended waits until the log has the end of an execution, whatever follows it, and returns the history up to that end.
+func (s *stack) ended(sid, exe string) []events.Event {
+	s.t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); ; {
+		list := s.history(sid)
+		for i, e := range list {
+			if e.ExecutionID == exe && events.Terminal(e.Type()) {
+				return list[:i+1]
+			}
+		}
+		if time.Now().After(deadline) {
+			s.t.Fatalf("session %s: %s has no end; history %v", sid, exe, list)
 		}
 	}
 }
@@ -373,10 +397,9 @@ func TestIdleFiresOnce(t *testing.T) {
 	s := newStack(t)
 	one := s.copy("one", session.Config{})
 	s.executors(1)
-	sid := s.create(events.Options{IdleTimeoutMs: 1500})
+	sid := s.create(events.Options{IdleTimeoutMs: 5000})
 	for range 3 {
-		exe := s.post(sid)
-		s.await(sid, "at the end", func(l eventlog.Loaded) bool { return l.Run.Ended(exe) })
+		s.ended(sid, s.post(sid))
 	}
 	one.stop()
 	l := s.await(sid, "still with its sandbox", func(l eventlog.Loaded) bool { return l.Run.Sandbox.ID != "" && !l.Life.Idle })
@@ -385,9 +408,7 @@ func TestIdleFiresOnce(t *testing.T) {
 	s.copy("two", session.Config{})
 	s.copy("three", session.Config{})
 	s.await(sid, "idle with its sandbox gone", func(l eventlog.Loaded) bool { return l.Life.Idle && l.Run.Sandbox.ID == "" })
-	exe := s.post(sid)
-	s.await(sid, "back at work", func(l eventlog.Loaded) bool { return l.Run.Ended(exe) && !l.Life.Idle })
-	if n := count[events.SessionIdle](s.history(sid)); n != 1 {
+	if n := count[events.SessionIdle](s.ended(sid, s.post(sid))); n != 1 {
 		t.Fatalf("idle %d times", n)
 	}
 }
@@ -397,7 +418,7 @@ func TestSessionLimit(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
 	s.copy("one", session.Config{})
-	sid := s.create(events.Options{SessionLimitMs: 1000})
+	sid := s.create(events.Options{SessionLimitMs: 3000})
 	first, second := s.post(sid), s.post(sid)
 	s.await(sid, "closed", func(l eventlog.Loaded) bool { return l.Run.Ended(first) && l.Life.Status == "closed" })
 	if n := count[events.ExecutionWithdrawn](s.history(sid)); n != 1 {

@@ -3,7 +3,10 @@ package session_test
 import (
 	"context"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -24,8 +27,8 @@ func TestEverySettingIsTested(t *testing.T) {
 	t.Parallel()
 	settingstest.Covered(t, session.Config{}, map[string]string{
 		"SPOOL_IDLE_TIMEOUT": "TestSettingLimits", "SPOOL_TURN_LIMIT": "TestSettingLimits", "SPOOL_SESSION_LIMIT": "TestSettingLimits",
-		"SPOOL_SANDBOX_PROVIDERS": "TestSettingProviders",
-		"SPOOL_SYNC_INTERVAL":     "TestOptionsAreResolvedAtCreation", "SPOOL_HEALTH_INTERVAL": "TestOptionsAreResolvedAtCreation", "SPOOL_SANDBOX_MAX_AGE": "TestOptionsAreResolvedAtCreation",
+		"SPOOL_SANDBOX_PROVIDERS": "TestSettingProviders", "SPOOL_HOST_PATHS": "TestSettingHostPaths",
+		"SPOOL_SYNC_INTERVAL": "TestOptionsAreResolvedAtCreation", "SPOOL_HEALTH_INTERVAL": "TestOptionsAreResolvedAtCreation", "SPOOL_SANDBOX_MAX_AGE": "TestOptionsAreResolvedAtCreation",
 		"SPOOL_COMMAND_WORKERS": "TestSettingWorkers", "SPOOL_REACTOR_WORKERS": "TestSettingWorkers",
 		"SPOOL_ENGINE_GONE": "internal/lease/TestSettingGone",
 	})
@@ -231,4 +234,44 @@ func gathered(t *testing.T, registry *prometheus.Registry, name string, labels .
 		}
 	}
 	return 0
+}
+
+// TestSettingHostPaths: a session may work in a folder below one that is set, not elsewhere, not with Docker, and by default nowhere.
+func TestSettingHostPaths(t *testing.T) {
+	t.Parallel()
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	must(t, err)
+	must(t, os.MkdirAll(filepath.Join(dir, "in/project"), 0o755))
+	must(t, os.MkdirAll(filepath.Join(dir, "out"), 0o755))
+	must(t, os.Symlink(filepath.Join(dir, "in/project"), filepath.Join(dir, "link")))
+	for _, c := range []struct {
+		roots []string
+		ask   command.CreateSession
+		want  string // the folder of the session
+		code  string
+	}{
+		{nil, command.CreateSession{Options: events.Options{HostPath: filepath.Join(dir, "in")}}, "", "HOST_PATH_REFUSED"},
+		{[]string{filepath.Join(dir, "in")}, command.CreateSession{Options: events.Options{HostPath: filepath.Join(dir, "out")}}, "", "HOST_PATH_REFUSED"},
+		{[]string{filepath.Join(dir, "in")}, command.CreateSession{Options: events.Options{HostPath: filepath.Join(dir, "in/project")}}, filepath.Join(dir, "in/project"), ""},
+		{[]string{filepath.Join(dir, "in")}, command.CreateSession{Options: events.Options{HostPath: filepath.Join(dir, "link")}}, filepath.Join(dir, "in/project"), ""},
+		{[]string{"/"}, command.CreateSession{Provider: "docker", Options: events.Options{HostPath: dir}}, "", "HOST_PATH_UNSUPPORTED"},
+		{[]string{"/"}, command.CreateSession{Options: events.Options{HostPath: dir}, HostPathIdentity: "of another machine"}, "", "HOST_PATH_REFUSED"},
+	} {
+		s := newStack(t)
+		s.copy("one", session.Config{HostPaths: c.roots, Providers: []string{"local", "docker"}})
+		sid := id(events.KindSession)
+		a := s.send(command.TypeCreateSession, sid, "", c.ask)
+		code, field := "", ""
+		if a.Error != nil {
+			code, field = a.Error.Code, a.Error.Field
+		}
+		l, err := s.ses.Load(t.Context(), "default", sid, eventlog.Leader)
+		must(t, err)
+		if code != c.code || l.Life.Options.HostPath != c.want || code != "" && field != "sessionOptions.hostPath" {
+			t.Errorf("%v, %+v: %q of %q, the session has %q", c.roots, c.ask, code, field, l.Life.Options.HostPath)
+		}
+	}
+	if _, err := session.New(session.Config{HostPaths: []string{"relative"}}, session.Deps{}); err == nil || !strings.Contains(err.Error(), "host-paths: ") {
+		t.Errorf("a relative root: %v", err)
+	}
 }

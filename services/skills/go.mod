@@ -8,6 +8,7 @@ require (
 	github.com/prometheus/client_golang v1.23.0
 	github.com/spoolhq/spool/pkg v0.0.0
 	go.uber.org/goleak v1.3.0
+	golang.org/x/sync v0.24.0
 )
 
 require (

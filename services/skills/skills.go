@@ -20,6 +20,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/spoolhq/spool/pkg/bus"
 	"github.com/spoolhq/spool/pkg/eventlog"
@@ -73,6 +74,7 @@ type Service struct {
 	cfg     Config
 	deps    Deps
 	js      jetstream.JetStream
+	clock   *bus.Clock
 	router  *bus.Router
 	handler *command.Handler
 }
@@ -86,14 +88,15 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	if deps.NATS == nil || deps.Log == nil || deps.Logger == nil {
 		return nil, errors.New("skills service: NATS, Log and Logger are required")
 	}
-	if deps.Now == nil {
-		deps.Now = time.Now
-	}
 	js, err := jetstream.New(deps.NATS)
 	if err != nil {
 		return nil, fmt.Errorf("skills service: %w", err)
 	}
-	s := &Service{cfg: cfg, deps: deps, js: js}
+	clock := bus.NewClock(bus.ClockConfig{JetStream: js, Stream: topology.StreamCommands, Logger: deps.Logger})
+	if deps.Now == nil {
+		deps.Now = clock.Now
+	}
+	s := &Service{cfg: cfg, deps: deps, js: js, clock: clock}
 	if err := s.route(newMetrics(deps.Metrics)); err != nil {
 		return nil, fmt.Errorf("skills service: %w", err)
 	}
@@ -106,7 +109,7 @@ func (s *Service) route(counts *metrics) error {
 	if err != nil {
 		return err
 	}
-	if s.router, err = bus.NewRouter(bus.RouterConfig{DeadLetter: publisher, Logger: s.deps.Logger}); err != nil {
+	if s.router, err = bus.NewRouter(bus.RouterConfig{DeadLetter: publisher, Clock: s.clock, Logger: s.deps.Logger}); err != nil {
 		return err
 	}
 	cfg, topic, err := bus.ForDurable(s.js, topology.SkillsConsumer())
@@ -139,7 +142,13 @@ func (s *Service) Run(ctx context.Context) error {
 		return nil // ctx has ended
 	}
 	s.handler.Use(store)
-	if err := s.router.Run(ctx); err != nil {
+	if err := s.clock.Start(ctx); err != nil {
+		return fmt.Errorf("skills service: %w", err)
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return s.clock.Run(ctx) })
+	g.Go(func() error { return s.router.Run(ctx) })
+	if err := g.Wait(); err != nil {
 		return fmt.Errorf("skills service: %w", err)
 	}
 	return nil

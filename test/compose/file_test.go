@@ -108,6 +108,83 @@ func TestFileGivesNoMoreThanNeeded(t *testing.T) {
 	}
 }
 
+// TestFilePassesEverySetting: each setting of docs/operations.md that is in the
+// environment of compose reaches the container of its service.
+func TestFilePassesEverySetting(t *testing.T) {
+	t.Parallel()
+	doc, err := os.ReadFile(root + "/docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	settings, fixed := map[string][]string{}, map[string]bool{} // by service
+	section := ""
+	for line := range strings.Lines(string(doc)) {
+		if name, ok := strings.CutPrefix(line, "### "); ok {
+			section = strings.TrimSpace(name)
+		}
+		cells := strings.Split(line, "|")
+		switch {
+		case len(cells) < 5 || !strings.Contains(cells[2], "`"):
+		case section == "In compose":
+			fixed[strings.TrimSpace(cells[1])+" "+strings.Trim(cells[2], " `")] = true
+		default:
+			settings[section] = append(settings[section], strings.Trim(cells[2], " `"))
+		}
+	}
+	script := t.TempDir() + "/file"
+	if err := os.WriteFile(script, []byte("{}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	files := map[string]string{
+		"SPOOL_EGRESS_HOSTS": "/etc/spool/egress-hosts.yaml", "SPOOL_EGRESS_PRICES": "/etc/spool/egress-prices.yaml", "SPOOL_MOCKLLM_SCRIPT": "/etc/spool/script.yaml",
+	}
+	services := []string{"session", "projector", "janitor", "skills", "gateway", "executor", "egress", "mockllm"}
+	var env []string
+	for _, s := range services {
+		for _, name := range append(settings[s], settings["every service"]...) {
+			value := "probe-of-" + name
+			if files[name] != "" {
+				value = script
+			}
+			env = append(env, name+"="+value)
+		}
+	}
+	out, err := config(t, "deploy/.env.example", env...)
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	var f file
+	if err := json.Unmarshal([]byte(out), &f); err != nil {
+		t.Fatal(err)
+	}
+	passed := 0
+	for _, s := range services {
+		for _, name := range settings[s] {
+			if fixed[s+" "+name] {
+				continue
+			}
+			want := "probe-of-" + name
+			if files[name] != "" {
+				want = files[name]
+				mounted := false
+				for _, v := range f.Services[s].Volumes {
+					mounted = mounted || v.Source == script && v.Target == want
+				}
+				if !mounted {
+					t.Errorf("%s: the file of %s is not mounted: %+v", s, name, f.Services[s].Volumes)
+				}
+			}
+			if got := f.Services[s].Environment[name]; got == nil || *got != want {
+				t.Errorf("%s: %s does not reach its container", s, name)
+			}
+			passed++
+		}
+	}
+	if passed < 60 {
+		t.Errorf("only %d settings were read from docs/operations.md", passed)
+	}
+}
+
 // TestFileWantsPasswords: nothing starts with an empty password, and the error says what to do.
 func TestFileWantsPasswords(t *testing.T) {
 	t.Parallel()

@@ -191,7 +191,7 @@ func TestTenants(t *testing.T) {
 		t.Fatal(err)
 	}
 	missing := events.Derive(events.KindSession, "nobody's")
-	for _, path := range []string{"", "/events", "/events/stream", "/blocks", "/conversations", "/executions"} {
+	for _, path := range []string{"", "/events", "/events/stream", "/blocks", "/conversations", "/executions", "/files?live=1", "/files/a.txt?live=1"} {
 		status, raw := request(t, "GET", c.URL(0)+"/api/sessions/"+s.SessionID+path, map[string]string{"Authorization": "Bearer spool_sk_wrong"}, nil)
 		refused(t, "wrong key on "+path, 401, "UNAUTHENTICATED", "Authorization", status, raw)
 		harness.Eventually(t, "the other key is accepted", func() bool {

@@ -50,6 +50,16 @@ func TestDocker(t *testing.T) {
 	}
 }
 
+// TestNVIDIAKeyAloneInDocker: sessions that name neither a model nor its provider
+// reach NVIDIA's API where nothing else is set up; the executor has no key.
+func TestNVIDIAKeyAloneInDocker(t *testing.T) {
+	t.Parallel()
+	c := dockerised(t, harness.Options{NVIDIAAlone: true, Executor: executor.Config{Slots: 2, NVIDIAModel: "known-model"}})
+	for _, architecture := range []string{"spool", "opencode"} {
+		newTalkWith(t, c, architecture, nil).completed("Remember the number 4711", "I will remember 4711.")
+	}
+}
+
 // dockerTalk is one session's life: two turns in one process, an edit, an
 // interrupt, a model's error, then idle, and the same files in another sandbox.
 func dockerTalk(t *testing.T, c *harness.Cluster, architecture string, more map[string]any) {

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -113,7 +114,7 @@ func (k keyHolder) runs(session map[string]any, message string) (result string, 
 	return result, all
 }
 
-// TestPlatform: what the platform's owner applies with the root key every tenant
+// TestPlatform: what the platform's owner applies with a key of tenant platform every tenant
 // may use and read by its reference, and no tenant may write; its secret works and is
 // shown to nobody; what a tenant calls by the same name is the tenant's own.
 func TestPlatform(t *testing.T) {
@@ -121,7 +122,8 @@ func TestPlatform(t *testing.T) {
 	const rootKey, token, mine = "a-root-key-of-more-than-32-characters", "kestrel-7731-of-the-platform", "magpie-9915-of-the-tenant"
 	c := harness.New(t, harness.Options{Script: script(t, "docker.yaml"), Gateway: gateway.Config{Auth: gateway.AuthKeys, RootKey: rootKey}, KeepLogs: true})
 	root := withKey(t, c, rootKey)
-	if status, raw := root.pushes(greet(t), "slug=greet&scope=platform&tag=stable"); status != http.StatusCreated {
+	platform := root.tenant(events.PlatformTenant)
+	if status, raw := platform.pushes(greet(t), "slug=greet&scope=platform&tag=stable"); status != http.StatusCreated {
 		t.Fatalf("pushed: %d %s", status, raw)
 	}
 	environment := func(whom, secret string) map[string]any {
@@ -130,8 +132,8 @@ func TestPlatform(t *testing.T) {
 	agent := func(instructions string, skills ...string) map[string]any {
 		return map[string]any{"architecture": "spool", "model": "known-model", "instructions": instructions, "skills": skills}
 	}
-	root.applies("environments", "platform", "street", environment("Ada", token))
-	version := root.applies("agents", "platform", "porter", agent("You are the platform's porter.", "platform/greet@stable"))
+	platform.applies("environments", "platform", "street", environment("Ada", token))
+	version := platform.applies("agents", "platform", "porter", agent("You are the platform's porter.", "platform/greet@stable"))
 	ours, theirs := root.tenant("ours"), root.tenant("theirs")
 	harness.Eventually(t, "the agent is read", func() bool {
 		status, _ := ours.asks("GET", "/api/agents/porter?scope=platform", nil)
@@ -163,7 +165,7 @@ func TestPlatform(t *testing.T) {
 		t.Errorf("resolved %+v", told)
 	}
 
-	platformIsReadOnly(t, ours, root, greet(t), agent("You are anybody's porter."), environment("Eve", "x"))
+	platformIsReadOnly(t, ours, platform, greet(t), agent("You are anybody's porter."), environment("Eve", "x"))
 
 	// Of the same name, and another one.
 	ours.applies("environments", "", "street", environment("Grace", mine))
@@ -180,6 +182,24 @@ func TestPlatform(t *testing.T) {
 	}
 	status, raw := theirs.asks("POST", "/api/sessions", map[string]any{"agent": "porter"})
 	refused(t, "another tenant's agent", http.StatusNotFound, "AGENT_NOT_FOUND", "agent", status, raw)
+
+	// Sessions that named only an agent got its default instance, which each tenant has for itself.
+	for whose, want := range map[*keyHolder]string{&ours: "organization/platform/porter.default porter.default", &theirs: "organization/platform/porter.default"} {
+		var list struct {
+			Instances []struct{ Ref events.Reference }
+		}
+		whose.gets(http.StatusOK, "GET", "/api/instances", nil, &list)
+		var got []string
+		for _, one := range list.Instances {
+			got = append(got, one.Ref.Bare().String())
+		}
+		if slices.Sort(got); strings.Join(got, " ") != want {
+			t.Errorf("a tenant has the instances %s, want %s", got, want)
+		}
+	}
+	if told := pinned(t, third); told.Instance.Bare() != (events.Reference{Slug: "porter.default"}) {
+		t.Errorf("the execution resolved the instance %s", told.Instance)
+	}
 
 	// The secret is in no answer, no event, and nothing that was written.
 	for _, list := range [][]events.Wire{first, second, third} {
@@ -209,7 +229,7 @@ func pinned(t *testing.T, all []events.Wire) events.ExecutionResolved {
 }
 
 // platformIsReadOnly: a tenant reads what is the platform's, without the secret, and every way to write it is refused.
-func platformIsReadOnly(t *testing.T, tenant, root keyHolder, zip []byte, agent, environment map[string]any) {
+func platformIsReadOnly(t *testing.T, tenant, owner keyHolder, zip []byte, agent, environment map[string]any) {
 	t.Helper()
 	ref := func(slug string) map[string]any { return map[string]any{"scope": "platform", "slug": slug} }
 	for name, c := range map[string]struct {
@@ -231,7 +251,7 @@ func platformIsReadOnly(t *testing.T, tenant, root keyHolder, zip []byte, agent,
 	}
 	status, raw := tenant.pushes(zip, "slug=greet&scope=platform")
 	refused(t, "a skill", http.StatusForbidden, "FORBIDDEN", "scope", status, raw)
-	for _, k := range []keyHolder{tenant, root} {
+	for _, k := range []keyHolder{tenant, owner} {
 		shown := k.gets(http.StatusOK, "GET", "/api/environments/street?scope=platform", nil, nil)
 		if !strings.Contains(shown, "DOOR_TOKEN") || !strings.Contains(shown, "Ada") || strings.Contains(shown, "kestrel") {
 			t.Errorf("the environment is shown as %s", shown)

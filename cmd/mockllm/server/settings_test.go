@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/alecthomas/kong"
+
 	"github.com/spoolhq/spool/cmd/mockllm/server"
 	"github.com/spoolhq/spool/pkg/daemon/settingstest"
 )
@@ -19,6 +21,19 @@ import (
 func TestEverySettingIsTested(t *testing.T) {
 	t.Parallel()
 	settingstest.Covered(t, server.Settings{}, map[string]string{"SPOOL_MOCKLLM_LISTEN": "TestSettings", "SPOOL_MOCKLLM_SCRIPT": "TestSettings"})
+}
+
+// TestSettings_EmptyScriptIsTheBuiltInOne: compose passes an empty value where nobody set one.
+func TestSettings_EmptyScriptIsTheBuiltInOne(t *testing.T) {
+	t.Setenv("SPOOL_MOCKLLM_SCRIPT", "")
+	var s server.Settings
+	parser, err := kong.New(&s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := parser.Parse(nil); err != nil || s.Script != "" {
+		t.Errorf("the script is %q, %v", s.Script, err)
+	}
 }
 
 // TestSettings: the address of Listen gives what the file of Script says.

@@ -28,6 +28,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway"
 	"github.com/spoolhq/spool/services/projector"
 	"github.com/spoolhq/spool/services/session"
+	"github.com/spoolhq/spool/services/session/janitor"
 	"github.com/spoolhq/spool/services/skills"
 )
 
@@ -42,6 +43,7 @@ type Config struct {
 	Executor    executor.Config
 	Projector   projector.Config
 	Skills      skills.Config
+	Janitor     janitor.Config
 	Logger      *slog.Logger // nil discards
 }
 
@@ -149,6 +151,7 @@ func (s *Stack) start(ctx, run context.Context) error {
 		{topology.UserSkills, s.skills},
 		{topology.UserExecutor, s.executor},
 		{topology.UserGateway, s.gateway},
+		{topology.UserJanitor, s.janitor},
 	} {
 		nc, log, err := s.base.Connect(part.user)
 		if err != nil {
@@ -233,6 +236,16 @@ func (s *Stack) gateway(ctx, run context.Context, nc *nats.Conn, _ eventlog.Log)
 	s.gate = svc
 	s.group.Go(func() error { return svc.Run(run) })
 	return s.await(ctx, run, "gateway", svc.Ready())
+}
+
+func (s *Stack) janitor(_, run context.Context, nc *nats.Conn, log eventlog.Log) error {
+	s.cfg.Janitor.DatabaseURL = s.base.DatabaseURL
+	svc, err := janitor.New(s.cfg.Janitor, janitor.Deps{NATS: nc, Log: log, Logger: s.logger("janitor")})
+	if err != nil {
+		return err
+	}
+	s.group.Go(func() error { return svc.Run(run) })
+	return nil
 }
 
 // mockKey is what agents send to the scripted model server, which takes any.

@@ -33,6 +33,9 @@ const (
 	TypeSetBudget      Type = "set_budget"      // SetBudget; no ids
 	TypeRemoveBudget   Type = "remove_budget"   // RemoveBudget; no ids
 
+	TypeRetryDead Type = "retry_dead" // DeadLetter; no ids
+	TypeDropDead  Type = "drop_dead"  // DeadLetter; no ids
+
 	TypeApplyAgent        Type = "apply_agent"        // ApplyAgent; no ids
 	TypeApplyInstance     Type = "apply_instance"     // ApplyInstance; no ids
 	TypeApplyEnvironment  Type = "apply_environment"  // ApplyEnvironment; no ids
@@ -58,6 +61,11 @@ type Command struct {
 	Body        json.RawMessage `json:"body,omitempty"`
 }
 
+// DeadLetter names a dead letter by its sequence in DEAD.
+type DeadLetter struct {
+	Sequence uint64 `json:"sequence"`
+}
+
 // CreateSession makes a session. Empty fields mean the server's defaults.
 type CreateSession struct {
 	Agent        string          `json:"agent,omitempty"`
@@ -66,6 +74,9 @@ type CreateSession struct {
 	Options      events.Options  `json:"options"`
 	Metadata     json.RawMessage `json:"metadata,omitempty"`
 	Files        []File          `json:"files,omitempty"` // of the workspace; StartExecution takes those of its Post
+
+	// HostPathIdentity is Options.HostPath as the client sees it, see hostpath.Identity; "" is not checked.
+	HostPathIdentity string `json:"hostPathIdentity,omitempty"`
 
 	Instance     string   `json:"instance,omitempty"`     // a reference, in place of Agent
 	Environments []string `json:"environments,omitempty"` // references: layers above the instance's

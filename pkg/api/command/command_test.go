@@ -81,11 +81,29 @@ func TestCheckOptions(t *testing.T) {
 		{events.Options{Image: "--privileged"}, "sessionOptions.image"},
 		{events.Options{Image: "a\n"}, "sessionOptions.image"},
 		{events.Options{Image: strings.Repeat("a", 513)}, "sessionOptions.image"},
+		{events.Options{ModelProvider: "nvidia"}, ""},
+		{events.Options{ModelSettings: events.ModelSettings{Preset: "qwen", Env: map[string]string{"OPENAI_API_KEY": "${MODEL_KEY}", "A": "$$x", "GOOSE_MODEL": "${MODEL}"}, Args: []string{"-m", "${MODEL}"}}}, ""},
+		{events.Options{ModelSettings: events.ModelSettings{Preset: "gpt"}}, "sessionOptions.modelSettings.preset"},
+		{events.Options{ModelSettings: events.ModelSettings{Env: map[string]string{"PATH": "/x"}}}, "sessionOptions.modelSettings.env.PATH"},
+		{events.Options{ModelSettings: events.ModelSettings{Env: map[string]string{"SPOOL_API_KEY": "x"}}}, "sessionOptions.modelSettings.env.SPOOL_API_KEY"},
+		{events.Options{ModelSettings: events.ModelSettings{Env: map[string]string{"1_API_KEY": "x"}}}, "sessionOptions.modelSettings.env.1_API_KEY"},
+		{events.Options{ModelSettings: events.ModelSettings{Env: map[string]string{"A": "${HOME}"}}}, "sessionOptions.modelSettings.env.A"},
+		{events.Options{ModelSettings: events.ModelSettings{Env: map[string]string{"A": "${MODEL"}}}, "sessionOptions.modelSettings.env.A"},
+		{events.Options{ModelSettings: events.ModelSettings{Args: []string{"x", "--key=${MODEL_KEY}"}}}, "sessionOptions.modelSettings.args[1]"},
+		{events.Options{ModelSettings: events.ModelSettings{Args: []string{strings.Repeat("x", 4097)}}}, "sessionOptions.modelSettings.args[0]"},
+		{events.Options{ModelProvider: "NVIDIA"}, "sessionOptions.modelProvider"},
 		{events.Options{Command: []string{"agent", "", "--x"}}, ""},
 		{events.Options{Command: []string{" "}}, "sessionOptions.command[0]"},
 		{events.Options{Command: []string{"a", "b\x00"}}, "sessionOptions.command[1]"},
 		{events.Options{Command: []string{"a", strings.Repeat("b", 4097)}}, "sessionOptions.command[1]"},
 		{events.Options{Command: make([]string, 65)}, "sessionOptions.command"},
+		{events.Options{HostPath: "/home/me/project"}, ""},
+		{events.Options{HostPath: "project"}, "sessionOptions.hostPath"},
+		{events.Options{HostPath: "/home/../etc"}, "sessionOptions.hostPath"},
+		{events.Options{HostPath: "/home/me/"}, "sessionOptions.hostPath"},
+		{events.Options{HostPath: "/home/a\nb"}, "sessionOptions.hostPath"},
+		{events.Options{HostPath: "/home/\xff"}, "sessionOptions.hostPath"},
+		{events.Options{HostPath: "/" + strings.Repeat("a", 4096)}, "sessionOptions.hostPath"},
 		{events.Options{Budget: events.Budget{Turns: 1, Tokens: 2, CostUSD: 0.5, TimeMs: 3}}, ""},
 		{events.Options{Budget: events.Budget{CostUSD: -1}}, "sessionOptions.budget.costUsd"},
 		{events.Options{Budget: events.Budget{CostUSD: math.NaN()}}, "sessionOptions.budget.costUsd"},
@@ -99,14 +117,24 @@ func TestCheckOptions(t *testing.T) {
 	wantField(t, command.CheckCommand("acp", nil), "sessionOptions.command")
 	wantField(t, command.CheckCommand("spool", []string{"a"}), "sessionOptions.command")
 	wantField(t, command.CheckCommand("acp", []string{"a"}), "")
+	wantField(t, command.CheckModelProvider("claude-code", "openai"), "sessionOptions.modelProvider")
+	wantField(t, command.CheckModelProvider("acp", "anthropic"), "")
+	wantField(t, command.CheckModelProvider("codex", ""), "")
+	qwen := events.ModelSettings{Preset: "qwen"}
+	wantField(t, command.CheckModelSettings("codex", events.Options{ModelSettings: qwen}), "sessionOptions.modelSettings")
+	wantField(t, command.CheckModelSettings("acp", events.Options{ModelSettings: qwen, ModelProvider: "anthropic"}), "sessionOptions.modelProvider")
+	wantField(t, command.CheckModelSettings("acp", events.Options{ModelSettings: qwen, ModelProvider: "nvidia"}), "")
+	named := events.ModelSettings{Args: []string{"--model=${MODEL}"}}
+	wantField(t, command.CheckModelSettings("acp", events.Options{ModelSettings: named}), "sessionOptions.model")
+	wantField(t, command.CheckModelSettings("acp", events.Options{ModelSettings: named, Model: "m"}), "")
 }
 
 // Every option can be set, is kept when it is not named, and can be given back.
 func TestMerge(t *testing.T) {
 	t.Parallel()
 	full := events.Options{
-		Model: "m", IdleTimeoutMs: 1, TurnLimitMs: 2, SessionLimitMs: 3, SyncIntervalMs: 4, HealthIntervalMs: 5, SandboxMaxAgeMs: 6,
-		Image: "i", Command: []string{"c"}, Egress: []string{"e"}, Budget: events.Budget{Turns: 7},
+		Model: "m", ModelProvider: "nvidia", IdleTimeoutMs: 1, TurnLimitMs: 2, SessionLimitMs: 3, SyncIntervalMs: 4, HealthIntervalMs: 5, SandboxMaxAgeMs: 6,
+		Image: "i", Command: []string{"c"}, Egress: []string{"e"}, Budget: events.Budget{Turns: 7}, HostPath: "/h", ModelSettings: events.ModelSettings{Preset: "qwen"},
 	}
 	v, fields := reflect.ValueOf(full), reflect.TypeFor[events.Options]()
 	for i := range fields.NumField() {
@@ -114,14 +142,23 @@ func TestMerge(t *testing.T) {
 			t.Fatalf("%s is an option that this test does not know", fields.Field(i).Name)
 		}
 		name, _, _ := strings.Cut(fields.Field(i).Tag.Get("json"), ",")
+		if name == "hostPath" { // holds for the session's whole life
+			_, err := command.Merge(full, nil, []string{name})
+			wantField(t, err, "clear[0]")
+			continue
+		}
 		got, err := command.Merge(full, nil, []string{name})
 		if err != nil || !reflect.ValueOf(got).Field(i).IsZero() {
 			t.Errorf("%s is not cleared: %+v, %v", name, got, err)
 		}
 	}
-	if got, err := command.Merge(events.Options{}, &full, nil); err != nil || !reflect.DeepEqual(got, full) {
+	want := full
+	want.HostPath = ""
+	if got, err := command.Merge(events.Options{}, &full, nil); err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("set: %+v, %v", got, err)
 	}
+	wantField(t, command.CheckUnchanged(&full), "sessionOptions.hostPath")
+	wantField(t, command.CheckUnchanged(&want), "")
 	if got, err := command.Merge(full, &events.Options{}, nil); err != nil || !reflect.DeepEqual(got, full) {
 		t.Errorf("kept: %+v, %v", got, err)
 	}

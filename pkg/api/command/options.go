@@ -9,8 +9,10 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/spoolhq/spool/pkg/architecture"
 	"github.com/spoolhq/spool/pkg/egress"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/hostpath"
 )
 
 // Limits of a session's options.
@@ -23,14 +25,22 @@ const (
 	MaxArgument  = 4096       // bytes
 )
 
-// ArchitectureACP is the architecture that runs the agent of Options.Command.
-const ArchitectureACP = "acp"
-
 // codeInvalid is the code of a request with a field at fault.
 const codeInvalid = "INVALID_REQUEST"
 
 func invalid(field, format string, args ...any) *Error {
 	return &Error{Code: codeInvalid, Field: field, Detail: fmt.Sprintf(format, args...)}
+}
+
+// FieldHostPath is the field of a request that names a folder of the server's machine.
+const FieldHostPath = "sessionOptions.hostPath"
+
+// CheckUnchanged refuses a change of the options that hold for a session's whole life.
+func CheckUnchanged(changes *events.Options) error {
+	if changes != nil && changes.HostPath != "" {
+		return invalid(FieldHostPath, "a session keeps the folder that it was created with; create another session")
+	}
+	return nil
 }
 
 // CheckOptions reports the first option that no session can have. Empty ones are not set.
@@ -46,7 +56,18 @@ func CheckOptions(o events.Options) error {
 	if o.Image != "" && (len(o.Image) > MaxImage || !image.MatchString(o.Image)) {
 		return invalid("sessionOptions.image", "%.100q is not a reference of an image, such as registry.example.com/agents:2", o.Image)
 	}
+	if o.ModelProvider != "" && !slices.Contains(architecture.ModelProviders(), o.ModelProvider) {
+		return invalid("sessionOptions.modelProvider", "there is no model provider %.64q; there are %s", o.ModelProvider, strings.Join(architecture.ModelProviders(), ", "))
+	}
+	if o.HostPath != "" {
+		if err := hostpath.CheckSyntax(o.HostPath); err != nil {
+			return invalid(FieldHostPath, "%v", err)
+		}
+	}
 	if err := checkCommand(o.Command); err != nil {
+		return err
+	}
+	if err := checkModelSettings(o.ModelSettings); err != nil {
 		return err
 	}
 	if err := CheckBudget("sessionOptions.budget", o.Budget); err != nil {
@@ -97,19 +118,28 @@ func checkCommand(list []string) error {
 
 // CheckCommand reports an error unless an architecture goes with a command: acp
 // needs one, and no other takes one.
-func CheckCommand(architecture string, list []string) error {
+func CheckCommand(runs string, list []string) error {
 	switch {
-	case architecture == ArchitectureACP && len(list) == 0:
+	case runs == architecture.ACP && len(list) == 0:
 		return invalid("sessionOptions.command", `architecture acp runs the agent that you name: give its program and arguments, such as ["my-agent","--acp"]`)
-	case architecture != ArchitectureACP && len(list) > 0:
-		return invalid("sessionOptions.command", "only architecture acp takes a command, and this session has %s", architecture)
+	case runs != architecture.ACP && len(list) > 0:
+		return invalid("sessionOptions.command", "only architecture acp takes a command, and this session has %s", runs)
 	}
 	return nil
+}
+
+// CheckModelProvider reports an error unless an architecture can use the model provider, or none is named.
+func CheckModelProvider(runs, provider string) error {
+	if provider == "" || architecture.CanUse(runs, provider) {
+		return nil
+	}
+	return invalid("sessionOptions.modelProvider", "architecture %s cannot use model provider %.64q; it can use %s", runs, provider, strings.Join(architecture.ModelProvidersOf(runs), ", "))
 }
 
 // clearable are the options that a session can give back, and how.
 var clearable = map[string]func(*events.Options){
 	"model":            func(o *events.Options) { o.Model = "" },
+	"modelProvider":    func(o *events.Options) { o.ModelProvider = "" },
 	"idleTimeoutMs":    func(o *events.Options) { o.IdleTimeoutMs = 0 },
 	"turnLimitMs":      func(o *events.Options) { o.TurnLimitMs = 0 },
 	"sessionLimitMs":   func(o *events.Options) { o.SessionLimitMs = 0 },
@@ -118,6 +148,7 @@ var clearable = map[string]func(*events.Options){
 	"sandboxMaxAgeMs":  func(o *events.Options) { o.SandboxMaxAgeMs = 0 },
 	"image":            func(o *events.Options) { o.Image = "" },
 	"command":          func(o *events.Options) { o.Command = nil },
+	"modelSettings":    func(o *events.Options) { o.ModelSettings = events.ModelSettings{} },
 	"budget":           func(o *events.Options) { o.Budget = events.Budget{} },
 	"egress":           func(o *events.Options) { o.Egress = nil },
 }
@@ -134,7 +165,8 @@ func Merge(o events.Options, changes *events.Options, clear []string) (events.Op
 	if changes == nil {
 		return o, nil
 	}
-	for _, f := range []struct{ to, from *string }{{&o.Model, &changes.Model}, {&o.Image, &changes.Image}} {
+	// HostPath is neither cleared nor changed, see CheckUnchanged.
+	for _, f := range []struct{ to, from *string }{{&o.Model, &changes.Model}, {&o.ModelProvider, &changes.ModelProvider}, {&o.Image, &changes.Image}} {
 		if *f.from != "" {
 			*f.to = *f.from
 		}
@@ -146,6 +178,9 @@ func Merge(o events.Options, changes *events.Options, clear []string) (events.Op
 		if *f.from != 0 {
 			*f.to = *f.from
 		}
+	}
+	if s := changes.ModelSettings; s.Preset != "" || len(s.Env)+len(s.Args) > 0 {
+		o.ModelSettings = s
 	}
 	if changes.Budget != (events.Budget{}) {
 		o.Budget = changes.Budget

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 
+	"google.golang.org/protobuf/reflect/protoreflect"
+
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 )
 
@@ -73,10 +75,39 @@ func finish(op object) error {
 		responses[code] = responses["200"]
 		delete(responses, "200")
 	}
+	if err := fixReferences(op, service, method); err != nil {
+		return err
+	}
 	responses["default"] = object{"$ref": "#/components/responses/Problem"}
 	if spoolv1.TakesIdempotencyKey(full) {
 		params, _ := op["parameters"].([]any)
 		op["parameters"] = append(params, object{"$ref": "#/components/parameters/IdempotencyKey"})
+	}
+	return nil
+}
+
+// fixReferences says of fields of a request's body that hold references that they take objects too.
+func fixReferences(op object, service, method string) error {
+	body, ok := op["requestBody"].(object)
+	if !ok {
+		return nil
+	}
+	schema := body["content"].(object)["application/json"].(object)["schema"].(object)
+	in := spoolv1.File_spool_v1_spool_proto.Services().ByName(protoreflect.Name(service)).Methods().ByName(protoreflect.Name(method)).Input()
+	for i := range in.Fields().Len() {
+		field := in.Fields().Get(i)
+		if !spoolv1.HoldsReference(field.FullName()) {
+			continue
+		}
+		property, ok := schema["properties"].(object)[field.JSONName()].(object)
+		if !ok {
+			return fmt.Errorf("the body has no property %s", field.JSONName())
+		}
+		if items, ok := property["items"].(object); ok {
+			property = items
+		}
+		delete(property, "type")
+		property["anyOf"] = []any{object{"type": "string"}, object{"$ref": "#/components/schemas/ReferenceObject"}}
 	}
 	return nil
 }

@@ -8,8 +8,11 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"slices"
+	"strings"
 	"text/template"
 
+	"github.com/spoolhq/spool/pkg/architecture"
 	"github.com/spoolhq/spool/pkg/definition"
 	"github.com/spoolhq/spool/pkg/events/gen/notes"
 )
@@ -17,7 +20,10 @@ import (
 //go:embed agents.md.tmpl
 var page string
 
-const example = "testdata/examples/reviewer.yaml"
+const (
+	example = "testdata/examples/reviewer.yaml"
+	acp     = "testdata/examples/porter.yaml"
+)
 
 func main() {
 	if err := run(os.Args[1:]); err != nil {
@@ -56,6 +62,10 @@ func document(comments map[string]string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	porter, err := os.ReadFile(acp)
+	if err != nil {
+		return nil, err
+	}
 	var fields, honours bytes.Buffer
 	if err := errors.Join(definition.WriteFields(&fields, comments), definition.WriteHonours(&honours)); err != nil {
 		return nil, err
@@ -65,6 +75,19 @@ func document(comments map[string]string) ([]byte, error) {
 		return nil, err
 	}
 	var out bytes.Buffer
-	err = t.Execute(&out, map[string]string{"Example": string(sample), "Fields": fields.String(), "Honours": honours.String()})
+	err = t.Execute(&out, map[string]string{"Example": string(sample), "ACP": string(porter), "Fields": fields.String(), "Honours": honours.String(), "Presets": presets()})
 	return out.Bytes(), err
+}
+
+// presets returns the rows of the table of presets.
+func presets() string {
+	var b strings.Builder
+	for _, p := range architecture.Presets() {
+		var names []string
+		for _, name := range slices.Sorted(maps.Keys(p.Env)) {
+			names = append(names, "`"+name+"`")
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", p.Name, p.Agent, strings.Join(p.Providers, ", "), strings.Join(names, ", "))
+	}
+	return b.String()
 }

@@ -19,7 +19,10 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	// A link of toxiproxy waits for ever to hand on what it has read when the other end of its connection closed first.
+	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("github.com/Shopify/toxiproxy/v2/toxics.(*NoopToxic).Pipe"))
+}
 
 // stream gives a log and the stream under it.
 func stream(t *testing.T) (*jslog.Log, jetstream.JetStream, jetstream.Stream) {
@@ -183,11 +186,15 @@ func TestPayloads(t *testing.T) {
 	}
 	raw := list[0].Data.(events.Opaque).Raw
 	infos, err := bucket.List(ctx)
-	if err != nil || len(infos) != 1 || !strings.Contains(string(raw), infos[0].Name) {
-		t.Fatalf("the bucket has %v, %v; the reference is %s", infos, err, raw)
+	if err != nil || len(infos) != 1 {
+		t.Fatalf("the bucket has %v, %v", infos, err)
 	}
-	digest := infos[0].Name
-	stored, err := bucket.GetBytes(ctx, digest)
+	name := infos[0].Name
+	digest, mine := strings.CutPrefix(name, s.Tenant+"/"+s.ID+"/")
+	if !mine || !strings.Contains(string(raw), digest) {
+		t.Fatalf("the bucket has %v; the reference is %s", infos, raw)
+	}
+	stored, err := bucket.GetBytes(ctx, name)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -195,15 +202,27 @@ func TestPayloads(t *testing.T) {
 		t.Errorf("the object %s has another digest", digest)
 	}
 
-	if _, err := bucket.PutBytes(ctx, digest, []byte(`{"blockId":"forged"}`)); err != nil {
+	// A former version named it by the digest alone.
+	if _, err := bucket.PutBytes(ctx, digest, stored); err != nil {
+		t.Fatal(err)
+	}
+	if err := bucket.Delete(ctx, name); err != nil {
+		t.Fatal(err)
+	}
+	if rec, err := l.At(ctx, eventlog.Position{Seq: head.Seq}); err != nil || len(rec.Events) == 0 {
+		t.Errorf("a payload under its digest alone is read as %v, %v", rec, err)
+	}
+	if _, err := bucket.PutBytes(ctx, name, []byte(`{"blockId":"forged"}`)); err != nil {
 		t.Fatal(err)
 	}
 	var forged *eventlog.PayloadError
 	if _, err := l.At(ctx, eventlog.Position{Seq: head.Seq}); !errors.As(err, &forged) || forged.Digest != digest {
 		t.Errorf("forged data: %v, want a PayloadError", err)
 	}
-	if err := bucket.Delete(ctx, digest); err != nil {
-		t.Fatal(err)
+	for _, n := range []string{name, digest} {
+		if err := bucket.Delete(ctx, n); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if _, err := l.At(ctx, eventlog.Position{Seq: head.Seq}); !errors.Is(err, eventlog.ErrNotFound) {
 		t.Errorf("missing data: %v, want ErrNotFound", err)

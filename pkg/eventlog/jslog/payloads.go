@@ -9,6 +9,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
@@ -35,27 +36,37 @@ func (p *payloads) open(ctx context.Context) (jetstream.ObjectStore, error) {
 	return b, nil
 }
 
+// nameOf is an object's name.
+func nameOf(owner events.Subject, digest string) string {
+	return owner.Tenant + "/" + owner.ID + "/" + digest
+}
+
 // Put stores data unless it is there: two writers of the same bytes do no harm.
-func (p *payloads) Put(ctx context.Context, digest string, data []byte) error {
+func (p *payloads) Put(ctx context.Context, owner events.Subject, digest string, data []byte) error {
+	name := nameOf(owner, digest)
 	return p.retry(ctx, digest, func(ctx context.Context, b jetstream.ObjectStore) error {
-		info, err := b.GetInfo(ctx, digest)
+		info, err := b.GetInfo(ctx, name)
 		if err == nil && info.Size == uint64(len(data)) {
 			return nil
 		}
 		if err != nil && !errors.Is(err, jetstream.ErrObjectNotFound) {
 			return err
 		}
-		_, err = b.PutBytes(ctx, digest, data)
+		_, err = b.PutBytes(ctx, name, data)
 		return err
 	})
 }
 
-// Get reads an object; the log checks its digest.
-func (p *payloads) Get(ctx context.Context, digest string) ([]byte, error) {
+// Get reads an object; the log checks its digest. Former versions named objects by
+// the digest alone.
+func (p *payloads) Get(ctx context.Context, owner events.Subject, digest string) ([]byte, error) {
 	var data []byte
 	err := p.retry(ctx, digest, func(ctx context.Context, b jetstream.ObjectStore) error {
 		var err error
-		data, err = b.GetBytes(ctx, digest)
+		data, err = b.GetBytes(ctx, nameOf(owner, digest))
+		if errors.Is(err, jetstream.ErrObjectNotFound) {
+			data, err = b.GetBytes(ctx, digest)
+		}
 		return err
 	})
 	return data, err

@@ -90,12 +90,12 @@ func (l *Log) Payloads() []string {
 // objects is the object store of a log.
 type objects struct{ l *Log }
 
-func (o objects) Put(_ context.Context, digest string, data []byte) error {
+func (o objects) Put(_ context.Context, _ events.Subject, digest string, data []byte) error {
 	o.l.SetPayload(digest, data)
 	return nil
 }
 
-func (o objects) Get(_ context.Context, digest string) ([]byte, error) {
+func (o objects) Get(_ context.Context, _ events.Subject, digest string) ([]byte, error) {
 	o.l.mu.Lock()
 	defer o.l.mu.Unlock()
 	data, ok := o.l.payloads[digest]

@@ -57,7 +57,7 @@ func document(dir string) ([]byte, error) {
 		}
 	}
 	b.WriteString("\n## Shapes used above\n")
-	for _, v := range []any{events.Block{}, events.BlockUpdates{}, events.Part{}, events.TodoItem{}, events.Options{}, events.Usage{}, events.Reference{}, events.AgentSpec{}, events.ToolChoice{},
+	for _, v := range []any{events.Block{}, events.BlockUpdates{}, events.Part{}, events.TodoItem{}, events.Options{}, events.Usage{}, events.Reference{}, events.ModelSettings{}, events.AgentSpec{}, events.ToolChoice{},
 		events.SubagentSpec{}, events.CommandSpec{}, events.MCPServer{}, events.Declaration{}, events.Dependencies{}, events.FileSpec{}, events.Limits{}, events.Retries{}, events.InstanceSpec{},
 		events.EnvironmentSpec{}, events.Variable{}, events.Provenance{}, events.SkillUsed{}, events.AllowedHost{}} {
 		t := reflect.TypeOf(v)
@@ -74,13 +74,18 @@ An event is the same JSON on REST, SSE, WebSocket, gRPC and ` + "`--json`" + `:
 
 ` + "```json" + `
 {"seq":12,"position":"0-48211","id":"evt_…","type":"block_start","time":"RFC 3339","sessionId":"ses_…",
- "executionId":"exe_…","conversationId":"main","source":"runner|server","data":{…}}
+ "executionId":"exe_…","conversationId":"main","source":"runner|server","data":{…},"metadata":{"session":…,"message":…}}
 ` + "```" + `
 
 ` + "`seq`" + ` counts a session's events 1, 2, 3, … without a gap and is the one cursor everywhere. Between them, on streams only, comes
 ` + "`text_delta`" + ` with the seq of the last kept event and ` + "`data: {blockId, offset, delta}`" + `: a piece of an open block's text, at an offset
 in UTF-8 bytes. A ` + "`block_complete`" + ` always carries the whole text, so that losing deltas loses nothing. A type that a reader does not
 know is to be kept and skipped. Milliseconds, counts and offsets are unsigned 32-bit numbers; times are RFC 3339 in UTC.
+
+` + "`metadata`" + ` is the application's, untouched: of the session, and of the message that the event's execution answers. Each part is
+absent when there is none. An event shows the session's metadata that was in force when it was appended, so a later change shows on
+later events only, and a replay is always the same. The log and Postgres hold it once; the gateway adds it. Text in flight has
+none. ` + "`?metadata=0`" + ` (REST, SSE), ` + "`\"metadata\":false`" + ` in a join (WebSocket) or in the request (gRPC) leave it out.
 `
 
 // fields writes a struct's fields as a table.

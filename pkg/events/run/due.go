@@ -1,6 +1,10 @@
 package run
 
-import "github.com/spoolhq/spool/pkg/events/session"
+import (
+	"cmp"
+
+	"github.com/spoolhq/spool/pkg/events/session"
+)
 
 // Work is what a session's state asks of an executor.
 type Work string
@@ -40,6 +44,42 @@ func Due(l session.State, s State) Work {
 		return Sync
 	}
 	return Nothing
+}
+
+// JobID returns the message id of the job that is due, or "" if none is due or if an executor already holds it.
+//
+// JetStream drops a job whose message id it has stored within the last two minutes, also if that job was
+// acknowledged meanwhile. An executor acknowledges a job as soon as nothing is due: also while an execution
+// stands still. So the id changes whenever something becomes due again: it names the event that made it due.
+func JobID(l session.State, s State) string {
+	active := l.Active
+	switch Due(l, s) {
+	case Execute:
+		switch {
+		case s.Execution != active.ExecutionID && l.Pause.ExecutionID == active.ExecutionID:
+			return cmp.Or(l.Pause.Cause, active.Dispatch) // paused and resumed before its first claim
+		case s.Execution != active.ExecutionID:
+			return active.Dispatch
+		case s.Phase == Paused:
+			return l.Waker()
+		case !s.NotBefore.IsZero() && l.ControlOf(s.Execution).N > 0:
+			return l.ControlOf(s.Execution).Cause // its job may be delayed until the next attempt
+		}
+	case Release:
+		return afterExecution(l.Release, s)
+	case Sync:
+		return afterExecution(l.Cause, s)
+	}
+	return ""
+}
+
+// afterExecution makes the id of a job at rest from its cause and the last execution: the same cause makes
+// the job due a second time when an execution that came between has ended.
+func afterExecution(cause string, s State) string {
+	if s.Execution == "" {
+		return cause
+	}
+	return cause + "." + s.Execution
 }
 
 // ReleaseReason is the reason that sandbox_terminated gives when Release is due.

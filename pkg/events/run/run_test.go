@@ -3,6 +3,8 @@ package run_test
 import (
 	"errors"
 	"fmt"
+	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -62,7 +64,8 @@ func TestDecide(t *testing.T) {
 		{"claim again", given(claimed("A", 1)), run.Claim{Meta: meta, ExecutionID: "A"}, 2, "execution_claimed/A", nil},
 		{"claim what has ended", given(claimed("A", 1), done), run.Claim{Meta: meta, ExecutionID: "A"}, 0, "", run.ErrOver},
 		{"claim the next", given(claimed("A", 1), done), run.Claim{Meta: meta, ExecutionID: "B"}, 2, "execution_claimed/B", nil},
-		{"sixth claim without progress", given(five...), run.Claim{Meta: meta, ExecutionID: "A"}, 6, "execution_failed/A", nil},
+		{"sixth claim without progress: its holder stops the agent", given(five...), run.Claim{Meta: meta, ExecutionID: "A"}, 6, "execution_claimed/A", nil},
+		{"ninth claim without progress", given(append(five, claimed("A", 6), claimed("A", 7), claimed("A", 8))...), run.Claim{Meta: meta, ExecutionID: "A"}, 9, "execution_failed/A", nil},
 		{"sixth claim after progress", given(append(five, opened("A", "b", 1))...), run.Claim{Meta: meta, ExecutionID: "A"}, 6, "execution_claimed/A", nil},
 		{"record", given(claimed("A", 1)), run.Record{Epoch: 1, Events: []events.Event{opened("A", "b", 1)}}, 1, "block_start/A", nil},
 		{"record of a zombie", given(claimed("A", 1), claimed("A", 2)), run.Record{Epoch: 1, Events: []events.Event{opened("A", "b", 1)}}, 0, "", run.ErrFenced},
@@ -124,6 +127,161 @@ func TestEndKeepsWhatIsKnown(t *testing.T) {
 	}
 	if f := d.Events[2].Data.(events.ExecutionFailed); f.DurationMs != 1500 {
 		t.Fatalf("took %d ms", f.DurationMs)
+	}
+}
+
+// TestClaims_CountThoseThatCameToNothing: an execution is exhausted by claims whose holders neither attached to
+// the running agent, nor handed the execution over, nor wrote what the agent did. A log without
+// execution_attached and execution_handed_over folds as it did before there were these.
+func TestClaims_CountThoseThatCameToNothing(t *testing.T) {
+	t.Parallel()
+	attached := fact("A", 0, events.ExecutionAttached{Epoch: 1, SandboxID: "sbx"})
+	handedOver := fact("A", 0, events.ExecutionHandedOver{Epoch: 1})
+	claims := func(n int, after ...events.Event) (out []events.Event) {
+		for range n {
+			out = append(append(out, claimed("A", uint64(len(out)+1))), after...)
+		}
+		return out
+	}
+	for name, c := range map[string]struct {
+		given     []events.Event
+		exhausted bool
+		takenOver bool
+	}{
+		"the first claim":                        {claims(1), false, false},
+		"five claims":                            {claims(5), false, true},
+		"six claims":                             {claims(6), true, true},
+		"five claims, an attach, five claims":    {slices.Concat(claims(5), []events.Event{attached}, claims(4)), false, true},
+		"five claims, an attach, six claims":     {slices.Concat(claims(5), []events.Event{attached}, claims(5)), true, true},
+		"twenty claims that attached":            {claims(20, attached), false, false},
+		"twenty claims that were handed over":    {append(claims(20, handedOver), claimed("A", 99)), false, true},
+		"five claims that died, many handovers":  {slices.Concat(claims(4), claims(20, handedOver), claims(1)), false, true},
+		"six claims that died between handovers": {slices.Concat(claims(3), claims(5, handedOver), claims(3)), true, true},
+		"an attach of another execution":         {slices.Concat(claims(6), []events.Event{fact("B", 0, events.ExecutionAttached{})}), true, true},
+		"an attach after the end":                {append(claims(6), done, attached), false, false},
+	} {
+		s := given(c.given...)
+		if s.Exhausted() != c.exhausted || s.TakenOver() != c.takenOver {
+			t.Errorf("%s: exhausted %t, taken over %t, with %d claims", name, s.Exhausted(), s.TakenOver(), s.Claims)
+		}
+	}
+}
+
+// TestUnstopped: a sandbox is marked by an end whose agent could not be told to stop, until another execution
+// starts in it or it is gone.
+func TestUnstopped(t *testing.T) {
+	t.Parallel()
+	lost := fact("A", 0, events.ExecutionFailed{Code: "EXECUTOR_LOST"}.NotStopped(errors.New("nobody was there")))
+	if d := lost.Data.(events.ExecutionFailed); !d.Unstopped || !strings.Contains(d.Message, "nobody was there") {
+		t.Errorf("%+v", d)
+	}
+	marked := []events.Event{claimed("A", 1), box, lost}
+	for name, c := range map[string]struct {
+		given []events.Event
+		want  bool
+	}{
+		"the end":                      {marked, true},
+		"the next claim":               {append(slices.Clone(marked), claimed("B", 2)), true},
+		"the next start":               {append(slices.Clone(marked), claimed("B", 2), fact("B", 1, events.ExecutionStarted{Attempt: 1})), false},
+		"the sandbox's end":            {append(slices.Clone(marked), fact("", 0, events.SandboxTerminated{SandboxID: "sbx"})), false},
+		"an end without a sandbox":     {[]events.Event{claimed("A", 1), lost}, false},
+		"an end as it was before":      {[]events.Event{claimed("A", 1), box, fact("A", 0, events.ExecutionFailed{Code: "EXECUTOR_LOST"})}, false},
+		"an end that somebody stopped": {[]events.Event{claimed("A", 1), box, fact("A", 0, events.ExecutionFailed{Code: "CLAIMS_EXHAUSTED"})}, false},
+	} {
+		if got := given(c.given...).Sandbox.Unstopped; got != c.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+}
+
+// largeText is the length of a text of which three fit into a commit, and four do not.
+const largeText = 228_000
+
+// TestEnd_SplitsInOrder: an end that is too large for a commit is cut so that each part fits, the blocks are
+// completed first, and the facts that become true with the end share its commit. After each
+// part, whoever ends the execution next completes what is left, under the same ids.
+func TestEnd_SplitsInOrder(t *testing.T) {
+	t.Parallel()
+	given := given(claimed("A", 1), box, opened("A", "b1", 1), opened("A", "b2", 2), opened("A", "b3", 3), opened("A", "b4", 4))
+	end := run.End{
+		Meta: meta, Epoch: 1, ExecutionID: "A", N: 9, Outcome: events.ExecutionFailed{Code: "X", Message: strings.Repeat("m", largeText)},
+		Before: []events.Event{fact("A", 5, events.Log{Message: strings.Repeat("l", largeText)})},
+		With:   []events.Event{fact("", 0, events.SandboxTerminated{SandboxID: "s"})},
+		Blocks: map[string]events.Block{},
+	}
+	for _, b := range given.Open {
+		end.Blocks[b.ID] = events.Block{ID: b.ID, Kind: events.KindAssistantText, Content: strings.Repeat("t", largeText)}
+	}
+	whole, err := run.Decide(given, end)
+	if err != nil {
+		t.Fatal(err)
+	}
+	parts, err := whole.Split()
+	if err != nil || len(parts) != 2 {
+		t.Fatalf("%d parts, %v", len(parts), err)
+	}
+	var all []events.Event
+	state := given
+	for i, p := range parts {
+		size := 0
+		for _, e := range p.Events {
+			n, err := events.StoredSize(e)
+			if err != nil {
+				t.Fatal(err)
+			}
+			size += n + 1
+		}
+		if size > events.MaxCommitEvents {
+			t.Errorf("part %d has %d bytes of events", i, size)
+		}
+		all = append(all, p.Events...)
+		state = run.Fold(state, p.Epoch, p.Events)
+		if over := i == len(parts)-1; state.Over() != over || (state.Sandbox.ID == "") != over {
+			t.Errorf("after part %d: %+v", i, state)
+		}
+		if state.Over() {
+			break
+		}
+		again := end
+		again.Before = nil // the journal is read on after what is stored
+		rest, err := run.Decide(state, again)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids := map[string]bool{}
+		for _, e := range append(slices.Clone(all), rest.Events...) {
+			if ids[e.ID] && e.ID != "" {
+				t.Errorf("event %s %s is stored twice if part %d was the last", e.Type(), e.ID, i)
+			}
+			ids[e.ID] = true
+		}
+		if got := run.Fold(state, rest.Epoch, rest.Events); !got.Ended("A") || len(got.Open) != 0 {
+			t.Errorf("decided again after part %d: %+v", i, got)
+		}
+	}
+	if !reflect.DeepEqual(all, whole.Events) {
+		t.Error("the parts are not the decision")
+	}
+	last := parts[len(parts)-1].Events
+	if n := len(last); n < 2 || last[n-1].Type() != (events.ExecutionFailed{}).EventType() || last[n-2].Type() != (events.SandboxTerminated{}).EventType() {
+		t.Errorf("the last part has %d events, and the sandbox's end is not beside the execution's", n)
+	}
+}
+
+// TestDecision_FitsIntoOneCommit: a decision that fits is not cut, and one of data that the object store holds neither.
+func TestDecision_FitsIntoOneCommit(t *testing.T) {
+	t.Parallel()
+	s := given(claimed("A", 1))
+	var list []events.Event
+	for n := range uint64(5) {
+		list = append(list, fact("A", n+1, events.Log{Message: strings.Repeat("x", events.MaxInline+1)}))
+	}
+	d, err := run.Decide(s, run.Record{Epoch: 1, Events: list})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if parts, err := d.Split(); err != nil || len(parts) != 1 || len(parts[0].Events) != len(list) {
+		t.Errorf("%d parts, %v", len(parts), err)
 	}
 }
 

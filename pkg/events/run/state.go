@@ -14,8 +14,13 @@ import (
 // version is not read: the state is folded from zero.
 const Version = 2
 
-// MaxClaims is how many claims without progress an execution survives.
+// MaxClaims is how many claims without progress an execution survives. A claim whose
+// holder attached to the running agent, or handed the execution over, is not one of them.
 const MaxClaims = 5
+
+// stopClaims is how many further claims may try to stop the agent before the execution is
+// ended without that.
+const stopClaims = 3
 
 // Phase of an execution.
 type Phase string
@@ -44,7 +49,7 @@ type State struct {
 	ClaimedAt    time.Time    `json:"claimedAt,omitzero"` // first claim of the execution
 	EndedAt      time.Time    `json:"endedAt,omitzero"`
 	Attempt      uint32       `json:"attempt,omitempty"`
-	Claims       uint32       `json:"claims,omitempty"`   // since the execution last made progress
+	Claims       uint32       `json:"claims,omitempty"`   // since the execution last made progress, the present one included
 	Died         uint32       `json:"died,omitempty"`     // attempts of the execution that died and are followed by another
 	NotBefore    time.Time    `json:"notBefore,omitzero"` // of the next attempt; zero while one runs
 	Sandbox      Sandbox      `json:"sandbox,omitzero"`
@@ -57,12 +62,14 @@ type State struct {
 	Snapshot     Snapshot     `json:"snapshot,omitzero"`   // the last one
 	Applied      uint32       `json:"applied,omitempty"`   // the last file change that the sandbox's workspace has
 	Synced       uint32       `json:"synced,omitempty"`    // the last sync_requested that was answered
+	Syncing      string       `json:"syncing,omitempty"`   // the executor that began to put files into the sandbox at rest, and may still be at it
 	Egress       Line         `json:"egress,omitzero"`     // of the proxy's journal: the last line that is in the log
 	Resolved     Resolved     `json:"resolved,omitzero"`   // of the execution: where its execution_resolved is
 	Calls        uint32       `json:"calls,omitempty"`     // of the execution: requests that models answered, as the egress proxy saw them
 	Metered      events.Spent `json:"metered,omitzero"`    // what the execution took, as the egress proxy saw it
 	Told         events.Spent `json:"told,omitzero"`       // what the present attempt took, as the agent tells
 	ToldBefore   events.Spent `json:"toldBefore,omitzero"` // the same of the attempts before it
+	Retired      bool         `json:"retired,omitempty"`   // the session is deleted, and nothing but content_removed follows
 	Before       events.Spent `json:"before,omitzero"`     // what the session took: turns and time of all executions, of models what was not for this one
 }
 
@@ -109,7 +116,8 @@ type Sandbox struct {
 	ReadyAt   time.Time `json:"readyAt,omitzero"`
 	Paused    bool      `json:"paused,omitempty"`
 	Unhealthy bool      `json:"unhealthy,omitempty"`
-	Empty     bool      `json:"empty,omitempty"` // its workspace was new, and nothing was put into it or taken out of it yet
+	Empty     bool      `json:"empty,omitempty"`     // its workspace was new, and nothing was put into it or taken out of it yet
+	Unstopped bool      `json:"unstopped,omitempty"` // an execution ended in the log whose agent could not be told to stop: whoever reaches the sandbox stops it first
 }
 
 // OpenBlock is a block that has not been completed.
@@ -130,6 +138,14 @@ func (s State) Past(r session.Ref) bool { return s.Turn > r.Turn || s.Ended(r.Ex
 
 // Over tells whether nothing runs: no execution was claimed, or the last one has ended.
 func (s State) Over() bool { return s.Execution == "" || s.Phase.Terminal() }
+
+// Exhausted reports whether the present claim is one too many without progress: its holder
+// stops the agent and ends the execution.
+func (s State) Exhausted() bool { return !s.Over() && s.Claims > MaxClaims }
+
+// TakenOver reports whether another holder had the execution before the present claim, and
+// so may have given it to the runner.
+func (s State) TakenOver() bool { return !s.Over() && (s.Claims > 1 || s.Attempt > 0) }
 
 // Dying is the number of the attempt that a death of the agent or its sandbox ends now.
 func (s State) Dying() uint32 { return max(s.Attempt, s.Died+1) }
@@ -179,6 +195,9 @@ func Evolve(s State, e events.Event) State {
 		}
 		s.Epoch, s.Holder, s.Turn = max(s.Epoch, d.Epoch), d.Executor, max(s.Turn, d.Turn)
 		s.Claims++
+		s.Syncing = ""
+	case events.ExecutionAttached, events.ExecutionHandedOver:
+		s = s.keepClaim(e)
 	case events.ExecutionStarted:
 		if s.Attempt == 0 {
 			s.Before.Turns++
@@ -186,12 +205,14 @@ func Evolve(s State, e events.Event) State {
 			s.ToldBefore, s.Told = s.ToldBefore.Plus(s.Told), events.Spent{}
 		}
 		s.Phase, s.Attempt, s.NotBefore = Running, d.Attempt, time.Time{}
+		s.Sandbox.Unstopped = false // a runner runs one execution at a time
 	case events.AttemptFailed:
 		s.Phase, s.Claims = Starting, 0
 		s.Died, s.NotBefore = s.Died+1, e.Time.Add(time.Duration(d.WaitMs)*time.Millisecond)
 	case events.ExecutionCompleted:
 		s = s.end(e, Completed, d.Usage)
 	case events.ExecutionFailed:
+		s.Sandbox.Unstopped = s.Sandbox.Unstopped || d.Unstopped && s.Execution == e.ExecutionID && s.Sandbox.ID != ""
 		s = s.end(e, Failed, d.Usage)
 	case events.ExecutionCancelled:
 		s = s.end(e, Cancelled, d.Usage)
@@ -212,7 +233,10 @@ func Evolve(s State, e events.Event) State {
 		if d.Snapshot == s.Snapshot.ID {
 			s.Applied = s.Snapshot.Applied
 		}
+	case events.WorkspaceSyncStarted:
+		s.Syncing = d.Executor
 	case events.WorkspaceSynced:
+		s.Syncing = ""
 		s.Snapshot = Snapshot{ID: d.Snapshot, At: e.Time, Applied: d.Applied}
 		s.Synced, s.Sandbox.Empty = max(s.Synced, d.Request), false
 	case events.EgressDenied:
@@ -238,6 +262,24 @@ func Evolve(s State, e events.Event) State {
 		s.Usage, s.Told = d.Usage, events.Spent{Tokens: d.Usage.Tokens(), CostUSD: d.CostUSD}
 	case events.TranscriptWritten:
 		s.AgentSession = d.AgentSessionID
+	case events.RunRetired:
+		// What is kept says only that nothing is due, and fences late writers.
+		s = State{V: Version, Epoch: s.Epoch, Execution: s.Execution, Turn: s.Turn, Phase: s.Phase, Retired: true}
+	}
+	return s
+}
+
+// keepClaim is the meaning of a claim that did not fail: its holder attached to the running
+// agent, or handed the execution over. One claim stays counted, so that TakenOver stays true.
+func (s State) keepClaim(e events.Event) State {
+	if s.Execution != e.ExecutionID || s.Phase.Terminal() {
+		return s // Decide writes no such thing
+	}
+	switch e.Data.(type) {
+	case events.ExecutionAttached:
+		s.Claims = min(s.Claims, 1)
+	case events.ExecutionHandedOver:
+		s.Claims = max(s.Claims, 2) - 1
 	}
 	return s
 }

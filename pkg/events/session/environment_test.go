@@ -87,7 +87,7 @@ func TestFileChanges(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s = session.Fold(s, "c", list).Settle(uint64(10 + i))
+		s = session.Fold(s, session.CommitID(string(rune('a'+i))), list).Settle(uint64(10 + i))
 	}
 	if len(s.Pending) != 2 || s.Pending[0] != (session.Change{N: 3, At: 12}) || s.Pending[1] != (session.Change{N: 4, At: 13}) {
 		t.Fatalf("pending %+v", s.Pending)

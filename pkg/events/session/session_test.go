@@ -1,6 +1,7 @@
 package session_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -155,6 +156,48 @@ func TestRedelivery(t *testing.T) {
 	}
 	if _, ok := s.Did("cmd"); !ok {
 		t.Fatal("forgotten after 63 further commands")
+	}
+}
+
+// TestMayHaveForgotten: ids of commands are compared with those that were forgotten, whatever the clocks say; of commits that
+// do not name their command, the time of their events counts with an hour's margin.
+func TestMayHaveForgotten(t *testing.T) {
+	t.Parallel()
+	command := func(at time.Time, n byte) string {
+		id, err := events.NewID(events.KindCommand, at, bytes.NewReader(bytes.Repeat([]byte{n}, 10)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return id
+	}
+	s := given(created)
+	for i := range 70 {
+		s = session.Fold(s, command(at(time.Duration(i)*time.Millisecond), 1), queued(fmt.Sprint("B", i))).Settle(uint64(8 + i))
+	}
+	old := at(time.Hour + time.Millisecond) // given's commits do not name their commands
+	for _, c := range []struct {
+		what string
+		id   string
+		want bool
+	}{
+		{"forgotten", command(at(5*time.Millisecond), 1), true},
+		{"of a build that did not record commands", command(old.Add(-time.Minute), 1), true},
+		{"new", command(old.Add(time.Second), 1), false},
+	} {
+		if got := s.MayHaveForgotten(c.id); got != c.want {
+			t.Errorf("a command that is %s: may have been forgotten is %v", c.what, got)
+		}
+	}
+	ahead := command(at(48*time.Hour), 9) // by a gateway whose clock is ahead
+	s = session.Fold(s, ahead, queued("C"))
+	for i := range 64 {
+		if s.MayHaveForgotten(command(at(47*time.Hour), 1)) {
+			t.Fatalf("forgotten after %d commands", i)
+		}
+		s = session.Fold(s, command(at(time.Duration(100+i)*time.Millisecond), 1), queued(fmt.Sprint("D", i)))
+	}
+	if _, done := s.Did(ahead); done || !s.MayHaveForgotten(ahead) || !s.MayHaveForgotten(command(at(47*time.Hour), 1)) {
+		t.Fatal("a command of a clock that is ahead was forgotten, and a lower id counts as new")
 	}
 }
 

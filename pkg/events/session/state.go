@@ -11,7 +11,7 @@ import (
 
 // Version is the version of State as it is stored beside each commit. Another
 // version is not read: the state is folded from zero.
-const Version = 1
+const Version = 2
 
 // Status of a session.
 type Status string
@@ -61,6 +61,11 @@ type State struct {
 	Pending  []Change `json:"pending,omitempty"`  // those that no snapshot was known to hold, oldest first
 	Cause    string   `json:"cause,omitempty"`    // id of the last event that asks for work on a sandbox at rest
 	Commands []Done   `json:"commands,omitempty"` // the last ones, oldest first
+
+	// Forgotten is the greatest id among the commands that Commands no longer holds, or that were
+	// carried out by a build that did not record it. A command with a greater id, if it was carried
+	// out, is in Commands. Ids are compared with each other only, never with a clock.
+	Forgotten string `json:"forgotten,omitempty"`
 }
 
 // Ref points to a query: its text stays in the log.
@@ -118,9 +123,9 @@ type Change struct {
 	At uint64 `json:"at,omitempty"` // stream sequence of its commit; 0 is this commit
 }
 
-// Done is a command that was carried out, by the id of its commit.
+// Done is a command that was carried out.
 type Done struct {
-	ID string `json:"id"`
+	ID string `json:"id"`           // of the command, or of its commit where the commit does not name the command
 	At uint64 `json:"at,omitempty"` // stream sequence of its commit; 0 is this commit
 }
 
@@ -131,12 +136,15 @@ func CommitID(command string) string { return events.Derive(events.KindCommit, c
 func (s State) Did(command string) (at uint64, ok bool) {
 	id := CommitID(command)
 	for _, d := range s.Commands {
-		if d.ID == id {
+		if d.ID == command || d.ID == id {
 			return d.At, true
 		}
 	}
 	return 0, false
 }
+
+// MayHaveForgotten reports whether a command that Did does not find may have been carried out all the same.
+func (s State) MayHaveForgotten(command string) bool { return command <= s.Forgotten }
 
 // ControlOf gives the control aimed at an execution; a zero N is none.
 func (s State) ControlOf(execution string) Control {
@@ -186,8 +194,13 @@ func settle(ref *uint64, seq uint64) {
 	}
 }
 
+// clockMargin is how far the clock that minted a command's id may have been ahead of the one that its events
+// have their time from, where the commit does not name the command.
+const clockMargin = time.Hour
+
 // Fold applies a commit's events and remembers the commit, if a command from outside made it.
-func Fold(s State, commit string, list []events.Event) State {
+// The id is that of the command; of the commit, if the commit names none.
+func Fold(s State, id string, list []events.Event) State {
 	outside := false
 	for _, e := range list {
 		s = Evolve(s, e)
@@ -197,13 +210,39 @@ func Fold(s State, commit string, list []events.Event) State {
 			outside = true
 		}
 	}
-	if outside {
-		s.Commands = append(slices.Clone(s.Commands), Done{ID: commit})
-		if extra := len(s.Commands) - rememberedCommands; extra > 0 {
-			s.Commands = s.Commands[extra:]
+	if !outside {
+		return s
+	}
+	if events.CheckID("", events.KindCommand, id) != nil {
+		s.Forgotten = max(s.Forgotten, latestCommand(list[0].Time.Add(clockMargin)))
+	}
+	s.Commands = append(slices.Clone(s.Commands), Done{ID: id})
+	if extra := len(s.Commands) - rememberedCommands; extra > 0 {
+		for _, d := range s.Commands[:extra] {
+			if events.CheckID("", events.KindCommand, d.ID) == nil {
+				s.Forgotten = max(s.Forgotten, d.ID)
+			}
 		}
+		s.Commands = s.Commands[extra:]
 	}
 	return s
+}
+
+// latestCommand is greater than every id of a command that was minted before at.
+func latestCommand(at time.Time) string {
+	id, err := events.NewID(events.KindCommand, at, zeros{})
+	if err != nil {
+		return "" // zeros never fails
+	}
+	return id
+}
+
+// zeros is an endless reader of zeros.
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) {
+	clear(p)
+	return len(p), nil
 }
 
 // Evolve is the meaning of each event. It is total: what it does not know changes nothing.

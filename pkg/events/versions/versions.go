@@ -61,6 +61,8 @@ type Apply struct {
 	Version string
 	Tags    []string       // beside latest
 	Data    events.Payload // AgentApplied, InstanceApplied, EnvironmentApplied or SkillPushed
+	// OnlyFirst makes the version only while the entry has none: whoever made one meanwhile knew better.
+	OnlyFirst bool
 }
 
 // Tag moves a tag to a version that is there.
@@ -87,6 +89,9 @@ func Decide(s State, c Command) ([]events.Event, error) {
 	switch c := c.(type) {
 	case Apply:
 		if s.current(c.Version, c.Tags) {
+			return nil, nil
+		}
+		if _, has := s.Resolve(events.Latest); has && c.OnlyFirst {
 			return nil, nil
 		}
 		if err := s.room(c.Tags...); err != nil {
@@ -200,6 +205,9 @@ func (s State) Settle(seq uint64) State {
 	}
 	return s
 }
+
+// MayHaveForgotten reports whether a command that Did does not find may have been carried out all the same.
+func (s State) MayHaveForgotten() bool { return len(s.Commands) >= rememberedCommands }
 
 // Fold applies a commit.
 func Fold(s State, commit string, list []events.Event) State {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -26,9 +27,22 @@ type Restartable struct {
 // RunRestartable starts a server, and stops it when the test ends.
 func RunRestartable(t testing.TB) *Restartable {
 	t.Helper()
-	r := &Restartable{t: t, cfg: pgserver.Config{DataDir: t.TempDir(), Fast: true}, link: filepath.Join(t.TempDir(), "postgres")}
+	return runRestartable(t, pgserver.Config{Fast: true})
+}
+
+// RunDurable is RunRestartable for tests that crash the server. A commit that was flushed survives Crash; the background writer
+// of the WAL runs so rarely that a commit which did not wait for its flush is lost.
+func RunDurable(t testing.TB) *Restartable {
+	t.Helper()
+	return runRestartable(t, pgserver.Config{Settings: map[string]string{"wal_writer_delay": "10s"}})
+}
+
+func runRestartable(t testing.TB, cfg pgserver.Config) *Restartable {
+	t.Helper()
+	cfg.DataDir = t.TempDir()
+	r := &Restartable{t: t, cfg: cfg, link: filepath.Join(t.TempDir(), "postgres")}
 	r.Start()
-	t.Cleanup(r.Stop)
+	t.Cleanup(func() { r.Stop() })
 	return r
 }
 
@@ -48,6 +62,16 @@ func (r *Restartable) Start() {
 func (r *Restartable) Stop() {
 	r.t.Helper()
 	stop(r.t, r.srv)
+}
+
+// Crash ends the server at once, as a kill of all its processes does: it recovers from its WAL at the next Start.
+func (r *Restartable) Crash() {
+	r.t.Helper()
+	if err := syscall.Kill(r.srv.PID(), syscall.SIGQUIT); err != nil {
+		r.t.Fatalf("crash postgres: %v", err)
+	}
+	<-r.srv.Done()
+	_ = r.srv.Stop() // reports that the server ended by itself
 }
 
 // URL is the address, the same after each restart.

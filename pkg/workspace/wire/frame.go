@@ -66,6 +66,7 @@ const (
 	Special     Reason = "special"       // a socket, a device or a pipe
 	TooLarge    Reason = "too_large"     // larger than a snapshot takes
 	TooDeep     Reason = "too_deep"      // in more folders than a snapshot follows
+	OverLimit   Reason = "over_limit"    // of a person's folder: too large a file, or more files or bytes than a snapshot takes of one
 	PathTooLong Reason = "path_too_long" // its path, or a link's target, is longer than a snapshot takes
 )
 

@@ -1,8 +1,10 @@
 package harness
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -56,11 +58,15 @@ func (c *Cluster) startEgress() {
 	must(c.T, os.WriteFile(hosts, []byte(routes), 0o600))
 	cmd := exec.Command(binary, "--hosts", hosts, "--listen-sandboxes", filepath.Join(sockets, "egress.sock"), "--listen-admin", admin, "--data", filepath.Join(dir, "data"))
 	cmd.Env = append(os.Environ(),
-		"ANTHROPIC_API_KEY="+RealKey, "SPOOL_ANTHROPIC_BASE_URL="+c.Model.URL(),
-		"OPENAI_API_KEY="+RealKey, "SPOOL_OPENAI_BASE_URL="+c.Model.URL()+"/v1",
 		"SPOOL_EGRESS_OPEN="+c.opts.EgressOpen,
 		"NVIDIA_API_KEY="+RealKey, "SPOOL_NVIDIA_BASE_URL="+c.Model.URL()+"/v1",
 	)
+	if !c.opts.NVIDIAAlone {
+		cmd.Env = append(cmd.Env,
+			"ANTHROPIC_API_KEY="+RealKey, "SPOOL_ANTHROPIC_BASE_URL="+c.Model.URL(),
+			"OPENAI_API_KEY="+RealKey, "SPOOL_OPENAI_BASE_URL="+c.Model.URL()+"/v1",
+		)
+	}
 	cmd.Stderr = io.MultiWriter(testWriter{c.T, "egress"}, c.said)
 	must(c.T, cmd.Start())
 	c.T.Cleanup(func() {
@@ -173,4 +179,26 @@ func build(pkg, name string) (string, error) {
 		return "", fmt.Errorf("build %s: %w: %s", name, err, out)
 	}
 	return path, nil
+}
+
+// buildCLI builds the command line once for all tests of a process.
+var buildCLI = sync.OnceValues(func() (string, error) {
+	return build("github.com/spoolhq/spool/cmd/spool", "spool")
+})
+
+// CLI runs spool against gateway 0 in a folder, without a terminal, and returns
+// its exit code and what it printed. data is the folder of what it keeps itself.
+func (c *Cluster) CLI(t testing.TB, folder, data string, args ...string) (code int, out, says string) {
+	t.Helper()
+	bin, err := buildCLI()
+	must(t, err)
+	cmd := exec.CommandContext(t.Context(), bin, args...)
+	var stdout, stderr bytes.Buffer
+	cmd.Dir, cmd.Stdout, cmd.Stderr = folder, &stdout, &stderr
+	cmd.Env = append(os.Environ(), "SPOOL_URL="+c.URL(0), "SPOOL_DATA_DIR="+data)
+	var exit *exec.ExitError
+	if err := cmd.Run(); err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	return cmd.ProcessState.ExitCode(), stdout.String(), stderr.String()
 }

@@ -4,6 +4,7 @@
 package harness
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,6 +25,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway"
 	"github.com/spoolhq/spool/services/projector"
 	"github.com/spoolhq/spool/services/session"
+	"github.com/spoolhq/spool/services/session/janitor"
 )
 
 // Options say how many copies run and what they are set to. The zero value is
@@ -43,9 +45,16 @@ type Options struct {
 	EgressOpen string
 	// EgressRoutes are further routes of the egress proxy: name to base URL.
 	EgressRoutes map[string]string
+	// NVIDIAAlone has the model server stand for NVIDIA's API, and no other be set up. With Docker only the egress proxy has the key, as in compose.
+	NVIDIAAlone bool
 	// Path is the PATH in sandboxes; "" for the test's own. The whole process
 	// gets it when the executors start, so such a test is not parallel.
 	Path string
+	// ModelURL returns the URL at which agents in local sandboxes reach the model
+	// server, given its own; nil for the server's own.
+	ModelURL func(url string) string
+	// ModelKey is the key of both model providers; "" for "mock".
+	ModelKey string
 }
 
 // Cluster is a running Spool.
@@ -82,8 +91,18 @@ func New(t testing.TB, opts Options) *Cluster {
 	must(t, readmodel.Migrate(t.Context(), c.Base.DatabaseURL))
 	c.opts.Executor.Runner = runner
 	c.opts.Executor.DataDir = filepath.Join(c.dir, "sandboxes")
-	c.opts.Executor.AnthropicBaseURL, c.opts.Executor.AnthropicKey = c.Model.URL(), "mock"
-	c.opts.Executor.OpenAIBaseURL, c.opts.Executor.OpenAIKey = c.Model.URL()+"/v1", "mock"
+	url, key := c.Model.URL(), cmp.Or(opts.ModelKey, "mock")
+	if opts.ModelURL != nil {
+		url = opts.ModelURL(url)
+	}
+	c.opts.Executor.AnthropicBaseURL, c.opts.Executor.AnthropicKey = url, key
+	c.opts.Executor.OpenAIBaseURL, c.opts.Executor.OpenAIKey = url+"/v1", key
+	if e := &c.opts.Executor; opts.NVIDIAAlone {
+		e.AnthropicBaseURL, e.AnthropicKey, e.OpenAIBaseURL, e.OpenAIKey = "", "", "", ""
+		if e.ModelProviders = []string{"nvidia"}; !opts.Docker {
+			e.NVIDIABaseURL, e.NVIDIAKey = c.Model.URL()+"/v1", "mock"
+		}
+	}
 	if opts.Docker {
 		c.startDocker()
 	}
@@ -198,6 +217,20 @@ func (c *Cluster) StartProjector() (stop func()) {
 	must(c.T, err)
 	return c.run(nc, nil, svc.Run)
 }
+
+// Janitor is a janitor that makes a pass when it is told to.
+func (c *Cluster) Janitor(cfg janitor.Config) *janitor.Janitor {
+	c.T.Helper()
+	nc, log := c.connect(topology.UserJanitor)
+	c.T.Cleanup(nc.Close)
+	cfg.DatabaseURL = c.Base.DatabaseURL
+	j, err := janitor.New(cfg, janitor.Deps{NATS: nc, Log: log, Logger: c.logger("janitor")})
+	must(c.T, err)
+	return j
+}
+
+// NATSStore is the folder in which NATS keeps its streams.
+func (c *Cluster) NATSStore() string { return filepath.Join(c.dir, "data", "nats") }
 
 // StartExecutor runs one more executor on the same engine.
 func (c *Cluster) StartExecutor() (stop func()) {

@@ -18,11 +18,12 @@ import (
 	"time"
 
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/pkg/architecture"
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
 // Architecture is its name.
-const Architecture = "acp"
+const Architecture = architecture.ACP
 
 // setup names the variable that stands for the model, the instructions and the MCP
 // servers in the command: they are sent over the protocol, and others need another process.
@@ -74,7 +75,7 @@ func records(l agent.Launch) (map[string]string, error) {
 // Open begins the handshake.
 func (a Adapter) Open(l agent.Launch, in agent.Stdin) agent.Session {
 	return Open(Dialect{
-		Now: a.Now, Model: l.Model, Instructions: Instructions(l), MCPServers: l.MCPServers, Skills: SkillDirs(l), Tool: plain(l),
+		Now: a.Now, Model: l.Model, ModelSet: l.ModelSet, Instructions: Instructions(l), MCPServers: l.MCPServers, Skills: SkillDirs(l), Tool: plain(l),
 	}, l, in)
 }
 

@@ -217,6 +217,22 @@ func TestModelThatCannotBeChosen(t *testing.T) {
 	}
 }
 
+// TestModelSet: a model that the process was started with is chosen over ACP where
+// the agent offers it by that name, and is otherwise left to the process.
+func TestModelSet(t *testing.T) {
+	t.Parallel()
+	set := func(model string) func(*runner.Query) {
+		return func(q *runner.Query) { q.Model, q.ModelSet = model, true }
+	}
+	b := newBench(t, "images")
+	b.Completed("everything", `model "big"`, set("big"))
+	b.Completed("everything", `model ""`, set("huge")) // not offered: MODEL_NOT_FOUND without ModelSet
+	x := newBench(t, "plain").Ask("hello", set("big"))
+	if l := acptest.All[events.Log](x, "log"); x.Ended().Outcome != runner.Completed || len(l) != 0 {
+		t.Errorf("an agent without a choice of models: %s", x)
+	}
+}
+
 func TestInterrupt(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, "plain")

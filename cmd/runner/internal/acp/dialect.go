@@ -20,6 +20,10 @@ type Dialect struct {
 	Version string
 	// Model is the model to choose, as the agent names it; "" for the agent's own choice.
 	Model string
+	// ModelSet reports whether the process was started with the model, by its
+	// environment or its arguments: then the model is chosen over ACP only if the
+	// agent offers it by that name.
+	ModelSet bool
 	// Shown is the model's name in events; "" for Model.
 	Shown string
 	// Instructions go before the first query that a process gets; "" for none.

@@ -4,6 +4,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 
 	sdk "github.com/coder/acp-go-sdk"
@@ -148,6 +149,9 @@ func (s *session) choose(o opened, t *agent.Turn) error {
 		if json.Unmarshal(c.Current, &current) == nil && current == s.d.Model {
 			return s.begun(t)
 		}
+		if s.d.ModelSet && !slices.Contains(c.values(), s.d.Model) {
+			return s.begun(t)
+		}
 		return s.set(c.values(), sdk.AgentMethodSessionSetConfigOption, sdk.SetSessionConfigOptionValueId{
 			SessionId: s.id, ConfigId: sdk.SessionConfigId(c.ID), Value: sdk.SessionConfigValueId(s.d.Model),
 		}, t)
@@ -160,7 +164,13 @@ func (s *session) choose(o opened, t *agent.Turn) error {
 		for _, m := range o.Models.AvailableModels {
 			names = append(names, string(m.ModelId))
 		}
+		if s.d.ModelSet && !slices.Contains(names, s.d.Model) {
+			return s.begun(t)
+		}
 		return s.set(names, sdk.AgentMethodSessionSetModel, sdk.UnstableSetSessionModelRequest{SessionId: s.id, ModelId: sdk.UnstableModelId(s.d.Model)}, t)
+	}
+	if s.d.ModelSet {
+		return s.begun(t)
 	}
 	s.d.Shown = "" // nobody knows which
 	s.note(t, logged("warn", "the agent offers no choice of a model: %s is not chosen", s.d.Model))

@@ -72,6 +72,7 @@ type Launch struct {
 	SessionID    string
 	Command      []string          // the query's, for architecture acp: the agent's program and its arguments
 	Model        string            // the query's, else the profile's; "" for the architecture's default
+	ModelSet     bool              // the environment or the command have the model
 	SystemPrompt string            // the query's, else the profile's; "" for the architecture's default
 	MemoryFile   string            // content of the agent's memory file (CLAUDE.md, AGENTS.md), likewise; "" for none
 	Policy       string            // runner.PolicyWorkspace

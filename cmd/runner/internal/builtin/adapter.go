@@ -14,11 +14,12 @@ import (
 	"regexp"
 
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/pkg/architecture"
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
 // Architecture is its name.
-const Architecture = "spool"
+const Architecture = architecture.Spool
 
 // Adapter drives the built-in agent.
 type Adapter struct{}

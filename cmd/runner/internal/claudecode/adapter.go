@@ -20,11 +20,12 @@ import (
 	"unicode/utf16"
 
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/pkg/architecture"
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
 // Architecture is its name.
-const Architecture = "claude-code"
+const Architecture = architecture.ClaudeCode
 
 // Tested is the version of the CLI that the recordings are of. Another one is
 // used all the same, and the session's log says so.

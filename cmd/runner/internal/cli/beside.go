@@ -21,12 +21,16 @@ type beside struct {
 	sup   *supervisor.Supervisor // set once there is one
 }
 
-// newBeside makes what a supervisor is given; the limit is in bytes, 0 for none.
-func newBeside(place agent.Place, limit int64, descendants func() []int, log *slog.Logger) (*beside, error) {
+// newBeside makes what a supervisor is given.
+func newBeside(place agent.Place, d disk, descendants func() []int, log *slog.Logger) (*beside, error) {
 	b := &beside{}
+	dirs := []string{place.Workspace, place.State}
+	if d.stateOnly {
+		dirs = dirs[1:]
+	}
 	var err error
 	b.disk, err = watch.NewDisk(watch.DiskConfig{
-		Dirs: []string{place.Workspace, place.State}, Limit: limit, Log: log, Processes: descendants,
+		Dirs: dirs, Limit: d.limit, Log: log, Processes: descendants,
 		Activity: func() watch.Activity { return b.activity() },
 		Exceeded: func(message string) { b.sup.Exhaust(supervisor.CodeDiskLimit, message) },
 	})
@@ -36,6 +40,9 @@ func newBeside(place agent.Place, limit int64, descendants func() []int, log *sl
 	b.files, err = watch.New(watch.Config{
 		Dir: place.Workspace, Sink: b, Log: log,
 		Touched: func(rel string, before int64) {
+			if d.stateOnly {
+				return
+			}
 			b.disk.Touched(filepath.Join(place.Workspace, filepath.FromSlash(rel)), before)
 		},
 	})

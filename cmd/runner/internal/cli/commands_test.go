@@ -10,6 +10,8 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/spoolhq/spool/cmd/runner/internal/cli"
+	"github.com/spoolhq/spool/pkg/architecture"
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
@@ -71,6 +73,37 @@ func TestExecuteQuery(t *testing.T) {
 				check(t, lines)
 			}
 		})
+	}
+}
+
+// TestRunnerTakesEveryNameOfAnArchitecture: the names that the API takes, aliases too.
+func TestRunnerTakesEveryNameOfAnArchitecture(t *testing.T) {
+	t.Parallel()
+	adapters := cli.Architectures()
+	for _, name := range architecture.Names() {
+		if adapters[name] == nil {
+			t.Errorf("the runner has no adapter for %s", name)
+		}
+	}
+	if len(adapters) != len(architecture.Names()) {
+		t.Errorf("the runner has %d architectures, the table %d", len(adapters), len(architecture.Names()))
+	}
+	for alias, name := range architecture.Aliases() {
+		if name != architecture.ClaudeCode {
+			t.Fatalf("%s stands for %s: run that one by the scripted agent as well", alias, name)
+		}
+		base := []string{"--architecture", alias, "--session-id", "ses_1", "--cwd", t.TempDir(), "--state", t.TempDir()}
+		r := runCommand(t, "", append([]string{"execute-query", "say hi"}, base...)...)
+		if r.code != 0 {
+			t.Fatalf("%s: exit code %d: %s%s", alias, r.code, r.out, r.err)
+		}
+		if e := ended(t, printed(t, r.out)); e.Outcome != runner.Completed {
+			t.Errorf("%s: end %+v", alias, e)
+		}
+		r = runCommand(t, "", "read-session-transcript", "--architecture", alias, "--agent-session", "s-1", "--workspace", t.TempDir(), "--state", t.TempDir())
+		if strings.Contains(r.err, "is not known") {
+			t.Errorf("%s: %s", alias, r.err)
+		}
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spoolhq/spool/cmd/runner/internal/builtin"
 	"github.com/spoolhq/spool/cmd/runner/internal/profile"
+	"github.com/spoolhq/spool/pkg/architecture"
 )
 
 // say prints one object.
@@ -47,6 +48,9 @@ type transcriptAt struct {
 }
 
 func (c transcriptAt) path(sys *System) (string, error) {
+	if name, ok := architecture.Canonical(c.Architecture); ok {
+		c.Architecture = name
+	}
 	a, ok := sys.Architectures[c.Architecture]
 	if !ok {
 		return "", fmt.Errorf("architecture: %q is not known to this runner", c.Architecture)

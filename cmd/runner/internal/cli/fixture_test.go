@@ -36,6 +36,7 @@ func TestMain(m *testing.M) {
 		sys := cli.OS()
 		sys.Architectures = cli.Architectures()
 		sys.Architectures["script"] = scripted{}
+		sys.Architectures["claude-code"] = scripted{} // what an alias stands for, without the CLI
 		code := cli.Run(ctx, os.Args[1:], sys)
 		stop()
 		os.Exit(code)

@@ -41,8 +41,14 @@ type works struct {
 	beside     *beside // nil for a single query
 }
 
-// build makes the works for a place; disk is the limit of the watch over it, nil for no watch at all.
-func (l limits) build(sys *System, log *slog.Logger, place agent.Place, disk *int64) (*works, error) {
+// disk is how a place's disk is watched.
+type disk struct {
+	limit     int64 // bytes; 0 for none
+	stateOnly bool  // the workspace does not count
+}
+
+// build makes the works for a place; disk is nil for no watch over it at all.
+func (l limits) build(sys *System, log *slog.Logger, place agent.Place, disk *disk) (*works, error) {
 	exe, err := sys.Executable()
 	if err != nil {
 		return nil, fmt.Errorf("find the runner's own binary: %w", err)
@@ -114,6 +120,7 @@ type serveCommand struct {
 	Workspace string `required:"" help:"The workspace, an existing folder." env:"SPOOL_RUNNER_WORKSPACE"`
 	State     string `required:"" help:"Folder for the agents' own files, outside the workspace." env:"SPOOL_RUNNER_STATE"`
 	DiskLimit int64  `help:"Bytes that the workspace and the agents' own files may take on disk; at the limit the agent is ended. 0 for no limit." default:"0" env:"SPOOL_RUNNER_DISK_LIMIT"`
+	Shared    bool   `help:"The workspace is a folder of a person's: it is not measured." env:"SPOOL_RUNNER_SHARED"`
 	Egress    wayOut `embed:"" prefix:"egress-"`
 	Limits    limits `embed:""`
 }
@@ -123,7 +130,7 @@ func (c *serveCommand) Run(ctx context.Context, sys *System, log *slog.Logger) e
 	if err != nil {
 		return err
 	}
-	w, err := c.Limits.build(sys, log, place, &c.DiskLimit)
+	w, err := c.Limits.build(sys, log, place, &disk{limit: c.DiskLimit, stateOnly: c.Shared})
 	if err != nil {
 		return err
 	}

@@ -24,6 +24,7 @@ func (t trees) roots() (snapshot.Roots, error) {
 
 type snapshotCommand struct {
 	Trees   trees `embed:""`
+	Shared  bool  `help:"The workspace is a folder of a person's, which may be large: leave out what .gitignore and .spoolignore name, and what goes beyond the limits of such folders." env:"SPOOL_RUNNER_SHARED"`
 	MaxFile int64 `help:"The largest file that is taken, in bytes; a larger one is left out and reported." default:"17179869184"`
 }
 
@@ -35,7 +36,7 @@ func (c *snapshotCommand) Run(ctx context.Context, sys *System, log *slog.Logger
 	if c.MaxFile <= 0 || c.MaxFile > wire.MaxFileSize {
 		return errors.New("max-file: must be 1 to 17179869184 bytes")
 	}
-	return snapshot.Take{Roots: roots, MaxFile: c.MaxFile, Log: log}.Run(ctx, sys.Stdin, sys.Stdout)
+	return snapshot.Take{Roots: roots, MaxFile: c.MaxFile, Shared: c.Shared, Log: log}.Run(ctx, sys.Stdin, sys.Stdout)
 }
 
 // telling gives an error that the host branches on an exit code of its own.

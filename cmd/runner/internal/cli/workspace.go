@@ -14,8 +14,10 @@ import (
 
 // The exit codes of the file commands, beside 0 and exitFailed.
 const (
-	exitNotFound = 3
-	exitOutside  = 4
+	exitNotFound   = 3
+	exitOutside    = 4
+	exitPermission = 5
+	exitIrregular  = 6 // not a regular file, or no path at all
 )
 
 // coded is an error with an exit code of its own.
@@ -44,6 +46,10 @@ func (a at) with(f func(*workspace.Workspace) error) error {
 		return coded{err, exitNotFound}
 	case errors.Is(err, sandbox.ErrOutside):
 		return coded{err, exitOutside}
+	case errors.Is(err, fs.ErrPermission):
+		return coded{err, exitPermission}
+	case errors.Is(err, fs.ErrInvalid):
+		return coded{err, exitIrregular}
 	}
 	return err
 }

@@ -18,11 +18,12 @@ import (
 	"strings"
 
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/pkg/architecture"
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
 // Architecture is its name.
-const Architecture = "codex"
+const Architecture = architecture.Codex
 
 // program is the CLI's name on the PATH.
 const program = "codex"

@@ -16,11 +16,12 @@ import (
 
 	"github.com/spoolhq/spool/cmd/runner/internal/acp"
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/pkg/architecture"
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
 // Architecture is its name.
-const Architecture = "opencode"
+const Architecture = architecture.OpenCode
 
 // Tested is the version of the CLI that the recordings are of. Another one is
 // used all the same, and said.

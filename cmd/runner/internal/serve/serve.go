@@ -51,11 +51,12 @@ type Server struct {
 	listener *net.UnixListener
 	shutdown context.CancelFunc // asks Run to end
 
-	mu       sync.Mutex
-	epoch    uint64 // the highest seen
-	follower *follower
-	conns    map[net.Conn]bool
-	wg       sync.WaitGroup
+	mu        sync.Mutex
+	epoch     uint64 // the highest seen
+	follower  *follower
+	conns     map[net.Conn]bool
+	dismissed bool           // no further connection is served
+	wg        sync.WaitGroup // the goroutines of conns; added to under mu and before dismissed only
 }
 
 // Listen takes the socket; a stale one is replaced, one that answers is an error.
@@ -108,14 +109,24 @@ func (s *Server) accept() error {
 			time.Sleep(acceptPause)
 			continue
 		}
-		s.mu.Lock()
-		s.conns[c] = true
-		s.mu.Unlock()
-		s.wg.Go(func() {
-			defer s.forget(c)
-			s.handle(c)
-		})
+		s.serve(c)
 	}
+}
+
+// serve handles a connection in its own goroutine. A connection that was accepted before the listener closed, but comes here after
+// dismiss, is closed: nothing else would ever end its goroutine, and Run waits for it.
+func (s *Server) serve(c *net.UnixConn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.dismissed {
+		_ = c.Close()
+		return
+	}
+	s.conns[c] = true
+	s.wg.Go(func() {
+		defer s.forget(c)
+		s.handle(c)
+	})
 }
 
 func (s *Server) forget(c net.Conn) {
@@ -137,6 +148,7 @@ func (s *Server) dismiss() {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.dismissed = true
 	for c := range s.conns {
 		_ = c.Close() // forget reports
 	}

@@ -38,7 +38,9 @@ type Roots struct {
 type Take struct {
 	Roots   Roots
 	MaxFile int64 // bytes; 0 for wire.MaxFileSize
-	Log     *slog.Logger
+	// Shared is a workspace that is a folder of a person's: rules of .gitignore and .spoolignore, and sharedLimits, hold.
+	Shared bool
+	Log    *slog.Logger
 }
 
 // Run answers the host until the snapshot is told. ctx ends the walk; what
@@ -113,6 +115,9 @@ func (s *taking) walk(w *walk) error {
 	w.ctx, w.maxFile = s.ctx, s.MaxFile
 	if err := w.tree(s.roots.state, wire.State, 0); err != nil {
 		return err
+	}
+	if s.Shared {
+		w.sharing = &sharing{}
 	}
 	return w.tree(s.roots.workspace, wire.Workspace, 0)
 }

@@ -27,6 +27,8 @@ type walk struct {
 	file func(dir *os.Root, name string, e *wire.Entry, info fs.FileInfo) error
 	add  func(e *wire.Entry) error
 	skip func(path string, why wire.Reason) error
+
+	sharing *sharing // of a workspace that is a person's folder; nil otherwise
 }
 
 // tree walks below root, whose entries' paths begin with prefix.
@@ -38,6 +40,11 @@ func (w *walk) tree(root *os.Root, prefix string, depth int) error {
 	if err != nil {
 		return w.skip(prefix, wire.Unreadable)
 	}
+	leave, err := w.sharing.enter(root, prefix)
+	if err != nil { // without its rules, nothing of the folder is taken
+		return w.skip(prefix, wire.Unreadable)
+	}
+	defer leave()
 	for _, name := range names {
 		if prefix == wire.State && (name == indexName || name == indexName+".new" || name == agent.Unkept) {
 			continue
@@ -50,6 +57,12 @@ func (w *walk) tree(root *os.Root, prefix string, depth int) error {
 			continue
 		}
 		path := prefix + "/" + name
+		if err == nil && w.sharing.ignores(path, info) {
+			continue
+		}
+		if w.sharing.full() {
+			return nil
+		}
 		switch {
 		case err != nil:
 			err = w.skip(path, wire.Unreadable)
@@ -104,6 +117,9 @@ func (w *walk) entry(dir *os.Root, name, path string, info fs.FileInfo, depth in
 func (w *walk) regular(dir *os.Root, name string, e *wire.Entry, info fs.FileInfo) error {
 	if info.Size() > w.maxFile {
 		return w.skip(e.Path, wire.TooLarge)
+	}
+	if !w.sharing.admit(info) {
+		return w.skip(e.Path, wire.OverLimit)
 	}
 	e.Kind = wire.File
 	err := w.file(dir, name, e, info)

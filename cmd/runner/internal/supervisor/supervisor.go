@@ -19,6 +19,7 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/profile"
 	"github.com/spoolhq/spool/cmd/runner/internal/redact"
 	"github.com/spoolhq/spool/cmd/runner/internal/trust"
+	"github.com/spoolhq/spool/pkg/architecture"
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
@@ -187,6 +188,9 @@ func (s *Supervisor) prepare(q runner.Query) (*run, *runner.Error) {
 	default:
 		return nil, invalid(fmt.Sprintf("query.policy: %q is not known, want %q", q.Policy, runner.PolicyWorkspace))
 	}
+	if name, ok := architecture.Canonical(q.Architecture); ok {
+		q.Architecture = name
+	}
 	adapter, ok := s.cfg.Adapters[q.Architecture]
 	if !ok {
 		return nil, &runner.Error{Code: "UNKNOWN_ARCHITECTURE", Message: fmt.Sprintf("query.architecture: %q is not one of %v", q.Architecture, names(s.cfg.Adapters))}
@@ -200,7 +204,7 @@ func (s *Supervisor) prepare(q runner.Query) (*run, *runner.Error) {
 		return nil, refusal
 	}
 	launch := agent.Launch{
-		Place: s.cfg.Place, SessionID: q.SessionID, Command: q.Command, Model: q.Model, SystemPrompt: q.SystemPrompt, MemoryFile: q.MemoryFile,
+		Place: s.cfg.Place, SessionID: q.SessionID, Command: q.Command, Model: q.Model, ModelSet: q.ModelSet, SystemPrompt: q.SystemPrompt, MemoryFile: q.MemoryFile,
 		Policy: q.Policy, Env: q.Env, Environ: s.cfg.Environ, Executable: s.cfg.Executable,
 		Tools: q.Tools, Subagents: q.Subagents, Commands: q.Commands, MCPServers: q.MCPServers, Skills: q.Skills, MaxTurns: q.MaxTurns,
 	}

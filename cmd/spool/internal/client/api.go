@@ -19,17 +19,21 @@ type Session struct {
 	Status       string    `json:"status"` // open or closed
 	Agent        string    `json:"agent"`
 	AgentVersion string    `json:"agentVersion"`
+	Instance     string    `json:"instance"` // with its version; "" for none
 	Architecture string    `json:"architecture"`
 	Sandbox      string    `json:"sandbox"`
 	CreatedAt    time.Time `json:"createdAt"`
 	UpdatedAt    time.Time `json:"updatedAt"`
-	Tip          uint32    `json:"tip"` // seq of the last event
+	Title        string    `json:"title"` // the beginning of its first message
+	Tip          uint32    `json:"tip"`   // seq of the last event
 	Active       string    `json:"activeExecutionId"`
 	Queued       uint32    `json:"queued"`
 	Executions   uint32    `json:"executions"`
 	Idle         bool      `json:"idle"`
 	Options      struct {
-		Model string `json:"model"`
+		Model         string `json:"model"`
+		ModelProvider string `json:"modelProvider"`
+		HostPath      string `json:"hostPath"` // folder of the server's machine that the session works in
 	} `json:"sessionOptions"`
 	Box *struct {
 		ID       string `json:"sandboxId"`
@@ -49,6 +53,9 @@ type Session struct {
 type Execution struct {
 	ID         string       `json:"executionId"`
 	SessionID  string       `json:"sessionId"`
+	Agent      string       `json:"agent"`
+	Instance   string       `json:"instance"` // with its version; "" for none
+	Query      string       `json:"query"`    // the beginning of its message
 	Phase      string       `json:"phase"`
 	Code       string       `json:"code"`
 	Message    string       `json:"message"`
@@ -102,8 +109,8 @@ type Accepted struct {
 	Position    string `json:"position"`
 }
 
-// Start asks for a session and its first message, as one; empty fields mean the server's defaults.
-type Start struct {
+// NewSession asks for a session; empty fields mean the server's defaults.
+type NewSession struct {
 	Agent        string          `json:"agent,omitempty"`        // a reference
 	Instance     string          `json:"instance,omitempty"`     // a reference, in place of Agent
 	Environments []string        `json:"environments,omitempty"` // references
@@ -111,8 +118,13 @@ type Start struct {
 	Sandbox      string          `json:"sandbox,omitempty"`
 	Model        string          `json:"model,omitempty"`
 	Options      *SessionOptions `json:"sessionOptions,omitempty"`
-	Content      string          `json:"content"`
-	Files        []WorkspaceFile `json:"workspaceFiles,omitempty"`
+}
+
+// Start asks for a session and its first message, as one.
+type Start struct {
+	NewSession
+	Content string          `json:"content"`
+	Files   []WorkspaceFile `json:"workspaceFiles,omitempty"`
 
 	Environment map[string]Variable `json:"environment,omitempty"` // of the query alone
 }
@@ -125,10 +137,22 @@ type Variable struct {
 
 // SessionOptions are what a new session sets for itself.
 type SessionOptions struct {
-	Image   string   `json:"image,omitempty"`
-	Command []string `json:"command,omitempty"`
-	Egress  []string `json:"egress,omitempty"`
-	Budget  *Budget  `json:"budget,omitempty"` // of the whole session
+	ModelSettings *ModelSettings `json:"modelSettings,omitempty"` // of architecture acp
+	ModelProvider string         `json:"modelProvider,omitempty"`
+	Image         string         `json:"image,omitempty"`
+	Command       []string       `json:"command,omitempty"`
+	Egress        []string       `json:"egress,omitempty"`
+	Budget        *Budget        `json:"budget,omitempty"` // of the whole session
+
+	HostPath         string `json:"hostPath,omitempty"`         // folder of the server's machine to work in, absolute
+	HostPathIdentity string `json:"hostPathIdentity,omitempty"` // hostpath.Identity of it
+}
+
+// ModelSettings are how an ACP agent is given its model.
+type ModelSettings struct {
+	Preset string            `json:"preset,omitempty"`
+	Env    map[string]string `json:"env,omitempty"`
+	Args   []string          `json:"args,omitempty"`
 }
 
 // Budget bounds what may be taken, or is what was taken; 0 is no bound.
@@ -183,6 +207,13 @@ type Readiness struct {
 func (c *Client) StartExecution(ctx context.Context, s Start) (Accepted, error) {
 	var out Accepted
 	err := c.do(ctx, call{method: http.MethodPost, path: []string{"api", "executions"}, body: s, key: rand.Text(), repeat: true}, &out)
+	return out, err
+}
+
+// CreateSession makes a session without a message.
+func (c *Client) CreateSession(ctx context.Context, s NewSession) (Accepted, error) {
+	var out Accepted
+	err := c.do(ctx, call{method: http.MethodPost, path: []string{"api", "sessions"}, body: s, key: rand.Text(), repeat: true}, &out)
 	return out, err
 }
 
@@ -247,14 +278,44 @@ func (c *Client) Execution(ctx context.Context, id string) (Doc[Execution], erro
 	return out, err
 }
 
-// Sessions yields sessions, the newest first; status is open, closed or empty for both.
-func (c *Client) Sessions(ctx context.Context, status string) iter.Seq2[Doc[Session], error] {
-	return pages[Session](ctx, c, "sessions", filter("status", status), "api", "sessions")
+// Filter narrows and sorts a list of sessions or executions; what is empty does not.
+type Filter struct {
+	State                       string // status of sessions, phase of executions
+	Agent                       string // reference
+	Architecture                string
+	MetadataKey                 string
+	MetadataValue               *string
+	CreatedAfter, CreatedBefore string // RFC 3339
+	UpdatedAfter, UpdatedBefore string
+	Text                        string
+	Sort, Order                 string
 }
 
-// Executions yields executions, the newest first; phase may be empty for all.
-func (c *Client) Executions(ctx context.Context, phase string) iter.Seq2[Doc[Execution], error] {
-	return pages[Execution](ctx, c, "executions", filter("phase", phase), "api", "executions")
+// query returns the parameters of a list; state is the name of Filter.State there.
+func (f Filter) query(state string) url.Values {
+	q := url.Values{}
+	for name, value := range map[string]string{
+		state: f.State, "agent": f.Agent, "architecture": f.Architecture, "metadataKey": f.MetadataKey, "createdAfter": f.CreatedAfter, "createdBefore": f.CreatedBefore,
+		"updatedAfter": f.UpdatedAfter, "updatedBefore": f.UpdatedBefore, "text": f.Text, "sort": f.Sort, "order": f.Order,
+	} {
+		if value != "" {
+			q.Set(name, value)
+		}
+	}
+	if f.MetadataValue != nil {
+		q.Set("metadataValue", *f.MetadataValue)
+	}
+	return q
+}
+
+// Sessions yields sessions as the filter says, the newest first unless it says otherwise.
+func (c *Client) Sessions(ctx context.Context, f Filter) iter.Seq2[Doc[Session], error] {
+	return pages[Session](ctx, c, "sessions", f.query("status"), "api", "sessions")
+}
+
+// Executions yields executions as the filter says, the newest first unless it says otherwise.
+func (c *Client) Executions(ctx context.Context, f Filter) iter.Seq2[Doc[Execution], error] {
+	return pages[Execution](ctx, c, "executions", f.query("phase"), "api", "executions")
 }
 
 // SessionExecutions yields a session's executions in their order.

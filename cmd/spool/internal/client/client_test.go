@@ -48,7 +48,7 @@ func TestPages(t *testing.T) {
 		}
 	}), client.Config{})
 	var ids []string
-	for s, err := range c.Sessions(t.Context(), "open") {
+	for s, err := range c.Sessions(t.Context(), client.Filter{State: "open"}) {
 		if err != nil {
 			t.Fatal(err)
 		}

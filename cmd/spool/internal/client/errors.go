@@ -92,3 +92,9 @@ func reason(err error) string {
 	}
 	return err.Error()
 }
+
+// IsFinal reports whether err is a gateway's refusal that the same request meets again.
+func IsFinal(err error) bool {
+	var e *Error
+	return errors.As(err, &e) && !e.temporary()
+}

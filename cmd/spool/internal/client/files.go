@@ -42,10 +42,15 @@ type Put struct {
 	Size     uint64 `json:"size"`
 }
 
-// Files lists what lies below a folder of a session's workspace; "" is all.
-func (c *Client) Files(ctx context.Context, session, dir string) (Listing, error) {
+// Files lists what lies below a folder of a session's workspace, "" for all of it:
+// as the last snapshot has it, or live, as it is in the sandbox now.
+func (c *Client) Files(ctx context.Context, session, dir string, live bool) (Listing, error) {
 	var out Listing
-	err := c.get(ctx, &out, filter("dir", dir), "api", "sessions", session, "files")
+	q := filter("dir", dir)
+	if live {
+		q.Set("live", "1")
+	}
+	err := c.get(ctx, &out, q, "api", "sessions", session, "files")
 	return out, err
 }
 
@@ -61,9 +66,13 @@ func filePath(session, path string) []string {
 	return append([]string{"api", "sessions", session, "files"}, strings.Split(path, "/")...)
 }
 
-// GetFile opens a file of the last snapshot; size is -1 where the server does not say.
-func (c *Client) GetFile(ctx context.Context, session, path string) (content io.ReadCloser, size int64, err error) {
-	return c.download(ctx, call{method: http.MethodGet, path: filePath(session, path)}, "*/*")
+// GetFile opens a file of the last snapshot, or live, as it is in the sandbox now; size is -1 where the server does not say.
+func (c *Client) GetFile(ctx context.Context, session, path string, live bool) (content io.ReadCloser, size int64, err error) {
+	r := call{method: http.MethodGet, path: filePath(session, path)}
+	if live {
+		r.query = filter("live", "1")
+	}
+	return c.download(ctx, r, "*/*")
 }
 
 // Tar opens an archive of all that lies below a folder; "" is all.

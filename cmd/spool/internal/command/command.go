@@ -33,6 +33,7 @@ type IO struct {
 	Out     io.Writer
 	OutTTY  bool
 	Err     io.Writer
+	ErrTTY  bool
 	Width   func() int       // columns of the terminal now; nil means 80
 	Color   bool             // colours are wanted on a terminal
 	Signals <-chan os.Signal // interrupts and terminations
@@ -53,6 +54,7 @@ type commands struct {
 	Files      filesCommand      `cmd:"" help:"Files of a session's workspace: list, get, put, remove."`
 	Events     eventsCommand     `cmd:"" help:"Read a session's log."`
 	Verify     verifyCommand     `cmd:"" help:"Check the log: hashes, chains, order, ends."`
+	GC         gcCommand         `cmd:"" name:"gc" help:"Remove the content of deleted sessions now, as the janitor does, or list what would go."`
 	Rebuild    rebuildCommand    `cmd:"" help:"Fold the read models anew from the log."`
 	Provision  provisionCommand  `cmd:"" help:"Install the streams on a NATS, or bring them up to date."`
 	Agents     agentsCommand     `cmd:"" help:"What agents are made of: apply, list, show, remove."`
@@ -61,6 +63,7 @@ type commands struct {
 	Skills     skillsCommand     `cmd:"" help:"Skills, which agents are given: push, list, show, pull, tag, remove."`
 	Secrets    secretsCommand    `cmd:"" help:"The key that secrets are encrypted to: make it, change it."`
 	Budgets    budgetsCommand    `cmd:"" help:"What tenants may take in a day, a month or at all, and have taken."`
+	Dead       deadCommand       `cmd:"" help:"Messages that services gave up: list, show, retry, drop."`
 	Keys       keysCommand       `cmd:"" help:"Make, list and revoke API keys."`
 	Doctor     doctorCommand     `cmd:"" help:"Check what Spool needs on this machine, and say what to do."`
 }

@@ -24,7 +24,8 @@ type executionsLs struct {
 	server
 	Session string `placeholder:"SESSION" help:"Only this session's."`
 	Phase   string `enum:",queued,starting,running,paused,completed,failed,cancelled" default:"" help:"Only these: queued, starting, running, paused, completed, failed or cancelled."`
-	Limit   int    `default:"50" help:"At most so many; 0 means all."`
+	filterFlags
+	Limit int `default:"50" help:"At most so many; 0 means all."`
 }
 
 // Run lists executions.
@@ -36,6 +37,9 @@ func (c *executionsLs) Run(a *app) error {
 		if err := checkID("session", events.KindSession, c.Session); err != nil {
 			return err
 		}
+		if c.given() {
+			return usage("session: a session's executions are listed in their order, all or in one phase; leave the other flags out")
+		}
 	}
 	ctx, cancel := a.interruptible()
 	defer cancel()
@@ -44,7 +48,7 @@ func (c *executionsLs) Run(a *app) error {
 		return err
 	}
 	defer cl.Close()
-	items := cl.Executions(ctx, c.Phase)
+	items := cl.Executions(ctx, c.filter(c.Phase))
 	if c.Session != "" {
 		items = inPhase(cl.SessionExecutions(ctx, c.Session), c.Phase)
 	}
@@ -99,7 +103,8 @@ func (c *executionsShow) Run(a *app) error {
 		return a.json(doc)
 	}
 	x := doc.Value
-	err = fields(a, []any{"execution", x.ID}, []any{"session", x.SessionID}, []any{"phase", executionState(x)}, []any{"message", x.Message},
+	err = fields(a, []any{"execution", x.ID}, []any{"session", x.SessionID}, []any{"query", beginning(x.Query)},
+		[]any{"agent", x.Agent}, []any{"instance", x.Instance}, []any{"phase", executionState(x)}, []any{"message", x.Message},
 		[]any{"attempt", x.Attempt}, []any{"executor", x.Executor}, []any{"model", x.Model}, []any{"took", took(x)},
 		[]any{"tokens", fmt.Sprintf("%d in (%d from cache, %d into it), %d out", x.Usage.InputTokens, x.Usage.CacheReadTokens, x.Usage.CacheWriteTokens, x.Usage.OutputTokens)},
 		[]any{"cost", fmt.Sprintf("$%.4f", x.CostUSD)}, []any{"queued", whenP(x.QueuedAt)}, []any{"ended", whenP(x.EndedAt)}, []any{"result", x.Result})

@@ -59,6 +59,18 @@ func (f *fakeServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case what == "GET /health":
 		fmt.Fprint(w, `{"status":"ok"}`)
+	case what == "GET /api/dead?pageToken=7":
+		fmt.Fprint(w, `{"deadLetters":[]}`)
+	case what == "GET /api/dead":
+		fmt.Fprintf(w, `{"deadLetters":[{"id":"7","time":"2026-01-02T03:04:05Z","subject":"job.local.any","reason":"no use","sessionId":%q,"retryable":true}],"nextPageToken":"7"}`, ses)
+	case what == "GET /api/dead/7":
+		fmt.Fprintf(w, `{"id":"7","time":"2026-01-02T03:04:05Z","subject":"job.local.any","reason":"no use","handler":"jobs","delivered":3,"sessionId":%q,"message":"{}"}`, ses)
+	case what == "POST /api/dead/7/retry", what == "DELETE /api/dead/7":
+		fmt.Fprint(w, `{"id":"7"}`)
+	case what == "POST /api/dead/8/retry":
+		w.Header().Set("Content-Type", "application/problem+json")
+		w.WriteHeader(http.StatusNotFound)
+		fmt.Fprint(w, `{"code":"SESSION_NOT_FOUND","field":"sessionId","detail":"the session was deleted; drop the letter"}`)
 	case what == "GET /readyz":
 		fmt.Fprint(w, `{"ready":true,"checks":{"nats":"ok","postgres":"ok"}}`)
 	case what == "POST /api/executions", strings.HasSuffix(what, "/messages"):

@@ -17,11 +17,12 @@ import (
 )
 
 type filesCommand struct {
-	Ls  filesLs  `cmd:"" help:"List the files of the last snapshot."`
-	Get filesGet `cmd:"" help:"Get a file of the last snapshot."`
-	Put filesPut `cmd:"" help:"Put a file, or a folder with all below it, into the workspace."`
-	Rm  filesRm  `cmd:"" help:"Remove files or folders from the workspace."`
-	Tar filesTar `cmd:"" help:"Get all files of the last snapshot as a tar."`
+	Ls   filesLs   `cmd:"" help:"List the files of the last snapshot, or of the sandbox now."`
+	Get  filesGet  `cmd:"" help:"Get a file of the last snapshot, or of the sandbox now."`
+	Put  filesPut  `cmd:"" help:"Put a file, or a folder with all below it, into the workspace."`
+	Rm   filesRm   `cmd:"" help:"Remove files or folders from the workspace."`
+	Pull filesPull `cmd:"" help:"Bring what a session changed back into the folder that was uploaded, as a diff to accept."`
+	Tar  filesTar  `cmd:"" help:"Get all files of the last snapshot as a tar."`
 }
 
 // of is a session whose files are meant.
@@ -63,13 +64,14 @@ func (c of) with(a *app, field, p string, do func(context.Context, *client.Clien
 
 type filesLs struct {
 	of
-	Dir string `arg:"" optional:"" help:"A folder; without it all."`
+	Dir  string `arg:"" optional:"" help:"A folder; without it all."`
+	Live bool   `help:"As the sandbox has them now, in place of the last snapshot."`
 }
 
 // Run lists files.
 func (c *filesLs) Run(a *app) error {
 	return c.with(a, "dir", c.Dir, func(ctx context.Context, cl *client.Client) error {
-		l, err := cl.Files(ctx, c.Session, c.Dir)
+		l, err := cl.Files(ctx, c.Session, c.Dir, c.Live)
 		if err != nil {
 			return err
 		}
@@ -92,7 +94,11 @@ func (c *filesLs) Run(a *app) error {
 			case "symlink":
 				name, bytes = name+" -> "+f.Target, ""
 			}
-			cells(table, []any{fs.FileMode(f.Mode).Perm(), bytes, whenP(f.ModTime), name})
+			mode := fs.FileMode(f.Mode).Perm().String()
+			if c.Live {
+				mode = "" // a listing of a sandbox does not have it
+			}
+			cells(table, []any{mode, bytes, whenP(f.ModTime), name})
 		}
 		return table.Flush()
 	})
@@ -103,12 +109,13 @@ type filesGet struct {
 	Path  string `arg:"" help:"Path in the workspace."`
 	To    string `arg:"" optional:"" help:"Where it goes: a file, a folder, or - for the standard output; without it a file of the same name here."`
 	Force bool   `help:"Write over a file that is there."`
+	Live  bool   `help:"As the sandbox has it now, in place of the last snapshot."`
 }
 
 // Run gets a file.
 func (c *filesGet) Run(a *app) error {
 	return c.with(a, "path", c.Path, func(ctx context.Context, cl *client.Client) error {
-		r, _, err := cl.GetFile(ctx, c.Session, c.Path)
+		r, _, err := cl.GetFile(ctx, c.Session, c.Path, c.Live)
 		if err != nil {
 			return err
 		}

@@ -70,7 +70,6 @@ func TestVerify(t *testing.T) {
 		"one":      {logged(t), []string{ses, "--json"}, ExitDone, `{"ok":true,"sessions":1,"commits":1,"events":2,"open":[{"tenant":"default","sessionId":"` + ses + `","executionId":"` + exe + `","position":"0-1","deleted":false}]}` + "\n", ""},
 		"unknown":  {logged(t), []string{other}, ExitFailed, "", "spool: session: the log holds no session " + other + " of tenant default\n"},
 		"stranger": {logged(t), []string{ses, "--tenant", "other"}, ExitFailed, "", "spool: session: the log holds no session " + ses + " of tenant other\n"},
-		"changed":  {broken{logged(t)}, nil, ExitFailed, "", "spool: the log is broken at 0-1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -80,6 +79,34 @@ func TestVerify(t *testing.T) {
 			got := spool(t, w, append([]string{"verify"}, c.args...)...)
 			if got.code != c.code || got.out != c.out || !strings.HasPrefix(got.err, c.err) || c.err == "" && got.err != "" || closed != 1 {
 				t.Errorf("got %+v, closed %d times", got, closed)
+			}
+		})
+	}
+}
+
+// TestVerify_ShowsEveryFault: a log with a fault fails the command until the fault is accepted at its position.
+func TestVerify_ShowsEveryFault(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		args     []string
+		code     int
+		out, err string
+	}{
+		"not accepted":         {nil, ExitFailed, "\nfault: 0-1 on ", "spool: the log is broken at 0-1 on "},
+		"accepted":             {[]string{"--accept", "0-1"}, ExitDone, "\naccepted fault: 0-1 on ", ""},
+		"another one accepted": {[]string{"--accept", "0-2"}, ExitFailed, "\nfault: 0-1 on ", "spool: the log is broken at 0-1 on "},
+		"as JSON":              {[]string{"--accept", "0-1", "--json"}, ExitDone, `"problems":[{"position":"0-1"`, ""},
+		"at no position":       {[]string{"--accept", "there"}, ExitUsage, "", `spool: accept: position: "there" is not <shard>-<sequence>`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := world(t)
+			w.Local = &fakeLocal{dir: "/d", open: func() (Installation, error) {
+				return Installation{Log: broken{logged(t)}, Close: func() error { return nil }}, nil
+			}}
+			got := spool(t, w, append([]string{"verify"}, c.args...)...)
+			if got.code != c.code || !strings.Contains(got.out, c.out) || !strings.HasPrefix(got.err, c.err) || c.err == "" && got.err != "" {
+				t.Errorf("got %+v", got)
 			}
 		})
 	}

@@ -15,7 +15,7 @@ func OS(local Local) IO {
 	return IO{
 		In: os.Stdin, InTTY: isTerminal(os.Stdin),
 		Out: os.Stdout, OutTTY: isTerminal(os.Stdout) && os.Getenv("TERM") != "dumb",
-		Err: os.Stderr, Color: os.Getenv("NO_COLOR") == "",
+		Err: os.Stderr, ErrTTY: isTerminal(os.Stderr) && os.Getenv("TERM") != "dumb", Color: os.Getenv("NO_COLOR") == "",
 		Width: width, Signals: signals, Local: local, LookupEnv: os.LookupEnv,
 	}
 }

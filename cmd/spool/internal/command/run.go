@@ -24,23 +24,26 @@ const maxQuery = 1 << 20
 
 type runCommand struct {
 	server
-	Agent        string   `placeholder:"A" help:"The agent of the new session: [ORG/]SLUG[@VERSION]."`
-	Instance     string   `placeholder:"I" help:"An agent with its environments, in place of --agent."`
-	Env          []string `placeholder:"E" help:"An environment of the new session; may be repeated, and a later one wins."`
-	Var          []string `sep:"none" placeholder:"NAME=VALUE" help:"A variable of this query alone; may be repeated."`
-	Secret       []string `placeholder:"NAME" help:"A secret of this query alone, taken from spool's own environment variable of that name; may be repeated."`
-	Architecture string   `placeholder:"A" help:"What runs the query: claude-code, codex, opencode, acp or spool."`
-	Session      string   `placeholder:"SESSION" help:"Go on with a session; without it a new one is made."`
-	Sandbox      string   `placeholder:"P" help:"Sandbox provider of the new session."`
-	Model        string   `placeholder:"M" help:"Model of the new session."`
-	Image        string   `placeholder:"IMAGE" help:"Image of the new session's sandbox."`
-	Command      string   `placeholder:"\"PROGRAM ARG…\"" help:"With --architecture acp: the agent's program and its arguments; quote what holds spaces."`
-	Egress       []string `sep:"none" placeholder:"HOST" help:"A host that the sandbox may reach beside the models': host, host:port or *.host, after methods and a space where not all are allowed (GET,HEAD api.example.com); may be repeated."`
-	budgetFlags  `prefix:"budget-"`
-	File         []string `sep:"none" placeholder:"F" help:"A file, or a folder, that is put into the workspace first; may be repeated."`
-	Detach       bool     `help:"Do not wait: print the ids and leave it to run."`
-	MockLLM      bool     `name:"mock-llm" env:"SPOOL_MOCK_LLM" help:"If a stack is started for this run, give it a scripted model server in place of real models."`
-	Query        string   `arg:"" optional:"" help:"The query; - or nothing reads it from the standard input."`
+	Agent         string   `placeholder:"A" help:"The agent of the new session: [ORG/]SLUG[@VERSION]."`
+	Instance      string   `placeholder:"I" help:"An agent with its environments, in place of --agent."`
+	Env           []string `placeholder:"E" help:"An environment of the new session; may be repeated, and a later one wins."`
+	Var           []string `sep:"none" placeholder:"NAME=VALUE" help:"A variable of this query alone; may be repeated."`
+	Secret        []string `placeholder:"NAME" help:"A secret of this query alone, taken from spool's own environment variable of that name; may be repeated."`
+	Architecture  string   `placeholder:"A" help:"What runs the query: claude-code, codex, opencode, acp or spool."`
+	Session       string   `placeholder:"SESSION" help:"Go on with a session; without it a new one is made."`
+	Sandbox       string   `placeholder:"P" help:"Sandbox provider of the new session."`
+	Model         string   `placeholder:"M" help:"Model of the new session."`
+	ModelProvider string   `name:"model-provider" placeholder:"P" help:"The API by which that model is reached: anthropic, openai or nvidia."`
+	ModelPreset   string   `placeholder:"PRESET" help:"With --architecture acp: how that agent is given its model: claude, opencode or qwen (docs/agents.md)."`
+	Image         string   `placeholder:"IMAGE" help:"Image of the new session's sandbox."`
+	Command       string   `placeholder:"\"PROGRAM ARG…\"" help:"With --architecture acp: the agent's program and its arguments; quote what holds spaces."`
+	Egress        []string `sep:"none" placeholder:"HOST" help:"A host that the sandbox may reach beside the models': host, host:port or *.host, after methods and a space where not all are allowed (GET,HEAD api.example.com); may be repeated."`
+	budgetFlags   `prefix:"budget-"`
+	File          []string `sep:"none" placeholder:"F" help:"A file, or a folder, that is put into the workspace first; may be repeated."`
+	folderFlags   `embed:""`
+	Detach        bool   `help:"Do not wait: print the ids and leave it to run."`
+	MockLLM       bool   `name:"mock-llm" env:"SPOOL_MOCK_LLM" help:"If a stack is started for this run, give it a scripted model server in place of real models."`
+	Query         string `arg:"" optional:"" help:"The query; - or nothing reads it from the standard input."`
 }
 
 // Run carries the query out.
@@ -61,15 +64,19 @@ func (c *runCommand) Run(a *app) error {
 	if err != nil {
 		return err
 	}
+	folder, err := c.folderFlags.check(a, c.Session)
+	if err != nil {
+		return err
+	}
 	if c.Session != "" {
 		if err := checkID("session", events.KindSession, c.Session); err != nil {
 			return err
 		}
 		if c.Agent != "" || c.Instance != "" || len(c.Env) > 0 || c.Architecture != "" || c.Sandbox != "" || c.Model != "" || options != nil {
-			return usage("session: --agent, --instance, --env, --architecture, --sandbox, --model, --image, --command, --egress and the budget are set when a session is made; leave them out with --session")
+			return usage("session: --agent, --instance, --env, --architecture, --sandbox, --model, --model-provider, --model-preset, --image, --command, --egress and the budget are set when a session is made; leave them out with --session")
 		}
 	}
-	r := &running{app: a, cmd: c, query: query, options: options, files: files, variables: variables, watcher: &watcher{app: a, json: c.JSON}}
+	r := &running{app: a, cmd: c, query: query, options: options, files: files, folder: folder, variables: variables, watcher: &watcher{app: a, json: c.JSON}}
 	return r.run()
 }
 
@@ -126,10 +133,14 @@ func (c *runCommand) options() (*client.SessionOptions, error) {
 	if err != nil {
 		return nil, err
 	}
-	if c.Image == "" && command == nil && c.Egress == nil && budget == nil {
+	if c.Image == "" && c.ModelProvider == "" && c.ModelPreset == "" && command == nil && c.Egress == nil && budget == nil {
 		return nil, nil
 	}
-	return &client.SessionOptions{Image: c.Image, Command: command, Egress: c.Egress, Budget: budget}, nil
+	var settings *client.ModelSettings
+	if c.ModelPreset != "" {
+		settings = &client.ModelSettings{Preset: c.ModelPreset}
+	}
+	return &client.SessionOptions{ModelSettings: settings, ModelProvider: c.ModelProvider, Image: c.Image, Command: command, Egress: c.Egress, Budget: budget}, nil
 }
 
 // query is what is asked.
@@ -165,6 +176,8 @@ type running struct {
 	files   []client.WorkspaceFile
 	watcher *watcher
 
+	folder    string // that a new session works in, absolute; "" for none
+	made      string // the session that was created for the folder
 	variables map[string]client.Variable
 	client    atomic.Pointer[client.Client]
 	here      bool        // the server is a stack on the data folder that another process runs
@@ -326,13 +339,21 @@ func (r *running) join(ctx context.Context) (*client.Client, error) {
 // post stores the query; tip is the seq after which it is to be found.
 func (r *running) post(ctx context.Context) (accepted client.Accepted, tip uint32, err error) {
 	c := r.client.Load()
-	if r.cmd.Session == "" {
-		accepted, err = c.StartExecution(ctx, client.Start{
-			Agent: r.cmd.Agent, Instance: r.cmd.Instance, Environments: r.cmd.Env, Environment: r.variables,
-			Architecture: r.cmd.Architecture, Sandbox: r.cmd.Sandbox, Model: r.cmd.Model, Options: r.options,
-			Content: r.query, Files: r.files,
-		})
-	} else {
+	switch {
+	case r.folder != "":
+		if r.made == "" {
+			r.made, err = r.create(ctx)
+		}
+		if err == nil {
+			accepted, err = c.PostMessage(ctx, r.made, client.Query{Content: r.query, Files: r.files, Environment: r.variables})
+			if client.IsFinal(err) {
+				err = r.undo(ctx, r.made, err)
+				r.made = ""
+			}
+		}
+	case r.cmd.Session == "":
+		accepted, err = c.StartExecution(ctx, r.start())
+	default:
 		var s client.Doc[client.Session]
 		if s, err = c.Session(ctx, r.cmd.Session); err == nil {
 			tip = s.Value.Tip
@@ -343,6 +364,17 @@ func (r *running) post(ctx context.Context) (accepted client.Accepted, tip uint3
 		err = cause
 	}
 	return accepted, tip, err
+}
+
+// start is the request of a new session with the query as its first message.
+func (r *running) start() client.Start {
+	return client.Start{
+		NewSession: client.NewSession{
+			Agent: r.cmd.Agent, Instance: r.cmd.Instance, Environments: r.cmd.Env,
+			Architecture: r.cmd.Architecture, Sandbox: r.cmd.Sandbox, Model: r.cmd.Model, Options: r.options,
+		},
+		Environment: r.variables, Content: r.query, Files: r.files,
+	}
 }
 
 func (r *running) detached(accepted client.Accepted) error {
@@ -431,7 +463,7 @@ func (r *running) wait() {
 	for said := false; ; said = true {
 		busy := 0
 		for _, phase := range []string{"queued", "starting", "running"} {
-			for _, err := range r.client.Load().Executions(ctx, phase) {
+			for _, err := range r.client.Load().Executions(ctx, client.Filter{State: phase}) {
 				if err != nil {
 					if ctx.Err() == nil {
 						fmt.Fprintln(r.app.Err, "spool: cannot ask whether others use the stack of this run, so it ends: "+err.Error())

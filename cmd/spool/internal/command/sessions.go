@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"iter"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -24,7 +25,47 @@ type sessionsCommand struct {
 type sessionsLs struct {
 	server
 	Status string `enum:",open,closed" default:"" help:"Only these: open or closed."`
-	Limit  int    `default:"50" help:"At most so many; 0 means all."`
+	filterFlags
+	Limit int `default:"50" help:"At most so many; 0 means all."`
+}
+
+// filterFlags narrow and sort a list of sessions or executions. The server checks them.
+type filterFlags struct {
+	Agent         string `placeholder:"REF" help:"Only of this agent, in any version, or in the one whose digest is given."`
+	Architecture  string `placeholder:"NAME" help:"Only of this architecture."`
+	Metadata      string `placeholder:"KEY[=VALUE]" help:"Only with this member of the metadata."`
+	CreatedAfter  string `placeholder:"TIME" help:"Only created at this time (RFC 3339) or later."`
+	CreatedBefore string `placeholder:"TIME" help:"Only created before this time."`
+	UpdatedAfter  string `placeholder:"TIME" help:"Only changed at this time or later."`
+	UpdatedBefore string `placeholder:"TIME" help:"Only changed before this time."`
+	Text          string `help:"Only with this piece of text in the title, query, result or metadata."`
+	Sort          string `enum:",created,updated" default:"" help:"Sort by created (the default) or updated."`
+	Order         string `enum:",asc,desc" default:"" help:"desc (the newest first, the default) or asc."`
+}
+
+// filter returns the flags as the client has them.
+func (f filterFlags) filter(state string) client.Filter {
+	out := client.Filter{
+		State: state, Agent: f.Agent, Architecture: f.Architecture, CreatedAfter: f.CreatedAfter, CreatedBefore: f.CreatedBefore,
+		UpdatedAfter: f.UpdatedAfter, UpdatedBefore: f.UpdatedBefore, Text: f.Text, Sort: f.Sort, Order: f.Order,
+	}
+	key, value, given := strings.Cut(f.Metadata, "=")
+	if out.MetadataKey = key; given {
+		out.MetadataValue = &value
+	}
+	return out
+}
+
+// given reports whether any of the flags is.
+func (f filterFlags) given() bool { return f != filterFlags{} }
+
+// beginning is what a line of a list has room for.
+func beginning(s string) string {
+	const most = 40
+	if r := []rune(terminal.Line(s)); len(r) > most {
+		return string(r[:most]) + "…"
+	}
+	return terminal.Line(s)
 }
 
 // Run lists sessions.
@@ -39,10 +80,10 @@ func (c *sessionsLs) Run(a *app) error {
 		return err
 	}
 	defer cl.Close()
-	return list(a, c.JSON, c.Limit, cl.Sessions(ctx, c.Status),
-		[]any{"SESSION", "STATUS", "ARCHITECTURE", "SANDBOX", "EXECUTIONS", "UPDATED"},
+	return list(a, c.JSON, c.Limit, cl.Sessions(ctx, c.filter(c.Status)),
+		[]any{"SESSION", "STATUS", "AGENT", "ARCHITECTURE", "SANDBOX", "EXECUTIONS", "UPDATED", "TITLE"},
 		func(s client.Session) []any {
-			return []any{s.ID, sessionState(s), s.Architecture, s.Sandbox, s.Executions, when(s.UpdatedAt)}
+			return []any{s.ID, sessionState(s), s.Agent, s.Architecture, s.Sandbox, s.Executions, when(s.UpdatedAt), beginning(s.Title)}
 		})
 }
 
@@ -71,8 +112,13 @@ func (c *sessionsShow) Run(a *app) error {
 		return a.json(doc)
 	}
 	s := doc.Value
-	err = fields(a, []any{"session", s.ID}, []any{"status", sessionState(s)}, []any{"agent", s.Agent + " " + s.AgentVersion},
-		[]any{"architecture", s.Architecture}, []any{"sandbox", s.Sandbox}, []any{"model", s.Options.Model},
+	model := s.Options.Model
+	if p := s.Options.ModelProvider; p != "" {
+		model = strings.TrimSpace(model + " by " + p)
+	}
+	err = fields(a, []any{"session", s.ID}, []any{"status", sessionState(s)}, []any{"title", beginning(s.Title)},
+		[]any{"agent", s.Agent + " " + s.AgentVersion}, []any{"instance", s.Instance},
+		[]any{"architecture", s.Architecture}, []any{"sandbox", s.Sandbox}, []any{"model", model},
 		[]any{"created", when(s.CreatedAt)}, []any{"updated", when(s.UpdatedAt)}, []any{"events", s.Tip},
 		[]any{"running in", sandboxState(s)}, []any{"snapshot", snapshotState(s)})
 	if err != nil {

@@ -13,6 +13,8 @@ type verifyCommand struct {
 	installation
 	Session string `arg:"" optional:"" help:"Only this session; without it the whole log."`
 	Tenant  string `default:"default" env:"SPOOL_TENANT" help:"Whose session it is."`
+
+	Accept []string `placeholder:"POSITION" help:"A position where a fault is known, as an earlier run named it; may be repeated. The fault is shown and does not fail the command."`
 }
 
 // Run checks the log. A log that is not sound is a failure.
@@ -27,6 +29,13 @@ func (c *verifyCommand) Run(a *app) (err error) {
 		}
 		scope = eventlog.Scope{Tenant: c.Tenant, Session: c.Session}
 	}
+	for _, s := range c.Accept {
+		at, err := eventlog.ParsePosition(s)
+		if err != nil {
+			return &exitError{ExitUsage, fmt.Errorf("accept: %w", err)}
+		}
+		scope.Accept = append(scope.Accept, at)
+	}
 	ctx, cancel := a.interruptible()
 	defer cancel()
 	inst, err := c.open(ctx, a, "")
@@ -38,16 +47,33 @@ func (c *verifyCommand) Run(a *app) (err error) {
 	if err != nil {
 		return causeOf(ctx, err)
 	}
-	if c.Session != "" && report.Commits == 0 && report.Problem == nil {
+	if c.Session != "" && report.Commits == 0 && len(report.Problems) == 0 {
 		return fmt.Errorf("session: the log holds no session %s of tenant %s", c.Session, c.Tenant)
 	}
 	if err := c.print(a, report); err != nil {
 		return err
 	}
 	if report.Problem != nil {
-		return fmt.Errorf("the log is broken at %w", report.Problem)
+		return brokenAt(report)
 	}
 	return nil
+}
+
+// brokenAt is the error of a log with faults that are not accepted.
+func brokenAt(r eventlog.Report) error {
+	n := 0
+	for _, p := range r.Problems {
+		if !p.Accepted {
+			n++
+		}
+	}
+	switch {
+	case r.Stopped:
+		return fmt.Errorf("the log is broken at %w (and at %d more places; the rest was not looked at)", r.Problem, n-1)
+	case n > 1:
+		return fmt.Errorf("the log is broken at %w (and at %d more places)", r.Problem, n-1)
+	}
+	return fmt.Errorf("the log is broken at %w", r.Problem)
 }
 
 // causeOf is why a context ended, if it did, else the error.
@@ -60,12 +86,14 @@ func causeOf(ctx context.Context, err error) error {
 
 // verified is a report on one line.
 type verified struct {
-	OK       bool         `json:"ok"`
-	Sessions int          `json:"sessions"`
-	Commits  int          `json:"commits"`
-	Events   int          `json:"events"`
-	Open     []openQuery  `json:"open"`
-	Problem  *brokenPlace `json:"problem,omitempty"`
+	OK       bool          `json:"ok"`
+	Sessions int           `json:"sessions"`
+	Commits  int           `json:"commits"`
+	Events   int           `json:"events"`
+	Open     []openQuery   `json:"open"`
+	Problem  *brokenPlace  `json:"problem,omitempty"` // the first that is not accepted
+	Problems []brokenPlace `json:"problems,omitempty"`
+	Stopped  bool          `json:"stopped,omitempty"` // too many faults: the rest was not looked at
 }
 
 type openQuery struct {
@@ -81,16 +109,25 @@ type brokenPlace struct {
 	Subject  string `json:"subject"`
 	CommitID string `json:"commitId"`
 	Why      string `json:"why"`
+	Accepted bool   `json:"accepted,omitempty"`
+}
+
+func placeOf(p eventlog.Problem) brokenPlace {
+	return brokenPlace{p.Position.String(), p.Subject, p.CommitID, p.Why, p.Accepted}
 }
 
 func (c *verifyCommand) print(a *app, r eventlog.Report) error {
 	if c.JSON {
-		v := verified{OK: r.Problem == nil, Sessions: r.Sessions, Commits: r.Commits, Events: r.Events, Open: []openQuery{}}
+		v := verified{OK: r.Problem == nil, Sessions: r.Sessions, Commits: r.Commits, Events: r.Events, Open: []openQuery{}, Stopped: r.Stopped}
 		for _, o := range r.Open {
 			v.Open = append(v.Open, openQuery{o.Tenant, o.Session, o.ExecutionID, o.Position.String(), o.Deleted})
 		}
 		if p := r.Problem; p != nil {
-			v.Problem = &brokenPlace{p.Position.String(), p.Subject, p.CommitID, p.Why}
+			place := placeOf(*p)
+			v.Problem = &place
+		}
+		for _, p := range r.Problems {
+			v.Problems = append(v.Problems, placeOf(p))
 		}
 		return a.json(v)
 	}
@@ -99,9 +136,22 @@ func (c *verifyCommand) print(a *app, r eventlog.Report) error {
 			return err
 		}
 	}
+	for _, p := range r.Problems {
+		what := "fault"
+		if p.Accepted {
+			what = "accepted fault"
+		}
+		if _, err := fmt.Fprintf(a.Out, "%s: %v\n", what, &p); err != nil {
+			return err
+		}
+	}
 	if r.Problem != nil {
 		return nil // the error says it
 	}
-	_, err := fmt.Fprintf(a.Out, "sound: %d sessions, %d commits, %d events, %d queries without an end\n", r.Sessions, r.Commits, r.Events, len(r.Open))
+	sound := "sound"
+	if len(r.Problems) > 0 {
+		sound = "sound but for what was accepted"
+	}
+	_, err := fmt.Fprintf(a.Out, "%s: %d sessions, %d commits, %d events, %d queries without an end\n", sound, r.Sessions, r.Commits, r.Events, len(r.Open))
 	return err
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 
@@ -96,6 +97,7 @@ func config(o command.StackOptions) (stack.Config, error) {
 		{"gateway", &c.Gateway, nil}, {"session", &c.Session, nil}, {"executor", &c.Executor, nil},
 		// Required of the service alone; the stack gives its own.
 		{"projector", &c.Projector, []string{"--database-url", c.DatabaseURL}},
+		{"janitor", &c.Janitor, []string{"--database-url", c.DatabaseURL}},
 	} {
 		if err := fromEnvironment(s.into, s.args); err != nil {
 			return c, fmt.Errorf("settings of the %s in the environment: %w", s.name, err)
@@ -111,7 +113,18 @@ func config(o command.StackOptions) (stack.Config, error) {
 	// The stack has one executor, so sessions have what that makes.
 	c.Session.Providers = []string{c.Executor.Sandbox}
 	c.Executor.DataDir = filepath.Join(o.DataDir, "executor")
+	// Who reaches this machine's loopback can run programs here already; others have to be allowed in.
+	if host, _, err := net.SplitHostPort(o.Listen); err == nil && isLoopback(host) && len(c.Session.HostPaths) == 0 {
+		c.Session.HostPaths, c.Executor.HostPaths = []string{"/"}, []string{"/"}
+	}
+	c.Session.Private, c.Executor.Private = []string{o.DataDir}, []string{o.DataDir}
 	return c, nil
+}
+
+// isLoopback reports whether an address is reached from this machine only.
+func isLoopback(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
 // fromEnvironment fills in a service's settings as its own program would.

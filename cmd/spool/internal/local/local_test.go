@@ -1,6 +1,7 @@
 package local
 
 import (
+	"fmt"
 	"log/slog"
 	"strings"
 	"testing"
@@ -39,6 +40,23 @@ func TestConfig(t *testing.T) {
 	t.Setenv("SPOOL_SLOTS", "many")
 	if _, err := config(command.StackOptions{DataDir: "/d"}); err == nil || !strings.Contains(err.Error(), "settings of the executor") {
 		t.Errorf("a wrong setting: %v", err)
+	}
+}
+
+// On loopback sessions may work in every folder but Spool's own; elsewhere, or where the setting says none, in none.
+func TestConfig_HostPathsAreOnForLoopbackAlone(t *testing.T) {
+	for _, c := range []struct {
+		listen, setting, want string
+	}{
+		{"127.0.0.1:0", "", "[/]"}, {"localhost:7700", "", "[/]"}, {"[::1]:1", "", "[/]"}, {"0.0.0.0:1", "", "[]"}, {"10.0.0.1:1", "", "[]"}, {":1", "", "[]"},
+		{"127.0.0.1:0", "none", "[none]"}, {"127.0.0.1:0", "/srv,/home", "[/srv /home]"}, {"0.0.0.0:1", "/srv", "[/srv]"},
+	} {
+		t.Setenv("SPOOL_HOST_PATHS", c.setting)
+		got, err := config(command.StackOptions{DataDir: "/d", Listen: c.listen, Auth: "keys"})
+		if err != nil || fmt.Sprint(got.Session.HostPaths) != c.want || fmt.Sprint(got.Executor.HostPaths) != c.want ||
+			fmt.Sprint(got.Session.Private, got.Executor.Private) != "[/d] [/d]" {
+			t.Errorf("%+v: session %q, executor %q, private %q, %v", c, got.Session.HostPaths, got.Executor.HostPaths, got.Executor.Private, err)
+		}
 	}
 }
 

@@ -1,5 +1,6 @@
 // Package operations makes docs/operations.md: every setting, from the structs
 // that the programs read, every metric, from what they register, and how to run it all.
+// It also makes the lines of deploy/compose.yaml that pass the settings on.
 package operations
 
 import (
@@ -17,10 +18,11 @@ import (
 	"github.com/spoolhq/spool/services/gateway"
 	"github.com/spoolhq/spool/services/projector"
 	"github.com/spoolhq/spool/services/session"
+	"github.com/spoolhq/spool/services/session/janitor"
 	"github.com/spoolhq/spool/services/skills"
 )
 
-//go:generate go run ./gen ../../../../docs/operations.md
+//go:generate go run ./gen ../../../../docs/operations.md ../../../../deploy/compose.yaml
 
 //go:embed operations.md.tmpl
 var text string
@@ -35,10 +37,11 @@ type program struct {
 // programs are those whose settings and metrics are told, in this order.
 func programs() []program {
 	return []program{
-		{"every service", "Session, projector, skills, gateway and executor all take these.", &daemon.Settings{},
+		{"every service", "Session, projector, janitor, skills, gateway and executor all take these.", &daemon.Settings{},
 			func(r prometheus.Registerer) { daemon.WatchConnection(r, nil) }},
 		{"session", "Owns the life of sessions.", &session.Config{}, session.DescribeMetrics},
 		{"projector", "Folds the log into Postgres.", &projector.Config{}, projector.DescribeMetrics},
+		{"janitor", "Removes the content of deleted sessions, and what no session needs, for good ([security.md](security.md)).", &janitor.Config{}, janitor.DescribeMetrics},
 		{"skills", "Checks and keeps skills.", &skills.Config{}, skills.DescribeMetrics},
 		{"gateway", "What clients talk to. Its own listener answers /healthz, /readyz and /metrics as well.", &gatewaySettings{}, gateway.DescribeMetrics},
 		{"executor", "Runs agents in sandboxes.", &executor.Config{}, executor.DescribeMetrics},
@@ -78,7 +81,7 @@ func Markdown() (string, error) {
 		return "", fmt.Errorf("operations: %w", err)
 	}
 	var out bytes.Buffer
-	if err := t.Execute(&out, map[string]any{"Programs": programs(), "Commands": commands}); err != nil {
+	if err := t.Execute(&out, map[string]any{"Programs": programs(), "Commands": commands, "Fixed": fixedInCompose()}); err != nil {
 		return "", fmt.Errorf("operations: %w", err)
 	}
 	return out.String(), nil

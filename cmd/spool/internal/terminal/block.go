@@ -252,7 +252,7 @@ func (r *Renderer) notice(e events.Event) {
 	case events.SandboxFailed:
 		r.note(red, "✗ no sandbox: "+problem(d.Code, d.Message))
 	case events.SandboxReady, events.SandboxTerminated, events.SandboxPaused, events.SandboxResumed, events.SandboxHealth,
-		events.ExecutionPaused, events.ExecutionResumed, events.FilesApplied, events.WorkspaceSynced, events.WorkspaceRestored, events.EgressDenied:
+		events.ExecutionPaused, events.ExecutionResumed, events.FilesApplied, events.WorkspaceSyncStarted, events.WorkspaceSynced, events.WorkspaceRestored, events.EgressDenied:
 		r.environment(e)
 	case events.SubagentSpawned:
 		r.note(tool, "● sub-agent "+Line(d.Name)+" began")

@@ -4,6 +4,8 @@ import (
 	_ "embed"
 	"net/http"
 	"slices"
+
+	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
 // OpenAPI is the description of the REST API, in OpenAPI 3.1.
@@ -24,6 +26,20 @@ func SuccessStatus(method string) int {
 		return http.StatusAccepted
 	}
 	return http.StatusOK
+}
+
+// HoldsReference reports whether a field holds references to entries of the catalogue.
+// Over REST each is a string, or an object with the fields of Reference and kind.
+func HoldsReference(field protoreflect.FullName) bool {
+	switch field {
+	case "spool.v1.CreateSessionRequest.agent", "spool.v1.CreateSessionRequest.agent_profile_ref",
+		"spool.v1.CreateSessionRequest.instance", "spool.v1.CreateSessionRequest.environments",
+		"spool.v1.StartExecutionRequest.agent", "spool.v1.StartExecutionRequest.agent_profile_ref",
+		"spool.v1.StartExecutionRequest.instance", "spool.v1.StartExecutionRequest.environments",
+		"spool.v1.ExplainEnvironmentRequest.agent", "spool.v1.ExplainEnvironmentRequest.instance", "spool.v1.ExplainEnvironmentRequest.environments":
+		return true
+	}
+	return false
 }
 
 // TakesIdempotencyKey tells whether a method heeds an Idempotency-Key: those

@@ -99,9 +99,17 @@ type SessionOptions struct {
 	// Hosts beside the models' that the sandbox may reach: host, host:port or *.host, which methods may precede (GET,HEAD api.example.com:443); without them all are allowed. Up to 256.
 	Egress []string `protobuf:"bytes,10,rep,name=egress,proto3" json:"egress,omitempty"`
 	// What the whole session may take. What is due when it is used up fails with BUDGET_EXCEEDED.
-	Budget        *Budget `protobuf:"bytes,11,opt,name=budget,proto3" json:"budget,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Budget *Budget `protobuf:"bytes,11,opt,name=budget,proto3" json:"budget,omitempty"`
+	// The API by which the model is reached: anthropic, openai or nvidia, as far as the architecture can use it; empty means the executor's default.
+	ModelProvider string `protobuf:"bytes,12,opt,name=model_provider,json=modelProvider,proto3" json:"model_provider,omitempty"`
+	// Of architecture acp: how the agent is given its model.
+	ModelSettings *ModelSettings `protobuf:"bytes,13,opt,name=model_settings,json=modelSettings,proto3" json:"model_settings,omitempty"`
+	// Absolute path of a folder of the server's machine in which the session works, in place of a workspace of its own. The agent changes the files of that folder; nothing is isolated. Only with local sandboxes, only where the setting host-paths allows it, and only when a session is created.
+	HostPath *string `protobuf:"bytes,20,opt,name=host_path,json=hostPath,proto3,oneof" json:"host_path,omitempty"`
+	// The folder as the client sees it, as the CLI computes it: the request is refused unless the server sees the same folder, on the same machine and as the same user. Empty means that this is not checked. It is not kept.
+	HostPathIdentity *string `protobuf:"bytes,21,opt,name=host_path_identity,json=hostPathIdentity,proto3,oneof" json:"host_path_identity,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *SessionOptions) Reset() {
@@ -211,6 +219,98 @@ func (x *SessionOptions) GetBudget() *Budget {
 	return nil
 }
 
+func (x *SessionOptions) GetModelProvider() string {
+	if x != nil {
+		return x.ModelProvider
+	}
+	return ""
+}
+
+func (x *SessionOptions) GetModelSettings() *ModelSettings {
+	if x != nil {
+		return x.ModelSettings
+	}
+	return nil
+}
+
+func (x *SessionOptions) GetHostPath() string {
+	if x != nil && x.HostPath != nil {
+		return *x.HostPath
+	}
+	return ""
+}
+
+func (x *SessionOptions) GetHostPathIdentity() string {
+	if x != nil && x.HostPathIdentity != nil {
+		return *x.HostPathIdentity
+	}
+	return ""
+}
+
+// How an agent of architecture acp is given its model. In values, ${MODEL} is replaced by the model, ${MODEL_BASE_URL} by the base URL of its API and ${MODEL_KEY} by the key; $$ is a dollar sign.
+type ModelSettings struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Settings of a known agent: claude, opencode or qwen.
+	Preset string `protobuf:"bytes,1,opt,name=preset,proto3" json:"preset,omitempty"`
+	// Variables of the agent's process; they override those of the preset. A variable that contains ${MODEL} is left out if the session has no model.
+	Env map[string]string `protobuf:"bytes,2,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Arguments after the command. They cannot contain the key: other processes could read it there.
+	Args          []string `protobuf:"bytes,3,rep,name=args,proto3" json:"args,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ModelSettings) Reset() {
+	*x = ModelSettings{}
+	mi := &file_spool_v1_spool_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ModelSettings) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ModelSettings) ProtoMessage() {}
+
+func (x *ModelSettings) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ModelSettings.ProtoReflect.Descriptor instead.
+func (*ModelSettings) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *ModelSettings) GetPreset() string {
+	if x != nil {
+		return x.Preset
+	}
+	return ""
+}
+
+func (x *ModelSettings) GetEnv() map[string]string {
+	if x != nil {
+		return x.Env
+	}
+	return nil
+}
+
+func (x *ModelSettings) GetArgs() []string {
+	if x != nil {
+		return x.Args
+	}
+	return nil
+}
+
 // Bounds what a session or a tenant may take; 0 is no bound.
 type Budget struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -228,7 +328,7 @@ type Budget struct {
 
 func (x *Budget) Reset() {
 	*x = Budget{}
-	mi := &file_spool_v1_spool_proto_msgTypes[2]
+	mi := &file_spool_v1_spool_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -240,7 +340,7 @@ func (x *Budget) String() string {
 func (*Budget) ProtoMessage() {}
 
 func (x *Budget) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[2]
+	mi := &file_spool_v1_spool_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -253,7 +353,7 @@ func (x *Budget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Budget.ProtoReflect.Descriptor instead.
 func (*Budget) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{2}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Budget) GetTurns() uint32 {
@@ -301,7 +401,7 @@ type WorkspaceFile struct {
 
 func (x *WorkspaceFile) Reset() {
 	*x = WorkspaceFile{}
-	mi := &file_spool_v1_spool_proto_msgTypes[3]
+	mi := &file_spool_v1_spool_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -313,7 +413,7 @@ func (x *WorkspaceFile) String() string {
 func (*WorkspaceFile) ProtoMessage() {}
 
 func (x *WorkspaceFile) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[3]
+	mi := &file_spool_v1_spool_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -326,7 +426,7 @@ func (x *WorkspaceFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkspaceFile.ProtoReflect.Descriptor instead.
 func (*WorkspaceFile) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{3}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *WorkspaceFile) GetPath() string {
@@ -359,7 +459,8 @@ func (x *WorkspaceFile) GetMode() uint32 {
 
 type CreateSessionRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// A reference, [platform/|identity_account/][org/]slug[@version]; empty means the built-in agent, default.
+	// A reference, [platform/|identity_account/][org/]slug[@version]; empty means the built-in agent, default. Over REST it may be
+	// an object {scope, org, slug, version} too, and so may all references.
 	Agent string `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
 	// claude-code (alias claude-sdk), codex, opencode, acp or spool; empty means the agent's.
 	Architecture string `protobuf:"bytes,2,opt,name=architecture,proto3" json:"architecture,omitempty"`
@@ -376,14 +477,16 @@ type CreateSessionRequest struct {
 	// A reference to an agent instance, in place of agent.
 	Instance string `protobuf:"bytes,8,opt,name=instance,proto3" json:"instance,omitempty"`
 	// References to environments, up to 32: layers above the instance's, a later one wins.
-	Environments  []string `protobuf:"bytes,9,rep,name=environments,proto3" json:"environments,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Environments []string `protobuf:"bytes,9,rep,name=environments,proto3" json:"environments,omitempty"`
+	// Another name of agent. If both are given they name the same.
+	AgentProfileRef string `protobuf:"bytes,10,opt,name=agent_profile_ref,json=agentProfileRef,proto3" json:"agent_profile_ref,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *CreateSessionRequest) Reset() {
 	*x = CreateSessionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[4]
+	mi := &file_spool_v1_spool_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -395,7 +498,7 @@ func (x *CreateSessionRequest) String() string {
 func (*CreateSessionRequest) ProtoMessage() {}
 
 func (x *CreateSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[4]
+	mi := &file_spool_v1_spool_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -408,7 +511,7 @@ func (x *CreateSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSessionRequest.ProtoReflect.Descriptor instead.
 func (*CreateSessionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{4}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *CreateSessionRequest) GetAgent() string {
@@ -474,6 +577,13 @@ func (x *CreateSessionRequest) GetEnvironments() []string {
 	return nil
 }
 
+func (x *CreateSessionRequest) GetAgentProfileRef() string {
+	if x != nil {
+		return x.AgentProfileRef
+	}
+	return ""
+}
+
 type CreateSessionResponse struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	SessionId string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
@@ -485,7 +595,7 @@ type CreateSessionResponse struct {
 
 func (x *CreateSessionResponse) Reset() {
 	*x = CreateSessionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[5]
+	mi := &file_spool_v1_spool_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -497,7 +607,7 @@ func (x *CreateSessionResponse) String() string {
 func (*CreateSessionResponse) ProtoMessage() {}
 
 func (x *CreateSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[5]
+	mi := &file_spool_v1_spool_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -510,7 +620,7 @@ func (x *CreateSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSessionResponse.ProtoReflect.Descriptor instead.
 func (*CreateSessionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{5}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *CreateSessionResponse) GetSessionId() string {
@@ -534,14 +644,36 @@ type ListSessionsRequest struct {
 	// nextPageToken of the page before.
 	PageToken string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
 	// open or closed; empty means both.
-	Status        string `protobuf:"bytes,3,opt,name=status,proto3" json:"status,omitempty"`
+	Status string `protobuf:"bytes,3,opt,name=status,proto3" json:"status,omitempty"`
+	// A reference: sessions of any version of the agent, or, with a digest, of that one. "default" is the built-in agent.
+	Agent string `protobuf:"bytes,4,opt,name=agent,proto3" json:"agent,omitempty"`
+	// claude-code (alias claude-sdk), codex, opencode, acp or spool; empty means all.
+	Architecture string `protobuf:"bytes,5,opt,name=architecture,proto3" json:"architecture,omitempty"`
+	// A member of the metadata, which must be an object.
+	MetadataKey string `protobuf:"bytes,6,opt,name=metadata_key,json=metadataKey,proto3" json:"metadata_key,omitempty"`
+	// The member's value: a string as it is, anything else as compact JSON.
+	MetadataValue *string `protobuf:"bytes,7,opt,name=metadata_value,json=metadataValue,proto3,oneof" json:"metadata_value,omitempty"`
+	// RFC 3339: created at this time or later.
+	CreatedAfter string `protobuf:"bytes,8,opt,name=created_after,json=createdAfter,proto3" json:"created_after,omitempty"`
+	// RFC 3339: created before this time.
+	CreatedBefore string `protobuf:"bytes,9,opt,name=created_before,json=createdBefore,proto3" json:"created_before,omitempty"`
+	// RFC 3339: with its last event at this time or later.
+	UpdatedAfter string `protobuf:"bytes,10,opt,name=updated_after,json=updatedAfter,proto3" json:"updated_after,omitempty"`
+	// RFC 3339: with its last event before this time.
+	UpdatedBefore string `protobuf:"bytes,11,opt,name=updated_before,json=updatedBefore,proto3" json:"updated_before,omitempty"`
+	// A piece of the title or of the metadata's JSON, whatever the case: up to 256 characters.
+	Text string `protobuf:"bytes,12,opt,name=text,proto3" json:"text,omitempty"`
+	// created or updated; empty means created.
+	Sort string `protobuf:"bytes,13,opt,name=sort,proto3" json:"sort,omitempty"`
+	// desc or asc; empty means desc, the newest first.
+	Order         string `protobuf:"bytes,14,opt,name=order,proto3" json:"order,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ListSessionsRequest) Reset() {
 	*x = ListSessionsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[6]
+	mi := &file_spool_v1_spool_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -553,7 +685,7 @@ func (x *ListSessionsRequest) String() string {
 func (*ListSessionsRequest) ProtoMessage() {}
 
 func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[6]
+	mi := &file_spool_v1_spool_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -566,7 +698,7 @@ func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsRequest.ProtoReflect.Descriptor instead.
 func (*ListSessionsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{6}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ListSessionsRequest) GetPageSize() uint32 {
@@ -590,6 +722,83 @@ func (x *ListSessionsRequest) GetStatus() string {
 	return ""
 }
 
+func (x *ListSessionsRequest) GetAgent() string {
+	if x != nil {
+		return x.Agent
+	}
+	return ""
+}
+
+func (x *ListSessionsRequest) GetArchitecture() string {
+	if x != nil {
+		return x.Architecture
+	}
+	return ""
+}
+
+func (x *ListSessionsRequest) GetMetadataKey() string {
+	if x != nil {
+		return x.MetadataKey
+	}
+	return ""
+}
+
+func (x *ListSessionsRequest) GetMetadataValue() string {
+	if x != nil && x.MetadataValue != nil {
+		return *x.MetadataValue
+	}
+	return ""
+}
+
+func (x *ListSessionsRequest) GetCreatedAfter() string {
+	if x != nil {
+		return x.CreatedAfter
+	}
+	return ""
+}
+
+func (x *ListSessionsRequest) GetCreatedBefore() string {
+	if x != nil {
+		return x.CreatedBefore
+	}
+	return ""
+}
+
+func (x *ListSessionsRequest) GetUpdatedAfter() string {
+	if x != nil {
+		return x.UpdatedAfter
+	}
+	return ""
+}
+
+func (x *ListSessionsRequest) GetUpdatedBefore() string {
+	if x != nil {
+		return x.UpdatedBefore
+	}
+	return ""
+}
+
+func (x *ListSessionsRequest) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *ListSessionsRequest) GetSort() string {
+	if x != nil {
+		return x.Sort
+	}
+	return ""
+}
+
+func (x *ListSessionsRequest) GetOrder() string {
+	if x != nil {
+		return x.Order
+	}
+	return ""
+}
+
 type ListSessionsResponse struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Sessions []*Session             `protobuf:"bytes,1,rep,name=sessions,proto3" json:"sessions,omitempty"`
@@ -601,7 +810,7 @@ type ListSessionsResponse struct {
 
 func (x *ListSessionsResponse) Reset() {
 	*x = ListSessionsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[7]
+	mi := &file_spool_v1_spool_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -613,7 +822,7 @@ func (x *ListSessionsResponse) String() string {
 func (*ListSessionsResponse) ProtoMessage() {}
 
 func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[7]
+	mi := &file_spool_v1_spool_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -626,7 +835,7 @@ func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsResponse.ProtoReflect.Descriptor instead.
 func (*ListSessionsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{7}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ListSessionsResponse) GetSessions() []*Session {
@@ -654,7 +863,7 @@ type GetSessionRequest struct {
 
 func (x *GetSessionRequest) Reset() {
 	*x = GetSessionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[8]
+	mi := &file_spool_v1_spool_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -666,7 +875,7 @@ func (x *GetSessionRequest) String() string {
 func (*GetSessionRequest) ProtoMessage() {}
 
 func (x *GetSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[8]
+	mi := &file_spool_v1_spool_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -679,7 +888,7 @@ func (x *GetSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSessionRequest.ProtoReflect.Descriptor instead.
 func (*GetSessionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{8}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *GetSessionRequest) GetSessionId() string {
@@ -736,17 +945,20 @@ type Session struct {
 	WorkspaceBytes float64 `protobuf:"fixed64,21,opt,name=workspace_bytes,json=workspaceBytes,proto3" json:"workspace_bytes,omitempty"`
 	// The agent with the version that was pinned; absent for the built-in one.
 	AgentRef *string `protobuf:"bytes,22,opt,name=agent_ref,json=agentRef,proto3,oneof" json:"agent_ref,omitempty"`
-	// The agent instance, with its version; absent for none.
+	// The agent instance, with its version: the agent's default instance where the session named only an agent. Absent for the built-in agent,
+	// and in sessions of versions of Spool without default instances.
 	Instance *string `protobuf:"bytes,23,opt,name=instance,proto3,oneof" json:"instance,omitempty"`
 	// Layers above the instance's.
-	Environments  []string `protobuf:"bytes,24,rep,name=environments,proto3" json:"environments,omitempty"`
+	Environments []string `protobuf:"bytes,24,rep,name=environments,proto3" json:"environments,omitempty"`
+	// The beginning of its first message: up to 1000 characters. Empty before.
+	Title         string `protobuf:"bytes,25,opt,name=title,proto3" json:"title,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Session) Reset() {
 	*x = Session{}
-	mi := &file_spool_v1_spool_proto_msgTypes[9]
+	mi := &file_spool_v1_spool_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -758,7 +970,7 @@ func (x *Session) String() string {
 func (*Session) ProtoMessage() {}
 
 func (x *Session) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[9]
+	mi := &file_spool_v1_spool_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -771,7 +983,7 @@ func (x *Session) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Session.ProtoReflect.Descriptor instead.
 func (*Session) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{9}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Session) GetSessionId() string {
@@ -942,6 +1154,13 @@ func (x *Session) GetEnvironments() []string {
 	return nil
 }
 
+func (x *Session) GetTitle() string {
+	if x != nil {
+		return x.Title
+	}
+	return ""
+}
+
 type CurrentSandbox struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	SandboxId string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
@@ -966,7 +1185,7 @@ type CurrentSandbox struct {
 
 func (x *CurrentSandbox) Reset() {
 	*x = CurrentSandbox{}
-	mi := &file_spool_v1_spool_proto_msgTypes[10]
+	mi := &file_spool_v1_spool_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -978,7 +1197,7 @@ func (x *CurrentSandbox) String() string {
 func (*CurrentSandbox) ProtoMessage() {}
 
 func (x *CurrentSandbox) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[10]
+	mi := &file_spool_v1_spool_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -991,7 +1210,7 @@ func (x *CurrentSandbox) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CurrentSandbox.ProtoReflect.Descriptor instead.
 func (*CurrentSandbox) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{10}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *CurrentSandbox) GetSandboxId() string {
@@ -1085,7 +1304,7 @@ type UpdateSessionRequest struct {
 
 func (x *UpdateSessionRequest) Reset() {
 	*x = UpdateSessionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[11]
+	mi := &file_spool_v1_spool_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1097,7 +1316,7 @@ func (x *UpdateSessionRequest) String() string {
 func (*UpdateSessionRequest) ProtoMessage() {}
 
 func (x *UpdateSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[11]
+	mi := &file_spool_v1_spool_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1110,7 +1329,7 @@ func (x *UpdateSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateSessionRequest.ProtoReflect.Descriptor instead.
 func (*UpdateSessionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{11}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *UpdateSessionRequest) GetSessionId() string {
@@ -1151,7 +1370,7 @@ type UpdateSessionResponse struct {
 
 func (x *UpdateSessionResponse) Reset() {
 	*x = UpdateSessionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[12]
+	mi := &file_spool_v1_spool_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1163,7 +1382,7 @@ func (x *UpdateSessionResponse) String() string {
 func (*UpdateSessionResponse) ProtoMessage() {}
 
 func (x *UpdateSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[12]
+	mi := &file_spool_v1_spool_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1176,7 +1395,7 @@ func (x *UpdateSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateSessionResponse.ProtoReflect.Descriptor instead.
 func (*UpdateSessionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{12}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *UpdateSessionResponse) GetSessionId() string {
@@ -1202,7 +1421,7 @@ type DeleteSessionRequest struct {
 
 func (x *DeleteSessionRequest) Reset() {
 	*x = DeleteSessionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[13]
+	mi := &file_spool_v1_spool_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1214,7 +1433,7 @@ func (x *DeleteSessionRequest) String() string {
 func (*DeleteSessionRequest) ProtoMessage() {}
 
 func (x *DeleteSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[13]
+	mi := &file_spool_v1_spool_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1227,7 +1446,7 @@ func (x *DeleteSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSessionRequest.ProtoReflect.Descriptor instead.
 func (*DeleteSessionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{13}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *DeleteSessionRequest) GetSessionId() string {
@@ -1247,7 +1466,7 @@ type DeleteSessionResponse struct {
 
 func (x *DeleteSessionResponse) Reset() {
 	*x = DeleteSessionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[14]
+	mi := &file_spool_v1_spool_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1259,7 +1478,7 @@ func (x *DeleteSessionResponse) String() string {
 func (*DeleteSessionResponse) ProtoMessage() {}
 
 func (x *DeleteSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[14]
+	mi := &file_spool_v1_spool_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1272,7 +1491,7 @@ func (x *DeleteSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSessionResponse.ProtoReflect.Descriptor instead.
 func (*DeleteSessionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{14}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *DeleteSessionResponse) GetSessionId() string {
@@ -1308,7 +1527,7 @@ type PostMessageRequest struct {
 
 func (x *PostMessageRequest) Reset() {
 	*x = PostMessageRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[15]
+	mi := &file_spool_v1_spool_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1320,7 +1539,7 @@ func (x *PostMessageRequest) String() string {
 func (*PostMessageRequest) ProtoMessage() {}
 
 func (x *PostMessageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[15]
+	mi := &file_spool_v1_spool_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1333,7 +1552,7 @@ func (x *PostMessageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PostMessageRequest.ProtoReflect.Descriptor instead.
 func (*PostMessageRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{15}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *PostMessageRequest) GetSessionId() string {
@@ -1390,7 +1609,7 @@ type RunVariable struct {
 
 func (x *RunVariable) Reset() {
 	*x = RunVariable{}
-	mi := &file_spool_v1_spool_proto_msgTypes[16]
+	mi := &file_spool_v1_spool_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1402,7 +1621,7 @@ func (x *RunVariable) String() string {
 func (*RunVariable) ProtoMessage() {}
 
 func (x *RunVariable) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[16]
+	mi := &file_spool_v1_spool_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1415,7 +1634,7 @@ func (x *RunVariable) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunVariable.ProtoReflect.Descriptor instead.
 func (*RunVariable) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{16}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *RunVariable) GetValue() string {
@@ -1448,7 +1667,7 @@ type Part struct {
 
 func (x *Part) Reset() {
 	*x = Part{}
-	mi := &file_spool_v1_spool_proto_msgTypes[17]
+	mi := &file_spool_v1_spool_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1460,7 +1679,7 @@ func (x *Part) String() string {
 func (*Part) ProtoMessage() {}
 
 func (x *Part) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[17]
+	mi := &file_spool_v1_spool_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1473,7 +1692,7 @@ func (x *Part) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Part.ProtoReflect.Descriptor instead.
 func (*Part) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{17}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Part) GetType() string {
@@ -1515,7 +1734,7 @@ type PostMessageResponse struct {
 
 func (x *PostMessageResponse) Reset() {
 	*x = PostMessageResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[18]
+	mi := &file_spool_v1_spool_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1527,7 +1746,7 @@ func (x *PostMessageResponse) String() string {
 func (*PostMessageResponse) ProtoMessage() {}
 
 func (x *PostMessageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[18]
+	mi := &file_spool_v1_spool_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1540,7 +1759,7 @@ func (x *PostMessageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PostMessageResponse.ProtoReflect.Descriptor instead.
 func (*PostMessageResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{18}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *PostMessageResponse) GetSessionId() string {
@@ -1573,7 +1792,7 @@ type InterruptSessionRequest struct {
 
 func (x *InterruptSessionRequest) Reset() {
 	*x = InterruptSessionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[19]
+	mi := &file_spool_v1_spool_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1585,7 +1804,7 @@ func (x *InterruptSessionRequest) String() string {
 func (*InterruptSessionRequest) ProtoMessage() {}
 
 func (x *InterruptSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[19]
+	mi := &file_spool_v1_spool_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1598,7 +1817,7 @@ func (x *InterruptSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptSessionRequest.ProtoReflect.Descriptor instead.
 func (*InterruptSessionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{19}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *InterruptSessionRequest) GetSessionId() string {
@@ -1617,7 +1836,7 @@ type InterruptSessionResponse struct {
 
 func (x *InterruptSessionResponse) Reset() {
 	*x = InterruptSessionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[20]
+	mi := &file_spool_v1_spool_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1629,7 +1848,7 @@ func (x *InterruptSessionResponse) String() string {
 func (*InterruptSessionResponse) ProtoMessage() {}
 
 func (x *InterruptSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[20]
+	mi := &file_spool_v1_spool_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1642,7 +1861,7 @@ func (x *InterruptSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptSessionResponse.ProtoReflect.Descriptor instead.
 func (*InterruptSessionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{20}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *InterruptSessionResponse) GetPosition() string {
@@ -1661,7 +1880,7 @@ type SyncSessionRequest struct {
 
 func (x *SyncSessionRequest) Reset() {
 	*x = SyncSessionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[21]
+	mi := &file_spool_v1_spool_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1673,7 +1892,7 @@ func (x *SyncSessionRequest) String() string {
 func (*SyncSessionRequest) ProtoMessage() {}
 
 func (x *SyncSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[21]
+	mi := &file_spool_v1_spool_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1686,7 +1905,7 @@ func (x *SyncSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncSessionRequest.ProtoReflect.Descriptor instead.
 func (*SyncSessionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{21}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *SyncSessionRequest) GetSessionId() string {
@@ -1705,7 +1924,7 @@ type SyncSessionResponse struct {
 
 func (x *SyncSessionResponse) Reset() {
 	*x = SyncSessionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[22]
+	mi := &file_spool_v1_spool_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1717,7 +1936,7 @@ func (x *SyncSessionResponse) String() string {
 func (*SyncSessionResponse) ProtoMessage() {}
 
 func (x *SyncSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[22]
+	mi := &file_spool_v1_spool_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1730,7 +1949,7 @@ func (x *SyncSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncSessionResponse.ProtoReflect.Descriptor instead.
 func (*SyncSessionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{22}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *SyncSessionResponse) GetPosition() string {
@@ -1749,7 +1968,7 @@ type TerminateEnvironmentRequest struct {
 
 func (x *TerminateEnvironmentRequest) Reset() {
 	*x = TerminateEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[23]
+	mi := &file_spool_v1_spool_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1761,7 +1980,7 @@ func (x *TerminateEnvironmentRequest) String() string {
 func (*TerminateEnvironmentRequest) ProtoMessage() {}
 
 func (x *TerminateEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[23]
+	mi := &file_spool_v1_spool_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1774,7 +1993,7 @@ func (x *TerminateEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminateEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*TerminateEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{23}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *TerminateEnvironmentRequest) GetSessionId() string {
@@ -1793,7 +2012,7 @@ type TerminateEnvironmentResponse struct {
 
 func (x *TerminateEnvironmentResponse) Reset() {
 	*x = TerminateEnvironmentResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[24]
+	mi := &file_spool_v1_spool_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1805,7 +2024,7 @@ func (x *TerminateEnvironmentResponse) String() string {
 func (*TerminateEnvironmentResponse) ProtoMessage() {}
 
 func (x *TerminateEnvironmentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[24]
+	mi := &file_spool_v1_spool_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1818,7 +2037,7 @@ func (x *TerminateEnvironmentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminateEnvironmentResponse.ProtoReflect.Descriptor instead.
 func (*TerminateEnvironmentResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{24}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *TerminateEnvironmentResponse) GetPosition() string {
@@ -1838,7 +2057,7 @@ type ListConversationsRequest struct {
 
 func (x *ListConversationsRequest) Reset() {
 	*x = ListConversationsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[25]
+	mi := &file_spool_v1_spool_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1850,7 +2069,7 @@ func (x *ListConversationsRequest) String() string {
 func (*ListConversationsRequest) ProtoMessage() {}
 
 func (x *ListConversationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[25]
+	mi := &file_spool_v1_spool_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1863,7 +2082,7 @@ func (x *ListConversationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConversationsRequest.ProtoReflect.Descriptor instead.
 func (*ListConversationsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{25}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ListConversationsRequest) GetSessionId() string {
@@ -1889,7 +2108,7 @@ type ListConversationsResponse struct {
 
 func (x *ListConversationsResponse) Reset() {
 	*x = ListConversationsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[26]
+	mi := &file_spool_v1_spool_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1901,7 +2120,7 @@ func (x *ListConversationsResponse) String() string {
 func (*ListConversationsResponse) ProtoMessage() {}
 
 func (x *ListConversationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[26]
+	mi := &file_spool_v1_spool_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1914,7 +2133,7 @@ func (x *ListConversationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConversationsResponse.ProtoReflect.Descriptor instead.
 func (*ListConversationsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{26}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ListConversationsResponse) GetConversations() []*Conversation {
@@ -1944,7 +2163,7 @@ type Conversation struct {
 
 func (x *Conversation) Reset() {
 	*x = Conversation{}
-	mi := &file_spool_v1_spool_proto_msgTypes[27]
+	mi := &file_spool_v1_spool_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1956,7 +2175,7 @@ func (x *Conversation) String() string {
 func (*Conversation) ProtoMessage() {}
 
 func (x *Conversation) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[27]
+	mi := &file_spool_v1_spool_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1969,7 +2188,7 @@ func (x *Conversation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Conversation.ProtoReflect.Descriptor instead.
 func (*Conversation) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{27}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Conversation) GetConversationId() string {
@@ -2062,14 +2281,16 @@ type StartExecutionRequest struct {
 	// References to environments, up to 32: layers above the instance's, a later one wins.
 	Environments []string `protobuf:"bytes,11,rep,name=environments,proto3" json:"environments,omitempty"`
 	// Variables of this execution alone, by name, up to 256: the highest layer.
-	Environment   map[string]*RunVariable `protobuf:"bytes,12,rep,name=environment,proto3" json:"environment,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Environment map[string]*RunVariable `protobuf:"bytes,12,rep,name=environment,proto3" json:"environment,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Another name of agent. If both are given they name the same.
+	AgentProfileRef string `protobuf:"bytes,13,opt,name=agent_profile_ref,json=agentProfileRef,proto3" json:"agent_profile_ref,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *StartExecutionRequest) Reset() {
 	*x = StartExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[28]
+	mi := &file_spool_v1_spool_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2081,7 +2302,7 @@ func (x *StartExecutionRequest) String() string {
 func (*StartExecutionRequest) ProtoMessage() {}
 
 func (x *StartExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[28]
+	mi := &file_spool_v1_spool_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2094,7 +2315,7 @@ func (x *StartExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartExecutionRequest.ProtoReflect.Descriptor instead.
 func (*StartExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{28}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *StartExecutionRequest) GetAgent() string {
@@ -2181,6 +2402,13 @@ func (x *StartExecutionRequest) GetEnvironment() map[string]*RunVariable {
 	return nil
 }
 
+func (x *StartExecutionRequest) GetAgentProfileRef() string {
+	if x != nil {
+		return x.AgentProfileRef
+	}
+	return ""
+}
+
 type StartExecutionResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	SessionId     string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
@@ -2192,7 +2420,7 @@ type StartExecutionResponse struct {
 
 func (x *StartExecutionResponse) Reset() {
 	*x = StartExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[29]
+	mi := &file_spool_v1_spool_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2204,7 +2432,7 @@ func (x *StartExecutionResponse) String() string {
 func (*StartExecutionResponse) ProtoMessage() {}
 
 func (x *StartExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[29]
+	mi := &file_spool_v1_spool_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2217,7 +2445,7 @@ func (x *StartExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartExecutionResponse.ProtoReflect.Descriptor instead.
 func (*StartExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{29}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *StartExecutionResponse) GetSessionId() string {
@@ -2247,14 +2475,36 @@ type ListExecutionsRequest struct {
 	PageSize  uint32 `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
 	PageToken string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
 	// queued, starting, running, paused, completed, failed or cancelled; empty means all.
-	Phase         string `protobuf:"bytes,3,opt,name=phase,proto3" json:"phase,omitempty"`
+	Phase string `protobuf:"bytes,3,opt,name=phase,proto3" json:"phase,omitempty"`
+	// A reference: executions of any version of the agent, or, with a digest, of that one. "default" is the built-in agent.
+	Agent string `protobuf:"bytes,4,opt,name=agent,proto3" json:"agent,omitempty"`
+	// claude-code (alias claude-sdk), codex, opencode, acp or spool; empty means all.
+	Architecture string `protobuf:"bytes,5,opt,name=architecture,proto3" json:"architecture,omitempty"`
+	// A member of the message's metadata, which must be an object.
+	MetadataKey string `protobuf:"bytes,6,opt,name=metadata_key,json=metadataKey,proto3" json:"metadata_key,omitempty"`
+	// The member's value: a string as it is, anything else as compact JSON.
+	MetadataValue *string `protobuf:"bytes,7,opt,name=metadata_value,json=metadataValue,proto3,oneof" json:"metadata_value,omitempty"`
+	// RFC 3339: created at this time or later.
+	CreatedAfter string `protobuf:"bytes,8,opt,name=created_after,json=createdAfter,proto3" json:"created_after,omitempty"`
+	// RFC 3339: created before this time.
+	CreatedBefore string `protobuf:"bytes,9,opt,name=created_before,json=createdBefore,proto3" json:"created_before,omitempty"`
+	// RFC 3339: updated at this time or later.
+	UpdatedAfter string `protobuf:"bytes,10,opt,name=updated_after,json=updatedAfter,proto3" json:"updated_after,omitempty"`
+	// RFC 3339: updated before this time.
+	UpdatedBefore string `protobuf:"bytes,11,opt,name=updated_before,json=updatedBefore,proto3" json:"updated_before,omitempty"`
+	// A piece of the query, of the result or of the metadata's JSON, whatever the case: up to 256 characters.
+	Text string `protobuf:"bytes,12,opt,name=text,proto3" json:"text,omitempty"`
+	// created or updated; empty means created.
+	Sort string `protobuf:"bytes,13,opt,name=sort,proto3" json:"sort,omitempty"`
+	// desc or asc; empty means desc, the newest first.
+	Order         string `protobuf:"bytes,14,opt,name=order,proto3" json:"order,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ListExecutionsRequest) Reset() {
 	*x = ListExecutionsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[30]
+	mi := &file_spool_v1_spool_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2266,7 +2516,7 @@ func (x *ListExecutionsRequest) String() string {
 func (*ListExecutionsRequest) ProtoMessage() {}
 
 func (x *ListExecutionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[30]
+	mi := &file_spool_v1_spool_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2279,7 +2529,7 @@ func (x *ListExecutionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExecutionsRequest.ProtoReflect.Descriptor instead.
 func (*ListExecutionsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{30}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ListExecutionsRequest) GetPageSize() uint32 {
@@ -2303,6 +2553,83 @@ func (x *ListExecutionsRequest) GetPhase() string {
 	return ""
 }
 
+func (x *ListExecutionsRequest) GetAgent() string {
+	if x != nil {
+		return x.Agent
+	}
+	return ""
+}
+
+func (x *ListExecutionsRequest) GetArchitecture() string {
+	if x != nil {
+		return x.Architecture
+	}
+	return ""
+}
+
+func (x *ListExecutionsRequest) GetMetadataKey() string {
+	if x != nil {
+		return x.MetadataKey
+	}
+	return ""
+}
+
+func (x *ListExecutionsRequest) GetMetadataValue() string {
+	if x != nil && x.MetadataValue != nil {
+		return *x.MetadataValue
+	}
+	return ""
+}
+
+func (x *ListExecutionsRequest) GetCreatedAfter() string {
+	if x != nil {
+		return x.CreatedAfter
+	}
+	return ""
+}
+
+func (x *ListExecutionsRequest) GetCreatedBefore() string {
+	if x != nil {
+		return x.CreatedBefore
+	}
+	return ""
+}
+
+func (x *ListExecutionsRequest) GetUpdatedAfter() string {
+	if x != nil {
+		return x.UpdatedAfter
+	}
+	return ""
+}
+
+func (x *ListExecutionsRequest) GetUpdatedBefore() string {
+	if x != nil {
+		return x.UpdatedBefore
+	}
+	return ""
+}
+
+func (x *ListExecutionsRequest) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *ListExecutionsRequest) GetSort() string {
+	if x != nil {
+		return x.Sort
+	}
+	return ""
+}
+
+func (x *ListExecutionsRequest) GetOrder() string {
+	if x != nil {
+		return x.Order
+	}
+	return ""
+}
+
 type ListSessionExecutionsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	SessionId     string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
@@ -2315,7 +2642,7 @@ type ListSessionExecutionsRequest struct {
 
 func (x *ListSessionExecutionsRequest) Reset() {
 	*x = ListSessionExecutionsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[31]
+	mi := &file_spool_v1_spool_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2327,7 +2654,7 @@ func (x *ListSessionExecutionsRequest) String() string {
 func (*ListSessionExecutionsRequest) ProtoMessage() {}
 
 func (x *ListSessionExecutionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[31]
+	mi := &file_spool_v1_spool_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2340,7 +2667,7 @@ func (x *ListSessionExecutionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionExecutionsRequest.ProtoReflect.Descriptor instead.
 func (*ListSessionExecutionsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{31}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ListSessionExecutionsRequest) GetSessionId() string {
@@ -2382,7 +2709,7 @@ type ListExecutionsResponse struct {
 
 func (x *ListExecutionsResponse) Reset() {
 	*x = ListExecutionsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[32]
+	mi := &file_spool_v1_spool_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2394,7 +2721,7 @@ func (x *ListExecutionsResponse) String() string {
 func (*ListExecutionsResponse) ProtoMessage() {}
 
 func (x *ListExecutionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[32]
+	mi := &file_spool_v1_spool_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2407,7 +2734,7 @@ func (x *ListExecutionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExecutionsResponse.ProtoReflect.Descriptor instead.
 func (*ListExecutionsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{32}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ListExecutionsResponse) GetExecutions() []*Execution {
@@ -2434,7 +2761,7 @@ type GetExecutionRequest struct {
 
 func (x *GetExecutionRequest) Reset() {
 	*x = GetExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[33]
+	mi := &file_spool_v1_spool_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2446,7 +2773,7 @@ func (x *GetExecutionRequest) String() string {
 func (*GetExecutionRequest) ProtoMessage() {}
 
 func (x *GetExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[33]
+	mi := &file_spool_v1_spool_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2459,7 +2786,7 @@ func (x *GetExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetExecutionRequest.ProtoReflect.Descriptor instead.
 func (*GetExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{33}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *GetExecutionRequest) GetExecutionId() string {
@@ -2511,14 +2838,26 @@ type Execution struct {
 	// The sum of their costs.
 	MeteredCostUsd float64 `protobuf:"fixed64,21,opt,name=metered_cost_usd,json=meteredCostUsd,proto3" json:"metered_cost_usd,omitempty"`
 	// What its agent, environments, variables and skills were when it began: the data of execution_resolved. Absent before.
-	Resolved      *Json `protobuf:"bytes,22,opt,name=resolved,proto3" json:"resolved,omitempty"`
+	Resolved *Json `protobuf:"bytes,22,opt,name=resolved,proto3" json:"resolved,omitempty"`
+	// The beginning of its message: up to 1000 characters.
+	Query string `protobuf:"bytes,23,opt,name=query,proto3" json:"query,omitempty"`
+	// When it was queued, dispatched, started or ended, whichever was last.
+	UpdatedAt *timestamppb.Timestamp `protobuf:"bytes,24,opt,name=updated_at,json=updatedAt,proto3" json:"updated_at,omitempty"`
+	// Of its session: the agent's slug.
+	Agent string `protobuf:"bytes,25,opt,name=agent,proto3" json:"agent,omitempty"`
+	// Of its session.
+	Architecture string `protobuf:"bytes,26,opt,name=architecture,proto3" json:"architecture,omitempty"`
+	// Of its session: the agent with the version that was pinned; absent for the built-in one.
+	AgentRef *string `protobuf:"bytes,27,opt,name=agent_ref,json=agentRef,proto3,oneof" json:"agent_ref,omitempty"`
+	// Of its session: the agent instance, with its version; absent for the built-in agent.
+	Instance      *string `protobuf:"bytes,28,opt,name=instance,proto3,oneof" json:"instance,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Execution) Reset() {
 	*x = Execution{}
-	mi := &file_spool_v1_spool_proto_msgTypes[34]
+	mi := &file_spool_v1_spool_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2530,7 +2869,7 @@ func (x *Execution) String() string {
 func (*Execution) ProtoMessage() {}
 
 func (x *Execution) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[34]
+	mi := &file_spool_v1_spool_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2543,7 +2882,7 @@ func (x *Execution) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Execution.ProtoReflect.Descriptor instead.
 func (*Execution) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{34}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Execution) GetExecutionId() string {
@@ -2700,6 +3039,48 @@ func (x *Execution) GetResolved() *Json {
 	return nil
 }
 
+func (x *Execution) GetQuery() string {
+	if x != nil {
+		return x.Query
+	}
+	return ""
+}
+
+func (x *Execution) GetUpdatedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.UpdatedAt
+	}
+	return nil
+}
+
+func (x *Execution) GetAgent() string {
+	if x != nil {
+		return x.Agent
+	}
+	return ""
+}
+
+func (x *Execution) GetArchitecture() string {
+	if x != nil {
+		return x.Architecture
+	}
+	return ""
+}
+
+func (x *Execution) GetAgentRef() string {
+	if x != nil && x.AgentRef != nil {
+		return *x.AgentRef
+	}
+	return ""
+}
+
+func (x *Execution) GetInstance() string {
+	if x != nil && x.Instance != nil {
+		return *x.Instance
+	}
+	return ""
+}
+
 // Requests to one model on one day (UTC).
 type MeteredUsage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2725,7 +3106,7 @@ type MeteredUsage struct {
 
 func (x *MeteredUsage) Reset() {
 	*x = MeteredUsage{}
-	mi := &file_spool_v1_spool_proto_msgTypes[35]
+	mi := &file_spool_v1_spool_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2737,7 +3118,7 @@ func (x *MeteredUsage) String() string {
 func (*MeteredUsage) ProtoMessage() {}
 
 func (x *MeteredUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[35]
+	mi := &file_spool_v1_spool_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2750,7 +3131,7 @@ func (x *MeteredUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MeteredUsage.ProtoReflect.Descriptor instead.
 func (*MeteredUsage) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{35}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *MeteredUsage) GetProvider() string {
@@ -2836,7 +3217,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_spool_v1_spool_proto_msgTypes[36]
+	mi := &file_spool_v1_spool_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2848,7 +3229,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[36]
+	mi := &file_spool_v1_spool_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2861,7 +3242,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{36}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Usage) GetInputTokens() uint32 {
@@ -2901,7 +3282,7 @@ type CancelExecutionRequest struct {
 
 func (x *CancelExecutionRequest) Reset() {
 	*x = CancelExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[37]
+	mi := &file_spool_v1_spool_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2913,7 +3294,7 @@ func (x *CancelExecutionRequest) String() string {
 func (*CancelExecutionRequest) ProtoMessage() {}
 
 func (x *CancelExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[37]
+	mi := &file_spool_v1_spool_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2926,7 +3307,7 @@ func (x *CancelExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelExecutionRequest.ProtoReflect.Descriptor instead.
 func (*CancelExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{37}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *CancelExecutionRequest) GetExecutionId() string {
@@ -2945,7 +3326,7 @@ type CancelExecutionResponse struct {
 
 func (x *CancelExecutionResponse) Reset() {
 	*x = CancelExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[38]
+	mi := &file_spool_v1_spool_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2957,7 +3338,7 @@ func (x *CancelExecutionResponse) String() string {
 func (*CancelExecutionResponse) ProtoMessage() {}
 
 func (x *CancelExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[38]
+	mi := &file_spool_v1_spool_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2970,7 +3351,7 @@ func (x *CancelExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelExecutionResponse.ProtoReflect.Descriptor instead.
 func (*CancelExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{38}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *CancelExecutionResponse) GetPosition() string {
@@ -2989,7 +3370,7 @@ type PauseExecutionRequest struct {
 
 func (x *PauseExecutionRequest) Reset() {
 	*x = PauseExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[39]
+	mi := &file_spool_v1_spool_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3001,7 +3382,7 @@ func (x *PauseExecutionRequest) String() string {
 func (*PauseExecutionRequest) ProtoMessage() {}
 
 func (x *PauseExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[39]
+	mi := &file_spool_v1_spool_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3014,7 +3395,7 @@ func (x *PauseExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseExecutionRequest.ProtoReflect.Descriptor instead.
 func (*PauseExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{39}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *PauseExecutionRequest) GetExecutionId() string {
@@ -3033,7 +3414,7 @@ type PauseExecutionResponse struct {
 
 func (x *PauseExecutionResponse) Reset() {
 	*x = PauseExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[40]
+	mi := &file_spool_v1_spool_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3045,7 +3426,7 @@ func (x *PauseExecutionResponse) String() string {
 func (*PauseExecutionResponse) ProtoMessage() {}
 
 func (x *PauseExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[40]
+	mi := &file_spool_v1_spool_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3058,7 +3439,7 @@ func (x *PauseExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseExecutionResponse.ProtoReflect.Descriptor instead.
 func (*PauseExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{40}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *PauseExecutionResponse) GetPosition() string {
@@ -3077,7 +3458,7 @@ type ResumeExecutionRequest struct {
 
 func (x *ResumeExecutionRequest) Reset() {
 	*x = ResumeExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[41]
+	mi := &file_spool_v1_spool_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3089,7 +3470,7 @@ func (x *ResumeExecutionRequest) String() string {
 func (*ResumeExecutionRequest) ProtoMessage() {}
 
 func (x *ResumeExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[41]
+	mi := &file_spool_v1_spool_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3102,7 +3483,7 @@ func (x *ResumeExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeExecutionRequest.ProtoReflect.Descriptor instead.
 func (*ResumeExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{41}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ResumeExecutionRequest) GetExecutionId() string {
@@ -3121,7 +3502,7 @@ type ResumeExecutionResponse struct {
 
 func (x *ResumeExecutionResponse) Reset() {
 	*x = ResumeExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[42]
+	mi := &file_spool_v1_spool_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3133,7 +3514,7 @@ func (x *ResumeExecutionResponse) String() string {
 func (*ResumeExecutionResponse) ProtoMessage() {}
 
 func (x *ResumeExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[42]
+	mi := &file_spool_v1_spool_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3146,7 +3527,7 @@ func (x *ResumeExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeExecutionResponse.ProtoReflect.Descriptor instead.
 func (*ResumeExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{42}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ResumeExecutionResponse) GetPosition() string {
@@ -3165,7 +3546,7 @@ type TerminateExecutionRequest struct {
 
 func (x *TerminateExecutionRequest) Reset() {
 	*x = TerminateExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[43]
+	mi := &file_spool_v1_spool_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3177,7 +3558,7 @@ func (x *TerminateExecutionRequest) String() string {
 func (*TerminateExecutionRequest) ProtoMessage() {}
 
 func (x *TerminateExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[43]
+	mi := &file_spool_v1_spool_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3190,7 +3571,7 @@ func (x *TerminateExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminateExecutionRequest.ProtoReflect.Descriptor instead.
 func (*TerminateExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{43}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *TerminateExecutionRequest) GetExecutionId() string {
@@ -3209,7 +3590,7 @@ type TerminateExecutionResponse struct {
 
 func (x *TerminateExecutionResponse) Reset() {
 	*x = TerminateExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[44]
+	mi := &file_spool_v1_spool_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3221,7 +3602,7 @@ func (x *TerminateExecutionResponse) String() string {
 func (*TerminateExecutionResponse) ProtoMessage() {}
 
 func (x *TerminateExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[44]
+	mi := &file_spool_v1_spool_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3234,7 +3615,7 @@ func (x *TerminateExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminateExecutionResponse.ProtoReflect.Descriptor instead.
 func (*TerminateExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{44}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *TerminateExecutionResponse) GetPosition() string {
@@ -3252,15 +3633,17 @@ type ListEventsRequest struct {
 	// 1 to 1000; 0 means 100. A page also ends at 2 MiB.
 	Limit uint32 `protobuf:"varint,3,opt,name=limit,proto3" json:"limit,omitempty"`
 	// Only these types: repeated, or separated by commas.
-	Types         []string `protobuf:"bytes,4,rep,name=types,proto3" json:"types,omitempty"`
-	MinPosition   string   `protobuf:"bytes,5,opt,name=min_position,json=minPosition,proto3" json:"min_position,omitempty"`
+	Types       []string `protobuf:"bytes,4,rep,name=types,proto3" json:"types,omitempty"`
+	MinPosition string   `protobuf:"bytes,5,opt,name=min_position,json=minPosition,proto3" json:"min_position,omitempty"`
+	// false leaves metadata out of the events; absent means true.
+	Metadata      *bool `protobuf:"varint,6,opt,name=metadata,proto3,oneof" json:"metadata,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[45]
+	mi := &file_spool_v1_spool_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3272,7 +3655,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[45]
+	mi := &file_spool_v1_spool_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3285,7 +3668,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{45}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ListEventsRequest) GetSessionId() string {
@@ -3323,6 +3706,13 @@ func (x *ListEventsRequest) GetMinPosition() string {
 	return ""
 }
 
+func (x *ListEventsRequest) GetMetadata() bool {
+	if x != nil && x.Metadata != nil {
+		return *x.Metadata
+	}
+	return false
+}
+
 type ListEventsResponse struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Events []*Event               `protobuf:"bytes,1,rep,name=events,proto3" json:"events,omitempty"`
@@ -3336,7 +3726,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[46]
+	mi := &file_spool_v1_spool_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3348,7 +3738,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[46]
+	mi := &file_spool_v1_spool_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3361,7 +3751,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{46}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ListEventsResponse) GetEvents() []*Event {
@@ -3401,14 +3791,16 @@ type Event struct {
 	// runner or server.
 	Source string `protobuf:"bytes,9,opt,name=source,proto3" json:"source,omitempty"`
 	// By type: see docs/events.md.
-	Data          *Json `protobuf:"bytes,10,opt,name=data,proto3" json:"data,omitempty"`
+	Data *Json `protobuf:"bytes,10,opt,name=data,proto3" json:"data,omitempty"`
+	// The application's metadata. Absent when there is none, on a text_delta, and where the request leaves it out.
+	Metadata      *EventMetadata `protobuf:"bytes,11,opt,name=metadata,proto3" json:"metadata,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_spool_v1_spool_proto_msgTypes[47]
+	mi := &file_spool_v1_spool_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3420,7 +3812,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[47]
+	mi := &file_spool_v1_spool_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3433,7 +3825,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{47}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Event) GetSeq() uint32 {
@@ -3506,18 +3898,83 @@ func (x *Event) GetData() *Json {
 	return nil
 }
 
+func (x *Event) GetMetadata() *EventMetadata {
+	if x != nil {
+		return x.Metadata
+	}
+	return nil
+}
+
+// The application's metadata, as it was in force when the event was appended: a later
+// change of the session's metadata shows on later events only.
+type EventMetadata struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of the session; absent when it has none.
+	Session *Json `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
+	// Of the message that the event's execution answers; absent when it has none, and on events of no execution.
+	Message       *Json `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EventMetadata) Reset() {
+	*x = EventMetadata{}
+	mi := &file_spool_v1_spool_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EventMetadata) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EventMetadata) ProtoMessage() {}
+
+func (x *EventMetadata) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EventMetadata.ProtoReflect.Descriptor instead.
+func (*EventMetadata) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{49}
+}
+
+func (x *EventMetadata) GetSession() *Json {
+	if x != nil {
+		return x.Session
+	}
+	return nil
+}
+
+func (x *EventMetadata) GetMessage() *Json {
+	if x != nil {
+		return x.Message
+	}
+	return nil
+}
+
 type StreamEventsRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	SessionId string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
 	// The cursor: the seq of the last event that the client has. 0 is the beginning.
-	After         uint32 `protobuf:"varint,2,opt,name=after,proto3" json:"after,omitempty"`
+	After uint32 `protobuf:"varint,2,opt,name=after,proto3" json:"after,omitempty"`
+	// false leaves metadata out of the events; absent means true.
+	Metadata      *bool `protobuf:"varint,3,opt,name=metadata,proto3,oneof" json:"metadata,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StreamEventsRequest) Reset() {
 	*x = StreamEventsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[48]
+	mi := &file_spool_v1_spool_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3529,7 +3986,7 @@ func (x *StreamEventsRequest) String() string {
 func (*StreamEventsRequest) ProtoMessage() {}
 
 func (x *StreamEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[48]
+	mi := &file_spool_v1_spool_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3542,7 +3999,7 @@ func (x *StreamEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamEventsRequest.ProtoReflect.Descriptor instead.
 func (*StreamEventsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{48}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *StreamEventsRequest) GetSessionId() string {
@@ -3559,6 +4016,13 @@ func (x *StreamEventsRequest) GetAfter() uint32 {
 	return 0
 }
 
+func (x *StreamEventsRequest) GetMetadata() bool {
+	if x != nil && x.Metadata != nil {
+		return *x.Metadata
+	}
+	return false
+}
+
 type StreamEventsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Message:
@@ -3572,7 +4036,7 @@ type StreamEventsResponse struct {
 
 func (x *StreamEventsResponse) Reset() {
 	*x = StreamEventsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[49]
+	mi := &file_spool_v1_spool_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3584,7 +4048,7 @@ func (x *StreamEventsResponse) String() string {
 func (*StreamEventsResponse) ProtoMessage() {}
 
 func (x *StreamEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[49]
+	mi := &file_spool_v1_spool_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3597,7 +4061,7 @@ func (x *StreamEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamEventsResponse.ProtoReflect.Descriptor instead.
 func (*StreamEventsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{49}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *StreamEventsResponse) GetMessage() isStreamEventsResponse_Message {
@@ -3653,7 +4117,7 @@ type Lag struct {
 
 func (x *Lag) Reset() {
 	*x = Lag{}
-	mi := &file_spool_v1_spool_proto_msgTypes[50]
+	mi := &file_spool_v1_spool_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3665,7 +4129,7 @@ func (x *Lag) String() string {
 func (*Lag) ProtoMessage() {}
 
 func (x *Lag) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[50]
+	mi := &file_spool_v1_spool_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3678,7 +4142,7 @@ func (x *Lag) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lag.ProtoReflect.Descriptor instead.
 func (*Lag) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{50}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *Lag) GetLagging() bool {
@@ -3707,7 +4171,7 @@ type ListBlocksRequest struct {
 
 func (x *ListBlocksRequest) Reset() {
 	*x = ListBlocksRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[51]
+	mi := &file_spool_v1_spool_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3719,7 +4183,7 @@ func (x *ListBlocksRequest) String() string {
 func (*ListBlocksRequest) ProtoMessage() {}
 
 func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[51]
+	mi := &file_spool_v1_spool_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3732,7 +4196,7 @@ func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksRequest.ProtoReflect.Descriptor instead.
 func (*ListBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{51}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ListBlocksRequest) GetSessionId() string {
@@ -3767,7 +4231,7 @@ type ListBlocksResponse struct {
 
 func (x *ListBlocksResponse) Reset() {
 	*x = ListBlocksResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[52]
+	mi := &file_spool_v1_spool_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3779,7 +4243,7 @@ func (x *ListBlocksResponse) String() string {
 func (*ListBlocksResponse) ProtoMessage() {}
 
 func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[52]
+	mi := &file_spool_v1_spool_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3792,7 +4256,7 @@ func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksResponse.ProtoReflect.Descriptor instead.
 func (*ListBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{52}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ListBlocksResponse) GetBlocks() []*Block {
@@ -3862,7 +4326,7 @@ type Block struct {
 
 func (x *Block) Reset() {
 	*x = Block{}
-	mi := &file_spool_v1_spool_proto_msgTypes[53]
+	mi := &file_spool_v1_spool_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3874,7 +4338,7 @@ func (x *Block) String() string {
 func (*Block) ProtoMessage() {}
 
 func (x *Block) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[53]
+	mi := &file_spool_v1_spool_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3887,7 +4351,7 @@ func (x *Block) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Block.ProtoReflect.Descriptor instead.
 func (*Block) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{53}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *Block) GetId() string {
@@ -4070,7 +4534,7 @@ type TodoItem struct {
 
 func (x *TodoItem) Reset() {
 	*x = TodoItem{}
-	mi := &file_spool_v1_spool_proto_msgTypes[54]
+	mi := &file_spool_v1_spool_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4082,7 +4546,7 @@ func (x *TodoItem) String() string {
 func (*TodoItem) ProtoMessage() {}
 
 func (x *TodoItem) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[54]
+	mi := &file_spool_v1_spool_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4095,7 +4559,7 @@ func (x *TodoItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TodoItem.ProtoReflect.Descriptor instead.
 func (*TodoItem) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{54}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *TodoItem) GetContent() string {
@@ -4124,7 +4588,7 @@ type CreateKeyRequest struct {
 
 func (x *CreateKeyRequest) Reset() {
 	*x = CreateKeyRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[55]
+	mi := &file_spool_v1_spool_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4136,7 +4600,7 @@ func (x *CreateKeyRequest) String() string {
 func (*CreateKeyRequest) ProtoMessage() {}
 
 func (x *CreateKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[55]
+	mi := &file_spool_v1_spool_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4149,7 +4613,7 @@ func (x *CreateKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateKeyRequest.ProtoReflect.Descriptor instead.
 func (*CreateKeyRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{55}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *CreateKeyRequest) GetName() string {
@@ -4182,7 +4646,7 @@ type CreateKeyResponse struct {
 
 func (x *CreateKeyResponse) Reset() {
 	*x = CreateKeyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[56]
+	mi := &file_spool_v1_spool_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4194,7 +4658,7 @@ func (x *CreateKeyResponse) String() string {
 func (*CreateKeyResponse) ProtoMessage() {}
 
 func (x *CreateKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[56]
+	mi := &file_spool_v1_spool_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4207,7 +4671,7 @@ func (x *CreateKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateKeyResponse.ProtoReflect.Descriptor instead.
 func (*CreateKeyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{56}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *CreateKeyResponse) GetKeyId() string {
@@ -4252,6 +4716,450 @@ func (x *CreateKeyResponse) GetPosition() string {
 	return ""
 }
 
+type ListDeadLettersRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 1 to 100; 0 means 50. A page may hold fewer.
+	PageSize uint32 `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// next_page_token of the page before.
+	PageToken     string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListDeadLettersRequest) Reset() {
+	*x = ListDeadLettersRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[59]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListDeadLettersRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListDeadLettersRequest) ProtoMessage() {}
+
+func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[59]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListDeadLettersRequest.ProtoReflect.Descriptor instead.
+func (*ListDeadLettersRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{59}
+}
+
+func (x *ListDeadLettersRequest) GetPageSize() uint32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListDeadLettersRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+type ListDeadLettersResponse struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	DeadLetters []*DeadLetter          `protobuf:"bytes,1,rep,name=dead_letters,json=deadLetters,proto3" json:"dead_letters,omitempty"`
+	// Empty on the last page.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListDeadLettersResponse) Reset() {
+	*x = ListDeadLettersResponse{}
+	mi := &file_spool_v1_spool_proto_msgTypes[60]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListDeadLettersResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListDeadLettersResponse) ProtoMessage() {}
+
+func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[60]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListDeadLettersResponse.ProtoReflect.Descriptor instead.
+func (*ListDeadLettersResponse) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{60}
+}
+
+func (x *ListDeadLettersResponse) GetDeadLetters() []*DeadLetter {
+	if x != nil {
+		return x.DeadLetters
+	}
+	return nil
+}
+
+func (x *ListDeadLettersResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+type DeadLetter struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A number, greater than those of earlier letters.
+	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// When the message was given up.
+	Time *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=time,proto3" json:"time,omitempty"`
+	// Why, in one sentence.
+	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	// On NATS, that the message was published to.
+	Subject string `protobuf:"bytes,4,opt,name=subject,proto3" json:"subject,omitempty"`
+	// That gave it up.
+	Handler string `protobuf:"bytes,5,opt,name=handler,proto3" json:"handler,omitempty"`
+	// How often it had been delivered.
+	Delivered uint32 `protobuf:"varint,6,opt,name=delivered,proto3" json:"delivered,omitempty"`
+	// That the message is about; empty where it names none.
+	SessionId string `protobuf:"bytes,7,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	// Whether a retry has a meaning.
+	Retryable bool `protobuf:"varint,8,opt,name=retryable,proto3" json:"retryable,omitempty"`
+	// The message as it is; absent in lists.
+	Message       *string `protobuf:"bytes,9,opt,name=message,proto3,oneof" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeadLetter) Reset() {
+	*x = DeadLetter{}
+	mi := &file_spool_v1_spool_proto_msgTypes[61]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeadLetter) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeadLetter) ProtoMessage() {}
+
+func (x *DeadLetter) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[61]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeadLetter.ProtoReflect.Descriptor instead.
+func (*DeadLetter) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{61}
+}
+
+func (x *DeadLetter) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *DeadLetter) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+func (x *DeadLetter) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *DeadLetter) GetSubject() string {
+	if x != nil {
+		return x.Subject
+	}
+	return ""
+}
+
+func (x *DeadLetter) GetHandler() string {
+	if x != nil {
+		return x.Handler
+	}
+	return ""
+}
+
+func (x *DeadLetter) GetDelivered() uint32 {
+	if x != nil {
+		return x.Delivered
+	}
+	return 0
+}
+
+func (x *DeadLetter) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+func (x *DeadLetter) GetRetryable() bool {
+	if x != nil {
+		return x.Retryable
+	}
+	return false
+}
+
+func (x *DeadLetter) GetMessage() string {
+	if x != nil && x.Message != nil {
+		return *x.Message
+	}
+	return ""
+}
+
+type GetDeadLetterRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetDeadLetterRequest) Reset() {
+	*x = GetDeadLetterRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[62]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetDeadLetterRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetDeadLetterRequest) ProtoMessage() {}
+
+func (x *GetDeadLetterRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[62]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetDeadLetterRequest.ProtoReflect.Descriptor instead.
+func (*GetDeadLetterRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{62}
+}
+
+func (x *GetDeadLetterRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+type RetryDeadLetterRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RetryDeadLetterRequest) Reset() {
+	*x = RetryDeadLetterRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[63]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RetryDeadLetterRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RetryDeadLetterRequest) ProtoMessage() {}
+
+func (x *RetryDeadLetterRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[63]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RetryDeadLetterRequest.ProtoReflect.Descriptor instead.
+func (*RetryDeadLetterRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{63}
+}
+
+func (x *RetryDeadLetterRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+type RetryDeadLetterResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RetryDeadLetterResponse) Reset() {
+	*x = RetryDeadLetterResponse{}
+	mi := &file_spool_v1_spool_proto_msgTypes[64]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RetryDeadLetterResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RetryDeadLetterResponse) ProtoMessage() {}
+
+func (x *RetryDeadLetterResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[64]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RetryDeadLetterResponse.ProtoReflect.Descriptor instead.
+func (*RetryDeadLetterResponse) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{64}
+}
+
+func (x *RetryDeadLetterResponse) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+type DropDeadLetterRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DropDeadLetterRequest) Reset() {
+	*x = DropDeadLetterRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[65]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DropDeadLetterRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DropDeadLetterRequest) ProtoMessage() {}
+
+func (x *DropDeadLetterRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[65]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DropDeadLetterRequest.ProtoReflect.Descriptor instead.
+func (*DropDeadLetterRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{65}
+}
+
+func (x *DropDeadLetterRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+type DropDeadLetterResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DropDeadLetterResponse) Reset() {
+	*x = DropDeadLetterResponse{}
+	mi := &file_spool_v1_spool_proto_msgTypes[66]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DropDeadLetterResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DropDeadLetterResponse) ProtoMessage() {}
+
+func (x *DropDeadLetterResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[66]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DropDeadLetterResponse.ProtoReflect.Descriptor instead.
+func (*DropDeadLetterResponse) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{66}
+}
+
+func (x *DropDeadLetterResponse) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
 type ListKeysRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Whose keys; empty means the caller's tenant. As in CreateKeyRequest.
@@ -4262,7 +5170,7 @@ type ListKeysRequest struct {
 
 func (x *ListKeysRequest) Reset() {
 	*x = ListKeysRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[57]
+	mi := &file_spool_v1_spool_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4274,7 +5182,7 @@ func (x *ListKeysRequest) String() string {
 func (*ListKeysRequest) ProtoMessage() {}
 
 func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[57]
+	mi := &file_spool_v1_spool_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4287,7 +5195,7 @@ func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysRequest.ProtoReflect.Descriptor instead.
 func (*ListKeysRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{57}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ListKeysRequest) GetTenant() string {
@@ -4306,7 +5214,7 @@ type ListKeysResponse struct {
 
 func (x *ListKeysResponse) Reset() {
 	*x = ListKeysResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[58]
+	mi := &file_spool_v1_spool_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4318,7 +5226,7 @@ func (x *ListKeysResponse) String() string {
 func (*ListKeysResponse) ProtoMessage() {}
 
 func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[58]
+	mi := &file_spool_v1_spool_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4331,7 +5239,7 @@ func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysResponse.ProtoReflect.Descriptor instead.
 func (*ListKeysResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{58}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ListKeysResponse) GetKeys() []*Key {
@@ -4355,7 +5263,7 @@ type Key struct {
 
 func (x *Key) Reset() {
 	*x = Key{}
-	mi := &file_spool_v1_spool_proto_msgTypes[59]
+	mi := &file_spool_v1_spool_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4367,7 +5275,7 @@ func (x *Key) String() string {
 func (*Key) ProtoMessage() {}
 
 func (x *Key) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[59]
+	mi := &file_spool_v1_spool_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4380,7 +5288,7 @@ func (x *Key) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Key.ProtoReflect.Descriptor instead.
 func (*Key) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{59}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *Key) GetKeyId() string {
@@ -4429,7 +5337,7 @@ type RevokeKeyRequest struct {
 
 func (x *RevokeKeyRequest) Reset() {
 	*x = RevokeKeyRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[60]
+	mi := &file_spool_v1_spool_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4441,7 +5349,7 @@ func (x *RevokeKeyRequest) String() string {
 func (*RevokeKeyRequest) ProtoMessage() {}
 
 func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[60]
+	mi := &file_spool_v1_spool_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4454,7 +5362,7 @@ func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeKeyRequest.ProtoReflect.Descriptor instead.
 func (*RevokeKeyRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{60}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *RevokeKeyRequest) GetKeyId() string {
@@ -4481,7 +5389,7 @@ type RevokeKeyResponse struct {
 
 func (x *RevokeKeyResponse) Reset() {
 	*x = RevokeKeyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[61]
+	mi := &file_spool_v1_spool_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4493,7 +5401,7 @@ func (x *RevokeKeyResponse) String() string {
 func (*RevokeKeyResponse) ProtoMessage() {}
 
 func (x *RevokeKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[61]
+	mi := &file_spool_v1_spool_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4506,7 +5414,7 @@ func (x *RevokeKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeKeyResponse.ProtoReflect.Descriptor instead.
 func (*RevokeKeyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{61}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *RevokeKeyResponse) GetKeyId() string {
@@ -4537,7 +5445,7 @@ type SetBudgetRequest struct {
 
 func (x *SetBudgetRequest) Reset() {
 	*x = SetBudgetRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[62]
+	mi := &file_spool_v1_spool_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4549,7 +5457,7 @@ func (x *SetBudgetRequest) String() string {
 func (*SetBudgetRequest) ProtoMessage() {}
 
 func (x *SetBudgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[62]
+	mi := &file_spool_v1_spool_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4562,7 +5470,7 @@ func (x *SetBudgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBudgetRequest.ProtoReflect.Descriptor instead.
 func (*SetBudgetRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{62}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *SetBudgetRequest) GetPeriod() string {
@@ -4597,7 +5505,7 @@ type SetBudgetResponse struct {
 
 func (x *SetBudgetResponse) Reset() {
 	*x = SetBudgetResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[63]
+	mi := &file_spool_v1_spool_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4609,7 +5517,7 @@ func (x *SetBudgetResponse) String() string {
 func (*SetBudgetResponse) ProtoMessage() {}
 
 func (x *SetBudgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[63]
+	mi := &file_spool_v1_spool_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4622,7 +5530,7 @@ func (x *SetBudgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBudgetResponse.ProtoReflect.Descriptor instead.
 func (*SetBudgetResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{63}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *SetBudgetResponse) GetTenant() string {
@@ -4656,7 +5564,7 @@ type ListBudgetsRequest struct {
 
 func (x *ListBudgetsRequest) Reset() {
 	*x = ListBudgetsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[64]
+	mi := &file_spool_v1_spool_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4668,7 +5576,7 @@ func (x *ListBudgetsRequest) String() string {
 func (*ListBudgetsRequest) ProtoMessage() {}
 
 func (x *ListBudgetsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[64]
+	mi := &file_spool_v1_spool_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4681,7 +5589,7 @@ func (x *ListBudgetsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBudgetsRequest.ProtoReflect.Descriptor instead.
 func (*ListBudgetsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{64}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *ListBudgetsRequest) GetTenant() string {
@@ -4700,7 +5608,7 @@ type ListBudgetsResponse struct {
 
 func (x *ListBudgetsResponse) Reset() {
 	*x = ListBudgetsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[65]
+	mi := &file_spool_v1_spool_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4712,7 +5620,7 @@ func (x *ListBudgetsResponse) String() string {
 func (*ListBudgetsResponse) ProtoMessage() {}
 
 func (x *ListBudgetsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[65]
+	mi := &file_spool_v1_spool_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4725,7 +5633,7 @@ func (x *ListBudgetsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBudgetsResponse.ProtoReflect.Descriptor instead.
 func (*ListBudgetsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{65}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ListBudgetsResponse) GetBudgets() []*TenantBudget {
@@ -4755,7 +5663,7 @@ type TenantBudget struct {
 
 func (x *TenantBudget) Reset() {
 	*x = TenantBudget{}
-	mi := &file_spool_v1_spool_proto_msgTypes[66]
+	mi := &file_spool_v1_spool_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4767,7 +5675,7 @@ func (x *TenantBudget) String() string {
 func (*TenantBudget) ProtoMessage() {}
 
 func (x *TenantBudget) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[66]
+	mi := &file_spool_v1_spool_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4780,7 +5688,7 @@ func (x *TenantBudget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantBudget.ProtoReflect.Descriptor instead.
 func (*TenantBudget) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{66}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *TenantBudget) GetTenant() string {
@@ -4844,7 +5752,7 @@ type RemoveBudgetRequest struct {
 
 func (x *RemoveBudgetRequest) Reset() {
 	*x = RemoveBudgetRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[67]
+	mi := &file_spool_v1_spool_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4856,7 +5764,7 @@ func (x *RemoveBudgetRequest) String() string {
 func (*RemoveBudgetRequest) ProtoMessage() {}
 
 func (x *RemoveBudgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[67]
+	mi := &file_spool_v1_spool_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4869,7 +5777,7 @@ func (x *RemoveBudgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBudgetRequest.ProtoReflect.Descriptor instead.
 func (*RemoveBudgetRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{67}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *RemoveBudgetRequest) GetPeriod() string {
@@ -4897,7 +5805,7 @@ type RemoveBudgetResponse struct {
 
 func (x *RemoveBudgetResponse) Reset() {
 	*x = RemoveBudgetResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[68]
+	mi := &file_spool_v1_spool_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4909,7 +5817,7 @@ func (x *RemoveBudgetResponse) String() string {
 func (*RemoveBudgetResponse) ProtoMessage() {}
 
 func (x *RemoveBudgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[68]
+	mi := &file_spool_v1_spool_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4922,7 +5830,7 @@ func (x *RemoveBudgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBudgetResponse.ProtoReflect.Descriptor instead.
 func (*RemoveBudgetResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{68}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *RemoveBudgetResponse) GetTenant() string {
@@ -4949,7 +5857,7 @@ func (x *RemoveBudgetResponse) GetPosition() string {
 // Names an entry of the catalogue, or a version of it.
 type Reference struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// organization (or empty): the tenant's; identity_account: of the account that org names; platform: everybody's, which only the root key writes.
+	// organization (or empty): the tenant's; identity_account: of the account that org names; platform: everybody's, written with a key of tenant platform.
 	Scope string `protobuf:"bytes,1,opt,name=scope,proto3" json:"scope,omitempty"`
 	// An organization within the tenant, or the account.
 	Org *string `protobuf:"bytes,2,opt,name=org,proto3,oneof" json:"org,omitempty"`
@@ -4963,7 +5871,7 @@ type Reference struct {
 
 func (x *Reference) Reset() {
 	*x = Reference{}
-	mi := &file_spool_v1_spool_proto_msgTypes[69]
+	mi := &file_spool_v1_spool_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4975,7 +5883,7 @@ func (x *Reference) String() string {
 func (*Reference) ProtoMessage() {}
 
 func (x *Reference) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[69]
+	mi := &file_spool_v1_spool_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4988,7 +5896,7 @@ func (x *Reference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reference.ProtoReflect.Descriptor instead.
 func (*Reference) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{69}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *Reference) GetScope() string {
@@ -5034,7 +5942,7 @@ type Definition struct {
 
 func (x *Definition) Reset() {
 	*x = Definition{}
-	mi := &file_spool_v1_spool_proto_msgTypes[70]
+	mi := &file_spool_v1_spool_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5046,7 +5954,7 @@ func (x *Definition) String() string {
 func (*Definition) ProtoMessage() {}
 
 func (x *Definition) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[70]
+	mi := &file_spool_v1_spool_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5059,7 +5967,7 @@ func (x *Definition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Definition.ProtoReflect.Descriptor instead.
 func (*Definition) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{70}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *Definition) GetRef() *Reference {
@@ -5104,7 +6012,7 @@ type ApplyResponse struct {
 
 func (x *ApplyResponse) Reset() {
 	*x = ApplyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[71]
+	mi := &file_spool_v1_spool_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5116,7 +6024,7 @@ func (x *ApplyResponse) String() string {
 func (*ApplyResponse) ProtoMessage() {}
 
 func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[71]
+	mi := &file_spool_v1_spool_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5129,7 +6037,7 @@ func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyResponse.ProtoReflect.Descriptor instead.
 func (*ApplyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{71}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *ApplyResponse) GetRef() *Reference {
@@ -5162,7 +6070,7 @@ type RemoveResponse struct {
 
 func (x *RemoveResponse) Reset() {
 	*x = RemoveResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[72]
+	mi := &file_spool_v1_spool_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5174,7 +6082,7 @@ func (x *RemoveResponse) String() string {
 func (*RemoveResponse) ProtoMessage() {}
 
 func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[72]
+	mi := &file_spool_v1_spool_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5187,7 +6095,7 @@ func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveResponse.ProtoReflect.Descriptor instead.
 func (*RemoveResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{72}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *RemoveResponse) GetPosition() string {
@@ -5211,7 +6119,7 @@ type ApplyAgentRequest struct {
 
 func (x *ApplyAgentRequest) Reset() {
 	*x = ApplyAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[73]
+	mi := &file_spool_v1_spool_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5223,7 +6131,7 @@ func (x *ApplyAgentRequest) String() string {
 func (*ApplyAgentRequest) ProtoMessage() {}
 
 func (x *ApplyAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[73]
+	mi := &file_spool_v1_spool_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5236,7 +6144,7 @@ func (x *ApplyAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyAgentRequest.ProtoReflect.Descriptor instead.
 func (*ApplyAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{73}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *ApplyAgentRequest) GetRef() *Reference {
@@ -5271,7 +6179,7 @@ type ListAgentsRequest struct {
 
 func (x *ListAgentsRequest) Reset() {
 	*x = ListAgentsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[74]
+	mi := &file_spool_v1_spool_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5283,7 +6191,7 @@ func (x *ListAgentsRequest) String() string {
 func (*ListAgentsRequest) ProtoMessage() {}
 
 func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[74]
+	mi := &file_spool_v1_spool_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5296,7 +6204,7 @@ func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsRequest.ProtoReflect.Descriptor instead.
 func (*ListAgentsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{74}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *ListAgentsRequest) GetPageSize() uint32 {
@@ -5324,7 +6232,7 @@ type ListAgentsResponse struct {
 
 func (x *ListAgentsResponse) Reset() {
 	*x = ListAgentsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[75]
+	mi := &file_spool_v1_spool_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5336,7 +6244,7 @@ func (x *ListAgentsResponse) String() string {
 func (*ListAgentsResponse) ProtoMessage() {}
 
 func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[75]
+	mi := &file_spool_v1_spool_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5349,7 +6257,7 @@ func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsResponse.ProtoReflect.Descriptor instead.
 func (*ListAgentsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{75}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *ListAgentsResponse) GetAgents() []*Definition {
@@ -5382,7 +6290,7 @@ type GetAgentRequest struct {
 
 func (x *GetAgentRequest) Reset() {
 	*x = GetAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[76]
+	mi := &file_spool_v1_spool_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5394,7 +6302,7 @@ func (x *GetAgentRequest) String() string {
 func (*GetAgentRequest) ProtoMessage() {}
 
 func (x *GetAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[76]
+	mi := &file_spool_v1_spool_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5407,7 +6315,7 @@ func (x *GetAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAgentRequest.ProtoReflect.Descriptor instead.
 func (*GetAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{76}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *GetAgentRequest) GetSlug() string {
@@ -5456,7 +6364,7 @@ type RemoveAgentRequest struct {
 
 func (x *RemoveAgentRequest) Reset() {
 	*x = RemoveAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[77]
+	mi := &file_spool_v1_spool_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5468,7 +6376,7 @@ func (x *RemoveAgentRequest) String() string {
 func (*RemoveAgentRequest) ProtoMessage() {}
 
 func (x *RemoveAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[77]
+	mi := &file_spool_v1_spool_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5481,7 +6389,7 @@ func (x *RemoveAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveAgentRequest.ProtoReflect.Descriptor instead.
 func (*RemoveAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{77}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *RemoveAgentRequest) GetSlug() string {
@@ -5519,7 +6427,7 @@ type ApplyInstanceRequest struct {
 
 func (x *ApplyInstanceRequest) Reset() {
 	*x = ApplyInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[78]
+	mi := &file_spool_v1_spool_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5531,7 +6439,7 @@ func (x *ApplyInstanceRequest) String() string {
 func (*ApplyInstanceRequest) ProtoMessage() {}
 
 func (x *ApplyInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[78]
+	mi := &file_spool_v1_spool_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5544,7 +6452,7 @@ func (x *ApplyInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyInstanceRequest.ProtoReflect.Descriptor instead.
 func (*ApplyInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{78}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *ApplyInstanceRequest) GetRef() *Reference {
@@ -5579,7 +6487,7 @@ type ListInstancesRequest struct {
 
 func (x *ListInstancesRequest) Reset() {
 	*x = ListInstancesRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[79]
+	mi := &file_spool_v1_spool_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5591,7 +6499,7 @@ func (x *ListInstancesRequest) String() string {
 func (*ListInstancesRequest) ProtoMessage() {}
 
 func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[79]
+	mi := &file_spool_v1_spool_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5604,7 +6512,7 @@ func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesRequest.ProtoReflect.Descriptor instead.
 func (*ListInstancesRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{79}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *ListInstancesRequest) GetPageSize() uint32 {
@@ -5632,7 +6540,7 @@ type ListInstancesResponse struct {
 
 func (x *ListInstancesResponse) Reset() {
 	*x = ListInstancesResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[80]
+	mi := &file_spool_v1_spool_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5644,7 +6552,7 @@ func (x *ListInstancesResponse) String() string {
 func (*ListInstancesResponse) ProtoMessage() {}
 
 func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[80]
+	mi := &file_spool_v1_spool_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5657,7 +6565,7 @@ func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesResponse.ProtoReflect.Descriptor instead.
 func (*ListInstancesResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{80}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *ListInstancesResponse) GetInstances() []*Definition {
@@ -5690,7 +6598,7 @@ type GetInstanceRequest struct {
 
 func (x *GetInstanceRequest) Reset() {
 	*x = GetInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[81]
+	mi := &file_spool_v1_spool_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5702,7 +6610,7 @@ func (x *GetInstanceRequest) String() string {
 func (*GetInstanceRequest) ProtoMessage() {}
 
 func (x *GetInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[81]
+	mi := &file_spool_v1_spool_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5715,7 +6623,7 @@ func (x *GetInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceRequest.ProtoReflect.Descriptor instead.
 func (*GetInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{81}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *GetInstanceRequest) GetSlug() string {
@@ -5764,7 +6672,7 @@ type RemoveInstanceRequest struct {
 
 func (x *RemoveInstanceRequest) Reset() {
 	*x = RemoveInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[82]
+	mi := &file_spool_v1_spool_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5776,7 +6684,7 @@ func (x *RemoveInstanceRequest) String() string {
 func (*RemoveInstanceRequest) ProtoMessage() {}
 
 func (x *RemoveInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[82]
+	mi := &file_spool_v1_spool_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5789,7 +6697,7 @@ func (x *RemoveInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveInstanceRequest.ProtoReflect.Descriptor instead.
 func (*RemoveInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{82}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *RemoveInstanceRequest) GetSlug() string {
@@ -5827,7 +6735,7 @@ type ApplyEnvironmentRequest struct {
 
 func (x *ApplyEnvironmentRequest) Reset() {
 	*x = ApplyEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[83]
+	mi := &file_spool_v1_spool_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5839,7 +6747,7 @@ func (x *ApplyEnvironmentRequest) String() string {
 func (*ApplyEnvironmentRequest) ProtoMessage() {}
 
 func (x *ApplyEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[83]
+	mi := &file_spool_v1_spool_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5852,7 +6760,7 @@ func (x *ApplyEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*ApplyEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{83}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *ApplyEnvironmentRequest) GetRef() *Reference {
@@ -5887,7 +6795,7 @@ type ListEnvironmentsRequest struct {
 
 func (x *ListEnvironmentsRequest) Reset() {
 	*x = ListEnvironmentsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[84]
+	mi := &file_spool_v1_spool_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5899,7 +6807,7 @@ func (x *ListEnvironmentsRequest) String() string {
 func (*ListEnvironmentsRequest) ProtoMessage() {}
 
 func (x *ListEnvironmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[84]
+	mi := &file_spool_v1_spool_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5912,7 +6820,7 @@ func (x *ListEnvironmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEnvironmentsRequest.ProtoReflect.Descriptor instead.
 func (*ListEnvironmentsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{84}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *ListEnvironmentsRequest) GetPageSize() uint32 {
@@ -5940,7 +6848,7 @@ type ListEnvironmentsResponse struct {
 
 func (x *ListEnvironmentsResponse) Reset() {
 	*x = ListEnvironmentsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[85]
+	mi := &file_spool_v1_spool_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5952,7 +6860,7 @@ func (x *ListEnvironmentsResponse) String() string {
 func (*ListEnvironmentsResponse) ProtoMessage() {}
 
 func (x *ListEnvironmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[85]
+	mi := &file_spool_v1_spool_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5965,7 +6873,7 @@ func (x *ListEnvironmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEnvironmentsResponse.ProtoReflect.Descriptor instead.
 func (*ListEnvironmentsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{85}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *ListEnvironmentsResponse) GetEnvironments() []*Definition {
@@ -5998,7 +6906,7 @@ type GetEnvironmentRequest struct {
 
 func (x *GetEnvironmentRequest) Reset() {
 	*x = GetEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[86]
+	mi := &file_spool_v1_spool_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6010,7 +6918,7 @@ func (x *GetEnvironmentRequest) String() string {
 func (*GetEnvironmentRequest) ProtoMessage() {}
 
 func (x *GetEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[86]
+	mi := &file_spool_v1_spool_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6023,7 +6931,7 @@ func (x *GetEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*GetEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{86}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *GetEnvironmentRequest) GetSlug() string {
@@ -6072,7 +6980,7 @@ type RemoveEnvironmentRequest struct {
 
 func (x *RemoveEnvironmentRequest) Reset() {
 	*x = RemoveEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[87]
+	mi := &file_spool_v1_spool_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6084,7 +6992,7 @@ func (x *RemoveEnvironmentRequest) String() string {
 func (*RemoveEnvironmentRequest) ProtoMessage() {}
 
 func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[87]
+	mi := &file_spool_v1_spool_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6097,7 +7005,7 @@ func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*RemoveEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{87}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *RemoveEnvironmentRequest) GetSlug() string {
@@ -6135,7 +7043,7 @@ type ExplainEnvironmentRequest struct {
 
 func (x *ExplainEnvironmentRequest) Reset() {
 	*x = ExplainEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[88]
+	mi := &file_spool_v1_spool_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6147,7 +7055,7 @@ func (x *ExplainEnvironmentRequest) String() string {
 func (*ExplainEnvironmentRequest) ProtoMessage() {}
 
 func (x *ExplainEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[88]
+	mi := &file_spool_v1_spool_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6160,7 +7068,7 @@ func (x *ExplainEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*ExplainEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{88}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *ExplainEnvironmentRequest) GetAgent() string {
@@ -6196,7 +7104,7 @@ type ExplainEnvironmentResponse struct {
 
 func (x *ExplainEnvironmentResponse) Reset() {
 	*x = ExplainEnvironmentResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[89]
+	mi := &file_spool_v1_spool_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6208,7 +7116,7 @@ func (x *ExplainEnvironmentResponse) String() string {
 func (*ExplainEnvironmentResponse) ProtoMessage() {}
 
 func (x *ExplainEnvironmentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[89]
+	mi := &file_spool_v1_spool_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6221,7 +7129,7 @@ func (x *ExplainEnvironmentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEnvironmentResponse.ProtoReflect.Descriptor instead.
 func (*ExplainEnvironmentResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{89}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *ExplainEnvironmentResponse) GetVariables() []*ExplainedVariable {
@@ -6250,7 +7158,7 @@ type ExplainedHost struct {
 
 func (x *ExplainedHost) Reset() {
 	*x = ExplainedHost{}
-	mi := &file_spool_v1_spool_proto_msgTypes[90]
+	mi := &file_spool_v1_spool_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6262,7 +7170,7 @@ func (x *ExplainedHost) String() string {
 func (*ExplainedHost) ProtoMessage() {}
 
 func (x *ExplainedHost) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[90]
+	mi := &file_spool_v1_spool_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6275,7 +7183,7 @@ func (x *ExplainedHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedHost.ProtoReflect.Descriptor instead.
 func (*ExplainedHost) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{90}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *ExplainedHost) GetEntry() string {
@@ -6306,7 +7214,7 @@ type ExplainedVariable struct {
 
 func (x *ExplainedVariable) Reset() {
 	*x = ExplainedVariable{}
-	mi := &file_spool_v1_spool_proto_msgTypes[91]
+	mi := &file_spool_v1_spool_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6318,7 +7226,7 @@ func (x *ExplainedVariable) String() string {
 func (*ExplainedVariable) ProtoMessage() {}
 
 func (x *ExplainedVariable) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[91]
+	mi := &file_spool_v1_spool_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6331,7 +7239,7 @@ func (x *ExplainedVariable) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedVariable.ProtoReflect.Descriptor instead.
 func (*ExplainedVariable) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{91}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *ExplainedVariable) GetName() string {
@@ -6373,7 +7281,7 @@ type ListSkillsRequest struct {
 
 func (x *ListSkillsRequest) Reset() {
 	*x = ListSkillsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[92]
+	mi := &file_spool_v1_spool_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6385,7 +7293,7 @@ func (x *ListSkillsRequest) String() string {
 func (*ListSkillsRequest) ProtoMessage() {}
 
 func (x *ListSkillsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[92]
+	mi := &file_spool_v1_spool_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6398,7 +7306,7 @@ func (x *ListSkillsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSkillsRequest.ProtoReflect.Descriptor instead.
 func (*ListSkillsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{92}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *ListSkillsRequest) GetPageSize() uint32 {
@@ -6426,7 +7334,7 @@ type ListSkillsResponse struct {
 
 func (x *ListSkillsResponse) Reset() {
 	*x = ListSkillsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[93]
+	mi := &file_spool_v1_spool_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6438,7 +7346,7 @@ func (x *ListSkillsResponse) String() string {
 func (*ListSkillsResponse) ProtoMessage() {}
 
 func (x *ListSkillsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[93]
+	mi := &file_spool_v1_spool_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6451,7 +7359,7 @@ func (x *ListSkillsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSkillsResponse.ProtoReflect.Descriptor instead.
 func (*ListSkillsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{93}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *ListSkillsResponse) GetSkills() []*Skill {
@@ -6484,7 +7392,7 @@ type GetSkillRequest struct {
 
 func (x *GetSkillRequest) Reset() {
 	*x = GetSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[94]
+	mi := &file_spool_v1_spool_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6496,7 +7404,7 @@ func (x *GetSkillRequest) String() string {
 func (*GetSkillRequest) ProtoMessage() {}
 
 func (x *GetSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[94]
+	mi := &file_spool_v1_spool_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6509,7 +7417,7 @@ func (x *GetSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSkillRequest.ProtoReflect.Descriptor instead.
 func (*GetSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{94}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *GetSkillRequest) GetSlug() string {
@@ -6571,7 +7479,7 @@ type Skill struct {
 
 func (x *Skill) Reset() {
 	*x = Skill{}
-	mi := &file_spool_v1_spool_proto_msgTypes[95]
+	mi := &file_spool_v1_spool_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6583,7 +7491,7 @@ func (x *Skill) String() string {
 func (*Skill) ProtoMessage() {}
 
 func (x *Skill) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[95]
+	mi := &file_spool_v1_spool_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6596,7 +7504,7 @@ func (x *Skill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Skill.ProtoReflect.Descriptor instead.
 func (*Skill) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{95}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *Skill) GetRef() *Reference {
@@ -6677,7 +7585,7 @@ type TagSkillRequest struct {
 
 func (x *TagSkillRequest) Reset() {
 	*x = TagSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[96]
+	mi := &file_spool_v1_spool_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6689,7 +7597,7 @@ func (x *TagSkillRequest) String() string {
 func (*TagSkillRequest) ProtoMessage() {}
 
 func (x *TagSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[96]
+	mi := &file_spool_v1_spool_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6702,7 +7610,7 @@ func (x *TagSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagSkillRequest.ProtoReflect.Descriptor instead.
 func (*TagSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{96}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *TagSkillRequest) GetSlug() string {
@@ -6753,7 +7661,7 @@ type RemoveSkillRequest struct {
 
 func (x *RemoveSkillRequest) Reset() {
 	*x = RemoveSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[97]
+	mi := &file_spool_v1_spool_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6765,7 +7673,7 @@ func (x *RemoveSkillRequest) String() string {
 func (*RemoveSkillRequest) ProtoMessage() {}
 
 func (x *RemoveSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[97]
+	mi := &file_spool_v1_spool_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6778,7 +7686,7 @@ func (x *RemoveSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSkillRequest.ProtoReflect.Descriptor instead.
 func (*RemoveSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{97}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *RemoveSkillRequest) GetSlug() string {
@@ -6815,7 +7723,7 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\n" +
 	"\x14spool/v1/spool.proto\x12\bspool.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x1a\n" +
 	"\x04Json\x12\x12\n" +
-	"\x04text\x18\x01 \x01(\tR\x04text\"\x93\x03\n" +
+	"\x04text\x18\x01 \x01(\tR\x04text\"\xf4\x04\n" +
 	"\x0eSessionOptions\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12&\n" +
 	"\x0fidle_timeout_ms\x18\x02 \x01(\rR\ridleTimeoutMs\x12\"\n" +
@@ -6828,7 +7736,21 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\acommand\x18\t \x03(\tR\acommand\x12\x16\n" +
 	"\x06egress\x18\n" +
 	" \x03(\tR\x06egress\x12(\n" +
-	"\x06budget\x18\v \x01(\v2\x10.spool.v1.BudgetR\x06budget\"j\n" +
+	"\x06budget\x18\v \x01(\v2\x10.spool.v1.BudgetR\x06budget\x12%\n" +
+	"\x0emodel_provider\x18\f \x01(\tR\rmodelProvider\x12>\n" +
+	"\x0emodel_settings\x18\r \x01(\v2\x17.spool.v1.ModelSettingsR\rmodelSettings\x12 \n" +
+	"\thost_path\x18\x14 \x01(\tH\x00R\bhostPath\x88\x01\x01\x121\n" +
+	"\x12host_path_identity\x18\x15 \x01(\tH\x01R\x10hostPathIdentity\x88\x01\x01B\f\n" +
+	"\n" +
+	"_host_pathB\x15\n" +
+	"\x13_host_path_identity\"\xa7\x01\n" +
+	"\rModelSettings\x12\x16\n" +
+	"\x06preset\x18\x01 \x01(\tR\x06preset\x122\n" +
+	"\x03env\x18\x02 \x03(\v2 .spool.v1.ModelSettings.EnvEntryR\x03env\x12\x12\n" +
+	"\x04args\x18\x03 \x03(\tR\x04args\x1a6\n" +
+	"\bEnvEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"j\n" +
 	"\x06Budget\x12\x14\n" +
 	"\x05turns\x18\x01 \x01(\rR\x05turns\x12\x16\n" +
 	"\x06tokens\x18\x02 \x01(\x01R\x06tokens\x12\x19\n" +
@@ -6841,7 +7763,7 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x04mode\x18\x04 \x01(\rR\x04modeB\n" +
 	"\n" +
 	"\b_contentB\x11\n" +
-	"\x0f_content_base64\"\xf1\x02\n" +
+	"\x0f_content_base64\"\x9d\x03\n" +
 	"\x14CreateSessionRequest\x12\x14\n" +
 	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\"\n" +
 	"\farchitecture\x18\x02 \x01(\tR\farchitecture\x12\x18\n" +
@@ -6851,23 +7773,38 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\bmetadata\x18\x06 \x01(\v2\x0e.spool.v1.JsonR\bmetadata\x12@\n" +
 	"\x0fworkspace_files\x18\a \x03(\v2\x17.spool.v1.WorkspaceFileR\x0eworkspaceFiles\x12\x1a\n" +
 	"\binstance\x18\b \x01(\tR\binstance\x12\"\n" +
-	"\fenvironments\x18\t \x03(\tR\fenvironments\"R\n" +
+	"\fenvironments\x18\t \x03(\tR\fenvironments\x12*\n" +
+	"\x11agent_profile_ref\x18\n" +
+	" \x01(\tR\x0fagentProfileRef\"R\n" +
 	"\x15CreateSessionResponse\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x1a\n" +
-	"\bposition\x18\x02 \x01(\tR\bposition\"i\n" +
+	"\bposition\x18\x02 \x01(\tR\bposition\"\xdb\x03\n" +
 	"\x13ListSessionsRequest\x12\x1b\n" +
 	"\tpage_size\x18\x01 \x01(\rR\bpageSize\x12\x1d\n" +
 	"\n" +
 	"page_token\x18\x02 \x01(\tR\tpageToken\x12\x16\n" +
-	"\x06status\x18\x03 \x01(\tR\x06status\"m\n" +
+	"\x06status\x18\x03 \x01(\tR\x06status\x12\x14\n" +
+	"\x05agent\x18\x04 \x01(\tR\x05agent\x12\"\n" +
+	"\farchitecture\x18\x05 \x01(\tR\farchitecture\x12!\n" +
+	"\fmetadata_key\x18\x06 \x01(\tR\vmetadataKey\x12*\n" +
+	"\x0emetadata_value\x18\a \x01(\tH\x00R\rmetadataValue\x88\x01\x01\x12#\n" +
+	"\rcreated_after\x18\b \x01(\tR\fcreatedAfter\x12%\n" +
+	"\x0ecreated_before\x18\t \x01(\tR\rcreatedBefore\x12#\n" +
+	"\rupdated_after\x18\n" +
+	" \x01(\tR\fupdatedAfter\x12%\n" +
+	"\x0eupdated_before\x18\v \x01(\tR\rupdatedBefore\x12\x12\n" +
+	"\x04text\x18\f \x01(\tR\x04text\x12\x12\n" +
+	"\x04sort\x18\r \x01(\tR\x04sort\x12\x14\n" +
+	"\x05order\x18\x0e \x01(\tR\x05orderB\x11\n" +
+	"\x0f_metadata_value\"m\n" +
 	"\x14ListSessionsResponse\x12-\n" +
 	"\bsessions\x18\x01 \x03(\v2\x11.spool.v1.SessionR\bsessions\x12&\n" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"U\n" +
 	"\x11GetSessionRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12!\n" +
-	"\fmin_position\x18\x02 \x01(\tR\vminPosition\"\xe7\a\n" +
+	"\fmin_position\x18\x02 \x01(\tR\vminPosition\"\xfd\a\n" +
 	"\aSession\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x16\n" +
@@ -6899,7 +7836,8 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x0fworkspace_bytes\x18\x15 \x01(\x01R\x0eworkspaceBytes\x12 \n" +
 	"\tagent_ref\x18\x16 \x01(\tH\x02R\bagentRef\x88\x01\x01\x12\x1f\n" +
 	"\binstance\x18\x17 \x01(\tH\x03R\binstance\x88\x01\x01\x12\"\n" +
-	"\fenvironments\x18\x18 \x03(\tR\fenvironmentsB\x16\n" +
+	"\fenvironments\x18\x18 \x03(\tR\fenvironments\x12\x14\n" +
+	"\x05title\x18\x19 \x01(\tR\x05titleB\x16\n" +
 	"\x14_active_execution_idB\v\n" +
 	"\t_snapshotB\f\n" +
 	"\n" +
@@ -7009,7 +7947,7 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\r_execution_idB\x0e\n" +
 	"\f_subagent_idB\x0e\n" +
 	"\f_tool_use_idB\a\n" +
-	"\x05_name\"\xdd\x04\n" +
+	"\x05_name\"\x89\x05\n" +
 	"\x15StartExecutionRequest\x12\x14\n" +
 	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\"\n" +
 	"\farchitecture\x18\x02 \x01(\tR\farchitecture\x12\x18\n" +
@@ -7023,7 +7961,8 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\binstance\x18\n" +
 	" \x01(\tR\binstance\x12\"\n" +
 	"\fenvironments\x18\v \x03(\tR\fenvironments\x12R\n" +
-	"\venvironment\x18\f \x03(\v20.spool.v1.StartExecutionRequest.EnvironmentEntryR\venvironment\x1aU\n" +
+	"\venvironment\x18\f \x03(\v20.spool.v1.StartExecutionRequest.EnvironmentEntryR\venvironment\x12*\n" +
+	"\x11agent_profile_ref\x18\r \x01(\tR\x0fagentProfileRef\x1aU\n" +
 	"\x10EnvironmentEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12+\n" +
 	"\x05value\x18\x02 \x01(\v2\x15.spool.v1.RunVariableR\x05value:\x028\x01\"v\n" +
@@ -7031,12 +7970,25 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12!\n" +
 	"\fexecution_id\x18\x02 \x01(\tR\vexecutionId\x12\x1a\n" +
-	"\bposition\x18\x03 \x01(\tR\bposition\"i\n" +
+	"\bposition\x18\x03 \x01(\tR\bposition\"\xdb\x03\n" +
 	"\x15ListExecutionsRequest\x12\x1b\n" +
 	"\tpage_size\x18\x01 \x01(\rR\bpageSize\x12\x1d\n" +
 	"\n" +
 	"page_token\x18\x02 \x01(\tR\tpageToken\x12\x14\n" +
-	"\x05phase\x18\x03 \x01(\tR\x05phase\"\x9c\x01\n" +
+	"\x05phase\x18\x03 \x01(\tR\x05phase\x12\x14\n" +
+	"\x05agent\x18\x04 \x01(\tR\x05agent\x12\"\n" +
+	"\farchitecture\x18\x05 \x01(\tR\farchitecture\x12!\n" +
+	"\fmetadata_key\x18\x06 \x01(\tR\vmetadataKey\x12*\n" +
+	"\x0emetadata_value\x18\a \x01(\tH\x00R\rmetadataValue\x88\x01\x01\x12#\n" +
+	"\rcreated_after\x18\b \x01(\tR\fcreatedAfter\x12%\n" +
+	"\x0ecreated_before\x18\t \x01(\tR\rcreatedBefore\x12#\n" +
+	"\rupdated_after\x18\n" +
+	" \x01(\tR\fupdatedAfter\x12%\n" +
+	"\x0eupdated_before\x18\v \x01(\tR\rupdatedBefore\x12\x12\n" +
+	"\x04text\x18\f \x01(\tR\x04text\x12\x12\n" +
+	"\x04sort\x18\r \x01(\tR\x04sort\x12\x14\n" +
+	"\x05order\x18\x0e \x01(\tR\x05orderB\x11\n" +
+	"\x0f_metadata_value\"\x9c\x01\n" +
 	"\x1cListSessionExecutionsRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x1b\n" +
@@ -7051,7 +8003,7 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"[\n" +
 	"\x13GetExecutionRequest\x12!\n" +
 	"\fexecution_id\x18\x01 \x01(\tR\vexecutionId\x12!\n" +
-	"\fmin_position\x18\x02 \x01(\tR\vminPosition\"\x8d\a\n" +
+	"\fmin_position\x18\x02 \x01(\tR\vminPosition\"\xf6\b\n" +
 	"\tExecution\x12!\n" +
 	"\fexecution_id\x18\x01 \x01(\tR\vexecutionId\x12\x1d\n" +
 	"\n" +
@@ -7078,14 +8030,24 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\tfirst_seq\x18\x13 \x01(\rR\bfirstSeq\x120\n" +
 	"\ametered\x18\x14 \x03(\v2\x16.spool.v1.MeteredUsageR\ametered\x12(\n" +
 	"\x10metered_cost_usd\x18\x15 \x01(\x01R\x0emeteredCostUsd\x12*\n" +
-	"\bresolved\x18\x16 \x01(\v2\x0e.spool.v1.JsonR\bresolvedB\a\n" +
+	"\bresolved\x18\x16 \x01(\v2\x0e.spool.v1.JsonR\bresolved\x12\x14\n" +
+	"\x05query\x18\x17 \x01(\tR\x05query\x129\n" +
+	"\n" +
+	"updated_at\x18\x18 \x01(\v2\x1a.google.protobuf.TimestampR\tupdatedAt\x12\x14\n" +
+	"\x05agent\x18\x19 \x01(\tR\x05agent\x12\"\n" +
+	"\farchitecture\x18\x1a \x01(\tR\farchitecture\x12 \n" +
+	"\tagent_ref\x18\x1b \x01(\tH\x06R\bagentRef\x88\x01\x01\x12\x1f\n" +
+	"\binstance\x18\x1c \x01(\tH\aR\binstance\x88\x01\x01B\a\n" +
 	"\x05_codeB\n" +
 	"\n" +
 	"\b_messageB\t\n" +
 	"\a_reasonB\v\n" +
 	"\t_executorB\b\n" +
 	"\x06_modelB\t\n" +
-	"\a_result\"\xa5\x02\n" +
+	"\a_resultB\f\n" +
+	"\n" +
+	"_agent_refB\v\n" +
+	"\t_instance\"\xa5\x02\n" +
 	"\fMeteredUsage\x12\x1a\n" +
 	"\bprovider\x18\x01 \x01(\tR\bprovider\x12\x14\n" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12\x10\n" +
@@ -7119,18 +8081,20 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x19TerminateExecutionRequest\x12!\n" +
 	"\fexecution_id\x18\x01 \x01(\tR\vexecutionId\"8\n" +
 	"\x1aTerminateExecutionResponse\x12\x1a\n" +
-	"\bposition\x18\x01 \x01(\tR\bposition\"\x97\x01\n" +
+	"\bposition\x18\x01 \x01(\tR\bposition\"\xc5\x01\n" +
 	"\x11ListEventsRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x14\n" +
 	"\x05after\x18\x02 \x01(\rR\x05after\x12\x14\n" +
 	"\x05limit\x18\x03 \x01(\rR\x05limit\x12\x14\n" +
 	"\x05types\x18\x04 \x03(\tR\x05types\x12!\n" +
-	"\fmin_position\x18\x05 \x01(\tR\vminPosition\"c\n" +
+	"\fmin_position\x18\x05 \x01(\tR\vminPosition\x12\x1f\n" +
+	"\bmetadata\x18\x06 \x01(\bH\x00R\bmetadata\x88\x01\x01B\v\n" +
+	"\t_metadata\"c\n" +
 	"\x12ListEventsResponse\x12'\n" +
 	"\x06events\x18\x01 \x03(\v2\x0f.spool.v1.EventR\x06events\x12\x10\n" +
 	"\x03tip\x18\x02 \x01(\rR\x03tip\x12\x12\n" +
-	"\x04next\x18\x03 \x01(\rR\x04next\"\xeb\x02\n" +
+	"\x04next\x18\x03 \x01(\rR\x04next\"\xa0\x03\n" +
 	"\x05Event\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\rR\x03seq\x12\x1a\n" +
 	"\bposition\x18\x02 \x01(\tR\bposition\x12\x13\n" +
@@ -7143,14 +8107,20 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x0fconversation_id\x18\b \x01(\tH\x02R\x0econversationId\x88\x01\x01\x12\x16\n" +
 	"\x06source\x18\t \x01(\tR\x06source\x12\"\n" +
 	"\x04data\x18\n" +
-	" \x01(\v2\x0e.spool.v1.JsonR\x04dataB\x05\n" +
+	" \x01(\v2\x0e.spool.v1.JsonR\x04data\x123\n" +
+	"\bmetadata\x18\v \x01(\v2\x17.spool.v1.EventMetadataR\bmetadataB\x05\n" +
 	"\x03_idB\x0f\n" +
 	"\r_execution_idB\x12\n" +
-	"\x10_conversation_id\"J\n" +
+	"\x10_conversation_id\"c\n" +
+	"\rEventMetadata\x12(\n" +
+	"\asession\x18\x01 \x01(\v2\x0e.spool.v1.JsonR\asession\x12(\n" +
+	"\amessage\x18\x02 \x01(\v2\x0e.spool.v1.JsonR\amessage\"x\n" +
 	"\x13StreamEventsRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x14\n" +
-	"\x05after\x18\x02 \x01(\rR\x05after\"m\n" +
+	"\x05after\x18\x02 \x01(\rR\x05after\x12\x1f\n" +
+	"\bmetadata\x18\x03 \x01(\bH\x00R\bmetadata\x88\x01\x01B\v\n" +
+	"\t_metadata\"m\n" +
 	"\x14StreamEventsResponse\x12'\n" +
 	"\x05event\x18\x01 \x01(\v2\x0f.spool.v1.EventH\x00R\x05event\x12!\n" +
 	"\x03lag\x18\x02 \x01(\v2\r.spool.v1.LagH\x00R\x03lagB\t\n" +
@@ -7229,7 +8199,38 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x04name\x18\x03 \x01(\tR\x04name\x12\x16\n" +
 	"\x06prefix\x18\x04 \x01(\tR\x06prefix\x12\x16\n" +
 	"\x06tenant\x18\x05 \x01(\tR\x06tenant\x12\x1a\n" +
-	"\bposition\x18\x06 \x01(\tR\bposition\")\n" +
+	"\bposition\x18\x06 \x01(\tR\bposition\"T\n" +
+	"\x16ListDeadLettersRequest\x12\x1b\n" +
+	"\tpage_size\x18\x01 \x01(\rR\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x02 \x01(\tR\tpageToken\"z\n" +
+	"\x17ListDeadLettersResponse\x127\n" +
+	"\fdead_letters\x18\x01 \x03(\v2\x14.spool.v1.DeadLetterR\vdeadLetters\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x9e\x02\n" +
+	"\n" +
+	"DeadLetter\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12.\n" +
+	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x18\n" +
+	"\asubject\x18\x04 \x01(\tR\asubject\x12\x18\n" +
+	"\ahandler\x18\x05 \x01(\tR\ahandler\x12\x1c\n" +
+	"\tdelivered\x18\x06 \x01(\rR\tdelivered\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\a \x01(\tR\tsessionId\x12\x1c\n" +
+	"\tretryable\x18\b \x01(\bR\tretryable\x12\x1d\n" +
+	"\amessage\x18\t \x01(\tH\x00R\amessage\x88\x01\x01B\n" +
+	"\n" +
+	"\b_message\"&\n" +
+	"\x14GetDeadLetterRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"(\n" +
+	"\x16RetryDeadLetterRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\")\n" +
+	"\x17RetryDeadLetterResponse\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"'\n" +
+	"\x15DropDeadLetterRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"(\n" +
+	"\x16DropDeadLetterResponse\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\")\n" +
 	"\x0fListKeysRequest\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\"5\n" +
 	"\x10ListKeysResponse\x12!\n" +
@@ -7446,7 +8447,12 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\aBudgets\x12f\n" +
 	"\tSetBudget\x12\x1a.spool.v1.SetBudgetRequest\x1a\x1b.spool.v1.SetBudgetResponse\" \x82\xd3\xe4\x93\x02\x1a:\x01*\x1a\x15/api/budgets/{period}\x12`\n" +
 	"\vListBudgets\x12\x1c.spool.v1.ListBudgetsRequest\x1a\x1d.spool.v1.ListBudgetsResponse\"\x14\x82\xd3\xe4\x93\x02\x0e\x12\f/api/budgets\x12l\n" +
-	"\fRemoveBudget\x12\x1d.spool.v1.RemoveBudgetRequest\x1a\x1e.spool.v1.RemoveBudgetResponse\"\x1d\x82\xd3\xe4\x93\x02\x17*\x15/api/budgets/{period}2\xfe\x02\n" +
+	"\fRemoveBudget\x12\x1d.spool.v1.RemoveBudgetRequest\x1a\x1e.spool.v1.RemoveBudgetResponse\"\x1d\x82\xd3\xe4\x93\x02\x17*\x15/api/budgets/{period}2\xba\x03\n" +
+	"\vDeadLetters\x12i\n" +
+	"\x0fListDeadLetters\x12 .spool.v1.ListDeadLettersRequest\x1a!.spool.v1.ListDeadLettersResponse\"\x11\x82\xd3\xe4\x93\x02\v\x12\t/api/dead\x12]\n" +
+	"\rGetDeadLetter\x12\x1e.spool.v1.GetDeadLetterRequest\x1a\x14.spool.v1.DeadLetter\"\x16\x82\xd3\xe4\x93\x02\x10\x12\x0e/api/dead/{id}\x12t\n" +
+	"\x0fRetryDeadLetter\x12 .spool.v1.RetryDeadLetterRequest\x1a!.spool.v1.RetryDeadLetterResponse\"\x1c\x82\xd3\xe4\x93\x02\x16\"\x14/api/dead/{id}/retry\x12k\n" +
+	"\x0eDropDeadLetter\x12\x1f.spool.v1.DropDeadLetterRequest\x1a .spool.v1.DropDeadLetterResponse\"\x16\x82\xd3\xe4\x93\x02\x10*\x0e/api/dead/{id}2\xfe\x02\n" +
 	"\x06Agents\x12Z\n" +
 	"\n" +
 	"ApplyAgent\x12\x1b.spool.v1.ApplyAgentRequest\x1a\x17.spool.v1.ApplyResponse\"\x16\x82\xd3\xe4\x93\x02\x10:\x01*\"\v/api/agents\x12\\\n" +
@@ -7484,279 +8490,306 @@ func file_spool_v1_spool_proto_rawDescGZIP() []byte {
 	return file_spool_v1_spool_proto_rawDescData
 }
 
-var file_spool_v1_spool_proto_msgTypes = make([]protoimpl.MessageInfo, 100)
+var file_spool_v1_spool_proto_msgTypes = make([]protoimpl.MessageInfo, 111)
 var file_spool_v1_spool_proto_goTypes = []any{
 	(*Json)(nil),                         // 0: spool.v1.Json
 	(*SessionOptions)(nil),               // 1: spool.v1.SessionOptions
-	(*Budget)(nil),                       // 2: spool.v1.Budget
-	(*WorkspaceFile)(nil),                // 3: spool.v1.WorkspaceFile
-	(*CreateSessionRequest)(nil),         // 4: spool.v1.CreateSessionRequest
-	(*CreateSessionResponse)(nil),        // 5: spool.v1.CreateSessionResponse
-	(*ListSessionsRequest)(nil),          // 6: spool.v1.ListSessionsRequest
-	(*ListSessionsResponse)(nil),         // 7: spool.v1.ListSessionsResponse
-	(*GetSessionRequest)(nil),            // 8: spool.v1.GetSessionRequest
-	(*Session)(nil),                      // 9: spool.v1.Session
-	(*CurrentSandbox)(nil),               // 10: spool.v1.CurrentSandbox
-	(*UpdateSessionRequest)(nil),         // 11: spool.v1.UpdateSessionRequest
-	(*UpdateSessionResponse)(nil),        // 12: spool.v1.UpdateSessionResponse
-	(*DeleteSessionRequest)(nil),         // 13: spool.v1.DeleteSessionRequest
-	(*DeleteSessionResponse)(nil),        // 14: spool.v1.DeleteSessionResponse
-	(*PostMessageRequest)(nil),           // 15: spool.v1.PostMessageRequest
-	(*RunVariable)(nil),                  // 16: spool.v1.RunVariable
-	(*Part)(nil),                         // 17: spool.v1.Part
-	(*PostMessageResponse)(nil),          // 18: spool.v1.PostMessageResponse
-	(*InterruptSessionRequest)(nil),      // 19: spool.v1.InterruptSessionRequest
-	(*InterruptSessionResponse)(nil),     // 20: spool.v1.InterruptSessionResponse
-	(*SyncSessionRequest)(nil),           // 21: spool.v1.SyncSessionRequest
-	(*SyncSessionResponse)(nil),          // 22: spool.v1.SyncSessionResponse
-	(*TerminateEnvironmentRequest)(nil),  // 23: spool.v1.TerminateEnvironmentRequest
-	(*TerminateEnvironmentResponse)(nil), // 24: spool.v1.TerminateEnvironmentResponse
-	(*ListConversationsRequest)(nil),     // 25: spool.v1.ListConversationsRequest
-	(*ListConversationsResponse)(nil),    // 26: spool.v1.ListConversationsResponse
-	(*Conversation)(nil),                 // 27: spool.v1.Conversation
-	(*StartExecutionRequest)(nil),        // 28: spool.v1.StartExecutionRequest
-	(*StartExecutionResponse)(nil),       // 29: spool.v1.StartExecutionResponse
-	(*ListExecutionsRequest)(nil),        // 30: spool.v1.ListExecutionsRequest
-	(*ListSessionExecutionsRequest)(nil), // 31: spool.v1.ListSessionExecutionsRequest
-	(*ListExecutionsResponse)(nil),       // 32: spool.v1.ListExecutionsResponse
-	(*GetExecutionRequest)(nil),          // 33: spool.v1.GetExecutionRequest
-	(*Execution)(nil),                    // 34: spool.v1.Execution
-	(*MeteredUsage)(nil),                 // 35: spool.v1.MeteredUsage
-	(*Usage)(nil),                        // 36: spool.v1.Usage
-	(*CancelExecutionRequest)(nil),       // 37: spool.v1.CancelExecutionRequest
-	(*CancelExecutionResponse)(nil),      // 38: spool.v1.CancelExecutionResponse
-	(*PauseExecutionRequest)(nil),        // 39: spool.v1.PauseExecutionRequest
-	(*PauseExecutionResponse)(nil),       // 40: spool.v1.PauseExecutionResponse
-	(*ResumeExecutionRequest)(nil),       // 41: spool.v1.ResumeExecutionRequest
-	(*ResumeExecutionResponse)(nil),      // 42: spool.v1.ResumeExecutionResponse
-	(*TerminateExecutionRequest)(nil),    // 43: spool.v1.TerminateExecutionRequest
-	(*TerminateExecutionResponse)(nil),   // 44: spool.v1.TerminateExecutionResponse
-	(*ListEventsRequest)(nil),            // 45: spool.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),           // 46: spool.v1.ListEventsResponse
-	(*Event)(nil),                        // 47: spool.v1.Event
-	(*StreamEventsRequest)(nil),          // 48: spool.v1.StreamEventsRequest
-	(*StreamEventsResponse)(nil),         // 49: spool.v1.StreamEventsResponse
-	(*Lag)(nil),                          // 50: spool.v1.Lag
-	(*ListBlocksRequest)(nil),            // 51: spool.v1.ListBlocksRequest
-	(*ListBlocksResponse)(nil),           // 52: spool.v1.ListBlocksResponse
-	(*Block)(nil),                        // 53: spool.v1.Block
-	(*TodoItem)(nil),                     // 54: spool.v1.TodoItem
-	(*CreateKeyRequest)(nil),             // 55: spool.v1.CreateKeyRequest
-	(*CreateKeyResponse)(nil),            // 56: spool.v1.CreateKeyResponse
-	(*ListKeysRequest)(nil),              // 57: spool.v1.ListKeysRequest
-	(*ListKeysResponse)(nil),             // 58: spool.v1.ListKeysResponse
-	(*Key)(nil),                          // 59: spool.v1.Key
-	(*RevokeKeyRequest)(nil),             // 60: spool.v1.RevokeKeyRequest
-	(*RevokeKeyResponse)(nil),            // 61: spool.v1.RevokeKeyResponse
-	(*SetBudgetRequest)(nil),             // 62: spool.v1.SetBudgetRequest
-	(*SetBudgetResponse)(nil),            // 63: spool.v1.SetBudgetResponse
-	(*ListBudgetsRequest)(nil),           // 64: spool.v1.ListBudgetsRequest
-	(*ListBudgetsResponse)(nil),          // 65: spool.v1.ListBudgetsResponse
-	(*TenantBudget)(nil),                 // 66: spool.v1.TenantBudget
-	(*RemoveBudgetRequest)(nil),          // 67: spool.v1.RemoveBudgetRequest
-	(*RemoveBudgetResponse)(nil),         // 68: spool.v1.RemoveBudgetResponse
-	(*Reference)(nil),                    // 69: spool.v1.Reference
-	(*Definition)(nil),                   // 70: spool.v1.Definition
-	(*ApplyResponse)(nil),                // 71: spool.v1.ApplyResponse
-	(*RemoveResponse)(nil),               // 72: spool.v1.RemoveResponse
-	(*ApplyAgentRequest)(nil),            // 73: spool.v1.ApplyAgentRequest
-	(*ListAgentsRequest)(nil),            // 74: spool.v1.ListAgentsRequest
-	(*ListAgentsResponse)(nil),           // 75: spool.v1.ListAgentsResponse
-	(*GetAgentRequest)(nil),              // 76: spool.v1.GetAgentRequest
-	(*RemoveAgentRequest)(nil),           // 77: spool.v1.RemoveAgentRequest
-	(*ApplyInstanceRequest)(nil),         // 78: spool.v1.ApplyInstanceRequest
-	(*ListInstancesRequest)(nil),         // 79: spool.v1.ListInstancesRequest
-	(*ListInstancesResponse)(nil),        // 80: spool.v1.ListInstancesResponse
-	(*GetInstanceRequest)(nil),           // 81: spool.v1.GetInstanceRequest
-	(*RemoveInstanceRequest)(nil),        // 82: spool.v1.RemoveInstanceRequest
-	(*ApplyEnvironmentRequest)(nil),      // 83: spool.v1.ApplyEnvironmentRequest
-	(*ListEnvironmentsRequest)(nil),      // 84: spool.v1.ListEnvironmentsRequest
-	(*ListEnvironmentsResponse)(nil),     // 85: spool.v1.ListEnvironmentsResponse
-	(*GetEnvironmentRequest)(nil),        // 86: spool.v1.GetEnvironmentRequest
-	(*RemoveEnvironmentRequest)(nil),     // 87: spool.v1.RemoveEnvironmentRequest
-	(*ExplainEnvironmentRequest)(nil),    // 88: spool.v1.ExplainEnvironmentRequest
-	(*ExplainEnvironmentResponse)(nil),   // 89: spool.v1.ExplainEnvironmentResponse
-	(*ExplainedHost)(nil),                // 90: spool.v1.ExplainedHost
-	(*ExplainedVariable)(nil),            // 91: spool.v1.ExplainedVariable
-	(*ListSkillsRequest)(nil),            // 92: spool.v1.ListSkillsRequest
-	(*ListSkillsResponse)(nil),           // 93: spool.v1.ListSkillsResponse
-	(*GetSkillRequest)(nil),              // 94: spool.v1.GetSkillRequest
-	(*Skill)(nil),                        // 95: spool.v1.Skill
-	(*TagSkillRequest)(nil),              // 96: spool.v1.TagSkillRequest
-	(*RemoveSkillRequest)(nil),           // 97: spool.v1.RemoveSkillRequest
-	nil,                                  // 98: spool.v1.PostMessageRequest.EnvironmentEntry
-	nil,                                  // 99: spool.v1.StartExecutionRequest.EnvironmentEntry
-	(*timestamppb.Timestamp)(nil),        // 100: google.protobuf.Timestamp
+	(*ModelSettings)(nil),                // 2: spool.v1.ModelSettings
+	(*Budget)(nil),                       // 3: spool.v1.Budget
+	(*WorkspaceFile)(nil),                // 4: spool.v1.WorkspaceFile
+	(*CreateSessionRequest)(nil),         // 5: spool.v1.CreateSessionRequest
+	(*CreateSessionResponse)(nil),        // 6: spool.v1.CreateSessionResponse
+	(*ListSessionsRequest)(nil),          // 7: spool.v1.ListSessionsRequest
+	(*ListSessionsResponse)(nil),         // 8: spool.v1.ListSessionsResponse
+	(*GetSessionRequest)(nil),            // 9: spool.v1.GetSessionRequest
+	(*Session)(nil),                      // 10: spool.v1.Session
+	(*CurrentSandbox)(nil),               // 11: spool.v1.CurrentSandbox
+	(*UpdateSessionRequest)(nil),         // 12: spool.v1.UpdateSessionRequest
+	(*UpdateSessionResponse)(nil),        // 13: spool.v1.UpdateSessionResponse
+	(*DeleteSessionRequest)(nil),         // 14: spool.v1.DeleteSessionRequest
+	(*DeleteSessionResponse)(nil),        // 15: spool.v1.DeleteSessionResponse
+	(*PostMessageRequest)(nil),           // 16: spool.v1.PostMessageRequest
+	(*RunVariable)(nil),                  // 17: spool.v1.RunVariable
+	(*Part)(nil),                         // 18: spool.v1.Part
+	(*PostMessageResponse)(nil),          // 19: spool.v1.PostMessageResponse
+	(*InterruptSessionRequest)(nil),      // 20: spool.v1.InterruptSessionRequest
+	(*InterruptSessionResponse)(nil),     // 21: spool.v1.InterruptSessionResponse
+	(*SyncSessionRequest)(nil),           // 22: spool.v1.SyncSessionRequest
+	(*SyncSessionResponse)(nil),          // 23: spool.v1.SyncSessionResponse
+	(*TerminateEnvironmentRequest)(nil),  // 24: spool.v1.TerminateEnvironmentRequest
+	(*TerminateEnvironmentResponse)(nil), // 25: spool.v1.TerminateEnvironmentResponse
+	(*ListConversationsRequest)(nil),     // 26: spool.v1.ListConversationsRequest
+	(*ListConversationsResponse)(nil),    // 27: spool.v1.ListConversationsResponse
+	(*Conversation)(nil),                 // 28: spool.v1.Conversation
+	(*StartExecutionRequest)(nil),        // 29: spool.v1.StartExecutionRequest
+	(*StartExecutionResponse)(nil),       // 30: spool.v1.StartExecutionResponse
+	(*ListExecutionsRequest)(nil),        // 31: spool.v1.ListExecutionsRequest
+	(*ListSessionExecutionsRequest)(nil), // 32: spool.v1.ListSessionExecutionsRequest
+	(*ListExecutionsResponse)(nil),       // 33: spool.v1.ListExecutionsResponse
+	(*GetExecutionRequest)(nil),          // 34: spool.v1.GetExecutionRequest
+	(*Execution)(nil),                    // 35: spool.v1.Execution
+	(*MeteredUsage)(nil),                 // 36: spool.v1.MeteredUsage
+	(*Usage)(nil),                        // 37: spool.v1.Usage
+	(*CancelExecutionRequest)(nil),       // 38: spool.v1.CancelExecutionRequest
+	(*CancelExecutionResponse)(nil),      // 39: spool.v1.CancelExecutionResponse
+	(*PauseExecutionRequest)(nil),        // 40: spool.v1.PauseExecutionRequest
+	(*PauseExecutionResponse)(nil),       // 41: spool.v1.PauseExecutionResponse
+	(*ResumeExecutionRequest)(nil),       // 42: spool.v1.ResumeExecutionRequest
+	(*ResumeExecutionResponse)(nil),      // 43: spool.v1.ResumeExecutionResponse
+	(*TerminateExecutionRequest)(nil),    // 44: spool.v1.TerminateExecutionRequest
+	(*TerminateExecutionResponse)(nil),   // 45: spool.v1.TerminateExecutionResponse
+	(*ListEventsRequest)(nil),            // 46: spool.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),           // 47: spool.v1.ListEventsResponse
+	(*Event)(nil),                        // 48: spool.v1.Event
+	(*EventMetadata)(nil),                // 49: spool.v1.EventMetadata
+	(*StreamEventsRequest)(nil),          // 50: spool.v1.StreamEventsRequest
+	(*StreamEventsResponse)(nil),         // 51: spool.v1.StreamEventsResponse
+	(*Lag)(nil),                          // 52: spool.v1.Lag
+	(*ListBlocksRequest)(nil),            // 53: spool.v1.ListBlocksRequest
+	(*ListBlocksResponse)(nil),           // 54: spool.v1.ListBlocksResponse
+	(*Block)(nil),                        // 55: spool.v1.Block
+	(*TodoItem)(nil),                     // 56: spool.v1.TodoItem
+	(*CreateKeyRequest)(nil),             // 57: spool.v1.CreateKeyRequest
+	(*CreateKeyResponse)(nil),            // 58: spool.v1.CreateKeyResponse
+	(*ListDeadLettersRequest)(nil),       // 59: spool.v1.ListDeadLettersRequest
+	(*ListDeadLettersResponse)(nil),      // 60: spool.v1.ListDeadLettersResponse
+	(*DeadLetter)(nil),                   // 61: spool.v1.DeadLetter
+	(*GetDeadLetterRequest)(nil),         // 62: spool.v1.GetDeadLetterRequest
+	(*RetryDeadLetterRequest)(nil),       // 63: spool.v1.RetryDeadLetterRequest
+	(*RetryDeadLetterResponse)(nil),      // 64: spool.v1.RetryDeadLetterResponse
+	(*DropDeadLetterRequest)(nil),        // 65: spool.v1.DropDeadLetterRequest
+	(*DropDeadLetterResponse)(nil),       // 66: spool.v1.DropDeadLetterResponse
+	(*ListKeysRequest)(nil),              // 67: spool.v1.ListKeysRequest
+	(*ListKeysResponse)(nil),             // 68: spool.v1.ListKeysResponse
+	(*Key)(nil),                          // 69: spool.v1.Key
+	(*RevokeKeyRequest)(nil),             // 70: spool.v1.RevokeKeyRequest
+	(*RevokeKeyResponse)(nil),            // 71: spool.v1.RevokeKeyResponse
+	(*SetBudgetRequest)(nil),             // 72: spool.v1.SetBudgetRequest
+	(*SetBudgetResponse)(nil),            // 73: spool.v1.SetBudgetResponse
+	(*ListBudgetsRequest)(nil),           // 74: spool.v1.ListBudgetsRequest
+	(*ListBudgetsResponse)(nil),          // 75: spool.v1.ListBudgetsResponse
+	(*TenantBudget)(nil),                 // 76: spool.v1.TenantBudget
+	(*RemoveBudgetRequest)(nil),          // 77: spool.v1.RemoveBudgetRequest
+	(*RemoveBudgetResponse)(nil),         // 78: spool.v1.RemoveBudgetResponse
+	(*Reference)(nil),                    // 79: spool.v1.Reference
+	(*Definition)(nil),                   // 80: spool.v1.Definition
+	(*ApplyResponse)(nil),                // 81: spool.v1.ApplyResponse
+	(*RemoveResponse)(nil),               // 82: spool.v1.RemoveResponse
+	(*ApplyAgentRequest)(nil),            // 83: spool.v1.ApplyAgentRequest
+	(*ListAgentsRequest)(nil),            // 84: spool.v1.ListAgentsRequest
+	(*ListAgentsResponse)(nil),           // 85: spool.v1.ListAgentsResponse
+	(*GetAgentRequest)(nil),              // 86: spool.v1.GetAgentRequest
+	(*RemoveAgentRequest)(nil),           // 87: spool.v1.RemoveAgentRequest
+	(*ApplyInstanceRequest)(nil),         // 88: spool.v1.ApplyInstanceRequest
+	(*ListInstancesRequest)(nil),         // 89: spool.v1.ListInstancesRequest
+	(*ListInstancesResponse)(nil),        // 90: spool.v1.ListInstancesResponse
+	(*GetInstanceRequest)(nil),           // 91: spool.v1.GetInstanceRequest
+	(*RemoveInstanceRequest)(nil),        // 92: spool.v1.RemoveInstanceRequest
+	(*ApplyEnvironmentRequest)(nil),      // 93: spool.v1.ApplyEnvironmentRequest
+	(*ListEnvironmentsRequest)(nil),      // 94: spool.v1.ListEnvironmentsRequest
+	(*ListEnvironmentsResponse)(nil),     // 95: spool.v1.ListEnvironmentsResponse
+	(*GetEnvironmentRequest)(nil),        // 96: spool.v1.GetEnvironmentRequest
+	(*RemoveEnvironmentRequest)(nil),     // 97: spool.v1.RemoveEnvironmentRequest
+	(*ExplainEnvironmentRequest)(nil),    // 98: spool.v1.ExplainEnvironmentRequest
+	(*ExplainEnvironmentResponse)(nil),   // 99: spool.v1.ExplainEnvironmentResponse
+	(*ExplainedHost)(nil),                // 100: spool.v1.ExplainedHost
+	(*ExplainedVariable)(nil),            // 101: spool.v1.ExplainedVariable
+	(*ListSkillsRequest)(nil),            // 102: spool.v1.ListSkillsRequest
+	(*ListSkillsResponse)(nil),           // 103: spool.v1.ListSkillsResponse
+	(*GetSkillRequest)(nil),              // 104: spool.v1.GetSkillRequest
+	(*Skill)(nil),                        // 105: spool.v1.Skill
+	(*TagSkillRequest)(nil),              // 106: spool.v1.TagSkillRequest
+	(*RemoveSkillRequest)(nil),           // 107: spool.v1.RemoveSkillRequest
+	nil,                                  // 108: spool.v1.ModelSettings.EnvEntry
+	nil,                                  // 109: spool.v1.PostMessageRequest.EnvironmentEntry
+	nil,                                  // 110: spool.v1.StartExecutionRequest.EnvironmentEntry
+	(*timestamppb.Timestamp)(nil),        // 111: google.protobuf.Timestamp
 }
 var file_spool_v1_spool_proto_depIdxs = []int32{
-	2,   // 0: spool.v1.SessionOptions.budget:type_name -> spool.v1.Budget
-	1,   // 1: spool.v1.CreateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
-	0,   // 2: spool.v1.CreateSessionRequest.metadata:type_name -> spool.v1.Json
-	3,   // 3: spool.v1.CreateSessionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	9,   // 4: spool.v1.ListSessionsResponse.sessions:type_name -> spool.v1.Session
-	1,   // 5: spool.v1.Session.session_options:type_name -> spool.v1.SessionOptions
-	0,   // 6: spool.v1.Session.metadata:type_name -> spool.v1.Json
-	100, // 7: spool.v1.Session.created_at:type_name -> google.protobuf.Timestamp
-	100, // 8: spool.v1.Session.updated_at:type_name -> google.protobuf.Timestamp
-	10,  // 9: spool.v1.Session.current_sandbox:type_name -> spool.v1.CurrentSandbox
-	100, // 10: spool.v1.Session.snapshot_at:type_name -> google.protobuf.Timestamp
-	100, // 11: spool.v1.CurrentSandbox.created_at:type_name -> google.protobuf.Timestamp
-	100, // 12: spool.v1.CurrentSandbox.ended_at:type_name -> google.protobuf.Timestamp
-	1,   // 13: spool.v1.UpdateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
-	0,   // 14: spool.v1.UpdateSessionRequest.metadata:type_name -> spool.v1.Json
-	17,  // 15: spool.v1.PostMessageRequest.parts:type_name -> spool.v1.Part
-	0,   // 16: spool.v1.PostMessageRequest.metadata:type_name -> spool.v1.Json
-	3,   // 17: spool.v1.PostMessageRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	98,  // 18: spool.v1.PostMessageRequest.environment:type_name -> spool.v1.PostMessageRequest.EnvironmentEntry
-	27,  // 19: spool.v1.ListConversationsResponse.conversations:type_name -> spool.v1.Conversation
-	100, // 20: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
-	100, // 21: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
-	1,   // 22: spool.v1.StartExecutionRequest.session_options:type_name -> spool.v1.SessionOptions
-	0,   // 23: spool.v1.StartExecutionRequest.metadata:type_name -> spool.v1.Json
-	17,  // 24: spool.v1.StartExecutionRequest.parts:type_name -> spool.v1.Part
-	3,   // 25: spool.v1.StartExecutionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	99,  // 26: spool.v1.StartExecutionRequest.environment:type_name -> spool.v1.StartExecutionRequest.EnvironmentEntry
-	34,  // 27: spool.v1.ListExecutionsResponse.executions:type_name -> spool.v1.Execution
-	36,  // 28: spool.v1.Execution.usage:type_name -> spool.v1.Usage
-	0,   // 29: spool.v1.Execution.metadata:type_name -> spool.v1.Json
-	100, // 30: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
-	100, // 31: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
-	100, // 32: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
-	100, // 33: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
-	35,  // 34: spool.v1.Execution.metered:type_name -> spool.v1.MeteredUsage
-	0,   // 35: spool.v1.Execution.resolved:type_name -> spool.v1.Json
-	36,  // 36: spool.v1.MeteredUsage.usage:type_name -> spool.v1.Usage
-	47,  // 37: spool.v1.ListEventsResponse.events:type_name -> spool.v1.Event
-	100, // 38: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
-	0,   // 39: spool.v1.Event.data:type_name -> spool.v1.Json
-	47,  // 40: spool.v1.StreamEventsResponse.event:type_name -> spool.v1.Event
-	50,  // 41: spool.v1.StreamEventsResponse.lag:type_name -> spool.v1.Lag
-	53,  // 42: spool.v1.ListBlocksResponse.blocks:type_name -> spool.v1.Block
-	100, // 43: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
-	17,  // 44: spool.v1.Block.parts:type_name -> spool.v1.Part
-	0,   // 45: spool.v1.Block.input:type_name -> spool.v1.Json
-	54,  // 46: spool.v1.Block.todos:type_name -> spool.v1.TodoItem
-	59,  // 47: spool.v1.ListKeysResponse.keys:type_name -> spool.v1.Key
-	100, // 48: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
-	100, // 49: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
-	2,   // 50: spool.v1.SetBudgetRequest.budget:type_name -> spool.v1.Budget
-	66,  // 51: spool.v1.ListBudgetsResponse.budgets:type_name -> spool.v1.TenantBudget
-	2,   // 52: spool.v1.TenantBudget.budget:type_name -> spool.v1.Budget
-	2,   // 53: spool.v1.TenantBudget.spent:type_name -> spool.v1.Budget
-	100, // 54: spool.v1.TenantBudget.until:type_name -> google.protobuf.Timestamp
-	69,  // 55: spool.v1.Definition.ref:type_name -> spool.v1.Reference
-	0,   // 56: spool.v1.Definition.spec:type_name -> spool.v1.Json
-	100, // 57: spool.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
-	69,  // 58: spool.v1.ApplyResponse.ref:type_name -> spool.v1.Reference
-	69,  // 59: spool.v1.ApplyAgentRequest.ref:type_name -> spool.v1.Reference
-	0,   // 60: spool.v1.ApplyAgentRequest.spec:type_name -> spool.v1.Json
-	70,  // 61: spool.v1.ListAgentsResponse.agents:type_name -> spool.v1.Definition
-	69,  // 62: spool.v1.ApplyInstanceRequest.ref:type_name -> spool.v1.Reference
-	0,   // 63: spool.v1.ApplyInstanceRequest.spec:type_name -> spool.v1.Json
-	70,  // 64: spool.v1.ListInstancesResponse.instances:type_name -> spool.v1.Definition
-	69,  // 65: spool.v1.ApplyEnvironmentRequest.ref:type_name -> spool.v1.Reference
-	0,   // 66: spool.v1.ApplyEnvironmentRequest.spec:type_name -> spool.v1.Json
-	70,  // 67: spool.v1.ListEnvironmentsResponse.environments:type_name -> spool.v1.Definition
-	91,  // 68: spool.v1.ExplainEnvironmentResponse.variables:type_name -> spool.v1.ExplainedVariable
-	90,  // 69: spool.v1.ExplainEnvironmentResponse.egress:type_name -> spool.v1.ExplainedHost
-	95,  // 70: spool.v1.ListSkillsResponse.skills:type_name -> spool.v1.Skill
-	69,  // 71: spool.v1.Skill.ref:type_name -> spool.v1.Reference
-	100, // 72: spool.v1.Skill.created_at:type_name -> google.protobuf.Timestamp
-	16,  // 73: spool.v1.PostMessageRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	16,  // 74: spool.v1.StartExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	4,   // 75: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
-	6,   // 76: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
-	8,   // 77: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
-	11,  // 78: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
-	13,  // 79: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
-	15,  // 80: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
-	19,  // 81: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
-	21,  // 82: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
-	23,  // 83: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
-	25,  // 84: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
-	28,  // 85: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
-	30,  // 86: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
-	33,  // 87: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
-	31,  // 88: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
-	37,  // 89: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
-	39,  // 90: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
-	41,  // 91: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
-	43,  // 92: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
-	45,  // 93: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
-	48,  // 94: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
-	51,  // 95: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
-	55,  // 96: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
-	57,  // 97: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
-	60,  // 98: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
-	62,  // 99: spool.v1.Budgets.SetBudget:input_type -> spool.v1.SetBudgetRequest
-	64,  // 100: spool.v1.Budgets.ListBudgets:input_type -> spool.v1.ListBudgetsRequest
-	67,  // 101: spool.v1.Budgets.RemoveBudget:input_type -> spool.v1.RemoveBudgetRequest
-	73,  // 102: spool.v1.Agents.ApplyAgent:input_type -> spool.v1.ApplyAgentRequest
-	74,  // 103: spool.v1.Agents.ListAgents:input_type -> spool.v1.ListAgentsRequest
-	76,  // 104: spool.v1.Agents.GetAgent:input_type -> spool.v1.GetAgentRequest
-	77,  // 105: spool.v1.Agents.RemoveAgent:input_type -> spool.v1.RemoveAgentRequest
-	78,  // 106: spool.v1.Instances.ApplyInstance:input_type -> spool.v1.ApplyInstanceRequest
-	79,  // 107: spool.v1.Instances.ListInstances:input_type -> spool.v1.ListInstancesRequest
-	81,  // 108: spool.v1.Instances.GetInstance:input_type -> spool.v1.GetInstanceRequest
-	82,  // 109: spool.v1.Instances.RemoveInstance:input_type -> spool.v1.RemoveInstanceRequest
-	83,  // 110: spool.v1.Environments.ApplyEnvironment:input_type -> spool.v1.ApplyEnvironmentRequest
-	84,  // 111: spool.v1.Environments.ListEnvironments:input_type -> spool.v1.ListEnvironmentsRequest
-	86,  // 112: spool.v1.Environments.GetEnvironment:input_type -> spool.v1.GetEnvironmentRequest
-	87,  // 113: spool.v1.Environments.RemoveEnvironment:input_type -> spool.v1.RemoveEnvironmentRequest
-	88,  // 114: spool.v1.Environments.ExplainEnvironment:input_type -> spool.v1.ExplainEnvironmentRequest
-	92,  // 115: spool.v1.Skills.ListSkills:input_type -> spool.v1.ListSkillsRequest
-	94,  // 116: spool.v1.Skills.GetSkill:input_type -> spool.v1.GetSkillRequest
-	96,  // 117: spool.v1.Skills.TagSkill:input_type -> spool.v1.TagSkillRequest
-	97,  // 118: spool.v1.Skills.RemoveSkill:input_type -> spool.v1.RemoveSkillRequest
-	5,   // 119: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
-	7,   // 120: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
-	9,   // 121: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
-	12,  // 122: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
-	14,  // 123: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
-	18,  // 124: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
-	20,  // 125: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
-	22,  // 126: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
-	24,  // 127: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
-	26,  // 128: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
-	29,  // 129: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
-	32,  // 130: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
-	34,  // 131: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
-	32,  // 132: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
-	38,  // 133: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
-	40,  // 134: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
-	42,  // 135: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
-	44,  // 136: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
-	46,  // 137: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
-	49,  // 138: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
-	52,  // 139: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
-	56,  // 140: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
-	58,  // 141: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
-	61,  // 142: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
-	63,  // 143: spool.v1.Budgets.SetBudget:output_type -> spool.v1.SetBudgetResponse
-	65,  // 144: spool.v1.Budgets.ListBudgets:output_type -> spool.v1.ListBudgetsResponse
-	68,  // 145: spool.v1.Budgets.RemoveBudget:output_type -> spool.v1.RemoveBudgetResponse
-	71,  // 146: spool.v1.Agents.ApplyAgent:output_type -> spool.v1.ApplyResponse
-	75,  // 147: spool.v1.Agents.ListAgents:output_type -> spool.v1.ListAgentsResponse
-	70,  // 148: spool.v1.Agents.GetAgent:output_type -> spool.v1.Definition
-	72,  // 149: spool.v1.Agents.RemoveAgent:output_type -> spool.v1.RemoveResponse
-	71,  // 150: spool.v1.Instances.ApplyInstance:output_type -> spool.v1.ApplyResponse
-	80,  // 151: spool.v1.Instances.ListInstances:output_type -> spool.v1.ListInstancesResponse
-	70,  // 152: spool.v1.Instances.GetInstance:output_type -> spool.v1.Definition
-	72,  // 153: spool.v1.Instances.RemoveInstance:output_type -> spool.v1.RemoveResponse
-	71,  // 154: spool.v1.Environments.ApplyEnvironment:output_type -> spool.v1.ApplyResponse
-	85,  // 155: spool.v1.Environments.ListEnvironments:output_type -> spool.v1.ListEnvironmentsResponse
-	70,  // 156: spool.v1.Environments.GetEnvironment:output_type -> spool.v1.Definition
-	72,  // 157: spool.v1.Environments.RemoveEnvironment:output_type -> spool.v1.RemoveResponse
-	89,  // 158: spool.v1.Environments.ExplainEnvironment:output_type -> spool.v1.ExplainEnvironmentResponse
-	93,  // 159: spool.v1.Skills.ListSkills:output_type -> spool.v1.ListSkillsResponse
-	95,  // 160: spool.v1.Skills.GetSkill:output_type -> spool.v1.Skill
-	71,  // 161: spool.v1.Skills.TagSkill:output_type -> spool.v1.ApplyResponse
-	72,  // 162: spool.v1.Skills.RemoveSkill:output_type -> spool.v1.RemoveResponse
-	119, // [119:163] is the sub-list for method output_type
-	75,  // [75:119] is the sub-list for method input_type
-	75,  // [75:75] is the sub-list for extension type_name
-	75,  // [75:75] is the sub-list for extension extendee
-	0,   // [0:75] is the sub-list for field type_name
+	3,   // 0: spool.v1.SessionOptions.budget:type_name -> spool.v1.Budget
+	2,   // 1: spool.v1.SessionOptions.model_settings:type_name -> spool.v1.ModelSettings
+	108, // 2: spool.v1.ModelSettings.env:type_name -> spool.v1.ModelSettings.EnvEntry
+	1,   // 3: spool.v1.CreateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
+	0,   // 4: spool.v1.CreateSessionRequest.metadata:type_name -> spool.v1.Json
+	4,   // 5: spool.v1.CreateSessionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
+	10,  // 6: spool.v1.ListSessionsResponse.sessions:type_name -> spool.v1.Session
+	1,   // 7: spool.v1.Session.session_options:type_name -> spool.v1.SessionOptions
+	0,   // 8: spool.v1.Session.metadata:type_name -> spool.v1.Json
+	111, // 9: spool.v1.Session.created_at:type_name -> google.protobuf.Timestamp
+	111, // 10: spool.v1.Session.updated_at:type_name -> google.protobuf.Timestamp
+	11,  // 11: spool.v1.Session.current_sandbox:type_name -> spool.v1.CurrentSandbox
+	111, // 12: spool.v1.Session.snapshot_at:type_name -> google.protobuf.Timestamp
+	111, // 13: spool.v1.CurrentSandbox.created_at:type_name -> google.protobuf.Timestamp
+	111, // 14: spool.v1.CurrentSandbox.ended_at:type_name -> google.protobuf.Timestamp
+	1,   // 15: spool.v1.UpdateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
+	0,   // 16: spool.v1.UpdateSessionRequest.metadata:type_name -> spool.v1.Json
+	18,  // 17: spool.v1.PostMessageRequest.parts:type_name -> spool.v1.Part
+	0,   // 18: spool.v1.PostMessageRequest.metadata:type_name -> spool.v1.Json
+	4,   // 19: spool.v1.PostMessageRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
+	109, // 20: spool.v1.PostMessageRequest.environment:type_name -> spool.v1.PostMessageRequest.EnvironmentEntry
+	28,  // 21: spool.v1.ListConversationsResponse.conversations:type_name -> spool.v1.Conversation
+	111, // 22: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
+	111, // 23: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
+	1,   // 24: spool.v1.StartExecutionRequest.session_options:type_name -> spool.v1.SessionOptions
+	0,   // 25: spool.v1.StartExecutionRequest.metadata:type_name -> spool.v1.Json
+	18,  // 26: spool.v1.StartExecutionRequest.parts:type_name -> spool.v1.Part
+	4,   // 27: spool.v1.StartExecutionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
+	110, // 28: spool.v1.StartExecutionRequest.environment:type_name -> spool.v1.StartExecutionRequest.EnvironmentEntry
+	35,  // 29: spool.v1.ListExecutionsResponse.executions:type_name -> spool.v1.Execution
+	37,  // 30: spool.v1.Execution.usage:type_name -> spool.v1.Usage
+	0,   // 31: spool.v1.Execution.metadata:type_name -> spool.v1.Json
+	111, // 32: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
+	111, // 33: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
+	111, // 34: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
+	111, // 35: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
+	36,  // 36: spool.v1.Execution.metered:type_name -> spool.v1.MeteredUsage
+	0,   // 37: spool.v1.Execution.resolved:type_name -> spool.v1.Json
+	111, // 38: spool.v1.Execution.updated_at:type_name -> google.protobuf.Timestamp
+	37,  // 39: spool.v1.MeteredUsage.usage:type_name -> spool.v1.Usage
+	48,  // 40: spool.v1.ListEventsResponse.events:type_name -> spool.v1.Event
+	111, // 41: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
+	0,   // 42: spool.v1.Event.data:type_name -> spool.v1.Json
+	49,  // 43: spool.v1.Event.metadata:type_name -> spool.v1.EventMetadata
+	0,   // 44: spool.v1.EventMetadata.session:type_name -> spool.v1.Json
+	0,   // 45: spool.v1.EventMetadata.message:type_name -> spool.v1.Json
+	48,  // 46: spool.v1.StreamEventsResponse.event:type_name -> spool.v1.Event
+	52,  // 47: spool.v1.StreamEventsResponse.lag:type_name -> spool.v1.Lag
+	55,  // 48: spool.v1.ListBlocksResponse.blocks:type_name -> spool.v1.Block
+	111, // 49: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
+	18,  // 50: spool.v1.Block.parts:type_name -> spool.v1.Part
+	0,   // 51: spool.v1.Block.input:type_name -> spool.v1.Json
+	56,  // 52: spool.v1.Block.todos:type_name -> spool.v1.TodoItem
+	61,  // 53: spool.v1.ListDeadLettersResponse.dead_letters:type_name -> spool.v1.DeadLetter
+	111, // 54: spool.v1.DeadLetter.time:type_name -> google.protobuf.Timestamp
+	69,  // 55: spool.v1.ListKeysResponse.keys:type_name -> spool.v1.Key
+	111, // 56: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
+	111, // 57: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
+	3,   // 58: spool.v1.SetBudgetRequest.budget:type_name -> spool.v1.Budget
+	76,  // 59: spool.v1.ListBudgetsResponse.budgets:type_name -> spool.v1.TenantBudget
+	3,   // 60: spool.v1.TenantBudget.budget:type_name -> spool.v1.Budget
+	3,   // 61: spool.v1.TenantBudget.spent:type_name -> spool.v1.Budget
+	111, // 62: spool.v1.TenantBudget.until:type_name -> google.protobuf.Timestamp
+	79,  // 63: spool.v1.Definition.ref:type_name -> spool.v1.Reference
+	0,   // 64: spool.v1.Definition.spec:type_name -> spool.v1.Json
+	111, // 65: spool.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
+	79,  // 66: spool.v1.ApplyResponse.ref:type_name -> spool.v1.Reference
+	79,  // 67: spool.v1.ApplyAgentRequest.ref:type_name -> spool.v1.Reference
+	0,   // 68: spool.v1.ApplyAgentRequest.spec:type_name -> spool.v1.Json
+	80,  // 69: spool.v1.ListAgentsResponse.agents:type_name -> spool.v1.Definition
+	79,  // 70: spool.v1.ApplyInstanceRequest.ref:type_name -> spool.v1.Reference
+	0,   // 71: spool.v1.ApplyInstanceRequest.spec:type_name -> spool.v1.Json
+	80,  // 72: spool.v1.ListInstancesResponse.instances:type_name -> spool.v1.Definition
+	79,  // 73: spool.v1.ApplyEnvironmentRequest.ref:type_name -> spool.v1.Reference
+	0,   // 74: spool.v1.ApplyEnvironmentRequest.spec:type_name -> spool.v1.Json
+	80,  // 75: spool.v1.ListEnvironmentsResponse.environments:type_name -> spool.v1.Definition
+	101, // 76: spool.v1.ExplainEnvironmentResponse.variables:type_name -> spool.v1.ExplainedVariable
+	100, // 77: spool.v1.ExplainEnvironmentResponse.egress:type_name -> spool.v1.ExplainedHost
+	105, // 78: spool.v1.ListSkillsResponse.skills:type_name -> spool.v1.Skill
+	79,  // 79: spool.v1.Skill.ref:type_name -> spool.v1.Reference
+	111, // 80: spool.v1.Skill.created_at:type_name -> google.protobuf.Timestamp
+	17,  // 81: spool.v1.PostMessageRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	17,  // 82: spool.v1.StartExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	5,   // 83: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
+	7,   // 84: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
+	9,   // 85: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
+	12,  // 86: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
+	14,  // 87: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
+	16,  // 88: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
+	20,  // 89: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
+	22,  // 90: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
+	24,  // 91: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
+	26,  // 92: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
+	29,  // 93: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
+	31,  // 94: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
+	34,  // 95: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
+	32,  // 96: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
+	38,  // 97: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
+	40,  // 98: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
+	42,  // 99: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
+	44,  // 100: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
+	46,  // 101: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
+	50,  // 102: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
+	53,  // 103: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
+	57,  // 104: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
+	67,  // 105: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
+	70,  // 106: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
+	72,  // 107: spool.v1.Budgets.SetBudget:input_type -> spool.v1.SetBudgetRequest
+	74,  // 108: spool.v1.Budgets.ListBudgets:input_type -> spool.v1.ListBudgetsRequest
+	77,  // 109: spool.v1.Budgets.RemoveBudget:input_type -> spool.v1.RemoveBudgetRequest
+	59,  // 110: spool.v1.DeadLetters.ListDeadLetters:input_type -> spool.v1.ListDeadLettersRequest
+	62,  // 111: spool.v1.DeadLetters.GetDeadLetter:input_type -> spool.v1.GetDeadLetterRequest
+	63,  // 112: spool.v1.DeadLetters.RetryDeadLetter:input_type -> spool.v1.RetryDeadLetterRequest
+	65,  // 113: spool.v1.DeadLetters.DropDeadLetter:input_type -> spool.v1.DropDeadLetterRequest
+	83,  // 114: spool.v1.Agents.ApplyAgent:input_type -> spool.v1.ApplyAgentRequest
+	84,  // 115: spool.v1.Agents.ListAgents:input_type -> spool.v1.ListAgentsRequest
+	86,  // 116: spool.v1.Agents.GetAgent:input_type -> spool.v1.GetAgentRequest
+	87,  // 117: spool.v1.Agents.RemoveAgent:input_type -> spool.v1.RemoveAgentRequest
+	88,  // 118: spool.v1.Instances.ApplyInstance:input_type -> spool.v1.ApplyInstanceRequest
+	89,  // 119: spool.v1.Instances.ListInstances:input_type -> spool.v1.ListInstancesRequest
+	91,  // 120: spool.v1.Instances.GetInstance:input_type -> spool.v1.GetInstanceRequest
+	92,  // 121: spool.v1.Instances.RemoveInstance:input_type -> spool.v1.RemoveInstanceRequest
+	93,  // 122: spool.v1.Environments.ApplyEnvironment:input_type -> spool.v1.ApplyEnvironmentRequest
+	94,  // 123: spool.v1.Environments.ListEnvironments:input_type -> spool.v1.ListEnvironmentsRequest
+	96,  // 124: spool.v1.Environments.GetEnvironment:input_type -> spool.v1.GetEnvironmentRequest
+	97,  // 125: spool.v1.Environments.RemoveEnvironment:input_type -> spool.v1.RemoveEnvironmentRequest
+	98,  // 126: spool.v1.Environments.ExplainEnvironment:input_type -> spool.v1.ExplainEnvironmentRequest
+	102, // 127: spool.v1.Skills.ListSkills:input_type -> spool.v1.ListSkillsRequest
+	104, // 128: spool.v1.Skills.GetSkill:input_type -> spool.v1.GetSkillRequest
+	106, // 129: spool.v1.Skills.TagSkill:input_type -> spool.v1.TagSkillRequest
+	107, // 130: spool.v1.Skills.RemoveSkill:input_type -> spool.v1.RemoveSkillRequest
+	6,   // 131: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
+	8,   // 132: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
+	10,  // 133: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
+	13,  // 134: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
+	15,  // 135: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
+	19,  // 136: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
+	21,  // 137: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
+	23,  // 138: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
+	25,  // 139: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
+	27,  // 140: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
+	30,  // 141: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
+	33,  // 142: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
+	35,  // 143: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
+	33,  // 144: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
+	39,  // 145: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
+	41,  // 146: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
+	43,  // 147: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
+	45,  // 148: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
+	47,  // 149: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
+	51,  // 150: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
+	54,  // 151: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
+	58,  // 152: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
+	68,  // 153: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
+	71,  // 154: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
+	73,  // 155: spool.v1.Budgets.SetBudget:output_type -> spool.v1.SetBudgetResponse
+	75,  // 156: spool.v1.Budgets.ListBudgets:output_type -> spool.v1.ListBudgetsResponse
+	78,  // 157: spool.v1.Budgets.RemoveBudget:output_type -> spool.v1.RemoveBudgetResponse
+	60,  // 158: spool.v1.DeadLetters.ListDeadLetters:output_type -> spool.v1.ListDeadLettersResponse
+	61,  // 159: spool.v1.DeadLetters.GetDeadLetter:output_type -> spool.v1.DeadLetter
+	64,  // 160: spool.v1.DeadLetters.RetryDeadLetter:output_type -> spool.v1.RetryDeadLetterResponse
+	66,  // 161: spool.v1.DeadLetters.DropDeadLetter:output_type -> spool.v1.DropDeadLetterResponse
+	81,  // 162: spool.v1.Agents.ApplyAgent:output_type -> spool.v1.ApplyResponse
+	85,  // 163: spool.v1.Agents.ListAgents:output_type -> spool.v1.ListAgentsResponse
+	80,  // 164: spool.v1.Agents.GetAgent:output_type -> spool.v1.Definition
+	82,  // 165: spool.v1.Agents.RemoveAgent:output_type -> spool.v1.RemoveResponse
+	81,  // 166: spool.v1.Instances.ApplyInstance:output_type -> spool.v1.ApplyResponse
+	90,  // 167: spool.v1.Instances.ListInstances:output_type -> spool.v1.ListInstancesResponse
+	80,  // 168: spool.v1.Instances.GetInstance:output_type -> spool.v1.Definition
+	82,  // 169: spool.v1.Instances.RemoveInstance:output_type -> spool.v1.RemoveResponse
+	81,  // 170: spool.v1.Environments.ApplyEnvironment:output_type -> spool.v1.ApplyResponse
+	95,  // 171: spool.v1.Environments.ListEnvironments:output_type -> spool.v1.ListEnvironmentsResponse
+	80,  // 172: spool.v1.Environments.GetEnvironment:output_type -> spool.v1.Definition
+	82,  // 173: spool.v1.Environments.RemoveEnvironment:output_type -> spool.v1.RemoveResponse
+	99,  // 174: spool.v1.Environments.ExplainEnvironment:output_type -> spool.v1.ExplainEnvironmentResponse
+	103, // 175: spool.v1.Skills.ListSkills:output_type -> spool.v1.ListSkillsResponse
+	105, // 176: spool.v1.Skills.GetSkill:output_type -> spool.v1.Skill
+	81,  // 177: spool.v1.Skills.TagSkill:output_type -> spool.v1.ApplyResponse
+	82,  // 178: spool.v1.Skills.RemoveSkill:output_type -> spool.v1.RemoveResponse
+	131, // [131:179] is the sub-list for method output_type
+	83,  // [83:131] is the sub-list for method input_type
+	83,  // [83:83] is the sub-list for extension type_name
+	83,  // [83:83] is the sub-list for extension extendee
+	0,   // [0:83] is the sub-list for field type_name
 }
 
 func init() { file_spool_v1_spool_proto_init() }
@@ -7764,30 +8797,36 @@ func file_spool_v1_spool_proto_init() {
 	if File_spool_v1_spool_proto != nil {
 		return
 	}
-	file_spool_v1_spool_proto_msgTypes[3].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[9].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[1].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[4].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[7].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[10].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[17].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[27].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[34].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[47].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[49].OneofWrappers = []any{
+	file_spool_v1_spool_proto_msgTypes[11].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[18].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[28].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[31].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[35].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[46].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[48].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[50].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[51].OneofWrappers = []any{
 		(*StreamEventsResponse_Event)(nil),
 		(*StreamEventsResponse_Lag)(nil),
 	}
-	file_spool_v1_spool_proto_msgTypes[53].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[69].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[91].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[95].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[55].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[61].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[79].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[101].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[105].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_spool_v1_spool_proto_rawDesc), len(file_spool_v1_spool_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   100,
+			NumMessages:   111,
 			NumExtensions: 0,
-			NumServices:   9,
+			NumServices:   10,
 		},
 		GoTypes:           file_spool_v1_spool_proto_goTypes,
 		DependencyIndexes: file_spool_v1_spool_proto_depIdxs,

@@ -46,7 +46,8 @@ type SessionsClient interface {
 	// Creates a session. No sandbox is made before its first message.
 	// Header Idempotency-Key (metadata idempotency-key) makes a retry safe.
 	CreateSession(ctx context.Context, in *CreateSessionRequest, opts ...grpc.CallOption) (*CreateSessionResponse, error)
-	// Lists sessions, the newest first.
+	// Lists sessions, the newest first. A page token is of one filter and sort. A list by updated moves while it is read: what
+	// changes meanwhile goes to its newest end.
 	ListSessions(ctx context.Context, in *ListSessionsRequest, opts ...grpc.CallOption) (*ListSessionsResponse, error)
 	// Reads a session.
 	GetSession(ctx context.Context, in *GetSessionRequest, opts ...grpc.CallOption) (*Session, error)
@@ -184,7 +185,8 @@ type SessionsServer interface {
 	// Creates a session. No sandbox is made before its first message.
 	// Header Idempotency-Key (metadata idempotency-key) makes a retry safe.
 	CreateSession(context.Context, *CreateSessionRequest) (*CreateSessionResponse, error)
-	// Lists sessions, the newest first.
+	// Lists sessions, the newest first. A page token is of one filter and sort. A list by updated moves while it is read: what
+	// changes meanwhile goes to its newest end.
 	ListSessions(context.Context, *ListSessionsRequest) (*ListSessionsResponse, error)
 	// Reads a session.
 	GetSession(context.Context, *GetSessionRequest) (*Session, error)
@@ -516,7 +518,7 @@ type ExecutionsClient interface {
 	// Creates a session and posts its first message, as one.
 	// Header Idempotency-Key (metadata idempotency-key) makes a retry safe.
 	StartExecution(ctx context.Context, in *StartExecutionRequest, opts ...grpc.CallOption) (*StartExecutionResponse, error)
-	// Lists executions of all sessions, the newest first.
+	// Lists executions of all sessions, the newest first. Page tokens are as with ListSessions.
 	ListExecutions(ctx context.Context, in *ListExecutionsRequest, opts ...grpc.CallOption) (*ListExecutionsResponse, error)
 	// Reads an execution.
 	GetExecution(ctx context.Context, in *GetExecutionRequest, opts ...grpc.CallOption) (*Execution, error)
@@ -629,7 +631,7 @@ type ExecutionsServer interface {
 	// Creates a session and posts its first message, as one.
 	// Header Idempotency-Key (metadata idempotency-key) makes a retry safe.
 	StartExecution(context.Context, *StartExecutionRequest) (*StartExecutionResponse, error)
-	// Lists executions of all sessions, the newest first.
+	// Lists executions of all sessions, the newest first. Page tokens are as with ListSessions.
 	ListExecutions(context.Context, *ListExecutionsRequest) (*ListExecutionsResponse, error)
 	// Reads an execution.
 	GetExecution(context.Context, *GetExecutionRequest) (*Execution, error)
@@ -1450,6 +1452,234 @@ var Budgets_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "RemoveBudget",
 			Handler:    _Budgets_RemoveBudget_Handler,
+		},
+	},
+	Streams:  []grpc.StreamDesc{},
+	Metadata: "spool/v1/spool.proto",
+}
+
+const (
+	DeadLetters_ListDeadLetters_FullMethodName = "/spool.v1.DeadLetters/ListDeadLetters"
+	DeadLetters_GetDeadLetter_FullMethodName   = "/spool.v1.DeadLetters/GetDeadLetter"
+	DeadLetters_RetryDeadLetter_FullMethodName = "/spool.v1.DeadLetters/RetryDeadLetter"
+	DeadLetters_DropDeadLetter_FullMethodName  = "/spool.v1.DeadLetters/DropDeadLetter"
+)
+
+// DeadLettersClient is the client API for DeadLetters service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// Dead letters: messages between services that were given up, each with the reason. A tenant sees those of its own.
+type DeadLettersClient interface {
+	// Lists dead letters, oldest first.
+	ListDeadLetters(ctx context.Context, in *ListDeadLettersRequest, opts ...grpc.CallOption) (*ListDeadLettersResponse, error)
+	// Shows a dead letter with its message.
+	GetDeadLetter(ctx context.Context, in *GetDeadLetterRequest, opts ...grpc.CallOption) (*DeadLetter, error)
+	// Has the letter's session looked at again: what is due is done, by a new job if an executor has to. The letter is removed.
+	RetryDeadLetter(ctx context.Context, in *RetryDeadLetterRequest, opts ...grpc.CallOption) (*RetryDeadLetterResponse, error)
+	// Removes a dead letter.
+	DropDeadLetter(ctx context.Context, in *DropDeadLetterRequest, opts ...grpc.CallOption) (*DropDeadLetterResponse, error)
+}
+
+type deadLettersClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewDeadLettersClient(cc grpc.ClientConnInterface) DeadLettersClient {
+	return &deadLettersClient{cc}
+}
+
+func (c *deadLettersClient) ListDeadLetters(ctx context.Context, in *ListDeadLettersRequest, opts ...grpc.CallOption) (*ListDeadLettersResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListDeadLettersResponse)
+	err := c.cc.Invoke(ctx, DeadLetters_ListDeadLetters_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *deadLettersClient) GetDeadLetter(ctx context.Context, in *GetDeadLetterRequest, opts ...grpc.CallOption) (*DeadLetter, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DeadLetter)
+	err := c.cc.Invoke(ctx, DeadLetters_GetDeadLetter_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *deadLettersClient) RetryDeadLetter(ctx context.Context, in *RetryDeadLetterRequest, opts ...grpc.CallOption) (*RetryDeadLetterResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RetryDeadLetterResponse)
+	err := c.cc.Invoke(ctx, DeadLetters_RetryDeadLetter_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *deadLettersClient) DropDeadLetter(ctx context.Context, in *DropDeadLetterRequest, opts ...grpc.CallOption) (*DropDeadLetterResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DropDeadLetterResponse)
+	err := c.cc.Invoke(ctx, DeadLetters_DropDeadLetter_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// DeadLettersServer is the server API for DeadLetters service.
+// All implementations must embed UnimplementedDeadLettersServer
+// for forward compatibility.
+//
+// Dead letters: messages between services that were given up, each with the reason. A tenant sees those of its own.
+type DeadLettersServer interface {
+	// Lists dead letters, oldest first.
+	ListDeadLetters(context.Context, *ListDeadLettersRequest) (*ListDeadLettersResponse, error)
+	// Shows a dead letter with its message.
+	GetDeadLetter(context.Context, *GetDeadLetterRequest) (*DeadLetter, error)
+	// Has the letter's session looked at again: what is due is done, by a new job if an executor has to. The letter is removed.
+	RetryDeadLetter(context.Context, *RetryDeadLetterRequest) (*RetryDeadLetterResponse, error)
+	// Removes a dead letter.
+	DropDeadLetter(context.Context, *DropDeadLetterRequest) (*DropDeadLetterResponse, error)
+	mustEmbedUnimplementedDeadLettersServer()
+}
+
+// UnimplementedDeadLettersServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedDeadLettersServer struct{}
+
+func (UnimplementedDeadLettersServer) ListDeadLetters(context.Context, *ListDeadLettersRequest) (*ListDeadLettersResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListDeadLetters not implemented")
+}
+func (UnimplementedDeadLettersServer) GetDeadLetter(context.Context, *GetDeadLetterRequest) (*DeadLetter, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetDeadLetter not implemented")
+}
+func (UnimplementedDeadLettersServer) RetryDeadLetter(context.Context, *RetryDeadLetterRequest) (*RetryDeadLetterResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RetryDeadLetter not implemented")
+}
+func (UnimplementedDeadLettersServer) DropDeadLetter(context.Context, *DropDeadLetterRequest) (*DropDeadLetterResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DropDeadLetter not implemented")
+}
+func (UnimplementedDeadLettersServer) mustEmbedUnimplementedDeadLettersServer() {}
+func (UnimplementedDeadLettersServer) testEmbeddedByValue()                     {}
+
+// UnsafeDeadLettersServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to DeadLettersServer will
+// result in compilation errors.
+type UnsafeDeadLettersServer interface {
+	mustEmbedUnimplementedDeadLettersServer()
+}
+
+func RegisterDeadLettersServer(s grpc.ServiceRegistrar, srv DeadLettersServer) {
+	// If the following call panics, it indicates UnimplementedDeadLettersServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&DeadLetters_ServiceDesc, srv)
+}
+
+func _DeadLetters_ListDeadLetters_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListDeadLettersRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(DeadLettersServer).ListDeadLetters(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: DeadLetters_ListDeadLetters_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(DeadLettersServer).ListDeadLetters(ctx, req.(*ListDeadLettersRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _DeadLetters_GetDeadLetter_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetDeadLetterRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(DeadLettersServer).GetDeadLetter(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: DeadLetters_GetDeadLetter_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(DeadLettersServer).GetDeadLetter(ctx, req.(*GetDeadLetterRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _DeadLetters_RetryDeadLetter_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RetryDeadLetterRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(DeadLettersServer).RetryDeadLetter(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: DeadLetters_RetryDeadLetter_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(DeadLettersServer).RetryDeadLetter(ctx, req.(*RetryDeadLetterRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _DeadLetters_DropDeadLetter_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DropDeadLetterRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(DeadLettersServer).DropDeadLetter(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: DeadLetters_DropDeadLetter_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(DeadLettersServer).DropDeadLetter(ctx, req.(*DropDeadLetterRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+// DeadLetters_ServiceDesc is the grpc.ServiceDesc for DeadLetters service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var DeadLetters_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "spool.v1.DeadLetters",
+	HandlerType: (*DeadLettersServer)(nil),
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "ListDeadLetters",
+			Handler:    _DeadLetters_ListDeadLetters_Handler,
+		},
+		{
+			MethodName: "GetDeadLetter",
+			Handler:    _DeadLetters_GetDeadLetter_Handler,
+		},
+		{
+			MethodName: "RetryDeadLetter",
+			Handler:    _DeadLetters_RetryDeadLetter_Handler,
+		},
+		{
+			MethodName: "DropDeadLetter",
+			Handler:    _DeadLetters_DropDeadLetter_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

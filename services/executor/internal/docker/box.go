@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"path"
 	"slices"
 	"strings"
@@ -118,8 +119,10 @@ type answer struct {
 
 // The exit codes of the runner's file commands.
 const (
-	exitNotFound = 3
-	exitOutside  = 4
+	exitNotFound   = 3
+	exitOutside    = 4
+	exitPermission = 5
+	exitIrregular  = 6 // not a regular file, or no path at all
 )
 
 // outcome gives a file command's exit code its meaning.
@@ -133,6 +136,12 @@ func (a answer) outcome(name string) error {
 		return fmt.Errorf("path %q: %w", name, sandbox.ErrOutside)
 	}
 	said := strings.TrimPrefix(strings.TrimSpace(a.stderr+a.stdout), "runner: ")
+	switch a.code {
+	case exitPermission:
+		return fmt.Errorf("path %q: %w: %s", name, fs.ErrPermission, said)
+	case exitIrregular:
+		return fmt.Errorf("path %q: %w: %s", name, fs.ErrInvalid, said)
+	}
 	err := fmt.Errorf("path %q: exit code %d: %s", name, a.code, said)
 	if full(err) {
 		return &sandbox.Error{Code: sandbox.CodeDiskFull, Message: fmt.Sprintf("path %q: the disk of the engine is full: remove images or volumes that nobody needs", name), Err: err}

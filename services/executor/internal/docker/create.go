@@ -89,6 +89,9 @@ func (p *Provider) check(spec sandbox.Spec) error {
 	if l := spec.Limits; l.MemoryBytes < 0 || l.CPUs < 0 || l.PIDs < 0 || l.DiskBytes < 0 {
 		err = errors.Join(err, errors.New("limits: they cannot be negative"))
 	}
+	if spec.HostPath != "" {
+		err = errors.Join(err, errors.New("host path: a container has a workspace of its own"))
+	}
 	if spec.EgressToken != "" && p.cfg.EgressSockets == "" {
 		err = errors.Join(err, errors.New("egress token: this provider has no egress sockets: set EgressSockets"))
 	}

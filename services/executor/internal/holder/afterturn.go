@@ -9,6 +9,7 @@ import (
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/topology"
 )
 
 // afterTurn takes the snapshot that ends a turn, unless the session has
@@ -17,11 +18,31 @@ func (h *Holder) afterTurn(ctx context.Context, t *turn, b *busy) error {
 	if h.d.Workspaces == nil || t.l.Run.Sandbox.ID == "" || t.l.Run.Sandbox.Engine != h.cfg.Engine {
 		return nil
 	}
+	work, stop := h.interruptible(ctx, t.ref(), b)
+	defer stop()
+	// The turn's own place among the deliveries is released already: nobody waits for this one.
+	release, err := h.upkeep.wait(work)
+	if err != nil {
+		return nil
+	}
+	defer release()
+	facts, err := h.turnEnd(work, t)
+	if err == nil {
+		err = h.firstOf(ctx, t, facts)
+	}
+	if err != nil && ctx.Err() == nil && work.Err() == nil && !errors.Is(err, errAgain) {
+		t.log.Warn("no snapshot at the end of the turn; the next one will", "sandbox", t.l.Run.Sandbox.ID, "error", err)
+	}
+	return nil
+}
+
+// interruptible returns a context for work on a sandbox in which nothing runs. It ends before ctx when this executor
+// stops, and when something is due that must not wait for that work. The caller must call stop at the end of it.
+func (h *Holder) interruptible(ctx context.Context, ref topology.SessionRef, b *busy) (work context.Context, stop func()) {
 	work, cancel := context.WithCancel(ctx)
-	defer cancel()
-	over := make(chan struct{})
-	defer close(over)
+	over, ended := make(chan struct{}), make(chan struct{})
 	go func() {
+		defer close(ended)
 		defer cancel()
 		var again <-chan time.Time
 		for {
@@ -35,7 +56,7 @@ func (h *Holder) afterTurn(ctx context.Context, t *turn, b *busy) error {
 			}
 			again = nil
 			// Most often it is word of the turn's own last events, late.
-			switch wanted, err := h.wanted(work, t); {
+			switch wanted, err := h.wanted(work, ref); {
 			case wanted:
 				return
 			case err != nil:
@@ -43,19 +64,16 @@ func (h *Holder) afterTurn(ctx context.Context, t *turn, b *busy) error {
 			}
 		}
 	}()
-	facts, err := h.turnEnd(work, t)
-	if err == nil {
-		err = h.firstOf(ctx, t, facts)
+	return work, func() {
+		close(over)
+		cancel()
+		<-ended
 	}
-	if err != nil && ctx.Err() == nil && work.Err() == nil && !errors.Is(err, errAgain) {
-		t.log.Warn("no snapshot at the end of the turn; the next one will", "sandbox", t.l.Run.Sandbox.ID, "error", err)
-	}
-	return nil
 }
 
-// wanted tells whether something waits for the end of a turn's snapshot.
-func (h *Holder) wanted(ctx context.Context, t *turn) (bool, error) {
-	l, err := h.d.Sessions.Load(ctx, t.l.Tenant, t.l.ID, eventlog.Leader)
+// wanted reports whether something is due to a session that a snapshot must not delay.
+func (h *Holder) wanted(ctx context.Context, ref topology.SessionRef) (bool, error) {
+	l, err := h.d.Sessions.Load(ctx, ref.Tenant, ref.Session, eventlog.Leader)
 	if err != nil {
 		return false, err
 	}

@@ -146,11 +146,27 @@ func (t *turn) find(ctx context.Context) (*agent, error) {
 	case sb.Journal == "":
 		return t.create(ctx) // begun by a holder that died: creating it again finds the first
 	}
+	// A holder that died may have paused it without a word in the log, or have said that it goes on and no more.
+	if err := t.h.patiently(ctx, sb.ID, func() error { return t.h.unpause(ctx, sb.ID) }); err != nil {
+		t.log.Warn("whether the sandbox is paused cannot be told; its runner shows", "sandbox", sb.ID, "error", err)
+	}
 	a, err := t.h.dial(ctx, sb, t.ref(), runner.Attach{Epoch: t.epoch, After: sb.N})
 	if errors.Is(err, link.ErrFenced) {
 		return nil, fmt.Errorf("%w: %w", run.ErrFenced, err)
 	}
-	return a, err
+	if err != nil || !sb.Unstopped {
+		return a, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, stopWithin)
+	defer cancel()
+	if err := a.stopOther(ctx, t.execution); err != nil {
+		a.link.Close()
+		if errors.Is(err, run.ErrFenced) {
+			return nil, err
+		}
+		return nil, fmt.Errorf("%w: stop the agent of an execution that has ended: %w", errLost, err)
+	}
+	return a, nil
 }
 
 // dialPauses are the waits between attempts to reach a runner that should be there.

@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/spoolhq/spool/pkg/bus"
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/runner"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/executor/internal/lease"
 )
@@ -21,6 +21,9 @@ func (h *Holder) execute(ctx context.Context, l eventlog.Loaded, b *busy) error 
 	if err := h.mayClaim(ctx, l); err != nil {
 		return err
 	}
+	if err := h.mayUse(ctx, l); err != nil {
+		return err
+	}
 	t, err := h.run(ctx, l, b)
 	if err != nil || t == nil {
 		return err
@@ -30,18 +33,20 @@ func (h *Holder) execute(ctx context.Context, l eventlog.Loaded, b *busy) error 
 
 // run runs the active execution to its end; nil if its claim was the end of it.
 func (h *Holder) run(ctx context.Context, l eventlog.Loaded, b *busy) (*turn, error) {
-	release, err := h.slot(ctx)
+	release, err := h.slotFor(ctx, l)
 	if err != nil {
 		return nil, err
 	}
-	defer release()
+	s := &slot{h: h, release: release}
+	defer s.end()
+	bus.ReleaseSlot(ctx)
 	execution := l.Life.Active.ExecutionID
 	d, err := run.Decide(l.Run, run.Claim{Meta: h.meta(), ExecutionID: execution, Turn: l.Life.Active.Turn, Executor: h.cfg.Executor})
 	if err != nil {
 		return nil, errAgain
 	}
-	h.runs(b, execution)
-	defer h.runs(b, "")
+	h.handling.runs(b, execution)
+	defer h.handling.runs(b, "")
 	if err := h.first(ctx, &l, d); err != nil {
 		return nil, err
 	}
@@ -49,8 +54,61 @@ func (h *Holder) run(ctx context.Context, l eventlog.Loaded, b *busy) (*turn, er
 		return nil, nil // claimed too often without progress: failed by the claim
 	}
 	t := newTurn(h, l, b)
-	t.log.Info("execution claimed", "sandbox", l.Run.Sandbox.ID)
+	t.slot = s
+	t.log.Info("execution claimed", "sandbox", l.Run.Sandbox.ID, "slot", release != nil)
 	return t, t.run(ctx)
+}
+
+// slot is a turn's permit to start an agent. The turn's goroutine owns it.
+type slot struct {
+	h       *Holder
+	release func() // nil while the turn only follows what runs already
+}
+
+// take reports whether the turn may start an agent: it has a slot already, or one is free now.
+func (s *slot) take() bool {
+	if s.release == nil {
+		s.release, _ = s.h.slots.try()
+	}
+	return s.release != nil
+}
+
+func (s *slot) end() {
+	if s.release != nil {
+		s.release()
+	}
+}
+
+// slotFor waits for a slot for the active execution, if it needs one, and returns its release; nil if it needs none.
+// Only an agent that is started needs a slot. An execution that runs already is followed at once, and one that a
+// control ends is ended at once, however many others wait.
+func (h *Holder) slotFor(ctx context.Context, l eventlog.Loaded) (release func(), err error) {
+	r := l.Run
+	claimed := r.Execution == l.Life.Active.ExecutionID
+	attachable := r.Sandbox.Journal != "" && r.Sandbox.Engine == h.cfg.Engine && r.Sandbox.Provider == h.cfg.Provider
+	switch {
+	case l.Life.ControlOf(l.Life.Active.ExecutionID).N > 0, claimed && r.Phase == run.Running && attachable:
+		return nil, nil
+	}
+	release, err = h.slots.acquire(ctx)
+	if claimed && r.Phase == run.Starting && attachable && r.NotBefore.IsZero() && (errors.Is(err, errFull) || errors.Is(err, errCrowded)) && h.isRunning(ctx, l) {
+		return nil, nil
+	}
+	return release, err
+}
+
+// isRunning reports whether the session's runner runs the claimed execution, whose start the log does not have. Its
+// executor, which has the same epoch, is gone.
+func (h *Holder) isRunning(ctx context.Context, l eventlog.Loaded) bool {
+	ctx, cancel := context.WithTimeout(ctx, statusWithin)
+	defer cancel()
+	a, err := h.dialOnce(ctx, l.Run.Sandbox, topology.SessionRef{Tenant: l.Tenant, Session: l.ID}, runner.Attach{Epoch: l.Run.Epoch, After: l.Run.Sandbox.N})
+	if err != nil {
+		h.d.Logger.Debug("whether an execution has been started cannot be told", "session", l.ID, "sandbox", l.Run.Sandbox.ID, "error", err)
+		return false
+	}
+	defer a.link.Close()
+	return a.hello.Status.ExecutionID == l.Run.Execution
 }
 
 // mayClaim tells whether the session's runs may be taken: nothing runs, or the
@@ -62,36 +120,34 @@ func (h *Holder) mayClaim(ctx context.Context, l eventlog.Loaded) error {
 	if l.Run.Over() || l.Run.Execution != l.Life.Active.ExecutionID || l.Run.Holder == h.cfg.Executor {
 		return nil
 	}
-	running, err := h.d.Leases.Running(ctx, l.Run.Holder, topology.SessionRef{Tenant: l.Tenant, Session: l.ID})
+	answer, err := h.d.Leases.Ask(ctx, l.Run.Holder, topology.SessionRef{Tenant: l.Tenant, Session: l.ID})
 	switch {
 	case errors.Is(err, lease.ErrNoLease):
 		return nil
 	case err != nil:
 		return bus.Later(fmt.Errorf("is %s still held? %w", l.Run.Execution, err), heldDelay)
-	case running == l.Run.Execution:
-		return bus.Later(fmt.Errorf("%s is held by %s", running, l.Run.Holder), heldDelay)
+	case answer.Running == l.Run.Execution:
+		return bus.Later(fmt.Errorf("%s is held by %s", answer.Running, l.Run.Holder), heldDelay)
 	}
 	return nil
 }
 
-// slot waits a little for a free slot, so that many waiting jobs do not go round and round.
-func (h *Holder) slot(ctx context.Context) (release func(), err error) {
-	free := func() { <-h.slots }
-	select {
-	case h.slots <- struct{}{}:
-		return free, nil
-	default:
+// mayUse returns nil when no other executor works on the sandbox at rest: none has begun to since the last claim, or it
+// has ended, or it is gone. An executor that works on it is told by the question that it has to give way, and the job
+// comes again soon.
+func (h *Holder) mayUse(ctx context.Context, l eventlog.Loaded) error {
+	other := l.Run.Syncing
+	if other == "" || other == h.cfg.Executor || !l.Run.Over() {
+		return nil
 	}
-	patience := time.NewTimer(slotPatience)
-	defer patience.Stop()
-	select {
-	case h.slots <- struct{}{}:
-		return free, nil
-	case <-patience.C:
-		return nil, errFull
-	case <-bus.Draining(ctx):
-		return nil, errHandover
-	case <-ctx.Done():
-		return nil, ctx.Err()
+	answer, err := h.d.Leases.Ask(ctx, other, topology.SessionRef{Tenant: l.Tenant, Session: l.ID})
+	switch {
+	case errors.Is(err, lease.ErrNoLease):
+		return nil
+	case err != nil:
+		return bus.Later(fmt.Errorf("is the sandbox of %s still in use? %w", l.ID, err), heldDelay)
+	case answer.Syncing:
+		return bus.Later(fmt.Errorf("the sandbox of %s is in use by %s", l.ID, other), fullDelay)
 	}
+	return nil
 }

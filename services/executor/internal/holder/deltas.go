@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -17,24 +18,47 @@ import (
 // textsWithin bounds the reading of text in flight.
 const textsWithin = 10 * time.Second
 
-// Stream is text in flight on JetStream.
-type Stream struct{ JetStream jetstream.JetStream }
+// Stream is text in flight on JetStream. It is safe for concurrent use.
+type Stream struct {
+	js jetstream.JetStream
+
+	mu     sync.Mutex
+	stream jetstream.Stream // nil until it is needed
+}
+
+// NewStream returns a Stream; it talks to nobody yet.
+func NewStream(js jetstream.JetStream) *Stream { return &Stream{js: js} }
+
+// open returns DELTAS. The handle is kept: to get one is a round trip to the stream's leader.
+func (s *Stream) open(ctx context.Context) (jetstream.Stream, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stream != nil {
+		return s.stream, nil
+	}
+	stream, err := s.js.Stream(ctx, topology.StreamDeltas)
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", topology.StreamDeltas, err)
+	}
+	s.stream = stream
+	return stream, nil
+}
 
 // Publish sends on the connection that commits go over too, so that text is
 // there before the commit that follows it.
-func (s Stream) Publish(subject string, data []byte) error {
-	return s.JetStream.Conn().Publish(subject, data)
+func (s *Stream) Publish(subject string, data []byte) error {
+	return s.js.Conn().Publish(subject, data)
 }
 
 // Texts reads a session's text in flight up to its present end.
-func (s Stream) Texts(ctx context.Context, tenant, session string, since time.Time) (map[string]string, error) {
+func (s *Stream) Texts(ctx context.Context, tenant, session string, since time.Time) (map[string]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, textsWithin)
 	defer cancel()
 	out := map[string]string{}
 	subject := events.DeltaSubject(tenant, session)
-	stream, err := s.JetStream.Stream(ctx, topology.StreamDeltas)
+	stream, err := s.open(ctx)
 	if err != nil {
-		return out, fmt.Errorf("open %s: %w", topology.StreamDeltas, err)
+		return out, err
 	}
 	last, err := stream.GetLastMsgForSubject(ctx, subject)
 	if errors.Is(err, jetstream.ErrMsgNotFound) {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/spoolhq/spool/pkg/bus"
+	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/run"
 	"github.com/spoolhq/spool/pkg/events/session"
@@ -34,8 +35,9 @@ const codeBusy = "BUSY"
 // errStuck is a runner that does not even kill.
 var errStuck = errors.New("the runner does not end the turn")
 
-// follower reads a runner's journal into the log until the turn ends. All of it
-// but the goroutines that wait for an answer is the loop's.
+// follower reads a runner's journal into the log until the turn ends. Only its loop reads
+// and writes its fields, those of the turn included. The goroutines that the loop starts
+// get copies of what they need, and send their results over a channel.
 type follower struct {
 	*turn
 	base    context.Context
@@ -46,8 +48,8 @@ type follower struct {
 	ended   *translate.Ended
 	done    bool // the terminal event is stored
 
-	appending bool
-	appended  chan error
+	appending bool // a commit is in flight: the loop appends nothing until idle has taken its result
+	appended  chan commitResult
 	notBefore time.Time // of the next commit
 	window    *time.Timer
 
@@ -56,7 +58,10 @@ type follower struct {
 	accepted   bool
 	killFirst  bool // another execution occupies the runner
 	busy       int  // how often the runner said so
-	replies    chan reply
+
+	adopted      bool // the runner ran the execution already at the hello
+	saidAttached bool // execution_attached is in the log, or on its way
+	replies      chan reply
 
 	looking bool
 	looked  chan looked
@@ -64,6 +69,12 @@ type follower struct {
 	stop    stopper
 
 	aside aside
+}
+
+// commitResult is the end of an append that ran beside the loop.
+type commitResult struct {
+	stored eventlog.Loaded // after the last commit that was stored, also with an error
+	err    error
 }
 
 // reply is a runner's answer to a command.
@@ -78,12 +89,11 @@ type reply struct {
 func (t *turn) follow(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	f := &follower{
-		turn: t, base: ctx, appended: make(chan error, 1), replies: make(chan reply, 8), looked: make(chan looked, 1),
+		turn: t, base: ctx, appended: make(chan commitResult, 1), replies: make(chan reply, 8), looked: make(chan looked, 1),
 		window: time.NewTimer(time.Hour), stop: stopper{killAfter: t.h.cfg.KillAfter},
 		life: t.l.Life, aside: newAside(t.h.d.Now()),
 	}
-	defer f.waiting.Wait()
-	defer cancel()
+	defer f.stopAll(cancel)
 	defer f.window.Stop()
 	f.stop.aim(t.control(), t.limit(), t.h.d.Now())
 	f.greet()
@@ -94,8 +104,11 @@ func (t *turn) follow(ctx context.Context) error {
 		if f.ended != nil && !f.appending {
 			return f.finish(ctx)
 		}
+		f.attached()
 		f.commit()
-		f.start()
+		if err := f.start(ctx); err != nil || f.done {
+			return err
+		}
 		if err := f.escalate(); err != nil {
 			return f.abort(ctx)
 		}
@@ -109,17 +122,34 @@ func (t *turn) follow(ctx context.Context) error {
 	}
 }
 
+// stopAll ends the goroutines of the loop and waits for them. What an append in flight
+// has stored is part of the turn's state afterwards.
+func (f *follower) stopAll(cancel context.CancelFunc) {
+	cancel()
+	f.waiting.Wait()
+	if f.appending {
+		r := <-f.appended
+		f.take(r)
+	}
+}
+
+// take ends the append in flight with its result.
+func (f *follower) take(r commitResult) {
+	f.appending = false
+	f.advance(r.stored)
+}
+
 // wait waits for the next thing to happen.
 func (f *follower) wait(ctx context.Context, beat <-chan time.Time) error {
 	select {
 	case <-f.lines():
 	case <-f.over():
 		return f.reconnect(ctx)
-	case err := <-f.appended:
-		f.appending = false
+	case r := <-f.appended:
+		f.take(r)
 		f.notBefore = time.Now().Add(f.h.cfg.Window)
 		f.spend(nil)
-		return err
+		return r.err
 	case <-f.window.C:
 	case r := <-f.replies:
 		return f.answered(ctx, r)
@@ -171,23 +201,54 @@ func (f *follower) greet() {
 	switch hello.Status.ExecutionID {
 	case "":
 	case f.execution:
-		f.asked, f.accepted = true, true
+		f.asked, f.accepted, f.adopted = true, true, true
 	default:
 		f.killFirst = true
 	}
 }
 
-// start gives the query once the journal holds nothing older.
-func (f *follower) start() {
-	if f.asked || f.ended != nil || f.tr.Last < f.startAfter {
+// attached says in the log, once, that this holder follows a running agent that it took
+// over, when the log has what the runner's journal held at the hello. A holder that dies of
+// what the journal holds does not come so far: its claim counts.
+func (f *follower) attached() {
+	if f.l.Run.Claims < 2 || !f.adopted || f.ended != nil || f.saidAttached || f.appending || len(f.pending) > 0 || f.tr.Last < f.startAfter {
 		return
+	}
+	f.saidAttached = true
+	for _, e := range f.facts([]events.Payload{events.ExecutionAttached{Epoch: f.epoch, SandboxID: f.l.Run.Sandbox.ID}}) {
+		f.keep(translate.Result{Event: &e})
+	}
+}
+
+// start gives the query once the journal holds nothing older. It returns errFull when the turn has no slot and none is free.
+func (f *follower) start(ctx context.Context) error {
+	if f.asked || f.ended != nil || f.tr.Last < f.startAfter {
+		return nil
+	}
+	if f.killFirst {
+		f.asked = true
+		f.call(runner.Command{Op: runner.OpKill, Epoch: f.epoch})
+		return nil
+	}
+	if !f.slot.take() {
+		return f.leave(ctx)
 	}
 	f.asked = true
-	if f.killFirst {
-		f.call(runner.Command{Op: runner.OpKill, Epoch: f.epoch})
-		return
-	}
 	f.call(runner.Command{Op: runner.OpStart, Epoch: f.epoch, Query: f.query()})
+	return nil
+}
+
+// leave ends a turn without a slot that finds nothing to follow: its execution is cancelled, if a control wants that,
+// or waits for a slot.
+func (f *follower) leave(ctx context.Context) error {
+	if err := f.settle(ctx); err != nil {
+		return err
+	}
+	if f.control().N > 0 {
+		f.done = true
+		return f.cancelled(ctx)
+	}
+	return errFull
 }
 
 // call sends a command without waiting for its reply.
@@ -223,6 +284,9 @@ func (f *follower) answered(ctx context.Context, r reply) error {
 	case r.op == runner.OpStart && errors.As(r.err, &refused):
 		if refused.Code == codeBusy {
 			if f.busy++; f.busy > busyPatience {
+				if err := f.settle(ctx); err != nil {
+					return err
+				}
 				return fmt.Errorf("%w: %w", errLost, refused)
 			}
 			f.killFirst, f.asked = true, false
@@ -250,15 +314,15 @@ func (f *follower) refused(ctx context.Context, why *runner.Error) error {
 	return f.fail(ctx, events.ExecutionFailed{Code: why.Code, Message: why.Message})
 }
 
-// idle waits for the append in flight.
+// idle waits for the append in flight. Whoever appends from the loop calls it first.
 func (f *follower) idle(ctx context.Context) error {
 	if !f.appending {
 		return nil
 	}
 	select {
-	case err := <-f.appended:
-		f.appending = false
-		return err
+	case r := <-f.appended:
+		f.take(r)
+		return r.err
 	case <-ctx.Done():
 		return ctx.Err()
 	}
@@ -308,21 +372,8 @@ func (f *follower) handover(ctx context.Context) error {
 func (f *follower) finish(ctx context.Context) error {
 	list := f.pending
 	f.pending, f.size = nil, 0
-	parts, err := events.Split(list, commitLimit)
-	if err != nil {
-		return err
-	}
-	var last []events.Event
-	if len(parts) > 0 {
-		last = parts[len(parts)-1]
-		for _, p := range parts[:len(parts)-1] {
-			if err := f.record(ctx, p); err != nil {
-				return err
-			}
-		}
-	}
 	// What no longer has a meaning is left out, as it would be in a commit of its own.
-	d, err := run.Decide(f.l.Run, run.Record{Epoch: f.epoch, Events: last})
+	d, err := run.Decide(f.l.Run, run.Record{Epoch: f.epoch, Events: list})
 	if err != nil {
 		return err
 	}
@@ -342,7 +393,7 @@ func (f *follower) finish(ctx context.Context) error {
 		Before:  d.Events,
 	})
 	if err == nil {
-		f.acknowledge(ctx, f.agent.link)
+		f.acknowledge(ctx, f.agent.link, f.l.Run.Sandbox.N)
 	}
 	return err
 }

@@ -42,15 +42,22 @@ type Config struct {
 
 	Registries Registries // where dependencies of agents come from
 
-	// Agent gives the model, where the session names none, and the environment of an architecture's process.
-	Agent func(architecture, model string) (string, map[string]string)
+	// Agent returns how the process of an architecture is given its model.
+	Agent func(architecture string, o events.Options) Launch
+}
+
+// Launch is how an agent's process is given its model.
+type Launch struct {
+	Model   string            // the session's, unless it names none
+	Env     map[string]string // of the process
+	Command []string          // of architecture acp: the session's, with the arguments of its model settings
+	Set     bool              // reports whether Env and Command name the model, by model settings: see runner.Query.ModelSet
 }
 
 // Leases answers who lives.
 type Leases interface {
-	// Running asks an executor for the execution of a session that it runs;
-	// lease.ErrNoLease and lease.ErrSilent are its special errors.
-	Running(ctx context.Context, executor string, ref topology.SessionRef) (string, error)
+	// Ask asks an executor what it does for a session; lease.ErrNoLease and lease.ErrSilent are its special errors.
+	Ask(ctx context.Context, executor string, ref topology.SessionRef) (topology.CtlAnswer, error)
 	// Lives tells whether an executor has a lease.
 	Lives(ctx context.Context, executor string) (bool, error)
 	// EngineGone is for how long an engine has had no lease.
@@ -78,6 +85,7 @@ type Deps struct {
 	Sandbox  sandbox.Provider
 	Leases   Leases
 	Deltas   Deltas
+	Jobs     message.Publisher // of jobs that are for another engine; deduplicates by message id
 	Logger   *slog.Logger
 	Now      func() time.Time
 }
@@ -87,28 +95,29 @@ type Holder struct {
 	cfg     Config
 	d       Deps
 	actor   events.Actor
-	slots   chan struct{}
 	metrics *metrics
 
+	handling *handling
+	slots    *limit // of executions
+	upkeep   *limit // of the work on sandboxes in which nothing runs
+
 	mu     sync.Mutex
-	busy   map[string]*busy  // by session
 	agents map[string]*agent // by session: links to runners that may have a warm agent
 	pool   *pool
 	closed bool
 }
 
-// busy is a session that is being handled.
-type busy struct {
-	free      chan struct{} // closed when it no longer is
-	poke      chan struct{} // signalled when the session has a new fact
-	execution string        // that is run
-}
+// Deliveries returns how many jobs an executor should ask for at once. Those that take long release their place once they
+// have a permit; at most half of the others wait for one.
+func Deliveries(slots int) int { return 2*slots + 4 }
 
 // New makes a Holder.
 func New(cfg Config, d Deps) *Holder {
+	waiters := make(chan struct{}, cfg.Slots+2)
 	h := &Holder{
 		pool: newPool(), metrics: newMetrics(), cfg: cfg, d: d, actor: events.Actor{Kind: "executor", ID: cfg.Executor},
-		slots: make(chan struct{}, cfg.Slots), busy: map[string]*busy{}, agents: map[string]*agent{},
+		handling: newHandling(), slots: newLimit(cfg.Slots, waiters), upkeep: newLimit(max(2, cfg.Slots/2), waiters),
+		agents: map[string]*agent{},
 	}
 	if d.Metrics != nil {
 		h.register(d.Metrics)
@@ -123,6 +132,7 @@ const (
 	fullDelay     = 100 * time.Millisecond // no slot was free
 	handoverDelay = time.Millisecond
 	slotPatience  = time.Second // how long a job waits here for a slot
+	crowdedDelay  = 5 * time.Second
 )
 
 // maxRounds bounds how often one delivery looks again at what is due.
@@ -131,7 +141,7 @@ const maxRounds = 64
 var (
 	errAgain    = errors.New("the session has moved on: look again")
 	errHandover = errors.New("this executor is stopping")
-	errFull     = errors.New("no slot is free")
+	errHandled  = errors.New("the session is being handled by a delivery that may not be this executor's any more")
 )
 
 // Handle does what a job's session asks for; it is a handler of the bus.
@@ -143,75 +153,34 @@ func (h *Holder) Handle(ctx context.Context, msg *message.Message) error {
 	if err != nil {
 		return bus.Poison(fmt.Errorf("job: %w", err))
 	}
-	b, err := h.take(ctx, ref.Session)
-	if err != nil {
-		return bus.Later(err, handoverDelay)
-	}
-	defer h.giveBack(ref.Session, b)
-	return h.session(ctx, ref, b)
-}
-
-// take waits until no other delivery handles the session, and tells the one that does that something is new.
-func (h *Holder) take(ctx context.Context, id string) (*busy, error) {
-	for {
-		h.mu.Lock()
-		b, taken := h.busy[id]
-		if !taken {
-			b = &busy{free: make(chan struct{}), poke: make(chan struct{}, 1)}
-			h.busy[id] = b
-			h.mu.Unlock()
-			return b, nil
-		}
-		h.mu.Unlock()
-		b.wake()
-		select {
-		case <-b.free:
-		case <-bus.Draining(ctx):
-			return nil, errHandover
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
-	}
-}
-
-func (b *busy) wake() {
-	select {
-	case b.poke <- struct{}{}:
+	b, covered := h.handling.take(ref.Session, job{bus.Stream(msg), bus.Sequence(msg)}, func() bool { return bus.Held(ctx) })
+	switch {
+	case b != nil:
+	case stopping(ctx):
+		return bus.Later(errHandover, handoverDelay)
+	case covered:
+		return nil
 	default:
+		return bus.Later(errHandled, heldDelay)
 	}
-}
-
-func (h *Holder) giveBack(id string, b *busy) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	delete(h.busy, id)
-	close(b.free)
+	defer h.handling.drop(ref.Session, b)
+	for {
+		err := h.session(ctx, ref, b)
+		switch {
+		case h.handling.release(ref.Session, b):
+			return h.move(ctx, msg, delivery(err, bus.Delivered(msg)))
+		case stopping(ctx):
+			return bus.Later(errHandover, handoverDelay)
+		}
+	}
 }
 
 // Hint says that a session has a new fact.
-func (h *Holder) Hint(id string) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if b, ok := h.busy[id]; ok {
-		b.wake()
-	}
-}
+func (h *Holder) Hint(id string) { h.handling.wake(id) }
 
-// Running is the execution of a session that this executor runs, "" for none.
-func (h *Holder) Running(id string) string {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if b, ok := h.busy[id]; ok {
-		return b.execution
-	}
-	return ""
-}
-
-func (h *Holder) runs(b *busy, execution string) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	b.execution = execution
-}
+// Answer returns what this executor does for a session. Who asks wants to do it instead, so work on a sandbox at rest
+// looks whether it has to give way.
+func (h *Holder) Answer(id string) topology.CtlAnswer { return h.handling.answer(id) }
 
 // session does what is due until nothing is.
 func (h *Holder) session(ctx context.Context, ref topology.SessionRef, b *busy) error {
@@ -229,7 +198,7 @@ func (h *Holder) session(ctx context.Context, ref topology.SessionRef, b *busy) 
 		case run.Release:
 			err = h.release(ctx, l)
 		case run.Sync:
-			err = h.sync(ctx, l)
+			err = h.sync(ctx, l, b)
 		default:
 			if fresh == eventlog.Leader {
 				return nil
@@ -238,7 +207,7 @@ func (h *Holder) session(ctx context.Context, ref topology.SessionRef, b *busy) 
 		// Only the leader knows that nothing is due.
 		fresh = eventlog.Leader
 		if err != nil && !errors.Is(err, errAgain) && !errors.Is(err, errPaused) {
-			return delivery(err)
+			return err
 		}
 		if stopping(ctx) {
 			return bus.Later(errHandover, handoverDelay)
@@ -247,9 +216,12 @@ func (h *Holder) session(ctx context.Context, ref topology.SessionRef, b *busy) 
 	return bus.Later(errAgain, heldDelay)
 }
 
-// delivery says what becomes of a job whose handling ended with an error.
-func delivery(err error) error {
+// delivery says what becomes of a job whose handling ended with an error, by how often it was delivered.
+func delivery(err error, delivered uint64) error {
 	switch {
+	case errors.Is(err, errCrowded):
+		// Many wait: each comes again the later, the longer it waits.
+		return bus.Later(err, min(time.Duration(min(delivered, 1000))*fullDelay, crowdedDelay)) //nolint:gosec // bounded
 	case errors.Is(err, errHandover):
 		return bus.Later(err, handoverDelay)
 	case errors.Is(err, errFull):
@@ -306,7 +278,35 @@ func (h *Holder) reachable(sb run.Sandbox) error {
 		return nil
 	}
 	if gone := h.d.Leases.EngineGone(sb.Provider, sb.Engine); gone < h.cfg.EngineGone {
-		return bus.Later(fmt.Errorf("sandbox %s is on engine %s", sb.ID, sb.Engine), elsewhere)
+		return bus.Later(&elsewhereError{sb}, elsewhere)
+	}
+	return nil
+}
+
+// elsewhereError says that a session's sandbox is on an engine that this executor cannot reach.
+type elsewhereError struct{ sandbox run.Sandbox }
+
+func (e *elsewhereError) Error() string {
+	return "sandbox " + e.sandbox.ID + " is on engine " + e.sandbox.Engine
+}
+
+// move publishes a job that only the executors of another engine can do to them, and returns nil, so that it is
+// acknowledged here. Any other result of a job is returned as it is. A job that was given back would come to executors
+// of its own subject alone, which may never reach the sandbox.
+func (h *Holder) move(ctx context.Context, msg *message.Message, result error) error {
+	var away *elsewhereError
+	if !errors.As(result, &away) {
+		return result
+	}
+	to := topology.JobOn(away.sandbox.Provider, away.sandbox.Engine)
+	if bus.Subject(msg) == to {
+		return result // its executors come back, or the engine is gone for good soon
+	}
+	// One id for each message, so that it is moved once, however often it is delivered.
+	id := fmt.Sprintf("moved-%s-%d", bus.Stream(msg), bus.Sequence(msg))
+	if err := h.d.Jobs.Publish(to, bus.NewMessage(ctx, id, msg.Payload)); err != nil {
+		h.d.Logger.Warn("a job could not be moved to the engine of its sandbox; it is given back", "engine", away.sandbox.Engine, "error", err)
+		return result
 	}
 	return nil
 }

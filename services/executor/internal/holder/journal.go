@@ -72,21 +72,21 @@ func (f *follower) commit() {
 	}
 	list := f.pending
 	f.pending, f.size, f.appending = nil, 0, true
-	l := f.agent.link
+	lnk, l := f.agent.link, f.l
 	f.waiting.Go(func() {
-		err := f.record(f.base, list)
+		stored, err := f.appendEvents(f.base, l, list)
 		if err == nil {
-			f.acknowledge(f.base, l)
+			f.acknowledge(f.base, lnk, stored.Run.Sandbox.N)
 		}
-		f.appended <- err
+		f.appended <- commitResult{stored, err}
 	})
 }
 
-// acknowledge lets the runner forget what the log holds.
-func (f *follower) acknowledge(ctx context.Context, l *link.Link) {
+// acknowledge lets the runner forget the journal up to line n, which the log holds.
+func (f *follower) acknowledge(ctx context.Context, l *link.Link, n uint64) {
 	ctx, cancel := context.WithTimeout(ctx, callWithin)
 	defer cancel()
-	if err := l.Send(ctx, runner.Command{Op: runner.OpAck, Epoch: f.epoch, Ack: f.l.Run.Sandbox.N}); err != nil {
+	if err := l.Send(ctx, runner.Command{Op: runner.OpAck, Epoch: f.epoch, Ack: n}); err != nil {
 		f.log.Debug("the journal could not be acknowledged", "error", err)
 	}
 }

@@ -46,8 +46,8 @@ func (h *Holder) register(r prometheus.Registerer) {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "spool_executor_" + name, Help: help, ConstLabels: labels}, value)
 	}
 	r.MustRegister(h.metrics.ended, h.metrics.sandboxes, h.metrics.sandboxSeconds, h.metrics.snapshots, h.metrics.snapshotSeconds, h.metrics.snapshotBytes,
-		gauge("executions", "Executions that run.", nil, func() float64 { return float64(len(h.slots)) }),
-		gauge("slots", "Executions that may run at once.", nil, func() float64 { return float64(cap(h.slots)) }),
+		gauge("executions", "Executions that run.", nil, func() float64 { return float64(h.handling.running()) }),
+		gauge("slots", "Executions that may run at once.", nil, func() float64 { return float64(h.slots.size()) }),
 	)
 	for _, state := range []string{"resting", "working"} {
 		labels := prometheus.Labels{"state": state}

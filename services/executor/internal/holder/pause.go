@@ -14,16 +14,13 @@ import (
 // errPaused is an execution that stands still: it keeps neither slot nor job.
 var errPaused = errors.New("the execution is paused")
 
-// resume lets an execution that stood still go on.
+// resume records that an execution that stood still goes on. The log knows before the sandbox does: attaching resumes a
+// sandbox that the log does not call paused, also after a holder died between the two.
 func (t *turn) resume(ctx context.Context) error {
 	if t.l.Run.Phase == run.Paused {
 		sb := t.l.Run.Sandbox
 		var facts []events.Payload
 		if sb.Paused && sb.Engine == t.h.cfg.Engine {
-			err := t.h.unpause(ctx, sb.ID)
-			if err != nil && !errors.Is(err, sandbox.ErrNotFound) {
-				return err
-			}
 			facts = append(facts, events.SandboxResumed{SandboxID: sb.ID})
 		}
 		stood := max(0, t.h.d.Now().Sub(t.l.Run.PausedAt).Milliseconds())
@@ -35,12 +32,13 @@ func (t *turn) resume(ctx context.Context) error {
 	return nil
 }
 
+// unpause resumes a sandbox, if it is there and paused.
 func (h *Holder) unpause(ctx context.Context, id string) error {
 	p, ok := h.d.Sandbox.(sandbox.Pauser)
 	if !ok {
 		return nil
 	}
-	if err := p.Resume(ctx, id); err != nil {
+	if err := p.Resume(ctx, id); err != nil && !errors.Is(err, sandbox.ErrNotFound) {
 		return fmt.Errorf("resume sandbox %s: %w", id, err)
 	}
 	return nil

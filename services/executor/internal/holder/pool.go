@@ -142,11 +142,11 @@ func (h *Holder) brew(ctx context.Context, id, architecture string) (*agent, err
 	if err != nil {
 		return nil, err
 	}
-	model, env := h.cfg.Agent(architecture, "")
+	launch := h.cfg.Agent(architecture, events.Options{})
 	ctx, cancel := context.WithTimeout(ctx, warmWithin)
 	defer cancel()
 	_, err = a.link.Call(ctx, runner.Command{Op: runner.OpWarm, Query: &runner.Query{
-		Architecture: architecture, Model: model, Env: env, Policy: runner.PolicyWorkspace,
+		Architecture: architecture, Model: launch.Model, Env: launch.Env, Policy: runner.PolicyWorkspace,
 	}})
 	if err != nil {
 		a.link.Close()

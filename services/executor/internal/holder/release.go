@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/spoolhq/spool/pkg/bus"
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/run"
@@ -19,12 +20,17 @@ func (h *Holder) release(ctx context.Context, l eventlog.Loaded) error {
 	if err := h.reachable(sb); err != nil {
 		return err
 	}
+	permit, err := h.upkeep.acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer permit()
+	bus.ReleaseSlot(ctx)
 	here := sb.Engine == h.cfg.Engine
 	deleted := l.Life.Status == session.Deleted
 	var facts []events.Payload
 	var synced *events.WorkspaceSynced
 	if here {
-		var err error
 		if synced, err = h.last(ctx, l, run.ReleaseReason(l.Life)); err != nil {
 			code, final := hopeless(err)
 			if !final {

@@ -133,7 +133,7 @@ func (h *Holder) early(l eventlog.Loaded) error {
 
 // closed are the completions of the blocks that are open, as far as they are known.
 func (t *turn) closed(ctx context.Context) ([]events.Payload, error) {
-	known, err := t.known(ctx)
+	known, err := t.known(ctx, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -151,7 +151,8 @@ func (t *turn) closed(ctx context.Context) ([]events.Payload, error) {
 
 // giveUp fails an execution that died too often, with its sandbox if that was lost.
 func (t *turn) giveUp(ctx context.Context, d death) error {
-	end := run.End{Meta: t.h.meta(), N: d.n, Outcome: events.ExecutionFailed{Code: d.code, Message: d.message + t.last(d.code)}}
+	failed := events.ExecutionFailed{Code: d.code, Message: d.message + t.last(d.code)}
+	end := run.End{Meta: t.h.meta(), N: d.n, Outcome: failed}
 	if d.code != codeSandboxLost {
 		return t.end(ctx, end)
 	}
@@ -161,9 +162,10 @@ func (t *turn) giveUp(ctx context.Context, d death) error {
 	if here {
 		if err := t.h.terminate(ctx, sb.ID, false); err != nil {
 			t.log.Error("a lost sandbox could not be ended; the sweep will try again", "sandbox", sb.ID, "error", err)
+			end.Outcome = failed.NotStopped(err)
 		}
 	}
-	end.Before = t.facts([]events.Payload{events.SandboxTerminated{SandboxID: sb.ID, Reason: "unhealthy", Kept: here}})
+	end.With = t.facts([]events.Payload{events.SandboxTerminated{SandboxID: sb.ID, Reason: "unhealthy", Kept: here}})
 	return t.end(ctx, end)
 }
 

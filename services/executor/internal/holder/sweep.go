@@ -9,6 +9,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/run"
 	"github.com/spoolhq/spool/pkg/events/session"
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
@@ -60,6 +61,12 @@ func (h *Holder) Sweep(ctx context.Context) error {
 		}
 		deleted := l.Life.Status == session.Deleted
 		if l.Run.Sandbox.ID == info.ID && !(deleted && l.Run.Over()) {
+			if l.Run.Over() && l.Run.Sandbox.Unstopped {
+				// The next sweep tries again.
+				if err := h.stopAtRest(ctx, l); err != nil && !errors.Is(err, run.ErrFenced) && !errors.Is(err, errAgain) {
+					h.d.Logger.Warn("sweep: the agent of an execution that has ended could not be stopped", "sandbox", info.ID, "session", l.ID, "execution", l.Run.Execution, "error", err)
+				}
+			}
 			continue
 		}
 		h.d.Logger.Info("sweep: a sandbox is over", "sandbox", info.ID, "session", l.ID)

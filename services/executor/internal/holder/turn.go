@@ -16,20 +16,21 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/translate"
 )
 
-// commitLimit is how many bytes of events go into one commit; the state and the envelope need room too.
-const commitLimit = 700_000
-
 // errLost is a sandbox that is gone, or whose journal is.
 var errLost = errors.New("the sandbox is lost")
 
 // turn is one claimed execution. Its goroutine is the handler's.
 type turn struct {
-	h         *Holder
-	l         eventlog.Loaded // belongs to whoever appends
+	h *Holder
+	// l is the session as this turn last loaded or stored it. Only the turn's own
+	// goroutine reads and writes it. An append that runs in another goroutine works on
+	// a copy, and hands the new state back; until then l is the last stored state.
+	l         eventlog.Loaded
 	execution string
 	epoch     uint64
 	claimedAt time.Time // first, by whomever
 	poke      <-chan struct{}
+	slot      *slot
 	log       *slog.Logger
 
 	agent   *agent // open link; nil until attached
@@ -57,6 +58,15 @@ func newTurn(h *Holder, l eventlog.Loaded, b *busy) *turn {
 // run returns nil when the execution has ended.
 func (t *turn) run(ctx context.Context) (err error) {
 	defer func() { t.letGo(err) }()
+	defer func() {
+		// Neither a stop of this executor nor the want of a slot is a failed claim.
+		if errors.Is(err, errHandover) || errors.Is(err, errFull) || err != nil && ctx.Err() != nil {
+			t.handedOver(ctx)
+		}
+	}()
+	if t.l.Run.Exhausted() {
+		return t.stopAndFail(ctx, run.ClaimsExhausted())
+	}
 	if t.message, err = t.h.d.Sessions.Message(ctx, t.l, t.l.Life.Active); err != nil {
 		return err
 	}
@@ -66,7 +76,7 @@ func (t *turn) run(ctx context.Context) (err error) {
 	if err := t.resolve(ctx); err != nil {
 		var wrong *unresolved
 		if errors.As(err, &wrong) {
-			return t.fail(ctx, wrong.ended())
+			return t.stopAndFail(ctx, wrong.ended())
 		}
 		return err
 	}
@@ -90,6 +100,9 @@ func (t *turn) run(ctx context.Context) (err error) {
 		if err := t.again(ctx, died.death); err != nil || t.l.Run.Ended(t.execution) {
 			return err
 		}
+		if !t.slot.take() {
+			return errFull // the log says that the attempt died: the next one waits for a slot
+		}
 	}
 }
 
@@ -99,7 +112,7 @@ func (t *turn) try(ctx context.Context) error {
 	if err := t.attach(ctx); err != nil {
 		var wrong *unresolved
 		if errors.As(err, &wrong) {
-			return t.fail(ctx, wrong.ended())
+			return t.stopAndFail(ctx, wrong.ended())
 		}
 		if errors.Is(err, errUnwanted) {
 			return t.cancelled(ctx)
@@ -108,7 +121,7 @@ func (t *turn) try(ctx context.Context) error {
 		if errors.As(err, &broken) {
 			failed := events.ExecutionFailed{Code: broken.code(), Message: broken.Error()}
 			if broken.stays {
-				return t.fail(ctx, failed)
+				return t.stopAndFail(ctx, failed)
 			}
 			return t.fail(ctx, failed, events.SandboxFailed{SandboxID: broken.id, Code: broken.code(), Message: broken.Error()})
 		}
@@ -139,12 +152,12 @@ func (t *turn) control() session.Control { return t.l.Life.ControlOf(t.execution
 
 // query is what the runner is told to do.
 func (t *turn) query() *runner.Query {
-	model, env := t.h.cfg.Agent(t.l.Life.Architecture, t.l.Life.Options.Model)
+	launch := t.h.cfg.Agent(t.l.Life.Architecture, t.l.Life.Options)
 	q := &runner.Query{
 		SessionID: t.l.ID, ExecutionID: t.execution, Attempt: t.attempt,
-		Architecture: t.l.Life.Architecture, Model: model,
+		Architecture: t.l.Life.Architecture, Model: launch.Model, ModelSet: launch.Set,
 		Content: t.message.Content, Parts: t.message.Parts,
-		Policy: runner.PolicyWorkspace, Env: env, Resume: t.l.Run.AgentSession, Command: t.l.Life.Options.Command,
+		Policy: runner.PolicyWorkspace, Env: launch.Env, Resume: t.l.Run.AgentSession, Command: launch.Command,
 	}
 	t.is.into(q, t.h.d.Egress != nil)
 	if t.is.selective {
@@ -153,25 +166,26 @@ func (t *turn) query() *runner.Query {
 	return q
 }
 
-// record appends what the holder or the journal says, in as many commits as it takes.
+// record appends events of the holder or of the journal, in as many commits as it takes.
+// No other append of the turn may be in flight.
 func (t *turn) record(ctx context.Context, list []events.Event) error {
-	parts, err := events.Split(list, commitLimit)
-	if err != nil {
-		return fmt.Errorf("split events of %s: %w", t.execution, err)
+	stored, err := t.appendEvents(ctx, t.l, list)
+	t.advance(stored)
+	return err
+}
+
+// advance takes the state that an append handed back. Life stays: no append of a turn changes it.
+func (t *turn) advance(stored eventlog.Loaded) { t.l.RunHead, t.l.Run = stored.RunHead, stored.Run }
+
+// appendEvents appends events to the runs of l, in as many commits as it takes, and returns
+// the state after the last commit that was stored, also with an error. It does not read or
+// write t.l, so that it may run beside the turn's goroutine.
+func (t *turn) appendEvents(ctx context.Context, l eventlog.Loaded, list []events.Event) (eventlog.Loaded, error) {
+	d, err := run.Decide(l.Run, run.Record{Epoch: t.epoch, Events: list})
+	if err != nil || len(d.Events) == 0 { // none of the events has a meaning any more
+		return l, err
 	}
-	for _, part := range parts {
-		d, err := run.Decide(t.l.Run, run.Record{Epoch: t.epoch, Events: part})
-		if err != nil {
-			return err
-		}
-		if len(d.Events) == 0 {
-			continue // nothing of it has a meaning any more
-		}
-		if err := t.append(ctx, d); err != nil {
-			return err
-		}
-	}
-	return nil
+	return t.appendDecision(ctx, l, d)
 }
 
 // say records facts of the holder itself about this execution.
@@ -187,66 +201,97 @@ func (t *turn) facts(list []events.Payload) []events.Event {
 	return m.Events()
 }
 
-// append stores a decision however long the log is away. It fails with
-// run.ErrFenced when another holder has written.
-func (t *turn) append(ctx context.Context, d run.Decision) error {
+// appendDecision stores a decision, in as many commits as it takes, and returns the state
+// after the last one that was stored, also with an error. While the log is away it tries
+// again until ctx ends. It fails with run.ErrFenced when another holder has written. It does
+// not read or write t.l.
+func (t *turn) appendDecision(ctx context.Context, l eventlog.Loaded, d run.Decision) (eventlog.Loaded, error) {
+	parts, err := d.Split()
+	if err != nil {
+		return l, fmt.Errorf("split events of %s: %w", t.execution, err)
+	}
+	for _, part := range parts {
+		if l, err = t.appendCommit(ctx, l, part); err != nil {
+			return l, err
+		}
+	}
+	return l, nil
+}
+
+// appendCommit stores a decision that fits into one commit.
+func (t *turn) appendCommit(ctx context.Context, l eventlog.Loaded, d run.Decision) (eventlog.Loaded, error) {
 	id, err := t.h.mint(events.KindCommit)
 	if err != nil {
-		return err
+		return l, err
 	}
 	pause := 50 * time.Millisecond
 	for {
-		err := t.h.d.Sessions.AppendRun(ctx, &t.l, t.h.actor, id, d)
+		err := t.h.d.Sessions.AppendRunPart(ctx, &l, t.h.actor, id, d)
 		var conflict *eventlog.ConflictError
 		switch {
 		case err == nil:
 			t.h.metrics.stored(d.Events)
-			return nil
+			return l, nil
 		case errors.As(err, &conflict):
-			return fmt.Errorf("%w: %w", run.ErrFenced, err)
+			return l, fmt.Errorf("%w: %w", run.ErrFenced, err)
 		case !errors.Is(err, eventlog.ErrUnavailable) && !errors.Is(err, eventlog.ErrFull):
-			return err
+			return l, err
 		}
 		t.log.Warn("the log cannot be written, trying again", "error", err, "pause", pause)
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
-			return fmt.Errorf("%w: %w", ctx.Err(), err)
+			return l, fmt.Errorf("%w: %w", ctx.Err(), err)
 		}
 		pause = min(2*pause, time.Second)
 	}
 }
 
-// fail ends the execution by the holder's own word.
-func (t *turn) fail(ctx context.Context, outcome events.Payload, before ...events.Payload) error {
-	return t.end(ctx, run.End{Meta: t.h.meta(), Outcome: outcome, Before: t.facts(before)})
+// fail ends the execution by the holder's own word. The facts become true with its end.
+func (t *turn) fail(ctx context.Context, outcome events.Payload, with ...events.Payload) error {
+	return t.end(ctx, run.End{Meta: t.h.meta(), Outcome: outcome, With: t.facts(with)})
 }
 
-// end writes the terminal event, with what is known of the blocks that are still open.
+// end completes the blocks that are still open, with what is known of their content, and
+// writes the terminal event, in as many commits as it takes.
 func (t *turn) end(ctx context.Context, e run.End) error {
 	e.Epoch, e.ExecutionID = t.epoch, t.execution
-	if len(t.l.Run.Open) > 0 {
-		var err error
-		if e.Blocks, err = t.known(ctx); err != nil {
-			return err
-		}
+	var err error
+	if e.Blocks, err = t.known(ctx, e.Before); err != nil {
+		return err
 	}
 	d, err := run.Decide(t.l.Run, e)
 	if err != nil {
 		return err
 	}
-	if err := t.append(ctx, d); err != nil {
+	stored, err := t.appendDecision(ctx, t.l, d)
+	t.advance(stored)
+	if err != nil {
 		return err
 	}
 	t.log.Info("execution ended", "phase", t.l.Run.Phase, "sandbox", t.l.Run.Sandbox.ID)
 	return nil
 }
 
-// known gives the open blocks as far as log and DELTAS know them.
-func (t *turn) known(ctx context.Context) (map[string]events.Block, error) {
+// known returns the blocks that are open in the log, or opened by events that are not
+// stored yet, with their content as far as the log and DELTAS have it.
+func (t *turn) known(ctx context.Context, unstored []events.Event) (map[string]events.Block, error) {
 	blocks, err := t.h.d.Sessions.OpenBlocks(ctx, t.l)
-	if err != nil || len(blocks) == 0 {
-		return blocks, err
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range unstored {
+		switch d := e.Data.(type) {
+		case events.BlockStart:
+			if d.Block.Status == events.StatusPending {
+				blocks[d.Block.ID] = d.Block
+			}
+		case events.BlockComplete:
+			delete(blocks, d.Block.ID)
+		}
+	}
+	if len(blocks) == 0 {
+		return blocks, nil
 	}
 	since := t.h.d.Now()
 	for _, b := range blocks {
@@ -280,8 +325,7 @@ func (t *turn) letGo(err error) {
 		if t.tr != nil { // else it failed before anything was read
 			t.agent.last = t.tr.Last
 		}
-		t.agent.checked, t.agent.checkEvery = t.h.d.Now(), time.Duration(t.l.Life.Options.HealthIntervalMs)*time.Millisecond
-		t.h.rest(t.agent)
+		t.h.rest(t.agent, time.Duration(t.l.Life.Options.HealthIntervalMs)*time.Millisecond)
 		return
 	}
 	t.drop()

@@ -23,15 +23,17 @@ func (h *Holder) work(a *agent, epoch uint64) {
 	h.agents[a.ref.Session] = a
 }
 
-// rest keeps the stream for the session's next turn.
-func (h *Holder) rest(a *agent) {
+// rest keeps the stream for the session's next turn. Until then the health of the
+// sandbox is checked at the interval; 0 is never.
+func (h *Holder) rest(a *agent, interval time.Duration) {
 	h.mu.Lock()
 	if h.closed {
 		h.mu.Unlock()
 		a.link.Close()
 		return
 	}
-	a.resting, a.used = true, h.d.Now()
+	now := h.d.Now()
+	a.resting, a.used, a.checked, a.checkEvery = true, now, now, interval
 	h.agents[a.ref.Session] = a
 	h.mu.Unlock()
 }
@@ -100,12 +102,19 @@ func (h *Holder) weigh(ctx context.Context) {
 	h.checkResting(ctx)
 	for _, a := range h.excess() {
 		ctx, cancel := context.WithTimeout(ctx, statusWithin)
-		if _, err := a.link.Call(ctx, runner.Command{Op: runner.OpKill, Epoch: a.epoch}); err != nil {
+		if _, err := a.link.Call(ctx, runner.Command{Op: runner.OpKill, Epoch: h.epochOf(a)}); err != nil {
 			h.d.Logger.Warn("a resting agent could not be ended", "session", a.ref.Session, "sandbox", a.sandbox, "error", err)
 		}
 		cancel()
 		a.link.Close()
 	}
+}
+
+// epochOf returns the epoch under which the stream was used last.
+func (h *Holder) epochOf(a *agent) uint64 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return a.epoch
 }
 
 // checkResting asks after the sandboxes that rest here, each at its own interval:
@@ -133,7 +142,7 @@ func (h *Holder) checkOne(ctx context.Context, a *agent) error {
 	if err != nil || l.Run.Sandbox.ID != a.sandbox || !l.Run.Over() {
 		return err
 	}
-	news := h.health(ctx, l.Run.Sandbox, a.link, a.epoch)
+	news := h.health(ctx, l.Run.Sandbox, a.link, h.epochOf(a))
 	if len(news) == 0 {
 		return nil
 	}
@@ -147,10 +156,7 @@ func (h *Holder) checkOne(ctx context.Context, a *agent) error {
 func (h *Holder) measure(ctx context.Context, a *agent) {
 	ctx, cancel := context.WithTimeout(ctx, statusWithin)
 	defer cancel()
-	h.mu.Lock()
-	epoch := a.epoch
-	h.mu.Unlock()
-	r, err := a.link.Call(ctx, runner.Command{Op: runner.OpStatus, Epoch: epoch})
+	r, err := a.link.Call(ctx, runner.Command{Op: runner.OpStatus, Epoch: h.epochOf(a)})
 	h.mu.Lock()
 	if err == nil && r.Status != nil {
 		a.memory = r.Status.MemoryBytes
@@ -179,15 +185,18 @@ func (h *Holder) checkGone(ctx context.Context, a *agent) error {
 	if !errors.Is(err, sandbox.ErrNotFound) {
 		return err
 	}
-	l, err := h.d.Sessions.Load(ctx, a.ref.Tenant, a.ref.Session, eventlog.Leader)
-	if err != nil || l.Run.Sandbox.ID != a.sandbox || !l.Run.Over() || l.Run.Sandbox.Unhealthy {
-		return err
+	for range maxRounds {
+		l, err := h.d.Sessions.Load(ctx, a.ref.Tenant, a.ref.Session, eventlog.Leader)
+		if err != nil || l.Run.Sandbox.ID != a.sandbox || !l.Run.Over() || l.Run.Sandbox.Unhealthy {
+			return err
+		}
+		err = h.atRest(ctx, l, events.SandboxHealth{SandboxID: a.sandbox, Status: events.Unhealthy, Reason: "it has ended while it rested; the next message makes another, with the same workspace where that is left"})
+		// Nobody looks at the stream again: a snapshot that was stored meanwhile must not be the reason why this is not said.
+		if !errors.Is(err, errAgain) {
+			return err
+		}
 	}
-	err = h.atRest(ctx, l, events.SandboxHealth{SandboxID: a.sandbox, Status: events.Unhealthy, Reason: "it has ended while it rested; the next message makes another, with the same workspace where that is left"})
-	if errors.Is(err, errAgain) {
-		return nil
-	}
-	return err
+	return errAgain
 }
 
 // excess takes the agents out that have to end for the budget to hold, longest rested first.

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spoolhq/spool/pkg/bus"
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/run"
@@ -113,21 +114,64 @@ func (h *Holder) change(ctx context.Context, box sandbox.Sandbox, e events.Event
 	return 0, "", nil
 }
 
-// sync does what is due to a sandbox at rest: file changes, then a snapshot.
-func (h *Holder) sync(ctx context.Context, l eventlog.Loaded) error {
+// sync does what is due to a sandbox at rest: file changes, then a snapshot. It returns errAgain when something else is
+// due meanwhile: a turn puts the file changes in itself, and ends with a snapshot.
+func (h *Holder) sync(ctx context.Context, l eventlog.Loaded, b *busy) error {
 	if h.d.Workspaces == nil {
 		return nil
 	}
 	if err := h.reachable(l.Run.Sandbox); err != nil {
 		return err
 	}
+	if err := h.mayUse(ctx, l); err != nil {
+		return err
+	}
+	release, err := h.upkeep.acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
+	bus.ReleaseSlot(ctx)
+	h.handling.syncs(b, true)
+	defer h.handling.syncs(b, false)
+	if len(l.Life.After(l.Run.Applied)) > 0 {
+		if err := h.announce(ctx, &l); err != nil {
+			return err
+		}
+	}
 	box, err := h.revive(ctx, l)
 	if err != nil {
 		return err
 	}
-	done, err := h.apply(ctx, l, box)
+	work, stop := h.interruptible(ctx, topology.SessionRef{Tenant: l.Tenant, Session: l.ID}, b)
+	defer stop()
+	facts, err := h.syncAt(work, l, box)
+	if err != nil && work.Err() != nil && ctx.Err() == nil {
+		return errAgain
+	}
 	if err != nil {
 		return err
+	}
+	return h.atRest(ctx, l, facts...)
+}
+
+// announce says in the log, before the workspace is written to, that this executor does so. The commit takes part in the
+// order of claims: one that was decided before it is refused, and whoever claims the session's runs later knows whom to ask.
+func (h *Holder) announce(ctx context.Context, l *eventlog.Loaded) error {
+	m := events.NewMint(h.meta())
+	m.Add("", events.WorkspaceSyncStarted{SandboxID: l.Run.Sandbox.ID, Executor: h.cfg.Executor})
+	d, err := run.Decide(l.Run, run.Record{Epoch: l.Run.Epoch + 1, Events: m.Events()})
+	if err != nil {
+		return errAgain
+	}
+	return h.first(ctx, l, d)
+}
+
+// syncAt puts file changes into a sandbox at rest and takes a snapshot; it returns the events that say so.
+func (h *Holder) syncAt(ctx context.Context, l eventlog.Loaded, box sandbox.Sandbox) ([]events.Payload, error) {
+	done, err := h.apply(ctx, l, box)
+	if err != nil {
+		return nil, err
 	}
 	var facts []events.Payload
 	if done != nil {
@@ -136,9 +180,9 @@ func (h *Holder) sync(ctx context.Context, l eventlog.Loaded) error {
 	}
 	synced, err := h.snapshot(ctx, l, box, syncAsked)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return h.atRest(ctx, l, append(facts, synced)...)
+	return append(facts, synced), nil
 }
 
 // atRest records facts about a session in which nothing runs, under the next epoch.
@@ -162,9 +206,13 @@ func (h *Holder) record(ctx context.Context, l eventlog.Loaded, list []events.Ev
 // what is in its workspace. A warm agent may be gone with it: the next turn tells.
 func (h *Holder) revive(ctx context.Context, l eventlog.Loaded) (sandbox.Sandbox, error) {
 	sb := l.Run.Sandbox
-	if sb.Paused {
-		if err := h.unpause(ctx, sb.ID); err != nil {
-			return nil, err
+	if err := h.unpause(ctx, sb.ID); err != nil {
+		return nil, err
+	}
+	if sb.Unstopped {
+		ref := topology.SessionRef{Tenant: l.Tenant, Session: l.ID}
+		if err := h.stopAgent(ctx, sb, ref, l.Run.Epoch); err != nil {
+			return nil, fmt.Errorf("stop the agent of an execution that has ended: %w", err)
 		}
 	}
 	box, err := h.d.Sandbox.Attach(ctx, sb.ID)
@@ -180,7 +228,7 @@ func (h *Holder) revive(ctx context.Context, l eventlog.Loaded) (sandbox.Sandbox
 // spec is what a session's sandbox is made from.
 func (h *Holder) spec(l eventlog.Loaded, id string) sandbox.Spec {
 	spec := sandbox.Spec{
-		ID: id, Image: l.Life.Options.Image,
+		ID: id, Image: l.Life.Options.Image, HostPath: l.Life.Options.HostPath,
 		Labels: sandbox.Labels{Tenant: l.Tenant, Session: l.ID, Engine: h.cfg.Engine, Epoch: l.Run.Epoch},
 	}
 	if l.Run.Lost.Engine == h.cfg.Engine {
@@ -217,8 +265,10 @@ func (h *Holder) last(ctx context.Context, l eventlog.Loaded, reason string) (*e
 // prepare fills a new workspace from the last snapshot, and puts in what file changes say.
 func (t *turn) prepare(ctx context.Context) error {
 	sb := t.l.Run.Sandbox
-	restore := sb.Empty && t.l.Run.Snapshot.ID != ""
-	furnish := sb.Empty && !restore && len(t.is.agent.Files) > 0
+	// A folder of the host belongs to a person: nothing but what was asked for is put into it.
+	empty := sb.Empty && t.l.Life.Options.HostPath == ""
+	restore := empty && t.l.Run.Snapshot.ID != ""
+	furnish := empty && !restore && len(t.is.agent.Files) > 0
 	if t.h.d.Workspaces == nil || !restore && !furnish && len(t.l.Life.After(t.l.Run.Applied)) == 0 {
 		return nil
 	}

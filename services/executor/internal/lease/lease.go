@@ -22,7 +22,7 @@ const Every = time.Second
 // askWithin bounds a question to another executor.
 const askWithin = time.Second
 
-// Errors of Running.
+// Errors of Ask.
 var (
 	// ErrNoLease is an executor that lives no more.
 	ErrNoLease = errors.New("the executor has no lease")
@@ -48,7 +48,7 @@ func New(js jetstream.JetStream, lease topology.Lease, log *slog.Logger) *Keeper
 	return &Keeper{js: js, nc: js.Conn(), lease: lease, log: log, since: time.Now(), engines: map[string]time.Time{}}
 }
 
-// Open announces the executor. It comes before Run and Running.
+// Open announces the executor. It comes before Run and Ask.
 func (k *Keeper) Open(ctx context.Context) error {
 	kv, err := k.js.KeyValue(ctx, topology.BucketLeases)
 	if err != nil {
@@ -198,29 +198,28 @@ func (k *Keeper) Others(ctx context.Context) (bool, error) {
 	return false, nil
 }
 
-// Running asks another executor which execution of a session it runs, "" for
-// none. ErrNoLease and ErrSilent say that there is no answer, and why.
-func (k *Keeper) Running(ctx context.Context, executor string, ref topology.SessionRef) (string, error) {
+// Ask asks another executor what it does for a session. ErrNoLease and ErrSilent say that there is no answer, and why.
+func (k *Keeper) Ask(ctx context.Context, executor string, ref topology.SessionRef) (topology.CtlAnswer, error) {
+	var a topology.CtlAnswer
 	lives, err := k.Lives(ctx, executor)
 	if err != nil {
-		return "", err
+		return a, err
 	}
 	if !lives {
-		return "", ErrNoLease
+		return a, ErrNoLease
 	}
 	raw, err := ref.Encode()
 	if err != nil {
-		return "", err
+		return a, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, askWithin)
 	defer cancel()
 	msg, err := k.nc.RequestWithContext(ctx, topology.Ctl(executor), raw)
 	if err != nil {
-		return "", fmt.Errorf("ask %s: %w: %w", executor, ErrSilent, err)
+		return a, fmt.Errorf("ask %s: %w: %w", executor, ErrSilent, err)
 	}
-	var a topology.CtlAnswer
 	if err := json.Unmarshal(msg.Data, &a); err != nil {
-		return "", fmt.Errorf("ask %s: decode its answer: %w", executor, err)
+		return a, fmt.Errorf("ask %s: decode its answer: %w", executor, err)
 	}
-	return a.Running, nil
+	return a, nil
 }

@@ -40,6 +40,14 @@ type box struct {
 // ID is sbx_….
 func (b *box) ID() string { return b.rec.ID }
 
+// workspace is the folder that the agent works in.
+func (b *box) workspace() string {
+	if b.rec.HostPath != "" {
+		return b.rec.HostPath
+	}
+	return b.p.workspace(b.rec.Labels.Session)
+}
+
 // Kept is false when the session had no workspace here before this sandbox.
 func (b *box) Kept() bool { return !b.rec.Empty }
 
@@ -78,8 +86,11 @@ func (b *box) environ() []string {
 		"LANG=C.UTF-8",
 		marker + "=" + b.rec.ID,
 		"SPOOL_RUNNER_SOCKET=" + b.rec.Socket,
-		"SPOOL_RUNNER_WORKSPACE=" + b.p.workspace(b.rec.Labels.Session),
+		"SPOOL_RUNNER_WORKSPACE=" + b.workspace(),
 		"SPOOL_RUNNER_STATE=" + filepath.Join(b.p.state(b.rec.Labels.Session), "agent"),
+	}
+	if b.rec.HostPath != "" {
+		env = append(env, "SPOOL_RUNNER_SHARED=true")
 	}
 	if b.rec.Layer != "" {
 		env = append(env, layer.Environ(b.rec.Layer)...)
@@ -107,7 +118,7 @@ func (b *box) startRunner(ctx context.Context) error {
 		return err
 	}
 	defer log.Close() //nolint:errcheck // the runner has its own descriptor
-	workspace := b.p.workspace(b.rec.Labels.Session)
+	workspace := b.workspace()
 	cmd := &exec.Cmd{
 		Path: b.p.cfg.Runner,
 		Args: []string{
@@ -281,7 +292,7 @@ func (b *box) Exec(ctx context.Context, c sandbox.Command) (sandbox.Process, err
 
 // within gives the absolute path of a folder of the workspace.
 func (b *box) within(dir string) (string, error) {
-	workspace := b.p.workspace(b.rec.Labels.Session)
+	workspace := b.workspace()
 	if dir == "" {
 		return workspace, nil
 	}

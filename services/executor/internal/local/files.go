@@ -23,7 +23,7 @@ const unfinished = ".spool-put-"
 type files struct{ dir string }
 
 // Files is the workspace.
-func (b *box) Files() sandbox.Files { return files{b.p.workspace(b.rec.Labels.Session)} }
+func (b *box) Files() sandbox.Files { return files{b.workspace()} }
 
 // relative checks a slash-separated path and cleans it.
 func relative(name string) (string, error) {

@@ -11,7 +11,8 @@
 // Folders, under Config.Dir:
 //
 //	sandboxes/<sandbox>/   sandbox.json, runner.json, runner.log, home, tmp, the socket
-//	workspaces/<session>/  the workspace, kept from one sandbox of the session to the next
+//	workspaces/<session>/  the workspace, kept from one sandbox of the session to the next;
+//	                       not of a session that works in a folder of its user's, which is never removed
 //	states/<session>/      the agent's own records, kept likewise; labels.json says whose
 //	layers/<digest>/       packages that agents depend on, installed by this machine's npm and pip as anything else is: scripts of packages run with the executor's rights
 package local
@@ -29,6 +30,7 @@ import (
 	"time"
 
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/hostpath"
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/services/executor/internal/layer"
 )
@@ -41,6 +43,9 @@ type Config struct {
 	Path   string // PATH inside; "" for this process's own
 	Layers layer.Config
 	Logger *slog.Logger
+
+	// HostPaths says in which folders of this machine sessions may work in place of a workspace under Dir.
+	HostPaths hostpath.Policy
 }
 
 // readyWithin bounds how long a runner may take to listen.
@@ -62,6 +67,8 @@ type record struct {
 	Socket  string         `json:"socket"`
 	Empty   bool           `json:"empty,omitempty"` // its session had no workspace here before
 	Layer   string         `json:"layer,omitempty"` // folder of what its agent depends on
+
+	HostPath string `json:"hostPath,omitempty"` // folder that is the workspace; never removed
 }
 
 // started is runner.json: a pid and the moment its process began, which tells it
@@ -126,19 +133,23 @@ func (p *Provider) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandb
 // prepare makes the folders and sandbox.json.
 func (p *Provider) prepare(spec sandbox.Spec) (record, error) {
 	dir := p.folder(spec.ID)
-	_, err := os.Lstat(p.workspace(spec.Labels.Session))
-	empty := errors.Is(err, fs.ErrNotExist)
-	for _, d := range []string{
-		filepath.Join(dir, "home"), filepath.Join(dir, "tmp"),
-		p.workspace(spec.Labels.Session), filepath.Join(p.state(spec.Labels.Session), "agent"),
-	} {
+	folders := []string{filepath.Join(dir, "home"), filepath.Join(dir, "tmp"), filepath.Join(p.state(spec.Labels.Session), "agent")}
+	empty := false
+	if spec.HostPath == "" {
+		_, err := os.Lstat(p.workspace(spec.Labels.Session))
+		empty = errors.Is(err, fs.ErrNotExist)
+		folders = append(folders, p.workspace(spec.Labels.Session))
+	} else if err := p.checkHostPath(spec.HostPath); err != nil {
+		return record{}, err
+	}
+	for _, d := range folders {
 		if err := os.MkdirAll(d, 0o700); err != nil {
 			return record{}, err
 		}
 	}
 	rec, err := p.read(spec.ID)
 	if err == nil {
-		if there, rerr := os.ReadDir(p.workspace(spec.Labels.Session)); rerr != nil || len(there) > 0 {
+		if there, rerr := os.ReadDir(p.box(rec).workspace()); rerr != nil || len(there) > 0 {
 			rec.Empty = false // its runner has run before
 		}
 		return rec, nil
@@ -150,11 +161,26 @@ func (p *Provider) prepare(spec sandbox.Spec) (record, error) {
 	if err != nil {
 		return record{}, err
 	}
-	rec = record{spec.ID, spec.Labels, time.Now().UTC(), socket, empty, spec.Layer}
+	rec = record{
+		ID: spec.ID, Labels: spec.Labels, Created: time.Now().UTC(), Socket: socket, Empty: empty, Layer: spec.Layer, HostPath: spec.HostPath,
+	}
 	if err := writeJSON(filepath.Join(p.state(spec.Labels.Session), "labels.json"), spec.Labels); err != nil {
 		return record{}, err
 	}
 	return rec, writeJSON(filepath.Join(dir, "sandbox.json"), rec)
+}
+
+// checkHostPath reports an *Error unless a session may still work in a folder:
+// it may be gone, or be a link to another one, since the session was created.
+func (p *Provider) checkHostPath(path string) error {
+	resolved, err := p.cfg.HostPaths.Resolve(path)
+	if err == nil && resolved != path {
+		err = fmt.Errorf("%s has become a link to %s", path, resolved)
+	}
+	if err != nil {
+		return &sandbox.Error{Code: sandbox.CodeHostPath, Message: "the session's folder cannot be used: " + err.Error(), Err: err}
+	}
+	return nil
 }
 
 // Attach finds a sandbox whose runner lives.

@@ -12,8 +12,10 @@ import (
 	"github.com/spoolhq/spool/pkg/api/command"
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/livefiles"
 	"github.com/spoolhq/spool/services/gateway/internal/auth"
 	"github.com/spoolhq/spool/services/gateway/internal/commands"
+	"github.com/spoolhq/spool/services/gateway/internal/dead"
 	"github.com/spoolhq/spool/services/gateway/internal/live"
 	"github.com/spoolhq/spool/services/gateway/internal/objects"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
@@ -36,6 +38,7 @@ type Server struct {
 	spoolv1.UnimplementedEventsServer
 	spoolv1.UnimplementedKeysServer
 	spoolv1.UnimplementedBudgetsServer
+	spoolv1.UnimplementedDeadLettersServer
 	spoolv1.UnimplementedAgentsServer
 	spoolv1.UnimplementedInstancesServer
 	spoolv1.UnimplementedEnvironmentsServer
@@ -45,8 +48,10 @@ type Server struct {
 	Send    *commands.Sender
 	Live    *live.Hub
 	Objects *objects.Store // of workspaces
+	Files   *livefiles.Client
 	Skills  *objects.Store // ZIPs
 	Sealer  Sealer         // nil refuses secrets
+	Dead    *dead.Letters
 
 	// BudgetTold waits until the services that go by a tenant's budget are told of it.
 	BudgetTold   func(ctx context.Context, tenant string, p events.Period, limit events.Budget) error
@@ -121,10 +126,14 @@ func checkMetadata(m *spoolv1.Json) error {
 func options(o *spoolv1.SessionOptions) (events.Options, error) {
 	budget, err := budgetOf("sessionOptions.budget", o.GetBudget())
 	return events.Options{
-		Model: o.GetModel(), IdleTimeoutMs: o.GetIdleTimeoutMs(), TurnLimitMs: o.GetTurnLimitMs(), SessionLimitMs: o.GetSessionLimitMs(),
+		Model: o.GetModel(), ModelProvider: o.GetModelProvider(), ModelSettings: modelSettings(o.GetModelSettings()), IdleTimeoutMs: o.GetIdleTimeoutMs(), TurnLimitMs: o.GetTurnLimitMs(), SessionLimitMs: o.GetSessionLimitMs(),
 		SyncIntervalMs: o.GetSyncIntervalMs(), HealthIntervalMs: o.GetHealthIntervalMs(), SandboxMaxAgeMs: o.GetSandboxMaxAgeMs(),
-		Image: o.GetImage(), Command: o.GetCommand(), Egress: o.GetEgress(), Budget: budget,
+		Image: o.GetImage(), Command: o.GetCommand(), Egress: o.GetEgress(), Budget: budget, HostPath: o.GetHostPath(),
 	}, err
+}
+
+func modelSettings(s *spoolv1.ModelSettings) events.ModelSettings {
+	return events.ModelSettings{Preset: s.GetPreset(), Env: s.GetEnv(), Args: s.GetArgs()}
 }
 
 // refusal makes a shared check's error a problem.

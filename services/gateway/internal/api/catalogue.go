@@ -111,10 +111,11 @@ func located(r locating, version string) (events.Reference, error) {
 	return own(ref), nil
 }
 
-// mayWrite refuses writing what is the platform's to all but the root key.
+// mayWrite refuses to write the platform's entries, except with a key of tenant
+// platform, which only the root key makes, and on a server without keys.
 func mayWrite(p auth.Principal, ref events.Reference, field string) error {
-	if ref.Scope == events.ScopePlatform && !p.Admin {
-		return problem.New(problem.Forbidden, field, "what is the platform's is written with the root key; every tenant may read it")
+	if ref.Scope == events.ScopePlatform && !p.Admin && p.Tenant != events.PlatformTenant {
+		return problem.New(problem.Forbidden, field, "the platform's entries are written with a key of tenant platform, which the root key makes; every tenant may read them")
 	}
 	return nil
 }

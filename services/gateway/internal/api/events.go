@@ -34,7 +34,9 @@ func (s *Server) ListEvents(ctx context.Context, r *spoolv1.ListEventsRequest) (
 	if err != nil {
 		return nil, err
 	}
-	page, err := s.Reads.Events(ctx, tenant, r.GetSessionId(), r.GetAfter(), limit, types(r.GetTypes()))
+	page, err := s.Reads.Events(ctx, tenant, r.GetSessionId(), reads.Query{
+		After: r.GetAfter(), Limit: limit, Types: types(r.GetTypes()), Metadata: unlessFalse(r.Metadata),
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -48,6 +50,9 @@ func (s *Server) ListEvents(ctx context.Context, r *spoolv1.ListEventsRequest) (
 	}
 	return out, nil
 }
+
+// unlessFalse reports whether an option that is on by itself is on.
+func unlessFalse(option *bool) bool { return option == nil || *option }
 
 // types splits what was given by commas; nil for all types.
 func types(given []string) []string {
@@ -79,7 +84,7 @@ func (s *Server) StreamEvents(r *spoolv1.StreamEventsRequest, out grpc.ServerStr
 	}
 	defer reader.Close()
 	defer s.Counts.Stream(kindGRPC)()
-	err = s.stream(ctx, reader, out)
+	err = s.stream(ctx, reader, out, unlessFalse(r.Metadata))
 	if out.Context().Err() == nil {
 		s.Counts.Cut(kindGRPC, string(problem.From(err).Code))
 	}
@@ -90,7 +95,7 @@ const kindGRPC = "grpc"
 
 // stream sends until it cannot, and says why. Send waits for a slow client without an end, and only returns when the
 // call is over; so it waits in a goroutine of its own, and the call ends without it.
-func (s *Server) stream(ctx context.Context, reader *live.Reader, out grpc.ServerStreamingServer[spoolv1.StreamEventsResponse]) error {
+func (s *Server) stream(ctx context.Context, reader *live.Reader, out grpc.ServerStreamingServer[spoolv1.StreamEventsResponse], metadata bool) error {
 	cursor := reader.Cursor()
 	for {
 		frames, err := reader.Next(ctx)
@@ -98,7 +103,7 @@ func (s *Server) stream(ctx context.Context, reader *live.Reader, out grpc.Serve
 			return err
 		}
 		sent := make(chan error, 1)
-		go func() { sent <- s.sendAll(frames, out) }()
+		go func() { sent <- s.sendAll(frames, out, metadata) }()
 		slow := time.NewTimer(s.WriteTimeout)
 		select {
 		case err = <-sent:
@@ -115,27 +120,31 @@ func (s *Server) stream(ctx context.Context, reader *live.Reader, out grpc.Serve
 	}
 }
 
-func (s *Server) sendAll(frames []live.Frame, out grpc.ServerStreamingServer[spoolv1.StreamEventsResponse]) error {
+func (s *Server) sendAll(frames []live.Frame, out grpc.ServerStreamingServer[spoolv1.StreamEventsResponse], metadata bool) error {
 	for _, f := range frames {
-		m, err := response(f)
+		m, err := response(f, metadata)
 		if err == nil {
 			err = out.Send(m)
 		}
 		if err != nil {
 			return err
 		}
-		s.Counts.Sent(kindGRPC, len(f.JSON))
+		s.Counts.Sent(kindGRPC, f.Len(metadata))
 	}
 	return nil
 }
 
-func response(f live.Frame) (*spoolv1.StreamEventsResponse, error) {
+func response(f live.Frame, metadata bool) (*spoolv1.StreamEventsResponse, error) {
 	if f.Lag != nil {
 		return &spoolv1.StreamEventsResponse{Message: &spoolv1.StreamEventsResponse_Lag{
 			Lag: &spoolv1.Lag{Lagging: f.Lag.Lagging, LagMs: f.Lag.LagMs},
 		}}, nil
 	}
-	e, err := reads.Kept{Seq: f.Seq, Type: f.Type, JSON: f.JSON}.Event()
+	kept := reads.Kept{Seq: f.Seq, Type: f.Type, JSON: f.JSON}
+	if metadata {
+		kept.Metadata = f.Metadata
+	}
+	e, err := kept.Event()
 	if err != nil {
 		return nil, err
 	}

@@ -36,7 +36,7 @@ func (s *Server) StartExecution(ctx context.Context, r *spoolv1.StartExecutionRe
 			return command.StartExecution{Create: create, Post: post}
 		}))
 	if err != nil {
-		return nil, err
+		return nil, named(r, err)
 	}
 	return &spoolv1.StartExecutionResponse{SessionId: a.SessionID, ExecutionId: a.ExecutionID, Position: a.Position}, nil
 }
@@ -47,7 +47,7 @@ func (s *Server) ListExecutions(ctx context.Context, r *spoolv1.ListExecutionsRe
 	if err != nil {
 		return nil, err
 	}
-	list, next, err := s.Reads.Executions(ctx, p.Tenant, r.GetPhase(), r.GetPageToken(), r.GetPageSize())
+	list, next, err := s.Reads.Executions(ctx, p.Tenant, filterOf(r.GetPhase(), r, r.MetadataValue), r.GetPageToken(), r.GetPageSize())
 	return &spoolv1.ListExecutionsResponse{Executions: list, NextPageToken: next}, err
 }
 

@@ -3,6 +3,7 @@ package api
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -22,10 +23,53 @@ type making interface {
 	GetModel() string
 	GetSessionOptions() *spoolv1.SessionOptions
 	GetMetadata() *spoolv1.Json
+	GetAgentProfileRef() string
 	referringTo
 }
 
-func creation(r making) (command.CreateSession, error) {
+// aliased is a request whose agent may be given as agentProfileRef.
+type aliased struct {
+	making
+	agent string
+}
+
+// GetAgent returns the agent, by whichever name it was given.
+func (a aliased) GetAgent() string { return a.agent }
+
+// alias reads agentProfileRef, which is another name of agent.
+func alias(r making) (aliased, error) {
+	given, err := parseReference(fieldProfile, r.GetAgentProfileRef())
+	if err != nil || given == (events.Reference{}) {
+		return aliased{r, r.GetAgent()}, err
+	}
+	agent, err := parseReference("agent", r.GetAgent())
+	switch {
+	case err != nil:
+		return aliased{}, err
+	case agent != (events.Reference{}) && agent != given:
+		return aliased{}, problem.Invalid(fieldProfile, "agent and agentProfileRef name two agents, %s and %s: give one of them", agent, given)
+	case r.GetInstance() != "":
+		return aliased{}, problem.Invalid(fieldProfile, "agentProfileRef and instance exclude each other: an instance says which agent it is of")
+	}
+	return aliased{r, given.String()}, nil
+}
+
+const fieldProfile = "agentProfileRef"
+
+// named writes the refusal of an agent under the name by which the request gave it.
+func named(r making, err error) error {
+	var p *problem.Error
+	if errors.As(err, &p) && p.Field == "agent" && r.GetAgent() == "" && r.GetAgentProfileRef() != "" {
+		p.Field = fieldProfile
+	}
+	return err
+}
+
+func creation(request making) (command.CreateSession, error) {
+	r, err := alias(request)
+	if err != nil {
+		return command.CreateSession{}, err
+	}
 	o, err := options(r.GetSessionOptions())
 	if err != nil {
 		return command.CreateSession{}, err
@@ -48,6 +92,7 @@ func creation(r making) (command.CreateSession, error) {
 	return command.CreateSession{
 		Instance: r.GetInstance(), Environments: r.GetEnvironments(),
 		Agent: r.GetAgent(), Architecture: r.GetArchitecture(), Provider: r.GetSandbox(), Options: o, Metadata: raw(r.GetMetadata()),
+		HostPathIdentity: r.GetSessionOptions().GetHostPathIdentity(),
 	}, nil
 }
 
@@ -78,7 +123,7 @@ func (s *Server) CreateSession(ctx context.Context, r *spoolv1.CreateSessionRequ
 	body.Files = files.refs
 	a, err := s.make(ctx, commands.Request{Type: command.TypeCreateSession, Body: body, Prepare: files.store(s.Objects)})
 	if err != nil {
-		return nil, err
+		return nil, named(r, err)
 	}
 	return &spoolv1.CreateSessionResponse{SessionId: a.SessionID, Position: a.Position}, nil
 }
@@ -89,8 +134,30 @@ func (s *Server) ListSessions(ctx context.Context, r *spoolv1.ListSessionsReques
 	if err != nil {
 		return nil, err
 	}
-	list, next, err := s.Reads.Sessions(ctx, p.Tenant, r.GetStatus(), r.GetPageToken(), r.GetPageSize())
+	list, next, err := s.Reads.Sessions(ctx, p.Tenant, filterOf(r.GetStatus(), r, r.MetadataValue), r.GetPageToken(), r.GetPageSize())
 	return &spoolv1.ListSessionsResponse{Sessions: list, NextPageToken: next}, err
+}
+
+// filtering is what ListSessions and ListExecutions share.
+type filtering interface {
+	GetAgent() string
+	GetArchitecture() string
+	GetMetadataKey() string
+	GetCreatedAfter() string
+	GetCreatedBefore() string
+	GetUpdatedAfter() string
+	GetUpdatedBefore() string
+	GetText() string
+	GetSort() string
+	GetOrder() string
+}
+
+func filterOf(state string, r filtering, metadataValue *string) reads.Filter {
+	return reads.Filter{
+		State: state, Agent: r.GetAgent(), Architecture: r.GetArchitecture(), MetadataKey: r.GetMetadataKey(), MetadataValue: metadataValue,
+		CreatedAfter: r.GetCreatedAfter(), CreatedBefore: r.GetCreatedBefore(), UpdatedAfter: r.GetUpdatedAfter(), UpdatedBefore: r.GetUpdatedBefore(),
+		Text: r.GetText(), Sort: r.GetSort(), Order: r.GetOrder(),
+	}
 }
 
 // GetSession reads a session.

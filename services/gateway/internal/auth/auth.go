@@ -12,7 +12,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
-// DefaultTenant owns what is made without a key, or with the root key.
+// DefaultTenant is the tenant of requests without a key, and of keys that the root key makes without naming a tenant.
 const DefaultTenant = "default"
 
 // MinRootKey is how long a root key must be, in characters.
@@ -21,9 +21,12 @@ const MinRootKey = 32
 // Principal is who asks.
 type Principal struct {
 	Tenant string
-	KeyID  string // of an API key; "root", or "" for nobody in particular
-	Admin  bool   // may make keys of any tenant
+	KeyID  string // of an API key; RootKeyID, or "" for nobody in particular
+	Admin  bool   // may manage keys and budgets of any tenant
 }
+
+// RootKeyID is the KeyID of a principal that sent the root key.
+const RootKeyID = "root"
 
 // Actor is the principal as the log names it.
 func (p Principal) Actor() events.Actor {
@@ -84,7 +87,7 @@ func (a *Authenticator) Authenticate(ctx context.Context, header string) (Princi
 	}
 	hash := Hash(key)
 	if a.rootHash != "" && subtle.ConstantTimeCompare([]byte(hash), []byte(a.rootHash)) == 1 {
-		return Principal{Tenant: DefaultTenant, KeyID: "root", Admin: true}, nil
+		return Principal{Tenant: DefaultTenant, KeyID: RootKeyID, Admin: true}, nil
 	}
 	if !WellFormed(key) {
 		return Principal{}, refused("the API key is not valid: it is mistyped or none of Spool's")
@@ -105,9 +108,15 @@ func refused(detail string) error {
 
 type contextKey struct{}
 
-// With gives a context that carries the principal.
-func With(ctx context.Context, p Principal) context.Context {
-	return context.WithValue(ctx, contextKey{}, p)
+// With returns a context that carries the principal of a request. manages
+// reports whether the request manages API keys or tenants' budgets, which is all
+// that the root key may do: for any other request of the root key With returns
+// FORBIDDEN. Every way in (REST, SSE, WebSocket, gRPC) calls With before its handler.
+func With(ctx context.Context, p Principal, manages bool) (context.Context, error) {
+	if p.KeyID == RootKeyID && !manages {
+		return ctx, problem.New(problem.Forbidden, "Authorization", "the root key only manages API keys and budgets: make a key with it (spool keys create NAME, or POST /api/keys) and send that key")
+	}
+	return context.WithValue(ctx, contextKey{}, p), nil
 }
 
 // From gives the principal of a request; UNAUTHENTICATED if it was never let in.

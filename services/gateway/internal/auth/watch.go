@@ -32,7 +32,7 @@ func NewWatch(keys Keys, logger *slog.Logger) *Watch {
 // principal's key is revoked. release must be called when the stream is over.
 func (w *Watch) Add(ctx context.Context, p Principal) (_ context.Context, release func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	if p.KeyID == "" || p.KeyID == "root" { // neither can be revoked
+	if p.KeyID == "" { // cannot be revoked
 		return ctx, func() { cancel(nil) }
 	}
 	s := &stream{cancel}

@@ -22,6 +22,7 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/gateway/internal/auth"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
+	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
 // Config of a Sender. JetStream, Now, Entropy and Logger are required.
@@ -217,8 +218,7 @@ func (s *Sender) identify(ctx context.Context, r Request, body []byte) (kept rec
 	if err := CheckKey(r.Key); err != nil {
 		return record{}, "", err
 	}
-	// The key that a 503 named is the id of the command whose outcome is unknown.
-	if events.CheckID("Idempotency-Key", events.KindCommand, r.Key) == nil {
+	if s.namesCommand(r.Key) {
 		id = r.Key
 	}
 	name = keyName(r.Tenant, r.Key)
@@ -228,6 +228,17 @@ func (s *Sender) identify(ctx context.Context, r Request, body []byte) (kept rec
 	}
 	kept, err = s.keys.claim(ctx, name, record{Request: request, Command: id})
 	return kept, name, err
+}
+
+// namesCommand reports whether a key is one that a 503 named: the id of the command whose outcome is unknown. An id from
+// the distant future is no such key, but a text like any other: as a command's id it would make sessions read their
+// log before each further command (see session.State.Forgotten).
+func (s *Sender) namesCommand(key string) bool {
+	if events.CheckID("Idempotency-Key", events.KindCommand, key) != nil {
+		return false
+	}
+	at, ok := reads.MintedAt(key)
+	return ok && at.Before(s.cfg.Now().Add(topology.IdempotencyTTL))
 }
 
 // stretch is how many rounds a guess at a secret costs whoever reads the bucket of idempotency: some 30 ms.

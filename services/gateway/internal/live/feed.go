@@ -32,6 +32,7 @@ type feed struct {
 	position string      // of the event at tip
 	ring     []Frame     // kept events without a gap, the last one is at tip
 	bytes    int         // in the ring
+	metadata metadata    // that the events at tip show
 	open     []*inFlight // blocks that are open at tip, in the order of their start
 	readers  map[*Reader]struct{}
 	ended    error // why nothing more will come; Readers still get what the feed holds
@@ -73,7 +74,7 @@ func (f *feed) start(ctx context.Context) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.readers = map[*Reader]struct{}{}
-	f.tip, f.position = tip.Seq, tip.Position
+	f.tip, f.position, f.metadata.session = tip.Seq, tip.Position, tip.Metadata
 	for _, t := range tip.Open {
 		b := &inFlight{block: t.BlockID, execution: t.ExecutionID, conversation: t.ConversationID}
 		b.fill(t)
@@ -132,12 +133,14 @@ func (f *feed) live(data []byte) {
 // take applies a message; why says what is missing, "" for nothing. mu is held.
 func (f *feed) take(m announced) (changed bool, why string) {
 	for _, raw := range m.Events {
-		switch took, err := f.append(raw); {
+		switch took, err := f.append(raw, nil); {
 		case err != nil:
 			f.hub.cfg.Logger.Error("an event on LIVE cannot be read; the session is read from Postgres", "session", f.session, "error", err)
 			return changed, "hole"
 		case took == gap:
 			return changed, "hole"
+		case took == undressed:
+			return changed, "metadata"
 		case took == taken:
 			changed = true
 		}
@@ -165,11 +168,13 @@ type appended int
 const (
 	known appended = iota // it was there already
 	taken
-	gap // there is one missing before it
+	gap       // there is one missing before it
+	undressed // its execution's metadata is not known here
 )
 
-// append adds the next event. mu is held.
-func (f *feed) append(raw []byte) (appended, error) {
+// append adds the next event. LIVE brings it without metadata: stored is nil, and
+// the feed knows the metadata from the events that set it. mu is held.
+func (f *feed) append(raw []byte, stored *reads.Kept) (appended, error) {
 	var w events.Wire
 	if err := json.Unmarshal(raw, &w); err != nil {
 		return known, err
@@ -180,20 +185,37 @@ func (f *feed) append(raw []byte) (appended, error) {
 	case w.Seq != f.tip+1:
 		return gap, nil
 	}
+	e := w.Event()
+	if stored != nil {
+		f.metadata.stored(w.ExecutionID, stored.Metadata)
+	} else {
+		f.metadata.learn(e)
+	}
+	shown, ok := f.metadata.of(w.ExecutionID)
+	if !ok {
+		return undressed, nil
+	}
 	f.tip, f.position = w.Seq, w.Position
-	f.ring = append(f.ring, Frame{Seq: w.Seq, Type: w.Type, JSON: bytes.Clone(raw)})
-	f.bytes += len(raw)
+	frame := Frame{Seq: w.Seq, Type: w.Type, JSON: bytes.Clone(raw), Metadata: shown}
+	f.bytes += len(frame.JSON)
+	if n := len(f.ring); n == 0 || f.ring[n-1].Metadata != shown {
+		f.bytes += shown.Len() // once for events in a row that share it
+	}
+	f.ring = append(f.ring, frame)
 	for len(f.ring) > f.hub.cfg.RingEvents || f.bytes > f.hub.cfg.RingBytes && len(f.ring) > 1 {
 		f.drop(1)
 	}
-	f.track(w.Event())
+	f.track(e)
 	return taken, nil
 }
 
 // drop takes the oldest events out of the ring. mu is held.
 func (f *feed) drop(n int) {
-	for _, frame := range f.ring[:n] {
+	for i, frame := range f.ring[:n] {
 		f.bytes -= len(frame.JSON)
+		if i+1 == len(f.ring) || f.ring[i+1].Metadata != frame.Metadata {
+			f.bytes -= frame.Metadata.Len()
+		}
 	}
 	f.ring = slices.Delete(f.ring, 0, n)
 }
@@ -272,7 +294,7 @@ func (f *feed) readOnce(ctx context.Context) (more bool, err error) {
 	f.mu.Lock()
 	after := f.tip
 	f.mu.Unlock()
-	page, err := f.hub.cfg.Source.Events(ctx, f.tenant, f.session, after, f.hub.cfg.PageEvents, nil)
+	page, err := f.hub.cfg.Source.Events(ctx, f.tenant, f.session, reads.Query{After: after, Limit: f.hub.cfg.PageEvents, Metadata: true})
 	if err != nil {
 		return false, err
 	}
@@ -302,7 +324,7 @@ func (f *feed) appendAll(list []reads.Kept) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, kept := range list {
-		if _, err := f.append(kept.JSON); err != nil {
+		if _, err := f.append(kept.JSON, &kept); err != nil {
 			return problem.New(problem.Internal, "", "an event in the read models cannot be read").Because(err)
 		}
 	}

@@ -25,7 +25,7 @@ type Source interface {
 	// Tip is a session's end and the text in flight there.
 	Tip(ctx context.Context, tenant, session string) (reads.Tip, error)
 	// Events reads kept events after a cursor.
-	Events(ctx context.Context, tenant, session string, after uint32, limit int, types []string) (reads.Page, error)
+	Events(ctx context.Context, tenant, session string, q reads.Query) (reads.Page, error)
 	// Reaches says how far Postgres is with sessions.
 	Reaches(ctx context.Context, tenant string, sessions []string) (map[string]reads.Reach, error)
 	// Progress says how far the projector groups are.

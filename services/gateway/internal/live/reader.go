@@ -9,6 +9,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
+	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
 // Frame is one thing to send: an event or text in flight, as the JSON of
@@ -16,8 +17,26 @@ import (
 type Frame struct {
 	Seq  uint32 // of the event; of a text_delta, that of the last kept event
 	Type events.Type
-	JSON []byte // not to be changed
+	JSON []byte // not to be changed; without metadata
 	Lag  *Lag
+
+	Metadata *reads.Metadata // that the event shows; nil for none, and on text in flight
+}
+
+// Len is how many bytes Append appends.
+func (f Frame) Len(metadata bool) int {
+	if !metadata {
+		return len(f.JSON)
+	}
+	return len(f.JSON) + f.Metadata.Len()
+}
+
+// Append appends the event's JSON, with metadata or without. Nothing is encoded for it.
+func (f Frame) Append(b []byte, metadata bool) []byte {
+	if !metadata {
+		return append(b, f.JSON...)
+	}
+	return f.Metadata.Append(b, f.JSON)
 }
 
 // Lag says whether the read models are behind the log.
@@ -59,7 +78,7 @@ func (f *feed) admit(ctx context.Context, r *Reader) error {
 		if err != nil {
 			return err
 		}
-		_, err = f.hub.cfg.Source.Events(ctx, f.tenant, f.session, r.cursor, 1, nil)
+		_, err = f.hub.cfg.Source.Events(ctx, f.tenant, f.session, reads.Query{After: r.cursor, Limit: 1})
 		release()
 		if err != nil {
 			return err
@@ -138,7 +157,7 @@ func (r *Reader) take() (frames []Frame, behind bool, err error) {
 		if size > maxBatch {
 			return frames, false, nil
 		}
-		size += len(f.ring[i].JSON)
+		size += f.ring[i].Len(true)
 		frames = append(frames, f.ring[i])
 		r.cursor = f.ring[i].Seq
 	}
@@ -190,13 +209,13 @@ func (r *Reader) page(ctx context.Context) ([]Frame, error) {
 		return nil, err
 	}
 	defer release()
-	page, err := f.hub.cfg.Source.Events(ctx, f.tenant, f.session, r.Cursor(), f.hub.cfg.PageEvents, nil)
+	page, err := f.hub.cfg.Source.Events(ctx, f.tenant, f.session, reads.Query{After: r.Cursor(), Limit: f.hub.cfg.PageEvents, Metadata: true})
 	if err != nil {
 		return nil, err
 	}
 	var frames []Frame
 	for _, kept := range page.Events {
-		frames = append(frames, Frame{Seq: kept.Seq, Type: kept.Type, JSON: kept.JSON})
+		frames = append(frames, Frame{Seq: kept.Seq, Type: kept.Type, JSON: kept.JSON, Metadata: kept.Metadata})
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()

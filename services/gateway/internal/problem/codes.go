@@ -22,6 +22,8 @@ const (
 	ExecutionNotFound   Code = "EXECUTION_NOT_FOUND"
 	KeyNotFound         Code = "KEY_NOT_FOUND"
 	BudgetNotFound      Code = "BUDGET_NOT_FOUND"
+	DeadLetterNotFound  Code = "DEAD_LETTER_NOT_FOUND"
+	DeadLetterFinal     Code = "DEAD_LETTER_FINAL"
 	AgentNotFound       Code = "AGENT_NOT_FOUND"
 	InstanceNotFound    Code = "INSTANCE_NOT_FOUND"
 	EnvironmentNotFound Code = "ENVIRONMENT_NOT_FOUND"
@@ -29,6 +31,8 @@ const (
 	MethodNotAllowed    Code = "METHOD_NOT_ALLOWED"
 	FileNotFound        Code = "FILE_NOT_FOUND"
 	NoSnapshot          Code = "NO_SNAPSHOT"
+	NoLiveSandbox       Code = "NO_LIVE_SANDBOX"
+	FileTooLarge        Code = "FILE_TOO_LARGE"
 	SessionExists       Code = "SESSION_EXISTS"
 	SessionClosed       Code = "SESSION_CLOSED"
 	ExecutionNotRunning Code = "EXECUTION_NOT_RUNNING"
@@ -53,6 +57,8 @@ const (
 	SkillDigest         Code = "SKILL_DIGEST_MISMATCH"
 	SkillUpload         Code = "SKILL_UPLOAD_MISSING"
 	SecretsUnavailable  Code = "SECRETS_UNAVAILABLE"
+	HostPathUnsupported Code = "HOST_PATH_UNSUPPORTED"
+	HostPathRefused     Code = "HOST_PATH_REFUSED"
 	SlowClient          Code = "SLOW_CLIENT"
 	Internal            Code = "INTERNAL"
 	Unavailable         Code = "UNAVAILABLE"
@@ -74,19 +80,23 @@ func Table() []Entry {
 	return []Entry{
 		{InvalidRequest, http.StatusBadRequest, codes.InvalidArgument, "The request is not valid", "`field` names what is at fault, `detail` says why. Correct it; the same request fails again.", ""},
 		{Unauthenticated, http.StatusUnauthorized, codes.Unauthenticated, "No valid API key", "Send a valid key in header `Authorization: Bearer spool_sk_…`. Without one, or with a wrong or revoked one, this is the answer.", ""},
-		{Forbidden, http.StatusForbidden, codes.PermissionDenied, "Not allowed", "The key is valid and may not do this.", ""},
+		{Forbidden, http.StatusForbidden, codes.PermissionDenied, "Not allowed", "The key is valid and may not do this. Of a file with `live=1`: its mode, or a folder's, does not let the sandbox's user read it.", ""},
 		{OriginRefused, http.StatusForbidden, codes.PermissionDenied, "Foreign origin", "A web page of another origin asked, or the host name is not the server's. Add the origin to `--allowed-origins` if it is to be trusted.", ""},
 		{NotFound, http.StatusNotFound, codes.NotFound, "No such route", "The path is none of the API's; /api/openapi.json lists them.", ""},
 		{SessionNotFound, http.StatusNotFound, codes.NotFound, "No such session", "There is no such session, it was deleted, or it is another tenant's: these cannot be told apart.", "sessionId"},
 		{ExecutionNotFound, http.StatusNotFound, codes.NotFound, "No such execution", "As SESSION_NOT_FOUND, of an execution.", "executionId"},
 		{KeyNotFound, http.StatusNotFound, codes.NotFound, "No such key", "As SESSION_NOT_FOUND, of an API key.", "keyId"},
 		{BudgetNotFound, http.StatusNotFound, codes.NotFound, "No such budget", "The tenant has no budget for that period.", "period"},
+		{DeadLetterNotFound, http.StatusNotFound, codes.NotFound, "No such dead letter", "There is no such dead letter, it was dealt with or is older than 30 days, or it is another tenant's: these cannot be told apart.", "id"},
+		{DeadLetterFinal, http.StatusConflict, codes.FailedPrecondition, "The dead letter cannot be retried", "It is of no session, or it is a command: whoever sent it was told that its outcome is unknown, and may send it again. Drop the letter.", "id"},
 		{AgentNotFound, http.StatusNotFound, codes.NotFound, "No such agent", "There is no such agent, or no such version of it, it was removed, or it is another tenant's: these cannot be told apart. A digest also finds a removed one.", ""},
 		{InstanceNotFound, http.StatusNotFound, codes.NotFound, "No such agent instance", "As AGENT_NOT_FOUND, of an agent instance.", ""},
 		{EnvironmentNotFound, http.StatusNotFound, codes.NotFound, "No such environment", "As AGENT_NOT_FOUND, of an environment.", ""},
 		{SkillNotFound, http.StatusNotFound, codes.NotFound, "No such skill", "As AGENT_NOT_FOUND, of a skill.", ""},
-		{FileNotFound, http.StatusNotFound, codes.NotFound, "No such file", "The session's last snapshot has no file of this path. A file that the agent has just written is in the next one: POST /api/sessions/{id}/sync asks for it.", "path"},
+		{FileNotFound, http.StatusNotFound, codes.NotFound, "No such file", "The session's last snapshot has no file of this path, or, with `live=1`, its sandbox has no regular file there. A file that the agent has just written is in the next one: POST /api/sessions/{id}/sync asks for it.", "path"},
 		{NoSnapshot, http.StatusNotFound, codes.NotFound, "No snapshot yet", "Files are read from the last snapshot of the workspace, and there is none: it is taken at the end of each turn, and when POST /api/sessions/{id}/sync asks for it.", "sessionId"},
+		{NoLiveSandbox, http.StatusConflict, codes.FailedPrecondition, "No sandbox runs", "With `live=1` files are read in the session's sandbox, and there is none now, it is paused, or no executor of its engine answers. Without `live` the last snapshot is read.", "live"},
+		{FileTooLarge, http.StatusUnprocessableEntity, codes.OutOfRange, "The file is too large to be read live", "With `live=1` a file may have 64 MiB, and a listing 20,000 files and folders. Ask for a new snapshot (POST /api/sessions/{id}/sync), and read without `live`; or list a folder.", ""},
 		{MethodNotAllowed, http.StatusMethodNotAllowed, codes.Unimplemented, "Method not allowed", "The path exists with another method.", ""},
 		{SessionExists, http.StatusConflict, codes.AlreadyExists, "The session exists", "A session with this id exists already.", "sessionId"},
 		{SessionClosed, http.StatusConflict, codes.FailedPrecondition, "The session is closed", "It takes no more messages; create another.", "sessionId"},
@@ -112,6 +122,8 @@ func Table() []Entry {
 		{SkillDigest, http.StatusUnprocessableEntity, codes.InvalidArgument, "Another ZIP than was said", "The SHA-256 that was given is not that of what came. Send it again.", "sha256"},
 		{SkillUpload, http.StatusConflict, codes.Aborted, "The upload is gone", "What was uploaded was not found, or not whole, when it was to be checked. Push again.", ""},
 		{SecretsUnavailable, http.StatusServiceUnavailable, codes.FailedPrecondition, "Secrets cannot be taken in", "The server has no key to encrypt them with; `detail` names the setting.", ""},
+		{HostPathUnsupported, http.StatusUnprocessableEntity, codes.FailedPrecondition, "The sandbox has a workspace of its own", "Only local sandboxes work in a folder of the server's machine. Put the folder's files into the workspace, as `spool run --workspace` does.", "sessionOptions.hostPath"},
+		{HostPathRefused, http.StatusForbidden, codes.PermissionDenied, "The session may not work in this folder", "The server's setting `host-paths` does not allow the folder, the folder is not there, may not be written by the server or holds Spool's own data, or the server sees another folder at this path than the client. `detail` says which. Work on a copy (`spool run --workspace DIR --copy`), or have the operator allow it.", "sessionOptions.hostPath"},
 		{SlowClient, 0, codes.ResourceExhausted, "The client is too slow", "It took longer than `--write-timeout` to take what was sent, so it was cut. Its cursor is the seq of the last event it has: connect again with it.", ""},
 		{Internal, http.StatusInternalServerError, codes.Internal, "Internal error", "A fault of the server's, which its log describes.", ""},
 		{Unavailable, http.StatusServiceUnavailable, codes.Unavailable, "Not available now", "NATS, Postgres or a service does not answer. Wait for `Retry-After` and try again. When the outcome of a command is unknown, `detail` says so and `idempotencyKey` is the Idempotency-Key with which a retry is safe.", ""},

@@ -16,7 +16,9 @@ import (
 type Kept struct {
 	Seq  uint32
 	Type events.Type
-	JSON []byte // of events.Wire
+	JSON []byte // of events.Wire, without metadata
+
+	Metadata *Metadata // that the event shows; nil for none
 }
 
 // maxPageBytes is where a page of events ends even if its limit is not reached.
@@ -29,13 +31,21 @@ type Page struct {
 	Next   uint32 // the cursor after this page
 }
 
-// Events reads the kept events after a cursor, up to limit or 2 MiB, but one at
-// least; types narrows them. CURSOR_AHEAD and CURSOR_EXPIRED say that the cursor cannot be served.
-func (s *Store) Events(ctx context.Context, tenant, session string, after uint32, limit int, types []string) (Page, error) {
+// Query says which kept events are read.
+type Query struct {
+	After    uint32   // the cursor
+	Limit    int      // of events, at least 1
+	Types    []string // of events; nil for all
+	Metadata bool     // read Kept.Metadata too
+}
+
+// Events reads the kept events after a cursor, up to the limit or 2 MiB, but one at
+// least. CURSOR_AHEAD and CURSOR_EXPIRED say that the cursor cannot be served.
+func (s *Store) Events(ctx context.Context, tenant, session string, q Query) (Page, error) {
 	var p Page
 	err := s.Fresh(ctx, session, func() error {
-		p = Page{Next: after}
-		found, size := false, 0
+		p = Page{Next: q.After}
+		found, size, cut := false, 0, false
 		var first int64
 		err := s.rows(ctx, func(r row) error {
 			var tip int64
@@ -49,34 +59,55 @@ func (s *Store) Events(ctx context.Context, tenant, session string, after uint32
 				first = *oldest
 			}
 			if seq == nil || size > maxPageBytes {
+				cut = cut || seq != nil
 				return nil
 			}
 			size += len(*text)
-			p.Events = append(p.Events, Kept{uint32(*seq), events.Type(*kind), []byte(*text)})
+			p.Events = append(p.Events, Kept{Seq: uint32(*seq), Type: events.Type(*kind), JSON: []byte(*text)})
 			return nil
 		}, `
 		SELECT s.tip, o.seq, e.seq, e.type, e.event FROM sessions s
 		  LEFT JOIN LATERAL (SELECT seq FROM events WHERE tenant = s.tenant AND session = s.id AND seq > $3 ORDER BY seq LIMIT 1) o ON true
 		  LEFT JOIN LATERAL (SELECT seq, type, event FROM events WHERE tenant = s.tenant AND session = s.id AND seq > $3
 		                       AND ($5::text[] IS NULL OR type = ANY ($5)) ORDER BY seq LIMIT $4) e ON true
-		 WHERE s.tenant = $1 AND s.id = $2 ORDER BY e.seq`, tenant, session, int64(after), limit, types)
+		 WHERE s.tenant = $1 AND s.id = $2 ORDER BY e.seq`, tenant, session, int64(q.After), q.Limit, q.Types)
 		switch {
 		case err != nil:
 			return err
 		case !found:
 			return s.missing(ctx, tenant, session)
-		case after > p.Tip:
-			return Ahead(after, p.Tip)
-		case after < p.Tip && first != int64(after)+1:
-			return expired(after, p.Tip)
+		case q.After > p.Tip:
+			return Ahead(q.After, p.Tip)
+		case q.After < p.Tip && first != int64(q.After)+1:
+			return expired(q.After, p.Tip)
+		}
+		cut = cut || len(p.Events) == q.Limit
+		if q.Metadata {
+			if err := s.metadataOf(ctx, tenant, session, p.Events); err != nil {
+				return err
+			}
+			var short bool
+			p.Events, short = bounded(p.Events)
+			cut = cut || short
 		}
 		p.Next = p.Tip
-		if n := len(p.Events); n > 0 && (n == limit || size > maxPageBytes) {
+		if n := len(p.Events); n > 0 && cut {
 			p.Next = p.Events[n-1].Seq
 		}
 		return nil
 	})
 	return p, err
+}
+
+// bounded ends a page after the event with which it passes maxPageBytes, metadata included; short says that events were cut off.
+func bounded(list []Kept) (kept []Kept, short bool) {
+	size := 0
+	for i, e := range list {
+		if size += len(e.JSON) + e.Metadata.Len(); size > maxPageBytes {
+			return list[:i+1], i+1 < len(list)
+		}
+	}
+	return list, false
 }
 
 // Ahead is a cursor from the future.
@@ -92,13 +123,17 @@ func expired(after, tip uint32) error {
 	return e
 }
 
-// Event dresses a stored event for the API.
+// Event dresses a stored event for the API, with its metadata.
 func (k Kept) Event() (*spoolv1.Event, error) {
 	var w events.Wire
 	if err := json.Unmarshal(k.JSON, &w); err != nil {
-		return nil, problem.New(problem.Internal, "", "an event in the read models cannot be read").Because(err)
+		return nil, unreadable(err)
 	}
-	return Event(w), nil
+	out := Event(w)
+	if k.Metadata != nil {
+		out.Metadata = &spoolv1.EventMetadata{Session: wirejson.Raw(k.Metadata.Session), Message: wirejson.Raw(k.Metadata.Message)}
+	}
+	return out, nil
 }
 
 // Event dresses an event for the API.
@@ -113,6 +148,7 @@ func Event(w events.Wire) *spoolv1.Event {
 type Tip struct {
 	Seq      uint32
 	Position string
+	Metadata string // JSON of the session's metadata there; "" for none
 	Open     []Text
 }
 
@@ -133,14 +169,17 @@ func (s *Store) Tip(ctx context.Context, tenant, session string) (Tip, error) {
 		found := false
 		err := s.rows(ctx, func(r row) error {
 			var seq int64
-			var block, execution, conversation *string
+			var block, execution, conversation, metadata *string
 			var offsets []int64
 			var texts []string
 			var at *time.Time
-			if err := r.Scan(&seq, &t.Position, &block, &execution, &conversation, &offsets, &texts, &at); err != nil {
+			if err := r.Scan(&seq, &t.Position, &metadata, &block, &execution, &conversation, &offsets, &texts, &at); err != nil {
 				return err
 			}
 			found, t.Seq = true, uint32(seq)
+			if metadata != nil {
+				t.Metadata = *metadata
+			}
 			if block == nil {
 				return nil
 			}
@@ -151,7 +190,7 @@ func (s *Store) Tip(ctx context.Context, tenant, session string) (Tip, error) {
 			t.Open = append(t.Open, open)
 			return nil
 		}, `
-		SELECT s.tip, s.tip_position, b.id, b.execution, b.conversation, t.offsets, t.texts, t.at FROM sessions s
+		SELECT s.tip, s.tip_position, s.metadata, b.id, b.execution, b.conversation, t.offsets, t.texts, t.at FROM sessions s
 		  LEFT JOIN blocks b ON b.tenant = s.tenant AND b.session = s.id AND b.status = 'pending'
 		  LEFT JOIN LATERAL (SELECT array_agg("offset" ORDER BY "offset") AS offsets, array_agg(text ORDER BY "offset") AS texts, max(at) AS at
 		                       FROM text_in_flight WHERE tenant = s.tenant AND session = s.id AND block = b.id) t ON b.id IS NOT NULL

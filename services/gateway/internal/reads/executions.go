@@ -4,8 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"math"
-	"slices"
-	"strings"
 	"time"
 
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
@@ -15,9 +13,13 @@ import (
 )
 
 const executionColumns = `id, session, phase, code, message, reason, attempt, executor, model, input_tokens, output_tokens,
-	cache_read_tokens, cache_write_tokens, cost_usd, result, metadata, queued_at, dispatched_at, started_at, ended_at, duration_ms, first_seq, resolved,
+	cache_read_tokens, cache_write_tokens, cost_usd, result, metadata, queued_at, dispatched_at, started_at, ended_at, duration_ms, first_seq, resolved, query, updated_at, agent, architecture, agent_ref, instance,
 	(SELECT json_agg(u ORDER BY u.day, u.provider, u.model) FROM usage u
 	  WHERE u.tenant = executions.tenant AND u.session = executions.session AND u.execution = executions.id)`
+
+// executionOwner joins to an execution what it has of its session.
+const executionOwner = ` LEFT JOIN LATERAL (
+	SELECT s.agent, s.architecture, s.agent_ref, s.instance FROM sessions s WHERE s.tenant = executions.tenant AND s.id = executions.session) owner ON true `
 
 // phases of an execution that the read models know.
 var phases = []string{"queued", "starting", "running", "paused", "completed", "failed", "cancelled"}
@@ -26,25 +28,29 @@ func scanExecution(r scanner) (*spoolv1.Execution, error) {
 	var e spoolv1.Execution
 	var code, message, reason, executor, model, result string
 	var metadata, resolved *string
-	var queued time.Time
+	var agent, architecture, agentRef, instance *string
+	var queued, updated time.Time
 	var dispatched, started, ended *time.Time
 	var attempt, in, out, read, write, duration, first int64
 	var usage *string
 	err := r.Scan(&e.ExecutionId, &e.SessionId, &e.Phase, &code, &message, &reason, &attempt, &executor, &model, &in, &out, &read, &write,
-		&e.CostUsd, &result, &metadata, &queued, &dispatched, &started, &ended, &duration, &first, &resolved, &usage)
+		&e.CostUsd, &result, &metadata, &queued, &dispatched, &started, &ended, &duration, &first, &resolved, &e.Query, &updated, &agent, &architecture, &agentRef, &instance, &usage)
 	if err != nil {
 		return nil, err
 	}
 	e.Code, e.Message, e.Reason, e.Executor, e.Model, e.Result = filled(code), filled(message), filled(reason), filled(executor), filled(model), filled(result)
 	e.Attempt, e.DurationMs, e.FirstSeq = uint32(attempt), uint32(duration), uint32(first)
 	e.Usage = &spoolv1.Usage{InputTokens: uint32(in), OutputTokens: uint32(out), CacheReadTokens: uint32(read), CacheWriteTokens: uint32(write)}
+	if agent != nil {
+		e.Agent, e.Architecture, e.AgentRef, e.Instance = *agent, *architecture, filled(*agentRef), filled(*instance)
+	}
 	if metadata != nil {
 		e.Metadata = wirejson.Raw(*metadata)
 	}
 	if resolved != nil {
 		e.Resolved = wirejson.Raw(*resolved)
 	}
-	e.QueuedAt = wirejson.Time(queued)
+	e.QueuedAt, e.UpdatedAt = wirejson.Time(queued), wirejson.Time(updated)
 	for _, t := range []struct {
 		at  *time.Time
 		set func(time.Time)
@@ -104,7 +110,7 @@ func (s *Store) Execution(ctx context.Context, tenant, id, minPosition string) (
 			err := s.rows(ctx, func(r row) (err error) {
 				out, err = scanExecution(r)
 				return err
-			}, "SELECT "+executionColumns+" FROM executions WHERE tenant = $1 AND id = $2", tenant, id)
+			}, "SELECT "+executionColumns+" FROM executions"+executionOwner+"WHERE tenant = $1 AND id = $2", tenant, id)
 			if err == nil && out == nil {
 				return problem.New(problem.ExecutionNotFound, "", "there is no such execution")
 			}
@@ -123,16 +129,27 @@ func (s *Store) Execution(ctx context.Context, tenant, id, minPosition string) (
 	return read()
 }
 
-// Executions lists a tenant's executions, the newest first: a page, and the token of the next.
-func (s *Store) Executions(ctx context.Context, tenant, phase, token string, size uint32) ([]*spoolv1.Execution, string, error) {
-	if phase != "" && !slices.Contains(phases, phase) {
-		return nil, "", problem.Invalid("phase", "%+q is not a phase: there are %s", clip(phase), strings.Join(phases, ", "))
-	}
-	before, err := readToken(events.KindExecution, token)
+// Executions lists a tenant's executions as the filter says: a page, and the token of the next.
+func (s *Store) Executions(ctx context.Context, tenant string, f Filter, token string, size uint32) ([]*spoolv1.Execution, string, error) {
+	size, err := pageSize(size)
 	if err != nil {
 		return nil, "", err
 	}
-	return s.executions(ctx, size, `tenant = $1 AND ($2 = '' OR phase = $2) AND ($3 = '' OR id < $3) ORDER BY id DESC`, tenant, phase, before)
+	l := executionList()
+	p, err := l.page(tenant, f, token, size)
+	if err != nil {
+		return nil, "", err
+	}
+	list, more, err := s.executions(ctx, size, p.rows+executionOwner+p.order, p.args...)
+	if err != nil || !more {
+		return list, "", err
+	}
+	last := list[len(list)-1]
+	at := last.QueuedAt
+	if f.Sort == "updated" {
+		at = last.UpdatedAt
+	}
+	return list, l.token(f, place{at.AsTime(), last.ExecutionId}), nil
 }
 
 // SessionExecutions lists the executions of a session in their order.
@@ -141,32 +158,32 @@ func (s *Store) SessionExecutions(ctx context.Context, tenant, session, token st
 	if err != nil {
 		return nil, "", err
 	}
+	if size, err = pageSize(size); err != nil {
+		return nil, "", err
+	}
 	if _, err := s.Session(ctx, tenant, session); err != nil {
 		return nil, "", err
 	}
-	return s.executions(ctx, size, `tenant = $1 AND session = $2 AND ($3 = '' OR
-		ord > (SELECT ord FROM executions WHERE tenant = $1 AND session = $2 AND id = $3)) ORDER BY ord`, tenant, session, after)
+	list, more, err := s.executions(ctx, size, `executions`+executionOwner+`WHERE tenant = $1 AND session = $2 AND ($3 = '' OR
+		ord > (SELECT ord FROM executions WHERE tenant = $1 AND session = $2 AND id = $3)) ORDER BY ord LIMIT $4`, tenant, session, after, size+1)
+	if err != nil || !more {
+		return list, "", err
+	}
+	return list, makeToken(list[len(list)-1].ExecutionId), nil
 }
 
-func (s *Store) executions(ctx context.Context, size uint32, where string, args ...any) ([]*spoolv1.Execution, string, error) {
-	size, err := pageSize(size)
-	if err != nil {
-		return nil, "", err
-	}
-	var list []*spoolv1.Execution
+// executions reads a page of the rows that from gives; more says that there is another.
+func (s *Store) executions(ctx context.Context, size uint32, from string, args ...any) (list []*spoolv1.Execution, more bool, err error) {
 	err = s.rows(ctx, func(r row) error {
 		one, err := scanExecution(r)
 		list = append(list, one)
 		return err
-	}, "SELECT "+executionColumns+" FROM executions WHERE "+where+" LIMIT $4", append(args, size+1)...)
+	}, "SELECT "+executionColumns+" FROM "+from, args...)
 	if err != nil {
-		return nil, "", err
+		return nil, false, err
 	}
-	list, more := cut(list, size)
-	if !more {
-		return list, "", nil
-	}
-	return list, makeToken(list[len(list)-1].ExecutionId), nil
+	list, more = cut(list, size)
+	return list, more, nil
 }
 
 // LastEnd is when the session's last execution to end did so; zero when none has.

@@ -14,11 +14,11 @@ import (
 )
 
 const sessionColumns = `id, status, agent, agent_version, architecture, provider, options, metadata, created_at, updated_at,
-	tip, tip_position, active_execution, queued, executions, idle, snapshot, snapshot_at, workspace_files, workspace_bytes, agent_ref, instance, environments,
+	tip, tip_position, active_execution, queued, executions, idle, snapshot, snapshot_at, workspace_files, workspace_bytes, agent_ref, instance, environments, title,
 	box, box_state, box_health, box_why, box_provider, box_engine, box_image, box_created, box_ended, box_memory, box_disk`
 
-// sessionTables joins a session's sandbox to it: the one that has not ended, else the last one.
-const sessionTables = ` FROM sessions LEFT JOIN LATERAL (
+// sessionSandbox joins a session's sandbox to it: the one that has not ended, else the last one.
+const sessionSandbox = ` LEFT JOIN LATERAL (
 	SELECT b.id AS box, b.status AS box_state, b.health AS box_health, CASE WHEN b.ended_at IS NULL THEN b.health_why ELSE b.reason END AS box_why,
 	       b.provider AS box_provider, b.engine AS box_engine, b.image AS box_image, b.created_at AS box_created, b.ended_at AS box_ended,
 	       b.memory_bytes AS box_memory, b.disk_bytes AS box_disk
@@ -38,7 +38,7 @@ func scanSession(r scanner) (*spoolv1.Session, error) {
 	var taken *time.Time
 	var b box
 	err := r.Scan(&s.SessionId, &s.Status, &s.Agent, &s.AgentVersion, &s.Architecture, &s.Sandbox, &options, &metadata, &created, &updated,
-		&tip, &s.Position, &active, &queued, &executions, &s.Idle, &snapshot, &taken, &files, &bytes, &agentRef, &instance, &environments,
+		&tip, &s.Position, &active, &queued, &executions, &s.Idle, &snapshot, &taken, &files, &bytes, &agentRef, &instance, &environments, &s.Title,
 		&b.id, &b.state, &b.health, &b.why, &b.provider, &b.engine, &b.image, &b.created, &b.ended, &b.memory, &b.disk)
 	if err != nil {
 		return nil, err
@@ -48,9 +48,15 @@ func scanSession(r scanner) (*spoolv1.Session, error) {
 		return nil, problem.New(problem.Internal, "", "the session's options in the read models cannot be read").Because(err)
 	}
 	s.SessionOptions = &spoolv1.SessionOptions{
-		Model: o.Model, IdleTimeoutMs: o.IdleTimeoutMs, TurnLimitMs: o.TurnLimitMs, SessionLimitMs: o.SessionLimitMs,
+		Model: o.Model, ModelProvider: o.ModelProvider, IdleTimeoutMs: o.IdleTimeoutMs, TurnLimitMs: o.TurnLimitMs, SessionLimitMs: o.SessionLimitMs,
 		SyncIntervalMs: o.SyncIntervalMs, HealthIntervalMs: o.HealthIntervalMs, SandboxMaxAgeMs: o.SandboxMaxAgeMs,
 		Image: o.Image, Command: o.Command, Egress: o.Egress,
+	}
+	if o.HostPath != "" {
+		s.SessionOptions.HostPath = &o.HostPath
+	}
+	if m := o.ModelSettings; m.Preset != "" || len(m.Env)+len(m.Args) > 0 {
+		s.SessionOptions.ModelSettings = &spoolv1.ModelSettings{Preset: m.Preset, Env: m.Env, Args: m.Args}
 	}
 	if o.Budget != (events.Budget{}) {
 		s.SessionOptions.Budget = Budget(o.Budget)
@@ -99,7 +105,7 @@ func (s *Store) Session(ctx context.Context, tenant, id string) (*spoolv1.Sessio
 		err := s.rows(ctx, func(r row) (err error) {
 			out, err = scanSession(r)
 			return err
-		}, "SELECT "+sessionColumns+sessionTables+"WHERE tenant = $1 AND id = $2", tenant, id)
+		}, "SELECT "+sessionColumns+" FROM sessions"+sessionSandbox+"WHERE tenant = $1 AND id = $2", tenant, id)
 		if err == nil && out == nil {
 			return s.missing(ctx, tenant, id)
 		}
@@ -108,18 +114,14 @@ func (s *Store) Session(ctx context.Context, tenant, id string) (*spoolv1.Sessio
 	return out, err
 }
 
-// Sessions lists a tenant's sessions, the newest first: a page, and the token of the next.
-func (s *Store) Sessions(ctx context.Context, tenant, status, token string, size uint32) ([]*spoolv1.Session, string, error) {
-	switch status {
-	case "", "open", "closed":
-	default:
-		return nil, "", problem.Invalid("status", "%+q is not a status: there are open and closed", clip(status))
-	}
-	before, err := readToken(events.KindSession, token)
+// Sessions lists a tenant's sessions as the filter says: a page, and the token of the next.
+func (s *Store) Sessions(ctx context.Context, tenant string, f Filter, token string, size uint32) ([]*spoolv1.Session, string, error) {
+	size, err := pageSize(size)
 	if err != nil {
 		return nil, "", err
 	}
-	size, err = pageSize(size)
+	l := sessionList()
+	p, err := l.page(tenant, f, token, size)
 	if err != nil {
 		return nil, "", err
 	}
@@ -128,8 +130,7 @@ func (s *Store) Sessions(ctx context.Context, tenant, status, token string, size
 		one, err := scanSession(r)
 		list = append(list, one)
 		return err
-	}, "SELECT "+sessionColumns+sessionTables+`WHERE tenant = $1 AND ($2 = '' OR status = $2) AND ($3 = '' OR id < $3)
-		ORDER BY id DESC LIMIT $4`, tenant, status, before, size+1)
+	}, "SELECT "+sessionColumns+" FROM "+p.rows+sessionSandbox+p.order, p.args...)
 	if err != nil {
 		return nil, "", err
 	}
@@ -137,7 +138,12 @@ func (s *Store) Sessions(ctx context.Context, tenant, status, token string, size
 	if !more {
 		return list, "", nil
 	}
-	return list, makeToken(list[len(list)-1].SessionId), nil
+	last := list[len(list)-1]
+	at := last.CreatedAt
+	if f.Sort == "updated" {
+		at = last.UpdatedAt
+	}
+	return list, l.token(f, place{at.AsTime(), last.SessionId}), nil
 }
 
 // MaxPage and DefaultPage are sizes of a page.

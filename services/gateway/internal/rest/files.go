@@ -167,9 +167,16 @@ func (h *Handler) removeFile(w *answer, r *http.Request, session, file string) e
 
 // listFiles lists what lies below a folder, or gives all of it as a tar.
 func (h *Handler) listFiles(w *answer, r *http.Request, session string) error {
-	q, err := only(r, "dir", "minPosition")
+	q, err := only(r, "dir", "minPosition", paramLive)
 	if err != nil {
 		return err
+	}
+	live, err := isLive(q)
+	if err != nil {
+		return err
+	}
+	if live {
+		return h.listLive(w, r, session, q.Get("dir"))
 	}
 	ws, err := h.cfg.API.Workspace(r.Context(), session, q.Get("minPosition"))
 	if err != nil {
@@ -301,9 +308,16 @@ func etag(e workspace.Entry) string {
 
 // getFile gives a file's content. Whatever it is, a browser does not show it in this origin.
 func (h *Handler) getFile(w *answer, r *http.Request, session, file string) error {
-	q, err := only(r, "minPosition")
+	q, err := only(r, "minPosition", paramLive)
 	if err != nil {
 		return err
+	}
+	live, err := isLive(q)
+	if err != nil {
+		return err
+	}
+	if live {
+		return h.getLive(w, r, session, file)
 	}
 	ws, err := h.cfg.API.Workspace(r.Context(), session, q.Get("minPosition"))
 	if err != nil {

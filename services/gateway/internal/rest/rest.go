@@ -141,7 +141,11 @@ func (h *Handler) serve(w *answer, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	r = r.WithContext(auth.With(r.Context(), p))
+	ctx, err := auth.With(r.Context(), p, manages(r.URL.Path))
+	if err != nil {
+		return err
+	}
+	r = r.WithContext(ctx)
 	if session, file, has, ok := filesOf(r.URL.Path); ok {
 		return h.files(w, r, session, file, has)
 	}
@@ -166,6 +170,16 @@ func (h *Handler) serve(w *answer, r *http.Request) error {
 	}
 	h.api.ServeHTTP(w, r)
 	return nil
+}
+
+// manages reports whether a route manages API keys or budgets.
+func manages(path string) bool {
+	for _, route := range []string{"/api/keys", "/api/budgets"} {
+		if path == route || strings.HasPrefix(path, route+"/") {
+			return true
+		}
+	}
+	return false
 }
 
 func notAllowed(r *http.Request) error {

@@ -58,6 +58,7 @@ func New(s *api.Server, a *auth.Authenticator, m *metrics.Metrics, maxRequest in
 	spoolv1.RegisterEventsServer(server, s)
 	spoolv1.RegisterKeysServer(server, s)
 	spoolv1.RegisterBudgetsServer(server, s)
+	spoolv1.RegisterDeadLettersServer(server, s)
 	spoolv1.RegisterAgentsServer(server, s)
 	spoolv1.RegisterInstancesServer(server, s)
 	spoolv1.RegisterEnvironmentsServer(server, s)
@@ -131,7 +132,13 @@ func (i interceptor) admit(ctx context.Context, method string) (context.Context,
 	if err != nil {
 		return ctx, err
 	}
-	return auth.With(ctx, p), nil
+	return auth.With(ctx, p, manages(method))
+}
+
+// manages reports whether a method manages API keys or budgets.
+func manages(method string) bool {
+	service, _, _ := strings.Cut(strings.TrimPrefix(method, "/"), "/")
+	return service == spoolv1.Keys_ServiceDesc.ServiceName || service == spoolv1.Budgets_ServiceDesc.ServiceName
 }
 
 func (i interceptor) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (out any, err error) {

@@ -31,7 +31,11 @@ type request struct {
 	RequestID string `json:"requestId"`
 	SessionID string `json:"sessionId"`
 	After     uint32 `json:"after"`
+	Metadata  *bool  `json:"metadata"` // of a join: false leaves it out of the events
 }
+
+// metadata reports whether the events of a join bring their metadata.
+func (r request) metadata() bool { return r.Metadata == nil || *r.Metadata }
 
 // errMalformed is a message that is no JSON: the connection is not what it should be, and ends.
 type errMalformed struct{ detail string }
@@ -62,10 +66,12 @@ func parse(data []byte) (request, error) {
 		return r, problem.Invalid("type", "the message must be an object like {\"type\":\"session:join\",\"requestId\":\"1\",\"sessionId\":\"ses_…\",\"after\":0}")
 	case errors.As(err, &wrong) && wrong.Field == "after":
 		return r, problem.Invalid("after", "must be a whole number from 0 to 4294967295, not %s", wrong.Value)
+	case errors.As(err, &wrong) && wrong.Field == "metadata":
+		return r, problem.Invalid("metadata", "must be true or false, not %s", wrong.Value)
 	case errors.As(err, &wrong):
 		return r, problem.Invalid(wrong.Field, "must be a string, not %s", wrong.Value)
 	case err != nil:
-		return r, problem.Invalid("type", "there are the fields type, requestId, sessionId and after, and no others")
+		return r, problem.Invalid("type", "there are the fields type, requestId, sessionId, after and metadata, and no others")
 	case len(r.RequestID) > maxRequestID:
 		r.RequestID = ""
 		return r, problem.Invalid("requestId", "it is longer than %d bytes", maxRequestID)
@@ -111,14 +117,13 @@ func snapshotMessage(about request, seq uint32, blocks []*spoolv1.Block) []byte 
 }
 
 // frameMessage wraps a frame; the event's bytes stay as they are stored.
-func frameMessage(session string, f live.Frame) []byte {
+func frameMessage(session string, f live.Frame, metadata bool) []byte {
 	if f.Lag != nil {
 		return message{Type: typeLag, SessionID: session, Lagging: &f.Lag.Lagging, LagMs: &f.Lag.LagMs}.encode()
 	}
-	b := make([]byte, 0, len(f.JSON)+80)
+	b := make([]byte, 0, f.Len(metadata)+80)
 	b = append(b, `{"type":"`+typeEvent+`","sessionId":`...)
 	b = strconv.AppendQuote(b, session) // an id: letters and digits
 	b = append(b, `,"event":`...)
-	b = append(b, f.JSON...)
-	return append(b, '}')
+	return append(f.Append(b, metadata), '}')
 }

@@ -108,7 +108,7 @@ func (c *conn) follow(ctx context.Context, r request) {
 	tip, cursor := reader.Tip(), r.After
 	err = c.send(message{Type: typeJoined, RequestID: r.RequestID, SessionID: r.SessionID, Seq: &tip}.encode())
 	if err == nil {
-		err = c.pump(ctx, reader, &cursor)
+		err = c.pump(ctx, reader, &cursor, r.metadata())
 	}
 	c.forget(r.SessionID)
 	c.over(r.SessionID, cursor, err)
@@ -137,20 +137,20 @@ func (c *conn) notJoined(ctx context.Context, r request, err error) {
 }
 
 // pump sends; cursor is the seq of the last event that was sent.
-func (c *conn) pump(ctx context.Context, reader *live.Reader, cursor *uint32) error {
+func (c *conn) pump(ctx context.Context, reader *live.Reader, cursor *uint32, metadata bool) error {
 	for {
 		frames, err := reader.Next(ctx)
 		if err != nil {
 			return err
 		}
 		for _, f := range frames {
-			err := c.send(frameMessage(reader.Session(), f))
+			err := c.send(frameMessage(reader.Session(), f, metadata))
 			if err != nil && !errors.Is(err, errSlow) {
 				return err
 			}
 			if f.Lag == nil {
 				*cursor = f.Seq
-				c.handler.cfg.Sent(len(f.JSON))
+				c.handler.cfg.Sent(f.Len(metadata))
 			}
 			if err != nil {
 				return err

@@ -7,8 +7,8 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"net/url"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/spoolhq/spool/services/gateway/internal/auth"
@@ -53,7 +53,15 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request, session string) 
 	if err := reads.CheckSession(session); err != nil {
 		return err
 	}
-	after, err := cursor(r)
+	q, err := parameters(r)
+	if err != nil {
+		return err
+	}
+	after, err := cursor(r, q)
+	if err != nil {
+		return err
+	}
+	metadata, err := withMetadata(q)
 	if err != nil {
 		return err
 	}
@@ -74,7 +82,7 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request, session string) 
 	if err := out.write([]byte("retry: 1000\n\n")); err != nil {
 		return nil
 	}
-	if err := h.stream(ctx, out, reader); err != nil {
+	if err := h.stream(ctx, out, reader, metadata); err != nil {
 		refused := problem.From(err)
 		h.cfg.Cut(string(refused.Code))
 		_ = out.write(message("", "problem", refused.JSON())) // the last word; the client may be gone
@@ -82,36 +90,55 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request, session string) 
 	return nil
 }
 
-// cursor is where the client is: Last-Event-ID, which a browser sends when it comes back, else after.
-func cursor(r *http.Request) (uint32, error) {
+// parameters returns the query's, each of which is known and given once.
+func parameters(r *http.Request) (url.Values, error) {
 	q := r.URL.Query()
-	for name := range q {
-		if name != "after" {
-			return 0, problem.Invalid(name, "there is no such parameter; there is after")
+	for name, values := range q {
+		switch {
+		case name != "after" && name != "metadata":
+			return nil, problem.Invalid(name, "there is no such parameter; there are after and metadata")
+		case len(values) > 1:
+			return nil, problem.Invalid(name, "the parameter is given more than once")
 		}
 	}
-	name, text := "after", q.Get("after")
-	if len(q["after"]) > 1 {
-		return 0, problem.Invalid("after", "the parameter is given more than once")
+	return q, nil
+}
+
+// withMetadata reports whether the client wants events with their metadata: yes, unless it says no.
+func withMetadata(q url.Values) (bool, error) {
+	if !q.Has("metadata") {
+		return true, nil
 	}
+	yes, err := wirejson.ParseBool("metadata", q.Get("metadata"))
+	return yes, invalid(err)
+}
+
+// invalid makes the error of a field a problem.
+func invalid(err error) error {
+	var bad *wirejson.FieldError
+	if errors.As(err, &bad) {
+		return problem.Invalid(bad.Field, "%s", bad.Detail)
+	}
+	return err
+}
+
+// cursor is where the client is: Last-Event-ID, which a browser sends when it comes back, else after.
+func cursor(r *http.Request, q url.Values) (uint32, error) {
+	name, text := "after", q.Get("after")
 	if last := r.Header.Get("Last-Event-ID"); last != "" {
 		name, text = "Last-Event-ID", last
 	} else if !q.Has("after") {
 		return 0, nil
 	}
 	n, err := wirejson.ParseCursor(name, text)
-	var bad *wirejson.FieldError
-	if errors.As(err, &bad) {
-		return 0, problem.Invalid(bad.Field, "%s", bad.Detail)
-	}
-	return n, err
+	return n, invalid(err)
 }
 
 // errQuiet ends a wait so that a comment can be sent.
 var errQuiet = errors.New("nothing to send")
 
 // stream sends until it cannot; a client that is gone is no error.
-func (h *Handler) stream(ctx context.Context, out *writer, reader *live.Reader) error {
+func (h *Handler) stream(ctx context.Context, out *writer, reader *live.Reader, metadata bool) error {
 	for {
 		wait, cancel := context.WithTimeoutCause(ctx, h.cfg.Comment, errQuiet)
 		frames, err := reader.Next(wait)
@@ -130,7 +157,7 @@ func (h *Handler) stream(ctx context.Context, out *writer, reader *live.Reader) 
 		}
 		var b []byte
 		for _, f := range frames {
-			b = append(b, h.render(f)...)
+			b = h.render(b, f, metadata)
 		}
 		began := time.Now()
 		if err := out.write(b); err != nil {
@@ -145,32 +172,49 @@ func (h *Handler) stream(ctx context.Context, out *writer, reader *live.Reader) 
 	}
 }
 
-func (h *Handler) render(f live.Frame) []byte {
+// render appends a frame as one server-sent event.
+func (h *Handler) render(b []byte, f live.Frame, metadata bool) []byte {
 	if f.Lag != nil {
-		b, err := json.Marshal(f.Lag)
+		lag, err := json.Marshal(f.Lag)
 		if err != nil { // two plain fields always encode
 			panic(err)
 		}
-		return message("", "lag", b)
+		return append(b, message("", "lag", lag)...)
 	}
-	h.cfg.Sent(len(f.JSON))
-	return message(strconv.FormatUint(uint64(f.Seq), 10), string(f.Type), f.JSON)
+	h.cfg.Sent(f.Len(metadata))
+	b = head(b, strconv.FormatUint(uint64(f.Seq), 10), string(f.Type))
+	begins := len(b)
+	b = f.Append(append(b, dataField...), metadata)
+	if bytes.IndexByte(b[begins:], '\n') >= 0 {
+		return lines(b[:begins], f.Append(nil, metadata))
+	}
+	return append(b, "\n\n"...)
 }
 
-// message is one event. Data that has line breaks, which JSON allows between its tokens, stays one event.
-func message(id, event string, data []byte) []byte {
-	var b bytes.Buffer
+const dataField = "data: "
+
+// message is one event.
+func message(id, event string, data []byte) []byte { return lines(head(nil, id, event), data) }
+
+func head(b []byte, id, event string) []byte {
 	if id != "" {
-		b.WriteString("id: " + id + "\n")
+		b = append(append(append(b, "id: "...), id...), '\n')
 	}
-	b.WriteString("event: " + strings.NewReplacer("\r", "", "\n", "").Replace(event) + "\n") // a type may come from a newer version, unchecked
+	b = append(b, "event: "...)
+	for i := range len(event) {
+		if event[i] != '\r' && event[i] != '\n' { // a type may come from a newer version, unchecked
+			b = append(b, event[i])
+		}
+	}
+	return append(b, '\n')
+}
+
+// lines appends data. With line breaks, which JSON allows between its tokens, it stays one event.
+func lines(b, data []byte) []byte {
 	for line := range bytes.SplitSeq(data, []byte("\n")) {
-		b.WriteString("data: ")
-		b.Write(line)
-		b.WriteByte('\n')
+		b = append(append(append(b, dataField...), line...), '\n')
 	}
-	b.WriteByte('\n')
-	return b.Bytes()
+	return append(b, '\n')
 }
 
 // writer writes and flushes within a time. A client that reads again before twice

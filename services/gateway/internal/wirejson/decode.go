@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/types/descriptorpb"
 
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/events"
 )
 
 // Unmarshal reads an object into a message. Only the fields of the message may
@@ -97,6 +98,9 @@ func readMap(raw json.RawMessage, at string, into protoreflect.Map, fd protorefl
 func readValue(raw json.RawMessage, at string, zero protoreflect.Value, fd protoreflect.FieldDescriptor) (protoreflect.Value, error) {
 	switch fd.Kind() {
 	case protoreflect.StringKind:
+		if raw[0] != '"' && spoolv1.HoldsReference(fd.FullName()) {
+			return readObjectReference(raw, at)
+		}
 		if raw[0] != '"' && redacted(fd) {
 			return zero, &FieldError{at, "must be a string, not " + typeOf(raw)}
 		}
@@ -126,6 +130,16 @@ func readValue(raw json.RawMessage, at string, zero protoreflect.Value, fd proto
 		return zero, readMessage(raw, at, zero.Message())
 	}
 	panic(fmt.Sprintf("wirejson: %s is a %s, which no request uses", fd.FullName(), fd.Kind()))
+}
+
+// readObjectReference reads a reference in its object form, and returns the string form.
+func readObjectReference(raw json.RawMessage, at string) (protoreflect.Value, error) {
+	var r events.Reference
+	if raw[0] != '{' {
+		return protoreflect.Value{}, wrongType(at, "a reference, which is a string or an object", raw)
+	}
+	err := readReference(raw, at, &r)
+	return protoreflect.ValueOfString(r.String()), err
 }
 
 func readString(raw json.RawMessage, at string) (string, error) {

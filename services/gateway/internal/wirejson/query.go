@@ -41,6 +41,10 @@ func checkParameter(name, v string, kind protoreflect.Kind) error {
 		if _, err := ParseCursor(name, v); err != nil {
 			return err
 		}
+	case protoreflect.BoolKind:
+		if _, err := ParseBool(name, v); err != nil {
+			return err
+		}
 	default:
 		if !utf8.ValidString(v) {
 			return &FieldError{name, "the text is not valid UTF-8"}
@@ -59,6 +63,20 @@ func ParseCursor(name, v string) (uint32, error) {
 		return 0, &FieldError{name, "must be a whole number from 0 to 4294967295, not " + strconv.QuoteToASCII(v)}
 	}
 	return uint32(n), nil
+}
+
+// ParseBool reads true or false, or 1 or 0; the error is a *FieldError that names it.
+func ParseBool(name, v string) (bool, error) {
+	switch v {
+	case "1", "true":
+		return true, nil
+	case "0", "false":
+		return false, nil
+	}
+	if len(v) > 40 {
+		v = v[:40] + "…"
+	}
+	return false, &FieldError{name, "must be true or false, 1 or 0, not " + strconv.QuoteToASCII(v)}
 }
 
 func listed(names []string) string {

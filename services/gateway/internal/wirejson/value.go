@@ -146,6 +146,13 @@ func readElement(raw json.RawMessage, at string, t reflect.Type) (reflect.Value,
 	return v, readGo(raw, at, v)
 }
 
+// fieldName is the name of the field at a path, that of the list for an element of one.
+func fieldName(at string) string {
+	name := at[strings.LastIndexByte(at, '.')+1:]
+	name, _, _ = strings.Cut(name, "[")
+	return name
+}
+
 // readReference takes the string form, or the object. The tenant's own scope goes without its name.
 func readReference(raw json.RawMessage, at string, r *events.Reference) error {
 	var err error
@@ -159,10 +166,11 @@ func readReference(raw json.RawMessage, at string, r *events.Reference) error {
 			return &FieldError{at, err.Error()}
 		}
 	} else {
-		if err = readStruct(raw, at, reflect.ValueOf(r).Elem()); err != nil {
+		var object events.ReferenceObject
+		if err = readStruct(raw, at, reflect.ValueOf(&object).Elem()); err != nil {
 			return err
 		}
-		if errors.As(r.Check(), &wrong) {
+		if *r, err = object.Reference(fieldName(at)); errors.As(err, &wrong) {
 			return &FieldError{join(at, wrong.Field), wrong.Detail}
 		}
 	}

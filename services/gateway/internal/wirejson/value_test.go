@@ -20,7 +20,8 @@ func TestUnmarshalValueNamesWhatIsAtFault(t *testing.T) {
 		`{"skills":["a/b/c/d"]}`:                    `spec.skills[0]: "a/b/c/d" is not [scope/][org/]slug[@version]`,
 		`{"skills":["A"]}`:                          `spec.skills[0]: slug: "A" is not 1 to 64 characters of a-z and 0-9, in groups joined by single dots or hyphens`,
 		`{"skills":[{"slug":"a","scope":"mine"}]}`:  `spec.skills[0].scope: "mine" is none of platform, organization and identity_account`,
-		`{"skills":[{"slug":"a","vers":"1"}]}`:      "spec.skills[0].vers: there is no such field; there are scope, org, slug, version",
+		`{"skills":[{"slug":"a","vers":"1"}]}`:      "spec.skills[0].vers: there is no such field; there are scope, org, kind, slug, version",
+		`{"skills":[{"slug":"a","kind":"agent"}]}`:  `spec.skills[0].kind: "agent" does not belong here: the field refers to an entry of kind skill`,
 		`{"skills":[null]}`:                         "spec.skills[0]: must not be null",
 		`{"skills":[7]}`:                            "spec.skills[0]: must be an object, not 7",
 		`{"skills":"a"}`:                            "spec.skills: must be a list, not a string",
@@ -57,7 +58,7 @@ func TestUnmarshalValueTakesEveryField(t *testing.T) {
 		}
 	}
 	var s events.InstanceSpec
-	if err := UnmarshalValue([]byte(` {"description":null,"agent":"organization/team/a@stable","environments":["platform/e",{"slug":"f"}]} `), "spec", &s); err != nil {
+	if err := UnmarshalValue([]byte(` {"description":null,"agent":{"scope":"organization","org":"team","kind":"agent","slug":"a","version":"stable"},"environments":["platform/e",{"slug":"f"}]} `), "spec", &s); err != nil {
 		t.Fatal(err)
 	}
 	if want := (events.InstanceSpec{Agent: events.Reference{Org: "team", Slug: "a", Version: "stable"},

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"net/url"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -56,10 +57,50 @@ func TestUnmarshalNamesWhatIsAtFault(t *testing.T) {
 		`{"sessionOptions":{"budget":{"costUsd":"5"}}}`:   "sessionOptions.budget.costUsd: must be a number, not a string",
 		`{"sessionOptions":{"budget":{"costUsd":1e999}}}`: "sessionOptions.budget.costUsd: must be a number, not 1e999",
 		`{"sessionOptions":[]}`:                           "sessionOptions: must be an object, not a list",
+		`{"agent":7}`:                                     "agent: must be a reference, which is a string or an object, not 7",
+		`{"agent":{}}`:                                    `agent.slug: "" is not 1 to 64 characters of a-z and 0-9, in groups joined by single dots or hyphens`,
+		`{"agent":{"slug":"a","colour":"red"}}`:           "agent.colour: there is no such field; there are scope, org, kind, slug, version",
+		`{"agent":{"slug":"a","kind":"instance"}}`:        `agent.kind: "instance" does not belong here: the field refers to an entry of kind agent`,
+		`{"instance":{"slug":"a","slug":"b"}}`:            "instance.slug: the field is given twice",
+		`{"environments":["a",{"slug":"b","org":"O"}]}`:   `environments[1].org: "O" is not 1 to 64 characters of a-z and 0-9, in groups joined by single dots or hyphens`,
+		`{"environments":[null]}`:                         "environments[0]: must be a reference, which is a string or an object, not null",
+		`{"agentProfileRef":{"slug":"a","version":"V"}}`:  `agentProfileRef.version: "V" is neither a tag (1 to 64 characters of a-z, 0-9, dots, hyphens and underscores) nor a SHA-256 in hex`,
+		`{"model":{"slug":"a"}}`:                          "model: must be a string, not an object",
 	} {
 		if err := Unmarshal([]byte(body), &spoolv1.CreateSessionRequest{}); err == nil || err.Error() != want {
 			t.Errorf("%s: got %v\nwant %s", body, err, want)
 		}
+	}
+}
+
+// Every field of a request that holds references takes both forms, and so do those of definitions.
+func TestUnmarshalTakesReferencesInBothForms(t *testing.T) {
+	t.Parallel()
+	var r spoolv1.CreateSessionRequest
+	body := `{"agent":{"scope":"platform","org":"o","kind":"agent","slug":"a","version":"v1"},"agentProfileRef":"platform/o/a@v1",
+		"instance":{"scope":"organization","slug":"i"},"environments":[{"scope":"identity_account","org":"acc","kind":"environment","slug":"e"},"f@latest"]}`
+	if err := Unmarshal([]byte(body), &r); err != nil {
+		t.Fatal(err)
+	}
+	if r.Agent != "platform/o/a@v1" || r.AgentProfileRef != r.Agent || r.Instance != "i" || !slices.Equal(r.Environments, []string{"identity_account/acc/e", "f@latest"}) {
+		t.Errorf("got %v", &r)
+	}
+	fields := 0
+	messages := spoolv1.File_spool_v1_spool_proto.Messages()
+	for i := range messages.Len() {
+		for j := range messages.Get(i).Fields().Len() {
+			fd := messages.Get(i).Fields().Get(j)
+			if !spoolv1.HoldsReference(fd.FullName()) {
+				continue
+			}
+			fields++
+			if events.ReferenceKind(fd.JSONName()) == "" || fd.Kind() != protoreflect.StringKind {
+				t.Errorf("%s holds references of no kind", fd.FullName())
+			}
+		}
+	}
+	if fields != 11 {
+		t.Errorf("%d fields of spool.v1 hold references, HoldsReference names 11", fields)
 	}
 }
 
@@ -156,8 +197,10 @@ func TestCheckQuery(t *testing.T) {
 		"after=18446744073709551616":      `after: must be a whole number from 0 to 4294967295, not "18446744073709551616"`,
 		"after=":                          `after: must be a whole number from 0 to 4294967295, not ""`,
 		"after=1&after=2":                 "after: the parameter is given more than once",
-		"afer=1":                          "afer: there is no such parameter; there are after, limit, types, minPosition",
-		"sessionId=x":                     "sessionId: there is no such parameter; there are after, limit, types, minPosition",
+		"afer=1":                          "afer: there is no such parameter; there are after, limit, types, minPosition, metadata",
+		"sessionId=x":                     "sessionId: there is no such parameter; there are after, limit, types, minPosition, metadata",
+		"metadata=0":                      "",
+		"metadata=no":                     `metadata: must be true or false, 1 or 0, not "no"`,
 		"types=%ff":                       "types: the text is not valid UTF-8",
 	} {
 		q, err := url.ParseQuery(query)
@@ -185,7 +228,7 @@ func fill(d protoreflect.MessageDescriptor) protoreflect.Message {
 	m := protoMessage(d)
 	for i := range d.Fields().Len() {
 		fd := d.Fields().Get(i)
-		value := func() protoreflect.Value {
+		value := func(fd protoreflect.FieldDescriptor) protoreflect.Value {
 			switch fd.Kind() {
 			case protoreflect.StringKind:
 				return protoreflect.ValueOfString("text")
@@ -199,15 +242,15 @@ func fill(d protoreflect.MessageDescriptor) protoreflect.Message {
 			return protoreflect.ValueOfMessage(fill(fd.Message()))
 		}
 		if fd.IsMap() {
-			m.Mutable(fd).Map().Set(protoreflect.ValueOfString("b").MapKey(), protoreflect.ValueOfMessage(fill(fd.MapValue().Message())))
-			m.Mutable(fd).Map().Set(protoreflect.ValueOfString("a").MapKey(), protoreflect.ValueOfMessage(fill(fd.MapValue().Message())))
+			m.Mutable(fd).Map().Set(protoreflect.ValueOfString("b").MapKey(), value(fd.MapValue()))
+			m.Mutable(fd).Map().Set(protoreflect.ValueOfString("a").MapKey(), value(fd.MapValue()))
 			continue
 		}
 		if fd.IsList() {
-			m.Mutable(fd).List().Append(value())
+			m.Mutable(fd).List().Append(value(fd))
 			continue
 		}
-		m.Set(fd, value())
+		m.Set(fd, value(fd))
 	}
 	return m
 }

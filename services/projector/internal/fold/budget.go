@@ -1,6 +1,11 @@
 package fold
 
 import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
 	"strconv"
 	"time"
 
@@ -31,30 +36,125 @@ type TenantBudget struct {
 	Removed    bool
 }
 
-// spends tells whether an event may add to what a tenant has taken.
-func spends(e events.Event) bool {
-	switch e.Data.(type) {
+// spendsOn lists the days of which an event may change what a tenant has taken.
+func spendsOn(e events.Event) []string {
+	switch d := e.Data.(type) {
 	case events.ModelCalled, events.ExecutionStarted:
-		return true
+		return []string{day(sane(e.Time))}
+	case events.RunRetired:
+		var days []string
+		for _, u := range d.Usage {
+			days = append(days, clean(u.Day))
+		}
+		return days
 	}
-	return events.Terminal(e.Type())
+	if events.Terminal(e.Type()) {
+		return []string{day(sane(e.Time))}
+	}
+	return nil
 }
 
-// usageDay is the row of what a tenant takes on the day of an event.
-func (m *Model) usageDay(tenant string, e events.Event) Key {
-	return Key{tenant, day(e.Time) + "/" + strconv.Itoa(int(m.group))}
+// usageDay is the row of what a tenant takes on a day, as 2026-01-31.
+func (m *Model) usageDay(tenant, day string) Key {
+	return Key{tenant, day + "/" + strconv.Itoa(int(m.group))}
 }
 
-// spent gives the row that an event adds to.
-func (f *folding) spent(a *aggregate, e events.Event) *TenantUsage {
-	k := f.model.usageDay(a.key.Tenant, e)
+// spent returns the row of a tenant and a day.
+func (f *folding) spent(tenant, day string) *TenantUsage {
+	k := f.model.usageDay(tenant, day)
 	x := f.model.tenantUsage[k]
 	if x == nil {
-		x = &entry[TenantUsage]{row: TenantUsage{Tenant: k.Tenant, ID: k.ID, Group: f.model.group, Day: day(e.Time)}}
+		x = &entry[TenantUsage]{row: TenantUsage{Tenant: k.Tenant, ID: k.ID, Group: f.model.group, Day: day}}
 		f.model.tenantUsage[k] = x
 	}
 	f.spentBy(k.Tenant)
 	return touch(&f.tenantUsage, x)
+}
+
+// dayShare is what one session added to the row of a day in tenant_usage.
+type dayShare struct {
+	Turns   int64   `json:"turns,omitempty"`
+	Tokens  int64   `json:"tokens,omitempty"`
+	CostUSD float64 `json:"costUsd,omitempty"`
+	TimeMs  int64   `json:"timeMs,omitempty"`
+}
+
+// sharesOf reads Session.Spent or Deleted.Spent.
+func sharesOf(text string) (map[string]dayShare, error) {
+	shares := map[string]dayShare{}
+	if text == "" {
+		return shares, nil
+	}
+	if err := json.Unmarshal([]byte(text), &shares); err != nil {
+		return nil, fmt.Errorf("what a session took, as it is stored: %w", err)
+	}
+	return shares, nil
+}
+
+// SpentOf is the Spent of a deleted session as run_retired states it.
+func SpentOf(usage []events.DayUsage) (string, error) {
+	shares := map[string]dayShare{}
+	for _, u := range usage {
+		s := u.Spent
+		shares[clean(u.Day)] = dayShare{int64(s.Turns), count(s.Tokens), s.CostUSD, count(s.TimeMs)}
+	}
+	if len(shares) == 0 {
+		return "", nil
+	}
+	return marshal(shares)
+}
+
+// take adds to what the session and its tenant took on the day of an event.
+func (f *folding) take(a *aggregate, e events.Event, d dayShare) error {
+	on := day(e.Time)
+	row := f.spent(a.key.Tenant, on)
+	row.add(d)
+	s := f.session(a, e)
+	shares, err := sharesOf(s.Spent)
+	if err != nil {
+		return err
+	}
+	of := shares[on]
+	shares[on] = dayShare{of.Turns + d.Turns, of.Tokens + d.Tokens, finite(of.CostUSD + d.CostUSD), of.TimeMs + d.TimeMs}
+	s.Spent, err = marshal(shares)
+	return err
+}
+
+// finite bounds a sum that JSON can write.
+func finite(usd float64) float64 { return max(-math.MaxFloat64, min(usd, math.MaxFloat64)) }
+
+func (u *TenantUsage) add(d dayShare) {
+	u.Turns += d.Turns
+	u.Tokens += d.Tokens
+	u.CostUSD += d.CostUSD
+	u.TimeMs += d.TimeMs
+}
+
+// retire makes what a deleted session added to its tenant's usage what
+// run_retired says. A fold that read the whole session adds nothing by it; a fold
+// that comes after the removal, or in the middle of it, adds what it did not read.
+func (f *folding) retire(a *aggregate, d events.RunRetired) error {
+	had, err := sharesOf(a.gone.row.Spent)
+	if err != nil {
+		return err
+	}
+	text, err := SpentOf(d.Usage)
+	if err != nil {
+		return err
+	}
+	has, err := sharesOf(text)
+	if err != nil {
+		return err
+	}
+	touch(&f.deleted, a.gone).Spent = text
+	for _, on := range slices.Sorted(maps.Keys(has)) {
+		now, before := has[on], had[on]
+		if now == before {
+			continue
+		}
+		f.spent(a.key.Tenant, on).add(dayShare{now.Turns - before.Turns, now.Tokens - before.Tokens, now.CostUSD - before.CostUSD, now.TimeMs - before.TimeMs})
+	}
+	return nil
 }
 
 // spentBy notes a tenant whose budgets, or what it took of them, changed.
@@ -68,33 +168,31 @@ func (f *folding) spentBy(tenant string) {
 // spend adds what an event says that the tenant took. x is the event's execution
 // as it was before, nil outside of one. What the egress proxy meters counts; of an
 // execution that it told nothing of, what the agent told at its end.
-func (f *folding) spend(a *aggregate, x *Execution, e events.Event) {
+func (f *folding) spend(a *aggregate, x *Execution, e events.Event) error {
 	switch d := e.Data.(type) {
 	case events.ModelCalled:
 		if x != nil && x.ended() && !x.Metered && x.tokens() > 0 {
-			return // the proxy tells late what was counted at the end
+			return nil // the proxy tells late what was counted at the end
 		}
-		row := f.spent(a, e)
-		row.Tokens += count(d.Usage.Tokens())
-		row.CostUSD += d.CostUSD
+		return f.take(a, e, dayShare{Tokens: count(d.Usage.Tokens()), CostUSD: d.CostUSD})
 	case events.ExecutionStarted:
 		if x != nil && !x.ended() && x.StartedAt == nil {
-			f.spent(a, e).Turns++
+			return f.take(a, e, dayShare{Turns: 1})
 		}
 	}
+	return nil
 }
 
 // spendAtEnd adds what is known of an execution once it has ended.
-func (f *folding) spendAtEnd(a *aggregate, x *Execution, e events.Event) {
+func (f *folding) spendAtEnd(a *aggregate, x *Execution, e events.Event) error {
 	if x.StartedAt == nil {
-		return // nothing ran
+		return nil // nothing ran
 	}
-	row := f.spent(a, e)
-	row.TimeMs += x.DurationMs
+	took := dayShare{TimeMs: x.DurationMs}
 	if !x.Metered {
-		row.Tokens += x.tokens()
-		row.CostUSD += x.CostUSD
+		took.Tokens, took.CostUSD = x.tokens(), x.CostUSD
 	}
+	return f.take(a, e, took)
 }
 
 func (x *Execution) tokens() int64 { return x.Input + x.Output + x.CacheRead + x.CacheWrite }
@@ -143,8 +241,8 @@ type (
 
 // tenant wants what an event adds to, or says, of a tenant.
 func (w *want) tenant(tenant string, e events.Event) {
-	if spends(e) {
-		k := w.model.usageDay(tenant, e)
+	for _, on := range spendsOn(e) {
+		k := w.model.usageDay(tenant, on)
 		if _, present := w.model.tenantUsage[k]; !present && !w.seen[tenantUsageRef(k)] {
 			w.seen[tenantUsageRef(k)] = true
 			w.out.TenantUsage = append(w.out.TenantUsage, k)

@@ -50,8 +50,8 @@ type Changes struct {
 	TenantBudgets Rows[TenantBudget]
 	Tenants       map[string]bool // whose budgets, or what they took of them, changed
 	Events        []*Event
-	Texts         []*Text // a later one at the same place takes the former's
-	Deleted       []*Deleted
+	Texts         []*Text    // a later one at the same place takes the former's
+	Deleted       []*Deleted // each session once
 	Poison        []*Poison
 	Ended         []Ended
 	Live          []Live

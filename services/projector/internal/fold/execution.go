@@ -24,7 +24,11 @@ func (f *folding) executed(a *aggregate, s *Session, x *entry[Execution], e even
 	waited := x.row.waiting()
 	switch d := e.Data.(type) {
 	case events.MessageAccepted:
-		touch(&f.executions, x).Metadata = raw(d.Metadata)
+		row := touch(&f.executions, x)
+		row.Metadata, row.Query = raw(d.Metadata), beginning(d)
+		if row.Ord == 0 {
+			s.Title = row.Query
+		}
 	case events.ExecutionDispatched:
 		touch(&f.executions, x).DispatchedAt = momentOf(e.Time)
 		s.ActiveExecution = x.row.ID
@@ -66,6 +70,28 @@ func (f *folding) executed(a *aggregate, s *Session, x *entry[Execution], e even
 	}
 }
 
+// maxQuery bounds Execution.Query, in characters.
+const maxQuery = 1000
+
+// beginning returns the first maxQuery characters of a message: of its content, else of its first part that has text.
+func beginning(m events.MessageAccepted) string {
+	text := m.Content
+	for i := 0; text == "" && i < len(m.Parts); i++ {
+		if m.Parts[i].Type == "text" {
+			text = m.Parts[i].Text
+		}
+	}
+	text = clean(text)
+	n := 0
+	for i := range text {
+		if n == maxQuery {
+			return text[:i]
+		}
+		n++
+	}
+	return text
+}
+
 func (x *Execution) use(u events.Usage) {
 	x.Input, x.Output = int64(u.InputTokens), int64(u.OutputTokens)
 	x.CacheRead, x.CacheWrite = int64(u.CacheReadTokens), int64(u.CacheWriteTokens)
@@ -95,7 +121,6 @@ func (f *folding) end(a *aggregate, s *Session, x *entry[Execution], e events.Ev
 	}
 	at := moment(e.Time)
 	row.EndedAt = &at
-	f.spendAtEnd(a, row, e)
 	if s.ActiveExecution == row.ID {
 		s.ActiveExecution = ""
 	}

@@ -32,6 +32,7 @@ type folding struct {
 	versions      []*entry[Version]
 	tenantUsage   []*entry[TenantUsage]
 	tenantBudgets []*entry[TenantBudget]
+	deleted       []*entry[Deleted]
 }
 
 // Fold applies a batch to the model, of which everything Missing must have been
@@ -77,6 +78,8 @@ func (f *folding) changes() (Changes, error) {
 	c.Files, c.Usage = settle(f.files), settle(f.usage)
 	c.Entries, c.Versions = settle(f.entries), settle(f.versions)
 	c.TenantUsage, c.TenantBudgets = settle(f.tenantUsage), settle(f.tenantBudgets)
+	deleted := settle(f.deleted)
+	c.Deleted = append(deleted.New, deleted.Changed...)
 	for _, k := range f.order {
 		l := f.live[k]
 		if a := f.model.sessions[k]; a.session != nil {
@@ -114,10 +117,13 @@ func (f *folding) record(rec eventlog.Record) error {
 	k := Key{rec.Subject.Tenant, rec.Subject.ID}
 	a := f.use(k)
 	for _, e := range rec.Events {
-		if a.deleted {
-			return nil
-		}
 		e.Time = sane(e.Time)
+		if a.deleted {
+			if err := f.afterDeletion(a, e); err != nil {
+				return err
+			}
+			continue
+		}
 		if err := f.event(a, rec.Position.String(), e); err != nil {
 			return err
 		}
@@ -149,14 +155,23 @@ func (f *folding) event(a *aggregate, position string, e events.Event) error {
 	ended := false
 	if id := rowKey(e.ExecutionID); id != "" {
 		x := f.execution(a, s, id, e)
-		f.spend(a, &x.row, e)
+		if err := f.spend(a, &x.row, e); err != nil {
+			return err
+		}
 		ended = x.row.ended()
 		if !ended {
 			f.executed(a, s, x, e)
+			if x.row.ended() {
+				if err := f.spendAtEnd(a, &x.row, e); err != nil {
+					return err
+				}
+			}
 		}
 	}
 	if e.ExecutionID == "" {
-		f.spend(a, nil, e)
+		if err := f.spend(a, nil, e); err != nil {
+			return err
+		}
 	}
 	f.block(a, s, e)
 	if !ended {
@@ -189,6 +204,18 @@ func (f *folding) session(a *aggregate, e events.Event) *Session {
 		}}
 	}
 	return touch(&f.sessions, a.session)
+}
+
+// afterDeletion folds what follows session_deleted: of that only run_retired and
+// content_removed mean something.
+func (f *folding) afterDeletion(a *aggregate, e events.Event) error {
+	switch d := e.Data.(type) {
+	case events.RunRetired:
+		return f.retire(a, d)
+	case events.ContentRemoved:
+		touch(&f.deleted, a.gone).Removed = true
+	}
+	return nil
 }
 
 // life folds what events say of the session itself.
@@ -233,7 +260,8 @@ func (f *folding) drop(a *aggregate, e events.Event) {
 	if stored || len(a.texts) > 0 {
 		f.out.Gone = append(f.out.Gone, a.key)
 	}
-	f.out.Deleted = append(f.out.Deleted, &Deleted{Tenant: a.key.Tenant, ID: a.key.ID, Group: f.model.group, At: moment(e.Time)})
+	a.gone = &entry[Deleted]{row: Deleted{Tenant: a.key.Tenant, ID: a.key.ID, Group: f.model.group, At: moment(e.Time), Spent: a.session.row.Spent}}
+	touch(&f.deleted, a.gone)
 	f.announce(a.key).Deltas = nil
 	fresh := newAggregate(a.key)
 	a.session, a.deleted, a.whole = nil, true, false

@@ -72,7 +72,7 @@ func (m *memory) load(asked fold.Missing) (p fold.Present) {
 			p.Sessions = append(p.Sessions, s)
 		}
 		if _, ok := m.deleted[k]; ok {
-			p.Deleted = append(p.Deleted, k)
+			p.Deleted = append(p.Deleted, m.deleted[k])
 		}
 		for _, t := range m.texts {
 			if t.Tenant == k.Tenant && t.Session == k.ID {

@@ -47,6 +47,7 @@ type aggregate struct {
 	place   *list.Element
 	session *entry[Session] // nil for one that does not exist
 	deleted bool
+	gone    *entry[Deleted] // of a session that is deleted
 	// whole says that a child that is not present does not exist: the session began while it was present.
 	whole   bool
 	counted int // its share of Model.rows
@@ -100,7 +101,7 @@ func (m Missing) Empty() bool {
 // Present is what was found of it.
 type Present struct {
 	Sessions      []Session
-	Deleted       []Key
+	Deleted       []Deleted
 	Texts         []Text // ascending by offset for each block
 	Keys          []APIKey
 	Entries       []Entry
@@ -242,8 +243,9 @@ func (m *Model) Put(asked Missing, p Present) error {
 	for _, s := range p.Sessions {
 		m.sessions[Key{s.Tenant, s.ID}].session = &entry[Session]{row: s, stored: true}
 	}
-	for _, k := range p.Deleted {
-		m.sessions[k].deleted = true
+	for _, d := range p.Deleted {
+		a := m.sessions[Key{d.Tenant, d.ID}]
+		a.deleted, a.gone = true, &entry[Deleted]{row: d, stored: true}
 	}
 	for _, t := range p.Texts {
 		a := m.sessions[Key{t.Tenant, t.Session}]

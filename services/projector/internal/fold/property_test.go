@@ -53,7 +53,7 @@ func anEvent(t *rapid.T) events.Event {
 		events.SandboxHealth{SandboxID: sandbox, Status: "unhealthy", Reason: "no answer", MemoryBytes: 1 << 63, DiskBytes: 7},
 		events.FileCreated{Path: path, Size: 3}, events.FileModified{Path: path, Size: 1 << 63, Binary: true}, events.FileDeleted{Path: path},
 		events.FilePut{N: 1, Path: path}, events.FileRemoved{N: 2, Path: path}, events.FilesApplied{N: 2}, events.EgressDenied{Host: "x"},
-		events.WorkspaceSynced{Snapshot: "snap\x00", Files: 3, Bytes: 12}, events.WorkspaceRestored{Snapshot: "snap"},
+		events.WorkspaceSyncStarted{SandboxID: "s", Executor: "x"}, events.WorkspaceSynced{Snapshot: "snap\x00", Files: 3, Bytes: 12}, events.WorkspaceRestored{Snapshot: "snap"},
 		events.ModelCalled{Provider: "openai", Model: name(t, "model", 2), Status: 200, Usage: events.Usage{InputTokens: 5, OutputTokens: 2}, CostUSD: 0.25, Prices: "1", FirstByteMs: 3, DurationMs: 4},
 		events.ModelCalled{Provider: "openai", Model: name(t, "model", 2), Status: uint32(rapid.SampledFrom([]int{0, 429}).Draw(t, "status of a call")), DurationMs: 4},
 		events.Opaque{Name: "from_the_future", Raw: json.RawMessage("{\"x\":\"\xff\"}")}, events.Log{Message: "line"},

@@ -50,12 +50,16 @@ type (
 		AgentRef        string
 		Instance        string
 		Environments    string
+		Title           string
+		Spent           string // JSON of what it added to tenant_usage, by day; "" for nothing
 	}
 	// Deleted is a row of deleted_sessions.
 	Deleted struct {
 		Tenant, ID string
 		Group      int16
 		At         time.Time
+		Spent      string // as of the session; once it is retired, what run_retired says
+		Removed    bool   // its content was removed
 	}
 	// Execution is a row of executions.
 	Execution struct {
@@ -82,6 +86,7 @@ type (
 		FirstSeq            int64
 		Resolved            *string
 		Metered             bool
+		Query               string
 	}
 	// Block is a row of blocks. JSON is what Block was read from; a changed Block is encoded when it is written.
 	Block struct {

@@ -16,12 +16,7 @@ func (s *Store) Load(ctx context.Context, m fold.Missing) (p fold.Present, err e
 	if len(m.Sessions) > 0 {
 		tenants, ids := splitKeys(m.Sessions)
 		fetch(&b, t.sessions, &p.Sessions, tenants, ids)
-		b.Queue("SELECT t.tenant, t.id FROM unnest($1::text[], $2::text[]) AS k(tenant, id) JOIN deleted_sessions t ON t.tenant = k.tenant AND t.id = k.id", tenants, ids).
-			Query(func(rows pgx.Rows) error {
-				var err error
-				p.Deleted, err = pgx.CollectRows(rows, pgx.RowToStructByPos[fold.Key])
-				return err
-			})
+		fetch(&b, t.deleted, &p.Deleted, tenants, ids)
 		q := t.texts
 		b.Queue(textsOf, tenants, ids).Query(func(rows pgx.Rows) error { return into(q, rows, &p.Texts) })
 	}

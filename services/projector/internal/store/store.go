@@ -53,8 +53,8 @@ type Store struct {
 }
 
 // settings of the connection. Its statements are few and all go by primary key, so they are planned once, and never as scans
-// that were cheap while a table was empty. What a crash of Postgres takes away is folded again, rows and checkpoint together,
-// so nobody need wait for the disk.
+// that were cheap while a table was empty. A transaction without events does not wait for the disk: what a crash of Postgres takes
+// away is folded again, rows and checkpoint together. See flush for those with events.
 var settings = map[string]string{
 	"plan_cache_mode": "force_generic_plan", "enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off", "jit": "off",
 	"synchronous_commit": "off", "idle_in_transaction_session_timeout": "60s", "application_name": "spool-projector",
@@ -130,11 +130,18 @@ func (s *Store) advance(b *pgx.Batch, previous int64, c Checkpoint) {
 		s.group, previous, c.Position, c.Shard, c.CommitID, c.LogTime, c.LagMs, c.CaughtUp, c.DeltasAt)
 }
 
+// flush makes the transaction's commit wait for the disk. Events are announced to clients after the commit, and a client must never
+// hold a cursor that a crash of Postgres puts ahead of the read models.
+const flush = "SELECT set_config('synchronous_commit', 'on', true)"
+
 // Apply writes changes and checkpoint in one transaction, or neither: ErrMoved
 // when the checkpoint is not at previous any more, *RefusedError for rows that cannot be stored.
 func (s *Store) Apply(ctx context.Context, previous int64, next Checkpoint, c *fold.Changes) error {
 	var b pgx.Batch
 	s.advance(&b, previous, next)
+	if len(c.Events) > 0 {
+		b.Queue(flush)
+	}
 	s.deletions(&b, c)
 	var err error
 	if newRows(c) < copyRows {

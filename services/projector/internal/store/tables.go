@@ -27,7 +27,9 @@ func newTables() *tables {
 			col("tenant", text, func(r *fold.Deleted) *string { return &r.Tenant }),
 			col("id", text, func(r *fold.Deleted) *string { return &r.ID }),
 			col("grp", int2, func(r *fold.Deleted) *int16 { return &r.Group }),
-			col("deleted_at", when, func(r *fold.Deleted) *time.Time { return &r.At })),
+			col("deleted_at", when, func(r *fold.Deleted) *time.Time { return &r.At }),
+			col("spent", text, func(r *fold.Deleted) *string { return &r.Spent }),
+			col("removed", flag, func(r *fold.Deleted) *bool { return &r.Removed })),
 		events: newTable(readmodel.Events, 3,
 			col("tenant", text, func(r *fold.Event) *string { return &r.Tenant }),
 			col("session", text, func(r *fold.Event) *string { return &r.Session }),
@@ -78,7 +80,9 @@ func sessionTable() table[fold.Session] {
 		col("workspace_bytes", int8, func(r *fold.Session) *int64 { return &r.WorkspaceBytes }),
 		col("agent_ref", text, func(r *fold.Session) *string { return &r.AgentRef }),
 		col("instance", text, func(r *fold.Session) *string { return &r.Instance }),
-		col("environments", text, func(r *fold.Session) *string { return &r.Environments }))
+		col("spent", text, func(r *fold.Session) *string { return &r.Spent }),
+		col("environments", text, func(r *fold.Session) *string { return &r.Environments }),
+		col("title", text, func(r *fold.Session) *string { return &r.Title }))
 }
 
 func executionTable() table[fold.Execution] {
@@ -108,7 +112,8 @@ func executionTable() table[fold.Execution] {
 		col("duration_ms", int8, func(r *fold.Execution) *int64 { return &r.DurationMs }),
 		col("first_seq", int8, func(r *fold.Execution) *int64 { return &r.FirstSeq }),
 		col("resolved", text, func(r *fold.Execution) **string { return &r.Resolved }),
-		col("metered", flag, func(r *fold.Execution) *bool { return &r.Metered }))
+		col("metered", flag, func(r *fold.Execution) *bool { return &r.Metered }),
+		col("query", text, func(r *fold.Execution) *string { return &r.Query }))
 }
 
 func blockTable() table[fold.Block] {

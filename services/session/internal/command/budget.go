@@ -52,6 +52,13 @@ func (h *Handler) appendBudget(ctx context.Context, c command.Command, subject e
 			return command.Answer{}, err
 		}
 		at.Seq = head.Seq
+		done, err := eventlog.Carried(ctx, h.cfg.Sessions.Log, head, c.ID)
+		if err != nil {
+			return command.Answer{}, err
+		}
+		if done {
+			return command.Answer{Position: at.String()}, nil
+		}
 		if _, removes := data.(events.TenantBudgetRemoved); removes && holds == nil {
 			return command.Answer{}, &command.Error{Code: "BUDGET_NOT_FOUND", Field: "period", Detail: "the tenant has no such budget"}
 		}

@@ -131,7 +131,11 @@ func (h *Handler) entry(ctx context.Context, c command.Command, subject events.S
 		if err != nil {
 			return command.Answer{}, err
 		}
-		if e.Did(c.ID) {
+		done, err := entries.Did(ctx, e, c.ID)
+		if err != nil {
+			return command.Answer{}, err
+		}
+		if done {
 			return command.Answer{Position: entries.Position(e).String()}, nil
 		}
 		list, err := versions.Decide(e.State, build(events.Meta{CommandID: c.ID, Now: h.cfg.Now()}))

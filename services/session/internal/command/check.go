@@ -13,6 +13,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/spoolhq/spool/pkg/api/command"
+	"github.com/spoolhq/spool/pkg/architecture"
 	"github.com/spoolhq/spool/pkg/definition"
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
@@ -30,12 +31,6 @@ const (
 
 // DefaultAgent is the built-in agent definition that a session without an agent uses.
 const DefaultAgent = "default"
-
-// architectures by name; an alias stands for another.
-var architectures = map[string]string{
-	"claude-code": "claude-code", "claude-sdk": "claude-code", "codex": "codex", "opencode": "opencode",
-	command.ArchitectureACP: command.ArchitectureACP, "spool": "spool",
-}
 
 func invalid(field, detail string) *command.Error {
 	return &command.Error{Code: "INVALID_REQUEST", Field: field, Detail: detail}
@@ -55,7 +50,7 @@ func (h *Handler) created(ctx context.Context, tenant string, b command.CreateSe
 	if err != nil {
 		return out, err
 	}
-	if out.Architecture, err = architecture(b.Architecture, agent); err != nil {
+	if out.Architecture, err = resolve(b.Architecture, agent); err != nil {
 		return out, err
 	}
 	if out.Provider = b.Provider; out.Provider == "" {
@@ -68,24 +63,30 @@ func (h *Handler) created(ctx context.Context, tenant string, b command.CreateSe
 		return out, invalid("sandbox", fmt.Sprintf("the agent has limits.turns, which for architecture %s the egress proxy of provider docker holds to; provider %s has none", out.Architecture, out.Provider))
 	}
 	options := inherit(b.Options, agent)
-	if err := errors.Join(command.CheckOptions(options), command.CheckCommand(out.Architecture, options.Command)); err != nil {
+	if err := errors.Join(command.CheckOptions(options), command.CheckCommand(out.Architecture, options.Command), command.CheckModelProvider(out.Architecture, options.ModelProvider), command.CheckModelSettings(out.Architecture, options)); err != nil {
+		return out, err
+	}
+	if options.HostPath, err = h.hostPath(options.HostPath, b, out.Provider, agent); err != nil {
 		return out, err
 	}
 	out.Options = h.options(options)
 	return out, checkMetadata(b.Metadata)
 }
 
-// architecture is the agent's; without an agent that of the request.
-func architecture(asked string, agent *events.AgentSpec) (string, error) {
-	name := cmp.Or(asked, "spool")
+// resolve returns the agent's architecture; without an agent that of the request.
+func resolve(asked string, agent *events.AgentSpec) (string, error) {
+	name := cmp.Or(asked, architecture.Spool)
 	if agent != nil {
 		name = cmp.Or(asked, agent.Architecture)
 	}
-	known, ok := architectures[name]
+	known, ok := architecture.Canonical(name)
 	if !ok {
-		return "", invalid("architecture", fmt.Sprintf("there is no architecture %.64q; there are claude-code (alias claude-sdk), codex, opencode, acp and spool", asked))
+		return "", invalid("architecture", fmt.Sprintf("there is no architecture %.64q; there are %s", asked, architecture.List()))
 	}
-	if agent != nil && known != architectures[agent.Architecture] {
+	if agent == nil {
+		return known, nil
+	}
+	if of, _ := architecture.Canonical(agent.Architecture); known != of {
 		return "", invalid("architecture", fmt.Sprintf("the agent is made for %s; leave architecture out", agent.Architecture))
 	}
 	return known, nil
@@ -96,11 +97,14 @@ func inherit(o events.Options, agent *events.AgentSpec) events.Options {
 	if agent == nil {
 		return o
 	}
-	o.Model, o.Image = cmp.Or(o.Model, agent.Model), cmp.Or(o.Image, agent.Image)
+	o.Model, o.ModelProvider, o.Image = cmp.Or(o.Model, agent.Model), cmp.Or(o.ModelProvider, agent.ModelProvider), cmp.Or(o.Image, agent.Image)
 	o.TurnLimitMs = cmp.Or(o.TurnLimitMs, agent.Limits.TimeMs)
 	o.Budget = cmp.Or(o.Budget, agent.Limits.Session)
 	if len(o.Command) == 0 {
 		o.Command = agent.Command
+	}
+	if s := o.ModelSettings; s.Preset == "" && len(s.Env)+len(s.Args) == 0 {
+		o.ModelSettings = agent.ModelSettings
 	}
 	for _, host := range agent.Egress {
 		if !slices.Contains(o.Egress, host) {
@@ -130,14 +134,14 @@ func (h *Handler) options(o events.Options) events.Options {
 func (h *Handler) update(b command.UpdateSession, l eventlog.Loaded, base session.Base) (session.Command, error) {
 	o, err := command.Merge(l.Life.Options, b.Options, b.Clear)
 	if err == nil && l.Life.Status != session.None {
-		err = command.CheckCommand(l.Life.Architecture, o.Command)
+		err = errors.Join(command.CheckCommand(l.Life.Architecture, o.Command), command.CheckModelProvider(l.Life.Architecture, o.ModelProvider), command.CheckModelSettings(l.Life.Architecture, o))
 	}
 	return session.UpdateOptions{Base: base, Options: h.options(o), Metadata: b.Metadata}, err
 }
 
 func checkUpdate(b command.UpdateSession) error {
 	if b.Options != nil {
-		if err := command.CheckOptions(*b.Options); err != nil {
+		if err := errors.Join(command.CheckUnchanged(b.Options), command.CheckOptions(*b.Options)); err != nil {
 			return err
 		}
 	}

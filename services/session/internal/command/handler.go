@@ -19,6 +19,7 @@ import (
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/session"
+	"github.com/spoolhq/spool/pkg/hostpath"
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
@@ -26,8 +27,10 @@ import (
 type Config struct {
 	Sessions  eventlog.Sessions
 	NATS      *nats.Conn
+	Dead      DeadLetters
 	Now       func() time.Time
 	Providers []string
+	HostPaths hostpath.Policy // of folders in which sessions with local sandboxes may work
 	Logger    *slog.Logger
 
 	IdleTimeout, TurnLimit, SessionLimit time.Duration
@@ -99,7 +102,7 @@ func checkIDs(c command.Command) error {
 		return err
 	}
 	switch c.Type {
-	case command.TypeCreateKey, command.TypeRevokeKey, command.TypeSetBudget, command.TypeRemoveBudget,
+	case command.TypeCreateKey, command.TypeRevokeKey, command.TypeSetBudget, command.TypeRemoveBudget, command.TypeRetryDead, command.TypeDropDead,
 		command.TypeApplyAgent, command.TypeApplyInstance, command.TypeApplyEnvironment,
 		command.TypeRemoveAgent, command.TypeRemoveInstance, command.TypeRemoveEnvironment:
 		return nil
@@ -122,6 +125,8 @@ func (h *Handler) do(ctx context.Context, c command.Command) (command.Answer, er
 		return h.key(ctx, c)
 	case command.TypeSetBudget, command.TypeRemoveBudget:
 		return h.budget(ctx, c)
+	case command.TypeRetryDead, command.TypeDropDead:
+		return h.dead(ctx, c)
 	case command.TypeApplyAgent, command.TypeApplyInstance, command.TypeApplyEnvironment:
 		return h.apply(ctx, c)
 	case command.TypeRemoveAgent, command.TypeRemoveInstance, command.TypeRemoveEnvironment:
@@ -147,7 +152,10 @@ func (h *Handler) builder(ctx context.Context, c command.Command) (builder, erro
 		}
 		created, err := h.created(ctx, c.Tenant, b)
 		if err == nil {
-			err = checkFiles(c, b.Files)
+			err = errors.Join(checkHostFiles(created, b.Files), checkFiles(c, b.Files))
+		}
+		if err == nil {
+			err = h.instantiate(ctx, c, &created)
 		}
 		return func(_ eventlog.Loaded, base session.Base) (session.Command, error) {
 			return session.Create{Base: base, SessionCreated: created, Files: files(c, b.Files)}, nil
@@ -159,7 +167,10 @@ func (h *Handler) builder(ctx context.Context, c command.Command) (builder, erro
 		}
 		created, err := h.created(ctx, c.Tenant, b.Create)
 		if err == nil {
-			err = checkPost(c, b.Post)
+			err = errors.Join(checkHostFiles(created, b.Post.Files), checkPost(c, b.Post))
+		}
+		if err == nil {
+			err = h.instantiate(ctx, c, &created)
 		}
 		return func(l eventlog.Loaded, base session.Base) (session.Command, error) {
 			return session.Start{Base: base, Create: created, Post: post(c, b.Post, base, l)}, nil
@@ -231,27 +242,30 @@ func (h *Handler) session(ctx context.Context, c command.Command, build builder)
 		if err != nil {
 			return answer, err
 		}
-		if at, done := l.Life.Did(c.ID); done {
-			answer.Position = h.cfg.Sessions.Position(l.ID, at).String()
-			return answer, nil
-		}
-		cmd, err := build(l, session.Base{Meta: events.Meta{CommandID: c.ID, Now: h.cfg.Now()}})
+		at, done, err := h.cfg.Sessions.Did(ctx, l, c.ID)
 		if err != nil {
 			return answer, err
 		}
-		list, err := session.Decide(l.Life, cmd)
+		if done {
+			answer.Position = h.cfg.Sessions.Position(l.ID, at).String()
+			return answer, nil
+		}
+		list, err := decideWith(build, l, session.Base{Meta: events.Meta{CommandID: c.ID, Now: h.cfg.Now()}})
+		written := err == nil && len(list) > 0
+		if !written && freshness == eventlog.Any {
+			// The guard of an append catches a replica that lags. A refusal, or a decision
+			// that nothing changes, has no guard: the leader has to confirm it.
+			freshness = eventlog.Leader
+			continue
+		}
 		var refused *session.Error
 		if errors.As(err, &refused) {
-			if freshness == eventlog.Any { // a replica may not have heard of the session yet
-				freshness = eventlog.Leader
-				continue
-			}
 			return answer, &command.Error{Code: refused.Code, Field: refused.Field, Detail: refused.Detail}
 		}
 		if err != nil {
 			return answer, err
 		}
-		if len(list) > 0 {
+		if written {
 			err = h.cfg.Sessions.AppendLife(ctx, &l, c.Actor, c.ID, list)
 		}
 		var conflict *eventlog.ConflictError
@@ -267,6 +281,15 @@ func (h *Handler) session(ctx context.Context, c command.Command, build builder)
 		return answer, nil
 	}
 	return answer, fmt.Errorf("session %s: other writers came first %d times in a row", c.SessionID, maxRounds)
+}
+
+// decideWith returns the events that a command makes true for a session as it is loaded.
+func decideWith(build builder, l eventlog.Loaded, base session.Base) ([]events.Event, error) {
+	cmd, err := build(l, base)
+	if err != nil {
+		return nil, err
+	}
+	return session.Decide(l.Life, cmd)
 }
 
 // hint tells the holder that a control, or a change of the workspace, is stored. Nothing depends on it.
@@ -295,7 +318,7 @@ func label(t command.Type) string {
 	switch t {
 	case command.TypeCreateSession, command.TypeUpdateSession, command.TypePostMessage, command.TypeStartExecution, command.TypeInterrupt, command.TypeCancel,
 		command.TypePause, command.TypeResume, command.TypeTerminate, command.TypeSync, command.TypePutFile, command.TypeRemoveFile,
-		command.TypeDeleteSession, command.TypeCreateKey, command.TypeRevokeKey, command.TypeSetBudget, command.TypeRemoveBudget,
+		command.TypeRetryDead, command.TypeDropDead, command.TypeDeleteSession, command.TypeCreateKey, command.TypeRevokeKey, command.TypeSetBudget, command.TypeRemoveBudget,
 		command.TypeApplyAgent, command.TypeApplyInstance, command.TypeApplyEnvironment,
 		command.TypeRemoveAgent, command.TypeRemoveInstance, command.TypeRemoveEnvironment:
 		return string(t)

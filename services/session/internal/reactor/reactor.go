@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -52,10 +53,15 @@ type Config struct {
 }
 
 // Reactor reacts to commits and timers.
-type Reactor struct{ cfg Config }
+type Reactor struct {
+	cfg Config
+
+	mu     sync.Mutex
+	timers jetstream.Stream // nil until it is needed
+}
 
 // New makes a Reactor.
-func New(cfg Config) *Reactor { return &Reactor{cfg} }
+func New(cfg Config) *Reactor { return &Reactor{cfg: cfg} }
 
 // actor is who the log names for what a Reactor writes.
 func (r *Reactor) actor() events.Actor {
@@ -250,7 +256,12 @@ func (r *Reactor) overdue(l eventlog.Loaded, now time.Time) bool {
 	return ok && !now.Before(at)
 }
 
+// abandon ends the active execution. The session service does not reach sandboxes: the end of
+// an execution that an executor held says that its agent was not told to stop.
 func (r *Reactor) abandon(ctx context.Context, l *eventlog.Loaded, outcome events.Payload, now time.Time) error {
+	if failed, ok := outcome.(events.ExecutionFailed); ok && l.Run.Execution == l.Life.Active.ExecutionID && l.Run.Sandbox.Journal != "" {
+		outcome = failed.NotStopped(errors.New("no executor holds the execution; the next sweep of an executor of its engine stops it"))
+	}
 	blocks, err := r.cfg.Sessions.OpenBlocks(ctx, *l)
 	if err != nil {
 		return err
@@ -268,29 +279,17 @@ func (r *Reactor) abandon(ctx context.Context, l *eventlog.Loaded, outcome event
 	return r.cfg.Sessions.AppendRun(ctx, l, r.actor(), events.Derive(events.KindCommit, id), d)
 }
 
-// publish puts out the job that is due. Its message id is the id of the event
-// that made it due, so that it lies in the queue once.
+// publish stores the job that is due in JOBS, under its run.JobID, so that the queue holds it once.
 func (r *Reactor) publish(ctx context.Context, l eventlog.Loaded) error {
-	var cause string
-	switch l.Due() {
-	case run.Execute:
-		switch {
-		case l.Run.Execution != l.Life.Active.ExecutionID:
-			cause = l.Life.Active.Dispatch
-		case l.Run.Phase == run.Paused:
-			cause = l.Life.Waker()
-		case !l.Run.NotBefore.IsZero() && l.Life.ControlOf(l.Run.Execution).N > 0:
-			cause = l.Life.ControlOf(l.Run.Execution).Cause // its job may be delayed until the next attempt
-		default:
-			return nil // claimed: its job is held until the end, or until it stands still
-		}
-	case run.Release:
-		cause = l.Life.Release
-	case run.Sync:
-		cause = l.Life.Cause
-	default:
+	id := run.JobID(l.Life, l.Run)
+	if id == "" {
 		return nil
 	}
+	return r.put(ctx, l, id)
+}
+
+// put stores a job for a session in JOBS.
+func (r *Reactor) put(ctx context.Context, l eventlog.Loaded, id string) error {
 	subject := topology.JobAny(l.Life.Provider)
 	if box := l.Run.Sandbox; box.Engine != "" && r.cfg.Leases.EngineLives(box.Engine) {
 		subject = topology.JobOn(box.Provider, box.Engine)
@@ -299,7 +298,7 @@ func (r *Reactor) publish(ctx context.Context, l eventlog.Loaded) error {
 	if err != nil {
 		return err
 	}
-	if err := r.cfg.Publisher.Publish(subject, bus.NewMessage(ctx, cause, body)); err != nil {
+	if err := r.cfg.Publisher.Publish(subject, bus.NewMessage(ctx, id, body)); err != nil {
 		return fmt.Errorf("publish job of %s: %w", l.ID, err)
 	}
 	r.cfg.Published()
@@ -335,14 +334,29 @@ func (r *Reactor) arm(ctx context.Context, l eventlog.Loaded) (moved bool, err e
 	return again.LifeHead.Seq != l.LifeHead.Seq || again.RunHead.Seq != l.RunHead.Seq, nil
 }
 
+// timerStream returns TIMERS. The handle is kept: to get one is a round trip to the stream's leader.
+func (r *Reactor) timerStream(ctx context.Context) (jetstream.Stream, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.timers != nil {
+		return r.timers, nil
+	}
+	stream, err := r.cfg.JetStream.Stream(ctx, topology.StreamTimers)
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", topology.StreamTimers, err)
+	}
+	r.timers = stream
+	return stream, nil
+}
+
 // headerArmedAt is when a schedule fires, in Unix milliseconds.
 const headerArmedAt = "Spool-Armed-At"
 
 // armed is when the session's timer fires; zero if none is set.
 func (r *Reactor) armed(ctx context.Context, id string) (time.Time, error) {
-	stream, err := r.cfg.JetStream.Stream(ctx, topology.StreamTimers)
+	stream, err := r.timerStream(ctx)
 	if err != nil {
-		return time.Time{}, fmt.Errorf("open %s: %w", topology.StreamTimers, err)
+		return time.Time{}, err
 	}
 	msg, err := stream.GetLastMsgForSubject(ctx, topology.TimerAt(id))
 	if errors.Is(err, jetstream.ErrMsgNotFound) {

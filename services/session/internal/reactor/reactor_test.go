@@ -23,10 +23,11 @@ func TestMatters(t *testing.T) {
 		events.BlockStart{}, events.BlockUpdate{}, events.BlockComplete{}, events.SubagentSpawned{}, events.SubagentCompleted{},
 		events.PermissionDecided{}, events.TranscriptWritten{}, events.MetadataUpdate{}, events.Log{}, events.Error{}, events.WatchdogWarned{},
 		events.SandboxPaused{}, events.SandboxResumed{}, events.SandboxHealth{}, events.FileCreated{}, events.FileModified{}, events.FileDeleted{},
-		events.FilesApplied{}, events.WorkspaceSynced{}, events.WorkspaceRestored{}, events.EgressDenied{}, events.ModelCalled{},
+		events.FilesApplied{}, events.WorkspaceSyncStarted{}, events.WorkspaceSynced{}, events.WorkspaceRestored{}, events.EgressDenied{}, events.ModelCalled{},
 		events.KeyCreated{}, events.KeyRevoked{}, events.AgentApplied{}, events.AgentRemoved{}, events.InstanceApplied{}, events.InstanceRemoved{},
 		events.EnvironmentApplied{}, events.EnvironmentRemoved{}, events.SkillPushed{}, events.SkillTagged{}, events.SkillRemoved{}, events.ExecutionResolved{},
-		events.TenantBudgetSet{}, events.TenantBudgetRemoved{},
+		events.TenantBudgetSet{}, events.TenantBudgetRemoved{}, events.ExecutionAttached{}, events.ExecutionHandedOver{},
+		events.RunRetired{}, events.ContentRemoved{},
 	} {
 		quiet[p.EventType()] = true
 	}

@@ -185,7 +185,10 @@ func (h *Handler) change(ctx context.Context, c command.Command, ref events.Refe
 	subject := ref.Subject(events.Skill, c.Tenant)
 	for range maxRounds {
 		e, err := h.cfg.Entries.Load(ctx, subject, eventlog.Leader)
-		if err != nil || e.Did(c.ID) {
+		if err != nil {
+			return e, e, err
+		}
+		if done, err := h.cfg.Entries.Did(ctx, e, c.ID); done || err != nil {
 			return e, e, err
 		}
 		before := e

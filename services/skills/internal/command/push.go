@@ -97,7 +97,10 @@ func (h *Handler) again(ctx context.Context, c command.Command, b command.PushSk
 		return command.Answer{}, nil
 	}
 	e, err := h.cfg.Entries.Load(ctx, b.Ref.Subject(events.Skill, c.Tenant), eventlog.Leader)
-	if err != nil || !e.Did(c.ID) {
+	if err != nil {
+		return command.Answer{}, err
+	}
+	if done, err := h.cfg.Entries.Did(ctx, e, c.ID); !done || err != nil {
 		return command.Answer{}, err
 	}
 	data, err := h.cfg.Entries.Resolve(ctx, events.Skill, c.Tenant, at(b.Ref, b.SHA256))

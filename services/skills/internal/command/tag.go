@@ -33,8 +33,12 @@ func (h *Handler) tag(ctx context.Context, c command.Command) (command.Answer, e
 	if err != nil {
 		return command.Answer{}, err
 	}
+	done, err := h.cfg.Entries.Did(ctx, after, c.ID)
+	if err != nil {
+		return command.Answer{}, err
+	}
 	ref := at(b.Ref, after.State.Tags[b.Tag])
-	return command.Answer{Ref: &ref, Same: before.Head.Seq == after.Head.Seq && !after.Did(c.ID), Position: h.position(after)}, nil
+	return command.Answer{Ref: &ref, Same: before.Head.Seq == after.Head.Seq && !done, Position: h.position(after)}, nil
 }
 
 // remove hides a skill, or one version of it.

@@ -1,0 +1,63 @@
+package snapshot
+
+import (
+	"io/fs"
+	"os"
+	"strings"
+
+	"github.com/spoolhq/spool/pkg/ignore"
+	"github.com/spoolhq/spool/pkg/workspace/wire"
+)
+
+// sharedLimits bound what a snapshot holds of a folder that is a person's. What
+// it does not hold is still in that folder.
+var sharedLimits = struct {
+	files       int
+	bytes, file int64
+}{files: 20_000, bytes: 1 << 30, file: 64 << 20}
+
+// sharing is the walk through a folder that is a person's. A nil one lets everything pass.
+type sharing struct {
+	rules ignore.Tree
+	files int
+	bytes int64
+	over  bool // a limit was reached, and it was said
+}
+
+// enter adds a folder's rules until leave is called.
+func (s *sharing) enter(dir *os.Root, path string) (leave func(), err error) {
+	if s == nil {
+		return func() {}, nil
+	}
+	before := s.rules
+	if path == wire.Workspace {
+		s.rules, err = ignore.ReadTree(dir.FS())
+	} else {
+		s.rules, err = s.rules.Enter(dir.FS(), strings.TrimPrefix(path, wire.Workspace+"/"))
+	}
+	return func() { s.rules = before }, err
+}
+
+// ignores reports whether the folder's rules leave an entry out.
+func (s *sharing) ignores(path string, info fs.FileInfo) bool {
+	return s != nil && s.rules.Ignores(strings.TrimPrefix(path, wire.Workspace+"/"), info.IsDir())
+}
+
+// admit reports whether a file fits into what a snapshot may hold.
+func (s *sharing) admit(info fs.FileInfo) bool {
+	if s == nil {
+		return true
+	}
+	if info.Size() > sharedLimits.file {
+		return false
+	}
+	if s.files++; s.files > sharedLimits.files || s.bytes+info.Size() > sharedLimits.bytes {
+		s.over = true
+		return false
+	}
+	s.bytes += info.Size()
+	return true
+}
+
+// full reports whether the snapshot takes no more of the folder.
+func (s *sharing) full() bool { return s != nil && s.over }

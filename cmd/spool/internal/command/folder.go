@@ -1,0 +1,348 @@
+package command
+
+import (
+	"archive/tar"
+	"bufio"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"unicode"
+
+	"github.com/spoolhq/spool/pkg/ignore"
+)
+
+// folderLimits bound what is uploaded of a folder.
+type folderLimits struct {
+	entries int
+	bytes   int64 // of the tar, about
+}
+
+// uploadLimits are those of a server with the default settings.
+var uploadLimits = folderLimits{entries: 50_000, bytes: 1 << 30}
+
+// The kinds of entries, as the API names them.
+const (
+	kindFile    = "file"
+	kindDir     = "dir"
+	kindSymlink = "symlink"
+)
+
+// entry is a file, a folder or a symbolic link of a folder, by its path with slashes.
+type entry struct {
+	Path   string `json:"path"`
+	Kind   string `json:"kind"`
+	Size   int64  `json:"size,omitempty"` // bytes
+	Mode   uint32 `json:"mode,omitempty"` // permission bits; 0 for a link
+	Target string `json:"target,omitempty"`
+	SHA256 string `json:"sha256,omitempty"` // hex, of a file's content
+}
+
+// same reports whether two entries are alike in all that a pull carries over.
+func (e *entry) same(other *entry) bool {
+	if e == nil || other == nil {
+		return e == other
+	}
+	return e.Kind == other.Kind && e.Mode == other.Mode && e.Target == other.Target && e.SHA256 == other.SHA256
+}
+
+// localFolder returns the absolute path of a folder that a user named, and refuses what is none.
+func localFolder(field, name string) (string, error) {
+	abs, err := filepath.Abs(name)
+	if err != nil {
+		return "", usage("%s: %v", field, err)
+	}
+	info, err := os.Stat(abs)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return "", usage("%s: there is no folder %q", field, name)
+	case err != nil:
+		return "", usage("%s: %v", field, err)
+	case !info.IsDir():
+		return "", usage("%s: %q is not a folder", field, name)
+	}
+	return abs, nil
+}
+
+// sensitive reports whether a folder is one that nobody means by accident: the root, or the user's home.
+func sensitive(dir string) (what string, is bool) {
+	if dir == filepath.VolumeName(dir)+string(filepath.Separator) {
+		return "the root of the file system", true
+	}
+	if home, err := os.UserHomeDir(); err == nil && sameFolder(dir, home) {
+		return "your home folder", true
+	}
+	return "", false
+}
+
+func sameFolder(a, b string) bool {
+	one, err1 := os.Stat(a)
+	two, err2 := os.Stat(b)
+	return err1 == nil && err2 == nil && os.SameFile(one, two)
+}
+
+// confirmed asks a question on a terminal; elsewhere nobody can be asked and the answer is no.
+func (a *app) confirmed(question string) (bool, error) {
+	if !a.InTTY {
+		return false, nil
+	}
+	fmt.Fprintf(a.Err, "%s [y/N] ", question)
+	line, err := bufio.NewReader(a.In).ReadString('\n')
+	if err != nil && !errors.Is(err, io.EOF) {
+		return false, fmt.Errorf("read the answer: %w", err)
+	}
+	answer := strings.ToLower(strings.TrimSpace(line))
+	return answer == "y" || answer == "yes", nil
+}
+
+// scanner walks a folder by the rules of ignore files.
+type scanner struct {
+	ctx     context.Context
+	root    *os.Root
+	limits  folderLimits
+	entries []entry
+	bytes   int64
+}
+
+// scan lists what a folder holds but for what is ignored, sorted by path, without
+// the content's digests. It refuses, by name, what cannot be uploaded.
+func scan(ctx context.Context, root *os.Root, limits folderLimits) ([]entry, error) {
+	tree, err := ignore.ReadTree(root.FS())
+	if err != nil {
+		return nil, usage("workspace: %v", err)
+	}
+	s := &scanner{ctx: ctx, root: root, limits: limits}
+	if err := s.folder("", tree); err != nil {
+		return nil, err
+	}
+	slices.SortFunc(s.entries, func(a, b entry) int { return strings.Compare(a.Path, b.Path) })
+	return s.entries, nil
+}
+
+func (s *scanner) folder(dir string, tree ignore.Tree) error {
+	list, err := fs.ReadDir(s.root.FS(), cleanDir(dir))
+	if err != nil {
+		return unreadable(dir, err)
+	}
+	for _, d := range list {
+		if err := s.ctx.Err(); err != nil {
+			return err
+		}
+		p := path.Join(dir, d.Name())
+		if tree.Ignores(p, d.IsDir()) {
+			continue
+		}
+		info, err := s.root.Lstat(p)
+		if err != nil {
+			return unreadable(p, err)
+		}
+		if err := s.add(p, info); err != nil {
+			return err
+		}
+		if !info.IsDir() {
+			continue
+		}
+		sub, err := fs.Sub(s.root.FS(), p)
+		if err != nil {
+			return unreadable(p, err)
+		}
+		below, err := tree.Enter(sub, p)
+		if err != nil {
+			return usage("workspace: %v", err)
+		}
+		if err := s.folder(p, below); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func cleanDir(dir string) string {
+	if dir == "" {
+		return "."
+	}
+	return dir
+}
+
+// tarBlock is what entries of a tar are rounded up to; longName what a name takes that fits into no header.
+const (
+	tarBlock = 512
+	longName = 3 * tarBlock
+	maxShort = 100
+)
+
+func (s *scanner) add(p string, info fs.FileInfo) error {
+	if strings.ContainsFunc(p, unicode.IsControl) {
+		return usage("workspace: %q: its name holds a control character; rename it, or name it in %s", p, ignore.SpoolFile)
+	}
+	if err := checkPath("workspace", p, false); err != nil {
+		return err
+	}
+	e := entry{Path: p, Mode: uint32(info.Mode().Perm())}
+	switch info.Mode().Type() {
+	case 0:
+		e.Kind, e.Size = kindFile, info.Size()
+	case fs.ModeDir:
+		e.Kind = kindDir
+	case fs.ModeSymlink:
+		target, err := s.root.Readlink(p)
+		if err != nil {
+			return unreadable(p, err)
+		}
+		if !staysInside(p, target) {
+			return usage("workspace: %q is a link to %q, out of the folder: replace it with what it leads to, or name it in %s", p, clip(target), ignore.SpoolFile)
+		}
+		e.Kind, e.Mode, e.Target = kindSymlink, 0, target
+	default:
+		return usage("workspace: %q is neither file, folder nor link (it is a %s): remove it, or name it in %s", p, special(info.Mode()), ignore.SpoolFile)
+	}
+	s.bytes += tarBlock + (e.Size+tarBlock-1)/tarBlock*tarBlock
+	if len(p) > maxShort || len(e.Target) > maxShort {
+		s.bytes += longName
+	}
+	switch {
+	case len(s.entries) >= s.limits.entries:
+		return usage("workspace: the folder has more than %d files and folders; name what the agent does not need in %s or .gitignore", s.limits.entries, ignore.SpoolFile)
+	case e.Size > s.limits.bytes:
+		return usage("workspace: %q has %s; at most %s are uploaded: name it in %s", p, size(e.Size), size(s.limits.bytes), ignore.SpoolFile)
+	case s.bytes > s.limits.bytes:
+		return usage("workspace: the folder has more than %s; name what the agent does not need in %s or .gitignore", size(s.limits.bytes), ignore.SpoolFile)
+	}
+	s.entries = append(s.entries, e)
+	return nil
+}
+
+// special names what is neither file, folder nor link.
+func special(mode fs.FileMode) string {
+	switch {
+	case mode&fs.ModeNamedPipe != 0:
+		return "named pipe"
+	case mode&fs.ModeSocket != 0:
+		return "socket"
+	case mode&fs.ModeDevice != 0:
+		return "device"
+	}
+	return "special file"
+}
+
+// unreadable is the error of a path of the folder that cannot be read.
+func unreadable(p string, err error) error {
+	if errors.Is(err, fs.ErrPermission) {
+		return usage("workspace: %q may not be read by you: change its mode, or name it in %s", cleanDir(p), ignore.SpoolFile)
+	}
+	return usage("workspace: %q: %v", cleanDir(p), err)
+}
+
+// staysInside reports whether a link leads to a place in the folder that it lies
+// in, whatever else is a link there: a ".." after a name does not count as inside.
+func staysInside(p, target string) bool {
+	if target == "" || path.IsAbs(target) || strings.ContainsFunc(target, unicode.IsControl) {
+		return false
+	}
+	up, named := strings.Count(p, "/"), false
+	for part := range strings.SplitSeq(target, "/") {
+		switch {
+		case part == "" || part == ".":
+		case part != "..":
+			named = true
+		case named || up == 0:
+			return false
+		default:
+			up--
+		}
+	}
+	return true
+}
+
+// total is the bytes of all files.
+func total(list []entry) (n int64) {
+	for _, e := range list {
+		n += e.Size
+	}
+	return n
+}
+
+// errChanged is a file that is not as it was when the folder was listed.
+var errChanged = errors.New("changed while it was read: try again when nothing writes to the folder")
+
+// pack writes entries of a folder as a tar and fills in the digests of their
+// content. moved is told of bytes of content as they go.
+func pack(ctx context.Context, root *os.Root, list []entry, to io.Writer, moved func(n int64)) error {
+	w := tar.NewWriter(to)
+	for i := range list {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := packOne(root, &list[i], w, moved); err != nil {
+			return fmt.Errorf("workspace: %q: %w", list[i].Path, err)
+		}
+	}
+	return w.Close()
+}
+
+func packOne(root *os.Root, e *entry, w *tar.Writer, moved func(n int64)) error {
+	h := &tar.Header{Name: e.Path, Mode: int64(e.Mode), Format: tar.FormatPAX}
+	switch e.Kind {
+	case kindDir:
+		h.Typeflag, h.Name = tar.TypeDir, e.Path+"/"
+		return w.WriteHeader(h)
+	case kindSymlink:
+		h.Typeflag, h.Linkname = tar.TypeSymlink, e.Target
+		return w.WriteHeader(h)
+	}
+	f, info, err := openRegular(root, e.Path)
+	if err != nil {
+		return err
+	}
+	defer f.Close() //nolint:errcheck // only read
+	if info.Size() != e.Size {
+		return errChanged
+	}
+	h.Typeflag, h.Size, h.ModTime = tar.TypeReg, e.Size, info.ModTime()
+	if err := w.WriteHeader(h); err != nil {
+		return err
+	}
+	sum := sha256.New()
+	n, err := io.Copy(io.MultiWriter(w, sum, counting(moved)), io.LimitReader(f, e.Size))
+	if err != nil {
+		return err
+	}
+	if n != e.Size {
+		return errChanged
+	}
+	e.SHA256 = hex.EncodeToString(sum.Sum(nil))
+	return nil
+}
+
+// openRegular opens a regular file without waiting for the other end of a pipe.
+func openRegular(root *os.Root, p string) (*os.File, fs.FileInfo, error) {
+	f, err := root.OpenFile(p, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = errChanged
+	}
+	if err != nil {
+		return nil, nil, errors.Join(err, f.Close())
+	}
+	return f, info, nil
+}
+
+// counting is a writer that tells how much is written.
+type counting func(n int64)
+
+func (c counting) Write(p []byte) (int, error) {
+	c(int64(len(p)))
+	return len(p), nil
+}

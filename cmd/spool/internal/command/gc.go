@@ -1,0 +1,109 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/spoolhq/spool/services/session/janitor"
+)
+
+type gcCommand struct {
+	installation
+	Database string        `name:"database-url" env:"SPOOL_DATABASE_URL" placeholder:"URL" help:"The Postgres of the installation. Without it: that of the stack on the data folder."`
+	DryRun   bool          `help:"Remove nothing: list what would go, and what waits for what."`
+	Grace    time.Duration `default:"10m" env:"SPOOL_GC_GRACE" help:"How long after every reader of the log has passed a session's deletion its content is removed."`
+}
+
+// gcWait bounds how long gc waits for the janitor of the installation to finish its own pass.
+const gcWait = time.Minute
+
+// Run makes a pass of the janitor.
+func (c *gcCommand) Run(a *app) (err error) {
+	if c.Database != "" {
+		if _, err := pgx.ParseConfig(c.Database); err != nil {
+			return usage("database-url: it is not the URL of a Postgres database, such as postgres://user@host/name")
+		}
+	}
+	if c.NATSURL != "" && c.Database == "" {
+		return usage("database-url: name the Postgres that belongs to --nats-url, or set SPOOL_DATABASE_URL")
+	}
+	if c.Grace < time.Millisecond {
+		return usage("grace: %s is less than 1ms", c.Grace)
+	}
+	ctx, cancel := a.interruptible()
+	defer cancel()
+	inst, err := c.open(ctx, a, c.Database)
+	if err != nil {
+		return causeOf(ctx, err)
+	}
+	defer func() { err = errors.Join(err, inst.Close()) }()
+	j, err := janitor.New(janitor.Config{DatabaseURL: inst.DatabaseURL, Grace: c.Grace},
+		janitor.Deps{NATS: inst.NATS, Log: inst.Log, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		return err
+	}
+	report, err := c.pass(ctx, j)
+	if printed := c.print(a, report); err == nil {
+		err = printed
+	}
+	if err != nil {
+		return causeOf(ctx, err)
+	}
+	return nil
+}
+
+// pass waits while the installation's own janitor is in the middle of a pass.
+func (c *gcCommand) pass(ctx context.Context, j *janitor.Janitor) (janitor.Report, error) {
+	late := time.After(gcWait)
+	for {
+		report, err := j.Pass(ctx, c.DryRun)
+		if !errors.Is(err, janitor.ErrBusy) {
+			return report, err
+		}
+		select {
+		case <-ctx.Done():
+			return report, ctx.Err()
+		case <-late:
+			return report, err
+		case <-time.After(250 * time.Millisecond):
+		}
+	}
+}
+
+func (c *gcCommand) print(a *app, r janitor.Report) error {
+	if c.JSON {
+		for _, i := range r.Items {
+			if err := a.json(i); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	verb := "removed"
+	if c.DryRun {
+		verb = "would remove"
+	}
+	for _, i := range r.Items {
+		name := i.Name
+		if i.Tenant != "" {
+			name += " of " + i.Tenant
+		}
+		line := fmt.Sprintf("%s: %s %s, %d commits, %d objects, %d bytes", verb, i.Kind, name, i.Messages, i.Objects, i.Bytes)
+		if i.Waits != "" {
+			line = fmt.Sprintf("waits: %s %s: %s", i.Kind, name, i.Waits)
+		}
+		if _, err := fmt.Fprintln(a.Out, line); err != nil {
+			return err
+		}
+	}
+	if len(r.Items) == 0 {
+		_, err := fmt.Fprintln(a.Out, "nothing to remove")
+		return err
+	}
+	return nil
+}

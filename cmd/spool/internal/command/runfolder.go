@@ -1,0 +1,273 @@
+package command
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spoolhq/spool/cmd/spool/internal/client"
+	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/hostpath"
+)
+
+// folderFlags say in which folder of this machine a new session works.
+type folderFlags struct {
+	Workspace string `placeholder:"DIR" help:"A folder of this machine, . for this one, in which the new session works: in the folder itself where sandboxes are local, which isolates nothing, else on a copy, of which spool files pull brings changes back."`
+	Copy      bool   `help:"With --workspace: work on a copy where sandboxes are local, too."`
+	Yes       bool   `short:"y" help:"With --workspace: take the root of the file system or your home folder without a question."`
+}
+
+// check returns the folder's absolute path, "" for none, and asks where it is one that nobody means by accident.
+func (f folderFlags) check(a *app, session string) (string, error) {
+	switch {
+	case f.Workspace == "" && f.Copy:
+		return "", usage("copy: it says how --workspace is used; name a folder with --workspace, such as --workspace .")
+	case f.Workspace == "":
+		return "", nil
+	case session != "":
+		return "", usage("workspace: a session keeps the folder that it was created with; leave --workspace out with --session")
+	}
+	dir, err := localFolder("workspace", f.Workspace)
+	if err != nil {
+		return "", err
+	}
+	if err := hostpath.CheckSyntax(dir); err != nil {
+		return "", usage("workspace: %v", err)
+	}
+	what, is := sensitive(dir)
+	if !is || f.Yes {
+		return dir, nil
+	}
+	ok, err := a.confirmed(fmt.Sprintf("spool: %s is %s, and the agent may change and delete what is in it. Go on?", dir, what))
+	if err != nil {
+		return "", err
+	}
+	if !ok {
+		return "", usage("workspace: %s is %s: name a folder in it, or confirm with --yes", dir, what)
+	}
+	return dir, nil
+}
+
+// create makes the session that works in a folder, in place or on a copy. What
+// the folder means is said before the query is posted.
+func (r *running) create(ctx context.Context) (session string, err error) {
+	if !r.cmd.Copy && r.cmd.Sandbox != "docker" {
+		session, err = r.createInPlace(ctx)
+		if !client.IsCode(err, "HOST_PATH_UNSUPPORTED") {
+			return session, err
+		}
+	}
+	return r.createCopy(ctx)
+}
+
+func (r *running) createInPlace(ctx context.Context) (string, error) {
+	start := r.start()
+	o := client.SessionOptions{}
+	if start.Options != nil {
+		o = *start.Options
+	}
+	var err error
+	if o.HostPathIdentity, err = hostpath.Identity(r.folder); err != nil {
+		return "", usage("workspace: %v", err)
+	}
+	o.HostPath = r.folder
+	start.Options = &o
+	made, err := r.client.Load().CreateSession(ctx, start.NewSession)
+	if err != nil {
+		return "", err
+	}
+	if len(r.files) > 0 {
+		return "", r.undo(ctx, made.SessionID, usage("file: the agent works in %s itself, where --file would replace files of yours: put them there yourself, or add --copy", r.folder))
+	}
+	r.note(fmt.Sprintf("the agent works in %s itself: it changes the files there, and nothing is isolated (--copy works on a copy)", terminal.Line(r.folder)))
+	r.warnOfOthers(ctx, made.SessionID)
+	return made.SessionID, nil
+}
+
+// maxSessionsSeen bounds how many sessions are looked at for others in the folder.
+const maxSessionsSeen = 200
+
+// warnOfOthers says which sessions work in the folder too, or in one above or below.
+func (r *running) warnOfOthers(ctx context.Context, own string) {
+	seen := 0
+	for s, err := range r.client.Load().Sessions(ctx, client.Filter{State: "open"}) {
+		if err != nil {
+			r.note("cannot ask whether other sessions work in this folder: " + terminal.Line(err.Error()))
+			return
+		}
+		if seen++; seen > maxSessionsSeen {
+			return
+		}
+		v := s.Value
+		if v.ID == own || v.Options.HostPath == "" || !overlap(v.Options.HostPath, r.folder) || v.Active == "" && (v.Box == nil || v.Idle) {
+			continue
+		}
+		r.note(fmt.Sprintf("session %s works in %s too: the two can overwrite each other's changes", v.ID, terminal.Line(v.Options.HostPath)))
+	}
+}
+
+// overlap reports whether one folder is the other, or lies in it.
+func overlap(a, b string) bool {
+	if real, err := filepath.EvalSymlinks(b); err == nil {
+		b = real
+	}
+	in := func(dir, p string) bool {
+		rel, err := filepath.Rel(dir, p)
+		return err == nil && filepath.IsLocal(rel)
+	}
+	return in(a, b) || in(b, a)
+}
+
+// createCopy makes a session and uploads the folder into its workspace. A session
+// whose upload fails is deleted again.
+func (r *running) createCopy(ctx context.Context) (string, error) {
+	root, err := os.OpenRoot(r.folder)
+	if err != nil {
+		return "", usage("workspace: %v", err)
+	}
+	defer root.Close() //nolint:errcheck // only read from
+	list, err := scan(ctx, root, uploadLimits)
+	if err != nil {
+		return "", err
+	}
+	made, err := r.client.Load().CreateSession(ctx, r.start().NewSession)
+	if err != nil {
+		return "", err
+	}
+	if err = r.upload(ctx, root, made.SessionID, list); err == nil {
+		err = r.remember(made.SessionID, list)
+	}
+	if err != nil {
+		return "", r.undo(ctx, made.SessionID, err)
+	}
+	r.note(fmt.Sprintf("the agent works on a copy of %s (%d files, %s); `spool files pull %s` brings changes back", terminal.Line(r.folder), count(list), size(total(list)), made.SessionID))
+	return made.SessionID, nil
+}
+
+// undo deletes a session in which nothing has run, because of err, which it returns.
+func (r *running) undo(ctx context.Context, session string, err error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	defer cancel()
+	if _, derr := r.client.Load().DeleteSession(ctx, session); derr != nil {
+		return errors.Join(err, fmt.Errorf("session %s was made and could not be deleted: %w", session, derr))
+	}
+	return err
+}
+
+func count(list []entry) (n int) {
+	for _, e := range list {
+		if e.Kind != kindDir {
+			n++
+		}
+	}
+	return n
+}
+
+// upload sends the folder as a tar and shows how far it is.
+func (r *running) upload(ctx context.Context, root *os.Root, session string, list []entry) error {
+	if len(list) == 0 {
+		return nil
+	}
+	p := r.progress(total(list))
+	defer p.end()
+	in, out := io.Pipe()
+	packed := make(chan error, 1)
+	go func() {
+		err := pack(ctx, root, list, out, p.add)
+		out.CloseWithError(err)
+		packed <- err
+	}()
+	_, err := r.client.Load().PutTar(ctx, session, "", in)
+	_ = in.Close() // ends a tar that nobody reads any more
+	if perr := <-packed; perr != nil && !errors.Is(perr, io.ErrClosedPipe) {
+		return perr // what the server says then is only that the tar broke off
+	}
+	return err
+}
+
+// progress shows how much of an upload is done, on the terminal that there is.
+type progress struct {
+	show  func(text string)
+	done  int64
+	total int64
+	said  time.Time
+}
+
+// progressEvery is how often progress is shown.
+const progressEvery = 200 * time.Millisecond
+
+func (r *running) progress(total int64) *progress {
+	p := &progress{total: total, show: func(string) {}}
+	switch {
+	case r.watcher.shown != nil && r.app.OutTTY:
+		p.show = r.watcher.shown.State
+	case r.app.ErrTTY:
+		p.show = func(text string) { fmt.Fprintf(r.app.Err, "\r\x1b[K%s", text) }
+	}
+	return p
+}
+
+// add is called by one goroutine at a time.
+func (p *progress) add(n int64) {
+	p.done += n
+	if now := time.Now(); now.Sub(p.said) >= progressEvery {
+		p.said = now
+		p.show(fmt.Sprintf("uploading %s of %s", size(p.done), size(p.total)))
+	}
+}
+
+func (p *progress) end() { p.show("") }
+
+// uploaded is what is known of a folder that was uploaded: what a pull compares with.
+type uploaded struct {
+	Session string           `json:"session"`
+	Folder  string           `json:"folder"` // absolute
+	Entries map[string]entry `json:"entries"`
+}
+
+// uploadFile is where an upload is remembered.
+func uploadFile(a *app, data, session string) (string, error) {
+	if err := checkID("session", events.KindSession, session); err != nil {
+		return "", err
+	}
+	dir, err := dataDir(a, data)
+	if err != nil {
+		return "", err
+	}
+	return filepath.Join(dir, "uploads", session+".json"), nil
+}
+
+// remember keeps what was uploaded, for spool files pull.
+func (r *running) remember(session string, list []entry) error {
+	u := uploaded{Session: session, Folder: r.folder, Entries: make(map[string]entry, len(list))}
+	for _, e := range list {
+		u.Entries[e.Path] = e
+	}
+	file, err := uploadFile(r.app, r.cmd.Data, session)
+	if err != nil {
+		return err
+	}
+	return u.save(file)
+}
+
+// save replaces the file in one step.
+func (u uploaded) save(file string) error {
+	raw, err := json.Marshal(u)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+		return fmt.Errorf("remember what was uploaded: %w", err)
+	}
+	if _, err := save(file, strings.NewReader(string(raw)), true); err != nil {
+		return fmt.Errorf("remember what was uploaded: %w", err)
+	}
+	return nil
+}

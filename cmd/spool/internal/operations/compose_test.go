@@ -1,0 +1,121 @@
+package operations
+
+import (
+	"os"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func composeFile(t *testing.T) []byte {
+	t.Helper()
+	raw, err := os.ReadFile("../../../../deploy/compose.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return raw
+}
+
+// TestComposeIsGenerated: the generated lines of deploy/compose.yaml are those of the present settings.
+func TestComposeIsGenerated(t *testing.T) {
+	t.Parallel()
+	have := composeFile(t)
+	want, err := Compose(have)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(want) != string(have) {
+		t.Error("deploy/compose.yaml is out of date: run make generate")
+	}
+}
+
+// TestComposePassesEverySetting: each setting of a service is passed on by its own name, or is fixed for a reason.
+func TestComposePassesEverySetting(t *testing.T) {
+	t.Parallel()
+	env, err := environments(composeFile(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	every, err := settingsOf(programs()[0].cli)
+	if err != nil {
+		t.Fatal(err)
+	}
+	used := map[Fixed]bool{}
+	for _, p := range programs()[1:] {
+		own, err := settingsOf(p.cli)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if env[p.Name] == nil {
+			t.Errorf("compose.yaml has no service %s with an environment", p.Name)
+		}
+		check := func(program string, list []Setting) {
+			for _, s := range list {
+				value, has := env[p.Name][s.Variable]
+				passed := strings.HasPrefix(value, "${"+s.Variable+":")
+				fixed := isFixed(program, s.Variable)
+				switch {
+				case !passed && !fixed:
+					t.Errorf("%s: %s does not reach its container (%q); give the service's environment a block of generated settings", p.Name, s.Variable, value)
+				case passed && fixed:
+					t.Errorf("%s: %s is passed on, and fixed as well", p.Name, s.Variable)
+				case has && passed && strings.HasSuffix(value, ":-}") && s.Default != "":
+					t.Errorf("%s: %s has the default %q, and would be set and empty", p.Name, s.Variable, s.Default)
+				}
+				for _, f := range fixedInCompose() {
+					if f.Program == program && f.Variable == s.Variable {
+						used[f] = true
+					}
+				}
+			}
+		}
+		check(p.Name, own)
+		if p.Name != "egress" && p.Name != "mockllm" { // they do not talk to NATS
+			check(everyService, every)
+		}
+	}
+	for _, f := range fixedInCompose() {
+		if !used[f] || len(f.Instead) < 4 {
+			t.Errorf("%+v is of no setting, or says nothing", f)
+		}
+	}
+}
+
+// TestCompose_WritesWhatTheRestLeavesOut: what stands there by hand is not written twice, nor is what is fixed.
+func TestCompose_WritesWhatTheRestLeavesOut(t *testing.T) {
+	t.Parallel()
+	const source = `x-all: &all
+  SPOOL_LOG_LEVEL: ${SPOOL_LOG_LEVEL:-info}
+services:
+  session:
+    environment:
+      <<: *all
+      SPOOL_TURN_LIMIT: 2h
+      # Generated from the settings of session by ` + "`make generate`" + `; do not edit.
+      STALE: x
+      # End of the generated settings.
+      GOMEMLIMIT: 1GiB
+`
+	got, err := Compose([]byte(source))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := string(got)
+	lines := strings.Split(text, "\n")
+	for line, want := range map[string]bool{
+		"      SPOOL_SYNC_INTERVAL: ${SPOOL_SYNC_INTERVAL:-30s}": true, "      SPOOL_TURN_LIMIT: ${SPOOL_TURN_LIMIT:-1h}": false, "      STALE: x": false, "      GOMEMLIMIT: 1GiB": true,
+	} {
+		if slices.Contains(lines, line) != want {
+			t.Errorf("%q is there: %t\n%s", line, !want, text)
+		}
+	}
+	if strings.Contains(text, "SPOOL_SANDBOX_PROVIDERS") {
+		t.Error("what is fixed is passed on")
+	}
+	if again, err := Compose(got); err != nil || string(again) != text {
+		t.Errorf("made again it differs: %v\n%s", err, again)
+	}
+	if _, err := Compose([]byte(strings.Replace(source, "# End of", "# Not the end of", 1))); err == nil {
+		t.Error("a block without an end is taken")
+	}
+}

@@ -1,0 +1,103 @@
+package command
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/spoolhq/spool/pkg/architecture"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/layers"
+)
+
+// The placeholders of model settings.
+const (
+	PlaceholderModel   = "MODEL"
+	PlaceholderBaseURL = "MODEL_BASE_URL"
+	PlaceholderKey     = "MODEL_KEY"
+)
+
+// MaxModelVariables bounds the variables of model settings.
+const MaxModelVariables = 64
+
+// checkModelSettings reports the first model setting that no session can have.
+func checkModelSettings(s events.ModelSettings) error {
+	const at = "sessionOptions.modelSettings."
+	if _, ok := architecture.FindPreset(s.Preset); s.Preset != "" && !ok {
+		var names []string
+		for _, p := range architecture.Presets() {
+			names = append(names, p.Name)
+		}
+		return invalid(at+"preset", "there is no preset %.64q; there are %s", s.Preset, strings.Join(names, ", "))
+	}
+	if len(s.Env) > MaxModelVariables {
+		return invalid(at+"env", "there are %d variables; at most %d are taken", len(s.Env), MaxModelVariables)
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.Env)) {
+		field := at + "env." + name
+		// Elsewhere Spool alone sets these; here is where users say how.
+		if !slices.Contains([]string{"ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL", "OPENAI_API_KEY", "OPENAI_BASE_URL"}, name) {
+			if err := layers.CheckName(name); err != nil {
+				return invalid(field, "%v", err)
+			}
+		}
+		if err := checkTemplate(field, s.Env[name]); err != nil {
+			return err
+		}
+	}
+	if len(s.Args) > MaxArguments {
+		return invalid(at+"args", "there are %d; at most %d are taken", len(s.Args), MaxArguments)
+	}
+	for i, arg := range s.Args {
+		field := fmt.Sprintf("%sargs[%d]", at, i)
+		if err := checkTemplate(field, arg); err != nil {
+			return err
+		}
+		if slices.Contains(layers.Placeholders(arg), PlaceholderKey) {
+			return invalid(field, "${%s} stands in an argument, which other processes can read: give the key by a variable", PlaceholderKey)
+		}
+	}
+	return nil
+}
+
+// checkTemplate reports a value that is too long, no text, or has a placeholder that stands for nothing.
+func checkTemplate(field, s string) error {
+	if len(s) > MaxArgument {
+		return invalid(field, "it has %d bytes; at most %d are taken", len(s), MaxArgument)
+	}
+	if strings.ContainsRune(s, 0) || !utf8.ValidString(s) {
+		return invalid(field, "it holds NUL, or is not valid UTF-8")
+	}
+	if err := layers.CheckPlaceholders(s); err != nil {
+		return invalid(field, "%v", err)
+	}
+	for _, name := range layers.Placeholders(s) {
+		if name != PlaceholderModel && name != PlaceholderBaseURL && name != PlaceholderKey {
+			return invalid(field, "${%.64s} stands for nothing here: there are ${%s}, ${%s} and ${%s}", name, PlaceholderModel, PlaceholderBaseURL, PlaceholderKey)
+		}
+	}
+	return nil
+}
+
+// CheckModelSettings reports an error unless a session's architecture, model and
+// model provider go with its model settings.
+func CheckModelSettings(runs string, o events.Options) error {
+	s := o.ModelSettings
+	if s.Preset == "" && len(s.Env)+len(s.Args) == 0 {
+		return nil
+	}
+	if runs != architecture.ACP {
+		return invalid("sessionOptions.modelSettings", "only architecture acp takes model settings, and this session has %s", runs)
+	}
+	if p, ok := architecture.FindPreset(s.Preset); ok && o.ModelProvider != "" && !slices.Contains(p.Providers, o.ModelProvider) {
+		return invalid("sessionOptions.modelProvider", "preset %s does not speak the API of %.64s; it speaks that of %s", p.Name, o.ModelProvider, strings.Join(p.Providers, ", "))
+	}
+	for _, arg := range s.Args {
+		if o.Model == "" && slices.Contains(layers.Placeholders(arg), PlaceholderModel) {
+			return invalid("sessionOptions.model", "the arguments of the model settings name ${%s}, and there is no model", PlaceholderModel)
+		}
+	}
+	return nil
+}

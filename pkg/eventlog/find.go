@@ -1,0 +1,33 @@
+package eventlog
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// Carried reports whether a command was carried out on a subject whose chain has no state beside its commits.
+func Carried(ctx context.Context, l Log, head Head, command string) (bool, error) {
+	_, done, err := find(ctx, l, head, events.Derive(events.KindCommit, command))
+	return done, err
+}
+
+// find reads a subject up to its head for a commit, and returns the commit's stream sequence.
+func find(ctx context.Context, l Log, head Head, commit string) (seq uint64, found bool, err error) {
+	if head.Seq == 0 {
+		return 0, false, nil
+	}
+	if head.Commit.ID == commit {
+		return head.Seq, true, nil
+	}
+	for rec, err := range commits(ctx, l, head) {
+		if err != nil {
+			return 0, false, fmt.Errorf("look for commit %s on %s: %w", commit, head.Subject, err)
+		}
+		if rec.Commit.ID == commit {
+			return rec.Position.Seq, true, nil
+		}
+	}
+	return 0, false, nil
+}

@@ -1,0 +1,44 @@
+package events
+
+import "fmt"
+
+// ReferenceObject is a Reference in its object form, as people write it. Kind may
+// be left out, since the field that holds the reference says it.
+type ReferenceObject struct {
+	Scope   Scope  `json:"scope,omitempty"`   // "" means organization
+	Org     string `json:"org,omitempty"`     // within the scope: an organization of the tenant, or the account
+	Kind    Aspect `json:"kind,omitempty"`    // agent, instance, environment or skill: what the field refers to
+	Slug    string `json:"slug"`              // 1 to 64 characters: groups of a-z and 0-9 joined by single dots or hyphens
+	Version string `json:"version,omitempty"` // "" or latest, a tag, or a SHA-256 in hex
+}
+
+// Reference returns the reference, with the empty scope for organization. field is
+// the name of the field that holds it. The error is a *ReferenceError.
+func (o ReferenceObject) Reference(field string) (Reference, error) {
+	want := ReferenceKind(field)
+	if o.Kind != "" && o.Kind != want {
+		return Reference{}, &ReferenceError{"kind", fmt.Sprintf("%q does not belong here: the field refers to an entry of kind %s", clip(string(o.Kind), 64), want)}
+	}
+	r := o.Plain()
+	return r, r.Check()
+}
+
+// Plain returns the reference unchecked, with the empty scope for organization.
+func (o ReferenceObject) Plain() Reference {
+	return Reference{Scope: o.Scope, Org: o.Org, Slug: o.Slug, Version: o.Version}.plain()
+}
+
+// ReferenceKind returns the kind of entry that a field of that name refers to; "" for a field that holds no references.
+func ReferenceKind(field string) Aspect {
+	switch field {
+	case "agent", "agentProfileRef":
+		return Agent
+	case "instance":
+		return Instance
+	case "environments":
+		return Environment
+	case "skills":
+		return Skill
+	}
+	return ""
+}

@@ -1,0 +1,154 @@
+// Package hostpath decides whether a session may work in a folder of the
+// machine that the server runs on, in place of a workspace of its own.
+package hostpath
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// MaxPath bounds a path in bytes.
+const MaxPath = 4096
+
+// None, as the only entry of a setting, switches host paths off where they are on by default.
+const None = "none"
+
+// ErrOff is returned for every path when no roots are set.
+var ErrOff = errors.New("this server takes no folders of its machine: work on a copy (spool run --copy), or have the operator set SPOOL_HOST_PATHS")
+
+// Policy says which folders sessions may work in. Its zero value allows none.
+type Policy struct {
+	// Roots are absolute paths: these folders, and all folders below them, are allowed. "/" allows all.
+	Roots []string
+	// Private are the server's own folders. A folder inside one, or that holds one, is refused.
+	Private []string
+}
+
+// ParseRoots checks the roots of a setting. It returns nil for an empty list and for None.
+func ParseRoots(setting string, roots []string) ([]string, error) {
+	var out []string
+	for _, r := range roots {
+		switch {
+		case r == "":
+		case r == None && len(roots) == 1:
+		case !filepath.IsAbs(r) || checkText(r) != nil:
+			return nil, fmt.Errorf("%s: %.100q is not an absolute path: name the folders in which sessions may work, / for all, or %s alone", setting, r, None)
+		default:
+			out = append(out, filepath.Clean(r))
+		}
+	}
+	return out, nil
+}
+
+// CheckSyntax reports what is wrong with a path without looking at the file system.
+func CheckSyntax(path string) error {
+	switch {
+	case len(path) > MaxPath:
+		return fmt.Errorf("it has %d bytes; at most %d are taken", len(path), MaxPath)
+	case checkText(path) != nil:
+		return checkText(path)
+	case !filepath.IsAbs(path):
+		return fmt.Errorf("%.100q is not an absolute path", path)
+	case filepath.Clean(path) != path:
+		return fmt.Errorf("%.100q is not a clean path: write it without .., empty parts and a slash at the end", path)
+	}
+	return nil
+}
+
+func checkText(path string) error {
+	if !utf8.ValidString(path) {
+		return errors.New("it is not valid UTF-8")
+	}
+	if strings.ContainsFunc(path, unicode.IsControl) {
+		return errors.New("it holds a control character")
+	}
+	return nil
+}
+
+// Resolve checks a folder against the policy and returns its path without symbolic links.
+func (p Policy) Resolve(path string) (string, error) {
+	if len(p.Roots) == 0 {
+		return "", ErrOff
+	}
+	if err := CheckSyntax(path); err != nil {
+		return "", err
+	}
+	real, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return "", reason(path, err)
+	}
+	if err := CheckSyntax(real); err != nil { // the target of a link
+		return "", fmt.Errorf("%s leads elsewhere: %w", path, err)
+	}
+	info, err := os.Stat(real)
+	if err != nil {
+		return "", reason(path, err)
+	}
+	if !info.IsDir() {
+		return "", fmt.Errorf("%s is not a folder", path)
+	}
+	if err := p.allowed(real); err != nil {
+		return "", err
+	}
+	f, err := os.Open(real)
+	if err == nil {
+		_, err = f.Readdirnames(1)
+		err = errors.Join(ignoreEnd(err), f.Close())
+	}
+	if err == nil {
+		err = accessible(real)
+	}
+	if err != nil {
+		return "", reason(path, err)
+	}
+	return real, nil
+}
+
+func (p Policy) allowed(real string) error {
+	for _, own := range p.Private {
+		own = resolved(own)
+		if within(own, real) || within(real, own) {
+			return fmt.Errorf("%s is, or holds, or lies in, the folder in which Spool keeps its data (%s): choose another folder, or work on a copy", real, own)
+		}
+	}
+	for _, root := range p.Roots {
+		if within(resolved(root), real) {
+			return nil
+		}
+	}
+	return fmt.Errorf("%s is in none of the folders that this server allows (SPOOL_HOST_PATHS)", real)
+}
+
+// resolved is an absolute path without symbolic links, or with them if it cannot be resolved.
+func resolved(path string) string {
+	if abs, err := filepath.Abs(path); err == nil {
+		path = abs
+	}
+	if real, err := filepath.EvalSymlinks(path); err == nil {
+		return real
+	}
+	return path
+}
+
+// within reports whether path is dir, or lies in it. Both are absolute and clean.
+func within(dir, path string) bool {
+	rel, err := filepath.Rel(dir, path)
+	return err == nil && filepath.IsLocal(rel)
+}
+
+// reason says in one line why a folder cannot be used.
+func reason(path string, err error) error {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("there is no folder %s on the server's machine: %w", path, fs.ErrNotExist)
+	case errors.Is(err, fs.ErrPermission):
+		return fmt.Errorf("the server may not read and write %s: %w", path, fs.ErrPermission)
+	}
+	return fmt.Errorf("%s: %w", path, err)
+}

@@ -1,0 +1,100 @@
+package hostpath_test
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/spoolhq/spool/pkg/hostpath"
+)
+
+func mkdir(t *testing.T, path string) string {
+	t.Helper()
+	if err := os.MkdirAll(path, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestResolve_RefusesWhatNoSessionMayWorkIn(t *testing.T) {
+	t.Parallel()
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	root, outside := mkdir(t, filepath.Join(dir, "root")), mkdir(t, filepath.Join(dir, "outside"))
+	good, data := mkdir(t, filepath.Join(root, "good")), mkdir(t, filepath.Join(root, "data", "nats"))
+	file, fifo, out, in := filepath.Join(root, "file"), filepath.Join(root, "fifo"), filepath.Join(root, "out"), filepath.Join(root, "in")
+	closed := mkdir(t, filepath.Join(root, "closed"))
+	for _, err := range []error{
+		os.WriteFile(file, nil, 0o600), syscall.Mkfifo(fifo, 0o600), os.Symlink(outside, out), os.Symlink(good, in), os.Chmod(closed, 0o500),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	p := hostpath.Policy{Roots: []string{root}, Private: []string{filepath.Join(root, "data")}}
+	for path, want := range map[string]string{good: good, in: good} {
+		if got, err := p.Resolve(path); err != nil || got != want {
+			t.Errorf("%s: %q, %v", path, got, err)
+		}
+	}
+	for path, want := range map[string]string{
+		"": "not an absolute path", "relative": "not an absolute path", good + "/": "not a clean path", good + "/../good": "not a clean path",
+		good + "\x1b[2J": "control character", good + "\xff": "not valid UTF-8", filepath.Join(root, "none"): "there is no folder",
+		file: "is not a folder", fifo: "is not a folder", out: "in none of the folders", outside: "in none of the folders", root + "-other": "there is no folder",
+		root: "keeps its data", data: "keeps its data", filepath.Dir(data): "keeps its data", "/": "keeps its data",
+	} {
+		if got, err := p.Resolve(path); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %q, %v; want an error with %q", path, got, err, want)
+		}
+	}
+	if _, err := p.Resolve(closed); os.Geteuid() != 0 && !errors.Is(err, fs.ErrPermission) {
+		t.Errorf("a folder that cannot be written: %v", err)
+	}
+	if _, err := (hostpath.Policy{}).Resolve(good); !errors.Is(err, hostpath.ErrOff) {
+		t.Errorf("without roots: %v", err)
+	}
+	if got, err := (hostpath.Policy{Roots: []string{"/"}}).Resolve(outside); err != nil || got != outside {
+		t.Errorf("with root /: %q, %v", got, err)
+	}
+}
+
+func TestParseRoots(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		in   []string
+		want string
+		ok   bool
+	}{
+		{nil, "", true}, {[]string{""}, "", true}, {[]string{"none"}, "", true}, {[]string{"/a/", "/"}, "/a /", true},
+		{[]string{"a"}, "", false}, {[]string{"/a", "none"}, "", false}, {[]string{"/a\n"}, "", false},
+	} {
+		got, err := hostpath.ParseRoots("host-paths", c.in)
+		if (err == nil) != c.ok || strings.Join(got, " ") != c.want || err != nil && !strings.HasPrefix(err.Error(), "host-paths: ") {
+			t.Errorf("%q: %q, %v", c.in, got, err)
+		}
+	}
+}
+
+func TestIdentity_DiffersBetweenFolders(t *testing.T) {
+	t.Parallel()
+	a, b := mkdir(t, filepath.Join(t.TempDir(), "a")), t.TempDir()
+	link := filepath.Join(b, "link")
+	if err := os.Symlink(a, link); err != nil {
+		t.Fatal(err)
+	}
+	one, err1 := hostpath.Identity(a)
+	same, err2 := hostpath.Identity(link)
+	other, err3 := hostpath.Identity(b)
+	if errors.Join(err1, err2, err3) != nil || one != same || one == other || len(one) != 32 {
+		t.Errorf("%q %q %q %v", one, same, other, errors.Join(err1, err2, err3))
+	}
+	if _, err := hostpath.Identity(filepath.Join(a, "none")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("of nothing: %v", err)
+	}
+}

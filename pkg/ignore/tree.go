@@ -1,0 +1,105 @@
+package ignore
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path"
+	"strings"
+)
+
+// Names of the files that hold rules.
+const (
+	// SpoolFile lies in the root. Its rules come before all others.
+	SpoolFile = ".spoolignore"
+	// GitFile lies in any folder. Its rules hold in that folder and below it, and come before those of the folders above.
+	GitFile = ".gitignore"
+)
+
+// Defaults are the rules that hold unless a file takes them back.
+const Defaults = ".git\nnode_modules\n__pycache__\n.venv\n*.swp\n.spool-put-*\n"
+
+// MaxFile bounds a file of rules in bytes.
+const MaxFile = 64 << 10
+
+// Tree holds the rules of a folder and of those above it, up to the root. It is
+// not changed once it is made; the zero value ignores nothing.
+type Tree struct {
+	first  Rules // of SpoolFile
+	levels []level
+}
+
+// level is the rules of one folder.
+type level struct {
+	dir   string // relative to the root, "" for itself
+	rules Rules
+}
+
+// ReadTree reads the rules of a root: Defaults, GitFile and SpoolFile.
+func ReadTree(root fs.FS) (Tree, error) {
+	own, err := readRules(root, SpoolFile, SpoolFile)
+	if err != nil {
+		return Tree{}, err
+	}
+	base, err := Parse([]byte(Defaults))
+	if err != nil {
+		return Tree{}, fmt.Errorf("the default rules: %w", err)
+	}
+	return Tree{first: own, levels: []level{{rules: base}}}.Enter(root, "")
+}
+
+// Enter adds the rules of a folder's GitFile. fsys is the folder, dir its path relative to the root ("" for the root).
+func (t Tree) Enter(fsys fs.FS, dir string) (Tree, error) {
+	rules, err := readRules(fsys, GitFile, path.Join(dir, GitFile))
+	if err != nil || len(rules) == 0 {
+		return t, err
+	}
+	t.levels = append(t.levels[:len(t.levels):len(t.levels)], level{dir, rules})
+	return t, nil
+}
+
+// Ignores reports whether a path, relative to the root, is ignored. It must lie in the folder that was entered last.
+func (t Tree) Ignores(rel string, folder bool) bool {
+	if ignored, decided := t.first.decide(rel, folder); decided {
+		return ignored
+	}
+	for i := len(t.levels) - 1; i >= 0; i-- {
+		l := t.levels[i]
+		if ignored, decided := l.rules.decide(strings.TrimPrefix(strings.TrimPrefix(rel, l.dir), "/"), folder); decided {
+			return ignored
+		}
+	}
+	return false
+}
+
+// readRules reads a file of rules; one that does not exist has none. shown is its path in errors.
+func readRules(fsys fs.FS, name, shown string) (Rules, error) {
+	info, err := fs.Stat(fsys, name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", shown, err)
+	}
+	switch {
+	case info.IsDir():
+		return nil, nil
+	case !info.Mode().IsRegular():
+		return nil, fmt.Errorf("%s is not a regular file", shown)
+	}
+	f, err := fsys.Open(name)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", shown, err)
+	}
+	text, err := io.ReadAll(io.LimitReader(f, MaxFile+1))
+	if err = errors.Join(err, f.Close()); err != nil {
+		return nil, fmt.Errorf("%s: %w", shown, err)
+	}
+	if len(text) > MaxFile {
+		return nil, fmt.Errorf("%s has more than %d bytes", shown, MaxFile)
+	}
+	// git passes over lines that it cannot read.
+	rules, _ := Parse(text)
+	return rules, nil
+}

@@ -1,0 +1,150 @@
+package livefiles
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/spoolhq/spool/pkg/topology"
+)
+
+// Client asks for files. It is safe for concurrent use.
+type Client struct{ nc *nats.Conn }
+
+// NewClient makes a Client.
+func NewClient(nc *nats.Conn) *Client { return &Client{nc} }
+
+// statusNoResponders is what the server answers in place of a subscriber that is not there.
+const statusNoResponders = "503"
+
+// Open asks the executors of an engine. The content, which the caller closes, is
+// read within ctx. The error is a *Error if the executor refused, and wraps
+// ErrNoExecutor if the engine has no executor that listens.
+func (c *Client) Open(ctx context.Context, provider, engine string, r Request) (content io.ReadCloser, size int64, err error) {
+	// NATS would take a subject with an empty token and deliver it to nobody.
+	if err := errors.Join(topology.CheckToken("provider", provider), topology.CheckToken("engine", engine)); err != nil {
+		return nil, 0, fmt.Errorf("%w: %w", ErrNoExecutor, err)
+	}
+	r.Transfer = rand.Text()
+	raw, err := json.Marshal(r)
+	if err != nil {
+		return nil, 0, err
+	}
+	f := &file{ctx: ctx, nc: c.nc, ack: topology.FilesAck(r.Transfer), messages: make(chan *nats.Msg, window+2)}
+	inbox := topology.FilesTo(r.Transfer)
+	if f.sub, err = c.nc.ChanSubscribe(inbox, f.messages); err != nil {
+		return nil, 0, err
+	}
+	if err := c.nc.PublishRequest(topology.FilesOn(provider, engine), inbox, raw); err != nil {
+		return nil, 0, errors.Join(err, f.sub.Unsubscribe())
+	}
+	h, err := f.head()
+	if err != nil {
+		return nil, 0, errors.Join(err, f.sub.Unsubscribe())
+	}
+	f.left = h.Size
+	return f, h.Size, nil
+}
+
+// file is content on its way.
+type file struct {
+	ctx      context.Context
+	nc       *nats.Conn
+	sub      *nats.Subscription
+	messages chan *nats.Msg
+	ack      string
+	part     []byte // of the present chunk, not read yet
+	taken    int    // chunks
+	left     int64  // bytes that have not come yet
+	err      error
+}
+
+// next blocks until a message comes, for the given time at most.
+func (f *file) next(within time.Duration) (*nats.Msg, error) {
+	timer := time.NewTimer(within)
+	defer timer.Stop()
+	select {
+	case m := <-f.messages:
+		return m, nil
+	case <-timer.C:
+		return nil, fmt.Errorf("%w: nothing came for %s", errBroken, within)
+	case <-f.ctx.Done():
+		return nil, f.ctx.Err()
+	}
+}
+
+func (f *file) head() (h head, err error) {
+	m, err := f.next(openWithin + patience)
+	if err != nil {
+		return h, err
+	}
+	if len(m.Data) == 0 && m.Header.Get("Status") == statusNoResponders {
+		return h, ErrNoExecutor
+	}
+	if m.Header.Get(header) != headerHead {
+		return h, fmt.Errorf("%w: the answer has no head", errBroken)
+	}
+	if err := json.Unmarshal(m.Data, &h); err != nil {
+		return h, fmt.Errorf("%w: %w", errBroken, err)
+	}
+	if h.Error != nil {
+		return h, h.Error
+	}
+	if h.Size < 0 || h.Size > MaxFile {
+		return h, fmt.Errorf("%w: it is to have %d bytes", errBroken, h.Size)
+	}
+	return h, nil
+}
+
+// Read reads on. A transfer that broke off is an error, not the end.
+func (f *file) Read(p []byte) (int, error) {
+	for len(f.part) == 0 {
+		if f.err != nil {
+			return 0, f.err
+		}
+		if f.left == 0 {
+			return 0, io.EOF
+		}
+		f.err = f.chunk()
+	}
+	n := copy(p, f.part)
+	if f.part = f.part[n:]; len(f.part) == 0 {
+		f.taken++
+		if err := f.nc.Publish(f.ack, strconv.AppendInt(nil, int64(f.taken), 10)); err != nil {
+			f.err = err
+		}
+	}
+	return n, nil
+}
+
+func (f *file) chunk() error {
+	m, err := f.next(patience)
+	switch {
+	case err != nil:
+		return err
+	case m.Header.Get(header) != headerChunk, int64(len(m.Data)) > f.left, len(m.Data) == 0:
+		return errBroken
+	}
+	f.part = m.Data
+	f.left -= int64(len(m.Data))
+	return nil
+}
+
+// Close ends the transfer.
+func (f *file) Close() error {
+	err := f.sub.Unsubscribe()
+	if f.left > 0 {
+		err = errors.Join(err, f.nc.Publish(f.ack, []byte(stop)))
+	}
+	if f.nc.IsClosed() {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,161 @@
+package livefiles_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"sync"
+	"testing"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/spoolhq/spool/pkg/livefiles"
+	"github.com/spoolhq/spool/pkg/natsserver"
+	"github.com/spoolhq/spool/pkg/natsserver/natstest"
+	"github.com/spoolhq/spool/pkg/topology"
+)
+
+// source gives what open says and counts the bytes that were read.
+type source struct {
+	open func(livefiles.Request) (io.Reader, int64, error)
+
+	mu     sync.Mutex
+	read   int
+	closed chan struct{}
+}
+
+func (s *source) Open(_ context.Context, r livefiles.Request) (io.ReadCloser, int64, error) {
+	from, size, err := s.open(r)
+	if err != nil {
+		return nil, 0, err
+	}
+	return &counted{s, from}, size, nil
+}
+
+type counted struct {
+	s    *source
+	from io.Reader
+}
+
+func (c *counted) Read(p []byte) (int, error) {
+	n, err := c.from.Read(p)
+	c.s.mu.Lock()
+	c.s.read += n
+	c.s.mu.Unlock()
+	return n, err
+}
+
+func (c *counted) Close() error { close(c.s.closed); return nil }
+
+// bench is a gateway's client and an executor's server, each with its own NATS user's rights.
+func bench(t *testing.T, s *source) *livefiles.Client {
+	t.Helper()
+	s.closed = make(chan struct{})
+	var users []natsserver.User
+	for _, u := range topology.Users() {
+		users = append(users, natsserver.User{Name: u.Name, InboxPrefix: topology.InboxPrefix(u.Name), Publish: u.Publish, Subscribe: u.Subscribe})
+	}
+	srv := natstest.RunConfig(t, natsserver.Config{Users: users})
+	as := func(user string) *nats.Conn {
+		nc, err := srv.ConnectAs(user)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(nc.Close)
+		return nc
+	}
+	executor := as(topology.UserExecutor)
+	server, err := livefiles.Serve(executor, "local", "host", s, natstest.Logger(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := server.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := executor.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	return livefiles.NewClient(as(topology.UserGateway))
+}
+
+func TestOpen_SendsFilesOfAnySize(t *testing.T) {
+	t.Parallel()
+	for _, size := range []int{0, 1, 256 << 10, 256<<10 + 1, 20 << 20} {
+		want := make([]byte, size)
+		for i := range want {
+			want[i] = byte(i * 7 / 3)
+		}
+		s := &source{open: func(r livefiles.Request) (io.Reader, int64, error) {
+			if r.Tenant != "acme" || r.Path != "a/b" || r.Op != livefiles.Get {
+				t.Errorf("asked for %+v", r)
+			}
+			return bytes.NewReader(want), int64(size), nil
+		}}
+		content, n, err := bench(t, s).Open(t.Context(), "local", "host", livefiles.Request{Op: livefiles.Get, Tenant: "acme", Session: "s", Path: "a/b"})
+		if err != nil || n != int64(size) {
+			t.Fatalf("%d bytes: %d, %v", size, n, err)
+		}
+		got, err := io.ReadAll(content)
+		if err = errors.Join(err, content.Close()); err != nil || !bytes.Equal(got, want) {
+			t.Errorf("%d bytes: got %d, %v", size, len(got), err)
+		}
+		<-s.closed
+	}
+}
+
+func TestOpen_AReaderThatStopsHoldsNoMoreThanAWindow(t *testing.T) {
+	t.Parallel()
+	const size = 32 << 20
+	s := &source{open: func(livefiles.Request) (io.Reader, int64, error) {
+		return bytes.NewReader(make([]byte, size)), size, nil
+	}}
+	content, _, err := bench(t, s).Open(t.Context(), "local", "host", livefiles.Request{Op: livefiles.Get})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(content, make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	if err := content.Close(); err != nil {
+		t.Fatal(err)
+	}
+	<-s.closed // at once, not after its patience
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.read > 4<<20 {
+		t.Errorf("%d bytes were read for nobody", s.read)
+	}
+}
+
+func TestOpen_TellsWhyThereIsNoFile(t *testing.T) {
+	t.Parallel()
+	s := &source{open: func(r livefiles.Request) (io.Reader, int64, error) {
+		if r.Path == "short" {
+			return bytes.NewReader(make([]byte, 10)), 20, nil
+		}
+		return nil, 0, &livefiles.Error{Code: livefiles.NotFound, Detail: "no " + r.Path}
+	}}
+	c := bench(t, s)
+	var refused *livefiles.Error
+	if _, _, err := c.Open(t.Context(), "local", "host", livefiles.Request{Path: "x"}); !errors.As(err, &refused) || *refused != (livefiles.Error{Code: livefiles.NotFound, Detail: "no x"}) {
+		t.Errorf("got %v", err)
+	}
+	for _, engine := range []string{"another", "", "*"} {
+		if _, _, err := c.Open(t.Context(), "local", engine, livefiles.Request{}); !errors.Is(err, livefiles.ErrNoExecutor) {
+			t.Errorf("of an engine %q without executors: %v", engine, err)
+		}
+	}
+	content, _, err := c.Open(t.Context(), "local", "host", livefiles.Request{Path: "short"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := io.ReadAll(content); err == nil {
+		t.Errorf("a file that broke off was given as %d bytes", len(got))
+	}
+	if err := content.Close(); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,185 @@
+package livefiles
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/spoolhq/spool/pkg/topology"
+)
+
+// Source gives the files of sandboxes. Its errors are *Error where the caller is to know why.
+type Source interface {
+	// Open returns the content that a request asks for, and its size in bytes. ctx
+	// bounds the opening alone; the content stays readable after it.
+	Open(ctx context.Context, r Request) (content io.ReadCloser, size int64, err error)
+}
+
+// Server answers requests for an engine's sandboxes. Several may serve one engine.
+type Server struct {
+	nc     *nats.Conn
+	source Source
+	log    *slog.Logger
+
+	slots   chan struct{}
+	mu      sync.Mutex
+	closed  bool
+	running sync.WaitGroup
+	ctx     context.Context
+	cancel  context.CancelFunc
+	sub     *nats.Subscription
+}
+
+// Serve begins to answer for an engine. Close ends it.
+func Serve(nc *nats.Conn, provider, engine string, source Source, log *slog.Logger) (*Server, error) {
+	s := &Server{nc: nc, source: source, log: log, slots: make(chan struct{}, maxTransfers)}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	var err error
+	subject := topology.FilesOn(provider, engine)
+	if s.sub, err = nc.QueueSubscribe(subject, "files", s.handle); err != nil {
+		s.cancel()
+		return nil, fmt.Errorf("subscribe to %s: %w", subject, err)
+	}
+	return s, nil
+}
+
+// Close takes no more requests, breaks off the transfers and blocks until they have ended.
+func (s *Server) Close() error {
+	err := s.sub.Unsubscribe()
+	if s.nc.IsClosed() {
+		err = nil
+	}
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
+	s.cancel()
+	s.running.Wait()
+	return err
+}
+
+func (s *Server) handle(msg *nats.Msg) {
+	var r Request
+	if err := json.Unmarshal(msg.Data, &r); err != nil || topology.CheckToken("transfer", r.Transfer) != nil || msg.Reply != topology.FilesTo(r.Transfer) {
+		s.log.Warn("a request for files cannot be read", "error", err)
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return
+	}
+	select {
+	case s.slots <- struct{}{}:
+	default:
+		s.refuse(msg.Reply, &Error{Busy, fmt.Sprintf("the executor reads %d files already", maxTransfers)})
+		return
+	}
+	s.running.Go(func() {
+		defer func() { <-s.slots }()
+		if err := s.transfer(r, msg.Reply); err != nil && s.ctx.Err() == nil {
+			s.log.Warn("a file of a sandbox was not sent whole", "session", r.Session, "error", err)
+		}
+	})
+}
+
+// refuse sends a head with an error.
+func (s *Server) refuse(reply string, e *Error) {
+	raw, err := json.Marshal(head{Error: e})
+	if err == nil {
+		err = s.send(reply, headerHead, raw)
+	}
+	if err != nil {
+		s.log.Warn("a request for files cannot be answered", "error", err)
+	}
+}
+
+func (s *Server) send(reply, kind string, data []byte) error {
+	return s.nc.PublishMsg(&nats.Msg{Subject: reply, Header: nats.Header{header: {kind}}, Data: data})
+}
+
+func (s *Server) transfer(r Request, reply string) error {
+	ctx, cancel := context.WithTimeout(s.ctx, openWithin)
+	defer cancel()
+	content, size, err := s.source.Open(ctx, r)
+	if err != nil {
+		var refused *Error
+		if !errors.As(err, &refused) {
+			s.log.Warn("a file of a sandbox cannot be read", "session", r.Session, "error", err)
+			refused = &Error{Failed, "the sandbox's files cannot be read; the executor's log says why"}
+		}
+		s.refuse(reply, refused)
+		return nil
+	}
+	defer content.Close() //nolint:errcheck // it was only read
+	acks := make(chan *nats.Msg, window+1)
+	sub, err := s.nc.ChanSubscribe(topology.FilesAck(r.Transfer), acks)
+	if err != nil {
+		return err
+	}
+	defer sub.Unsubscribe() //nolint:errcheck // the connection may be closed
+	raw, err := json.Marshal(head{Size: size})
+	if err != nil {
+		return err
+	}
+	if err := s.send(reply, headerHead, raw); err != nil {
+		return err
+	}
+	if err := s.chunks(content, size, reply, acks); err != nil && !errors.Is(err, errStopped) {
+		return errors.Join(err, s.send(reply, headerFail, nil))
+	}
+	return nil
+}
+
+// errStopped is a receiver that wants no more.
+var errStopped = errors.New("the receiver stopped")
+
+func (s *Server) chunks(content io.Reader, size int64, reply string, acks <-chan *nats.Msg) error {
+	buf := make([]byte, chunk)
+	acked := 0
+	for n := 1; size > 0; n++ {
+		for n-acked > window {
+			var err error
+			if acked, err = s.acked(acks, acked); err != nil {
+				return err
+			}
+		}
+		part := buf[:min(size, chunk)]
+		if _, err := io.ReadFull(content, part); err != nil {
+			return err
+		}
+		if err := s.send(reply, headerChunk, part); err != nil {
+			return err
+		}
+		size -= int64(len(part))
+	}
+	return nil
+}
+
+// acked blocks until the receiver has taken more, and returns the number of the last chunk that it took.
+func (s *Server) acked(acks <-chan *nats.Msg, last int) (int, error) {
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	select {
+	case m := <-acks:
+		if string(m.Data) == stop {
+			return last, errStopped
+		}
+		n, err := strconv.Atoi(string(m.Data))
+		if err != nil {
+			return last, fmt.Errorf("%w: an acknowledgement cannot be read", errBroken)
+		}
+		return max(n, last), nil
+	case <-timer.C:
+		return last, fmt.Errorf("%w: the receiver took nothing for %s", errBroken, patience)
+	case <-s.ctx.Done():
+		return last, s.ctx.Err()
+	}
+}

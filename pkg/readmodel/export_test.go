@@ -1,0 +1,12 @@
+package readmodel
+
+import "io/fs"
+
+// Migrations are the files of migrations/.
+func Migrations() fs.FS {
+	files, err := fs.Sub(migrations, "migrations")
+	if err != nil {
+		panic(err)
+	}
+	return files
+}

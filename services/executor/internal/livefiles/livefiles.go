@@ -1,0 +1,148 @@
+// Package livefiles reads files of an engine's running sandboxes for gateways.
+package livefiles
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+
+	"github.com/spoolhq/spool/pkg/api/command"
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events/session"
+	"github.com/spoolhq/spool/pkg/livefiles"
+	"github.com/spoolhq/spool/pkg/sandbox"
+)
+
+// Config of a Source; every field is required.
+type Config struct {
+	Sessions eventlog.Sessions
+	Sandbox  sandbox.Provider
+	Provider string
+	Engine   string
+}
+
+// Source implements livefiles.Source. It is safe for concurrent use.
+type Source struct{ cfg Config }
+
+// New makes a Source.
+func New(cfg Config) *Source { return &Source{cfg} }
+
+// Open reads a file, or a listing, into a temporary file, so that its size is
+// known, no sandbox waits for a slow reader, and what is sent is of one moment.
+func (s *Source) Open(ctx context.Context, r livefiles.Request) (io.ReadCloser, int64, error) {
+	if err := command.CheckPath("path", r.Path, r.Op == livefiles.List); err != nil {
+		return nil, 0, &livefiles.Error{Code: livefiles.Outside, Detail: err.Error()}
+	}
+	box, err := s.box(ctx, r)
+	if err != nil {
+		return nil, 0, err
+	}
+	kept, err := os.CreateTemp("", "spool-live-")
+	if err != nil {
+		return nil, 0, err
+	}
+	// It has no name from now on, and is gone when it is closed.
+	if err := os.Remove(kept.Name()); err != nil {
+		return nil, 0, errors.Join(err, kept.Close())
+	}
+	size, err := read(ctx, box, r, kept)
+	if err == nil {
+		_, err = kept.Seek(0, io.SeekStart)
+	}
+	if err != nil {
+		return nil, 0, errors.Join(refusal(err), kept.Close())
+	}
+	return kept, size, nil
+}
+
+// box finds the session's sandbox. The log says which it is, and whose.
+func (s *Source) box(ctx context.Context, r livefiles.Request) (sandbox.Sandbox, error) {
+	l, err := s.cfg.Sessions.Load(ctx, r.Tenant, r.Session, eventlog.Leader)
+	if err != nil {
+		return nil, err
+	}
+	sb := l.Run.Sandbox
+	switch {
+	case l.Life.Status == session.None, l.Life.Status == session.Deleted, sb.ID == "", sb.Journal == "", sb.Engine != s.cfg.Engine, sb.Provider != s.cfg.Provider:
+		return nil, &livefiles.Error{Code: livefiles.NoSandbox, Detail: "the session has no sandbox that runs now"}
+	case sb.Paused:
+		return nil, &livefiles.Error{Code: livefiles.NoSandbox, Detail: "the session's sandbox is paused: resume it"}
+	}
+	box, err := s.cfg.Sandbox.Attach(ctx, sb.ID)
+	if errors.Is(err, sandbox.ErrNotFound) {
+		return nil, &livefiles.Error{Code: livefiles.NoSandbox, Detail: "the session's sandbox has ended"}
+	}
+	return box, err
+}
+
+func read(ctx context.Context, box sandbox.Sandbox, r livefiles.Request, to io.Writer) (int64, error) {
+	switch r.Op {
+	case livefiles.Get:
+		content, err := box.Files().Get(ctx, r.Path)
+		if err != nil {
+			return 0, err
+		}
+		// A sandbox that stops in the middle would hold the read, and with it the executor's end.
+		stop := context.AfterFunc(ctx, func() { content.Close() }) //nolint:errcheck // ctx has the error
+		n, err := io.Copy(to, io.LimitReader(content, livefiles.MaxFile+1))
+		if !stop() {
+			return n, fmt.Errorf("read %q: %w", r.Path, ctx.Err())
+		}
+		if n > livefiles.MaxFile {
+			content.Close() //nolint:errcheck // it is broken off on purpose
+			return n, &livefiles.Error{Code: livefiles.TooLarge, Detail: fmt.Sprintf("the file has more than %d bytes", livefiles.MaxFile)}
+		}
+		return n, errors.Join(err, content.Close())
+	case livefiles.List:
+		list, err := box.Files().List(ctx, r.Path)
+		if err != nil {
+			return 0, err
+		}
+		if len(list) > livefiles.MaxEntries {
+			return 0, &livefiles.Error{Code: livefiles.TooLarge, Detail: fmt.Sprintf("the folder holds %d files and folders; at most %d are listed: name a folder in it", len(list), livefiles.MaxEntries)}
+		}
+		return written(list, to)
+	}
+	return 0, &livefiles.Error{Code: livefiles.Failed, Detail: fmt.Sprintf("there is no operation %.20q", r.Op)}
+}
+
+func written(list []sandbox.File, to io.Writer) (int64, error) {
+	out := make([]livefiles.Entry, len(list))
+	for i, f := range list {
+		out[i] = livefiles.Entry{Path: f.Path, Kind: "file", Size: f.Size, ModTime: f.ModTime.UTC()}
+		if f.Dir {
+			out[i].Kind, out[i].Size = "dir", 0
+		}
+	}
+	raw, err := json.Marshal(out)
+	if err != nil {
+		return 0, err
+	}
+	if len(raw) > livefiles.MaxFile {
+		return 0, &livefiles.Error{Code: livefiles.TooLarge, Detail: "the listing is too long: name a folder"}
+	}
+	n, err := to.Write(raw)
+	return int64(n), err
+}
+
+// refusal gives the errors of a sandbox's files their codes.
+func refusal(err error) error {
+	var refused *livefiles.Error
+	switch {
+	case errors.As(err, &refused):
+		return err
+	case errors.Is(err, sandbox.ErrNotFound):
+		return &livefiles.Error{Code: livefiles.NotFound, Detail: "the workspace has no such file now"}
+	case errors.Is(err, sandbox.ErrOutside):
+		return &livefiles.Error{Code: livefiles.Outside, Detail: "the path leads out of the workspace"}
+	case errors.Is(err, fs.ErrPermission):
+		return &livefiles.Error{Code: livefiles.Unreadable, Detail: "the mode of the file, or of a folder, does not let it be read"}
+	case errors.Is(err, fs.ErrInvalid):
+		return &livefiles.Error{Code: livefiles.NotFound, Detail: "the path is not a regular file"}
+	}
+	return err
+}

@@ -1,0 +1,103 @@
+package livefiles
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"strings"
+	"testing"
+
+	"github.com/spoolhq/spool/pkg/livefiles"
+	"github.com/spoolhq/spool/pkg/sandbox"
+)
+
+// box is a sandbox whose files are these.
+type box struct {
+	sandbox.Sandbox
+	get  func() (io.ReadCloser, error)
+	list []sandbox.File
+}
+
+func (b *box) Files() sandbox.Files { return folder{b: b} }
+
+// folder is its workspace.
+type folder struct {
+	sandbox.Files
+	b *box
+}
+
+func (f folder) Get(context.Context, string) (io.ReadCloser, error)   { return f.b.get() }
+func (f folder) List(context.Context, string) ([]sandbox.File, error) { return f.b.list, nil }
+
+// endless is a file whose bytes never end.
+type endless struct{ closed bool }
+
+func (e *endless) Read(p []byte) (int, error) { return len(p), nil }
+func (e *endless) Close() error               { e.closed = true; return nil }
+
+func TestRead_ReturnsWhenItsContextEnds(t *testing.T) {
+	t.Parallel()
+	stuck, w := io.Pipe() // nobody writes
+	defer w.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	reads := make(chan struct{})
+	done := make(chan error, 1)
+	go func() {
+		_, err := read(ctx, &box{get: func() (io.ReadCloser, error) { close(reads); return stuck, nil }}, livefiles.Request{Op: livefiles.Get, Path: "a"}, io.Discard)
+		done <- err
+	}()
+	<-reads
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestRead_RefusesWhatIsTooLarge(t *testing.T) {
+	t.Parallel()
+	file := &endless{}
+	many := &box{get: func() (io.ReadCloser, error) { return file, nil }, list: make([]sandbox.File, livefiles.MaxEntries+1)}
+	long := &box{list: make([]sandbox.File, livefiles.MaxEntries)}
+	for i := range long.list {
+		long.list[i].Path = strings.Repeat("x", 4096)
+	}
+	for what, x := range map[string]struct {
+		box *box
+		op  livefiles.Op
+	}{"a file": {many, livefiles.Get}, "many entries": {many, livefiles.List}, "a listing of many bytes": {long, livefiles.List}} {
+		var refused *livefiles.Error
+		if _, err := read(t.Context(), x.box, livefiles.Request{Op: x.op, Path: "a"}, io.Discard); !errors.As(err, &refused) || refused.Code != livefiles.TooLarge {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if !file.closed {
+		t.Error("the file was left open")
+	}
+	var out bytes.Buffer
+	few := &box{list: make([]sandbox.File, livefiles.MaxEntries)}
+	if n, err := read(t.Context(), few, livefiles.Request{Op: livefiles.List}, &out); err != nil || n != int64(out.Len()) {
+		t.Errorf("as many entries as are listed: %d bytes, %v", n, err)
+	}
+}
+
+func TestRefusal_HasTheCodeOfItsCause(t *testing.T) {
+	t.Parallel()
+	for want, cause := range map[livefiles.Code]error{
+		livefiles.NotFound: sandbox.ErrNotFound, livefiles.Outside: sandbox.ErrOutside, livefiles.Unreadable: fs.ErrPermission, livefiles.Busy: &livefiles.Error{Code: livefiles.Busy},
+	} {
+		var refused *livefiles.Error
+		if err := refusal(fmt.Errorf("path %q: %w", "a", cause)); !errors.As(err, &refused) || refused.Code != want {
+			t.Errorf("%v: %v, want %s", cause, err, want)
+		}
+	}
+	var refused *livefiles.Error
+	if err := refusal(fmt.Errorf("path %q: %w", "pipe", fs.ErrInvalid)); !errors.As(err, &refused) || refused.Code != livefiles.NotFound {
+		t.Errorf("a pipe: %v", err)
+	}
+	if err := refusal(io.ErrUnexpectedEOF); !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("a failure without a code became %v", err)
+	}
+}

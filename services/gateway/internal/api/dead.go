@@ -1,0 +1,119 @@
+package api
+
+import (
+	"context"
+	"math"
+	"strconv"
+	"strings"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/spoolhq/spool/pkg/api/command"
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/gateway/internal/auth"
+	"github.com/spoolhq/spool/services/gateway/internal/commands"
+	"github.com/spoolhq/spool/services/gateway/internal/dead"
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+)
+
+// Bounds of a page of dead letters.
+const (
+	deadPage    = 50
+	maxDeadPage = 100
+)
+
+// deadReader is who reads dead letters. Without authentication there is one tenant, which sees also those that name none.
+func deadReader(ctx context.Context) (dead.Reader, auth.Principal, error) {
+	p, err := auth.From(ctx)
+	return dead.Reader{Tenant: p.Tenant, All: p.Admin}, p, err
+}
+
+// ListDeadLetters lists the tenant's dead letters.
+func (s *Server) ListDeadLetters(ctx context.Context, r *spoolv1.ListDeadLettersRequest) (*spoolv1.ListDeadLettersResponse, error) {
+	reader, _, err := deadReader(ctx)
+	if err != nil {
+		return nil, err
+	}
+	n := int(r.GetPageSize())
+	if n == 0 {
+		n = deadPage
+	}
+	if n > maxDeadPage {
+		return nil, problem.Invalid("pageSize", "it is at most %d", maxDeadPage)
+	}
+	var after uint64
+	if token := r.GetPageToken(); token != "" {
+		if after, err = strconv.ParseUint(token, 10, 64); err != nil {
+			return nil, problem.Invalid("pageToken", "%.64q is no nextPageToken of this list", token)
+		}
+	}
+	list, next, err := s.Dead.List(ctx, reader, after, n)
+	if err != nil {
+		return nil, err
+	}
+	out := &spoolv1.ListDeadLettersResponse{}
+	for _, d := range list {
+		out.DeadLetters = append(out.DeadLetters, deadLetter(d))
+	}
+	if next > 0 {
+		out.NextPageToken = strconv.FormatUint(next, 10)
+	}
+	return out, nil
+}
+
+// GetDeadLetter shows a dead letter.
+func (s *Server) GetDeadLetter(ctx context.Context, r *spoolv1.GetDeadLetterRequest) (*spoolv1.DeadLetter, error) {
+	d, _, err := s.dead(ctx, r.GetId())
+	if err != nil {
+		return nil, err
+	}
+	out := deadLetter(d)
+	message := strings.ToValidUTF8(string(d.Payload), "\uFFFD")
+	out.Message = &message
+	return out, nil
+}
+
+// RetryDeadLetter has the session of a dead letter looked at again.
+func (s *Server) RetryDeadLetter(ctx context.Context, r *spoolv1.RetryDeadLetterRequest) (*spoolv1.RetryDeadLetterResponse, error) {
+	return &spoolv1.RetryDeadLetterResponse{Id: r.GetId()}, s.settleDead(ctx, command.TypeRetryDead, r.GetId())
+}
+
+// DropDeadLetter removes a dead letter.
+func (s *Server) DropDeadLetter(ctx context.Context, r *spoolv1.DropDeadLetterRequest) (*spoolv1.DropDeadLetterResponse, error) {
+	return &spoolv1.DropDeadLetterResponse{Id: r.GetId()}, s.settleDead(ctx, command.TypeDropDead, r.GetId())
+}
+
+func (s *Server) settleDead(ctx context.Context, t command.Type, id string) error {
+	d, p, err := s.dead(ctx, id)
+	if err != nil {
+		return err
+	}
+	about := d.Session
+	if about == "" {
+		about = "dead"
+	}
+	_, err = s.Send.Send(ctx, commands.Request{Type: t, Principal: p, About: about, Body: command.DeadLetter{Sequence: d.Sequence}})
+	return err
+}
+
+// dead finds a letter by the id that a request names.
+func (s *Server) dead(ctx context.Context, id string) (topology.DeadLetter, auth.Principal, error) {
+	reader, p, err := deadReader(ctx)
+	if err != nil {
+		return topology.DeadLetter{}, p, err
+	}
+	n, err := strconv.ParseUint(id, 10, 64)
+	if err != nil || n == 0 {
+		return topology.DeadLetter{}, p, problem.Invalid("id", "%.64q is no id of a dead letter: a number from 1", id)
+	}
+	d, err := s.Dead.Get(ctx, reader, n)
+	return d, p, err
+}
+
+func deadLetter(d topology.DeadLetter) *spoolv1.DeadLetter {
+	return &spoolv1.DeadLetter{
+		Id: strconv.FormatUint(d.Sequence, 10), Time: timestamppb.New(d.Time), Reason: d.Reason, Subject: d.Subject, Handler: d.Handler,
+		Delivered: uint32(min(d.Delivered, math.MaxUint32)), SessionId: d.Session, Retryable: d.Retryable(), //nolint:gosec // bounded
+	}
+}

@@ -1,0 +1,97 @@
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"strings"
+
+	"github.com/spoolhq/spool/pkg/api/command"
+	"github.com/spoolhq/spool/pkg/livefiles"
+	"github.com/spoolhq/spool/services/gateway/internal/auth"
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+)
+
+// LiveFile opens a file as it is in the session's sandbox now, and returns its size in bytes.
+func (s *Server) LiveFile(ctx context.Context, session, path string) (io.ReadCloser, int64, error) {
+	if err := command.CheckPath("path", path, false); err != nil {
+		return nil, 0, refusal(err)
+	}
+	return s.live(ctx, "path", livefiles.Request{Op: livefiles.Get, Session: session, Path: path})
+}
+
+// LiveFiles lists what lies below a folder of the session's sandbox now; "" is the workspace.
+func (s *Server) LiveFiles(ctx context.Context, session, dir string) ([]livefiles.Entry, error) {
+	if err := command.CheckPath("dir", dir, true); err != nil {
+		return nil, refusal(err)
+	}
+	content, size, err := s.live(ctx, "dir", livefiles.Request{Op: livefiles.List, Session: session, Path: dir})
+	if err != nil {
+		return nil, err
+	}
+	defer content.Close() //nolint:errcheck // it was read to its end, or the error is told
+	raw := make([]byte, size)
+	if _, err := io.ReadFull(content, raw); err != nil {
+		return nil, notLive(err, "dir")
+	}
+	list := []livefiles.Entry{}
+	if err := json.Unmarshal(raw, &list); err != nil {
+		return nil, problem.From(err)
+	}
+	return list, nil
+}
+
+// stateReady is a sandbox that runs, as read models name it.
+const stateReady = "ready"
+
+// live asks the executors of the engine on which the session's sandbox lives. The
+// session is the caller's: of another tenant's there is the same 404 as of none.
+// field is the request's field that holds the path.
+func (s *Server) live(ctx context.Context, field string, r livefiles.Request) (io.ReadCloser, int64, error) {
+	one, err := s.existing(ctx, r.Session)
+	if err != nil {
+		return nil, 0, err
+	}
+	p, err := auth.From(ctx)
+	if err != nil {
+		return nil, 0, err
+	}
+	r.Tenant = p.Tenant
+	box := one.GetCurrentSandbox()
+	if box.GetState() != stateReady {
+		return nil, 0, problem.New(problem.NoLiveSandbox, "", "the session has no sandbox that runs now; without live the last snapshot is read")
+	}
+	content, size, err := s.Files.Open(ctx, box.GetProvider(), box.GetEngine(), r)
+	if err != nil {
+		return nil, 0, notLive(err, field)
+	}
+	return content, size, nil
+}
+
+// liveCodes are the API's codes for an executor's refusals.
+var liveCodes = map[livefiles.Code]problem.Code{
+	livefiles.NoSandbox: problem.NoLiveSandbox, livefiles.NotFound: problem.FileNotFound, livefiles.Outside: problem.InvalidRequest,
+	livefiles.Unreadable: problem.Forbidden, livefiles.TooLarge: problem.FileTooLarge, livefiles.Busy: problem.Unavailable, livefiles.Failed: problem.Unavailable,
+}
+
+// notLive gives an error of a transfer its code, and the field that is to blame.
+func notLive(err error, field string) error {
+	var refused *livefiles.Error
+	switch {
+	case errors.As(err, &refused):
+		code, ok := liveCodes[refused.Code]
+		if !ok {
+			code = problem.Unavailable
+		}
+		switch refused.Code {
+		case livefiles.Outside, livefiles.Unreadable, livefiles.NotFound, livefiles.TooLarge:
+		default:
+			field = "" // the code's own
+		}
+		return problem.New(code, field, strings.ToValidUTF8(refused.Detail, "\uFFFD"))
+	case errors.Is(err, livefiles.ErrNoExecutor):
+		return problem.New(problem.NoLiveSandbox, "", "no executor of the sandbox's engine answers; without live the last snapshot is read").Because(err)
+	}
+	return problem.New(problem.Unavailable, "", "the sandbox's files cannot be read now; try again").Because(err)
+}

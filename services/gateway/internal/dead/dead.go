@@ -1,0 +1,103 @@
+// Package dead reads dead letters: messages between services that were given up.
+package dead
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+)
+
+// maxScan bounds how many letters one page looks at, those of other tenants included.
+const maxScan = 1000
+
+// Letters reads DEAD. It is safe for concurrent use; its errors are *problem.Error.
+type Letters struct {
+	js jetstream.JetStream
+
+	mu     sync.Mutex
+	stream jetstream.Stream // nil until it is needed
+}
+
+// New returns Letters; it talks to nobody yet.
+func New(js jetstream.JetStream) *Letters { return &Letters{js: js} }
+
+// open returns DEAD; the handle is kept.
+func (l *Letters) open(ctx context.Context) (jetstream.Stream, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.stream != nil {
+		return l.stream, nil
+	}
+	stream, err := l.js.Stream(ctx, topology.StreamDead)
+	if err != nil {
+		return nil, unavailable(err)
+	}
+	l.stream = stream
+	return stream, nil
+}
+
+func unavailable(err error) error {
+	return problem.New(problem.Unavailable, "", "NATS does not answer, so dead letters cannot be read; try again").Because(err)
+}
+
+// Reader is who reads: a tenant sees its own letters, and all also those that name no tenant.
+type Reader struct {
+	Tenant string
+	All    bool
+}
+
+func (r Reader) sees(d topology.DeadLetter) bool {
+	return d.Tenant == r.Tenant || d.Tenant == "" && r.All
+}
+
+// List returns up to n letters after a sequence, oldest first, and the sequence to go on after, 0 at the end.
+func (l *Letters) List(ctx context.Context, r Reader, after uint64, n int) (list []topology.DeadLetter, next uint64, err error) {
+	stream, err := l.open(ctx)
+	if err != nil {
+		return nil, 0, err
+	}
+	for range maxScan {
+		msg, err := stream.GetMsg(ctx, after+1, jetstream.WithGetMsgSubject(topology.DeadFilter))
+		if errors.Is(err, jetstream.ErrMsgNotFound) {
+			return list, 0, nil
+		}
+		if err != nil {
+			return nil, 0, unavailable(err)
+		}
+		after = msg.Sequence
+		d := topology.ParseDeadLetter(msg.Sequence, msg.Time, msg.Subject, msg.Header, msg.Data)
+		if !r.sees(d) {
+			continue
+		}
+		if list = append(list, d); len(list) == n {
+			break
+		}
+	}
+	return list, after, nil
+}
+
+// Get returns a letter; DEAD_LETTER_NOT_FOUND if there is none that the reader sees.
+func (l *Letters) Get(ctx context.Context, r Reader, sequence uint64) (topology.DeadLetter, error) {
+	stream, err := l.open(ctx)
+	if err != nil {
+		return topology.DeadLetter{}, err
+	}
+	msg, err := stream.GetMsg(ctx, sequence)
+	if err != nil && !errors.Is(err, jetstream.ErrMsgNotFound) {
+		return topology.DeadLetter{}, unavailable(err)
+	}
+	if err == nil && strings.HasPrefix(msg.Subject, topology.Dead("")) {
+		d := topology.ParseDeadLetter(msg.Sequence, msg.Time, msg.Subject, msg.Header, msg.Data)
+		if r.sees(d) {
+			return d, nil
+		}
+	}
+	return topology.DeadLetter{}, problem.New(problem.DeadLetterNotFound, "id", fmt.Sprintf("there is no dead letter %d", sequence))
+}

@@ -1,0 +1,368 @@
+package reads
+
+import (
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/spoolhq/spool/pkg/architecture"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+)
+
+// Filter narrows and sorts a list of sessions or executions. Its fields are as
+// the API takes them; the zero Filter is everything, the newest first.
+type Filter struct {
+	State        string // status of sessions, phase of executions
+	Agent        string // reference
+	Architecture string
+
+	MetadataKey   string
+	MetadataValue *string
+
+	CreatedAfter, CreatedBefore string // RFC 3339
+	UpdatedAfter, UpdatedBefore string
+
+	Text  string // substring
+	Sort  string // created, updated
+	Order string // desc, asc
+}
+
+// Limits of a Filter.
+const (
+	maxText = 256  // characters
+	maxTerm = 1024 // bytes of a member of metadata, and of its value
+)
+
+// listed is what can be listed: its rows are filtered and sorted under the alias x.
+type listed struct {
+	name    string // sessions, executions
+	state   string // the column of Filter.State, and its parameter
+	states  []string
+	created string   // the column of its creation
+	texts   []string // columns that Filter.Text looks into
+	owner   string   // alias of the sessions row that has agent and architecture
+	updated []string // columns to sort by; the first may be coarser than the time of the last
+}
+
+func sessionList() listed {
+	return listed{
+		name: "sessions", state: "status", states: []string{"open", "closed"}, created: "created_at",
+		texts: []string{"title", "metadata"}, owner: "x", updated: []string{"updated_minute", "updated_at"},
+	}
+}
+
+func executionList() listed {
+	return listed{
+		name: "executions", state: "phase", states: phases, created: "queued_at",
+		texts: []string{"query", "result", "metadata"}, owner: "s", updated: []string{"updated_at"},
+	}
+}
+
+// query is a statement in the making.
+type query struct {
+	where []string
+	args  []any
+}
+
+// arg adds an argument and returns its placeholder.
+func (q *query) arg(v any) string {
+	q.args = append(q.args, v)
+	return "$" + strconv.Itoa(len(q.args))
+}
+
+// add adds a condition; its %s are the arguments' placeholders.
+func (q *query) add(condition string, args ...any) {
+	holders := make([]any, len(args))
+	for i, a := range args {
+		holders[i] = q.arg(a)
+	}
+	q.where = append(q.where, fmt.Sprintf(condition, holders...))
+}
+
+// page is the statement of one page, in parts: what it joins to the rows stands between them.
+type page struct {
+	rows  string // under the table's own name: a page of them, and one more
+	order string // of the rows, once more
+	args  []any
+}
+
+// page returns the statement of the page that begins at a token. The inner statement
+// ends with the page, so that only its rows are joined to others.
+func (l listed) page(tenant string, f Filter, token string, size uint32) (page, error) {
+	q := &query{}
+	q.add("x.tenant = %s", tenant)
+	joins, err := l.filter(q, f)
+	if err != nil {
+		return page{}, err
+	}
+	if f.Sort, err = oneOf("sort", f.Sort, "created", "updated"); err != nil {
+		return page{}, err
+	}
+	if f.Order, err = oneOf("order", f.Order, "desc", "asc"); err != nil {
+		return page{}, err
+	}
+	after, err := l.position(f, token)
+	if err != nil {
+		return page{}, err
+	}
+	keys := []string{l.created}
+	if f.Sort == "updated" {
+		keys = l.updated
+	}
+	compare := map[string]string{"desc": "<", "asc": ">"}[f.Order]
+	if after != nil {
+		if len(keys) == 2 { // the coarser key leads into the index; the pair decides
+			q.add("x."+keys[0]+" "+compare+"= date_trunc('minute', %s::timestamptz AT TIME ZONE 'UTC')", after.at)
+		}
+		q.add("(x."+keys[len(keys)-1]+", x.id) "+compare+" (%s, %s)", after.at, after.id)
+	}
+	by := func(alias string) string {
+		var terms []string
+		for _, k := range append(slices.Clone(keys), "id") {
+			terms = append(terms, alias+"."+k+" "+f.Order)
+		}
+		return strings.Join(terms, ", ")
+	}
+	rows := fmt.Sprintf("(SELECT x.* FROM %s x%s WHERE %s ORDER BY %s LIMIT %s) AS %s", l.name, joins, strings.Join(q.where, " AND "), by("x"), q.arg(size+1), l.name)
+	return page{rows, " ORDER BY " + by(l.name), q.args}, nil
+}
+
+// filter adds the conditions of a filter, and returns the joins that they need.
+func (l listed) filter(q *query, f Filter) (joins string, err error) {
+	if f.State != "" {
+		if !slices.Contains(l.states, f.State) {
+			return "", problem.Invalid(l.state, "%+q is not a %s: there are %s", clip(f.State), l.state, strings.Join(l.states, ", "))
+		}
+		q.add("x."+l.state+" = %s", f.State)
+	}
+	if (f.Agent != "" || f.Architecture != "") && l.owner != "x" {
+		joins = " JOIN sessions " + l.owner + " ON " + l.owner + ".tenant = x.tenant AND " + l.owner + ".id = x.session"
+		q.add(l.owner+".tenant = %s", q.args[0])
+	}
+	if f.Agent != "" {
+		if err := l.agent(q, f.Agent); err != nil {
+			return "", err
+		}
+	}
+	if f.Architecture != "" {
+		name, ok := architecture.Canonical(f.Architecture)
+		if !ok {
+			return "", problem.Invalid("architecture", "%+q is not an architecture: there are %s", clip(f.Architecture), architecture.List())
+		}
+		q.add(l.owner+".architecture = %s", name)
+	}
+	if err := l.metadata(q, f); err != nil {
+		return "", err
+	}
+	if err := l.times(q, f); err != nil {
+		return "", err
+	}
+	return joins, l.text(q, f.Text)
+}
+
+// agent narrows to the sessions of an agent, in any version or in one.
+func (l listed) agent(q *query, s string) error {
+	ref, err := events.ParseReference(s)
+	switch {
+	case err != nil:
+		return problem.Invalid("agent", "%s", err.Error())
+	case ref.Version != "" && !events.IsDigest(ref.Version):
+		return problem.Invalid("agent", "tag %+q names another version from time to time: give a digest, or no version for all of them", clip(ref.Version))
+	}
+	q.add(l.owner+".agent = %s", ref.Slug)
+	switch {
+	case ref == (events.Reference{Slug: builtInAgent}):
+		q.where = append(q.where, l.owner+".agent_ref = ''")
+	case ref.Version != "":
+		q.add(l.owner+".agent_ref = %s", ref.String())
+	default:
+		q.add("split_part("+l.owner+".agent_ref, '@', 1) = %s", ref.String())
+	}
+	return nil
+}
+
+// builtInAgent is the agent of a session that names none.
+const builtInAgent = "default"
+
+// metadata narrows to rows whose metadata has a member. The term is made as metadata_terms makes it.
+func (l listed) metadata(q *query, f Filter) error {
+	switch {
+	case f.MetadataKey == "" && f.MetadataValue != nil:
+		return problem.Invalid("metadataValue", "it is the value of a member: give metadataKey too")
+	case f.MetadataKey == "":
+		return nil
+	}
+	term := q.args[0].(string) + "/" + strconv.Itoa(utf8.RuneCountInString(f.MetadataKey)) + "/" + f.MetadataKey
+	if err := plain("metadataKey", f.MetadataKey, maxTerm); err != nil {
+		return err
+	}
+	if f.MetadataValue != nil {
+		if err := plain("metadataValue", *f.MetadataValue, maxTerm); err != nil {
+			return err
+		}
+		term += "/" + *f.MetadataValue
+	}
+	q.add("metadata_terms(x.tenant, x.metadata) @> ARRAY[md5(%s)]", term)
+	return nil
+}
+
+// plain refuses what Postgres cannot have in a text, and what is too long.
+func plain(field, s string, most int) error {
+	switch {
+	case !utf8.ValidString(s):
+		return problem.Invalid(field, "the text is not valid UTF-8")
+	case strings.IndexByte(s, 0) >= 0:
+		return problem.Invalid(field, "the text holds U+0000")
+	case len(s) > most:
+		return problem.Invalid(field, "it has %d bytes; at most %d are taken", len(s), most)
+	}
+	return nil
+}
+
+// times narrows to ranges of time: from the first on, and before the second.
+func (l listed) times(q *query, f Filter) error {
+	for _, r := range []struct{ name, column, after, before string }{
+		{"created", l.created, f.CreatedAfter, f.CreatedBefore},
+		{"updated", l.updated[len(l.updated)-1], f.UpdatedAfter, f.UpdatedBefore},
+	} {
+		after, err := moment(r.name+"After", r.after)
+		if err != nil {
+			return err
+		}
+		before, err := moment(r.name+"Before", r.before)
+		if err != nil {
+			return err
+		}
+		if !after.IsZero() && !before.IsZero() && !after.Before(before) {
+			return problem.Invalid(r.name+"Before", "it is not later than %sAfter: no time lies between them", r.name)
+		}
+		coarse := r.name == "updated" && len(l.updated) == 2
+		for _, bound := range []struct {
+			at      time.Time
+			compare string
+		}{{after, ">="}, {before, "<"}} {
+			if bound.at.IsZero() {
+				continue
+			}
+			q.add("x."+r.column+" "+bound.compare+" %s", bound.at)
+			if coarse {
+				q.add("x."+l.updated[0]+" "+bound.compare[:1]+"= date_trunc('minute', %s::timestamptz AT TIME ZONE 'UTC')", bound.at)
+			}
+		}
+	}
+	return nil
+}
+
+func moment(field, s string) (time.Time, error) {
+	if s == "" {
+		return time.Time{}, nil
+	}
+	t, err := time.Parse(time.RFC3339Nano, s)
+	if err != nil || t.Year() < 1 {
+		return t, problem.Invalid(field, "%+q is not a time in RFC 3339, such as 2026-01-31T12:00:00Z", clip(s))
+	}
+	return t, nil
+}
+
+// text narrows to rows with a piece of text. No index serves it: it reads the tenant's rows that the rest of the filter leaves.
+func (l listed) text(q *query, s string) error {
+	if s == "" {
+		return nil
+	}
+	if err := plain("text", s, 4*maxText); err != nil {
+		return err
+	}
+	if n := utf8.RuneCountInString(s); n > maxText {
+		return problem.Invalid("text", "it has %d characters; at most %d are taken", n, maxText)
+	}
+	holder := q.arg(s)
+	var any []string
+	for _, column := range l.texts {
+		any = append(any, "strpos(lower(x."+column+"), lower("+holder+")) > 0")
+	}
+	q.where = append(q.where, "("+strings.Join(any, " OR ")+")")
+	return nil
+}
+
+func oneOf(field, s string, known ...string) (string, error) {
+	if s == "" {
+		return known[0], nil
+	}
+	if !slices.Contains(known, s) {
+		return "", problem.Invalid(field, "%+q is not known: there are %s", clip(s), strings.Join(known, " and "))
+	}
+	return s, nil
+}
+
+// place is where a page ended: the sorted time of its last row, and the row's id.
+type place struct {
+	at time.Time
+	id string
+}
+
+// pageToken is a place as a client has it. It is opaque, so that it may change.
+type pageToken struct {
+	Filter string `json:"f"` // a digest of what the list is narrowed and sorted by
+	Micros int64  `json:"t"`
+	ID     string `json:"i"`
+}
+
+// digest of a filter, whose defaults are filled in.
+func (l listed) digest(f Filter) string {
+	b, err := json.Marshal(struct {
+		Name   string
+		Filter Filter
+	}{l.name, f})
+	if err != nil { // strings always encode
+		panic(err)
+	}
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:8])
+}
+
+func (l listed) token(f Filter, p place) string {
+	f.Sort, f.Order = defaulted(f.Sort, "created"), defaulted(f.Order, "desc")
+	b, err := json.Marshal(pageToken{l.digest(f), p.at.UnixMicro(), p.id})
+	if err != nil {
+		panic(err)
+	}
+	return base64.RawURLEncoding.EncodeToString(b)
+}
+
+func defaulted(s, unset string) string {
+	if s == "" {
+		return unset
+	}
+	return s
+}
+
+// position reads a page token, which is of this list with this filter and sort; nil for the beginning.
+func (l listed) position(f Filter, token string) (*place, error) {
+	if token == "" {
+		return nil, nil
+	}
+	var t pageToken
+	b, err := base64.RawURLEncoding.DecodeString(token)
+	if err == nil {
+		err = json.Unmarshal(b, &t)
+	}
+	kind := events.KindSession
+	if l.name == "executions" {
+		kind = events.KindExecution
+	}
+	if err != nil || events.CheckID("pageToken", kind, t.ID) != nil || t.Filter == "" {
+		return nil, problem.Invalid("pageToken", "%s is not the nextPageToken of a page of this list", fmt.Sprintf("%+q", clip(token)))
+	}
+	if t.Filter != l.digest(f) {
+		return nil, problem.Invalid("pageToken", "it is of a page with another filter or sort; begin again without it")
+	}
+	return &place{time.UnixMicro(t.Micros).UTC(), t.ID}, nil
+}

@@ -1,0 +1,173 @@
+package reads
+
+import (
+	"context"
+	"encoding/json"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+)
+
+// Metadata is the application's metadata that an event shows: the session's, as
+// it was in force when the event was appended, and that of the message which the
+// event's execution answers. Events share it, and it never changes. A nil
+// *Metadata is an event that shows none.
+type Metadata struct {
+	Session, Message string // JSON; "" for none
+	member           []byte // ,"metadata":{…}
+}
+
+// NewMetadata returns the metadata of JSON texts; nil when both are empty.
+func NewMetadata(session, message string) *Metadata {
+	if session == "" && message == "" {
+		return nil
+	}
+	b := append(make([]byte, 0, len(session)+len(message)+40), `,"metadata":{`...)
+	if session != "" {
+		b = append(append(b, `"session":`...), session...)
+	}
+	if message != "" {
+		if session != "" {
+			b = append(b, ',')
+		}
+		b = append(append(b, `"message":`...), message...)
+	}
+	return &Metadata{session, message, append(b, '}')}
+}
+
+// Len is how many bytes Append adds to an event.
+func (m *Metadata) Len() int {
+	if m == nil {
+		return 0
+	}
+	return len(m.member)
+}
+
+// Append appends an event, the JSON of events.Wire, with the metadata as its last
+// member. The event is not encoded again: the member was, once for all events that share it.
+func (m *Metadata) Append(b, event []byte) []byte {
+	end := len(event) - 1
+	if m == nil || end < 0 || event[end] != '}' {
+		return append(b, event...)
+	}
+	b = append(b, event[:end]...)
+	b = append(b, m.member...)
+	return append(b, '}')
+}
+
+// setsMetadata is the predicate of the index events_metadata.
+const setsMetadata = `type IN ('session_created', 'session_options_updated') AND strpos(event, '"metadata":') > 0`
+
+// metadataOf reads what the events of a page show. Nothing is read for a page of no events.
+//
+// An event keeps the metadata that was in force when it was appended, so that a
+// replay is the same however often the session's metadata changed since. The log
+// holds each change once, and so does Postgres: in the event that made it. A
+// message's metadata never changes; its execution's row has it.
+func (s *Store) metadataOf(ctx context.Context, tenant, session string, list []Kept) error {
+	if len(list) == 0 {
+		return nil
+	}
+	executions := make([]string, len(list))
+	var asked []string
+	known := map[string]bool{"": true}
+	for i, kept := range list {
+		var w struct {
+			ExecutionID string `json:"executionId"`
+		}
+		if err := json.Unmarshal(kept.JSON, &w); err != nil {
+			return unreadable(err)
+		}
+		executions[i] = w.ExecutionID
+		if !known[w.ExecutionID] {
+			known[w.ExecutionID] = true
+			asked = append(asked, w.ExecutionID)
+		}
+	}
+	var changes []change // ascending by seq
+	messages := map[string]string{}
+	found := false
+	err := s.rows(ctx, func(r row) error {
+		var seq int64
+		var execution, value *string
+		if err := r.Scan(&seq, &execution, &value); err != nil {
+			return err
+		}
+		switch {
+		case value == nil:
+			found = true
+		case execution != nil:
+			messages[*execution] = *value
+		default:
+			c, err := readChange(uint32(seq), *value)
+			if err != nil {
+				return err
+			}
+			changes = append(changes, c)
+		}
+		return nil
+	}, `
+		SELECT 0::bigint AS seq, NULL::text AS execution, NULL::text AS value FROM sessions WHERE tenant = $1 AND id = $2
+		UNION ALL
+		(SELECT seq, NULL, event FROM events WHERE tenant = $1 AND session = $2 AND seq <= $3 AND `+setsMetadata+` ORDER BY seq DESC LIMIT 1)
+		UNION ALL
+		SELECT seq, NULL, event FROM events WHERE tenant = $1 AND session = $2 AND seq > $3 AND seq <= $4 AND `+setsMetadata+`
+		UNION ALL
+		SELECT 0, id, metadata FROM executions WHERE tenant = $1 AND session = $2 AND id = ANY ($5) AND metadata IS NOT NULL
+		ORDER BY seq`, tenant, session, int64(list[0].Seq), int64(list[len(list)-1].Seq), asked)
+	if err != nil {
+		return err
+	}
+	if !found { // deleted since the page was read
+		return s.missing(ctx, tenant, session)
+	}
+	type pair struct{ session, message string }
+	shared := map[pair]*Metadata{}
+	now := ""
+	for i := range list {
+		for len(changes) > 0 && changes[0].seq <= list[i].Seq {
+			now, changes = changes[0].metadata, changes[1:]
+		}
+		p := pair{now, messages[executions[i]]}
+		m, ok := shared[p]
+		if !ok {
+			m = NewMetadata(p.session, p.message)
+			shared[p] = m
+		}
+		list[i].Metadata = m
+	}
+	return nil
+}
+
+// change is the session's metadata from an event on.
+type change struct {
+	seq      uint32
+	metadata string
+}
+
+func readChange(seq uint32, event string) (change, error) {
+	var w struct {
+		Data struct {
+			Metadata json.RawMessage `json:"metadata"`
+		} `json:"data"`
+	}
+	if err := json.Unmarshal([]byte(event), &w); err != nil {
+		return change{}, unreadable(err)
+	}
+	return change{seq, string(w.Data.Metadata)}, nil
+}
+
+func unreadable(err error) error {
+	return problem.New(problem.Internal, "", "an event in the read models cannot be read").Because(err)
+}
+
+// SetsMetadata returns the session's metadata that an event puts in force; ok is false when it leaves what was.
+func SetsMetadata(e events.Event) (metadata string, ok bool) {
+	switch d := e.Data.(type) {
+	case events.SessionCreated:
+		return string(d.Metadata), len(d.Metadata) > 0
+	case events.SessionOptionsUpdated:
+		return string(d.Metadata), len(d.Metadata) > 0
+	}
+	return "", false
+}

@@ -1,0 +1,83 @@
+package rest
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"mime"
+	"net/http"
+	"net/url"
+	"path"
+	"strconv"
+	"time"
+
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+)
+
+// paramLive asks for files as they are in the sandbox now, in place of the last snapshot's.
+const paramLive = "live"
+
+func isLive(q url.Values) (bool, error) {
+	switch v := q.Get(paramLive); {
+	case !q.Has(paramLive) || v == "0" || v == "false":
+		return false, nil
+	case v != "1" && v != "true":
+		return false, problem.Invalid(paramLive, "%+q is neither 1 nor 0", clip(v))
+	}
+	if q.Has("minPosition") {
+		return false, problem.Invalid("minPosition", "what is read live is newer than any position; leave it out")
+	}
+	return true, nil
+}
+
+// listLive lists what lies below a folder of the sandbox now.
+func (h *Handler) listLive(w *answer, r *http.Request, session, dir string) error {
+	if wantsTar(r) {
+		return problem.Invalid(paramLive, "a tar is made from the last snapshot; leave live out, or list")
+	}
+	at := time.Now().UTC()
+	list, err := h.cfg.API.LiveFiles(r.Context(), session, dir)
+	if err != nil {
+		return err
+	}
+	raw, err := json.Marshal(map[string]any{"live": true, "snapshot": "", "at": at, "files": list})
+	if err != nil {
+		return err
+	}
+	w.Header().Add("Vary", "Accept")
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Cache-Control", "no-store")
+	w.WriteHeader(http.StatusOK)
+	if r.Method != http.MethodHead {
+		_, err = (&patient{answer: w, control: http.NewResponseController(w)}).Write(append(raw, '\n'))
+		h.broken(r, err)
+	}
+	return nil
+}
+
+// getLive gives a file's content as it is in the sandbox now.
+func (h *Handler) getLive(w *answer, r *http.Request, session, file string) error {
+	content, size, err := h.cfg.API.LiveFile(r.Context(), session, file)
+	if err != nil {
+		return err
+	}
+	defer content.Close() //nolint:errcheck // it was read to its end, or the connection is broken off
+	kind := mime.TypeByExtension(path.Ext(file))
+	first := make([]byte, min(size, 512))
+	if _, err := io.ReadFull(content, first); err != nil {
+		return problem.New(problem.Unavailable, "", "the file broke off; try again").Because(err)
+	}
+	if kind == "" {
+		kind = http.DetectContentType(first)
+	}
+	h.secure(w, kind, path.Base(file))
+	w.Header().Set("Content-Length", strconv.FormatInt(size, 10))
+	w.Header().Set("Cache-Control", "no-store")
+	w.WriteHeader(http.StatusOK)
+	if r.Method == http.MethodHead {
+		return nil
+	}
+	_, err = io.Copy(&patient{answer: w, control: http.NewResponseController(w)}, io.MultiReader(bytes.NewReader(first), content))
+	h.broken(r, err)
+	return nil
+}

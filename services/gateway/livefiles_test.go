@@ -1,0 +1,166 @@
+package gateway_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/livefiles"
+	"github.com/spoolhq/spool/pkg/natsserver/natstest"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/gateway"
+)
+
+// liveSource is an executor's files: open answers, and asked counts the requests.
+type liveSource struct {
+	asked atomic.Int32
+	open  func(livefiles.Request) (io.Reader, int64, error)
+}
+
+func (s *liveSource) Open(_ context.Context, r livefiles.Request) (io.ReadCloser, int64, error) {
+	s.asked.Add(1)
+	from, size, err := s.open(r)
+	if err != nil {
+		return nil, 0, err
+	}
+	return io.NopCloser(from), size, nil
+}
+
+// serveLive answers as the executor of engine "host" does, until the test ends.
+func (w *world) serveLive(open func(livefiles.Request) (io.Reader, int64, error)) *liveSource {
+	w.t.Helper()
+	nc, err := w.nats.ConnectAs(topology.UserExecutor)
+	must(w.t, err)
+	w.t.Cleanup(nc.Close)
+	s := &liveSource{open: open}
+	server, err := livefiles.Serve(nc, "local", "host", s, natstest.Logger(w.t))
+	must(w.t, err)
+	w.t.Cleanup(func() { must(w.t, server.Close()) })
+	must(w.t, nc.Flush())
+	return s
+}
+
+// sandbox makes a session with a sandbox, as the projector stores it.
+func (w *world) sandbox(tenant, engine, status string) (session string) {
+	w.t.Helper()
+	session = w.session(tenant)
+	w.exec("INSERT INTO sandboxes (tenant, session, id, provider, engine, status, created_at) VALUES ($1, $2, $3, 'local', $4, $5, now())",
+		tenant, session, newID(w.t, events.KindSandbox), engine, status)
+	return session
+}
+
+// Only the tenant of a session reads its sandbox. To another tenant it is no
+// session at all, and no executor is asked.
+func TestLiveFiles_OfAnotherTenantAreNotFound(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.serveCommands()
+	root := rootKey()
+	g := w.gateway(gateway.Config{Auth: gateway.AuthKeys, RootKey: root})
+	key := func(tenant string) *served {
+		return g.as(g.as(root).do("POST", "/api/keys", fmt.Sprintf(`{"name":"x","tenant":%q}`, tenant)).want(t, 201).text("key"))
+	}
+	a, b := key("a"), key("b")
+	theirs, none := w.sandbox("a", "host", "ready"), oldID(t, events.KindSession)
+	source := w.serveLive(func(r livefiles.Request) (io.Reader, int64, error) {
+		if r.Tenant != "a" || r.Session != theirs {
+			t.Errorf("asked for %+v", r)
+		}
+		if r.Op == livefiles.List {
+			return strings.NewReader("[]"), 2, nil
+		}
+		return strings.NewReader("content"), 7, nil
+	})
+	for _, path := range []string{"/files?live=1", "/files/a.txt?live=1"} {
+		got := b.get("/api/sessions/"+theirs+path).wantProblem(t, 404, "SESSION_NOT_FOUND", "sessionId")
+		if want := b.get("/api/sessions/" + none + path); string(got.body) != string(want.body) {
+			t.Errorf("%s: another tenant's is told from none: %s, %s", path, got, want)
+		}
+		g.get("/api/sessions/"+theirs+path).wantProblem(t, 401, "UNAUTHENTICATED", "Authorization")
+	}
+	if n := source.asked.Load(); n != 0 {
+		t.Errorf("an executor was asked %d times for another tenant", n)
+	}
+	if got := a.get("/api/sessions/"+theirs+"/files/a.txt?live=1").want(t, 200); string(got.body) != "content" {
+		t.Errorf("the tenant itself got %s", got)
+	}
+	if got := a.get("/api/sessions/"+theirs+"/files?live=1").want(t, 200); got.field("live") != true {
+		t.Errorf("the tenant itself got %s", got)
+	}
+}
+
+// What an executor refuses has the API's code, and the field of the request that is at fault.
+func TestLiveFiles_RefusalsNameTheirField(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	g := w.gateway(gateway.Config{})
+	id := w.sandbox("default", "host", "ready")
+	source := w.serveLive(func(r livefiles.Request) (io.Reader, int64, error) {
+		return nil, 0, &livefiles.Error{Code: livefiles.Code(r.Path), Detail: "because"}
+	})
+	for refusal, want := range map[livefiles.Code]struct {
+		status int
+		code   string
+		file   string // the field of a file's route
+		list   string // and of a listing's
+	}{
+		livefiles.NoSandbox:  {409, "NO_LIVE_SANDBOX", "live", "live"},
+		livefiles.NotFound:   {404, "FILE_NOT_FOUND", "path", "dir"},
+		livefiles.Outside:    {400, "INVALID_REQUEST", "path", "dir"},
+		livefiles.Unreadable: {403, "FORBIDDEN", "path", "dir"},
+		livefiles.TooLarge:   {422, "FILE_TOO_LARGE", "path", "dir"},
+		livefiles.Busy:       {503, "UNAVAILABLE", "", ""},
+		livefiles.Failed:     {503, "UNAVAILABLE", "", ""},
+		"OF_A_NEWER_BUILD":   {503, "UNAVAILABLE", "", ""},
+	} {
+		g.get("/api/sessions/"+id+"/files/"+string(refusal)+"?live=1").wantProblem(t, want.status, want.code, want.file)
+		g.get("/api/sessions/"+id+"/files?live=1&dir="+string(refusal)).wantProblem(t, want.status, want.code, want.list)
+	}
+	asked := source.asked.Load()
+	for _, path := range []string{"/..%2Fx?live=1", "/a%2F..%2F..%2Fx?live=1", "/%2Fetc%2Fpasswd?live=1", "/a%00?live=1", "/a%5Cb?live=1"} {
+		g.get("/api/sessions/"+id+"/files"+path).wantProblem(t, 400, "INVALID_REQUEST", "path")
+	}
+	for _, dir := range []string{"..", "a/../../x", "/etc", "a%00"} {
+		g.get("/api/sessions/"+id+"/files?live=1&dir="+dir).wantProblem(t, 400, "INVALID_REQUEST", "dir")
+	}
+	if n := source.asked.Load() - asked; n != 0 {
+		t.Errorf("an executor was asked %d times for paths that leave the workspace", n)
+	}
+	// Without a sandbox that runs, or without its engine, there is nothing live.
+	for what, session := range map[string]string{
+		"no sandbox": w.session("default"), "ended": w.sandbox("default", "host", "terminated"), "paused": w.sandbox("default", "host", "paused"),
+		"engine without executors": w.sandbox("default", "gone", "ready"), "no engine": w.sandbox("default", "", "ready"),
+	} {
+		t.Log(what)
+		g.get("/api/sessions/"+session+"/files/a?live=1").wantProblem(t, 409, "NO_LIVE_SANDBOX", "live")
+	}
+}
+
+// An answer that breaks off in its middle is not taken for a whole file.
+func TestLiveFiles_BreaksOffWithTheTransfer(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	g := w.gateway(gateway.Config{})
+	id := w.sandbox("default", "host", "ready")
+	w.serveLive(func(livefiles.Request) (io.Reader, int64, error) {
+		return bytes.NewReader(make([]byte, 1<<20)), 2 << 20, nil
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, g.url+"/api/sessions/"+id+"/files/a?live=1", nil)
+	must(t, err)
+	resp, err := client.Do(req)
+	must(t, err)
+	defer resp.Body.Close()
+	if got, err := io.ReadAll(resp.Body); !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("got %d bytes and %v", len(got), err)
+	}
+}

@@ -1,0 +1,34 @@
+// Command janitor removes for good what nothing needs any more.
+package main
+
+import (
+	"context"
+	"os"
+
+	"github.com/spoolhq/spool/pkg/daemon"
+	"github.com/spoolhq/spool/pkg/readmodel"
+	"github.com/spoolhq/spool/services/session/janitor"
+)
+
+type cli struct {
+	daemon.Settings
+	janitor.Config
+}
+
+func main() {
+	var c cli
+	os.Exit(daemon.Main("janitor", "Removes the content of deleted sessions, and what no session needs, for good.", &c, &c.Settings,
+		func(ctx context.Context, env daemon.Env) error {
+			j, err := janitor.New(c.Config, janitor.Deps{NATS: env.NATS, Log: env.Log, Logger: env.Logger, Metrics: env.Metrics})
+			if err != nil {
+				return err
+			}
+			pool, err := readmodel.Open(ctx, c.DatabaseURL)
+			if err != nil {
+				return err
+			}
+			defer pool.Close()
+			env.Health.Check("read models", func(ctx context.Context) error { return readmodel.Check(ctx, pool) })
+			return j.Run(ctx)
+		}))
+}

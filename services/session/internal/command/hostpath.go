@@ -1,0 +1,56 @@
+package command
+
+import (
+	"errors"
+
+	"github.com/spoolhq/spool/pkg/api/command"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/hostpath"
+)
+
+// Codes of refused host paths.
+const (
+	codeHostPathUnsupported = "HOST_PATH_UNSUPPORTED"
+	codeHostPathRefused     = "HOST_PATH_REFUSED"
+)
+
+// hostPath returns the folder in which a session works in place of a workspace of
+// its own, without symbolic links; "" for none. It refuses a folder that the
+// policy does not allow, and one that is not the folder that the client sees.
+func (h *Handler) hostPath(path string, b command.CreateSession, provider string, agent *events.AgentSpec) (string, error) {
+	if path == "" {
+		return "", nil
+	}
+	if provider != "local" {
+		return "", hostPathError(codeHostPathUnsupported, errors.New("sandboxes of provider "+provider+" have workspaces of their own: upload the folder (spool run --workspace does)"))
+	}
+	if agent != nil && len(agent.Files) > 0 {
+		return "", hostPathError(codeHostPathRefused, errors.New("the agent's definition has files of its own, which would replace yours: work on a copy"))
+	}
+	resolved, err := h.cfg.HostPaths.Resolve(path)
+	if err != nil {
+		return "", hostPathError(codeHostPathRefused, err)
+	}
+	if b.HostPathIdentity != "" {
+		here, err := hostpath.Identity(resolved)
+		if err != nil {
+			return "", hostPathError(codeHostPathRefused, err)
+		}
+		if here != b.HostPathIdentity {
+			return "", hostPathError(codeHostPathRefused, errors.New("the server does not see the folder that you see: it runs on another machine, in a container or as another user; work on a copy"))
+		}
+	}
+	return resolved, nil
+}
+
+// checkHostFiles refuses files that would be written into a folder of the server's machine.
+func checkHostFiles(created events.SessionCreated, files []command.File) error {
+	if created.Options.HostPath == "" || len(files) == 0 {
+		return nil
+	}
+	return invalid("workspaceFiles", "the session works in a folder of the server's machine, where they would replace files of yours: put them there yourself, or work on a copy")
+}
+
+func hostPathError(code string, err error) error {
+	return &command.Error{Code: code, Field: command.FieldHostPath, Detail: err.Error()}
+}

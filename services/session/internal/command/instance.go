@@ -1,0 +1,104 @@
+package command
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spoolhq/spool/pkg/api/command"
+	"github.com/spoolhq/spool/pkg/definition"
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/versions"
+)
+
+const (
+	// defaultSuffix ends the slug of an agent's default instance.
+	defaultSuffix = ".default"
+	maxSlug       = 64
+	// platformOrg is the organization of the default instances of the platform's agents, which lie with each tenant.
+	platformOrg = "platform"
+)
+
+// DefaultInstance returns the reference of an agent's default instance: the slug of
+// the agent with ".default" behind it, in the agent's scope and organization. Of a platform agent each
+// tenant has one of its own, in organization platform. A slug or an
+// organization that would be too long is cut and ends in a hash.
+func DefaultInstance(agent events.Reference) events.Reference {
+	ref := events.Reference{Scope: agent.Scope, Org: agent.Org, Slug: fit(agent.Slug, defaultSuffix)}
+	if agent.Scope == events.ScopePlatform {
+		ref.Scope, ref.Org = "", platformOrg
+		if agent.Org != "" {
+			ref.Org = fit(platformOrg+"."+agent.Org, "")
+		}
+	}
+	return ref.Bare()
+}
+
+// fit appends a suffix to a slug, and cuts the slug where both are longer than a slug may be.
+func fit(slug, suffix string) string {
+	if len(slug)+len(suffix) <= maxSlug {
+		return slug + suffix
+	}
+	sum := sha256.Sum256([]byte(slug))
+	hash := "-" + hex.EncodeToString(sum[:6])
+	return strings.TrimRight(slug[:maxSlug-len(suffix)-len(hash)], ".-") + hash + suffix
+}
+
+// instantiate gives a session that names only an agent the agent's default instance. The built-in agent has none. It
+// comes after all checks of the request, so that one that is refused leaves nothing behind.
+func (h *Handler) instantiate(ctx context.Context, c command.Command, out *events.SessionCreated) (err error) {
+	if out.AgentRef.Slug != "" && out.Instance.Slug == "" {
+		out.Instance, err = h.defaultInstance(ctx, c, out.AgentRef)
+	}
+	return err
+}
+
+// defaultInstance returns the latest version of an agent's default instance, and
+// makes the instance when there is none: once, whoever asks for it at the same
+// time. A tenant may apply versions of its own, with environments; they hold from then on.
+func (h *Handler) defaultInstance(ctx context.Context, c command.Command, agent events.Reference) (events.Reference, error) {
+	ref, agent := DefaultInstance(agent), agent.Bare()
+	entries := eventlog.Entries{Log: h.cfg.Sessions.Log}
+	p, err := entries.Resolve(ctx, events.Instance, c.Tenant, ref)
+	var none *eventlog.VersionError
+	if errors.As(err, &none) {
+		var made events.Reference
+		if made, err = h.makeDefaultInstance(ctx, c, ref, agent); err != nil {
+			return made, err
+		}
+		if p, err = entries.Resolve(ctx, events.Instance, c.Tenant, ref); errors.As(err, &none) { // removed since, before this command came again
+			return made, nil
+		}
+	}
+	if err != nil {
+		return events.Reference{}, err
+	}
+	applied, ok := p.(events.InstanceApplied)
+	if !ok {
+		return events.Reference{}, fmt.Errorf("instance %s is a %T", ref, p)
+	}
+	if of := applied.Spec.Agent.Bare(); of != agent {
+		return events.Reference{}, invalid("agent", fmt.Sprintf("its default instance %s is of agent %s: apply a version of %s that is of %s, or name an instance", ref, of, ref, agent))
+	}
+	return applied.Ref, nil
+}
+
+// makeDefaultInstance makes a default instance unless there is one by now.
+func (h *Handler) makeDefaultInstance(ctx context.Context, c command.Command, ref, agent events.Reference) (events.Reference, error) {
+	spec := events.InstanceSpec{Description: "What a session gets that names only the agent.", Agent: agent}
+	digest, err := definition.Digest(spec)
+	if err != nil {
+		return ref, fmt.Errorf("digest of instance %s: %w", ref, err)
+	}
+	ref.Version = digest
+	own := c // of this commit: its events and its commit are not those of the session
+	own.ID, own.Actor = events.Derive(events.KindCommand, c.ID, "instance"), events.Actor{Kind: "service", ID: "session"}
+	_, err = h.entry(ctx, own, ref.Subject(events.Instance, c.Tenant), func(m events.Meta) versions.Command {
+		return versions.Apply{Meta: m, Version: digest, OnlyFirst: true, Data: events.InstanceApplied{Ref: ref, Spec: spec}}
+	})
+	return ref, err
+}

@@ -1,0 +1,35 @@
+package reactor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/events/session"
+)
+
+// ErrGone is the error of Again for a session that does not exist, or was deleted.
+var ErrGone = errors.New("the session does not exist, or was deleted")
+
+// Again looks at a session once more, whatever happened to the jobs that were published before: if an executor
+// has anything to do, a job is published whose id nobody has used. The cause is unique to the call.
+func (r *Reactor) Again(ctx context.Context, tenant, id, cause string) error {
+	l, err := r.settle(ctx, tenant, id)
+	if err != nil {
+		return err
+	}
+	if l.Life.Status == session.None || l.Life.Status == session.Deleted {
+		return fmt.Errorf("session %s: %w", id, ErrGone)
+	}
+	var of string
+	switch l.Due() {
+	case run.Execute:
+		of = l.Life.Active.Dispatch
+	case run.Release, run.Sync:
+		of = run.JobID(l.Life, l.Run)
+	default:
+		return nil
+	}
+	return r.put(ctx, l, of+"."+cause)
+}

@@ -1,0 +1,71 @@
+// Package janitor removes for good what nothing needs any more: the content of
+// deleted sessions, uploads that nothing names, snapshots beyond the retention.
+//
+// It is a role of the session service with a process and a NATS user of its own,
+// because only this user may delete messages. It keeps no state: what is to be
+// done follows from the log, the buckets and the read models. So it may be killed
+// at any point, and any number of copies may run: an advisory lock in Postgres lets
+// one of them work, and two at once would do no harm, since each step is
+// idempotent and every write to the log is guarded.
+package janitor
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+)
+
+// Config is the janitor's settings. The zero value takes every default, but for DatabaseURL.
+type Config struct {
+	DatabaseURL string        `name:"database-url" required:"" env:"SPOOL_DATABASE_URL" help:"The Postgres of the read models."`
+	Grace       time.Duration `default:"10m" env:"SPOOL_GC_GRACE" help:"How long after every reader of the log has passed a session's deletion its content is removed."`
+	Interval    time.Duration `default:"1m" env:"SPOOL_GC_INTERVAL" help:"How often the janitor looks for what is to be removed."`
+	Uploads     time.Duration `default:"1h" env:"SPOOL_GC_UPLOADS" help:"After how long content in the object store that nothing names, such as of an upload that failed, is removed."`
+	Sessions    int           `default:"100" env:"SPOOL_GC_SESSIONS" help:"The content of how many deleted sessions one pass removes."`
+}
+
+// withDefaults returns the config with nothing left at zero, or what is wrong with it.
+func (c Config) withDefaults() (Config, error) {
+	for _, d := range []struct {
+		name  string
+		value *time.Duration
+		unset time.Duration
+		least time.Duration
+	}{
+		{"grace", &c.Grace, 10 * time.Minute, time.Millisecond},
+		{"interval", &c.Interval, time.Minute, 10 * time.Millisecond},
+		{"uploads", &c.Uploads, time.Hour, time.Millisecond},
+	} {
+		if *d.value == 0 {
+			*d.value = d.unset
+		}
+		if *d.value < d.least || *d.value > 366*24*time.Hour {
+			return c, fmt.Errorf("%s: %s is not between %s and 8784h", d.name, *d.value, d.least)
+		}
+	}
+	if c.Sessions == 0 {
+		c.Sessions = 100
+	}
+	if c.Sessions < 1 || c.Sessions > 10_000 {
+		return c, fmt.Errorf("sessions: %d is not between 1 and 10000", c.Sessions)
+	}
+	if c.DatabaseURL == "" {
+		return c, errors.New("database-url is empty: name the Postgres of the read models")
+	}
+	return c, nil
+}
+
+// Deps is what the janitor stands on. NATS, Log and Logger are required.
+type Deps struct {
+	NATS    *nats.Conn
+	Log     eventlog.Log
+	Logger  *slog.Logger
+	Now     func() time.Time // nil for the clock
+	Metrics prometheus.Registerer
+}

@@ -1,0 +1,151 @@
+package janitor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// eraser removes messages so that their bytes are gone from the server's disk. A
+// purge or a delete only forgets them: the bytes stay in the server's block files.
+type eraser struct{ stream jetstream.Stream }
+
+func openEraser(ctx context.Context, js jetstream.JetStream, name string) (eraser, error) {
+	s, err := js.Stream(ctx, name)
+	if err != nil {
+		return eraser{}, fmt.Errorf("open stream %s: %w", name, err)
+	}
+	return eraser{s}, nil
+}
+
+func (e eraser) name() string { return e.stream.CachedInfo().Config.Name }
+
+// subject erases every message on an exact subject with a lower sequence than
+// below; 0 means all of them. It returns how many it erased. When it returns nil,
+// the stream's leader holds none of them.
+func (e eraser) subject(ctx context.Context, subject string, below uint64) (n uint32, err error) {
+	for seq := uint64(1); ; {
+		m, err := e.stream.GetMsg(ctx, seq, jetstream.WithGetMsgSubject(subject))
+		if errors.Is(err, jetstream.ErrMsgNotFound) || err == nil && below > 0 && m.Sequence >= below {
+			break
+		}
+		if err != nil {
+			return n, fmt.Errorf("read %s of stream %s: %w", subject, e.name(), err)
+		}
+		if err := e.erase(ctx, m.Sequence); err != nil {
+			return n, err
+		}
+		n++
+		seq = m.Sequence + 1
+	}
+	return n, e.proof(ctx, subject, below)
+}
+
+// erase erases one message. One that is gone already is no error.
+func (e eraser) erase(ctx context.Context, seq uint64) error {
+	err := e.stream.SecureDeleteMsg(ctx, seq)
+	if err == nil {
+		return nil
+	}
+	if _, again := e.stream.GetMsg(ctx, seq); errors.Is(again, jetstream.ErrMsgNotFound) {
+		return nil
+	}
+	return fmt.Errorf("erase message %d of stream %s: %w", seq, e.name(), err)
+}
+
+// proof asks the stream's leader what is left: reads may be answered by a replica that lags.
+func (e eraser) proof(ctx context.Context, subject string, below uint64) error {
+	info, err := e.stream.Info(ctx, jetstream.WithSubjectFilter(subject))
+	if err != nil {
+		return fmt.Errorf("ask what is left of %s in stream %s: %w", subject, e.name(), err)
+	}
+	left := info.State.Subjects[subject]
+	if below > 0 {
+		kept, err := e.from(ctx, subject, below)
+		if err != nil {
+			return err
+		}
+		left -= min(left, kept)
+	}
+	if left > 0 {
+		return fmt.Errorf("%d messages of %s are left in stream %s", left, subject, e.name())
+	}
+	return nil
+}
+
+// from counts the messages on a subject from a sequence on.
+func (e eraser) from(ctx context.Context, subject string, seq uint64) (n uint64, err error) {
+	for {
+		m, err := e.stream.GetMsg(ctx, seq, jetstream.WithGetMsgSubject(subject))
+		if errors.Is(err, jetstream.ErrMsgNotFound) {
+			return n, nil
+		}
+		if err != nil {
+			return n, fmt.Errorf("read %s of stream %s: %w", subject, e.name(), err)
+		}
+		n, seq = n+1, m.Sequence+1
+	}
+}
+
+// purge removes every message of a key-value bucket whose subject matches a
+// filter. Key-value buckets are made so that none of their messages can be deleted,
+// so the bytes of what is purged may stay in the server's files for a while:
+// hashes and ids, and values of secrets that are encrypted.
+func (e eraser) purge(ctx context.Context, filter string) error {
+	if err := e.stream.Purge(ctx, jetstream.WithPurgeSubject(filter)); err != nil {
+		return fmt.Errorf("purge %s of stream %s: %w", filter, e.name(), err)
+	}
+	return nil
+}
+
+// message is one of a stream.
+type message struct {
+	subject string
+	data    []byte
+	at      time.Time
+}
+
+// messages calls handle with each message that the stream holds now, in order.
+func (e eraser) messages(ctx context.Context, filters []string, policy jetstream.DeliverPolicy, handle func(message)) error {
+	failed := func(err error) error { return fmt.Errorf("read stream %s: %w", e.name(), err) }
+	// Left to its inactivity: the right to delete a consumer of the log would be the right to delete a durable.
+	c, err := e.stream.CreateConsumer(ctx, jetstream.ConsumerConfig{
+		FilterSubjects: filters, DeliverPolicy: policy, AckPolicy: jetstream.AckNonePolicy, MemoryStorage: true, Replicas: 1, InactiveThreshold: silence,
+	})
+	if err != nil {
+		return failed(err)
+	}
+	left := c.CachedInfo().NumPending
+	if left == 0 {
+		return nil
+	}
+	pull, err := c.Messages(jetstream.PullMaxMessagesWithBytesLimit(500, 8<<20))
+	if err != nil {
+		return failed(err)
+	}
+	defer pull.Stop()
+	for delivered := uint64(0); left > 0; delivered++ {
+		within, cancel := context.WithTimeout(ctx, silence)
+		m, err := pull.Next(jetstream.NextContext(within))
+		cancel()
+		if err != nil {
+			return failed(err)
+		}
+		meta, err := m.Metadata()
+		if err != nil {
+			return failed(err)
+		}
+		if meta.Sequence.Consumer != delivered+1 {
+			return failed(errors.New("a delivery is missing"))
+		}
+		left = meta.NumPending
+		handle(message{m.Subject(), m.Data(), meta.Timestamp})
+	}
+	return nil
+}
+
+// silence is how long the server may take to send the next message that it has.
+const silence = 10 * time.Second

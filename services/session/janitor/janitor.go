@@ -1,0 +1,203 @@
+package janitor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/readmodel"
+	"github.com/spoolhq/spool/pkg/topology"
+)
+
+// passLock is the Postgres advisory lock of the janitor that works: the bytes of "spooljan".
+const passLock = 0x73706f6f6c6a616e
+
+// ErrBusy is a pass that was not begun because another janitor is in the middle of one.
+var ErrBusy = errors.New("another janitor is at work; try again when it has finished")
+
+// Kind is what an item is.
+type Kind string
+
+// The kinds of items.
+const (
+	// KindSession is the content of a deleted session.
+	KindSession Kind = "session"
+	// KindChunks is content without a name: of an upload that failed, or of an object that was replaced.
+	KindChunks Kind = "chunks"
+)
+
+// Item is something that a pass removed, or would remove, or that waits.
+type Item struct {
+	Kind     Kind   `json:"kind"`
+	Tenant   string `json:"tenant,omitempty"`
+	Name     string `json:"name"`
+	Messages uint32 `json:"messages,omitempty"` // commits of the log
+	Objects  uint32 `json:"objects,omitempty"`
+	Bytes    uint64 `json:"bytes,omitempty"` // of objects
+	// Waits says what has to happen first; "" for an item that is removed now.
+	Waits string `json:"waits,omitempty"`
+}
+
+// Report is what a pass found.
+type Report struct {
+	Items []Item `json:"items"`
+}
+
+// Janitor is one copy.
+type Janitor struct {
+	cfg    Config
+	deps   Deps
+	js     jetstream.JetStream
+	counts *metrics
+}
+
+// New checks the config; nothing is asked of NATS or Postgres yet.
+func New(cfg Config, deps Deps) (*Janitor, error) {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, fmt.Errorf("janitor: %w", err)
+	}
+	if deps.NATS == nil || deps.Log == nil || deps.Logger == nil {
+		return nil, errors.New("janitor: NATS, Log and Logger are required")
+	}
+	if deps.Now == nil {
+		deps.Now = time.Now
+	}
+	js, err := jetstream.New(deps.NATS)
+	if err != nil {
+		return nil, fmt.Errorf("janitor: %w", err)
+	}
+	return &Janitor{cfg: cfg, deps: deps, js: js, counts: newMetrics(deps.Metrics)}, nil
+}
+
+// Run makes a pass at every interval until ctx ends. A pass that fails is logged,
+// and the next one goes on where it stopped.
+func (j *Janitor) Run(ctx context.Context) error {
+	tick := time.NewTicker(j.cfg.Interval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		_, err := j.Pass(ctx, false)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case errors.Is(err, ErrBusy):
+			j.deps.Logger.Debug("another janitor is at work")
+		case err != nil:
+			j.counts.passed(false)
+			j.deps.Logger.Warn("the pass could not finish, the next one goes on", "error", err)
+		default:
+			j.counts.passed(true)
+		}
+	}
+}
+
+// Pass does once what is due, or only reports it. What could not be done for one
+// session does not keep the others from being done; the error holds all of it.
+func (j *Janitor) Pass(ctx context.Context, dry bool) (_ Report, err error) {
+	conn, err := readmodel.Connect(ctx, j.cfg.DatabaseURL, readmodel.Schema)
+	if err != nil {
+		return Report{}, fmt.Errorf("connect to postgres: %w", err)
+	}
+	// Closing the connection gives the lock back, also where this process is killed.
+	defer func() { err = errors.Join(err, conn.Close(context.WithoutCancel(ctx))) }()
+	var alone bool
+	if err := conn.QueryRow(ctx, "SELECT pg_try_advisory_lock($1)", int64(passLock)).Scan(&alone); err != nil {
+		return Report{}, fmt.Errorf("take the janitor's lock: %w", err)
+	}
+	if !alone {
+		return Report{}, ErrBusy
+	}
+	// At once: Postgres ends a connection in its own time, and the next pass may begin before.
+	defer func() {
+		_, unlock := conn.Exec(context.WithoutCancel(ctx), "SELECT pg_advisory_unlock($1)", int64(passLock))
+		err = errors.Join(err, unlock)
+	}()
+	p, err := j.open(ctx, conn, dry)
+	if err != nil {
+		return Report{}, err
+	}
+	err = p.run(ctx)
+	return p.report, err
+}
+
+// pass is one pass.
+type pass struct {
+	cfg      Config
+	log      eventlog.Log
+	sessions eventlog.Sessions
+	logger   *slog.Logger
+	now      func() time.Time
+	js       jetstream.JetStream
+	conn     *pgx.Conn
+	counts   *metrics
+	dry      bool
+	report   Report
+	removed  int // sessions
+
+	streams              []eraser // of the log, by shard
+	deltas               eraser
+	secrets, idempotency eraser
+	workspaces, payloads *bucket
+	skills               *bucket
+	requests             map[sessionKey][]string // keys of idempotency records, once they were listed
+}
+
+func (j *Janitor) open(ctx context.Context, conn *pgx.Conn, dry bool) (*pass, error) {
+	p := &pass{
+		cfg: j.cfg, log: j.deps.Log, sessions: eventlog.Sessions{Log: j.deps.Log}, logger: j.deps.Logger, now: j.deps.Now,
+		js: j.js, conn: conn, counts: j.counts, dry: dry, report: Report{Items: []Item{}},
+	}
+	for shard := range j.deps.Log.Shards() {
+		e, err := openEraser(ctx, j.js, topology.EventsStream(shard))
+		if err != nil {
+			return nil, err
+		}
+		p.streams = append(p.streams, e)
+	}
+	var errs [6]error
+	p.deltas, errs[0] = openEraser(ctx, j.js, topology.StreamDeltas)
+	p.secrets, errs[1] = openEraser(ctx, j.js, "KV_"+topology.BucketSecrets)
+	p.idempotency, errs[2] = openEraser(ctx, j.js, "KV_"+topology.BucketIdempotency)
+	p.workspaces, errs[3] = openBucket(ctx, j.js, topology.BucketWorkspaces)
+	p.payloads, errs[4] = openBucket(ctx, j.js, topology.BucketPayloads)
+	p.skills, errs[5] = openBucket(ctx, j.js, topology.BucketSkills)
+	return p, errors.Join(errs[:]...)
+}
+
+func (p *pass) found(i Item) { p.report.Items = append(p.report.Items, i) }
+
+func (p *pass) run(ctx context.Context) error {
+	return errors.Join(p.deletedSessions(ctx), p.chunks(ctx))
+}
+
+// chunks erases content of the object buckets that no object names.
+func (p *pass) chunks(ctx context.Context) error {
+	for _, b := range []*bucket{p.workspaces, p.payloads, p.skills} {
+		list, err := b.unnamed(ctx, p.now().Add(-p.cfg.Uploads))
+		if err != nil {
+			return err
+		}
+		for _, nuid := range list {
+			p.found(Item{Kind: KindChunks, Name: b.bucket + "/" + nuid, Objects: 1})
+			if p.dry {
+				continue
+			}
+			if _, err := b.subject(ctx, b.chunkSubject(nuid), 0); err != nil {
+				return err
+			}
+			p.counts.removed(KindChunks, 1, 0)
+		}
+	}
+	return nil
+}

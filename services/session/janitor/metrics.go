@@ -1,0 +1,39 @@
+package janitor
+
+import "github.com/prometheus/client_golang/prometheus"
+
+// metrics are what a copy counts.
+type metrics struct {
+	items  *prometheus.CounterVec
+	bytes  *prometheus.CounterVec
+	passes *prometheus.CounterVec
+}
+
+// newMetrics makes the metrics, and registers them unless nobody reads them.
+func newMetrics(r prometheus.Registerer) *metrics {
+	m := &metrics{
+		items:  prometheus.NewCounterVec(prometheus.CounterOpts{Name: "spool_janitor_removed_total", Help: "What was removed for good."}, []string{"kind"}),
+		bytes:  prometheus.NewCounterVec(prometheus.CounterOpts{Name: "spool_janitor_removed_bytes_total", Help: "Size of the objects of what was removed."}, []string{"kind"}),
+		passes: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "spool_janitor_passes_total", Help: "Passes by their outcome: ok or failed."}, []string{"outcome"}),
+	}
+	if r != nil {
+		r.MustRegister(m.items, m.bytes, m.passes)
+	}
+	return m
+}
+
+// DescribeMetrics registers what the janitor counts, of none: for documents.
+func DescribeMetrics(r prometheus.Registerer) { newMetrics(r) }
+
+func (m *metrics) removed(k Kind, n int, bytes uint64) {
+	m.items.WithLabelValues(string(k)).Add(float64(n))
+	m.bytes.WithLabelValues(string(k)).Add(float64(bytes))
+}
+
+func (m *metrics) passed(ok bool) {
+	outcome := "ok"
+	if !ok {
+		outcome = "failed"
+	}
+	m.passes.WithLabelValues(outcome).Inc()
+}

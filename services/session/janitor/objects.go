@@ -1,0 +1,140 @@
+package janitor
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// bucket erases objects of a NATS object bucket: the chunks first, then the name,
+// so that an object whose removal was interrupted is found again by its name.
+type bucket struct {
+	eraser
+	bucket    string
+	bySession map[sessionKey][]object // once they were listed
+}
+
+// object is an object as its name message describes it.
+type object struct {
+	Name string    `json:"name"`
+	NUID string    `json:"nuid"`
+	Size uint64    `json:"size"`
+	At   time.Time `json:"-"` // when it was stored
+}
+
+func openBucket(ctx context.Context, js jetstream.JetStream, name string) (*bucket, error) {
+	e, err := openEraser(ctx, js, "OBJ_"+name)
+	return &bucket{eraser: e, bucket: name}, err
+}
+
+func (b *bucket) nameSubject(name string) string {
+	return "$O." + b.bucket + ".M." + base64.URLEncoding.EncodeToString([]byte(name))
+}
+
+func (b *bucket) chunkSubject(nuid string) string { return "$O." + b.bucket + ".C." + nuid }
+
+// list returns the objects for which keep reports true.
+func (b *bucket) list(ctx context.Context, keep func(object) bool) ([]object, error) {
+	var out []object
+	err := b.messages(ctx, []string{"$O." + b.bucket + ".M.>"}, jetstream.DeliverLastPerSubjectPolicy, func(m message) {
+		var o object
+		if json.Unmarshal(m.data, &o) != nil || o.Name == "" || o.NUID == "" {
+			return // not a name message of an object
+		}
+		if o.At = m.at; keep(o) {
+			out = append(out, o)
+		}
+	})
+	return out, err
+}
+
+// of lists the objects of a session, by their names. The names of a bucket are
+// read once in a pass: a session that is retired has no new ones.
+func (b *bucket) of(ctx context.Context, k sessionKey) ([]object, error) {
+	if b.bySession == nil {
+		b.bySession = map[sessionKey][]object{}
+		_, err := b.list(ctx, func(o object) bool {
+			if of, ok := sessionOf(o.Name); ok {
+				b.bySession[of] = append(b.bySession[of], o)
+			}
+			return false
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return b.bySession[k], nil
+}
+
+// sessionOf returns the session that an object is named after: <tenant>/<session>/….
+func sessionOf(name string) (sessionKey, bool) {
+	parts := strings.SplitN(name, "/", 3)
+	if len(parts) < 3 {
+		return sessionKey{}, false
+	}
+	return sessionKey{parts[0], parts[1]}, true
+}
+
+// remove erases an object.
+func (b *bucket) remove(ctx context.Context, o object) error {
+	if _, err := b.subject(ctx, b.chunkSubject(o.NUID), 0); err != nil {
+		return err
+	}
+	_, err := b.subject(ctx, b.nameSubject(o.Name), 0)
+	return err
+}
+
+// named finds an object by its name.
+func (b *bucket) named(ctx context.Context, name string) (object, bool, error) {
+	m, err := b.stream.GetLastMsgForSubject(ctx, b.nameSubject(name))
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		return object{}, false, nil
+	}
+	if err != nil {
+		return object{}, false, fmt.Errorf("look for %s in bucket %s: %w", name, b.bucket, err)
+	}
+	var o object
+	if err := json.Unmarshal(m.Data, &o); err != nil {
+		return object{}, false, fmt.Errorf("read the description of %s in bucket %s: %w", name, b.bucket, err)
+	}
+	o.At = m.Time
+	return o, true, nil
+}
+
+// unnamed lists the chunk subjects that no object names, and that are older than
+// before: what an upload that failed, or an object that was replaced, left behind.
+func (b *bucket) unnamed(ctx context.Context, before time.Time) (nuids []string, err error) {
+	// The chunks first: an object's name is stored after its chunks, so every
+	// upload that has ended by now is named in the list that follows.
+	info, err := b.stream.Info(ctx, jetstream.WithSubjectFilter("$O."+b.bucket+".C.>"))
+	if err != nil {
+		return nil, fmt.Errorf("list chunks of bucket %s: %w", b.bucket, err)
+	}
+	named := map[string]bool{}
+	if _, err := b.list(ctx, func(o object) bool { named[o.NUID] = true; return false }); err != nil {
+		return nil, err
+	}
+	for subject := range info.State.Subjects {
+		nuid := strings.TrimPrefix(subject, "$O."+b.bucket+".C.")
+		if named[nuid] {
+			continue
+		}
+		m, err := b.stream.GetLastMsgForSubject(ctx, subject)
+		if errors.Is(err, jetstream.ErrMsgNotFound) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read %s of bucket %s: %w", subject, b.bucket, err)
+		}
+		if m.Time.Before(before) {
+			nuids = append(nuids, nuid)
+		}
+	}
+	return nuids, nil
+}

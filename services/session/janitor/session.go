@@ -1,0 +1,367 @@
+package janitor
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/events/session"
+	"github.com/spoolhq/spool/pkg/readmodel"
+	"github.com/spoolhq/spool/pkg/topology"
+)
+
+// sessionKey names a session.
+type sessionKey struct{ Tenant, ID string }
+
+// page is how many deleted sessions are listed at once.
+const page = 500
+
+// deletedSessions works on every session that is deleted and whose content was
+// not removed yet, until the pass has removed as many as it may. What fails for
+// one does not keep the others from being worked on.
+func (p *pass) deletedSessions(ctx context.Context) error {
+	var errs []error
+	var last sessionKey
+	for {
+		rows, err := p.conn.Query(ctx, "SELECT tenant, id FROM deleted_sessions WHERE NOT removed AND (tenant, id) > ($1, $2) ORDER BY tenant, id LIMIT $3", last.Tenant, last.ID, page)
+		if err != nil {
+			return errors.Join(append(errs, fmt.Errorf("list deleted sessions: %w", err))...)
+		}
+		list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[sessionKey])
+		if err != nil {
+			return errors.Join(append(errs, fmt.Errorf("list deleted sessions: %w", err))...)
+		}
+		for _, k := range list {
+			if err := p.session(ctx, k); err != nil {
+				errs = append(errs, fmt.Errorf("session %s of tenant %s: %w", k.ID, k.Tenant, err))
+			}
+			if last = k; ctx.Err() != nil || p.removed == p.cfg.Sessions {
+				return errors.Join(errs...)
+			}
+		}
+		if len(list) < page {
+			return errors.Join(errs...)
+		}
+	}
+}
+
+// session does the next step of a deleted session: it retires the session's runs
+// once nothing reads or writes them any more, and removes the content when the
+// grace after that is over.
+func (p *pass) session(ctx context.Context, k sessionKey) error {
+	l, err := p.sessions.Load(ctx, k.Tenant, k.ID, eventlog.Leader)
+	if err != nil {
+		return err
+	}
+	if l.Life.Status != session.Deleted {
+		return fmt.Errorf("the read models say that session %s of tenant %s is deleted, and the log does not", k.ID, k.Tenant)
+	}
+	at := max(l.LifeHead.Seq, l.RunHead.Seq)
+	switch waits, err := p.waits(ctx, l, at); {
+	case err != nil:
+		return err
+	case waits != "":
+		p.found(Item{Kind: KindSession, Tenant: k.Tenant, Name: k.ID, Waits: waits})
+		return nil
+	case !l.Run.Retired:
+		p.found(Item{Kind: KindSession, Tenant: k.Tenant, Name: k.ID, Waits: fmt.Sprintf("its runs are not retired yet; its content goes %s after that", p.cfg.Grace)})
+		if p.dry {
+			return nil
+		}
+		return p.retire(ctx, l)
+	}
+	rec, err := p.log.At(ctx, p.sessions.Position(k.ID, l.RunHead.Seq))
+	if err != nil {
+		return fmt.Errorf("read the end of session %s: %w", k.ID, err)
+	}
+	if slices.ContainsFunc(rec.Events, func(e events.Event) bool { _, done := e.Data.(events.ContentRemoved); return done }) {
+		return nil // the read models have not heard of it yet
+	}
+	if due := rec.Time.Add(p.cfg.Grace); p.now().Before(due) {
+		p.found(Item{Kind: KindSession, Tenant: k.Tenant, Name: k.ID, Waits: "its content goes at " + due.UTC().Format(time.RFC3339)})
+		return nil
+	}
+	return p.remove(ctx, l)
+}
+
+// waits says what still reads or writes the session up to a sequence; "" for nothing.
+func (p *pass) waits(ctx context.Context, l eventlog.Loaded, at uint64) (string, error) {
+	switch {
+	case l.Run.Retired:
+	case l.Due() != run.Nothing, !l.Run.Over(), l.Life.Active.ExecutionID != "" && !l.Run.Past(l.Life.Active):
+		return "an execution has not ended", nil
+	case l.Run.Sandbox.ID != "":
+		return "its sandbox is not released", nil
+	}
+	group := readmodel.Group(l.ID)
+	var position uint64
+	var caughtUp bool
+	err := p.conn.QueryRow(ctx, "SELECT position, caught_up FROM checkpoints WHERE grp = $1", group).Scan(&position, &caughtUp)
+	if err != nil {
+		return "", fmt.Errorf("read the checkpoint of group %d: %w", group, err)
+	}
+	if position < at || !caughtUp {
+		return "the projector has not passed it", nil
+	}
+	shard := p.sessions.Position(l.ID, at).Shard
+	c, err := p.js.Consumer(ctx, topology.EventsStream(shard), topology.ReactorDurable(shard))
+	if errors.Is(err, jetstream.ErrConsumerNotFound) {
+		return "the session service has not passed it", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("ask how far the session service is: %w", err)
+	}
+	if c.CachedInfo().AckFloor.Stream < at {
+		return "the session service has not passed it", nil
+	}
+	return "", nil
+}
+
+// actor is the janitor in the log.
+var actor = events.Actor{Kind: "service", ID: "janitor"}
+
+// retire ends the session's runs. From here on the guard refuses every other
+// writer: of an old head, and also of none, since a commit stays on each subject.
+func (p *pass) retire(ctx context.Context, l eventlog.Loaded) error {
+	usage, err := p.usage(ctx, l)
+	if err != nil {
+		return err
+	}
+	shard := p.sessions.Position(l.ID, 1).Shard
+	life, err := p.commits(ctx, shard, l.LifeHead.Subject)
+	if err != nil {
+		return err
+	}
+	runs, err := p.commits(ctx, shard, events.RunOf(l.Tenant, l.ID))
+	if err != nil {
+		return err
+	}
+	return p.append(ctx, l, "retire", func(meta events.Meta) run.Command {
+		return run.Retire{Meta: meta, Usage: usage, Life: life - 1, Runs: runs}
+	})
+}
+
+// append writes what a command decides to the session's runs. A writer that was
+// faster is no error: the next pass looks again.
+func (p *pass) append(ctx context.Context, l eventlog.Loaded, step string, command func(events.Meta) run.Command) error {
+	id := events.Derive(events.KindCommand, "janitor", step, l.Tenant, l.ID)
+	d, err := run.Decide(l.Run, command(events.Meta{CommandID: id, Now: p.now()}))
+	if err != nil {
+		return fmt.Errorf("%s session %s: %w", step, l.ID, err)
+	}
+	err = p.sessions.AppendRun(ctx, &l, actor, events.Derive(events.KindCommit, id), d)
+	var conflict *eventlog.ConflictError
+	if errors.As(err, &conflict) {
+		p.logger.Info("another writer was faster", "step", step, "session", l.ID)
+		return nil
+	}
+	return err
+}
+
+// commits counts the commits of a subject, as the stream's leader knows them.
+func (p *pass) commits(ctx context.Context, shard int, s events.Subject) (uint32, error) {
+	info, err := p.streams[shard].stream.Info(ctx, jetstream.WithSubjectFilter(s.String()))
+	if err != nil {
+		return 0, fmt.Errorf("count commits of %s: %w", s, err)
+	}
+	return uint32(info.State.Subjects[s.String()]), nil //nolint:gosec // a session has no four billion commits
+}
+
+// usage is what the session added to its tenant's usage. The read models have it:
+// they were found to be past the session's last commit.
+func (p *pass) usage(ctx context.Context, l eventlog.Loaded) ([]events.DayUsage, error) {
+	var text string
+	if err := p.conn.QueryRow(ctx, "SELECT spent FROM deleted_sessions WHERE tenant = $1 AND id = $2", l.Tenant, l.ID).Scan(&text); err != nil {
+		return nil, fmt.Errorf("read what session %s took: %w", l.ID, err)
+	}
+	if text == "" {
+		return nil, nil
+	}
+	days := map[string]events.Spent{}
+	if err := json.Unmarshal([]byte(text), &days); err != nil {
+		return nil, fmt.Errorf("read what session %s took: %w", l.ID, err)
+	}
+	var out []events.DayUsage
+	for _, day := range slices.Sorted(maps.Keys(days)) {
+		out = append(out, events.DayUsage{Day: day, Spent: days[day]})
+	}
+	return out, nil
+}
+
+// remove erases the session's content. Each step may be cut off and done again;
+// content_removed comes when nothing is left.
+func (p *pass) remove(ctx context.Context, l eventlog.Loaded) error {
+	k := sessionKey{l.Tenant, l.ID}
+	held, err := p.held(ctx, l)
+	if err != nil {
+		return err
+	}
+	files, err := p.workspaces.of(ctx, k)
+	if err != nil {
+		return err
+	}
+	payloads, err := p.payloads.of(ctx, k)
+	if err != nil {
+		return err
+	}
+	payloads = append(payloads, held.payloads...)
+	item := Item{Kind: KindSession, Tenant: l.Tenant, Name: l.ID, Messages: held.commits, Objects: uint32(len(files) + len(payloads))} //nolint:gosec // a count
+	for _, o := range slices.Concat(files, payloads) {
+		item.Bytes += o.Size
+	}
+	p.found(item)
+	if p.dry {
+		return nil
+	}
+	if err := p.removeKeys(ctx, k, held.executions); err != nil {
+		return err
+	}
+	for _, o := range files {
+		if err := p.workspaces.remove(ctx, o); err != nil {
+			return err
+		}
+	}
+	for _, o := range payloads {
+		if err := p.payloads.remove(ctx, o); err != nil {
+			return err
+		}
+	}
+	if _, err := p.deltas.subject(ctx, events.DeltaSubject(l.Tenant, l.ID), 0); err != nil {
+		return err
+	}
+	// The log comes last: what else there is to remove is known from it.
+	e := p.streams[p.sessions.Position(l.ID, 1).Shard]
+	messages := uint32(0)
+	for _, h := range []eventlog.Head{l.LifeHead, l.RunHead} {
+		n, err := e.subject(ctx, h.Subject.String(), h.Seq)
+		if err != nil {
+			return err
+		}
+		messages += n
+	}
+	p.removed++
+	p.counts.removed(KindSession, 1, item.Bytes)
+	p.logger.Info("the content of a deleted session was removed", "tenant", l.Tenant, "session", l.ID, "commits", messages, "objects", item.Objects)
+	return p.append(ctx, l, "erase", func(meta events.Meta) run.Command {
+		return run.Erase{Meta: meta, Messages: messages, Objects: item.Objects}
+	})
+}
+
+// held is what a session's commits refer to.
+type held struct {
+	commits    uint32
+	executions []string
+	payloads   []object // under their digest alone, as former versions named them
+}
+
+// held reads the session's commits that are left. A payload that is gone already
+// does not keep the rest from being read.
+func (p *pass) held(ctx context.Context, l eventlog.Loaded) (held, error) {
+	var h held
+	digests := map[string]bool{}
+	shard := eventlog.Position{Shard: p.sessions.Position(l.ID, 1).Shard}
+	for rec, err := range p.log.Read(ctx, shard, eventlog.Filter{Subject: events.Subject{Tenant: l.Tenant, ID: l.ID}}) {
+		if err != nil && (rec.Position.Seq == 0 || !errors.Is(err, eventlog.ErrNotFound)) {
+			return h, fmt.Errorf("read session %s: %w", l.ID, err)
+		}
+		if head := rec.Position.Seq; head == l.LifeHead.Seq || head >= l.RunHead.Seq {
+			continue
+		}
+		h.commits++
+		list, err := rec.Commit.Decode()
+		if err != nil {
+			return h, fmt.Errorf("read %s: %w", rec.Position, err)
+		}
+		for _, e := range list {
+			if e.Type() == (events.MessageAccepted{}).EventType() {
+				h.executions = append(h.executions, e.ExecutionID)
+			}
+			if o, ok := e.Data.(events.Opaque); ok && events.IsPayloadRef(o.Raw) {
+				var ref events.PayloadRef
+				if err := json.Unmarshal(o.Raw, &ref); err != nil {
+					return h, fmt.Errorf("read %s: %w", rec.Position, err)
+				}
+				digests[ref.SHA256] = true
+			}
+		}
+	}
+	for digest := range digests {
+		o, found, err := p.payloads.named(ctx, digest)
+		if err != nil {
+			return h, err
+		}
+		if !found {
+			continue // it is named after the session, or gone
+		}
+		shared, err := p.mentioned(ctx, digest, l)
+		if err != nil {
+			return h, err
+		}
+		if !shared {
+			h.payloads = append(h.payloads, o)
+		}
+	}
+	return h, nil
+}
+
+// mentioned reports whether another subject of the log refers to a payload under
+// its digest alone. Commits of this version never do, so none comes to refer to it later.
+func (p *pass) mentioned(ctx context.Context, digest string, l eventlog.Loaded) (bool, error) {
+	own := "." + l.Tenant + "." + l.ID + "."
+	for _, e := range p.streams {
+		found := false
+		err := e.messages(ctx, []string{"ev.>"}, jetstream.DeliverAllPolicy, func(m message) {
+			found = found || !strings.Contains(m.subject, own) && bytes.Contains(m.data, []byte(digest))
+		})
+		if found || err != nil {
+			return found, err
+		}
+	}
+	return false, nil
+}
+
+// removeKeys erases values of secrets that came with the session's messages, and
+// the records of requests that came with an Idempotency-Key.
+func (p *pass) removeKeys(ctx context.Context, k sessionKey, executions []string) error {
+	for _, execution := range executions {
+		if err := p.secrets.purge(ctx, "$KV."+topology.BucketSecrets+"."+k.Tenant+".x."+execution+".>"); err != nil {
+			return err
+		}
+	}
+	if p.requests == nil {
+		p.requests = map[sessionKey][]string{}
+		err := p.idempotency.messages(ctx, []string{"$KV." + topology.BucketIdempotency + ".>"}, jetstream.DeliverLastPerSubjectPolicy, func(m message) {
+			var record struct {
+				Answer struct {
+					SessionID string `json:"sessionId"`
+				} `json:"answer"`
+			}
+			tenant, _, _ := strings.Cut(strings.TrimPrefix(m.subject, "$KV."+topology.BucketIdempotency+"."), ".")
+			if json.Unmarshal(m.data, &record) == nil && record.Answer.SessionID != "" {
+				of := sessionKey{tenant, record.Answer.SessionID}
+				p.requests[of] = append(p.requests[of], m.subject)
+			}
+		})
+		if err != nil {
+			return err
+		}
+	}
+	for _, subject := range p.requests[k] {
+		if err := p.idempotency.purge(ctx, subject); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,135 @@
+package session_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/api/command"
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/events/session"
+	"github.com/spoolhq/spool/pkg/topology"
+	service "github.com/spoolhq/spool/services/session"
+)
+
+// worker takes jobs one at a time, when it is told to.
+type worker struct {
+	*stack
+	jobs jetstream.Consumer
+}
+
+func (s *stack) worker() *worker {
+	s.t.Helper()
+	c, err := s.js.CreateOrUpdateConsumer(s.t.Context(), topology.StreamJobs, topology.JobsAnyConsumer("local").Config)
+	must(s.t, err)
+	return &worker{s, c}
+}
+
+// waiting blocks until the queue holds n jobs.
+func (w *worker) waiting(n uint64) {
+	w.t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); ; {
+		stream, err := w.js.Stream(w.t.Context(), topology.StreamJobs)
+		must(w.t, err)
+		have := stream.CachedInfo().State.Msgs
+		if have == n {
+			return
+		}
+		if time.Now().After(deadline) {
+			w.t.Fatalf("%d jobs wait, want %d", have, n)
+		}
+	}
+}
+
+// take waits for a job, does what is due as an executor does, and acknowledges it.
+func (w *worker) take(what string) {
+	w.t.Helper()
+	msg, err := w.jobs.Next(jetstream.FetchMaxWait(10 * time.Second))
+	if err != nil {
+		w.t.Fatalf("no job %s: %v", what, err)
+	}
+	w.execute(w.t.Context(), "worker", msg.Data())
+	ctx, cancel := context.WithTimeout(w.t.Context(), 10*time.Second)
+	defer cancel()
+	must(w.t, msg.DoubleAck(ctx))
+}
+
+// TestPauseAndResumeBeforeTheClaim_PublishesAnotherJob: an executor acknowledges the job of an execution that stands
+// still. Each resume makes another job, however soon it comes.
+func TestPauseAndResumeBeforeTheClaim_PublishesAnotherJob(t *testing.T) {
+	t.Parallel()
+	s := newStack(t)
+	s.copy("one", service.Config{})
+	w := s.worker()
+	sid := s.create(events.Options{})
+	exe := s.post(sid)
+	for range 2 {
+		w.waiting(1)
+		s.ok(command.TypePause, sid, exe)
+		w.take("of the dispatch, or of the last resume")
+		s.ok(command.TypeResume, sid, exe)
+	}
+	w.take("after the last resume")
+	s.await(sid, "at the end", func(l eventlog.Loaded) bool { return l.Run.Ended(exe) })
+}
+
+// TestSyncBehindAPausedExecution_PublishesAnotherJob: the job of a snapshot is acknowledged while an execution that
+// came after it stands still. When that execution is cancelled, the snapshot is due again.
+func TestSyncBehindAPausedExecution_PublishesAnotherJob(t *testing.T) {
+	t.Parallel()
+	s := newStack(t)
+	s.copy("one", service.Config{})
+	w := s.worker()
+	sid := s.create(events.Options{})
+	first := s.post(sid)
+	w.take("of the first turn")
+	s.await(sid, "at rest with its sandbox", func(l eventlog.Loaded) bool { return l.Run.Ended(first) && l.Run.Sandbox.ID != "" })
+	s.ok(command.TypeSync, sid, "")
+	w.waiting(1)
+	second := s.post(sid)
+	w.waiting(2)
+	s.ok(command.TypePause, sid, second)
+	s.await(sid, "paused behind the sync", func(l eventlog.Loaded) bool {
+		return l.Life.PausedNow(second) && l.Life.Syncs == 1 && l.Due() == run.Nothing
+	})
+	w.take("of the sync")
+	w.take("of the second turn")
+	s.ok(command.TypeCancel, sid, second)
+	w.take("of the sync, again")
+	s.await(sid, "synced", func(l eventlog.Loaded) bool { return l.Run.Ended(second) && l.Run.Synced == 1 })
+}
+
+// TestTerminateOfAPausedExecution_PublishesTheJobOfTheRelease: the session service itself ends an execution that was
+// never claimed; its sandbox, which is left from the turn before, is released by an executor.
+func TestTerminateOfAPausedExecution_PublishesTheJobOfTheRelease(t *testing.T) {
+	t.Parallel()
+	s := newStack(t)
+	s.copy("one", service.Config{})
+	w := s.worker()
+	sid := s.create(events.Options{})
+	first := s.post(sid)
+	w.take("of the first turn")
+	s.await(sid, "at rest with its sandbox", func(l eventlog.Loaded) bool { return l.Run.Ended(first) && l.Run.Sandbox.ID != "" })
+	second := s.post(sid)
+	w.waiting(1)
+	s.ok(command.TypePause, sid, second)
+	w.take("of the second turn")
+	s.ok(command.TypeTerminate, sid, second)
+	w.take("of the release")
+	l := s.await(sid, "released", func(l eventlog.Loaded) bool { return l.Run.Ended(second) && l.Run.Sandbox.ID == "" })
+	if l.Life.Status != session.Open {
+		t.Fatalf("the session is %s", l.Life.Status)
+	}
+}
+
+// ok sends a command without a body that is to be accepted.
+func (s *stack) ok(typ command.Type, sid, exe string) {
+	s.t.Helper()
+	if a := s.send(typ, sid, exe, nil); a.Error != nil {
+		s.t.Fatalf("%s: %v", typ, a.Error)
+	}
+}

@@ -1,0 +1,90 @@
+package session_test
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"testing"
+
+	"github.com/spoolhq/spool/pkg/api/command"
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	service "github.com/spoolhq/spool/services/session"
+)
+
+// replica is a log whose copy that answers eventlog.Any stopped following the leader.
+type replica struct {
+	eventlog.Log
+	mu    sync.Mutex
+	heads map[events.Subject]eventlog.Head // what the copy holds
+}
+
+// Last implements eventlog.Reader.
+func (r *replica) Last(ctx context.Context, s events.Subject, f eventlog.Freshness) (eventlog.Head, error) {
+	r.mu.Lock()
+	head, stale := r.heads[s]
+	r.mu.Unlock()
+	if stale && f == eventlog.Any {
+		return head, nil
+	}
+	return r.Log.Last(ctx, s, f)
+}
+
+// freeze makes the copy stop where a session is now.
+func (r *replica) freeze(t *testing.T, sid string) {
+	for _, s := range []events.Subject{events.LifeOf("default", sid), events.RunOf("default", sid)} {
+		head, err := r.Log.Last(t.Context(), s, eventlog.Leader)
+		must(t, err)
+		r.mu.Lock()
+		r.heads[s] = head
+		r.mu.Unlock()
+	}
+}
+
+// TestControl_IsDecidedFromTheLeaderBeforeItIsAnswered: a control that seems to change nothing in the copy of a replica
+// that lags takes effect all the same.
+func TestControl_IsDecidedFromTheLeaderBeforeItIsAnswered(t *testing.T) {
+	t.Parallel()
+	s := newStack(t)
+	log := &replica{Log: s.log, heads: map[events.Subject]eventlog.Head{}}
+	svc, err := service.New(service.Config{}, service.Deps{NATS: s.nc, Log: log, Logger: slog.New(slog.DiscardHandler), Copy: "one"})
+	must(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- svc.Run(ctx) }()
+	t.Cleanup(func() { cancel(); must(t, <-done) })
+	<-svc.Ready()
+	for _, c := range []struct {
+		name   string
+		typ    command.Type
+		before command.Type // sent after the post and before the copy stops; "" for the copy to stop before the post
+		want   events.Payload
+	}{
+		{"an interrupt of a query that the replica has not heard of", command.TypeInterrupt, "", events.InterruptRequested{}},
+		{"a cancel of a query that the replica has not heard of", command.TypeCancel, "", events.CancelRequested{}},
+		{"a pause of a query that the replica has not heard of", command.TypePause, "", events.PauseRequested{}},
+		{"a terminate of a query that the replica has not heard of", command.TypeTerminate, "", events.TerminateRequested{}},
+		{"a resume after a pause that the replica has not heard of", command.TypeResume, command.TypePause, events.ResumeRequested{}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			sid := s.create(events.Options{})
+			if c.before == "" {
+				log.freeze(t, sid)
+			}
+			exe := s.post(sid)
+			if c.before != "" {
+				log.freeze(t, sid)
+				s.ok(c.before, sid, exe)
+			}
+			s.ok(c.typ, sid, exe)
+			var found bool
+			for _, e := range s.history(sid) {
+				found = found || e.Type() == c.want.EventType() && e.ExecutionID == exe
+			}
+			if !found {
+				t.Fatalf("%s was answered and is not in the log: %v", c.typ, s.history(sid))
+			}
+		})
+	}
+}

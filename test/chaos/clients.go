@@ -1,0 +1,330 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/coder/websocket"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/test/chaos/check"
+)
+
+const (
+	// askTime bounds one request; a service that is frozen never answers.
+	askTime = 15 * time.Second
+	// silence is how long a streaming client waits before it reconnects: a comment comes every 15 s.
+	silence = 20 * time.Second
+	// shown is how long the read models may be behind what was answered, under faults.
+	shown = time.Minute
+	// retryPause lies between two tries of a request or a connection.
+	retryPause = 250 * time.Millisecond
+)
+
+// driver is the clients of a run and what they saw.
+type driver struct {
+	c        *cluster
+	mu       sync.Mutex
+	accepted map[string]string // session by execution
+	open     map[string]bool   // executions without an end, as clients saw it
+	ended    map[string]bool   // a client may see the end before the answer to the message comes
+	clients  []*client
+	retries  int
+	refused  []string // valid cursors that were refused, and answers that no client should get
+	received time.Time
+	stall    time.Duration // longest time without an event for any client while a query was open
+	posts    sync.WaitGroup
+}
+
+// client follows one session over one transport.
+type client struct {
+	kind, session string
+	mu            sync.Mutex
+	events        []check.Event
+	connections   int
+}
+
+func (c *client) cursor() uint32 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return uint32(len(c.events))
+}
+
+// call asks one gateway; the answer's body is decoded into out if it is 2xx.
+func (d *driver) call(ctx context.Context, gateway int, method, path, key string, body, out any) (int, string, error) {
+	var raw []byte
+	var err error
+	if body != nil {
+		if raw, err = json.Marshal(body); err != nil {
+			return 0, "", err
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, method, d.c.gateways[gateway%len(d.c.gateways)]+path, bytes.NewReader(raw))
+	if err != nil {
+		return 0, "", err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	if key != "" {
+		req.Header.Set("Idempotency-Key", key)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return 0, "", err
+	}
+	defer resp.Body.Close() //nolint:errcheck // read to its end
+	answer, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return 0, "", err
+	}
+	if resp.StatusCode/100 == 2 && out != nil {
+		err = json.Unmarshal(answer, out)
+	}
+	return resp.StatusCode, string(answer), err
+}
+
+// insist repeats a request with the same key until its outcome is known: 503 and a lost connection say that it is not.
+func (d *driver) insist(ctx context.Context, method, path, key string, body, out any) (status int, answer string, err error) {
+	for gateway := 0; ; gateway++ {
+		status, answer, err = d.call(ctx, gateway, method, path, key, body, out)
+		if err == nil && status < http.StatusInternalServerError {
+			return status, answer, nil
+		}
+		if err == nil && status != http.StatusServiceUnavailable && status != http.StatusGatewayTimeout {
+			d.complain("%s %s answered %d %s", method, path, status, answer)
+		}
+		d.mu.Lock()
+		d.retries++
+		d.mu.Unlock()
+		select {
+		case <-ctx.Done():
+			return 0, "", fmt.Errorf("%s %s: %w; last: %d %s %w", method, path, ctx.Err(), status, answer, err)
+		case <-time.After(retryPause):
+		}
+	}
+}
+
+func (d *driver) complain(format string, args ...any) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.refused = append(d.refused, fmt.Sprintf(format, args...))
+}
+
+// create makes a session.
+func (d *driver) create(ctx context.Context, n int) (string, error) {
+	var s struct{ SessionID string }
+	status, answer, err := d.insist(ctx, http.MethodPost, "/api/sessions", fmt.Sprintf("session-%d", n), map[string]any{"architecture": "spool"}, &s)
+	if err == nil && status != http.StatusCreated {
+		err = fmt.Errorf("create answered %d %s", status, answer)
+	}
+	return s.SessionID, err
+}
+
+var texts = []string{"text", "text", "silent", "files", "error", "hello"}
+
+// post posts messages to a session until the faults are over; at most three of them wait.
+func (d *driver) post(ctx context.Context, until <-chan struct{}, session string, r *rand.Rand) {
+	defer d.posts.Done()
+	for n := 0; ; n++ {
+		select {
+		case <-until:
+			return
+		case <-ctx.Done():
+			return
+		case <-time.After(time.Duration(r.IntN(1500)) * time.Millisecond):
+		}
+		if d.waiting(session) >= 3 {
+			continue
+		}
+		var a struct{ ExecutionID string }
+		text := fmt.Sprintf("%s %d", texts[r.IntN(len(texts))], n)
+		status, answer, err := d.insist(ctx, http.MethodPost, "/api/sessions/"+session+"/messages", fmt.Sprintf("%s-%d", session, n), map[string]any{"content": text}, &a)
+		if err != nil || status != http.StatusAccepted {
+			d.complain("message %d of %s: %d %s %v", n, session, status, answer, err)
+			return
+		}
+		d.mu.Lock()
+		if _, twice := d.accepted[a.ExecutionID]; twice {
+			d.refused = append(d.refused, "two messages were answered with execution "+a.ExecutionID)
+		}
+		d.accepted[a.ExecutionID] = session
+		if !d.ended[a.ExecutionID] {
+			d.open[a.ExecutionID] = true
+		}
+		d.mu.Unlock()
+		d.control(ctx, a.ExecutionID, r)
+	}
+}
+
+// control now and then cancels an execution, or pauses and resumes it.
+func (d *driver) control(ctx context.Context, execution string, r *rand.Rand) {
+	steps := [][]string{{}, {}, {}, {}, {}, {"cancel"}, {"pause", "resume"}}[r.IntN(7)]
+	for _, step := range steps {
+		time.Sleep(time.Duration(r.IntN(3000)) * time.Millisecond)
+		// 409 is an execution that has ended, or is not paused; 404 one that the read models do not show yet.
+		status, answer, err := http.StatusNotFound, "", error(nil)
+		for limit := time.Now().Add(shown); status == http.StatusNotFound && err == nil && time.Now().Before(limit); time.Sleep(retryPause) {
+			status, answer, err = d.insist(ctx, http.MethodPost, "/api/executions/"+execution+"/"+step, "", map[string]any{}, nil)
+		}
+		if err != nil || status/100 != 2 && status != http.StatusConflict {
+			d.complain("%s of %s: %d %s %v", step, execution, status, answer, err)
+		}
+	}
+}
+
+// waiting is how many queries of a session have no end yet, as clients saw it.
+func (d *driver) waiting(session string) (n int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for x := range d.open {
+		if d.accepted[x] == session {
+			n++
+		}
+	}
+	return n
+}
+
+// take keeps an event that a client received. What does not follow is kept as well, for the checker to find.
+func (d *driver) take(c *client, w events.Wire) {
+	if w.Type == events.TextDelta {
+		return
+	}
+	c.mu.Lock()
+	c.events = append(c.events, check.Event{Seq: w.Seq, ID: w.ID, Type: w.Type, ExecutionID: w.ExecutionID, Data: compact(w.Data)})
+	c.mu.Unlock()
+	now := time.Now()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(d.open) > 0 && !d.received.IsZero() {
+		d.stall = max(d.stall, now.Sub(d.received))
+	}
+	d.received = now
+	if events.Terminal(w.Type) {
+		delete(d.open, w.ExecutionID)
+		d.ended[w.ExecutionID] = true
+	}
+}
+
+// compact is JSON in one form.
+func compact(raw []byte) string {
+	var v any
+	if err := json.Unmarshal(raw, &v); err != nil {
+		return string(raw)
+	}
+	out, err := json.Marshal(v)
+	if err != nil {
+		return string(raw)
+	}
+	return string(out)
+}
+
+// follow keeps a client connected, from one gateway to the other, until ctx ends.
+func (d *driver) follow(ctx context.Context, c *client, first int) {
+	connect := d.sse
+	if c.kind == "WebSocket" {
+		connect = d.socket
+	}
+	for gateway := first; ctx.Err() == nil; gateway++ {
+		c.mu.Lock()
+		c.connections++
+		c.mu.Unlock()
+		if err := connect(ctx, c, gateway); err != nil && strings.Contains(err.Error(), "CURSOR_") {
+			d.complain("%s of %s after %d: %v", c.kind, c.session, c.cursor(), err)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(retryPause):
+		}
+	}
+}
+
+func (d *driver) sse(ctx context.Context, c *client, gateway int) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	idle := time.AfterFunc(silence, cancel)
+	defer idle.Stop()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, d.c.gateways[gateway%len(d.c.gateways)]+"/api/sessions/"+c.session+"/events/stream", nil)
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Last-Event-ID", fmt.Sprint(c.cursor()))
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close() //nolint:errcheck // it is cut off
+	if resp.StatusCode != http.StatusOK {
+		answer, err := io.ReadAll(resp.Body)
+		return errors.Join(fmt.Errorf("answered %d %s", resp.StatusCode, answer), err)
+	}
+	lines := bufio.NewScanner(resp.Body)
+	lines.Buffer(nil, 16<<20)
+	for lines.Scan() {
+		idle.Reset(silence)
+		data, ok := strings.CutPrefix(lines.Text(), "data:")
+		if !ok {
+			continue
+		}
+		var w events.Wire
+		if err := json.Unmarshal([]byte(data), &w); err != nil {
+			return err
+		}
+		if w.ID == "" && w.Type != events.TextDelta {
+			return errors.New(data) // an error ends the stream
+		}
+		d.take(c, w)
+	}
+	return lines.Err()
+}
+
+func (d *driver) socket(ctx context.Context, c *client, gateway int) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	idle := time.AfterFunc(silence, cancel)
+	defer idle.Stop()
+	//nolint:bodyclose // after Dial the body never needs to be closed
+	conn, _, err := websocket.Dial(ctx, "ws"+strings.TrimPrefix(d.c.gateways[gateway%len(d.c.gateways)], "http")+"/api/ws", nil)
+	if err != nil {
+		return err
+	}
+	defer conn.CloseNow() //nolint:errcheck // it is cut off
+	conn.SetReadLimit(16 << 20)
+	join, err := json.Marshal(map[string]any{"type": "session:join", "requestId": "r", "sessionId": c.session, "after": c.cursor()})
+	if err != nil {
+		return err
+	}
+	if err := conn.Write(ctx, websocket.MessageText, join); err != nil {
+		return err
+	}
+	for {
+		_, raw, err := conn.Read(ctx)
+		if err != nil {
+			return err
+		}
+		idle.Reset(silence)
+		var m struct {
+			Type, Code, Message string
+			Event               events.Wire
+		}
+		if err := json.Unmarshal(raw, &m); err != nil {
+			return err
+		}
+		switch m.Type {
+		case "session:event":
+			d.take(c, m.Event)
+		case "error":
+			return fmt.Errorf("%s: %s", m.Code, m.Message)
+		}
+	}
+}

@@ -1,0 +1,308 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/eventlog/jslog"
+	"github.com/spoolhq/spool/pkg/pgserver"
+	"github.com/spoolhq/spool/pkg/topology"
+)
+
+// startTime bounds how long the whole may take to come up, and one part to stop.
+const startTime = 90 * time.Second
+
+// slots of one executor: fewer than there are sessions, so that executions wait for one.
+const slots = 3
+
+// cluster is a whole Spool of real processes.
+type cluster struct {
+	bin, dir string // programs; all that is written
+	nats     string // URLs
+	database string
+	model    string
+	gateways []string
+	parts    []*process // that faults hit
+	mock     *process
+	natsHTTP string
+}
+
+// bring starts everything and returns when clients can be served.
+func bring(ctx context.Context, bin, dir string) (*cluster, error) {
+	c := &cluster{bin: bin, dir: dir}
+	for _, start := range []func(context.Context) error{c.startNATS, c.startPostgres, c.startModel, c.startServices} {
+		if err := start(ctx); err != nil {
+			return c, err
+		}
+	}
+	return c, nil
+}
+
+// free is an address of loopback that nothing listens on.
+func free() (string, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	return l.Addr().String(), l.Close()
+}
+
+// password is a user's at NATS. It is no secret: the server listens on loopback and is gone with the run.
+func password(user string) string { return "chaos" + user }
+
+func (c *cluster) add(name string, start func() *exec.Cmd) error {
+	p, err := run(c.dir, name, start)
+	if err == nil {
+		c.parts = append(c.parts, p)
+	}
+	return err
+}
+
+// startNATS runs the server with the repository's configuration, on loopback and on a folder of this run.
+func (c *cluster) startNATS(ctx context.Context) error {
+	conf, err := os.ReadFile("deploy/nats.conf")
+	if err != nil {
+		return err
+	}
+	addr, err := free()
+	if err != nil {
+		return err
+	}
+	if c.natsHTTP, err = free(); err != nil {
+		return err
+	}
+	text := string(conf)
+	for _, r := range [][2]string{
+		{"listen: 0.0.0.0:4222", "listen: " + addr}, {"http: 0.0.0.0:8222", "http: " + c.natsHTTP},
+		{"store_dir: /data", "store_dir: " + strconv.Quote(filepath.Join(c.dir, "nats"))},
+	} {
+		if strings.Count(text, r[0]) != 1 {
+			return fmt.Errorf("deploy/nats.conf has no line %q", r[0])
+		}
+		text = strings.Replace(text, r[0], r[1], 1)
+	}
+	path := filepath.Join(c.dir, "nats.conf")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		return err
+	}
+	env := append(os.Environ(), "SPOOL_NATS_MAX_STORE=10GB")
+	for _, u := range topology.Users() {
+		env = append(env, "SPOOL_NATS_PASSWORD_"+strings.ToUpper(u.Name)+"="+password(u.Name))
+	}
+	c.nats = "nats://" + addr
+	if err := c.add("nats", func() *exec.Cmd {
+		cmd := exec.Command(filepath.Join(c.bin, "nats-server"), "--config", path)
+		cmd.Env = env
+		return cmd
+	}); err != nil {
+		return err
+	}
+	out, err := c.spool(ctx, "provision", "--nats-user", topology.UserAdmin)
+	if err != nil {
+		return fmt.Errorf("%w: %s", err, out)
+	}
+	return nil
+}
+
+// spool runs the command line tool against this cluster.
+func (c *cluster) spool(ctx context.Context, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, filepath.Join(c.bin, "spool"), args...)
+	cmd.Env = append(os.Environ(), "SPOOL_NATS_URL="+c.nats, "SPOOL_NATS_USER="+topology.UserAdmin,
+		"SPOOL_NATS_PASSWORD="+password(topology.UserAdmin), "SPOOL_DATABASE_URL="+c.database)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return string(out), fmt.Errorf("spool %s: %w", strings.Join(args, " "), err)
+	}
+	return strings.TrimSpace(string(out)), nil
+}
+
+// startPostgres makes a cluster and runs it, as another user when this one is root.
+func (c *cluster) startPostgres(ctx context.Context) error {
+	data := filepath.Join(c.dir, "postgres")
+	if err := os.Mkdir(data, 0o700); err != nil {
+		return err
+	}
+	postgres, err := pgserver.Find(ctx, pgserver.Config{DataDir: filepath.Join(c.dir, "none")})
+	if err != nil {
+		return err
+	}
+	credential, err := ownPostgres(data)
+	if err != nil {
+		return err
+	}
+	command := func(args ...string) *exec.Cmd {
+		cmd := exec.Command(args[0], args[1:]...)
+		cmd.Dir = "/"
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: credential}
+		return cmd
+	}
+	initdb := filepath.Join(filepath.Dir(postgres), "initdb")
+	if out, err := command(initdb, "-D", data, "-U", "spool", "-A", "trust", "-E", "UTF8", "--locale=C").CombinedOutput(); err != nil {
+		return fmt.Errorf("initdb: %w: %s", err, out)
+	}
+	addr, err := free()
+	if err != nil {
+		return err
+	}
+	_, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return err
+	}
+	c.database = "postgres://spool@" + addr + "/postgres?sslmode=disable"
+	return c.add("postgres", func() *exec.Cmd {
+		return command(postgres, "-D", data, "-p", port, "-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories=", "-c", "max_connections=200")
+	})
+}
+
+// ownPostgres gives a folder to the user that Postgres runs as: nil for this one.
+func ownPostgres(data string) (*syscall.Credential, error) {
+	if os.Geteuid() != 0 {
+		return nil, nil
+	}
+	for _, name := range []string{"postgres", "nobody"} {
+		u, err := user.Lookup(name)
+		if err != nil {
+			continue
+		}
+		uid, uerr := strconv.ParseUint(u.Uid, 10, 32)
+		gid, gerr := strconv.ParseUint(u.Gid, 10, 32)
+		if err := errors.Join(uerr, gerr); err != nil {
+			return nil, err
+		}
+		return &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}, os.Chown(data, int(uid), int(gid))
+	}
+	return nil, errors.New("postgres does not run as root, and there is no user postgres or nobody")
+}
+
+// startModel runs the scripted model server, which no fault hits.
+func (c *cluster) startModel(context.Context) error {
+	addr, err := free()
+	if err != nil {
+		return err
+	}
+	c.model = "http://" + addr
+	c.mock, err = run(c.dir, "mockllm", func() *exec.Cmd {
+		return exec.Command(filepath.Join(c.bin, "mockllm"), "--listen", addr, "--script", "test/chaos/script.yaml")
+	})
+	return err
+}
+
+// startServices runs two of each service, and one of skills.
+func (c *cluster) startServices(ctx context.Context) error {
+	for _, s := range []struct {
+		name   string
+		copies int
+		env    []string
+	}{
+		{"session", 2, nil},
+		{"projector", 2, []string{"SPOOL_DATABASE_URL=" + c.database}},
+		{"skills", 1, []string{"SPOOL_SKILL_SCRATCH=" + c.dir}},
+		{"executor", 2, []string{
+			"SPOOL_DATA_DIR=" + c.sandboxes(), "SPOOL_RUNNER=" + filepath.Join(c.bin, "runner"), "SPOOL_ENGINE=chaos",
+			"SPOOL_SLOTS=" + strconv.Itoa(slots), "SPOOL_OPENAI_BASE_URL=" + c.model + "/v1", "OPENAI_API_KEY=mock", "SPOOL_SWEEP_EVERY=5s",
+		}},
+		{"gateway", 2, []string{"SPOOL_DATABASE_URL=" + c.database, "SPOOL_GRPC_LISTEN=127.0.0.1:0"}},
+	} {
+		for i := range s.copies {
+			env := append(os.Environ(), "SPOOL_NATS_URL="+c.nats, "SPOOL_NATS_USER="+s.name, "SPOOL_NATS_PASSWORD="+password(s.name))
+			env = append(env, s.env...)
+			if s.name == "gateway" {
+				addr, err := free()
+				if err != nil {
+					return err
+				}
+				env = append(env, "SPOOL_LISTEN="+addr)
+				c.gateways = append(c.gateways, "http://"+addr)
+			}
+			if err := c.add(fmt.Sprintf("%s-%d", s.name, i), func() *exec.Cmd {
+				cmd := exec.Command(filepath.Join(c.bin, s.name))
+				cmd.Env = env
+				return cmd
+			}); err != nil {
+				return err
+			}
+		}
+	}
+	return c.ready(ctx)
+}
+
+// ready returns when both gateways say that they are.
+func (c *cluster) ready(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, startTime)
+	defer cancel()
+	for _, url := range c.gateways {
+		for {
+			req, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/readyz", nil)
+			if err != nil {
+				return err
+			}
+			resp, err := http.DefaultClient.Do(req)
+			if err == nil {
+				err = resp.Body.Close()
+			}
+			if err == nil && resp.StatusCode == http.StatusOK {
+				break
+			}
+			select {
+			case <-ctx.Done():
+				return fmt.Errorf("gateway %s was not ready within %s", url, startTime)
+			case <-time.After(100 * time.Millisecond):
+			}
+		}
+	}
+	return nil
+}
+
+// sandboxes is where the executors keep theirs; every process of one names it.
+func (c *cluster) sandboxes() string { return filepath.Join(c.dir, "executor") }
+
+// log opens the log as admin.
+func (c *cluster) log(ctx context.Context) (*nats.Conn, *jslog.Log, error) {
+	nc, err := nats.Connect(c.nats, nats.UserInfo(topology.UserAdmin, password(topology.UserAdmin)), nats.CustomInboxPrefix(topology.InboxPrefix(topology.UserAdmin)))
+	if err != nil {
+		return nil, nil, err
+	}
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return nc, nil, err
+	}
+	shards, err := topology.Shards(ctx, js)
+	if err != nil {
+		return nc, nil, err
+	}
+	log, err := jslog.New(jslog.Config{JetStream: js, Shards: shards})
+	return nc, log, err
+}
+
+// end stops all that was started, the servers last.
+func (c *cluster) end() error {
+	var errs []error
+	all := c.parts
+	if c.mock != nil {
+		all = append(all, c.mock)
+	}
+	for i := len(all) - 1; i >= 0; i-- {
+		sig := syscall.SIGTERM
+		if all[i].name == "postgres" {
+			sig = syscall.SIGINT // at once, with clients connected
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		errs = append(errs, all[i].thaw(), all[i].end(ctx, sig))
+		cancel()
+	}
+	return errors.Join(errs...)
+}

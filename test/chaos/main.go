@@ -1,0 +1,336 @@
+// Command chaos runs Spool as real processes, kills and freezes them at random while clients work, and then checks every promise:
+// docs/reliability.md says which. It ends only processes that it started. `make chaos` builds the programs and calls it.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/test/chaos/check"
+	"github.com/spoolhq/spool/test/e2e/harness"
+)
+
+const (
+	tenant = "default"
+	// settle is how long queries may take to end after the last fault. An engine counts as gone after 30 s.
+	settle = 3 * time.Minute
+	// sound bounds verify, and rebuild.
+	sound = 3 * time.Minute
+)
+
+type settings struct {
+	bin, dir string
+	seed     uint64
+	faults   int
+	least    time.Duration
+	sessions int
+}
+
+func main() {
+	var s settings
+	flag.StringVar(&s.bin, "bin", "", "`folder` with the programs")
+	flag.Uint64Var(&s.seed, "seed", 0, "decides the schedule of faults; 0 takes a random one")
+	flag.IntVar(&s.faults, "faults", 70, "how many faults at least")
+	flag.DurationVar(&s.least, "for", 0, "how long at least")
+	flag.IntVar(&s.sessions, "sessions", 6, "sessions that are worked in at once")
+	long := flag.Bool("long", false, "an hour")
+	flag.Parse()
+	if *long {
+		s.least = time.Hour
+	}
+	if s.seed == 0 {
+		s.seed = rand.Uint64() >> 32 //nolint:gosec // any will do
+	}
+	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer cancel()
+	if err := chaos(ctx, s); err != nil {
+		fmt.Fprintln(os.Stderr, "chaos:", err)
+		os.Exit(1) //nolint:gocritic // nothing is left to be undone
+	}
+}
+
+// chaos is one run; its folder is kept when something is wrong.
+func chaos(ctx context.Context, s settings) (err error) {
+	if s.dir, err = os.MkdirTemp("", "spool-chaos-"); err != nil {
+		return err
+	}
+	// Postgres may run as another user, who has to reach its folder.
+	if err := os.Chmod(s.dir, 0o755); err != nil { //nolint:gosec // see above
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("%w\nseed %d; what all processes logged is in %s", err, s.seed, s.dir)
+			return
+		}
+		err = os.RemoveAll(s.dir)
+	}()
+	fmt.Printf("seed %d, folder %s\n", s.seed, s.dir)
+	c, err := bring(ctx, s.bin, s.dir)
+	defer func() { err = errors.Join(err, c.end(), c.sweep()) }()
+	if err != nil {
+		return err
+	}
+	return work(ctx, c, s)
+}
+
+// work drives clients and faults, waits for peace, and checks.
+func work(ctx context.Context, c *cluster, s settings) error {
+	d := &driver{c: c, accepted: map[string]string{}, open: map[string]bool{}, ended: map[string]bool{}}
+	following, stop := context.WithCancel(ctx)
+	defer stop()
+	var followers sync.WaitGroup
+	calm := make(chan struct{})
+	var sessions []string
+	for n := range s.sessions {
+		id, err := d.create(ctx, n)
+		if err != nil {
+			return err
+		}
+		sessions = append(sessions, id)
+		for i, kind := range []string{"SSE", "WebSocket"} {
+			cl := &client{kind: kind, session: id}
+			d.clients = append(d.clients, cl)
+			followers.Go(func() { d.follow(following, cl, n+i) })
+		}
+		d.posts.Add(1)
+		go d.post(ctx, calm, id, rand.New(rand.NewPCG(s.seed, uint64(n)+2))) //nolint:gosec // it must be repeatable
+	}
+	began := time.Now()
+	kills, freezes, err := inject(ctx, c, s)
+	close(calm)
+	if err != nil {
+		return err
+	}
+	faulty := time.Since(began)
+	d.posts.Wait()
+	if err := errors.Join(c.ready(ctx), d.resume(ctx), d.settled(ctx)); err != nil {
+		return err
+	}
+	evidence, err := d.evidence(ctx, sessions)
+	if err != nil {
+		return err
+	}
+	stop()
+	followers.Wait()
+	var errs []error
+	for _, why := range append(check.Check(evidence), d.refused...) {
+		errs = append(errs, errors.New(why))
+	}
+	errs = append(errs, c.proofs(ctx), d.remove(ctx, sessions))
+	d.report(c, s, evidence, kills, freezes, faulty)
+	return errors.Join(errs...)
+}
+
+// inject makes faults until there were enough, and leaves everything running.
+func inject(ctx context.Context, c *cluster, s settings) (kills, freezes int, err error) {
+	plan, began := newSchedule(s.seed, len(c.parts)), time.Now()
+	var thaws sync.WaitGroup
+	defer thaws.Wait()
+	var mu sync.Mutex
+	var errs []error
+	for kills+freezes < s.faults || time.Since(began) < s.least {
+		f := plan.next()
+		select {
+		case <-ctx.Done():
+			return kills, freezes, ctx.Err()
+		case <-time.After(f.after):
+		}
+		p := c.parts[f.part]
+		fmt.Fprintf(os.Stderr, "%8.3f s  %s %s for %s\n", time.Since(began).Seconds(), map[bool]string{true: "freeze", false: "kill"}[f.freeze], p.name, f.length)
+		if !f.freeze {
+			kills++
+			if err := p.kill(f.length); err != nil {
+				return kills, freezes, err
+			}
+			continue
+		}
+		freezes++
+		if err := p.freeze(); err != nil {
+			return kills, freezes, err
+		}
+		thaws.Go(func() {
+			time.Sleep(f.length)
+			if err := p.thaw(); err != nil {
+				mu.Lock()
+				errs = append(errs, err)
+				mu.Unlock()
+			}
+		})
+	}
+	thaws.Wait()
+	return kills, freezes, errors.Join(errs...)
+}
+
+// resume lets every execution go on that a control paused and that is still open.
+func (d *driver) resume(ctx context.Context) error {
+	d.mu.Lock()
+	open := slices.Collect(maps.Keys(d.open))
+	d.mu.Unlock()
+	for _, x := range open {
+		if status, answer, err := d.insist(ctx, http.MethodPost, "/api/executions/"+x+"/resume", "", map[string]any{}, nil); err != nil || status/100 != 2 && status != http.StatusConflict {
+			return errors.Join(fmt.Errorf("resume of %s: %d %s", x, status, answer), err)
+		}
+	}
+	return nil
+}
+
+// settled returns when every query has ended in the log, and every client has all of its session.
+func (d *driver) settled(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, settle)
+	defer cancel()
+	for {
+		d.mu.Lock()
+		open := slices.Sorted(maps.Keys(d.open))
+		d.mu.Unlock()
+		if len(open) == 0 {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("no client saw the end of %v within %s of the last fault", open, settle)
+		case <-time.After(retryPause):
+		}
+	}
+}
+
+// evidence reads the log, and waits until clients have what it holds.
+func (d *driver) evidence(ctx context.Context, sessions []string) (check.Evidence, error) {
+	e := check.Evidence{Log: map[string][]check.Event{}}
+	nc, log, err := d.c.log(ctx)
+	if nc != nil {
+		defer nc.Close()
+	}
+	if err != nil {
+		return e, err
+	}
+	deadline := time.Now().Add(settle)
+	for {
+		behind := false
+		for _, id := range sessions {
+			var list []check.Event
+			for n, err := range eventlog.Session(ctx, log, tenant, id) {
+				if err != nil {
+					return e, err
+				}
+				w, err := n.Event.ToWire(id, n.Seq, n.Position.String())
+				if err != nil {
+					return e, err
+				}
+				list = append(list, check.Event{Seq: w.Seq, ID: w.ID, Type: w.Type, ExecutionID: w.ExecutionID, Data: compact(w.Data)})
+			}
+			e.Log[id] = list
+		}
+		e.Streams = nil
+		for _, c := range d.clients {
+			c.mu.Lock()
+			e.Streams = append(e.Streams, check.Stream{Client: c.kind, Session: c.session, Events: slices.Clone(c.events)})
+			behind = behind || len(c.events) < len(e.Log[c.session])
+			c.mu.Unlock()
+		}
+		if !behind || time.Now().After(deadline) {
+			break
+		}
+		time.Sleep(retryPause)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	e.Accepted = maps.Clone(d.accepted)
+	return e, nil
+}
+
+// proofs runs the commands that prove the log and the read models.
+func (c *cluster) proofs(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, sound)
+	defer cancel()
+	var errs []error
+	for _, p := range []struct {
+		args []string
+		says string
+	}{{[]string{"verify"}, "sound: "}, {[]string{"rebuild", "--compare"}, "equal: "}} {
+		out, err := c.spool(ctx, p.args...)
+		if err != nil || !strings.HasPrefix(out, p.says) {
+			errs = append(errs, errors.Join(fmt.Errorf("spool %s: %s", strings.Join(p.args, " "), out), err))
+			continue
+		}
+		fmt.Println(out)
+	}
+	return errors.Join(errs...)
+}
+
+// remove deletes the sessions and returns when no process and no folder of a sandbox is left.
+func (d *driver) remove(ctx context.Context, sessions []string) error {
+	for _, id := range sessions {
+		if status, answer, err := d.insist(ctx, http.MethodDelete, "/api/sessions/"+id, "delete-"+id, nil, nil); err != nil || status/100 != 2 && status != http.StatusNotFound {
+			return errors.Join(fmt.Errorf("delete of %s: %d %s", id, status, answer), err)
+		}
+	}
+	deadline := time.Now().Add(settle)
+	for {
+		left := d.c.left()
+		folders, err := filepath.Glob(filepath.Join(d.c.sandboxes(), "workspaces", "ses_*"))
+		if err != nil {
+			return err
+		}
+		if len(left) == 0 && len(folders) == 0 {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%s after all sessions were deleted there are still processes %v and workspaces %v", settle, left, folders)
+		}
+		time.Sleep(retryPause)
+	}
+}
+
+// left are the processes of sandboxes, those of this run's services apart.
+func (c *cluster) left() []harness.Process {
+	var own []int
+	for _, p := range c.parts {
+		pid, _ := p.state()
+		own = append(own, pid)
+	}
+	return slices.DeleteFunc(harness.Processes(c.sandboxes()), func(p harness.Process) bool { return slices.Contains(own, p.PID) })
+}
+
+// sweep ends what sandboxes left behind, which only a failed run does.
+func (c *cluster) sweep() error {
+	var errs []error
+	for _, p := range c.left() {
+		errs = append(errs, ignoreGone(syscall.Kill(p.PID, syscall.SIGKILL)))
+	}
+	return errors.Join(errs...)
+}
+
+// report prints the figures of a run.
+func (d *driver) report(c *cluster, s settings, e check.Evidence, kills, freezes int, faulty time.Duration) {
+	total, connections, unexpected := 0, 0, []string{}
+	for _, list := range e.Log {
+		total += len(list)
+	}
+	for _, cl := range d.clients {
+		connections += cl.connections
+	}
+	for _, p := range c.parts {
+		if _, n := p.state(); n > 0 {
+			unexpected = append(unexpected, fmt.Sprintf("%s %d", p.name, n))
+		}
+	}
+	fmt.Printf("seed %d: %d faults (%d kills, %d freezes) in %s\n", s.seed, kills+freezes, kills, freezes, faulty.Round(time.Second))
+	fmt.Printf("%d sessions, %d queries, %d events; %d clients over %d connections; %d requests repeated\n", len(e.Log), len(e.Accepted), total, len(d.clients), connections, d.retries)
+	fmt.Printf("longest time without an event for any client while a query was open: %s\n", d.stall.Round(10*time.Millisecond))
+	fmt.Printf("ends of processes that were not injected (each was started again): %s\n", strings.Join(append(unexpected, fmt.Sprintf("%d parts", len(unexpected))), ", "))
+}

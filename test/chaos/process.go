@@ -1,0 +1,191 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// restartPause is how long a process that has ended stays down, unless a fault says otherwise.
+const restartPause = 300 * time.Millisecond
+
+// process is a program that is started again whenever it ends, as `restart: unless-stopped` does in compose.
+type process struct {
+	name  string
+	start func() *exec.Cmd
+
+	mu      sync.Mutex
+	cmd     *exec.Cmd
+	down    time.Duration // for how long it stays down after the present one ends; negative for restartPause
+	killed  bool          // the present one's end was injected, or the run is over
+	over    bool
+	exits   int // ends that nobody injected
+	stopped []int
+	done    chan struct{}
+}
+
+// run starts p and keeps it running until end.
+func run(dir, name string, start func() *exec.Cmd) (*process, error) {
+	p := &process{name: name, start: start, down: -1, done: make(chan struct{})}
+	log, err := os.OpenFile(filepath.Join(dir, name+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.begin(log); err != nil {
+		return nil, errors.Join(err, log.Close())
+	}
+	go p.supervise(log)
+	return p, nil
+}
+
+func (p *process) begin(log *os.File) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.over {
+		return nil
+	}
+	cmd := p.start()
+	cmd.Stdout, cmd.Stderr = log, log
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	cmd.SysProcAttr.Setpgid = true // an interrupt of the terminal is this program's alone
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("start %s: %w", p.name, err)
+	}
+	p.cmd, p.killed, p.down = cmd, false, -1
+	return nil
+}
+
+func (p *process) supervise(log *os.File) {
+	defer close(p.done)
+	defer log.Close() //nolint:errcheck // the process wrote to it, not this one
+	for {
+		err := p.cmd.Wait()
+		p.mu.Lock()
+		wait, injected, over := p.down, p.killed, p.over
+		if !injected && !over {
+			p.exits++
+			fmt.Fprintf(log, "chaos: %s ended by itself: %v\n", p.name, err)
+		}
+		p.mu.Unlock()
+		if over {
+			return
+		}
+		if wait < 0 {
+			wait = restartPause
+		}
+		time.Sleep(wait)
+		if err := p.begin(log); err != nil {
+			fmt.Fprintf(log, "chaos: %v\n", err)
+			return
+		}
+		if p.ended() {
+			return
+		}
+	}
+}
+
+func (p *process) ended() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.over && p.cmd.ProcessState != nil
+}
+
+// kill ends the process at once; it is started again after a while.
+func (p *process) kill(down time.Duration) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.killed, p.down = true, down
+	return ignoreGone(p.cmd.Process.Kill())
+}
+
+// freeze stops the process, and its children, which Postgres has.
+func (p *process) freeze() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	pid := p.cmd.Process.Pid
+	now := append([]int{pid}, children(pid)...)
+	p.stopped = append(p.stopped, now...) // those of a freeze that is not over yet may have lost their parent since
+	var errs []error
+	for _, pid := range now {
+		errs = append(errs, ignoreGone(syscall.Kill(pid, syscall.SIGSTOP)))
+	}
+	return errors.Join(errs...)
+}
+
+// thaw lets what freeze stopped go on.
+func (p *process) thaw() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var errs []error
+	for _, pid := range p.stopped {
+		errs = append(errs, ignoreGone(syscall.Kill(pid, syscall.SIGCONT)))
+	}
+	p.stopped = nil
+	return errors.Join(errs...)
+}
+
+// end stops the process for good and returns when it has ended.
+func (p *process) end(ctx context.Context, sig syscall.Signal) error {
+	p.mu.Lock()
+	p.over = true
+	err := ignoreGone(p.cmd.Process.Signal(sig))
+	p.mu.Unlock()
+	select {
+	case <-p.done:
+		return err
+	case <-ctx.Done():
+	}
+	p.mu.Lock()
+	err = errors.Join(err, fmt.Errorf("%s did not end within its time after %s", p.name, sig), ignoreGone(p.cmd.Process.Kill()))
+	p.mu.Unlock()
+	<-p.done
+	return err
+}
+
+// pid is that of the present process, and unexpected how often it ended by itself.
+func (p *process) state() (pid, unexpected int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.cmd.Process.Pid, p.exits
+}
+
+func ignoreGone(err error) error {
+	if errors.Is(err, os.ErrProcessDone) || errors.Is(err, syscall.ESRCH) {
+		return nil
+	}
+	return err
+}
+
+// children are the processes that a process has started and that still run.
+func children(parent int) (list []int) {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil
+	}
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		stat, err := os.ReadFile(filepath.Join("/proc", e.Name(), "stat"))
+		if err != nil {
+			continue
+		}
+		_, rest, ok := strings.Cut(string(stat), ") ") // the program's name may hold anything
+		fields := strings.Fields(rest)
+		if ok && len(fields) > 1 && fields[1] == strconv.Itoa(parent) {
+			list = append(list, pid)
+		}
+	}
+	return list
+}

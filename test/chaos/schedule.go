@@ -1,0 +1,33 @@
+package main
+
+import (
+	"math/rand/v2"
+	"time"
+)
+
+// fault is one thing that is done to one part.
+type fault struct {
+	after  time.Duration // since the fault before
+	part   int
+	freeze bool          // SIGSTOP, and SIGCONT after a while; else SIGKILL, and started again after a while
+	length time.Duration // of that while
+}
+
+// schedule is a sequence of faults that a seed decides; it never ends.
+type schedule struct {
+	r     *rand.Rand
+	parts int
+}
+
+func newSchedule(seed uint64, parts int) *schedule {
+	return &schedule{rand.New(rand.NewPCG(seed, 1)), parts} //nolint:gosec // it must be repeatable
+}
+
+func (s *schedule) next() fault {
+	f := fault{after: 500*time.Millisecond + time.Duration(s.r.IntN(2500))*time.Millisecond, part: s.r.IntN(s.parts), freeze: s.r.IntN(2) == 0}
+	f.length = time.Duration(s.r.IntN(2000)) * time.Millisecond
+	if f.freeze {
+		f.length = 500*time.Millisecond + time.Duration(s.r.IntN(6000))*time.Millisecond // a lease lasts three seconds
+	}
+	return f
+}

@@ -1,0 +1,583 @@
+package compat_test
+
+import (
+	"archive/tar"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/coder/websocket"
+	"github.com/nats-io/nats.go"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/test/compat"
+	"github.com/spoolhq/spool/test/e2e/harness"
+)
+
+// TestReleasedData: data that a released build wrote open in the present one. It lists the sessions as that build did, streams from an
+// old cursor exactly what was recorded, ends what was running, runs further turns, and the log and the read models prove sound.
+func TestReleasedData(t *testing.T) {
+	recorded, err := filepath.Glob("testdata/*/manifest.json.gz")
+	if err != nil || len(recorded) == 0 {
+		t.Fatalf("no recorded data: %v", err)
+	}
+	bin := build(t)
+	for _, path := range recorded {
+		dir := filepath.Dir(path)
+		t.Run(filepath.Base(dir), func(t *testing.T) {
+			o := &old{manifest: manifest(t, path)}
+			o.open(t, bin, filepath.Join(dir, "data.tar.gz"))
+			t.Run("the log is as it was written", o.log)
+			t.Run("sessions are listed", o.listed)
+			t.Run("a stream goes on from an old cursor", o.resumed)
+			t.Run("what was running ends once", o.ended)
+			t.Run("a deleted session stays deleted", o.deleted)
+			t.Run("another turn runs", o.turns)
+			t.Run("the catalogue is kept", o.catalogue)
+			t.Run("verify and rebuild find it sound", o.sound)
+		})
+	}
+}
+
+// old is a recorded data folder, with the present build on it.
+type old struct {
+	*compat.Server
+	manifest compat.Manifest
+}
+
+// build builds the present spool and its runner.
+func build(t *testing.T) (spool string) {
+	t.Helper()
+	dir := t.TempDir()
+	for _, b := range []string{"github.com/spoolhq/spool/cmd/spool", "github.com/spoolhq/spool/cmd/runner"} {
+		cmd := exec.CommandContext(t.Context(), "go", "build", "-o", dir+string(filepath.Separator), b)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("build %s: %v: %s", b, err, out)
+		}
+	}
+	return filepath.Join(dir, "spool")
+}
+
+func manifest(t *testing.T, path string) (m compat.Manifest) {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close() //nolint:errcheck // it is only read
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.NewDecoder(z).Decode(&m); err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// open unpacks the data and starts the present build on it.
+func (o *old) open(t *testing.T, bin, archive string) {
+	t.Helper()
+	dir := o.folder(t)
+	data := filepath.Join(dir, "data")
+	if err := unpack(archive, data); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if left := harness.Processes(dir + string(filepath.Separator)); len(left) > 0 {
+			t.Errorf("processes outlive the stack: %v", left)
+		}
+	})
+	script, err := filepath.Abs("../../cmd/mockllm/server/default.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Not the test's own context, which is over when cleanups run.
+	o.Server, err = compat.Up(context.Background(), compat.Config{Spool: bin, Data: data, Script: script, RootKey: o.manifest.RootKey})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := o.Stop(); err != nil {
+			t.Errorf("spool up ended with: %v", err)
+		}
+	})
+}
+
+// folder makes the folder that the data were recorded in. Another run of the tests on this machine waits for its turn.
+func (o *old) folder(t *testing.T) string {
+	t.Helper()
+	dir := o.manifest.Folder
+	lock, err := os.OpenFile(dir+".lock", os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = lock.Close() }) // which unlocks it
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(dir); err != nil { // of a run that was killed
+		t.Fatal(err)
+	}
+	// Postgres may run as another user, who has to reach its folder.
+	if err := os.Mkdir(dir, 0o755); err != nil { //nolint:gosec // see above
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+// unpack lays a recorded folder down.
+func unpack(archive, dir string) error {
+	f, err := os.Open(archive)
+	if err != nil {
+		return err
+	}
+	defer f.Close() //nolint:errcheck // it is only read
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		return err
+	}
+	for t := tar.NewReader(z); ; {
+		h, err := t.Next()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if !filepath.IsLocal(h.Name) {
+			return fmt.Errorf("%s: %q leads out of the folder", archive, h.Name)
+		}
+		path, mode := filepath.Join(dir, h.Name), h.FileInfo().Mode().Perm()
+		switch h.Typeflag {
+		case tar.TypeDir:
+			err = os.MkdirAll(path, mode|0o700)
+		case tar.TypeSymlink:
+			err = os.Symlink(h.Linkname, path)
+		default:
+			err = lay(path, mode, t)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func lay(path string, mode os.FileMode, content io.Reader) error {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, mode)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(f, content)
+	return errors.Join(err, f.Close())
+}
+
+// each runs a check for every session that was not deleted.
+func (o *old) each(t *testing.T, check func(t *testing.T, s compat.Session, key string)) {
+	for _, s := range o.manifest.Sessions {
+		if !s.Deleted {
+			t.Run(s.Name, func(t *testing.T) { check(t, s, o.manifest.Keys[s.Tenant]) })
+		}
+	}
+}
+
+// closed reports whether the limit of a session's life has passed since it was recorded.
+func closed(t *testing.T, s compat.Session) bool {
+	t.Helper()
+	var v struct {
+		CreatedAt      time.Time
+		SessionOptions struct{ SessionLimitMs int64 }
+	}
+	if err := json.Unmarshal(s.Listed, &v); err != nil {
+		t.Fatal(err)
+	}
+	return time.Now().After(v.CreatedAt.Add(time.Duration(v.SessionOptions.SessionLimitMs) * time.Millisecond))
+}
+
+// log compares every message of the log: no subject, id, position or hash may change. Of a deleted session content may be gone.
+func (o *old) log(t *testing.T) {
+	url, err := o.NATSURL()
+	if err != nil {
+		t.Fatal(err)
+	}
+	nc, err := nats.Connect(url, nats.CustomInboxPrefix("_INBOX_admin"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	log, err := compat.ReadLog(t.Context(), nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := map[uint64]compat.Commit{}
+	for _, c := range log {
+		now[c.Seq] = c
+	}
+	for _, want := range o.manifest.Log {
+		got, ok := now[want.Seq]
+		if !ok && slices.ContainsFunc(o.manifest.Sessions, func(s compat.Session) bool {
+			return s.Deleted && strings.Contains(want.Subject, s.ID)
+		}) {
+			continue
+		}
+		if got != want {
+			t.Errorf("commit %d is %+v, and was written as %+v", want.Seq, got, want)
+		}
+	}
+}
+
+// moving are the fields of a listed session that go on with it.
+var moving = []string{"status", "updatedAt", "tip", "position", "activeExecutionId", "queued", "executions", "idle", "currentSandbox", "snapshot", "snapshotAt", "workspaceFiles", "workspaceBytes"}
+
+// listed compares what the read models show: all that the old build showed must still be shown so. A build may show more.
+func (o *old) listed(t *testing.T) {
+	for _, s := range o.manifest.Sessions {
+		if !s.Deleted { // the read models may be behind the log for a moment
+			o.must(t, o.Call(o.manifest.Keys[s.Tenant], "GET", "/api/sessions/"+s.ID+"?minPosition="+s.Events[len(s.Events)-1].Position, nil, nil))
+		}
+	}
+	sessions := map[string]any{}
+	for _, key := range o.manifest.Keys {
+		var page struct{ Sessions []map[string]any }
+		o.must(t, o.Call(key, "GET", "/api/sessions?pageSize=200", nil, &page))
+		for _, s := range page.Sessions {
+			sessions[fmt.Sprint(s["sessionId"])] = s
+		}
+	}
+	kept := 0
+	o.each(t, func(t *testing.T, s compat.Session, key string) {
+		kept++
+		var ignored []string
+		if s.Name == compat.Open || closed(t, s) {
+			ignored = moving
+		}
+		shows(t, "the session", s.Listed, sessions[s.ID], ignored...)
+		var f struct{ Files []struct{ Path string } }
+		if len(s.Files) > 0 { // else it had no snapshot
+			o.must(t, o.Call(key, "GET", "/api/sessions/"+s.ID+"/files", nil, &f))
+		}
+		var files []string
+		for _, file := range f.Files {
+			files = append(files, file.Path)
+		}
+		if s.Name == compat.Open {
+			return // its turn goes on
+		}
+		if !slices.Equal(files, s.Files) {
+			t.Errorf("its files are %v, and were %v", files, s.Files)
+		}
+		var x struct{ Executions []any }
+		var b struct{ Blocks []any }
+		o.must(t, errors.Join(o.Call(key, "GET", "/api/sessions/"+s.ID+"/executions?pageSize=200", nil, &x), o.Call(key, "GET", "/api/sessions/"+s.ID+"/blocks", nil, &b)))
+		if len(x.Executions) != len(s.Executions) || len(b.Blocks) != len(s.Blocks) {
+			t.Fatalf("it has %d executions and %d blocks, and had %d and %d", len(x.Executions), len(b.Blocks), len(s.Executions), len(s.Blocks))
+		}
+		for i := range s.Executions {
+			shows(t, fmt.Sprint("execution ", i), s.Executions[i], x.Executions[i])
+		}
+		for i := range s.Blocks {
+			shows(t, fmt.Sprint("block ", i), s.Blocks[i], b.Blocks[i])
+		}
+	})
+	if len(sessions) != kept {
+		t.Errorf("%d sessions are listed, and %d were", len(sessions), kept)
+	}
+}
+
+func (o *old) must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// shows checks that what was shown is still shown, the ignored fields of an object apart.
+func shows(t *testing.T, what string, was json.RawMessage, is any, ignored ...string) {
+	t.Helper()
+	var want any
+	if err := json.Unmarshal(was, &want); err != nil {
+		t.Fatal(err)
+	}
+	if o, ok := want.(map[string]any); ok {
+		for _, field := range ignored {
+			delete(o, field)
+		}
+	}
+	if why := lacks(want, is); why != "" {
+		t.Errorf("%s%s", what, why)
+	}
+}
+
+// lacks says what of want is not in got, which may have more fields; "" if nothing.
+func lacks(want, got any) string {
+	switch w := want.(type) {
+	case map[string]any:
+		g, ok := got.(map[string]any)
+		if !ok {
+			return fmt.Sprintf(" is %v, and was %v", got, want)
+		}
+		for k, v := range w {
+			if why := lacks(v, g[k]); why != "" {
+				return "." + k + why
+			}
+		}
+		return ""
+	case []any:
+		g, ok := got.([]any)
+		if !ok || len(g) != len(w) {
+			return fmt.Sprintf(" is %v, and was %v", got, want)
+		}
+		for i := range w {
+			if why := lacks(w[i], g[i]); why != "" {
+				return fmt.Sprintf("[%d]%s", i, why)
+			}
+		}
+		return ""
+	}
+	if !reflect.DeepEqual(want, got) {
+		return fmt.Sprintf(" is %v, and was %v", got, want)
+	}
+	return ""
+}
+
+// resumed follows every session by SSE and by WebSocket from cursors that a client of the old build may have.
+func (o *old) resumed(t *testing.T) {
+	o.each(t, func(t *testing.T, s compat.Session, key string) {
+		n := len(s.Events)
+		for _, after := range []int{0, n / 2, n - 1} {
+			o.sse(t, key, s, after)
+			o.socket(t, key, s, after)
+		}
+	})
+}
+
+// same checks an event against the recorded one of its place.
+func same(t *testing.T, where string, s compat.Session, i int, raw []byte) {
+	t.Helper()
+	want, err := json.Marshal(s.Events[i])
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got any
+	if err := json.Unmarshal(raw, &got); err != nil {
+		t.Fatal(err)
+	}
+	shows(t, fmt.Sprintf("%s: event %d", where, i+1), want, got)
+}
+
+func (o *old) sse(t *testing.T, key string, s compat.Session, after int) {
+	t.Helper()
+	at := after
+	_, err := o.Until(key, s.ID, uint32(after), func(w events.Wire) bool {
+		if w.Type == events.TextDelta {
+			return false
+		}
+		raw, err := json.Marshal(w)
+		if err != nil {
+			t.Fatal(err)
+		}
+		same(t, "SSE", s, at, raw)
+		at++
+		return at == len(s.Events)
+	})
+	if err != nil {
+		t.Errorf("SSE after %d gave %d of %d events: %v", after, at-after, len(s.Events)-after, err)
+	}
+}
+
+func (o *old) socket(t *testing.T, key string, s compat.Session, after int) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), harness.Patience)
+	defer cancel()
+	//nolint:bodyclose // after Dial the body never needs to be closed
+	conn, _, err := websocket.Dial(ctx, "ws"+strings.TrimPrefix(o.URL, "http")+"/api/ws", &websocket.DialOptions{HTTPHeader: http.Header{"Authorization": {"Bearer " + key}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.CloseNow() //nolint:errcheck // it is cut off
+	conn.SetReadLimit(16 << 20)
+	join, err := json.Marshal(map[string]any{"type": "session:join", "requestId": "r1", "sessionId": s.ID, "after": after})
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.must(t, conn.Write(ctx, websocket.MessageText, join))
+	for at := after; at < len(s.Events); {
+		_, raw, err := conn.Read(ctx)
+		if err != nil {
+			t.Fatalf("WebSocket after %d gave %d of %d events: %v", after, at-after, len(s.Events)-after, err)
+		}
+		var m struct {
+			Type  string
+			Event json.RawMessage
+			Code  string
+		}
+		o.must(t, json.Unmarshal(raw, &m))
+		var w events.Wire
+		switch {
+		case m.Type == "error":
+			t.Fatalf("WebSocket after %d: %s", after, raw)
+		case m.Type != "session:event":
+			continue
+		}
+		o.must(t, json.Unmarshal(m.Event, &w))
+		if w.Type != events.TextDelta {
+			same(t, "WebSocket", s, at, m.Event)
+			at++
+		}
+	}
+}
+
+// ended waits for the ends of the queries that were open when the old build stopped.
+func (o *old) ended(t *testing.T) {
+	for _, s := range o.manifest.Sessions {
+		if s.Name != compat.Open {
+			continue
+		}
+		open := map[string]bool{}
+		for _, e := range s.Events {
+			switch {
+			case e.Type == (events.MessageAccepted{}).EventType():
+				open[e.ExecutionID] = true
+			case events.Terminal(e.Type):
+				delete(open, e.ExecutionID)
+			}
+		}
+		if len(open) == 0 {
+			t.Fatal("the recording has no open query")
+		}
+		if _, err := o.Until(o.manifest.Keys[s.Tenant], s.ID, 0, func(w events.Wire) bool {
+			if events.Terminal(w.Type) {
+				delete(open, w.ExecutionID)
+			}
+			return len(open) == 0
+		}); err != nil {
+			t.Errorf("still open are %v: %v", open, err)
+		}
+	}
+}
+
+func (o *old) deleted(t *testing.T) {
+	for _, s := range o.manifest.Sessions {
+		if !s.Deleted {
+			continue
+		}
+		var refused *compat.StatusError
+		if err := o.Call(o.manifest.Keys[s.Tenant], "GET", "/api/sessions/"+s.ID, nil, nil); !errors.As(err, &refused) || refused.Status != http.StatusNotFound {
+			t.Errorf("GET of %s: %v", s.ID, err)
+		}
+	}
+}
+
+// programs are what the agents of sessions need on the PATH.
+var programs = map[string]string{compat.ClaudeCode: "claude", compat.Codex: "codex", compat.OpenCode: "opencode"}
+
+// turns runs another turn in each session: the agent remembers what it was told, and a budget that is used up stays so.
+func (o *old) turns(t *testing.T) {
+	o.each(t, func(t *testing.T, s compat.Session, key string) {
+		if p := programs[s.Name]; p != "" {
+			if _, err := exec.LookPath(p); err != nil {
+				t.Skipf("%s is not on the PATH: run scripts/install", p)
+			}
+		}
+		var a struct{ ExecutionID string }
+		err := o.Call(key, "POST", "/api/sessions/"+s.ID+"/messages", map[string]any{"content": "What did I ask you to remember?"}, &a)
+		if closed(t, s) {
+			var refused *compat.StatusError
+			if !errors.As(err, &refused) || refused.Status != http.StatusConflict {
+				t.Errorf("a message to a session past its limit: %v", err)
+			}
+			return
+		}
+		o.must(t, err)
+		end, err := o.Until(key, s.ID, 0, func(w events.Wire) bool { return w.ExecutionID == a.ExecutionID && events.Terminal(w.Type) })
+		o.must(t, err)
+		want, says := (events.ExecutionCompleted{}).EventType(), "remember"
+		switch s.Name {
+		case compat.Budget:
+			want, says = (events.ExecutionFailed{}).EventType(), "BUDGET_EXCEEDED"
+		case compat.Conversation, compat.ClaudeCode, compat.Codex, compat.OpenCode:
+			says = "heron"
+		}
+		if end.Type != want || !strings.Contains(string(end.Data), says) {
+			t.Errorf("the turn ended with %s %s, not with %s and %q", end.Type, end.Data, want, says)
+		}
+	})
+}
+
+// catalogue uses what was applied to the old build in a new session.
+func (o *old) catalogue(t *testing.T) {
+	key := o.manifest.Keys["default"]
+	var made struct{ SessionID string }
+	o.must(t, o.Call(key, "POST", "/api/sessions", map[string]any{"instance": "reviewer", "environments": []string{"staging"}}, &made))
+	var a struct{ ExecutionID string }
+	// The key of secrets is in the data folder too: without it the turn would end with SECRET_UNREADABLE.
+	o.must(t, o.Call(key, "POST", "/api/sessions/"+made.SessionID+"/messages", map[string]any{"content": "hello"}, &a))
+	var resolved string
+	end, err := o.Until(key, made.SessionID, 0, func(w events.Wire) bool {
+		if w.Type == (events.ExecutionResolved{}).EventType() {
+			resolved = string(w.Data)
+		}
+		return w.ExecutionID == a.ExecutionID && events.Terminal(w.Type)
+	})
+	o.must(t, err)
+	if end.Type != (events.ExecutionCompleted{}).EventType() {
+		t.Fatalf("ended with %s %s", end.Type, end.Data)
+	}
+	for _, part := range []string{"reviewer", "staging", "style", "TOKEN"} {
+		if !strings.Contains(resolved, part) {
+			t.Errorf("it resolved to %s, without %s", resolved, part)
+		}
+	}
+}
+
+// sound runs the commands that prove the log and the read models, on the running stack.
+func (o *old) sound(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		says string
+	}{{[]string{"verify"}, "sound: "}, {[]string{"rebuild", "--compare"}, "equal: "}} {
+		out, err := o.CLI("", c.args...)
+		if err != nil || !strings.Contains(out, c.says) {
+			t.Errorf("spool %s: %v %s", strings.Join(c.args, " "), err, out)
+		}
+	}
+}
+
+// TestLacks_FindsWhatIsNoLongerShown: the comparison above can fail.
+func TestLacks_FindsWhatIsNoLongerShown(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ was, is, why string }{
+		"equal":             {`{"a":[1,{"b":"x"}]}`, `{"a":[1,{"b":"x"}]}`, ""},
+		"a new field":       {`{"a":[1,{"b":"x"}]}`, `{"a":[1,{"b":"x","c":2}],"d":3}`, ""},
+		"another value":     {`{"a":[1,{"b":"x"}]}`, `{"a":[1,{"b":"y"}]}`, ".a[1].b is y, and was x"},
+		"a missing field":   {`{"a":1}`, `{}`, ".a is <nil>, and was 1"},
+		"a missing element": {`{"a":[1,2]}`, `{"a":[1]}`, ".a is [1], and was [1 2]"},
+		"another type":      {`{"a":{}}`, `{"a":[]}`, ".a is [], and was map[]"},
+	} {
+		var was, is any
+		if err := errors.Join(json.Unmarshal([]byte(c.was), &was), json.Unmarshal([]byte(c.is), &is)); err != nil {
+			t.Fatal(err)
+		}
+		if why := lacks(was, is); why != c.why {
+			t.Errorf("%s: %q, not %q", name, why, c.why)
+		}
+	}
+}

@@ -1,0 +1,61 @@
+// Package compat opens data that a released build wrote with the present one.
+// Command record makes such data; its README says how.
+package compat
+
+import (
+	"encoding/json"
+
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// Manifest says what lies in a recorded data folder, as the build that wrote it showed it.
+type Manifest struct {
+	Commit string `json:"commit"` // of the build that wrote the data
+	// Folder is where data lay: agents' own records of local sandboxes hold absolute paths.
+	Folder   string            `json:"folder"`
+	RootKey  string            `json:"rootKey"` // a dummy
+	Keys     map[string]string `json:"keys"`    // API key by tenant; dummies
+	Secret   string            `json:"secret"`  // the value of the secret of environment staging; a dummy
+	Last     uint64            `json:"last"`    // sequence of the last commit in EVENTS-0
+	Sessions []Session         `json:"sessions"`
+	Log      []Commit          `json:"log"` // every message of EVENTS-0, in order
+}
+
+// Session is one session, or the tombstone of one.
+type Session struct {
+	Name    string `json:"name"` // what was done in it; see command record
+	ID      string `json:"id"`
+	Tenant  string `json:"tenant"`
+	Deleted bool   `json:"deleted,omitempty"`
+	// Listed is its entry of GET /api/sessions. Absent for a deleted one.
+	Listed json.RawMessage `json:"listed,omitempty"`
+	// Executions are its entries of GET /api/sessions/{id}/executions, in their order.
+	Executions []json.RawMessage `json:"executions,omitempty"`
+	// Blocks are its entries of GET /api/sessions/{id}/blocks.
+	Blocks []json.RawMessage `json:"blocks,omitempty"`
+	// Files are the paths of its last snapshot.
+	Files []string `json:"files,omitempty"`
+	// Events are all that GET /api/sessions/{id}/events gives.
+	Events []events.Wire `json:"events,omitempty"`
+}
+
+// Commit is one message of the log.
+type Commit struct {
+	Seq     uint64 `json:"seq"` // in EVENTS-0; its position is 0-<seq>
+	Subject string `json:"subject"`
+	ID      string `json:"id"`
+	Hash    string `json:"hash"`   // of the chain
+	SHA256  string `json:"sha256"` // of the message's data as it is stored
+}
+
+// Names of sessions that tests pick out.
+const (
+	Conversation = "conversation" // two turns of the built-in agent
+	Budget       = "budget"       // of a tenant whose budget is used up
+	Defined      = "defined"      // of an agent with a skill, in an environment with a secret
+	Deleted      = "deleted"
+	Open         = "open" // its turn ran when the build was stopped
+	ClaudeCode   = "claude-code"
+	Codex        = "codex"
+	OpenCode     = "opencode"
+)

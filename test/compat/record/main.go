@@ -1,0 +1,281 @@
+// Command record makes the data that test/compat opens: it runs a released build of spool, does a little of everything with it, stops
+// it, and keeps the data folder with a manifest of what the build showed. test/compat/README.md says how to call it.
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/http"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/natsserver"
+	"github.com/spoolhq/spool/test/compat"
+)
+
+func main() {
+	spool := flag.String("spool", "", "the released build's `program`, with its runner beside it")
+	commit := flag.String("commit", "", "the `commit` that it was built from")
+	script := flag.String("script", "cmd/mockllm/server/default.yaml", "mockllm's own script of that commit, a `file`")
+	out := flag.String("out", "", "`folder` to write data.tar.gz and manifest.json.gz into")
+	flag.Parse()
+	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer cancel()
+	if err := record(ctx, *spool, *commit, *script, *out); err != nil {
+		fmt.Fprintln(os.Stderr, "record:", err)
+		os.Exit(1) //nolint:gocritic // nothing is left to be undone
+	}
+}
+
+func record(ctx context.Context, spool, commit, script, out string) error {
+	if spool == "" || commit == "" || out == "" {
+		return errors.New("name -spool, -commit and -out")
+	}
+	dir := "/tmp/spool-recorded-" + commit
+	// Postgres may run as another user, who has to reach its folder.
+	if err := os.Mkdir(dir, 0o755); err != nil { //nolint:gosec // see above
+		return err
+	}
+	defer os.RemoveAll(dir) //nolint:errcheck // a folder for temporary files
+	own, err := os.ReadFile(script)
+	if err != nil {
+		return err
+	}
+	script = filepath.Join(dir, "script.yaml")
+	if err := os.WriteFile(script, bytes.Replace(own, []byte("\nrules:\n"), []byte("\nrules:\n"+rules), 1), 0o600); err != nil {
+		return err
+	}
+	w := &work{dir: dir, manifest: compat.Manifest{Commit: commit, Folder: dir, RootKey: "dummy-root-key-of-the-recording-0000", Secret: secret}}
+	data := filepath.Join(dir, "data")
+	cfg := compat.Config{Spool: spool, Data: data, Script: script, RootKey: w.manifest.RootKey}
+	if w.Server, err = compat.Up(ctx, cfg); err != nil {
+		return err
+	}
+	if err := w.all(); err != nil {
+		return errors.Join(err, w.Stop())
+	}
+	if err := w.Stop(); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(out, 0o755); err != nil { //nolint:gosec // it is part of the repository
+		return err
+	}
+	if err := trimWAL(ctx, filepath.Join(data, "postgres", "cluster"), filepath.Join(dir, "trimmed")); err != nil {
+		return err
+	}
+	if err := pack(data, filepath.Join(out, "data.tar.gz")); err != nil {
+		return err
+	}
+	if err := w.log(ctx, data); err != nil {
+		return err
+	}
+	// What the build shows of the data, when it opens them again.
+	if w.Server, err = compat.Up(ctx, cfg); err != nil {
+		return err
+	}
+	if err := errors.Join(w.shown(), w.Stop()); err != nil {
+		return err
+	}
+	return write(filepath.Join(out, "manifest.json.gz"), func(to io.Writer) error { return json.NewEncoder(to).Encode(w.manifest) })
+}
+
+// write makes a gzip file.
+func write(path string, content func(io.Writer) error) error {
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	z, err := gzip.NewWriterLevel(f, gzip.BestCompression)
+	if err != nil {
+		return errors.Join(err, f.Close())
+	}
+	return errors.Join(content(z), z.Close(), f.Close())
+}
+
+// trimWAL replaces the write-ahead log of a Postgres that was stopped in peace, and needs none of it, by an empty one, which takes no room.
+// Meanwhile the cluster lies at aside, where its owner can reach it.
+func trimWAL(ctx context.Context, cluster, aside string) error {
+	initdb, err := exec.LookPath("initdb")
+	if err != nil {
+		return err
+	}
+	if initdb, err = filepath.EvalSymlinks(initdb); err != nil {
+		return err
+	}
+	info, err := os.Stat(cluster)
+	if err != nil {
+		return err
+	}
+	if err := os.Rename(cluster, aside); err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, filepath.Join(filepath.Dir(initdb), "pg_resetwal"), "-D", aside)
+	if owner, ok := info.Sys().(*syscall.Stat_t); ok && os.Geteuid() == 0 {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: owner.Uid, Gid: owner.Gid}}
+	}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("pg_resetwal: %w: %s", err, out)
+	}
+	return os.Rename(aside, cluster)
+}
+
+// pack keeps a stopped data folder, without what names this machine's processes.
+func pack(data, path string) error {
+	return write(path, func(to io.Writer) error {
+		t := tar.NewWriter(to)
+		err := filepath.WalkDir(data, func(p string, d fs.DirEntry, err error) error {
+			if err != nil {
+				return err
+			}
+			name, err := filepath.Rel(data, p)
+			if err != nil {
+				return err
+			}
+			if transient(name) || !d.IsDir() && !d.Type().IsRegular() && d.Type() != fs.ModeSymlink {
+				return nil
+			}
+			info, err := d.Info()
+			if err != nil {
+				return err
+			}
+			link := ""
+			if d.Type() == fs.ModeSymlink {
+				if link, err = os.Readlink(p); err != nil {
+					return err
+				}
+			}
+			h, err := tar.FileInfoHeader(info, link)
+			if err != nil {
+				return err
+			}
+			h.Name, h.Uid, h.Gid, h.Uname, h.Gname = filepath.ToSlash(name), 0, 0, "", ""
+			if err := t.WriteHeader(h); err != nil || !d.Type().IsRegular() {
+				return err
+			}
+			f, err := os.Open(p) //nolint:gosec // the walk stays in the folder
+			if err != nil {
+				return err
+			}
+			_, err = io.Copy(t, f)
+			return errors.Join(err, f.Close())
+		})
+		return errors.Join(err, t.Close())
+	})
+}
+
+// transient reports whether a path of a data folder is of one run alone.
+func transient(name string) bool {
+	switch base := filepath.Base(name); base {
+	case "lock", "spool.json", "postmaster.pid", "postmaster.opts":
+		return true
+	default:
+		return strings.HasSuffix(base, ".sock") || strings.HasSuffix(base, ".pid")
+	}
+}
+
+// log lists every message of EVENTS-0, as no service has seen it since.
+func (w *work) log(ctx context.Context, data string) (err error) {
+	// A copy, since a server writes to the folder that it opens.
+	copied := filepath.Join(w.dir, "copy")
+	if out, err := exec.CommandContext(ctx, "cp", "-a", filepath.Join(data, "nats"), copied).CombinedOutput(); err != nil {
+		return fmt.Errorf("copy the data folder: %w: %s", err, out)
+	}
+	srv, err := natsserver.Start(natsserver.Config{StoreDir: copied, Relaxed: true})
+	if err != nil {
+		return err
+	}
+	defer srv.Shutdown()
+	nc, err := srv.Connect()
+	if err != nil {
+		return err
+	}
+	defer nc.Close()
+	w.manifest.Log, err = compat.ReadLog(ctx, nc)
+	if n := len(w.manifest.Log); n > 0 {
+		w.manifest.Last = w.manifest.Log[n-1].Seq
+	}
+	return err
+}
+
+// shown asks for all that the build shows of the sessions, up to the last commit of the archive.
+func (w *work) shown() error {
+	listed := map[string]json.RawMessage{}
+	for _, key := range w.manifest.Keys {
+		var page struct{ Sessions []json.RawMessage }
+		if err := w.Call(key, "GET", "/api/sessions?pageSize=200", nil, &page); err != nil {
+			return err
+		}
+		for _, s := range page.Sessions {
+			var id struct{ SessionID string }
+			if err := json.Unmarshal(s, &id); err != nil {
+				return err
+			}
+			listed[id.SessionID] = s
+		}
+	}
+	for i := range w.manifest.Sessions {
+		s := &w.manifest.Sessions[i]
+		if s.Deleted {
+			continue
+		}
+		if s.Listed = listed[s.ID]; s.Listed == nil {
+			return fmt.Errorf("session %s (%s) is not listed", s.ID, s.Name)
+		}
+		if err := w.session(s); err != nil {
+			return fmt.Errorf("session %s (%s): %w", s.ID, s.Name, err)
+		}
+	}
+	return nil
+}
+
+func (w *work) session(s *compat.Session) error {
+	key, path := w.manifest.Keys[s.Tenant], "/api/sessions/"+s.ID
+	var x struct{ Executions []json.RawMessage }
+	var b struct{ Blocks []json.RawMessage }
+	var f struct{ Files []struct{ Path string } }
+	if err := errors.Join(w.Call(key, "GET", path+"/executions?pageSize=200", nil, &x), w.Call(key, "GET", path+"/blocks", nil, &b)); err != nil {
+		return err
+	}
+	var refused *compat.StatusError
+	if err := w.Call(key, "GET", path+"/files", nil, &f); err != nil && (!errors.As(err, &refused) || refused.Status != http.StatusNotFound) {
+		return err // 404: it has no snapshot
+	}
+	s.Executions, s.Blocks = x.Executions, b.Blocks
+	for _, file := range f.Files {
+		s.Files = append(s.Files, file.Path)
+	}
+	for after := uint32(0); ; {
+		var page struct {
+			Events    []events.Wire
+			Tip, Next uint32
+		}
+		if err := w.Call(key, "GET", fmt.Sprintf("%s/events?limit=1000&after=%d", path, after), nil, &page); err != nil {
+			return err
+		}
+		for _, e := range page.Events {
+			seq, err := compat.Sequence(e.Position)
+			if err != nil {
+				return err
+			}
+			if seq <= w.manifest.Last { // else of this second start
+				s.Events = append(s.Events, e)
+			}
+		}
+		if after = page.Next; after >= page.Tip {
+			return nil
+		}
+	}
+}

@@ -1,0 +1,355 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/test/compat"
+)
+
+// acme is a second tenant, whose budget is one turn.
+const acme = "acme"
+
+// secret is what environment staging keeps; no secret of anybody.
+const secret = "dummy-secret-of-the-recording"
+
+const program = "Write a program that prints the first ten primes and run it."
+
+// rules come before those of mockllm's own script.
+const rules = `
+  - name: endless
+    match: {user: {regex: '^work without end'}}
+    steps:
+      - endless: {text: "still at work\n", piece: 14, delay: 200ms}
+  - name: slow
+    match: {user: {regex: '^count slowly'}}
+    steps:
+      - text: {text: "1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30", piece: 3, delay: 100ms}
+  - name: fails
+    match: {user: {regex: '^fail'}}
+    steps:
+      - error: {status: 400, message: "the script refuses this request"}
+  - name: large
+    match: {user: {regex: '^large'}}
+    steps:
+      - text: "That was large."
+`
+
+const definitions = `
+kind: environment
+slug: staging
+spec:
+  variables:
+    REGION: {value: eu}
+    TOKEN: {secret: true, value: ` + secret + `}
+---
+kind: agent
+slug: reviewer
+org: payments
+tags: [stable]
+spec:
+  architecture: spool
+  instructions: You review changes.
+  skills: [style@stable]
+  files:
+    - path: rules.md
+      content: "# Rules\n"
+---
+kind: instance
+slug: reviewer
+spec:
+  agent: payments/reviewer@stable
+  environments: [staging]
+`
+
+// work is what is done on a running build.
+type work struct {
+	*compat.Server
+	dir      string // for files that the CLI is given
+	manifest compat.Manifest
+}
+
+// all makes the sessions of every kind, the open one last.
+func (w *work) all() error {
+	for _, step := range []func() error{
+		w.keys, w.catalogue, w.conversation, w.files, w.defined, w.agents, w.controls, w.failures, w.budget, w.deleted, w.idle, w.open,
+	} {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (w *work) keys() error {
+	w.manifest.Keys = map[string]string{}
+	for _, tenant := range []string{"default", acme} {
+		var made struct{ Key string }
+		if err := w.Call(w.manifest.RootKey, "POST", "/api/keys", map[string]any{"name": "recording", "tenant": tenant}, &made); err != nil {
+			return err
+		}
+		w.manifest.Keys[tenant] = made.Key
+	}
+	return nil
+}
+
+func (w *work) catalogue() error {
+	skill := filepath.Join(w.dir, "style")
+	if err := os.MkdirAll(skill, 0o700); err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(skill, "SKILL.md"), []byte("---\nname: style\ndescription: How code is written here.\n---\nWrite plainly.\n"), 0o600); err != nil {
+		return err
+	}
+	file := filepath.Join(w.dir, "definitions.yaml")
+	if err := os.WriteFile(file, []byte(definitions), 0o600); err != nil {
+		return err
+	}
+	key := w.manifest.Keys["default"]
+	if _, err := w.CLI(key, "skills", "push", skill, "--tag", "stable"); err != nil {
+		return err
+	}
+	_, err := w.CLI(key, "agents", "apply", "-f", file)
+	return err
+}
+
+// create makes a session of a tenant.
+func (w *work) create(tenant, name string, body map[string]any) (compat.Session, error) {
+	s := compat.Session{Name: name, Tenant: tenant}
+	body["metadata"] = map[string]any{"recorded": name}
+	var made struct{ SessionID string }
+	err := w.Call(w.manifest.Keys[tenant], "POST", "/api/sessions", body, &made)
+	s.ID = made.SessionID
+	w.manifest.Sessions = append(w.manifest.Sessions, s)
+	return s, err
+}
+
+// post accepts a query.
+func (w *work) post(s compat.Session, text string) (execution string, err error) {
+	var a struct{ ExecutionID string }
+	err = w.Call(w.manifest.Keys[s.Tenant], "POST", "/api/sessions/"+s.ID+"/messages", map[string]any{"content": text}, &a)
+	return a.ExecutionID, err
+}
+
+// await returns when an execution has an event of one of the types; without types, when it has ended.
+func (w *work) await(s compat.Session, execution string, types ...events.Type) (events.Wire, error) {
+	return w.Until(w.manifest.Keys[s.Tenant], s.ID, 0, func(e events.Wire) bool {
+		if e.ExecutionID != execution {
+			return false
+		}
+		for _, t := range types {
+			if e.Type == t {
+				return true
+			}
+		}
+		return len(types) == 0 && events.Terminal(e.Type)
+	})
+}
+
+// turn runs a query to its end, which must be of this type.
+func (w *work) turn(s compat.Session, text string, end events.Type) error {
+	execution, err := w.post(s, text)
+	if err != nil {
+		return err
+	}
+	e, err := w.await(s, execution)
+	if err != nil {
+		return err
+	}
+	if e.Type != end {
+		return fmt.Errorf("session %s: %q ended with %s %s, and not with %s", s.Name, text, e.Type, e.Data, end)
+	}
+	return nil
+}
+
+var (
+	completed = events.ExecutionCompleted{}.EventType()
+	failed    = events.ExecutionFailed{}.EventType()
+	cancelled = events.ExecutionCancelled{}.EventType()
+)
+
+// turns makes a session and runs queries that complete.
+func (w *work) turns(tenant, name string, body map[string]any, texts ...string) error {
+	s, err := w.create(tenant, name, body)
+	if err != nil {
+		return err
+	}
+	for _, text := range texts {
+		if err := w.turn(s, text, completed); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (w *work) conversation() error {
+	return w.turns("default", compat.Conversation, map[string]any{"architecture": "spool"},
+		"Remember the code word heron, then write a program that prints the first ten primes and run it.", "What did I ask you to remember?")
+}
+
+func (w *work) files() error {
+	s, err := w.create("default", "files", map[string]any{
+		"architecture": "spool", "workspaceFiles": []map[string]any{{"path": "notes.txt", "content": "the notes\n"}},
+	})
+	if err != nil {
+		return err
+	}
+	if err := w.turn(s, program, completed); err != nil {
+		return err
+	}
+	large := []byte(strings.Repeat("0123456789abcdef", 40<<10)) // 640 KiB
+	if err := w.Call(w.manifest.Keys["default"], "PUT", "/api/sessions/"+s.ID+"/files/large.txt", large, nil); err != nil {
+		return err
+	}
+	// Its message does not fit into a commit.
+	return w.turn(s, "large "+strings.Repeat("a message of many words ", 20<<10), completed)
+}
+
+func (w *work) defined() error {
+	return w.turns("default", compat.Defined, map[string]any{"instance": "reviewer", "environments": []string{"staging"}}, "hello", "and again")
+}
+
+func (w *work) agents() error {
+	for _, a := range []string{compat.ClaudeCode, compat.Codex, compat.OpenCode} {
+		if err := w.turns("default", a, map[string]any{"architecture": a}, "Remember the code word heron.", program); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// controls makes a session in which a query was cancelled while another waited and was withdrawn, one that was paused and resumed, and one
+// whose sandbox was terminated.
+func (w *work) controls() error {
+	key := w.manifest.Keys["default"]
+	s, err := w.create("default", "cancelled", map[string]any{"architecture": "spool"})
+	if err != nil {
+		return err
+	}
+	runs, err := w.post(s, "work without end")
+	if err != nil {
+		return err
+	}
+	waits, err := w.post(s, "hello")
+	if err != nil {
+		return err
+	}
+	if _, err := w.await(s, runs, events.TextDelta); err != nil {
+		return err
+	}
+	for _, x := range []string{waits, runs} {
+		if err := w.Call(key, "POST", "/api/executions/"+x+"/cancel", map[string]any{}, nil); err != nil {
+			return err
+		}
+		if _, err := w.await(s, x, cancelled, events.ExecutionWithdrawn{}.EventType()); err != nil {
+			return err
+		}
+	}
+	s, err = w.create("default", "paused", map[string]any{"architecture": "spool"})
+	if err != nil {
+		return err
+	}
+	if runs, err = w.post(s, "count slowly"); err != nil {
+		return err
+	}
+	for _, step := range []struct {
+		after events.Type
+		do    string
+	}{{events.TextDelta, "pause"}, {events.ExecutionPaused{}.EventType(), "resume"}} {
+		if _, err := w.await(s, runs, step.after); err != nil {
+			return err
+		}
+		if err := w.Call(key, "POST", "/api/executions/"+runs+"/"+step.do, map[string]any{}, nil); err != nil {
+			return err
+		}
+	}
+	if _, err := w.await(s, runs, completed); err != nil {
+		return err
+	}
+	s, err = w.create("default", "terminated", map[string]any{"architecture": "spool"})
+	if err != nil {
+		return err
+	}
+	if runs, err = w.post(s, "work without end"); err != nil {
+		return err
+	}
+	if _, err := w.await(s, runs, events.TextDelta); err != nil {
+		return err
+	}
+	if err := w.Call(key, "POST", "/api/executions/"+runs+"/terminate", map[string]any{}, nil); err != nil {
+		return err
+	}
+	_, err = w.await(s, runs, cancelled)
+	return err
+}
+
+func (w *work) failures() error {
+	s, err := w.create("default", "failed", map[string]any{"architecture": "spool"})
+	if err != nil {
+		return err
+	}
+	return w.turn(s, "fail", failed)
+}
+
+// budget uses up what a tenant, and what a session, may take.
+func (w *work) budget() error {
+	path := "/api/budgets/total"
+	if err := w.Call(w.manifest.RootKey, "PUT", path, map[string]any{"tenant": acme, "budget": map[string]any{"turns": 2}}, nil); err != nil {
+		return err
+	}
+	s, err := w.create(acme, compat.Budget, map[string]any{"architecture": "spool"})
+	if err != nil {
+		return err
+	}
+	for _, end := range []events.Type{completed, completed, failed} {
+		if err := w.turn(s, "hello", end); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (w *work) deleted() error {
+	s, err := w.create("default", compat.Deleted, map[string]any{"architecture": "spool"})
+	if err != nil {
+		return err
+	}
+	if err := w.turn(s, "hello", completed); err != nil {
+		return err
+	}
+	w.manifest.Sessions[len(w.manifest.Sessions)-1].Deleted = true
+	return w.Call(w.manifest.Keys["default"], "DELETE", "/api/sessions/"+s.ID, nil, nil)
+}
+
+// idle makes a session whose sandbox was given up, with a snapshot.
+func (w *work) idle() error {
+	s, err := w.create("default", "idle", map[string]any{"architecture": "spool", "sessionOptions": map[string]any{"idleTimeoutMs": 1000}})
+	if err != nil {
+		return err
+	}
+	if err := w.turn(s, program, completed); err != nil {
+		return err
+	}
+	_, err = w.Until(w.manifest.Keys["default"], s.ID, 0, func(e events.Wire) bool { return e.Type == (events.SandboxTerminated{}).EventType() })
+	return err
+}
+
+// open leaves a turn that runs, and a query that waits for it.
+func (w *work) open() error {
+	s, err := w.create("default", compat.Open, map[string]any{"architecture": "spool"})
+	if err != nil {
+		return err
+	}
+	runs, err := w.post(s, "work without end")
+	if err != nil {
+		return err
+	}
+	if _, err := w.post(s, "hello"); err != nil {
+		return err
+	}
+	_, err = w.await(s, runs, events.TextDelta)
+	return err
+}

@@ -1,0 +1,188 @@
+package compat
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// patience bounds each wait. A turn of an agent's CLI takes a few seconds.
+const patience = 2 * time.Minute
+
+// Server is a `spool up`, of whatever build, with a scripted model server.
+type Server struct {
+	Config
+	URL  string
+	ctx  context.Context
+	cmd  *exec.Cmd
+	done chan error
+}
+
+// Config of a Server; all of it is required.
+type Config struct {
+	Spool   string // the program, with its runner beside it
+	Data    string // the data folder
+	Script  string // of the model server, a file
+	RootKey string
+}
+
+// Up starts a build on a data folder and returns when it is ready.
+func Up(ctx context.Context, cfg Config) (*Server, error) {
+	s := &Server{Config: cfg, ctx: ctx, done: make(chan error, 1)}
+	s.cmd = exec.Command(cfg.Spool, "up", "--data", cfg.Data, "--listen", "127.0.0.1:0", "--grpc-listen", "127.0.0.1:0",
+		"--sandbox", "local", "--mock-llm", "--mock-script", cfg.Script, "--auth", "keys", "--root-key", cfg.RootKey)
+	s.cmd.Stderr = os.Stderr
+	// The longest that a session can live: the recording is to be used for as long as possible.
+	s.cmd.Env = append(os.Environ(), "SPOOL_SESSION_LIMIT=1193h")
+	out, err := s.cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := s.cmd.Start(); err != nil {
+		return nil, err
+	}
+	ready := make(chan string, 1)
+	go func() {
+		lines := bufio.NewScanner(out)
+		for lines.Scan() {
+			if url, ok := strings.CutPrefix(lines.Text(), "ready "); ok {
+				ready <- strings.Fields(url)[0]
+			}
+		}
+		s.done <- s.cmd.Wait()
+	}()
+	select {
+	case s.URL = <-ready:
+		return s, nil
+	case err := <-s.done:
+		return nil, fmt.Errorf("spool up ended before it was ready: %w", err)
+	case <-time.After(patience):
+		return nil, errors.Join(errors.New("spool up was not ready"), s.cmd.Process.Kill())
+	}
+}
+
+// Stop ends the build as a user does, and returns when its process has ended.
+func (s *Server) Stop() error {
+	if err := s.cmd.Process.Signal(syscall.SIGINT); err != nil {
+		return err
+	}
+	return <-s.done
+}
+
+// NATSURL is where its NATS listens, with the password of admin.
+func (s *Server) NATSURL() (string, error) {
+	raw, err := os.ReadFile(filepath.Join(s.Data, "spool.json"))
+	if err != nil {
+		return "", err
+	}
+	var c struct {
+		NATSURL string `json:"natsUrl"`
+	}
+	return c.NATSURL, json.Unmarshal(raw, &c)
+}
+
+// CLI runs a command of the build, as whoever has the key, and returns what it prints.
+func (s *Server) CLI(key string, args ...string) (string, error) {
+	cmd := exec.CommandContext(s.ctx, s.Spool, args...)
+	cmd.Env = append(os.Environ(), "SPOOL_URL="+s.URL, "SPOOL_API_KEY="+key, "SPOOL_DATA_DIR="+s.Data)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("spool %s: %w: %s", strings.Join(args, " "), err, out)
+	}
+	return string(out), nil
+}
+
+// Call makes a request; an answer other than 2xx is an error.
+func (s *Server) Call(key, method, path string, body, out any) error {
+	var in io.Reader
+	switch b := body.(type) {
+	case nil:
+	case []byte:
+		in = bytes.NewReader(b)
+	default:
+		raw, err := json.Marshal(b)
+		if err != nil {
+			return err
+		}
+		in = bytes.NewReader(raw)
+	}
+	ctx, cancel := context.WithTimeout(s.ctx, patience)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, method, s.URL+path, in)
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Authorization", "Bearer "+key)
+	if _, raw := body.([]byte); !raw {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close() //nolint:errcheck // read to its end
+	raw, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return err
+	}
+	if resp.StatusCode/100 != 2 {
+		return &StatusError{resp.StatusCode, fmt.Sprintf("%s %s answered %d: %s", method, path, resp.StatusCode, raw)}
+	}
+	if out == nil {
+		return nil
+	}
+	return json.Unmarshal(raw, out)
+}
+
+// StatusError is an answer other than 2xx.
+type StatusError struct {
+	Status int
+	says   string
+}
+
+func (e *StatusError) Error() string { return e.says }
+
+// Until reads a session's event stream after a cursor until an event or delta satisfies want, and returns it.
+func (s *Server) Until(key, session string, after uint32, want func(events.Wire) bool) (events.Wire, error) {
+	ctx, cancel := context.WithTimeout(s.ctx, patience)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.URL+"/api/sessions/"+session+fmt.Sprintf("/events/stream?after=%d", after), nil)
+	if err != nil {
+		return events.Wire{}, err
+	}
+	req.Header.Set("Authorization", "Bearer "+key)
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return events.Wire{}, err
+	}
+	defer resp.Body.Close() //nolint:errcheck // it is cut off
+	lines := bufio.NewScanner(resp.Body)
+	lines.Buffer(nil, 16<<20)
+	for lines.Scan() {
+		data, ok := strings.CutPrefix(lines.Text(), "data:")
+		if !ok {
+			continue
+		}
+		var w events.Wire
+		if err := json.Unmarshal([]byte(data), &w); err != nil {
+			return w, err
+		}
+		if want(w) {
+			return w, nil
+		}
+	}
+	return events.Wire{}, fmt.Errorf("the stream of session %s ended first: %w", session, errors.Join(lines.Err(), ctx.Err()))
+}

@@ -1,0 +1,142 @@
+package e2e
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spoolhq/spool/cmd/mockllm/server"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/test/e2e/harness"
+)
+
+// acpAgents returns the session options of agents that speak ACP, by the test
+// case's name. "qwen" and "claude" come from scripts/acp-agents, and each speaks
+// the API of another model provider.
+func acpAgents() map[string]map[string]any {
+	return map[string]map[string]any{
+		"qwen":     {"command": []string{"qwen", "--acp"}, "modelSettings": map[string]any{"preset": "qwen"}},
+		"claude":   {"command": []string{"claude-code-acp"}, "modelSettings": map[string]any{"preset": "claude"}},
+		"opencode": {"command": []string{"opencode", "acp"}, "modelSettings": map[string]any{"preset": "opencode"}},
+		"arguments and a variable in place of a preset": {"command": []string{"qwen"}, "modelSettings": map[string]any{
+			"args": []string{"--acp", "--auth-type", "openai", "--model", "${MODEL}", "--openai-base-url", "${MODEL_BASE_URL}"},
+			"env":  map[string]string{"OPENAI_API_KEY": "${MODEL_KEY}"},
+		}},
+	}
+}
+
+// acpPath returns a PATH that has the ACP agents and OpenCode; without them the test is skipped.
+func acpPath(t *testing.T) string {
+	t.Helper()
+	path := []string{os.Getenv("PATH")}
+	for _, folder := range []string{"agents", "acp-agents"} {
+		dir, err := filepath.Abs("../../.tools/" + folder + "/node_modules/.bin")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if dir, err = filepath.EvalSymlinks(dir); err != nil {
+			t.Skipf("the ACP agents are not installed: run scripts/install: %v", err)
+		}
+		path = append([]string{dir}, path...)
+	}
+	return strings.Join(path, string(os.PathListSeparator))
+}
+
+// modelKey is the key that the model server of TestModelSettings_ReachACPAgents asks for.
+const modelKey = "heron-4410-model-key"
+
+// keyed returns the URL of a server that passes requests with modelKey on to a
+// model server and refuses all others.
+func keyed(t *testing.T, model string) string {
+	t.Helper()
+	to, err := url.Parse(model)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pass := httputil.NewSingleHostReverseProxy(to)
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") != "Bearer "+modelKey && r.Header.Get("X-Api-Key") != modelKey {
+			http.Error(w, `{"error": {"type": "authentication_error", "message": "wrong key"}}`, http.StatusUnauthorized)
+			return
+		}
+		pass.ServeHTTP(w, r)
+	}))
+	t.Cleanup(s.Close)
+	return s.URL
+}
+
+// TestModelSettings_ReachACPAgents asserts that an ACP agent asks for the
+// session's model, at the executor's base URL and with its key, by the model
+// settings of the session or of its agent alone: the workspace stays empty. Both
+// turns are of one conversation.
+func TestModelSettings_ReachACPAgents(t *testing.T) {
+	c := harness.New(t, harness.Options{
+		Script: script(t, "docker.yaml"), Path: acpPath(t),
+		ModelKey: modelKey, ModelURL: func(url string) string { return keyed(t, url) },
+	})
+	for name, options := range acpAgents() {
+		t.Run(name, func(t *testing.T) {
+			before := len(c.Model.Requests())
+			architecture, session := "acp", map[string]any{"model": "known-model", "sessionOptions": options}
+			if name == "claude" { // the settings of an agent's definition
+				architecture, session = "", map[string]any{"agent": "writer"}
+				apply(c, "agents", "writer", map[string]any{"architecture": "acp", "model": "known-model", "command": options["command"], "modelSettings": options["modelSettings"], "instructions": "You answer what you are asked."})
+			}
+			k := newTalkWith(t, c, architecture, session)
+			k.answered("Remember the number 4711", "I will remember 4711.")
+			k.answered("which number was it?", "You asked me to remember 4711.")
+			asked := slices.DeleteFunc(c.Model.Requests()[before:], func(r server.Request) bool { return r.Method != http.MethodPost })
+			if len(asked) < 2 {
+				t.Errorf("the model was asked %d times, want at least once for each turn", len(asked))
+			}
+			for _, r := range asked {
+				if r.Model != "known-model" {
+					t.Errorf("%s %s: model %q, want known-model", r.Method, r.URL, r.Model)
+				}
+			}
+			if files, err := os.ReadDir(c.Workspace(k.session)); err != nil || len(files) > 0 {
+				t.Errorf("the workspace has %v, %v; want nothing in it", files, err)
+			}
+		})
+	}
+	t.Run("without settings the agent has no model", func(t *testing.T) {
+		k := newTalkWith(t, c, "acp", map[string]any{"model": "known-model", "sessionOptions": map[string]any{"command": []string{"qwen", "--acp"}}})
+		k.failed("Remember the number 4711", "MODEL_UNAUTHORIZED", "Authentication required")
+	})
+	t.Run("a wrong key is refused", func(t *testing.T) {
+		k := newTalkWith(t, c, "acp", map[string]any{"model": "known-model", "sessionOptions": map[string]any{
+			"command": []string{"opencode", "acp"}, "modelSettings": map[string]any{"preset": "opencode", "env": map[string]string{"OPENAI_API_KEY": "not-${MODEL_KEY}"}},
+		}})
+		ended[events.ExecutionFailed](k.says("Remember the number 4711"))
+	})
+}
+
+// answered says a text and wants an answer that contains another. Not every ACP agent reports its usage.
+func (k *talk) answered(text, want string) {
+	k.t.Helper()
+	x := k.says(text)
+	if end := ended[events.ExecutionCompleted](x); !strings.Contains(end.Result, want) {
+		k.t.Fatalf("%s: answered %q, want %q in it", text, end.Result, want)
+	}
+}
+
+// TestModelSettings_ReachAnACPAgentInDocker asserts the same of a sandbox without
+// a network and without the key, which the egress proxy puts in. Of the ACP agents,
+// the sandbox's image has OpenCode.
+func TestModelSettings_ReachAnACPAgentInDocker(t *testing.T) {
+	c := dockerised(t, harness.Options{})
+	k := newTalkWith(t, c, "acp", map[string]any{"model": "known-model", "sessionOptions": acpAgents()["opencode"]})
+	k.answered("Remember the number 4711", "I will remember 4711.")
+	k.answered("which number was it?", "You asked me to remember 4711.")
+	for _, r := range c.Model.Requests() {
+		if r.Method == http.MethodPost && r.Model != "known-model" {
+			t.Errorf("%s %s: model %q, want known-model", r.Method, r.URL, r.Model)
+		}
+	}
+}

@@ -1,0 +1,299 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/projector"
+	"github.com/spoolhq/spool/services/session/janitor"
+	"github.com/spoolhq/spool/test/e2e/harness"
+)
+
+// repeating is a model that runs a command and repeats what it printed, in pieces that hold a marker whole.
+const repeating = `
+models: [known-model]
+stream: {piece: 4096, delay: 1ms}
+rules:
+  - name: shell
+    match: {user: {regex: 'run the command (?s)(.*)'}, tools: [run_code]}
+    steps:
+      - tool: {name: run_code, input: {language: bash, code: '{{match 1}}'}}
+      - text: 'It said: {{result}}'
+  - name: greet
+    match: {user: hello}
+    steps: [{text: Hello.}]
+`
+
+// marked is a session with a marker in everything that a session holds: the text
+// of a message, one so large that the log keeps it as a payload, the output of a
+// tool, what the model says, a file, and a secret.
+func marked(t *testing.T, c *harness.Cluster, marker string) string {
+	t.Helper()
+	id := c.Create("spool", map[string]any{
+		"model": "known-model", "workspaceFiles": []map[string]any{{"path": "in.txt", "content": marker + "-workspace-file\n"}},
+		"metadata": map[string]any{"note": marker + "-metadata"},
+	})
+	post := func(text string, more map[string]any) {
+		t.Helper()
+		body := map[string]any{"content": text}
+		for k, v := range more {
+			body[k] = v
+		}
+		var a struct{ ExecutionID string }
+		if code := c.Call(0, "POST", "/api/sessions/"+id+"/messages", body, &a); code != http.StatusAccepted {
+			t.Fatalf("post answered %d", code)
+		}
+		harness.Eventually(t, "the execution has ended", func() bool {
+			var x struct{ Phase, Code, Message string }
+			c.Call(0, "GET", "/api/executions/"+a.ExecutionID, nil, &x)
+			if x.Phase == "failed" {
+				t.Fatalf("execution %s failed: %s %s", a.ExecutionID, x.Code, x.Message)
+			}
+			return x.Phase == "completed"
+		})
+	}
+	post("run the command cat in.txt; printf "+marker+"-to; printf 'ol-output'; echo "+marker+"-written > out.txt", map[string]any{
+		"environment": map[string]any{"TOKEN": map[string]any{"value": marker + "-secret", "secret": true}},
+	})
+	post("hello "+marker+"-large "+strings.Repeat("x", 300<<10), nil)
+	harness.Eventually(t, "the workspace is in the object store", func() bool {
+		status, raw := request(t, "GET", c.URL(0)+"/api/sessions/"+id+"/files/out.txt", nil, nil)
+		return status == http.StatusOK && strings.Contains(string(raw), marker)
+	})
+	return id
+}
+
+// contents are the streams whose files hold what sessions say and do.
+var contents = []string{topology.EventsStream(0), topology.StreamDeltas, "OBJ_" + topology.BucketWorkspaces, "OBJ_" + topology.BucketPayloads}
+
+// streamsWith lists the streams in whose files a text stands.
+func streamsWith(t *testing.T, store, text string) map[string]bool {
+	t.Helper()
+	found := map[string]bool{}
+	err := filepath.WalkDir(store, func(path string, d fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) || err == nil && d.IsDir() {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		raw, err := os.ReadFile(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // the server replaced it
+		}
+		if err == nil && bytes.Contains(raw, []byte(text)) {
+			parts := strings.Split(filepath.ToSlash(path), "/streams/")
+			name, _, _ := strings.Cut(parts[len(parts)-1], "/")
+			found[name] = true
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+// tablesWith lists the tables of the read models in whose rows a text stands.
+func tablesWith(t *testing.T, c *harness.Cluster, text string) map[string]bool {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), c.Base.DatabaseURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(context.Background()) //nolint:errcheck // only read
+	rows, err := conn.Query(t.Context(), "SELECT format('%I.%I', schemaname, tablename) FROM pg_tables WHERE schemaname NOT IN ('pg_catalog', 'information_schema')")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tables, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := map[string]bool{}
+	for _, table := range tables {
+		var n int
+		if err := conn.QueryRow(t.Context(), "SELECT count(*) FROM "+table+" t WHERE strpos(t::text, $1) > 0", text).Scan(&n); err != nil {
+			t.Fatalf("%s: %v", table, err)
+		}
+		if n > 0 {
+			found[table] = true
+		}
+	}
+	return found
+}
+
+// usageOf is what a tenant has taken, in all.
+func usageOf(t *testing.T, c *harness.Cluster) (turns, tokens, ms int64) {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), c.Base.DatabaseURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(context.Background()) //nolint:errcheck // only read
+	err = conn.QueryRow(t.Context(), "SELECT sum(turns)::bigint, sum(tokens)::bigint, sum(time_ms)::bigint FROM spool.tenant_usage WHERE tenant = 'default'").Scan(&turns, &tokens, &ms)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return turns, tokens, ms
+}
+
+// erased makes passes until a session's content was removed.
+func erased(t *testing.T, c *harness.Cluster, j *janitor.Janitor, id string) {
+	t.Helper()
+	sessions := eventlog.Sessions{Log: c.Base.Log}
+	harness.Eventually(t, "the content of "+id+" is removed", func() bool {
+		if _, err := j.Pass(t.Context(), false); err != nil {
+			t.Fatal(err)
+		}
+		l, err := sessions.Load(t.Context(), harness.Tenant, id, eventlog.Leader)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rec, err := c.Base.Log.At(t.Context(), sessions.Position(id, max(l.RunHead.Seq, 1)))
+		return err == nil && rec.Subject == l.RunHead.Subject && rec.Events[0].Type() == events.ContentRemoved{}.EventType()
+	})
+}
+
+// After a session's deletion no API, stream, bucket, table or block file holds
+// its content, while that of a session beside it is found by the same search. The
+// log is sound, a rebuild gives the same read models, and what the tenant has
+// used does not change.
+func TestDeletion_LeavesNoContentBehind(t *testing.T) {
+	t.Parallel()
+	c := harness.New(t, harness.Options{Script: repeating})
+	const gone, kept = "heron-5530", "osprey-8841"
+	deleted, other := marked(t, c, gone), marked(t, c, kept)
+	for _, marker := range []string{gone, kept} {
+		for _, stream := range contents {
+			if !streamsWith(t, c.NATSStore(), marker)[stream] {
+				t.Errorf("before: %s is not found in the files of %s", marker, stream)
+			}
+		}
+		if len(tablesWith(t, c, marker)) == 0 {
+			t.Errorf("before: %s is in no table", marker)
+		}
+	}
+	turns, tokens, ms := usageOf(t, c)
+	if turns != 4 || tokens == 0 {
+		t.Errorf("%d turns and %d tokens are counted", turns, tokens)
+	}
+	stale, err := eventlog.Sessions{Log: c.Base.Log}.Load(t.Context(), harness.Tenant, deleted, eventlog.Leader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Delete(deleted)
+	j := c.Janitor(janitor.Config{Grace: time.Millisecond})
+	erased(t, c, j, deleted)
+
+	control := streamsWith(t, c.NATSStore(), kept)
+	left := streamsWith(t, c.NATSStore(), gone)
+	for _, stream := range contents {
+		if !control[stream] {
+			t.Errorf("%s is not found in the files of %s, so that the search proves nothing", kept, stream)
+		}
+		if left[stream] {
+			t.Errorf("%s is left in the files of %s", gone, stream)
+		}
+	}
+	harness.Eventually(t, "the rows are gone", func() bool { return len(tablesWith(t, c, gone)) == 0 })
+	if len(tablesWith(t, c, kept)) == 0 {
+		t.Errorf("%s is in no table", kept)
+	}
+	for _, path := range []string{"", "/events", "/blocks", "/files", "/files/out.txt", "/conversations", "/executions"} {
+		if status, raw := request(t, "GET", c.URL(0)+"/api/sessions/"+deleted+path, nil, nil); status != http.StatusNotFound || strings.Contains(string(raw), gone) {
+			t.Errorf("GET %s answers %d %s", path, status, raw)
+		}
+	}
+	for _, path := range []string{"/api/sessions", "/api/executions"} {
+		if _, raw := request(t, "GET", c.URL(0)+path, nil, nil); strings.Contains(string(raw), deleted) {
+			t.Errorf("GET %s still lists the session: %s", path, raw)
+		}
+	}
+	leavesNoKeys(t, c, deleted)
+	refusesWrites(t, c, stale)
+
+	if a, b, d := usageOf(t, c); a != turns || b != tokens || d != ms {
+		t.Errorf("the tenant has used %d turns, %d tokens and %d ms, before the removal %d, %d and %d", a, b, d, turns, tokens, ms)
+	}
+	c.Verify()
+	nc, log := c.Base.Connect, c.Base.Log
+	conn, _, err := nc(topology.UserAdmin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := projector.Rebuild(t.Context(), projector.Config{DatabaseURL: c.Base.DatabaseURL}, projector.Deps{Log: log, NATS: conn}, true); err != nil {
+		t.Errorf("rebuild --compare: %v", err)
+	}
+	if _, end := c.Run(other, "run the command echo on", nil); end.Type != (events.ExecutionCompleted{}).EventType() {
+		t.Errorf("the other session's next turn ended with %s %s", end.Type, end.Data)
+	}
+	report, err := j.Pass(t.Context(), false)
+	if err != nil || len(report.Items) != 0 {
+		t.Errorf("a pass when nothing is left to do found %+v, %v", report.Items, err)
+	}
+}
+
+// leavesNoKeys finds no key of the buckets that is named after the session.
+func leavesNoKeys(t *testing.T, c *harness.Cluster, id string) {
+	t.Helper()
+	nc, _, err := c.Base.Connect(topology.UserAdmin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, bucket := range []string{topology.BucketWorkspaces, topology.BucketPayloads} {
+		o, err := js.ObjectStore(t.Context(), bucket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		list, err := o.List(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, x := range list {
+			if strings.Contains(x.Name, id) {
+				t.Errorf("bucket %s still holds %s", bucket, x.Name)
+			}
+		}
+	}
+}
+
+// refusesWrites appends to both subjects of a removed session as a writer that is
+// late would, with the head that it knew and with none.
+func refusesWrites(t *testing.T, c *harness.Cluster, stale eventlog.Loaded) {
+	t.Helper()
+	for name, head := range map[string]eventlog.Head{
+		"life, as it was": stale.LifeHead, "run, as it was": stale.RunHead,
+		"life, of none": {Subject: stale.LifeHead.Subject}, "run, of none": {Subject: stale.RunHead.Subject},
+	} {
+		id := events.Derive(events.KindCommit, "late", name)
+		_, err := c.Base.Log.Append(t.Context(), head, events.Draft{
+			ID: id, Actor: events.Actor{Kind: "service", ID: "late"}, Epoch: 9,
+			Events: []events.Event{{ID: events.Derive(events.KindEvent, id), Time: time.Now(), Source: events.FromServer, Data: events.Log{}}},
+		})
+		var conflict *eventlog.ConflictError
+		if !errors.As(err, &conflict) {
+			t.Errorf("%s: a late write got %v, want a conflict", name, err)
+		}
+	}
+}
