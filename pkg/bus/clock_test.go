@@ -29,14 +29,14 @@ func TestClock_TellsTheTimeOfTheServer(t *testing.T) {
 		if err := c.Start(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if d := time.Since(c.Now()).Abs(); d > 5*time.Second {
+		if d := time.Since(c.Now()).Abs(); d > time.Minute {
 			t.Errorf("on a host that is off by %s the clock is off by %s", off, d)
 		}
 		h.set(0) // jumps; the Go runtime's monotonic reading hides this from a real clock
 		if err := c.Measure(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if d := time.Since(c.Now()).Abs(); d > 5*time.Second {
+		if d := time.Since(c.Now()).Abs(); d > time.Minute {
 			t.Errorf("after a jump of %s the clock is off by %s", -off, d)
 		}
 	}
@@ -65,7 +65,7 @@ func TestDeadline_IsJudgedByTheServersClock(t *testing.T) {
 			}
 			return bus.Reply(b.nc, msg, bus.Answer{})
 		})
-		answered, end := context.WithTimeout(t.Context(), 5*time.Second)
+		answered, end := context.WithTimeout(t.Context(), time.Minute)
 		defer end()
 		if _, err := bus.Request(answered, b.js, bus.Command{Subject: "work.a", ID: "wanted"}); err != nil {
 			t.Errorf("on a host that is off by %s: %v", off, err)
