@@ -19,8 +19,9 @@ import (
 	"github.com/spoolhq/spool/pkg/events/blocks"
 )
 
-// patience is how long a test waits for what must come.
-const patience = time.Minute
+// patience bounds how long a stream of a test may last, and each wait for something that must come. It is long, since a
+// stream of TestStalledClientIsCut carries 24 MB, and took more than a minute with the race detector on a busy machine.
+const patience = 3 * time.Minute
 
 // stream is a client of one session, on WebSocket or SSE.
 type stream interface {
