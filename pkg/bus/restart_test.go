@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"sync"
 	"testing"
 	"time"
@@ -67,6 +68,77 @@ func TestRestartMidStream(t *testing.T) {
 		t.Errorf("the long job was delivered again, delivery %d", delivered)
 	default:
 	}
+}
+
+// TestRouterRun_WaitsForNATS: NATS is down while a Router starts, for longer than one request for a consumer may take. Run
+// repeats the request and handles messages once NATS is back.
+func TestRouterRun_WaitsForNATS(t *testing.T) {
+	t.Parallel()
+	server := natstest.RunRestartable(t)
+	b := newBedOn(t, server.Conn())
+	lines := make(logLines, 100)
+	cfg := bus.SubscriberConfig{JetStream: b.js, Stream: "WORK", Durable: "worker", Logger: slog.New(slog.NewJSONHandler(lines, nil))}
+	router, err := bus.NewRouter(bus.RouterConfig{DeadLetter: newPublisher(t, b.js)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	handled := make(chan string, 1)
+	if err := router.Handle("test", "work.a", newSubscriber(t, cfg), func(_ context.Context, msg *message.Message) error {
+		handled <- msg.UUID
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	server.Stop()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- router.Run(ctx) }()
+	select {
+	case <-lines:
+	case err := <-ended:
+		t.Fatalf("Run returned while NATS was down: %v", err)
+	case <-time.After(patience):
+		t.Fatal("nothing was logged about NATS")
+	}
+	server.Start()
+	wait(t, router.Running(), "the router to run")
+	b.publish(t, "work.a", message.NewMessage("1", nil))
+	wait(t, handled, "the message")
+	cancel()
+	if err := wait(t, ended, "the end of Run"); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestRouterRun_EndsWhileNATSIsAway: the end of the context ends a Run that waits for NATS, and is not an error.
+func TestRouterRun_EndsWhileNATSIsAway(t *testing.T) {
+	t.Parallel()
+	server := natstest.RunRestartable(t)
+	b := newBedOn(t, server.Conn())
+	router, err := bus.NewRouter(bus.RouterConfig{DeadLetter: newPublisher(t, b.js)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := router.Handle("test", "work.a", b.quick(t), func(context.Context, *message.Message) error { return nil }); err != nil {
+		t.Fatal(err)
+	}
+	server.Stop()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := router.Run(ctx); err != nil {
+		t.Errorf("Run returned %v after its context ended", err)
+	}
+}
+
+// logLines receives each line that a logger writes; further ones are dropped while it is full.
+type logLines chan string
+
+func (l logLines) Write(p []byte) (int, error) {
+	select {
+	case l <- string(p):
+	default:
+	}
+	return len(p), nil
 }
 
 // publishAll publishes each message until it is acknowledged, under one id.

@@ -104,7 +104,7 @@ type Router struct {
 	router *message.Router
 	names  map[string]bool
 	// initialize makes the durables. watermill's Router cannot undo a start that failed half way, so all of them come first.
-	initialize []func() error
+	initialize []func(context.Context) error
 }
 
 // NewRouter returns a Router, or an error that names the setting at fault.
@@ -146,8 +146,8 @@ func (r *Router) Handle(name, topic string, subscriber message.Subscriber, fn Ha
 	handler := r.router.AddConsumerHandler(name, topic, subscriber, func(msg *message.Message) error {
 		return fn(msg.Context(), msg)
 	})
-	if init, ok := subscriber.(message.SubscribeInitializer); ok {
-		r.initialize = append(r.initialize, func() error { return init.SubscribeInitialize(topic) })
+	if s, ok := subscriber.(*Subscriber); ok {
+		r.initialize = append(r.initialize, func(ctx context.Context) error { return s.initialize(ctx, topic) })
 	}
 	// The first is the outermost. The dead letter decides last, and on an error that a panic or the timeout became; recovery is
 	// innermost, so that the others never see a panic.
@@ -165,25 +165,33 @@ func (r *Router) Handle(name, topic string, subscriber message.Subscriber, fn Ha
 }
 
 // Run subscribes all handlers and blocks until ctx ends or every subscription has ended, then waits for the handlers at work. The end of
-// ctx is not an error.
+// ctx is not an error. While NATS does not answer, Run waits for it; a stream that does not exist is an error.
 func (r *Router) Run(ctx context.Context) error {
 	if len(r.names) == 0 {
 		return errors.New("bus: the router has no handlers: register one with Handle")
 	}
 	for _, initialize := range r.initialize {
-		if err := initialize(); err != nil {
-			return fmt.Errorf("bus: run router: %w", err)
+		if err := initialize(ctx); err != nil {
+			return unlessEnded(ctx, err)
 		}
 	}
 	err := r.router.Run(context.WithValue(ctx, routerKey{}, r))
 	if err != nil {
 		// A subscription that failed leaves those before it running.
-		return errors.Join(fmt.Errorf("bus: run router: %w", err), r.router.Close())
+		return errors.Join(unlessEnded(ctx, err), r.router.Close())
 	}
 	if ctx.Err() == nil {
 		return fmt.Errorf("bus: all subscriptions ended: %w", ErrUnavailable)
 	}
 	return nil
+}
+
+// unlessEnded returns why Run ends, nil if ctx has ended.
+func unlessEnded(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return nil
+	}
+	return fmt.Errorf("bus: run router: %w", err)
 }
 
 // Running is closed when all handlers are subscribed.

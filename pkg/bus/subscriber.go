@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"sync"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 )
 
@@ -20,7 +22,9 @@ const (
 	minNakDelay = time.Millisecond
 	// abandonAfter is how long a handler has to return once its context is cancelled.
 	abandonAfter = time.Second
-	setupTimeout = 10 * time.Second
+	// setupTimeout bounds one request for a consumer, which is repeated.
+	setupTimeout = 5 * time.Second
+	setupPause   = 200 * time.Millisecond
 	// maxWaiting bounds the pull requests that wait on a consumer, over all subscribers: one for each free slot. The server's own
 	// default of 512 would leave slots without work silently.
 	maxWaiting = 8192
@@ -164,6 +168,8 @@ func NewSubscriber(cfg SubscriberConfig) (*Subscriber, error) {
 //
 // The channel is closed when ctx ends, on Close, or when the connection is closed for good. A connection that is only lost comes back
 // by itself. Without SubscriberConfig.Unrouted it returns ErrNotRouted to anyone but a Router.
+//
+// While NATS does not answer, Subscribe repeats its request until ctx ends: services start in any order, and NATS may be killed meanwhile.
 func (s *Subscriber) Subscribe(ctx context.Context, topic string) (<-chan *message.Message, error) {
 	if !s.cfg.Unrouted && !fromRouter(ctx) {
 		return nil, fmt.Errorf("subscribe to %s: %w: register a handler with Router.Handle", topic, ErrNotRouted)
@@ -171,7 +177,7 @@ func (s *Subscriber) Subscribe(ctx context.Context, topic string) (<-chan *messa
 	if err := s.begin(); err != nil {
 		return nil, err
 	}
-	durable, err := s.consumer(ctx, topic)
+	durable, err := s.awaitConsumer(ctx, topic)
 	if err != nil {
 		s.running.Done()
 		return nil, err
@@ -183,11 +189,16 @@ func (s *Subscriber) Subscribe(ctx context.Context, topic string) (<-chan *messa
 
 // SubscribeInitialize makes or updates the durable for topic, so that messages count for it from now on.
 func (s *Subscriber) SubscribeInitialize(topic string) error {
+	return s.initialize(context.Background(), topic)
+}
+
+// initialize is SubscribeInitialize until ctx ends.
+func (s *Subscriber) initialize(ctx context.Context, topic string) error {
 	if err := s.begin(); err != nil {
 		return err
 	}
 	defer s.running.Done()
-	_, err := s.consumer(context.Background(), topic)
+	_, err := s.awaitConsumer(ctx, topic)
 	return err
 }
 
@@ -215,7 +226,42 @@ func (s *Subscriber) begin() error {
 	return nil
 }
 
-// consumer makes or updates the durable for topic and gives its name.
+// awaitConsumer is consumer, repeated while NATS does not answer. It returns an error when ctx ends, on Close, when the connection is
+// closed, and when NATS refuses the consumer.
+func (s *Subscriber) awaitConsumer(ctx context.Context, topic string) (string, error) {
+	for logged := false; ; logged = true {
+		durable, err := s.consumer(ctx, topic)
+		if err == nil || !isUnanswered(err) || s.cfg.JetStream.Conn().IsClosed() {
+			return durable, err
+		}
+		if !logged {
+			s.cfg.Logger.Warn("NATS does not answer the request for a consumer, retrying", "stream", s.cfg.Stream, "topic", topic, "error", err)
+		}
+		select {
+		case <-ctx.Done():
+			return "", err
+		case <-s.closing:
+			return "", ErrClosed
+		case <-time.After(setupPause):
+		}
+	}
+}
+
+// isUnanswered reports whether a request to JetStream failed because NATS was away or not ready, so that it may succeed later.
+func isUnanswered(err error) bool {
+	var api *jetstream.APIError
+	if errors.As(err, &api) {
+		return api.Code == http.StatusServiceUnavailable && !errors.Is(err, jetstream.ErrJetStreamNotEnabled)
+	}
+	for _, target := range []error{ErrUnavailable, context.DeadlineExceeded, nats.ErrTimeout, nats.ErrNoResponders, nats.ErrReconnectBufExceeded} {
+		if errors.Is(err, target) {
+			return true
+		}
+	}
+	return false
+}
+
+// consumer makes or updates the durable for topic and returns its name.
 func (s *Subscriber) consumer(ctx context.Context, topic string) (string, error) {
 	if err := CheckFilter(topic); err != nil {
 		return "", err
