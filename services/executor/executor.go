@@ -228,11 +228,48 @@ func (e *Executor) Run(ctx context.Context) error {
 	return nil
 }
 
-// open finds what Run needs.
+const (
+	// openWithin bounds one try to open the buckets, and openPause lies between two.
+	openWithin = 2 * time.Second
+	openPause  = 200 * time.Millisecond
+)
+
+// open blocks until NATS and the executor's buckets are ready, then starts the egress proxy and announces the executor.
 func (e *Executor) open(ctx context.Context) error {
 	if err := e.deps.Clock.Start(ctx); err != nil {
 		return err
 	}
+	if err := e.await(ctx, e.openBuckets); err != nil {
+		return err
+	}
+	if err := e.out.open(ctx, e.deps.Logger); err != nil {
+		return err
+	}
+	return e.await(ctx, e.leases.Open)
+}
+
+// await calls open until it succeeds: NATS may be down, or not installed completely yet. It returns an error when ctx ends or the
+// connection is closed.
+func (e *Executor) await(ctx context.Context, open func(context.Context) error) error {
+	for logged := false; ; logged = true {
+		try, cancel := context.WithTimeout(ctx, openWithin)
+		err := open(try)
+		cancel()
+		if err == nil || e.deps.NATS.IsClosed() {
+			return err
+		}
+		if !logged {
+			e.deps.Logger.Warn("waiting for NATS and its buckets", "reason", err)
+		}
+		select {
+		case <-ctx.Done():
+			return errors.Join(ctx.Err(), err)
+		case <-time.After(openPause):
+		}
+	}
+}
+
+func (e *Executor) openBuckets(ctx context.Context) error {
 	if e.store != nil {
 		if err := e.store.Open(ctx, e.js); err != nil {
 			return err
@@ -243,13 +280,7 @@ func (e *Executor) open(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := e.secrets.open(ctx, e.js); err != nil {
-		return err
-	}
-	if err := e.out.open(ctx, e.deps.Logger); err != nil {
-		return err
-	}
-	return e.leases.Open(ctx)
+	return e.secrets.open(ctx, e.js)
 }
 
 // hangUp closes the connections to the engine and to the egress proxy.

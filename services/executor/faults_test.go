@@ -1,8 +1,11 @@
 package executor_test
 
 import (
+	"bytes"
+	"log/slog"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -437,6 +440,38 @@ func TestNATSRestart(t *testing.T) {
 		allow <- struct{}{}
 	}
 	s.ended(second)
+}
+
+// TestRun_WaitsForItsBucket: an executor that starts before its bucket exists, as one does that starts while NATS is installed,
+// logs that and starts once the bucket is there.
+func TestRun_WaitsForItsBucket(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, steps(1, nil))
+	if err := b.js.DeleteKeyValue(b.ctx, topology.BucketLeases); err != nil {
+		t.Fatal(err)
+	}
+	installed := make(chan error, 1)
+	b.logger = slog.New(slog.NewTextHandler(&lineTrigger{text: topology.BucketLeases, call: func() {
+		installed <- topology.Provision(b.ctx, b.js, topology.Config{Shards: 1})
+	}}, nil))
+	b.run()
+	if err := <-installed; err != nil {
+		t.Fatal(err)
+	}
+}
+
+// lineTrigger is a log that calls a function at the first line that holds a text.
+type lineTrigger struct {
+	text string
+	call func()
+	once sync.Once
+}
+
+func (l *lineTrigger) Write(line []byte) (int, error) {
+	if bytes.Contains(line, []byte(l.text)) {
+		l.once.Do(l.call)
+	}
+	return len(line), nil
 }
 
 // An execution that the session service gave up may still occupy the runner.
