@@ -37,6 +37,7 @@ type cluster struct {
 	model    string
 	gateways []string
 	parts    []*process // that faults hit
+	faults   []injected
 	mock     *process
 	natsHTTP string
 }

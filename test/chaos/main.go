@@ -81,7 +81,10 @@ func chaos(ctx context.Context, s settings) (err error) {
 	}()
 	fmt.Printf("seed %d, folder %s\n", s.seed, s.dir)
 	c, err := bring(ctx, s.bin, s.dir)
-	defer func() { err = errors.Join(err, c.end(), c.sweep()) }()
+	defer func() {
+		writeEnds(os.Stdout, c.ends(), c.faults)
+		err = errors.Join(err, c.end(), c.sweep())
+	}()
 	if err != nil {
 		return err
 	}
@@ -111,7 +114,7 @@ func work(ctx context.Context, c *cluster, s settings) error {
 		go d.post(ctx, calm, id, rand.New(rand.NewPCG(s.seed, uint64(n)+2))) //nolint:gosec // it must be repeatable
 	}
 	began := time.Now()
-	kills, freezes, err := inject(ctx, c, s)
+	err := inject(ctx, c, s)
 	close(calm)
 	if err != nil {
 		return err
@@ -132,36 +135,36 @@ func work(ctx context.Context, c *cluster, s settings) error {
 		errs = append(errs, errors.New(why))
 	}
 	errs = append(errs, c.proofs(ctx), d.remove(ctx, sessions))
-	d.report(c, s, evidence, kills, freezes, faulty)
+	d.report(c, s, evidence, faulty)
 	return errors.Join(errs...)
 }
 
 // inject makes faults until there were enough, and leaves everything running.
-func inject(ctx context.Context, c *cluster, s settings) (kills, freezes int, err error) {
+func inject(ctx context.Context, c *cluster, s settings) error {
 	plan, began := newSchedule(s.seed, len(c.parts)), time.Now()
 	var thaws sync.WaitGroup
 	defer thaws.Wait()
 	var mu sync.Mutex
 	var errs []error
-	for kills+freezes < s.faults || time.Since(began) < s.least {
+	for len(c.faults) < s.faults || time.Since(began) < s.least {
 		f := plan.next()
 		select {
 		case <-ctx.Done():
-			return kills, freezes, ctx.Err()
+			return ctx.Err()
 		case <-time.After(f.after):
 		}
 		p := c.parts[f.part]
-		fmt.Fprintf(os.Stderr, "%8.3f s  %s %s for %s\n", time.Since(began).Seconds(), map[bool]string{true: "freeze", false: "kill"}[f.freeze], p.name, f.length)
+		made := injected{time.Now(), p.name, f}
+		c.faults = append(c.faults, made)
+		fmt.Fprintf(os.Stderr, "%s  %s\n", made.at.Format(clockFormat), made)
 		if !f.freeze {
-			kills++
 			if err := p.kill(f.length); err != nil {
-				return kills, freezes, err
+				return err
 			}
 			continue
 		}
-		freezes++
 		if err := p.freeze(); err != nil {
-			return kills, freezes, err
+			return err
 		}
 		thaws.Go(func() {
 			time.Sleep(f.length)
@@ -173,7 +176,7 @@ func inject(ctx context.Context, c *cluster, s settings) (kills, freezes int, er
 		})
 	}
 	thaws.Wait()
-	return kills, freezes, errors.Join(errs...)
+	return errors.Join(errs...)
 }
 
 // resume lets every execution go on that a control paused and that is still open.
@@ -300,8 +303,7 @@ func (d *driver) remove(ctx context.Context, sessions []string) error {
 func (c *cluster) left() []harness.Process {
 	var own []int
 	for _, p := range c.parts {
-		pid, _ := p.state()
-		own = append(own, pid)
+		own = append(own, p.pid())
 	}
 	return slices.DeleteFunc(harness.Processes(c.sandboxes()), func(p harness.Process) bool { return slices.Contains(own, p.PID) })
 }
@@ -313,24 +315,4 @@ func (c *cluster) sweep() error {
 		errs = append(errs, ignoreGone(syscall.Kill(p.PID, syscall.SIGKILL)))
 	}
 	return errors.Join(errs...)
-}
-
-// report prints the figures of a run.
-func (d *driver) report(c *cluster, s settings, e check.Evidence, kills, freezes int, faulty time.Duration) {
-	total, connections, unexpected := 0, 0, []string{}
-	for _, list := range e.Log {
-		total += len(list)
-	}
-	for _, cl := range d.clients {
-		connections += cl.connections
-	}
-	for _, p := range c.parts {
-		if _, n := p.state(); n > 0 {
-			unexpected = append(unexpected, fmt.Sprintf("%s %d", p.name, n))
-		}
-	}
-	fmt.Printf("seed %d: %d faults (%d kills, %d freezes) in %s\n", s.seed, kills+freezes, kills, freezes, faulty.Round(time.Second))
-	fmt.Printf("%d sessions, %d queries, %d events; %d clients over %d connections; %d requests repeated\n", len(e.Log), len(e.Accepted), total, len(d.clients), connections, d.retries)
-	fmt.Printf("longest time without an event for any client while a query was open: %s\n", d.stall.Round(10*time.Millisecond))
-	fmt.Printf("ends of processes that were not injected (each was started again): %s\n", strings.Join(append(unexpected, fmt.Sprintf("%d parts", len(unexpected))), ", "))
 }

@@ -27,7 +27,9 @@ type process struct {
 	down    time.Duration // for how long it stays down after the present one ends; negative for restartPause
 	killed  bool          // the present one's end was injected, or the run is over
 	over    bool
-	exits   int // ends that nobody injected
+	began   time.Time
+	from    int64 // where the log of the present one begins
+	ends    []end // that were not injected
 	stopped []int
 	done    chan struct{}
 }
@@ -52,6 +54,10 @@ func (p *process) begin(log *os.File) error {
 	if p.over {
 		return nil
 	}
+	info, err := log.Stat()
+	if err != nil {
+		return err
+	}
 	cmd := p.start()
 	cmd.Stdout, cmd.Stderr = log, log
 	if cmd.SysProcAttr == nil {
@@ -61,7 +67,7 @@ func (p *process) begin(log *os.File) error {
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("start %s: %w", p.name, err)
 	}
-	p.cmd, p.killed, p.down = cmd, false, -1
+	p.cmd, p.killed, p.down, p.began, p.from = cmd, false, -1, time.Now(), info.Size()
 	return nil
 }
 
@@ -71,9 +77,10 @@ func (p *process) supervise(log *os.File) {
 	for {
 		err := p.cmd.Wait()
 		p.mu.Lock()
-		wait, injected, over := p.down, p.killed, p.over
-		if !injected && !over {
-			p.exits++
+		wait, over := p.down, p.over
+		if !p.killed && !over {
+			now := time.Now()
+			p.ends = append(p.ends, end{p.name, now, now.Sub(p.began), p.cmd.ProcessState.String(), lastLines(log.Name(), p.from)})
 			fmt.Fprintf(log, "chaos: %s ended by itself: %v\n", p.name, err)
 		}
 		p.mu.Unlock()
@@ -152,11 +159,11 @@ func (p *process) end(ctx context.Context, sig syscall.Signal) error {
 	return err
 }
 
-// pid is that of the present process, and unexpected how often it ended by itself.
-func (p *process) state() (pid, unexpected int) {
+// pid returns that of the present process.
+func (p *process) pid() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.cmd.Process.Pid, p.exits
+	return p.cmd.Process.Pid
 }
 
 func ignoreGone(err error) error {

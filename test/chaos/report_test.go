@@ -1,0 +1,92 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// TestProcess_RecordsEndsThatWereNotInjected: a real process that fails by itself is recorded with its exit status and its last
+// lines, those of the process before left out; one that is killed on purpose, and one that is stopped at the end, are not.
+func TestProcess_RecordsEndsThatWereNotInjected(t *testing.T) {
+	t.Parallel()
+	c := &cluster{dir: t.TempDir()}
+	starts := 0
+	if err := c.add("session-0", func() *exec.Cmd {
+		starts++
+		if starts == 1 {
+			return exec.Command("sh", "-c", "echo first life; exec sleep 600")
+		}
+		if starts == 2 {
+			return exec.Command("sh", "-c", "for i in 1 2 3 4 5; do echo reason $i; done; exit 3")
+		}
+		return exec.Command("sleep", "600")
+	}); err != nil {
+		t.Fatal(err)
+	}
+	p := c.parts[0]
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		if err := p.end(ctx, syscall.SIGTERM); err != nil {
+			t.Error(err)
+		}
+		if n := len(c.ends()); n != 1 {
+			t.Errorf("after the stop there are %d ends", n)
+		}
+	})
+	f := injected{time.Now(), "session-0", fault{length: time.Millisecond}}
+	if err := p.kill(f.length); err != nil {
+		t.Fatal(err)
+	}
+	deadline := time.Now().Add(time.Minute)
+	for len(c.ends()) == 0 {
+		if time.Now().After(deadline) {
+			t.Fatal("the end was not recorded")
+		}
+		time.Sleep(time.Millisecond)
+	}
+	var out strings.Builder
+	writeEnds(&out, c.ends(), []injected{f})
+	for _, want := range []string{"not injected (each was started again): 1 [session-0 1]", "session-0: exit status 3", "after: kill of session-0 for 1ms", "log: reason 3\n    log: reason 4\n    log: reason 5\n"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("the report lacks %q:\n%s", want, &out)
+		}
+	}
+	if strings.Contains(out.String(), "first life") || strings.Contains(out.String(), "reason 2") {
+		t.Errorf("the report has more lines than the last of that process:\n%s", &out)
+	}
+}
+
+// TestWriteEnds_NamesCauses: the faults of the process itself, of NATS and of Postgres count, not those of others, later or long before.
+func TestWriteEnds_NamesCauses(t *testing.T) {
+	t.Parallel()
+	at := time.Now()
+	before := func(d time.Duration, part string, freeze bool) injected {
+		return injected{at.Add(-d), part, fault{freeze: freeze, length: 5 * time.Second}}
+	}
+	faults := []injected{
+		before(time.Minute, "nats", false), before(4*time.Second, "nats", true), before(3*time.Second, "session-1", false),
+		before(time.Second, "session-0", false), before(-time.Second, "nats", false),
+	}
+	var out strings.Builder
+	same := func(n int) end {
+		return end{part: "session-0", at: at, lived: time.Second, status: "exit status 1", lines: []string{fmt.Sprintf("no answer after %d ms", n)}}
+	}
+	writeEnds(&out, []end{same(1), same(22), {part: "gateway-0", at: at.Add(time.Hour), status: "signal: killed"}}, faults)
+	for _, want := range []string{
+		"after: kill of session-0 for 5s (1.0 s before), freeze of nats for 5s (4.0 s before)\n    log: no answer after 1 ms\n", "log: as above",
+		"gateway-0: signal: killed", "after: no fault of it, NATS or Postgres within 30s",
+	} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("the report lacks %q:\n%s", want, &out)
+		}
+	}
+	if strings.Contains(out.String(), "22 ms") {
+		t.Errorf("the report repeats lines:\n%s", &out)
+	}
+}
