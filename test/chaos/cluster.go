@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"os/user"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -289,13 +290,18 @@ func (c *cluster) log(ctx context.Context) (*nats.Conn, *jslog.Log, error) {
 	return nc, log, err
 }
 
+// processes returns the parts and the model server.
+func (c *cluster) processes() []*process {
+	if c.mock == nil {
+		return c.parts
+	}
+	return append(slices.Clone(c.parts), c.mock)
+}
+
 // end stops all that was started, the servers last.
 func (c *cluster) end() error {
 	var errs []error
-	all := c.parts
-	if c.mock != nil {
-		all = append(all, c.mock)
-	}
+	all := c.processes()
 	for i := len(all) - 1; i >= 0; i-- {
 		sig := syscall.SIGTERM
 		if all[i].name == "postgres" {

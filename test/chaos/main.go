@@ -12,7 +12,6 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -21,7 +20,6 @@ import (
 
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/test/chaos/check"
-	"github.com/spoolhq/spool/test/e2e/harness"
 )
 
 const (
@@ -79,6 +77,9 @@ func chaos(ctx context.Context, s settings) (err error) {
 		}
 		err = os.RemoveAll(s.dir)
 	}()
+	if err := adoptOrphans(true); err != nil {
+		return err
+	}
 	fmt.Printf("seed %d, folder %s\n", s.seed, s.dir)
 	c, err := bring(ctx, s.bin, s.dir)
 	defer func() {
@@ -152,6 +153,9 @@ func inject(ctx context.Context, c *cluster, s settings) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-time.After(f.after):
+		}
+		if err := c.reap(); err != nil {
+			return err
 		}
 		p := c.parts[f.part]
 		made := injected{time.Now(), p.name, f}
@@ -284,35 +288,17 @@ func (d *driver) remove(ctx context.Context, sessions []string) error {
 	}
 	deadline := time.Now().Add(settle)
 	for {
-		left := d.c.left()
-		folders, err := filepath.Glob(filepath.Join(d.c.sandboxes(), "workspaces", "ses_*"))
-		if err != nil {
+		left, err := d.c.left()
+		folders, ferr := d.c.leftFolders()
+		if err := errors.Join(err, ferr, d.c.reap()); err != nil {
 			return err
 		}
 		if len(left) == 0 && len(folders) == 0 {
 			return nil
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("%s after all sessions were deleted there are still processes %v and workspaces %v", settle, left, folders)
+			return fmt.Errorf("%s after all sessions were deleted there are still processes %q and folders %q", settle, describe(left), folders)
 		}
 		time.Sleep(retryPause)
 	}
-}
-
-// left are the processes of sandboxes, those of this run's services apart.
-func (c *cluster) left() []harness.Process {
-	var own []int
-	for _, p := range c.parts {
-		own = append(own, p.pid())
-	}
-	return slices.DeleteFunc(harness.Processes(c.sandboxes()), func(p harness.Process) bool { return slices.Contains(own, p.PID) })
-}
-
-// sweep ends what sandboxes left behind, which only a failed run does.
-func (c *cluster) sweep() error {
-	var errs []error
-	for _, p := range c.left() {
-		errs = append(errs, ignoreGone(syscall.Kill(p.PID, syscall.SIGKILL)))
-	}
-	return errors.Join(errs...)
 }

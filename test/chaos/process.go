@@ -7,8 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -119,8 +117,16 @@ func (p *process) kill(down time.Duration) error {
 func (p *process) freeze() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	pid := p.cmd.Process.Pid
-	now := append([]int{pid}, children(pid)...)
+	list, err := tasks()
+	if err != nil {
+		return err
+	}
+	now := []int{p.cmd.Process.Pid}
+	for _, t := range list {
+		if t.parent == now[0] {
+			now = append(now, t.pid)
+		}
+	}
 	p.stopped = append(p.stopped, now...) // those of a freeze that is not over yet may have lost their parent since
 	var errs []error
 	for _, pid := range now {
@@ -171,28 +177,4 @@ func ignoreGone(err error) error {
 		return nil
 	}
 	return err
-}
-
-// children are the processes that a process has started and that still run.
-func children(parent int) (list []int) {
-	entries, err := os.ReadDir("/proc")
-	if err != nil {
-		return nil
-	}
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil {
-			continue
-		}
-		stat, err := os.ReadFile(filepath.Join("/proc", e.Name(), "stat"))
-		if err != nil {
-			continue
-		}
-		_, rest, ok := strings.Cut(string(stat), ") ") // the program's name may hold anything
-		fields := strings.Fields(rest)
-		if ok && len(fields) > 1 && fields[1] == strconv.Itoa(parent) {
-			list = append(list, pid)
-		}
-	}
-	return list
 }

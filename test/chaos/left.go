@@ -1,0 +1,156 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+)
+
+// task is a process as the kernel lists it.
+type task struct {
+	pid, parent int
+	dead        bool // it has ended, and nobody has waited for it
+}
+
+// tasks lists all processes of this machine; those that end meanwhile are left out.
+func tasks() (list []task, err error) {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		stat, err := os.ReadFile(filepath.Join("/proc", e.Name(), "stat"))
+		if err != nil {
+			continue
+		}
+		// The program's name, in parentheses, may hold anything.
+		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+		if len(fields) < 2 {
+			continue
+		}
+		parent, err := strconv.Atoi(fields[1])
+		if err != nil {
+			continue
+		}
+		list = append(list, task{pid, parent, fields[0] == "Z" || fields[0] == "X"})
+	}
+	return list, nil
+}
+
+// below returns the processes that descend from one of roots.
+func below(list []task, roots ...int) (pids []int) {
+	known := slices.Clone(roots)
+	for grown := true; grown; {
+		grown = false
+		for _, t := range list {
+			if slices.Contains(known, t.parent) && !slices.Contains(known, t.pid) {
+				known, grown = append(known, t.pid), true
+			}
+		}
+	}
+	return known[len(roots):]
+}
+
+// uses reports whether a process has to do with a folder: its arguments or environment name the folder, or its working directory,
+// its program or an open file lies in it.
+func uses(pid int, folder string) bool {
+	proc := filepath.Join("/proc", strconv.Itoa(pid))
+	for _, name := range []string{"cmdline", "environ"} {
+		// A process that has ended, or that belongs to another user, cannot be read.
+		if raw, err := os.ReadFile(filepath.Join(proc, name)); err == nil && bytes.Contains(raw, []byte(folder)) {
+			return true
+		}
+	}
+	links, err := filepath.Glob(filepath.Join(proc, "fd", "*"))
+	if err != nil {
+		return false
+	}
+	for _, link := range append(links, filepath.Join(proc, "cwd"), filepath.Join(proc, "exe")) {
+		if target, err := os.Readlink(link); err == nil && strings.HasPrefix(target, folder) {
+			return true
+		}
+	}
+	return false
+}
+
+// own returns the processes that belong to the run: the parts, and what the servers start.
+func (c *cluster) own(list []task) []int {
+	own := []int{os.Getpid()}
+	for _, p := range c.processes() {
+		own = append(own, p.pid())
+		if p.name == "postgres" || p.name == "nats" {
+			own = append(own, below(list, p.pid())...)
+		}
+	}
+	return own
+}
+
+// left lists the processes that sandboxes have left: those that use the executors' folder, and those that descend from this program,
+// which adopts every orphan of an executor. What Spool itself knows about sandboxes plays no part.
+func (c *cluster) left() (pids []int, err error) {
+	list, err := tasks()
+	if err != nil {
+		return nil, err
+	}
+	own, descendants := c.own(list), below(list, os.Getpid())
+	for _, t := range list {
+		if !t.dead && !slices.Contains(own, t.pid) && (slices.Contains(descendants, t.pid) || uses(t.pid, c.sandboxes())) {
+			pids = append(pids, t.pid)
+		}
+	}
+	return pids, nil
+}
+
+// leftFolders lists what sessions have left in the executors' folder: workspaces, sandboxes and the agents' state.
+func (c *cluster) leftFolders() ([]string, error) {
+	return filepath.Glob(filepath.Join(c.sandboxes(), "*", "[a-z][a-z][a-z]_*"))
+}
+
+// reap waits for the dead orphans that this program has adopted, as process 1 does elsewhere.
+func (c *cluster) reap() error {
+	list, err := tasks()
+	if err != nil {
+		return err
+	}
+	own := c.own(list)
+	for _, t := range list {
+		if t.dead && t.parent == os.Getpid() && !slices.Contains(own, t.pid) {
+			if _, err := syscall.Wait4(t.pid, nil, syscall.WNOHANG, nil); err != nil && !errors.Is(err, syscall.ECHILD) {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// describe returns a process's id and arguments, for messages.
+func describe(pids []int) (list []string) {
+	for _, pid := range pids {
+		raw, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
+		if err != nil {
+			continue // it has ended
+		}
+		command := string(bytes.ReplaceAll(raw, []byte{0}, []byte{' '}))
+		list = append(list, strconv.Itoa(pid)+" "+command[:min(len(command), 200)])
+	}
+	return list
+}
+
+// sweep ends what sandboxes left behind, which only a failed run does.
+func (c *cluster) sweep() error {
+	pids, err := c.left()
+	errs := []error{err}
+	for _, pid := range pids {
+		errs = append(errs, ignoreGone(syscall.Kill(pid, syscall.SIGKILL)))
+	}
+	return errors.Join(errs...)
+}

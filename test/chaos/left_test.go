@@ -1,0 +1,204 @@
+package main
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// plant starts a script in a session of its own and returns when the shell that started the script has ended, so that the script's
+// process is an orphan. The script prints nothing and inherits no file.
+func plant(t *testing.T, dir, script string) int {
+	t.Helper()
+	cmd := exec.Command("sh", "-c", `setsid sh -c "$1" "$2" </dev/null >/dev/null 2>&1 & echo $!`, "sh", "exec "+script, "planted")
+	cmd.Dir = dir
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(out)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := ignoreGone(syscall.Kill(-pid, syscall.SIGKILL)); err != nil {
+			t.Error(err)
+		}
+	})
+	// It is planted once its shell has become the script's program.
+	deadline := time.Now().Add(time.Minute)
+	for {
+		if raw, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "comm")); err == nil && slices.Contains([]string{"sleep\n", "tail\n", "link\n"}, string(raw)) {
+			return pid
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%q did not start", script)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func mustLeft(t *testing.T, c *cluster) []int {
+	t.Helper()
+	pids, err := c.left()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pids
+}
+
+// TestLeft_FindsProcessesOfSandboxes: each orphan that has anything to do with the executors' folder is found, also after the folder is
+// deleted. A process that has nothing to do with it is not.
+func TestLeft_FindsProcessesOfSandboxes(t *testing.T) { //nolint:paralleltest // the next test changes whose orphans these are
+	c := &cluster{dir: t.TempDir()}
+	workspace := filepath.Join(c.sandboxes(), "workspaces", "ses_1")
+	if err := os.MkdirAll(workspace, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	inside, outside := filepath.Join(workspace, "sleep"), filepath.Join(c.dir, "link")
+	program, err := exec.LookPath("sleep")
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw, err := os.ReadFile(program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(inside, raw, 0o700); err != nil { //nolint:gosec // it is run
+		t.Fatal(err)
+	}
+	if err := os.Symlink(inside, outside); err != nil {
+		t.Fatal(err)
+	}
+	// Each has one trait alone.
+	planted := map[string]int{
+		"names it in its arguments":           plant(t, "/", "env -i tail -F /dev/null "+filepath.Join(workspace, "nothing")),
+		"names it in its environment":         plant(t, "/", "env -i BOX="+workspace+" sleep 600"),
+		"has it as its working directory":     plant(t, workspace, "env -i sleep 600"),
+		"has a file open in it":               plant(t, "/", "env -i sleep 600 >"+filepath.Join(workspace, "out")),
+		"runs a program that is stored in it": plant(t, "/", "env -i "+outside+" 600"),
+	}
+	other := plant(t, "/", "env -i sleep 600")
+	if err := os.RemoveAll(c.sandboxes()); err != nil {
+		t.Fatal(err)
+	}
+	left := mustLeft(t, c)
+	for name, pid := range planted {
+		if !slices.Contains(left, pid) {
+			t.Errorf("a process that %s was not found", name)
+		}
+	}
+	if slices.Contains(left, other) {
+		t.Error("a process that has nothing to do with sandboxes was found")
+	}
+	if err := c.sweep(); err != nil {
+		t.Fatal(err)
+	}
+	deadline := time.Now().Add(time.Minute)
+	for len(mustLeft(t, c)) > 0 {
+		if time.Now().After(deadline) {
+			t.Fatalf("after the sweep there are still %v", describe(mustLeft(t, c)))
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// TestLeft_FindsOrphansWithoutATrace: an orphan with an empty environment, without a file and in another folder is found as a descendant of
+// this program. The run's own processes, and the children of its servers, are not.
+func TestLeft_FindsOrphansWithoutATrace(t *testing.T) { //nolint:paralleltest // it adopts the orphans of other tests
+	if err := adoptOrphans(true); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := adoptOrphans(false); err != nil {
+			t.Error(err)
+		}
+	})
+	c := &cluster{dir: t.TempDir()}
+	for _, name := range []string{"nats", "executor-0"} {
+		if err := c.add(name, func() *exec.Cmd { return exec.Command("sh", "-c", "sleep 600; :") }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() {
+		if err := c.end(); err != nil {
+			t.Error(err)
+		}
+		if err := c.sweep(); err != nil {
+			t.Error(err)
+		}
+	})
+	nats, executor := c.parts[0].pid(), c.parts[1].pid()
+	var children []int
+	for deadline := time.Now().Add(time.Minute); len(children) < 2; time.Sleep(time.Millisecond) {
+		list, err := tasks()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if children = below(list, nats, executor); time.Now().After(deadline) {
+			t.Fatal("the parts have no children")
+		}
+	}
+	pid := plant(t, "/", "env -i sleep 600")
+	left := mustLeft(t, c)
+	if !slices.Contains(left, pid) {
+		t.Error("the orphan was not found")
+	}
+	for _, pid := range []int{nats, executor, os.Getpid()} {
+		if slices.Contains(left, pid) {
+			t.Errorf("a process of the run was found: %v", describe([]int{pid}))
+		}
+	}
+	list, err := tasks()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if child := below(list, nats)[0]; slices.Contains(left, child) {
+		t.Error("a child of NATS was found")
+	}
+	if child := below(list, executor)[0]; !slices.Contains(left, child) {
+		t.Error("a child of an executor was not found")
+	}
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(time.Minute); syscall.Kill(pid, 0) == nil; time.Sleep(time.Millisecond) {
+		if err := c.reap(); err != nil {
+			t.Fatal(err)
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the dead orphan was not reaped")
+		}
+	}
+}
+
+// TestLeftFolders_FindsWhatSessionsLeave in each of the executors' folders, and nothing where they are empty.
+func TestLeftFolders_FindsWhatSessionsLeave(t *testing.T) {
+	t.Parallel()
+	c := &cluster{dir: t.TempDir()}
+	var want []string
+	for _, path := range []string{"sandboxes/sbx_1", "states/ses_1", "workspaces/ses_1"} {
+		want = append(want, filepath.Join(c.sandboxes(), filepath.FromSlash(path)))
+		if err := os.MkdirAll(want[len(want)-1], 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := c.leftFolders()
+	if err != nil || !slices.Equal(got, want) {
+		t.Errorf("it found %q, %v, want %q", got, err, want)
+	}
+	for _, path := range want {
+		if err := os.RemoveAll(path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, err := c.leftFolders(); err != nil || len(got) > 0 {
+		t.Errorf("in empty folders it found %q, %v", got, err)
+	}
+}
