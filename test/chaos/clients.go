@@ -51,6 +51,7 @@ type client struct {
 	kind, session string
 	mu            sync.Mutex
 	events        []check.Event
+	pieces        []check.Piece
 	connections   int
 }
 
@@ -198,6 +199,7 @@ func (d *driver) waiting(session string) (n int) {
 // take keeps an event that a client received. What does not follow is kept as well, for the checker to find.
 func (d *driver) take(c *client, w events.Wire) {
 	if w.Type == events.TextDelta {
+		d.takePiece(c, w)
 		return
 	}
 	c.mu.Lock()
@@ -214,6 +216,19 @@ func (d *driver) take(c *client, w events.Wire) {
 		delete(d.open, w.ExecutionID)
 		d.ended[w.ExecutionID] = true
 	}
+}
+
+// takePiece keeps text in flight that a client received.
+func (d *driver) takePiece(c *client, w events.Wire) {
+	var delta events.Delta
+	if err := json.Unmarshal(w.Data, &delta); err != nil {
+		d.complain("text in flight of %s: %v: %s", c.session, err, w.Data)
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	after := uint32(len(c.events)) //nolint:gosec // small
+	c.pieces = append(c.pieces, check.Piece{Block: delta.BlockID, Offset: delta.Offset, Text: delta.Text, Seq: w.Seq, After: after})
 }
 
 // compact is JSON in one form.

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/test/chaos/check"
 )
 
@@ -135,6 +136,9 @@ func work(ctx context.Context, c *cluster, s settings) error {
 	for _, why := range append(check.Check(evidence), d.refused...) {
 		errs = append(errs, errors.New(why))
 	}
+	if !slices.ContainsFunc(evidence.Streams, func(s check.Stream) bool { return len(s.Pieces) > 0 }) {
+		errs = append(errs, errors.New("no client received text in flight, so that nothing is known about it"))
+	}
 	errs = append(errs, c.proofs(ctx), d.remove(ctx, sessions))
 	d.report(c, s, evidence, faulty)
 	return errors.Join(errs...)
@@ -217,7 +221,7 @@ func (d *driver) settled(ctx context.Context) error {
 
 // evidence reads the log, and waits until clients have what it holds.
 func (d *driver) evidence(ctx context.Context, sessions []string) (check.Evidence, error) {
-	e := check.Evidence{Log: map[string][]check.Event{}}
+	e := check.Evidence{Log: map[string][]check.Event{}, Texts: map[string]string{}}
 	nc, log, err := d.c.log(ctx)
 	if nc != nil {
 		defer nc.Close()
@@ -234,6 +238,9 @@ func (d *driver) evidence(ctx context.Context, sessions []string) (check.Evidenc
 				if err != nil {
 					return e, err
 				}
+				if b, ok := n.Event.Data.(events.BlockComplete); ok {
+					e.Texts[b.Block.ID] = b.Block.Content + string(b.Block.Input) // a block has one of them
+				}
 				w, err := n.Event.ToWire(id, n.Seq, n.Position.String())
 				if err != nil {
 					return e, err
@@ -245,7 +252,7 @@ func (d *driver) evidence(ctx context.Context, sessions []string) (check.Evidenc
 		e.Streams = nil
 		for _, c := range d.clients {
 			c.mu.Lock()
-			e.Streams = append(e.Streams, check.Stream{Client: c.kind, Session: c.session, Events: slices.Clone(c.events)})
+			e.Streams = append(e.Streams, check.Stream{Client: c.kind, Session: c.session, Events: slices.Clone(c.events), Pieces: slices.Clone(c.pieces)})
 			behind = behind || len(c.events) < len(e.Log[c.session])
 			c.mu.Unlock()
 		}

@@ -122,12 +122,16 @@ func (c *cluster) ends() (list []end) {
 
 // report prints the figures of a run.
 func (d *driver) report(c *cluster, s settings, e check.Evidence, faulty time.Duration) {
-	total, connections, kills := 0, 0, 0
+	total, connections, kills, pieces, seen := 0, 0, 0, 0, map[string]bool{}
 	for _, list := range e.Log {
 		total += len(list)
 	}
 	for _, cl := range d.clients {
 		connections += cl.connections
+		pieces += len(cl.pieces)
+		for _, p := range cl.pieces {
+			seen[p.Block] = true
+		}
 	}
 	for _, f := range c.faults {
 		if !f.freeze {
@@ -136,5 +140,6 @@ func (d *driver) report(c *cluster, s settings, e check.Evidence, faulty time.Du
 	}
 	fmt.Printf("seed %d: %d faults (%d kills, %d freezes) in %s\n", s.seed, len(c.faults), kills, len(c.faults)-kills, faulty.Round(time.Second))
 	fmt.Printf("%d sessions, %d queries, %d events; %d clients over %d connections; %d requests repeated\n", len(e.Log), len(e.Accepted), total, len(d.clients), connections, d.retries)
+	fmt.Printf("clients received %d pieces of text in flight, of %d blocks\n", pieces, len(seen))
 	fmt.Printf("longest time without an event for any client while a query was open: %s\n", d.stall.Round(10*time.Millisecond))
 }

@@ -24,6 +24,7 @@ type Stream struct {
 	Client  string // for messages
 	Session string
 	Events  []Event
+	Pieces  []Piece // text in flight
 }
 
 // Evidence is what a run leaves.
@@ -31,7 +32,9 @@ type Evidence struct {
 	// Accepted are the queries whose acceptance was answered: session by execution.
 	Accepted map[string]string
 	// Log holds the events of each session, counted in stream order.
-	Log     map[string][]Event
+	Log map[string][]Event
+	// Texts are the texts of the blocks that the log completes, by block.
+	Texts   map[string]string
 	Streams []Stream
 }
 
@@ -39,7 +42,8 @@ type Evidence struct {
 //   - each accepted query is accepted once in the log and ends there once;
 //   - the log has no query that no client was told of;
 //   - seq counts 1, 2, 3, … in the log, and no event is there twice;
-//   - each client has every event of its session, once and in order.
+//   - each client has every event of its session, once and in order;
+//   - the text in flight that a client has is the beginning of what the log has in the end.
 func Check(e Evidence) []string {
 	var wrong []string
 	fail := func(format string, args ...any) { wrong = append(wrong, fmt.Sprintf(format, args...)) }
@@ -74,7 +78,7 @@ func Check(e Evidence) []string {
 		}
 	}
 	for _, s := range e.Streams {
-		for _, why := range compare(s.Events, e.Log[s.Session]) {
+		for _, why := range append(compare(s.Events, e.Log[s.Session]), texts(s.Pieces, e.Texts)...) {
 			fail("%s of %s: %s", s.Client, s.Session, why)
 		}
 	}

@@ -1,0 +1,67 @@
+package check_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spoolhq/spool/test/chaos/check"
+)
+
+const heron = "Der Reiher fängt einen Fisch, und wartet dann wieder."
+
+// heronPieces is the whole text in pieces that divide a character as well.
+func heronPieces() (pieces []check.Piece) {
+	for from := 0; from < len(heron); from += 5 {
+		pieces = append(pieces, check.Piece{Block: "blk_1", Offset: uint32(from), Text: heron[from:min(from+5, len(heron))], Seq: 2, After: 2}) //nolint:gosec // small
+	}
+	return pieces
+}
+
+func checkPieces(pieces []check.Piece) []string {
+	return check.Check(check.Evidence{
+		Texts:   map[string]string{"blk_1": heron, "blk_2": "Then it flies home."},
+		Streams: []check.Stream{{Client: "SSE", Session: "ses_1", Pieces: pieces}},
+	})
+}
+
+// TestCheck_AcceptsTextInFlight: a client may receive text twice after it reconnects, and the end of a text only with its block.
+func TestCheck_AcceptsTextInFlight(t *testing.T) {
+	t.Parallel()
+	again := check.Piece{Block: "blk_1", Text: heron[:22], Seq: 2, After: 2}
+	other := check.Piece{Block: "blk_2", Text: "Then", Seq: 4, After: 4}
+	for name, pieces := range map[string][]check.Piece{
+		"whole":       heronPieces(),
+		"from anew":   slices.Insert(heronPieces(), 3, again),
+		"end unseen":  heronPieces()[:4],
+		"two blocks":  append(heronPieces(), other),
+		"interleaved": slices.Insert(heronPieces(), 4, other),
+	} {
+		if wrong := checkPieces(pieces); wrong != nil {
+			t.Errorf("%s: it found %q", name, wrong)
+		}
+	}
+}
+
+// TestCheck_FindsWrongTextInFlight: each piece but the last is dropped, exchanged with the next, changed, and sent too early.
+func TestCheck_FindsWrongTextInFlight(t *testing.T) {
+	t.Parallel()
+	for i := range heronPieces()[1:] {
+		for name, c := range map[string]struct {
+			change func(list []check.Piece) []check.Piece
+			want   string
+		}{
+			"dropped":       {func(list []check.Piece) []check.Piece { return slices.Delete(list, i, i+1) }, "is due"},
+			"reordered":     {func(list []check.Piece) []check.Piece { list[i], list[i+1] = list[i+1], list[i]; return list }, "is due"},
+			"changed":       {func(list []check.Piece) []check.Piece { list[i].Text = "REIHE"; return list }, "in the log"},
+			"too long":      {func(list []check.Piece) []check.Piece { list[i].Text += heron; return list }, "in the log"},
+			"shifted":       {func(list []check.Piece) []check.Piece { list[i+1].Offset--; return list }, "in the log"},
+			"too early":     {func(list []check.Piece) []check.Piece { list[i].Seq++; return list }, "came with seq 3 after event 2"},
+			"without block": {func(list []check.Piece) []check.Piece { list[i].Block = "blk_3"; return list }, "does not complete"},
+		} {
+			if wrong := checkPieces(c.change(heronPieces())); len(wrong) != 1 || !strings.HasPrefix(wrong[0], "SSE of ses_1: piece ") || !strings.Contains(wrong[0], c.want) {
+				t.Errorf("piece %d %s: it found %q", i+1, name, wrong)
+			}
+		}
+	}
+}
