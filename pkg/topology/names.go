@@ -99,6 +99,11 @@ func PartitionFilter(partition int) string {
 	return "ev." + events.PartitionToken(partition) + ".*.*.*"
 }
 
+// TenantLifeFilter matches what was asked of a tenant's sessions in a partition.
+func TenantLifeFilter(partition int, tenant string) string {
+	return "ev." + events.PartitionToken(partition) + "." + tenant + ".*." + string(events.Life)
+}
+
 // DeltaFilter matches the text in flight of a partition.
 func DeltaFilter(partition int) string { return "dl." + events.PartitionToken(partition) + ".>" }
 

@@ -33,7 +33,7 @@ func Users() []User {
 
 func gatewayUser() User {
 	return User{
-		Name: UserGateway, Doc: "takes clients in; writes commands, reads LIVE and Postgres",
+		Name: UserGateway, Doc: "takes clients in; writes commands, reads LIVE and Postgres, and finds in the log what Postgres does not hold yet",
 		Publish: join(
 			[]string{"cmd.*.*.*.*", FilesOn("*", "*"), FilesAck("*")},
 			useKV(BucketIdempotency), []string{"$KV." + BucketIdempotency + ".>"},
@@ -44,6 +44,8 @@ func gatewayUser() User {
 			useKV(BucketBudgets),
 			// People read dead letters; to retry or drop one is a command.
 			get(StreamDead),
+			// What the log holds and the read models do not hold yet.
+			findInLog(),
 		),
 		Subscribe: []string{inbox(UserGateway), "live.*.*", CtlProjector, FilesTo("*")},
 	}
@@ -177,6 +179,15 @@ func readLog() []string {
 	var out []string
 	for i := range MaxShards {
 		out = append(out, ordered(EventsStream(i))...)
+	}
+	return out
+}
+
+// findInLog is asking every shard's leader for single commits.
+func findInLog() []string {
+	var out []string
+	for i := range MaxShards {
+		out = append(out, "$JS.API.STREAM.MSG.GET."+EventsStream(i))
 	}
 	return out
 }

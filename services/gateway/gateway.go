@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/spoolhq/spool/pkg/budget"
+	"github.com/spoolhq/spool/pkg/eventlog/jslog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/livefiles"
 	"github.com/spoolhq/spool/pkg/topology"
@@ -91,7 +92,11 @@ func New(cfg Config, deps Deps) (*Gateway, error) {
 // build puts the parts together.
 func (g *Gateway) build(js jetstream.JetStream) error {
 	counts := metrics.New(g.deps.Metrics)
-	g.store = reads.New(g.deps.Pool, reads.Config{})
+	log, err := jslog.New(jslog.Config{JetStream: js, Logger: g.deps.Logger})
+	if err != nil {
+		return err
+	}
+	g.store = reads.New(g.deps.Pool, reads.Config{Log: log})
 	letIn, err := auth.New(auth.Config{Required: g.cfg.Auth == AuthKeys, RootKey: g.cfg.RootKey, Keys: g.store})
 	if err != nil {
 		return err

@@ -25,8 +25,6 @@ const (
 	askTime = 15 * time.Second
 	// silence is how long a streaming client waits before it reconnects: a comment comes every 15 s.
 	silence = 20 * time.Second
-	// shown is how long the read models may be behind what was answered, under faults.
-	shown = time.Minute
 	// retryPause lies between two tries of a request or a connection.
 	retryPause = 250 * time.Millisecond
 )
@@ -173,11 +171,8 @@ func (d *driver) control(ctx context.Context, execution string, r *rand.Rand) {
 	steps := [][]string{{}, {}, {}, {}, {}, {"cancel"}, {"pause", "resume"}}[r.IntN(7)]
 	for _, step := range steps {
 		time.Sleep(time.Duration(r.IntN(3000)) * time.Millisecond)
-		// 409 is an execution that has ended, or is not paused; 404 one that the read models do not show yet.
-		status, answer, err := http.StatusNotFound, "", error(nil)
-		for limit := time.Now().Add(shown); status == http.StatusNotFound && err == nil && time.Now().Before(limit); time.Sleep(retryPause) {
-			status, answer, err = d.insist(ctx, http.MethodPost, "/api/executions/"+execution+"/"+step, "", map[string]any{}, nil)
-		}
+		// 409 is an execution that has ended, or is not paused.
+		status, answer, err := d.insist(ctx, http.MethodPost, "/api/executions/"+execution+"/"+step, "", map[string]any{}, nil)
 		if err != nil || status/100 != 2 && status != http.StatusConflict {
 			d.complain("%s of %s: %d %s %v", step, execution, status, answer, err)
 		}

@@ -144,6 +144,23 @@ func headOf(s events.Subject, m message) (eventlog.Head, error) {
 	return eventlog.Head{Subject: s, Seq: m.Seq, Hash: c.Hash, Commit: c}, nil
 }
 
+// Next returns the first commit after a position whose subject matches a filter of NATS, as the shard's leader knows it;
+// Seq 0 means that there is none. A user who calls nothing else needs the right to STREAM.MSG.GET alone.
+func (l *Log) Next(ctx context.Context, after eventlog.Position, filter string) (eventlog.Head, error) {
+	m, err := l.fromLeader(ctx, topology.EventsStream(after.Shard), getRequest{Seq: after.Seq + 1, NextFor: filter})
+	if errors.Is(err, eventlog.ErrNotFound) {
+		return eventlog.Head{}, nil
+	}
+	if err != nil {
+		return eventlog.Head{}, fmt.Errorf("read the next commit of %s: %w", filter, err)
+	}
+	s, err := events.ParseSubject(m.Subject)
+	if err != nil {
+		return eventlog.Head{}, fmt.Errorf("read commit %d: %w", m.Seq, err)
+	}
+	return headOf(s, m)
+}
+
 // At reads one commit; see eventlog.Reader.
 func (l *Log) At(ctx context.Context, p eventlog.Position) (eventlog.Record, error) {
 	if p.Shard < 0 || p.Shard >= l.shards || p.Seq == 0 {

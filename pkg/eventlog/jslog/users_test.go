@@ -90,6 +90,17 @@ func TestUsers(t *testing.T) {
 		}
 	}
 
+	gateway, filter := as(topology.UserGateway), topology.TenantLifeFilter(life.Partition(), life.Tenant)
+	if h, err := gateway.Next(ctx, eventlog.Position{Shard: 1}, filter); err != nil || h.Seq != a.Seq || h.Subject != life {
+		t.Errorf("gateway finds the life of a tenant's session: %+v, %v", h, err)
+	}
+	if h, err := gateway.Next(ctx, eventlog.Position{Shard: 1, Seq: a.Seq}, filter); err != nil || h.Seq != 0 {
+		t.Errorf("gateway finds a commit after the last one: %+v, %v", h, err)
+	}
+	if h, err := gateway.Next(ctx, eventlog.Position{Shard: 1}, topology.TenantLifeFilter(life.Partition(), "else")); err != nil || h.Seq != 0 {
+		t.Errorf("gateway finds a commit of another tenant: %+v, %v", h, err)
+	}
+
 	for what, try := range map[string]struct {
 		log  *jslog.Log
 		head eventlog.Head

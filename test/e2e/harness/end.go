@@ -45,7 +45,15 @@ func (c *Cluster) Delete(id string) {
 			c.T.Fatalf("delete of session %s answered %d: %s", id, code, answer.Detail)
 		}
 	}
-	sandboxes, err := c.over(ctx, id)
+	c.AwaitDeleted(Tenant, id)
+}
+
+// AwaitDeleted returns when all queries and sandboxes of a deleted session have ended, in the log and in fact.
+func (c *Cluster) AwaitDeleted(tenant, id string) {
+	c.T.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), Patience)
+	defer cancel()
+	sandboxes, err := c.over(ctx, tenant, id)
 	if err != nil {
 		c.T.Fatalf("%v\n%s", err, executorStacks())
 	}
@@ -59,10 +67,10 @@ func (c *Cluster) Delete(id string) {
 }
 
 // over reads the log until a session is deleted and nothing of it is open; it gives the ids of all sandboxes it had.
-func (c *Cluster) over(ctx context.Context, id string) (sandboxes []string, err error) {
+func (c *Cluster) over(ctx context.Context, tenant, id string) (sandboxes []string, err error) {
 	deleted, open := false, map[string]bool{}
 	start := eventlog.Position{Shard: events.Partition(id) % c.Base.Log.Shards()}
-	for rec, err := range c.Base.Log.Tail(ctx, start, eventlog.Filter{Subject: events.Subject{Tenant: Tenant, ID: id}}) {
+	for rec, err := range c.Base.Log.Tail(ctx, start, eventlog.Filter{Subject: events.Subject{Tenant: tenant, ID: id}}) {
 		if err != nil {
 			return nil, fmt.Errorf("read session %s: %w", id, err)
 		}

@@ -69,6 +69,8 @@ type Cluster struct {
 	said      *record
 	egressDir string // with Options.Docker
 	executors []*nats.Conn
+
+	stopProjectors []func()
 }
 
 // buildRunner builds the runner once for all tests of a process.
@@ -215,7 +217,17 @@ func (c *Cluster) StartProjector() (stop func()) {
 	nc, log := c.connect(topology.UserProjector)
 	svc, err := projector.New(projector.Config{DatabaseURL: c.Base.DatabaseURL}, projector.Deps{NATS: nc, Log: log, Logger: c.logger("projector")})
 	must(c.T, err)
-	return c.run(nc, nil, svc.Run)
+	stop = c.run(nc, nil, svc.Run)
+	c.stopProjectors = append(c.stopProjectors, stop)
+	return stop
+}
+
+// StopProjectors ends every projector. From then on the read models stay as they are.
+func (c *Cluster) StopProjectors() {
+	for _, stop := range c.stopProjectors {
+		stop()
+	}
+	c.stopProjectors = nil
 }
 
 // Janitor is a janitor that makes a pass when it is told to.
@@ -261,6 +273,9 @@ func (c *Cluster) StartGateway() (stop func()) {
 	c.Gateways = append(c.Gateways, svc)
 	return stop
 }
+
+// GRPC is the address at which gateway i listens for gRPC.
+func (c *Cluster) GRPC(i int) string { return c.Gateways[i].GRPCAddr().String() }
 
 // URL is where gateway i listens.
 func (c *Cluster) URL(i int) string { return "http://" + c.Gateways[i].Addr().String() }

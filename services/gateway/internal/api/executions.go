@@ -113,13 +113,19 @@ func (s *Server) TerminateExecution(ctx context.Context, r *spoolv1.TerminateExe
 	return &spoolv1.TerminateExecutionResponse{Position: position}, nil
 }
 
-// control sends a control of an execution. Its session comes from the read models, which an execution that
-// was posted a moment ago is waited for in.
+// control sends a control of an execution, whose session the read models or the log know.
 func (s *Server) control(ctx context.Context, typ command.Type, id string) (position string, err error) {
-	e, err := s.execution(ctx, id, "")
+	p, err := auth.From(ctx)
 	if err != nil {
 		return "", err
 	}
-	a, err := s.change(ctx, commands.Request{Type: typ, SessionID: e.SessionId, ExecutionID: e.ExecutionId})
+	if err := reads.CheckExecution(id); err != nil {
+		return "", err
+	}
+	session, err := s.Reads.SessionOf(ctx, p.Tenant, id)
+	if err != nil {
+		return "", err
+	}
+	a, err := s.change(ctx, commands.Request{Type: typ, SessionID: session, ExecutionID: id})
 	return a.Position, err
 }

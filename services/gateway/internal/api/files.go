@@ -88,16 +88,18 @@ func (f files) store(to *objects.Store) func(ctx context.Context, tenant, sessio
 	}
 }
 
-// existing gives the session, which is the caller's, or SESSION_NOT_FOUND.
-func (s *Server) existing(ctx context.Context, id string) (*spoolv1.Session, error) {
+// existing returns the tenant of the session, which is the caller's, and the session's status, "" while only the log
+// holds the session; or SESSION_NOT_FOUND.
+func (s *Server) existing(ctx context.Context, id string) (tenant, status string, err error) {
 	p, err := auth.From(ctx)
 	if err != nil {
-		return nil, err
+		return "", "", err
 	}
 	if err := reads.CheckSession(id); err != nil {
-		return nil, err
+		return "", "", err
 	}
-	return s.Reads.Session(ctx, p.Tenant, id)
+	status, err = s.Reads.Status(ctx, p.Tenant, id)
+	return p.Tenant, status, err
 }
 
 // FileSource is a file, or a tar, as a client sends it.
@@ -126,15 +128,11 @@ func (s *Server) PutFile(ctx context.Context, session string, f FileSource) (Fil
 	if err := command.CheckPath(field, f.Path, f.Archive); err != nil {
 		return FileAccepted{}, refusal(err)
 	}
-	p, err := auth.From(ctx)
-	if err != nil {
-		return FileAccepted{}, err
-	}
-	one, err := s.existing(ctx, session)
+	tenant, status, err := s.existing(ctx, session)
 	switch {
 	case err != nil:
 		return FileAccepted{}, err
-	case one.GetStatus() == "closed":
+	case status == "closed":
 		return FileAccepted{}, problem.New(problem.SessionClosed, "", "the session is closed and takes no more files; create another")
 	case f.Length > f.Limit:
 		return FileAccepted{}, tooLarge(fmt.Sprintf("the content has %d bytes", f.Length), f.Limit)
@@ -144,7 +142,7 @@ func (s *Server) PutFile(ctx context.Context, session string, f FileSource) (Fil
 		return FileAccepted{}, problem.From(err)
 	}
 	// What it is called cannot follow from its hash, which is known when all has come.
-	object := command.ObjectFolder(p.Tenant, session) + "u-" + hex.EncodeToString(unique[:])
+	object := command.ObjectFolder(tenant, session) + "u-" + hex.EncodeToString(unique[:])
 	stored, err := s.Objects.Stream(ctx, object, f.Body, f.Limit)
 	if errors.Is(err, objects.ErrTooLarge) {
 		return FileAccepted{}, tooLarge("the content is larger", f.Limit)

@@ -9,7 +9,6 @@ import (
 
 	"github.com/spoolhq/spool/pkg/api/command"
 	"github.com/spoolhq/spool/pkg/livefiles"
-	"github.com/spoolhq/spool/services/gateway/internal/auth"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
@@ -49,15 +48,15 @@ const stateReady = "ready"
 // session is the caller's: of another tenant's there is the same 404 as of none.
 // field is the request's field that holds the path.
 func (s *Server) live(ctx context.Context, field string, r livefiles.Request) (io.ReadCloser, int64, error) {
-	one, err := s.existing(ctx, r.Session)
+	tenant, err := s.session(ctx, r.Session, "")
 	if err != nil {
 		return nil, 0, err
 	}
-	p, err := auth.From(ctx)
+	one, err := s.Reads.Session(ctx, tenant, r.Session)
 	if err != nil {
 		return nil, 0, err
 	}
-	r.Tenant = p.Tenant
+	r.Tenant = tenant
 	box := one.GetCurrentSandbox()
 	if box.GetState() != stateReady {
 		return nil, 0, problem.New(problem.NoLiveSandbox, "", "the session has no sandbox that runs now; without live the last snapshot is read")

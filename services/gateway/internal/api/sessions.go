@@ -251,7 +251,7 @@ func (s *Server) PostMessage(ctx context.Context, r *spoolv1.PostMessageRequest)
 	}
 	if len(files.refs)+len(vars.secrets) > 0 {
 		// Nothing is stored for a session that is not there.
-		if _, err := s.existing(ctx, r.GetSessionId()); err != nil {
+		if _, _, err := s.existing(ctx, r.GetSessionId()); err != nil {
 			return nil, err
 		}
 	}

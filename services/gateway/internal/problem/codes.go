@@ -127,7 +127,7 @@ func Table() []Entry {
 		{SlowClient, 0, codes.ResourceExhausted, "The client is too slow", "It took longer than `--write-timeout` to take what was sent, so it was cut. Its cursor is the seq of the last event it has: connect again with it.", ""},
 		{Internal, http.StatusInternalServerError, codes.Internal, "Internal error", "A fault of the server's, which its log describes.", ""},
 		{Unavailable, http.StatusServiceUnavailable, codes.Unavailable, "Not available now", "NATS, Postgres or a service does not answer. Wait for `Retry-After` and try again. When the outcome of a command is unknown, `detail` says so and `idempotencyKey` is the Idempotency-Key with which a retry is safe.", ""},
-		{ReadModelBehind, http.StatusServiceUnavailable, codes.Unavailable, "The read models are behind", "They did not reach `minPosition` in time. Nothing is lost: try again, or read without it.", ""},
+		{ReadModelBehind, http.StatusServiceUnavailable, codes.Unavailable, "The read models are behind", "The log is ahead of them: they did not reach `minPosition` in time, or they do not hold yet what the request names. Nothing is lost: try again. Commands, such as a message, a file or a control, are taken meanwhile.", ""},
 	}
 }
 

@@ -17,7 +17,7 @@ import (
 func (s *Store) Blocks(ctx context.Context, tenant, session, conversation string) ([]*spoolv1.Block, uint32, error) {
 	var list []*spoolv1.Block
 	var tip int64
-	err := s.Fresh(ctx, session, func() error {
+	err := s.await(ctx, s.sessionIn(tenant, session), func() error {
 		list = nil
 		found := false
 		err := s.rows(ctx, func(r row) error {

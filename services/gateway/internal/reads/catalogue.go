@@ -62,7 +62,7 @@ func (s *Store) folding(ctx context.Context, id string) error {
 	if _, err := s.one(ctx, []any{&caughtUp}, "SELECT caught_up FROM checkpoints WHERE grp = $1", readmodel.Group(id)); err != nil || caughtUp {
 		return err
 	}
-	return problem.New(problem.Unavailable, "", "the read models are being folded from the log and do not hold it yet; try again")
+	return folding()
 }
 
 // Named is a reference that says its scope also where that is the tenant's own.

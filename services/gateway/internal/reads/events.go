@@ -43,7 +43,7 @@ type Query struct {
 // least. CURSOR_AHEAD and CURSOR_EXPIRED say that the cursor cannot be served.
 func (s *Store) Events(ctx context.Context, tenant, session string, q Query) (Page, error) {
 	var p Page
-	err := s.Fresh(ctx, session, func() error {
+	err := s.await(ctx, s.sessionIn(tenant, session), func() error {
 		p = Page{Next: q.After}
 		found, size, cut := false, 0, false
 		var first int64
@@ -164,7 +164,7 @@ type Text struct {
 // Tip reads a session's end.
 func (s *Store) Tip(ctx context.Context, tenant, session string) (Tip, error) {
 	var t Tip
-	err := s.Fresh(ctx, session, func() error {
+	err := s.await(ctx, s.sessionIn(tenant, session), func() error {
 		t = Tip{}
 		found := false
 		err := s.rows(ctx, func(r row) error {

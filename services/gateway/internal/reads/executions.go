@@ -106,13 +106,13 @@ func clamp(n uint64) uint32 { return uint32(min(n, math.MaxUint32)) } //nolint:g
 // Execution reads one execution. minPosition is one of its session, or "".
 func (s *Store) Execution(ctx context.Context, tenant, id, minPosition string) (*spoolv1.Execution, error) {
 	read := func() (out *spoolv1.Execution, err error) {
-		err = s.Fresh(ctx, id, func() error {
+		err = s.await(ctx, s.executionIn(tenant, id), func() error {
 			err := s.rows(ctx, func(r row) (err error) {
 				out, err = scanExecution(r)
 				return err
 			}, "SELECT "+executionColumns+" FROM executions"+executionOwner+"WHERE tenant = $1 AND id = $2", tenant, id)
 			if err == nil && out == nil {
-				return problem.New(problem.ExecutionNotFound, "", "there is no such execution")
+				return noExecution()
 			}
 			return err
 		})

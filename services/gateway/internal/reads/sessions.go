@@ -101,7 +101,7 @@ func (b box) dress() *spoolv1.CurrentSandbox {
 // Session reads one session.
 func (s *Store) Session(ctx context.Context, tenant, id string) (*spoolv1.Session, error) {
 	var out *spoolv1.Session
-	err := s.Fresh(ctx, id, func() error {
+	err := s.await(ctx, s.sessionIn(tenant, id), func() error {
 		err := s.rows(ctx, func(r row) (err error) {
 			out, err = scanSession(r)
 			return err

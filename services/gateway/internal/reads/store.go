@@ -19,12 +19,11 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
-// Config of a Store; zero fields mean the defaults.
+// Config of a Store; zero fields mean the defaults, but for Log.
 type Config struct {
 	Timeout   time.Duration // of one statement; 0 means 5 s
-	FreshFor  time.Duration // how old an id may be that is waited for when it is not there yet; 0 means 10 s
-	FreshWait time.Duration // how long; 0 means 3 s
-	Now       func() time.Time
+	FreshWait time.Duration // how long a read waits for what the log holds and the read models do not hold yet; 0 means 3 s
+	Log       Log           // required
 }
 
 // Store reads. Its errors are *problem.Error.
@@ -38,14 +37,8 @@ func New(pool *pgxpool.Pool, cfg Config) *Store {
 	if cfg.Timeout == 0 {
 		cfg.Timeout = 5 * time.Second
 	}
-	if cfg.FreshFor == 0 {
-		cfg.FreshFor = 10 * time.Second
-	}
 	if cfg.FreshWait == 0 {
 		cfg.FreshWait = 3 * time.Second
-	}
-	if cfg.Now == nil {
-		cfg.Now = time.Now
 	}
 	return &Store{pool, cfg}
 }
@@ -122,7 +115,7 @@ func (s *Store) missing(ctx context.Context, tenant, session string) error {
 	case deleted:
 		return errDeleted{problem.Gone()}
 	case !caughtUp:
-		return problem.New(problem.Unavailable, "", "the read models are being folded from the log and do not hold the session yet; try again")
+		return folding()
 	}
 	return problem.Gone()
 }
@@ -131,34 +124,6 @@ func (s *Store) missing(ctx context.Context, tenant, session string) error {
 type errDeleted struct{ error }
 
 func (e errDeleted) Unwrap() error { return e.error }
-
-// Fresh runs a read again for a moment while what it wants is not there but was
-// minted so lately that the projector may not have come to it: who has just
-// created a session finds it. It is bounded, and the same for another tenant's id.
-func (s *Store) Fresh(ctx context.Context, id string, read func() error) error {
-	deadline := time.Now().Add(s.cfg.FreshWait)
-	wait := 10 * time.Millisecond
-	for {
-		err := read()
-		var p *problem.Error
-		var deleted errDeleted
-		if !errors.As(err, &p) || p.Status() != 404 || errors.As(err, &deleted) || !s.fresh(id) || !time.Now().Before(deadline) {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return err
-		case <-time.After(wait):
-			wait = min(2*wait, 100*time.Millisecond)
-		}
-	}
-}
-
-func (s *Store) fresh(id string) bool {
-	at, ok := MintedAt(id)
-	age := s.cfg.Now().Sub(at)
-	return ok && age < s.cfg.FreshFor && age > -s.cfg.FreshFor
-}
 
 // MintedAt is the time in an id that was minted by events.NewID.
 func MintedAt(id string) (time.Time, bool) {
