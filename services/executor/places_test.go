@@ -114,6 +114,7 @@ type fakeStore struct {
 	block     chan struct{} // when set, snapshots wait for it, or for the end of their context
 	began     chan struct{} // signalled when one begins
 	fail      error
+	restores  *blockedRestores   // nil: restores do not wait
 	puts      chan chan struct{} // has the block of the puts that come next, one each; empty for none
 }
 
@@ -161,10 +162,29 @@ func (s *fakeStore) Snapshot(ctx context.Context, box sandbox.Sandbox, _ topolog
 	return holder.Snapshot{ID: id, Files: uint32(len(content))}, nil
 }
 
+// blockedRestores has restores wait until block is closed. began is signalled for each.
+type blockedRestores struct{ began, block chan struct{} }
+
+func (s *fakeStore) blockRestores() *blockedRestores {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.restores = &blockedRestores{make(chan struct{}, 100), make(chan struct{})}
+	return s.restores
+}
+
 func (s *fakeStore) Restore(ctx context.Context, box sandbox.Sandbox, _ topology.SessionRef, id string) (uint32, error) {
 	s.mu.Lock()
 	content, ok := s.snapshots[id]
+	restores := s.restores
 	s.mu.Unlock()
+	if restores != nil {
+		restores.began <- struct{}{}
+		select {
+		case <-restores.block:
+		case <-ctx.Done():
+			return 0, ctx.Err()
+		}
+	}
 	if !ok {
 		return 0, fmt.Errorf("there is no snapshot %s", id)
 	}

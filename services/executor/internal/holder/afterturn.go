@@ -9,6 +9,7 @@ import (
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/events/session"
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
@@ -18,7 +19,7 @@ func (h *Holder) afterTurn(ctx context.Context, t *turn, b *busy) error {
 	if h.d.Workspaces == nil || t.l.Run.Sandbox.ID == "" || t.l.Run.Sandbox.Engine != h.cfg.Engine {
 		return nil
 	}
-	work, stop := h.interruptible(ctx, t.ref(), b)
+	work, stop := h.interruptible(ctx, t.ref(), b, delayedBySnapshot)
 	defer stop()
 	// The turn's own place among the deliveries is released already: nobody waits for this one.
 	release, err := h.upkeep.wait(work)
@@ -37,8 +38,8 @@ func (h *Holder) afterTurn(ctx context.Context, t *turn, b *busy) error {
 }
 
 // interruptible returns a context for work on a sandbox in which nothing runs. It ends before ctx when this executor
-// stops, and when something is due that must not wait for that work. The caller must call stop at the end of it.
-func (h *Holder) interruptible(ctx context.Context, ref topology.SessionRef, b *busy) (work context.Context, stop func()) {
+// stops, and when the session has come into a state that must not wait for that work. The caller must call stop at the end of it.
+func (h *Holder) interruptible(ctx context.Context, ref topology.SessionRef, b *busy, wanted func(eventlog.Loaded) bool) (work context.Context, stop func()) {
 	work, cancel := context.WithCancel(ctx)
 	over, ended := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -56,11 +57,11 @@ func (h *Holder) interruptible(ctx context.Context, ref topology.SessionRef, b *
 			}
 			again = nil
 			// Most often it is word of the turn's own last events, late.
-			switch wanted, err := h.wanted(work, ref); {
-			case wanted:
-				return
+			switch l, err := h.d.Sessions.Load(work, ref.Tenant, ref.Session, eventlog.Leader); {
 			case err != nil:
 				again = time.After(h.cfg.Beat)
+			case wanted(l):
+				return
 			}
 		}
 	}()
@@ -71,17 +72,25 @@ func (h *Holder) interruptible(ctx context.Context, ref topology.SessionRef, b *
 	}
 }
 
-// wanted reports whether something is due to a session that a snapshot must not delay.
-func (h *Holder) wanted(ctx context.Context, ref topology.SessionRef) (bool, error) {
-	l, err := h.d.Sessions.Load(ctx, ref.Tenant, ref.Session, eventlog.Leader)
-	if err != nil {
-		return false, err
-	}
+// delayedBySnapshot reports whether something is due to a session that a snapshot must not delay.
+func delayedBySnapshot(l eventlog.Loaded) bool {
 	switch l.Due() {
 	case run.Execute, run.Refuse, run.Release:
-		return true, nil
+		return true
 	}
-	return false, nil
+	return false
+}
+
+// delayedByRelease reports whether something is due to a session that the snapshot before a release must not delay: a turn,
+// or the end of the session, which wants no snapshot.
+func delayedByRelease(l eventlog.Loaded) bool {
+	switch l.Due() {
+	case run.Execute, run.Refuse:
+		return true
+	case run.Release:
+		return l.Life.Status == session.Deleted
+	}
+	return false
 }
 
 func (h *Holder) turnEnd(ctx context.Context, t *turn) ([]events.Payload, error) {

@@ -13,7 +13,7 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// errUnwanted is a control that reached the execution while it waited for what it depends on.
+// errUnwanted is a control that reached the execution before anything of it ran.
 var errUnwanted = errors.New("the execution is not wanted any more")
 
 // layer gives the layer with what the agent depends on, "" for an agent that depends on
@@ -85,6 +85,38 @@ func (t *turn) provide(ctx context.Context, layerer sandbox.Layerer, want sandbo
 				}
 			}
 			continue
+		case <-bus.Draining(ctx):
+			return stop(errHandover)
+		case <-t.poke:
+		case <-tick.C:
+		}
+		if err := t.refresh(ctx); err != nil {
+			return stop(err)
+		}
+		if t.control().N > 0 {
+			return stop(errUnwanted)
+		}
+	}
+}
+
+// whileWanted runs work that may last long, before anything of the execution runs. The work is ended early when a control
+// comes for the execution (errUnwanted) and when this executor stops (errHandover). It must not use the turn's state.
+func (t *turn) whileWanted(ctx context.Context, work func(context.Context) error) error {
+	inner, cancel := context.WithCancel(ctx)
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- work(inner) }()
+	stop := func(err error) error {
+		cancel()
+		<-done
+		return err
+	}
+	tick := time.NewTicker(t.h.cfg.Beat)
+	defer tick.Stop()
+	for {
+		select {
+		case err := <-done:
+			return err
 		case <-bus.Draining(ctx):
 			return stop(errHandover)
 		case <-t.poke:

@@ -196,7 +196,7 @@ func (h *Holder) session(ctx context.Context, ref topology.SessionRef, b *busy) 
 		case run.Refuse:
 			err = h.refuse(ctx, l)
 		case run.Release:
-			err = h.release(ctx, l)
+			err = h.release(ctx, l, b)
 		case run.Sync:
 			err = h.sync(ctx, l, b)
 		default:

@@ -10,12 +10,13 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/run"
 	"github.com/spoolhq/spool/pkg/events/session"
+	"github.com/spoolhq/spool/pkg/topology"
 )
 
 // release gives up a sandbox, with a snapshot first. The log is told before the
 // sandbox ends: its guard makes sure that nothing runs in it. Should the rest
-// fail, the sweep does it.
-func (h *Holder) release(ctx context.Context, l eventlog.Loaded) error {
+// fail, the sweep does it. It returns errAgain when the snapshot gave way to what is due meanwhile.
+func (h *Holder) release(ctx context.Context, l eventlog.Loaded, b *busy) error {
 	sb := l.Run.Sandbox
 	if err := h.reachable(sb); err != nil {
 		return err
@@ -31,7 +32,14 @@ func (h *Holder) release(ctx context.Context, l eventlog.Loaded) error {
 	var facts []events.Payload
 	var synced *events.WorkspaceSynced
 	if here {
-		if synced, err = h.last(ctx, l, run.ReleaseReason(l.Life)); err != nil {
+		work, stop := h.interruptible(ctx, topology.SessionRef{Tenant: l.Tenant, Session: l.ID}, b, delayedByRelease)
+		synced, err = h.last(work, l, run.ReleaseReason(l.Life))
+		interrupted := work.Err() != nil && ctx.Err() == nil
+		stop()
+		if err != nil && interrupted {
+			return errAgain
+		}
+		if err != nil {
 			code, final := hopeless(err)
 			if !final {
 				return err
@@ -73,10 +81,16 @@ func (h *Holder) terminate(ctx context.Context, id string, wipe bool) error {
 func (t *turn) retire(ctx context.Context) error {
 	sb, limit := t.l.Run.Sandbox, t.l.Life.Options.SandboxMaxAgeMs
 	old := limit > 0 && !sb.ReadyAt.IsZero() && t.h.d.Now().Sub(sb.ReadyAt) > time.Duration(limit)*time.Millisecond
-	if !old || t.l.Run.Attempt > 0 || sb.Engine != t.h.cfg.Engine {
+	// What was taken over may run already.
+	if !old || t.l.Run.TakenOver() || sb.Engine != t.h.cfg.Engine {
 		return nil
 	}
-	synced, err := t.h.last(ctx, t.l, syncMaxAge)
+	var synced *events.WorkspaceSynced
+	l := t.l
+	err := t.whileWanted(ctx, func(ctx context.Context) (err error) {
+		synced, err = t.h.last(ctx, l, syncMaxAge)
+		return err
+	})
 	if err != nil {
 		return err
 	}

@@ -143,7 +143,7 @@ func (h *Holder) sync(ctx context.Context, l eventlog.Loaded, b *busy) error {
 	if err != nil {
 		return err
 	}
-	work, stop := h.interruptible(ctx, topology.SessionRef{Tenant: l.Tenant, Session: l.ID}, b)
+	work, stop := h.interruptible(ctx, topology.SessionRef{Tenant: l.Tenant, Session: l.ID}, b, delayedBySnapshot)
 	defer stop()
 	facts, err := h.syncAt(work, l, box)
 	if err != nil && work.Err() != nil && ctx.Err() == nil {
@@ -277,17 +277,7 @@ func (t *turn) prepare(ctx context.Context) error {
 		return fmt.Errorf("find sandbox %s: %w", sb.ID, err)
 	}
 	if restore {
-		ctx, cancel := context.WithTimeout(ctx, snapshotWithin)
-		defer cancel()
-		began := t.h.d.Now()
-		files, err := t.h.d.Workspaces.Restore(ctx, box, t.ref(), t.l.Run.Snapshot.ID)
-		if err != nil {
-			return t.broken(ctx, sb.ID, fmt.Errorf("restore snapshot %s: %w", t.l.Run.Snapshot.ID, err))
-		}
-		if err := t.say(ctx, events.WorkspaceRestored{
-			SandboxID: sb.ID, Snapshot: t.l.Run.Snapshot.ID, Files: files,
-			DurationMs: uint32(t.h.d.Now().Sub(began).Milliseconds()), //nolint:gosec // bounded by snapshotWithin
-		}); err != nil {
+		if err := t.restore(ctx, box); err != nil {
 			return err
 		}
 	}
@@ -301,6 +291,28 @@ func (t *turn) prepare(ctx context.Context) error {
 		return err
 	}
 	return t.say(ctx, *done)
+}
+
+// restore fills a new workspace, in which nothing runs yet, from the last snapshot.
+func (t *turn) restore(ctx context.Context, box sandbox.Sandbox) error {
+	ctx, cancel := context.WithTimeout(ctx, snapshotWithin)
+	defer cancel()
+	began, ref, snapshot := t.h.d.Now(), t.ref(), t.l.Run.Snapshot.ID
+	var files uint32
+	err := t.whileWanted(ctx, func(ctx context.Context) (err error) {
+		files, err = t.h.d.Workspaces.Restore(ctx, box, ref, snapshot)
+		if err != nil {
+			err = t.broken(ctx, box.ID(), fmt.Errorf("restore snapshot %s: %w", snapshot, err))
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return t.say(ctx, events.WorkspaceRestored{
+		SandboxID: box.ID(), Snapshot: snapshot, Files: files,
+		DurationMs: uint32(t.h.d.Now().Sub(began).Milliseconds()), //nolint:gosec // bounded by snapshotWithin
+	})
 }
 
 // furnish lays down the files that the agent's definition has.
