@@ -20,6 +20,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
 
+	"github.com/spoolhq/spool/pkg/bus"
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/eventlog/jslog"
 	"github.com/spoolhq/spool/pkg/events"
@@ -65,6 +66,7 @@ type bench struct {
 	wrap     func(sandbox.Provider) sandbox.Provider
 	metrics  *prometheus.Registry // nil for none
 	logger   *slog.Logger         // nil for the test's
+	off      time.Duration        // of the clock of the hosts of executors that start from now on
 	stored   func(events.Draft)   // called after each commit that an executor stores; nil for none
 
 	mu     sync.Mutex
@@ -170,6 +172,8 @@ func (b *bench) run(change ...func(*executor.Config)) *copyOf {
 	}
 	log := &watchedLog{Log: openLog(b.t, js), after: b.stored}
 	deps.NATS, deps.Log = nc, log
+	off := b.off
+	deps.Clock = bus.NewClock(bus.ClockConfig{JetStream: js, Stream: topology.StreamJobs, Host: func() time.Time { return time.Now().Add(off) }})
 	e, err := executor.New(cfg, deps)
 	if err != nil {
 		b.t.Fatal(err)

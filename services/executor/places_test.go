@@ -221,7 +221,8 @@ type fakeEgress struct {
 	open     int
 	away     time.Time // until when it does not answer
 	lines    []events.Payload
-	by       string // execution of the lines
+	by       string        // execution of the lines
+	off      time.Duration // of the clock of the proxy's host
 
 	authority string          // the proxy's certificate
 	gone      map[string]bool // sandboxes that it has forgotten
@@ -276,7 +277,7 @@ func (e *fakeEgress) Lines(_ context.Context, _ string, after run.Line, _ bool) 
 			d.Journal, d.Line = "proxy", n
 			data = d
 		}
-		out = append(out, holder.EgressLine{Execution: e.by, Time: time.Now(), Data: data})
+		out = append(out, holder.EgressLine{Execution: e.by, Time: time.Now().Add(e.off), Data: data})
 	}
 	return out, nil
 }

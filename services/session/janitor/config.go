@@ -18,6 +18,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/spoolhq/spool/pkg/bus"
 	"github.com/spoolhq/spool/pkg/eventlog"
 )
 
@@ -66,6 +67,7 @@ type Deps struct {
 	NATS    *nats.Conn
 	Log     eventlog.Log
 	Logger  *slog.Logger
-	Now     func() time.Time // nil for the clock
+	Now     func() time.Time // nil for Clock
+	Clock   *bus.Clock       // of the streams; nil for one over this host's clock
 	Metrics prometheus.Registerer
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/spoolhq/spool/pkg/bus"
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/readmodel"
 	"github.com/spoolhq/spool/pkg/topology"
@@ -66,12 +67,15 @@ func New(cfg Config, deps Deps) (*Janitor, error) {
 	if deps.NATS == nil || deps.Log == nil || deps.Logger == nil {
 		return nil, errors.New("janitor: NATS, Log and Logger are required")
 	}
-	if deps.Now == nil {
-		deps.Now = time.Now
-	}
 	js, err := jetstream.New(deps.NATS)
 	if err != nil {
 		return nil, fmt.Errorf("janitor: %w", err)
+	}
+	if deps.Clock == nil {
+		deps.Clock = bus.NewClock(bus.ClockConfig{JetStream: js, Stream: topology.EventsStream(0), Logger: deps.Logger})
+	}
+	if deps.Now == nil {
+		deps.Now = deps.Clock.Now
 	}
 	return &Janitor{cfg: cfg, deps: deps, js: js, counts: newMetrics(deps.Metrics)}, nil
 }
@@ -105,6 +109,10 @@ func (j *Janitor) Run(ctx context.Context) error {
 // Pass does once what is due, or only reports it. What could not be done for one
 // session does not keep the others from being done; the error holds all of it.
 func (j *Janitor) Pass(ctx context.Context, dry bool) (_ Report, err error) {
+	// What is old enough to be removed is judged by the clock that stamped it.
+	if err := j.deps.Clock.Measure(ctx); err != nil {
+		return Report{}, err
+	}
 	conn, err := readmodel.Connect(ctx, j.cfg.DatabaseURL, readmodel.Schema)
 	if err != nil {
 		return Report{}, fmt.Errorf("connect to postgres: %w", err)

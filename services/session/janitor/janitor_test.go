@@ -8,6 +8,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/spoolhq/spool/pkg/bus"
 	"github.com/spoolhq/spool/pkg/eventlog/jslog"
 	"github.com/spoolhq/spool/pkg/natsserver/natstest"
 	"github.com/spoolhq/spool/pkg/pgserver/pgtest"
@@ -77,4 +78,27 @@ func TestPass_ErasesUploadsThatFailed(t *testing.T) {
 		t.Errorf("the object that is named is gone: %v", err)
 	}
 	pass(false, 0)
+}
+
+// A janitor whose host's clock is hours ahead leaves the chunks of an upload that is under way.
+func TestPass_OfAHostWhoseClockIsAheadKeepsUploads(t *testing.T) {
+	t.Parallel()
+	nc := natstest.Conn(t, natstest.Run(t))
+	js, err := jetstream.New(nc)
+	must(t, err)
+	must(t, topology.Provision(t.Context(), js, topology.Config{}))
+	url := pgtest.URL(t)
+	must(t, readmodel.Migrate(t.Context(), url))
+	_, err = js.Publish(t.Context(), "$O."+topology.BucketWorkspaces+".C.UPLOAD", []byte("under way"))
+	must(t, err)
+	log, err := jslog.New(jslog.Config{JetStream: js, Shards: 1, Logger: slog.New(slog.DiscardHandler)})
+	must(t, err)
+	ahead := bus.NewClock(bus.ClockConfig{JetStream: js, Stream: topology.EventsStream(0), Host: func() time.Time { return time.Now().Add(3 * time.Hour) }})
+	j, err := janitor.New(janitor.Config{DatabaseURL: url, Uploads: time.Hour}, janitor.Deps{NATS: nc, Log: log, Logger: slog.New(slog.DiscardHandler), Clock: ahead})
+	must(t, err)
+	report, err := j.Pass(t.Context(), false)
+	must(t, err)
+	if len(report.Items) != 0 {
+		t.Errorf("the pass removed %+v", report.Items)
+	}
 }

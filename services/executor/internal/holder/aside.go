@@ -93,7 +93,7 @@ func (a *aside) take(ctx context.Context, f *follower, r round) error {
 	if r.err != nil && ctx.Err() == nil {
 		f.log.Warn("the workspace, or the egress proxy's journal, could not be looked after; tried again soon", "error", r.err)
 	}
-	list := append(f.facts(r.facts), f.h.callEvents(f.execution, r.calls)...)
+	list := append(f.facts(r.facts), f.h.callEvents(f.l.Run, f.execution, r.calls)...)
 	if len(list) == 0 {
 		return nil
 	}

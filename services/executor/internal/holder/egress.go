@@ -143,7 +143,7 @@ func (f *follower) calls(ctx context.Context) []events.Event {
 	if err != nil {
 		f.log.Warn("the egress proxy's journal could not be read at the end of the turn; the next turn will", "error", err)
 	}
-	d, err := run.Decide(f.l.Run, run.Record{Epoch: f.epoch, Events: f.h.callEvents(f.execution, lines)})
+	d, err := run.Decide(f.l.Run, run.Record{Epoch: f.epoch, Events: f.h.callEvents(f.l.Run, f.execution, lines)})
 	if err != nil {
 		return nil // fenced: the end says so too
 	}
@@ -161,14 +161,23 @@ func (h *Holder) late(ctx context.Context, r run.State) []events.Event {
 	if err != nil {
 		h.d.Logger.Warn("what the egress proxy told last of a sandbox is lost", "sandbox", r.Sandbox.ID, "error", err)
 	}
-	return h.callEvents("", lines)
+	return h.callEvents(r, "", lines)
 }
 
-// callEvents are the proxy's lines as events, with ids that are the same whoever reads them.
-func (h *Holder) callEvents(execution string, lines []EgressLine) []events.Event {
+// callEvents are the proxy's lines as events, with ids that are the same whoever reads them. The proxy's clock may be off:
+// no event is older than the last claim, nor in the future.
+func (h *Holder) callEvents(r run.State, execution string, lines []EgressLine) []events.Event {
+	now := h.d.Now()
 	var out []events.Event
 	for _, l := range lines {
-		e := events.Event{Time: l.Time.UTC(), Source: events.FromServer, ConversationID: events.MainConversation, Data: l.Data}
+		at := l.Time
+		if at.Before(r.ClaimedAt) {
+			at = r.ClaimedAt
+		}
+		if at.After(now) {
+			at = now
+		}
+		e := events.Event{Time: at.UTC(), Source: events.FromServer, ConversationID: events.MainConversation, Data: l.Data}
 		if l.Execution == execution {
 			e.ExecutionID = execution
 		}
