@@ -42,6 +42,7 @@ type driver struct {
 	received time.Time
 	stall    time.Duration // longest time without an event for any client while a query was open
 	posts    sync.WaitGroup
+	deleted  int // sessions that were deleted while faults went on
 }
 
 // client follows one session over one transport.
@@ -121,9 +122,9 @@ func (d *driver) complain(format string, args ...any) {
 }
 
 // create makes a session.
-func (d *driver) create(ctx context.Context, n int) (string, error) {
+func (d *driver) create(ctx context.Context, key string) (string, error) {
 	var s struct{ SessionID string }
-	status, answer, err := d.insist(ctx, http.MethodPost, "/api/sessions", fmt.Sprintf("session-%d", n), map[string]any{"architecture": "spool"}, &s)
+	status, answer, err := d.insist(ctx, http.MethodPost, "/api/sessions", key, map[string]any{"architecture": "spool"}, &s)
 	if err == nil && status != http.StatusCreated {
 		err = fmt.Errorf("create answered %d %s", status, answer)
 	}

@@ -102,7 +102,7 @@ func work(ctx context.Context, c *cluster, s settings) error {
 	calm := make(chan struct{})
 	var sessions []string
 	for n := range s.sessions {
-		id, err := d.create(ctx, n)
+		id, err := d.create(ctx, fmt.Sprintf("session-%d", n))
 		if err != nil {
 			return err
 		}
@@ -115,6 +115,8 @@ func work(ctx context.Context, c *cluster, s settings) error {
 		d.posts.Add(1)
 		go d.post(ctx, calm, id, rand.New(rand.NewPCG(s.seed, uint64(n)+2))) //nolint:gosec // it must be repeatable
 	}
+	d.posts.Add(1)
+	go d.churn(ctx, calm, rand.New(rand.NewPCG(s.seed, uint64(s.sessions)+2))) //nolint:gosec // it must be repeatable
 	began := time.Now()
 	err := inject(ctx, c, s)
 	close(calm)
@@ -139,7 +141,7 @@ func work(ctx context.Context, c *cluster, s settings) error {
 	if !slices.ContainsFunc(evidence.Streams, func(s check.Stream) bool { return len(s.Pieces) > 0 }) {
 		errs = append(errs, errors.New("no client received text in flight, so that nothing is known about it"))
 	}
-	errs = append(errs, c.proofs(ctx), d.remove(ctx, sessions))
+	errs = append(errs, c.proofs(ctx), d.remove(ctx, sessions), d.erased(ctx))
 	d.report(c, s, evidence, faulty)
 	return errors.Join(errs...)
 }
@@ -289,8 +291,8 @@ func (c *cluster) proofs(ctx context.Context) error {
 // remove deletes the sessions and returns when no process and no folder of a sandbox is left.
 func (d *driver) remove(ctx context.Context, sessions []string) error {
 	for _, id := range sessions {
-		if status, answer, err := d.insist(ctx, http.MethodDelete, "/api/sessions/"+id, "delete-"+id, nil, nil); err != nil || status/100 != 2 && status != http.StatusNotFound {
-			return errors.Join(fmt.Errorf("delete of %s: %d %s", id, status, answer), err)
+		if err := d.delete(ctx, id); err != nil {
+			return err
 		}
 	}
 	deadline := time.Now().Add(settle)

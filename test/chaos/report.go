@@ -140,6 +140,7 @@ func (d *driver) report(c *cluster, s settings, e check.Evidence, faulty time.Du
 	}
 	fmt.Printf("seed %d: %d faults (%d kills, %d freezes) in %s\n", s.seed, len(c.faults), kills, len(c.faults)-kills, faulty.Round(time.Second))
 	fmt.Printf("%d sessions, %d queries, %d events; %d clients over %d connections; %d requests repeated\n", len(e.Log), len(e.Accepted), total, len(d.clients), connections, d.retries)
+	fmt.Printf("%d more sessions were deleted meanwhile, and erased\n", d.deleted)
 	fmt.Printf("clients received %d pieces of text in flight, of %d blocks\n", pieces, len(seen))
 	fmt.Printf("longest time without an event for any client while a query was open: %s\n", d.stall.Round(10*time.Millisecond))
 }

@@ -1,0 +1,126 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/topology"
+)
+
+// marker stands in every message to a session that is deleted while faults go on, and nowhere else.
+const marker = "to-be-erased"
+
+// churn creates sessions, posts a message to each and deletes it, whether its query has ended or not, until the faults are over.
+func (d *driver) churn(ctx context.Context, until <-chan struct{}, r *rand.Rand) {
+	defer d.posts.Done()
+	for n := 0; ; n++ {
+		id, err := d.create(ctx, fmt.Sprintf("deleted-%d", n))
+		if err == nil {
+			err = d.postAndDelete(ctx, until, id, fmt.Sprintf("%s %s", texts[r.IntN(len(texts))], marker), time.Duration(r.IntN(6000))*time.Millisecond)
+		}
+		if err != nil {
+			d.complain("session %d that is deleted at once: %v", n, err)
+			return
+		}
+		d.mu.Lock()
+		d.deleted++
+		d.mu.Unlock()
+		select {
+		case <-until:
+			return
+		case <-ctx.Done():
+			return
+		default:
+		}
+	}
+}
+
+func (d *driver) postAndDelete(ctx context.Context, until <-chan struct{}, id, text string, after time.Duration) error {
+	status, answer, err := d.insist(ctx, http.MethodPost, "/api/sessions/"+id+"/messages", id, map[string]any{"content": text}, nil)
+	if err != nil || status != http.StatusAccepted {
+		return errors.Join(fmt.Errorf("message to %s: %d %s", id, status, answer), err)
+	}
+	// The message was accepted, so it is on the disk: what erased looks for can be found.
+	if found, err := streamsWith(filepath.Join(d.c.dir, "nats"), marker); err != nil || len(found) == 0 {
+		return errors.Join(fmt.Errorf("the message to %s is in the files of no stream", id), err)
+	}
+	select {
+	case <-until:
+	case <-ctx.Done():
+	case <-time.After(after):
+	}
+	return d.delete(ctx, id)
+}
+
+// delete deletes a session. 404 is the answer to a repeated request.
+func (d *driver) delete(ctx context.Context, id string) error {
+	status, answer, err := d.insist(ctx, http.MethodDelete, "/api/sessions/"+id, "delete-"+id, nil, nil)
+	if err != nil || status/100 != 2 && status != http.StatusNotFound {
+		return errors.Join(fmt.Errorf("delete of %s: %d %s", id, status, answer), err)
+	}
+	return nil
+}
+
+// erased returns when no stream that holds content has the marker on the disk any more.
+func (d *driver) erased(ctx context.Context) error {
+	deadline := time.Now().Add(settle)
+	for {
+		found, err := streamsWith(filepath.Join(d.c.dir, "nats"), marker)
+		if err != nil {
+			return err
+		}
+		if len(found) == 0 {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%s after their sessions were deleted, messages are still in the files of %v", settle, found)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(retryPause):
+		}
+	}
+}
+
+// streamsWith lists the streams that hold content and in whose files a text stands.
+func streamsWith(store, text string) (found []string, err error) {
+	err = filepath.WalkDir(store, func(path string, entry fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) || err == nil && entry.IsDir() {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		_, below, ok := strings.Cut(filepath.ToSlash(path), "/streams/")
+		stream, _, _ := strings.Cut(below, "/")
+		if !ok || !holdsContent(stream) || slices.Contains(found, stream) {
+			return nil
+		}
+		raw, err := os.ReadFile(path)
+		if err == nil && bytes.Contains(raw, []byte(text)) {
+			found = append(found, stream)
+		}
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // the server has replaced it
+		}
+		return err
+	})
+	return found, err
+}
+
+// holdsContent reports whether a stream holds what sessions say and do. COMMANDS holds a message until it is carried out; its files are
+// overwritten later.
+func holdsContent(stream string) bool {
+	return strings.HasPrefix(stream, strings.TrimSuffix(topology.EventsStream(0), "0")) || slices.Contains([]string{topology.StreamDeltas, "OBJ_" + topology.BucketWorkspaces, "OBJ_" + topology.BucketPayloads}, stream)
+}

@@ -1,0 +1,36 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+)
+
+// TestStreamsWith_FindsContentOnTheDisk: in the files of the log, of text in flight and of the object stores, and not in those of other streams.
+func TestStreamsWith_FindsContentOnTheDisk(t *testing.T) {
+	t.Parallel()
+	store := t.TempDir()
+	write := func(stream, text string) {
+		t.Helper()
+		dir := filepath.Join(store, "jetstream", "$G", "streams", stream, "msgs")
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, "1.blk"), []byte("\x00\x01"+text+"\x02"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("COMMANDS", "text "+marker)
+	write("EVENTS-1", "text")
+	if found, err := streamsWith(store, marker); err != nil || len(found) > 0 {
+		t.Errorf("it found %q, %v", found, err)
+	}
+	want := []string{"DELTAS", "EVENTS-0", "OBJ_payloads", "OBJ_workspaces"}
+	for _, stream := range want {
+		write(stream, "text "+marker)
+	}
+	if found, err := streamsWith(store, marker); err != nil || !slices.Equal(found, want) {
+		t.Errorf("it found %q, %v, want %q", found, err, want)
+	}
+}
