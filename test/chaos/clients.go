@@ -21,15 +21,15 @@ import (
 )
 
 const (
-	// askTime bounds one request; a service that is frozen never answers.
-	askTime = 15 * time.Second
-	// silence is how long a streaming client waits before it reconnects: a comment comes every 15 s.
-	silence = 20 * time.Second
+	// requestTimeout bounds one request, since a frozen service does not answer.
+	requestTimeout = 15 * time.Second
+	// idleTimeout is how long a stream may be silent before its client reconnects. A gateway sends a comment every 15 s.
+	idleTimeout = 20 * time.Second
 	// retryPause lies between two tries of a request or a connection.
 	retryPause = 250 * time.Millisecond
 )
 
-// driver is the clients of a run and what they saw.
+// driver holds the clients of a run and what they received.
 type driver struct {
 	c        *cluster
 	mu       sync.Mutex
@@ -69,7 +69,7 @@ func (d *driver) call(ctx context.Context, gateway int, method, path, key string
 			return 0, "", err
 		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, askTime)
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, method, d.c.gateways[gateway%len(d.c.gateways)]+path, bytes.NewReader(raw))
 	if err != nil {
@@ -263,7 +263,7 @@ func (d *driver) follow(ctx context.Context, c *client, first int) {
 func (d *driver) sse(ctx context.Context, c *client, gateway int) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	idle := time.AfterFunc(silence, cancel)
+	idle := time.AfterFunc(idleTimeout, cancel)
 	defer idle.Stop()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, d.c.gateways[gateway%len(d.c.gateways)]+"/api/sessions/"+c.session+"/events/stream", nil)
 	if err != nil {
@@ -282,7 +282,7 @@ func (d *driver) sse(ctx context.Context, c *client, gateway int) error {
 	lines := bufio.NewScanner(resp.Body)
 	lines.Buffer(nil, 16<<20)
 	for lines.Scan() {
-		idle.Reset(silence)
+		idle.Reset(idleTimeout)
 		data, ok := strings.CutPrefix(lines.Text(), "data:")
 		if !ok {
 			continue
@@ -302,7 +302,7 @@ func (d *driver) sse(ctx context.Context, c *client, gateway int) error {
 func (d *driver) socket(ctx context.Context, c *client, gateway int) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	idle := time.AfterFunc(silence, cancel)
+	idle := time.AfterFunc(idleTimeout, cancel)
 	defer idle.Stop()
 	//nolint:bodyclose // after Dial the body never needs to be closed
 	conn, _, err := websocket.Dial(ctx, "ws"+strings.TrimPrefix(d.c.gateways[gateway%len(d.c.gateways)], "http")+"/api/ws", nil)
@@ -323,7 +323,7 @@ func (d *driver) socket(ctx context.Context, c *client, gateway int) error {
 		if err != nil {
 			return err
 		}
-		idle.Reset(silence)
+		idle.Reset(idleTimeout)
 		var m struct {
 			Type, Code, Message string
 			Event               events.Wire

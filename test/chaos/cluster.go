@@ -30,7 +30,7 @@ const startTime = 90 * time.Second
 // slots of one executor: fewer than there are sessions, so that executions wait for one.
 const slots = 3
 
-// cluster is a whole Spool of real processes.
+// cluster is an installation of Spool whose services are processes of this machine.
 type cluster struct {
 	bin, dir string // programs; all that is written
 	nats     string // URLs
@@ -43,8 +43,8 @@ type cluster struct {
 	natsHTTP string
 }
 
-// bring starts everything and returns when clients can be served.
-func bring(ctx context.Context, bin, dir string) (*cluster, error) {
+// startCluster starts all processes and returns when both gateways are ready.
+func startCluster(ctx context.Context, bin, dir string) (*cluster, error) {
 	c := &cluster{bin: bin, dir: dir}
 	for _, start := range []func(context.Context) error{c.startNATS, c.startPostgres, c.startModel, c.startServices} {
 		if err := start(ctx); err != nil {
@@ -203,7 +203,7 @@ func (c *cluster) startModel(context.Context) error {
 	return err
 }
 
-// startServices runs two of each service, and one of skills.
+// startServices runs two copies of each service, and one of the skills service.
 func (c *cluster) startServices(ctx context.Context) error {
 	for _, s := range []struct {
 		name   string
@@ -270,7 +270,7 @@ func (c *cluster) ready(ctx context.Context) error {
 	return nil
 }
 
-// sandboxes is where the executors keep theirs; every process of one names it.
+// sandboxes returns the executors' folder.
 func (c *cluster) sandboxes() string { return filepath.Join(c.dir, "executor") }
 
 // log opens the log as admin.

@@ -73,7 +73,7 @@ func (d *driver) delete(ctx context.Context, id string) error {
 
 // erased returns when no stream that holds content has the marker on the disk any more.
 func (d *driver) erased(ctx context.Context) error {
-	deadline := time.Now().Add(settle)
+	deadline := time.Now().Add(settleTimeout)
 	for {
 		found, err := streamsWith(filepath.Join(d.c.dir, "nats"), marker)
 		if err != nil {
@@ -83,7 +83,7 @@ func (d *driver) erased(ctx context.Context) error {
 			return nil
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("%s after their sessions were deleted, messages are still in the files of %v", settle, found)
+			return fmt.Errorf("%s after their sessions were deleted, messages are still in the files of %v", settleTimeout, found)
 		}
 		select {
 		case <-ctx.Done():

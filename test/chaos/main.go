@@ -1,5 +1,6 @@
-// Command chaos runs Spool as real processes, kills and freezes them at random while clients work, and then checks every promise:
-// docs/reliability.md says which. It ends only processes that it started. `make chaos` builds the programs and calls it.
+// Command chaos runs Spool as real processes, kills and freezes them at random while clients work, and then checks what Spool promises.
+// docs/reliability.md lists the promises. The command signals only processes that it started and their descendants. `make chaos` builds the
+// programs and runs it.
 package main
 
 import (
@@ -25,10 +26,10 @@ import (
 
 const (
 	tenant = "default"
-	// settle is how long queries may take to end after the last fault. An engine counts as gone after 30 s.
-	settle = 3 * time.Minute
-	// sound bounds verify, and rebuild.
-	sound = 3 * time.Minute
+	// settleTimeout bounds the wait for queries to end after the last fault, and each wait after that. An engine counts as gone after 30 s.
+	settleTimeout = 3 * time.Minute
+	// proofTimeout bounds "spool verify" and "spool rebuild" together.
+	proofTimeout = 3 * time.Minute
 )
 
 type settings struct {
@@ -42,11 +43,11 @@ type settings struct {
 func main() {
 	var s settings
 	flag.StringVar(&s.bin, "bin", "", "`folder` with the programs")
-	flag.Uint64Var(&s.seed, "seed", 0, "decides the schedule of faults; 0 takes a random one")
-	flag.IntVar(&s.faults, "faults", 70, "how many faults at least")
-	flag.DurationVar(&s.least, "for", 0, "how long at least")
-	flag.IntVar(&s.sessions, "sessions", 6, "sessions that are worked in at once")
-	long := flag.Bool("long", false, "an hour")
+	flag.Uint64Var(&s.seed, "seed", 0, "seed of the schedule of faults; 0 picks one at random")
+	flag.IntVar(&s.faults, "faults", 60, "least number of faults")
+	flag.DurationVar(&s.least, "for", 0, "least duration of the faults")
+	flag.IntVar(&s.sessions, "sessions", 6, "number of sessions with clients")
+	long := flag.Bool("long", false, "inject faults for an hour")
 	flag.Parse()
 	if *long {
 		s.least = time.Hour
@@ -62,7 +63,7 @@ func main() {
 	}
 }
 
-// chaos is one run; its folder is kept when something is wrong.
+// chaos executes one run. It keeps the run's folder when it returns an error.
 func chaos(ctx context.Context, s settings) (err error) {
 	if s.dir, err = os.MkdirTemp("", "spool-chaos-"); err != nil {
 		return err
@@ -82,7 +83,7 @@ func chaos(ctx context.Context, s settings) (err error) {
 		return err
 	}
 	fmt.Printf("seed %d, folder %s\n", s.seed, s.dir)
-	c, err := bring(ctx, s.bin, s.dir)
+	c, err := startCluster(ctx, s.bin, s.dir)
 	defer func() {
 		writeEnds(os.Stdout, c.ends(), c.faults)
 		err = errors.Join(err, c.end(), c.sweep())
@@ -93,7 +94,7 @@ func chaos(ctx context.Context, s settings) (err error) {
 	return work(ctx, c, s)
 }
 
-// work drives clients and faults, waits for peace, and checks.
+// work runs clients and faults, waits until every query has ended, and checks what is left.
 func work(ctx context.Context, c *cluster, s settings) error {
 	d := &driver{c: c, accepted: map[string]string{}, open: map[string]bool{}, ended: map[string]bool{}}
 	following, stop := context.WithCancel(ctx)
@@ -146,7 +147,7 @@ func work(ctx context.Context, c *cluster, s settings) error {
 	return errors.Join(errs...)
 }
 
-// inject makes faults until there were enough, and leaves everything running.
+// inject makes faults until there were enough, and returns when no process is frozen any more.
 func inject(ctx context.Context, c *cluster, s settings) error {
 	plan, began := newSchedule(s.seed, len(c.parts)), time.Now()
 	var thaws sync.WaitGroup
@@ -189,7 +190,7 @@ func inject(ctx context.Context, c *cluster, s settings) error {
 	return errors.Join(errs...)
 }
 
-// resume lets every execution go on that a control paused and that is still open.
+// resume resumes every execution that has not ended: a control may have paused it.
 func (d *driver) resume(ctx context.Context) error {
 	d.mu.Lock()
 	open := slices.Collect(maps.Keys(d.open))
@@ -202,9 +203,9 @@ func (d *driver) resume(ctx context.Context) error {
 	return nil
 }
 
-// settled returns when every query has ended in the log, and every client has all of its session.
+// settled blocks until clients have seen the end of every query.
 func (d *driver) settled(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, settle)
+	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
 	defer cancel()
 	for {
 		d.mu.Lock()
@@ -215,13 +216,13 @@ func (d *driver) settled(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("no client saw the end of %v within %s of the last fault", open, settle)
+			return fmt.Errorf("no client saw the end of %v within %s of the last fault", open, settleTimeout)
 		case <-time.After(retryPause):
 		}
 	}
 }
 
-// evidence reads the log, and waits until clients have what it holds.
+// evidence reads the log, and waits until every client has as many events as its session.
 func (d *driver) evidence(ctx context.Context, sessions []string) (check.Evidence, error) {
 	e := check.Evidence{Log: map[string][]check.Event{}, Texts: map[string]string{}}
 	nc, log, err := d.c.log(ctx)
@@ -231,7 +232,7 @@ func (d *driver) evidence(ctx context.Context, sessions []string) (check.Evidenc
 	if err != nil {
 		return e, err
 	}
-	deadline := time.Now().Add(settle)
+	deadline := time.Now().Add(settleTimeout)
 	for {
 		behind := false
 		for _, id := range sessions {
@@ -269,9 +270,9 @@ func (d *driver) evidence(ctx context.Context, sessions []string) (check.Evidenc
 	return e, nil
 }
 
-// proofs runs the commands that prove the log and the read models.
+// proofs runs "spool verify" and "spool rebuild --compare".
 func (c *cluster) proofs(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, sound)
+	ctx, cancel := context.WithTimeout(ctx, proofTimeout)
 	defer cancel()
 	var errs []error
 	for _, p := range []struct {
@@ -288,14 +289,14 @@ func (c *cluster) proofs(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// remove deletes the sessions and returns when no process and no folder of a sandbox is left.
+// remove deletes the sessions and blocks until no process and no folder of a sandbox is left.
 func (d *driver) remove(ctx context.Context, sessions []string) error {
 	for _, id := range sessions {
 		if err := d.delete(ctx, id); err != nil {
 			return err
 		}
 	}
-	deadline := time.Now().Add(settle)
+	deadline := time.Now().Add(settleTimeout)
 	for {
 		left, err := d.c.left()
 		folders, ferr := d.c.leftFolders()
@@ -306,7 +307,7 @@ func (d *driver) remove(ctx context.Context, sessions []string) error {
 			return nil
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("%s after all sessions were deleted there are still processes %q and folders %q", settle, describe(left), folders)
+			return fmt.Errorf("%s after all sessions were deleted there are still processes %q and folders %q", settleTimeout, describe(left), folders)
 		}
 		time.Sleep(retryPause)
 	}

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// fault is one thing that is done to one part.
+// fault is one signal to one part.
 type fault struct {
 	after  time.Duration // since the fault before
 	part   int
