@@ -54,7 +54,7 @@ func (p *packer) flush(ctx context.Context) error {
 		return nil
 	}
 	next := pack{wire.Sum(p.buf), int64(len(p.buf))}
-	if err := putOnce(ctx, p.store, next.name(p.prefix), p.buf); err != nil {
+	if err := put(ctx, p.store, next.name(p.prefix), p.buf); err != nil {
 		return err
 	}
 	p.packs = append(p.packs, next)
@@ -63,13 +63,10 @@ func (p *packer) flush(ctx context.Context) error {
 	return nil
 }
 
-// putOnce stores an object whose name says what it holds.
-func putOnce(ctx context.Context, store Store, name string, content []byte) error {
-	has, err := store.Has(ctx, name)
-	if err == nil && !has {
-		err = store.Put(ctx, name, bytes.NewReader(content))
-	}
-	if err != nil {
+// put stores an object, also where one of that name is there: nothing says that it
+// stays, see snapshot.kept. The packs of the previous snapshot stay.
+func put(ctx context.Context, store Store, name string, content []byte) error {
+	if err := store.Put(ctx, name, bytes.NewReader(content)); err != nil {
 		return fmt.Errorf("store %s: %w", name, err)
 	}
 	return nil

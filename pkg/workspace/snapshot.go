@@ -76,11 +76,11 @@ func (s *snapshot) converse(ctx context.Context) error {
 		if err := wire.CheckID(found.ID); err != nil {
 			return err
 		}
-		has, err := s.store.Has(ctx, s.prefix+found.ID)
+		kept, err := s.kept(ctx, found.ID)
 		if err != nil {
-			return fmt.Errorf("look for %s: %w", s.prefix+found.ID, err)
+			return err
 		}
-		if has {
+		if kept {
 			s.r.ID, s.r.Files, s.r.Bytes = found.ID, found.Files, found.Bytes
 			return errors.Join(s.in.Frame(wire.FrameStop, nil), s.in.Flush())
 		}
@@ -89,6 +89,20 @@ func (s *snapshot) converse(ctx context.Context) error {
 		return err
 	}
 	return s.receive(ctx)
+}
+
+// kept reports whether a snapshot is stored and stays. Only the previous one does: the
+// janitor removes others beyond the retention, maybe at this moment. So a snapshot
+// that was taken before and is taken again is stored again.
+func (s *snapshot) kept(ctx context.Context, id string) (bool, error) {
+	if id != s.o.Previous || s.r.Lost != nil {
+		return false, nil
+	}
+	has, err := s.store.Has(ctx, s.prefix+id)
+	if err != nil {
+		return false, fmt.Errorf("look for %s: %w", s.prefix+id, err)
+	}
+	return has, nil
 }
 
 // found reads what the runner can say without reading content.
@@ -233,11 +247,11 @@ func (s *snapshot) end(content []byte) error {
 // name stores the manifest, with which the snapshot begins to exist.
 func (s *snapshot) name(ctx context.Context) error {
 	id := s.tree.ID()
-	has, err := s.store.Has(ctx, s.prefix+id)
+	kept, err := s.kept(ctx, id)
 	if err != nil {
-		return fmt.Errorf("look for %s: %w", s.prefix+id, err)
+		return err
 	}
-	if !has {
+	if !kept {
 		m, repacked, err := s.pack.manifest(ctx, id, s.entries)
 		if err != nil {
 			return err
@@ -246,7 +260,7 @@ func (s *snapshot) name(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("write the manifest: %w", err)
 		}
-		if err := putOnce(ctx, s.store, s.prefix+id, object); err != nil {
+		if err := put(ctx, s.store, s.prefix+id, object); err != nil {
 			return err
 		}
 		s.r.Repacked = repacked

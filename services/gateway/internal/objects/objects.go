@@ -69,7 +69,8 @@ func away(err error) error {
 }
 
 // Keep stores content under a name that says what it is. Content that is there is
-// not stored again. The error is a *problem.Error.
+// stored again: the janitor may be removing what an earlier request left. The error
+// is a *problem.Error.
 func (s *Store) Keep(ctx context.Context, name string, data []byte) error {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Quick)
 	defer cancel()
@@ -77,11 +78,7 @@ func (s *Store) Keep(ctx context.Context, name string, data []byte) error {
 	if err != nil {
 		return err
 	}
-	has, err := b.Has(ctx, name)
-	if err == nil && !has {
-		err = b.Put(ctx, name, bytes.NewReader(data))
-	}
-	if err != nil {
+	if err := b.Put(ctx, name, bytes.NewReader(data)); err != nil {
 		return away(err)
 	}
 	return nil
