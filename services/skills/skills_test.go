@@ -453,6 +453,28 @@ func TestRefused(t *testing.T) {
 	}
 }
 
+// A ZIP that was stored a while ago and that the skill has no version of is stored
+// again: the janitor may be removing it. One of a version that is there is not.
+func TestPush_StoresAgainWhatMayBeRemoved(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	z := version(1)
+	must(t, b.uploads.Put(t.Context(), sum(z), bytes.NewReader(z)))
+	left, err := b.uploads.StoredAt(t.Context(), sum(z))
+	must(t, err)
+	stop := b.run(skills.Config{}, skills.Deps{Now: func() time.Time { return time.Now().Add(10 * time.Minute) }})
+	b.ok(b.push(z))
+	pushed, err := b.uploads.StoredAt(t.Context(), sum(z))
+	if err != nil || !pushed.After(left) {
+		t.Errorf("the ZIP was stored at %s, before the push at %s: %v", pushed, left, err)
+	}
+	b.ok(b.push(z))
+	if again, err := b.uploads.StoredAt(t.Context(), sum(z)); err != nil || !again.Equal(pushed) {
+		t.Errorf("the ZIP of a version that is there was stored again: %v", err)
+	}
+	stop()
+}
+
 // many are so many tags.
 func many(n int) (list []string) {
 	for i := range n {

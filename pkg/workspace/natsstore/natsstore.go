@@ -237,16 +237,22 @@ func (o *object) Close() error {
 	return nil
 }
 
-// Has tells whether there is an object.
+// Has reports whether there is an object.
 func (s *Store) Has(ctx context.Context, name string) (bool, error) {
+	at, err := s.StoredAt(ctx, name)
+	return !at.IsZero(), err
+}
+
+// StoredAt returns when an object was stored, by the server's clock; zero if there is none.
+func (s *Store) StoredAt(ctx context.Context, name string) (time.Time, error) {
 	within, cancel := context.WithTimeoutCause(ctx, stall, errStalled)
 	defer cancel()
-	_, err := s.objects.GetInfo(within, name)
+	info, err := s.objects.GetInfo(within, name)
 	if errors.Is(err, jetstream.ErrObjectNotFound) {
-		return false, nil
+		return time.Time{}, nil
 	}
 	if err != nil {
-		return false, s.getting(within, name, err)
+		return time.Time{}, s.getting(within, name, err)
 	}
-	return true, nil
+	return info.ModTime, nil
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"time"
 
 	"github.com/spoolhq/spool/pkg/skill"
 )
@@ -12,7 +13,8 @@ import (
 // Store is the bucket of skills.
 type Store interface {
 	Get(ctx context.Context, name string) (io.ReadCloser, error)
-	Has(ctx context.Context, name string) (bool, error)
+	// StoredAt returns when an object was stored, by the server's clock; zero if there is none.
+	StoredAt(ctx context.Context, name string) (time.Time, error)
 	Put(ctx context.Context, name string, r io.Reader) error
 }
 
@@ -54,15 +56,19 @@ func (k *keeper) claim(ctx context.Context, digest string) (release func(), err 
 	}
 }
 
-// keep stores a ZIP under its digest unless it is there.
+// fresh is how old a ZIP may be for a push to rely on it. The janitor removes one that
+// no version refers to when it is older than 15 minutes, and a push takes 5 at most.
+const fresh = 5 * time.Minute
+
+// keep stores a ZIP under its digest unless it is there and fresh.
 func (h *Handler) keep(ctx context.Context, digest string, zip *upload) error {
 	release, err := h.keeper.claim(ctx, digest)
 	if err != nil {
 		return err
 	}
 	defer release()
-	has, err := h.keeper.store.Has(ctx, digest)
-	if err != nil || has {
+	at, err := h.keeper.store.StoredAt(ctx, digest)
+	if err != nil || h.cfg.Now().Sub(at) < fresh {
 		return err
 	}
 	if err := h.keeper.store.Put(ctx, digest, io.NewSectionReader(zip.file, 0, zip.size)); err != nil {

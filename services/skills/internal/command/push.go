@@ -56,8 +56,11 @@ func (h *Handler) push(ctx context.Context, c command.Command) (command.Answer, 
 	if b.DryRun || err != nil {
 		return answer, err
 	}
-	if err := h.keep(ctx, found.Digest, zip); err != nil {
-		return command.Answer{}, err
+	// The ZIP of a version that is there stays, also for a while after a removal that comes now.
+	if !answer.Same {
+		if err := h.keep(ctx, found.Digest, zip); err != nil {
+			return command.Answer{}, err
+		}
 	}
 	return h.pushed(ctx, c, false, pushed)
 }
