@@ -47,6 +47,15 @@ type place struct {
 	pack, offset, length int32
 }
 
+// Objects returns the names of the objects that hold the snapshot's content.
+func (m *Manifest) Objects() []string {
+	names := make([]string, len(m.packs))
+	for i, p := range m.packs {
+		names[i] = p.name(m.prefix)
+	}
+	return names
+}
+
 // packLine is a pack in the manifest, after the tree.
 type packLine struct {
 	Pack   wire.Hash `json:"pack"`

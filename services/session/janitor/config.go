@@ -27,7 +27,8 @@ type Config struct {
 	DatabaseURL string        `name:"database-url" required:"" env:"SPOOL_DATABASE_URL" help:"The Postgres of the read models."`
 	Grace       time.Duration `default:"10m" env:"SPOOL_GC_GRACE" help:"How long after every reader of the log has passed a session's deletion its content is removed."`
 	Interval    time.Duration `default:"1m" env:"SPOOL_GC_INTERVAL" help:"How often the janitor looks for what is to be removed."`
-	Uploads     time.Duration `default:"1h" env:"SPOOL_GC_UPLOADS" help:"After how long content in the object store that nothing names, such as of an upload that failed, is removed."`
+	Uploads     time.Duration `default:"1h" env:"SPOOL_GC_UPLOADS" help:"After how long content that nothing refers to is removed: of an upload that failed, of a skill without a version, secrets of a refused request. What has a name stays for at least 15m."`
+	Snapshots   int           `default:"500" env:"SPOOL_GC_SNAPSHOTS" help:"How many snapshots of its workspace a session keeps, the newest. The one that it resumes from always stays."`
 	Sessions    int           `default:"100" env:"SPOOL_GC_SESSIONS" help:"The content of how many deleted sessions one pass removes."`
 }
 
@@ -56,6 +57,12 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Sessions < 1 || c.Sessions > 10_000 {
 		return c, fmt.Errorf("sessions: %d is not between 1 and 10000", c.Sessions)
 	}
+	if c.Snapshots == 0 {
+		c.Snapshots = 500
+	}
+	if c.Snapshots < 2 || c.Snapshots > 1_000_000 {
+		return c, fmt.Errorf("snapshots: %d is not between 2 and 1000000", c.Snapshots)
+	}
 	if c.DatabaseURL == "" {
 		return c, errors.New("database-url is empty: name the Postgres of the read models")
 	}
@@ -71,3 +78,8 @@ type Deps struct {
 	Clock   *bus.Clock       // of the streams; nil for one over this host's clock
 	Metrics prometheus.Registerer
 }
+
+// settling is how long named content that nothing refers to stays at least, whatever
+// Config.Uploads says: a command that is to refer to it is decided, or refused, by then.
+// It is longer than a snapshot (10m), a push of a skill (5m) and the deadline of a command take.
+const settling = 15 * time.Minute

@@ -101,20 +101,36 @@ func (e eraser) purge(ctx context.Context, filter string) error {
 	return nil
 }
 
+// newest selects the last message of each subject that matches.
+func newest(filter string) jetstream.ConsumerConfig {
+	return jetstream.ConsumerConfig{FilterSubjects: []string{filter}, DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy}
+}
+
+// all selects every message on subjects that match.
+func all(filter string) jetstream.ConsumerConfig {
+	return jetstream.ConsumerConfig{FilterSubjects: []string{filter}}
+}
+
+// since selects every message on subjects that match and that was stored at a time or later.
+func since(filter string, t time.Time) jetstream.ConsumerConfig {
+	return jetstream.ConsumerConfig{FilterSubjects: []string{filter}, DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &t}
+}
+
 // message is one of a stream.
 type message struct {
 	subject string
 	data    []byte
 	at      time.Time
+	seq     uint64
 }
 
-// messages calls handle with each message that the stream holds now, in order.
-func (e eraser) messages(ctx context.Context, filters []string, policy jetstream.DeliverPolicy, handle func(message)) error {
+// messages calls handle with each message that the stream holds now, in order. The
+// config says which: FilterSubjects, DeliverPolicy and OptStartTime.
+func (e eraser) messages(ctx context.Context, which jetstream.ConsumerConfig, handle func(message)) error {
 	failed := func(err error) error { return fmt.Errorf("read stream %s: %w", e.name(), err) }
 	// Left to its inactivity: the right to delete a consumer of the log would be the right to delete a durable.
-	c, err := e.stream.CreateConsumer(ctx, jetstream.ConsumerConfig{
-		FilterSubjects: filters, DeliverPolicy: policy, AckPolicy: jetstream.AckNonePolicy, MemoryStorage: true, Replicas: 1, InactiveThreshold: silence,
-	})
+	which.AckPolicy, which.MemoryStorage, which.Replicas, which.InactiveThreshold = jetstream.AckNonePolicy, true, 1, silence
+	c, err := e.stream.CreateConsumer(ctx, which)
 	if err != nil {
 		return failed(err)
 	}
@@ -142,7 +158,7 @@ func (e eraser) messages(ctx context.Context, filters []string, policy jetstream
 			return failed(errors.New("a delivery is missing"))
 		}
 		left = meta.NumPending
-		handle(message{m.Subject(), m.Data(), meta.Timestamp})
+		handle(message{m.Subject(), m.Data(), meta.Timestamp, meta.Sequence.Stream})
 	}
 	return nil
 }

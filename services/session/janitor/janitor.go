@@ -14,6 +14,7 @@ import (
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/readmodel"
 	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/pkg/workspace/natsstore"
 )
 
 // passLock is the Postgres advisory lock of the janitor that works: the bytes of "spooljan".
@@ -31,6 +32,14 @@ const (
 	KindSession Kind = "session"
 	// KindChunks is content without a name: of an upload that failed, or of an object that was replaced.
 	KindChunks Kind = "chunks"
+	// KindSnapshots are snapshots of a session's workspace beyond the retention.
+	KindSnapshots Kind = "snapshots"
+	// KindUploads are files of a session that was never created, or that came after the removal of its content.
+	KindUploads Kind = "uploads"
+	// KindSkill is the ZIP of a skill that no version refers to, or an upload of one.
+	KindSkill Kind = "skill"
+	// KindSecret is the value of a secret that came with a refused request.
+	KindSecret Kind = "secret"
 )
 
 // Item is something that a pass removed, or would remove, or that waits.
@@ -158,6 +167,7 @@ type pass struct {
 	secrets, idempotency eraser
 	workspaces, payloads *bucket
 	skills               *bucket
+	store                *natsstore.Store        // of workspaces, once it was opened
 	requests             map[sessionKey][]string // keys of idempotency records, once they were listed
 }
 
@@ -186,7 +196,32 @@ func (j *Janitor) open(ctx context.Context, conn *pgx.Conn, dry bool) (*pass, er
 func (p *pass) found(i Item) { p.report.Items = append(p.report.Items, i) }
 
 func (p *pass) run(ctx context.Context) error {
-	return errors.Join(p.deletedSessions(ctx), p.chunks(ctx))
+	return errors.Join(p.deletedSessions(ctx), p.workspaceObjects(ctx), p.skillObjects(ctx), p.refusedSecrets(ctx), p.chunks(ctx))
+}
+
+// settled is the time before which named content that nothing refers to was stored if it is to be removed.
+func (p *pass) settled() time.Time { return p.now().Add(-max(p.cfg.Uploads, settling)) }
+
+// removeObjects reports objects as one item, and erases them unless the pass is dry.
+func (p *pass) removeObjects(ctx context.Context, b *bucket, item Item, list []object) error {
+	if len(list) == 0 {
+		return nil
+	}
+	item.Objects = uint32(len(list)) //nolint:gosec // a count
+	for _, o := range list {
+		item.Bytes += o.Size
+	}
+	p.found(item)
+	if p.dry {
+		return nil
+	}
+	for _, o := range list {
+		if err := b.remove(ctx, o); err != nil {
+			return err
+		}
+	}
+	p.counts.removed(item.Kind, 1, item.Bytes)
+	return nil
 }
 
 // chunks erases content of the object buckets that no object names.

@@ -2,21 +2,42 @@ package janitor_test
 
 import (
 	"bytes"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
 	"log/slog"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"filippo.io/age"
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/spoolhq/spool/pkg/bus"
+	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/eventlog/jslog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/events/session"
+	"github.com/spoolhq/spool/pkg/events/versions"
+	"github.com/spoolhq/spool/pkg/natsserver"
 	"github.com/spoolhq/spool/pkg/natsserver/natstest"
 	"github.com/spoolhq/spool/pkg/pgserver/pgtest"
 	"github.com/spoolhq/spool/pkg/readmodel"
+	"github.com/spoolhq/spool/pkg/secret"
 	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/pkg/workspace"
 	"github.com/spoolhq/spool/pkg/workspace/natsstore"
+	"github.com/spoolhq/spool/pkg/workspace/workspacetest"
 	"github.com/spoolhq/spool/services/session/janitor"
 )
+
+const tenant = "default"
 
 func must(t *testing.T, err error) {
 	t.Helper()
@@ -25,29 +46,399 @@ func must(t *testing.T, err error) {
 	}
 }
 
+func newID(kind events.Kind) string { return events.Derive(kind, rand.Text()) }
+
+// bed is an installation with its users, without services. Its janitor's clock is moved by the test.
+type bed struct {
+	t     *testing.T
+	srv   *natsserver.Server
+	js    jetstream.JetStream // as admin
+	log   eventlog.Log        // as admin
+	url   string              // of Postgres
+	dir   string              // of NATS
+	users bool
+	now   time.Time
+}
+
+func newBed(t *testing.T) *bed {
+	t.Helper()
+	var cfg natsserver.Config
+	for _, u := range topology.Users() {
+		cfg.Users = append(cfg.Users, natsserver.User{Name: u.Name, Publish: u.Publish, Subscribe: u.Subscribe, InboxPrefix: topology.InboxPrefix(u.Name)})
+	}
+	return newBedAt(t, cfg)
+}
+
+// newBedAt is newBed with a server of its own; one without users gives everybody all rights.
+func newBedAt(t *testing.T, cfg natsserver.Config) *bed {
+	t.Helper()
+	cfg.StoreDir = t.TempDir()
+	b := &bed{t: t, srv: natstest.RunConfig(t, cfg), users: len(cfg.Users) > 0, url: pgtest.URL(t), dir: cfg.StoreDir, now: time.Now()}
+	var err error
+	b.js, err = jetstream.New(b.conn(topology.UserAdmin))
+	must(t, err)
+	must(t, topology.Provision(t.Context(), b.js, topology.Config{}))
+	must(t, readmodel.Migrate(t.Context(), b.url))
+	b.log, err = jslog.New(jslog.Config{JetStream: b.js, Shards: 1, Logger: slog.New(slog.DiscardHandler)})
+	must(t, err)
+	return b
+}
+
+// conn is a connection with a user's rights; what the user may not do fails the test.
+func (b *bed) conn(user string) *nats.Conn {
+	b.t.Helper()
+	if !b.users {
+		return natstest.Conn(b.t, b.srv)
+	}
+	nc, err := b.srv.ConnectAs(user, nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
+		if errors.Is(err, nats.ErrPermissionViolation) {
+			b.t.Errorf("%s: %v", user, err)
+		}
+	}))
+	must(b.t, err)
+	b.t.Cleanup(nc.Close)
+	return nc
+}
+
+func (b *bed) janitor(cfg janitor.Config) *janitor.Janitor {
+	b.t.Helper()
+	return b.janitorOn(b.url, cfg)
+}
+
+func (b *bed) janitorOn(url string, cfg janitor.Config) *janitor.Janitor {
+	b.t.Helper()
+	j, _ := b.counted(url, cfg)
+	return j
+}
+
+// counted returns a janitor on a database, with its metrics.
+func (b *bed) counted(url string, cfg janitor.Config) (*janitor.Janitor, *prometheus.Registry) {
+	b.t.Helper()
+	registry := prometheus.NewRegistry()
+	nc := b.conn(topology.UserJanitor)
+	js, err := jetstream.New(nc)
+	must(b.t, err)
+	log, err := jslog.New(jslog.Config{JetStream: js, Shards: 1, Logger: slog.New(slog.DiscardHandler)})
+	must(b.t, err)
+	cfg.DatabaseURL = url
+	j, err := janitor.New(cfg, janitor.Deps{NATS: nc, Log: log, Logger: slog.New(slog.DiscardHandler), Now: func() time.Time { return b.now }, Metrics: registry})
+	must(b.t, err)
+	return j, registry
+}
+
+func (b *bed) store(bucket string) *natsstore.Store {
+	b.t.Helper()
+	s, err := natsstore.Open(b.t.Context(), b.js, bucket)
+	must(b.t, err)
+	return s
+}
+
+func (b *bed) put(bucket, name, content string) {
+	b.t.Helper()
+	must(b.t, b.store(bucket).Put(b.t.Context(), name, strings.NewReader(content)))
+}
+
+// names lists the objects of a bucket.
+func (b *bed) names(bucket string) []string {
+	b.t.Helper()
+	o, err := b.js.ObjectStore(b.t.Context(), bucket)
+	must(b.t, err)
+	list, err := o.List(b.t.Context())
+	if errors.Is(err, jetstream.ErrNoObjectsFound) {
+		return nil
+	}
+	must(b.t, err)
+	var names []string
+	for _, x := range list {
+		names = append(names, x.Name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// found makes a pass and returns what it found, as kind and name.
+func (b *bed) found(j *janitor.Janitor, dry bool) []string {
+	b.t.Helper()
+	report, err := j.Pass(b.t.Context(), dry)
+	must(b.t, err)
+	items := []string{}
+	for _, i := range report.Items {
+		items = append(items, string(i.Kind)+" "+i.Name)
+	}
+	slices.Sort(items)
+	return items
+}
+
+// same fails the test unless both lists are equal.
+func same(t *testing.T, what string, got []string, want ...string) {
+	t.Helper()
+	if !slices.Equal(got, want) {
+		t.Errorf("%s: %q, want %q", what, got, want)
+	}
+}
+
+// session creates a session in the log.
+func (b *bed) session(id string) eventlog.Loaded {
+	b.t.Helper()
+	sessions := eventlog.Sessions{Log: b.log}
+	l, err := sessions.Load(b.t.Context(), tenant, id, eventlog.Leader)
+	must(b.t, err)
+	command := newID(events.KindCommand)
+	list, err := session.Decide(l.Life, session.Create{Base: session.Base{Meta: events.Meta{CommandID: command, Now: b.now}}, SessionCreated: events.SessionCreated{Agent: "spool", Architecture: "spool", Provider: "local"}})
+	must(b.t, err)
+	must(b.t, sessions.AppendLife(b.t.Context(), &l, events.Actor{Kind: "user", ID: "test"}, command, list))
+	return l
+}
+
+// snapshot takes a snapshot as an executor does, and commits it.
+func (b *bed) snapshot(l *eventlog.Loaded, box *workspacetest.Box) string {
+	b.t.Helper()
+	r, err := workspace.Snapshot(b.t.Context(), box, b.store(topology.BucketWorkspaces), workspace.Options{Tenant: l.Tenant, Session: l.ID, Previous: l.Run.Snapshot.ID})
+	must(b.t, err)
+	b.commit(l, r.ID)
+	return r.ID
+}
+
+// commit says in the log that a snapshot was taken.
+func (b *bed) commit(l *eventlog.Loaded, id string) {
+	b.t.Helper()
+	m := events.NewMint(events.Meta{CommandID: newID(events.KindCommand), Now: b.now})
+	m.Add("", events.WorkspaceSynced{Snapshot: id, Reason: "requested"})
+	d, err := run.Decide(l.Run, run.Record{Epoch: l.Run.Epoch + 1, Events: m.Events()})
+	must(b.t, err)
+	must(b.t, eventlog.Sessions{Log: b.log}.AppendRun(b.t.Context(), l, events.Actor{Kind: "service", ID: "test"}, newID(events.KindCommit), d))
+}
+
+// restores fails the test unless a snapshot has this content in file a.
+func (b *bed) restores(l eventlog.Loaded, id, content string) {
+	b.t.Helper()
+	box := &workspacetest.Box{}
+	if _, err := workspace.Restore(b.t.Context(), box, b.store(topology.BucketWorkspaces), l.Tenant, l.ID, id); err != nil || box.Tree["workspace/a"] != content {
+		b.t.Errorf("restore %s: %v", id, err)
+	}
+}
+
+// A session keeps as many snapshots as the setting says, the newest, with all that
+// they need; the objects of older ones are erased.
+func TestPass_RemovesSnapshotsBeyondTheRetention(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	l := b.session(newID(events.KindSession))
+	box := &workspacetest.Box{Tree: map[string]string{"workspace/kept": strings.Repeat("the same in all", 1000)}}
+	var ids []string
+	content := func(i int) string { return strings.Repeat(fmt.Sprintf("content-%d ", i), 1000) }
+	for i := range 5 {
+		box.Tree["workspace/a"] = content(i)
+		ids = append(ids, b.snapshot(&l, box))
+	}
+	// The session goes back to its first snapshot: the oldest by its name is the newest.
+	box.Tree["workspace/a"] = content(0)
+	if id := b.snapshot(&l, box); id != ids[0] {
+		t.Fatalf("the same files are snapshots %s and %s", ids[0], id)
+	}
+	keep2, keep500 := b.janitor(janitor.Config{Snapshots: 2}), b.janitor(janitor.Config{})
+	same(t, "when all are new", b.found(keep2, false))
+	b.now = b.now.Add(2 * time.Hour)
+	if found := b.found(keep500, false); slices.Contains(found, "snapshots "+l.ID) {
+		t.Errorf("by the default %q were found", found)
+	}
+	before := b.names(topology.BucketWorkspaces)
+	same(t, "dry", b.found(keep2, true), "snapshots "+l.ID)
+	same(t, "objects after a dry pass", b.names(topology.BucketWorkspaces), before...)
+	same(t, "found", b.found(keep2, false), "snapshots "+l.ID)
+	same(t, "found again", b.found(keep2, false))
+	b.restores(l, ids[0], content(0))
+	b.restores(l, ids[4], content(4))
+	for _, id := range ids[1:4] {
+		if _, err := workspace.Open(t.Context(), b.store(topology.BucketWorkspaces), tenant, l.ID, id); !errors.Is(err, workspace.ErrNotFound) {
+			t.Errorf("snapshot %s is still there: %v", id, err)
+		}
+	}
+	if left := b.names(topology.BucketWorkspaces); len(left) >= len(before)-3 {
+		t.Errorf("of %q are left %q: no pack went", before, left)
+	}
+	box.Tree["workspace/a"] = content(9)
+	b.restores(l, b.snapshot(&l, box), content(9))
+}
+
+// A snapshot that an executor takes while the janitor removes others is whole.
+func TestPass_LeavesASnapshotThatIsBeingTaken(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	l := b.session(newID(events.KindSession))
+	box := &workspacetest.Box{Tree: map[string]string{}}
+	take := func(content string) string {
+		box.Tree["workspace/a"] = content
+		return b.snapshot(&l, box)
+	}
+	first := take("first")
+	take("second")
+	take("third")
+	b.now = b.now.Add(2 * time.Hour)
+	// The executor stores the first snapshot's files again, and the janitor comes before the commit.
+	box.Tree["workspace/a"] = "first"
+	r, err := workspace.Snapshot(t.Context(), box, b.store(topology.BucketWorkspaces), workspace.Options{Tenant: l.Tenant, Session: l.ID, Previous: l.Run.Snapshot.ID})
+	must(t, err)
+	if r.ID != first {
+		t.Fatalf("the same files are snapshots %s and %s", first, r.ID)
+	}
+	if found := b.found(b.janitor(janitor.Config{Snapshots: 2}), false); !slices.Contains(found, "snapshots "+l.ID) {
+		t.Errorf("found %q", found)
+	}
+	b.commit(&l, r.ID)
+	b.restores(l, r.ID, "first")
+}
+
+// Files that came with the request for a session that was refused are erased once
+// they are old; those of a session that exists stay.
+func TestPass_RemovesUploadsOfSessionsThatDoNotExist(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	refused, there := newID(events.KindSession), b.session(newID(events.KindSession)).ID
+	b.put(topology.BucketWorkspaces, tenant+"/"+refused+"/f-1", "refused")
+	b.put(topology.BucketWorkspaces, tenant+"/"+there+"/f-1", "there")
+	j := b.janitor(janitor.Config{Uploads: time.Second})
+	b.now = b.now.Add(10 * time.Minute)
+	same(t, "found when they are new, whatever the setting", b.found(j, false))
+	b.now = b.now.Add(time.Hour)
+	same(t, "dry", b.found(j, true), "uploads "+refused)
+	same(t, "found", b.found(j, false), "uploads "+refused)
+	same(t, "left", b.names(topology.BucketWorkspaces), tenant+"/"+there+"/f-1")
+}
+
+func digest(text string) string {
+	sum := sha256.Sum256([]byte(text))
+	return hex.EncodeToString(sum[:])
+}
+
+// entry changes an entry of the catalogue.
+func (b *bed) entry(kind events.Aspect, ref events.Reference, decide func(versions.State, events.Meta) ([]events.Event, error)) {
+	b.t.Helper()
+	entries := eventlog.Entries{Log: b.log}
+	e, err := entries.Load(b.t.Context(), ref.Subject(kind, tenant), eventlog.Leader)
+	must(b.t, err)
+	command := newID(events.KindCommand)
+	list, err := decide(e.State, events.Meta{CommandID: command, Now: b.now})
+	must(b.t, err)
+	must(b.t, entries.Append(b.t.Context(), &e, events.Actor{Kind: "user", ID: "test"}, command, list))
+}
+
+// pushed makes a version of a skill whose ZIP has this content, and stores the ZIP.
+func (b *bed) pushed(slug, zip string) {
+	b.t.Helper()
+	b.put(topology.BucketSkills, digest(zip), zip)
+	ref := events.Reference{Slug: slug, Version: digest(zip)}
+	b.entry(events.Skill, events.Reference{Slug: slug}, func(s versions.State, meta events.Meta) ([]events.Event, error) {
+		return versions.Decide(s, versions.Apply{Meta: meta, Version: ref.Version, Data: events.SkillPushed{Ref: ref, Name: slug}})
+	})
+}
+
+// unpushed removes a version.
+func (b *bed) unpushed(slug, zip string) {
+	b.t.Helper()
+	ref := events.Reference{Slug: slug, Version: digest(zip)}
+	b.entry(events.Skill, events.Reference{Slug: slug}, func(s versions.State, meta events.Meta) ([]events.Event, error) {
+		return versions.Decide(s, versions.Remove{Meta: meta, Version: ref.Version, Data: events.SkillRemoved{Ref: ref}})
+	})
+}
+
+// Uploads of skills, ZIPs that never became a version, and ZIPs of versions that were
+// removed everywhere are erased once they are old.
+func TestPass_RemovesSkillObjectsWithoutVersion(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	upload := "upload/" + tenant + "/" + newID(events.KindCommand)
+	b.put(topology.BucketSkills, upload, "uploaded")
+	b.put(topology.BucketSkills, digest("never a version"), "never a version")
+	b.pushed("one", "kept")
+	b.pushed("one", "removed")
+	b.pushed("one", "removed from one")
+	b.pushed("two", "removed from one")
+	b.pushed("entry", "removed with its entry") // whoever pinned the version still gets it
+	b.unpushed("one", "removed")
+	b.unpushed("one", "removed from one")
+	b.entry(events.Skill, events.Reference{Slug: "entry"}, func(s versions.State, meta events.Meta) ([]events.Event, error) {
+		return versions.Decide(s, versions.Remove{Meta: meta, Data: events.SkillRemoved{Ref: events.Reference{Slug: "entry"}}})
+	})
+	j := b.janitor(janitor.Config{Uploads: time.Second})
+	skills := func(items []string) []string {
+		return slices.DeleteFunc(items, func(i string) bool { return !strings.HasPrefix(i, "skill ") })
+	}
+	b.now = b.now.Add(10 * time.Minute)
+	same(t, "found when they are new, whatever the setting", skills(b.found(j, false)))
+	b.now = b.now.Add(time.Hour)
+	gone := []string{"skill " + digest("never a version"), "skill " + digest("removed"), "skill " + upload}
+	slices.Sort(gone)
+	before := b.names(topology.BucketSkills)
+	same(t, "dry", skills(b.found(j, true)), gone...)
+	same(t, "objects after a dry pass", b.names(topology.BucketSkills), before...)
+	same(t, "found", skills(b.found(j, false)), gone...)
+	left := []string{digest("kept"), digest("removed from one"), digest("removed with its entry")}
+	slices.Sort(left)
+	same(t, "left", b.names(topology.BucketSkills), left...)
+	same(t, "found again", skills(b.found(j, false)))
+}
+
+// Values of secrets that no commit refers to are removed once they are old: those of
+// refused requests. The read models have heard of none of the others here.
+func TestPass_RemovesSecretsOfRefusedRequests(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	kv, err := secret.Bucket(t.Context(), b.js)
+	must(t, err)
+	identity, err := age.GenerateX25519Identity()
+	must(t, err)
+	sealer, err := secret.NewSealer(kv, identity.Recipient())
+	must(t, err)
+	seal := func(execution string) string {
+		t.Helper()
+		key, err := sealer.Seal(t.Context(), tenant, execution, []byte("some-value"))
+		must(t, err)
+		return key
+	}
+	accepted, refused := newID(events.KindExecution), newID(events.KindExecution)
+	ofAccepted, ofRefused, ofEnvironment, ofRefusedEnvironment := seal(accepted), seal(refused), seal(""), seal("")
+	l := b.session(newID(events.KindSession))
+	command := newID(events.KindCommand)
+	list, err := session.Decide(l.Life, session.Post{Base: session.Base{Meta: events.Meta{CommandID: command, Now: b.now}}, ExecutionID: accepted, Content: "hello"})
+	must(t, err)
+	must(t, eventlog.Sessions{Log: b.log}.AppendLife(t.Context(), &l, events.Actor{Kind: "user", ID: "test"}, command, list))
+	// So large that the log keeps its data as a payload.
+	spec := events.EnvironmentSpec{Variables: map[string]events.Variable{"TOKEN": {Secret: true, Sealed: ofEnvironment}, "A": {Value: strings.Repeat("x", 300<<10)}}}
+	ref := events.Reference{Slug: "env"}
+	b.entry(events.Environment, ref, func(s versions.State, meta events.Meta) ([]events.Event, error) {
+		at := events.Reference{Slug: "env", Version: digest("env")}
+		return versions.Decide(s, versions.Apply{Meta: meta, Version: at.Version, Data: events.EnvironmentApplied{Ref: at, Spec: spec}})
+	})
+	j := b.janitor(janitor.Config{Uploads: time.Second})
+	b.now = b.now.Add(10 * time.Minute)
+	same(t, "found when they are new, whatever the setting", b.found(j, false))
+	b.now = b.now.Add(time.Hour)
+	gone := []string{"secret " + ofRefused, "secret " + ofRefusedEnvironment}
+	slices.Sort(gone)
+	same(t, "dry", b.found(j, true), gone...)
+	same(t, "found", b.found(j, false), gone...)
+	same(t, "found again", b.found(j, false))
+	for key, want := range map[string]bool{ofAccepted: true, ofEnvironment: true, ofRefused: false, ofRefusedEnvironment: false} {
+		if _, err := kv.Get(t.Context(), key); (err == nil) != want || err != nil && !errors.Is(err, jetstream.ErrKeyNotFound) {
+			t.Errorf("%s: %v, want it there: %v", key, err, want)
+		}
+	}
+}
+
 // Content that no object names is erased once it is old, and content that is named stays.
 func TestPass_ErasesUploadsThatFailed(t *testing.T) {
 	t.Parallel()
-	nc := natstest.Conn(t, natstest.Run(t))
-	js, err := jetstream.New(nc)
-	must(t, err)
-	must(t, topology.Provision(t.Context(), js, topology.Config{}))
-	url := pgtest.URL(t)
-	must(t, readmodel.Migrate(t.Context(), url))
-	store, err := natsstore.Open(t.Context(), js, topology.BucketWorkspaces)
-	must(t, err)
-	must(t, store.Put(t.Context(), "default/ses/named", bytes.NewReader([]byte("named"))))
+	b := newBed(t)
+	js, store := b.js, b.store(topology.BucketWorkspaces)
+	named := tenant + "/" + b.session(newID(events.KindSession)).ID + "/named"
+	must(t, store.Put(t.Context(), named, bytes.NewReader([]byte("named"))))
 	const orphan = "$O." + topology.BucketWorkspaces + ".C.ORPHAN"
 	for range 3 {
-		_, err = js.Publish(t.Context(), orphan, []byte("abandoned"))
+		_, err := js.Publish(t.Context(), orphan, []byte("abandoned"))
 		must(t, err)
 	}
-	log, err := jslog.New(jslog.Config{JetStream: js, Shards: 1, Logger: slog.New(slog.DiscardHandler)})
-	must(t, err)
-	now := time.Now()
-	j, err := janitor.New(janitor.Config{DatabaseURL: url, Uploads: time.Hour},
-		janitor.Deps{NATS: nc, Log: log, Logger: slog.New(slog.DiscardHandler), Now: func() time.Time { return now }})
-	must(t, err)
+	j := b.janitor(janitor.Config{Uploads: time.Hour})
 	left := func() uint64 {
 		t.Helper()
 		s, err := js.Stream(t.Context(), "OBJ_"+topology.BucketWorkspaces)
@@ -65,7 +456,7 @@ func TestPass_ErasesUploadsThatFailed(t *testing.T) {
 		}
 	}
 	pass(false, 0) // an upload may still be under way
-	now = now.Add(2 * time.Hour)
+	b.now = b.now.Add(2 * time.Hour)
 	pass(true, 1)
 	if n := left(); n != 3 {
 		t.Errorf("%d chunks are left after a dry run, want 3", n)
@@ -74,7 +465,7 @@ func TestPass_ErasesUploadsThatFailed(t *testing.T) {
 	if n := left(); n != 0 {
 		t.Errorf("%d chunks are left", n)
 	}
-	if has, err := store.Has(t.Context(), "default/ses/named"); err != nil || !has {
+	if has, err := store.Has(t.Context(), named); err != nil || !has {
 		t.Errorf("the object that is named is gone: %v", err)
 	}
 	pass(false, 0)

@@ -26,6 +26,7 @@ type object struct {
 	NUID string    `json:"nuid"`
 	Size uint64    `json:"size"`
 	At   time.Time `json:"-"` // when it was stored
+	seq  uint64    // of the name message
 }
 
 func openBucket(ctx context.Context, js jetstream.JetStream, name string) (*bucket, error) {
@@ -42,34 +43,42 @@ func (b *bucket) chunkSubject(nuid string) string { return "$O." + b.bucket + ".
 // list returns the objects for which keep reports true.
 func (b *bucket) list(ctx context.Context, keep func(object) bool) ([]object, error) {
 	var out []object
-	err := b.messages(ctx, []string{"$O." + b.bucket + ".M.>"}, jetstream.DeliverLastPerSubjectPolicy, func(m message) {
+	err := b.messages(ctx, newest("$O."+b.bucket+".M.>"), func(m message) {
 		var o object
 		if json.Unmarshal(m.data, &o) != nil || o.Name == "" || o.NUID == "" {
 			return // not a name message of an object
 		}
-		if o.At = m.at; keep(o) {
+		if o.At, o.seq = m.at, m.seq; keep(o) {
 			out = append(out, o)
 		}
 	})
 	return out, err
 }
 
-// of lists the objects of a session, by their names. The names of a bucket are
-// read once in a pass: a session that is retired has no new ones.
-func (b *bucket) of(ctx context.Context, k sessionKey) ([]object, error) {
-	if b.bySession == nil {
-		b.bySession = map[sessionKey][]object{}
-		_, err := b.list(ctx, func(o object) bool {
-			if of, ok := sessionOf(o.Name); ok {
-				b.bySession[of] = append(b.bySession[of], o)
-			}
-			return false
-		})
-		if err != nil {
-			return nil, err
-		}
+// sessions lists the objects by the session that they are named after. The names of
+// a bucket are read once in a pass: a session that is retired has no new ones.
+func (b *bucket) sessions(ctx context.Context) (map[sessionKey][]object, error) {
+	if b.bySession != nil {
+		return b.bySession, nil
 	}
-	return b.bySession[k], nil
+	list := map[sessionKey][]object{}
+	_, err := b.list(ctx, func(o object) bool {
+		if of, ok := sessionOf(o.Name); ok {
+			list[of] = append(list[of], o)
+		}
+		return false
+	})
+	if err != nil {
+		return nil, err
+	}
+	b.bySession = list
+	return list, nil
+}
+
+// of lists the objects of a session.
+func (b *bucket) of(ctx context.Context, k sessionKey) ([]object, error) {
+	list, err := b.sessions(ctx)
+	return list[k], err
 }
 
 // sessionOf returns the session that an object is named after: <tenant>/<session>/….
@@ -81,13 +90,13 @@ func sessionOf(name string) (sessionKey, bool) {
 	return sessionKey{parts[0], parts[1]}, true
 }
 
-// remove erases an object.
+// remove erases an object as it was listed. One that was stored again under the
+// same name meanwhile stays: its chunks and its name message are others.
 func (b *bucket) remove(ctx context.Context, o object) error {
 	if _, err := b.subject(ctx, b.chunkSubject(o.NUID), 0); err != nil {
 		return err
 	}
-	_, err := b.subject(ctx, b.nameSubject(o.Name), 0)
-	return err
+	return b.erase(ctx, o.seq)
 }
 
 // named finds an object by its name.
@@ -103,7 +112,7 @@ func (b *bucket) named(ctx context.Context, name string) (object, bool, error) {
 	if err := json.Unmarshal(m.Data, &o); err != nil {
 		return object{}, false, fmt.Errorf("read the description of %s in bucket %s: %w", name, b.bucket, err)
 	}
-	o.At = m.Time
+	o.At, o.seq = m.Time, m.Sequence
 	return o, true, nil
 }
 

@@ -322,7 +322,7 @@ func (p *pass) mentioned(ctx context.Context, digest string, l eventlog.Loaded) 
 	own := "." + l.Tenant + "." + l.ID + "."
 	for _, e := range p.streams {
 		found := false
-		err := e.messages(ctx, []string{"ev.>"}, jetstream.DeliverAllPolicy, func(m message) {
+		err := e.messages(ctx, all("ev.>"), func(m message) {
 			found = found || !strings.Contains(m.subject, own) && bytes.Contains(m.data, []byte(digest))
 		})
 		if found || err != nil {
@@ -342,7 +342,7 @@ func (p *pass) removeKeys(ctx context.Context, k sessionKey, executions []string
 	}
 	if p.requests == nil {
 		p.requests = map[sessionKey][]string{}
-		err := p.idempotency.messages(ctx, []string{"$KV." + topology.BucketIdempotency + ".>"}, jetstream.DeliverLastPerSubjectPolicy, func(m message) {
+		err := p.idempotency.messages(ctx, newest("$KV."+topology.BucketIdempotency+".>"), func(m message) {
 			var record struct {
 				Answer struct {
 					SessionID string `json:"sessionId"`

@@ -14,9 +14,12 @@ import (
 
 type gcCommand struct {
 	installation
-	Database string        `name:"database-url" env:"SPOOL_DATABASE_URL" placeholder:"URL" help:"The Postgres of the installation. Without it: that of the stack on the data folder."`
-	DryRun   bool          `help:"Remove nothing: list what would go, and what waits for what."`
-	Grace    time.Duration `default:"10m" env:"SPOOL_GC_GRACE" help:"How long after every reader of the log has passed a session's deletion its content is removed."`
+	Database string `name:"database-url" env:"SPOOL_DATABASE_URL" placeholder:"URL" help:"The Postgres of the installation. Without it: that of the stack on the data folder."`
+	DryRun   bool   `help:"Remove nothing: list what would go, and what waits for what."`
+
+	Grace     time.Duration `default:"10m" env:"SPOOL_GC_GRACE" help:"How long after every reader of the log has passed a session's deletion its content is removed."`
+	Uploads   time.Duration `default:"1h" env:"SPOOL_GC_UPLOADS" help:"After how long content that nothing refers to is removed. What has a name stays for at least 15m."`
+	Snapshots int           `default:"500" env:"SPOOL_GC_SNAPSHOTS" help:"How many snapshots of its workspace a session keeps, the newest. The one that it resumes from always stays."`
 }
 
 // gcWait bounds how long gc waits for the janitor of the installation to finish its own pass.
@@ -42,7 +45,7 @@ func (c *gcCommand) Run(a *app) (err error) {
 		return causeOf(ctx, err)
 	}
 	defer func() { err = errors.Join(err, inst.Close()) }()
-	j, err := janitor.New(janitor.Config{DatabaseURL: inst.DatabaseURL, Grace: c.Grace},
+	j, err := janitor.New(janitor.Config{DatabaseURL: inst.DatabaseURL, Grace: c.Grace, Uploads: c.Uploads, Snapshots: c.Snapshots},
 		janitor.Deps{NATS: inst.NATS, Log: inst.Log, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		return err

@@ -1,0 +1,155 @@
+package janitor
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/topology"
+)
+
+// sealed is the value of a secret. The gateway stores it before it sends the command
+// that is to refer to it, so that it stays if the command is refused.
+type sealed struct {
+	key string // <tenant>.x.<execution>.<random>, or <tenant>.e.<random> of an environment
+	at  time.Time
+}
+
+// execution returns the execution that the value is for; of an environment's there is none.
+func (s sealed) execution() (id string, ok bool) {
+	parts := strings.Split(s.key, ".")
+	if len(parts) == 4 && parts[1] == "x" {
+		return parts[2], true
+	}
+	return "", false
+}
+
+// refusedSecrets removes values whose command was refused, or not decided by its
+// deadline: no commit refers to them.
+func (p *pass) refusedSecrets(ctx context.Context) error {
+	list, err := p.unknownSecrets(ctx)
+	if err != nil || len(list) == 0 {
+		return err
+	}
+	if list, err = p.unmentioned(ctx, list); err != nil {
+		return err
+	}
+	for _, s := range list {
+		p.found(Item{Kind: KindSecret, Name: s.key, Objects: 1})
+		if p.dry {
+			continue
+		}
+		if err := p.secrets.purge(ctx, secretPrefix+s.key); err != nil {
+			return err
+		}
+		p.counts.removed(KindSecret, 1, 0)
+	}
+	return nil
+}
+
+const secretPrefix = "$KV." + topology.BucketSecrets + "."
+
+// unknownSecrets returns values that are not new and that the read models do not refer to.
+func (p *pass) unknownSecrets(ctx context.Context) ([]sealed, error) {
+	info, err := p.secrets.stream.Info(ctx, jetstream.WithSubjectFilter(secretPrefix+">"))
+	if err != nil {
+		return nil, fmt.Errorf("list secrets: %w", err)
+	}
+	var keys, tenants, executions []string
+	for subject := range info.State.Subjects {
+		s := sealed{key: strings.TrimPrefix(subject, secretPrefix)}
+		execution, _ := s.execution()
+		tenant, _, _ := strings.Cut(s.key, ".")
+		keys, tenants, executions = append(keys, s.key), append(tenants, tenant), append(executions, execution)
+	}
+	rows, err := p.conn.Query(ctx, `WITH kept AS MATERIALIZED (
+			SELECT DISTINCT variable.value ->> 'sealed' AS key FROM catalogue_versions v JOIN catalogue_entries e USING (tenant, id),
+				json_each(coalesce(v.spec::json -> 'variables', '{}')) AS variable WHERE e.kind = 'environment')
+		SELECT k.key FROM unnest($1::text[], $2::text[], $3::text[]) AS k (key, tenant, execution)
+		WHERE CASE WHEN k.execution = '' THEN NOT EXISTS (SELECT FROM kept WHERE kept.key = k.key)
+			ELSE NOT EXISTS (SELECT FROM executions x WHERE x.tenant = k.tenant AND x.id = k.execution) END
+		ORDER BY 1`, keys, tenants, executions)
+	if err != nil {
+		return nil, fmt.Errorf("look for secrets without a reference: %w", err)
+	}
+	if keys, err = pgx.CollectRows(rows, pgx.RowTo[string]); err != nil {
+		return nil, fmt.Errorf("look for secrets without a reference: %w", err)
+	}
+	var list []sealed
+	for _, key := range keys {
+		m, err := p.secrets.stream.GetLastMsgForSubject(ctx, secretPrefix+key)
+		if errors.Is(err, jetstream.ErrMsgNotFound) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read when a secret was stored: %w", err)
+		}
+		// One that was removed leaves a marker, without a value.
+		if len(m.Data) > 0 && m.Time.Before(p.settled()) {
+			list = append(list, sealed{key, m.Time})
+		}
+	}
+	return list, nil
+}
+
+// unmentioned returns those values that no commit refers to. The read models may lag,
+// so the log is read from the time on at which the oldest value was stored, and from
+// a while before, since servers of a cluster do not agree on the time.
+func (p *pass) unmentioned(ctx context.Context, list []sealed) ([]sealed, error) {
+	from := slices.MinFunc(list, func(a, b sealed) int { return a.at.Compare(b.at) }).at.Add(-settling)
+	found := map[string]bool{}
+	environments := map[string]bool{}
+	for _, e := range p.streams {
+		err := e.messages(ctx, since(topology.LifeFilter, from), func(m message) {
+			for _, s := range list {
+				if id, ok := s.execution(); ok && bytes.Contains(m.data, []byte(id)) {
+					found[s.key] = true
+				}
+			}
+		})
+		if err != nil {
+			return nil, err
+		}
+		err = e.messages(ctx, since(topology.EnvironmentFilter, from), func(m message) { environments[m.subject] = true })
+		if err != nil {
+			return nil, err
+		}
+	}
+	for name := range environments {
+		if err := p.sealedOf(ctx, name, found); err != nil {
+			return nil, err
+		}
+	}
+	return slices.DeleteFunc(list, func(s sealed) bool { return found[s.key] }), nil
+}
+
+// sealedOf adds the keys that any version of an environment refers to.
+func (p *pass) sealedOf(ctx context.Context, name string, found map[string]bool) error {
+	subject, err := events.ParseSubject(name)
+	if err != nil {
+		return err
+	}
+	shard := eventlog.Position{Shard: p.sessions.Position(subject.ID, 1).Shard}
+	for rec, err := range p.log.Read(ctx, shard, eventlog.Filter{Subject: subject}) {
+		if err != nil {
+			return fmt.Errorf("read %s: %w", subject, err)
+		}
+		for _, e := range rec.Events {
+			if d, ok := e.Data.(events.EnvironmentApplied); ok {
+				for _, v := range d.Spec.Variables {
+					found[v.Sealed] = true
+				}
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,111 @@
+package janitor
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/versions"
+	"github.com/spoolhq/spool/pkg/topology"
+)
+
+// skillObjects removes uploads of skills whose push is decided, and ZIPs that no
+// version of a skill refers to.
+//
+// A push may be in progress. The skills service stores the ZIP anew unless the
+// stored one is a few minutes old at most, or the skill has the version; a ZIP that
+// is removed here is older, and remove leaves what was stored again.
+func (p *pass) skillObjects(ctx context.Context) error {
+	var zips []object
+	uploads, err := p.skills.list(ctx, func(o object) bool {
+		old := o.At.Before(p.settled())
+		if old && events.IsDigest(o.Name) {
+			zips = append(zips, o)
+		}
+		return old && strings.HasPrefix(o.Name, "upload/")
+	})
+	if err != nil {
+		return err
+	}
+	zips, err = p.withoutVersion(ctx, zips)
+	for _, o := range append(uploads, zips...) {
+		err = errors.Join(err, p.removeObjects(ctx, p.skills, Item{Kind: KindSkill, Name: o.Name}, []object{o}))
+	}
+	return err
+}
+
+// withoutVersion returns those ZIPs that no version refers to. The read models say
+// which they may be, since they are asked at once; the log decides.
+func (p *pass) withoutVersion(ctx context.Context, zips []object) ([]object, error) {
+	digests := make([]string, len(zips))
+	for i, o := range zips {
+		digests[i] = o.Name
+	}
+	rows, err := p.conn.Query(ctx, `SELECT z.digest FROM unnest($1::text[]) AS z (digest)
+		WHERE NOT EXISTS (SELECT FROM catalogue_versions v WHERE v.version = z.digest AND NOT v.removed)
+		  AND NOT EXISTS (SELECT FROM executions x WHERE x.ended_at IS NULL AND strpos(x.resolved, z.digest) > 0)`, digests)
+	if err != nil {
+		return nil, fmt.Errorf("look for versions of skills: %w", err)
+	}
+	if digests, err = pgx.CollectRows(rows, pgx.RowTo[string]); err != nil {
+		return nil, fmt.Errorf("look for versions of skills: %w", err)
+	}
+	if len(digests) == 0 {
+		return nil, nil
+	}
+	referred, err := p.referred(ctx, digests)
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(zips, func(o object) bool { return referred[o.Name] || !slices.Contains(digests, o.Name) }), nil
+}
+
+// referred reports which ZIPs the log's skills refer to. A removed version counts
+// while its removal is new: the removal of one may come between two steps of a push.
+func (p *pass) referred(ctx context.Context, digests []string) (map[string]bool, error) {
+	by := map[string]map[string]bool{} // digests by the subject that mentions them
+	for _, e := range p.streams {
+		err := e.messages(ctx, all(topology.SkillFilter), func(m message) {
+			for _, d := range digests {
+				if bytes.Contains(m.data, []byte(d)) {
+					if by[m.subject] == nil {
+						by[m.subject] = map[string]bool{}
+					}
+					by[m.subject][d] = true
+				}
+			}
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	entries, referred := eventlog.Entries{Log: p.log}, map[string]bool{}
+	for name, mentioned := range by {
+		subject, err := events.ParseSubject(name)
+		if err != nil {
+			return nil, err
+		}
+		entry, err := entries.Load(ctx, subject, eventlog.Leader)
+		if err != nil {
+			return nil, err
+		}
+		head, err := p.log.At(ctx, entries.Position(entry))
+		if err != nil {
+			return nil, fmt.Errorf("read the last commit of %s: %w", subject, err)
+		}
+		for d := range mentioned {
+			gone := slices.ContainsFunc(entry.State.Versions, func(v versions.Version) bool { return v.Digest == d && v.Removed })
+			if !gone || !head.Time.Before(p.settled()) {
+				referred[d] = true
+			}
+		}
+	}
+	return referred, nil
+}

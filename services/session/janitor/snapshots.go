@@ -1,0 +1,156 @@
+package janitor
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events/session"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/pkg/workspace"
+	"github.com/spoolhq/spool/pkg/workspace/natsstore"
+)
+
+// workspaceObjects removes objects of sessions whose content stays: snapshots beyond
+// the retention, and what is named after a session that does not exist (any more).
+func (p *pass) workspaceObjects(ctx context.Context) error {
+	list, err := p.workspaces.sessions(ctx)
+	if err != nil {
+		return err
+	}
+	absent, err := p.absent(ctx, list)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, k := range slices.SortedFunc(maps.Keys(list), compareKeys) {
+		step := p.trim
+		if absent[k] {
+			step = p.uploads
+		}
+		if err := step(ctx, k, list[k]); err != nil {
+			errs = append(errs, fmt.Errorf("objects of session %s of tenant %s: %w", k.ID, k.Tenant, err))
+		}
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func compareKeys(a, b sessionKey) int {
+	return cmp.Or(cmp.Compare(a.Tenant, b.Tenant), cmp.Compare(a.ID, b.ID))
+}
+
+// absent returns those sessions that the read models do not have, or whose content
+// was removed, and none of whose objects is new.
+func (p *pass) absent(ctx context.Context, list map[sessionKey][]object) (map[sessionKey]bool, error) {
+	var tenants, ids []string
+	for k, objects := range list {
+		if !slices.ContainsFunc(objects, func(o object) bool { return !o.At.Before(p.settled()) }) {
+			tenants, ids = append(tenants, k.Tenant), append(ids, k.ID)
+		}
+	}
+	rows, err := p.conn.Query(ctx, `SELECT k.tenant, k.id FROM unnest($1::text[], $2::text[]) AS k (tenant, id)
+		WHERE NOT EXISTS (SELECT FROM sessions s WHERE s.tenant = k.tenant AND s.id = k.id)
+		  AND NOT EXISTS (SELECT FROM deleted_sessions d WHERE d.tenant = k.tenant AND d.id = k.id AND NOT d.removed)`, tenants, ids)
+	if err != nil {
+		return nil, fmt.Errorf("look for sessions: %w", err)
+	}
+	absent := map[sessionKey]bool{}
+	keys, err := pgx.CollectRows(rows, pgx.RowToStructByPos[sessionKey])
+	if err != nil {
+		return nil, fmt.Errorf("look for sessions: %w", err)
+	}
+	for _, k := range keys {
+		absent[k] = true
+	}
+	return absent, nil
+}
+
+// uploads removes the objects of a session that does not exist: files that came with
+// a request that was refused. The read models may lag, so the log is asked.
+func (p *pass) uploads(ctx context.Context, k sessionKey, list []object) error {
+	l, err := p.sessions.Load(ctx, k.Tenant, k.ID, eventlog.Leader)
+	if err != nil {
+		return err
+	}
+	if l.Life.Status != session.None && !l.Run.Retired {
+		return p.trim(ctx, k, list)
+	}
+	return p.removeObjects(ctx, p.workspaces, Item{Kind: KindUploads, Tenant: k.Tenant, Name: k.ID}, list)
+}
+
+// trim removes a session's snapshots beyond the retention, and the packs that no
+// other snapshot needs.
+//
+// An executor may be taking a snapshot at the same time. The new snapshot refers
+// to packs of the session's last one, which stay, and to packs that are stored
+// anew, also where there are such; see workspace.Snapshot. Its own executor alone
+// can commit it, and no commit of another can come between: the log's guard refuses it.
+func (p *pass) trim(ctx context.Context, k sessionKey, list []object) error {
+	var manifests, packs []object
+	for _, o := range list {
+		switch id := o.Name[strings.LastIndexByte(o.Name, '/')+1:]; {
+		case strings.HasPrefix(id, "m-"):
+			manifests = append(manifests, o)
+		case strings.HasPrefix(id, "p-"):
+			packs = append(packs, o)
+		}
+	}
+	if len(manifests) <= p.cfg.Snapshots {
+		return nil
+	}
+	// After the list: a snapshot that was committed later is not in it.
+	l, err := p.sessions.Load(ctx, k.Tenant, k.ID, eventlog.Leader)
+	if err != nil || l.Life.Status == session.Deleted || l.Run.Snapshot.ID == "" {
+		return err
+	}
+	last := workspace.Name(k.Tenant, k.ID, l.Run.Snapshot.ID)
+	if !slices.ContainsFunc(manifests, func(o object) bool { return o.Name == last }) {
+		return nil // it came after the list: the next pass looks again
+	}
+	slices.SortFunc(manifests, func(a, b object) int { return cmp.Compare(b.seq, a.seq) })
+	var old []object
+	needed := map[string]bool{}
+	for i, o := range manifests {
+		if i >= p.cfg.Snapshots && o.Name != last && o.At.Before(p.settled()) {
+			old = append(old, o)
+			continue
+		}
+		if err := p.needs(ctx, k, o, needed); err != nil {
+			return err
+		}
+	}
+	if len(old) == 0 {
+		return nil
+	}
+	// The packs first: while a manifest beyond the retention is there, the next pass comes back for the rest.
+	packs = slices.DeleteFunc(packs, func(o object) bool { return needed[o.Name] || !o.At.Before(p.settled()) })
+	return p.removeObjects(ctx, p.workspaces, Item{Kind: KindSnapshots, Tenant: k.Tenant, Name: k.ID}, append(packs, old...))
+}
+
+// needs adds the packs of a snapshot that stays.
+func (p *pass) needs(ctx context.Context, k sessionKey, manifest object, needed map[string]bool) error {
+	if p.store == nil {
+		var err error
+		if p.store, err = natsstore.Open(ctx, p.js, topology.BucketWorkspaces); err != nil {
+			return err
+		}
+	}
+	m, err := workspace.Open(ctx, p.store, k.Tenant, k.ID, manifest.Name[strings.LastIndexByte(manifest.Name, '/')+1:])
+	if err != nil {
+		return fmt.Errorf("no snapshot is removed while one that stays cannot be read: %w", err)
+	}
+	for _, name := range m.Objects() {
+		needed[name] = true
+	}
+	return nil
+}
