@@ -1,0 +1,367 @@
+package janitor_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/events/session"
+	"github.com/spoolhq/spool/pkg/natsserver"
+	"github.com/spoolhq/spool/pkg/pgserver/pgtest"
+	"github.com/spoolhq/spool/pkg/readmodel"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/session/janitor"
+)
+
+// exec runs a statement on a database of the read models.
+func (b *bed) exec(url, statement string, args ...any) {
+	b.t.Helper()
+	conn, err := readmodel.Connect(b.t.Context(), url, readmodel.Schema)
+	must(b.t, err)
+	_, err = conn.Exec(b.t.Context(), statement, args...)
+	must(b.t, errors.Join(err, conn.Close(context.Background())))
+}
+
+// say writes a line into a session's log.
+func (b *bed) say(l *eventlog.Loaded, text string) {
+	b.t.Helper()
+	m := events.NewMint(events.Meta{CommandID: newID(events.KindCommand), Now: b.now})
+	m.Add("", events.Log{Level: "info", Message: text})
+	d, err := run.Decide(l.Run, run.Record{Epoch: l.Run.Epoch + 1, Events: m.Events()})
+	must(b.t, err)
+	must(b.t, eventlog.Sessions{Log: b.log}.AppendRun(b.t.Context(), l, events.Actor{Kind: "service", ID: "test"}, newID(events.KindCommit), d))
+}
+
+// deleted creates a session that says these texts, and deletes it.
+func (b *bed) deleted(id string, texts ...string) eventlog.Loaded {
+	b.t.Helper()
+	l := b.session(id)
+	for _, text := range texts {
+		b.say(&l, text)
+	}
+	command := newID(events.KindCommand)
+	list, err := session.Decide(l.Life, session.Delete{Base: session.Base{Meta: events.Meta{CommandID: command, Now: b.now}}})
+	must(b.t, err)
+	must(b.t, eventlog.Sessions{Log: b.log}.AppendLife(b.t.Context(), &l, events.Actor{Kind: "user", ID: "test"}, command, list))
+	b.known(b.url, id)
+	b.passed()
+	return l
+}
+
+// known tells a database of the read models of a deleted session, as the projector does.
+func (b *bed) known(url, id string) {
+	b.t.Helper()
+	b.exec(url, "INSERT INTO deleted_sessions (tenant, id, grp, deleted_at) VALUES ($1, $2, $3, now())", tenant, id, readmodel.Group(id))
+}
+
+// passed makes the projector and the session service pass all that is in the log.
+func (b *bed) passed() {
+	b.t.Helper()
+	b.caughtUp(b.url)
+	d := topology.ReactorConsumer(0)
+	c, err := b.js.CreateOrUpdateConsumer(b.t.Context(), d.Stream, d.Config)
+	must(b.t, err)
+	for left := c.CachedInfo().NumPending; left > 0; {
+		batch, err := c.Fetch(500, jetstream.FetchMaxWait(10*time.Second))
+		must(b.t, err)
+		for m := range batch.Messages() {
+			must(b.t, m.DoubleAck(b.t.Context()))
+			left--
+		}
+		must(b.t, batch.Error())
+	}
+}
+
+func (b *bed) caughtUp(url string) {
+	b.t.Helper()
+	s, err := b.js.Stream(b.t.Context(), topology.EventsStream(0))
+	must(b.t, err)
+	b.exec(url, "UPDATE checkpoints SET position = $1, caught_up = true", s.CachedInfo().State.LastSeq)
+}
+
+// markRemoved makes the projector hear of what was removed.
+func (b *bed) markRemoved() {
+	b.t.Helper()
+	conn, err := readmodel.Connect(b.t.Context(), b.url, readmodel.Schema)
+	must(b.t, err)
+	rows, err := conn.Query(b.t.Context(), "SELECT id FROM deleted_sessions WHERE NOT removed")
+	must(b.t, err)
+	ids, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	must(b.t, errors.Join(err, conn.Close(context.Background())))
+	for _, id := range ids {
+		if b.isRemoved(id) {
+			b.exec(b.url, "UPDATE deleted_sessions SET removed = true WHERE id = $1", id)
+		}
+	}
+}
+
+// isRemoved reports whether the log says that a session's content is removed.
+func (b *bed) isRemoved(id string) bool {
+	b.t.Helper()
+	sessions := eventlog.Sessions{Log: b.log}
+	l, err := sessions.Load(b.t.Context(), tenant, id, eventlog.Leader)
+	must(b.t, err)
+	if l.RunHead.Seq == 0 {
+		return false
+	}
+	rec, err := b.log.At(b.t.Context(), sessions.Position(id, l.RunHead.Seq))
+	must(b.t, err)
+	return slices.ContainsFunc(rec.Events, func(e events.Event) bool { _, done := e.Data.(events.ContentRemoved); return done })
+}
+
+// sound fails the test unless the log verifies.
+func (b *bed) sound() {
+	b.t.Helper()
+	report, err := eventlog.Verify(b.t.Context(), b.log, eventlog.Scope{})
+	must(b.t, err)
+	for _, p := range report.Problems {
+		b.t.Errorf("verify: %v", p)
+	}
+}
+
+// files reports whether a text stands in the files of NATS.
+func (b *bed) files(text string) bool {
+	b.t.Helper()
+	found := false
+	err := filepath.WalkDir(b.dir, func(path string, d fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) || err == nil && d.IsDir() {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		raw, err := os.ReadFile(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // the server replaced it
+		}
+		found = found || bytes.Contains(raw, []byte(text))
+		return err
+	})
+	must(b.t, err)
+	return found
+}
+
+// commits counts the commits of a session's runs.
+func (b *bed) commits(id string) uint64 {
+	b.t.Helper()
+	s, err := b.js.Stream(b.t.Context(), topology.EventsStream(0))
+	must(b.t, err)
+	subject := events.RunOf(tenant, id).String()
+	info, err := s.Info(b.t.Context(), jetstream.WithSubjectFilter(subject))
+	must(b.t, err)
+	return info.State.Subjects[subject]
+}
+
+// many are n texts with a marker.
+func many(n int, marker string) []string {
+	var texts []string
+	for range n {
+		texts = append(texts, marker+" "+strings.Repeat("x", 500))
+	}
+	return texts
+}
+
+// A dry pass on a deleted session whose time has come lists what goes, to the commit
+// and the byte, and removes nothing; the pass after it removes just that.
+func TestPass_DryRunListsWhatGoes(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	large := "curlew-large " + strings.Repeat("y", 300<<10)
+	id, object := newID(events.KindSession), "curlew-object"
+	b.put(topology.BucketWorkspaces, tenant+"/"+id+"/f-1", object)
+	b.deleted(id, "curlew-text", large)
+	j := b.janitor(janitor.Config{Grace: time.Hour})
+	items := func(dry bool) []janitor.Item {
+		t.Helper()
+		report, err := j.Pass(t.Context(), dry)
+		must(t, err)
+		return report.Items
+	}
+	waits := func(dry bool, for_ string) {
+		t.Helper()
+		if list := items(dry); len(list) != 1 || list[0].Name != id || !strings.Contains(list[0].Waits, for_) {
+			t.Errorf("found %+v, want the session to wait for %q", list, for_)
+		}
+	}
+	waits(true, "not retired")
+	if n := b.commits(id); n != 2 {
+		t.Errorf("%d commits after a dry pass, want 2", n)
+	}
+	waits(false, "not retired")
+	b.passed()
+	b.now = b.now.Add(50 * time.Minute)
+	waits(false, "its content goes at ")
+	b.now = b.now.Add(20 * time.Minute)
+	payload, err := json.Marshal(events.Log{Level: "info", Message: large})
+	must(t, err)
+	// session_created, the two texts; the file and the payload.
+	want := janitor.Item{Kind: janitor.KindSession, Tenant: tenant, Name: id, Messages: 3, Objects: 2, Bytes: uint64(len(object) + len(payload))}
+	for range 2 {
+		if list := items(true); len(list) != 1 || list[0] != want {
+			t.Errorf("dry: %+v, want %+v", list, want)
+		}
+	}
+	for _, text := range []string{"curlew-text", "curlew-large", "curlew-object"} {
+		if !b.files(text) {
+			t.Errorf("%s is gone after a dry pass", text)
+		}
+	}
+	if list := items(false); len(list) != 1 || list[0] != want {
+		t.Errorf("found %+v, want %+v", list, want)
+	}
+	if b.files("curlew") || !b.isRemoved(id) {
+		t.Error("the content is left")
+	}
+	b.sound()
+}
+
+// A payload that a former version stored under its digest alone is erased with the
+// session, unless another session refers to it.
+func TestPass_RemovesLegacyPayloads(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	own, shared := "dunlin-own "+strings.Repeat("y", 300<<10), "dunlin-shared "+strings.Repeat("z", 300<<10)
+	other := b.session(newID(events.KindSession))
+	b.say(&other, shared)
+	gone := b.deleted(newID(events.KindSession), own, shared)
+	bucket, err := b.js.ObjectStore(t.Context(), topology.BucketPayloads)
+	must(t, err)
+	for _, name := range b.names(topology.BucketPayloads) {
+		data, err := bucket.GetBytes(t.Context(), name)
+		must(t, err)
+		must(t, bucket.Delete(t.Context(), name))
+		_, err = bucket.PutBytes(t.Context(), name[strings.LastIndexByte(name, '/')+1:], data)
+		must(t, err)
+	}
+	if n := len(b.names(topology.BucketPayloads)); n != 2 {
+		t.Fatalf("%d payloads are named by their digest, want 2", n)
+	}
+	j := b.janitor(janitor.Config{Grace: time.Millisecond})
+	b.found(j, false)
+	b.passed()
+	b.now = b.now.Add(time.Minute)
+	b.found(j, false)
+	if !b.isRemoved(gone.ID) {
+		t.Fatal("the session's content is not removed")
+	}
+	if n := len(b.names(topology.BucketPayloads)); n != 1 {
+		t.Errorf("%d payloads are left, want the other session's", n)
+	}
+	var kept string
+	for rec, err := range b.log.Read(t.Context(), eventlog.Position{}, eventlog.Filter{Subject: events.RunOf(tenant, other.ID)}) {
+		must(t, err)
+		kept = rec.Events[0].Data.(events.Log).Message
+	}
+	if kept != shared {
+		t.Error("the other session's payload is not what it was")
+	}
+	b.sound()
+}
+
+// A janitor that is killed in the middle of a removal leaves a log that is sound, and
+// the next pass finishes the removal.
+func TestPass_FinishesAfterKill(t *testing.T) {
+	t.Parallel()
+	binary := filepath.Join(t.TempDir(), "janitor")
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", binary, "../cmd/janitor").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	b := newBedAt(t, natsserver.Config{Port: natsserver.RandomPort, Relaxed: true}) // a sync for each of the commits would take minutes
+	id := newID(events.KindSession)
+	const texts = 2000
+	b.deleted(id, many(texts, "plover")...)
+	j := b.janitor(janitor.Config{Grace: time.Millisecond})
+	b.found(j, false) // retires it
+	b.passed()
+	var logs bytes.Buffer
+	process := exec.CommandContext(t.Context(), binary, "--metrics-listen=127.0.0.1:0")
+	process.Stderr = &logs
+	process.Env = append(os.Environ(), "SPOOL_NATS_URL="+b.srv.ClientURL(), "SPOOL_DATABASE_URL="+b.url, "SPOOL_GC_GRACE=1ms", "SPOOL_GC_INTERVAL=10ms")
+	must(t, process.Start())
+	ended := make(chan struct{})
+	go func() { _ = process.Wait(); close(ended) }() // it is killed
+	for deadline := time.Now().Add(time.Minute); b.commits(id) > texts-100; {
+		select {
+		case <-ended:
+			t.Fatalf("the janitor ended by itself:\n%s", &logs)
+		default:
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("nothing is removed within a minute")
+		}
+	}
+	must(t, process.Process.Kill())
+	<-ended
+	if left := b.commits(id); left < 2 || b.isRemoved(id) {
+		t.Fatalf("the removal was faster than the kill: %d commits are left", left)
+	}
+	b.sound()
+	b.now = time.Now().Add(time.Minute)
+	b.found(j, false)
+	if !b.isRemoved(id) || b.files("plover") {
+		t.Error("the next pass did not finish the removal")
+	}
+	b.sound()
+}
+
+// Two janitors at once, which no lock keeps apart, remove a session's content once and
+// leave a log that is sound. Of two on one database one waits.
+func TestPass_TwoAtOnce(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	id := newID(events.KindSession)
+	b.deleted(id, many(300, "knot")...)
+	first := b.janitor(janitor.Config{Grace: time.Millisecond})
+	other := pgtest.URL(t) // a lock is one database's
+	must(t, readmodel.Migrate(t.Context(), other))
+	b.known(other, id)
+	b.caughtUp(other)
+	second := b.janitorOn(other, janitor.Config{Grace: time.Millisecond})
+	both := func() {
+		var group sync.WaitGroup
+		for _, j := range []*janitor.Janitor{first, second} {
+			group.Go(func() {
+				if _, err := j.Pass(t.Context(), false); err != nil {
+					t.Errorf("pass: %v", err)
+				}
+			})
+		}
+		group.Wait()
+	}
+	both()
+	b.passed()
+	b.caughtUp(other)
+	b.now = b.now.Add(time.Minute)
+	both()
+	if !b.isRemoved(id) || b.files("knot") {
+		t.Error("the content is left")
+	}
+	if n := b.commits(id); n != 2 {
+		t.Errorf("%d commits are left of the runs, want run_retired and content_removed", n)
+	}
+	b.sound()
+	conn, err := readmodel.Connect(t.Context(), b.url, readmodel.Schema)
+	must(t, err)
+	defer conn.Close(context.Background()) //nolint:errcheck // only holds a lock
+	_, err = conn.Exec(t.Context(), "SELECT pg_advisory_lock($1)", int64(0x73706f6f6c6a616e))
+	must(t, err)
+	if _, err := first.Pass(t.Context(), false); !errors.Is(err, janitor.ErrBusy) {
+		t.Errorf("a pass while another janitor holds the lock: %v", err)
+	}
+}
