@@ -113,9 +113,18 @@ func (p Policy) Resolve(path string) (string, error) {
 func (p Policy) allowed(real string) error {
 	for _, own := range p.Private {
 		own = resolved(own)
-		if within(own, real) || within(real, own) {
-			return fmt.Errorf("%s is, or holds, or lies in, the folder in which Spool keeps its data (%s): choose another folder, or work on a copy", real, own)
+		relation := ""
+		switch {
+		case own == real:
+			relation = "is"
+		case within(own, real):
+			relation = "lies in"
+		case within(real, own):
+			relation = "holds"
+		default:
+			continue
 		}
+		return fmt.Errorf("%s %s the folder in which Spool keeps its data (%s), so that each event that Spool writes would be a change of the session's files: choose another folder, or work on a copy (spool run --copy)", real, relation, own)
 	}
 	for _, root := range p.Roots {
 		if within(resolved(root), real) {

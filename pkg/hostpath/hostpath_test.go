@@ -2,8 +2,10 @@ package hostpath_test
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -29,9 +31,8 @@ func TestResolve_RefusesWhatNoSessionMayWorkIn(t *testing.T) {
 	root, outside := mkdir(t, filepath.Join(dir, "root")), mkdir(t, filepath.Join(dir, "outside"))
 	good, data := mkdir(t, filepath.Join(root, "good")), mkdir(t, filepath.Join(root, "data", "nats"))
 	file, fifo, out, in := filepath.Join(root, "file"), filepath.Join(root, "fifo"), filepath.Join(root, "out"), filepath.Join(root, "in")
-	closed := mkdir(t, filepath.Join(root, "closed"))
 	for _, err := range []error{
-		os.WriteFile(file, nil, 0o600), syscall.Mkfifo(fifo, 0o600), os.Symlink(outside, out), os.Symlink(good, in), os.Chmod(closed, 0o500),
+		os.WriteFile(file, nil, 0o600), syscall.Mkfifo(fifo, 0o600), os.Symlink(outside, out), os.Symlink(good, in),
 	} {
 		if err != nil {
 			t.Fatal(err)
@@ -53,14 +54,62 @@ func TestResolve_RefusesWhatNoSessionMayWorkIn(t *testing.T) {
 			t.Errorf("%q: %q, %v; want an error with %q", path, got, err, want)
 		}
 	}
-	if _, err := p.Resolve(closed); os.Geteuid() != 0 && !errors.Is(err, fs.ErrPermission) {
-		t.Errorf("a folder that cannot be written: %v", err)
-	}
 	if _, err := (hostpath.Policy{}).Resolve(good); !errors.Is(err, hostpath.ErrOff) {
 		t.Errorf("without roots: %v", err)
 	}
 	if got, err := (hostpath.Policy{Roots: []string{"/"}}).Resolve(outside); err != nil || got != outside {
 		t.Errorf("with root /: %q, %v", got, err)
+	}
+}
+
+// resolveVar makes the test binary resolve the folder that it names.
+const resolveVar = "HOSTPATH_TEST_RESOLVE"
+
+func TestMain(m *testing.M) {
+	if path := os.Getenv(resolveVar); path != "" {
+		_, err := hostpath.Policy{Roots: []string{"/"}}.Resolve(path)
+		fmt.Println(err)
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// TestResolve_RefusesWhatTheProcessMayNotUse runs Resolve as a user without root's rights.
+func TestResolve_RefusesWhatTheProcessMayNotUse(t *testing.T) {
+	t.Parallel()
+	const nobody = 65534
+	dir, err := os.MkdirTemp("", "hostpath") // the parents of t.TempDir are root's alone
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	program, err := os.ReadFile(os.Args[0])
+	binary := filepath.Join(dir, "resolve")
+	if err = errors.Join(err, os.Chmod(dir, 0o755), os.WriteFile(binary, program, 0o755)); err != nil { //nolint:gosec // another user runs it
+		t.Fatal(err)
+	}
+	for mode, want := range map[os.FileMode]string{
+		0o700: "<nil>", 0o500: "the server may not read and write ", 0o300: "the server may not read and write ", 0: "the server may not read and write ",
+	} {
+		folder := mkdir(t, filepath.Join(dir, mode.String()))
+		cmd := exec.CommandContext(t.Context(), binary)
+		cmd.Dir, cmd.Env = dir, append(os.Environ(), resolveVar+"="+folder)
+		if os.Geteuid() == 0 {
+			if err := os.Chown(folder, nobody, nobody); err != nil {
+				t.Fatal(err)
+			}
+			cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+		}
+		if err := os.Chmod(folder, mode); err != nil {
+			t.Fatal(err)
+		}
+		if out, err := cmd.CombinedOutput(); err != nil || !strings.HasPrefix(string(out), want) {
+			t.Errorf("mode %v: %s, %v; want %s", mode, out, err, want)
+		}
 	}
 }
 

@@ -1,10 +1,8 @@
 package harness
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -172,6 +170,9 @@ func build(pkg, name string) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // tests run the program as other users, too
+		return "", err
+	}
 	path := filepath.Join(dir, name)
 	cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", path, pkg)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
@@ -179,26 +180,4 @@ func build(pkg, name string) (string, error) {
 		return "", fmt.Errorf("build %s: %w: %s", name, err, out)
 	}
 	return path, nil
-}
-
-// buildCLI builds the command line once for all tests of a process.
-var buildCLI = sync.OnceValues(func() (string, error) {
-	return build("github.com/spoolhq/spool/cmd/spool", "spool")
-})
-
-// CLI runs spool against gateway 0 in a folder, without a terminal, and returns
-// its exit code and what it printed. data is the folder of what it keeps itself.
-func (c *Cluster) CLI(t testing.TB, folder, data string, args ...string) (code int, out, says string) {
-	t.Helper()
-	bin, err := buildCLI()
-	must(t, err)
-	cmd := exec.CommandContext(t.Context(), bin, args...)
-	var stdout, stderr bytes.Buffer
-	cmd.Dir, cmd.Stdout, cmd.Stderr = folder, &stdout, &stderr
-	cmd.Env = append(os.Environ(), "SPOOL_URL="+c.URL(0), "SPOOL_DATA_DIR="+data)
-	var exit *exec.ExitError
-	if err := cmd.Run(); err != nil && !errors.As(err, &exit) {
-		t.Fatal(err)
-	}
-	return cmd.ProcessState.ExitCode(), stdout.String(), stderr.String()
 }

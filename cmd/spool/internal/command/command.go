@@ -3,6 +3,7 @@
 package command
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -74,7 +75,8 @@ func Grammar() any { return &commands{} }
 // app is what the commands share.
 type app struct {
 	IO
-	ctx context.Context // ends when Main's caller wants no more
+	ctx   context.Context // ends when Main's caller wants no more
+	lines *bufio.Reader   // of In, for ask
 }
 
 // exitError ends the program with a code; without an error all has been said.

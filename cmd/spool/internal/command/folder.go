@@ -2,7 +2,6 @@ package command
 
 import (
 	"archive/tar"
-	"bufio"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -73,8 +72,9 @@ func localFolder(field, name string) (string, error) {
 	return abs, nil
 }
 
-// sensitive reports whether a folder is one that nobody means by accident: the root, or the user's home.
-func sensitive(dir string) (what string, is bool) {
+// sensitiveFolder reports whether a folder is the root of the file system or the
+// user's home, and what it is in words.
+func sensitiveFolder(dir string) (what string, is bool) {
 	if dir == filepath.VolumeName(dir)+string(filepath.Separator) {
 		return "the root of the file system", true
 	}
@@ -88,20 +88,6 @@ func sameFolder(a, b string) bool {
 	one, err1 := os.Stat(a)
 	two, err2 := os.Stat(b)
 	return err1 == nil && err2 == nil && os.SameFile(one, two)
-}
-
-// confirmed asks a question on a terminal; elsewhere nobody can be asked and the answer is no.
-func (a *app) confirmed(question string) (bool, error) {
-	if !a.InTTY {
-		return false, nil
-	}
-	fmt.Fprintf(a.Err, "%s [y/N] ", question)
-	line, err := bufio.NewReader(a.In).ReadString('\n')
-	if err != nil && !errors.Is(err, io.EOF) {
-		return false, fmt.Errorf("read the answer: %w", err)
-	}
-	answer := strings.ToLower(strings.TrimSpace(line))
-	return answer == "y" || answer == "yes", nil
 }
 
 // scanner walks a folder by the rules of ignore files.
@@ -151,19 +137,27 @@ func (s *scanner) folder(dir string, tree ignore.Tree) error {
 		if !info.IsDir() {
 			continue
 		}
-		sub, err := fs.Sub(s.root.FS(), p)
-		if err != nil {
-			return unreadable(p, err)
-		}
-		below, err := tree.Enter(sub, p)
-		if err != nil {
-			return usage("workspace: %v", err)
-		}
-		if err := s.folder(p, below); err != nil {
+		if err := s.subfolder(p, tree); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// subfolder lists a folder below the root, by the rules above it and its own.
+func (s *scanner) subfolder(p string, above ignore.Tree) error {
+	sub, err := fs.Sub(s.root.FS(), p)
+	if err != nil {
+		return unreadable(p, err)
+	}
+	tree, err := above.Enter(sub, p)
+	if errors.Is(err, fs.ErrPermission) {
+		return unreadable(p, err)
+	}
+	if err != nil {
+		return usage("workspace: %v", err)
+	}
+	return s.folder(p, tree)
 }
 
 func cleanDir(dir string) string {
@@ -216,6 +210,15 @@ func (s *scanner) add(p string, info fs.FileInfo) error {
 		return usage("workspace: %q has %s; at most %s are uploaded: name it in %s", p, size(e.Size), size(s.limits.bytes), ignore.SpoolFile)
 	case s.bytes > s.limits.bytes:
 		return usage("workspace: the folder has more than %s; name what the agent does not need in %s or .gitignore", size(s.limits.bytes), ignore.SpoolFile)
+	}
+	if e.Kind == kindFile {
+		f, _, err := openRegular(s.root, p)
+		if err != nil {
+			return unreadable(p, err)
+		}
+		if err := f.Close(); err != nil {
+			return unreadable(p, err)
+		}
 	}
 	s.entries = append(s.entries, e)
 	return nil
@@ -282,7 +285,9 @@ func pack(ctx context.Context, root *os.Root, list []entry, to io.Writer, moved 
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := packOne(root, &list[i], w, moved); err != nil {
+		if err := packOne(root, &list[i], w, moved); errors.Is(err, fs.ErrPermission) {
+			return unreadable(list[i].Path, err)
+		} else if err != nil {
 			return fmt.Errorf("workspace: %q: %w", list[i].Path, err)
 		}
 	}

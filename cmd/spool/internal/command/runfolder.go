@@ -41,18 +41,22 @@ func (f folderFlags) check(a *app, session string) (string, error) {
 	if err := hostpath.CheckSyntax(dir); err != nil {
 		return "", usage("workspace: %v", err)
 	}
-	what, is := sensitive(dir)
+	what, is := sensitiveFolder(dir)
 	if !is || f.Yes {
 		return dir, nil
 	}
-	ok, err := a.confirmed(fmt.Sprintf("spool: %s is %s, and the agent may change and delete what is in it. Go on?", dir, what))
-	if err != nil {
-		return "", err
+	if a.InTTY {
+		ctx, cancel := a.interruptible()
+		defer cancel()
+		answer, err := a.ask(ctx, fmt.Sprintf("spool: %s is %s, and the agent may change and delete what is in it. Go on? [y/N]", terminal.Line(dir), what))
+		if err != nil {
+			return "", err
+		}
+		if isYes(answer) {
+			return dir, nil
+		}
 	}
-	if !ok {
-		return "", usage("workspace: %s is %s: name a folder in it, or confirm with --yes", dir, what)
-	}
-	return dir, nil
+	return "", usage("workspace: %s is %s: name a folder in it, or confirm with --yes", dir, what)
 }
 
 // create makes the session that works in a folder, in place or on a copy. What
@@ -60,7 +64,12 @@ func (f folderFlags) check(a *app, session string) (string, error) {
 func (r *running) create(ctx context.Context) (session string, err error) {
 	if !r.cmd.Copy && r.cmd.Sandbox != "docker" {
 		session, err = r.createInPlace(ctx)
-		if !client.IsCode(err, "HOST_PATH_UNSUPPORTED") {
+		var refused *client.Error
+		switch {
+		case client.IsCode(err, "HOST_PATH_UNSUPPORTED"): // sandboxes are containers
+		case client.IsCode(err, "HOST_PATH_REFUSED") && errors.As(err, &refused):
+			return "", usage("workspace: %s", refused.Detail)
+		default:
 			return session, err
 		}
 	}

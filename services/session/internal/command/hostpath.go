@@ -25,7 +25,7 @@ func (h *Handler) hostPath(path string, b command.CreateSession, provider string
 		return "", hostPathError(codeHostPathUnsupported, errors.New("sandboxes of provider "+provider+" have workspaces of their own: upload the folder (spool run --workspace does)"))
 	}
 	if agent != nil && len(agent.Files) > 0 {
-		return "", hostPathError(codeHostPathRefused, errors.New("the agent's definition has files of its own, which would replace yours: work on a copy"))
+		return "", hostPathError(codeHostPathRefused, errors.New("the agent's definition has files of its own, which would replace yours: work on a copy (spool run --copy)"))
 	}
 	resolved, err := h.cfg.HostPaths.Resolve(path)
 	if err != nil {
@@ -37,7 +37,7 @@ func (h *Handler) hostPath(path string, b command.CreateSession, provider string
 			return "", hostPathError(codeHostPathRefused, err)
 		}
 		if here != b.HostPathIdentity {
-			return "", hostPathError(codeHostPathRefused, errors.New("the server does not see the folder that you see: it runs on another machine, in a container or as another user; work on a copy"))
+			return "", hostPathError(codeHostPathRefused, errors.New("the server does not see the folder that you see: it runs on another machine, in a container or as another user: work on a copy (spool run --copy)"))
 		}
 	}
 	return resolved, nil

@@ -1,0 +1,42 @@
+package command
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+)
+
+// ask asks a question on the terminal and returns the answer in lower case. It
+// must be called only if InTTY is set. The end of the input is an empty answer.
+// When ctx ends, ask returns its cause at once; the goroutine that reads the
+// terminal then lasts as long as the program.
+func (a *app) ask(ctx context.Context, question string) (string, error) {
+	fmt.Fprintf(a.Err, "%s ", question)
+	if a.lines == nil {
+		a.lines = bufio.NewReader(a.In)
+	}
+	type reply struct {
+		line string
+		err  error
+	}
+	replied := make(chan reply, 1)
+	go func() {
+		line, err := a.lines.ReadString('\n')
+		replied <- reply{line, err}
+	}()
+	select {
+	case <-ctx.Done():
+		fmt.Fprintln(a.Err)
+		return "", context.Cause(ctx)
+	case r := <-replied:
+		if r.err != nil && !errors.Is(r.err, io.EOF) {
+			return "", fmt.Errorf("read the answer: %w", r.err)
+		}
+		return strings.ToLower(strings.TrimSpace(r.line)), nil
+	}
+}
+
+func isYes(answer string) bool { return answer == "y" || answer == "yes" }

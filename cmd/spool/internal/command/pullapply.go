@@ -1,0 +1,132 @@
+package command
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
+)
+
+// apply applies the changes that were not declined: deletions first, the deepest
+// path first, then the rest. A change that fails does not stop the others.
+func (p *pullRun) apply() error {
+	var failed error
+	ordered := slices.Clone(p.changes)
+	slices.SortStableFunc(ordered, func(a, b *change) int {
+		switch del := a.Change == changeDeleted; {
+		case del != (b.Change == changeDeleted):
+			if del {
+				return -1
+			}
+			return 1
+		case del:
+			return strings.Compare(b.Path, a.Path)
+		}
+		return strings.Compare(a.Path, b.Path)
+	})
+	for _, c := range ordered {
+		if !c.applicable() || c.declined || c.Conflict && !p.cmd.Force {
+			continue
+		}
+		if err := p.applyOne(c); err != nil {
+			failed = errors.Join(failed, applyError(c.Path, err))
+			continue
+		}
+		c.Applied = true
+		p.setRecorded(c.Path, c.remote)
+		if c.Conflict {
+			fmt.Fprintf(p.app.Err, "spool: %s: the session's side was taken over what was changed here\n", terminal.Line(c.Path))
+		}
+	}
+	return failed
+}
+
+// applyError says what to do about a change that could not be applied.
+func applyError(name string, err error) error {
+	if errors.Is(err, fs.ErrPermission) {
+		return fmt.Errorf("%s: you may not write to the folder %s: change its mode and pull again", name, path.Dir(name))
+	}
+	return fmt.Errorf("%s: %w", name, err)
+}
+
+// errChangedHere is returned for a path that the local folder changed after the comparison.
+var errChangedHere = errors.New("it was changed here just now: pull again")
+
+// applyOne applies a change, if the local side is still the one that was compared.
+func (p *pullRun) applyOne(c *change) error {
+	now, err := describe(p.root, c.Path)
+	if err != nil {
+		return err
+	}
+	if !unchanged(now, c.local) {
+		return errChangedHere
+	}
+	if c.remote == nil {
+		return p.root.Remove(c.Path)
+	}
+	if dir := path.Dir(c.Path); dir != "." {
+		if err := p.root.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
+	}
+	if now != nil && now.Kind == kindDir && c.Kind != kindDir {
+		if err := p.root.Remove(c.Path); err != nil { // an empty one gives way
+			return err
+		}
+	}
+	if c.Kind == kindDir {
+		if now != nil {
+			if err := p.root.Remove(c.Path); err != nil {
+				return err
+			}
+		}
+		return p.root.Mkdir(c.Path, fs.FileMode(c.remote.Mode)|0o700)
+	}
+	return p.replace(c)
+}
+
+// replace writes a file or a link under another name and renames it, so that
+// nobody reads half of it.
+func (p *pullRun) replace(c *change) error {
+	tmp := path.Join(path.Dir(c.Path), ".spool-put-"+rand.Text())
+	var err error
+	switch {
+	case c.Kind == kindSymlink:
+		err = p.root.Symlink(c.remote.Target, tmp)
+	case c.staged == "": // the content is what was uploaded
+		return fmt.Errorf("its content was not fetched: %w", fs.ErrInvalid)
+	default:
+		err = p.copyStaged(c, tmp)
+	}
+	if err == nil {
+		err = p.root.Rename(tmp, c.Path)
+	}
+	if err != nil {
+		if rerr := p.root.Remove(tmp); !errors.Is(rerr, fs.ErrNotExist) {
+			err = errors.Join(err, rerr)
+		}
+	}
+	return err
+}
+
+// copyStaged copies the session's content of a file to a new file of the local folder.
+func (p *pullRun) copyStaged(c *change, tmp string) error {
+	from, err := os.Open(c.staged)
+	if err != nil {
+		return err
+	}
+	defer from.Close() //nolint:errcheck // only read
+	to, err := p.root.OpenFile(tmp, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(to, from)
+	return errors.Join(err, to.Chmod(fs.FileMode(c.remote.Mode)), to.Close())
+}

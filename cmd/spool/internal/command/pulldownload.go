@@ -1,0 +1,158 @@
+package command
+
+import (
+	"archive/tar"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spoolhq/spool/cmd/spool/internal/client"
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// readRecord reads what was uploaded, and finds the local folder.
+func (p *pullRun) readRecord() (err error) {
+	if p.recordFile, err = uploadFile(p.app, p.cmd.Data, p.cmd.Session); err != nil {
+		return err
+	}
+	raw, err := os.ReadFile(p.recordFile)
+	switch {
+	case err == nil:
+		if err := json.Unmarshal(raw, &p.record); err != nil {
+			return fmt.Errorf("%s: %w", p.recordFile, err)
+		}
+	case !errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("read what was uploaded: %w", err)
+	case p.cmd.Dir == "":
+		return usage("dir: it is not known here which folder the session's workspace came from: name the folder that the changes go into")
+	}
+	if p.record.Entries == nil {
+		p.record = uploaded{Session: p.cmd.Session, Entries: map[string]entry{}}
+	}
+	dir := p.record.Folder
+	if p.cmd.Dir != "" {
+		dir = p.cmd.Dir
+	}
+	p.record.Folder, err = localFolder("dir", dir)
+	return err
+}
+
+// snapshotWithin bounds the wait for a new snapshot.
+const snapshotWithin = 2 * time.Minute
+
+// requestSnapshot asks for a snapshot and waits for it. Without a sandbox, the last
+// snapshot is the newest state that there is.
+func (p *pullRun) requestSnapshot(ctx context.Context, s client.Session) error {
+	if s.Box == nil || s.Box.State != "ready" {
+		return nil
+	}
+	if _, err := p.client.Sync(ctx, p.cmd.Session); err != nil {
+		return err
+	}
+	wait, cancel := context.WithTimeout(ctx, snapshotWithin)
+	defer cancel()
+	asked := uint32(0)
+	for m, err := range p.client.Follow(wait, p.cmd.Session, s.Tip) {
+		if err != nil {
+			if ctx.Err() == nil && wait.Err() != nil {
+				fmt.Fprintln(p.app.Err, "spool: no snapshot was taken in time; this is the last one")
+				return nil
+			}
+			return err
+		}
+		if m.Event == nil {
+			continue
+		}
+		switch d := m.Event.Event().Data.(type) {
+		case events.SyncRequested:
+			asked = d.Sync
+		case events.WorkspaceSynced:
+			if asked > 0 && d.Request >= asked {
+				return nil
+			}
+		case events.SandboxTerminated, events.SessionDeleted:
+			return nil // with a snapshot before, where there could be one
+		}
+	}
+	return context.Cause(ctx)
+}
+
+// remoteEntry is an entry of the session's workspace. staged is a file with its
+// content, "" for what was uploaded.
+type remoteEntry struct {
+	entry
+	staged string
+}
+
+// pullLimits bound what a session can bring onto this machine.
+var pullLimits = folderLimits{entries: 200_000, bytes: 4 << 30}
+
+// download reads the session's workspace and stages the content that differs from what was uploaded.
+func (p *pullRun) download(ctx context.Context) error {
+	r, err := p.client.Tar(ctx, p.cmd.Session, "")
+	if err != nil {
+		return err
+	}
+	defer r.Close() //nolint:errcheck // it was read to its end, or the error is told
+	p.remote = map[string]*remoteEntry{}
+	var bytes int64
+	for in := tar.NewReader(r); ; {
+		h, err := in.Next()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("read the session's files: %w", err)
+		}
+		name := strings.TrimSuffix(h.Name, "/")
+		if name == "" || name == "." {
+			continue
+		}
+		if bytes += h.Size; bytes > pullLimits.bytes || len(p.remote) >= pullLimits.entries {
+			return fmt.Errorf("the session's workspace has more than %s, or more than %d files: get what you need with `spool files get`, or with `spool files tar %s DIR`", size(pullLimits.bytes), pullLimits.entries, p.cmd.Session)
+		}
+		e := &remoteEntry{entry: entry{Path: name, Mode: uint32(h.Mode & 0o777)}} //nolint:gosec // masked
+		switch h.Typeflag {
+		case tar.TypeDir:
+			e.Kind = kindDir
+		case tar.TypeSymlink:
+			e.Kind, e.Mode, e.Target = kindSymlink, 0, h.Linkname
+		case tar.TypeReg:
+			e.Kind = kindFile
+			if err := p.stage(e, in, len(p.remote)); err != nil {
+				return err
+			}
+		default:
+			return fmt.Errorf("read the session's files: %q has type %q", clip(name), h.Typeflag)
+		}
+		p.remote[name] = e
+	}
+}
+
+// stage writes a file's content into the staging folder, unless it is what was uploaded.
+func (p *pullRun) stage(e *remoteEntry, content io.Reader, n int) error {
+	e.staged = filepath.Join(p.staging, fmt.Sprint(n))
+	f, err := os.OpenFile(e.staged, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	sum := sha256.New()
+	e.Size, err = io.Copy(io.MultiWriter(f, sum), content)
+	if err = errors.Join(err, f.Close()); err != nil {
+		return fmt.Errorf("read the session's files: %w", err)
+	}
+	e.SHA256 = hex.EncodeToString(sum.Sum(nil))
+	if before, ok := p.record.Entries[e.Path]; ok && before.SHA256 == e.SHA256 && before.Mode == e.Mode {
+		err, e.staged = os.Remove(e.staged), ""
+	}
+	return err
+}

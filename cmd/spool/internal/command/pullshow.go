@@ -1,0 +1,71 @@
+package command
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"unicode/utf8"
+
+	"github.com/aymanbagabas/go-udiff"
+
+	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
+)
+
+// changeLetters mark changes as git does.
+var changeLetters = map[string]string{changeAdded: "A", changeModified: "M", changeDeleted: "D", changeRefused: "R"}
+
+// maxDiff bounds the text files whose difference is shown, in bytes.
+const maxDiff = 256 << 10
+
+// show prints the list, and the differences of text files.
+func (p *pullRun) show() {
+	for _, c := range p.changes {
+		line := changeLetters[c.Change] + " " + terminal.Line(c.Path)
+		if c.Kind == kindDir {
+			line += "/"
+		}
+		if c.Change != changeDeleted && c.Kind == kindFile {
+			line += " (" + size(c.Size) + ")"
+		}
+		switch {
+		case c.Conflict:
+			line += "  CONFLICT: " + c.Reason
+		case c.Reason != "":
+			line += "  not taken: " + c.Reason
+		}
+		fmt.Fprintln(p.app.Out, line)
+	}
+	for _, c := range p.changes {
+		if text := p.difference(c); text != "" {
+			if p.app.OutTTY {
+				text = terminal.Safe(text)
+			}
+			fmt.Fprintf(p.app.Out, "\n%s", text)
+		}
+	}
+}
+
+// difference returns a unified diff of a text file that is changed; "" for others.
+func (p *pullRun) difference(c *change) string {
+	if c.Change != changeModified || c.local == nil || c.local.Kind != kindFile || c.Kind != kindFile || c.staged == "" ||
+		c.local.Size > maxDiff || c.Size > maxDiff {
+		return ""
+	}
+	f, _, err := openRegular(p.root, c.Path)
+	if err != nil {
+		return "" // it says so when it is to be replaced
+	}
+	here, err := io.ReadAll(io.LimitReader(f, maxDiff))
+	if err = errors.Join(err, f.Close()); err != nil {
+		return ""
+	}
+	there, err := os.ReadFile(c.staged)
+	if err != nil || !isText(here) || !isText(there) {
+		return ""
+	}
+	return udiff.Unified("a/"+c.Path, "b/"+c.Path, string(here), string(there))
+}
+
+func isText(b []byte) bool { return utf8.Valid(b) && bytes.IndexByte(b, 0) < 0 }

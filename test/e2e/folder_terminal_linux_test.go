@@ -1,0 +1,127 @@
+package e2e
+
+import (
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/spoolhq/spool/services/executor"
+	"github.com/spoolhq/spool/services/session"
+	"github.com/spoolhq/spool/test/e2e/harness"
+)
+
+// sessions returns how many sessions the cluster has.
+func sessions(c *harness.Cluster) int {
+	var l struct{ Sessions []struct{ SessionID string } }
+	c.Call(0, "GET", "/api/sessions", nil, &l)
+	return len(l.Sessions)
+}
+
+// TestRunWorkspace_AsksOnATerminalBeforeItWorksInTheHomeFolder: a refusal and an
+// interrupt end the command before a session is made; after a yes the notice
+// comes before the agent's first text.
+func TestRunWorkspace_AsksOnATerminalBeforeItWorksInTheHomeFolder(t *testing.T) {
+	t.Parallel()
+	c := harness.New(t, harness.Options{Script: script(t, "docker.yaml"), Session: session.Config{HostPaths: []string{"/"}}, Executor: executor.Config{HostPaths: []string{"/"}}})
+	dir, data := project(t, map[string]string{"a.txt": "first\n"}), t.TempDir()
+	start := func() *harness.Terminal {
+		x := c.Terminal(t, dir, data, []string{"HOME=" + dir}, "run", "--architecture", "spool", "--model", "known-model", "--workspace", ".", "run the command cat a.txt; echo made > made.txt")
+		x.Shows(dir + " is your home folder, and the agent may change and delete what is in it. Go on? [y/N]")
+		return x
+	}
+	for name, answer := range map[string]struct {
+		keys string
+		code int
+		says string
+	}{
+		"no":            {"n\n", 2, "name a folder in it, or confirm with --yes"},
+		"an empty line": {"\n", 2, "name a folder in it, or confirm with --yes"},
+		"end of input":  {"\x04", 2, "name a folder in it, or confirm with --yes"},
+		"Ctrl-C":        {harness.CtrlC, 130, ""},
+	} {
+		x := start()
+		x.Type(answer.keys)
+		if code, screen := x.Ended(); code != answer.code || !strings.Contains(screen, answer.says) {
+			t.Errorf("%s: ended with %d, want %d and %q:\n%s", name, code, answer.code, answer.says, screen)
+		}
+	}
+	if n := sessions(c); n != 0 || len(holding(t, dir)) != 1 {
+		t.Errorf("after the refusals there are %d sessions, and the folder has %v", n, holding(t, dir))
+	}
+
+	x := start()
+	x.Type("y\n")
+	code, screen := x.Ended()
+	made := sessionID.FindStringSubmatch(screen)
+	if made == nil {
+		t.Fatalf("after a yes it ended with %d:\n%s", code, screen)
+	}
+	t.Cleanup(func() { c.Delete(made[1]) })
+	notice, text := strings.Index(screen, "the agent works in "+dir+" itself: it changes the files there, and nothing is isolated"), strings.Index(screen, "first")
+	if code != 0 || notice < 0 || text < notice || holding(t, dir)["made.txt"] != "made\n" {
+		t.Errorf("after a yes it ended with %d, the folder has %v:\n%s", code, holding(t, dir), screen)
+	}
+}
+
+// TestFilesPull_AsksOnATerminal: changes are shown as a diff, and applied as the
+// user answers: none after a no or an interrupt, those that are accepted one by
+// one, or all. A declined change is offered again.
+func TestFilesPull_AsksOnATerminal(t *testing.T) {
+	t.Parallel()
+	c := harness.New(t, harness.Options{Script: script(t, "docker.yaml")})
+	files := map[string]string{"edit.txt": "one\ntwo\n", "gone.txt": "gone\n", "keep.txt": "keep\n"}
+	dir, data := project(t, files), t.TempDir()
+	id, _ := ran(t, c, dir, data, "--copy", "--workspace", ".", "run the command sed -i s/two/2/ edit.txt; rm gone.txt; echo new > new.txt")
+	t.Cleanup(func() { c.Delete(id) })
+	holds := func(when string) {
+		t.Helper()
+		if got := holding(t, dir); !maps.Equal(got, files) {
+			t.Errorf("%s the folder has %v, want %v", when, got, files)
+		}
+	}
+	start := func() *harness.Terminal {
+		x := c.Terminal(t, dir, data, nil, "files", "pull", id)
+		x.Shows("bring these changes into " + dir + "? [y/N, e asks for each]")
+		return x
+	}
+	for name, answer := range map[string]struct {
+		keys string
+		code int
+	}{"no": {"n\n", 0}, "an empty line": {"\n", 0}, "Ctrl-C": {harness.CtrlC, 130}} {
+		x := start()
+		for _, want := range []string{"M edit.txt", "-two\n+2\n", "D gone.txt", "A new.txt (4 B)"} {
+			x.Shows(want)
+		}
+		x.Type(answer.keys)
+		if code, screen := x.Ended(); code != answer.code {
+			t.Errorf("%s: ended with %d, want %d:\n%s", name, code, answer.code, screen)
+		}
+		holds("after " + name)
+	}
+
+	x := start()
+	x.Type("e\n")
+	for _, q := range []struct{ question, answer string }{{"M edit.txt? [y/N]", "y"}, {"D gone.txt? [y/N]", "n"}, {"A new.txt? [y/N]", "y"}} {
+		x.Shows(q.question)
+		x.Type(q.answer + "\n")
+	}
+	if code, screen := x.Ended(); code != 0 {
+		t.Errorf("each: ended with %d:\n%s", code, screen)
+	}
+	files["edit.txt"], files["new.txt"] = "one\n2\n", "new\n"
+	holds("after some were accepted")
+
+	x = start()
+	x.Shows("D gone.txt")
+	x.Type("y\n")
+	if code, screen := x.Ended(); code != 0 || strings.Contains(screen, "edit.txt") {
+		t.Errorf("the rest: ended with %d:\n%s", code, screen)
+	}
+	delete(files, "gone.txt")
+	holds("after all were accepted")
+	if _, err := os.Stat(filepath.Join(dir, "keep.txt")); err != nil {
+		t.Error(err)
+	}
+}
