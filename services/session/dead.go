@@ -5,42 +5,24 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
 
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/spoolhq/spool/pkg/api/command"
+	"github.com/spoolhq/spool/pkg/bus"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/session/internal/reactor"
 )
 
 // deadLetters does what people ask about messages that were given up. It is safe for concurrent use.
 type deadLetters struct {
-	js    jetstream.JetStream
-	react *reactor.Reactor
-
-	mu     sync.Mutex
-	stream jetstream.Stream // nil until it is needed
-}
-
-// open returns DEAD; the handle is kept.
-func (d *deadLetters) open(ctx context.Context) (jetstream.Stream, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.stream != nil {
-		return d.stream, nil
-	}
-	stream, err := d.js.Stream(ctx, topology.StreamDead)
-	if err != nil {
-		return nil, fmt.Errorf("open %s: %w", topology.StreamDead, err)
-	}
-	d.stream = stream
-	return stream, nil
+	stream *bus.StreamHandle
+	react  *reactor.Reactor
 }
 
 // letter reads a letter of a tenant, or one that names no tenant; nil if there is none.
 func (d *deadLetters) letter(ctx context.Context, tenant string, sequence uint64) (*topology.DeadLetter, error) {
-	stream, err := d.open(ctx)
+	stream, err := d.stream.Open(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -87,7 +69,7 @@ func (d *deadLetters) Drop(ctx context.Context, tenant string, sequence uint64) 
 }
 
 func (d *deadLetters) remove(ctx context.Context, sequence uint64) error {
-	stream, err := d.open(ctx)
+	stream, err := d.stream.Open(ctx)
 	if err != nil {
 		return err
 	}

@@ -191,7 +191,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		HostPaths:   hostpath.Policy{Roots: cfg.HostPaths, Private: cfg.Private},
 		IdleTimeout: cfg.IdleTimeout, TurnLimit: cfg.TurnLimit, SessionLimit: cfg.SessionLimit,
 		SyncInterval: cfg.SyncInterval, HealthInterval: cfg.HealthInterval, SandboxMaxAge: cfg.SandboxMaxAge, Logger: deps.Logger,
-		Done: counts.command, Dead: &deadLetters{js: js, react: s.react},
+		Done: counts.command, Dead: &deadLetters{stream: bus.NewStreamHandle(js, topology.StreamDead), react: s.react},
 	})
 	if err := s.handle(commands); err != nil {
 		return nil, fmt.Errorf("session service: %w", err)

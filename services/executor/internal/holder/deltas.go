@@ -5,11 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/spoolhq/spool/pkg/bus"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/blocks"
 	"github.com/spoolhq/spool/pkg/topology"
@@ -20,28 +20,13 @@ const textsWithin = 10 * time.Second
 
 // Stream is text in flight on JetStream. It is safe for concurrent use.
 type Stream struct {
-	js jetstream.JetStream
-
-	mu     sync.Mutex
-	stream jetstream.Stream // nil until it is needed
+	js     jetstream.JetStream
+	deltas *bus.StreamHandle
 }
 
-// NewStream returns a Stream; it talks to nobody yet.
-func NewStream(js jetstream.JetStream) *Stream { return &Stream{js: js} }
-
-// open returns DELTAS. The handle is kept: to get one is a round trip to the stream's leader.
-func (s *Stream) open(ctx context.Context) (jetstream.Stream, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.stream != nil {
-		return s.stream, nil
-	}
-	stream, err := s.js.Stream(ctx, topology.StreamDeltas)
-	if err != nil {
-		return nil, fmt.Errorf("open %s: %w", topology.StreamDeltas, err)
-	}
-	s.stream = stream
-	return stream, nil
+// NewStream returns a Stream. It does not talk to NATS.
+func NewStream(js jetstream.JetStream) *Stream {
+	return &Stream{js: js, deltas: bus.NewStreamHandle(js, topology.StreamDeltas)}
 }
 
 // Publish sends on the connection that commits go over too, so that text is
@@ -56,7 +41,7 @@ func (s *Stream) Texts(ctx context.Context, tenant, session string, since time.T
 	defer cancel()
 	out := map[string]string{}
 	subject := events.DeltaSubject(tenant, session)
-	stream, err := s.open(ctx)
+	stream, err := s.deltas.Open(ctx)
 	if err != nil {
 		return out, err
 	}

@@ -6,10 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/spoolhq/spool/pkg/bus"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
@@ -18,29 +18,11 @@ import (
 const maxScan = 1000
 
 // Letters reads DEAD. It is safe for concurrent use; its errors are *problem.Error.
-type Letters struct {
-	js jetstream.JetStream
+type Letters struct{ stream *bus.StreamHandle }
 
-	mu     sync.Mutex
-	stream jetstream.Stream // nil until it is needed
-}
-
-// New returns Letters; it talks to nobody yet.
-func New(js jetstream.JetStream) *Letters { return &Letters{js: js} }
-
-// open returns DEAD; the handle is kept.
-func (l *Letters) open(ctx context.Context) (jetstream.Stream, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.stream != nil {
-		return l.stream, nil
-	}
-	stream, err := l.js.Stream(ctx, topology.StreamDead)
-	if err != nil {
-		return nil, unavailable(err)
-	}
-	l.stream = stream
-	return stream, nil
+// New returns Letters. It does not talk to NATS.
+func New(js jetstream.JetStream) *Letters {
+	return &Letters{stream: bus.NewStreamHandle(js, topology.StreamDead)}
 }
 
 func unavailable(err error) error {
@@ -59,9 +41,9 @@ func (r Reader) sees(d topology.DeadLetter) bool {
 
 // List returns up to n letters after a sequence, oldest first, and the sequence to go on after, 0 at the end.
 func (l *Letters) List(ctx context.Context, r Reader, after uint64, n int) (list []topology.DeadLetter, next uint64, err error) {
-	stream, err := l.open(ctx)
+	stream, err := l.stream.Open(ctx)
 	if err != nil {
-		return nil, 0, err
+		return nil, 0, unavailable(err)
 	}
 	for range maxScan {
 		msg, err := stream.GetMsg(ctx, after+1, jetstream.WithGetMsgSubject(topology.DeadFilter))
@@ -85,9 +67,9 @@ func (l *Letters) List(ctx context.Context, r Reader, after uint64, n int) (list
 
 // Get returns a letter; DEAD_LETTER_NOT_FOUND if there is none that the reader sees.
 func (l *Letters) Get(ctx context.Context, r Reader, sequence uint64) (topology.DeadLetter, error) {
-	stream, err := l.open(ctx)
+	stream, err := l.stream.Open(ctx)
 	if err != nil {
-		return topology.DeadLetter{}, err
+		return topology.DeadLetter{}, unavailable(err)
 	}
 	msg, err := stream.GetMsg(ctx, sequence)
 	if err != nil && !errors.Is(err, jetstream.ErrMsgNotFound) {
