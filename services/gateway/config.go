@@ -29,6 +29,12 @@ type Config struct {
 	WriteTimeout         time.Duration `help:"How long a streaming client may take for what it is sent before it is cut." default:"10s" env:"SPOOL_WRITE_TIMEOUT"`
 	MaxRequest           int64         `help:"Largest body in bytes of a request that brings files along: a session or a message with workspaceFiles." default:"16777216" env:"SPOOL_MAX_REQUEST"`
 	MaxFile              int64         `help:"Largest file, or tar, in bytes that may be put into a workspace." default:"1073741824" env:"SPOOL_MAX_FILE"`
+	MaxBytes             int64         `help:"Bytes of requests that are being answered which the gateway holds at once; past it a request is refused with OVERLOADED. Memory in use may be some times that." default:"134217728" env:"SPOOL_MAX_BYTES"`
+	MaxTenantBytes       int64         `help:"The same of one tenant; past it a request is refused with TOO_MUCH_IN_FLIGHT. At least max-request." default:"67108864" env:"SPOOL_MAX_TENANT_BYTES"`
+	MaxTenantStreams     int           `help:"Streams (SSE, WebSocket and gRPC together) that one tenant may have open at this gateway." default:"2048" env:"SPOOL_MAX_TENANT_STREAMS"`
+	MaxConnections       int           `help:"Connections that may be open, of HTTP and of gRPC each. Those past it are closed at once." default:"4096" env:"SPOOL_MAX_CONNECTIONS"`
+	MaxAddressConns      int           `name:"max-address-connections" help:"Connections from one address, of HTTP and of gRPC each. Behind a proxy all clients have its address: set it to max-connections there." default:"2048" env:"SPOOL_MAX_ADDRESS_CONNECTIONS"`
+	ReadTimeout          time.Duration `help:"How long the body of a request, or a message of gRPC or of a WebSocket, may take to arrive. A file that is put has as much more as it needs at 16 KiB a second." default:"30s" env:"SPOOL_READ_TIMEOUT"`
 	SecretsRecipientFile string        `help:"File with that key, in place of secrets-recipient." env:"SPOOL_SECRETS_RECIPIENT_FILE"`
 	SecretsRecipient     string        `help:"Public key (age1…) that secrets are encrypted to, several separated by commas; executors have the private one. Without it secrets are refused." env:"SPOOL_SECRETS_RECIPIENT"`
 	LagAfter             time.Duration `help:"How far behind the read models may be before streaming clients are told." default:"5s" env:"SPOOL_LAG_AFTER"`
@@ -51,7 +57,7 @@ func (c *Config) validate() error {
 		unset time.Duration
 	}{
 		{"command-timeout", &c.CommandTimeout, 10 * time.Second}, {"write-timeout", &c.WriteTimeout, 10 * time.Second},
-		{"lag-after", &c.LagAfter, 5 * time.Second}, {"shutdown-grace", &c.ShutdownGrace, 10 * time.Second},
+		{"lag-after", &c.LagAfter, 5 * time.Second}, {"read-timeout", &c.ReadTimeout, 30 * time.Second}, {"shutdown-grace", &c.ShutdownGrace, 10 * time.Second},
 	} {
 		if *d.value < 0 {
 			return fmt.Errorf("%s: %s is negative", d.name, *d.value)
@@ -67,12 +73,31 @@ func (c *Config) validate() error {
 	}{
 		{"max-request", &c.MaxRequest, 16 << 20, api.MaxMessage, 256 << 20},
 		{"max-file", &c.MaxFile, 1 << 30, 1, 16 << 30},
+		{"max-bytes", &c.MaxBytes, 128 << 20, 10 << 20, 1 << 40},
+		{"max-tenant-bytes", &c.MaxTenantBytes, 64 << 20, 10 << 20, 1 << 40},
 	} {
 		if *n.value == 0 {
 			*n.value = n.unset
 		}
 		if *n.value < n.min || *n.value > n.max {
 			return fmt.Errorf("%s: %d bytes is not between %d and %d", n.name, *n.value, n.min, n.max)
+		}
+	}
+	// A gateway whose max-request was raised before there was such a limit goes on to take such requests.
+	c.MaxTenantBytes = max(c.MaxTenantBytes, c.MaxRequest+1<<20)
+	c.MaxBytes = max(c.MaxBytes, c.MaxTenantBytes)
+	for _, n := range []struct {
+		name  string
+		value *int
+		unset int
+	}{
+		{"max-tenant-streams", &c.MaxTenantStreams, 2048}, {"max-connections", &c.MaxConnections, 4096}, {"max-address-connections", &c.MaxAddressConns, 2048},
+	} {
+		if *n.value == 0 {
+			*n.value = n.unset
+		}
+		if *n.value < 0 {
+			return fmt.Errorf("%s: %d is negative", n.name, *n.value)
 		}
 	}
 	if c.Auth != AuthOff && c.Auth != AuthKeys {

@@ -26,6 +26,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/livefiles"
 	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/gateway/internal/admission"
 	"github.com/spoolhq/spool/services/gateway/internal/api"
 	"github.com/spoolhq/spool/services/gateway/internal/auth"
 	"github.com/spoolhq/spool/services/gateway/internal/commands"
@@ -119,18 +120,20 @@ func (g *Gateway) build(js jetstream.JetStream) error {
 			return budget.Await(ctx, js, tenant, p, limit)
 		},
 	}
+	admit := admission.New(admission.Limits{Bytes: g.cfg.MaxBytes, TenantBytes: g.cfg.MaxTenantBytes, TenantStreams: g.cfg.MaxTenantStreams})
+	counts.Held(admit.Bytes)
 	g.socket = socket.New(socket.Config{
-		Live: g.hub, Reads: g.store, Watch: g.watch, Logger: g.deps.Logger, WriteTimeout: g.cfg.WriteTimeout,
+		Admission: admit, ReadTimeout: g.cfg.ReadTimeout, Live: g.hub, Reads: g.store, Watch: g.watch, Logger: g.deps.Logger, WriteTimeout: g.cfg.WriteTimeout,
 		Opened: func() func() { return counts.Stream("ws") },
 		Sent:   func(n int) { counts.Sent("ws", n) },
 		Cut:    func(code string) { counts.Cut("ws", code) },
 	})
 	handler, err := rest.New(rest.Config{
 		API: server, Auth: letIn, Metrics: counts, Logger: g.deps.Logger, Ready: g.check, Socket: g.socket,
-		MaxRequest: g.cfg.MaxRequest, MaxFile: g.cfg.MaxFile,
+		Admission: admit, MaxRequest: g.cfg.MaxRequest, MaxFile: g.cfg.MaxFile, ReadTimeout: g.cfg.ReadTimeout,
 		Guard: guard.Guard{Origins: g.cfg.AllowedOrigins, Loopback: g.cfg.Auth == AuthOff},
 		SSE: sse.New(sse.Config{
-			Live: g.hub, Watch: g.watch, WriteTimeout: g.cfg.WriteTimeout,
+			Admission: admit, Live: g.hub, Watch: g.watch, WriteTimeout: g.cfg.WriteTimeout,
 			Opened: func() func() { return counts.Stream("sse") },
 			Sent:   func(n int) { counts.Sent("sse", n) },
 			Cut:    func(code string) { counts.Cut("sse", code) },
@@ -141,12 +144,13 @@ func (g *Gateway) build(js jetstream.JetStream) error {
 	}
 	g.http = &http.Server{
 		Handler: handler, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute,
-		// A header that is too long for its field, such as an Idempotency-Key of 1 MiB, is refused with
-		// a problem that names the field. Past this limit net/http answers with a bare 431.
-		MaxHeaderBytes: 2 << 20,
+		// A client without a key holds as much. Past this limit net/http answers with a bare 431.
+		MaxHeaderBytes: 32 << 10,
 		ErrorLog:       slog.NewLogLogger(g.deps.Logger.Handler(), slog.LevelDebug),
 	}
-	g.grpc = rpc.New(server, letIn, counts, g.cfg.MaxRequest, g.deps.Logger)
+	g.grpc = rpc.New(rpc.Config{
+		API: server, Auth: letIn, Admission: admit, Metrics: counts, Logger: g.deps.Logger, MaxRequest: g.cfg.MaxRequest, ReadTimeout: g.cfg.ReadTimeout,
+	})
 	return nil
 }
 
@@ -196,8 +200,8 @@ func (g *Gateway) Run(ctx context.Context) error {
 	part("live streams", func() error { return g.hub.Run(run, func() { close(g.ready) }) })
 	part("keys of streams", func() error { g.watch.Run(run); return nil })
 	part("gRPC health", func() error { g.grpc.Health(run, g.check); return nil })
-	part("HTTP", func() error { return g.http.Serve(web) })
-	part("gRPC", func() error { return g.grpc.Serve(rpcs) })
+	part("HTTP", func() error { return g.http.Serve(g.limited(web, rest.Full())) })
+	part("gRPC", func() error { return g.grpc.Serve(g.limited(rpcs, nil)) })
 	<-run.Done()
 	g.stop()
 	wg.Wait()
@@ -205,6 +209,11 @@ func (g *Gateway) Run(ctx context.Context) error {
 		return err
 	}
 	return nil
+}
+
+// limited bounds the connections of a listener.
+func (g *Gateway) limited(l net.Listener, answer []byte) net.Listener {
+	return admission.NewListener(l, g.cfg.MaxConnections, g.cfg.MaxAddressConns, answer)
 }
 
 // stop lets what is under way finish, for the grace that is set.

@@ -74,23 +74,9 @@ func New(cfg Config) (*Authenticator, error) {
 // Authenticate takes what came in header Authorization. A key that is sent is
 // always checked, also where none is required.
 func (a *Authenticator) Authenticate(ctx context.Context, header string) (Principal, error) {
-	if header == "" {
-		if a.cfg.Required {
-			return Principal{}, refused("send an API key in header Authorization: Bearer " + KeyPrefix + "…")
-		}
-		return Principal{Tenant: DefaultTenant, Admin: true}, nil
-	}
-	scheme, key, _ := strings.Cut(header, " ")
-	key = strings.TrimSpace(key)
-	if !strings.EqualFold(scheme, "Bearer") || key == "" {
-		return Principal{}, refused("header Authorization must be Bearer and an API key")
-	}
-	hash := Hash(key)
-	if a.rootHash != "" && subtle.ConstantTimeCompare([]byte(hash), []byte(a.rootHash)) == 1 {
-		return Principal{Tenant: DefaultTenant, KeyID: RootKeyID, Admin: true}, nil
-	}
-	if !WellFormed(key) {
-		return Principal{}, refused("the API key is not valid: it is mistyped or none of Spool's")
+	p, hash, err := a.inspect(header)
+	if err != nil || hash == "" {
+		return p, err
 	}
 	found, ok, err := a.cfg.Keys.KeyByHash(ctx, hash)
 	if err != nil {
@@ -100,6 +86,36 @@ func (a *Authenticator) Authenticate(ctx context.Context, header string) (Princi
 		return Principal{}, refused("the API key is not valid: it was revoked or never made here")
 	}
 	return Principal{Tenant: found.Tenant, KeyID: found.ID}, nil
+}
+
+// Inspect refuses a header that Authenticate would refuse without looking the key
+// up. It does not block.
+func (a *Authenticator) Inspect(header string) error {
+	_, _, err := a.inspect(header)
+	return err
+}
+
+// inspect returns the principal of a header that needs no look-up, or the hash of the key to look up.
+func (a *Authenticator) inspect(header string) (p Principal, hash string, err error) {
+	if header == "" {
+		if a.cfg.Required {
+			return p, "", refused("send an API key in header Authorization: Bearer " + KeyPrefix + "…")
+		}
+		return Principal{Tenant: DefaultTenant, Admin: true}, "", nil
+	}
+	scheme, key, _ := strings.Cut(header, " ")
+	key = strings.TrimSpace(key)
+	if !strings.EqualFold(scheme, "Bearer") || key == "" {
+		return p, "", refused("header Authorization must be Bearer and an API key")
+	}
+	hash = Hash(key)
+	if a.rootHash != "" && subtle.ConstantTimeCompare([]byte(hash), []byte(a.rootHash)) == 1 {
+		return Principal{Tenant: DefaultTenant, KeyID: RootKeyID, Admin: true}, "", nil
+	}
+	if !WellFormed(key) {
+		return p, "", refused("the API key is not valid: it is mistyped or none of Spool's")
+	}
+	return p, hash, nil
 }
 
 func refused(detail string) error {

@@ -4,6 +4,7 @@ package metrics
 import (
 	"net/http"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -31,6 +32,7 @@ type Metrics struct {
 	feeds    prometheus.Gauge
 	readers  prometheus.Gauge
 	rereads  *prometheus.CounterVec
+	held     atomic.Pointer[func() int64]
 }
 
 // New makes the metrics, and registers them with another registry too, unless that is nil.
@@ -62,8 +64,14 @@ func New(also prometheus.Registerer) *Metrics {
 		readers: gauge("readers", "Clients' places in sessions."),
 		rereads: counter("rereads_total", "Reads of Postgres to bring a followed session up to date, by their cause.", "why"),
 	}
+	held := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "spool_gateway_held_bytes", Help: "Bytes that requests hold that are being answered, of max-bytes."}, func() float64 {
+		if bytes := m.held.Load(); bytes != nil {
+			return float64((*bytes)())
+		}
+		return 0
+	})
 	own := []prometheus.Collector{
-		m.requests, m.inFlight, m.seconds, m.calls, m.commands, m.refused, m.streams, m.frames, m.bytes, m.cut, m.feeds, m.readers, m.rereads,
+		held, m.requests, m.inFlight, m.seconds, m.calls, m.commands, m.refused, m.streams, m.frames, m.bytes, m.cut, m.feeds, m.readers, m.rereads,
 	}
 	m.registry.MustRegister(own...)
 	m.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -77,6 +85,9 @@ func New(also prometheus.Registerer) *Metrics {
 func (m *Metrics) Handler() http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
 }
+
+// Held shows how many bytes requests hold that are being answered, as bytes returns it.
+func (m *Metrics) Held(bytes func() int64) { m.held.Store(&bytes) }
 
 // Begin counts an HTTP request that came; the function that it gives counts its end.
 func (m *Metrics) Begin() (done func()) {

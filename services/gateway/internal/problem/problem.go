@@ -41,7 +41,8 @@ func New(code Code, field, detail string) *Error {
 	if entry := byCode[code]; e.Field == "" {
 		e.Field = entry.Field
 	}
-	if code == Unavailable || code == ReadModelBehind || code == QueueFull || code == TooManyFiles {
+	switch code {
+	case Unavailable, ReadModelBehind, QueueFull, TooManyFiles, TooManyStreams, TooMuchInFlight, Overloaded:
 		e.RetryAfter = defaultRetryAfter
 	}
 	return e

@@ -20,6 +20,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/spoolhq/spool/pkg/workspace"
+	"github.com/spoolhq/spool/services/gateway/internal/admission"
 	"github.com/spoolhq/spool/services/gateway/internal/api"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
@@ -119,12 +120,15 @@ func (h *Handler) putTar(w *answer, r *http.Request, session string) error {
 }
 
 func (h *Handler) put(w *answer, r *http.Request, session string, f api.FileSource) error {
+	if err := heldBy(r).Take(admission.TransferCost); err != nil {
+		return err
+	}
 	control := http.NewResponseController(w)
-	in := &watched{from: r.Body, control: control}
+	in := &watched{from: r.Body, control: control, patience: h.cfg.ReadTimeout}
 	f.Body, f.Length, f.Limit = in, r.ContentLength, h.cfg.MaxFile
 	accepted, err := h.cfg.API.PutFile(r.Context(), session, f)
 	if in.err != nil {
-		return problem.Invalid("", "the body did not arrive: it ended too early, or nothing came for %s", stall).Because(in.err)
+		return in.problem()
 	}
 	if err != nil {
 		return err
@@ -134,16 +138,27 @@ func (h *Handler) put(w *answer, r *http.Request, session string, f api.FileSour
 	return nil
 }
 
-// watched is a body that must keep coming.
+// minRate is how fast a file must arrive, in bytes a second.
+const minRate = 16 << 10
+
+// watched is a body that must keep coming: nothing may come for up to stall, and
+// the gateway waits for all of it no longer than patience and what it takes at minRate.
 type watched struct {
-	from    io.Reader
-	control *http.ResponseController
-	err     error // why it ended early
+	from     io.Reader
+	control  *http.ResponseController
+	patience time.Duration
+	read     int64
+	waited   time.Duration
+	err      error // why it ended early
 }
 
 func (b *watched) Read(p []byte) (int, error) {
-	_ = b.control.SetReadDeadline(time.Now().Add(stall)) // a test's recorder has no connection
+	left := b.patience + time.Duration(b.read)*time.Second/minRate - b.waited
+	began := time.Now()
+	_ = b.control.SetReadDeadline(began.Add(min(stall, left))) // a test's recorder has no connection
 	n, err := b.from.Read(p)
+	b.waited += time.Since(began)
+	b.read += int64(n)
 	if err != nil {
 		_ = b.control.SetReadDeadline(time.Time{})
 		if !errors.Is(err, io.EOF) {
@@ -151,6 +166,11 @@ func (b *watched) Read(p []byte) (int, error) {
 		}
 	}
 	return n, err
+}
+
+// problem returns why the body ended early.
+func (b *watched) problem() error {
+	return problem.Invalid("", "the body did not arrive: it ended too early, nothing came for %s, or it came slower than %d bytes a second", stall, minRate).Because(b.err)
 }
 
 func (h *Handler) removeFile(w *answer, r *http.Request, session, file string) error {
@@ -184,6 +204,9 @@ func (h *Handler) listFiles(w *answer, r *http.Request, session string) error {
 	}
 	list, err := ws.Below(q.Get("dir"))
 	if err != nil {
+		return err
+	}
+	if err := heldBy(r).Take(admission.TransferCost); err != nil {
 		return err
 	}
 	w.Header().Add("Vary", "Accept")
@@ -325,6 +348,9 @@ func (h *Handler) getFile(w *answer, r *http.Request, session, file string) erro
 	}
 	e, err := ws.Find(file)
 	if err != nil {
+		return err
+	}
+	if err := heldBy(r).Take(min(e.Size, admission.TransferCost)); err != nil {
 		return err
 	}
 	content := &seeker{ctx: r.Context(), open: func(ctx context.Context) (io.ReadCloser, error) { return h.cfg.API.Open(ctx, ws, file) }, size: e.Size}

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/spoolhq/spool/services/gateway/internal/admission"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
@@ -35,6 +36,9 @@ func (h *Handler) listLive(w *answer, r *http.Request, session, dir string) erro
 	if wantsTar(r) {
 		return problem.Invalid(paramLive, "a tar is made from the last snapshot; leave live out, or list")
 	}
+	if err := heldBy(r).Take(admission.TransferCost); err != nil {
+		return err
+	}
 	at := time.Now().UTC()
 	list, err := h.cfg.API.LiveFiles(r.Context(), session, dir)
 	if err != nil {
@@ -57,6 +61,9 @@ func (h *Handler) listLive(w *answer, r *http.Request, session, dir string) erro
 
 // getLive gives a file's content as it is in the sandbox now.
 func (h *Handler) getLive(w *answer, r *http.Request, session, file string) error {
+	if err := heldBy(r).Take(admission.TransferCost); err != nil {
+		return err
+	}
 	content, size, err := h.cfg.API.LiveFile(r.Context(), session, file)
 	if err != nil {
 		return err

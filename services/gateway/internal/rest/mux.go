@@ -27,8 +27,7 @@ const (
 	maxBody = 8 << 20
 	// maxDrain bounds what is read and thrown away of a body that is too large.
 	maxDrain = 64 << 20
-	// bodyTime bounds how long a body may take to arrive, and answerTime an answer to leave.
-	bodyTime   = 30 * time.Second
+	// answerTime bounds how long an answer may take to leave.
 	answerTime = 60 * time.Second
 )
 
@@ -159,7 +158,7 @@ func (h *Handler) strict(table map[string]route, next runtime.HandlerFunc, w htt
 	if to.files {
 		limit = max(limit, h.cfg.MaxRequest)
 	}
-	body, err := readBody(out, r, limit)
+	body, err := readBody(out, r, limit, h.cfg.ReadTimeout)
 	if err == nil && !to.body && len(body.data) > 0 {
 		err = problem.Invalid("", "%s %s takes no body", r.Method, to.path)
 	}
@@ -212,18 +211,24 @@ type body struct {
 func (*body) Close() error { return nil }
 
 // readBody reads all of a body, within limits of size and time.
-func readBody(w http.ResponseWriter, r *http.Request, limit int64) (*body, error) {
+func readBody(w http.ResponseWriter, r *http.Request, limit int64, timeout time.Duration) (*body, error) {
 	control := http.NewResponseController(w)
-	_ = control.SetReadDeadline(time.Now().Add(bodyTime)) // a test's recorder has no connection
+	_ = control.SetReadDeadline(time.Now().Add(timeout)) // a test's recorder has no connection
 	_ = control.SetWriteDeadline(time.Now().Add(answerTime))
-	data, err := io.ReadAll(io.LimitReader(r.Body, limit+1))
+	data, err := io.ReadAll(heldBy(r).Reader(io.LimitReader(r.Body, limit+1)))
+	var refused *problem.Error
+	if errors.As(err, &refused) {
+		// A client that is still sending would not see an answer: its connection would be reset.
+		_, _ = io.CopyN(io.Discard, r.Body, maxDrain)
+		return nil, refused
+	}
 	if int64(len(data)) > limit {
 		// A client that is still sending would not see an answer: its connection would be reset.
 		_, _ = io.CopyN(io.Discard, r.Body, maxDrain)
 		return nil, problem.New(problem.PayloadTooLarge, "", fmt.Sprintf("the body is larger than %d bytes; a message may have %d, and larger files go by PUT /api/sessions/{id}/files/{path}", limit, api.MaxMessage))
 	}
 	if err != nil {
-		return nil, problem.Invalid("", "the body did not arrive: it ended too early or took longer than %s", bodyTime)
+		return nil, problem.Invalid("", "the body did not arrive: it ended too early or took longer than %s", timeout)
 	}
 	_ = control.SetReadDeadline(time.Time{})
 	return &body{Reader: bytes.NewReader(data), data: data}, nil

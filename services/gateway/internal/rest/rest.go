@@ -12,6 +12,7 @@ import (
 	"time"
 
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/services/gateway/internal/admission"
 	"github.com/spoolhq/spool/services/gateway/internal/api"
 	"github.com/spoolhq/spool/services/gateway/internal/auth"
 	"github.com/spoolhq/spool/services/gateway/internal/guard"
@@ -32,8 +33,10 @@ type Config struct {
 	Ready   func(context.Context) map[string]error // what the gateway needs, and what is wrong with it
 	Logger  *slog.Logger
 
-	MaxRequest int64 // bytes of a body that brings files along
-	MaxFile    int64 // bytes of a file that is put
+	Admission   *admission.Admission
+	MaxRequest  int64         // bytes of a body that brings files along
+	MaxFile     int64         // bytes of a file that is put
+	ReadTimeout time.Duration // how long a body may take to arrive
 }
 
 // Handler serves HTTP.
@@ -146,30 +149,64 @@ func (h *Handler) serve(w *answer, r *http.Request) error {
 		return err
 	}
 	r = r.WithContext(ctx)
+	if serve := h.streamOf(w, r); serve != nil {
+		return serve()
+	}
+	held, err := h.cfg.Admission.Begin(p.Tenant)
+	if err != nil {
+		return err
+	}
+	defer held.End()
+	r = r.WithContext(context.WithValue(ctx, heldKey{}, held))
 	if session, file, has, ok := filesOf(r.URL.Path); ok {
 		return h.files(w, r, session, file, has)
 	}
 	if serve := h.skillsOf(r); serve != nil {
 		return serve(w, r)
 	}
+	h.api.ServeHTTP(w, r)
+	return nil
+}
+
+// heldKey is the context's key of what a request holds.
+type heldKey struct{}
+
+// heldBy returns what a request holds. Every request that is served has one.
+func heldBy(r *http.Request) *admission.Request {
+	held, ok := r.Context().Value(heldKey{}).(*admission.Request)
+	if !ok {
+		panic("rest: the request was not admitted")
+	}
+	return held
+}
+
+// streamOf returns what serves a route that is a stream, nil for other routes.
+func (h *Handler) streamOf(w *answer, r *http.Request) func() error {
 	session, streams := strings.CutPrefix(r.URL.Path, streamPrefix)
 	session, ends := strings.CutSuffix(session, streamSuffix)
+	var serve func() error
 	switch {
 	case r.URL.Path == socketPath:
 		w.route = socketPath
-		if r.Method != http.MethodGet {
-			return notAllowed(r)
-		}
-		return h.cfg.Socket.Serve(w, r)
+		serve = func() error { return h.cfg.Socket.Serve(w, r) }
 	case streams && ends && !strings.Contains(session, "/"):
 		w.route = streamPrefix + "{session_id}" + streamSuffix
-		if r.Method != http.MethodGet {
-			return notAllowed(r)
-		}
-		return h.cfg.SSE.Serve(w, r, session)
+		serve = func() error { return h.cfg.SSE.Serve(w, r, session) }
+	default:
+		return nil
 	}
-	h.api.ServeHTTP(w, r)
-	return nil
+	if r.Method != http.MethodGet {
+		return func() error { return notAllowed(r) }
+	}
+	return serve
+}
+
+// Full returns the answer to a connection over the limit, as bytes of HTTP/1.1.
+func Full() []byte {
+	p := problem.New(problem.Overloaded, "", "the gateway, or your address, has as many connections open as it may (--max-connections, --max-address-connections); try again")
+	body := p.JSON()
+	return fmt.Appendf(nil, "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/problem+json\r\nCache-Control: no-store\r\nRetry-After: %d\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s",
+		int(p.RetryAfter.Seconds()), len(body), body)
 }
 
 // manages reports whether a route manages API keys or budgets.

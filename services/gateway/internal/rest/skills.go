@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/services/gateway/internal/admission"
 	"github.com/spoolhq/spool/services/gateway/internal/api"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
@@ -53,12 +54,15 @@ func (h *Handler) pushSkill(w *answer, r *http.Request) error {
 	default:
 		return problem.Invalid("dryRun", "must be true or false, not %+q", clip(dry))
 	}
+	if err := heldBy(r).Take(admission.TransferCost); err != nil {
+		return err
+	}
 	control := http.NewResponseController(w)
-	in := &watched{from: r.Body, control: control}
+	in := &watched{from: r.Body, control: control, patience: h.cfg.ReadTimeout}
 	from.Body = in
 	out, err := h.cfg.API.PushSkill(r.Context(), from)
 	if in.err != nil {
-		return problem.Invalid("", "the body did not arrive: it ended too early, or nothing came for %s", stall).Because(in.err)
+		return in.problem()
 	}
 	if err != nil {
 		return err
@@ -85,6 +89,9 @@ func (h *Handler) getArchive(w *answer, r *http.Request, slug string) error {
 	ref := events.Reference{Scope: events.Scope(q.Get("scope")), Org: q.Get("org"), Slug: slug, Version: q.Get("version")}
 	a, err := h.cfg.API.Archive(r.Context(), ref, q.Get("minPosition"))
 	if err != nil {
+		return err
+	}
+	if err := heldBy(r).Take(min(a.Size, admission.TransferCost)); err != nil {
 		return err
 	}
 	content := &seeker{ctx: r.Context(), open: func(ctx context.Context) (io.ReadCloser, error) { return h.cfg.API.OpenArchive(ctx, a) }, size: a.Size}

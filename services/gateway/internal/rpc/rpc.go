@@ -4,7 +4,7 @@ package rpc
 import (
 	"context"
 	"errors"
-	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"strings"
@@ -14,19 +14,40 @@ import (
 	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
-	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/reflection"
 	"google.golang.org/grpc/status"
 
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/services/gateway/internal/admission"
 	"github.com/spoolhq/spool/services/gateway/internal/api"
 	"github.com/spoolhq/spool/services/gateway/internal/auth"
 	"github.com/spoolhq/spool/services/gateway/internal/metrics"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
-// minReceive is what any call may bring, in bytes: a message of 1 MiB with its metadata, and room.
-const minReceive = 8 << 20
+// Bytes that a message may have. A method that brings files along has the
+// setting max-request, and minFiles at least: a message of 1 MiB with its metadata, and room.
+const (
+	minFiles = 2 << 20
+	maxSpec  = 5 << 20 // of a method that brings a definition, which may have 4 MiB
+	maxOther = 256 << 10
+)
+
+const (
+	// maxCalls is how many calls a connection may have open at once.
+	maxCalls = 256
+	// window is what a client may send of a call before it is read, and a connection of all its calls, in bytes.
+	// They are fixed: grpc-go would raise them to 16 MiB for a fast client.
+	window, connectionWindow = 64 << 10, 1 << 20
+	// maxHeaders bounds the headers of a call, in bytes.
+	maxHeaders = 32 << 10
+	// maxUnknown is how many calls may wait at once for their key to be looked up.
+	maxUnknown = 1024
+	// handshakeTimeout bounds how long a client may take to open a connection.
+	handshakeTimeout = 10 * time.Second
+	// idleTimeout is how long a connection may be open without a call.
+	idleTimeout = 15 * time.Minute
+)
 
 // healthEvery is how often health is looked at.
 const healthEvery = 2 * time.Second
@@ -37,22 +58,32 @@ type Server struct {
 	health *health.Server
 }
 
-type interceptor struct {
-	auth   *auth.Authenticator
-	counts *metrics.Metrics
-	logger *slog.Logger
+// Config of a Server; every field is required.
+type Config struct {
+	API         *api.Server
+	Auth        *auth.Authenticator
+	Admission   *admission.Admission
+	Metrics     *metrics.Metrics
+	Logger      *slog.Logger
+	MaxRequest  int64         // bytes of a message that brings files along
+	ReadTimeout time.Duration // how long a message may take to arrive
 }
 
-// New makes a Server. maxRequest bounds what a call brings, in bytes.
-func New(s *api.Server, a *auth.Authenticator, m *metrics.Metrics, maxRequest int64, logger *slog.Logger) *Server {
-	in := interceptor{a, m, logger}
-	server := grpc.NewServer(
-		grpc.MaxRecvMsgSize(int(max(maxRequest, minReceive))),
-		grpc.ChainUnaryInterceptor(in.unary),
-		grpc.ChainStreamInterceptor(in.stream),
-		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 20 * time.Second}),
+// New makes a Server.
+func New(cfg Config) *Server {
+	in := &interceptor{Config: cfg, limits: messageLimits(cfg.MaxRequest)}
+	server := registrar{admitted: in.admitted, Server: grpc.NewServer(
+		grpc.InTapHandle(in.tap),
+		grpc.MaxRecvMsgSize(maxOther), // of calls that receiver does not read, of which there are none
+		grpc.MaxConcurrentStreams(maxCalls),
+		grpc.StaticStreamWindowSize(window), grpc.StaticConnWindowSize(connectionWindow),
+		grpc.MaxHeaderListSize(maxHeaders),
+		grpc.ConnectionTimeout(handshakeTimeout),
+		grpc.SharedWriteBuffer(true),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 20 * time.Second, MaxConnectionIdle: idleTimeout}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
-	)
+	)}
+	s := cfg.API
 	spoolv1.RegisterSessionsServer(server, s)
 	spoolv1.RegisterExecutionsServer(server, s)
 	spoolv1.RegisterEventsServer(server, s)
@@ -66,7 +97,7 @@ func New(s *api.Server, a *auth.Authenticator, m *metrics.Metrics, maxRequest in
 	h := health.NewServer()
 	healthv1.RegisterHealthServer(server, h)
 	reflection.Register(server)
-	return &Server{server, h}
+	return &Server{server.Server, h}
 }
 
 // Serve serves until Stop.
@@ -119,86 +150,36 @@ func services() (names []string) {
 	return names
 }
 
-// admit authenticates; health and reflection tell nothing of anybody's and need no key.
-func (i interceptor) admit(ctx context.Context, method string) (context.Context, error) {
-	if !strings.HasPrefix(method, "/spool.") {
-		return ctx, nil
-	}
-	header := ""
-	if list := metadata.ValueFromIncomingContext(ctx, "authorization"); len(list) > 0 {
-		header = list[0]
-	}
-	p, err := i.auth.Authenticate(ctx, header)
-	if err != nil {
-		return ctx, err
-	}
-	return auth.With(ctx, p, manages(method))
-}
-
 // manages reports whether a method manages API keys or budgets.
 func manages(method string) bool {
 	service, _, _ := strings.Cut(strings.TrimPrefix(method, "/"), "/")
 	return service == spoolv1.Keys_ServiceDesc.ServiceName || service == spoolv1.Budgets_ServiceDesc.ServiceName
 }
 
-func (i interceptor) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (out any, err error) {
-	defer func() {
-		if v := recover(); v != nil {
-			err = fmt.Errorf("panic: %v", v)
-		}
-		err = i.settle(info.FullMethod, err)
-	}()
-	ctx, err = i.admit(ctx, info.FullMethod)
-	if err != nil {
-		return nil, err
-	}
-	return handle(ctx, req)
-}
-
-// admitted is a stream whose context carries the principal.
-type admitted struct {
-	grpc.ServerStream
-	ctx context.Context
-}
-
-// Context is the stream's context with the principal.
-func (a admitted) Context() context.Context { return a.ctx }
-
-func (i interceptor) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) (err error) {
-	defer func() {
-		if v := recover(); v != nil {
-			err = fmt.Errorf("panic: %v", v)
-		}
-		err = i.settle(info.FullMethod, err)
-	}()
-	ctx, err := i.admit(ss.Context(), info.FullMethod)
-	if err != nil {
-		return err
-	}
-	return handle(srv, admitted{ss, ctx})
-}
-
 // settle makes an error a status, logs what is the server's fault, and counts.
-func (i interceptor) settle(method string, err error) error {
+func (i *interceptor) settle(method string, err error) error {
 	if err == nil {
-		i.counts.Call(method, "OK")
+		i.Metrics.Call(method, "OK")
 		return nil
 	}
 	var known *problem.Error
 	if given, ok := status.FromError(err); ok && !errors.As(err, &known) { // of health, reflection, or gRPC itself
-		i.counts.Call(method, given.Code().String())
+		i.Metrics.Call(method, given.Code().String())
 		return err
+	}
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		err = problem.Invalid("", "the call ended before its message had come")
 	}
 	p := problem.From(err)
 	switch p.Code {
 	case problem.Internal:
-		i.logger.Error("a call failed", "method", method, "error", p)
+		i.Logger.Error("a call failed", "method", method, "error", p)
 	case problem.Unavailable:
-		i.logger.Warn("a call could not be served", "method", method, "error", p)
+		i.Logger.Warn("a call could not be served", "method", method, "error", p)
 	case problem.Unauthenticated:
-		i.counts.Refused()
+		i.Metrics.Refused()
 	}
 	s := p.GRPCStatus()
-	i.counts.Call(method, s.Code().String())
+	i.Metrics.Call(method, s.Code().String())
 	return s.Err()
 }

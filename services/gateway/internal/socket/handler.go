@@ -13,6 +13,7 @@ import (
 
 	"github.com/coder/websocket"
 
+	"github.com/spoolhq/spool/services/gateway/internal/admission"
 	"github.com/spoolhq/spool/services/gateway/internal/auth"
 	"github.com/spoolhq/spool/services/gateway/internal/live"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
@@ -24,10 +25,12 @@ const MaxFrame = 64 << 10
 
 // Config of a Handler. Zero numbers mean the defaults; the rest is required.
 type Config struct {
+	Admission    *admission.Admission
 	Live         *live.Hub
 	Reads        *reads.Store
 	Watch        *auth.Watch
 	Logger       *slog.Logger
+	ReadTimeout  time.Duration // how long a message may take to arrive
 	Ping         time.Duration // between pings; 0 means 30 s
 	WriteTimeout time.Duration // how long a client may take for one message; 0 means 10 s
 	MaxSessions  int           // that one connection may join; 0 means 256
@@ -84,11 +87,16 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request) error {
 	if r.Header.Get("Upgrade") == "" {
 		return problem.Invalid("Upgrade", "this route is a WebSocket: send Upgrade: websocket")
 	}
+	end, err := h.cfg.Admission.Stream(p.Tenant)
+	if err != nil {
+		return err
+	}
 	ws, err := websocket.Accept(w, r, &websocket.AcceptOptions{
 		InsecureSkipVerify: true, // the origin was checked, with a list that can be set
 		CompressionMode:    websocket.CompressionDisabled,
 	})
 	if err != nil {
+		end()
 		return nil // Accept has answered
 	}
 	ws.SetReadLimit(MaxFrame)
@@ -96,11 +104,15 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.closed {
+		end()
 		return ws.CloseNow()
 	}
 	h.conns[c] = struct{}{}
 	// A goroutine of its own, since the request's holds on to the request and its buffers.
-	h.work.Go(func() { c.serve(p) })
+	h.work.Go(func() {
+		defer end()
+		c.serve(p)
+	})
 	return nil
 }
 

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"time"
 
 	"github.com/coder/websocket"
 
@@ -15,8 +17,12 @@ import (
 // read takes what the client sends, until the connection ends.
 func (c *conn) read(ctx context.Context) {
 	for {
-		// Without a context of its own: one that ended would close the connection before its code is sent.
-		kind, data, err := c.ws.Read(context.Background())
+		kind, data, err := c.receive()
+		var refused *problem.Error
+		if errors.As(err, &refused) {
+			c.cut(websocket.StatusTryAgainLater, refused, request{})
+			return
+		}
 		if err != nil {
 			return
 		}
@@ -37,6 +43,25 @@ func (c *conn) read(ctx context.Context) {
 			return
 		}
 	}
+}
+
+// receive reads a message, which takes from the gateway's budget while it
+// arrives. A client that does not finish one in time is disconnected.
+func (c *conn) receive() (websocket.MessageType, []byte, error) {
+	// Without a context of its own: one that ended would close the connection before its code is sent.
+	kind, from, err := c.ws.Reader(context.Background())
+	if err != nil {
+		return 0, nil, err
+	}
+	late := time.AfterFunc(c.handler.cfg.ReadTimeout, func() { _ = c.ws.CloseNow() })
+	defer late.Stop()
+	held, err := c.handler.cfg.Admission.Begin(c.tenant)
+	if err != nil {
+		return 0, nil, err
+	}
+	defer held.End()
+	data, err := io.ReadAll(held.Reader(from))
+	return kind, data, err
 }
 
 func (c *conn) handle(ctx context.Context, r request) error {

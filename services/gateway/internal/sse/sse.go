@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/spoolhq/spool/services/gateway/internal/admission"
 	"github.com/spoolhq/spool/services/gateway/internal/auth"
 	"github.com/spoolhq/spool/services/gateway/internal/live"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
@@ -20,6 +21,7 @@ import (
 
 // Config of a Handler. Zero times mean the defaults.
 type Config struct {
+	Admission    *admission.Admission
 	Live         *live.Hub
 	Watch        *auth.Watch
 	Comment      time.Duration // between comments that keep the connection open; 0 means 15 s
@@ -65,6 +67,11 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request, session string) 
 	if err != nil {
 		return err
 	}
+	end, err := h.cfg.Admission.Stream(p.Tenant)
+	if err != nil {
+		return err
+	}
+	defer end()
 	ctx, release := h.cfg.Watch.Add(r.Context(), p)
 	defer release()
 	reader, err := h.cfg.Live.Join(ctx, p.Tenant, session, after)

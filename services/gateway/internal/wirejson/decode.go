@@ -18,6 +18,9 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
+// maxItems is how many entries a list may have.
+const maxItems = 20_000
+
 // Unmarshal reads an object into a message. Only the fields of the message may
 // be in it, under their JSON names, each once and of the right type; null is the
 // same as absent, except where any JSON is taken. The error is a *FieldError.
@@ -64,12 +67,20 @@ func readField(raw json.RawMessage, at string, m protoreflect.Message, fd protor
 	if raw[0] != '[' {
 		return wrongType(at, "a list", raw)
 	}
-	var items []json.RawMessage
-	if err := json.Unmarshal(raw, &items); err != nil {
+	items := json.NewDecoder(bytes.NewReader(raw))
+	if _, err := items.Token(); err != nil {
 		return &FieldError{at, "not valid JSON"}
 	}
 	list := m.Mutable(fd).List()
-	for i, item := range items {
+	for i := 0; items.More(); i++ {
+		// An empty entry takes three bytes here, and a hundred and more in memory.
+		if i == maxItems {
+			return &FieldError{at, "a list has at most " + strconv.Itoa(maxItems) + " entries"}
+		}
+		var item json.RawMessage
+		if err := items.Decode(&item); err != nil {
+			return &FieldError{at, "not valid JSON"}
+		}
 		v, err := readValue(item, at+"["+strconv.Itoa(i)+"]", list.NewElement(), fd)
 		if err != nil {
 			return err

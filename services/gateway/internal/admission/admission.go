@@ -1,0 +1,185 @@
+// Package admission bounds what clients can make a gateway hold at once: the
+// bytes of requests that are in flight, open streams, and connections. Every way
+// in (REST, SSE, WebSocket, gRPC) takes from it before it reads what a client sends.
+package admission
+
+import (
+	"fmt"
+	"io"
+	"sync"
+
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+)
+
+const (
+	// requestCost is what a request takes besides its body, in bytes: its headers, goroutine and buffers.
+	requestCost = 16 << 10
+	// TransferCost is what a file takes while it is streamed in or out, in bytes: the object store's chunks on their way.
+	TransferCost = 512 << 10
+	// piece is how much of a body is taken at once, in bytes. A stalled client holds what it sent, and at most one piece more.
+	piece = 64 << 10
+)
+
+// Limits of a gateway. Every field is required.
+type Limits struct {
+	Bytes         int64 // of all requests in flight
+	TenantBytes   int64 // of one tenant's requests in flight
+	TenantStreams int   // streams of one tenant that are open: SSE, WebSocket and gRPC together
+}
+
+// Admission counts. Its methods may be called concurrently.
+type Admission struct {
+	limits Limits
+
+	mu      sync.Mutex
+	bytes   int64
+	tenants map[string]*usage
+}
+
+// usage is what one tenant holds.
+type usage struct {
+	bytes   int64
+	streams int
+}
+
+// New returns an Admission with nothing in flight.
+func New(l Limits) *Admission { return &Admission{limits: l, tenants: map[string]*usage{}} }
+
+// Request is what one request holds. Its methods may be called concurrently.
+type Request struct {
+	of     *Admission
+	tenant string
+
+	held  int64 // guarded by of.mu
+	ended bool  // guarded by of.mu
+}
+
+// Begin admits a request of a tenant, "" for a client that needs no key. The
+// error is TOO_MUCH_IN_FLIGHT or OVERLOADED. The caller must call End.
+func (a *Admission) Begin(tenant string) (*Request, error) {
+	r := &Request{of: a, tenant: tenant}
+	return r, r.Take(requestCost)
+}
+
+// Take adds n bytes to what the request holds; the caller calls it before it reads
+// them. The error is TOO_MUCH_IN_FLIGHT or OVERLOADED, and nothing is added then.
+func (r *Request) Take(n int64) error {
+	a := r.of
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if r.ended { // the body is read no more
+		return io.ErrClosedPipe
+	}
+	held := a.usage(r.tenant)
+	switch {
+	case held.bytes+n > a.limits.TenantBytes:
+		a.forget(r.tenant)
+		return problem.New(problem.TooMuchInFlight, "", fmt.Sprintf("the tenant's requests that are being answered hold %d bytes; at most %d are taken (--max-tenant-bytes)", held.bytes, a.limits.TenantBytes))
+	case a.bytes+n > a.limits.Bytes:
+		a.forget(r.tenant)
+		return problem.New(problem.Overloaded, "", "the requests that this gateway is answering hold all the memory that it has for them; try again")
+	}
+	held.bytes += n
+	a.bytes += n
+	r.held += n
+	return nil
+}
+
+// Return gives n bytes back before the request ends.
+func (r *Request) Return(n int64) {
+	a := r.of
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	r.release(min(n, r.held))
+}
+
+// End gives back what the request still holds. It may be called more than once.
+func (r *Request) End() {
+	a := r.of
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	r.ended = true
+	r.release(r.held)
+}
+
+// release gives n bytes back. a.mu is held.
+func (r *Request) release(n int64) {
+	if n == 0 {
+		return
+	}
+	a := r.of
+	r.held -= n
+	a.bytes -= n
+	a.usage(r.tenant).bytes -= n
+	a.forget(r.tenant)
+}
+
+// Reader returns a reader of from that takes each piece before it reads it.
+func (r *Request) Reader(from io.Reader) io.Reader { return &reader{request: r, from: from} }
+
+type reader struct {
+	request *Request
+	from    io.Reader
+	taken   int64 // and not read yet
+}
+
+// Read reads at most what was taken.
+func (r *reader) Read(p []byte) (int, error) {
+	if len(p) == 0 {
+		return 0, nil
+	}
+	if r.taken == 0 {
+		if err := r.request.Take(piece); err != nil {
+			return 0, err
+		}
+		r.taken = piece
+	}
+	n, err := r.from.Read(p[:min(int64(len(p)), r.taken)])
+	r.taken -= int64(n)
+	if err != nil {
+		r.request.Return(r.taken)
+		r.taken = 0
+	}
+	return n, err
+}
+
+// Stream admits a stream of a tenant; the caller must call end. The error is TOO_MANY_STREAMS.
+func (a *Admission) Stream(tenant string) (end func(), err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	held := a.usage(tenant)
+	if held.streams >= a.limits.TenantStreams {
+		return nil, problem.New(problem.TooManyStreams, "", fmt.Sprintf("the tenant has %d streams open at this gateway, the most that it may (--max-tenant-streams); end some, or use one WebSocket for many sessions", held.streams))
+	}
+	held.streams++
+	return sync.OnceFunc(func() {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.usage(tenant).streams--
+		a.forget(tenant)
+	}), nil
+}
+
+// usage returns a tenant's. a.mu is held.
+func (a *Admission) usage(tenant string) *usage {
+	u := a.tenants[tenant]
+	if u == nil {
+		u = &usage{}
+		a.tenants[tenant] = u
+	}
+	return u
+}
+
+// forget drops a tenant that holds nothing. a.mu is held.
+func (a *Admission) forget(tenant string) {
+	if u := a.tenants[tenant]; u != nil && *u == (usage{}) {
+		delete(a.tenants, tenant)
+	}
+}
+
+// Bytes returns what all requests in flight hold.
+func (a *Admission) Bytes() int64 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.bytes
+}

@@ -1,0 +1,120 @@
+package admission
+
+import (
+	"io"
+	"net"
+	"sync"
+	"time"
+)
+
+const (
+	// answers is how many refused connections are answered at once; others are closed without a word.
+	answers = 64
+	// answerTime bounds how long a refused connection stays open for its answer.
+	answerTime = time.Second
+)
+
+// Listener accepts connections up to a limit in all and one for each remote
+// address. A connection over a limit is closed, so that it does not keep the
+// others waiting.
+type Listener struct {
+	net.Listener
+	total, each int
+	answer      []byte
+	answering   chan struct{} // a slot for each connection that is answered
+	work        sync.WaitGroup
+
+	mu    sync.Mutex
+	open  int
+	hosts map[string]int
+}
+
+// NewListener limits l to total connections, and to each from one address. answer
+// is sent on a connection before it is closed; nil closes it only.
+func NewListener(l net.Listener, total, each int, answer []byte) *Listener {
+	return &Listener{Listener: l, total: total, each: each, answer: answer, answering: make(chan struct{}, answers), hosts: map[string]int{}}
+}
+
+// Accept returns the next connection that is within the limits.
+func (l *Listener) Accept() (net.Conn, error) {
+	for {
+		c, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		host := remoteHost(c)
+		if l.enter(host) {
+			return &limitedConn{Conn: c, leave: sync.OnceFunc(func() { l.leave(host) })}, nil
+		}
+		l.refuse(c)
+	}
+}
+
+// Close closes the listener, and waits until refused connections are closed.
+func (l *Listener) Close() error {
+	defer l.work.Wait()
+	return l.Listener.Close()
+}
+
+// refuse answers a connection and closes it, without making Accept wait.
+func (l *Listener) refuse(c net.Conn) {
+	select {
+	case l.answering <- struct{}{}:
+	default:
+		_ = c.Close() // nothing was read from it
+		return
+	}
+	l.work.Go(func() {
+		defer func() { <-l.answering }()
+		defer c.Close() //nolint:errcheck // it is of no more use
+		_ = c.SetDeadline(time.Now().Add(answerTime))
+		if _, err := c.Write(l.answer); err != nil {
+			return
+		}
+		// A connection that is closed while its request lies unread is reset, and the client may not see the answer.
+		if half, ok := c.(interface{ CloseWrite() error }); ok && len(l.answer) > 0 && half.CloseWrite() == nil {
+			_, _ = io.Copy(io.Discard, c)
+		}
+	})
+}
+
+func (l *Listener) enter(host string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.open >= l.total || l.hosts[host] >= l.each {
+		return false
+	}
+	l.open++
+	l.hosts[host]++
+	return true
+}
+
+func (l *Listener) leave(host string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.open--
+	if l.hosts[host]--; l.hosts[host] == 0 {
+		delete(l.hosts, host)
+	}
+}
+
+// remoteHost returns the remote address without its port.
+func remoteHost(c net.Conn) string {
+	host, _, err := net.SplitHostPort(c.RemoteAddr().String())
+	if err != nil {
+		return c.RemoteAddr().String()
+	}
+	return host
+}
+
+// limitedConn leaves its Listener's count when it is closed.
+type limitedConn struct {
+	net.Conn
+	leave func()
+}
+
+// Close closes the connection.
+func (c *limitedConn) Close() error {
+	defer c.leave()
+	return c.Conn.Close()
+}

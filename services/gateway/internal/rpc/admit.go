@@ -1,0 +1,133 @@
+package rpc
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"google.golang.org/grpc"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/tap"
+
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/services/gateway/internal/auth"
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+)
+
+// interceptor admits calls, and turns their errors into statuses.
+type interceptor struct {
+	Config
+	limits  map[string]int // bytes of a message, by full method name; of others maxOther
+	unknown atomic.Int64   // calls whose key is not looked up yet
+}
+
+// messageLimits returns how large messages may be, by full method name.
+func messageLimits(maxRequest int64) map[string]int {
+	out := map[string]int{}
+	services := spoolv1.File_spool_v1_spool_proto.Services()
+	for i := range services.Len() {
+		methods := services.Get(i).Methods()
+		for j := range methods.Len() {
+			m := methods.Get(j)
+			name := fmt.Sprintf("/%s/%s", services.Get(i).FullName(), m.Name())
+			switch fields := m.Input().Fields(); {
+			case fields.ByName("workspace_files") != nil:
+				out[name] = int(max(maxRequest, minFiles))
+			case fields.ByName("spec") != nil:
+				out[name] = maxSpec
+			default:
+				out[name] = maxOther
+			}
+		}
+	}
+	return out
+}
+
+// isHealth reports whether a method is of the health service, which alone needs no key.
+func isHealth(method string) bool {
+	return strings.HasPrefix(method, "/"+healthv1.Health_ServiceDesc.ServiceName+"/")
+}
+
+func authorization(md metadata.MD) string {
+	if list := md.Get("authorization"); len(list) > 0 {
+		return list[0]
+	}
+	return ""
+}
+
+type decidedKey struct{}
+
+// tap runs before a call is given a stream, in the goroutine that reads the
+// connection. It refuses a call whose key is missing or malformed, of which
+// nothing is kept then, and bounds how many calls wait for theirs to be looked up.
+func (i *interceptor) tap(ctx context.Context, info *tap.Info) (context.Context, error) {
+	if isHealth(info.FullMethodName) {
+		return ctx, nil
+	}
+	if err := i.Auth.Inspect(authorization(info.Header)); err != nil {
+		return ctx, i.settle("none", err)
+	}
+	if i.unknown.Add(1) > maxUnknown {
+		i.unknown.Add(-1)
+		return ctx, i.settle("none", problem.New(problem.Overloaded, "", "too many calls wait for their key to be looked up; try again"))
+	}
+	decided := sync.OnceFunc(func() { i.unknown.Add(-1) })
+	context.AfterFunc(ctx, decided) // a call that never reaches its interceptor, such as one of a method that there is not
+	return context.WithValue(ctx, decidedKey{}, decided), nil
+}
+
+// admit authenticates a call and returns its context. The health service says
+// nothing of anybody and needs no key.
+func (i *interceptor) admit(ctx context.Context, method string) (_ context.Context, tenant string, err error) {
+	if decided, ok := ctx.Value(decidedKey{}).(func()); ok {
+		defer decided()
+	}
+	if isHealth(method) {
+		return ctx, "", nil
+	}
+	md, _ := metadata.FromIncomingContext(ctx)
+	p, err := i.Auth.Authenticate(ctx, authorization(md))
+	if err != nil {
+		return ctx, "", err
+	}
+	if strings.HasPrefix(method, "/grpc.") { // reflection, which every key may use
+		return ctx, p.Tenant, nil
+	}
+	ctx, err = auth.With(ctx, p, manages(method))
+	return ctx, p.Tenant, err
+}
+
+// admitted runs around every call, before a message is read. handle is given the
+// stream through which messages are read, with the principal in its context.
+func (i *interceptor) admitted(s grpc.ServerStream, method string, streams bool, handle func(grpc.ServerStream) error) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = fmt.Errorf("panic: %v", v)
+		}
+		err = i.settle(method, err)
+	}()
+	ctx, tenant, err := i.admit(s.Context(), method)
+	if err != nil {
+		return err
+	}
+	request, err := i.Admission.Begin(tenant)
+	if err != nil {
+		return err
+	}
+	defer request.End()
+	if streams {
+		end, err := i.Admission.Stream(tenant)
+		if err != nil {
+			return err
+		}
+		defer end()
+	}
+	limit, ok := i.limits[method]
+	if !ok {
+		limit = maxOther
+	}
+	return handle(&receiver{ServerStream: s, ctx: ctx, request: request, limit: limit, timeout: i.ReadTimeout})
+}

@@ -1,0 +1,179 @@
+package rpc
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/spoolhq/spool/services/gateway/internal/admission"
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+)
+
+const (
+	// receivePiece is how much of a message is asked for at once, in bytes. The
+	// client may send that much on top of its window, so that it bounds what a
+	// slow client makes the transport hold, and how fast a distant one can be.
+	receivePiece = 1 << 20
+	// maxFields is how many fields a message may have at its top level. Empty
+	// entries of a list take two bytes each, and a hundred in memory.
+	maxFields = 20_000
+	// headerLen is the length of a message's header: whether it is compressed, and its length.
+	headerLen = 5
+)
+
+// frames is the transport's side of a call. grpc-go reads a message as a whole
+// before any option or interceptor sees its length; its transport can be read in
+// pieces. TestReceive fails if a later grpc-go has no such methods.
+type frames interface {
+	ReadMessageHeader(header []byte) error
+	Read(n int) (mem.BufferSlice, error)
+}
+
+var errNoFrames = errors.New("the transport of gRPC cannot be read in pieces")
+
+// receiver is a stream whose messages are taken from the gateway's budget before they are read.
+type receiver struct {
+	grpc.ServerStream
+	ctx     context.Context
+	request *admission.Request
+	limit   int // bytes of a message
+	timeout time.Duration
+	held    int64 // by the last message
+}
+
+// Context is the stream's context, with the principal.
+func (r *receiver) Context() context.Context { return r.ctx }
+
+// RecvMsg reads the next message. It fails with io.EOF when the client sends no
+// more, and with INVALID_REQUEST when a message takes longer than the time that
+// is set. The read then ends with the call, which the error ends.
+func (r *receiver) RecvMsg(into any) error {
+	r.request.Return(r.held)
+	r.held = 0
+	m, ok := into.(proto.Message)
+	if !ok {
+		return fmt.Errorf("%T is not a message", into)
+	}
+	from, ok := grpc.ServerTransportStreamFromContext(r.ctx).(frames)
+	if !ok {
+		return errNoFrames
+	}
+	type result struct {
+		data []byte
+		err  error
+	}
+	done := make(chan result, 1)
+	go func() {
+		data, err := r.read(from)
+		done <- result{data, err}
+	}()
+	timer := time.NewTimer(r.timeout)
+	defer timer.Stop()
+	select {
+	case got := <-done:
+		if got.err != nil && r.ctx.Err() != nil { // the call is over, and the transport says so in words of its own
+			return r.ctx.Err()
+		}
+		if got.err != nil {
+			return got.err
+		}
+		return decode(got.data, m)
+	case <-timer.C:
+		return problem.Invalid("", "the message did not arrive within %s", r.timeout)
+	}
+}
+
+// read reads a message in pieces, each taken before it is read.
+func (r *receiver) read(from frames) ([]byte, error) {
+	var header [headerLen]byte
+	if err := from.ReadMessageHeader(header[:]); err != nil {
+		return nil, err
+	}
+	if header[0] != 0 {
+		return nil, problem.Invalid("", "the message is compressed; send it as it is")
+	}
+	length := int64(binary.BigEndian.Uint32(header[1:]))
+	if length > int64(r.limit) {
+		return nil, problem.New(problem.PayloadTooLarge, "", fmt.Sprintf("the message has %d bytes; this method takes %d", length, r.limit))
+	}
+	var data []byte
+	for int64(len(data)) < length {
+		n := min(length-int64(len(data)), receivePiece)
+		if err := r.request.Take(n); err != nil {
+			return nil, err
+		}
+		r.held += n
+		piece, err := from.Read(int(n))
+		if errors.Is(err, io.EOF) {
+			err = io.ErrUnexpectedEOF
+		}
+		if err != nil {
+			return nil, err
+		}
+		data = append(data, piece.Materialize()...)
+		piece.Free()
+	}
+	return data, nil
+}
+
+// decode reads a message of protobuf.
+func decode(data []byte, m proto.Message) error {
+	rest := data
+	for fields := 1; len(rest) > 0; fields++ {
+		_, _, n := protowire.ConsumeField(rest)
+		if n < 0 {
+			return problem.Invalid("", "the message is not valid protobuf")
+		}
+		if fields > maxFields {
+			return problem.New(problem.PayloadTooLarge, "", fmt.Sprintf("the message has more than %d fields and entries of lists", maxFields))
+		}
+		rest = rest[n:]
+	}
+	if err := proto.Unmarshal(data, m); err != nil {
+		return problem.Invalid("", "the message is not one of this method's: %s", err)
+	}
+	return nil
+}
+
+// registrar registers services so that admitted runs around each of their
+// methods. A method with one request is registered as a stream: grpc-go calls the
+// handler of a stream before it reads a message, and calls no interceptor for
+// such a method before it has read the request.
+type registrar struct {
+	*grpc.Server
+	admitted func(s grpc.ServerStream, method string, streams bool, handle func(grpc.ServerStream) error) error
+}
+
+// RegisterService registers a service.
+func (r registrar) RegisterService(service *grpc.ServiceDesc, impl any) {
+	out := *service
+	out.Methods, out.Streams = nil, nil
+	for _, m := range service.Methods {
+		name := "/" + service.ServiceName + "/" + m.MethodName
+		out.Streams = append(out.Streams, grpc.StreamDesc{StreamName: m.MethodName, Handler: func(srv any, s grpc.ServerStream) error {
+			return r.admitted(s, name, false, func(s grpc.ServerStream) error {
+				answer, err := m.Handler(srv, s.Context(), s.RecvMsg, nil)
+				if err != nil {
+					return err
+				}
+				return s.SendMsg(answer)
+			})
+		}})
+	}
+	for _, stream := range service.Streams {
+		name, handle := "/"+service.ServiceName+"/"+stream.StreamName, stream.Handler
+		stream.Handler = func(srv any, s grpc.ServerStream) error {
+			return r.admitted(s, name, true, func(s grpc.ServerStream) error { return handle(srv, s) })
+		}
+		out.Streams = append(out.Streams, stream)
+	}
+	r.Server.RegisterService(&out, impl)
+}
