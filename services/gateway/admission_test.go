@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -228,6 +229,59 @@ func TestMaxConnections(t *testing.T) {
 		t.Error("a third connection of one address is served")
 	}
 	must(t, list(conn, t.Context()))
+}
+
+// Headers that never end hold 16 MiB together at most, and other clients are served meanwhile. A header that is too large is refused
+// with its largest field.
+func TestMaxHeader(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	g := w.gateway(gateway.Config{})
+	const attackers = 40
+	ends := make(chan error, attackers)
+	for range attackers {
+		c := dialFrom(t, "127.0.0.2", g.url)
+		go func() {
+			_, err := io.WriteString(c, "GET /health HTTP/1.1\r\nHost: localhost\r\nX-Large: "+strings.Repeat("x", 1<<20))
+			_ = c.SetReadDeadline(time.Now().Add(patience))
+			resp, readErr := http.ReadResponse(bufio.NewReader(c), nil)
+			if readErr == nil {
+				_ = resp.Body.Close()
+				readErr = fmt.Errorf("status %d", resp.StatusCode)
+			}
+			ends <- errors.Join(err, readErr)
+		}()
+	}
+	// 15 of 1 MiB and their first 32 KiB each fit. The others are answered, and closed while they are sent: the client may see either.
+	// One that the gateway holds until the time for headers is over is closed without a word.
+	for range attackers - 16 {
+		if err := <-ends; err.Error() != "status 503" && !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, syscall.EPIPE) {
+			t.Errorf("a connection beyond the limit ended with: %v", err)
+		}
+		g.do("GET", "/api/sessions", "").want(t, 200)
+	}
+	for _, large := range []struct{ url, header, field string }{
+		{"/api/sessions", "Idempotency-Key: " + strings.Repeat("x", 1<<20), "Idempotency-Key"},
+		{"/api/sessions", "X-Large: " + strings.Repeat("x", 33<<10), "X-Large"},
+		{"/health?" + strings.Repeat("x", 33<<10), "X-Small: x", ""},
+	} {
+		// The attackers' headers end 10 s after their beginning, and what they hold is given back.
+		for deadline := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) {
+			c := dialFrom(t, "127.0.0.1", g.url)
+			_, _ = fmt.Fprintf(c, "GET %s HTTP/1.1\r\nHost: localhost\r\n%s\r\n\r\n", large.url, large.header)
+			_ = c.SetReadDeadline(time.Now().Add(patience))
+			resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+			if err == nil && resp.StatusCode != 503 {
+				body, err := io.ReadAll(resp.Body)
+				must(t, errors.Join(err, resp.Body.Close()))
+				answer{resp.StatusCode, resp.Header, body}.wantProblem(t, 400, "INVALID_REQUEST", large.field)
+				break
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("%s: %v", large.field, err)
+			}
+		}
+	}
 }
 
 // A body or message that does not arrive within SPOOL_READ_TIMEOUT is given up, and holds nothing any more.

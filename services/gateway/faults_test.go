@@ -38,7 +38,7 @@ func TestIdempotencyKey(t *testing.T) {
 	if second := post(one, "k2", `{"content":"x","metadata":{"a":1}}`).want(t, 202); second.text("executionId") == first.text("executionId") {
 		t.Error("another key is another message")
 	}
-	for _, bad := range []string{"a b", strings.Repeat("x", 256), strings.Repeat("x", 16<<10), "é", ""} {
+	for _, bad := range []string{"a b", strings.Repeat("x", 256), strings.Repeat("x", 1<<20), "é", ""} {
 		post(one, bad, `{"content":"x"}`).wantProblem(t, 400, "INVALID_REQUEST", "Idempotency-Key")
 	}
 	if n := len(s.commands(t)); n != 2 {

@@ -144,8 +144,11 @@ func (g *Gateway) build(js jetstream.JetStream) error {
 	}
 	g.http = &http.Server{
 		Handler: handler, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute,
-		// A client without a key holds as much. Past this limit net/http answers with a bare 431.
-		MaxHeaderBytes: 32 << 10,
+		// A header that is too long for its field, such as an Idempotency-Key of 1 MiB, is refused with
+		// a problem that names the field. Past this limit net/http answers with a bare 431.
+		MaxHeaderBytes: 2 << 20,
+		ConnContext:    admission.ConnContext,
+		ConnState:      admission.ConnState,
 		ErrorLog:       slog.NewLogLogger(g.deps.Logger.Handler(), slog.LevelDebug),
 	}
 	g.grpc = rpc.New(rpc.Config{

@@ -23,6 +23,7 @@ type Listener struct {
 	answer      []byte
 	answering   chan struct{} // a slot for each connection that is answered
 	work        sync.WaitGroup
+	headers     headers
 
 	mu    sync.Mutex
 	open  int
@@ -44,7 +45,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 		}
 		host := remoteHost(c)
 		if l.enter(host) {
-			return &limitedConn{Conn: c, leave: sync.OnceFunc(func() { l.leave(host) })}, nil
+			return &limitedConn{Conn: c, leave: sync.OnceFunc(func() { l.leave(host) }), headers: &l.headers, answer: l.answer}, nil
 		}
 		l.refuse(c)
 	}
@@ -110,11 +111,19 @@ func remoteHost(c net.Conn) string {
 // limitedConn leaves its Listener's count when it is closed.
 type limitedConn struct {
 	net.Conn
-	leave func()
+	leave   func()
+	headers *headers
+	answer  []byte // to a header that is refused
+
+	mu       sync.Mutex
+	inHeader bool
+	read     int // of the present header, in bytes
+	held     int // of them, from headers
 }
 
 // Close closes the connection.
 func (c *limitedConn) Close() error {
 	defer c.leave()
+	defer c.headerRead()
 	return c.Conn.Close()
 }

@@ -125,6 +125,10 @@ const (
 )
 
 func (h *Handler) serve(w *answer, r *http.Request) error {
+	admission.HeaderRead(r.Context())
+	if err := checkHeader(r); err != nil {
+		return err
+	}
 	if err := h.cfg.Guard.Check(r); err != nil {
 		return err
 	}
@@ -207,6 +211,27 @@ func Full() []byte {
 	body := p.JSON()
 	return fmt.Appendf(nil, "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/problem+json\r\nCache-Control: no-store\r\nRetry-After: %d\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s",
 		int(p.RetryAfter.Seconds()), len(body), body)
+}
+
+// maxHeader is how many bytes the URL and the header fields of a request may have together.
+const maxHeader = 32 << 10
+
+// checkHeader refuses a header that is too large. The error names the largest field, "" for the URL.
+func checkHeader(r *http.Request) error {
+	total, largest, field := len(r.RequestURI), len(r.RequestURI), ""
+	for name, values := range r.Header {
+		size := 0
+		for _, v := range values {
+			size += len(name) + len(v)
+		}
+		if total += size; size > largest {
+			largest, field = size, name
+		}
+	}
+	if total > maxHeader {
+		return problem.Invalid(field, "the URL and the header have %d bytes, %d of them here; at most %d are taken", total, largest, maxHeader)
+	}
+	return nil
 }
 
 // manages reports whether a route manages API keys or budgets.
