@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -50,6 +51,25 @@ var (
 	interrup = commit(fact("A", at(2), events.InterruptRequested{Control: 1}))
 	canceled = commit(fact("A", at(2), events.CancelRequested{Control: 1, Reason: "cancelled"}))
 )
+
+// What people wrote into a session's options is not kept beside session_deleted: the
+// limits are, and the path of the host's folder.
+func TestEvolve_DeletionDropsWhatPeopleWrote(t *testing.T) {
+	t.Parallel()
+	o := options
+	o.Model, o.HostPath = "known-model", "/home/user/project"
+	kept := o
+	o.Image, o.Command, o.Egress = "heron/image", []string{"heron"}, []string{"heron.example.com"}
+	o.ModelSettings = events.ModelSettings{Preset: "qwen", Env: map[string]string{"A": "heron"}, Args: []string{"heron"}}
+	s := session.Fold(session.State{}, "a", commit(fact("", t0, events.SessionCreated{Options: o})))
+	if s.Options.Image != o.Image {
+		t.Fatalf("the options before are %+v", s.Options)
+	}
+	s = session.Fold(s, "b", deleted)
+	if !reflect.DeepEqual(s.Options, kept) {
+		t.Errorf("the options are %+v, want %+v", s.Options, kept)
+	}
+}
 
 func TestDecide(t *testing.T) {
 	t.Parallel()

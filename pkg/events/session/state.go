@@ -245,6 +245,14 @@ func (zeros) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
+// withoutText returns a deleted session's options without what people wrote. The state
+// beside session_deleted is kept for good. The path of the host's folder stays: a turn
+// that is being ended must not take the folder for an empty workspace of its own.
+func withoutText(o events.Options) events.Options {
+	o.Image, o.Command, o.ModelSettings, o.Egress = "", nil, events.ModelSettings{}, nil
+	return o
+}
+
 // Evolve is the meaning of each event. It is total: what it does not know changes nothing.
 func Evolve(s State, e events.Event) State {
 	s.V = Version
@@ -261,6 +269,7 @@ func Evolve(s State, e events.Event) State {
 		s.Status, s.Release = Closed, e.ID
 	case events.SessionDeleted:
 		s.Status, s.Release = Deleted, e.ID
+		s.Options = withoutText(s.Options)
 	case events.MessageAccepted:
 		s.TouchedAt = e.Time
 		s.Queue = append(slices.Clone(s.Queue), Ref{ExecutionID: e.ExecutionID, At: e.Time})
