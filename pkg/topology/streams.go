@@ -22,6 +22,8 @@ const (
 	// command is refused, which its sender sees, instead of an older one being dropped.
 	CommandsMaxMsgs  = 1_000_000
 	CommandsMaxBytes = 512 << 20
+	// CommandsAge bounds how long a command stays that no service takes. Its deadline, minutes at most, has passed long before.
+	CommandsAge = 24 * time.Hour
 	// JobsMaxMsgs bounds what waits in JOBS; a job carries no instruction and is small.
 	JobsMaxMsgs = 1_000_000
 )
@@ -101,8 +103,9 @@ func commandsStream() Stream {
 			Storage:     jetstream.FileStorage,
 			MaxMsgs:     CommandsMaxMsgs,
 			MaxBytes:    CommandsMaxBytes,
+			MaxAge:      CommandsAge,
 		},
-		Kind:   "work queue, refuses when full",
+		Kind:   "work queue, 24 hours, refuses when full",
 		Writes: "gateway",
 		Reads:  "session, skills",
 	}

@@ -365,3 +365,41 @@ func TestPass_TwoAtOnce(t *testing.T) {
 		t.Errorf("a pass while another janitor holds the lock: %v", err)
 	}
 }
+
+// The text of commands leaves the files of COMMANDS when all that wait are acknowledged,
+// as docs/security.md says, and a command that no service takes has a maximum age.
+func TestCommands_LeaveTheFilesOnceAcknowledged(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	d := topology.CommandsConsumer()
+	c, err := b.js.CreateConsumer(t.Context(), d.Stream, d.Config)
+	must(t, err)
+	if age := streamConfig(t, b, d.Stream).MaxAge; age != 24*time.Hour {
+		t.Errorf("the maximum age is %s", age)
+	}
+	var waiting []jetstream.Msg
+	for _, text := range []string{"dotterel-first", "dotterel-second"} {
+		_, err := b.js.Publish(t.Context(), topology.CommandSubject(topology.ServiceSession, tenant, newID(events.KindSession)), []byte(text))
+		must(t, err)
+		m, err := c.Next()
+		must(t, err)
+		waiting = append(waiting, m)
+	}
+	must(t, waiting[0].DoubleAck(t.Context()))
+	if !b.files("dotterel-second") {
+		t.Error("the command that waits is not found in the files, so that the search proves nothing")
+	}
+	must(t, waiting[1].DoubleAck(t.Context()))
+	for deadline := time.Now().Add(time.Minute); b.files("dotterel"); time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the text is still in the files a minute after the last acknowledgement")
+		}
+	}
+}
+
+func streamConfig(t *testing.T, b *bed, name string) jetstream.StreamConfig {
+	t.Helper()
+	s, err := b.js.Stream(t.Context(), name)
+	must(t, err)
+	return s.CachedInfo().Config
+}
