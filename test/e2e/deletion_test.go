@@ -3,6 +3,7 @@ package e2e
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"io/fs"
 	"net/http"
@@ -45,7 +46,8 @@ func marked(t *testing.T, c *harness.Cluster, marker string) string {
 	t.Helper()
 	id := c.Create("spool", map[string]any{
 		"model": "known-model", "workspaceFiles": []map[string]any{{"path": "in.txt", "content": marker + "-workspace-file\n"}},
-		"metadata": map[string]any{"note": marker + "-metadata"},
+		"metadata":       map[string]any{"note": marker + "-metadata"},
+		"sessionOptions": map[string]any{"egress": []string{marker + "-host.example.com"}},
 	})
 	post := func(text string, more map[string]any) {
 		t.Helper()
@@ -53,9 +55,14 @@ func marked(t *testing.T, c *harness.Cluster, marker string) string {
 		for k, v := range more {
 			body[k] = v
 		}
+		raw, err := json.Marshal(body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		code, raw := request(t, "POST", c.URL(0)+"/api/sessions/"+id+"/messages", map[string]string{"Idempotency-Key": marker + "-" + text[:3]}, raw)
 		var a struct{ ExecutionID string }
-		if code := c.Call(0, "POST", "/api/sessions/"+id+"/messages", body, &a); code != http.StatusAccepted {
-			t.Fatalf("post answered %d", code)
+		if err := json.Unmarshal(raw, &a); err != nil || code != http.StatusAccepted {
+			t.Fatalf("post answered %d %s", code, raw)
 		}
 		harness.Eventually(t, "the execution has ended", func() bool {
 			var x struct{ Phase, Code, Message string }
@@ -192,6 +199,7 @@ func TestDeletion_LeavesNoContentBehind(t *testing.T) {
 	if turns != 4 || tokens == 0 {
 		t.Errorf("%d turns and %d tokens are counted", turns, tokens)
 	}
+	planted := plant(t, c, deleted, other)
 	stale, err := eventlog.Sessions{Log: c.Base.Log}.Load(t.Context(), harness.Tenant, deleted, eventlog.Leader)
 	if err != nil {
 		t.Fatal(err)
@@ -225,6 +233,8 @@ func TestDeletion_LeavesNoContentBehind(t *testing.T) {
 		}
 	}
 	leavesNoKeys(t, c, deleted)
+	leavesNoRecords(t, c, deleted, other, planted)
+	harness.Eventually(t, "no file of NATS holds the content", func() bool { return len(streamsWith(t, c.NATSStore(), gone)) == 0 })
 	refusesWrites(t, c, stale)
 
 	if a, b, d := usageOf(t, c); a != turns || b != tokens || d != ms {
@@ -275,6 +285,80 @@ func leavesNoKeys(t *testing.T, c *harness.Cluster, id string) {
 				t.Errorf("bucket %s still holds %s", bucket, x.Name)
 			}
 		}
+	}
+}
+
+// buckets opens key-value buckets as admin.
+func buckets(t *testing.T, c *harness.Cluster, names ...string) (list []jetstream.KeyValue) {
+	t.Helper()
+	nc, _, err := c.Base.Connect(topology.UserAdmin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names {
+		kv, err := js.KeyValue(t.Context(), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		list = append(list, kv)
+	}
+	return list
+}
+
+// plant stores a secret for the first execution of each session, after its end: one
+// that the session service did not forget. It returns the keys by session.
+func plant(t *testing.T, c *harness.Cluster, sessions ...string) map[string]string {
+	t.Helper()
+	kv, planted := buckets(t, c, topology.BucketSecrets)[0], map[string]string{}
+	for _, id := range sessions {
+		var page struct {
+			Executions []struct{ ExecutionID string }
+		}
+		if code := c.Call(0, "GET", "/api/sessions/"+id+"/executions", nil, &page); code != http.StatusOK || len(page.Executions) == 0 {
+			t.Fatalf("the list of executions answered %d with %+v", code, page)
+		}
+		planted[id] = harness.Tenant + ".x." + page.Executions[0].ExecutionID + ".PLANTED"
+		if _, err := kv.Put(t.Context(), planted[id], []byte("sealed")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return planted
+}
+
+// leavesNoRecords finds neither secrets nor idempotency records of a session, and those of the session beside it.
+func leavesNoRecords(t *testing.T, c *harness.Cluster, id, other string, planted map[string]string) {
+	t.Helper()
+	list := buckets(t, c, topology.BucketSecrets, topology.BucketIdempotency)
+	secrets, idempotency := list[0], list[1]
+	if _, err := secrets.Get(t.Context(), planted[id]); !errors.Is(err, jetstream.ErrKeyNotFound) {
+		t.Errorf("the secret of the deleted session: %v", err)
+	}
+	if _, err := secrets.Get(t.Context(), planted[other]); err != nil {
+		t.Errorf("the secret of the other session: %v", err)
+	}
+	keys, err := idempotency.ListKeys(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	records := map[string]int{}
+	for key := range keys.Keys() {
+		entry, err := idempotency.Get(t.Context(), key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range []string{id, other} {
+			if bytes.Contains(entry.Value(), []byte(s)) {
+				records[s]++
+			}
+		}
+	}
+	if records[id] != 0 || records[other] != 2 {
+		t.Errorf("idempotency records: %d of the deleted session and %d of the other, want 0 and 2", records[id], records[other])
 	}
 }
 
