@@ -50,14 +50,14 @@ func newID(kind events.Kind) string { return events.Derive(kind, rand.Text()) }
 
 // bed is an installation with its users, without services. Its janitor's clock is moved by the test.
 type bed struct {
-	t     *testing.T
-	srv   *natsserver.Server
-	js    jetstream.JetStream // as admin
-	log   eventlog.Log        // as admin
-	url   string              // of Postgres
-	dir   string              // of NATS
-	users bool
-	now   time.Time
+	t       *testing.T
+	srv     *natsserver.Server
+	js      jetstream.JetStream // as admin
+	log     eventlog.Log        // as admin
+	url     string              // of Postgres
+	dirs    []string            // of NATS
+	connect func(user string, opts ...nats.Option) (*nats.Conn, error)
+	now     time.Time
 }
 
 func newBed(t *testing.T) *bed {
@@ -73,24 +73,33 @@ func newBed(t *testing.T) *bed {
 func newBedAt(t *testing.T, cfg natsserver.Config) *bed {
 	t.Helper()
 	cfg.StoreDir = t.TempDir()
-	b := &bed{t: t, srv: natstest.RunConfig(t, cfg), users: len(cfg.Users) > 0, url: pgtest.URL(t), dir: cfg.StoreDir, now: time.Now()}
+	srv := natstest.RunConfig(t, cfg)
+	b := &bed{t: t, srv: srv, dirs: []string{cfg.StoreDir}, connect: func(string, ...nats.Option) (*nats.Conn, error) { return srv.Connect() }}
+	if len(cfg.Users) > 0 {
+		b.connect = srv.ConnectAs
+	}
+	b.install(topology.Config{})
+	return b
+}
+
+// install makes the streams, the read models, and admin's log.
+func (b *bed) install(cfg topology.Config) {
+	b.t.Helper()
+	t := b.t
+	b.url, b.now = pgtest.URL(t), time.Now()
 	var err error
 	b.js, err = jetstream.New(b.conn(topology.UserAdmin))
 	must(t, err)
-	must(t, topology.Provision(t.Context(), b.js, topology.Config{}))
+	must(t, topology.Provision(t.Context(), b.js, cfg))
 	must(t, readmodel.Migrate(t.Context(), b.url))
 	b.log, err = jslog.New(jslog.Config{JetStream: b.js, Shards: 1, Logger: slog.New(slog.DiscardHandler)})
 	must(t, err)
-	return b
 }
 
 // conn is a connection with a user's rights; what the user may not do fails the test.
 func (b *bed) conn(user string) *nats.Conn {
 	b.t.Helper()
-	if !b.users {
-		return natstest.Conn(b.t, b.srv)
-	}
-	nc, err := b.srv.ConnectAs(user, nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
+	nc, err := b.connect(user, nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
 		if errors.Is(err, nats.ErrPermissionViolation) {
 			b.t.Errorf("%s: %v", user, err)
 		}
