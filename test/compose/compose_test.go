@@ -53,12 +53,13 @@ func TestCompose(t *testing.T) { //nolint:paralleltest // it takes the machine
 	p.verify(sessions)
 	p.report(all)
 	p.kill(gateways)
+	p.erase(gateways)
 	p.down()
 
 	urls = p.up()
 	gateways = []server{{urls[0], key}, {urls[1], key}}
 	p.found(gateways, all)
-	p.verify(sessions + 1) // and the one whose executor was killed
+	p.verify(sessions + 3) // and the one whose executor was killed, the deleted one and the one beside it
 	p.down()
 	p.run(time.Minute, p.compose("down", "--volumes")...)
 	if left := p.volumes(); len(left) > 0 {

@@ -44,7 +44,7 @@ func newProject(t *testing.T) *project {
 		t.Fatal(err)
 	}
 	base := freeRange(t, 20)
-	more := fmt.Sprintf("SPOOL_PROJECT=%s\nSPOOL_GATEWAY_PORTS=%d-%d\nSPOOL_GATEWAY_GRPC_PORTS=%d-%d\n", p.name, base, base+9, base+10, base+19)
+	more := fmt.Sprintf("SPOOL_PROJECT=%s\nSPOOL_GATEWAY_PORTS=%d-%d\nSPOOL_GATEWAY_GRPC_PORTS=%d-%d\nSPOOL_GC_GRACE=2s\nSPOOL_GC_INTERVAL=1s\n", p.name, base, base+9, base+10, base+19)
 	if err := os.WriteFile(p.envFile, append(written, more...), 0o600); err != nil {
 		t.Fatal(err)
 	}
