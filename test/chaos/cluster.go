@@ -212,7 +212,7 @@ func (c *cluster) startServices(ctx context.Context) error {
 	}{
 		{"session", 2, nil},
 		{"projector", 2, []string{"SPOOL_DATABASE_URL=" + c.database}},
-		{"janitor", 2, []string{"SPOOL_DATABASE_URL=" + c.database, "SPOOL_GC_INTERVAL=500ms", "SPOOL_GC_GRACE=1s"}},
+		{"janitor", 2, []string{"SPOOL_DATABASE_URL=" + c.database, "SPOOL_GC_INTERVAL=500ms", "SPOOL_GC_GRACE=1s", "SPOOL_GC_UPLOADS=30s"}},
 		{"skills", 1, []string{"SPOOL_SKILL_SCRATCH=" + c.dir}},
 		{"executor", 2, []string{
 			"SPOOL_DATA_DIR=" + c.sandboxes(), "SPOOL_RUNNER=" + filepath.Join(c.bin, "runner"), "SPOOL_ENGINE=chaos",

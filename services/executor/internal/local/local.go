@@ -48,6 +48,13 @@ type Config struct {
 	HostPaths hostpath.Policy
 }
 
+const (
+	// Records of a sandbox and of a session's state, in their folders.
+	sandboxRecord, stateRecord = "sandbox.json", "labels.json"
+	// abandonedAfter is after how long a folder without a record is no longer being created.
+	abandonedAfter = time.Minute
+)
+
 // readyWithin bounds how long a runner may take to listen.
 const readyWithin = 15 * time.Second
 
@@ -133,13 +140,21 @@ func (p *Provider) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandb
 // prepare makes the folders and sandbox.json.
 func (p *Provider) prepare(spec sandbox.Spec) (record, error) {
 	dir := p.folder(spec.ID)
-	folders := []string{filepath.Join(dir, "home"), filepath.Join(dir, "tmp"), filepath.Join(p.state(spec.Labels.Session), "agent")}
+	state := p.state(spec.Labels.Session)
+	folders := []string{filepath.Join(state, "agent"), filepath.Join(dir, "home"), filepath.Join(dir, "tmp")}
 	empty := false
 	if spec.HostPath == "" {
 		_, err := os.Lstat(p.workspace(spec.Labels.Session))
 		empty = errors.Is(err, fs.ErrNotExist)
 		folders = append(folders, p.workspace(spec.Labels.Session))
 	} else if err := p.checkHostPath(spec.HostPath); err != nil {
+		return record{}, err
+	}
+	if err := os.MkdirAll(state, 0o700); err != nil {
+		return record{}, err
+	}
+	// Before the session's other folders, so that Kept finds them.
+	if err := writeJSON(filepath.Join(state, stateRecord), spec.Labels); err != nil {
 		return record{}, err
 	}
 	for _, d := range folders {
@@ -164,10 +179,7 @@ func (p *Provider) prepare(spec sandbox.Spec) (record, error) {
 	rec = record{
 		ID: spec.ID, Labels: spec.Labels, Created: time.Now().UTC(), Socket: socket, Empty: empty, Layer: spec.Layer, HostPath: spec.HostPath,
 	}
-	if err := writeJSON(filepath.Join(p.state(spec.Labels.Session), "labels.json"), spec.Labels); err != nil {
-		return record{}, err
-	}
-	return rec, writeJSON(filepath.Join(dir, "sandbox.json"), rec)
+	return rec, writeJSON(filepath.Join(dir, sandboxRecord), rec)
 }
 
 // checkHostPath reports an *Error unless a session may still work in a folder:
@@ -200,7 +212,8 @@ func (p *Provider) attach(id string) (sandbox.Sandbox, error) {
 	return box, nil
 }
 
-// List gives every sandbox that has a folder.
+// List returns every sandbox that has a folder. It removes folders that have been without a record for abandonedAfter: an executor was killed
+// while it created or removed the sandbox.
 func (p *Provider) List(context.Context) ([]sandbox.Info, error) {
 	entries, err := os.ReadDir(filepath.Join(p.cfg.Dir, "sandboxes"))
 	if err != nil {
@@ -210,6 +223,12 @@ func (p *Provider) List(context.Context) ([]sandbox.Info, error) {
 	for _, e := range entries {
 		rec, err := p.read(e.Name())
 		if errors.Is(err, sandbox.ErrNotFound) {
+			if dir := p.folder(e.Name()); events.CheckID("sandbox id", events.KindSandbox, e.Name()) == nil && abandoned(dir) {
+				p.cfg.Logger.Info("removing what was left of a sandbox", "sandbox", e.Name())
+				if err := removeAll(dir); err != nil {
+					return nil, fmt.Errorf("remove what was left of sandbox %s: %w", e.Name(), err)
+				}
+			}
 			continue
 		}
 		if err != nil {
@@ -250,7 +269,7 @@ func (p *Provider) Terminate(ctx context.Context, id string, wipe bool) error {
 		}
 	}
 	// Last, so that what failed half way is found again.
-	if err := removeAll(p.folder(id)); err != nil {
+	if err := removeRecorded(p.folder(id), sandboxRecord); err != nil {
 		return fmt.Errorf("terminate sandbox %s: %w", id, err)
 	}
 	return nil
@@ -265,9 +284,15 @@ func (p *Provider) Kept(context.Context) ([]sandbox.Labels, error) {
 	var out []sandbox.Labels
 	for _, e := range entries {
 		var l sandbox.Labels
-		err := readJSON(filepath.Join(p.cfg.Dir, "states", e.Name(), "labels.json"), &l)
+		dir := p.state(e.Name())
+		err := readJSON(filepath.Join(dir, stateRecord), &l)
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // being made
+			// It is being made, or an executor was killed while it made or removed the folder. Content stays.
+			if abandoned(dir) {
+				_ = os.Remove(filepath.Join(dir, "agent")) // a folder that is not empty is not removed
+				_ = os.Remove(dir)
+			}
+			continue
 		}
 		if err != nil {
 			return nil, fmt.Errorf("list workspaces: %w", err)
@@ -282,7 +307,12 @@ func (p *Provider) Wipe(_ context.Context, l sandbox.Labels) error {
 	if err := events.CheckID("session", events.KindSession, l.Session); err != nil {
 		return fmt.Errorf("wipe workspace: %w", err)
 	}
-	if err := errors.Join(removeAll(p.workspace(l.Session)), removeAll(p.state(l.Session))); err != nil {
+	// The record is in the state, which goes last: Kept lists the session as long as anything is left.
+	err := removeAll(p.workspace(l.Session))
+	if err == nil {
+		err = removeRecorded(p.state(l.Session), stateRecord)
+	}
+	if err != nil {
 		return fmt.Errorf("wipe workspace of %s: %w", l.Session, err)
 	}
 	return nil
@@ -303,7 +333,7 @@ func (p *Provider) read(id string) (record, error) {
 		return record{}, fmt.Errorf("%w: %w", sandbox.ErrNotFound, err)
 	}
 	var rec record
-	err := readJSON(filepath.Join(p.folder(id), "sandbox.json"), &rec)
+	err := readJSON(filepath.Join(p.folder(id), sandboxRecord), &rec)
 	if errors.Is(err, fs.ErrNotExist) {
 		return rec, fmt.Errorf("sandbox %s: %w", id, sandbox.ErrNotFound)
 	}
@@ -334,6 +364,38 @@ func writeJSON(path string, v any) error {
 		return err
 	}
 	return os.Rename(path+".new", path)
+}
+
+// abandoned reports whether a folder without a record has not changed for abandonedAfter, so that nobody is creating it.
+func abandoned(dir string) bool {
+	info, err := os.Stat(dir)
+	return err == nil && time.Since(info.ModTime()) > abandonedAfter
+}
+
+// removeRecorded removes a folder, and its record last. A kill in between leaves a folder that is still found by its record.
+func removeRecorded(dir, record string) error {
+	if err := os.Chmod(dir, 0o700); errors.Is(err, fs.ErrNotExist) { //nolint:gosec // about to be removed
+		return nil
+	} else if err != nil {
+		return err
+	}
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // another executor was faster
+	}
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, e := range entries {
+		if e.Name() != record {
+			errs = append(errs, removeAll(filepath.Join(dir, e.Name())))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	return removeAll(dir)
 }
 
 // removeAll also removes folders that an agent has made read-only.
