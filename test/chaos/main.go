@@ -142,7 +142,7 @@ func work(ctx context.Context, c *cluster, s settings) error {
 	if !slices.ContainsFunc(evidence.Streams, func(s check.Stream) bool { return len(s.Pieces) > 0 }) {
 		errs = append(errs, errors.New("no client received text in flight, so that nothing is known about it"))
 	}
-	errs = append(errs, c.proofs(ctx), d.remove(ctx, sessions), d.erased(ctx))
+	errs = append(errs, c.proofs(ctx), d.erased(ctx), d.remove(ctx, sessions))
 	d.report(c, s, evidence, faulty)
 	return errors.Join(errs...)
 }
