@@ -113,13 +113,14 @@ type fakeStore struct {
 	snapshots map[string]map[string]string
 	block     chan struct{} // when set, snapshots wait for it, or for the end of their context
 	began     chan struct{} // signalled when one begins
+	returned  chan struct{} // signalled when a put that was blocked returns
 	fail      error
 	restores  *blockedRestores   // nil: restores do not wait
 	puts      chan chan struct{} // has the block of the puts that come next, one each; empty for none
 }
 
 func newFakeStore() *fakeStore {
-	return &fakeStore{snapshots: map[string]map[string]string{}, began: make(chan struct{}, 100), puts: make(chan chan struct{}, 1)}
+	return &fakeStore{snapshots: map[string]map[string]string{}, began: make(chan struct{}, 100), returned: make(chan struct{}, 100), puts: make(chan chan struct{}, 1)}
 }
 
 // blockSnapshots makes snapshots wait until the channel that it returns is closed. began is signalled for those alone.
@@ -196,19 +197,23 @@ func (s *fakeStore) Restore(ctx context.Context, box sandbox.Sandbox, _ topology
 	return uint32(len(content)), nil
 }
 
-func (s *fakeStore) Put(ctx context.Context, box sandbox.Sandbox, f events.FilePut) error {
+func (s *fakeStore) Put(ctx context.Context, box sandbox.Sandbox, f events.FilePut, fence holder.Fence) error {
 	if strings.HasPrefix(f.Path, "..") {
 		return fmt.Errorf("%w: outside", holder.ErrRefused)
 	}
 	select {
 	case block := <-s.puts:
 		s.began <- struct{}{}
+		defer func() { s.returned <- struct{}{} }()
 		select {
 		case <-block:
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 	default:
+	}
+	if err := fence(ctx); err != nil {
+		return err
 	}
 	return box.Files().Put(ctx, f.Path, bytes.NewReader([]byte(f.Object)))
 }

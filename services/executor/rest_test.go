@@ -79,3 +79,38 @@ func TestSyncAtRest_OfALostExecutorHoldsNobodyUp(t *testing.T) {
 	b.noJobs()
 	s.check()
 }
+
+// TestSyncAtRest_AfterAStandstillOverwritesNothing: an executor stands still in the middle of a file for longer than its
+// lease. Another one runs the session's next turn meanwhile. When the first goes on, it does not put its file in place.
+func TestSyncAtRest_AfterAStandstillOverwritesNothing(t *testing.T) {
+	t.Parallel()
+	var b *bench
+	b = newStoreBench(t, func(f *fakeTurn) {
+		if f.Query.Content == "edit" {
+			if err := b.provider.only().files.Put(b.ctx, "a.txt", strings.NewReader("edited")); err != nil {
+				t.Error(err)
+			}
+		}
+		answers(f)
+	})
+	frozen := b.run()
+	s := b.session(short(events.Options{}))
+	s.ended(s.post("one"))
+	b.noJobs()
+	close(b.store.blockSnapshots()) // so that began is signalled for the put alone
+	put := make(chan struct{})
+	b.store.puts <- put
+	s.put("a.txt", "uploaded")
+	<-b.store.began
+	frozen.wire.freeze()
+	b.run()
+	s.ended(s.post("edit"))
+	close(put)
+	frozen.wire.thaw()
+	<-b.store.returned
+	if got := b.provider.only().files.all(); got != "a.txt=edited" {
+		t.Errorf("the workspace has %q", got)
+	}
+	b.noJobs()
+	s.check()
+}

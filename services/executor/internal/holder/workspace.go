@@ -29,9 +29,13 @@ type Workspaces interface {
 	// Restore fills a sandbox from a snapshot and gives the number of files.
 	Restore(ctx context.Context, box sandbox.Sandbox, ref topology.SessionRef, id string) (uint32, error)
 	// Put writes a file, or unpacks an archive, that is in the object store. An
-	// error that wraps ErrRefused is the content's or the path's own fault.
-	Put(ctx context.Context, box sandbox.Sandbox, f events.FilePut) error
+	// error that wraps ErrRefused is the content's or the path's own fault. The fence is
+	// asked before the content is put in place; its error is Put's.
+	Put(ctx context.Context, box sandbox.Sandbox, f events.FilePut, fence Fence) error
 }
+
+// Fence fails once the caller may no longer write to a workspace.
+type Fence func(ctx context.Context) error
 
 // ErrRefused is content that can never be put into a workspace.
 var ErrRefused = errors.New("refused")
@@ -81,10 +85,11 @@ func (h *Holder) apply(ctx context.Context, l eventlog.Loaded, box sandbox.Sandb
 	if err != nil || len(list) == 0 {
 		return nil, err
 	}
+	fence := h.fence(l)
 	done := &events.FilesApplied{}
 	var refused []string
 	for _, e := range list {
-		n, path, err := h.change(ctx, box, e)
+		n, path, err := h.change(ctx, box, e, fence)
 		switch {
 		case errors.Is(err, ErrRefused), errors.Is(err, sandbox.ErrOutside):
 			refused = append(refused, fmt.Sprintf("%s: %v", path, err))
@@ -97,14 +102,32 @@ func (h *Holder) apply(ctx context.Context, l eventlog.Loaded, box sandbox.Sandb
 	return done, nil
 }
 
+// fence returns a Fence of an executor that writes under the epoch of l. An executor that stood still while another one
+// claimed the session's runs must not write over what the other one's turn did.
+func (h *Holder) fence(l eventlog.Loaded) Fence {
+	return func(ctx context.Context) error {
+		now, err := h.d.Sessions.Load(ctx, l.Tenant, l.ID, eventlog.Leader)
+		if err != nil {
+			return err
+		}
+		if now.Run.Epoch != l.Run.Epoch {
+			return run.ErrFenced
+		}
+		return nil
+	}
+}
+
 // change applies one event.
-func (h *Holder) change(ctx context.Context, box sandbox.Sandbox, e events.Event) (n uint32, path string, err error) {
+func (h *Holder) change(ctx context.Context, box sandbox.Sandbox, e events.Event, fence Fence) (n uint32, path string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, snapshotWithin)
 	defer cancel()
 	switch d := e.Data.(type) {
 	case events.FilePut:
-		return d.N, d.Path, h.d.Workspaces.Put(ctx, box, d)
+		return d.N, d.Path, h.d.Workspaces.Put(ctx, box, d, fence)
 	case events.FileRemoved:
+		if err := fence(ctx); err != nil {
+			return d.N, d.Path, err
+		}
 		err := box.Files().Remove(ctx, d.Path)
 		if errors.Is(err, sandbox.ErrNotFound) {
 			err = nil

@@ -10,6 +10,7 @@ import (
 	"hash"
 	"io"
 	"log/slog"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -64,7 +65,7 @@ func (w *Workspaces) Restore(ctx context.Context, box sandbox.Sandbox, ref topol
 }
 
 // Put writes a file, or unpacks an archive.
-func (w *Workspaces) Put(ctx context.Context, box sandbox.Sandbox, f events.FilePut) error {
+func (w *Workspaces) Put(ctx context.Context, box sandbox.Sandbox, f events.FilePut, fence holder.Fence) error {
 	content, err := w.store.Get(ctx, f.Object)
 	if errors.Is(err, workspace.ErrNotFound) {
 		return fmt.Errorf("%w: its content is no longer in the object store", holder.ErrRefused)
@@ -73,7 +74,7 @@ func (w *Workspaces) Put(ctx context.Context, box sandbox.Sandbox, f events.File
 		return err
 	}
 	defer content.Close() //nolint:errcheck // read to its end, or given up
-	checked := &checked{r: content, sum: sha256.New(), want: f.SHA256}
+	checked := &checked{r: content, sum: sha256.New(), want: f.SHA256, fence: func() error { return fence(ctx) }, asked: time.Now()}
 	if f.Archive {
 		err = workspace.Unpack(ctx, box, f.Path, checked)
 	} else {
@@ -89,18 +90,30 @@ func (w *Workspaces) Put(ctx context.Context, box sandbox.Sandbox, f events.File
 // errCorrupt is content that is not what was put.
 var errCorrupt = errors.New("its content is not what was uploaded")
 
-// checked fails at the end of content whose hash is another, so that it is never put in place.
+// fenceEvery is for how long an answer of the fence counts while content is read: an archive's files are put in place one by one.
+const fenceEvery = time.Second
+
+// checked fails at the end of content whose hash is another, or whose fence fails, so that it is never put in place.
 type checked struct {
-	r    io.Reader
-	sum  hash.Hash
-	want string
+	r     io.Reader
+	sum   hash.Hash
+	want  string
+	fence func() error
+	asked time.Time // when the fence was asked last
 }
 
 func (c *checked) Read(p []byte) (int, error) {
 	n, err := c.r.Read(p)
 	c.sum.Write(p[:n]) //nolint:errcheck // a hash does not fail
-	if errors.Is(err, io.EOF) && hex.EncodeToString(c.sum.Sum(nil)) != c.want {
+	end := errors.Is(err, io.EOF)
+	if end && hex.EncodeToString(c.sum.Sum(nil)) != c.want {
 		return n, errCorrupt
+	}
+	if end || time.Since(c.asked) >= fenceEvery {
+		if ferr := c.fence(); ferr != nil {
+			return 0, ferr
+		}
+		c.asked = time.Now()
 	}
 	return n, err
 }
