@@ -34,7 +34,7 @@ func (s *stack) copyOn(off time.Duration) {
 	done := make(chan error, 1)
 	go func() { done <- svc.Run(ctx) }()
 	s.t.Cleanup(func() { cancel(); must(s.t, <-done) })
-	<-svc.Ready()
+	started(s.t, svc.Ready(), done)
 }
 
 // TestHostsClock_DoesNotMatter: a copy on a host whose clock is an hour off carries commands out, ends nothing early, and
@@ -81,9 +81,9 @@ func TestHostsClock_DoesNotMatter(t *testing.T) {
 
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); !ok(); {
+	for deadline := time.Now().Add(within); !ok(); time.Sleep(pause) {
 		if time.Now().After(deadline) {
-			t.Fatalf("waited 30 s for %s", what)
+			t.Fatalf("waited in vain for %s", what)
 		}
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/nats-io/nats.go"
@@ -37,7 +36,7 @@ func (s *stack) giveUp(reason string) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- router.Run(ctx) }()
-	<-router.Running()
+	started(s.t, router.Running(), done)
 	stopped := false
 	stop = func() {
 		if !stopped {
@@ -114,7 +113,7 @@ func TestDeadLetter_RetryAndDrop(t *testing.T) {
 	s.await(sid, "at rest with its sandbox", func(l eventlog.Loaded) bool { return l.Run.Ended(first) && l.Run.Sandbox.ID != "" })
 	s.ok(command.TypeSync, sid, "")
 	// Given up, as the Router does.
-	msg, err := w.jobs.Next(jetstream.FetchMaxWait(10 * time.Second))
+	msg, err := w.jobs.Next(jetstream.FetchMaxWait(within))
 	must(t, err)
 	letter := nats.NewMsg(topology.Dead(msg.Subject()))
 	letter.Data = msg.Data()

@@ -32,7 +32,7 @@ func (s *stack) worker() *worker {
 // waiting blocks until the queue holds n jobs.
 func (w *worker) waiting(n uint64) {
 	w.t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); ; {
+	for deadline := time.Now().Add(within); ; time.Sleep(pause) {
 		stream, err := w.js.Stream(w.t.Context(), topology.StreamJobs)
 		must(w.t, err)
 		have := stream.CachedInfo().State.Msgs
@@ -48,7 +48,7 @@ func (w *worker) waiting(n uint64) {
 // take waits for a job, does what is due as an executor does, and acknowledges it.
 func (w *worker) take(what string) {
 	w.t.Helper()
-	msg, err := w.jobs.Next(jetstream.FetchMaxWait(10 * time.Second))
+	msg, err := w.jobs.Next(jetstream.FetchMaxWait(within))
 	if err != nil {
 		w.t.Fatalf("no job %s: %v", what, err)
 	}

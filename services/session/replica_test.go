@@ -53,7 +53,7 @@ func TestControl_IsDecidedFromTheLeaderBeforeItIsAnswered(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- svc.Run(ctx) }()
 	t.Cleanup(func() { cancel(); must(t, <-done) })
-	<-svc.Ready()
+	started(t, svc.Ready(), done)
 	for _, c := range []struct {
 		name   string
 		typ    command.Type

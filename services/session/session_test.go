@@ -59,6 +59,17 @@ func must(t *testing.T, err error) {
 	}
 }
 
+// started waits until a part is ready. One that ended instead fails the test, which would wait for ever.
+func started(t *testing.T, ready <-chan struct{}, done chan error) {
+	t.Helper()
+	select {
+	case <-ready:
+	case err := <-done:
+		done <- nil // for whoever stops it
+		t.Fatalf("it did not start: %v", err)
+	}
+}
+
 // running is one copy of the service, on a connection of its own.
 type running struct {
 	nc     *nats.Conn
@@ -80,7 +91,7 @@ func (s *stack) copy(name string, cfg session.Config) *running {
 	ctx, cancel := context.WithCancel(context.Background())
 	r := &running{nc: nc, cancel: cancel, done: make(chan error, 1), t: s.t}
 	go func() { r.done <- svc.Run(ctx) }()
-	<-svc.Ready()
+	started(s.t, svc.Ready(), r.done)
 	s.t.Cleanup(r.stop)
 	return r
 }
@@ -237,11 +248,17 @@ func (s *stack) execute(ctx context.Context, name string, job []byte) {
 	}
 }
 
+// within bounds every wait of these tests. It is what a slow machine under the race detector may need for the largest commits.
+const within = 2 * time.Minute
+
+// pause is the time between two looks, which leaves the machine to what is looked at: the service runs in this process.
+const pause = 5 * time.Millisecond
+
 // await loads a session until its state is as wanted. The state must be one that stays: two loads may miss one that
 // another follows. For the end of an execution that others follow there is ended.
 func (s *stack) await(sid, what string, ok func(eventlog.Loaded) bool) eventlog.Loaded {
 	s.t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); ; {
+	for deadline := time.Now().Add(within); ; time.Sleep(pause) {
 		l, err := s.ses.Load(s.t.Context(), "default", sid, eventlog.Leader)
 		must(s.t, err)
 		if ok(l) {
@@ -256,7 +273,7 @@ func (s *stack) await(sid, what string, ok func(eventlog.Loaded) bool) eventlog.
 // ended waits until the log has the end of an execution, whatever follows it, and returns the history up to that end.
 func (s *stack) ended(sid, exe string) []events.Event {
 	s.t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); ; {
+	for deadline := time.Now().Add(within); ; time.Sleep(pause) {
 		list := s.history(sid)
 		for i, e := range list {
 			if e.ExecutionID == exe && events.Terminal(e.Type()) {
@@ -443,10 +460,9 @@ func TestExecutorLost(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- svc.Run(ctx) }()
 	t.Cleanup(func() { cancel(); must(t, <-done) })
-	<-svc.Ready()
+	started(t, svc.Ready(), done)
 	never, gone, alive := s.create(events.Options{}), s.create(events.Options{}), s.create(events.Options{})
-	kv, err := s.js.KeyValue(t.Context(), topology.BucketLeases)
-	must(t, err)
+	s.lease("xtr_alive")
 	for _, c := range []struct{ sid, holder string }{{gone, "xtr_gone"}, {alive, "xtr_alive"}} {
 		exe := s.post(c.sid)
 		l := s.await(c.sid, "dispatched", func(l eventlog.Loaded) bool { return l.Life.Active.ExecutionID == exe })
@@ -459,8 +475,6 @@ func TestExecutorLost(t *testing.T) {
 	ahead = 2 * time.Minute
 	mu.Unlock()
 	for _, sid := range []string{never, gone, alive} {
-		_, err = kv.Put(t.Context(), "xtr_alive", []byte(`{"executor":"xtr_alive","engine":"m"}`))
-		must(t, err)
 		s.nudge(sid)
 	}
 	for _, sid := range []string{never, gone} {
@@ -472,6 +486,34 @@ func TestExecutorLost(t *testing.T) {
 	if l := s.await(alive, "there", func(eventlog.Loaded) bool { return true }); l.Run.Phase.Terminal() {
 		t.Fatal("an execution whose holder lives was ended")
 	}
+}
+
+// lease has an executor live until the test ends: its lease is renewed, as the executor itself would.
+func (s *stack) lease(executor string) {
+	s.t.Helper()
+	kv, err := s.js.KeyValue(s.t.Context(), topology.BucketLeases)
+	must(s.t, err)
+	renew := func(ctx context.Context) error {
+		_, err := kv.Put(ctx, executor, []byte(`{"executor":"`+executor+`","engine":"m"}`))
+		return err
+	}
+	must(s.t, renew(s.t.Context()))
+	ctx, cancel := context.WithCancel(context.Background())
+	var renewals sync.WaitGroup
+	renewals.Go(func() {
+		for tick := time.NewTicker(250 * time.Millisecond); ; {
+			select {
+			case <-ctx.Done():
+				tick.Stop()
+				return
+			case <-tick.C:
+			}
+			if err := renew(ctx); err != nil && ctx.Err() == nil {
+				s.t.Error(err)
+			}
+		}
+	})
+	s.t.Cleanup(func() { cancel(); renewals.Wait() })
 }
 
 // nudge fires a session's timer now.

@@ -148,7 +148,7 @@ func TestSettingWorkers(t *testing.T) {
 				ctx, cancel := context.WithCancel(context.Background())
 				done := make(chan error, 1)
 				go func() { done <- svc.Run(ctx) }()
-				<-svc.Ready()
+				started(t, svc.Ready(), done)
 				var all sync.WaitGroup
 				for range sessions {
 					all.Go(func() {
@@ -185,7 +185,7 @@ func TestMetricsMove(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- svc.Run(ctx) }()
 	defer func() { cancel(); must(t, <-done) }()
-	<-svc.Ready()
+	started(t, svc.Ready(), done)
 	s.executors(1)
 	sid := s.create(events.Options{})
 	exe := s.post(sid)
