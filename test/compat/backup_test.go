@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"testing"
 
@@ -15,51 +14,20 @@ import (
 	"github.com/spoolhq/spool/test/compat"
 )
 
-// backupScript has the agent keep a note in the workspace, then show it and a digest of its secret.
-const backupScript = `rules:
-  - match: {user: {regex: 'keep a note'}, tools: [run_code]}
-    steps:
-      - tool: {name: run_code, input: {language: bash, code: 'echo heron > note.txt; printf %s "$TOKEN" | sha256sum'}}
-      - text: '{{result}}'
-  - match: {user: {regex: 'show the note'}, tools: [run_code]}
-    steps:
-      - tool: {name: run_code, input: {language: bash, code: 'cat note.txt; printf %s "$TOKEN" | sha256sum'}}
-      - text: '{{result}}'
-`
-
-// steps returns the commands of docs/operations.md that follow a heading, one text for each block.
-func steps(t *testing.T, heading string) []string {
-	t.Helper()
-	doc, err := os.ReadFile("../../docs/operations.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, section, ok := strings.Cut(string(doc), "\n"+heading+"\n")
-	if !ok {
-		t.Fatalf("docs/operations.md has no %q", heading)
-	}
-	section, _, _ = strings.Cut(section, "\n## ")
-	var blocks []string
-	for _, m := range regexp.MustCompile("(?s)```sh\n(.*?)```").FindAllStringSubmatch(section, -1) {
-		blocks = append(blocks, m[1])
-	}
-	return blocks
-}
-
 // TestBackup_RestoredElsewhereOpensSecrets: a backup by the steps of docs/operations.md has all that a
 // Spool goes on with in another folder: its keys, its sessions, their workspaces, and what opens their secrets.
 func TestBackup_RestoredElsewhereOpensSecrets(t *testing.T) {
 	t.Parallel()
 	const secret, root = "value-of-the-secret", "root-key-of-the-backup-test-0123456789"
-	commands := steps(t, "### Of `spool up`")
+	commands, err := compat.Commands("../../docs/operations.md", "### Of `spool up`")
+	if err != nil {
+		t.Fatal(err)
+	}
 	if len(commands) != 2 {
 		t.Fatalf("docs/operations.md has %d blocks of commands, want one that backs up and one that restores", len(commands))
 	}
 	bin, dir := build(t), t.TempDir()
-	script := filepath.Join(dir, "script.yaml")
-	if err := os.WriteFile(script, []byte(backupScript), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	const script = "backup.yaml"
 	data, restored, backup := filepath.Join(dir, "data"), filepath.Join(dir, "elsewhere", "data"), filepath.Join(dir, "backup.tar.gz")
 	run := func(command string) {
 		t.Helper()

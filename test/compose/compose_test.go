@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
-	"os/exec"
 	"regexp"
 	"slices"
 	"strings"
@@ -35,17 +34,7 @@ const (
 // TestCompose is the whole life of an installation: up with several copies, used from both gateways at once, down, up again on the
 // same volumes, and away.
 func TestCompose(t *testing.T) { //nolint:paralleltest // it takes the machine
-	if _, err := exec.LookPath("docker"); err != nil {
-		t.Skip("there is no docker: run scripts/install engine")
-	}
-	if out, err := exec.CommandContext(t.Context(), "docker", "version").CombinedOutput(); err != nil {
-		t.Skipf("no Docker engine answers: run scripts/engine start: %s", out)
-	}
 	p := newProject(t)
-	began := time.Now()
-	p.run(25*time.Minute, "scripts/images")
-	t.Logf("images in %s", time.Since(began).Round(time.Second))
-
 	urls := p.up()
 	key := p.key(urls[0])
 	gateways := []server{{urls[0], key}, {urls[1], key}}

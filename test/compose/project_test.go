@@ -20,32 +20,48 @@ import (
 // root is the repository.
 const root = "../.."
 
-// project is one installation by deploy/compose.yaml, with a name, passwords and ports of its own.
+// project is one installation by a copy of deploy/compose.yaml, with a name, passwords and ports of its own.
 type project struct {
 	t       *testing.T
 	name    string
-	envFile string
+	dir     string   // has the folder deploy
 	env     []string // of every command: nothing of the machine's own settings gets in
 	rootKey string
 }
 
-// newProject writes the settings, as people do with deploy/env, and takes everything down when the test ends.
-func newProject(t *testing.T) *project {
+// newProject makes the images, writes the settings, as people do with deploy/env, and takes everything down when the test ends.
+// more are lines of deploy/.env.
+func newProject(t *testing.T, more ...string) *project {
 	t.Helper()
-	p := &project{t: t, name: fmt.Sprintf("spooltest%d", rand.IntN(1e6)), envFile: filepath.Join(t.TempDir(), "env")}
+	if _, err := exec.LookPath("docker"); err != nil {
+		t.Skip("there is no docker: run scripts/install engine")
+	}
+	if out, err := exec.CommandContext(t.Context(), "docker", "version").CombinedOutput(); err != nil {
+		t.Skipf("no Docker engine answers: run scripts/engine start: %s", out)
+	}
+	p := &project{t: t, name: fmt.Sprintf("spooltest%d", rand.IntN(1e6)), dir: t.TempDir()}
 	for _, e := range os.Environ() {
 		if name, _, _ := strings.Cut(e, "="); !strings.HasPrefix(name, "SPOOL_") && !strings.HasSuffix(name, "_API_KEY") && !strings.HasPrefix(name, "COMPOSE_") {
 			p.env = append(p.env, e)
 		}
 	}
-	p.run(time.Minute, "deploy/env", "--mock", p.envFile)
-	written, err := os.ReadFile(p.envFile)
+	began := time.Now()
+	p.runIn(root, 25*time.Minute, "scripts/images")
+	t.Logf("images in %s", time.Since(began).Round(time.Second))
+	p.runIn(root, time.Minute, "cp", "-R", "deploy", p.dir)
+	envFile := filepath.Join(p.dir, "deploy", ".env")
+	if err := os.RemoveAll(envFile); err != nil { // that of this machine's own installation
+		t.Fatal(err)
+	}
+	p.run(time.Minute, "deploy/env", "--mock")
+	written, err := os.ReadFile(envFile)
 	if err != nil {
 		t.Fatal(err)
 	}
 	base := freeRange(t, 20)
-	more := fmt.Sprintf("SPOOL_PROJECT=%s\nSPOOL_GATEWAY_PORTS=%d-%d\nSPOOL_GATEWAY_GRPC_PORTS=%d-%d\nSPOOL_GC_GRACE=2s\nSPOOL_GC_INTERVAL=1s\n", p.name, base, base+9, base+10, base+19)
-	if err := os.WriteFile(p.envFile, append(written, more...), 0o600); err != nil {
+	more = append(more, "COMPOSE_PROFILES=mock", "SPOOL_PROJECT="+p.name, "SPOOL_GC_GRACE=2s", "SPOOL_GC_INTERVAL=1s",
+		fmt.Sprintf("SPOOL_GATEWAY_PORTS=%d-%d", base, base+9), fmt.Sprintf("SPOOL_GATEWAY_GRPC_PORTS=%d-%d", base+10, base+19))
+	if err := os.WriteFile(envFile, []byte(string(written)+strings.Join(more, "\n")+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for line := range strings.Lines(string(written)) {
@@ -110,15 +126,19 @@ func freeRange(t *testing.T, n int) int {
 
 // compose is a command line of docker compose for this project.
 func (p *project) compose(args ...string) []string {
-	return append([]string{"docker", "compose", "--env-file", p.envFile, "-f", "deploy/compose.yaml", "--profile", "mock"}, args...)
+	return append([]string{"docker", "compose", "-f", "deploy/compose.yaml"}, args...)
 }
 
-// try runs a command in the repository and gives what it printed.
+// try runs a command in the project's folder and returns what it printed.
 func (p *project) try(within time.Duration, args ...string) (string, error) {
+	return p.tryIn(p.dir, within, args...)
+}
+
+func (p *project) tryIn(dir string, within time.Duration, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), within)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
-	cmd.Dir, cmd.Env = root, p.env
+	cmd.Dir, cmd.Env = dir, p.env
 	var out, said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &said
 	if err := cmd.Run(); err != nil {
@@ -129,18 +149,41 @@ func (p *project) try(within time.Duration, args ...string) (string, error) {
 
 func (p *project) run(within time.Duration, args ...string) string {
 	p.t.Helper()
-	out, err := p.try(within, args...)
+	return p.runIn(p.dir, within, args...)
+}
+
+func (p *project) runIn(dir string, within time.Duration, args ...string) string {
+	p.t.Helper()
+	out, err := p.tryIn(dir, within, args...)
 	if err != nil {
 		p.t.Fatal(err)
 	}
 	return out
 }
 
-// up brings everything up and waits until every container is healthy. It gives the gateways' addresses.
+// up brings everything up, with several executors and two gateways, and waits until every container is healthy. It returns the gateways' addresses.
 func (p *project) up() []string {
 	p.t.Helper()
 	began := time.Now()
 	p.run(5*time.Minute, p.compose("up", "--detach", "--no-build", "--scale", "executor=3", "--scale", "gateway=2")...)
+	p.healthy()
+	var names []string
+	for _, c := range p.containers() {
+		names = append(names, c.Name)
+	}
+	p.t.Logf("up in %s: %s", time.Since(began).Round(time.Second), strings.Join(names, " "))
+	return []string{p.url(1), p.url(2)}
+}
+
+// url returns the address of a copy of the gateway, from 1 on.
+func (p *project) url(copy int) string {
+	p.t.Helper()
+	return "http://" + strings.TrimSpace(p.run(time.Minute, p.compose("port", "--index", fmt.Sprint(copy), "gateway", "7700")...))
+}
+
+// healthy waits until every container is.
+func (p *project) healthy() {
+	p.t.Helper()
 	p.await("every container is healthy", 3*time.Minute, func() error {
 		for _, c := range p.containers() {
 			if want := wanted(c.Service); c.Health != want {
@@ -149,17 +192,6 @@ func (p *project) up() []string {
 		}
 		return nil
 	})
-	var names []string
-	for _, c := range p.containers() {
-		names = append(names, c.Name)
-	}
-	p.t.Logf("up in %s: %s", time.Since(began).Round(time.Second), strings.Join(names, " "))
-	var urls []string
-	for i := range 2 {
-		address := p.run(time.Minute, p.compose("port", "--index", fmt.Sprint(i+1), "gateway", "7700")...)
-		urls = append(urls, "http://"+strings.TrimSpace(address))
-	}
-	return urls
 }
 
 // wanted is the health that a running container should have: one that has done its work has none.
