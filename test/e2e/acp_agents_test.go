@@ -1,11 +1,14 @@
 package e2e
 
 import (
+	"crypto/rand"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -51,9 +54,9 @@ func acpPath(t *testing.T) string {
 // modelKey is the key that the model server of TestModelSettings_ReachACPAgents asks for.
 const modelKey = "heron-4410-model-key"
 
-// keyed returns the URL of a server that passes requests with modelKey on to a
-// model server and refuses all others.
-func keyed(t *testing.T, model string) string {
+// keyed returns the URL of a server that passes requests with a key on to a model
+// server and refuses all others.
+func keyed(t *testing.T, model, key string) string {
 	t.Helper()
 	to, err := url.Parse(model)
 	if err != nil {
@@ -61,7 +64,7 @@ func keyed(t *testing.T, model string) string {
 	}
 	pass := httputil.NewSingleHostReverseProxy(to)
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Header.Get("Authorization") != "Bearer "+modelKey && r.Header.Get("X-Api-Key") != modelKey {
+		if r.Header.Get("Authorization") != "Bearer "+key && r.Header.Get("X-Api-Key") != key {
 			http.Error(w, `{"error": {"type": "authentication_error", "message": "wrong key"}}`, http.StatusUnauthorized)
 			return
 		}
@@ -78,7 +81,7 @@ func keyed(t *testing.T, model string) string {
 func TestModelSettings_ReachACPAgents(t *testing.T) {
 	c := harness.New(t, harness.Options{
 		Script: script(t, "docker.yaml"), Path: acpPath(t),
-		ModelKey: modelKey, ModelURL: func(url string) string { return keyed(t, url) },
+		ModelKey: modelKey, ModelURL: func(url string) string { return keyed(t, url, modelKey) },
 	})
 	for name, options := range acpAgents() {
 		t.Run(name, func(t *testing.T) {
@@ -126,17 +129,64 @@ func (k *talk) answered(text, want string) {
 	}
 }
 
-// TestModelSettings_ReachAnACPAgentInDocker asserts the same of a sandbox without
-// a network and without the key, which the egress proxy puts in. Of the ACP agents,
-// the sandbox's image has OpenCode.
-func TestModelSettings_ReachAnACPAgentInDocker(t *testing.T) {
-	c := dockerised(t, harness.Options{})
-	k := newTalkWith(t, c, "acp", map[string]any{"model": "known-model", "sessionOptions": acpAgents()["opencode"]})
-	k.answered("Remember the number 4711", "I will remember 4711.")
-	k.answered("which number was it?", "You asked me to remember 4711.")
-	for _, r := range c.Model.Requests() {
-		if r.Method == http.MethodPost && r.Model != "known-model" {
-			t.Errorf("%s %s: model %q, want known-model", r.Method, r.URL, r.Model)
-		}
+// acpImage makes an image of sandboxes with this machine's Node and the agents of
+// scripts/acp-agents, as the Dockerfile of docs/agents.md does from a registry.
+func acpImage(t *testing.T) string {
+	t.Helper()
+	harness.NeedDocker(t)
+	agents, err := filepath.EvalSymlinks("../../.tools/acp-agents")
+	if err != nil {
+		t.Skipf("the ACP agents are not installed: run scripts/install: %v", err)
+	}
+	node, err := exec.LookPath("node")
+	if err != nil {
+		t.Skip("there is no Node: install nodejs")
+	}
+	if node, err = filepath.EvalSymlinks(node); err != nil {
+		t.Fatal(err)
+	}
+	name := "spool-test/acp:" + strings.ToLower(rand.Text()[:12])
+	container := harness.Docker(t, "create", harness.SandboxImage)
+	t.Cleanup(func() { harness.Docker(t, "rm", container) })
+	harness.Docker(t, "cp", agents, container+":/opt/acp")
+	harness.Docker(t, "cp", node, container+":/usr/local/bin/node")
+	harness.Docker(t, "commit", "--change", "ENV PATH=/opt/acp/node_modules/.bin:/opt/agents/node_modules/.bin:/usr/local/bin:/usr/bin:/bin", container, name)
+	t.Cleanup(func() { harness.Docker(t, "rmi", name) })
+	return name
+}
+
+// TestModelSettings_ReachACPAgentsInDocker asserts the same of sandboxes without a
+// network and without the key: each agent, by its preset, asks the egress proxy
+// for the session's model, and the proxy puts the key in, which the model server demands.
+func TestModelSettings_ReachACPAgentsInDocker(t *testing.T) {
+	image := acpImage(t)
+	c := dockerised(t, harness.Options{ModelURL: func(url string) string { return keyed(t, url, harness.RealKey) }})
+	for _, name := range []string{"opencode", "qwen", "claude"} {
+		t.Run(name, func(t *testing.T) {
+			before := len(c.Model.Requests())
+			options := maps.Clone(acpAgents()[name])
+			options["image"] = image
+			k := newTalkWith(t, c, "acp", map[string]any{"model": "known-model", "sessionOptions": options})
+			k.answered("Remember the number 4711", "I will remember 4711.")
+			k.answered("which number was it?", "You asked me to remember 4711.")
+			asked := slices.DeleteFunc(c.Model.Requests()[before:], func(r server.Request) bool { return r.Method != http.MethodPost })
+			if len(asked) < 2 {
+				t.Errorf("the model was asked %d times, want at least once for each turn", len(asked))
+			}
+			for _, r := range asked {
+				if r.Model != "known-model" {
+					t.Errorf("%s %s: model %q, want known-model", r.Method, r.URL, r.Model)
+				}
+			}
+			container := c.Container(k.session)
+			inside := harness.Docker(t, "exec", container, "sh", "-c", `cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline 2>/dev/null | tr '\0' '\n'
+grep -rlsF sk-the-real-key /home /tmp /workspace /spool && echo found; echo searched`)
+			if !strings.HasSuffix(inside, "\nsearched") || !strings.Contains(inside, "known-model") || strings.Contains(inside, harness.RealKey) || strings.Contains(inside, "\nfound\n") {
+				t.Errorf("inside the sandbox is\n%s", inside)
+			}
+			if strings.Contains(harness.Docker(t, "inspect", container), harness.RealKey) {
+				t.Error("the container's settings have the key")
+			}
+		})
 	}
 }

@@ -61,8 +61,8 @@ func (c *Cluster) startEgress() {
 	)
 	if !c.opts.NVIDIAAlone {
 		cmd.Env = append(cmd.Env,
-			"ANTHROPIC_API_KEY="+RealKey, "SPOOL_ANTHROPIC_BASE_URL="+c.Model.URL(),
-			"OPENAI_API_KEY="+RealKey, "SPOOL_OPENAI_BASE_URL="+c.Model.URL()+"/v1",
+			"ANTHROPIC_API_KEY="+RealKey, "SPOOL_ANTHROPIC_BASE_URL="+c.modelURL,
+			"OPENAI_API_KEY="+RealKey, "SPOOL_OPENAI_BASE_URL="+c.modelURL+"/v1",
 		)
 	}
 	cmd.Stderr = io.MultiWriter(testWriter{c.T, "egress"}, c.said)

@@ -50,10 +50,10 @@ type Options struct {
 	// Path is the PATH in sandboxes; "" for the test's own. The whole process
 	// gets it when the executors start, so such a test is not parallel.
 	Path string
-	// ModelURL returns the URL at which agents in local sandboxes reach the model
-	// server, given its own; nil for the server's own.
+	// ModelURL returns the URL at which agents in local sandboxes, or the egress proxy,
+	// reach the model server, given its own; nil for the server's own.
 	ModelURL func(url string) string
-	// ModelKey is the key of both model providers; "" for "mock".
+	// ModelKey is the key of both model providers in local sandboxes; "" for "mock". The egress proxy has RealKey.
 	ModelKey string
 }
 
@@ -71,6 +71,7 @@ type Cluster struct {
 	executors []*nats.Conn
 
 	stopProjectors []func()
+	modelURL       string // at which agents, or the egress proxy, reach the model server
 }
 
 // buildRunner builds the runner once for all tests of a process.
@@ -93,12 +94,12 @@ func New(t testing.TB, opts Options) *Cluster {
 	must(t, readmodel.Migrate(t.Context(), c.Base.DatabaseURL))
 	c.opts.Executor.Runner = runner
 	c.opts.Executor.DataDir = filepath.Join(c.dir, "sandboxes")
-	url, key := c.Model.URL(), cmp.Or(opts.ModelKey, "mock")
-	if opts.ModelURL != nil {
-		url = opts.ModelURL(url)
+	key := cmp.Or(opts.ModelKey, "mock")
+	if c.modelURL = c.Model.URL(); opts.ModelURL != nil {
+		c.modelURL = opts.ModelURL(c.modelURL)
 	}
-	c.opts.Executor.AnthropicBaseURL, c.opts.Executor.AnthropicKey = url, key
-	c.opts.Executor.OpenAIBaseURL, c.opts.Executor.OpenAIKey = url+"/v1", key
+	c.opts.Executor.AnthropicBaseURL, c.opts.Executor.AnthropicKey = c.modelURL, key
+	c.opts.Executor.OpenAIBaseURL, c.opts.Executor.OpenAIKey = c.modelURL+"/v1", key
 	if e := &c.opts.Executor; opts.NVIDIAAlone {
 		e.AnthropicBaseURL, e.AnthropicKey, e.OpenAIBaseURL, e.OpenAIKey = "", "", "", ""
 		if e.ModelProviders = []string{"nvidia"}; !opts.Docker {
