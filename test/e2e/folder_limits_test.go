@@ -177,10 +177,20 @@ func TestFilesPull_NamesWhatTheUserMayNotWrite(t *testing.T) {
 	if code != 0 || found == nil {
 		t.Fatalf("run: %d %s%s", code, out, says)
 	}
-	if err := os.Chmod(locked, 0o555); err != nil { //nolint:gosec // a folder that may be read alone
+	t.Cleanup(func() { c.Delete(found[1]) })
+	unreadable := filepath.Join(dir, "open/a.txt")
+	if err := os.Chmod(unreadable, 0); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { c.Delete(found[1]) })
+	code, out, says = c.CLIAs(t, user, dir, data, "files", "pull", found[1], "--yes")
+	if want := `spool: dir: "open/a.txt" may not be read by you: change its mode and pull again`; code != 2 || !strings.Contains(says, want) {
+		t.Errorf("pull over an unreadable file: %d %s%s, want %s", code, out, says, want)
+	}
+	for _, err := range []error{os.Chmod(unreadable, 0o644), os.Chmod(locked, 0o555)} { //nolint:gosec // a folder that may be read alone
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
 	code, out, says = c.CLIAs(t, user, dir, data, "files", "pull", found[1], "--yes")
 	if code != 1 {
 		t.Errorf("pull: %d %s%s", code, out, says)

@@ -264,3 +264,22 @@ func pulls(t *testing.T, c *harness.Cluster, flags ...string) {
 		t.Errorf("once more: %d %s%s", code, out, says)
 	}
 }
+
+// TestFilesPull_IntoAnotherFolderLeavesTheUploadedOneDue: what was brought into
+// another folder is still to be brought into the one that was uploaded.
+func TestFilesPull_IntoAnotherFolderLeavesTheUploadedOneDue(t *testing.T) {
+	t.Parallel()
+	c := harness.New(t, harness.Options{Script: script(t, "docker.yaml")})
+	dir, other, data := project(t, map[string]string{"a.txt": "old\n"}), project(t, map[string]string{"a.txt": "old\n"}), t.TempDir()
+	id, _ := ran(t, c, dir, data, "--copy", "--workspace", ".", "run the command echo new > a.txt")
+	t.Cleanup(func() { c.Delete(id) })
+	for _, folder := range []struct {
+		args []string
+		path string
+	}{{[]string{other}, other}, {nil, dir}} {
+		code, out, says := c.CLI(t, dir, data, append([]string{"files", "pull", id, "--yes"}, folder.args...)...)
+		if got := holding(t, folder.path); code != 0 || got["a.txt"] != "new\n" {
+			t.Errorf("pull %v: ended with %d, the folder has %v: %s%s", folder.args, code, got, out, says)
+		}
+	}
+}

@@ -42,8 +42,9 @@ type pullRun struct {
 	client *client.Client
 
 	recordFile string   // file that holds record
-	record     uploaded // what the session's workspace and the folder had in common last
-	root       *os.Root // the local folder
+	record     uploaded // what the session's workspace and the recorded folder had in common last
+	folder     string   // the local folder, absolute
+	root       *os.Root // of folder
 	staging    string   // folder of the session's content, removed at the end
 	remote     map[string]*remoteEntry
 	changes    []*change
@@ -53,7 +54,7 @@ func (p *pullRun) run(ctx context.Context, s client.Session) (err error) {
 	if err := p.readRecord(); err != nil {
 		return err
 	}
-	if p.root, err = os.OpenRoot(p.record.Folder); err != nil {
+	if p.root, err = os.OpenRoot(p.folder); err != nil {
 		return usage("dir: %v", err)
 	}
 	defer p.root.Close() //nolint:errcheck // each file was closed with its error
@@ -79,7 +80,7 @@ func (p *pullRun) run(ctx context.Context, s client.Session) (err error) {
 // nothing ends a pull without changes.
 func (p *pullRun) nothing() error {
 	if !p.cmd.JSON {
-		fmt.Fprintf(p.app.Out, "nothing to bring back: %s has what the session has\n", terminal.Line(p.record.Folder))
+		fmt.Fprintf(p.app.Out, "nothing to bring back: %s has what the session has\n", terminal.Line(p.folder))
 	}
 	return p.saveRecord()
 }
@@ -119,7 +120,7 @@ func (p *pullRun) agreed(ctx context.Context) (bool, error) {
 	if !p.app.InTTY {
 		return false, usage("yes: the changes were not applied: say --yes, or --dry-run to see them only")
 	}
-	answer, err := p.app.ask(ctx, fmt.Sprintf("spool: bring these changes into %s? [y/N, e asks for each]", terminal.Line(p.record.Folder)))
+	answer, err := p.app.ask(ctx, fmt.Sprintf("spool: bring these changes into %s? [y/N, e asks for each]", terminal.Line(p.folder)))
 	switch {
 	case err != nil:
 		return false, err
@@ -145,9 +146,10 @@ func (p *pullRun) askEach(ctx context.Context) (wanted bool, err error) {
 	return wanted, nil
 }
 
-// saveRecord keeps what the next pull compares with.
+// saveRecord keeps what the next pull compares with. A pull into a folder other
+// than the recorded one changes nothing about that one.
 func (p *pullRun) saveRecord() error {
-	if p.cmd.DryRun {
+	if p.cmd.DryRun || !sameFolder(p.folder, p.record.Folder) {
 		return nil
 	}
 	return p.record.save(p.recordFile)

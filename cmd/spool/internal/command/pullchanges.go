@@ -81,6 +81,9 @@ func (p *pullRun) compare(ctx context.Context) error {
 			continue
 		}
 		local, err := describe(p.root, name)
+		if errors.Is(err, fs.ErrPermission) {
+			return usage("dir: %q may not be read by you: change its mode and pull again", name)
+		}
 		if err != nil {
 			return fmt.Errorf("%q: %w", name, err)
 		}

@@ -2,6 +2,7 @@ package command
 
 import (
 	"archive/tar"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -38,12 +39,15 @@ func (p *pullRun) readRecord() (err error) {
 	if p.record.Entries == nil {
 		p.record = uploaded{Session: p.cmd.Session, Entries: map[string]entry{}}
 	}
-	dir := p.record.Folder
-	if p.cmd.Dir != "" {
-		dir = p.cmd.Dir
+	dir := cmp.Or(p.cmd.Dir, p.record.Folder)
+	if dir, err = localFolder("dir", dir); err != nil {
+		return err
 	}
-	p.record.Folder, err = localFolder("dir", dir)
-	return err
+	if p.record.Folder == "" { // nothing was uploaded: the first pull's folder is compared from now on
+		p.record.Folder = dir
+	}
+	p.folder = dir
+	return nil
 }
 
 // snapshotWithin bounds the wait for a new snapshot.
