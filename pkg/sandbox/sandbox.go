@@ -34,6 +34,7 @@ const (
 	CodeEngineUnavailable = "ENGINE_UNAVAILABLE" // there is no engine, or it went away
 	CodeEgressUnavailable = "EGRESS_UNAVAILABLE" // the engine's egress proxy does not answer: there is no way out
 	CodeImageNotFound     = "IMAGE_NOT_FOUND"    // the image is not there and cannot be pulled
+	CodeImageNotAllowed   = "IMAGE_NOT_ALLOWED"  // the operator's list does not have the image
 	CodeImageUnsupported  = "IMAGE_UNSUPPORTED"  // its architecture is one for which there is no runner
 	CodeDiskFull          = "DISK_FULL"          // the engine has no room
 	CodeRunnerSilent      = "RUNNER_SILENT"      // the sandbox was made, its runner does not answer

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/spoolhq/spool/pkg/hostpath"
+	"github.com/spoolhq/spool/pkg/imagepolicy"
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
@@ -28,6 +29,8 @@ type Config struct {
 	HostPaths      []string `name:"host-paths" default:"" env:"SPOOL_HOST_PATHS" help:"Folders of this machine in which, and below which, local sandboxes may work when a session names one; / for all. Empty or none means nowhere, but for spool up on loopback, where empty means everywhere. Session services need the same value, and see the same folders."`
 	DockerHost     string   `default:"" env:"SPOOL_DOCKER_HOST" help:"Where the Docker engine listens, as DOCKER_HOST writes it; empty means what DOCKER_HOST says, else the local socket."`
 	SandboxImage   string   `default:"spool/sandbox:latest" env:"SPOOL_SANDBOX_IMAGE" help:"Image of Docker sandboxes, unless the session says otherwise."`
+	SandboxImages  []string `default:"" env:"SPOOL_SANDBOX_IMAGES" help:"Other images that tenants may name for Docker sandboxes and for MCP servers in containers: name:tag, name@sha256:…, name (every tag), registry/folder/* (every name below), * for all. Empty means sandbox-image alone. Session services need the same value."`
+	PullImages     bool     `name:"sandbox-images-pull" default:"false" env:"SPOOL_SANDBOX_IMAGES_PULL" help:"Pull such an image when it is not on the engine, which connects to the registry that its name has. Otherwise it has to be there; sandbox-image and egress-image are pulled in any case."`
 	SandboxRuntime string   `default:"" env:"SPOOL_SANDBOX_RUNTIME" help:"Runtime of Docker sandboxes, runsc for example; empty means the engine's own default."`
 	SandboxMemory  int64    `default:"2147483648" env:"SPOOL_SANDBOX_MEMORY" help:"Bytes of memory that a Docker sandbox may take."`
 	SandboxCPUs    float64  `name:"sandbox-cpus" default:"2" env:"SPOOL_SANDBOX_CPUS" help:"Processors' worth of time that a Docker sandbox may take."`
@@ -102,6 +105,9 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.SandboxImage == "" {
 		c.SandboxImage = "spool/sandbox:latest"
+	}
+	if _, err := imagepolicy.Parse("sandbox-images", c.SandboxImages); err != nil {
+		return c, err
 	}
 	var err error
 	if c.HostPaths, err = hostpath.ParseRoots("host-paths", c.HostPaths); err != nil {

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 
 	"github.com/spoolhq/spool/pkg/hostpath"
+	"github.com/spoolhq/spool/pkg/imagepolicy"
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/services/executor/internal/docker"
 	"github.com/spoolhq/spool/services/executor/internal/local"
@@ -18,8 +19,12 @@ func (c Config) provider(log *slog.Logger) (sandbox.Provider, error) {
 		if c.startsEgress() {
 			sockets = docker.EgressVolume(c.Engine)
 		}
+		images, err := imagepolicy.Parse("sandbox-images", c.SandboxImages)
+		if err != nil {
+			return nil, err
+		}
 		return docker.New(docker.Config{
-			Host: c.DockerHost, Engine: c.Engine, Runner: c.Runner, Image: c.SandboxImage, Runtime: c.SandboxRuntime,
+			Host: c.DockerHost, Engine: c.Engine, Runner: c.Runner, Image: c.SandboxImage, Images: images, Pull: c.PullImages, Runtime: c.SandboxRuntime,
 			Limits:   sandbox.Limits{MemoryBytes: c.SandboxMemory, CPUs: c.SandboxCPUs, PIDs: c.SandboxPIDs, DiskBytes: c.SandboxDisk},
 			TmpBytes: c.SandboxTmp, EgressSockets: sockets, Layers: c.layers(), Logger: log,
 		})

@@ -177,7 +177,7 @@ func TestSettingDocker(t *testing.T) {
 	})
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	create := func(cfg Config) (string, error) {
+	create := func(cfg Config, image string) (string, error) {
 		cfg, err := cfg.withDefaults()
 		if err != nil {
 			return "", err
@@ -195,10 +195,10 @@ func TestSettingDocker(t *testing.T) {
 				t.Error(err)
 			}
 		})
-		_, err = p.Create(ctx, sandbox.Spec{ID: id, Labels: sandbox.Labels{Tenant: "default", Session: events.Derive(events.KindSession, id), Engine: cfg.Engine, Epoch: 1}})
+		_, err = p.Create(ctx, sandbox.Spec{ID: id, Image: image, Labels: sandbox.Labels{Tenant: "default", Session: events.Derive(events.KindSession, id), Engine: cfg.Engine, Epoch: 1}})
 		return id, err
 	}
-	id, err := create(cfg)
+	id, err := create(cfg, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -233,9 +233,25 @@ func TestSettingDocker(t *testing.T) {
 	if !mounted {
 		t.Errorf("EgressSockets: %s is not among %+v", sockets, made.Mounts)
 	}
+	// SandboxImages and PullImages: no registry answers on port 1, and none is asked unless images are pulled.
+	for _, c := range []struct {
+		images []string
+		pull   bool
+		says   string
+	}{
+		{nil, true, "the image is not one that this installation allows"},
+		{[]string{"127.0.0.1:1/*"}, false, "is not on the engine: "},
+		{[]string{"127.0.0.1:1/*"}, true, "cannot be pulled"},
+	} {
+		cfg := cfg
+		cfg.SandboxImages, cfg.PullImages = c.images, c.pull
+		if _, err := create(cfg, "127.0.0.1:1/x:1"); err == nil || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("images %v, pull %t: %v", c.images, c.pull, err)
+		}
+	}
 	// No engine has this runtime: that it says so shows that it was asked for it.
 	cfg.SandboxRuntime = "spool-no-such-runtime"
-	if _, err := create(cfg); err == nil || !strings.Contains(err.Error(), "spool-no-such-runtime") {
+	if _, err := create(cfg, ""); err == nil || !strings.Contains(err.Error(), "spool-no-such-runtime") {
 		t.Errorf("SandboxRuntime: %v", err)
 	}
 }

@@ -5,6 +5,7 @@
 package session
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,6 +23,7 @@ import (
 	"github.com/spoolhq/spool/pkg/bus"
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/hostpath"
+	"github.com/spoolhq/spool/pkg/imagepolicy"
 	"github.com/spoolhq/spool/pkg/secret"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/session/internal/command"
@@ -41,10 +43,14 @@ type Config struct {
 	CommandWorkers int           `default:"64" env:"SPOOL_COMMAND_WORKERS" help:"How many commands one copy carries out at once."`
 	ReactorWorkers int           `default:"64" env:"SPOOL_REACTOR_WORKERS" help:"How many commits of a shard one copy reacts to at once."`
 	HostPaths      []string      `name:"host-paths" default:"" env:"SPOOL_HOST_PATHS" help:"Folders of this machine in which, and below which, sessions with local sandboxes may work in place of a workspace of their own; / for all. Empty or none means nowhere, but for spool up on loopback, where empty means everywhere. Executors need the same value."`
+	SandboxImage   string        `default:"spool/sandbox:latest" env:"SPOOL_SANDBOX_IMAGE" help:"Image of Docker sandboxes, which every session may name. Executors need the same value."`
+	SandboxImages  []string      `default:"" env:"SPOOL_SANDBOX_IMAGES" help:"Other images that tenants may name for Docker sandboxes and for MCP servers in containers: name:tag, name@sha256:…, name (every tag), registry/folder/* (every name below), * for all. Executors need the same value, and look again."`
 	EngineGone     time.Duration `default:"30s" env:"SPOOL_ENGINE_GONE" help:"How long an engine may be without a live executor before its sessions' jobs are offered to others."`
 
 	// Private are folders of the installation itself, in which no session may work.
 	Private []string `kong:"-"`
+
+	images imagepolicy.Policy // that tenants may name
 }
 
 // withDefaults is the config with nothing left at zero, or what is wrong with it.
@@ -82,7 +88,11 @@ func (c Config) withDefaults() (Config, error) {
 			return c, fmt.Errorf("%s: %s is not between 1s and 24h", d.name, *d.value)
 		}
 	}
+	c.SandboxImage = cmp.Or(c.SandboxImage, "spool/sandbox:latest")
 	var err error
+	if c.images, err = imagepolicy.Parse("sandbox-images", append([]string{c.SandboxImage}, c.SandboxImages...)); err != nil {
+		return c, err
+	}
 	if c.HostPaths, err = hostpath.ParseRoots("host-paths", c.HostPaths); err != nil {
 		return c, err
 	}
@@ -188,6 +198,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	}
 	commands := command.New(command.Config{
 		Sessions: sessions, NATS: deps.NATS, Now: deps.Now, Providers: cfg.Providers,
+		Images:      cfg.images,
 		HostPaths:   hostpath.Policy{Roots: cfg.HostPaths, Private: cfg.Private},
 		IdleTimeout: cfg.IdleTimeout, TurnLimit: cfg.TurnLimit, SessionLimit: cfg.SessionLimit,
 		SyncInterval: cfg.SyncInterval, HealthInterval: cfg.HealthInterval, SandboxMaxAge: cfg.SandboxMaxAge, Logger: deps.Logger,

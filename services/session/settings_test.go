@@ -28,6 +28,7 @@ func TestEverySettingIsTested(t *testing.T) {
 	settingstest.Covered(t, session.Config{}, map[string]string{
 		"SPOOL_IDLE_TIMEOUT": "TestSettingLimits", "SPOOL_TURN_LIMIT": "TestSettingLimits", "SPOOL_SESSION_LIMIT": "TestSettingLimits",
 		"SPOOL_SANDBOX_PROVIDERS": "TestSettingProviders", "SPOOL_HOST_PATHS": "TestSettingHostPaths",
+		"SPOOL_SANDBOX_IMAGE": "TestSettingSandboxImages", "SPOOL_SANDBOX_IMAGES": "TestSettingSandboxImages",
 		"SPOOL_SYNC_INTERVAL": "TestOptionsAreResolvedAtCreation", "SPOOL_HEALTH_INTERVAL": "TestOptionsAreResolvedAtCreation", "SPOOL_SANDBOX_MAX_AGE": "TestOptionsAreResolvedAtCreation",
 		"SPOOL_COMMAND_WORKERS": "TestSettingWorkers", "SPOOL_REACTOR_WORKERS": "TestSettingWorkers",
 		"SPOOL_ENGINE_GONE": "internal/lease/TestSettingGone",
@@ -80,6 +81,81 @@ func TestSettingProviders(t *testing.T) {
 		}
 		if got, err := provider(c.refused); got != "" || err == nil {
 			t.Errorf("%v: %s gives %q", c.offered, c.refused, got)
+		}
+	}
+}
+
+// TestSettingSandboxImages: tenants may name the installation's image and those of
+// the list, in sessions and in definitions; other images are refused with their field.
+func TestSettingSandboxImages(t *testing.T) {
+	t.Parallel()
+	s := newStack(t)
+	s.copy("one", session.Config{Providers: []string{"docker", "local"}, SandboxImage: "acme/box:3", SandboxImages: []string{"registry.example.com/agents/*"}})
+	code := func(e *command.Error) string {
+		if e == nil {
+			return ""
+		}
+		return e.Code + " " + e.Field
+	}
+	create := func(provider, image string) string {
+		return code(s.send(command.TypeCreateSession, id(events.KindSession), "", command.CreateSession{Provider: provider, Options: events.Options{Image: image}}).Error)
+	}
+	apply := func(change func(*events.AgentSpec)) string {
+		return code(s.send(command.TypeApplyAgent, "", "", command.ApplyAgent{Ref: reviewer, Spec: agentSpec(change)}).Error)
+	}
+	update := func(image string) string {
+		sid := id(events.KindSession)
+		if a := s.send(command.TypeCreateSession, sid, "", command.CreateSession{}); a.Error != nil {
+			t.Fatal(a.Error)
+		}
+		return code(s.send(command.TypeUpdateSession, sid, "", command.UpdateSession{Options: &events.Options{Image: image}}).Error)
+	}
+	server := func(image string) func(*events.AgentSpec) {
+		return func(a *events.AgentSpec) {
+			a.Image, a.MCPServers = "", []events.MCPServer{{Name: "m", Type: events.MCPDocker, Image: image}}
+		}
+	}
+	for _, c := range []struct{ name, got, want string }{
+		{"a session with the installation's image", create("", "acme/box:3"), ""},
+		{"a session with an image of the list", create("docker", "registry.example.com/agents/a:2"), ""},
+		{"a session with a host of the network", create("", "10.0.0.7:5000/x"), "IMAGE_NOT_ALLOWED sessionOptions.image"},
+		{"a session with another tag", create("", "acme/box:4"), "IMAGE_NOT_ALLOWED sessionOptions.image"},
+		{"a local session, which has no image", create("local", "10.0.0.7:5000/x"), ""},
+		{"an update with an image of the list", update("registry.example.com/agents/a"), ""},
+		{"an update with a host of the network", update("10.0.0.7:5000/x"), "IMAGE_NOT_ALLOWED sessionOptions.image"},
+		{"an agent with an image of the list", apply(func(a *events.AgentSpec) { a.Image = "registry.example.com/agents/a" }), ""},
+		{"an agent with a host of the network", apply(func(a *events.AgentSpec) { a.Image = "10.0.0.7:5000/x" }), "IMAGE_NOT_ALLOWED spec.image"},
+		{"a server with an image of the list", apply(server("registry.example.com/agents/m")), ""},
+		{"a server with a host of the network", apply(server("10.0.0.7:5000/x")), "IMAGE_NOT_ALLOWED spec.mcpServers[0].image"},
+	} {
+		if c.got != c.want {
+			t.Errorf("%s: got %q, want %q", c.name, c.got, c.want)
+		}
+	}
+	if _, err := session.New(session.Config{SandboxImages: []string{"A B"}}, session.Deps{}); err == nil || !strings.Contains(err.Error(), "sandbox-images: ") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// An agent that was applied before the list was shorter is refused when a session is made from it.
+func TestSettingSandboxImages_OfAnOlderAgent(t *testing.T) {
+	t.Parallel()
+	s := newStack(t)
+	before := s.copy("one", session.Config{Providers: []string{"docker"}, SandboxImages: []string{"*"}})
+	for slug, change := range map[string]func(*events.AgentSpec){
+		"imaged": func(a *events.AgentSpec) { a.Image = "old:1" },
+		"served": func(a *events.AgentSpec) {
+			a.Image, a.MCPServers = "", []events.MCPServer{{Name: "m", Type: events.MCPDocker, Image: "old:1"}}
+		},
+	} {
+		s.applied(s.send(command.TypeApplyAgent, "", "", command.ApplyAgent{Ref: events.Reference{Slug: slug}, Spec: agentSpec(change)}))
+	}
+	before.stop()
+	s.copy("two", session.Config{Providers: []string{"docker"}})
+	for slug, field := range map[string]string{"imaged": "sessionOptions.image", "served": "agent.mcpServers[0].image"} {
+		a := s.send(command.TypeCreateSession, id(events.KindSession), "", command.CreateSession{Agent: slug})
+		if a.Error == nil || a.Error.Code != "IMAGE_NOT_ALLOWED" || a.Error.Field != field {
+			t.Errorf("%s: got %+v", slug, a.Error)
 		}
 	}
 }

@@ -87,6 +87,8 @@ func (c *Cluster) startDocker() {
 	}
 	e.StopSandboxes = true
 	c.opts.Session.Providers = []string{executor.Docker}
+	// Tests name images that they have just built, and one that is nowhere.
+	e.SandboxImages, c.opts.Session.SandboxImages = []string{"spool-test/*"}, []string{"spool-test/*"}
 	c.T.Cleanup(func() {
 		// The volume of skills is the engine's, and this engine ends with the test.
 		Docker(c.T, "volume", "rm", "--force", "spool-skills-"+c.opts.Executor.Engine)

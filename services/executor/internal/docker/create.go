@@ -166,7 +166,7 @@ func (p *Provider) prepare(ctx context.Context, spec sandbox.Spec) (plan, error)
 	if ref == "" {
 		ref = p.cfg.Image
 	}
-	if pl.pic, err = p.image(ctx, ref); err != nil {
+	if pl.pic, err = p.image(ctx, fieldImage, ref); err != nil {
 		return pl, err
 	}
 	if pl.runner, err = p.binary(pl.pic); err != nil {

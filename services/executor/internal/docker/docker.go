@@ -42,6 +42,7 @@ import (
 	"github.com/docker/docker/client"
 	"golang.org/x/sync/singleflight"
 
+	"github.com/spoolhq/spool/pkg/imagepolicy"
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/services/executor/internal/layer"
 )
@@ -55,9 +56,11 @@ type Config struct {
 	// Runner is the path of the runner's binary for Linux, or of a folder with
 	// runner-linux-amd64 and runner-linux-arm64.
 	Runner  string
-	Image   string         // of sandboxes whose Spec names none
-	Runtime string         // of the engine, such as runsc; "" for its default
-	Limits  sandbox.Limits // of sandboxes whose Spec has none; see DefaultLimits
+	Image   string             // of sandboxes whose Spec names none; always allowed, and pulled when it is not there
+	Images  imagepolicy.Policy // of other images that tenants may name
+	Pull    bool               // whether those are pulled when they are not there
+	Runtime string             // of the engine, such as runsc; "" for its default
+	Limits  sandbox.Limits     // of sandboxes whose Spec has none; see DefaultLimits
 	// TmpBytes is the size of /tmp, and of the home folder; 0 for 512 MiB each.
 	// What is in them counts as memory.
 	TmpBytes int64

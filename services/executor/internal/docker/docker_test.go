@@ -22,6 +22,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/imagepolicy"
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/pkg/sandbox/sandboxtest"
 )
@@ -126,7 +127,11 @@ func needEngine(t testing.TB) Config {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return Config{Engine: engine, Runner: path, Image: testImage, Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))}
+	images, err := imagepolicy.Parse("images", []string{"*"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Config{Engine: engine, Runner: path, Image: testImage, Images: images, Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))}
 }
 
 func provide(t testing.TB, cfg Config) *Provider {

@@ -215,7 +215,7 @@ func (e *EgressProxy) find(ctx context.Context) (string, error) {
 
 // make makes the container, with what it needs.
 func (e *EgressProxy) make(ctx context.Context) (string, error) {
-	if _, err := e.p.image(ctx, e.cfg.Image); err != nil {
+	if _, err := e.p.lookUp(ctx, e.cfg.Image, true); err != nil {
 		return "", err
 	}
 	if err := e.volumes(ctx); err != nil {

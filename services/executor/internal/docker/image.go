@@ -28,8 +28,24 @@ type picture struct {
 	cmd          []string
 }
 
-// image looks an image up, and pulls it when it is not there.
-func (p *Provider) image(ctx context.Context, ref string) (picture, error) {
+// fieldImage is what tells a user where the image of a sandbox comes from.
+const fieldImage = "sessionOptions.image, or the agent's image: "
+
+// image looks up an image that a tenant may have named, in a field that begins the
+// refusal of one that is not allowed. The engine is told of no other.
+func (p *Provider) image(ctx context.Context, field, ref string) (picture, error) {
+	if ref == p.cfg.Image {
+		return p.lookUp(ctx, ref, true)
+	}
+	if err := p.cfg.Images.Check(ref); err != nil {
+		p.cfg.Logger.Warn("refused an image that is not allowed", "image", ref)
+		return picture{}, &sandbox.Error{Code: sandbox.CodeImageNotAllowed, Message: field + err.Error() + ": use another, or have the operator add it", Err: err}
+	}
+	return p.lookUp(ctx, ref, p.cfg.Pull)
+}
+
+// lookUp looks an image up, and pulls it, if it may, when it is not there.
+func (p *Provider) lookUp(ctx context.Context, ref string, pull bool) (picture, error) {
 	if ref == "" {
 		return picture{}, failed(sandbox.CodeImageNotFound, "no image is named: set the option image, or the provider's default image", nil)
 	}
@@ -37,7 +53,7 @@ func (p *Provider) image(ctx context.Context, ref string) (picture, error) {
 		return call(ctx, p, "look up image "+ref, func(ctx context.Context) (image.InspectResponse, error) { return p.api.ImageInspect(ctx, ref) })
 	}
 	found, err := look()
-	if errdefs.IsNotFound(err) {
+	if errdefs.IsNotFound(err) && pull {
 		if err = p.pull(ctx, ref); err == nil {
 			found, err = look()
 		}
@@ -45,7 +61,7 @@ func (p *Provider) image(ctx context.Context, ref string) (picture, error) {
 	switch {
 	case err == nil:
 	case errdefs.IsNotFound(err), errdefs.IsInvalidArgument(err):
-		return picture{}, failed(sandbox.CodeImageNotFound, fmt.Sprintf("image %q is not on the engine: check its name, or build it there", ref), err)
+		return picture{}, failed(sandbox.CodeImageNotFound, fmt.Sprintf("image %q is not on the engine: check its name, or have the operator build or load it there", ref), nil)
 	default:
 		return picture{}, err
 	}
@@ -84,16 +100,25 @@ func (p *Provider) pull(ctx context.Context, ref string) error {
 	}
 }
 
+// pullNow fetches an image. What the registry says of a failure is logged only: a
+// registry is any host that the name has, or to which one of these refers.
 func (p *Provider) pullNow(ctx context.Context, ref string) error {
-	refused := func(err error) error {
-		return failed(sandbox.CodeImageNotFound, fmt.Sprintf("image %q is not on the engine and cannot be pulled: check its name, or build or load it there", ref), err)
+	err := p.fetch(ctx, ref)
+	if err == nil || ctx.Err() != nil {
+		return ctx.Err()
 	}
+	p.cfg.Logger.Warn("an image could not be pulled", "image", ref, "error", err)
+	// An engine that went away is told apart by asking it: its own errors and those of registries look alike.
+	if _, gone := call(ctx, p, "pull image "+ref, p.api.Ping); gone != nil {
+		return gone
+	}
+	return failed(sandbox.CodeImageNotFound, fmt.Sprintf("image %q is not on the engine and cannot be pulled: check its name, or have the operator, whose log says why, build or load it there", ref), nil)
+}
+
+func (p *Provider) fetch(ctx context.Context, ref string) error {
 	stream, err := p.api.ImagePull(ctx, ref, image.PullOptions{})
 	if err != nil {
-		if unreachable(err) || full(err) {
-			return p.meaning(ctx, "pull image "+ref, err)
-		}
-		return refused(err)
+		return err
 	}
 	defer stream.Close() //nolint:errcheck // only read from
 	for in := json.NewDecoder(stream); ; {
@@ -104,13 +129,9 @@ func (p *Provider) pullNow(ctx context.Context, ref string) error {
 		case errors.Is(err, io.EOF):
 			return nil
 		case err != nil:
-			return p.meaning(ctx, "pull image "+ref, err)
+			return err
 		case line.Error != "":
-			err := errors.New(line.Error)
-			if full(err) {
-				return p.meaning(ctx, "pull image "+ref, err)
-			}
-			return refused(err)
+			return errors.New(line.Error)
 		}
 	}
 }

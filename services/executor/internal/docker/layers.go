@@ -47,7 +47,7 @@ var _ sandbox.Layerer = (*Provider)(nil)
 // the hardening and the limits of any other, under a name of its own, which becomes the
 // layer's once it is whole. Among several executors the name of a helper container is the lock.
 func (p *Provider) Layer(ctx context.Context, want sandbox.Packages, use sandbox.Workshop) (string, error) {
-	pic, err := p.image(ctx, cmp.Or(want.Image, p.cfg.Image))
+	pic, err := p.image(ctx, fieldImage, cmp.Or(want.Image, p.cfg.Image))
 	if err != nil {
 		return "", err
 	}

@@ -220,7 +220,7 @@ func TestLayerLeftBehind(t *testing.T) {
 	p := provide(t, b.cfg)
 	p.stale = 300 * time.Millisecond
 	packages := want(t, events.Dependencies{NPM: both.NPM})
-	pic, err := p.image(t.Context(), layerImage)
+	pic, err := p.image(t.Context(), "", layerImage)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -261,7 +261,7 @@ func TestLayerMadeTwice(t *testing.T) {
 	b := newLayerBed(t, greeter("true"), nil)
 	p := provide(t, b.cfg)
 	packages := want(t, events.Dependencies{NPM: both.NPM})
-	pic, err := p.image(t.Context(), layerImage)
+	pic, err := p.image(t.Context(), "", layerImage)
 	if err != nil {
 		t.Fatal(err)
 	}

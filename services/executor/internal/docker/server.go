@@ -211,7 +211,7 @@ func serverLabel(n int, s sandbox.Server) string {
 
 // makeServer makes a server and gives its socket.
 func (p *Provider) makeServer(ctx context.Context, box found, n int, s sandbox.Server) (string, error) {
-	pic, err := p.image(ctx, s.Image)
+	pic, err := p.image(ctx, "", s.Image)
 	if err != nil {
 		return "", err
 	}

@@ -62,6 +62,7 @@ const (
 	SecretsUnavailable  Code = "SECRETS_UNAVAILABLE"
 	HostPathUnsupported Code = "HOST_PATH_UNSUPPORTED"
 	HostPathRefused     Code = "HOST_PATH_REFUSED"
+	ImageNotAllowed     Code = "IMAGE_NOT_ALLOWED"
 	SlowClient          Code = "SLOW_CLIENT"
 	Internal            Code = "INTERNAL"
 	Unavailable         Code = "UNAVAILABLE"
@@ -130,6 +131,7 @@ func Table() []Entry {
 		{SecretsUnavailable, http.StatusServiceUnavailable, codes.FailedPrecondition, "Secrets cannot be taken in", "The server has no key to encrypt them with; `detail` names the setting.", ""},
 		{HostPathUnsupported, http.StatusUnprocessableEntity, codes.FailedPrecondition, "The sandbox has a workspace of its own", "Only local sandboxes work in a folder of the server's machine. Put the folder's files into the workspace, as `spool run --workspace` does.", "sessionOptions.hostPath"},
 		{HostPathRefused, http.StatusForbidden, codes.PermissionDenied, "The session may not work in this folder", "The server's setting `host-paths` does not allow the folder, the folder is not there, may not be written by the server or holds Spool's own data, or the server sees another folder at this path than the client. `detail` says which. Work on a copy (`spool run --workspace DIR --copy`), or have the operator allow it.", "sessionOptions.hostPath"},
+		{ImageNotAllowed, http.StatusForbidden, codes.PermissionDenied, "The image is not allowed", "The server's setting `sandbox-images` does not have the image, of the session, of its agent or of an MCP server of type docker; `field` names which. Use another, or have the operator add it. An execution whose image is no longer allowed fails with this code.", ""},
 		{SlowClient, 0, codes.ResourceExhausted, "The client is too slow", "It took longer than `--write-timeout` to take what was sent, so it was cut. Its cursor is the seq of the last event it has: connect again with it.", ""},
 		{Internal, http.StatusInternalServerError, codes.Internal, "Internal error", "A fault of the server's, which its log describes.", ""},
 		{Unavailable, http.StatusServiceUnavailable, codes.Unavailable, "Not available now", "NATS, Postgres or a service does not answer. Wait for `Retry-After` and try again. When the outcome of a command is unknown, `detail` says so and `idempotencyKey` is the Idempotency-Key with which a retry is safe.", ""},

@@ -50,6 +50,9 @@ func (h *Handler) definition(ctx context.Context, c command.Command) (kind event
 		if err = decode(c, &b); err == nil {
 			err = fields("spec.", definition.CheckAgent(b.Spec))
 		}
+		if err == nil {
+			err = h.checkAppliedImages(b.Spec)
+		}
 		if err == nil && b.Ref.Bare() == (events.Reference{Slug: DefaultAgent}) {
 			err = invalid("ref.slug", "the agent default is built in; choose another slug")
 		}

@@ -66,6 +66,9 @@ func (h *Handler) created(ctx context.Context, tenant string, b command.CreateSe
 	if err := errors.Join(command.CheckOptions(options), command.CheckCommand(out.Architecture, options.Command), command.CheckModelProvider(out.Architecture, options.ModelProvider), command.CheckModelSettings(out.Architecture, options)); err != nil {
 		return out, err
 	}
+	if err := h.checkSessionImages(out.Provider, options.Image, agent); err != nil {
+		return out, err
+	}
 	if options.HostPath, err = h.hostPath(options.HostPath, b, out.Provider, agent); err != nil {
 		return out, err
 	}
@@ -133,6 +136,9 @@ func (h *Handler) options(o events.Options) events.Options {
 // update merges changed options over the present ones. What is cleared is the service's default again.
 func (h *Handler) update(b command.UpdateSession, l eventlog.Loaded, base session.Base) (session.Command, error) {
 	o, err := command.Merge(l.Life.Options, b.Options, b.Clear)
+	if err == nil && b.Options != nil { // the image that the session has was allowed when it was created, and an executor looks again
+		err = h.checkSessionImages(l.Life.Provider, b.Options.Image, nil)
+	}
 	if err == nil && l.Life.Status != session.None {
 		err = errors.Join(command.CheckCommand(l.Life.Architecture, o.Command), command.CheckModelProvider(l.Life.Architecture, o.ModelProvider), command.CheckModelSettings(l.Life.Architecture, o))
 	}

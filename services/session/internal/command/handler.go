@@ -20,6 +20,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/session"
 	"github.com/spoolhq/spool/pkg/hostpath"
+	"github.com/spoolhq/spool/pkg/imagepolicy"
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
@@ -30,7 +31,8 @@ type Config struct {
 	Dead      DeadLetters
 	Now       func() time.Time
 	Providers []string
-	HostPaths hostpath.Policy // of folders in which sessions with local sandboxes may work
+	Images    imagepolicy.Policy // that tenants may name where sandboxes are Docker's
+	HostPaths hostpath.Policy    // of folders in which sessions with local sandboxes may work
 	Logger    *slog.Logger
 
 	IdleTimeout, TurnLimit, SessionLimit time.Duration

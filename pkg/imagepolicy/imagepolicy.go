@@ -1,0 +1,122 @@
+// Package imagepolicy decides which container images an installation may run. A
+// name like 10.0.0.7:5000/x makes a Docker engine connect to that host, so that
+// names that tenants choose are compared with the operator's list before the
+// engine is told of them.
+package imagepolicy
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+
+	"github.com/distribution/reference"
+)
+
+// ErrNotAllowed is returned for an image that the policy does not have. Its text
+// has no detail, and may be shown to tenants.
+var ErrNotAllowed = errors.New("the image is not one that this installation allows (SPOOL_SANDBOX_IMAGES)")
+
+// Policy is a list of the images that may be run. The zero value allows none. It
+// may be used concurrently.
+type Policy struct {
+	all     bool
+	entries []entry
+}
+
+// entry is one allowed name, or all below one.
+type entry struct {
+	prefix string // "docker.io/acme/", for all names below it; "" for one name
+	name   string // "docker.io/acme/tools"
+	tag    string // "" for every tag
+	digest string // "" for every digest, but only where tag is "" too
+}
+
+// Parse reads a list of patterns:
+//
+//	name:tag                 this tag, whatever it stands for when it is used
+//	name@sha256:…            this content
+//	name                     every tag and digest of the name
+//	registry/folder/*        every name below
+//	*                        every image
+//
+// Names without a registry are of docker.io, as for Docker. Empty patterns are
+// left out. The error names the setting.
+func Parse(setting string, patterns []string) (Policy, error) {
+	var p Policy
+	for _, pattern := range patterns {
+		pattern = strings.TrimSpace(pattern)
+		if pattern == "" {
+			continue
+		}
+		if pattern == "*" {
+			p.all = true
+			continue
+		}
+		const some = "any" // stands for the names below a folder
+		folder, below := strings.CutSuffix(pattern, "/*")
+		if below {
+			folder += "/" + some
+		}
+		named, err := reference.ParseNormalizedNamed(folder)
+		if err != nil {
+			return Policy{}, fmt.Errorf("%s: %.200q is not an image: write name:tag, name@sha256:…, name, registry/folder/* or *", setting, pattern)
+		}
+		e := entry{name: named.Name()}
+		if below {
+			e.prefix = strings.TrimSuffix(named.Name(), some)
+		}
+		if tagged, ok := named.(reference.Tagged); ok {
+			e.tag = tagged.Tag()
+		}
+		if digested, ok := named.(reference.Digested); ok {
+			e.digest = digested.Digest().String()
+		}
+		p.entries = append(p.entries, e)
+	}
+	return p, nil
+}
+
+// engineID matches what an engine may take for the beginning of an image's ID.
+var engineID = regexp.MustCompile(`^[0-9a-f]{4,64}$`)
+
+// Check returns nil for an image that the policy allows, else ErrNotAllowed.
+func (p Policy) Check(image string) error {
+	if p.all {
+		return nil
+	}
+	named, err := reference.ParseNormalizedNamed(image)
+	// "sha256:…" and hexadecimal digits name an image of the engine by its ID, whoever made it.
+	if err != nil || engineID.MatchString(image) || strings.HasPrefix(image, "sha256:") {
+		return ErrNotAllowed
+	}
+	tag, digest := "latest", ""
+	if tagged, ok := named.(reference.Tagged); ok {
+		tag = tagged.Tag()
+	}
+	if digested, ok := named.(reference.Digested); ok {
+		digest = digested.Digest().String()
+	}
+	for _, e := range p.entries {
+		if e.allows(named.Name(), tag, digest) {
+			return nil
+		}
+	}
+	return ErrNotAllowed
+}
+
+// allows reports whether the entry allows a normalized image; digest is "" for none.
+// An engine ignores the tag of an image that has a digest.
+func (e entry) allows(name, tag, digest string) bool {
+	switch {
+	case e.prefix != "":
+		return strings.HasPrefix(name, e.prefix)
+	case e.name != name:
+		return false
+	case e.digest != "":
+		return e.digest == digest
+	case e.tag != "":
+		return e.tag == tag && digest == ""
+	}
+	return true
+}

@@ -1,0 +1,195 @@
+package docker
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/spoolhq/spool/pkg/imagepolicy"
+	"github.com/spoolhq/spool/pkg/sandbox"
+)
+
+// registryWords is what the fake registry says of itself, and must not reach a tenant.
+const registryWords = "what-a-host-of-the-network-says"
+
+// registry is a fake registry on loopback, which engines ask over plain HTTP. It
+// refuses everything, and names a second server of its own for tokens.
+type registry struct {
+	addr        string
+	connections atomic.Int64
+}
+
+func newRegistry(t *testing.T) *registry {
+	t.Helper()
+	r := &registry{}
+	serve := func(handle http.HandlerFunc) string {
+		l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := &http.Server{Handler: handle, ConnState: func(_ net.Conn, state http.ConnState) {
+			if state == http.StateNew {
+				r.connections.Add(1)
+			}
+		}}
+		var done sync.WaitGroup
+		done.Go(func() { _ = s.Serve(l) }) // until it is closed
+		t.Cleanup(func() {
+			_ = s.Close()
+			done.Wait()
+		})
+		return l.Addr().String()
+	}
+	realm := serve(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusForbidden)
+		_, _ = io.WriteString(w, `{"details":"`+registryWords+` no space left on device"}`)
+	})
+	r.addr = serve(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("WWW-Authenticate", `Bearer realm="http://`+realm+`/token",service="x"`)
+		w.WriteHeader(http.StatusUnauthorized)
+		_, _ = io.WriteString(w, `{"errors":[{"code":"UNAUTHORIZED","message":"`+registryWords+`"}]}`)
+	})
+	return r
+}
+
+// uses makes the engine use an image in every way that a tenant has.
+func uses(t *testing.T, p *Provider, image string) map[string]error {
+	t.Helper()
+	errs := map[string]error{}
+	spec := newSpec(t)
+	spec.Image = image
+	_, errs["a sandbox"] = p.Create(t.Context(), spec)
+	b := withServers(t, p, 1)
+	_, errs["an MCP server"] = p.Serve(t.Context(), b.id, 0, sandbox.Server{Image: image})
+	_, errs["a layer"] = p.Layer(t.Context(), sandbox.Packages{Image: image}, sandbox.Workshop{})
+	return errs
+}
+
+// An image that is not allowed is refused before the engine is told of it, and
+// one that is allowed and not there is not pulled: no host hears of either.
+func TestImages_ThatAreNotAllowedReachNobody(t *testing.T) {
+	t.Parallel()
+	cfg := needEngine(t)
+	r := newRegistry(t)
+	cfg.Images = imagepolicy.Policy{} // of tests: all
+	for what, err := range uses(t, provide(t, cfg), r.addr+"/x:1") {
+		wantCode(t, what, err, sandbox.CodeImageNotAllowed, "SPOOL_SANDBOX_IMAGES")
+		if strings.Contains(err.Error(), registryWords) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	var err error
+	if cfg.Images, err = imagepolicy.Parse("sandbox-images", []string{r.addr + "/*"}); err != nil {
+		t.Fatal(err)
+	}
+	for what, err := range uses(t, provide(t, cfg), r.addr+"/x:1") {
+		wantCode(t, what, err, sandbox.CodeImageNotFound, "is not on the engine")
+	}
+	if n := r.connections.Load(); n != 0 {
+		t.Errorf("the engine made %d connections to a host that a tenant named", n)
+	}
+}
+
+// What a registry answers to a pull is logged, and not told to a tenant.
+func TestImages_PullErrorsAreTheOperatorsAlone(t *testing.T) {
+	t.Parallel()
+	cfg := needEngine(t)
+	r := newRegistry(t)
+	cfg.Pull = true
+	var log safeBuffer
+	cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	for what, err := range uses(t, provide(t, cfg), r.addr+"/x:1") {
+		wantCode(t, what, err, sandbox.CodeImageNotFound, "cannot be pulled")
+		for cause := err; cause != nil; cause = errors.Unwrap(cause) {
+			if strings.Contains(cause.Error(), registryWords) || strings.Contains(cause.Error(), "no space") {
+				t.Errorf("%s: %v", what, cause)
+			}
+		}
+	}
+	if r.connections.Load() == 0 {
+		t.Error("the engine did not ask the registry")
+	}
+	if !strings.Contains(log.String(), registryWords) {
+		t.Errorf("the log does not say why: %s", log.String())
+	}
+}
+
+// An engine hears of allowed images only, of those it has not by an inspection
+// alone, and what it answers to a pull stays here.
+func TestImage_OfTheEngineThatIsTold(t *testing.T) {
+	t.Parallel()
+	var mu sync.Mutex
+	var told []string
+	fake := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Api-Version", "1.47")
+		w.Header().Set("Content-Type", "application/json")
+		if strings.HasSuffix(r.URL.Path, "/_ping") {
+			return
+		}
+		mu.Lock()
+		told = append(told, r.Method)
+		mu.Unlock()
+		w.WriteHeader(map[string]int{http.MethodGet: http.StatusNotFound, http.MethodPost: http.StatusInternalServerError}[r.Method])
+		_, _ = io.WriteString(w, `{"message":"`+registryWords+` no space left on device"}`)
+	}))
+	t.Cleanup(fake.Close)
+	list, err := imagepolicy.Parse("sandbox-images", []string{"10.0.0.7:5000/*"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name, image string
+		pull        bool
+		code, told  string
+	}{
+		{"another host", "10.0.0.8:5000/x", true, sandbox.CodeImageNotAllowed, "[]"},
+		{"an ID of the engine's", "sha256:" + strings.Repeat("0a", 32), true, sandbox.CodeImageNotAllowed, "[]"},
+		{"no name", "A B", true, sandbox.CodeImageNotAllowed, "[]"},
+		{"one of the list", "10.0.0.7:5000/x", false, sandbox.CodeImageNotFound, "[GET]"},
+		{"one of the list, with pulls", "10.0.0.7:5000/x", true, sandbox.CodeImageNotFound, "[GET POST]"},
+		{"the operator's own", "own:1", false, sandbox.CodeImageNotFound, "[GET POST]"},
+	} {
+		told = nil
+		var log safeBuffer
+		p := provide(t, Config{Engine: engine, Runner: "none", Image: "own:1", Images: list, Pull: c.pull, Host: "tcp://" + fake.Listener.Addr().String(), Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		_, err := p.image(t.Context(), fieldImage, c.image)
+		wantCode(t, c.name, err, c.code, "the operator")
+		for cause := err; cause != nil; cause = errors.Unwrap(cause) {
+			if strings.Contains(cause.Error(), registryWords) || strings.Contains(cause.Error(), "no space") {
+				t.Errorf("%s: %v", c.name, cause)
+			}
+		}
+		if got := fmt.Sprint(told); got != c.told {
+			t.Errorf("%s: the engine was told %s, want %s", c.name, got, c.told)
+		}
+		if pulled := strings.Contains(c.told, "POST"); pulled != strings.Contains(log.String(), registryWords) {
+			t.Errorf("%s: the log has %s", c.name, log.String())
+		}
+	}
+}
+
+// safeBuffer is text that several goroutines write.
+type safeBuffer struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (b *safeBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+
+func (b *safeBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.String()
+}

@@ -1,0 +1,59 @@
+package command
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/spoolhq/spool/pkg/api/command"
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// codeImageNotAllowed is the code of an image that the operator's list does not have. Executors fail with the same.
+const codeImageNotAllowed = "IMAGE_NOT_ALLOWED"
+
+// docker is the provider whose sandboxes are made from images.
+const docker = "docker"
+
+// checkImage refuses an image that is not allowed; "" is the installation's own.
+func (h *Handler) checkImage(field, image string) error {
+	if image == "" {
+		return nil
+	}
+	if err := h.cfg.Images.Check(image); err != nil {
+		return &command.Error{Code: codeImageNotAllowed, Field: field, Detail: err.Error() + ": use another, or have the operator add it"}
+	}
+	return nil
+}
+
+// checkAgentImages refuses an agent with an image that is not allowed.
+func (h *Handler) checkAgentImages(prefix string, agent events.AgentSpec) error {
+	err := h.checkImage(prefix+"image", agent.Image)
+	for i, m := range agent.MCPServers {
+		err = errors.Join(err, h.checkImage(fmt.Sprintf("%smcpServers[%d].image", prefix, i), m.Image))
+	}
+	return err
+}
+
+// checkAppliedImages refuses a definition that no session here could run.
+func (h *Handler) checkAppliedImages(agent events.AgentSpec) error {
+	if !slices.Contains(h.cfg.Providers, docker) {
+		return nil
+	}
+	return h.checkAgentImages("spec.", agent)
+}
+
+// checkSessionImages refuses a session with an image that is not allowed: its own
+// in place of the agent's, and those of the agent's MCP servers. An agent may be
+// older than the list.
+func (h *Handler) checkSessionImages(provider, image string, agent *events.AgentSpec) error {
+	if provider != docker {
+		return nil
+	}
+	var of events.AgentSpec
+	if agent != nil {
+		of = *agent
+	}
+	of.Image = ""
+	return errors.Join(h.checkImage("sessionOptions.image", image), h.checkAgentImages("agent.", of))
+}
