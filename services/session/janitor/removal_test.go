@@ -206,10 +206,10 @@ func TestPass_DryRunListsWhatGoes(t *testing.T) {
 		must(t, err)
 		return report.Items
 	}
-	waits := func(dry bool, for_ string) {
+	waits := func(dry bool, reason string) {
 		t.Helper()
-		if list := items(dry); len(list) != 1 || list[0].Name != id || !strings.Contains(list[0].Waits, for_) {
-			t.Errorf("found %+v, want the session to wait for %q", list, for_)
+		if list := items(dry); len(list) != 1 || list[0].Name != id || !strings.Contains(list[0].Waits, reason) {
+			t.Errorf("found %+v, want the session to wait for %q", list, reason)
 		}
 	}
 	waits(true, "not retired")

@@ -73,7 +73,8 @@ func (p *pass) unknownSecrets(ctx context.Context) ([]sealed, error) {
 	}
 	rows, err := p.conn.Query(ctx, `WITH kept AS MATERIALIZED (
 			SELECT DISTINCT variable.value ->> 'sealed' AS key FROM catalogue_versions v JOIN catalogue_entries e USING (tenant, id),
-				json_each(coalesce(v.spec::json -> 'variables', '{}')) AS variable WHERE e.kind = 'environment')
+				json_each(CASE json_typeof(v.spec::json -> 'variables') WHEN 'object' THEN v.spec::json -> 'variables' ELSE '{}' END) AS variable
+			WHERE e.kind = 'environment')
 		SELECT k.key FROM unnest($1::text[], $2::text[], $3::text[]) AS k (key, tenant, execution)
 		WHERE CASE WHEN k.execution = '' THEN NOT EXISTS (SELECT FROM kept WHERE kept.key = k.key)
 			ELSE NOT EXISTS (SELECT FROM executions x WHERE x.tenant = k.tenant AND x.id = k.execution) END

@@ -105,7 +105,8 @@ func (p *pass) trim(ctx context.Context, k sessionKey, list []object) error {
 			packs = append(packs, o)
 		}
 	}
-	if len(manifests) <= p.cfg.Snapshots {
+	// A tenth more than stays, since all manifests that stay are read for it.
+	if len(manifests) <= p.cfg.Snapshots+p.cfg.Snapshots/10 {
 		return nil
 	}
 	// After the list: a snapshot that was committed later is not in it.
@@ -118,19 +119,22 @@ func (p *pass) trim(ctx context.Context, k sessionKey, list []object) error {
 		return nil // it came after the list: the next pass looks again
 	}
 	slices.SortFunc(manifests, func(a, b object) int { return cmp.Compare(b.seq, a.seq) })
-	var old []object
-	needed := map[string]bool{}
+	var stay, old []object
 	for i, o := range manifests {
 		if i >= p.cfg.Snapshots && o.Name != last && o.At.Before(p.settled()) {
 			old = append(old, o)
-			continue
-		}
-		if err := p.needs(ctx, k, o, needed); err != nil {
-			return err
+		} else {
+			stay = append(stay, o)
 		}
 	}
 	if len(old) == 0 {
 		return nil
+	}
+	needed := map[string]bool{}
+	for _, o := range stay {
+		if err := p.needs(ctx, k, o, needed); err != nil {
+			return err
+		}
 	}
 	// The packs first: while a manifest beyond the retention is there, the next pass comes back for the rest.
 	packs = slices.DeleteFunc(packs, func(o object) bool { return needed[o.Name] || !o.At.Before(p.settled()) })
