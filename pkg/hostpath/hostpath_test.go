@@ -78,7 +78,7 @@ func TestMain(m *testing.M) {
 func TestResolve_RefusesWhatTheProcessMayNotUse(t *testing.T) {
 	t.Parallel()
 	const nobody = 65534
-	dir, err := os.MkdirTemp("", "hostpath") // the parents of t.TempDir are root's alone
+	dir, err := os.MkdirTemp("", "hostpath") //nolint:usetesting // the parents of t.TempDir are root's alone
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -60,7 +60,7 @@ func Nobody(t testing.TB) (user *syscall.Credential, folder, data string) {
 	}
 	for _, dir := range []*string{&folder, &data} {
 		var err error
-		*dir, err = os.MkdirTemp("", strings.ReplaceAll(t.Name(), "/", "_")) // t.TempDir lies in a folder of root's
+		*dir, err = os.MkdirTemp("", strings.ReplaceAll(t.Name(), "/", "_")) //nolint:usetesting // t.TempDir lies in a folder of root's
 		must(t, err)
 		t.Cleanup(func() { check(t, os.RemoveAll(*dir)) })
 		must(t, os.Chown(*dir, id, id))
