@@ -91,12 +91,8 @@ func (s *stack) dead(typ command.Type, tenant string, letter uint64) command.Ans
 	raw, err := json.Marshal(command.DeadLetter{Sequence: letter})
 	must(s.t, err)
 	c := command.Command{Type: typ, ID: id(events.KindCommand), Tenant: tenant, Actor: events.Actor{Kind: "user"}, Body: raw}
-	payload, err := json.Marshal(c)
+	a, err := s.carry(c, "dead")
 	must(s.t, err)
-	reply, err := bus.Request(s.t.Context(), s.js, bus.Command{Subject: topology.CommandSubject(topology.ServiceSession, tenant, "dead"), ID: c.ID, Payload: payload})
-	must(s.t, err)
-	var a command.Answer
-	must(s.t, json.Unmarshal(reply.Payload, &a))
 	return a
 }
 

@@ -131,18 +131,23 @@ func (s *stack) try(cmd string, typ command.Type, sid, exe string, body any) (co
 		return command.Answer{}, err
 	}
 	c := command.Command{Type: typ, ID: cmd, Tenant: "default", SessionID: sid, ExecutionID: exe, Actor: events.Actor{Kind: "user"}, Body: raw}
-	payload, err := json.Marshal(c)
-	if err != nil {
-		return command.Answer{}, err
-	}
 	target := sid
 	if target == "" {
 		target = "key"
 	}
+	return s.carry(c, target)
+}
+
+// carry sends a command about a target and waits for its answer.
+func (s *stack) carry(c command.Command, target string) (command.Answer, error) {
+	payload, err := json.Marshal(c)
+	if err != nil {
+		return command.Answer{}, err
+	}
 	// As a gateway does: a command whose answer does not come is sent again under its id.
 	for tries := 0; ; tries++ {
 		ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
-		reply, err := bus.Request(ctx, s.js, bus.Command{Subject: topology.CommandSubject(topology.ServiceSession, "default", target), ID: c.ID, Payload: payload})
+		reply, err := bus.Request(ctx, s.js, bus.Command{Subject: topology.CommandSubject(topology.ServiceSession, c.Tenant, target), ID: c.ID, Payload: payload})
 		cancel()
 		if err == nil {
 			var a command.Answer
