@@ -24,6 +24,7 @@ type block struct {
 // more special block comes first.
 var closed = []block{
 	{netip.MustParsePrefix("169.254.169.254/32"), "the cloud's metadata service"},
+	{netip.MustParsePrefix("168.63.129.16/32"), "the cloud's metadata service"}, // Azure's, in the public net's numbers
 	{netip.MustParsePrefix("fd00:ec2::254/128"), "the cloud's metadata service"},
 	{netip.MustParsePrefix("0.0.0.0/8"), "an unspecified address"},
 	{netip.MustParsePrefix("10.0.0.0/8"), "a private address"},

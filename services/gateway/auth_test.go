@@ -12,6 +12,7 @@ import (
 	"google.golang.org/genproto/googleapis/api/annotations"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	reflectionv1 "google.golang.org/grpc/reflection/grpc_reflection_v1"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/dynamicpb"
 
@@ -86,7 +87,14 @@ func TestKeys(t *testing.T) {
 	acme.do("DELETE", "/api/keys/"+own.text("keyId"), "").want(t, 200)
 	g.as(own.text("key")).get("/api/sessions").wantProblem(t, 401, "UNAUTHENTICATED", "Authorization")
 	acme.do("DELETE", "/api/keys/"+oldID(t, events.KindKey), "").wantProblem(t, 404, "KEY_NOT_FOUND", "keyId")
-	g.wantMetric(t, "spool_gateway_unauthenticated_total 8")
+	// What the gateway counts is the operator's: it shows which routes other tenants use, and how much.
+	acme.get("/metrics").wantProblem(t, 403, "FORBIDDEN", "Authorization")
+	g.get("/metrics").wantProblem(t, 401, "UNAUTHENTICATED", "Authorization")
+	info, err := reflectionv1.NewServerReflectionClient(g.conn()).ServerReflectionInfo(t.Context())
+	must(t, err)
+	_, err = info.Recv()
+	wantCode(t, err, codes.Unauthenticated, "UNAUTHENTICATED", "Authorization")
+	g.as(root).wantMetric(t, "spool_gateway_unauthenticated_total 10")
 }
 
 // A key that is revoked ends what is connected with it, within about a second.

@@ -43,7 +43,7 @@ func programs() []program {
 		{"projector", "Folds the log into Postgres.", &projector.Config{}, projector.DescribeMetrics},
 		{"janitor", "Removes the content of deleted sessions, and what no session needs, for good ([security.md](security.md)).", &janitor.Config{}, janitor.DescribeMetrics},
 		{"skills", "Checks and keeps skills.", &skills.Config{}, skills.DescribeMetrics},
-		{"gateway", "What clients talk to. Its own listener answers /healthz, /readyz and /metrics as well.", &gatewaySettings{}, gateway.DescribeMetrics},
+		{"gateway", "What clients talk to. Its own listener answers /healthz and /readyz as well, and /metrics to the root key, or without API keys to everybody.", &gatewaySettings{}, gateway.DescribeMetrics},
 		{"executor", "Runs agents in sandboxes.", &executor.Config{}, executor.DescribeMetrics},
 		{"egress", "The way out of Docker sandboxes, and the only process that has to hold keys of models. It does not talk to NATS and takes nothing of every service's settings.",
 			&executor.EgressSettings{}, executor.DescribeEgressMetrics},

@@ -103,14 +103,14 @@ func (h *Handler) refuse(w *answer, r *http.Request, err error) {
 	}
 }
 
-// byHand are the routes that are not made of spool.v1 and need no key.
+// byHand are the routes that are not made of spool.v1 and need no key, but for /metrics.
 func (h *Handler) byHand(path string) http.HandlerFunc {
 	switch path {
 	case "/health", "/healthz":
 		return h.health
 	case "/readyz":
 		return h.ready
-	case "/metrics":
+	case metricsPath:
 		return h.metrics.ServeHTTP
 	case "/api/openapi.json":
 		return openAPI
@@ -119,6 +119,7 @@ func (h *Handler) byHand(path string) http.HandlerFunc {
 }
 
 const (
+	metricsPath  = "/metrics"
 	socketPath   = "/api/ws"
 	streamPrefix = "/api/sessions/"
 	streamSuffix = "/events/stream"
@@ -140,6 +141,11 @@ func (h *Handler) serve(w *answer, r *http.Request) error {
 		w.route = r.URL.Path
 		if r.Method != http.MethodGet && r.Method != http.MethodHead {
 			return notAllowed(r)
+		}
+		if r.URL.Path == metricsPath {
+			if err := h.checkOperator(r); err != nil {
+				return err
+			}
 		}
 		serve(w, r)
 		return nil
@@ -232,6 +238,16 @@ func checkHeader(r *http.Request) error {
 		return problem.Invalid(field, "the URL and the header have %d bytes, %d of them here; at most %d are taken", total, largest, maxHeader)
 	}
 	return nil
+}
+
+// checkOperator refuses a request that is not the operator's: metrics show what
+// all tenants do. SPOOL_METRICS_LISTEN serves them without a key, on a network of the operator's.
+func (h *Handler) checkOperator(r *http.Request) error {
+	p, err := h.cfg.Auth.Authenticate(r.Context(), r.Header.Get("Authorization"))
+	if err == nil && !p.Admin {
+		err = problem.New(problem.Forbidden, "Authorization", "metrics are the operator's: send the root key, or ask the address of SPOOL_METRICS_LISTEN")
+	}
+	return err
 }
 
 // manages reports whether a route manages API keys or budgets.
