@@ -3,7 +3,6 @@ package gateway_test
 import (
 	"bytes"
 	"context"
-	"crypto/tls"
 	"encoding/binary"
 	"fmt"
 	"io"
@@ -18,8 +17,6 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
-
-	"golang.org/x/net/http2"
 
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/pkg/daemon/settingstest"
@@ -125,9 +122,8 @@ func storm(t *testing.T, addr, key, method string) (answered *atomic.Int64) {
 	binary.BigEndian.PutUint32(content[1:], attackBytes-4)
 	for range attackers {
 		wg.Go(func() {
-			tr := &http2.Transport{AllowHTTP: true, DialTLSContext: func(ctx context.Context, network, addr string, _ *tls.Config) (net.Conn, error) {
-				return (&net.Dialer{}).DialContext(ctx, network, addr)
-			}}
+			tr := &http.Transport{Protocols: new(http.Protocols)}
+			tr.Protocols.SetUnencryptedHTTP2(true)
 			defer tr.CloseIdleConnections()
 			req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+addr+method, stalled{bytes.NewReader(content), ctx.Done()})
 			if err != nil {
