@@ -34,7 +34,7 @@ const (
 	KindChunks Kind = "chunks"
 	// KindSnapshots are snapshots of a session's workspace beyond the retention.
 	KindSnapshots Kind = "snapshots"
-	// KindUploads are files of a session that was never created, or that came after the removal of its content.
+	// KindUploads are files whose request was refused, of a session that was never created, or that came after the removal of its content.
 	KindUploads Kind = "uploads"
 	// KindSkill is the ZIP of a skill that no version refers to, or an upload of one.
 	KindSkill Kind = "skill"
@@ -65,6 +65,9 @@ type Janitor struct {
 	deps   Deps
 	js     jetstream.JetStream
 	counts *metrics
+	// fileNeeded holds the files that an event refers to, by the sequence of their object. A file stays referred to as long as its
+	// session exists. It is used within a pass alone.
+	fileNeeded map[uint64]bool
 }
 
 // New checks the config; nothing is asked of NATS or Postgres yet.
@@ -86,7 +89,7 @@ func New(cfg Config, deps Deps) (*Janitor, error) {
 	if deps.Now == nil {
 		deps.Now = deps.Clock.Now
 	}
-	return &Janitor{cfg: cfg, deps: deps, js: js, counts: newMetrics(deps.Metrics)}, nil
+	return &Janitor{cfg: cfg, deps: deps, js: js, counts: newMetrics(deps.Metrics), fileNeeded: map[uint64]bool{}}, nil
 }
 
 // Run makes a pass at every interval until ctx ends. A pass that fails is logged,
@@ -150,17 +153,18 @@ func (j *Janitor) Pass(ctx context.Context, dry bool) (_ Report, err error) {
 
 // pass is one pass.
 type pass struct {
-	cfg      Config
-	log      eventlog.Log
-	sessions eventlog.Sessions
-	logger   *slog.Logger
-	now      func() time.Time
-	js       jetstream.JetStream
-	conn     *pgx.Conn
-	counts   *metrics
-	dry      bool
-	report   Report
-	removed  int // sessions
+	cfg        Config
+	log        eventlog.Log
+	sessions   eventlog.Sessions
+	logger     *slog.Logger
+	now        func() time.Time
+	js         jetstream.JetStream
+	conn       *pgx.Conn
+	counts     *metrics
+	fileNeeded map[uint64]bool // of the Janitor
+	dry        bool
+	report     Report
+	removed    int // sessions
 
 	streams              []eraser // of the log, by shard
 	deltas               eraser
@@ -174,7 +178,7 @@ type pass struct {
 func (j *Janitor) open(ctx context.Context, conn *pgx.Conn, dry bool) (*pass, error) {
 	p := &pass{
 		cfg: j.cfg, log: j.deps.Log, sessions: eventlog.Sessions{Log: j.deps.Log}, logger: j.deps.Logger, now: j.deps.Now,
-		js: j.js, conn: conn, counts: j.counts, dry: dry, report: Report{Items: []Item{}},
+		js: j.js, conn: conn, counts: j.counts, fileNeeded: j.fileNeeded, dry: dry, report: Report{Items: []Item{}},
 	}
 	for shard := range j.deps.Log.Shards() {
 		e, err := openEraser(ctx, j.js, topology.EventsStream(shard))

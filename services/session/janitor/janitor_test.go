@@ -298,21 +298,35 @@ func TestPass_LeavesASnapshotThatIsBeingTaken(t *testing.T) {
 	b.restores(l, r.ID, "first")
 }
 
-// Files that came with the request for a session that was refused are erased once
-// they are old; those of a session that exists stay.
-func TestPass_RemovesUploadsOfSessionsThatDoNotExist(t *testing.T) {
+// Files whose request was refused are erased once they are old, of a session that was never created and of one that exists.
+// Files that an event refers to stay, also when the read models do not have the event.
+func TestPass_RemovesFilesOfRefusedRequests(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	refused, there := newID(events.KindSession), b.session(newID(events.KindSession)).ID
-	b.put(topology.BucketWorkspaces, tenant+"/"+refused+"/f-1", "refused")
-	b.put(topology.BucketWorkspaces, tenant+"/"+there+"/f-1", "there")
+	absent := newID(events.KindSession)
+	l := b.session(newID(events.KindSession))
+	there := l.ID
+	objects := map[string]string{}
+	for _, name := range []string{absent + "/f-1", there + "/f-refused", there + "/u-refused", there + "/u-accepted"} {
+		objects[name] = tenant + "/" + name
+		b.put(topology.BucketWorkspaces, objects[name], name)
+	}
+	command := newID(events.KindCommand)
+	list, err := session.Decide(l.Life, session.PutFile{
+		Base: session.Base{Meta: events.Meta{CommandID: command, Now: b.now}}, File: session.File{Path: "a", Object: objects[there+"/u-accepted"], SHA256: digest("a")},
+	})
+	must(t, err)
+	must(t, eventlog.Sessions{Log: b.log}.AppendLife(t.Context(), &l, events.Actor{Kind: "user", ID: "test"}, command, list))
 	j := b.janitor(janitor.Config{Uploads: time.Second})
 	b.now = b.now.Add(10 * time.Minute)
 	same(t, "found when they are new, whatever the setting", b.found(j, false))
 	b.now = b.now.Add(time.Hour)
-	same(t, "dry", b.found(j, true), "uploads "+refused)
-	same(t, "found", b.found(j, false), "uploads "+refused)
-	same(t, "left", b.names(topology.BucketWorkspaces), tenant+"/"+there+"/f-1")
+	items := []string{"uploads " + absent, "uploads " + there}
+	slices.Sort(items)
+	same(t, "dry", b.found(j, true), items...)
+	same(t, "found", b.found(j, false), items...)
+	same(t, "left", b.names(topology.BucketWorkspaces), objects[there+"/u-accepted"])
+	same(t, "found again", b.found(j, false))
 }
 
 func digest(text string) string {

@@ -18,8 +18,8 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace/natsstore"
 )
 
-// workspaceObjects removes objects of sessions whose content stays: snapshots beyond
-// the retention, and what is named after a session that does not exist (any more).
+// workspaceObjects removes objects of sessions whose content stays: snapshots beyond the retention, files whose request
+// was refused, and what is named after a session that does not exist (any more).
 func (p *pass) workspaceObjects(ctx context.Context) error {
 	list, err := p.workspaces.sessions(ctx)
 	if err != nil {
@@ -31,7 +31,7 @@ func (p *pass) workspaceObjects(ctx context.Context) error {
 	}
 	var errs []error
 	for _, k := range slices.SortedFunc(maps.Keys(list), compareKeys) {
-		step := p.trim
+		step := p.present
 		if absent[k] {
 			step = p.uploads
 		}
@@ -83,9 +83,14 @@ func (p *pass) uploads(ctx context.Context, k sessionKey, list []object) error {
 		return err
 	}
 	if l.Life.Status != session.None && !l.Run.Retired {
-		return p.trim(ctx, k, list)
+		return p.present(ctx, k, list)
 	}
 	return p.removeObjects(ctx, p.workspaces, Item{Kind: KindUploads, Tenant: k.Tenant, Name: k.ID}, list)
+}
+
+// present removes what a session that exists does not need.
+func (p *pass) present(ctx context.Context, k sessionKey, list []object) error {
+	return errors.Join(p.trim(ctx, k, list), p.refusedFiles(ctx, k, list))
 }
 
 // trim removes a session's snapshots beyond the retention, and the packs that no
