@@ -10,6 +10,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/session"
 )
 
 // refusedFiles removes files of a session that exists, whose request was refused: no event refers to them.
@@ -36,7 +37,11 @@ func (p *pass) refusedFiles(ctx context.Context, k sessionKey, list []object) er
 	if files = p.withoutReference(files, names); len(files) == 0 {
 		return nil
 	}
-	// The read models may lag, so the log decides.
+	// The read models may lag, so the log decides. All that a deleted session has goes with it.
+	l, err := p.sessions.Load(ctx, k.Tenant, k.ID, eventlog.Leader)
+	if err != nil || l.Life.Status == session.Deleted {
+		return err
+	}
 	if names, err = p.putFiles(ctx, k); err != nil {
 		return err
 	}
