@@ -11,6 +11,9 @@ import (
 
 	"github.com/coder/websocket"
 
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/eventlog/eventlogtest"
+	"github.com/spoolhq/spool/pkg/eventlog/jslog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/gateway"
@@ -87,6 +90,10 @@ func TestWebSocketJoinsBeforeTheProjector(t *testing.T) {
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
 	id := newID(t, events.KindSession)
+	log, err := jslog.New(jslog.Config{JetStream: w.js})
+	must(t, err)
+	_, err = log.Append(t.Context(), eventlog.Head{Subject: events.LifeOf("default", id)}, eventlogtest.Draft(id, "accepted"))
+	must(t, err)
 	c := g.dial()
 	c.send(fmt.Sprintf(`{"type":"session:join","sessionId":%q}`, id))
 	w.emit("default", id, events.Event{Data: events.SessionCreated{Options: events.Options{}}})
