@@ -33,11 +33,12 @@ func TestDockerTurns(t *testing.T) {
 			}
 			for n := 1; n <= 2; n++ {
 				k.failed("run the command echo once", "BUDGET_EXCEEDED", "the execution has had 1 turns, and its budget is 1")
-				if have := calls(); have != n {
+				// An ACP agent asks for a title by itself, of the same allowance, and maybe before it asks for the answer.
+				if have := calls(); have > n || have < n && architecture != "acp" {
 					t.Errorf("after turn %d the model was asked %d times", n, have)
 				}
 			}
-			if architecture != "acp" { // which asks for a title by itself, of the same allowance
+			if architecture != "acp" {
 				k.completed("hello", "You said: hello")
 			}
 		})

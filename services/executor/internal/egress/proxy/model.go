@@ -51,10 +51,17 @@ func (s *Server) route(w http.ResponseWriter, r *http.Request, sb *registry.Sand
 		return
 	}
 	c := &call{s: s, sb: sb, rt: rt, began: time.Now(), execution: sb.Execution(), bill: sb.Bill(), dialect: rt.dialect(r.Method, rest)}
-	if why := c.bill.Exhausted(); why != "" && c.dialect != meter.None {
-		d.Code, d.Message = BudgetExhausted, why
-		s.deny(w, sb, http.StatusPaymentRequired, d)
-		return
+	if c.dialect != meter.None {
+		end, why, err := c.bill.Begin(r.Context())
+		switch {
+		case err != nil:
+			return // the sandbox went away
+		case why != "":
+			d.Code, d.Message = BudgetExhausted, why
+			s.deny(w, sb, http.StatusPaymentRequired, d)
+			return
+		}
+		defer end()
 	}
 	c.serve(w, r)
 }

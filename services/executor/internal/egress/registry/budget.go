@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"context"
 	"fmt"
 	"math"
 	"sync"
@@ -40,8 +41,39 @@ func checkBudgets(list []Budget) error {
 type account struct {
 	refs int // guarded by the registry
 
-	mu    sync.Mutex
-	spent events.Spent
+	mu      sync.Mutex
+	spent   events.Spent
+	running uint32        // requests that count as a turn if they are answered
+	ended   chan struct{} // closed when one of them ends; nil while none runs
+}
+
+// enter counts a request that runs, unless no turn is left for it. Then it returns what is closed when one that runs ends, or at once if
+// none runs: the budget was used up a moment ago.
+func (a *account) enter(turns uint32) (wait <-chan struct{}) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.spent.Turns+a.running >= turns {
+		if a.running > 0 {
+			return a.ended
+		}
+		now := make(chan struct{})
+		close(now)
+		return now
+	}
+	if a.running++; a.ended == nil {
+		a.ended = make(chan struct{})
+	}
+	return nil
+}
+
+func (a *account) leave() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	close(a.ended)
+	a.ended = nil
+	if a.running--; a.running > 0 {
+		a.ended = make(chan struct{})
+	}
 }
 
 // report takes what somebody else knows, which may be more, or lag.
@@ -97,6 +129,45 @@ func (b Bill) Spend(model string, took events.Spent, priced bool) {
 		b.unpriced.model = model
 		b.unpriced.mu.Unlock()
 	}
+}
+
+// Begin blocks while requests that run would, once they are answered, use up a limit of turns; so requests that are made at once cannot pass
+// a limit together. It returns a function that the caller calls after Spend, or why nothing more may be spent. The error is ctx's.
+func (b Bill) Begin(ctx context.Context) (end func(), why string, err error) {
+	for {
+		if why := b.Exhausted(); why != "" {
+			return nil, why, nil
+		}
+		entered, wait := b.enter()
+		leave := func() {
+			for _, a := range entered {
+				a.leave()
+			}
+		}
+		if wait == nil {
+			return leave, "", nil
+		}
+		leave()
+		select {
+		case <-wait:
+		case <-ctx.Done():
+			return nil, "", ctx.Err()
+		}
+	}
+}
+
+// enter counts a request on each account whose turns are limited, up to the first that has no room.
+func (b Bill) enter() (entered []*account, wait <-chan struct{}) {
+	for _, c := range b.charges {
+		if c.Limit.Turns == 0 {
+			continue
+		}
+		if wait := c.account.enter(c.Limit.Turns); wait != nil {
+			return entered, wait
+		}
+		entered = append(entered, c.account)
+	}
+	return entered, nil
 }
 
 // Exhausted says what of which budget is used up, "" for nothing.
