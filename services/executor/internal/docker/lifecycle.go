@@ -79,12 +79,32 @@ func (p *Provider) Terminate(ctx context.Context, id string, wipe bool) error {
 	if !wipe {
 		return nil
 	}
-	for _, v := range []string{workVolume(c.owner), stateVolume(c.owner), noteVolume(id), noteVolume(c.owner)} {
-		if _, err := p.removeVolume(ctx, v); err != nil {
-			return fmt.Errorf("terminate sandbox %s: %w", id, err)
-		}
+	if err := p.wipe(ctx, id, c.owner); err != nil {
+		return fmt.Errorf("terminate sandbox %s: %w", id, err)
 	}
 	return nil
+}
+
+// wipe removes the volumes that a sandbox has, and the notes about them.
+func (p *Provider) wipe(ctx context.Context, id, owner string) error {
+	for _, v := range []string{workVolume(owner), stateVolume(owner), noteVolume(id), noteVolume(owner)} {
+		if _, err := p.removeVolume(ctx, v); err != nil {
+			return err
+		}
+	}
+	if labels, err := p.volume(ctx, workVolume(owner)); err != nil || labels != nil {
+		return err // another container has them by now
+	}
+	// Notes of sandboxes in between: one that was ended twice at once, by its turn and by the sweep, may have got its note
+	// again after the sandbox that followed had removed it.
+	list, _, err := p.ours(ctx)
+	for _, v := range list {
+		if v.Labels[labelRole] == roleNote && v.Labels[labelOwner] == owner {
+			_, gone := p.removeVolume(ctx, v.Name)
+			err = errors.Join(err, gone)
+		}
+	}
+	return err
 }
 
 // stop lets the agents of a running sandbox end in order. What does not is killed
