@@ -2,7 +2,9 @@ package harness
 
 import (
 	"bytes"
+	"errors"
 	"io"
+	"io/fs"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -52,10 +54,16 @@ func (c *Cluster) Written() map[string][]byte {
 			continue
 		}
 		must(c.T, filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+			if errors.Is(err, fs.ErrNotExist) {
+				return nil
+			}
 			if err != nil || !d.Type().IsRegular() {
 				return err
 			}
 			raw, err := os.ReadFile(path)
+			if errors.Is(err, fs.ErrNotExist) {
+				return nil // a temporary file of NATS, which goes on
+			}
 			out[path] = raw
 			return err
 		}))
