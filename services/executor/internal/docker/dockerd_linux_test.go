@@ -62,10 +62,12 @@ func (d *dockerd) start() {
 	if err != nil {
 		d.t.Fatal(err)
 	}
-	defer log.Close()                                                                                                                           //nolint:errcheck // dockerd has its own descriptor
+	defer log.Close() //nolint:errcheck // dockerd has its own descriptor
+	// In a network namespace of its own: with --bridge none dockerd removes the docker0 of its namespace, which is the machine's engine's.
 	d.cmd = exec.Command("dockerd", "--host", d.host, "--data-root", filepath.Join(d.dir, "data"), "--exec-root", filepath.Join(d.dir, "exec"), //nolint:gosec // the test's own folder
 		"--pidfile", filepath.Join(d.dir, "pid"), "--bridge", "none", "--iptables=false", "--ip6tables=false")
 	d.cmd.Stdout, d.cmd.Stderr = log, log
+	d.cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
 	if err := d.cmd.Start(); err != nil {
 		d.t.Fatal(err)
 	}
