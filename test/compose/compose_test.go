@@ -197,7 +197,7 @@ func (c *conversation) ends() error {
 	return nil
 }
 
-// verify checks the log from inside, as people do.
+// verify checks the log and the read models from inside, as people do.
 func (p *project) verify(sessions int) {
 	p.t.Helper()
 	out := p.run(2*time.Minute, p.compose("run", "--rm", "--no-TTY", "--no-deps", "provision", "verify", "--json")...)
@@ -213,6 +213,9 @@ func (p *project) verify(sessions int) {
 		p.t.Errorf("spool verify: %s", out)
 	}
 	p.t.Logf("spool verify: sound: %d sessions, %d commits, %d events", report.Sessions, report.Commits, report.Events)
+	for _, command := range [][]string{{"rebuild", "--compare"}, {"gc", "--dry-run"}} { // each ends with 1 if it fails
+		p.run(2*time.Minute, p.compose(append([]string{"run", "--rm", "--no-TTY", "--no-deps", "provision"}, command...)...)...)
+	}
 }
 
 // executorID is how an executor's log names it.
