@@ -13,6 +13,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -256,13 +257,20 @@ func (b *bench) copy(ctx context.Context) (took time.Duration, rows int64, err e
 }
 
 func copyTable(ctx context.Context, conn *pgx.Conn, table string) (time.Duration, int64, error) {
-	result, err := conn.Query(ctx, "SELECT * FROM "+table)
+	// COPY cannot write columns that Postgres generates.
+	var names []string
+	err := conn.QueryRow(ctx, `SELECT array_agg(attname::text ORDER BY attnum) FROM pg_attribute
+		WHERE attrelid = $1::regclass AND attnum > 0 AND NOT attisdropped AND attgenerated = ''`, table).Scan(&names)
 	if err != nil {
 		return 0, 0, err
 	}
-	var names []string
-	for _, f := range result.FieldDescriptions() {
-		names = append(names, f.Name)
+	quoted := make([]string, len(names))
+	for i, name := range names {
+		quoted[i] = pgx.Identifier{name}.Sanitize()
+	}
+	result, err := conn.Query(ctx, "SELECT "+strings.Join(quoted, ", ")+" FROM "+table)
+	if err != nil {
+		return 0, 0, err
 	}
 	values, err := pgx.CollectRows(result, func(r pgx.CollectableRow) ([]any, error) { return r.Values() })
 	if err != nil {
