@@ -115,6 +115,17 @@ func (b *bed) left(t *testing.T, stream string) uint64 {
 	return info.State.Msgs
 }
 
+// unacknowledged returns how many messages a consumer of WORK has yet to deliver or waits to see acknowledged.
+func (b *bed) unacknowledged(t *testing.T, durable string) uint64 {
+	t.Helper()
+	c, err := b.js.Consumer(t.Context(), "WORK", durable)
+	if err != nil {
+		t.Fatal(err)
+	}
+	info := c.CachedInfo()
+	return info.NumPending + uint64(info.NumAckPending)
+}
+
 // eventually polls what only the server knows.
 func eventually(t *testing.T, what string, done func() bool) {
 	t.Helper()

@@ -16,7 +16,10 @@ import (
 )
 
 // The server is stopped and started again, twice, in the middle of a stream of messages. Every message whose publish was acknowledged is
-// handled, and a handler that is at work the whole time is delivered its message once.
+// handled and acknowledged, and a handler that is at work the whole time is delivered its message once.
+//
+// The stream itself may keep a message: nats-server 2.15.2 stores an acknowledgement with the consumer before it removes the message, and
+// a stop between the two leaves a message that is never delivered again. At its start the server removes those of interest streams alone.
 func TestRestartMidStream(t *testing.T) {
 	t.Parallel()
 	server := natstest.RunRestartable(t)
@@ -62,7 +65,7 @@ func TestRestartMidStream(t *testing.T) {
 		return len(handled) == count
 	})
 	close(release)
-	eventually(t, "the queue to be empty", func() bool { return b.left(t, "WORK") == 0 })
+	eventually(t, "all messages to be acknowledged", func() bool { return b.unacknowledged(t, "long") == 0 && b.unacknowledged(t, "short") == 0 })
 	select {
 	case delivered := <-long:
 		t.Errorf("the long job was delivered again, delivery %d", delivered)
