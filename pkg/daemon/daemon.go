@@ -34,6 +34,13 @@ type Settings struct {
 	LogLevel      slog.Level `default:"info" env:"SPOOL_LOG_LEVEL" help:"The least severe level that is logged: debug, info, warn or error."`
 }
 
+// LogSettings are what a service that opens the log takes beside Settings: embed them in its command line.
+type LogSettings struct {
+	LogKeys string `name:"log-keys" default:"" env:"SPOOL_LOG_KEYS" help:"Keys that commits of the log are signed with and checked by, role:key, separated by commas; older keys of a role follow its first one after plus signs. Empty for a log that is not signed."`
+}
+
+func (s *LogSettings) logKeys() string { return s.LogKeys }
+
 // Env is what a service is handed.
 type Env struct {
 	NATS    *nats.Conn
@@ -43,14 +50,17 @@ type Env struct {
 	Metrics prometheus.Registerer // what /metrics shows; the service adds to it
 }
 
-// Main parses settings into cli, a pointer to a struct that embeds Settings,
+// LogCLI is a pointer to a struct that embeds LogSettings.
+type LogCLI interface{ logKeys() string }
+
+// Main parses settings into cli, a pointer to a struct that embeds Settings and LogSettings,
 // then connects and runs the service until it ends or the process is told to.
 // It returns the exit code: 0, 1 for a failure, 2 for wrong usage.
 //
 // With `health` as the first argument it asks the process that runs with the
 // same settings whether it is ready, says what is not, and returns 0 or 1.
-func Main(name, doc string, cli any, settings *Settings, run func(context.Context, Env) error) int {
-	p := program{name: name, doc: doc, cli: cli, settings: settings, run: run, open: openLog}
+func Main(name, doc string, use jslog.Use, cli LogCLI, settings *Settings, run func(context.Context, Env) error) int {
+	p := program{name: name, doc: doc, cli: cli, settings: settings, run: run, open: logOpener{name, use, cli}.open}
 	return p.main(os.Args[1:], os.Stdout, os.Stderr)
 }
 
@@ -171,25 +181,52 @@ func (p *program) connect(logger *slog.Logger) (*nats.Conn, error) {
 
 func withoutLog(context.Context, *nats.Conn, *slog.Logger) (eventlog.Log, error) { return nil, nil }
 
-// openLog waits until the log's streams are there.
-func openLog(ctx context.Context, nc *nats.Conn, logger *slog.Logger) (eventlog.Log, error) {
+// logOpener opens the log for a service: as its name, which is the role that it writes as.
+type logOpener struct {
+	name string
+	use  jslog.Use
+	cli  LogCLI
+}
+
+// open waits until the log's streams are there.
+func (o logOpener) open(ctx context.Context, nc *nats.Conn, logger *slog.Logger) (eventlog.Log, error) {
+	keys, err := eventlog.ParseKeys(o.cli.logKeys(), o.name)
+	if err != nil {
+		return nil, err
+	}
 	js, err := jetstream.New(nc)
 	if err != nil {
 		return nil, fmt.Errorf("jetstream: %w", err)
 	}
+	shards, err := awaitStreams(ctx, js, logger)
+	if err != nil {
+		return nil, err
+	}
+	signing, err := jslog.Signing(ctx, js, shards, keys, o.use)
+	if err != nil {
+		return nil, err
+	}
+	if len(signing.Keys) == 0 && !keys.IsZero() {
+		logger.Warn("commits are not checked: `spool provision` has not been run with log-keys")
+	}
+	return jslog.New(jslog.Config{JetStream: js, Shards: shards, Keys: keys, Signing: signing, Logger: logger})
+}
+
+// awaitStreams returns the number of shards once they are installed.
+func awaitStreams(ctx context.Context, js jetstream.JetStream, logger *slog.Logger) (int, error) {
 	for said := false; ; said = true {
 		try, cancel := context.WithTimeout(ctx, 2*time.Second)
 		shards, err := topology.Shards(try, js)
 		cancel()
 		if err == nil {
-			return jslog.New(jslog.Config{JetStream: js, Shards: shards, Logger: logger})
+			return shards, nil
 		}
 		if !said {
 			logger.Info("waiting for NATS and its streams", "reason", err.Error())
 		}
 		select {
 		case <-ctx.Done():
-			return nil, ctx.Err()
+			return 0, ctx.Err()
 		case <-time.After(500 * time.Millisecond):
 		}
 	}

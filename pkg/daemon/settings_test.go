@@ -1,13 +1,20 @@
 package daemon
 
 import (
+	"bytes"
 	"context"
 	"io"
 	"net"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
+
 	"github.com/spoolhq/spool/pkg/daemon/settingstest"
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/eventlog/eventlogtest"
+	"github.com/spoolhq/spool/pkg/eventlog/jslog"
 	"github.com/spoolhq/spool/pkg/natsserver"
 	"github.com/spoolhq/spool/pkg/natsserver/natstest"
 	"github.com/spoolhq/spool/pkg/topology"
@@ -19,6 +26,59 @@ func TestEverySettingIsTested(t *testing.T) {
 		"SPOOL_NATS_URL": "TestSettingNATS", "SPOOL_NATS_USER": "TestSettingNATS", "SPOOL_NATS_PASSWORD": "TestSettingNATS",
 		"SPOOL_METRICS_LISTEN": "TestSettingMetricsListen", "SPOOL_LOG_LEVEL": "TestLogLevel",
 	})
+}
+
+func TestEveryLogSettingIsTested(t *testing.T) {
+	t.Parallel()
+	settingstest.Covered(t, LogSettings{}, map[string]string{"SPOOL_LOG_KEYS": "TestSettingLogKeys"})
+}
+
+// TestSettingLogKeys: SPOOL_LOG_KEYS signs what a service writes. A service whose keys do not fit the installation says so and does not run.
+func TestSettingLogKeys(t *testing.T) {
+	srv := natstest.RunConfig(t, natsserver.Config{Port: natsserver.RandomPort})
+	js, err := jetstream.New(natstest.Conn(t, srv))
+	if err != nil {
+		t.Fatal(err)
+	}
+	key := func(name string) string { return strings.Repeat(name, 8) }
+	all := "session:" + key("session") + ",executor:" + key("executor") + ",skills:" + key("skills") + ",janitor:" + key("janitor")
+	installed, err := eventlog.ParseKeys(all, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := topology.Provision(t.Context(), js, topology.Config{KeyIDs: installed.KeyIDs()}); err != nil {
+		t.Fatal(err)
+	}
+	for keys, want := range map[string]string{
+		all: "", "": "are signed", "gateway:" + key("gateway"): "one of the roles", "session:short": "at least 32",
+		strings.Replace(all, "session:", "session:"+key("another")+"+", 1): "does not know the key", "session:" + key("session"): "no key of executor",
+	} {
+		t.Setenv("SPOOL_LOG_KEYS", keys)
+		var c struct {
+			Settings
+			LogSettings
+		}
+		ran := false
+		p := program{name: "session", doc: "A service.", cli: &c, settings: &c.Settings, open: logOpener{"session", jslog.Writer, &c}.open}
+		p.run = func(ctx context.Context, env Env) error {
+			ran = true
+			_, err := env.Log.Append(ctx, eventlog.Head{Subject: eventlogtest.Session(0, 1, "daemon")}, eventlogtest.Draft("daemon", "text"))
+			return err
+		}
+		var said bytes.Buffer
+		code := p.main([]string{"--nats-url=" + srv.ClientURL()}, io.Discard, &said)
+		if ran != (want == "") || (code == 0) != ran || !strings.Contains(said.String(), want) {
+			t.Errorf("with %q it ran: %v, ended with %d and said %s", keys, ran, code, said.String())
+		}
+	}
+	s, err := js.Stream(t.Context(), topology.EventsStream(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := s.GetMsg(t.Context(), 1)
+	if err != nil || !strings.HasPrefix(m.Header.Get(topology.HeaderSignature), "session/") {
+		t.Errorf("the commit's headers are %v, %v", m.Header, err)
+	}
 }
 
 // TestSettingNATS: a service is at the server that is named, as the user that is named, with that one's rights, and not with another's password.

@@ -41,10 +41,16 @@ func ParsePosition(s string) (Position, error) {
 // Head is the last commit of a subject; Seq 0 means that there is none yet.
 type Head struct {
 	Subject events.Subject
-	Seq     uint64 // stream sequence, which guards the next append
+	Seq     uint64 // stream sequence
 	Hash    string // which the next commit chains to
 	Commit  events.Commit
+	// Guard is the stream sequence of the last message on the subject where that is not the commit: messages that are not part of the
+	// log follow it. 0 means Seq.
+	Guard uint64
 }
+
+// Expected is the stream sequence that the next append is guarded by.
+func (h Head) Expected() uint64 { return max(h.Guard, h.Seq) }
 
 // Record is a stored commit. Events are decoded, and data that lies in the
 // object store has been fetched and checked; Commit holds the stored bytes.
@@ -114,6 +120,9 @@ type Reader interface {
 type Filter struct {
 	Partitions []int          // nil for all of the shard
 	Subject    events.Subject // zero for all; with Aspect "" both aspects of a session
+	// Foreign asks for the messages that are not part of the log as well, each as a *ForeignError with its Record's Position. Without it
+	// they are left out.
+	Foreign bool
 }
 
 // Log is both.

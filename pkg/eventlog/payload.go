@@ -90,6 +90,15 @@ func claim(list []events.Event) ([]events.Event, map[string][]byte, error) {
 // Open reads a stored message and fetches what it refers to. Even when it fails
 // the record says where the message lies.
 func Open(ctx context.Context, subject string, p Position, stored time.Time, msg []byte, store Payloads) (Record, error) {
+	rec, err := Decode(subject, p, stored, msg)
+	if err != nil {
+		return rec, err
+	}
+	return Resolve(ctx, rec, store)
+}
+
+// Decode is the first half of Open: the record has its commit, and no events yet.
+func Decode(subject string, p Position, stored time.Time, msg []byte) (Record, error) {
 	rec := Record{Position: p, Time: stored}
 	var err error
 	if rec.Subject, err = events.ParseSubject(subject); err != nil {
@@ -98,12 +107,18 @@ func Open(ctx context.Context, subject string, p Position, stored time.Time, msg
 	if rec.Commit, err = events.DecodeCommit(msg); err != nil {
 		return rec, fmt.Errorf("read %s on %s: %w", p, subject, err)
 	}
+	return rec, nil
+}
+
+// Resolve is the other half: it decodes the events of a record's commit and fetches what they refer to.
+func Resolve(ctx context.Context, rec Record, store Payloads) (Record, error) {
+	var err error
 	if rec.Events, err = rec.Commit.Decode(); err != nil {
-		return rec, fmt.Errorf("read %s on %s: %w", p, subject, err)
+		return rec, fmt.Errorf("read %s on %s: %w", rec.Position, rec.Subject, err)
 	}
 	for i, e := range rec.Events {
 		if rec.Events[i].Data, err = fetch(ctx, rec.Subject, e.Data, store); err != nil {
-			return rec, fmt.Errorf("read %s on %s: %s %s: %w", p, subject, e.Type(), e.ID, err)
+			return rec, fmt.Errorf("read %s on %s: %s %s: %w", rec.Position, rec.Subject, e.Type(), e.ID, err)
 		}
 	}
 	return rec, nil

@@ -69,7 +69,7 @@ func (p *Problem) Error() string {
 // the log could not be read; what is wrong with it is in the report.
 func Verify(ctx context.Context, l Log, scope Scope) (Report, error) {
 	shards := l.Shards()
-	first, last, filter := 0, shards-1, Filter{}
+	first, last, filter := 0, shards-1, Filter{Foreign: true}
 	if scope.Session != "" {
 		s := events.LifeOf(scope.Tenant, scope.Session)
 		if err := s.Check(); err != nil {
@@ -95,9 +95,13 @@ func (v *Verifier) shard(ctx context.Context, l Log, shard int, filter Filter) e
 	for {
 		unreadable := false
 		for rec, err := range l.Read(ctx, at, filter) {
+			var foreign *ForeignError
 			switch {
 			case err == nil:
 				v.Add(rec)
+			case errors.As(err, &foreign):
+				at, unreadable = rec.Position, true
+				v.foreign(rec, foreign)
 			case rec.Position.Seq == 0, errors.Is(err, ErrUnavailable), ctx.Err() != nil:
 				return err
 			default:
@@ -180,11 +184,27 @@ func (v *Verifier) unreadable(rec Record, err error) {
 	}
 }
 
-// session returns what is remembered of a commit's session.
-func (v *Verifier) session(rec Record) *sessionCheck {
+// foreign notes a message that is not part of the log: the commits of its subject go on without it.
+func (v *Verifier) foreign(rec Record, err *ForeignError) {
+	v.begin()
+	v.count(rec)
+	rec.Commit = events.Commit{} // what it says of itself is not to be believed
+	p := v.problem(rec, "is not part of the log: "+err.Reason)
+	if p.Subject = err.Subject; !v.full() {
+		v.problems = append(v.problems, p)
+	}
+	v.last[rec.Position.Shard] = max(v.last[rec.Position.Shard], rec.Position.Seq)
+}
+
+func (v *Verifier) begin() {
 	if v.last == nil {
 		v.last, v.sessions = map[int]uint64{}, map[sessionKey]*sessionCheck{}
 	}
+}
+
+// session returns what is remembered of a commit's session.
+func (v *Verifier) session(rec Record) *sessionCheck {
+	v.begin()
 	key := sessionKey{rec.Subject.Tenant, rec.Subject.ID}
 	s := v.sessions[key]
 	if s == nil {

@@ -2,6 +2,8 @@ package topology
 
 // Headers of messages on NATS. In a watermill message each is a metadata key of the same name.
 const (
+	// HeaderSignature is a commit's signature: role/id of the key/HMAC in hexadecimal. See eventlog.Keys.
+	HeaderSignature = "Spool-Signature"
 	// HeaderReply is the subject on core NATS that the answer to a command goes to.
 	HeaderReply = "Spool-Reply"
 	// HeaderTimeToLive is how long somebody waits for a command's effect, from when the stream stored it, as a duration of Go ("3s");

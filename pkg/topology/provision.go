@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"strconv"
+	"strings"
 
 	"github.com/nats-io/nats.go/jetstream"
 )
@@ -18,6 +19,9 @@ type Config struct {
 	// Replicas is the number of copies of each stream, 1 to 5; 0 means what is
 	// installed, else 1. DELTAS always has one.
 	Replicas int
+	// KeyIDs names the keys that commits are signed with, role/id. The first time that there are any, each stream of the log records its
+	// last sequence: what comes after it has to be signed. The names are added to those that are recorded.
+	KeyIDs []string
 }
 
 func (c Config) validate() error {
@@ -74,7 +78,11 @@ func Provision(ctx context.Context, js jetstream.JetStream, cfg Config) error {
 	}
 	for _, s := range Streams(installed) {
 		s.Config.Metadata = map[string]string{shardsKey: strconv.Itoa(installed)}
-		if err := ensureStream(ctx, js, s.Config, cfg.Replicas); err != nil {
+		var keys []string
+		if strings.HasPrefix(s.Config.Name, "EVENTS-") {
+			keys = cfg.KeyIDs
+		}
+		if err := ensureStream(ctx, js, s.Config, cfg.Replicas, keys); err != nil {
 			return fmt.Errorf("provision stream %s: %w", s.Config.Name, err)
 		}
 	}
@@ -86,12 +94,13 @@ func shardsError(have, want int) error {
 }
 
 // ensureStream creates the stream, or updates what Spool owns of its settings.
-func ensureStream(ctx context.Context, js jetstream.JetStream, want jetstream.StreamConfig, replicas int) error {
+func ensureStream(ctx context.Context, js jetstream.JetStream, want jetstream.StreamConfig, replicas int, keys []string) error {
 	if want.Replicas == 0 {
 		want.Replicas = max(replicas, 1)
 	}
 	s, err := js.Stream(ctx, want.Name)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		maps.Copy(want.Metadata, signingMetadata(jetstream.StreamInfo{}, keys))
 		_, err = js.CreateStream(ctx, want)
 		if !errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
 			return err
@@ -109,6 +118,7 @@ func ensureStream(ctx context.Context, js jetstream.JetStream, want jetstream.St
 	if replicas == 0 {
 		want.Replicas = have.Replicas
 	}
+	maps.Copy(want.Metadata, signingMetadata(*s.CachedInfo(), keys))
 	next := merge(have, want)
 	if equal(have, next) {
 		return nil

@@ -33,7 +33,7 @@ var errBehind = errors.New("the reading has fallen behind")
 func (g *group) feed(ctx context.Context, after eventlog.Position) {
 	f := feeder{group: g.n, after: after, retry: backoff{logger: g.logger, doing: "read the log"}}
 	queue := func(it item, bytes int) error { return g.records.push(ctx, it, bytes) }
-	filter := eventlog.Filter{Partitions: topology.GroupPartitions(g.n)}
+	filter := eventlog.Filter{Partitions: topology.GroupPartitions(g.n), Foreign: true}
 	for ctx.Err() == nil {
 		f.push = queue
 		g.rides()

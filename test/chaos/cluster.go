@@ -19,6 +19,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/eventlog/jslog"
 	"github.com/spoolhq/spool/pkg/pgserver"
 	"github.com/spoolhq/spool/pkg/topology"
@@ -124,7 +125,7 @@ func (c *cluster) startNATS(ctx context.Context) error {
 func (c *cluster) spool(ctx context.Context, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, filepath.Join(c.bin, "spool"), args...)
 	cmd.Env = append(os.Environ(), "SPOOL_NATS_URL="+c.nats, "SPOOL_NATS_USER="+topology.UserAdmin,
-		"SPOOL_NATS_PASSWORD="+password(topology.UserAdmin), "SPOOL_DATABASE_URL="+c.database)
+		"SPOOL_NATS_PASSWORD="+password(topology.UserAdmin), "SPOOL_LOG_KEYS="+logKeys(eventlog.Writers()...), "SPOOL_DATABASE_URL="+c.database)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		return string(out), fmt.Errorf("spool %s: %w", strings.Join(args, " "), err)
@@ -222,6 +223,12 @@ func (c *cluster) startServices(ctx context.Context) error {
 	} {
 		for i := range s.copies {
 			env := append(os.Environ(), "SPOOL_NATS_URL="+c.nats, "SPOOL_NATS_USER="+s.name, "SPOOL_NATS_PASSWORD="+password(s.name))
+			switch s.name {
+			case "janitor", "skills":
+				env = append(env, "SPOOL_LOG_KEYS="+logKeys(s.name))
+			case "session", "executor", "projector":
+				env = append(env, "SPOOL_LOG_KEYS="+logKeys(eventlog.Writers()...))
+			}
 			env = append(env, s.env...)
 			if s.name == "gateway" {
 				addr, err := free()
@@ -287,8 +294,25 @@ func (c *cluster) log(ctx context.Context) (*nats.Conn, *jslog.Log, error) {
 	if err != nil {
 		return nc, nil, err
 	}
-	log, err := jslog.New(jslog.Config{JetStream: js, Shards: shards})
+	keys, err := eventlog.ParseKeys(logKeys(eventlog.Writers()...), "")
+	if err != nil {
+		return nc, nil, err
+	}
+	signing, err := jslog.Signing(ctx, js, shards, keys, jslog.Verifier)
+	if err != nil {
+		return nc, nil, err
+	}
+	log, err := jslog.New(jslog.Config{JetStream: js, Shards: shards, Keys: keys, Signing: signing})
 	return nc, log, err
+}
+
+// logKeys are the keys that commits of roles are signed with, as settings have them.
+func logKeys(roles ...string) string {
+	var list []string
+	for _, role := range roles {
+		list = append(list, role+":"+strings.Repeat("chaos-"+role, 4))
+	}
+	return strings.Join(list, ",")
 }
 
 // processes returns the parts and the model server.

@@ -193,7 +193,7 @@ func TestFileWantsPasswords(t *testing.T) {
 		t.Fatal(err)
 	}
 	needed := regexp.MustCompile(`(?m)^(SPOOL_\w+)=`).FindAllStringSubmatch(string(example), -1)
-	if len(needed) < 9 {
+	if len(needed) < 13 {
 		t.Fatalf("of .env.example only %v was read", needed)
 	}
 	for _, n := range needed {
@@ -260,9 +260,24 @@ func TestEnv(t *testing.T) {
 		}
 		seen[m[2]] = true
 	}
-	if len(seen) != 9 {
+	if len(seen) != 13 {
 		t.Errorf("it made %d passwords:\n%s", len(seen), first)
 	}
+	// What a release before signed commits wrote keeps all but the passwords at NATS, so that its services cannot write any more.
+	old := regexp.MustCompile(`(?m)^SPOOL_LOG_KEY_.*\n`).ReplaceAllString(first, "")
+	if err := os.WriteFile(path, []byte(old), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	upgraded := write()
+	for line := range strings.Lines(old) {
+		if kept := strings.Contains(upgraded, line); kept == strings.HasPrefix(line, "SPOOL_NATS_PASSWORD_") {
+			t.Errorf("an upgrade kept %s: %v", line, kept)
+		}
+	}
+	if strings.Count(upgraded, "\n") != strings.Count(first, "\n") {
+		t.Errorf("an upgrade wrote\n%s\nfrom\n%s", upgraded, old)
+	}
+	first = upgraded
 	if mock := write("--mock"); !strings.HasPrefix(mock, first) || !strings.Contains(mock, "SPOOL_ANTHROPIC_BASE_URL=http://mockllm:7799\n") {
 		t.Errorf("with --mock it wrote\n%s", mock)
 	}

@@ -17,6 +17,7 @@ type Connection struct {
 	GRPCAddr    string `json:"grpcAddr"`
 	NATSURL     string `json:"natsUrl"` // with the admin user's password
 	DatabaseURL string `json:"databaseUrl"`
+	LogKeys     string `json:"logKeys"` // of all roles
 }
 
 // ErrRunning is a data folder that another stack holds.

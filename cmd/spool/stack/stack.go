@@ -286,6 +286,8 @@ type Base struct {
 
 	cfg      Config
 	lock     *lock
+	logKeys  string // of all roles
+	signing  topology.Signing
 	nats     *natsserver.Server
 	postgres *pgserver.Server // nil where the user's own is used
 }
@@ -369,7 +371,34 @@ func (b *Base) startNATS(ctx context.Context) error {
 	}
 	try, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	return topology.Provision(try, js, topology.Config{})
+	return b.provision(try, js)
+}
+
+// provision installs the streams, and signs the log.
+func (b *Base) provision(ctx context.Context, js jetstream.JetStream) error {
+	shards, err := topology.Shards(ctx, js)
+	var signing topology.Signing
+	switch {
+	case errors.Is(err, topology.ErrNotInstalled):
+	case err != nil:
+		return err
+	default:
+		if signing, err = topology.ReadSigning(ctx, js, shards); err != nil {
+			return err
+		}
+	}
+	if b.logKeys, err = logKeys(b.cfg.DataDir, len(signing.Keys) > 0); err != nil {
+		return err
+	}
+	keys, err := eventlog.ParseKeys(b.logKeys, "")
+	if err != nil {
+		return err
+	}
+	if err := topology.Provision(ctx, js, topology.Config{KeyIDs: keys.KeyIDs()}); err != nil {
+		return err
+	}
+	b.signing, err = jslog.Signing(ctx, js, 1, keys, jslog.Verifier)
+	return err
 }
 
 // Connect opens a connection with a user's rights, and the log over it.
@@ -383,7 +412,16 @@ func (b *Base) Connect(user string) (*nats.Conn, eventlog.Log, error) {
 		nc.Close()
 		return nil, nil, fmt.Errorf("jetstream: %w", err)
 	}
-	log, err := jslog.New(jslog.Config{JetStream: js, Shards: 1, Logger: b.cfg.Logger})
+	role := user
+	if user == topology.UserAdmin {
+		role = topology.UserJanitor // whose work is all that is written from the command line
+	}
+	keys, err := eventlog.ParseKeys(b.logKeys, role)
+	if err != nil {
+		nc.Close()
+		return nil, nil, err
+	}
+	log, err := jslog.New(jslog.Config{JetStream: js, Shards: 1, Keys: keys, Signing: b.signing, Logger: b.cfg.Logger})
 	if err != nil {
 		nc.Close()
 		return nil, nil, err
@@ -399,6 +437,6 @@ func (b *Base) announce(gatewayURL, grpcAddr string) error {
 	}
 	u.User = url.UserPassword(topology.UserAdmin, b.nats.Password(topology.UserAdmin))
 	return writeConnection(b.cfg.DataDir, Connection{
-		PID: os.Getpid(), URL: gatewayURL, GRPCAddr: grpcAddr, NATSURL: u.String(), DatabaseURL: b.DatabaseURL,
+		PID: os.Getpid(), URL: gatewayURL, GRPCAddr: grpcAddr, NATSURL: u.String(), DatabaseURL: b.DatabaseURL, LogKeys: b.logKeys,
 	})
 }

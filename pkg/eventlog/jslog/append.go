@@ -11,6 +11,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/topology"
 )
 
 // Append stores a commit; see eventlog.Appender. Until it is settled it sends
@@ -86,8 +87,11 @@ func (a *attempt) publish(ctx context.Context, timeout time.Duration) (*jetstrea
 		return nil, err
 	}
 	msg := &nats.Msg{Subject: a.head.Subject.String(), Data: a.data}
+	if signature := a.log.keys.Sign(a.head.Subject, a.commit); signature != "" {
+		msg.Header = nats.Header{topology.HeaderSignature: {signature}}
+	}
 	future, err := a.log.pub.PublishMsgAsync(msg,
-		jetstream.WithExpectLastSequencePerSubject(a.head.Seq), jetstream.WithMsgID(a.commit.ID), jetstream.WithRetryAttempts(0))
+		jetstream.WithExpectLastSequencePerSubject(a.head.Expected()), jetstream.WithMsgID(a.commit.ID), jetstream.WithRetryAttempts(0))
 	if err != nil {
 		return nil, err
 	}
@@ -110,7 +114,7 @@ func (a *attempt) publish(ctx context.Context, timeout time.Duration) (*jetstrea
 func (a *attempt) duplicate(ctx context.Context) (eventlog.Head, error) {
 	next, known, err := a.settle(ctx)
 	if err == nil && !known {
-		err = &eventlog.ConflictError{Subject: a.head.Subject, Expected: a.head.Seq}
+		err = &eventlog.ConflictError{Subject: a.head.Subject, Expected: a.head.Expected()}
 	}
 	return next, err
 }
@@ -119,18 +123,23 @@ func (a *attempt) duplicate(ctx context.Context) (eventlog.Head, error) {
 // append is settled: it was ours, or it is a conflict.
 func (a *attempt) settle(ctx context.Context) (next eventlog.Head, known bool, err error) {
 	s := a.head.Subject
-	m, err := a.log.fromLeader(ctx, a.log.stream(s), getRequest{Seq: a.head.Seq + 1, NextFor: s.String()})
+	m, err := a.log.fromLeader(ctx, a.log.stream(s), getRequest{Seq: a.head.Expected() + 1, NextFor: s.String()})
 	if errors.Is(err, eventlog.ErrNotFound) {
 		return eventlog.Head{}, false, nil
 	}
 	if err != nil {
 		return eventlog.Head{}, false, err
 	}
-	if next, err = headOf(s, m); err != nil {
+	next, err = a.log.headOf(ctx, s, m)
+	var foreign *eventlog.ForeignError
+	if errors.As(err, &foreign) {
+		return eventlog.Head{}, true, &eventlog.ConflictError{Subject: s, Expected: a.head.Expected()}
+	}
+	if err != nil {
 		return eventlog.Head{}, false, err
 	}
 	if next.Commit.ID != a.commit.ID {
-		return eventlog.Head{}, true, &eventlog.ConflictError{Subject: s, Expected: a.head.Seq}
+		return eventlog.Head{}, true, &eventlog.ConflictError{Subject: s, Expected: a.head.Expected()}
 	}
 	return next, true, nil
 }
@@ -141,8 +150,8 @@ func (a *attempt) checkHead(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if last.Seq < a.head.Seq {
-		return &eventlog.ConflictError{Subject: a.head.Subject, Expected: a.head.Seq}
+	if last.Expected() < a.head.Expected() {
+		return &eventlog.ConflictError{Subject: a.head.Subject, Expected: a.head.Expected()}
 	}
 	return nil
 }

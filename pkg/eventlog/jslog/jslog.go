@@ -31,6 +31,10 @@ type Config struct {
 	// itself. A connection that breaks is noticed at once, so this is for servers that
 	// are slow or gone without a word. Reads are asked again after a fifth of it.
 	AckTimeout time.Duration
+	// Keys sign commits, and check those that Signing says are signed.
+	Keys eventlog.Keys
+	// Signing is what Provision recorded (topology.ReadSigning).
+	Signing topology.Signing
 	// Logger gets what was retried and why; nil discards it.
 	Logger *slog.Logger
 }
@@ -51,6 +55,8 @@ type Log struct {
 	ackTimeout time.Duration
 	logger     *slog.Logger
 	payloads   *payloads
+	keys       eventlog.Keys
+	signing    topology.Signing
 }
 
 var _ eventlog.Log = (*Log)(nil)
@@ -93,7 +99,7 @@ func New(cfg Config) (*Log, error) {
 	}
 	l := &Log{
 		js: cfg.JetStream, pub: pub, nc: cfg.Conn, prefix: prefix, shards: cfg.Shards, ackTimeout: cfg.AckTimeout,
-		logger: cfg.Logger.With("component", "jslog"),
+		logger: cfg.Logger.With("component", "jslog"), keys: cfg.Keys, signing: cfg.Signing,
 	}
 	l.payloads = &payloads{log: l}
 	return l, nil
@@ -113,6 +119,8 @@ type message struct {
 	Seq     uint64    `json:"seq"`
 	Data    []byte    `json:"data"`
 	Time    time.Time `json:"time"`
+	Raw     []byte    `json:"hdrs"` // headers as they are sent
+	header  nats.Header
 }
 
 // Last is the head of a subject; see eventlog.Reader.
@@ -133,11 +141,30 @@ func (l *Log) Last(ctx context.Context, s events.Subject, f eventlog.Freshness) 
 	if err != nil {
 		return eventlog.Head{}, fmt.Errorf("read last commit of %s: %w", s, err)
 	}
-	return headOf(s, m)
+	head, err := l.headOf(ctx, s, m)
+	var foreign *eventlog.ForeignError
+	if errors.As(err, &foreign) {
+		return l.lastBefore(ctx, foreign, s)
+	}
+	return head, err
 }
 
-func headOf(s events.Subject, m message) (eventlog.Head, error) {
-	c, err := events.DecodeCommit(m.Data)
+// lastBefore is the head of a subject whose last message is not part of the log.
+func (l *Log) lastBefore(ctx context.Context, foreign *eventlog.ForeignError, s events.Subject) (eventlog.Head, error) {
+	l.report(ctx, foreign)
+	head := eventlog.Head{Subject: s}
+	for rec, err := range l.Read(ctx, eventlog.Position{Shard: foreign.Position.Shard}, eventlog.Filter{Subject: s}) {
+		if err != nil {
+			return eventlog.Head{}, fmt.Errorf("read last commit of %s: %w", s, err)
+		}
+		head = eventlog.Head{Subject: s, Seq: rec.Position.Seq, Hash: rec.Commit.Hash, Commit: rec.Commit}
+	}
+	head.Guard = foreign.Position.Seq
+	return head, nil
+}
+
+func (l *Log) headOf(ctx context.Context, s events.Subject, m message) (eventlog.Head, error) {
+	c, err := l.decode(ctx, s, m)
 	if err != nil {
 		return eventlog.Head{}, fmt.Errorf("read commit %d of %s: %w", m.Seq, s, err)
 	}
@@ -158,7 +185,7 @@ func (l *Log) Next(ctx context.Context, after eventlog.Position, filter string) 
 	if err != nil {
 		return eventlog.Head{}, fmt.Errorf("read commit %d: %w", m.Seq, err)
 	}
-	return headOf(s, m)
+	return l.headOf(ctx, s, m)
 }
 
 // At reads one commit; see eventlog.Reader.
@@ -179,7 +206,7 @@ func (l *Log) At(ctx context.Context, p eventlog.Position) (eventlog.Record, err
 	if err != nil {
 		return eventlog.Record{}, fmt.Errorf("read %s: %w", p, err)
 	}
-	return eventlog.Open(ctx, m.Subject, p, m.Time, m.Data, l.payloads)
+	return l.open(ctx, p, m)
 }
 
 // getRequest asks for one message: by sequence, the last of a subject, or the
@@ -230,7 +257,13 @@ func (l *Log) askLeader(ctx context.Context, stream string, req []byte) (message
 	case resp.Message == nil:
 		return message{}, errors.New("the server's answer has no message")
 	}
-	return *resp.Message, nil
+	m := *resp.Message
+	if len(m.Raw) > 0 {
+		if m.header, err = nats.DecodeHeadersMsg(m.Raw); err != nil {
+			return message{}, fmt.Errorf("decode the headers of message %d: %w", m.Seq, err)
+		}
+	}
+	return m, nil
 }
 
 // direct asks any replica; the answer is the message itself, with its place in headers.
@@ -245,11 +278,23 @@ func (l *Log) direct(ctx context.Context, api string, req []byte) (message, erro
 		}
 		return message{}, fmt.Errorf("%w: the server answers %s %s", eventlog.ErrUnavailable, status, reply.Header.Get("Description"))
 	}
-	m := message{Subject: reply.Header.Get(jetstream.SubjectHeader), Data: reply.Data}
-	if m.Seq, err = strconv.ParseUint(reply.Header.Get(jetstream.SequenceHeader), 10, 64); err != nil {
+	// The server adds where the message lies to the headers that are stored: the last of each name is its own.
+	own := func(name string) string {
+		values := reply.Header.Values(name)
+		if len(values) == 0 {
+			return ""
+		}
+		if reply.Header[name] = values[:len(values)-1]; len(values) == 1 {
+			reply.Header.Del(name)
+		}
+		return values[len(values)-1]
+	}
+	m := message{Subject: own(jetstream.SubjectHeader), Data: reply.Data, header: reply.Header}
+	if m.Seq, err = strconv.ParseUint(own(jetstream.SequenceHeader), 10, 64); err != nil {
 		return message{}, fmt.Errorf("the server's answer has no sequence: %w", err)
 	}
-	if m.Time, err = time.Parse(time.RFC3339Nano, reply.Header.Get(jetstream.TimeStampHeaer)); err != nil {
+	own(jetstream.StreamHeader)
+	if m.Time, err = time.Parse(time.RFC3339Nano, own(jetstream.TimeStampHeaer)); err != nil {
 		return message{}, fmt.Errorf("the server's answer has no time: %w", err)
 	}
 	return m, nil

@@ -105,6 +105,7 @@ type reader struct {
 	shard   int
 	stream  string
 	filters []string
+	foreign bool   // messages that are not part of the log are yielded as errors
 	seq     uint64 // last stream sequence that was delivered, or the position asked for
 	expect  uint64 // number of the last delivery of the present consumer
 	source  jetstream.Consumer
@@ -117,7 +118,7 @@ func (l *Log) reader(after eventlog.Position, f eventlog.Filter) (*reader, error
 		return nil, err
 	}
 	return &reader{
-		log: l, shard: after.Shard, stream: topology.EventsStream(after.Shard), filters: filters(f), seq: after.Seq, backoff: l.reading(),
+		log: l, shard: after.Shard, stream: topology.EventsStream(after.Shard), filters: filters(f), foreign: f.Foreign, seq: after.Seq, backoff: l.reading(),
 	}, nil
 }
 
@@ -294,7 +295,13 @@ func (r *reader) yield(ctx context.Context, m jetstream.Msg, yield func(eventlog
 	if err != nil {
 		return err
 	}
-	rec, err := eventlog.Open(ctx, m.Subject(), eventlog.Position{Shard: r.shard, Seq: meta.Sequence.Stream}, meta.Timestamp, m.Data(), r.log.payloads)
+	rec, err := r.log.open(ctx, eventlog.Position{Shard: r.shard, Seq: meta.Sequence.Stream},
+		message{Subject: m.Subject(), Seq: meta.Sequence.Stream, Data: m.Data(), Time: meta.Timestamp, header: m.Headers()})
+	var foreign *eventlog.ForeignError
+	if !r.foreign && errors.As(err, &foreign) {
+		r.log.report(ctx, foreign)
+		return nil
+	}
 	if err != nil && ctx.Err() != nil {
 		return err // the reading was ended while a payload was fetched
 	}

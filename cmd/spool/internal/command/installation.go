@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/spoolhq/spool/pkg/bus"
+	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/eventlog/jslog"
 	"github.com/spoolhq/spool/pkg/topology"
 )
@@ -23,6 +24,7 @@ type installation struct {
 	NATSURL      string `name:"nats-url" env:"SPOOL_NATS_URL" placeholder:"URL" help:"NATS of the installation. Without it: the stack that runs on the data folder, else the folder itself."`
 	NATSUser     string `name:"nats-user" env:"SPOOL_NATS_USER" help:"User at NATS that may read the log, such as admin."`
 	NATSPassword string `name:"nats-password" env:"SPOOL_NATS_PASSWORD" help:"Password at NATS."`
+	LogKeys      string `name:"log-keys" env:"SPOOL_LOG_KEYS" help:"With --nats-url: the keys that commits of the log are signed with, role:key, separated by commas."`
 	Data         string `env:"SPOOL_DATA_DIR" placeholder:"DIR" help:"Data folder of the installation; by default spool in the user's data folder."`
 	JSON         bool   `help:"Print one JSON object a line."`
 }
@@ -30,7 +32,7 @@ type installation struct {
 // open reaches the log, and the database unless the user names another one.
 func (i installation) open(ctx context.Context, a *app, database string) (Installation, error) {
 	if i.NATSURL != "" {
-		return i.dial(ctx, i.NATSURL, database)
+		return i.dial(ctx, i.NATSURL, database, i.LogKeys)
 	}
 	dir, err := dataDir(a, i.Data)
 	if err != nil {
@@ -44,7 +46,7 @@ func (i installation) open(ctx context.Context, a *app, database string) (Instal
 		if database == "" {
 			database = running.DatabaseURL
 		}
-		return i.dial(ctx, running.NATSURL, database)
+		return i.dial(ctx, running.NATSURL, database, running.LogKeys)
 	}
 	opened, err := a.Local.Open(ctx, StackOptions{DataDir: dir, DatabaseURL: database})
 	if errors.Is(err, ErrBusy) {
@@ -53,7 +55,12 @@ func (i installation) open(ctx context.Context, a *app, database string) (Instal
 	return opened, err
 }
 
-func (i installation) dial(ctx context.Context, url, database string) (Installation, error) {
+func (i installation) dial(ctx context.Context, url, database, logKeys string) (Installation, error) {
+	// What writes to the log from here does the janitor's work.
+	keys, err := eventlog.ParseKeys(logKeys, topology.UserJanitor)
+	if err != nil {
+		return Installation{}, err
+	}
 	options := []nats.Option{nats.Name("spool-cli"), nats.Timeout(dialTimeout)}
 	if i.NATSUser != "" {
 		options = append(options, nats.UserInfo(i.NATSUser, i.NATSPassword), nats.CustomInboxPrefix(topology.InboxPrefix(i.NATSUser)))
@@ -74,7 +81,12 @@ func (i installation) dial(ctx context.Context, url, database string) (Installat
 		nc.Close()
 		return Installation{}, fmt.Errorf("nats-url: %w", err)
 	}
-	log, err := jslog.New(jslog.Config{JetStream: js, Shards: shards, Logger: slog.New(slog.DiscardHandler)})
+	signing, err := jslog.Signing(try, js, shards, keys, jslog.Writer)
+	if err != nil {
+		nc.Close()
+		return Installation{}, err
+	}
+	log, err := jslog.New(jslog.Config{JetStream: js, Shards: shards, Keys: keys, Signing: signing, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		nc.Close()
 		return Installation{}, err

@@ -32,6 +32,7 @@ type Connection struct {
 	URL         string
 	NATSURL     string
 	DatabaseURL string
+	LogKeys     string
 }
 
 // StackOptions say how to run a stack. DataDir is required.

@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/spoolhq/spool/pkg/bus"
+	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
@@ -27,6 +28,7 @@ type provisionCommand struct {
 	NATSURL      string        `name:"nats-url" default:"nats://127.0.0.1:4222" env:"SPOOL_NATS_URL" help:"Where NATS listens."`
 	NATSUser     string        `name:"nats-user" env:"SPOOL_NATS_USER" help:"User at NATS that may make streams: admin. Empty for a server without users."`
 	NATSPassword string        `name:"nats-password" env:"SPOOL_NATS_PASSWORD" help:"Password at NATS."`
+	LogKeys      string        `name:"log-keys" env:"SPOOL_LOG_KEYS" help:"Keys that commits of the log are signed with, role:key, separated by commas. From the first time that they are given, what services write has to be signed: stop services of earlier releases before. Empty changes nothing."`
 	Shards       int           `default:"0" env:"SPOOL_SHARDS" help:"Streams that the log is spread over: 1, 2, 4 or 8, for good. 0 means what is installed, else 4."`
 	Replicas     int           `default:"0" env:"SPOOL_REPLICAS" help:"Copies of each stream, 1 to 5. 0 means what is installed, else 1."`
 	Wait         time.Duration `default:"1m" env:"SPOOL_PROVISION_WAIT" help:"How long to wait for NATS to answer."`
@@ -102,6 +104,13 @@ func (c *provisionCommand) provision(ctx context.Context, nc *nats.Conn) (int, e
 	if err != nil {
 		return 0, fmt.Errorf("jetstream: %w", err)
 	}
+	keys, err := eventlog.ParseKeys(c.LogKeys, "")
+	if err != nil {
+		return 0, err
+	}
+	if !keys.IsZero() && keys.Missing() != "" {
+		return 0, fmt.Errorf("log-keys: no key of %s is among them", keys.Missing())
+	}
 	shards, err := topology.Shards(ctx, js)
 	switch {
 	case errors.Is(err, topology.ErrNotInstalled) && c.Shards == 0:
@@ -111,5 +120,5 @@ func (c *provisionCommand) provision(ctx context.Context, nc *nats.Conn) (int, e
 	case err != nil:
 		return 0, err
 	}
-	return shards, topology.Provision(ctx, js, topology.Config{Shards: shards, Replicas: c.Replicas})
+	return shards, topology.Provision(ctx, js, topology.Config{Shards: shards, Replicas: c.Replicas, KeyIDs: keys.KeyIDs()})
 }

@@ -32,7 +32,7 @@ func (Machine) Find(dir string) (c command.Connection, ok bool, err error) {
 	if err != nil {
 		return c, false, err
 	}
-	return command.Connection{PID: found.PID, URL: found.URL, NATSURL: found.NATSURL, DatabaseURL: found.DatabaseURL}, true, nil
+	return command.Connection{PID: found.PID, URL: found.URL, NATSURL: found.NATSURL, DatabaseURL: found.DatabaseURL, LogKeys: found.LogKeys}, true, nil
 }
 
 // Start runs a stack. Its services' settings are the SPOOL_* variables; the options go before.

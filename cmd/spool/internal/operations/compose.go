@@ -19,6 +19,9 @@ const (
 // everyService names the program whose settings all services have.
 const everyService = "every service"
 
+// logServices names the program whose settings all services have that open the log.
+const logServices = "services with the log"
+
 // Fixed is a setting that deploy/.env cannot pass by its own name.
 type Fixed struct {
 	Program, Variable string
@@ -31,6 +34,7 @@ func fixedInCompose() []Fixed {
 		{everyService, "SPOOL_NATS_URL", "the service nats"},
 		{everyService, "SPOOL_NATS_USER", "each service's own"},
 		{everyService, "SPOOL_NATS_PASSWORD", "SPOOL_NATS_PASSWORD_ and the service's name"},
+		{logServices, "SPOOL_LOG_KEYS", "SPOOL_LOG_KEY_ and the writer's name; skills and janitor have their own alone"},
 		{everyService, "SPOOL_METRICS_LISTEN", "port 9090 of the network core"},
 		{"session", "SPOOL_SANDBOX_PROVIDERS", "docker"},
 		{"projector", "SPOOL_DATABASE_URL", "the service postgres, with SPOOL_POSTGRES_PASSWORD"},

@@ -36,12 +36,14 @@ func TestComposePassesEverySetting(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	every, err := settingsOf(programs()[0].cli)
-	if err != nil {
-		t.Fatal(err)
+	shared := map[string][]Setting{}
+	for _, p := range programs()[:2] { // every service, and those with the log
+		if shared[p.Name], err = settingsOf(p.cli); err != nil {
+			t.Fatal(err)
+		}
 	}
 	used := map[Fixed]bool{}
-	for _, p := range programs()[1:] {
+	for _, p := range programs()[2:] {
 		own, err := settingsOf(p.cli)
 		if err != nil {
 			t.Fatal(err)
@@ -71,7 +73,10 @@ func TestComposePassesEverySetting(t *testing.T) {
 		}
 		check(p.Name, own)
 		if p.Name != "egress" && p.Name != "mockllm" { // they do not talk to NATS
-			check(everyService, every)
+			check(everyService, shared[everyService])
+			if p.Name != "gateway" {
+				check(logServices, shared[logServices])
+			}
 		}
 	}
 	for _, f := range fixedInCompose() {

@@ -39,6 +39,7 @@ func programs() []program {
 	return []program{
 		{"every service", "Session, projector, janitor, skills, gateway and executor all take these.", &daemon.Settings{},
 			func(r prometheus.Registerer) { daemon.WatchConnection(r, nil) }},
+		{logServices, "Session, projector, janitor, skills and executor take this as well ([security.md](security.md)).", &daemon.LogSettings{}, nil},
 		{"session", "Owns the life of sessions.", &session.Config{}, session.DescribeMetrics},
 		{"projector", "Folds the log into Postgres.", &projector.Config{}, projector.DescribeMetrics},
 		{"janitor", "Removes the content of deleted sessions, and what no session needs, for good ([security.md](security.md)).", &janitor.Config{}, janitor.DescribeMetrics},

@@ -6,17 +6,19 @@ import (
 	"os"
 
 	"github.com/spoolhq/spool/pkg/daemon"
+	"github.com/spoolhq/spool/pkg/eventlog/jslog"
 	"github.com/spoolhq/spool/services/executor"
 )
 
 type cli struct {
 	daemon.Settings
+	daemon.LogSettings
 	executor.Config
 }
 
 func main() {
 	var c cli
-	os.Exit(daemon.Main("executor", "Runs agents: claims executions, holds their sandboxes, follows them into the log.", &c, &c.Settings,
+	os.Exit(daemon.Main("executor", "Runs agents: claims executions, holds their sandboxes, follows them into the log.", jslog.Writer, &c, &c.Settings,
 		func(ctx context.Context, env daemon.Env) error {
 			e, err := executor.New(c.Config, executor.Deps{NATS: env.NATS, Log: env.Log, Logger: env.Logger, Metrics: env.Metrics})
 			if err != nil {

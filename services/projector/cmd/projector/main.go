@@ -6,18 +6,20 @@ import (
 	"os"
 
 	"github.com/spoolhq/spool/pkg/daemon"
+	"github.com/spoolhq/spool/pkg/eventlog/jslog"
 	"github.com/spoolhq/spool/pkg/readmodel"
 	"github.com/spoolhq/spool/services/projector"
 )
 
 type cli struct {
 	daemon.Settings
+	daemon.LogSettings
 	projector.Config
 }
 
 func main() {
 	var c cli
-	os.Exit(daemon.Main("projector", "Folds the log into the read models in Postgres.", &c, &c.Settings,
+	os.Exit(daemon.Main("projector", "Folds the log into the read models in Postgres.", jslog.Verifier, &c, &c.Settings,
 		func(ctx context.Context, env daemon.Env) error {
 			p, err := projector.New(c.Config, projector.Deps{NATS: env.NATS, Log: env.Log, Logger: env.Logger, Metrics: env.Metrics})
 			if err != nil {

@@ -6,18 +6,20 @@ import (
 	"os"
 
 	"github.com/spoolhq/spool/pkg/daemon"
+	"github.com/spoolhq/spool/pkg/eventlog/jslog"
 	"github.com/spoolhq/spool/pkg/readmodel"
 	"github.com/spoolhq/spool/services/session/janitor"
 )
 
 type cli struct {
 	daemon.Settings
+	daemon.LogSettings
 	janitor.Config
 }
 
 func main() {
 	var c cli
-	os.Exit(daemon.Main("janitor", "Removes the content of deleted sessions, and what no session needs, for good.", &c, &c.Settings,
+	os.Exit(daemon.Main("janitor", "Removes the content of deleted sessions, and what no session needs, for good.", jslog.Contributor, &c, &c.Settings,
 		func(ctx context.Context, env daemon.Env) error {
 			j, err := janitor.New(c.Config, janitor.Deps{NATS: env.NATS, Log: env.Log, Logger: env.Logger, Metrics: env.Metrics})
 			if err != nil {

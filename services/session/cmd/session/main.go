@@ -6,17 +6,19 @@ import (
 	"os"
 
 	"github.com/spoolhq/spool/pkg/daemon"
+	"github.com/spoolhq/spool/pkg/eventlog/jslog"
 	"github.com/spoolhq/spool/services/session"
 )
 
 type cli struct {
 	daemon.Settings
+	daemon.LogSettings
 	session.Config
 }
 
 func main() {
 	var c cli
-	os.Exit(daemon.Main("session", "Owns the life of sessions: commands, queue, timers.", &c, &c.Settings,
+	os.Exit(daemon.Main("session", "Owns the life of sessions: commands, queue, timers.", jslog.Writer, &c, &c.Settings,
 		func(ctx context.Context, env daemon.Env) error {
 			s, err := session.New(c.Config, session.Deps{NATS: env.NATS, Log: env.Log, Logger: env.Logger, Metrics: env.Metrics})
 			if err != nil {

@@ -96,13 +96,33 @@ func (r *Reactor) Commit(ctx context.Context, msg *message.Message) error {
 		return err
 	}
 	if l.Life.Secrets {
-		for _, execution := range c.ended {
-			if err := r.cfg.Forget(ctx, subject.Tenant, execution); err != nil {
-				return bus.Transient(err)
-			}
+		if err := r.forget(ctx, subject, bus.Sequence(msg), c.ended); err != nil {
+			return err
 		}
 	}
 	r.cfg.Reacted(r.cfg.Now().Sub(bus.Stored(msg)))
+	return nil
+}
+
+// forget removes the secrets of executions that a message says have ended, if it is part of the log. Elsewhere a message is only a
+// reason to load the state.
+func (r *Reactor) forget(ctx context.Context, s events.Subject, seq uint64, ended []string) error {
+	if len(ended) == 0 {
+		return nil
+	}
+	_, err := r.cfg.Sessions.Log.At(ctx, r.cfg.Sessions.Position(s.ID, seq))
+	var foreign *eventlog.ForeignError
+	if errors.As(err, &foreign) {
+		return bus.Poison(foreign)
+	}
+	if err != nil && !errors.Is(err, eventlog.ErrNotFound) { // what the janitor has erased since has ended as well
+		return bus.Transient(err)
+	}
+	for _, execution := range ended {
+		if err := r.cfg.Forget(ctx, s.Tenant, execution); err != nil {
+			return bus.Transient(err)
+		}
+	}
 	return nil
 }
 

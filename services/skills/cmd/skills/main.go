@@ -6,17 +6,19 @@ import (
 	"os"
 
 	"github.com/spoolhq/spool/pkg/daemon"
+	"github.com/spoolhq/spool/pkg/eventlog/jslog"
 	"github.com/spoolhq/spool/services/skills"
 )
 
 type cli struct {
 	daemon.Settings
+	daemon.LogSettings
 	skills.Config
 }
 
 func main() {
 	var c cli
-	os.Exit(daemon.Main("skills", "Checks and keeps skills.", &c, &c.Settings,
+	os.Exit(daemon.Main("skills", "Checks and keeps skills.", jslog.Contributor, &c, &c.Settings,
 		func(ctx context.Context, env daemon.Env) error {
 			s, err := skills.New(c.Config, skills.Deps{NATS: env.NATS, Log: env.Log, Logger: env.Logger, Metrics: env.Metrics})
 			if err != nil {

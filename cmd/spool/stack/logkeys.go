@@ -1,0 +1,62 @@
+package stack
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+)
+
+// logKeysFile holds the keys that commits are signed with, in the data folder.
+const logKeysFile = "log.keys"
+
+// logKeys reads the keys of a data folder. They are made at the first start, readable by their owner only.
+func logKeys(dir string, signed bool) (string, error) {
+	path := filepath.Join(dir, logKeysFile)
+	text, err := os.ReadFile(path)
+	switch {
+	case err == nil:
+		return string(text), nil
+	case !errors.Is(err, fs.ErrNotExist):
+		return "", fmt.Errorf("log keys: %w", err)
+	case signed:
+		return "", fmt.Errorf("log keys: %s is missing: commits of this log are signed with its keys, so put it back from a copy of the data folder", path)
+	}
+	return makeLogKeys(path)
+}
+
+func makeLogKeys(path string) (string, error) {
+	var text strings.Builder
+	for _, role := range eventlog.Writers() {
+		secret := make([]byte, 32)
+		rand.Read(secret) // never fails
+		fmt.Fprintf(&text, "%s:%s\n", role, hex.EncodeToString(secret))
+	}
+	tmp := path + ".new"
+	f, err := os.OpenFile(tmp, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err != nil {
+		return "", fmt.Errorf("log keys: %w", err)
+	}
+	_, err = f.WriteString(text.String())
+	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return "", fmt.Errorf("log keys: %w", err)
+	}
+	if err := os.Rename(tmp, path); err != nil {
+		return "", fmt.Errorf("log keys: %w", err)
+	}
+	// The streams will soon say that the log is signed: by then the file's name has to last.
+	folder, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return "", fmt.Errorf("log keys: %w", err)
+	}
+	if err := errors.Join(folder.Sync(), folder.Close()); err != nil {
+		return "", fmt.Errorf("log keys: %w", err)
+	}
+	return text.String(), nil
+}

@@ -1,0 +1,305 @@
+package jslog_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/eventlog/eventlogtest"
+	"github.com/spoolhq/spool/pkg/eventlog/jslog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/natsserver/natstest"
+	"github.com/spoolhq/spool/pkg/topology"
+)
+
+// secret is a key that nobody should use.
+func secret(name string) string { return strings.Repeat(name+"-", 32/(len(name)+1)+1) }
+
+// installation is a log whose commits are signed, as its parts see it.
+type installation struct {
+	nc   *nats.Conn
+	js   jetstream.JetStream
+	keys string
+}
+
+// newInstallation provisions one shard with a key for each role.
+func newInstallation(t *testing.T) *installation {
+	t.Helper()
+	i := &installation{nc: natstest.Conn(t, natstest.Run(t))}
+	var err error
+	if i.js, err = jetstream.New(i.nc); err != nil {
+		t.Fatal(err)
+	}
+	var list []string
+	for _, role := range eventlog.Writers() {
+		list = append(list, role+":"+secret(role))
+	}
+	i.provision(t, strings.Join(list, ","))
+	return i
+}
+
+// provision makes keys those of the installation.
+func (i *installation) provision(t *testing.T, keys string) {
+	t.Helper()
+	i.keys = keys
+	if err := topology.Provision(t.Context(), i.js, topology.Config{KeyIDs: parse(t, keys, "").KeyIDs()}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func parse(t *testing.T, keys, role string) eventlog.Keys {
+	t.Helper()
+	k, err := eventlog.ParseKeys(keys, role)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return k
+}
+
+// as opens the log for a role.
+func (i *installation) as(t *testing.T, role string) *jslog.Log {
+	t.Helper()
+	return i.with(t, parse(t, i.keys, role))
+}
+
+func (i *installation) with(t *testing.T, keys eventlog.Keys) *jslog.Log {
+	t.Helper()
+	signing, err := topology.ReadSigning(t.Context(), i.js, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return on(t, jslog.Config{JetStream: i.js, Keys: keys, Signing: signing})
+}
+
+// stored is a message of the log as the server has it.
+func (i *installation) stored(t *testing.T, seq uint64) *jetstream.RawStreamMsg {
+	t.Helper()
+	s, err := i.js.Stream(t.Context(), topology.EventsStream(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := s.GetMsg(t.Context(), seq)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// put stores a message as somebody who may publish to the log's subjects would, and returns its sequence.
+func (i *installation) put(t *testing.T, subject string, header nats.Header, data []byte) uint64 {
+	t.Helper()
+	ack, err := i.js.PublishMsg(t.Context(), &nats.Msg{Subject: subject, Header: header, Data: data})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ack.Sequence
+}
+
+func TestLog_Signed(t *testing.T) {
+	t.Parallel()
+	eventlogtest.Exercise(t, func(t *testing.T) eventlog.Log { return newInstallation(t).as(t, "session") })
+}
+
+// TestSigned_ForeignMessagesAreLeftOut stores everything that a stolen connection could on a session's subject. Readers leave it out, the
+// session goes on, and verify names each.
+func TestSigned_ForeignMessagesAreLeftOut(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(t.Context(), wait)
+	defer cancel()
+	i := newInstallation(t)
+	session, skills := i.as(t, "session"), i.as(t, "skills")
+	life := eventlogtest.Session(0, 1, "attacked")
+	heads := eventlogtest.Fill(t, session, life, "honest", 2)
+	last := heads[len(heads)-1]
+	honest := i.stored(t, last.Seq)
+	signature := honest.Header.Get(topology.HeaderSignature)
+
+	forged := func(change func(*events.Commit)) (events.Commit, []byte) {
+		c, err := eventlogtest.Draft("forged", "pay me").Seal(life, last.Hash)
+		if err != nil {
+			t.Fatal(err)
+		}
+		change(&c)
+		return c, mustEncode(t, c)
+	}
+	signed := func(value string) nats.Header { return nats.Header{topology.HeaderSignature: {value}} }
+	_, plain := forged(func(*events.Commit) {})
+	c, state := forged(func(c *events.Commit) { c.State = []byte(`{"v":1}`) })
+	_, stale := forged(func(c *events.Commit) { c.Hash = last.Hash })
+	// The gateway's key exists nowhere, and that of skills does not sign what happens to sessions.
+	bySkills := parse(t, i.keys, "skills").Sign(life, c)
+	stolen, err := eventlog.ParseKeys("session:"+secret("guessed"), "session")
+	if err != nil {
+		t.Fatal(err)
+	}
+	replayed := signed(signature)
+	replayed.Set(jetstream.StreamHeader, topology.EventsStream(0))
+	attacks := []struct {
+		name   string
+		header nats.Header
+		data   []byte
+		why    string
+	}{
+		{"no signature", nil, plain, "no signature"},
+		{"not a commit", nil, []byte(`{"stream":"EVENTS-0","seq":1}`), "has version 0"},
+		{"empty", nil, nil, "decode commit"},
+		{"another commit's signature", signed(signature), plain, "signature is wrong"},
+		{"another commit's signature and hash", signed(signature), stale, "signature is wrong"},
+		{"another role's signature", signed(bySkills), state, `"skills" does not write life`},
+		{"a key that was guessed", signed(stolen.Sign(life, c)), state, "never had"},
+		{"a role that does not exist", signed("gateway/0/0"), plain, `"gateway" does not write life`},
+		{"stored by the server from elsewhere", replayed, honest.Data, "copied it from stream"},
+	}
+	for _, a := range attacks {
+		i.put(t, life.String(), a.header, a.data)
+	}
+
+	// The head is the last commit still, whoever asks, and the next append comes after it.
+	for _, freshness := range []eventlog.Freshness{eventlog.Any, eventlog.Leader} {
+		head, err := session.Last(ctx, life, freshness)
+		if err != nil || head.Seq != last.Seq || head.Hash != last.Hash {
+			t.Fatalf("head is %d %s (%v), want %d %s", head.Seq, head.Hash, err, last.Seq, last.Hash)
+		}
+		last.Guard = head.Guard
+	}
+	// Whoever holds the head from before is told of a conflict, and not answered as if the attack were its own commit.
+	old := last
+	old.Guard = 0
+	var conflict *eventlog.ConflictError
+	if _, err := session.Append(ctx, old, eventlogtest.Draft("next", "go on")); !errors.As(err, &conflict) {
+		t.Fatalf("append to the old head: %v, want a conflict", err)
+	}
+	next, err := session.Append(ctx, last, eventlogtest.Draft("next", "go on"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var read []uint64
+	for rec, err := range session.Read(ctx, eventlog.Position{}, eventlog.Filter{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		read = append(read, rec.Position.Seq)
+	}
+	if len(read) != len(heads)+1 || read[len(read)-1] != next.Seq {
+		t.Errorf("read the commits at %v, want the %d honest ones and %d", read, len(heads), next.Seq)
+	}
+	var foreign *eventlog.ForeignError
+	if _, err := session.At(ctx, eventlog.Position{Seq: heads[1].Seq + 1}); !errors.As(err, &foreign) {
+		t.Errorf("the attack at %d is read: %v", heads[1].Seq+1, err)
+	}
+
+	report, err := eventlog.Verify(ctx, session, eventlog.Scope{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(report.Problems) != len(attacks) || report.Commits != len(heads)+1 {
+		t.Fatalf("verify found %d commits and %d problems, want %d and %d: %v", report.Commits, len(report.Problems), len(heads)+1, len(attacks), report.Problems)
+	}
+	for n, a := range attacks {
+		if p := report.Problems[n]; !strings.Contains(p.Why, a.why) || p.Position.Seq != heads[1].Seq+1+uint64(n) {
+			t.Errorf("%s: verify says %q at %s, want %q", a.name, p.Why, p.Position, a.why)
+		}
+	}
+	// A contributor has no key to check a session with, and takes nothing from where the server copied it all the same.
+	if _, err := skills.Last(ctx, life, eventlog.Leader); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestSigned_StateIsCovered: the state of a commit is loaded and not hashed, so the signature has to cover it.
+func TestSigned_StateIsCovered(t *testing.T) {
+	t.Parallel()
+	i := newInstallation(t)
+	session := i.as(t, "session")
+	life := eventlogtest.Session(0, 1, "state")
+	head := eventlogtest.Fill(t, session, life, "honest", 1)[0]
+	c := head.Commit
+	c.State = []byte(`{"v":1,"status":"deleted"}`)
+	header := nats.Header{topology.HeaderSignature: {i.stored(t, head.Seq).Header.Get(topology.HeaderSignature)}}
+	at := i.put(t, life.String(), header, mustEncode(t, c))
+	var foreign *eventlog.ForeignError
+	if _, err := session.At(t.Context(), eventlog.Position{Seq: at}); !errors.As(err, &foreign) || !strings.Contains(foreign.Reason, "signature is wrong") {
+		t.Errorf("a commit with another state is read: %v", err)
+	}
+}
+
+// TestSigned_LogFromBefore: what was stored before the keys is read as it is, and what comes after has to be signed.
+func TestSigned_LogFromBefore(t *testing.T) {
+	t.Parallel()
+	i := &installation{nc: natstest.Conn(t, natstest.Run(t))}
+	before := open(t, i.nc, 1)
+	var err error
+	if i.js, err = jetstream.New(i.nc); err != nil {
+		t.Fatal(err)
+	}
+	life := eventlogtest.Session(0, 1, "before")
+	heads := eventlogtest.Fill(t, before, life, "unsigned", 3)
+	var list []string
+	for _, role := range eventlog.Writers() {
+		list = append(list, role+":"+secret(role))
+	}
+	i.provision(t, strings.Join(list, "\n"))
+	i.provision(t, i.keys) // each start of an installation does
+	session := i.as(t, "session")
+	head, err := session.Last(t.Context(), life, eventlog.Leader)
+	if err != nil || head.Seq != heads[2].Seq {
+		t.Fatalf("head at %d: %v", head.Seq, err)
+	}
+	if head, err = session.Append(t.Context(), head, eventlogtest.Draft("signed", "text")); err != nil {
+		t.Fatal(err)
+	}
+	// A service of the earlier release that still runs.
+	if _, err := before.Append(t.Context(), head, eventlogtest.Draft("late", "text")); err != nil {
+		t.Fatal(err)
+	}
+	report, err := eventlog.Verify(t.Context(), session, eventlog.Scope{})
+	if err != nil || report.Commits != 4 || len(report.Problems) != 1 || !strings.Contains(report.Problem.Why, "no signature") {
+		t.Errorf("verify: %+v, %v; want four commits, and the fifth refused", report, err)
+	}
+}
+
+// TestSigned_Rotation: with a new key everything that the old one signed is read. A process that has not been given the new key yet stands
+// still before the first commit of it, and loses nothing.
+func TestSigned_Rotation(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(t.Context(), wait)
+	defer cancel()
+	i := newInstallation(t)
+	late := i.as(t, "executor")
+	life := eventlogtest.Session(0, 1, "rotation")
+	heads := eventlogtest.Fill(t, i.as(t, "session"), life, "old", 2)
+	old := i.keys
+	i.provision(t, strings.Replace(old, "session:", "session:"+secret("another")+"+", 1))
+	session := i.as(t, "session")
+	head, err := session.Append(ctx, heads[1], eventlogtest.Draft("new", "text"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := i.stored(t, head.Seq).Header.Get(topology.HeaderSignature); strings.HasPrefix(got, parse(t, old, "session").SigningKey()) {
+		t.Errorf("signed by the old key: %s", got)
+	}
+	if report, err := eventlog.Verify(ctx, session, eventlog.Scope{}); err != nil || report.Problem != nil || report.Commits != 3 {
+		t.Errorf("verify: %+v, %v", report, err)
+	}
+	var unknown *eventlog.UnknownKeyError
+	if _, err := late.Last(ctx, life, eventlog.Leader); !errors.Is(err, eventlog.ErrUnavailable) || !errors.As(err, &unknown) {
+		t.Errorf("a process without the new key: %v, want that the key is missing", err)
+	}
+	// One whose first key nobody knows must not write.
+	for name, keys := range map[string]string{
+		"another key": strings.Replace(old, "session:", "session:"+secret("unheard")+"+", 1), "none": "", "no key of its own": "executor:" + secret("executor"),
+		"not all": "session:" + secret("session"),
+	} {
+		if _, err := jslog.Signing(ctx, i.js, 1, parse(t, keys, "session"), jslog.Writer); err == nil || !strings.HasPrefix(err.Error(), "log-keys: ") {
+			t.Errorf("%s: %v, want a refusal that names log-keys", name, err)
+		}
+	}
+	if _, err := jslog.Signing(ctx, i.js, 1, parse(t, "skills:"+secret("skills"), "skills"), jslog.Contributor); err != nil {
+		t.Errorf("a contributor with its own key: %v", err)
+	}
+}

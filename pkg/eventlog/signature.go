@@ -1,0 +1,174 @@
+package eventlog
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"slices"
+	"strings"
+	"unicode"
+
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// writers are the roles that write commits, and the aspects that each may write.
+var writers = map[string][]events.Aspect{
+	"session":  {events.Life, events.Run, events.Key, events.Agent, events.Instance, events.Environment, events.TenantBudget},
+	"executor": {events.Run},
+	"skills":   {events.Skill},
+	"janitor":  {events.Run},
+}
+
+// Writers returns the roles that write commits, sorted.
+func Writers() []string {
+	list := make([]string, 0, len(writers))
+	for role := range writers {
+		list = append(list, role)
+	}
+	slices.Sort(list)
+	return list
+}
+
+// minKey is the least length of a key in characters: 128 bits in hexadecimal.
+const minKey = 32
+
+// Keys signs commits as one role and checks those of the roles whose keys it has. The zero Keys signs nothing and checks nothing.
+type Keys struct {
+	sign  *key
+	check map[string]map[string][]byte // secrets, by role and id
+	ids   []string                     // of all keys, as KeyIDs returns them
+}
+
+type key struct {
+	role, id string
+	secret   []byte
+}
+
+// ParseKeys reads keys as settings have them: role:key, separated by commas or white space, or role:key+key with older keys of the role
+// after it. The first key of role, if there is one, signs.
+func ParseKeys(text, role string) (Keys, error) {
+	k := Keys{check: map[string]map[string][]byte{}}
+	for entry := range strings.FieldsFuncSeq(text, func(r rune) bool { return r == ',' || unicode.IsSpace(r) }) {
+		owner, secrets, _ := strings.Cut(entry, ":")
+		if writers[owner] == nil {
+			return Keys{}, fmt.Errorf("log-keys: an entry is not role:key with one of the roles %s", strings.Join(Writers(), ", "))
+		}
+		if k.check[owner] != nil {
+			return Keys{}, fmt.Errorf("log-keys: %s is there twice: older keys follow the first one after a plus sign", owner)
+		}
+		k.check[owner] = map[string][]byte{}
+		for i, secret := range strings.Split(secrets, "+") {
+			if len(secret) < minKey {
+				return Keys{}, fmt.Errorf("log-keys: a key of %s has %d characters, at least %d are needed", owner, len(secret), minKey)
+			}
+			next := key{owner, keyID(secret), []byte(secret)}
+			k.check[owner][next.id] = next.secret
+			if k.ids = append(k.ids, owner+"/"+next.id); owner == role && i == 0 {
+				k.sign = &next
+			}
+		}
+	}
+	return k, nil
+}
+
+// keyID names a key without telling it.
+func keyID(secret string) string {
+	mac := hmac.New(sha256.New, []byte(secret))
+	mac.Write([]byte("spool key id")) // never fails
+	return hex.EncodeToString(mac.Sum(nil)[:4])
+}
+
+// IsZero reports whether there is no key.
+func (k Keys) IsZero() bool { return len(k.ids) == 0 }
+
+// KeyIDs are the names of all keys, role/id.
+func (k Keys) KeyIDs() []string { return slices.Clone(k.ids) }
+
+// SigningKey is the name of the key that signs, "" for none.
+func (k Keys) SigningKey() string {
+	if k.sign == nil {
+		return ""
+	}
+	return k.sign.role + "/" + k.sign.id
+}
+
+// Missing is the first role that no key is of, "" for none.
+func (k Keys) Missing() string {
+	for _, role := range Writers() {
+		if len(k.check[role]) == 0 {
+			return role
+		}
+	}
+	return ""
+}
+
+// Sign returns the signature of a commit: role/id/HMAC. It is "" without a key that signs.
+func (k Keys) Sign(s events.Subject, c events.Commit) string {
+	if k.sign == nil {
+		return ""
+	}
+	return k.sign.role + "/" + k.sign.id + "/" + hex.EncodeToString(sum(k.sign.secret, s, c))
+}
+
+// sum is HMAC-SHA-256 over subject, hash, state and command, each with its length before it. The hash covers the rest of the commit.
+func sum(secret []byte, s events.Subject, c events.Commit) []byte {
+	mac := hmac.New(sha256.New, secret)
+	for _, part := range [][]byte{[]byte(s.String()), []byte(c.Hash), c.State, []byte(c.Command)} {
+		mac.Write(binary.BigEndian.AppendUint64(nil, uint64(len(part)))) // never fails
+		mac.Write(part)
+	}
+	return mac.Sum(nil)
+}
+
+// ForeignError is a message in the log's streams that no writer of Spool put there. It is not part of the log.
+type ForeignError struct {
+	Position Position
+	Subject  string
+	Reason   string
+}
+
+func (e *ForeignError) Error() string {
+	return fmt.Sprintf("%s on %s is not part of the log: %s", e.Position, e.Subject, e.Reason)
+}
+
+// UnknownKeyError is a commit that is signed with a key that is not among those given.
+type UnknownKeyError struct{ Key string }
+
+func (e *UnknownKeyError) Error() string {
+	return fmt.Sprintf("log-keys: no key %s is among them", e.Key)
+}
+
+// Check reports why a commit is not one of a writer of Spool, given its signature; "" means that it is. It fails with *UnknownKeyError if
+// the signature names a key that Keys has not: whether such a key exists is for the caller to find out. The commits of roles of which
+// there is no key at all are not checked.
+func (k Keys) Check(s events.Subject, c events.Commit, signature string) (why string, err error) {
+	if k.IsZero() {
+		return "", nil
+	}
+	role, rest, _ := strings.Cut(signature, "/")
+	id, mac, _ := strings.Cut(rest, "/")
+	switch {
+	case signature == "":
+		return "it has no signature", nil
+	case !slices.Contains(writers[role], s.Aspect):
+		return fmt.Sprintf("%.20q does not write %s", role, s.Aspect), nil
+	case len(k.check[role]) == 0:
+		return "", nil
+	}
+	secret, ok := k.check[role][id]
+	if !ok {
+		return "", &UnknownKeyError{fmt.Sprintf("%s/%.8s", role, id)}
+	}
+	given, err := hex.DecodeString(mac)
+	switch {
+	case err != nil, !hmac.Equal(given, sum(secret, s, c)):
+		return "its signature is wrong", nil
+	case c.ComputeHash(s) != c.Hash:
+		return "its hash is not that of its contents", nil
+	case c.Command != "" && c.ID != events.Derive(events.KindCommit, c.Command):
+		return "its id does not derive from its command", nil
+	}
+	return "", nil
+}
