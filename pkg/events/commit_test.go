@@ -284,3 +284,24 @@ func FuzzDecodeCommit(f *testing.F) {
 		}
 	})
 }
+
+// TestEncode_KeepsEveryField: a message of the log has each field of its commit.
+func TestEncode_KeepsEveryField(t *testing.T) {
+	t.Parallel()
+	want := events.Commit{
+		V: events.CommitVersion, ID: "com_1", Actor: events.Actor{Kind: "user", ID: "key_1"}, Epoch: 3, Prev: "ab", Hash: "cd",
+		Events: json.RawMessage(`[{"a":1}]`), State: json.RawMessage(`{"v":1}`), Command: "cmd_1",
+	}
+	for v, i := reflect.ValueOf(want), 0; i < v.NumField(); i++ {
+		if v.Field(i).IsZero() {
+			t.Fatalf("the commit of this test has no %s", v.Type().Field(i).Name)
+		}
+	}
+	b, err := want.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := events.DecodeCommit(b); err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("%s is read as %+v, %v; want %+v", b, got, err, want)
+	}
+}

@@ -79,6 +79,9 @@ func (c Commit) Encode() ([]byte, error) {
 	if len(c.State) > 0 {
 		b = append(append(b, `,"state":`...), c.State...)
 	}
+	if c.Command != "" {
+		b = appendString(append(b, `,"command":`...), c.Command)
+	}
 	return append(b, '}'), nil
 }
 
