@@ -22,6 +22,8 @@ type Config struct {
 	// KeyIDs names the keys that commits are signed with, role/id. The first time that there are any, each stream of the log records its
 	// last sequence: what comes after it has to be signed. The names are added to those that are recorded.
 	KeyIDs []string
+	// KeysLost says that keys which signed commits so far are lost: what the log holds now counts as not signed, and KeyIDs alone are recorded.
+	KeysLost bool
 }
 
 func (c Config) validate() error {
@@ -78,11 +80,11 @@ func Provision(ctx context.Context, js jetstream.JetStream, cfg Config) error {
 	}
 	for _, s := range Streams(installed) {
 		s.Config.Metadata = map[string]string{shardsKey: strconv.Itoa(installed)}
-		var keys []string
-		if strings.HasPrefix(s.Config.Name, "EVENTS-") {
-			keys = cfg.KeyIDs
+		signed := cfg
+		if !strings.HasPrefix(s.Config.Name, "EVENTS-") {
+			signed.KeyIDs = nil
 		}
-		if err := ensureStream(ctx, js, s.Config, cfg.Replicas, keys); err != nil {
+		if err := ensureStream(ctx, js, s.Config, signed); err != nil {
 			return fmt.Errorf("provision stream %s: %w", s.Config.Name, err)
 		}
 	}
@@ -94,13 +96,13 @@ func shardsError(have, want int) error {
 }
 
 // ensureStream creates the stream, or updates what Spool owns of its settings.
-func ensureStream(ctx context.Context, js jetstream.JetStream, want jetstream.StreamConfig, replicas int, keys []string) error {
+func ensureStream(ctx context.Context, js jetstream.JetStream, want jetstream.StreamConfig, cfg Config) error {
 	if want.Replicas == 0 {
-		want.Replicas = max(replicas, 1)
+		want.Replicas = max(cfg.Replicas, 1)
 	}
 	s, err := js.Stream(ctx, want.Name)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		maps.Copy(want.Metadata, signingMetadata(jetstream.StreamInfo{}, keys))
+		maps.Copy(want.Metadata, signingMetadata(jetstream.StreamInfo{}, cfg))
 		_, err = js.CreateStream(ctx, want)
 		if !errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
 			return err
@@ -115,10 +117,10 @@ func ensureStream(ctx context.Context, js jetstream.JetStream, want jetstream.St
 	if err := checkImmutable(have, want); err != nil {
 		return err
 	}
-	if replicas == 0 {
+	if cfg.Replicas == 0 {
 		want.Replicas = have.Replicas
 	}
-	maps.Copy(want.Metadata, signingMetadata(*s.CachedInfo(), keys))
+	maps.Copy(want.Metadata, signingMetadata(*s.CachedInfo(), cfg))
 	next := merge(have, want)
 	if equal(have, next) {
 		return nil

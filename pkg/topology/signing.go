@@ -57,15 +57,16 @@ func ReadSigning(ctx context.Context, js jetstream.JetStream, shards int) (Signi
 }
 
 // signingMetadata is what a stream of the log is to record of the keys that are given, beside what it has recorded.
-func signingMetadata(have jetstream.StreamInfo, keys []string) map[string]string {
-	if len(keys) == 0 {
+func signingMetadata(have jetstream.StreamInfo, cfg Config) map[string]string {
+	if len(cfg.KeyIDs) == 0 {
 		return nil
 	}
 	after, recorded := have.Config.Metadata[signedAfterKey]
-	if !recorded {
-		after = strconv.FormatUint(have.State.LastSeq, 10)
+	all := strings.Fields(have.Config.Metadata[signingKeysKey])
+	if !recorded || cfg.KeysLost {
+		after, all = strconv.FormatUint(have.State.LastSeq, 10), nil
 	}
-	all := append(strings.Fields(have.Config.Metadata[signingKeysKey]), keys...)
+	all = append(all, cfg.KeyIDs...)
 	slices.Sort(all)
 	return map[string]string{signedAfterKey: after, signingKeysKey: strings.Join(slices.Compact(all), " ")}
 }

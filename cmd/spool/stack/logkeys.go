@@ -16,19 +16,22 @@ import (
 // logKeysFile holds the keys that commits are signed with, in the data folder.
 const logKeysFile = "log.keys"
 
-// logKeys reads the keys of a data folder. They are made at the first start, readable by their owner only.
-func logKeys(dir string, signed bool) (string, error) {
+// logKeys reads the keys of a data folder. They are made at the first start, readable by their owner only, and again where the file was
+// emptied, which says that they are lost.
+func logKeys(dir string, signed bool) (keys string, lost bool, err error) {
 	path := filepath.Join(dir, logKeysFile)
 	text, err := os.ReadFile(path)
 	switch {
-	case err == nil:
-		return string(text), nil
-	case !errors.Is(err, fs.ErrNotExist):
-		return "", fmt.Errorf("log keys: %w", err)
-	case signed:
-		return "", fmt.Errorf("log keys: %s is missing: commits of this log are signed with its keys, so put it back from a copy of the data folder", path)
+	case err == nil && len(text) > 0:
+		return string(text), false, nil
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		return "", false, fmt.Errorf("log keys: %w", err)
+	case err != nil && signed:
+		return "", false, fmt.Errorf("log keys: %s is missing: commits of this log are signed with its keys, so put it back from a copy of the data "+
+			"folder; if it is lost, make an empty file of that name, and all commits so far are taken as they are", path)
 	}
-	return makeLogKeys(path)
+	keys, err = makeLogKeys(path)
+	return keys, signed, err
 }
 
 func makeLogKeys(path string) (string, error) {

@@ -387,14 +387,15 @@ func (b *Base) provision(ctx context.Context, js jetstream.JetStream) error {
 			return err
 		}
 	}
-	if b.logKeys, err = logKeys(b.cfg.DataDir, len(signing.Keys) > 0); err != nil {
+	var lost bool
+	if b.logKeys, lost, err = logKeys(b.cfg.DataDir, len(signing.Keys) > 0); err != nil {
 		return err
 	}
 	keys, err := eventlog.ParseKeys(b.logKeys, "")
 	if err != nil {
 		return err
 	}
-	if err := topology.Provision(ctx, js, topology.Config{KeyIDs: keys.KeyIDs()}); err != nil {
+	if err := topology.Provision(ctx, js, topology.Config{KeyIDs: keys.KeyIDs(), KeysLost: lost}); err != nil {
 		return err
 	}
 	b.signing, err = jslog.Signing(ctx, js, 1, keys, jslog.Verifier)

@@ -303,3 +303,35 @@ func TestSigned_Rotation(t *testing.T) {
 		t.Errorf("a contributor with its own key: %v", err)
 	}
 }
+
+// TestSigned_KeysLost: with keys of its own an installation whose keys are lost goes on, and its commits are read as they are.
+func TestSigned_KeysLost(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(t.Context(), wait)
+	defer cancel()
+	i := newInstallation(t)
+	life := eventlogtest.Session(0, 1, "lost")
+	heads := eventlogtest.Fill(t, i.as(t, "session"), life, "old", 2)
+	var list []string
+	for _, role := range eventlog.Writers() {
+		list = append(list, role+":"+secret("new"+role))
+	}
+	i.keys = strings.Join(list, ",")
+	if _, err := i.as(t, "session").Last(ctx, life, eventlog.Leader); !errors.Is(err, eventlog.ErrUnavailable) {
+		t.Errorf("without the old keys: %v", err)
+	}
+	if err := topology.Provision(ctx, i.js, topology.Config{KeyIDs: parse(t, i.keys, "").KeyIDs(), KeysLost: true}); err != nil {
+		t.Fatal(err)
+	}
+	session := i.as(t, "session")
+	head, err := session.Last(ctx, life, eventlog.Leader)
+	if err != nil || head.Seq != heads[1].Seq {
+		t.Fatalf("head at %d: %v", head.Seq, err)
+	}
+	if _, err := session.Append(ctx, head, eventlogtest.Draft("new", "text")); err != nil {
+		t.Fatal(err)
+	}
+	if report, err := eventlog.Verify(ctx, session, eventlog.Scope{}); err != nil || report.Problem != nil || report.Commits != 3 {
+		t.Errorf("verify: %+v, %v", report, err)
+	}
+}

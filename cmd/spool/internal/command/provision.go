@@ -29,6 +29,7 @@ type provisionCommand struct {
 	NATSUser     string        `name:"nats-user" env:"SPOOL_NATS_USER" help:"User at NATS that may make streams: admin. Empty for a server without users."`
 	NATSPassword string        `name:"nats-password" env:"SPOOL_NATS_PASSWORD" help:"Password at NATS."`
 	LogKeys      string        `name:"log-keys" env:"SPOOL_LOG_KEYS" help:"Keys that commits of the log are signed with, role:key, separated by commas. From the first time that they are given, what services write has to be signed: stop services of earlier releases before. Empty changes nothing."`
+	LogKeysLost  bool          `help:"With --log-keys, when a key that signed commits is lost for good: takes all commits that the log holds now as they are. Stop all services before, and look at what verify says after."`
 	Shards       int           `default:"0" env:"SPOOL_SHARDS" help:"Streams that the log is spread over: 1, 2, 4 or 8, for good. 0 means what is installed, else 4."`
 	Replicas     int           `default:"0" env:"SPOOL_REPLICAS" help:"Copies of each stream, 1 to 5. 0 means what is installed, else 1."`
 	Wait         time.Duration `default:"1m" env:"SPOOL_PROVISION_WAIT" help:"How long to wait for NATS to answer."`
@@ -62,6 +63,8 @@ func (c *provisionCommand) Run(a *app) error {
 
 func (c *provisionCommand) check() error {
 	switch {
+	case c.LogKeysLost && c.LogKeys == "":
+		return usage("log-keys-lost: give the keys that commits are signed with from now on, with --log-keys")
 	case c.Shards < 0 || c.Shards > topology.MaxShards || c.Shards > 0 && topology.MaxShards%c.Shards != 0:
 		return usage("shards: %d must be 1, 2, 4 or 8, or 0 for what is installed", c.Shards)
 	case c.Replicas < 0 || c.Replicas > 5:
@@ -120,5 +123,5 @@ func (c *provisionCommand) provision(ctx context.Context, nc *nats.Conn) (int, e
 	case err != nil:
 		return 0, err
 	}
-	return shards, topology.Provision(ctx, js, topology.Config{Shards: shards, Replicas: c.Replicas, KeyIDs: keys.KeyIDs()})
+	return shards, topology.Provision(ctx, js, topology.Config{Shards: shards, Replicas: c.Replicas, KeyIDs: keys.KeyIDs(), KeysLost: c.LogKeysLost})
 }
