@@ -14,6 +14,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -88,6 +89,26 @@ func median(list []float64) float64 {
 	return (list[len(list)/2] + list[(len(list)-1)/2]) / 2
 }
 
+// signedLog installs a log as services use it: each commit is signed.
+func signedLog(ctx context.Context, js jetstream.JetStream) (*jslog.Log, error) {
+	var text strings.Builder
+	for _, role := range eventlog.Writers() {
+		fmt.Fprintf(&text, "%s:%032d ", role, 0)
+	}
+	keys, err := eventlog.ParseKeys(text.String(), topology.UserSession)
+	if err != nil {
+		return nil, err
+	}
+	if err := topology.Provision(ctx, js, topology.Config{Shards: 1, KeyIDs: keys.KeyIDs()}); err != nil {
+		return nil, err
+	}
+	signing, err := topology.ReadSigning(ctx, js, 1)
+	if err != nil {
+		return nil, err
+	}
+	return jslog.New(jslog.Config{JetStream: js, Keys: keys, Signing: signing})
+}
+
 func measure(ctx context.Context, dir string, sessions, rounds int, each time.Duration) (row.Row, error) {
 	srv, err := natsserver.Start(natsserver.Config{StoreDir: dir, Port: natsserver.RandomPort})
 	if err != nil {
@@ -106,10 +127,7 @@ func measure(ctx context.Context, dir string, sessions, rounds int, each time.Du
 	if err != nil {
 		return row.Row{}, err
 	}
-	if err := topology.Provision(ctx, js, topology.Config{Shards: 1}); err != nil {
-		return row.Row{}, err
-	}
-	log, err := jslog.New(jslog.Config{JetStream: js})
+	log, err := signedLog(ctx, js)
 	if err != nil {
 		return row.Row{}, err
 	}
