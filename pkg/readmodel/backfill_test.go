@@ -71,3 +71,30 @@ func down(t *testing.T, db *sql.DB, version int64) {
 		t.Fatal(err)
 	}
 }
+
+// TestMigrate_FoldsAgainBeforeItIsReady: what is folded again from zero does not count as caught up until it is.
+func TestMigrate_FoldsAgainBeforeItIsReady(t *testing.T) {
+	t.Parallel()
+	url := pgtest.URL(t)
+	if err := readmodel.Migrate(t.Context(), url); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := readmodel.Connect(t.Context(), url, readmodel.Schema)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(t.Context())
+	db := stdlib.OpenDB(*conn.Config())
+	defer db.Close()
+	down(t, db, 6)
+	if _, err := db.ExecContext(t.Context(), "UPDATE checkpoints SET position = 7, caught_up = true"); err != nil {
+		t.Fatal(err)
+	}
+	if err := readmodel.Migrate(t.Context(), url); err != nil {
+		t.Fatal(err)
+	}
+	var groups, ready int
+	if err := db.QueryRowContext(t.Context(), "SELECT count(*), count(*) FILTER (WHERE caught_up) FROM checkpoints").Scan(&groups, &ready); err != nil || groups == 0 || ready != 0 {
+		t.Errorf("%d of %d groups count as caught up, %v", ready, groups, err)
+	}
+}

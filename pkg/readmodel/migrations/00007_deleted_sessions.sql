@@ -9,8 +9,9 @@ ALTER TABLE deleted_sessions
 
 CREATE INDEX deleted_sessions_to_remove ON deleted_sessions (tenant, id) WHERE NOT removed;
 
--- The log knows what the sessions that are there took: each group is folded again from zero when its projector starts.
-UPDATE checkpoints SET commit_id = 'folded before sessions.spent' WHERE position > 0;
+-- The log knows what the sessions that are there took: each group is folded again from zero when its projector starts. Until then
+-- nobody may take what is missing for what does not exist.
+UPDATE checkpoints SET commit_id = 'folded before sessions.spent', caught_up = false WHERE position > 0;
 
 -- +goose Down
 DROP INDEX deleted_sessions_to_remove;
