@@ -24,6 +24,12 @@ import (
 // statement must not run them in one repeatable-read transaction.
 const Schema = "spool"
 
+// The schemas of a rebuild.
+const (
+	ShadowSchema  = Schema + "_shadow"  // is folded into, and then renamed to Schema
+	RetiredSchema = Schema + "_retired" // was Schema before
+)
+
 // The tables, with the contents that migrations/ describes.
 const (
 	Checkpoints     = "checkpoints"
@@ -54,6 +60,9 @@ var migrations embed.FS
 // migrateLock is the advisory lock under which schemas are migrated: the bytes of "spoolmig".
 const migrateLock = 0x73706f6f6c6d6967
 
+// versionTable is goose's, with the migrations that a schema has.
+const versionTable = "goose_db_version"
+
 // undefinedTable is Postgres's code for a table that is not there.
 const undefinedTable = "42P01"
 
@@ -63,8 +72,9 @@ var ErrNotMigrated = errors.New("the read models are not installed or out of dat
 // Group is the projector group, and so the row of checkpoints, that a session's rows come by.
 func Group(session string) int { return topology.GroupOf(events.Partition(session)) }
 
-// Migrate creates the schema of the read models, or brings it up to date. It is
-// idempotent, and several callers may run it at once.
+// Migrate creates the schema of the read models, or brings it up to date, and
+// lets GatewayRole read it, if the server has that role. It is idempotent, and
+// several callers may run it at once.
 func Migrate(ctx context.Context, url string) error { return MigrateSchema(ctx, url, Schema) }
 
 // MigrateSchema is Migrate for a schema of another name, which a rebuild folds into.
@@ -98,6 +108,9 @@ func MigrateSchema(ctx context.Context, url, schema string) (err error) {
 	if _, err := provider.Up(ctx); err != nil {
 		return fmt.Errorf("migrate schema %s: %w", schema, err)
 	}
+	if err := grantGateway(ctx, conn, schema); err != nil {
+		return fmt.Errorf("migrate schema %s: grant to %s: %w", schema, GatewayRole, err)
+	}
 	return nil
 }
 
@@ -128,7 +141,7 @@ func Check(ctx context.Context, pool *pgxpool.Pool) error {
 		return err
 	}
 	var have int
-	err = pool.QueryRow(ctx, "SELECT coalesce(max(version_id), 0) FROM goose_db_version WHERE is_applied").Scan(&have)
+	err = pool.QueryRow(ctx, "SELECT coalesce(max(version_id), 0) FROM "+versionTable+" WHERE is_applied").Scan(&have)
 	var pgErr *pgconn.PgError
 	if errors.As(err, &pgErr) && pgErr.Code == undefinedTable {
 		return ErrNotMigrated

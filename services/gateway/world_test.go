@@ -25,8 +25,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events/versions"
 	"github.com/spoolhq/spool/pkg/natsserver"
 	"github.com/spoolhq/spool/pkg/natsserver/natstest"
-	"github.com/spoolhq/spool/pkg/pgserver/pgtest"
 	"github.com/spoolhq/spool/pkg/readmodel"
+	"github.com/spoolhq/spool/pkg/readmodel/readmodeltest"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/gateway"
 )
@@ -35,8 +35,8 @@ import (
 // tests that write rows and messages as those do.
 type world struct {
 	t    *testing.T
-	url  string
-	pool *pgxpool.Pool
+	url  string        // of the read models, as the role of gateways
+	pool *pgxpool.Pool // as the projector's role
 	nats *natsserver.Server // nil when the test has its own
 	nc   *nats.Conn         // of the test, with all rights
 	js   jetstream.JetStream
@@ -84,9 +84,10 @@ func newWorldOn(t *testing.T, nc *nats.Conn) *world {
 	js, err := jetstream.New(nc)
 	must(t, err)
 	must(t, topology.Provision(t.Context(), js, topology.Config{}))
-	w := &world{t: t, url: pgtest.URL(t), nc: nc, js: js, sessions: map[string]*fake{}, entries: map[string]*versions.State{}}
-	must(t, readmodel.Migrate(t.Context(), w.url))
-	w.pool = w.openPool(w.url)
+	db := readmodeltest.Database(t)
+	w := &world{t: t, url: db.Gateway, nc: nc, js: js, sessions: map[string]*fake{}, entries: map[string]*versions.State{}}
+	must(t, readmodel.Migrate(t.Context(), db.Projector))
+	w.pool = w.openPool(db.Projector)
 	w.exec("UPDATE checkpoints SET caught_up = true")
 	return w
 }

@@ -63,7 +63,7 @@ func short(s string) string {
 // compare folds to where live was at one moment and compares with what it had
 // then. Live goes on meanwhile: its tables are read in a snapshot.
 func (b *rebuild) compare(ctx context.Context) (rows uint64, err error) {
-	other, err := readmodel.Connect(ctx, b.p.cfg.DatabaseURL, shadowSchema)
+	other, err := readmodel.Connect(ctx, b.p.cfg.DatabaseURL, readmodel.ShadowSchema)
 	if err != nil {
 		return 0, fmt.Errorf("connect to postgres: %w", err)
 	}
@@ -106,7 +106,7 @@ func compareTable(ctx context.Context, live pgx.Tx, rebuilt *pgx.Conn, table, ke
 		return 0, fmt.Errorf("read %s: %w", table, err)
 	}
 	defer a.Close()
-	b, err := rebuilt.Query(ctx, fmt.Sprintf(sql, shadowSchema))
+	b, err := rebuilt.Query(ctx, fmt.Sprintf(sql, readmodel.ShadowSchema))
 	if err != nil {
 		return 0, fmt.Errorf("read %s: %w", table, err)
 	}

@@ -23,6 +23,7 @@ import (
 	"github.com/spoolhq/spool/pkg/natsserver"
 	"github.com/spoolhq/spool/pkg/pgserver/pgtest"
 	"github.com/spoolhq/spool/pkg/readmodel"
+	"github.com/spoolhq/spool/pkg/readmodel/readmodeltest"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/projector"
 )
@@ -374,7 +375,7 @@ func TestPostgresFromAnOlderBackup(t *testing.T) {
 	eventually(t, "tables", func() error { return readmodel.Migrate(t.Context(), w.url) })
 	w.projected(s)
 	stop()
-	backup := copyDatabase(t, w.url)
+	backup := readmodeltest.WithRoles(t, copyDatabase(t, w.db.Superuser)).Projector
 	stop = w.start()
 	s.turn(2)
 	w.projected(s)

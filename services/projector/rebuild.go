@@ -19,9 +19,6 @@ import (
 )
 
 const (
-	shadowSchema  = readmodel.Schema + "_shadow"
-	retiredSchema = readmodel.Schema + "_retired"
-
 	// rebuildLock is the advisory lock of the one rebuild: the bytes of "spoolreb".
 	rebuildLock = 0x73706f6f6c726562
 
@@ -119,14 +116,14 @@ func (b *rebuild) prepare(ctx context.Context) (err error) {
 	if err := b.dropLeftovers(ctx); err != nil {
 		return err
 	}
-	if err := readmodel.MigrateSchema(ctx, url, shadowSchema); err != nil {
+	if err := readmodel.MigrateSchema(ctx, url, readmodel.ShadowSchema); err != nil {
 		return err
 	}
 	for n := range topology.ProjectorGroups {
 		g := &shadow{group: newGroup(b.p, n, b.logger.With("group", n))}
 		g.quiet, g.model = true, fold.New(n, b.p.cfg.PresentRows)
 		b.groups = append(b.groups, g)
-		if g.store, err = store.Open(ctx, url, shadowSchema, n); err != nil {
+		if g.store, err = store.Open(ctx, url, readmodel.ShadowSchema, n); err != nil {
 			return err
 		}
 		g.checkpoint.Shard = int16(g.shard)
@@ -135,7 +132,7 @@ func (b *rebuild) prepare(ctx context.Context) (err error) {
 }
 
 func (b *rebuild) dropLeftovers(ctx context.Context) error {
-	for _, schema := range []string{shadowSchema, retiredSchema} {
+	for _, schema := range []string{readmodel.ShadowSchema, readmodel.RetiredSchema} {
 		if _, err := b.conn.Exec(ctx, "DROP SCHEMA IF EXISTS "+schema+" CASCADE"); err != nil {
 			return fmt.Errorf("drop schema %s: %w", schema, err)
 		}
@@ -217,7 +214,7 @@ func (b *rebuild) replace(ctx context.Context) (held time.Duration, err error) {
 // analyze gives gateways' reads good plans from the first one on.
 func (b *rebuild) analyze(ctx context.Context) error {
 	for _, t := range order {
-		if _, err := b.conn.Exec(ctx, "ANALYZE "+shadowSchema+"."+t.table); err != nil {
+		if _, err := b.conn.Exec(ctx, "ANALYZE "+readmodel.ShadowSchema+"."+t.table); err != nil {
 			return fmt.Errorf("analyze %s: %w", t.table, err)
 		}
 	}

@@ -6,7 +6,10 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/jackc/pgx/v5/pgconn"
+
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/readmodel"
 	"github.com/spoolhq/spool/services/projector"
 )
 
@@ -128,5 +131,38 @@ func TestOneRebuildAtATime(t *testing.T) {
 	}
 	if _, err := projector.Rebuild(t.Context(), projector.Config{DatabaseURL: w.url}, projector.Deps{Log: w.log}, false); err == nil {
 		t.Error("two rebuilds ran at once")
+	}
+}
+
+// What a rebuild puts in place is readable by the gateway's role, and the hashes of keys are not.
+func TestRebuild_KeepsRightsOfGatewayRole(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	w.migrate()
+	w.start()
+	s := w.session(-1).create()
+	s.turn(1)
+	w.projected(s)
+	reads := func(sql string) (n int, err error) {
+		conn, err := readmodel.Connect(t.Context(), w.db.Gateway, readmodel.Schema)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = conn.Close(t.Context()) }()
+		err = conn.QueryRow(t.Context(), sql).Scan(&n)
+		return n, err
+	}
+	for range 2 {
+		if n, err := reads("SELECT count(*) FROM sessions"); n != 1 || err != nil {
+			t.Errorf("%d sessions, %v", n, err)
+		}
+		if _, err := reads("SELECT count(*) FROM accepted_key('none')"); err != nil {
+			t.Error(err)
+		}
+		var refused *pgconn.PgError
+		if _, err := reads("SELECT count(sha256) FROM keys"); !errors.As(err, &refused) || refused.Code != "42501" {
+			t.Errorf("the hashes of keys: %v", err)
+		}
+		w.rebuild()
 	}
 }

@@ -22,8 +22,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/natsserver"
 	"github.com/spoolhq/spool/pkg/natsserver/natstest"
-	"github.com/spoolhq/spool/pkg/pgserver/pgtest"
 	"github.com/spoolhq/spool/pkg/readmodel"
+	"github.com/spoolhq/spool/pkg/readmodel/readmodeltest"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/projector"
 )
@@ -51,6 +51,7 @@ type world struct {
 	nc  *nats.Conn
 	js  jetstream.JetStream
 	log *jslog.Log
+	db  readmodeltest.URLs
 	url string
 }
 
@@ -74,7 +75,8 @@ func newWorldOn(t testing.TB, shards int, cfg natsserver.Config) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &world{t: t, srv: srv, nc: nc, js: js, log: log, url: pgtest.URL(t)}
+	db := readmodeltest.Database(t)
+	return &world{t: t, srv: srv, nc: nc, js: js, log: log, db: db, url: db.Projector}
 }
 
 // migrate makes the tables before a projector does.

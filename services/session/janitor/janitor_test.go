@@ -29,6 +29,7 @@ import (
 	"github.com/spoolhq/spool/pkg/natsserver/natstest"
 	"github.com/spoolhq/spool/pkg/pgserver/pgtest"
 	"github.com/spoolhq/spool/pkg/readmodel"
+	"github.com/spoolhq/spool/pkg/readmodel/readmodeltest"
 	"github.com/spoolhq/spool/pkg/secret"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/pkg/workspace"
@@ -86,7 +87,7 @@ func newBedAt(t *testing.T, cfg natsserver.Config) *bed {
 func (b *bed) install(cfg topology.Config) {
 	b.t.Helper()
 	t := b.t
-	b.url, b.now = pgtest.URL(t), time.Now()
+	b.url, b.now = readmodeltest.Database(t).Projector, time.Now()
 	var err error
 	b.js, err = jetstream.New(b.conn(topology.UserAdmin))
 	must(t, err)

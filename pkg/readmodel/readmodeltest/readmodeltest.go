@@ -1,0 +1,36 @@
+// Package readmodeltest gives each test a database with the roles of an installation.
+package readmodeltest
+
+import (
+	"net/url"
+	"testing"
+
+	"github.com/spoolhq/spool/pkg/pgserver/pgtest"
+	"github.com/spoolhq/spool/pkg/readmodel"
+)
+
+// URLs are the addresses of one database, each as another role.
+type URLs struct{ Superuser, Projector, Gateway string }
+
+// Database returns a new database with the roles and without read models. It is dropped when the test ends.
+func Database(t testing.TB) URLs {
+	t.Helper()
+	return WithRoles(t, pgtest.URL(t))
+}
+
+// WithRoles makes the roles in a database of a server that trusts its socket. The URL is a superuser's.
+func WithRoles(t testing.TB, superuser string) URLs {
+	t.Helper()
+	if err := readmodel.CreateRoles(t.Context(), superuser, readmodel.Passwords{}); err != nil {
+		t.Fatal(err)
+	}
+	as := func(role string) string {
+		u, err := url.Parse(superuser)
+		if err != nil {
+			t.Fatal(err)
+		}
+		u.User = url.User(role)
+		return u.String()
+	}
+	return URLs{Superuser: superuser, Projector: as(readmodel.ProjectorRole), Gateway: as(readmodel.GatewayRole)}
+}

@@ -1,0 +1,184 @@
+package readmodel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// The roles that services connect to Postgres as. Neither is a superuser. A
+// database with one role for everything works without them.
+const (
+	// ProjectorRole owns the schemas of the read models. The projector, the
+	// janitor, `spool rebuild` and `spool gc` connect as this role.
+	ProjectorRole = "spool_projector"
+	// GatewayRole reads what gateways read, and writes nothing. It cannot read
+	// the hashes of API keys: function accepted_key looks one up.
+	GatewayRole = "spool_gateway"
+)
+
+// gatewayTables are the tables that gateways read, beside the columns of keys.
+var gatewayTables = []string{
+	Checkpoints, Sessions, DeletedSessions, Executions, Blocks, Events, TextInFlight, Conversations, Sandboxes, Files, Usage,
+	CatalogueEntries, CatalogueVersions, TenantUsage, TenantBudgets, versionTable,
+}
+
+// gatewayKeyColumns are the columns of keys that gateways read.
+var gatewayKeyColumns = []string{"tenant", "id", "name", "prefix", "created_at", "revoked_at"}
+
+// ErrNotSuperuser is returned by CreateRoles for a role that is not a superuser.
+var ErrNotSuperuser = errors.New("the role is not a superuser")
+
+// Passwords are those of the two roles; "" is no password, for a server that trusts its socket.
+type Passwords struct{ Projector, Gateway string }
+
+// CreateRoles makes both roles, or brings them up to date, and makes the
+// projector's the owner of the read models that exist. The URL is a superuser's,
+// of the database of the read models. CreateRoles is idempotent, and several
+// callers may run it at once.
+//
+// It takes from PUBLIC what no service needs and what would let the gateway's
+// role write or keep others waiting: other databases of the server, temporary
+// tables, large objects, advisory locks. So the server should be Spool's own.
+func CreateRoles(ctx context.Context, url string, p Passwords) (err error) {
+	conn, err := Connect(ctx, url, Schema)
+	if err != nil {
+		return fmt.Errorf("create the roles: %w", err)
+	}
+	defer func() { err = errors.Join(err, conn.Close(context.WithoutCancel(ctx))) }()
+	var name string
+	var super bool
+	if err := conn.QueryRow(ctx, "SELECT rolname, rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user").Scan(&name, &super); err != nil {
+		return fmt.Errorf("create the roles: %w", err)
+	}
+	if !super {
+		return fmt.Errorf("create the roles as %s: %w", name, ErrNotSuperuser)
+	}
+	err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+		// Roles belong to all databases of the server, and advisory locks to one. This lock keeps other callers out everywhere.
+		if _, err := tx.Exec(ctx, "LOCK TABLE pg_catalog.pg_authid IN SHARE ROW EXCLUSIVE MODE"); err != nil {
+			return err
+		}
+		if err := createRole(ctx, tx, ProjectorRole, p.Projector); err != nil {
+			return err
+		}
+		if err := createRole(ctx, tx, GatewayRole, p.Gateway); err != nil {
+			return err
+		}
+		for _, sql := range []string{limitPublic, grantProjector, transferOwnership} {
+			if _, err := tx.Exec(ctx, sql); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("create the roles: %w", err)
+	}
+	return nil
+}
+
+// createRole makes a role that may log in and nothing else.
+func createRole(ctx context.Context, tx pgx.Tx, name, password string) error {
+	var exists bool
+	if err := tx.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = $1)", name).Scan(&exists); err != nil {
+		return err
+	}
+	if !exists {
+		if _, err := tx.Exec(ctx, "CREATE ROLE "+name); err != nil {
+			return err
+		}
+	}
+	// A statement without parameters: Postgres quotes the password. NULL is none.
+	var alter string
+	err := tx.QueryRow(ctx, `SELECT format('ALTER ROLE %I LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOREPLICATION NOBYPASSRLS PASSWORD %L', $1::text, nullif($2::text, ''))`,
+		name, password).Scan(&alter)
+	if err != nil {
+		return err
+	}
+	_, err = tx.Exec(ctx, alter)
+	return err
+}
+
+// limitPublic takes from every role what services do not need.
+const limitPublic = `DO $$
+DECLARE statement text;
+BEGIN
+	FOR statement IN
+		SELECT format('REVOKE ALL ON DATABASE %I FROM PUBLIC', datname) FROM pg_catalog.pg_database
+		 WHERE datname IN (current_database(), 'postgres', 'template1')
+		UNION ALL
+		SELECT 'REVOKE CREATE ON SCHEMA public FROM PUBLIC' FROM pg_catalog.pg_namespace WHERE nspname = 'public'
+		UNION ALL
+		SELECT format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', oid::regprocedure) FROM pg_catalog.pg_proc
+		 WHERE pronamespace = 'pg_catalog'::regnamespace
+		   AND (proname LIKE 'pg\_%advisory\_%' OR proname = ANY ('{lo_creat,lo_create,lo_from_bytea,lo_put,lo_truncate,lo_truncate64,lo_unlink,lowrite,pg_logical_emit_message}'))
+	LOOP
+		EXECUTE statement;
+	END LOOP;
+END $$`
+
+// grantProjector lets the roles connect, and the projector's create schemas and take advisory locks.
+const grantProjector = `DO $$
+DECLARE statement text;
+BEGIN
+	FOR statement IN
+		SELECT format('GRANT CONNECT ON DATABASE %I TO ` + GatewayRole + `, ` + ProjectorRole + `', current_database())
+		UNION ALL
+		SELECT format('GRANT CREATE ON DATABASE %I TO ` + ProjectorRole + `', current_database())
+		UNION ALL
+		SELECT format('GRANT EXECUTE ON FUNCTION %s TO ` + ProjectorRole + `', oid::regprocedure) FROM pg_catalog.pg_proc
+		 WHERE pronamespace = 'pg_catalog'::regnamespace AND proname LIKE 'pg\_%advisory\_%'
+	LOOP
+		EXECUTE statement;
+	END LOOP;
+END $$`
+
+// transferOwnership gives the read models that another role made to the
+// projector's. Sequences and types follow their tables.
+const transferOwnership = `DO $$
+DECLARE statement text;
+BEGIN
+	FOR statement IN
+		WITH n AS (SELECT oid, nspname, nspowner FROM pg_catalog.pg_namespace WHERE nspname IN ('` + Schema + `', '` + ShadowSchema + `', '` + RetiredSchema + `'))
+		SELECT format('ALTER SCHEMA %I OWNER TO ` + ProjectorRole + `', nspname) FROM n WHERE nspowner <> '` + ProjectorRole + `'::regrole
+		UNION ALL
+		SELECT format('ALTER TABLE %s OWNER TO ` + ProjectorRole + `', c.oid::regclass) FROM pg_catalog.pg_class c JOIN n ON n.oid = c.relnamespace
+		 WHERE c.relkind IN ('r', 'p', 'v', 'm') AND c.relowner <> '` + ProjectorRole + `'::regrole
+		UNION ALL
+		SELECT format('ALTER ROUTINE %s OWNER TO ` + ProjectorRole + `', p.oid::regprocedure) FROM pg_catalog.pg_proc p JOIN n ON n.oid = p.pronamespace
+		 WHERE p.proowner <> '` + ProjectorRole + `'::regrole
+	LOOP
+		EXECUTE statement;
+	END LOOP;
+END $$`
+
+// grantGateway lets the gateway's role read a schema, if the server has the role.
+// It changes nothing when the role may do so already: a grant collides with a
+// rebuild that renames the schema.
+func grantGateway(ctx context.Context, conn *pgx.Conn, schema string) error {
+	var exists, granted bool
+	if err := conn.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = $1)", GatewayRole).Scan(&exists); err != nil || !exists {
+		return err
+	}
+	err := conn.QueryRow(ctx, `SELECT has_schema_privilege($1, $2::text, 'USAGE') AND has_function_privilege($1, format('%I.accepted_key(text)', $2::text), 'EXECUTE')
+			AND (SELECT bool_and(has_table_privilege($1, format('%I.%I', $2::text, t), 'SELECT')) FROM unnest($3::text[]) AS t)
+			AND (SELECT bool_and(has_column_privilege($1, format('%I.%I', $2::text, $4::text), c, 'SELECT')) FROM unnest($5::text[]) AS c)`,
+		GatewayRole, schema, gatewayTables, Keys, gatewayKeyColumns).Scan(&granted)
+	if err != nil || granted {
+		return err
+	}
+	in := pgx.Identifier{schema}.Sanitize()
+	var b pgx.Batch
+	b.Queue("GRANT USAGE ON SCHEMA " + in + " TO " + GatewayRole)
+	for _, t := range gatewayTables {
+		b.Queue("GRANT SELECT ON " + in + "." + t + " TO " + GatewayRole)
+	}
+	for _, c := range gatewayKeyColumns {
+		b.Queue("GRANT SELECT (" + c + ") ON " + in + "." + Keys + " TO " + GatewayRole)
+	}
+	b.Queue("GRANT EXECUTE ON FUNCTION " + in + ".accepted_key TO " + GatewayRole)
+	return conn.SendBatch(ctx, &b).Close()
+}
