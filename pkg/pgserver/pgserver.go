@@ -153,10 +153,15 @@ func Start(ctx context.Context, cfg Config) (_ *Server, err error) {
 // URL is the address for pgx, of the database spool as its superuser.
 func (s *Server) URL() string { return s.DatabaseURL(Database) }
 
-// DatabaseURL is the address of another database of the same server.
-func (s *Server) DatabaseURL(name string) string {
+// RoleURL is the address of the database spool as another role, which needs no password.
+func (s *Server) RoleURL(role string) string { return s.address(role, Database) }
+
+// DatabaseURL is the address of another database of the same server, as its superuser.
+func (s *Server) DatabaseURL(name string) string { return s.address(User, name) }
+
+func (s *Server) address(role, database string) string {
 	q := url.Values{"host": {s.socket}, "port": {port}, "sslmode": {"disable"}}
-	u := url.URL{Scheme: "postgres", User: url.User(User), Path: "/" + name, RawQuery: q.Encode()}
+	u := url.URL{Scheme: "postgres", User: url.User(role), Path: "/" + database, RawQuery: q.Encode()}
 	return u.String()
 }
 

@@ -35,8 +35,8 @@ import (
 // tests that write rows and messages as those do.
 type world struct {
 	t    *testing.T
-	url  string        // of the read models, as the role of gateways
-	pool *pgxpool.Pool // as the projector's role
+	url  string             // of the read models, as the role of gateways
+	pool *pgxpool.Pool      // as the projector's role
 	nats *natsserver.Server // nil when the test has its own
 	nc   *nats.Conn         // of the test, with all rights
 	js   jetstream.JetStream

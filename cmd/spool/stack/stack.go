@@ -137,7 +137,7 @@ func (s *Stack) start(ctx, run context.Context) error {
 	if err := readmodel.Migrate(ctx, s.base.DatabaseURL); err != nil {
 		return err
 	}
-	pool, err := readmodel.Open(ctx, s.base.DatabaseURL)
+	pool, err := readmodel.Open(ctx, s.base.GatewayDatabaseURL)
 	if err != nil {
 		return err
 	}
@@ -280,9 +280,10 @@ func (s *Stack) mock(run context.Context) error {
 // Base is what a stack stands on, without any service: the servers and the log
 // over a data folder, for `spool verify` and `spool rebuild` when nothing runs.
 type Base struct {
-	DatabaseURL string
-	Log         eventlog.Log // as admin
-	NATS        *nats.Conn   // as admin
+	DatabaseURL        string       // as the projector's role, where Postgres is a private one
+	GatewayDatabaseURL string       // of the same database, as the gateway's role
+	Log                eventlog.Log // as admin
+	NATS               *nats.Conn   // as admin
 
 	cfg      Config
 	lock     *lock
@@ -297,7 +298,7 @@ func Open(ctx context.Context, cfg Config) (_ *Base, err error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	b := &Base{cfg: cfg, DatabaseURL: cfg.DatabaseURL}
+	b := &Base{cfg: cfg, DatabaseURL: cfg.DatabaseURL, GatewayDatabaseURL: cfg.DatabaseURL}
 	if b.lock, err = acquire(cfg.DataDir); err != nil {
 		return nil, err
 	}
@@ -342,8 +343,8 @@ func (b *Base) startPostgres(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	b.postgres, b.DatabaseURL = pg, pg.URL()
-	return nil
+	b.postgres, b.DatabaseURL, b.GatewayDatabaseURL = pg, pg.RoleURL(readmodel.ProjectorRole), pg.RoleURL(readmodel.GatewayRole)
+	return readmodel.CreateRoles(ctx, pg.URL(), readmodel.Passwords{})
 }
 
 // startNATS also listens on loopback, on a port and with a password that only

@@ -11,14 +11,16 @@ import (
 	"github.com/spoolhq/spool/pkg/eventlog/jslog"
 	"github.com/spoolhq/spool/pkg/natsserver/natstest"
 	"github.com/spoolhq/spool/pkg/pgserver/pgtest"
+	"github.com/spoolhq/spool/pkg/readmodel/readmodeltest"
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
 // Base is what the services of a cluster stand on.
 type Base struct {
-	DatabaseURL string
-	NATSURL     string       // where it listens; no sandbox may reach it
-	Log         eventlog.Log // as admin
+	DatabaseURL        string       // as the projector's role
+	GatewayDatabaseURL string       // as the gateway's role
+	NATSURL            string       // where it listens; no sandbox may reach it
+	Log                eventlog.Log // as admin
 	// Connect opens a connection with a user's rights, and the log over it.
 	Connect func(user string) (*nats.Conn, eventlog.Log, error)
 }
@@ -37,12 +39,13 @@ func (c *Cluster) open() {
 		c.openRestartable()
 		return
 	}
+	db := readmodeltest.Database(c.T)
 	base, err := stack.Open(c.T.Context(), stack.Config{
-		DataDir: filepath.Join(c.dir, "data"), DatabaseURL: pgtest.URL(c.T), Logger: natstest.Logger(c.T),
+		DataDir: filepath.Join(c.dir, "data"), DatabaseURL: db.Projector, Logger: natstest.Logger(c.T),
 	})
 	must(c.T, err)
 	c.T.Cleanup(func() { check(c.T, base.Close()) })
-	c.Base = &Base{DatabaseURL: base.DatabaseURL, Log: base.Log, Connect: base.Connect, NATSURL: base.NATSURL()}
+	c.Base = &Base{DatabaseURL: db.Projector, GatewayDatabaseURL: db.Gateway, Log: base.Log, Connect: base.Connect, NATSURL: base.NATSURL()}
 }
 
 func (c *Cluster) openRestartable() {
@@ -57,7 +60,8 @@ func (c *Cluster) openRestartable() {
 		log, err := jslog.New(jslog.Config{JetStream: js})
 		return nc, log, err
 	}
-	c.Base = &Base{DatabaseURL: o.postgres.URL(), Connect: connect}
+	db := readmodeltest.WithRoles(c.T, o.postgres.URL())
+	c.Base = &Base{DatabaseURL: db.Projector, GatewayDatabaseURL: db.Gateway, Connect: connect}
 	nc, log, err := connect("")
 	must(c.T, err)
 	js, err := jetstream.New(nc)

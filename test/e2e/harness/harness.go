@@ -263,7 +263,7 @@ func (c *Cluster) KillExecutor(i int) { c.executors[i].Close() }
 // StartGateway runs one more gateway on a port of its own.
 func (c *Cluster) StartGateway() (stop func()) {
 	nc, _ := c.connect(topology.UserGateway)
-	pool, err := readmodel.Open(c.T.Context(), c.Base.DatabaseURL)
+	pool, err := readmodel.Open(c.T.Context(), c.Base.GatewayDatabaseURL)
 	must(c.T, err)
 	c.T.Cleanup(pool.Close)
 	cfg := c.opts.Gateway

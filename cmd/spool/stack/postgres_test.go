@@ -1,0 +1,61 @@
+package stack
+
+import (
+	"errors"
+	"path/filepath"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/spoolhq/spool/pkg/pgserver"
+	"github.com/spoolhq/spool/pkg/pgserver/pgtest"
+	"github.com/spoolhq/spool/pkg/readmodel"
+)
+
+// The services of a stack connect to its private Postgres as roles without the
+// rights of a superuser, also on a data folder where a superuser made the read models.
+func TestOpen_PrivatePostgresHasRoles(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	older := pgtest.Server(t, pgserver.Config{DataDir: filepath.Join(dir, "postgres")})
+	if err := errors.Join(readmodel.Migrate(t.Context(), older.URL()), older.Stop()); err != nil {
+		t.Fatal(err)
+	}
+	base, err := Open(t.Context(), Config{DataDir: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := base.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := readmodel.Migrate(t.Context(), base.DatabaseURL); err != nil {
+		t.Fatal(err)
+	}
+	for url, writes := range map[string]bool{base.DatabaseURL: true, base.GatewayDatabaseURL: false} {
+		conn, err := readmodel.Connect(t.Context(), url, readmodel.Schema)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := conn.Exec(t.Context(), "SELECT FROM sessions"); err != nil {
+			t.Errorf("%s: %v", conn.Config().User, err)
+		}
+		if _, err := conn.Exec(t.Context(), "UPDATE sessions SET title = ''"); (err == nil) != writes {
+			t.Errorf("%s writes: %v", conn.Config().User, err)
+		}
+		wantRefused(t, conn, "COPY (SELECT 1) TO PROGRAM 'true'")
+		if err := conn.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func wantRefused(t *testing.T, conn *pgx.Conn, sql string) {
+	t.Helper()
+	var refused *pgconn.PgError
+	if _, err := conn.Exec(t.Context(), sql); !errors.As(err, &refused) || refused.Code != "42501" {
+		t.Errorf("%s: %s: got %v, want insufficient privilege", conn.Config().User, sql, err)
+	}
+}
