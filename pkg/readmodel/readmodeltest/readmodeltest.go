@@ -24,13 +24,16 @@ func WithRoles(t testing.TB, superuser string) URLs {
 	if err := readmodel.CreateRoles(t.Context(), superuser, readmodel.Passwords{}); err != nil {
 		t.Fatal(err)
 	}
-	as := func(role string) string {
-		u, err := url.Parse(superuser)
-		if err != nil {
-			t.Fatal(err)
-		}
-		u.User = url.User(role)
-		return u.String()
+	return URLs{Superuser: superuser, Projector: As(t, superuser, readmodel.ProjectorRole), Gateway: As(t, superuser, readmodel.GatewayRole)}
+}
+
+// As returns the address of a database as another role, without a password.
+func As(t testing.TB, database, role string) string {
+	t.Helper()
+	u, err := url.Parse(database)
+	if err != nil {
+		t.Fatal(err)
 	}
-	return URLs{Superuser: superuser, Projector: as(readmodel.ProjectorRole), Gateway: as(readmodel.GatewayRole)}
+	u.User = url.User(role)
+	return u.String()
 }

@@ -47,26 +47,27 @@ type IO struct {
 
 // commands is the whole command line.
 type commands struct {
-	Up         upCommand         `cmd:"" help:"Run all services in one process."`
-	Run        runCommand        `cmd:"" help:"Run a query and stream what the agent does."`
-	Attach     attachCommand     `cmd:"" help:"Show a session, and follow it live."`
-	Sessions   sessionsCommand   `cmd:"" help:"Look at sessions, and at what they run in."`
-	Executions executionsCommand `cmd:"" help:"Look at executions, and steer them."`
-	Files      filesCommand      `cmd:"" help:"Files of a session's workspace: list, get, put, remove."`
-	Events     eventsCommand     `cmd:"" help:"Read a session's log."`
-	Verify     verifyCommand     `cmd:"" help:"Check the log: hashes, chains, order, ends."`
-	GC         gcCommand         `cmd:"" name:"gc" help:"Remove the content of deleted sessions now, as the janitor does, or list what would go."`
-	Rebuild    rebuildCommand    `cmd:"" help:"Fold the read models anew from the log."`
-	Provision  provisionCommand  `cmd:"" help:"Install the streams on a NATS, or bring them up to date."`
-	Agents     agentsCommand     `cmd:"" help:"What agents are made of: apply, list, show, remove."`
-	Instances  instancesCommand  `cmd:"" help:"Agents with their environments: apply, list, show, remove."`
-	Envs       envsCommand       `cmd:"" help:"Environments, which hold variables and secrets: apply, list, show, remove, explain."`
-	Skills     skillsCommand     `cmd:"" help:"Skills, which agents are given: push, list, show, pull, tag, remove."`
-	Secrets    secretsCommand    `cmd:"" help:"The key that secrets are encrypted to: make it, change it."`
-	Budgets    budgetsCommand    `cmd:"" help:"What tenants may take in a day, a month or at all, and have taken."`
-	Dead       deadCommand       `cmd:"" help:"Messages that services gave up: list, show, retry, drop."`
-	Keys       keysCommand       `cmd:"" help:"Make, list and revoke API keys."`
-	Doctor     doctorCommand     `cmd:"" help:"Check what Spool needs on this machine, and say what to do."`
+	Up                upCommand                `cmd:"" help:"Run all services in one process."`
+	Run               runCommand               `cmd:"" help:"Run a query and stream what the agent does."`
+	Attach            attachCommand            `cmd:"" help:"Show a session, and follow it live."`
+	Sessions          sessionsCommand          `cmd:"" help:"Look at sessions, and at what they run in."`
+	Executions        executionsCommand        `cmd:"" help:"Look at executions, and steer them."`
+	Files             filesCommand             `cmd:"" help:"Files of a session's workspace: list, get, put, remove."`
+	Events            eventsCommand            `cmd:"" help:"Read a session's log."`
+	Verify            verifyCommand            `cmd:"" help:"Check the log: hashes, chains, order, ends."`
+	GC                gcCommand                `cmd:"" name:"gc" help:"Remove the content of deleted sessions now, as the janitor does, or list what would go."`
+	Rebuild           rebuildCommand           `cmd:"" help:"Fold the read models anew from the log."`
+	Provision         provisionCommand         `cmd:"" help:"Install the streams on a NATS, or bring them up to date."`
+	ProvisionDatabase provisionDatabaseCommand `cmd:"" help:"Make the roles of the services in a Postgres of Spool's own, or bring them up to date."`
+	Agents            agentsCommand            `cmd:"" help:"What agents are made of: apply, list, show, remove."`
+	Instances         instancesCommand         `cmd:"" help:"Agents with their environments: apply, list, show, remove."`
+	Envs              envsCommand              `cmd:"" help:"Environments, which hold variables and secrets: apply, list, show, remove, explain."`
+	Skills            skillsCommand            `cmd:"" help:"Skills, which agents are given: push, list, show, pull, tag, remove."`
+	Secrets           secretsCommand           `cmd:"" help:"The key that secrets are encrypted to: make it, change it."`
+	Budgets           budgetsCommand           `cmd:"" help:"What tenants may take in a day, a month or at all, and have taken."`
+	Dead              deadCommand              `cmd:"" help:"Messages that services gave up: list, show, retry, drop."`
+	Keys              keysCommand              `cmd:"" help:"Make, list and revoke API keys."`
+	Doctor            doctorCommand            `cmd:"" help:"Check what Spool needs on this machine, and say what to do."`
 }
 
 // Grammar is the whole command line as kong reads it: for documents.

@@ -20,6 +20,7 @@ import (
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
 	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
 	"github.com/spoolhq/spool/pkg/pgserver"
+	"github.com/spoolhq/spool/pkg/readmodel"
 )
 
 const (
@@ -224,7 +225,26 @@ func (x *examination) postgres(ctx context.Context) finding {
 	if err := conn.QueryRow(ctx, "SHOW server_version").Scan(&version); err != nil {
 		return failed(err.Error(), remedy)
 	}
-	return ok("version %s at %s", version, cfg.Host)
+	return x.role(ctx, conn, fmt.Sprintf("version %s at %s", version, cfg.Host))
+}
+
+// role reports what the role of the database may do beyond what a gateway has to.
+func (x *examination) role(ctx context.Context, conn *pgx.Conn, where string) finding {
+	const rights = `SELECT rolname, rolsuper OR pg_has_role(oid, 'pg_execute_server_program', 'USAGE'), has_database_privilege(oid, current_database(), 'CREATE')
+		FROM pg_catalog.pg_roles WHERE rolname = current_user`
+	const remedy = `docs/security.md, "Roles in Postgres", says how to give the gateway a role of its own`
+	var role string
+	var programs, owns bool
+	if err := conn.QueryRow(ctx, rights).Scan(&role, &programs, &owns); err != nil {
+		return failed(err.Error(), "")
+	}
+	switch private := x.Database == "" && role == readmodel.ProjectorRole; {
+	case programs:
+		return note(fmt.Sprintf("%s; role %s may run programs on the machine of Postgres, and every service connects as it", where, role), remedy)
+	case owns && !private:
+		return note(fmt.Sprintf("%s; one role, %s, serves every service: the gateway may write, and read the hashes of API keys", where, role), remedy)
+	}
+	return ok("%s as role %s", where, role)
 }
 
 func (x *examination) runner(context.Context) finding {

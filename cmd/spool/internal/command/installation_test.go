@@ -14,6 +14,9 @@ import (
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/eventlog/memlog"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/pgserver"
+	"github.com/spoolhq/spool/pkg/pgserver/pgtest"
+	"github.com/spoolhq/spool/pkg/readmodel/readmodeltest"
 )
 
 // logged is a log with one session of one query that has no end.
@@ -141,6 +144,8 @@ func TestDoctor(t *testing.T) {
 		t.Fatal(err)
 	}
 	f := serve(t)
+	db := readmodeltest.WithRoles(t, pgtest.Server(t, pgserver.Config{Fast: true}).URL())
+	private := "private Postgres of a stack"
 	good := []string{"--data", t.TempDir(), "--runner", runner, "--listen", "127.0.0.1:0", "--grpc-listen", "127.0.0.1:0", "--url", f.URL}
 	for name, c := range map[string]struct {
 		change []string // flags that replace the good ones
@@ -148,19 +153,27 @@ func TestDoctor(t *testing.T) {
 		status string
 		says   string
 	}{
-		"folder is a file": {[]string{"--data", file}, "data folder", "failed", "choose another with --data"},
-		"folder":           {nil, "data folder", "ok", "can be written"},
-		"port in use":      {[]string{"--listen", taken.Addr().String()}, "port of REST", "failed", "choose another address with --listen"},
-		"port free":        {nil, "port of gRPC", "ok", "is free"},
-		"no runner":        {[]string{"--runner", file}, "runner", "failed", "is no program"},
-		"database gone":    {[]string{"--database-url", "postgres://127.0.0.1:1/x?connect_timeout=2"}, "Postgres", "failed", "check that Postgres runs"},
-		"database nothing": {[]string{"--database-url", "://"}, "Postgres", "failed", "write it like postgres://"},
-		"server":           {nil, "server", "ok", "nats ok, postgres ok"},
-		"server gone":      {[]string{"--url", nowhere}, "server", "failed", "cannot reach " + nowhere},
+		"folder is a file":        {[]string{"--data", file}, "data folder", "failed", "choose another with --data"},
+		"folder":                  {nil, "data folder", "ok", "can be written"},
+		"port in use":             {[]string{"--listen", taken.Addr().String()}, "port of REST", "failed", "choose another address with --listen"},
+		"port free":               {nil, "port of gRPC", "ok", "is free"},
+		"no runner":               {[]string{"--runner", file}, "runner", "failed", "is no program"},
+		"database gone":           {[]string{"--database-url", "postgres://127.0.0.1:1/x?connect_timeout=2"}, "Postgres", "failed", "check that Postgres runs"},
+		"database nothing":        {[]string{"--database-url", "://"}, "Postgres", "failed", "write it like postgres://"},
+		"database of a superuser": {[]string{"--database-url", db.Superuser}, "Postgres", "note", "role spool may run programs"},
+		"database of one role":    {[]string{"--database-url", db.Projector}, "Postgres", "note", "one role, spool_projector, serves every service"},
+		"database of the gateway": {[]string{"--database-url", db.Gateway}, "Postgres", "ok", "as role spool_gateway"},
+		private:                   {nil, "Postgres", "ok", "as role spool_projector"},
+		"server":                  {nil, "server", "ok", "nats ok, postgres ok"},
+		"server gone":             {[]string{"--url", nowhere}, "server", "failed", "cannot reach " + nowhere},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got := spool(t, world(t), append(append([]string{"doctor", "--json"}, good...), c.change...)...)
+			w := world(t)
+			if name == private {
+				w.Local = &fakeLocal{dir: "/d", found: &Connection{DatabaseURL: db.Projector}}
+			}
+			got := spool(t, w, append(append([]string{"doctor", "--json"}, good...), c.change...)...)
 			var found finding
 			for line := range strings.Lines(got.out) {
 				var one finding
