@@ -23,8 +23,11 @@ type file struct {
 		ReadOnly    bool     `json:"read_only"`
 		CapDrop     []string `json:"cap_drop"`
 		SecurityOpt []string `json:"security_opt"`
-		Restart     string
-		Build       struct{ Target string }
+		Deploy      struct {
+			Resources struct{ Limits struct{ Pids int } }
+		}
+		Restart string
+		Build   struct{ Target string }
 	}
 	Networks map[string]struct{ Internal bool }
 }
@@ -49,7 +52,7 @@ func config(t *testing.T, envFile string, env ...string) (string, error) {
 // TestFileGivesNoMoreThanNeeded: the engine's socket, the keys and the way out are each one service's.
 func TestFileGivesNoMoreThanNeeded(t *testing.T) {
 	t.Parallel()
-	out, err := config(t, "deploy/.env.example", "ANTHROPIC_API_KEY=sk-1", "OPENAI_API_KEY=sk-2", "NVIDIA_API_KEY=sk-3")
+	out, err := config(t, "deploy/.env.example", "ANTHROPIC_API_KEY=sk-1", "OPENAI_API_KEY=sk-2", "NVIDIA_API_KEY=sk-3", "SPOOL_POSTGRES_PASSWORD=the-superusers")
 	if err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
@@ -60,7 +63,7 @@ func TestFileGivesNoMoreThanNeeded(t *testing.T) {
 	if !f.Networks["core"].Internal {
 		t.Error("the network core leads out")
 	}
-	var socket, keys, way, published, secrets []string
+	var socket, keys, way, published, secrets, superuser []string
 	for name, s := range f.Services {
 		for _, v := range s.Volumes {
 			if strings.Contains(v.Source+v.Target, "docker.sock") {
@@ -74,6 +77,9 @@ func TestFileGivesNoMoreThanNeeded(t *testing.T) {
 			if value != nil && strings.HasPrefix(*value, "sk-") && !slices.Contains(keys, name) {
 				keys = append(keys, name)
 			}
+			if value != nil && strings.Contains(*value, "the-superusers") {
+				superuser = append(superuser, name)
+			}
 		}
 		for network := range s.Networks {
 			if !f.Networks[network].Internal {
@@ -86,20 +92,25 @@ func TestFileGivesNoMoreThanNeeded(t *testing.T) {
 		if !slices.Equal(s.CapDrop, []string{"ALL"}) || !slices.Contains(s.SecurityOpt, "no-new-privileges:true") {
 			t.Errorf("%s keeps capabilities %v, or may gain some", name, s.CapDrop)
 		}
+		if pids := s.Deploy.Resources.Limits.Pids; pids < 1 || pids > 1024 {
+			t.Errorf("%s may have %d processes, where 0 is any number", name, pids)
+		}
 		if !s.ReadOnly && name != "postgres" { // whose image writes its socket and its configuration where it likes
 			t.Errorf("%s may write into its image", name)
 		}
-		if want := map[bool]string{true: "no", false: "unless-stopped"}[name == "provision" || name == "keys"]; s.Restart != want {
+		if want := map[bool]string{true: "no", false: "unless-stopped"}[name == "provision" || name == "database" || name == "keys"]; s.Restart != want {
 			t.Errorf("%s is restarted %q, want %q", name, s.Restart, want)
 		}
 	}
 	slices.Sort(way)
 	slices.Sort(secrets)
+	slices.Sort(superuser)
 	for what, c := range map[string]struct{ got, want []string }{
 		"the engine's socket": {socket, []string{"executor"}},
 		"keys of models":      {keys, []string{"egress"}},
 		"a way out":           {way, []string{"egress", "gateway"}},
 		"published ports":     {published, []string{"gateway"}},
+		"Postgres' superuser": {superuser, []string{"database", "postgres"}},
 		"the key of secrets":  {secrets, []string{"executor", "keys"}},
 	} {
 		if !slices.Equal(c.got, c.want) {
@@ -193,7 +204,7 @@ func TestFileWantsPasswords(t *testing.T) {
 		t.Fatal(err)
 	}
 	needed := regexp.MustCompile(`(?m)^(SPOOL_\w+)=`).FindAllStringSubmatch(string(example), -1)
-	if len(needed) < 13 {
+	if len(needed) < 15 {
 		t.Fatalf("of .env.example only %v was read", needed)
 	}
 	for _, n := range needed {
@@ -260,7 +271,7 @@ func TestEnv(t *testing.T) {
 		}
 		seen[m[2]] = true
 	}
-	if len(seen) != 13 {
+	if len(seen) != 15 {
 		t.Errorf("it made %d passwords:\n%s", len(seen), first)
 	}
 	// What a release before signed commits wrote keeps all but the passwords at NATS, so that its services cannot write any more.
