@@ -2,12 +2,15 @@ package readmodel_test
 
 import (
 	"errors"
+	"os"
+	"strings"
 	"sync"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/spoolhq/spool/pkg/pgserver"
 	"github.com/spoolhq/spool/pkg/pgserver/pgtest"
 	"github.com/spoolhq/spool/pkg/readmodel"
 	"github.com/spoolhq/spool/pkg/readmodel/readmodeltest"
@@ -233,5 +236,36 @@ func TestCreateRoles_RefusesOtherRoles(t *testing.T) {
 	db := readmodeltest.Database(t)
 	if err := readmodel.CreateRoles(t.Context(), db.Projector, readmodel.Passwords{}); !errors.Is(err, readmodel.ErrNotSuperuser) {
 		t.Errorf("got %v, want ErrNotSuperuser", err)
+	}
+}
+
+// The statements of docs/security.md make the gateway's role beside a role of another name that owns the read models.
+func TestMigrate_GrantsToGatewayBesideAnotherOwner(t *testing.T) {
+	t.Parallel()
+	doc, err := os.ReadFile("../../docs/security.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(doc), "```sql\n")
+	block, _, ok := strings.Cut(rest, "```")
+	if !ok {
+		t.Fatal("docs/security.md has no SQL")
+	}
+	srv := pgtest.Server(t, pgserver.Config{Fast: true})
+	try(t, srv.URL(), "CREATE ROLE owner LOGIN; GRANT CREATE ON DATABASE spool TO owner", "")
+	owner, gateway := readmodeltest.As(t, srv.URL(), "owner"), readmodeltest.As(t, srv.URL(), readmodel.GatewayRole)
+	if err := readmodel.Migrate(t.Context(), owner); err != nil {
+		t.Fatal(err)
+	}
+	try(t, srv.URL(), block, "")
+	if err := readmodel.Migrate(t.Context(), owner); err != nil {
+		t.Fatal(err)
+	}
+	try(t, gateway, "SELECT count(*) FROM sessions; SELECT * FROM accepted_key('x')", "")
+	for name, sql := range readerAttacks {
+		if strings.Contains(sql, "advisory") || strings.Contains(sql, readmodel.ProjectorRole) {
+			continue // what CreateRoles alone refuses or makes
+		}
+		t.Run(name, func(t *testing.T) { try(t, gateway, sql, insufficientPrivilege) })
 	}
 }
