@@ -40,7 +40,7 @@ type Passwords struct{ Projector, Gateway string }
 // callers may run it at once.
 //
 // It takes from PUBLIC what no service needs and what would let the gateway's
-// role write or keep others waiting: other databases of the server, temporary
+// role write or keep others waiting: databases postgres and template1, temporary
 // tables, large objects, advisory locks. So the server should be Spool's own.
 func CreateRoles(ctx context.Context, url string, p Passwords) (err error) {
 	conn, err := Connect(ctx, url, Schema)
