@@ -39,11 +39,23 @@ const (
 	// finds it warm; Query says for what, without execution, content and parts.
 	// A no-op while an agent runs or rests.
 	OpWarm Op = "warm"
+	// OpClaim gives a runner the secret that executors prove from then on, as the first line of a connection of its
+	// own (see Claim). Refused with FORBIDDEN when the runner has another secret, or has been attached to without one.
+	OpClaim Op = "claim"
 	// OpShutdown ends the agent and the runner.
 	OpShutdown Op = "shutdown"
 )
 
-// Attach is the first line that a follower sends.
+// Claim is the only line of a connection that gives the runner its secret, with OpClaim, or asks for something that
+// needs neither an epoch nor the journal.
+type Claim struct {
+	ID     uint64 `json:"id"`
+	Op     Op     `json:"op"`               // OpClaim, OpStatus or OpInterrupt
+	Secret string `json:"secret,omitempty"` // of OpClaim
+}
+
+// Attach is the first line that a follower sends. To a runner that was claimed, it is the first line inside the
+// stream that Seal opens; the runner takes epochs from no other stream.
 type Attach struct {
 	Epoch uint64 `json:"epoch"` // lower than the highest seen: refused with FENCED; a higher or equal one replaces the follower before
 	After uint64 `json:"after"` // lines with a greater number are sent
@@ -173,7 +185,7 @@ type Reply struct {
 
 // Error is a refusal.
 type Error struct {
-	Code    string `json:"code"` // FENCED, BUSY, INVALID_COMMAND, FORBIDDEN (asked from inside the sandbox), UNKNOWN_ARCHITECTURE, AGENT_NOT_FOUND, DISK_LIMIT (until files are removed), INTERNAL
+	Code    string `json:"code"` // FENCED, BUSY, INVALID_COMMAND, FORBIDDEN (without a proof of the sandbox's secret), UNKNOWN_ARCHITECTURE, AGENT_NOT_FOUND, DISK_LIMIT (until files are removed), INTERNAL
 	Message string `json:"message"`
 }
 

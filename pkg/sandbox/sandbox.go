@@ -186,6 +186,9 @@ type Provider interface {
 // Sandbox is a running sandbox.
 type Sandbox interface {
 	ID() string
+	// Secret is what executors prove to the sandbox's runner (see runner.Seal). Create gives it to the runner, before
+	// any agent runs. It is "" for a sandbox that an executor of a release without secrets created.
+	Secret() string
 	// Exec starts a command inside and returns at once; ctx bounds only the start.
 	// Args[0] "runner" is the runner's own binary.
 	Exec(ctx context.Context, cmd Command) (Process, error)

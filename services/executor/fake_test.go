@@ -130,6 +130,7 @@ type fakeBox struct {
 	frozen func() bool
 }
 
+func (b *fakeBox) Secret() string                        { return "" } // it stands for one of a release without
 func (b *fakeBox) ID() string                            { return b.spec.ID }
 func (b *fakeBox) Running(context.Context) (bool, error) { return !b.runner.isDead(), nil }
 func (b *fakeBox) Files() sandbox.Files                  { return b.files }
@@ -155,6 +156,7 @@ type fakeRunner struct {
 	lines    []runner.Line // lines[i].N == i+1
 	raw      map[int]string
 	acked    uint64
+	hidden   func(n uint64) bool // lines that are not sent; nil for none
 	epoch    uint64
 	follower *fakeStream
 	seen     map[string]bool
@@ -226,6 +228,31 @@ func (r *fakeRunner) asked() []runner.Query {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Clone(r.queries)
+}
+
+// hide makes the runner leave out lines.
+func (r *fakeRunner) hide(hidden func(n uint64) bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.hidden = hidden
+}
+
+// erase removes all lines when the turn is over, as an agent does that has taken the runner over, and ends the stream.
+func (r *fakeRunner) erase() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.turn != nil {
+		return false
+	}
+	r.acked = uint64(len(r.lines))
+	r.follower.cut()
+	return true
+}
+
+func (r *fakeRunner) last() uint64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return uint64(len(r.lines))
 }
 
 func (r *fakeRunner) acknowledged() uint64 {
@@ -308,11 +335,16 @@ func (s *fakeStream) send(hello runner.Hello, after uint64) {
 			s.r.mu.Unlock()
 			return
 		}
-		if after < s.r.acked {
+		if after < s.r.acked && s.r.hidden == nil {
 			panic("a follower wants lines that were acknowledged")
 		}
 		l, raw := s.r.lines[after], s.r.raw[int(after)] //nolint:gosec // small
+		hidden := s.r.hidden != nil && s.r.hidden(l.N)
 		s.r.mu.Unlock()
+		if hidden {
+			after++
+			continue
+		}
 		if raw != "" {
 			s.writeRaw([]byte(raw))
 		}

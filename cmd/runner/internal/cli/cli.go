@@ -96,7 +96,7 @@ func Run(ctx context.Context, args []string, sys System) int {
 	}
 	log := slog.New(slog.NewTextHandler(sys.Stderr, &slog.HandlerOptions{Level: c.LogLevel}))
 	if sys.Getenv(tokenVariable) != "" {
-		hideEnvironment(log) // of attach and the others too: they have all that their sandbox's first process has
+		hideProcess(log) // of attach and the others too: they have all that their sandbox's first process has
 	}
 	err = k.Run(log)
 	var code exit

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -26,18 +27,34 @@ const retry = 10 * time.Millisecond
 // exitSignal is added to a signal's number, as shells do.
 const exitSignal = 128
 
+// maxSecret is how many bytes of a sandbox's secret are read.
+const maxSecret = 1 << 10
+
 type waitReadyCommand struct {
 	Socket string        `required:"" help:"Path of the serving runner's socket." env:"SPOOL_RUNNER_SOCKET"`
 	Within time.Duration `help:"How long to wait." default:"30s"`
+	Claim  bool          `help:"Give the runner the sandbox's secret, which is read from stdin, before its status is printed."`
 }
 
 func (c *waitReadyCommand) Run(ctx context.Context, sys *System) error {
 	ctx, cancel := context.WithTimeout(ctx, c.Within)
 	defer cancel()
+	var secret []byte
+	if c.Claim {
+		var err error
+		if secret, err = io.ReadAll(io.LimitReader(sys.Stdin, maxSecret)); err != nil {
+			return fmt.Errorf("read the sandbox's secret: %w", err)
+		}
+	}
 	tick := time.NewTicker(retry)
 	defer tick.Stop()
 	for {
 		line, err := serve.Ask(ctx, c.Socket, runner.OpStatus)
+		if err == nil && c.Claim {
+			if err := serve.Claim(ctx, c.Socket, string(secret)); err != nil {
+				return err
+			}
+		}
 		if err == nil {
 			_, err = sys.Stdout.Write(line)
 			return err

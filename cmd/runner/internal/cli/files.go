@@ -134,7 +134,7 @@ func (*agentCommand) Help() string {
 }
 
 func (c *agentCommand) Run(ctx context.Context, sys *System, log *slog.Logger) error {
-	hideEnvironment(log)
+	hideProcess(log)
 	p := builtin.Process{
 		Workspace: c.Workspace, State: c.State, Resume: c.Resume, Getenv: sys.Getenv, Environ: sys.Environ,
 		Log: slog.New(log.Handler()).With("agent", builtin.Architecture),

@@ -28,6 +28,12 @@ func TestMain(m *testing.M) {
 	switch os.Getenv("RUNNER_TEST_AS") {
 	case "agent":
 		os.Exit(scriptedAgent())
+	case "dialer":
+		if err := dialer(os.Args[1], os.Args[2]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
 	case "runner":
 		if os.Getenv("RUNNER_TEST_PID1") != "" {
 			mountProc()
@@ -51,6 +57,7 @@ type served struct {
 	cmd                      *exec.Cmd
 	exited                   chan struct{}
 	log                      *strings.Builder
+	secret                   string // of the first attach
 }
 
 func serveRunner(t *testing.T, flags ...string) *served {
@@ -158,9 +165,26 @@ func (s *served) dial() net.Conn {
 	return c
 }
 
+// seal claims the runner, if that was not done, and proves the secret to it.
+func (s *served) seal() net.Conn {
+	s.t.Helper()
+	if s.secret == "" {
+		s.secret = runner.NewSecret()
+		if got := claim(s.socket, s.secret); strings.Contains(got, "error") {
+			s.t.Fatalf("claim: %s", got)
+		}
+	}
+	c := s.dial()
+	sealed, err := runner.Seal(s.secret, c, c)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return sealed
+}
+
 func (s *served) attach(epoch, after uint64) *client {
 	s.t.Helper()
-	c := &client{t: s.t, conn: s.dial(), epoch: epoch, messages: make(chan runner.Message, 1<<16)}
+	c := &client{t: s.t, conn: s.seal(), epoch: epoch, messages: make(chan runner.Message, 1<<16)}
 	c.sendRaw(fmt.Sprintf(`{"epoch":%d,"after":%d}`, epoch, after))
 	go func() {
 		defer close(c.messages)

@@ -6,10 +6,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hideEnvironment keeps programs of the same user from reading this process's
-// variables, a key or a token among them, out of /proc.
-func hideEnvironment(log *slog.Logger) {
+// hideProcess keeps programs of the same user from reading this process's memory and variables, which hold keys
+// and tokens, out of /proc, from tracing it and from taking its descriptors.
+func hideProcess(log *slog.Logger) {
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
-		log.Warn("this process's environment can be read by the agent's programs", "err", err)
+		log.Warn("this process can be read by the agent's programs", "err", err)
 	}
 }

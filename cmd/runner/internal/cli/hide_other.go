@@ -4,5 +4,5 @@ package cli
 
 import "log/slog"
 
-// hideEnvironment has nothing to do: there is no /proc to read variables from.
-func hideEnvironment(*slog.Logger) {}
+// hideProcess has nothing to do: there is no /proc to read variables from.
+func hideProcess(*slog.Logger) {}

@@ -4,8 +4,6 @@ import (
 	"bufio"
 	"encoding/json"
 	"fmt"
-	"io"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -146,8 +144,8 @@ func (p *performer) perform(verb, arg string) (code int, exit bool) {
 	case "shell":
 		out, err := exec.Command("sh", "-c", arg).CombinedOutput()
 		p.say("say", fmt.Sprintf("%s%v", out, err))
-	case "dial":
-		p.say("say", dialRunner(arg))
+	case "takeover":
+		p.say("say", takeover(arg))
 	case "wait":
 		p.out.Flush()
 		if _, err := p.in.ReadBytes('\n'); err != nil {
@@ -163,19 +161,4 @@ func (p *performer) perform(verb, arg string) (code int, exit bool) {
 		select {}
 	}
 	return 0, false
-}
-
-// dialRunner is an agent that tries to fence the executor off.
-func dialRunner(socket string) string {
-	c, err := net.Dial("unix", socket)
-	if err != nil {
-		return err.Error()
-	}
-	defer c.Close()
-	fmt.Fprintf(c, "{\"epoch\":%d,\"after\":0}\n", uint64(1)<<60)
-	raw, err := io.ReadAll(c)
-	if err != nil {
-		return err.Error()
-	}
-	return string(raw)
 }

@@ -141,7 +141,7 @@ func (c *serveCommand) Run(ctx context.Context, sys *System, log *slog.Logger) e
 	}
 	server, err := serve.Listen(serve.Config{
 		Socket: c.Socket, Supervisor: w.supervisor, Journal: w.journal, Log: log,
-		Trusted: func(pid int) bool { return !w.nursery.Descends(pid) },
+		Claimed: func() { hideProcess(log) },
 	})
 	if err != nil {
 		return err
@@ -206,11 +206,15 @@ func (o wayOut) open(ctx context.Context, sys *System, log *slog.Logger) (*egres
 
 type attachCommand struct {
 	Socket string `required:"" help:"Path of the serving runner's socket." env:"SPOOL_RUNNER_SOCKET"`
+	Sealed bool   `help:"Stdin and stdout carry the stream by which an executor proves the sandbox's secret; after and epoch come inside."`
 	After  uint64 `help:"Send lines with a greater number." default:"0"`
 	Epoch  uint64 `help:"The caller's epoch; a lower one than the highest seen is refused." default:"0"`
 }
 
 func (c *attachCommand) Run(ctx context.Context, sys *System) error {
+	if c.Sealed {
+		return serve.Join(ctx, c.Socket, sys.Stdin, sys.Stdout)
+	}
 	return serve.Attach(ctx, c.Socket, runner.Attach{Epoch: c.Epoch, After: c.After}, sys.Stdin, sys.Stdout)
 }
 

@@ -263,7 +263,7 @@ func TestKillEndsAnAgentThatIsHeldUp(t *testing.T) {
 func TestFollowerThatDoesNotReadHoldsNobodyUp(t *testing.T) {
 	t.Parallel()
 	s := serveRunner(t)
-	c := s.dial()
+	c := s.seal()
 	fmt.Fprintln(c, `{"epoch":1,"after":0}`)
 	raw, err := json.Marshal(runner.Command{Op: runner.OpStart, Epoch: 1, Query: &runner.Query{
 		SessionID: "ses_1", ExecutionID: "exe_1", Architecture: "script", Content: "flood 3000",
@@ -335,19 +335,6 @@ func TestOrphansAreReaped(t *testing.T) {
 	s := serveRunner(t)
 	s.attach(1, 0).run("exe_1", "orphan\norphan\norphan")
 	eventually(t, "no dead orphan", func() bool { return len(children(s.cmd.Process.Pid)) == 1 })
-}
-
-func TestAgentMayNotSpeakToTheRunner(t *testing.T) {
-	t.Parallel()
-	s := serveRunner(t)
-	c := s.attach(1, 0)
-	lines := c.run("exe_1", "dial "+s.socket)
-	if got := find[events.BlockStart](t, lines).Block.Content; !strings.Contains(got, "FORBIDDEN") {
-		t.Errorf("the agent was answered %s", got)
-	}
-	if r := c.ask(runner.Command{Op: runner.OpStatus}); r.Error != nil {
-		t.Errorf("the follower was fenced off: %v", r.Error)
-	}
 }
 
 func TestSecondRunnerOnASocket(t *testing.T) {

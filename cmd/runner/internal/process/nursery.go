@@ -211,24 +211,6 @@ func (n *Nursery) Memory() uint64 {
 	return sum
 }
 
-// Descends tells whether a process is a descendant of this one.
-func (n *Nursery) Descends(pid int) bool {
-	parents := map[int]int{}
-	for _, p := range snapshot() {
-		parents[p.pid] = p.parent
-	}
-	for range len(parents) {
-		pid = parents[pid]
-		if pid == os.Getpid() {
-			return true
-		}
-		if pid <= 1 {
-			return false
-		}
-	}
-	return false
-}
-
 // proc is what is known of a process.
 type proc struct {
 	pid, parent, group, session int

@@ -6,23 +6,28 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"strings"
 	"time"
 
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// Attach joins a caller's streams to the socket: it sends the Attach line, then
-// copies both ways until either end closes: a caller that is gone leaves nothing behind.
+// Attach joins a caller's streams to the socket of a runner that was not claimed: it sends the Attach line, then
+// copies as Join does.
 func Attach(ctx context.Context, socket string, a runner.Attach, in io.Reader, out io.Writer) error {
+	line := fmt.Sprintf("{\"epoch\":%d,\"after\":%d}\n", a.Epoch, a.After)
+	return Join(ctx, socket, io.MultiReader(strings.NewReader(line), in), out)
+}
+
+// Join joins a caller's streams to the socket and copies both ways until either end closes: a caller that is gone
+// leaves nothing behind.
+func Join(ctx context.Context, socket string, in io.Reader, out io.Writer) error {
 	c, err := dial(ctx, socket)
 	if err != nil {
 		return err
 	}
 	defer c.Close() //nolint:errcheck // the copy below reports
 	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
-	if _, err := c.Write([]byte(fmt.Sprintf("{\"epoch\":%d,\"after\":%d}\n", a.Epoch, a.After))); err != nil {
-		return fmt.Errorf("attach: %w", err)
-	}
 	gone := make(chan struct{})
 	go func() {
 		// It ends with the caller's stream or with the process: nothing waits for it.
@@ -51,7 +56,7 @@ func Attach(ctx context.Context, socket string, a runner.Attach, in io.Reader, o
 	return nil
 }
 
-// Ask sends a single command that needs no epoch, and gives the reply's line.
+// Ask sends a single command that needs no epoch, and returns the reply's line.
 func Ask(ctx context.Context, socket string, op runner.Op) ([]byte, error) {
 	c, err := dial(ctx, socket)
 	if err != nil {
@@ -59,7 +64,7 @@ func Ask(ctx context.Context, socket string, op runner.Op) ([]byte, error) {
 	}
 	defer c.Close() //nolint:errcheck // only read from
 	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
-	if _, err := c.Write([]byte(fmt.Sprintf("{\"id\":1,\"op\":%q}\n", op))); err != nil {
+	if _, err := fmt.Fprintf(c, "{\"id\":1,\"op\":%q}\n", op); err != nil {
 		return nil, fmt.Errorf("%s: %w", op, err)
 	}
 	line, err := io.ReadAll(c)
@@ -70,6 +75,17 @@ func Ask(ctx context.Context, socket string, op runner.Op) ([]byte, error) {
 		return nil, fmt.Errorf("%s: the runner closed without an answer", op)
 	}
 	return line, nil
+}
+
+// Claim gives the runner the sandbox's secret.
+func Claim(ctx context.Context, socket, secret string) error {
+	c, err := dial(ctx, socket)
+	if err != nil {
+		return err
+	}
+	defer c.Close() //nolint:errcheck // only read from
+	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
+	return runner.GiveSecret(c, secret)
 }
 
 func dial(ctx context.Context, socket string) (net.Conn, error) {

@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"crypto/subtle"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -30,6 +31,8 @@ const (
 	farewell = 2 * time.Second
 	// acceptPause is how long the server rests when it cannot take a connection.
 	acceptPause = 100 * time.Millisecond
+	// lineBuffer is how many bytes of a connection are read at once.
+	lineBuffer = 64 << 10
 	// maxSocketPath is what Unix sockets allow, in bytes.
 	maxSocketPath = 107
 )
@@ -39,9 +42,9 @@ type Config struct {
 	Socket     string // path
 	Supervisor *supervisor.Supervisor
 	Journal    *journal.Journal
-	// Trusted tells whether a peer's process may speak to the runner: the agent's
-	// own descendants may not, they could fence the executor off. nil trusts all.
-	Trusted func(pid int) bool
+	// Claimed is called before the runner takes a secret. It makes sure that the agent's processes, which
+	// come later, cannot read this one. nil does nothing.
+	Claimed func()
 	Log     *slog.Logger
 }
 
@@ -53,6 +56,8 @@ type Server struct {
 
 	mu        sync.Mutex
 	epoch     uint64 // the highest seen
+	secret    string // that followers prove; "" until the runner is claimed
+	attached  bool   // somebody has followed
 	follower  *follower
 	conns     map[net.Conn]bool
 	dismissed bool           // no further connection is served
@@ -154,43 +159,44 @@ func (s *Server) dismiss() {
 	}
 }
 
-// first is a connection's first line: Attach, or a single command from inside
-// the sandbox (runner interrupt), which needs no epoch and follows nothing.
+// first is a connection's first line: Attach, or a single command that needs no epoch and follows nothing.
 type first struct {
 	runner.Attach
-	ID uint64    `json:"id"`
-	Op runner.Op `json:"op"`
+	runner.Claim
 }
 
+// handle serves a connection. The agent's processes can connect too, by way of others that have ended or that the
+// runner did not start. The number of the peer's process says nothing therefore. Once the runner is claimed it
+// obeys only a stream whose other end has proved the secret; anybody may ask for its status.
 func (s *Server) handle(c *net.UnixConn) {
-	if err := c.SetReadDeadline(time.Now().Add(firstLineWithin)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(firstLineWithin)); err != nil {
 		return
 	}
-	in := bufio.NewReaderSize(c, 64<<10)
+	conn, in, proved, err := s.prove(c)
+	if err != nil {
+		s.cfg.Log.Warn("a connection without a proof of the sandbox's secret is refused", "err", err)
+		return
+	}
 	raw, err := readLine(in)
 	if err != nil {
-		s.refuse(c, "INVALID_COMMAND", "first line: "+err.Error())
-		return
-	}
-	if s.cfg.Trusted != nil && !s.cfg.Trusted(peer(c)) {
-		s.refuse(c, "FORBIDDEN", "a process of the agent may not speak to the runner")
+		s.refuse(conn, "INVALID_COMMAND", "first line: "+err.Error())
 		return
 	}
 	var hello first
 	if err := json.Unmarshal(raw, &hello); err != nil {
-		s.refuse(c, "INVALID_COMMAND", "first line: want {\"epoch\":…,\"after\":…}: "+err.Error())
+		s.refuse(conn, "INVALID_COMMAND", "first line: want {\"epoch\":…,\"after\":…}: "+err.Error())
 		return
 	}
-	if err := c.SetReadDeadline(time.Time{}); err != nil {
+	if err := c.SetDeadline(time.Time{}); err != nil {
 		return
 	}
 	if hello.Op != "" {
-		s.single(c, hello)
+		s.single(conn, hello.Claim, proved)
 		return
 	}
-	f := newFollower(s, c, hello.Attach)
-	if refusal := s.admit(f); refusal != nil {
-		s.refuse(c, refusal.Code, refusal.Message)
+	f := newFollower(s, conn, hello.Attach)
+	if refusal := s.admit(f, proved); refusal != nil {
+		s.refuse(conn, refusal.Code, refusal.Message)
 		return
 	}
 	f.run(in)
@@ -201,10 +207,40 @@ func (s *Server) handle(c *net.UnixConn) {
 	s.mu.Unlock()
 }
 
+// prove returns the connection itself, or the stream that an executor seals over it, and then proved is true.
+func (s *Server) prove(c *net.UnixConn) (conn net.Conn, in *bufio.Reader, proved bool, err error) {
+	in = bufio.NewReaderSize(c, lineBuffer)
+	head, err := in.Peek(1)
+	if err != nil || !runner.IsSealed(head[0]) {
+		return c, in, false, nil // readLine reports what is wrong
+	}
+	s.mu.Lock()
+	secret := s.secret
+	s.mu.Unlock()
+	config, err := runner.RunnerTLS(secret)
+	if err != nil {
+		return nil, nil, false, err
+	}
+	if conn, err = runner.Accept(c, in, config); err != nil {
+		return nil, nil, false, err
+	}
+	return conn, bufio.NewReaderSize(conn, lineBuffer), true, nil
+}
+
 // single answers one command of a caller that holds no epoch.
-func (s *Server) single(c net.Conn, cmd first) {
+func (s *Server) single(c net.Conn, cmd runner.Claim, proved bool) {
 	switch cmd.Op {
+	case runner.OpClaim:
+		if refusal := s.claim(cmd.Secret); refusal != nil {
+			s.refuse(c, refusal.Code, refusal.Message)
+			return
+		}
+		s.send(c, runner.Message{Reply: &runner.Reply{ID: cmd.ID}})
 	case runner.OpInterrupt:
+		if refusal := s.unproved(proved); refusal != nil {
+			s.refuse(c, refusal.Code, refusal.Message)
+			return
+		}
 		s.cfg.Supervisor.Interrupt()
 		s.send(c, runner.Message{Reply: &runner.Reply{ID: cmd.ID}})
 	case runner.OpStatus:
@@ -215,14 +251,48 @@ func (s *Server) single(c net.Conn, cmd first) {
 	}
 }
 
-// admit makes f the follower, in place of the former, unless it is fenced off.
-func (s *Server) admit(f *follower) *runner.Error {
+// claim takes the secret of a runner that has none and that nobody has followed: no agent runs in its sandbox yet.
+func (s *Server) claim(secret string) *runner.Error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	switch {
+	case secret != "" && subtle.ConstantTimeCompare([]byte(secret), []byte(s.secret)) == 1:
+		return nil
+	case secret == "" || s.secret != "" || s.attached:
+		return &runner.Error{Code: "FORBIDDEN", Message: "the runner cannot be claimed with this secret"}
+	}
+	if s.cfg.Claimed != nil {
+		s.cfg.Claimed()
+	}
+	s.secret = secret
+	return nil
+}
+
+// unproved refuses a peer that has not proved the secret of a claimed runner.
+func (s *Server) unproved(proved bool) *runner.Error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.unprovedLocked(proved)
+}
+
+func (s *Server) unprovedLocked(proved bool) *runner.Error {
+	if proved || s.secret == "" {
+		return nil
+	}
+	return &runner.Error{Code: "FORBIDDEN", Message: "the runner obeys only an executor that proves the sandbox's secret"}
+}
+
+// admit makes f the follower, in place of the former, unless it is fenced off.
+func (s *Server) admit(f *follower, proved bool) *runner.Error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if refusal := s.unprovedLocked(proved); refusal != nil {
+		return refusal
+	}
 	if f.attach.Epoch < s.epoch {
 		return fenced(f.attach.Epoch, s.epoch)
 	}
-	s.epoch = f.attach.Epoch
+	s.epoch, s.attached = f.attach.Epoch, true
 	if s.follower != nil {
 		s.follower.replace()
 	}

@@ -22,11 +22,15 @@ type box struct {
 	p         *Provider
 	id        string
 	container string // the engine's id
+	secret    string // "" in a sandbox of a release without
 	kept      bool
 }
 
 // ID is sbx_….
 func (b *box) ID() string { return b.id }
+
+// Secret is what executors prove to the runner.
+func (b *box) Secret() string { return b.secret }
 
 // Kept is true for a sandbox that took over a workspace, for one whose container
 // was started again and has files, and for one that was found by Attach. One
@@ -47,9 +51,16 @@ func (b *box) Running(ctx context.Context) (bool, error) {
 // Files is the workspace.
 func (b *box) Files() sandbox.Files { return files{b} }
 
-// ready waits until the runner listens.
+// ready waits until the runner listens, and gives it the sandbox's secret.
 func (b *box) ready(ctx context.Context) error {
-	out, err := b.runner(ctx, nil, "wait-ready", "--within", readyWithin.String())
+	args, feed := []string{"wait-ready", "--within", readyWithin.String()}, (func(io.Writer) error)(nil)
+	if b.secret != "" {
+		args, feed = append(args, "--claim"), func(w io.Writer) error {
+			_, err := io.WriteString(w, b.secret)
+			return err
+		}
+	}
+	out, err := b.runner(ctx, feed, args...)
 	if err == nil && out.code == 0 {
 		return nil
 	}

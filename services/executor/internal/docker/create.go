@@ -16,6 +16,7 @@ import (
 	"github.com/docker/go-units"
 
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/runner"
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/services/executor/internal/layer"
 )
@@ -107,6 +108,7 @@ type plan struct {
 	limits sandbox.Limits
 	pic    picture
 	runner *runnerBinary
+	secret string // that executors prove to the runner
 	owner  string // of the volumes
 	kept   bool
 }
@@ -138,7 +140,7 @@ func (p *Provider) make(ctx context.Context, spec sandbox.Spec) (*box, error) {
 	if err == nil {
 		err = p.start(ctx, made.ID)
 	}
-	b := &box{p: p, id: spec.ID, container: made.ID, kept: pl.kept}
+	b := &box{p: p, id: spec.ID, container: made.ID, secret: pl.secret, kept: pl.kept}
 	if err == nil {
 		err = b.ready(ctx)
 	}
@@ -156,7 +158,7 @@ func (p *Provider) make(ctx context.Context, spec sandbox.Spec) (*box, error) {
 
 // prepare brings everything to the engine that the container needs.
 func (p *Provider) prepare(ctx context.Context, spec sandbox.Spec) (plan, error) {
-	pl := plan{spec: spec, owner: spec.ID, limits: overlay(p.cfg.Limits, spec.Limits)}
+	pl := plan{spec: spec, owner: spec.ID, secret: runner.NewSecret(), limits: overlay(p.cfg.Limits, spec.Limits)}
 	cpus, err := p.processors(ctx)
 	if err != nil {
 		return pl, err
@@ -265,7 +267,7 @@ func (p *Provider) undo(ctx context.Context, pl plan, containerID string) error 
 
 // again starts the container of a sandbox that has ended, or finds it running.
 func (p *Provider) again(ctx context.Context, c found) (*box, error) {
-	b := &box{p: p, id: c.id, container: c.container, kept: c.owner != c.id}
+	b := &box{p: p, id: c.id, container: c.container, secret: c.secret, kept: c.owner != c.id}
 	switch c.state {
 	case container.StateRunning:
 	case container.StatePaused:
@@ -306,7 +308,7 @@ func (p *Provider) profile(pl plan) (*container.Config, *container.HostConfig) {
 	config := &container.Config{
 		Image: pl.pic.ref, Entrypoint: []string{runnerPath, "serve"}, WorkingDir: workspaceDir, Hostname: "sandbox",
 		User: fmt.Sprintf("%d:%d", user, user), Env: p.environ(pl), StopSignal: "SIGTERM",
-		Labels:      labels(pl.spec, pl.owner, pl.runner.digest),
+		Labels:      labels(pl.spec, pl.owner, pl.runner.digest, pl.secret),
 		Healthcheck: &container.HealthConfig{Test: []string{"NONE"}},
 	}
 	host := p.confined(pl.limits)

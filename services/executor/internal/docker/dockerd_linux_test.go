@@ -113,12 +113,9 @@ func TestEngineRestarts(t *testing.T) {
 	if err := b.Files().Put(t.Context(), "mark", strings.NewReader("here")); err != nil {
 		t.Fatal(err)
 	}
-	proc, err := b.Exec(t.Context(), sandbox.Command{Args: []string{"runner", "attach"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	proc, _ := attached(t, b)
 	d.stop()
-	_, err = proc.Wait()
+	_, err := proc.Wait()
 	wantCode(t, "wait", err, sandbox.CodeEngineUnavailable, "start it")
 	everything(t, p)
 	d.start()
@@ -212,11 +209,8 @@ func TestEngineStandsStill(t *testing.T) {
 		t.Fatal(err)
 	}
 	b := found.(*box)
-	proc, err := b.Exec(t.Context(), sandbox.Command{Args: []string{"runner", "attach"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := proc.Stdout().Read(make([]byte, 1)); err != nil {
+	proc, stream := attached(t, b)
+	if _, err := stream.Read(make([]byte, 1)); err != nil {
 		t.Fatal(err)
 	}
 	reader, writer := io.Pipe()

@@ -335,11 +335,8 @@ func TestDiskLimit(t *testing.T) {
 	spec := newSpec(t)
 	spec.Limits.DiskBytes = 8 << 20
 	b := create(t, provide(t, needEngine(t)), spec)
-	proc, err := b.Exec(t.Context(), sandbox.Command{Args: []string{"runner", "attach", "--epoch", "1"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	in, out := json.NewEncoder(proc.Stdin()), json.NewDecoder(proc.Stdout())
+	proc, stream := attached(t, b)
+	in, out := json.NewEncoder(stream), json.NewDecoder(stream)
 	start := func(id uint64, execution, script string) {
 		t.Helper()
 		if err := in.Encode(runner.Command{ID: id, Op: runner.OpStart, Epoch: 1, Query: &runner.Query{

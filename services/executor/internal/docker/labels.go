@@ -31,6 +31,7 @@ const (
 	labelFills    = "dev.spool.fills"   // of a sandbox: the volume that it puts packages into
 	labelServers  = "dev.spool.servers" // how many MCP servers a sandbox can have
 	labelServer   = "dev.spool.server"  // of an MCP server: its number, and what it was made from
+	labelSecret   = "dev.spool.secret"  // of a sandbox: what executors prove to its runner; none in one of a release without. Nobody inside sees it
 	labelSocket   = "dev.spool.socket"  // of an MCP server: the name of its socket
 )
 
@@ -80,12 +81,12 @@ func (p *Provider) checkLabels(l sandbox.Labels) error {
 }
 
 // labels of a sandbox's container. All are set, so that an image's own cannot stand in.
-func labels(spec sandbox.Spec, owner, runner string) map[string]string {
+func labels(spec sandbox.Spec, owner, runner, secret string) map[string]string {
 	return map[string]string{
 		labelVersion: layoutVersion, labelRole: roleSandbox, labelSandbox: spec.ID, labelOwner: owner, labelRunner: runner,
 		labelEngine: spec.Labels.Engine, labelTenant: spec.Labels.Tenant, labelSession: spec.Labels.Session,
 		labelEpoch: strconv.FormatUint(spec.Labels.Epoch, 10), labelExecutor: spec.Labels.Executor,
-		labelLayer: spec.Layer, labelFills: spec.Fills, labelServers: strconv.Itoa(spec.Servers),
+		labelLayer: spec.Layer, labelFills: spec.Fills, labelServers: strconv.Itoa(spec.Servers), labelSecret: secret,
 	}
 }
 
@@ -99,6 +100,7 @@ type found struct {
 	created   time.Time
 	state     container.ContainerState
 	servers   uint64 // that it can have
+	secret    string // that executors prove to its runner
 }
 
 func (f found) alive() bool {
@@ -108,7 +110,7 @@ func (f found) alive() bool {
 func parse(c container.Summary) found {
 	f := found{
 		container: c.ID, id: c.Labels[labelSandbox], owner: c.Labels[labelOwner], created: time.Unix(c.Created, 0), state: c.State,
-		servers: number(c.Labels[labelServers]),
+		servers: number(c.Labels[labelServers]), secret: c.Labels[labelSecret],
 		labels: sandbox.Labels{
 			Tenant: c.Labels[labelTenant], Session: c.Labels[labelSession], Engine: c.Labels[labelEngine],
 			Executor: c.Labels[labelExecutor], Epoch: number(c.Labels[labelEpoch]),

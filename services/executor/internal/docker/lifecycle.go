@@ -25,7 +25,7 @@ func (p *Provider) Attach(ctx context.Context, id string) (sandbox.Sandbox, erro
 	if !c.alive() {
 		return nil, fmt.Errorf("sandbox %s: its runner is gone: %w", id, sandbox.ErrNotFound)
 	}
-	return &box{p: p, id: c.id, container: c.container, kept: true}, nil
+	return &box{p: p, id: c.id, container: c.container, secret: c.secret, kept: true}, nil
 }
 
 // List gives every sandbox that has a container.

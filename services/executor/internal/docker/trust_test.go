@@ -117,6 +117,23 @@ git ls-remote https://ok.example/x
 pip download --no-input --disable-pip-version-check --retries 0 --no-deps -d /tmp --index-url https://ok.example/simple nothing
 `
 
+// attached follows a sandbox's runner as an executor does, with epoch 1.
+func attached(t *testing.T, b sandbox.Sandbox) (sandbox.Process, net.Conn) {
+	t.Helper()
+	proc, err := b.Exec(t.Context(), sandbox.Command{Args: []string{"runner", "attach", "--sealed"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream, err := runner.Seal(b.Secret(), proc.Stdout(), proc.Stdin())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.NewEncoder(stream).Encode(runner.Attach{Epoch: 1}); err != nil {
+		t.Fatal(err)
+	}
+	return proc, stream
+}
+
 // Programs of a sandbox trust the proxy's certificate where the allowlist has methods, and are held to them.
 func TestTrust(t *testing.T) {
 	t.Parallel()
@@ -136,17 +153,14 @@ func TestTrust(t *testing.T) {
 	b := create(t, p, spec)
 	run := func(authority string) string {
 		t.Helper()
-		proc, err := b.Exec(t.Context(), sandbox.Command{Args: []string{"runner", "attach", "--epoch", "1"}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		proc, stream := attached(t, b)
 		execution := newID(t, events.KindExecution)
-		err = json.NewEncoder(proc.Stdin()).Encode(runner.Command{ID: 1, Op: runner.OpStart, Epoch: 1, Query: &runner.Query{
+		err := json.NewEncoder(stream).Encode(runner.Command{ID: 1, Op: runner.OpStart, Epoch: 1, Query: &runner.Query{
 			SessionID: spec.Labels.Session, ExecutionID: execution, Attempt: 1, Architecture: "acp", Policy: runner.PolicyWorkspace, Content: "try",
 			Command: []string{"sh", "-c", "{" + programs + "} >report 2>&1"}, Authority: authority,
 			Env: map[string]string{"HTTPS_PROXY": runner.EgressURL, "https_proxy": runner.EgressURL},
 		}})
-		for out := json.NewDecoder(proc.Stdout()); err == nil; {
+		for out := json.NewDecoder(stream); err == nil; {
 			var m runner.Message
 			if err = out.Decode(&m); err == nil && m.Line != nil && m.Line.Type == runner.TurnEnded && m.Line.ExecutionID == execution {
 				break // the program is no agent, and it is over

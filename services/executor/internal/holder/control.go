@@ -19,8 +19,9 @@ type looked struct {
 	err  error
 }
 
-// abort ends an execution whose runner obeys no more, with its sandbox.
-func (f *follower) abort(ctx context.Context) error {
+// abort ends an execution whose runner does not obey, or cannot be relied on, together with its sandbox. The runner
+// need not answer for that.
+func (f *follower) abort(ctx context.Context, outcome events.Payload) error {
 	id := f.l.Run.Sandbox.ID
 	if err := f.settle(ctx); err != nil {
 		return err
@@ -33,7 +34,7 @@ func (f *follower) abort(ctx context.Context) error {
 	if f.stop.control.Kind == session.Terminate {
 		reason = f.stop.control.Reason
 	}
-	return f.fail(ctx, f.stop.reason(events.Usage{}), events.SandboxTerminated{SandboxID: id, Reason: reason, Kept: true})
+	return f.fail(ctx, outcome, events.SandboxTerminated{SandboxID: id, Reason: reason, Kept: true})
 }
 
 // look reads the session's life, where controls are.

@@ -46,7 +46,8 @@ type follower struct {
 	pending []events.Event
 	size    int
 	ended   *translate.Ended
-	done    bool // the terminal event is stored
+	gap     string // which lines of the journal are missing
+	done    bool   // the terminal event is stored
 
 	appending bool // a commit is in flight: the loop appends nothing until idle has taken its result
 	appended  chan commitResult
@@ -101,6 +102,9 @@ func (t *turn) follow(ctx context.Context) error {
 	defer beat.Stop()
 	for {
 		f.read()
+		if f.gap != "" {
+			return f.abort(ctx, events.ExecutionFailed{Code: translate.CodeGap, Message: f.gap})
+		}
 		if f.ended != nil && !f.appending {
 			return f.finish(ctx)
 		}
@@ -110,7 +114,7 @@ func (t *turn) follow(ctx context.Context) error {
 			return err
 		}
 		if err := f.escalate(); err != nil {
-			return f.abort(ctx)
+			return f.abort(ctx, f.stop.reason(events.Usage{}))
 		}
 		if err := f.pause(ctx); err != nil {
 			return err
@@ -185,7 +189,7 @@ func (f *follower) over() <-chan struct{} {
 	return f.agent.link.Done()
 }
 
-func (f *follower) full() bool { return f.ended != nil || f.size >= pendingBytes }
+func (f *follower) full() bool { return f.ended != nil || f.gap != "" || f.size >= pendingBytes }
 
 // greet decides from the runner's hello whether the query is still to be given.
 func (f *follower) greet() {
@@ -195,8 +199,11 @@ func (f *follower) greet() {
 		return
 	}
 	f.startAfter = hello.Last
-	if stored := hello.First - min(hello.First, 1); stored > f.tr.Last {
-		f.tr.Last = stored // the runner forgets only what is in the log, and will not tell it again
+	f.tr.Last = max(f.tr.Last, min(hello.First-min(hello.First, 1), f.l.Run.Sandbox.N)) // the runner forgets what is in the log, and will not tell it again
+	if hello.First > f.tr.Last+1 {
+		for _, r := range f.tr.Missing(hello.First-1, f.h.d.Now().UTC()) {
+			f.keep(r)
+		}
 	}
 	switch hello.Status.ExecutionID {
 	case "":

@@ -48,6 +48,8 @@ func (f *follower) keep(r translate.Result) {
 		}
 	case r.Ended != nil:
 		f.ended = r.Ended
+	case r.Gap != "":
+		f.gap = r.Gap
 	case r.Event != nil:
 		raw, err := json.Marshal(r.Event)
 		if err != nil {

@@ -34,6 +34,8 @@ const codeFenced = "FENCED"
 // Link is an open stream. It is safe for concurrent use, but for Next, which is one goroutine's.
 type Link struct {
 	proc  sandbox.Process
+	in    io.Writer // to the runner
+	from  io.Reader // from the runner
 	hello runner.Hello
 	log   *slog.Logger
 
@@ -55,15 +57,9 @@ type Link struct {
 func Open(ctx context.Context, sb sandbox.Sandbox, attach runner.Attach, log *slog.Logger) (*Link, error) {
 	ctx, cancel := context.WithTimeout(ctx, helloWithin)
 	defer cancel()
-	proc, err := sb.Exec(ctx, sandbox.Command{Args: []string{
-		"runner", "attach", "--epoch", strconv.FormatUint(attach.Epoch, 10), "--after", strconv.FormatUint(attach.After, 10),
-	}})
+	l, err := start(ctx, sb, attach, log)
 	if err != nil {
 		return nil, fmt.Errorf("attach to the runner of %s: %w", sb.ID(), err)
-	}
-	l := &Link{
-		proc: proc, log: log, lines: newQueue(), out: make(chan []byte, 16),
-		done: make(chan struct{}), stop: make(chan struct{}), calls: map[uint64]chan runner.Reply{},
 	}
 	hello := make(chan runner.Hello, 1)
 	l.all.Go(l.write)
@@ -84,6 +80,61 @@ func Open(ctx context.Context, sb sandbox.Sandbox, attach runner.Attach, log *sl
 		return nil, fmt.Errorf("attach to the runner of %s: %w", sb.ID(), err)
 	}
 	return l, nil
+}
+
+// start starts the stream. The runner takes the epoch only from an executor that has proved the sandbox's secret. A
+// sandbox without a secret has the runner of a release that did not ask for one.
+func start(ctx context.Context, sb sandbox.Sandbox, attach runner.Attach, log *slog.Logger) (*Link, error) {
+	args := []string{"runner", "attach", "--epoch", strconv.FormatUint(attach.Epoch, 10), "--after", strconv.FormatUint(attach.After, 10)}
+	if sb.Secret() != "" {
+		args = []string{"runner", "attach", "--sealed"}
+	}
+	proc, err := sb.Exec(ctx, sandbox.Command{Args: args})
+	if err != nil {
+		return nil, err
+	}
+	l := &Link{
+		proc: proc, in: proc.Stdin(), from: proc.Stdout(), log: log, lines: newQueue(), out: make(chan []byte, 16),
+		done: make(chan struct{}), stop: make(chan struct{}), calls: map[uint64]chan runner.Reply{},
+	}
+	if sb.Secret() == "" {
+		return l, nil
+	}
+	if err := l.seal(ctx, sb.Secret(), attach); err != nil {
+		_, werr := proc.Wait()
+		return nil, errors.Join(err, ctx.Err(), werr)
+	}
+	return l, nil
+}
+
+// seal proves the secret and attaches inside the sealed stream. The process is killed if that fails.
+func (l *Link) seal(ctx context.Context, secret string, attach runner.Attach) (err error) {
+	kill := func() {
+		if err := l.proc.Kill(); err != nil {
+			l.log.Debug("end the attached stream", "error", err)
+		}
+	}
+	stop := context.AfterFunc(ctx, kill)
+	defer func() {
+		if !stop() {
+			err = errors.Join(err, ctx.Err())
+		} else if err != nil {
+			kill()
+		}
+	}()
+	conn, err := runner.Seal(secret, l.proc.Stdout(), l.proc.Stdin())
+	if err != nil {
+		return err
+	}
+	raw, err := json.Marshal(attach)
+	if err != nil {
+		return err
+	}
+	if _, err := conn.Write(append(raw, '\n')); err != nil {
+		return fmt.Errorf("attach: %w", err)
+	}
+	l.in, l.from = conn, conn
+	return nil
 }
 
 // Hello is what the runner said first.
@@ -176,12 +227,11 @@ func (l *Link) send(ctx context.Context, v any) error {
 }
 
 func (l *Link) write() {
-	in := l.proc.Stdin()
-	defer in.Close() //nolint:errcheck // the stream is over
+	defer l.proc.Stdin().Close() //nolint:errcheck // the stream is over
 	for {
 		select {
 		case raw := <-l.out:
-			if _, err := in.Write(raw); err != nil {
+			if _, err := l.in.Write(raw); err != nil {
 				l.log.Debug("write to the runner", "error", err)
 				return
 			}
@@ -213,7 +263,7 @@ func (l *Link) read(hello chan<- runner.Hello) {
 			l.log.Debug("wait for the attached stream", "error", err, "code", code)
 		}
 	}()
-	lines := newLineReader(l.proc.Stdout(), runner.MaxLine)
+	lines := newLineReader(l.from, runner.MaxLine)
 	for {
 		raw, cut, err := lines.next()
 		if len(raw) > 0 && !l.take(raw, cut, hello) {

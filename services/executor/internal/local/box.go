@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/spoolhq/spool/pkg/runner"
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/services/executor/internal/layer"
 )
@@ -39,6 +40,9 @@ type box struct {
 
 // ID is sbx_….
 func (b *box) ID() string { return b.rec.ID }
+
+// Secret is what executors prove to the runner.
+func (b *box) Secret() string { return b.rec.Secret }
 
 // workspace is the folder that the agent works in.
 func (b *box) workspace() string {
@@ -151,7 +155,7 @@ func (b *box) startRunner(ctx context.Context) error {
 	return nil
 }
 
-// listens waits until the runner's socket answers.
+// listens waits until the runner's socket answers, and gives the runner the sandbox's secret.
 func (b *box) listens(ctx context.Context, exited <-chan struct{}) error {
 	ctx, cancel := context.WithTimeout(ctx, readyWithin)
 	defer cancel()
@@ -159,7 +163,8 @@ func (b *box) listens(ctx context.Context, exited <-chan struct{}) error {
 	defer tick.Stop()
 	for {
 		if c, err := (&net.Dialer{}).DialContext(ctx, "unix", b.rec.Socket); err == nil {
-			return c.Close()
+			defer context.AfterFunc(ctx, func() { _ = c.Close() })()
+			return errors.Join(runner.GiveSecret(c, b.rec.Secret), c.Close())
 		}
 		select {
 		case <-exited:

@@ -31,6 +31,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/hostpath"
+	"github.com/spoolhq/spool/pkg/runner"
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/services/executor/internal/layer"
 )
@@ -72,8 +73,9 @@ type record struct {
 	Labels  sandbox.Labels `json:"labels"`
 	Created time.Time      `json:"created"`
 	Socket  string         `json:"socket"`
-	Empty   bool           `json:"empty,omitempty"` // its session had no workspace here before
-	Layer   string         `json:"layer,omitempty"` // folder of what its agent depends on
+	Empty   bool           `json:"empty,omitempty"`  // its session had no workspace here before
+	Layer   string         `json:"layer,omitempty"`  // folder of what its agent depends on
+	Secret  string         `json:"secret,omitempty"` // that executors prove to the runner; "" in a sandbox of a release without
 
 	HostPath string `json:"hostPath,omitempty"` // folder that is the workspace; never removed
 }
@@ -167,7 +169,11 @@ func (p *Provider) prepare(spec sandbox.Spec) (record, error) {
 		if there, rerr := os.ReadDir(p.box(rec).workspace()); rerr != nil || len(there) > 0 {
 			rec.Empty = false // its runner has run before
 		}
-		return rec, nil
+		if rec.Secret != "" {
+			return rec, nil
+		}
+		rec.Secret = runner.NewSecret() // of the runner that is started now
+		return rec, writeJSON(filepath.Join(dir, sandboxRecord), rec)
 	}
 	if !errors.Is(err, sandbox.ErrNotFound) {
 		return record{}, err
@@ -178,6 +184,7 @@ func (p *Provider) prepare(spec sandbox.Spec) (record, error) {
 	}
 	rec = record{
 		ID: spec.ID, Labels: spec.Labels, Created: time.Now().UTC(), Socket: socket, Empty: empty, Layer: spec.Layer, HostPath: spec.HostPath,
+		Secret: runner.NewSecret(),
 	}
 	return rec, writeJSON(filepath.Join(dir, sandboxRecord), rec)
 }

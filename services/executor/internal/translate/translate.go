@@ -44,6 +44,7 @@ type Result struct {
 	Event *events.Event
 	Delta *events.Delta
 	Ended *Ended
+	Gap   string // which lines are missing: the journal is not to be read any further
 }
 
 // Ended is the end of the turn.
@@ -58,15 +59,23 @@ func (t *Translator) Line(l runner.Line, now time.Time) []Result {
 	if l.N <= t.Last {
 		return nil // seen before
 	}
-	var out []Result
 	if l.N != t.Last+1 {
-		out = append(out, t.complain(t.Last+1, CodeGap, fmt.Sprintf("lines %d to %d of the journal are missing", t.Last+1, l.N-1), now))
+		return t.Missing(l.N-1, now)
 	}
 	t.Last = l.N
 	if l.ExecutionID != "" && l.ExecutionID != t.ExecutionID {
-		return append(out, t.stranger(l, now)...)
+		return t.stranger(l, now)
 	}
-	return append(out, t.line(l, now))
+	return []Result{t.line(l, now)}
+}
+
+// Missing reports that the lines after the last one seen, up to last, are lost: an error event, and the gap. The
+// runner never leaves out a line that is not in the log, so nothing that follows can be relied on.
+func (t *Translator) Missing(last uint64, now time.Time) []Result {
+	gap := fmt.Sprintf("lines %d to %d of the runner's journal are missing", t.Last+1, last)
+	out := []Result{t.complain(t.Last+1, CodeGap, gap, now), {Gap: gap}}
+	t.Last = last
+	return out
 }
 
 func (t *Translator) line(l runner.Line, now time.Time) Result {

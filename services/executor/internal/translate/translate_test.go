@@ -145,7 +145,7 @@ func TestNumbers(t *testing.T) {
 		t.Errorf("a line that was seen gives %+v", out)
 	}
 	out := tr.Line(line(8, "log", `{}`), now)
-	if len(out) != 2 || out[0].Event.Data.(events.Error).Code != CodeGap || out[0].Event.N != 6 || out[1].Event.N != 8 {
+	if len(out) != 2 || out[0].Event.Data.(events.Error).Code != CodeGap || out[0].Event.N != 6 || out[1].Gap == "" || out[1].Event != nil {
 		t.Errorf("a gap gives %+v", out)
 	}
 }

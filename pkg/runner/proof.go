@@ -1,0 +1,162 @@
+package runner
+
+import (
+	"context"
+	"crypto/ed25519"
+	"crypto/hkdf"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/big"
+	"net"
+	"time"
+)
+
+// The parties that a secret identifies.
+const (
+	executorParty = "spool executor"
+	runnerParty   = "spool runner"
+)
+
+// NewSecret returns the secret of a new sandbox. The provider gives it to the runner once, with OpClaim, before
+// any agent runs. From then on the runner obeys only executors that prove it.
+func NewSecret() string { return rand.Text() }
+
+// ExecutorTLS returns the executor's end of a stream to the runner that was claimed with secret.
+func ExecutorTLS(secret string) (*tls.Config, error) {
+	return mutualTLS(secret, executorParty, runnerParty)
+}
+
+// RunnerTLS returns the runner's end of a stream from an executor that has secret.
+func RunnerTLS(secret string) (*tls.Config, error) {
+	return mutualTLS(secret, runnerParty, executorParty)
+}
+
+// mutualTLS returns a configuration in which each party has a key that is derived from the secret, and accepts
+// only the other party's key. The secret itself never crosses the stream, and a process between the parties, such
+// as one that listens in the runner's place, can neither read nor change the stream.
+func mutualTLS(secret, own, peer string) (*tls.Config, error) {
+	key, err := partyKey(secret, own)
+	if err != nil {
+		return nil, err
+	}
+	peerKey, err := partyKey(secret, peer)
+	if err != nil {
+		return nil, err
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: time.Unix(0, 0), NotAfter: time.Unix(1<<32, 0)}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		return nil, fmt.Errorf("make the certificate of the %s: %w", own, err)
+	}
+	want := peerKey.Public()
+	return &tls.Config{
+		Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}},
+		ClientAuth:   tls.RequireAnyClientCert, MinVersion: tls.VersionTLS13, SessionTicketsDisabled: true,
+		InsecureSkipVerify: true, //nolint:gosec // VerifyConnection compares the key, there is no name to verify
+		VerifyConnection: func(s tls.ConnectionState) error {
+			if len(s.PeerCertificates) != 1 {
+				return errProof
+			}
+			got, ok := s.PeerCertificates[0].PublicKey.(ed25519.PublicKey)
+			if !ok || !got.Equal(want) {
+				return errProof
+			}
+			return nil
+		},
+	}, nil
+}
+
+var errProof = errors.New("the peer does not prove the sandbox's secret")
+
+func partyKey(secret, party string) (ed25519.PrivateKey, error) {
+	if secret == "" {
+		return nil, errors.New("the sandbox's secret is empty")
+	}
+	seed, err := hkdf.Key(sha256.New, []byte(secret), nil, party, ed25519.SeedSize)
+	if err != nil {
+		return nil, fmt.Errorf("derive the key of the %s: %w", party, err)
+	}
+	return ed25519.NewKeyFromSeed(seed), nil
+}
+
+// GiveSecret claims the runner at the other end of a new connection, which the caller closes.
+func GiveSecret(c io.ReadWriter, secret string) error {
+	if err := json.NewEncoder(c).Encode(Claim{ID: 1, Op: OpClaim, Secret: secret}); err != nil {
+		return fmt.Errorf("%s: %w", OpClaim, err)
+	}
+	var m Message
+	if err := json.NewDecoder(c).Decode(&m); err != nil {
+		return fmt.Errorf("%s: read the runner's answer: %w", OpClaim, err)
+	}
+	switch {
+	case m.Reply == nil:
+		return fmt.Errorf("%s: the runner gives no answer", OpClaim)
+	case m.Reply.Error != nil:
+		return fmt.Errorf("%s: %w", OpClaim, m.Reply.Error)
+	}
+	return nil
+}
+
+// Seal proves the secret to the runner at the other end of "runner attach --sealed", whose stdout and stdin these
+// are, and returns the stream to it. It blocks until the runner has answered or the streams end.
+func Seal(secret string, stdout io.Reader, stdin io.WriteCloser) (net.Conn, error) {
+	config, err := ExecutorTLS(secret)
+	if err != nil {
+		return nil, err
+	}
+	conn := tls.Client(stdio{stdout, stdin}, config)
+	if err := conn.HandshakeContext(context.Background()); err != nil { // the caller ends the streams
+		return nil, fmt.Errorf("prove the sandbox's secret to its runner: %w", err)
+	}
+	return sealed{conn, stdin}, nil
+}
+
+// sealed is a stream whose Close does not wait for a peer that does not read.
+type sealed struct {
+	*tls.Conn
+	under io.Closer
+}
+
+func (s sealed) Close() error { return s.under.Close() }
+
+// Accept waits for the first bytes of a TLS stream that an executor opens, of which peeked were read already,
+// and returns the stream when the executor has proved the secret of config.
+func Accept(c net.Conn, peeked io.Reader, config *tls.Config) (net.Conn, error) {
+	conn := tls.Server(buffered{c, peeked}, config)
+	if err := conn.HandshakeContext(context.Background()); err != nil { // the connection's deadline ends it
+		return nil, err
+	}
+	return sealed{conn, c}, nil
+}
+
+// IsSealed reports whether a connection whose first byte is b is a TLS stream. JSON begins with a brace.
+func IsSealed(b byte) bool { return b == recordHandshake }
+
+// recordHandshake is the type of the first record of a TLS stream (RFC 8446, section 5.1).
+const recordHandshake = 22
+
+// buffered reads what was read ahead of a connection first.
+type buffered struct {
+	net.Conn
+	in io.Reader
+}
+
+func (b buffered) Read(p []byte) (int, error) { return b.in.Read(p) }
+
+// stdio is a command's streams as a connection. It has no deadlines.
+type stdio struct {
+	io.Reader
+	io.WriteCloser
+}
+
+func (stdio) LocalAddr() net.Addr              { return &net.UnixAddr{Net: "unix"} }
+func (stdio) RemoteAddr() net.Addr             { return &net.UnixAddr{Net: "unix"} }
+func (stdio) SetDeadline(time.Time) error      { return nil }
+func (stdio) SetReadDeadline(time.Time) error  { return nil }
+func (stdio) SetWriteDeadline(time.Time) error { return nil }
