@@ -272,6 +272,38 @@ func TestTerminate(t *testing.T) {
 	b.noJobs()
 }
 
+// TestTerminate_OfAStoppedRunner asserts that an executor which takes over an execution that is to be terminated ends its sandbox from
+// outside, and does not wait for the runner.
+func TestTerminate_OfAStoppedRunner(t *testing.T) {
+	t.Parallel()
+	b := newStoreBench(t, stubborn)
+	a := b.run()
+	s := b.session(short(events.Options{}))
+	execution := s.post("go")
+	s.untilStarted()
+	id, r := s.load().Run.Sandbox.ID, b.provider.only().runner
+	a.wire.kill()
+	r.mu.Lock()
+	r.stopped, r.attaches = true, 0
+	r.mu.Unlock()
+	s.do(func(base session.Base, l eventlog.Loaded) session.Command {
+		return session.RequestTerminate{Base: base, ActiveEnded: l.View().ActiveEnded, HasSandbox: true}
+	})
+	b.run()
+	l := s.ended(execution)
+	if c, ok := s.last(execution).(events.ExecutionCancelled); !ok || c.Reason != "terminated" || l.Run.Sandbox.ID != "" {
+		t.Errorf("end %+v, sandbox %+v", s.last(execution), l.Run.Sandbox)
+	}
+	if _, gone := b.provider.wiped(id); !gone {
+		t.Error("the sandbox was not ended")
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.attaches != 0 {
+		t.Errorf("the executor waited for the runner %d times", r.attaches)
+	}
+}
+
 // TestMaxAge: a sandbox that is too old is replaced between two turns, files included.
 func TestMaxAge(t *testing.T) {
 	t.Parallel()

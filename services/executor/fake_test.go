@@ -168,6 +168,8 @@ type fakeRunner struct {
 	ops      []runner.Op
 	deaf     bool // obeys neither interrupt nor kill
 	mute     bool // answers nothing
+	stopped  bool // does not even greet who attaches, as a process that is stopped
+	attaches int
 	all      sync.WaitGroup
 	lagging  bool          // the end of a stream that another takes the place of comes through late
 	late     []*fakeStream // such streams
@@ -285,6 +287,9 @@ func (r *fakeRunner) attach(a runner.Attach) (sandbox.Process, error) {
 	defer r.mu.Unlock()
 	if r.dead {
 		return nil, sandbox.ErrNotFound
+	}
+	if r.attaches++; r.stopped {
+		return s, nil
 	}
 	if a.Epoch < r.epoch {
 		r.all.Go(func() {

@@ -18,6 +18,7 @@ import (
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/events/session"
 	"github.com/spoolhq/spool/services/executor"
 )
 
@@ -243,6 +244,44 @@ func TestLocalLoss(t *testing.T) {
 		t.Errorf("the torn block has %q", torn)
 	}
 	s.removeAll(e)
+}
+
+// A runner that is stopped is ended with its sandbox and all its processes, while an execution runs and at rest.
+func TestLocalTerminate_OfAStoppedRunner(t *testing.T) {
+	t.Parallel()
+	for _, running := range []bool{true, false} {
+		t.Run(fmt.Sprintf("running %v", running), func(t *testing.T) {
+			t.Parallel()
+			b := newLocalBench(t, slow)
+			b.run()
+			s := b.session(func(c *events.SessionCreated) { c.Architecture = "spool" })
+			execution := s.post("count slowly")
+			b.until("text flows", func() bool { return len(b.texts()) > 0 })
+			if !running {
+				s.ended(execution)
+			}
+			for _, pid := range processesOf(s.id) {
+				if line, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline")); err == nil && strings.HasPrefix(string(line), "runner\x00serve\x00") {
+					if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			s.do(func(base session.Base, l eventlog.Loaded) session.Command {
+				return session.RequestTerminate{Base: base, ActiveEnded: l.View().ActiveEnded, HasSandbox: true}
+			})
+			if running {
+				s.ended(execution)
+				if c, ok := s.last(execution).(events.ExecutionCancelled); !ok || c.Reason != "terminated" {
+					t.Errorf("end %+v", s.last(execution))
+				}
+			} else {
+				s.job()
+			}
+			s.until("the sandbox is given up", func(l eventlog.Loaded) bool { return l.Run.Sandbox.ID == "" })
+			b.until("nothing runs", func() bool { return len(processesOf(s.id)) == 0 })
+		})
+	}
 }
 
 // A warm turn: from the message's job to the first text.

@@ -84,7 +84,7 @@ func (t *turn) run(ctx context.Context) (err error) {
 		return err
 	}
 	for {
-		if t.control().N > 0 && (t.l.Run.Sandbox.Journal == "" || t.h.d.Now().Before(t.l.Run.NotBefore)) {
+		if c := t.control(); c.N > 0 && (c.Kind == session.Terminate || t.l.Run.Sandbox.Journal == "" || t.h.d.Now().Before(t.l.Run.NotBefore)) {
 			return t.cancelled(ctx)
 		}
 		err := t.try(ctx)
@@ -133,7 +133,8 @@ func (t *turn) try(ctx context.Context) error {
 	return t.follow(ctx)
 }
 
-// cancelled ends an execution of which nothing runs, as a control asks for.
+// cancelled ends an execution as a control asks for: one of which nothing runs, or one that is terminated together with its
+// sandbox, for which the runner is not asked.
 func (t *turn) cancelled(ctx context.Context) error {
 	c, sb := t.control(), t.l.Run.Sandbox
 	outcome := events.ExecutionCancelled{Reason: c.Reason}
