@@ -16,7 +16,8 @@ import (
 // for by itself: what is printed line by line never has the whole.
 const minLine = 8
 
-// forms are the texts by which a value is known again.
+// forms returns the texts by which a value is found: as it is, in upper and in lower case as a whole, and as encoders
+// write it.
 func forms(value string) []string {
 	all := []string{value}
 	for line := range strings.Lines(value) {
@@ -25,6 +26,10 @@ func forms(value string) []string {
 		}
 	}
 	for _, v := range slices.Clone(all) {
+		all = append(all, strings.ToUpper(v), strings.ToLower(v))
+	}
+	slices.Sort(all)
+	for _, v := range slices.Compact(slices.Clone(all)) {
 		for _, escaped := range escapes(v) {
 			all = append(all, escaped)
 			if escaped != v {
@@ -34,12 +39,14 @@ func forms(value string) []string {
 		all = append(all, percents(v)...)
 	}
 	for _, e := range []*base64.Encoding{base64.RawStdEncoding, base64.RawURLEncoding} {
-		all = append(all, aligned(e, value)...)
+		for _, encoded := range aligned(e, value) {
+			all = append(all, encoded, strings.ReplaceAll(encoded, "/", `\/`))
+		}
 	}
 	low := hex.EncodeToString([]byte(value))
 	all = append(all, low, strings.ToUpper(low))
 	slices.Sort(all)
-	return slices.DeleteFunc(slices.Compact(all), func(f string) bool { return len(f) < MinValue })
+	return slices.DeleteFunc(slices.Compact(all), func(f string) bool { return len(f) < MinValue || strings.Contains(Marker, f) })
 }
 
 // escapes are the inner parts of the JSON strings that encoders make of a text:

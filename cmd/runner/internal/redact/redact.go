@@ -1,5 +1,6 @@
 // Package redact takes values that nobody may see out of what an agent says, as
-// they are and in the forms in which programs write them. It takes time linear
+// they are and in the forms in which programs write them, also where escape codes of
+// a terminal break them up. It takes time linear
 // in the text, whatever the number of values.
 package redact
 
@@ -13,6 +14,9 @@ const Marker = "[redacted]"
 
 // MinValue is the length in bytes from which on a value, or a form of one, is looked for.
 const MinValue = 4
+
+// maxHeld is from how many bytes on a value is not found any more that escape codes break up.
+const maxHeld = 64 << 10
 
 // Set is a set of values. A nil one finds nothing. Safe for concurrent use.
 type Set struct {
@@ -64,9 +68,15 @@ func (s *Set) String(text string) string {
 
 // finds tells whether there is something to take out.
 func (s *Set) finds(text string) bool {
-	at := int32(0)
+	at, seen, code := int32(0), int32(0), outside
 	for i := range len(text) {
 		if at = s.matcher.step(at, text[i]); s.matcher.nodes[at].longest > 0 {
+			return true
+		}
+		if code.step(text[i]) {
+			continue
+		}
+		if seen = s.matcher.step(seen, text[i]); s.matcher.nodes[seen].longest > 0 {
 			return true
 		}
 	}
@@ -78,10 +88,13 @@ func (s *Set) finds(text string) bool {
 type Stream struct {
 	m     *matcher // nil finds nothing
 	at    int32    // the matcher's state after all that came
-	held  []byte   // what may still be a part of something
-	base  int      // where held begins in the text
-	spans []span   // what was found and reaches into held or beyond, apart from each other
-	open  bool     // the byte before base was taken out: its Marker covers what touches it
+	seen  int32    // its state after all that came but escape codes
+	code  escapeCode
+	marks []int  // where the bytes begin in the text that are in held, without escape codes
+	held  []byte // what may still be a part of something
+	base  int    // where held begins in the text
+	spans []span // what was found and reaches into held or beyond, apart from each other
+	open  bool   // the byte before base was taken out: its Marker covers what touches it
 }
 
 // span is a part of the text, by its bytes' numbers.
@@ -107,14 +120,41 @@ func (x *Stream) Write(piece []byte) []byte {
 		if n := int(x.m.nodes[x.at].longest); n > 0 {
 			x.found(span{x.base + len(x.held) - n, x.base + len(x.held)})
 		}
+		x.look(b)
 	}
-	return x.release(x.base + len(x.held) - int(x.m.nodes[x.at].open))
+	end := x.base + len(x.held)
+	return x.release(min(end-int(x.m.nodes[x.at].open), x.opens(end)))
+}
+
+// look takes the byte that came last as a reader of the terminal sees it, who does not see escape codes.
+func (x *Stream) look(b byte) {
+	if x.code.step(b) {
+		return
+	}
+	end := x.base + len(x.held)
+	x.marks = append(x.marks, end-1)
+	x.seen = x.m.step(x.seen, b)
+	if n := int(x.m.nodes[x.seen].longest); n > 0 {
+		x.found(span{x.marks[len(x.marks)-n], end})
+	}
+	if end-x.opens(end) > maxHeld {
+		x.seen = 0
+	}
+}
+
+// opens returns where the longest end of the text without escape codes begins that could be the beginning of something.
+func (x *Stream) opens(end int) int {
+	open := int(x.m.nodes[x.seen].open)
+	if open == 0 {
+		return end
+	}
+	return x.marks[len(x.marks)-open]
 }
 
 // Close gives the rest.
 func (x *Stream) Close() []byte {
 	rest := x.release(x.base + len(x.held))
-	x.at, x.open = 0, false
+	x.at, x.seen, x.code, x.open = 0, 0, outside, false
 	return rest
 }
 
@@ -150,5 +190,7 @@ func (x *Stream) release(to int) []byte {
 		x.open, x.base = false, end
 	}
 	x.held = append(x.held[:0], x.held[x.base-start:]...)
+	kept, _ := slices.BinarySearch(x.marks, x.base)
+	x.marks = append(x.marks[:0], x.marks[kept:]...)
 	return out
 }

@@ -52,6 +52,58 @@ func TestForms(t *testing.T) {
 	}
 }
 
+// A value is found in upper and in lower case, with slashes escaped, and with escape codes of a terminal in it.
+func TestForms_CaseSlashesAndColours(t *testing.T) {
+	t.Parallel()
+	const value = "Sk-a/b~~?>Xy9c"
+	base64 := base64.StdEncoding.EncodeToString([]byte("\xff\xff\xff" + value))[4:]
+	if !strings.Contains(base64, "/") {
+		t.Fatalf("%s has no slash", base64)
+	}
+	coloured := ""
+	for i, c := range value {
+		coloured += fmt.Sprintf("\x1b[38;5;%dm%c", i, c)
+	}
+	s := redact.New(value, "REDACTED-not", "rEDACTED")
+	for name, c := range map[string]struct{ text, want string }{
+		"upper case":                {"key " + strings.ToUpper(value) + ".", "key [redacted]."},
+		"lower case":                {"key " + strings.ToLower(value) + ".", "key [redacted]."},
+		"slashes":                   {"key " + strings.ReplaceAll(value, "/", `\/`) + ".", "key [redacted]."},
+		"upper case and slashes":    {"key " + strings.ReplaceAll(strings.ToUpper(value), "/", `\/`) + ".", "key [redacted]."},
+		"base 64 with slashes":      {strings.ReplaceAll(base64, "/", `\/`), "[redacted]"},
+		"a colour at each letter":   {"key " + coloured + "\x1b[0m.", "key \x1b[38;5;0m[redacted]\x1b[0m."},
+		"a part in bold":            {"key Sk-a\x1b[1m/b~~\x1b[m?>Xy9c.", "key [redacted]."},
+		"a link":                    {"Sk-a\x1b]8;;http://x\x07/b~~?\x1b]8;;\x1b\\>Xy9c.", "[redacted]."},
+		"a set of characters":       {"Sk-a\x1b(B/b~~?>Xy9c.", "[redacted]."},
+		"a broken code":             {"Sk-a\x1b[1\n" + value + ".", "Sk-a\x1b[1\n[redacted]."},
+		"a title without an end":    {"\x1b]0;x " + value + ".", "\x1b]0;x [redacted]."},
+		"codes alone":               {"\x1b[1mSk-a\x1b[0m", "\x1b[1mSk-a\x1b[0m"},
+		"the marker is not a value": {"[redacted]", "[redacted]"},
+		"a form of the marker":      {"rEDACTED REDACTED", "[redacted] [redacted]"},
+	} {
+		if got := s.String(c.text); got != c.want {
+			t.Errorf("%s: %q became %q, want %q", name, c.text, got, c.want)
+		}
+	}
+	if got := string(s.JSON(json.RawMessage(`{"a":"Sk-a\u001b[1m/b~~?>Xy9c"}`))); got != `{"a":"[redacted]"}` {
+		t.Errorf("JSON: %s", got)
+	}
+}
+
+// What is held back for codes that may be in a value has a limit, and the time grows with the text alone.
+func TestStream_HoldsBackALimitedNumberOfCodes(t *testing.T) {
+	t.Parallel()
+	x := redact.New("secret").Stream()
+	piece := []byte("secre" + strings.Repeat("\x1b[1m", 1<<10))
+	out := 0
+	for range 1 << 8 {
+		out += len(x.Write(piece))
+	}
+	if held := len(piece)<<8 - out; held > 1<<17 {
+		t.Errorf("%d bytes are held back", held)
+	}
+}
+
 func TestNothingToLookFor(t *testing.T) {
 	t.Parallel()
 	if s := redact.New("abc", "", "redacted", redact.Marker); s != nil {
@@ -166,6 +218,7 @@ func FuzzStream(f *testing.F) {
 	f.Add("secret", "ecre", "a secret secre", []byte{3, 1, 2})
 	f.Add(secret, "s3cr", secret+secret, []byte{1, 1, 1})
 	f.Add("aaaa", "aaab", "aaaaaaaaab", []byte{0, 5})
+	f.Add("secret", "\x1b[1mx", "sec\x1b[1mret\x1b]0;t\x07\x1b", []byte{4, 1, 1, 2})
 	f.Fuzz(func(t *testing.T, one, two, text string, splits []byte) {
 		var at []int
 		for _, n := range splits {
@@ -181,12 +234,14 @@ func TestStreamIsTheWhole(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		letters := rapid.SampledFrom([]rune("abä"))
+		codes := rapid.SampledFrom([]rune("abä\x1b[m]\x07"))
 		values := rapid.SliceOfN(rapid.StringOfN(letters, 4, 9, -1), 1, 4).Draw(t, "values")
 		text := rapid.StringOfN(letters, 0, 60, -1).Draw(t, "text")
 		check(t, values, text, rapid.SliceOf(rapid.IntRange(0, 7)).Draw(t, "splits"))
 		if got, want := redact.New(values...).String(text), naive(text, values); got != want {
 			t.Fatalf("%q became %q, want %q (values %q)", text, got, want, values)
 		}
+		check(t, values, rapid.StringOfN(codes, 0, 60, -1).Draw(t, "coded"), rapid.SliceOf(rapid.IntRange(0, 7)).Draw(t, "splits of it"))
 	})
 }
 
