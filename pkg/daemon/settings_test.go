@@ -84,11 +84,9 @@ func TestSettingLogKeys(t *testing.T) {
 // TestSettingNATS: a service is at the server that is named, as the user that is named, with that one's rights, and not with another's password.
 func TestSettingNATS(t *testing.T) {
 	t.Parallel()
-	u := topology.Users()[0]
-	srv := natstest.RunConfig(t, natsserver.Config{Port: natsserver.RandomPort, Users: []natsserver.User{
-		{Name: u.Name, Password: "right", InboxPrefix: topology.InboxPrefix(u.Name), Publish: u.Publish, Subscribe: u.Subscribe},
-	}})
-	for password, in := range map[string]bool{"right": true, "wrong": false, "": false} {
+	srv := natstest.RunConfig(t, natsserver.Config{Port: natsserver.RandomPort, Accounts: true})
+	right := srv.Password(topology.UserGateway)
+	for password, in := range map[string]bool{right: true, "wrong": false, "": false} {
 		var c cli
 		p := program{name: "svc", doc: "A service.", cli: &c, settings: &c.Settings, open: withoutLog}
 		p.run = func(_ context.Context, env Env) error {
@@ -101,7 +99,7 @@ func TestSettingNATS(t *testing.T) {
 			}
 			return nil
 		}
-		args := []string{"--database=x", "--nats-url=" + srv.ClientURL(), "--nats-user=" + u.Name, "--nats-password=" + password} // SPOOL_NATS_URL, SPOOL_NATS_USER, SPOOL_NATS_PASSWORD
+		args := []string{"--database=x", "--nats-url=" + srv.ClientURL(), "--nats-user=" + topology.UserGateway, "--nats-password=" + password} // SPOOL_NATS_URL, SPOOL_NATS_USER, SPOOL_NATS_PASSWORD
 		if code := p.main(args, io.Discard, io.Discard); code != 0 {
 			t.Errorf("with password %q it ended with %d", password, code)
 		}

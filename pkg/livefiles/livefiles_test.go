@@ -52,11 +52,7 @@ func (c *counted) Close() error { close(c.s.closed); return nil }
 func bench(t *testing.T, s *source) *livefiles.Client {
 	t.Helper()
 	s.closed = make(chan struct{})
-	var users []natsserver.User
-	for _, u := range topology.Users() {
-		users = append(users, natsserver.User{Name: u.Name, InboxPrefix: topology.InboxPrefix(u.Name), Publish: u.Publish, Subscribe: u.Subscribe})
-	}
-	srv := natstest.RunConfig(t, natsserver.Config{Users: users})
+	srv := natstest.RunConfig(t, natsserver.Config{Accounts: true})
 	as := func(user string) *nats.Conn {
 		nc, err := srv.ConnectAs(user)
 		if err != nil {

@@ -67,10 +67,12 @@ func (s *Server) Close() error {
 
 func (s *Server) handle(msg *nats.Msg) {
 	var r Request
-	if err := json.Unmarshal(msg.Data, &r); err != nil || topology.CheckToken("transfer", r.Transfer) != nil || msg.Reply != topology.FilesTo(r.Transfer) {
+	if err := json.Unmarshal(msg.Data, &r); err != nil || topology.CheckToken("transfer", r.Transfer) != nil {
 		s.log.Warn("a request for files cannot be read", "error", err)
 		return
 	}
+	// Not the request's reply subject, which NATS remaps on the way from the gateway's account: that one takes one message alone.
+	to := topology.FilesTo(r.Transfer)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -79,12 +81,12 @@ func (s *Server) handle(msg *nats.Msg) {
 	select {
 	case s.slots <- struct{}{}:
 	default:
-		s.refuse(msg.Reply, &Error{Busy, fmt.Sprintf("the executor reads %d files already", maxTransfers)})
+		s.refuse(to, &Error{Busy, fmt.Sprintf("the executor reads %d files already", maxTransfers)})
 		return
 	}
 	s.running.Go(func() {
 		defer func() { <-s.slots }()
-		if err := s.transfer(r, msg.Reply); err != nil && s.ctx.Err() == nil {
+		if err := s.transfer(r, to); err != nil && s.ctx.Err() == nil {
 			s.log.Warn("a file of a sandbox was not sent whole", "session", r.Session, "error", err)
 		}
 	})

@@ -9,8 +9,8 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -19,6 +19,8 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/spoolhq/spool/pkg/bus"
+	"github.com/spoolhq/spool/pkg/consumergate"
+	"github.com/spoolhq/spool/pkg/topology"
 )
 
 const (
@@ -48,18 +50,11 @@ type Config struct {
 	MaxPayload int
 	// ReadyTimeout bounds how long Start waits for connections to be accepted, once the streams are recovered; 0 means 30 s.
 	ReadyTimeout time.Duration
-	// Users are who may connect, and what they may do; none means that whoever can connect may do all.
-	Users []User
+	// Accounts makes the server that of an installation: it has the accounts and users of package topology, with random passwords,
+	// and the gate for consumers. Without it whoever can connect may do all.
+	Accounts bool
 	// Logger receives what the server and its connections report; nil discards it.
 	Logger *slog.Logger
-}
-
-// User is who may connect, as in topology.Users.
-type User struct {
-	Name               string
-	Password           string // a random one if empty; ConnectAs knows it
-	InboxPrefix        string
-	Publish, Subscribe []string
 }
 
 func (c *Config) validate() error {
@@ -97,10 +92,12 @@ func (c *Config) validate() error {
 
 // Server is a running NATS server. It is safe for concurrent use.
 type Server struct {
-	nats   *server.Server
-	cfg    Config
-	logger *slog.Logger
-	stop   sync.Once
+	nats      *server.Server
+	cfg       Config
+	passwords map[string]string // of users; nil without accounts
+	gate      *nats.Conn        // nil without accounts
+	logger    *slog.Logger
+	stop      sync.Once
 }
 
 // Start runs a server until Shutdown and returns when JetStream has recovered its streams and connections are accepted.
@@ -116,27 +113,9 @@ func Start(cfg Config) (*Server, error) {
 		return nil, err
 	}
 	logger := cfg.Logger.With("component", "nats")
-	cfg.Users = slices.Clone(cfg.Users)
-	options := &server.Options{
-		ServerName: "spool",
-		Host:       cfg.Host,
-		Port:       cfg.Port,
-		DontListen: cfg.Port == 0,
-		JetStream:  true,
-		StoreDir:   cfg.StoreDir,
-		SyncAlways: !cfg.Relaxed,
-		MaxPayload: int32(cfg.MaxPayload),
-		NoSigs:     true,
-	}
-	for i := range cfg.Users {
-		u := &cfg.Users[i]
-		if u.Password == "" {
-			u.Password = rand.Text()
-		}
-		options.Users = append(options.Users, &server.User{Username: u.Name, Password: u.Password, Permissions: &server.Permissions{
-			Publish:   &server.SubjectPermission{Allow: u.Publish},
-			Subscribe: &server.SubjectPermission{Allow: u.Subscribe},
-		}})
+	options, passwords, err := cfg.options()
+	if err != nil {
+		return nil, err
 	}
 	ns, err := server.NewServer(options)
 	if err != nil {
@@ -156,7 +135,52 @@ func Start(cfg Config) (*Server, error) {
 		stopNow(ns)
 		return nil, fmt.Errorf("nats: server with folder %s was not ready within %s", cfg.StoreDir, cfg.ReadyTimeout)
 	}
-	return &Server{nats: ns, cfg: cfg, logger: logger}, nil
+	srv := &Server{nats: ns, cfg: cfg, passwords: passwords, logger: logger}
+	if err := srv.serveGate(); err != nil {
+		srv.Shutdown()
+		return nil, err
+	}
+	return srv, nil
+}
+
+// options returns the server's settings, and the passwords of its users.
+func (c *Config) options() (*server.Options, map[string]string, error) {
+	options := &server.Options{}
+	var passwords map[string]string
+	if c.Accounts {
+		if err := moveStore(c.StoreDir); err != nil {
+			return nil, nil, err
+		}
+		passwords = map[string]string{}
+		var text strings.Builder
+		err := topology.WriteAccounts(&text, func(user string) string {
+			passwords[user] = rand.Text()
+			return strconv.Quote(passwords[user])
+		})
+		if err == nil {
+			err = options.ProcessConfigString(text.String())
+		}
+		if err != nil {
+			return nil, nil, fmt.Errorf("nats: configure accounts: %w", err)
+		}
+	}
+	options.ServerName = "spool"
+	options.Host, options.Port, options.DontListen = c.Host, c.Port, c.Port == 0
+	options.JetStream, options.StoreDir, options.SyncAlways = true, c.StoreDir, !c.Relaxed
+	options.MaxPayload = int32(c.MaxPayload)
+	options.NoSigs = true
+	return options, passwords, nil
+}
+
+// serveGate runs the gate for consumers.
+func (s *Server) serveGate() (err error) {
+	if !s.cfg.Accounts {
+		return nil
+	}
+	if s.gate, err = s.ConnectAs(topology.UserGate, nats.Name("spool-gate")); err != nil {
+		return err
+	}
+	return consumergate.Serve(s.gate, s.logger)
 }
 
 // Connect opens a connection that stays within the process. It reconnects without limit, keeps at most 8 MiB of publishes
@@ -169,25 +193,17 @@ func (s *Server) Connect(opts ...nats.Option) (*nats.Conn, error) {
 	return nc, nil
 }
 
-// ConnectAs is Connect as one of Config.Users.
+// ConnectAs is Connect as a user of package topology. It needs Config.Accounts.
 func (s *Server) ConnectAs(user string, opts ...nats.Option) (*nats.Conn, error) {
-	for _, u := range s.cfg.Users {
-		if u.Name == user {
-			return s.Connect(append([]nats.Option{nats.UserInfo(u.Name, u.Password), nats.CustomInboxPrefix(u.InboxPrefix)}, opts...)...)
-		}
+	password, ok := s.passwords[user]
+	if !ok {
+		return nil, fmt.Errorf("nats: there is no user %q", user)
 	}
-	return nil, fmt.Errorf("nats: there is no user %q", user)
+	return s.Connect(append([]nats.Option{nats.UserInfo(user, password), nats.CustomInboxPrefix(topology.InboxPrefix(user))}, opts...)...)
 }
 
-// Password is the password of one of Config.Users; "" for no such user.
-func (s *Server) Password(user string) string {
-	for _, u := range s.cfg.Users {
-		if u.Name == user {
-			return u.Password
-		}
-	}
-	return ""
-}
+// Password returns the password of a user, or "" for no such user.
+func (s *Server) Password(user string) string { return s.passwords[user] }
 
 func (s *Server) connOptions() []nats.Option {
 	return append([]nats.Option{nats.InProcessServer(s)}, bus.ConnOptions(s.logger)...)
@@ -228,7 +244,12 @@ func (s *Server) Synced() bool {
 
 // Shutdown stops the server and returns when its files are closed. A second call waits for the first.
 func (s *Server) Shutdown() {
-	s.stop.Do(func() { stopNow(s.nats) })
+	s.stop.Do(func() {
+		if s.gate != nil {
+			s.gate.Close()
+		}
+		stopNow(s.nats)
+	})
 }
 
 func stopNow(ns *server.Server) {

@@ -26,11 +26,7 @@ import (
 // buckets opens the bucket as the gateway, an executor and the session service may.
 func buckets(t *testing.T) (gateway, executor, session jetstream.KeyValue) {
 	t.Helper()
-	var cfg natsserver.Config
-	for _, u := range topology.Users() {
-		cfg.Users = append(cfg.Users, natsserver.User{Name: u.Name, Password: "pw", Publish: u.Publish, Subscribe: u.Subscribe, InboxPrefix: topology.InboxPrefix(u.Name)})
-	}
-	srv := natstest.RunConfig(t, cfg)
+	srv := natstest.RunConfig(t, natsserver.Config{Accounts: true})
 	as := func(user string) jetstream.JetStream {
 		nc, err := srv.ConnectAs(user)
 		if err != nil {

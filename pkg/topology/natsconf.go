@@ -17,8 +17,8 @@ const StoreVariable = "SPOOL_NATS_MAX_STORE"
 // natsConfHead is what the server is apart from its users. What differs from NATS's own defaults is what
 // `spool up` sets for its embedded server too; ADR 11 says why.
 const natsConfHead = `# Generated from pkg/topology by "make generate"; do not edit.
-# The NATS server of an installation: JetStream on the disk, and one user for each service with its rights alone. Passwords come
-# from the environment; make them of letters and digits and begin them with a letter, since the server reads them as values of its own.
+# The NATS server of an installation: JetStream on the disk, and for each service one account and one user with its rights alone
+# (docs/adr/0042). Passwords come from the environment; make them of letters and digits and begin them with a letter, since the server reads them as values of its own.
 server_name: spool
 listen: 0.0.0.0:4222
 # Health and figures, without a password: leave it on the inner network.
@@ -36,31 +36,13 @@ jetstream {
   max_memory_store: 512MB
 }
 
-authorization {
-  users: [
 `
 
 // WriteNATSConf writes deploy/nats.conf: the configuration of a NATS server of
-// its own, with the users of Users.
+// its own, with the accounts of WriteAccounts.
 func WriteNATSConf(w io.Writer) error {
-	var b strings.Builder
-	fmt.Fprintf(&b, natsConfHead, StoreVariable)
-	for _, u := range Users() {
-		fmt.Fprintf(&b, "    # %s\n    {\n      user: %s\n      password: $%s\n      permissions: {\n", u.Doc, u.Name, PasswordVariable(u.Name))
-		natsConfSubjects(&b, "publish", u.Publish)
-		natsConfSubjects(&b, "subscribe", u.Subscribe)
-		b.WriteString("      }\n    }\n")
+	if _, err := fmt.Fprintf(w, natsConfHead, StoreVariable); err != nil {
+		return err
 	}
-	b.WriteString("  ]\n}\n")
-	_, err := io.WriteString(w, b.String())
-	return err
-}
-
-// natsConfSubjects writes what a user may publish or subscribe; what is not listed it may not.
-func natsConfSubjects(b *strings.Builder, verb string, subjects []string) {
-	fmt.Fprintf(b, "        %s: { allow: [\n", verb)
-	for _, s := range subjects {
-		fmt.Fprintf(b, "          %q\n", s)
-	}
-	b.WriteString("        ] }\n")
+	return WriteAccounts(w, func(user string) string { return "$" + PasswordVariable(user) })
 }

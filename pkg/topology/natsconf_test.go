@@ -49,6 +49,7 @@ func TestNATSConf(t *testing.T) { // not parallel: passwords come from the envir
 		}
 	}
 	t.Run("work", func(t *testing.T) { checkWork(t, ns) })
+	t.Run("reply subjects", func(t *testing.T) { attack(t, ns, topology.UserSkills) })
 	t.Run("publish", func(t *testing.T) { checkPublish(t, ns) })
 	t.Run("subscribe", func(t *testing.T) { checkSubscribe(t, ns) })
 }

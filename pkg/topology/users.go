@@ -1,6 +1,7 @@
 package topology
 
-// Names of the NATS users: one for each service, one that may delete messages, one for installation and people.
+// Names of the NATS users: one for each service, one that may delete messages, one for installation and people, and one that
+// makes consumers for the services (package consumergate).
 const (
 	UserGateway   = "gateway"
 	UserSession   = "session"
@@ -9,6 +10,7 @@ const (
 	UserSkills    = "skills"
 	UserJanitor   = "janitor"
 	UserAdmin     = "admin"
+	UserGate      = "gate"
 )
 
 // User is a NATS user and what it may do; what is not listed it may not.
@@ -28,7 +30,7 @@ func InboxPrefix(user string) string { return "_INBOX_" + user }
 // None but two key-value buckets can be purged. A
 // service makes its own durables; streams and buckets are made by admin.
 func Users() []User {
-	return []User{gatewayUser(), sessionUser(), executorUser(), projectorUser(), skillsUser(), janitorUser(), adminUser()}
+	return []User{gatewayUser(), sessionUser(), executorUser(), projectorUser(), skillsUser(), janitorUser(), adminUser(), gateUser()}
 }
 
 func gatewayUser() User {
@@ -144,6 +146,15 @@ func adminUser() User {
 	return User{
 		Name: UserAdmin, Doc: "installs streams and buckets, and is what people use from the command line",
 		Publish: []string{">"}, Subscribe: []string{">"},
+	}
+}
+
+// gateUser asks JetStream for the consumers that services requested, after it has checked the requests.
+func gateUser() User {
+	return User{
+		Name: UserGate, Doc: "checks requests for consumers and passes them on to JetStream",
+		Publish:   []string{consumerCreate + ">", ReplyPrefix + ">"},
+		Subscribe: []string{GatePrefix + ">", inbox(UserGate)},
 	}
 }
 

@@ -3,6 +3,7 @@ package topology_test
 import (
 	"bytes"
 	"context"
+	"log/slog"
 	"os"
 	"slices"
 	"strings"
@@ -13,26 +14,29 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/spoolhq/spool/pkg/consumergate"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
 const session = "ses_01JZZZZZZZZZZZZZZZZZZZZZZZ"
 
-// withUsers runs a server that knows the topology's users and has its streams.
+// withUsers runs a server that has the topology's accounts and streams.
 func withUsers(t *testing.T) *server.Server {
 	t.Helper()
-	opts := &server.Options{DontListen: true, JetStream: true, StoreDir: t.TempDir(), NoSigs: true, NoLog: true}
-	for _, u := range topology.Users() {
-		opts.Users = append(opts.Users, &server.User{Username: u.Name, Password: "pw", Permissions: &server.Permissions{
-			Publish:   &server.SubjectPermission{Allow: u.Publish},
-			Subscribe: &server.SubjectPermission{Allow: u.Subscribe},
-		}})
+	var accounts strings.Builder
+	if err := topology.WriteAccounts(&accounts, func(string) string { return "pw" }); err != nil {
+		t.Fatal(err)
 	}
+	opts := &server.Options{}
+	if err := opts.ProcessConfigString(accounts.String()); err != nil {
+		t.Fatal(err)
+	}
+	opts.DontListen, opts.JetStream, opts.StoreDir, opts.NoSigs, opts.NoLog = true, true, t.TempDir(), true, true
 	return running(t, opts)
 }
 
-// running runs a server until the test ends, and installs the streams.
+// running runs a server until the test ends, with the gate for consumers, and installs the streams.
 func running(t *testing.T, opts *server.Options) *server.Server {
 	t.Helper()
 	ns, err := server.NewServer(opts)
@@ -46,6 +50,10 @@ func running(t *testing.T, opts *server.Options) *server.Server {
 	}
 	_, js := as(t, ns, topology.UserAdmin)
 	if err := topology.Provision(t.Context(), js, topology.Config{Shards: 1}); err != nil {
+		t.Fatal(err)
+	}
+	gate, _ := as(t, ns, topology.UserGate)
+	if err := consumergate.Serve(gate, slog.New(slog.DiscardHandler)); err != nil {
 		t.Fatal(err)
 	}
 	return ns
@@ -99,7 +107,7 @@ func checkPublish(t *testing.T, ns *server.Server) {
 		catalogued(events.Skill):       {topology.UserSkills},
 
 		topology.CommandSubject(topology.ServiceSkills, "default", session):           {topology.UserGateway},
-		"$JS.API.CONSUMER.CREATE.COMMANDS.skills." + topology.CommandFilter("skills"): {topology.UserSkills},
+		"$JS.API.CONSUMER.CREATE.COMMANDS.skills." + topology.CommandFilter("skills"): {topology.UserGate, topology.UserSkills},
 		"$JS.API.CONSUMER.MSG.NEXT.COMMANDS.skills":                                   {topology.UserSkills},
 		"$O." + topology.BucketSkills + ".C.x":                                        {topology.UserGateway, topology.UserSkills},
 		"$KV." + topology.BucketSecrets + ".default.e.x":                              {topology.UserGateway},
@@ -131,9 +139,9 @@ func checkPublish(t *testing.T, ns *server.Server) {
 		"$JS.API.STREAM.UPDATE.EVENTS-0":                                                {},
 		"$JS.API.STREAM.PURGE.OBJ_" + topology.BucketPayloads:                           {},
 		"$JS.API.CONSUMER.DELETE.EVENTS-0.reactor-0":                                    {},
-		"$JS.API.CONSUMER.CREATE.COMMANDS.session." + topology.CommandFilter("session"): {topology.UserSession},
+		"$JS.API.CONSUMER.CREATE.COMMANDS.session." + topology.CommandFilter("session"): {topology.UserGate, topology.UserSession},
 		"$JS.API.CONSUMER.MSG.NEXT.COMMANDS.session":                                    {topology.UserSession},
-		"$JS.API.CONSUMER.CREATE.JOBS.local-any.job.local.any":                          {topology.UserExecutor},
+		"$JS.API.CONSUMER.CREATE.JOBS.local-any.job.local.any":                          {topology.UserGate, topology.UserExecutor},
 		"$JS.API.CONSUMER.MSG.NEXT.JOBS.local-any":                                      {topology.UserExecutor},
 		"$JS.API.DIRECT.GET.EVENTS-0." + run:                                            {topology.UserSession, topology.UserExecutor, topology.UserProjector, topology.UserSkills, topology.UserJanitor},
 		topology.FilesOn("docker", "host"):                                              {topology.UserGateway},

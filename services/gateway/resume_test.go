@@ -207,7 +207,10 @@ func TestStreamOfAnUnreliableLIVE(t *testing.T) {
 	})
 	t.Run("lost, and a projector starts", func(t *testing.T) {
 		say(true)
-		must(t, w.nc.Publish(topology.CtlProjector, encode(t, readmodel.Started{Group: readmodel.Group(id)})))
+		projector, err := w.nats.ConnectAs(topology.UserProjector)
+		must(t, err)
+		t.Cleanup(projector.Close)
+		must(t, projector.Publish(topology.CtlProjector, encode(t, readmodel.Started{Group: readmodel.Group(id)})))
 		began := time.Now()
 		one.until(t, s, all)
 		if took := time.Since(began); took > time.Second {

@@ -64,11 +64,7 @@ type fake struct {
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	var users []natsserver.User
-	for _, u := range topology.Users() {
-		users = append(users, natsserver.User{Name: u.Name, InboxPrefix: topology.InboxPrefix(u.Name), Publish: u.Publish, Subscribe: u.Subscribe})
-	}
-	srv := natstest.RunConfig(t, natsserver.Config{Relaxed: true, MaxPayload: 8 << 20, Users: users})
+	srv := natstest.RunConfig(t, natsserver.Config{Relaxed: true, MaxPayload: 8 << 20, Accounts: true})
 	nc, err := srv.ConnectAs(topology.UserAdmin)
 	if err != nil {
 		t.Fatal(err)

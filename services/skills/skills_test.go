@@ -64,11 +64,7 @@ type bed struct {
 
 func newBed(t *testing.T) *bed {
 	t.Helper()
-	var cfg natsserver.Config
-	for _, u := range topology.Users() {
-		cfg.Users = append(cfg.Users, natsserver.User{Name: u.Name, Publish: u.Publish, Subscribe: u.Subscribe, InboxPrefix: topology.InboxPrefix(u.Name)})
-	}
-	b := &bed{t: t, srv: natstest.RunConfig(t, cfg)}
+	b := &bed{t: t, srv: natstest.RunConfig(t, natsserver.Config{Accounts: true})}
 	b.admin, b.gateway = b.as(topology.UserAdmin), b.as(topology.UserGateway)
 	must(t, topology.Provision(t.Context(), b.admin, topology.Config{}))
 	log, err := jslog.New(jslog.Config{JetStream: b.admin})

@@ -350,12 +350,8 @@ func (b *Base) startPostgres(ctx context.Context) error {
 // startNATS also listens on loopback, on a port and with a password that only
 // the connection file tells, so that `spool verify` and `spool rebuild` can join.
 func (b *Base) startNATS(ctx context.Context) error {
-	var users []natsserver.User
-	for _, u := range topology.Users() {
-		users = append(users, natsserver.User{Name: u.Name, InboxPrefix: topology.InboxPrefix(u.Name), Publish: u.Publish, Subscribe: u.Subscribe})
-	}
 	srv, err := natsserver.Start(natsserver.Config{
-		StoreDir: filepath.Join(b.cfg.DataDir, "nats"), Port: natsserver.RandomPort, Users: users, Logger: b.cfg.Logger,
+		StoreDir: filepath.Join(b.cfg.DataDir, "nats"), Port: natsserver.RandomPort, Accounts: true, Logger: b.cfg.Logger,
 	})
 	if err != nil {
 		return err

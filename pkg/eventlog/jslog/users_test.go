@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -15,6 +14,8 @@ import (
 	"github.com/spoolhq/spool/pkg/eventlog/eventlogtest"
 	"github.com/spoolhq/spool/pkg/eventlog/jslog"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/natsserver"
+	"github.com/spoolhq/spool/pkg/natsserver/natstest"
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
@@ -23,22 +24,10 @@ func TestUsers(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), wait)
 	defer cancel()
-	opts := &server.Options{DontListen: true, JetStream: true, StoreDir: t.TempDir(), NoSigs: true, NoLog: true}
-	for _, u := range topology.Users() {
-		opts.Users = append(opts.Users, &server.User{Username: u.Name, Password: "pw", Permissions: &server.Permissions{
-			Publish: &server.SubjectPermission{Allow: u.Publish}, Subscribe: &server.SubjectPermission{Allow: u.Subscribe},
-		}})
-	}
-	ns, err := server.NewServer(opts)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ns.Start()
-	t.Cleanup(func() { ns.Shutdown(); ns.WaitForShutdown() })
+	srv := natstest.RunConfig(t, natsserver.Config{Accounts: true})
 	as := func(user string) *jslog.Log {
 		t.Helper()
-		nc, err := nats.Connect("", nats.InProcessServer(ns), nats.UserInfo(user, "pw"), nats.CustomInboxPrefix(topology.InboxPrefix(user)),
-			nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
+		nc, err := srv.ConnectAs(user, nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -36,11 +36,7 @@ func bucket(t *testing.T, js jetstream.JetStream) {
 // store opens the bucket as one of the users of topology.
 func store(t *testing.T, user string) *natsstore.Store {
 	t.Helper()
-	var cfg natsserver.Config
-	for _, u := range topology.Users() {
-		cfg.Users = append(cfg.Users, natsserver.User{Name: u.Name, Password: "pw", Publish: u.Publish, Subscribe: u.Subscribe, InboxPrefix: topology.InboxPrefix(u.Name)})
-	}
-	srv := natstest.RunConfig(t, cfg)
+	srv := natstest.RunConfig(t, natsserver.Config{Accounts: true})
 	as := func(user string) jetstream.JetStream {
 		nc, err := srv.ConnectAs(user)
 		if err != nil {

@@ -63,20 +63,16 @@ type bed struct {
 
 func newBed(t *testing.T) *bed {
 	t.Helper()
-	var cfg natsserver.Config
-	for _, u := range topology.Users() {
-		cfg.Users = append(cfg.Users, natsserver.User{Name: u.Name, Publish: u.Publish, Subscribe: u.Subscribe, InboxPrefix: topology.InboxPrefix(u.Name)})
-	}
-	return newBedAt(t, cfg)
+	return newBedAt(t, natsserver.Config{Accounts: true})
 }
 
-// newBedAt is newBed with a server of its own; one without users gives everybody all rights.
+// newBedAt is newBed with a server of its own; one without accounts gives everybody all rights.
 func newBedAt(t *testing.T, cfg natsserver.Config) *bed {
 	t.Helper()
 	cfg.StoreDir = t.TempDir()
 	srv := natstest.RunConfig(t, cfg)
 	b := &bed{t: t, srv: srv, dirs: []string{cfg.StoreDir}, connect: func(string, ...nats.Option) (*nats.Conn, error) { return srv.Connect() }}
-	if len(cfg.Users) > 0 {
+	if cfg.Accounts {
 		b.connect = srv.ConnectAs
 	}
 	b.install(topology.Config{})

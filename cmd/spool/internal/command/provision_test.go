@@ -15,11 +15,9 @@ import (
 
 func TestProvision(t *testing.T) {
 	t.Parallel()
-	srv := natstest.RunConfig(t, natsserver.Config{Port: natsserver.RandomPort, Relaxed: true, Users: []natsserver.User{
-		{Name: topology.UserAdmin, Password: "pw", InboxPrefix: topology.InboxPrefix(topology.UserAdmin), Publish: []string{">"}, Subscribe: []string{">"}},
-	}})
+	srv := natstest.RunConfig(t, natsserver.Config{Port: natsserver.RandomPort, Relaxed: true, Accounts: true})
 	url := srv.ClientURL()
-	as := []string{"provision", "--nats-url", url, "--nats-user", "admin", "--nats-password", "pw"}
+	as := []string{"provision", "--nats-url", url, "--nats-user", "admin", "--nats-password", srv.Password(topology.UserAdmin)}
 	for _, c := range []struct {
 		name string
 		args []string

@@ -1,0 +1,153 @@
+// Package consumergate makes consumers for the services' NATS accounts. The body of a request for a consumer names the subject
+// that JetStream delivers to, with the rights of the account that owns JetStream, and no permission of NATS checks it: the gate
+// does, and passes on what it has checked.
+package consumergate
+
+import (
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/topology"
+)
+
+const (
+	// patience bounds how long JetStream may take to make a consumer.
+	patience = 10 * time.Second
+	// maxRequests is how many requests a gate passes on at once.
+	maxRequests = 64
+
+	queue  = "gate"
+	create = "CONSUMER.CREATE."
+	api    = "$JS.API."
+	// answerType is the type of JetStream's answer to a request for a consumer.
+	answerType = "io.nats.jetstream.api.v1.consumer_create_response"
+)
+
+// request is the body of a request for a consumer, as JetStream reads it. Fields that are not here are not passed on.
+type request struct {
+	Stream string                   `json:"stream_name"`
+	Config jetstream.ConsumerConfig `json:"config"`
+	Action string                   `json:"action,omitempty"`
+}
+
+// Serve checks and passes on the requests of all services until nc, which is topology.UserGate's, is closed. Any number of
+// processes may serve.
+func Serve(nc *nats.Conn, log *slog.Logger) error {
+	g := &gate{nc: nc, log: log, slots: make(chan struct{}, maxRequests)}
+	if _, err := nc.QueueSubscribe(topology.GatePrefix+">", queue, g.handle); err != nil {
+		return fmt.Errorf("consumer gate: %w", err)
+	}
+	// Without the gate no service can read: it is there when Serve returns, unless NATS is away.
+	if nc.IsConnected() {
+		if err := nc.Flush(); err != nil {
+			return fmt.Errorf("consumer gate: %w", err)
+		}
+	}
+	return nil
+}
+
+type gate struct {
+	nc    *nats.Conn
+	log   *slog.Logger
+	slots chan struct{}
+}
+
+// handle answers one request. While all slots are taken further requests wait in the subscription.
+func (g *gate) handle(m *nats.Msg) {
+	// NATS remaps every reply subject but those of acknowledgements, which the gate may not publish either.
+	if !strings.HasPrefix(m.Reply, topology.ReplyPrefix) {
+		g.log.Warn("a request for a consumer has no reply subject of NATS", "subject", m.Subject, "reply", m.Reply)
+		return
+	}
+	body, err := check(m.Subject, m.Data)
+	if err != nil {
+		g.log.Warn("a request for a consumer was refused", "subject", m.Subject, "error", err)
+		g.answer(m, refusal(http.StatusForbidden, err))
+		return
+	}
+	g.slots <- struct{}{}
+	go func() {
+		defer func() { <-g.slots }()
+		g.pass(m, body)
+	}()
+}
+
+// pass asks JetStream in the service's place. The request is one that may be repeated, which the client does without an answer.
+func (g *gate) pass(m *nats.Msg, body []byte) {
+	_, rest, _ := strings.Cut(strings.TrimPrefix(m.Subject, topology.GatePrefix), ".")
+	got, err := g.nc.Request(api+rest, body, patience)
+	if err != nil {
+		g.log.Warn("JetStream did not answer a request for a consumer", "subject", m.Subject, "error", err)
+		g.answer(m, refusal(http.StatusServiceUnavailable, err))
+		return
+	}
+	g.answer(m, got.Data)
+}
+
+func (g *gate) answer(m *nats.Msg, data []byte) {
+	if err := g.nc.Publish(m.Reply, data); err != nil {
+		g.log.Warn("a request for a consumer was not answered", "subject", m.Subject, "error", err)
+	}
+}
+
+// check returns the body to pass on. Everything is encoded anew, since what one parser does not read another may.
+func check(subject string, data []byte) ([]byte, error) {
+	user, rest, _ := strings.Cut(strings.TrimPrefix(subject, topology.GatePrefix), ".")
+	path, ok := strings.CutPrefix(rest, create)
+	if !ok {
+		return nil, fmt.Errorf("%s is not a request for a consumer", subject)
+	}
+	tokens := strings.SplitN(path, ".", 3)
+	if len(tokens) < 2 {
+		return nil, fmt.Errorf("%s names no consumer", subject)
+	}
+	var r request
+	if err := json.Unmarshal(data, &r); err != nil {
+		return nil, fmt.Errorf("the body cannot be read: %w", err)
+	}
+	if r.Stream != tokens[0] {
+		return nil, fmt.Errorf("the body names stream %.64q, the subject %q", r.Stream, tokens[0])
+	}
+	if err := checkConfig(user, tokens, r.Config); err != nil {
+		return nil, err
+	}
+	r.Config.Name = tokens[1]
+	return json.Marshal(r)
+}
+
+// checkConfig refuses a delivery subject outside the user's inboxes, a name or a filter that the subject does not show, and
+// another user's durable.
+func checkConfig(user string, tokens []string, c jetstream.ConsumerConfig) error {
+	stream, name := tokens[0], tokens[1]
+	if c.Name != "" && c.Name != name || c.Durable != "" && c.Durable != name {
+		return fmt.Errorf("the body names consumer %.64q and durable %.64q, the subject %q", c.Name, c.Durable, name)
+	}
+	if owner := topology.DurableOwner(stream, name); owner != user && (owner != "" || c.Durable != "") {
+		return fmt.Errorf("durable %s of stream %s is not of user %s", name, stream, user)
+	}
+	if len(tokens) == 3 && (c.FilterSubject != tokens[2] || len(c.FilterSubjects) != 0) {
+		return fmt.Errorf("the body has the filters %.64q %.64q, the subject %q", c.FilterSubject, c.FilterSubjects, tokens[2])
+	}
+	if inbox := topology.InboxPrefix(user) + "."; c.DeliverSubject != "" && !strings.HasPrefix(c.DeliverSubject, inbox) {
+		return fmt.Errorf("deliver_subject %.64q does not begin with %s", c.DeliverSubject, inbox)
+	}
+	return nil
+}
+
+// refusal is an error as JetStream's clients read it.
+func refusal(code int, reason error) []byte {
+	raw, err := json.Marshal(map[string]any{
+		"type": answerType, "error": map[string]any{"code": code, "description": reason.Error()},
+	})
+	if err != nil {
+		panic(err) // strings and numbers
+	}
+	return raw
+}

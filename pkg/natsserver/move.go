@@ -1,0 +1,47 @@
+package natsserver
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/spoolhq/spool/pkg/topology"
+)
+
+// globalAccount is the NATS account of a server without accounts, in which former versions kept the streams.
+const globalAccount = "$G"
+
+// moveStore moves streams of a former version to the account that owns JetStream now. It is one rename, which a crash leaves
+// undone or done, and does nothing the second time. deploy/nats-start does the same for containers.
+func moveStore(dir string) error {
+	root := filepath.Join(dir, "jetstream")
+	from, to := filepath.Join(root, globalAccount), filepath.Join(root, topology.AccountLog)
+	if _, err := os.Lstat(from); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return fmt.Errorf("nats: look for streams of a former version: %w", err)
+	}
+	if _, err := os.Lstat(to); err == nil {
+		return fmt.Errorf("nats: both %s and %s hold streams, of a former version and of this one: move the one without your data elsewhere", from, to)
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("nats: look for streams: %w", err)
+	}
+	if err := os.Rename(from, to); err != nil {
+		return fmt.Errorf("nats: move streams of a former version: %w", err)
+	}
+	return syncDir(root)
+}
+
+// syncDir makes a rename in the folder durable.
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return fmt.Errorf("nats: %w", err)
+	}
+	if err := errors.Join(d.Sync(), d.Close()); err != nil {
+		return fmt.Errorf("nats: sync %s: %w", dir, err)
+	}
+	return nil
+}

@@ -1,0 +1,204 @@
+package topology
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+)
+
+// AccountLog is the NATS account that owns JetStream. Users admin and gate are in it; every service has an account of its own.
+const AccountLog = "LOG"
+
+// Subjects of the gate, which runs in AccountLog.
+const (
+	// GatePrefix is followed by the name of a service's user and by what follows $JS.API in the service's request.
+	GatePrefix = "gate."
+	// ReplyPrefix begins the reply subject of each request that comes from another account.
+	ReplyPrefix = "_R_."
+
+	apiPrefix      = "$JS.API."
+	consumerCreate = apiPrefix + "CONSUMER.CREATE."
+)
+
+// Account returns the NATS account of a user.
+func Account(user string) string {
+	if user == UserAdmin || user == UserGate {
+		return AccountLog
+	}
+	return strings.ToUpper(user)
+}
+
+// Import is a right of a service's account on a subject of another account. Requests are answered through NATS, which remaps
+// their reply subjects: an answer cannot leave the account that asked.
+type Import struct {
+	Account string // that exports Subject
+	Subject string // in that account
+	To      string // in the service's account
+}
+
+// Imports returns what the account of a service may send to other accounts: the user's right to publish, subject by subject. What
+// it publishes to its own copies stays in its account.
+func (u User) Imports() []Import {
+	list := []Import{{AccountLog, apiPrefix + "INFO", apiPrefix + "INFO"}} // without it NATS answers the JetStream API itself, with an error
+	for _, subject := range u.Publish {
+		i := Import{subscriberAccount(subject), subject, subject}
+		if rest, ok := strings.CutPrefix(subject, apiPrefix); ok && strings.HasPrefix(subject, consumerCreate) {
+			i.Subject = GatePrefix + u.Name + "." + rest
+		}
+		if i.Account != Account(u.Name) && !slices.Contains(list, i) {
+			list = append(list, i)
+		}
+	}
+	return list
+}
+
+// subscriberAccount returns the account in which a subject is subscribed.
+func subscriberAccount(subject string) string {
+	token, rest, _ := strings.Cut(subject, ".")
+	if user, ok := strings.CutPrefix(token, InboxPrefix("")); ok {
+		return Account(user)
+	}
+	switch {
+	case subject == CtlProjector, token == "files" && strings.HasPrefix(rest, "to."):
+		return Account(UserGateway)
+	case token == "ctl", token == "files":
+		return Account(UserExecutor)
+	}
+	return AccountLog
+}
+
+// streamed are the subjects of AccountLog that one account only listens to.
+func streamed(u User) []string {
+	list := []string{inbox(u.Name)} // push consumers deliver there
+	for _, s := range u.Subscribe {
+		if strings.HasPrefix(s, "live.") {
+			list = append(list, s)
+		}
+	}
+	return list
+}
+
+// logExports are the services of AccountLog. They must not overlap. A response with several messages is kept open for the
+// threshold: longer than a pull request may wait without a message, which is 30 s.
+const logExports = `      { service: "ev.>" }
+      { service: "dl.>" }
+      { service: "cmd.>" }
+      { service: "job.>" }
+      { service: "timer.>" }
+      { service: "live.>" }
+      { service: "dead.>" }
+      { service: "$KV.>" }
+      { service: "$O.>" }
+      { service: "$JS.API.INFO" }
+      { service: "$JS.API.STREAM.>" }
+      { service: "$JS.API.CONSUMER.INFO.>" }
+      { service: "$JS.API.CONSUMER.DELETE.>" }
+      { service: "$JS.API.DIRECT.GET.*.>" }
+      { service: "$JS.FC.>" }
+      { service: "$JS.ACK.>" }
+      { service: "$JS.API.CONSUMER.MSG.NEXT.>", response_type: stream, response_threshold: "70s" }
+      { service: "$JS.API.DIRECT.GET.*", response_type: stream, response_threshold: "10s" }
+`
+
+// WriteAccounts writes the accounts and users of an installation, as a part of a NATS server's configuration. password returns
+// the value of a user's password as it stands in the configuration.
+func WriteAccounts(w io.Writer, password func(user string) string) error {
+	var b strings.Builder
+	b.WriteString("accounts {\n")
+	users := Users()
+	fmt.Fprintf(&b, "  # Owns JetStream.\n  %s {\n    jetstream: enabled\n    users: [\n", AccountLog)
+	for _, u := range users {
+		if Account(u.Name) == AccountLog {
+			writeUser(&b, u, password)
+		}
+	}
+	b.WriteString("    ]\n    exports: [\n" + logExports)
+	for _, u := range users {
+		if account := Account(u.Name); account != AccountLog {
+			fmt.Fprintf(&b, "      { service: %q, accounts: [%s] }\n", GatePrefix+u.Name+".>", account)
+			for _, s := range streamed(u) {
+				fmt.Fprintf(&b, "      { stream: %q, accounts: [%s] }\n", s, account)
+			}
+		}
+	}
+	b.WriteString("    ]\n  }\n")
+	for _, u := range users {
+		if Account(u.Name) != AccountLog {
+			writeAccount(&b, u, users, password)
+		}
+	}
+	b.WriteString("}\n")
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// writeAccount writes the account of a service.
+func writeAccount(b *strings.Builder, u User, users []User, password func(user string) string) {
+	account := Account(u.Name)
+	fmt.Fprintf(b, "  %s {\n    users: [\n", account)
+	writeUser(b, u, password)
+	b.WriteString("    ]\n    exports: [\n")
+	for _, subject := range exports(account, users) {
+		fmt.Fprintf(b, "      { service: %q }\n", subject)
+	}
+	b.WriteString("    ]\n    imports: [\n")
+	for _, i := range u.Imports() {
+		fmt.Fprintf(b, "      { service: { account: %s, subject: %q }", i.Account, i.Subject)
+		if i.To != i.Subject {
+			fmt.Fprintf(b, ", to: %q", i.To)
+		}
+		b.WriteString(" }\n")
+	}
+	for _, s := range streamed(u) {
+		fmt.Fprintf(b, "      { stream: { account: %s, subject: %q } }\n", AccountLog, s)
+	}
+	b.WriteString("    ]\n  }\n")
+}
+
+// exports are the subjects of a service's account that others send to.
+func exports(account string, users []User) []string {
+	var list []string
+	for _, u := range users {
+		for _, i := range u.Imports() {
+			if Account(u.Name) != AccountLog && i.Account == account && !slices.Contains(list, i.Subject) {
+				list = append(list, i.Subject)
+			}
+		}
+	}
+	return list
+}
+
+// writeUser writes a user and what it may publish and subscribe; what is not listed it may not.
+func writeUser(b *strings.Builder, u User, password func(user string) string) {
+	fmt.Fprintf(b, "      # %s\n      {\n        user: %s\n        password: %s\n        permissions: {\n", u.Doc, u.Name, password(u.Name))
+	for _, p := range []struct {
+		verb     string
+		subjects []string
+	}{{"publish", u.Publish}, {"subscribe", u.Subscribe}} {
+		fmt.Fprintf(b, "          %s: { allow: [\n", p.verb)
+		for _, s := range p.subjects {
+			fmt.Fprintf(b, "            %q\n", s)
+		}
+		b.WriteString("          ] }\n")
+	}
+	b.WriteString("        }\n      }\n")
+}
+
+// DurableOwner returns the user whose durable has that name in a stream, or "" if no durable may have it.
+func DurableOwner(stream, name string) string {
+	switch stream {
+	case StreamCommands:
+		return map[string]string{CommandsSession: UserSession, CommandsSkills: UserSkills}[name]
+	case StreamTimers, StreamDead:
+		return UserSession
+	case StreamJobs:
+		return UserExecutor
+	}
+	for i := range MaxShards {
+		if stream == EventsStream(i) && name == ReactorDurable(i) {
+			return UserSession
+		}
+	}
+	return ""
+}
