@@ -19,13 +19,15 @@ import (
 
 const (
 	// patience bounds how long JetStream may take to make a consumer.
-	patience = 10 * time.Second
+	patience = 5 * time.Second
 	// maxRequests is how many requests a gate passes on at once.
 	maxRequests = 64
 
 	queue  = "gate"
 	create = "CONSUMER.CREATE."
 	api    = "$JS.API."
+	// codeUnavailable is JetStream's code for a request that may be repeated.
+	codeUnavailable jetstream.ErrorCode = 10008
 	// answerType is the type of JetStream's answer to a request for a consumer.
 	answerType = "io.nats.jetstream.api.v1.consumer_create_response"
 )
@@ -69,7 +71,7 @@ func (g *gate) handle(m *nats.Msg) {
 	body, err := check(m.Subject, m.Data)
 	if err != nil {
 		g.log.Warn("a request for a consumer was refused", "subject", m.Subject, "error", err)
-		g.answer(m, refusal(http.StatusForbidden, err))
+		g.answer(m, refusal(http.StatusForbidden, 0, err))
 		return
 	}
 	g.slots <- struct{}{}
@@ -85,7 +87,7 @@ func (g *gate) pass(m *nats.Msg, body []byte) {
 	got, err := g.nc.Request(api+rest, body, patience)
 	if err != nil {
 		g.log.Warn("JetStream did not answer a request for a consumer", "subject", m.Subject, "error", err)
-		g.answer(m, refusal(http.StatusServiceUnavailable, err))
+		g.answer(m, refusal(http.StatusServiceUnavailable, codeUnavailable, err))
 		return
 	}
 	g.answer(m, got.Data)
@@ -141,10 +143,10 @@ func checkConfig(user string, tokens []string, c jetstream.ConsumerConfig) error
 	return nil
 }
 
-// refusal is an error as JetStream's clients read it.
-func refusal(code int, reason error) []byte {
+// refusal returns an error as JetStream's clients read it.
+func refusal(status int, code jetstream.ErrorCode, reason error) []byte {
 	raw, err := json.Marshal(map[string]any{
-		"type": answerType, "error": map[string]any{"code": code, "description": reason.Error()},
+		"type": answerType, "error": jetstream.APIError{Code: status, ErrorCode: code, Description: reason.Error()},
 	})
 	if err != nil {
 		panic(err) // strings and numbers

@@ -25,6 +25,7 @@ import (
 
 func TestEverySettingIsTested(t *testing.T) {
 	t.Parallel()
+	settingstest.Covered(t, session.Gate{}, map[string]string{"SPOOL_NATS_GATE_PASSWORD": "TestSettingGate"})
 	settingstest.Covered(t, session.Config{}, map[string]string{
 		"SPOOL_IDLE_TIMEOUT": "TestSettingLimits", "SPOOL_TURN_LIMIT": "TestSettingLimits", "SPOOL_SESSION_LIMIT": "TestSettingLimits",
 		"SPOOL_SANDBOX_PROVIDERS": "TestSettingProviders", "SPOOL_HOST_PATHS": "TestSettingHostPaths",

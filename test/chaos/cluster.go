@@ -211,7 +211,7 @@ func (c *cluster) startServices(ctx context.Context) error {
 		copies int
 		env    []string
 	}{
-		{"session", 2, nil},
+		{"session", 2, []string{"SPOOL_NATS_GATE_PASSWORD=" + password(topology.UserGate)}},
 		{"projector", 2, []string{"SPOOL_DATABASE_URL=" + c.database}},
 		{"janitor", 2, []string{"SPOOL_DATABASE_URL=" + c.database, "SPOOL_GC_INTERVAL=500ms", "SPOOL_GC_GRACE=1s", "SPOOL_GC_UPLOADS=30s"}},
 		{"skills", 1, []string{"SPOOL_SKILL_SCRATCH=" + c.dir}},

@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+
+	"github.com/spoolhq/spool/pkg/topology"
 )
 
 // TestStreamsWith_FindsContentOnTheDisk: in the files of the log, of text in flight and of the object stores, and not in those of other streams.
@@ -13,7 +15,7 @@ func TestStreamsWith_FindsContentOnTheDisk(t *testing.T) {
 	store := t.TempDir()
 	write := func(stream, text string) {
 		t.Helper()
-		dir := filepath.Join(store, "jetstream", "$G", "streams", stream, "msgs")
+		dir := filepath.Join(store, "jetstream", topology.AccountLog, "streams", stream, "msgs")
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			t.Fatal(err)
 		}

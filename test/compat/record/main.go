@@ -23,6 +23,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/natsserver"
+	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/test/compat"
 )
 
@@ -193,12 +194,12 @@ func (w *work) log(ctx context.Context, data string) (err error) {
 	if out, err := exec.CommandContext(ctx, "cp", "-a", filepath.Join(data, "nats"), copied).CombinedOutput(); err != nil {
 		return fmt.Errorf("copy the data folder: %w: %s", err, out)
 	}
-	srv, err := natsserver.Start(natsserver.Config{StoreDir: copied, Relaxed: true})
+	srv, err := natsserver.Start(natsserver.Config{StoreDir: copied, Relaxed: true, Accounts: true})
 	if err != nil {
 		return err
 	}
 	defer srv.Shutdown()
-	nc, err := srv.Connect()
+	nc, err := srv.ConnectAs(topology.UserAdmin)
 	if err != nil {
 		return err
 	}

@@ -37,6 +37,7 @@ func fixedInCompose() []Fixed {
 		{logServices, "SPOOL_LOG_KEYS", "SPOOL_LOG_KEY_ and the writer's name; skills and janitor have their own alone"},
 		{everyService, "SPOOL_METRICS_LISTEN", "port 9090 of the network core"},
 		{"session", "SPOOL_SANDBOX_PROVIDERS", "docker"},
+		{"session", "SPOOL_NATS_GATE_PASSWORD", "SPOOL_NATS_PASSWORD_GATE"},
 		{"projector", "SPOOL_DATABASE_URL", "the service postgres, with SPOOL_POSTGRES_PASSWORD_PROJECTOR"},
 		{"janitor", "SPOOL_DATABASE_URL", "the service postgres, with SPOOL_POSTGRES_PASSWORD_PROJECTOR"},
 		{"skills", "SPOOL_SKILL_SCRATCH", "the volume skills-scratch"},

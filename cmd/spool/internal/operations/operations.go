@@ -40,7 +40,7 @@ func programs() []program {
 		{"every service", "Session, projector, janitor, skills, gateway and executor all take these.", &daemon.Settings{},
 			func(r prometheus.Registerer) { daemon.WatchConnection(r, nil) }},
 		{logServices, "Session, projector, janitor, skills and executor take this as well ([security.md](security.md)).", &daemon.LogSettings{}, nil},
-		{"session", "Owns the life of sessions.", &session.Config{}, session.DescribeMetrics},
+		{"session", "Owns the life of sessions.", &sessionSettings{}, session.DescribeMetrics},
 		{"projector", "Folds the log into Postgres.", &projector.Config{}, projector.DescribeMetrics},
 		{"janitor", "Removes the content of deleted sessions, and what no session needs, for good ([security.md](security.md)).", &janitor.Config{}, janitor.DescribeMetrics},
 		{"skills", "Checks and keeps skills.", &skills.Config{}, skills.DescribeMetrics},
@@ -50,6 +50,11 @@ func programs() []program {
 			&executor.EgressSettings{}, executor.DescribeEgressMetrics},
 		{"mockllm", "A scripted model server, for tests and demonstrations ([mockllm.md](mockllm.md)).", &server.Settings{}, nil},
 	}
+}
+
+type sessionSettings struct {
+	session.Config
+	session.Gate
 }
 
 type gatewaySettings struct {

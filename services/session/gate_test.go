@@ -1,0 +1,34 @@
+package session_test
+
+import (
+	"errors"
+	"log/slog"
+	"testing"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/natsserver/natstest"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/session"
+)
+
+// TestSettingGate: with SPOOL_NATS_GATE_PASSWORD the service's process lets services make consumers, and without it does not.
+func TestSettingGate(t *testing.T) {
+	t.Parallel()
+	url := natstest.RunWithoutGate(t)
+	js, err := jetstream.New(natstest.ConnAs(t, url, topology.UserProjector))
+	must(t, err)
+	for _, c := range []struct {
+		gate session.Gate
+		want error
+	}{{session.Gate{}, nats.ErrNoResponders}, {session.Gate{NATSGatePassword: natstest.Password}, nil}} {
+		nc, err := c.gate.Serve(url, slog.New(slog.DiscardHandler))
+		must(t, err)
+		t.Cleanup(nc.Close)
+		_, err = js.OrderedConsumer(t.Context(), topology.EventsStream(0), jetstream.OrderedConsumerConfig{})
+		if !errors.Is(err, c.want) {
+			t.Errorf("%+v: %v, want %v", c.gate, err, c.want)
+		}
+	}
+}
