@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -15,6 +16,9 @@ import (
 )
 
 const defaultDeadline = 10 * time.Second
+
+// inboxes begins the name of every inbox, also of those with a user's prefix (topology.InboxPrefix).
+const inboxes = "_INBOX"
 
 // Command is a message that is answered. Subject and ID are required.
 type Command struct {
@@ -125,6 +129,10 @@ func Reply(nc *nats.Conn, cmd *message.Message, answer Answer) error {
 	}
 	if err := CheckSubject(subject); err != nil {
 		return fmt.Errorf("header %s: %w", topology.HeaderReply, err)
+	}
+	// The sender chose the subject, and the answer is published with the rights of this service.
+	if !strings.HasPrefix(subject, inboxes) {
+		return fmt.Errorf("%w: header %s: %.64q is not an inbox", ErrInvalidMessage, topology.HeaderReply, subject)
 	}
 	out := &nats.Msg{Subject: subject, Data: answer.Payload, Header: nats.Header{}}
 	for key, value := range answer.Metadata {

@@ -123,8 +123,10 @@ func TestReplyBadSubject(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	cmd := message.NewMessage("1", nil)
-	cmd.Metadata.Set(topology.HeaderReply, "a.>")
-	if err := bus.Reply(b.nc, cmd, bus.Answer{}); !errors.Is(err, bus.ErrInvalidMessage) {
-		t.Errorf("got %v, want ErrInvalidMessage", err)
+	for _, subject := range []string{"a.>", "_INBOX.>", "ev.00.default.x.key", "$JS.API.STREAM.PURGE.EVENTS-0"} {
+		cmd.Metadata.Set(topology.HeaderReply, subject)
+		if err := bus.Reply(b.nc, cmd, bus.Answer{}); !errors.Is(err, bus.ErrInvalidMessage) {
+			t.Errorf("reply to %s: %v", subject, err)
+		}
 	}
 }

@@ -93,6 +93,9 @@ func docCore(b *strings.Builder) {
 }
 
 func docUsers(b *strings.Builder) {
+	fmt.Fprintf(b, "\n## Accounts\n\nAccount %s owns JetStream; users admin and gate are in it. Each service has an account of its own, which imports what its user "+
+		"may publish and nothing else, so that the answer to a request stays in the account that asked ([adr/0042](adr/0042-nats-accounts.md)). "+
+		"Requests for consumers, %s, reach JetStream through the gate, on %s.\n", code(AccountLog), code(consumerCreate+">"), code(GatePrefix+"<user>.>"))
 	fmt.Fprintf(b, "\n## Users\n\nEach service has a NATS user with these rights and no others; inboxes have the prefix %s. "+
 		"Only the janitor may delete messages, and purge two key-value buckets. EVENTS-n stands for each of the %d possible shards.\n", code("_INBOX_<user>"), MaxShards)
 	for _, u := range Users() {
