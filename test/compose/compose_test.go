@@ -32,7 +32,7 @@ const (
 )
 
 // TestCompose is the whole life of an installation: up with several copies, used from both gateways at once, down, up again on the
-// same volumes, and away.
+// same volumes, whose streams lie where a version without accounts of NATS kept them, and away.
 func TestCompose(t *testing.T) { //nolint:paralleltest // it takes the machine
 	p := newProject(t)
 	urls := p.up()
@@ -45,6 +45,7 @@ func TestCompose(t *testing.T) { //nolint:paralleltest // it takes the machine
 	p.erase(gateways)
 	p.down()
 
+	p.withoutAccounts()
 	urls = p.up()
 	gateways = []server{{urls[0], key}, {urls[1], key}}
 	p.found(gateways, all)
@@ -54,6 +55,12 @@ func TestCompose(t *testing.T) { //nolint:paralleltest // it takes the machine
 	if left := p.volumes(); len(left) > 0 {
 		t.Errorf("`down --volumes` left %v", left)
 	}
+}
+
+// withoutAccounts moves the streams to where a version without accounts of NATS kept them (docs/adr/0042).
+func (p *project) withoutAccounts() {
+	p.t.Helper()
+	p.run(time.Minute, p.compose("run", "--rm", "--no-deps", "--entrypoint", "mv", "nats", "/data/jetstream/LOG", "/data/jetstream/$G")...)
 }
 
 // key makes an API key with the root key.
