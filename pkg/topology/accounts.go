@@ -68,12 +68,14 @@ func subscriberAccount(subject string) string {
 	return AccountLog
 }
 
-// streamed are the subjects of AccountLog that one account only listens to.
-func streamed(u User) []string {
-	list := []string{inbox(u.Name)} // push consumers deliver there
+// streams returns the subjects of other accounts that the account of a service listens to; To is empty. Push consumers deliver to
+// inboxes in AccountLog. What a projector announces comes from its own account, since NATS does not pass on as a stream what
+// reached AccountLog by a service import.
+func (u User) streams() []Import {
+	list := []Import{{Account: AccountLog, Subject: inbox(u.Name)}}
 	for _, s := range u.Subscribe {
 		if strings.HasPrefix(s, "live.") {
-			list = append(list, s)
+			list = append(list, Import{Account: Account(UserProjector), Subject: s})
 		}
 	}
 	return list
@@ -117,11 +119,9 @@ func WriteAccounts(w io.Writer, password func(user string) string) error {
 	for _, u := range users {
 		if account := Account(u.Name); account != AccountLog {
 			fmt.Fprintf(&b, "      { service: %q, accounts: [%s] }\n", GatePrefix+u.Name+".>", account)
-			for _, s := range streamed(u) {
-				fmt.Fprintf(&b, "      { stream: %q, accounts: [%s] }\n", s, account)
-			}
 		}
 	}
+	writeStreamExports(&b, AccountLog, users)
 	b.WriteString("    ]\n  }\n")
 	for _, u := range users {
 		if Account(u.Name) != AccountLog {
@@ -142,6 +142,7 @@ func writeAccount(b *strings.Builder, u User, users []User, password func(user s
 	for _, subject := range exports(account, users) {
 		fmt.Fprintf(b, "      { service: %q }\n", subject)
 	}
+	writeStreamExports(b, account, users)
 	b.WriteString("    ]\n    imports: [\n")
 	for _, i := range u.Imports() {
 		fmt.Fprintf(b, "      { service: { account: %s, subject: %q }", i.Account, i.Subject)
@@ -150,10 +151,24 @@ func writeAccount(b *strings.Builder, u User, users []User, password func(user s
 		}
 		b.WriteString(" }\n")
 	}
-	for _, s := range streamed(u) {
-		fmt.Fprintf(b, "      { stream: { account: %s, subject: %q } }\n", AccountLog, s)
+	for _, i := range u.streams() {
+		fmt.Fprintf(b, "      { stream: { account: %s, subject: %q } }\n", i.Account, i.Subject)
 	}
 	b.WriteString("    ]\n  }\n")
+}
+
+// writeStreamExports writes the subjects of an account that others listen to.
+func writeStreamExports(b *strings.Builder, account string, users []User) {
+	for _, u := range users {
+		if Account(u.Name) == AccountLog {
+			continue
+		}
+		for _, i := range u.streams() {
+			if i.Account == account {
+				fmt.Fprintf(b, "      { stream: %q, accounts: [%s] }\n", i.Subject, Account(u.Name))
+			}
+		}
+	}
 }
 
 // exports are the subjects of a service's account that others send to.

@@ -201,6 +201,49 @@ func checkSubscribe(t *testing.T, ns *server.Server) {
 	}
 }
 
+// TestAccounts_CarryWhatServicesTellEachOther: core subjects cross from one service's account to another's, to every copy and once.
+func TestAccounts_CarryWhatServicesTellEachOther(t *testing.T) {
+	t.Parallel()
+	ns := withUsers(t)
+	for _, c := range []struct{ from, to, filter, subject string }{
+		{topology.UserProjector, topology.UserGateway, "live.*.*", "live.default." + session},
+		{topology.UserProjector, topology.UserGateway, topology.CtlProjector, topology.CtlProjector},
+		{topology.UserSession, topology.UserExecutor, topology.Ctl("xtr"), topology.Ctl("xtr")},
+		{topology.UserExecutor, topology.UserExecutor, topology.Ctl("other"), topology.Ctl("other")},
+		{topology.UserSession, topology.UserGateway, "_INBOX_gateway.a.*", "_INBOX_gateway.a.1"},
+		{topology.UserSkills, topology.UserGateway, "_INBOX_gateway.b.*", "_INBOX_gateway.b.1"},
+		{topology.UserGateway, topology.UserExecutor, topology.FilesOn("local", "host"), topology.FilesOn("local", "host")},
+		{topology.UserGateway, topology.UserExecutor, topology.FilesAck("x"), topology.FilesAck("x")},
+		{topology.UserExecutor, topology.UserGateway, topology.FilesTo("x"), topology.FilesTo("x")},
+	} {
+		var subs []*nats.Subscription
+		for range 2 {
+			to, _ := as(t, ns, c.to)
+			sub, err := to.SubscribeSync(c.filter)
+			if err == nil {
+				err = to.Flush()
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			subs = append(subs, sub)
+		}
+		from, _ := as(t, ns, c.from)
+		for _, text := range []string{"first", "second"} {
+			if err := from.Publish(c.subject, []byte(text)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for i, sub := range subs {
+			for _, want := range []string{"first", "second"} {
+				if m, err := sub.NextMsg(patience); err != nil || string(m.Data) != want {
+					t.Errorf("copy %d of %s takes %v from %s on %s, %v; want %q", i, c.to, m, c.from, c.subject, err, want)
+				}
+			}
+		}
+	}
+}
+
 // TestUsersCanDoTheirWork uses the client library as the services do, which asks more than the subject itself.
 func TestUsersCanDoTheirWork(t *testing.T) {
 	t.Parallel()

@@ -202,15 +202,12 @@ func TestStreamOfAnUnreliableLIVE(t *testing.T) {
 	})
 	t.Run("not readable", func(t *testing.T) {
 		say(true)
-		must(t, w.nc.Publish(events.LiveSubject("default", id), []byte(`{"tip":`)))
+		must(t, w.projector.Publish(events.LiveSubject("default", id), []byte(`{"tip":`)))
 		one.until(t, s, all)
 	})
 	t.Run("lost, and a projector starts", func(t *testing.T) {
 		say(true)
-		projector, err := w.nats.ConnectAs(topology.UserProjector)
-		must(t, err)
-		t.Cleanup(projector.Close)
-		must(t, projector.Publish(topology.CtlProjector, encode(t, readmodel.Started{Group: readmodel.Group(id)})))
+		must(t, w.projector.Publish(topology.CtlProjector, encode(t, readmodel.Started{Group: readmodel.Group(id)})))
 		began := time.Now()
 		one.until(t, s, all)
 		if took := time.Since(began); took > time.Second {

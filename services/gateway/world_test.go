@@ -41,6 +41,8 @@ type world struct {
 	nc   *nats.Conn         // of the test, with all rights
 	js   jetstream.JetStream
 
+	projector *nats.Conn // as the projector, where there are users
+
 	untold atomic.Bool // services are not told of budgets
 
 	mu       sync.Mutex
@@ -72,6 +74,9 @@ func newWorld(t *testing.T) *world {
 	t.Cleanup(nc.Close)
 	w := newWorldOn(t, nc)
 	w.nats = srv
+	w.projector, err = srv.ConnectAs(topology.UserProjector)
+	must(t, err)
+	t.Cleanup(w.projector.Close)
 	return w
 }
 
@@ -81,7 +86,7 @@ func newWorldOn(t *testing.T, nc *nats.Conn) *world {
 	must(t, err)
 	must(t, topology.Provision(t.Context(), js, topology.Config{}))
 	db := readmodeltest.Database(t)
-	w := &world{t: t, url: db.Gateway, nc: nc, js: js, sessions: map[string]*fake{}, entries: map[string]*versions.State{}}
+	w := &world{t: t, url: db.Gateway, nc: nc, projector: nc, js: js, sessions: map[string]*fake{}, entries: map[string]*versions.State{}}
 	must(t, readmodel.Migrate(t.Context(), db.Projector))
 	w.pool = w.openPool(db.Projector)
 	w.exec("UPDATE checkpoints SET caught_up = true")
@@ -216,7 +221,7 @@ func (w *world) commit(tenant, session string, list []events.Event, deltas []eve
 
 func (w *world) announce(tenant string, live readmodel.Live) {
 	w.t.Helper()
-	must(w.t, w.nc.Publish(events.LiveSubject(tenant, live.Session), encode(w.t, live)))
+	must(w.t, w.projector.Publish(events.LiveSubject(tenant, live.Session), encode(w.t, live)))
 }
 
 // projection folds events into rows, in one transaction.

@@ -204,7 +204,7 @@ func TestFileWantsPasswords(t *testing.T) {
 		t.Fatal(err)
 	}
 	needed := regexp.MustCompile(`(?m)^(SPOOL_\w+)=`).FindAllStringSubmatch(string(example), -1)
-	if len(needed) < 15 {
+	if len(needed) < 16 {
 		t.Fatalf("of .env.example only %v was read", needed)
 	}
 	for _, n := range needed {
@@ -271,7 +271,7 @@ func TestEnv(t *testing.T) {
 		}
 		seen[m[2]] = true
 	}
-	if len(seen) != 15 {
+	if len(seen) != 16 {
 		t.Errorf("it made %d passwords:\n%s", len(seen), first)
 	}
 	// What a release before signed commits wrote keeps all but the passwords at NATS, so that its services cannot write any more.
