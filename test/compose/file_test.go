@@ -26,8 +26,9 @@ type file struct {
 		Deploy      struct {
 			Resources struct{ Limits struct{ Pids int } }
 		}
-		Restart string
-		Build   struct{ Target string }
+		Restart   string
+		Build     struct{ Target string }
+		DependsOn map[string]struct{ Condition string } `json:"depends_on"`
 	}
 	Networks map[string]struct{ Internal bool }
 }
@@ -64,6 +65,11 @@ func TestFileGivesNoMoreThanNeeded(t *testing.T) {
 		t.Error("the network core leads out")
 	}
 	var socket, keys, way, published, secrets, superuser []string
+	for _, name := range []string{"executor", "gateway", "janitor", "projector", "skills"} {
+		if got := f.Services[name].DependsOn["session"].Condition; got != "service_healthy" {
+			t.Errorf("%s may run without a session service, whose gate it reads through: %q", name, got)
+		}
+	}
 	for name, s := range f.Services {
 		for _, v := range s.Volumes {
 			if strings.Contains(v.Source+v.Target, "docker.sock") {
