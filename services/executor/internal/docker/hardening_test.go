@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"os"
 	"slices"
@@ -201,8 +202,18 @@ func TestRunnerOutOfMemory(t *testing.T) {
 	if s, err := p.State(t.Context(), spec.ID); err != nil || s != (State{Running: true}) {
 		t.Errorf("at first: %+v, %v", s, err)
 	}
+	if out, _, _ := sh(t, b, `{ echo 1000 >/proc/1/oom_score_adj; } 2>/dev/null || echo refused`); out != "refused" {
+		t.Errorf("a program inside makes the runner the kernel's first choice: %s", out)
+	}
+	got, err := p.api.ContainerInspect(t.Context(), b.container)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", got.State.Pid), []byte("1000"), 0); err != nil { // from outside
+		t.Fatal(err)
+	}
 	gone, errs := p.api.ContainerWait(t.Context(), b.container, container.WaitConditionNotRunning)
-	if _, _, code := sh(t, b, `echo 1000 >/proc/1/oom_score_adj; a=0123456789abcdef; while :; do a=$a$a; done`); code != -1 {
+	if _, _, code := sh(t, b, `a=0123456789abcdef; while :; do a=$a$a; done`); code != -1 {
 		t.Errorf("what ate the memory ended with %d", code)
 	}
 	select {
