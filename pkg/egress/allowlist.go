@@ -18,6 +18,7 @@ type Allowlist struct {
 	hosts     map[Host][]grant   // of a host
 	below     map[string][]grant // of all names below a name
 	selective bool               // some entry has methods
+	provider  []string           // what model providers may do
 }
 
 // grant is what one entry allows of a host.
@@ -64,6 +65,10 @@ func ParseAllowlist(entries []string) (Allowlist, error) {
 }
 
 func (a *Allowlist) add(r Rule) {
+	if r.Provider != "" {
+		a.provider = append(a.provider, r.Provider)
+		return
+	}
 	a.selective = a.selective || len(r.Methods) > 0
 	for _, port := range r.ports() {
 		g := grant{port, r.Methods}
@@ -77,6 +82,9 @@ func (a *Allowlist) add(r Rule) {
 
 // Selective tells whether some entry has methods.
 func (a Allowlist) Selective() bool { return a.selective }
+
+// AllowsProvider reports whether an entry allows model providers a feature.
+func (a Allowlist) AllowsProvider(feature string) bool { return slices.Contains(a.provider, feature) }
 
 // Allows tells whether an entry names the target, for whatever method.
 func (a Allowlist) Allows(t Target) bool { return a.Access(t).Named() }

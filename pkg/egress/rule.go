@@ -10,7 +10,7 @@ import (
 )
 
 // Form says what an entry of an allowlist looks like.
-const Form = "an entry is host, host:port or *.host, after methods and a space where not all are allowed: GET,HEAD api.example.com"
+const Form = "an entry is host, host:port or *.host, after methods and a space where not all are allowed: GET,HEAD api.example.com; or provider:web_search and the like, for what a model's provider does itself"
 
 // Bounds of an entry's methods.
 const (
@@ -24,15 +24,21 @@ type Rule struct {
 	Below   bool     // all names below Host, not itself
 	Host    Host
 	Port    uint16 // 0 means 443 and 80
+
+	Provider string // what a model provider may do; the entry is about no host then
 }
 
 // ParseRule reads an entry of an allowlist: host, host:port, *.host or *.host:port,
 // where a host may be a public address. Methods may stand before it, in upper case, with
-// commas between them and one space behind them.
+// commas between them and one space behind them. An entry provider:NAME is about what model providers
+// may do for the agent.
 func ParseRule(entry string) (Rule, error) {
 	var r Rule
 	if entry == "" {
 		return r, errors.New("it is empty")
+	}
+	if feature, ok, err := parseProvider(entry); ok {
+		return Rule{Provider: feature}, err
 	}
 	if methods, rest, ok := strings.Cut(entry, " "); ok {
 		list, err := parseMethods(methods)
@@ -103,6 +109,9 @@ func (r *Rule) parseTarget(s string) error {
 
 // String is the entry in its one spelling: methods sorted, the host as Host has it.
 func (r Rule) String() string {
+	if r.Provider != "" {
+		return ProviderEntry(r.Provider)
+	}
 	s := r.Host.String()
 	switch {
 	case r.Port != 0:

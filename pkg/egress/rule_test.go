@@ -27,7 +27,7 @@ func ExampleParseAllowlist() {
 	// example.com:8443 <nil> false
 	// badexample.com:8443 <nil> false
 	// api.example.com:443 <nil> false
-	// allow[0]: "https://example.com/path": it is a URL or a network, not a host; an entry is host, host:port or *.host, after methods and a space where not all are allowed: GET,HEAD api.example.com
+	// allow[0]: "https://example.com/path": it is a URL or a network, not a host; an entry is host, host:port or *.host, after methods and a space where not all are allowed: GET,HEAD api.example.com; or provider:web_search and the like, for what a model's provider does itself
 }
 
 // TestEntries: what an entry may look like.
@@ -37,6 +37,7 @@ func TestEntries(t *testing.T) {
 		"example.com", "Example.COM.", "*.example.com", "a_b.example.com:1", "localhost:65535", "9.9.9.9", "9.9.9.9:80",
 		"[2606:4700::1]:443", "[2606:4700::1]", "xn--bcher-kva.example", "3com.com",
 		"GET example.com", "GET,HEAD,PROPFIND *.example.com:8443", "M-SEARCH [2606:4700::1]:443", strings.Repeat("A", 32) + " example.com",
+		"provider:web_search", "provider:url", "provider:443",
 	} {
 		if _, err := egress.ParseAllowlist([]string{in}); err != nil {
 			t.Errorf("%s: %v", in, err)
@@ -52,10 +53,11 @@ func TestEntries(t *testing.T) {
 		"GET, example.com", "GET ", "GET\texample.com", "GET,GET example.com", "CONNECT example.com", "GET,TRACE example.com", "G\u00c9T example.com", "G3T example.com",
 		"* example.com", "-GET example.com", "GET HEAD example.com", "GET http://example.com", "GET *", "example.com GET", strings.Repeat("A", 33) + " example.com",
 		"J,K,L,M,N,O,P,Q,A,B,C,D,E,F,G,H,I example.com", "GET 10.0.0.1",
+		"provider:", "provider:telepathy", "provider:Web_search", "provider:web_search:443", "GET provider:web_search", "*.provider:web_search",
 		// Nothing could reach these, whatever an allowlist says.
 		"10.0.0.1", "10.0.0.1:80", "[::1]", "[::ffff:10.0.0.1]", "[2001:DB8::1]:443", "169.254.169.254",
 	} {
-		if _, err := egress.ParseAllowlist([]string{in}); err == nil || strings.Contains(err.Error(), "\n") || len(err.Error()) > 400 {
+		if _, err := egress.ParseAllowlist([]string{in}); err == nil || strings.Contains(err.Error(), "\n") || len(err.Error()) > 500 {
 			t.Errorf("%q: %v", in, err)
 		}
 	}

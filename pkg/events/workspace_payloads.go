@@ -135,7 +135,7 @@ type EgressDenied struct {
 	Port    uint32 `json:"port,omitempty"`
 	Method  string `json:"method,omitempty"`  // CONNECT, GET, …
 	Address string `json:"address,omitempty"` // that the host resolved to, when that was the reason
-	Code    string `json:"code"`              // NOT_ALLOWED, PRIVATE_ADDRESS, BAD_HOST, UNRESOLVED, BAD_TOKEN, METHOD_NOT_ALLOWED, UNTRUSTED (a program in the sandbox does not trust the proxy's certificate), UNKNOWN_SERVER, BUDGET_EXHAUSTED
+	Code    string `json:"code"`              // NOT_ALLOWED, PRIVATE_ADDRESS, BAD_HOST, UNRESOLVED, BAD_TOKEN, METHOD_NOT_ALLOWED, UNTRUSTED (a program in the sandbox does not trust the proxy's certificate), UNKNOWN_SERVER, BUDGET_EXHAUSTED, PROVIDER_SIDE (a tool, URL or stored object that the model's provider would act on), UNREADABLE_BODY, NO_EXECUTION (a model is called while no execution runs)
 	Message string `json:"message"`
 	Count   uint32 `json:"count"` // how many alike within a second this line stands for
 }
@@ -153,6 +153,8 @@ type ModelCalled struct {
 	FirstByteMs uint32  `json:"firstByteMs"`
 	DurationMs  uint32  `json:"durationMs"`
 	Error       string  `json:"error,omitempty"`
+
+	Betas []string `json:"betas,omitempty"` // of the headers Anthropic-Beta and OpenAI-Beta
 }
 
 // Answered tells whether the model gave an answer that is none of an error.

@@ -36,17 +36,6 @@ func DialectOf(path string) Dialect {
 	return None
 }
 
-// Request reads the model off a request's body as it passes. It is an io.Writer that never fails.
-type Request struct{ doc *fields }
-
-// NewRequest makes one.
-func NewRequest() *Request { return &Request{doc: newFields("model")} }
-
-func (r *Request) Write(p []byte) (int, error) { return r.doc.Write(p) }
-
-// Model is the model that was asked for, "" if that was not seen.
-func (r *Request) Model() string { return clip(r.doc.string("model"), maxModel) }
-
 // Bounds of what is told of an answer.
 const (
 	maxModel = 200

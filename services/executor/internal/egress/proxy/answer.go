@@ -21,6 +21,7 @@ const (
 	codeFull         = "JOURNAL_FULL"
 	codeConnections  = "TOO_MANY_CONNECTIONS"
 	codeMalformed    = "MALFORMED"
+	codeBodies       = "BODIES_FULL"
 )
 
 // types are the names that Anthropic and OpenAI have for what a status means.

@@ -28,6 +28,12 @@ const (
 	Untrusted = "UNTRUSTED"
 	// UnknownServer is an MCP server that the proxy was not told of, or no more: it keeps them in memory alone.
 	UnknownServer = "UNKNOWN_SERVER"
+	// ProviderSide is a request that has a model's provider fetch, run or look up what the allowlist does not let it.
+	ProviderSide = "PROVIDER_SIDE"
+	// UnreadableBody is a request to a model that the proxy cannot check: what it says depends on who reads it.
+	UnreadableBody = "UNREADABLE_BODY"
+	// NoExecution is a model that is called while no execution of the sandbox runs.
+	NoExecution = "NO_EXECUTION"
 )
 
 // errSilent is the cause of a request that ended because nothing moved.

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"bytes"
 	"cmp"
 	"compress/gzip"
 	"context"
@@ -10,6 +11,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httputil"
+	"strings"
 	"time"
 
 	"github.com/spoolhq/spool/pkg/events"
@@ -51,6 +53,11 @@ func (s *Server) route(w http.ResponseWriter, r *http.Request, sb *registry.Sand
 		return
 	}
 	c := &call{s: s, sb: sb, rt: rt, began: time.Now(), execution: sb.Execution(), bill: sb.Bill(), dialect: rt.dialect(r.Method, rest)}
+	if c.execution == "" && rt.Kind != Plain {
+		d.Code, d.Message = NoExecution, "no execution of the session runs: models are called in executions alone"
+		s.deny(w, sb, http.StatusForbidden, d)
+		return
+	}
 	if c.dialect != meter.None {
 		end, why, err := c.bill.Begin(r.Context())
 		switch {
@@ -62,6 +69,14 @@ func (s *Server) route(w http.ResponseWriter, r *http.Request, sb *registry.Sand
 			return
 		}
 		defer end()
+	}
+	if rt.checks(r.Method, rest) {
+		body, ok := s.check(w, r, c, d)
+		if !ok {
+			return
+		}
+		defer body.give()
+		c.body = &body
 	}
 	c.serve(w, r)
 }
@@ -76,8 +91,10 @@ type call struct {
 	execution string
 	bill      registry.Bill
 
+	body  *held  // of a request that is checked; nil for one that passes as it comes
+	model string // that the body names
+
 	move   func()
-	asked  *meter.Request
 	answer *meter.Response // nil until there is one
 	status int
 	first  time.Time
@@ -90,7 +107,7 @@ func (c *call) serve(w http.ResponseWriter, r *http.Request) {
 	done, counted := c.sb.Begin(true), c.s.cfg.Metrics.Begin(c.rt.Name)
 	sandbox := r.Context()
 	ctx, move, stop := watch(sandbox, c.s.cfg.ModelIdle)
-	c.move, c.asked = move, meter.NewRequest()
+	c.move = move
 	defer func() { // also when the answer broke off, which ends the handler by a panic
 		gone := sandbox.Err() != nil
 		stop()
@@ -109,25 +126,16 @@ func (c *call) serve(w http.ResponseWriter, r *http.Request) {
 		ErrorLog: slog.NewLogLogger(c.s.cfg.Logger.Handler(), slog.LevelDebug),
 	}
 	r = r.WithContext(ctx)
-	if r.Body != nil && r.Body != http.NoBody {
-		r.Body = &requestBody{ReadCloser: &ending{ReadCloser: r.Body}, c: c}
+	switch {
+	case c.body != nil:
+		r.Body, r.ContentLength, r.TransferEncoding, r.Trailer = http.NoBody, int64(len(c.body.raw)), nil, nil
+		if len(c.body.raw) > 0 {
+			r.Body = &sent{bytes.NewReader(c.body.raw), move, c.body.give}
+		}
+	case r.Body != nil && r.Body != http.NoBody:
+		r.Body = &moving{ReadCloser: &ending{ReadCloser: r.Body}, move: move}
 	}
 	p.ServeHTTP(w, r)
-}
-
-// requestBody looks at what passes.
-type requestBody struct {
-	io.ReadCloser
-	c *call
-}
-
-func (b *requestBody) Read(p []byte) (int, error) {
-	n, err := b.ReadCloser.Read(p)
-	b.c.move()
-	if b.c.dialect != meter.None {
-		b.c.asked.Write(p[:n]) //nolint:errcheck // it never fails
-	}
-	return n, err
 }
 
 // answered takes the answer's head.
@@ -226,8 +234,9 @@ func (c *call) end(ctx context.Context, r *http.Request, gone bool) {
 		got = c.answer.Result()
 	}
 	m := events.ModelCalled{
-		Provider: c.rt.Name, Model: redactText(cmp.Or(got.Model, c.asked.Model()), c.rt.Secret), Status: uint32(max(c.status, 0)), //nolint:gosec // not negative
+		Provider: c.rt.Name, Model: redactText(cmp.Or(got.Model, c.model), c.rt.Secret), Status: uint32(max(c.status, 0)), //nolint:gosec // not negative
 		Usage: got.Usage, DurationMs: registry.Since(c.began), Error: clip(redactText(c.problem(ctx, gone, got), c.rt.Secret)),
+		Betas: betas(r.Header),
 	}
 	m.FirstByteMs = m.DurationMs
 	if !c.first.IsZero() {
@@ -248,6 +257,22 @@ func (c *call) end(ctx context.Context, r *http.Request, gone bool) {
 		"cost_usd", m.CostUSD, "first_byte_ms", m.FirstByteMs, "ms", m.DurationMs, "failed", m.Error)
 }
 
+// betas are those that a request names, which pass whatever they are: a new version of a CLI has new ones.
+func betas(h http.Header) []string {
+	const most, longest = 32, 100
+	var out []string
+	for _, name := range []string{"Anthropic-Beta", "Openai-Beta"} {
+		for _, line := range h.Values(name) {
+			for beta := range strings.SplitSeq(line, ",") {
+				if beta = strings.TrimSpace(beta); beta != "" && len(out) < most {
+					out = append(out, strings.ToValidUTF8(beta[:min(len(beta), longest)], ""))
+				}
+			}
+		}
+	}
+	return out
+}
+
 // spend charges what the call took, once.
 func (c *call) spend() {
 	if c.spent || c.dialect == meter.None || c.answer == nil {
@@ -255,7 +280,7 @@ func (c *call) spend() {
 	}
 	c.spent = true
 	got := c.answer.Result()
-	model := redactText(cmp.Or(got.Model, c.asked.Model()), c.rt.Secret)
+	model := redactText(cmp.Or(got.Model, c.model), c.rt.Secret)
 	cost, prices := c.s.cfg.Prices.Cost(c.rt.Name, model, got)
 	took := events.Spent{Tokens: got.Usage.Tokens(), CostUSD: cost}
 	if c.status < http.StatusBadRequest {

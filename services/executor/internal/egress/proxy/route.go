@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/spoolhq/spool/services/executor/internal/egress/meter"
+	"github.com/spoolhq/spool/services/executor/internal/egress/modelbody"
 )
 
 // Kind is whose protocol a route speaks.
@@ -101,6 +102,30 @@ func (rt *Route) serves(method, path string) bool {
 		}
 		return path == p
 	})
+}
+
+// protocol is what the bodies of the route's requests are written in.
+func (rt *Route) protocol() modelbody.Protocol {
+	if rt.Kind == Anthropic {
+		return modelbody.Anthropic
+	}
+	return modelbody.OpenAI
+}
+
+// checks reports whether the body of a request is read before it is sent on. With All, what lies at other paths than
+// those by which models are called passes unread, as the operator wants.
+func (rt *Route) checks(method, path string) bool {
+	if rt.Kind == Plain || method != http.MethodPost {
+		return false
+	}
+	var elements []string // a server may take a path with empty elements for the one without
+	for _, e := range strings.Split(strings.ToLower(path), "/") {
+		if e != "" {
+			elements = append(elements, e)
+		}
+	}
+	path = "/" + strings.Join(elements, "/")
+	return slices.Contains(inference[rt.Kind][method], path) || meter.DialectOf(path) != meter.None
 }
 
 // dialect is how the answer to a request tells its usage; none for what is no call of a model.

@@ -67,6 +67,7 @@ type Server struct {
 	mcps   *http.Transport   // to MCP servers
 	conns  *handover
 	quiet  limiter
+	bodies memory             // of requests to models
 	cut    context.CancelFunc // ends every request
 
 	mu       sync.Mutex
@@ -86,7 +87,7 @@ func New(cfg Config) *Server {
 	if cfg.ModelIdle == 0 {
 		cfg.ModelIdle = 15 * time.Minute
 	}
-	s := &Server{cfg: cfg, routes: map[string]*Route{}, calm: make(chan struct{}), fresh: list.New(), tunnels: map[net.Conn]bool{}}
+	s := &Server{cfg: cfg, routes: map[string]*Route{}, calm: make(chan struct{}), fresh: list.New(), tunnels: map[net.Conn]bool{}, bodies: memory{each: map[*registry.Sandbox]int{}}}
 	for i := range cfg.Routes {
 		s.routes[cfg.Routes[i].Name] = &cfg.Routes[i]
 	}

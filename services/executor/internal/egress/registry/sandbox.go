@@ -158,6 +158,13 @@ func (s *Sandbox) Access(t egress.Target) egress.Access {
 	return s.allow.Access(t)
 }
 
+// AllowsProvider reports whether the allowlist allows model providers a feature.
+func (s *Sandbox) AllowsProvider(feature string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.allow.AllowsProvider(feature)
+}
+
 // Tunnel counts a tunnel that nobody looks into, until end is called. It is cut
 // when the allowlist has not all methods of its target any more; false when that is so already.
 func (s *Sandbox) Tunnel(c net.Conn, t egress.Target) (end func(), ok bool) {

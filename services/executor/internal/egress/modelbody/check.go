@@ -1,0 +1,382 @@
+// Package modelbody checks the bodies of requests to models: a model provider can
+// fetch URLs, run tools and read what is stored in the account, and an agent
+// could have it do there what the allowlist does not let the agent do itself.
+package modelbody
+
+import (
+	"bytes"
+	"strings"
+
+	"github.com/spoolhq/spool/pkg/egress"
+)
+
+// Protocol is whose requests a body is one of.
+type Protocol int
+
+// The protocols.
+const (
+	Anthropic Protocol = iota + 1 // Messages, and the count of their tokens
+	OpenAI                        // Responses, Chat Completions, Completions and Embeddings
+)
+
+// DeniedError is returned for a body that has the provider do what no entry of the allowlist allows.
+type DeniedError struct {
+	Feature string // that an entry would allow; "" where none can
+	What    string // of the body, a phrase
+}
+
+func (e *DeniedError) Error() string {
+	if e.Feature == "" {
+		return "the request has the model's provider act by itself: " + e.What + ", which nothing allows"
+	}
+	return "the request has the model's provider act by itself: " + e.What + "; the allowlist's entry " + egress.ProviderEntry(e.Feature) + " allows it"
+}
+
+// Check reads the body of a request and returns the model that it names. allows reports whether the agent's
+// policy has an entry for a feature. The error is a *DeniedError or an *UnreadableError.
+func Check(p Protocol, body []byte, allows func(feature string) bool) (model string, err error) {
+	s := scanner{body: body, allows: allows, keys: make([][]byte, 0, 64)}
+	in := anthropicRequest
+	if p == OpenAI {
+		in = openAIRequest
+	}
+	err = s.document(in)
+	return s.model, err
+}
+
+// place is where a value stands in a request, which decides what it means.
+type place uint8
+
+const (
+	opaque           place = iota // the client's own JSON, of which no provider acts: schemas, arguments of tools
+	unknown                       // in a field that this package does not know
+	anthropicRequest              // the document itself
+	anthropicBlock                // messages, and blocks of their content
+	anthropicTool
+	anthropicSource // of an image or a document
+	openAIRequest
+	openAIInput // the elements of input
+	openAIItem  // messages, and parts of messages and items
+	openAIAudio // an earlier answer's
+	openAITool
+	openAIEnvironment // of a shell tool
+)
+
+// field says what the value of a key means in a place.
+type field struct {
+	in    place  // how it is read
+	needs string // the feature that it needs if it is there: not null, false or empty
+	mark  mark   // of the object, if it is there
+	check func(s *scanner, key []byte, v value) error
+}
+
+// mark is a set of facts of an object by which its end is judged.
+type mark uint8
+
+const (
+	hasID mark = 1 << iota
+	hasRole
+	hasSchema
+	hasEncrypted
+	hasURL
+	hasEnvironment
+)
+
+// object is what is remembered of an object until its end.
+type object struct {
+	typ   string
+	typed bool // type is there, and not null
+	marks mark
+}
+
+// grammar is how the objects of a place are read.
+type grammar struct {
+	fields map[string]field
+	other  field // of keys that are not in fields
+	urls   bool  // strings at keys that end in url are not fetched only if they are data
+	closed func(s *scanner, o *object) error
+}
+
+// Of all places. opaque has none.
+var grammars = map[place]*grammar{
+	unknown: {urls: true, other: field{in: unknown}, fields: map[string]field{
+		"schema": {}, "input_schema": {}, "metadata": {}, "parameters": {},
+		"file_id": {needs: egress.ProviderFile}, "file_ids": {needs: egress.ProviderFile}, "container_id": {needs: egress.ProviderStored}, "source": {in: anthropicSource},
+	}},
+	anthropicRequest: {urls: true, other: field{in: unknown}, fields: map[string]field{
+		"model": {check: (*scanner).named}, "messages": {in: anthropicBlock}, "system": {in: anthropicBlock}, "tools": {in: anthropicTool},
+		"mcp_servers": {needs: "mcp"}, "container": {needs: egress.ProviderStored}, "metadata": {}, "output_format": {},
+		"file_id": {needs: egress.ProviderFile}, "file_ids": {needs: egress.ProviderFile}, "container_id": {needs: egress.ProviderStored},
+	}},
+	anthropicBlock: {other: field{in: anthropicBlock}, closed: (*scanner).block, fields: map[string]field{
+		"input": {}, "citations": {}, "source": {in: anthropicSource}, "file_id": {needs: egress.ProviderFile}, "url": {mark: hasURL},
+	}},
+	anthropicTool: {closed: (*scanner).anthropicTool, fields: map[string]field{}},
+	anthropicSource: {other: field{in: anthropicBlock}, closed: (*scanner).source, fields: map[string]field{
+		"url": {mark: hasURL}, "file_id": {needs: egress.ProviderFile},
+	}},
+	openAIRequest: {urls: true, other: field{in: unknown}, fields: map[string]field{
+		"model": {check: (*scanner).named}, "input": {in: openAIInput}, "messages": {in: openAIItem}, "prediction": {in: openAIItem}, "tools": {in: openAITool},
+		"functions": {}, "response_format": {}, "text": {}, "metadata": {}, "audio": {}, "logit_bias": {},
+		"previous_response_id": {needs: egress.ProviderStored}, "conversation": {needs: egress.ProviderStored}, "prompt": {check: (*scanner).prompt},
+		"background": {check: (*scanner).background}, "web_search_options": {check: (*scanner).search}, "search_parameters": {check: (*scanner).search}, "plugins": {check: (*scanner).search},
+		"file_id": {needs: egress.ProviderFile}, "file_ids": {needs: egress.ProviderFile}, "container_id": {needs: egress.ProviderStored},
+	}},
+	openAIInput:       {urls: true, other: field{in: openAIItem}, closed: (*scanner).input, fields: openAIFields},
+	openAIItem:        {urls: true, other: field{in: openAIItem}, closed: (*scanner).item, fields: openAIFields},
+	openAIAudio:       {fields: map[string]field{"id": {needs: egress.ProviderStored}}},
+	openAITool:        {closed: (*scanner).openAITool, fields: openAIToolFields},
+	openAIEnvironment: {closed: (*scanner).environment, fields: map[string]field{}},
+}
+
+var openAIFields = map[string]field{
+	"arguments": {}, "action": {}, "annotations": {}, "results": {}, "outputs": {}, "function": {}, "logprobs": {}, "input": {}, "input_schema": {},
+	"id": {mark: hasID}, "role": {mark: hasRole}, "encrypted_content": {mark: hasEncrypted}, "tools": {in: openAITool}, "audio": {in: openAIAudio},
+	"file_id": {needs: egress.ProviderFile}, "file_ids": {needs: egress.ProviderFile}, "container_id": {needs: egress.ProviderStored},
+	"file_data": {check: (*scanner).fileData},
+}
+
+var openAIToolFields = map[string]field{
+	"tools": {in: openAITool}, "function": {mark: hasSchema}, "input_schema": {mark: hasSchema}, "environment": {in: openAIEnvironment, mark: hasEnvironment},
+	"server_url": {needs: "mcp"}, "connector_id": {needs: "mcp"}, "vector_store_ids": {needs: "file_search"}, "container": {needs: "code_interpreter"},
+}
+
+// member reads the value of a key in a place.
+func (s *scanner) member(in place, key []byte, o *object) error {
+	g := grammars[in]
+	if g == nil {
+		_, err := s.value(opaque)
+		return err
+	}
+	key = lower(key)
+	f, known := g.fields[string(key)]
+	if !known {
+		f = g.other
+	}
+	v, err := s.value(f.in)
+	if err != nil {
+		return err
+	}
+	if string(key) == "type" {
+		o.typ, o.typed = v.string(), v.kind != 'n'
+	}
+	if v.present {
+		o.marks |= f.mark
+		if f.needs != "" {
+			if err := s.need(f.needs, string(key)); err != nil {
+				return err
+			}
+		}
+	}
+	if f.check != nil {
+		return f.check(s, key, v)
+	}
+	if g.urls && !known {
+		return s.url(key, v)
+	}
+	return nil
+}
+
+// lower returns a key in lower case: there are servers to which it is the same.
+func lower(key []byte) []byte {
+	for _, c := range key {
+		if c >= 'A' && c <= 'Z' {
+			return bytes.ToLower(key)
+		}
+	}
+	return key
+}
+
+// closed judges an object at its end.
+func (s *scanner) closed(in place, o *object) error {
+	if g := grammars[in]; g != nil && g.closed != nil {
+		return g.closed(s, o)
+	}
+	return nil
+}
+
+// need returns a *DeniedError unless the policy allows a feature.
+func (s *scanner) need(feature, what string) error {
+	if feature != "" && s.allows(feature) {
+		return nil
+	}
+	return &DeniedError{Feature: feature, What: what}
+}
+
+// url checks the value of a key by which a provider may be given an address: only data of its own is not fetched.
+func (s *scanner) url(key []byte, v value) error {
+	switch {
+	case bytes.HasSuffix(key, []byte("urls")) && v.present:
+	case !bytes.HasSuffix(key, []byte("url")) && string(key) != "uri" || v.kind != '"' || !v.present:
+		return nil
+	case hasPrefixFold(v, "data:"):
+		return nil
+	}
+	return s.need(egress.ProviderURL, "a URL at "+printable(string(key)))
+}
+
+// hasPrefixFold reports whether a string begins with a prefix, which is in lower case, in any case.
+func hasPrefixFold(v value, prefix string) bool {
+	text := v.text[:min(len(v.text), 8*len(prefix))]
+	if v.escaped {
+		text = []byte(v.string())
+	}
+	return len(text) >= len(prefix) && strings.EqualFold(string(text[:len(prefix)]), prefix)
+}
+
+func printable(s string) string { return egress.Printable(s) }
+
+// maxModel bounds the name of a model in bytes.
+const maxModel = 200
+
+func (s *scanner) named(_ []byte, v value) error {
+	name := v.string()
+	s.model = strings.ToValidUTF8(name[:min(len(name), maxModel)], "")
+	// Some models search the web without a tool.
+	if strings.Contains(name, "-search-preview") || strings.Contains(name, "-search-api") || strings.HasSuffix(name, ":online") {
+		return s.need("web_search", "model "+printable(name)+", which searches the web")
+	}
+	return nil
+}
+
+func (s *scanner) prompt(_ []byte, v value) error {
+	if v.kind != '{' { // that of Completions is a text
+		return nil
+	}
+	return s.need(egress.ProviderStored, "a stored prompt")
+}
+
+func (s *scanner) background(_ []byte, v value) error {
+	if !v.present {
+		return nil
+	}
+	return s.need("", "a response in the background, whose usage nobody would see")
+}
+
+func (s *scanner) search(key []byte, v value) error {
+	if v.kind == 'n' || v.kind == 'f' { // an empty object is a search already
+		return nil
+	}
+	return s.need("web_search", string(key))
+}
+
+func (s *scanner) fileData(_ []byte, v value) error {
+	if !hasPrefixFold(v, "http") {
+		return nil
+	}
+	return s.need(egress.ProviderURL, "a URL at file_data")
+}
+
+// block judges a message or a block of Anthropic's.
+func (s *scanner) block(o *object) error {
+	switch {
+	case o.typ == "container_upload":
+		return s.need(egress.ProviderFile, "a file for a container")
+	case o.marks&hasURL != 0 && o.typ != "web_search_result" && o.typ != "web_fetch_result":
+		return s.need(egress.ProviderURL, "a URL in a block of type "+printable(o.typ))
+	}
+	return nil
+}
+
+func (s *scanner) source(o *object) error {
+	switch o.typ {
+	case "base64", "text", "content":
+		if o.marks&hasURL == 0 {
+			return nil
+		}
+		fallthrough
+	case "url":
+		return s.need(egress.ProviderURL, "a source that is a URL")
+	case "file":
+		return s.need(egress.ProviderFile, "a source that is a file of the account")
+	}
+	return s.need("", "a source of type "+printable(o.typ)+", which is not known")
+}
+
+// anthropicTools are those that the client runs, or that look at nothing but the request.
+var anthropicTools = map[string]bool{
+	"custom": true, "bash": true, "text_editor": true, "computer": true, "memory": true, "tool_search_tool_regex": true, "tool_search_tool_bm25": true,
+}
+
+func (s *scanner) anthropicTool(o *object) error {
+	name := undated(o.typ)
+	switch {
+	case !o.typed || anthropicTools[name]:
+		return nil
+	case name == "mcp_toolset":
+		name = "mcp"
+	}
+	return s.serverTool(name, o)
+}
+
+// openAITools are those that the client runs, or that look at nothing but the request.
+var openAITools = map[string]bool{"function": true, "custom": true, "namespace": true, "local_shell": true, "apply_patch": true, "tool_search": true}
+
+func (s *scanner) openAITool(o *object) error {
+	name := undated(o.typ)
+	switch {
+	case openAITools[name] || !o.typed && o.marks&hasSchema != 0:
+		return nil
+	case name == "shell" && o.marks&hasEnvironment != 0: // judged by it
+		return nil
+	case name == "web_search_preview":
+		name = "web_search"
+	case name == "computer_use_preview" || name == "computer":
+		name = "computer_use"
+	}
+	return s.serverTool(name, o)
+}
+
+func (s *scanner) serverTool(name string, o *object) error {
+	if name == egress.ProviderURL || name == egress.ProviderFile || name == egress.ProviderStored || !egress.IsProviderFeature(name) {
+		return s.need("", "a tool of type "+printable(o.typ)+", which is not known")
+	}
+	return s.need(name, "the tool "+printable(o.typ))
+}
+
+func (s *scanner) environment(o *object) error {
+	if o.typ == "local" {
+		return nil
+	}
+	return s.need("shell", "a shell in a container of the provider")
+}
+
+// input judges an element of Responses' input.
+func (s *scanner) input(o *object) error {
+	if !o.typed && o.marks&hasRole == 0 && o.marks&hasID != 0 {
+		return s.need(egress.ProviderStored, "an item by its id")
+	}
+	return s.item(o)
+}
+
+func (s *scanner) item(o *object) error {
+	switch {
+	case o.typ == "item_reference":
+		return s.need(egress.ProviderStored, "an item by its id")
+	case o.typ == "reasoning" && o.marks&(hasID|hasEncrypted) == hasID:
+		return s.need(egress.ProviderStored, "reasoning by its id")
+	case o.typ == "image_generation_call" && o.marks&hasID != 0:
+		return s.need("image_generation", "an image by its id")
+	}
+	return nil
+}
+
+// undated is the type of a tool without the date of its version: web_search_20250305, web_search_2025_08_26.
+func undated(typ string) string {
+	for _, form := range []string{"_dddddddd", "_dddd_dd_dd"} {
+		if n := len(typ) - len(form); n > 0 && matches(typ[n:], form) {
+			return typ[:n]
+		}
+	}
+	return typ
+}
+
+// matches reports whether a text has the form, in which a d is any digit.
+func matches(text, form string) bool {
+	for i := range len(form) {
+		if c := text[i]; form[i] == 'd' && (c < '0' || c > '9') || form[i] != 'd' && c != form[i] {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,336 @@
+package modelbody
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"unicode/utf8"
+)
+
+// Bounds of a body.
+const (
+	maxDepth   = 512
+	linearKeys = 16 // up to so many keys of an object are compared one by one
+)
+
+// UnreadableError is returned for a body that two parsers could read in two ways.
+type UnreadableError struct {
+	Offset int // in bytes
+	Reason string
+}
+
+func (e *UnreadableError) Error() string {
+	return fmt.Sprintf("the body cannot be read in one way alone: %s (at byte %d)", e.Reason, e.Offset)
+}
+
+// scanner reads a JSON document once. It is as strict as RFC 8259, and refuses duplicate keys.
+type scanner struct {
+	body   []byte
+	at     int
+	depth  int
+	keys   [][]byte // of the objects that are open, the innermost last
+	allows func(feature string) bool
+	model  string
+}
+
+// value describes a JSON value that was read.
+type value struct {
+	kind    byte   // the first byte: { [ " t f n, or 0 for a number
+	text    []byte // of a string, with its escapes
+	escaped bool   // text has escapes
+	present bool   // it is not null, false, "" , [] or {}
+}
+
+// string returns a string's text, "" for any other value.
+func (v value) string() string {
+	if !v.escaped {
+		return string(v.text)
+	}
+	return string(unescape(v.text))
+}
+
+// unescape decodes the inside of a string whose escapes are valid.
+func unescape(text []byte) []byte {
+	quoted := append(append([]byte{'"'}, text...), '"')
+	var s string
+	if json.Unmarshal(quoted, &s) != nil {
+		return text // the scanner takes no such string
+	}
+	return []byte(s)
+}
+
+func (s *scanner) bad(reason string) error { return &UnreadableError{Offset: s.at, Reason: reason} }
+
+// document reads a whole body, which is one object.
+func (s *scanner) document(in place) error {
+	if !utf8.Valid(s.body) {
+		return s.bad("it is not UTF-8")
+	}
+	s.space()
+	if s.peek() != '{' {
+		return s.bad("it is not an object")
+	}
+	if _, err := s.value(in); err != nil {
+		return err
+	}
+	s.space()
+	if s.at < len(s.body) {
+		return s.bad("something follows the document")
+	}
+	return nil
+}
+
+// peek returns the next byte, 0 at the end; a zero byte is valid nowhere outside of strings.
+func (s *scanner) peek() byte {
+	if s.at < len(s.body) {
+		return s.body[s.at]
+	}
+	return 0
+}
+
+func (s *scanner) space() {
+	for s.at < len(s.body) {
+		switch s.body[s.at] {
+		case ' ', '\t', '\r', '\n':
+			s.at++
+		default:
+			return
+		}
+	}
+}
+
+// value reads a value that stands in a place.
+func (s *scanner) value(in place) (value, error) {
+	switch c := s.peek(); {
+	case c == '"':
+		text, escaped, err := s.string()
+		return value{kind: '"', text: text, escaped: escaped, present: len(text) > 0}, err
+	case c == '{':
+		return s.object(in)
+	case c == '[':
+		return s.array(in)
+	case c == 't':
+		return value{kind: c, present: true}, s.word("true")
+	case c == 'f':
+		return value{kind: c}, s.word("false")
+	case c == 'n':
+		return value{kind: c}, s.word("null")
+	}
+	return value{present: true}, s.number()
+}
+
+func (s *scanner) word(w string) error {
+	if !bytes.HasPrefix(s.body[s.at:], []byte(w)) {
+		return s.bad("an unknown word")
+	}
+	s.at += len(w)
+	return nil
+}
+
+func (s *scanner) digits() bool {
+	from := s.at
+	for c := s.peek(); c >= '0' && c <= '9'; c = s.peek() {
+		s.at++
+	}
+	return s.at > from
+}
+
+func (s *scanner) number() error {
+	if s.peek() == '-' {
+		s.at++
+	}
+	if s.peek() == '0' {
+		s.at++
+	} else if !s.digits() {
+		return s.bad("no value")
+	}
+	if s.peek() == '.' {
+		s.at++
+		if !s.digits() {
+			return s.bad("a number without its digits")
+		}
+	}
+	if c := s.peek(); c == 'e' || c == 'E' {
+		s.at++
+		if c := s.peek(); c == '+' || c == '-' {
+			s.at++
+		}
+		if !s.digits() {
+			return s.bad("a number without its exponent")
+		}
+	}
+	return nil
+}
+
+// plain are the bytes that stand for themselves in a string.
+var plain = func() (t [256]bool) {
+	for c := range t {
+		t[c] = c >= ' ' && c != '"' && c != '\\'
+	}
+	return t
+}()
+
+// string reads a string and returns what is between its quotes.
+func (s *scanner) string() (text []byte, escaped bool, err error) {
+	s.at++
+	from := s.at
+	for {
+		i, body := s.at, s.body
+		for i < len(body) && plain[body[i]] {
+			i++
+		}
+		s.at = i
+		switch s.peek() {
+		case '"':
+			s.at++
+			return s.body[from : s.at-1], escaped, nil
+		case '\\':
+			escaped = true
+			if err := s.escape(); err != nil {
+				return nil, false, err
+			}
+		default:
+			return nil, false, s.bad("a string that does not end, or has a control character")
+		}
+	}
+}
+
+func (s *scanner) escape() error {
+	s.at++
+	switch s.peek() {
+	case '"', '\\', '/', 'b', 'f', 'n', 'r', 't':
+		s.at++
+		return nil
+	case 'u':
+		for range 4 {
+			s.at++
+			c := s.peek() | 0x20
+			if (c < '0' || c > '9' || s.peek() < '0') && (c < 'a' || c > 'f') {
+				return s.bad("an escape that is none")
+			}
+		}
+		s.at++
+		return nil
+	}
+	return s.bad("an escape that is none")
+}
+
+func (s *scanner) enter() error {
+	s.at++
+	if s.depth++; s.depth > maxDepth {
+		return s.bad(fmt.Sprintf("more than %d levels", maxDepth))
+	}
+	s.space()
+	return nil
+}
+
+func (s *scanner) array(in place) (value, error) {
+	if err := s.enter(); err != nil {
+		return value{}, err
+	}
+	defer func() { s.depth-- }()
+	if s.peek() == ']' {
+		s.at++
+		return value{kind: '['}, nil
+	}
+	for {
+		if _, err := s.value(in); err != nil {
+			return value{}, err
+		}
+		more, err := s.more(']')
+		if err != nil || !more {
+			return value{kind: '[', present: true}, err
+		}
+	}
+}
+
+// more reads what follows an element or a member, and reports whether another one comes.
+func (s *scanner) more(end byte) (bool, error) {
+	s.space()
+	switch s.peek() {
+	case ',':
+		s.at++
+		s.space()
+		return true, nil
+	case end:
+		s.at++
+		return false, nil
+	}
+	return false, s.bad("no comma and no end")
+}
+
+func (s *scanner) object(in place) (value, error) {
+	if err := s.enter(); err != nil {
+		return value{}, err
+	}
+	outer := len(s.keys)
+	defer func() {
+		s.depth--
+		s.keys = s.keys[:outer]
+	}()
+	if s.peek() == '}' {
+		s.at++
+		return value{kind: '{'}, s.closed(in, &object{})
+	}
+	var o object
+	var seen map[string]bool // of the keys, once there are many
+	for {
+		key, err := s.key(outer, &seen)
+		if err != nil {
+			return value{}, err
+		}
+		if err := s.member(in, key, &o); err != nil {
+			return value{}, err
+		}
+		more, err := s.more('}')
+		if err != nil {
+			return value{}, err
+		}
+		if !more {
+			return value{kind: '{', present: true}, s.closed(in, &o)
+		}
+	}
+}
+
+// key reads a key and its colon. It is not among the object's earlier ones, which stand in s.keys from outer on.
+func (s *scanner) key(outer int, seen *map[string]bool) ([]byte, error) {
+	if s.peek() != '"' {
+		return nil, s.bad("no key")
+	}
+	key, escaped, err := s.string()
+	if err != nil {
+		return nil, err
+	}
+	if escaped {
+		key = unescape(key)
+	}
+	if *seen == nil {
+		own := s.keys[outer:]
+		for _, k := range own {
+			if bytes.Equal(k, key) {
+				return nil, s.bad("a key that stands there twice")
+			}
+		}
+		if len(own) == linearKeys {
+			*seen = make(map[string]bool, 4*linearKeys)
+			for _, k := range own {
+				(*seen)[string(k)] = true
+			}
+		}
+	}
+	if *seen == nil {
+		s.keys = append(s.keys, key)
+	} else {
+		if (*seen)[string(key)] {
+			return nil, s.bad("a key that stands there twice")
+		}
+		(*seen)[string(key)] = true
+	}
+	s.space()
+	if s.peek() != ':' {
+		return nil, s.bad("no colon")
+	}
+	s.at++
+	s.space()
+	return key, nil
+}
