@@ -10,7 +10,7 @@ import (
 )
 
 // Form says what an entry of an allowlist looks like.
-const Form = "an entry is host, host:port or *.host, after methods and a space where not all are allowed: GET,HEAD api.example.com; or provider:web_search and the like, for what a model's provider does itself"
+const Form = "an entry is host, host:port or *.host, after methods and a space where not all are allowed: GET,HEAD api.example.com"
 
 // Bounds of an entry's methods.
 const (

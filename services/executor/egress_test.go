@@ -14,6 +14,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/runner"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/executor"
 )
@@ -117,6 +118,19 @@ func TestEgressOnEngine(t *testing.T) {
 	}
 	if done, _ := s.last(first).(events.ExecutionCompleted); !strings.Contains(done.Result, "hello from hello.sh") {
 		t.Errorf("result %q", done.Result)
+	}
+	// A process that outlives the turn in the sandbox calls the model: no execution would be charged for it.
+	ran := strings.Fields(dockerCLI(t, nil, "ps", "-q", "--filter", "label=dev.spool.sandbox="+s.load().Run.Sandbox.ID, "--filter", "label=dev.spool.role=sandbox"))
+	if len(ran) != 1 {
+		t.Fatalf("containers of the sandbox: %q", ran)
+	}
+	const body = `{"model":"m","messages":[{"role":"user","content":"go on"}]}`
+	address, port, _ := strings.Cut(runner.EgressAddress, ":")
+	answer := dockerCLI(t, nil, "exec", ran[0], "bash", "-c", fmt.Sprintf(
+		`exec 3<>/dev/tcp/%s/%s && printf 'POST /%s/v1/messages HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%%s' '%s' >&3 && timeout 60 cat <&3`,
+		address, port, runner.EgressAnthropic, len(body), body))
+	if !strings.Contains(answer, "403 Forbidden") || !strings.Contains(answer, "NO_EXECUTION") {
+		t.Errorf("after the turn the model answers %s", answer)
 	}
 	called := 0
 	for _, e := range s.events() {

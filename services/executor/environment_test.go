@@ -399,7 +399,10 @@ func TestEgressOnce(t *testing.T) {
 	}
 	b.egress.mu.Lock()
 	defer b.egress.mu.Unlock()
-	first, last := b.egress.grants[0], b.egress.grants[len(b.egress.grants)-1]
+	first, last, end := b.egress.grants[0], b.egress.grants[len(b.egress.grants)-2], b.egress.grants[len(b.egress.grants)-1]
+	if end.Execution != "" || end.Epoch != last.Epoch || !slices.Equal(end.Allow, last.Allow) {
+		t.Errorf("at the end the proxy was told %+v", end)
+	}
 	if first.Token == "" || last.Token != "" || last.Execution != execution || !slices.Equal(last.Allow, []string{"example.com"}) || last.Epoch <= first.Epoch {
 		t.Errorf("grants %+v … %+v", first, last)
 	}

@@ -269,3 +269,37 @@ func TestModelBody_MemoryIsBoundedForEachSandbox(t *testing.T) {
 		t.Errorf("another sandbox: %d %s", status, body)
 	}
 }
+
+// Between two executions of a session, models are not called, and what is tried is journaled.
+func TestModelCall_IsRefusedWhileNoExecutionRuns(t *testing.T) {
+	t.Parallel()
+	change, asked := answering(t)
+	w := newWorld(t, change)
+	b := w.box()
+	if status, _, body := b.post(messages, `{"model":"m"}`); status != http.StatusOK {
+		t.Fatal(status, body)
+	}
+	b.lines(0, 1)
+	between := b.reg
+	between.Token, between.Execution = "", ""
+	if _, err := w.client.Register(t.Context(), b.id, between); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{messages, messages + "/count_tokens", responses, chat, "/nvidia/chat/completions"} {
+		if status, header, body := b.post(path, `{"model":"m"}`); status != http.StatusForbidden || header.Get("Spool-Egress") != "NO_EXECUTION" {
+			t.Errorf("%s: %d %s", path, status, body)
+		}
+	}
+	if l := b.lines(1, 1)[0]; b.denied(l).Code != "NO_EXECUTION" || l.Execution != "" {
+		t.Errorf("%+v", l)
+	}
+	if n := asked.Load(); n != 1 {
+		t.Errorf("%d requests got to the provider", n)
+	}
+	if _, err := w.client.Register(t.Context(), b.id, b.reg); err != nil {
+		t.Fatal(err)
+	}
+	if status, _, body := b.post(messages, `{"model":"m"}`); status != http.StatusOK {
+		t.Error("in the next execution:", status, body)
+	}
+}

@@ -20,6 +20,14 @@ type aside struct {
 	healthAt   time.Time
 	callsAt    time.Time
 	complained bool
+	granting   chan struct{} // closed when the last round has registered the sandbox, where it had to
+}
+
+// awaitGrant blocks while a round registers the sandbox at the egress proxy, which is bounded by the time that the proxy has to answer.
+func (a *aside) awaitGrant() {
+	if a.granting != nil {
+		<-a.granting
+	}
 }
 
 // round is what one look found.
@@ -62,6 +70,8 @@ func (a *aside) begin(f *follower) {
 		a.syncedAt = now
 	}
 	lnk, grant, told := f.agent.link, f.regrant(), f.bounds
+	granting := make(chan struct{})
+	a.granting = granting
 	f.waiting.Go(func() {
 		r := round{synced: sync}
 		if grant != nil {
@@ -69,6 +79,7 @@ func (a *aside) begin(f *follower) {
 				r.told = &told
 			}
 		}
+		close(granting)
 		if calls && r.err == nil {
 			r.calls, r.err = h.d.Egress.Lines(f.base, l.Run.Sandbox.ID, l.Run.Egress, false)
 		}

@@ -86,8 +86,33 @@ func (t *turn) grant(ctx context.Context) error {
 	case err != nil:
 		return fmt.Errorf("register %s at the egress proxy: %w", t.agent.sandbox, err)
 	}
-	t.granted = t.bounds
+	t.granted, t.withdrawn = t.bounds, false
 	return nil
+}
+
+// withdraw tells the egress proxy that the execution does not run any more. The proxy refuses requests to models from
+// then on: processes that outlive the turn in the sandbox could otherwise call models for which no execution is charged.
+func (t *turn) withdraw(ctx context.Context) {
+	sb := t.l.Run.Sandbox
+	if t.h.d.Egress == nil || t.withdrawn || sb.ID == "" || sb.Engine != t.h.cfg.Engine {
+		return
+	}
+	g := Grant{
+		Sandbox: sb.ID, Tenant: t.l.Tenant, Session: t.l.ID, Epoch: t.epoch,
+		Upstreams: t.upstreams(), Budgets: t.budgets(t.bounds, t.l.Run, t.h.d.Now()),
+	}
+	if t.is != nil {
+		g.Allow = t.is.allow()
+	}
+	ctx, cancel := context.WithTimeout(ctx, statusWithin)
+	defer cancel()
+	switch _, err := t.h.d.Egress.Register(ctx, g); {
+	case err == nil:
+		t.withdrawn = true
+	case errors.Is(err, ErrUnknownSandbox) || errors.Is(err, link.ErrFenced): // it is released, or another executor's
+	default:
+		t.log.Warn("the egress proxy was not told that the execution has ended: until the next turn its sandbox may call models", "sandbox", sb.ID, "error", err)
+	}
 }
 
 // grants is what the turn's sandbox may do.
@@ -137,6 +162,8 @@ func (f *follower) calls(ctx context.Context) []events.Event {
 	if f.h.d.Egress == nil {
 		return nil
 	}
+	f.aside.awaitGrant()
+	f.withdraw(ctx)
 	ctx, cancel := context.WithTimeout(ctx, statusWithin)
 	defer cancel()
 	lines, err := f.h.d.Egress.Lines(ctx, f.l.Run.Sandbox.ID, f.l.Run.Egress, true)

@@ -33,16 +33,17 @@ type turn struct {
 	slot      *slot
 	log       *slog.Logger
 
-	agent   *agent // open link; nil until attached
-	attempt uint32 // of the start that comes next, or runs
-	message events.MessageAccepted
-	tr      *translate.Translator
-	paused  time.Duration // how long it stood still so far
-	begun   string        // the sandbox that this turn has begun to make
-	is      *resolution   // what it refers to
-	bounds  bounds        // what it may take, as was last known
-	granted bounds        // as the egress proxy was last told
-	shares  map[string]share
+	agent     *agent // open link; nil until attached
+	attempt   uint32 // of the start that comes next, or runs
+	message   events.MessageAccepted
+	tr        *translate.Translator
+	paused    time.Duration // how long it stood still so far
+	begun     string        // the sandbox that this turn has begun to make
+	is        *resolution   // what it refers to
+	bounds    bounds        // what it may take, as was last known
+	granted   bounds        // as the egress proxy was last told
+	withdrawn bool          // the egress proxy was told that the execution does not run any more
+	shares    map[string]share
 
 	authority string // of the egress proxy, as it was when the sandbox was last registered
 }
@@ -257,6 +258,7 @@ func (t *turn) fail(ctx context.Context, outcome events.Payload, with ...events.
 // writes the terminal event, in as many commits as it takes.
 func (t *turn) end(ctx context.Context, e run.End) error {
 	e.Epoch, e.ExecutionID = t.epoch, t.execution
+	t.withdraw(ctx)
 	var err error
 	if e.Blocks, err = t.known(ctx, e.Before); err != nil {
 		return err

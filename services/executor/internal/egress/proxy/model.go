@@ -53,7 +53,7 @@ func (s *Server) route(w http.ResponseWriter, r *http.Request, sb *registry.Sand
 		return
 	}
 	c := &call{s: s, sb: sb, rt: rt, began: time.Now(), execution: sb.Execution(), bill: sb.Bill(), dialect: rt.dialect(r.Method, rest)}
-	if c.execution == "" && rt.Kind != Plain {
+	if c.execution == "" && rt.Kind != Plain && r.Method != http.MethodGet && r.Method != http.MethodHead { // a CLI that warms up may look whether somebody is there
 		d.Code, d.Message = NoExecution, "no execution of the session runs: models are called in executions alone"
 		s.deny(w, sb, http.StatusForbidden, d)
 		return
