@@ -127,8 +127,8 @@ func TestEgressOnEngine(t *testing.T) {
 	const body = `{"model":"m","messages":[{"role":"user","content":"go on"}]}`
 	address, port, _ := strings.Cut(runner.EgressAddress, ":")
 	answer := dockerCLI(t, nil, "exec", ran[0], "bash", "-c", fmt.Sprintf(
-		`exec 3<>/dev/tcp/%s/%s && printf 'POST /%s/v1/messages HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%%s' '%s' >&3 && timeout 60 cat <&3`,
-		address, port, runner.EgressAnthropic, len(body), body))
+		`exec 3<>/dev/tcp/%s/%s && printf 'POST /%s/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%%s' '%s' >&3 && timeout 60 cat <&3`,
+		address, port, runner.EgressOpenAI, len(body), body))
 	if !strings.Contains(answer, "403 Forbidden") || !strings.Contains(answer, "NO_EXECUTION") {
 		t.Errorf("after the turn the model answers %s", answer)
 	}
