@@ -97,7 +97,12 @@ func TestServe_SeveralShareTheRequests(t *testing.T) {
 			t.Error("a gate had no request")
 		}
 	}
-	two.Close()
+	if err := two.Drain(); err != nil {
+		t.Fatal(err)
+	}
+	for !two.IsClosed() {
+		time.Sleep(time.Millisecond)
+	}
 	for range 20 {
 		if err := read(); err != nil {
 			t.Fatal(err)

@@ -3,6 +3,7 @@ package session
 import (
 	"fmt"
 	"log/slog"
+	"time"
 
 	"github.com/nats-io/nats.go"
 
@@ -11,18 +12,23 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
+// drainTime bounds how long a copy that stops answers requests for consumers.
+const drainTime = 5 * time.Second
+
 // Gate is the setting of the gate for consumers, which runs beside each copy of the service where NATS has accounts.
 type Gate struct {
 	NATSGatePassword string `name:"nats-gate-password" env:"SPOOL_NATS_GATE_PASSWORD" help:"Password of user gate at NATS, as which each copy checks the services' requests for consumers; empty for a server without users, or where another process does."`
 }
 
-// Serve runs the gate on a connection of its own until the caller closes it. Without a password it does nothing, and the
-// connection is nil, which can be closed too.
-func (g Gate) Serve(url string, logger *slog.Logger) (*nats.Conn, error) {
+// Serve runs the gate on a connection of its own until the caller stops it; stop blocks until the requests that it has taken are
+// answered. Without a password Serve does nothing.
+func (g Gate) Serve(url string, logger *slog.Logger) (stop func(), err error) {
 	if g.NATSGatePassword == "" {
-		return nil, nil
+		return func() {}, nil
 	}
+	closed := make(chan struct{})
 	options := append(bus.ConnOptions(logger), nats.Name("spool-gate"), nats.RetryOnFailedConnect(true),
+		nats.ClosedHandler(func(*nats.Conn) { close(closed) }), nats.DrainTimeout(drainTime),
 		nats.UserInfo(topology.UserGate, g.NATSGatePassword), nats.CustomInboxPrefix(topology.InboxPrefix(topology.UserGate)))
 	nc, err := nats.Connect(url, options...)
 	if err != nil {
@@ -32,5 +38,10 @@ func (g Gate) Serve(url string, logger *slog.Logger) (*nats.Conn, error) {
 		nc.Close()
 		return nil, err
 	}
-	return nc, nil
+	return func() {
+		if err := nc.Drain(); err != nil {
+			nc.Close()
+		}
+		<-closed
+	}, nil
 }

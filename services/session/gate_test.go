@@ -23,9 +23,9 @@ func TestSettingGate(t *testing.T) {
 		gate session.Gate
 		want error
 	}{{session.Gate{}, nats.ErrNoResponders}, {session.Gate{NATSGatePassword: natstest.Password}, nil}} {
-		nc, err := c.gate.Serve(url, slog.New(slog.DiscardHandler))
+		stop, err := c.gate.Serve(url, slog.New(slog.DiscardHandler))
 		must(t, err)
-		t.Cleanup(nc.Close)
+		t.Cleanup(stop)
 		_, err = js.OrderedConsumer(t.Context(), topology.EventsStream(0), jetstream.OrderedConsumerConfig{})
 		if !errors.Is(err, c.want) {
 			t.Errorf("%+v: %v, want %v", c.gate, err, c.want)

@@ -21,11 +21,11 @@ func main() {
 	var c cli
 	os.Exit(daemon.Main("session", "Owns the life of sessions: commands, queue, timers.", jslog.Writer, &c, &c.Settings,
 		func(ctx context.Context, env daemon.Env) error {
-			gate, err := c.Serve(c.NATSURL, env.Logger)
+			stop, err := c.Serve(c.NATSURL, env.Logger)
 			if err != nil {
 				return err
 			}
-			defer gate.Close()
+			defer stop()
 			s, err := session.New(c.Config, session.Deps{NATS: env.NATS, Log: env.Log, Logger: env.Logger, Metrics: env.Metrics})
 			if err != nil {
 				return err
