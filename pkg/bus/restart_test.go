@@ -133,6 +133,39 @@ func TestRouterRun_EndsWhileNATSIsAway(t *testing.T) {
 	}
 }
 
+// cancelling is a subscriber whose first Subscribe comes with the end of the router's context.
+type cancelling struct {
+	message.Subscriber
+	cancel context.CancelFunc
+}
+
+func (c cancelling) Subscribe(ctx context.Context, topic string) (<-chan *message.Message, error) {
+	c.cancel()
+	<-ctx.Done()
+	return c.Subscriber.Subscribe(ctx, topic)
+}
+
+// TestRouterRun_EndsWhileItSubscribes: a service that is told to stop while its handlers are being subscribed stops at once, without an error.
+func TestRouterRun_EndsWhileItSubscribes(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	router, err := bus.NewRouter(bus.RouterConfig{DeadLetter: newPublisher(t, b.js), CloseTimeout: time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	for _, name := range []string{"a", "b", "c"} {
+		sub := cancelling{b.subscriber(t, bus.SubscriberConfig{Durable: name}), cancel}
+		if err := router.Handle(name, "work."+name, sub, func(context.Context, *message.Message) error { return nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := router.Run(ctx); err != nil {
+		t.Errorf("Run returned %v", err)
+	}
+}
+
 // logLines receives each line that a logger writes; further ones are dropped while it is full.
 type logLines chan string
 

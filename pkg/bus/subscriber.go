@@ -180,6 +180,14 @@ func (s *Subscriber) Subscribe(ctx context.Context, topic string) (<-chan *messa
 	durable, err := s.awaitConsumer(ctx, topic)
 	if err != nil {
 		s.running.Done()
+	}
+	switch {
+	case err != nil && ctx.Err() != nil:
+		// The subscription has ended as any does with its ctx. watermill's Router would wait in vain for handlers that an error keeps from starting.
+		ended := make(chan *message.Message)
+		close(ended)
+		return ended, nil
+	case err != nil:
 		return nil, err
 	}
 	u := newSubscription(ctx, s, topic, durable)
