@@ -9,6 +9,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
 	"github.com/spoolhq/spool/pkg/api/command"
 	"github.com/spoolhq/spool/pkg/bus"
 	"github.com/spoolhq/spool/pkg/definition"
@@ -305,6 +308,30 @@ func TestSecretsAreForgotten(t *testing.T) {
 	gone(third)
 	if !there(sealed[first]) || !there(sealed[second]) {
 		t.Error("those of executions that have not ended are gone too")
+	}
+	// A message that says so and is not part of the log takes nothing away.
+	end, err := events.Draft{ID: id(events.KindCommit), Actor: events.Actor{Kind: "service", ID: "forger"}, Events: []events.Event{{
+		ID: id(events.KindEvent), Time: time.Now().UTC(), ExecutionID: first, ConversationID: events.MainConversation, Source: events.FromServer, Data: events.ExecutionCancelled{},
+	}}}.Seal(events.RunOf("default", sid), "")
+	must(t, err)
+	data, err := end.Encode()
+	must(t, err)
+	_, err = s.js.PublishMsg(t.Context(), &nats.Msg{Subject: events.RunOf("default", sid).String(), Header: nats.Header{jetstream.StreamHeader: {"SKILLS"}}, Data: data})
+	must(t, err)
+	dead, err := s.js.Stream(t.Context(), topology.StreamDead)
+	must(t, err)
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		info, err := dead.Info(t.Context())
+		must(t, err)
+		if info.State.Msgs > 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the reactor has not given up the foreign message")
+		}
+	}
+	if !there(sealed[first]) {
+		t.Error("a message that is not part of the log removed a secret")
 	}
 	s.executors(1)
 	gone(first)
