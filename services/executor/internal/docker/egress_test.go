@@ -53,7 +53,7 @@ func TestEgressProxy(t *testing.T) {
 	client, dials := reach(t, e)
 	spec := newSpec(t)
 	spec.Labels.Engine, spec.EgressToken = bed.cfg.Engine, "token-of-the-sandbox"
-	if s, err := client.Register(t.Context(), spec.ID, egress.Registration{Token: spec.EgressToken, Tenant: "default", Epoch: 1, Allow: []string{}}); err != nil || s.Epoch != 1 {
+	if s, err := client.Register(t.Context(), spec.ID, egress.Registration{Token: spec.EgressToken, Tenant: "default", Epoch: 1, Execution: newID(t, events.KindExecution), Allow: []string{}}); err != nil || s.Epoch != 1 {
 		t.Fatalf("%+v, %v", s, err)
 	}
 	b := create(t, p, spec)
