@@ -1,7 +1,9 @@
 package e2e
 
 import (
+	"bytes"
 	"crypto/rand"
+	"io"
 	"maps"
 	"net/http"
 	"net/http/httptest"
@@ -68,10 +70,22 @@ func keyed(t *testing.T, model, key string) string {
 			http.Error(w, `{"error": {"type": "authentication_error", "message": "wrong key"}}`, http.StatusUnauthorized)
 			return
 		}
-		pass.ServeHTTP(w, r)
+		forwardWhole(pass, w, r)
 	}))
 	t.Cleanup(s.Close)
 	return s.URL
+}
+
+// forwardWhole forwards a request whose body it has read to the end. Once the answer has begun the server may close the body,
+// and the transport, which looks for its end once more, would break the answer off.
+func forwardWhole(to http.Handler, w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	r.Body = io.NopCloser(bytes.NewReader(body))
+	to.ServeHTTP(w, r)
 }
 
 // TestModelSettings_ReachACPAgents asserts that an ACP agent asks for the

@@ -275,7 +275,7 @@ func serveEverything(t *testing.T, image string) string {
 			http.Error(w, "the door is shut", http.StatusUnauthorized)
 			return
 		}
-		forward.ServeHTTP(w, r)
+		forwardWhole(forward, w, r)
 	}))
 	t.Cleanup(func() { door.CloseClientConnections(); door.Close() })
 	return door.Listener.Addr().String()

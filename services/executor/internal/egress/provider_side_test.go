@@ -3,10 +3,12 @@ package egress_test
 import (
 	"bytes"
 	"compress/gzip"
+	"context"
 	"fmt"
 	"io"
 	"net/http"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -247,22 +249,30 @@ func TestModelBody_MemoryIsBoundedForEachSandbox(t *testing.T) {
 	change, _ := answering(t)
 	w := newWorld(t, change)
 	hog := w.box()
-	stall := func() { // a request short of its end, for which there is a buffer of 32 MiB at last
+	head := "POST " + messages + " HTTP/1.1\r\nHost: " + runner.EgressAddress + "\r\nContent-Length: 33000000\r\n\r\n"
+	stall := func() { // a request short of its end, for which there is a buffer of 32 MiB, until it is answered
 		c, err := hog.dialWith(hog.token)
 		if err != nil {
-			t.Fatal(err)
+			return // the test has ended
 		}
-		t.Cleanup(func() { c.Close() })
-		head := "POST " + messages + " HTTP/1.1\r\nHost: " + runner.EgressAddress + "\r\nContent-Length: 33000000\r\n\r\n"
-		if _, err := io.WriteString(c, head); err != nil {
-			t.Fatal(err)
+		defer c.Close()
+		defer context.AfterFunc(t.Context(), func() { c.Close() })()
+		if _, err := io.WriteString(c, head); err == nil {
+			_, _ = io.CopyN(c, zeros{}, 17<<20) // refused in the middle perhaps
+			_, _ = c.Read(make([]byte, 1))
 		}
-		go func() { _, _ = io.CopyN(c, zeros{}, 30<<20) }()
 	}
-	stall()
+	var stalling sync.WaitGroup
+	t.Cleanup(stalling.Wait)
+	for range 2 {
+		stalling.Go(func() {
+			for t.Context().Err() == nil {
+				stall() // again when it was refused for what the requests below hold
+			}
+		})
+	}
 	poll(t, "the sandbox has no memory left", func() bool {
-		stall() // one may have been refused for what the request below holds
-		status, header, _ := hog.post(messages, `{"model":"m","system":"`+strings.Repeat("x", 8<<20)+`"}`)
+		status, header, _ := hog.post(messages, `{"model":"m"}`)
 		return status == http.StatusServiceUnavailable && header.Get("Spool-Egress") == "BODIES_FULL"
 	})
 	if status, _, body := w.box().post(messages, `{"model":"m","system":"`+strings.Repeat("x", 8<<20)+`"}`); status != http.StatusOK {

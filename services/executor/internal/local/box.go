@@ -117,6 +117,7 @@ func (b *box) startRunner(ctx context.Context) error {
 	if err := b.end(ctx); err != nil {
 		return err
 	}
+	b.awaitSilence(ctx)
 	log, err := os.OpenFile(filepath.Join(b.dir, "runner.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
@@ -155,6 +156,27 @@ func (b *box) startRunner(ctx context.Context) error {
 	return nil
 }
 
+// awaitSilence returns when nobody answers at the socket. A runner that was killed does for a moment, while its last thread ends, and the
+// next one would take it for another that serves there.
+func (b *box) awaitSilence(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, readyWithin)
+	defer cancel()
+	tick := time.NewTicker(look)
+	defer tick.Stop()
+	for {
+		c, err := (&net.Dialer{}).DialContext(ctx, "unix", b.rec.Socket)
+		if err != nil {
+			return
+		}
+		_ = c.Close()
+		select {
+		case <-ctx.Done():
+			return // the runner says that another one serves there
+		case <-tick.C:
+		}
+	}
+}
+
 // listens waits until the runner's socket answers, and gives the runner the sandbox's secret.
 func (b *box) listens(ctx context.Context, exited <-chan struct{}) error {
 	ctx, cancel := context.WithTimeout(ctx, readyWithin)
@@ -162,18 +184,31 @@ func (b *box) listens(ctx context.Context, exited <-chan struct{}) error {
 	tick := time.NewTicker(look)
 	defer tick.Stop()
 	for {
-		if c, err := (&net.Dialer{}).DialContext(ctx, "unix", b.rec.Socket); err == nil {
-			defer context.AfterFunc(ctx, func() { _ = c.Close() })()
-			return errors.Join(runner.GiveSecret(c, b.rec.Secret), c.Close())
+		err := b.claim(ctx)
+		var refused *runner.Error
+		if err == nil || errors.As(err, &refused) {
+			return err
 		}
+		// Nobody listens yet, or a runner that was killed has not closed its socket.
 		select {
 		case <-exited:
 			return b.died()
 		case <-ctx.Done():
-			return fmt.Errorf("the runner does not listen: %w", ctx.Err())
+			return fmt.Errorf("the runner does not listen: %w", errors.Join(ctx.Err(), err))
 		case <-tick.C:
 		}
 	}
+}
+
+// claim gives the runner the sandbox's secret. It may be given again.
+func (b *box) claim(ctx context.Context) error {
+	c, err := (&net.Dialer{}).DialContext(ctx, "unix", b.rec.Socket)
+	if err != nil {
+		return err
+	}
+	defer c.Close() //nolint:errcheck // only read from
+	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
+	return runner.GiveSecret(c, b.rec.Secret)
 }
 
 // died says what a runner printed before it ended.
