@@ -34,6 +34,7 @@ func logKeys(dir string, signed bool) (keys string, lost bool, err error) {
 	return keys, signed, err
 }
 
+// makeLogKeys writes a new key for each role and returns the text of the file, which lasts by then.
 func makeLogKeys(path string) (string, error) {
 	var text strings.Builder
 	for _, role := range eventlog.Writers() {

@@ -1,0 +1,40 @@
+package stack
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+)
+
+// TestLogKeys: the keys are made once and kept. Of a log that is signed a missing file is an error that names it, and an empty one says that
+// the keys are lost.
+func TestLogKeys(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	path := filepath.Join(dir, logKeysFile)
+	if _, _, err := logKeys(dir, true); err == nil || !strings.Contains(err.Error(), path) {
+		t.Errorf("without the file of a signed log: %v", err)
+	}
+	first, lost, err := logKeys(dir, false)
+	if err != nil || lost {
+		t.Fatalf("the first start: lost %v, %v", lost, err)
+	}
+	if keys, err := eventlog.ParseKeys(first, ""); err != nil || keys.Missing() != "" {
+		t.Errorf("the keys made: no key of %q, %v", keys.Missing(), err)
+	}
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("others may read the file: %v, %v", info.Mode(), err)
+	}
+	if again, lost, err := logKeys(dir, true); err != nil || lost || again != first {
+		t.Errorf("the next start: other keys %v, lost %v, %v", again != first, lost, err)
+	}
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if renewed, lost, err := logKeys(dir, true); err != nil || !lost || renewed == first || renewed == "" {
+		t.Errorf("an empty file: lost %v, %v", lost, err)
+	}
+}
