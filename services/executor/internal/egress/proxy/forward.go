@@ -208,10 +208,13 @@ func (s *Server) tunnel(w http.ResponseWriter, r *http.Request, sb *registry.San
 	if _, err := io.ReadFull(buffered, early); err != nil {
 		return
 	}
-	if _, err := there.Write(early); err != nil {
-		return
+	checked := newHelloChecker(here, early, t.Host)
+	s.join(here, checked, there)
+	if checked.err != nil {
+		d := about(t, r.Method)
+		d.Code, d.Message = BadHost, clip(checked.err.Error())
+		s.denied(sb, *d)
 	}
-	s.join(here, there)
 }
 
 // enter counts a tunnel, which Close cuts; false once it has.
@@ -231,8 +234,8 @@ func (s *Server) leave(c net.Conn) {
 	delete(s.tunnels, c)
 }
 
-// join copies both ways until both have ended, or nothing moves for too long.
-func (s *Server) join(here, there net.Conn) {
+// join copies both ways until both have ended, or nothing moves for too long. sent is what is read of here.
+func (s *Server) join(here net.Conn, sent io.Reader, there net.Conn) {
 	cut := func() {
 		here.Close()  //nolint:errcheck // what matters is that it ends
 		there.Close() //nolint:errcheck // the same
@@ -240,7 +243,7 @@ func (s *Server) join(here, there net.Conn) {
 	timer := time.AfterFunc(s.cfg.Idle, cut)
 	defer timer.Stop()
 	var both sync.WaitGroup
-	way := func(to, from net.Conn, direction string) {
+	way := func(to net.Conn, from io.Reader, direction string) {
 		buf := make([]byte, 32<<10)
 		for {
 			n, err := from.Read(buf)
@@ -264,7 +267,7 @@ func (s *Server) join(here, there net.Conn) {
 			}
 		}
 	}
-	both.Go(func() { way(there, here, "out") })
+	both.Go(func() { way(there, sent, "out") })
 	both.Go(func() { way(here, there, "in") })
 	both.Wait()
 }

@@ -6,7 +6,6 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -39,9 +38,6 @@ func (i *inside) end() {
 
 // speakWithin bounds how long a client may take for its first byte and the TLS handshake.
 const speakWithin = 15 * time.Second
-
-// errOtherName is a server name that is not the tunnel's.
-var errOtherName = errors.New("the TLS server name is not the host that the tunnel was asked for")
 
 // inspect serves CONNECT to a host of which not all methods are allowed.
 func (s *Server) inspect(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox, t egress.Target) {
@@ -90,10 +86,9 @@ func (s *Server) listen(ctx context.Context, here net.Conn, early []byte, t egre
 	if err != nil {
 		return nil, "", err
 	}
-	const handshake = 22 // the type of the record that TLS begins with
 	stream := &replayed{Conn: here, from: peeked}
 	switch c := first[0]; {
-	case c == handshake:
+	case c == handshakeRecord:
 		inner, err := s.vouch(ctx, stream, t)
 		if err != nil {
 			return nil, "", err
@@ -114,13 +109,7 @@ func (s *Server) vouch(ctx context.Context, stream net.Conn, t egress.Target) (n
 	c := tls.Server(stream, &tls.Config{
 		Certificates: []tls.Certificate{*cert}, NextProtos: []string{"http/1.1"}, MinVersion: tls.VersionTLS12, SessionTicketsDisabled: true,
 		GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
-			if hello.ServerName == "" {
-				return nil, nil //nolint:nilnil // the config that there is
-			}
-			if h, err := egress.ParseHost(hello.ServerName); err != nil || h != t.Host {
-				return nil, fmt.Errorf("%w: %s", errOtherName, egress.Printable(hello.ServerName))
-			}
-			return nil, nil //nolint:nilnil // likewise
+			return nil, checkServerName(hello, t.Host) // without an error, the config that there is
 		},
 	})
 	ctx, cancel := context.WithTimeout(ctx, speakWithin)

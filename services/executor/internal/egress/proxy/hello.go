@@ -1,0 +1,113 @@
+package proxy
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/egress"
+)
+
+// handshakeRecord is the type of the record that TLS begins with.
+const handshakeRecord = 22
+
+var (
+	// errOtherName is a server name that is not the tunnel's.
+	errOtherName = errors.New("the TLS server name is not the host that the tunnel was asked for")
+	// errBadHello is a ClientHello that cannot be read.
+	errBadHello = errors.New("what the tunnel begins with is not a ClientHello of TLS")
+)
+
+// checkServerName returns errOtherName if a ClientHello names another server than the tunnel's host.
+func checkServerName(hello *tls.ClientHelloInfo, host egress.Host) error {
+	if hello.ServerName == "" {
+		return nil
+	}
+	if h, err := egress.ParseHost(hello.ServerName); err != nil || h != host {
+		return fmt.Errorf("%w: %s", errOtherName, egress.Printable(hello.ServerName))
+	}
+	return nil
+}
+
+// helloChecker reads what a sandbox sends through a tunnel. If that begins with TLS, it
+// reads the ClientHello first, and no byte of one with another server name is returned.
+type helloChecker struct {
+	conn   net.Conn // of the sandbox
+	host   egress.Host
+	from   io.Reader
+	err    error // why the tunnel is refused; to be read once the tunnel has ended
+	looked bool
+}
+
+// newHelloChecker takes the sandbox's connection and what was read from it already.
+func newHelloChecker(conn net.Conn, early []byte, host egress.Host) *helloChecker {
+	return &helloChecker{conn: conn, host: host, from: io.MultiReader(bytes.NewReader(early), conn)}
+}
+
+func (h *helloChecker) Read(p []byte) (int, error) {
+	if !h.looked {
+		h.looked = true
+		if err := h.look(); err != nil {
+			return 0, err
+		}
+	}
+	return h.from.Read(p)
+}
+
+// look waits for the first byte as long as it takes: in some protocols the server begins.
+func (h *helloChecker) look() error {
+	peeked := bufio.NewReader(h.from)
+	h.from = peeked
+	first, err := peeked.Peek(1)
+	if err != nil || first[0] != handshakeRecord {
+		return err
+	}
+	if err := h.conn.SetReadDeadline(time.Now().Add(speakWithin)); err != nil {
+		return err
+	}
+	var read bytes.Buffer
+	hello, err := readHello(io.TeeReader(peeked, &read))
+	if err == nil && h.host.Name != "" { // of an address that is allowed any name may be asked for
+		err = checkServerName(hello, h.host)
+	}
+	if err != nil {
+		h.err = err
+		return err
+	}
+	h.from = io.MultiReader(&read, peeked)
+	return h.conn.SetReadDeadline(time.Time{})
+}
+
+// readHello returns the ClientHello that a stream begins with.
+func readHello(from io.Reader) (hello *tls.ClientHelloInfo, err error) {
+	errEnough := errors.New("the ClientHello is read")
+	c := tls.Server(readOnly{from: from}, &tls.Config{
+		MinVersion: tls.VersionTLS10, //nolint:gosec // nothing is negotiated: the handshake ends here
+		GetConfigForClient: func(info *tls.ClientHelloInfo) (*tls.Config, error) {
+			hello = info
+			return nil, errEnough
+		},
+	})
+	if err := c.HandshakeContext(context.Background()); !errors.Is(err, errEnough) {
+		return nil, fmt.Errorf("%w: %w", errBadHello, err)
+	}
+	return hello, nil
+}
+
+// readOnly is a connection from which is only read: alerts go nowhere.
+type readOnly struct {
+	net.Conn
+	from io.Reader
+}
+
+func (r readOnly) Read(p []byte) (int, error)     { return r.from.Read(p) }
+func (readOnly) Write(p []byte) (int, error)      { return len(p), nil }
+func (readOnly) SetWriteDeadline(time.Time) error { return nil }
+func (readOnly) SetDeadline(time.Time) error      { return nil }
+func (readOnly) Close() error                     { return nil }
