@@ -8,10 +8,10 @@ export PATH := $(CURDIR)/.tools/bin:$(CURDIR)/.tools/agents/node_modules/.bin:$(
 
 ARGS ?=
 
-.PHONY: help demo up images test race chaos lint generate verify bench record install
+.PHONY: help demo up images test race attacks chaos lint generate verify bench dependencies record install
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: ## A query from start to end on the built-in agent and a scripted model; needs only Go
 	@scripts/demo
@@ -29,6 +29,9 @@ test: ## Run all tests (ARGS="-run Name"); with CI=true install what is missing 
 race: ## Run the tests of the log, the bus, the services and the runner with the race detector (ARGS="-run Name")
 	@scripts/test --raced $(ARGS)
 
+attacks: ## Run the attacks that docs/security.md names, each by the test that holds a promise
+	@scripts/attacks $(ARGS)
+
 chaos: ## Kill and freeze real processes while clients work, then check every promise (ARGS="-seed 7", ARGS="-long" for an hour)
 	@scripts/chaos $(ARGS)
 
@@ -43,6 +46,9 @@ verify: ## Build each module by itself, vet, gofmt, generate without a differenc
 
 bench: ## Run the benchmarks of test/bench into docs/performance.md (ARGS="append" runs one and prints it)
 	@scripts/bench $(ARGS)
+
+dependencies: ## Look for known vulnerabilities, where their database is reachable, and write what programs and images are made of into bin/sbom
+	@scripts/dependencies $(ARGS)
 
 record: ## Record the agents' CLIs anew for the adapters' goldens (ARGS="-run TestRecord/two-turns")
 	@scripts/record $(ARGS)

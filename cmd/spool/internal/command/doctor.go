@@ -38,6 +38,10 @@ type doctorCommand struct {
 	Database   string `name:"database-url" env:"SPOOL_DATABASE_URL" placeholder:"URL" help:"The Postgres to use in place of a private one."`
 	Runner     string `env:"SPOOL_RUNNER" placeholder:"FILE" help:"The runner's binary, if it is not beside this program."`
 
+	Security bool   `help:"Check the hardening of an installation in place of what spool up needs: of the server, and of the compose project on this engine."`
+	Project  string `default:"spool" env:"SPOOL_PROJECT" help:"With --security: the name of the compose project."`
+	EnvFile  string `name:"env-file" default:"deploy/.env" help:"With --security: the file with the passwords of compose."`
+
 	environ func(string) string // nil means os.Getenv
 }
 
@@ -67,7 +71,33 @@ type examination struct {
 	running *Connection // the stack on the data folder, nil if none
 }
 
-// Run makes every check; it fails if something is missing that Spool cannot do without.
+// check looks at one thing.
+type check struct {
+	name string
+	run  func(context.Context) finding
+}
+
+// checks are what the command was asked to look at.
+func (x *examination) checks(ctx context.Context) []check {
+	if x.Security {
+		base := []check{{"data folder", x.folder}, {"running stack", x.stack}}
+		return append(base, newSecurityExamination(ctx, x).checks()...)
+	}
+	return []check{
+		{"data folder", x.folder},
+		{"disk space", x.disk},
+		{"running stack", x.stack},
+		{"port of REST", func(context.Context) finding { return x.port("listen", x.Listen) }},
+		{"port of gRPC", func(context.Context) finding { return x.port("grpc-listen", x.GRPCListen) }},
+		{"Postgres", x.postgres},
+		{"runner", x.runner},
+		{"Claude Code", x.claude},
+		{"models", x.models},
+		{"server", x.gateway},
+	}
+}
+
+// Run makes every check; it fails if something is missing that Spool cannot do without, or is open that should not be.
 func (c *doctorCommand) Run(a *app) error {
 	ctx, cancel := a.interruptible()
 	defer cancel()
@@ -76,21 +106,7 @@ func (c *doctorCommand) Run(a *app) error {
 	}
 	x := &examination{doctorCommand: c, app: a}
 	bad := 0
-	for _, check := range []struct {
-		name string
-		run  func(context.Context) finding
-	}{
-		{"data folder", x.folder},
-		{"disk space", x.disk},
-		{"running stack", x.stack},
-		{"port of REST", func(context.Context) finding { return x.port("listen", c.Listen) }},
-		{"port of gRPC", func(context.Context) finding { return x.port("grpc-listen", c.GRPCListen) }},
-		{"Postgres", x.postgres},
-		{"runner", x.runner},
-		{"Claude Code", x.claude},
-		{"models", x.models},
-		{"server", x.gateway},
-	} {
+	for _, check := range x.checks(ctx) {
 		one, done := context.WithTimeout(ctx, checkTimeout)
 		f := check.run(one)
 		done()

@@ -1,0 +1,423 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/containerd/errdefs"
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/filters"
+	dockersystem "github.com/docker/docker/api/types/system"
+	"github.com/docker/docker/client"
+
+	"github.com/spoolhq/spool/pkg/readmodel"
+)
+
+// The labels by which compose finds its containers.
+const (
+	composeProject = "com.docker.compose.project"
+	composeService = "com.docker.compose.service"
+)
+
+// engineSocket is where the engine's socket is in the containers that have it.
+const engineSocket = "/var/run/docker.sock"
+
+// securityExamination is what the checks of an installation's hardening share.
+type securityExamination struct {
+	*examination
+	containers []container.InspectResponse // of the compose project; nil if there is none
+	engine     *dockersystem.Info          // nil if no engine answers
+	engineErr  error
+}
+
+// checks are the lines of "Hardening checklist" in docs/security.md, in that order.
+func (x *securityExamination) checks() []check {
+	return []check{
+		{"transport", x.transport},
+		{"keys required", x.keysRequired},
+		{"metrics closed", x.metricsClosed},
+		{"secret files", x.secretFiles},
+		{"database roles", x.databaseRoles},
+		{"published ports", x.publishedPorts},
+		{"services confined", x.servicesConfined},
+		{"engine's socket", x.socketHolders},
+		{"engine", x.engineOptions},
+		{"sandbox runtime", x.sandboxRuntime},
+		{"image allowlist", x.imageAllowlist},
+		{"images by digest", x.imageDigests},
+		{"egress", x.egressSettings},
+		{"signed log", x.signedLog},
+		{"web origins", x.webOrigins},
+	}
+}
+
+// newSecurityExamination asks the engine for the containers of a compose project.
+func newSecurityExamination(ctx context.Context, x *examination) *securityExamination {
+	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
+	defer cancel()
+	s := &securityExamination{examination: x}
+	s.engineErr = s.askEngine(ctx)
+	return s
+}
+
+func (x *securityExamination) askEngine(ctx context.Context) error {
+	api, err := client.NewClientWithOpts(client.FromEnv, client.WithAPIVersionNegotiation())
+	if err != nil {
+		return err
+	}
+	defer api.Close() //nolint:errcheck // nothing was written
+	info, err := api.Info(ctx)
+	if err != nil {
+		return err
+	}
+	x.engine = &info
+	list, err := api.ContainerList(ctx, container.ListOptions{Filters: filters.NewArgs(filters.Arg("label", composeProject+"="+x.Project))})
+	if err != nil {
+		return err
+	}
+	for _, c := range list {
+		one, err := api.ContainerInspect(ctx, c.ID)
+		if errdefs.IsNotFound(err) { // it ended meanwhile
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		x.containers = append(x.containers, one)
+	}
+	return nil
+}
+
+// service names a container's service of the compose file.
+func service(c container.InspectResponse) string { return c.Config.Labels[composeService] }
+
+// ofProject is what a check finds where there is no compose installation to look at.
+func (x *securityExamination) ofProject() (f finding, there bool) {
+	if x.engineErr != nil {
+		return note(fmt.Sprintf("the Docker engine does not tell: %v", x.engineErr), "run it where the engine is reached, or set DOCKER_HOST"), false
+	}
+	if len(x.containers) == 0 {
+		return ok("no compose project %s runs on this engine", x.Project), false
+	}
+	return finding{}, true
+}
+
+// setting gives the values of a variable in the containers of a service.
+func (x *securityExamination) setting(name string, services ...string) []string {
+	var out []string
+	for _, c := range x.containers {
+		if !slices.Contains(services, service(c)) {
+			continue
+		}
+		for _, e := range c.Config.Env {
+			if value, is := strings.CutPrefix(e, name+"="); is && !slices.Contains(out, value) {
+				out = append(out, value)
+			}
+		}
+	}
+	return out
+}
+
+func (x *securityExamination) address() string {
+	switch {
+	case x.URL != "":
+		return x.URL
+	case x.running != nil:
+		return x.running.URL
+	}
+	return x.app.DefaultURL
+}
+
+func (x *securityExamination) transport(context.Context) finding {
+	u, err := url.Parse(x.address())
+	if err != nil || u.Host == "" {
+		return failed(fmt.Sprintf("url: %q is not an address", x.address()), "write it like https://spool.example.com")
+	}
+	if u.Scheme == "https" || loopback(u.Hostname()) {
+		return ok("%s", u.Redacted())
+	}
+	return failed(fmt.Sprintf("%s is neither TLS nor loopback: keys and content can be read on the way", u.Redacted()), `serve TLS: docs/security.md, "TLS"`)
+}
+
+// loopback reports whether a host is this machine alone.
+func loopback(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+func (x *securityExamination) keysRequired(ctx context.Context) finding {
+	return x.refuses(ctx, "/api/sessions", "set SPOOL_AUTH=keys and SPOOL_ROOT_KEY")
+}
+
+func (x *securityExamination) metricsClosed(ctx context.Context) finding {
+	return x.refuses(ctx, "/metrics", "set SPOOL_AUTH=keys: the gateway's metrics then need the root key")
+}
+
+// refuses asks a server for a path without a key.
+func (x *securityExamination) refuses(ctx context.Context, path, remedy string) finding {
+	address := strings.TrimRight(x.address(), "/") + path
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
+	if err != nil {
+		return failed(err.Error(), "")
+	}
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return note(fmt.Sprintf("no server answers: %v", err), "name it with --url")
+	}
+	defer res.Body.Close() //nolint:errcheck // it is not read
+	switch {
+	case res.StatusCode == http.StatusUnauthorized || res.StatusCode == http.StatusForbidden:
+		return ok("%s without a key is refused with %d", path, res.StatusCode)
+	case res.StatusCode >= http.StatusInternalServerError:
+		return note(fmt.Sprintf("%s answers %d", address, res.StatusCode), "try again when the server is ready")
+	case loopback(req.URL.Hostname()):
+		return note(fmt.Sprintf("%s is served without a key, to whoever is on this machine", path), remedy)
+	}
+	return failed(fmt.Sprintf("%s is served without a key", address), remedy)
+}
+
+// secretFiles looks at who may read the files with passwords and keys.
+func (x *securityExamination) secretFiles(context.Context) finding {
+	files := []string{x.EnvFile, filepath.Join(x.dir, "log.keys"), filepath.Join(x.dir, "secrets.key")}
+	var seen, open []string
+	for _, f := range files {
+		info, err := os.Stat(f)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return note(err.Error(), "run it as the user that the file belongs to")
+		}
+		seen = append(seen, f)
+		if info.Mode().Perm()&0o077 != 0 {
+			open = append(open, fmt.Sprintf("%s (%#o)", f, info.Mode().Perm()))
+		}
+	}
+	switch {
+	case len(open) > 0:
+		return failed("others may read "+strings.Join(open, ", "), "chmod 600, and renew what is in them if others are on this machine")
+	case len(seen) == 0:
+		return ok("none at %s", strings.Join(files, ", "))
+	}
+	return ok("%s: for their owner alone", strings.Join(seen, ", "))
+}
+
+// databaseRoles looks at the role of a database that is named, else at the gateway's of the compose project.
+func (x *securityExamination) databaseRoles(ctx context.Context) finding {
+	if x.Database != "" || x.running != nil {
+		return x.postgres(ctx)
+	}
+	if f, there := x.ofProject(); !there {
+		return f
+	}
+	for _, database := range x.setting("SPOOL_DATABASE_URL", "gateway") {
+		u, err := url.Parse(database)
+		if err != nil {
+			return failed("the gateway's SPOOL_DATABASE_URL is not a URL", "write it like postgres://user:password@host:5432/name")
+		}
+		if u.User.Username() != readmodel.GatewayRole {
+			return note("gateways connect as "+u.User.Username(), `docs/security.md, "Roles in Postgres", says how to give them a role of their own`)
+		}
+	}
+	return ok("gateways connect as %s", readmodel.GatewayRole)
+}
+
+func (x *securityExamination) publishedPorts(context.Context) finding {
+	if f, there := x.ofProject(); !there {
+		return f
+	}
+	var inner, clear []string
+	for _, c := range x.containers {
+		for port, bindings := range c.HostConfig.PortBindings {
+			for _, b := range bindings {
+				if loopback(b.HostIP) {
+					continue
+				}
+				published := fmt.Sprintf("%s %s at %s", service(c), port, net.JoinHostPort(b.HostIP, b.HostPort))
+				if service(c) != "gateway" {
+					inner = append(inner, published)
+				} else if !slices.ContainsFunc(c.Config.Env, func(e string) bool { return strings.HasPrefix(e, "SPOOL_TLS_CERT=") && e != "SPOOL_TLS_CERT=" }) {
+					clear = append(clear, published)
+				}
+			}
+		}
+	}
+	switch {
+	case len(inner) > 0:
+		return failed("only gateways serve clients, and these can be reached from other machines: "+strings.Join(inner, ", "), "take their ports out of the compose file")
+	case len(clear) > 0:
+		return failed("without TLS: "+strings.Join(clear, ", "), `publish them on 127.0.0.1 behind a proxy that speaks TLS, or give the gateway a certificate: docs/security.md, "TLS"`)
+	}
+	return ok("beyond loopback gateways with TLS at most")
+}
+
+// servicesConfined looks for what deploy/compose.yaml takes from each container and an edited file may have given back.
+func (x *securityExamination) servicesConfined(context.Context) finding {
+	if f, there := x.ofProject(); !there {
+		return f
+	}
+	var wrong []string
+	for _, c := range x.containers {
+		h := c.HostConfig
+		for what, is := range map[string]bool{
+			"privileged":         h.Privileged,
+			"keeps capabilities": !slices.Contains([]string(h.CapDrop), "ALL"),
+			"may gain privileges": !slices.ContainsFunc(h.SecurityOpt, func(o string) bool {
+				return strings.HasPrefix(o, "no-new-privileges") && !strings.HasSuffix(o, "false")
+			}),
+			"without a seccomp profile":     slices.Contains(h.SecurityOpt, "seccomp=unconfined") || slices.Contains(h.SecurityOpt, "seccomp:unconfined"),
+			"no limit of processes":         h.PidsLimit == nil || *h.PidsLimit <= 0,
+			"in the network of the machine": h.NetworkMode.IsHost(),
+			"sees the machine's processes":  h.PidMode.IsHost(),
+		} {
+			if is {
+				wrong = append(wrong, service(c)+": "+what)
+			}
+		}
+	}
+	if len(wrong) > 0 {
+		slices.Sort(wrong)
+		return failed(strings.Join(wrong, "; "), "compare the compose file with the one of this release")
+	}
+	return ok("%d containers without capabilities of their own, new privileges or unbounded processes", len(x.containers))
+}
+
+func (x *securityExamination) socketHolders(context.Context) finding {
+	if f, there := x.ofProject(); !there {
+		return f
+	}
+	var others []string
+	for _, c := range x.containers {
+		for _, m := range c.Mounts {
+			if service(c) != "executor" && (m.Destination == engineSocket || strings.HasSuffix(m.Source, "/docker.sock")) {
+				others = append(others, service(c))
+			}
+		}
+	}
+	if len(others) > 0 {
+		return failed(strings.Join(others, ", ")+": whoever has the engine's socket has the machine", "mount it into executors alone")
+	}
+	return ok("executors alone have it; whoever takes one over has the machine")
+}
+
+func (x *securityExamination) engineOptions(context.Context) finding {
+	if x.engine == nil {
+		return note(fmt.Sprintf("the Docker engine does not tell: %v", x.engineErr), "run it where the engine is reached, or set DOCKER_HOST")
+	}
+	if host := x.environ(client.EnvOverrideHost); strings.HasPrefix(host, "tcp://") && x.environ(client.EnvTLSVerify) == "" {
+		return failed("the engine at "+host+" is spoken to without TLS: whoever reaches it has that machine", "set DOCKER_TLS_VERIFY and DOCKER_CERT_PATH, or use ssh://")
+	}
+	options := strings.Join(x.engine.SecurityOptions, " ")
+	if !strings.Contains(options, "name=seccomp") {
+		return failed("the engine has no seccomp: sandboxes may make every system call", "use an engine and a kernel with seccomp")
+	}
+	var without []string
+	if !strings.Contains(options, "name=apparmor") && !strings.Contains(options, "name=selinux") {
+		without = append(without, "AppArmor or SELinux")
+	}
+	if !strings.Contains(options, "name=userns") && !strings.Contains(options, "name=rootless") {
+		without = append(without, "user namespaces (userns-remap) or rootless mode")
+	}
+	if len(without) > 0 {
+		return note("seccomp, without "+strings.Join(without, ", "), "they bound what a process that escapes from a sandbox may do: docs.docker.com/engine/security")
+	}
+	return ok("%s", options)
+}
+
+func (x *securityExamination) sandboxRuntime(context.Context) finding {
+	if f, there := x.ofProject(); !there {
+		return f
+	}
+	runtimes := slices.DeleteFunc(x.setting("SPOOL_SANDBOX_RUNTIME", "executor"), func(r string) bool { return r == "" || r == "runc" })
+	if len(runtimes) == 0 {
+		return note("sandboxes share the machine's kernel", "for agents that you do not trust install gVisor, and set SPOOL_SANDBOX_RUNTIME=runsc")
+	}
+	return ok("%s", strings.Join(runtimes, ", "))
+}
+
+func (x *securityExamination) imageAllowlist(context.Context) finding {
+	if f, there := x.ofProject(); !there {
+		return f
+	}
+	pulls := slices.Contains(x.setting("SPOOL_SANDBOX_IMAGES_PULL", "executor"), "true")
+	for _, list := range x.setting("SPOOL_SANDBOX_IMAGES", "executor", "session") {
+		for _, entry := range strings.Split(list, ",") {
+			if strings.TrimSpace(entry) == "*" && pulls {
+				return failed("tenants may have the engine pull any image from any host", "name the images in SPOOL_SANDBOX_IMAGES, or unset SPOOL_SANDBOX_IMAGES_PULL")
+			}
+			if strings.TrimSpace(entry) == "*" {
+				return note("tenants may name every image that is on the engine", "name the images in SPOOL_SANDBOX_IMAGES")
+			}
+		}
+	}
+	return ok("tenants name no image but those that you listed")
+}
+
+func (x *securityExamination) imageDigests(context.Context) finding {
+	if f, there := x.ofProject(); !there {
+		return f
+	}
+	var tagged []string
+	for _, c := range x.containers {
+		if name := c.Config.Image; !strings.Contains(name, "@sha256:") && (service(c) == "nats" || service(c) == "postgres") {
+			tagged = append(tagged, name)
+		}
+	}
+	if len(tagged) > 0 {
+		slices.Sort(tagged)
+		return note(strings.Join(slices.Compact(tagged), ", ")+": a tag may stand for something else tomorrow", "run deploy/env --pin once they are pulled")
+	}
+	return ok("NATS and Postgres are named by digest")
+}
+
+func (x *securityExamination) egressSettings(context.Context) finding {
+	if f, there := x.ofProject(); !there {
+		return f
+	}
+	if slices.Contains(x.setting("SPOOL_EGRESS_ALL_PATHS", "egress"), "true") {
+		return note("SPOOL_EGRESS_ALL_PATHS: agents reach every path of the models' hosts, and those requests pass unread", "unset it")
+	}
+	for _, open := range x.setting("SPOOL_EGRESS_OPEN", "egress") {
+		if open != "" {
+			return note("SPOOL_EGRESS_OPEN: agents that are allowed to reach "+open+", which is in your own network", "keep it as small as agents need")
+		}
+	}
+	return ok("no private network, and no unread path of models")
+}
+
+func (x *securityExamination) signedLog(context.Context) finding {
+	if f, there := x.ofProject(); !there {
+		return f
+	}
+	for _, s := range []string{"session", "executor", "projector"} {
+		keys := x.setting("SPOOL_LOG_KEYS", s)
+		if slices.ContainsFunc(x.containers, func(c container.InspectResponse) bool { return service(c) == s }) && (len(keys) == 0 || slices.Contains(keys, "")) {
+			return failed(s+" has no SPOOL_LOG_KEYS: who gets at NATS can forge commits", "run deploy/env, then docker compose up -d")
+		}
+	}
+	if keys := x.setting("SPOOL_LOG_KEYS", "gateway"); len(keys) > 0 {
+		return failed("the gateway has keys of the log", "take SPOOL_LOG_KEYS out of its environment")
+	}
+	return ok("commits are signed, and gateways hold no key")
+}
+
+func (x *securityExamination) webOrigins(context.Context) finding {
+	if f, there := x.ofProject(); !there {
+		return f
+	}
+	for _, origins := range x.setting("SPOOL_ALLOWED_ORIGINS", "gateway") {
+		if slices.Contains(strings.Split(origins, ","), "*") {
+			return note("SPOOL_ALLOWED_ORIGINS=*: every web page may use this gateway with a key that it has", "name your application's origin")
+		}
+	}
+	return ok("web pages of named origins alone")
+}
