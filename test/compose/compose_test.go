@@ -40,6 +40,7 @@ func TestCompose(t *testing.T) { //nolint:paralleltest // it takes the machine
 	gateways := []server{{urls[0], key}, {urls[1], key}}
 	all := p.use(gateways)
 	p.verify(sessions)
+	p.doctor(urls[0])
 	p.report(all)
 	p.kill(gateways)
 	p.erase(gateways)

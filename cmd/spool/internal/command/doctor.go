@@ -131,9 +131,9 @@ func (c *doctorCommand) print(a *app, f finding) error {
 	if c.JSON {
 		return a.json(f)
 	}
-	_, err := fmt.Fprintf(a.Out, "%-7s %-14s %s\n", f.Status, f.Check, terminal.Line(f.Detail))
+	_, err := fmt.Fprintf(a.Out, "%-7s %-17s %s\n", f.Status, f.Check, terminal.Line(f.Detail))
 	if err == nil && f.Remedy != "" {
-		_, err = fmt.Fprintf(a.Out, "%-7s %-14s → %s\n", "", "", terminal.Line(f.Remedy))
+		_, err = fmt.Fprintf(a.Out, "%-7s %-17s → %s\n", "", "", terminal.Line(f.Remedy))
 	}
 	return err
 }

@@ -100,13 +100,18 @@ func (x *securityExamination) askEngine(ctx context.Context) error {
 // service names a container's service of the compose file.
 func service(c container.InspectResponse) string { return c.Config.Labels[composeService] }
 
-// ofProject is what a check finds where there is no compose installation to look at.
-func (x *securityExamination) ofProject() (f finding, there bool) {
+// ofProject is what a check finds where there is no compose installation, or none with these services, to look at.
+func (x *securityExamination) ofProject(services ...string) (f finding, there bool) {
 	if x.engineErr != nil {
 		return note(fmt.Sprintf("the Docker engine does not tell: %v", x.engineErr), "run it where the engine is reached, or set DOCKER_HOST"), false
 	}
 	if len(x.containers) == 0 {
 		return ok("no compose project %s runs on this engine", x.Project), false
+	}
+	for _, s := range services {
+		if !slices.ContainsFunc(x.containers, func(c container.InspectResponse) bool { return service(c) == s }) {
+			return note(fmt.Sprintf("no %s of compose project %s runs on this engine", s, x.Project), "start it, and look again"), false
+		}
 	}
 	return finding{}, true
 }
@@ -216,7 +221,7 @@ func (x *securityExamination) databaseRoles(ctx context.Context) finding {
 	if x.Database != "" || x.running != nil {
 		return x.postgres(ctx)
 	}
-	if f, there := x.ofProject(); !there {
+	if f, there := x.ofProject("gateway"); !there {
 		return f
 	}
 	for _, database := range x.setting("SPOOL_DATABASE_URL", "gateway") {
@@ -334,7 +339,7 @@ func (x *securityExamination) engineOptions(context.Context) finding {
 }
 
 func (x *securityExamination) sandboxRuntime(context.Context) finding {
-	if f, there := x.ofProject(); !there {
+	if f, there := x.ofProject("executor"); !there {
 		return f
 	}
 	runtimes := slices.DeleteFunc(x.setting("SPOOL_SANDBOX_RUNTIME", "executor"), func(r string) bool { return r == "" || r == "runc" })
@@ -345,7 +350,7 @@ func (x *securityExamination) sandboxRuntime(context.Context) finding {
 }
 
 func (x *securityExamination) imageAllowlist(context.Context) finding {
-	if f, there := x.ofProject(); !there {
+	if f, there := x.ofProject("executor"); !there {
 		return f
 	}
 	pulls := slices.Contains(x.setting("SPOOL_SANDBOX_IMAGES_PULL", "executor"), "true")
@@ -380,7 +385,7 @@ func (x *securityExamination) imageDigests(context.Context) finding {
 }
 
 func (x *securityExamination) egressSettings(context.Context) finding {
-	if f, there := x.ofProject(); !there {
+	if f, there := x.ofProject("egress"); !there {
 		return f
 	}
 	if slices.Contains(x.setting("SPOOL_EGRESS_ALL_PATHS", "egress"), "true") {
@@ -395,12 +400,12 @@ func (x *securityExamination) egressSettings(context.Context) finding {
 }
 
 func (x *securityExamination) signedLog(context.Context) finding {
-	if f, there := x.ofProject(); !there {
+	if f, there := x.ofProject("session", "executor", "projector"); !there {
 		return f
 	}
 	for _, s := range []string{"session", "executor", "projector"} {
 		keys := x.setting("SPOOL_LOG_KEYS", s)
-		if slices.ContainsFunc(x.containers, func(c container.InspectResponse) bool { return service(c) == s }) && (len(keys) == 0 || slices.Contains(keys, "")) {
+		if len(keys) == 0 || slices.Contains(keys, "") {
 			return failed(s+" has no SPOOL_LOG_KEYS: who gets at NATS can forge commits", "run deploy/env, then docker compose up -d")
 		}
 	}
@@ -411,7 +416,7 @@ func (x *securityExamination) signedLog(context.Context) finding {
 }
 
 func (x *securityExamination) webOrigins(context.Context) finding {
-	if f, there := x.ofProject(); !there {
+	if f, there := x.ofProject("gateway"); !there {
 		return f
 	}
 	for _, origins := range x.setting("SPOOL_ALLOWED_ORIGINS", "gateway") {
