@@ -23,6 +23,9 @@ import (
 // proxiedURL is what an agent in a sandbox takes for the model's address.
 const proxiedURL = runner.EgressURL + "/" + runner.EgressAnthropic
 
+// unreadURL is the same model's, where the proxy reads no body.
+const unreadURL = runner.EgressURL + "/" + system.EgressUnread
+
 // register makes a sandbox known to the proxy, as its holder does, and gives its token.
 func register(ctx context.Context, proxy *system.Egress) (token string, err error) {
 	mint := func(kind events.Kind) string {
@@ -71,9 +74,9 @@ func throughProxy(proxy *system.Egress, token string) *http.Transport {
 	}}
 }
 
-// post asks the model, which answers as the header says.
-func (w way) post(ctx context.Context, stream bool, header http.Header) (*http.Response, error) {
-	body := fmt.Sprintf(`{"model":"bench","max_tokens":100,"stream":%t,"messages":[{"role":"user","content":"Is it so?"}]}`, stream)
+// post asks the model, which answers as the header says. prompt is the inside of a string of JSON.
+func (w way) post(ctx context.Context, prompt string, stream bool, header http.Header) (*http.Response, error) {
+	body := fmt.Sprintf(`{"model":"bench","max_tokens":100,"stream":%t,"messages":[{"role":"user","content":"%s"}]}`, stream, prompt)
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, w.url+"/v1/messages", strings.NewReader(body))
 	if err != nil {
 		return nil, err
@@ -93,9 +96,9 @@ func (w way) post(ctx context.Context, stream bool, header http.Header) (*http.R
 }
 
 // request is one that is answered at once, to the answer's end.
-func (w way) request(ctx context.Context) (time.Duration, error) {
+func (w way) request(ctx context.Context, prompt string) (time.Duration, error) {
 	began := time.Now()
-	res, err := w.post(ctx, false, http.Header{})
+	res, err := w.post(ctx, prompt, false, http.Header{})
 	if err != nil {
 		return 0, err
 	}
@@ -111,7 +114,7 @@ func (w way) request(ctx context.Context) (time.Duration, error) {
 // stream reads an answer of tokens, and gives the age of each and the time of all.
 func (w way) stream(ctx context.Context, tokens int, pace time.Duration) (ages []time.Duration, took time.Duration, err error) {
 	began := time.Now()
-	res, err := w.post(ctx, true, http.Header{tokensHeader: {strconv.Itoa(tokens)}, paceHeader: {pace.String()}})
+	res, err := w.post(ctx, "Is it so?", true, http.Header{tokensHeader: {strconv.Itoa(tokens)}, paceHeader: {pace.String()}})
 	if err != nil {
 		return nil, 0, err
 	}

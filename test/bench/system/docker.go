@@ -112,6 +112,9 @@ type Egress struct {
 	errs             *strings.Builder
 }
 
+// EgressUnread is a route of StartEgress to the model whose requests the proxy passes on unread.
+const EgressUnread = "unread"
+
 // StartEgress builds the proxy into dir, runs it before a model, and returns when it is well.
 func StartEgress(ctx context.Context, dir, modelURL string) (*Egress, error) {
 	binary, err := build(ctx, dir, "egress", "github.com/spoolhq/spool/services/executor/cmd/egress")
@@ -128,7 +131,11 @@ func StartEgress(ctx context.Context, dir, modelURL string) (*Egress, error) {
 	if err := errors.Join(os.Chmod(e.dir, 0o755), os.Mkdir(sockets, 0o755)); err != nil { //nolint:gosec // see above
 		return nil, errors.Join(err, os.RemoveAll(e.dir))
 	}
-	e.cmd = exec.Command(binary, "--listen-sandboxes", e.Sandboxes, "--listen-admin", e.Admin, "--data", filepath.Join(e.dir, "data")) //nolint:gosec // built here
+	hosts := filepath.Join(e.dir, "hosts.yaml")
+	if err := os.WriteFile(hosts, []byte("hosts: [{name: "+EgressUnread+", url: "+modelURL+"}]\n"), 0o600); err != nil {
+		return nil, errors.Join(err, os.RemoveAll(e.dir))
+	}
+	e.cmd = exec.Command(binary, "--listen-sandboxes", e.Sandboxes, "--listen-admin", e.Admin, "--data", filepath.Join(e.dir, "data"), "--hosts", hosts) //nolint:gosec // built here
 	e.cmd.Env = append(os.Environ(), "SPOOL_LOG_LEVEL=warn", "SPOOL_ANTHROPIC_BASE_URL="+modelURL, "SPOOL_OPENAI_BASE_URL="+modelURL+"/v1",
 		"ANTHROPIC_API_KEY="+modelKey, "OPENAI_API_KEY="+modelKey)
 	e.cmd.Stderr = e.errs
