@@ -96,10 +96,11 @@ const (
 // an engine that does not answer gives a *sandbox.Error with
 // sandbox.CodeEngineUnavailable, from every method, within a bounded time.
 type Provider struct {
-	cfg    Config
-	api    *client.Client
-	within time.Duration // of one call
-	stale  time.Duration // of a lock
+	cfg        Config
+	api        *client.Client
+	within     time.Duration // of one call
+	pullWithin time.Duration // of a pull, whatever a registry does meanwhile
+	stale      time.Duration // of a lock
 
 	negotiated atomic.Bool
 	watch      watch
@@ -134,7 +135,7 @@ func New(cfg Config) (*Provider, error) {
 	if err != nil {
 		return nil, fmt.Errorf("docker sandboxes: Host: %w", err)
 	}
-	p := &Provider{cfg: cfg, api: api, within: callWithin, stale: stale, runners: map[string]*runnerBinary{}, skills: newShelving()}
+	p := &Provider{cfg: cfg, api: api, within: callWithin, pullWithin: pullWithin, stale: stale, runners: map[string]*runnerBinary{}, skills: newShelving()}
 	p.watch = watch{p: p, every: askEvery, open: map[*process]bool{}}
 	return p, nil
 }

@@ -87,7 +87,7 @@ func (p *Provider) lookUp(ctx context.Context, ref string, pull bool) (picture, 
 // goes on for the others when one of them gives up.
 func (p *Provider) pull(ctx context.Context, ref string) error {
 	done := p.pulls.DoChan(ref, func() (any, error) {
-		pulling, cancel := context.WithTimeout(context.WithoutCancel(ctx), pullWithin)
+		pulling, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.pullWithin)
 		defer cancel()
 		p.cfg.Logger.Info("pull an image", "image", ref)
 		return nil, p.pullNow(pulling, ref)
@@ -104,11 +104,14 @@ func (p *Provider) pull(ctx context.Context, ref string) error {
 // registry is any host that the name has, or to which one of these refers.
 func (p *Provider) pullNow(ctx context.Context, ref string) error {
 	err := p.fetch(ctx, ref)
-	if err == nil || ctx.Err() != nil {
-		return ctx.Err()
+	if err == nil {
+		return nil
 	}
 	p.cfg.Logger.Warn("an image could not be pulled", "image", ref, "error", err)
 	// An engine that went away is told apart by asking it: its own errors and those of registries look alike.
+	if ctx.Err() != nil {
+		return failed(sandbox.CodeImageNotFound, fmt.Sprintf("image %q was not pulled within %s: have the operator, whose log says why, load it there", ref, p.pullWithin), nil)
+	}
 	if _, gone := call(ctx, p, "pull image "+ref, p.api.Ping); gone != nil {
 		return gone
 	}

@@ -1,6 +1,7 @@
 package docker
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -12,6 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/spoolhq/spool/pkg/imagepolicy"
 	"github.com/spoolhq/spool/pkg/sandbox"
@@ -120,6 +122,52 @@ func TestImages_PullErrorsAreTheOperatorsAlone(t *testing.T) {
 	if !strings.Contains(log.String(), registryWords) {
 		t.Errorf("the log does not say why: %s", log.String())
 	}
+}
+
+// A registry that never ends its answer holds a sandbox up for a bounded time, and nobody who wants another image.
+func TestImages_RegistryThatIsSlowForEver(t *testing.T) {
+	t.Parallel()
+	cfg := needEngine(t)
+	asked := make(chan struct{}, 1)
+	over := make(chan struct{})
+	slow := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		select {
+		case asked <- struct{}{}:
+		default:
+		}
+		for {
+			_, _ = io.WriteString(w, " ")
+			_ = http.NewResponseController(w).Flush()
+			select {
+			case <-over:
+				return
+			case <-time.After(50 * time.Millisecond):
+			}
+		}
+	}))
+	t.Cleanup(slow.Close)
+	t.Cleanup(func() { close(over) })
+	cfg.Pull = true
+	p := provide(t, cfg)
+	p.pullWithin = 3 * time.Second
+	spec := newSpec(t)
+	spec.Image = strings.TrimPrefix(slow.URL, "http://") + "/x:1"
+
+	gaveUp, cancel := context.WithCancel(t.Context())
+	early := make(chan error, 1)
+	go func() {
+		_, err := p.Create(gaveUp, spec)
+		early <- err
+	}()
+	<-asked
+	cancel()
+	if err := <-early; !errors.Is(err, context.Canceled) {
+		t.Errorf("who gave up got %v", err)
+	}
+	create(t, p, newSpec(t)) // of another image
+	spec.ID = newSpec(t).ID
+	_, err := p.Create(t.Context(), spec)
+	wantCode(t, "the slow image", err, sandbox.CodeImageNotFound, "was not pulled within 3s")
 }
 
 // An engine hears of allowed images only, of those it has not by an inspection
