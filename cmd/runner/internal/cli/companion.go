@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"time"
 
 	"github.com/spoolhq/spool/cmd/runner/internal/companion"
@@ -24,14 +23,10 @@ type mcpServeCommand struct {
 	Entrypoint words    `help:"The server's program and its first arguments, as a JSON list." default:"[]"`
 	Cmd        words    `help:"Further arguments where a connection brings none, as a JSON list." default:"[]"`
 	Scratch    []string `help:"Folders that are emptied when nothing is connected any more." sep:","`
-	RefuseRoot bool     `help:"Do not run as root."`
 	Egress     wayOut   `embed:"" prefix:"egress-"`
 }
 
 func (c *mcpServeCommand) Run(ctx context.Context, sys *System, log *slog.Logger) error {
-	if c.RefuseRoot && os.Geteuid() == 0 {
-		return errors.New("the image's user is root under another name: give it another one, or none")
-	}
 	c.Egress.hosts = true
 	out, err := c.Egress.open(ctx, sys, log)
 	if err != nil {

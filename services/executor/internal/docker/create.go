@@ -21,9 +21,6 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/layer"
 )
 
-// user is the number of the user and the group inside.
-const user = 10001
-
 // Where things are inside.
 const (
 	workspaceDir = "/workspace"
@@ -110,6 +107,7 @@ type plan struct {
 	runner *runnerBinary
 	secret string // that executors prove to the runner
 	owner  string // of the volumes
+	user   user   // likewise
 	kept   bool
 }
 
@@ -133,6 +131,9 @@ func (p *Provider) make(ctx context.Context, spec sandbox.Spec) (*box, error) {
 	})
 	if errdefs.IsConflict(err) {
 		return nil, fmt.Errorf("%w: another executor makes it: %w", errVanished, err) // it is found the next time
+	}
+	if errdefs.IsInvalidArgument(err) { // so it says if the user's files are gone
+		err = errors.Join(err, p.reliableUser(ctx, pl.user, p.reservation(pl.owner)))
 	}
 	if err == nil {
 		err = p.reliable(ctx, pl)
@@ -190,10 +191,14 @@ func (p *Provider) prepare(ctx context.Context, spec sandbox.Spec) (plan, error)
 		}
 		if pl.kept {
 			pl.owner = owner
-			return pl, nil
+			if pl.user, err = p.userOf(ctx, owner); err != nil {
+				return pl, err
+			}
+			return pl, p.furnish(ctx, pl.pic, pl.user, agentName, homeDir)
 		}
 	}
-	return pl, p.volumes(ctx, spec.ID, ref)
+	pl.user, err = p.volumes(ctx, pl)
+	return pl, err
 }
 
 // reliable makes sure that the volumes, which cannot go any more, are those that
@@ -221,6 +226,9 @@ func (p *Provider) reliable(ctx context.Context, pl plan) error {
 		if err != nil {
 			return err
 		}
+	}
+	if err := p.reliableUser(ctx, pl.user, p.reservation(pl.owner)); err != nil {
+		return err
 	}
 	there, err := p.kept(ctx, pl.owner)
 	if err == nil && !there {
@@ -262,7 +270,10 @@ func (p *Provider) undo(ctx context.Context, pl plan, containerID string) error 
 		_, rerr := p.removeVolume(ctx, v)
 		err = errors.Join(err, rerr)
 	}
-	return err
+	if pl.kept {
+		return err
+	}
+	return errors.Join(err, p.releaseUser(ctx, pl.user, p.reservation(pl.owner)))
 }
 
 // again starts the container of a sandbox that has ended, or finds it running.
@@ -307,12 +318,12 @@ func (p *Provider) start(ctx context.Context, containerID string) error {
 func (p *Provider) profile(pl plan) (*container.Config, *container.HostConfig) {
 	config := &container.Config{
 		Image: pl.pic.ref, Entrypoint: []string{runnerPath, "serve"}, WorkingDir: workspaceDir, Hostname: "sandbox",
-		User: fmt.Sprintf("%d:%d", user, user), Env: p.environ(pl), StopSignal: "SIGTERM",
-		Labels:      labels(pl.spec, pl.owner, pl.runner.digest, pl.secret),
+		User: pl.user.String(), Env: p.environ(pl), StopSignal: "SIGTERM",
+		Labels:      labels(pl),
 		Healthcheck: &container.HealthConfig{Test: []string{"NONE"}},
 	}
 	host := p.confined(pl.limits)
-	host.Tmpfs, host.Mounts = p.tmpfs(pl.pic), p.mounts(pl)
+	host.Tmpfs, host.Mounts = p.tmpfs(pl.pic, pl.user), p.mounts(pl)
 	return config, host
 }
 
@@ -326,9 +337,28 @@ func (p *Provider) confined(l sandbox.Limits) *container.HostConfig {
 		Resources: container.Resources{
 			Memory: l.MemoryBytes, MemorySwap: l.MemoryBytes, // equal: no swap
 			NanoCPUs: int64(l.CPUs * 1e9), PidsLimit: &l.PIDs,
-			Ulimits: []*units.Ulimit{{Name: "core"}}, // no core files in the workspace
+			Ulimits: ulimits(),
 		},
 	}
+}
+
+// ulimits are the limits that the kernel keeps for a process, or for a user in all containers.
+// An engine without the capability SYS_RESOURCE cannot go above its own hard limits, so none is high.
+func ulimits() []*units.Ulimit {
+	var out []*units.Ulimit
+	for _, l := range []struct {
+		name string
+		n    int64
+	}{
+		{"core", 0}, // no core files in the workspace
+		{"nofile", 16384},
+		{"sigpending", 1024},
+		{"msgqueue", 819200},  // bytes
+		{"memlock", 64 << 10}, // bytes
+	} {
+		out = append(out, &units.Ulimit{Name: l.name, Soft: l.n, Hard: l.n})
+	}
+	return out
 }
 
 // environ is all that a process inside sees, before what it is given itself and
@@ -357,8 +387,8 @@ func (p *Provider) environ(pl plan) []string {
 
 // tmpfs are the folders in memory. A volume that the image asks for is one as
 // well: on disk, nobody would watch it.
-func (p *Provider) tmpfs(pic picture) map[string]string {
-	own := fmt.Sprintf(",mode=0700,uid=%d,gid=%d", user, user)
+func (p *Provider) tmpfs(pic picture, u user) map[string]string {
+	own := fmt.Sprintf(",mode=0700,uid=%d,gid=%d", u.id, u.id)
 	size := fmt.Sprintf("rw,exec,nosuid,nodev,size=%d", p.cfg.TmpBytes)
 	out := map[string]string{}
 	for _, v := range pic.volumes {
@@ -367,7 +397,7 @@ func (p *Provider) tmpfs(pic picture) map[string]string {
 	out["/tmp"] = size + ",mode=1777"
 	out[homeDir] = size + own
 	out[runDir] = fmt.Sprintf("rw,noexec,nosuid,nodev,size=%d", runSize) + own
-	for _, taken := range []string{workspaceDir, workspaceToo, stateDir, binDir, skillsDir, layerDir, egressDir, serversDir} {
+	for _, taken := range []string{workspaceDir, workspaceToo, stateDir, binDir, skillsDir, layerDir, egressDir, serversDir, userDir} {
 		delete(out, taken)
 	}
 	return out
@@ -387,7 +417,7 @@ func (p *Provider) mounts(pl plan) []mount.Mount {
 	for n := range pl.spec.Servers {
 		out = append(out, volumeAt{name: socketVolume(pl.spec.ID, n)}.mount(serverDir(n), true))
 	}
-	return append(out, p.egressMount()...)
+	return append(append(out, pl.user.mounts(pl.pic)...), p.egressMount()...)
 }
 
 // egressMount has the egress proxy's socket; none where there is no way out.

@@ -2,8 +2,8 @@
 // remote.
 //
 // A sandbox is one container whose PID 1 is the runner. It has no network, no
-// capability and no way to gain one, a read-only root, an unprivileged user, and
-// limits on memory, processors and processes. What can be written is:
+// capability and no way to gain one, a read-only root, an unprivileged user that
+// no other sandbox has, and limits on memory, processors and processes. What can be written is:
 //
 //	/workspace         volume; again at /mnt/workspace
 //	/spool/state       volume, the agents' own records
@@ -64,6 +64,8 @@ type Config struct {
 	// TmpBytes is the size of /tmp, and of the home folder; 0 for 512 MiB each.
 	// What is in them counts as memory.
 	TmpBytes int64
+	// Users are the users of sandboxes, one for each; zero for DefaultUsers. Providers of an engine may differ.
+	Users Users
 	// EgressSockets has the egress proxy's socket: the name of a volume, or an
 	// absolute path on the engine's machine. "" for no way out.
 	EgressSockets string
@@ -107,7 +109,8 @@ type Provider struct {
 	pulls      singleflight.Group
 	cpus       atomic.Int64 // of the engine; 0 when not known yet
 	mu         sync.Mutex
-	runners    map[string]*runnerBinary // by architecture
+	runners    map[string]*runnerBinary     // by architecture
+	accounts   map[string]map[string][]byte // of images: their files of accounts, by the image's id and the file's name
 	skills     shelving
 	layers     layer.Once // by digest
 }
@@ -127,6 +130,12 @@ func New(cfg Config) (*Provider, error) {
 	if cfg.TmpBytes == 0 {
 		cfg.TmpBytes = defaultTmp
 	}
+	if cfg.Users == (Users{}) {
+		cfg.Users = DefaultUsers()
+	}
+	if err := cfg.Users.check(); err != nil {
+		return nil, fmt.Errorf("docker sandboxes: Users: %w", err)
+	}
 	cfg.Layers = cfg.Layers.WithDefaults()
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
@@ -135,7 +144,7 @@ func New(cfg Config) (*Provider, error) {
 	if err != nil {
 		return nil, fmt.Errorf("docker sandboxes: Host: %w", err)
 	}
-	p := &Provider{cfg: cfg, api: api, within: callWithin, pullWithin: pullWithin, stale: stale, runners: map[string]*runnerBinary{}, skills: newShelving()}
+	p := &Provider{cfg: cfg, api: api, within: callWithin, pullWithin: pullWithin, stale: stale, runners: map[string]*runnerBinary{}, accounts: map[string]map[string][]byte{}, skills: newShelving()}
 	p.watch = watch{p: p, every: askEvery, open: map[*process]bool{}}
 	return p, nil
 }

@@ -26,8 +26,8 @@ func TestHardening(t *testing.T) {
 	cfg := needEngine(t)
 	cfg.TmpBytes = 32 << 20
 	b := create(t, provide(t, cfg), newSpec(t))
+	id := strconv.Itoa(userIn(t, b))
 	for name, tc := range map[string]struct{ line, want string }{
-		"user":             {`id -u; id -g; id -G`, "10001\n10001\n10001"},
 		"interfaces":       {`ls /sys/class/net`, "lo"},
 		"routes":           {`tail -n +2 /proc/net/route | wc -l`, "0"},
 		"capabilities":     {`grep -E '^Cap(Inh|Prm|Eff|Bnd|Amb)' /proc/self/status | grep -vc 0000000000000000`, "0"},
@@ -37,9 +37,9 @@ func TestHardening(t *testing.T) {
 		"socket":           {`ls /var/run/docker.sock /run/docker.sock 2>/dev/null | wc -l`, "0"},
 		"devices":          {`find /dev -type b | wc -l; test -e /dev/kmsg || echo none`, "0\nnone"},
 		"first process":    {`tr '\0' ' ' </proc/1/cmdline`, "/spool/bin/runner serve"},
-		"workspace":        {`stat -c '%u %g %a' /workspace /mnt/workspace`, "10001 10001 700\n10001 10001 700"},
+		"workspace":        {`stat -c '%u %g %a' /workspace /mnt/workspace`, id + " " + id + " 700\n" + id + " " + id + " 700"},
 		"twice":            {`touch /workspace/a && ls /mnt/workspace`, "a"},
-		"home":             {`stat -c '%u %a' "$HOME"; echo $(df -B1 --output=size "$HOME" | tail -1)`, "10001 700\n" + strconv.Itoa(32<<20)},
+		"home":             {`stat -c '%u %a' "$HOME"; echo $(df -B1 --output=size "$HOME" | tail -1)`, id + " 700\n" + strconv.Itoa(32<<20)},
 		"tmp is in memory": {`stat -f -c %T /tmp "$HOME"`, "tmpfs\ntmpfs"},
 		"core files":       {`ulimit -c`, "0"},
 		"name":             {`cat /proc/sys/kernel/hostname`, "sandbox"},
@@ -65,6 +65,7 @@ func TestMounts(t *testing.T) {
 	done </proc/mounts`)
 	ours := map[string]bool{workspaceDir: true, workspaceToo: true, stateDir: true, "/tmp": true, homeDir: true, runDir: true, binDir: false,
 		"/usr" + skillsDir: false, // the image's /bin is a link
+		userDir:            false, "/etc/passwd": false, "/etc/group": false,
 	}
 	engines := map[string]bool{
 		"/": false, "/proc": false, "/sys": false, "/dev": false, "/dev/pts": false, "/dev/shm": true, "/dev/mqueue": true,

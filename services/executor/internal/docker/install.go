@@ -54,9 +54,23 @@ func (p *Provider) install(ctx context.Context, box sandbox.Sandbox, image strin
 			return layer.Failed("%s ended with code %d; it last said: %s", i.Name, code, layer.Said(said.String()))
 		}
 	}
+	// Other users see the layer, whatever rights a package has for its files.
+	if err := p.readable(ctx, box); err != nil {
+		return err
+	}
 	size, _, err := weigh(ctx, box)
 	if err == nil && size > cfg.MaxBytes {
 		err = cfg.TooLarge()
+	}
+	return err
+}
+
+// readable lets every user read what a layer holds.
+func (p *Provider) readable(ctx context.Context, box sandbox.Sandbox) error {
+	var said layer.Tail
+	code, err := p.installer(ctx, box, layer.Installer{Name: "chmod", Args: []string{"chmod", "-R", "a+rX", layerDir}}, &said)
+	if err == nil && code != 0 {
+		err = layer.Failed("chmod ended with code %d; it last said: %s", code, layer.Said(said.String()))
 	}
 	return err
 }

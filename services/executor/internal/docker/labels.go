@@ -33,6 +33,7 @@ const (
 	labelServer   = "dev.spool.server"  // of an MCP server: its number, and what it was made from
 	labelSecret   = "dev.spool.secret"  // of a sandbox: what executors prove to its runner; none in one of a release without. Nobody inside sees it
 	labelSocket   = "dev.spool.socket"  // of an MCP server: the name of its socket
+	labelUser     = "dev.spool.user"    // of containers, a workspace and records: the number of the user; none in those of a release without
 )
 
 const layoutVersion = "1"
@@ -49,6 +50,7 @@ const (
 	roleLastUse = "lastuse" // a note: its date is that of a layer's last use; empty
 	roleServer  = "server"  // an MCP server beside a sandbox
 	roleSocket  = "socket"  // the volume by which such a one is joined
+	roleUser    = "user"    // a volume that reserves a user
 )
 
 const prefix = "spool-"
@@ -81,12 +83,14 @@ func (p *Provider) checkLabels(l sandbox.Labels) error {
 }
 
 // labels of a sandbox's container. All are set, so that an image's own cannot stand in.
-func labels(spec sandbox.Spec, owner, runner, secret string) map[string]string {
+func labels(pl plan) map[string]string {
+	spec := pl.spec
 	return map[string]string{
-		labelVersion: layoutVersion, labelRole: roleSandbox, labelSandbox: spec.ID, labelOwner: owner, labelRunner: runner,
+		labelVersion: layoutVersion, labelRole: roleSandbox, labelSandbox: spec.ID, labelOwner: pl.owner, labelRunner: pl.runner.digest,
+		labelUser:   strconv.Itoa(pl.user.id),
 		labelEngine: spec.Labels.Engine, labelTenant: spec.Labels.Tenant, labelSession: spec.Labels.Session,
 		labelEpoch: strconv.FormatUint(spec.Labels.Epoch, 10), labelExecutor: spec.Labels.Executor,
-		labelLayer: spec.Layer, labelFills: spec.Fills, labelServers: strconv.Itoa(spec.Servers), labelSecret: secret,
+		labelLayer: spec.Layer, labelFills: spec.Fills, labelServers: strconv.Itoa(spec.Servers), labelSecret: pl.secret,
 	}
 }
 

@@ -129,9 +129,6 @@ func (p *Provider) makeLayer(ctx context.Context, digest, image string, want san
 	if err := p.makeVolume(ctx, name, map[string]string{labelVersion: layoutVersion, labelRole: roleLayer, labelEngine: p.cfg.Engine, labelLayer: digest}); err != nil {
 		return "", err
 	}
-	if err := p.give(ctx, "prepare the layer", image, 0o755, volumeAt{name, "layer"}); err != nil {
-		return "", err
-	}
 	began := time.Now()
 	err = use.Build(ctx, sandbox.Spec{Image: want.Image, Fills: name}, func(ctx context.Context, box sandbox.Sandbox) error { return p.install(ctx, box, image, want) })
 	if err != nil {

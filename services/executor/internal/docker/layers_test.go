@@ -98,7 +98,8 @@ func TestLayer(t *testing.T) {
 // gain rights, and leaves nothing but the layer.
 func TestLayerBuilderIsHardened(t *testing.T) {
 	t.Parallel()
-	script := `(echo "uid $(id -u)"; grep -E 'CapEff|NoNewPrivs' /proc/self/status; touch /usr/x 2>&1; env | grep -c ^SPOOL_RUNNER; ` +
+	// Nobody but the builder's user may read the file, until the layer is whole.
+	script := `umask 077; (echo "uid $(id -u)"; grep -E 'CapEff|NoNewPrivs' /proc/self/status; touch /usr/x 2>&1; env | grep -c ^SPOOL_RUNNER; ` +
 		`curl -sS -o /dev/null -w 'elsewhere %{http_code}\n' http://` + otherHost + `/ 2>&1; curl -sS -o /dev/null -w 'model %{http_code}\n' http://127.0.0.1:7070/anthropic/v1/models 2>&1; ` +
 		`curl --noproxy '*' -sS -m 5 http://1.1.1.1/ 2>&1; cat /sys/class/net/*/address | wc -l; sleep 1000 >/dev/null 2>&1 & ) > found.txt`
 	b := newLayerBed(t, greeter(script), nil)
@@ -110,7 +111,7 @@ func TestLayerBuilderIsHardened(t *testing.T) {
 	spec := specOf(t, p)
 	spec.Layer = name
 	out, _, _ := sh(t, create(t, p, spec), "cat $NODE_PATH/@spool/greeter/found.txt")
-	for _, says := range []string{"uid 10001", "CapEff:\t0000000000000000", "NoNewPrivs:\t1", "touch: cannot touch '/usr/x': Read-only file system", "\n0\nelsewhere 403", "model 403", "curl: (7)", "\n1"} {
+	for _, says := range []string{"uid ", "CapEff:\t0000000000000000", "NoNewPrivs:\t1", "touch: cannot touch '/usr/x': Read-only file system", "\n0\nelsewhere 403", "model 403", "curl: (7)", "\n1"} {
 		if !strings.Contains(out, says) {
 			t.Errorf("it does not say %q:\n%s", says, out)
 		}

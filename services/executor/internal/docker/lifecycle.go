@@ -73,7 +73,7 @@ func (p *Provider) Terminate(ctx context.Context, id string, wipe bool) error {
 			return fmt.Errorf("terminate sandbox %s: %w", id, err)
 		}
 	}
-	if err := p.removeSockets(ctx, id); err != nil { // which the sandbox had
+	if err := p.removeServerVolumes(ctx, id); err != nil { // which the sandbox had
 		return fmt.Errorf("terminate sandbox %s: %w", id, err)
 	}
 	if !wipe {
@@ -104,7 +104,7 @@ func (p *Provider) wipe(ctx context.Context, id, owner string) error {
 			err = errors.Join(err, gone)
 		}
 	}
-	return err
+	return errors.Join(err, p.releaseUsers(ctx, owner))
 }
 
 // stop lets the agents of a running sandbox end in order. What does not is killed

@@ -66,16 +66,19 @@ func (p *Provider) sockets(ctx context.Context, spec sandbox.Spec) error {
 	return nil
 }
 
-// removeSockets removes them.
-func (p *Provider) removeSockets(ctx context.Context, id string) error {
-	list, err := call(ctx, p, "list sockets of "+id, func(ctx context.Context) (volume.ListResponse, error) {
+// removeServerVolumes removes the volumes of sockets, and releases the users of the servers.
+func (p *Provider) removeServerVolumes(ctx context.Context, id string) error {
+	list, err := call(ctx, p, "list volumes of "+id, func(ctx context.Context) (volume.ListResponse, error) {
 		return p.api.VolumeList(ctx, volume.ListOptions{Filters: filters.NewArgs(
-			filters.Arg("label", labelRole+"="+roleSocket), filters.Arg("label", labelEngine+"="+p.cfg.Engine), filters.Arg("label", labelSandbox+"="+id))})
+			filters.Arg("label", labelEngine+"="+p.cfg.Engine), filters.Arg("label", labelSandbox+"="+id))})
 	})
 	if err != nil {
 		return err
 	}
 	for _, v := range list.Volumes {
+		if v.Labels[labelRole] != roleSocket && v.Labels[labelRole] != roleUser {
+			continue
+		}
 		if _, err := p.removeVolume(ctx, v.Name); err != nil {
 			return err
 		}
@@ -222,8 +225,22 @@ func (p *Provider) makeServer(ctx context.Context, box found, n int, s sandbox.S
 	if err := p.fill(ctx, r, s.Image); err != nil {
 		return "", err
 	}
+	u, reserved, err := p.serverUser(ctx, box.id, n)
+	if err != nil {
+		return "", err
+	}
+	// The account has the name and the home folder of the image's user, but not the number: an
+	// image could have another sandbox's.
+	name, home := agentName, homeDir
+	if !isRoot(pic.user) {
+		name, _, _ = strings.Cut(pic.user, ":")
+		home = ""
+	}
+	if err := p.furnish(ctx, pic, u, name, home); err != nil {
+		return "", err
+	}
 	socket := newSocket()
-	config, host, err := p.serverProfile(ctx, box, n, s, socket, pic, r)
+	config, host, err := p.serverProfile(ctx, box, n, s, socket, pic, r, u)
 	if err != nil {
 		return "", err
 	}
@@ -233,8 +250,11 @@ func (p *Provider) makeServer(ctx context.Context, box found, n int, s sandbox.S
 	if errdefs.IsConflict(err) {
 		return "", fmt.Errorf("%w: another executor makes it: %w", errVanished, err) // it is found the next time
 	}
+	if errdefs.IsInvalidArgument(err) { // so it says if the user's files are gone
+		err = errors.Join(err, p.reliableUser(ctx, u, reserved))
+	}
 	if err == nil {
-		err = p.reliableServer(ctx, box.id, n, r)
+		err = errors.Join(p.reliableServer(ctx, box.id, n, r), p.reliableUser(ctx, u, reserved))
 	}
 	if err == nil {
 		err = p.start(ctx, made.ID)
@@ -242,16 +262,18 @@ func (p *Provider) makeServer(ctx context.Context, box found, n int, s sandbox.S
 	if err == nil {
 		err = p.serverReady(ctx, box.id, made.ID, socket)
 	}
-	if err == nil || made.ID == "" {
-		return socket, err
+	if err == nil {
+		return socket, nil
 	}
 	undo := context.WithoutCancel(ctx)
-	err = errors.Join(err, p.remove(undo, made.ID))
+	if made.ID != "" {
+		err = errors.Join(err, p.remove(undo, made.ID))
+	}
 	if errors.Is(err, errNoSocket) {
 		_, rerr := p.removeVolume(undo, socketVolume(box.id, n)) // an empty one, of the engine's making
 		err = errors.Join(err, rerr)
 	}
-	return "", err
+	return "", errors.Join(err, p.releaseUser(undo, u, reserved))
 }
 
 // errNoSocket is a sandbox that was removed while a server was made for it.
@@ -297,7 +319,7 @@ func isRoot(user string) bool {
 }
 
 // serverProfile is a server's container.
-func (p *Provider) serverProfile(ctx context.Context, box found, n int, s sandbox.Server, socket string, pic picture, r *runnerBinary) (*container.Config, *container.HostConfig, error) {
+func (p *Provider) serverProfile(ctx context.Context, box found, n int, s sandbox.Server, socket string, pic picture, r *runnerBinary, u user) (*container.Config, *container.HostConfig, error) {
 	limits := p.cfg.Limits
 	cpus, err := p.processors(ctx)
 	if err != nil {
@@ -314,20 +336,22 @@ func (p *Provider) serverProfile(ctx context.Context, box found, n int, s sandbo
 	config := &container.Config{
 		Image: pic.ref, Hostname: "mcp", StopSignal: "SIGTERM", Healthcheck: &container.HealthConfig{Test: []string{"NONE"}},
 		Entrypoint: []string{
-			runnerPath, "mcp-serve", "--socket", path.Join(serversDir, socket), "--refuse-root",
+			runnerPath, "mcp-serve", "--socket", path.Join(serversDir, socket),
 			"--entrypoint", string(entrypoint), "--cmd", string(cmd), "--scratch", strings.Join(scratch, ","),
 		},
+		User: u.String(),
 		Labels: map[string]string{
-			labelVersion: layoutVersion, labelRole: roleServer, labelEngine: p.cfg.Engine, labelSandbox: box.id, labelServer: serverLabel(n, s), labelSocket: socket, labelRunner: r.digest,
+			labelVersion: layoutVersion, labelRole: roleServer, labelUser: strconv.Itoa(u.id), labelEngine: p.cfg.Engine, labelSandbox: box.id, labelServer: serverLabel(n, s), labelSocket: socket, labelRunner: r.digest,
 			labelTenant: box.labels.Tenant, labelSession: box.labels.Session, labelEpoch: strconv.FormatUint(box.labels.Epoch, 10),
 		},
 	}
 	if isRoot(pic.user) {
-		config.User, config.Env = fmt.Sprintf("%d:%d", user, user), []string{"HOME=" + homeDir}
+		config.Env = []string{"HOME=" + homeDir}
 	}
 	host := p.confined(limits)
 	host.Tmpfs = tmpfs
 	host.Mounts = append(host.Mounts, volumeAt{name: r.volume()}.mount(binDir, true), volumeAt{name: socketVolume(box.id, n)}.mount(serversDir, false))
+	host.Mounts = append(host.Mounts, u.mounts(pic)...)
 	if !s.Egress {
 		return config, host, nil
 	}
@@ -348,7 +372,7 @@ func (p *Provider) serverTmpfs(pic picture) map[string]string {
 		out[filepath.Clean(v)] = size
 	}
 	out["/tmp"], out[homeDir] = size, size
-	for _, taken := range []string{binDir, egressDir, serversDir} {
+	for _, taken := range []string{binDir, egressDir, serversDir, userDir} {
 		delete(out, taken)
 	}
 	return out

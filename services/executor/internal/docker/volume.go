@@ -1,11 +1,10 @@
 package docker
 
 import (
-	"archive/tar"
-	"bytes"
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -55,39 +54,34 @@ func (p *Provider) removeVolume(ctx context.Context, name string) (bool, error) 
 }
 
 // volumes makes a new sandbox's workspace and the folder of its agent's records,
-// both of the user inside.
-func (p *Provider) volumes(ctx context.Context, id, image string) error {
-	owned := map[string]string{labelVersion: layoutVersion, labelRole: roleVolume, labelEngine: p.cfg.Engine, labelOwner: id}
+// both of a user of its own, and returns the user. That user also gets the layer
+// that the sandbox fills.
+func (p *Provider) volumes(ctx context.Context, pl plan) (user, error) {
+	id := pl.spec.ID
+	u, err := p.newUser(ctx, p.reservation(id))
+	if err != nil {
+		return u, err
+	}
+	owned := map[string]string{labelVersion: layoutVersion, labelRole: roleVolume, labelEngine: p.cfg.Engine, labelOwner: id, labelUser: strconv.Itoa(u.id)}
 	for _, v := range []string{workVolume(id), stateVolume(id)} {
 		if err := p.makeVolume(ctx, v, owned); err != nil {
-			return err
+			return u, err
 		}
 	}
-	return p.give(ctx, "prepare the workspace", image, 0o700, volumeAt{workVolume(id), "work"}, volumeAt{stateVolume(id), "state"})
-}
-
-// give makes new volumes the user's inside.
-func (p *Provider) give(ctx context.Context, what, image string, mode int64, volumes ...volumeAt) error {
-	helper, err := p.helper(ctx, "", image, volumes...)
+	is, err := p.userOf(ctx, id)
 	if err != nil {
-		return fmt.Errorf("%s: %w", what, err)
+		return u, err
 	}
-	defer p.discard(ctx, helper)
-	// A header is enough to say whose a folder is; the one of "." the engine
-	// ignores, so it is unpacked one level above.
-	var archive bytes.Buffer
-	out := tar.NewWriter(&archive)
-	for _, v := range volumes {
-		if err := out.WriteHeader(&tar.Header{Name: "v/" + v.folder + "/", Typeflag: tar.TypeDir, Mode: mode, Uid: user, Gid: user, ModTime: time.Now()}); err != nil {
-			return fmt.Errorf("%s: %w", what, err)
+	if is != u { // another executor makes the same sandbox, and was quicker
+		if err := p.releaseUser(ctx, u, p.reservation(id)); err != nil {
+			return u, err
 		}
 	}
-	if err := out.Close(); err != nil {
-		return fmt.Errorf("%s: %w", what, err)
+	folders := []folder{{volumeAt{workVolume(id), "work"}, 0o700}, {volumeAt{stateVolume(id), "state"}, 0o700}}
+	if pl.spec.Fills != "" {
+		folders = append(folders, folder{volumeAt{pl.spec.Fills, "layer"}, 0o755})
 	}
-	return p.do(ctx, what, func(ctx context.Context) error {
-		return p.api.CopyToContainer(ctx, helper, "/", &archive, container.CopyToContainerOptions{})
-	})
+	return is, p.furnish(ctx, pl.pic, is, agentName, homeDir, folders...)
 }
 
 // helper makes a container that is never started: files go into volumes through it.
@@ -149,7 +143,7 @@ func (p *Provider) kept(ctx context.Context, owner string) (bool, error) {
 // Orphans removes what no sandbox needs any more: volumes of this provider's
 // engine that no container has and that were last used before olderThan, runners
 // of other versions likewise, and helpers that were left behind. Layers of packages
-// go by Config.Layers. It gives the number of volumes, without those of layers.
+// go by Config.Layers. It gives the number of volumes, without those of layers and users.
 func (p *Provider) Orphans(ctx context.Context, olderThan time.Duration) (removed int, err error) {
 	info, err := call(ctx, p, "ask for the time", p.api.Info)
 	if err != nil {
@@ -190,7 +184,7 @@ func (p *Provider) Orphans(ctx context.Context, olderThan time.Duration) (remove
 			removed++
 		}
 	}
-	return removed, nil
+	return removed, p.oldUsers(ctx, used, before)
 }
 
 // ownerOf is what keeps a volume: its sandbox, or the runner's digest.
@@ -233,7 +227,7 @@ func (p *Provider) ours(ctx context.Context) ([]*volume.Volume, map[string]time.
 	var out []*volume.Volume
 	last := map[string]time.Time{}
 	for _, v := range answer.Volumes {
-		if slices.Contains([]string{roleLayer, roleWhole, roleLastUse}, v.Labels[labelRole]) {
+		if slices.Contains([]string{roleLayer, roleWhole, roleLastUse, roleUser}, v.Labels[labelRole]) {
 			continue
 		}
 		made, err := time.Parse(time.RFC3339, v.CreatedAt)
@@ -271,6 +265,9 @@ func (p *Provider) processors(ctx context.Context) (int64, error) {
 	}
 	info, err := call(ctx, p, "ask for the engine's processors", func(ctx context.Context) (system.Info, error) { return p.api.Info(ctx) })
 	if err != nil {
+		return 0, err
+	}
+	if err := p.checkUsers(info); err != nil {
 		return 0, err
 	}
 	p.cpus.Store(int64(info.NCPU))

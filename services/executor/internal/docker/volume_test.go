@@ -394,7 +394,7 @@ func TestImageOfAnother(t *testing.T) {
 	spec.Labels.Tenant, spec.Labels.Session = "", ""
 	b := create(t, p, spec)
 	for line, want := range map[string]string{
-		`id -u`:                        "10001",
+		`id -un`:                       agentName,
 		`pwd`:                          workspaceDir,
 		`echo $OF_THE_IMAGE $PATH`:     "1 /opt/bin:/usr/bin:/bin",
 		`stat -f -c %T /data /tmp`:     "tmpfs\ntmpfs",

@@ -1,0 +1,453 @@
+package docker
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/filters"
+	"github.com/docker/docker/api/types/mount"
+	"github.com/docker/docker/api/types/system"
+	"github.com/docker/docker/api/types/volume"
+
+	"github.com/spoolhq/spool/pkg/sandbox"
+)
+
+// The kernel counts inotify instances, pending signals, pipe buffers and more for each user of
+// the machine, whatever container a process is in. So each sandbox, and each MCP server beside
+// one, runs as a user of its own, whose group has the same number.
+//
+// A user belongs to the volumes of a sandbox, and to the sandboxes that take them over. The volume
+// spool-user-<number> reserves it: the engine makes a volume of a name once, so two executors
+// cannot reserve the same number, and keeps it while a container mounts it. The volume also holds
+// the container's /etc/passwd and /etc/group.
+
+const (
+	// earlierUser is the user of sandboxes and workspaces of releases in which all of
+	// them shared one.
+	earlierUser = 10001
+	// servicesUser is the user of Spool's own images.
+	servicesUser = 10001
+	// nobodyUser and noUser are numbers with a meaning in the kernel.
+	nobodyUser, noUser = 65534, 65535
+	// minUser is the first number that is not a system's account.
+	minUser = 1000
+	// maxUser is the largest number that archives in the ustar format can hold.
+	maxUser = 1<<21 - 1
+	// mappedUsers is how many users a container has in an engine that maps them.
+	mappedUsers = 1 << 16
+)
+
+// userDir is where a container sees the volume of its user.
+const userDir = "/spool/user"
+
+// agentName is the user's name where the image has none.
+const agentName = "agent"
+
+// Users is a range of user numbers, both ends included.
+type Users struct{ First, Last int }
+
+// DefaultUsers lies between the numbers of 16 bits, which accounts of the machine have, and
+// 100000, from which useradd takes the subordinate users of rootless containers.
+func DefaultUsers() Users { return Users{First: 70000, Last: 99999} }
+
+// ParseUsers parses FIRST-LAST; "" is DefaultUsers.
+func ParseUsers(s string) (Users, error) {
+	if s == "" {
+		return DefaultUsers(), nil
+	}
+	first, last, found := strings.Cut(s, "-")
+	a, err1 := strconv.Atoi(first)
+	b, err2 := strconv.Atoi(last)
+	if !found || err1 != nil || err2 != nil {
+		return Users{}, fmt.Errorf("%q is not a range of user numbers like %s", s, DefaultUsers())
+	}
+	u := Users{First: a, Last: b}
+	return u, u.check()
+}
+
+func (u Users) check() error {
+	switch {
+	case u.First > u.Last:
+		return fmt.Errorf("range %s is empty: its first number is larger than its last", u)
+	case u.First < minUser || u.Last > maxUser:
+		return fmt.Errorf("range %s is not between %d and %d", u, minUser, maxUser)
+	}
+	for _, n := range []int{servicesUser, egressUser, nobodyUser, noUser} {
+		if u.First <= n && n <= u.Last {
+			return fmt.Errorf("range %s includes %d, which is not for sandboxes: %d is the services' user, %d the egress proxy's, %d nobody, %d is invalid",
+				u, n, servicesUser, egressUser, nobodyUser, noUser)
+		}
+	}
+	return nil
+}
+
+// String is FIRST-LAST.
+func (u Users) String() string { return fmt.Sprintf("%d-%d", u.First, u.Last) }
+
+// checkUsers returns an error if the engine cannot run containers as the users of the range.
+func (p *Provider) checkUsers(info system.Info) error {
+	mapped := slices.ContainsFunc(info.SecurityOptions, func(o string) bool {
+		return strings.HasPrefix(o, "name=userns") || strings.HasPrefix(o, "name=rootless")
+	})
+	if !mapped || p.cfg.Users.Last < mappedUsers {
+		return nil
+	}
+	return failed(sandbox.CodeSandboxFailed, fmt.Sprintf("the engine maps user numbers and has none above %d: set SPOOL_SANDBOX_UIDS, which is %s, to a range below", mappedUsers-1, p.cfg.Users), nil)
+}
+
+// user is the user of a container.
+type user struct {
+	id  int
+	dir string // the engine's path of the volume; "" for earlierUser, which has none
+}
+
+func userVolume(id int) string { return prefix + "user-" + strconv.Itoa(id) }
+
+// String is what a container's config holds.
+func (u user) String() string { return fmt.Sprintf("%d:%d", u.id, u.id) }
+
+// mounts are the volume, which a container keeps by it, and the files of accounts. An engine
+// before version 26 cannot mount a file of a volume, so they are mounted by their path there.
+func (u user) mounts(pic picture) []mount.Mount {
+	if u.dir == "" {
+		return nil
+	}
+	out := []mount.Mount{volumeAt{name: userVolume(u.id)}.mount(userDir, true)}
+	for _, f := range accountFiles {
+		out = append(out, mount.Mount{Type: mount.TypeBind, Source: u.dir + "/" + pic.accounts(f), Target: "/etc/" + f, ReadOnly: true})
+	}
+	return out
+}
+
+// accountFiles are the files in /etc that name users and groups.
+var accountFiles = []string{"passwd", "group"}
+
+// accounts is the name of a file of accounts in a user's volume. Another image has another one.
+func (pic picture) accounts(file string) string {
+	id := strings.TrimPrefix(pic.id, "sha256:")
+	return id[:min(len(id), 12)] + "." + file
+}
+
+// reservation is whose a user is: the labels of its volume.
+func (p *Provider) reservation(owner string) map[string]string {
+	return map[string]string{labelVersion: layoutVersion, labelRole: roleUser, labelEngine: p.cfg.Engine, labelOwner: owner}
+}
+
+// isReserved reports whether the labels of a user's volume are those of a reservation.
+func isReserved(is, want map[string]string) bool {
+	for _, l := range []string{labelRole, labelEngine, labelOwner, labelServer} {
+		if is[l] != want[l] {
+			return false
+		}
+	}
+	return true
+}
+
+// reserve reserves a user, and reports whether it is the caller's: somebody else may have it.
+func (p *Provider) reserve(ctx context.Context, id int, labels map[string]string) (user, bool, error) {
+	name := userVolume(id)
+	for {
+		made, err := call(ctx, p, "reserve user "+strconv.Itoa(id), func(ctx context.Context) (volume.Volume, error) {
+			return p.api.VolumeCreate(ctx, volume.CreateOptions{Name: name, Labels: labels}) // or the one that is there
+		})
+		if err == nil && made.Labels[labelRole] == "" { // the engine made it, for a container that came too late
+			var gone bool
+			if gone, err = p.removeVolume(ctx, name); gone && err == nil {
+				continue
+			}
+		}
+		return user{id: id, dir: made.Mountpoint}, err == nil && isReserved(made.Labels, labels), err
+	}
+}
+
+// guesses is how often a random number is tried before the reserved ones are listed.
+const guesses = 4
+
+// newUser reserves a user that nobody has.
+func (p *Provider) newUser(ctx context.Context, labels map[string]string) (user, error) {
+	size := p.cfg.Users.Last - p.cfg.Users.First + 1
+	for range guesses {
+		if u, mine, err := p.reserve(ctx, p.cfg.Users.First+rand.IntN(size), labels); mine || err != nil { //nolint:gosec // no secret
+			return u, err
+		}
+	}
+	list, err := p.userVolumes(ctx) // of all engines of the daemon: they share the machine
+	if err != nil {
+		return user{}, err
+	}
+	taken := map[string]bool{}
+	for _, v := range list {
+		taken[v.Name] = true
+	}
+	start := rand.IntN(size) //nolint:gosec // no secret
+	for i := range size {
+		id := p.cfg.Users.First + (start+i)%size
+		if taken[userVolume(id)] {
+			continue
+		}
+		if u, mine, err := p.reserve(ctx, id, labels); mine || err != nil {
+			return u, err
+		}
+	}
+	return user{}, failed(sandbox.CodeSandboxFailed, fmt.Sprintf("all user numbers of SPOOL_SANDBOX_UIDS, %s, are taken by sandboxes and kept workspaces: widen the range", p.cfg.Users), nil)
+}
+
+// userVolumes lists the reserved users, those with all of the labels.
+func (p *Provider) userVolumes(ctx context.Context, labels ...string) ([]*volume.Volume, error) {
+	args := filters.NewArgs(filters.Arg("label", labelRole+"="+roleUser))
+	for _, l := range labels {
+		args.Add("label", l)
+	}
+	list, err := call(ctx, p, "list users", func(ctx context.Context) (volume.ListResponse, error) {
+		return p.api.VolumeList(ctx, volume.ListOptions{Filters: args})
+	})
+	return list.Volumes, err
+}
+
+// userOf returns the user of a sandbox's volumes. Those of an earlier release have no label.
+func (p *Provider) userOf(ctx context.Context, owner string) (user, error) {
+	l, err := p.volume(ctx, workVolume(owner))
+	if err != nil {
+		return user{}, err
+	}
+	if l[labelRole] != roleVolume {
+		return user{}, fmt.Errorf("workspace of %s: %w", owner, errVanished)
+	}
+	if l[labelUser] == "" {
+		return user{id: earlierUser}, nil
+	}
+	id := int(number(l[labelUser])) //nolint:gosec // written here
+	u, mine, err := p.reserve(ctx, id, p.reservation(owner))
+	if err == nil && !mine {
+		err = fmt.Errorf("user %d of workspace %s is reserved by another sandbox: remove volume %s; the session gets its last snapshot", id, owner, workVolume(owner))
+	}
+	return u, err
+}
+
+// serverUser returns the user of a sandbox's n-th MCP server, and reserves one if need be.
+func (p *Provider) serverUser(ctx context.Context, id string, n int) (user, map[string]string, error) {
+	labels := p.reservation(id)
+	labels[labelSandbox], labels[labelServer] = id, strconv.Itoa(n)
+	list, err := p.userVolumes(ctx, labelEngine+"="+p.cfg.Engine, labelOwner+"="+id, labelServer+"="+strconv.Itoa(n))
+	if err != nil {
+		return user{}, nil, err
+	}
+	for _, v := range list {
+		return user{id: int(number(strings.TrimPrefix(v.Name, prefix+"user-"))), dir: v.Mountpoint}, labels, nil //nolint:gosec // written here
+	}
+	u, err := p.newUser(ctx, labels)
+	return u, labels, err
+}
+
+// reliableUser returns an error unless the volume of a container's user is its reservation; see reliable.
+func (p *Provider) reliableUser(ctx context.Context, u user, labels map[string]string) error {
+	if u.dir == "" {
+		return nil
+	}
+	l, err := p.volume(ctx, userVolume(u.id))
+	if err == nil && !isReserved(l, labels) {
+		return fmt.Errorf("user %d: %w", u.id, errVanished)
+	}
+	return err
+}
+
+// releaseUser releases a user, unless a container or another sandbox has it. It also removes
+// the volume that the engine makes in place of a reservation that is gone.
+func (p *Provider) releaseUser(ctx context.Context, u user, labels map[string]string) error {
+	if u.dir == "" {
+		return nil
+	}
+	l, err := p.volume(ctx, userVolume(u.id))
+	if err != nil || l[labelRole] != "" && !isReserved(l, labels) {
+		return err
+	}
+	_, err = p.removeVolume(ctx, userVolume(u.id))
+	return err
+}
+
+// releaseUsers releases the users of an owner whose volumes are gone.
+func (p *Provider) releaseUsers(ctx context.Context, owner string) error {
+	for _, v := range []string{workVolume(owner), stateVolume(owner)} {
+		if l, err := p.volume(ctx, v); err != nil || l != nil {
+			return err
+		}
+	}
+	list, err := p.userVolumes(ctx, labelEngine+"="+p.cfg.Engine, labelOwner+"="+owner)
+	for _, v := range list {
+		_, rerr := p.removeVolume(ctx, v.Name)
+		err = errors.Join(err, rerr)
+	}
+	return err
+}
+
+// oldUsers releases the users of owners that no container has, and that were reserved before a time.
+func (p *Provider) oldUsers(ctx context.Context, used map[string]bool, before time.Time) error {
+	list, err := p.userVolumes(ctx, labelEngine+"="+p.cfg.Engine)
+	if err != nil {
+		return err
+	}
+	for _, v := range list {
+		made, err := time.Parse(time.RFC3339, v.CreatedAt)
+		if err != nil {
+			return fmt.Errorf("volume %s: its date: %w", v.Name, err)
+		}
+		if owner := v.Labels[labelOwner]; !used[owner] && made.Before(before) {
+			if err := p.releaseUsers(ctx, owner); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// account is a user's line in /etc/passwd, without its number.
+type account struct{ name, home, shell string }
+
+// accountOf finds a user of an image by its name or number, and returns a usual account otherwise.
+func accountOf(passwd []byte, who string) account {
+	for line := range strings.Lines(string(passwd)) {
+		if f := strings.Split(strings.TrimSpace(line), ":"); len(f) == 7 && (f[0] == who || f[2] == who) {
+			return account{name: f[0], home: f[5], shell: f[6]}
+		}
+	}
+	return account{name: agentName, home: homeDir, shell: "/bin/sh"}
+}
+
+// file returns a file of accounts: the image's, with the user's line in place of any with its name or number.
+func (a account) file(of string, image []byte, id int) []byte {
+	line := fmt.Sprintf("%s:x:%d:", a.name, id)
+	if of == "passwd" {
+		line = fmt.Sprintf("%s:x:%d:%d::%s:%s", a.name, id, id, a.home, a.shell)
+	}
+	var out bytes.Buffer
+	for l := range strings.Lines(string(image)) {
+		f := strings.Split(strings.TrimSpace(l), ":")
+		if len(f) < 3 || f[0] == a.name || f[2] == strconv.Itoa(id) {
+			continue
+		}
+		out.WriteString(strings.TrimSpace(l) + "\n")
+	}
+	out.WriteString(line + "\n")
+	return out.Bytes()
+}
+
+// folder is a volume's folder with the rights that its user gets.
+type folder struct {
+	volumeAt
+	mode int64
+}
+
+// furnish gives folders to a user, and writes the files of accounts for an image into the
+// user's volume. The account is the one that the image has of a name or number; home, if it is
+// not empty, takes the place of its home folder.
+func (p *Provider) furnish(ctx context.Context, pic picture, u user, name, home string, folders ...folder) error {
+	const what = "prepare the volumes"
+	var volumes []volumeAt
+	for _, f := range folders {
+		volumes = append(volumes, f.volumeAt)
+	}
+	if u.dir != "" {
+		volumes = append(volumes, volumeAt{userVolume(u.id), "user"})
+	}
+	if len(volumes) == 0 {
+		return nil
+	}
+	helper, err := p.helper(ctx, "", pic.ref, volumes...)
+	if err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	defer p.discard(ctx, helper)
+	var archive bytes.Buffer
+	out := tar.NewWriter(&archive)
+	// A header is enough to say whose a folder is; the one of "." the engine
+	// ignores, so it is unpacked one level above.
+	for _, f := range folders {
+		if err := out.WriteHeader(&tar.Header{Name: "v/" + f.folder + "/", Typeflag: tar.TypeDir, Mode: f.mode, Uid: u.id, Gid: u.id, ModTime: time.Now()}); err != nil {
+			return fmt.Errorf("%s: %w", what, err)
+		}
+	}
+	if u.dir != "" {
+		if err := p.writeAccounts(ctx, out, helper, pic, u, name, home); err != nil {
+			return fmt.Errorf("%s: %w", what, err)
+		}
+	}
+	if err := out.Close(); err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	return p.do(ctx, what, func(ctx context.Context) error {
+		return p.api.CopyToContainer(ctx, helper, "/", &archive, container.CopyToContainerOptions{})
+	})
+}
+
+// writeAccounts writes the files of accounts for a helper's image.
+func (p *Provider) writeAccounts(ctx context.Context, out *tar.Writer, helper string, pic picture, u user, name, home string) error {
+	files, err := p.imageAccounts(ctx, helper, pic.id)
+	if err != nil {
+		return err
+	}
+	a := accountOf(files["passwd"], name)
+	if home != "" {
+		a.home = home
+	}
+	for _, f := range accountFiles {
+		raw := a.file(f, files[f], u.id)
+		if err := out.WriteHeader(&tar.Header{Name: "v/user/" + pic.accounts(f), Typeflag: tar.TypeReg, Mode: 0o444, Size: int64(len(raw)), ModTime: time.Now()}); err != nil {
+			return err
+		}
+		if _, err := out.Write(raw); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// imageAccounts returns the files of accounts that an image has, which a helper is made from.
+func (p *Provider) imageAccounts(ctx context.Context, helper, image string) (map[string][]byte, error) {
+	p.mu.Lock()
+	known := p.accounts[image]
+	p.mu.Unlock()
+	if known != nil {
+		return known, nil
+	}
+	files := map[string][]byte{}
+	for _, f := range accountFiles {
+		raw, err := call(ctx, p, "read /etc/"+f+" of the image", func(ctx context.Context) ([]byte, error) { return p.readFile(ctx, helper, "/etc/"+f) })
+		if err != nil && !errdefs.IsNotFound(err) {
+			return nil, err
+		}
+		files[f] = raw
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.accounts[image] = files
+	return files, nil
+}
+
+// maxAccounts is how much of an image's file of accounts is read, in bytes.
+const maxAccounts = 1 << 20
+
+// readFile reads a regular file of a container, and nothing of anything else.
+func (p *Provider) readFile(ctx context.Context, containerID, name string) ([]byte, error) {
+	stream, _, err := p.api.CopyFromContainer(ctx, containerID, name)
+	if err != nil {
+		return nil, err
+	}
+	defer stream.Close() //nolint:errcheck // only read from
+	in := tar.NewReader(stream)
+	h, err := in.Next()
+	if err != nil || h.Typeflag != tar.TypeReg {
+		return nil, err
+	}
+	return io.ReadAll(io.LimitReader(in, maxAccounts))
+}

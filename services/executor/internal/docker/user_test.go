@@ -1,0 +1,290 @@
+package docker
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/docker/docker/api/types/volume"
+
+	"github.com/spoolhq/spool/pkg/sandbox"
+)
+
+func TestParseUsers(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]Users{"": {70000, 99999}, "20000-20000": {20000, 20000}, "200000-265535": {200000, 265535}} {
+		if got, err := ParseUsers(text); got != want || err != nil {
+			t.Errorf("%q: %v, %v", text, got, err)
+		}
+	}
+	for text, says := range map[string]string{
+		"20000": "not a range", "a-b": "not a range", "2-": "not a range", "30000-20000": "is empty", "999-2000": "not between", "20000-3000000": "not between",
+		"10001-10001": "services' user", "10002-20000": "egress proxy's", "60000-70000": "nobody", "65535-70000": "invalid",
+	} {
+		if _, err := ParseUsers(text); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%q: %v, want %q", text, err, says)
+		}
+	}
+}
+
+func TestAccount_FileHasTheUserOnce(t *testing.T) {
+	t.Parallel()
+	passwd := []byte("root:x:0:0:root:/root:/bin/bash\nagent:x:10001:10001::/home/old:/bin/zsh\nother:x:70001:70001::/:/bin/sh\n\nbroken\nlast:x:5:5::/:/bin/sh")
+	for name, want := range map[string]string{
+		"agent": "root:x:0:0:root:/root:/bin/bash\nlast:x:5:5::/:/bin/sh\nagent:x:70001:70001::/home/old:/bin/zsh\n",
+		"5":     "root:x:0:0:root:/root:/bin/bash\nagent:x:10001:10001::/home/old:/bin/zsh\nlast:x:70001:70001::/:/bin/sh\n",
+		"99":    "root:x:0:0:root:/root:/bin/bash\nlast:x:5:5::/:/bin/sh\nagent:x:70001:70001::/home/spool:/bin/sh\n",
+	} {
+		if got := string(accountOf(passwd, name).file("passwd", passwd, 70001)); got != want {
+			t.Errorf("%s: %q, want %q", name, got, want)
+		}
+	}
+	if got := string(account{name: "agent"}.file("group", []byte("root:x:0:\nagent:x:10001:\n"), 70001)); got != "root:x:0:\nagent:x:70001:\n" {
+		t.Errorf("group: %q", got)
+	}
+}
+
+// userIn returns the number of the user in a sandbox, and makes sure that its workspace and records are the user's.
+func userIn(t *testing.T, b *box) int {
+	t.Helper()
+	out, errs, _ := sh(t, b, `id -u; id -g; id -G; stat -c '%u %g' /workspace; stat -c '%u %g' "$HOME"; stat -c '%u %g' /spool/state`)
+	id, _, _ := strings.Cut(out, "\n")
+	n, err := strconv.Atoi(id)
+	if err != nil || out != id+"\n"+id+"\n"+id+strings.Repeat("\n"+id+" "+id, 3) {
+		t.Fatalf("users and owners: %q (%s)", out, errs)
+	}
+	return n
+}
+
+// reserved reports whether a user's volume is on the engine.
+func reserved(t *testing.T, p *Provider, id int) bool {
+	t.Helper()
+	return exists(t, p, userVolume(id))[0]
+}
+
+// A session's workspace keeps its user from sandbox to sandbox; the user is released with it, once.
+func TestUser_BelongsToTheWorkspace(t *testing.T) {
+	t.Parallel()
+	cfg := needEngine(t)
+	p := provide(t, cfg)
+	first, other := newSpec(t), newSpec(t)
+	a := create(t, p, first)
+	id := userIn(t, a)
+	if id < 70000 || id > 99999 {
+		t.Errorf("user %d is not of the default range", id)
+	}
+	if userIn(t, create(t, p, other)) == id {
+		t.Error("two sandboxes have the same user")
+	}
+	if out, _, _ := sh(t, a, `echo secret >mine && chmod 600 mine`); out != "" {
+		t.Fatal(out)
+	}
+	killRunner(t, p, first.ID)
+	if got := userIn(t, create(t, p, first)); got != id {
+		t.Errorf("started again as user %d, was %d", got, id)
+	}
+	if err := p.Terminate(t.Context(), first.ID, false); err != nil {
+		t.Fatal(err)
+	}
+	if !reserved(t, p, id) {
+		t.Error("the user of a kept workspace was released")
+	}
+	// Another executor, with other settings.
+	cfg.Users = Users{20000, 20009}
+	second := newSpec(t)
+	second.Workspace = first.ID
+	next := provide(t, cfg)
+	b := create(t, next, second)
+	if got := userIn(t, b); got != id || !b.Kept() {
+		t.Errorf("kept %v, as user %d, was %d", b.Kept(), got, id)
+	}
+	if out, _, _ := sh(t, b, `cat mine`); out != "secret" {
+		t.Errorf("a file of the sandbox before: %q", out)
+	}
+	if gone, err := p.removeVolume(t.Context(), userVolume(id)); gone || err != nil {
+		t.Errorf("a reservation in use was removed: %v", err)
+	}
+	if err := p.Terminate(t.Context(), second.ID, true); err != nil {
+		t.Fatal(err)
+	}
+	if reserved(t, p, id) {
+		t.Error("the user stays reserved without a workspace")
+	}
+}
+
+// Executors that make sandboxes at once share no user; when all users are taken, the next one is refused.
+func TestUser_OfOneSandboxAlone(t *testing.T) {
+	t.Parallel()
+	cfg := needEngine(t)
+	cfg.Users = Users{30000, 30002}
+	type result struct {
+		spec sandbox.Spec
+		box  *box
+		err  error
+	}
+	results := make(chan result, 6)
+	for range 6 {
+		p, spec := provide(t, cfg), newSpec(t)
+		go func() {
+			b, err := p.Create(t.Context(), spec)
+			made, _ := b.(*box)
+			results <- result{spec, made, err}
+		}()
+	}
+	p := provide(t, cfg)
+	users := map[int]sandbox.Spec{}
+	for range 6 {
+		r := <-results
+		if r.err != nil {
+			wantCode(t, "no user is left", r.err, sandbox.CodeSandboxFailed, "SPOOL_SANDBOX_UIDS, 30000-30002")
+			continue
+		}
+		t.Cleanup(func() {
+			if err := p.Terminate(context.Background(), r.spec.ID, true); err != nil {
+				t.Error(err)
+			}
+		})
+		id := userIn(t, r.box)
+		if taken, ok := users[id]; ok {
+			t.Errorf("user %d has sandboxes %s and %s", id, taken.ID, r.spec.ID)
+		}
+		users[id] = r.spec
+	}
+	if len(users) != 3 {
+		t.Fatalf("users: %v, want 3", users)
+	}
+	for id, spec := range users {
+		if err := p.Terminate(t.Context(), spec.ID, true); err != nil {
+			t.Fatal(err)
+		}
+		if got := userIn(t, create(t, p, newSpec(t))); got != id {
+			t.Errorf("the released user is %d, the next sandbox's %d", id, got)
+		}
+		break
+	}
+}
+
+// A workspace of a release in which all sandboxes shared a user stays that user's.
+func TestUser_OfAnEarlierWorkspace(t *testing.T) {
+	t.Parallel()
+	p := provide(t, needEngine(t))
+	earlier := newSpec(t)
+	owned := map[string]string{labelVersion: layoutVersion, labelRole: roleVolume, labelEngine: p.cfg.Engine, labelOwner: earlier.ID}
+	for _, v := range []string{workVolume(earlier.ID), stateVolume(earlier.ID)} {
+		if err := p.makeVolume(t.Context(), v, owned); err != nil {
+			t.Fatal(err)
+		}
+	}
+	err := p.furnish(t.Context(), picture{ref: testImage}, user{id: earlierUser}, "", "",
+		folder{volumeAt{workVolume(earlier.ID), "work"}, 0o700}, folder{volumeAt{stateVolume(earlier.ID), "state"}, 0o700})
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec := newSpec(t)
+	spec.Workspace = earlier.ID
+	b := create(t, p, spec)
+	if id := userIn(t, b); id != earlierUser || !b.Kept() {
+		t.Errorf("user %d, kept %v", id, b.Kept())
+	}
+}
+
+// What an executor that died had reserved is released by the sweep, unless its workspace is there.
+func TestUser_LeftReserved(t *testing.T) {
+	t.Parallel()
+	cfg := needEngine(t)
+	cfg.Engine = engine + "-users" // the sweep must not meet other tests' sandboxes
+	p := provide(t, cfg)
+	kept := newSpec(t)
+	kept.Labels.Engine = cfg.Engine
+	b := create(t, p, kept)
+	id := userIn(t, b)
+	left, err := p.newUser(t.Context(), p.reservation(newSpec(t).ID))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Orphans(t.Context(), time.Hour); err != nil || !reserved(t, p, left.id) {
+		t.Errorf("within the hour the user was released, %v", err)
+	}
+	time.Sleep(1100 * time.Millisecond) // the engine's dates are whole seconds
+	if _, err := p.Orphans(t.Context(), 0); err != nil || reserved(t, p, left.id) || !reserved(t, p, id) {
+		t.Errorf("left behind: %v, of a sandbox: %v, %v", reserved(t, p, left.id), reserved(t, p, id), err)
+	}
+	if err := p.Terminate(t.Context(), kept.ID, false); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Orphans(t.Context(), time.Hour); err != nil || !reserved(t, p, id) {
+		t.Errorf("the user of a kept workspace was released: %v", err)
+	}
+	time.Sleep(1100 * time.Millisecond)
+	if _, err := p.Orphans(t.Context(), 0); err != nil || reserved(t, p, id) {
+		t.Errorf("the user stays without its workspace: %v", err)
+	}
+}
+
+// A volume that the engine made in place of a reservation, for a container that came too late, keeps no user from others.
+func TestUser_AfterAVolumeOfTheEngine(t *testing.T) {
+	t.Parallel()
+	cfg := needEngine(t)
+	cfg.Users = Users{30010, 30010}
+	p := provide(t, cfg)
+	if _, err := p.api.VolumeCreate(t.Context(), volume.CreateOptions{Name: userVolume(30010)}); err != nil {
+		t.Fatal(err)
+	}
+	spec := newSpec(t)
+	if id := userIn(t, create(t, p, spec)); id != 30010 {
+		t.Errorf("user %d", id)
+	}
+	if err := p.reliableUser(t.Context(), user{id: 30010, dir: "/"}, p.reservation(newSpec(t).ID)); !errors.Is(err, errVanished) {
+		t.Errorf("another sandbox's reservation counts: %v", err)
+	}
+}
+
+// Many sandboxes of one id that are made at once leave one reservation.
+func TestUser_OfASandboxMadeTwice(t *testing.T) {
+	t.Parallel()
+	cfg := needEngine(t)
+	spec := newSpec(t)
+	var all sync.WaitGroup
+	for range 4 {
+		p := provide(t, cfg)
+		all.Go(func() {
+			if _, err := p.Create(t.Context(), spec); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	p := provide(t, cfg)
+	id := userIn(t, create(t, p, spec))
+	list, err := p.userVolumes(t.Context(), labelOwner+"="+spec.ID)
+	if err != nil || len(list) != 1 || list[0].Name != userVolume(id) {
+		t.Errorf("reservations of user %d: %v, %v", id, list, err)
+	}
+}
+
+// Programs that look the user up find it: in the image's files of accounts, and in an image without any.
+func TestUser_HasAnAccount(t *testing.T) {
+	t.Parallel()
+	p := provide(t, needEngine(t))
+	spec := newSpec(t)
+	b := create(t, p, spec)
+	id := strconv.Itoa(userIn(t, b))
+	for line, want := range map[string]string{
+		`id -un; id -gn`:                     "agent\nagent",
+		`getent passwd ` + id:                "agent:x:" + id + ":" + id + "::/home/spool:/bin/sh",
+		`getent passwd root | cut -d: -f1,3`: "root:0",
+		`echo x >>/etc/passwd; echo y 2>&1`:  "y",
+		`grep -c "^agent:" /etc/passwd`:      "1",
+		`env -i sh -c 'cd ~agent; pwd'`:      "/home/spool",
+		`stat -c '%U %a' /workspace`:         "agent 700",
+		`touch /spool/user/x 2>/dev/null; ls /spool/user | grep -c '\.passwd$'`: "1",
+	} {
+		if out, errs, _ := sh(t, b, line); out != want {
+			t.Errorf("%s: %q, want %q (%s)", line, out, want, errs)
+		}
+	}
+}
