@@ -71,6 +71,7 @@ func TestBadConfig(t *testing.T) {
 		"engine":        {DataDir: t.TempDir(), Engine: "a.b"},
 		"runner":        {DataDir: t.TempDir(), Runner: file},
 		"runner: no":    {DataDir: t.TempDir()},
+		"sandbox-uids":  {SandboxUIDs: "10000-20000"},
 
 		"egress-image: egress-admin":  {Sandbox: Docker, EgressImage: "i", EgressAdmin: "/a", EgressSockets: "/s"},
 		`egress-network: "none"`:      {Sandbox: Docker, EgressImage: "i", EgressNetwork: "none"},

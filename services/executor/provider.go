@@ -23,10 +23,14 @@ func (c Config) provider(log *slog.Logger) (sandbox.Provider, error) {
 		if err != nil {
 			return nil, err
 		}
+		users, err := docker.ParseUsers(c.SandboxUIDs)
+		if err != nil {
+			return nil, fmt.Errorf("sandbox-uids: %w", err)
+		}
 		return docker.New(docker.Config{
 			Host: c.DockerHost, Engine: c.Engine, Runner: c.Runner, Image: c.SandboxImage, Images: images, Pull: c.PullImages, Runtime: c.SandboxRuntime,
 			Limits:   sandbox.Limits{MemoryBytes: c.SandboxMemory, CPUs: c.SandboxCPUs, PIDs: c.SandboxPIDs, DiskBytes: c.SandboxDisk},
-			TmpBytes: c.SandboxTmp, EgressSockets: sockets, Layers: c.layers(), Logger: log,
+			TmpBytes: c.SandboxTmp, Users: users, EgressSockets: sockets, Layers: c.layers(), Logger: log,
 		})
 	case Local:
 		return local.New(local.Config{

@@ -168,7 +168,7 @@ func TestSettingDocker(t *testing.T) {
 	engine, sockets := "test-"+strings.ToLower(rand.Text()[:12]), t.TempDir()
 	cfg := Config{
 		Sandbox: Docker, Engine: engine, Runner: runner, DockerHost: host, SandboxImage: "debian:bookworm-slim", EgressSockets: sockets, EgressAdmin: "x",
-		SandboxMemory: 256 << 20, SandboxCPUs: 0.5, SandboxPIDs: 99, SandboxDisk: 123_456_789, SandboxTmp: 7 << 20,
+		SandboxMemory: 256 << 20, SandboxCPUs: 0.5, SandboxPIDs: 99, SandboxDisk: 123_456_789, SandboxTmp: 7 << 20, SandboxUIDs: "31000-31000",
 	}
 	t.Cleanup(func() { // after the sandboxes, which have it
 		if err := api.VolumeRemove(context.Background(), docker.SkillsVolume(engine), true); err != nil {
@@ -220,6 +220,7 @@ func TestSettingDocker(t *testing.T) {
 		"SandboxCPUs":   {h.NanoCPUs, int64(5e8)},
 		"SandboxPIDs":   {*h.PidsLimit, int64(99)},
 		"SandboxDisk":   {slices.Contains(made.Config.Env, "SPOOL_RUNNER_DISK_LIMIT=123456789"), true},
+		"SandboxUIDs":   {made.Config.User, "31000:31000"},
 		"SandboxTmp":    {strings.Contains(h.Tmpfs["/tmp"], fmt.Sprintf("size=%d,", 7<<20)), true},
 	} {
 		if pair[0] != pair[1] {
@@ -250,7 +251,7 @@ func TestSettingDocker(t *testing.T) {
 		}
 	}
 	// No engine has this runtime: that it says so shows that it was asked for it.
-	cfg.SandboxRuntime = "spool-no-such-runtime"
+	cfg.SandboxRuntime, cfg.SandboxUIDs = "spool-no-such-runtime", ""
 	if _, err := create(cfg, ""); err == nil || !strings.Contains(err.Error(), "spool-no-such-runtime") {
 		t.Errorf("SandboxRuntime: %v", err)
 	}

@@ -43,6 +43,7 @@ type doctorCommand struct {
 	EnvFile  string `name:"env-file" default:"deploy/.env" help:"With --security: the file with the passwords of compose."`
 
 	environ func(string) string // nil means os.Getenv
+	sysctls string              // folder of the kernel's settings; "" means /proc/sys
 }
 
 // finding is what a check found.
@@ -91,6 +92,7 @@ func (x *examination) checks(ctx context.Context) []check {
 		{"port of gRPC", func(context.Context) finding { return x.port("grpc-listen", x.GRPCListen) }},
 		{"Postgres", x.postgres},
 		{"runner", x.runner},
+		{"kernel", x.kernel},
 		{"Claude Code", x.claude},
 		{"models", x.models},
 		{"server", x.gateway},

@@ -52,6 +52,7 @@ func (x *securityExamination) checks() []check {
 		{"engine's socket", x.socketHolders},
 		{"engine", x.engineOptions},
 		{"sandbox runtime", x.sandboxRuntime},
+		{"kernel", x.kernel},
 		{"image allowlist", x.imageAllowlist},
 		{"images by digest", x.imageDigests},
 		{"egress", x.egressSettings},

@@ -5,6 +5,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -38,13 +39,29 @@ func project() []container.InspectResponse {
 	}
 }
 
+// highEnough is a folder of the kernel's settings in which none is low.
+func highEnough(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, s := range KernelSettings() {
+		path := filepath.Join(dir, strings.ReplaceAll(s.Name, ".", "/"))
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(strconv.FormatInt(s.Least, 10)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
 // securityOf is an examination of an installation whose server answers everything with a status.
 func securityOf(t *testing.T, status int) *securityExamination {
 	t.Helper()
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) }))
 	t.Cleanup(s.Close)
 	dir := t.TempDir()
-	c := &doctorCommand{EnvFile: filepath.Join(dir, ".env"), Project: "spool", environ: func(string) string { return "" }}
+	c := &doctorCommand{EnvFile: filepath.Join(dir, ".env"), Project: "spool", sysctls: highEnough(t), environ: func(string) string { return "" }}
 	c.URL = s.URL
 	return &securityExamination{
 		examination: &examination{doctorCommand: c, app: &app{}, dir: dir}, containers: project(),

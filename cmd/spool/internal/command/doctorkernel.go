@@ -1,0 +1,58 @@
+package command
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// kernelSettings are the limits of the kernel that sandboxes can reach. A Docker sandbox has a user of its
+// own; local sandboxes share the user of the executor.
+var kernelSettings = []struct {
+	name    string
+	least   int64
+	purpose string
+}{
+	{"fs.inotify.max_user_instances", 512, "for each user; the runner and every program that watches files take one"},
+	{"fs.inotify.max_user_watches", 65536, "for each user; one for each folder of a workspace"},
+	{"fs.file-max", 16777216, "for all sandboxes together"},
+	{"kernel.pid_max", 262144, "for all sandboxes together"},
+	{"kernel.pty.max", 65536, "for all sandboxes together"},
+	{"kernel.keys.root_maxkeys", 10000, "for all containers together, each of which takes one"},
+}
+
+// kernel checks the limits of this machine's kernel, which is also that of an engine on this machine.
+func (x *examination) kernel(context.Context) finding {
+	if host := cmp.Or(x.environ("SPOOL_DOCKER_HOST"), x.environ("DOCKER_HOST")); host != "" && !strings.HasPrefix(host, "unix:") {
+		return note("sandboxes are on another machine, "+host, "run spool doctor on that machine")
+	}
+	root := cmp.Or(x.sysctls, "/proc/sys")
+	var low, set []string
+	read := 0
+	for _, s := range kernelSettings {
+		raw, err := os.ReadFile(filepath.Join(root, strings.ReplaceAll(s.name, ".", "/")))
+		if err != nil { // an older kernel, a container that does not show it, or not Linux
+			continue
+		}
+		n, err := strconv.ParseInt(strings.TrimSpace(string(raw)), 10, 64)
+		if err != nil {
+			return failed(fmt.Sprintf("%s is %q, which is not a number", s.name, strings.TrimSpace(string(raw))), "")
+		}
+		read++
+		if n < s.least {
+			low = append(low, fmt.Sprintf("%s is %d (%s)", s.name, n, s.purpose))
+			set = append(set, fmt.Sprintf("%s=%d", s.name, s.least))
+		}
+	}
+	switch {
+	case read == 0:
+		return note("this machine shows no settings of a Linux kernel", "run spool doctor on the machine of the Docker engine")
+	case len(low) > 0:
+		return note("low on this machine: "+strings.Join(low, "; "), "sysctl -w "+strings.Join(set, " ")+"; also write these settings to a file in /etc/sysctl.d, for the next start of the machine")
+	}
+	return ok("%d settings of this machine's kernel are high enough for sandboxes", read)
+}
