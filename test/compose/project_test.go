@@ -258,11 +258,11 @@ func (p *project) left() map[string][]string {
 	return out
 }
 
-// workspaces are the volumes of sandboxes, that of the runner apart: it belongs to the engine.
+// workspaces are the volumes of sandboxes and of their users. The runner's volume belongs to the engine.
 func (p *project) workspaces() []string {
 	p.t.Helper()
 	var names []string
-	for _, role := range []string{"volume", "note"} {
+	for _, role := range []string{"volume", "note", "user"} {
 		names = append(names, p.list("volume", "ls", "--filter", "label=dev.spool.engine="+p.name, "--filter", "label=dev.spool.role="+role, "--format", "{{.Name}}")...)
 	}
 	return names

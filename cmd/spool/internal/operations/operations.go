@@ -87,7 +87,7 @@ func Markdown() (string, error) {
 		return "", fmt.Errorf("operations: %w", err)
 	}
 	var out bytes.Buffer
-	if err := t.Execute(&out, map[string]any{"Programs": programs(), "Commands": commands, "Fixed": fixedInCompose()}); err != nil {
+	if err := t.Execute(&out, map[string]any{"Programs": programs(), "Commands": commands, "Fixed": fixedInCompose(), "Kernel": command.KernelSettings()}); err != nil {
 		return "", fmt.Errorf("operations: %w", err)
 	}
 	return out.String(), nil

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/docker/docker/api/types/system"
 	"github.com/docker/docker/api/types/volume"
 
 	"github.com/spoolhq/spool/pkg/sandbox"
@@ -285,6 +286,54 @@ func TestUser_HasAnAccount(t *testing.T) {
 	} {
 		if out, errs, _ := sh(t, b, line); out != want {
 			t.Errorf("%s: %q, want %q (%s)", line, out, want, errs)
+		}
+	}
+}
+
+// The programs of Spool's image, which look their user up in several ways, work as a user that the image does not know.
+func TestUser_IsFoundByPrograms(t *testing.T) {
+	t.Parallel()
+	cfg := needEngine(t)
+	p := provide(t, cfg)
+	if _, err := p.api.ImageInspect(t.Context(), layerImage); err != nil {
+		t.Skipf("needs the image %s (scripts/images): %v", layerImage, err)
+	}
+	spec := newSpec(t)
+	spec.Image = layerImage
+	b := create(t, p, spec)
+	id := strconv.Itoa(userIn(t, b))
+	for line, want := range map[string]string{
+		`grep "^agent:" /etc/passwd /etc/group`: "/etc/passwd:agent:x:" + id + ":" + id + "::/home/spool:/bin/bash\n/etc/group:agent:x:" + id + ":",
+		`env -u USER -u LOGNAME python3 -c 'import getpass, os; print(getpass.getuser(), os.path.expanduser("~agent"))'`: "agent /home/spool",
+		`node -p 'const u = require("os").userInfo(); [u.username, u.uid, u.homedir, u.shell].join(" ")'`:                "agent " + id + " /home/spool /bin/bash",
+		`ssh -G example.com | grep '^user '`:                                       "user agent",
+		`ssh-keygen -q -t ed25519 -N "" -f /tmp/key && cut -d' ' -f3 /tmp/key.pub`: "agent@sandbox",
+		`git init -q repo && cd repo && git -c user.name=a -c user.email=a@b.c commit -q --allow-empty -m x && git log --format=%s && rm -r ../repo`: "x",
+		`python3 -m venv /tmp/venv && /tmp/venv/bin/pip --version | cut -d' ' -f1`:                                                                   "pip",
+		`npm config get cache`:                 "/home/spool/.npm",
+		`touch f && ls -l f | cut -d' ' -f3,4`: "agent agent",
+		`for c in claude codex opencode; do $c --version >/dev/null 2>&1 || echo $c fails; done; echo over`: "over",
+	} {
+		if out, errs, _ := sh(t, b, line); out != want {
+			t.Errorf("%s: %q, want %q (%s)", line, out, want, errs)
+		}
+	}
+}
+
+// An engine that maps users has no numbers beyond 16 bits: the range is refused in words, not by the kernel.
+func TestUsers_OfAnEngineThatMapsThem(t *testing.T) {
+	t.Parallel()
+	high, low := provide(t, Config{Engine: "e", Runner: "r"}), provide(t, Config{Engine: "e", Runner: "r", Users: Users{20000, 59999}})
+	for option, mapped := range map[string]bool{"name=rootless": true, "name=userns": true, "name=seccomp,profile=builtin": false} {
+		info := system.Info{SecurityOptions: []string{"name=cgroupns", option}}
+		if err := low.checkUsers(info); err != nil {
+			t.Errorf("%s: %v", option, err)
+		}
+		err := high.checkUsers(info)
+		if mapped {
+			wantCode(t, option, err, sandbox.CodeSandboxFailed, "set SPOOL_SANDBOX_UIDS, which is 70000-99999")
+		} else if err != nil {
+			t.Errorf("%s: %v", option, err)
 		}
 	}
 }
