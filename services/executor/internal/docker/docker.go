@@ -29,11 +29,13 @@
 package docker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -64,6 +66,11 @@ type Config struct {
 	// TmpBytes is the size of /tmp, and of the home folder; 0 for 512 MiB each.
 	// What is in them counts as memory.
 	TmpBytes int64
+	// DiskLimit is what enforces the disk limits, one of DiskLimits; "" for DiskAuto.
+	DiskLimit string
+	// Files is how many files and folders a volume may hold, where DiskLoop enforces it:
+	// fewer in a small one; 0 for a million.
+	Files int64
 	// EgressSockets has the egress proxy's socket: the name of a volume, or an
 	// absolute path on the engine's machine. "" for no way out.
 	EgressSockets string
@@ -109,6 +116,7 @@ type Provider struct {
 	runners    map[string]*runnerBinary // by architecture
 	skills     shelving
 	layers     layer.Once // by digest
+	disks      disks
 }
 
 // New makes a provider.
@@ -122,6 +130,14 @@ func New(cfg Config) (*Provider, error) {
 	if strings.Contains(cfg.EgressSockets, "/") && !filepath.IsAbs(cfg.EgressSockets) {
 		return nil, fmt.Errorf("docker sandboxes: EgressSockets %q is neither the name of a volume nor an absolute path", cfg.EgressSockets)
 	}
+	cfg.DiskLimit = cmp.Or(cfg.DiskLimit, DiskAuto)
+	if !slices.Contains(DiskLimits(), cfg.DiskLimit) {
+		return nil, fmt.Errorf("docker sandboxes: DiskLimit %q is none of %s", cfg.DiskLimit, strings.Join(DiskLimits(), ", "))
+	}
+	if cfg.Files < 0 {
+		return nil, fmt.Errorf("docker sandboxes: Files is %d, want a positive number, or 0 for the default", cfg.Files)
+	}
+	cfg.Files = cmp.Or(cfg.Files, defaultFiles)
 	cfg.Limits = overlay(DefaultLimits(), cfg.Limits)
 	if cfg.TmpBytes == 0 {
 		cfg.TmpBytes = defaultTmp
@@ -139,8 +155,12 @@ func New(cfg Config) (*Provider, error) {
 	return p, nil
 }
 
-// Close lets go of idle connections. Sandboxes are not affected.
-func (p *Provider) Close() error { return p.api.Close() }
+// Close waits until space of removed volumes is free, and closes idle connections.
+// Sandboxes are not affected.
+func (p *Provider) Close() error {
+	p.disks.sweepings.Wait()
+	return p.api.Close()
+}
 
 // overlay replaces what another sets.
 func overlay(l, by sandbox.Limits) sandbox.Limits {

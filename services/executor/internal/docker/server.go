@@ -310,7 +310,7 @@ func (p *Provider) serverProfile(ctx context.Context, box found, n int, s sandbo
 		return nil, nil, fmt.Errorf("image %q: %w", s.Image, err)
 	}
 	tmpfs := p.serverTmpfs(pic)
-	scratch := append(slices.Sorted(maps.Keys(tmpfs)), "/dev/shm")
+	scratch := slices.Sorted(maps.Keys(tmpfs))
 	config := &container.Config{
 		Image: pic.ref, Hostname: "mcp", StopSignal: "SIGTERM", Healthcheck: &container.HealthConfig{Test: []string{"NONE"}},
 		Entrypoint: []string{
@@ -342,8 +342,8 @@ func (p *Provider) serverProfile(ctx context.Context, box found, n int, s sandbo
 
 // serverTmpfs are a server's folders in memory.
 func (p *Provider) serverTmpfs(pic picture) map[string]string {
-	size := fmt.Sprintf("rw,exec,nosuid,nodev,size=%d,mode=1777", p.cfg.TmpBytes)
-	out := map[string]string{}
+	size := "rw,exec,nosuid,nodev,mode=1777," + tmpfsLimit(p.cfg.TmpBytes)
+	out := map[string]string{shmDir: shmOptions}
 	for _, v := range pic.volumes {
 		out[filepath.Clean(v)] = size
 	}

@@ -56,12 +56,10 @@ func (p *Provider) removeVolume(ctx context.Context, name string) (bool, error) 
 
 // volumes makes a new sandbox's workspace and the folder of its agent's records,
 // both of the user inside.
-func (p *Provider) volumes(ctx context.Context, id, image string) error {
+func (p *Provider) volumes(ctx context.Context, id, image string, bytes int64) error {
 	owned := map[string]string{labelVersion: layoutVersion, labelRole: roleVolume, labelEngine: p.cfg.Engine, labelOwner: id}
-	for _, v := range []string{workVolume(id), stateVolume(id)} {
-		if err := p.makeVolume(ctx, v, owned); err != nil {
-			return err
-		}
+	if err := p.makeLimited(ctx, bytes, owned, workVolume(id), stateVolume(id)); err != nil {
+		return err
 	}
 	return p.give(ctx, "prepare the workspace", image, 0o700, volumeAt{workVolume(id), "work"}, volumeAt{stateVolume(id), "state"})
 }
@@ -190,7 +188,10 @@ func (p *Provider) Orphans(ctx context.Context, olderThan time.Duration) (remove
 			removed++
 		}
 	}
-	return removed, nil
+	if removed > 0 {
+		p.reclaim()
+	}
+	return removed, p.oldDisks(ctx, list)
 }
 
 // ownerOf is what keeps a volume: its sandbox, or the runner's digest.

@@ -352,6 +352,7 @@ func TestImages(t *testing.T) {
 		t.Errorf("with a folder of runners: %v", err)
 	}
 	cfg.Image = ""
+	cfg.DiskLimit = DiskWatch // there is no image with mkfs
 	p = provide(t, cfg)
 	wantCode(t, "no image", try(""), sandbox.CodeImageNotFound, "default image")
 }
