@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"net"
 	"net/url"
@@ -21,6 +22,7 @@ import (
 	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
 	"github.com/spoolhq/spool/pkg/pgserver"
 	"github.com/spoolhq/spool/pkg/readmodel"
+	"github.com/spoolhq/spool/services/executor"
 )
 
 const (
@@ -29,6 +31,8 @@ const (
 	diskSuggested = 2 << 30
 
 	checkTimeout = 10 * time.Second
+	// engineTimeout is for what starts containers.
+	engineTimeout = time.Minute
 )
 
 type doctorCommand struct {
@@ -37,6 +41,11 @@ type doctorCommand struct {
 	GRPCListen string `name:"grpc-listen" default:"127.0.0.1:7701" env:"SPOOL_GRPC_LISTEN" help:"Where spool up will listen for gRPC."`
 	Database   string `name:"database-url" env:"SPOOL_DATABASE_URL" placeholder:"URL" help:"The Postgres to use in place of a private one."`
 	Runner     string `env:"SPOOL_RUNNER" placeholder:"FILE" help:"The runner's binary, if it is not beside this program."`
+
+	Sandbox      string `default:"local" env:"SPOOL_SANDBOX" help:"What sandboxes are made of: local or docker."`
+	DockerHost   string `env:"SPOOL_DOCKER_HOST" placeholder:"URL" help:"Where the Docker engine listens, with --sandbox docker."`
+	SandboxImage string `env:"SPOOL_SANDBOX_IMAGE" placeholder:"IMAGE" help:"Image of Docker sandboxes."`
+	DiskLimit    string `name:"sandbox-disk-limit" default:"auto" env:"SPOOL_SANDBOX_DISK_LIMIT" help:"What is to enforce the disk limits of Docker sandboxes; doctor tries it."`
 
 	environ func(string) string // nil means os.Getenv
 }
@@ -87,11 +96,16 @@ func (c *doctorCommand) Run(a *app) error {
 		{"port of gRPC", func(context.Context) finding { return x.port("grpc-listen", c.GRPCListen) }},
 		{"Postgres", x.postgres},
 		{"runner", x.runner},
+		{"disk limits", x.diskLimit},
 		{"Claude Code", x.claude},
 		{"models", x.models},
 		{"server", x.gateway},
 	} {
-		one, done := context.WithTimeout(ctx, checkTimeout)
+		within := checkTimeout
+		if check.name == "disk limits" {
+			within = engineTimeout
+		}
+		one, done := context.WithTimeout(ctx, within)
 		f := check.run(one)
 		done()
 		if cause := context.Cause(ctx); cause != nil {
@@ -266,6 +280,22 @@ func (x *examination) runner(context.Context) finding {
 		return ok("%s", path)
 	}
 	return failed("there is none beside "+self+", and none on the PATH", remedy)
+}
+
+// diskLimit tries what enforces the disk limits of Docker sandboxes.
+func (x *examination) diskLimit(ctx context.Context) finding {
+	if x.Sandbox != executor.Docker {
+		return ok("%s sandboxes have none; Docker sandboxes have", x.Sandbox)
+	}
+	mode, err := executor.Config{DockerHost: x.DockerHost, SandboxImage: x.SandboxImage, DiskLimit: x.DiskLimit, Runner: x.Runner}.ProveDiskLimit(ctx, slog.New(slog.DiscardHandler))
+	const remedy = "loop needs loop devices on the engine's machine and e2fsprogs in the image of sandboxes; quota needs a file system with project quota"
+	switch {
+	case err != nil:
+		return failed(err.Error(), remedy)
+	case mode == executor.DiskWatch:
+		return note("watch: nothing enforces them, one sandbox can fill the engine's disk before its turn is ended", remedy)
+	}
+	return ok("enforced by %s, which was tried on the engine", mode)
 }
 
 func (x *examination) claude(ctx context.Context) finding {

@@ -5,8 +5,8 @@
 // capability and no way to gain one, a read-only root, an unprivileged user, and
 // limits on memory, processors and processes. What can be written is:
 //
-//	/workspace         volume; again at /mnt/workspace
-//	/spool/state       volume, the agents' own records
+//	/workspace         volume of a fixed size; again at /mnt/workspace
+//	/spool/state       volume of a fixed size, the agents' own records
 //	/tmp, /home/spool  in memory, of a fixed size, gone when the container ends
 //	/spool/run         in memory, the runner's socket
 //
@@ -19,6 +19,8 @@
 // MCP servers of type docker are containers beside their sandbox, which end with
 // it; each shares with it a small volume in memory (/spool/mcp), with the socket
 // by which it is joined.
+//
+// What enforces the size of a volume is Config.DiskLimit's; see disk.go.
 //
 // What the engine knows of a sandbox is in labels, which never change. Those
 // that do change when a pooled sandbox is adopted are in the container's name.

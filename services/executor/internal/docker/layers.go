@@ -124,7 +124,7 @@ func (p *Provider) makeLayer(ctx context.Context, digest, image string, want san
 		}
 		p.removeDisks(context.WithoutCancel(ctx), name)
 	}()
-	// The limit is the installers' to exceed for a while; what they leave is weighed.
+	// Installers may take twice the limit for a while; what they leave is weighed.
 	labels := map[string]string{labelVersion: layoutVersion, labelRole: roleLayer, labelEngine: p.cfg.Engine, labelLayer: digest}
 	if err := p.makeLimited(ctx, 2*p.cfg.Layers.MaxBytes, labels, name); err != nil {
 		return "", err
