@@ -199,16 +199,12 @@ func (p *Provider) prepare(ctx context.Context, spec sandbox.Spec) (plan, error)
 // reliable makes sure that the volumes, which cannot go any more, are those that
 // were prepared: a sweep may have been quicker, and the engine makes empty ones.
 func (p *Provider) reliable(ctx context.Context, pl plan) error {
-	l, err := p.volume(ctx, pl.runner.volume())
-	if err != nil {
+	if err := p.hasRunner(ctx, pl.runner); err != nil {
 		return err
 	}
-	if l[labelRole] != roleRunner {
-		pl.runner.forget()
-		return fmt.Errorf("volume %s: %w", pl.runner.volume(), errVanished)
-	}
 	skills := SkillsVolume(p.cfg.Engine)
-	if l, err = p.volume(ctx, skills); err != nil {
+	l, err := p.volume(ctx, skills)
+	if err != nil {
 		return err
 	}
 	if l[labelSkills] == "" {
@@ -227,6 +223,16 @@ func (p *Provider) reliable(ctx context.Context, pl plan) error {
 		return fmt.Errorf("workspace of %s: %w", pl.owner, errVanished)
 	}
 	return err
+}
+
+// hasRunner makes sure that the runner's volume, which a container has by now, is the one that was filled.
+func (p *Provider) hasRunner(ctx context.Context, r *runnerBinary) error {
+	l, err := p.volume(ctx, r.volume())
+	if err != nil || l[labelRole] == roleRunner {
+		return err
+	}
+	r.forget()
+	return fmt.Errorf("volume %s: %w", r.volume(), errVanished)
 }
 
 // undo removes what was made for a sandbox that failed. A workspace that was

@@ -89,6 +89,9 @@ func (p *Provider) ChooseDiskLimit(ctx context.Context) (string, error) {
 	var refused []error
 	for _, mode := range candidates {
 		err := p.probe(ctx, mode)
+		if errors.Is(err, errVanished) { // the runner's volume, which another executor's sweep removed
+			err = p.probe(ctx, mode)
+		}
 		if err == nil {
 			p.chosen(mode, errors.Join(refused...))
 			return mode, nil
@@ -217,16 +220,8 @@ func (p *Provider) reattach(ctx context.Context, containerID string) (bool, erro
 // loop devices and the folders of the volumes, and ends with the command. Its image is
 // the operator's, never one that a tenant named.
 func (p *Provider) volumeTool(ctx context.Context, volumes []volume.Volume, args ...string) error {
-	what := "run volume " + args[0]
-	pic, err := p.image(ctx, fieldImage, p.cfg.Image)
+	pic, r, err := p.tools(ctx)
 	if err != nil {
-		return err
-	}
-	r, err := p.binary(pic)
-	if err != nil {
-		return err
-	}
-	if err := p.fill(ctx, r, pic.ref); err != nil {
 		return err
 	}
 	host := &container.HostConfig{
@@ -245,11 +240,24 @@ func (p *Provider) volumeTool(ctx context.Context, volumes []volume.Volume, args
 		command = append(command, v.Name+"="+dir)
 	}
 	config := &container.Config{Image: pic.ref, User: "0:0", Entrypoint: []string{runnerPath}, Cmd: command, WorkingDir: "/"}
-	return p.runHelper(ctx, what, config, host)
+	return p.runTool(ctx, "run volume "+args[0], r, config, host)
 }
 
-// runHelper runs a container to its end; its last words are the error's if it fails.
-func (p *Provider) runHelper(ctx context.Context, what string, config *container.Config, host *container.HostConfig) error {
+// tools brings the runner to the engine, and returns it with the operator's image.
+func (p *Provider) tools(ctx context.Context) (picture, *runnerBinary, error) {
+	pic, err := p.image(ctx, fieldImage, p.cfg.Image)
+	if err != nil {
+		return pic, nil, err
+	}
+	r, err := p.binary(pic)
+	if err != nil {
+		return pic, nil, err
+	}
+	return pic, r, p.fill(ctx, r, pic.ref)
+}
+
+// runTool runs a container to its end; its last words are the error's if it fails.
+func (p *Provider) runTool(ctx context.Context, what string, r *runnerBinary, config *container.Config, host *container.HostConfig) error {
 	ctx, cancel := context.WithTimeout(ctx, toolWithin)
 	defer cancel()
 	config.Labels = map[string]string{labelVersion: layoutVersion, labelRole: roleHelper, labelEngine: p.cfg.Engine}
@@ -261,6 +269,11 @@ func (p *Provider) runHelper(ctx context.Context, what string, config *container
 		return err
 	}
 	defer p.discard(ctx, made.ID)
+	if err := p.hasRunner(ctx, r); err != nil {
+		p.discard(ctx, made.ID)
+		_, rerr := p.removeVolume(ctx, r.volume()) // an empty one, of the engine's making
+		return fmt.Errorf("%s: %w", what, errors.Join(err, rerr))
+	}
 	ended, errs := p.api.ContainerWait(ctx, made.ID, container.WaitConditionNextExit)
 	if err := p.startOnce(ctx, made.ID); err != nil {
 		return fmt.Errorf("%s: %w", what, err)
@@ -292,15 +305,8 @@ func (p *Provider) probe(ctx context.Context, mode string) error {
 	if err != nil {
 		return err
 	}
-	pic, err := p.image(ctx, fieldImage, p.cfg.Image)
+	pic, r, err := p.tools(ctx)
 	if err != nil {
-		return err
-	}
-	r, err := p.binary(pic)
-	if err != nil {
-		return err
-	}
-	if err := p.fill(ctx, r, pic.ref); err != nil {
 		return err
 	}
 	if err := p.give(ctx, "prepare a volume", pic.ref, 0o700, volumeAt{name, "work"}); err != nil {
@@ -317,7 +323,7 @@ func (p *Provider) probe(ctx context.Context, mode string) error {
 func (p *Provider) exceed(ctx context.Context, pic picture, r *runnerBinary, name string, files int) error {
 	host := p.confined(p.cfg.Limits)
 	host.NanoCPUs, host.Mounts = 0, []mount.Mount{volumeAt{name: name}.mount(workspaceDir, false), volumeAt{name: r.volume()}.mount(binDir, true)}
-	return p.runHelper(ctx, "exceed the limits of a volume", &container.Config{
+	return p.runTool(ctx, "exceed the limits of a volume", r, &container.Config{
 		Image: pic.ref, User: fmt.Sprintf("%d:%d", user, user), Entrypoint: []string{runnerPath}, WorkingDir: "/",
 		Cmd: []string{"volume", "exceed", "--bytes", strconv.Itoa(probeBytes), "--files", strconv.Itoa(files), workspaceDir},
 	}, host)
@@ -367,6 +373,9 @@ func (p *Provider) nextSweep() bool {
 // sweepDisks detaches loop devices whose volume was removed, by whomever.
 func (p *Provider) sweepDisks(ctx context.Context) error {
 	err := p.volumeTool(ctx, nil, "sweep")
+	if errors.Is(err, errVanished) { // the runner's volume, which another executor's sweep removed
+		err = p.volumeTool(ctx, nil, "sweep")
+	}
 	p.disks.mu.Lock()
 	defer p.disks.mu.Unlock()
 	p.disks.swept = time.Now()

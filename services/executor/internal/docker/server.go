@@ -259,15 +259,11 @@ var errNoSocket = fmt.Errorf("its volume for the socket is gone: %w", sandbox.Er
 
 // reliableServer makes sure that the volumes are those that were prepared; see reliable.
 func (p *Provider) reliableServer(ctx context.Context, id string, n int, r *runnerBinary) error {
-	l, err := p.volume(ctx, r.volume())
-	if err != nil {
+	if err := p.hasRunner(ctx, r); err != nil {
 		return err
 	}
-	if l[labelRole] != roleRunner {
-		r.forget()
-		return fmt.Errorf("volume %s: %w", r.volume(), errVanished)
-	}
-	if l, err = p.volume(ctx, socketVolume(id, n)); err == nil && l[labelRole] != roleSocket {
+	l, err := p.volume(ctx, socketVolume(id, n))
+	if err == nil && l[labelRole] != roleSocket {
 		return fmt.Errorf("sandbox %s: %w", id, errNoSocket)
 	}
 	return err

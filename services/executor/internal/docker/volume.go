@@ -58,10 +58,14 @@ func (p *Provider) removeVolume(ctx context.Context, name string) (bool, error) 
 // both of the user inside.
 func (p *Provider) volumes(ctx context.Context, id, image string, bytes int64) error {
 	owned := map[string]string{labelVersion: layoutVersion, labelRole: roleVolume, labelEngine: p.cfg.Engine, labelOwner: id}
-	if err := p.makeLimited(ctx, bytes, owned, workVolume(id), stateVolume(id)); err != nil {
-		return err
+	err := p.makeLimited(ctx, bytes, owned, workVolume(id), stateVolume(id))
+	if err == nil {
+		err = p.give(ctx, "prepare the workspace", image, 0o700, volumeAt{workVolume(id), "work"}, volumeAt{stateVolume(id), "state"})
 	}
-	return p.give(ctx, "prepare the workspace", image, 0o700, volumeAt{workVolume(id), "work"}, volumeAt{stateVolume(id), "state"})
+	if err != nil {
+		p.removeDisks(context.WithoutCancel(ctx), workVolume(id), stateVolume(id))
+	}
+	return err
 }
 
 // give makes new volumes the user's inside.
@@ -258,7 +262,7 @@ func (p *Provider) oldHelpers(ctx context.Context, before time.Time) error {
 		return err
 	}
 	for _, c := range list {
-		if time.Unix(c.Created, 0).Before(before) {
+		if c.State != container.StateRunning && time.Unix(c.Created, 0).Before(before) { // one that runs ends by itself
 			p.discard(ctx, c.ID)
 		}
 	}
