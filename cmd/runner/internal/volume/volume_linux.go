@@ -129,7 +129,8 @@ func (v Volume) format(l Limits) error {
 	return os.Rename(part, v.file())
 }
 
-// run runs a program of the image. debugfs tells what failed on stderr alone, after a line with its version.
+// run runs a program of the image. debugfs reports an error only by what it prints after a
+// line with its version; e2fsck ends with 1 when it has repaired what there was.
 func run(name string, args ...string) error {
 	path, err := exec.LookPath(name)
 	for _, dir := range []string{"/usr/sbin", "/sbin"} {
@@ -140,13 +141,18 @@ func run(name string, args ...string) error {
 	if err != nil {
 		return fmt.Errorf("the image has no %s: install e2fsprogs in it", name)
 	}
-	out, err := exec.Command(path, args...).CombinedOutput()
-	said := bytes.TrimSpace(out)
-	if name == "debugfs" {
+	cmd := exec.Command(path, args...)
+	out, err := cmd.CombinedOutput()
+	failed := err != nil
+	switch said := bytes.TrimSpace(out); name {
+	case "debugfs":
 		_, said, _ = bytes.Cut(said, []byte("\n"))
+		failed = failed || len(said) > 0
+	case "e2fsck":
+		failed = failed && cmd.ProcessState.ExitCode() != 1
 	}
-	if err != nil || len(said) > 0 {
-		return fmt.Errorf("%s: %w: %.500s", name, orNone(err), said)
+	if failed {
+		return fmt.Errorf("%s: %w: %.500s", name, orNone(err), bytes.TrimSpace(out))
 	}
 	return nil
 }
@@ -245,15 +251,19 @@ func (v Volume) attach() error {
 			return v.node(d.number)
 		}
 	}
-	number, err := v.attachTo(f)
+	// The machine may have been switched off while it was mounted.
+	if err := run("e2fsck", "-y", v.file()); err != nil {
+		return err
+	}
+	number, err := attachFree(mark+v.Name, f)
 	if err != nil {
 		return err
 	}
 	return v.node(number)
 }
 
-// attachTo attaches the file to a free device and returns its number.
-func (v Volume) attachTo(f *os.File) (int, error) {
+// attachFree attaches a file to a free device of that name, and returns its number.
+func attachFree(name string, f *os.File) (int, error) {
 	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
 	if err != nil {
 		return 0, fmt.Errorf("the engine's machine has no loop devices: %w", err)
@@ -265,7 +275,7 @@ func (v Volume) attachTo(f *os.File) (int, error) {
 			return 0, fmt.Errorf("find a free loop device: %w", err)
 		}
 		d := device{number: number}
-		if err := d.configure(mark+v.Name, f); err == nil || !errors.Is(err, unix.EBUSY) {
+		if err := d.configure(name, f); err == nil || !errors.Is(err, unix.EBUSY) {
 			return number, err
 		}
 	}
