@@ -38,7 +38,7 @@ COPY deploy/images/ca/ /usr/local/share/ca-certificates/
 ARG PACKAGES=
 RUN set -eu; \
     apt-get update; \
-    apt-get install -y --no-install-recommends bash ca-certificates curl git less nodejs openssh-client patch procps python3 python3-pip python3-venv ripgrep unzip ${PACKAGES}; \
+    apt-get install -y --no-install-recommends bash ca-certificates curl e2fsprogs git less nodejs openssh-client patch procps python3 python3-pip python3-venv ripgrep unzip ${PACKAGES}; \
     rm -rf /var/lib/apt/lists/* /usr/share/doc/* /usr/share/man/*; \
     groupadd --gid 10001 agent; \
     useradd --uid 10001 --gid 10001 --home-dir /home/spool --create-home --shell /bin/bash agent; \

@@ -37,6 +37,9 @@ type Lease struct {
 	Engine   string `json:"engine"`
 	Slots    int    `json:"slots"` // how many executions it runs at once
 	Address  string `json:"address,omitempty"`
+	// DiskLimit is what enforces the disk limits of Docker sandboxes: loop, quota or
+	// watch; "" while that is not known, and for other sandboxes.
+	DiskLimit string `json:"diskLimit,omitempty"`
 }
 
 // CtlAnswer answers a question on Ctl: a request with a SessionRef. A plain

@@ -1,6 +1,7 @@
 package executor
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -36,7 +37,9 @@ type Config struct {
 	SandboxMemory  int64    `default:"2147483648" env:"SPOOL_SANDBOX_MEMORY" help:"Bytes of memory that a Docker sandbox may take."`
 	SandboxCPUs    float64  `name:"sandbox-cpus" default:"2" env:"SPOOL_SANDBOX_CPUS" help:"Processors' worth of time that a Docker sandbox may take."`
 	SandboxPIDs    int64    `name:"sandbox-pids" default:"512" env:"SPOOL_SANDBOX_PIDS" help:"Processes and threads that a Docker sandbox may have."`
-	SandboxDisk    int64    `default:"10737418240" env:"SPOOL_SANDBOX_DISK" help:"Bytes that a Docker sandbox's workspace and its agent's records may take; its runner ends the turn at the limit."`
+	SandboxDisk    int64    `default:"10737418240" env:"SPOOL_SANDBOX_DISK" help:"Bytes that a Docker sandbox's workspace and its agent's records may take together; its runner ends the turn at the limit. Each of both has a hard limit a little above it, see sandbox-disk-limit."`
+	SandboxFiles   int64    `default:"1000000" env:"SPOOL_SANDBOX_FILES" help:"Files and folders that a Docker sandbox's workspace may have, and as many its agent's records; not more than one for 4096 bytes of sandbox-disk. Enforced where sandbox-disk-limit is loop."`
+	DiskLimit      string   `name:"sandbox-disk-limit" default:"auto" env:"SPOOL_SANDBOX_DISK_LIMIT" help:"What enforces the disk limits of Docker sandboxes, and of installed dependencies: loop (each volume is a file system in a file, on a loop device of the engine's machine; sandbox-image has to have e2fsprogs), quota (project quota of the engine's file system; files are not limited) or watch (nothing: the runner ends a turn after it wrote too much). auto is the first of these that works, which the executor tries at its start. Volumes stay what they were made as."`
 	SandboxTmp     int64    `default:"536870912" env:"SPOOL_SANDBOX_TMP" help:"Bytes of a Docker sandbox's /tmp, and of its home folder; they are in memory."`
 	SandboxUIDs    string   `name:"sandbox-uids" default:"70000-99999" env:"SPOOL_SANDBOX_UIDS" help:"User numbers of Docker sandboxes and of MCP servers in containers, FIRST-LAST: one for each, and its group. A kept workspace keeps its number. No account of the engine's machine may have one of them. An engine that maps users (rootless, userns-remap) needs a range below 65534."`
 
@@ -97,6 +100,9 @@ const (
 	Docker = "docker"
 )
 
+// DiskWatch is the DiskLimit that enforces nothing.
+const DiskWatch = docker.DiskWatch
+
 // withDefaults is the config with nothing left at zero, or what is wrong with it.
 func (c Config) withDefaults() (Config, error) {
 	if c.Sandbox == "" {
@@ -125,6 +131,7 @@ func (c Config) withDefaults() (Config, error) {
 	}{
 		{"sandbox-memory", &c.SandboxMemory, 2 << 30}, {"sandbox-pids", &c.SandboxPIDs, 512},
 		{"sandbox-disk", &c.SandboxDisk, 10 << 30}, {"sandbox-tmp", &c.SandboxTmp, 512 << 20},
+		{"sandbox-files", &c.SandboxFiles, 1_000_000},
 	} {
 		if *n.value == 0 {
 			*n.value = n.unset
@@ -132,6 +139,10 @@ func (c Config) withDefaults() (Config, error) {
 		if *n.value < 0 {
 			return c, fmt.Errorf("%s: %d is negative", n.name, *n.value)
 		}
+	}
+	c.DiskLimit = cmp.Or(c.DiskLimit, docker.DiskAuto)
+	if !slices.Contains(docker.DiskLimits(), c.DiskLimit) {
+		return c, fmt.Errorf("sandbox-disk-limit: %q is none of %s", c.DiskLimit, strings.Join(docker.DiskLimits(), ", "))
 	}
 	if c.SandboxCPUs == 0 {
 		c.SandboxCPUs = 2

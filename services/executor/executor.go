@@ -145,7 +145,7 @@ func build(cfg Config, deps Deps) (*Executor, error) {
 	deps.Logger = deps.Logger.With("executor", id)
 	e.cfg, e.id, e.deps = cfg, id, deps
 	e.budgets = budget.NewWatch(e.js, deps.Logger)
-	e.leases = lease.New(e.js, topology.Lease{Executor: id, Provider: cfg.Sandbox, Engine: cfg.Engine, Slots: cfg.Slots, Address: cfg.Address}, deps.Logger)
+	e.leases = lease.New(e.js, topology.Lease{Executor: id, Provider: cfg.Sandbox, Engine: cfg.Engine, Slots: cfg.Slots, Address: cfg.Address}, e.diskLimit, deps.Logger)
 	if e.publisher, err = bus.NewPublisher(bus.PublisherConfig{JetStream: e.js, Deduplicate: true, Logger: deps.Logger}); err != nil {
 		return nil, err
 	}
@@ -158,6 +158,9 @@ func build(cfg Config, deps Deps) (*Executor, error) {
 		Sessions: eventlog.Sessions{Log: deps.Log}, Sandbox: deps.Provider, Leases: e.leases,
 		Jobs: e.publisher, Deltas: holder.NewStream(e.js), Logger: deps.Logger, Now: deps.Now,
 	})
+	if deps.Metrics != nil && e.diskLimiter() != nil {
+		registerDiskLimit(deps.Metrics, e.diskLimit)
+	}
 	if e.jobs, err = newJobs(e); err != nil {
 		return nil, err
 	}
@@ -234,7 +237,7 @@ const (
 	openPause  = 200 * time.Millisecond
 )
 
-// open blocks until NATS and the executor's buckets are ready, then starts the egress proxy and announces the executor.
+// open blocks until NATS and the executor's buckets are ready, then starts the egress proxy, chooses what enforces disk limits and announces the executor.
 func (e *Executor) open(ctx context.Context) error {
 	if err := e.deps.Clock.Start(ctx); err != nil {
 		return err
@@ -243,6 +246,9 @@ func (e *Executor) open(ctx context.Context) error {
 		return err
 	}
 	if err := e.out.open(ctx, e.deps.Logger); err != nil {
+		return err
+	}
+	if err := e.chooseDiskLimit(ctx); err != nil {
 		return err
 	}
 	return e.await(ctx, e.leases.Open)

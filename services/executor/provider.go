@@ -29,8 +29,8 @@ func (c Config) provider(log *slog.Logger) (sandbox.Provider, error) {
 		}
 		return docker.New(docker.Config{
 			Host: c.DockerHost, Engine: c.Engine, Runner: c.Runner, Image: c.SandboxImage, Images: images, Pull: c.PullImages, Runtime: c.SandboxRuntime,
-			Limits:   sandbox.Limits{MemoryBytes: c.SandboxMemory, CPUs: c.SandboxCPUs, PIDs: c.SandboxPIDs, DiskBytes: c.SandboxDisk},
-			TmpBytes: c.SandboxTmp, Users: users, EgressSockets: sockets, Layers: c.layers(), Logger: log,
+			Limits:    sandbox.Limits{MemoryBytes: c.SandboxMemory, CPUs: c.SandboxCPUs, PIDs: c.SandboxPIDs, DiskBytes: c.SandboxDisk},
+			DiskLimit: c.DiskLimit, Files: c.SandboxFiles, TmpBytes: c.SandboxTmp, Users: users, EgressSockets: sockets, Layers: c.layers(), Logger: log,
 		})
 	case Local:
 		return local.New(local.Config{

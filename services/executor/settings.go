@@ -14,6 +14,7 @@ type EgressSettings = egress.Settings
 // DescribeMetrics registers what an executor counts, of none: for documents.
 func DescribeMetrics(r prometheus.Registerer) {
 	holder.New(holder.Config{Slots: 1, Pool: map[string]int{"claude-code": 1}}, holder.Deps{Metrics: r})
+	registerDiskLimit(r, func() string { return "" })
 }
 
 // DescribeEgressMetrics registers what an egress proxy counts, of none: for documents.

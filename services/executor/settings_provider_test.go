@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/filters"
+	"github.com/docker/docker/api/types/volume"
 	"github.com/docker/docker/client"
 
 	"github.com/spoolhq/spool/pkg/eventlog/memlog"
@@ -92,11 +94,7 @@ func TestSettingEgressAdmin(t *testing.T) {
 			_ = c.Close() // it was found: that is all
 		}
 	}()
-	log, err := memlog.New(memlog.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	deps := Deps{NATS: natstest.Conn(t, natstest.Run(t)), Log: log, Logger: slog.New(slog.DiscardHandler)}
+	deps := Deps{NATS: natstest.Conn(t, natstest.Run(t)), Log: newMemlog(t), Logger: slog.New(slog.DiscardHandler)}
 	cfg := Config{Sandbox: Docker, Engine: "e", Runner: t.TempDir(), EgressAdmin: socket, EgressSockets: "sockets"}
 	e, err := build(cfg, deps)
 	if err != nil {
@@ -148,8 +146,9 @@ func passage(t *testing.T, engine string) (host string, count *atomic.Int64) {
 	return "unix://" + l.Addr().String(), count
 }
 
-// TestSettingDocker: what is set of Docker sandboxes is what the engine, which is the one that is named, makes.
-func TestSettingDocker(t *testing.T) {
+// needDocker is a client of the engine; without one the test is skipped.
+func needDocker(t *testing.T) *client.Client {
+	t.Helper()
 	api, err := client.NewClientWithOpts(client.FromEnv, client.WithAPIVersionNegotiation())
 	if err != nil {
 		t.Fatal(err)
@@ -158,16 +157,38 @@ func TestSettingDocker(t *testing.T) {
 	if _, err := api.Ping(t.Context()); err != nil || !strings.HasPrefix(api.DaemonHost(), "unix://") {
 		t.Skipf("no Docker engine answers on a Unix socket (scripts/engine start brings one up): %v", err)
 	}
-	host, came := passage(t, api.DaemonHost())
+	return api
+}
+
+// builtRunner is the path of a runner for this machine.
+func builtRunner(t *testing.T) string {
+	t.Helper()
 	runner := filepath.Join(t.TempDir(), "runner")
 	built := exec.CommandContext(t.Context(), "go", "build", "-ldflags", "-s -w", "-o", runner, "./runner")
 	built.Dir, built.Env = filepath.Join("..", "..", "cmd"), append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := built.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
+	return runner
+}
+
+func newMemlog(t *testing.T) *memlog.Log {
+	t.Helper()
+	log, err := memlog.New(memlog.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return log
+}
+
+// TestSettingDocker: what is set of Docker sandboxes is what the engine, which is the one that is named, makes.
+func TestSettingDocker(t *testing.T) {
+	api := needDocker(t)
+	host, came := passage(t, api.DaemonHost())
+	runner := builtRunner(t)
 	engine, sockets := "test-"+strings.ToLower(rand.Text()[:12]), t.TempDir()
 	cfg := Config{
-		Sandbox: Docker, Engine: engine, Runner: runner, DockerHost: host, SandboxImage: "debian:bookworm-slim", EgressSockets: sockets, EgressAdmin: "x",
+		Sandbox: Docker, Engine: engine, Runner: runner, DockerHost: host, SandboxImage: "debian:bookworm-slim", EgressSockets: sockets, EgressAdmin: "x", DiskLimit: docker.DiskWatch,
 		SandboxMemory: 256 << 20, SandboxCPUs: 0.5, SandboxPIDs: 99, SandboxDisk: 123_456_789, SandboxTmp: 7 << 20, SandboxUIDs: "31000-31000",
 	}
 	t.Cleanup(func() { // after the sandboxes, which have it
@@ -255,4 +276,83 @@ func TestSettingDocker(t *testing.T) {
 	if _, err := create(cfg, ""); err == nil || !strings.Contains(err.Error(), "spool-no-such-runtime") {
 		t.Errorf("SandboxRuntime: %v", err)
 	}
+}
+
+// TestSettingDiskLimit: the mode and the number of files are what a sandbox has; a mode that the engine cannot hold ends the start.
+func TestSettingDiskLimit(t *testing.T) {
+	t.Parallel()
+	engine := "test-" + strings.ToLower(rand.Text()[:12])
+	cfg := Config{Sandbox: Docker, Engine: engine, Runner: builtRunner(t), SandboxImage: "debian:bookworm-slim", SandboxFiles: 5000, EgressSockets: t.TempDir(), EgressAdmin: "x"}
+	api := needDocker(t)
+	t.Cleanup(func() { // after the sandboxes, which have it
+		if err := api.VolumeRemove(context.Background(), docker.SkillsVolume(engine), true); err != nil {
+			t.Error(err)
+		}
+	})
+	log := slog.New(slog.DiscardHandler)
+	if mode, err := cfg.ProveDiskLimit(t.Context(), log); mode != docker.DiskLoop || err != nil {
+		t.Fatalf("auto is %s, %v", mode, err)
+	}
+	left, err := api.VolumeList(t.Context(), volume.ListOptions{Filters: filters.NewArgs(filters.Arg("label", "dev.spool.engine=doctor"))})
+	if err != nil || len(left.Volumes) > 0 {
+		t.Errorf("the proof leaves %+v, %v", left.Volumes, err)
+	}
+	for mode, few := range map[string]bool{docker.DiskLoop: true, docker.DiskWatch: false} {
+		cfg.DiskLimit = mode
+		if got := inodes(t, cfg); (got >= 5000 && got < 8000) != few {
+			t.Errorf("%s: a workspace may have %d files", mode, got)
+		}
+	}
+	cfg.DiskLimit = docker.DiskQuota
+	if _, err := cfg.ProveDiskLimit(t.Context(), log); err == nil {
+		t.Skip("the engine's file system has project quota: no mode fails")
+	}
+	e, err := build(cfg, Deps{NATS: natstest.Conn(t, natstest.Run(t)), Log: newMemlog(t), Logger: log})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := e.chooseDiskLimit(t.Context()); err == nil || !strings.Contains(err.Error(), "SPOOL_SANDBOX_DISK_LIMIT") {
+		t.Errorf("quota, which the engine has not: %v", err)
+	}
+	if err := e.hangUp(); err != nil {
+		t.Error(err)
+	}
+}
+
+// inodes is how many files the workspace of a new sandbox may have.
+func inodes(t *testing.T, cfg Config) int {
+	t.Helper()
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := cfg.provider(slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, err := events.NewID(events.KindSandbox, time.Now(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := errors.Join(p.Terminate(context.Background(), id, true), p.(*docker.Provider).Close()); err != nil {
+			t.Error(err)
+		}
+	}()
+	b, err := p.Create(t.Context(), sandbox.Spec{ID: id, Labels: sandbox.Labels{Tenant: "default", Session: events.Derive(events.KindSession, id), Engine: cfg.Engine, Epoch: 1}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	proc, err := b.Exec(t.Context(), sandbox.Command{Args: []string{"stat", "-f", "-c", "%c", "/workspace"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = proc.Stdin().Close() // the command reads nothing
+	out, err := io.ReadAll(proc.Stdout())
+	_, werr := proc.Wait()
+	n, perr := strconv.Atoi(strings.TrimSpace(string(out)))
+	if err := errors.Join(err, werr, perr); err != nil {
+		t.Fatal(err)
+	}
+	return n
 }

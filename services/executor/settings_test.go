@@ -26,6 +26,7 @@ func TestEverySettingIsTested(t *testing.T) {
 		"SPOOL_DATA_DIR": "TestSettingDataDir", "SPOOL_RUNNER": "TestLocalTurns", "SPOOL_ENGINE": "TestSettingLease", "SPOOL_ADDRESS": "TestSettingLease",
 		"SPOOL_SANDBOX": "TestSettingSandbox", "SPOOL_HOST_PATHS": "TestSettingHostPaths", "SPOOL_DOCKER_HOST": "TestSettingDocker", "SPOOL_SANDBOX_IMAGE": "TestSettingDocker", "SPOOL_SANDBOX_IMAGES": "TestSettingDocker", "SPOOL_SANDBOX_IMAGES_PULL": "TestSettingDocker", "SPOOL_SANDBOX_RUNTIME": "TestSettingDocker",
 		"SPOOL_SANDBOX_MEMORY": "TestSettingDocker", "SPOOL_SANDBOX_CPUS": "TestSettingDocker", "SPOOL_SANDBOX_PIDS": "TestSettingDocker", "SPOOL_SANDBOX_DISK": "TestSettingDocker",
+		"SPOOL_SANDBOX_FILES": "TestSettingDiskLimit", "SPOOL_SANDBOX_DISK_LIMIT": "TestSettingDiskLimit",
 		"SPOOL_SANDBOX_TMP": "TestSettingDocker", "SPOOL_SANDBOX_UIDS": "TestSettingDocker", "SPOOL_EGRESS_SOCKETS": "TestSettingDocker", "SPOOL_EGRESS_ADMIN": "TestSettingEgressAdmin", "SPOOL_EGRESS_IMAGE": "TestEgressOnEngine", "SPOOL_EGRESS_NETWORK": "TestEgressOnEngine",
 		"SPOOL_NPM_REGISTRY": "TestSettingDependencies", "SPOOL_PIP_INDEX_URL": "TestSettingDependencies", "SPOOL_DEPENDENCIES_HOSTS": "TestSettingDependencies",
 		"SPOOL_DEPENDENCIES_TIMEOUT": "TestSettingDependencies", "SPOOL_DEPENDENCIES_SIZE": "TestSettingDependencies", "SPOOL_DEPENDENCIES_KEEP": "TestSettingDependencies",

@@ -230,6 +230,15 @@ func diskFill(t *testing.T, h *hostile) {
 	if again := h.says("are you still there?"); len(of[events.ExecutionFailed](again)) != 1 {
 		t.Errorf("a full workspace took another turn: %+v", again.end)
 	}
+	harness.Eventually(t, "the full workspace is in a snapshot", func() bool {
+		res, err := http.Get(h.c.URL(0) + "/api/sessions/" + h.session + "/files/big")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer res.Body.Close() //nolint:errcheck // only read from
+		n, err := io.Copy(io.Discard, res.Body)
+		return err == nil && res.StatusCode == http.StatusOK && n >= 60<<20
+	})
 	req, err := http.NewRequest(http.MethodDelete, h.c.URL(0)+"/api/sessions/"+h.session+"/files/big", nil)
 	if err != nil {
 		t.Fatal(err)

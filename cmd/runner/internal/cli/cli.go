@@ -64,6 +64,7 @@ type commands struct {
 	McpServe              mcpServeCommand       `cmd:"" help:"First process of an MCP server's container: starts the server anew for each connection to a Unix socket."`
 	McpReady              mcpReadyCommand       `cmd:"" help:"Wait until mcp-serve answers at the socket."`
 	McpJoin               mcpJoinCommand        `cmd:"" help:"Stand for an MCP server that runs in a container: join stdin, stdout and stderr to it. Exit code the server's."`
+	Volume                volumeCommand         `cmd:"" help:"Volumes of a fixed size, on the engine's machine."`
 	Agent                 agentCommand          `cmd:"" help:"The built-in agent's process: JSON lines on stdin and stdout. Started by the runner itself."`
 }
 

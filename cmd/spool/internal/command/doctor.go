@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"net"
 	"net/url"
@@ -21,6 +22,7 @@ import (
 	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
 	"github.com/spoolhq/spool/pkg/pgserver"
 	"github.com/spoolhq/spool/pkg/readmodel"
+	"github.com/spoolhq/spool/services/executor"
 )
 
 const (
@@ -29,6 +31,8 @@ const (
 	diskSuggested = 2 << 30
 
 	checkTimeout = 10 * time.Second
+	// engineTimeout is for what starts containers.
+	engineTimeout = time.Minute
 )
 
 type doctorCommand struct {
@@ -41,6 +45,11 @@ type doctorCommand struct {
 	Security bool   `help:"Check the hardening of an installation in place of what spool up needs: of the server, and of the compose project on this engine."`
 	Project  string `default:"spool" env:"SPOOL_PROJECT" help:"With --security: the name of the compose project."`
 	EnvFile  string `name:"env-file" default:"deploy/.env" help:"With --security: the file with the passwords of compose."`
+
+	Sandbox      string `default:"local" env:"SPOOL_SANDBOX" help:"What sandboxes are made of: local or docker."`
+	DockerHost   string `env:"SPOOL_DOCKER_HOST" placeholder:"URL" help:"Where the Docker engine listens, with --sandbox docker."`
+	SandboxImage string `env:"SPOOL_SANDBOX_IMAGE" placeholder:"IMAGE" help:"Image of Docker sandboxes."`
+	DiskLimit    string `name:"sandbox-disk-limit" default:"auto" env:"SPOOL_SANDBOX_DISK_LIMIT" help:"What is to enforce the disk limits of Docker sandboxes; doctor tries it."`
 
 	environ func(string) string // nil means os.Getenv
 	sysctls string              // folder of the kernel's settings; "" means /proc/sys
@@ -72,10 +81,20 @@ type examination struct {
 	running *Connection // the stack on the data folder, nil if none
 }
 
+// diskLimits is the name of the check that starts containers.
+const diskLimits = "disk limits"
+
 // check looks at one thing.
 type check struct {
 	name string
 	run  func(context.Context) finding
+}
+
+func (c check) within() time.Duration {
+	if c.name == diskLimits {
+		return engineTimeout
+	}
+	return checkTimeout
 }
 
 // checks are what the command was asked to look at.
@@ -93,6 +112,7 @@ func (x *examination) checks(ctx context.Context) []check {
 		{"Postgres", x.postgres},
 		{"runner", x.runner},
 		{"kernel", x.kernel},
+		{diskLimits, x.diskLimit},
 		{"Claude Code", x.claude},
 		{"models", x.models},
 		{"server", x.gateway},
@@ -109,7 +129,7 @@ func (c *doctorCommand) Run(a *app) error {
 	x := &examination{doctorCommand: c, app: a}
 	bad := 0
 	for _, check := range x.checks(ctx) {
-		one, done := context.WithTimeout(ctx, checkTimeout)
+		one, done := context.WithTimeout(ctx, check.within())
 		f := check.run(one)
 		done()
 		if cause := context.Cause(ctx); cause != nil {
@@ -284,6 +304,22 @@ func (x *examination) runner(context.Context) finding {
 		return ok("%s", path)
 	}
 	return failed("there is none beside "+self+", and none on the PATH", remedy)
+}
+
+// diskLimit tries what enforces the disk limits of Docker sandboxes.
+func (x *examination) diskLimit(ctx context.Context) finding {
+	if x.Sandbox != executor.Docker {
+		return ok("%s sandboxes have none; Docker sandboxes have", x.Sandbox)
+	}
+	mode, err := executor.Config{DockerHost: x.DockerHost, SandboxImage: x.SandboxImage, DiskLimit: x.DiskLimit, Runner: x.Runner}.ProveDiskLimit(ctx, slog.New(slog.DiscardHandler))
+	const remedy = "loop needs loop devices on the engine's machine and e2fsprogs in the image of sandboxes; quota needs a file system with project quota"
+	switch {
+	case err != nil:
+		return failed(err.Error(), remedy)
+	case mode == executor.DiskWatch:
+		return note("watch: nothing enforces them, one sandbox can fill the engine's disk before its turn is ended", remedy)
+	}
+	return ok("enforced by %s, which was tried on the engine", mode)
 }
 
 func (x *examination) claude(ctx context.Context) finding {

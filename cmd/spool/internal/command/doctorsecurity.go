@@ -20,6 +20,7 @@ import (
 	"github.com/docker/docker/client"
 
 	"github.com/spoolhq/spool/pkg/readmodel"
+	"github.com/spoolhq/spool/services/executor"
 )
 
 // The labels by which compose finds its containers.
@@ -53,6 +54,7 @@ func (x *securityExamination) checks() []check {
 		{"engine", x.engineOptions},
 		{"sandbox runtime", x.sandboxRuntime},
 		{"kernel", x.kernel},
+		{"disk limits of sandboxes", x.projectDiskLimit},
 		{"image allowlist", x.imageAllowlist},
 		{"images by digest", x.imageDigests},
 		{"egress", x.egressSettings},
@@ -348,6 +350,18 @@ func (x *securityExamination) sandboxRuntime(context.Context) finding {
 		return note("sandboxes share the machine's kernel", "for agents that you do not trust install gVisor, and set SPOOL_SANDBOX_RUNTIME=runsc")
 	}
 	return ok("%s", strings.Join(runtimes, ", "))
+}
+
+func (x *securityExamination) projectDiskLimit(context.Context) finding {
+	if f, there := x.ofProject("executor"); !there {
+		return f
+	}
+	for _, mode := range x.setting("SPOOL_SANDBOX_DISK_LIMIT", "executor") {
+		if mode == executor.DiskWatch {
+			return note("watch: one sandbox can fill the engine's disk before its turn is ended", "set SPOOL_SANDBOX_DISK_LIMIT=auto, or look into the executor's log why it chose it")
+		}
+	}
+	return ok("by what executors proved at their start, which spool_executor_sandbox_disk_limit tells")
 }
 
 func (x *securityExamination) imageAllowlist(context.Context) finding {

@@ -164,6 +164,9 @@ func TestDoctor(t *testing.T) {
 		"database of one role":    {[]string{"--database-url", db.Projector}, "Postgres", "note", "one role, spool_projector, serves every service"},
 		"database of the gateway": {[]string{"--database-url", db.Gateway}, "Postgres", "ok", "as role spool_gateway"},
 		private:                   {nil, "Postgres", "ok", "as role spool_projector"},
+		"local sandboxes":         {nil, "disk limits", "ok", "local sandboxes have none"},
+		"no engine":               {[]string{"--sandbox", "docker", "--docker-host", "unix:///nowhere"}, "disk limits", "failed", "does not answer"},
+		"no such limit":           {[]string{"--sandbox", "docker", "--sandbox-disk-limit", "hope"}, "disk limits", "failed", "sandbox-disk-limit"},
 		"server":                  {nil, "server", "ok", "nats ok, postgres ok"},
 		"server gone":             {[]string{"--url", nowhere}, "server", "failed", "cannot reach " + nowhere},
 	} {

@@ -204,16 +204,12 @@ func (p *Provider) prepare(ctx context.Context, spec sandbox.Spec) (plan, error)
 // reliable makes sure that the volumes, which cannot go any more, are those that
 // were prepared: a sweep may have been quicker, and the engine makes empty ones.
 func (p *Provider) reliable(ctx context.Context, pl plan) error {
-	l, err := p.volume(ctx, pl.runner.volume())
-	if err != nil {
+	if err := p.hasRunner(ctx, pl.runner); err != nil {
 		return err
 	}
-	if l[labelRole] != roleRunner {
-		pl.runner.forget()
-		return fmt.Errorf("volume %s: %w", pl.runner.volume(), errVanished)
-	}
 	skills := SkillsVolume(p.cfg.Engine)
-	if l, err = p.volume(ctx, skills); err != nil {
+	l, err := p.volume(ctx, skills)
+	if err != nil {
 		return err
 	}
 	if l[labelSkills] == "" {
@@ -235,6 +231,16 @@ func (p *Provider) reliable(ctx context.Context, pl plan) error {
 		return fmt.Errorf("workspace of %s: %w", pl.owner, errVanished)
 	}
 	return err
+}
+
+// hasRunner makes sure that the runner's volume, which a container has by now, is the one that was filled.
+func (p *Provider) hasRunner(ctx context.Context, r *runnerBinary) error {
+	l, err := p.volume(ctx, r.volume())
+	if err != nil || l[labelRole] == roleRunner {
+		return err
+	}
+	r.forget()
+	return fmt.Errorf("volume %s: %w", r.volume(), errVanished)
 }
 
 // undo removes what was made for a sandbox that failed. A workspace that was
@@ -270,6 +276,7 @@ func (p *Provider) undo(ctx context.Context, pl plan, containerID string) error 
 		_, rerr := p.removeVolume(ctx, v)
 		err = errors.Join(err, rerr)
 	}
+	p.reclaim()
 	if pl.kept {
 		return err
 	}
@@ -307,8 +314,22 @@ func (p *Provider) again(ctx context.Context, c found) (*box, error) {
 	return b, err
 }
 
-// start starts a container; starting one that runs is no error.
+// start starts a container; starting one that runs is no error. One whose volumes
+// cannot be mounted has them attached again: loop devices end with the machine's run.
 func (p *Provider) start(ctx context.Context, containerID string) error {
+	err := p.startOnce(ctx, containerID)
+	if err == nil || errdefs.IsNotFound(err) || unavailable(err) || ctx.Err() != nil {
+		return err
+	}
+	attached, aerr := p.reattach(ctx, containerID)
+	if aerr != nil || !attached {
+		return errors.Join(err, aerr)
+	}
+	p.cfg.Logger.Info("attached the volumes of a container again", "container", containerID, "reason", err)
+	return p.startOnce(ctx, containerID)
+}
+
+func (p *Provider) startOnce(ctx context.Context, containerID string) error {
 	return p.do(ctx, "start the container", func(ctx context.Context) error {
 		return p.api.ContainerStart(ctx, containerID, container.StartOptions{})
 	})
@@ -333,7 +354,7 @@ func (p *Provider) confined(l sandbox.Limits) *container.HostConfig {
 		NetworkMode: "none", IpcMode: container.IPCModePrivate, Runtime: p.cfg.Runtime,
 		CapDrop: []string{"ALL"}, SecurityOpt: []string{"no-new-privileges"}, ReadonlyRootfs: true,
 		RestartPolicy: container.RestartPolicy{Name: container.RestartPolicyDisabled},
-		LogConfig:     container.LogConfig{Type: "json-file", Config: map[string]string{"max-size": "1m", "max-file": "1"}},
+		LogConfig:     smallLog(),
 		Resources: container.Resources{
 			Memory: l.MemoryBytes, MemorySwap: l.MemoryBytes, // equal: no swap
 			NanoCPUs: int64(l.CPUs * 1e9), PidsLimit: &l.PIDs,
@@ -361,6 +382,11 @@ func ulimits() []*units.Ulimit {
 	return out
 }
 
+// smallLog keeps the last of what a container's first process prints.
+func smallLog() container.LogConfig {
+	return container.LogConfig{Type: "json-file", Config: map[string]string{"max-size": "1m", "max-file": "1"}}
+}
+
 // environ is all that a process inside sees, before what it is given itself and
 // beside what the image says.
 func (p *Provider) environ(pl plan) []string {
@@ -385,18 +411,28 @@ func (p *Provider) environ(pl plan) []string {
 	return env
 }
 
+// shmDir has shared memory, as large as the engine would make it.
+const shmDir = "/dev/shm"
+
+var shmOptions = "rw,noexec,nosuid,nodev,mode=1777," + tmpfsLimit(64<<20)
+
+// tmpfsLimit limits a folder in memory: a file for each page of it.
+func tmpfsLimit(bytes int64) string {
+	return fmt.Sprintf("size=%d,nr_inodes=%d", bytes, max(bytes/bytesForFile, 64))
+}
+
 // tmpfs are the folders in memory. A volume that the image asks for is one as
 // well: on disk, nobody would watch it.
 func (p *Provider) tmpfs(pic picture, u user) map[string]string {
 	own := fmt.Sprintf(",mode=0700,uid=%d,gid=%d", u.id, u.id)
-	size := fmt.Sprintf("rw,exec,nosuid,nodev,size=%d", p.cfg.TmpBytes)
-	out := map[string]string{}
+	size := "rw,exec,nosuid,nodev," + tmpfsLimit(p.cfg.TmpBytes)
+	out := map[string]string{shmDir: shmOptions}
 	for _, v := range pic.volumes {
 		out[filepath.Clean(v)] = size + own
 	}
 	out["/tmp"] = size + ",mode=1777"
 	out[homeDir] = size + own
-	out[runDir] = fmt.Sprintf("rw,noexec,nosuid,nodev,size=%d", runSize) + own
+	out[runDir] = "rw,noexec,nosuid,nodev," + tmpfsLimit(runSize) + own
 	for _, taken := range []string{workspaceDir, workspaceToo, stateDir, binDir, skillsDir, layerDir, egressDir, serversDir, userDir} {
 		delete(out, taken)
 	}

@@ -5,8 +5,8 @@
 // capability and no way to gain one, a read-only root, an unprivileged user that
 // no other sandbox has, and limits on memory, processors and processes. What can be written is:
 //
-//	/workspace         volume; again at /mnt/workspace
-//	/spool/state       volume, the agents' own records
+//	/workspace         volume of a fixed size; again at /mnt/workspace
+//	/spool/state       volume of a fixed size, the agents' own records
 //	/tmp, /home/spool  in memory, of a fixed size, gone when the container ends
 //	/spool/run         in memory, the runner's socket
 //
@@ -20,6 +20,8 @@
 // it; each shares with it a small volume in memory (/spool/mcp), with the socket
 // by which it is joined.
 //
+// What enforces the size of a volume is Config.DiskLimit's; see disk.go.
+//
 // What the engine knows of a sandbox is in labels, which never change. Those
 // that do change when a pooled sandbox is adopted are in the container's name.
 //
@@ -29,11 +31,13 @@
 package docker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -66,6 +70,11 @@ type Config struct {
 	TmpBytes int64
 	// Users are the users of sandboxes, one for each; zero for DefaultUsers. Providers of an engine may differ.
 	Users Users
+	// DiskLimit is what enforces the disk limits, one of DiskLimits; "" for DiskAuto.
+	DiskLimit string
+	// Files is how many files and folders a volume may hold, where DiskLoop enforces it:
+	// fewer in a small one; 0 for a million.
+	Files int64
 	// EgressSockets has the egress proxy's socket: the name of a volume, or an
 	// absolute path on the engine's machine. "" for no way out.
 	EgressSockets string
@@ -113,6 +122,7 @@ type Provider struct {
 	accounts   map[string]map[string][]byte // of images: their files of accounts, by the image's id and the file's name
 	skills     shelving
 	layers     layer.Once // by digest
+	disks      disks
 }
 
 // New makes a provider.
@@ -126,6 +136,14 @@ func New(cfg Config) (*Provider, error) {
 	if strings.Contains(cfg.EgressSockets, "/") && !filepath.IsAbs(cfg.EgressSockets) {
 		return nil, fmt.Errorf("docker sandboxes: EgressSockets %q is neither the name of a volume nor an absolute path", cfg.EgressSockets)
 	}
+	cfg.DiskLimit = cmp.Or(cfg.DiskLimit, DiskAuto)
+	if !slices.Contains(DiskLimits(), cfg.DiskLimit) {
+		return nil, fmt.Errorf("docker sandboxes: DiskLimit %q is none of %s", cfg.DiskLimit, strings.Join(DiskLimits(), ", "))
+	}
+	if cfg.Files < 0 {
+		return nil, fmt.Errorf("docker sandboxes: Files is %d, want a positive number, or 0 for the default", cfg.Files)
+	}
+	cfg.Files = cmp.Or(cfg.Files, defaultFiles)
 	cfg.Limits = overlay(DefaultLimits(), cfg.Limits)
 	if cfg.TmpBytes == 0 {
 		cfg.TmpBytes = defaultTmp
@@ -149,8 +167,12 @@ func New(cfg Config) (*Provider, error) {
 	return p, nil
 }
 
-// Close lets go of idle connections. Sandboxes are not affected.
-func (p *Provider) Close() error { return p.api.Close() }
+// Close waits until space of removed volumes is free, and closes idle connections.
+// Sandboxes are not affected.
+func (p *Provider) Close() error {
+	p.disks.sweepings.Wait()
+	return p.api.Close()
+}
 
 // overlay replaces what another sets.
 func overlay(l, by sandbox.Limits) sandbox.Limits {

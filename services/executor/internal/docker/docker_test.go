@@ -31,14 +31,18 @@ import (
 const testImage = "debian:bookworm-slim"
 
 var (
-	scratch string                         // of the test binary
-	engine  = "test-" + rand.Text()[:12]   // in all labels
-	runners = sync.OnceValues(buildRunner) // the runner's binary
+	scratch   string                             // of the test binary
+	engine    = "test-" + rand.Text()[:12]       // in all labels
+	runners   = sync.OnceValues(buildRunner)     // the runner's binary
+	diskLimit = sync.OnceValues(chooseDiskLimit) // of the engine
 )
 
 func TestMain(m *testing.M) {
 	if os.Getenv(asSSH) != "" { // a test made this binary the ssh command
 		os.Exit(dialStdio())
+	}
+	if os.Getenv(asCreator) != "" { // a test made this binary an executor that it kills
+		os.Exit(createForever())
 	}
 	var err error
 	if scratch, err = os.MkdirTemp("", "spool-docker-"); err != nil {
@@ -112,6 +116,20 @@ func buildRunner() (string, error) {
 	return path, nil
 }
 
+// chooseDiskLimit returns what the engine of the tests enforces disk limits by.
+func chooseDiskLimit() (string, error) {
+	path, err := runners()
+	if err != nil {
+		return "", err
+	}
+	p, err := New(Config{Engine: engine, Runner: path, Image: testImage})
+	if err != nil {
+		return "", err
+	}
+	limit, err := p.ChooseDiskLimit(context.Background())
+	return limit, errors.Join(err, p.Close())
+}
+
 // needEngine skips a test where no engine answers, and gives a config for it.
 func needEngine(t testing.TB) Config {
 	t.Helper()
@@ -131,7 +149,11 @@ func needEngine(t testing.TB) Config {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return Config{Engine: engine, Runner: path, Image: testImage, Images: images, Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))}
+	limit, err := diskLimit()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Config{DiskLimit: limit, Engine: engine, Runner: path, Image: testImage, Images: images, Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))}
 }
 
 func provide(t testing.TB, cfg Config) *Provider {

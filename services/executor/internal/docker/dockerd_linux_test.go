@@ -107,6 +107,7 @@ func TestEngineRestarts(t *testing.T) {
 	p := provide(t, cfg)
 	bare(t, p, "spool-test:bare", "amd64")
 	cfg.Image = "spool-test:bare"
+	cfg.DiskLimit = DiskWatch // the image has no mkfs
 	p = provide(t, cfg)
 	spec := newSpec(t)
 	b := create(t, p, spec)
@@ -148,6 +149,7 @@ func TestDiskFull(t *testing.T) {
 	d := newDockerd(t, "192m")
 	cfg.Host = d.host
 	cfg.Image = "spool-test:bare"
+	cfg.DiskLimit = DiskWatch // the image has no mkfs
 	p := provide(t, cfg)
 	bare(t, p, cfg.Image, "amd64")
 	b := create(t, p, newSpec(t))
@@ -198,6 +200,7 @@ func TestEngineStandsStill(t *testing.T) {
 	cfg := needEngine(t)
 	d := newDockerd(t, "")
 	cfg.Host, cfg.Image = d.host, "spool-test:bare"
+	cfg.DiskLimit = DiskWatch // the image has no mkfs
 	first := provide(t, cfg)
 	bare(t, first, cfg.Image, "amd64")
 	spec := newSpec(t)

@@ -122,11 +122,11 @@ func (p *Provider) makeLayer(ctx context.Context, digest, image string, want san
 		if err == nil && is == name {
 			return
 		}
-		if _, rerr := p.removeVolume(context.WithoutCancel(ctx), name); rerr != nil {
-			p.cfg.Logger.Warn("what there is of a broken layer stays until the sweep", "volume", name, "error", rerr)
-		}
+		p.removeDisks(context.WithoutCancel(ctx), name)
 	}()
-	if err := p.makeVolume(ctx, name, map[string]string{labelVersion: layoutVersion, labelRole: roleLayer, labelEngine: p.cfg.Engine, labelLayer: digest}); err != nil {
+	// Installers may take twice the limit for a while; what they leave is weighed.
+	labels := map[string]string{labelVersion: layoutVersion, labelRole: roleLayer, labelEngine: p.cfg.Engine, labelLayer: digest}
+	if err := p.makeLimited(ctx, 2*p.cfg.Layers.MaxBytes, labels, name); err != nil {
 		return "", err
 	}
 	began := time.Now()
@@ -285,6 +285,7 @@ func (p *Provider) dropLayer(ctx context.Context, name, digest, note string) err
 		}
 	}
 	_, err := p.removeVolume(ctx, name)
+	p.reclaim()
 	return err
 }
 

@@ -92,6 +92,7 @@ func (p *Provider) wipe(ctx context.Context, id, owner string) error {
 			return err
 		}
 	}
+	p.reclaim()
 	if labels, err := p.volume(ctx, workVolume(owner)); err != nil || labels != nil {
 		return err // another container has them by now
 	}

@@ -281,15 +281,11 @@ var errNoSocket = fmt.Errorf("its volume for the socket is gone: %w", sandbox.Er
 
 // reliableServer makes sure that the volumes are those that were prepared; see reliable.
 func (p *Provider) reliableServer(ctx context.Context, id string, n int, r *runnerBinary) error {
-	l, err := p.volume(ctx, r.volume())
-	if err != nil {
+	if err := p.hasRunner(ctx, r); err != nil {
 		return err
 	}
-	if l[labelRole] != roleRunner {
-		r.forget()
-		return fmt.Errorf("volume %s: %w", r.volume(), errVanished)
-	}
-	if l, err = p.volume(ctx, socketVolume(id, n)); err == nil && l[labelRole] != roleSocket {
+	l, err := p.volume(ctx, socketVolume(id, n))
+	if err == nil && l[labelRole] != roleSocket {
 		return fmt.Errorf("sandbox %s: %w", id, errNoSocket)
 	}
 	return err
@@ -332,7 +328,7 @@ func (p *Provider) serverProfile(ctx context.Context, box found, n int, s sandbo
 		return nil, nil, fmt.Errorf("image %q: %w", s.Image, err)
 	}
 	tmpfs := p.serverTmpfs(pic)
-	scratch := append(slices.Sorted(maps.Keys(tmpfs)), "/dev/shm")
+	scratch := slices.Sorted(maps.Keys(tmpfs))
 	config := &container.Config{
 		Image: pic.ref, Hostname: "mcp", StopSignal: "SIGTERM", Healthcheck: &container.HealthConfig{Test: []string{"NONE"}},
 		Entrypoint: []string{
@@ -366,8 +362,8 @@ func (p *Provider) serverProfile(ctx context.Context, box found, n int, s sandbo
 
 // serverTmpfs are a server's folders in memory.
 func (p *Provider) serverTmpfs(pic picture) map[string]string {
-	size := fmt.Sprintf("rw,exec,nosuid,nodev,size=%d,mode=1777", p.cfg.TmpBytes)
-	out := map[string]string{}
+	size := "rw,exec,nosuid,nodev,mode=1777," + tmpfsLimit(p.cfg.TmpBytes)
+	out := map[string]string{shmDir: shmOptions}
 	for _, v := range pic.volumes {
 		out[filepath.Clean(v)] = size
 	}

@@ -2,6 +2,7 @@ package docker
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -58,15 +59,24 @@ func (p *Provider) removeVolume(ctx context.Context, name string) (bool, error) 
 // that the sandbox fills.
 func (p *Provider) volumes(ctx context.Context, pl plan) (user, error) {
 	id := pl.spec.ID
+	u, err := p.userAndVolumes(ctx, pl)
+	if err != nil {
+		undo := context.WithoutCancel(ctx)
+		p.removeDisks(undo, workVolume(id), stateVolume(id))
+		err = errors.Join(err, p.releaseUsers(undo, id))
+	}
+	return u, err
+}
+
+func (p *Provider) userAndVolumes(ctx context.Context, pl plan) (user, error) {
+	id := pl.spec.ID
 	u, err := p.newUser(ctx, p.reservation(id))
 	if err != nil {
 		return u, err
 	}
 	owned := map[string]string{labelVersion: layoutVersion, labelRole: roleVolume, labelEngine: p.cfg.Engine, labelOwner: id, labelUser: strconv.Itoa(u.id)}
-	for _, v := range []string{workVolume(id), stateVolume(id)} {
-		if err := p.makeVolume(ctx, v, owned); err != nil {
-			return u, err
-		}
+	if err := p.makeLimited(ctx, pl.limits.DiskBytes, owned, workVolume(id), stateVolume(id)); err != nil {
+		return u, err
 	}
 	is, err := p.userOf(ctx, id)
 	if err != nil {
@@ -184,7 +194,10 @@ func (p *Provider) Orphans(ctx context.Context, olderThan time.Duration) (remove
 			removed++
 		}
 	}
-	return removed, p.oldUsers(ctx, used, before)
+	if removed > 0 {
+		p.reclaim()
+	}
+	return removed, errors.Join(p.oldUsers(ctx, used, before), p.oldDisks(ctx, list))
 }
 
 // ownerOf is what keeps a volume: its sandbox, or the runner's digest.
@@ -251,7 +264,7 @@ func (p *Provider) oldHelpers(ctx context.Context, before time.Time) error {
 		return err
 	}
 	for _, c := range list {
-		if time.Unix(c.Created, 0).Before(before) {
+		if c.State != container.StateRunning && time.Unix(c.Created, 0).Before(before) { // one that runs ends by itself
 			p.discard(ctx, c.ID)
 		}
 	}

@@ -352,6 +352,7 @@ func TestImages(t *testing.T) {
 		t.Errorf("with a folder of runners: %v", err)
 	}
 	cfg.Image = ""
+	cfg.DiskLimit = DiskWatch // there is no image with mkfs
 	p = provide(t, cfg)
 	wantCode(t, "no image", try(""), sandbox.CodeImageNotFound, "default image")
 }
@@ -436,6 +437,15 @@ func TestRunnerSilent(t *testing.T) {
 	cfg.Runner = "/bin/false" // a program for Linux that is no runner
 	p := provide(t, cfg)
 	spec := newSpec(t)
+	if cfg.DiskLimit == DiskLoop {
+		_, err := p.Create(t.Context(), spec)
+		wantCode(t, "make the volumes", err, sandbox.CodeSandboxFailed, "volume make")
+		if got := exists(t, p, workVolume(spec.ID), stateVolume(spec.ID)); got[0] || got[1] {
+			t.Errorf("volumes stay: %v", got)
+		}
+	}
+	cfg.DiskLimit = DiskWatch
+	p = provide(t, cfg)
 	_, err := p.Create(t.Context(), spec)
 	wantCode(t, "create", err, sandbox.CodeRunnerSilent, "does not answer")
 	if got := exists(t, p, workVolume(spec.ID), stateVolume(spec.ID)); got[0] || got[1] {

@@ -36,6 +36,7 @@ type Keeper struct {
 	nc    *nats.Conn
 	kv    jetstream.KeyValue // set by Open
 	lease topology.Lease
+	disk  func() string
 	log   *slog.Logger
 
 	mu      sync.Mutex
@@ -43,9 +44,10 @@ type Keeper struct {
 	engines map[string]time.Time // when an engine's lease was last seen
 }
 
-// New makes a keeper; Open and Run make it work.
-func New(js jetstream.JetStream, lease topology.Lease, log *slog.Logger) *Keeper {
-	return &Keeper{js: js, nc: js.Conn(), lease: lease, log: log, since: time.Now(), engines: map[string]time.Time{}}
+// New makes a keeper; Open and Run make it work. disk returns the lease's DiskLimit,
+// which may change; it is called from Run's goroutine.
+func New(js jetstream.JetStream, lease topology.Lease, disk func() string, log *slog.Logger) *Keeper {
+	return &Keeper{js: js, nc: js.Conn(), lease: lease, disk: disk, log: log, since: time.Now(), engines: map[string]time.Time{}}
 }
 
 // Open announces the executor. It comes before Run and Ask.
@@ -63,7 +65,9 @@ func (k *Keeper) Open(ctx context.Context) error {
 
 // announce writes the lease once.
 func (k *Keeper) announce(ctx context.Context) error {
-	raw, err := json.Marshal(k.lease)
+	l := k.lease
+	l.DiskLimit = k.disk()
+	raw, err := json.Marshal(l)
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,140 @@
+// Package volume makes file systems of a fixed size in files, and attaches the files
+// to loop devices, so that the engine can mount them as volumes of sandboxes. Its
+// functions run as root on the engine's machine, in a container that sees /dev and
+// the folder of the volume and that has one capability, CAP_MKNOD.
+//
+// A file lies in the folder of its volume: the engine removes both together. The
+// loop device then has a file without a name, by which Sweep recognises it.
+package volume
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+const (
+	// Nodes is the folder of the device nodes, one for each volume. It is in /dev:
+	// when the machine starts again no node names a device of another volume.
+	Nodes = "/dev/spool"
+	// imageFile is the file with the file system, in the volume's folder.
+	imageFile = "disk.img"
+	// mark begins the names of our loop devices.
+	mark = "spool:"
+
+	blockSize = 4096
+	inodeSize = 256
+	// journalBytes is the size of the journal of a file system that is not small.
+	journalBytes = 16 << 20
+	// spare is beside the limit, and one part in spareShare of it: metadata, and what
+	// lets the watch of the sandbox, which counts as people do, see the limit reached.
+	spare      = 8 << 20
+	spareShare = 32
+)
+
+// Volume is a volume of the engine, with its folder there.
+type Volume struct{ Name, Dir string }
+
+// UnmarshalText reads name=folder.
+func (v *Volume) UnmarshalText(raw []byte) error {
+	name, dir, ok := strings.Cut(string(raw), "=")
+	if !ok || name == "" || name != filepath.Base(name) || strings.HasPrefix(name, ".") || !filepath.IsAbs(dir) {
+		return fmt.Errorf("volume %q: want NAME=/folder", raw)
+	}
+	v.Name, v.Dir = name, dir
+	return nil
+}
+
+// Limits of a file system.
+type Limits struct {
+	Bytes int64 // that files may take; the file system is a little larger
+	Files int64 // files and folders
+}
+
+func (l Limits) check() error {
+	if l.Bytes < 1<<20 || l.Files < 1 {
+		return fmt.Errorf("limits: %d bytes and %d files, want 1 MiB and 1 file at least", l.Bytes, l.Files)
+	}
+	return nil
+}
+
+// size is that of the whole file system, in bytes.
+func (l Limits) size() int64 {
+	size := l.Bytes + l.Bytes/spareShare + l.Files*inodeSize + spare
+	if l.journal() {
+		size += journalBytes
+	}
+	return (size + blockSize - 1) / blockSize * blockSize
+}
+
+// journal reports whether the file system has a journal: a small one has no room for it.
+func (l Limits) journal() bool { return l.Bytes >= 8*journalBytes }
+
+// options of mkfs.ext4. Nothing is reserved for root, and what is not used takes no space.
+func (l Limits) options() []string {
+	journal := []string{"-O", "^has_journal"}
+	if l.journal() {
+		journal = []string{"-J", "size=" + strconv.Itoa(journalBytes>>20)}
+	}
+	return append([]string{
+		"-q", "-F", "-b", strconv.Itoa(blockSize), "-I", strconv.Itoa(inodeSize), "-N", strconv.FormatInt(l.Files, 10),
+		"-m", "0", "-e", "remount-ro", "-E", "lazy_itable_init=1,lazy_journal_init=1",
+	}, journal...)
+}
+
+// Exceed tries to write three times as much as the limits into a folder. It is an
+// error if that succeeds: nothing enforces the limits. Files may be 0 for no limit.
+func Exceed(dir string, l Limits) error {
+	path := filepath.Join(dir, "exceed")
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = io.CopyN(f, zeros{}, 3*l.Bytes)
+	if err == nil {
+		err = f.Sync()
+	}
+	if cerr := errors.Join(f.Close(), os.Remove(path)); cerr != nil && !isFull(cerr) {
+		return cerr
+	}
+	if !isFull(err) {
+		return fmt.Errorf("%d bytes could be written, the limit is %d: %w", 3*l.Bytes, l.Bytes, orNone(err))
+	}
+	for n := range 3 * l.Files {
+		f, err := os.OpenFile(path+strconv.FormatInt(n, 10), os.O_CREATE|os.O_WRONLY|os.O_EXCL, 0o600)
+		if isFull(err) {
+			return nil
+		}
+		if err == nil {
+			err = f.Close()
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if l.Files > 0 {
+		return fmt.Errorf("%d files could be made, the limit is %d", 3*l.Files, l.Files)
+	}
+	return nil
+}
+
+var errNone = errors.New("no error came")
+
+func orNone(err error) error {
+	if err == nil {
+		return errNone
+	}
+	return err
+}
+
+// zeros is an endless source.
+type zeros struct{}
+
+func (zeros) Read(b []byte) (int, error) {
+	clear(b)
+	return len(b), nil
+}

@@ -1,0 +1,332 @@
+package volume
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	sysBlock = "/sys/block"
+	// loopMajor is the number of the loop driver.
+	loopMajor = 7
+	// attempts to get a free loop device, which others may take first.
+	attempts = 100
+)
+
+func isFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
+
+// Make makes the file systems of volumes, or finds them, and attaches them.
+func Make(l Limits, volumes []Volume) error {
+	if err := l.check(); err != nil {
+		return err
+	}
+	return locked(func() error {
+		for _, v := range volumes {
+			if err := v.format(l); err != nil {
+				return fmt.Errorf("volume %s: %w", v.Name, err)
+			}
+			if err := v.attach(); err != nil {
+				return fmt.Errorf("volume %s: %w", v.Name, err)
+			}
+		}
+		return nil
+	})
+}
+
+// Attach attaches the file systems of volumes that have one, as they have to be
+// when the machine was started again.
+func Attach(volumes []Volume) error {
+	return locked(func() error {
+		for _, v := range volumes {
+			if err := v.attach(); err != nil {
+				return fmt.Errorf("volume %s: %w", v.Name, err)
+			}
+		}
+		return nil
+	})
+}
+
+// Sweep detaches our loop devices whose file was removed, and removes device nodes
+// that name no device of ours. It returns the number of devices.
+func Sweep() (detached int, err error) {
+	err = locked(func() error {
+		devices, err := attached()
+		if err != nil {
+			return err
+		}
+		ours := map[int]bool{}
+		for _, d := range devices {
+			if !strings.HasPrefix(d.name, mark) {
+				continue
+			}
+			if !d.deleted {
+				ours[d.number] = true
+				continue
+			}
+			if err := d.detach(); err != nil {
+				return err
+			}
+			detached++
+		}
+		return removeNodes(func(number int) bool { return !ours[number] })
+	})
+	return detached, err
+}
+
+// locked runs f while no other container does.
+func locked(f func() error) error {
+	if err := os.MkdirAll(Nodes, 0o700); err != nil {
+		return err
+	}
+	lock, err := os.OpenFile(filepath.Join(Nodes, ".lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return err
+	}
+	defer lock.Close() //nolint:errcheck // which ends the lock
+	for err = unix.EINTR; errors.Is(err, unix.EINTR); {
+		err = unix.Flock(int(lock.Fd()), unix.LOCK_EX)
+	}
+	if err != nil {
+		return fmt.Errorf("lock %s: %w", lock.Name(), err)
+	}
+	return f()
+}
+
+func (v Volume) file() string { return filepath.Join(v.Dir, imageFile) }
+
+// format makes the file system under another name first: what has its name is whole.
+func (v Volume) format(l Limits) error {
+	if _, err := os.Stat(v.file()); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	part := v.file() + ".part"
+	if err := os.Remove(part); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	f, err := os.OpenFile(part, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(f.Truncate(l.size()), f.Close()); err != nil {
+		return err
+	}
+	if err := run("mkfs.ext4", append(l.options(), part)...); err != nil {
+		return err
+	}
+	// Users would see it among their files, and may not read it.
+	if err := run("debugfs", "-w", "-R", "rmdir lost+found", part); err != nil {
+		return err
+	}
+	return os.Rename(part, v.file())
+}
+
+// run runs a program of the image. debugfs reports an error only by what it prints after a
+// line with its version; e2fsck ends with 1 when it has repaired what there was.
+func run(name string, args ...string) error {
+	path, err := exec.LookPath(name)
+	for _, dir := range []string{"/usr/sbin", "/sbin"} {
+		if err != nil {
+			path, err = exec.LookPath(filepath.Join(dir, name))
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("the image has no %s: install e2fsprogs in it", name)
+	}
+	cmd := exec.Command(path, args...)
+	out, err := cmd.CombinedOutput()
+	failed := err != nil
+	switch said := bytes.TrimSpace(out); name {
+	case "debugfs":
+		_, said, _ = bytes.Cut(said, []byte("\n"))
+		failed = failed || len(said) > 0
+	case "e2fsck":
+		failed = failed && cmd.ProcessState.ExitCode() != 1
+	}
+	if failed {
+		return fmt.Errorf("%s: %w: %.500s", name, orNone(err), bytes.TrimSpace(out))
+	}
+	return nil
+}
+
+// device is a loop device with a file.
+type device struct {
+	number  int
+	name    string // that its maker gave
+	dev     uint64 // of the file
+	inode   uint64
+	deleted bool // the file has no name any more
+}
+
+func (d device) path() string { return "/dev/loop" + strconv.Itoa(d.number) }
+
+// attached lists the loop devices with a file.
+func attached() ([]device, error) {
+	list, err := filepath.Glob(sysBlock + "/loop*/loop/backing_file")
+	if err != nil {
+		return nil, err
+	}
+	var out []device
+	for _, path := range list {
+		backing, err := os.ReadFile(path)
+		if err != nil {
+			continue // detached just now
+		}
+		number, err := strconv.Atoi(strings.TrimPrefix(filepath.Base(filepath.Dir(filepath.Dir(path))), "loop"))
+		if err != nil {
+			continue // no name of the loop driver's
+		}
+		d := device{number: number, deleted: strings.HasSuffix(strings.TrimSpace(string(backing)), " (deleted)")}
+		if err := d.look(); errors.Is(err, unix.ENXIO) {
+			continue
+		} else if err != nil {
+			return nil, err
+		}
+		out = append(out, d)
+	}
+	return out, nil
+}
+
+// open opens the device, whose node may not be there in the /dev of an engine that runs in a container.
+func (d device) open(flags int) (*os.File, error) {
+	err := unix.Mknod(d.path(), unix.S_IFBLK|0o600, int(unix.Mkdev(loopMajor, uint32(d.number)))) //nolint:gosec // a minor number
+	if err != nil && !errors.Is(err, fs.ErrExist) {
+		return nil, fmt.Errorf("make %s: %w", d.path(), err)
+	}
+	return os.OpenFile(d.path(), flags, 0)
+}
+
+func (d *device) look() error {
+	f, err := d.open(os.O_RDONLY)
+	if err != nil {
+		return err
+	}
+	defer f.Close() //nolint:errcheck // only read from
+	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
+	if err != nil {
+		return fmt.Errorf("look at %s: %w", d.path(), err)
+	}
+	d.dev, d.inode, d.name = info.Device, info.Inode, unix.ByteSliceToString(info.File_name[:])
+	return nil
+}
+
+// detach takes the file from the device, at its last close if it is mounted.
+func (d device) detach() error {
+	f, err := d.open(os.O_RDWR)
+	if err != nil {
+		return err
+	}
+	defer f.Close() //nolint:errcheck // nothing is written
+	if err := unix.IoctlSetInt(int(f.Fd()), unix.LOOP_CLR_FD, 0); err != nil && !errors.Is(err, unix.ENXIO) {
+		return fmt.Errorf("detach %s: %w", d.path(), err)
+	}
+	return nil
+}
+
+// attach makes sure that the volume's file has a loop device, and its node names that one.
+func (v Volume) attach() error {
+	f, err := os.OpenFile(v.file(), os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close() //nolint:errcheck // the device has its own
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return err
+	}
+	devices, err := attached()
+	if err != nil {
+		return err
+	}
+	for _, d := range devices {
+		if d.inode == st.Ino && d.dev == st.Dev {
+			return v.node(d.number)
+		}
+	}
+	// The machine may have been switched off while it was mounted.
+	if err := run("e2fsck", "-y", v.file()); err != nil {
+		return err
+	}
+	number, err := attachFree(mark+v.Name, f)
+	if err != nil {
+		return err
+	}
+	return v.node(number)
+}
+
+// attachFree attaches a file to a free device of that name, and returns its number.
+func attachFree(name string, f *os.File) (int, error) {
+	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
+	if err != nil {
+		return 0, fmt.Errorf("the engine's machine has no loop devices: %w", err)
+	}
+	defer control.Close() //nolint:errcheck // nothing is written
+	for range attempts {
+		number, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
+		if err != nil {
+			return 0, fmt.Errorf("find a free loop device: %w", err)
+		}
+		d := device{number: number}
+		if err := d.configure(name, f); err == nil || !errors.Is(err, unix.EBUSY) {
+			return number, err
+		}
+	}
+	return 0, errors.New("others take every loop device first")
+}
+
+func (d device) configure(name string, file *os.File) error {
+	f, err := d.open(os.O_RDWR)
+	if err != nil {
+		return err
+	}
+	defer f.Close()                                  //nolint:errcheck // nothing is written
+	config := unix.LoopConfig{Fd: uint32(file.Fd())} //nolint:gosec // a descriptor
+	copy(config.Info.File_name[:len(config.Info.File_name)-1], name)
+	if err := unix.IoctlLoopConfigure(int(f.Fd()), &config); err != nil {
+		return fmt.Errorf("attach to %s: %w", d.path(), err)
+	}
+	return nil
+}
+
+// node makes the volume's device node. Other nodes of that device are of volumes
+// whose device was detached.
+func (v Volume) node(number int) error {
+	if err := removeNodes(func(n int) bool { return n == number }); err != nil {
+		return err
+	}
+	path := filepath.Join(Nodes, v.Name)
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return unix.Mknod(path, unix.S_IFBLK|0o600, int(unix.Mkdev(loopMajor, uint32(number)))) //nolint:gosec // a minor number
+}
+
+// removeNodes removes the nodes of some devices.
+func removeNodes(doomed func(number int) bool) error {
+	list, err := os.ReadDir(Nodes)
+	if err != nil {
+		return err
+	}
+	for _, e := range list {
+		path := filepath.Join(Nodes, e.Name())
+		var st unix.Stat_t
+		if err := unix.Lstat(path, &st); err != nil {
+			return err
+		}
+		if st.Mode&unix.S_IFMT != unix.S_IFBLK || !doomed(int(unix.Minor(st.Rdev))) {
+			continue
+		}
+		if err := os.Remove(path); err != nil {
+			return err
+		}
+	}
+	return nil
+}

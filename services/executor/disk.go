@@ -1,0 +1,109 @@
+package executor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/services/executor/internal/docker"
+)
+
+// chooseWithin bounds how long the start waits for what enforces disk limits; an
+// image that is pulled first may take longer.
+const chooseWithin = time.Minute
+
+// diskLimiter is a provider that limits what its sandboxes take on disk.
+type diskLimiter interface {
+	// ChooseDiskLimit tries what the settings name, and returns what enforces the limits.
+	ChooseDiskLimit(ctx context.Context) (string, error)
+	// DiskLimit returns what was chosen, "" before.
+	DiskLimit() string
+}
+
+func (e *Executor) diskLimiter() diskLimiter {
+	d, ok := e.own.(diskLimiter)
+	if !ok {
+		return nil
+	}
+	return d
+}
+
+// diskLimit returns what enforces disk limits, "" when that is not known.
+func (e *Executor) diskLimit() string {
+	if d := e.diskLimiter(); d != nil {
+		return d.DiskLimit()
+	}
+	return ""
+}
+
+// chooseDiskLimit refuses to start with a setting that the engine cannot hold. An
+// engine that does not answer now is asked again with the first sandbox.
+func (e *Executor) chooseDiskLimit(ctx context.Context) error {
+	d := e.diskLimiter()
+	if d == nil {
+		return nil
+	}
+	bounded, cancel := context.WithTimeout(ctx, chooseWithin)
+	defer cancel()
+	_, err := d.ChooseDiskLimit(bounded)
+	var unknown *sandbox.Error
+	if ctx.Err() == nil && (errors.As(err, &unknown) || bounded.Err() != nil) {
+		e.deps.Logger.Warn("what enforces disk limits is not known yet; the first sandbox waits for it", "error", err)
+		return nil
+	}
+	return err
+}
+
+// registerDiskLimit counts what enforces the disk limits: 1 for that, 0 for the others.
+func registerDiskLimit(r prometheus.Registerer, limit func() string) {
+	for _, mode := range docker.DiskLimits()[1:] {
+		r.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "spool_executor_sandbox_disk_limit", Help: "What enforces the disk limits of Docker sandboxes is 1, the others are 0; all are 0 while that is not known.",
+			ConstLabels: prometheus.Labels{"mode": mode},
+		}, func() float64 {
+			if limit() == mode {
+				return 1
+			}
+			return 0
+		}))
+	}
+}
+
+// ProveDiskLimit returns what would enforce the disk limits of Docker sandboxes with
+// these settings; it tries that on the engine, and leaves nothing there.
+func (c Config) ProveDiskLimit(ctx context.Context, log *slog.Logger) (mode string, err error) {
+	c.Sandbox, c.Engine = Docker, "doctor"
+	if c, err = c.withDefaults(); err != nil {
+		return "", err
+	}
+	if c, err = c.withRunner(); err != nil {
+		return "", err
+	}
+	try := func(use func(*docker.Provider) error) error {
+		p, err := c.provider(log)
+		if err != nil {
+			return err
+		}
+		d, ok := p.(*docker.Provider)
+		if !ok {
+			return fmt.Errorf("sandbox: %s has no disk limits", c.Sandbox)
+		}
+		return errors.Join(use(d), d.Close())
+	}
+	err = try(func(p *docker.Provider) error {
+		mode, err = p.ChooseDiskLimit(ctx)
+		return err
+	})
+	if err != nil {
+		return "", err
+	}
+	return mode, try(func(p *docker.Provider) error { // which does not use the runner's volume
+		_, err := p.Orphans(ctx, 0)
+		return err
+	})
+}

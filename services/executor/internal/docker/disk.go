@@ -1,0 +1,402 @@
+package docker
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/mount"
+	"github.com/docker/docker/api/types/volume"
+
+	"github.com/spoolhq/spool/pkg/sandbox"
+)
+
+// What enforces the disk limits of volumes.
+const (
+	// DiskAuto is the first of DiskLoop and DiskQuota that the engine can enforce, else DiskWatch.
+	DiskAuto = "auto"
+	// DiskLoop makes each volume a file system of its size in a file: bytes and files are limited.
+	DiskLoop = "loop"
+	// DiskQuota uses the project quota of the engine's file system: bytes are limited, files are not.
+	DiskQuota = "quota"
+	// DiskWatch leaves the limits to the runner's watch, which ends a turn after it wrote too much.
+	DiskWatch = "watch"
+)
+
+// DiskLimits are the values of Config.DiskLimit.
+func DiskLimits() []string { return []string{DiskAuto, DiskLoop, DiskQuota, DiskWatch} }
+
+const (
+	// diskNodes is the folder of the device nodes that "runner volume" makes on the engine's machine.
+	diskNodes = "/dev/spool/"
+	// defaultFiles is how many files and folders a volume may hold.
+	defaultFiles = 1_000_000
+	// bytesForFile bounds the files of a small volume: one for so many bytes, but fewFiles at least.
+	bytesForFile = 4096
+	fewFiles     = 1024
+	// leastDisk is the size of the smallest volume, in bytes.
+	leastDisk = 1 << 20
+	// toolWithin bounds one run of a volume tool.
+	toolWithin = 2 * time.Minute
+	// sweepDisksEvery is how often loop devices without a volume are looked for when nothing was removed.
+	sweepDisksEvery = time.Hour
+
+	probeBytes = 16 << 20
+	probeFiles = fewFiles
+)
+
+// disks is what the provider knows of volumes of a fixed size.
+type disks struct {
+	choosing sync.Mutex // one probe at a time; before mu
+
+	mu        sync.Mutex
+	mode      string // "" until it is chosen
+	used      bool   // whether there may be loop devices
+	swept     time.Time
+	sweeping  bool
+	again     bool
+	sweepings sync.WaitGroup
+}
+
+// DiskLimit returns what enforces the disk limits, "" when that is not known yet.
+func (p *Provider) DiskLimit() string {
+	p.disks.mu.Lock()
+	defer p.disks.mu.Unlock()
+	return p.disks.mode
+}
+
+// ChooseDiskLimit returns what enforces the disk limits. It proves that on the
+// engine, by writing more than the limits of a small volume. A mode of Config that
+// does not work is an error; DiskAuto has a mode that works always. An engine that
+// does not answer, or lacks the image, has a *sandbox.Error.
+func (p *Provider) ChooseDiskLimit(ctx context.Context) (string, error) {
+	p.disks.choosing.Lock()
+	defer p.disks.choosing.Unlock()
+	candidates := []string{p.cfg.DiskLimit}
+	if p.cfg.DiskLimit == DiskAuto {
+		candidates = []string{DiskLoop, DiskQuota, DiskWatch}
+	}
+	var refused []error
+	for _, mode := range candidates {
+		err := p.probe(ctx, mode)
+		if errors.Is(err, errVanished) { // the runner's volume, which another executor's sweep removed
+			err = p.probe(ctx, mode)
+		}
+		if err == nil {
+			p.chosen(mode, errors.Join(refused...))
+			return mode, nil
+		}
+		var typed *sandbox.Error
+		if errors.As(err, &typed) || ctx.Err() != nil {
+			return "", fmt.Errorf("choose what enforces disk limits: %w", err) // no word on the mode
+		}
+		refused = append(refused, fmt.Errorf("%s: %w", mode, err))
+	}
+	return "", fmt.Errorf("SPOOL_SANDBOX_DISK_LIMIT: the Docker engine at %s cannot enforce disk limits by %w; use auto, or one of %s",
+		p.api.DaemonHost(), errors.Join(refused...), strings.Join(DiskLimits()[1:], ", "))
+}
+
+// chosen notes the mode, and says what it does not enforce.
+func (p *Provider) chosen(mode string, refused error) {
+	p.disks.mu.Lock()
+	p.disks.mode = mode
+	p.disks.mu.Unlock()
+	log := p.cfg.Logger.With("mode", mode)
+	if refused != nil {
+		log = log.With("refused", refused)
+	}
+	switch mode {
+	case DiskWatch:
+		log.Warn("the disk limits of sandboxes are watched, not enforced: a sandbox can fill the disk of the engine before its turn is ended")
+	case DiskQuota:
+		log.Info("chose what enforces the disk limits of sandboxes; the number of files is not limited")
+	default:
+		log.Info("chose what enforces the disk limits of sandboxes")
+	}
+}
+
+// diskLimit returns the mode for new volumes. A mode of Config that ChooseDiskLimit has not proved counts as it is.
+func (p *Provider) diskLimit(ctx context.Context) (string, error) {
+	if mode := cmp.Or(p.DiskLimit(), strings.TrimPrefix(p.cfg.DiskLimit, DiskAuto)); mode != "" {
+		return mode, nil
+	}
+	return p.ChooseDiskLimit(ctx)
+}
+
+// diskOptions are the driver's options of a volume.
+func diskOptions(mode, name string, bytes int64) map[string]string {
+	switch mode {
+	case DiskLoop:
+		return map[string]string{"type": "ext4", "device": diskNodes + name, "o": "discard,nosuid,nodev"}
+	case DiskQuota:
+		return map[string]string{"size": strconv.FormatInt(bytes, 10)}
+	}
+	return nil
+}
+
+// isDisk reports whether a volume is a file system of its own.
+func isDisk(v volume.Volume) bool { return v.Options["device"] == diskNodes+v.Name }
+
+// makeLimited makes volumes that may hold so many bytes, or finds them.
+func (p *Provider) makeLimited(ctx context.Context, bytes int64, labels map[string]string, names ...string) error {
+	mode, err := p.diskLimit(ctx)
+	if err != nil {
+		return err
+	}
+	bytes = max(bytes, leastDisk)
+	return p.makeDisks(ctx, mode, bytes, min(p.cfg.Files, max(bytes/bytesForFile, fewFiles)), labels, names...)
+}
+
+func (p *Provider) makeDisks(ctx context.Context, mode string, bytes, files int64, labels map[string]string, names ...string) error {
+	for _, name := range names {
+		err := p.do(ctx, "make volume "+name, func(ctx context.Context) error {
+			_, err := p.api.VolumeCreate(ctx, volume.CreateOptions{Name: name, Labels: labels, Driver: "local", DriverOpts: diskOptions(mode, name, bytes)})
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	list, err := p.disksAmong(ctx, names)
+	if err != nil || len(list) == 0 {
+		return err
+	}
+	p.disks.mu.Lock()
+	p.disks.used = true
+	p.disks.mu.Unlock()
+	return p.volumeTool(ctx, list, "make", "--bytes", strconv.FormatInt(bytes, 10), "--files", strconv.FormatInt(files, 10))
+}
+
+// disksAmong returns those volumes that are file systems of their own.
+func (p *Provider) disksAmong(ctx context.Context, names []string) ([]volume.Volume, error) {
+	var out []volume.Volume
+	for _, name := range names {
+		v, err := call(ctx, p, "look up volume "+name, func(ctx context.Context) (volume.Volume, error) { return p.api.VolumeInspect(ctx, name) })
+		switch {
+		case errdefs.IsNotFound(err):
+			return nil, fmt.Errorf("volume %s: %w", name, errVanished)
+		case err != nil:
+			return nil, err
+		case isDisk(v):
+			out = append(out, v)
+		}
+	}
+	return out, nil
+}
+
+// reattach attaches the file systems of a container's volumes, as has to be done
+// when the engine's machine was started again. It reports whether there were any.
+func (p *Provider) reattach(ctx context.Context, containerID string) (bool, error) {
+	got, err := call(ctx, p, "look at the volumes", func(ctx context.Context) (container.InspectResponse, error) {
+		return p.api.ContainerInspect(ctx, containerID)
+	})
+	if err != nil {
+		return false, err
+	}
+	var names []string
+	for _, m := range got.Mounts {
+		if m.Type == mount.TypeVolume && !slices.Contains(names, m.Name) {
+			names = append(names, m.Name)
+		}
+	}
+	list, err := p.disksAmong(ctx, names)
+	if err != nil || len(list) == 0 {
+		return false, err
+	}
+	return true, p.volumeTool(ctx, list, "attach")
+}
+
+// volumeTool runs "runner volume" on the engine's machine, in a container that has
+// loop devices and the folders of the volumes, and ends with the command. Its image is
+// the operator's, never one that a tenant named.
+func (p *Provider) volumeTool(ctx context.Context, volumes []volume.Volume, args ...string) error {
+	pic, r, err := p.tools(ctx)
+	if err != nil {
+		return err
+	}
+	host := &container.HostConfig{
+		NetworkMode: "none", UsernsMode: "host", CapDrop: []string{"ALL"}, CapAdd: []string{"MKNOD"}, SecurityOpt: []string{"no-new-privileges"}, ReadonlyRootfs: true,
+		LogConfig: smallLog(),
+		Resources: container.Resources{DeviceCgroupRules: []string{"b 7:* rwm", "c 10:237 rwm"}}, // loop devices, and what finds a free one
+		Mounts: []mount.Mount{
+			{Type: mount.TypeBind, Source: "/dev", Target: "/dev"},
+			volumeAt{name: r.volume()}.mount(binDir, true),
+		},
+	}
+	command := append([]string{"volume"}, args...)
+	for n, v := range volumes {
+		dir := "/v/" + strconv.Itoa(n)
+		host.Mounts = append(host.Mounts, mount.Mount{Type: mount.TypeBind, Source: path.Dir(v.Mountpoint), Target: dir})
+		command = append(command, v.Name+"="+dir)
+	}
+	config := &container.Config{Image: pic.ref, User: "0:0", Entrypoint: []string{runnerPath}, Cmd: command, WorkingDir: "/"}
+	return p.runTool(ctx, "run volume "+args[0], r, config, host)
+}
+
+// tools brings the runner to the engine, and returns it with the operator's image.
+func (p *Provider) tools(ctx context.Context) (picture, *runnerBinary, error) {
+	pic, err := p.image(ctx, fieldImage, p.cfg.Image)
+	if err != nil {
+		return pic, nil, err
+	}
+	r, err := p.binary(pic)
+	if err != nil {
+		return pic, nil, err
+	}
+	return pic, r, p.fill(ctx, r, pic.ref)
+}
+
+// runTool runs a container to its end; its last words are the error's if it fails.
+func (p *Provider) runTool(ctx context.Context, what string, r *runnerBinary, config *container.Config, host *container.HostConfig) error {
+	ctx, cancel := context.WithTimeout(ctx, toolWithin)
+	defer cancel()
+	config.Labels = map[string]string{labelVersion: layoutVersion, labelRole: roleHelper, labelEngine: p.cfg.Engine}
+	config.Healthcheck = &container.HealthConfig{Test: []string{"NONE"}}
+	made, err := call(ctx, p, what, func(ctx context.Context) (container.CreateResponse, error) {
+		return p.api.ContainerCreate(ctx, config, host, nil, nil, "")
+	})
+	if err != nil {
+		return err
+	}
+	defer p.discard(ctx, made.ID)
+	if err := p.hasRunner(ctx, r); err != nil {
+		p.discard(ctx, made.ID)
+		_, rerr := p.removeVolume(ctx, r.volume()) // an empty one, of the engine's making
+		return fmt.Errorf("%s: %w", what, errors.Join(err, rerr))
+	}
+	ended, errs := p.api.ContainerWait(ctx, made.ID, container.WaitConditionNextExit)
+	if err := p.startOnce(ctx, made.ID); err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	select {
+	case end := <-ended:
+		if end.StatusCode == 0 {
+			return nil
+		}
+		return p.meaning(ctx, what, fmt.Errorf("exit code %d: %s", end.StatusCode, p.lastWords(ctx, made.ID)))
+	case err := <-errs:
+		return p.meaning(ctx, what, err)
+	}
+}
+
+// probeUser is not root. It has no file that another one could reach.
+var probeUser = user{id: servicesUser}
+
+// probe proves that a mode enforces limits, by exceeding those of a volume.
+func (p *Provider) probe(ctx context.Context, mode string) error {
+	if mode == DiskWatch {
+		return nil
+	}
+	if p.cfg.Image == "" {
+		return errors.New("there is no default image to try it with")
+	}
+	id := strings.ToLower(rand.Text())
+	name := prefix + "probe-" + id
+	defer p.removeDisks(context.WithoutCancel(ctx), name)
+	// Should this process be killed, the sweep finds a workspace that nobody has.
+	err := p.makeDisks(ctx, mode, probeBytes, probeFiles, map[string]string{labelVersion: layoutVersion, labelRole: roleVolume, labelEngine: p.cfg.Engine, labelOwner: id}, name)
+	if err != nil {
+		return err
+	}
+	pic, r, err := p.tools(ctx)
+	if err != nil {
+		return err
+	}
+	if err := p.furnish(ctx, pic, probeUser, "", "", folder{volumeAt{name, "work"}, 0o700}); err != nil {
+		return err
+	}
+	if mode == DiskQuota {
+		return p.exceed(ctx, pic, r, name, 0)
+	}
+	return p.exceed(ctx, pic, r, name, probeFiles)
+}
+
+// exceed writes more into a volume than its limits, as confined as an agent; an error
+// if that is not refused.
+func (p *Provider) exceed(ctx context.Context, pic picture, r *runnerBinary, name string, files int) error {
+	host := p.confined(p.cfg.Limits)
+	host.NanoCPUs, host.Mounts = 0, []mount.Mount{volumeAt{name: name}.mount(workspaceDir, false), volumeAt{name: r.volume()}.mount(binDir, true)}
+	return p.runTool(ctx, "exceed the limits of a volume", r, &container.Config{
+		Image: pic.ref, User: probeUser.String(), Entrypoint: []string{runnerPath}, WorkingDir: "/",
+		Cmd: []string{"volume", "exceed", "--bytes", strconv.Itoa(probeBytes), "--files", strconv.Itoa(files), workspaceDir},
+	}, host)
+}
+
+// removeDisks removes volumes and what belongs to them; what cannot be removed stays until the sweep.
+func (p *Provider) removeDisks(ctx context.Context, names ...string) {
+	for _, name := range names {
+		if _, err := p.removeVolume(ctx, name); err != nil {
+			p.cfg.Logger.Warn("a volume stays until the sweep", "volume", name, "error", err)
+		}
+	}
+	p.reclaim()
+}
+
+// reclaim detaches the loop devices of volumes that were removed, in the background:
+// until then they keep the space. Those that ask meanwhile share the next run.
+func (p *Provider) reclaim() {
+	d := &p.disks
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.used {
+		return
+	}
+	d.again = true
+	if d.sweeping {
+		return
+	}
+	d.sweeping = true
+	d.sweepings.Go(func() {
+		for p.nextSweep() {
+			if err := p.sweepDisks(context.Background()); err != nil {
+				p.cfg.Logger.Warn("loop devices of volumes that were removed stay until the sweep", "error", err)
+			}
+		}
+	})
+}
+
+func (p *Provider) nextSweep() bool {
+	p.disks.mu.Lock()
+	defer p.disks.mu.Unlock()
+	next := p.disks.again
+	p.disks.again, p.disks.sweeping = false, next
+	return next
+}
+
+// sweepDisks detaches loop devices whose volume was removed, by whomever.
+func (p *Provider) sweepDisks(ctx context.Context) error {
+	err := p.volumeTool(ctx, nil, "sweep")
+	if errors.Is(err, errVanished) { // the runner's volume, which another executor's sweep removed
+		err = p.volumeTool(ctx, nil, "sweep")
+	}
+	p.disks.mu.Lock()
+	defer p.disks.mu.Unlock()
+	p.disks.swept = time.Now()
+	if err != nil {
+		p.disks.swept = time.Time{} // Orphans tries again
+	}
+	return err
+}
+
+// oldDisks sweeps when it is time to. Volumes that another executor, or a former setting, made count too.
+func (p *Provider) oldDisks(ctx context.Context, list []*volume.Volume) error {
+	seen := slices.ContainsFunc(list, func(v *volume.Volume) bool { return isDisk(*v) })
+	p.disks.mu.Lock()
+	p.disks.used = p.disks.used || seen
+	due := p.disks.used && time.Since(p.disks.swept) >= sweepDisksEvery
+	p.disks.mu.Unlock()
+	if !due {
+		return nil
+	}
+	return p.sweepDisks(ctx)
+}
