@@ -1,20 +1,15 @@
 package docker
 
 import (
-	"archive/tar"
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
-	"github.com/containerd/errdefs"
-	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/filters"
 	"github.com/docker/docker/api/types/mount"
 	"github.com/docker/docker/api/types/system"
@@ -50,9 +45,6 @@ const (
 
 // userDir is where a container sees the volume of its user.
 const userDir = "/spool/user"
-
-// agentName is the user's name where the image has none.
-const agentName = "agent"
 
 // Users is a range of user numbers, both ends included.
 type Users struct{ First, Last int }
@@ -112,7 +104,9 @@ type user struct {
 	dir string // the engine's path of the volume; "" for earlierUser, which has none
 }
 
-func userVolume(id int) string { return prefix + "user-" + strconv.Itoa(id) }
+const userPrefix = prefix + "user-"
+
+func userVolume(id int) string { return userPrefix + strconv.Itoa(id) }
 
 // String is what a container's config holds.
 func (u user) String() string { return fmt.Sprintf("%d:%d", u.id, u.id) }
@@ -128,15 +122,6 @@ func (u user) mounts(pic picture) []mount.Mount {
 		out = append(out, mount.Mount{Type: mount.TypeBind, Source: u.dir + "/" + pic.accounts(f), Target: "/etc/" + f, ReadOnly: true})
 	}
 	return out
-}
-
-// accountFiles are the files in /etc that name users and groups.
-var accountFiles = []string{"passwd", "group"}
-
-// accounts is the name of a file of accounts in a user's volume. Another image has another one.
-func (pic picture) accounts(file string) string {
-	id := strings.TrimPrefix(pic.id, "sha256:")
-	return id[:min(len(id), 12)] + "." + file
 }
 
 // reservation is whose a user is: the labels of its volume.
@@ -235,7 +220,8 @@ func (p *Provider) userOf(ctx context.Context, owner string) (user, error) {
 	return u, err
 }
 
-// serverUser returns the user of a sandbox's n-th MCP server, and reserves one if need be.
+// serverUser returns the user of a sandbox's n-th MCP server, and the labels of its reservation. It
+// reserves one if need be.
 func (p *Provider) serverUser(ctx context.Context, id string, n int) (user, map[string]string, error) {
 	labels := p.reservation(id)
 	labels[labelSandbox], labels[labelServer] = id, strconv.Itoa(n)
@@ -243,8 +229,8 @@ func (p *Provider) serverUser(ctx context.Context, id string, n int) (user, map[
 	if err != nil {
 		return user{}, nil, err
 	}
-	for _, v := range list {
-		return user{id: int(number(strings.TrimPrefix(v.Name, prefix+"user-"))), dir: v.Mountpoint}, labels, nil //nolint:gosec // written here
+	if len(list) > 0 {
+		return user{id: int(number(strings.TrimPrefix(list[0].Name, userPrefix))), dir: list[0].Mountpoint}, labels, nil //nolint:gosec // written here
 	}
 	u, err := p.newUser(ctx, labels)
 	return u, labels, err
@@ -309,145 +295,4 @@ func (p *Provider) oldUsers(ctx context.Context, used map[string]bool, before ti
 		}
 	}
 	return nil
-}
-
-// account is a user's line in /etc/passwd, without its number.
-type account struct{ name, home, shell string }
-
-// accountOf finds a user of an image by its name or number, and returns a usual account otherwise.
-func accountOf(passwd []byte, who string) account {
-	for line := range strings.Lines(string(passwd)) {
-		if f := strings.Split(strings.TrimSpace(line), ":"); len(f) == 7 && (f[0] == who || f[2] == who) {
-			return account{name: f[0], home: f[5], shell: f[6]}
-		}
-	}
-	return account{name: agentName, home: homeDir, shell: "/bin/sh"}
-}
-
-// file returns a file of accounts: the image's, with the user's line in place of any with its name or number.
-func (a account) file(of string, image []byte, id int) []byte {
-	line := fmt.Sprintf("%s:x:%d:", a.name, id)
-	if of == "passwd" {
-		line = fmt.Sprintf("%s:x:%d:%d::%s:%s", a.name, id, id, a.home, a.shell)
-	}
-	var out bytes.Buffer
-	for l := range strings.Lines(string(image)) {
-		f := strings.Split(strings.TrimSpace(l), ":")
-		if len(f) < 3 || f[0] == a.name || f[2] == strconv.Itoa(id) {
-			continue
-		}
-		out.WriteString(strings.TrimSpace(l) + "\n")
-	}
-	out.WriteString(line + "\n")
-	return out.Bytes()
-}
-
-// folder is a volume's folder with the rights that its user gets.
-type folder struct {
-	volumeAt
-	mode int64
-}
-
-// furnish gives folders to a user, and writes the files of accounts for an image into the
-// user's volume. The account is the one that the image has of a name or number; home, if it is
-// not empty, takes the place of its home folder.
-func (p *Provider) furnish(ctx context.Context, pic picture, u user, name, home string, folders ...folder) error {
-	const what = "prepare the volumes"
-	var volumes []volumeAt
-	for _, f := range folders {
-		volumes = append(volumes, f.volumeAt)
-	}
-	if u.dir != "" {
-		volumes = append(volumes, volumeAt{userVolume(u.id), "user"})
-	}
-	if len(volumes) == 0 {
-		return nil
-	}
-	helper, err := p.helper(ctx, "", pic.ref, volumes...)
-	if err != nil {
-		return fmt.Errorf("%s: %w", what, err)
-	}
-	defer p.discard(ctx, helper)
-	var archive bytes.Buffer
-	out := tar.NewWriter(&archive)
-	// A header is enough to say whose a folder is; the one of "." the engine
-	// ignores, so it is unpacked one level above.
-	for _, f := range folders {
-		if err := out.WriteHeader(&tar.Header{Name: "v/" + f.folder + "/", Typeflag: tar.TypeDir, Mode: f.mode, Uid: u.id, Gid: u.id, ModTime: time.Now()}); err != nil {
-			return fmt.Errorf("%s: %w", what, err)
-		}
-	}
-	if u.dir != "" {
-		if err := p.writeAccounts(ctx, out, helper, pic, u, name, home); err != nil {
-			return fmt.Errorf("%s: %w", what, err)
-		}
-	}
-	if err := out.Close(); err != nil {
-		return fmt.Errorf("%s: %w", what, err)
-	}
-	return p.do(ctx, what, func(ctx context.Context) error {
-		return p.api.CopyToContainer(ctx, helper, "/", &archive, container.CopyToContainerOptions{})
-	})
-}
-
-// writeAccounts writes the files of accounts for a helper's image.
-func (p *Provider) writeAccounts(ctx context.Context, out *tar.Writer, helper string, pic picture, u user, name, home string) error {
-	files, err := p.imageAccounts(ctx, helper, pic.id)
-	if err != nil {
-		return err
-	}
-	a := accountOf(files["passwd"], name)
-	if home != "" {
-		a.home = home
-	}
-	for _, f := range accountFiles {
-		raw := a.file(f, files[f], u.id)
-		if err := out.WriteHeader(&tar.Header{Name: "v/user/" + pic.accounts(f), Typeflag: tar.TypeReg, Mode: 0o444, Size: int64(len(raw)), ModTime: time.Now()}); err != nil {
-			return err
-		}
-		if _, err := out.Write(raw); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// imageAccounts returns the files of accounts that an image has, which a helper is made from.
-func (p *Provider) imageAccounts(ctx context.Context, helper, image string) (map[string][]byte, error) {
-	p.mu.Lock()
-	known := p.accounts[image]
-	p.mu.Unlock()
-	if known != nil {
-		return known, nil
-	}
-	files := map[string][]byte{}
-	for _, f := range accountFiles {
-		raw, err := call(ctx, p, "read /etc/"+f+" of the image", func(ctx context.Context) ([]byte, error) { return p.readFile(ctx, helper, "/etc/"+f) })
-		if err != nil && !errdefs.IsNotFound(err) {
-			return nil, err
-		}
-		files[f] = raw
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.accounts[image] = files
-	return files, nil
-}
-
-// maxAccounts is how much of an image's file of accounts is read, in bytes.
-const maxAccounts = 1 << 20
-
-// readFile reads a regular file of a container, and nothing of anything else.
-func (p *Provider) readFile(ctx context.Context, containerID, name string) ([]byte, error) {
-	stream, _, err := p.api.CopyFromContainer(ctx, containerID, name)
-	if err != nil {
-		return nil, err
-	}
-	defer stream.Close() //nolint:errcheck // only read from
-	in := tar.NewReader(stream)
-	h, err := in.Next()
-	if err != nil || h.Typeflag != tar.TypeReg {
-		return nil, err
-	}
-	return io.ReadAll(io.LimitReader(in, maxAccounts))
 }
