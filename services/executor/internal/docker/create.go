@@ -272,15 +272,15 @@ func (p *Provider) undo(ctx context.Context, pl plan, containerID string) error 
 	if l, lerr := p.volume(ctx, pl.runner.volume()); lerr == nil && l[labelRole] != roleRunner {
 		doomed = append(doomed, pl.runner.volume()) // an empty one, of the engine's making
 	}
+	if l, lerr := p.volume(ctx, userVolume(pl.user.id)); lerr == nil && l[labelRole] != roleUser {
+		doomed = append(doomed, userVolume(pl.user.id)) // likewise
+	}
 	for _, v := range doomed {
 		_, rerr := p.removeVolume(ctx, v)
 		err = errors.Join(err, rerr)
 	}
 	p.reclaim()
-	if pl.kept {
-		return err
-	}
-	return errors.Join(err, p.releaseUser(ctx, pl.user, p.reservation(pl.owner)))
+	return errors.Join(err, p.releaseUsers(ctx, pl.owner)) // unless the workspace is there
 }
 
 // again starts the container of a sandbox that has ended, or finds it running.
