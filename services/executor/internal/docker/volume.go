@@ -94,6 +94,9 @@ func (p *Provider) userAndVolumes(ctx context.Context, pl plan) (user, error) {
 	return is, p.furnish(ctx, pl.pic, is, agentName, homeDir, folders...)
 }
 
+// neverStarted is the program of helpers that are no volume tools.
+const neverStarted = "/never-started"
+
 // helper makes a container that is never started: files go into volumes through it.
 func (p *Provider) helper(ctx context.Context, name, image string, volumes ...volumeAt) (string, error) {
 	host := &container.HostConfig{NetworkMode: "none", LogConfig: container.LogConfig{Type: "none"}}
@@ -102,7 +105,7 @@ func (p *Provider) helper(ctx context.Context, name, image string, volumes ...vo
 	}
 	made, err := call(ctx, p, "make a helper", func(ctx context.Context) (container.CreateResponse, error) {
 		return p.api.ContainerCreate(ctx, &container.Config{
-			Image: image, Entrypoint: []string{"/never-started"},
+			Image: image, Entrypoint: []string{neverStarted},
 			Labels: map[string]string{labelVersion: layoutVersion, labelRole: roleHelper, labelEngine: p.cfg.Engine},
 		}, host, nil, nil, name)
 	})
@@ -164,7 +167,7 @@ func (p *Provider) Orphans(ctx context.Context, olderThan time.Duration) (remove
 		return 0, fmt.Errorf("the engine's time: %w", err)
 	}
 	before := now.Add(-olderThan)
-	if err := p.oldHelpers(ctx, before); err != nil {
+	if err := p.oldHelpers(ctx, now, before); err != nil {
 		return 0, err
 	}
 	if err := p.oldLayers(ctx, now); err != nil {
@@ -255,7 +258,9 @@ func (p *Provider) ours(ctx context.Context) ([]*volume.Volume, map[string]time.
 	return out, last, nil
 }
 
-func (p *Provider) oldHelpers(ctx context.Context, before time.Time) error {
+// oldHelpers removes helpers that were left behind. A volume tool that runs ends by
+// itself, and one that was just made is about to be started.
+func (p *Provider) oldHelpers(ctx context.Context, now, before time.Time) error {
 	list, err := call(ctx, p, "list helpers", func(ctx context.Context) ([]container.Summary, error) {
 		return p.api.ContainerList(ctx, container.ListOptions{All: true, Filters: filters.NewArgs(
 			filters.Arg("label", labelRole+"="+roleHelper), filters.Arg("label", labelEngine+"="+p.cfg.Engine))})
@@ -264,7 +269,9 @@ func (p *Provider) oldHelpers(ctx context.Context, before time.Time) error {
 		return err
 	}
 	for _, c := range list {
-		if c.State != container.StateRunning && time.Unix(c.Created, 0).Before(before) { // one that runs ends by itself
+		made := time.Unix(c.Created, 0)
+		starting := c.State == container.StateCreated && c.Command != neverStarted && now.Sub(made) < callWithin
+		if c.State != container.StateRunning && !starting && made.Before(before) {
 			p.discard(ctx, c.ID)
 		}
 	}
