@@ -140,8 +140,8 @@ func retryAfter(err error, try int) (time.Duration, bool) {
 	case errors.As(err, &problem) && problem.temporary():
 		return min(max(problem.RetryAfter, wait), maxWait), true
 	case errors.As(err, &unreachable):
-		// A server that refuses connections is not up; one that broke off may answer again.
-		return wait, !IsRefused(err)
+		// A server that refuses connections is not up, and a refused certificate stays; one that broke off may answer again.
+		return wait, !IsRefused(err) && !isUntrusted(err)
 	}
 	return 0, false
 }
