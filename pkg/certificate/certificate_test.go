@@ -97,7 +97,7 @@ func echo(t *testing.T, p *Pair) string {
 				return
 			}
 			wg.Go(func() {
-				defer c.Close()       //nolint:errcheck // of a test
+				defer c.Close()      //nolint:errcheck // of a test
 				_, _ = io.Copy(c, c) // ends with the client
 			})
 		}

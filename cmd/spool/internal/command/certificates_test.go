@@ -10,8 +10,11 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/spoolhq/spool/pkg/certificate"
+	"github.com/spoolhq/spool/pkg/natsserver"
+	"github.com/spoolhq/spool/pkg/natsserver/natstest"
 )
 
 // TestCertificates_AreTrustedByCAFile: what spool certificates makes is served by a server, and --ca-file lets commands trust it.
@@ -63,6 +66,29 @@ func TestCertificates_AreTrustedByCAFile(t *testing.T) {
 		code := Main(t.Context(), append([]string{"sessions", "ls", "--url", url}, args...), w)
 		if (code == ExitDone) != (want == "") || !strings.Contains(said.String(), want) {
 			t.Errorf("%v: ended with %d: %s", args, code, said.String())
+		}
+	}
+}
+
+// TestNATSCA_IsCheckedByCommands: with --nats-ca a command does not speak to a NATS without TLS.
+func TestNATSCA_IsCheckedByCommands(t *testing.T) {
+	t.Parallel()
+	srv := natstest.RunConfig(t, natsserver.Config{Port: natsserver.RandomPort, Relaxed: true})
+	dir := t.TempDir()
+	authority, err := certificate.OpenAuthority(dir, certificate.Validity{For: time.Hour}, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ca, missing := filepath.Join(dir, "ca.pem"), filepath.Join(dir, "missing.pem")
+	if err := authority.Trust(ca); err != nil {
+		t.Fatal(err)
+	}
+	for _, command := range [][]string{{"provision", "--wait=1ms"}, {"verify"}} {
+		for file, want := range map[string]string{ca: "secure connection not available", missing: "nats-ca: open " + missing} {
+			got := spool(t, world(t), append(command, "--nats-url", srv.ClientURL(), "--nats-ca", file)...)
+			if got.code != ExitFailed || !strings.Contains(got.err, want) {
+				t.Errorf("%v with %s: %+v, want %s", command, file, got, want)
+			}
 		}
 	}
 }

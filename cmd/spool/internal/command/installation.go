@@ -72,7 +72,7 @@ func (i installation) dial(ctx context.Context, url, database, logKeys string, s
 	}
 	nc, err := nats.Connect(url, append(bus.ConnOptions(slog.New(slog.DiscardHandler)), options...)...)
 	if err != nil {
-		return Installation{}, fmt.Errorf("nats-url: cannot reach NATS: %w; check that it runs, and --nats-url, --nats-user and --nats-password", err)
+		return Installation{}, fmt.Errorf("nats-url: cannot reach NATS: %w; check that it runs, and --nats-url, --nats-ca, --nats-user and --nats-password", err)
 	}
 	js, err := jetstream.New(nc)
 	if err != nil {

@@ -101,7 +101,7 @@ func (c *provisionCommand) connect(ctx context.Context) (*nats.Conn, error) {
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		case <-late.C:
-			return nil, fmt.Errorf("nats-url: NATS has not answered within %s: %w; check that it runs, and --nats-url", c.Wait, err)
+			return nil, fmt.Errorf("nats-url: NATS has not answered within %s: %w; check that it runs, --nats-url and --nats-ca", c.Wait, err)
 		case <-time.After(provisionPause):
 		}
 	}

@@ -7,9 +7,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/spoolhq/spool/cmd/spool/internal/command"
-
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/spoolhq/spool/cmd/spool/internal/command"
 )
 
 // TestDocument: docs/operations.md is what the programs say now.

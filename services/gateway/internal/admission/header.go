@@ -2,7 +2,6 @@ package admission
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"net"
 	"net/http"
@@ -47,18 +46,9 @@ func (h *headers) giveBack(n int) {
 
 type connKey struct{}
 
-// limited returns the connection of a Listener that c is, or that c speaks TLS on. With TLS the handshake counts as a header.
-func limited(c net.Conn) (*limitedConn, bool) {
-	if secure, ok := c.(*tls.Conn); ok {
-		c = secure.NetConn()
-	}
-	l, ok := c.(*limitedConn)
-	return l, ok
-}
-
 // ConnContext is for http.Server.ConnContext: it makes the connection known to HeaderRead.
 func ConnContext(ctx context.Context, c net.Conn) context.Context {
-	if c, ok := limited(c); ok {
+	if c, ok := c.(*limitedConn); ok {
 		c.expectHeader()
 		return context.WithValue(ctx, connKey{}, c)
 	}
@@ -67,7 +57,7 @@ func ConnContext(ctx context.Context, c net.Conn) context.Context {
 
 // ConnState is for http.Server.ConnState: a connection that is idle expects the header of its next request.
 func ConnState(c net.Conn, state http.ConnState) {
-	if c, ok := limited(c); ok && state == http.StateIdle {
+	if c, ok := c.(*limitedConn); ok && state == http.StateIdle {
 		c.expectHeader()
 	}
 }
