@@ -1,10 +1,13 @@
 package bus
 
 import (
+	"fmt"
 	"log/slog"
 	"time"
 
 	"github.com/nats-io/nats.go"
+
+	"github.com/spoolhq/spool/pkg/certificate"
 )
 
 // How a connection behaves while NATS is away.
@@ -37,4 +40,17 @@ func ConnOptions(logger *slog.Logger) []nats.Option {
 			logger.Info("nats reconnected", "conn", nc.Opts.Name)
 		}),
 	}
+}
+
+// TLSOptions returns the options of a connection that trusts the authorities of a PEM file alone, and never goes on without TLS. The
+// file is read at each attempt to connect. Without a file there are no options: TLS is then what the URL and the server say. Errors
+// name the setting nats-ca.
+func TLSOptions(caFile string) ([]nats.Option, error) {
+	if caFile == "" {
+		return nil, nil
+	}
+	if _, err := certificate.ReadPool(caFile); err != nil {
+		return nil, fmt.Errorf("nats-ca: %w", err)
+	}
+	return []nats.Option{nats.RootCAs(caFile)}, nil
 }

@@ -5,12 +5,16 @@ package daemon
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"net/url"
 	"os"
 	"os/signal"
+	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -30,6 +34,7 @@ type Settings struct {
 	NATSURL       string     `name:"nats-url" default:"nats://127.0.0.1:4222" env:"SPOOL_NATS_URL" help:"Where NATS listens."`
 	NATSUser      string     `name:"nats-user" env:"SPOOL_NATS_USER" help:"User at NATS; empty for a server without users."`
 	NATSPassword  string     `name:"nats-password" env:"SPOOL_NATS_PASSWORD" help:"Password at NATS."`
+	NATSCA        string     `name:"nats-ca" env:"SPOOL_NATS_CA" help:"PEM file of the authorities that NATS's certificate is checked against. With it the connection always has TLS; without it where NATS asks for it, by the system's authorities."`
 	MetricsListen string     `default:"" env:"SPOOL_METRICS_LISTEN" help:"Address of /healthz, /readyz and /metrics, such as 127.0.0.1:9090; empty means none."`
 	LogLevel      slog.Level `default:"info" env:"SPOOL_LOG_LEVEL" help:"The least severe level that is logged: debug, info, warn or error."`
 }
@@ -110,7 +115,8 @@ func (p *program) main(args []string, stdout, stderr io.Writer) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	if asked {
-		if err := ask(ctx, p.healthListen()); err != nil {
+		addr, secure := p.healthListen()
+		if err := ask(ctx, addr, secure); err != nil {
 			return fail(err, 1)
 		}
 		return 0
@@ -123,14 +129,14 @@ func (p *program) main(args []string, stdout, stderr io.Writer) int {
 
 // HealthListener is settings with a listener of their own that answers /readyz.
 type HealthListener interface {
-	HealthListen() string // its address
+	HealthListen() (addr string, tls bool) // its address, and whether it speaks TLS
 }
 
-func (p *program) healthListen() string {
+func (p *program) healthListen() (addr string, tls bool) {
 	if own, ok := p.cli.(HealthListener); ok {
 		return own.HealthListen()
 	}
-	return p.settings.MetricsListen
+	return p.settings.MetricsListen, false
 }
 
 // serve listens, connects to NATS, opens the log and runs the service. It waits
@@ -152,12 +158,8 @@ func (p *program) serve(ctx context.Context, stderr io.Writer) (err error) {
 	}
 	defer env.NATS.Close()
 	WatchConnection(metrics, env.NATS)
-	env.Health.Check("nats", func(context.Context) error {
-		if s := env.NATS.Status(); s != nats.CONNECTED {
-			return fmt.Errorf("NATS is %s", s)
-		}
-		return nil
-	})
+	defer p.reportAttempts(ctx, env.NATS, logger)()
+	env.Health.Check("nats", func(context.Context) error { return CheckConnection(env.NATS) })
 	opened := env.Health.Until("streams", "NATS has not answered, or its streams are not installed")
 	if env.Log, err = p.open(ctx, env.NATS, logger); err != nil {
 		return err
@@ -172,11 +174,72 @@ func (p *program) connect(logger *slog.Logger) (*nats.Conn, error) {
 	if s.NATSUser != "" {
 		options = append(options, nats.UserInfo(s.NATSUser, s.NATSPassword), nats.CustomInboxPrefix(topology.InboxPrefix(s.NATSUser)))
 	}
-	nc, err := nats.Connect(s.NATSURL, append(options, nats.RetryOnFailedConnect(true))...)
+	secure, err := bus.TLSOptions(s.NATSCA)
+	if err != nil {
+		return nil, err
+	}
+	options = append(append(options, secure...), nats.RetryOnFailedConnect(true))
+	nc, err := nats.Connect(s.NATSURL, options...)
 	if err != nil {
 		return nil, fmt.Errorf("nats-url: connect to %s: %w", s.NATSURL, err)
 	}
 	return nc, nil
+}
+
+// attemptPause lies between two looks at a connection that is being made.
+const attemptPause = time.Second
+
+// reportAttempts logs why attempts to connect to NATS fail, such as a certificate that has expired: each reason once until the
+// connection is up. nats.go has no callback for a failed handshake. It ends with ctx or when stop is called, which waits for that.
+func (p *program) reportAttempts(ctx context.Context, nc *nats.Conn, logger *slog.Logger) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	var done sync.WaitGroup
+	done.Go(func() {
+		tick := time.NewTicker(attemptPause)
+		defer tick.Stop()
+		last := ""
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			}
+			if nc.IsConnected() {
+				last = ""
+				continue
+			}
+			if reason := reasonOf(nc.LastError()); reason != "" && reason != last {
+				last = reason
+				logger.Warn("NATS cannot be reached: trying again", "url", redacted(p.settings.NATSURL), "nats-ca", p.settings.NATSCA, "error", reason)
+			}
+		}
+	})
+	return func() {
+		cancel()
+		done.Wait()
+	}
+}
+
+// reasonOf returns an error's text without the present time, which differs at each attempt.
+func reasonOf(err error) string {
+	var invalid x509.CertificateInvalidError
+	if errors.As(err, &invalid) && invalid.Reason == x509.Expired && invalid.Cert != nil {
+		return fmt.Sprintf("the server's certificate for %s is valid from %s to %s alone: renew it", strings.Join(invalid.Cert.DNSNames, ", "),
+			invalid.Cert.NotBefore.UTC().Format(time.RFC3339), invalid.Cert.NotAfter.UTC().Format(time.RFC3339))
+	}
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+// redacted returns a URL without its password.
+func redacted(raw string) string {
+	u, err := url.Parse(raw)
+	if err != nil {
+		return ""
+	}
+	return u.Redacted()
 }
 
 func withoutLog(context.Context, *nats.Conn, *slog.Logger) (eventlog.Log, error) { return nil, nil }

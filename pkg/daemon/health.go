@@ -102,6 +102,18 @@ func newMetrics() *prometheus.Registry {
 	return registry
 }
 
+// CheckConnection returns an error that says why unless a connection to NATS is up.
+func CheckConnection(nc *nats.Conn) error {
+	s := nc.Status()
+	if s == nats.CONNECTED {
+		return nil
+	}
+	if reason := reasonOf(nc.LastError()); reason != "" {
+		return fmt.Errorf("NATS is %s: %s", s, reason)
+	}
+	return fmt.Errorf("NATS is %s", s)
+}
+
 // WatchConnection registers what is counted of a connection to NATS.
 func WatchConnection(metrics prometheus.Registerer, nc *nats.Conn) {
 	gauge := func(name, help string, value func() float64) prometheus.Collector {
@@ -117,6 +129,13 @@ func WatchConnection(metrics prometheus.Registerer, nc *nats.Conn) {
 				return 1
 			}
 			return 0
+		}),
+		gauge("certificate_expiry_seconds", "Seconds until NATS's certificate expires; 0 while the connection is away or has no TLS.", func() float64 {
+			state, err := nc.TLSConnectionState()
+			if err != nil || len(state.PeerCertificates) == 0 {
+				return 0
+			}
+			return time.Until(state.PeerCertificates[0].NotAfter).Seconds()
 		}),
 		counter("reconnects_total", "How often the connection to NATS came back.", func(s nats.Statistics) uint64 { return s.Reconnects }),
 		counter("received_messages_total", "Messages that came from NATS.", func(s nats.Statistics) uint64 { return s.InMsgs }),

@@ -23,7 +23,7 @@ import (
 func TestEverySettingIsTested(t *testing.T) {
 	t.Parallel()
 	settingstest.Covered(t, Settings{}, map[string]string{
-		"SPOOL_NATS_URL": "TestSettingNATS", "SPOOL_NATS_USER": "TestSettingNATS", "SPOOL_NATS_PASSWORD": "TestSettingNATS",
+		"SPOOL_NATS_URL": "TestSettingNATS", "SPOOL_NATS_USER": "TestSettingNATS", "SPOOL_NATS_PASSWORD": "TestSettingNATS", "SPOOL_NATS_CA": "TestSettingNATSCA",
 		"SPOOL_METRICS_LISTEN": "TestSettingMetricsListen", "SPOOL_LOG_LEVEL": "TestLogLevel",
 	})
 }

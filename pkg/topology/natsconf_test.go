@@ -2,13 +2,19 @@ package topology_test
 
 import (
 	"bytes"
+	"crypto/tls"
+	"io"
+	"net"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 
+	"github.com/spoolhq/spool/pkg/certificate"
 	"github.com/spoolhq/spool/pkg/natsserver"
 	"github.com/spoolhq/spool/pkg/topology"
 )
@@ -21,14 +27,20 @@ func TestNATSConf(t *testing.T) { // not parallel: passwords come from the envir
 		t.Setenv(topology.PasswordVariable(u.Name), "pw")
 	}
 	t.Setenv(topology.StoreVariable, "1GB")
+	ca := setCertificate(t)
 	opts, err := server.ProcessConfigFile(natsConf)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if opts.StoreDir != "/data" || opts.Port != 4222 || opts.HTTPPort != 8222 || opts.JetStreamMaxStore != 1<<30 {
-		t.Errorf("store %s of %d bytes, port %d, monitoring %d", opts.StoreDir, opts.JetStreamMaxStore, opts.Port, opts.HTTPPort)
+	if opts.StoreDir != "/data" || opts.Port != 4222 || opts.HTTPPort != 8222 || opts.HTTPHost != "127.0.0.1" || opts.JetStreamMaxStore != 1<<30 {
+		t.Errorf("store %s of %d bytes, port %d, monitoring %s:%d", opts.StoreDir, opts.JetStreamMaxStore, opts.Port, opts.HTTPHost, opts.HTTPPort)
+	}
+	if opts.AllowNonTLS || opts.TLSConfig == nil || opts.TLSConfig.MinVersion != tls.VersionTLS12 {
+		t.Errorf("TLS is %+v, and may be left out: %v", opts.TLSConfig, opts.AllowNonTLS)
 	}
 	opts.StoreDir, opts.Host, opts.Port, opts.HTTPPort, opts.NoSigs, opts.NoLog = t.TempDir(), "127.0.0.1", server.RANDOM_PORT, 0, true, true
+	checkTLS(t, opts.Clone(), ca)
+	opts.TLS, opts.TLSConfig = false, nil // the rest is the same with and without it
 	ns := running(t, opts)
 	if !ns.JetStreamConfig().SyncAlways {
 		t.Error("an acknowledged message may not be on the disk")
@@ -54,11 +66,59 @@ func TestNATSConf(t *testing.T) { // not parallel: passwords come from the envir
 	t.Run("subscribe", func(t *testing.T) { checkSubscribe(t, ns) })
 }
 
+// setCertificate sets the variables of the server's certificate, and returns the file of its authority.
+func setCertificate(t *testing.T) (caFile string) {
+	t.Helper()
+	dir := t.TempDir()
+	caFile = filepath.Join(dir, "ca.pem")
+	authority, err := certificate.OpenAuthority(filepath.Join(dir, "authority"), certificate.Validity{For: time.Hour}, time.Now())
+	if err == nil {
+		err = authority.Trust(caFile)
+	}
+	if err == nil {
+		_, err = authority.Issue(dir, []string{"127.0.0.1"})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv(topology.CertificateVariable, filepath.Join(dir, certificate.CertificateFile))
+	t.Setenv(topology.KeyVariable, filepath.Join(dir, certificate.KeyFile))
+	return caFile
+}
+
+// checkTLS runs the server with its certificate: whoever does not speak TLS is refused, with a password too.
+func checkTLS(t *testing.T, opts *server.Options, caFile string) {
+	t.Helper()
+	opts.StoreDir = t.TempDir()
+	ns := running(t, opts)
+	nc, err := nats.Connect(ns.ClientURL(), nats.UserInfo(topology.UserAdmin, "pw"), nats.RootCAs(caFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	nc.Close()
+	c, err := net.Dial("tcp", ns.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close() //nolint:errcheck // of a test
+	if _, err := io.WriteString(c, `CONNECT {"user":"admin","pass":"pw"}`+"\r\nPING\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	answer, err := io.ReadAll(c)
+	if strings.Contains(string(answer), "PONG") || !strings.Contains(string(answer), `"tls_required":true`) {
+		t.Errorf("without TLS the server answered %s, %v", answer, err)
+	}
+}
+
 func TestNATSConfWantsEveryPassword(t *testing.T) {
 	t.Setenv(topology.StoreVariable, "1GB")
 	for _, u := range topology.Users() {
 		t.Setenv(topology.PasswordVariable(u.Name), "pw")
 	}
+	setCertificate(t)
 	for _, u := range topology.Users() {
 		t.Run(u.Name, func(t *testing.T) {
 			t.Setenv(topology.PasswordVariable(u.Name), "") // put back when the test ends

@@ -257,20 +257,38 @@ func TestConfig(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	for want, cfg := range map[string]gateway.Config{
-		"listen: 0.0.0.0:7700 can be reached from other machines, where keys are needed: use --auth keys, or listen on 127.0.0.1": {Listen: "0.0.0.0:7700"},
-		"grpc-listen: :7701 can be reached from other machines":                                                                   {GRPCListen: ":7701"},
-		`listen: "7700" is not host:port`:                                                                                         {Listen: "7700"},
-		`auth: "maybe" is none of off and keys`:                                                                                   {Auth: "maybe"},
-		"root-key has 5 characters; it needs 32 or more":                                                                          {RootKey: "short"},
-		`allowed-origins: "app.example" is not an origin`:                                                                         {AllowedOrigins: []string{"app.example"}},
-		"write-timeout: -1s is negative":                                                                                          {WriteTimeout: -time.Second},
+		"listen: 0.0.0.0:7700 can be reached from other machines, where keys are needed: use --auth keys, or listen on 127.0.0.1":        {Listen: "0.0.0.0:7700"},
+		"grpc-listen: :7701 can be reached from other machines":                                                                          {GRPCListen: ":7701"},
+		`listen: "7700" is not host:port`:                                                                                                {Listen: "7700"},
+		`auth: "maybe" is none of off and keys`:                                                                                          {Auth: "maybe"},
+		"listen: 0.0.0.0:7700 can be reached from other machines, where TLS is needed: name a certificate with --tls-cert and --tls-key": {Listen: "0.0.0.0:7700", Auth: gateway.AuthKeys},
+		"grpc-listen: :7701 can be reached from other machines, where TLS is needed":                                                     {GRPCListen: ":7701", Auth: gateway.AuthKeys},
+		"listen: [::]:7700 can be reached from other machines, where TLS is needed":                                                      {Listen: "[::]:7700", Auth: gateway.AuthKeys},
+		"listen: nowhere.invalid:7700 can be reached from other machines, where TLS is needed":                                           {Listen: "nowhere.invalid:7700", Auth: gateway.AuthKeys},
+		"listen: 127.0.0.1:7700 can be reached from other machines, where TLS is needed":                                                 {Auth: gateway.AuthKeys, PublishedAddress: "0.0.0.0"},
+		"listen: 0.0.0.0:7700 can be reached from other machines, where keys are needed":                                                 {Listen: "0.0.0.0:7700", PublishedAddress: "127.0.0.1"},
+		"a certificate needs both files: set --tls-cert and --tls-key":                                                                   {TLSCert: "x"},
+		"tls-cert: open missing":                          {TLSCert: "missing", TLSKey: "missing"},
+		"root-key has 5 characters; it needs 32 or more":  {RootKey: "short"},
+		`allowed-origins: "app.example" is not an origin`: {AllowedOrigins: []string{"app.example"}},
+		"write-timeout: -1s is negative":                  {WriteTimeout: -time.Second},
 	} {
 		if _, err := gateway.New(cfg, gateway.Deps{NATS: w.nc, Pool: w.pool}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v\nwant %s", err, want)
 		}
 	}
-	if _, err := gateway.New(gateway.Config{Listen: "0.0.0.0:7700", GRPCListen: "0.0.0.0:7701", Auth: gateway.AuthKeys}, gateway.Deps{NATS: w.nc, Pool: w.pool}); err != nil {
-		t.Errorf("with keys any address is allowed: %v", err)
+	for what, cfg := range map[string]gateway.Config{
+		"a proxy speaks TLS": {BehindTLSProxy: true}, "published on loopback": {PublishedAddress: "127.0.0.1"}, "published on loopback of IPv6": {PublishedAddress: "::1"},
+	} {
+		cfg.Listen, cfg.GRPCListen, cfg.Auth = "0.0.0.0:7700", ":7701", gateway.AuthKeys
+		if _, err := gateway.New(cfg, gateway.Deps{NATS: w.nc, Pool: w.pool}); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	for _, host := range []string{"localhost", "127.0.0.2", "[::1]"} {
+		if _, err := gateway.New(gateway.Config{Listen: host + ":7700"}, gateway.Deps{NATS: w.nc, Pool: w.pool}); err != nil {
+			t.Errorf("on %s: %v", host, err)
+		}
 	}
 	taken := w.gateway(gateway.Config{})
 	g, err := gateway.New(gateway.Config{Listen: strings.TrimPrefix(taken.url, "http://")}, gateway.Deps{NATS: w.nc, Pool: w.pool})

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spoolhq/spool/pkg/certificate"
 	"github.com/spoolhq/spool/services/gateway/internal/api"
 	"github.com/spoolhq/spool/services/gateway/internal/auth"
 	"github.com/spoolhq/spool/services/gateway/internal/guard"
@@ -22,6 +23,10 @@ const (
 type Config struct {
 	Listen               string        `help:"Address of HTTP: REST, SSE, WebSocket, health, metrics." default:"127.0.0.1:7700" env:"SPOOL_LISTEN"`
 	GRPCListen           string        `name:"grpc-listen" help:"Address of gRPC." default:"127.0.0.1:7701" env:"SPOOL_GRPC_LISTEN"`
+	TLSCert              string        `name:"tls-cert" placeholder:"FILE" help:"PEM file of the certificate, with its chain, that HTTP and gRPC are served with. It is read again when it changes." env:"SPOOL_TLS_CERT"`
+	TLSKey               string        `name:"tls-key" placeholder:"FILE" help:"PEM file of the private key of tls-cert." env:"SPOOL_TLS_KEY"`
+	BehindTLSProxy       bool          `name:"behind-tls-proxy" default:"false" help:"A proxy in front of this gateway speaks TLS with clients: listen beyond loopback without tls-cert." env:"SPOOL_BEHIND_TLS_PROXY"`
+	PublishedAddress     string        `help:"Host address on which a container engine publishes the listeners, which then are reached there alone: without TLS it has to be on loopback." env:"SPOOL_PUBLISHED_ADDRESS"`
 	Auth                 string        `help:"Who is let in: keys, or off, which serves everybody as tenant default and is refused beyond loopback." default:"off" enum:"off,keys" env:"SPOOL_AUTH"`
 	RootKey              string        `help:"A key of 32 characters or more that makes API keys and sets budgets, of any tenant, and does nothing else." env:"SPOOL_ROOT_KEY"`
 	AllowedOrigins       []string      `help:"Origins of web pages that may use this gateway, such as https://app.example.com; * for all." env:"SPOOL_ALLOWED_ORIGINS"`
@@ -115,17 +120,27 @@ func (c *Config) validate() error {
 	if _, err := c.recipients(); err != nil {
 		return fmt.Errorf("secrets-recipient: %w", err)
 	}
+	if _, err := certificate.CheckPair(c.TLSCert, c.TLSKey); err != nil {
+		return err
+	}
 	return errors.Join(c.checkListen("listen", c.Listen), c.checkListen("grpc-listen", c.GRPCListen))
 }
 
-// checkListen refuses to serve everybody beyond this machine.
+// checkListen refuses to serve beyond this machine those without a key, and anybody without TLS.
 func (c *Config) checkListen(name, addr string) error {
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {
 		return fmt.Errorf("%s: %.100q is not host:port: %w", name, addr, err)
 	}
-	if c.Auth == AuthOff && !guard.LoopbackHost(host) {
+	if c.Auth == AuthOff && !guard.ListensOnLoopback(host) {
 		return fmt.Errorf("%s: %s can be reached from other machines, where keys are needed: use --auth keys, or listen on 127.0.0.1", name, addr)
+	}
+	if c.PublishedAddress != "" {
+		host = c.PublishedAddress
+	}
+	if c.TLSCert == "" && !c.BehindTLSProxy && !guard.ListensOnLoopback(host) {
+		return fmt.Errorf("%s: %s can be reached from other machines, where TLS is needed: name a certificate with --tls-cert and --tls-key, "+
+			"listen on 127.0.0.1, or set --behind-tls-proxy if a proxy in front speaks TLS", name, addr)
 	}
 	return nil
 }

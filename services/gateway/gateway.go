@@ -7,6 +7,7 @@ package gateway
 import (
 	"context"
 	"crypto/rand"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -22,6 +23,8 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/spoolhq/spool/pkg/budget"
+	"github.com/spoolhq/spool/pkg/certificate"
+	"github.com/spoolhq/spool/pkg/daemon"
 	"github.com/spoolhq/spool/pkg/eventlog/jslog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/livefiles"
@@ -63,6 +66,7 @@ type Gateway struct {
 	http   *http.Server
 	grpc   *rpc.Server
 	store  *reads.Store
+	pair   *certificate.Pair // nil without TLS
 
 	ready    chan struct{}
 	mu       sync.Mutex
@@ -93,6 +97,13 @@ func New(cfg Config, deps Deps) (*Gateway, error) {
 // build puts the parts together.
 func (g *Gateway) build(js jetstream.JetStream) error {
 	counts := metrics.New(g.deps.Metrics)
+	if g.cfg.TLSCert != "" {
+		var err error
+		if g.pair, err = certificate.OpenPair(g.cfg.TLSCert, g.cfg.TLSKey, g.deps.Logger); err != nil {
+			return fmt.Errorf("gateway: %w", err)
+		}
+		counts.Certificate(g.pair.Expiry)
+	}
 	log, err := jslog.New(jslog.Config{JetStream: js, Logger: g.deps.Logger})
 	if err != nil {
 		return err
@@ -151,14 +162,41 @@ func (g *Gateway) build(js jetstream.JetStream) error {
 		ConnState:      admission.ConnState,
 		ErrorLog:       slog.NewLogLogger(g.deps.Logger.Handler(), slog.LevelDebug),
 	}
+	var secure *tls.Config // of gRPC
+	if g.pair != nil {
+		g.http.TLSConfig, secure = g.pair.TLS(), g.pair.TLS()
+		// By HTTP/2 a connection has many requests at once, whose headers are held before their senders are known.
+		g.http.MaxHeaderBytes, g.http.HTTP2 = rest.MaxHeader, &http.HTTP2Config{MaxConcurrentStreams: maxStreams}
+	}
 	g.grpc = rpc.New(rpc.Config{
 		API: server, Auth: letIn, Admission: admit, Metrics: counts, Logger: g.deps.Logger, MaxRequest: g.cfg.MaxRequest, ReadTimeout: g.cfg.ReadTimeout,
+		TLS: secure,
 	})
 	return nil
 }
 
+// maxStreams is how many requests a connection of HTTP/2 may have open at once.
+const maxStreams = 128
+
+// serveHTTP serves HTTP, with TLS if there is a certificate.
+func (g *Gateway) serveHTTP(l net.Listener) error {
+	if g.pair == nil {
+		return g.http.Serve(g.limited(l, rest.Full()))
+	}
+	// A refused connection has no TLS yet, in which it could be answered.
+	return g.http.ServeTLS(g.limited(l, nil), "", "")
+}
+
 // Ready is closed when both listeners are open.
 func (g *Gateway) Ready() <-chan struct{} { return g.ready }
+
+// URL is where HTTP listens; for use after Ready.
+func (g *Gateway) URL() string {
+	if g.pair != nil {
+		return "https://" + g.Addr().String()
+	}
+	return "http://" + g.Addr().String()
+}
 
 // Addr is where HTTP listens; nil before Ready.
 func (g *Gateway) Addr() net.Addr {
@@ -203,7 +241,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 	part("live streams", func() error { return g.hub.Run(run, func() { close(g.ready) }) })
 	part("keys of streams", func() error { g.watch.Run(run); return nil })
 	part("gRPC health", func() error { g.grpc.Health(run, g.check); return nil })
-	part("HTTP", func() error { return g.http.Serve(g.limited(web, rest.Full())) })
+	part("HTTP", func() error { return g.serveHTTP(web) })
 	part("gRPC", func() error { return g.grpc.Serve(g.limited(rpcs, nil)) })
 	<-run.Done()
 	g.stop()
@@ -239,10 +277,7 @@ func (g *Gateway) stop() {
 func (g *Gateway) check(ctx context.Context) map[string]error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	out := map[string]error{"nats": nil, "postgres": nil}
-	if s := g.deps.NATS.Status(); s != nats.CONNECTED {
-		out["nats"] = fmt.Errorf("NATS is %s", s)
-	}
+	out := map[string]error{"nats": daemon.CheckConnection(g.deps.NATS), "postgres": nil}
 	if err := g.store.Check(ctx); err != nil {
 		out["postgres"] = err
 	}

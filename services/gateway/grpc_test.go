@@ -9,6 +9,7 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
@@ -29,7 +30,11 @@ type rpc struct {
 
 func (s *served) conn() *grpc.ClientConn {
 	s.t.Helper()
-	conn, err := grpc.NewClient(s.grpc, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	secure := insecure.NewCredentials()
+	if s.tls != nil {
+		secure = credentials.NewTLS(s.tls)
+	}
+	conn, err := grpc.NewClient(s.grpc, grpc.WithTransportCredentials(secure))
 	must(s.t, err)
 	s.t.Cleanup(func() { _ = conn.Close() })
 	return conn

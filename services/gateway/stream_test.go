@@ -53,7 +53,7 @@ func (s *served) sse(session string, after uint32, query ...string) *sse {
 	if s.key != "" {
 		req.Header.Set("Authorization", "Bearer "+s.key)
 	}
-	resp, err := client.Do(req)
+	resp, err := s.client().Do(req)
 	must(s.t, err)
 	if resp.StatusCode != 200 || resp.Header.Get("Content-Type") != "text/event-stream" {
 		b, _ := io.ReadAll(resp.Body)
@@ -123,7 +123,7 @@ type received struct {
 func (s *served) dial() *ws {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.t.Context(), patience)
-	opts := &websocket.DialOptions{HTTPHeader: http.Header{}, HTTPClient: client}
+	opts := &websocket.DialOptions{HTTPHeader: http.Header{}, HTTPClient: s.client()}
 	if s.key != "" {
 		opts.HTTPHeader.Set("Authorization", "Bearer "+s.key)
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
+	"crypto/tls"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -123,6 +124,16 @@ type served struct {
 	grpc string
 	stop func()
 	key  string // sent with every request
+	http *http.Client
+	tls  *tls.Config // of clients; nil without TLS
+}
+
+// client returns the HTTP client of the gateway: one of its own with TLS.
+func (s *served) client() *http.Client {
+	if s.http == nil {
+		return client
+	}
+	return s.http
 }
 
 func (w *world) gatewayOn(cfg gateway.Config, nc *nats.Conn, pool *pgxpool.Pool) *served {
@@ -153,7 +164,7 @@ func (w *world) gatewayOn(cfg gateway.Config, nc *nats.Conn, pool *pgxpool.Pool)
 	case err := <-done:
 		w.t.Fatalf("the gateway did not start: %v", err)
 	}
-	return &served{t: w.t, url: "http://" + g.Addr().String(), grpc: g.GRPCAddr().String(), stop: stop}
+	return &served{t: w.t, url: g.URL(), grpc: g.GRPCAddr().String(), stop: stop}
 }
 
 // session makes a session, as if it had been created, and gives its id.
@@ -415,7 +426,7 @@ func (s *served) do(method, path, body string, opts ...option) answer {
 	for _, o := range opts {
 		o(req)
 	}
-	resp, err := client.Do(req)
+	resp, err := s.client().Do(req)
 	must(s.t, err)
 	defer resp.Body.Close()
 	b, err := io.ReadAll(resp.Body)

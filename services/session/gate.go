@@ -21,16 +21,20 @@ type Gate struct {
 }
 
 // Serve runs the gate on a connection of its own until the caller stops it; stop blocks until the requests that it has taken are
-// answered. Without a password Serve does nothing.
-func (g Gate) Serve(url string, logger *slog.Logger) (stop func(), err error) {
+// answered. Without a password Serve does nothing. caFile is the setting nats-ca.
+func (g Gate) Serve(url, caFile string, logger *slog.Logger) (stop func(), err error) {
 	if g.NATSGatePassword == "" {
 		return func() {}, nil
+	}
+	secure, err := bus.TLSOptions(caFile)
+	if err != nil {
+		return nil, err
 	}
 	closed := make(chan struct{})
 	options := append(bus.ConnOptions(logger), nats.Name("spool-gate"), nats.RetryOnFailedConnect(true),
 		nats.ClosedHandler(func(*nats.Conn) { close(closed) }), nats.DrainTimeout(drainTime),
 		nats.UserInfo(topology.UserGate, g.NATSGatePassword), nats.CustomInboxPrefix(topology.InboxPrefix(topology.UserGate)))
-	nc, err := nats.Connect(url, options...)
+	nc, err := nats.Connect(url, append(options, secure...)...)
 	if err != nil {
 		return nil, fmt.Errorf("nats-url: connect to %s as %s: %w", url, topology.UserGate, err)
 	}

@@ -23,7 +23,7 @@ func TestSettingGate(t *testing.T) {
 		gate session.Gate
 		want error
 	}{{session.Gate{}, nats.ErrNoResponders}, {session.Gate{NATSGatePassword: natstest.Password}, nil}} {
-		stop, err := c.gate.Serve(url, slog.New(slog.DiscardHandler))
+		stop, err := c.gate.Serve(url, "", slog.New(slog.DiscardHandler))
 		must(t, err)
 		t.Cleanup(stop)
 		_, err = js.OrderedConsumer(t.Context(), topology.EventsStream(0), jetstream.OrderedConsumerConfig{})

@@ -90,7 +90,9 @@ func (c *cluster) startNATS(ctx context.Context) error {
 	}
 	text := string(conf)
 	for _, r := range [][2]string{
-		{"listen: 0.0.0.0:4222", "listen: " + addr}, {"http: 0.0.0.0:8222", "http: " + c.natsHTTP},
+		{"listen: 0.0.0.0:4222", "listen: " + addr}, {"http: 127.0.0.1:8222", "http: " + c.natsHTTP},
+		// All parts of the run are on loopback.
+		{"\ntls {\n  cert_file: $" + topology.CertificateVariable + "\n  key_file: $" + topology.KeyVariable + "\n  min_version: \"1.2\"\n}\n", ""},
 		{"store_dir: /data", "store_dir: " + strconv.Quote(filepath.Join(c.dir, "nats"))},
 	} {
 		if strings.Count(text, r[0]) != 1 {

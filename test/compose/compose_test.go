@@ -27,8 +27,8 @@ const (
 
 	claudeEvery = 7
 
-	// nats, postgres, skills-scratch, secrets-private, secrets-public, and the egress proxy's three
-	namedVolumes = 8
+	// nats, postgres, skills-scratch, secrets-private, secrets-public, the egress proxy's three, and the five of certificates
+	namedVolumes = 13
 )
 
 // TestCompose is the whole life of an installation: up with several copies, used from both gateways at once, down, up again on the

@@ -65,6 +65,7 @@ func TestFileGivesNoMoreThanNeeded(t *testing.T) {
 		t.Error("the network core leads out")
 	}
 	var socket, keys, way, published, secrets, superuser []string
+	certificates := map[string][]string{}
 	for _, name := range []string{"executor", "gateway", "janitor", "projector", "skills"} {
 		if got := f.Services[name].DependsOn["session"].Condition; got != "service_healthy" {
 			t.Errorf("%s may run without a session service, whose gate it reads through: %q", name, got)
@@ -77,6 +78,9 @@ func TestFileGivesNoMoreThanNeeded(t *testing.T) {
 			}
 			if v.Source == "secrets-private" {
 				secrets = append(secrets, name)
+			}
+			if what, ok := strings.CutPrefix(v.Source, "certificates-"); ok && what != "public" {
+				certificates[what] = append(certificates[what], name)
 			}
 		}
 		for _, value := range s.Environment {
@@ -104,8 +108,14 @@ func TestFileGivesNoMoreThanNeeded(t *testing.T) {
 		if !s.ReadOnly && name != "postgres" { // whose image writes its socket and its configuration where it likes
 			t.Errorf("%s may write into its image", name)
 		}
-		if want := map[bool]string{true: "no", false: "unless-stopped"}[name == "provision" || name == "database" || name == "keys"]; s.Restart != want {
+		if want := map[bool]string{true: "no", false: "unless-stopped"}[name == "provision" || name == "database" || name == "keys" || name == "certificates"]; s.Restart != want {
 			t.Errorf("%s is restarted %q, want %q", name, s.Restart, want)
+		}
+	}
+	for what, want := range map[string][]string{"authority": {"certificates"}, "nats": {"certificates", "nats"}, "postgres": {"certificates", "postgres"}, "gateway": {"certificates", "gateway"}} {
+		slices.Sort(certificates[what])
+		if !slices.Equal(certificates[what], want) {
+			t.Errorf("the private key of %s: %v, want %v", what, certificates[what], want)
 		}
 	}
 	slices.Sort(way)

@@ -196,7 +196,7 @@ func (p *project) healthy() {
 
 // wanted is the health that a running container should have: one that has done its work has none.
 func wanted(service string) string {
-	if service == "provision" || service == "database" {
+	if service == "certificates" || service == "provision" || service == "database" {
 		return ""
 	}
 	return "healthy"

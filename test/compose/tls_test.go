@@ -1,99 +1,200 @@
 package compose
 
 import (
-	"bytes"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
 	"fmt"
-	"math/big"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/spoolhq/spool/pkg/certificate"
 )
 
-// certificate makes a key and a certificate for a host, signed by itself, as PEM.
-func certificate(t *testing.T, host string) (cert, key string) {
-	t.Helper()
-	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
+// TestTLS: NATS and Postgres take TLS alone from other containers, an expired certificate stops nobody for good and loses nothing, and the
+// gateway serves beyond loopback with a certificate alone.
+func TestTLS(t *testing.T) { //nolint:paralleltest // it takes the machine
+	p := newProject(t)
+	up := append(p.compose("up", "--detach", "--no-build", "--wait"), "session", "gateway")
+	p.run(5*time.Minute, up...)
+	at := server{url: p.url(1)}
+	at.key = p.key(at.url)
+	p.attackNetwork()
+	if owner := strings.TrimSpace(p.run(time.Minute, p.compose("exec", "--no-TTY", "postgres", "stat", "--format", "%U %a", "/etc/postgres/certificate/key.pem")...)); owner != "postgres 600" {
+		t.Errorf("Postgres' private key has owner and mode %s", owner)
 	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: host}, DNSNames: []string{host}, IsCA: true, BasicConstraintsValid: true,
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &private.PublicKey, private)
-	if err != nil {
-		t.Fatal(err)
-	}
-	pkcs8, err := x509.MarshalPKCS8PrivateKey(private)
-	if err != nil {
-		t.Fatal(err)
-	}
-	encode := func(kind string, der []byte) string {
-		var b bytes.Buffer
-		if err := pem.Encode(&b, &pem.Block{Type: kind, Bytes: der}); err != nil {
-			t.Fatal(err)
-		}
-		return b.String()
-	}
-	return encode("CERTIFICATE", der), encode("PRIVATE KEY", pkcs8)
+	p.outliveExpiry(at)
+	p.serveTLS(at.key, up)
 }
 
-// verifyTLS has the gateway check the certificate of Postgres by its URL: it connects by TLS to the right server, and not to another one.
-func (p *project) verifyTLS(key string) {
+// inside runs a script of bash in another container of the network core.
+func (p *project) inside(script string, args ...string) (string, error) {
+	return p.try(time.Minute, append(p.compose("run", "--rm", "--no-TTY", "--no-deps", "--entrypoint", "bash", "postgres", "-c", script, "bash"), args...)...)
+}
+
+// attackNetwork speaks to NATS and Postgres from another container as no service does.
+func (p *project) attackNetwork() {
 	p.t.Helper()
-	cert, private := certificate(p.t, "postgres")
-	other, _ := certificate(p.t, "postgres")
-	for name, text := range map[string]string{"server.crt": cert, "server.key": private} {
-		p.run(time.Minute, p.compose("exec", "--no-TTY", "--user", "postgres", "postgres", "sh", "-c", "umask 077; printf %s \"$1\" >\"$PGDATA/"+name+"\"", "sh", text)...)
-	}
-	psql := func(sql string) string {
+	setting := func(name string) string {
 		p.t.Helper()
-		return strings.TrimSpace(p.run(time.Minute, p.compose("exec", "--no-TTY", "postgres", "psql", "--username=spool", "--tuples-only", "--no-align", "--command", sql)...))
-	}
-	psql("ALTER SYSTEM SET ssl = on")
-	psql("SELECT pg_reload_conf()")
-	p.await("Postgres has TLS", time.Minute, func() error {
-		if ssl := psql("SHOW ssl"); ssl != "on" {
-			return fmt.Errorf("ssl is %s", ssl)
-		}
-		return nil
-	})
-	// A file that is laid over deploy/compose.yaml.
-	authority, over := filepath.Join(p.dir, "deploy", "postgres-ca.pem"), filepath.Join(p.dir, "deploy", "tls.yaml")
-	text := `services: {gateway: {volumes: ["./postgres-ca.pem:/etc/spool/postgres-ca.pem:ro"], environment: {SPOOL_DATABASE_URL:
-  "postgres://spool_gateway:${SPOOL_POSTGRES_PASSWORD_GATEWAY}@postgres:5432/spool?sslmode=verify-full&sslrootcert=/etc/spool/postgres-ca.pem"}}}`
-	up := append(p.compose("-f", "deploy/tls.yaml", "up", "--detach", "--no-build", "--no-deps", "--force-recreate"), "gateway")
-	for _, file := range []struct{ path, text string }{{over, text}, {authority, other}} {
-		if err := os.WriteFile(file.path, []byte(file.text), 0o644); err != nil { //nolint:gosec // the gateway's user reads it
+		text, err := os.ReadFile(filepath.Join(p.dir, "deploy", ".env"))
+		if err != nil {
 			p.t.Fatal(err)
 		}
+		for line := range strings.Lines(string(text)) {
+			if value, ok := strings.CutPrefix(strings.TrimSpace(line), name+"="); ok {
+				return value
+			}
+		}
+		p.t.Fatalf("deploy/.env has no %s", name)
+		return ""
 	}
-	p.run(3*time.Minute, up...)
-	p.await("the gateway refuses the certificate", 2*time.Minute, func() error {
+	// The right password, in the clear.
+	out, err := p.inside(`exec 3<>"/dev/tcp/nats/4222"; printf 'CONNECT {"user":"admin","pass":"%s"}\r\nPING\r\n' "$1" >&3; cat <&3`, setting("SPOOL_NATS_PASSWORD_ADMIN"))
+	if strings.Contains(out, "PONG") || !strings.Contains(out, `"tls_required":true`) {
+		p.t.Errorf("NATS without TLS: %s, %v", out, err)
+	}
+	if out, err := p.inside(`exec 3<>"/dev/tcp/nats/8222"`); err == nil || !strings.Contains(err.Error(), "refused") {
+		p.t.Errorf("NATS' monitoring is open: %s, %v", out, err)
+	}
+	if out, err := p.try(time.Minute, p.compose("exec", "--no-TTY", "nats", "wget", "-q", "-O", "-", "http://127.0.0.1:8222/healthz")...); err != nil || !strings.Contains(out, "ok") {
+		p.t.Errorf("NATS' health within its container: %s, %v", out, err)
+	}
+
+	dir := p.t.TempDir()
+	other, err := certificate.OpenAuthority(dir, certificate.Validity{For: time.Hour}, time.Now())
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	if err := errors.Join(other.Trust(filepath.Join(dir, "ca.pem")), os.Chmod(dir, 0o755)); err != nil { //nolint:gosec // containers' users read it
+		p.t.Fatal(err)
+	}
+	url := "postgres://spool:" + setting("SPOOL_POSTGRES_PASSWORD") + "@postgres:5432/spool?"
+	for query, want := range map[string]string{
+		"sslmode=verify-full&sslrootcert=/var/lib/spool/certificates/public/ca.pem": "",
+		"sslmode=disable": "no encryption", "sslmode=verify-full&sslrootcert=/other/ca.pem": "certificate verify failed",
+	} {
+		_, err := p.try(time.Minute, append(p.compose("run", "--rm", "--no-TTY", "--no-deps", "--volume", dir+":/other:ro", "--entrypoint", "psql", "postgres"), url+query, "--command", "SELECT 1")...)
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			p.t.Errorf("Postgres with %s: %v, want %q", query, err, want)
+		}
+	}
+	provision := append(p.compose("run", "--rm", "--no-TTY", "--no-deps", "--volume", dir+":/other:ro", "provision"), "provision", "--wait", "1s")
+	p.run(time.Minute, provision...)
+	if _, err := p.try(time.Minute, append(provision, "--nats-ca", "/other/ca.pem")...); err == nil || !strings.Contains(err.Error(), "certificate signed by unknown authority") {
+		p.t.Errorf("NATS of another authority: %v", err)
+	}
+}
+
+// outliveExpiry gives NATS and Postgres certificates that expire, and services no other way than to wait until they are renewed.
+func (p *project) outliveExpiry(at server) {
+	p.t.Helper()
+	var made struct{ SessionID string }
+	if err := at.call(p.t.Context(), "POST", "/api/sessions", map[string]any{"architecture": "spool"}, http.StatusCreated, &made); err != nil {
+		p.t.Fatal(err)
+	}
+	before, err := at.events(p.t.Context(), made.SessionID)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	var f struct {
+		Services map[string]struct{ Command []string }
+	}
+	if err := json.Unmarshal([]byte(p.run(time.Minute, p.compose("config", "--format", "json")...)), &f); err != nil {
+		p.t.Fatal(err)
+	}
+	p.run(time.Minute, append(append(p.compose("run", "--rm", "--no-TTY", "certificates"), f.Services["certificates"].Command...), "--valid-for", "1ms", "--renew-before", "90000h")...)
+	p.run(3*time.Minute, p.compose("restart", "nats", "postgres")...)
+	p.run(3*time.Minute, p.compose("restart", "session", "projector", "gateway")...)
+	for _, service := range []string{"session", "gateway"} {
+		p.await(service+" says why it waits", 2*time.Minute, func() error {
+			logs := p.run(time.Minute, p.compose("logs", "--no-color", "--no-log-prefix", service)...)
+			if !strings.Contains(logs, "certificate for nats is valid from") {
+				return fmt.Errorf("%.2000s", logs)
+			}
+			return nil
+		})
+	}
+	at.url = p.url(1)
+	p.await("the gateway says what it has not", 2*time.Minute, func() error {
 		var ready struct{ Checks map[string]string }
-		err := (server{p.url(1), key}).call(p.t.Context(), "GET", "/readyz", nil, http.StatusServiceUnavailable, &ready)
-		if err == nil && !strings.Contains(ready.Checks["postgres"], "certificate") {
-			err = fmt.Errorf("postgres: %s", ready.Checks["postgres"])
+		err := at.call(p.t.Context(), "GET", "/readyz", nil, http.StatusServiceUnavailable, &ready)
+		if err == nil && (!strings.Contains(ready.Checks["nats"], "certificate") || !strings.Contains(ready.Checks["postgres"], "certificate")) {
+			err = fmt.Errorf("ready: %v", ready.Checks)
 		}
 		return err
 	})
-	if err := os.WriteFile(authority, []byte(cert), 0o644); err != nil { //nolint:gosec // the gateway's user reads it
+
+	p.run(time.Minute, p.compose("run", "--rm", "--no-TTY", "certificates")...)
+	p.run(time.Minute, p.compose("kill", "--signal", "HUP", "nats", "postgres")...)
+	p.healthy()
+	p.await("the session is there", 2*time.Minute, func() error {
+		after, err := at.events(p.t.Context(), made.SessionID)
+		if err == nil && len(after) < len(before) {
+			err = fmt.Errorf("%d events of %d", len(after), len(before))
+		}
+		return err
+	})
+	p.await("commands are carried out", 2*time.Minute, func() error {
+		return at.call(p.t.Context(), "POST", "/api/sessions", map[string]any{"architecture": "spool"}, http.StatusCreated, nil)
+	})
+	p.run(2*time.Minute, p.compose("run", "--rm", "--no-TTY", "--no-deps", "provision", "verify")...)
+}
+
+// serveTLS publishes the gateway beyond loopback, as deploy/README.md says.
+func (p *project) serveTLS(key string, up []string) {
+	p.t.Helper()
+	envFile := filepath.Join(p.dir, "deploy", ".env")
+	add := func(lines string) {
+		p.t.Helper()
+		written, err := os.ReadFile(envFile)
+		if err == nil {
+			err = os.WriteFile(envFile, append(written, lines...), 0o600)
+		}
+		if err != nil {
+			p.t.Fatal(err)
+		}
+	}
+	add("SPOOL_GATEWAY_ADDRESS=0.0.0.0\n")
+	if _, err := p.try(5*time.Minute, up...); err == nil {
+		p.t.Error("the gateway is published on every address without TLS")
+	}
+	if logs := p.run(time.Minute, p.compose("logs", "--no-color", "gateway")...); !strings.Contains(logs, "where TLS is needed") {
+		p.t.Errorf("the gateway does not say why: %s", logs)
+	}
+	add("SPOOL_TLS_CERT=/var/lib/spool/certificates/gateway/certificate.pem\nSPOOL_TLS_KEY=/var/lib/spool/certificates/gateway/key.pem\nSPOOL_TLS_NAMES=spool.example\n")
+	p.run(5*time.Minute, up...)
+	ca := filepath.Join(p.t.TempDir(), "ca.pem")
+	text := p.run(time.Minute, p.compose("exec", "--no-TTY", "postgres", "cat", "/var/lib/spool/certificates/public/ca.pem")...)
+	if err := os.WriteFile(ca, []byte(text), 0o600); err != nil {
 		p.t.Fatal(err)
 	}
-	p.run(3*time.Minute, up...)
-	p.await("the gateway reads by TLS", 2*time.Minute, func() error {
-		return (server{p.url(1), key}).call(p.t.Context(), "GET", "/api/sessions", nil, http.StatusOK, nil)
-	})
-	if got := psql("SELECT count(*) > 0 AND bool_and(ssl) FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) WHERE usename = 'spool_gateway'"); got != "t" {
-		p.t.Errorf("connections of gateways have TLS: %q", got)
+	pool, err := certificate.ReadPool(ca)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	addr := strings.TrimPrefix(p.url(1), "http://")
+	addr = "127.0.0.1" + addr[strings.LastIndex(addr, ":"):]
+	for _, name := range []string{"127.0.0.1", "localhost", "spool.example"} {
+		client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool, ServerName: name, MinVersion: tls.VersionTLS12}}}
+		req, err := http.NewRequestWithContext(p.t.Context(), http.MethodGet, "https://"+addr+"/api/sessions", nil)
+		if err != nil {
+			p.t.Fatal(err)
+		}
+		req.Header.Set("Authorization", "Bearer "+key)
+		resp, err := client.Do(req)
+		if err != nil {
+			p.t.Errorf("as %s: %v", name, err)
+			continue
+		}
+		if resp.StatusCode != http.StatusOK {
+			p.t.Errorf("as %s: %s", name, resp.Status)
+		}
+		_ = resp.Body.Close()
+		client.CloseIdleConnections()
 	}
 }

@@ -85,7 +85,7 @@ func Start(ctx context.Context, cfg Config) (_ *Stack, err error) {
 }
 
 // URL is where the gateway listens.
-func (s *Stack) URL() string { return "http://" + s.gate.Addr().String() }
+func (s *Stack) URL() string { return s.gate.URL() }
 
 // GRPCAddr is where the gateway listens for gRPC.
 func (s *Stack) GRPCAddr() string { return s.gate.GRPCAddr().String() }

@@ -5,6 +5,7 @@ package client
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -15,6 +16,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/spoolhq/spool/pkg/certificate"
 )
 
 const (
@@ -32,6 +35,7 @@ const (
 type Config struct {
 	URL     string        // http://host:port
 	Key     string        // API key; empty for a server without keys
+	CAFile  string        // PEM file of the authorities that an https server is checked against; empty for the system's
 	Timeout time.Duration // of one request; 0 means 30 s
 	GiveUp  time.Duration // how long Follow goes on trying to come back; 0 means 1 min
 	HTTP    *http.Client  // nil means one of its own
@@ -58,8 +62,16 @@ func New(cfg Config) (*Client, error) {
 	if cfg.GiveUp == 0 {
 		cfg.GiveUp = defaultGiveUp
 	}
+	transport := http.DefaultTransport.(*http.Transport).Clone()
+	if cfg.CAFile != "" {
+		pool, err := certificate.ReadPool(cfg.CAFile)
+		if err != nil {
+			return nil, fmt.Errorf("ca-file: %w", err)
+		}
+		transport.TLSClientConfig = &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: pool}
+	}
 	if cfg.HTTP == nil {
-		cfg.HTTP = &http.Client{Transport: http.DefaultTransport.(*http.Transport).Clone()}
+		cfg.HTTP = &http.Client{Transport: transport}
 	}
 	return &Client{base: base, cfg: cfg}, nil
 }
@@ -128,8 +140,8 @@ func retryAfter(err error, try int) (time.Duration, bool) {
 	case errors.As(err, &problem) && problem.temporary():
 		return min(max(problem.RetryAfter, wait), maxWait), true
 	case errors.As(err, &unreachable):
-		// A server that refuses connections is not up; one that broke off may answer again.
-		return wait, !IsRefused(err)
+		// A server that refuses connections is not up, and a refused certificate stays; one that broke off may answer again.
+		return wait, !IsRefused(err) && !isUntrusted(err)
 	}
 	return 0, false
 }

@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -65,7 +66,17 @@ type UnreachableError struct {
 }
 
 func (e *UnreachableError) Error() string {
-	return fmt.Sprintf("cannot reach %s: %s; start it with `spool up` or pass --url", e.URL, reason(e.Err))
+	remedy := "start it with `spool up` or pass --url"
+	if isUntrusted(e.Err) {
+		remedy = "name the file of its authority with --ca-file, or renew its certificate"
+	}
+	return fmt.Sprintf("cannot reach %s: %s; %s", e.URL, reason(e.Err), remedy)
+}
+
+// isUntrusted reports whether err is a certificate that was refused.
+func isUntrusted(err error) bool {
+	var untrusted *tls.CertificateVerificationError
+	return errors.As(err, &untrusted)
 }
 
 // Unwrap returns the cause.

@@ -59,6 +59,7 @@ type commands struct {
 	Rebuild           rebuildCommand           `cmd:"" help:"Fold the read models anew from the log."`
 	Provision         provisionCommand         `cmd:"" help:"Install the streams on a NATS, or bring them up to date."`
 	ProvisionDatabase provisionDatabaseCommand `cmd:"" help:"Make the roles of the services in a Postgres of Spool's own, or bring them up to date."`
+	Certificates      certificatesCommand      `cmd:"" help:"Make a certificate authority and the TLS certificates of an installation, and renew those that expire soon."`
 	Agents            agentsCommand            `cmd:"" help:"What agents are made of: apply, list, show, remove."`
 	Instances         instancesCommand         `cmd:"" help:"Agents with their environments: apply, list, show, remove."`
 	Envs              envsCommand              `cmd:"" help:"Environments, which hold variables and secrets: apply, list, show, remove, explain."`

@@ -24,6 +24,7 @@ type installation struct {
 	NATSURL      string `name:"nats-url" env:"SPOOL_NATS_URL" placeholder:"URL" help:"NATS of the installation. Without it: the stack that runs on the data folder, else the folder itself."`
 	NATSUser     string `name:"nats-user" env:"SPOOL_NATS_USER" help:"User at NATS that may read the log, such as admin."`
 	NATSPassword string `name:"nats-password" env:"SPOOL_NATS_PASSWORD" help:"Password at NATS."`
+	NATSCA       string `name:"nats-ca" env:"SPOOL_NATS_CA" placeholder:"FILE" help:"With --nats-url: PEM file of the authorities that NATS's certificate is checked against; the connection then always has TLS."`
 	LogKeys      string `name:"log-keys" env:"SPOOL_LOG_KEYS" help:"With --nats-url: the keys that commits of the log are signed with, role:key, separated by commas."`
 	Data         string `env:"SPOOL_DATA_DIR" placeholder:"DIR" help:"Data folder of the installation; by default spool in the user's data folder."`
 	JSON         bool   `help:"Print one JSON object a line."`
@@ -32,7 +33,11 @@ type installation struct {
 // open reaches the log, and the database unless the user names another one.
 func (i installation) open(ctx context.Context, a *app, database string) (Installation, error) {
 	if i.NATSURL != "" {
-		return i.dial(ctx, i.NATSURL, database, i.LogKeys)
+		secure, err := bus.TLSOptions(i.NATSCA)
+		if err != nil {
+			return Installation{}, err
+		}
+		return i.dial(ctx, i.NATSURL, database, i.LogKeys, secure...)
 	}
 	dir, err := dataDir(a, i.Data)
 	if err != nil {
@@ -55,19 +60,19 @@ func (i installation) open(ctx context.Context, a *app, database string) (Instal
 	return opened, err
 }
 
-func (i installation) dial(ctx context.Context, url, database, logKeys string) (Installation, error) {
+func (i installation) dial(ctx context.Context, url, database, logKeys string, secure ...nats.Option) (Installation, error) {
 	// What writes to the log from here does the janitor's work.
 	keys, err := eventlog.ParseKeys(logKeys, topology.UserJanitor)
 	if err != nil {
 		return Installation{}, err
 	}
-	options := []nats.Option{nats.Name("spool-cli"), nats.Timeout(dialTimeout)}
+	options := append([]nats.Option{nats.Name("spool-cli"), nats.Timeout(dialTimeout)}, secure...)
 	if i.NATSUser != "" {
 		options = append(options, nats.UserInfo(i.NATSUser, i.NATSPassword), nats.CustomInboxPrefix(topology.InboxPrefix(i.NATSUser)))
 	}
 	nc, err := nats.Connect(url, append(bus.ConnOptions(slog.New(slog.DiscardHandler)), options...)...)
 	if err != nil {
-		return Installation{}, fmt.Errorf("nats-url: cannot reach NATS: %w; check that it runs, and --nats-url, --nats-user and --nats-password", err)
+		return Installation{}, fmt.Errorf("nats-url: cannot reach NATS: %w; check that it runs, and --nats-url, --nats-ca, --nats-user and --nats-password", err)
 	}
 	js, err := jetstream.New(nc)
 	if err != nil {

@@ -41,6 +41,9 @@ type StackOptions struct {
 	DatabaseURL string // empty means a private Postgres
 	Listen      string // host:port of REST
 	GRPCListen  string // host:port of gRPC
+	TLSCert     string // PEM file of the gateway's certificate; empty serves without TLS
+	TLSKey      string // PEM file of its private key
+	TLSProxy    bool   // a proxy in front of the gateway speaks TLS
 	Auth        string // off or keys; empty means what the environment says
 	RootKey     string // makes the first keys; empty means what the environment says
 	Sandbox     string // provider that sessions get unless they name one; empty means the only one

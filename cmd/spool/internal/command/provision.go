@@ -28,6 +28,7 @@ type provisionCommand struct {
 	NATSURL      string        `name:"nats-url" default:"nats://127.0.0.1:4222" env:"SPOOL_NATS_URL" help:"Where NATS listens."`
 	NATSUser     string        `name:"nats-user" env:"SPOOL_NATS_USER" help:"User at NATS that may make streams: admin. Empty for a server without users."`
 	NATSPassword string        `name:"nats-password" env:"SPOOL_NATS_PASSWORD" help:"Password at NATS."`
+	NATSCA       string        `name:"nats-ca" env:"SPOOL_NATS_CA" placeholder:"FILE" help:"PEM file of the authorities that NATS's certificate is checked against; with it the connection always has TLS."`
 	LogKeys      string        `name:"log-keys" env:"SPOOL_LOG_KEYS" help:"Keys that commits of the log are signed with, role:key, separated by commas. From the first time that they are given, what services write has to be signed: stop services of earlier releases before. Empty changes nothing."`
 	LogKeysLost  bool          `help:"With --log-keys, when a key that signed commits is lost for good: takes all commits that the log holds now as they are. Stop all services before, and look at what verify says after."`
 	Shards       int           `default:"0" env:"SPOOL_SHARDS" help:"Streams that the log is spread over: 1, 2, 4 or 8, for good. 0 means what is installed, else 4."`
@@ -81,6 +82,11 @@ func (c *provisionCommand) connect(ctx context.Context) (*nats.Conn, error) {
 	if c.NATSUser != "" {
 		options = append(options, nats.UserInfo(c.NATSUser, c.NATSPassword), nats.CustomInboxPrefix(topology.InboxPrefix(c.NATSUser)))
 	}
+	secure, err := bus.TLSOptions(c.NATSCA)
+	if err != nil {
+		return nil, err
+	}
+	options = append(options, secure...)
 	late := time.NewTimer(c.Wait)
 	defer late.Stop()
 	for {
@@ -95,7 +101,7 @@ func (c *provisionCommand) connect(ctx context.Context) (*nats.Conn, error) {
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		case <-late.C:
-			return nil, fmt.Errorf("nats-url: NATS has not answered within %s: %w; check that it runs, and --nats-url", c.Wait, err)
+			return nil, fmt.Errorf("nats-url: NATS has not answered within %s: %w; check that it runs, --nats-url and --nats-ca", c.Wait, err)
 		case <-time.After(provisionPause):
 		}
 	}

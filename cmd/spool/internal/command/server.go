@@ -22,6 +22,7 @@ const goneTimeout = 3 * time.Second
 type server struct {
 	URL  string `env:"SPOOL_URL" placeholder:"http://127.0.0.1:7700" help:"Where the gateway is. Without it: the default address, else the stack that runs on the data folder."`
 	Key  string `env:"SPOOL_API_KEY" help:"API key, for a server that wants one."`
+	CA   string `name:"ca-file" env:"SPOOL_CA_FILE" placeholder:"FILE" help:"PEM file of the authorities that the certificate of an https server is checked against; without it the system's."`
 	Data string `env:"SPOOL_DATA_DIR" placeholder:"DIR" help:"Data folder in which a stack that runs on this machine is looked for; by default spool in the user's data folder."`
 	JSON bool   `help:"Print one JSON object a line."`
 }
@@ -37,7 +38,7 @@ func (s server) connect(ctx context.Context, a *app) (*client.Client, error) {
 // names is not asked first; its answer to the command itself will tell.
 func (s server) find(ctx context.Context, a *app) (c *client.Client, here bool, err error) {
 	if s.URL != "" {
-		c, err := client.New(client.Config{URL: s.URL, Key: s.Key})
+		c, err := client.New(client.Config{URL: s.URL, Key: s.Key, CAFile: s.CA})
 		if err != nil {
 			return nil, false, &exitError{ExitUsage, err}
 		}
@@ -59,7 +60,7 @@ func (s server) find(ctx context.Context, a *app) (c *client.Client, here bool, 
 	var first error
 	for _, u := range urls {
 		here := ok && u == running.URL
-		cfg := client.Config{URL: u, Key: s.Key}
+		cfg := client.Config{URL: u, Key: s.Key, CAFile: s.CA}
 		if here {
 			cfg.GiveUp = goneTimeout
 		}

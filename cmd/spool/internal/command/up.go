@@ -11,6 +11,9 @@ type upCommand struct {
 	Data       string     `env:"SPOOL_DATA_DIR" placeholder:"DIR" help:"Folder of everything that lasts; by default spool in the user's data folder."`
 	Listen     string     `default:"127.0.0.1:7700" env:"SPOOL_LISTEN" help:"Address of REST, WebSocket and SSE; port 0 takes any free one."`
 	GRPCListen string     `name:"grpc-listen" default:"127.0.0.1:7701" env:"SPOOL_GRPC_LISTEN" help:"Address of gRPC; port 0 takes any free one."`
+	TLSCert    string     `name:"tls-cert" env:"SPOOL_TLS_CERT" placeholder:"FILE" help:"PEM file of a certificate, with its chain, that REST and gRPC are served with; needed beyond loopback. It is read again when it changes."`
+	TLSKey     string     `name:"tls-key" env:"SPOOL_TLS_KEY" placeholder:"FILE" help:"PEM file of the private key of --tls-cert."`
+	TLSProxy   bool       `name:"behind-tls-proxy" default:"false" env:"SPOOL_BEHIND_TLS_PROXY" help:"A proxy in front speaks TLS with clients: listen beyond loopback without --tls-cert."`
 	Database   string     `name:"database-url" env:"SPOOL_DATABASE_URL" placeholder:"URL" help:"A Postgres to use; without it a private one in the data folder."`
 	Auth       string     `enum:"off,keys" default:"off" env:"SPOOL_AUTH" help:"Who is let in: keys, or off, which serves everybody and only on loopback."`
 	RootKey    string     `env:"SPOOL_ROOT_KEY" help:"A key of 32 characters or more that makes API keys and sets budgets, and does nothing else."`
@@ -35,7 +38,7 @@ func (c *upCommand) Run(a *app) (err error) {
 	defer cancel()
 	stack, err := a.Local.Start(ctx, StackOptions{
 		DataDir: dir, DatabaseURL: c.Database, Listen: c.Listen, GRPCListen: c.GRPCListen, Sandbox: c.Sandbox,
-		Auth: c.Auth, RootKey: c.RootKey,
+		Auth: c.Auth, RootKey: c.RootKey, TLSCert: c.TLSCert, TLSKey: c.TLSKey, TLSProxy: c.TLSProxy,
 		MockLLM: c.MockLLM, MockScript: c.MockScript,
 		Logger: slog.New(slog.NewTextHandler(a.Err, &slog.HandlerOptions{Level: c.LogLevel})),
 	})

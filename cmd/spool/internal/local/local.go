@@ -104,6 +104,7 @@ func config(o command.StackOptions) (stack.Config, error) {
 		}
 	}
 	c.Gateway.Listen, c.Gateway.GRPCListen = o.Listen, o.GRPCListen
+	c.Gateway.TLSCert, c.Gateway.TLSKey, c.Gateway.BehindTLSProxy = o.TLSCert, o.TLSKey, o.TLSProxy
 	if o.Auth != "" {
 		c.Gateway.Auth, c.Gateway.RootKey = o.Auth, o.RootKey
 	}

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/spoolhq/spool/cmd/spool/internal/command"
 )
 
 // TestDocument: docs/operations.md is what the programs say now.
@@ -67,8 +69,17 @@ func TestVariablesOfTheDocument(t *testing.T) {
 			known = append(known, s.Variable)
 		}
 	}
+	commands, err := commandsOf(command.Grammar())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range commands {
+		for _, s := range c.Settings {
+			known = append(known, s.Variable)
+		}
+	}
 	for _, name := range regexp.MustCompile(`SPOOL_[A-Z_]+[A-Z]`).FindAllString(text, -1) {
-		if name != "SPOOL_RUNNER" && !slices.Contains(known, name) && !strings.Contains(string(compose), "${"+name+":") {
+		if name != "SPOOL_RUNNER" && !slices.Contains(known, name) && !strings.Contains(string(compose), "${"+name+":") && !strings.Contains(string(compose), " "+name+": ") {
 			t.Errorf("%s is no setting", name)
 		}
 	}

@@ -17,7 +17,7 @@ type cli struct {
 }
 
 // HealthListen is where the gateway itself tells whether it is ready.
-func (c *cli) HealthListen() string { return c.Listen }
+func (c *cli) HealthListen() (addr string, tls bool) { return c.Listen, c.TLSCert != "" }
 
 func main() {
 	var c cli

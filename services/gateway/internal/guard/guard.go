@@ -89,6 +89,16 @@ func LoopbackHost(host string) bool {
 	return ip != nil && ip.IsLoopback()
 }
 
+// ListensOnLoopback reports whether a listener on a host is reached from this machine alone. The empty host is every address. A name
+// is looked up; all its addresses have to be of loopback.
+func ListensOnLoopback(host string) bool {
+	if ip := net.ParseIP(host); ip != nil || host == "" {
+		return ip.IsLoopback()
+	}
+	ips, err := net.LookupIP(host)
+	return err == nil && len(ips) > 0 && !slices.ContainsFunc(ips, func(ip net.IP) bool { return !ip.IsLoopback() })
+}
+
 func clip(s string) string {
 	if len(s) > 100 {
 		return s[:100] + "…"

@@ -33,6 +33,8 @@ type Metrics struct {
 	readers  prometheus.Gauge
 	rereads  *prometheus.CounterVec
 	held     atomic.Pointer[func() int64]
+
+	certificate *certificate
 }
 
 // New makes the metrics, and registers them with another registry too, unless that is nil.
@@ -70,8 +72,9 @@ func New(also prometheus.Registerer) *Metrics {
 		}
 		return 0
 	})
+	m.certificate = newCertificate()
 	own := []prometheus.Collector{
-		held, m.requests, m.inFlight, m.seconds, m.calls, m.commands, m.refused, m.streams, m.frames, m.bytes, m.cut, m.feeds, m.readers, m.rereads,
+		m.certificate, held, m.requests, m.inFlight, m.seconds, m.calls, m.commands, m.refused, m.streams, m.frames, m.bytes, m.cut, m.feeds, m.readers, m.rereads,
 	}
 	m.registry.MustRegister(own...)
 	m.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))

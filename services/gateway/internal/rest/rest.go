@@ -98,10 +98,18 @@ func (h *Handler) refuse(w *answer, r *http.Request, err error) {
 	case problem.Unauthenticated:
 		h.cfg.Metrics.Refused()
 	}
-	if w.status == 0 {
-		p.Write(w)
+	if w.status != 0 {
+		return
 	}
+	if r.ProtoMajor > 1 {
+		// A client that takes no answer does not keep its request in memory: flow control of HTTP/2 would let it.
+		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(refusalTime))
+	}
+	p.Write(w)
 }
+
+// refusalTime bounds how long a client of HTTP/2 may take for a refusal.
+const refusalTime = 10 * time.Second
 
 // byHand are the routes that are not made of spool.v1 and need no key, but for /metrics.
 func (h *Handler) byHand(path string) http.HandlerFunc {
@@ -219,8 +227,8 @@ func Full() []byte {
 		int(p.RetryAfter.Seconds()), len(body), body)
 }
 
-// maxHeader is how many bytes the URL and the header fields of a request may have together.
-const maxHeader = 32 << 10
+// MaxHeader is how many bytes the URL and the header fields of a request may have together.
+const MaxHeader = 32 << 10
 
 // checkHeader refuses a header that is too large. The error names the largest field, "" for the URL.
 func checkHeader(r *http.Request) error {
@@ -234,8 +242,8 @@ func checkHeader(r *http.Request) error {
 			largest, field = size, name
 		}
 	}
-	if total > maxHeader {
-		return problem.Invalid(field, "the URL and the header have %d bytes, %d of them here; at most %d are taken", total, largest, maxHeader)
+	if total > MaxHeader {
+		return problem.Invalid(field, "the URL and the header have %d bytes, %d of them here; at most %d are taken", total, largest, MaxHeader)
 	}
 	return nil
 }

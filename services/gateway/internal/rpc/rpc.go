@@ -3,6 +3,7 @@ package rpc
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"io"
 	"log/slog"
@@ -11,6 +12,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
@@ -58,7 +61,7 @@ type Server struct {
 	health *health.Server
 }
 
-// Config of a Server; every field is required.
+// Config of a Server; every field but TLS is required.
 type Config struct {
 	API         *api.Server
 	Auth        *auth.Authenticator
@@ -67,12 +70,18 @@ type Config struct {
 	Logger      *slog.Logger
 	MaxRequest  int64         // bytes of a message that brings files along
 	ReadTimeout time.Duration // how long a message may take to arrive
+	TLS         *tls.Config   // nil serves without TLS
 }
 
 // New makes a Server.
 func New(cfg Config) *Server {
 	in := &interceptor{Config: cfg, limits: messageLimits(cfg.MaxRequest)}
+	secure := insecure.NewCredentials()
+	if cfg.TLS != nil {
+		secure = credentials.NewTLS(cfg.TLS)
+	}
 	server := registrar{admitted: in.admitted, Server: grpc.NewServer(
+		grpc.Creds(secure),
 		grpc.InTapHandle(in.tap),
 		grpc.MaxRecvMsgSize(maxOther), // of calls that receiver does not read, of which there are none
 		grpc.MaxConcurrentStreams(maxCalls),

@@ -21,7 +21,7 @@ func main() {
 	var c cli
 	os.Exit(daemon.Main("session", "Owns the life of sessions: commands, queue, timers.", jslog.Writer, &c, &c.Settings,
 		func(ctx context.Context, env daemon.Env) error {
-			stop, err := c.Serve(c.NATSURL, env.Logger)
+			stop, err := c.Serve(c.NATSURL, c.NATSCA, env.Logger)
 			if err != nil {
 				return err
 			}

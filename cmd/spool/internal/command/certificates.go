@@ -1,0 +1,70 @@
+package command
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/certificate"
+)
+
+type certificatesCommand struct {
+	Authority   string        `required:"" type:"path" placeholder:"DIR" help:"Folder of the authority's certificate and private key; it is made when it is missing."`
+	CAFile      string        `name:"ca-file" required:"" type:"path" placeholder:"FILE" help:"File that the authority's certificate is written to, for clients."`
+	Issue       []string      `required:"" sep:"none" placeholder:"DIR=NAME,…" help:"Folder of a certificate and its private key, and the host names and IP addresses that it is for. Repeat it for each server."`
+	ValidFor    time.Duration `default:"17520h" help:"How long a new certificate is valid."`
+	RenewBefore time.Duration `default:"720h" help:"Renew certificates that expire within this time."`
+	JSON        bool          `help:"Print one JSON object a line."`
+}
+
+// Run makes the authority and the certificates that are missing, expire soon or are for other names.
+func (c *certificatesCommand) Run(a *app) error {
+	type server struct {
+		folder string
+		names  []string
+	}
+	var servers []server
+	for _, text := range c.Issue {
+		folder, list, _ := strings.Cut(text, "=")
+		s := server{folder: folder}
+		for name := range strings.SplitSeq(list, ",") {
+			if name = strings.TrimSpace(name); name != "" {
+				s.names = append(s.names, name)
+			}
+		}
+		if folder == "" || len(s.names) == 0 {
+			return usage("issue: %q is not a folder with names, such as /certificates/nats=nats,10.0.0.1", clip(text))
+		}
+		servers = append(servers, s)
+	}
+	if c.ValidFor <= 0 || c.RenewBefore < 0 {
+		return usage("valid-for, renew-before: %s and %s are not lengths of time", c.ValidFor, c.RenewBefore)
+	}
+	authority, err := certificate.OpenAuthority(c.Authority, certificate.Validity{For: c.ValidFor, RenewBefore: c.RenewBefore}, time.Now())
+	if err != nil {
+		return err
+	}
+	// Clients trust an authority before a server shows a certificate of it.
+	if err := authority.Trust(c.CAFile); err != nil {
+		return err
+	}
+	for _, s := range servers {
+		issued, err := authority.Issue(s.folder, s.names)
+		if err != nil {
+			return err
+		}
+		if err := c.print(a, s.folder, s.names, issued); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *certificatesCommand) print(a *app, folder string, names []string, issued certificate.Issued) error {
+	if c.JSON {
+		return a.json(map[string]any{"folder": folder, "names": names, "notAfter": issued.NotAfter, "renewed": issued.Renewed})
+	}
+	done := map[bool]string{false: "kept", true: "made"}[issued.Renewed]
+	_, err := fmt.Fprintf(a.Out, "%s %s for %s, until %s\n", done, folder, strings.Join(names, ", "), issued.NotAfter.UTC().Format(time.RFC3339))
+	return err
+}

@@ -1,0 +1,223 @@
+package certificate
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"time"
+)
+
+// The files in a folder of an authority or of a certificate.
+const (
+	CertificateFile = "certificate.pem" // anybody may read it
+	KeyFile         = "key.pem"         // only its owner may read it
+)
+
+const (
+	// authorityAge is how long an authority is valid.
+	authorityAge = 10 * 365 * 24 * time.Hour
+	// clockSkew is how much earlier than now a certificate is valid already, for clients whose clock is behind.
+	clockSkew = time.Hour
+)
+
+// Validity says how long certificates are valid, and when they are renewed.
+type Validity struct {
+	For         time.Duration // of a new certificate
+	RenewBefore time.Duration // a certificate that expires within it is renewed
+}
+
+// Authority signs the certificates of one installation.
+type Authority struct {
+	pair     tls.Certificate
+	validity Validity
+	now      time.Time
+}
+
+// OpenAuthority reads the authority of a folder. It makes a new one where there is none, and in place of one that expires before a
+// certificate of the validity would. now is the time of the whole work.
+func OpenAuthority(folder string, validity Validity, now time.Time) (*Authority, error) {
+	if validity.For <= 0 || validity.RenewBefore < 0 {
+		return nil, fmt.Errorf("certificates cannot be valid for %s and be renewed %s before their end", validity.For, validity.RenewBefore)
+	}
+	a := &Authority{validity: validity, now: now}
+	var err error
+	a.pair, err = readPair(folder)
+	if err == nil && a.pair.Leaf.NotAfter.After(now.Add(validity.For)) {
+		return a, nil
+	}
+	// Files that do not belong together are what a crash between their two writes leaves.
+	if unreadable := (*fs.PathError)(nil); errors.As(err, &unreadable) && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("authority: %w", err)
+	}
+	template := &x509.Certificate{
+		Subject: pkix.Name{CommonName: "Spool installation " + now.UTC().Format(time.DateOnly)}, IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true,
+		KeyUsage: x509.KeyUsageCertSign, NotAfter: now.Add(max(authorityAge, 2*validity.For)),
+	}
+	if a.pair, err = a.sign(folder, template); err != nil {
+		return nil, fmt.Errorf("authority: %w", err)
+	}
+	return a, nil
+}
+
+// Trust writes the authority's certificate to a file for clients. Authorities that are in the file already stay until they expire,
+// since certificates that they signed are still served.
+func (a *Authority) Trust(file string) error {
+	trusted := []*x509.Certificate{a.pair.Leaf}
+	former, err := os.ReadFile(file)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("ca-file: %w", err)
+	}
+	for block, rest := pem.Decode(former); block != nil; block, rest = pem.Decode(rest) {
+		c, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			return fmt.Errorf("ca-file: %s: %w", file, err)
+		}
+		if c.NotAfter.After(a.now) && !slices.ContainsFunc(trusted, c.Equal) {
+			trusted = append(trusted, c)
+		}
+	}
+	var text []byte
+	for _, c := range trusted {
+		text = append(text, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.Raw})...)
+	}
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil { //nolint:gosec // clients read it
+		return fmt.Errorf("ca-file: %w", err)
+	}
+	if err := replace(file, text, 0o644, nil); err != nil {
+		return fmt.Errorf("ca-file: %w", err)
+	}
+	return nil
+}
+
+// Issued is what Issue found or made.
+type Issued struct {
+	NotAfter time.Time
+	Renewed  bool
+}
+
+// Issue makes a certificate for host names and IP addresses in a folder, unless the folder has one that this authority signed for
+// the same names and that does not expire soon. The private key belongs to the folder's owner.
+func (a *Authority) Issue(folder string, names []string) (Issued, error) {
+	if current, err := readPair(folder); err == nil && a.fits(current, names) {
+		return Issued{NotAfter: current.Leaf.NotAfter}, nil
+	}
+	template := &x509.Certificate{
+		Subject: pkix.Name{CommonName: names[0]}, KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		NotAfter: a.now.Add(a.validity.For),
+	}
+	template.DNSNames, template.IPAddresses = split(names)
+	made, err := a.sign(folder, template)
+	if err != nil {
+		return Issued{}, fmt.Errorf("issue %s: %w", folder, err)
+	}
+	return Issued{NotAfter: made.Leaf.NotAfter, Renewed: true}, nil
+}
+
+// fits reports whether a certificate can go on to be served.
+func (a *Authority) fits(current tls.Certificate, names []string) bool {
+	dns, ips := split(names)
+	leaf := current.Leaf
+	return leaf.CheckSignatureFrom(a.pair.Leaf) == nil && leaf.NotAfter.After(a.now.Add(a.validity.RenewBefore)) &&
+		slices.Equal(leaf.DNSNames, dns) && slices.EqualFunc(leaf.IPAddresses, ips, net.IP.Equal)
+}
+
+// split separates IP addresses from host names.
+func split(names []string) (dns []string, ips []net.IP) {
+	for _, name := range names {
+		if ip := net.ParseIP(name); ip != nil {
+			ips = append(ips, ip)
+		} else {
+			dns = append(dns, name)
+		}
+	}
+	return dns, ips
+}
+
+// sign makes a key and its certificate in a folder. An authority signs itself.
+func (a *Authority) sign(folder string, template *x509.Certificate) (tls.Certificate, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	if template.SerialNumber, err = rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127)); err != nil {
+		return tls.Certificate{}, err
+	}
+	template.NotBefore = a.now.Add(-clockSkew)
+	parent, signer := template, any(key)
+	if !template.IsCA {
+		parent, signer = a.pair.Leaf, a.pair.PrivateKey
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, parent, &key.PublicKey, signer)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	secret, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	if err := os.MkdirAll(folder, 0o755); err != nil { //nolint:gosec // the certificate is public, the key has a mode of its own
+		return tls.Certificate{}, err
+	}
+	info, err := os.Stat(folder)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	// A crash between the two leaves files that do not belong together, which the next call replaces.
+	err = errors.Join(
+		replace(filepath.Join(folder, KeyFile), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: secret}), 0o600, info),
+		replace(filepath.Join(folder, CertificateFile), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o644, nil))
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	return readPair(folder)
+}
+
+func readPair(folder string) (tls.Certificate, error) {
+	return tls.LoadX509KeyPair(filepath.Join(folder, CertificateFile), filepath.Join(folder, KeyFile))
+}
+
+// replace writes a file in one step. It belongs to the owner of the folder whose info is given.
+func replace(file string, text []byte, mode os.FileMode, owner os.FileInfo) error {
+	tmp, err := os.CreateTemp(filepath.Dir(file), ".new-*")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(tmp.Name()) //nolint:errcheck // it has another name by then, or is of no use
+	_, err = tmp.Write(text)
+	err = errors.Join(err, tmp.Chmod(mode))
+	if owner != nil {
+		if stat, ok := owner.Sys().(*syscall.Stat_t); ok && int(stat.Uid) != os.Getuid() {
+			err = errors.Join(err, tmp.Chown(int(stat.Uid), int(stat.Gid)))
+		}
+	}
+	if err = errors.Join(err, tmp.Sync(), tmp.Close()); err != nil {
+		return err
+	}
+	return os.Rename(tmp.Name(), file)
+}
+
+// ReadPool reads the authorities of a PEM file.
+func ReadPool(file string) (*x509.CertPool, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(text) {
+		return nil, fmt.Errorf("%s has no certificate in PEM form", file)
+	}
+	return pool, nil
+}

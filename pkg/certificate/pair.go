@@ -1,0 +1,146 @@
+// Package certificate keeps the TLS certificates of an installation: the pair of files that a listener serves, which may be renewed
+// while it runs, and the authority that signs the certificates of deploy/compose.yaml.
+package certificate
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+	"time"
+)
+
+// ExpiredError reports that a certificate is past its last moment.
+type ExpiredError struct {
+	File     string
+	NotAfter time.Time
+}
+
+func (e *ExpiredError) Error() string {
+	return fmt.Sprintf("certificate %s expired at %s: renew it", e.File, e.NotAfter.UTC().Format(time.RFC3339))
+}
+
+// Pair is a certificate and its private key in two PEM files. It reads them again when they change, so that a renewal needs no
+// restart. Files that cannot be used after a change leave the former certificate in place. It is safe for concurrent use.
+type Pair struct {
+	certFile, keyFile string
+	logger            *slog.Logger
+
+	mu      sync.Mutex
+	current *tls.Certificate
+	read    [2]fileVersion // of the files that were read last, usable or not
+	failed  error          // why those could not be used
+	expired bool           // an ExpiredError of current was logged
+}
+
+// fileVersion changes when a file is written or replaced.
+type fileVersion struct {
+	info os.FileInfo
+}
+
+// same reports whether nothing shows that the file has changed.
+func (v fileVersion) same(w fileVersion) bool {
+	if v.info == nil || w.info == nil {
+		return v.info == nil && w.info == nil
+	}
+	return os.SameFile(v.info, w.info) && v.info.ModTime().Equal(w.info.ModTime()) && v.info.Size() == w.info.Size()
+}
+
+// OpenPair reads the files. Its errors begin with tls-cert or tls-key, the setting that names the file that is wrong. An expired
+// certificate is not an error: it is served, so that clients report it, and logged. A nil logger discards.
+func OpenPair(certFile, keyFile string, logger *slog.Logger) (*Pair, error) {
+	if logger == nil {
+		logger = slog.New(slog.DiscardHandler)
+	}
+	p := &Pair{certFile: certFile, keyFile: keyFile, logger: logger}
+	p.read = p.versions()
+	current, err := p.load()
+	if err != nil {
+		return nil, err
+	}
+	p.current = current
+	p.warn()
+	return p, nil
+}
+
+// TLS returns the settings of a listener that serves the pair: TLS 1.2 or later.
+func (p *Pair) TLS() *tls.Config {
+	return &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+		return p.refresh(), nil
+	}}
+}
+
+// Expiry returns when the certificate that is served expires, and an error while the files have changed and cannot be used.
+func (p *Pair) Expiry() (time.Time, error) {
+	current := p.refresh()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return current.Leaf.NotAfter, p.failed
+}
+
+// refresh reads the files if they have changed, and returns the certificate to serve.
+func (p *Pair) refresh() *tls.Certificate {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	versions := p.versions()
+	if !versions[0].same(p.read[0]) || !versions[1].same(p.read[1]) {
+		p.read = versions
+		next, err := p.load()
+		if p.failed = err; err != nil {
+			p.logger.Error("the changed certificate cannot be used: the former one is served", "error", err, "expires", p.current.Leaf.NotAfter)
+		} else {
+			p.current, p.expired = next, false
+			p.logger.Info("the certificate was read again", "file", p.certFile, "expires", next.Leaf.NotAfter)
+		}
+	}
+	p.warn()
+	return p.current
+}
+
+// warn logs once that the current certificate has expired.
+func (p *Pair) warn() {
+	if p.expired || time.Now().Before(p.current.Leaf.NotAfter) {
+		return
+	}
+	p.expired = true
+	p.logger.Error("clients will refuse the certificate", "error", &ExpiredError{p.certFile, p.current.Leaf.NotAfter})
+}
+
+func (p *Pair) versions() (v [2]fileVersion) {
+	for i, file := range []string{p.certFile, p.keyFile} {
+		// What is wrong with a file that cannot be looked at is reported when it is read.
+		if info, err := os.Stat(file); err == nil {
+			v[i].info = info
+		}
+	}
+	return v
+}
+
+func (p *Pair) load() (*tls.Certificate, error) {
+	cert, err := os.ReadFile(p.certFile)
+	if err != nil {
+		return nil, fmt.Errorf("tls-cert: %w", err)
+	}
+	key, err := os.ReadFile(p.keyFile)
+	if err != nil {
+		return nil, fmt.Errorf("tls-key: %w", err)
+	}
+	pair, err := tls.X509KeyPair(cert, key)
+	if err != nil {
+		return nil, fmt.Errorf("tls-cert: %s and %s are not a certificate and its key: %w", p.certFile, p.keyFile, err)
+	}
+	return &pair, nil
+}
+
+// ErrIncomplete is returned by CheckPair when one of the two files is named and the other is not.
+var ErrIncomplete = errors.New("a certificate needs both files: set --tls-cert and --tls-key")
+
+// CheckPair reports whether both files are named; naming one alone is an error.
+func CheckPair(certFile, keyFile string) (named bool, err error) {
+	if (certFile == "") != (keyFile == "") {
+		return false, ErrIncomplete
+	}
+	return certFile != "", nil
+}
