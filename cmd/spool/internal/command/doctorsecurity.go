@@ -2,6 +2,7 @@ package command
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -19,6 +20,7 @@ import (
 	dockersystem "github.com/docker/docker/api/types/system"
 	"github.com/docker/docker/client"
 
+	"github.com/spoolhq/spool/pkg/certificate"
 	"github.com/spoolhq/spool/pkg/readmodel"
 	"github.com/spoolhq/spool/services/executor"
 )
@@ -119,17 +121,22 @@ func (x *securityExamination) ofProject(services ...string) (f finding, there bo
 	return finding{}, true
 }
 
-// setting gives the values of a variable in the containers of a service.
+// variable gives the value of a variable in a container, "" if it has none.
+func variable(c container.InspectResponse, name string) string {
+	for _, e := range c.Config.Env {
+		if value, is := strings.CutPrefix(e, name+"="); is {
+			return value
+		}
+	}
+	return ""
+}
+
+// setting gives the values of a variable in the containers of services.
 func (x *securityExamination) setting(name string, services ...string) []string {
 	var out []string
 	for _, c := range x.containers {
-		if !slices.Contains(services, service(c)) {
-			continue
-		}
-		for _, e := range c.Config.Env {
-			if value, is := strings.CutPrefix(e, name+"="); is && !slices.Contains(out, value) {
-				out = append(out, value)
-			}
+		if value := variable(c, name); slices.Contains(services, service(c)) && !slices.Contains(out, value) {
+			out = append(out, value)
 		}
 	}
 	return out
@@ -177,7 +184,15 @@ func (x *securityExamination) refuses(ctx context.Context, path, remedy string) 
 	if err != nil {
 		return failed(err.Error(), "")
 	}
-	res, err := http.DefaultClient.Do(req)
+	transport := &http.Transport{Proxy: http.ProxyFromEnvironment, DisableKeepAlives: true}
+	if x.CA != "" {
+		pool, err := certificate.ReadPool(x.CA)
+		if err != nil {
+			return failed("ca-file: "+err.Error(), "name a PEM file with the authority's certificate")
+		}
+		transport.TLSClientConfig = &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: pool}
+	}
+	res, err := (&http.Client{Transport: transport}).Do(req)
 	if err != nil {
 		return note(fmt.Sprintf("no server answers: %v", err), "name it with --url")
 	}
@@ -243,7 +258,7 @@ func (x *securityExamination) publishedPorts(context.Context) finding {
 	if f, there := x.ofProject(); !there {
 		return f
 	}
-	var inner, clear []string
+	var inner, clear, proxied []string
 	for _, c := range x.containers {
 		for port, bindings := range c.HostConfig.PortBindings {
 			for _, b := range bindings {
@@ -251,9 +266,13 @@ func (x *securityExamination) publishedPorts(context.Context) finding {
 					continue
 				}
 				published := fmt.Sprintf("%s %s at %s", service(c), port, net.JoinHostPort(b.HostIP, b.HostPort))
-				if service(c) != "gateway" {
+				switch {
+				case service(c) != "gateway":
 					inner = append(inner, published)
-				} else if !slices.ContainsFunc(c.Config.Env, func(e string) bool { return strings.HasPrefix(e, "SPOOL_TLS_CERT=") && e != "SPOOL_TLS_CERT=" }) {
+				case variable(c, "SPOOL_TLS_CERT") != "":
+				case variable(c, "SPOOL_BEHIND_TLS_PROXY") == "true":
+					proxied = append(proxied, published)
+				default:
 					clear = append(clear, published)
 				}
 			}
@@ -264,6 +283,8 @@ func (x *securityExamination) publishedPorts(context.Context) finding {
 		return failed("only gateways serve clients, and these can be reached from other machines: "+strings.Join(inner, ", "), "take their ports out of the compose file")
 	case len(clear) > 0:
 		return failed("without TLS: "+strings.Join(clear, ", "), `publish them on 127.0.0.1 behind a proxy that speaks TLS, or give the gateway a certificate: docs/security.md, "TLS"`)
+	case len(proxied) > 0:
+		return note("SPOOL_BEHIND_TLS_PROXY is set, and whoever reaches these speaks to the gateway without TLS: "+strings.Join(proxied, ", "), "let the proxy alone reach them, by a firewall or a network of their own")
 	}
 	return ok("beyond loopback gateways with TLS at most")
 }
@@ -419,12 +440,11 @@ func (x *securityExamination) signedLog(context.Context) finding {
 		return f
 	}
 	for _, s := range []string{"session", "executor", "projector"} {
-		keys := x.setting("SPOOL_LOG_KEYS", s)
-		if len(keys) == 0 || slices.Contains(keys, "") {
+		if slices.Contains(x.setting("SPOOL_LOG_KEYS", s), "") {
 			return failed(s+" has no SPOOL_LOG_KEYS: who gets at NATS can forge commits", "run deploy/env, then docker compose up -d")
 		}
 	}
-	if keys := x.setting("SPOOL_LOG_KEYS", "gateway"); len(keys) > 0 {
+	if slices.ContainsFunc(x.setting("SPOOL_LOG_KEYS", "gateway"), func(k string) bool { return k != "" }) {
 		return failed("the gateway has keys of the log", "take SPOOL_LOG_KEYS out of its environment")
 	}
 	return ok("commits are signed, and gateways hold no key")
