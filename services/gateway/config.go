@@ -23,7 +23,7 @@ type Config struct {
 	Listen               string        `help:"Address of HTTP: REST, SSE, WebSocket, health, metrics." default:"127.0.0.1:7700" env:"SPOOL_LISTEN"`
 	GRPCListen           string        `name:"grpc-listen" help:"Address of gRPC." default:"127.0.0.1:7701" env:"SPOOL_GRPC_LISTEN"`
 	Auth                 string        `help:"Who is let in: keys, or off, which serves everybody as tenant default and is refused beyond loopback." default:"off" enum:"off,keys" env:"SPOOL_AUTH"`
-	RootKey              string        `help:"A key of 32 characters or more that makes API keys and sets budgets, of any tenant, and does nothing else." env:"SPOOL_ROOT_KEY"`
+	RootKey              string        `help:"A key of 32 characters or more that makes API keys and sets limits and budgets, of any tenant, and does nothing else." env:"SPOOL_ROOT_KEY"`
 	AllowedOrigins       []string      `help:"Origins of web pages that may use this gateway, such as https://app.example.com; * for all." env:"SPOOL_ALLOWED_ORIGINS"`
 	CommandTimeout       time.Duration `help:"How long a command waits for its answer before its outcome is called unknown." default:"10s" env:"SPOOL_COMMAND_TIMEOUT"`
 	WriteTimeout         time.Duration `help:"How long a streaming client may take for what it is sent before it is cut." default:"10s" env:"SPOOL_WRITE_TIMEOUT"`

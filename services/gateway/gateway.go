@@ -119,6 +119,9 @@ func (g *Gateway) build(js jetstream.JetStream) error {
 		BudgetTold: func(ctx context.Context, tenant string, p events.Period, limit events.Budget) error {
 			return budget.Await(ctx, js, tenant, p, limit)
 		},
+		AwaitLimits: func(ctx context.Context, tenant string, l events.TenantLimits) error {
+			return budget.AwaitLimits(ctx, js, tenant, l)
+		},
 	}
 	admit := admission.New(admission.Limits{Bytes: g.cfg.MaxBytes, TenantBytes: g.cfg.MaxTenantBytes, TenantStreams: g.cfg.MaxTenantStreams})
 	counts.Held(admit.Bytes)

@@ -38,6 +38,7 @@ type Server struct {
 	spoolv1.UnimplementedEventsServer
 	spoolv1.UnimplementedKeysServer
 	spoolv1.UnimplementedBudgetsServer
+	spoolv1.UnimplementedLimitsServer
 	spoolv1.UnimplementedDeadLettersServer
 	spoolv1.UnimplementedAgentsServer
 	spoolv1.UnimplementedInstancesServer
@@ -54,7 +55,9 @@ type Server struct {
 	Dead    *dead.Letters
 
 	// BudgetTold waits until the services that go by a tenant's budget are told of it.
-	BudgetTold   func(ctx context.Context, tenant string, p events.Period, limit events.Budget) error
+	BudgetTold func(ctx context.Context, tenant string, p events.Period, limit events.Budget) error
+	// AwaitLimits blocks until the services that enforce a tenant's limits are told of them.
+	AwaitLimits  func(ctx context.Context, tenant string, l events.TenantLimits) error
 	Watch        *auth.Watch
 	Now          func() time.Time
 	Entropy      io.Reader

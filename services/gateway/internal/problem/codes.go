@@ -22,6 +22,7 @@ const (
 	ExecutionNotFound   Code = "EXECUTION_NOT_FOUND"
 	KeyNotFound         Code = "KEY_NOT_FOUND"
 	BudgetNotFound      Code = "BUDGET_NOT_FOUND"
+	LimitsNotFound      Code = "LIMITS_NOT_FOUND"
 	DeadLetterNotFound  Code = "DEAD_LETTER_NOT_FOUND"
 	DeadLetterFinal     Code = "DEAD_LETTER_FINAL"
 	AgentNotFound       Code = "AGENT_NOT_FOUND"
@@ -91,6 +92,7 @@ func Table() []Entry {
 		{ExecutionNotFound, http.StatusNotFound, codes.NotFound, "No such execution", "As SESSION_NOT_FOUND, of an execution.", "executionId"},
 		{KeyNotFound, http.StatusNotFound, codes.NotFound, "No such key", "As SESSION_NOT_FOUND, of an API key.", "keyId"},
 		{BudgetNotFound, http.StatusNotFound, codes.NotFound, "No such budget", "The tenant has no budget for that period.", "period"},
+		{LimitsNotFound, http.StatusNotFound, codes.NotFound, "No limits of its own", "The tenant has no limits of its own: the services' settings count.", "tenant"},
 		{DeadLetterNotFound, http.StatusNotFound, codes.NotFound, "No such dead letter", "There is no such dead letter, it was dealt with or is older than 30 days, or it is another tenant's: these cannot be told apart.", "id"},
 		{DeadLetterFinal, http.StatusConflict, codes.FailedPrecondition, "The dead letter cannot be retried", "It is of no session, or it is a command: whoever sent it was told that its outcome is unknown, and may send it again. Drop the letter.", "id"},
 		{AgentNotFound, http.StatusNotFound, codes.NotFound, "No such agent", "There is no such agent, or no such version of it, it was removed, or it is another tenant's: these cannot be told apart. A digest also finds a removed one.", ""},

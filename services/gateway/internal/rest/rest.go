@@ -250,9 +250,9 @@ func (h *Handler) checkOperator(r *http.Request) error {
 	return err
 }
 
-// manages reports whether a route manages API keys or budgets.
+// manages reports whether a route manages API keys, limits or budgets.
 func manages(path string) bool {
-	for _, route := range []string{"/api/keys", "/api/budgets"} {
+	for _, route := range []string{"/api/keys", "/api/budgets", "/api/limits"} {
 		if path == route || strings.HasPrefix(path, route+"/") {
 			return true
 		}
