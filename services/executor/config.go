@@ -54,6 +54,7 @@ type Config struct {
 	PoolEvery time.Duration `default:"5s" env:"SPOOL_POOL_EVERY" help:"How often the pool is filled, beside whenever one was taken from it."`
 
 	Slots      int   `default:"0" env:"SPOOL_SLOTS" help:"Executions at once; 0 means 4 for each core."`
+	Reserved   int   `name:"reserved-slots" default:"0" env:"SPOOL_RESERVED_SLOTS" help:"Further executions, only of tenants that run none on this executor, so that a tenant whose executions take all slots does not hold up another's; 0 means a quarter of the slots and at least one, negative none."`
 	WarmMemory int64 `default:"0" env:"SPOOL_WARM_MEMORY" help:"Bytes that agents may take together before resting ones are ended, longest rested first; 0 means half of the machine's memory, negative that no agent rests."`
 
 	CommitWindow time.Duration `default:"20ms" env:"SPOOL_COMMIT_WINDOW" help:"Least time from one commit of an execution to the next."`
@@ -158,6 +159,12 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.Slots < 0 || c.Slots > maxSlots {
 		return c, fmt.Errorf("slots: %d is not between 1 and %d", c.Slots, maxSlots)
+	}
+	if c.Reserved == 0 {
+		c.Reserved = max(1, c.Slots/4)
+	}
+	if c.Reserved > maxSlots {
+		return c, fmt.Errorf("reserved-slots: %d is more than %d", c.Reserved, maxSlots)
 	}
 	if c.MaxAttempts == 0 {
 		c.MaxAttempts = 3

@@ -37,7 +37,10 @@ func (h *Holder) run(ctx context.Context, l eventlog.Loaded, b *busy) (*turn, er
 	if err != nil {
 		return nil, err
 	}
-	s := &slot{h: h, release: release}
+	s := &slot{slots: h.slots, tenant: l.Tenant, release: release}
+	if release == nil {
+		s.follow = h.slots.follow(l.Tenant)
+	}
 	defer s.end()
 	bus.ReleaseSlot(ctx)
 	execution := l.Life.Active.ExecutionID
@@ -61,14 +64,16 @@ func (h *Holder) run(ctx context.Context, l eventlog.Loaded, b *busy) (*turn, er
 
 // slot is a turn's permit to start an agent. The turn's goroutine owns it.
 type slot struct {
-	h       *Holder
+	slots   *limit
+	tenant  string
 	release func() // nil while the turn only follows what runs already
+	follow  func() // ends what such a turn counts as; nil for others
 }
 
 // take reports whether the turn may start an agent: it has a slot already, or one is free now.
 func (s *slot) take() bool {
 	if s.release == nil {
-		s.release, _ = s.h.slots.try()
+		s.release, _ = s.slots.try(s.tenant)
 	}
 	return s.release != nil
 }
@@ -76,6 +81,9 @@ func (s *slot) take() bool {
 func (s *slot) end() {
 	if s.release != nil {
 		s.release()
+	}
+	if s.follow != nil {
+		s.follow()
 	}
 }
 
@@ -90,7 +98,7 @@ func (h *Holder) slotFor(ctx context.Context, l eventlog.Loaded) (release func()
 	case l.Life.ControlOf(l.Life.Active.ExecutionID).N > 0, claimed && r.Phase == run.Running && attachable:
 		return nil, nil
 	}
-	release, err = h.slots.acquire(ctx)
+	release, err = h.slots.acquire(ctx, l.Tenant)
 	if claimed && r.Phase == run.Starting && attachable && r.NotBefore.IsZero() && (errors.Is(err, errFull) || errors.Is(err, errCrowded)) && h.isRunning(ctx, l) {
 		return nil, nil
 	}

@@ -30,6 +30,7 @@ type Config struct {
 	Engine   string
 
 	Slots       int           // executions at once
+	Reserved    int           // further executions, of tenants that have none here
 	WarmMemory  uint64        // bytes that agents may take together before resting ones are ended
 	Window      time.Duration // least time from an acknowledgement to the next commit
 	Beat        time.Duration // how often controls and limits are looked at
@@ -108,15 +109,14 @@ type Holder struct {
 }
 
 // Deliveries returns how many jobs an executor should ask for at once. Those that take long release their place once they
-// have a permit; at most half of the others wait for one.
+// have a permit, or wait for one.
 func Deliveries(slots int) int { return 2*slots + 4 }
 
 // New makes a Holder.
 func New(cfg Config, d Deps) *Holder {
-	waiters := make(chan struct{}, cfg.Slots+2)
 	h := &Holder{
 		pool: newPool(), metrics: newMetrics(), cfg: cfg, d: d, actor: events.Actor{Kind: "executor", ID: cfg.Executor},
-		handling: newHandling(), slots: newLimit(cfg.Slots, waiters), upkeep: newLimit(max(2, cfg.Slots/2), waiters),
+		handling: newHandling(), slots: newLimit(cfg.Slots, cfg.Reserved, nil), upkeep: newLimit(max(2, cfg.Slots/2), 0, nil),
 		agents: map[string]*agent{},
 	}
 	if d.Metrics != nil {
@@ -129,10 +129,8 @@ func New(cfg Config, d Deps) *Holder {
 const (
 	heldDelay     = 2 * time.Second        // another executor has it
 	elsewhere     = time.Second            // its sandbox is another engine's
-	fullDelay     = 100 * time.Millisecond // no slot was free
+	fullDelay     = 100 * time.Millisecond // another executor works on its sandbox, or there is no seat to wait for a slot
 	handoverDelay = time.Millisecond
-	slotPatience  = time.Second // how long a job waits here for a slot
-	crowdedDelay  = 5 * time.Second
 )
 
 // maxRounds bounds how often one delivery looks again at what is due.
@@ -168,7 +166,7 @@ func (h *Holder) Handle(ctx context.Context, msg *message.Message) error {
 		err := h.session(ctx, ref, b)
 		switch {
 		case h.handling.release(ref.Session, b):
-			return h.move(ctx, msg, delivery(err, bus.Delivered(msg)))
+			return h.move(ctx, msg, delivery(err))
 		case stopping(ctx):
 			return bus.Later(errHandover, handoverDelay)
 		}
@@ -216,16 +214,11 @@ func (h *Holder) session(ctx context.Context, ref topology.SessionRef, b *busy) 
 	return bus.Later(errAgain, heldDelay)
 }
 
-// delivery says what becomes of a job whose handling ended with an error, by how often it was delivered.
-func delivery(err error, delivered uint64) error {
+// delivery says what becomes of a job whose handling ended with an error.
+func delivery(err error) error {
 	switch {
-	case errors.Is(err, errCrowded):
-		// Many wait: each comes again the later, the longer it waits.
-		return bus.Later(err, min(time.Duration(min(delivered, 1000))*fullDelay, crowdedDelay)) //nolint:gosec // bounded
 	case errors.Is(err, errHandover):
 		return bus.Later(err, handoverDelay)
-	case errors.Is(err, errFull):
-		return bus.Later(err, fullDelay)
 	case errors.Is(err, run.ErrFenced), unavailable(err):
 		return bus.Later(err, heldDelay)
 	}
