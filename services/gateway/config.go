@@ -32,6 +32,9 @@ type Config struct {
 	MaxBytes             int64         `help:"Bytes of requests that are being answered which the gateway holds at once; past it a request is refused with OVERLOADED. Memory in use may be some times that." default:"134217728" env:"SPOOL_MAX_BYTES"`
 	MaxTenantBytes       int64         `help:"The same of one tenant; past it a request is refused with TOO_MUCH_IN_FLIGHT. At least max-request." default:"67108864" env:"SPOOL_MAX_TENANT_BYTES"`
 	MaxTenantStreams     int           `help:"Streams (SSE, WebSocket and gRPC together) that one tenant may have open at this gateway." default:"2048" env:"SPOOL_MAX_TENANT_STREAMS"`
+	MaxTenantRequests    int           `help:"Requests, and messages of WebSockets, that one tenant may send to this gateway in a second; past it a request is refused with RATE_LIMITED." default:"1000" env:"SPOOL_MAX_TENANT_REQUESTS"`
+	MaxTenantBurst       int           `help:"The same at once, after a pause." default:"10000" env:"SPOOL_MAX_TENANT_BURST"`
+	MaxTenantSessions    int           `help:"Sessions that are not deleted which one tenant may have; past it a new one is refused with TENANT_SESSIONS. 0 means no limit." default:"0" env:"SPOOL_MAX_TENANT_SESSIONS"`
 	MaxConnections       int           `help:"Connections that may be open, of HTTP and of gRPC each. Those past it are closed at once." default:"4096" env:"SPOOL_MAX_CONNECTIONS"`
 	MaxAddressConns      int           `name:"max-address-connections" help:"Connections from one address, of HTTP and of gRPC each. Behind a proxy all clients have its address: set it to max-connections there." default:"2048" env:"SPOOL_MAX_ADDRESS_CONNECTIONS"`
 	ReadTimeout          time.Duration `help:"How long the body of a request, or a message of gRPC or of a WebSocket, may take to arrive. A file that is put has as much more as it needs at 16 KiB a second." default:"30s" env:"SPOOL_READ_TIMEOUT"`
@@ -91,7 +94,8 @@ func (c *Config) validate() error {
 		value *int
 		unset int
 	}{
-		{"max-tenant-streams", &c.MaxTenantStreams, 2048}, {"max-connections", &c.MaxConnections, 4096}, {"max-address-connections", &c.MaxAddressConns, 2048},
+		{"max-tenant-streams", &c.MaxTenantStreams, 2048}, {"max-tenant-requests", &c.MaxTenantRequests, 1000}, {"max-tenant-burst", &c.MaxTenantBurst, 10000},
+		{"max-tenant-sessions", &c.MaxTenantSessions, 0}, {"max-connections", &c.MaxConnections, 4096}, {"max-address-connections", &c.MaxAddressConns, 2048},
 	} {
 		if *n.value == 0 {
 			*n.value = n.unset

@@ -56,6 +56,9 @@ type Server struct {
 
 	// BudgetTold waits until the services that go by a tenant's budget are told of it.
 	BudgetTold func(ctx context.Context, tenant string, p events.Period, limit events.Budget) error
+	// SessionLimit returns how many sessions a tenant may have; 0 is no limit.
+	SessionLimit func(tenant string) int
+	made         newSessions
 	// AwaitLimits blocks until the services that enforce a tenant's limits are told of them.
 	AwaitLimits  func(ctx context.Context, tenant string, l events.TenantLimits) error
 	Watch        *auth.Watch

@@ -28,6 +28,15 @@ func (s *Store) Limits(ctx context.Context, tenant string) (own, used *spoolv1.T
 	return tenantLimits(l), used, nil
 }
 
+// CountSessions counts a tenant's sessions, up to most, and lists which of ids are, or were, among them.
+func (s *Store) CountSessions(ctx context.Context, tenant string, ids []string, most int) (n int, known []string, err error) {
+	_, err = s.one(ctx, []any{&n, &known}, `SELECT
+			(SELECT count(*) FROM (SELECT FROM sessions WHERE tenant = $1 LIMIT $3) AS counted),
+			ARRAY(SELECT id FROM sessions WHERE tenant = $1 AND id = ANY ($2) UNION SELECT id FROM deleted_sessions WHERE tenant = $1 AND id = ANY ($2))`,
+		tenant, ids, most)
+	return n, known, err
+}
+
 // tenantLimits returns limits as the API has them.
 func tenantLimits(l events.TenantLimits) *spoolv1.TenantLimits {
 	return &spoolv1.TenantLimits{

@@ -158,6 +158,11 @@ func (h *Handler) serve(w *answer, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	if p.KeyID != auth.RootKeyID { // no tenant may keep the operator out
+		if err := h.cfg.Admission.Rate(p.Tenant); err != nil {
+			return err
+		}
+	}
 	r = r.WithContext(ctx)
 	if serve := h.streamOf(w, r); serve != nil {
 		return serve()
