@@ -37,6 +37,8 @@ type Lease struct {
 	Engine   string `json:"engine"`
 	Slots    int    `json:"slots"` // how many executions it runs at once
 	Address  string `json:"address,omitempty"`
+
+	Tenants map[string]int `json:"tenants,omitempty"` // how many executions of each tenant it runs
 }
 
 // CtlAnswer answers a question on Ctl: a request with a SessionRef. A plain

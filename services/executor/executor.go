@@ -150,7 +150,7 @@ func build(cfg Config, deps Deps) (*Executor, error) {
 		return nil, err
 	}
 	e.holder = holder.New(holder.Config{
-		Executor: id, Provider: cfg.Sandbox, Engine: cfg.Engine, Slots: cfg.Slots, Reserved: max(cfg.Reserved, 0), WarmMemory: uint64(max(cfg.WarmMemory, 0)), //nolint:gosec // not negative
+		Executor: id, Provider: cfg.Sandbox, Engine: cfg.Engine, Slots: cfg.Slots, Reserved: max(cfg.Reserved, 0), TenantSlots: cfg.TenantSlots, WarmMemory: uint64(max(cfg.WarmMemory, 0)), //nolint:gosec // not negative
 		Window: cfg.CommitWindow, Beat: cfg.Beat, KillAfter: cfg.KillAfter, MaxAttempts: uint32(cfg.MaxAttempts), //nolint:gosec // at most 100
 		EngineGone: cfg.EngineGone, Agent: cfg.agent, Pool: pool, PoolEvery: cfg.PoolEvery, Registries: cfg.registries(),
 	}, holder.Deps{
@@ -158,6 +158,7 @@ func build(cfg Config, deps Deps) (*Executor, error) {
 		Sessions: eventlog.Sessions{Log: deps.Log}, Sandbox: deps.Provider, Leases: e.leases,
 		Jobs: e.publisher, Deltas: holder.NewStream(e.js), Logger: deps.Logger, Now: deps.Now,
 	})
+	e.leases.Count(e.holder.Working)
 	if e.jobs, err = newJobs(e); err != nil {
 		return nil, err
 	}

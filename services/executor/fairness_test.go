@@ -1,9 +1,16 @@
 package executor_test
 
 import (
+	"encoding/json"
+	"fmt"
 	"strconv"
+	"sync/atomic"
 	"testing"
+	"time"
 
+	"github.com/spoolhq/spool/pkg/budget"
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/run"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/executor"
@@ -122,4 +129,126 @@ func TestFairness_ASlotGoesToTheTenantThatRunsLeast(t *testing.T) {
 	for _, s := range others {
 		s.untilStarted()
 	}
+}
+
+// limits puts what executors are told of a tenant's limits.
+func (b *bench) limits(tenant string, l events.TenantLimits) {
+	b.t.Helper()
+	kv, err := b.js.KeyValue(b.ctx, topology.BucketBudgets)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	raw, err := json.Marshal(budget.Tenant{Limits: l})
+	if err == nil {
+		_, err = kv.Put(b.ctx, tenant, raw)
+	}
+	if err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// TestTenantSlots_HoldOverAllExecutors: a tenant's turns on three executors are never more than its limit, by the setting
+// or of its own, and all come to their end.
+func TestTenantSlots_HoldOverAllExecutors(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		setting int
+		own     events.TenantLimits
+	}{
+		"setting": {setting: 2},
+		"own":     {setting: 1, own: events.TenantLimits{Slots: 2}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var running, most atomic.Int64
+			b := newBench(t, func(f *fakeTurn) {
+				if n := running.Add(1); n > most.Load() {
+					most.Store(n)
+				}
+				time.Sleep(100 * time.Millisecond) // so that turns that may run at once do
+				running.Add(-1)
+				answers(f)
+			})
+			if test.own != (events.TenantLimits{}) {
+				b.limits(tenant, test.own)
+			}
+			for i := range 3 {
+				b.engine = fmt.Sprintf("e%d", i)
+				b.run(func(c *executor.Config) { c.TenantSlots = test.setting })
+			}
+			executions := map[*talk]string{}
+			for range 24 {
+				s := b.session()
+				executions[s] = s.post("go")
+			}
+			for s, execution := range executions {
+				s.until("the turn has ended", func(l eventlog.Loaded) bool { return l.Run.Ended(execution) })
+			}
+			if n := most.Load(); n != 2 {
+				t.Errorf("%d turns of the tenant ran at once, its limit is 2", n)
+			}
+		})
+	}
+}
+
+// TestTenantSlots_LoweredBelowWhatRuns: turns that run go on, others wait until fewer run than the lower limit, and an
+// executor that starts meanwhile does, too. Another tenant is not held up.
+func TestTenantSlots_LoweredBelowWhatRuns(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, polite)
+	b.run()
+	running := []*talk{b.session(), b.session()}
+	var executions []string
+	for _, s := range running {
+		executions = append(executions, s.post("sleep"))
+		s.untilStarted()
+	}
+	b.limits(tenant, events.TenantLimits{Slots: 1})
+	b.engine = "another"
+	b.run() // it has read the limit before it starts any turn
+	b.until("both leases tell what runs", func() bool { return b.leased(tenant) == 2 })
+	waiting := b.session()
+	execution := waiting.post("wait")
+	other := b.sessionOf("other")
+	other.post("go")
+	other.untilStarted()
+	running[0].interrupt()
+	running[0].ended(executions[0])
+	if l := running[1].load(); l.Run.Phase != run.Running {
+		t.Errorf("the other turn that ran is %s", l.Run.Phase)
+	}
+	b.until("the lease tells what runs", func() bool { return b.leased(tenant) == 1 })
+	if n := len(waiting.events()); n != 0 {
+		t.Error("a third turn ran with a second")
+	}
+	running[1].interrupt()
+	running[1].ended(executions[1])
+	waiting.untilStarted()
+	waiting.interrupt()
+	waiting.ended(execution)
+}
+
+// leased returns how many turns of a tenant run by all leases.
+func (b *bench) leased(tenant string) (n int) {
+	b.t.Helper()
+	kv, err := b.js.KeyValue(b.ctx, topology.BucketLeases)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	keys, err := kv.Keys(b.ctx)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	for _, key := range keys {
+		e, err := kv.Get(b.ctx, key)
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		var l topology.Lease
+		if err := json.Unmarshal(e.Value(), &l); err != nil {
+			b.t.Fatal(err)
+		}
+		n += l.Tenants[tenant]
+	}
+	return n
 }

@@ -31,6 +31,7 @@ type Config struct {
 
 	Slots       int           // executions at once
 	Reserved    int           // further executions, of tenants that have none here
+	TenantSlots int           // executions of one tenant at once, over all executors, unless it has a limit of its own; 0 is no limit
 	WarmMemory  uint64        // bytes that agents may take together before resting ones are ended
 	Window      time.Duration // least time from an acknowledgement to the next commit
 	Beat        time.Duration // how often controls and limits are looked at
@@ -61,6 +62,10 @@ type Leases interface {
 	Ask(ctx context.Context, executor string, ref topology.SessionRef) (topology.CtlAnswer, error)
 	// Lives tells whether an executor has a lease.
 	Lives(ctx context.Context, executor string) (bool, error)
+	// Running returns how many executions of a tenant all executors run, this one's included, by what each told last.
+	Running(ctx context.Context, tenant string) (int, error)
+	// Renew tells others at once what this executor runs.
+	Renew(ctx context.Context)
 	// EngineGone is for how long an engine has had no lease.
 	EngineGone(provider, engine string) time.Duration
 }
@@ -116,9 +121,10 @@ func Deliveries(slots int) int { return 2*slots + 4 }
 func New(cfg Config, d Deps) *Holder {
 	h := &Holder{
 		pool: newPool(), metrics: newMetrics(), cfg: cfg, d: d, actor: events.Actor{Kind: "executor", ID: cfg.Executor},
-		handling: newHandling(), slots: newLimit(cfg.Slots, cfg.Reserved, nil), upkeep: newLimit(max(2, cfg.Slots/2), 0, nil),
+		handling: newHandling(), upkeep: newLimit(max(2, cfg.Slots/2), 0, nil),
 		agents: map[string]*agent{},
 	}
+	h.slots = newLimit(cfg.Slots, cfg.Reserved, h.tenantSlots)
 	if d.Metrics != nil {
 		h.register(d.Metrics)
 	}

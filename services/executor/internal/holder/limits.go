@@ -3,6 +3,8 @@ package holder
 import (
 	"context"
 	"errors"
+	"maps"
+	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -11,6 +13,7 @@ import (
 
 var (
 	errFull    = errors.New("no slot is free")
+	errTenant  = errors.New("the tenant runs as many executions as it may")
 	errCrowded = errors.New("no slot is free, and enough jobs wait for one here")
 )
 
@@ -21,6 +24,7 @@ const (
 	minSeats    = 64                    // jobs that may wait for one kind of permit, at least
 	returnEvery = 10 * time.Millisecond // between the returns of two jobs of a tenant for which there is no seat
 	maxReturn   = 30 * time.Second
+	refuseFor   = 100 * time.Millisecond // how long, at least, a tenant is refused that has as much work as it may
 )
 
 // limit bounds how much of a kind of work is done at once, and shares it among tenants. A permit that is free goes to the
@@ -33,9 +37,10 @@ type limit struct {
 	most    func(tenant string) int // the permits that a tenant may have; nil, or 0, is no bound
 
 	mu      sync.Mutex
-	held    int            // permits that are out
-	working map[string]int // work of each tenant, with a permit or without
-	granted map[string]int // when a tenant had its last permit, by the count of grants
+	closed  map[string]bool // tenants that have as much work on all executors as they may
+	held    int             // permits that are out
+	working map[string]int  // work of each tenant, with a permit or without
+	granted map[string]int  // when a tenant had its last permit, by the count of grants
 	grants  int
 	came    int
 	waiting map[string][]*waiter // in the order they came
@@ -56,7 +61,7 @@ func newLimit(size, reserve int, most func(string) int) *limit {
 		most = func(string) int { return 0 }
 	}
 	return &limit{
-		size: size, reserve: reserve, room: max(minSeats, 2*(size+2)), most: most, working: map[string]int{}, granted: map[string]int{},
+		size: size, reserve: reserve, room: max(minSeats, 2*(size+2)), most: most, working: map[string]int{}, closed: map[string]bool{}, granted: map[string]int{},
 		waiting: map[string][]*waiter{}, returns: map[string]time.Time{},
 	}
 }
@@ -118,6 +123,27 @@ func (l *limit) wait(ctx context.Context, tenant string) (release func(), err er
 		}
 	}
 	return func() { l.release(tenant) }, nil
+}
+
+// refuse gives a tenant no permit for a while, because it has as much work on all executors as it may.
+func (l *limit) refuse(tenant string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.closed[tenant] = true
+	// Executors that refused their tenant because of each other must not try again at the same time.
+	time.AfterFunc(refuseFor+rand.N(refuseFor), func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		delete(l.closed, tenant)
+		l.grant()
+	})
+}
+
+// counts returns the work of each tenant that has any.
+func (l *limit) counts() map[string]int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return maps.Clone(l.working)
 }
 
 // follow counts work of a tenant that needs no permit. The caller must call end.
@@ -286,6 +312,9 @@ func (l *limit) grant() {
 
 // may reports whether a tenant may have a permit now. mu is held.
 func (l *limit) may(tenant string) bool {
+	if l.closed[tenant] {
+		return false
+	}
 	if most := l.most(tenant); most > 0 && l.working[tenant] >= most {
 		return false
 	}
