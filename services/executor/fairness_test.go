@@ -252,3 +252,63 @@ func (b *bench) leased(tenant string) (n int) {
 	}
 	return n
 }
+
+// TestTenantSandboxes_IdlestGivesWay: a turn that needs a sandbox past the tenant's limit ends the one that has been idle
+// for the longest, with a snapshot. While all are in use it waits. Another tenant is not held up.
+func TestTenantSandboxes_IdlestGivesWay(t *testing.T) {
+	t.Parallel()
+	for name, own := range map[string]events.TenantLimits{"setting": {}, "own": {Sandboxes: 2}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newStoreBench(t, func(f *fakeTurn) {
+				if f.Query.Content == "long" {
+					polite(f)
+					return
+				}
+				answers(f)
+			})
+			setting := 2
+			if own.Sandboxes > 0 {
+				b.limits(tenant, own)
+				setting = 1
+			}
+			b.run(func(c *executor.Config) { c.TenantSandboxes = setting })
+			first, second, third := b.session(short(events.Options{})), b.session(short(events.Options{})), b.session(short(events.Options{}))
+			for _, s := range []*talk{first, second, third} {
+				s.ended(s.post("one"))
+			}
+			if l := first.load(); l.Run.Sandbox.ID != "" {
+				t.Error("the sandbox that was idle the longest is there")
+			}
+			ends := of[events.SandboxTerminated](first)
+			if len(ends) != 1 || ends[0].Reason != "tenant_limit" {
+				t.Errorf("it ended by %+v", ends)
+			}
+			if n := len(of[events.WorkspaceSynced](first)); n == 0 {
+				t.Error("it has no snapshot")
+			}
+			if n := len(of[events.SandboxTerminated](second)); n != 0 {
+				t.Error("a sandbox ended that was not idle the longest")
+			}
+			// It comes back with a sandbox of its own.
+			if l := first.ended(first.post("two")); l.Run.Phase != run.Completed {
+				t.Errorf("its next turn ended as %s", l.Run.Phase)
+			}
+			second.post("long")
+			second.untilStarted()
+			third.post("long")
+			third.untilStarted()
+			waiting := first.post("three")
+			other := b.sessionOf("other", short(events.Options{}))
+			other.ended(other.post("one"))
+			if l := first.load(); l.Run.Ended(waiting) || l.Run.Execution == waiting {
+				t.Error("a third turn runs with two sandboxes")
+			}
+			second.interrupt()
+			first.ended(waiting)
+			if l := third.load(); l.Run.Phase != run.Running {
+				t.Errorf("the turn that ran is %s", l.Run.Phase)
+			}
+		})
+	}
+}

@@ -121,6 +121,15 @@ func (h *Holder) tenantSlots(tenant string) int {
 	return h.cfg.TenantSlots
 }
 
+// mostHere returns how many executions of a tenant this executor may run at once; 0 is no limit. Each needs a sandbox.
+func (h *Holder) mostHere(tenant string) int {
+	slots, sandboxes := h.tenantSlots(tenant), h.tenantSandboxes(tenant)
+	if slots == 0 || sandboxes > 0 && sandboxes < slots {
+		return sandboxes
+	}
+	return slots
+}
+
 // mayStart returns an error if the tenant runs more on all executors than it may, together with the execution that has a slot here already.
 func (h *Holder) mayStart(ctx context.Context, tenant string) error {
 	if h.d.Budgets != nil {

@@ -29,15 +29,16 @@ type Config struct {
 	Provider string // name of the sandbox provider
 	Engine   string
 
-	Slots       int           // executions at once
-	Reserved    int           // further executions, of tenants that have none here
-	TenantSlots int           // executions of one tenant at once, over all executors, unless it has a limit of its own; 0 is no limit
-	WarmMemory  uint64        // bytes that agents may take together before resting ones are ended
-	Window      time.Duration // least time from an acknowledgement to the next commit
-	Beat        time.Duration // how often controls and limits are looked at
-	KillAfter   time.Duration // from a cancel's interrupt to its kill, and from that to the sandbox's end
-	MaxAttempts uint32        // starts of one execution
-	EngineGone  time.Duration // without a lease, after which an engine's sandboxes are given up
+	Slots           int           // executions at once
+	Reserved        int           // further executions, of tenants that have none here
+	TenantSlots     int           // executions of one tenant at once, over all executors, unless it has a limit of its own; 0 is no limit
+	TenantSandboxes int           // sandboxes of one tenant at once, unless it has a limit of its own; 0 is no limit
+	WarmMemory      uint64        // bytes that agents may take together before resting ones are ended
+	Window          time.Duration // least time from an acknowledgement to the next commit
+	Beat            time.Duration // how often controls and limits are looked at
+	KillAfter       time.Duration // from a cancel's interrupt to its kill, and from that to the sandbox's end
+	MaxAttempts     uint32        // starts of one execution
+	EngineGone      time.Duration // without a lease, after which an engine's sandboxes are given up
 
 	Pool      map[string]int // sandboxes kept ready, by architecture
 	PoolEvery time.Duration  // how often the pool is filled
@@ -108,7 +109,8 @@ type Holder struct {
 	upkeep   *limit // of the work on sandboxes in which nothing runs
 
 	mu     sync.Mutex
-	agents map[string]*agent // by session: links to runners that may have a warm agent
+	making map[string]map[string]bool // by tenant: sessions whose sandbox is made now
+	agents map[string]*agent          // by session: links to runners that may have a warm agent
 	pool   *pool
 	closed bool
 }
@@ -122,9 +124,9 @@ func New(cfg Config, d Deps) *Holder {
 	h := &Holder{
 		pool: newPool(), metrics: newMetrics(), cfg: cfg, d: d, actor: events.Actor{Kind: "executor", ID: cfg.Executor},
 		handling: newHandling(), upkeep: newLimit(max(2, cfg.Slots/2), 0, nil),
-		agents: map[string]*agent{},
+		agents: map[string]*agent{}, making: map[string]map[string]bool{},
 	}
-	h.slots = newLimit(cfg.Slots, cfg.Reserved, h.tenantSlots)
+	h.slots = newLimit(cfg.Slots, cfg.Reserved, h.mostHere)
 	if d.Metrics != nil {
 		h.register(d.Metrics)
 	}
