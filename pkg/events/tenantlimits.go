@@ -4,7 +4,7 @@ package events
 // means the setting of the service that enforces it.
 type TenantLimits struct {
 	Slots             uint32  `json:"slots,omitempty"`             // turns that run at once, over all executors
-	Sandboxes         uint32  `json:"sandboxes,omitempty"`         // sandboxes that exist at once
+	Sandboxes         uint32  `json:"sandboxes,omitempty"`         // sandboxes that exist at once on one engine
 	Sessions          uint32  `json:"sessions,omitempty"`          // sessions that are not deleted
 	Streams           uint32  `json:"streams,omitempty"`           // SSE, WebSocket and gRPC streams that are open at one gateway
 	RequestsPerSecond float64 `json:"requestsPerSecond,omitempty"` // at one gateway

@@ -17,7 +17,7 @@ type limitsSet struct {
 	server
 	Tenant            string  `placeholder:"T" help:"Whose; without it, the caller's tenant."`
 	Slots             uint32  `placeholder:"N" help:"Turns that run at once, over all executors."`
-	Sandboxes         uint32  `placeholder:"N" help:"Sandboxes that exist at once."`
+	Sandboxes         uint32  `placeholder:"N" help:"Sandboxes that exist at once on one engine."`
 	Sessions          uint32  `placeholder:"N" help:"Sessions that are not deleted."`
 	Streams           uint32  `placeholder:"N" help:"SSE, WebSocket and gRPC streams that are open at one gateway."`
 	RequestsPerSecond float64 `placeholder:"N" help:"Requests per second, at one gateway."`

@@ -5859,7 +5859,7 @@ type TenantLimits struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Turns that run at once, over all executors.
 	Slots uint32 `protobuf:"varint,1,opt,name=slots,proto3" json:"slots,omitempty"`
-	// Sandboxes that exist at once.
+	// Sandboxes that exist at once on one engine. Used counts all engines.
 	Sandboxes uint32 `protobuf:"varint,2,opt,name=sandboxes,proto3" json:"sandboxes,omitempty"`
 	// Sessions that are not deleted.
 	Sessions uint32 `protobuf:"varint,3,opt,name=sessions,proto3" json:"sessions,omitempty"`
