@@ -294,10 +294,10 @@ func TestTenantSandboxes_IdlestGivesWay(t *testing.T) {
 			if l := first.ended(first.post("two")); l.Run.Phase != run.Completed {
 				t.Errorf("its next turn ended as %s", l.Run.Phase)
 			}
-			second.post("long")
-			second.untilStarted()
-			third.post("long")
-			third.untilStarted()
+			for _, s := range []*talk{second, third} {
+				execution := s.post("long")
+				s.until("the turn runs", func(l eventlog.Loaded) bool { return l.Run.Execution == execution && l.Run.Phase == run.Running })
+			}
 			waiting := first.post("three")
 			other := b.sessionOf("other", short(events.Options{}))
 			other.ended(other.post("one"))
