@@ -1,4 +1,4 @@
-// Package budget tells services what tenants may take, and what they have taken:
+// Package budget tells services the limits of tenants, what they may take, and what they have taken:
 // what the projector keeps in the bucket budgets, out of the one counter that the
 // read models have across sessions.
 package budget
@@ -18,10 +18,14 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// Tenant is what the bucket holds under a tenant; one without a budget has no entry.
+// Tenant is what the bucket holds under a tenant; one without limits of its own and without a budget has no entry.
 type Tenant struct {
-	Budgets []Budget `json:"budgets"`
+	Budgets []Budget            `json:"budgets"`
+	Limits  events.TenantLimits `json:"limits,omitzero"`
 }
+
+// Empty reports whether the tenant needs no entry.
+func (t Tenant) Empty() bool { return len(t.Budgets) == 0 && t.Limits == (events.TenantLimits{}) }
 
 // Budget is what a tenant may take in a period, and what it has taken.
 type Budget struct {
@@ -65,11 +69,29 @@ func (t Tenant) Exceeded(tenant string, now time.Time) string {
 	return ""
 }
 
-// awaitEvery is how often Await looks.
+// awaitEvery is how often await looks.
 const awaitEvery = 10 * time.Millisecond
 
-// Await waits until services are told a tenant's budget for a period as it was set, or, of a zero limit, that there is none.
+// Await blocks until services are told a tenant's budget for a period as it was set, or, of a zero limit, that there is none.
 func Await(ctx context.Context, js jetstream.JetStream, tenant string, p events.Period, limit events.Budget) error {
+	return await(ctx, js, tenant, func(t Tenant) bool {
+		var told events.Budget
+		for _, b := range t.Budgets {
+			if b.Period == p {
+				told = b.Limit
+			}
+		}
+		return told == limit
+	})
+}
+
+// AwaitLimits blocks until services are told a tenant's limits as they were set; zero limits are none.
+func AwaitLimits(ctx context.Context, js jetstream.JetStream, tenant string, limits events.TenantLimits) error {
+	return await(ctx, js, tenant, func(t Tenant) bool { return t.Limits == limits })
+}
+
+// await blocks until the bucket's entry of a tenant is as wanted.
+func await(ctx context.Context, js jetstream.JetStream, tenant string, wanted func(Tenant) bool) error {
 	kv, err := js.KeyValue(ctx, topology.BucketBudgets)
 	if err != nil {
 		return fmt.Errorf("open bucket %s: %w", topology.BucketBudgets, err)
@@ -85,13 +107,7 @@ func Await(ctx context.Context, js jetstream.JetStream, tenant string, p events.
 		if err != nil && !errors.Is(err, jetstream.ErrKeyNotFound) {
 			return fmt.Errorf("budgets of tenant %s: %w", tenant, err)
 		}
-		var told events.Budget
-		for _, b := range t.Budgets {
-			if b.Period == p {
-				told = b.Limit
-			}
-		}
-		if told == limit {
+		if wanted(t) {
 			return nil
 		}
 		select {
@@ -180,11 +196,18 @@ func (w *Watch) see(entry jetstream.KeyValueEntry) {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if len(t.Budgets) == 0 {
+	if t.Empty() {
 		delete(w.tenants, entry.Key())
 		return
 	}
 	w.tenants[entry.Key()] = t
+}
+
+// Limits returns a tenant's own limits, as they were told last. It does not wait: before the first sight of the bucket a tenant has none.
+func (w *Watch) Limits(tenant string) events.TenantLimits {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.tenants[tenant].Limits
 }
 
 // forgetOthers drops what a bucket that was made anew does not have.

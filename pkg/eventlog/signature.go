@@ -15,7 +15,7 @@ import (
 
 // writers are the roles that write commits, and the aspects that each may write.
 var writers = map[string][]events.Aspect{
-	"session":  {events.Life, events.Run, events.Key, events.Agent, events.Instance, events.Environment, events.TenantBudget},
+	"session":  {events.Life, events.Run, events.Key, events.Agent, events.Instance, events.Environment, events.TenantBudget, events.LimitsAspect},
 	"executor": {events.Run},
 	"skills":   {events.Skill},
 	"janitor":  {events.Run},

@@ -104,6 +104,8 @@ func Catalogue() []Entry {
 		entry[SkillRemoved](Skill, "The skill, or one version of it, is hidden."),
 		entry[TenantBudgetSet](TenantBudget, "A tenant has a budget for each day, each month, or in total, in place of the former."),
 		entry[TenantBudgetRemoved](TenantBudget, "The tenant's budget for the period is no more."),
+		entry[TenantLimitsSet](LimitsAspect, "A tenant has limits of its own, in place of the former ones."),
+		entry[TenantLimitsRemoved](LimitsAspect, "The tenant has no limits of its own any more: the services' settings count."),
 	}
 }
 

@@ -276,6 +276,14 @@ func (TenantBudgetSet) sealed()         {}
 func (TenantBudgetRemoved) EventType() Type { return "tenant_budget_removed" }
 func (TenantBudgetRemoved) sealed()         {}
 
+// EventType is tenant_limits_set.
+func (TenantLimitsSet) EventType() Type { return "tenant_limits_set" }
+func (TenantLimitsSet) sealed()         {}
+
+// EventType is tenant_limits_removed.
+func (TenantLimitsRemoved) EventType() Type { return "tenant_limits_removed" }
+func (TenantLimitsRemoved) sealed()         {}
+
 // EventType is run_retired.
 func (RunRetired) EventType() Type { return "run_retired" }
 func (RunRetired) sealed()         {}

@@ -110,7 +110,7 @@ type SandboxReplaced struct {
 // SandboxTerminated is a sandbox's end.
 type SandboxTerminated struct {
 	SandboxID string `json:"sandboxId"`
-	Reason    string `json:"reason"`         // idle, terminated, manual, unhealthy, max_age, session_deleted, session_closed
+	Reason    string `json:"reason"`         // idle, terminated, manual, unhealthy, max_age, tenant_limit, session_deleted, session_closed
 	Kept      bool   `json:"kept,omitempty"` // its workspace is still on its engine, for the sandbox that comes next
 }
 

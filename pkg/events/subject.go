@@ -23,12 +23,13 @@ const (
 	Environment  Aspect = "environment"
 	Skill        Aspect = "skill"
 	TenantBudget Aspect = "budget"
+	LimitsAspect Aspect = "limits"
 )
 
 // Catalogued tells whether an aspect is one of the catalogue's.
 func (a Aspect) Catalogued() bool {
 	switch a {
-	case Key, Agent, Instance, Environment, Skill, TenantBudget:
+	case Key, Agent, Instance, Environment, Skill, TenantBudget, LimitsAspect:
 		return true
 	}
 	return false

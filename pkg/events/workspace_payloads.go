@@ -70,7 +70,7 @@ type WorkspaceSyncStarted struct {
 // WorkspaceSynced says that workspace and agent's records are in the object store.
 type WorkspaceSynced struct {
 	Snapshot   string `json:"snapshot"`          // name of its manifest in the bucket workspaces
-	Reason     string `json:"reason"`            // turn, interval, idle, requested, terminated, max_age, stopped
+	Reason     string `json:"reason"`            // turn, interval, idle, requested, terminated, max_age, tenant_limit, stopped
 	Request    uint32 `json:"request,omitempty"` // the last sync_requested that it answers
 	Applied    uint32 `json:"applied,omitempty"` // the last file change that it contains
 	Files      uint32 `json:"files"`

@@ -52,6 +52,7 @@ const (
 
 	TenantUsage   = "tenant_usage"
 	TenantBudgets = "tenant_budgets"
+	TenantLimits  = "tenant_limits"
 )
 
 //go:embed migrations/*.sql

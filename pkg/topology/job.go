@@ -39,7 +39,8 @@ type Lease struct {
 	Address  string `json:"address,omitempty"`
 	// DiskLimit is what enforces the disk limits of Docker sandboxes: loop, quota or
 	// watch; "" while that is not known, and for other sandboxes.
-	DiskLimit string `json:"diskLimit,omitempty"`
+	DiskLimit string         `json:"diskLimit,omitempty"`
+	Tenants   map[string]int `json:"tenants,omitempty"` // how many executions of each tenant it runs
 }
 
 // CtlAnswer answers a question on Ctl: a request with a SessionRef. A plain

@@ -91,6 +91,7 @@ const (
 	InstanceFilter    = "ev.*.*.*.instance"
 	EnvironmentFilter = "ev.*.*.*.environment"
 	BudgetFilter      = "ev.*.*.*.budget"
+	LimitsFilter      = "ev.*.*.*.limits"
 	SkillFilter       = "ev.*.*.*.skill"
 )
 
@@ -153,7 +154,7 @@ const (
 	BucketSkills = "skills"
 	// BucketSecrets is the key-value bucket of secrets' values, encrypted.
 	BucketSecrets = "secrets"
-	// BucketBudgets is the key-value bucket of tenants' budgets, and of what they have taken of them.
+	// BucketBudgets is the key-value bucket of tenants' limits and budgets, and of what they have taken of them.
 	BucketBudgets = "budgets"
 )
 

@@ -66,7 +66,7 @@ func eventsStream(shard, shards int) Stream {
 			AllowDirect: true,
 		},
 		Kind:   "the truth; kept for ever, refuses when full",
-		Writes: "session (life, key, agent, instance, environment, budget, run), executor (run), janitor (run: the end of a deleted session), skills (skill)",
+		Writes: "session (life, key, agent, instance, environment, budget, limits, run), executor (run), janitor (run: the end of a deleted session), skills (skill)",
 		Reads:  "session, executor, projector, skills, janitor",
 	}
 }
@@ -218,7 +218,7 @@ func KeyValues() []KeyValue {
 		},
 		{
 			Config: jetstream.KeyValueConfig{
-				Bucket: BucketBudgets, Description: "Budgets of tenants, and what was taken of them.", Storage: jetstream.FileStorage, History: 1,
+				Bucket: BucketBudgets, Description: "Limits and budgets of tenants, and what was taken of them.", Storage: jetstream.FileStorage, History: 1,
 			},
 			Keys: "<tenant>", Writes: "projector", Reads: "session, executor, gateway",
 		},

@@ -42,7 +42,7 @@ func gatewayUser() User {
 			info(StreamCommands), info(StreamLive), writeObjects(BucketWorkspaces),
 			// What is pushed, and what a client encrypted or the gateway did: it cannot read a secret back without the key.
 			writeObjects(BucketSkills), useKV(BucketSecrets), []string{"$KV." + BucketSecrets + ".>"},
-			// Whether services know of a budget that was set.
+			// Tenants' limits, and whether services know of a budget that was set.
 			useKV(BucketBudgets),
 			// People read dead letters; to retry or drop one is a command.
 			get(StreamDead),
@@ -57,7 +57,7 @@ func sessionUser() User {
 	return User{
 		Name: UserSession, Doc: "decides what sessions do; writes life, keys, jobs and timers",
 		Publish: join(
-			[]string{LifeFilter, RunFilter, KeyFilter, AgentFilter, InstanceFilter, EnvironmentFilter, BudgetFilter, "job.*.any", "job.*.on.*", "timer.at.*", "dead.>", "ctl.*"},
+			[]string{LifeFilter, RunFilter, KeyFilter, AgentFilter, InstanceFilter, EnvironmentFilter, BudgetFilter, LimitsFilter, "job.*.any", "job.*.on.*", "timer.at.*", "dead.>", "ctl.*"},
 			// Answers to commands go to the gateway that asked.
 			[]string{inbox(UserGateway)},
 			readLog(), writePayloads(), useKV(BucketLeases), useKV(BucketBudgets),

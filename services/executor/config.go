@@ -58,8 +58,11 @@ type Config struct {
 	Pool      []string      `default:"" env:"SPOOL_POOL" help:"Docker sandboxes to keep ready with their agent started, by architecture: claude-code=2,codex=1."`
 	PoolEvery time.Duration `default:"5s" env:"SPOOL_POOL_EVERY" help:"How often the pool is filled, beside whenever one was taken from it."`
 
-	Slots      int   `default:"0" env:"SPOOL_SLOTS" help:"Executions at once; 0 means 4 for each core."`
-	WarmMemory int64 `default:"0" env:"SPOOL_WARM_MEMORY" help:"Bytes that agents may take together before resting ones are ended, longest rested first; 0 means half of the machine's memory, negative that no agent rests."`
+	Slots           int   `default:"0" env:"SPOOL_SLOTS" help:"Executions at once; 0 means 4 for each core."`
+	Reserved        int   `name:"reserved-slots" default:"0" env:"SPOOL_RESERVED_SLOTS" help:"Further executions, only of tenants that run none on this executor, so that a tenant whose executions take all slots does not hold up another's; 0 means a quarter of the slots and at least one, negative none."`
+	TenantSlots     int   `name:"tenant-slots" default:"0" env:"SPOOL_TENANT_SLOTS" help:"Executions of one tenant at once, over all executors, unless the tenant has a limit of its own; others of it wait. 0 means no limit. Every executor needs the same value."`
+	TenantSandboxes int   `name:"tenant-sandboxes" default:"0" env:"SPOOL_TENANT_SANDBOXES" help:"Sandboxes of one tenant at once on an engine, unless the tenant has a limit of its own. Past it the one that has been idle for the longest ends, with a snapshot. 0 means no limit."`
+	WarmMemory      int64 `default:"0" env:"SPOOL_WARM_MEMORY" help:"Bytes that agents may take together before resting ones are ended, longest rested first; 0 means half of the machine's memory, negative that no agent rests."`
 
 	CommitWindow time.Duration `default:"20ms" env:"SPOOL_COMMIT_WINDOW" help:"Least time from one commit of an execution to the next."`
 	KillAfter    time.Duration `default:"10s" env:"SPOOL_KILL_AFTER" help:"How long a turn that has to end may go on before its process is ended, and then again before its sandbox is."`
@@ -174,6 +177,18 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.Slots < 0 || c.Slots > maxSlots {
 		return c, fmt.Errorf("slots: %d is not between 1 and %d", c.Slots, maxSlots)
+	}
+	if c.TenantSlots < 0 {
+		return c, fmt.Errorf("tenant-slots: %d is negative", c.TenantSlots)
+	}
+	if c.TenantSandboxes < 0 {
+		return c, fmt.Errorf("tenant-sandboxes: %d is negative", c.TenantSandboxes)
+	}
+	if c.Reserved == 0 {
+		c.Reserved = max(1, c.Slots/4)
+	}
+	if c.Reserved > maxSlots {
+		return c, fmt.Errorf("reserved-slots: %d is more than %d", c.Reserved, maxSlots)
 	}
 	if c.MaxAttempts == 0 {
 		c.MaxAttempts = 3

@@ -150,7 +150,7 @@ func build(cfg Config, deps Deps) (*Executor, error) {
 		return nil, err
 	}
 	e.holder = holder.New(holder.Config{
-		Executor: id, Provider: cfg.Sandbox, Engine: cfg.Engine, Slots: cfg.Slots, WarmMemory: uint64(max(cfg.WarmMemory, 0)), //nolint:gosec // not negative
+		Executor: id, Provider: cfg.Sandbox, Engine: cfg.Engine, Slots: cfg.Slots, Reserved: max(cfg.Reserved, 0), TenantSlots: cfg.TenantSlots, TenantSandboxes: cfg.TenantSandboxes, WarmMemory: uint64(max(cfg.WarmMemory, 0)), //nolint:gosec // not negative
 		Window: cfg.CommitWindow, Beat: cfg.Beat, KillAfter: cfg.KillAfter, MaxAttempts: uint32(cfg.MaxAttempts), //nolint:gosec // at most 100
 		EngineGone: cfg.EngineGone, Agent: cfg.agent, Pool: pool, PoolEvery: cfg.PoolEvery, Registries: cfg.registries(),
 	}, holder.Deps{
@@ -161,6 +161,7 @@ func build(cfg Config, deps Deps) (*Executor, error) {
 	if deps.Metrics != nil && e.diskLimiter() != nil {
 		registerDiskLimit(deps.Metrics, e.diskLimit)
 	}
+	e.leases.Count(e.holder.Working)
 	if e.jobs, err = newJobs(e); err != nil {
 		return nil, err
 	}

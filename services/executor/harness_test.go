@@ -357,13 +357,20 @@ const tenant = "default"
 
 // talk is one session.
 type talk struct {
-	b  *bench
-	id string
+	b      *bench
+	id     string
+	tenant string
 }
 
 func (b *bench) session(change ...func(*events.SessionCreated)) *talk {
 	b.t.Helper()
-	s := &talk{b, mint(b.t, events.KindSession)}
+	return b.sessionOf(tenant, change...)
+}
+
+// sessionOf makes a session of a tenant.
+func (b *bench) sessionOf(tenant string, change ...func(*events.SessionCreated)) *talk {
+	b.t.Helper()
+	s := &talk{b, mint(b.t, events.KindSession), tenant}
 	c := events.SessionCreated{
 		Agent: "default", AgentVersion: "1", Architecture: "claude-code", Provider: "local",
 		Options: events.Options{IdleTimeoutMs: 3600_000, TurnLimitMs: 3600_000, SessionLimitMs: 3600_000},
@@ -396,7 +403,7 @@ func (s *talk) life(command func(session.Base, eventlog.Loaded) session.Command)
 
 func (s *talk) load() eventlog.Loaded {
 	s.b.t.Helper()
-	l, err := s.b.sessions.Load(s.b.ctx, tenant, s.id, eventlog.Leader)
+	l, err := s.b.sessions.Load(s.b.ctx, s.tenant, s.id, eventlog.Leader)
 	if err != nil {
 		s.b.t.Fatal(err)
 	}
@@ -444,7 +451,7 @@ func (s *talk) job() {
 
 func (s *talk) jobAt(subject string) {
 	s.b.t.Helper()
-	raw, err := topology.SessionRef{Tenant: tenant, Session: s.id}.Encode()
+	raw, err := topology.SessionRef{Tenant: s.tenant, Session: s.id}.Encode()
 	if err != nil {
 		s.b.t.Fatal(err)
 	}
@@ -457,7 +464,7 @@ func (s *talk) jobAt(subject string) {
 func (s *talk) events() []events.Event {
 	s.b.t.Helper()
 	var out []events.Event
-	for n, err := range eventlog.Session(s.b.ctx, s.b.log, tenant, s.id) {
+	for n, err := range eventlog.Session(s.b.ctx, s.b.log, s.tenant, s.id) {
 		if err != nil {
 			s.b.t.Fatal(err)
 		}

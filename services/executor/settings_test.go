@@ -30,7 +30,7 @@ func TestEverySettingIsTested(t *testing.T) {
 		"SPOOL_SANDBOX_TMP": "TestSettingDocker", "SPOOL_SANDBOX_UIDS": "TestSettingDocker", "SPOOL_EGRESS_SOCKETS": "TestSettingDocker", "SPOOL_EGRESS_ADMIN": "TestSettingEgressAdmin", "SPOOL_EGRESS_IMAGE": "TestEgressOnEngine", "SPOOL_EGRESS_NETWORK": "TestEgressOnEngine",
 		"SPOOL_NPM_REGISTRY": "TestSettingDependencies", "SPOOL_PIP_INDEX_URL": "TestSettingDependencies", "SPOOL_DEPENDENCIES_HOSTS": "TestSettingDependencies",
 		"SPOOL_DEPENDENCIES_TIMEOUT": "TestSettingDependencies", "SPOOL_DEPENDENCIES_SIZE": "TestSettingDependencies", "SPOOL_DEPENDENCIES_KEEP": "TestSettingDependencies",
-		"SPOOL_POOL": "TestPool", "SPOOL_POOL_EVERY": "TestSettingPoolEvery", "SPOOL_SLOTS": "TestSettingSlots", "SPOOL_WARM_MEMORY": "TestWarmBudget",
+		"SPOOL_POOL": "TestPool", "SPOOL_POOL_EVERY": "TestSettingPoolEvery", "SPOOL_SLOTS": "TestSettingSlots", "SPOOL_RESERVED_SLOTS": "TestFairness_ManyJobsOfOneTenantDoNotHoldUpAnother", "SPOOL_TENANT_SANDBOXES": "TestTenantSandboxes_IdlestGivesWay", "SPOOL_TENANT_SLOTS": "TestTenantSlots_HoldOverAllExecutors", "SPOOL_WARM_MEMORY": "TestWarmBudget",
 		"SPOOL_COMMIT_WINDOW": "TestSettingCommitWindow", "SPOOL_KILL_AFTER": "TestSettingKillAfter", "SPOOL_MAX_ATTEMPTS": "TestSettingMaxAttempts", "SPOOL_ENGINE_GONE": "TestAdoption",
 		"SPOOL_BEAT": "TestSettingBeat", "SPOOL_WARM_EVERY": "TestWarmBudget", "SPOOL_SWEEP_EVERY": "TestPoolOfTheDead", "SPOOL_STOP_SANDBOXES": "TestStopSandboxes", "SPOOL_SECRETS_KEY": "TestAgentInSandbox", "SPOOL_SECRETS_KEY_FILE": "TestAgentInSandbox",
 		"ANTHROPIC_API_KEY": "TestModels", "SPOOL_ANTHROPIC_BASE_URL": "TestModels", "SPOOL_ANTHROPIC_MODEL": "TestModels", "OPENAI_API_KEY": "TestModels", "SPOOL_OPENAI_BASE_URL": "TestModels",

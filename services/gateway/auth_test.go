@@ -136,9 +136,9 @@ func TestRevokedKeyEndsItsStreams(t *testing.T) {
 	must(t, err)
 }
 
-// The root key manages keys and budgets. Every other REST route, gRPC method and
+// The root key manages keys, limits and budgets. Every other REST route, gRPC method and
 // stream answers FORBIDDEN and says to make a key; nothing is sent to a service.
-func TestRootKey_OnlyManagesKeysAndBudgets(t *testing.T) {
+func TestRootKey_OnlyManagesKeysLimitsAndBudgets(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.serveCommands()
@@ -146,7 +146,7 @@ func TestRootKey_OnlyManagesKeysAndBudgets(t *testing.T) {
 	root := w.gateway(gateway.Config{Auth: gateway.AuthKeys, RootKey: key}).as(key)
 	id := w.session("default")
 	conn := root.conn()
-	allowed := map[string]bool{"spool.v1.Keys": true, "spool.v1.Budgets": true}
+	allowed := map[string]bool{"spool.v1.Keys": true, "spool.v1.Budgets": true, "spool.v1.Limits": true}
 	calls := 0
 	services := spoolv1.File_spool_v1_spool_proto.Services()
 	for i := range services.Len() {

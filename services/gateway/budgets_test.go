@@ -32,6 +32,12 @@ func (w *world) setBudget(tenant string, b command.SetBudget) {
 // tellBudget puts what services are told of a tenant's budgets.
 func (w *world) tellBudget(tenant string, list ...budget.Budget) {
 	w.t.Helper()
+	w.tell(tenant, budget.Tenant{Budgets: list})
+}
+
+// tell puts what services are told of a tenant's limits and budgets.
+func (w *world) tell(tenant string, t budget.Tenant) {
+	w.t.Helper()
 	if w.untold.Load() {
 		return
 	}
@@ -40,7 +46,7 @@ func (w *world) tellBudget(tenant string, list ...budget.Budget) {
 		w.t.Error(err)
 		return
 	}
-	body, err := json.Marshal(budget.Tenant{Budgets: list})
+	body, err := json.Marshal(t)
 	if err == nil {
 		_, err = kv.Put(context.Background(), tenant, body)
 	}

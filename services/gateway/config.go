@@ -28,7 +28,7 @@ type Config struct {
 	BehindTLSProxy       bool          `name:"behind-tls-proxy" default:"false" help:"A proxy in front of this gateway speaks TLS with clients: listen beyond loopback without tls-cert." env:"SPOOL_BEHIND_TLS_PROXY"`
 	PublishedAddress     string        `help:"Host address on which a container engine publishes the listeners, which then are reached there alone: without TLS it has to be on loopback." env:"SPOOL_PUBLISHED_ADDRESS"`
 	Auth                 string        `help:"Who is let in: keys, or off, which serves everybody as tenant default and is refused beyond loopback." default:"off" enum:"off,keys" env:"SPOOL_AUTH"`
-	RootKey              string        `help:"A key of 32 characters or more that makes API keys and sets budgets, of any tenant, and does nothing else." env:"SPOOL_ROOT_KEY"`
+	RootKey              string        `help:"A key of 32 characters or more that makes API keys and sets limits and budgets, of any tenant, and does nothing else." env:"SPOOL_ROOT_KEY"`
 	AllowedOrigins       []string      `help:"Origins of web pages that may use this gateway, such as https://app.example.com; * for all." env:"SPOOL_ALLOWED_ORIGINS"`
 	CommandTimeout       time.Duration `help:"How long a command waits for its answer before its outcome is called unknown." default:"10s" env:"SPOOL_COMMAND_TIMEOUT"`
 	WriteTimeout         time.Duration `help:"How long a streaming client may take for what it is sent before it is cut." default:"10s" env:"SPOOL_WRITE_TIMEOUT"`
@@ -37,6 +37,9 @@ type Config struct {
 	MaxBytes             int64         `help:"Bytes of requests that are being answered which the gateway holds at once; past it a request is refused with OVERLOADED. Memory in use may be some times that." default:"134217728" env:"SPOOL_MAX_BYTES"`
 	MaxTenantBytes       int64         `help:"The same of one tenant; past it a request is refused with TOO_MUCH_IN_FLIGHT. At least max-request." default:"67108864" env:"SPOOL_MAX_TENANT_BYTES"`
 	MaxTenantStreams     int           `help:"Streams (SSE, WebSocket and gRPC together) that one tenant may have open at this gateway." default:"2048" env:"SPOOL_MAX_TENANT_STREAMS"`
+	MaxTenantRequests    int           `help:"Requests, and messages of WebSockets, that one tenant may send to this gateway in a second; past it a request is refused with RATE_LIMITED." default:"1000" env:"SPOOL_MAX_TENANT_REQUESTS"`
+	MaxTenantBurst       int           `help:"The same at once, after a pause." default:"10000" env:"SPOOL_MAX_TENANT_BURST"`
+	MaxTenantSessions    int           `help:"Sessions that are not deleted which one tenant may have; past it a new one is refused with TENANT_SESSIONS. 0 means no limit." default:"0" env:"SPOOL_MAX_TENANT_SESSIONS"`
 	MaxConnections       int           `help:"Connections that may be open, of HTTP and of gRPC each. Those past it are closed at once." default:"4096" env:"SPOOL_MAX_CONNECTIONS"`
 	MaxAddressConns      int           `name:"max-address-connections" help:"Connections from one address, of HTTP and of gRPC each. Behind a proxy all clients have its address: set it to max-connections there." default:"2048" env:"SPOOL_MAX_ADDRESS_CONNECTIONS"`
 	ReadTimeout          time.Duration `help:"How long the body of a request, or a message of gRPC or of a WebSocket, may take to arrive. A file that is put has as much more as it needs at 16 KiB a second." default:"30s" env:"SPOOL_READ_TIMEOUT"`
@@ -96,7 +99,8 @@ func (c *Config) validate() error {
 		value *int
 		unset int
 	}{
-		{"max-tenant-streams", &c.MaxTenantStreams, 2048}, {"max-connections", &c.MaxConnections, 4096}, {"max-address-connections", &c.MaxAddressConns, 2048},
+		{"max-tenant-streams", &c.MaxTenantStreams, 2048}, {"max-tenant-requests", &c.MaxTenantRequests, 1000}, {"max-tenant-burst", &c.MaxTenantBurst, 10000},
+		{"max-tenant-sessions", &c.MaxTenantSessions, 0}, {"max-connections", &c.MaxConnections, 4096}, {"max-address-connections", &c.MaxAddressConns, 2048},
 	} {
 		if *n.value == 0 {
 			*n.value = n.unset

@@ -62,6 +62,7 @@ type Gateway struct {
 	deps   Deps
 	hub    *live.Hub
 	watch  *auth.Watch
+	limits *budget.Watch // of tenants
 	socket *socket.Handler
 	http   *http.Server
 	grpc   *rpc.Server
@@ -113,6 +114,7 @@ func (g *Gateway) build(js jetstream.JetStream) error {
 	if err != nil {
 		return err
 	}
+	g.limits = budget.NewWatch(js, g.deps.Logger)
 	g.watch = auth.NewWatch(g.store, g.deps.Logger)
 	g.hub = live.NewHub(live.Config{Source: g.store, NATS: g.deps.NATS, Logger: g.deps.Logger, LagAfter: g.cfg.LagAfter, Metrics: counts.Live()})
 	sealer, err := g.sealer(js)
@@ -130,8 +132,17 @@ func (g *Gateway) build(js jetstream.JetStream) error {
 		BudgetTold: func(ctx context.Context, tenant string, p events.Period, limit events.Budget) error {
 			return budget.Await(ctx, js, tenant, p, limit)
 		},
+		SessionLimit: func(tenant string) int {
+			if own := g.limits.Limits(tenant).Sessions; own > 0 {
+				return int(own)
+			}
+			return g.cfg.MaxTenantSessions
+		},
+		AwaitLimits: func(ctx context.Context, tenant string, l events.TenantLimits) error {
+			return budget.AwaitLimits(ctx, js, tenant, l)
+		},
 	}
-	admit := admission.New(admission.Limits{Bytes: g.cfg.MaxBytes, TenantBytes: g.cfg.MaxTenantBytes, TenantStreams: g.cfg.MaxTenantStreams})
+	admit := admission.New(admission.Limits{Bytes: g.cfg.MaxBytes, TenantBytes: g.cfg.MaxTenantBytes, TenantStreams: g.cfg.MaxTenantStreams, TenantRate: g.cfg.MaxTenantRequests, TenantBurst: g.cfg.MaxTenantBurst, Own: g.limits.Limits})
 	counts.Held(admit.Bytes)
 	g.socket = socket.New(socket.Config{
 		Admission: admit, ReadTimeout: g.cfg.ReadTimeout, Live: g.hub, Reads: g.store, Watch: g.watch, Logger: g.deps.Logger, WriteTimeout: g.cfg.WriteTimeout,
@@ -240,6 +251,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 	}
 	part("live streams", func() error { return g.hub.Run(run, func() { close(g.ready) }) })
 	part("keys of streams", func() error { g.watch.Run(run); return nil })
+	part("limits of tenants", func() error { return g.limits.Run(run) })
 	part("gRPC health", func() error { g.grpc.Health(run, g.check); return nil })
 	part("HTTP", func() error { return g.serveHTTP(web) })
 	part("gRPC", func() error { return g.grpc.Serve(g.limited(rpcs, nil)) })

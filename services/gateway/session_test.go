@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/spoolhq/spool/pkg/api/command"
+	"github.com/spoolhq/spool/pkg/budget"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/topology"
 )
@@ -132,6 +133,18 @@ func (s *sessions) carryOut(c command.Command) command.Answer {
 		var b command.SetBudget
 		read(&b)
 		s.w.setBudget(c.Tenant, b)
+		return a
+	case command.TypeSetLimits:
+		var b command.SetLimits
+		read(&b)
+		s.w.setLimits(c.Tenant, b.Limits)
+		return a
+	case command.TypeRemoveLimits:
+		tag, err := s.w.pool.Exec(context.Background(), "DELETE FROM tenant_limits WHERE tenant = $1", c.Tenant)
+		if err != nil || tag.RowsAffected() == 0 {
+			a.Error = &command.Error{Code: "LIMITS_NOT_FOUND", Field: "tenant", Detail: "the tenant has no limits of its own"}
+		}
+		s.w.tell(c.Tenant, budget.Tenant{})
 		return a
 	case command.TypeRemoveBudget:
 		var b command.RemoveBudget

@@ -116,17 +116,18 @@ func (b *budgets) round(ctx context.Context, conn *pgx.Conn, kv jetstream.KeyVal
 	tenants, all := slices.Collect(maps.Keys(b.tenants)), b.all
 	b.tenants, b.all = map[string]bool{}, false
 	b.mu.Unlock()
-	rows, err := conn.Query(ctx, "SELECT DISTINCT tenant FROM tenant_budgets WHERE $1 OR tenant = ANY($2) ORDER BY tenant", all, tenants)
+	rows, err := conn.Query(ctx, `SELECT tenant FROM tenant_budgets WHERE $1 OR tenant = ANY($2)
+		UNION SELECT tenant FROM tenant_limits WHERE $1 OR tenant = ANY($2) ORDER BY tenant`, all, tenants)
 	if err != nil {
-		return fmt.Errorf("look for budgets: %w", err)
+		return fmt.Errorf("look for tenants with limits or budgets: %w", err)
 	}
 	budgeted, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
-		return fmt.Errorf("look for budgets: %w", err)
+		return fmt.Errorf("look for tenants with limits or budgets: %w", err)
 	}
 	for _, tenant := range budgeted {
 		if err := b.tell(ctx, conn, kv, tenant); err != nil {
-			return fmt.Errorf("budgets of tenant %s: %w", tenant, err)
+			return fmt.Errorf("limits and budgets of tenant %s: %w", tenant, err)
 		}
 	}
 	return nil
@@ -148,7 +149,7 @@ func (b *budgets) tell(ctx context.Context, conn *pgx.Conn, kv jetstream.KeyValu
 		if err != nil {
 			return err
 		}
-		if revision == 0 && len(t.Budgets) == 0 {
+		if revision == 0 && t.Empty() {
 			return nil
 		}
 		body, err := json.Marshal(t)
@@ -159,7 +160,7 @@ func (b *budgets) tell(ctx context.Context, conn *pgx.Conn, kv jetstream.KeyValu
 			return nil
 		}
 		switch {
-		case len(t.Budgets) == 0:
+		case t.Empty():
 			err = kv.Delete(ctx, tenant, jetstream.LastRevision(revision))
 		case revision == 0:
 			_, err = kv.Create(ctx, tenant, body)
@@ -203,5 +204,12 @@ func taken(ctx context.Context, conn *pgx.Conn, tenant string, now time.Time) (b
 			return t, err
 		}
 	}
-	return t, nil
+	var limits string
+	switch err := conn.QueryRow(ctx, "SELECT limits FROM tenant_limits WHERE tenant = $1 AND NOT removed", tenant).Scan(&limits); {
+	case errors.Is(err, pgx.ErrNoRows):
+		return t, nil
+	case err != nil:
+		return t, err
+	}
+	return t, json.Unmarshal([]byte(limits), &t.Limits)
 }

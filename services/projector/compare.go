@@ -32,6 +32,7 @@ var order = []struct{ table, key string }{
 	{readmodel.CatalogueVersions, "tenant, id, version"},
 	{readmodel.TenantUsage, "tenant, id"},
 	{readmodel.TenantBudgets, "tenant, period"},
+	{readmodel.TenantLimits, "tenant"},
 	{readmodel.Poison, "position"},
 }
 

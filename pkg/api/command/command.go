@@ -32,6 +32,8 @@ const (
 	TypeRevokeKey      Type = "revoke_key"      // RevokeKey; no ids
 	TypeSetBudget      Type = "set_budget"      // SetBudget; no ids
 	TypeRemoveBudget   Type = "remove_budget"   // RemoveBudget; no ids
+	TypeSetLimits      Type = "set_limits"      // SetLimits; no ids
+	TypeRemoveLimits   Type = "remove_limits"   // no body, no ids
 
 	TypeRetryDead Type = "retry_dead" // DeadLetter; no ids
 	TypeDropDead  Type = "drop_dead"  // DeadLetter; no ids
@@ -149,6 +151,11 @@ type SetBudget struct {
 // RemoveBudget ends the command's tenant's budget for a period.
 type RemoveBudget struct {
 	Period events.Period `json:"period"`
+}
+
+// SetLimits gives the command's tenant limits. It goes to events.LimitsOf(tenant), as TypeRemoveLimits does.
+type SetLimits struct {
+	Limits events.TenantLimits `json:"limits"`
 }
 
 // ApplyAgent makes a version of an agent. It goes to the id of Ref's subject, as all commands about the catalogue do.

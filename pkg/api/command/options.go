@@ -94,6 +94,17 @@ func CheckBudget(field string, b events.Budget) error {
 	return nil
 }
 
+// CheckTenantLimits reports limits that limit nothing, or a field that is no limit; field is the name of l itself.
+func CheckTenantLimits(field string, l events.TenantLimits) error {
+	if l == (events.TenantLimits{}) {
+		return invalid(field, "every field is empty: give at least one, or remove the limits")
+	}
+	if l.RequestsPerSecond < 0 || math.IsNaN(l.RequestsPerSecond) || math.IsInf(l.RequestsPerSecond, 0) {
+		return invalid(field+".requestsPerSecond", "it is not a number from 0 on")
+	}
+	return nil
+}
+
 // image is the grammar of a reference: host and port, path, tag, digest.
 var image = regexp.MustCompile(`^(?:(?:[A-Za-z0-9]|[A-Za-z0-9][A-Za-z0-9-]*[A-Za-z0-9])(?:\.(?:[A-Za-z0-9]|[A-Za-z0-9][A-Za-z0-9-]*[A-Za-z0-9]))*(?::[0-9]{1,5})?/)?` +
 	`[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*(?::\w[\w.-]{0,127})?(?:@sha256:[0-9a-f]{64})?$`)

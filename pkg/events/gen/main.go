@@ -47,6 +47,7 @@ func document(dir string) ([]byte, error) {
 		{events.Environment, "In the catalogue: `environment`"},
 		{events.Skill, "In the catalogue: `skill`"},
 		{events.TenantBudget, "Of tenants: `budget`"},
+		{events.LimitsAspect, "Of tenants: `limits`"},
 	} {
 		fmt.Fprintf(&b, "\n## %s\n", part.title)
 		for _, e := range events.Catalogue() {
@@ -59,7 +60,7 @@ func document(dir string) ([]byte, error) {
 	b.WriteString("\n## Shapes used above\n")
 	for _, v := range []any{events.Block{}, events.BlockUpdates{}, events.Part{}, events.TodoItem{}, events.Options{}, events.Usage{}, events.Reference{}, events.ModelSettings{}, events.AgentSpec{}, events.ToolChoice{},
 		events.SubagentSpec{}, events.CommandSpec{}, events.MCPServer{}, events.Declaration{}, events.Dependencies{}, events.FileSpec{}, events.Limits{}, events.Retries{}, events.InstanceSpec{},
-		events.EnvironmentSpec{}, events.Variable{}, events.Provenance{}, events.SkillUsed{}, events.AllowedHost{}} {
+		events.EnvironmentSpec{}, events.Variable{}, events.Provenance{}, events.SkillUsed{}, events.AllowedHost{}, events.TenantLimits{}} {
 		t := reflect.TypeOf(v)
 		fmt.Fprintf(&b, "\n### `%s`\n", t.Name())
 		fields(&b, t, comments)

@@ -174,6 +174,27 @@ type TenantBudget struct {
 	Exceeded string    `json:"exceeded"` // what is used up, "" for nothing
 }
 
+// TenantLimits are limits of a tenant, or what it uses of them; 0 is the server's setting.
+type TenantLimits struct {
+	Slots             uint32  `json:"slots,omitempty"`
+	Sandboxes         uint32  `json:"sandboxes,omitempty"`
+	Sessions          uint32  `json:"sessions,omitempty"`
+	Streams           uint32  `json:"streams,omitempty"`
+	RequestsPerSecond float64 `json:"requestsPerSecond,omitempty"`
+	RequestBurst      uint32  `json:"requestBurst,omitempty"`
+	Keys              uint32  `json:"keys,omitempty"`
+	StorageBytes      uint64  `json:"storageBytes,omitempty"`
+	EventsPerDay      uint64  `json:"eventsPerDay,omitempty"`
+	EventBytesPerDay  uint64  `json:"eventBytesPerDay,omitempty"`
+}
+
+// Limits are a tenant's own limits and what it uses.
+type Limits struct {
+	Tenant string       `json:"tenant"`
+	Limits TenantLimits `json:"limits"`
+	Used   TenantLimits `json:"used"`
+}
+
 // Query is one of a session that is there.
 type Query struct {
 	Content string          `json:"content"`
@@ -385,6 +406,31 @@ func (c *Client) Budgets(ctx context.Context, tenant string) ([]Doc[TenantBudget
 func (c *Client) RemoveBudget(ctx context.Context, tenant, period string) (json.RawMessage, error) {
 	var out json.RawMessage
 	err := c.do(ctx, call{method: http.MethodDelete, path: []string{"api", "budgets", period}, query: filter("tenant", tenant), repeat: true}, &out)
+	return out, err
+}
+
+// SetLimits gives a tenant limits; "" is the caller's tenant.
+func (c *Client) SetLimits(ctx context.Context, tenant string, l TenantLimits) (json.RawMessage, error) {
+	body := struct {
+		Tenant string       `json:"tenant,omitempty"`
+		Limits TenantLimits `json:"limits"`
+	}{tenant, l}
+	var out json.RawMessage
+	err := c.do(ctx, call{method: http.MethodPut, path: []string{"api", "limits"}, body: body, repeat: true}, &out)
+	return out, err
+}
+
+// Limits returns a tenant's own limits and what it uses.
+func (c *Client) Limits(ctx context.Context, tenant string) (Doc[Limits], error) {
+	var out Doc[Limits]
+	err := c.get(ctx, &out, filter("tenant", tenant), "api", "limits")
+	return out, err
+}
+
+// RemoveLimits removes a tenant's own limits.
+func (c *Client) RemoveLimits(ctx context.Context, tenant string) (json.RawMessage, error) {
+	var out json.RawMessage
+	err := c.do(ctx, call{method: http.MethodDelete, path: []string{"api", "limits"}, query: filter("tenant", tenant), repeat: true}, &out)
 	return out, err
 }
 

@@ -16,7 +16,7 @@ type upCommand struct {
 	TLSProxy   bool       `name:"behind-tls-proxy" default:"false" env:"SPOOL_BEHIND_TLS_PROXY" help:"A proxy in front speaks TLS with clients: listen beyond loopback without --tls-cert."`
 	Database   string     `name:"database-url" env:"SPOOL_DATABASE_URL" placeholder:"URL" help:"A Postgres to use; without it a private one in the data folder."`
 	Auth       string     `enum:"off,keys" default:"off" env:"SPOOL_AUTH" help:"Who is let in: keys, or off, which serves everybody and only on loopback."`
-	RootKey    string     `env:"SPOOL_ROOT_KEY" help:"A key of 32 characters or more that makes API keys and sets budgets, and does nothing else."`
+	RootKey    string     `env:"SPOOL_ROOT_KEY" help:"A key of 32 characters or more that makes API keys and sets limits and budgets, and does nothing else."`
 	Sandbox    string     `enum:"local,docker" default:"local" env:"SPOOL_SANDBOX" help:"Where agents run: local, on this machine without isolation, or docker, each session in a container of its own."`
 	MockLLM    bool       `name:"mock-llm" env:"SPOOL_MOCK_LLM" help:"Give agents a scripted model server in place of real models."`
 	MockScript string     `env:"SPOOL_MOCKLLM_SCRIPT" type:"existingfile" placeholder:"FILE" help:"The script of --mock-llm; without it the built-in one."`

@@ -5854,6 +5854,443 @@ func (x *RemoveBudgetResponse) GetPosition() string {
 	return ""
 }
 
+// Limits of a tenant, or what it uses of them. A field that is absent or 0 means the setting of the service that enforces it.
+type TenantLimits struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Turns that run at once, over all executors.
+	Slots uint32 `protobuf:"varint,1,opt,name=slots,proto3" json:"slots,omitempty"`
+	// Sandboxes that exist at once on one engine. Used counts all engines.
+	Sandboxes uint32 `protobuf:"varint,2,opt,name=sandboxes,proto3" json:"sandboxes,omitempty"`
+	// Sessions that are not deleted.
+	Sessions uint32 `protobuf:"varint,3,opt,name=sessions,proto3" json:"sessions,omitempty"`
+	// SSE, WebSocket and gRPC streams that are open at one gateway.
+	Streams uint32 `protobuf:"varint,4,opt,name=streams,proto3" json:"streams,omitempty"`
+	// Requests per second, at one gateway.
+	RequestsPerSecond float64 `protobuf:"fixed64,5,opt,name=requests_per_second,json=requestsPerSecond,proto3" json:"requests_per_second,omitempty"`
+	// Requests that may come at once, at one gateway.
+	RequestBurst uint32 `protobuf:"varint,6,opt,name=request_burst,json=requestBurst,proto3" json:"request_burst,omitempty"`
+	// API keys that are not revoked.
+	Keys uint32 `protobuf:"varint,7,opt,name=keys,proto3" json:"keys,omitempty"`
+	// Bytes that sessions, files, snapshots and payloads take.
+	StorageBytes float64 `protobuf:"fixed64,8,opt,name=storage_bytes,json=storageBytes,proto3" json:"storage_bytes,omitempty"`
+	// Events that a UTC day adds to the log.
+	EventsPerDay float64 `protobuf:"fixed64,9,opt,name=events_per_day,json=eventsPerDay,proto3" json:"events_per_day,omitempty"`
+	// Bytes of those events.
+	EventBytesPerDay float64 `protobuf:"fixed64,10,opt,name=event_bytes_per_day,json=eventBytesPerDay,proto3" json:"event_bytes_per_day,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *TenantLimits) Reset() {
+	*x = TenantLimits{}
+	mi := &file_spool_v1_spool_proto_msgTypes[79]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TenantLimits) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TenantLimits) ProtoMessage() {}
+
+func (x *TenantLimits) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[79]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TenantLimits.ProtoReflect.Descriptor instead.
+func (*TenantLimits) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{79}
+}
+
+func (x *TenantLimits) GetSlots() uint32 {
+	if x != nil {
+		return x.Slots
+	}
+	return 0
+}
+
+func (x *TenantLimits) GetSandboxes() uint32 {
+	if x != nil {
+		return x.Sandboxes
+	}
+	return 0
+}
+
+func (x *TenantLimits) GetSessions() uint32 {
+	if x != nil {
+		return x.Sessions
+	}
+	return 0
+}
+
+func (x *TenantLimits) GetStreams() uint32 {
+	if x != nil {
+		return x.Streams
+	}
+	return 0
+}
+
+func (x *TenantLimits) GetRequestsPerSecond() float64 {
+	if x != nil {
+		return x.RequestsPerSecond
+	}
+	return 0
+}
+
+func (x *TenantLimits) GetRequestBurst() uint32 {
+	if x != nil {
+		return x.RequestBurst
+	}
+	return 0
+}
+
+func (x *TenantLimits) GetKeys() uint32 {
+	if x != nil {
+		return x.Keys
+	}
+	return 0
+}
+
+func (x *TenantLimits) GetStorageBytes() float64 {
+	if x != nil {
+		return x.StorageBytes
+	}
+	return 0
+}
+
+func (x *TenantLimits) GetEventsPerDay() float64 {
+	if x != nil {
+		return x.EventsPerDay
+	}
+	return 0
+}
+
+func (x *TenantLimits) GetEventBytesPerDay() float64 {
+	if x != nil {
+		return x.EventBytesPerDay
+	}
+	return 0
+}
+
+type SetLimitsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whose limits; empty means the caller's tenant.
+	Tenant string `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	// At least one field. Limits that are not given here are removed.
+	Limits        *TenantLimits `protobuf:"bytes,2,opt,name=limits,proto3" json:"limits,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetLimitsRequest) Reset() {
+	*x = SetLimitsRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[80]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetLimitsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetLimitsRequest) ProtoMessage() {}
+
+func (x *SetLimitsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[80]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetLimitsRequest.ProtoReflect.Descriptor instead.
+func (*SetLimitsRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{80}
+}
+
+func (x *SetLimitsRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *SetLimitsRequest) GetLimits() *TenantLimits {
+	if x != nil {
+		return x.Limits
+	}
+	return nil
+}
+
+type SetLimitsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Position      string                 `protobuf:"bytes,2,opt,name=position,proto3" json:"position,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetLimitsResponse) Reset() {
+	*x = SetLimitsResponse{}
+	mi := &file_spool_v1_spool_proto_msgTypes[81]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetLimitsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetLimitsResponse) ProtoMessage() {}
+
+func (x *SetLimitsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[81]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetLimitsResponse.ProtoReflect.Descriptor instead.
+func (*SetLimitsResponse) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{81}
+}
+
+func (x *SetLimitsResponse) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *SetLimitsResponse) GetPosition() string {
+	if x != nil {
+		return x.Position
+	}
+	return ""
+}
+
+type GetLimitsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whose; empty means the caller's tenant. Only the root key, or a caller on a server without keys, may name another.
+	Tenant        string `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetLimitsRequest) Reset() {
+	*x = GetLimitsRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[82]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetLimitsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetLimitsRequest) ProtoMessage() {}
+
+func (x *GetLimitsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[82]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetLimitsRequest.ProtoReflect.Descriptor instead.
+func (*GetLimitsRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{82}
+}
+
+func (x *GetLimitsRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+type GetLimitsResponse struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Tenant string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	// The tenant's own limits. What is 0 is the setting of the service that enforces it.
+	Limits *TenantLimits `protobuf:"bytes,2,opt,name=limits,proto3" json:"limits,omitempty"`
+	// What the tenant uses by now. Streams and requests are of each gateway and not here.
+	Used          *TenantLimits `protobuf:"bytes,3,opt,name=used,proto3" json:"used,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetLimitsResponse) Reset() {
+	*x = GetLimitsResponse{}
+	mi := &file_spool_v1_spool_proto_msgTypes[83]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetLimitsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetLimitsResponse) ProtoMessage() {}
+
+func (x *GetLimitsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[83]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetLimitsResponse.ProtoReflect.Descriptor instead.
+func (*GetLimitsResponse) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{83}
+}
+
+func (x *GetLimitsResponse) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *GetLimitsResponse) GetLimits() *TenantLimits {
+	if x != nil {
+		return x.Limits
+	}
+	return nil
+}
+
+func (x *GetLimitsResponse) GetUsed() *TenantLimits {
+	if x != nil {
+		return x.Used
+	}
+	return nil
+}
+
+type RemoveLimitsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whose limits; empty means the caller's tenant.
+	Tenant        string `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveLimitsRequest) Reset() {
+	*x = RemoveLimitsRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[84]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveLimitsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveLimitsRequest) ProtoMessage() {}
+
+func (x *RemoveLimitsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[84]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveLimitsRequest.ProtoReflect.Descriptor instead.
+func (*RemoveLimitsRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{84}
+}
+
+func (x *RemoveLimitsRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+type RemoveLimitsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Position      string                 `protobuf:"bytes,2,opt,name=position,proto3" json:"position,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveLimitsResponse) Reset() {
+	*x = RemoveLimitsResponse{}
+	mi := &file_spool_v1_spool_proto_msgTypes[85]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveLimitsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveLimitsResponse) ProtoMessage() {}
+
+func (x *RemoveLimitsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[85]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveLimitsResponse.ProtoReflect.Descriptor instead.
+func (*RemoveLimitsResponse) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{85}
+}
+
+func (x *RemoveLimitsResponse) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *RemoveLimitsResponse) GetPosition() string {
+	if x != nil {
+		return x.Position
+	}
+	return ""
+}
+
 // Names an entry of the catalogue, or a version of it.
 type Reference struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -5871,7 +6308,7 @@ type Reference struct {
 
 func (x *Reference) Reset() {
 	*x = Reference{}
-	mi := &file_spool_v1_spool_proto_msgTypes[79]
+	mi := &file_spool_v1_spool_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5883,7 +6320,7 @@ func (x *Reference) String() string {
 func (*Reference) ProtoMessage() {}
 
 func (x *Reference) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[79]
+	mi := &file_spool_v1_spool_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5896,7 +6333,7 @@ func (x *Reference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reference.ProtoReflect.Descriptor instead.
 func (*Reference) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{79}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *Reference) GetScope() string {
@@ -5942,7 +6379,7 @@ type Definition struct {
 
 func (x *Definition) Reset() {
 	*x = Definition{}
-	mi := &file_spool_v1_spool_proto_msgTypes[80]
+	mi := &file_spool_v1_spool_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5954,7 +6391,7 @@ func (x *Definition) String() string {
 func (*Definition) ProtoMessage() {}
 
 func (x *Definition) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[80]
+	mi := &file_spool_v1_spool_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5967,7 +6404,7 @@ func (x *Definition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Definition.ProtoReflect.Descriptor instead.
 func (*Definition) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{80}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *Definition) GetRef() *Reference {
@@ -6012,7 +6449,7 @@ type ApplyResponse struct {
 
 func (x *ApplyResponse) Reset() {
 	*x = ApplyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[81]
+	mi := &file_spool_v1_spool_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6024,7 +6461,7 @@ func (x *ApplyResponse) String() string {
 func (*ApplyResponse) ProtoMessage() {}
 
 func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[81]
+	mi := &file_spool_v1_spool_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6037,7 +6474,7 @@ func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyResponse.ProtoReflect.Descriptor instead.
 func (*ApplyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{81}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *ApplyResponse) GetRef() *Reference {
@@ -6070,7 +6507,7 @@ type RemoveResponse struct {
 
 func (x *RemoveResponse) Reset() {
 	*x = RemoveResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[82]
+	mi := &file_spool_v1_spool_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6082,7 +6519,7 @@ func (x *RemoveResponse) String() string {
 func (*RemoveResponse) ProtoMessage() {}
 
 func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[82]
+	mi := &file_spool_v1_spool_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6095,7 +6532,7 @@ func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveResponse.ProtoReflect.Descriptor instead.
 func (*RemoveResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{82}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *RemoveResponse) GetPosition() string {
@@ -6119,7 +6556,7 @@ type ApplyAgentRequest struct {
 
 func (x *ApplyAgentRequest) Reset() {
 	*x = ApplyAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[83]
+	mi := &file_spool_v1_spool_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6131,7 +6568,7 @@ func (x *ApplyAgentRequest) String() string {
 func (*ApplyAgentRequest) ProtoMessage() {}
 
 func (x *ApplyAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[83]
+	mi := &file_spool_v1_spool_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6144,7 +6581,7 @@ func (x *ApplyAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyAgentRequest.ProtoReflect.Descriptor instead.
 func (*ApplyAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{83}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *ApplyAgentRequest) GetRef() *Reference {
@@ -6179,7 +6616,7 @@ type ListAgentsRequest struct {
 
 func (x *ListAgentsRequest) Reset() {
 	*x = ListAgentsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[84]
+	mi := &file_spool_v1_spool_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6191,7 +6628,7 @@ func (x *ListAgentsRequest) String() string {
 func (*ListAgentsRequest) ProtoMessage() {}
 
 func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[84]
+	mi := &file_spool_v1_spool_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6204,7 +6641,7 @@ func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsRequest.ProtoReflect.Descriptor instead.
 func (*ListAgentsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{84}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *ListAgentsRequest) GetPageSize() uint32 {
@@ -6232,7 +6669,7 @@ type ListAgentsResponse struct {
 
 func (x *ListAgentsResponse) Reset() {
 	*x = ListAgentsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[85]
+	mi := &file_spool_v1_spool_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6244,7 +6681,7 @@ func (x *ListAgentsResponse) String() string {
 func (*ListAgentsResponse) ProtoMessage() {}
 
 func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[85]
+	mi := &file_spool_v1_spool_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6257,7 +6694,7 @@ func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsResponse.ProtoReflect.Descriptor instead.
 func (*ListAgentsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{85}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *ListAgentsResponse) GetAgents() []*Definition {
@@ -6290,7 +6727,7 @@ type GetAgentRequest struct {
 
 func (x *GetAgentRequest) Reset() {
 	*x = GetAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[86]
+	mi := &file_spool_v1_spool_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6302,7 +6739,7 @@ func (x *GetAgentRequest) String() string {
 func (*GetAgentRequest) ProtoMessage() {}
 
 func (x *GetAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[86]
+	mi := &file_spool_v1_spool_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6315,7 +6752,7 @@ func (x *GetAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAgentRequest.ProtoReflect.Descriptor instead.
 func (*GetAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{86}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *GetAgentRequest) GetSlug() string {
@@ -6364,7 +6801,7 @@ type RemoveAgentRequest struct {
 
 func (x *RemoveAgentRequest) Reset() {
 	*x = RemoveAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[87]
+	mi := &file_spool_v1_spool_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6376,7 +6813,7 @@ func (x *RemoveAgentRequest) String() string {
 func (*RemoveAgentRequest) ProtoMessage() {}
 
 func (x *RemoveAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[87]
+	mi := &file_spool_v1_spool_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6389,7 +6826,7 @@ func (x *RemoveAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveAgentRequest.ProtoReflect.Descriptor instead.
 func (*RemoveAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{87}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *RemoveAgentRequest) GetSlug() string {
@@ -6427,7 +6864,7 @@ type ApplyInstanceRequest struct {
 
 func (x *ApplyInstanceRequest) Reset() {
 	*x = ApplyInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[88]
+	mi := &file_spool_v1_spool_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6439,7 +6876,7 @@ func (x *ApplyInstanceRequest) String() string {
 func (*ApplyInstanceRequest) ProtoMessage() {}
 
 func (x *ApplyInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[88]
+	mi := &file_spool_v1_spool_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6452,7 +6889,7 @@ func (x *ApplyInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyInstanceRequest.ProtoReflect.Descriptor instead.
 func (*ApplyInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{88}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *ApplyInstanceRequest) GetRef() *Reference {
@@ -6487,7 +6924,7 @@ type ListInstancesRequest struct {
 
 func (x *ListInstancesRequest) Reset() {
 	*x = ListInstancesRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[89]
+	mi := &file_spool_v1_spool_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6499,7 +6936,7 @@ func (x *ListInstancesRequest) String() string {
 func (*ListInstancesRequest) ProtoMessage() {}
 
 func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[89]
+	mi := &file_spool_v1_spool_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6512,7 +6949,7 @@ func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesRequest.ProtoReflect.Descriptor instead.
 func (*ListInstancesRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{89}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *ListInstancesRequest) GetPageSize() uint32 {
@@ -6540,7 +6977,7 @@ type ListInstancesResponse struct {
 
 func (x *ListInstancesResponse) Reset() {
 	*x = ListInstancesResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[90]
+	mi := &file_spool_v1_spool_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6552,7 +6989,7 @@ func (x *ListInstancesResponse) String() string {
 func (*ListInstancesResponse) ProtoMessage() {}
 
 func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[90]
+	mi := &file_spool_v1_spool_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6565,7 +7002,7 @@ func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesResponse.ProtoReflect.Descriptor instead.
 func (*ListInstancesResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{90}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *ListInstancesResponse) GetInstances() []*Definition {
@@ -6598,7 +7035,7 @@ type GetInstanceRequest struct {
 
 func (x *GetInstanceRequest) Reset() {
 	*x = GetInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[91]
+	mi := &file_spool_v1_spool_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6610,7 +7047,7 @@ func (x *GetInstanceRequest) String() string {
 func (*GetInstanceRequest) ProtoMessage() {}
 
 func (x *GetInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[91]
+	mi := &file_spool_v1_spool_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6623,7 +7060,7 @@ func (x *GetInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceRequest.ProtoReflect.Descriptor instead.
 func (*GetInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{91}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *GetInstanceRequest) GetSlug() string {
@@ -6672,7 +7109,7 @@ type RemoveInstanceRequest struct {
 
 func (x *RemoveInstanceRequest) Reset() {
 	*x = RemoveInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[92]
+	mi := &file_spool_v1_spool_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6684,7 +7121,7 @@ func (x *RemoveInstanceRequest) String() string {
 func (*RemoveInstanceRequest) ProtoMessage() {}
 
 func (x *RemoveInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[92]
+	mi := &file_spool_v1_spool_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6697,7 +7134,7 @@ func (x *RemoveInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveInstanceRequest.ProtoReflect.Descriptor instead.
 func (*RemoveInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{92}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *RemoveInstanceRequest) GetSlug() string {
@@ -6735,7 +7172,7 @@ type ApplyEnvironmentRequest struct {
 
 func (x *ApplyEnvironmentRequest) Reset() {
 	*x = ApplyEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[93]
+	mi := &file_spool_v1_spool_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6747,7 +7184,7 @@ func (x *ApplyEnvironmentRequest) String() string {
 func (*ApplyEnvironmentRequest) ProtoMessage() {}
 
 func (x *ApplyEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[93]
+	mi := &file_spool_v1_spool_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6760,7 +7197,7 @@ func (x *ApplyEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*ApplyEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{93}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *ApplyEnvironmentRequest) GetRef() *Reference {
@@ -6795,7 +7232,7 @@ type ListEnvironmentsRequest struct {
 
 func (x *ListEnvironmentsRequest) Reset() {
 	*x = ListEnvironmentsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[94]
+	mi := &file_spool_v1_spool_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6807,7 +7244,7 @@ func (x *ListEnvironmentsRequest) String() string {
 func (*ListEnvironmentsRequest) ProtoMessage() {}
 
 func (x *ListEnvironmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[94]
+	mi := &file_spool_v1_spool_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6820,7 +7257,7 @@ func (x *ListEnvironmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEnvironmentsRequest.ProtoReflect.Descriptor instead.
 func (*ListEnvironmentsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{94}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *ListEnvironmentsRequest) GetPageSize() uint32 {
@@ -6848,7 +7285,7 @@ type ListEnvironmentsResponse struct {
 
 func (x *ListEnvironmentsResponse) Reset() {
 	*x = ListEnvironmentsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[95]
+	mi := &file_spool_v1_spool_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6860,7 +7297,7 @@ func (x *ListEnvironmentsResponse) String() string {
 func (*ListEnvironmentsResponse) ProtoMessage() {}
 
 func (x *ListEnvironmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[95]
+	mi := &file_spool_v1_spool_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6873,7 +7310,7 @@ func (x *ListEnvironmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEnvironmentsResponse.ProtoReflect.Descriptor instead.
 func (*ListEnvironmentsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{95}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *ListEnvironmentsResponse) GetEnvironments() []*Definition {
@@ -6906,7 +7343,7 @@ type GetEnvironmentRequest struct {
 
 func (x *GetEnvironmentRequest) Reset() {
 	*x = GetEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[96]
+	mi := &file_spool_v1_spool_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6918,7 +7355,7 @@ func (x *GetEnvironmentRequest) String() string {
 func (*GetEnvironmentRequest) ProtoMessage() {}
 
 func (x *GetEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[96]
+	mi := &file_spool_v1_spool_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6931,7 +7368,7 @@ func (x *GetEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*GetEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{96}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *GetEnvironmentRequest) GetSlug() string {
@@ -6980,7 +7417,7 @@ type RemoveEnvironmentRequest struct {
 
 func (x *RemoveEnvironmentRequest) Reset() {
 	*x = RemoveEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[97]
+	mi := &file_spool_v1_spool_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6992,7 +7429,7 @@ func (x *RemoveEnvironmentRequest) String() string {
 func (*RemoveEnvironmentRequest) ProtoMessage() {}
 
 func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[97]
+	mi := &file_spool_v1_spool_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7005,7 +7442,7 @@ func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*RemoveEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{97}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *RemoveEnvironmentRequest) GetSlug() string {
@@ -7043,7 +7480,7 @@ type ExplainEnvironmentRequest struct {
 
 func (x *ExplainEnvironmentRequest) Reset() {
 	*x = ExplainEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[98]
+	mi := &file_spool_v1_spool_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7055,7 +7492,7 @@ func (x *ExplainEnvironmentRequest) String() string {
 func (*ExplainEnvironmentRequest) ProtoMessage() {}
 
 func (x *ExplainEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[98]
+	mi := &file_spool_v1_spool_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7068,7 +7505,7 @@ func (x *ExplainEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*ExplainEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{98}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *ExplainEnvironmentRequest) GetAgent() string {
@@ -7104,7 +7541,7 @@ type ExplainEnvironmentResponse struct {
 
 func (x *ExplainEnvironmentResponse) Reset() {
 	*x = ExplainEnvironmentResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[99]
+	mi := &file_spool_v1_spool_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7116,7 +7553,7 @@ func (x *ExplainEnvironmentResponse) String() string {
 func (*ExplainEnvironmentResponse) ProtoMessage() {}
 
 func (x *ExplainEnvironmentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[99]
+	mi := &file_spool_v1_spool_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7129,7 +7566,7 @@ func (x *ExplainEnvironmentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEnvironmentResponse.ProtoReflect.Descriptor instead.
 func (*ExplainEnvironmentResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{99}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *ExplainEnvironmentResponse) GetVariables() []*ExplainedVariable {
@@ -7158,7 +7595,7 @@ type ExplainedHost struct {
 
 func (x *ExplainedHost) Reset() {
 	*x = ExplainedHost{}
-	mi := &file_spool_v1_spool_proto_msgTypes[100]
+	mi := &file_spool_v1_spool_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7170,7 +7607,7 @@ func (x *ExplainedHost) String() string {
 func (*ExplainedHost) ProtoMessage() {}
 
 func (x *ExplainedHost) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[100]
+	mi := &file_spool_v1_spool_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7183,7 +7620,7 @@ func (x *ExplainedHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedHost.ProtoReflect.Descriptor instead.
 func (*ExplainedHost) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{100}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *ExplainedHost) GetEntry() string {
@@ -7214,7 +7651,7 @@ type ExplainedVariable struct {
 
 func (x *ExplainedVariable) Reset() {
 	*x = ExplainedVariable{}
-	mi := &file_spool_v1_spool_proto_msgTypes[101]
+	mi := &file_spool_v1_spool_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7226,7 +7663,7 @@ func (x *ExplainedVariable) String() string {
 func (*ExplainedVariable) ProtoMessage() {}
 
 func (x *ExplainedVariable) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[101]
+	mi := &file_spool_v1_spool_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7239,7 +7676,7 @@ func (x *ExplainedVariable) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedVariable.ProtoReflect.Descriptor instead.
 func (*ExplainedVariable) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{101}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *ExplainedVariable) GetName() string {
@@ -7281,7 +7718,7 @@ type ListSkillsRequest struct {
 
 func (x *ListSkillsRequest) Reset() {
 	*x = ListSkillsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[102]
+	mi := &file_spool_v1_spool_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7293,7 +7730,7 @@ func (x *ListSkillsRequest) String() string {
 func (*ListSkillsRequest) ProtoMessage() {}
 
 func (x *ListSkillsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[102]
+	mi := &file_spool_v1_spool_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7306,7 +7743,7 @@ func (x *ListSkillsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSkillsRequest.ProtoReflect.Descriptor instead.
 func (*ListSkillsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{102}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *ListSkillsRequest) GetPageSize() uint32 {
@@ -7334,7 +7771,7 @@ type ListSkillsResponse struct {
 
 func (x *ListSkillsResponse) Reset() {
 	*x = ListSkillsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[103]
+	mi := &file_spool_v1_spool_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7346,7 +7783,7 @@ func (x *ListSkillsResponse) String() string {
 func (*ListSkillsResponse) ProtoMessage() {}
 
 func (x *ListSkillsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[103]
+	mi := &file_spool_v1_spool_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7359,7 +7796,7 @@ func (x *ListSkillsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSkillsResponse.ProtoReflect.Descriptor instead.
 func (*ListSkillsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{103}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *ListSkillsResponse) GetSkills() []*Skill {
@@ -7392,7 +7829,7 @@ type GetSkillRequest struct {
 
 func (x *GetSkillRequest) Reset() {
 	*x = GetSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[104]
+	mi := &file_spool_v1_spool_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7404,7 +7841,7 @@ func (x *GetSkillRequest) String() string {
 func (*GetSkillRequest) ProtoMessage() {}
 
 func (x *GetSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[104]
+	mi := &file_spool_v1_spool_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7417,7 +7854,7 @@ func (x *GetSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSkillRequest.ProtoReflect.Descriptor instead.
 func (*GetSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{104}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *GetSkillRequest) GetSlug() string {
@@ -7479,7 +7916,7 @@ type Skill struct {
 
 func (x *Skill) Reset() {
 	*x = Skill{}
-	mi := &file_spool_v1_spool_proto_msgTypes[105]
+	mi := &file_spool_v1_spool_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7491,7 +7928,7 @@ func (x *Skill) String() string {
 func (*Skill) ProtoMessage() {}
 
 func (x *Skill) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[105]
+	mi := &file_spool_v1_spool_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7504,7 +7941,7 @@ func (x *Skill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Skill.ProtoReflect.Descriptor instead.
 func (*Skill) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{105}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *Skill) GetRef() *Reference {
@@ -7585,7 +8022,7 @@ type TagSkillRequest struct {
 
 func (x *TagSkillRequest) Reset() {
 	*x = TagSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[106]
+	mi := &file_spool_v1_spool_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7597,7 +8034,7 @@ func (x *TagSkillRequest) String() string {
 func (*TagSkillRequest) ProtoMessage() {}
 
 func (x *TagSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[106]
+	mi := &file_spool_v1_spool_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7610,7 +8047,7 @@ func (x *TagSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagSkillRequest.ProtoReflect.Descriptor instead.
 func (*TagSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{106}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *TagSkillRequest) GetSlug() string {
@@ -7661,7 +8098,7 @@ type RemoveSkillRequest struct {
 
 func (x *RemoveSkillRequest) Reset() {
 	*x = RemoveSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[107]
+	mi := &file_spool_v1_spool_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7673,7 +8110,7 @@ func (x *RemoveSkillRequest) String() string {
 func (*RemoveSkillRequest) ProtoMessage() {}
 
 func (x *RemoveSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[107]
+	mi := &file_spool_v1_spool_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7686,7 +8123,7 @@ func (x *RemoveSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSkillRequest.ProtoReflect.Descriptor instead.
 func (*RemoveSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{107}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *RemoveSkillRequest) GetSlug() string {
@@ -8275,7 +8712,36 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x14RemoveBudgetResponse\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x16\n" +
 	"\x06period\x18\x02 \x01(\tR\x06period\x12\x1a\n" +
-	"\bposition\x18\x03 \x01(\tR\bposition\"\x7f\n" +
+	"\bposition\x18\x03 \x01(\tR\bposition\"\xdb\x02\n" +
+	"\fTenantLimits\x12\x14\n" +
+	"\x05slots\x18\x01 \x01(\rR\x05slots\x12\x1c\n" +
+	"\tsandboxes\x18\x02 \x01(\rR\tsandboxes\x12\x1a\n" +
+	"\bsessions\x18\x03 \x01(\rR\bsessions\x12\x18\n" +
+	"\astreams\x18\x04 \x01(\rR\astreams\x12.\n" +
+	"\x13requests_per_second\x18\x05 \x01(\x01R\x11requestsPerSecond\x12#\n" +
+	"\rrequest_burst\x18\x06 \x01(\rR\frequestBurst\x12\x12\n" +
+	"\x04keys\x18\a \x01(\rR\x04keys\x12#\n" +
+	"\rstorage_bytes\x18\b \x01(\x01R\fstorageBytes\x12$\n" +
+	"\x0eevents_per_day\x18\t \x01(\x01R\feventsPerDay\x12-\n" +
+	"\x13event_bytes_per_day\x18\n" +
+	" \x01(\x01R\x10eventBytesPerDay\"Z\n" +
+	"\x10SetLimitsRequest\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12.\n" +
+	"\x06limits\x18\x02 \x01(\v2\x16.spool.v1.TenantLimitsR\x06limits\"G\n" +
+	"\x11SetLimitsResponse\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x1a\n" +
+	"\bposition\x18\x02 \x01(\tR\bposition\"*\n" +
+	"\x10GetLimitsRequest\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\"\x87\x01\n" +
+	"\x11GetLimitsResponse\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12.\n" +
+	"\x06limits\x18\x02 \x01(\v2\x16.spool.v1.TenantLimitsR\x06limits\x12*\n" +
+	"\x04used\x18\x03 \x01(\v2\x16.spool.v1.TenantLimitsR\x04used\"-\n" +
+	"\x13RemoveLimitsRequest\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\"J\n" +
+	"\x14RemoveLimitsResponse\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x1a\n" +
+	"\bposition\x18\x02 \x01(\tR\bposition\"\x7f\n" +
 	"\tReference\x12\x14\n" +
 	"\x05scope\x18\x01 \x01(\tR\x05scope\x12\x15\n" +
 	"\x03org\x18\x02 \x01(\tH\x00R\x03org\x88\x01\x01\x12\x12\n" +
@@ -8443,7 +8909,11 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x04Keys\x12Z\n" +
 	"\tCreateKey\x12\x1a.spool.v1.CreateKeyRequest\x1a\x1b.spool.v1.CreateKeyResponse\"\x14\x82\xd3\xe4\x93\x02\x0e:\x01*\"\t/api/keys\x12T\n" +
 	"\bListKeys\x12\x19.spool.v1.ListKeysRequest\x1a\x1a.spool.v1.ListKeysResponse\"\x11\x82\xd3\xe4\x93\x02\v\x12\t/api/keys\x12`\n" +
-	"\tRevokeKey\x12\x1a.spool.v1.RevokeKeyRequest\x1a\x1b.spool.v1.RevokeKeyResponse\"\x1a\x82\xd3\xe4\x93\x02\x14*\x12/api/keys/{key_id}2\xc1\x02\n" +
+	"\tRevokeKey\x12\x1a.spool.v1.RevokeKeyRequest\x1a\x1b.spool.v1.RevokeKeyResponse\"\x1a\x82\xd3\xe4\x93\x02\x14*\x12/api/keys/{key_id}2\xa5\x02\n" +
+	"\x06Limits\x12\\\n" +
+	"\tSetLimits\x12\x1a.spool.v1.SetLimitsRequest\x1a\x1b.spool.v1.SetLimitsResponse\"\x16\x82\xd3\xe4\x93\x02\x10:\x01*\x1a\v/api/limits\x12Y\n" +
+	"\tGetLimits\x12\x1a.spool.v1.GetLimitsRequest\x1a\x1b.spool.v1.GetLimitsResponse\"\x13\x82\xd3\xe4\x93\x02\r\x12\v/api/limits\x12b\n" +
+	"\fRemoveLimits\x12\x1d.spool.v1.RemoveLimitsRequest\x1a\x1e.spool.v1.RemoveLimitsResponse\"\x13\x82\xd3\xe4\x93\x02\r*\v/api/limits2\xc1\x02\n" +
 	"\aBudgets\x12f\n" +
 	"\tSetBudget\x12\x1a.spool.v1.SetBudgetRequest\x1a\x1b.spool.v1.SetBudgetResponse\" \x82\xd3\xe4\x93\x02\x1a:\x01*\x1a\x15/api/budgets/{period}\x12`\n" +
 	"\vListBudgets\x12\x1c.spool.v1.ListBudgetsRequest\x1a\x1d.spool.v1.ListBudgetsResponse\"\x14\x82\xd3\xe4\x93\x02\x0e\x12\f/api/budgets\x12l\n" +
@@ -8490,7 +8960,7 @@ func file_spool_v1_spool_proto_rawDescGZIP() []byte {
 	return file_spool_v1_spool_proto_rawDescData
 }
 
-var file_spool_v1_spool_proto_msgTypes = make([]protoimpl.MessageInfo, 111)
+var file_spool_v1_spool_proto_msgTypes = make([]protoimpl.MessageInfo, 118)
 var file_spool_v1_spool_proto_goTypes = []any{
 	(*Json)(nil),                         // 0: spool.v1.Json
 	(*SessionOptions)(nil),               // 1: spool.v1.SessionOptions
@@ -8571,83 +9041,90 @@ var file_spool_v1_spool_proto_goTypes = []any{
 	(*TenantBudget)(nil),                 // 76: spool.v1.TenantBudget
 	(*RemoveBudgetRequest)(nil),          // 77: spool.v1.RemoveBudgetRequest
 	(*RemoveBudgetResponse)(nil),         // 78: spool.v1.RemoveBudgetResponse
-	(*Reference)(nil),                    // 79: spool.v1.Reference
-	(*Definition)(nil),                   // 80: spool.v1.Definition
-	(*ApplyResponse)(nil),                // 81: spool.v1.ApplyResponse
-	(*RemoveResponse)(nil),               // 82: spool.v1.RemoveResponse
-	(*ApplyAgentRequest)(nil),            // 83: spool.v1.ApplyAgentRequest
-	(*ListAgentsRequest)(nil),            // 84: spool.v1.ListAgentsRequest
-	(*ListAgentsResponse)(nil),           // 85: spool.v1.ListAgentsResponse
-	(*GetAgentRequest)(nil),              // 86: spool.v1.GetAgentRequest
-	(*RemoveAgentRequest)(nil),           // 87: spool.v1.RemoveAgentRequest
-	(*ApplyInstanceRequest)(nil),         // 88: spool.v1.ApplyInstanceRequest
-	(*ListInstancesRequest)(nil),         // 89: spool.v1.ListInstancesRequest
-	(*ListInstancesResponse)(nil),        // 90: spool.v1.ListInstancesResponse
-	(*GetInstanceRequest)(nil),           // 91: spool.v1.GetInstanceRequest
-	(*RemoveInstanceRequest)(nil),        // 92: spool.v1.RemoveInstanceRequest
-	(*ApplyEnvironmentRequest)(nil),      // 93: spool.v1.ApplyEnvironmentRequest
-	(*ListEnvironmentsRequest)(nil),      // 94: spool.v1.ListEnvironmentsRequest
-	(*ListEnvironmentsResponse)(nil),     // 95: spool.v1.ListEnvironmentsResponse
-	(*GetEnvironmentRequest)(nil),        // 96: spool.v1.GetEnvironmentRequest
-	(*RemoveEnvironmentRequest)(nil),     // 97: spool.v1.RemoveEnvironmentRequest
-	(*ExplainEnvironmentRequest)(nil),    // 98: spool.v1.ExplainEnvironmentRequest
-	(*ExplainEnvironmentResponse)(nil),   // 99: spool.v1.ExplainEnvironmentResponse
-	(*ExplainedHost)(nil),                // 100: spool.v1.ExplainedHost
-	(*ExplainedVariable)(nil),            // 101: spool.v1.ExplainedVariable
-	(*ListSkillsRequest)(nil),            // 102: spool.v1.ListSkillsRequest
-	(*ListSkillsResponse)(nil),           // 103: spool.v1.ListSkillsResponse
-	(*GetSkillRequest)(nil),              // 104: spool.v1.GetSkillRequest
-	(*Skill)(nil),                        // 105: spool.v1.Skill
-	(*TagSkillRequest)(nil),              // 106: spool.v1.TagSkillRequest
-	(*RemoveSkillRequest)(nil),           // 107: spool.v1.RemoveSkillRequest
-	nil,                                  // 108: spool.v1.ModelSettings.EnvEntry
-	nil,                                  // 109: spool.v1.PostMessageRequest.EnvironmentEntry
-	nil,                                  // 110: spool.v1.StartExecutionRequest.EnvironmentEntry
-	(*timestamppb.Timestamp)(nil),        // 111: google.protobuf.Timestamp
+	(*TenantLimits)(nil),                 // 79: spool.v1.TenantLimits
+	(*SetLimitsRequest)(nil),             // 80: spool.v1.SetLimitsRequest
+	(*SetLimitsResponse)(nil),            // 81: spool.v1.SetLimitsResponse
+	(*GetLimitsRequest)(nil),             // 82: spool.v1.GetLimitsRequest
+	(*GetLimitsResponse)(nil),            // 83: spool.v1.GetLimitsResponse
+	(*RemoveLimitsRequest)(nil),          // 84: spool.v1.RemoveLimitsRequest
+	(*RemoveLimitsResponse)(nil),         // 85: spool.v1.RemoveLimitsResponse
+	(*Reference)(nil),                    // 86: spool.v1.Reference
+	(*Definition)(nil),                   // 87: spool.v1.Definition
+	(*ApplyResponse)(nil),                // 88: spool.v1.ApplyResponse
+	(*RemoveResponse)(nil),               // 89: spool.v1.RemoveResponse
+	(*ApplyAgentRequest)(nil),            // 90: spool.v1.ApplyAgentRequest
+	(*ListAgentsRequest)(nil),            // 91: spool.v1.ListAgentsRequest
+	(*ListAgentsResponse)(nil),           // 92: spool.v1.ListAgentsResponse
+	(*GetAgentRequest)(nil),              // 93: spool.v1.GetAgentRequest
+	(*RemoveAgentRequest)(nil),           // 94: spool.v1.RemoveAgentRequest
+	(*ApplyInstanceRequest)(nil),         // 95: spool.v1.ApplyInstanceRequest
+	(*ListInstancesRequest)(nil),         // 96: spool.v1.ListInstancesRequest
+	(*ListInstancesResponse)(nil),        // 97: spool.v1.ListInstancesResponse
+	(*GetInstanceRequest)(nil),           // 98: spool.v1.GetInstanceRequest
+	(*RemoveInstanceRequest)(nil),        // 99: spool.v1.RemoveInstanceRequest
+	(*ApplyEnvironmentRequest)(nil),      // 100: spool.v1.ApplyEnvironmentRequest
+	(*ListEnvironmentsRequest)(nil),      // 101: spool.v1.ListEnvironmentsRequest
+	(*ListEnvironmentsResponse)(nil),     // 102: spool.v1.ListEnvironmentsResponse
+	(*GetEnvironmentRequest)(nil),        // 103: spool.v1.GetEnvironmentRequest
+	(*RemoveEnvironmentRequest)(nil),     // 104: spool.v1.RemoveEnvironmentRequest
+	(*ExplainEnvironmentRequest)(nil),    // 105: spool.v1.ExplainEnvironmentRequest
+	(*ExplainEnvironmentResponse)(nil),   // 106: spool.v1.ExplainEnvironmentResponse
+	(*ExplainedHost)(nil),                // 107: spool.v1.ExplainedHost
+	(*ExplainedVariable)(nil),            // 108: spool.v1.ExplainedVariable
+	(*ListSkillsRequest)(nil),            // 109: spool.v1.ListSkillsRequest
+	(*ListSkillsResponse)(nil),           // 110: spool.v1.ListSkillsResponse
+	(*GetSkillRequest)(nil),              // 111: spool.v1.GetSkillRequest
+	(*Skill)(nil),                        // 112: spool.v1.Skill
+	(*TagSkillRequest)(nil),              // 113: spool.v1.TagSkillRequest
+	(*RemoveSkillRequest)(nil),           // 114: spool.v1.RemoveSkillRequest
+	nil,                                  // 115: spool.v1.ModelSettings.EnvEntry
+	nil,                                  // 116: spool.v1.PostMessageRequest.EnvironmentEntry
+	nil,                                  // 117: spool.v1.StartExecutionRequest.EnvironmentEntry
+	(*timestamppb.Timestamp)(nil),        // 118: google.protobuf.Timestamp
 }
 var file_spool_v1_spool_proto_depIdxs = []int32{
 	3,   // 0: spool.v1.SessionOptions.budget:type_name -> spool.v1.Budget
 	2,   // 1: spool.v1.SessionOptions.model_settings:type_name -> spool.v1.ModelSettings
-	108, // 2: spool.v1.ModelSettings.env:type_name -> spool.v1.ModelSettings.EnvEntry
+	115, // 2: spool.v1.ModelSettings.env:type_name -> spool.v1.ModelSettings.EnvEntry
 	1,   // 3: spool.v1.CreateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 4: spool.v1.CreateSessionRequest.metadata:type_name -> spool.v1.Json
 	4,   // 5: spool.v1.CreateSessionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
 	10,  // 6: spool.v1.ListSessionsResponse.sessions:type_name -> spool.v1.Session
 	1,   // 7: spool.v1.Session.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 8: spool.v1.Session.metadata:type_name -> spool.v1.Json
-	111, // 9: spool.v1.Session.created_at:type_name -> google.protobuf.Timestamp
-	111, // 10: spool.v1.Session.updated_at:type_name -> google.protobuf.Timestamp
+	118, // 9: spool.v1.Session.created_at:type_name -> google.protobuf.Timestamp
+	118, // 10: spool.v1.Session.updated_at:type_name -> google.protobuf.Timestamp
 	11,  // 11: spool.v1.Session.current_sandbox:type_name -> spool.v1.CurrentSandbox
-	111, // 12: spool.v1.Session.snapshot_at:type_name -> google.protobuf.Timestamp
-	111, // 13: spool.v1.CurrentSandbox.created_at:type_name -> google.protobuf.Timestamp
-	111, // 14: spool.v1.CurrentSandbox.ended_at:type_name -> google.protobuf.Timestamp
+	118, // 12: spool.v1.Session.snapshot_at:type_name -> google.protobuf.Timestamp
+	118, // 13: spool.v1.CurrentSandbox.created_at:type_name -> google.protobuf.Timestamp
+	118, // 14: spool.v1.CurrentSandbox.ended_at:type_name -> google.protobuf.Timestamp
 	1,   // 15: spool.v1.UpdateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 16: spool.v1.UpdateSessionRequest.metadata:type_name -> spool.v1.Json
 	18,  // 17: spool.v1.PostMessageRequest.parts:type_name -> spool.v1.Part
 	0,   // 18: spool.v1.PostMessageRequest.metadata:type_name -> spool.v1.Json
 	4,   // 19: spool.v1.PostMessageRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	109, // 20: spool.v1.PostMessageRequest.environment:type_name -> spool.v1.PostMessageRequest.EnvironmentEntry
+	116, // 20: spool.v1.PostMessageRequest.environment:type_name -> spool.v1.PostMessageRequest.EnvironmentEntry
 	28,  // 21: spool.v1.ListConversationsResponse.conversations:type_name -> spool.v1.Conversation
-	111, // 22: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
-	111, // 23: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
+	118, // 22: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
+	118, // 23: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
 	1,   // 24: spool.v1.StartExecutionRequest.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 25: spool.v1.StartExecutionRequest.metadata:type_name -> spool.v1.Json
 	18,  // 26: spool.v1.StartExecutionRequest.parts:type_name -> spool.v1.Part
 	4,   // 27: spool.v1.StartExecutionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	110, // 28: spool.v1.StartExecutionRequest.environment:type_name -> spool.v1.StartExecutionRequest.EnvironmentEntry
+	117, // 28: spool.v1.StartExecutionRequest.environment:type_name -> spool.v1.StartExecutionRequest.EnvironmentEntry
 	35,  // 29: spool.v1.ListExecutionsResponse.executions:type_name -> spool.v1.Execution
 	37,  // 30: spool.v1.Execution.usage:type_name -> spool.v1.Usage
 	0,   // 31: spool.v1.Execution.metadata:type_name -> spool.v1.Json
-	111, // 32: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
-	111, // 33: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
-	111, // 34: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
-	111, // 35: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
+	118, // 32: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
+	118, // 33: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
+	118, // 34: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
+	118, // 35: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
 	36,  // 36: spool.v1.Execution.metered:type_name -> spool.v1.MeteredUsage
 	0,   // 37: spool.v1.Execution.resolved:type_name -> spool.v1.Json
-	111, // 38: spool.v1.Execution.updated_at:type_name -> google.protobuf.Timestamp
+	118, // 38: spool.v1.Execution.updated_at:type_name -> google.protobuf.Timestamp
 	37,  // 39: spool.v1.MeteredUsage.usage:type_name -> spool.v1.Usage
 	48,  // 40: spool.v1.ListEventsResponse.events:type_name -> spool.v1.Event
-	111, // 41: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
+	118, // 41: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
 	0,   // 42: spool.v1.Event.data:type_name -> spool.v1.Json
 	49,  // 43: spool.v1.Event.metadata:type_name -> spool.v1.EventMetadata
 	0,   // 44: spool.v1.EventMetadata.session:type_name -> spool.v1.Json
@@ -8655,141 +9132,150 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	48,  // 46: spool.v1.StreamEventsResponse.event:type_name -> spool.v1.Event
 	52,  // 47: spool.v1.StreamEventsResponse.lag:type_name -> spool.v1.Lag
 	55,  // 48: spool.v1.ListBlocksResponse.blocks:type_name -> spool.v1.Block
-	111, // 49: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
+	118, // 49: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
 	18,  // 50: spool.v1.Block.parts:type_name -> spool.v1.Part
 	0,   // 51: spool.v1.Block.input:type_name -> spool.v1.Json
 	56,  // 52: spool.v1.Block.todos:type_name -> spool.v1.TodoItem
 	61,  // 53: spool.v1.ListDeadLettersResponse.dead_letters:type_name -> spool.v1.DeadLetter
-	111, // 54: spool.v1.DeadLetter.time:type_name -> google.protobuf.Timestamp
+	118, // 54: spool.v1.DeadLetter.time:type_name -> google.protobuf.Timestamp
 	69,  // 55: spool.v1.ListKeysResponse.keys:type_name -> spool.v1.Key
-	111, // 56: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
-	111, // 57: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
+	118, // 56: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
+	118, // 57: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
 	3,   // 58: spool.v1.SetBudgetRequest.budget:type_name -> spool.v1.Budget
 	76,  // 59: spool.v1.ListBudgetsResponse.budgets:type_name -> spool.v1.TenantBudget
 	3,   // 60: spool.v1.TenantBudget.budget:type_name -> spool.v1.Budget
 	3,   // 61: spool.v1.TenantBudget.spent:type_name -> spool.v1.Budget
-	111, // 62: spool.v1.TenantBudget.until:type_name -> google.protobuf.Timestamp
-	79,  // 63: spool.v1.Definition.ref:type_name -> spool.v1.Reference
-	0,   // 64: spool.v1.Definition.spec:type_name -> spool.v1.Json
-	111, // 65: spool.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
-	79,  // 66: spool.v1.ApplyResponse.ref:type_name -> spool.v1.Reference
-	79,  // 67: spool.v1.ApplyAgentRequest.ref:type_name -> spool.v1.Reference
-	0,   // 68: spool.v1.ApplyAgentRequest.spec:type_name -> spool.v1.Json
-	80,  // 69: spool.v1.ListAgentsResponse.agents:type_name -> spool.v1.Definition
-	79,  // 70: spool.v1.ApplyInstanceRequest.ref:type_name -> spool.v1.Reference
-	0,   // 71: spool.v1.ApplyInstanceRequest.spec:type_name -> spool.v1.Json
-	80,  // 72: spool.v1.ListInstancesResponse.instances:type_name -> spool.v1.Definition
-	79,  // 73: spool.v1.ApplyEnvironmentRequest.ref:type_name -> spool.v1.Reference
-	0,   // 74: spool.v1.ApplyEnvironmentRequest.spec:type_name -> spool.v1.Json
-	80,  // 75: spool.v1.ListEnvironmentsResponse.environments:type_name -> spool.v1.Definition
-	101, // 76: spool.v1.ExplainEnvironmentResponse.variables:type_name -> spool.v1.ExplainedVariable
-	100, // 77: spool.v1.ExplainEnvironmentResponse.egress:type_name -> spool.v1.ExplainedHost
-	105, // 78: spool.v1.ListSkillsResponse.skills:type_name -> spool.v1.Skill
-	79,  // 79: spool.v1.Skill.ref:type_name -> spool.v1.Reference
-	111, // 80: spool.v1.Skill.created_at:type_name -> google.protobuf.Timestamp
-	17,  // 81: spool.v1.PostMessageRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	17,  // 82: spool.v1.StartExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	5,   // 83: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
-	7,   // 84: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
-	9,   // 85: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
-	12,  // 86: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
-	14,  // 87: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
-	16,  // 88: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
-	20,  // 89: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
-	22,  // 90: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
-	24,  // 91: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
-	26,  // 92: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
-	29,  // 93: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
-	31,  // 94: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
-	34,  // 95: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
-	32,  // 96: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
-	38,  // 97: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
-	40,  // 98: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
-	42,  // 99: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
-	44,  // 100: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
-	46,  // 101: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
-	50,  // 102: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
-	53,  // 103: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
-	57,  // 104: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
-	67,  // 105: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
-	70,  // 106: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
-	72,  // 107: spool.v1.Budgets.SetBudget:input_type -> spool.v1.SetBudgetRequest
-	74,  // 108: spool.v1.Budgets.ListBudgets:input_type -> spool.v1.ListBudgetsRequest
-	77,  // 109: spool.v1.Budgets.RemoveBudget:input_type -> spool.v1.RemoveBudgetRequest
-	59,  // 110: spool.v1.DeadLetters.ListDeadLetters:input_type -> spool.v1.ListDeadLettersRequest
-	62,  // 111: spool.v1.DeadLetters.GetDeadLetter:input_type -> spool.v1.GetDeadLetterRequest
-	63,  // 112: spool.v1.DeadLetters.RetryDeadLetter:input_type -> spool.v1.RetryDeadLetterRequest
-	65,  // 113: spool.v1.DeadLetters.DropDeadLetter:input_type -> spool.v1.DropDeadLetterRequest
-	83,  // 114: spool.v1.Agents.ApplyAgent:input_type -> spool.v1.ApplyAgentRequest
-	84,  // 115: spool.v1.Agents.ListAgents:input_type -> spool.v1.ListAgentsRequest
-	86,  // 116: spool.v1.Agents.GetAgent:input_type -> spool.v1.GetAgentRequest
-	87,  // 117: spool.v1.Agents.RemoveAgent:input_type -> spool.v1.RemoveAgentRequest
-	88,  // 118: spool.v1.Instances.ApplyInstance:input_type -> spool.v1.ApplyInstanceRequest
-	89,  // 119: spool.v1.Instances.ListInstances:input_type -> spool.v1.ListInstancesRequest
-	91,  // 120: spool.v1.Instances.GetInstance:input_type -> spool.v1.GetInstanceRequest
-	92,  // 121: spool.v1.Instances.RemoveInstance:input_type -> spool.v1.RemoveInstanceRequest
-	93,  // 122: spool.v1.Environments.ApplyEnvironment:input_type -> spool.v1.ApplyEnvironmentRequest
-	94,  // 123: spool.v1.Environments.ListEnvironments:input_type -> spool.v1.ListEnvironmentsRequest
-	96,  // 124: spool.v1.Environments.GetEnvironment:input_type -> spool.v1.GetEnvironmentRequest
-	97,  // 125: spool.v1.Environments.RemoveEnvironment:input_type -> spool.v1.RemoveEnvironmentRequest
-	98,  // 126: spool.v1.Environments.ExplainEnvironment:input_type -> spool.v1.ExplainEnvironmentRequest
-	102, // 127: spool.v1.Skills.ListSkills:input_type -> spool.v1.ListSkillsRequest
-	104, // 128: spool.v1.Skills.GetSkill:input_type -> spool.v1.GetSkillRequest
-	106, // 129: spool.v1.Skills.TagSkill:input_type -> spool.v1.TagSkillRequest
-	107, // 130: spool.v1.Skills.RemoveSkill:input_type -> spool.v1.RemoveSkillRequest
-	6,   // 131: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
-	8,   // 132: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
-	10,  // 133: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
-	13,  // 134: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
-	15,  // 135: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
-	19,  // 136: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
-	21,  // 137: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
-	23,  // 138: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
-	25,  // 139: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
-	27,  // 140: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
-	30,  // 141: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
-	33,  // 142: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
-	35,  // 143: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
-	33,  // 144: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
-	39,  // 145: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
-	41,  // 146: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
-	43,  // 147: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
-	45,  // 148: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
-	47,  // 149: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
-	51,  // 150: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
-	54,  // 151: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
-	58,  // 152: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
-	68,  // 153: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
-	71,  // 154: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
-	73,  // 155: spool.v1.Budgets.SetBudget:output_type -> spool.v1.SetBudgetResponse
-	75,  // 156: spool.v1.Budgets.ListBudgets:output_type -> spool.v1.ListBudgetsResponse
-	78,  // 157: spool.v1.Budgets.RemoveBudget:output_type -> spool.v1.RemoveBudgetResponse
-	60,  // 158: spool.v1.DeadLetters.ListDeadLetters:output_type -> spool.v1.ListDeadLettersResponse
-	61,  // 159: spool.v1.DeadLetters.GetDeadLetter:output_type -> spool.v1.DeadLetter
-	64,  // 160: spool.v1.DeadLetters.RetryDeadLetter:output_type -> spool.v1.RetryDeadLetterResponse
-	66,  // 161: spool.v1.DeadLetters.DropDeadLetter:output_type -> spool.v1.DropDeadLetterResponse
-	81,  // 162: spool.v1.Agents.ApplyAgent:output_type -> spool.v1.ApplyResponse
-	85,  // 163: spool.v1.Agents.ListAgents:output_type -> spool.v1.ListAgentsResponse
-	80,  // 164: spool.v1.Agents.GetAgent:output_type -> spool.v1.Definition
-	82,  // 165: spool.v1.Agents.RemoveAgent:output_type -> spool.v1.RemoveResponse
-	81,  // 166: spool.v1.Instances.ApplyInstance:output_type -> spool.v1.ApplyResponse
-	90,  // 167: spool.v1.Instances.ListInstances:output_type -> spool.v1.ListInstancesResponse
-	80,  // 168: spool.v1.Instances.GetInstance:output_type -> spool.v1.Definition
-	82,  // 169: spool.v1.Instances.RemoveInstance:output_type -> spool.v1.RemoveResponse
-	81,  // 170: spool.v1.Environments.ApplyEnvironment:output_type -> spool.v1.ApplyResponse
-	95,  // 171: spool.v1.Environments.ListEnvironments:output_type -> spool.v1.ListEnvironmentsResponse
-	80,  // 172: spool.v1.Environments.GetEnvironment:output_type -> spool.v1.Definition
-	82,  // 173: spool.v1.Environments.RemoveEnvironment:output_type -> spool.v1.RemoveResponse
-	99,  // 174: spool.v1.Environments.ExplainEnvironment:output_type -> spool.v1.ExplainEnvironmentResponse
-	103, // 175: spool.v1.Skills.ListSkills:output_type -> spool.v1.ListSkillsResponse
-	105, // 176: spool.v1.Skills.GetSkill:output_type -> spool.v1.Skill
-	81,  // 177: spool.v1.Skills.TagSkill:output_type -> spool.v1.ApplyResponse
-	82,  // 178: spool.v1.Skills.RemoveSkill:output_type -> spool.v1.RemoveResponse
-	131, // [131:179] is the sub-list for method output_type
-	83,  // [83:131] is the sub-list for method input_type
-	83,  // [83:83] is the sub-list for extension type_name
-	83,  // [83:83] is the sub-list for extension extendee
-	0,   // [0:83] is the sub-list for field type_name
+	118, // 62: spool.v1.TenantBudget.until:type_name -> google.protobuf.Timestamp
+	79,  // 63: spool.v1.SetLimitsRequest.limits:type_name -> spool.v1.TenantLimits
+	79,  // 64: spool.v1.GetLimitsResponse.limits:type_name -> spool.v1.TenantLimits
+	79,  // 65: spool.v1.GetLimitsResponse.used:type_name -> spool.v1.TenantLimits
+	86,  // 66: spool.v1.Definition.ref:type_name -> spool.v1.Reference
+	0,   // 67: spool.v1.Definition.spec:type_name -> spool.v1.Json
+	118, // 68: spool.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
+	86,  // 69: spool.v1.ApplyResponse.ref:type_name -> spool.v1.Reference
+	86,  // 70: spool.v1.ApplyAgentRequest.ref:type_name -> spool.v1.Reference
+	0,   // 71: spool.v1.ApplyAgentRequest.spec:type_name -> spool.v1.Json
+	87,  // 72: spool.v1.ListAgentsResponse.agents:type_name -> spool.v1.Definition
+	86,  // 73: spool.v1.ApplyInstanceRequest.ref:type_name -> spool.v1.Reference
+	0,   // 74: spool.v1.ApplyInstanceRequest.spec:type_name -> spool.v1.Json
+	87,  // 75: spool.v1.ListInstancesResponse.instances:type_name -> spool.v1.Definition
+	86,  // 76: spool.v1.ApplyEnvironmentRequest.ref:type_name -> spool.v1.Reference
+	0,   // 77: spool.v1.ApplyEnvironmentRequest.spec:type_name -> spool.v1.Json
+	87,  // 78: spool.v1.ListEnvironmentsResponse.environments:type_name -> spool.v1.Definition
+	108, // 79: spool.v1.ExplainEnvironmentResponse.variables:type_name -> spool.v1.ExplainedVariable
+	107, // 80: spool.v1.ExplainEnvironmentResponse.egress:type_name -> spool.v1.ExplainedHost
+	112, // 81: spool.v1.ListSkillsResponse.skills:type_name -> spool.v1.Skill
+	86,  // 82: spool.v1.Skill.ref:type_name -> spool.v1.Reference
+	118, // 83: spool.v1.Skill.created_at:type_name -> google.protobuf.Timestamp
+	17,  // 84: spool.v1.PostMessageRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	17,  // 85: spool.v1.StartExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	5,   // 86: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
+	7,   // 87: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
+	9,   // 88: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
+	12,  // 89: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
+	14,  // 90: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
+	16,  // 91: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
+	20,  // 92: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
+	22,  // 93: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
+	24,  // 94: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
+	26,  // 95: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
+	29,  // 96: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
+	31,  // 97: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
+	34,  // 98: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
+	32,  // 99: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
+	38,  // 100: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
+	40,  // 101: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
+	42,  // 102: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
+	44,  // 103: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
+	46,  // 104: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
+	50,  // 105: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
+	53,  // 106: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
+	57,  // 107: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
+	67,  // 108: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
+	70,  // 109: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
+	80,  // 110: spool.v1.Limits.SetLimits:input_type -> spool.v1.SetLimitsRequest
+	82,  // 111: spool.v1.Limits.GetLimits:input_type -> spool.v1.GetLimitsRequest
+	84,  // 112: spool.v1.Limits.RemoveLimits:input_type -> spool.v1.RemoveLimitsRequest
+	72,  // 113: spool.v1.Budgets.SetBudget:input_type -> spool.v1.SetBudgetRequest
+	74,  // 114: spool.v1.Budgets.ListBudgets:input_type -> spool.v1.ListBudgetsRequest
+	77,  // 115: spool.v1.Budgets.RemoveBudget:input_type -> spool.v1.RemoveBudgetRequest
+	59,  // 116: spool.v1.DeadLetters.ListDeadLetters:input_type -> spool.v1.ListDeadLettersRequest
+	62,  // 117: spool.v1.DeadLetters.GetDeadLetter:input_type -> spool.v1.GetDeadLetterRequest
+	63,  // 118: spool.v1.DeadLetters.RetryDeadLetter:input_type -> spool.v1.RetryDeadLetterRequest
+	65,  // 119: spool.v1.DeadLetters.DropDeadLetter:input_type -> spool.v1.DropDeadLetterRequest
+	90,  // 120: spool.v1.Agents.ApplyAgent:input_type -> spool.v1.ApplyAgentRequest
+	91,  // 121: spool.v1.Agents.ListAgents:input_type -> spool.v1.ListAgentsRequest
+	93,  // 122: spool.v1.Agents.GetAgent:input_type -> spool.v1.GetAgentRequest
+	94,  // 123: spool.v1.Agents.RemoveAgent:input_type -> spool.v1.RemoveAgentRequest
+	95,  // 124: spool.v1.Instances.ApplyInstance:input_type -> spool.v1.ApplyInstanceRequest
+	96,  // 125: spool.v1.Instances.ListInstances:input_type -> spool.v1.ListInstancesRequest
+	98,  // 126: spool.v1.Instances.GetInstance:input_type -> spool.v1.GetInstanceRequest
+	99,  // 127: spool.v1.Instances.RemoveInstance:input_type -> spool.v1.RemoveInstanceRequest
+	100, // 128: spool.v1.Environments.ApplyEnvironment:input_type -> spool.v1.ApplyEnvironmentRequest
+	101, // 129: spool.v1.Environments.ListEnvironments:input_type -> spool.v1.ListEnvironmentsRequest
+	103, // 130: spool.v1.Environments.GetEnvironment:input_type -> spool.v1.GetEnvironmentRequest
+	104, // 131: spool.v1.Environments.RemoveEnvironment:input_type -> spool.v1.RemoveEnvironmentRequest
+	105, // 132: spool.v1.Environments.ExplainEnvironment:input_type -> spool.v1.ExplainEnvironmentRequest
+	109, // 133: spool.v1.Skills.ListSkills:input_type -> spool.v1.ListSkillsRequest
+	111, // 134: spool.v1.Skills.GetSkill:input_type -> spool.v1.GetSkillRequest
+	113, // 135: spool.v1.Skills.TagSkill:input_type -> spool.v1.TagSkillRequest
+	114, // 136: spool.v1.Skills.RemoveSkill:input_type -> spool.v1.RemoveSkillRequest
+	6,   // 137: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
+	8,   // 138: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
+	10,  // 139: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
+	13,  // 140: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
+	15,  // 141: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
+	19,  // 142: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
+	21,  // 143: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
+	23,  // 144: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
+	25,  // 145: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
+	27,  // 146: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
+	30,  // 147: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
+	33,  // 148: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
+	35,  // 149: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
+	33,  // 150: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
+	39,  // 151: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
+	41,  // 152: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
+	43,  // 153: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
+	45,  // 154: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
+	47,  // 155: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
+	51,  // 156: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
+	54,  // 157: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
+	58,  // 158: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
+	68,  // 159: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
+	71,  // 160: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
+	81,  // 161: spool.v1.Limits.SetLimits:output_type -> spool.v1.SetLimitsResponse
+	83,  // 162: spool.v1.Limits.GetLimits:output_type -> spool.v1.GetLimitsResponse
+	85,  // 163: spool.v1.Limits.RemoveLimits:output_type -> spool.v1.RemoveLimitsResponse
+	73,  // 164: spool.v1.Budgets.SetBudget:output_type -> spool.v1.SetBudgetResponse
+	75,  // 165: spool.v1.Budgets.ListBudgets:output_type -> spool.v1.ListBudgetsResponse
+	78,  // 166: spool.v1.Budgets.RemoveBudget:output_type -> spool.v1.RemoveBudgetResponse
+	60,  // 167: spool.v1.DeadLetters.ListDeadLetters:output_type -> spool.v1.ListDeadLettersResponse
+	61,  // 168: spool.v1.DeadLetters.GetDeadLetter:output_type -> spool.v1.DeadLetter
+	64,  // 169: spool.v1.DeadLetters.RetryDeadLetter:output_type -> spool.v1.RetryDeadLetterResponse
+	66,  // 170: spool.v1.DeadLetters.DropDeadLetter:output_type -> spool.v1.DropDeadLetterResponse
+	88,  // 171: spool.v1.Agents.ApplyAgent:output_type -> spool.v1.ApplyResponse
+	92,  // 172: spool.v1.Agents.ListAgents:output_type -> spool.v1.ListAgentsResponse
+	87,  // 173: spool.v1.Agents.GetAgent:output_type -> spool.v1.Definition
+	89,  // 174: spool.v1.Agents.RemoveAgent:output_type -> spool.v1.RemoveResponse
+	88,  // 175: spool.v1.Instances.ApplyInstance:output_type -> spool.v1.ApplyResponse
+	97,  // 176: spool.v1.Instances.ListInstances:output_type -> spool.v1.ListInstancesResponse
+	87,  // 177: spool.v1.Instances.GetInstance:output_type -> spool.v1.Definition
+	89,  // 178: spool.v1.Instances.RemoveInstance:output_type -> spool.v1.RemoveResponse
+	88,  // 179: spool.v1.Environments.ApplyEnvironment:output_type -> spool.v1.ApplyResponse
+	102, // 180: spool.v1.Environments.ListEnvironments:output_type -> spool.v1.ListEnvironmentsResponse
+	87,  // 181: spool.v1.Environments.GetEnvironment:output_type -> spool.v1.Definition
+	89,  // 182: spool.v1.Environments.RemoveEnvironment:output_type -> spool.v1.RemoveResponse
+	106, // 183: spool.v1.Environments.ExplainEnvironment:output_type -> spool.v1.ExplainEnvironmentResponse
+	110, // 184: spool.v1.Skills.ListSkills:output_type -> spool.v1.ListSkillsResponse
+	112, // 185: spool.v1.Skills.GetSkill:output_type -> spool.v1.Skill
+	88,  // 186: spool.v1.Skills.TagSkill:output_type -> spool.v1.ApplyResponse
+	89,  // 187: spool.v1.Skills.RemoveSkill:output_type -> spool.v1.RemoveResponse
+	137, // [137:188] is the sub-list for method output_type
+	86,  // [86:137] is the sub-list for method input_type
+	86,  // [86:86] is the sub-list for extension type_name
+	86,  // [86:86] is the sub-list for extension extendee
+	0,   // [0:86] is the sub-list for field type_name
 }
 
 func init() { file_spool_v1_spool_proto_init() }
@@ -8815,18 +9301,18 @@ func file_spool_v1_spool_proto_init() {
 	}
 	file_spool_v1_spool_proto_msgTypes[55].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[61].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[79].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[101].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[105].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[86].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[108].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[112].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_spool_v1_spool_proto_rawDesc), len(file_spool_v1_spool_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   111,
+			NumMessages:   118,
 			NumExtensions: 0,
-			NumServices:   10,
+			NumServices:   11,
 		},
 		GoTypes:           file_spool_v1_spool_proto_goTypes,
 		DependencyIndexes: file_spool_v1_spool_proto_depIdxs,

@@ -1271,6 +1271,194 @@ var Keys_ServiceDesc = grpc.ServiceDesc{
 }
 
 const (
+	Limits_SetLimits_FullMethodName    = "/spool.v1.Limits/SetLimits"
+	Limits_GetLimits_FullMethodName    = "/spool.v1.Limits/GetLimits"
+	Limits_RemoveLimits_FullMethodName = "/spool.v1.Limits/RemoveLimits"
+)
+
+// LimitsClient is the client API for Limits service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// Limits: what a tenant may hold and do at once.
+type LimitsClient interface {
+	// Gives a tenant limits of its own, in place of the former ones. Only the root key may.
+	SetLimits(ctx context.Context, in *SetLimitsRequest, opts ...grpc.CallOption) (*SetLimitsResponse, error)
+	// Returns the tenant's own limits and what it uses by now.
+	GetLimits(ctx context.Context, in *GetLimitsRequest, opts ...grpc.CallOption) (*GetLimitsResponse, error)
+	// Removes the tenant's own limits. Only the root key may.
+	RemoveLimits(ctx context.Context, in *RemoveLimitsRequest, opts ...grpc.CallOption) (*RemoveLimitsResponse, error)
+}
+
+type limitsClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewLimitsClient(cc grpc.ClientConnInterface) LimitsClient {
+	return &limitsClient{cc}
+}
+
+func (c *limitsClient) SetLimits(ctx context.Context, in *SetLimitsRequest, opts ...grpc.CallOption) (*SetLimitsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SetLimitsResponse)
+	err := c.cc.Invoke(ctx, Limits_SetLimits_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *limitsClient) GetLimits(ctx context.Context, in *GetLimitsRequest, opts ...grpc.CallOption) (*GetLimitsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetLimitsResponse)
+	err := c.cc.Invoke(ctx, Limits_GetLimits_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *limitsClient) RemoveLimits(ctx context.Context, in *RemoveLimitsRequest, opts ...grpc.CallOption) (*RemoveLimitsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RemoveLimitsResponse)
+	err := c.cc.Invoke(ctx, Limits_RemoveLimits_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// LimitsServer is the server API for Limits service.
+// All implementations must embed UnimplementedLimitsServer
+// for forward compatibility.
+//
+// Limits: what a tenant may hold and do at once.
+type LimitsServer interface {
+	// Gives a tenant limits of its own, in place of the former ones. Only the root key may.
+	SetLimits(context.Context, *SetLimitsRequest) (*SetLimitsResponse, error)
+	// Returns the tenant's own limits and what it uses by now.
+	GetLimits(context.Context, *GetLimitsRequest) (*GetLimitsResponse, error)
+	// Removes the tenant's own limits. Only the root key may.
+	RemoveLimits(context.Context, *RemoveLimitsRequest) (*RemoveLimitsResponse, error)
+	mustEmbedUnimplementedLimitsServer()
+}
+
+// UnimplementedLimitsServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedLimitsServer struct{}
+
+func (UnimplementedLimitsServer) SetLimits(context.Context, *SetLimitsRequest) (*SetLimitsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetLimits not implemented")
+}
+func (UnimplementedLimitsServer) GetLimits(context.Context, *GetLimitsRequest) (*GetLimitsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetLimits not implemented")
+}
+func (UnimplementedLimitsServer) RemoveLimits(context.Context, *RemoveLimitsRequest) (*RemoveLimitsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RemoveLimits not implemented")
+}
+func (UnimplementedLimitsServer) mustEmbedUnimplementedLimitsServer() {}
+func (UnimplementedLimitsServer) testEmbeddedByValue()                {}
+
+// UnsafeLimitsServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to LimitsServer will
+// result in compilation errors.
+type UnsafeLimitsServer interface {
+	mustEmbedUnimplementedLimitsServer()
+}
+
+func RegisterLimitsServer(s grpc.ServiceRegistrar, srv LimitsServer) {
+	// If the following call panics, it indicates UnimplementedLimitsServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&Limits_ServiceDesc, srv)
+}
+
+func _Limits_SetLimits_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetLimitsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LimitsServer).SetLimits(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Limits_SetLimits_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LimitsServer).SetLimits(ctx, req.(*SetLimitsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Limits_GetLimits_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetLimitsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LimitsServer).GetLimits(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Limits_GetLimits_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LimitsServer).GetLimits(ctx, req.(*GetLimitsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Limits_RemoveLimits_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RemoveLimitsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LimitsServer).RemoveLimits(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Limits_RemoveLimits_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LimitsServer).RemoveLimits(ctx, req.(*RemoveLimitsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+// Limits_ServiceDesc is the grpc.ServiceDesc for Limits service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var Limits_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "spool.v1.Limits",
+	HandlerType: (*LimitsServer)(nil),
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "SetLimits",
+			Handler:    _Limits_SetLimits_Handler,
+		},
+		{
+			MethodName: "GetLimits",
+			Handler:    _Limits_GetLimits_Handler,
+		},
+		{
+			MethodName: "RemoveLimits",
+			Handler:    _Limits_RemoveLimits_Handler,
+		},
+	},
+	Streams:  []grpc.StreamDesc{},
+	Metadata: "spool/v1/spool.proto",
+}
+
+const (
 	Budgets_SetBudget_FullMethodName    = "/spool.v1.Budgets/SetBudget"
 	Budgets_ListBudgets_FullMethodName  = "/spool.v1.Budgets/ListBudgets"
 	Budgets_RemoveBudget_FullMethodName = "/spool.v1.Budgets/RemoveBudget"

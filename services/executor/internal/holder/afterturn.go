@@ -22,7 +22,7 @@ func (h *Holder) afterTurn(ctx context.Context, t *turn, b *busy) error {
 	work, stop := h.interruptible(ctx, t.ref(), b, delayedBySnapshot)
 	defer stop()
 	// The turn's own place among the deliveries is released already: nobody waits for this one.
-	release, err := h.upkeep.wait(work)
+	release, err := h.upkeep.wait(work, t.l.Tenant)
 	if err != nil {
 		return nil
 	}

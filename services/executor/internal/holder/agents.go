@@ -234,6 +234,11 @@ func (t *turn) create(ctx context.Context) (*agent, error) {
 	if err != nil {
 		return nil, err
 	}
+	made, err := t.room(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer made()
 	began := t.h.d.Now()
 	if id == "" {
 		if layer == "" { // what sandboxes of the pool have mounted is settled

@@ -15,6 +15,8 @@ import (
 // Budgets tells what tenants may take in all of their sessions, and have taken.
 type Budgets interface {
 	Of(ctx context.Context, tenant string) (budget.Tenant, error)
+	// Limits returns a tenant's own limits, as far as they are known. It does not block.
+	Limits(tenant string) events.TenantLimits
 }
 
 // Budget is what an execution is charged to: its own, its session's, its tenant's.

@@ -37,7 +37,10 @@ func (h *Holder) run(ctx context.Context, l eventlog.Loaded, b *busy) (*turn, er
 	if err != nil {
 		return nil, err
 	}
-	s := &slot{h: h, release: release}
+	s := &slot{slots: h.slots, tenant: l.Tenant, release: release}
+	if release == nil {
+		s.follow = h.slots.follow(l.Tenant)
+	}
 	defer s.end()
 	bus.ReleaseSlot(ctx)
 	execution := l.Life.Active.ExecutionID
@@ -61,14 +64,16 @@ func (h *Holder) run(ctx context.Context, l eventlog.Loaded, b *busy) (*turn, er
 
 // slot is a turn's permit to start an agent. The turn's goroutine owns it.
 type slot struct {
-	h       *Holder
+	slots   *limit
+	tenant  string
 	release func() // nil while the turn only follows what runs already
+	follow  func() // ends what such a turn counts as; nil for others
 }
 
 // take reports whether the turn may start an agent: it has a slot already, or one is free now.
 func (s *slot) take() bool {
 	if s.release == nil {
-		s.release, _ = s.h.slots.try()
+		s.release, _ = s.slots.try(s.tenant)
 	}
 	return s.release != nil
 }
@@ -76,6 +81,9 @@ func (s *slot) take() bool {
 func (s *slot) end() {
 	if s.release != nil {
 		s.release()
+	}
+	if s.follow != nil {
+		s.follow()
 	}
 }
 
@@ -90,12 +98,64 @@ func (h *Holder) slotFor(ctx context.Context, l eventlog.Loaded) (release func()
 	case l.Life.ControlOf(l.Life.Active.ExecutionID).N > 0, claimed && r.Phase == run.Running && attachable:
 		return nil, nil
 	}
-	release, err = h.slots.acquire(ctx)
-	if claimed && r.Phase == run.Starting && attachable && r.NotBefore.IsZero() && (errors.Is(err, errFull) || errors.Is(err, errCrowded)) && h.isRunning(ctx, l) {
+	if release, err = h.slots.acquire(ctx, l.Tenant); err == nil {
+		if err = h.mayStart(ctx, l.Tenant); err != nil {
+			release()
+			release = nil
+			h.d.Leases.Renew(ctx)
+		}
+	}
+	if claimed && r.Phase == run.Starting && attachable && r.NotBefore.IsZero() && (errors.Is(err, errFull) || errors.Is(err, errCrowded) || errors.Is(err, errTenant)) && h.isRunning(ctx, l) {
 		return nil, nil
 	}
 	return release, err
 }
+
+// tenantSlots returns how many executions a tenant may run at once, over all executors; 0 is no limit.
+func (h *Holder) tenantSlots(tenant string) int {
+	if h.d.Budgets != nil {
+		if own := h.d.Budgets.Limits(tenant).Slots; own > 0 {
+			return int(own)
+		}
+	}
+	return h.cfg.TenantSlots
+}
+
+// mostHere returns how many executions of a tenant this executor may run at once; 0 is no limit. Each needs a sandbox.
+func (h *Holder) mostHere(tenant string) int {
+	slots, sandboxes := h.tenantSlots(tenant), h.tenantSandboxes(tenant)
+	if slots == 0 || sandboxes > 0 && sandboxes < slots {
+		return sandboxes
+	}
+	return slots
+}
+
+// mayStart returns an error if the tenant runs more on all executors than it may, together with the execution that has a slot here already.
+func (h *Holder) mayStart(ctx context.Context, tenant string) error {
+	if h.d.Budgets != nil {
+		if _, err := h.d.Budgets.Of(ctx, tenant); err != nil { // an executor that has just begun does not know the limits yet
+			return bus.Later(err, heldDelay)
+		}
+	}
+	most := h.tenantSlots(tenant)
+	if most == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, statusWithin)
+	defer cancel()
+	n, err := h.d.Leases.Running(ctx, tenant)
+	if err != nil {
+		return bus.Later(fmt.Errorf("how many executions does tenant %s run? %w", tenant, err), heldDelay)
+	}
+	if n > most {
+		h.slots.refuse(tenant)
+		return bus.Later(errTenant, returnDelay)
+	}
+	return nil
+}
+
+// Working returns how many executions of each tenant run here.
+func (h *Holder) Working() map[string]int { return h.slots.counts() }
 
 // isRunning reports whether the session's runner runs the claimed execution, whose start the log does not have. Its
 // executor, which has the same epoch, is gone.

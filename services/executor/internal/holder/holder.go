@@ -29,13 +29,16 @@ type Config struct {
 	Provider string // name of the sandbox provider
 	Engine   string
 
-	Slots       int           // executions at once
-	WarmMemory  uint64        // bytes that agents may take together before resting ones are ended
-	Window      time.Duration // least time from an acknowledgement to the next commit
-	Beat        time.Duration // how often controls and limits are looked at
-	KillAfter   time.Duration // from a cancel's interrupt to its kill, and from that to the sandbox's end
-	MaxAttempts uint32        // starts of one execution
-	EngineGone  time.Duration // without a lease, after which an engine's sandboxes are given up
+	Slots           int           // executions at once
+	Reserved        int           // further executions, of tenants that have none here
+	TenantSlots     int           // executions of one tenant at once, over all executors, unless it has a limit of its own; 0 is no limit
+	TenantSandboxes int           // sandboxes of one tenant at once, unless it has a limit of its own; 0 is no limit
+	WarmMemory      uint64        // bytes that agents may take together before resting ones are ended
+	Window          time.Duration // least time from an acknowledgement to the next commit
+	Beat            time.Duration // how often controls and limits are looked at
+	KillAfter       time.Duration // from a cancel's interrupt to its kill, and from that to the sandbox's end
+	MaxAttempts     uint32        // starts of one execution
+	EngineGone      time.Duration // without a lease, after which an engine's sandboxes are given up
 
 	Pool      map[string]int // sandboxes kept ready, by architecture
 	PoolEvery time.Duration  // how often the pool is filled
@@ -60,6 +63,10 @@ type Leases interface {
 	Ask(ctx context.Context, executor string, ref topology.SessionRef) (topology.CtlAnswer, error)
 	// Lives tells whether an executor has a lease.
 	Lives(ctx context.Context, executor string) (bool, error)
+	// Running returns how many executions of a tenant all executors run, this one's included, by what each told last.
+	Running(ctx context.Context, tenant string) (int, error)
+	// Renew tells others at once what this executor runs.
+	Renew(ctx context.Context)
 	// EngineGone is for how long an engine has had no lease.
 	EngineGone(provider, engine string) time.Duration
 }
@@ -102,23 +109,24 @@ type Holder struct {
 	upkeep   *limit // of the work on sandboxes in which nothing runs
 
 	mu     sync.Mutex
-	agents map[string]*agent // by session: links to runners that may have a warm agent
+	making map[string]map[string]bool // by tenant: sessions whose sandbox is made now
+	agents map[string]*agent          // by session: links to runners that may have a warm agent
 	pool   *pool
 	closed bool
 }
 
 // Deliveries returns how many jobs an executor should ask for at once. Those that take long release their place once they
-// have a permit; at most half of the others wait for one.
+// have a permit, or wait for one.
 func Deliveries(slots int) int { return 2*slots + 4 }
 
 // New makes a Holder.
 func New(cfg Config, d Deps) *Holder {
-	waiters := make(chan struct{}, cfg.Slots+2)
 	h := &Holder{
 		pool: newPool(), metrics: newMetrics(), cfg: cfg, d: d, actor: events.Actor{Kind: "executor", ID: cfg.Executor},
-		handling: newHandling(), slots: newLimit(cfg.Slots, waiters), upkeep: newLimit(max(2, cfg.Slots/2), waiters),
-		agents: map[string]*agent{},
+		handling: newHandling(), upkeep: newLimit(max(2, cfg.Slots/2), 0, nil),
+		agents: map[string]*agent{}, making: map[string]map[string]bool{},
 	}
+	h.slots = newLimit(cfg.Slots, cfg.Reserved, h.mostHere)
 	if d.Metrics != nil {
 		h.register(d.Metrics)
 	}
@@ -129,10 +137,8 @@ func New(cfg Config, d Deps) *Holder {
 const (
 	heldDelay     = 2 * time.Second        // another executor has it
 	elsewhere     = time.Second            // its sandbox is another engine's
-	fullDelay     = 100 * time.Millisecond // no slot was free
+	fullDelay     = 100 * time.Millisecond // another executor works on its sandbox, or there is no seat to wait for a slot
 	handoverDelay = time.Millisecond
-	slotPatience  = time.Second // how long a job waits here for a slot
-	crowdedDelay  = 5 * time.Second
 )
 
 // maxRounds bounds how often one delivery looks again at what is due.
@@ -168,7 +174,7 @@ func (h *Holder) Handle(ctx context.Context, msg *message.Message) error {
 		err := h.session(ctx, ref, b)
 		switch {
 		case h.handling.release(ref.Session, b):
-			return h.move(ctx, msg, delivery(err, bus.Delivered(msg)))
+			return h.move(ctx, msg, delivery(err))
 		case stopping(ctx):
 			return bus.Later(errHandover, handoverDelay)
 		}
@@ -216,16 +222,11 @@ func (h *Holder) session(ctx context.Context, ref topology.SessionRef, b *busy) 
 	return bus.Later(errAgain, heldDelay)
 }
 
-// delivery says what becomes of a job whose handling ended with an error, by how often it was delivered.
-func delivery(err error, delivered uint64) error {
+// delivery says what becomes of a job whose handling ended with an error.
+func delivery(err error) error {
 	switch {
-	case errors.Is(err, errCrowded):
-		// Many wait: each comes again the later, the longer it waits.
-		return bus.Later(err, min(time.Duration(min(delivered, 1000))*fullDelay, crowdedDelay)) //nolint:gosec // bounded
 	case errors.Is(err, errHandover):
 		return bus.Later(err, handoverDelay)
-	case errors.Is(err, errFull):
-		return bus.Later(err, fullDelay)
 	case errors.Is(err, run.ErrFenced), unavailable(err):
 		return bus.Later(err, heldDelay)
 	}

@@ -47,7 +47,7 @@ func (h *Holder) register(r prometheus.Registerer) {
 	}
 	r.MustRegister(h.metrics.ended, h.metrics.sandboxes, h.metrics.sandboxSeconds, h.metrics.snapshots, h.metrics.snapshotSeconds, h.metrics.snapshotBytes,
 		gauge("executions", "Executions that run.", nil, func() float64 { return float64(h.handling.running()) }),
-		gauge("slots", "Executions that may run at once.", nil, func() float64 { return float64(h.slots.size()) }),
+		gauge("slots", "Executions that may run at once.", nil, func() float64 { return float64(h.slots.size) }),
 	)
 	for _, state := range []string{"resting", "working"} {
 		labels := prometheus.Labels{"state": state}

@@ -21,7 +21,7 @@ func (h *Holder) release(ctx context.Context, l eventlog.Loaded, b *busy) error 
 	if err := h.reachable(sb); err != nil {
 		return err
 	}
-	permit, err := h.upkeep.acquire(ctx)
+	permit, err := h.upkeep.acquire(ctx, l.Tenant)
 	if err != nil {
 		return err
 	}

@@ -117,7 +117,7 @@ func (h *Holder) stopOne(ctx context.Context, info sandbox.Info) error {
 	if info.Labels.Session == "" {
 		return h.terminate(ctx, info.ID, true)
 	}
-	stored, err := h.giveUp(ctx, info)
+	stored, _, err := h.giveUp(ctx, info, syncStopped, "manual")
 	if err != nil {
 		h.d.Logger.Warn("the log does not say that a sandbox ended; the next turn will", "sandbox", info.ID, "session", info.Labels.Session, "error", err)
 	}
@@ -125,15 +125,16 @@ func (h *Holder) stopOne(ctx context.Context, info sandbox.Info) error {
 }
 
 // giveUp tells the log that a sandbox in which nothing runs is ended, and
-// whether its workspace is stored, so that it may go with it.
-func (h *Holder) giveUp(ctx context.Context, info sandbox.Info) (stored bool, err error) {
+// whether its workspace is stored, so that it may go with it. The epoch is that of
+// the commit, 0 if the log says already that the sandbox is over, or in use.
+func (h *Holder) giveUp(ctx context.Context, info sandbox.Info, sync, reason string) (stored bool, epoch uint64, err error) {
 	l, err := h.d.Sessions.Load(ctx, info.Labels.Tenant, info.Labels.Session, eventlog.Leader)
 	if err != nil || l.Run.Sandbox.ID != info.ID || !l.Run.Over() {
-		return false, err
+		return false, 0, err
 	}
 	var facts []events.Payload
 	if !h.keeps() {
-		synced, err := h.last(ctx, l, syncStopped)
+		synced, err := h.last(ctx, l, sync)
 		if err != nil {
 			h.d.Logger.Warn("no snapshot before a sandbox ended: its workspace stays on the engine", "sandbox", info.ID, "session", l.ID, "error", err)
 		}
@@ -141,8 +142,8 @@ func (h *Holder) giveUp(ctx context.Context, info sandbox.Info) (stored bool, er
 			facts, stored = append(facts, *synced), true
 		}
 	}
-	err = h.atRest(ctx, l, append(facts, events.SandboxTerminated{SandboxID: info.ID, Reason: "manual", Kept: !stored})...)
-	return stored && err == nil, err
+	err = h.atRest(ctx, l, append(facts, events.SandboxTerminated{SandboxID: info.ID, Reason: reason, Kept: !stored})...)
+	return stored && err == nil, l.Run.Epoch + 1, err
 }
 
 func (h *Holder) sweepKept(ctx context.Context, k sandbox.Keeper) error {

@@ -149,7 +149,7 @@ func (h *Holder) sync(ctx context.Context, l eventlog.Loaded, b *busy) error {
 	if err := h.mayUse(ctx, l); err != nil {
 		return err
 	}
-	release, err := h.upkeep.acquire(ctx)
+	release, err := h.upkeep.acquire(ctx, l.Tenant)
 	if err != nil {
 		return err
 	}

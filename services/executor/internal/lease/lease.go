@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"time"
 
@@ -38,6 +39,9 @@ type Keeper struct {
 	lease topology.Lease
 	disk  func() string
 	log   *slog.Logger
+	count func() map[string]int // what the executor runs, by tenant; nil for nothing
+
+	announcing sync.Mutex // so that a lease never says what an older one said
 
 	mu      sync.Mutex
 	since   time.Time            // when it began to watch
@@ -45,10 +49,13 @@ type Keeper struct {
 }
 
 // New makes a keeper; Open and Run make it work. disk returns the lease's DiskLimit,
-// which may change; it is called from Run's goroutine.
+// which may change.
 func New(js jetstream.JetStream, lease topology.Lease, disk func() string, log *slog.Logger) *Keeper {
 	return &Keeper{js: js, nc: js.Conn(), lease: lease, disk: disk, log: log, since: time.Now(), engines: map[string]time.Time{}}
 }
+
+// Count has the lease tell what the executor runs, by tenant. It comes before Open.
+func (k *Keeper) Count(count func() map[string]int) { k.count = count }
 
 // Open announces the executor. It comes before Run and Ask.
 func (k *Keeper) Open(ctx context.Context) error {
@@ -65,9 +72,14 @@ func (k *Keeper) Open(ctx context.Context) error {
 
 // announce writes the lease once.
 func (k *Keeper) announce(ctx context.Context) error {
-	l := k.lease
-	l.DiskLimit = k.disk()
-	raw, err := json.Marshal(l)
+	k.announcing.Lock()
+	defer k.announcing.Unlock()
+	lease := k.lease
+	lease.DiskLimit = k.disk()
+	if k.count != nil {
+		lease.Tenants = k.count()
+	}
+	raw, err := json.Marshal(lease)
 	if err != nil {
 		return err
 	}
@@ -77,6 +89,47 @@ func (k *Keeper) announce(ctx context.Context) error {
 		return fmt.Errorf("write the lease: %w", err)
 	}
 	return nil
+}
+
+// Running announces what this executor runs, and then returns how many executions of a tenant all executors run by their
+// leases. Of two executors that start one at the same time, at least one sees the other's.
+func (k *Keeper) Running(ctx context.Context, tenant string) (int, error) {
+	if err := k.announce(ctx); err != nil {
+		return 0, err
+	}
+	// A watch, and with it a list of keys, may leave out a key that is written meanwhile.
+	stream, err := k.js.Stream(ctx, "KV_"+topology.BucketLeases)
+	if err != nil {
+		return 0, fmt.Errorf("list the leases: %w", err)
+	}
+	prefix := "$KV." + topology.BucketLeases + "."
+	info, err := stream.Info(ctx, jetstream.WithSubjectFilter(prefix+">"))
+	if err != nil {
+		return 0, fmt.Errorf("list the leases: %w", err)
+	}
+	n := 0
+	for subject := range info.State.Subjects {
+		e, err := k.kv.Get(ctx, strings.TrimPrefix(subject, prefix))
+		if errors.Is(err, jetstream.ErrKeyNotFound) {
+			continue // it has ended
+		}
+		if err != nil {
+			return 0, fmt.Errorf("read the lease %s: %w", subject, err)
+		}
+		var l topology.Lease
+		if err := json.Unmarshal(e.Value(), &l); err != nil {
+			return 0, fmt.Errorf("the lease %s: %w", e.Key(), err)
+		}
+		n += l.Tenants[tenant]
+	}
+	return n, nil
+}
+
+// Renew announces the executor at once, because it runs less than its lease says.
+func (k *Keeper) Renew(ctx context.Context) {
+	if err := k.announce(ctx); err != nil {
+		k.log.Warn("the lease could not be renewed; it is at the next second", "error", err)
+	}
 }
 
 // Run renews the lease and watches the others' until ctx ends; then it takes

@@ -6,8 +6,13 @@ package admission
 import (
 	"fmt"
 	"io"
+	"math"
 	"sync"
+	"time"
 
+	"golang.org/x/time/rate"
+
+	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
@@ -25,6 +30,11 @@ type Limits struct {
 	Bytes         int64 // of all requests in flight
 	TenantBytes   int64 // of one tenant's requests in flight
 	TenantStreams int   // streams of one tenant that are open: SSE, WebSocket and gRPC together
+	TenantRate    int   // requests of one tenant per second
+	TenantBurst   int   // requests of one tenant that may come at once
+
+	// Own returns a tenant's own limits; a field that is 0 is the one above.
+	Own func(tenant string) events.TenantLimits
 }
 
 // Admission counts. Its methods may be called concurrently.
@@ -34,6 +44,7 @@ type Admission struct {
 	mu      sync.Mutex
 	bytes   int64
 	tenants map[string]*usage
+	rates   map[string]*rate.Limiter // of tenants that have sent a request
 }
 
 // usage is what one tenant holds.
@@ -43,7 +54,9 @@ type usage struct {
 }
 
 // New returns an Admission with nothing in flight.
-func New(l Limits) *Admission { return &Admission{limits: l, tenants: map[string]*usage{}} }
+func New(l Limits) *Admission {
+	return &Admission{limits: l, tenants: map[string]*usage{}, rates: map[string]*rate.Limiter{}}
+}
 
 // Request is what one request holds. Its methods may be called concurrently.
 type Request struct {
@@ -59,6 +72,45 @@ type Request struct {
 func (a *Admission) Begin(tenant string) (*Request, error) {
 	r := &Request{of: a, tenant: tenant}
 	return r, r.Take(requestCost)
+}
+
+// Rate counts a request of a tenant. The error is RATE_LIMITED, with the time after which there is room for another.
+func (a *Admission) Rate(tenant string) error {
+	now := time.Now()
+	every, burst := a.rate(tenant)
+	a.mu.Lock()
+	l := a.rates[tenant]
+	if l == nil {
+		l = rate.NewLimiter(every, burst)
+		a.rates[tenant] = l
+	}
+	a.mu.Unlock()
+	if l.Limit() != every || l.Burst() != burst {
+		l.SetLimitAt(now, every)
+		l.SetBurstAt(now, burst)
+	}
+	r := l.ReserveN(now, 1)
+	wait := r.DelayFrom(now)
+	if wait == 0 {
+		return nil
+	}
+	r.CancelAt(now)
+	err := problem.New(problem.RateLimited, "", fmt.Sprintf("the tenant may send %v requests a second to this gateway, %d at once; wait for Retry-After", float64(every), burst))
+	err.RetryAfter = wait
+	return err
+}
+
+// rate returns how many requests a tenant may send, per second and at once. A rate of its own without a burst of its own lets as many come at once as in a second.
+func (a *Admission) rate(tenant string) (rate.Limit, int) {
+	own := a.limits.Own(tenant)
+	every, burst := rate.Limit(a.limits.TenantRate), a.limits.TenantBurst
+	if own.RequestsPerSecond > 0 {
+		every, burst = rate.Limit(own.RequestsPerSecond), max(1, int(math.Ceil(min(own.RequestsPerSecond, math.MaxInt32))))
+	}
+	if own.RequestBurst > 0 {
+		burst = int(own.RequestBurst)
+	}
+	return every, burst
 }
 
 // Take adds n bytes to what the request holds; the caller calls it before it reads
@@ -145,11 +197,16 @@ func (r *reader) Read(p []byte) (int, error) {
 
 // Stream admits a stream of a tenant; the caller must call end. The error is TOO_MANY_STREAMS.
 func (a *Admission) Stream(tenant string) (end func(), err error) {
+	most, of := a.limits.TenantStreams, " (--max-tenant-streams)"
+	if own := a.limits.Own(tenant).Streams; own > 0 {
+		most, of = int(own), ""
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	held := a.usage(tenant)
-	if held.streams >= a.limits.TenantStreams {
-		return nil, problem.New(problem.TooManyStreams, "", fmt.Sprintf("the tenant has %d streams open at this gateway, the most that it may (--max-tenant-streams); end some, or use one WebSocket for many sessions", held.streams))
+	if held.streams >= most {
+		a.forget(tenant)
+		return nil, problem.New(problem.TooManyStreams, "", fmt.Sprintf("the tenant has %d streams open at this gateway, the most that it may%s; end some, or use one WebSocket for many sessions", held.streams, of))
 	}
 	held.streams++
 	return sync.OnceFunc(func() {

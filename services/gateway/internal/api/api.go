@@ -38,6 +38,7 @@ type Server struct {
 	spoolv1.UnimplementedEventsServer
 	spoolv1.UnimplementedKeysServer
 	spoolv1.UnimplementedBudgetsServer
+	spoolv1.UnimplementedLimitsServer
 	spoolv1.UnimplementedDeadLettersServer
 	spoolv1.UnimplementedAgentsServer
 	spoolv1.UnimplementedInstancesServer
@@ -54,7 +55,12 @@ type Server struct {
 	Dead    *dead.Letters
 
 	// BudgetTold waits until the services that go by a tenant's budget are told of it.
-	BudgetTold   func(ctx context.Context, tenant string, p events.Period, limit events.Budget) error
+	BudgetTold func(ctx context.Context, tenant string, p events.Period, limit events.Budget) error
+	// SessionLimit returns how many sessions a tenant may have; 0 is no limit.
+	SessionLimit func(tenant string) int
+	made         newSessions
+	// AwaitLimits blocks until the services that enforce a tenant's limits are told of them.
+	AwaitLimits  func(ctx context.Context, tenant string, l events.TenantLimits) error
 	Watch        *auth.Watch
 	Now          func() time.Time
 	Entropy      io.Reader

@@ -90,16 +90,27 @@ func (s *Server) ListBudgets(ctx context.Context, r *spoolv1.ListBudgetsRequest)
 // budgetOf reads a budget; nil is none.
 func budgetOf(field string, b *spoolv1.Budget) (events.Budget, error) {
 	out := events.Budget{Turns: b.GetTurns(), CostUSD: b.GetCostUsd()}
-	for _, f := range []struct {
-		name string
-		from float64
-		to   *uint64
-	}{{"tokens", b.GetTokens(), &out.Tokens}, {"timeMs", b.GetTimeMs(), &out.TimeMs}} {
+	if err := wholes(field, []whole{{"tokens", b.GetTokens(), &out.Tokens}, {"timeMs", b.GetTimeMs(), &out.TimeMs}}); err != nil {
+		return out, err
+	}
+	return out, refusal(command.CheckBudget(field, out))
+}
+
+// whole is a field of a request that is a whole number.
+type whole struct {
+	name string
+	from float64
+	to   *uint64
+}
+
+// wholes reads fields that are whole numbers; field is the name of what holds them.
+func wholes(field string, list []whole) error {
+	for _, f := range list {
 		const most = 1 << 53 // what a number of JSON holds exactly
 		if f.from < 0 || f.from > most || f.from != math.Trunc(f.from) {
-			return out, problem.Invalid(field+"."+f.name, "%v is not a whole number from 0 to %d", f.from, int64(most))
+			return problem.Invalid(field+"."+f.name, "%v is not a whole number from 0 to %d", f.from, int64(most))
 		}
 		*f.to = uint64(f.from)
 	}
-	return out, refusal(command.CheckBudget(field, out))
+	return nil
 }

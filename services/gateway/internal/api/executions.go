@@ -30,11 +30,13 @@ func (s *Server) StartExecution(ctx context.Context, r *spoolv1.StartExecutionRe
 		return nil, err
 	}
 	post.Files = files.refs
-	a, err := s.make(ctx, vars.into(s, commands.Request{Type: command.TypeStartExecution, Prepare: files.store(s.Objects)},
+	request, done := s.limited(vars.into(s, commands.Request{Type: command.TypeStartExecution, Prepare: files.store(s.Objects)},
 		func(all map[string]events.Variable) any {
 			post.Environment = all
 			return command.StartExecution{Create: create, Post: post}
 		}))
+	a, err := s.make(ctx, request)
+	done(err)
 	if err != nil {
 		return nil, named(r, err)
 	}

@@ -121,7 +121,9 @@ func (s *Server) CreateSession(ctx context.Context, r *spoolv1.CreateSessionRequ
 		return nil, err
 	}
 	body.Files = files.refs
-	a, err := s.make(ctx, commands.Request{Type: command.TypeCreateSession, Body: body, Prepare: files.store(s.Objects)})
+	request, done := s.limited(commands.Request{Type: command.TypeCreateSession, Body: body, Prepare: files.store(s.Objects)})
+	a, err := s.make(ctx, request)
+	done(err)
 	if err != nil {
 		return nil, named(r, err)
 	}

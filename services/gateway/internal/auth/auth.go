@@ -22,7 +22,7 @@ const MinRootKey = 32
 type Principal struct {
 	Tenant string
 	KeyID  string // of an API key; RootKeyID, or "" for nobody in particular
-	Admin  bool   // may manage keys and budgets of any tenant
+	Admin  bool   // may manage keys, limits and budgets of any tenant
 }
 
 // RootKeyID is the KeyID of a principal that sent the root key.
@@ -125,12 +125,12 @@ func refused(detail string) error {
 type contextKey struct{}
 
 // With returns a context that carries the principal of a request. manages
-// reports whether the request manages API keys or tenants' budgets, which is all
+// reports whether the request manages API keys or tenants' limits and budgets, which is all
 // that the root key may do: for any other request of the root key With returns
 // FORBIDDEN. Every way in (REST, SSE, WebSocket, gRPC) calls With before its handler.
 func With(ctx context.Context, p Principal, manages bool) (context.Context, error) {
 	if p.KeyID == RootKeyID && !manages {
-		return ctx, problem.New(problem.Forbidden, "Authorization", "the root key only manages API keys and budgets: make a key with it (spool keys create NAME, or POST /api/keys) and send that key")
+		return ctx, problem.New(problem.Forbidden, "Authorization", "the root key only manages API keys, limits and budgets: make a key with it (spool keys create NAME, or POST /api/keys) and send that key")
 	}
 	return context.WithValue(ctx, contextKey{}, p), nil
 }

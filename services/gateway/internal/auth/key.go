@@ -1,5 +1,5 @@
 // Package auth says who asks: API keys, of which only the hash is stored, each of
-// one tenant; the root key of the installation, which manages keys and budgets only;
+// one tenant; the root key of the installation, which manages keys, limits and budgets only;
 // and, on loopback alone, nobody in particular.
 package auth
 

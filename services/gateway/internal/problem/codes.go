@@ -22,6 +22,7 @@ const (
 	ExecutionNotFound   Code = "EXECUTION_NOT_FOUND"
 	KeyNotFound         Code = "KEY_NOT_FOUND"
 	BudgetNotFound      Code = "BUDGET_NOT_FOUND"
+	LimitsNotFound      Code = "LIMITS_NOT_FOUND"
 	DeadLetterNotFound  Code = "DEAD_LETTER_NOT_FOUND"
 	DeadLetterFinal     Code = "DEAD_LETTER_FINAL"
 	AgentNotFound       Code = "AGENT_NOT_FOUND"
@@ -47,6 +48,8 @@ const (
 	TooManySessions     Code = "TOO_MANY_SESSIONS"
 	TooManyStreams      Code = "TOO_MANY_STREAMS"
 	TooMuchInFlight     Code = "TOO_MUCH_IN_FLIGHT"
+	RateLimited         Code = "RATE_LIMITED"
+	TenantSessions      Code = "TENANT_SESSIONS"
 	Overloaded          Code = "OVERLOADED"
 	TooManyTags         Code = "TOO_MANY_TAGS"
 	EnvironmentConflict Code = "ENVIRONMENT_CONFLICT"
@@ -91,6 +94,7 @@ func Table() []Entry {
 		{ExecutionNotFound, http.StatusNotFound, codes.NotFound, "No such execution", "As SESSION_NOT_FOUND, of an execution.", "executionId"},
 		{KeyNotFound, http.StatusNotFound, codes.NotFound, "No such key", "As SESSION_NOT_FOUND, of an API key.", "keyId"},
 		{BudgetNotFound, http.StatusNotFound, codes.NotFound, "No such budget", "The tenant has no budget for that period.", "period"},
+		{LimitsNotFound, http.StatusNotFound, codes.NotFound, "No limits of its own", "The tenant has no limits of its own: the services' settings count.", "tenant"},
 		{DeadLetterNotFound, http.StatusNotFound, codes.NotFound, "No such dead letter", "There is no such dead letter, it was dealt with or is older than 30 days, or it is another tenant's: these cannot be told apart.", "id"},
 		{DeadLetterFinal, http.StatusConflict, codes.FailedPrecondition, "The dead letter cannot be retried", "It is of no session, or it is a command: whoever sent it was told that its outcome is unknown, and may send it again. Drop the letter.", "id"},
 		{AgentNotFound, http.StatusNotFound, codes.NotFound, "No such agent", "There is no such agent, or no such version of it, it was removed, or it is another tenant's: these cannot be told apart. A digest also finds a removed one.", ""},
@@ -114,8 +118,10 @@ func Table() []Entry {
 		{QueueFull, http.StatusTooManyRequests, codes.ResourceExhausted, "Too many messages wait", "The session's queue is full; try again when some have been answered.", ""},
 		{TooManyFiles, http.StatusTooManyRequests, codes.ResourceExhausted, "Too many file changes wait", "1,024 changes may wait for a snapshot that holds them. Put many files as one tar (Content-Type application/x-tar), or run a turn first.", ""},
 		{TooManySessions, http.StatusTooManyRequests, codes.ResourceExhausted, "Too many sessions on one WebSocket", "Leave some, or open another WebSocket.", ""},
-		{TooManyStreams, http.StatusTooManyRequests, codes.ResourceExhausted, "Too many streams", "The tenant has `--max-tenant-streams` streams open at this gateway: SSE, WebSockets and gRPC together. End some, or use one WebSocket for many sessions.", ""},
+		{TooManyStreams, http.StatusTooManyRequests, codes.ResourceExhausted, "Too many streams", "The tenant has `--max-tenant-streams` streams open at this gateway, or as many as its own limit (docs/limits.md): SSE, WebSockets and gRPC together. End some, or use one WebSocket for many sessions.", ""},
 		{TooMuchInFlight, http.StatusTooManyRequests, codes.ResourceExhausted, "Too much of the tenant is in flight", "The tenant's requests that are being answered hold `--max-tenant-bytes` at this gateway. Nothing was done: try again after `Retry-After`, with fewer requests at once. A WebSocket is closed with 1013.", ""},
+		{RateLimited, http.StatusTooManyRequests, codes.ResourceExhausted, "Too many requests", "The tenant sends more requests than it may at this gateway: `--max-tenant-requests` a second and `--max-tenant-burst` at once, or its own limits (docs/limits.md). Nothing was done: try again after `Retry-After`. Messages of a WebSocket count, and one over the limit closes it with 1013.", ""},
+		{TenantSessions, http.StatusTooManyRequests, codes.ResourceExhausted, "Too many sessions", "The tenant has as many sessions as it may: `--max-tenant-sessions`, or its own limit (docs/limits.md). Delete some, or have the operator raise the limit.", ""},
 		{Overloaded, http.StatusServiceUnavailable, codes.ResourceExhausted, "The gateway is full", "The requests that are being answered hold `--max-bytes`, or `--max-connections` connections are open. Nothing was done: try again after `Retry-After`, or at another gateway. A WebSocket is closed with 1013.", ""},
 		{TooManyTags, http.StatusConflict, codes.FailedPrecondition, "Too many tags", "An entry of the catalogue has at most 64 tags. Move one that it has.", ""},
 		{EnvironmentConflict, http.StatusUnprocessableEntity, codes.FailedPrecondition, "The variables do not merge", "An environment is referred to in two versions, or a variable has no name that one may have. `detail` says all that is wrong.", ""},

@@ -166,6 +166,11 @@ func (h *Handler) serve(w *answer, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	if p.KeyID != auth.RootKeyID { // no tenant may keep the operator out
+		if err := h.cfg.Admission.Rate(p.Tenant); err != nil {
+			return err
+		}
+	}
 	r = r.WithContext(ctx)
 	if serve := h.streamOf(w, r); serve != nil {
 		return serve()
@@ -258,9 +263,9 @@ func (h *Handler) checkOperator(r *http.Request) error {
 	return err
 }
 
-// manages reports whether a route manages API keys or budgets.
+// manages reports whether a route manages API keys, limits or budgets.
 func manages(path string) bool {
-	for _, route := range []string{"/api/keys", "/api/budgets"} {
+	for _, route := range []string{"/api/keys", "/api/budgets", "/api/limits"} {
 		if path == route || strings.HasPrefix(path, route+"/") {
 			return true
 		}

@@ -97,6 +97,7 @@ func New(cfg Config) *Server {
 	spoolv1.RegisterEventsServer(server, s)
 	spoolv1.RegisterKeysServer(server, s)
 	spoolv1.RegisterBudgetsServer(server, s)
+	spoolv1.RegisterLimitsServer(server, s)
 	spoolv1.RegisterDeadLettersServer(server, s)
 	spoolv1.RegisterAgentsServer(server, s)
 	spoolv1.RegisterInstancesServer(server, s)
@@ -158,10 +159,14 @@ func services() (names []string) {
 	return names
 }
 
-// manages reports whether a method manages API keys or budgets.
+// manages reports whether a method manages API keys, limits or budgets.
 func manages(method string) bool {
 	service, _, _ := strings.Cut(strings.TrimPrefix(method, "/"), "/")
-	return service == spoolv1.Keys_ServiceDesc.ServiceName || service == spoolv1.Budgets_ServiceDesc.ServiceName
+	switch service {
+	case spoolv1.Keys_ServiceDesc.ServiceName, spoolv1.Budgets_ServiceDesc.ServiceName, spoolv1.Limits_ServiceDesc.ServiceName:
+		return true
+	}
+	return false
 }
 
 // settle makes an error a status, logs what is the server's fault, and counts.

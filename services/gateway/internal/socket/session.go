@@ -55,6 +55,9 @@ func (c *conn) receive() (websocket.MessageType, []byte, error) {
 	}
 	late := time.AfterFunc(c.handler.cfg.ReadTimeout, func() { _ = c.ws.CloseNow() })
 	defer late.Stop()
+	if err := c.handler.cfg.Admission.Rate(c.tenant); err != nil {
+		return 0, nil, err
+	}
 	held, err := c.handler.cfg.Admission.Begin(c.tenant)
 	if err != nil {
 		return 0, nil, err

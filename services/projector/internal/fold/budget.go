@@ -157,7 +157,7 @@ func (f *folding) retire(a *aggregate, d events.RunRetired) error {
 	return nil
 }
 
-// spentBy notes a tenant whose budgets, or what it took of them, changed.
+// spentBy notes a tenant whose limits or budgets, or what it took of them, changed.
 func (f *folding) spentBy(tenant string) {
 	if f.out.Tenants == nil {
 		f.out.Tenants = map[string]bool{}
@@ -237,6 +237,7 @@ func (f *folding) budget(rec eventlog.Record) {
 type (
 	tenantUsageRef  Key
 	tenantBudgetRef Key
+	tenantLimitsRef string
 )
 
 // tenant wants what an event adds to, or says, of a tenant.
@@ -255,6 +256,12 @@ func (w *want) tenant(tenant string, e events.Event) {
 			w.out.TenantBudgets = append(w.out.TenantBudgets, k)
 		}
 	}
+	if _, about := limitsOf(e); about {
+		if _, present := w.model.tenantLimits[tenant]; !present && !w.seen[tenantLimitsRef(tenant)] {
+			w.seen[tenantLimitsRef(tenant)] = true
+			w.out.TenantLimits = append(w.out.TenantLimits, tenant)
+		}
+	}
 }
 
 // putTenants makes present what was looked up of tenants.
@@ -264,6 +271,12 @@ func (m *Model) putTenants(asked Missing, p Present) {
 	}
 	for _, k := range asked.TenantBudgets {
 		m.tenantBudgets[k] = nil
+	}
+	for _, tenant := range asked.TenantLimits {
+		m.tenantLimits[tenant] = nil
+	}
+	for _, r := range p.TenantLimits {
+		m.tenantLimits[r.Tenant] = &entry[TenantLimits]{row: r, stored: true}
 	}
 	for _, r := range p.TenantUsage {
 		m.tenantUsage[Key{r.Tenant, r.ID}] = &entry[TenantUsage]{row: r, stored: true}

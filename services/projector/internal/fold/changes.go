@@ -48,7 +48,8 @@ type Changes struct {
 	Versions      Rows[Version]
 	TenantUsage   Rows[TenantUsage]
 	TenantBudgets Rows[TenantBudget]
-	Tenants       map[string]bool // whose budgets, or what they took of them, changed
+	TenantLimits  Rows[TenantLimits]
+	Tenants       map[string]bool // whose limits or budgets, or what they took of them, changed
 	Events        []*Event
 	Texts         []*Text    // a later one at the same place takes the former's
 	Deleted       []*Deleted // each session once
@@ -77,7 +78,7 @@ type Live struct {
 func (c *Changes) Empty() bool {
 	return len(c.Gone)+len(c.TextGone)+len(c.Events)+len(c.Texts)+len(c.Deleted)+len(c.Poison)+len(c.Ended)+
 		c.Sessions.Len()+c.Executions.Len()+c.Blocks.Len()+c.Calls.Len()+c.Conversations.Len()+c.Sandboxes.Len()+c.Files.Len()+c.Usage.Len()+c.Keys.Len()+
-		c.Entries.Len()+c.Versions.Len()+c.TenantUsage.Len()+c.TenantBudgets.Len() == 0
+		c.Entries.Len()+c.Versions.Len()+c.TenantUsage.Len()+c.TenantBudgets.Len()+c.TenantLimits.Len() == 0
 }
 
 // settle splits the rows that are still dirty by whether Postgres has them, and

@@ -32,6 +32,7 @@ type folding struct {
 	versions      []*entry[Version]
 	tenantUsage   []*entry[TenantUsage]
 	tenantBudgets []*entry[TenantBudget]
+	tenantLimits  []*entry[TenantLimits]
 	deleted       []*entry[Deleted]
 }
 
@@ -47,6 +48,8 @@ func (m *Model) Fold(b Batch) (Changes, error) {
 			f.key(rec)
 		case rec.Subject.Aspect == events.TenantBudget:
 			f.budget(rec)
+		case rec.Subject.Aspect == events.LimitsAspect:
+			err = f.limits(rec)
 		case rec.Subject.Aspect.Catalogued():
 			err = f.catalogued(rec)
 		default:
@@ -77,7 +80,7 @@ func (f *folding) changes() (Changes, error) {
 	c.Conversations, c.Sandboxes, c.Keys = settle(f.conversations), settle(f.sandboxes), settle(f.keys)
 	c.Files, c.Usage = settle(f.files), settle(f.usage)
 	c.Entries, c.Versions = settle(f.entries), settle(f.versions)
-	c.TenantUsage, c.TenantBudgets = settle(f.tenantUsage), settle(f.tenantBudgets)
+	c.TenantUsage, c.TenantBudgets, c.TenantLimits = settle(f.tenantUsage), settle(f.tenantBudgets), settle(f.tenantLimits)
 	deleted := settle(f.deleted)
 	c.Deleted = append(deleted.New, deleted.Changed...)
 	for _, k := range f.order {

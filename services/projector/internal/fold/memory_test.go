@@ -33,6 +33,7 @@ type memory struct {
 	poison        map[string]fold.Poison
 	tenantUsage   map[fold.Key]fold.TenantUsage
 	tenantBudgets map[fold.Key]fold.TenantBudget
+	tenantLimits  map[string]fold.TenantLimits
 }
 
 func newMemory(t testing.TB) *memory {
@@ -42,7 +43,7 @@ func newMemory(t testing.TB) *memory {
 		sandboxes: map[fold.Child]fold.Sandbox{}, files: map[fold.Child]fold.File{}, usage: map[fold.Child]fold.Usage{}, keys: map[fold.Key]fold.APIKey{},
 		entries: map[fold.Key]fold.Entry{}, versions: map[fold.Child]fold.Version{}, events: map[string]fold.Event{},
 		texts: map[string]fold.Text{}, poison: map[string]fold.Poison{},
-		tenantUsage: map[fold.Key]fold.TenantUsage{}, tenantBudgets: map[fold.Key]fold.TenantBudget{},
+		tenantUsage: map[fold.Key]fold.TenantUsage{}, tenantBudgets: map[fold.Key]fold.TenantBudget{}, tenantLimits: map[string]fold.TenantLimits{},
 	}
 }
 
@@ -106,6 +107,11 @@ func (m *memory) load(asked fold.Missing) (p fold.Present) {
 			p.TenantUsage = append(p.TenantUsage, r)
 		}
 	}
+	for _, tenant := range asked.TenantLimits {
+		if r, ok := m.tenantLimits[tenant]; ok {
+			p.TenantLimits = append(p.TenantLimits, r)
+		}
+	}
 	for _, k := range asked.TenantBudgets {
 		if r, ok := m.tenantBudgets[k]; ok {
 			p.TenantBudgets = append(p.TenantBudgets, r)
@@ -156,6 +162,7 @@ func (m *memory) apply(c *fold.Changes) {
 	put(m.t, m.entries, c.Entries, func(r fold.Entry) fold.Key { return fold.Key{Tenant: r.Tenant, ID: r.ID} })
 	put(m.t, m.versions, c.Versions, func(r fold.Version) fold.Child { return child(r.Tenant, r.Entry, r.ID) })
 	put(m.t, m.tenantUsage, c.TenantUsage, func(r fold.TenantUsage) fold.Key { return fold.Key{Tenant: r.Tenant, ID: r.ID} })
+	put(m.t, m.tenantLimits, c.TenantLimits, func(r fold.TenantLimits) string { return r.Tenant })
 	put(m.t, m.tenantBudgets, c.TenantBudgets, func(r fold.TenantBudget) fold.Key { return fold.Key{Tenant: r.Tenant, ID: r.ID} })
 	for _, e := range c.Events {
 		id := fmt.Sprint(e.Tenant, " ", e.Session, " ", e.Seq)
@@ -255,7 +262,7 @@ func (m *memory) equal(other *memory) error {
 		{"blocks", plain(m.blocks), plain(other.blocks)}, {"tool_calls", m.calls, other.calls}, {"conversations", m.conversations, other.conversations},
 		{"sandboxes", m.sandboxes, other.sandboxes}, {"files", m.files, other.files}, {"usage", m.usage, other.usage}, {"keys", m.keys, other.keys},
 		{"entries", columns(m.entries), columns(other.entries)}, {"versions", m.versions, other.versions}, {"events", m.events, other.events}, {"poison", m.poison, other.poison},
-		{"tenant_usage", m.tenantUsage, other.tenantUsage}, {"tenant_budgets", m.tenantBudgets, other.tenantBudgets},
+		{"tenant_usage", m.tenantUsage, other.tenantUsage}, {"tenant_budgets", m.tenantBudgets, other.tenantBudgets}, {"tenant_limits", m.tenantLimits, other.tenantLimits},
 	} {
 		if !reflect.DeepEqual(c.a, c.b) {
 			return fmt.Errorf("%s differ:\n%s\n%s", c.name, show(c.a), show(c.b))

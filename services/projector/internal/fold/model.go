@@ -23,6 +23,7 @@ type Model struct {
 
 	tenantUsage   map[Key]*entry[TenantUsage]
 	tenantBudgets map[Key]*entry[TenantBudget]
+	tenantLimits  map[string]*entry[TenantLimits] // by tenant
 }
 
 // New makes the model of a group that keeps about limit rows present.
@@ -31,6 +32,7 @@ func New(group, limit int) *Model {
 		group: int16(group), limit: limit, sessions: map[Key]*aggregate{}, recent: list.New(), keys: map[Key]*entry[APIKey]{},
 		entries: map[Key]*entry[Entry]{}, versions: map[Child]*entry[Version]{},
 		tenantUsage: map[Key]*entry[TenantUsage]{}, tenantBudgets: map[Key]*entry[TenantBudget]{},
+		tenantLimits: map[string]*entry[TenantLimits]{},
 	}
 }
 
@@ -90,12 +92,13 @@ type Missing struct {
 	Usage         []Child
 	TenantUsage   []Key
 	TenantBudgets []Key
+	TenantLimits  []string // tenants
 }
 
 // Empty tells that nothing must be looked up.
 func (m Missing) Empty() bool {
 	return len(m.Sessions)+len(m.Keys)+len(m.Entries)+len(m.Versions)+len(m.Executions)+len(m.Blocks)+len(m.Calls)+len(m.Conversations)+len(m.Sandboxes)+len(m.Files)+len(m.Usage)+
-		len(m.TenantUsage)+len(m.TenantBudgets) == 0
+		len(m.TenantUsage)+len(m.TenantBudgets)+len(m.TenantLimits) == 0
 }
 
 // Present is what was found of it.
@@ -115,6 +118,7 @@ type Present struct {
 	Usage         []Usage
 	TenantUsage   []TenantUsage
 	TenantBudgets []TenantBudget
+	TenantLimits  []TenantLimits
 }
 
 // Missing lists, each once, what the batch is about and is not present.
@@ -337,6 +341,7 @@ func (m *Model) Trim() {
 		clear(m.tenantUsage)
 	}
 	clear(m.tenantBudgets)
+	clear(m.tenantLimits)
 	// Definitions may be large, and are seldom changed twice in a row.
 	clear(m.entries)
 	clear(m.versions)

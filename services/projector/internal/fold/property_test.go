@@ -93,6 +93,11 @@ func records(t *rapid.T) []eventlog.Record {
 			out[i].Subject = events.Subject{Tenant: "default", ID: "cat", Aspect: events.Key}
 			id := name(t, "key", 2)
 			out[i].Events = []events.Event{{Data: rapid.SampledFrom([]events.Payload{events.KeyCreated{KeyID: id}, events.KeyRevoked{KeyID: id}}).Draw(t, "key event")}}
+		case 11, 12:
+			out[i].Subject = events.LimitsOf("default")
+			out[i].Events = []events.Event{{Data: rapid.SampledFrom([]events.Payload{
+				events.TenantLimitsSet{Limits: events.TenantLimits{Slots: 7, RequestsPerSecond: 0.5}}, events.TenantLimitsRemoved{},
+			}).Draw(t, "limits event")}}
 		case 9, 10:
 			out[i].Subject = events.Subject{Tenant: "default", ID: "cat_budget", Aspect: events.TenantBudget}
 			out[i].Events = []events.Event{{Data: rapid.SampledFrom([]events.Payload{

@@ -36,6 +36,9 @@ func (s *Store) Load(ctx context.Context, m fold.Missing) (p fold.Present, err e
 		tenants, ids := splitKeys(m.TenantBudgets)
 		fetch(&b, t.tenantBudgets, &p.TenantBudgets, tenants, ids)
 	}
+	if len(m.TenantLimits) > 0 {
+		fetch(&b, t.tenantLimits, &p.TenantLimits, m.TenantLimits)
+	}
 	children(&b, t.versions, m.Versions, &p.Versions)
 	children(&b, t.executions, m.Executions, &p.Executions)
 	children(&b, t.blocks, m.Blocks, &p.Blocks)

@@ -113,7 +113,7 @@ func (s *Store) Reset(ctx context.Context) error {
 		b.Queue("DELETE FROM "+t+" r USING sessions s WHERE s.grp = $1 AND r.tenant = s.tenant AND r.session = s.id", s.group)
 	}
 	for _, t := range []string{readmodel.Sessions, readmodel.DeletedSessions, readmodel.TextInFlight, readmodel.Keys, readmodel.CatalogueEntries, readmodel.CatalogueVersions, readmodel.Poison,
-		readmodel.TenantUsage, readmodel.TenantBudgets} {
+		readmodel.TenantUsage, readmodel.TenantBudgets, readmodel.TenantLimits} {
 		b.Queue("DELETE FROM "+t+" WHERE grp = $1", s.group)
 	}
 	b.Queue(`UPDATE checkpoints SET position = 0, commit_id = '', log_time = NULL, lag_ms = 0, caught_up = false, deltas_at = NULL,
@@ -175,7 +175,7 @@ func (s *Store) bulk(ctx context.Context, tx pgx.Tx, first *pgx.Batch, c *fold.C
 	}
 	rest.Texts, rest.Deleted, rest.Poison, rest.Ended, rest.Keys = c.Texts, c.Deleted, c.Poison, c.Ended, c.Keys
 	rest.Entries, rest.Versions = c.Entries, c.Versions
-	rest.TenantUsage, rest.TenantBudgets = c.TenantUsage, c.TenantBudgets
+	rest.TenantUsage, rest.TenantBudgets, rest.TenantLimits = c.TenantUsage, c.TenantBudgets, c.TenantLimits
 	var last pgx.Batch
 	s.rows(&last, &rest)
 	s.endings(&last, &rest)
@@ -242,6 +242,7 @@ func (s *Store) rows(b *pgx.Batch, c *fold.Changes) {
 	upsert(b, t.versions, c.Versions)
 	upsert(b, t.tenantUsage, c.TenantUsage)
 	upsert(b, t.tenantBudgets, c.TenantBudgets)
+	upsert(b, t.tenantLimits, c.TenantLimits)
 	if len(c.Events) > 0 {
 		b.Queue(t.events.insert, t.events.args(c.Events)...)
 	}

@@ -125,4 +125,5 @@ type tables struct {
 	poison        table[fold.Poison]
 	tenantUsage   table[fold.TenantUsage]
 	tenantBudgets table[fold.TenantBudget]
+	tenantLimits  table[fold.TenantLimits]
 }

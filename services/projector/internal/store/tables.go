@@ -22,7 +22,7 @@ func newTables() *tables {
 	return &tables{
 		sessions: sessionTable(), executions: executionTable(), blocks: blockTable(), texts: textTable(),
 		calls: callTable(), conversations: conversationTable(), sandboxes: sandboxTable(), files: fileTable(), usage: usageTable(),
-		entries: entryTable(), versions: versionTable(), tenantUsage: tenantUsageTable(), tenantBudgets: tenantBudgetTable(),
+		entries: entryTable(), versions: versionTable(), tenantUsage: tenantUsageTable(), tenantBudgets: tenantBudgetTable(), tenantLimits: tenantLimitsTable(),
 		deleted: newTable(readmodel.DeletedSessions, 2,
 			col("tenant", text, func(r *fold.Deleted) *string { return &r.Tenant }),
 			col("id", text, func(r *fold.Deleted) *string { return &r.ID }),
@@ -284,4 +284,13 @@ func tenantBudgetTable() table[fold.TenantBudget] {
 		col("time_ms", int8, func(r *fold.TenantBudget) *int64 { return &r.TimeMs }),
 		col("set_at", when, func(r *fold.TenantBudget) *time.Time { return &r.SetAt }),
 		col("removed", flag, func(r *fold.TenantBudget) *bool { return &r.Removed }))
+}
+
+func tenantLimitsTable() table[fold.TenantLimits] {
+	return newTable(readmodel.TenantLimits, 1,
+		col("tenant", text, func(r *fold.TenantLimits) *string { return &r.Tenant }),
+		col("grp", int2, func(r *fold.TenantLimits) *int16 { return &r.Group }),
+		col("limits", text, func(r *fold.TenantLimits) *string { return &r.Limits }),
+		col("set_at", when, func(r *fold.TenantLimits) *time.Time { return &r.SetAt }),
+		col("removed", flag, func(r *fold.TenantLimits) *bool { return &r.Removed }))
 }

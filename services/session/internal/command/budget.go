@@ -37,10 +37,13 @@ func (h *Handler) budget(ctx context.Context, c command.Command) (command.Answer
 	if err := events.CheckPeriod("period", period); err != nil {
 		return command.Answer{}, invalid("period", err.Error())
 	}
-	return h.appendBudget(ctx, c, events.BudgetOf(c.Tenant, period), data)
+	notFound := &command.Error{Code: "BUDGET_NOT_FOUND", Field: "period", Detail: "the tenant has no such budget"}
+	return h.appendTenantFact(ctx, c, events.BudgetOf(c.Tenant, period), data, notFound)
 }
 
-func (h *Handler) appendBudget(ctx context.Context, c command.Command, subject events.Subject, data events.Payload) (command.Answer, error) {
+// appendTenantFact appends an event to a chain whose last event is what holds. It appends nothing if that is data
+// already, and returns notFound for a removal if nothing holds.
+func (h *Handler) appendTenantFact(ctx context.Context, c command.Command, subject events.Subject, data events.Payload, notFound *command.Error) (command.Answer, error) {
 	at := eventlog.Position{Shard: subject.Partition() % h.cfg.Sessions.Log.Shards()}
 	for range maxRounds {
 		head, err := h.cfg.Sessions.Log.Last(ctx, subject, eventlog.Leader)
@@ -59,8 +62,8 @@ func (h *Handler) appendBudget(ctx context.Context, c command.Command, subject e
 		if done {
 			return command.Answer{Position: at.String()}, nil
 		}
-		if _, removes := data.(events.TenantBudgetRemoved); removes && holds == nil {
-			return command.Answer{}, &command.Error{Code: "BUDGET_NOT_FOUND", Field: "period", Detail: "the tenant has no such budget"}
+		if holds == nil && !isSet(data) {
+			return command.Answer{}, notFound
 		}
 		if holds == data {
 			return command.Answer{Position: at.String()}, nil
@@ -77,10 +80,19 @@ func (h *Handler) appendBudget(ctx context.Context, c command.Command, subject e
 		at.Seq = head.Seq
 		return command.Answer{Position: at.String()}, err
 	}
-	return command.Answer{}, fmt.Errorf("budget %s: other writers came first %d times in a row", subject, maxRounds)
+	return command.Answer{}, fmt.Errorf("append to %s: lost the race to other writers %d times", subject, maxRounds)
 }
 
-// holds is the event that says what a budget is; nil if there is none, or none any more.
+// isSet reports whether an event sets a tenant's budget or limits, rather than removing it.
+func isSet(data events.Payload) bool {
+	switch data.(type) {
+	case events.TenantBudgetSet, events.TenantLimitsSet:
+		return true
+	}
+	return false
+}
+
+// holds returns the event of a chain's last commit that sets what holds; nil if nothing holds.
 func holds(head eventlog.Head) (events.Payload, error) {
 	if head.Seq == 0 {
 		return nil, nil
@@ -90,8 +102,8 @@ func holds(head eventlog.Head) (events.Payload, error) {
 		return nil, err
 	}
 	for _, e := range list {
-		if set, ok := e.Data.(events.TenantBudgetSet); ok {
-			return set, nil
+		if isSet(e.Data) {
+			return e.Data, nil
 		}
 	}
 	return nil, nil

@@ -104,7 +104,7 @@ func checkIDs(c command.Command) error {
 		return err
 	}
 	switch c.Type {
-	case command.TypeCreateKey, command.TypeRevokeKey, command.TypeSetBudget, command.TypeRemoveBudget, command.TypeRetryDead, command.TypeDropDead,
+	case command.TypeCreateKey, command.TypeRevokeKey, command.TypeSetBudget, command.TypeRemoveBudget, command.TypeSetLimits, command.TypeRemoveLimits, command.TypeRetryDead, command.TypeDropDead,
 		command.TypeApplyAgent, command.TypeApplyInstance, command.TypeApplyEnvironment,
 		command.TypeRemoveAgent, command.TypeRemoveInstance, command.TypeRemoveEnvironment:
 		return nil
@@ -127,6 +127,8 @@ func (h *Handler) do(ctx context.Context, c command.Command) (command.Answer, er
 		return h.key(ctx, c)
 	case command.TypeSetBudget, command.TypeRemoveBudget:
 		return h.budget(ctx, c)
+	case command.TypeSetLimits, command.TypeRemoveLimits:
+		return h.limits(ctx, c)
 	case command.TypeRetryDead, command.TypeDropDead:
 		return h.dead(ctx, c)
 	case command.TypeApplyAgent, command.TypeApplyInstance, command.TypeApplyEnvironment:
@@ -320,7 +322,7 @@ func label(t command.Type) string {
 	switch t {
 	case command.TypeCreateSession, command.TypeUpdateSession, command.TypePostMessage, command.TypeStartExecution, command.TypeInterrupt, command.TypeCancel,
 		command.TypePause, command.TypeResume, command.TypeTerminate, command.TypeSync, command.TypePutFile, command.TypeRemoveFile,
-		command.TypeRetryDead, command.TypeDropDead, command.TypeDeleteSession, command.TypeCreateKey, command.TypeRevokeKey, command.TypeSetBudget, command.TypeRemoveBudget,
+		command.TypeRetryDead, command.TypeDropDead, command.TypeDeleteSession, command.TypeCreateKey, command.TypeRevokeKey, command.TypeSetBudget, command.TypeRemoveBudget, command.TypeSetLimits, command.TypeRemoveLimits,
 		command.TypeApplyAgent, command.TypeApplyInstance, command.TypeApplyEnvironment,
 		command.TypeRemoveAgent, command.TypeRemoveInstance, command.TypeRemoveEnvironment:
 		return string(t)

@@ -26,7 +26,7 @@ func TestMatters(t *testing.T) {
 		events.FilesApplied{}, events.WorkspaceSyncStarted{}, events.WorkspaceSynced{}, events.WorkspaceRestored{}, events.EgressDenied{}, events.ModelCalled{},
 		events.KeyCreated{}, events.KeyRevoked{}, events.AgentApplied{}, events.AgentRemoved{}, events.InstanceApplied{}, events.InstanceRemoved{},
 		events.EnvironmentApplied{}, events.EnvironmentRemoved{}, events.SkillPushed{}, events.SkillTagged{}, events.SkillRemoved{}, events.ExecutionResolved{},
-		events.TenantBudgetSet{}, events.TenantBudgetRemoved{}, events.ExecutionAttached{}, events.ExecutionHandedOver{},
+		events.TenantBudgetSet{}, events.TenantBudgetRemoved{}, events.TenantLimitsSet{}, events.TenantLimitsRemoved{}, events.ExecutionAttached{}, events.ExecutionHandedOver{},
 		events.RunRetired{}, events.ContentRemoved{},
 	} {
 		quiet[p.EventType()] = true

@@ -1,0 +1,142 @@
+package command
+
+import (
+	"fmt"
+	"strconv"
+
+	"github.com/spoolhq/spool/cmd/spool/internal/client"
+)
+
+type limitsCommand struct {
+	Set limitsSet `cmd:"" help:"Give a tenant limits of its own, in place of the former ones. Needs the root key."`
+	Ls  limitsLs  `cmd:"" help:"List a tenant's own limits, and what it uses of them."`
+	Rm  limitsRm  `cmd:"" help:"Remove a tenant's own limits, so that the server's settings count. Needs the root key."`
+}
+
+type limitsSet struct {
+	server
+	Tenant            string  `placeholder:"T" help:"Whose; without it, the caller's tenant."`
+	Slots             uint32  `placeholder:"N" help:"Turns that run at once, over all executors."`
+	Sandboxes         uint32  `placeholder:"N" help:"Sandboxes that exist at once on one engine."`
+	Sessions          uint32  `placeholder:"N" help:"Sessions that are not deleted."`
+	Streams           uint32  `placeholder:"N" help:"SSE, WebSocket and gRPC streams that are open at one gateway."`
+	RequestsPerSecond float64 `placeholder:"N" help:"Requests per second, at one gateway."`
+	RequestBurst      uint32  `placeholder:"N" help:"Requests that may come at once, at one gateway."`
+	Keys              uint32  `placeholder:"N" help:"API keys that are not revoked."`
+	StorageBytes      uint64  `placeholder:"N" help:"Bytes that sessions, files, snapshots and payloads take."`
+	EventsPerDay      uint64  `placeholder:"N" help:"Events that a UTC day adds to the log."`
+	EventBytesPerDay  uint64  `placeholder:"N" help:"Bytes of those events."`
+}
+
+// Run sets limits.
+func (c *limitsSet) Run(a *app) error {
+	l := client.TenantLimits{
+		Slots: c.Slots, Sandboxes: c.Sandboxes, Sessions: c.Sessions, Streams: c.Streams, RequestsPerSecond: c.RequestsPerSecond, RequestBurst: c.RequestBurst,
+		Keys: c.Keys, StorageBytes: c.StorageBytes, EventsPerDay: c.EventsPerDay, EventBytesPerDay: c.EventBytesPerDay,
+	}
+	if l == (client.TenantLimits{}) {
+		return usage("give at least one limit, or remove them with spool limits rm")
+	}
+	ctx, cancel := a.interruptible()
+	defer cancel()
+	cl, err := c.connect(ctx, a)
+	if err != nil {
+		return err
+	}
+	defer cl.Close()
+	out, err := cl.SetLimits(ctx, c.Tenant, l)
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		return a.json(out)
+	}
+	fmt.Fprintln(a.Err, "set")
+	return nil
+}
+
+type limitsLs struct {
+	server
+	Tenant string `placeholder:"T" help:"Whose; without it, the caller's tenant."`
+}
+
+// Run lists limits.
+func (c *limitsLs) Run(a *app) error {
+	ctx, cancel := a.interruptible()
+	defer cancel()
+	cl, err := c.connect(ctx, a)
+	if err != nil {
+		return err
+	}
+	defer cl.Close()
+	out, err := cl.Limits(ctx, c.Tenant)
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		return a.json(out)
+	}
+	rows := func(yield func(client.Doc[limitRow], error) bool) {
+		for _, r := range limitRows(out.Value.Limits, out.Value.Used) {
+			if !yield(client.Doc[limitRow]{Value: r}, nil) {
+				return
+			}
+		}
+	}
+	return list(a, false, 0, rows, []any{"LIMIT", "OWN", "USED"}, func(r limitRow) []any { return []any{r.name, r.own, r.used} })
+}
+
+// limitRow is a line of spool limits ls.
+type limitRow struct{ name, own, used string }
+
+// limitRows returns a line for each limit. A limit of 0 is the server's setting, and what no counter of the server covers has no use.
+func limitRows(own, used client.TenantLimits) []limitRow {
+	n := func(v uint64) string {
+		if v == 0 {
+			return "-"
+		}
+		return strconv.FormatUint(v, 10)
+	}
+	rate := "-"
+	if own.RequestsPerSecond > 0 {
+		rate = strconv.FormatFloat(own.RequestsPerSecond, 'f', -1, 64)
+	}
+	count := func(v uint64) string { return strconv.FormatUint(v, 10) }
+	return []limitRow{
+		{"slots", n(uint64(own.Slots)), count(uint64(used.Slots))},
+		{"sandboxes", n(uint64(own.Sandboxes)), count(uint64(used.Sandboxes))},
+		{"sessions", n(uint64(own.Sessions)), count(uint64(used.Sessions))},
+		{"keys", n(uint64(own.Keys)), count(uint64(used.Keys))},
+		{"storage-bytes", n(own.StorageBytes), count(used.StorageBytes)},
+		{"events-per-day", n(own.EventsPerDay), count(used.EventsPerDay)},
+		{"event-bytes-per-day", n(own.EventBytesPerDay), count(used.EventBytesPerDay)},
+		{"streams", n(uint64(own.Streams)), "-"},
+		{"requests-per-second", rate, "-"},
+		{"request-burst", n(uint64(own.RequestBurst)), "-"},
+	}
+}
+
+type limitsRm struct {
+	server
+	Tenant string `placeholder:"T" help:"Whose; without it, the caller's tenant."`
+}
+
+// Run removes limits.
+func (c *limitsRm) Run(a *app) error {
+	ctx, cancel := a.interruptible()
+	defer cancel()
+	cl, err := c.connect(ctx, a)
+	if err != nil {
+		return err
+	}
+	defer cl.Close()
+	out, err := cl.RemoveLimits(ctx, c.Tenant)
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		return a.json(out)
+	}
+	fmt.Fprintln(a.Err, "removed")
+	return nil
+}

@@ -1,0 +1,32 @@
+package events
+
+// TenantLimits bounds what a tenant may hold and do at once. A field that is 0
+// means the setting of the service that enforces it.
+type TenantLimits struct {
+	Slots             uint32  `json:"slots,omitempty"`             // turns that run at once, over all executors
+	Sandboxes         uint32  `json:"sandboxes,omitempty"`         // sandboxes that exist at once on one engine
+	Sessions          uint32  `json:"sessions,omitempty"`          // sessions that are not deleted
+	Streams           uint32  `json:"streams,omitempty"`           // SSE, WebSocket and gRPC streams that are open at one gateway
+	RequestsPerSecond float64 `json:"requestsPerSecond,omitempty"` // at one gateway
+	RequestBurst      uint32  `json:"requestBurst,omitempty"`      // requests that may come at once, at one gateway
+	Keys              uint32  `json:"keys,omitempty"`              // API keys that are not revoked
+	StorageBytes      uint64  `json:"storageBytes,omitempty"`      // bytes that sessions, files, snapshots and payloads take
+	EventsPerDay      uint64  `json:"eventsPerDay,omitempty"`      // events that a UTC day adds to the log
+	EventBytesPerDay  uint64  `json:"eventBytesPerDay,omitempty"`  // bytes of those events
+}
+
+// LimitsOf is the subject of a tenant's limits.
+func LimitsOf(tenant string) Subject {
+	return Subject{Tenant: tenant, ID: CatalogueID(LimitsAspect, tenant, "", "", ""), Aspect: LimitsAspect}
+}
+
+// TenantLimitsSet gives a tenant limits, in place of the former ones.
+type TenantLimitsSet struct {
+	Tenant string       `json:"tenant"`
+	Limits TenantLimits `json:"limits"` // at least one field is not 0
+}
+
+// TenantLimitsRemoved ends a tenant's own limits.
+type TenantLimitsRemoved struct {
+	Tenant string `json:"tenant"`
+}

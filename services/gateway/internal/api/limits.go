@@ -1,0 +1,84 @@
+package api
+
+import (
+	"context"
+	"errors"
+
+	"github.com/spoolhq/spool/pkg/api/command"
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/services/gateway/internal/auth"
+	"github.com/spoolhq/spool/services/gateway/internal/commands"
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+)
+
+// SetLimits gives a tenant limits of its own.
+func (s *Server) SetLimits(ctx context.Context, r *spoolv1.SetLimitsRequest) (*spoolv1.SetLimitsResponse, error) {
+	l, err := tenantLimits("limits", r.GetLimits())
+	if err != nil {
+		return nil, err
+	}
+	tenant, position, err := s.changeLimits(ctx, r.GetTenant(), l, command.TypeSetLimits, command.SetLimits{Limits: l})
+	return &spoolv1.SetLimitsResponse{Tenant: tenant, Position: position}, err
+}
+
+// RemoveLimits removes a tenant's own limits.
+func (s *Server) RemoveLimits(ctx context.Context, r *spoolv1.RemoveLimitsRequest) (*spoolv1.RemoveLimitsResponse, error) {
+	tenant, position, err := s.changeLimits(ctx, r.GetTenant(), events.TenantLimits{}, command.TypeRemoveLimits, nil)
+	return &spoolv1.RemoveLimitsResponse{Tenant: tenant, Position: position}, err
+}
+
+// changeLimits sends a command about a tenant's limits. Only the root key may: a tenant must not raise its own.
+func (s *Server) changeLimits(ctx context.Context, tenant string, l events.TenantLimits, t command.Type, body any) (of, position string, err error) {
+	p, err := auth.From(ctx)
+	if err != nil {
+		return "", "", err
+	}
+	if of, err = keyTenant(p, tenant); err != nil {
+		return "", "", err
+	}
+	if !p.Admin {
+		return "", "", problem.New(problem.Forbidden, "", "limits of tenants are set with the root key")
+	}
+	about := events.LimitsOf(of).ID
+	a, err := s.Send.Send(ctx, commands.Request{Type: t, Principal: p, Tenant: of, About: about, Body: body})
+	if err != nil {
+		return "", "", err
+	}
+	told, cancel := context.WithTimeout(ctx, toldWithin)
+	defer cancel()
+	if err := errors.Join(s.Reads.WaitPosition(ctx, about, a.Position), s.AwaitLimits(told, of, l)); err != nil {
+		return "", "", problem.New(problem.ReadModelBehind, "", "the change is in the log, but the former limits count until the projector has caught up; get the limits to see when").Because(err)
+	}
+	return of, a.Position, nil
+}
+
+// GetLimits returns a tenant's own limits, and what it uses.
+func (s *Server) GetLimits(ctx context.Context, r *spoolv1.GetLimitsRequest) (*spoolv1.GetLimitsResponse, error) {
+	p, err := auth.From(ctx)
+	if err != nil {
+		return nil, err
+	}
+	tenant, err := keyTenant(p, r.GetTenant())
+	if err != nil {
+		return nil, err
+	}
+	own, used, err := s.Reads.Limits(ctx, tenant)
+	return &spoolv1.GetLimitsResponse{Tenant: tenant, Limits: own, Used: used}, err
+}
+
+// tenantLimits reads limits; field is their name in the request.
+func tenantLimits(field string, l *spoolv1.TenantLimits) (events.TenantLimits, error) {
+	out := events.TenantLimits{
+		Slots: l.GetSlots(), Sandboxes: l.GetSandboxes(), Sessions: l.GetSessions(), Streams: l.GetStreams(),
+		RequestsPerSecond: l.GetRequestsPerSecond(), RequestBurst: l.GetRequestBurst(), Keys: l.GetKeys(),
+	}
+	err := wholes(field, []whole{
+		{"storageBytes", l.GetStorageBytes(), &out.StorageBytes}, {"eventsPerDay", l.GetEventsPerDay(), &out.EventsPerDay},
+		{"eventBytesPerDay", l.GetEventBytesPerDay(), &out.EventBytesPerDay},
+	})
+	if err != nil {
+		return out, err
+	}
+	return out, refusal(command.CheckTenantLimits(field, out))
+}

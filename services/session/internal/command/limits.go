@@ -1,0 +1,25 @@
+package command
+
+import (
+	"context"
+
+	"github.com/spoolhq/spool/pkg/api/command"
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// limits sets or removes a tenant's limits.
+func (h *Handler) limits(ctx context.Context, c command.Command) (command.Answer, error) {
+	subject := events.LimitsOf(c.Tenant)
+	if c.Type == command.TypeRemoveLimits {
+		notFound := &command.Error{Code: "LIMITS_NOT_FOUND", Field: "tenant", Detail: "the tenant has no limits of its own"}
+		return h.appendTenantFact(ctx, c, subject, events.TenantLimitsRemoved{Tenant: c.Tenant}, notFound)
+	}
+	var b command.SetLimits
+	if err := decode(c, &b); err != nil {
+		return command.Answer{}, err
+	}
+	if err := command.CheckTenantLimits("limits", b.Limits); err != nil {
+		return command.Answer{}, err
+	}
+	return h.appendTenantFact(ctx, c, subject, events.TenantLimitsSet{Tenant: c.Tenant, Limits: b.Limits}, nil)
+}
