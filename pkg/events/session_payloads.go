@@ -97,16 +97,3 @@ type CancelRequested struct {
 	Control uint32 `json:"control"`
 	Reason  string `json:"reason"` // cancelled, session_deleted, session_closed
 }
-
-// KeyCreated is an API key, of which only the hash is kept.
-type KeyCreated struct {
-	KeyID  string `json:"keyId"`
-	Name   string `json:"name"`
-	Prefix string `json:"prefix"` // the first characters, to recognise it by
-	SHA256 string `json:"sha256"` // hex, of the whole key
-}
-
-// KeyRevoked ends an API key.
-type KeyRevoked struct {
-	KeyID string `json:"keyId"`
-}
