@@ -105,6 +105,9 @@ func TenantLifeFilter(partition int, tenant string) string {
 	return "ev." + events.PartitionToken(partition) + "." + tenant + ".*." + string(events.Life)
 }
 
+// TenantKeyFilter matches the API keys of a tenant in all partitions.
+func TenantKeyFilter(tenant string) string { return "ev.*." + tenant + ".*." + string(events.Key) }
+
 // DeltaFilter matches the text in flight of a partition.
 func DeltaFilter(partition int) string { return "dl." + events.PartitionToken(partition) + ".>" }
 

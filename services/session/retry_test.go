@@ -3,6 +3,7 @@ package session_test
 import (
 	"crypto/rand"
 	"fmt"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -81,7 +82,7 @@ func TestRetry_AfterManyOtherCommands_ChangesNothing(t *testing.T) {
 				before := len(s.history(sid))
 				again, err := s.try(cmd, c.typ, sid, exe, c.body)
 				must(t, err)
-				if again != first {
+				if !reflect.DeepEqual(again, first) {
 					t.Errorf("answered %+v, then %+v", first, again)
 				}
 				if after := s.history(sid); len(after) != before {

@@ -47,6 +47,8 @@ type Config struct {
 	SandboxImages  []string      `default:"" env:"SPOOL_SANDBOX_IMAGES" help:"Other images that tenants may name for Docker sandboxes and for MCP servers in containers: name:tag, name@sha256:…, name (every tag), registry/folder/* (every name below), * for all. Executors need the same value, and look again."`
 	EngineGone     time.Duration `default:"30s" env:"SPOOL_ENGINE_GONE" help:"How long an engine may be without a live executor before its sessions' jobs are offered to others."`
 
+	MaxKeys int `default:"1000" env:"SPOOL_MAX_KEYS" help:"How many API keys that are not revoked a tenant may have. Keys that expired more than a day ago make room."`
+
 	// Private are folders of the installation itself, in which no session may work.
 	Private []string `kong:"-"`
 
@@ -114,6 +116,12 @@ func (c Config) withDefaults() (Config, error) {
 		if *n.value < 1 || *n.value > topology.ReactorPending {
 			return c, fmt.Errorf("%s: %d is not between 1 and %d", n.name, *n.value, topology.ReactorPending)
 		}
+	}
+	if c.MaxKeys == 0 {
+		c.MaxKeys = 1000
+	}
+	if c.MaxKeys < 1 || c.MaxKeys > 100_000 {
+		return c, fmt.Errorf("max-keys: %d is not between 1 and 100000", c.MaxKeys)
 	}
 	return c, nil
 }
@@ -198,6 +206,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	}
 	commands := command.New(command.Config{
 		Sessions: sessions, NATS: deps.NATS, Now: deps.Now, Providers: cfg.Providers,
+		LiveKeys: newKeyChains(js, deps.Log.Shards()).live, MaxKeys: func(string) int { return cfg.MaxKeys },
 		Images:      cfg.images,
 		HostPaths:   hostpath.Policy{Roots: cfg.HostPaths, Private: cfg.Private},
 		IdleTimeout: cfg.IdleTimeout, TurnLimit: cfg.TurnLimit, SessionLimit: cfg.SessionLimit,

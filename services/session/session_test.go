@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"reflect"
 	"strings"
 	"sync"
 	"testing"
@@ -378,7 +379,7 @@ func TestRedeliveredCommand(t *testing.T) {
 	must(t, err)
 	again, err := s.try(cmd, command.TypePostMessage, sid, exe, command.PostMessage{Content: "once"})
 	must(t, err)
-	if first != again || first.Error != nil || first.Position == "" {
+	if !reflect.DeepEqual(first, again) || first.Error != nil || first.Position == "" {
 		t.Fatalf("first %+v, again %+v", first, again)
 	}
 	if n := count[events.MessageAccepted](s.history(sid)); n != 1 {

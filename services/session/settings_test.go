@@ -32,7 +32,7 @@ func TestEverySettingIsTested(t *testing.T) {
 		"SPOOL_SANDBOX_IMAGE": "TestSettingSandboxImages", "SPOOL_SANDBOX_IMAGES": "TestSettingSandboxImages",
 		"SPOOL_SYNC_INTERVAL": "TestOptionsAreResolvedAtCreation", "SPOOL_HEALTH_INTERVAL": "TestOptionsAreResolvedAtCreation", "SPOOL_SANDBOX_MAX_AGE": "TestOptionsAreResolvedAtCreation",
 		"SPOOL_COMMAND_WORKERS": "TestSettingWorkers", "SPOOL_REACTOR_WORKERS": "TestSettingWorkers",
-		"SPOOL_ENGINE_GONE": "internal/lease/TestSettingGone",
+		"SPOOL_ENGINE_GONE": "internal/lease/TestSettingGone", "SPOOL_MAX_KEYS": "TestSettingMaxKeys",
 	})
 }
 

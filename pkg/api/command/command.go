@@ -61,6 +61,10 @@ type Command struct {
 	ExecutionID string          `json:"executionId,omitempty"`
 	Actor       events.Actor    `json:"actor"`
 	Body        json.RawMessage `json:"body,omitempty"`
+
+	// Agents are the slugs of the only agents that the actor's key may use; empty means all. The service that carries the command out
+	// takes what is another agent's for something that does not exist.
+	Agents []string `json:"agents,omitempty"`
 }
 
 // DeadLetter names a dead letter by its sequence in DEAD.
@@ -134,9 +138,11 @@ type CreateKey struct {
 	Name   string `json:"name"`
 	Prefix string `json:"prefix"` // the first characters, to recognise it by
 	SHA256 string `json:"sha256"` // hex, of the whole key
+
+	Rights events.KeyRights `json:"rights,omitzero"` // what is empty is as the actor's key has it
 }
 
-// RevokeKey ends an API key; it goes where CreateKey went.
+// RevokeKey ends an API key, and the keys that it made; it goes where CreateKey went.
 type RevokeKey struct {
 	KeyID string `json:"keyId"`
 }
@@ -209,9 +215,18 @@ type Answer struct {
 	Position    string `json:"position,omitempty"` // of the commit; as eventlog.Position writes it
 	Error       *Error `json:"error,omitempty"`
 
+	Rights  *events.KeyRights `json:"rights,omitempty"`  // of a key that was created
+	Revoked []RevokedKey      `json:"revoked,omitempty"` // the keys that a revocation revoked with the one that it names
+
 	Ref    *events.Reference   `json:"ref,omitempty"`    // of a catalogue entry: with the version that now holds
 	Same   bool                `json:"same,omitempty"`   // the version, or the whole change, was there already
 	Pushed *events.SkillPushed `json:"pushed,omitempty"` // what a push, or its dry run, found
+}
+
+// RevokedKey is a key that was revoked with the key that made it.
+type RevokedKey struct {
+	KeyID    string `json:"keyId"`
+	Position string `json:"position"` // of the commit
 }
 
 // Error is a refused command.

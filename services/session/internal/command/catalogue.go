@@ -182,7 +182,7 @@ func missing(kind events.Aspect, field string, ref events.Reference) error {
 }
 
 // pin resolves the agent that a session is made from, nil for the built-in one, and writes down what it was.
-func (h *Handler) pin(ctx context.Context, tenant string, b command.CreateSession, out *events.SessionCreated) (*events.AgentSpec, error) {
+func (h *Handler) pin(ctx context.Context, c command.Command, b command.CreateSession, out *events.SessionCreated) (*events.AgentSpec, error) {
 	for i, s := range b.Environments {
 		field := fmt.Sprintf("environments[%d]", i)
 		ref, err := reference(field, s)
@@ -190,7 +190,7 @@ func (h *Handler) pin(ctx context.Context, tenant string, b command.CreateSessio
 			return nil, err
 		}
 		// It is resolved again when an execution begins; that it is there at all is said at once.
-		if _, err := h.resolve(ctx, events.Environment, tenant, field, ref); err != nil {
+		if _, err := h.resolve(ctx, events.Environment, c.Tenant, field, ref); err != nil {
 			return nil, err
 		}
 		out.Environments = append(out.Environments, ref)
@@ -206,7 +206,7 @@ func (h *Handler) pin(ctx context.Context, tenant string, b command.CreateSessio
 		if ref, err = reference("instance", b.Instance); err != nil {
 			return nil, err
 		}
-		p, err := h.resolve(ctx, events.Instance, tenant, "instance", ref)
+		p, err := h.resolve(ctx, events.Instance, c.Tenant, "instance", ref)
 		if err != nil {
 			return nil, err
 		}
@@ -214,16 +214,25 @@ func (h *Handler) pin(ctx context.Context, tenant string, b command.CreateSessio
 		if !ok {
 			return nil, fmt.Errorf("instance %s is a %T", ref, p)
 		}
+		if !events.AllowsAgent(c.Agents, instance.Spec.Agent.Slug) {
+			return nil, missing(events.Instance, "instance", ref)
+		}
 		out.Instance, agent, field = instance.Ref, instance.Spec.Agent, "instance"
 	case b.Agent == "" || b.Agent == DefaultAgent:
+		if err := checkAgent(c, DefaultAgent); err != nil {
+			return nil, err
+		}
 		out.Agent, out.AgentVersion = DefaultAgent, "1"
 		return nil, nil
 	default:
-		if agent, err = reference("agent", b.Agent); err != nil {
+		if agent, err = reference("agent", b.Agent); err == nil {
+			err = checkAgent(c, agent.Slug)
+		}
+		if err != nil {
 			return nil, err
 		}
 	}
-	p, err := h.resolve(ctx, events.Agent, tenant, field, agent)
+	p, err := h.resolve(ctx, events.Agent, c.Tenant, field, agent)
 	if err != nil {
 		return nil, err
 	}
@@ -233,6 +242,14 @@ func (h *Handler) pin(ctx context.Context, tenant string, b command.CreateSessio
 	}
 	out.Agent, out.AgentVersion, out.AgentRef = applied.Ref.Slug, applied.Ref.Version, applied.Ref
 	return &applied.Spec, nil
+}
+
+// checkAgent refuses an agent that the actor's key may not use. The refusal does not depend on whether the agent exists.
+func checkAgent(c command.Command, slug string) error {
+	if events.AllowsAgent(c.Agents, slug) {
+		return nil
+	}
+	return &command.Error{Code: "FORBIDDEN", Field: "agent", Detail: "the API key is limited to the agents " + strings.Join(c.Agents, ", ")}
 }
 
 func reference(field, s string) (events.Reference, error) {

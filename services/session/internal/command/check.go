@@ -44,9 +44,9 @@ func decode(c command.Command, into any) error {
 }
 
 // created resolves what a session is made from.
-func (h *Handler) created(ctx context.Context, tenant string, b command.CreateSession) (events.SessionCreated, error) {
+func (h *Handler) created(ctx context.Context, c command.Command, b command.CreateSession) (events.SessionCreated, error) {
 	out := events.SessionCreated{Metadata: b.Metadata}
-	agent, err := h.pin(ctx, tenant, b, &out)
+	agent, err := h.pin(ctx, c, b, &out)
 	if err != nil {
 		return out, err
 	}

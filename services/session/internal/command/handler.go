@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -39,15 +40,22 @@ type Config struct {
 
 	SyncInterval, HealthInterval, SandboxMaxAge time.Duration
 
+	// LiveKeys returns the chains of a tenant's API keys that hold one commit: keys that are not revoked.
+	LiveKeys func(ctx context.Context, tenant string) ([]events.Subject, error)
+	MaxKeys  func(tenant string) int // API keys that a tenant may have, revoked ones apart
+
 	// Done is told of each command: its type, its outcome (ok, a refusal's code, or retried) and the time that it took.
 	Done func(typ, outcome string, took time.Duration)
 }
 
 // Handler carries out commands.
-type Handler struct{ cfg Config }
+type Handler struct {
+	cfg      Config
+	keyLocks [events.Partitions]sync.Mutex // held while keys are counted and one is stored, by tenant
+}
 
 // New makes a Handler.
-func New(cfg Config) *Handler { return &Handler{cfg} }
+func New(cfg Config) *Handler { return &Handler{cfg: cfg} }
 
 // maxRounds bounds how often a command is decided again because another copy
 // wrote first. Past it the command is given back, and delivered again.
@@ -123,8 +131,10 @@ func checkIDs(c command.Command) error {
 
 func (h *Handler) do(ctx context.Context, c command.Command) (command.Answer, error) {
 	switch c.Type {
-	case command.TypeCreateKey, command.TypeRevokeKey:
-		return h.key(ctx, c)
+	case command.TypeCreateKey:
+		return h.createKey(ctx, c)
+	case command.TypeRevokeKey:
+		return h.revokeKey(ctx, c)
 	case command.TypeSetBudget, command.TypeRemoveBudget:
 		return h.budget(ctx, c)
 	case command.TypeSetLimits, command.TypeRemoveLimits:
@@ -154,7 +164,7 @@ func (h *Handler) builder(ctx context.Context, c command.Command) (builder, erro
 		if err := decode(c, &b); err != nil {
 			return nil, err
 		}
-		created, err := h.created(ctx, c.Tenant, b)
+		created, err := h.created(ctx, c, b)
 		if err == nil {
 			err = errors.Join(checkHostFiles(created, b.Files), checkFiles(c, b.Files))
 		}
@@ -169,7 +179,7 @@ func (h *Handler) builder(ctx context.Context, c command.Command) (builder, erro
 		if err := decode(c, &b); err != nil {
 			return nil, err
 		}
-		created, err := h.created(ctx, c.Tenant, b.Create)
+		created, err := h.created(ctx, c, b.Create)
 		if err == nil {
 			err = errors.Join(checkHostFiles(created, b.Post.Files), checkPost(c, b.Post))
 		}
@@ -245,6 +255,9 @@ func (h *Handler) session(ctx context.Context, c command.Command, build builder)
 		l, err := h.cfg.Sessions.Load(ctx, c.Tenant, c.SessionID, freshness)
 		if err != nil {
 			return answer, err
+		}
+		if l.Life.Agent != "" && !events.AllowsAgent(c.Agents, l.Life.Agent) {
+			return answer, &command.Error{Code: session.CodeNotFound, Field: "sessionId", Detail: "there is no such session"}
 		}
 		at, done, err := h.cfg.Sessions.Did(ctx, l, c.ID)
 		if err != nil {

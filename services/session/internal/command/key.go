@@ -4,87 +4,349 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
+	"time"
 
 	"github.com/spoolhq/spool/pkg/api/command"
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// key creates or revokes an API key. A key's chain holds at most two commits,
-// so that the guard alone decides: key_created, then key_revoked.
-func (h *Handler) key(ctx context.Context, c command.Command) (command.Answer, error) {
-	var keyID string
-	var data events.Payload
-	var expected int // how many events the chain holds before
-	switch c.Type {
-	case command.TypeCreateKey:
-		var b command.CreateKey
-		if err := decode(c, &b); err != nil {
-			return command.Answer{}, err
-		}
-		if len(b.SHA256) != 64 {
-			return command.Answer{}, invalid("sha256", "the hash of the key is not a SHA-256 in hex")
-		}
-		keyID, data = b.KeyID, events.KeyCreated{KeyID: b.KeyID, Name: b.Name, Prefix: b.Prefix, SHA256: b.SHA256}
-	default:
-		var b command.RevokeKey
-		if err := decode(c, &b); err != nil {
-			return command.Answer{}, err
-		}
-		keyID, data, expected = b.KeyID, events.KeyRevoked{KeyID: b.KeyID}, 1
+// expiredFor is how long a key must have been expired before it is revoked to make room for another. Postgres decides whether a
+// key is accepted; the margin is for a clock here that differs from the clock there.
+const expiredFor = 24 * time.Hour
+
+// storedKey is an API key as its chain in the log has it. A chain holds at most two commits: key_created, then key_revoked.
+type storedKey struct {
+	created events.KeyCreated
+	maker   string // id of the key that made it; "" for none
+	head    eventlog.Head
+	revoked bool
+}
+
+func keySubject(tenant, keyID string) events.Subject {
+	return events.Subject{Tenant: tenant, ID: events.CatalogueID(events.Key, tenant, "", "", keyID), Aspect: events.Key}
+}
+
+// makerOf returns the id of the key that an actor used; "" for the root key and for actors without a key.
+func makerOf(a events.Actor) string {
+	if a.Kind == "key" && events.CheckID("keyId", events.KindKey, a.ID) == nil {
+		return a.ID
 	}
-	if err := events.CheckID("keyId", events.KindKey, keyID); err != nil {
+	return ""
+}
+
+// createKey stores an API key. The key of the actor must have all rights that the new key gets.
+//
+// A revocation of the actor's key may run at the same time. createKey stores first and then looks whether the actor's key is
+// revoked; a revocation stores first and then looks for keys to revoke. So at least one of the two sees the other.
+func (h *Handler) createKey(ctx context.Context, c command.Command) (command.Answer, error) {
+	var b command.CreateKey
+	if err := decode(c, &b); err != nil {
+		return command.Answer{}, err
+	}
+	if len(b.SHA256) != 64 {
+		return command.Answer{}, invalid("sha256", "the hash of the key is not a SHA-256 in hex")
+	}
+	if err := events.CheckID("keyId", events.KindKey, b.KeyID); err != nil {
 		return command.Answer{}, invalid("keyId", err.Error())
 	}
-	return h.appendKey(ctx, c, keyID, data, expected)
+	maker := makerOf(c.Actor)
+	rights, err := h.grant(ctx, c.Tenant, maker, b.Rights)
+	if err != nil {
+		return command.Answer{}, err
+	}
+	data := events.KeyCreated{KeyID: b.KeyID, Name: b.Name, Prefix: b.Prefix, SHA256: b.SHA256, Rights: rights, CreatedBy: maker}
+	key, err := h.storeKey(ctx, c, data)
+	if err != nil {
+		return command.Answer{}, err
+	}
+	revoked, err := h.isRevoked(ctx, c.Tenant, maker)
+	if err != nil {
+		return command.Answer{}, err
+	}
+	if revoked {
+		if err := h.endKey(ctx, c, &key, events.KeyRevoked{KeyID: b.KeyID, Reason: events.KeyMakerRevoked, Cause: maker}); err != nil {
+			return command.Answer{}, err
+		}
+		return command.Answer{}, makerRevoked()
+	}
+	return command.Answer{Position: h.keyPosition(key), Rights: &key.created.Rights}, nil
 }
 
-func (h *Handler) appendKey(ctx context.Context, c command.Command, keyID string, data events.Payload, expected int) (command.Answer, error) {
-	subject := events.Subject{Tenant: c.Tenant, ID: events.CatalogueID(events.Key, c.Tenant, "", "", keyID), Aspect: events.Key}
+// grant returns the rights of a new key: what is empty is as the maker has it. FORBIDDEN names the right that the maker has not.
+func (h *Handler) grant(ctx context.Context, tenant, maker string, asked events.KeyRights) (events.KeyRights, error) {
+	own := events.KeyRights{Role: events.RoleAdmin}
+	if maker != "" {
+		key, err := h.loadKey(ctx, keySubject(tenant, maker))
+		if err != nil {
+			return own, err
+		}
+		if key.revoked || key.head.Seq == 0 {
+			return own, makerRevoked()
+		}
+		own = key.created.Rights
+	}
+	if asked.Role == "" {
+		asked.Role = own.RoleOf()
+	}
+	if len(asked.Agents) == 0 {
+		asked.Agents = own.Agents
+	}
+	if asked.ExpiresAt.IsZero() {
+		asked.ExpiresAt = own.ExpiresAt
+	}
+	switch field := asked.Excess(own); {
+	case !asked.Role.Known():
+		return asked, invalid("role", fmt.Sprintf("there is no role %.32q; there are use, operate and admin", asked.Role))
+	case len(asked.Agents) > events.MaxKeyAgents:
+		return asked, invalid("agents", fmt.Sprintf("there are %d agents; a key may be limited to %d", len(asked.Agents), events.MaxKeyAgents))
+	case field != "":
+		return asked, &command.Error{Code: "FORBIDDEN", Field: field, Detail: "a key cannot make a key with more rights than its own: " + boundary(field, own)}
+	}
+	asked.Agents = slices.Clone(asked.Agents)
+	slices.Sort(asked.Agents)
+	asked.Agents = slices.Compact(asked.Agents)
+	for _, a := range asked.Agents {
+		if (events.Reference{Slug: a}).Check() != nil {
+			return asked, invalid("agents", fmt.Sprintf("%.64q is not the slug of an agent", a))
+		}
+	}
+	return asked, nil
+}
+
+// boundary says what the rights of a maker are.
+func boundary(field string, own events.KeyRights) string {
+	switch field {
+	case "role":
+		return "its role is " + string(own.RoleOf())
+	case "agents":
+		return "it is limited to the agents " + strings.Join(own.Agents, ", ")
+	}
+	return "it expires at " + own.ExpiresAt.UTC().Format(time.RFC3339)
+}
+
+// isRevoked reports whether a key was revoked; "" is no key.
+func (h *Handler) isRevoked(ctx context.Context, tenant, keyID string) (bool, error) {
+	if keyID == "" {
+		return false, nil
+	}
+	key, err := h.loadKey(ctx, keySubject(tenant, keyID))
+	return key.revoked, err
+}
+
+func makerRevoked() error {
+	return &command.Error{Code: "UNAUTHENTICATED", Field: "Authorization", Detail: "the API key was revoked; no key was made"}
+}
+
+// storeKey appends key_created, unless the key is stored already or the tenant has as many keys as it may.
+func (h *Handler) storeKey(ctx context.Context, c command.Command, data events.KeyCreated) (storedKey, error) {
+	// Commands of one tenant are counted one after the other. Each further copy of the service may exceed the limit by one key.
+	lock := &h.keyLocks[events.Partition(c.Tenant)]
+	lock.Lock()
+	defer lock.Unlock()
 	for range maxRounds {
-		head, err := h.cfg.Sessions.Log.Last(ctx, subject, eventlog.Leader)
-		if err != nil {
-			return command.Answer{}, err
+		key, err := h.loadKey(ctx, keySubject(c.Tenant, data.KeyID))
+		if err != nil || key.head.Seq != 0 {
+			return key, err
 		}
-		have, err := length(head)
-		if err != nil {
-			return command.Answer{}, err
+		if err := h.roomForKey(ctx, c); err != nil {
+			return key, err
 		}
-		at := eventlog.Position{Shard: subject.Partition() % h.cfg.Sessions.Log.Shards(), Seq: head.Seq}
-		if have > expected {
-			return command.Answer{Position: at.String()}, nil
-		}
-		if have < expected {
-			return command.Answer{}, &command.Error{Code: "KEY_NOT_FOUND", Field: "keyId", Detail: "there is no such key"}
-		}
-		m := events.NewMint(events.Meta{CommandID: c.ID, Now: h.cfg.Now()})
-		m.Add("", data)
-		head, err = h.cfg.Sessions.Log.Append(ctx, head, events.Draft{
-			ID: events.Derive(events.KindCommit, c.ID), Actor: c.Actor, Events: m.Events(),
-		})
+		key.created = data
+		err = h.appendKey(ctx, c, c.ID, &key, data)
 		var conflict *eventlog.ConflictError
-		if errors.As(err, &conflict) {
+		if !errors.As(err, &conflict) {
+			return key, err
+		}
+	}
+	return storedKey{}, fmt.Errorf("key %s: lost the race to other writers %d times", data.KeyID, maxRounds)
+}
+
+// roomForKey refuses with TOO_MANY_KEYS when the tenant has as many keys as it may. Before that it revokes keys that expired a day ago or earlier.
+func (h *Handler) roomForKey(ctx context.Context, c command.Command) error {
+	limit := h.cfg.MaxKeys(c.Tenant)
+	live, err := h.cfg.LiveKeys(ctx, c.Tenant)
+	if err != nil {
+		return err
+	}
+	left := len(live)
+	for _, subject := range live {
+		if left < limit {
+			return nil
+		}
+		key, err := h.loadKey(ctx, subject)
+		if err != nil {
+			return err
+		}
+		expires := key.created.Rights.ExpiresAt
+		if key.revoked || expires.IsZero() || h.cfg.Now().Before(expires.Add(expiredFor)) {
 			continue
 		}
-		at.Seq = head.Seq
-		return command.Answer{Position: at.String()}, err
+		if err := h.endKey(ctx, c, &key, events.KeyRevoked{KeyID: key.created.KeyID, Reason: events.KeyExpired}); err != nil {
+			return err
+		}
+		left--
 	}
-	return command.Answer{}, fmt.Errorf("key %s: other writers came first %d times in a row", keyID, maxRounds)
+	if left < limit {
+		return nil
+	}
+	return &command.Error{Code: "TOO_MANY_KEYS", Detail: fmt.Sprintf("the tenant has %d keys that are not revoked, and may have %d: revoke some", left, limit)}
 }
 
-// length is how many events a key's chain holds, which its last one tells.
-func length(head eventlog.Head) (int, error) {
-	if head.Seq == 0 {
-		return 0, nil
+// revokeKey revokes an API key and all keys that it made, and that these made. It may be repeated.
+func (h *Handler) revokeKey(ctx context.Context, c command.Command) (command.Answer, error) {
+	var b command.RevokeKey
+	if err := decode(c, &b); err != nil {
+		return command.Answer{}, err
 	}
-	list, err := head.Commit.Decode()
+	if err := events.CheckID("keyId", events.KindKey, b.KeyID); err != nil {
+		return command.Answer{}, invalid("keyId", err.Error())
+	}
+	key, err := h.loadKey(ctx, keySubject(c.Tenant, b.KeyID))
 	if err != nil {
-		return 0, err
+		return command.Answer{}, err
 	}
-	for _, e := range list {
-		if _, revoked := e.Data.(events.KeyRevoked); revoked {
-			return 2, nil
+	if key.head.Seq == 0 || (events.KeyRights{Agents: key.created.Rights.Agents}).Excess(events.KeyRights{Agents: c.Agents}) != "" {
+		return command.Answer{}, &command.Error{Code: "KEY_NOT_FOUND", Field: "keyId", Detail: "there is no such key"}
+	}
+	if err := h.endKey(ctx, c, &key, events.KeyRevoked{KeyID: b.KeyID}); err != nil {
+		return command.Answer{}, err
+	}
+	answer := command.Answer{Position: h.keyPosition(key)}
+	for {
+		// A key of the list may have made another one before it was revoked, so the last look finds none.
+		list, err := h.descendants(ctx, c.Tenant, b.KeyID)
+		if err != nil || len(list) == 0 {
+			return answer, err
+		}
+		for _, made := range list {
+			if err := h.endKey(ctx, c, &made, events.KeyRevoked{KeyID: made.created.KeyID, Reason: events.KeyMakerRevoked, Cause: b.KeyID}); err != nil {
+				return answer, err
+			}
+			answer.Revoked = append(answer.Revoked, command.RevokedKey{KeyID: made.created.KeyID, Position: h.keyPosition(made)})
 		}
 	}
-	return 1, nil
+}
+
+// descendants returns the keys of a tenant that are not revoked and that a key made, directly or through other keys.
+func (h *Handler) descendants(ctx context.Context, tenant, ancestor string) ([]storedKey, error) {
+	live, err := h.cfg.LiveKeys(ctx, tenant)
+	if err != nil {
+		return nil, err
+	}
+	makers := map[string]string{} // of keys that were read
+	var list []storedKey
+	for _, subject := range live {
+		key, err := h.loadKey(ctx, subject)
+		if err != nil {
+			return nil, err
+		}
+		if key.revoked || key.created.KeyID == ancestor {
+			continue
+		}
+		found, err := h.descends(ctx, tenant, key.maker, ancestor, makers)
+		if err != nil {
+			return nil, err
+		}
+		if found {
+			list = append(list, key)
+		}
+	}
+	return list, nil
+}
+
+// descends reports whether a key is an ancestor, or was made by one of its descendants.
+func (h *Handler) descends(ctx context.Context, tenant, key, ancestor string, makers map[string]string) (bool, error) {
+	for seen := map[string]bool{}; key != "" && !seen[key]; {
+		if key == ancestor {
+			return true, nil
+		}
+		seen[key] = true
+		if _, read := makers[key]; !read {
+			stored, err := h.loadKey(ctx, keySubject(tenant, key))
+			if err != nil {
+				return false, err
+			}
+			makers[key] = stored.maker
+		}
+		key = makers[key]
+	}
+	return false, nil
+}
+
+// loadKey reads the chain of a key, as the leader has it. A key that does not exist has head.Seq 0.
+func (h *Handler) loadKey(ctx context.Context, subject events.Subject) (storedKey, error) {
+	log := h.cfg.Sessions.Log
+	head, err := log.Last(ctx, subject, eventlog.Leader)
+	if err != nil || head.Seq == 0 {
+		return storedKey{head: head}, err
+	}
+	key := storedKey{head: head}
+	list, err := head.Commit.Decode()
+	if err != nil {
+		return key, err
+	}
+	if key.revoked = keyCreatedIn(list, head.Commit.Actor, &key) == nil; !key.revoked {
+		return key, nil
+	}
+	for rec, err := range log.Read(ctx, eventlog.Position{Shard: subject.Partition() % log.Shards()}, eventlog.Filter{Subject: subject}) {
+		if err != nil {
+			return key, err
+		}
+		if keyCreatedIn(rec.Events, rec.Commit.Actor, &key) != nil {
+			return key, nil
+		}
+	}
+	return key, fmt.Errorf("key on %s is revoked and was never created", subject)
+}
+
+// keyCreatedIn looks for key_created among the events of a commit, and fills in the key; it returns nil if there is none.
+func keyCreatedIn(list []events.Event, actor events.Actor, key *storedKey) *events.KeyCreated {
+	for _, e := range list {
+		if created, ok := e.Data.(events.KeyCreated); ok {
+			key.created, key.maker = created, created.CreatedBy
+			if key.maker == "" { // builds that did not record it left it to the actor
+				key.maker = makerOf(actor)
+			}
+			return &created
+		}
+	}
+	return nil
+}
+
+// endKey appends key_revoked to a key that is stored, unless it is revoked.
+func (h *Handler) endKey(ctx context.Context, c command.Command, key *storedKey, data events.KeyRevoked) error {
+	for range maxRounds {
+		if key.revoked {
+			return nil
+		}
+		subject := key.head.Subject
+		err := h.appendKey(ctx, c, events.Derive(events.KindCommand, c.ID, data.KeyID), key, data)
+		var conflict *eventlog.ConflictError
+		if !errors.As(err, &conflict) {
+			key.revoked = err == nil
+			return err
+		}
+		if *key, err = h.loadKey(ctx, subject); err != nil {
+			return err
+		}
+	}
+	return fmt.Errorf("key %s: lost the race to other writers %d times", data.KeyID, maxRounds)
+}
+
+// appendKey appends one event to the chain of a key, and moves its head. The ids of commit and event derive from id.
+func (h *Handler) appendKey(ctx context.Context, c command.Command, id string, key *storedKey, data events.Payload) error {
+	m := events.NewMint(events.Meta{CommandID: id, Now: h.cfg.Now()})
+	m.Add("", data)
+	head, err := h.cfg.Sessions.Log.Append(ctx, key.head, events.Draft{ID: events.Derive(events.KindCommit, id), Actor: c.Actor, Events: m.Events()})
+	if err == nil {
+		key.head = head
+	}
+	return err
+}
+
+func (h *Handler) keyPosition(key storedKey) string {
+	return eventlog.Position{Shard: key.head.Subject.Partition() % h.cfg.Sessions.Log.Shards(), Seq: key.head.Seq}.String()
 }

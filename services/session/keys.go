@@ -1,0 +1,48 @@
+package session
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/bus"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/topology"
+)
+
+// keyChains counts the commits of API keys, which are stored in the shards of the log. It is safe for concurrent use.
+type keyChains []*bus.StreamHandle // by shard
+
+func newKeyChains(js jetstream.JetStream, shards int) keyChains {
+	var out keyChains
+	for i := range shards {
+		out = append(out, bus.NewStreamHandle(js, topology.EventsStream(i)))
+	}
+	return out
+}
+
+// live returns the chains with one commit, key_created, of a tenant's API keys. The leaders of the streams answer.
+func (k keyChains) live(ctx context.Context, tenant string) ([]events.Subject, error) {
+	var list []events.Subject
+	for _, handle := range k {
+		stream, err := handle.Open(ctx)
+		if err != nil {
+			return nil, err
+		}
+		info, err := stream.Info(ctx, jetstream.WithSubjectFilter(topology.TenantKeyFilter(tenant)))
+		if err != nil {
+			return nil, fmt.Errorf("count the API keys of tenant %s: %w", tenant, err)
+		}
+		for name, commits := range info.State.Subjects {
+			subject, err := events.ParseSubject(name)
+			if err != nil {
+				return nil, err
+			}
+			if commits == 1 {
+				list = append(list, subject)
+			}
+		}
+	}
+	return list, nil
+}
