@@ -26,7 +26,10 @@ var gatewayTables = []string{
 }
 
 // gatewayKeyColumns are the columns of keys that gateways read.
-var gatewayKeyColumns = []string{"tenant", "id", "name", "prefix", "created_at", "revoked_at"}
+var gatewayKeyColumns = []string{"tenant", "id", "name", "prefix", "created_at", "revoked_at", "role", "agents", "expires_at", "created_by"}
+
+// gatewayFunctions are the functions that gateways call.
+var gatewayFunctions = []string{"accepted_key(text)", "key_refusal(text, text)"}
 
 // ErrNotSuperuser is returned by CreateRoles for a role that is not a superuser.
 var ErrNotSuperuser = errors.New("the role is not a superuser")
@@ -163,10 +166,11 @@ func grantGateway(ctx context.Context, conn *pgx.Conn, schema string) error {
 	if err := conn.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = $1)", GatewayRole).Scan(&exists); err != nil || !exists {
 		return err
 	}
-	err := conn.QueryRow(ctx, `SELECT has_schema_privilege($1, $2::text, 'USAGE') AND has_function_privilege($1, format('%I.accepted_key(text)', $2::text), 'EXECUTE')
+	err := conn.QueryRow(ctx, `SELECT has_schema_privilege($1, $2::text, 'USAGE')
+			AND (SELECT bool_and(has_function_privilege($1, format('%I.', $2::text) || f, 'EXECUTE')) FROM unnest($6::text[]) AS f)
 			AND (SELECT bool_and(has_table_privilege($1, format('%I.%I', $2::text, t), 'SELECT')) FROM unnest($3::text[]) AS t)
 			AND (SELECT bool_and(has_column_privilege($1, format('%I.%I', $2::text, $4::text), c, 'SELECT')) FROM unnest($5::text[]) AS c)`,
-		GatewayRole, schema, gatewayTables, Keys, gatewayKeyColumns).Scan(&granted)
+		GatewayRole, schema, gatewayTables, Keys, gatewayKeyColumns, gatewayFunctions).Scan(&granted)
 	if err != nil || granted {
 		return err
 	}
@@ -179,6 +183,8 @@ func grantGateway(ctx context.Context, conn *pgx.Conn, schema string) error {
 	for _, c := range gatewayKeyColumns {
 		b.Queue("GRANT SELECT (" + c + ") ON " + in + "." + Keys + " TO " + GatewayRole)
 	}
-	b.Queue("GRANT EXECUTE ON FUNCTION " + in + ".accepted_key TO " + GatewayRole)
+	for _, f := range gatewayFunctions {
+		b.Queue("GRANT EXECUTE ON FUNCTION " + in + "." + f + " TO " + GatewayRole)
+	}
 	return conn.SendBatch(ctx, &b).Close()
 }

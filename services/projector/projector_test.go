@@ -165,6 +165,19 @@ func TestKeys(t *testing.T) {
 	if got := one[string](w, "SELECT tenant||' '||name||' '||prefix||' '||(revoked_at > created_at) FROM keys WHERE sha256 = $1", strings.Repeat("a", 64)); got != "acme ci spool_ab true" {
 		t.Errorf("the key is %q", got)
 	}
+	if got := one[string](w, "SELECT '['||role||agents||created_by||coalesce(expires_at::text, '')||']' FROM keys WHERE id = 'key_1'"); got != "[]" {
+		t.Errorf("a key of a build without rights has %s", got)
+	}
+	cat = events.CatalogueID(events.Key, "acme", "", "", "key_2")
+	second := w.session(-1)
+	second.run.Subject = events.Subject{Tenant: "acme", ID: cat, Aspect: events.Key}
+	expires := time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
+	second.append(&second.run, "", events.KeyCreated{KeyID: "key_2", CreatedBy: "key_1", Rights: events.KeyRights{Role: events.RoleUse, Agents: []string{"a", "b"}, ExpiresAt: expires}})
+	second.id = cat
+	w.projected(second)
+	if got := one[string](w, "SELECT role||' '||agents||' '||created_by||' '||(expires_at = $1) FROM keys WHERE id = 'key_2'", expires); got != "use a,b key_1 true" {
+		t.Errorf("the key has %q", got)
+	}
 }
 
 func TestUnknownTypesAndStrangeTextAreKept(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
@@ -22,7 +23,11 @@ func (f *folding) key(rec eventlog.Record) {
 			if f.model.keys[k] == nil {
 				f.model.keys[k] = &entry[APIKey]{row: APIKey{
 					Tenant: k.Tenant, ID: k.ID, Group: f.model.group, Name: clean(d.Name), Prefix: clean(d.Prefix), SHA256: rowKey(d.SHA256), CreatedAt: moment(e.Time),
+					Role: clean(string(d.Rights.Role)), Agents: clean(strings.Join(d.Rights.Agents, ",")), CreatedBy: rowKey(d.CreatedBy),
 				}}
+				if at := d.Rights.ExpiresAt; !at.IsZero() {
+					f.model.keys[k].row.ExpiresAt = momentOf(at)
+				}
 				touch(&f.keys, f.model.keys[k])
 			}
 		case events.KeyRevoked:

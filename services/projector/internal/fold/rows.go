@@ -197,6 +197,10 @@ type (
 		SHA256     string
 		CreatedAt  time.Time
 		RevokedAt  *time.Time
+		Role       string
+		Agents     string
+		ExpiresAt  *time.Time
+		CreatedBy  string
 	}
 	// Entry is a row of catalogue_entries.
 	Entry struct {
