@@ -54,6 +54,8 @@ type Deps struct {
 	Metrics prometheus.Registerer
 	// Sealer keeps the values of secrets; nil for one to Config.SecretsRecipient.
 	Sealer Sealer
+	// Now is the clock that ids are minted by; nil for this machine's. Whether a key has expired does not depend on it.
+	Now func() time.Time
 }
 
 // Gateway is one copy of the service.
@@ -86,6 +88,9 @@ func New(cfg Config, deps Deps) (*Gateway, error) {
 	if deps.Logger == nil {
 		deps.Logger = slog.New(slog.DiscardHandler)
 	}
+	if deps.Now == nil {
+		deps.Now = time.Now
+	}
 	deps.Logger = deps.Logger.With("component", "gateway")
 	js, err := jetstream.New(deps.NATS)
 	if err != nil {
@@ -97,6 +102,9 @@ func New(cfg Config, deps Deps) (*Gateway, error) {
 
 // build puts the parts together.
 func (g *Gateway) build(js jetstream.JetStream) error {
+	if err := auth.CheckNeeds(); err != nil {
+		return err
+	}
 	counts := metrics.New(g.deps.Metrics)
 	if g.cfg.TLSCert != "" {
 		var err error
@@ -124,9 +132,9 @@ func (g *Gateway) build(js jetstream.JetStream) error {
 	server := &api.Server{
 		Objects: objects.New(objects.Config{JetStream: js}), Skills: objects.New(objects.Config{JetStream: js, Bucket: topology.BucketSkills}), Sealer: sealer,
 		Dead:  dead.New(js),
-		Reads: g.store, Live: g.hub, Watch: g.watch, Files: livefiles.NewClient(g.deps.NATS), Now: time.Now, Entropy: rand.Reader, WriteTimeout: g.cfg.WriteTimeout, Counts: counts,
+		Reads: g.store, Live: g.hub, Watch: g.watch, Files: livefiles.NewClient(g.deps.NATS), Now: g.deps.Now, Entropy: rand.Reader, WriteTimeout: g.cfg.WriteTimeout, Counts: counts,
 		Send: commands.New(commands.Config{
-			JetStream: js, Timeout: g.cfg.CommandTimeout, Now: time.Now, Entropy: rand.Reader, Logger: g.deps.Logger,
+			JetStream: js, Timeout: g.cfg.CommandTimeout, Now: g.deps.Now, Entropy: rand.Reader, Logger: g.deps.Logger,
 			Sent: counts.Command, Stored: g.hub.Wrote,
 		}),
 		BudgetTold: func(ctx context.Context, tenant string, p events.Period, limit events.Budget) error {

@@ -95,14 +95,18 @@ func (s *sessions) carryOut(c command.Command) command.Answer {
 	s.w.mu.Lock()
 	f := s.w.sessions[c.SessionID]
 	s.w.mu.Unlock()
-	known := f != nil && f.tenant == c.Tenant
+	known := f != nil && f.tenant == c.Tenant && events.AllowsAgent(c.Agents, f.agent)
 	read := func(into any) {
 		if err := json.Unmarshal(c.Body, into); err != nil {
 			s.w.t.Errorf("body of %s: %v", c.Type, err)
 		}
 	}
 	create := func(b command.CreateSession) events.Event {
-		return events.Event{Data: events.SessionCreated{Agent: "default", AgentVersion: "1", Architecture: b.Architecture, Provider: "local", Options: b.Options, Metadata: b.Metadata,
+		slug := "default"
+		if ref := reference(b.Agent); ref.Slug != "" {
+			slug = ref.Slug
+		}
+		return events.Event{Data: events.SessionCreated{Agent: slug, AgentVersion: "1", Architecture: b.Architecture, Provider: "local", Options: b.Options, Metadata: b.Metadata,
 			AgentRef: reference(b.Agent), Instance: reference(b.Instance), Environments: references(b.Environments)}}
 	}
 	post := func(b command.PostMessage) events.Event {
@@ -110,6 +114,9 @@ func (s *sessions) carryOut(c command.Command) command.Answer {
 			BlockID: events.Derive(events.KindBlock, c.ExecutionID, "message"), Content: b.Content, Parts: b.Parts, Metadata: b.Metadata, Environment: b.Environment}}
 	}
 	if c.Type == command.TypeRetryDead || c.Type == command.TypeDropDead {
+		return a
+	}
+	if a.Error = s.foreign(c, read); a.Error != nil {
 		return a
 	}
 	if answer, done := s.w.catalogued(c, read); done {
@@ -127,7 +134,15 @@ func (s *sessions) carryOut(c command.Command) command.Answer {
 	case command.TypeCreateKey:
 		var b command.CreateKey
 		read(&b)
-		s.w.addKey(c.Tenant, b.KeyID, b.Name, b.Prefix, b.SHA256)
+		d := events.KeyCreated{KeyID: b.KeyID, Name: b.Name, Prefix: b.Prefix, SHA256: b.SHA256, Rights: b.Rights}
+		if c.Actor.Kind == "key" && c.Actor.ID != "root" {
+			d.CreatedBy = c.Actor.ID
+		}
+		if len(b.Rights.Agents) == 0 {
+			d.Rights.Agents = c.Agents
+		}
+		s.w.addKey(c.Tenant, d)
+		a.Rights = &d.Rights
 		return a
 	case command.TypeSetBudget:
 		var b command.SetBudget
@@ -158,7 +173,8 @@ func (s *sessions) carryOut(c command.Command) command.Answer {
 	case command.TypeRevokeKey:
 		var b command.RevokeKey
 		read(&b)
-		tag, err := s.w.pool.Exec(context.Background(), "UPDATE keys SET revoked_at = now() WHERE tenant = $1 AND id = $2", c.Tenant, b.KeyID)
+		tag, err := s.w.pool.Exec(context.Background(), "UPDATE keys SET revoked_at = now() WHERE tenant = $1 AND id = $2 AND ($3::text[] IS NULL OR agents <> '' AND string_to_array(agents, ',') <@ $3)",
+			c.Tenant, b.KeyID, c.Agents)
 		if err != nil || tag.RowsAffected() == 0 {
 			a.Error = &command.Error{Code: "KEY_NOT_FOUND", Field: "keyId", Detail: "there is no such key"}
 		}
@@ -174,6 +190,30 @@ func (s *sessions) carryOut(c command.Command) command.Answer {
 	defer s.w.mu.Unlock()
 	a.Position = s.w.sessions[c.SessionID].position
 	return a
+}
+
+// foreign refuses a session of an agent that the actor's key may not use.
+func (s *sessions) foreign(c command.Command, read func(any)) *command.Error {
+	var b command.StartExecution
+	switch c.Type {
+	case command.TypeCreateSession:
+		read(&b.Create)
+	case command.TypeStartExecution:
+		read(&b)
+	default:
+		return nil
+	}
+	slug := "default"
+	switch {
+	case b.Create.Agent != "":
+		slug = reference(b.Create.Agent).Slug
+	case b.Create.Instance != "" && len(c.Agents) > 0: // of which the fake knows no agent
+		return &command.Error{Code: "INSTANCE_NOT_FOUND", Field: "instance", Detail: "there is no such agent instance"}
+	}
+	if events.AllowsAgent(c.Agents, slug) {
+		return nil
+	}
+	return &command.Error{Code: "FORBIDDEN", Field: "agent", Detail: "the API key is limited to agents"}
 }
 
 func (s *sessions) change(c command.Command, read func(any), post func(command.PostMessage) events.Event) {

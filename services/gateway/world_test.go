@@ -10,6 +10,7 @@ import (
 	"io"
 	"net/http"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -51,12 +52,14 @@ type world struct {
 	sessions map[string]*fake
 	entries  map[string]*versions.State // of the catalogue, by id
 	sealer   gateway.Sealer             // of the gateways; nil for none
+	now      func() time.Time           // of the gateways; nil for this machine's clock
 	mute     bool                       // commit rows and announce nothing
 }
 
 // fake is a session as the projector has folded it.
 type fake struct {
 	tenant, id string
+	agent      string
 	seq        uint32
 	position   string
 	blocks     map[string]*events.Block
@@ -144,7 +147,7 @@ func (w *world) gatewayOn(cfg gateway.Config, nc *nats.Conn, pool *pgxpool.Pool)
 	if cfg.GRPCListen == "" {
 		cfg.GRPCListen = "127.0.0.1:0"
 	}
-	g, err := gateway.New(cfg, gateway.Deps{NATS: nc, Pool: pool, Logger: natstest.Logger(w.t), Sealer: w.sealer})
+	g, err := gateway.New(cfg, gateway.Deps{NATS: nc, Pool: pool, Logger: natstest.Logger(w.t), Sealer: w.sealer, Now: w.now})
 	must(w.t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -168,10 +171,13 @@ func (w *world) gatewayOn(cfg gateway.Config, nc *nats.Conn, pool *pgxpool.Pool)
 }
 
 // session makes a session, as if it had been created, and gives its id.
-func (w *world) session(tenant string) string {
+func (w *world) session(tenant string) string { return w.sessionOf(tenant, "default") }
+
+// sessionOf makes a session of an agent.
+func (w *world) sessionOf(tenant, agent string) string {
 	w.t.Helper()
 	id := newID(w.t, events.KindSession)
-	w.emit(tenant, id, events.Event{Data: events.SessionCreated{Agent: "default", AgentVersion: "1", Architecture: "spool", Provider: "local",
+	w.emit(tenant, id, events.Event{Data: events.SessionCreated{Agent: agent, AgentVersion: "1", Architecture: "spool", Provider: "local",
 		Options: events.Options{IdleTimeoutMs: 900000, TurnLimitMs: 3600000, SessionLimitMs: 86400000}}})
 	return id
 }
@@ -268,6 +274,7 @@ func (p projection) event(e events.Event, i int) events.Wire {
 	p.block(e)
 	switch d := e.Data.(type) {
 	case events.SessionCreated:
+		f.agent = d.Agent
 		p.do(`INSERT INTO sessions (tenant, id, grp, status, agent, agent_version, architecture, provider, options, metadata, created_at, updated_at, tip, tip_position)
 			VALUES ($1, $2, $3, 'open', $4, $5, $6, $7, $8, $9, $10, $10, 0, '')`, f.tenant, f.id, readmodel.Group(f.id), d.Agent, d.AgentVersion, d.Architecture,
 			d.Provider, string(encode(p.w.t, d.Options)), text(d.Metadata), e.Time)
@@ -323,9 +330,14 @@ func (p projection) block(e events.Event) {
 }
 
 // addKey stores an API key as the projector does.
-func (w *world) addKey(tenant, id, name, prefix, hash string) {
+func (w *world) addKey(tenant string, d events.KeyCreated) {
 	w.t.Helper()
-	w.exec("INSERT INTO keys VALUES ($1, $2, $3, $4, $5, $6, now())", tenant, id, readmodel.Group(id), name, prefix, hash)
+	var expires *time.Time
+	if !d.Rights.ExpiresAt.IsZero() {
+		expires = &d.Rights.ExpiresAt
+	}
+	w.exec("INSERT INTO keys VALUES ($1, $2, $3, $4, $5, $6, now(), NULL, $7, $8, $9, $10)", tenant, d.KeyID, readmodel.Group(d.KeyID), d.Name, d.Prefix, d.SHA256,
+		string(d.Rights.Role), strings.Join(d.Rights.Agents, ","), expires, d.CreatedBy)
 }
 
 func text(raw json.RawMessage) *string {

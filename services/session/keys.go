@@ -46,3 +46,11 @@ func (k keyChains) live(ctx context.Context, tenant string) ([]events.Subject, e
 	}
 	return list, nil
 }
+
+// maxKeys returns how many API keys a tenant may have: its own limit, else the setting.
+func (s *Service) maxKeys(tenant string) int {
+	if own := s.budgets.Limits(tenant).Keys; own > 0 {
+		return int(own)
+	}
+	return s.cfg.MaxKeys
+}

@@ -206,7 +206,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	}
 	commands := command.New(command.Config{
 		Sessions: sessions, NATS: deps.NATS, Now: deps.Now, Providers: cfg.Providers,
-		LiveKeys: newKeyChains(js, deps.Log.Shards()).live, MaxKeys: func(string) int { return cfg.MaxKeys },
+		LiveKeys: newKeyChains(js, deps.Log.Shards()).live, MaxKeys: s.maxKeys,
 		Images:      cfg.images,
 		HostPaths:   hostpath.Policy{Roots: cfg.HostPaths, Private: cfg.Private},
 		IdleTimeout: cfg.IdleTimeout, TurnLimit: cfg.TurnLimit, SessionLimit: cfg.SessionLimit,

@@ -4581,7 +4581,15 @@ type CreateKeyRequest struct {
 	// To recognise it by: 1 to 100 characters.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Whose key it is; empty means the caller's tenant. Only the root key, or a caller on a server without keys, may name another.
-	Tenant        string `protobuf:"bytes,2,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Tenant string `protobuf:"bytes,2,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	// What it may do: use, operate, or admin, each of which includes the ones before. Empty means the role of the caller's key. A key
+	// cannot make a key with more rights than its own.
+	Role string `protobuf:"bytes,3,opt,name=role,proto3" json:"role,omitempty"`
+	// Slugs of the only agents that it may use, at most 64; default is the built-in one. Empty means those of the caller's key.
+	Agents []string `protobuf:"bytes,4,rep,name=agents,proto3" json:"agents,omitempty"`
+	// When it expires: a duration from now, such as 720h, or a time in RFC 3339. Empty means when the caller's key does. The clock of
+	// the server's database counts.
+	Expires       string `protobuf:"bytes,5,opt,name=expires,proto3" json:"expires,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4630,6 +4638,27 @@ func (x *CreateKeyRequest) GetTenant() string {
 	return ""
 }
 
+func (x *CreateKeyRequest) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+func (x *CreateKeyRequest) GetAgents() []string {
+	if x != nil {
+		return x.Agents
+	}
+	return nil
+}
+
+func (x *CreateKeyRequest) GetExpires() string {
+	if x != nil {
+		return x.Expires
+	}
+	return ""
+}
+
 type CreateKeyResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	KeyId string                 `protobuf:"bytes,1,opt,name=key_id,json=keyId,proto3" json:"key_id,omitempty"`
@@ -4637,9 +4666,14 @@ type CreateKeyResponse struct {
 	Key  string `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
 	Name string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
 	// The key's first characters.
-	Prefix        string `protobuf:"bytes,4,opt,name=prefix,proto3" json:"prefix,omitempty"`
-	Tenant        string `protobuf:"bytes,5,opt,name=tenant,proto3" json:"tenant,omitempty"`
-	Position      string `protobuf:"bytes,6,opt,name=position,proto3" json:"position,omitempty"`
+	Prefix   string `protobuf:"bytes,4,opt,name=prefix,proto3" json:"prefix,omitempty"`
+	Tenant   string `protobuf:"bytes,5,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Position string `protobuf:"bytes,6,opt,name=position,proto3" json:"position,omitempty"`
+	Role     string `protobuf:"bytes,7,opt,name=role,proto3" json:"role,omitempty"`
+	// Empty for all.
+	Agents []string `protobuf:"bytes,8,rep,name=agents,proto3" json:"agents,omitempty"`
+	// Absent for never.
+	ExpiresAt     *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4714,6 +4748,27 @@ func (x *CreateKeyResponse) GetPosition() string {
 		return x.Position
 	}
 	return ""
+}
+
+func (x *CreateKeyResponse) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+func (x *CreateKeyResponse) GetAgents() []string {
+	if x != nil {
+		return x.Agents
+	}
+	return nil
+}
+
+func (x *CreateKeyResponse) GetExpiresAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ExpiresAt
+	}
+	return nil
 }
 
 type ListDeadLettersRequest struct {
@@ -5255,8 +5310,16 @@ type Key struct {
 	Name      string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
 	Prefix    string                 `protobuf:"bytes,3,opt,name=prefix,proto3" json:"prefix,omitempty"`
 	CreatedAt *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
-	// Absent while the key is accepted.
-	RevokedAt     *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=revoked_at,json=revokedAt,proto3" json:"revoked_at,omitempty"`
+	// Absent unless it was revoked.
+	RevokedAt *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=revoked_at,json=revokedAt,proto3" json:"revoked_at,omitempty"`
+	// use, operate, or admin. Keys of builds without roles have role admin.
+	Role string `protobuf:"bytes,6,opt,name=role,proto3" json:"role,omitempty"`
+	// Slugs of the only agents that it may use; empty for all.
+	Agents []string `protobuf:"bytes,7,rep,name=agents,proto3" json:"agents,omitempty"`
+	// Absent for never.
+	ExpiresAt *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
+	// The id of the key that made it; absent where the root key did, and for keys of builds that did not record it.
+	CreatedBy     *string `protobuf:"bytes,9,opt,name=created_by,json=createdBy,proto3,oneof" json:"created_by,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5326,6 +5389,34 @@ func (x *Key) GetRevokedAt() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *Key) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+func (x *Key) GetAgents() []string {
+	if x != nil {
+		return x.Agents
+	}
+	return nil
+}
+
+func (x *Key) GetExpiresAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ExpiresAt
+	}
+	return nil
+}
+
+func (x *Key) GetCreatedBy() string {
+	if x != nil && x.CreatedBy != nil {
+		return *x.CreatedBy
+	}
+	return ""
+}
+
 type RevokeKeyRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	KeyId string                 `protobuf:"bytes,1,opt,name=key_id,json=keyId,proto3" json:"key_id,omitempty"`
@@ -5380,9 +5471,11 @@ func (x *RevokeKeyRequest) GetTenant() string {
 }
 
 type RevokeKeyResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	KeyId         string                 `protobuf:"bytes,1,opt,name=key_id,json=keyId,proto3" json:"key_id,omitempty"`
-	Position      string                 `protobuf:"bytes,2,opt,name=position,proto3" json:"position,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	KeyId    string                 `protobuf:"bytes,1,opt,name=key_id,json=keyId,proto3" json:"key_id,omitempty"`
+	Position string                 `protobuf:"bytes,2,opt,name=position,proto3" json:"position,omitempty"`
+	// The other keys that were revoked: those that descend from the key.
+	Revoked       []string `protobuf:"bytes,3,rep,name=revoked,proto3" json:"revoked,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5429,6 +5522,13 @@ func (x *RevokeKeyResponse) GetPosition() string {
 		return x.Position
 	}
 	return ""
+}
+
+func (x *RevokeKeyResponse) GetRevoked() []string {
+	if x != nil {
+		return x.Revoked
+	}
+	return nil
 }
 
 type SetBudgetRequest struct {
@@ -8626,17 +8726,24 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\b_message\"<\n" +
 	"\bTodoItem\x12\x18\n" +
 	"\acontent\x18\x01 \x01(\tR\acontent\x12\x16\n" +
-	"\x06status\x18\x02 \x01(\tR\x06status\">\n" +
+	"\x06status\x18\x02 \x01(\tR\x06status\"\x84\x01\n" +
 	"\x10CreateKeyRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
-	"\x06tenant\x18\x02 \x01(\tR\x06tenant\"\x9c\x01\n" +
+	"\x06tenant\x18\x02 \x01(\tR\x06tenant\x12\x12\n" +
+	"\x04role\x18\x03 \x01(\tR\x04role\x12\x16\n" +
+	"\x06agents\x18\x04 \x03(\tR\x06agents\x12\x18\n" +
+	"\aexpires\x18\x05 \x01(\tR\aexpires\"\x83\x02\n" +
 	"\x11CreateKeyResponse\x12\x15\n" +
 	"\x06key_id\x18\x01 \x01(\tR\x05keyId\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\tR\x03key\x12\x12\n" +
 	"\x04name\x18\x03 \x01(\tR\x04name\x12\x16\n" +
 	"\x06prefix\x18\x04 \x01(\tR\x06prefix\x12\x16\n" +
 	"\x06tenant\x18\x05 \x01(\tR\x06tenant\x12\x1a\n" +
-	"\bposition\x18\x06 \x01(\tR\bposition\"T\n" +
+	"\bposition\x18\x06 \x01(\tR\bposition\x12\x12\n" +
+	"\x04role\x18\a \x01(\tR\x04role\x12\x16\n" +
+	"\x06agents\x18\b \x03(\tR\x06agents\x129\n" +
+	"\n" +
+	"expires_at\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\"T\n" +
 	"\x16ListDeadLettersRequest\x12\x1b\n" +
 	"\tpage_size\x18\x01 \x01(\rR\bpageSize\x12\x1d\n" +
 	"\n" +
@@ -8671,7 +8778,7 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x0fListKeysRequest\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\"5\n" +
 	"\x10ListKeysResponse\x12!\n" +
-	"\x04keys\x18\x01 \x03(\v2\r.spool.v1.KeyR\x04keys\"\xbe\x01\n" +
+	"\x04keys\x18\x01 \x03(\v2\r.spool.v1.KeyR\x04keys\"\xd8\x02\n" +
 	"\x03Key\x12\x15\n" +
 	"\x06key_id\x18\x01 \x01(\tR\x05keyId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
@@ -8679,13 +8786,21 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\n" +
 	"created_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\x129\n" +
 	"\n" +
-	"revoked_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\trevokedAt\"A\n" +
+	"revoked_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\trevokedAt\x12\x12\n" +
+	"\x04role\x18\x06 \x01(\tR\x04role\x12\x16\n" +
+	"\x06agents\x18\a \x03(\tR\x06agents\x129\n" +
+	"\n" +
+	"expires_at\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\x12\"\n" +
+	"\n" +
+	"created_by\x18\t \x01(\tH\x00R\tcreatedBy\x88\x01\x01B\r\n" +
+	"\v_created_by\"A\n" +
 	"\x10RevokeKeyRequest\x12\x15\n" +
 	"\x06key_id\x18\x01 \x01(\tR\x05keyId\x12\x16\n" +
-	"\x06tenant\x18\x02 \x01(\tR\x06tenant\"F\n" +
+	"\x06tenant\x18\x02 \x01(\tR\x06tenant\"`\n" +
 	"\x11RevokeKeyResponse\x12\x15\n" +
 	"\x06key_id\x18\x01 \x01(\tR\x05keyId\x12\x1a\n" +
-	"\bposition\x18\x02 \x01(\tR\bposition\"l\n" +
+	"\bposition\x18\x02 \x01(\tR\bposition\x12\x18\n" +
+	"\arevoked\x18\x03 \x03(\tR\arevoked\"l\n" +
 	"\x10SetBudgetRequest\x12\x16\n" +
 	"\x06period\x18\x01 \x01(\tR\x06period\x12\x16\n" +
 	"\x06tenant\x18\x02 \x01(\tR\x06tenant\x12(\n" +
@@ -9136,146 +9251,148 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	18,  // 50: spool.v1.Block.parts:type_name -> spool.v1.Part
 	0,   // 51: spool.v1.Block.input:type_name -> spool.v1.Json
 	56,  // 52: spool.v1.Block.todos:type_name -> spool.v1.TodoItem
-	61,  // 53: spool.v1.ListDeadLettersResponse.dead_letters:type_name -> spool.v1.DeadLetter
-	118, // 54: spool.v1.DeadLetter.time:type_name -> google.protobuf.Timestamp
-	69,  // 55: spool.v1.ListKeysResponse.keys:type_name -> spool.v1.Key
-	118, // 56: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
-	118, // 57: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
-	3,   // 58: spool.v1.SetBudgetRequest.budget:type_name -> spool.v1.Budget
-	76,  // 59: spool.v1.ListBudgetsResponse.budgets:type_name -> spool.v1.TenantBudget
-	3,   // 60: spool.v1.TenantBudget.budget:type_name -> spool.v1.Budget
-	3,   // 61: spool.v1.TenantBudget.spent:type_name -> spool.v1.Budget
-	118, // 62: spool.v1.TenantBudget.until:type_name -> google.protobuf.Timestamp
-	79,  // 63: spool.v1.SetLimitsRequest.limits:type_name -> spool.v1.TenantLimits
-	79,  // 64: spool.v1.GetLimitsResponse.limits:type_name -> spool.v1.TenantLimits
-	79,  // 65: spool.v1.GetLimitsResponse.used:type_name -> spool.v1.TenantLimits
-	86,  // 66: spool.v1.Definition.ref:type_name -> spool.v1.Reference
-	0,   // 67: spool.v1.Definition.spec:type_name -> spool.v1.Json
-	118, // 68: spool.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
-	86,  // 69: spool.v1.ApplyResponse.ref:type_name -> spool.v1.Reference
-	86,  // 70: spool.v1.ApplyAgentRequest.ref:type_name -> spool.v1.Reference
-	0,   // 71: spool.v1.ApplyAgentRequest.spec:type_name -> spool.v1.Json
-	87,  // 72: spool.v1.ListAgentsResponse.agents:type_name -> spool.v1.Definition
-	86,  // 73: spool.v1.ApplyInstanceRequest.ref:type_name -> spool.v1.Reference
-	0,   // 74: spool.v1.ApplyInstanceRequest.spec:type_name -> spool.v1.Json
-	87,  // 75: spool.v1.ListInstancesResponse.instances:type_name -> spool.v1.Definition
-	86,  // 76: spool.v1.ApplyEnvironmentRequest.ref:type_name -> spool.v1.Reference
-	0,   // 77: spool.v1.ApplyEnvironmentRequest.spec:type_name -> spool.v1.Json
-	87,  // 78: spool.v1.ListEnvironmentsResponse.environments:type_name -> spool.v1.Definition
-	108, // 79: spool.v1.ExplainEnvironmentResponse.variables:type_name -> spool.v1.ExplainedVariable
-	107, // 80: spool.v1.ExplainEnvironmentResponse.egress:type_name -> spool.v1.ExplainedHost
-	112, // 81: spool.v1.ListSkillsResponse.skills:type_name -> spool.v1.Skill
-	86,  // 82: spool.v1.Skill.ref:type_name -> spool.v1.Reference
-	118, // 83: spool.v1.Skill.created_at:type_name -> google.protobuf.Timestamp
-	17,  // 84: spool.v1.PostMessageRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	17,  // 85: spool.v1.StartExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	5,   // 86: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
-	7,   // 87: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
-	9,   // 88: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
-	12,  // 89: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
-	14,  // 90: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
-	16,  // 91: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
-	20,  // 92: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
-	22,  // 93: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
-	24,  // 94: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
-	26,  // 95: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
-	29,  // 96: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
-	31,  // 97: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
-	34,  // 98: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
-	32,  // 99: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
-	38,  // 100: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
-	40,  // 101: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
-	42,  // 102: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
-	44,  // 103: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
-	46,  // 104: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
-	50,  // 105: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
-	53,  // 106: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
-	57,  // 107: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
-	67,  // 108: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
-	70,  // 109: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
-	80,  // 110: spool.v1.Limits.SetLimits:input_type -> spool.v1.SetLimitsRequest
-	82,  // 111: spool.v1.Limits.GetLimits:input_type -> spool.v1.GetLimitsRequest
-	84,  // 112: spool.v1.Limits.RemoveLimits:input_type -> spool.v1.RemoveLimitsRequest
-	72,  // 113: spool.v1.Budgets.SetBudget:input_type -> spool.v1.SetBudgetRequest
-	74,  // 114: spool.v1.Budgets.ListBudgets:input_type -> spool.v1.ListBudgetsRequest
-	77,  // 115: spool.v1.Budgets.RemoveBudget:input_type -> spool.v1.RemoveBudgetRequest
-	59,  // 116: spool.v1.DeadLetters.ListDeadLetters:input_type -> spool.v1.ListDeadLettersRequest
-	62,  // 117: spool.v1.DeadLetters.GetDeadLetter:input_type -> spool.v1.GetDeadLetterRequest
-	63,  // 118: spool.v1.DeadLetters.RetryDeadLetter:input_type -> spool.v1.RetryDeadLetterRequest
-	65,  // 119: spool.v1.DeadLetters.DropDeadLetter:input_type -> spool.v1.DropDeadLetterRequest
-	90,  // 120: spool.v1.Agents.ApplyAgent:input_type -> spool.v1.ApplyAgentRequest
-	91,  // 121: spool.v1.Agents.ListAgents:input_type -> spool.v1.ListAgentsRequest
-	93,  // 122: spool.v1.Agents.GetAgent:input_type -> spool.v1.GetAgentRequest
-	94,  // 123: spool.v1.Agents.RemoveAgent:input_type -> spool.v1.RemoveAgentRequest
-	95,  // 124: spool.v1.Instances.ApplyInstance:input_type -> spool.v1.ApplyInstanceRequest
-	96,  // 125: spool.v1.Instances.ListInstances:input_type -> spool.v1.ListInstancesRequest
-	98,  // 126: spool.v1.Instances.GetInstance:input_type -> spool.v1.GetInstanceRequest
-	99,  // 127: spool.v1.Instances.RemoveInstance:input_type -> spool.v1.RemoveInstanceRequest
-	100, // 128: spool.v1.Environments.ApplyEnvironment:input_type -> spool.v1.ApplyEnvironmentRequest
-	101, // 129: spool.v1.Environments.ListEnvironments:input_type -> spool.v1.ListEnvironmentsRequest
-	103, // 130: spool.v1.Environments.GetEnvironment:input_type -> spool.v1.GetEnvironmentRequest
-	104, // 131: spool.v1.Environments.RemoveEnvironment:input_type -> spool.v1.RemoveEnvironmentRequest
-	105, // 132: spool.v1.Environments.ExplainEnvironment:input_type -> spool.v1.ExplainEnvironmentRequest
-	109, // 133: spool.v1.Skills.ListSkills:input_type -> spool.v1.ListSkillsRequest
-	111, // 134: spool.v1.Skills.GetSkill:input_type -> spool.v1.GetSkillRequest
-	113, // 135: spool.v1.Skills.TagSkill:input_type -> spool.v1.TagSkillRequest
-	114, // 136: spool.v1.Skills.RemoveSkill:input_type -> spool.v1.RemoveSkillRequest
-	6,   // 137: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
-	8,   // 138: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
-	10,  // 139: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
-	13,  // 140: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
-	15,  // 141: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
-	19,  // 142: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
-	21,  // 143: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
-	23,  // 144: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
-	25,  // 145: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
-	27,  // 146: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
-	30,  // 147: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
-	33,  // 148: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
-	35,  // 149: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
-	33,  // 150: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
-	39,  // 151: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
-	41,  // 152: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
-	43,  // 153: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
-	45,  // 154: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
-	47,  // 155: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
-	51,  // 156: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
-	54,  // 157: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
-	58,  // 158: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
-	68,  // 159: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
-	71,  // 160: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
-	81,  // 161: spool.v1.Limits.SetLimits:output_type -> spool.v1.SetLimitsResponse
-	83,  // 162: spool.v1.Limits.GetLimits:output_type -> spool.v1.GetLimitsResponse
-	85,  // 163: spool.v1.Limits.RemoveLimits:output_type -> spool.v1.RemoveLimitsResponse
-	73,  // 164: spool.v1.Budgets.SetBudget:output_type -> spool.v1.SetBudgetResponse
-	75,  // 165: spool.v1.Budgets.ListBudgets:output_type -> spool.v1.ListBudgetsResponse
-	78,  // 166: spool.v1.Budgets.RemoveBudget:output_type -> spool.v1.RemoveBudgetResponse
-	60,  // 167: spool.v1.DeadLetters.ListDeadLetters:output_type -> spool.v1.ListDeadLettersResponse
-	61,  // 168: spool.v1.DeadLetters.GetDeadLetter:output_type -> spool.v1.DeadLetter
-	64,  // 169: spool.v1.DeadLetters.RetryDeadLetter:output_type -> spool.v1.RetryDeadLetterResponse
-	66,  // 170: spool.v1.DeadLetters.DropDeadLetter:output_type -> spool.v1.DropDeadLetterResponse
-	88,  // 171: spool.v1.Agents.ApplyAgent:output_type -> spool.v1.ApplyResponse
-	92,  // 172: spool.v1.Agents.ListAgents:output_type -> spool.v1.ListAgentsResponse
-	87,  // 173: spool.v1.Agents.GetAgent:output_type -> spool.v1.Definition
-	89,  // 174: spool.v1.Agents.RemoveAgent:output_type -> spool.v1.RemoveResponse
-	88,  // 175: spool.v1.Instances.ApplyInstance:output_type -> spool.v1.ApplyResponse
-	97,  // 176: spool.v1.Instances.ListInstances:output_type -> spool.v1.ListInstancesResponse
-	87,  // 177: spool.v1.Instances.GetInstance:output_type -> spool.v1.Definition
-	89,  // 178: spool.v1.Instances.RemoveInstance:output_type -> spool.v1.RemoveResponse
-	88,  // 179: spool.v1.Environments.ApplyEnvironment:output_type -> spool.v1.ApplyResponse
-	102, // 180: spool.v1.Environments.ListEnvironments:output_type -> spool.v1.ListEnvironmentsResponse
-	87,  // 181: spool.v1.Environments.GetEnvironment:output_type -> spool.v1.Definition
-	89,  // 182: spool.v1.Environments.RemoveEnvironment:output_type -> spool.v1.RemoveResponse
-	106, // 183: spool.v1.Environments.ExplainEnvironment:output_type -> spool.v1.ExplainEnvironmentResponse
-	110, // 184: spool.v1.Skills.ListSkills:output_type -> spool.v1.ListSkillsResponse
-	112, // 185: spool.v1.Skills.GetSkill:output_type -> spool.v1.Skill
-	88,  // 186: spool.v1.Skills.TagSkill:output_type -> spool.v1.ApplyResponse
-	89,  // 187: spool.v1.Skills.RemoveSkill:output_type -> spool.v1.RemoveResponse
-	137, // [137:188] is the sub-list for method output_type
-	86,  // [86:137] is the sub-list for method input_type
-	86,  // [86:86] is the sub-list for extension type_name
-	86,  // [86:86] is the sub-list for extension extendee
-	0,   // [0:86] is the sub-list for field type_name
+	118, // 53: spool.v1.CreateKeyResponse.expires_at:type_name -> google.protobuf.Timestamp
+	61,  // 54: spool.v1.ListDeadLettersResponse.dead_letters:type_name -> spool.v1.DeadLetter
+	118, // 55: spool.v1.DeadLetter.time:type_name -> google.protobuf.Timestamp
+	69,  // 56: spool.v1.ListKeysResponse.keys:type_name -> spool.v1.Key
+	118, // 57: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
+	118, // 58: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
+	118, // 59: spool.v1.Key.expires_at:type_name -> google.protobuf.Timestamp
+	3,   // 60: spool.v1.SetBudgetRequest.budget:type_name -> spool.v1.Budget
+	76,  // 61: spool.v1.ListBudgetsResponse.budgets:type_name -> spool.v1.TenantBudget
+	3,   // 62: spool.v1.TenantBudget.budget:type_name -> spool.v1.Budget
+	3,   // 63: spool.v1.TenantBudget.spent:type_name -> spool.v1.Budget
+	118, // 64: spool.v1.TenantBudget.until:type_name -> google.protobuf.Timestamp
+	79,  // 65: spool.v1.SetLimitsRequest.limits:type_name -> spool.v1.TenantLimits
+	79,  // 66: spool.v1.GetLimitsResponse.limits:type_name -> spool.v1.TenantLimits
+	79,  // 67: spool.v1.GetLimitsResponse.used:type_name -> spool.v1.TenantLimits
+	86,  // 68: spool.v1.Definition.ref:type_name -> spool.v1.Reference
+	0,   // 69: spool.v1.Definition.spec:type_name -> spool.v1.Json
+	118, // 70: spool.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
+	86,  // 71: spool.v1.ApplyResponse.ref:type_name -> spool.v1.Reference
+	86,  // 72: spool.v1.ApplyAgentRequest.ref:type_name -> spool.v1.Reference
+	0,   // 73: spool.v1.ApplyAgentRequest.spec:type_name -> spool.v1.Json
+	87,  // 74: spool.v1.ListAgentsResponse.agents:type_name -> spool.v1.Definition
+	86,  // 75: spool.v1.ApplyInstanceRequest.ref:type_name -> spool.v1.Reference
+	0,   // 76: spool.v1.ApplyInstanceRequest.spec:type_name -> spool.v1.Json
+	87,  // 77: spool.v1.ListInstancesResponse.instances:type_name -> spool.v1.Definition
+	86,  // 78: spool.v1.ApplyEnvironmentRequest.ref:type_name -> spool.v1.Reference
+	0,   // 79: spool.v1.ApplyEnvironmentRequest.spec:type_name -> spool.v1.Json
+	87,  // 80: spool.v1.ListEnvironmentsResponse.environments:type_name -> spool.v1.Definition
+	108, // 81: spool.v1.ExplainEnvironmentResponse.variables:type_name -> spool.v1.ExplainedVariable
+	107, // 82: spool.v1.ExplainEnvironmentResponse.egress:type_name -> spool.v1.ExplainedHost
+	112, // 83: spool.v1.ListSkillsResponse.skills:type_name -> spool.v1.Skill
+	86,  // 84: spool.v1.Skill.ref:type_name -> spool.v1.Reference
+	118, // 85: spool.v1.Skill.created_at:type_name -> google.protobuf.Timestamp
+	17,  // 86: spool.v1.PostMessageRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	17,  // 87: spool.v1.StartExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	5,   // 88: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
+	7,   // 89: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
+	9,   // 90: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
+	12,  // 91: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
+	14,  // 92: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
+	16,  // 93: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
+	20,  // 94: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
+	22,  // 95: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
+	24,  // 96: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
+	26,  // 97: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
+	29,  // 98: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
+	31,  // 99: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
+	34,  // 100: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
+	32,  // 101: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
+	38,  // 102: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
+	40,  // 103: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
+	42,  // 104: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
+	44,  // 105: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
+	46,  // 106: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
+	50,  // 107: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
+	53,  // 108: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
+	57,  // 109: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
+	67,  // 110: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
+	70,  // 111: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
+	80,  // 112: spool.v1.Limits.SetLimits:input_type -> spool.v1.SetLimitsRequest
+	82,  // 113: spool.v1.Limits.GetLimits:input_type -> spool.v1.GetLimitsRequest
+	84,  // 114: spool.v1.Limits.RemoveLimits:input_type -> spool.v1.RemoveLimitsRequest
+	72,  // 115: spool.v1.Budgets.SetBudget:input_type -> spool.v1.SetBudgetRequest
+	74,  // 116: spool.v1.Budgets.ListBudgets:input_type -> spool.v1.ListBudgetsRequest
+	77,  // 117: spool.v1.Budgets.RemoveBudget:input_type -> spool.v1.RemoveBudgetRequest
+	59,  // 118: spool.v1.DeadLetters.ListDeadLetters:input_type -> spool.v1.ListDeadLettersRequest
+	62,  // 119: spool.v1.DeadLetters.GetDeadLetter:input_type -> spool.v1.GetDeadLetterRequest
+	63,  // 120: spool.v1.DeadLetters.RetryDeadLetter:input_type -> spool.v1.RetryDeadLetterRequest
+	65,  // 121: spool.v1.DeadLetters.DropDeadLetter:input_type -> spool.v1.DropDeadLetterRequest
+	90,  // 122: spool.v1.Agents.ApplyAgent:input_type -> spool.v1.ApplyAgentRequest
+	91,  // 123: spool.v1.Agents.ListAgents:input_type -> spool.v1.ListAgentsRequest
+	93,  // 124: spool.v1.Agents.GetAgent:input_type -> spool.v1.GetAgentRequest
+	94,  // 125: spool.v1.Agents.RemoveAgent:input_type -> spool.v1.RemoveAgentRequest
+	95,  // 126: spool.v1.Instances.ApplyInstance:input_type -> spool.v1.ApplyInstanceRequest
+	96,  // 127: spool.v1.Instances.ListInstances:input_type -> spool.v1.ListInstancesRequest
+	98,  // 128: spool.v1.Instances.GetInstance:input_type -> spool.v1.GetInstanceRequest
+	99,  // 129: spool.v1.Instances.RemoveInstance:input_type -> spool.v1.RemoveInstanceRequest
+	100, // 130: spool.v1.Environments.ApplyEnvironment:input_type -> spool.v1.ApplyEnvironmentRequest
+	101, // 131: spool.v1.Environments.ListEnvironments:input_type -> spool.v1.ListEnvironmentsRequest
+	103, // 132: spool.v1.Environments.GetEnvironment:input_type -> spool.v1.GetEnvironmentRequest
+	104, // 133: spool.v1.Environments.RemoveEnvironment:input_type -> spool.v1.RemoveEnvironmentRequest
+	105, // 134: spool.v1.Environments.ExplainEnvironment:input_type -> spool.v1.ExplainEnvironmentRequest
+	109, // 135: spool.v1.Skills.ListSkills:input_type -> spool.v1.ListSkillsRequest
+	111, // 136: spool.v1.Skills.GetSkill:input_type -> spool.v1.GetSkillRequest
+	113, // 137: spool.v1.Skills.TagSkill:input_type -> spool.v1.TagSkillRequest
+	114, // 138: spool.v1.Skills.RemoveSkill:input_type -> spool.v1.RemoveSkillRequest
+	6,   // 139: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
+	8,   // 140: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
+	10,  // 141: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
+	13,  // 142: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
+	15,  // 143: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
+	19,  // 144: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
+	21,  // 145: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
+	23,  // 146: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
+	25,  // 147: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
+	27,  // 148: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
+	30,  // 149: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
+	33,  // 150: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
+	35,  // 151: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
+	33,  // 152: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
+	39,  // 153: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
+	41,  // 154: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
+	43,  // 155: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
+	45,  // 156: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
+	47,  // 157: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
+	51,  // 158: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
+	54,  // 159: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
+	58,  // 160: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
+	68,  // 161: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
+	71,  // 162: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
+	81,  // 163: spool.v1.Limits.SetLimits:output_type -> spool.v1.SetLimitsResponse
+	83,  // 164: spool.v1.Limits.GetLimits:output_type -> spool.v1.GetLimitsResponse
+	85,  // 165: spool.v1.Limits.RemoveLimits:output_type -> spool.v1.RemoveLimitsResponse
+	73,  // 166: spool.v1.Budgets.SetBudget:output_type -> spool.v1.SetBudgetResponse
+	75,  // 167: spool.v1.Budgets.ListBudgets:output_type -> spool.v1.ListBudgetsResponse
+	78,  // 168: spool.v1.Budgets.RemoveBudget:output_type -> spool.v1.RemoveBudgetResponse
+	60,  // 169: spool.v1.DeadLetters.ListDeadLetters:output_type -> spool.v1.ListDeadLettersResponse
+	61,  // 170: spool.v1.DeadLetters.GetDeadLetter:output_type -> spool.v1.DeadLetter
+	64,  // 171: spool.v1.DeadLetters.RetryDeadLetter:output_type -> spool.v1.RetryDeadLetterResponse
+	66,  // 172: spool.v1.DeadLetters.DropDeadLetter:output_type -> spool.v1.DropDeadLetterResponse
+	88,  // 173: spool.v1.Agents.ApplyAgent:output_type -> spool.v1.ApplyResponse
+	92,  // 174: spool.v1.Agents.ListAgents:output_type -> spool.v1.ListAgentsResponse
+	87,  // 175: spool.v1.Agents.GetAgent:output_type -> spool.v1.Definition
+	89,  // 176: spool.v1.Agents.RemoveAgent:output_type -> spool.v1.RemoveResponse
+	88,  // 177: spool.v1.Instances.ApplyInstance:output_type -> spool.v1.ApplyResponse
+	97,  // 178: spool.v1.Instances.ListInstances:output_type -> spool.v1.ListInstancesResponse
+	87,  // 179: spool.v1.Instances.GetInstance:output_type -> spool.v1.Definition
+	89,  // 180: spool.v1.Instances.RemoveInstance:output_type -> spool.v1.RemoveResponse
+	88,  // 181: spool.v1.Environments.ApplyEnvironment:output_type -> spool.v1.ApplyResponse
+	102, // 182: spool.v1.Environments.ListEnvironments:output_type -> spool.v1.ListEnvironmentsResponse
+	87,  // 183: spool.v1.Environments.GetEnvironment:output_type -> spool.v1.Definition
+	89,  // 184: spool.v1.Environments.RemoveEnvironment:output_type -> spool.v1.RemoveResponse
+	106, // 185: spool.v1.Environments.ExplainEnvironment:output_type -> spool.v1.ExplainEnvironmentResponse
+	110, // 186: spool.v1.Skills.ListSkills:output_type -> spool.v1.ListSkillsResponse
+	112, // 187: spool.v1.Skills.GetSkill:output_type -> spool.v1.Skill
+	88,  // 188: spool.v1.Skills.TagSkill:output_type -> spool.v1.ApplyResponse
+	89,  // 189: spool.v1.Skills.RemoveSkill:output_type -> spool.v1.RemoveResponse
+	139, // [139:190] is the sub-list for method output_type
+	88,  // [88:139] is the sub-list for method input_type
+	88,  // [88:88] is the sub-list for extension type_name
+	88,  // [88:88] is the sub-list for extension extendee
+	0,   // [0:88] is the sub-list for field type_name
 }
 
 func init() { file_spool_v1_spool_proto_init() }
@@ -9301,6 +9418,7 @@ func file_spool_v1_spool_proto_init() {
 	}
 	file_spool_v1_spool_proto_msgTypes[55].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[61].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[69].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[86].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[108].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[112].OneofWrappers = []any{}

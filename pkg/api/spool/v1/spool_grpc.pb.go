@@ -1098,7 +1098,8 @@ type KeysClient interface {
 	CreateKey(ctx context.Context, in *CreateKeyRequest, opts ...grpc.CallOption) (*CreateKeyResponse, error)
 	// Lists the tenant's keys, revoked ones too.
 	ListKeys(ctx context.Context, in *ListKeysRequest, opts ...grpc.CallOption) (*ListKeysResponse, error)
-	// Revokes a key. When this returns the key is refused, and what is connected with it is cut within a second.
+	// Revokes a key, and the keys that it made, and that these made. When this returns they are refused, and what is connected with
+	// them is cut within a second.
 	RevokeKey(ctx context.Context, in *RevokeKeyRequest, opts ...grpc.CallOption) (*RevokeKeyResponse, error)
 }
 
@@ -1150,7 +1151,8 @@ type KeysServer interface {
 	CreateKey(context.Context, *CreateKeyRequest) (*CreateKeyResponse, error)
 	// Lists the tenant's keys, revoked ones too.
 	ListKeys(context.Context, *ListKeysRequest) (*ListKeysResponse, error)
-	// Revokes a key. When this returns the key is refused, and what is connected with it is cut within a second.
+	// Revokes a key, and the keys that it made, and that these made. When this returns they are refused, and what is connected with
+	// them is cut within a second.
 	RevokeKey(context.Context, *RevokeKeyRequest) (*RevokeKeyResponse, error)
 	mustEmbedUnimplementedKeysServer()
 }

@@ -119,6 +119,9 @@ func (s *Server) session(ctx context.Context, id, minPosition string) (tenant st
 	if err := reads.CheckSession(id); err != nil {
 		return "", err
 	}
+	if err := s.Reads.Visible(ctx, p.Tenant, id, p.Agents); err != nil {
+		return "", err
+	}
 	return p.Tenant, s.Reads.WaitPosition(ctx, id, minPosition)
 }
 

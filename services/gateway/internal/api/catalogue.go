@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/spoolhq/spool/pkg/api/command"
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
@@ -117,6 +118,10 @@ func mayWrite(p auth.Principal, ref events.Reference, field string) error {
 	if ref.Scope == events.ScopePlatform && !p.Admin && p.Tenant != events.PlatformTenant {
 		return problem.New(problem.Forbidden, field, "the platform's entries are written with a key of tenant platform, which the root key makes; every tenant may read them")
 	}
+	// Of the catalogue a key that is limited to agents changes nothing but agents; see auth.Allow.
+	if !events.AllowsAgent(p.Agents, ref.Slug) {
+		return problem.New(problem.Forbidden, "Authorization", "the key is limited to the agents "+strings.Join(p.Agents, ", "))
+	}
 	return nil
 }
 
@@ -227,10 +232,26 @@ func (s *Server) version(ctx context.Context, n noun, ref events.Reference, minP
 		return reads.Version{}, err
 	}
 	v, found, err := s.Reads.Definition(ctx, n.kind, p.Tenant, ref)
+	if err == nil && found {
+		found, err = visible(p, n.kind, v)
+	}
 	if err == nil && !found {
 		err = n.absent("slug")
 	}
 	return v, err
+}
+
+// visible reports whether a version is of an agent that the principal may use. Environments and skills are of no agent.
+func visible(p auth.Principal, kind events.Aspect, v reads.Version) (bool, error) {
+	switch kind {
+	case events.Agent:
+		return events.AllowsAgent(p.Agents, v.Ref.Slug), nil
+	case events.Instance:
+		var spec events.InstanceSpec
+		err := readSpec(v.Spec, &spec)
+		return events.AllowsAgent(p.Agents, spec.Agent.Slug), err
+	}
+	return true, nil
 }
 
 func dressDefinition(v reads.Version) *spoolv1.Definition {
@@ -267,7 +288,7 @@ func (s *Server) versions(ctx context.Context, n noun, r paged) ([]reads.Version
 	if err != nil {
 		return nil, "", err
 	}
-	return s.Reads.Definitions(ctx, n.kind, p.Tenant, r.GetPageToken(), r.GetPageSize())
+	return s.Reads.Definitions(ctx, n.kind, p.Tenant, p.Agents, r.GetPageToken(), r.GetPageSize())
 }
 
 func (s *Server) definitions(ctx context.Context, n noun, r paged) ([]*spoolv1.Definition, string, error) {

@@ -72,7 +72,7 @@ func (s *Server) ExplainEnvironment(ctx context.Context, r *spoolv1.ExplainEnvir
 	if err != nil {
 		return nil, err
 	}
-	agent, list, err := s.layersOf(ctx, p.Tenant, r)
+	agent, list, err := s.layersOf(ctx, p, r)
 	if err != nil {
 		return nil, err
 	}
@@ -112,13 +112,13 @@ func union(agent events.AgentSpec, list []layers.Environment) ([]egress.Sourced,
 }
 
 // layersOf reads what the request refers to: the agent, and the environments in their order.
-func (s *Server) layersOf(ctx context.Context, tenant string, r *spoolv1.ExplainEnvironmentRequest) (agent events.AgentSpec, list []layers.Environment, err error) {
-	ref, refs, err := s.chosen(ctx, tenant, r)
+func (s *Server) layersOf(ctx context.Context, p auth.Principal, r *spoolv1.ExplainEnvironmentRequest) (agent events.AgentSpec, list []layers.Environment, err error) {
+	ref, refs, err := s.chosen(ctx, p, r)
 	if err != nil {
 		return agent, nil, err
 	}
 	if ref.Slug != "" && ref != (events.Reference{Slug: builtIn}) {
-		v, found, err := s.Reads.Definition(ctx, events.Agent, tenant, ref)
+		v, found, err := s.Reads.Definition(ctx, events.Agent, p.Tenant, ref)
 		if err == nil && !found {
 			err = agents().absent("agent")
 		}
@@ -130,7 +130,7 @@ func (s *Server) layersOf(ctx context.Context, tenant string, r *spoolv1.Explain
 		}
 	}
 	for _, e := range refs {
-		v, found, err := s.Reads.Definition(ctx, events.Environment, tenant, e.ref)
+		v, found, err := s.Reads.Definition(ctx, events.Environment, p.Tenant, e.ref)
 		if err == nil && !found {
 			err = environments().absent(e.field)
 		}
@@ -153,13 +153,16 @@ type placed struct {
 }
 
 // chosen gives the agent and the environments that a request refers to, those of its instance first.
-func (s *Server) chosen(ctx context.Context, tenant string, r *spoolv1.ExplainEnvironmentRequest) (agent events.Reference, out []placed, err error) {
+func (s *Server) chosen(ctx context.Context, p auth.Principal, r *spoolv1.ExplainEnvironmentRequest) (agent events.Reference, out []placed, err error) {
 	agent, instance, list, err := referring(r)
 	if err != nil {
 		return agent, nil, err
 	}
 	if instance.Slug != "" {
-		v, found, err := s.Reads.Definition(ctx, events.Instance, tenant, instance)
+		v, found, err := s.Reads.Definition(ctx, events.Instance, p.Tenant, instance)
+		if err == nil && found {
+			found, err = visible(p, events.Instance, v)
+		}
 		if err == nil && !found {
 			err = instances().absent("instance")
 		}
@@ -174,6 +177,9 @@ func (s *Server) chosen(ctx context.Context, tenant string, r *spoolv1.ExplainEn
 		for _, e := range spec.Environments {
 			out = append(out, placed{own(e), "instance"})
 		}
+	}
+	if agent.Slug != "" && !events.AllowsAgent(p.Agents, agent.Slug) {
+		return agent, nil, agents().absent("agent")
 	}
 	for i, e := range list {
 		out = append(out, placed{e, fmt.Sprintf("environments[%d]", i)})

@@ -78,7 +78,7 @@ func (s *Server) StreamEvents(r *spoolv1.StreamEventsRequest, out grpc.ServerStr
 	}
 	ctx, release := s.Watch.Add(out.Context(), p)
 	defer release()
-	reader, err := s.Live.Join(ctx, p.Tenant, r.GetSessionId(), r.GetAfter())
+	reader, err := s.Live.Join(ctx, p.Tenant, p.Agents, r.GetSessionId(), r.GetAfter())
 	if err != nil {
 		return err
 	}

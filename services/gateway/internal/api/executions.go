@@ -49,7 +49,7 @@ func (s *Server) ListExecutions(ctx context.Context, r *spoolv1.ListExecutionsRe
 	if err != nil {
 		return nil, err
 	}
-	list, next, err := s.Reads.Executions(ctx, p.Tenant, filterOf(r.GetPhase(), r, r.MetadataValue), r.GetPageToken(), r.GetPageSize())
+	list, next, err := s.Reads.Executions(ctx, p.Tenant, filterOf(p, r.GetPhase(), r, r.MetadataValue), r.GetPageToken(), r.GetPageSize())
 	return &spoolv1.ListExecutionsResponse{Executions: list, NextPageToken: next}, err
 }
 
@@ -75,6 +75,11 @@ func (s *Server) execution(ctx context.Context, id, minPosition string) (*spoolv
 	}
 	if err := reads.CheckExecution(id); err != nil {
 		return nil, err
+	}
+	if len(p.Agents) > 0 {
+		if _, err := s.Reads.VisibleExecution(ctx, p.Tenant, id, p.Agents); err != nil {
+			return nil, err
+		}
 	}
 	return s.Reads.Execution(ctx, p.Tenant, id, minPosition)
 }
@@ -124,7 +129,7 @@ func (s *Server) control(ctx context.Context, typ command.Type, id string) (posi
 	if err := reads.CheckExecution(id); err != nil {
 		return "", err
 	}
-	session, err := s.Reads.SessionOf(ctx, p.Tenant, id)
+	session, err := s.Reads.VisibleExecution(ctx, p.Tenant, id, p.Agents)
 	if err != nil {
 		return "", err
 	}

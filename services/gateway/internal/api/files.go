@@ -98,6 +98,9 @@ func (s *Server) existing(ctx context.Context, id string) (tenant, status string
 	if err := reads.CheckSession(id); err != nil {
 		return "", "", err
 	}
+	if err := s.Reads.Visible(ctx, p.Tenant, id, p.Agents); err != nil {
+		return "", "", err
+	}
 	status, err = s.Reads.Status(ctx, p.Tenant, id)
 	return p.Tenant, status, err
 }

@@ -2,7 +2,9 @@ package api
 
 import (
 	"context"
+	"errors"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"github.com/spoolhq/spool/pkg/api/command"
@@ -12,6 +14,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/commands"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
+	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
 )
 
 const maxKeyName = 100 // characters
@@ -37,17 +40,53 @@ func (s *Server) CreateKey(ctx context.Context, r *spoolv1.CreateKeyRequest) (*s
 	if err != nil {
 		return nil, problem.From(err)
 	}
+	rights, err := s.keyRights(ctx, r)
+	if err != nil {
+		return nil, err
+	}
 	about := keySubject(tenant, id)
 	a, err := s.Send.Send(ctx, commands.Request{
 		Type: command.TypeCreateKey, Principal: p, Tenant: tenant, About: about,
-		Body: command.CreateKey{KeyID: id, Name: r.GetName(), Prefix: auth.Shown(key), SHA256: auth.Hash(key)},
+		Body: command.CreateKey{KeyID: id, Name: r.GetName(), Prefix: auth.Shown(key), SHA256: auth.Hash(key), Rights: rights},
 	})
 	if err != nil {
 		return nil, err
 	}
 	// The key is made, and is shown now or never: that it is accepted a moment later is no error.
 	_ = s.Reads.WaitPosition(ctx, about, a.Position)
-	return &spoolv1.CreateKeyResponse{KeyId: id, Key: key, Name: r.GetName(), Prefix: auth.Shown(key), Tenant: tenant, Position: a.Position}, nil
+	if a.Rights != nil {
+		rights = *a.Rights
+	}
+	out := &spoolv1.CreateKeyResponse{
+		KeyId: id, Key: key, Name: r.GetName(), Prefix: auth.Shown(key), Tenant: tenant, Position: a.Position, Role: string(rights.RoleOf()), Agents: rights.Agents,
+	}
+	if !rights.ExpiresAt.IsZero() {
+		out.ExpiresAt = wirejson.Time(rights.ExpiresAt)
+	}
+	return out, nil
+}
+
+// keyRights reads the rights that a request gives a key. The session service checks them against the rights of the caller's key.
+func (s *Server) keyRights(ctx context.Context, r *spoolv1.CreateKeyRequest) (events.KeyRights, error) {
+	rights := events.KeyRights{Role: events.Role(r.GetRole()), Agents: r.GetAgents()}
+	text := r.GetExpires()
+	if text == "" {
+		return rights, nil
+	}
+	now, err := s.Reads.Now(ctx)
+	if err != nil {
+		return rights, err
+	}
+	if after, err := time.ParseDuration(text); err == nil {
+		rights.ExpiresAt = now.Add(after)
+	} else if rights.ExpiresAt, err = time.Parse(time.RFC3339, text); err != nil {
+		return rights, problem.Invalid("expires", "%+q is neither a duration, such as 720h, nor a time in RFC 3339, such as 2026-01-31T12:00:00Z", clip(text))
+	}
+	if !rights.ExpiresAt.After(now) {
+		return rights, problem.Invalid("expires", "%+q is not in the future: the database's clock says %s", clip(text), now.UTC().Format(time.RFC3339))
+	}
+	rights.ExpiresAt = rights.ExpiresAt.UTC().Truncate(time.Millisecond)
+	return rights, nil
 }
 
 // keyTenant says whose keys are meant: the caller's, or those of the tenant that an admin names.
@@ -80,11 +119,11 @@ func (s *Server) ListKeys(ctx context.Context, r *spoolv1.ListKeysRequest) (*spo
 	if err != nil {
 		return nil, err
 	}
-	list, err := s.Reads.Keys(ctx, tenant)
+	list, err := s.Reads.Keys(ctx, tenant, p.Agents)
 	return &spoolv1.ListKeysResponse{Keys: list}, err
 }
 
-// RevokeKey ends a key. It returns when the key is refused.
+// RevokeKey ends a key and the keys that descend from it. It returns when they are refused.
 func (s *Server) RevokeKey(ctx context.Context, r *spoolv1.RevokeKeyRequest) (*spoolv1.RevokeKeyResponse, error) {
 	p, err := auth.From(ctx)
 	if err != nil {
@@ -104,8 +143,14 @@ func (s *Server) RevokeKey(ctx context.Context, r *spoolv1.RevokeKeyRequest) (*s
 	if err != nil {
 		return nil, err
 	}
-	if err := s.Reads.WaitPosition(ctx, about, a.Position); err != nil {
+	err = s.Reads.WaitPosition(ctx, about, a.Position)
+	out := &spoolv1.RevokeKeyResponse{KeyId: r.GetKeyId(), Position: a.Position}
+	for _, made := range a.Revoked {
+		out.Revoked = append(out.Revoked, made.KeyID)
+		err = errors.Join(err, s.Reads.WaitPosition(ctx, keySubject(tenant, made.KeyID), made.Position))
+	}
+	if err != nil {
 		return nil, problem.New(problem.ReadModelBehind, "", "the key is revoked in the log, but is accepted until the projector has caught up; repeat the request to see when").Because(err)
 	}
-	return &spoolv1.RevokeKeyResponse{KeyId: r.GetKeyId(), Position: a.Position}, nil
+	return out, nil
 }

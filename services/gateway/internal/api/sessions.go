@@ -136,7 +136,7 @@ func (s *Server) ListSessions(ctx context.Context, r *spoolv1.ListSessionsReques
 	if err != nil {
 		return nil, err
 	}
-	list, next, err := s.Reads.Sessions(ctx, p.Tenant, filterOf(r.GetStatus(), r, r.MetadataValue), r.GetPageToken(), r.GetPageSize())
+	list, next, err := s.Reads.Sessions(ctx, p.Tenant, filterOf(p, r.GetStatus(), r, r.MetadataValue), r.GetPageToken(), r.GetPageSize())
 	return &spoolv1.ListSessionsResponse{Sessions: list, NextPageToken: next}, err
 }
 
@@ -154,11 +154,11 @@ type filtering interface {
 	GetOrder() string
 }
 
-func filterOf(state string, r filtering, metadataValue *string) reads.Filter {
+func filterOf(p auth.Principal, state string, r filtering, metadataValue *string) reads.Filter {
 	return reads.Filter{
 		State: state, Agent: r.GetAgent(), Architecture: r.GetArchitecture(), MetadataKey: r.GetMetadataKey(), MetadataValue: metadataValue,
 		CreatedAfter: r.GetCreatedAfter(), CreatedBefore: r.GetCreatedBefore(), UpdatedAfter: r.GetUpdatedAfter(), UpdatedBefore: r.GetUpdatedBefore(),
-		Text: r.GetText(), Sort: r.GetSort(), Order: r.GetOrder(),
+		Text: r.GetText(), Sort: r.GetSort(), Order: r.GetOrder(), Agents: p.Agents,
 	}
 }
 

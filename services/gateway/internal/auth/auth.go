@@ -23,6 +23,9 @@ type Principal struct {
 	Tenant string
 	KeyID  string // of an API key; RootKeyID, or "" for nobody in particular
 	Admin  bool   // may manage keys, limits and budgets of any tenant
+
+	Role   events.Role // of the API key
+	Agents []string    // slugs of the only agents that the API key may use; empty for all
 }
 
 // RootKeyID is the KeyID of a principal that sent the root key.
@@ -39,7 +42,7 @@ func (p Principal) Actor() events.Actor {
 // Keys finds API keys.
 type Keys interface {
 	KeyByHash(ctx context.Context, sha256 string) (reads.Key, bool, error)
-	AcceptedKeys(ctx context.Context, ids []string) (map[string]bool, error)
+	KeyRefusals(ctx context.Context, ids []string) (map[string]string, error)
 }
 
 // Config of an Authenticator.
@@ -83,9 +86,9 @@ func (a *Authenticator) Authenticate(ctx context.Context, header string) (Princi
 		return Principal{}, err
 	}
 	if !ok {
-		return Principal{}, refused("the API key is not valid: it was revoked or never made here")
+		return Principal{}, refused("the API key is not valid: it was revoked, has expired, or was never made here")
 	}
-	return Principal{Tenant: found.Tenant, KeyID: found.ID}, nil
+	return Principal{Tenant: found.Tenant, KeyID: found.ID, Role: found.Role, Agents: found.Agents}, nil
 }
 
 // Inspect refuses a header that Authenticate would refuse without looking the key
@@ -101,7 +104,7 @@ func (a *Authenticator) inspect(header string) (p Principal, hash string, err er
 		if a.cfg.Required {
 			return p, "", refused("send an API key in header Authorization: Bearer " + KeyPrefix + "…")
 		}
-		return Principal{Tenant: DefaultTenant, Admin: true}, "", nil
+		return Principal{Tenant: DefaultTenant, Admin: true, Role: events.RoleAdmin}, "", nil
 	}
 	scheme, key, _ := strings.Cut(header, " ")
 	key = strings.TrimSpace(key)
@@ -110,7 +113,7 @@ func (a *Authenticator) inspect(header string) (p Principal, hash string, err er
 	}
 	hash = Hash(key)
 	if a.rootHash != "" && subtle.ConstantTimeCompare([]byte(hash), []byte(a.rootHash)) == 1 {
-		return Principal{Tenant: DefaultTenant, KeyID: RootKeyID, Admin: true}, "", nil
+		return Principal{Tenant: DefaultTenant, KeyID: RootKeyID, Admin: true, Role: events.RoleAdmin}, "", nil
 	}
 	if !WellFormed(key) {
 		return p, "", refused("the API key is not valid: it is mistyped or none of Spool's")

@@ -7,12 +7,13 @@ import (
 	"time"
 
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
+	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
 // watchEvery is how often the keys of open streams are looked at.
 const watchEvery = time.Second
 
-// Watch ends streams whose key is revoked. The zero value is not usable; see NewWatch.
+// Watch ends streams whose key is no longer accepted. The zero value is not usable; see NewWatch.
 type Watch struct {
 	keys   Keys
 	logger *slog.Logger
@@ -29,7 +30,7 @@ func NewWatch(keys Keys, logger *slog.Logger) *Watch {
 }
 
 // Add gives a context that ends with UNAUTHENTICATED as its cause when the
-// principal's key is revoked. release must be called when the stream is over.
+// principal's key, or a key that it descends from, is revoked or expires. release must be called when the stream is over.
 func (w *Watch) Add(ctx context.Context, p Principal) (_ context.Context, release func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	if p.KeyID == "" { // cannot be revoked
@@ -77,7 +78,7 @@ func (w *Watch) look(ctx context.Context) {
 	if len(ids) == 0 {
 		return
 	}
-	accepted, err := w.keys.AcceptedKeys(ctx, ids)
+	refusals, err := w.keys.KeyRefusals(ctx, ids)
 	if err != nil {
 		// Without Postgres nothing new is streamed either; the next look decides.
 		w.logger.Warn("the keys of open streams could not be looked at", "error", err)
@@ -86,11 +87,16 @@ func (w *Watch) look(ctx context.Context) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, id := range ids {
-		if accepted[id] {
+		why, known := refusals[id]
+		if known && why == "" {
 			continue
 		}
+		detail := "the API key was revoked"
+		if why == reads.KeyExpired {
+			detail = "the API key has expired"
+		}
 		for s := range w.streams[id] {
-			s.cancel(problem.New(problem.Unauthenticated, "Authorization", "the API key was revoked"))
+			s.cancel(problem.New(problem.Unauthenticated, "Authorization", detail))
 		}
 	}
 }

@@ -114,7 +114,7 @@ func (s *Sender) send(ctx context.Context, r Request) (command.Answer, error) {
 		return *kept.Answer, nil
 	}
 	cmd := command.Command{
-		Type: r.Type, ID: kept.Command, Tenant: r.Tenant, SessionID: r.SessionID, ExecutionID: r.ExecutionID, Actor: r.Principal.Actor(), Body: body,
+		Type: r.Type, ID: kept.Command, Tenant: r.Tenant, SessionID: r.SessionID, ExecutionID: r.ExecutionID, Actor: r.Principal.Actor(), Body: body, Agents: r.Principal.Agents,
 	}
 	if err := mint(&cmd); err != nil {
 		return command.Answer{}, problem.From(err)
@@ -221,7 +221,7 @@ func (s *Sender) identify(ctx context.Context, r Request, body []byte) (kept rec
 	if s.namesCommand(r.Key) {
 		id = r.Key
 	}
-	name = keyName(r.Tenant, r.Key)
+	name = keyName(r, r.Key)
 	request, err := requestDigest(r, name, body)
 	if err != nil {
 		return record{}, "", problem.From(err)
@@ -338,7 +338,7 @@ func (s *Sender) unknown(r Request, cmd command.Command, body []byte) *problem.E
 		key = cmd.ID
 		ctx, cancel := context.WithTimeout(context.Background(), keepFor)
 		defer cancel()
-		name := keyName(r.Tenant, key)
+		name := keyName(r, key)
 		request, err := requestDigest(r, name, body)
 		if err == nil {
 			_, err = s.keys.claim(ctx, name, record{Request: request, Command: cmd.ID})

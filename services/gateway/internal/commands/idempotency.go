@@ -134,8 +134,15 @@ func CheckKey(key string) error {
 	return nil
 }
 
-// keyName is where the bucket keeps a key: hashed, since a key may hold what a name may not.
-func keyName(tenant, key string) string { return tenant + "." + digest([]byte(key)) }
+// keyName is where the bucket keeps a request's key: hashed, since a key may hold what a name may not. API keys that are limited to
+// agents have names of their own, so that none is given the answer to a request about another agent.
+func keyName(r Request, key string) string {
+	parts := [][]byte{[]byte(key)}
+	for _, agent := range r.Principal.Agents {
+		parts = append(parts, []byte(agent))
+	}
+	return r.Tenant + "." + digest(parts...)
+}
 
 // digest is the SHA-256 of parts, each with its length before it.
 func digest(parts ...[]byte) string {

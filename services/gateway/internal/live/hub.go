@@ -26,6 +26,8 @@ type Source interface {
 	Tip(ctx context.Context, tenant, session string) (reads.Tip, error)
 	// Events reads kept events after a cursor.
 	Events(ctx context.Context, tenant, session string, q reads.Query) (reads.Page, error)
+	// Visible reports SESSION_NOT_FOUND unless a session is of one of the agents; no agents mean all.
+	Visible(ctx context.Context, tenant, session string, agents []string) error
 	// Reaches says how far Postgres is with sessions.
 	Reaches(ctx context.Context, tenant string, sessions []string) (map[string]reads.Reach, error)
 	// Progress says how far the projector groups are.
@@ -178,9 +180,12 @@ func (h *Hub) lane(session string) chan *nats.Msg {
 }
 
 // Join gives a Reader that begins after a cursor, the seq of the last event that
-// the client has. The ids must have been checked. Its errors are *problem.Error:
+// the client has. The session must be of one of the agents; no agents mean all. The ids must have been checked. Its errors are *problem.Error:
 // SESSION_NOT_FOUND, CURSOR_AHEAD, CURSOR_EXPIRED, UNAVAILABLE.
-func (h *Hub) Join(ctx context.Context, tenant, session string, after uint32) (*Reader, error) {
+func (h *Hub) Join(ctx context.Context, tenant string, agents []string, session string, after uint32) (*Reader, error) {
+	if err := h.cfg.Source.Visible(ctx, tenant, session, agents); err != nil {
+		return nil, err
+	}
 	f, err := h.feed(tenant, session)
 	if err != nil {
 		return nil, err

@@ -47,6 +47,7 @@ const (
 	TooManyFiles        Code = "TOO_MANY_FILES"
 	TooManySessions     Code = "TOO_MANY_SESSIONS"
 	TooManyStreams      Code = "TOO_MANY_STREAMS"
+	TooManyKeys         Code = "TOO_MANY_KEYS"
 	TooMuchInFlight     Code = "TOO_MUCH_IN_FLIGHT"
 	RateLimited         Code = "RATE_LIMITED"
 	TenantSessions      Code = "TENANT_SESSIONS"
@@ -86,8 +87,8 @@ type Entry struct {
 func Table() []Entry {
 	return []Entry{
 		{InvalidRequest, http.StatusBadRequest, codes.InvalidArgument, "The request is not valid", "`field` names what is at fault, `detail` says why. Correct it; the same request fails again.", ""},
-		{Unauthenticated, http.StatusUnauthorized, codes.Unauthenticated, "No valid API key", "Send a valid key in header `Authorization: Bearer spool_sk_…`. Without one, or with a wrong or revoked one, this is the answer.", ""},
-		{Forbidden, http.StatusForbidden, codes.PermissionDenied, "Not allowed", "The key is valid and may not do this. Of a file with `live=1`: its mode, or a folder's, does not let the sandbox's user read it.", ""},
+		{Unauthenticated, http.StatusUnauthorized, codes.Unauthenticated, "No valid API key", "Send a valid key in header `Authorization: Bearer spool_sk_…`. Without one, or with a wrong, revoked or expired one, this is the answer. A key is revoked with the key that made it. A stream ends with this code when its key is revoked or expires.", ""},
+		{Forbidden, http.StatusForbidden, codes.PermissionDenied, "Not allowed", "The key is valid and may not do this: `detail` names the role that it needs, or the agents that the key is limited to. Of a file with `live=1`: its mode, or a folder's, does not let the sandbox's user read it.", ""},
 		{OriginRefused, http.StatusForbidden, codes.PermissionDenied, "Foreign origin", "A web page of another origin asked, or the host name is not the server's. Add the origin to `--allowed-origins` if it is to be trusted.", ""},
 		{NotFound, http.StatusNotFound, codes.NotFound, "No such route", "The path is none of the API's; /api/openapi.json lists them.", ""},
 		{SessionNotFound, http.StatusNotFound, codes.NotFound, "No such session", "There is no such session, it was deleted, or it is another tenant's: these cannot be told apart.", "sessionId"},
@@ -119,6 +120,7 @@ func Table() []Entry {
 		{TooManyFiles, http.StatusTooManyRequests, codes.ResourceExhausted, "Too many file changes wait", "1,024 changes may wait for a snapshot that holds them. Put many files as one tar (Content-Type application/x-tar), or run a turn first.", ""},
 		{TooManySessions, http.StatusTooManyRequests, codes.ResourceExhausted, "Too many sessions on one WebSocket", "Leave some, or open another WebSocket.", ""},
 		{TooManyStreams, http.StatusTooManyRequests, codes.ResourceExhausted, "Too many streams", "The tenant has `--max-tenant-streams` streams open at this gateway, or as many as its own limit (docs/limits.md): SSE, WebSockets and gRPC together. End some, or use one WebSocket for many sessions.", ""},
+		{TooManyKeys, http.StatusConflict, codes.FailedPrecondition, "Too many API keys", "The tenant has as many keys that are not revoked as it may: its limit `keys`, else the setting `--max-keys` of the session service. Revoke some. Keys that expired more than a day ago do not count.", ""},
 		{TooMuchInFlight, http.StatusTooManyRequests, codes.ResourceExhausted, "Too much of the tenant is in flight", "The tenant's requests that are being answered hold `--max-tenant-bytes` at this gateway. Nothing was done: try again after `Retry-After`, with fewer requests at once. A WebSocket is closed with 1013.", ""},
 		{RateLimited, http.StatusTooManyRequests, codes.ResourceExhausted, "Too many requests", "The tenant sends more requests than it may at this gateway: `--max-tenant-requests` a second and `--max-tenant-burst` at once, or its own limits (docs/limits.md). Nothing was done: try again after `Retry-After`. Messages of a WebSocket count, and one over the limit closes it with 1013.", ""},
 		{TenantSessions, http.StatusTooManyRequests, codes.ResourceExhausted, "Too many sessions", "The tenant has as many sessions as it may: `--max-tenant-sessions`, or its own limit (docs/limits.md). Delete some, or have the operator raise the limit.", ""},

@@ -191,6 +191,59 @@ func (s *Store) Status(ctx context.Context, tenant, session string) (status stri
 	return status, err
 }
 
+// Visible returns SESSION_NOT_FOUND unless a tenant's session is of one of the agents; no agents mean all of them. The session may be
+// one that only the log holds.
+func (s *Store) Visible(ctx context.Context, tenant, session string, agents []string) error {
+	if len(agents) == 0 {
+		return nil
+	}
+	var agent string
+	_, err := s.find(ctx, s.agentIn(tenant, session, &agent), func() error {
+		found, err := s.one(ctx, []any{&agent}, "SELECT agent FROM sessions WHERE tenant = $1 AND id = $2", tenant, session)
+		if err == nil && !found {
+			return s.missing(ctx, tenant, session)
+		}
+		return err
+	})
+	if err == nil && !events.AllowsAgent(agents, agent) {
+		return problem.Gone()
+	}
+	return err
+}
+
+// agentIn looks for the creation of a session, and sets agent to the session's.
+func (s *Store) agentIn(tenant, session string, agent *string) search {
+	return func(ctx context.Context, after checkpoints) (string, error) {
+		head, err := s.next(ctx, after[readmodel.Group(session)], events.LifeOf(tenant, session).String())
+		if err != nil || head.Seq == 0 {
+			return "", err
+		}
+		list, err := head.Commit.Decode()
+		if err != nil {
+			return "", problem.From(err)
+		}
+		for _, e := range list {
+			if created, ok := e.Data.(events.SessionCreated); ok {
+				*agent = created.Agent
+				return session, nil
+			}
+		}
+		return "", nil
+	}
+}
+
+// VisibleExecution is Visible for the session of an execution, which it returns; EXECUTION_NOT_FOUND if it is not visible.
+func (s *Store) VisibleExecution(ctx context.Context, tenant, execution string, agents []string) (session string, err error) {
+	if session, err = s.SessionOf(ctx, tenant, execution); err != nil {
+		return "", err
+	}
+	err = s.Visible(ctx, tenant, session, agents)
+	if missed(err) {
+		return "", noExecution()
+	}
+	return session, err
+}
+
 func noExecution() error {
 	return problem.New(problem.ExecutionNotFound, "", "there is no such execution")
 }

@@ -92,9 +92,10 @@ func tagsOf(state, version string) ([]string, error) {
 }
 
 // Definitions lists the latest versions of a tenant's entries, and of the
-// platform's after them, without documents: a page, which ends at 2 MiB too but
+// platform's after them, without documents; of agents and instances only those
+// of the viewer's agents, if there are any: a page, which ends at 2 MiB too but
 // holds one at least, and the token of the next.
-func (s *Store) Definitions(ctx context.Context, kind events.Aspect, tenant, token string, size uint32) ([]Version, string, error) {
+func (s *Store) Definitions(ctx context.Context, kind events.Aspect, tenant string, agents []string, token string, size uint32) ([]Version, string, error) {
 	after, err := readEntryToken(token)
 	if err != nil {
 		return nil, "", err
@@ -119,10 +120,13 @@ func (s *Store) Definitions(ctx context.Context, kind events.Aspect, tenant, tok
 			       sum(octet_length(v.spec)) OVER (ORDER BY e.scope, e.org, e.slug) - octet_length(v.spec) AS before
 			  FROM (SELECT * FROM catalogue_entries
 			         WHERE kind = $1 AND NOT removed AND (tenant = $2 OR tenant = $3 AND scope = 'platform') AND (scope, org, slug) > ($4, $5, $6)
+			           AND ($9::text[] IS NULL OR kind = 'agent' AND slug = ANY ($9) OR kind NOT IN ('agent', 'instance') OR kind = 'instance' AND EXISTS (
+			               SELECT FROM catalogue_versions i WHERE i.tenant = catalogue_entries.tenant AND i.id = catalogue_entries.id AND i.version = latest
+			                  AND i.spec::json #>> '{agent,slug}' = ANY ($9)))
 			         ORDER BY scope, org, slug LIMIT $7) e
 			  JOIN catalogue_versions v ON v.tenant = e.tenant AND v.id = e.id AND v.version = e.latest) page
 		 WHERE before < $8 ORDER BY scope, org, slug`,
-		string(kind), tenant, events.PlatformTenant, string(after.Scope), after.Org, after.Slug, size+1, maxPageBytes)
+		string(kind), tenant, events.PlatformTenant, string(after.Scope), after.Org, after.Slug, size+1, maxPageBytes, agents)
 	if err != nil {
 		return nil, "", err
 	}

@@ -33,6 +33,8 @@ type Filter struct {
 	Text  string // substring
 	Sort  string // created, updated
 	Order string // desc, asc
+
+	Agents []string // slugs of the only agents that the viewer may see; empty for all
 }
 
 // Limits of a Filter.
@@ -143,9 +145,12 @@ func (l listed) filter(q *query, f Filter) (joins string, err error) {
 		}
 		q.add("x."+l.state+" = %s", f.State)
 	}
-	if (f.Agent != "" || f.Architecture != "") && l.owner != "x" {
+	if (f.Agent != "" || f.Architecture != "" || len(f.Agents) > 0) && l.owner != "x" {
 		joins = " JOIN sessions " + l.owner + " ON " + l.owner + ".tenant = x.tenant AND " + l.owner + ".id = x.session"
 		q.add(l.owner+".tenant = %s", q.args[0])
+	}
+	if len(f.Agents) > 0 {
+		q.add(l.owner+".agent = ANY (%s)", f.Agents)
 	}
 	if f.Agent != "" {
 		if err := l.agent(q, f.Agent); err != nil {

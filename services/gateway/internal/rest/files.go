@@ -64,10 +64,14 @@ func (h *Handler) files(w *answer, r *http.Request, session, file string, has bo
 			http.MethodDelete: func() error { return h.removeFile(w, r, session, file) },
 		}
 	}
-	if do := serve[r.Method]; do != nil {
-		return do()
+	do := serve[r.Method]
+	if do == nil {
+		return notAllowed(r)
 	}
-	return notAllowed(r)
+	if err := allow(w, r); err != nil {
+		return err
+	}
+	return do()
 }
 
 // only refuses query parameters that a route does not know, or that are given twice.

@@ -17,6 +17,7 @@ import (
 
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/services/gateway/internal/api"
+	"github.com/spoolhq/spool/services/gateway/internal/auth"
 	"github.com/spoolhq/spool/services/gateway/internal/commands"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
@@ -155,6 +156,10 @@ func (h *Handler) strict(table map[string]route, next runtime.HandlerFunc, w htt
 		return
 	}
 	out.route = to.path
+	if err := auth.Allow(r.Context(), to.method); err != nil {
+		h.refuse(out, r, err)
+		return
+	}
 	limit := int64(maxBody)
 	if to.files {
 		limit = max(limit, h.cfg.MaxRequest)

@@ -221,7 +221,21 @@ func (h *Handler) streamOf(w *answer, r *http.Request) func() error {
 	if r.Method != http.MethodGet {
 		return func() error { return notAllowed(r) }
 	}
-	return serve
+	return func() error {
+		if err := allow(w, r); err != nil {
+			return err
+		}
+		return serve()
+	}
+}
+
+// allow is auth.Allow for a route that is not made of spool.v1; the answer names the route.
+func allow(w *answer, r *http.Request) error {
+	method := r.Method
+	if method == http.MethodHead {
+		method = http.MethodGet
+	}
+	return auth.Allow(r.Context(), method+" "+w.route)
 }
 
 // Full returns the answer to a connection over the limit, as bytes of HTTP/1.1.

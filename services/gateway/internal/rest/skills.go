@@ -37,6 +37,9 @@ func (h *Handler) skillsOf(r *http.Request) func(*answer, *http.Request) error {
 // pushSkill takes a ZIP in as it comes.
 func (h *Handler) pushSkill(w *answer, r *http.Request) error {
 	w.route = skillsPath
+	if err := allow(w, r); err != nil {
+		return err
+	}
 	q, err := onlyBut(r, "tag", "slug", "scope", "org", "tag", "dryRun", "sha256")
 	if err != nil {
 		return err
@@ -81,6 +84,9 @@ func (h *Handler) getArchive(w *answer, r *http.Request, slug string) error {
 	w.route = skillsPath + "/{slug}" + archiveSuffix
 	if !slices.Contains([]string{http.MethodGet, http.MethodHead}, r.Method) {
 		return notAllowed(r)
+	}
+	if err := allow(w, r); err != nil {
+		return err
 	}
 	q, err := only(r, "scope", "org", "version", "minPosition")
 	if err != nil {

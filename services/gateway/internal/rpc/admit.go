@@ -101,7 +101,9 @@ func (i *interceptor) admit(ctx context.Context, method string) (_ context.Conte
 	if strings.HasPrefix(method, "/grpc.") { // reflection, which every key may use
 		return ctx, p.Tenant, nil
 	}
-	ctx, err = auth.With(ctx, p, manages(method))
+	if ctx, err = auth.With(ctx, p, manages(method)); err == nil {
+		err = auth.Allow(ctx, method)
+	}
 	return ctx, p.Tenant, err
 }
 

@@ -100,7 +100,7 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request) error {
 		return nil // Accept has answered
 	}
 	ws.SetReadLimit(MaxFrame)
-	c := &conn{handler: h, ws: ws, tenant: p.Tenant, joined: map[string]context.CancelCauseFunc{}}
+	c := &conn{handler: h, ws: ws, tenant: p.Tenant, agents: p.Agents, joined: map[string]context.CancelCauseFunc{}}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.closed {
@@ -127,6 +127,7 @@ type conn struct {
 	handler *Handler
 	ws      *websocket.Conn
 	tenant  string
+	agents  []string // slugs of the only agents whose sessions may be joined; empty for all
 
 	mu     sync.Mutex
 	joined map[string]context.CancelCauseFunc // by session

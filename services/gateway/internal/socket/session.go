@@ -126,7 +126,7 @@ func (c *conn) forget(session string) {
 
 // follow joins a session and sends what it brings, until it ends or the client leaves.
 func (c *conn) follow(ctx context.Context, r request) {
-	reader, err := c.handler.cfg.Live.Join(ctx, c.tenant, r.SessionID, r.After)
+	reader, err := c.handler.cfg.Live.Join(ctx, c.tenant, c.agents, r.SessionID, r.After)
 	if err != nil {
 		c.forget(r.SessionID)
 		c.notJoined(ctx, r, err)

@@ -74,7 +74,7 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request, session string) 
 	defer end()
 	ctx, release := h.cfg.Watch.Add(r.Context(), p)
 	defer release()
-	reader, err := h.cfg.Live.Join(ctx, p.Tenant, session, after)
+	reader, err := h.cfg.Live.Join(ctx, p.Tenant, p.Agents, session, after)
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,114 @@
+package auth
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+)
+
+// need is what a method of spool.v1, or a route beside them, asks of an API key.
+type need struct {
+	role events.Role
+	// shared means that the method concerns what all agents of the tenant share: a key that is limited to agents may not call it.
+	shared bool
+}
+
+func use() need     { return need{role: events.RoleUse} }
+func operate() need { return need{role: events.RoleOperate} }
+func admin() need   { return need{role: events.RoleAdmin} }
+
+// sharing is n for what all agents share.
+func sharing(n need) need { return need{n.role, true} }
+
+// needs is the one table of what may be called with which role: methods of spool.v1 by their full names without the package, and
+// routes of HTTP that no method has, as METHOD and pattern.
+var needs = map[string]need{
+	"Sessions/CreateSession": use(), "Sessions/ListSessions": use(), "Sessions/GetSession": use(), "Sessions/UpdateSession": use(),
+	"Sessions/PostMessage": use(), "Sessions/InterruptSession": use(), "Sessions/SyncSession": use(), "Sessions/TerminateEnvironment": use(),
+	"Sessions/ListConversations": use(), "Sessions/DeleteSession": operate(),
+
+	"Executions/StartExecution": use(), "Executions/ListExecutions": use(), "Executions/ListSessionExecutions": use(), "Executions/GetExecution": use(),
+	"Executions/CancelExecution": use(), "Executions/PauseExecution": use(), "Executions/ResumeExecution": use(), "Executions/TerminateExecution": use(),
+
+	"Events/ListEvents": use(), "Events/StreamEvents": use(), "Events/ListBlocks": use(),
+
+	"Keys/CreateKey": admin(), "Keys/ListKeys": admin(), "Keys/RevokeKey": admin(),
+
+	// Those that set are the root key's alone, which their handlers see to.
+	"Budgets/ListBudgets": sharing(operate()), "Budgets/SetBudget": sharing(admin()), "Budgets/RemoveBudget": sharing(admin()),
+	"Limits/GetLimits": sharing(operate()), "Limits/SetLimits": sharing(admin()), "Limits/RemoveLimits": sharing(admin()),
+
+	"DeadLetters/ListDeadLetters": sharing(operate()), "DeadLetters/GetDeadLetter": sharing(operate()),
+	"DeadLetters/RetryDeadLetter": sharing(operate()), "DeadLetters/DropDeadLetter": sharing(operate()),
+
+	"Agents/ListAgents": use(), "Agents/GetAgent": use(), "Agents/ApplyAgent": operate(), "Agents/RemoveAgent": operate(),
+	"Instances/ListInstances": use(), "Instances/GetInstance": use(),
+	"Instances/ApplyInstance": sharing(operate()), "Instances/RemoveInstance": sharing(operate()),
+	"Environments/ListEnvironments": use(), "Environments/GetEnvironment": use(), "Environments/ExplainEnvironment": use(),
+	"Environments/ApplyEnvironment": sharing(operate()), "Environments/RemoveEnvironment": sharing(operate()),
+	"Skills/ListSkills": use(), "Skills/GetSkill": use(), "Skills/TagSkill": sharing(operate()), "Skills/RemoveSkill": sharing(operate()),
+
+	"GET /api/ws": use(),
+	"GET /api/sessions/{session_id}/events/stream":   use(),
+	"GET /api/sessions/{session_id}/files":           use(),
+	"PUT /api/sessions/{session_id}/files":           use(),
+	"GET /api/sessions/{session_id}/files/{path}":    use(),
+	"PUT /api/sessions/{session_id}/files/{path}":    use(),
+	"DELETE /api/sessions/{session_id}/files/{path}": use(),
+	"POST /api/skills":                               sharing(operate()),
+	"GET /api/skills/{slug}/archive":                 use(),
+}
+
+// methodPrefix begins the full names of the methods of spool.v1.
+const methodPrefix = "/spool.v1."
+
+// CheckNeeds reports an error unless the table of roles has every method of spool.v1 and none beside them.
+func CheckNeeds() error {
+	var wrong []error
+	left := map[string]bool{}
+	for name := range needs {
+		left[name] = !strings.Contains(name, " ")
+	}
+	services := spoolv1.File_spool_v1_spool_proto.Services()
+	for i := range services.Len() {
+		for j := range services.Get(i).Methods().Len() {
+			name := fmt.Sprintf("%s/%s", services.Get(i).Name(), services.Get(i).Methods().Get(j).Name())
+			if _, ok := needs[name]; !ok {
+				wrong = append(wrong, fmt.Errorf("auth: no role is set for method %s", name))
+			}
+			delete(left, name)
+		}
+	}
+	for name, method := range left {
+		if method {
+			wrong = append(wrong, fmt.Errorf("auth: a role is set for method %s, which does not exist", name))
+		}
+	}
+	return errors.Join(wrong...)
+}
+
+// Allow returns FORBIDDEN unless the key of the request's principal may call a method of spool.v1, given by its full name, or a
+// route, given as METHOD and pattern. A name that the table does not have is INTERNAL, so nobody may call it.
+func Allow(ctx context.Context, name string) error {
+	p, err := From(ctx)
+	if err != nil {
+		return err
+	}
+	n, ok := needs[strings.TrimPrefix(name, methodPrefix)]
+	switch {
+	case !ok:
+		return problem.From(fmt.Errorf("auth: no role is set for %s", name))
+	case p.Admin:
+		return nil
+	case !p.Role.Includes(n.role):
+		return problem.New(problem.Forbidden, "Authorization", fmt.Sprintf("this needs a key with role %s; the key has role %s", n.role, p.Role))
+	case n.shared && len(p.Agents) > 0:
+		return problem.New(problem.Forbidden, "Authorization", "this concerns all agents of the tenant; the key is limited to the agents "+strings.Join(p.Agents, ", "))
+	}
+	return nil
+}
