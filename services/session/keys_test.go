@@ -10,8 +10,10 @@ import (
 	"time"
 
 	"github.com/spoolhq/spool/pkg/api/command"
+	"github.com/spoolhq/spool/pkg/budget"
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/session"
 )
 
@@ -353,6 +355,30 @@ func TestSettingMaxKeys(t *testing.T) {
 	_, revoked := s.keyEvents()
 	if got := revoked[expired]; len(revoked) != 2 || got.Reason != events.KeyExpired {
 		t.Errorf("revoked are %+v", revoked)
+	}
+}
+
+// A tenant's own limit counts in place of the setting.
+func TestKeys_LimitOfTenant(t *testing.T) {
+	t.Parallel()
+	s := newStack(t)
+	kv, err := s.js.KeyValue(t.Context(), topology.BucketBudgets)
+	must(t, err)
+	raw, err := json.Marshal(budget.Tenant{Limits: events.TenantLimits{Keys: 1}})
+	must(t, err)
+	_, err = kv.Put(t.Context(), "default", raw)
+	must(t, err)
+	s.copy("one", session.Config{})
+	s.mustKey("", events.KeyRights{})
+	for deadline := time.Now().Add(within); ; time.Sleep(pause) { // until the service has seen the bucket
+		_, a, err := s.newKey("", events.KeyRights{})
+		must(t, err)
+		if codeOf(a) == "TOO_MANY_KEYS" && strings.Contains(a.Error.Detail, "may have 1:") {
+			return
+		}
+		if a.Error != nil || time.Now().After(deadline) {
+			t.Fatalf("got %+v", a.Error)
+		}
 	}
 }
 

@@ -91,6 +91,19 @@ type Key struct {
 	Prefix    string     `json:"prefix"`
 	CreatedAt time.Time  `json:"createdAt"`
 	RevokedAt *time.Time `json:"revokedAt"`
+	Role      string     `json:"role"`
+	Agents    []string   `json:"agents"` // empty for all
+	ExpiresAt *time.Time `json:"expiresAt"`
+	CreatedBy string     `json:"createdBy"` // the key that made it; "" for none
+}
+
+// KeyRequest asks for an API key. What is empty is as the caller's key has it.
+type KeyRequest struct {
+	Name    string   `json:"name"`
+	Tenant  string   `json:"tenant,omitempty"`
+	Role    string   `json:"role,omitempty"`
+	Agents  []string `json:"agents,omitempty"`
+	Expires string   `json:"expires,omitempty"` // a duration, or a time in RFC 3339
 }
 
 // NewKey is a key that was just made; Key is shown this once.
@@ -356,13 +369,9 @@ func (c *Client) Events(ctx context.Context, session string, after, limit uint32
 }
 
 // CreateKey makes an API key. It is sent once: each call makes another key.
-func (c *Client) CreateKey(ctx context.Context, name, tenant string) (Doc[NewKey], error) {
-	body := map[string]string{"name": name}
-	if tenant != "" {
-		body["tenant"] = tenant
-	}
+func (c *Client) CreateKey(ctx context.Context, r KeyRequest) (Doc[NewKey], error) {
 	var out Doc[NewKey]
-	err := c.do(ctx, call{method: http.MethodPost, path: []string{"api", "keys"}, body: body}, &out)
+	err := c.do(ctx, call{method: http.MethodPost, path: []string{"api", "keys"}, body: r}, &out)
 	return out, err
 }
 

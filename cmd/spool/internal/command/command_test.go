@@ -309,6 +309,14 @@ func TestLists(t *testing.T) {
 	if got.code != ExitDone || !f.wasAsked("DELETE /api/sessions/"+ses) {
 		t.Errorf("rm: %+v", got)
 	}
+	got = spool(t, world(t), "keys", "create", "ci", "--url", f.URL, "--tenant", "acme", "--role", "use", "--agents", "a,b", "--expires", "720h")
+	if want := `{"name":"ci","tenant":"acme","role":"use","agents":["a","b"],"expires":"720h"}`; got.code != ExitDone || got.out != "spool_sk_x\n" || !f.wasSent(want) {
+		t.Errorf("create: %+v", got)
+	}
+	got = spool(t, world(t), "keys", "ls", "--url", f.URL)
+	if got.code != ExitDone || !strings.Contains(got.out, "use") || !strings.Contains(got.out, "a,b") || !strings.Contains(got.out, "key_maker") || !strings.Contains(got.out, "2026-01-0") {
+		t.Errorf("ls: %+v", got)
+	}
 	got = spool(t, world(t), "keys", "revoke", "--url", f.URL, key)
 	if got.code != ExitDone || !f.wasAsked("DELETE /api/keys/"+key) {
 		t.Errorf("revoke: %+v", got)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -71,6 +72,10 @@ func (f *fakeServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/problem+json")
 		w.WriteHeader(http.StatusNotFound)
 		fmt.Fprint(w, `{"code":"SESSION_NOT_FOUND","field":"sessionId","detail":"the session was deleted; drop the letter"}`)
+	case what == "POST /api/keys":
+		fmt.Fprint(w, `{"keyId":"key_x","key":"spool_sk_x","tenant":"acme"}`)
+	case what == "GET /api/keys":
+		fmt.Fprint(w, `{"keys":[{"keyId":"key_x","name":"ci","role":"use","agents":["a","b"],"createdAt":"2026-01-02T03:04:05Z","expiresAt":"2027-01-02T03:04:05Z","createdBy":"key_maker"}]}`)
 	case what == "GET /readyz":
 		fmt.Fprint(w, `{"ready":true,"checks":{"nats":"ok","postgres":"ok"}}`)
 	case what == "POST /api/executions", strings.HasSuffix(what, "/messages"):
@@ -145,6 +150,13 @@ func (f *fakeServer) stream(w http.ResponseWriter, r *http.Request) {
 			}
 		}
 	}
+}
+
+// wasSent reports whether a request had the body.
+func (f *fakeServer) wasSent(body string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.ContainsFunc(f.bodies, func(b string) bool { return strings.TrimSpace(b) == body })
 }
 
 func (f *fakeServer) wasAsked(what string) bool {

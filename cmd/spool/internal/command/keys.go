@@ -3,6 +3,7 @@ package command
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
 	"github.com/spoolhq/spool/pkg/events"
@@ -11,13 +12,17 @@ import (
 type keysCommand struct {
 	Create keysCreate `cmd:"" help:"Make an API key and show it, this once."`
 	Ls     keysLs     `cmd:"" help:"List keys, revoked ones too."`
-	Revoke keysRevoke `cmd:"" help:"Revoke keys: they are refused from then on."`
+	Revoke keysRevoke `cmd:"" help:"Revoke keys, and the keys that they made: they are refused from then on."`
 }
 
 type keysCreate struct {
 	server
 	Name   string `arg:"" help:"What to recognise it by."`
 	Tenant string `placeholder:"T" help:"Whose key it is; without it, the caller's tenant."`
+
+	Role    string   `placeholder:"R" help:"What it may do: use (sessions and their files), operate (also the catalogue, deletion and dead letters) or admin (also keys); without it, the role of the caller's key."`
+	Agents  []string `placeholder:"A" help:"Slugs of the only agents that it may use, separated by commas; default is the built-in one. Without it, those of the caller's key."`
+	Expires string   `placeholder:"E" help:"When it expires: a duration such as 720h, or a time in RFC 3339; without it, when the caller's key does."`
 }
 
 // Run makes a key. Only the key goes to the standard output.
@@ -34,7 +39,7 @@ func (c *keysCreate) Run(a *app) error {
 		return err
 	}
 	defer cl.Close()
-	doc, err := cl.CreateKey(ctx, c.Name, c.Tenant)
+	doc, err := cl.CreateKey(ctx, client.KeyRequest{Name: c.Name, Tenant: c.Tenant, Role: c.Role, Agents: c.Agents, Expires: c.Expires})
 	if err != nil {
 		return err
 	}
@@ -68,8 +73,8 @@ func (c *keysLs) Run(a *app) error {
 			}
 		}
 	}
-	return list(a, c.JSON, 0, items, []any{"KEY", "NAME", "PREFIX", "CREATED", "REVOKED"}, func(k client.Key) []any {
-		return []any{k.ID, k.Name, k.Prefix, when(k.CreatedAt), whenP(k.RevokedAt)}
+	return list(a, c.JSON, 0, items, []any{"KEY", "NAME", "PREFIX", "ROLE", "AGENTS", "CREATED", "EXPIRES", "REVOKED", "MADE BY"}, func(k client.Key) []any {
+		return []any{k.ID, k.Name, k.Prefix, k.Role, strings.Join(k.Agents, ","), when(k.CreatedAt), whenP(k.ExpiresAt), whenP(k.RevokedAt), k.CreatedBy}
 	})
 }
 
