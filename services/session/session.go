@@ -120,8 +120,8 @@ func (c Config) withDefaults() (Config, error) {
 	if c.MaxKeys == 0 {
 		c.MaxKeys = 1000
 	}
-	if c.MaxKeys < 1 || c.MaxKeys > 100_000 {
-		return c, fmt.Errorf("max-keys: %d is not between 1 and 100000", c.MaxKeys)
+	if c.MaxKeys < 1 || c.MaxKeys > 10_000 {
+		return c, fmt.Errorf("max-keys: %d is not between 1 and 10000", c.MaxKeys)
 	}
 	return c, nil
 }

@@ -622,7 +622,7 @@ func TestConfig(t *testing.T) {
 	t.Parallel()
 	for _, c := range []session.Config{
 		{IdleTimeout: -time.Second}, {TurnLimit: 100 * 24 * time.Hour}, {CommandWorkers: -1},
-		{SyncInterval: time.Millisecond}, {HealthInterval: 25 * time.Hour}, {SandboxMaxAge: -1},
+		{MaxKeys: -1}, {MaxKeys: 10_001}, {SyncInterval: time.Millisecond}, {HealthInterval: 25 * time.Hour}, {SandboxMaxAge: -1},
 	} {
 		if _, err := session.New(c, session.Deps{}); err == nil || !strings.Contains(err.Error(), "between") {
 			t.Errorf("%+v: %v", c, err)

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/spoolhq/spool/pkg/api/command"
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
@@ -16,6 +18,9 @@ import (
 // expiredFor is how long a key must have been expired before it is revoked to make room for another. Postgres decides whether a
 // key is accepted; the margin is for a clock here that differs from the clock there.
 const expiredFor = 24 * time.Hour
+
+// keyReaders is how many chains of keys are read at once.
+const keyReaders = 32
 
 // storedKey is an API key as its chain in the log has it. A chain holds at most two commits: key_created, then key_revoked.
 type storedKey struct {
@@ -215,9 +220,9 @@ func (h *Handler) revokeKey(ctx context.Context, c command.Command) (command.Ans
 		return command.Answer{}, err
 	}
 	answer := command.Answer{Position: h.keyPosition(key)}
-	for {
+	for look := newFamily(h, c.Tenant, b.KeyID); ; {
 		// A key of the list may have made another one before it was revoked, so the last look finds none.
-		list, err := h.descendants(ctx, c.Tenant, b.KeyID)
+		list, err := look.descendants(ctx)
 		if err != nil || len(list) == 0 {
 			return answer, err
 		}
@@ -230,48 +235,70 @@ func (h *Handler) revokeKey(ctx context.Context, c command.Command) (command.Ans
 	}
 }
 
-// descendants returns the keys of a tenant that are not revoked and that a key made, directly or through other keys.
-func (h *Handler) descendants(ctx context.Context, tenant, ancestor string) ([]storedKey, error) {
-	live, err := h.cfg.LiveKeys(ctx, tenant)
+// family finds the keys that descend from one key. Makers never change, so each chain is read once.
+type family struct {
+	h        *Handler
+	tenant   string
+	ancestor string
+	makers   map[string]string       // by key, "" for none
+	others   map[events.Subject]bool // chains of keys that do not descend from the ancestor
+}
+
+func newFamily(h *Handler, tenant, ancestor string) *family {
+	return &family{h, tenant, ancestor, map[string]string{}, map[events.Subject]bool{}}
+}
+
+// descendants returns the keys that are not revoked and that the ancestor made, directly or through other keys.
+func (f *family) descendants(ctx context.Context) ([]storedKey, error) {
+	live, err := f.h.cfg.LiveKeys(ctx, f.tenant)
 	if err != nil {
 		return nil, err
 	}
-	makers := map[string]string{} // of keys that were read
+	live = slices.DeleteFunc(live, func(s events.Subject) bool { return f.others[s] })
+	keys := make([]storedKey, len(live))
+	group, reading := errgroup.WithContext(ctx)
+	group.SetLimit(keyReaders)
+	for i, subject := range live {
+		group.Go(func() (err error) {
+			keys[i], err = f.h.loadKey(reading, subject)
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return nil, err
+	}
+	for _, key := range keys {
+		f.makers[key.created.KeyID] = key.maker
+	}
 	var list []storedKey
-	for _, subject := range live {
-		key, err := h.loadKey(ctx, subject)
-		if err != nil {
+	for _, key := range keys {
+		found, err := f.descends(ctx, key.maker)
+		switch {
+		case err != nil:
 			return nil, err
-		}
-		if key.revoked || key.created.KeyID == ancestor {
-			continue
-		}
-		found, err := h.descends(ctx, tenant, key.maker, ancestor, makers)
-		if err != nil {
-			return nil, err
-		}
-		if found {
+		case !found:
+			f.others[key.head.Subject] = true
+		case !key.revoked:
 			list = append(list, key)
 		}
 	}
 	return list, nil
 }
 
-// descends reports whether a key is an ancestor, or was made by one of its descendants.
-func (h *Handler) descends(ctx context.Context, tenant, key, ancestor string, makers map[string]string) (bool, error) {
-	for seen := map[string]bool{}; key != "" && !seen[key]; {
-		if key == ancestor {
+// descends reports whether a key is the ancestor, or was made by the ancestor or by one of its descendants.
+func (f *family) descends(ctx context.Context, key string) (bool, error) {
+	for seen := map[string]bool{}; key != "" && !seen[key]; key = f.makers[key] {
+		if key == f.ancestor {
 			return true, nil
 		}
 		seen[key] = true
-		if _, read := makers[key]; !read {
-			stored, err := h.loadKey(ctx, keySubject(tenant, key))
+		if _, read := f.makers[key]; !read {
+			stored, err := f.h.loadKey(ctx, keySubject(f.tenant, key))
 			if err != nil {
 				return false, err
 			}
-			makers[key] = stored.maker
+			f.makers[key] = stored.maker
 		}
-		key = makers[key]
 	}
 	return false, nil
 }
