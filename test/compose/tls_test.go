@@ -130,7 +130,6 @@ func (p *project) outliveExpiry(at server) {
 	})
 
 	p.run(time.Minute, p.compose("run", "--rm", "--no-TTY", "certificates")...)
-	p.run(time.Minute, p.compose("kill", "--signal", "HUP", "nats", "postgres")...)
 	p.healthy()
 	p.await("the session is there", 2*time.Minute, func() error {
 		after, err := at.events(p.t.Context(), made.SessionID)
