@@ -9,7 +9,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/services/executor/internal/docker"
 )
 
@@ -51,8 +50,7 @@ func (e *Executor) chooseDiskLimit(ctx context.Context) error {
 	bounded, cancel := context.WithTimeout(ctx, chooseWithin)
 	defer cancel()
 	_, err := d.ChooseDiskLimit(bounded)
-	var unknown *sandbox.Error
-	if ctx.Err() == nil && (errors.As(err, &unknown) || bounded.Err() != nil) {
+	if err != nil && ctx.Err() == nil && !errors.Is(err, docker.ErrDiskLimit) {
 		e.deps.Logger.Warn("what enforces disk limits is not known yet; the first sandbox waits for it", "error", err)
 		return nil
 	}

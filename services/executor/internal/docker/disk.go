@@ -75,13 +75,19 @@ func (p *Provider) DiskLimit() string {
 	return p.disks.mode
 }
 
-// ChooseDiskLimit returns what enforces the disk limits. It proves that on the
-// engine, by writing more than the limits of a small volume. A mode of Config that
-// does not work is an error; DiskAuto has a mode that works always. An engine that
-// does not answer, or lacks the image, has a *sandbox.Error.
+// ErrDiskLimit is returned for a mode of Config that the engine cannot enforce limits by.
+var ErrDiskLimit = errors.New("SPOOL_SANDBOX_DISK_LIMIT: the Docker engine cannot enforce disk limits so")
+
+// ChooseDiskLimit returns what enforces the disk limits. The first call proves that
+// on the engine, by writing more than the limits of a small volume. DiskAuto has a mode
+// that always works. Errors other than ErrDiskLimit say nothing of a mode: the engine
+// does not answer, for example, or does not have the image.
 func (p *Provider) ChooseDiskLimit(ctx context.Context) (string, error) {
 	p.disks.choosing.Lock()
 	defer p.disks.choosing.Unlock()
+	if mode := p.DiskLimit(); mode != "" {
+		return mode, nil
+	}
 	candidates := []string{p.cfg.DiskLimit}
 	if p.cfg.DiskLimit == DiskAuto {
 		candidates = []string{DiskLoop, DiskQuota, DiskWatch}
@@ -97,13 +103,12 @@ func (p *Provider) ChooseDiskLimit(ctx context.Context) (string, error) {
 			return mode, nil
 		}
 		var typed *sandbox.Error
-		if errors.As(err, &typed) || ctx.Err() != nil {
-			return "", fmt.Errorf("choose what enforces disk limits: %w", err) // no word on the mode
+		if errors.As(err, &typed) || errors.Is(err, errVanished) || ctx.Err() != nil {
+			return "", fmt.Errorf("choose what enforces disk limits: %w", err)
 		}
 		refused = append(refused, fmt.Errorf("%s: %w", mode, err))
 	}
-	return "", fmt.Errorf("SPOOL_SANDBOX_DISK_LIMIT: the Docker engine at %s cannot enforce disk limits by %w; use auto, or one of %s",
-		p.api.DaemonHost(), errors.Join(refused...), strings.Join(DiskLimits()[1:], ", "))
+	return "", fmt.Errorf("%w: engine %s: %w: use auto, or one of %s", ErrDiskLimit, p.api.DaemonHost(), errors.Join(refused...), strings.Join(DiskLimits()[1:], ", "))
 }
 
 // chosen notes the mode, and says what it does not enforce.
