@@ -145,6 +145,9 @@ func TestAttach_AfterTheMachineWasSwitchedOff(t *testing.T) {
 				if raw, err := os.ReadFile(filepath.Join(dir, "mark")); string(raw) != "kept" {
 					t.Errorf("the mark is %q, %v", raw, err)
 				}
+				if list, err := os.ReadDir(dir); err != nil || len(list) != 1 {
+					t.Errorf("the volume holds %v, %v", list, err)
+				}
 			})
 			if out, err := exec.Command("e2fsck", "-f", "-n", v.file()).CombinedOutput(); err != nil {
 				t.Errorf("%v: %s", err, out)

@@ -129,6 +129,16 @@ func (v Volume) format(l Limits) error {
 	return os.Rename(part, v.file())
 }
 
+// repair puts a file system right whose machine was switched off while it was mounted.
+func (v Volume) repair() error {
+	if err := run("e2fsck", "-y", v.file()); err != nil {
+		return err
+	}
+	// The check may have made it again. One that holds files which lost their names stays, for people to look into.
+	_ = run("debugfs", "-w", "-R", "rmdir lost+found", v.file()) // an error where there is none, as there should be
+	return nil
+}
+
 // run runs a program of the image. debugfs reports an error only by what it prints after a
 // line with its version; e2fsck ends with 1 when it has repaired what there was.
 func run(name string, args ...string) error {
@@ -251,8 +261,7 @@ func (v Volume) attach() error {
 			return v.node(d.number)
 		}
 	}
-	// The machine may have been switched off while it was mounted.
-	if err := run("e2fsck", "-y", v.file()); err != nil {
+	if err := v.repair(); err != nil {
 		return err
 	}
 	number, err := attachFree(mark+v.Name, f)
