@@ -15,6 +15,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/hostpath"
 	"github.com/spoolhq/spool/pkg/imagepolicy"
+	"github.com/spoolhq/spool/pkg/storage"
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
@@ -57,6 +58,7 @@ type Config struct {
 	WarmMemory int64 `default:"0" env:"SPOOL_WARM_MEMORY" help:"Bytes that agents may take together before resting ones are ended, longest rested first; 0 means half of the machine's memory, negative that no agent rests."`
 
 	CommitWindow time.Duration `default:"20ms" env:"SPOOL_COMMIT_WINDOW" help:"Least time from one commit of an execution to the next."`
+	StoreReserve int           `default:"10" env:"SPOOL_STORE_RESERVE" help:"Percent of what the streams of NATS may take on disk that is kept for ends, controls and deletions: past it executions are not started, and the output of those that run waits. Gateways and session services need the same value."`
 	KillAfter    time.Duration `default:"10s" env:"SPOOL_KILL_AFTER" help:"How long a turn that has to end may go on before its process is ended, and then again before its sandbox is."`
 	MaxAttempts  int           `default:"3" env:"SPOOL_MAX_ATTEMPTS" help:"How often an execution is started when its sandbox is lost, unless its agent has retries."`
 	EngineGone   time.Duration `default:"30s" env:"SPOOL_ENGINE_GONE" help:"How long an engine may be without a live executor before others of its provider take its sessions over; as long is an engine waited for that does not answer, or its egress proxy."`
@@ -110,6 +112,9 @@ func (c Config) withDefaults() (Config, error) {
 		return c, err
 	}
 	var err error
+	if c.StoreReserve, err = storage.ReserveOf(c.StoreReserve); err != nil {
+		return c, err
+	}
 	if c.HostPaths, err = hostpath.ParseRoots("host-paths", c.HostPaths); err != nil {
 		return c, err
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"github.com/spoolhq/spool/pkg/daemon/settingstest"
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/natsserver/natstest"
 	"github.com/spoolhq/spool/pkg/runner"
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/pkg/topology"
@@ -30,7 +32,7 @@ func TestEverySettingIsTested(t *testing.T) {
 		"SPOOL_NPM_REGISTRY": "TestSettingDependencies", "SPOOL_PIP_INDEX_URL": "TestSettingDependencies", "SPOOL_DEPENDENCIES_HOSTS": "TestSettingDependencies",
 		"SPOOL_DEPENDENCIES_TIMEOUT": "TestSettingDependencies", "SPOOL_DEPENDENCIES_SIZE": "TestSettingDependencies", "SPOOL_DEPENDENCIES_KEEP": "TestSettingDependencies",
 		"SPOOL_POOL": "TestPool", "SPOOL_POOL_EVERY": "TestSettingPoolEvery", "SPOOL_SLOTS": "TestSettingSlots", "SPOOL_WARM_MEMORY": "TestWarmBudget",
-		"SPOOL_COMMIT_WINDOW": "TestSettingCommitWindow", "SPOOL_KILL_AFTER": "TestSettingKillAfter", "SPOOL_MAX_ATTEMPTS": "TestSettingMaxAttempts", "SPOOL_ENGINE_GONE": "TestAdoption",
+		"SPOOL_COMMIT_WINDOW": "TestSettingCommitWindow", "SPOOL_KILL_AFTER": "TestSettingKillAfter", "SPOOL_STORE_RESERVE": "TestSettingStoreReserve", "SPOOL_MAX_ATTEMPTS": "TestSettingMaxAttempts", "SPOOL_ENGINE_GONE": "TestAdoption",
 		"SPOOL_BEAT": "TestSettingBeat", "SPOOL_WARM_EVERY": "TestWarmBudget", "SPOOL_SWEEP_EVERY": "TestPoolOfTheDead", "SPOOL_STOP_SANDBOXES": "TestStopSandboxes", "SPOOL_SECRETS_KEY": "TestAgentInSandbox", "SPOOL_SECRETS_KEY_FILE": "TestAgentInSandbox",
 		"ANTHROPIC_API_KEY": "TestModels", "SPOOL_ANTHROPIC_BASE_URL": "TestModels", "SPOOL_ANTHROPIC_MODEL": "TestModels", "OPENAI_API_KEY": "TestModels", "SPOOL_OPENAI_BASE_URL": "TestModels",
 		"SPOOL_OPENAI_MODEL": "TestModels", "NVIDIA_API_KEY": "TestModels", "SPOOL_NVIDIA_BASE_URL": "TestModels", "SPOOL_NVIDIA_MODEL": "TestModels",
@@ -291,4 +293,57 @@ func gathered(t *testing.T, registry *prometheus.Registry, name, label string) (
 		}
 	}
 	return sum
+}
+
+// TestSettingStoreReserve: with less room than the reserve an execution is not started; one that runs keeps its output until there is
+// room, and says so; one that is cancelled ends.
+func TestSettingStoreReserve(t *testing.T) {
+	t.Parallel()
+	srv := natstest.RunSmall(t)
+	say := make(chan string)
+	b := newBenchOn(t, func(x *fakeTurn) {
+		x.Start()
+		x.Open("b")
+		for going := true; going; {
+			select {
+			case text := <-say:
+				x.Say("log", events.Log{Level: "info", Message: text})
+			case <-x.interrupted:
+				going = false
+			}
+		}
+		x.End(runner.Ended{Outcome: runner.Interrupted})
+	}, srv.ClientURL(), natstest.Conn(t, srv))
+	b.run(func(c *executor.Config) { c.StoreReserve = 80 })
+	quiet, late := b.session(), b.session()
+	cancelled := quiet.post("go")
+	quiet.untilStarted()
+	empty := natstest.Fill(t, b.nc, 21)
+	waiting := late.post("go")
+	b.until("the log says that output waits", func() bool {
+		say <- "early"
+		return slices.ContainsFunc(of[events.Error](quiet), func(e events.Error) bool { return e.Code == "STORAGE_FULL" })
+	})
+	say <- "last"
+	stored := func() bool {
+		return slices.ContainsFunc(of[events.Log](quiet), func(l events.Log) bool { return l.Message == "last" })
+	}
+	for range 20 {
+		if stored() {
+			t.Fatal("output was stored while only the reserve was left")
+		}
+		if r := late.load().Run; r.Execution != "" {
+			t.Fatalf("an execution was started while only the reserve was left: %+v", r)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	empty()
+	b.until("what was said is stored", stored)
+	late.untilStarted()
+	natstest.Fill(t, b.nc, 21)
+	for s, execution := range map[*talk]string{quiet: cancelled, late: waiting} {
+		s.cancel(execution)
+		s.ended(execution)
+	}
+	b.noJobs()
 }

@@ -62,6 +62,7 @@ type follower struct {
 
 	adopted      bool // the runner ran the execution already at the hello
 	saidAttached bool // execution_attached is in the log, or on its way
+	saidFull     bool // the log says, or is about to, that output waits for room in the store
 	replies      chan reply
 
 	looking bool

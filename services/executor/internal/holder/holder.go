@@ -20,6 +20,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/run"
 	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/pkg/storage"
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
@@ -72,7 +73,7 @@ type Deltas interface {
 	Texts(ctx context.Context, tenant, session string, since time.Time) (map[string]string, error)
 }
 
-// Deps is what a Holder stands on; everything is required but Metrics, Workspaces, Egress, Skills, Secrets and Budgets.
+// Deps is what a Holder stands on; everything is required but Metrics, Workspaces, Egress, Skills, Secrets, Budgets and Room.
 type Deps struct {
 	Metrics    prometheus.Registerer // nil: nobody reads what is counted
 	Workspaces Workspaces            // nil: no snapshots are taken, and no files put in
@@ -80,6 +81,7 @@ type Deps struct {
 	Skills     Skills                // nil: no agent can have skills
 	Secrets    Secrets               // nil: no execution can have secrets
 	Budgets    Budgets               // nil: no tenant has a budget
+	Room       *storage.Watch        // nil: the store of NATS counts as never full
 
 	Sessions eventlog.Sessions
 	Sandbox  sandbox.Provider
@@ -133,6 +135,7 @@ const (
 	handoverDelay = time.Millisecond
 	slotPatience  = time.Second // how long a job waits here for a slot
 	crowdedDelay  = 5 * time.Second
+	reservedDelay = 2 * time.Second // only the reserve of the store of NATS is left
 )
 
 // maxRounds bounds how often one delivery looks again at what is due.
@@ -224,6 +227,8 @@ func delivery(err error, delivered uint64) error {
 		return bus.Later(err, min(time.Duration(min(delivered, 1000))*fullDelay, crowdedDelay)) //nolint:gosec // bounded
 	case errors.Is(err, errHandover):
 		return bus.Later(err, handoverDelay)
+	case isReserved(err):
+		return bus.Later(err, reservedDelay)
 	case errors.Is(err, errFull):
 		return bus.Later(err, fullDelay)
 	case errors.Is(err, run.ErrFenced), unavailable(err):

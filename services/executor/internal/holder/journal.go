@@ -38,6 +38,7 @@ func (f *follower) garbageID() string {
 // keep passes on what a line became: text at once, events to the next commit.
 func (f *follower) keep(r translate.Result) {
 	switch {
+	case r.Delta != nil && f.h.d.Room.Low(): // the block's end has the text
 	case r.Delta != nil:
 		raw, err := json.Marshal(r.Delta)
 		if err == nil {
@@ -70,6 +71,9 @@ func (f *follower) commit() {
 	}
 	if early := time.Until(f.notBefore); early > 0 {
 		f.window.Reset(early)
+		return
+	}
+	if f.waitsForRoom() {
 		return
 	}
 	list := f.pending

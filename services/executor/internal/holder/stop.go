@@ -52,6 +52,9 @@ func (s *stopper) exhaust(why string, now time.Time) {
 	}
 }
 
+// stopping reports whether there is a reason to stop the turn.
+func (s *stopper) stopping() bool { return s.control.N > 0 || s.overLimit || s.exhausted != "" }
+
 func (s *stopper) hard(now time.Time) {
 	if s.hardSince.IsZero() {
 		s.hardSince = now
@@ -64,7 +67,7 @@ func (s *stopper) next(now time.Time, running bool) step {
 		s.overLimit = true
 		s.hard(now)
 	}
-	if s.control.N == 0 && !s.overLimit && s.exhausted == "" {
+	if !s.stopping() {
 		return doNothing
 	}
 	if s.control.Kind == session.Terminate && s.control.N > 0 {

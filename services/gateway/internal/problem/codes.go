@@ -48,6 +48,7 @@ const (
 	TooManyStreams      Code = "TOO_MANY_STREAMS"
 	TooMuchInFlight     Code = "TOO_MUCH_IN_FLIGHT"
 	Overloaded          Code = "OVERLOADED"
+	StorageFull         Code = "STORAGE_FULL"
 	TooManyTags         Code = "TOO_MANY_TAGS"
 	EnvironmentConflict Code = "ENVIRONMENT_CONFLICT"
 	EnvironmentMissing  Code = "ENVIRONMENT_MISSING"
@@ -117,6 +118,7 @@ func Table() []Entry {
 		{TooManyStreams, http.StatusTooManyRequests, codes.ResourceExhausted, "Too many streams", "The tenant has `--max-tenant-streams` streams open at this gateway: SSE, WebSockets and gRPC together. End some, or use one WebSocket for many sessions.", ""},
 		{TooMuchInFlight, http.StatusTooManyRequests, codes.ResourceExhausted, "Too much of the tenant is in flight", "The tenant's requests that are being answered hold `--max-tenant-bytes` at this gateway. Nothing was done: try again after `Retry-After`, with fewer requests at once. A WebSocket is closed with 1013.", ""},
 		{Overloaded, http.StatusServiceUnavailable, codes.ResourceExhausted, "The gateway is full", "The requests that are being answered hold `--max-bytes`, or `--max-connections` connections are open. Nothing was done: try again after `Retry-After`, or at another gateway. A WebSocket is closed with 1013.", ""},
+		{StorageFull, http.StatusInsufficientStorage, codes.ResourceExhausted, "The store is full", "The streams and buckets of NATS have reached their limit but for a reserve (`--store-reserve`), which is kept for ends of executions, controls and deletions. What needs room, such as a session, a message, a file or a skill, is refused; what ends or removes something is not. Delete sessions, or have the operator raise the limit (`SPOOL_NATS_MAX_STORE`), and try again after `Retry-After`.", ""},
 		{TooManyTags, http.StatusConflict, codes.FailedPrecondition, "Too many tags", "An entry of the catalogue has at most 64 tags. Move one that it has.", ""},
 		{EnvironmentConflict, http.StatusUnprocessableEntity, codes.FailedPrecondition, "The variables do not merge", "An environment is referred to in two versions, or a variable has no name that one may have. `detail` says all that is wrong.", ""},
 		{EnvironmentMissing, http.StatusUnprocessableEntity, codes.FailedPrecondition, "A variable has no value", "The agent requires it, and no environment gives it. `detail` says all that is wrong.", ""},
