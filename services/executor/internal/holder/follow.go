@@ -69,6 +69,7 @@ type follower struct {
 	looked  chan looked
 	life    session.State // as last seen
 	stop    stopper
+	output  output
 
 	aside aside
 }
@@ -93,7 +94,8 @@ func (t *turn) follow(ctx context.Context) error {
 	f := &follower{
 		turn: t, base: ctx, appended: make(chan commitResult, 1), replies: make(chan reply, 8), looked: make(chan looked, 1),
 		window: time.NewTimer(time.Hour), stop: stopper{killAfter: t.h.cfg.KillAfter},
-		life: t.l.Life, aside: newAside(t.h.d.Now()),
+		output: output{said: t.l.Run.Output},
+		life:   t.l.Life, aside: newAside(t.h.d.Now()),
 	}
 	defer f.stopAll(cancel)
 	defer f.window.Stop()
@@ -408,7 +410,7 @@ func (f *follower) finish(ctx context.Context) error {
 
 // outcome is the terminal event of a turn's end.
 func (f *follower) outcome(e runner.Ended) events.Payload {
-	if e.Outcome == runner.Completed {
+	if e.Outcome == runner.Completed && !f.output.cut {
 		return events.ExecutionCompleted{Usage: e.Usage, CostUSD: e.CostUSD, Result: e.Result}
 	}
 	if why := f.stop.reason(e.Usage); why != nil {

@@ -19,6 +19,7 @@ import (
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/runner"
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/pkg/storage"
 	"github.com/spoolhq/spool/pkg/topology"
@@ -37,6 +38,10 @@ type Config struct {
 	KillAfter   time.Duration // from a cancel's interrupt to its kill, and from that to the sandbox's end
 	MaxAttempts uint32        // starts of one execution
 	EngineGone  time.Duration // without a lease, after which an engine's sandboxes are given up
+
+	Output        events.Output // what an agent may say in one execution
+	SessionOutput events.Output // and in all executions of a session
+	Pace          runner.Pace   // how fast it may say it
 
 	Pool      map[string]int // sandboxes kept ready, by architecture
 	PoolEvery time.Duration  // how often the pool is filled
