@@ -401,6 +401,8 @@ func TestHonoursIsKept(t *testing.T) {
 		"dependencies.npm":     func(s *events.AgentSpec) { s.Dependencies.NPM = []string{"a@1.0.0"} },
 		"dependencies.pip":     func(s *events.AgentSpec) { s.Dependencies.PIP = []string{"a==1"} },
 		"limits.timeMs":        func(s *events.AgentSpec) { s.Limits.TimeMs = 1 },
+		"limits.outputEvents":  func(s *events.AgentSpec) { s.Limits.OutputEvents = 1 },
+		"limits.outputBytes":   func(s *events.AgentSpec) { s.Limits.OutputBytes = 1 },
 		"limits.session":       func(s *events.AgentSpec) { s.Limits.Session.Turns = 1 },
 	}
 	for field, cells := range definition.Honours() {

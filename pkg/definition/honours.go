@@ -77,13 +77,15 @@ func Honours() map[string]Cells {
 		"mcpServers.timeoutMs": {ClaudeCode: call, Codex: call, OpenCode: call, Spool: call},
 		"mcpServers.tools":     {ClaudeCode: "others are offered, and denied when called", Codex: others, OpenCode: others, Spool: others},
 
-		"limits.turns":      {ClaudeCode: "requests of the agent itself, not of its sub-agents", Codex: answered, OpenCode: answered, ACP: answered, Spool: "requests to the model"},
-		"limits.budgetUsd":  everyone(budget),
-		"limits.tokens":     everyone(budget),
-		"limits.timeMs":     everyone("the execution's time limit, unless the session has one"),
-		"limits.session":    everyone("the budget of each session that does not have one: checked before each turn, and in it as the execution's"),
-		"retries.attempts":  everyone("starts of the agent's process; without it none follows a process that died"),
-		"retries.backoffMs": everyone("waited by the job: nothing of the execution runs meanwhile"),
+		"limits.turns":        {ClaudeCode: "requests of the agent itself, not of its sub-agents", Codex: answered, OpenCode: answered, ACP: answered, Spool: "requests to the model"},
+		"limits.budgetUsd":    everyone(budget),
+		"limits.tokens":       everyone(budget),
+		"limits.outputEvents": everyone("the execution ends with OUTPUT_LIMIT"),
+		"limits.outputBytes":  everyone("the execution ends with OUTPUT_LIMIT"),
+		"limits.timeMs":       everyone("the execution's time limit, unless the session has one"),
+		"limits.session":      everyone("the budget of each session that does not have one: checked before each turn, and in it as the execution's"),
+		"retries.attempts":    everyone("starts of the agent's process; without it none follows a process that died"),
+		"retries.backoffMs":   everyone("waited by the job: nothing of the execution runs meanwhile"),
 	}
 }
 

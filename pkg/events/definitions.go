@@ -96,11 +96,13 @@ type FileSpec struct {
 
 // Limits bound what an agent may take; 0 means the server's default, or none.
 type Limits struct {
-	Turns     uint32  `json:"turns,omitempty"`     // requests to the model in one execution
-	BudgetUSD float64 `json:"budgetUsd,omitempty"` // of one execution
-	Tokens    uint32  `json:"tokens,omitempty"`    // of one execution, in and out
-	TimeMs    uint32  `json:"timeMs,omitempty"`    // milliseconds of one execution
-	Session   Budget  `json:"session,omitzero"`    // of a whole session, unless the session has one
+	Turns        uint32  `json:"turns,omitempty"`        // requests to the model in one execution
+	BudgetUSD    float64 `json:"budgetUsd,omitempty"`    // of one execution
+	Tokens       uint32  `json:"tokens,omitempty"`       // of one execution, in and out
+	TimeMs       uint32  `json:"timeMs,omitempty"`       // milliseconds of one execution
+	OutputEvents uint32  `json:"outputEvents,omitempty"` // events that the agent writes in one execution; less than the server's limit, or it has no effect
+	OutputBytes  uint32  `json:"outputBytes,omitempty"`  // bytes of these events, likewise
+	Session      Budget  `json:"session,omitzero"`       // of a whole session, unless the session has one
 }
 
 // Retries say how often an execution's agent is started. The zero value is once, and again

@@ -29,6 +29,8 @@ const (
 	// DefaultMaxPayload is the largest message in bytes, headers included: a command with a message of 1 MiB, of which JSON may
 	// escape every byte into six.
 	DefaultMaxPayload = 8 << 20
+	// MinStore is the least Config.MaxStore: the stream of commands reserves 512 MiB of it.
+	MinStore = 640 << 20
 	// RandomPort asks for any free TCP port.
 	RandomPort = server.RANDOM_PORT
 
@@ -46,6 +48,8 @@ type Config struct {
 	// Relaxed leaves fsync to the server's two-minute timer. The zero value writes every message through to the disk before
 	// it is acknowledged; a relaxed server can lose what it acknowledged when the machine loses power.
 	Relaxed bool
+	// MaxStore is how many bytes the streams may take on the disk; 0 means what they take at Start and three quarters of what is free.
+	MaxStore int64
 	// MaxPayload is the largest message in bytes, headers included; 0 means DefaultMaxPayload.
 	MaxPayload int
 	// ReadyTimeout bounds how long Start waits for connections to be accepted, once the streams are recovered; 0 means 30 s.
@@ -66,6 +70,9 @@ func (c *Config) validate() error {
 	}
 	if c.MaxPayload < 0 || c.MaxPayload > server.MAX_PAYLOAD_MAX_SIZE*8 {
 		return fmt.Errorf("nats: MaxPayload %d is out of range: use 1 to %d bytes, or 0 for %d", c.MaxPayload, server.MAX_PAYLOAD_MAX_SIZE*8, DefaultMaxPayload)
+	}
+	if c.MaxStore < 0 || c.MaxStore > 0 && c.MaxStore < MinStore {
+		return fmt.Errorf("nats: MaxStore %d is out of range: use at least %d bytes, or 0 for what the disk has", c.MaxStore, MinStore)
 	}
 	if c.ReadyTimeout < 0 {
 		return fmt.Errorf("nats: ReadyTimeout %s is negative", c.ReadyTimeout)
@@ -112,6 +119,12 @@ func Start(cfg Config) (*Server, error) {
 	if err := checkPort(cfg.Host, cfg.Port); err != nil {
 		return nil, err
 	}
+	if cfg.MaxStore == 0 {
+		var err error
+		if cfg.MaxStore, err = roomOf(cfg.StoreDir); err != nil {
+			return nil, err
+		}
+	}
 	logger := cfg.Logger.With("component", "nats")
 	options, passwords, err := cfg.options()
 	if err != nil {
@@ -135,6 +148,13 @@ func Start(cfg Config) (*Server, error) {
 		stopNow(ns)
 		return nil, fmt.Errorf("nats: server with folder %s was not ready within %s", cfg.StoreDir, cfg.ReadyTimeout)
 	}
+	if !cfg.Accounts {
+		limits := server.JetStreamAccountLimits{MaxMemory: -1, MaxStore: cfg.MaxStore, MaxStreams: -1, MaxConsumers: -1, MaxAckPending: -1, MemoryMaxStreamBytes: -1, StoreMaxStreamBytes: -1}
+		if err := ns.GlobalAccount().UpdateJetStreamLimits(map[string]server.JetStreamAccountLimits{"": limits}); err != nil {
+			stopNow(ns)
+			return nil, fmt.Errorf("nats: limit what the streams may take to %d bytes: %w", cfg.MaxStore, err)
+		}
+	}
 	srv := &Server{nats: ns, cfg: cfg, passwords: passwords, logger: logger}
 	if err := srv.serveGate(); err != nil {
 		srv.Shutdown()
@@ -153,7 +173,7 @@ func (c *Config) options() (*server.Options, map[string]string, error) {
 		}
 		passwords = map[string]string{}
 		var text strings.Builder
-		err := topology.WriteAccounts(&text, func(user string) string {
+		err := topology.WriteAccounts(&text, strconv.FormatInt(c.MaxStore, 10), func(user string) string {
 			passwords[user] = rand.Text()
 			return strconv.Quote(passwords[user])
 		})
@@ -167,6 +187,10 @@ func (c *Config) options() (*server.Options, map[string]string, error) {
 	options.ServerName = "spool"
 	options.Host, options.Port, options.DontListen = c.Host, c.Port, c.Port == 0
 	options.JetStream, options.StoreDir, options.SyncAlways = true, c.StoreDir, !c.Relaxed
+	options.JetStreamMaxStore = c.MaxStore
+	if !c.Accounts {
+		options.JetStreamMaxStore += MinStore // the server counts what streams reserve as well; the account's limit holds
+	}
 	options.MaxPayload = int32(c.MaxPayload)
 	options.NoSigs = true
 	return options, passwords, nil

@@ -95,8 +95,20 @@ type Query struct {
 	MaxTurns   uint32                `json:"maxTurns,omitempty"` // requests to the model; 0 for no limit
 	Redact     []string              `json:"redact,omitempty"`   // values that nothing the agent says may hold; never journaled
 
+	Pace Pace `json:"pace,omitzero"`
+
 	Authority string `json:"authority,omitempty"` // PEM: a certificate of the egress proxy's that the agent's process trusts beside the sandbox's own; "" for none
 }
+
+// Pace is how fast an execution may fill the journal; 0 is no bound. It may be ahead by PaceBurst: what is faster waits, and the agent
+// with it.
+type Pace struct {
+	EventsPerSecond uint32 `json:"eventsPerSecond,omitempty"`
+	BytesPerSecond  uint32 `json:"bytesPerSecond,omitempty"`
+}
+
+// PaceBurst is how far an execution may be ahead of its Pace.
+const PaceBurst = 10 * time.Second
 
 // MCPServer is a server of tools as the agent is to reach it: every variable is filled in.
 type MCPServer struct {

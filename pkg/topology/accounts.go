@@ -104,12 +104,13 @@ const logExports = `      { service: "ev.>" }
 `
 
 // WriteAccounts writes the accounts and users of an installation, as a part of a NATS server's configuration. password returns
-// the value of a user's password as it stands in the configuration.
-func WriteAccounts(w io.Writer, password func(user string) string) error {
+// the value of a user's password as it stands in the configuration. maxFile is how many bytes the streams may take on disk, as it
+// stands in the configuration: services read the limit of their account, and cannot read that of the server.
+func WriteAccounts(w io.Writer, maxFile string, password func(user string) string) error {
 	var b strings.Builder
 	b.WriteString("accounts {\n")
 	users := Users()
-	fmt.Fprintf(&b, "  # Owns JetStream.\n  %s {\n    jetstream: enabled\n    users: [\n", AccountLog)
+	fmt.Fprintf(&b, "  # Owns JetStream.\n  %s {\n    jetstream: { max_file: %s }\n    users: [\n", AccountLog, maxFile)
 	for _, u := range users {
 		if Account(u.Name) == AccountLog {
 			writeUser(&b, u, password)

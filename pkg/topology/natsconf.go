@@ -57,5 +57,5 @@ func WriteNATSConf(w io.Writer) error {
 	if _, err := fmt.Fprintf(w, natsConfHead, CertificateVariable, KeyVariable, StoreVariable); err != nil {
 		return err
 	}
-	return WriteAccounts(w, func(user string) string { return "$" + PasswordVariable(user) })
+	return WriteAccounts(w, "$"+StoreVariable, func(user string) string { return "$" + PasswordVariable(user) })
 }

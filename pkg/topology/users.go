@@ -37,7 +37,7 @@ func gatewayUser() User {
 	return User{
 		Name: UserGateway, Doc: "takes clients in; writes commands, reads LIVE and Postgres, and finds in the log what Postgres does not hold yet",
 		Publish: join(
-			[]string{"cmd.*.*.*.*", FilesOn("*", "*"), FilesAck("*")},
+			[]string{accountInfo, "cmd.*.*.*.*", FilesOn("*", "*"), FilesAck("*")},
 			useKV(BucketIdempotency), []string{"$KV." + BucketIdempotency + ".>"},
 			info(StreamCommands), info(StreamLive), writeObjects(BucketWorkspaces),
 			// What is pushed, and what a client encrypted or the gateway did: it cannot read a secret back without the key.
@@ -57,7 +57,7 @@ func sessionUser() User {
 	return User{
 		Name: UserSession, Doc: "decides what sessions do; writes life, keys, jobs and timers",
 		Publish: join(
-			[]string{LifeFilter, RunFilter, KeyFilter, AgentFilter, InstanceFilter, EnvironmentFilter, BudgetFilter, LimitsFilter, "job.*.any", "job.*.on.*", "timer.at.*", "dead.>", "ctl.*"},
+			[]string{accountInfo, LifeFilter, RunFilter, KeyFilter, AgentFilter, InstanceFilter, EnvironmentFilter, BudgetFilter, LimitsFilter, "job.*.any", "job.*.on.*", "timer.at.*", "dead.>", "ctl.*"},
 			// Answers to commands go to the gateway that asked.
 			[]string{inbox(UserGateway)},
 			readLog(), writePayloads(), useKV(BucketLeases), useKV(BucketBudgets),
@@ -78,7 +78,7 @@ func executorUser() User {
 		Name: UserExecutor, Doc: "runs agents; writes run and text in flight",
 		Publish: join(
 			// A job that reaches an executor of the wrong engine is moved to the right one.
-			[]string{RunFilter, "dl.*.*.*", "job.*.on.*", "dead.>", "ctl.*"},
+			[]string{accountInfo, RunFilter, "dl.*.*.*", "job.*.on.*", "dead.>", "ctl.*"},
 			// One executor asks another, on ctl, whether it still holds a run.
 			[]string{inbox(UserExecutor), FilesTo("*")},
 			readLog(), writePayloads(), writeObjects(BucketWorkspaces), useKV(BucketLeases), []string{"$KV." + BucketLeases + ".>"},
@@ -241,3 +241,6 @@ func writeObjects(bucket string) []string { return append(readObjects(bucket), "
 func watched(stream string) []string {
 	return append(ordered(stream), "$JS.API.CONSUMER.DELETE."+stream+".*", "$JS.FC."+stream+".>", "$JS.ACK."+stream+".>")
 }
+
+// accountInfo is the limit of what the streams may take, and what they take.
+const accountInfo = apiPrefix + "INFO"

@@ -25,7 +25,7 @@ const session = "ses_01JZZZZZZZZZZZZZZZZZZZZZZZ"
 func withUsers(t *testing.T) *server.Server {
 	t.Helper()
 	var accounts strings.Builder
-	if err := topology.WriteAccounts(&accounts, func(string) string { return "pw" }); err != nil {
+	if err := topology.WriteAccounts(&accounts, "1GB", func(string) string { return "pw" }); err != nil {
 		t.Fatal(err)
 	}
 	opts := &server.Options{}

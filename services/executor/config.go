@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/hostpath"
 	"github.com/spoolhq/spool/pkg/imagepolicy"
+	"github.com/spoolhq/spool/pkg/storage"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/executor/internal/docker"
 )
@@ -64,13 +66,21 @@ type Config struct {
 	TenantSandboxes int   `name:"tenant-sandboxes" default:"0" env:"SPOOL_TENANT_SANDBOXES" help:"Sandboxes of one tenant at once on an engine, unless the tenant has a limit of its own. Past it the one that has been idle for the longest ends, with a snapshot. 0 means no limit."`
 	WarmMemory      int64 `default:"0" env:"SPOOL_WARM_MEMORY" help:"Bytes that agents may take together before resting ones are ended, longest rested first; 0 means half of the machine's memory, negative that no agent rests."`
 
-	CommitWindow time.Duration `default:"20ms" env:"SPOOL_COMMIT_WINDOW" help:"Least time from one commit of an execution to the next."`
-	KillAfter    time.Duration `default:"10s" env:"SPOOL_KILL_AFTER" help:"How long a turn that has to end may go on before its process is ended, and then again before its sandbox is."`
-	MaxAttempts  int           `default:"3" env:"SPOOL_MAX_ATTEMPTS" help:"How often an execution is started when its sandbox is lost, unless its agent has retries."`
-	EngineGone   time.Duration `default:"30s" env:"SPOOL_ENGINE_GONE" help:"How long an engine may be without a live executor before others of its provider take its sessions over; as long is an engine waited for that does not answer, or its egress proxy."`
-	Beat         time.Duration `default:"1s" env:"SPOOL_BEAT" help:"How often a running execution's controls and limits are looked at, hints apart."`
-	WarmEvery    time.Duration `default:"5s" env:"SPOOL_WARM_EVERY" help:"How often the agents' memory is measured."`
-	SweepEvery   time.Duration `default:"1m" env:"SPOOL_SWEEP_EVERY" help:"How often sandboxes that are over are looked for."`
+	CommitWindow          time.Duration `default:"20ms" env:"SPOOL_COMMIT_WINDOW" help:"Least time from one commit of an execution to the next."`
+	StoreReserve          int           `default:"10" env:"SPOOL_STORE_RESERVE" help:"Percent of what the streams of NATS may take on disk that is kept for ends, controls and deletions: past it executions are not started, and the output of those that run waits. Gateways and session services need the same value."`
+	OutputEventsPerSecond int           `default:"200" env:"SPOOL_OUTPUT_EVENTS_PER_SECOND" help:"Events a second that an agent may write; it may be ahead by 10 s of them, and has to wait past that."`
+	OutputBytesPerSecond  int           `default:"2097152" env:"SPOOL_OUTPUT_BYTES_PER_SECOND" help:"Bytes a second of these events and of text in flight, likewise."`
+	OutputEvents          int64         `default:"100000" env:"SPOOL_OUTPUT_EVENTS" help:"Events that an agent may write in one execution, which ends with OUTPUT_LIMIT past it; an agent's limits may set less."`
+	OutputBytes           int64         `default:"268435456" env:"SPOOL_OUTPUT_BYTES" help:"Bytes of these events, likewise: their text and data, and 256 for each."`
+	SessionEvents         int64         `default:"2000000" env:"SPOOL_SESSION_EVENTS" help:"Events that agents may write in all executions of a session; past it an execution ends with OUTPUT_LIMIT."`
+	SessionBytes          int64         `default:"4294967296" env:"SPOOL_SESSION_BYTES" help:"Bytes of these events, likewise."`
+
+	KillAfter   time.Duration `default:"10s" env:"SPOOL_KILL_AFTER" help:"How long a turn that has to end may go on before its process is ended, and then again before its sandbox is."`
+	MaxAttempts int           `default:"3" env:"SPOOL_MAX_ATTEMPTS" help:"How often an execution is started when its sandbox is lost, unless its agent has retries."`
+	EngineGone  time.Duration `default:"30s" env:"SPOOL_ENGINE_GONE" help:"How long an engine may be without a live executor before others of its provider take its sessions over; as long is an engine waited for that does not answer, or its egress proxy."`
+	Beat        time.Duration `default:"1s" env:"SPOOL_BEAT" help:"How often a running execution's controls and limits are looked at, hints apart."`
+	WarmEvery   time.Duration `default:"5s" env:"SPOOL_WARM_EVERY" help:"How often the agents' memory is measured."`
+	SweepEvery  time.Duration `default:"1m" env:"SPOOL_SWEEP_EVERY" help:"How often sandboxes that are over are looked for."`
 
 	SecretsKey     string `default:"" env:"SPOOL_SECRETS_KEY" help:"Private keys (AGE-SECRET-KEY-1…, one a line) that open secrets; several while keys are rotated. Empty, and without secrets-key-file, means that executions with secrets fail."`
 	SecretsKeyFile string `default:"" env:"SPOOL_SECRETS_KEY_FILE" help:"File with those keys, in place of secrets-key."`
@@ -124,6 +134,9 @@ func (c Config) withDefaults() (Config, error) {
 		return c, fmt.Errorf("sandbox-uids: %w", err)
 	}
 	var err error
+	if c.StoreReserve, err = storage.ReserveOf(c.StoreReserve); err != nil {
+		return c, err
+	}
 	if c.HostPaths, err = hostpath.ParseRoots("host-paths", c.HostPaths); err != nil {
 		return c, err
 	}
@@ -135,6 +148,8 @@ func (c Config) withDefaults() (Config, error) {
 		{"sandbox-memory", &c.SandboxMemory, 2 << 30}, {"sandbox-pids", &c.SandboxPIDs, 512},
 		{"sandbox-disk", &c.SandboxDisk, 10 << 30}, {"sandbox-tmp", &c.SandboxTmp, 512 << 20},
 		{"sandbox-files", &c.SandboxFiles, 1_000_000},
+		{"output-events", &c.OutputEvents, 100_000}, {"output-bytes", &c.OutputBytes, 256 << 20},
+		{"session-events", &c.SessionEvents, 2_000_000}, {"session-bytes", &c.SessionBytes, 4 << 30},
 	} {
 		if *n.value == 0 {
 			*n.value = n.unset
@@ -146,6 +161,18 @@ func (c Config) withDefaults() (Config, error) {
 	c.DiskLimit = cmp.Or(c.DiskLimit, docker.DiskAuto)
 	if !slices.Contains(docker.DiskLimits(), c.DiskLimit) {
 		return c, fmt.Errorf("sandbox-disk-limit: %q is none of %s", c.DiskLimit, strings.Join(docker.DiskLimits(), ", "))
+	}
+	for _, n := range []struct {
+		name  string
+		value *int
+		unset int
+	}{{"output-events-per-second", &c.OutputEventsPerSecond, 200}, {"output-bytes-per-second", &c.OutputBytesPerSecond, 2 << 20}} {
+		if *n.value == 0 {
+			*n.value = n.unset
+		}
+		if *n.value < 0 || *n.value > math.MaxInt32 {
+			return c, fmt.Errorf("%s: %d is not between 1 and %d", n.name, *n.value, math.MaxInt32)
+		}
 	}
 	if c.SandboxCPUs == 0 {
 		c.SandboxCPUs = 2

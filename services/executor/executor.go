@@ -26,6 +26,7 @@ import (
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/pkg/storage"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/executor/internal/holder"
 	"github.com/spoolhq/spool/services/executor/internal/lease"
@@ -58,6 +59,7 @@ type Executor struct {
 	js      jetstream.JetStream
 	leases  *lease.Keeper
 	budgets *budget.Watch
+	room    *storage.Watch
 	holder  *holder.Holder
 	store   *workspaces.Workspaces // nil where Deps brought its own
 	out     wayOut                 // of nobody where Deps brought its own, and where there is none
@@ -145,6 +147,10 @@ func build(cfg Config, deps Deps) (*Executor, error) {
 	deps.Logger = deps.Logger.With("executor", id)
 	e.cfg, e.id, e.deps = cfg, id, deps
 	e.budgets = budget.NewWatch(e.js, deps.Logger)
+	e.room = storage.NewWatch(storage.Config{JetStream: e.js, Reserve: cfg.StoreReserve, Logger: deps.Logger})
+	if e.store != nil {
+		e.store.CheckRoom(e.room)
+	}
 	e.leases = lease.New(e.js, topology.Lease{Executor: id, Provider: cfg.Sandbox, Engine: cfg.Engine, Slots: cfg.Slots, Address: cfg.Address}, e.diskLimit, deps.Logger)
 	if e.publisher, err = bus.NewPublisher(bus.PublisherConfig{JetStream: e.js, Deduplicate: true, Logger: deps.Logger}); err != nil {
 		return nil, err
@@ -152,9 +158,10 @@ func build(cfg Config, deps Deps) (*Executor, error) {
 	e.holder = holder.New(holder.Config{
 		Executor: id, Provider: cfg.Sandbox, Engine: cfg.Engine, Slots: cfg.Slots, Reserved: max(cfg.Reserved, 0), TenantSlots: cfg.TenantSlots, TenantSandboxes: cfg.TenantSandboxes, WarmMemory: uint64(max(cfg.WarmMemory, 0)), //nolint:gosec // not negative
 		Window: cfg.CommitWindow, Beat: cfg.Beat, KillAfter: cfg.KillAfter, MaxAttempts: uint32(cfg.MaxAttempts), //nolint:gosec // at most 100
+		Output: cfg.output(), SessionOutput: cfg.sessionOutput(), Pace: cfg.pace(),
 		EngineGone: cfg.EngineGone, Agent: cfg.agent, Pool: pool, PoolEvery: cfg.PoolEvery, Registries: cfg.registries(),
 	}, holder.Deps{
-		Workspaces: deps.Workspaces, Egress: deps.Egress, Skills: deps.Skills, Secrets: deps.Secrets, Budgets: e.budgets, Metrics: deps.Metrics,
+		Workspaces: deps.Workspaces, Egress: deps.Egress, Skills: deps.Skills, Secrets: deps.Secrets, Budgets: e.budgets, Room: e.room, Metrics: deps.Metrics,
 		Sessions: eventlog.Sessions{Log: deps.Log}, Sandbox: deps.Provider, Leases: e.leases,
 		Jobs: e.publisher, Deltas: holder.NewStream(e.js), Logger: deps.Logger, Now: deps.Now,
 	})
@@ -207,6 +214,7 @@ func (e *Executor) Run(ctx context.Context) error {
 	})
 	all.Go(func() error { return e.deps.Clock.Run(work) })
 	all.Go(func() error { return e.budgets.Run(work) })
+	all.Go(func() error { return e.room.Run(work) })
 	all.Go(func() error { e.holder.Warm(work, e.cfg.WarmEvery); return nil })
 	all.Go(func() error { e.holder.Sweeps(work, e.cfg.SweepEvery); return nil })
 	all.Go(func() error { e.holder.Pool(work); return nil })

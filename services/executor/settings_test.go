@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"github.com/spoolhq/spool/pkg/daemon/settingstest"
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/natsserver/natstest"
 	"github.com/spoolhq/spool/pkg/runner"
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/pkg/topology"
@@ -31,7 +33,10 @@ func TestEverySettingIsTested(t *testing.T) {
 		"SPOOL_NPM_REGISTRY": "TestSettingDependencies", "SPOOL_PIP_INDEX_URL": "TestSettingDependencies", "SPOOL_DEPENDENCIES_HOSTS": "TestSettingDependencies",
 		"SPOOL_DEPENDENCIES_TIMEOUT": "TestSettingDependencies", "SPOOL_DEPENDENCIES_SIZE": "TestSettingDependencies", "SPOOL_DEPENDENCIES_KEEP": "TestSettingDependencies",
 		"SPOOL_POOL": "TestPool", "SPOOL_POOL_EVERY": "TestSettingPoolEvery", "SPOOL_SLOTS": "TestSettingSlots", "SPOOL_RESERVED_SLOTS": "TestFairness_ManyJobsOfOneTenantDoNotHoldUpAnother", "SPOOL_TENANT_SANDBOXES": "TestTenantSandboxes_IdlestGivesWay", "SPOOL_TENANT_SLOTS": "TestTenantSlots_HoldOverAllExecutors", "SPOOL_WARM_MEMORY": "TestWarmBudget",
-		"SPOOL_COMMIT_WINDOW": "TestSettingCommitWindow", "SPOOL_KILL_AFTER": "TestSettingKillAfter", "SPOOL_MAX_ATTEMPTS": "TestSettingMaxAttempts", "SPOOL_ENGINE_GONE": "TestAdoption",
+		"SPOOL_COMMIT_WINDOW": "TestSettingCommitWindow", "SPOOL_KILL_AFTER": "TestSettingKillAfter", "SPOOL_STORE_RESERVE": "TestSettingStoreReserve",
+		"SPOOL_OUTPUT_EVENTS": "TestSettingOutput", "SPOOL_OUTPUT_BYTES": "TestSettingOutput", "SPOOL_SESSION_EVENTS": "TestSettingOutput", "SPOOL_SESSION_BYTES": "TestSettingOutput",
+		"SPOOL_OUTPUT_EVENTS_PER_SECOND": "TestSettingPace", "SPOOL_OUTPUT_BYTES_PER_SECOND": "TestSettingPace",
+		"SPOOL_MAX_ATTEMPTS": "TestSettingMaxAttempts", "SPOOL_ENGINE_GONE": "TestAdoption",
 		"SPOOL_BEAT": "TestSettingBeat", "SPOOL_WARM_EVERY": "TestWarmBudget", "SPOOL_SWEEP_EVERY": "TestPoolOfTheDead", "SPOOL_STOP_SANDBOXES": "TestStopSandboxes", "SPOOL_SECRETS_KEY": "TestAgentInSandbox", "SPOOL_SECRETS_KEY_FILE": "TestAgentInSandbox",
 		"ANTHROPIC_API_KEY": "TestModels", "SPOOL_ANTHROPIC_BASE_URL": "TestModels", "SPOOL_ANTHROPIC_MODEL": "TestModels", "OPENAI_API_KEY": "TestModels", "SPOOL_OPENAI_BASE_URL": "TestModels",
 		"SPOOL_OPENAI_MODEL": "TestModels", "NVIDIA_API_KEY": "TestModels", "SPOOL_NVIDIA_BASE_URL": "TestModels", "SPOOL_NVIDIA_MODEL": "TestModels",
@@ -292,4 +297,163 @@ func gathered(t *testing.T, registry *prometheus.Registry, name, label string) (
 		}
 	}
 	return sum
+}
+
+// TestSettingStoreReserve: with less room than the reserve an execution is not started; one that runs keeps its output until there is
+// room, and says so; one that is cancelled ends.
+func TestSettingStoreReserve(t *testing.T) {
+	t.Parallel()
+	srv := natstest.RunSmall(t)
+	say := make(chan string)
+	b := newBenchOn(t, func(x *fakeTurn) {
+		x.Start()
+		x.Open("b")
+		for going := true; going; {
+			select {
+			case text := <-say:
+				x.Say("log", events.Log{Level: "info", Message: text})
+			case <-x.interrupted:
+				going = false
+			}
+		}
+		x.End(runner.Ended{Outcome: runner.Interrupted})
+	}, srv.ClientURL(), natstest.Conn(t, srv))
+	b.run(func(c *executor.Config) { c.StoreReserve = 80 })
+	quiet, late := b.session(), b.session()
+	cancelled := quiet.post("go")
+	quiet.untilStarted()
+	empty := natstest.Fill(t, b.nc, 21)
+	waiting := late.post("go")
+	b.until("the log says that output waits", func() bool {
+		say <- "early"
+		return slices.ContainsFunc(of[events.Error](quiet), func(e events.Error) bool { return e.Code == "STORAGE_FULL" })
+	})
+	say <- "last"
+	stored := func() bool {
+		return slices.ContainsFunc(of[events.Log](quiet), func(l events.Log) bool { return l.Message == "last" })
+	}
+	for range 20 {
+		if stored() {
+			t.Fatal("output was stored while only the reserve was left")
+		}
+		if r := late.load().Run; r.Execution != "" {
+			t.Fatalf("an execution was started while only the reserve was left: %+v", r)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	empty()
+	b.until("what was said is stored", stored)
+	late.untilStarted()
+	natstest.Fill(t, b.nc, 21)
+	for s, execution := range map[*talk]string{quiet: cancelled, late: waiting} {
+		s.cancel(execution)
+		s.ended(execution)
+	}
+	b.noJobs()
+}
+
+// chatters says a line of 1,000 bytes again and again until it is stopped.
+func chatters(x *fakeTurn) {
+	x.Start()
+	for range 100_000 {
+		select {
+		case <-x.interrupted:
+			x.End(runner.Ended{Outcome: runner.Interrupted})
+			return
+		case <-x.killed:
+			x.End(runner.Ended{Outcome: runner.Killed})
+			return
+		default:
+			x.Say("log", events.Log{Level: "info", Message: strings.Repeat("x", 1000)})
+			time.Sleep(100 * time.Microsecond)
+		}
+	}
+	x.End(runner.Ended{Outcome: runner.Completed})
+}
+
+// TestSettingOutput: an execution ends with OUTPUT_LIMIT at the least of its executor's, its agent's and its session's limits, and the log
+// has no more than that of it.
+func TestSettingOutput(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		set    executor.Config
+		most   int // of both turns together
+		second bool
+	}{
+		"events":            {executor.Config{OutputEvents: 50}, 100, true},
+		"bytes":             {executor.Config{OutputBytes: 50 * 1256}, 100, true},
+		"events of session": {executor.Config{OutputEvents: 50, SessionEvents: 70}, 70, true},
+		"bytes of session":  {executor.Config{OutputEvents: 50, SessionBytes: 70 * 1256}, 72, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, chatters)
+			b.run(func(to *executor.Config) {
+				to.OutputEvents, to.OutputBytes, to.SessionEvents, to.SessionBytes = c.set.OutputEvents, c.set.OutputBytes, c.set.SessionEvents, c.set.SessionBytes
+			})
+			s := b.session()
+			for turn := range 2 {
+				s.ended(s.post("go"))
+				failed, said := of[events.ExecutionFailed](s), of[events.Log](s)
+				if len(failed) != turn+1 || failed[turn].Code != "OUTPUT_LIMIT" {
+					t.Fatalf("it failed with %+v", failed)
+				}
+				if cut := of[events.Error](s); len(cut) != turn+1 || cut[turn].Code != "OUTPUT_LIMIT" {
+					t.Errorf("it was cut with %+v", cut)
+				}
+				if most := c.most * (turn + 1) / 2; turn == 1 && len(said) > c.most || len(said) < most-25 {
+					t.Errorf("%d events after turn %d", len(said), turn+1)
+				}
+			}
+			b.noJobs()
+		})
+	}
+}
+
+// TestOutputLimit_HoldsOverATakeover: what was said before another executor took over counts.
+func TestOutputLimit_HoldsOverATakeover(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, chatters)
+	limit := func(c *executor.Config) { c.OutputEvents = 1000 }
+	first := b.run(limit)
+	s := b.session()
+	x := s.post("go")
+	b.until("half of it is said", func() bool { return len(of[events.Log](s)) > 500 })
+	first.wire.kill()
+	b.run(limit)
+	s.ended(x)
+	failed, said := of[events.ExecutionFailed](s), of[events.Log](s)
+	if len(failed) != 1 || failed[0].Code != "OUTPUT_LIMIT" || len(said) > 1000 || len(said) < 990 {
+		t.Errorf("it failed with %+v after %d events", failed, len(said))
+	}
+	b.noJobs()
+}
+
+// TestSettingPace: the runner is told how fast an agent may say what it says.
+func TestSettingPace(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		events, bytes int
+		want          runner.Pace
+	}{
+		"default": {0, 0, runner.Pace{EventsPerSecond: 200, BytesPerSecond: 2 << 20}},
+		"set":     {7, 9, runner.Pace{EventsPerSecond: 7, BytesPerSecond: 9}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got := make(chan runner.Pace, 1)
+			b := newBench(t, func(x *fakeTurn) {
+				got <- x.Query.Pace
+				x.Start()
+				x.End(runner.Ended{Outcome: runner.Completed})
+			})
+			b.run(func(to *executor.Config) { to.OutputEventsPerSecond, to.OutputBytesPerSecond = c.events, c.bytes })
+			s := b.session()
+			s.ended(s.post("go"))
+			if p := <-got; p != c.want {
+				t.Errorf("the runner is told %+v", p)
+			}
+			b.noJobs()
+		})
+	}
 }

@@ -3,6 +3,7 @@ package gateway
 import (
 	"errors"
 	"fmt"
+	"github.com/spoolhq/spool/pkg/storage"
 	"net"
 	"strings"
 	"time"
@@ -45,6 +46,7 @@ type Config struct {
 	ReadTimeout          time.Duration `help:"How long the body of a request, or a message of gRPC or of a WebSocket, may take to arrive. A file that is put has as much more as it needs at 16 KiB a second." default:"30s" env:"SPOOL_READ_TIMEOUT"`
 	SecretsRecipientFile string        `help:"File with that key, in place of secrets-recipient." env:"SPOOL_SECRETS_RECIPIENT_FILE"`
 	SecretsRecipient     string        `help:"Public key (age1…) that secrets are encrypted to, several separated by commas; executors have the private one. Without it secrets are refused." env:"SPOOL_SECRETS_RECIPIENT"`
+	StoreReserve         int           `help:"Percent of what the streams of NATS may take on disk that is kept for ends, controls and deletions: past it what needs room is refused with STORAGE_FULL. Session services and executors need the same value." default:"10" env:"SPOOL_STORE_RESERVE"`
 	LagAfter             time.Duration `help:"How far behind the read models may be before streaming clients are told." default:"5s" env:"SPOOL_LAG_AFTER"`
 	ShutdownGrace        time.Duration `help:"How long requests may finish when the gateway stops." default:"10s" env:"SPOOL_SHUTDOWN_GRACE"`
 }
@@ -90,6 +92,10 @@ func (c *Config) validate() error {
 		if *n.value < n.min || *n.value > n.max {
 			return fmt.Errorf("%s: %d bytes is not between %d and %d", n.name, *n.value, n.min, n.max)
 		}
+	}
+	var err error
+	if c.StoreReserve, err = storage.ReserveOf(c.StoreReserve); err != nil {
+		return err
 	}
 	// A gateway whose max-request was raised before there was such a limit goes on to take such requests.
 	c.MaxTenantBytes = max(c.MaxTenantBytes, c.MaxRequest+1<<20)

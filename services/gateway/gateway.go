@@ -28,6 +28,7 @@ import (
 	"github.com/spoolhq/spool/pkg/eventlog/jslog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/livefiles"
+	"github.com/spoolhq/spool/pkg/storage"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/gateway/internal/admission"
 	"github.com/spoolhq/spool/services/gateway/internal/api"
@@ -70,6 +71,7 @@ type Gateway struct {
 	grpc   *rpc.Server
 	store  *reads.Store
 	pair   *certificate.Pair // nil without TLS
+	room   *storage.Watch
 
 	ready    chan struct{}
 	mu       sync.Mutex
@@ -113,6 +115,8 @@ func (g *Gateway) build(js jetstream.JetStream) error {
 		}
 		counts.Certificate(g.pair.Expiry)
 	}
+	g.room = storage.NewWatch(storage.Config{JetStream: js, Reserve: g.cfg.StoreReserve, Logger: g.deps.Logger})
+	counts.Register(g.room.Collectors()...)
 	log, err := jslog.New(jslog.Config{JetStream: js, Logger: g.deps.Logger})
 	if err != nil {
 		return err
@@ -130,11 +134,11 @@ func (g *Gateway) build(js jetstream.JetStream) error {
 		return err
 	}
 	server := &api.Server{
-		Objects: objects.New(objects.Config{JetStream: js}), Skills: objects.New(objects.Config{JetStream: js, Bucket: topology.BucketSkills}), Sealer: sealer,
+		Objects: objects.New(objects.Config{JetStream: js, Room: g.room}), Skills: objects.New(objects.Config{JetStream: js, Bucket: topology.BucketSkills, Room: g.room}), Sealer: sealer,
 		Dead:  dead.New(js),
 		Reads: g.store, Live: g.hub, Watch: g.watch, Files: livefiles.NewClient(g.deps.NATS), Now: g.deps.Now, Entropy: rand.Reader, WriteTimeout: g.cfg.WriteTimeout, Counts: counts,
 		Send: commands.New(commands.Config{
-			JetStream: js, Timeout: g.cfg.CommandTimeout, Now: g.deps.Now, Entropy: rand.Reader, Logger: g.deps.Logger,
+			JetStream: js, Room: g.room, Timeout: g.cfg.CommandTimeout, Now: g.deps.Now, Entropy: rand.Reader, Logger: g.deps.Logger,
 			Sent: counts.Command, Stored: g.hub.Wrote,
 		}),
 		BudgetTold: func(ctx context.Context, tenant string, p events.Period, limit events.Budget) error {
@@ -258,6 +262,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 		})
 	}
 	part("live streams", func() error { return g.hub.Run(run, func() { close(g.ready) }) })
+	part("room in the store", func() error { return g.room.Run(run) })
 	part("keys of streams", func() error { g.watch.Run(run); return nil })
 	part("limits of tenants", func() error { return g.limits.Run(run) })
 	part("gRPC health", func() error { g.grpc.Health(run, g.check); return nil })

@@ -3,6 +3,7 @@ package gateway
 import (
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/spoolhq/spool/pkg/storage"
 	"github.com/spoolhq/spool/services/gateway/internal/metrics"
 )
 
@@ -12,4 +13,7 @@ type Database struct {
 }
 
 // DescribeMetrics registers what a gateway counts, of none: for documents.
-func DescribeMetrics(r prometheus.Registerer) { metrics.New(r) }
+func DescribeMetrics(r prometheus.Registerer) {
+	metrics.New(r)
+	r.MustRegister(new(storage.Watch).Collectors()...)
+}

@@ -23,7 +23,7 @@ func TestEverySettingIsTested(t *testing.T) {
 	settingstest.Covered(t, gateway.Config{}, map[string]string{
 		"SPOOL_LISTEN": "TestSettingOfTheProcess", "SPOOL_GRPC_LISTEN": "TestSettingOfTheProcess", "SPOOL_AUTH": "TestKeys", "SPOOL_ROOT_KEY": "TestKeys",
 		"SPOOL_ALLOWED_ORIGINS": "TestRESTOriginsAndHosts", "SPOOL_COMMAND_TIMEOUT": "TestOutcomeUnknown", "SPOOL_WRITE_TIMEOUT": "TestStalledClientIsCut",
-		"SPOOL_MAX_REQUEST": "TestFilesOfARequest", "SPOOL_MAX_FILE": "TestPutFileOverTheLimit", "SPOOL_LAG_AFTER": "TestNoProjectorIsTold",
+		"SPOOL_MAX_REQUEST": "TestFilesOfARequest", "SPOOL_MAX_FILE": "TestPutFileOverTheLimit", "SPOOL_STORE_RESERVE": "TestSettingStoreReserve", "SPOOL_LAG_AFTER": "TestNoProjectorIsTold",
 		"SPOOL_SHUTDOWN_GRACE": "TestShutdownGrace", "SPOOL_MAX_BYTES": "TestBytesInFlight", "SPOOL_MAX_TENANT_BYTES": "TestBytesInFlight",
 		"SPOOL_MAX_TENANT_STREAMS": "TestMaxTenantStreams", "SPOOL_MAX_TENANT_REQUESTS": "TestRateLimit_RefusesOneTenant", "SPOOL_MAX_TENANT_BURST": "TestRateLimit_RefusesOneTenant",
 		"SPOOL_MAX_TENANT_SESSIONS": "TestSessionLimit_HoldsForManyRequestsAtOnce", "SPOOL_MAX_CONNECTIONS": "TestMaxConnections", "SPOOL_MAX_ADDRESS_CONNECTIONS": "TestMaxConnections",
@@ -94,5 +94,20 @@ func TestMetricsMove(t *testing.T) {
 	gateway.DescribeMetrics(registry)
 	if list, err := registry.Gather(); err != nil || len(list) == 0 {
 		t.Errorf("%d metrics, %v", len(list), err)
+	}
+}
+
+// TestSettingStoreReserve: with less room than the reserve what needs room is refused before anything of it is stored.
+func TestSettingStoreReserve(t *testing.T) {
+	t.Parallel()
+	w := newWorldOn(t, natstest.Conn(t, natstest.RunSmall(t)))
+	id := w.session("default")
+	natstest.Fill(t, w.nc, 21)
+	g := w.gatewayOn(gateway.Config{StoreReserve: 80}, w.nc, w.openPool(w.url))
+	g.do("POST", "/api/sessions", `{}`, header("Idempotency-Key", "k")).wantProblem(t, 507, "STORAGE_FULL", "")
+	g.do("PUT", "/api/sessions/"+id+"/files/a", "b").wantProblem(t, 507, "STORAGE_FULL", "")
+	g.wantMetric(t, `spool_store_reserve_bytes 5.3687088e+08`)
+	if _, err := gateway.New(gateway.Config{StoreReserve: -1}, gateway.Deps{}); err == nil || !strings.Contains(err.Error(), "store-reserve") {
+		t.Errorf("a reserve of -1 %%: %v", err)
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/spoolhq/spool/pkg/storage"
 )
 
 // metrics are what a copy counts.
@@ -37,7 +39,10 @@ func newMetrics(r prometheus.Registerer) *metrics {
 }
 
 // DescribeMetrics registers what the service counts, of none: for documents.
-func DescribeMetrics(r prometheus.Registerer) { newMetrics(r) }
+func DescribeMetrics(r prometheus.Registerer) {
+	newMetrics(r)
+	r.MustRegister(new(storage.Watch).Collectors()...)
+}
 
 func (m *metrics) command(typ, outcome string, took time.Duration) {
 	m.commands.WithLabelValues(typ, outcome).Inc()

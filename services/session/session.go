@@ -25,6 +25,7 @@ import (
 	"github.com/spoolhq/spool/pkg/hostpath"
 	"github.com/spoolhq/spool/pkg/imagepolicy"
 	"github.com/spoolhq/spool/pkg/secret"
+	"github.com/spoolhq/spool/pkg/storage"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/session/internal/command"
 	"github.com/spoolhq/spool/services/session/internal/lease"
@@ -45,6 +46,7 @@ type Config struct {
 	HostPaths      []string      `name:"host-paths" default:"" env:"SPOOL_HOST_PATHS" help:"Folders of this machine in which, and below which, sessions with local sandboxes may work in place of a workspace of their own; / for all. Empty or none means nowhere, but for spool up on loopback, where empty means everywhere. Executors need the same value."`
 	SandboxImage   string        `default:"spool/sandbox:latest" env:"SPOOL_SANDBOX_IMAGE" help:"Image of Docker sandboxes, which every session may name. Executors need the same value."`
 	SandboxImages  []string      `default:"" env:"SPOOL_SANDBOX_IMAGES" help:"Other images that tenants may name for Docker sandboxes and for MCP servers in containers: name:tag, name@sha256:…, name (every tag), registry/folder/* (every name below), * for all. Executors need the same value, and look again."`
+	StoreReserve   int           `default:"10" env:"SPOOL_STORE_RESERVE" help:"Percent of what the streams of NATS may take on disk that is kept for ends, controls and deletions: past it what needs room is refused with STORAGE_FULL. Gateways and executors need the same value."`
 	EngineGone     time.Duration `default:"30s" env:"SPOOL_ENGINE_GONE" help:"How long an engine may be without a live executor before its sessions' jobs are offered to others."`
 
 	MaxKeys int `default:"1000" env:"SPOOL_MAX_KEYS" help:"How many API keys that are not revoked a tenant may have. Keys that expired more than a day ago make room."`
@@ -93,6 +95,9 @@ func (c Config) withDefaults() (Config, error) {
 	c.SandboxImage = cmp.Or(c.SandboxImage, "spool/sandbox:latest")
 	var err error
 	if c.images, err = imagepolicy.Parse("sandbox-images", append([]string{c.SandboxImage}, c.SandboxImages...)); err != nil {
+		return c, err
+	}
+	if c.StoreReserve, err = storage.ReserveOf(c.StoreReserve); err != nil {
 		return c, err
 	}
 	if c.HostPaths, err = hostpath.ParseRoots("host-paths", c.HostPaths); err != nil {
@@ -146,6 +151,7 @@ type Service struct {
 	router  *bus.Router
 	leases  *lease.Watch
 	budgets *budget.Watch
+	room    *storage.Watch
 	clock   *bus.Clock
 	react   *reactor.Reactor
 }
@@ -184,6 +190,10 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	counts := newMetrics(deps.Metrics)
 	s := &Service{cfg: cfg, deps: deps, js: js, clock: deps.Clock}
 	s.budgets = budget.NewWatch(js, deps.Logger)
+	s.room = storage.NewWatch(storage.Config{JetStream: js, Reserve: cfg.StoreReserve, Logger: deps.Logger})
+	if deps.Metrics != nil {
+		deps.Metrics.MustRegister(s.room.Collectors()...)
+	}
 	s.leases = lease.New(lease.Config{JetStream: js, Logger: deps.Logger, Now: local, Gone: cfg.EngineGone})
 	publisher, err := bus.NewPublisher(bus.PublisherConfig{JetStream: js, Deduplicate: true, Logger: deps.Logger})
 	if err != nil {
@@ -205,7 +215,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		return nil, fmt.Errorf("session service: %w", err)
 	}
 	commands := command.New(command.Config{
-		Sessions: sessions, NATS: deps.NATS, Now: deps.Now, Providers: cfg.Providers,
+		Sessions: sessions, Room: s.room, NATS: deps.NATS, Now: deps.Now, Providers: cfg.Providers,
 		LiveKeys: newKeyChains(js, deps.Log.Shards()).live, MaxKeys: s.maxKeys,
 		Images:      cfg.images,
 		HostPaths:   hostpath.Policy{Roots: cfg.HostPaths, Private: cfg.Private},
@@ -263,6 +273,7 @@ func (s *Service) Run(ctx context.Context) error {
 	g.Go(func() error { return s.clock.Run(ctx) })
 	g.Go(func() error { return s.leases.Run(ctx) })
 	g.Go(func() error { return s.budgets.Run(ctx) })
+	g.Go(func() error { return s.room.Run(ctx) })
 	g.Go(func() error { return s.router.Run(ctx) })
 	if err := g.Wait(); err != nil {
 		return fmt.Errorf("session service: %w", err)

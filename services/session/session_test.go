@@ -42,8 +42,9 @@ type stack struct {
 	ses eventlog.Sessions
 }
 
-func newStack(t *testing.T) *stack {
-	srv := natstest.Run(t)
+func newStack(t *testing.T) *stack { return newStackOn(t, natstest.Run(t)) }
+
+func newStackOn(t *testing.T, srv *natsserver.Server) *stack {
 	nc := natstest.Conn(t, srv)
 	js, err := jetstream.New(nc)
 	must(t, err)

@@ -32,7 +32,7 @@ func TestEverySettingIsTested(t *testing.T) {
 		"SPOOL_SANDBOX_IMAGE": "TestSettingSandboxImages", "SPOOL_SANDBOX_IMAGES": "TestSettingSandboxImages",
 		"SPOOL_SYNC_INTERVAL": "TestOptionsAreResolvedAtCreation", "SPOOL_HEALTH_INTERVAL": "TestOptionsAreResolvedAtCreation", "SPOOL_SANDBOX_MAX_AGE": "TestOptionsAreResolvedAtCreation",
 		"SPOOL_COMMAND_WORKERS": "TestSettingWorkers", "SPOOL_REACTOR_WORKERS": "TestSettingWorkers",
-		"SPOOL_ENGINE_GONE": "internal/lease/TestSettingGone", "SPOOL_MAX_KEYS": "TestSettingMaxKeys",
+		"SPOOL_STORE_RESERVE": "TestSettingStoreReserve", "SPOOL_ENGINE_GONE": "internal/lease/TestSettingGone", "SPOOL_MAX_KEYS": "TestSettingMaxKeys",
 	})
 }
 
@@ -350,5 +350,28 @@ func TestSettingHostPaths(t *testing.T) {
 	}
 	if _, err := session.New(session.Config{HostPaths: []string{"relative"}}, session.Deps{}); err == nil || !strings.Contains(err.Error(), "host-paths: ") {
 		t.Errorf("a relative root: %v", err)
+	}
+}
+
+// TestSettingStoreReserve: with less room than the reserve a session is refused, and one that is there can be deleted.
+func TestSettingStoreReserve(t *testing.T) {
+	t.Parallel()
+	s := newStackOn(t, natstest.RunSmall(t))
+	little := s.copy("little", session.Config{StoreReserve: 1})
+	there := s.create(events.Options{})
+	little.stop()
+	natstest.Fill(t, s.nc, 21)
+	much := s.copy("much", session.Config{StoreReserve: 80})
+	if a := s.send(command.TypeCreateSession, id(events.KindSession), "", command.CreateSession{}); a.Error == nil || a.Error.Code != command.CodeStorageFull {
+		t.Errorf("with a reserve of 80 %%: %+v", a)
+	}
+	if a := s.send(command.TypeDeleteSession, there, "", nil); a.Error != nil {
+		t.Errorf("delete: %+v", a.Error)
+	}
+	much.stop()
+	s.copy("default", session.Config{})
+	s.create(events.Options{})
+	if _, err := session.New(session.Config{StoreReserve: 91}, session.Deps{}); err == nil || !strings.Contains(err.Error(), "store-reserve") {
+		t.Errorf("a reserve of 91 %%: %v", err)
 	}
 }

@@ -36,6 +36,7 @@ import (
 type Config struct {
 	DataDir     string // holds everything that lasts
 	DatabaseURL string // a Postgres of the user's; "" for a private one
+	MaxStore    int64  // bytes that the streams of NATS may take; 0 for what they take and three quarters of the free disk
 	MockLLM     bool   // a scripted model server in place of real models
 	MockScript  string // its script; "" for the built-in one
 	Gateway     gateway.Config
@@ -351,7 +352,7 @@ func (b *Base) startPostgres(ctx context.Context) error {
 // the connection file tells, so that `spool verify` and `spool rebuild` can join.
 func (b *Base) startNATS(ctx context.Context) error {
 	srv, err := natsserver.Start(natsserver.Config{
-		StoreDir: filepath.Join(b.cfg.DataDir, "nats"), Port: natsserver.RandomPort, Accounts: true, Logger: b.cfg.Logger,
+		StoreDir: filepath.Join(b.cfg.DataDir, "nats"), Port: natsserver.RandomPort, Accounts: true, MaxStore: b.cfg.MaxStore, Logger: b.cfg.Logger,
 	})
 	if err != nil {
 		return err

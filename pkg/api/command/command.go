@@ -51,6 +51,19 @@ const (
 	TypeRemoveSkill Type = "remove_skill" // Remove; no ids
 )
 
+// NeedsRoom reports whether a command is refused while only the reserve of the store is left. Those that end, remove or govern are not.
+func (t Type) NeedsRoom() bool {
+	switch t {
+	case TypeCreateSession, TypeUpdateSession, TypePostMessage, TypeStartExecution, TypePutFile, TypeSync,
+		TypeApplyAgent, TypeApplyInstance, TypeApplyEnvironment, TypePushSkill, TypeTagSkill:
+		return true
+	}
+	return false
+}
+
+// CodeStorageFull is the code of such a refusal.
+const CodeStorageFull = "STORAGE_FULL"
+
 // Command is one request. Its ids are minted by the gateway, so that sending it
 // again, with the same ids, changes nothing.
 type Command struct {

@@ -179,6 +179,7 @@ func wrongSequence(err error) bool {
 
 // Error codes of the server that nats.go has no names for.
 const (
+	codeAccountFull           jetstream.ErrorCode = 10002
 	codeInsufficientResources jetstream.ErrorCode = 10023
 	codeStorageExceeded       jetstream.ErrorCode = 10047
 	codeStoreFailed           jetstream.ErrorCode = 10077 // at a limit of the stream, or the disk refuses
@@ -192,7 +193,7 @@ func classify(err error) error {
 		return fmt.Errorf("%w: %w", eventlog.ErrTooLarge, err)
 	case errors.As(err, &api) && api.ErrorCode == jetstream.JSErrCodeStreamMessageExceedsMaximum:
 		return fmt.Errorf("%w: %w", eventlog.ErrTooLarge, err)
-	case errors.As(err, &api) && (api.ErrorCode == codeStoreFailed || api.ErrorCode == codeStorageExceeded || api.ErrorCode == codeInsufficientResources):
+	case errors.As(err, &api) && (api.ErrorCode == codeAccountFull || api.ErrorCode == codeStoreFailed || api.ErrorCode == codeStorageExceeded || api.ErrorCode == codeInsufficientResources):
 		return fmt.Errorf("%w: %w", eventlog.ErrFull, err)
 	}
 	return fmt.Errorf("%w: %w", eventlog.ErrUnavailable, err)

@@ -12,7 +12,7 @@ import (
 
 // Version is the version of State as it is stored beside each commit. Another
 // version is not read: the state is folded from zero.
-const Version = 2
+const Version = 3
 
 // MaxClaims is how many claims without progress an execution survives. A claim whose
 // holder attached to the running agent, or handed the execution over, is not one of them.
@@ -40,37 +40,39 @@ func (p Phase) Terminal() bool { return p == Completed || p == Failed || p == Ca
 
 // State is the fold of a session's runs.
 type State struct {
-	V            int          `json:"v"`
-	Epoch        uint64       `json:"epoch,omitempty"`
-	Holder       string       `json:"holder,omitempty"`    // executor of the last claim
-	Execution    string       `json:"execution,omitempty"` // the last one that run knows
-	Turn         uint32       `json:"turn,omitempty"`      // its number within the session
-	Phase        Phase        `json:"phase,omitempty"`
-	ClaimedAt    time.Time    `json:"claimedAt,omitzero"` // first claim of the execution
-	EndedAt      time.Time    `json:"endedAt,omitzero"`
-	Attempt      uint32       `json:"attempt,omitempty"`
-	Claims       uint32       `json:"claims,omitempty"`   // since the execution last made progress, the present one included
-	Died         uint32       `json:"died,omitempty"`     // attempts of the execution that died and are followed by another
-	NotBefore    time.Time    `json:"notBefore,omitzero"` // of the next attempt; zero while one runs
-	Sandbox      Sandbox      `json:"sandbox,omitzero"`
-	Open         []OpenBlock  `json:"open,omitempty"`
-	Usage        events.Usage `json:"usage,omitzero"`         // of the execution
-	AgentSession string       `json:"agentSession,omitempty"` // the agent's own session id, to resume by
-	PausedAt     time.Time    `json:"pausedAt,omitzero"`
-	PausedMs     uint64       `json:"pausedMs,omitempty"`  // how long the execution stood still before
-	Lost         Place        `json:"lost,omitzero"`       // a workspace without a sandbox, for the next one to take over
-	Snapshot     Snapshot     `json:"snapshot,omitzero"`   // the last one
-	Applied      uint32       `json:"applied,omitempty"`   // the last file change that the sandbox's workspace has
-	Synced       uint32       `json:"synced,omitempty"`    // the last sync_requested that was answered
-	Syncing      string       `json:"syncing,omitempty"`   // the executor that began to put files into the sandbox at rest, and may still be at it
-	Egress       Line         `json:"egress,omitzero"`     // of the proxy's journal: the last line that is in the log
-	Resolved     Resolved     `json:"resolved,omitzero"`   // of the execution: where its execution_resolved is
-	Calls        uint32       `json:"calls,omitempty"`     // of the execution: requests that models answered, as the egress proxy saw them
-	Metered      events.Spent `json:"metered,omitzero"`    // what the execution took, as the egress proxy saw it
-	Told         events.Spent `json:"told,omitzero"`       // what the present attempt took, as the agent tells
-	ToldBefore   events.Spent `json:"toldBefore,omitzero"` // the same of the attempts before it
-	Retired      bool         `json:"retired,omitempty"`   // the session is deleted, and nothing but content_removed follows
-	Before       events.Spent `json:"before,omitzero"`     // what the session took: turns and time of all executions, of models what was not for this one
+	V            int           `json:"v"`
+	Epoch        uint64        `json:"epoch,omitempty"`
+	Holder       string        `json:"holder,omitempty"`    // executor of the last claim
+	Execution    string        `json:"execution,omitempty"` // the last one that run knows
+	Turn         uint32        `json:"turn,omitempty"`      // its number within the session
+	Phase        Phase         `json:"phase,omitempty"`
+	ClaimedAt    time.Time     `json:"claimedAt,omitzero"` // first claim of the execution
+	EndedAt      time.Time     `json:"endedAt,omitzero"`
+	Attempt      uint32        `json:"attempt,omitempty"`
+	Claims       uint32        `json:"claims,omitempty"`   // since the execution last made progress, the present one included
+	Died         uint32        `json:"died,omitempty"`     // attempts of the execution that died and are followed by another
+	NotBefore    time.Time     `json:"notBefore,omitzero"` // of the next attempt; zero while one runs
+	Sandbox      Sandbox       `json:"sandbox,omitzero"`
+	Open         []OpenBlock   `json:"open,omitempty"`
+	Usage        events.Usage  `json:"usage,omitzero"`         // of the execution
+	AgentSession string        `json:"agentSession,omitempty"` // the agent's own session id, to resume by
+	PausedAt     time.Time     `json:"pausedAt,omitzero"`
+	PausedMs     uint64        `json:"pausedMs,omitempty"`    // how long the execution stood still before
+	Lost         Place         `json:"lost,omitzero"`         // a workspace without a sandbox, for the next one to take over
+	Snapshot     Snapshot      `json:"snapshot,omitzero"`     // the last one
+	Applied      uint32        `json:"applied,omitempty"`     // the last file change that the sandbox's workspace has
+	Synced       uint32        `json:"synced,omitempty"`      // the last sync_requested that was answered
+	Syncing      string        `json:"syncing,omitempty"`     // the executor that began to put files into the sandbox at rest, and may still be at it
+	Egress       Line          `json:"egress,omitzero"`       // of the proxy's journal: the last line that is in the log
+	Resolved     Resolved      `json:"resolved,omitzero"`     // of the execution: where its execution_resolved is
+	Calls        uint32        `json:"calls,omitempty"`       // of the execution: requests that models answered, as the egress proxy saw them
+	Metered      events.Spent  `json:"metered,omitzero"`      // what the execution took, as the egress proxy saw it
+	Told         events.Spent  `json:"told,omitzero"`         // what the present attempt took, as the agent tells
+	ToldBefore   events.Spent  `json:"toldBefore,omitzero"`   // the same of the attempts before it
+	Retired      bool          `json:"retired,omitempty"`     // the session is deleted, and nothing but content_removed follows
+	Output       events.Output `json:"output,omitzero"`       // what the agent said in the execution
+	OutputBefore events.Output `json:"outputBefore,omitzero"` // and in those before it
+	Before       events.Spent  `json:"before,omitzero"`       // what the session took: turns and time of all executions, of models what was not for this one
 }
 
 // Place is where a workspace is.
@@ -187,6 +189,9 @@ func Evolve(s State, e events.Event) State {
 	s.V = Version
 	if e.N > s.Sandbox.N {
 		s.Sandbox.N, s.Claims = e.N, 0
+	}
+	if e.N > 0 {
+		s.Output = s.Output.Plus(events.OutputOf(e))
 	}
 	switch d := e.Data.(type) {
 	case events.ExecutionClaimed:
@@ -328,6 +333,7 @@ func (s State) leave(kept bool) State {
 
 func (s State) begin(e events.Event) State {
 	s.Before = s.Before.Plus(s.Spent())
+	s.OutputBefore, s.Output = s.OutputBefore.Plus(s.Output), events.Output{}
 	s.Execution, s.Phase, s.ClaimedAt, s.EndedAt = e.ExecutionID, Starting, e.Time, time.Time{}
 	s.Attempt, s.Claims, s.Open, s.Usage = 0, 0, nil, events.Usage{}
 	s.PausedAt, s.PausedMs, s.Resolved = time.Time{}, 0, Resolved{}

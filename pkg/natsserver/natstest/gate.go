@@ -19,7 +19,7 @@ const Password = "pw"
 func RunWithoutGate(t testing.TB) (url string) {
 	t.Helper()
 	var accounts strings.Builder
-	if err := topology.WriteAccounts(&accounts, func(string) string { return Password }); err != nil {
+	if err := topology.WriteAccounts(&accounts, "1GB", func(string) string { return Password }); err != nil {
 		t.Fatal(err)
 	}
 	options := &server.Options{}

@@ -41,7 +41,11 @@ type Store struct {
 	objects jetstream.ObjectStore
 	stream  jetstream.Stream // that holds the bucket
 	bucket  string
+	room    func(context.Context) error // nil: not asked
 }
+
+// CheckRoom makes Put call a function before each chunk, and fail with its error. It comes before the first Put.
+func (s *Store) CheckRoom(room func(context.Context) error) { s.room = room }
 
 // Open finds a bucket, such as topology.BucketWorkspaces. One that is not
 // installed is an error that says so.
@@ -112,6 +116,11 @@ func (s *Store) chunks(ctx context.Context, info *jetstream.ObjectInfo, r io.Rea
 		}
 		if n == 0 {
 			continue
+		}
+		if s.room != nil {
+			if err := s.room(ctx); err != nil {
+				return err
+			}
 		}
 		digest.Write(chunk[:n]) //nolint:errcheck // a hash takes all
 		ack, err := s.js.PublishMsgAsync(&nats.Msg{Subject: subject, Data: chunk[:n]})

@@ -41,7 +41,7 @@ func (c *Cluster) open() {
 	}
 	db := readmodeltest.Database(c.T)
 	base, err := stack.Open(c.T.Context(), stack.Config{
-		DataDir: filepath.Join(c.dir, "data"), DatabaseURL: db.Projector, Logger: natstest.Logger(c.T),
+		DataDir: filepath.Join(c.dir, "data"), DatabaseURL: db.Projector, MaxStore: c.opts.MaxStore, Logger: natstest.Logger(c.T),
 	})
 	must(c.T, err)
 	c.T.Cleanup(func() { check(c.T, base.Close()) })

@@ -36,7 +36,8 @@ type Options struct {
 	Session                                   session.Config
 	Executor                                  executor.Config
 	Gateway                                   gateway.Config
-	Outages                                   bool // NATS and Postgres of its own, which can be stopped; without NATS users
+	MaxStore                                  int64 // bytes that the streams of NATS may take; 0 for what the disk has. Not with Outages
+	Outages                                   bool  // NATS and Postgres of its own, which can be stopped; without NATS users
 	// Docker runs sandboxes in containers of the machine's engine, with the egress proxy beside. See NeedDocker.
 	Docker bool
 	// KeepLogs keeps what the parts log for Cluster.Written.

@@ -31,6 +31,7 @@ type Journal struct {
 	lines   [][]byte // encoded runner.Lines
 	bytes   int
 	blocks  int
+	pace    pace
 	changed chan struct{} // closed and replaced when lines are added or forgotten
 }
 
@@ -60,20 +61,29 @@ func (j *Journal) NewBlockID() string {
 	return fmt.Sprintf("b%d", j.blocks)
 }
 
-// Append numbers the line and keeps it. While the journal is full it waits, but
+// SetPace bounds how fast lines are kept from now on.
+func (j *Journal) SetPace(p runner.Pace) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.pace = newPace(p, time.Now())
+}
+
+// Slowed reports, once after each SetPace, whether a line had to wait for the pace.
+func (j *Journal) Slowed() bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	slowed := j.pace.slowed && !j.pace.told
+	j.pace.told = j.pace.slowed
+	return slowed
+}
+
+// Append numbers the line and keeps it. While the journal is full, or filled faster than its pace, it waits, but
 // not longer than ctx: then the line is kept beyond the limit.
 func (j *Journal) Append(ctx context.Context, l runner.Line) {
+	j.Room(ctx)
 	j.mu.Lock()
-	for j.bytes >= j.limit && ctx.Err() == nil {
-		changed := j.changed
-		j.mu.Unlock()
-		select {
-		case <-changed:
-		case <-ctx.Done():
-		}
-		j.mu.Lock()
-	}
 	defer j.mu.Unlock()
+	j.pace.take(l.Type, len(l.Data))
 	l.N = j.first + uint64(len(j.lines))
 	raw := encode(l)
 	j.lines = append(j.lines, raw)
@@ -81,19 +91,24 @@ func (j *Journal) Append(ctx context.Context, l runner.Line) {
 	j.wake()
 }
 
-// Room waits until the journal is not full, or ctx ends.
+// Room waits until the journal is not full and not filled faster than its pace, or ctx ends.
 func (j *Journal) Room(ctx context.Context) {
-	for {
+	for ctx.Err() == nil {
 		j.mu.Lock()
-		full, changed := j.bytes >= j.limit, j.changed
+		full, wait, changed := j.bytes >= j.limit, j.pace.wait(time.Now()), j.changed
 		j.mu.Unlock()
-		if !full {
+		var paced <-chan time.Time
+		switch {
+		case full:
+		case wait > 0:
+			paced, changed = time.After(wait), nil
+		default:
 			return
 		}
 		select {
+		case <-paced:
 		case <-changed:
 		case <-ctx.Done():
-			return
 		}
 	}
 }

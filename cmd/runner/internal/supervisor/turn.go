@@ -132,6 +132,8 @@ func (s *Supervisor) turn(ctx context.Context, r *run, resume *resumes) {
 		r.launch.Resume = resume.get(r.query)
 	}
 	s.flush() // what happened before is not of this turn
+	s.cfg.Journal.SetPace(r.query.Pace)
+	defer s.cfg.Journal.SetPace(runner.Pace{})
 	s.countKilled(r)
 	t := s.converse(r)
 	if id := t.AgentSession(); id != "" {
@@ -313,6 +315,9 @@ func (s *Supervisor) follow(r *run, w *warm, t *agent.Turn, first *process.Line)
 				return
 			}
 			s.feed(w, t, line)
+			if s.cfg.Journal.Slowed() {
+				t.Emit(events.MainConversation, events.Error{Code: codeOutputSlowed, Message: slowed(r.query.Pace)})
+			}
 			silence.Reset(s.cfg.SilenceWarn)
 			warned = s.cfg.SilenceWarn == s.cfg.SilenceKill
 		case <-memory.C:
@@ -328,6 +333,13 @@ func (s *Supervisor) follow(r *run, w *warm, t *agent.Turn, first *process.Line)
 			s.abandon(t, failed("AGENT_SILENT", fmt.Sprintf("the agent printed nothing for %s and was ended", s.cfg.SilenceKill)))
 		}
 	}
+}
+
+// codeOutputSlowed is the code of the error event of an agent that says more than its pace.
+const codeOutputSlowed = "OUTPUT_SLOWED"
+
+func slowed(p runner.Pace) string {
+	return fmt.Sprintf("the agent says more than %d events or %d bytes a second and has to wait", p.EventsPerSecond, p.BytesPerSecond)
 }
 
 // killed ends the processes and the turn of a run that was killed.

@@ -47,6 +47,7 @@ type StackOptions struct {
 	Auth        string // off or keys; empty means what the environment says
 	RootKey     string // makes the first keys; empty means what the environment says
 	Sandbox     string // provider that sessions get unless they name one; empty means the only one
+	MaxStore    int64  // bytes that the streams of NATS may take; 0 means what they take and three quarters of the free disk
 	MockLLM     bool
 	MockScript  string
 	Logger      *slog.Logger

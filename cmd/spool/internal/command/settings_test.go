@@ -17,7 +17,7 @@ import (
 func TestEverySettingIsTested(t *testing.T) {
 	t.Parallel()
 	up := map[string]string{}
-	for _, v := range []string{"SPOOL_DATA_DIR", "SPOOL_LISTEN", "SPOOL_GRPC_LISTEN", "SPOOL_DATABASE_URL", "SPOOL_AUTH", "SPOOL_ROOT_KEY", "SPOOL_SANDBOX", "SPOOL_MOCK_LLM", "SPOOL_MOCKLLM_SCRIPT", "SPOOL_LOG_LEVEL", "SPOOL_TLS_CERT", "SPOOL_TLS_KEY", "SPOOL_BEHIND_TLS_PROXY"} {
+	for _, v := range []string{"SPOOL_DATA_DIR", "SPOOL_LISTEN", "SPOOL_GRPC_LISTEN", "SPOOL_DATABASE_URL", "SPOOL_AUTH", "SPOOL_ROOT_KEY", "SPOOL_MAX_STORE", "SPOOL_SANDBOX", "SPOOL_MOCK_LLM", "SPOOL_MOCKLLM_SCRIPT", "SPOOL_LOG_LEVEL", "SPOOL_TLS_CERT", "SPOOL_TLS_KEY", "SPOOL_BEHIND_TLS_PROXY"} {
 		up[v] = "TestUpTakesVariables"
 	}
 	settingstest.Covered(t, upCommand{}, up)
@@ -31,7 +31,7 @@ func TestUpTakesVariables(t *testing.T) {
 	}
 	for name, value := range map[string]string{
 		"SPOOL_DATA_DIR": "/d", "SPOOL_LISTEN": "127.0.0.1:1", "SPOOL_GRPC_LISTEN": "127.0.0.1:2", "SPOOL_DATABASE_URL": "postgres://h/n", "SPOOL_AUTH": "keys", "SPOOL_ROOT_KEY": "k",
-		"SPOOL_SANDBOX": "docker", "SPOOL_MOCK_LLM": "true", "SPOOL_MOCKLLM_SCRIPT": script, "SPOOL_LOG_LEVEL": "error", "SPOOL_TLS_CERT": "/c", "SPOOL_TLS_KEY": "/k", "SPOOL_BEHIND_TLS_PROXY": "true",
+		"SPOOL_SANDBOX": "docker", "SPOOL_MOCK_LLM": "true", "SPOOL_MOCKLLM_SCRIPT": script, "SPOOL_LOG_LEVEL": "error", "SPOOL_MAX_STORE": "700000000", "SPOOL_TLS_CERT": "/c", "SPOOL_TLS_KEY": "/k", "SPOOL_BEHIND_TLS_PROXY": "true",
 	} {
 		t.Setenv(name, value)
 	}
@@ -53,7 +53,7 @@ func TestUpTakesVariables(t *testing.T) {
 	o.Logger = nil
 	want := StackOptions{
 		DataDir: "/d", Listen: "127.0.0.1:1", GRPCListen: "127.0.0.1:2", DatabaseURL: "postgres://h/n", Auth: "keys", RootKey: "k",
-		Sandbox: "docker", MockLLM: true, MockScript: script, TLSCert: "/c", TLSKey: "/k", TLSProxy: true,
+		Sandbox: "docker", MockLLM: true, MockScript: script, MaxStore: 700_000_000, TLSCert: "/c", TLSKey: "/k", TLSProxy: true,
 	}
 	if o != want {
 		t.Errorf("started with %+v\nwant         %+v", o, want)

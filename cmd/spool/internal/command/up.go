@@ -18,6 +18,7 @@ type upCommand struct {
 	Auth       string     `enum:"off,keys" default:"off" env:"SPOOL_AUTH" help:"Who is let in: keys, or off, which serves everybody and only on loopback."`
 	RootKey    string     `env:"SPOOL_ROOT_KEY" help:"A key of 32 characters or more that makes API keys and sets limits and budgets, and does nothing else."`
 	Sandbox    string     `enum:"local,docker" default:"local" env:"SPOOL_SANDBOX" help:"Where agents run: local, on this machine without isolation, or docker, each session in a container of its own."`
+	MaxStore   int64      `env:"SPOOL_MAX_STORE" placeholder:"BYTES" help:"Bytes that the streams and buckets of NATS may take on disk, 671088640 or more; by default what they take already and three quarters of what is free."`
 	MockLLM    bool       `name:"mock-llm" env:"SPOOL_MOCK_LLM" help:"Give agents a scripted model server in place of real models."`
 	MockScript string     `env:"SPOOL_MOCKLLM_SCRIPT" type:"existingfile" placeholder:"FILE" help:"The script of --mock-llm; without it the built-in one."`
 	LogLevel   slog.Level `default:"warn" env:"SPOOL_LOG_LEVEL" help:"The least severe level that is logged: debug, info, warn or error."`
@@ -38,7 +39,7 @@ func (c *upCommand) Run(a *app) (err error) {
 	defer cancel()
 	stack, err := a.Local.Start(ctx, StackOptions{
 		DataDir: dir, DatabaseURL: c.Database, Listen: c.Listen, GRPCListen: c.GRPCListen, Sandbox: c.Sandbox,
-		Auth: c.Auth, RootKey: c.RootKey, TLSCert: c.TLSCert, TLSKey: c.TLSKey, TLSProxy: c.TLSProxy,
+		Auth: c.Auth, RootKey: c.RootKey, MaxStore: c.MaxStore, TLSCert: c.TLSCert, TLSKey: c.TLSKey, TLSProxy: c.TLSProxy,
 		MockLLM: c.MockLLM, MockScript: c.MockScript,
 		Logger: slog.New(slog.NewTextHandler(a.Err, &slog.HandlerOptions{Level: c.LogLevel})),
 	})

@@ -85,7 +85,7 @@ func busy(err error) error {
 
 // config is the stack's: the services' settings from the environment, and the options.
 func config(o command.StackOptions) (stack.Config, error) {
-	c := stack.Config{DataDir: o.DataDir, DatabaseURL: o.DatabaseURL, MockLLM: o.MockLLM, MockScript: o.MockScript, Logger: o.Logger}
+	c := stack.Config{DataDir: o.DataDir, DatabaseURL: o.DatabaseURL, MaxStore: o.MaxStore, MockLLM: o.MockLLM, MockScript: o.MockScript, Logger: o.Logger}
 	if c.DatabaseURL == "" {
 		c.DatabaseURL = os.Getenv("SPOOL_DATABASE_URL")
 	}

@@ -98,6 +98,9 @@ func (t *turn) shared(account string, told, own events.Spent) events.Spent {
 	return x.known.Plus(events.Spent{TimeMs: own.TimeMs})
 }
 
+// codeBudgetExceeded is the code of an execution that ended since a budget is used up.
+const codeBudgetExceeded = "BUDGET_EXCEEDED"
+
 // codeBudgetExhausted is of a request to a model that the proxy refused.
 const codeBudgetExhausted = "BUDGET_EXHAUSTED"
 
@@ -106,7 +109,7 @@ func (f *follower) spend(list []events.Event) {
 	now := f.h.d.Now()
 	for _, e := range list {
 		if d, ok := e.Data.(events.EgressDenied); ok && d.Code == codeBudgetExhausted && e.ExecutionID == f.execution {
-			f.stop.exhaust(d.Message, now)
+			f.stop.exhaust(codeBudgetExceeded, d.Message, now)
 		}
 	}
 	if b, err := f.boundsOf(f.base, f.life); err == nil { // an error is told of at the next beat
@@ -119,7 +122,7 @@ func (f *follower) spend(list []events.Event) {
 	for _, b := range f.budgets(f.bounds, s, now) {
 		b.Limit.Turns = 0 // the last of its requests may be the answer: the proxy refuses the next
 		if why := b.Limit.Exceeded(b.Spent, b.Whose); why != "" {
-			f.stop.exhaust(why, now)
+			f.stop.exhaust(codeBudgetExceeded, why, now)
 		}
 	}
 }

@@ -18,6 +18,11 @@ func (h *Holder) execute(ctx context.Context, l eventlog.Loaded, b *busy) error 
 	if err := h.early(l); err != nil {
 		return err
 	}
+	if l.Run.Execution != l.Life.Active.ExecutionID {
+		if err := h.d.Room.Check(ctx, 0); err != nil {
+			return err
+		}
+	}
 	if err := h.mayClaim(ctx, l); err != nil {
 		return err
 	}

@@ -62,12 +62,14 @@ type follower struct {
 
 	adopted      bool // the runner ran the execution already at the hello
 	saidAttached bool // execution_attached is in the log, or on its way
+	saidFull     bool // the log says, or is about to, that output waits for room in the store
 	replies      chan reply
 
 	looking bool
 	looked  chan looked
 	life    session.State // as last seen
 	stop    stopper
+	output  output
 
 	aside aside
 }
@@ -92,7 +94,8 @@ func (t *turn) follow(ctx context.Context) error {
 	f := &follower{
 		turn: t, base: ctx, appended: make(chan commitResult, 1), replies: make(chan reply, 8), looked: make(chan looked, 1),
 		window: time.NewTimer(time.Hour), stop: stopper{killAfter: t.h.cfg.KillAfter},
-		life: t.l.Life, aside: newAside(t.h.d.Now()),
+		output: output{said: t.l.Run.Output},
+		life:   t.l.Life, aside: newAside(t.h.d.Now()),
 	}
 	defer f.stopAll(cancel)
 	defer f.window.Stop()
@@ -407,7 +410,7 @@ func (f *follower) finish(ctx context.Context) error {
 
 // outcome is the terminal event of a turn's end.
 func (f *follower) outcome(e runner.Ended) events.Payload {
-	if e.Outcome == runner.Completed {
+	if e.Outcome == runner.Completed && !f.output.cut {
 		return events.ExecutionCompleted{Usage: e.Usage, CostUSD: e.CostUSD, Result: e.Result}
 	}
 	if why := f.stop.reason(e.Usage); why != nil {

@@ -19,7 +19,9 @@ import (
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/runner"
 	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/pkg/storage"
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
@@ -39,6 +41,10 @@ type Config struct {
 	KillAfter       time.Duration // from a cancel's interrupt to its kill, and from that to the sandbox's end
 	MaxAttempts     uint32        // starts of one execution
 	EngineGone      time.Duration // without a lease, after which an engine's sandboxes are given up
+
+	Output        events.Output // what an agent may say in one execution
+	SessionOutput events.Output // and in all executions of a session
+	Pace          runner.Pace   // how fast it may say it
 
 	Pool      map[string]int // sandboxes kept ready, by architecture
 	PoolEvery time.Duration  // how often the pool is filled
@@ -79,7 +85,7 @@ type Deltas interface {
 	Texts(ctx context.Context, tenant, session string, since time.Time) (map[string]string, error)
 }
 
-// Deps is what a Holder stands on; everything is required but Metrics, Workspaces, Egress, Skills, Secrets and Budgets.
+// Deps is what a Holder stands on; everything is required but Metrics, Workspaces, Egress, Skills, Secrets, Budgets and Room.
 type Deps struct {
 	Metrics    prometheus.Registerer // nil: nobody reads what is counted
 	Workspaces Workspaces            // nil: no snapshots are taken, and no files put in
@@ -87,6 +93,7 @@ type Deps struct {
 	Skills     Skills                // nil: no agent can have skills
 	Secrets    Secrets               // nil: no execution can have secrets
 	Budgets    Budgets               // nil: no tenant has a budget
+	Room       *storage.Watch        // nil: the store of NATS counts as never full
 
 	Sessions eventlog.Sessions
 	Sandbox  sandbox.Provider
@@ -139,6 +146,7 @@ const (
 	elsewhere     = time.Second            // its sandbox is another engine's
 	fullDelay     = 100 * time.Millisecond // another executor works on its sandbox, or there is no seat to wait for a slot
 	handoverDelay = time.Millisecond
+	reservedDelay = 2 * time.Second // only the reserve of the store of NATS is left
 )
 
 // maxRounds bounds how often one delivery looks again at what is due.
@@ -227,6 +235,8 @@ func delivery(err error) error {
 	switch {
 	case errors.Is(err, errHandover):
 		return bus.Later(err, handoverDelay)
+	case isReserved(err):
+		return bus.Later(err, reservedDelay)
 	case errors.Is(err, run.ErrFenced), unavailable(err):
 		return bus.Later(err, heldDelay)
 	}

@@ -38,6 +38,7 @@ func (f *follower) garbageID() string {
 // keep passes on what a line became: text at once, events to the next commit.
 func (f *follower) keep(r translate.Result) {
 	switch {
+	case r.Delta != nil && (!f.takesText(len(r.Delta.Text)) || f.h.d.Room.Low()): // the block's end has the text
 	case r.Delta != nil:
 		raw, err := json.Marshal(r.Delta)
 		if err == nil {
@@ -50,6 +51,7 @@ func (f *follower) keep(r translate.Result) {
 		f.ended = r.Ended
 	case r.Gap != "":
 		f.gap = r.Gap
+	case r.Event != nil && !f.takes(*r.Event):
 	case r.Event != nil:
 		raw, err := json.Marshal(r.Event)
 		if err != nil {
@@ -70,6 +72,9 @@ func (f *follower) commit() {
 	}
 	if early := time.Until(f.notBefore); early > 0 {
 		f.window.Reset(early)
+		return
+	}
+	if f.waitsForRoom() {
 		return
 	}
 	list := f.pending

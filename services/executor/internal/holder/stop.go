@@ -29,7 +29,8 @@ type stopper struct {
 	limit   time.Time // zero for none
 
 	overLimit   bool
-	exhausted   string    // what the execution's budget says, once it is used up
+	exhausted   string    // what a budget, or a limit of output, says once it is used up
+	code        string    // of the failure then
 	hardSince   time.Time // a cancel or the limit was seen
 	interrupted bool
 	killedAt    time.Time
@@ -44,13 +45,16 @@ func (s *stopper) aim(c session.Control, limit, now time.Time) {
 	}
 }
 
-// exhaust says that the execution's budget is used up, and of what.
-func (s *stopper) exhaust(why string, now time.Time) {
+// exhaust says that the execution has used up what it may, by a code of failures and a sentence.
+func (s *stopper) exhaust(code, why string, now time.Time) {
 	if s.exhausted == "" {
-		s.exhausted = why
+		s.exhausted, s.code = why, code
 		s.hard(now)
 	}
 }
+
+// stopping reports whether there is a reason to stop the turn.
+func (s *stopper) stopping() bool { return s.control.N > 0 || s.overLimit || s.exhausted != "" }
 
 func (s *stopper) hard(now time.Time) {
 	if s.hardSince.IsZero() {
@@ -64,7 +68,7 @@ func (s *stopper) next(now time.Time, running bool) step {
 		s.overLimit = true
 		s.hard(now)
 	}
-	if s.control.N == 0 && !s.overLimit && s.exhausted == "" {
+	if !s.stopping() {
 		return doNothing
 	}
 	if s.control.Kind == session.Terminate && s.control.N > 0 {
@@ -109,7 +113,7 @@ func (s *stopper) reason(u events.Usage) events.Payload {
 	case s.control.N > 0:
 		return events.ExecutionCancelled{Reason: s.control.Reason, Usage: u}
 	case s.exhausted != "":
-		return events.ExecutionFailed{Code: "BUDGET_EXCEEDED", Message: s.exhausted, Usage: u}
+		return events.ExecutionFailed{Code: s.code, Message: s.exhausted, Usage: u}
 	case s.overLimit:
 		return events.ExecutionFailed{Code: "TURN_LIMIT_EXCEEDED", Message: fmt.Sprintf("the turn did not end before its limit at %s", s.limit.UTC().Format(time.RFC3339)), Usage: u}
 	}

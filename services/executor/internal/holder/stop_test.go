@@ -89,7 +89,7 @@ func TestStopper(t *testing.T) {
 					s.aim(*m.aim, limit, at)
 				}
 				if m.spent != "" {
-					s.exhaust(m.spent, at)
+					s.exhaust(codeBudgetExceeded, m.spent, at)
 				}
 				if m.missed != "" {
 					s.missed(m.missed)

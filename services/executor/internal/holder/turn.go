@@ -159,7 +159,7 @@ func (t *turn) query() *runner.Query {
 		SessionID: t.l.ID, ExecutionID: t.execution, Attempt: t.attempt,
 		Architecture: t.l.Life.Architecture, Model: launch.Model, ModelSet: launch.Set,
 		Content: t.message.Content, Parts: t.message.Parts,
-		Policy: runner.PolicyWorkspace, Env: launch.Env, Resume: t.l.Run.AgentSession, Command: launch.Command,
+		Policy: runner.PolicyWorkspace, Env: launch.Env, Resume: t.l.Run.AgentSession, Command: launch.Command, Pace: t.h.cfg.Pace,
 	}
 	t.is.into(q, t.h.d.Egress != nil)
 	if t.is.selective {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/pkg/storage"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/pkg/workspace"
 	"github.com/spoolhq/spool/pkg/workspace/natsstore"
@@ -25,6 +26,7 @@ import (
 // Workspaces implements holder.Workspaces over the bucket of the same name.
 type Workspaces struct {
 	store  workspace.Store
+	room   *storage.Watch
 	logger *slog.Logger
 }
 
@@ -33,12 +35,16 @@ var _ holder.Workspaces = (*Workspaces)(nil)
 // New makes one that Open makes work.
 func New(log *slog.Logger) *Workspaces { return &Workspaces{logger: log} }
 
+// CheckRoom makes snapshots fail while only the reserve of the store of NATS is left. It comes before Open.
+func (w *Workspaces) CheckRoom(room *storage.Watch) { w.room = room }
+
 // Open finds the bucket. It comes before all else.
 func (w *Workspaces) Open(ctx context.Context, js jetstream.JetStream) error {
 	store, err := natsstore.Open(ctx, js, topology.BucketWorkspaces)
 	if err != nil {
 		return err
 	}
+	store.CheckRoom(func(ctx context.Context) error { return w.room.Check(ctx, 0) })
 	w.store = store
 	return nil
 }

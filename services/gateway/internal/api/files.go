@@ -140,6 +140,9 @@ func (s *Server) PutFile(ctx context.Context, session string, f FileSource) (Fil
 	case f.Length > f.Limit:
 		return FileAccepted{}, tooLarge(fmt.Sprintf("the content has %d bytes", f.Length), f.Limit)
 	}
+	if err := s.Objects.CheckRoom(ctx, f.Length); err != nil {
+		return FileAccepted{}, err
+	}
 	var unique [16]byte
 	if _, err := io.ReadFull(s.Entropy, unique[:]); err != nil {
 		return FileAccepted{}, problem.From(err)

@@ -60,6 +60,9 @@ func (s *Server) PushSkill(ctx context.Context, from SkillSource) (SkillPushed, 
 	if err := checkSource(p, from); err != nil {
 		return SkillPushed{}, err
 	}
+	if err := s.Skills.CheckRoom(ctx, from.Length); err != nil {
+		return SkillPushed{}, err
+	}
 	id, err := events.NewID(events.KindCommand, s.Now(), s.Entropy)
 	if err != nil {
 		return SkillPushed{}, problem.From(err)

@@ -19,15 +19,17 @@ import (
 	"github.com/spoolhq/spool/pkg/api/command"
 	"github.com/spoolhq/spool/pkg/bus"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/storage"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/gateway/internal/auth"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
-// Config of a Sender. JetStream, Now, Entropy and Logger are required.
+// Config of a Sender. All but Timeout, Try, Room, Sent and Stored are required.
 type Config struct {
 	JetStream jetstream.JetStream
+	Room      *storage.Watch
 	Timeout   time.Duration // of a command, with all its tries; 0 means 10 s
 	Try       time.Duration // of one try; 0 means 3 s
 	Now       func() time.Time
@@ -113,6 +115,10 @@ func (s *Sender) send(ctx context.Context, r Request) (command.Answer, error) {
 	if kept.Answer != nil {
 		return *kept.Answer, nil
 	}
+	if err := s.checkRoom(ctx, r.Type); err != nil {
+		s.forget(ctx, name)
+		return command.Answer{}, err
+	}
 	cmd := command.Command{
 		Type: r.Type, ID: kept.Command, Tenant: r.Tenant, SessionID: r.SessionID, ExecutionID: r.ExecutionID, Actor: r.Principal.Actor(), Body: body, Agents: r.Principal.Agents,
 	}
@@ -148,6 +154,17 @@ func (s *Sender) send(ctx context.Context, r Request) (command.Answer, error) {
 	}
 	s.cfg.Stored(about, answer.Position)
 	return answer, nil
+}
+
+// checkRoom refuses a command that needs room while only the reserve of the store is left, before anything of it is stored.
+func (s *Sender) checkRoom(ctx context.Context, t command.Type) error {
+	if !t.NeedsRoom() {
+		return nil
+	}
+	if err := s.cfg.Room.Check(ctx, 0); err != nil {
+		return problem.StorageIsFull().Because(err)
+	}
+	return nil
 }
 
 // prepare puts in place what the command refers to.

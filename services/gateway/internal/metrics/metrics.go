@@ -18,6 +18,7 @@ import (
 // Metrics of one gateway; it has a registry of its own, so that several live in one process.
 type Metrics struct {
 	registry *prometheus.Registry
+	also     prometheus.Registerer // nil for none
 
 	requests *prometheus.CounterVec
 	inFlight prometheus.Gauge
@@ -46,7 +47,7 @@ func New(also prometheus.Registerer) *Metrics {
 		return prometheus.NewGauge(prometheus.GaugeOpts{Name: "spool_gateway_" + name, Help: help})
 	}
 	m := &Metrics{
-		registry: prometheus.NewRegistry(),
+		registry: prometheus.NewRegistry(), also: also,
 		requests: counter("http_requests_total", "HTTP requests that were answered.", "method", "route", "status"),
 		inFlight: gauge("http_requests_in_flight", "HTTP requests that are being answered, SSE streams too."),
 		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
@@ -76,12 +77,17 @@ func New(also prometheus.Registerer) *Metrics {
 	own := []prometheus.Collector{
 		m.certificate, held, m.requests, m.inFlight, m.seconds, m.calls, m.commands, m.refused, m.streams, m.frames, m.bytes, m.cut, m.feeds, m.readers, m.rereads,
 	}
-	m.registry.MustRegister(own...)
+	m.Register(own...)
 	m.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	if also != nil {
-		also.MustRegister(own...)
-	}
 	return m
+}
+
+// Register adds metrics of other parts of the gateway, to the other registry too.
+func (m *Metrics) Register(list ...prometheus.Collector) {
+	m.registry.MustRegister(list...)
+	if m.also != nil {
+		m.also.MustRegister(list...)
+	}
 }
 
 // Handler serves the metrics.

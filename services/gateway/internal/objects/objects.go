@@ -16,6 +16,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/spoolhq/spool/pkg/storage"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/pkg/workspace/natsstore"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
@@ -24,8 +25,9 @@ import (
 // Config of a Store. JetStream is required.
 type Config struct {
 	JetStream jetstream.JetStream
-	Bucket    string        // "" means topology.BucketWorkspaces
-	Quick     time.Duration // how long content that is in memory may take to be stored; 0 means 30 s
+	Bucket    string         // "" means topology.BucketWorkspaces
+	Room      *storage.Watch // nil: not asked
+	Quick     time.Duration  // how long content that is in memory may take to be stored; 0 means 30 s
 }
 
 // Store reads and writes a bucket.
@@ -60,11 +62,24 @@ func (s *Store) open(ctx context.Context) (*natsstore.Store, error) {
 	if err != nil {
 		return nil, away(err)
 	}
+	b.CheckRoom(func(ctx context.Context) error { return s.cfg.Room.Check(ctx, 0) })
 	s.bucket = b
 	return b, nil
 }
 
+// CheckRoom returns a *problem.Error if the store of NATS has no room for more bytes; a negative number is an unknown one.
+func (s *Store) CheckRoom(ctx context.Context, more int64) error {
+	if err := s.cfg.Room.Check(ctx, max(more, 0)); err != nil {
+		return away(err)
+	}
+	return nil
+}
+
 func away(err error) error {
+	var reserved *storage.ReservedError
+	if errors.As(err, &reserved) {
+		return problem.StorageIsFull().Because(err)
+	}
 	return problem.New(problem.Unavailable, "", "NATS does not take the content; nothing was done, try again").Because(err)
 }
 

@@ -52,6 +52,7 @@ const (
 	RateLimited         Code = "RATE_LIMITED"
 	TenantSessions      Code = "TENANT_SESSIONS"
 	Overloaded          Code = "OVERLOADED"
+	StorageFull         Code = "STORAGE_FULL"
 	TooManyTags         Code = "TOO_MANY_TAGS"
 	EnvironmentConflict Code = "ENVIRONMENT_CONFLICT"
 	EnvironmentMissing  Code = "ENVIRONMENT_MISSING"
@@ -125,6 +126,7 @@ func Table() []Entry {
 		{RateLimited, http.StatusTooManyRequests, codes.ResourceExhausted, "Too many requests", "The tenant sends more requests than it may at this gateway: `--max-tenant-requests` a second and `--max-tenant-burst` at once, or its own limits (docs/limits.md). Nothing was done: try again after `Retry-After`. Messages of a WebSocket count, and one over the limit closes it with 1013.", ""},
 		{TenantSessions, http.StatusTooManyRequests, codes.ResourceExhausted, "Too many sessions", "The tenant has as many sessions as it may: `--max-tenant-sessions`, or its own limit (docs/limits.md). Delete some, or have the operator raise the limit.", ""},
 		{Overloaded, http.StatusServiceUnavailable, codes.ResourceExhausted, "The gateway is full", "The requests that are being answered hold `--max-bytes`, or `--max-connections` connections are open. Nothing was done: try again after `Retry-After`, or at another gateway. A WebSocket is closed with 1013.", ""},
+		{StorageFull, http.StatusInsufficientStorage, codes.ResourceExhausted, "The store is full", "The streams and buckets of NATS have reached their limit but for a reserve (`--store-reserve`), which is kept for ends of executions, controls and deletions. What needs room, such as a session, a message, a file or a skill, is refused; what ends or removes something is not. Delete sessions, or have the operator raise the limit (`SPOOL_NATS_MAX_STORE`), and try again after `Retry-After`.", ""},
 		{TooManyTags, http.StatusConflict, codes.FailedPrecondition, "Too many tags", "An entry of the catalogue has at most 64 tags. Move one that it has.", ""},
 		{EnvironmentConflict, http.StatusUnprocessableEntity, codes.FailedPrecondition, "The variables do not merge", "An environment is referred to in two versions, or a variable has no name that one may have. `detail` says all that is wrong.", ""},
 		{EnvironmentMissing, http.StatusUnprocessableEntity, codes.FailedPrecondition, "A variable has no value", "The agent requires it, and no environment gives it. `detail` says all that is wrong.", ""},

@@ -43,10 +43,15 @@ func New(code Code, field, detail string) *Error {
 		e.Field = entry.Field
 	}
 	switch code {
-	case Unavailable, ReadModelBehind, QueueFull, TooManyFiles, TooManyStreams, TooMuchInFlight, Overloaded:
+	case Unavailable, ReadModelBehind, QueueFull, TooManyFiles, TooManyStreams, TooMuchInFlight, Overloaded, StorageFull:
 		e.RetryAfter = defaultRetryAfter
 	}
 	return e
+}
+
+// StorageIsFull is the answer to a request that needs room while only the reserve of the store is left.
+func StorageIsFull() *Error {
+	return New(StorageFull, "", "the store of NATS is full but for its reserve: delete sessions, or have its limit raised, and try again")
 }
 
 // Invalid is a request whose field is at fault.

@@ -152,6 +152,9 @@ func (h *Handler) entry(ctx context.Context, c command.Command, subject events.S
 		if len(list) == 0 {
 			return command.Answer{Position: entries.Position(e).String(), Same: true}, nil
 		}
+		if err := h.checkRoom(ctx, c.Type); err != nil {
+			return command.Answer{}, err
+		}
 		err = entries.Append(ctx, &e, c.Actor, c.ID, list)
 		var conflict *eventlog.ConflictError
 		if errors.As(err, &conflict) {

@@ -22,12 +22,14 @@ import (
 	"github.com/spoolhq/spool/pkg/events/session"
 	"github.com/spoolhq/spool/pkg/hostpath"
 	"github.com/spoolhq/spool/pkg/imagepolicy"
+	"github.com/spoolhq/spool/pkg/storage"
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// Config of a Handler; everything is required.
+// Config of a Handler; everything is required but Room.
 type Config struct {
 	Sessions  eventlog.Sessions
+	Room      *storage.Watch
 	NATS      *nats.Conn
 	Dead      DeadLetters
 	Now       func() time.Time
@@ -283,6 +285,9 @@ func (h *Handler) session(ctx context.Context, c command.Command, build builder)
 			return answer, err
 		}
 		if written {
+			if err := h.checkRoom(ctx, c.Type); err != nil {
+				return answer, err
+			}
 			err = h.cfg.Sessions.AppendLife(ctx, &l, c.Actor, c.ID, list)
 		}
 		var conflict *eventlog.ConflictError
@@ -298,6 +303,17 @@ func (h *Handler) session(ctx context.Context, c command.Command, build builder)
 		return answer, nil
 	}
 	return answer, fmt.Errorf("session %s: other writers came first %d times in a row", c.SessionID, maxRounds)
+}
+
+// checkRoom refuses what needs room while only the reserve of the store is left.
+func (h *Handler) checkRoom(ctx context.Context, t command.Type) error {
+	if !t.NeedsRoom() {
+		return nil
+	}
+	if err := h.cfg.Room.Check(ctx, 0); err != nil {
+		return &command.Error{Code: command.CodeStorageFull, Detail: err.Error()}
+	}
+	return nil
 }
 
 // decideWith returns the events that a command makes true for a session as it is loaded.

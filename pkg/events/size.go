@@ -1,0 +1,76 @@
+package events
+
+import "encoding/json"
+
+// eventOverhead is what an event takes beside its text, about.
+const eventOverhead = 256
+
+// Output is how much an agent said: events of its runner's journal, and their bytes.
+type Output struct {
+	Events uint64 `json:"events,omitempty"`
+	Bytes  uint64 `json:"bytes,omitempty"`
+}
+
+// Plus returns the sum of both.
+func (o Output) Plus(p Output) Output { return Output{o.Events + p.Events, o.Bytes + p.Bytes} }
+
+// Exceeds reports whether a bound of a limit is exceeded; a bound of 0 is none.
+func (o Output) Exceeds(limit Output) bool {
+	return limit.Events > 0 && o.Events > limit.Events || limit.Bytes > 0 && o.Bytes > limit.Bytes
+}
+
+// OutputOf returns what an event counts: one event, and the bytes of its text and data and 256 for the rest. It is the same for an event
+// that was stored and read again.
+func OutputOf(e Event) Output { return Output{1, uint64(eventOverhead + sizeOf(e.Data))} } //nolint:gosec // lengths
+
+func sizeOf(p Payload) int {
+	switch d := p.(type) {
+	case BlockStart:
+		return d.Block.size()
+	case BlockComplete:
+		return d.Block.size()
+	case BlockUpdate:
+		return d.Updates.size()
+	case Log:
+		return len(d.Message)
+	case Error:
+		return len(d.Message)
+	case Opaque:
+		return sizeOfJSON(d.Raw)
+	}
+	return 0
+}
+
+// sizeOfJSON is the length of JSON as it is stored, whatever its spaces and escapes were before.
+func sizeOfJSON(raw json.RawMessage) int {
+	stored, err := json.Marshal(raw)
+	if err != nil {
+		return len(raw)
+	}
+	return len(stored)
+}
+
+func sizeOfTodos(list []TodoItem) (n int) {
+	for _, t := range list {
+		n += len(t.Content)
+	}
+	return n
+}
+
+func (b Block) size() int {
+	n := len(b.Content) + len(b.Summary) + sizeOfJSON(b.Input) + len(b.DisplayName) + len(b.Description) + len(b.Output) + len(b.Message)
+	for _, p := range b.Parts {
+		n += len(p.Text) + len(p.Data)
+	}
+	return n + sizeOfTodos(b.Todos)
+}
+
+func (u BlockUpdates) size() int {
+	n := sizeOfJSON(u.Input) + sizeOfTodos(u.Todos)
+	for _, s := range []*string{u.DisplayName, u.Description, u.Summary, u.Output} {
+		if s != nil {
+			n += len(*s)
+		}
+	}
+	return n
+}

@@ -1,0 +1,34 @@
+package natsserver
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"syscall"
+)
+
+// roomOf returns how many bytes the streams of a folder may take: what they take now and three quarters of what is free on the disk, so
+// that the limit of a server that is started again does not depend on how much it has stored.
+func roomOf(dir string) (int64, error) {
+	var disk syscall.Statfs_t
+	if err := syscall.Statfs(dir, &disk); err != nil {
+		return 0, fmt.Errorf("nats: read the free space of %s: %w", dir, err)
+	}
+	free := int64(disk.Bavail) * int64(disk.Bsize) //nolint:gosec,unconvert // bytes of a disk; the types differ between systems
+	var used int64
+	err := filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			return err
+		}
+		info, err := e.Info()
+		if err == nil {
+			used += info.Size()
+		}
+		return err
+	})
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return 0, fmt.Errorf("nats: read the size of %s: %w", dir, err)
+	}
+	return max(MinStore, used+free/4*3), nil
+}

@@ -1,0 +1,152 @@
+// Package storage reports how full the store of NATS is, and keeps a reserve of it free for what ends work: ends of executions, controls
+// and deletions (docs/adr/0047).
+package storage
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// DefaultReserve is the reserve in percent of the store.
+const DefaultReserve = 10
+
+const (
+	// lookEvery is how old the figures that Low reports from may be.
+	lookEvery = time.Second
+	// lookWithin bounds one request for the figures.
+	lookWithin = 2 * time.Second
+)
+
+// Room is how full the store is, in bytes.
+type Room struct {
+	Limit   int64 // what the streams may take; 0 or less where the account of the streams has no limit
+	Used    int64 // what they take
+	Reserve int64 // what is kept free of Limit
+}
+
+// Fits reports whether more bytes leave the reserve free.
+func (r Room) Fits(more int64) bool { return r.Limit <= 0 || r.Used+more <= r.Limit-r.Reserve }
+
+// ReservedError is returned when only the reserve is left.
+type ReservedError struct{ Room }
+
+func (e *ReservedError) Error() string {
+	return fmt.Sprintf("the store of NATS holds %d of %d bytes, and the last %d are kept for ends, controls and deletions", e.Used, e.Limit, e.Reserve)
+}
+
+// Config of a Watch. JetStream and Logger are required.
+type Config struct {
+	JetStream jetstream.JetStream
+	Reserve   int // percent of the store
+	Logger    *slog.Logger
+}
+
+// ReserveOf returns the setting store-reserve, in percent, or its default where it is not set.
+func ReserveOf(percent int) (int, error) {
+	if percent == 0 {
+		return DefaultReserve, nil
+	}
+	if percent < 1 || percent > 90 {
+		return 0, fmt.Errorf("store-reserve: %d is not between 1 and 90 percent", percent)
+	}
+	return percent, nil
+}
+
+// Watch knows how full the store is. It is safe for concurrent use.
+type Watch struct {
+	cfg Config
+
+	mu   sync.Mutex
+	room Room
+	at   time.Time // when room was read
+	low  bool      // as was last logged
+}
+
+// NewWatch makes a Watch, which reports room for everything until Run has read the figures.
+func NewWatch(cfg Config) *Watch { return &Watch{cfg: cfg} }
+
+// Collectors returns the figures as metrics.
+func (w *Watch) Collectors() []prometheus.Collector {
+	gauge := func(name, help string, value func(Room) int64) prometheus.Collector {
+		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "spool_store_" + name, Help: help}, func() float64 { return float64(value(w.Room())) })
+	}
+	return []prometheus.Collector{
+		gauge("limit_bytes", "Bytes that the streams of NATS may take on disk; 0 or less where their account has no limit.", func(r Room) int64 { return r.Limit }),
+		gauge("used_bytes", "Bytes that the streams of NATS take on disk.", func(r Room) int64 { return r.Used }),
+		gauge("reserve_bytes", "Bytes of the limit that are kept free for ends, controls and deletions.", func(r Room) int64 { return r.Reserve }),
+	}
+}
+
+// Run reads the figures every second until ctx ends. While NATS does not answer, those that were read last count.
+func (w *Watch) Run(ctx context.Context) error {
+	tick := time.NewTicker(lookEvery)
+	defer tick.Stop()
+	for {
+		if err := w.look(ctx); err != nil && ctx.Err() == nil {
+			w.cfg.Logger.Debug("the room in the store of NATS cannot be read", "error", err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}
+
+func (w *Watch) look(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, lookWithin)
+	defer cancel()
+	info, err := w.cfg.JetStream.AccountInfo(ctx)
+	if err != nil {
+		return err
+	}
+	room := Room{Limit: info.Limits.MaxStore, Used: int64(info.Store)} //nolint:gosec // bytes of a disk
+	if room.Limit > 0 {
+		room.Reserve = room.Limit / 100 * int64(w.cfg.Reserve)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if low := !room.Fits(0); low != w.low {
+		w.low = low
+		w.cfg.Logger.Warn("the store of NATS", "only the reserve is left", low, "used", room.Used, "limit", room.Limit, "reserve", room.Reserve)
+	}
+	w.room, w.at = room, time.Now()
+	return nil
+}
+
+// Room returns the figures that were read last.
+func (w *Watch) Room() Room {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.room
+}
+
+// Low reports whether only the reserve is left, as was read last. A nil Watch reports false.
+func (w *Watch) Low() bool { return w != nil && !w.Room().Fits(0) }
+
+// Check returns a *ReservedError if more bytes do not leave the reserve free. Near to it, Check asks NATS anew, so that many writers
+// together cannot use it up between two looks. A nil Watch returns nil.
+func (w *Watch) Check(ctx context.Context, more int64) error {
+	if w == nil {
+		return nil
+	}
+	w.mu.Lock()
+	room, at := w.room, w.at
+	w.mu.Unlock()
+	if near := !room.Fits(more + room.Reserve); near || time.Since(at) > lookEvery {
+		if err := w.look(ctx); err != nil {
+			w.cfg.Logger.Debug("the room in the store of NATS cannot be read", "error", err)
+		}
+		room = w.Room()
+	}
+	if !room.Fits(more) {
+		return &ReservedError{room}
+	}
+	return nil
+}

@@ -1,0 +1,121 @@
+package storage_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/natsserver"
+	"github.com/spoolhq/spool/pkg/natsserver/natstest"
+	"github.com/spoolhq/spool/pkg/storage"
+	"github.com/spoolhq/spool/pkg/topology"
+)
+
+func TestReserveOf(t *testing.T) {
+	t.Parallel()
+	for given, want := range map[int]int{0: storage.DefaultReserve, 1: 1, 90: 90, -1: 0, 91: 0} {
+		if got, err := storage.ReserveOf(given); got != want || (err != nil) != (want == 0) {
+			t.Errorf("%d gives %d, %v", given, got, err)
+		}
+	}
+}
+
+// TestWatch_SeesTheReserve: every service's user reads how full the store is. Check refuses what would take from the reserve, also when
+// the last look saw room, and takes it again once there is room.
+func TestWatch_SeesTheReserve(t *testing.T) {
+	t.Parallel()
+	srv := natstest.RunConfig(t, natsserver.Config{Accounts: true, Relaxed: true, MaxStore: natsserver.MinStore})
+	admin, err := srv.ConnectAs(topology.UserAdmin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(admin.Close)
+	js, err := jetstream.New(admin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := topology.Provision(t.Context(), js, topology.Config{}); err != nil {
+		t.Fatal(err)
+	}
+	watches := map[string]*storage.Watch{}
+	for _, user := range []string{topology.UserGateway, topology.UserSession, topology.UserExecutor} {
+		nc, err := srv.ConnectAs(user)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(nc.Close)
+		own, err := jetstream.New(nc)
+		if err != nil {
+			t.Fatal(err)
+		}
+		watches[user] = storage.NewWatch(storage.Config{JetStream: own, Reserve: 60, Logger: natstest.Logger(t)})
+		if err := watches[user].Check(t.Context(), 0); err != nil {
+			t.Errorf("%s: an empty store: %v", user, err)
+		}
+		if room := watches[user].Room(); room.Limit != natsserver.MinStore || room.Reserve != natsserver.MinStore/100*60 {
+			t.Errorf("%s reads %+v", user, room)
+		}
+	}
+	empty := natstest.Fill(t, admin, 41)
+	for user, w := range watches {
+		var reserved *storage.ReservedError
+		if err := w.Check(t.Context(), 0); !errors.As(err, &reserved) || !w.Low() {
+			t.Errorf("%s: a full store: %v, low %v", user, err, w.Low())
+		}
+	}
+	empty()
+	for user, w := range watches {
+		if err := w.Check(t.Context(), 0); err != nil || w.Low() {
+			t.Errorf("%s: a store with room again: %v, low %v", user, err, w.Low())
+		}
+		if err := w.Check(t.Context(), natsserver.MinStore/2); err == nil {
+			t.Errorf("%s: more than the room was taken", user)
+		}
+	}
+}
+
+// TestWatch_FollowsTheStore: Low follows the store without a question, and Run ends with its context.
+func TestWatch_FollowsTheStore(t *testing.T) {
+	t.Parallel()
+	srv := natstest.RunSmall(t)
+	nc := natstest.Conn(t, srv)
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := topology.Provision(t.Context(), js, topology.Config{}); err != nil {
+		t.Fatal(err)
+	}
+	w := storage.NewWatch(storage.Config{JetStream: js, Reserve: 90, Logger: natstest.Logger(t)})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- w.Run(ctx) }()
+	becomes := func(low bool) {
+		t.Helper()
+		for deadline := time.Now().Add(time.Minute); w.Low() != low; time.Sleep(10 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("low is not %v: %+v", low, w.Room())
+			}
+		}
+	}
+	empty := natstest.Fill(t, nc, 11)
+	becomes(true)
+	empty()
+	becomes(false)
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// TestNilWatch_HasRoom: what has no Watch takes everything.
+func TestNilWatch_HasRoom(t *testing.T) {
+	t.Parallel()
+	var w *storage.Watch
+	if err := w.Check(t.Context(), 1<<40); err != nil || w.Low() {
+		t.Errorf("%v, low %v", err, w.Low())
+	}
+}
