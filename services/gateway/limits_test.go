@@ -149,6 +149,12 @@ func TestRateLimit_RefusesOneTenant(t *testing.T) {
 		}
 	}
 
+	// A gateway without keys, where everybody is tenant default, is not locked by that tenant's own limit.
+	open := w.gateway(gateway.Config{MaxTenantRequests: 1, MaxTenantBurst: 1})
+	for range 20 {
+		open.get("/api/limits").want(t, 200)
+	}
+
 	// The settings of the gateway hold for a tenant without limits of its own.
 	strict := w.gateway(gateway.Config{Auth: gateway.AuthKeys, RootKey: root, MaxTenantRequests: 1, MaxTenantBurst: 2}).as(other.key)
 	for n := 1; strict.get("/api/sessions").status == 200; n++ {

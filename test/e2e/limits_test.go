@@ -1,0 +1,61 @@
+package e2e
+
+import (
+	"net/http"
+	"testing"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/test/e2e/harness"
+)
+
+// TestLimits: limits that are set over the API reach gateways and executors, each with the rights of its own NATS user.
+func TestLimits(t *testing.T) {
+	t.Parallel()
+	c := harness.New(t, harness.Options{})
+	limits := func(l map[string]any) {
+		t.Helper()
+		c.Call(0, "PUT", "/api/limits", map[string]any{"limits": l}, nil)
+	}
+	limits(map[string]any{"sessions": 1, "slots": 1, "sandboxes": 1})
+	first := c.Create("spool", nil)
+	var refused struct{ Code string }
+	if code := c.Call(0, "POST", "/api/sessions", map[string]any{"architecture": "spool"}, &refused); code != http.StatusTooManyRequests || refused.Code != "TENANT_SESSIONS" {
+		t.Errorf("a second session: %d %s", code, refused.Code)
+	}
+	s, end := c.Run(first, program, nil)
+	s.Close()
+	if end.Type != (events.ExecutionCompleted{}).EventType() {
+		t.Fatalf("the turn ended with %s %s", end.Type, end.Data)
+	}
+	var now struct {
+		Limits, Used struct{ Sessions, Slots, Sandboxes float64 }
+	}
+	c.Call(0, "GET", "/api/limits", nil, &now)
+	if now.Limits.Sessions != 1 || now.Used.Sessions != 1 || now.Used.Sandboxes != 1 || now.Used.Slots != 0 {
+		t.Errorf("limits and use: %+v", now)
+	}
+
+	// A second session's turn takes the place of the first one's sandbox, which comes back with its next turn.
+	limits(map[string]any{"sandboxes": 1})
+	var second string
+	harness.Eventually(t, "the limit of sessions is gone", func() bool {
+		var made struct{ SessionID string }
+		if c.Call(0, "POST", "/api/sessions", map[string]any{"architecture": "spool"}, &made) != http.StatusCreated {
+			return false
+		}
+		second = made.SessionID
+		return true
+	})
+	t.Cleanup(func() { c.Delete(second) })
+	for _, session := range []string{second, first} {
+		s, end := c.Run(session, program, nil)
+		s.Close()
+		if end.Type != (events.ExecutionCompleted{}).EventType() {
+			t.Fatalf("the turn ended with %s %s", end.Type, end.Data)
+		}
+		harness.Eventually(t, "one sandbox is left", func() bool {
+			c.Call(0, "GET", "/api/limits", nil, &now)
+			return now.Used.Sandboxes == 1
+		})
+	}
+}
