@@ -5,9 +5,12 @@ import (
 	"encoding/json"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -247,9 +250,55 @@ func TestFileHasTheServerOfTheModule(t *testing.T) {
 		t.Fatal(err)
 	}
 	version := regexp.MustCompile(`nats-server/v2 v(\S+)`).FindSubmatch(mod)
-	image := regexp.MustCompile(`image: nats:([^-\s]+)`).FindSubmatch(compose)
+	image := regexp.MustCompile(`SPOOL_NATS_IMAGE:-nats:([^-\s]+)-`).FindSubmatch(compose)
 	if version == nil || image == nil || string(version[1]) != string(image[1]) {
 		t.Errorf("pkg/go.mod has nats-server %s, deploy/compose.yaml runs %s", version, image)
+	}
+	for file, variable := range map[string]string{"services": "GO", "sandbox": "DEBIAN"} {
+		docker, err := os.ReadFile(root + "/deploy/images/" + file + ".Dockerfile")
+		if err != nil {
+			t.Fatal(err)
+		}
+		argument := regexp.MustCompile(`ARG ` + variable + `_IMAGE=(\S+)`).FindSubmatch(docker)
+		pinned := regexp.MustCompile(`SPOOL_` + variable + `_IMAGE:-([^}]+)}`).FindSubmatch(compose)
+		if argument == nil || pinned == nil || string(argument[1]) != string(pinned[1]) {
+			t.Errorf("%s.Dockerfile is built from %s, in compose.yaml from %s", file, argument, pinned)
+		}
+	}
+}
+
+// TestNATSStart_LimitsTheStoreByTheDisk: the limit is below what the disk has, so that the reserve is there before the disk is full.
+func TestNATSStart_LimitsTheStoreByTheDisk(t *testing.T) {
+	t.Parallel()
+	dir, data := t.TempDir(), t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "nats-server"), []byte("#!/bin/sh\nprintf %s \"$SPOOL_NATS_MAX_STORE\"\n"), 0o700); err != nil { //nolint:gosec // it is run
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(data, "stored"), make([]byte, 8<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	started := func(limit string) string {
+		t.Helper()
+		cmd := exec.CommandContext(t.Context(), "/bin/sh", "deploy/nats-start", data)
+		cmd.Dir = root
+		cmd.Env = []string{"PATH=" + dir + ":" + os.Getenv("PATH"), "SPOOL_NATS_MAX_STORE=" + limit}
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		return string(out)
+	}
+	if got := started("5GB"); got != "5GB" {
+		t.Errorf("5GB became %s", got)
+	}
+	var disk syscall.Statfs_t
+	if err := syscall.Statfs(data, &disk); err != nil {
+		t.Fatal(err)
+	}
+	free := int64(disk.Bavail) * int64(disk.Bsize) //nolint:gosec,unconvert // bytes of a disk
+	got, err := strconv.ParseInt(started("auto"), 10, 64)
+	if err != nil || got < 640<<20 || free > 2<<30 && (got > free/10*9 || got < free/2) {
+		t.Errorf("of %d free bytes the store may take %d, %v", free, got, err)
 	}
 }
 
