@@ -130,10 +130,11 @@ func (c Config) withDefaults() (Config, error) {
 	if _, err := imagepolicy.Parse("sandbox-images", c.SandboxImages); err != nil {
 		return c, err
 	}
-	if _, err := docker.ParseUsers(c.SandboxUIDs); err != nil {
+	users, err := docker.ParseUsers(c.SandboxUIDs)
+	if err != nil {
 		return c, fmt.Errorf("sandbox-uids: %w", err)
 	}
-	var err error
+	c.SandboxUIDs = users.String()
 	if c.StoreReserve, err = storage.ReserveOf(c.StoreReserve); err != nil {
 		return c, err
 	}
