@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -97,32 +98,42 @@ func (k *Keeper) Running(ctx context.Context, tenant string) (int, error) {
 	if err := k.announce(ctx); err != nil {
 		return 0, err
 	}
-	// A watch, and with it a list of keys, may leave out a key that is written meanwhile.
+	leases, err := k.all(ctx)
+	n := 0
+	for _, l := range leases {
+		n += l.Tenants[tenant]
+	}
+	return n, err
+}
+
+// all returns the leases that there are. It lists the subjects of the bucket: a list of its keys is a watch, which leaves out a key
+// that is written while it begins.
+func (k *Keeper) all(ctx context.Context) ([]topology.Lease, error) {
 	stream, err := k.js.Stream(ctx, "KV_"+topology.BucketLeases)
 	if err != nil {
-		return 0, fmt.Errorf("list the leases: %w", err)
+		return nil, fmt.Errorf("list the leases: %w", err)
 	}
 	prefix := "$KV." + topology.BucketLeases + "."
 	info, err := stream.Info(ctx, jetstream.WithSubjectFilter(prefix+">"))
 	if err != nil {
-		return 0, fmt.Errorf("list the leases: %w", err)
+		return nil, fmt.Errorf("list the leases: %w", err)
 	}
-	n := 0
+	var out []topology.Lease
 	for subject := range info.State.Subjects {
 		e, err := k.kv.Get(ctx, strings.TrimPrefix(subject, prefix))
 		if errors.Is(err, jetstream.ErrKeyNotFound) {
 			continue // it has ended
 		}
 		if err != nil {
-			return 0, fmt.Errorf("read the lease %s: %w", subject, err)
+			return nil, fmt.Errorf("read the lease %s: %w", subject, err)
 		}
 		var l topology.Lease
 		if err := json.Unmarshal(e.Value(), &l); err != nil {
-			return 0, fmt.Errorf("the lease %s: %w", e.Key(), err)
+			return nil, fmt.Errorf("the lease %s: %w", e.Key(), err)
 		}
-		n += l.Tenants[tenant]
+		out = append(out, l)
 	}
-	return n, nil
+	return out, nil
 }
 
 // Renew announces the executor at once, because it runs less than its lease says.
@@ -232,27 +243,10 @@ func (k *Keeper) Lives(ctx context.Context, executor string) (bool, error) {
 
 // Others tells whether another executor of the same engine has a lease.
 func (k *Keeper) Others(ctx context.Context) (bool, error) {
-	keys, err := k.kv.Keys(ctx)
-	if errors.Is(err, jetstream.ErrNoKeysFound) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("list the leases: %w", err)
-	}
-	for _, key := range keys {
-		e, err := k.kv.Get(ctx, key)
-		if errors.Is(err, jetstream.ErrKeyNotFound) {
-			continue // it has ended meanwhile
-		}
-		if err != nil {
-			return false, fmt.Errorf("look up the lease of %s: %w", key, err)
-		}
-		var l topology.Lease
-		if err := json.Unmarshal(e.Value(), &l); err == nil && key != k.lease.Executor && l.Provider == k.lease.Provider && l.Engine == k.lease.Engine {
-			return true, nil
-		}
-	}
-	return false, nil
+	leases, err := k.all(ctx)
+	return slices.ContainsFunc(leases, func(l topology.Lease) bool {
+		return l.Executor != k.lease.Executor && l.Provider == k.lease.Provider && l.Engine == k.lease.Engine
+	}), err
 }
 
 // Ask asks another executor what it does for a session. ErrNoLease and ErrSilent say that there is no answer, and why.
