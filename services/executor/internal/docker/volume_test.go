@@ -167,6 +167,7 @@ func TestRunnerVolumeVanishes(t *testing.T) {
 	if err := p.Terminate(t.Context(), spec.ID, true); err != nil {
 		t.Fatal(err)
 	}
+	p.disks.sweepings.Wait() // it runs in a container that has the volume
 	if gone, err := p.removeVolume(t.Context(), name); !gone || err != nil {
 		t.Fatalf("the volume is not removed: %v", err)
 	}
