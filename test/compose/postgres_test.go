@@ -2,10 +2,12 @@ package compose
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -23,7 +25,7 @@ func TestPostgres_ServicesAreNoSuperusers(t *testing.T) { //nolint:paralleltest 
 	// The database becomes what builds before the roles made.
 	p.run(time.Minute, p.compose("stop", "gateway", "projector")...)
 	for _, sql := range []string{
-		"DROP FUNCTION spool.accepted_key; DELETE FROM spool.goose_db_version WHERE version_id = 8",
+		downTo(t, 7),
 		"REASSIGN OWNED BY spool_projector TO spool; DROP OWNED BY spool_projector, spool_gateway; DROP ROLE spool_projector, spool_gateway",
 	} {
 		p.run(time.Minute, p.compose("exec", "--no-TTY", "postgres", "psql", "--username=spool", "--set=ON_ERROR_STOP=1", "--command", sql)...)
@@ -48,6 +50,28 @@ func TestPostgres_ServicesAreNoSuperusers(t *testing.T) { //nolint:paralleltest 
 	p.attackPostgres()
 	// The superuser alone runs programs: the statement itself is valid.
 	p.run(time.Minute, p.compose("exec", "--no-TTY", "postgres", "psql", "--username=spool", "--set=ON_ERROR_STOP=1", "--command", "COPY (SELECT 1) TO PROGRAM 'cat >/dev/null'")...)
+}
+
+// downTo returns the SQL that takes a database back to a version of the read models.
+func downTo(t *testing.T, version int) string {
+	t.Helper()
+	names, err := filepath.Glob(root + "/pkg/readmodel/migrations/*.sql")
+	if err != nil || len(names) <= version {
+		t.Fatalf("migrations %v, %v", names, err)
+	}
+	sql := "SET search_path TO spool;\n"
+	for _, name := range slices.Backward(names[version:]) {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, down, found := strings.Cut(string(text), "-- +goose Down\n")
+		if !found {
+			t.Fatalf("%s has no way back", name)
+		}
+		sql += down
+	}
+	return sql + fmt.Sprintf("DELETE FROM goose_db_version WHERE version_id > %d", version)
 }
 
 // attackPostgres runs statements with the database URL of each service that has one.
