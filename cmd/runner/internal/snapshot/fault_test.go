@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -336,13 +337,10 @@ func (b *box) asOther(t *testing.T) {
 	const nobody = 65534
 	dir := filepath.Dir(b.workspace)
 	if b.user == nil {
-		raw, err := os.ReadFile(os.Args[0])
-		if err != nil {
-			t.Fatal(err)
-		}
 		b.binary, b.user = filepath.Join(dir, "runner"), &syscall.Credential{Uid: nobody, Gid: nobody}
-		if err := os.WriteFile(b.binary, raw, 0o755); err != nil { //nolint:gosec // it is run by another
-			t.Fatal(err)
+		// By another process: a program that parallel tests start meanwhile would inherit the file, and it could not be run.
+		if out, err := exec.CommandContext(t.Context(), "install", "-m", "755", os.Args[0], b.binary).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
 		}
 	}
 	for d := dir; d != os.TempDir() && d != "/"; d = filepath.Dir(d) {
