@@ -97,7 +97,7 @@ type Query struct {
 
 	Pace Pace `json:"pace,omitzero"`
 
-	Authority string `json:"authority,omitempty"` // PEM: a certificate of the egress proxy's that the agent's process trusts beside the sandbox's own; "" for none
+	Authority string `json:"authority,omitempty"` // PEM: certificates of the egress proxy that the agent's process trusts beside the sandbox's own; "" for none
 }
 
 // Pace is how fast an execution may fill the journal; 0 is no bound. It may be ahead by PaceBurst: what is faster waits, and the agent

@@ -102,7 +102,7 @@ func (w wayOut) close() {
 // answerWithin bounds a question to the proxy: a turn must not stand still with it.
 const answerWithin = 10 * time.Second
 
-// Register registers a sandbox, or renews what is registered, and gives the proxy's certificate.
+// Register registers a sandbox or renews its registration, and returns the certificate for the sandbox to trust.
 func (w wayOut) Register(ctx context.Context, g holder.Grant) (authority string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()

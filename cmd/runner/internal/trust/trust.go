@@ -4,6 +4,7 @@
 package trust
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/pem"
 	"errors"
@@ -21,6 +22,9 @@ import (
 // name is the bundle's file, of which no snapshot has to know.
 const name = agent.Unkept + "/authorities.pem"
 
+// begin starts a certificate in PEM.
+var begin = []byte("-----BEGIN CERTIFICATE-----")
+
 // maxBundle bounds what is read of one file, in bytes.
 const maxBundle = 4 << 20
 
@@ -36,12 +40,13 @@ var systems = []string{
 	"/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem", "/etc/ssl/cert.pem",
 }
 
-// Launch gives a launch whose process trusts an authority, and the file that it is
-// to find. The file holds the system's authorities, those of files that the launch's own
-// variables name, and the authority. An authority without a certificate in PEM is an error.
+// Launch returns a launch whose process trusts an authority, and the file that the
+// process reads for it. The file holds the system's authorities, those of files that the
+// launch's own variables name, and the authority. The authority is one or more
+// certificates in PEM; any other text in it is an error.
 func Launch(l agent.Launch, authority string) (agent.Launch, agent.File, error) {
-	if block, _ := pem.Decode([]byte(authority)); block == nil || block.Type != "CERTIFICATE" {
-		return l, agent.File{}, errors.New("it holds no certificate in PEM")
+	if err := check(authority); err != nil {
+		return l, agent.File{}, err
 	}
 	var files []string
 	for _, path := range systems {
@@ -78,6 +83,23 @@ func Launch(l agent.Launch, authority string) (agent.Launch, agent.File, error) 
 	}
 	l.Env = env
 	return l, agent.File{Path: name, Content: b.String()}, nil
+}
+
+// check returns an error unless text consists of certificates in PEM.
+func check(text string) error {
+	rest := []byte(strings.TrimSpace(text))
+	if len(rest) == 0 {
+		return errors.New("it holds no certificate in PEM")
+	}
+	for n := 1; len(rest) > 0; n++ {
+		block, after := pem.Decode(rest)
+		// Decode skips text and broken blocks before the block that it returns.
+		if block == nil || block.Type != "CERTIFICATE" || !bytes.HasPrefix(rest, begin) || bytes.Count(rest[:len(rest)-len(after)], begin) > 1 {
+			return fmt.Errorf("part %d is not a certificate in PEM", n)
+		}
+		rest = bytes.TrimSpace(after)
+	}
+	return nil
 }
 
 // environment is what the process would have of the variables.

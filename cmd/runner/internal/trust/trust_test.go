@@ -56,12 +56,26 @@ func TestLaunch(t *testing.T) {
 	}
 }
 
+func TestLaunch_TakesSeveralCertificates(t *testing.T) {
+	t.Parallel()
+	bundle := certificate + "\n" + certificate
+	_, file, err := trust.Launch(agent.Launch{Place: agent.Place{State: t.TempDir()}}, bundle)
+	if err != nil || !strings.HasSuffix(file.Content, bundle) {
+		t.Errorf("%v; it ends with %q", err, file.Content[max(0, len(file.Content)-200):])
+	}
+}
+
 func TestRefused(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	for name, authority := range map[string]string{"text": "x", "a key": "-----BEGIN PRIVATE KEY-----\nb3Vycw==\n-----END PRIVATE KEY-----\n", "nothing": ""} {
-		if _, _, err := trust.Launch(agent.Launch{Place: agent.Place{State: dir}}, authority); err == nil {
-			t.Errorf("%s is taken", name)
+	const key = "-----BEGIN PRIVATE KEY-----\nb3Vycw==\n-----END PRIVATE KEY-----\n"
+	for name, c := range map[string]struct{ authority, want string }{
+		"text": {"x", "part 1"}, "a key": {key, "part 1"}, "nothing": {" \n", "no certificate"}, "text before": {"x\n" + certificate, "part 1"},
+		"text behind": {certificate + certificate + "x", "part 3"}, "text between": {certificate + "x\n" + certificate, "part 2"}, "a key behind": {certificate + key, "part 2"},
+		"half a certificate": {certificate + certificate[:40], "part 2"}, "a broken one first": {certificate[:40] + "\n" + certificate, "part 1"},
+	} {
+		if _, _, err := trust.Launch(agent.Launch{Place: agent.Place{State: dir}}, c.authority); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 	large := filepath.Join(dir, "large.pem")

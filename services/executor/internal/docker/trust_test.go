@@ -57,8 +57,12 @@ func site(t *testing.T) (oneHost, *x509.CertPool) {
 	srv.TLS = &tls.Config{Certificates: []tls.Certificate{*cert}, MinVersion: tls.VersionTLS12}
 	srv.StartTLS()
 	t.Cleanup(srv.Close)
+	text, err := ca.Trust([]string{"GET ok.example"})
+	if err != nil {
+		t.Fatal(err)
+	}
 	roots := x509.NewCertPool()
-	if !roots.AppendCertsFromPEM([]byte(ca.PEM())) {
+	if !roots.AppendCertsFromPEM([]byte(text)) {
 		t.Fatal("the site's authority has no certificate")
 	}
 	return oneHost{srv.Listener.Addr().String()}, roots

@@ -54,6 +54,16 @@ func certified(t *testing.T, ca *authority.Authority, name string) *tls.Config {
 	return &tls.Config{Certificates: []tls.Certificate{*cert}, MinVersion: tls.VersionTLS12}
 }
 
+// roots are the certificates by which ok.example is verified.
+func roots(t *testing.T, ca *authority.Authority) *x509.CertPool {
+	t.Helper()
+	text, err := ca.Trust([]string{"GET ok.example"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pool(t, text)
+}
+
 func newSecured(t *testing.T, answer http.HandlerFunc) *secured {
 	t.Helper()
 	ca, _, err := authority.Open(t.TempDir(), nil)
@@ -87,7 +97,7 @@ func newSecured(t *testing.T, answer http.HandlerFunc) *secured {
 	}}
 	s.world = newWorld(t, func(c *proxy.Config, d *proxy.Deps) {
 		change(c, d)
-		d.Roots = pool(t, ca.PEM())
+		d.Roots = roots(t, ca)
 	})
 	return s
 }

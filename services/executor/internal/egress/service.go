@@ -48,7 +48,7 @@ type Service struct {
 	registry *registry.Registry
 	metrics  *telemetry.Metrics
 	proxy    *proxy.Server
-	trust    string                // the authority's certificate
+	vouches  *authority.Authority
 	unwell   atomic.Pointer[error] // why journals are not written
 	draining atomic.Bool
 }
@@ -100,7 +100,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	if fresh {
 		s.log.Info("made a certificate authority: sandboxes with methods in their allowlist trust it from their next turn on")
 	}
-	s.trust = vouches.PEM()
+	s.vouches = vouches
 	s.metrics = telemetry.New(s.registry.Count, nil)
 	s.proxy = proxy.New(proxy.Config{
 		Routes: routes, Registry: s.registry, Prices: prices, Metrics: s.metrics, Logger: s.log, Open: open, Idle: cfg.Idle, ModelIdle: cfg.ModelIdle,
@@ -168,7 +168,7 @@ func (s *Service) Run(ctx context.Context) error {
 
 	followers := make(chan struct{})
 	api := &http.Server{
-		Handler:           admin.New(admin.Config{Registry: s.registry, Metrics: s.metrics.Handler(), Health: s.health, Trust: s.trust, Done: followers, Logger: s.log}),
+		Handler:           admin.New(admin.Config{Registry: s.registry, Metrics: s.metrics.Handler(), Health: s.health, Trust: s.vouches.Trust, Done: followers, Logger: s.log}),
 		ReadHeaderTimeout: 30 * time.Second, ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}
 	servers := []*http.Server{api}

@@ -2,7 +2,10 @@ package egress_test
 
 import (
 	"crypto/tls"
+	"crypto/x509"
+	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -74,6 +77,72 @@ func TestAuthorityChanges(t *testing.T) {
 	b.http.Transport.(*http.Transport).TLSClientConfig = &tls.Config{RootCAs: pool(t, state.Authority), MinVersion: tls.VersionTLS12}
 	if status, _, _ := b.request("GET", "https://ok.example/", ""); status != 200 {
 		t.Errorf("with the new authority: %d", status)
+	}
+}
+
+// handshake opens a tunnel and ends TLS in it with a client that trusts roots.
+func (b *box) handshake(target string, roots *x509.CertPool) error {
+	b.t.Helper()
+	c, _ := b.tunnel(target)
+	defer c.Close()
+	name, _, err := net.SplitHostPort(target)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return tls.Client(c, &tls.Config{RootCAs: roots, ServerName: name, MinVersion: tls.VersionTLS12}).HandshakeContext(b.t.Context())
+}
+
+// A sandbox trusts the proxy for the hosts with methods in its allowlist and for no others, across changes of the allowlist and restarts.
+func TestTrust_IsLimitedToTheAllowlist(t *testing.T) {
+	t.Parallel()
+	s := newSecured(t, nil)
+	b := s.box("GET *.ok.example")
+	early := pool(t, b.authority())
+	b.reg.Token, b.reg.Allow = "", []string{"GET *.ok.example", "GET sub.ok.example", "GET 93.184.216.34", "GET ok.example", "mixed.example"}
+	state, err := b.client.Register(t.Context(), b.id, b.reg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	late := pool(t, state.Authority)
+	for _, when := range []string{"at once", "after a restart"} {
+		for _, c := range []struct {
+			target      string
+			early, late bool
+		}{{"sub.ok.example:443", true, true}, {"new.ok.example:443", true, true}, {"93.184.216.34:443", false, true}} {
+			for roots, good := range map[*x509.CertPool]bool{early: c.early, late: c.late} {
+				if err := b.handshake(c.target, roots); (err == nil) != good {
+					t.Errorf("%s, %s, the later certificate %v: %v", when, c.target, roots == late, err)
+				}
+			}
+		}
+		s.stop()
+		s.start()
+		t.Cleanup(s.stop)
+	}
+	if b.authority() != state.Authority {
+		t.Error("after a restart another certificate is trusted")
+	}
+	// Whoever has the proxy's key cannot use it for another host.
+	ca, _, err := authority.Open(s.cfg.Data, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, good := range map[string]bool{"ok.example": true, "mixed.example": false} {
+		srv := httptest.NewUnstartedServer(http.NotFoundHandler())
+		srv.TLS = certified(t, ca, name)
+		srv.StartTLS()
+		c, err := tls.Dial("tcp", srv.Listener.Addr().String(), &tls.Config{RootCAs: late, ServerName: name, MinVersion: tls.VersionTLS12})
+		if (err == nil) != good {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err == nil {
+			c.Close()
+		}
+		srv.Close()
+	}
+	b.reg.Allow = []string{"ok.example"}
+	if state, err := b.client.Register(t.Context(), b.id, b.reg); err != nil || state.Authority != "" {
+		t.Errorf("an allowlist without methods: %q, %v", state.Authority, err)
 	}
 }
 

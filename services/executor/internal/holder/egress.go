@@ -17,8 +17,8 @@ import (
 // Egress is the way out of sandboxes without a network.
 type Egress interface {
 	// Register lets a sandbox out under a policy; a later one replaces the former,
-	// an empty token keeps it. It gives the certificate, in PEM, by which the proxy vouches
-	// for hosts whose requests it looks into. ErrUnknownSandbox and link.ErrFenced are its special errors.
+	// an empty token keeps it. It returns the certificate, in PEM, that verifies the proxy's
+	// certificates of the hosts that have methods in the policy, "" if there are none. ErrUnknownSandbox and link.ErrFenced are its special errors.
 	Register(ctx context.Context, g Grant) (authority string, err error)
 	// Release shuts the way out; one that is unknown is no error.
 	Release(ctx context.Context, sandbox string) error

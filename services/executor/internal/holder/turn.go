@@ -45,7 +45,7 @@ type turn struct {
 	withdrawn bool          // the egress proxy was told that the execution does not run any more
 	shares    map[string]share
 
-	authority string // of the egress proxy, as it was when the sandbox was last registered
+	authority string // PEM: the certificate that the egress proxy returned when the sandbox was last registered
 }
 
 func newTurn(h *Holder, l eventlog.Loaded, b *busy) *turn {

@@ -23,9 +23,9 @@ import (
 type Config struct {
 	Registry *registry.Registry
 	Metrics  http.Handler
-	Health   func() error    // nil, or what is wrong with the proxy
-	Trust    string          // the proxy's certificate, in PEM
-	Done     <-chan struct{} // closed when followers have to go
+	Health   func() error                                 // nil, or what is wrong with the proxy
+	Trust    func(allow []string) (pem string, err error) // returns the certificate that a sandbox with the allowlist trusts, "" for none
+	Done     <-chan struct{}                              // closed when followers have to go
 	Logger   *slog.Logger
 }
 
@@ -168,8 +168,8 @@ func (a api) put(r *http.Request) (any, error) {
 		return nil, err
 	}
 	a.Logger.Info("sandbox registered", "sandbox", state.Sandbox, "tenant", state.Tenant, "session", state.Session, "execution", state.Execution, "epoch", state.Epoch, "allow", len(state.Allow))
-	state.Authority = a.Trust
-	return state, nil
+	state.Authority, err = a.Trust(state.Allow)
+	return state, err
 }
 
 func (a api) get(r *http.Request) (any, error) {
@@ -178,8 +178,8 @@ func (a api) get(r *http.Request) (any, error) {
 		return nil, err
 	}
 	state := sb.State()
-	state.Authority = a.Trust
-	return state, nil
+	state.Authority, err = a.Trust(state.Allow)
+	return state, err
 }
 
 func (a api) release(r *http.Request) (any, error) {

@@ -1,6 +1,7 @@
-// Package authority vouches for hosts: it is a certificate authority of one
-// egress proxy, whose key never leaves the proxy's data folder. Sandboxes that are to
-// trust it are given its certificate.
+// Package authority is the certificate authority of one egress proxy. Its key and
+// its own certificate never leave the proxy's data folder. A sandbox trusts a
+// certificate of the same key and subject that name constraints limit to the hosts
+// that the sandbox's allowlist has methods for.
 package authority
 
 import (
@@ -44,7 +45,6 @@ const (
 // Authority makes certificates. It is safe for concurrent use.
 type Authority struct {
 	cert *x509.Certificate
-	pem  string
 	key  *ecdsa.PrivateKey
 	leaf *ecdsa.PrivateKey // of all hosts' certificates; in memory alone
 	now  func() time.Time
@@ -118,7 +118,7 @@ func read(path string) (*Authority, error) {
 	if !parsed.IsCA || !ec.PublicKey.Equal(parsed.PublicKey) {
 		return nil, errors.New("its certificate is no authority's, or not of its key")
 	}
-	return &Authority{cert: parsed, pem: string(pem.EncodeToMemory(cert)), key: ec}, nil
+	return &Authority{cert: parsed, key: ec}, nil
 }
 
 // create makes another authority in place of what there is.
@@ -163,9 +163,6 @@ func number() (*big.Int, error) {
 	b[0] = b[0]&0x7f | 0x40
 	return new(big.Int).SetBytes(b[:]), nil
 }
-
-// PEM is the authority's certificate.
-func (a *Authority) PEM() string { return a.pem }
 
 // Certificate gives the certificate for a host. It is kept for the next time, with those of the hosts that were asked for last.
 func (a *Authority) Certificate(h egress.Host) (*tls.Certificate, error) {

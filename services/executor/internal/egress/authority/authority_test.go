@@ -56,7 +56,7 @@ func TestCertificates(t *testing.T) {
 	dir := t.TempDir()
 	a := open(t, dir, nil, true)
 	for _, name := range []string{"api.example.com", "a_b.example.com", "localhost", "8.8.8.8", "[2606:4700::1111]", strings.Repeat("abc.", 60) + "com"} {
-		cert, err := verify(t, a, a.PEM(), name, time.Now())
+		cert, err := verify(t, a, trust(t, a, "GET "+name), name, time.Now())
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -66,19 +66,16 @@ func TestCertificates(t *testing.T) {
 	}
 	// Another start has the same authority, and others do not trust it.
 	b := open(t, dir, nil, false)
-	if a.PEM() != b.PEM() {
+	const entry = "GET ok.example"
+	if trust(t, a, entry) != trust(t, b, entry) {
 		t.Error("another start has another authority")
 	}
-	if _, err := verify(t, b, a.PEM(), "ok.example", time.Now()); err != nil {
+	if _, err := verify(t, b, trust(t, a, entry), "ok.example", time.Now()); err != nil {
 		t.Error(err)
 	}
 	other := open(t, t.TempDir(), nil, true)
-	if _, err := verify(t, other, a.PEM(), "ok.example", time.Now()); err == nil || other.PEM() == a.PEM() {
+	if _, err := verify(t, other, trust(t, a, entry), "ok.example", time.Now()); err == nil || trust(t, other, entry) == trust(t, a, entry) {
 		t.Errorf("another authority's certificate is taken (%v)", err)
-	}
-	block, rest := pem.Decode([]byte(a.PEM()))
-	if block.Type != "CERTIFICATE" || len(rest) > 0 {
-		t.Errorf("what is given away is a %s, and %q", block.Type, rest)
 	}
 }
 
@@ -131,26 +128,27 @@ func TestKey(t *testing.T) {
 // Certificates are renewed before they end, and so is the authority, at a start.
 func TestTimes(t *testing.T) {
 	t.Parallel()
+	const entry = "GET ok.example"
 	dir, now := t.TempDir(), time.Now()
 	clock := func() time.Time { return now }
 	a := open(t, dir, clock, true)
-	first, _ := verify(t, a, a.PEM(), "ok.example", now)
+	first, _ := verify(t, a, trust(t, a, entry), "ok.example", now)
 	now = now.Add(5 * 24 * time.Hour)
-	if again, err := verify(t, a, a.PEM(), "ok.example", now); err != nil || !again.Equal(first) {
+	if again, err := verify(t, a, trust(t, a, entry), "ok.example", now); err != nil || !again.Equal(first) {
 		t.Errorf("after five days there is another certificate (%v)", err)
 	}
 	now = now.Add(36 * time.Hour)
-	if again, err := verify(t, a, a.PEM(), "ok.example", now); err != nil || again.Equal(first) {
+	if again, err := verify(t, a, trust(t, a, entry), "ok.example", now); err != nil || again.Equal(first) {
 		t.Errorf("shortly before its end it is the same (%v)", err)
 	}
 	now = now.Add(9 * 365 * 24 * time.Hour)
 	b := open(t, dir, clock, false)
-	if _, err := verify(t, b, a.PEM(), "ok.example", now); err != nil {
+	if _, err := verify(t, b, trust(t, a, entry), "ok.example", now); err != nil {
 		t.Errorf("in its last year: %v", err)
 	}
 	now = now.Add(340 * 24 * time.Hour)
 	c := open(t, dir, clock, true)
-	if _, err := verify(t, c, c.PEM(), "ok.example", now.Add(24*time.Hour)); err != nil || c.PEM() == a.PEM() {
+	if _, err := verify(t, c, trust(t, c, entry), "ok.example", now.Add(24*time.Hour)); err != nil || trust(t, c, entry) == trust(t, a, entry) {
 		t.Errorf("in its last month: %v", err)
 	}
 }

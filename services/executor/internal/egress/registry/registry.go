@@ -71,7 +71,7 @@ type State struct {
 	OpenConnections   int      `json:"openConnections"`
 	Upstreams         []string `json:"upstreams,omitempty"` // names of MCP servers
 	Released          bool     `json:"released,omitempty"`  // its token is void; it is forgotten when all lines are acknowledged
-	Authority         string   `json:"authority,omitempty"` // the proxy's certificate in PEM, for sandboxes with methods in Allow to trust
+	Authority         string   `json:"authority,omitempty"` // PEM: the certificate for the sandbox to trust, which is good for the hosts with methods in Allow; "" if there are none
 }
 
 // Config of a Registry.
