@@ -22,6 +22,35 @@ import (
 type Tenant struct {
 	Budgets []Budget            `json:"budgets"`
 	Limits  events.TenantLimits `json:"limits,omitzero"`
+	Used    Used                `json:"used,omitzero"` // of limits of events; nothing where there are none
+}
+
+// Used is what a tenant's sessions have added to the log on a day.
+type Used struct {
+	Day    string        `json:"day"` // in UTC, as 2026-01-31
+	Logged events.Output `json:"logged"`
+}
+
+// LimitsEvents reports whether the tenant has a limit of what its sessions add to the log on a day.
+func (t Tenant) LimitsEvents() bool {
+	return t.Limits.EventsPerDay > 0 || t.Limits.EventBytesPerDay > 0
+}
+
+// EventsExceeded says in a sentence which limit of events of a day is reached, "" for none. On a day that the entry does not
+// know of yet nothing has been added.
+func (t Tenant) EventsExceeded(tenant string, now time.Time) string {
+	today, _ := events.PeriodDay.Span(now)
+	if t.Used.Day < today {
+		return ""
+	}
+	l, used := t.Limits, t.Used.Logged
+	switch {
+	case l.EventsPerDay > 0 && used.Events >= l.EventsPerDay:
+		return fmt.Sprintf("tenant %s has added %d events to the log on %s, and its limit is %d", tenant, used.Events, t.Used.Day, l.EventsPerDay)
+	case l.EventBytesPerDay > 0 && used.Bytes >= l.EventBytesPerDay:
+		return fmt.Sprintf("tenant %s has added events of %d bytes to the log on %s, and its limit is %d", tenant, used.Bytes, t.Used.Day, l.EventBytesPerDay)
+	}
+	return ""
 }
 
 // Empty reports whether the tenant needs no entry.

@@ -212,6 +212,8 @@ type RunRetired struct {
 type DayUsage struct {
 	Day   string `json:"day"` // in UTC, as 2026-01-31
 	Spent Spent  `json:"spent"`
+
+	Logged Output `json:"logged,omitzero"` // events that the session added to the log
 }
 
 // ContentRemoved says that nothing of the session's content is left in streams and buckets.

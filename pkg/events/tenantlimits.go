@@ -10,10 +10,13 @@ type TenantLimits struct {
 	RequestsPerSecond float64 `json:"requestsPerSecond,omitempty"` // at one gateway
 	RequestBurst      uint32  `json:"requestBurst,omitempty"`      // requests that may come at once, at one gateway
 	Keys              uint32  `json:"keys,omitempty"`              // API keys that are not revoked
-	StorageBytes      uint64  `json:"storageBytes,omitempty"`      // bytes that sessions, files, snapshots and payloads take
-	EventsPerDay      uint64  `json:"eventsPerDay,omitempty"`      // events that a UTC day adds to the log
-	EventBytesPerDay  uint64  `json:"eventBytesPerDay,omitempty"`  // bytes of those events
+	EventsPerDay      uint64  `json:"eventsPerDay,omitempty"`      // events that the tenant's sessions may add to the log on a UTC day
+	EventBytesPerDay  uint64  `json:"eventBytesPerDay,omitempty"`  // bytes of those events, of their text and data, and 256 for each
 }
+
+// CodeTenantEvents is the code of a request that is refused, and of an execution that fails, since the tenant's sessions have added as
+// much to the log on a day as EventsPerDay and EventBytesPerDay allow.
+const CodeTenantEvents = "TENANT_EVENTS"
 
 // LimitsOf is the subject of a tenant's limits.
 func LimitsOf(tenant string) Subject {

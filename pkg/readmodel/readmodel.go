@@ -137,11 +137,11 @@ func Connect(ctx context.Context, url, schema string) (*pgx.Conn, error) {
 
 // Check reports ErrNotMigrated unless the schema is there and as new as this program.
 func Check(ctx context.Context, pool *pgxpool.Pool) error {
-	list, err := fs.ReadDir(migrations, "migrations")
+	need, err := latestMigration()
 	if err != nil {
 		return err
 	}
-	var have int
+	var have int64
 	err = pool.QueryRow(ctx, "SELECT coalesce(max(version_id), 0) FROM "+versionTable+" WHERE is_applied").Scan(&have)
 	var pgErr *pgconn.PgError
 	if errors.As(err, &pgErr) && pgErr.Code == undefinedTable {
@@ -150,10 +150,19 @@ func Check(ctx context.Context, pool *pgxpool.Pool) error {
 	if err != nil {
 		return fmt.Errorf("look for the read models: %w", err)
 	}
-	if have < len(list) {
+	if have < need {
 		return ErrNotMigrated
 	}
 	return nil
+}
+
+// latestMigration returns the number of the last migration. Numbers may have gaps.
+func latestMigration() (int64, error) {
+	list, err := fs.ReadDir(migrations, "migrations") // sorted by name
+	if err != nil {
+		return 0, err
+	}
+	return goose.NumericComponent(list[len(list)-1].Name())
 }
 
 func connConfig(url, schema string) (*pgx.ConnConfig, error) {

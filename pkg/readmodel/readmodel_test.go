@@ -10,6 +10,26 @@ import (
 	"github.com/spoolhq/spool/pkg/readmodel"
 )
 
+// TestCheck_ReportsTheLastMigration: read models that lack only the last migration are out of date.
+func TestCheck_ReportsTheLastMigration(t *testing.T) {
+	t.Parallel()
+	url := pgtest.URL(t)
+	pool, err := readmodel.Open(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	if err := readmodel.Migrate(t.Context(), url); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := pool.Exec(t.Context(), "DELETE FROM goose_db_version WHERE version_id = (SELECT max(version_id) FROM goose_db_version)"); err != nil {
+		t.Fatal(err)
+	}
+	if err := readmodel.Check(t.Context(), pool); !errors.Is(err, readmodel.ErrNotMigrated) {
+		t.Errorf("got %v, want ErrNotMigrated", err)
+	}
+}
+
 func TestMigrateByManyAtOnce(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)

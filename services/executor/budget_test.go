@@ -16,7 +16,13 @@ import (
 func (b *bench) tells(limit events.Budget, spent events.Spent) {
 	b.t.Helper()
 	from, until := events.PeriodMonth.Span(time.Now())
-	body, err := json.Marshal(budget.Tenant{Budgets: []budget.Budget{{Period: events.PeriodMonth, From: from, Until: until, Limit: limit, Spent: spent}}})
+	b.tellsTenant(budget.Tenant{Budgets: []budget.Budget{{Period: events.PeriodMonth, From: from, Until: until, Limit: limit, Spent: spent}}})
+}
+
+// tellsTenant puts an entry where the projector does.
+func (b *bench) tellsTenant(tenant budget.Tenant) {
+	b.t.Helper()
+	body, err := json.Marshal(tenant)
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -132,6 +138,36 @@ func TestTenantBudget(t *testing.T) {
 			s.ended(x)
 			failed := of[events.ExecutionFailed](s)
 			if len(failed) != 1 || failed[0].Code != "BUDGET_EXCEEDED" || !strings.HasPrefix(failed[0].Message, "tenant default since 20") || !strings.HasSuffix(failed[0].Message, "has used 1200 tokens, and its budget is 1000") {
+				t.Errorf("it failed with %+v", failed)
+			}
+			b.noJobs()
+		})
+	}
+}
+
+// TestTenantEvents_EndATurn: a turn that runs is ended with TENANT_EVENTS once its tenant is at its limit of events, with and without a proxy.
+func TestTenantEvents_EndATurn(t *testing.T) {
+	t.Parallel()
+	for name, proxied := range map[string]bool{"with a proxy": true, "without": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, polite)
+			if proxied {
+				b.egress = &fakeEgress{}
+			}
+			today := time.Now().UTC().AddDate(0, 0, 1).Format(time.DateOnly) // of a clock that is ahead, so that midnight is no matter
+			entry := func(logged uint64) budget.Tenant {
+				return budget.Tenant{Limits: events.TenantLimits{EventsPerDay: 100}, Used: budget.Used{Day: today, Logged: events.Output{Events: logged}}}
+			}
+			b.tellsTenant(entry(99))
+			b.run()
+			s := b.session()
+			x := s.post("go")
+			s.untilStarted()
+			b.tellsTenant(entry(100))
+			s.ended(x)
+			failed := of[events.ExecutionFailed](s)
+			if len(failed) != 1 || failed[0].Code != "TENANT_EVENTS" || failed[0].Message != "tenant default has added 100 events to the log on "+today+", and its limit is 100" {
 				t.Errorf("it failed with %+v", failed)
 			}
 			b.noJobs()

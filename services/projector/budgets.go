@@ -15,6 +15,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/spoolhq/spool/pkg/budget"
+	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/readmodel"
 	"github.com/spoolhq/spool/pkg/topology"
 )
@@ -211,5 +212,10 @@ func taken(ctx context.Context, conn *pgx.Conn, tenant string, now time.Time) (b
 	case err != nil:
 		return t, err
 	}
-	return t, json.Unmarshal([]byte(limits), &t.Limits)
+	if err := json.Unmarshal([]byte(limits), &t.Limits); err != nil || !t.LimitsEvents() {
+		return t, err
+	}
+	t.Used.Day, _ = events.PeriodDay.Span(now)
+	return t, conn.QueryRow(ctx, "SELECT coalesce(sum(events), 0), coalesce(sum(event_bytes), 0) FROM tenant_usage WHERE tenant = $1 AND day >= $2", tenant, t.Used.Day).
+		Scan(&t.Used.Logged.Events, &t.Used.Logged.Bytes)
 }

@@ -52,8 +52,8 @@ func TestTenantLimits_AreToldToServices(t *testing.T) {
 	}
 	set(events.TenantLimits{Slots: 3})
 	told(events.TenantLimits{Slots: 3}, true)
-	set(events.TenantLimits{Keys: 5, RequestsPerSecond: 0.5, StorageBytes: 1 << 40})
-	told(events.TenantLimits{Keys: 5, RequestsPerSecond: 0.5, StorageBytes: 1 << 40}, true)
+	set(events.TenantLimits{Keys: 5, RequestsPerSecond: 0.5, EventBytesPerDay: 1 << 40})
+	told(events.TenantLimits{Keys: 5, RequestsPerSecond: 0.5, EventBytesPerDay: 1 << 40}, true)
 	if _, err := projector.Rebuild(t.Context(), projector.Config{DatabaseURL: w.url}, projector.Deps{Log: w.log}, true); err != nil {
 		t.Error(err)
 	}

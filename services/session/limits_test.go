@@ -4,10 +4,13 @@ import (
 	"encoding/json"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/spoolhq/spool/pkg/api/command"
+	"github.com/spoolhq/spool/pkg/budget"
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/session"
 )
 
@@ -52,5 +55,80 @@ func TestTenantLimits_AreSetAndRemovedOnce(t *testing.T) {
 		`tenant_limits_removed {"tenant":"default"}`, `tenant_limits_set {"tenant":"default","limits":{"slots":5}}`, `tenant_limits_removed {"tenant":"default"}`,
 	}, "\n"); got != want {
 		t.Errorf("the log holds\n%s\nwant\n%s", got, want)
+	}
+}
+
+// TestTenantEvents_RefusesWork: a tenant at its limit of events gets no new work into the log, and what waits fails at dispatch.
+// Controls and deletions are taken. A higher limit, or the next day, lets the tenant go on.
+func TestTenantEvents_RefusesWork(t *testing.T) {
+	t.Parallel()
+	s := newStack(t)
+	s.copy("one", session.Config{})
+	kv, err := s.js.KeyValue(t.Context(), topology.BucketBudgets)
+	must(t, err)
+	tells := func(limits events.TenantLimits, day time.Time) {
+		t.Helper()
+		body, err := json.Marshal(budget.Tenant{Limits: limits, Used: budget.Used{Day: day.UTC().Format(time.DateOnly), Logged: events.Output{Events: 10, Bytes: 5000}}})
+		must(t, err)
+		_, err = kv.Put(t.Context(), "default", body)
+		must(t, err)
+	}
+	post := func(sid string) (string, *command.Error) {
+		exe := id(events.KindExecution)
+		return exe, s.send(command.TypePostMessage, sid, exe, command.PostMessage{Content: "hello"}).Error
+	}
+	// A day that the clock of the test cannot pass.
+	far := time.Now().AddDate(0, 0, 2)
+	sid, idle := s.create(events.Options{}), s.create(events.Options{})
+	first, second := s.post(sid), s.post(sid)
+	for _, limits := range []events.TenantLimits{{EventsPerDay: 10}, {EventBytesPerDay: 4999}} {
+		tells(events.TenantLimits{EventsPerDay: 11, EventBytesPerDay: 5001}, far)
+		s.until("a message is taken below the limit", func() bool { _, refused := post(idle); return refused == nil })
+		tells(limits, far)
+		s.until("a message is refused at the limit", func() bool { _, refused := post(idle); return refused != nil })
+		if _, refused := post(idle); refused == nil || refused.Code != "TENANT_EVENTS" || !strings.HasPrefix(refused.Detail, "tenant default has added ") {
+			t.Errorf("a message with the limit %+v: %+v", limits, refused)
+		}
+	}
+	for _, typ := range []command.Type{command.TypeCreateSession, command.TypeStartExecution} {
+		if a := s.send(typ, id(events.KindSession), id(events.KindExecution), command.StartExecution{Post: command.PostMessage{Content: "hello"}}); a.Error == nil || a.Error.Code != "TENANT_EVENTS" {
+			t.Errorf("%s: %+v", typ, a.Error)
+		}
+	}
+	s.ok(command.TypeCancel, sid, first)
+	list := s.ended(sid, second)
+	if failed, is := list[len(list)-1].Data.(events.ExecutionFailed); !is || failed.Code != "TENANT_EVENTS" || !strings.Contains(failed.Message, "5000 bytes") {
+		t.Errorf("what waited ended with %+v", list[len(list)-1].Data)
+	}
+	s.ok(command.TypeDeleteSession, idle, "")
+
+	s.executors(1)
+	for name, tell := range map[string]func(){
+		"higher limit": func() { tells(events.TenantLimits{EventsPerDay: 11}, far) },
+		"next day":     func() { tells(events.TenantLimits{EventsPerDay: 1}, time.Now().AddDate(0, 0, -1)) },
+	} {
+		tells(events.TenantLimits{EventsPerDay: 1}, far)
+		s.until(name+": a message is refused first", func() bool { _, refused := post(sid); return refused != nil })
+		tell()
+		var exe string
+		s.until(name+": a message is taken", func() bool {
+			var refused *command.Error
+			exe, refused = post(sid)
+			return refused == nil
+		})
+		list := s.ended(sid, exe)
+		if _, completed := list[len(list)-1].Data.(events.ExecutionCompleted); !completed {
+			t.Errorf("%s: the turn ended with %+v", name, list[len(list)-1].Data)
+		}
+	}
+}
+
+// until blocks until check returns true.
+func (s *stack) until(what string, check func() bool) {
+	s.t.Helper()
+	for deadline := time.Now().Add(within); !check(); time.Sleep(pause) {
+		if time.Now().After(deadline) {
+			s.t.Fatalf("never: %s", what)
+		}
 	}
 }

@@ -215,7 +215,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		return nil, fmt.Errorf("session service: %w", err)
 	}
 	commands := command.New(command.Config{
-		Sessions: sessions, Room: s.room, NATS: deps.NATS, Now: deps.Now, Providers: cfg.Providers,
+		Sessions: sessions, Room: s.room, Budgets: s.budgets, NATS: deps.NATS, Now: deps.Now, Providers: cfg.Providers,
 		LiveKeys: newKeyChains(js, deps.Log.Shards()).live, MaxKeys: s.maxKeys,
 		Images:      cfg.images,
 		HostPaths:   hostpath.Policy{Roots: cfg.HostPaths, Private: cfg.Private},

@@ -28,7 +28,7 @@ func TestLimits(t *testing.T) {
 		t.Fatalf("the turn ended with %s %s", end.Type, end.Data)
 	}
 	var now struct {
-		Limits, Used struct{ Sessions, Slots, Sandboxes float64 }
+		Limits, Used struct{ Sessions, Slots, Sandboxes, EventsPerDay, EventBytesPerDay float64 }
 	}
 	c.Call(0, "GET", "/api/limits", nil, &now)
 	if now.Limits.Sessions != 1 || now.Used.Sessions != 1 || now.Used.Sandboxes != 1 || now.Used.Slots != 0 {
@@ -57,5 +57,26 @@ func TestLimits(t *testing.T) {
 			c.Call(0, "GET", "/api/limits", nil, &now)
 			return now.Used.Sandboxes == 1
 		})
+	}
+
+	// What the sessions add to the log is counted, and a limit below it refuses new work. Without the limit the tenant goes on.
+	session := map[string]any{"architecture": "spool"}
+	harness.Eventually(t, "events of today are counted", func() bool {
+		c.Call(0, "POST", "/api/sessions", session, nil)
+		c.Call(0, "GET", "/api/limits", nil, &now)
+		return now.Used.EventsPerDay > 0 && now.Used.EventBytesPerDay >= 256*now.Used.EventsPerDay
+	})
+	limits(map[string]any{"eventsPerDay": 1})
+	harness.Eventually(t, "the limit of events refuses a session", func() bool {
+		return c.Call(0, "POST", "/api/sessions", session, &refused) == http.StatusTooManyRequests && refused.Code == "TENANT_EVENTS"
+	})
+	c.Call(0, "DELETE", "/api/limits", nil, nil)
+	harness.Eventually(t, "the limit of events is gone", func() bool {
+		return c.Call(0, "POST", "/api/sessions", session, &refused) == http.StatusCreated
+	})
+	s, end = c.Run(first, program, nil)
+	s.Close()
+	if end.Type != (events.ExecutionCompleted{}).EventType() {
+		t.Errorf("the turn ended with %s %s", end.Type, end.Data)
 	}
 }

@@ -51,7 +51,8 @@ const (
 	TypeRemoveSkill Type = "remove_skill" // Remove; no ids
 )
 
-// NeedsRoom reports whether a command is refused while only the reserve of the store is left. Those that end, remove or govern are not.
+// NeedsRoom reports whether a command is refused while only the reserve of the store is left, and, if it is about a session, while
+// the tenant is at its limit of events. Those that end, remove or govern are not.
 func (t Type) NeedsRoom() bool {
 	switch t {
 	case TypeCreateSession, TypeUpdateSession, TypePostMessage, TypeStartExecution, TypePutFile, TypeSync,

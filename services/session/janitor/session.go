@@ -189,13 +189,18 @@ func (p *pass) usage(ctx context.Context, l eventlog.Loaded) ([]events.DayUsage,
 	if text == "" {
 		return nil, nil
 	}
-	days := map[string]events.Spent{}
+	days := map[string]struct {
+		events.Spent
+		Events     uint64 `json:"events"`
+		EventBytes uint64 `json:"eventBytes"`
+	}{}
 	if err := json.Unmarshal([]byte(text), &days); err != nil {
 		return nil, fmt.Errorf("read what session %s took: %w", l.ID, err)
 	}
 	var out []events.DayUsage
 	for _, day := range slices.Sorted(maps.Keys(days)) {
-		out = append(out, events.DayUsage{Day: day, Spent: days[day]})
+		d := days[day]
+		out = append(out, events.DayUsage{Day: day, Spent: d.Spent, Logged: events.Output{Events: d.Events, Bytes: d.EventBytes}})
 	}
 	return out, nil
 }

@@ -196,7 +196,6 @@ type TenantLimits struct {
 	RequestsPerSecond float64 `json:"requestsPerSecond,omitempty"`
 	RequestBurst      uint32  `json:"requestBurst,omitempty"`
 	Keys              uint32  `json:"keys,omitempty"`
-	StorageBytes      uint64  `json:"storageBytes,omitempty"`
 	EventsPerDay      uint64  `json:"eventsPerDay,omitempty"`
 	EventBytesPerDay  uint64  `json:"eventBytesPerDay,omitempty"`
 }

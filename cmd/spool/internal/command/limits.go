@@ -23,16 +23,15 @@ type limitsSet struct {
 	RequestsPerSecond float64 `placeholder:"N" help:"Requests per second, at one gateway."`
 	RequestBurst      uint32  `placeholder:"N" help:"Requests that may come at once, at one gateway."`
 	Keys              uint32  `placeholder:"N" help:"API keys that are not revoked."`
-	StorageBytes      uint64  `placeholder:"N" help:"Bytes that sessions, files, snapshots and payloads take."`
-	EventsPerDay      uint64  `placeholder:"N" help:"Events that a UTC day adds to the log."`
-	EventBytesPerDay  uint64  `placeholder:"N" help:"Bytes of those events."`
+	EventsPerDay      uint64  `placeholder:"N" help:"Events that the tenant's sessions may add to the log on a UTC day."`
+	EventBytesPerDay  uint64  `placeholder:"N" help:"Bytes of those events: of their text and data, and 256 for each."`
 }
 
 // Run sets limits.
 func (c *limitsSet) Run(a *app) error {
 	l := client.TenantLimits{
 		Slots: c.Slots, Sandboxes: c.Sandboxes, Sessions: c.Sessions, Streams: c.Streams, RequestsPerSecond: c.RequestsPerSecond, RequestBurst: c.RequestBurst,
-		Keys: c.Keys, StorageBytes: c.StorageBytes, EventsPerDay: c.EventsPerDay, EventBytesPerDay: c.EventBytesPerDay,
+		Keys: c.Keys, EventsPerDay: c.EventsPerDay, EventBytesPerDay: c.EventBytesPerDay,
 	}
 	if l == (client.TenantLimits{}) {
 		return usage("give at least one limit, or remove them with spool limits rm")
@@ -107,7 +106,6 @@ func limitRows(own, used client.TenantLimits) []limitRow {
 		{"sandboxes", n(uint64(own.Sandboxes)), count(uint64(used.Sandboxes))},
 		{"sessions", n(uint64(own.Sessions)), count(uint64(used.Sessions))},
 		{"keys", n(uint64(own.Keys)), count(uint64(used.Keys))},
-		{"storage-bytes", n(own.StorageBytes), count(used.StorageBytes)},
 		{"events-per-day", n(own.EventsPerDay), count(used.EventsPerDay)},
 		{"event-bytes-per-day", n(own.EventBytesPerDay), count(used.EventBytesPerDay)},
 		{"streams", n(uint64(own.Streams)), "-"},

@@ -5971,12 +5971,10 @@ type TenantLimits struct {
 	RequestBurst uint32 `protobuf:"varint,6,opt,name=request_burst,json=requestBurst,proto3" json:"request_burst,omitempty"`
 	// API keys that are not revoked.
 	Keys uint32 `protobuf:"varint,7,opt,name=keys,proto3" json:"keys,omitempty"`
-	// Bytes that sessions, files, snapshots and payloads take.
-	StorageBytes float64 `protobuf:"fixed64,8,opt,name=storage_bytes,json=storageBytes,proto3" json:"storage_bytes,omitempty"`
-	// Events that a UTC day adds to the log.
-	EventsPerDay float64 `protobuf:"fixed64,9,opt,name=events_per_day,json=eventsPerDay,proto3" json:"events_per_day,omitempty"`
-	// Bytes of those events.
-	EventBytesPerDay float64 `protobuf:"fixed64,10,opt,name=event_bytes_per_day,json=eventBytesPerDay,proto3" json:"event_bytes_per_day,omitempty"`
+	// Events that the tenant's sessions may add to the log on a UTC day.
+	EventsPerDay float64 `protobuf:"fixed64,8,opt,name=events_per_day,json=eventsPerDay,proto3" json:"events_per_day,omitempty"`
+	// Bytes of those events: of their text and data, and 256 for each.
+	EventBytesPerDay float64 `protobuf:"fixed64,9,opt,name=event_bytes_per_day,json=eventBytesPerDay,proto3" json:"event_bytes_per_day,omitempty"`
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
@@ -6056,13 +6054,6 @@ func (x *TenantLimits) GetRequestBurst() uint32 {
 func (x *TenantLimits) GetKeys() uint32 {
 	if x != nil {
 		return x.Keys
-	}
-	return 0
-}
-
-func (x *TenantLimits) GetStorageBytes() float64 {
-	if x != nil {
-		return x.StorageBytes
 	}
 	return 0
 }
@@ -8827,7 +8818,7 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x14RemoveBudgetResponse\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x16\n" +
 	"\x06period\x18\x02 \x01(\tR\x06period\x12\x1a\n" +
-	"\bposition\x18\x03 \x01(\tR\bposition\"\xdb\x02\n" +
+	"\bposition\x18\x03 \x01(\tR\bposition\"\xb6\x02\n" +
 	"\fTenantLimits\x12\x14\n" +
 	"\x05slots\x18\x01 \x01(\rR\x05slots\x12\x1c\n" +
 	"\tsandboxes\x18\x02 \x01(\rR\tsandboxes\x12\x1a\n" +
@@ -8835,11 +8826,9 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\astreams\x18\x04 \x01(\rR\astreams\x12.\n" +
 	"\x13requests_per_second\x18\x05 \x01(\x01R\x11requestsPerSecond\x12#\n" +
 	"\rrequest_burst\x18\x06 \x01(\rR\frequestBurst\x12\x12\n" +
-	"\x04keys\x18\a \x01(\rR\x04keys\x12#\n" +
-	"\rstorage_bytes\x18\b \x01(\x01R\fstorageBytes\x12$\n" +
-	"\x0eevents_per_day\x18\t \x01(\x01R\feventsPerDay\x12-\n" +
-	"\x13event_bytes_per_day\x18\n" +
-	" \x01(\x01R\x10eventBytesPerDay\"Z\n" +
+	"\x04keys\x18\a \x01(\rR\x04keys\x12$\n" +
+	"\x0eevents_per_day\x18\b \x01(\x01R\feventsPerDay\x12-\n" +
+	"\x13event_bytes_per_day\x18\t \x01(\x01R\x10eventBytesPerDay\"Z\n" +
 	"\x10SetLimitsRequest\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12.\n" +
 	"\x06limits\x18\x02 \x01(\v2\x16.spool.v1.TenantLimitsR\x06limits\"G\n" +

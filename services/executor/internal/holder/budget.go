@@ -125,6 +125,9 @@ func (f *follower) spend(list []events.Event) {
 			f.stop.exhaust(codeBudgetExceeded, why, now)
 		}
 	}
+	if why := f.bounds.tenant.EventsExceeded(f.l.Tenant, now); why != "" {
+		f.stop.exhaust(events.CodeTenantEvents, why, now)
+	}
 }
 
 // rebound looks whether what bounds the turn has changed.
@@ -138,7 +141,7 @@ func (f *follower) rebound(ctx context.Context) {
 // regrant is what the egress proxy is to be told when others took of the tenant's
 // budget, or a budget was changed; nil if it knows.
 func (f *follower) regrant() *Grant {
-	if f.h.d.Egress == nil || reflect.DeepEqual(f.granted, f.bounds) {
+	if f.h.d.Egress == nil || f.granted.session == f.bounds.session && reflect.DeepEqual(f.granted.tenant.Budgets, f.bounds.tenant.Budgets) {
 		return nil
 	}
 	g := f.grants()

@@ -63,7 +63,7 @@ func (s *Server) GetLimits(ctx context.Context, r *spoolv1.GetLimitsRequest) (*s
 	if err != nil {
 		return nil, err
 	}
-	own, used, err := s.Reads.Limits(ctx, tenant)
+	own, used, err := s.Reads.Limits(ctx, tenant, s.Now())
 	return &spoolv1.GetLimitsResponse{Tenant: tenant, Limits: own, Used: used}, err
 }
 
@@ -74,7 +74,7 @@ func tenantLimits(field string, l *spoolv1.TenantLimits) (events.TenantLimits, e
 		RequestsPerSecond: l.GetRequestsPerSecond(), RequestBurst: l.GetRequestBurst(), Keys: l.GetKeys(),
 	}
 	err := wholes(field, []whole{
-		{"storageBytes", l.GetStorageBytes(), &out.StorageBytes}, {"eventsPerDay", l.GetEventsPerDay(), &out.EventsPerDay},
+		{"eventsPerDay", l.GetEventsPerDay(), &out.EventsPerDay},
 		{"eventBytesPerDay", l.GetEventBytesPerDay(), &out.EventBytesPerDay},
 	})
 	if err != nil {

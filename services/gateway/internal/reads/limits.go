@@ -3,21 +3,25 @@ package reads
 import (
 	"context"
 	"encoding/json"
+	"time"
 
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/pkg/events"
 )
 
 // Limits returns a tenant's own limits, all 0 if it has none, and what it uses of those that the read models count.
-func (s *Store) Limits(ctx context.Context, tenant string) (own, used *spoolv1.TenantLimits, err error) {
+func (s *Store) Limits(ctx context.Context, tenant string, now time.Time) (own, used *spoolv1.TenantLimits, err error) {
 	var text string
 	used = &spoolv1.TenantLimits{}
-	_, err = s.one(ctx, []any{&text, &used.Slots, &used.Sandboxes, &used.Sessions, &used.Keys}, `SELECT
+	day, _ := events.PeriodDay.Span(now)
+	_, err = s.one(ctx, []any{&text, &used.Slots, &used.Sandboxes, &used.Sessions, &used.Keys, &used.EventsPerDay, &used.EventBytesPerDay}, `SELECT
 			coalesce((SELECT limits FROM tenant_limits WHERE tenant = $1 AND NOT removed), '{}'),
 			(SELECT count(*) FROM executions WHERE tenant = $1 AND phase IN ('starting', 'running')),
 			(SELECT count(*) FROM sandboxes WHERE tenant = $1 AND status IN ('creating', 'ready')),
 			(SELECT count(*) FROM sessions WHERE tenant = $1),
-			(SELECT count(*) FROM keys WHERE tenant = $1 AND revoked_at IS NULL)`, tenant)
+			(SELECT count(*) FROM keys WHERE tenant = $1 AND revoked_at IS NULL),
+			(SELECT coalesce(sum(events), 0)::float8 FROM tenant_usage WHERE tenant = $1 AND day >= $2),
+			(SELECT coalesce(sum(event_bytes), 0)::float8 FROM tenant_usage WHERE tenant = $1 AND day >= $2)`, tenant, day)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -41,6 +45,6 @@ func (s *Store) CountSessions(ctx context.Context, tenant string, ids []string, 
 func tenantLimits(l events.TenantLimits) *spoolv1.TenantLimits {
 	return &spoolv1.TenantLimits{
 		Slots: l.Slots, Sandboxes: l.Sandboxes, Sessions: l.Sessions, Streams: l.Streams, RequestsPerSecond: l.RequestsPerSecond, RequestBurst: l.RequestBurst,
-		Keys: l.Keys, StorageBytes: float64(l.StorageBytes), EventsPerDay: float64(l.EventsPerDay), EventBytesPerDay: float64(l.EventBytesPerDay),
+		Keys: l.Keys, EventsPerDay: float64(l.EventsPerDay), EventBytesPerDay: float64(l.EventBytesPerDay),
 	}
 }

@@ -22,6 +22,8 @@ type TenantUsage struct {
 	Tokens     int64
 	CostUSD    float64
 	TimeMs     int64
+	Events     int64 // that sessions added to the log
+	EventBytes int64 // of those events, by events.OutputOf
 }
 
 // TenantBudget is a row of tenant_budgets; ID is the period.
@@ -36,22 +38,15 @@ type TenantBudget struct {
 	Removed    bool
 }
 
-// spendsOn lists the days of which an event may change what a tenant has taken.
+// spendsOn lists the days of which an event of a session may change what its tenant has taken: each event counts on its own day.
 func spendsOn(e events.Event) []string {
-	switch d := e.Data.(type) {
-	case events.ModelCalled, events.ExecutionStarted:
-		return []string{day(sane(e.Time))}
-	case events.RunRetired:
-		var days []string
+	days := []string{day(sane(e.Time))}
+	if d, retired := e.Data.(events.RunRetired); retired {
 		for _, u := range d.Usage {
 			days = append(days, clean(u.Day))
 		}
-		return days
 	}
-	if events.Terminal(e.Type()) {
-		return []string{day(sane(e.Time))}
-	}
-	return nil
+	return days
 }
 
 // usageDay is the row of what a tenant takes on a day, as 2026-01-31.
@@ -77,6 +72,19 @@ type dayShare struct {
 	Tokens  int64   `json:"tokens,omitempty"`
 	CostUSD float64 `json:"costUsd,omitempty"`
 	TimeMs  int64   `json:"timeMs,omitempty"`
+
+	Events     int64 `json:"events,omitempty"`
+	EventBytes int64 `json:"eventBytes,omitempty"`
+}
+
+// plus returns the sum of both.
+func (d dayShare) plus(o dayShare) dayShare {
+	return dayShare{d.Turns + o.Turns, d.Tokens + o.Tokens, finite(d.CostUSD + o.CostUSD), d.TimeMs + o.TimeMs, d.Events + o.Events, d.EventBytes + o.EventBytes}
+}
+
+// minus returns what d has more than o.
+func (d dayShare) minus(o dayShare) dayShare {
+	return dayShare{d.Turns - o.Turns, d.Tokens - o.Tokens, d.CostUSD - o.CostUSD, d.TimeMs - o.TimeMs, d.Events - o.Events, d.EventBytes - o.EventBytes}
 }
 
 // sharesOf reads Session.Spent or Deleted.Spent.
@@ -96,7 +104,7 @@ func SpentOf(usage []events.DayUsage) (string, error) {
 	shares := map[string]dayShare{}
 	for _, u := range usage {
 		s := u.Spent
-		shares[clean(u.Day)] = dayShare{int64(s.Turns), count(s.Tokens), s.CostUSD, count(s.TimeMs)}
+		shares[clean(u.Day)] = dayShare{int64(s.Turns), count(s.Tokens), s.CostUSD, count(s.TimeMs), count(u.Logged.Events), count(u.Logged.Bytes)}
 	}
 	if len(shares) == 0 {
 		return "", nil
@@ -114,8 +122,7 @@ func (f *folding) take(a *aggregate, e events.Event, d dayShare) error {
 	if err != nil {
 		return err
 	}
-	of := shares[on]
-	shares[on] = dayShare{of.Turns + d.Turns, of.Tokens + d.Tokens, finite(of.CostUSD + d.CostUSD), of.TimeMs + d.TimeMs}
+	shares[on] = shares[on].plus(d)
 	s.Spent, err = marshal(shares)
 	return err
 }
@@ -128,6 +135,35 @@ func (u *TenantUsage) add(d dayShare) {
 	u.Tokens += d.Tokens
 	u.CostUSD += d.CostUSD
 	u.TimeMs += d.TimeMs
+	u.Events += d.Events
+	u.EventBytes += d.EventBytes
+}
+
+// logged adds the events of a session's commit to what the session and its tenant took, up to the one that deletes the session.
+// What follows it is Spool's own, and is not counted.
+func (f *folding) logged(a *aggregate, list []events.Event) error {
+	if f.bare || a.deleted {
+		return nil
+	}
+	shares := map[string]dayShare{}
+	first := map[string]events.Event{} // of each day
+	for _, e := range list {
+		e.Time = sane(e.Time)
+		on, size := day(e.Time), events.OutputOf(e)
+		if _, known := first[on]; !known {
+			first[on] = e
+		}
+		shares[on] = shares[on].plus(dayShare{Events: count(size.Events), EventBytes: count(size.Bytes)})
+		if _, gone := e.Data.(events.SessionDeleted); gone {
+			break
+		}
+	}
+	for _, on := range slices.Sorted(maps.Keys(shares)) {
+		if err := f.take(a, first[on], shares[on]); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // retire makes what a deleted session added to its tenant's usage what
@@ -152,7 +188,7 @@ func (f *folding) retire(a *aggregate, d events.RunRetired) error {
 		if now == before {
 			continue
 		}
-		f.spent(a.key.Tenant, on).add(dayShare{now.Turns - before.Turns, now.Tokens - before.Tokens, now.CostUSD - before.CostUSD, now.TimeMs - before.TimeMs})
+		f.spent(a.key.Tenant, on).add(now.minus(before))
 	}
 	return nil
 }
@@ -240,8 +276,8 @@ type (
 	tenantLimitsRef string
 )
 
-// tenant wants what an event adds to, or says, of a tenant.
-func (w *want) tenant(tenant string, e events.Event) {
+// usageOf wants the rows that an event of a session adds to.
+func (w *want) usageOf(tenant string, e events.Event) {
 	for _, on := range spendsOn(e) {
 		k := w.model.usageDay(tenant, on)
 		if _, present := w.model.tenantUsage[k]; !present && !w.seen[tenantUsageRef(k)] {
@@ -249,6 +285,10 @@ func (w *want) tenant(tenant string, e events.Event) {
 			w.out.TenantUsage = append(w.out.TenantUsage, k)
 		}
 	}
+}
+
+// tenant wants the budget or the limits that an event is about.
+func (w *want) tenant(tenant string, e events.Event) {
 	if period := budgetPeriod(e); period != "" {
 		k := Key{tenant, period}
 		if _, present := w.model.tenantBudgets[k]; !present && !w.seen[tenantBudgetRef(k)] {

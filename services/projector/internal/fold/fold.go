@@ -119,6 +119,9 @@ func (f *folding) announce(k Key) *Live {
 func (f *folding) record(rec eventlog.Record) error {
 	k := Key{rec.Subject.Tenant, rec.Subject.ID}
 	a := f.use(k)
+	if err := f.logged(a, rec.Events); err != nil {
+		return err
+	}
 	for _, e := range rec.Events {
 		e.Time = sane(e.Time)
 		if a.deleted {

@@ -137,7 +137,7 @@ func (m *Model) Missing(b Batch) Missing {
 		a := w.session(k)
 		for _, e := range rec.Events {
 			w.event(k, a, e)
-			w.tenant(k.Tenant, e)
+			w.usageOf(k.Tenant, e)
 		}
 	}
 	for _, d := range b.Deltas {

@@ -274,7 +274,9 @@ func tenantUsageTable() table[fold.TenantUsage] {
 		col("turns", int8, func(r *fold.TenantUsage) *int64 { return &r.Turns }),
 		col("tokens", int8, func(r *fold.TenantUsage) *int64 { return &r.Tokens }),
 		col("cost_usd", float8, func(r *fold.TenantUsage) *float64 { return &r.CostUSD }),
-		col("time_ms", int8, func(r *fold.TenantUsage) *int64 { return &r.TimeMs }))
+		col("time_ms", int8, func(r *fold.TenantUsage) *int64 { return &r.TimeMs }),
+		col("events", int8, func(r *fold.TenantUsage) *int64 { return &r.Events }),
+		col("event_bytes", int8, func(r *fold.TenantUsage) *int64 { return &r.EventBytes }))
 }
 
 func tenantBudgetTable() table[fold.TenantBudget] {

@@ -16,6 +16,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/spoolhq/spool/pkg/api/command"
+	"github.com/spoolhq/spool/pkg/budget"
 	"github.com/spoolhq/spool/pkg/bus"
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
@@ -26,10 +27,16 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
+// Budgets returns what a tenant may take in all of its sessions, and has taken.
+type Budgets interface {
+	Of(ctx context.Context, tenant string) (budget.Tenant, error)
+}
+
 // Config of a Handler; everything is required but Room.
 type Config struct {
 	Sessions  eventlog.Sessions
 	Room      *storage.Watch
+	Budgets   Budgets
 	NATS      *nats.Conn
 	Dead      DeadLetters
 	Now       func() time.Time
@@ -285,7 +292,7 @@ func (h *Handler) session(ctx context.Context, c command.Command, build builder)
 			return answer, err
 		}
 		if written {
-			if err := h.checkRoom(ctx, c.Type); err != nil {
+			if err := errors.Join(h.checkRoom(ctx, c.Type), h.checkEvents(ctx, c)); err != nil {
 				return answer, err
 			}
 			err = h.cfg.Sessions.AppendLife(ctx, &l, c.Actor, c.ID, list)
@@ -312,6 +319,21 @@ func (h *Handler) checkRoom(ctx context.Context, t command.Type) error {
 	}
 	if err := h.cfg.Room.Check(ctx, 0); err != nil {
 		return &command.Error{Code: command.CodeStorageFull, Detail: err.Error()}
+	}
+	return nil
+}
+
+// checkEvents refuses what adds to a session once the tenant has added as many events to the log as it may on a day.
+func (h *Handler) checkEvents(ctx context.Context, c command.Command) error {
+	if !c.Type.NeedsRoom() {
+		return nil
+	}
+	t, err := h.cfg.Budgets.Of(ctx, c.Tenant)
+	if err != nil {
+		return err
+	}
+	if why := t.EventsExceeded(c.Tenant, h.cfg.Now()); why != "" {
+		return &command.Error{Code: events.CodeTenantEvents, Detail: why}
 	}
 	return nil
 }

@@ -233,7 +233,7 @@ func (r *Reactor) step(ctx context.Context, l *eventlog.Loaded) (wrote bool, err
 }
 
 // lost gives the end of an execution that no executor will bring to one: a
-// control came before anybody claimed it, a budget is used up that it would need, or
+// control came before anybody claimed it, a budget or a limit is used up that it would need, or
 // its turn limit has passed and nobody lives who holds it.
 func (r *Reactor) lost(ctx context.Context, l *eventlog.Loaded, now time.Time) (events.Payload, error) {
 	active := l.Life.Active.ExecutionID
@@ -241,8 +241,8 @@ func (r *Reactor) lost(ctx context.Context, l *eventlog.Loaded, now time.Time) (
 		return events.ExecutionCancelled{Reason: l.Life.ControlOf(active).Reason}, nil
 	}
 	if l.Due() == run.Execute && l.Run.Execution != active {
-		if why, err := r.exceeded(ctx, *l, now); err != nil || why != "" {
-			return events.ExecutionFailed{Code: "BUDGET_EXCEEDED", Message: why}, err
+		if outcome, err := r.exceeded(ctx, *l, now); err != nil || outcome != nil {
+			return outcome, err
 		}
 	}
 	if !r.overdue(*l, now) {
@@ -258,16 +258,23 @@ func (r *Reactor) lost(ctx context.Context, l *eventlog.Loaded, now time.Time) (
 	return events.ExecutionFailed{Code: "EXECUTOR_LOST", Message: "the turn limit passed and the executor that held the execution is gone"}, nil
 }
 
-// exceeded says in a sentence which budget keeps the session's next execution from being started, "" for none.
-func (r *Reactor) exceeded(ctx context.Context, l eventlog.Loaded, now time.Time) (string, error) {
+// exceeded returns the end of the session's next execution if a budget, or the tenant's limit of events, keeps it from being started.
+func (r *Reactor) exceeded(ctx context.Context, l eventlog.Loaded, now time.Time) (events.Payload, error) {
+	const code = "BUDGET_EXCEEDED"
 	if why := l.Life.Options.Budget.Exceeded(l.Run.SessionSpent(), "the session"); why != "" {
-		return why, nil
+		return events.ExecutionFailed{Code: code, Message: why}, nil
 	}
 	t, err := r.cfg.Budgets.Of(ctx, l.Tenant)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	return t.Exceeded(l.Tenant, now), nil
+	if why := t.Exceeded(l.Tenant, now); why != "" {
+		return events.ExecutionFailed{Code: code, Message: why}, nil
+	}
+	if why := t.EventsExceeded(l.Tenant, now); why != "" {
+		return events.ExecutionFailed{Code: events.CodeTenantEvents, Message: why}, nil
+	}
+	return nil, nil
 }
 
 // overdue tells whether an execution runs past its turn limit and grace.

@@ -1,0 +1,122 @@
+package projector_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/budget"
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/projector"
+)
+
+// logged returns what sessions of a tenant have added to the log, their deletions included, by events.OutputOf.
+func (w *world) logged(tenant string) (sum events.Output) {
+	w.t.Helper()
+	for rec, err := range w.log.Read(w.t.Context(), eventlog.Position{}, eventlog.Filter{}) {
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		if rec.Subject.Tenant != tenant || rec.Subject.Aspect.Catalogued() {
+			continue
+		}
+		for _, e := range rec.Events {
+			sum = sum.Plus(events.OutputOf(e))
+		}
+	}
+	return sum
+}
+
+// used waits until services are told what a tenant has added to the log on the day of testTime.
+func (w *world) used(tenant string, want events.Output) budget.Tenant {
+	w.t.Helper()
+	kv, err := w.js.KeyValue(w.t.Context(), topology.BucketBudgets)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	var have budget.Tenant
+	eventually(w.t, "the bucket tells what "+tenant+" has added to the log", func() error {
+		entry, err := kv.Get(w.t.Context(), tenant)
+		if err != nil {
+			return err
+		}
+		have = budget.Tenant{}
+		if err := json.Unmarshal(entry.Value(), &have); err != nil {
+			return err
+		}
+		if have.Used != (budget.Used{Day: testTime.Format(time.DateOnly), Logged: want}) {
+			return fmt.Errorf("told %+v, want %+v", have.Used, want)
+		}
+		return nil
+	})
+	return have
+}
+
+// TestTenantEvents_AreCountedByDay: what the sessions of a tenant add to the log is told to services, stays when a session is
+// deleted and erased, and a rebuild counts the same before and after the removal.
+func TestTenantEvents_AreCountedByDay(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	w.start(func(_ *projector.Config, d *projector.Deps) { d.Now = func() time.Time { return testTime } })
+	kept, gone, other := w.session(1).create(), w.session(6).create(), w.session(2)
+	other.tenant = "other"
+	other.life.Subject, other.run.Subject = events.LifeOf("other", other.id), events.RunOf("other", other.id)
+	other.create().turn(1)
+	kept.turn(1)
+	gone.turn(1)
+	subject := events.LimitsOf("default")
+	limits := &session{w: w, tenant: "default", id: subject.ID, life: eventlog.Head{Subject: subject}}
+	limits.append(&limits.life, "", events.TenantLimitsSet{Tenant: "default", Limits: events.TenantLimits{EventsPerDay: 1, EventBytesPerDay: 1 << 40}})
+	now := w.used("default", w.logged("default"))
+	if why := now.EventsExceeded("default", testTime); why == "" {
+		t.Errorf("the limit of one event is not exceeded by %+v", now)
+	}
+	if why := now.EventsExceeded("default", testTime.AddDate(0, 0, 1)); why != "" {
+		t.Errorf("on the next day: %s", why)
+	}
+	kept.turn(2)
+	before := w.logged("default")
+	w.used("default", before)
+
+	gone.append(&gone.life, "", events.SessionDeleted{})
+	all := w.logged("default")
+	w.used("default", all)
+	w.projected(gone)
+	w.sameAsRebuilt()
+	var shares map[string]struct{ Events, EventBytes uint64 }
+	text := one[string](w, "SELECT spent FROM deleted_sessions WHERE id = $1", gone.id)
+	if err := json.Unmarshal([]byte(text), &shares); err != nil {
+		t.Fatal(err)
+	}
+	day := testTime.Format(time.DateOnly)
+	took := events.Output{Events: shares[day].Events, Bytes: shares[day].EventBytes}
+	var erase []uint64
+	for rec, err := range w.log.Read(t.Context(), eventlog.Position{}, eventlog.Filter{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if rec.Subject.ID == gone.id && rec.Position.Seq != gone.life.Seq {
+			erase = append(erase, rec.Position.Seq)
+		}
+	}
+	spent := events.Spent{Turns: 1, Tokens: 30, CostUSD: 0.25, TimeMs: 1234}
+	gone.append(&gone.run, "", events.RunRetired{Usage: []events.DayUsage{{Day: day, Spent: spent, Logged: took}}})
+	stream, err := w.js.Stream(t.Context(), topology.EventsStream(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, seq := range erase {
+		if err := stream.DeleteMsg(t.Context(), seq); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.projected(gone)
+	w.sameAsRebuilt()
+	left := w.logged("default")
+	kept.turn(3)
+	added := w.logged("default")
+	w.used("default", events.Output{Events: all.Events + added.Events - left.Events, Bytes: all.Bytes + added.Bytes - left.Bytes})
+}
