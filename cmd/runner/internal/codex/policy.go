@@ -172,10 +172,11 @@ func (s *session) decided(tool string, q question, w *work, d decision, t *agent
 
 // explain tells the agent why something was declined, for which an answer has
 // no room: by a note to the turn that runs. It comes when the call is over: one
-// that is at work would be left by the agent, to look at the note.
+// that is at work would be left by the agent, to look at the note. A note that comes
+// too late for the turn goes with the next query.
 func (s *session) explain(thread, turn, reason string) {
 	note := "<system-reminder>This was declined by policy, not by the user: " + reason + "</system-reminder>"
 	s.ask("turn/steer", map[string]any{
-		"threadId": thread, "expectedTurnId": turn, "input": []any{map[string]any{"type": "text", "text": note}},
-	}, asked{})
+		"threadId": thread, "expectedTurnId": turn, "input": []any{textPart(note)},
+	}, asked{thread: thread, note: note})
 }

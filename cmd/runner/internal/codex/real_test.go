@@ -120,10 +120,12 @@ func (b *bench) denied(same func(turn) turn) {
 		if len(d) == 0 || d[len(d)-1].Decision != "deny" || d[len(d)-1].Rule != "outside-workspace" {
 			b.t.Errorf("%s: decisions %+v", content, d)
 		}
-		requests := b.mock.Requests()
-		if last := string(requests[len(requests)-1].Body); !strings.Contains(last, "is outside of the workspace") {
-			b.t.Errorf("%s: the agent is not told why", content)
-		}
+	}
+	// A note that comes too late for its turn goes with the next query; a request has all that was said before.
+	same(b.completed("which number was it?", "4711", nil))
+	requests := b.mock.Requests()
+	if told := strings.Count(string(requests[len(requests)-1].Body), "is outside of the workspace"); told < 4 {
+		b.t.Errorf("the agent is told %d times why something was declined", told)
 	}
 	for _, path := range []string{"/etc/spool-test", filepath.Join(outside, "file.txt")} {
 		if _, err := os.Stat(path); err == nil {

@@ -18,6 +18,9 @@ import (
 // maxUnsaid is how many events between turns are kept for the next one.
 const maxUnsaid = 64
 
+// maxNotes is how many notes to the agent are kept for the next query.
+const maxNotes = 16
+
 // session translates for one process.
 type session struct {
 	launch     agent.Launch
@@ -40,6 +43,7 @@ type session struct {
 	told   bool              // that there is one
 	totals map[string]tokens // by thread, as last told
 	unsaid []events.Payload  // came between turns
+	notes  []string          // to the agent, that came too late for their turn
 	// Sub-agents that were stopped with their turn's end, by thread, and their commands.
 	stopping map[string][]string
 
@@ -55,6 +59,7 @@ type asked struct {
 	thread string   // its thread, where the answer needs it
 	turn   string   // turn/interrupt: the turn's
 	items  []string // thread/backgroundTerminals/list: the commands to end
+	note   string   // turn/steer: what the turn is told
 }
 
 // turnState is forgotten when the turn ends.
@@ -178,7 +183,10 @@ func (s *session) start() error {
 	if err != nil {
 		return err
 	}
-	s.query = nil
+	for _, note := range s.notes {
+		parts = append([]any{textPart(note)}, parts...)
+	}
+	s.query, s.notes = nil, nil
 	s.turn.conversations[s.thread] = &conversation{id: events.MainConversation}
 	s.ask("turn/start", map[string]any{"threadId": s.thread, "input": parts, "sandboxPolicy": outer}, asked{})
 	return nil
@@ -187,10 +195,12 @@ func (s *session) start() error {
 // imageTypes are what the model's API takes.
 var imageTypes = []string{"image/png", "image/jpeg", "image/gif", "image/webp"}
 
+func textPart(s string) map[string]any { return map[string]any{"type": "text", "text": s} }
+
 // input is a query in the protocol's shape.
 func input(q runner.Query) ([]any, error) {
 	var parts []any
-	text := func(s string) { parts = append(parts, map[string]any{"type": "text", "text": s}) }
+	text := func(s string) { parts = append(parts, textPart(s)) }
 	if q.Content != "" {
 		text(q.Content)
 	}
@@ -381,6 +391,9 @@ func (s *session) refused(was asked, e *rpcError, t *agent.Turn) {
 		s.logf(t, "debug", "%v", err)
 	case "turn/steer":
 		s.logf(t, "debug", "%v", err)
+		if was.thread == s.thread && len(s.notes) < maxNotes { // the turn had ended
+			s.notes = append(s.notes, was.note)
+		}
 	case "thread/inject_items", "thread/backgroundTerminals/list", "thread/backgroundTerminals/terminate":
 		s.logf(t, "warn", "%v", err)
 	case "turn/start":

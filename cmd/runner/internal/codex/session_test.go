@@ -447,3 +447,26 @@ func TestAnyOrderOfLines(t *testing.T) {
 		}
 	}
 }
+
+// A note that comes too late for its turn goes with the next query.
+func TestNote_LateForItsTurnGoesWithTheNextQuery(t *testing.T) {
+	t.Parallel()
+	st := inTurn(t)
+	st.session.(*session).explain("t1", "u1", "outside")
+	steer := st.last()
+	if steer.Method != "turn/steer" {
+		t.Fatalf("sent %+v", steer)
+	}
+	st.prints(done, fmt.Sprintf(`{"id":%s,"error":{"code":-32600,"message":"no active turn"}}`, steer.ID))
+	st.begin()
+	next := st.last()
+	text := fmt.Sprint(next.Params)
+	if next.Method != "turn/start" || strings.Count(text, "outside") != 1 || strings.Index(text, "outside") > strings.Index(text, "hello") {
+		t.Errorf("sent %s %s", next.Method, text)
+	}
+	st.prints(fmt.Sprintf(`{"id":%s,"result":{"turn":{"id":"u2"}}}`, next.ID), strings.ReplaceAll(done, "u1", "u2"))
+	st.begin()
+	if again := fmt.Sprint(st.last().Params); strings.Contains(again, "outside") {
+		t.Errorf("told twice: %s", again)
+	}
+}
