@@ -183,8 +183,8 @@ func (s *session) start() error {
 	if err != nil {
 		return err
 	}
-	for _, note := range s.notes {
-		parts = append([]any{textPart(note)}, parts...)
+	for i, note := range s.notes {
+		parts = slices.Insert(parts, i, any(textPart(note)))
 	}
 	s.query, s.notes = nil, nil
 	s.turn.conversations[s.thread] = &conversation{id: events.MainConversation}

@@ -448,25 +448,29 @@ func TestAnyOrderOfLines(t *testing.T) {
 	}
 }
 
-// A note that comes too late for its turn goes with the next query.
+// Notes that come too late for their turn go with the next query, in their order and once.
 func TestNote_LateForItsTurnGoesWithTheNextQuery(t *testing.T) {
 	t.Parallel()
 	st := inTurn(t)
-	st.session.(*session).explain("t1", "u1", "outside")
-	steer := st.last()
-	if steer.Method != "turn/steer" {
-		t.Fatalf("sent %+v", steer)
+	st.prints(done)
+	for _, note := range []string{"first note", "second note"} {
+		st.session.(*session).explain("t1", "u1", note)
+		steer := st.last()
+		if steer.Method != "turn/steer" {
+			t.Fatalf("sent %+v", steer)
+		}
+		st.prints(fmt.Sprintf(`{"id":%s,"error":{"code":-32600,"message":"no active turn"}}`, steer.ID))
 	}
-	st.prints(done, fmt.Sprintf(`{"id":%s,"error":{"code":-32600,"message":"no active turn"}}`, steer.ID))
 	st.begin()
 	next := st.last()
 	text := fmt.Sprint(next.Params)
-	if next.Method != "turn/start" || strings.Count(text, "outside") != 1 || strings.Index(text, "outside") > strings.Index(text, "hello") {
+	first, second, query := strings.Index(text, "first note"), strings.Index(text, "second note"), strings.Index(text, "hello")
+	if next.Method != "turn/start" || first < 0 || second < first || query < second {
 		t.Errorf("sent %s %s", next.Method, text)
 	}
 	st.prints(fmt.Sprintf(`{"id":%s,"result":{"turn":{"id":"u2"}}}`, next.ID), strings.ReplaceAll(done, "u1", "u2"))
 	st.begin()
-	if again := fmt.Sprint(st.last().Params); strings.Contains(again, "outside") {
+	if again := fmt.Sprint(st.last().Params); strings.Contains(again, "note") {
 		t.Errorf("told twice: %s", again)
 	}
 }

@@ -105,10 +105,10 @@ func (x *securityExamination) askEngine(ctx context.Context) error {
 // service names a container's service of the compose file.
 func service(c container.InspectResponse) string { return c.Config.Labels[composeService] }
 
-// ofProject is what a check finds where there is no compose installation, or none with these services, to look at.
+// ofProject reports whether a compose installation with these services runs; if not, f is what the check found.
 func (x *securityExamination) ofProject(services ...string) (f finding, there bool) {
 	if x.engineErr != nil {
-		return note(fmt.Sprintf("the Docker engine does not tell: %v", x.engineErr), "run it where the engine is reached, or set DOCKER_HOST"), false
+		return note(fmt.Sprintf("the Docker engine cannot be asked: %v", x.engineErr), "run it where the engine is reached, or set DOCKER_HOST"), false
 	}
 	if len(x.containers) == 0 {
 		return ok("no compose project %s runs on this engine", x.Project), false
@@ -177,7 +177,7 @@ func (x *securityExamination) metricsClosed(ctx context.Context) finding {
 	return x.refuses(ctx, "/metrics", "set SPOOL_AUTH=keys: the gateway's metrics then need the root key")
 }
 
-// refuses asks a server for a path without a key.
+// refuses checks that a server refuses a path without a key.
 func (x *securityExamination) refuses(ctx context.Context, path, remedy string) finding {
 	address := strings.TrimRight(x.address(), "/") + path
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
@@ -208,7 +208,7 @@ func (x *securityExamination) refuses(ctx context.Context, path, remedy string) 
 	return failed(fmt.Sprintf("%s is served without a key", address), remedy)
 }
 
-// secretFiles looks at who may read the files with passwords and keys.
+// secretFiles checks that only their owner may read the files with passwords and keys.
 func (x *securityExamination) secretFiles(context.Context) finding {
 	files := []string{x.EnvFile, filepath.Join(x.dir, "log.keys"), filepath.Join(x.dir, "secrets.key")}
 	var seen, open []string
@@ -289,7 +289,7 @@ func (x *securityExamination) publishedPorts(context.Context) finding {
 	return ok("beyond loopback gateways with TLS at most")
 }
 
-// servicesConfined looks for what deploy/compose.yaml takes from each container and an edited file may have given back.
+// servicesConfined checks that each container still has the restrictions of deploy/compose.yaml.
 func (x *securityExamination) servicesConfined(context.Context) finding {
 	if f, there := x.ofProject(); !there {
 		return f
@@ -340,7 +340,7 @@ func (x *securityExamination) socketHolders(context.Context) finding {
 
 func (x *securityExamination) engineOptions(context.Context) finding {
 	if x.engine == nil {
-		return note(fmt.Sprintf("the Docker engine does not tell: %v", x.engineErr), "run it where the engine is reached, or set DOCKER_HOST")
+		return note(fmt.Sprintf("the Docker engine cannot be asked: %v", x.engineErr), "run it where the engine is reached, or set DOCKER_HOST")
 	}
 	if host := x.environ(client.EnvOverrideHost); strings.HasPrefix(host, "tcp://") && x.environ(client.EnvTLSVerify) == "" {
 		return failed("the engine at "+host+" is spoken to without TLS: whoever reaches it has that machine", "set DOCKER_TLS_VERIFY and DOCKER_CERT_PATH, or use ssh://")

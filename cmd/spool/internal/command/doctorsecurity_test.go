@@ -151,10 +151,10 @@ func TestDoctorSecurity(t *testing.T) {
 		"no project":          {change: func(_ *testing.T, x *securityExamination) { x.containers = nil }, check: "services confined", status: "ok", says: "no compose project spool"},
 		"no engine": {change: func(_ *testing.T, x *securityExamination) {
 			x.containers, x.engine, x.engineErr = nil, nil, os.ErrNotExist
-		}, check: "engine", status: "note", says: "does not tell"},
+		}, check: "engine", status: "note", says: "cannot be asked"},
 		"no engine for a project": {change: func(_ *testing.T, x *securityExamination) {
 			x.containers, x.engine, x.engineErr = nil, nil, os.ErrNotExist
-		}, check: "signed log", status: "note", says: "does not tell"},
+		}, check: "signed log", status: "note", says: "cannot be asked"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

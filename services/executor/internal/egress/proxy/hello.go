@@ -73,7 +73,7 @@ func (h *helloChecker) look() error {
 	}
 	var read bytes.Buffer
 	hello, err := readHello(io.TeeReader(peeked, &read))
-	if err == nil && h.host.Name != "" { // of an address that is allowed any name may be asked for
+	if err == nil && h.host.Name != "" { // an address has no name to compare
 		err = checkServerName(hello, h.host)
 	}
 	if err != nil {
