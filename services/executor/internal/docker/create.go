@@ -132,9 +132,7 @@ func (p *Provider) make(ctx context.Context, spec sandbox.Spec) (*box, error) {
 	if errdefs.IsConflict(err) {
 		return nil, fmt.Errorf("%w: another executor makes it: %w", errVanished, err) // it is found the next time
 	}
-	if errdefs.IsInvalidArgument(err) { // so it says if the user's files are gone
-		err = errors.Join(err, p.reliableUser(ctx, pl.user, p.reservation(pl.owner)))
-	}
+	err = pl.user.vanished(err)
 	if err == nil {
 		err = p.reliable(ctx, pl)
 	}

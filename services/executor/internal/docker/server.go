@@ -250,9 +250,7 @@ func (p *Provider) makeServer(ctx context.Context, box found, n int, s sandbox.S
 	if errdefs.IsConflict(err) {
 		return "", fmt.Errorf("%w: another executor makes it: %w", errVanished, err) // it is found the next time
 	}
-	if errdefs.IsInvalidArgument(err) { // so it says if the user's files are gone
-		err = errors.Join(err, p.reliableUser(ctx, u, reserved))
-	}
+	err = u.vanished(err)
 	if err == nil {
 		err = errors.Join(p.reliableServer(ctx, box.id, n, r), p.reliableUser(ctx, u, reserved))
 	}

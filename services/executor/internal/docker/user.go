@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types/filters"
 	"github.com/docker/docker/api/types/mount"
 	"github.com/docker/docker/api/types/system"
@@ -234,6 +235,15 @@ func (p *Provider) serverUser(ctx context.Context, id string, n int) (user, map[
 	}
 	u, err := p.newUser(ctx, labels)
 	return u, labels, err
+}
+
+// vanished returns errVanished with an error of the engine that names the user's files: another
+// executor that made the same container failed, and removed them.
+func (u user) vanished(err error) error {
+	if u.dir != "" && errdefs.IsInvalidArgument(err) && strings.Contains(err.Error(), u.dir) {
+		return fmt.Errorf("files of user %d: %w: %w", u.id, errVanished, err)
+	}
+	return err
 }
 
 // reliableUser returns an error unless the volume of a container's user is its reservation; see reliable.
