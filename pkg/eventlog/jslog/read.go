@@ -44,6 +44,28 @@ func (l *Log) readTo(ctx context.Context, after eventlog.Position, f eventlog.Fi
 	if err != nil {
 		return err
 	}
+	return r.toEnd(ctx, func(m jetstream.Msg) error { return r.yield(ctx, m, yield) })
+}
+
+// Changed returns which subjects changed; see eventlog.ChangeReader. The end is what the leader knows when the reading begins.
+func (l *Log) Changed(ctx context.Context, after eventlog.Position, maxSubjects int) (eventlog.Changes, error) {
+	c := eventlog.Changes{Through: after, Last: map[string]uint64{}}
+	r, err := l.reader(after, eventlog.Filter{})
+	if err != nil {
+		return c, err
+	}
+	r.bare = true
+	err = r.toEnd(ctx, func(m jetstream.Msg) error {
+		if !c.Add(m.Subject(), r.seq, maxSubjects) {
+			return errStop
+		}
+		return nil
+	})
+	return c, err
+}
+
+// toEnd passes on each message up to the present end, and then closes the reader.
+func (r *reader) toEnd(ctx context.Context, take func(jetstream.Msg) error) error {
 	defer r.close()
 	end, err := r.end(ctx)
 	for err == nil && r.seq < end {
@@ -51,7 +73,7 @@ func (l *Log) readTo(ctx context.Context, after eventlog.Position, f eventlog.Fi
 		m, err = r.next(ctx)
 		switch {
 		case err == nil:
-			err = r.yield(ctx, m, yield)
+			err = take(m)
 		case ctx.Err() != nil:
 			return fmt.Errorf("read %s: %w: %w", r.stream, eventlog.ErrUnavailable, context.Cause(ctx))
 		case errors.Is(err, errQuiet):
@@ -105,6 +127,7 @@ type reader struct {
 	shard   int
 	stream  string
 	filters []string
+	bare    bool   // messages are delivered without what they hold
 	foreign bool   // messages that are not part of the log are yielded as errors
 	seq     uint64 // last stream sequence that was delivered, or the position asked for
 	expect  uint64 // number of the last delivery of the present consumer
@@ -245,7 +268,7 @@ func (r *reader) take(ctx context.Context) (jetstream.Msg, error) {
 func (r *reader) open(ctx context.Context) error {
 	cfg := jetstream.ConsumerConfig{
 		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: r.seq + 1,
-		AckPolicy: jetstream.AckNonePolicy, MemoryStorage: true, Replicas: 1, InactiveThreshold: inactive,
+		AckPolicy: jetstream.AckNonePolicy, MemoryStorage: true, Replicas: 1, InactiveThreshold: inactive, HeadersOnly: r.bare,
 	}
 	if len(r.filters) == 1 {
 		cfg.FilterSubject = r.filters[0]
