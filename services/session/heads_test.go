@@ -261,6 +261,7 @@ func TestSignedHeads_AreOneChainOfSeveralCopies(t *testing.T) {
 	for _, name := range []string{"one", "two", "three"} {
 		s.copy(name, session.Config{HeadsKey: headsSeed, HeadsEvery: time.Hour})
 	}
+	begin := s.endOfLog()
 	s.executors(4)
 	for range 10 {
 		sid := s.create(events.Options{})
@@ -273,7 +274,7 @@ func TestSignedHeads_AreOneChainOfSeveralCopies(t *testing.T) {
 		if faults := c.Faults(); len(faults) > 0 {
 			t.Fatalf("the chain has faults: %+v", faults)
 		}
-		if through, _ := c.Proved(); through != 0 {
+		if through, _ := c.Proved(); through > begin {
 			t.Fatalf("what changed was signed up to %d, an hour too early", through)
 		}
 		if c.Has(l.Subject.String(), l.Seq) {

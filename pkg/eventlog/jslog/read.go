@@ -134,6 +134,10 @@ type reader struct {
 	source  jetstream.Consumer
 	pull    jetstream.MessagesContext
 	backoff *backoff
+
+	within     context.Context // see patience; nil for none
+	stopWithin context.CancelFunc
+	renew      time.Time // when within is replaced
 }
 
 func (l *Log) reader(after eventlog.Position, f eventlog.Filter) (*reader, error) {
@@ -243,10 +247,10 @@ func (r *reader) take(ctx context.Context) (jetstream.Msg, error) {
 			return nil, err
 		}
 	}
-	within, cancel := context.WithTimeoutCause(ctx, quiet, errQuiet)
-	defer cancel()
+	within := r.patience(ctx)
 	m, err := r.pull.Next(jetstream.NextContext(within))
 	if err != nil && within.Err() != nil {
+		r.impatient()
 		return nil, context.Cause(within)
 	}
 	if err != nil {
@@ -262,6 +266,25 @@ func (r *reader) take(ctx context.Context) (jetstream.Msg, error) {
 	}
 	r.seq = meta.Sequence.Stream
 	return m, nil
+}
+
+// patience returns a context that ends when nothing came for a while: for quiet, or up to half of it less. One timer for each message would
+// be a tenth of what reading it costs.
+func (r *reader) patience(ctx context.Context) context.Context {
+	if r.within == nil || time.Now().After(r.renew) {
+		r.impatient()
+		r.within, r.stopWithin = context.WithTimeoutCause(ctx, quiet, errQuiet)
+		r.renew = time.Now().Add(quiet / 2)
+	}
+	return r.within
+}
+
+// impatient ends that context, so that the next one is new.
+func (r *reader) impatient() {
+	if r.within != nil {
+		r.stopWithin()
+		r.within = nil
+	}
 }
 
 // open makes a consumer that begins after the last message delivered.
@@ -307,6 +330,7 @@ func (r *reader) check(ctx context.Context) {
 
 // close gives the consumer up.
 func (r *reader) close() {
+	r.impatient()
 	if r.pull != nil {
 		r.pull.Stop()
 		r.pull = nil

@@ -95,7 +95,7 @@ func publicKeys(file string) ([]heads.PublicKey, error) {
 type provedShard struct {
 	Shard     int       `json:"shard"`
 	Position  string    `json:"position"`      // up to which they list every change
-	Time      time.Time `json:"time,omitzero"` // when that was signed
+	Time      time.Time `json:"time,omitzero"` // when that was signed; left out if it never was
 	Entries   uint64    `json:"entries"`
 	LastEntry string    `json:"lastEntry"` // SHA-256 of the last entry
 }
@@ -111,10 +111,16 @@ func proved(chains []*heads.Chain) []provedShard {
 }
 
 func printProved(w io.Writer, chains []*heads.Chain) error {
-	for _, p := range proved(chains) {
-		text := fmt.Sprintf("shard %d: nothing of it was ever signed\n", p.Shard)
-		if p.Entries > 0 {
-			text = fmt.Sprintf("shard %d: signed up to %s at %s; the last of %d entries is %s\n", p.Shard, p.Position, p.Time.UTC().Format(time.RFC3339), p.Entries, p.LastEntry)
+	for i, p := range proved(chains) {
+		_, _, last := chains[i].Last()
+		text := fmt.Sprintf("shard %d: the last of %d entries was signed at %s and has the hash %s; ", p.Shard, p.Entries, last.UTC().Format(time.RFC3339), p.LastEntry)
+		switch {
+		case p.Entries == 0:
+			text = fmt.Sprintf("shard %d: nothing of it was ever signed\n", p.Shard)
+		case p.Time.IsZero():
+			text += "none covers all changes yet\n"
+		default:
+			text += fmt.Sprintf("nothing is missing up to %s, which was signed at %s\n", p.Position, p.Time.UTC().Format(time.RFC3339))
 		}
 		if _, err := io.WriteString(w, text); err != nil {
 			return err

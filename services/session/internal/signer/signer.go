@@ -99,6 +99,7 @@ func (s *Signer) Ended(tenant, id string) {
 
 // Run signs until ctx ends. A pass that fails is logged, and what it was about is signed by a later one.
 func (s *Signer) Run(ctx context.Context) error {
+	s.pass(ctx, s.signChanges) // what came while no copy ran
 	changed := time.NewTicker(s.cfg.Every)
 	defer changed.Stop()
 	for {
