@@ -35,7 +35,7 @@ type Config struct {
 	WriteTimeout         time.Duration `help:"How long a streaming client may take for what it is sent before it is cut." default:"10s" env:"SPOOL_WRITE_TIMEOUT"`
 	MaxRequest           int64         `help:"Largest body in bytes of a request that brings files along: a session or a message with workspaceFiles." default:"16777216" env:"SPOOL_MAX_REQUEST"`
 	MaxFile              int64         `help:"Largest file, or tar, in bytes that may be put into a workspace." default:"1073741824" env:"SPOOL_MAX_FILE"`
-	MaxBytes             int64         `help:"Bytes of requests that are being answered which the gateway holds at once; past it a request is refused with OVERLOADED. Memory in use may be some times that." default:"134217728" env:"SPOOL_MAX_BYTES"`
+	MaxBytes             int64         `help:"Bytes of requests that are being answered, and of what streams send, which the gateway holds at once; past it a request is refused with OVERLOADED. Streams may hold half of them, and wait for three times write-timeout before they are refused. Memory in use may be some times that." default:"134217728" env:"SPOOL_MAX_BYTES"`
 	MaxTenantBytes       int64         `help:"The same of one tenant; past it a request is refused with TOO_MUCH_IN_FLIGHT. At least max-request." default:"67108864" env:"SPOOL_MAX_TENANT_BYTES"`
 	MaxTenantStreams     int           `help:"Streams (SSE, WebSocket and gRPC together) that one tenant may have open at this gateway." default:"2048" env:"SPOOL_MAX_TENANT_STREAMS"`
 	MaxTenantRequests    int           `help:"Requests, and messages of WebSockets, that one tenant may send to this gateway in a second; past it a request is refused with RATE_LIMITED." default:"1000" env:"SPOOL_MAX_TENANT_REQUESTS"`
