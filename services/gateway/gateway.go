@@ -128,7 +128,11 @@ func (g *Gateway) build(js jetstream.JetStream) error {
 	}
 	g.limits = budget.NewWatch(js, g.deps.Logger)
 	g.watch = auth.NewWatch(g.store, g.deps.Logger)
-	g.hub = live.NewHub(live.Config{Source: g.store, NATS: g.deps.NATS, Logger: g.deps.Logger, LagAfter: g.cfg.LagAfter, Metrics: counts.Live()})
+	admit := admission.New(admission.Limits{Bytes: g.cfg.MaxBytes, TenantBytes: g.cfg.MaxTenantBytes, TenantStreams: g.cfg.MaxTenantStreams, TenantRate: g.cfg.MaxTenantRequests, TenantBurst: g.cfg.MaxTenantBurst, Own: g.limits.Limits})
+	counts.Held(admit.Bytes)
+	g.hub = live.NewHub(live.Config{
+		Source: g.store, NATS: g.deps.NATS, Logger: g.deps.Logger, Admission: admit, RoomWait: roomWait * g.cfg.WriteTimeout, LagAfter: g.cfg.LagAfter, Metrics: counts.Live(),
+	})
 	sealer, err := g.sealer(js)
 	if err != nil {
 		return err
@@ -154,8 +158,6 @@ func (g *Gateway) build(js jetstream.JetStream) error {
 			return budget.AwaitLimits(ctx, js, tenant, l)
 		},
 	}
-	admit := admission.New(admission.Limits{Bytes: g.cfg.MaxBytes, TenantBytes: g.cfg.MaxTenantBytes, TenantStreams: g.cfg.MaxTenantStreams, TenantRate: g.cfg.MaxTenantRequests, TenantBurst: g.cfg.MaxTenantBurst, Own: g.limits.Limits})
-	counts.Held(admit.Bytes)
 	g.socket = socket.New(socket.Config{
 		Admission: admit, ReadTimeout: g.cfg.ReadTimeout, Live: g.hub, Reads: g.store, Watch: g.watch, Logger: g.deps.Logger, WriteTimeout: g.cfg.WriteTimeout,
 		Opened: func() func() { return counts.Stream("ws") },
@@ -197,6 +199,10 @@ func (g *Gateway) build(js jetstream.JetStream) error {
 	})
 	return nil
 }
+
+// roomWait is how many times SPOOL_WRITE_TIMEOUT a stream waits for room in the budget of bytes. A client that does not read is cut,
+// and returns what it holds, after twice that time.
+const roomWait = 3
 
 // maxStreams is how many requests a connection of HTTP/2 may have open at once.
 const maxStreams = 128

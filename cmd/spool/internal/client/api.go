@@ -374,19 +374,19 @@ func (c *Client) CreateKey(ctx context.Context, r KeyRequest) (Doc[NewKey], erro
 	return out, err
 }
 
-// Keys lists the tenant's keys, revoked ones too.
-func (c *Client) Keys(ctx context.Context) ([]Doc[Key], error) {
+// Keys lists a tenant's keys, revoked ones too; "" is the caller's tenant.
+func (c *Client) Keys(ctx context.Context, tenant string) ([]Doc[Key], error) {
 	var out struct {
 		Keys []Doc[Key] `json:"keys"`
 	}
-	err := c.get(ctx, &out, nil, "api", "keys")
+	err := c.get(ctx, &out, filter("tenant", tenant), "api", "keys")
 	return out.Keys, err
 }
 
-// RevokeKey revokes one.
-func (c *Client) RevokeKey(ctx context.Context, id string) (json.RawMessage, error) {
+// RevokeKey revokes a key of a tenant, and the keys that it made; "" is the caller's tenant.
+func (c *Client) RevokeKey(ctx context.Context, tenant, id string) (json.RawMessage, error) {
 	var out json.RawMessage
-	err := c.do(ctx, call{method: http.MethodDelete, path: []string{"api", "keys", id}, repeat: true}, &out)
+	err := c.do(ctx, call{method: http.MethodDelete, path: []string{"api", "keys", id}, query: filter("tenant", tenant), repeat: true}, &out)
 	return out, err
 }
 

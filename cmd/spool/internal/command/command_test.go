@@ -87,6 +87,8 @@ func TestUsage(t *testing.T) {
 		{[]string{"executions", "ls", "--phase", "asleep"}, "--phase"},
 		{[]string{"keys", "revoke", "nonsense"}, "key: "},
 		{[]string{"keys", "create", "ci", "--tenant", "A.B"}, "tenant: "},
+		{[]string{"keys", "ls", "--tenant", "A.B"}, "tenant: "},
+		{[]string{"keys", "revoke", "--tenant", "A.B", key}, "tenant: "},
 		{[]string{"verify", "nonsense"}, "session: "},
 		{[]string{"verify", ses, "--tenant", "*"}, "tenant: "},
 		{[]string{"rebuild", "--database-url", "://"}, "database-url: "},
@@ -317,9 +319,17 @@ func TestLists(t *testing.T) {
 	if got.code != ExitDone || !strings.Contains(got.out, "use") || !strings.Contains(got.out, "a,b") || !strings.Contains(got.out, "key_maker") || !strings.Contains(got.out, "2026-01-0") {
 		t.Errorf("ls: %+v", got)
 	}
+	got = spool(t, world(t), "keys", "ls", "--url", f.URL, "--tenant", "acme")
+	if got.code != ExitDone || !f.wasAsked("GET /api/keys?tenant=acme") {
+		t.Errorf("ls of a tenant: %+v", got)
+	}
 	got = spool(t, world(t), "keys", "revoke", "--url", f.URL, key)
 	if got.code != ExitDone || !f.wasAsked("DELETE /api/keys/"+key) {
 		t.Errorf("revoke: %+v", got)
+	}
+	got = spool(t, world(t), "keys", "revoke", "--url", f.URL, "--tenant", "acme", key)
+	if got.code != ExitDone || !f.wasAsked("DELETE /api/keys/"+key+"?tenant=acme") {
+		t.Errorf("revoke of a tenant: %+v", got)
 	}
 }
 

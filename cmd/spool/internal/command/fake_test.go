@@ -74,7 +74,7 @@ func (f *fakeServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprint(w, `{"code":"SESSION_NOT_FOUND","field":"sessionId","detail":"the session was deleted; drop the letter"}`)
 	case what == "POST /api/keys":
 		fmt.Fprint(w, `{"keyId":"key_x","key":"spool_sk_x","tenant":"acme"}`)
-	case what == "GET /api/keys":
+	case what == "GET /api/keys", what == "GET /api/keys?tenant=acme":
 		fmt.Fprint(w, `{"keys":[{"keyId":"key_x","name":"ci","role":"use","agents":["a","b"],"createdAt":"2026-01-02T03:04:05Z","expiresAt":"2027-01-02T03:04:05Z","createdBy":"key_maker"}]}`)
 	case what == "GET /readyz":
 		fmt.Fprint(w, `{"ready":true,"checks":{"nats":"ok","postgres":"ok"}}`)

@@ -27,10 +27,8 @@ type keysCreate struct {
 
 // Run makes a key. Only the key goes to the standard output.
 func (c *keysCreate) Run(a *app) error {
-	if c.Tenant != "" {
-		if err := events.CheckTenant("tenant", c.Tenant); err != nil {
-			return &exitError{ExitUsage, err}
-		}
+	if err := checkTenant(c.Tenant); err != nil {
+		return err
 	}
 	ctx, cancel := a.interruptible()
 	defer cancel()
@@ -51,10 +49,27 @@ func (c *keysCreate) Run(a *app) error {
 	return err
 }
 
-type keysLs struct{ server }
+type keysLs struct {
+	server
+	Tenant string `placeholder:"T" help:"Whose keys; without it, the caller's tenant."`
+}
+
+// checkTenant reports a usage error unless a flag names a tenant, or is empty.
+func checkTenant(tenant string) error {
+	if tenant == "" {
+		return nil
+	}
+	if err := events.CheckTenant("tenant", tenant); err != nil {
+		return &exitError{ExitUsage, err}
+	}
+	return nil
+}
 
 // Run lists keys.
 func (c *keysLs) Run(a *app) error {
+	if err := checkTenant(c.Tenant); err != nil {
+		return err
+	}
 	ctx, cancel := a.interruptible()
 	defer cancel()
 	cl, err := c.connect(ctx, a)
@@ -62,7 +77,7 @@ func (c *keysLs) Run(a *app) error {
 		return err
 	}
 	defer cl.Close()
-	keys, err := cl.Keys(ctx)
+	keys, err := cl.Keys(ctx, c.Tenant)
 	if err != nil {
 		return err
 	}
@@ -80,12 +95,16 @@ func (c *keysLs) Run(a *app) error {
 
 type keysRevoke struct {
 	server
-	Keys []string `arg:"" name:"key" help:"Ids."`
+	Keys   []string `arg:"" name:"key" help:"Ids."`
+	Tenant string   `placeholder:"T" help:"Whose keys; without it, the caller's tenant."`
 }
 
 // Run revokes keys.
 func (c *keysRevoke) Run(a *app) error {
+	if err := checkTenant(c.Tenant); err != nil {
+		return err
+	}
 	return c.each(a, events.KindKey, "key", c.Keys, "revoked", func(ctx context.Context, cl *client.Client, id string) (any, error) {
-		return cl.RevokeKey(ctx, id)
+		return cl.RevokeKey(ctx, c.Tenant, id)
 	})
 }

@@ -43,25 +43,29 @@ type Admission struct {
 
 	mu      sync.Mutex
 	bytes   int64
+	sent    int64 // of bytes: what streams send
 	tenants map[string]*usage
+	waiting map[string][]*waiter     // by tenant, in the order in which they came
 	rates   map[string]*rate.Limiter // of tenants that have sent a request
 }
 
 // usage is what one tenant holds.
 type usage struct {
 	bytes   int64
+	sent    int64 // of bytes: what streams send
 	streams int
 }
 
 // New returns an Admission with nothing in flight.
 func New(l Limits) *Admission {
-	return &Admission{limits: l, tenants: map[string]*usage{}, rates: map[string]*rate.Limiter{}}
+	return &Admission{limits: l, tenants: map[string]*usage{}, waiting: map[string][]*waiter{}, rates: map[string]*rate.Limiter{}}
 }
 
 // Request is what one request holds. Its methods may be called concurrently.
 type Request struct {
 	of     *Admission
 	tenant string
+	stream bool // made by Hold
 
 	held  int64 // guarded by of.mu
 	ended bool  // guarded by of.mu
@@ -72,6 +76,12 @@ type Request struct {
 func (a *Admission) Begin(tenant string) (*Request, error) {
 	r := &Request{of: a, tenant: tenant}
 	return r, r.Take(requestCost)
+}
+
+// Hold returns a Request that holds nothing yet, for what a stream sends. Streams may hold half of the bytes that requests may hold,
+// so that streams with a lot to send leave room for other requests. The caller must call End.
+func (a *Admission) Hold(tenant string) *Request {
+	return &Request{of: a, tenant: tenant, stream: true}
 }
 
 // Rate counts a request of a tenant. The error is RATE_LIMITED, with the time after which there is room for another.
@@ -119,22 +129,45 @@ func (r *Request) Take(n int64) error {
 	a := r.of
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	return r.take(n)
+}
+
+// take is Take. of.mu is held.
+func (r *Request) take(n int64) error {
+	a := r.of
 	if r.ended { // the body is read no more
 		return io.ErrClosedPipe
 	}
 	held := a.usage(r.tenant)
 	switch {
+	case r.stream && held.sent+n > a.limits.TenantBytes/2:
+		a.forget(r.tenant)
+		return problem.New(problem.TooMuchInFlight, "", fmt.Sprintf("what the tenant's streams send, and clients have not read, has %d bytes; at most %d are taken (half of --max-tenant-bytes)", held.sent, a.limits.TenantBytes/2))
+	case r.stream && a.sent+n > a.limits.Bytes/2:
+		a.forget(r.tenant)
+		return problem.New(problem.Overloaded, "", "what the streams of this gateway send, and clients have not read, holds all the memory that there is for it; try again")
 	case held.bytes+n > a.limits.TenantBytes:
 		a.forget(r.tenant)
-		return problem.New(problem.TooMuchInFlight, "", fmt.Sprintf("the tenant's requests that are being answered hold %d bytes; at most %d are taken (--max-tenant-bytes)", held.bytes, a.limits.TenantBytes))
+		return problem.New(problem.TooMuchInFlight, "", fmt.Sprintf("the tenant's requests and streams hold %d bytes; at most %d are taken (--max-tenant-bytes)", held.bytes, a.limits.TenantBytes))
 	case a.bytes+n > a.limits.Bytes:
 		a.forget(r.tenant)
-		return problem.New(problem.Overloaded, "", "the requests that this gateway is answering hold all the memory that it has for them; try again")
+		return problem.New(problem.Overloaded, "", "the requests and streams of this gateway hold all the memory that it has for them; try again")
 	}
-	held.bytes += n
-	a.bytes += n
-	r.held += n
+	r.count(n)
 	return nil
+}
+
+// count adds bytes to what is held. of.mu is held.
+func (r *Request) count(n int64) {
+	a := r.of
+	held := a.usage(r.tenant)
+	r.held += n
+	a.bytes += n
+	held.bytes += n
+	if r.stream {
+		a.sent += n
+		held.sent += n
+	}
 }
 
 // Return gives n bytes back before the request ends.
@@ -143,6 +176,14 @@ func (r *Request) Return(n int64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	r.release(min(n, r.held))
+}
+
+// Keep gives back what the request holds beyond n bytes.
+func (r *Request) Keep(n int64) {
+	a := r.of
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	r.release(max(0, r.held-n))
 }
 
 // End gives back what the request still holds. It may be called more than once.
@@ -159,11 +200,9 @@ func (r *Request) release(n int64) {
 	if n == 0 {
 		return
 	}
-	a := r.of
-	r.held -= n
-	a.bytes -= n
-	a.usage(r.tenant).bytes -= n
-	a.forget(r.tenant)
+	r.count(-n)
+	r.of.forget(r.tenant)
+	r.of.grant()
 }
 
 // Reader returns a reader of from that takes each piece before it reads it.

@@ -157,6 +157,6 @@ func (s *Server) ListBlocks(ctx context.Context, r *spoolv1.ListBlocksRequest) (
 	if err != nil {
 		return nil, err
 	}
-	list, tip, err := s.Reads.Blocks(ctx, tenant, r.GetSessionId(), r.GetConversationId())
+	list, tip, err := s.Reads.Blocks(ctx, tenant, r.GetSessionId(), r.GetConversationId(), nil)
 	return &spoolv1.ListBlocksResponse{Blocks: list, Tip: tip}, err
 }

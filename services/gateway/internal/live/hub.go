@@ -16,6 +16,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/gateway/internal/admission"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
@@ -34,12 +35,14 @@ type Source interface {
 	Progress(ctx context.Context) (map[int]reads.Progress, error)
 }
 
-// Config of a Hub. Source, NATS and Logger are required; zero numbers mean the defaults.
+// Config of a Hub. Source, NATS, Logger and Admission are required; zero numbers mean the defaults.
 type Config struct {
-	Source Source
-	NATS   *nats.Conn
-	Logger *slog.Logger
+	Source    Source
+	NATS      *nats.Conn
+	Logger    *slog.Logger
+	Admission *admission.Admission // what Readers give out takes from it
 
+	RoomWait   time.Duration // how long a Reader waits for room in Admission; 0 means 30 s
 	CheckEvery time.Duration // how often Postgres is compared with what was sent; 0 means 2 s
 	LagAfter   time.Duration // how far behind the read models may be before clients are told; 0 means 5 s
 	PageEvents int           // events that are read or sent at once; 0 means 200
@@ -60,7 +63,7 @@ func (c *Config) defaults() {
 	for _, d := range []struct {
 		value *time.Duration
 		unset time.Duration
-	}{{&c.CheckEvery, 2 * time.Second}, {&c.LagAfter, 5 * time.Second}} {
+	}{{&c.RoomWait, 30 * time.Second}, {&c.CheckEvery, 2 * time.Second}, {&c.LagAfter, 5 * time.Second}} {
 		if *d.value == 0 {
 			*d.value = d.unset
 		}
@@ -190,7 +193,7 @@ func (h *Hub) Join(ctx context.Context, tenant string, agents []string, session 
 	if err != nil {
 		return nil, err
 	}
-	r := &Reader{feed: f, cursor: after, wake: make(chan struct{}, 1)}
+	r := &Reader{feed: f, cursor: after, wake: make(chan struct{}, 1), held: h.cfg.Admission.Hold(tenant)}
 	select {
 	case <-f.ready:
 		err = f.startErr

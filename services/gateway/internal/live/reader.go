@@ -6,8 +6,10 @@ import (
 	"encoding/json"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/services/gateway/internal/admission"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
@@ -45,11 +47,18 @@ type Lag struct {
 	LagMs   uint32 `json:"lagMs"`
 }
 
-// maxBatch is where what Next gives ends, in bytes.
-const maxBatch = 256 << 10
+const (
+	// maxBatch is where what Next returns ends, in bytes: after the event that passes it.
+	maxBatch = 256 << 10
+	// pageRoom is how many bytes are held while a page is read from Postgres: those of a batch, and of an event as large as a commit.
+	pageRoom = maxBatch + 1<<20
+)
 
-// Reader is one client's place in a session. Next is for one goroutine.
+// Reader is one client's place in a session. Next and Close are for one goroutine.
 type Reader struct {
+	held *admission.Request // what the last Next returned
+	wait time.Time          // until when it waits for room; zero if it does not wait
+
 	feed   *feed
 	cursor uint32        // guarded by the feed's mu: seq of the last event given out
 	wake   chan struct{} // holds one nudge
@@ -119,17 +128,16 @@ func (r *Reader) Cursor() uint32 {
 func (r *Reader) Session() string { return r.feed.session }
 
 // Next waits until there is something to send, and gives it: kept events each
-// once, ascending and without a gap, then text in flight. It fails with the
-// cause of ctx, or with why nothing more comes.
+// once, ascending and without a gap, then text in flight. What it returns is held
+// in the gateway's budget of bytes until the next call, or Close. It fails with the
+// cause of ctx, with why nothing more comes, or with TOO_MUCH_IN_FLIGHT or OVERLOADED.
 func (r *Reader) Next(ctx context.Context) ([]Frame, error) {
+	r.held.Keep(0)
 	for {
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
-		frames, behind, err := r.take()
-		if behind {
-			frames, err = r.page(ctx)
-		}
+		frames, err := r.batch(ctx)
 		if len(frames) > 0 || err != nil {
 			return frames, err
 		}
@@ -140,8 +148,70 @@ func (r *Reader) Next(ctx context.Context) ([]Frame, error) {
 	}
 }
 
-// take gives what the feed holds for this Reader; behind says that Postgres has what comes next.
-func (r *Reader) take() (frames []Frame, behind bool, err error) {
+// batch returns what comes next, nothing if there is nothing yet. Room for it is taken before it is.
+func (r *Reader) batch(ctx context.Context) ([]Frame, error) {
+	size, behind := r.pending()
+	if behind {
+		size = pageRoom
+	}
+	if err := r.room(ctx, size); err != nil {
+		return nil, err
+	}
+	if behind {
+		return r.page(ctx)
+	}
+	frames, err := r.take(size)
+	if len(frames) == 0 {
+		r.held.Keep(0)
+	}
+	return frames, err
+}
+
+// room takes bytes from the gateway's budget, and waits for them.
+func (r *Reader) room(ctx context.Context, size int) error {
+	if size == 0 {
+		return nil
+	}
+	if r.wait.IsZero() { // else the last wait was ended before its time, by its context
+		r.wait = time.Now().Add(r.feed.hub.cfg.RoomWait)
+	}
+	if err := r.held.Wait(ctx, int64(size), r.wait); err != nil {
+		return err
+	}
+	r.wait = time.Time{}
+	return nil
+}
+
+// waiting returns the events in the ring that the client does not have, up to the one that passes maxBatch, and their bytes. The feed's mu is held.
+func (r *Reader) waiting() (list []Frame, size int) {
+	f := r.feed
+	first := len(f.ring) - int(min(f.tip-min(r.cursor, f.tip), uint32(len(f.ring))))
+	for i, frame := range f.ring[first:] {
+		if size > maxBatch {
+			return f.ring[first : first+i], size
+		}
+		size += frame.Len(true)
+	}
+	return f.ring[first:], size
+}
+
+// pending returns how many bytes take would return; behind says that Postgres has what comes next.
+func (r *Reader) pending() (size int, behind bool) {
+	f := r.feed
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if r.cursor < f.oldest() {
+		return 0, f.lagging.Lagging == r.lagged
+	}
+	_, size = r.waiting()
+	for _, b := range f.open {
+		size += min(len(b.text)-r.offset(b.block), max(0, maxBatch-size))
+	}
+	return size, false
+}
+
+// take returns what the feed holds for this Reader, up to size bytes.
+func (r *Reader) take(size int) (frames []Frame, err error) {
 	f := r.feed
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -150,28 +220,27 @@ func (r *Reader) take() (frames []Frame, behind bool, err error) {
 		frames = append(frames, Frame{Lag: &lag})
 	}
 	if r.cursor < f.oldest() {
-		return frames, len(frames) == 0, nil
+		return frames, nil // the ring went on meanwhile
 	}
-	size := 0
-	for i := len(f.ring) - int(min(f.tip-min(r.cursor, f.tip), uint32(len(f.ring)))); i < len(f.ring); i++ {
-		if size > maxBatch {
-			return frames, false, nil
+	list, _ := r.waiting()
+	for _, frame := range list {
+		if size -= frame.Len(true); size < 0 {
+			return frames, nil // it came meanwhile
 		}
-		size += f.ring[i].Len(true)
-		frames = append(frames, f.ring[i])
-		r.cursor = f.ring[i].Seq
+		frames = append(frames, frame)
+		r.cursor = frame.Seq
 	}
 	if r.cursor == f.tip {
-		text, err := r.text(maxBatch - size)
+		text, err := r.text(size)
 		if err != nil {
-			return nil, false, err
+			return nil, problem.From(err)
 		}
 		frames = append(frames, text...)
 	}
 	if len(frames) == 0 && f.ended != nil {
-		return nil, false, f.ended
+		return nil, f.ended
 	}
-	return frames, false, nil
+	return frames, nil
 }
 
 // text gives the text of the open blocks that was not given out yet. The feed's mu is held.
@@ -201,7 +270,17 @@ func (r *Reader) text(room int) (frames []Frame, err error) {
 	return frames, nil
 }
 
-// page reads the next events from Postgres.
+// offset returns how much text of a block was given out.
+func (r *Reader) offset(block string) int {
+	for _, g := range r.sent {
+		if g.block == block {
+			return g.offset
+		}
+	}
+	return 0
+}
+
+// page reads the next events from Postgres. The Reader holds pageRoom bytes, of which it keeps what is read.
 func (r *Reader) page(ctx context.Context) ([]Frame, error) {
 	f := r.feed
 	release, err := f.hub.slot(ctx)
@@ -209,13 +288,20 @@ func (r *Reader) page(ctx context.Context) ([]Frame, error) {
 		return nil, err
 	}
 	defer release()
-	page, err := f.hub.cfg.Source.Events(ctx, f.tenant, f.session, reads.Query{After: r.Cursor(), Limit: f.hub.cfg.PageEvents, Metadata: true})
+	page, err := f.hub.cfg.Source.Events(ctx, f.tenant, f.session, reads.Query{After: r.Cursor(), Limit: f.hub.cfg.PageEvents, Bytes: maxBatch, Metadata: true})
 	if err != nil {
 		return nil, err
 	}
 	var frames []Frame
+	var size int64
 	for _, kept := range page.Events {
-		frames = append(frames, Frame{Seq: kept.Seq, Type: kept.Type, JSON: kept.JSON, Metadata: kept.Metadata})
+		frame := Frame{Seq: kept.Seq, Type: kept.Type, JSON: kept.JSON, Metadata: kept.Metadata}
+		frames = append(frames, frame)
+		size += int64(frame.Len(true))
+	}
+	r.held.Keep(size)
+	if err := r.held.Take(max(0, size-pageRoom)); err != nil {
+		return nil, err
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -243,6 +329,7 @@ func (r *Reader) Close() {
 		delete(r.feed.readers, r)
 		r.feed.mu.Unlock()
 		r.feed.hub.leave(r.feed)
+		r.held.End()
 		r.feed.hub.cfg.Metrics.Readers(-1)
 	})
 }

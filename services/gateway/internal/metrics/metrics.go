@@ -67,7 +67,7 @@ func New(also prometheus.Registerer) *Metrics {
 		readers: gauge("readers", "Clients' places in sessions."),
 		rereads: counter("rereads_total", "Reads of Postgres to bring a followed session up to date, by their cause.", "why"),
 	}
-	held := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "spool_gateway_held_bytes", Help: "Bytes that requests hold that are being answered, of max-bytes."}, func() float64 {
+	held := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "spool_gateway_held_bytes", Help: "Bytes that requests hold which are being answered, and streams for what they send, of max-bytes."}, func() float64 {
 		if bytes := m.held.Load(); bytes != nil {
 			return float64((*bytes)())
 		}

@@ -14,7 +14,8 @@ import (
 
 // Blocks reads a session's blocks in the order they are shown, with the text in
 // flight of the open ones, and the seq that they are folded up to. A conversation other than "" narrows them.
-func (s *Store) Blocks(ctx context.Context, tenant, session, conversation string) ([]*spoolv1.Block, uint32, error) {
+// take is called with the bytes of each block before the next is read, and its error ends the read; nil if nothing counts them.
+func (s *Store) Blocks(ctx context.Context, tenant, session, conversation string, take func(bytes int64) error) ([]*spoolv1.Block, uint32, error) {
 	var list []*spoolv1.Block
 	var tip int64
 	err := s.await(ctx, s.sessionIn(tenant, session), func() error {
@@ -41,6 +42,11 @@ func (s *Store) Blocks(ctx context.Context, tenant, session, conversation string
 					t.Add(piece)
 				}
 				b.Content = t.Known
+			}
+			if take != nil {
+				if err := take(int64(len(*stored) + len(b.Content))); err != nil {
+					return err
+				}
 			}
 			list = append(list, Block(b))
 			return nil

@@ -21,7 +21,7 @@ type Kept struct {
 	Metadata *Metadata // that the event shows; nil for none
 }
 
-// maxPageBytes is where a page of events ends even if its limit is not reached.
+// maxPageBytes is where a page of events ends if Query.Bytes is 0.
 const maxPageBytes = 2 << 20
 
 // Page is a run of kept events.
@@ -35,17 +35,21 @@ type Page struct {
 type Query struct {
 	After    uint32   // the cursor
 	Limit    int      // of events, at least 1
+	Bytes    int      // where the page ends even if the limit is not reached: after the event that passes it; 0 means 2 MiB
 	Types    []string // of events; nil for all
 	Metadata bool     // read Kept.Metadata too
 }
 
-// Events reads the kept events after a cursor, up to the limit or 2 MiB, but one at
+// Events reads the kept events after a cursor, up to the limits of the query, but one at
 // least. CURSOR_AHEAD and CURSOR_EXPIRED say that the cursor cannot be served.
 func (s *Store) Events(ctx context.Context, tenant, session string, q Query) (Page, error) {
+	if q.Bytes == 0 {
+		q.Bytes = maxPageBytes
+	}
 	var p Page
 	err := s.await(ctx, s.sessionIn(tenant, session), func() error {
 		p = Page{Next: q.After}
-		found, size, cut := false, 0, false
+		found, size := false, 0
 		var first int64
 		err := s.rows(ctx, func(r row) error {
 			var tip int64
@@ -58,8 +62,7 @@ func (s *Store) Events(ctx context.Context, tenant, session string, q Query) (Pa
 			if oldest != nil {
 				first = *oldest
 			}
-			if seq == nil || size > maxPageBytes {
-				cut = cut || seq != nil
+			if seq == nil {
 				return nil
 			}
 			size += len(*text)
@@ -68,9 +71,11 @@ func (s *Store) Events(ctx context.Context, tenant, session string, q Query) (Pa
 		}, `
 		SELECT s.tip, o.seq, e.seq, e.type, e.event FROM sessions s
 		  LEFT JOIN LATERAL (SELECT seq FROM events WHERE tenant = s.tenant AND session = s.id AND seq > $3 ORDER BY seq LIMIT 1) o ON true
-		  LEFT JOIN LATERAL (SELECT seq, type, event FROM events WHERE tenant = s.tenant AND session = s.id AND seq > $3
-		                       AND ($5::text[] IS NULL OR type = ANY ($5)) ORDER BY seq LIMIT $4) e ON true
-		 WHERE s.tenant = $1 AND s.id = $2 ORDER BY e.seq`, tenant, session, int64(q.After), q.Limit, q.Types)
+		  LEFT JOIN LATERAL (SELECT seq, type, event FROM (
+		      SELECT seq, type, event, sum(octet_length(event)) OVER (ORDER BY seq) - octet_length(event) AS before FROM events
+		       WHERE tenant = s.tenant AND session = s.id AND seq > $3 AND ($5::text[] IS NULL OR type = ANY ($5)) ORDER BY seq LIMIT $4) page
+		     WHERE before <= $6) e ON true
+		 WHERE s.tenant = $1 AND s.id = $2 ORDER BY e.seq`, tenant, session, int64(q.After), q.Limit, q.Types, q.Bytes)
 		switch {
 		case err != nil:
 			return err
@@ -81,13 +86,13 @@ func (s *Store) Events(ctx context.Context, tenant, session string, q Query) (Pa
 		case q.After < p.Tip && first != int64(q.After)+1:
 			return expired(q.After, p.Tip)
 		}
-		cut = cut || len(p.Events) == q.Limit
+		cut := size > q.Bytes || len(p.Events) == q.Limit
 		if q.Metadata {
 			if err := s.metadataOf(ctx, tenant, session, p.Events); err != nil {
 				return err
 			}
 			var short bool
-			p.Events, short = bounded(p.Events)
+			p.Events, short = bounded(p.Events, q.Bytes)
 			cut = cut || short
 		}
 		p.Next = p.Tip
@@ -99,11 +104,11 @@ func (s *Store) Events(ctx context.Context, tenant, session string, q Query) (Pa
 	return p, err
 }
 
-// bounded ends a page after the event with which it passes maxPageBytes, metadata included; short says that events were cut off.
-func bounded(list []Kept) (kept []Kept, short bool) {
+// bounded ends a page after the event with which it passes a number of bytes, metadata included; short says that events were cut off.
+func bounded(list []Kept, bytes int) (kept []Kept, short bool) {
 	size := 0
 	for i, e := range list {
-		if size += len(e.JSON) + e.Metadata.Len(); size > maxPageBytes {
+		if size += len(e.JSON) + e.Metadata.Len(); size > bytes {
 			return list[:i+1], i+1 < len(list)
 		}
 	}

@@ -30,6 +30,8 @@ const (
 	typeTar     = "application/x-tar"
 	// stall bounds how long either side of a file may be silent.
 	stall = 30 * time.Second
+	// minRate is how fast a client must send or take a file, in bytes a second.
+	minRate = 16 << 10
 )
 
 // filesOf tells whether a path is one of the routes of files: of which session, and of which file (has, and its path).
@@ -128,7 +130,7 @@ func (h *Handler) put(w *answer, r *http.Request, session string, f api.FileSour
 		return err
 	}
 	control := http.NewResponseController(w)
-	in := &watched{from: r.Body, control: control, patience: h.cfg.ReadTimeout}
+	in := &watched{pace: pace{patience: h.cfg.ReadTimeout}, from: r.Body, control: control}
 	f.Body, f.Length, f.Limit = in, r.ContentLength, h.cfg.MaxFile
 	accepted, err := h.cfg.API.PutFile(r.Context(), session, f)
 	if in.err != nil {
@@ -142,27 +144,38 @@ func (h *Handler) put(w *answer, r *http.Request, session string, f api.FileSour
 	return nil
 }
 
-// minRate is how fast a file must arrive, in bytes a second.
-const minRate = 16 << 10
-
-// watched is a body that must keep coming: nothing may come for up to stall, and
-// the gateway waits for all of it no longer than patience and what it takes at minRate.
-type watched struct {
-	from     io.Reader
-	control  *http.ResponseController
+// pace bounds how long the gateway waits for a client that sends or takes a file: up to stall at once, and for all of it no longer than
+// patience and what it takes at minRate.
+type pace struct {
 	patience time.Duration
-	read     int64
+	moved    int64 // bytes
 	waited   time.Duration
-	err      error // why it ended early
+}
+
+// deadline returns when a wait that begins now has to be over.
+func (p *pace) deadline(now time.Time) time.Time {
+	return now.Add(min(stall, p.patience+time.Duration(p.moved)*time.Second/minRate-p.waited))
+}
+
+// add counts what was moved in a wait.
+func (p *pace) add(n int, waited time.Duration) {
+	p.moved += int64(n)
+	p.waited += waited
+}
+
+// watched is a body that must keep coming.
+type watched struct {
+	pace
+	from    io.Reader
+	control *http.ResponseController
+	err     error // why it ended early
 }
 
 func (b *watched) Read(p []byte) (int, error) {
-	left := b.patience + time.Duration(b.read)*time.Second/minRate - b.waited
 	began := time.Now()
-	_ = b.control.SetReadDeadline(began.Add(min(stall, left))) // a test's recorder has no connection
+	_ = b.control.SetReadDeadline(b.deadline(began)) // a test's recorder has no connection
 	n, err := b.from.Read(p)
-	b.waited += time.Since(began)
-	b.read += int64(n)
+	b.add(n, time.Since(began))
 	if err != nil {
 		_ = b.control.SetReadDeadline(time.Time{})
 		if !errors.Is(err, io.EOF) {
@@ -214,7 +227,7 @@ func (h *Handler) listFiles(w *answer, r *http.Request, session string) error {
 		return err
 	}
 	w.Header().Add("Vary", "Accept")
-	out := &patient{answer: w, control: http.NewResponseController(w)}
+	out := h.patient(w)
 	if wantsTar(r) {
 		h.secure(w, typeTar, session+".tar")
 		w.WriteHeader(http.StatusOK)
@@ -374,7 +387,7 @@ func (h *Handler) getFile(w *answer, r *http.Request, session, file string) erro
 		r.Header.Del("Range") // each of many ranges would read the file from its start
 	}
 	content.rewind(first)
-	out := &patient{answer: w, control: http.NewResponseController(w)}
+	out := h.patient(w)
 	http.ServeContent(out, r, "", e.ModTime, content)
 	if content.err != nil && r.Context().Err() == nil {
 		h.broken(r, content.err)
@@ -407,15 +420,23 @@ func disposition(name string) string {
 	return s
 }
 
-// patient lets a client take its time as long as it takes something.
+// patient is an answer that a client must keep taking.
 type patient struct {
+	pace
 	*answer
 	control *http.ResponseController
 }
 
+func (h *Handler) patient(w *answer) *patient {
+	return &patient{pace: pace{patience: h.cfg.ReadTimeout}, answer: w, control: http.NewResponseController(w)}
+}
+
 func (p *patient) Write(b []byte) (int, error) {
-	_ = p.control.SetWriteDeadline(time.Now().Add(stall)) // a test's recorder has no connection
-	return p.answer.Write(b)
+	began := time.Now()
+	_ = p.control.SetWriteDeadline(p.deadline(began)) // a test's recorder has no connection
+	n, err := p.answer.Write(b)
+	p.add(n, time.Since(began))
+	return n, err
 }
 
 // seeker makes an io.ReadSeeker of content that can be read from its beginning.

@@ -61,7 +61,7 @@ func (h *Handler) pushSkill(w *answer, r *http.Request) error {
 		return err
 	}
 	control := http.NewResponseController(w)
-	in := &watched{from: r.Body, control: control, patience: h.cfg.ReadTimeout}
+	in := &watched{pace: pace{patience: h.cfg.ReadTimeout}, from: r.Body, control: control}
 	from.Body = in
 	out, err := h.cfg.API.PushSkill(r.Context(), from)
 	if in.err != nil {
@@ -113,7 +113,7 @@ func (h *Handler) getArchive(w *answer, r *http.Request, slug string) error {
 		r.Header.Del("Range") // each of many ranges would read the content from its start
 	}
 	content.rewind(first)
-	http.ServeContent(&patient{answer: w, control: http.NewResponseController(w)}, r, "", time.Time{}, content)
+	http.ServeContent(h.patient(w), r, "", time.Time{}, content)
 	if content.err != nil && r.Context().Err() == nil {
 		h.broken(r, content.err)
 	}

@@ -156,12 +156,20 @@ func (c *conn) notJoined(ctx context.Context, r request, err error) {
 	if c.send(errorMessage(p, r)) != nil || p.Code != problem.CursorAhead && p.Code != problem.CursorExpired {
 		return
 	}
-	blocks, tip, err := c.handler.cfg.Reads.Blocks(ctx, c.tenant, r.SessionID, "")
-	if err != nil {
+	if err := c.snapshot(ctx, r); err != nil {
 		_ = c.send(errorMessage(problem.From(err), r))
-		return
 	}
-	_ = c.send(snapshotMessage(r, tip, blocks))
+}
+
+// snapshot sends a session's blocks, which it takes from the gateway's budget until they are sent.
+func (c *conn) snapshot(ctx context.Context, r request) error {
+	held := c.handler.cfg.Admission.Hold(c.tenant)
+	defer held.End()
+	blocks, tip, err := c.handler.cfg.Reads.Blocks(ctx, c.tenant, r.SessionID, "", held.Take)
+	if err == nil {
+		_ = c.send(snapshotMessage(r, tip, blocks)) // the client may be gone
+	}
+	return err
 }
 
 // pump sends; cursor is the seq of the last event that was sent.

@@ -1,0 +1,80 @@
+package gateway_test
+
+import (
+	"errors"
+	"io"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/certificate"
+	"github.com/spoolhq/spool/services/gateway"
+)
+
+// A file that a client reads slower than 16 KiB a second is broken off, whatever its route, and gives back what it held. One that is read
+// slowly but steadily comes as a whole, also if that takes longer than SPOOL_READ_TIMEOUT. Clients have HTTP/2, in which the window of a
+// stream bounds what a client that does not read is sent; with HTTP/1.1 the kernel takes some MiB for it.
+func TestDownloads_HaveAMinimumRate(t *testing.T) {
+	t.Parallel()
+	w, dir := newWorld(t), t.TempDir()
+	w.serveCommands()
+	pool := issue(t, dir, time.Now(), time.Hour)
+	g := w.gateway(gateway.Config{TLSCert: filepath.Join(dir, certificate.CertificateFile), TLSKey: filepath.Join(dir, certificate.KeyFile), ReadTimeout: time.Second}).trusting(pool)
+	g.http.Transport.(*http.Transport).HTTP2 = &http.HTTP2Config{MaxReceiveBufferPerStream: 64 << 10, MaxReceiveBufferPerConnection: 1 << 20}
+	id := w.session("default")
+	large, small := strings.Repeat("x", 4<<20), strings.Repeat("y", 400<<10)
+	w.snapshot("default", id, snapshotTime, [2]string{"large", large}, [2]string{"small", small})
+	files := "/api/sessions/" + id + "/files"
+
+	// read reads n bytes ten times a second, and returns how many came.
+	read := func(path, accept string, n int) (int, error) {
+		req, err := http.NewRequestWithContext(t.Context(), "GET", g.url+path, nil)
+		if err != nil {
+			return 0, err
+		}
+		req.Header.Set("Accept", accept)
+		resp, err := g.http.Do(req)
+		if err != nil {
+			return 0, err
+		}
+		defer resp.Body.Close()
+		if resp.ProtoMajor != 2 || resp.StatusCode != 200 {
+			return 0, errors.New(resp.Proto + " " + resp.Status)
+		}
+		buffer, began := make([]byte, n), time.Now()
+		for total := 0; ; time.Sleep(100 * time.Millisecond) {
+			n, err := io.ReadFull(resp.Body, buffer)
+			switch total += n; {
+			case err == io.EOF || err == io.ErrUnexpectedEOF && resp.ContentLength == int64(total):
+				return total, nil
+			case err != nil || time.Since(began) > patience:
+				return total, err
+			}
+		}
+	}
+	t.Run("", func(t *testing.T) { // ends when all of them have
+		for name, slow := range map[string]struct{ path, accept string }{
+			"a file": {files + "/large", "*/*"}, "a tar": {files, "application/x-tar"},
+		} {
+			t.Run(name+" that is read too slowly", func(t *testing.T) {
+				t.Parallel()
+				if n, err := read(slow.path, slow.accept, 200); err == nil {
+					t.Errorf("%d bytes came without an error", n)
+				}
+			})
+		}
+		t.Run("a file that is read steadily", func(t *testing.T) {
+			t.Parallel()
+			began := time.Now()
+			if n, err := read(files+"/small", "*/*", 8<<10); n != len(small) || err != nil {
+				t.Errorf("%d bytes of %d came, %v", n, len(small), err)
+			}
+			if took := time.Since(began); took < 2*time.Second {
+				t.Errorf("it was read in %s, which shows nothing", took)
+			}
+		})
+	})
+	g.wantMetric(t, "spool_gateway_held_bytes 0")
+}

@@ -1,0 +1,119 @@
+package admission
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+)
+
+// newTest returns an Admission in which all streams may hold 100 bytes, and those of one tenant 60.
+func newTest() *Admission {
+	return New(Limits{Bytes: 200, TenantBytes: 120, Own: func(string) events.TenantLimits { return events.TenantLimits{} }})
+}
+
+// wait makes a stream of a tenant wait for n bytes. The result is sent when the wait is over.
+func wait(a *Admission, tenant string, n int64) (*Request, <-chan error) {
+	r, done := a.Hold(tenant), make(chan error, 1)
+	go func() { done <- r.Wait(context.Background(), n, time.Now().Add(time.Minute)) }()
+	synctest.Wait()
+	return r, done
+}
+
+func wantCode(t *testing.T, err error, code problem.Code) {
+	t.Helper()
+	var p *problem.Error
+	if !errors.As(err, &p) || p.Code != code {
+		t.Errorf("got %v, want %s", err, code)
+	}
+}
+
+// Streams of a tenant get room in the order in which they came, also a small one behind a large one; those of another tenant do not wait for them.
+func TestWait_IsInOrder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newTest()
+		first := a.Hold("one")
+		if err := first.Wait(t.Context(), 50, time.Now()); err != nil {
+			t.Fatal(err)
+		}
+		large, done := wait(a, "one", 40)
+		_, small := wait(a, "one", 5)
+		_, last := wait(a, "one", 20)
+		if _, other := wait(a, "other", 10); len(other) != 1 || <-other != nil {
+			t.Error("another tenant waits")
+		}
+		want := func(over ...int) {
+			t.Helper()
+			synctest.Wait()
+			if got := []int{len(done), len(small), len(last)}; !slices.Equal(got, over) {
+				t.Errorf("the waits that are over: %v, want %v", got, over)
+			}
+		}
+		want(0, 0, 0)
+		first.Keep(10)
+		want(1, 1, 0)
+		large.End()
+		want(1, 1, 1)
+		if err := errors.Join(<-done, <-small, <-last); err != nil || a.Bytes() != 10+5+20+10 {
+			t.Errorf("%d bytes are held, %v", a.Bytes(), err)
+		}
+	})
+}
+
+// A wait ends at its deadline with the error of the limit that was met, holds nothing then, and lets those behind it go on.
+func TestWait_Ends(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newTest()
+		held := a.Hold("one")
+		if err := held.Take(50); err != nil {
+			t.Fatal(err)
+		}
+		_, large := wait(a, "one", 40)
+		ctx, cancel := context.WithCancelCause(t.Context())
+		gone, left := errors.New("the client is gone"), make(chan error, 1)
+		go func() { left <- a.Hold("one").Wait(ctx, 40, time.Now().Add(time.Hour)) }()
+		synctest.Wait()
+		time.Sleep(30 * time.Second)
+		_, small := wait(a, "one", 10)
+		cancel(gone)
+		if err := <-left; !errors.Is(err, gone) {
+			t.Errorf("got %v", err)
+		}
+		wantCode(t, <-large, problem.TooMuchInFlight)
+		if err := <-small; err != nil {
+			t.Errorf("who waited behind got %v", err)
+		}
+		_, all := wait(a, "other", 50)
+		wantCode(t, <-all, problem.Overloaded)
+		if a.Bytes() != 60 || len(a.waiting) != 0 {
+			t.Errorf("%d bytes are held, and %d tenants wait", a.Bytes(), len(a.waiting))
+		}
+	})
+}
+
+// Streams leave half of the bytes to requests.
+func TestHold_LeavesHalfToRequests(t *testing.T) {
+	a := newTest()
+	wantCode(t, a.Hold("one").Take(61), problem.TooMuchInFlight)
+	one, other := a.Hold("one"), a.Hold("other")
+	if err := errors.Join(one.Take(60), other.Take(40)); err != nil {
+		t.Fatal(err)
+	}
+	wantCode(t, other.Take(1), problem.Overloaded)
+	request := &Request{of: a, tenant: "one"}
+	if err := request.Take(60); err != nil {
+		t.Error(err)
+	}
+	wantCode(t, request.Take(1), problem.TooMuchInFlight)
+	one.End()
+	other.End()
+	request.End()
+	if a.Bytes() != 0 || a.sent != 0 || len(a.tenants) != 0 {
+		t.Errorf("%d bytes are held, %d by streams, %d tenants", a.Bytes(), a.sent, len(a.tenants))
+	}
+}
