@@ -130,7 +130,7 @@ func (p *pass) waits(ctx context.Context, l eventlog.Loaded, at uint64) (string,
 }
 
 // actor is the janitor in the log.
-var actor = events.Actor{Kind: "service", ID: "janitor"}
+var actor = events.Actor{Kind: "service", ID: "janitor"}.WrittenBy("janitor")
 
 // retire ends the session's runs. From here on the guard refuses every other
 // writer: of an old head, and also of none, since a commit stays on each subject.

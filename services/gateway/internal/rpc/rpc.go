@@ -65,6 +65,7 @@ type Server struct {
 type Config struct {
 	API         *api.Server
 	Auth        *auth.Authenticator
+	Proxies     auth.Proxies
 	Admission   *admission.Admission
 	Metrics     *metrics.Metrics
 	Logger      *slog.Logger
