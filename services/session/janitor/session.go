@@ -148,9 +148,28 @@ func (p *pass) retire(ctx context.Context, l eventlog.Loaded) error {
 	if err != nil {
 		return err
 	}
+	audit, err := p.audit(ctx, l)
+	if err != nil {
+		return err
+	}
 	return p.append(ctx, l, "retire", func(meta events.Meta) run.Command {
-		return run.Retire{Meta: meta, Usage: usage, Life: life - 1, Runs: runs}
+		return run.Retire{Meta: meta, Usage: usage, Life: life - 1, Runs: runs, Audit: audit}
 	})
+}
+
+// audit is what stays of who did what in the session, its deletion apart, whose commit stays.
+func (p *pass) audit(ctx context.Context, l eventlog.Loaded) ([]events.Audited, error) {
+	var list []events.Audited
+	shard := eventlog.Position{Shard: p.sessions.Position(l.ID, 1).Shard}
+	for rec, err := range p.log.Read(ctx, shard, eventlog.Filter{Subject: l.LifeHead.Subject}) {
+		if err != nil {
+			return nil, fmt.Errorf("read who did what in session %s: %w", l.ID, err)
+		}
+		if a, ok := eventlog.Audit(rec); ok && rec.Position.Seq != l.LifeHead.Seq {
+			list = append(list, a)
+		}
+	}
+	return eventlog.KeepAudit(list)
 }
 
 // append writes what a command decides to the session's runs. A writer that was
