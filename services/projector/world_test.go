@@ -71,7 +71,7 @@ func newWorldOn(t testing.TB, shards int, cfg natsserver.Config) *world {
 	if err := topology.Provision(t.Context(), js, topology.Config{Shards: shards}); err != nil {
 		t.Fatal(err)
 	}
-	log, err := jslog.New(jslog.Config{JetStream: js, Shards: shards})
+	log, err := jslog.New(jslog.Config{JetStream: js, Shards: shards, Signing: topology.Signing{CommitVersion: events.CommitVersion}})
 	if err != nil {
 		t.Fatal(err)
 	}
