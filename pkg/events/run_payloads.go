@@ -209,8 +209,7 @@ type RunRetired struct {
 	Life  uint32     `json:"life,omitempty"`  // commits of the life subject before session_deleted
 	Runs  uint32     `json:"runs,omitempty"`  // commits of the run subject before this one
 
-	// Audit is what the audit keeps of the life subject before session_deleted, ascending by Seq. Of many it has the newest.
-	Audit []Audited `json:"audit,omitempty"`
+	Audit []Audited `json:"audit,omitempty"` // who did what on the life subject before session_deleted, ascending by seq; of many the newest
 }
 
 // Audited is who did what by a commit, without its content.
