@@ -66,7 +66,9 @@ func TestCaller_CommandsNameKeyUserAndAddress(t *testing.T) {
 			t.Errorf("%s: over gRPC by %+v, want %+v", name, commands.last(), want)
 		}
 	}
-	w.gateway(gateway.Config{}).do("POST", "/api/sessions", "{}").want(t, 201)
+	g := w.gateway(gateway.Config{})
+	g.get("/api/audit").want(t, 200)
+	g.do("POST", "/api/sessions", "{}").want(t, 201)
 	if want := (events.Actor{Kind: "user", ID: "local", Address: own}); commands.last() != want {
 		t.Errorf("without a key by %+v, want %+v", commands.last(), want)
 	}

@@ -17,7 +17,7 @@ import (
 )
 
 // TestAppend_VersionOfTheLog: writers write the version that the log records, and the newer one on a subject that has it already: a copy
-// that was started before the log was raised does not take a chain back. A commit of a version to come is reported, and stops no other.
+// that was started before the log was raised does not take a chain back. A commit with a changed byte in its actor, and one of a version to come, are reported, and stop no other.
 func TestAppend_VersionOfTheLog(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), wait)
@@ -60,6 +60,13 @@ func TestAppend_VersionOfTheLog(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	whole, err := c.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := js.Publish(ctx, eventlogtest.Session(0, 1, "flipped").String(), bytes.Replace(whole, []byte(`"ann"`), []byte(`"anm"`), 1)); err != nil {
+		t.Fatal(err)
+	}
 	c.V = 3
 	c = c.Rechain(other, c.Events)
 	msg, err := c.Encode()
@@ -76,7 +83,8 @@ func TestAppend_VersionOfTheLog(t *testing.T) {
 		t.Fatal(err)
 	}
 	r, err := eventlog.Verify(ctx, raised, eventlog.Scope{})
-	if err != nil || len(r.Problems) != 1 || r.Commits != 4 || r.Problem.Position.Seq != 4 || !strings.Contains(r.Problem.Why, "has version 3, known is 2") {
+	if err != nil || len(r.Problems) != 2 || r.Commits != 5 || r.Problem.Position.Seq != 4 || !strings.Contains(r.Problem.Why, "contents hash to") ||
+		r.Problems[1].Position.Seq != 5 || !strings.Contains(r.Problems[1].Why, "has version 3, known is 2") {
 		t.Errorf("verify found %d commits, %v: %v", r.Commits, r.Problems, err)
 	}
 }
