@@ -56,7 +56,8 @@ func TestAppend_VersionOfTheLog(t *testing.T) {
 			t.Errorf("commit %d has version %d by %+v, %v; want version %d", i, head.Commit.V, head.Commit.Actor, err, step.v)
 		}
 	}
-	c, err := draft("to come").Seal(other, "")
+	flipped := eventlogtest.Session(0, 1, "flipped")
+	c, err := draft("flipped").Seal(flipped, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,7 +65,10 @@ func TestAppend_VersionOfTheLog(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := js.Publish(ctx, eventlogtest.Session(0, 1, "flipped").String(), bytes.Replace(whole, []byte(`"ann"`), []byte(`"anm"`), 1)); err != nil {
+	if _, err := js.Publish(ctx, flipped.String(), bytes.Replace(whole, []byte(`"ann"`), []byte(`"anm"`), 1)); err != nil {
+		t.Fatal(err)
+	}
+	if c, err = draft("to come").Seal(other, ""); err != nil {
 		t.Fatal(err)
 	}
 	c.V = 3
