@@ -89,7 +89,7 @@ func (b *bed) install(cfg topology.Config) {
 	must(t, err)
 	must(t, topology.Provision(t.Context(), b.js, cfg))
 	must(t, readmodel.Migrate(t.Context(), b.url))
-	b.log, err = jslog.New(jslog.Config{JetStream: b.js, Shards: 1, Logger: slog.New(slog.DiscardHandler)})
+	b.log, err = jslog.New(jslog.Config{JetStream: b.js, Shards: 1, Signing: topology.Signing{CommitVersion: events.CommitVersion}, Logger: slog.New(slog.DiscardHandler)})
 	must(t, err)
 }
 

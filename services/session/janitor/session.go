@@ -160,13 +160,18 @@ func (p *pass) retire(ctx context.Context, l eventlog.Loaded) error {
 // audit is what stays of who did what in the session, its deletion apart, whose commit stays.
 func (p *pass) audit(ctx context.Context, l eventlog.Loaded) ([]events.Audited, error) {
 	var list []events.Audited
-	shard := eventlog.Position{Shard: p.sessions.Position(l.ID, 1).Shard}
-	for rec, err := range p.log.Read(ctx, shard, eventlog.Filter{Subject: l.LifeHead.Subject}) {
-		if err != nil {
-			return nil, fmt.Errorf("read who did what in session %s: %w", l.ID, err)
-		}
-		if a, ok := eventlog.Audit(rec); ok && rec.Position.Seq != l.LifeHead.Seq {
-			list = append(list, a)
+	at, ended := eventlog.Position{Shard: p.sessions.Position(l.ID, 1).Shard}, false
+	for !ended {
+		ended = true
+		for rec, err := range p.log.Read(ctx, at, eventlog.Filter{Subject: l.LifeHead.Subject}) {
+			if err != nil && (rec.Position.Seq == 0 || !errors.Is(err, eventlog.ErrNotFound)) {
+				return nil, fmt.Errorf("read who did what in session %s: %w", l.ID, err)
+			}
+			// A payload that is lost ends the reading. The commit itself says what is kept of it, and the reading begins again after it.
+			at, ended = rec.Position, err == nil
+			if a, ok := eventlog.Audit(rec); ok && at.Seq != l.LifeHead.Seq {
+				list = append(list, a)
+			}
 		}
 	}
 	return eventlog.KeepAudit(list)
