@@ -166,6 +166,7 @@ type sessionCheck struct {
 type chain struct {
 	begun bool
 	hash  string // "" if the last commit could not be read: the next one may link to anything
+	v     int    // the newest version of a commit so far
 }
 
 type executionCheck struct {
@@ -193,7 +194,7 @@ func (v *Verifier) unreadable(rec Record, err error) {
 	}
 	v.ends(rec, s) // as far as its events are known
 	if rec.Subject.Aspect != "" {
-		s.chains[rec.Subject.Aspect] = chain{true, rec.Commit.Hash}
+		s.chains[rec.Subject.Aspect] = chain{true, rec.Commit.Hash, s.chains[rec.Subject.Aspect].v}
 		s.commits[rec.Subject.Aspect]++
 	}
 }
@@ -246,7 +247,7 @@ func (v *Verifier) Add(rec Record) {
 		v.fail(rec, first)
 	}
 	v.last[rec.Position.Shard] = rec.Position.Seq
-	s.chains[rec.Subject.Aspect] = chain{true, rec.Commit.Hash}
+	s.chains[rec.Subject.Aspect] = chain{true, rec.Commit.Hash, max(rec.Commit.V, s.chains[rec.Subject.Aspect].v)}
 	s.commits[rec.Subject.Aspect]++
 }
 
@@ -306,6 +307,9 @@ func (v *Verifier) link(rec Record, s *sessionCheck) string {
 		return fmt.Sprintf("its id does not derive from its command %s", c.Command)
 	}
 	before := s.chains[rec.Subject.Aspect]
+	if c.V < before.v {
+		return fmt.Sprintf("has version %d, after a commit of version %d", c.V, before.v)
+	}
 	switch {
 	case !before.begun && c.Prev != "":
 		v.suspect(rec, s, fmt.Sprintf("links to %s, which is missing before it", c.Prev))

@@ -38,13 +38,33 @@ func newStory(t *testing.T, shards int) *story {
 func (s *story) write(sub events.Subject, epoch uint64, execution string, data ...events.Payload) eventlog.Position {
 	s.t.Helper()
 	s.n++
-	d := events.Draft{ID: eventlogtest.ID(events.KindCommit, fmt.Sprint(s.n)), Actor: events.Actor{Kind: "service", ID: "test"}, Epoch: epoch}
+	d := events.Draft{ID: eventlogtest.ID(events.KindCommit, fmt.Sprint(s.n)), Actor: author(), Epoch: epoch}
 	for i, p := range data {
 		d.Events = append(d.Events, events.Event{
 			ID: eventlogtest.ID(events.KindEvent, fmt.Sprint(s.n, "-", i)), Time: time.Unix(1_750_000_000, 0), ExecutionID: execution, Source: events.FromServer, Data: p,
 		})
 	}
 	return s.draft(sub, d)
+}
+
+// author is an actor with every field.
+func author() events.Actor {
+	return events.Actor{Kind: "key", ID: "key_1", Key: "key_1", User: "ann", Service: "session/test", Address: "192.0.2.1"}
+}
+
+// TestVerify_ChainChangesToVersion2: a chain may begin in version 1 and go on in version 2.
+func TestVerify_ChainChangesToVersion2(t *testing.T) {
+	t.Parallel()
+	s := newStory(t, 1)
+	life, _, exe := session("mixed")
+	for i, v := range []int{1, 1, 2, 2} {
+		s.draft(life, events.Draft{V: v, ID: eventlogtest.ID(events.KindCommit, fmt.Sprint("mixed", i)), Actor: author(), Events: []events.Event{{
+			ID: eventlogtest.ID(events.KindEvent, fmt.Sprint("mixed", i)), Time: time.Unix(1_750_000_000, 0), ExecutionID: exe(i), Source: events.FromServer, Data: events.MessageAccepted{},
+		}}})
+	}
+	if r := s.verify(eventlog.Scope{}); r.Problem != nil || r.Commits != 4 {
+		t.Errorf("%d commits, %v", r.Commits, r.Problem)
+	}
 }
 
 func (s *story) draft(sub events.Subject, d events.Draft) eventlog.Position {
@@ -146,8 +166,18 @@ func TestVerifyFindsWhatWasChanged(t *testing.T) {
 		says   string
 		at     uint64 // where it shows
 	}{
-		"an event":  {2, func(c *events.Commit) { c.Events = []byte(strings.Replace(string(c.Events), "one", "won", 1)) }, "contents hash to", 2},
-		"the actor": {3, func(c *events.Commit) { c.Actor.ID = "someone" }, "contents hash to", 3},
+		"an event":    {2, func(c *events.Commit) { c.Events = []byte(strings.Replace(string(c.Events), "one", "won", 1)) }, "contents hash to", 2},
+		"the actor":   {3, func(c *events.Commit) { c.Actor.ID = "someone" }, "contents hash to", 3},
+		"the key":     {2, func(c *events.Commit) { c.Actor.Key = "key_2" }, "contents hash to", 2},
+		"the user":    {2, func(c *events.Commit) { c.Actor.User = "eve" }, "contents hash to", 2},
+		"the service": {2, func(c *events.Commit) { c.Actor.Service = "" }, "contents hash to", 2},
+		"the address": {2, func(c *events.Commit) { c.Actor.Address = "192.0.2.2" }, "contents hash to", 2},
+		"the version": {2, func(c *events.Commit) { c.V = 1 }, "contents hash to", 2},
+		"a commit of version 1 after one of version 2": {4, func(c *events.Commit) {
+			life, _, _ := session("s")
+			c.V = 1
+			*c = c.Rechain(life, c.Events)
+		}, "has version 1, after a commit of version 2", 4},
 		"the epoch": {3, func(c *events.Commit) { c.Epoch = 9 }, "contents hash to", 3},
 		"the id":    {4, func(c *events.Commit) { c.ID = eventlogtest.ID(events.KindCommit, "else") }, "contents hash to", 4},
 		"a commit, hash and all": {2, func(c *events.Commit) {

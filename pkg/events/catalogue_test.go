@@ -87,7 +87,7 @@ func subjectOf(e events.Entry) events.Subject {
 func golden(t *testing.T, e events.Entry) events.Commit {
 	t.Helper()
 	d := events.Draft{
-		ID: events.Derive(events.KindCommit, "golden", string(e.Type)), Actor: events.Actor{Kind: "executor", ID: events.Derive(events.KindExecutor, "golden")}, Epoch: 3,
+		V: 1, ID: events.Derive(events.KindCommit, "golden", string(e.Type)), Actor: events.Actor{Kind: "executor", ID: events.Derive(events.KindExecutor, "golden")}, Epoch: 3,
 		Events: []events.Event{{
 			ID: events.Derive(events.KindEvent, "golden", string(e.Type)), Time: at, ExecutionID: events.Derive(events.KindExecution, "golden"),
 			ConversationID: events.MainConversation, Source: events.FromRunner, N: 7, Data: filled(e),

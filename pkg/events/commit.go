@@ -2,6 +2,7 @@ package events
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
@@ -11,8 +12,17 @@ import (
 	"strconv"
 )
 
-// CommitVersion is the version of the commit's shape.
-const CommitVersion = 1
+// CommitVersion is the newest version of the commit's shape. Version 2 added to the actor key, user, service and address, and the hash
+// covers them. Every version up to this one is read.
+const CommitVersion = 2
+
+// The most bytes of the fields of an Actor that version 2 added.
+const (
+	MaxUser    = 256
+	maxKey     = 128
+	maxService = 320
+	maxAddress = 64
+)
 
 // MaxCommit is the largest commit in bytes; a longer list of events is split in order.
 const MaxCommit = 900_000
@@ -25,10 +35,40 @@ const MaxInline = 256 << 10
 // commit. The rest of MaxCommit is for the envelope and the state.
 const MaxCommitEvents = 700_000
 
-// Actor is who caused a commit.
+// Actor is who caused a commit, and who wrote it. Commits of version 1 have Kind and ID alone.
 type Actor struct {
 	Kind string `json:"kind"`         // service, executor, key, user
 	ID   string `json:"id,omitempty"` // the service's name, the executor's id, the key's id
+
+	Key     string `json:"key,omitempty"`     // the API key that caused the commit; "root" for the root key, "" for none
+	User    string `json:"user,omitempty"`    // the application's end user, as the holder of the key stated it
+	Service string `json:"service,omitempty"` // the service that wrote the commit, and its copy: session/<copy>
+	Address string `json:"address,omitempty"` // the client's IP address, as the gateway saw it
+}
+
+// IsClient reports whether a client caused the commit: the holder of a key, or anybody where no key is needed.
+func (a Actor) IsClient() bool { return a.Kind == "key" || a.Kind == "user" || a.Address != "" }
+
+// WrittenBy returns the actor of a commit that a service writes for a. Gateways of builds before version 2 name a key in ID alone.
+func (a Actor) WrittenBy(service string) Actor {
+	if a.Kind == "key" {
+		a.Key = cmp.Or(a.Key, a.ID)
+	}
+	a.Service = service
+	return a
+}
+
+// check reports the first field of version 2 that is too long.
+func (a Actor) check() error {
+	for _, f := range []struct {
+		name, value string
+		most        int
+	}{{"key", a.Key, maxKey}, {"user", a.User, MaxUser}, {"service", a.Service, maxService}, {"address", a.Address, maxAddress}} {
+		if len(f.value) > f.most {
+			return fmt.Errorf("actor: %s has %d bytes, at most %d are taken", f.name, len(f.value), f.most)
+		}
+	}
+	return nil
 }
 
 // Commit is one message of the log: events that become true together.
@@ -49,6 +89,7 @@ type Commit struct {
 
 // Draft is a commit before it is sealed into its subject's chain.
 type Draft struct {
+	V       int // version of the commit's shape; 0 means CommitVersion
 	ID      string
 	Command string // that the commit carries out, and that ID derives from; "" for none
 	Actor   Actor
@@ -65,11 +106,20 @@ func (d Draft) Seal(s Subject, prev string) (Commit, error) {
 	if err := CheckID("commit id", KindCommit, d.ID); err != nil {
 		return Commit{}, err
 	}
+	if d.V < 0 || d.V > CommitVersion {
+		return Commit{}, fmt.Errorf("commit %s: version %d is not between 1 and %d", d.ID, d.V, CommitVersion)
+	}
+	if err := d.Actor.check(); err != nil {
+		return Commit{}, fmt.Errorf("commit %s: %w", d.ID, err)
+	}
 	list, err := marshalEvents(d.Events)
 	if err != nil {
 		return Commit{}, fmt.Errorf("encode commit %s: %w", d.ID, err)
 	}
-	c := Commit{V: CommitVersion, ID: d.ID, Actor: d.Actor, Epoch: d.Epoch, Prev: prev, Events: list, Command: d.Command}
+	c := Commit{V: cmp.Or(d.V, CommitVersion), ID: d.ID, Actor: d.Actor, Epoch: d.Epoch, Prev: prev, Events: list, Command: d.Command}
+	if c.V == 1 {
+		c.Actor = c.Actor.version1()
+	}
 	if d.State != nil {
 		if c.State, err = marshal(d.State); err != nil {
 			return Commit{}, fmt.Errorf("encode state of commit %s: %w", d.ID, err)
@@ -79,6 +129,9 @@ func (d Draft) Seal(s Subject, prev string) (Commit, error) {
 	return c, nil
 }
 
+// version1 is the actor as a commit of version 1 has it.
+func (a Actor) version1() Actor { return Actor{Kind: a.Kind, ID: a.ID} }
+
 // Rechain gives the commit with other stored event bytes (large data moved to
 // the object store) and the hash that covers them.
 func (c Commit) Rechain(s Subject, events json.RawMessage) Commit {
@@ -87,12 +140,17 @@ func (c Commit) Rechain(s Subject, events json.RawMessage) Commit {
 	return c
 }
 
-// ComputeHash is the chain's hash: SHA-256 over the length-prefixed parts prev,
-// subject, commit id, actor kind, actor id, epoch (decimal) and the stored
-// bytes of events; in hex.
+// ComputeHash is the chain's hash in hex: SHA-256 over length-prefixed parts. Of version 1 they are prev, subject, commit id, actor kind,
+// actor id, epoch (decimal) and the stored bytes of events. From version 2 on they are the version (decimal), prev, subject, commit id,
+// actor kind, actor id, key, user, service, address, epoch and events.
 func (c Commit) ComputeHash(s Subject) string {
 	h := sha256.New()
-	hashParts(h, c.Prev, s.String(), c.ID, c.Actor.Kind, c.Actor.ID, strconv.FormatUint(c.Epoch, 10), string(c.Events))
+	epoch := strconv.FormatUint(c.Epoch, 10)
+	if c.V < 2 {
+		hashParts(h, c.Prev, s.String(), c.ID, c.Actor.Kind, c.Actor.ID, epoch, string(c.Events))
+	} else {
+		hashParts(h, strconv.Itoa(c.V), c.Prev, s.String(), c.ID, c.Actor.Kind, c.Actor.ID, c.Actor.Key, c.Actor.User, c.Actor.Service, c.Actor.Address, epoch, string(c.Events))
+	}
 	return hex.EncodeToString(h.Sum(nil))
 }
 
@@ -102,8 +160,11 @@ func DecodeCommit(b []byte) (Commit, error) {
 	if err := json.Unmarshal(b, &c); err != nil {
 		return Commit{}, fmt.Errorf("decode commit: %w", err)
 	}
-	if c.V != CommitVersion {
+	if c.V < 1 || c.V > CommitVersion {
 		return Commit{}, fmt.Errorf("commit %s has version %d, known is %d", c.ID, c.V, CommitVersion)
+	}
+	if c.V == 1 {
+		c.Actor = c.Actor.version1() // the hash covers no more
 	}
 	return c, nil
 }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -21,6 +22,7 @@ import (
 // another language must come to the same hashes.
 type vector struct {
 	Name    string        `json:"name"`
+	V       int           `json:"v,omitempty"` // of the commit; 0 means 1
 	Prev    string        `json:"prev"`
 	Subject vectorSubject `json:"subject"`
 	ID      string        `json:"id"`
@@ -47,8 +49,9 @@ func vectors(t *testing.T) []vector {
 	if err := json.Unmarshal(b, &list); err != nil {
 		t.Fatal(err)
 	}
-	if len(list) < 8 {
-		t.Fatalf("there are %d vectors only", len(list))
+	newest := slices.ContainsFunc(list, func(v vector) bool { return v.V == events.CommitVersion && v.Actor.User != "" })
+	if len(list) < 8 || !newest {
+		t.Fatalf("there are %d vectors only, or none of version %d", len(list), events.CommitVersion)
 	}
 	return list
 }
@@ -63,7 +66,7 @@ func TestHashVectors(t *testing.T) {
 		if got := v.subject().String(); got != v.Subject.NATS {
 			t.Errorf("%s: the subject is %s, want %s", v.Name, got, v.Subject.NATS)
 		}
-		c := events.Commit{ID: v.ID, Actor: v.Actor, Epoch: v.Epoch, Prev: v.Prev, Events: json.RawMessage(v.Events), State: json.RawMessage(`"not hashed"`)}
+		c := events.Commit{V: v.V, ID: v.ID, Actor: v.Actor, Epoch: v.Epoch, Prev: v.Prev, Events: json.RawMessage(v.Events), State: json.RawMessage(`"not hashed"`)}
 		if got := c.ComputeHash(v.subject()); got != v.Hash {
 			t.Errorf("%s: the hash is %s, want %s", v.Name, got, v.Hash)
 		}
@@ -77,7 +80,11 @@ func TestHashVectors(t *testing.T) {
 // parts, each after its length in eight bytes, big endian.
 func independent(v vector) string {
 	var b bytes.Buffer
-	for _, part := range []string{v.Prev, v.Subject.NATS, v.ID, v.Actor.Kind, v.Actor.ID, fmt.Sprint(v.Epoch), v.Events} {
+	parts := []string{v.Prev, v.Subject.NATS, v.ID, v.Actor.Kind, v.Actor.ID, fmt.Sprint(v.Epoch), v.Events}
+	if v.V == 2 {
+		parts = []string{"2", v.Prev, v.Subject.NATS, v.ID, v.Actor.Kind, v.Actor.ID, v.Actor.Key, v.Actor.User, v.Actor.Service, v.Actor.Address, fmt.Sprint(v.Epoch), v.Events}
+	}
+	for _, part := range parts {
 		if err := binary.Write(&b, binary.BigEndian, uint64(len(part))); err != nil {
 			panic(err) // a buffer does not fail
 		}
@@ -92,9 +99,10 @@ func independent(v vector) string {
 func TestHashCoversEverything(t *testing.T) {
 	t.Parallel()
 	s := events.RunOf("acme", events.Derive(events.KindSession, "a"))
-	base := events.Commit{ID: "cmt_a", Actor: events.Actor{Kind: "executor", ID: "x"}, Epoch: 3, Prev: "ab", Events: json.RawMessage(`[1]`)}
-	hash := base.ComputeHash(s)
-	for name, change := range map[string]func(*events.Commit, *events.Subject){
+	first := events.Commit{V: 1, ID: "cmt_a", Actor: events.Actor{Kind: "executor", ID: "x"}, Epoch: 3, Prev: "ab", Events: json.RawMessage(`[1]`)}
+	second := first
+	second.V, second.Actor = 2, events.Actor{Kind: "executor", ID: "x", Key: "k", User: "u", Service: "s", Address: "a"}
+	changes := map[string]func(*events.Commit, *events.Subject){
 		"prev":            func(c *events.Commit, _ *events.Subject) { c.Prev = "ac" },
 		"tenant":          func(_ *events.Commit, s *events.Subject) { s.Tenant = "acmf" },
 		"session":         func(_ *events.Commit, s *events.Subject) { s.ID = events.Derive(events.KindSession, "b") },
@@ -108,17 +116,61 @@ func TestHashCoversEverything(t *testing.T) {
 		"moved text":      func(c *events.Commit, _ *events.Subject) { c.Actor = events.Actor{Kind: "executorx"} },
 		"moved id text":   func(c *events.Commit, _ *events.Subject) { c.ID, c.Actor.Kind = "cmt_aexecutor", "" },
 		"moved the epoch": func(c *events.Commit, _ *events.Subject) { c.Actor.ID, c.Epoch = "x3", 0 },
-	} {
-		c, sub := base, s
-		change(&c, &sub)
-		if c.ComputeHash(sub) == hash {
-			t.Errorf("%s: the hash stays the same", name)
+		"version":         func(c *events.Commit, _ *events.Subject) { c.V = 3 - c.V },
+	}
+	for _, base := range []events.Commit{first, second} {
+		if base.V == 2 {
+			for name, field := range map[string]func(*events.Actor){
+				"key":                   func(a *events.Actor) { a.Key = "l" },
+				"user":                  func(a *events.Actor) { a.User = "v" },
+				"service":               func(a *events.Actor) { a.Service = "t" },
+				"address":               func(a *events.Actor) { a.Address = "b" },
+				"moved text to user":    func(a *events.Actor) { a.Key, a.User = "", "ku" },
+				"moved text to service": func(a *events.Actor) { a.Service, a.Address = "sa", "" },
+			} {
+				changes[name] = func(c *events.Commit, _ *events.Subject) { field(&c.Actor) }
+			}
+		}
+		hash := base.ComputeHash(s)
+		for name, change := range changes {
+			c, sub := base, s
+			change(&c, &sub)
+			if c.ComputeHash(sub) == hash {
+				t.Errorf("version %d, %s: the hash stays the same", base.V, name)
+			}
+		}
+		c := base
+		c.State, c.Hash = json.RawMessage(`1`), "x"
+		if c.ComputeHash(s) != hash {
+			t.Errorf("version %d: state or hash are hashed", base.V)
 		}
 	}
-	c := base
-	c.State, c.Hash, c.V = json.RawMessage(`1`), "x", 9
-	if c.ComputeHash(s) != hash {
-		t.Error("state, hash or version are hashed")
+}
+
+// TestVersion1_HasNoMoreThanItsHashCovers: a commit of version 1 is written without the fields that came later, and such fields in a
+// message of version 1 are not read, since nothing proves them.
+func TestVersion1_HasNoMoreThanItsHashCovers(t *testing.T) {
+	t.Parallel()
+	s := events.LifeOf("acme", events.Derive(events.KindSession, "a"))
+	d := events.Draft{
+		V: 1, ID: events.Derive(events.KindCommit, "a"), Actor: events.Actor{Kind: "key", ID: "key_1", Key: "key_1", User: "ann", Service: "session/a", Address: "192.0.2.1"},
+		Events: []events.Event{{ID: "evt_a", Data: events.SessionDeleted{}}},
+	}
+	want := events.Actor{Kind: "key", ID: "key_1"}
+	c, err := d.Seal(s, "")
+	if err != nil || c.V != 1 || c.Actor != want {
+		t.Fatalf("sealed as version %d by %+v, %v", c.V, c.Actor, err)
+	}
+	b, err := c.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	forged := bytes.Replace(b, []byte(`"id":"key_1"`), []byte(`"id":"key_1","key":"key_2","user":"eve","address":"192.0.2.2"`), 1)
+	if got, err := events.DecodeCommit(forged); err != nil || got.Actor != want || got.ComputeHash(s) != c.Hash {
+		t.Errorf("read as %+v, %v", got.Actor, err)
+	}
+	if c, err = (events.Draft{ID: d.ID, Actor: d.Actor, Events: d.Events}).Seal(s, ""); err != nil || c.V != 2 || c.Actor != d.Actor {
+		t.Errorf("a draft of no version is sealed as version %d by %+v, %v", c.V, c.Actor, err)
 	}
 }
 
@@ -130,11 +182,13 @@ func TestSealRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, change := range map[string]func(*events.Draft){
-		"no events": func(d *events.Draft) { d.Events = nil },
-		"no id":     func(d *events.Draft) { d.ID = "" },
-		"a bad id":  func(d *events.Draft) { d.ID = "cmt_>" },
-		"no data":   func(d *events.Draft) { d.Events = []events.Event{{ID: "evt_a"}} },
-		"bad state": func(d *events.Draft) { d.State = func() {} },
+		"no events":                 func(d *events.Draft) { d.Events = nil },
+		"no id":                     func(d *events.Draft) { d.ID = "" },
+		"a bad id":                  func(d *events.Draft) { d.ID = "cmt_>" },
+		"no data":                   func(d *events.Draft) { d.Events = []events.Event{{ID: "evt_a"}} },
+		"a version that is to come": func(d *events.Draft) { d.V = events.CommitVersion + 1 },
+		"a long user":               func(d *events.Draft) { d.Actor.User = strings.Repeat("u", events.MaxUser+1) },
+		"bad state":                 func(d *events.Draft) { d.State = func() {} },
 		"bad json": func(d *events.Draft) {
 			d.Events = []events.Event{{Data: events.Opaque{Name: "x", Raw: json.RawMessage(`{`)}}}
 		},
@@ -149,7 +203,7 @@ func TestSealRefuses(t *testing.T) {
 
 func TestDecodeCommitRefuses(t *testing.T) {
 	t.Parallel()
-	for _, bad := range []string{"", "{", "[]", `{"v":2,"id":"cmt_a"}`, `{"id":"cmt_a"}`, "\x00"} {
+	for _, bad := range []string{"", "{", "[]", `{"v":3,"id":"cmt_a"}`, `{"id":"cmt_a"}`, "\x00"} {
 		if _, err := events.DecodeCommit([]byte(bad)); err == nil {
 			t.Errorf("%q was read as a commit", bad)
 		}
@@ -215,7 +269,8 @@ func TestStoredBytesAreStable(t *testing.T) {
 		text := rapid.String().Draw(t, "text")
 		s := events.LifeOf("acme", events.Derive(events.KindSession, "a"))
 		c, err := events.Draft{
-			ID: events.Derive(events.KindCommit, text), Actor: events.Actor{Kind: rapid.String().Draw(t, "kind"), ID: text},
+			V: rapid.IntRange(0, 2).Draw(t, "version"), ID: events.Derive(events.KindCommit, text),
+			Actor: events.Actor{Kind: rapid.String().Draw(t, "kind"), ID: text, User: rapid.StringN(0, -1, events.MaxUser).Draw(t, "user")},
 			Epoch: rapid.Uint64().Draw(t, "epoch"), State: text,
 			Events: []events.Event{{ID: text, Time: at, Source: events.FromServer, Data: events.MessageAccepted{Content: text}}},
 		}.Seal(s, "")
@@ -289,12 +344,14 @@ func FuzzDecodeCommit(f *testing.F) {
 func TestEncode_KeepsEveryField(t *testing.T) {
 	t.Parallel()
 	want := events.Commit{
-		V: events.CommitVersion, ID: "com_1", Actor: events.Actor{Kind: "user", ID: "key_1"}, Epoch: 3, Prev: "ab", Hash: "cd",
+		V: events.CommitVersion, ID: "com_1", Actor: events.Actor{Kind: "user", ID: "key_1", Key: "key_1", User: "Änne \"x\"", Service: "session/a:1", Address: "2001:db8::1"}, Epoch: 3, Prev: "ab", Hash: "cd",
 		Events: json.RawMessage(`[{"a":1}]`), State: json.RawMessage(`{"v":1}`), Command: "cmd_1",
 	}
-	for v, i := reflect.ValueOf(want), 0; i < v.NumField(); i++ {
-		if v.Field(i).IsZero() {
-			t.Fatalf("the commit of this test has no %s", v.Type().Field(i).Name)
+	for _, v := range []reflect.Value{reflect.ValueOf(want), reflect.ValueOf(want.Actor)} {
+		for i := range v.NumField() {
+			if v.Field(i).IsZero() {
+				t.Fatalf("the commit of this test has no %s", v.Type().Field(i).Name)
+			}
 		}
 	}
 	b, err := want.Encode()

@@ -66,8 +66,12 @@ func (c Commit) Encode() ([]byte, error) {
 	b = strconv.AppendInt(append(b, `{"v":`...), int64(c.V), 10)
 	b = appendString(append(b, `,"id":`...), c.ID)
 	b = appendString(append(b, `,"actor":{"kind":`...), c.Actor.Kind)
-	if c.Actor.ID != "" {
-		b = appendString(append(b, `,"id":`...), c.Actor.ID)
+	for _, f := range [...]struct{ name, value string }{
+		{`,"id":`, c.Actor.ID}, {`,"key":`, c.Actor.Key}, {`,"user":`, c.Actor.User}, {`,"service":`, c.Actor.Service}, {`,"address":`, c.Actor.Address},
+	} {
+		if f.value != "" {
+			b = appendString(append(b, f.name...), f.value)
+		}
 	}
 	b = append(b, '}')
 	if c.Epoch != 0 {

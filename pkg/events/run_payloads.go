@@ -1,5 +1,7 @@
 package events
 
+import "time"
+
 // ExecutionClaimed says which executor now writes for the session's runs.
 type ExecutionClaimed struct {
 	Epoch    uint64 `json:"epoch"`
@@ -206,6 +208,17 @@ type RunRetired struct {
 	Usage []DayUsage `json:"usage,omitempty"` // what the session took up to its deletion, ascending by day
 	Life  uint32     `json:"life,omitempty"`  // commits of the life subject before session_deleted
 	Runs  uint32     `json:"runs,omitempty"`  // commits of the run subject before this one
+
+	Audit []Audited `json:"audit,omitempty"` // who did what on the life subject before session_deleted, ascending by seq; of many the newest
+}
+
+// Audited is who did what by a commit, without its content.
+type Audited struct {
+	Seq         uint64    `json:"seq"`  // of the commit, in the stream of its shard
+	Time        time.Time `json:"time"` // when the log stored it
+	Actor       Actor     `json:"actor"`
+	ExecutionID string    `json:"executionId,omitempty"` // that the first event with one names
+	Types       []Type    `json:"types"`                 // of its events, each once
 }
 
 // DayUsage is what a session took on a day.

@@ -53,6 +53,8 @@ const (
 	TenantUsage   = "tenant_usage"
 	TenantBudgets = "tenant_budgets"
 	TenantLimits  = "tenant_limits"
+
+	Audit = "audit"
 )
 
 //go:embed migrations/*.sql

@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/events"
 )
 
 // Config says how an installation is laid out.
@@ -24,6 +26,9 @@ type Config struct {
 	KeyIDs []string
 	// KeysLost says that keys which signed commits so far are lost: what the log holds now counts as not signed, and KeyIDs alone are recorded.
 	KeysLost bool
+	// CommitVersion is the version of commits that the log's writers are to write from their next start on. 0 means events.CommitVersion,
+	// which builds that do not know it cannot read; a version below what is recorded is an error.
+	CommitVersion int
 }
 
 func (c Config) validate() error {
@@ -32,6 +37,9 @@ func (c Config) validate() error {
 	}
 	if c.Replicas < 0 || c.Replicas > 5 {
 		return fmt.Errorf("replicas: %d must be 1 to 5", c.Replicas)
+	}
+	if c.CommitVersion < 0 || c.CommitVersion > events.CommitVersion {
+		return fmt.Errorf("commit-version: %d must be 1 to %d", c.CommitVersion, events.CommitVersion)
 	}
 	return nil
 }
@@ -80,11 +88,7 @@ func Provision(ctx context.Context, js jetstream.JetStream, cfg Config) error {
 	}
 	for _, s := range Streams(installed) {
 		s.Config.Metadata = map[string]string{shardsKey: strconv.Itoa(installed)}
-		signed := cfg
-		if !strings.HasPrefix(s.Config.Name, "EVENTS-") {
-			signed.KeyIDs = nil
-		}
-		if err := ensureStream(ctx, js, s.Config, signed); err != nil {
+		if err := ensureStream(ctx, js, s.Config, cfg); err != nil {
 			return fmt.Errorf("provision stream %s: %w", s.Config.Name, err)
 		}
 	}
@@ -102,7 +106,9 @@ func ensureStream(ctx context.Context, js jetstream.JetStream, want jetstream.St
 	}
 	s, err := js.Stream(ctx, want.Name)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		maps.Copy(want.Metadata, signingMetadata(jetstream.StreamInfo{}, cfg))
+		if err := logMetadata(want, jetstream.StreamInfo{}, cfg); err != nil {
+			return err
+		}
 		_, err = js.CreateStream(ctx, want)
 		if !errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
 			return err
@@ -120,7 +126,9 @@ func ensureStream(ctx context.Context, js jetstream.JetStream, want jetstream.St
 	if cfg.Replicas == 0 {
 		want.Replicas = have.Replicas
 	}
-	maps.Copy(want.Metadata, signingMetadata(*s.CachedInfo(), cfg))
+	if err := logMetadata(want, *s.CachedInfo(), cfg); err != nil {
+		return err
+	}
 	next := merge(have, want)
 	if equal(have, next) {
 		return nil
@@ -128,6 +136,23 @@ func ensureStream(ctx context.Context, js jetstream.JetStream, want jetstream.St
 	_, err = js.UpdateStream(ctx, next)
 	return err
 }
+
+// logMetadata adds to a stream of the log what it records of signatures and of the version of commits.
+func logMetadata(want jetstream.StreamConfig, have jetstream.StreamInfo, cfg Config) error {
+	if !isLog(want.Name) {
+		return nil
+	}
+	version, err := commitMetadata(have, cfg)
+	if err != nil {
+		return err
+	}
+	maps.Copy(want.Metadata, version)
+	maps.Copy(want.Metadata, signingMetadata(have, cfg))
+	return nil
+}
+
+// isLog reports whether a stream is one of the log's.
+func isLog(stream string) bool { return strings.HasPrefix(stream, "EVENTS-") }
 
 // checkImmutable names the first setting that differs and that the server can never change.
 func checkImmutable(have, want jetstream.StreamConfig) error {

@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/natsserver/natstest"
 	"github.com/spoolhq/spool/pkg/topology"
 )
@@ -70,7 +71,7 @@ func TestProvisionConcurrently(t *testing.T) {
 func TestProvisionRefusesWhatCannotChange(t *testing.T) {
 	t.Parallel()
 	ctx, js := connect(t)
-	for _, bad := range []topology.Config{{Shards: 3}, {Shards: 16}, {Shards: -1}, {Replicas: 6}} {
+	for _, bad := range []topology.Config{{Shards: 3}, {Shards: 16}, {Shards: -1}, {Replicas: 6}, {CommitVersion: -1}, {CommitVersion: events.CommitVersion + 1}} {
 		if err := topology.Provision(ctx, js, bad); err == nil {
 			t.Errorf("%+v was accepted", bad)
 		}
@@ -184,5 +185,56 @@ func TestDeadKeepsWhatTheServerGivesUp(t *testing.T) {
 	}
 	if want := "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.COMMANDS.session"; advisory.Subject() != want {
 		t.Errorf("DEAD keeps %s, want %s", advisory.Subject(), want)
+	}
+}
+
+// TestProvision_CommitVersion: a new log begins with the newest version of commits; one from before versions were recorded keeps version 1
+// until it is provisioned, and then too if that is asked for. No log goes back.
+func TestProvision_CommitVersion(t *testing.T) {
+	t.Parallel()
+	ctx, js := connect(t)
+	version := func() int {
+		t.Helper()
+		s, err := topology.ReadSigning(ctx, js, 2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s.CommitVersion
+	}
+	provision := func(cfg topology.Config) {
+		t.Helper()
+		if err := topology.Provision(ctx, js, cfg); err != nil {
+			t.Fatal(err)
+		}
+	}
+	provision(topology.Config{Shards: 2})
+	if v := version(); v != events.CommitVersion {
+		t.Errorf("a new log has commits of version %d", v)
+	}
+	if err := topology.Provision(ctx, js, topology.Config{CommitVersion: 1}); err == nil || !strings.HasPrefix(err.Error(), "provision stream EVENTS-0: commit-version: ") {
+		t.Errorf("a log goes back to version 1: %v", err)
+	}
+	// As a build left it that did not record a version.
+	for _, name := range []string{"EVENTS-0", "EVENTS-1"} {
+		s, err := js.Stream(ctx, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := s.CachedInfo().Config
+		delete(c.Metadata, "spool-commit-version")
+		if _, err := js.UpdateStream(ctx, c); err != nil {
+			t.Fatal(err)
+		}
+		if v := version(); v != 1 {
+			t.Errorf("without the record of %s the log has commits of version %d", name, v)
+		}
+	}
+	provision(topology.Config{CommitVersion: 1})
+	if v := version(); v != 1 {
+		t.Errorf("provisioned for version 1, the log has commits of version %d", v)
+	}
+	provision(topology.Config{})
+	if v := version(); v != events.CommitVersion {
+		t.Errorf("provisioned again, the log has commits of version %d", v)
 	}
 }

@@ -1,6 +1,7 @@
 package topology
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -8,20 +9,25 @@ import (
 	"strings"
 
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/events"
 )
 
 // Metadata of the log's streams.
 const (
 	signedAfterKey = "spool-signed-after"
 	signingKeysKey = "spool-signing-keys"
+	commitKey      = "spool-commit-version"
 )
 
-// Signing says which commits of the log have to be signed, and by which keys.
+// Signing says which commits of the log have to be signed, and by which keys, and in which version writers write them.
 type Signing struct {
 	// After holds, for each shard, the sequence after which commits are signed.
 	After []uint64
 	// Keys are the names of the keys that have been used, role/id. None means that the log is not signed.
 	Keys []string
+	// CommitVersion is the version of the commits that writers write; 0 means 1, which every build reads.
+	CommitVersion int
 }
 
 // Required reports whether a commit has to be signed.
@@ -32,15 +38,23 @@ func (s Signing) Required(shard int, seq uint64) bool {
 // ReadSigning asks what Provision recorded of an installation with a number of shards.
 func ReadSigning(ctx context.Context, js jetstream.JetStream, shards int) (Signing, error) {
 	var s Signing
+	signed := true
 	for shard := range shards {
 		stream, err := js.Stream(ctx, EventsStream(shard))
 		if err != nil {
 			return Signing{}, fmt.Errorf("look for %s: %w", EventsStream(shard), err)
 		}
 		metadata := stream.CachedInfo().Config.Metadata
+		version, err := commitVersion(metadata)
+		if err != nil {
+			return Signing{}, fmt.Errorf("stream %s: %w", EventsStream(shard), err)
+		}
+		if shard == 0 || version < s.CommitVersion {
+			s.CommitVersion = version
+		}
 		keys := strings.Fields(metadata[signingKeysKey])
-		if len(keys) == 0 {
-			return Signing{}, nil // Provision has not come to the last shard, so nobody signs yet
+		if signed = signed && len(keys) > 0; !signed {
+			continue
 		}
 		after, err := strconv.ParseUint(metadata[signedAfterKey], 10, 64)
 		if err != nil {
@@ -53,7 +67,37 @@ func ReadSigning(ctx context.Context, js jetstream.JetStream, shards int) (Signi
 			}
 		}
 	}
+	if !signed { // Provision has not come to the last shard, so nobody signs yet
+		s.After, s.Keys = nil, nil
+	}
 	return s, nil
+}
+
+// commitVersion is the version of commits that a stream of the log records; 1 if it records none.
+func commitVersion(metadata map[string]string) (int, error) {
+	text, recorded := metadata[commitKey]
+	if !recorded {
+		return 1, nil
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 {
+		return 0, fmt.Errorf("metadata %s is %q, not a version of commits", commitKey, text)
+	}
+	return n, nil
+}
+
+// commitMetadata is what a stream of the log is to record of the version of commits. The version never goes down: writers that know
+// the newer one do not go back to the older, and readers that do not know it are stopped already.
+func commitMetadata(have jetstream.StreamInfo, cfg Config) (map[string]string, error) {
+	installed, err := commitVersion(have.Config.Metadata)
+	if err != nil {
+		return nil, err
+	}
+	want := cmp.Or(cfg.CommitVersion, events.CommitVersion)
+	if cfg.CommitVersion != 0 && cfg.CommitVersion < installed {
+		return nil, fmt.Errorf("commit-version: the log may hold commits of version %d already, and cannot go back to %d", installed, cfg.CommitVersion)
+	}
+	return map[string]string{commitKey: strconv.Itoa(max(want, installed))}, nil
 }
 
 // signingMetadata is what a stream of the log is to record of the keys that are given, beside what it has recorded.

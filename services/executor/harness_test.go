@@ -112,7 +112,7 @@ func newBenchOn(t *testing.T, s script, url string, nc *nats.Conn) *bench {
 
 func openLog(t *testing.T, js jetstream.JetStream) eventlog.Log {
 	t.Helper()
-	log, err := jslog.New(jslog.Config{JetStream: js, Shards: 1, Logger: natstest.Logger(t)})
+	log, err := jslog.New(jslog.Config{JetStream: js, Shards: 1, Signing: topology.Signing{CommitVersion: events.CommitVersion}, Logger: natstest.Logger(t)})
 	if err != nil {
 		t.Fatal(err)
 	}

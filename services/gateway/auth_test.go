@@ -52,7 +52,7 @@ func TestKeys(t *testing.T) {
 	acme := g.as(key)
 	id := acme.do("POST", "/api/sessions", `{}`).want(t, 201).text("sessionId")
 	acme.get("/api/sessions/"+id).want(t, 200)
-	if c := s.commands(t)[1]; c.Tenant != "acme" || c.Actor != (events.Actor{Kind: "key", ID: made.text("keyId")}) {
+	if c := s.commands(t)[1]; c.Tenant != "acme" || c.Actor != (events.Actor{Kind: "key", ID: made.text("keyId"), Key: made.text("keyId"), Address: "127.0.0.1"}) {
 		t.Errorf("the command says %+v", c)
 	}
 	if list := acme.get("/api/keys").want(t, 200); !strings.Contains(string(list.body), made.text("keyId")) || strings.Contains(string(list.body), key) {

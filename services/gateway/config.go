@@ -27,6 +27,7 @@ type Config struct {
 	TLSCert              string        `name:"tls-cert" placeholder:"FILE" help:"PEM file of the certificate, with its chain, that HTTP and gRPC are served with. It is read again when it changes." env:"SPOOL_TLS_CERT"`
 	TLSKey               string        `name:"tls-key" placeholder:"FILE" help:"PEM file of the private key of tls-cert." env:"SPOOL_TLS_KEY"`
 	BehindTLSProxy       bool          `name:"behind-tls-proxy" default:"false" help:"A proxy in front of this gateway speaks TLS with clients: listen beyond loopback without tls-cert." env:"SPOOL_BEHIND_TLS_PROXY"`
+	TrustedProxies       []string      `help:"Addresses and networks (CIDR) of proxies in front of this gateway: from them alone the client's address is taken from X-Forwarded-For. With behind-tls-proxy, empty means every connection." env:"SPOOL_TRUSTED_PROXIES"`
 	PublishedAddress     string        `help:"Host address on which a container engine publishes the listeners, which then are reached there alone: without TLS it has to be on loopback." env:"SPOOL_PUBLISHED_ADDRESS"`
 	Auth                 string        `help:"Who is let in: keys, or off, which serves everybody as tenant default and is refused beyond loopback." default:"off" enum:"off,keys" env:"SPOOL_AUTH"`
 	RootKey              string        `help:"A key of 32 characters or more that makes API keys and sets limits and budgets, of any tenant, and does nothing else." env:"SPOOL_ROOT_KEY"`
@@ -130,10 +131,20 @@ func (c *Config) validate() error {
 	if _, err := c.recipients(); err != nil {
 		return fmt.Errorf("secrets-recipient: %w", err)
 	}
+	if _, err := c.proxies(); err != nil {
+		return err
+	}
 	if _, err := certificate.CheckPair(c.TLSCert, c.TLSKey); err != nil {
 		return err
 	}
 	return errors.Join(c.checkListen("listen", c.Listen), c.checkListen("grpc-listen", c.GRPCListen))
+}
+
+// proxies returns who is believed to name the client's address.
+func (c *Config) proxies() (auth.Proxies, error) {
+	p, err := auth.ParseProxies(c.TrustedProxies)
+	p.Any = c.BehindTLSProxy && len(c.TrustedProxies) == 0
+	return p, err
 }
 
 // checkListen refuses to serve beyond this machine those without a key, and anybody without TLS.

@@ -122,6 +122,10 @@ func (g *Gateway) build(js jetstream.JetStream) error {
 		return err
 	}
 	g.store = reads.New(g.deps.Pool, reads.Config{Log: log})
+	proxies, err := g.cfg.proxies()
+	if err != nil {
+		return fmt.Errorf("gateway: %w", err)
+	}
 	letIn, err := auth.New(auth.Config{Required: g.cfg.Auth == AuthKeys, RootKey: g.cfg.RootKey, Keys: g.store})
 	if err != nil {
 		return err
@@ -165,7 +169,7 @@ func (g *Gateway) build(js jetstream.JetStream) error {
 		Cut:    func(code string) { counts.Cut("ws", code) },
 	})
 	handler, err := rest.New(rest.Config{
-		API: server, Auth: letIn, Metrics: counts, Logger: g.deps.Logger, Ready: g.check, Socket: g.socket,
+		API: server, Auth: letIn, Proxies: proxies, Metrics: counts, Logger: g.deps.Logger, Ready: g.check, Socket: g.socket,
 		Admission: admit, MaxRequest: g.cfg.MaxRequest, MaxFile: g.cfg.MaxFile, ReadTimeout: g.cfg.ReadTimeout,
 		Guard: guard.Guard{Origins: g.cfg.AllowedOrigins, Loopback: g.cfg.Auth == AuthOff},
 		SSE: sse.New(sse.Config{
@@ -194,7 +198,7 @@ func (g *Gateway) build(js jetstream.JetStream) error {
 		g.http.MaxHeaderBytes, g.http.HTTP2 = rest.MaxHeader, &http.HTTP2Config{MaxConcurrentStreams: maxStreams}
 	}
 	g.grpc = rpc.New(rpc.Config{
-		API: server, Auth: letIn, Admission: admit, Metrics: counts, Logger: g.deps.Logger, MaxRequest: g.cfg.MaxRequest, ReadTimeout: g.cfg.ReadTimeout,
+		API: server, Auth: letIn, Proxies: proxies, Admission: admit, Metrics: counts, Logger: g.deps.Logger, MaxRequest: g.cfg.MaxRequest, ReadTimeout: g.cfg.ReadTimeout,
 		TLS: secure,
 	})
 	return nil

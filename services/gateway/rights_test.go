@@ -75,7 +75,7 @@ var (
 		"DeadLetters/ListDeadLetters", "DeadLetters/GetDeadLetter", "DeadLetters/RetryDeadLetter", "DeadLetters/DropDeadLetter",
 		"Budgets/ListBudgets", "Limits/GetLimits",
 	}
-	forAdmins = []string{"Keys/CreateKey", "Keys/ListKeys", "Keys/RevokeKey"}
+	forAdmins = []string{"Keys/CreateKey", "Keys/ListKeys", "Keys/RevokeKey", "Audit/ListAudit"}
 	// Of the root key alone, so that no role reaches them.
 	forRoot = []string{"Budgets/SetBudget", "Budgets/RemoveBudget", "Limits/SetLimits", "Limits/RemoveLimits"}
 )

@@ -33,6 +33,7 @@ var order = []struct{ table, key string }{
 	{readmodel.TenantUsage, "tenant, id"},
 	{readmodel.TenantBudgets, "tenant, period"},
 	{readmodel.TenantLimits, "tenant"},
+	{readmodel.Audit, "tenant, shard, seq"},
 	{readmodel.Poison, "position"},
 }
 

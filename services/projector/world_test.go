@@ -71,7 +71,7 @@ func newWorldOn(t testing.TB, shards int, cfg natsserver.Config) *world {
 	if err := topology.Provision(t.Context(), js, topology.Config{Shards: shards}); err != nil {
 		t.Fatal(err)
 	}
-	log, err := jslog.New(jslog.Config{JetStream: js, Shards: shards})
+	log, err := jslog.New(jslog.Config{JetStream: js, Shards: shards, Signing: topology.Signing{CommitVersion: events.CommitVersion}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -346,7 +346,7 @@ func (f *follower) next() readmodel.Live {
 var tables = []string{
 	readmodel.Sessions, readmodel.DeletedSessions, readmodel.Executions, readmodel.Blocks, readmodel.Events, readmodel.ToolCalls,
 	readmodel.Conversations, readmodel.Sandboxes, readmodel.Files, readmodel.Usage, readmodel.Keys, readmodel.Poison, readmodel.CatalogueEntries, readmodel.CatalogueVersions,
-	readmodel.TenantUsage, readmodel.TenantBudgets, readmodel.TenantLimits,
+	readmodel.TenantUsage, readmodel.TenantBudgets, readmodel.TenantLimits, readmodel.Audit,
 }
 
 // dump is the whole read model, text in flight apart.

@@ -74,7 +74,8 @@ func TestSessionOfAnAgentGetsADefaultInstance(t *testing.T) {
 		}
 	}
 	head, err := s.ses.Log.Last(t.Context(), want.Subject(events.Instance, "default"), eventlog.Leader)
-	if err != nil || head.Commit.Actor != (events.Actor{Kind: "service", ID: "session"}) {
+	actor := head.Commit.Actor
+	if service, copied, _ := strings.Cut(actor.Service, "/"); err != nil || actor.Kind != "service" || actor.ID != "session" || service != "session" || copied == "" {
 		t.Errorf("made by %+v, %v", head.Commit.Actor, err)
 	}
 

@@ -10,8 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
-	"strconv"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -183,11 +181,9 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		return nil, errors.New("session service: NATS, Log and Logger are required")
 	}
 	if deps.Copy == "" {
-		host, err := os.Hostname()
-		if err != nil {
-			return nil, fmt.Errorf("session service: name this copy: %w", err)
+		if deps.Copy, err = eventlog.Copy(); err != nil {
+			return nil, fmt.Errorf("session service: %w", err)
 		}
-		deps.Copy = host + ":" + strconv.Itoa(os.Getpid())
 	}
 	js, err := jetstream.New(deps.NATS)
 	if err != nil {
@@ -225,7 +221,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	sessions := eventlog.Sessions{Log: deps.Log}
 	s.react = reactor.New(reactor.Config{
 		Sessions: sessions, JetStream: js, Publisher: publisher, Leases: s.leases, Budgets: s.budgets, Now: deps.Now, Logger: deps.Logger,
-		Copy: deps.Copy, Reacted: counts.reacted, Published: counts.jobs.Inc, Ended: s.ended,
+		Service: "session/" + deps.Copy, Reacted: counts.reacted, Published: counts.jobs.Inc, Ended: s.ended,
 		Forget: func(ctx context.Context, tenant, execution string) error {
 			kv, err := secret.Bucket(ctx, js)
 			if err != nil {
@@ -243,7 +239,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		Images:      cfg.images,
 		HostPaths:   hostpath.Policy{Roots: cfg.HostPaths, Private: cfg.Private},
 		IdleTimeout: cfg.IdleTimeout, TurnLimit: cfg.TurnLimit, SessionLimit: cfg.SessionLimit,
-		SyncInterval: cfg.SyncInterval, HealthInterval: cfg.HealthInterval, SandboxMaxAge: cfg.SandboxMaxAge, Logger: deps.Logger,
+		SyncInterval: cfg.SyncInterval, HealthInterval: cfg.HealthInterval, SandboxMaxAge: cfg.SandboxMaxAge, Logger: deps.Logger, Service: "session/" + deps.Copy,
 		Done: counts.command, Dead: &deadLetters{stream: bus.NewStreamHandle(js, topology.StreamDead), react: s.react},
 	})
 	if err := s.handle(commands); err != nil {

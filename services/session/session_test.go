@@ -49,7 +49,7 @@ func newStackOn(t *testing.T, srv *natsserver.Server) *stack {
 	js, err := jetstream.New(nc)
 	must(t, err)
 	must(t, topology.Provision(t.Context(), js, topology.Config{}))
-	log, err := jslog.New(jslog.Config{JetStream: js})
+	log, err := jslog.New(jslog.Config{JetStream: js, Signing: topology.Signing{CommitVersion: events.CommitVersion}})
 	must(t, err)
 	return &stack{t, srv, nc, js, log, eventlog.Sessions{Log: log}}
 }
@@ -86,7 +86,7 @@ func (s *stack) copy(name string, cfg session.Config) *running {
 	nc := natstest.Conn(s.t, s.srv)
 	js, err := jetstream.New(nc)
 	must(s.t, err)
-	log, err := jslog.New(jslog.Config{JetStream: js})
+	log, err := jslog.New(jslog.Config{JetStream: js, Signing: topology.Signing{CommitVersion: events.CommitVersion}})
 	must(s.t, err)
 	svc, err := session.New(cfg, session.Deps{NATS: nc, Log: log, Logger: slog.New(slog.DiscardHandler), Copy: name})
 	must(s.t, err)

@@ -97,14 +97,18 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		deps.Now = clock.Now
 	}
 	s := &Service{cfg: cfg, deps: deps, js: js, clock: clock}
-	if err := s.route(newMetrics(deps.Metrics)); err != nil {
+	own, err := eventlog.Copy()
+	if err != nil {
+		return nil, fmt.Errorf("skills service: %w", err)
+	}
+	if err := s.route("skills/"+own, newMetrics(deps.Metrics)); err != nil {
 		return nil, fmt.Errorf("skills service: %w", err)
 	}
 	return s, nil
 }
 
-// route makes the Router and its one handler.
-func (s *Service) route(counts *metrics) error {
+// route makes the Router and its one handler, which writes under a name.
+func (s *Service) route(name string, counts *metrics) error {
 	publisher, err := bus.NewPublisher(bus.PublisherConfig{JetStream: s.js, Deduplicate: true, Logger: s.deps.Logger})
 	if err != nil {
 		return err
@@ -123,7 +127,7 @@ func (s *Service) route(counts *metrics) error {
 	}
 	s.handler = command.New(command.Config{
 		Entries: eventlog.Entries{Log: s.deps.Log}, NATS: s.deps.NATS, Now: s.deps.Now, Logger: s.deps.Logger,
-		Scratch: s.cfg.Scratch, Done: counts.command, Kept: counts.kept.Inc,
+		Service: name, Scratch: s.cfg.Scratch, Done: counts.command, Kept: counts.kept.Inc,
 	})
 	// A command is never given up because NATS was away for a while; its deadline ends it.
 	return s.router.Handle("commands", topic, sub, s.handler.Handle, bus.WithTimeout(commandTime), bus.WithMaxDeliveries(-1))

@@ -108,7 +108,7 @@ func (b *bed) run(cfg skills.Config, deps skills.Deps) (stop func()) {
 	must(b.t, err)
 	deps.NATS = nc
 	if deps.Log == nil {
-		deps.Log, err = jslog.New(jslog.Config{JetStream: js})
+		deps.Log, err = jslog.New(jslog.Config{JetStream: js, Signing: topology.Signing{CommitVersion: events.CommitVersion}})
 		must(b.t, err)
 	}
 	if deps.Logger == nil {
@@ -240,6 +240,11 @@ func TestPush(t *testing.T) {
 	want.Document = skilltest.Good
 	if h := b.history(); len(h) != 1 || !reflect.DeepEqual(h[0], want) {
 		t.Errorf("log %+v", h)
+	}
+	head, err := b.entries.Log.Last(t.Context(), at("").Subject(events.Skill, tenant), eventlog.Leader)
+	must(t, err)
+	if actor := head.Commit.Actor; actor.ID != "u1" || !strings.HasPrefix(actor.Service, "skills/") {
+		t.Errorf("pushed by %+v", actor)
 	}
 	got, err := b.entries.Resolve(t.Context(), events.Skill, tenant, at("stable"))
 	if err != nil || !reflect.DeepEqual(got, want) {

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -47,6 +48,7 @@ func TestReleasedData(t *testing.T) {
 			t.Run("a deleted session stays deleted", o.deleted)
 			t.Run("another turn runs", o.turns)
 			t.Run("the catalogue is kept", o.catalogue)
+			t.Run("who did what is listed", o.audited)
 			t.Run("verify and rebuild find it sound", o.sound)
 		})
 	}
@@ -545,6 +547,35 @@ func (o *old) catalogue(t *testing.T) {
 		if !strings.Contains(resolved, part) {
 			t.Errorf("it resolved to %s, without %s", resolved, part)
 		}
+	}
+}
+
+// audited finds in the audit what clients asked of the old build, as far as its commits tell, and what they asked of the present one. The log
+// was raised to the newest version of commits when the stack started.
+func (o *old) audited(t *testing.T) {
+	out, err := o.CLI(o.manifest.Keys["default"], "audit", "--json", "--limit", "0")
+	o.must(t, err)
+	oldest, news := 0, 0
+	for line := range strings.Lines(out) {
+		var e struct {
+			Position string
+			Actor    struct{ KeyID, Address, Service string }
+		}
+		o.must(t, json.Unmarshal([]byte(line), &e))
+		_, seq, _ := strings.Cut(e.Position, "-")
+		n, err := strconv.ParseUint(seq, 10, 64)
+		o.must(t, err)
+		if e.Actor.KeyID == "" {
+			t.Errorf("the audit lists %s, without a key", line)
+		}
+		if n <= o.manifest.Last {
+			oldest++
+		} else if news++; e.Actor.Address != "127.0.0.1" || !strings.HasPrefix(e.Actor.Service, "session/") {
+			t.Errorf("the present build wrote %s", line)
+		}
+	}
+	if oldest < len(o.manifest.Sessions) || news == 0 {
+		t.Errorf("the audit lists %d commits of the old build and %d of the present one: %s", oldest, news, out)
 	}
 }
 

@@ -162,12 +162,18 @@ func usageOf(t *testing.T, c *harness.Cluster) (turns, tokens, ms int64) {
 // erased makes passes until a session's content was removed.
 func erased(t *testing.T, c *harness.Cluster, j *janitor.Janitor, id string) {
 	t.Helper()
+	erasedOf(t, c, j, harness.Tenant, id)
+}
+
+// erasedOf is erased for a session of a tenant.
+func erasedOf(t *testing.T, c *harness.Cluster, j *janitor.Janitor, tenant, id string) {
+	t.Helper()
 	sessions := eventlog.Sessions{Log: c.Base.Log}
 	harness.Eventually(t, "the content of "+id+" is removed", func() bool {
 		if _, err := j.Pass(t.Context(), false); err != nil {
 			t.Fatal(err)
 		}
-		l, err := sessions.Load(t.Context(), harness.Tenant, id, eventlog.Leader)
+		l, err := sessions.Load(t.Context(), tenant, id, eventlog.Leader)
 		if err != nil {
 			t.Fatal(err)
 		}

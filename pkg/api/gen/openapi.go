@@ -48,6 +48,14 @@ func mergeOpenAPI(from, extra, to string) error {
 		}
 		paths[path] = item
 	}
+	for _, item := range paths {
+		for method, op := range item.(object) {
+			if method == "post" || method == "put" || method == "patch" || method == "delete" {
+				params, _ := op.(object)["parameters"].([]any)
+				op.(object)["parameters"] = append(params, object{"$ref": "#/components/parameters/SpoolUser"})
+			}
+		}
+	}
 	components := doc["components"].(object)
 	for kind, list := range byHand["components"].(object) {
 		if have, ok := components[kind].(object); ok {

@@ -9,6 +9,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
@@ -26,6 +27,9 @@ const (
 // would write what nobody else takes for a part of the log.
 func Signing(ctx context.Context, js jetstream.JetStream, shards int, keys eventlog.Keys, use Use) (topology.Signing, error) {
 	s, err := topology.ReadSigning(ctx, js, shards)
+	if err == nil && use != Verifier && s.CommitVersion > events.CommitVersion {
+		err = fmt.Errorf("commit-version: writers of this log write commits of version %d, and this build knows versions up to %d: run a newer build", s.CommitVersion, events.CommitVersion)
+	}
 	if err != nil || len(s.Keys) == 0 {
 		return s, err
 	}

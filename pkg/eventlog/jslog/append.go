@@ -17,6 +17,7 @@ import (
 // Append stores a commit; see eventlog.Appender. Until it is settled it sends
 // the identical bytes again, for as long as ctx lasts.
 func (l *Log) Append(ctx context.Context, head eventlog.Head, draft events.Draft) (eventlog.Head, error) {
+	draft.V = max(l.signing.CommitVersion, head.Commit.V)
 	c, data, err := eventlog.Seal(ctx, head, draft, l.payloads)
 	if err != nil {
 		return eventlog.Head{}, err

@@ -33,7 +33,8 @@ type Config struct {
 	AckTimeout time.Duration
 	// Keys sign commits, and check those that Signing says are signed.
 	Keys eventlog.Keys
-	// Signing is what Provision recorded (topology.ReadSigning).
+	// Signing is what Provision recorded (topology.ReadSigning). Its CommitVersion is the version of the commits that Append writes; on a
+	// subject that has a newer one already Append writes the newer.
 	Signing topology.Signing
 	// Logger gets what was retried and why; nil discards it.
 	Logger *slog.Logger
@@ -75,6 +76,7 @@ func New(cfg Config) (*Log, error) {
 	if cfg.AckTimeout < 0 {
 		return nil, fmt.Errorf("jslog: ack timeout: %s is negative", cfg.AckTimeout)
 	}
+	cfg.Signing.CommitVersion = max(cfg.Signing.CommitVersion, 1)
 	if cfg.Conn == nil {
 		cfg.Conn = cfg.JetStream.Conn()
 	}

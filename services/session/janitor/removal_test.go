@@ -57,13 +57,19 @@ func (b *bed) deleted(id string, texts ...string) eventlog.Loaded {
 	for _, text := range texts {
 		b.say(&l, text)
 	}
+	b.delete(&l)
+	return l
+}
+
+// delete deletes a session.
+func (b *bed) delete(l *eventlog.Loaded) {
+	b.t.Helper()
 	command := newID(events.KindCommand)
 	list, err := session.Decide(l.Life, session.Delete{Base: session.Base{Meta: events.Meta{CommandID: command, Now: b.now}}})
 	must(b.t, err)
-	must(b.t, eventlog.Sessions{Log: b.log}.AppendLife(b.t.Context(), &l, events.Actor{Kind: "user", ID: "test"}, command, list))
-	b.known(b.url, id)
+	must(b.t, eventlog.Sessions{Log: b.log}.AppendLife(b.t.Context(), l, events.Actor{Kind: "user", ID: "test"}, command, list))
+	b.known(b.url, l.ID)
 	b.passed()
-	return l
 }
 
 // known tells a database of the read models of a deleted session, as the projector does.
@@ -452,4 +458,48 @@ func TestPass_RemovesFromEveryReplica(t *testing.T) {
 	everywhere("sanderling-gone", false)
 	everywhere("sanderling-kept", true)
 	b.sound()
+}
+
+// What a session keeps of who did what is in run_retired, also of commits whose payload is lost.
+func TestPass_KeepsWhoDidWhat(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	id := newID(events.KindSession)
+	l := b.session(id)
+	ann := events.Actor{Kind: "key", ID: "key_1", Key: "key_1", User: "ann", Service: "session/test", Address: "192.0.2.1"}
+	large, err := json.Marshal(strings.Repeat("x", events.MaxInline))
+	must(t, err)
+	for i, metadata := range []json.RawMessage{large, json.RawMessage(`"small"`)} {
+		m := events.NewMint(events.Meta{CommandID: newID(events.KindCommand), Now: b.now})
+		m.Add("", events.SessionOptionsUpdated{Metadata: metadata})
+		actor := ann
+		if i == 1 {
+			actor.User = "bob"
+		}
+		must(t, eventlog.Sessions{Log: b.log}.AppendLife(t.Context(), &l, actor, newID(events.KindCommand), m.Events()))
+	}
+	bucket, err := b.js.ObjectStore(t.Context(), topology.BucketPayloads)
+	must(t, err)
+	for _, name := range b.names(topology.BucketPayloads) {
+		must(t, bucket.Delete(t.Context(), name))
+	}
+	b.delete(&l)
+	j := b.janitor(janitor.Config{})
+	b.found(j, false)
+	l, err = eventlog.Sessions{Log: b.log}.Load(t.Context(), tenant, id, eventlog.Leader)
+	must(t, err)
+	rec, err := b.log.At(t.Context(), eventlog.Position{Seq: l.RunHead.Seq})
+	must(t, err)
+	retired, ok := rec.Events[0].Data.(events.RunRetired)
+	if !ok || len(retired.Audit) != 3 {
+		t.Fatalf("the session's runs end with %+v", rec.Events)
+	}
+	for i, want := range []string{"session_created by ", "session_options_updated by ann", "session_options_updated by bob"} {
+		if a := retired.Audit[i]; string(a.Types[0])+" by "+a.Actor.User != want || len(a.Types) != 1 || a.Seq == 0 || a.Time.IsZero() {
+			t.Errorf("entry %d is %+v, want %s", i, a, want)
+		}
+	}
+	if rec.Commit.Actor != (events.Actor{Kind: "service", ID: "janitor", Service: "janitor"}) {
+		t.Errorf("retired by %+v", rec.Commit.Actor)
+	}
 }

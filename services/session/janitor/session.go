@@ -130,7 +130,7 @@ func (p *pass) waits(ctx context.Context, l eventlog.Loaded, at uint64) (string,
 }
 
 // actor is the janitor in the log.
-var actor = events.Actor{Kind: "service", ID: "janitor"}
+var actor = events.Actor{Kind: "service", ID: "janitor"}.WrittenBy("janitor")
 
 // retire ends the session's runs. From here on the guard refuses every other
 // writer: of an old head, and also of none, since a commit stays on each subject.
@@ -148,9 +148,33 @@ func (p *pass) retire(ctx context.Context, l eventlog.Loaded) error {
 	if err != nil {
 		return err
 	}
+	audit, err := p.audit(ctx, l)
+	if err != nil {
+		return err
+	}
 	return p.append(ctx, l, "retire", func(meta events.Meta) run.Command {
-		return run.Retire{Meta: meta, Usage: usage, Life: life - 1, Runs: runs}
+		return run.Retire{Meta: meta, Usage: usage, Life: life - 1, Runs: runs, Audit: audit}
 	})
+}
+
+// audit is what stays of who did what in the session, its deletion apart, whose commit stays.
+func (p *pass) audit(ctx context.Context, l eventlog.Loaded) ([]events.Audited, error) {
+	var list []events.Audited
+	at, ended := eventlog.Position{Shard: p.sessions.Position(l.ID, 1).Shard}, false
+	for !ended {
+		ended = true
+		for rec, err := range p.log.Read(ctx, at, eventlog.Filter{Subject: l.LifeHead.Subject}) {
+			if err != nil && (rec.Position.Seq == 0 || !errors.Is(err, eventlog.ErrNotFound)) {
+				return nil, fmt.Errorf("read who did what in session %s: %w", l.ID, err)
+			}
+			// A payload that is lost ends the reading. The commit itself says what is kept of it, and the reading begins again after it.
+			at, ended = rec.Position, err == nil
+			if a, ok := eventlog.Audit(rec); ok && at.Seq != l.LifeHead.Seq {
+				list = append(list, a)
+			}
+		}
+	}
+	return eventlog.KeepAudit(list)
 }
 
 // append writes what a command decides to the session's runs. A writer that was

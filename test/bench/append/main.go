@@ -1,7 +1,8 @@
 // Command append measures what jslog costs over the guarded publishes under it:
 // the same bytes, the same server, every message synced, turn and turn about. The log
 // is written as executors write it: signed, through an account of their own; the raw
-// publishes come from the account that owns the streams. It prints one row for each number of sessions.
+// publishes come from the account that owns the streams. It prints one row for each number of sessions,
+// and one that compares the versions of commits.
 package main
 
 import (
@@ -70,7 +71,11 @@ func run(ctx context.Context, out io.Writer, dir string, sessions []int, rounds 
 			return err
 		}
 	}
-	return nil
+	r, err := versions(ctx, filepath.Join(tmp, "versions"), rounds, each)
+	if err != nil {
+		return fmt.Errorf("versions of commits: %w", err)
+	}
+	return row.Write(out, r)
 }
 
 // result is what one kind of writer reached: its appends a second in each round, and how long each took.
@@ -113,49 +118,65 @@ func connect(srv *natsserver.Server, user string) (*nats.Conn, jetstream.JetStre
 	return nc, js, nil
 }
 
-// signedLog opens a log as executors use it: each commit is signed.
-func signedLog(ctx context.Context, owner, js jetstream.JetStream) (*jslog.Log, error) {
-	keys, err := signingKeys()
+// bed is a server with a log as executors use it: each commit is signed.
+type bed struct {
+	owner, executor jetstream.JetStream
+	keys            eventlog.Keys
+	signing         topology.Signing
+	close           func()
+}
+
+func open(ctx context.Context, dir string) (b *bed, err error) {
+	srv, err := natsserver.Start(natsserver.Config{StoreDir: dir, Port: natsserver.RandomPort, Accounts: true})
 	if err != nil {
 		return nil, err
 	}
-	if err := topology.Provision(ctx, owner, topology.Config{Shards: 1, KeyIDs: keys.KeyIDs()}); err != nil {
+	var conns []*nats.Conn
+	b = &bed{close: func() {
+		for _, nc := range conns {
+			nc.Close()
+		}
+		srv.Shutdown()
+	}}
+	defer func() {
+		if err != nil {
+			b.close()
+		}
+	}()
+	if !srv.Synced() {
+		return nil, errors.New("the server does not sync every message")
+	}
+	for user, js := range map[string]*jetstream.JetStream{topology.UserAdmin: &b.owner, topology.UserExecutor: &b.executor} {
+		var nc *nats.Conn
+		if nc, *js, err = connect(srv, user); err != nil {
+			return nil, err
+		}
+		conns = append(conns, nc)
+	}
+	if b.keys, err = signingKeys(); err != nil {
 		return nil, err
 	}
-	signing, err := topology.ReadSigning(ctx, owner, 1)
-	if err != nil {
+	if err = topology.Provision(ctx, b.owner, topology.Config{Shards: 1, KeyIDs: b.keys.KeyIDs()}); err != nil {
 		return nil, err
 	}
-	return jslog.New(jslog.Config{JetStream: js, Keys: keys, Signing: signing})
+	b.signing, err = topology.ReadSigning(ctx, b.owner, 1)
+	return b, err
 }
 
 func measure(ctx context.Context, dir string, sessions, rounds int, each time.Duration) (row.Row, error) {
-	srv, err := natsserver.Start(natsserver.Config{StoreDir: dir, Port: natsserver.RandomPort, Accounts: true})
+	b, err := open(ctx, dir)
 	if err != nil {
 		return row.Row{}, err
 	}
-	defer srv.Shutdown()
-	if !srv.Synced() {
-		return row.Row{}, errors.New("the server does not sync every message")
-	}
-	oc, owner, err := connect(srv, topology.UserAdmin)
-	if err != nil {
-		return row.Row{}, err
-	}
-	defer oc.Close()
-	ec, executor, err := connect(srv, topology.UserExecutor)
-	if err != nil {
-		return row.Row{}, err
-	}
-	defer ec.Close()
-	log, err := signedLog(ctx, owner, executor)
+	defer b.close()
+	log, err := jslog.New(jslog.Config{JetStream: b.executor, Keys: b.keys, Signing: b.signing})
 	if err != nil {
 		return row.Row{}, err
 	}
 	var raws, logs []func(context.Context) error
 	for i := range sessions {
 		logs = append(logs, logWriter(log, i))
-		w, err := rawWriter(owner, i)
+		w, err := rawWriter(b.owner, i)
 		if err != nil {
 			return row.Row{}, err
 		}
@@ -246,10 +267,16 @@ type writer struct {
 	draft events.Draft
 }
 
+// executor is the actor of a run's commits.
+func executor() events.Actor {
+	id := events.Derive(events.KindExecutor, "bench")
+	return events.Actor{Kind: "executor", ID: id}.WrittenBy("executor/" + id)
+}
+
 // newWriter prepares a commit as a run writes many of: a tool call that came back.
 func newWriter(session string) *writer {
 	return &writer{draft: events.Draft{
-		Actor: events.Actor{Kind: "executor", ID: events.Derive(events.KindExecutor, "bench")}, Epoch: 1,
+		Actor: executor(), Epoch: 1,
 		Events: []events.Event{{
 			Time: time.Unix(1_750_000_000, 0), ExecutionID: events.Derive(events.KindExecution, session),
 			ConversationID: events.MainConversation, Source: events.FromRunner, N: 1,

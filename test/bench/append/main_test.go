@@ -16,10 +16,13 @@ func TestRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	rows, err := row.Read(&out)
-	if err != nil || len(rows) != 2 {
+	if err != nil || len(rows) != 3 {
 		t.Fatalf("rows are %+v, %v", rows, err)
 	}
-	for _, r := range rows {
+	if r := rows[2]; r.Ratio <= 0 || r.OK != (r.Ratio <= mostCPU) {
+		t.Errorf("the row of versions is %+v", r)
+	}
+	for _, r := range rows[:2] {
 		if r.Ratio <= 0 || r.P50Ms <= 0 || r.P99Ms < r.P50Ms || r.OK != (r.Ratio >= target) {
 			t.Errorf("row is %+v", r)
 		}

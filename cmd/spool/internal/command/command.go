@@ -68,6 +68,7 @@ type commands struct {
 	Secrets           secretsCommand           `cmd:"" help:"The key that secrets are encrypted to: make it, change it."`
 	Budgets           budgetsCommand           `cmd:"" help:"What tenants may take in a day, a month or at all, and have taken."`
 	Limits            limitsCommand            `cmd:"" help:"What tenants may hold and do at once, and what they use."`
+	Audit             auditCommand             `cmd:"" help:"List who did what, the newest first: keys, end users, addresses."`
 	Dead              deadCommand              `cmd:"" help:"Messages that services gave up: list, show, retry, drop."`
 	Keys              keysCommand              `cmd:"" help:"Make, list and revoke API keys."`
 	Doctor            doctorCommand            `cmd:"" help:"Check what Spool needs on this machine, and say what to do."`

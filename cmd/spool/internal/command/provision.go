@@ -12,6 +12,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/bus"
 	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
@@ -31,6 +32,7 @@ type provisionCommand struct {
 	NATSCA       string        `name:"nats-ca" env:"SPOOL_NATS_CA" placeholder:"FILE" help:"PEM file of the authorities that NATS's certificate is checked against; with it the connection always has TLS."`
 	LogKeys      string        `name:"log-keys" env:"SPOOL_LOG_KEYS" help:"Keys that commits of the log are signed with, role:key, separated by commas. From the first time that they are given, what services write has to be signed: stop services of earlier releases before. Empty changes nothing."`
 	LogKeysLost  bool          `help:"With --log-keys, when a key that signed commits is lost for good: takes all commits that the log holds now as they are. Stop all services before, and look at what verify says after."`
+	Commits      int           `name:"commit-version" default:"0" env:"SPOOL_COMMIT_VERSION" help:"Version of the commits that services write from their next start on: 1 as long as services of releases that know no other still run. 0 means the newest. It never goes down."`
 	Shards       int           `default:"0" env:"SPOOL_SHARDS" help:"Streams that the log is spread over: 1, 2, 4 or 8, for good. 0 means what is installed, else 4."`
 	Replicas     int           `default:"0" env:"SPOOL_REPLICAS" help:"Copies of each stream, 1 to 5. 0 means what is installed, else 1."`
 	Wait         time.Duration `default:"1m" env:"SPOOL_PROVISION_WAIT" help:"How long to wait for NATS to answer."`
@@ -70,6 +72,8 @@ func (c *provisionCommand) check() error {
 		return usage("shards: %d must be 1, 2, 4 or 8, or 0 for what is installed", c.Shards)
 	case c.Replicas < 0 || c.Replicas > 5:
 		return usage("replicas: %d must be 1 to 5, or 0 for what is installed", c.Replicas)
+	case c.Commits < 0 || c.Commits > events.CommitVersion:
+		return usage("commit-version: %d must be 1 to %d, or 0 for the newest", c.Commits, events.CommitVersion)
 	case c.Wait < 0:
 		return usage("wait: %s is negative", c.Wait)
 	}
@@ -129,5 +133,5 @@ func (c *provisionCommand) provision(ctx context.Context, nc *nats.Conn) (int, e
 	case err != nil:
 		return 0, err
 	}
-	return shards, topology.Provision(ctx, js, topology.Config{Shards: shards, Replicas: c.Replicas, KeyIDs: keys.KeyIDs(), KeysLost: c.LogKeysLost})
+	return shards, topology.Provision(ctx, js, topology.Config{Shards: shards, Replicas: c.Replicas, KeyIDs: keys.KeyIDs(), KeysLost: c.LogKeysLost, CommitVersion: c.Commits})
 }

@@ -78,6 +78,28 @@ func TestProvisionFourStreamsUnlessTold(t *testing.T) {
 	}
 }
 
+func TestProvision_CommitVersion(t *testing.T) {
+	t.Parallel()
+	srv := natstest.RunConfig(t, natsserver.Config{Port: natsserver.RandomPort, Relaxed: true})
+	js, err := jetstream.New(natstest.Conn(t, srv))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, step := range []struct {
+		arg        string
+		code, want int
+		says       string
+	}{{"1", ExitDone, 1, ""}, {"1", ExitDone, 1, ""}, {"3", ExitUsage, 1, "commit-version: 3 must be 1 to 2"}, {"0", ExitDone, 2, ""}, {"1", ExitFailed, 2, "cannot go back to 1"}, {"2", ExitDone, 2, ""}} {
+		got := spool(t, world(t), "provision", "--nats-url", srv.ClientURL(), "--shards", "1", "--commit-version", step.arg)
+		if got.code != step.code || !strings.Contains(got.err, step.says) {
+			t.Errorf("--commit-version %s: %+v", step.arg, got)
+		}
+		if s, err := topology.ReadSigning(t.Context(), js, 1); err != nil || s.CommitVersion != step.want {
+			t.Errorf("after --commit-version %s the log has commits of version %d, %v; want %d", step.arg, s.CommitVersion, err, step.want)
+		}
+	}
+}
+
 func TestProvisionWaitsForNATS(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

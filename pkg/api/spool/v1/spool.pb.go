@@ -4995,6 +4995,343 @@ func (x *DeadLetter) GetMessage() string {
 	return ""
 }
 
+type ListAuditRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Only of this session, also of a deleted one.
+	Session string `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
+	// Only by this actor: id or name of an API key, an end user that Spool-User named, or the id of an actor.
+	Actor string `protobuf:"bytes,2,opt,name=actor,proto3" json:"actor,omitempty"`
+	// Only from this time on, in RFC 3339.
+	Since string `protobuf:"bytes,3,opt,name=since,proto3" json:"since,omitempty"`
+	// 1 to 100; 0 means 50.
+	PageSize uint32 `protobuf:"varint,4,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// next_page_token of the page before, with the same session, actor and since.
+	PageToken     string `protobuf:"bytes,5,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAuditRequest) Reset() {
+	*x = ListAuditRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[62]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAuditRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAuditRequest) ProtoMessage() {}
+
+func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[62]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAuditRequest.ProtoReflect.Descriptor instead.
+func (*ListAuditRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{62}
+}
+
+func (x *ListAuditRequest) GetSession() string {
+	if x != nil {
+		return x.Session
+	}
+	return ""
+}
+
+func (x *ListAuditRequest) GetActor() string {
+	if x != nil {
+		return x.Actor
+	}
+	return ""
+}
+
+func (x *ListAuditRequest) GetSince() string {
+	if x != nil {
+		return x.Since
+	}
+	return ""
+}
+
+func (x *ListAuditRequest) GetPageSize() uint32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListAuditRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+type ListAuditResponse struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Entries []*AuditEntry          `protobuf:"bytes,1,rep,name=entries,proto3" json:"entries,omitempty"`
+	// Empty on the last page.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAuditResponse) Reset() {
+	*x = ListAuditResponse{}
+	mi := &file_spool_v1_spool_proto_msgTypes[63]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAuditResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAuditResponse) ProtoMessage() {}
+
+func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[63]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAuditResponse.ProtoReflect.Descriptor instead.
+func (*ListAuditResponse) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{63}
+}
+
+func (x *ListAuditResponse) GetEntries() []*AuditEntry {
+	if x != nil {
+		return x.Entries
+	}
+	return nil
+}
+
+func (x *ListAuditResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+type AuditEntry struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// When the log stored it.
+	Time *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=time,proto3" json:"time,omitempty"`
+	// Of the commit in the log.
+	Position string      `protobuf:"bytes,2,opt,name=position,proto3" json:"position,omitempty"`
+	Actor    *AuditActor `protobuf:"bytes,3,opt,name=actor,proto3" json:"actor,omitempty"`
+	// Types of the commit's events, each once.
+	Types []string `protobuf:"bytes,4,rep,name=types,proto3" json:"types,omitempty"`
+	// The part of the log: life for a session, else key, agent, instance, environment, skill, budget or limits.
+	Aspect string `protobuf:"bytes,5,opt,name=aspect,proto3" json:"aspect,omitempty"`
+	// Absent where it is not about a session.
+	SessionId   *string `protobuf:"bytes,6,opt,name=session_id,json=sessionId,proto3,oneof" json:"session_id,omitempty"`
+	ExecutionId *string `protobuf:"bytes,7,opt,name=execution_id,json=executionId,proto3,oneof" json:"execution_id,omitempty"`
+	// The API key, or the reference of the entry of the catalogue, that it is about.
+	About         *string `protobuf:"bytes,8,opt,name=about,proto3,oneof" json:"about,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuditEntry) Reset() {
+	*x = AuditEntry{}
+	mi := &file_spool_v1_spool_proto_msgTypes[64]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuditEntry) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuditEntry) ProtoMessage() {}
+
+func (x *AuditEntry) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[64]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
+func (*AuditEntry) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{64}
+}
+
+func (x *AuditEntry) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+func (x *AuditEntry) GetPosition() string {
+	if x != nil {
+		return x.Position
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetActor() *AuditActor {
+	if x != nil {
+		return x.Actor
+	}
+	return nil
+}
+
+func (x *AuditEntry) GetTypes() []string {
+	if x != nil {
+		return x.Types
+	}
+	return nil
+}
+
+func (x *AuditEntry) GetAspect() string {
+	if x != nil {
+		return x.Aspect
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetSessionId() string {
+	if x != nil && x.SessionId != nil {
+		return *x.SessionId
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetExecutionId() string {
+	if x != nil && x.ExecutionId != nil {
+		return *x.ExecutionId
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetAbout() string {
+	if x != nil && x.About != nil {
+		return *x.About
+	}
+	return ""
+}
+
+type AuditActor struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// key, user (where no key is needed), or service for what a service did for a client.
+	Kind  string  `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	Id    string  `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
+	KeyId *string `protobuf:"bytes,3,opt,name=key_id,json=keyId,proto3,oneof" json:"key_id,omitempty"`
+	// Absent for the root key.
+	KeyName *string `protobuf:"bytes,4,opt,name=key_name,json=keyName,proto3,oneof" json:"key_name,omitempty"`
+	// The application's end user, as the holder of the key stated it in Spool-User.
+	User *string `protobuf:"bytes,5,opt,name=user,proto3,oneof" json:"user,omitempty"`
+	// The client's IP address, as the gateway saw it. Absent in commits from before version 2, as are user and service.
+	Address *string `protobuf:"bytes,6,opt,name=address,proto3,oneof" json:"address,omitempty"`
+	// The service that wrote the commit, and its copy.
+	Service       *string `protobuf:"bytes,7,opt,name=service,proto3,oneof" json:"service,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuditActor) Reset() {
+	*x = AuditActor{}
+	mi := &file_spool_v1_spool_proto_msgTypes[65]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuditActor) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuditActor) ProtoMessage() {}
+
+func (x *AuditActor) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[65]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuditActor.ProtoReflect.Descriptor instead.
+func (*AuditActor) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{65}
+}
+
+func (x *AuditActor) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *AuditActor) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *AuditActor) GetKeyId() string {
+	if x != nil && x.KeyId != nil {
+		return *x.KeyId
+	}
+	return ""
+}
+
+func (x *AuditActor) GetKeyName() string {
+	if x != nil && x.KeyName != nil {
+		return *x.KeyName
+	}
+	return ""
+}
+
+func (x *AuditActor) GetUser() string {
+	if x != nil && x.User != nil {
+		return *x.User
+	}
+	return ""
+}
+
+func (x *AuditActor) GetAddress() string {
+	if x != nil && x.Address != nil {
+		return *x.Address
+	}
+	return ""
+}
+
+func (x *AuditActor) GetService() string {
+	if x != nil && x.Service != nil {
+		return *x.Service
+	}
+	return ""
+}
+
 type GetDeadLetterRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -5004,7 +5341,7 @@ type GetDeadLetterRequest struct {
 
 func (x *GetDeadLetterRequest) Reset() {
 	*x = GetDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[62]
+	mi := &file_spool_v1_spool_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5016,7 +5353,7 @@ func (x *GetDeadLetterRequest) String() string {
 func (*GetDeadLetterRequest) ProtoMessage() {}
 
 func (x *GetDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[62]
+	mi := &file_spool_v1_spool_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5029,7 +5366,7 @@ func (x *GetDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*GetDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{62}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *GetDeadLetterRequest) GetId() string {
@@ -5048,7 +5385,7 @@ type RetryDeadLetterRequest struct {
 
 func (x *RetryDeadLetterRequest) Reset() {
 	*x = RetryDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[63]
+	mi := &file_spool_v1_spool_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5060,7 +5397,7 @@ func (x *RetryDeadLetterRequest) String() string {
 func (*RetryDeadLetterRequest) ProtoMessage() {}
 
 func (x *RetryDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[63]
+	mi := &file_spool_v1_spool_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5073,7 +5410,7 @@ func (x *RetryDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*RetryDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{63}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *RetryDeadLetterRequest) GetId() string {
@@ -5092,7 +5429,7 @@ type RetryDeadLetterResponse struct {
 
 func (x *RetryDeadLetterResponse) Reset() {
 	*x = RetryDeadLetterResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[64]
+	mi := &file_spool_v1_spool_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5104,7 +5441,7 @@ func (x *RetryDeadLetterResponse) String() string {
 func (*RetryDeadLetterResponse) ProtoMessage() {}
 
 func (x *RetryDeadLetterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[64]
+	mi := &file_spool_v1_spool_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5117,7 +5454,7 @@ func (x *RetryDeadLetterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryDeadLetterResponse.ProtoReflect.Descriptor instead.
 func (*RetryDeadLetterResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{64}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *RetryDeadLetterResponse) GetId() string {
@@ -5136,7 +5473,7 @@ type DropDeadLetterRequest struct {
 
 func (x *DropDeadLetterRequest) Reset() {
 	*x = DropDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[65]
+	mi := &file_spool_v1_spool_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5148,7 +5485,7 @@ func (x *DropDeadLetterRequest) String() string {
 func (*DropDeadLetterRequest) ProtoMessage() {}
 
 func (x *DropDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[65]
+	mi := &file_spool_v1_spool_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5161,7 +5498,7 @@ func (x *DropDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*DropDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{65}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *DropDeadLetterRequest) GetId() string {
@@ -5180,7 +5517,7 @@ type DropDeadLetterResponse struct {
 
 func (x *DropDeadLetterResponse) Reset() {
 	*x = DropDeadLetterResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[66]
+	mi := &file_spool_v1_spool_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5192,7 +5529,7 @@ func (x *DropDeadLetterResponse) String() string {
 func (*DropDeadLetterResponse) ProtoMessage() {}
 
 func (x *DropDeadLetterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[66]
+	mi := &file_spool_v1_spool_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5205,7 +5542,7 @@ func (x *DropDeadLetterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropDeadLetterResponse.ProtoReflect.Descriptor instead.
 func (*DropDeadLetterResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{66}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *DropDeadLetterResponse) GetId() string {
@@ -5225,7 +5562,7 @@ type ListKeysRequest struct {
 
 func (x *ListKeysRequest) Reset() {
 	*x = ListKeysRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[67]
+	mi := &file_spool_v1_spool_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5237,7 +5574,7 @@ func (x *ListKeysRequest) String() string {
 func (*ListKeysRequest) ProtoMessage() {}
 
 func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[67]
+	mi := &file_spool_v1_spool_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5250,7 +5587,7 @@ func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysRequest.ProtoReflect.Descriptor instead.
 func (*ListKeysRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{67}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ListKeysRequest) GetTenant() string {
@@ -5269,7 +5606,7 @@ type ListKeysResponse struct {
 
 func (x *ListKeysResponse) Reset() {
 	*x = ListKeysResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[68]
+	mi := &file_spool_v1_spool_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5281,7 +5618,7 @@ func (x *ListKeysResponse) String() string {
 func (*ListKeysResponse) ProtoMessage() {}
 
 func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[68]
+	mi := &file_spool_v1_spool_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5294,7 +5631,7 @@ func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysResponse.ProtoReflect.Descriptor instead.
 func (*ListKeysResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{68}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ListKeysResponse) GetKeys() []*Key {
@@ -5326,7 +5663,7 @@ type Key struct {
 
 func (x *Key) Reset() {
 	*x = Key{}
-	mi := &file_spool_v1_spool_proto_msgTypes[69]
+	mi := &file_spool_v1_spool_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5338,7 +5675,7 @@ func (x *Key) String() string {
 func (*Key) ProtoMessage() {}
 
 func (x *Key) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[69]
+	mi := &file_spool_v1_spool_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5351,7 +5688,7 @@ func (x *Key) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Key.ProtoReflect.Descriptor instead.
 func (*Key) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{69}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *Key) GetKeyId() string {
@@ -5428,7 +5765,7 @@ type RevokeKeyRequest struct {
 
 func (x *RevokeKeyRequest) Reset() {
 	*x = RevokeKeyRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[70]
+	mi := &file_spool_v1_spool_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5440,7 +5777,7 @@ func (x *RevokeKeyRequest) String() string {
 func (*RevokeKeyRequest) ProtoMessage() {}
 
 func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[70]
+	mi := &file_spool_v1_spool_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5453,7 +5790,7 @@ func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeKeyRequest.ProtoReflect.Descriptor instead.
 func (*RevokeKeyRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{70}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *RevokeKeyRequest) GetKeyId() string {
@@ -5482,7 +5819,7 @@ type RevokeKeyResponse struct {
 
 func (x *RevokeKeyResponse) Reset() {
 	*x = RevokeKeyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[71]
+	mi := &file_spool_v1_spool_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5494,7 +5831,7 @@ func (x *RevokeKeyResponse) String() string {
 func (*RevokeKeyResponse) ProtoMessage() {}
 
 func (x *RevokeKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[71]
+	mi := &file_spool_v1_spool_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5507,7 +5844,7 @@ func (x *RevokeKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeKeyResponse.ProtoReflect.Descriptor instead.
 func (*RevokeKeyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{71}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *RevokeKeyResponse) GetKeyId() string {
@@ -5545,7 +5882,7 @@ type SetBudgetRequest struct {
 
 func (x *SetBudgetRequest) Reset() {
 	*x = SetBudgetRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[72]
+	mi := &file_spool_v1_spool_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5557,7 +5894,7 @@ func (x *SetBudgetRequest) String() string {
 func (*SetBudgetRequest) ProtoMessage() {}
 
 func (x *SetBudgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[72]
+	mi := &file_spool_v1_spool_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5570,7 +5907,7 @@ func (x *SetBudgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBudgetRequest.ProtoReflect.Descriptor instead.
 func (*SetBudgetRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{72}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *SetBudgetRequest) GetPeriod() string {
@@ -5605,7 +5942,7 @@ type SetBudgetResponse struct {
 
 func (x *SetBudgetResponse) Reset() {
 	*x = SetBudgetResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[73]
+	mi := &file_spool_v1_spool_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5617,7 +5954,7 @@ func (x *SetBudgetResponse) String() string {
 func (*SetBudgetResponse) ProtoMessage() {}
 
 func (x *SetBudgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[73]
+	mi := &file_spool_v1_spool_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5630,7 +5967,7 @@ func (x *SetBudgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBudgetResponse.ProtoReflect.Descriptor instead.
 func (*SetBudgetResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{73}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *SetBudgetResponse) GetTenant() string {
@@ -5664,7 +6001,7 @@ type ListBudgetsRequest struct {
 
 func (x *ListBudgetsRequest) Reset() {
 	*x = ListBudgetsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[74]
+	mi := &file_spool_v1_spool_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5676,7 +6013,7 @@ func (x *ListBudgetsRequest) String() string {
 func (*ListBudgetsRequest) ProtoMessage() {}
 
 func (x *ListBudgetsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[74]
+	mi := &file_spool_v1_spool_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5689,7 +6026,7 @@ func (x *ListBudgetsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBudgetsRequest.ProtoReflect.Descriptor instead.
 func (*ListBudgetsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{74}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *ListBudgetsRequest) GetTenant() string {
@@ -5708,7 +6045,7 @@ type ListBudgetsResponse struct {
 
 func (x *ListBudgetsResponse) Reset() {
 	*x = ListBudgetsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[75]
+	mi := &file_spool_v1_spool_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5720,7 +6057,7 @@ func (x *ListBudgetsResponse) String() string {
 func (*ListBudgetsResponse) ProtoMessage() {}
 
 func (x *ListBudgetsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[75]
+	mi := &file_spool_v1_spool_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5733,7 +6070,7 @@ func (x *ListBudgetsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBudgetsResponse.ProtoReflect.Descriptor instead.
 func (*ListBudgetsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{75}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *ListBudgetsResponse) GetBudgets() []*TenantBudget {
@@ -5763,7 +6100,7 @@ type TenantBudget struct {
 
 func (x *TenantBudget) Reset() {
 	*x = TenantBudget{}
-	mi := &file_spool_v1_spool_proto_msgTypes[76]
+	mi := &file_spool_v1_spool_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5775,7 +6112,7 @@ func (x *TenantBudget) String() string {
 func (*TenantBudget) ProtoMessage() {}
 
 func (x *TenantBudget) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[76]
+	mi := &file_spool_v1_spool_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5788,7 +6125,7 @@ func (x *TenantBudget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantBudget.ProtoReflect.Descriptor instead.
 func (*TenantBudget) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{76}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *TenantBudget) GetTenant() string {
@@ -5852,7 +6189,7 @@ type RemoveBudgetRequest struct {
 
 func (x *RemoveBudgetRequest) Reset() {
 	*x = RemoveBudgetRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[77]
+	mi := &file_spool_v1_spool_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5864,7 +6201,7 @@ func (x *RemoveBudgetRequest) String() string {
 func (*RemoveBudgetRequest) ProtoMessage() {}
 
 func (x *RemoveBudgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[77]
+	mi := &file_spool_v1_spool_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5877,7 +6214,7 @@ func (x *RemoveBudgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBudgetRequest.ProtoReflect.Descriptor instead.
 func (*RemoveBudgetRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{77}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *RemoveBudgetRequest) GetPeriod() string {
@@ -5905,7 +6242,7 @@ type RemoveBudgetResponse struct {
 
 func (x *RemoveBudgetResponse) Reset() {
 	*x = RemoveBudgetResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[78]
+	mi := &file_spool_v1_spool_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5917,7 +6254,7 @@ func (x *RemoveBudgetResponse) String() string {
 func (*RemoveBudgetResponse) ProtoMessage() {}
 
 func (x *RemoveBudgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[78]
+	mi := &file_spool_v1_spool_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5930,7 +6267,7 @@ func (x *RemoveBudgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBudgetResponse.ProtoReflect.Descriptor instead.
 func (*RemoveBudgetResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{78}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *RemoveBudgetResponse) GetTenant() string {
@@ -5981,7 +6318,7 @@ type TenantLimits struct {
 
 func (x *TenantLimits) Reset() {
 	*x = TenantLimits{}
-	mi := &file_spool_v1_spool_proto_msgTypes[79]
+	mi := &file_spool_v1_spool_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5993,7 +6330,7 @@ func (x *TenantLimits) String() string {
 func (*TenantLimits) ProtoMessage() {}
 
 func (x *TenantLimits) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[79]
+	mi := &file_spool_v1_spool_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6006,7 +6343,7 @@ func (x *TenantLimits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantLimits.ProtoReflect.Descriptor instead.
 func (*TenantLimits) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{79}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *TenantLimits) GetSlots() uint32 {
@@ -6084,7 +6421,7 @@ type SetLimitsRequest struct {
 
 func (x *SetLimitsRequest) Reset() {
 	*x = SetLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[80]
+	mi := &file_spool_v1_spool_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6096,7 +6433,7 @@ func (x *SetLimitsRequest) String() string {
 func (*SetLimitsRequest) ProtoMessage() {}
 
 func (x *SetLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[80]
+	mi := &file_spool_v1_spool_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6109,7 +6446,7 @@ func (x *SetLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLimitsRequest.ProtoReflect.Descriptor instead.
 func (*SetLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{80}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *SetLimitsRequest) GetTenant() string {
@@ -6136,7 +6473,7 @@ type SetLimitsResponse struct {
 
 func (x *SetLimitsResponse) Reset() {
 	*x = SetLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[81]
+	mi := &file_spool_v1_spool_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6148,7 +6485,7 @@ func (x *SetLimitsResponse) String() string {
 func (*SetLimitsResponse) ProtoMessage() {}
 
 func (x *SetLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[81]
+	mi := &file_spool_v1_spool_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6161,7 +6498,7 @@ func (x *SetLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLimitsResponse.ProtoReflect.Descriptor instead.
 func (*SetLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{81}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *SetLimitsResponse) GetTenant() string {
@@ -6188,7 +6525,7 @@ type GetLimitsRequest struct {
 
 func (x *GetLimitsRequest) Reset() {
 	*x = GetLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[82]
+	mi := &file_spool_v1_spool_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6200,7 +6537,7 @@ func (x *GetLimitsRequest) String() string {
 func (*GetLimitsRequest) ProtoMessage() {}
 
 func (x *GetLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[82]
+	mi := &file_spool_v1_spool_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6213,7 +6550,7 @@ func (x *GetLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLimitsRequest.ProtoReflect.Descriptor instead.
 func (*GetLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{82}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *GetLimitsRequest) GetTenant() string {
@@ -6236,7 +6573,7 @@ type GetLimitsResponse struct {
 
 func (x *GetLimitsResponse) Reset() {
 	*x = GetLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[83]
+	mi := &file_spool_v1_spool_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6248,7 +6585,7 @@ func (x *GetLimitsResponse) String() string {
 func (*GetLimitsResponse) ProtoMessage() {}
 
 func (x *GetLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[83]
+	mi := &file_spool_v1_spool_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6261,7 +6598,7 @@ func (x *GetLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLimitsResponse.ProtoReflect.Descriptor instead.
 func (*GetLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{83}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *GetLimitsResponse) GetTenant() string {
@@ -6295,7 +6632,7 @@ type RemoveLimitsRequest struct {
 
 func (x *RemoveLimitsRequest) Reset() {
 	*x = RemoveLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[84]
+	mi := &file_spool_v1_spool_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6307,7 +6644,7 @@ func (x *RemoveLimitsRequest) String() string {
 func (*RemoveLimitsRequest) ProtoMessage() {}
 
 func (x *RemoveLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[84]
+	mi := &file_spool_v1_spool_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6320,7 +6657,7 @@ func (x *RemoveLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLimitsRequest.ProtoReflect.Descriptor instead.
 func (*RemoveLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{84}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *RemoveLimitsRequest) GetTenant() string {
@@ -6340,7 +6677,7 @@ type RemoveLimitsResponse struct {
 
 func (x *RemoveLimitsResponse) Reset() {
 	*x = RemoveLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[85]
+	mi := &file_spool_v1_spool_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6352,7 +6689,7 @@ func (x *RemoveLimitsResponse) String() string {
 func (*RemoveLimitsResponse) ProtoMessage() {}
 
 func (x *RemoveLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[85]
+	mi := &file_spool_v1_spool_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6365,7 +6702,7 @@ func (x *RemoveLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLimitsResponse.ProtoReflect.Descriptor instead.
 func (*RemoveLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{85}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *RemoveLimitsResponse) GetTenant() string {
@@ -6399,7 +6736,7 @@ type Reference struct {
 
 func (x *Reference) Reset() {
 	*x = Reference{}
-	mi := &file_spool_v1_spool_proto_msgTypes[86]
+	mi := &file_spool_v1_spool_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6411,7 +6748,7 @@ func (x *Reference) String() string {
 func (*Reference) ProtoMessage() {}
 
 func (x *Reference) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[86]
+	mi := &file_spool_v1_spool_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6424,7 +6761,7 @@ func (x *Reference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reference.ProtoReflect.Descriptor instead.
 func (*Reference) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{86}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *Reference) GetScope() string {
@@ -6470,7 +6807,7 @@ type Definition struct {
 
 func (x *Definition) Reset() {
 	*x = Definition{}
-	mi := &file_spool_v1_spool_proto_msgTypes[87]
+	mi := &file_spool_v1_spool_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6482,7 +6819,7 @@ func (x *Definition) String() string {
 func (*Definition) ProtoMessage() {}
 
 func (x *Definition) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[87]
+	mi := &file_spool_v1_spool_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6495,7 +6832,7 @@ func (x *Definition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Definition.ProtoReflect.Descriptor instead.
 func (*Definition) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{87}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *Definition) GetRef() *Reference {
@@ -6540,7 +6877,7 @@ type ApplyResponse struct {
 
 func (x *ApplyResponse) Reset() {
 	*x = ApplyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[88]
+	mi := &file_spool_v1_spool_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6552,7 +6889,7 @@ func (x *ApplyResponse) String() string {
 func (*ApplyResponse) ProtoMessage() {}
 
 func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[88]
+	mi := &file_spool_v1_spool_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6565,7 +6902,7 @@ func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyResponse.ProtoReflect.Descriptor instead.
 func (*ApplyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{88}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *ApplyResponse) GetRef() *Reference {
@@ -6598,7 +6935,7 @@ type RemoveResponse struct {
 
 func (x *RemoveResponse) Reset() {
 	*x = RemoveResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[89]
+	mi := &file_spool_v1_spool_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6610,7 +6947,7 @@ func (x *RemoveResponse) String() string {
 func (*RemoveResponse) ProtoMessage() {}
 
 func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[89]
+	mi := &file_spool_v1_spool_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6623,7 +6960,7 @@ func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveResponse.ProtoReflect.Descriptor instead.
 func (*RemoveResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{89}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *RemoveResponse) GetPosition() string {
@@ -6647,7 +6984,7 @@ type ApplyAgentRequest struct {
 
 func (x *ApplyAgentRequest) Reset() {
 	*x = ApplyAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[90]
+	mi := &file_spool_v1_spool_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6659,7 +6996,7 @@ func (x *ApplyAgentRequest) String() string {
 func (*ApplyAgentRequest) ProtoMessage() {}
 
 func (x *ApplyAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[90]
+	mi := &file_spool_v1_spool_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6672,7 +7009,7 @@ func (x *ApplyAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyAgentRequest.ProtoReflect.Descriptor instead.
 func (*ApplyAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{90}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *ApplyAgentRequest) GetRef() *Reference {
@@ -6707,7 +7044,7 @@ type ListAgentsRequest struct {
 
 func (x *ListAgentsRequest) Reset() {
 	*x = ListAgentsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[91]
+	mi := &file_spool_v1_spool_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6719,7 +7056,7 @@ func (x *ListAgentsRequest) String() string {
 func (*ListAgentsRequest) ProtoMessage() {}
 
 func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[91]
+	mi := &file_spool_v1_spool_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6732,7 +7069,7 @@ func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsRequest.ProtoReflect.Descriptor instead.
 func (*ListAgentsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{91}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *ListAgentsRequest) GetPageSize() uint32 {
@@ -6760,7 +7097,7 @@ type ListAgentsResponse struct {
 
 func (x *ListAgentsResponse) Reset() {
 	*x = ListAgentsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[92]
+	mi := &file_spool_v1_spool_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6772,7 +7109,7 @@ func (x *ListAgentsResponse) String() string {
 func (*ListAgentsResponse) ProtoMessage() {}
 
 func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[92]
+	mi := &file_spool_v1_spool_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6785,7 +7122,7 @@ func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsResponse.ProtoReflect.Descriptor instead.
 func (*ListAgentsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{92}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *ListAgentsResponse) GetAgents() []*Definition {
@@ -6818,7 +7155,7 @@ type GetAgentRequest struct {
 
 func (x *GetAgentRequest) Reset() {
 	*x = GetAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[93]
+	mi := &file_spool_v1_spool_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6830,7 +7167,7 @@ func (x *GetAgentRequest) String() string {
 func (*GetAgentRequest) ProtoMessage() {}
 
 func (x *GetAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[93]
+	mi := &file_spool_v1_spool_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6843,7 +7180,7 @@ func (x *GetAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAgentRequest.ProtoReflect.Descriptor instead.
 func (*GetAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{93}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *GetAgentRequest) GetSlug() string {
@@ -6892,7 +7229,7 @@ type RemoveAgentRequest struct {
 
 func (x *RemoveAgentRequest) Reset() {
 	*x = RemoveAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[94]
+	mi := &file_spool_v1_spool_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6904,7 +7241,7 @@ func (x *RemoveAgentRequest) String() string {
 func (*RemoveAgentRequest) ProtoMessage() {}
 
 func (x *RemoveAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[94]
+	mi := &file_spool_v1_spool_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6917,7 +7254,7 @@ func (x *RemoveAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveAgentRequest.ProtoReflect.Descriptor instead.
 func (*RemoveAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{94}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *RemoveAgentRequest) GetSlug() string {
@@ -6955,7 +7292,7 @@ type ApplyInstanceRequest struct {
 
 func (x *ApplyInstanceRequest) Reset() {
 	*x = ApplyInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[95]
+	mi := &file_spool_v1_spool_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6967,7 +7304,7 @@ func (x *ApplyInstanceRequest) String() string {
 func (*ApplyInstanceRequest) ProtoMessage() {}
 
 func (x *ApplyInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[95]
+	mi := &file_spool_v1_spool_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6980,7 +7317,7 @@ func (x *ApplyInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyInstanceRequest.ProtoReflect.Descriptor instead.
 func (*ApplyInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{95}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *ApplyInstanceRequest) GetRef() *Reference {
@@ -7015,7 +7352,7 @@ type ListInstancesRequest struct {
 
 func (x *ListInstancesRequest) Reset() {
 	*x = ListInstancesRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[96]
+	mi := &file_spool_v1_spool_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7027,7 +7364,7 @@ func (x *ListInstancesRequest) String() string {
 func (*ListInstancesRequest) ProtoMessage() {}
 
 func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[96]
+	mi := &file_spool_v1_spool_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7040,7 +7377,7 @@ func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesRequest.ProtoReflect.Descriptor instead.
 func (*ListInstancesRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{96}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *ListInstancesRequest) GetPageSize() uint32 {
@@ -7068,7 +7405,7 @@ type ListInstancesResponse struct {
 
 func (x *ListInstancesResponse) Reset() {
 	*x = ListInstancesResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[97]
+	mi := &file_spool_v1_spool_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7080,7 +7417,7 @@ func (x *ListInstancesResponse) String() string {
 func (*ListInstancesResponse) ProtoMessage() {}
 
 func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[97]
+	mi := &file_spool_v1_spool_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7093,7 +7430,7 @@ func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesResponse.ProtoReflect.Descriptor instead.
 func (*ListInstancesResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{97}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *ListInstancesResponse) GetInstances() []*Definition {
@@ -7126,7 +7463,7 @@ type GetInstanceRequest struct {
 
 func (x *GetInstanceRequest) Reset() {
 	*x = GetInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[98]
+	mi := &file_spool_v1_spool_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7138,7 +7475,7 @@ func (x *GetInstanceRequest) String() string {
 func (*GetInstanceRequest) ProtoMessage() {}
 
 func (x *GetInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[98]
+	mi := &file_spool_v1_spool_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7151,7 +7488,7 @@ func (x *GetInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceRequest.ProtoReflect.Descriptor instead.
 func (*GetInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{98}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *GetInstanceRequest) GetSlug() string {
@@ -7200,7 +7537,7 @@ type RemoveInstanceRequest struct {
 
 func (x *RemoveInstanceRequest) Reset() {
 	*x = RemoveInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[99]
+	mi := &file_spool_v1_spool_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7212,7 +7549,7 @@ func (x *RemoveInstanceRequest) String() string {
 func (*RemoveInstanceRequest) ProtoMessage() {}
 
 func (x *RemoveInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[99]
+	mi := &file_spool_v1_spool_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7225,7 +7562,7 @@ func (x *RemoveInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveInstanceRequest.ProtoReflect.Descriptor instead.
 func (*RemoveInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{99}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *RemoveInstanceRequest) GetSlug() string {
@@ -7263,7 +7600,7 @@ type ApplyEnvironmentRequest struct {
 
 func (x *ApplyEnvironmentRequest) Reset() {
 	*x = ApplyEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[100]
+	mi := &file_spool_v1_spool_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7275,7 +7612,7 @@ func (x *ApplyEnvironmentRequest) String() string {
 func (*ApplyEnvironmentRequest) ProtoMessage() {}
 
 func (x *ApplyEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[100]
+	mi := &file_spool_v1_spool_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7288,7 +7625,7 @@ func (x *ApplyEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*ApplyEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{100}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *ApplyEnvironmentRequest) GetRef() *Reference {
@@ -7323,7 +7660,7 @@ type ListEnvironmentsRequest struct {
 
 func (x *ListEnvironmentsRequest) Reset() {
 	*x = ListEnvironmentsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[101]
+	mi := &file_spool_v1_spool_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7335,7 +7672,7 @@ func (x *ListEnvironmentsRequest) String() string {
 func (*ListEnvironmentsRequest) ProtoMessage() {}
 
 func (x *ListEnvironmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[101]
+	mi := &file_spool_v1_spool_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7348,7 +7685,7 @@ func (x *ListEnvironmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEnvironmentsRequest.ProtoReflect.Descriptor instead.
 func (*ListEnvironmentsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{101}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *ListEnvironmentsRequest) GetPageSize() uint32 {
@@ -7376,7 +7713,7 @@ type ListEnvironmentsResponse struct {
 
 func (x *ListEnvironmentsResponse) Reset() {
 	*x = ListEnvironmentsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[102]
+	mi := &file_spool_v1_spool_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7388,7 +7725,7 @@ func (x *ListEnvironmentsResponse) String() string {
 func (*ListEnvironmentsResponse) ProtoMessage() {}
 
 func (x *ListEnvironmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[102]
+	mi := &file_spool_v1_spool_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7401,7 +7738,7 @@ func (x *ListEnvironmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEnvironmentsResponse.ProtoReflect.Descriptor instead.
 func (*ListEnvironmentsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{102}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *ListEnvironmentsResponse) GetEnvironments() []*Definition {
@@ -7434,7 +7771,7 @@ type GetEnvironmentRequest struct {
 
 func (x *GetEnvironmentRequest) Reset() {
 	*x = GetEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[103]
+	mi := &file_spool_v1_spool_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7446,7 +7783,7 @@ func (x *GetEnvironmentRequest) String() string {
 func (*GetEnvironmentRequest) ProtoMessage() {}
 
 func (x *GetEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[103]
+	mi := &file_spool_v1_spool_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7459,7 +7796,7 @@ func (x *GetEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*GetEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{103}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *GetEnvironmentRequest) GetSlug() string {
@@ -7508,7 +7845,7 @@ type RemoveEnvironmentRequest struct {
 
 func (x *RemoveEnvironmentRequest) Reset() {
 	*x = RemoveEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[104]
+	mi := &file_spool_v1_spool_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7520,7 +7857,7 @@ func (x *RemoveEnvironmentRequest) String() string {
 func (*RemoveEnvironmentRequest) ProtoMessage() {}
 
 func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[104]
+	mi := &file_spool_v1_spool_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7533,7 +7870,7 @@ func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*RemoveEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{104}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *RemoveEnvironmentRequest) GetSlug() string {
@@ -7571,7 +7908,7 @@ type ExplainEnvironmentRequest struct {
 
 func (x *ExplainEnvironmentRequest) Reset() {
 	*x = ExplainEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[105]
+	mi := &file_spool_v1_spool_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7583,7 +7920,7 @@ func (x *ExplainEnvironmentRequest) String() string {
 func (*ExplainEnvironmentRequest) ProtoMessage() {}
 
 func (x *ExplainEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[105]
+	mi := &file_spool_v1_spool_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7596,7 +7933,7 @@ func (x *ExplainEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*ExplainEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{105}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *ExplainEnvironmentRequest) GetAgent() string {
@@ -7632,7 +7969,7 @@ type ExplainEnvironmentResponse struct {
 
 func (x *ExplainEnvironmentResponse) Reset() {
 	*x = ExplainEnvironmentResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[106]
+	mi := &file_spool_v1_spool_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7644,7 +7981,7 @@ func (x *ExplainEnvironmentResponse) String() string {
 func (*ExplainEnvironmentResponse) ProtoMessage() {}
 
 func (x *ExplainEnvironmentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[106]
+	mi := &file_spool_v1_spool_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7657,7 +7994,7 @@ func (x *ExplainEnvironmentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEnvironmentResponse.ProtoReflect.Descriptor instead.
 func (*ExplainEnvironmentResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{106}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *ExplainEnvironmentResponse) GetVariables() []*ExplainedVariable {
@@ -7686,7 +8023,7 @@ type ExplainedHost struct {
 
 func (x *ExplainedHost) Reset() {
 	*x = ExplainedHost{}
-	mi := &file_spool_v1_spool_proto_msgTypes[107]
+	mi := &file_spool_v1_spool_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7698,7 +8035,7 @@ func (x *ExplainedHost) String() string {
 func (*ExplainedHost) ProtoMessage() {}
 
 func (x *ExplainedHost) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[107]
+	mi := &file_spool_v1_spool_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7711,7 +8048,7 @@ func (x *ExplainedHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedHost.ProtoReflect.Descriptor instead.
 func (*ExplainedHost) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{107}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *ExplainedHost) GetEntry() string {
@@ -7742,7 +8079,7 @@ type ExplainedVariable struct {
 
 func (x *ExplainedVariable) Reset() {
 	*x = ExplainedVariable{}
-	mi := &file_spool_v1_spool_proto_msgTypes[108]
+	mi := &file_spool_v1_spool_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7754,7 +8091,7 @@ func (x *ExplainedVariable) String() string {
 func (*ExplainedVariable) ProtoMessage() {}
 
 func (x *ExplainedVariable) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[108]
+	mi := &file_spool_v1_spool_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7767,7 +8104,7 @@ func (x *ExplainedVariable) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedVariable.ProtoReflect.Descriptor instead.
 func (*ExplainedVariable) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{108}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *ExplainedVariable) GetName() string {
@@ -7809,7 +8146,7 @@ type ListSkillsRequest struct {
 
 func (x *ListSkillsRequest) Reset() {
 	*x = ListSkillsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[109]
+	mi := &file_spool_v1_spool_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7821,7 +8158,7 @@ func (x *ListSkillsRequest) String() string {
 func (*ListSkillsRequest) ProtoMessage() {}
 
 func (x *ListSkillsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[109]
+	mi := &file_spool_v1_spool_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7834,7 +8171,7 @@ func (x *ListSkillsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSkillsRequest.ProtoReflect.Descriptor instead.
 func (*ListSkillsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{109}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *ListSkillsRequest) GetPageSize() uint32 {
@@ -7862,7 +8199,7 @@ type ListSkillsResponse struct {
 
 func (x *ListSkillsResponse) Reset() {
 	*x = ListSkillsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[110]
+	mi := &file_spool_v1_spool_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7874,7 +8211,7 @@ func (x *ListSkillsResponse) String() string {
 func (*ListSkillsResponse) ProtoMessage() {}
 
 func (x *ListSkillsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[110]
+	mi := &file_spool_v1_spool_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7887,7 +8224,7 @@ func (x *ListSkillsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSkillsResponse.ProtoReflect.Descriptor instead.
 func (*ListSkillsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{110}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *ListSkillsResponse) GetSkills() []*Skill {
@@ -7920,7 +8257,7 @@ type GetSkillRequest struct {
 
 func (x *GetSkillRequest) Reset() {
 	*x = GetSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[111]
+	mi := &file_spool_v1_spool_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7932,7 +8269,7 @@ func (x *GetSkillRequest) String() string {
 func (*GetSkillRequest) ProtoMessage() {}
 
 func (x *GetSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[111]
+	mi := &file_spool_v1_spool_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7945,7 +8282,7 @@ func (x *GetSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSkillRequest.ProtoReflect.Descriptor instead.
 func (*GetSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{111}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *GetSkillRequest) GetSlug() string {
@@ -8007,7 +8344,7 @@ type Skill struct {
 
 func (x *Skill) Reset() {
 	*x = Skill{}
-	mi := &file_spool_v1_spool_proto_msgTypes[112]
+	mi := &file_spool_v1_spool_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8019,7 +8356,7 @@ func (x *Skill) String() string {
 func (*Skill) ProtoMessage() {}
 
 func (x *Skill) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[112]
+	mi := &file_spool_v1_spool_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8032,7 +8369,7 @@ func (x *Skill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Skill.ProtoReflect.Descriptor instead.
 func (*Skill) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{112}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *Skill) GetRef() *Reference {
@@ -8113,7 +8450,7 @@ type TagSkillRequest struct {
 
 func (x *TagSkillRequest) Reset() {
 	*x = TagSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[113]
+	mi := &file_spool_v1_spool_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8125,7 +8462,7 @@ func (x *TagSkillRequest) String() string {
 func (*TagSkillRequest) ProtoMessage() {}
 
 func (x *TagSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[113]
+	mi := &file_spool_v1_spool_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8138,7 +8475,7 @@ func (x *TagSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagSkillRequest.ProtoReflect.Descriptor instead.
 func (*TagSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{113}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *TagSkillRequest) GetSlug() string {
@@ -8189,7 +8526,7 @@ type RemoveSkillRequest struct {
 
 func (x *RemoveSkillRequest) Reset() {
 	*x = RemoveSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[114]
+	mi := &file_spool_v1_spool_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8201,7 +8538,7 @@ func (x *RemoveSkillRequest) String() string {
 func (*RemoveSkillRequest) ProtoMessage() {}
 
 func (x *RemoveSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[114]
+	mi := &file_spool_v1_spool_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8214,7 +8551,7 @@ func (x *RemoveSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSkillRequest.ProtoReflect.Descriptor instead.
 func (*RemoveSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{114}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *RemoveSkillRequest) GetSlug() string {
@@ -8755,7 +9092,47 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\tretryable\x18\b \x01(\bR\tretryable\x12\x1d\n" +
 	"\amessage\x18\t \x01(\tH\x00R\amessage\x88\x01\x01B\n" +
 	"\n" +
-	"\b_message\"&\n" +
+	"\b_message\"\x94\x01\n" +
+	"\x10ListAuditRequest\x12\x18\n" +
+	"\asession\x18\x01 \x01(\tR\asession\x12\x14\n" +
+	"\x05actor\x18\x02 \x01(\tR\x05actor\x12\x14\n" +
+	"\x05since\x18\x03 \x01(\tR\x05since\x12\x1b\n" +
+	"\tpage_size\x18\x04 \x01(\rR\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x05 \x01(\tR\tpageToken\"k\n" +
+	"\x11ListAuditResponse\x12.\n" +
+	"\aentries\x18\x01 \x03(\v2\x14.spool.v1.AuditEntryR\aentries\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xc3\x02\n" +
+	"\n" +
+	"AuditEntry\x12.\n" +
+	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x1a\n" +
+	"\bposition\x18\x02 \x01(\tR\bposition\x12*\n" +
+	"\x05actor\x18\x03 \x01(\v2\x14.spool.v1.AuditActorR\x05actor\x12\x14\n" +
+	"\x05types\x18\x04 \x03(\tR\x05types\x12\x16\n" +
+	"\x06aspect\x18\x05 \x01(\tR\x06aspect\x12\"\n" +
+	"\n" +
+	"session_id\x18\x06 \x01(\tH\x00R\tsessionId\x88\x01\x01\x12&\n" +
+	"\fexecution_id\x18\a \x01(\tH\x01R\vexecutionId\x88\x01\x01\x12\x19\n" +
+	"\x05about\x18\b \x01(\tH\x02R\x05about\x88\x01\x01B\r\n" +
+	"\v_session_idB\x0f\n" +
+	"\r_execution_idB\b\n" +
+	"\x06_about\"\xfc\x01\n" +
+	"\n" +
+	"AuditActor\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\tR\x02id\x12\x1a\n" +
+	"\x06key_id\x18\x03 \x01(\tH\x00R\x05keyId\x88\x01\x01\x12\x1e\n" +
+	"\bkey_name\x18\x04 \x01(\tH\x01R\akeyName\x88\x01\x01\x12\x17\n" +
+	"\x04user\x18\x05 \x01(\tH\x02R\x04user\x88\x01\x01\x12\x1d\n" +
+	"\aaddress\x18\x06 \x01(\tH\x03R\aaddress\x88\x01\x01\x12\x1d\n" +
+	"\aservice\x18\a \x01(\tH\x04R\aservice\x88\x01\x01B\t\n" +
+	"\a_key_idB\v\n" +
+	"\t_key_nameB\a\n" +
+	"\x05_userB\n" +
+	"\n" +
+	"\b_addressB\n" +
+	"\n" +
+	"\b_service\"&\n" +
 	"\x14GetDeadLetterRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"(\n" +
 	"\x16RetryDeadLetterRequest\x12\x0e\n" +
@@ -9026,7 +9403,10 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x0fListDeadLetters\x12 .spool.v1.ListDeadLettersRequest\x1a!.spool.v1.ListDeadLettersResponse\"\x11\x82\xd3\xe4\x93\x02\v\x12\t/api/dead\x12]\n" +
 	"\rGetDeadLetter\x12\x1e.spool.v1.GetDeadLetterRequest\x1a\x14.spool.v1.DeadLetter\"\x16\x82\xd3\xe4\x93\x02\x10\x12\x0e/api/dead/{id}\x12t\n" +
 	"\x0fRetryDeadLetter\x12 .spool.v1.RetryDeadLetterRequest\x1a!.spool.v1.RetryDeadLetterResponse\"\x1c\x82\xd3\xe4\x93\x02\x16\"\x14/api/dead/{id}/retry\x12k\n" +
-	"\x0eDropDeadLetter\x12\x1f.spool.v1.DropDeadLetterRequest\x1a .spool.v1.DropDeadLetterResponse\"\x16\x82\xd3\xe4\x93\x02\x10*\x0e/api/dead/{id}2\xfe\x02\n" +
+	"\x0eDropDeadLetter\x12\x1f.spool.v1.DropDeadLetterRequest\x1a .spool.v1.DropDeadLetterResponse\"\x16\x82\xd3\xe4\x93\x02\x10*\x0e/api/dead/{id}2a\n" +
+	"\x05Audit\x12X\n" +
+	"\tListAudit\x12\x1a.spool.v1.ListAuditRequest\x1a\x1b.spool.v1.ListAuditResponse\"\x12\x82\xd3\xe4\x93\x02\f\x12\n" +
+	"/api/audit2\xfe\x02\n" +
 	"\x06Agents\x12Z\n" +
 	"\n" +
 	"ApplyAgent\x12\x1b.spool.v1.ApplyAgentRequest\x1a\x17.spool.v1.ApplyResponse\"\x16\x82\xd3\xe4\x93\x02\x10:\x01*\"\v/api/agents\x12\\\n" +
@@ -9064,7 +9444,7 @@ func file_spool_v1_spool_proto_rawDescGZIP() []byte {
 	return file_spool_v1_spool_proto_rawDescData
 }
 
-var file_spool_v1_spool_proto_msgTypes = make([]protoimpl.MessageInfo, 118)
+var file_spool_v1_spool_proto_msgTypes = make([]protoimpl.MessageInfo, 122)
 var file_spool_v1_spool_proto_goTypes = []any{
 	(*Json)(nil),                         // 0: spool.v1.Json
 	(*SessionOptions)(nil),               // 1: spool.v1.SessionOptions
@@ -9128,107 +9508,111 @@ var file_spool_v1_spool_proto_goTypes = []any{
 	(*ListDeadLettersRequest)(nil),       // 59: spool.v1.ListDeadLettersRequest
 	(*ListDeadLettersResponse)(nil),      // 60: spool.v1.ListDeadLettersResponse
 	(*DeadLetter)(nil),                   // 61: spool.v1.DeadLetter
-	(*GetDeadLetterRequest)(nil),         // 62: spool.v1.GetDeadLetterRequest
-	(*RetryDeadLetterRequest)(nil),       // 63: spool.v1.RetryDeadLetterRequest
-	(*RetryDeadLetterResponse)(nil),      // 64: spool.v1.RetryDeadLetterResponse
-	(*DropDeadLetterRequest)(nil),        // 65: spool.v1.DropDeadLetterRequest
-	(*DropDeadLetterResponse)(nil),       // 66: spool.v1.DropDeadLetterResponse
-	(*ListKeysRequest)(nil),              // 67: spool.v1.ListKeysRequest
-	(*ListKeysResponse)(nil),             // 68: spool.v1.ListKeysResponse
-	(*Key)(nil),                          // 69: spool.v1.Key
-	(*RevokeKeyRequest)(nil),             // 70: spool.v1.RevokeKeyRequest
-	(*RevokeKeyResponse)(nil),            // 71: spool.v1.RevokeKeyResponse
-	(*SetBudgetRequest)(nil),             // 72: spool.v1.SetBudgetRequest
-	(*SetBudgetResponse)(nil),            // 73: spool.v1.SetBudgetResponse
-	(*ListBudgetsRequest)(nil),           // 74: spool.v1.ListBudgetsRequest
-	(*ListBudgetsResponse)(nil),          // 75: spool.v1.ListBudgetsResponse
-	(*TenantBudget)(nil),                 // 76: spool.v1.TenantBudget
-	(*RemoveBudgetRequest)(nil),          // 77: spool.v1.RemoveBudgetRequest
-	(*RemoveBudgetResponse)(nil),         // 78: spool.v1.RemoveBudgetResponse
-	(*TenantLimits)(nil),                 // 79: spool.v1.TenantLimits
-	(*SetLimitsRequest)(nil),             // 80: spool.v1.SetLimitsRequest
-	(*SetLimitsResponse)(nil),            // 81: spool.v1.SetLimitsResponse
-	(*GetLimitsRequest)(nil),             // 82: spool.v1.GetLimitsRequest
-	(*GetLimitsResponse)(nil),            // 83: spool.v1.GetLimitsResponse
-	(*RemoveLimitsRequest)(nil),          // 84: spool.v1.RemoveLimitsRequest
-	(*RemoveLimitsResponse)(nil),         // 85: spool.v1.RemoveLimitsResponse
-	(*Reference)(nil),                    // 86: spool.v1.Reference
-	(*Definition)(nil),                   // 87: spool.v1.Definition
-	(*ApplyResponse)(nil),                // 88: spool.v1.ApplyResponse
-	(*RemoveResponse)(nil),               // 89: spool.v1.RemoveResponse
-	(*ApplyAgentRequest)(nil),            // 90: spool.v1.ApplyAgentRequest
-	(*ListAgentsRequest)(nil),            // 91: spool.v1.ListAgentsRequest
-	(*ListAgentsResponse)(nil),           // 92: spool.v1.ListAgentsResponse
-	(*GetAgentRequest)(nil),              // 93: spool.v1.GetAgentRequest
-	(*RemoveAgentRequest)(nil),           // 94: spool.v1.RemoveAgentRequest
-	(*ApplyInstanceRequest)(nil),         // 95: spool.v1.ApplyInstanceRequest
-	(*ListInstancesRequest)(nil),         // 96: spool.v1.ListInstancesRequest
-	(*ListInstancesResponse)(nil),        // 97: spool.v1.ListInstancesResponse
-	(*GetInstanceRequest)(nil),           // 98: spool.v1.GetInstanceRequest
-	(*RemoveInstanceRequest)(nil),        // 99: spool.v1.RemoveInstanceRequest
-	(*ApplyEnvironmentRequest)(nil),      // 100: spool.v1.ApplyEnvironmentRequest
-	(*ListEnvironmentsRequest)(nil),      // 101: spool.v1.ListEnvironmentsRequest
-	(*ListEnvironmentsResponse)(nil),     // 102: spool.v1.ListEnvironmentsResponse
-	(*GetEnvironmentRequest)(nil),        // 103: spool.v1.GetEnvironmentRequest
-	(*RemoveEnvironmentRequest)(nil),     // 104: spool.v1.RemoveEnvironmentRequest
-	(*ExplainEnvironmentRequest)(nil),    // 105: spool.v1.ExplainEnvironmentRequest
-	(*ExplainEnvironmentResponse)(nil),   // 106: spool.v1.ExplainEnvironmentResponse
-	(*ExplainedHost)(nil),                // 107: spool.v1.ExplainedHost
-	(*ExplainedVariable)(nil),            // 108: spool.v1.ExplainedVariable
-	(*ListSkillsRequest)(nil),            // 109: spool.v1.ListSkillsRequest
-	(*ListSkillsResponse)(nil),           // 110: spool.v1.ListSkillsResponse
-	(*GetSkillRequest)(nil),              // 111: spool.v1.GetSkillRequest
-	(*Skill)(nil),                        // 112: spool.v1.Skill
-	(*TagSkillRequest)(nil),              // 113: spool.v1.TagSkillRequest
-	(*RemoveSkillRequest)(nil),           // 114: spool.v1.RemoveSkillRequest
-	nil,                                  // 115: spool.v1.ModelSettings.EnvEntry
-	nil,                                  // 116: spool.v1.PostMessageRequest.EnvironmentEntry
-	nil,                                  // 117: spool.v1.StartExecutionRequest.EnvironmentEntry
-	(*timestamppb.Timestamp)(nil),        // 118: google.protobuf.Timestamp
+	(*ListAuditRequest)(nil),             // 62: spool.v1.ListAuditRequest
+	(*ListAuditResponse)(nil),            // 63: spool.v1.ListAuditResponse
+	(*AuditEntry)(nil),                   // 64: spool.v1.AuditEntry
+	(*AuditActor)(nil),                   // 65: spool.v1.AuditActor
+	(*GetDeadLetterRequest)(nil),         // 66: spool.v1.GetDeadLetterRequest
+	(*RetryDeadLetterRequest)(nil),       // 67: spool.v1.RetryDeadLetterRequest
+	(*RetryDeadLetterResponse)(nil),      // 68: spool.v1.RetryDeadLetterResponse
+	(*DropDeadLetterRequest)(nil),        // 69: spool.v1.DropDeadLetterRequest
+	(*DropDeadLetterResponse)(nil),       // 70: spool.v1.DropDeadLetterResponse
+	(*ListKeysRequest)(nil),              // 71: spool.v1.ListKeysRequest
+	(*ListKeysResponse)(nil),             // 72: spool.v1.ListKeysResponse
+	(*Key)(nil),                          // 73: spool.v1.Key
+	(*RevokeKeyRequest)(nil),             // 74: spool.v1.RevokeKeyRequest
+	(*RevokeKeyResponse)(nil),            // 75: spool.v1.RevokeKeyResponse
+	(*SetBudgetRequest)(nil),             // 76: spool.v1.SetBudgetRequest
+	(*SetBudgetResponse)(nil),            // 77: spool.v1.SetBudgetResponse
+	(*ListBudgetsRequest)(nil),           // 78: spool.v1.ListBudgetsRequest
+	(*ListBudgetsResponse)(nil),          // 79: spool.v1.ListBudgetsResponse
+	(*TenantBudget)(nil),                 // 80: spool.v1.TenantBudget
+	(*RemoveBudgetRequest)(nil),          // 81: spool.v1.RemoveBudgetRequest
+	(*RemoveBudgetResponse)(nil),         // 82: spool.v1.RemoveBudgetResponse
+	(*TenantLimits)(nil),                 // 83: spool.v1.TenantLimits
+	(*SetLimitsRequest)(nil),             // 84: spool.v1.SetLimitsRequest
+	(*SetLimitsResponse)(nil),            // 85: spool.v1.SetLimitsResponse
+	(*GetLimitsRequest)(nil),             // 86: spool.v1.GetLimitsRequest
+	(*GetLimitsResponse)(nil),            // 87: spool.v1.GetLimitsResponse
+	(*RemoveLimitsRequest)(nil),          // 88: spool.v1.RemoveLimitsRequest
+	(*RemoveLimitsResponse)(nil),         // 89: spool.v1.RemoveLimitsResponse
+	(*Reference)(nil),                    // 90: spool.v1.Reference
+	(*Definition)(nil),                   // 91: spool.v1.Definition
+	(*ApplyResponse)(nil),                // 92: spool.v1.ApplyResponse
+	(*RemoveResponse)(nil),               // 93: spool.v1.RemoveResponse
+	(*ApplyAgentRequest)(nil),            // 94: spool.v1.ApplyAgentRequest
+	(*ListAgentsRequest)(nil),            // 95: spool.v1.ListAgentsRequest
+	(*ListAgentsResponse)(nil),           // 96: spool.v1.ListAgentsResponse
+	(*GetAgentRequest)(nil),              // 97: spool.v1.GetAgentRequest
+	(*RemoveAgentRequest)(nil),           // 98: spool.v1.RemoveAgentRequest
+	(*ApplyInstanceRequest)(nil),         // 99: spool.v1.ApplyInstanceRequest
+	(*ListInstancesRequest)(nil),         // 100: spool.v1.ListInstancesRequest
+	(*ListInstancesResponse)(nil),        // 101: spool.v1.ListInstancesResponse
+	(*GetInstanceRequest)(nil),           // 102: spool.v1.GetInstanceRequest
+	(*RemoveInstanceRequest)(nil),        // 103: spool.v1.RemoveInstanceRequest
+	(*ApplyEnvironmentRequest)(nil),      // 104: spool.v1.ApplyEnvironmentRequest
+	(*ListEnvironmentsRequest)(nil),      // 105: spool.v1.ListEnvironmentsRequest
+	(*ListEnvironmentsResponse)(nil),     // 106: spool.v1.ListEnvironmentsResponse
+	(*GetEnvironmentRequest)(nil),        // 107: spool.v1.GetEnvironmentRequest
+	(*RemoveEnvironmentRequest)(nil),     // 108: spool.v1.RemoveEnvironmentRequest
+	(*ExplainEnvironmentRequest)(nil),    // 109: spool.v1.ExplainEnvironmentRequest
+	(*ExplainEnvironmentResponse)(nil),   // 110: spool.v1.ExplainEnvironmentResponse
+	(*ExplainedHost)(nil),                // 111: spool.v1.ExplainedHost
+	(*ExplainedVariable)(nil),            // 112: spool.v1.ExplainedVariable
+	(*ListSkillsRequest)(nil),            // 113: spool.v1.ListSkillsRequest
+	(*ListSkillsResponse)(nil),           // 114: spool.v1.ListSkillsResponse
+	(*GetSkillRequest)(nil),              // 115: spool.v1.GetSkillRequest
+	(*Skill)(nil),                        // 116: spool.v1.Skill
+	(*TagSkillRequest)(nil),              // 117: spool.v1.TagSkillRequest
+	(*RemoveSkillRequest)(nil),           // 118: spool.v1.RemoveSkillRequest
+	nil,                                  // 119: spool.v1.ModelSettings.EnvEntry
+	nil,                                  // 120: spool.v1.PostMessageRequest.EnvironmentEntry
+	nil,                                  // 121: spool.v1.StartExecutionRequest.EnvironmentEntry
+	(*timestamppb.Timestamp)(nil),        // 122: google.protobuf.Timestamp
 }
 var file_spool_v1_spool_proto_depIdxs = []int32{
 	3,   // 0: spool.v1.SessionOptions.budget:type_name -> spool.v1.Budget
 	2,   // 1: spool.v1.SessionOptions.model_settings:type_name -> spool.v1.ModelSettings
-	115, // 2: spool.v1.ModelSettings.env:type_name -> spool.v1.ModelSettings.EnvEntry
+	119, // 2: spool.v1.ModelSettings.env:type_name -> spool.v1.ModelSettings.EnvEntry
 	1,   // 3: spool.v1.CreateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 4: spool.v1.CreateSessionRequest.metadata:type_name -> spool.v1.Json
 	4,   // 5: spool.v1.CreateSessionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
 	10,  // 6: spool.v1.ListSessionsResponse.sessions:type_name -> spool.v1.Session
 	1,   // 7: spool.v1.Session.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 8: spool.v1.Session.metadata:type_name -> spool.v1.Json
-	118, // 9: spool.v1.Session.created_at:type_name -> google.protobuf.Timestamp
-	118, // 10: spool.v1.Session.updated_at:type_name -> google.protobuf.Timestamp
+	122, // 9: spool.v1.Session.created_at:type_name -> google.protobuf.Timestamp
+	122, // 10: spool.v1.Session.updated_at:type_name -> google.protobuf.Timestamp
 	11,  // 11: spool.v1.Session.current_sandbox:type_name -> spool.v1.CurrentSandbox
-	118, // 12: spool.v1.Session.snapshot_at:type_name -> google.protobuf.Timestamp
-	118, // 13: spool.v1.CurrentSandbox.created_at:type_name -> google.protobuf.Timestamp
-	118, // 14: spool.v1.CurrentSandbox.ended_at:type_name -> google.protobuf.Timestamp
+	122, // 12: spool.v1.Session.snapshot_at:type_name -> google.protobuf.Timestamp
+	122, // 13: spool.v1.CurrentSandbox.created_at:type_name -> google.protobuf.Timestamp
+	122, // 14: spool.v1.CurrentSandbox.ended_at:type_name -> google.protobuf.Timestamp
 	1,   // 15: spool.v1.UpdateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 16: spool.v1.UpdateSessionRequest.metadata:type_name -> spool.v1.Json
 	18,  // 17: spool.v1.PostMessageRequest.parts:type_name -> spool.v1.Part
 	0,   // 18: spool.v1.PostMessageRequest.metadata:type_name -> spool.v1.Json
 	4,   // 19: spool.v1.PostMessageRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	116, // 20: spool.v1.PostMessageRequest.environment:type_name -> spool.v1.PostMessageRequest.EnvironmentEntry
+	120, // 20: spool.v1.PostMessageRequest.environment:type_name -> spool.v1.PostMessageRequest.EnvironmentEntry
 	28,  // 21: spool.v1.ListConversationsResponse.conversations:type_name -> spool.v1.Conversation
-	118, // 22: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
-	118, // 23: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
+	122, // 22: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
+	122, // 23: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
 	1,   // 24: spool.v1.StartExecutionRequest.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 25: spool.v1.StartExecutionRequest.metadata:type_name -> spool.v1.Json
 	18,  // 26: spool.v1.StartExecutionRequest.parts:type_name -> spool.v1.Part
 	4,   // 27: spool.v1.StartExecutionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	117, // 28: spool.v1.StartExecutionRequest.environment:type_name -> spool.v1.StartExecutionRequest.EnvironmentEntry
+	121, // 28: spool.v1.StartExecutionRequest.environment:type_name -> spool.v1.StartExecutionRequest.EnvironmentEntry
 	35,  // 29: spool.v1.ListExecutionsResponse.executions:type_name -> spool.v1.Execution
 	37,  // 30: spool.v1.Execution.usage:type_name -> spool.v1.Usage
 	0,   // 31: spool.v1.Execution.metadata:type_name -> spool.v1.Json
-	118, // 32: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
-	118, // 33: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
-	118, // 34: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
-	118, // 35: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
+	122, // 32: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
+	122, // 33: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
+	122, // 34: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
+	122, // 35: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
 	36,  // 36: spool.v1.Execution.metered:type_name -> spool.v1.MeteredUsage
 	0,   // 37: spool.v1.Execution.resolved:type_name -> spool.v1.Json
-	118, // 38: spool.v1.Execution.updated_at:type_name -> google.protobuf.Timestamp
+	122, // 38: spool.v1.Execution.updated_at:type_name -> google.protobuf.Timestamp
 	37,  // 39: spool.v1.MeteredUsage.usage:type_name -> spool.v1.Usage
 	48,  // 40: spool.v1.ListEventsResponse.events:type_name -> spool.v1.Event
-	118, // 41: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
+	122, // 41: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
 	0,   // 42: spool.v1.Event.data:type_name -> spool.v1.Json
 	49,  // 43: spool.v1.Event.metadata:type_name -> spool.v1.EventMetadata
 	0,   // 44: spool.v1.EventMetadata.session:type_name -> spool.v1.Json
@@ -9236,152 +9620,157 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	48,  // 46: spool.v1.StreamEventsResponse.event:type_name -> spool.v1.Event
 	52,  // 47: spool.v1.StreamEventsResponse.lag:type_name -> spool.v1.Lag
 	55,  // 48: spool.v1.ListBlocksResponse.blocks:type_name -> spool.v1.Block
-	118, // 49: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
+	122, // 49: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
 	18,  // 50: spool.v1.Block.parts:type_name -> spool.v1.Part
 	0,   // 51: spool.v1.Block.input:type_name -> spool.v1.Json
 	56,  // 52: spool.v1.Block.todos:type_name -> spool.v1.TodoItem
-	118, // 53: spool.v1.CreateKeyResponse.expires_at:type_name -> google.protobuf.Timestamp
+	122, // 53: spool.v1.CreateKeyResponse.expires_at:type_name -> google.protobuf.Timestamp
 	61,  // 54: spool.v1.ListDeadLettersResponse.dead_letters:type_name -> spool.v1.DeadLetter
-	118, // 55: spool.v1.DeadLetter.time:type_name -> google.protobuf.Timestamp
-	69,  // 56: spool.v1.ListKeysResponse.keys:type_name -> spool.v1.Key
-	118, // 57: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
-	118, // 58: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
-	118, // 59: spool.v1.Key.expires_at:type_name -> google.protobuf.Timestamp
-	3,   // 60: spool.v1.SetBudgetRequest.budget:type_name -> spool.v1.Budget
-	76,  // 61: spool.v1.ListBudgetsResponse.budgets:type_name -> spool.v1.TenantBudget
-	3,   // 62: spool.v1.TenantBudget.budget:type_name -> spool.v1.Budget
-	3,   // 63: spool.v1.TenantBudget.spent:type_name -> spool.v1.Budget
-	118, // 64: spool.v1.TenantBudget.until:type_name -> google.protobuf.Timestamp
-	79,  // 65: spool.v1.SetLimitsRequest.limits:type_name -> spool.v1.TenantLimits
-	79,  // 66: spool.v1.GetLimitsResponse.limits:type_name -> spool.v1.TenantLimits
-	79,  // 67: spool.v1.GetLimitsResponse.used:type_name -> spool.v1.TenantLimits
-	86,  // 68: spool.v1.Definition.ref:type_name -> spool.v1.Reference
-	0,   // 69: spool.v1.Definition.spec:type_name -> spool.v1.Json
-	118, // 70: spool.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
-	86,  // 71: spool.v1.ApplyResponse.ref:type_name -> spool.v1.Reference
-	86,  // 72: spool.v1.ApplyAgentRequest.ref:type_name -> spool.v1.Reference
-	0,   // 73: spool.v1.ApplyAgentRequest.spec:type_name -> spool.v1.Json
-	87,  // 74: spool.v1.ListAgentsResponse.agents:type_name -> spool.v1.Definition
-	86,  // 75: spool.v1.ApplyInstanceRequest.ref:type_name -> spool.v1.Reference
-	0,   // 76: spool.v1.ApplyInstanceRequest.spec:type_name -> spool.v1.Json
-	87,  // 77: spool.v1.ListInstancesResponse.instances:type_name -> spool.v1.Definition
-	86,  // 78: spool.v1.ApplyEnvironmentRequest.ref:type_name -> spool.v1.Reference
-	0,   // 79: spool.v1.ApplyEnvironmentRequest.spec:type_name -> spool.v1.Json
-	87,  // 80: spool.v1.ListEnvironmentsResponse.environments:type_name -> spool.v1.Definition
-	108, // 81: spool.v1.ExplainEnvironmentResponse.variables:type_name -> spool.v1.ExplainedVariable
-	107, // 82: spool.v1.ExplainEnvironmentResponse.egress:type_name -> spool.v1.ExplainedHost
-	112, // 83: spool.v1.ListSkillsResponse.skills:type_name -> spool.v1.Skill
-	86,  // 84: spool.v1.Skill.ref:type_name -> spool.v1.Reference
-	118, // 85: spool.v1.Skill.created_at:type_name -> google.protobuf.Timestamp
-	17,  // 86: spool.v1.PostMessageRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	17,  // 87: spool.v1.StartExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	5,   // 88: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
-	7,   // 89: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
-	9,   // 90: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
-	12,  // 91: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
-	14,  // 92: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
-	16,  // 93: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
-	20,  // 94: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
-	22,  // 95: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
-	24,  // 96: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
-	26,  // 97: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
-	29,  // 98: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
-	31,  // 99: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
-	34,  // 100: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
-	32,  // 101: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
-	38,  // 102: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
-	40,  // 103: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
-	42,  // 104: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
-	44,  // 105: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
-	46,  // 106: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
-	50,  // 107: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
-	53,  // 108: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
-	57,  // 109: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
-	67,  // 110: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
-	70,  // 111: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
-	80,  // 112: spool.v1.Limits.SetLimits:input_type -> spool.v1.SetLimitsRequest
-	82,  // 113: spool.v1.Limits.GetLimits:input_type -> spool.v1.GetLimitsRequest
-	84,  // 114: spool.v1.Limits.RemoveLimits:input_type -> spool.v1.RemoveLimitsRequest
-	72,  // 115: spool.v1.Budgets.SetBudget:input_type -> spool.v1.SetBudgetRequest
-	74,  // 116: spool.v1.Budgets.ListBudgets:input_type -> spool.v1.ListBudgetsRequest
-	77,  // 117: spool.v1.Budgets.RemoveBudget:input_type -> spool.v1.RemoveBudgetRequest
-	59,  // 118: spool.v1.DeadLetters.ListDeadLetters:input_type -> spool.v1.ListDeadLettersRequest
-	62,  // 119: spool.v1.DeadLetters.GetDeadLetter:input_type -> spool.v1.GetDeadLetterRequest
-	63,  // 120: spool.v1.DeadLetters.RetryDeadLetter:input_type -> spool.v1.RetryDeadLetterRequest
-	65,  // 121: spool.v1.DeadLetters.DropDeadLetter:input_type -> spool.v1.DropDeadLetterRequest
-	90,  // 122: spool.v1.Agents.ApplyAgent:input_type -> spool.v1.ApplyAgentRequest
-	91,  // 123: spool.v1.Agents.ListAgents:input_type -> spool.v1.ListAgentsRequest
-	93,  // 124: spool.v1.Agents.GetAgent:input_type -> spool.v1.GetAgentRequest
-	94,  // 125: spool.v1.Agents.RemoveAgent:input_type -> spool.v1.RemoveAgentRequest
-	95,  // 126: spool.v1.Instances.ApplyInstance:input_type -> spool.v1.ApplyInstanceRequest
-	96,  // 127: spool.v1.Instances.ListInstances:input_type -> spool.v1.ListInstancesRequest
-	98,  // 128: spool.v1.Instances.GetInstance:input_type -> spool.v1.GetInstanceRequest
-	99,  // 129: spool.v1.Instances.RemoveInstance:input_type -> spool.v1.RemoveInstanceRequest
-	100, // 130: spool.v1.Environments.ApplyEnvironment:input_type -> spool.v1.ApplyEnvironmentRequest
-	101, // 131: spool.v1.Environments.ListEnvironments:input_type -> spool.v1.ListEnvironmentsRequest
-	103, // 132: spool.v1.Environments.GetEnvironment:input_type -> spool.v1.GetEnvironmentRequest
-	104, // 133: spool.v1.Environments.RemoveEnvironment:input_type -> spool.v1.RemoveEnvironmentRequest
-	105, // 134: spool.v1.Environments.ExplainEnvironment:input_type -> spool.v1.ExplainEnvironmentRequest
-	109, // 135: spool.v1.Skills.ListSkills:input_type -> spool.v1.ListSkillsRequest
-	111, // 136: spool.v1.Skills.GetSkill:input_type -> spool.v1.GetSkillRequest
-	113, // 137: spool.v1.Skills.TagSkill:input_type -> spool.v1.TagSkillRequest
-	114, // 138: spool.v1.Skills.RemoveSkill:input_type -> spool.v1.RemoveSkillRequest
-	6,   // 139: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
-	8,   // 140: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
-	10,  // 141: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
-	13,  // 142: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
-	15,  // 143: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
-	19,  // 144: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
-	21,  // 145: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
-	23,  // 146: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
-	25,  // 147: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
-	27,  // 148: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
-	30,  // 149: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
-	33,  // 150: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
-	35,  // 151: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
-	33,  // 152: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
-	39,  // 153: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
-	41,  // 154: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
-	43,  // 155: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
-	45,  // 156: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
-	47,  // 157: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
-	51,  // 158: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
-	54,  // 159: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
-	58,  // 160: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
-	68,  // 161: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
-	71,  // 162: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
-	81,  // 163: spool.v1.Limits.SetLimits:output_type -> spool.v1.SetLimitsResponse
-	83,  // 164: spool.v1.Limits.GetLimits:output_type -> spool.v1.GetLimitsResponse
-	85,  // 165: spool.v1.Limits.RemoveLimits:output_type -> spool.v1.RemoveLimitsResponse
-	73,  // 166: spool.v1.Budgets.SetBudget:output_type -> spool.v1.SetBudgetResponse
-	75,  // 167: spool.v1.Budgets.ListBudgets:output_type -> spool.v1.ListBudgetsResponse
-	78,  // 168: spool.v1.Budgets.RemoveBudget:output_type -> spool.v1.RemoveBudgetResponse
-	60,  // 169: spool.v1.DeadLetters.ListDeadLetters:output_type -> spool.v1.ListDeadLettersResponse
-	61,  // 170: spool.v1.DeadLetters.GetDeadLetter:output_type -> spool.v1.DeadLetter
-	64,  // 171: spool.v1.DeadLetters.RetryDeadLetter:output_type -> spool.v1.RetryDeadLetterResponse
-	66,  // 172: spool.v1.DeadLetters.DropDeadLetter:output_type -> spool.v1.DropDeadLetterResponse
-	88,  // 173: spool.v1.Agents.ApplyAgent:output_type -> spool.v1.ApplyResponse
-	92,  // 174: spool.v1.Agents.ListAgents:output_type -> spool.v1.ListAgentsResponse
-	87,  // 175: spool.v1.Agents.GetAgent:output_type -> spool.v1.Definition
-	89,  // 176: spool.v1.Agents.RemoveAgent:output_type -> spool.v1.RemoveResponse
-	88,  // 177: spool.v1.Instances.ApplyInstance:output_type -> spool.v1.ApplyResponse
-	97,  // 178: spool.v1.Instances.ListInstances:output_type -> spool.v1.ListInstancesResponse
-	87,  // 179: spool.v1.Instances.GetInstance:output_type -> spool.v1.Definition
-	89,  // 180: spool.v1.Instances.RemoveInstance:output_type -> spool.v1.RemoveResponse
-	88,  // 181: spool.v1.Environments.ApplyEnvironment:output_type -> spool.v1.ApplyResponse
-	102, // 182: spool.v1.Environments.ListEnvironments:output_type -> spool.v1.ListEnvironmentsResponse
-	87,  // 183: spool.v1.Environments.GetEnvironment:output_type -> spool.v1.Definition
-	89,  // 184: spool.v1.Environments.RemoveEnvironment:output_type -> spool.v1.RemoveResponse
-	106, // 185: spool.v1.Environments.ExplainEnvironment:output_type -> spool.v1.ExplainEnvironmentResponse
-	110, // 186: spool.v1.Skills.ListSkills:output_type -> spool.v1.ListSkillsResponse
-	112, // 187: spool.v1.Skills.GetSkill:output_type -> spool.v1.Skill
-	88,  // 188: spool.v1.Skills.TagSkill:output_type -> spool.v1.ApplyResponse
-	89,  // 189: spool.v1.Skills.RemoveSkill:output_type -> spool.v1.RemoveResponse
-	139, // [139:190] is the sub-list for method output_type
-	88,  // [88:139] is the sub-list for method input_type
-	88,  // [88:88] is the sub-list for extension type_name
-	88,  // [88:88] is the sub-list for extension extendee
-	0,   // [0:88] is the sub-list for field type_name
+	122, // 55: spool.v1.DeadLetter.time:type_name -> google.protobuf.Timestamp
+	64,  // 56: spool.v1.ListAuditResponse.entries:type_name -> spool.v1.AuditEntry
+	122, // 57: spool.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
+	65,  // 58: spool.v1.AuditEntry.actor:type_name -> spool.v1.AuditActor
+	73,  // 59: spool.v1.ListKeysResponse.keys:type_name -> spool.v1.Key
+	122, // 60: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
+	122, // 61: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
+	122, // 62: spool.v1.Key.expires_at:type_name -> google.protobuf.Timestamp
+	3,   // 63: spool.v1.SetBudgetRequest.budget:type_name -> spool.v1.Budget
+	80,  // 64: spool.v1.ListBudgetsResponse.budgets:type_name -> spool.v1.TenantBudget
+	3,   // 65: spool.v1.TenantBudget.budget:type_name -> spool.v1.Budget
+	3,   // 66: spool.v1.TenantBudget.spent:type_name -> spool.v1.Budget
+	122, // 67: spool.v1.TenantBudget.until:type_name -> google.protobuf.Timestamp
+	83,  // 68: spool.v1.SetLimitsRequest.limits:type_name -> spool.v1.TenantLimits
+	83,  // 69: spool.v1.GetLimitsResponse.limits:type_name -> spool.v1.TenantLimits
+	83,  // 70: spool.v1.GetLimitsResponse.used:type_name -> spool.v1.TenantLimits
+	90,  // 71: spool.v1.Definition.ref:type_name -> spool.v1.Reference
+	0,   // 72: spool.v1.Definition.spec:type_name -> spool.v1.Json
+	122, // 73: spool.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
+	90,  // 74: spool.v1.ApplyResponse.ref:type_name -> spool.v1.Reference
+	90,  // 75: spool.v1.ApplyAgentRequest.ref:type_name -> spool.v1.Reference
+	0,   // 76: spool.v1.ApplyAgentRequest.spec:type_name -> spool.v1.Json
+	91,  // 77: spool.v1.ListAgentsResponse.agents:type_name -> spool.v1.Definition
+	90,  // 78: spool.v1.ApplyInstanceRequest.ref:type_name -> spool.v1.Reference
+	0,   // 79: spool.v1.ApplyInstanceRequest.spec:type_name -> spool.v1.Json
+	91,  // 80: spool.v1.ListInstancesResponse.instances:type_name -> spool.v1.Definition
+	90,  // 81: spool.v1.ApplyEnvironmentRequest.ref:type_name -> spool.v1.Reference
+	0,   // 82: spool.v1.ApplyEnvironmentRequest.spec:type_name -> spool.v1.Json
+	91,  // 83: spool.v1.ListEnvironmentsResponse.environments:type_name -> spool.v1.Definition
+	112, // 84: spool.v1.ExplainEnvironmentResponse.variables:type_name -> spool.v1.ExplainedVariable
+	111, // 85: spool.v1.ExplainEnvironmentResponse.egress:type_name -> spool.v1.ExplainedHost
+	116, // 86: spool.v1.ListSkillsResponse.skills:type_name -> spool.v1.Skill
+	90,  // 87: spool.v1.Skill.ref:type_name -> spool.v1.Reference
+	122, // 88: spool.v1.Skill.created_at:type_name -> google.protobuf.Timestamp
+	17,  // 89: spool.v1.PostMessageRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	17,  // 90: spool.v1.StartExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	5,   // 91: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
+	7,   // 92: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
+	9,   // 93: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
+	12,  // 94: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
+	14,  // 95: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
+	16,  // 96: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
+	20,  // 97: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
+	22,  // 98: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
+	24,  // 99: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
+	26,  // 100: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
+	29,  // 101: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
+	31,  // 102: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
+	34,  // 103: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
+	32,  // 104: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
+	38,  // 105: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
+	40,  // 106: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
+	42,  // 107: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
+	44,  // 108: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
+	46,  // 109: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
+	50,  // 110: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
+	53,  // 111: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
+	57,  // 112: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
+	71,  // 113: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
+	74,  // 114: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
+	84,  // 115: spool.v1.Limits.SetLimits:input_type -> spool.v1.SetLimitsRequest
+	86,  // 116: spool.v1.Limits.GetLimits:input_type -> spool.v1.GetLimitsRequest
+	88,  // 117: spool.v1.Limits.RemoveLimits:input_type -> spool.v1.RemoveLimitsRequest
+	76,  // 118: spool.v1.Budgets.SetBudget:input_type -> spool.v1.SetBudgetRequest
+	78,  // 119: spool.v1.Budgets.ListBudgets:input_type -> spool.v1.ListBudgetsRequest
+	81,  // 120: spool.v1.Budgets.RemoveBudget:input_type -> spool.v1.RemoveBudgetRequest
+	59,  // 121: spool.v1.DeadLetters.ListDeadLetters:input_type -> spool.v1.ListDeadLettersRequest
+	66,  // 122: spool.v1.DeadLetters.GetDeadLetter:input_type -> spool.v1.GetDeadLetterRequest
+	67,  // 123: spool.v1.DeadLetters.RetryDeadLetter:input_type -> spool.v1.RetryDeadLetterRequest
+	69,  // 124: spool.v1.DeadLetters.DropDeadLetter:input_type -> spool.v1.DropDeadLetterRequest
+	62,  // 125: spool.v1.Audit.ListAudit:input_type -> spool.v1.ListAuditRequest
+	94,  // 126: spool.v1.Agents.ApplyAgent:input_type -> spool.v1.ApplyAgentRequest
+	95,  // 127: spool.v1.Agents.ListAgents:input_type -> spool.v1.ListAgentsRequest
+	97,  // 128: spool.v1.Agents.GetAgent:input_type -> spool.v1.GetAgentRequest
+	98,  // 129: spool.v1.Agents.RemoveAgent:input_type -> spool.v1.RemoveAgentRequest
+	99,  // 130: spool.v1.Instances.ApplyInstance:input_type -> spool.v1.ApplyInstanceRequest
+	100, // 131: spool.v1.Instances.ListInstances:input_type -> spool.v1.ListInstancesRequest
+	102, // 132: spool.v1.Instances.GetInstance:input_type -> spool.v1.GetInstanceRequest
+	103, // 133: spool.v1.Instances.RemoveInstance:input_type -> spool.v1.RemoveInstanceRequest
+	104, // 134: spool.v1.Environments.ApplyEnvironment:input_type -> spool.v1.ApplyEnvironmentRequest
+	105, // 135: spool.v1.Environments.ListEnvironments:input_type -> spool.v1.ListEnvironmentsRequest
+	107, // 136: spool.v1.Environments.GetEnvironment:input_type -> spool.v1.GetEnvironmentRequest
+	108, // 137: spool.v1.Environments.RemoveEnvironment:input_type -> spool.v1.RemoveEnvironmentRequest
+	109, // 138: spool.v1.Environments.ExplainEnvironment:input_type -> spool.v1.ExplainEnvironmentRequest
+	113, // 139: spool.v1.Skills.ListSkills:input_type -> spool.v1.ListSkillsRequest
+	115, // 140: spool.v1.Skills.GetSkill:input_type -> spool.v1.GetSkillRequest
+	117, // 141: spool.v1.Skills.TagSkill:input_type -> spool.v1.TagSkillRequest
+	118, // 142: spool.v1.Skills.RemoveSkill:input_type -> spool.v1.RemoveSkillRequest
+	6,   // 143: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
+	8,   // 144: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
+	10,  // 145: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
+	13,  // 146: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
+	15,  // 147: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
+	19,  // 148: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
+	21,  // 149: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
+	23,  // 150: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
+	25,  // 151: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
+	27,  // 152: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
+	30,  // 153: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
+	33,  // 154: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
+	35,  // 155: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
+	33,  // 156: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
+	39,  // 157: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
+	41,  // 158: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
+	43,  // 159: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
+	45,  // 160: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
+	47,  // 161: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
+	51,  // 162: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
+	54,  // 163: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
+	58,  // 164: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
+	72,  // 165: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
+	75,  // 166: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
+	85,  // 167: spool.v1.Limits.SetLimits:output_type -> spool.v1.SetLimitsResponse
+	87,  // 168: spool.v1.Limits.GetLimits:output_type -> spool.v1.GetLimitsResponse
+	89,  // 169: spool.v1.Limits.RemoveLimits:output_type -> spool.v1.RemoveLimitsResponse
+	77,  // 170: spool.v1.Budgets.SetBudget:output_type -> spool.v1.SetBudgetResponse
+	79,  // 171: spool.v1.Budgets.ListBudgets:output_type -> spool.v1.ListBudgetsResponse
+	82,  // 172: spool.v1.Budgets.RemoveBudget:output_type -> spool.v1.RemoveBudgetResponse
+	60,  // 173: spool.v1.DeadLetters.ListDeadLetters:output_type -> spool.v1.ListDeadLettersResponse
+	61,  // 174: spool.v1.DeadLetters.GetDeadLetter:output_type -> spool.v1.DeadLetter
+	68,  // 175: spool.v1.DeadLetters.RetryDeadLetter:output_type -> spool.v1.RetryDeadLetterResponse
+	70,  // 176: spool.v1.DeadLetters.DropDeadLetter:output_type -> spool.v1.DropDeadLetterResponse
+	63,  // 177: spool.v1.Audit.ListAudit:output_type -> spool.v1.ListAuditResponse
+	92,  // 178: spool.v1.Agents.ApplyAgent:output_type -> spool.v1.ApplyResponse
+	96,  // 179: spool.v1.Agents.ListAgents:output_type -> spool.v1.ListAgentsResponse
+	91,  // 180: spool.v1.Agents.GetAgent:output_type -> spool.v1.Definition
+	93,  // 181: spool.v1.Agents.RemoveAgent:output_type -> spool.v1.RemoveResponse
+	92,  // 182: spool.v1.Instances.ApplyInstance:output_type -> spool.v1.ApplyResponse
+	101, // 183: spool.v1.Instances.ListInstances:output_type -> spool.v1.ListInstancesResponse
+	91,  // 184: spool.v1.Instances.GetInstance:output_type -> spool.v1.Definition
+	93,  // 185: spool.v1.Instances.RemoveInstance:output_type -> spool.v1.RemoveResponse
+	92,  // 186: spool.v1.Environments.ApplyEnvironment:output_type -> spool.v1.ApplyResponse
+	106, // 187: spool.v1.Environments.ListEnvironments:output_type -> spool.v1.ListEnvironmentsResponse
+	91,  // 188: spool.v1.Environments.GetEnvironment:output_type -> spool.v1.Definition
+	93,  // 189: spool.v1.Environments.RemoveEnvironment:output_type -> spool.v1.RemoveResponse
+	110, // 190: spool.v1.Environments.ExplainEnvironment:output_type -> spool.v1.ExplainEnvironmentResponse
+	114, // 191: spool.v1.Skills.ListSkills:output_type -> spool.v1.ListSkillsResponse
+	116, // 192: spool.v1.Skills.GetSkill:output_type -> spool.v1.Skill
+	92,  // 193: spool.v1.Skills.TagSkill:output_type -> spool.v1.ApplyResponse
+	93,  // 194: spool.v1.Skills.RemoveSkill:output_type -> spool.v1.RemoveResponse
+	143, // [143:195] is the sub-list for method output_type
+	91,  // [91:143] is the sub-list for method input_type
+	91,  // [91:91] is the sub-list for extension type_name
+	91,  // [91:91] is the sub-list for extension extendee
+	0,   // [0:91] is the sub-list for field type_name
 }
 
 func init() { file_spool_v1_spool_proto_init() }
@@ -9407,19 +9796,21 @@ func file_spool_v1_spool_proto_init() {
 	}
 	file_spool_v1_spool_proto_msgTypes[55].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[61].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[69].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[86].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[108].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[64].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[65].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[73].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[90].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[112].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[116].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_spool_v1_spool_proto_rawDesc), len(file_spool_v1_spool_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   118,
+			NumMessages:   122,
 			NumExtensions: 0,
-			NumServices:   11,
+			NumServices:   12,
 		},
 		GoTypes:           file_spool_v1_spool_proto_goTypes,
 		DependencyIndexes: file_spool_v1_spool_proto_depIdxs,

@@ -1877,6 +1877,114 @@ var DeadLetters_ServiceDesc = grpc.ServiceDesc{
 }
 
 const (
+	Audit_ListAudit_FullMethodName = "/spool.v1.Audit/ListAudit"
+)
+
+// AuditClient is the client API for Audit service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// Audit: who did what in the tenant.
+type AuditClient interface {
+	// Lists the commits of the log that clients caused, newest first, without their content. Those of deleted sessions stay.
+	ListAudit(ctx context.Context, in *ListAuditRequest, opts ...grpc.CallOption) (*ListAuditResponse, error)
+}
+
+type auditClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewAuditClient(cc grpc.ClientConnInterface) AuditClient {
+	return &auditClient{cc}
+}
+
+func (c *auditClient) ListAudit(ctx context.Context, in *ListAuditRequest, opts ...grpc.CallOption) (*ListAuditResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListAuditResponse)
+	err := c.cc.Invoke(ctx, Audit_ListAudit_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// AuditServer is the server API for Audit service.
+// All implementations must embed UnimplementedAuditServer
+// for forward compatibility.
+//
+// Audit: who did what in the tenant.
+type AuditServer interface {
+	// Lists the commits of the log that clients caused, newest first, without their content. Those of deleted sessions stay.
+	ListAudit(context.Context, *ListAuditRequest) (*ListAuditResponse, error)
+	mustEmbedUnimplementedAuditServer()
+}
+
+// UnimplementedAuditServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedAuditServer struct{}
+
+func (UnimplementedAuditServer) ListAudit(context.Context, *ListAuditRequest) (*ListAuditResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListAudit not implemented")
+}
+func (UnimplementedAuditServer) mustEmbedUnimplementedAuditServer() {}
+func (UnimplementedAuditServer) testEmbeddedByValue()               {}
+
+// UnsafeAuditServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to AuditServer will
+// result in compilation errors.
+type UnsafeAuditServer interface {
+	mustEmbedUnimplementedAuditServer()
+}
+
+func RegisterAuditServer(s grpc.ServiceRegistrar, srv AuditServer) {
+	// If the following call panics, it indicates UnimplementedAuditServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&Audit_ServiceDesc, srv)
+}
+
+func _Audit_ListAudit_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListAuditRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AuditServer).ListAudit(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Audit_ListAudit_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AuditServer).ListAudit(ctx, req.(*ListAuditRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+// Audit_ServiceDesc is the grpc.ServiceDesc for Audit service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var Audit_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "spool.v1.Audit",
+	HandlerType: (*AuditServer)(nil),
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "ListAudit",
+			Handler:    _Audit_ListAudit_Handler,
+		},
+	},
+	Streams:  []grpc.StreamDesc{},
+	Metadata: "spool/v1/spool.proto",
+}
+
+const (
 	Agents_ApplyAgent_FullMethodName  = "/spool.v1.Agents/ApplyAgent"
 	Agents_ListAgents_FullMethodName  = "/spool.v1.Agents/ListAgents"
 	Agents_GetAgent_FullMethodName    = "/spool.v1.Agents/GetAgent"

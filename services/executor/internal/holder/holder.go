@@ -129,7 +129,7 @@ func Deliveries(slots int) int { return 2*slots + 4 }
 // New makes a Holder.
 func New(cfg Config, d Deps) *Holder {
 	h := &Holder{
-		pool: newPool(), metrics: newMetrics(), cfg: cfg, d: d, actor: events.Actor{Kind: "executor", ID: cfg.Executor},
+		pool: newPool(), metrics: newMetrics(), cfg: cfg, d: d, actor: events.Actor{Kind: "executor", ID: cfg.Executor}.WrittenBy("executor/" + cfg.Executor),
 		handling: newHandling(), upkeep: newLimit(max(2, cfg.Slots/2), 0, nil),
 		agents: map[string]*agent{}, making: map[string]map[string]bool{},
 	}

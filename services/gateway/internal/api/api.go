@@ -40,6 +40,7 @@ type Server struct {
 	spoolv1.UnimplementedBudgetsServer
 	spoolv1.UnimplementedLimitsServer
 	spoolv1.UnimplementedDeadLettersServer
+	spoolv1.UnimplementedAuditServer
 	spoolv1.UnimplementedAgentsServer
 	spoolv1.UnimplementedInstancesServer
 	spoolv1.UnimplementedEnvironmentsServer

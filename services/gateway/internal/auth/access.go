@@ -46,6 +46,8 @@ var needs = map[string]need{
 	"DeadLetters/ListDeadLetters": sharing(operate()), "DeadLetters/GetDeadLetter": sharing(operate()),
 	"DeadLetters/RetryDeadLetter": sharing(operate()), "DeadLetters/DropDeadLetter": sharing(operate()),
 
+	"Audit/ListAudit": sharing(admin()),
+
 	"Agents/ListAgents": use(), "Agents/GetAgent": use(), "Agents/ApplyAgent": operate(), "Agents/RemoveAgent": operate(),
 	"Instances/ListInstances": use(), "Instances/GetInstance": use(),
 	"Instances/ApplyInstance": sharing(operate()), "Instances/RemoveInstance": sharing(operate()),

@@ -26,6 +26,9 @@ type Principal struct {
 
 	Role   events.Role // of the API key
 	Agents []string    // slugs of the only agents that the API key may use; empty for all
+
+	User    string // end user of the application, as the request names it; "" for none
+	Address string // IP address of the client
 }
 
 // RootKeyID is the KeyID of a principal that sent the root key.
@@ -34,9 +37,9 @@ const RootKeyID = "root"
 // Actor is the principal as the log names it.
 func (p Principal) Actor() events.Actor {
 	if p.KeyID == "" {
-		return events.Actor{Kind: "user", ID: "local"}
+		return events.Actor{Kind: "user", ID: "local", User: p.User, Address: p.Address}
 	}
-	return events.Actor{Kind: "key", ID: p.KeyID}
+	return events.Actor{Kind: "key", ID: p.KeyID, Key: p.KeyID, User: p.User, Address: p.Address}
 }
 
 // Keys finds API keys.

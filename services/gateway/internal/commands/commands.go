@@ -264,6 +264,9 @@ const stretch = 100_000
 // requestDigest is what must be the same for a request to be the same. name is where it is kept.
 func requestDigest(r Request, name string, body []byte) (string, error) {
 	parts := [][]byte{[]byte(r.Type), []byte(r.SessionID), []byte(r.ExecutionID), body}
+	if r.Principal.User != "" {
+		parts = append(parts, []byte(r.Principal.User))
+	}
 	if len(r.Secrets) > 0 {
 		slow, err := pbkdf2.Key(sha256.New, digest(r.Secrets...), []byte(name), stretch, sha256.Size)
 		if err != nil {

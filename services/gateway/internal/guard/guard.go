@@ -49,7 +49,7 @@ func (g Guard) Headers(w http.ResponseWriter, r *http.Request) (preflight bool) 
 		return false
 	}
 	h.Set("Access-Control-Allow-Methods", "GET, HEAD, POST, PUT, PATCH, DELETE")
-	h.Set("Access-Control-Allow-Headers", "Authorization, Content-Type, Idempotency-Key, Last-Event-ID, Range, If-None-Match")
+	h.Set("Access-Control-Allow-Headers", "Authorization, Content-Type, Idempotency-Key, Spool-User, Last-Event-ID, Range, If-None-Match")
 	h.Set("Access-Control-Max-Age", "600")
 	return true
 }

@@ -131,6 +131,7 @@ func (h *Handler) mux() (http.Handler, error) {
 		spoolv1.RegisterBudgetsHandlerServer(ctx, mux, h.cfg.API),
 		spoolv1.RegisterLimitsHandlerServer(ctx, mux, h.cfg.API),
 		spoolv1.RegisterDeadLettersHandlerServer(ctx, mux, h.cfg.API),
+		spoolv1.RegisterAuditHandlerServer(ctx, mux, h.cfg.API),
 		spoolv1.RegisterAgentsHandlerServer(ctx, mux, h.cfg.API),
 		spoolv1.RegisterInstancesHandlerServer(ctx, mux, h.cfg.API),
 		spoolv1.RegisterEnvironmentsHandlerServer(ctx, mux, h.cfg.API),

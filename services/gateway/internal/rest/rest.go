@@ -27,6 +27,7 @@ type Config struct {
 	API     *api.Server
 	Auth    *auth.Authenticator
 	Guard   guard.Guard
+	Proxies auth.Proxies
 	Socket  *socket.Handler
 	SSE     *sse.Handler
 	Metrics *metrics.Metrics
@@ -162,6 +163,10 @@ func (h *Handler) serve(w *answer, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	if p.User, err = auth.User(auth.HeaderUser, r.Header.Values(auth.HeaderUser)); err != nil {
+		return err
+	}
+	p.Address = h.cfg.Proxies.Client(r.RemoteAddr, r.Header.Values("X-Forwarded-For"))
 	ctx, err := auth.With(r.Context(), p, manages(r.URL.Path))
 	if err != nil {
 		return err

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/tap"
 
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
@@ -58,6 +59,15 @@ func authorization(md metadata.MD) string {
 	return ""
 }
 
+// userOf reads the end user that a call names. The metadata of gRPC takes text beyond ASCII under names that end with -bin alone.
+func userOf(md metadata.MD) (string, error) {
+	name := strings.ToLower(auth.HeaderUser)
+	if binary := md.Get(name + "-bin"); len(binary) > 0 {
+		return auth.User(name+"-bin", append(binary, md.Get(name)...))
+	}
+	return auth.User(name, md.Get(name))
+}
+
 type decidedKey struct{}
 
 // tap runs before a call is given a stream, in the goroutine that reads the
@@ -92,6 +102,12 @@ func (i *interceptor) admit(ctx context.Context, method string) (_ context.Conte
 	p, err := i.Auth.Authenticate(ctx, authorization(md))
 	if err != nil {
 		return ctx, "", err
+	}
+	if p.User, err = userOf(md); err != nil {
+		return ctx, "", err
+	}
+	if from, ok := peer.FromContext(ctx); ok {
+		p.Address = i.Proxies.Client(from.Addr.String(), md.Get("x-forwarded-for"))
 	}
 	if !p.Admin || !manages(method) { // no tenant may keep the operator out
 		if err := i.Admission.Rate(p.Tenant); err != nil {

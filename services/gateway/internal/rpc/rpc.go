@@ -65,6 +65,7 @@ type Server struct {
 type Config struct {
 	API         *api.Server
 	Auth        *auth.Authenticator
+	Proxies     auth.Proxies
 	Admission   *admission.Admission
 	Metrics     *metrics.Metrics
 	Logger      *slog.Logger
@@ -99,6 +100,7 @@ func New(cfg Config) *Server {
 	spoolv1.RegisterBudgetsServer(server, s)
 	spoolv1.RegisterLimitsServer(server, s)
 	spoolv1.RegisterDeadLettersServer(server, s)
+	spoolv1.RegisterAuditServer(server, s)
 	spoolv1.RegisterAgentsServer(server, s)
 	spoolv1.RegisterInstancesServer(server, s)
 	spoolv1.RegisterEnvironmentsServer(server, s)

@@ -43,6 +43,7 @@ func (m *Model) Fold(b Batch) (Changes, error) {
 	f := folding{model: m, bare: b.Bare, live: map[Key]*Live{}}
 	for _, rec := range b.Records {
 		var err error
+		f.audit(rec)
 		switch {
 		case rec.Subject.Aspect == events.Key:
 			f.key(rec)
@@ -125,7 +126,7 @@ func (f *folding) record(rec eventlog.Record) error {
 	for _, e := range rec.Events {
 		e.Time = sane(e.Time)
 		if a.deleted {
-			if err := f.afterDeletion(a, e); err != nil {
+			if err := f.afterDeletion(a, rec, e); err != nil {
 				return err
 			}
 			continue
@@ -214,9 +215,10 @@ func (f *folding) session(a *aggregate, e events.Event) *Session {
 
 // afterDeletion folds what follows session_deleted: of that only run_retired and
 // content_removed mean something.
-func (f *folding) afterDeletion(a *aggregate, e events.Event) error {
+func (f *folding) afterDeletion(a *aggregate, rec eventlog.Record, e events.Event) error {
 	switch d := e.Data.(type) {
 	case events.RunRetired:
+		f.keepAudit(rec, d)
 		return f.retire(a, d)
 	case events.ContentRemoved:
 		touch(&f.deleted, a.gone).Removed = true

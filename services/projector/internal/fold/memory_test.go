@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/spoolhq/spool/pkg/events"
@@ -34,6 +35,7 @@ type memory struct {
 	tenantUsage   map[fold.Key]fold.TenantUsage
 	tenantBudgets map[fold.Key]fold.TenantBudget
 	tenantLimits  map[string]fold.TenantLimits
+	audit         map[string]fold.Audited
 }
 
 func newMemory(t testing.TB) *memory {
@@ -42,7 +44,7 @@ func newMemory(t testing.TB) *memory {
 		blocks: map[fold.Child]fold.Block{}, calls: map[fold.Child]fold.ToolCall{}, conversations: map[fold.Child]fold.Conversation{},
 		sandboxes: map[fold.Child]fold.Sandbox{}, files: map[fold.Child]fold.File{}, usage: map[fold.Child]fold.Usage{}, keys: map[fold.Key]fold.APIKey{},
 		entries: map[fold.Key]fold.Entry{}, versions: map[fold.Child]fold.Version{}, events: map[string]fold.Event{},
-		texts: map[string]fold.Text{}, poison: map[string]fold.Poison{},
+		texts: map[string]fold.Text{}, poison: map[string]fold.Poison{}, audit: map[string]fold.Audited{},
 		tenantUsage: map[fold.Key]fold.TenantUsage{}, tenantBudgets: map[fold.Key]fold.TenantBudget{}, tenantLimits: map[string]fold.TenantLimits{},
 	}
 }
@@ -177,6 +179,17 @@ func (m *memory) apply(c *fold.Changes) {
 	for _, d := range c.Deleted {
 		m.deleted[fold.Key{Tenant: d.Tenant, ID: d.ID}] = *d
 	}
+	for id, r := range m.audit {
+		if slices.Contains(c.AuditGone, fold.Key{Tenant: r.Tenant, ID: r.Subject}) && !strings.HasSuffix(r.Types, "session_deleted") {
+			delete(m.audit, id)
+		}
+	}
+	for _, r := range c.Audit {
+		id := fmt.Sprint(r.Tenant, " ", r.Shard, " ", r.Seq)
+		if _, there := m.audit[id]; !there {
+			m.audit[id] = *r
+		}
+	}
 	for _, p := range c.Poison {
 		m.poison[p.Position] = *p
 	}
@@ -263,6 +276,7 @@ func (m *memory) equal(other *memory) error {
 		{"sandboxes", m.sandboxes, other.sandboxes}, {"files", m.files, other.files}, {"usage", m.usage, other.usage}, {"keys", m.keys, other.keys},
 		{"entries", columns(m.entries), columns(other.entries)}, {"versions", m.versions, other.versions}, {"events", m.events, other.events}, {"poison", m.poison, other.poison},
 		{"tenant_usage", m.tenantUsage, other.tenantUsage}, {"tenant_budgets", m.tenantBudgets, other.tenantBudgets}, {"tenant_limits", m.tenantLimits, other.tenantLimits},
+		{"audit", m.audit, other.audit},
 	} {
 		if !reflect.DeepEqual(c.a, c.b) {
 			return fmt.Errorf("%s differ:\n%s\n%s", c.name, show(c.a), show(c.b))

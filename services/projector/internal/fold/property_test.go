@@ -86,6 +86,7 @@ func records(t *rapid.T) []eventlog.Record {
 	for i := range out {
 		s := events.LifeOf("default", name(t, "ses", 2))
 		out[i] = eventlog.Record{Subject: s, Position: eventlog.Position{Seq: uint64(i + 1)}, Events: rapid.SliceOfN(rapid.Custom(anEvent), 1, 3).Draw(t, "events")}
+		out[i].Commit.Actor = rapid.SampledFrom([]events.Actor{{Kind: "key", ID: "key_1", User: "ann\x00", Address: "192.0.2.1"}, {Kind: "user", ID: "local"}, {Kind: "service", ID: "session"}}).Draw(t, "actor")
 		switch rapid.IntRange(0, 30).Draw(t, "special") {
 		case 0:
 			out[i].Events = append(out[i].Events, events.Event{ID: "end", Data: events.SessionDeleted{}})

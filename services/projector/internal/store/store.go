@@ -113,7 +113,7 @@ func (s *Store) Reset(ctx context.Context) error {
 		b.Queue("DELETE FROM "+t+" r USING sessions s WHERE s.grp = $1 AND r.tenant = s.tenant AND r.session = s.id", s.group)
 	}
 	for _, t := range []string{readmodel.Sessions, readmodel.DeletedSessions, readmodel.TextInFlight, readmodel.Keys, readmodel.CatalogueEntries, readmodel.CatalogueVersions, readmodel.Poison,
-		readmodel.TenantUsage, readmodel.TenantBudgets, readmodel.TenantLimits} {
+		readmodel.TenantUsage, readmodel.TenantBudgets, readmodel.TenantLimits, readmodel.Audit} {
 		b.Queue("DELETE FROM "+t+" WHERE grp = $1", s.group)
 	}
 	b.Queue(`UPDATE checkpoints SET position = 0, commit_id = '', log_time = NULL, lag_ms = 0, caught_up = false, deltas_at = NULL,
@@ -174,7 +174,7 @@ func (s *Store) bulk(ctx context.Context, tx pgx.Tx, first *pgx.Batch, c *fold.C
 		}
 	}
 	rest.Texts, rest.Deleted, rest.Poison, rest.Ended, rest.Keys = c.Texts, c.Deleted, c.Poison, c.Ended, c.Keys
-	rest.Entries, rest.Versions = c.Entries, c.Versions
+	rest.Entries, rest.Versions, rest.Audit = c.Entries, c.Versions, c.Audit
 	rest.TenantUsage, rest.TenantBudgets, rest.TenantLimits = c.TenantUsage, c.TenantBudgets, c.TenantLimits
 	var last pgx.Batch
 	s.rows(&last, &rest)
@@ -219,6 +219,11 @@ func (s *Store) deletions(b *pgx.Batch, c *fold.Changes) {
 		}
 		b.Queue("DELETE FROM sessions r USING unnest($1::text[], $2::text[]) AS k(tenant, id) WHERE r.tenant = k.tenant AND r.id = k.id", tenants, ids)
 	}
+	if len(c.AuditGone) > 0 {
+		tenants, ids := splitKeys(c.AuditGone)
+		b.Queue(`DELETE FROM audit r USING unnest($1::text[], $2::text[]) AS k(tenant, session)
+			WHERE r.tenant = k.tenant AND r.subject = k.session AND r.types NOT LIKE '%session\_deleted'`, tenants, ids)
+	}
 	if len(c.TextGone) > 0 {
 		tenants, sessions, ids := splitChildren(c.TextGone)
 		b.Queue(`DELETE FROM text_in_flight r USING unnest($1::text[], $2::text[], $3::text[]) AS k(tenant, session, block)
@@ -248,6 +253,10 @@ func (s *Store) rows(b *pgx.Batch, c *fold.Changes) {
 	}
 	if len(c.Deleted) > 0 {
 		b.Queue(t.deleted.upsert, t.deleted.args(c.Deleted)...)
+	}
+	if len(c.Audit) > 0 {
+		// A commit's row never changes: what another session's run_retired states of the commit is not believed.
+		b.Queue(t.audit.insert+" ON CONFLICT DO NOTHING", t.audit.args(c.Audit)...)
 	}
 	if len(c.Poison) > 0 {
 		b.Queue(t.poison.upsert, t.poison.args(c.Poison)...)

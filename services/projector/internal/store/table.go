@@ -126,4 +126,5 @@ type tables struct {
 	tenantUsage   table[fold.TenantUsage]
 	tenantBudgets table[fold.TenantBudget]
 	tenantLimits  table[fold.TenantLimits]
+	audit         table[fold.Audited]
 }

@@ -22,7 +22,7 @@ func newTables() *tables {
 	return &tables{
 		sessions: sessionTable(), executions: executionTable(), blocks: blockTable(), texts: textTable(),
 		calls: callTable(), conversations: conversationTable(), sandboxes: sandboxTable(), files: fileTable(), usage: usageTable(),
-		entries: entryTable(), versions: versionTable(), tenantUsage: tenantUsageTable(), tenantBudgets: tenantBudgetTable(), tenantLimits: tenantLimitsTable(),
+		entries: entryTable(), versions: versionTable(), tenantUsage: tenantUsageTable(), tenantBudgets: tenantBudgetTable(), tenantLimits: tenantLimitsTable(), audit: auditTable(),
 		deleted: newTable(readmodel.DeletedSessions, 2,
 			col("tenant", text, func(r *fold.Deleted) *string { return &r.Tenant }),
 			col("id", text, func(r *fold.Deleted) *string { return &r.ID }),
@@ -299,4 +299,24 @@ func tenantLimitsTable() table[fold.TenantLimits] {
 		col("limits", text, func(r *fold.TenantLimits) *string { return &r.Limits }),
 		col("set_at", when, func(r *fold.TenantLimits) *time.Time { return &r.SetAt }),
 		col("removed", flag, func(r *fold.TenantLimits) *bool { return &r.Removed }))
+}
+
+func auditTable() table[fold.Audited] {
+	return newTable(readmodel.Audit, 3,
+		col("tenant", text, func(r *fold.Audited) *string { return &r.Tenant }),
+		col("shard", int2, func(r *fold.Audited) *int16 { return &r.Shard }),
+		col("seq", int8, func(r *fold.Audited) *int64 { return &r.Seq }),
+		col("grp", int2, func(r *fold.Audited) *int16 { return &r.Group }),
+		col("at", when, func(r *fold.Audited) *time.Time { return &r.At }),
+		col("aspect", text, func(r *fold.Audited) *string { return &r.Aspect }),
+		col("subject", text, func(r *fold.Audited) *string { return &r.Subject }),
+		col("about", text, func(r *fold.Audited) *string { return &r.About }),
+		col("execution", text, func(r *fold.Audited) *string { return &r.Execution }),
+		col("types", text, func(r *fold.Audited) *string { return &r.Types }),
+		col("actor_kind", text, func(r *fold.Audited) *string { return &r.ActorKind }),
+		col("actor", text, func(r *fold.Audited) *string { return &r.Actor }),
+		col("key", text, func(r *fold.Audited) *string { return &r.Key }),
+		col("end_user", text, func(r *fold.Audited) *string { return &r.User }),
+		col("service", text, func(r *fold.Audited) *string { return &r.Service }),
+		col("address", text, func(r *fold.Audited) *string { return &r.Address }))
 }

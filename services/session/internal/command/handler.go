@@ -44,6 +44,7 @@ type Config struct {
 	Images    imagepolicy.Policy // that tenants may name where sandboxes are Docker's
 	HostPaths hostpath.Policy    // of folders in which sessions with local sandboxes may work
 	Logger    *slog.Logger
+	Service   string // the service and its copy, which the log names for what it writes
 
 	IdleTimeout, TurnLimit, SessionLimit time.Duration
 
@@ -82,6 +83,7 @@ func (h *Handler) Handle(ctx context.Context, msg *message.Message) error {
 	if err := checkIDs(c); err != nil {
 		return bus.Poison(err)
 	}
+	c.Actor = c.Actor.WrittenBy(h.cfg.Service)
 	began := time.Now()
 	answer, err := h.do(ctx, c)
 	outcome := "ok"

@@ -96,7 +96,7 @@ func (h *Handler) makeDefaultInstance(ctx context.Context, c command.Command, re
 	}
 	ref.Version = digest
 	own := c // of this commit: its events and its commit are not those of the session
-	own.ID, own.Actor = events.Derive(events.KindCommand, c.ID, "instance"), events.Actor{Kind: "service", ID: "session"}
+	own.ID, own.Actor.Kind, own.Actor.ID = events.Derive(events.KindCommand, c.ID, "instance"), "service", "session"
 	_, err = h.entry(ctx, own, ref.Subject(events.Instance, c.Tenant), func(m events.Meta) versions.Command {
 		return versions.Apply{Meta: m, Version: digest, OnlyFirst: true, Data: events.InstanceApplied{Ref: ref, Spec: spec}}
 	})

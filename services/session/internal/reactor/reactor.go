@@ -50,7 +50,7 @@ type Config struct {
 	Published func()                                                    // told of each job
 	Forget    func(ctx context.Context, tenant, execution string) error // removes the secrets of an execution that has ended
 	Ended     func(tenant, session string)                              // is called when an execution of a session has ended
-	Copy      string                                                    // which copy of the service this is; the log names it for what it writes
+	Service   string                                                    // the service and its copy, which the log names for what it writes
 }
 
 // Reactor reacts to commits and timers.
@@ -66,7 +66,7 @@ func New(cfg Config) *Reactor { return &Reactor{cfg: cfg} }
 
 // actor is who the log names for what a Reactor writes.
 func (r *Reactor) actor() events.Actor {
-	return events.Actor{Kind: "service", ID: "session/" + r.cfg.Copy}
+	return events.Actor{Kind: "service", ID: r.cfg.Service}.WrittenBy(r.cfg.Service)
 }
 
 // maxRounds bounds how often one commit is looked at again while the state moves on.

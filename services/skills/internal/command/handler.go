@@ -35,6 +35,7 @@ type Config struct {
 	NATS    *nats.Conn
 	Now     func() time.Time
 	Logger  *slog.Logger
+	Service string // the service and its copy, which the log names for what it writes
 	Scratch string // the folder that ZIPs lie in while they are checked
 
 	// Done is told of each command: its type, its outcome (ok, a refusal's code, or retried) and the time that it took.
@@ -71,6 +72,7 @@ func (h *Handler) Handle(ctx context.Context, msg *message.Message) error {
 	if err := errors.Join(events.CheckTenant("tenant", c.Tenant), events.CheckID("id", events.KindCommand, c.ID)); err != nil {
 		return bus.Poison(err)
 	}
+	c.Actor = c.Actor.WrittenBy(h.cfg.Service)
 	began := time.Now()
 	answer, err := h.do(ctx, c)
 	outcome := "ok"

@@ -1,0 +1,57 @@
+package command
+
+import (
+	"cmp"
+	"strings"
+	"time"
+
+	"github.com/spoolhq/spool/cmd/spool/internal/client"
+)
+
+type auditCommand struct {
+	server
+	Session string `placeholder:"S" help:"Only of this session, also of a deleted one."`
+	Actor   string `placeholder:"A" help:"Only by this actor: id or name of an API key, an end user that Spool-User named, or local."`
+	Since   string `placeholder:"T" help:"Only from then on: a time in RFC 3339, or a duration before now, such as 24h."`
+	Limit   int    `default:"100" help:"How many at most; 0 for all."`
+}
+
+// Run lists who did what, the newest first.
+func (c *auditCommand) Run(a *app) error {
+	if c.Limit < 0 {
+		return usage("limit: %d is less than 0", c.Limit)
+	}
+	since, err := sinceTime(c.Since, time.Now())
+	if err != nil {
+		return err
+	}
+	ctx, cancel := a.interruptible()
+	defer cancel()
+	cl, err := c.connect(ctx, a)
+	if err != nil {
+		return err
+	}
+	defer cl.Close()
+	entries := cl.Audit(ctx, client.AuditFilter{Session: c.Session, Actor: c.Actor, Since: since})
+	return list(a, c.JSON, c.Limit, entries, []any{"TIME", "ACTOR", "USER", "ADDRESS", "DID", "ABOUT", "EXECUTION", "POSITION"}, func(e client.AuditEntry) []any {
+		return []any{
+			e.Time, cmp.Or(e.Actor.KeyName, e.Actor.KeyID, e.Actor.ID), e.Actor.User, e.Actor.Address,
+			strings.Join(e.Types, ","), cmp.Or(e.SessionID, e.About, e.Aspect), e.ExecutionID, e.Position,
+		}
+	})
+}
+
+// sinceTime returns a time as the API takes it, given one in RFC 3339 or a duration before now; "" for "".
+func sinceTime(s string, now time.Time) (string, error) {
+	if s == "" {
+		return "", nil
+	}
+	if d, err := time.ParseDuration(s); err == nil && d >= 0 {
+		return now.Add(-d).UTC().Format(time.RFC3339Nano), nil
+	}
+	t, err := time.Parse(time.RFC3339Nano, s)
+	if err != nil {
+		return "", usage("since: %+q is neither a time in RFC 3339, such as 2026-01-31T12:00:00Z, nor a duration, such as 24h", s)
+	}
+	return t.UTC().Format(time.RFC3339Nano), nil
+}

@@ -1,0 +1,37 @@
+package eventlog_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// TestKeepAudit_FitsIntoACommit: of a session that clients did much to, the newest entries stay, in order, and fit into the log without the
+// object store, whose data go with the session.
+func TestKeepAudit_FitsIntoACommit(t *testing.T) {
+	t.Parallel()
+	var list []events.Audited
+	for i := range 10_000 {
+		actor := author()
+		actor.User = strings.Repeat("u", events.MaxUser)
+		list = append(list, events.Audited{Seq: uint64(i + 1), Time: time.Unix(1_750_000_000, 0), Actor: actor, Types: []events.Type{"message_accepted"}, ExecutionID: fmt.Sprint("exe_", i)})
+	}
+	kept, err := eventlog.KeepAudit(list)
+	if err != nil || len(kept) < 300 || kept[len(kept)-1].Seq != 10_000 || kept[0].Seq != uint64(10_000-len(kept)+1) {
+		t.Fatalf("%d entries stay, %v", len(kept), err)
+	}
+	if b, err := json.Marshal(events.RunRetired{Audit: kept}); err != nil || len(b) > events.MaxInline {
+		t.Errorf("they have %d bytes, %v", len(b), err)
+	}
+	if kept, err = eventlog.KeepAudit(list[:100]); err != nil || len(kept) != 100 {
+		t.Errorf("of 100 entries %d stay, %v", len(kept), err)
+	}
+	if kept, err = eventlog.KeepAudit(nil); err != nil || len(kept) != 0 {
+		t.Errorf("of no entries %d stay, %v", len(kept), err)
+	}
+}

@@ -1,0 +1,179 @@
+package reads
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
+)
+
+// AuditFilter narrows the audit of a tenant; the zero AuditFilter is everything.
+type AuditFilter struct {
+	Session string // id
+	Actor   string // id or name of a key, an end user, or the id of an actor
+	Since   string // RFC 3339
+}
+
+// auditPlace is where a page of the audit ended, and its token once it is encoded.
+type auditPlace struct {
+	Filter string `json:"f"` // digest of tenant and filter
+	Micros int64  `json:"t"`
+	Shard  int16  `json:"s"`
+	Seq    int64  `json:"n"`
+}
+
+// Audit returns a page of who did what in a tenant, the newest first, and the token of the next page, "" for none.
+func (s *Store) Audit(ctx context.Context, tenant string, f AuditFilter, token string, size int) (list []*spoolv1.AuditEntry, next string, err error) {
+	// Before the rows are there once, none of them would mean that nobody did anything.
+	if _, err := s.checkpoints(ctx); err != nil {
+		return nil, "", err
+	}
+	q, digest, err := s.auditQuery(ctx, tenant, f, token)
+	if err != nil {
+		return nil, "", err
+	}
+	sql := `SELECT a.*, coalesce(k.name, '') FROM (SELECT x.at, x.shard, x.seq, x.aspect, x.subject, x.about, x.execution, x.types,
+			x.actor_kind, x.actor, x.key, x.end_user, x.service, x.address
+		FROM audit x WHERE ` + strings.Join(q.where, " AND ") + ` ORDER BY x.at DESC, x.shard DESC, x.seq DESC LIMIT ` + q.arg(size+1) + `) AS a
+		LEFT JOIN keys k ON k.tenant = $1 AND k.id = a.key ORDER BY a.at DESC, a.shard DESC, a.seq DESC`
+	var places []auditPlace
+	err = s.rows(ctx, func(r row) error {
+		e, p, err := auditEntry(r)
+		list, places = append(list, e), append(places, p)
+		return err
+	}, sql, q.args...)
+	if err != nil {
+		return nil, "", err
+	}
+	if len(list) > size {
+		list = list[:size]
+		next = places[size-1].token(digest)
+	}
+	if len(list) == 0 && f.Session != "" && token == "" {
+		err = s.known(ctx, tenant, f.Session)
+	}
+	return list, next, err
+}
+
+// known reports SESSION_NOT_FOUND unless the tenant has, or had, a session.
+func (s *Store) known(ctx context.Context, tenant, session string) error {
+	var known bool
+	_, err := s.one(ctx, []any{&known}, `SELECT EXISTS (SELECT FROM sessions WHERE tenant = $1 AND id = $2)
+		OR EXISTS (SELECT FROM deleted_sessions WHERE tenant = $1 AND id = $2)`, tenant, session)
+	if err == nil && !known {
+		err = problem.Gone()
+	}
+	return err
+}
+
+// auditQuery returns the conditions of a page, and the digest of the filter.
+func (s *Store) auditQuery(ctx context.Context, tenant string, f AuditFilter, token string) (q *query, digest string, err error) {
+	q = &query{}
+	q.add("x.tenant = %s", tenant)
+	if f.Session != "" {
+		if err := checkID("session", events.KindSession, f.Session); err != nil {
+			return nil, "", err
+		}
+		q.add("x.subject = %s", f.Session)
+	}
+	since, err := moment("since", f.Since)
+	if err != nil {
+		return nil, "", err
+	}
+	if !since.IsZero() {
+		q.add("x.at >= %s", since)
+	}
+	if f.Actor != "" {
+		if err := plain("actor", f.Actor, events.MaxUser); err != nil {
+			return nil, "", err
+		}
+		ids, err := s.keysNamed(ctx, tenant, f.Actor)
+		if err != nil {
+			return nil, "", err
+		}
+		q.add("(x.actor = ANY (%s) OR x.end_user = %s AND x.end_user <> '' OR x.key = ANY (%s) AND x.key <> x.actor)", ids, f.Actor, ids)
+	}
+	digest = auditDigest(tenant, f)
+	place, err := auditPosition(digest, token)
+	if err != nil {
+		return nil, "", err
+	}
+	if place != nil {
+		q.add("(x.at, x.shard, x.seq) < (%s, %s, %s)", time.UnixMicro(place.Micros).UTC(), place.Shard, place.Seq)
+	}
+	return q, digest, nil
+}
+
+// keysNamed returns the ids of a tenant's keys with a name, and the name itself, which may be an id.
+func (s *Store) keysNamed(ctx context.Context, tenant, name string) ([]string, error) {
+	ids := []string{name}
+	err := s.rows(ctx, func(r row) error {
+		var id string
+		err := r.Scan(&id)
+		ids = append(ids, id)
+		return err
+	}, "SELECT id FROM keys WHERE tenant = $1 AND name = $2", tenant, name)
+	return ids, err
+}
+
+func auditEntry(r row) (*spoolv1.AuditEntry, auditPlace, error) {
+	e := &spoolv1.AuditEntry{Actor: &spoolv1.AuditActor{}}
+	var at time.Time
+	var p auditPlace
+	var subject, about, execution, types, key, user, service, address, name string
+	err := r.Scan(&at, &p.Shard, &p.Seq, &e.Aspect, &subject, &about, &execution, &types, &e.Actor.Kind, &e.Actor.Id, &key, &user, &service, &address, &name)
+	if err != nil {
+		return nil, p, err
+	}
+	p.Micros = at.UnixMicro()
+	e.Time, e.Position = wirejson.Time(at), eventlog.Position{Shard: int(p.Shard), Seq: uint64(p.Seq)}.String() //nolint:gosec // sequences are positive
+	e.Types, e.About, e.ExecutionId = strings.Split(types, ","), filled(about), filled(execution)
+	if e.Aspect == string(events.Life) {
+		e.SessionId = &subject
+	}
+	e.Actor.KeyId, e.Actor.KeyName, e.Actor.User, e.Actor.Service, e.Actor.Address = filled(key), filled(name), filled(user), filled(service), filled(address)
+	return e, p, nil
+}
+
+func auditDigest(tenant string, f AuditFilter) string {
+	sum := sha256.Sum256(fmt.Appendf(nil, "%q", []string{tenant, f.Session, f.Actor, f.Since}))
+	return hex.EncodeToString(sum[:8])
+}
+
+func (p auditPlace) token(digest string) string {
+	p.Filter = digest
+	b, err := json.Marshal(p)
+	if err != nil { // numbers always encode
+		panic(err)
+	}
+	return base64.RawURLEncoding.EncodeToString(b)
+}
+
+// auditPosition reads a page token of the filter with a digest; nil for the beginning.
+func auditPosition(digest, token string) (*auditPlace, error) {
+	if token == "" {
+		return nil, nil
+	}
+	var p auditPlace
+	b, err := base64.RawURLEncoding.DecodeString(token)
+	if err == nil {
+		err = json.Unmarshal(b, &p)
+	}
+	switch {
+	case err != nil || p.Filter == "" || p.Seq < 0 || p.Shard < 0:
+		return nil, problem.Invalid("pageToken", "%+q is not the nextPageToken of a page of this list", clip(token))
+	case p.Filter != digest:
+		return nil, problem.Invalid("pageToken", "it is of a page with another filter; begin again without it")
+	}
+	return &p, nil
+}

@@ -1,0 +1,86 @@
+package fold
+
+import (
+	"strings"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// Audited is a row of audit.
+type Audited struct {
+	Tenant    string
+	Shard     int16
+	Seq       int64
+	Group     int16
+	At        time.Time
+	Aspect    string
+	Subject   string
+	About     string
+	Execution string
+	Types     string
+	ActorKind string
+	Actor     string
+	Key       string
+	User      string
+	Service   string
+	Address   string
+}
+
+// audit adds the row of a commit that a client caused.
+func (f *folding) audit(rec eventlog.Record) {
+	if a, ok := eventlog.Audit(rec); ok {
+		f.out.Audit = append(f.out.Audit, f.audited(rec, a))
+	}
+}
+
+// audited is a row for the subject and the shard of a commit.
+func (f *folding) audited(rec eventlog.Record, a events.Audited) *Audited {
+	types := make([]string, len(a.Types))
+	for i, t := range a.Types {
+		types[i] = string(t)
+	}
+	return &Audited{
+		Tenant: rec.Subject.Tenant, Shard: int16(rec.Position.Shard), Seq: count(a.Seq), Group: f.model.group, At: moment(a.Time), //nolint:gosec // there are 8 shards
+		Aspect: string(rec.Subject.Aspect), Subject: rec.Subject.ID, About: about(rec), Execution: rowKey(a.ExecutionID), Types: clean(strings.Join(types, ",")),
+		ActorKind: rowKey(a.Actor.Kind), Actor: rowKey(a.Actor.ID), Key: rowKey(a.Actor.Key), User: clean(a.Actor.User), Service: clean(a.Actor.Service), Address: clean(a.Actor.Address),
+	}
+}
+
+// about names what a commit of the catalogue is about: an API key by its id, an entry by its reference; "" for other commits.
+func about(rec eventlog.Record) string {
+	for _, e := range rec.Events {
+		if id := keyID(e); id != "" {
+			return id
+		}
+		if c, ok := entryChangeOf(rec.Subject.Aspect, e); ok {
+			return clean(c.ref.String())
+		}
+	}
+	return ""
+}
+
+// deletionType ends the types of the commit that deletes a session, which stays in the log.
+const deletionType = events.Type("session_deleted")
+
+// deletes reports whether the row is of the commit that deleted its session.
+func (a *Audited) deletes() bool { return strings.HasSuffix(a.Types, string(deletionType)) }
+
+// keepAudit puts what run_retired states in place of what the audit has of the commits before the deletion, which may be removed from the log:
+// the rows are the same whether a fold read those commits or not.
+func (f *folding) keepAudit(rec eventlog.Record, d events.RunRetired) {
+	k := Key{rec.Subject.Tenant, rec.Subject.ID}
+	f.out.Audit = without(f.out.Audit, func(a *Audited) bool { return a.Tenant == k.Tenant && a.Subject == k.ID && !a.deletes() })
+	f.out.AuditGone = append(f.out.AuditGone, k)
+	present := map[int64]bool{}
+	for _, a := range f.out.Audit {
+		present[a.Seq] = present[a.Seq] || a.Tenant == k.Tenant && a.Shard == int16(rec.Position.Shard) //nolint:gosec // there are 8 shards
+	}
+	rec.Subject.Aspect, rec.Events = events.Life, nil
+	for _, kept := range d.Audit {
+		if a := f.audited(rec, kept); kept.Seq < rec.Position.Seq && !present[a.Seq] {
+			f.out.Audit, present[a.Seq] = append(f.out.Audit, a), true
+		}
+	}
+}

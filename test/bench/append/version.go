@@ -1,0 +1,103 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"syscall"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/eventlog/jslog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/test/bench/row"
+)
+
+// versionSessions is how many sessions the versions of commits are compared with.
+const versionSessions = 64
+
+// mostCPU is what a commit of version 2 may cost in proportion to one of version 1.
+const mostCPU = 1.05
+
+// author is an actor with every field of version 2, as a commit that a client causes has it.
+func author() events.Actor {
+	key := events.Derive(events.KindKey, "bench")
+	return events.Actor{Kind: "key", ID: key, Key: key, User: "somebody@example.com", Service: "session/host-1:4711", Address: "192.0.2.17"}
+}
+
+// cpu is the processor time that this process took so far: the log's and the server's, which runs in it.
+func cpu() (time.Duration, error) {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		return 0, err
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano()), nil
+}
+
+// versions compares what commits of version 1 and of version 2 cost, turn and turn about.
+func versions(ctx context.Context, dir string, rounds int, each time.Duration) (row.Row, error) {
+	b, err := open(ctx, dir)
+	if err != nil {
+		return row.Row{}, err
+	}
+	defer b.close()
+	var writers [2][]func(context.Context) error
+	for v := range writers {
+		signing := b.signing
+		signing.CommitVersion = v + 1
+		log, err := jslog.New(jslog.Config{JetStream: b.executor, Keys: b.keys, Signing: signing})
+		if err != nil {
+			return row.Row{}, err
+		}
+		for i := range versionSessions {
+			writers[v] = append(writers[v], versionWriter(log, v+1, i))
+		}
+		if _, _, err := drive(ctx, writers[v], each/4); err != nil {
+			return row.Row{}, err
+		}
+	}
+	var costs [2][]float64 // microseconds a commit, by round
+	for i := range rounds {
+		for j := range 2 {
+			v := (i + j) % 2
+			before, err := cpu()
+			if err != nil {
+				return row.Row{}, err
+			}
+			_, samples, err := drive(ctx, writers[v], each)
+			if err != nil {
+				return row.Row{}, err
+			}
+			after, err := cpu()
+			if err != nil {
+				return row.Row{}, err
+			}
+			costs[v] = append(costs[v], float64((after-before).Microseconds())/float64(len(samples)))
+		}
+	}
+	var ratios []float64
+	for i := range rounds {
+		ratios = append(ratios, costs[1][i]/costs[0][i])
+	}
+	ratio := median(ratios)
+	return row.Row{
+		What:     fmt.Sprintf("append of commits of version 2, CPU of client and server, sessions: %d", versionSessions),
+		Target:   "5 % over version 1",
+		Measured: fmt.Sprintf("%.1f µs a commit", median(costs[1])),
+		Against:  fmt.Sprintf("version 1 %.1f µs a commit", median(costs[0])),
+		Ratio:    ratio,
+		OK:       ratio <= mostCPU,
+		Command:  "cd test && go run ./bench/append",
+		Note:     fmt.Sprintf("medians of %d rounds in turn; signed; each with key, user, service and address", rounds),
+	}, nil
+}
+
+func versionWriter(log *jslog.Log, version, i int) func(context.Context) error {
+	head := eventlog.Head{Subject: subject(fmt.Sprint("version", version), i)}
+	w := newWriter(head.Subject.ID)
+	w.draft.Actor = author()
+	return func(ctx context.Context) error {
+		next, err := log.Append(ctx, head, w.next(version*versionSessions+i))
+		head = next
+		return err
+	}
+}
