@@ -183,6 +183,16 @@ func (h *Hub) lane(session string) chan *nats.Msg {
 // the client has. The session must be of one of the agents; no agents mean all. The ids must have been checked. Its errors are *problem.Error:
 // SESSION_NOT_FOUND, CURSOR_AHEAD, CURSOR_EXPIRED, UNAVAILABLE.
 func (h *Hub) Join(ctx context.Context, tenant string, agents []string, session string, after uint32) (*Reader, error) {
+	return h.join(ctx, tenant, agents, session, func(uint32) uint32 { return after })
+}
+
+// JoinTip is Join after the session's last event.
+func (h *Hub) JoinTip(ctx context.Context, tenant string, agents []string, session string) (*Reader, error) {
+	return h.join(ctx, tenant, agents, session, func(tip uint32) uint32 { return tip })
+}
+
+// join gives a Reader whose cursor is computed from the session's tip.
+func (h *Hub) join(ctx context.Context, tenant string, agents []string, session string, cursor func(tip uint32) uint32) (*Reader, error) {
 	if err := h.cfg.Source.Visible(ctx, tenant, session, agents); err != nil {
 		return nil, err
 	}
@@ -190,7 +200,7 @@ func (h *Hub) Join(ctx context.Context, tenant string, agents []string, session 
 	if err != nil {
 		return nil, err
 	}
-	r := &Reader{feed: f, cursor: after, wake: make(chan struct{}, 1)}
+	r := &Reader{feed: f, wake: make(chan struct{}, 1)}
 	select {
 	case <-f.ready:
 		err = f.startErr
@@ -198,6 +208,7 @@ func (h *Hub) Join(ctx context.Context, tenant string, agents []string, session 
 		err = context.Cause(ctx)
 	}
 	if err == nil {
+		r.cursor = cursor(r.Tip())
 		err = f.admit(ctx, r)
 	}
 	if err != nil {

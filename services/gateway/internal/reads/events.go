@@ -21,7 +21,7 @@ type Kept struct {
 	Metadata *Metadata // that the event shows; nil for none
 }
 
-// maxPageBytes is where a page of events ends even if its limit is not reached.
+// maxPageBytes is where a page of events ends by itself even if its limit is not reached.
 const maxPageBytes = 2 << 20
 
 // Page is a run of kept events.
@@ -37,12 +37,16 @@ type Query struct {
 	Limit    int      // of events, at least 1
 	Types    []string // of events; nil for all
 	Metadata bool     // read Kept.Metadata too
+	Bytes    int      // after which the page ends; 0 means 2 MiB
 }
 
-// Events reads the kept events after a cursor, up to the limit or 2 MiB, but one at
+// Events reads the kept events after a cursor, up to the limit or Query.Bytes, but one at
 // least. CURSOR_AHEAD and CURSOR_EXPIRED say that the cursor cannot be served.
 func (s *Store) Events(ctx context.Context, tenant, session string, q Query) (Page, error) {
 	var p Page
+	if q.Bytes == 0 {
+		q.Bytes = maxPageBytes
+	}
 	err := s.await(ctx, s.sessionIn(tenant, session), func() error {
 		p = Page{Next: q.After}
 		found, size, cut := false, 0, false
@@ -58,7 +62,7 @@ func (s *Store) Events(ctx context.Context, tenant, session string, q Query) (Pa
 			if oldest != nil {
 				first = *oldest
 			}
-			if seq == nil || size > maxPageBytes {
+			if seq == nil || size > q.Bytes {
 				cut = cut || seq != nil
 				return nil
 			}
@@ -87,7 +91,7 @@ func (s *Store) Events(ctx context.Context, tenant, session string, q Query) (Pa
 				return err
 			}
 			var short bool
-			p.Events, short = bounded(p.Events)
+			p.Events, short = bounded(p.Events, q.Bytes)
 			cut = cut || short
 		}
 		p.Next = p.Tip
@@ -99,11 +103,11 @@ func (s *Store) Events(ctx context.Context, tenant, session string, q Query) (Pa
 	return p, err
 }
 
-// bounded ends a page after the event with which it passes maxPageBytes, metadata included; short says that events were cut off.
-func bounded(list []Kept) (kept []Kept, short bool) {
+// bounded ends a page after the event with which it passes a number of bytes, metadata included; short says that events were cut off.
+func bounded(list []Kept, most int) (kept []Kept, short bool) {
 	size := 0
 	for i, e := range list {
-		if size += len(e.JSON) + e.Metadata.Len(); size > maxPageBytes {
+		if size += len(e.JSON) + e.Metadata.Len(); size > most {
 			return list[:i+1], i+1 < len(list)
 		}
 	}
@@ -142,6 +146,33 @@ func Event(w events.Wire) *spoolv1.Event {
 		Seq: w.Seq, Position: w.Position, Id: filled(w.ID), Type: string(w.Type), Time: wirejson.Time(w.Time), SessionId: w.SessionID,
 		ExecutionId: filled(w.ExecutionID), ConversationId: filled(w.ConversationID), Source: string(w.Source), Data: wirejson.Raw(string(w.Data)),
 	}
+}
+
+// OpenBlock is a block whose text is in flight at some event.
+type OpenBlock struct {
+	ID    string
+	Start time.Time // when the block began
+}
+
+// OpenBlocks reads which blocks with text began before an event of a session and ended with it or later.
+func (s *Store) OpenBlocks(ctx context.Context, tenant, session string, seq uint32) (list []OpenBlock, err error) {
+	err = s.rows(ctx, func(r row) error {
+		var b OpenBlock
+		var stored string
+		if err := r.Scan(&b.ID, &stored); err != nil {
+			return err
+		}
+		var block events.Block
+		if err := json.Unmarshal([]byte(stored), &block); err != nil {
+			return unreadable(err)
+		}
+		b.Start = block.Time
+		list = append(list, b)
+		return nil
+	}, `
+		SELECT id, block FROM blocks WHERE tenant = $1 AND session = $2 AND first_seq < $3 AND (last_seq >= $3 OR status = 'pending')
+		   AND kind IN ('assistant_text', 'thinking')`, tenant, session, int64(seq))
+	return list, err
 }
 
 // Tip is the end of a session, and the text in flight of its open blocks there.
