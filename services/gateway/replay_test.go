@@ -271,6 +271,42 @@ func TestReplay_SendsWhatHappened(t *testing.T) {
 	}
 }
 
+// More events and more text than are read at once come in order, beside the text of another session.
+func TestReplay_OfManyPages(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	g := w.gateway(gateway.Config{})
+	id, other := w.session("default"), w.session("default")
+	exe, block := newID(t, events.KindExecution), newID(t, events.KindBlock)
+	ev := func(p events.Payload) turn {
+		return turn{events: []events.Event{{ExecutionID: exe, ConversationID: events.MainConversation, Source: events.FromRunner, Data: p}}}
+	}
+	list, whole := []turn{ev(events.BlockStart{Block: events.Block{ID: block, Kind: events.KindAssistantText}})}, ""
+	for i := range 700 {
+		piece := fmt.Sprint(i, " ")
+		whole += piece
+		list = append(list, turn{block: block, text: piece})
+		if i%3 == 0 {
+			list = append(list, ev(events.Log{Message: piece}))
+		}
+	}
+	list = append(list, ev(events.BlockComplete{Block: events.Block{ID: block, Kind: events.KindAssistantText, Content: whole}}))
+	w.record("default", other, time.Millisecond, play(t))
+	w.record("default", id, time.Millisecond, list)
+	for _, tr := range replays {
+		kept, text, notices := split(all(t, tr.open(g, id, "max", 0, 0)))
+		said := ""
+		for _, d := range text {
+			var data struct{ Delta string }
+			must(t, json.Unmarshal(d.Data, &data))
+			said += data.Delta
+		}
+		if !slices.Equal(kept, w.stored(id)) || len(text) != 700 || said != whole || len(notices) != 2 {
+			t.Errorf("%s: %d events, %d pieces of text, notices %v", tr.name, len(kept), len(text), notices)
+		}
+	}
+}
+
 // What DELTAS no longer holds is said, block by block: nothing of a block's text, or not its beginning.
 func TestReplay_SaysWhichBlocksAppearWhole(t *testing.T) {
 	t.Parallel()

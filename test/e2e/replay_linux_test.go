@@ -45,7 +45,7 @@ func recorded(t *testing.T, c *harness.Cluster, architecture string) (session st
 func TestReplay_InATerminal(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Script: script(t, "replay.yaml"), Executor: executor.Config{AnthropicModel: "known-model"}})
-	for _, architecture := range []string{"spool", "claude-code"} {
+	for architecture, exit := range map[string]string{"spool": "[exit status 3]", "claude-code": "Exit code 3"} {
 		t.Run(architecture, func(t *testing.T) {
 			t.Parallel()
 			if architecture == "claude-code" {
@@ -56,9 +56,10 @@ func TestReplay_InATerminal(t *testing.T) {
 			t.Cleanup(func() { c.Delete(session) })
 			for _, columns := range []uint16{80, 200} {
 				t.Run(fmt.Sprint(columns, " columns"), func(t *testing.T) {
-					keys(t, c.In(t), session, list, columns)
+					keys(t, c.In(t), session, list, columns, exit)
 				})
 			}
+			t.Run("narrower", func(t *testing.T) { narrower(t, c.In(t), session) })
 			t.Run("the end", func(t *testing.T) { ends(t, c.In(t), session) })
 			t.Run("in a pipe", func(t *testing.T) { piped(t, c.In(t), session, list) })
 		})
@@ -76,7 +77,7 @@ func firstSeq(t *testing.T, list []events.Wire, right func(events.Event) bool) u
 }
 
 // keys goes through a session by keys. It starts paused: at the slowest speed the first key comes before the second event.
-func keys(t *testing.T, c *harness.Cluster, session string, list []events.Wire, columns uint16) {
+func keys(t *testing.T, c *harness.Cluster, session string, list []events.Wire, columns uint16, exit string) {
 	x := c.TerminalOf(t, columns, t.TempDir(), t.TempDir(), nil, "replay", session, "--speed", "0.000001")
 	at := func(seq uint32) string { return fmt.Sprintf("event %d of ", seq) } // there may be more now than in list
 	x.Shows(at(1))
@@ -101,7 +102,7 @@ func keys(t *testing.T, c *harness.Cluster, session string, list []events.Wire, 
 	})
 	x.Type("e")
 	x.Shows(at(result))
-	x.Shows("[exit status 3]")
+	x.Shows(exit)
 	if strings.Contains(x.Screen(), "One test fails.") {
 		t.Error("it went on past the error")
 	}
@@ -113,27 +114,45 @@ func keys(t *testing.T, c *harness.Cluster, session string, list []events.Wire, 
 	}
 	x.Type("t")
 	x.Shows(at(dispatched))
-	if columns == 80 { // and it survives a terminal that becomes narrower
-		x.Resize(60)
+	wide := columns
+	if columns == 80 { // what follows is broken at the new width
+		wide = 120
+		x.Resize(wide)
 	}
 	x.Type("n") // there is no tool call any more: it goes to the end
 	code, _ := x.Ended()
-	screen := strings.Join(x.Rows(int(columns)), "\n")
+	rows := x.Rows(int(wide))
+	screen := strings.Join(rows, "\n")
 	t.Logf("at %d columns:\n%s", columns, screen)
 	if code != 0 || !x.Echoes() {
 		t.Errorf("ended with %d; the terminal is raw: %v", code, !x.Echoes())
 	}
 	whole := strings.Join(strings.Fields(screen), " ")
-	for _, said := range []string{"> please write a file", "I will write hello.txt with a greeting, and then look at it.", "The file is written.", "> now run the tests", "[exit status 3]",
+	for _, said := range []string{"> please write a file", "I will write hello.txt with a greeting, and then look at it.", "The file is written.", "> now run the tests", exit,
 		"One test fails.", "> sum it up", "of which one fails: look at the greeting first."} {
 		if strings.Count(whole, said) != 1 {
 			t.Errorf("the screen has %q %d times:\n%s", said, strings.Count(whole, said), screen)
 		}
 	}
-	for _, row := range x.Rows(1000) {
-		if n := len([]rune(row)); n > int(columns) {
-			t.Errorf("a row of %d columns: %q", n, row)
-		}
+	if last := "That was all. You asked for a file, and then for the tests, of which one fails: look at the greeting first."; !slices.Contains(rows, last) {
+		t.Errorf("no row is %q", last)
+	}
+	if got := x.Rows(10000); !slices.Equal(got, rows) {
+		t.Errorf("a row is longer than the terminal:\n%s", strings.Join(got, "\n"))
+	}
+}
+
+// narrower plays a session on a terminal that becomes narrower: what follows is broken at its new width.
+func narrower(t *testing.T, c *harness.Cluster, session string) {
+	x := c.TerminalOf(t, 200, t.TempDir(), t.TempDir(), nil, "replay", session, "--speed", "0.000001")
+	x.Shows("event 1 of ")
+	x.Type(" ")
+	x.Shows("paused")
+	x.Resize(50)
+	x.Type("eee")
+	code, screen := x.Ended()
+	if code != 0 || !strings.Contains(screen, "That was all. You asked for a file, and then for\n") {
+		t.Errorf("ended with %d:\n%s", code, screen)
 	}
 }
 

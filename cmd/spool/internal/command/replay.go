@@ -129,7 +129,7 @@ func (p *player) begin(ctx context.Context, cancel context.CancelCauseFunc) (don
 			return nil, fmt.Errorf("the terminal cannot give keys: %w", err)
 		}
 		out = rawWriter{out}
-		p.keys = p.readKeys(ctx, cancel)
+		p.keys = p.readKeys(cancel)
 	}
 	p.shown = p.app.rendererOn(out, p.now)
 	if p.keys != nil {
@@ -175,9 +175,13 @@ const (
 	keyCancel = 0x03 // Ctrl-C, which a raw terminal does not make a signal
 )
 
-// readKeys gives the keys that are typed. Its goroutine ends with ctx once the key that it waits for is typed, or with the process.
-func (p *player) readKeys(ctx context.Context, cancel context.CancelCauseFunc) <-chan byte {
-	keys := make(chan byte)
+// typedAhead is how many keys wait while the replay reads from the server. What is typed beyond them is dropped, so that q
+// and Ctrl-C are always read.
+const typedAhead = 64
+
+// readKeys gives the keys that are typed. Its goroutine ends when the input does, or with the process.
+func (p *player) readKeys(cancel context.CancelCauseFunc) <-chan byte {
+	keys := make(chan byte, typedAhead)
 	go func() {
 		defer close(keys)
 		b := make([]byte, 1)
@@ -193,8 +197,7 @@ func (p *player) readKeys(ctx context.Context, cancel context.CancelCauseFunc) <
 			}
 			select {
 			case keys <- b[0]:
-			case <-ctx.Done():
-				return
+			default:
 			}
 		}
 	}()
