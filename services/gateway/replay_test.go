@@ -471,6 +471,26 @@ func TestReplay_BadInput(t *testing.T) {
 	}
 }
 
+// A key that is limited to agents replays their sessions alone.
+func TestReplay_OfAnotherAgent(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.serveCommands()
+	root := rootKey()
+	g := w.gateway(gateway.Config{Auth: gateway.AuthKeys, RootKey: root})
+	key := g.as(g.as(root).do("POST", "/api/keys", `{"name":"x","agents":["mine"]}`).want(t, 201).text("key"))
+	mine, other := w.sessionOf("default", "mine"), w.sessionOf("default", "other")
+	key.get("/api/sessions/"+other+"/events/stream?replay=1").wantProblem(t, 404, "SESSION_NOT_FOUND", "sessionId")
+	s := key.dial()
+	s.send(fmt.Sprintf(`{"type":"session:join","sessionId":%q,"replay":true}`, other))
+	s.wantError("SESSION_NOT_FOUND", "sessionId")
+	for _, tr := range replays {
+		if kept, _, _ := split(all(t, tr.open(key, mine, "max", 0, 0))); len(kept) != 1 {
+			t.Errorf("%s: %d events", tr.name, len(kept))
+		}
+	}
+}
+
 // A browser that comes back after a replay's end is told to stay away; one that was cut goes on.
 func TestReplay_OfABrowserThatComesBack(t *testing.T) {
 	t.Parallel()

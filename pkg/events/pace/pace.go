@@ -64,7 +64,8 @@ type Pacer struct {
 }
 
 // Step returns when the next event is due, which was recorded at a time, and the gap before it. now is the time of the replay.
-// The first event is due at once, as is one that was recorded before the event that precedes it.
+// The first event is due at once, as is one that was recorded before the event that precedes it: by another clock, or by one
+// that was set back. After more than MaxGap the Pacer goes on by that clock.
 func (p *Pacer) Step(at, now time.Time) (due time.Time, gap Gap) {
 	if p.at.IsZero() {
 		p.Jump(at, now)
@@ -80,7 +81,7 @@ func (p *Pacer) Step(at, now time.Time) (due time.Time, gap Gap) {
 	} else {
 		gap.LeftOut = gap.Original - time.Duration(float64(MaxGap)*float64(p.Speed))
 	}
-	if at.After(p.at) {
+	if at.After(p.at) || p.at.Sub(at) > MaxGap {
 		p.at = at
 	}
 	p.due = p.due.Add(wait)

@@ -42,7 +42,8 @@ func TestPacer_Waits(t *testing.T) {
 		{"the bound is of the replay, not of the record", 10, []time.Duration{0, 20 * s, 60 * s}, []time.Duration{0, 2 * s, 4 * s}, 20 * s},
 		{"max does not wait and leaves nothing out", pace.Max, []time.Duration{0, time.Hour, 1000 * time.Hour}, []time.Duration{0, 0, 0}, 0},
 		{"the slowest speed there is", 5e-324, []time.Duration{0, 1, 1}, []time.Duration{0, 2 * s, 2 * s}, 1},
-		{"a clock that was set back", 1, []time.Duration{0, s, 0, s + 10*ms}, []time.Duration{0, s, s, s + 10*ms}, 0},
+		{"another clock is a little behind", 1, []time.Duration{0, s, 0, s + 10*ms}, []time.Duration{0, s, s, s + 10*ms}, 0},
+		{"a clock that was set back", 1, []time.Duration{0, time.Hour, s, 2 * s}, []time.Duration{0, 2 * s, 2 * s, 3 * s}, time.Hour - 2*s},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
