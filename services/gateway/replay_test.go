@@ -387,6 +387,9 @@ func TestReplay_OfAPart(t *testing.T) {
 					for _, s := range got[1 : len(got)-1] {
 						var e events.Wire
 						must(t, json.Unmarshal([]byte(s.data), &e))
+						if done, ok := e.Event().Data.(events.BlockComplete); ok && int(one.text[done.Block.ID]) != len(done.Block.Content) {
+							t.Errorf("cut after %d: %d bytes of the text %q came", cut, one.text[done.Block.ID], done.Block.Content)
+						}
 						must(t, one.take(e))
 					}
 				}
@@ -595,6 +598,26 @@ func TestReplay_Ends(t *testing.T) {
 		ends(c, "UNAVAILABLE")
 	}
 	list[1].close()
+}
+
+// Without DELTAS nobody can say which text is no longer kept: the replay ends with a reason that may pass.
+func TestReplay_WithoutDELTAS(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	g := w.gateway(gateway.Config{})
+	id := w.session("default")
+	must(t, w.js.DeleteStream(t.Context(), topology.StreamDeltas))
+	for _, tr := range replays {
+		c := tr.open(g, id, "max", 0, 0)
+		defer c.close()
+		if one, err := c.next(); err != nil || one.kind != "replay_started" {
+			t.Errorf("%s: got %v, %v", tr.name, one, err)
+		}
+		var p errProblem
+		if one, err := c.next(); !errors.As(err, &p) || p.code != "UNAVAILABLE" {
+			t.Errorf("%s: got %v, %v", tr.name, one, err)
+		}
+	}
 }
 
 // One client that does not read is cut; a replay beside it does not notice. What the gateway holds for a replay is bounded.
