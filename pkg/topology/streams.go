@@ -88,7 +88,7 @@ func deltasStream() Stream {
 		},
 		Kind:   "7 days, written asynchronously, one replica",
 		Writes: "executor",
-		Reads:  "projector, executor (of blocks whose sandbox was lost)",
+		Reads:  "projector, executor (of blocks whose sandbox was lost), gateway (of what is replayed)",
 	}
 }
 

@@ -48,6 +48,8 @@ func gatewayUser() User {
 			get(StreamDead),
 			// What the log holds and the read models do not hold yet.
 			findInLog(),
+			// The text in flight of what is replayed.
+			[]string{"$JS.API.DIRECT.GET." + StreamDeltas},
 		),
 		Subscribe: []string{inbox(UserGateway), "live.*.*", CtlProjector, FilesTo("*")},
 	}

@@ -40,6 +40,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/metrics"
 	"github.com/spoolhq/spool/services/gateway/internal/objects"
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
+	"github.com/spoolhq/spool/services/gateway/internal/replay"
 	"github.com/spoolhq/spool/services/gateway/internal/rest"
 	"github.com/spoolhq/spool/services/gateway/internal/rpc"
 	"github.com/spoolhq/spool/services/gateway/internal/socket"
@@ -162,8 +163,9 @@ func (g *Gateway) build(js jetstream.JetStream) error {
 			return budget.AwaitLimits(ctx, js, tenant, l)
 		},
 	}
+	player := replay.New(replay.Config{Live: g.hub, Reads: g.store, NATS: g.deps.NATS, Admission: admit})
 	g.socket = socket.New(socket.Config{
-		Admission: admit, ReadTimeout: g.cfg.ReadTimeout, Live: g.hub, Reads: g.store, Watch: g.watch, Logger: g.deps.Logger, WriteTimeout: g.cfg.WriteTimeout,
+		Admission: admit, ReadTimeout: g.cfg.ReadTimeout, Live: g.hub, Player: player, Reads: g.store, Watch: g.watch, Logger: g.deps.Logger, WriteTimeout: g.cfg.WriteTimeout,
 		Opened: func() func() { return counts.Stream("ws") },
 		Sent:   func(n int) { counts.Sent("ws", n) },
 		Cut:    func(code string) { counts.Cut("ws", code) },
@@ -173,7 +175,7 @@ func (g *Gateway) build(js jetstream.JetStream) error {
 		Admission: admit, MaxRequest: g.cfg.MaxRequest, MaxFile: g.cfg.MaxFile, ReadTimeout: g.cfg.ReadTimeout,
 		Guard: guard.Guard{Origins: g.cfg.AllowedOrigins, Loopback: g.cfg.Auth == AuthOff},
 		SSE: sse.New(sse.Config{
-			Admission: admit, Live: g.hub, Watch: g.watch, WriteTimeout: g.cfg.WriteTimeout,
+			Admission: admit, Live: g.hub, Player: player, Watch: g.watch, WriteTimeout: g.cfg.WriteTimeout,
 			Opened: func() func() { return counts.Stream("sse") },
 			Sent:   func(n int) { counts.Sent("sse", n) },
 			Cut:    func(code string) { counts.Cut("sse", code) },

@@ -178,11 +178,11 @@ func TestStalledClientIsCut(t *testing.T) {
 }
 
 // rawSSE asks for a stream and reads nothing.
-func rawSSE(t *testing.T, g *served, id string) net.Conn {
+func rawSSE(t *testing.T, g *served, id string, query ...string) net.Conn {
 	t.Helper()
 	conn, err := net.Dial("tcp", strings.TrimPrefix(g.url, "http://"))
 	must(t, err)
-	_, err = fmt.Fprintf(conn, "GET /api/sessions/%s/events/stream HTTP/1.1\r\nHost: localhost\r\n\r\n", id)
+	_, err = fmt.Fprintf(conn, "GET /api/sessions/%s/events/stream%s HTTP/1.1\r\nHost: localhost\r\n\r\n", id, strings.Join(query, ""))
 	must(t, err)
 	return conn
 }

@@ -6,10 +6,13 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
+	"unicode/utf8"
 	"unsafe"
 )
 
@@ -27,8 +30,14 @@ type Terminal struct {
 // CtrlC interrupts the program that runs on a terminal.
 const CtrlC = "\x03"
 
-// Terminal starts spool against gateway 0 on a terminal, with further environment variables.
+// Terminal starts spool against gateway 0 on a terminal, with further environment variables. No text of a test is wrapped.
 func (c *Cluster) Terminal(t testing.TB, folder, data string, env []string, args ...string) *Terminal {
+	t.Helper()
+	return c.TerminalOf(t, 400, folder, data, env, args...)
+}
+
+// TerminalOf is Terminal with a number of columns.
+func (c *Cluster) TerminalOf(t testing.TB, columns uint16, folder, data string, env []string, args ...string) *Terminal {
 	t.Helper()
 	cmd := c.command(t, folder, data, args...)
 	cmd.Env = append(cmd.Env, append([]string{"TERM=xterm", "NO_COLOR=1"}, env...)...)
@@ -38,6 +47,7 @@ func (c *Cluster) Terminal(t testing.TB, folder, data string, env []string, args
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = tty, tty, tty
 	must(t, errors.Join(cmd.Start(), tty.Close()))
 	x := &Terminal{t: t, cmd: cmd, keys: master, read: make(chan struct{})}
+	x.Resize(columns)
 	go func() {
 		defer close(x.read)
 		b := make([]byte, 4096)
@@ -67,14 +77,12 @@ func openTerminal() (master, tty *os.File, err error) {
 		return nil, nil, err
 	}
 	var n, unlock int32
-	size := [4]uint16{50, 400} // rows and columns: no text of a test is wrapped
 	for _, call := range []struct {
 		request uintptr
 		arg     unsafe.Pointer
-	}{{syscall.TIOCSPTLCK, unsafe.Pointer(&unlock)}, {syscall.TIOCGPTN, unsafe.Pointer(&n)}, {syscall.TIOCSWINSZ, unsafe.Pointer(&size)}} { //nolint:gosec // as ioctl_tty(2) has them
-		_, _, e := syscall.Syscall(syscall.SYS_IOCTL, master.Fd(), call.request, uintptr(call.arg))
-		if e != 0 {
-			return nil, nil, errors.Join(e, master.Close())
+	}{{syscall.TIOCSPTLCK, unsafe.Pointer(&unlock)}, {syscall.TIOCGPTN, unsafe.Pointer(&n)}} { //nolint:gosec // as ioctl_tty(2) has them
+		if err := control(master, call.request, call.arg); err != nil {
+			return nil, nil, errors.Join(err, master.Close())
 		}
 	}
 	tty, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|syscall.O_NOCTTY, 0)
@@ -82,6 +90,87 @@ func openTerminal() (master, tty *os.File, err error) {
 		return nil, nil, errors.Join(err, master.Close())
 	}
 	return master, tty, nil
+}
+
+// control is ioctl(2) on a terminal.
+func control(f *os.File, request uintptr, arg unsafe.Pointer) error {
+	if _, _, e := syscall.Syscall(syscall.SYS_IOCTL, f.Fd(), request, uintptr(arg)); e != 0 {
+		return e
+	}
+	return nil
+}
+
+// Resize changes the number of columns.
+func (x *Terminal) Resize(columns uint16) {
+	x.t.Helper()
+	size := [4]uint16{50, columns}                                        // rows and columns
+	must(x.t, control(x.keys, syscall.TIOCSWINSZ, unsafe.Pointer(&size))) //nolint:gosec // as ioctl_tty(2) has it
+}
+
+// Echoes reports whether the terminal shows what is typed and makes Ctrl-C a signal, as it does unless a program made it raw.
+func (x *Terminal) Echoes() bool {
+	x.t.Helper()
+	var mode syscall.Termios
+	must(x.t, control(x.keys, syscall.TCGETS, unsafe.Pointer(&mode))) //nolint:gosec // as ioctl_tty(2) has it
+	return mode.Lflag&(syscall.ECHO|syscall.ISIG|syscall.ICANON) == syscall.ECHO|syscall.ISIG|syscall.ICANON
+}
+
+// Signal sends a signal to the program.
+func (x *Terminal) Signal(s os.Signal) {
+	x.t.Helper()
+	must(x.t, x.cmd.Process.Signal(s))
+}
+
+// moves are the control sequences that the program writes: up some rows, and erase what follows.
+var moves = regexp.MustCompile(`\x1b\[(\d+)A|\x1b\[J|\x1b\[[0-9;]*m`)
+
+// Rows returns what stands on a terminal of a number of columns after all that was printed, without the spaces at the rows'
+// ends; it scrolls without an end. A row that is longer than the terminal would be broken in two.
+func (x *Terminal) Rows(columns int) []string {
+	x.mu.Lock()
+	text := x.screen.String()
+	x.mu.Unlock()
+	rows, row, column := [][]rune{nil}, 0, 0
+	for text != "" {
+		if at := moves.FindStringSubmatchIndex(text); at != nil && at[0] == 0 {
+			switch {
+			case at[2] >= 0:
+				n, _ := strconv.Atoi(text[at[2]:at[3]]) // digits
+				row = max(0, row-n)
+			case text[:at[1]] == "\x1b[J":
+				rows, rows[row] = rows[:row+1], rows[row][:min(column, len(rows[row]))]
+			}
+			text = text[at[1]:]
+			continue
+		}
+		r, size := utf8.DecodeRuneInString(text)
+		switch text = text[size:]; {
+		case r == '\r':
+			column = 0
+		case r == '\n':
+			row++
+		default:
+			if column == columns {
+				row, column = row+1, 0
+			}
+			for row >= len(rows) {
+				rows = append(rows, nil)
+			}
+			for len(rows[row]) <= column {
+				rows[row] = append(rows[row], ' ')
+			}
+			rows[row][column] = r
+			column++
+		}
+		for row >= len(rows) {
+			rows = append(rows, nil)
+		}
+	}
+	var out []string
+	for _, r := range rows {
+		out = append(out, strings.TrimRight(string(r), " "))
+	}
+	return out
 }
 
 // Screen returns all that was printed.

@@ -38,6 +38,8 @@ type IO struct {
 	Width   func() int       // columns of the terminal now; nil means 80
 	Color   bool             // colours are wanted on a terminal
 	Signals <-chan os.Signal // interrupts and terminations
+	// Raw makes the terminal of In give each key at once and show none, until restore is called; nil if In is no terminal.
+	Raw func() (restore func() error, err error)
 	// LookupEnv reads the environment's variables that definitions name; nil means there are none.
 	LookupEnv func(name string) (value string, ok bool)
 	Local     Local
@@ -50,6 +52,7 @@ type commands struct {
 	Up                upCommand                `cmd:"" help:"Run all services in one process."`
 	Run               runCommand               `cmd:"" help:"Run a query and stream what the agent does."`
 	Attach            attachCommand            `cmd:"" help:"Show a session, and follow it live."`
+	Replay            replayCommand            `cmd:"" help:"Play a session again in the terminal, as it looked live."`
 	Sessions          sessionsCommand          `cmd:"" help:"Look at sessions, and at what they run in."`
 	Executions        executionsCommand        `cmd:"" help:"Look at executions, and steer them."`
 	Files             filesCommand             `cmd:"" help:"Files of a session's workspace: list, get, put, remove."`
@@ -193,8 +196,11 @@ func (a *app) json(v any) error {
 }
 
 // renderer shows a session on the output.
-func (a *app) renderer() *terminal.Renderer {
-	return terminal.New(terminal.Config{Out: a.Out, TTY: a.OutTTY, Color: a.OutTTY && a.Color, Width: a.Width, Now: time.Now})
+func (a *app) renderer() *terminal.Renderer { return a.rendererOn(a.Out, time.Now) }
+
+// rendererOn shows a session on another writer to the output, by a clock.
+func (a *app) rendererOn(out io.Writer, now func() time.Time) *terminal.Renderer {
+	return terminal.New(terminal.Config{Out: out, TTY: a.OutTTY, Color: a.OutTTY && a.Color, Width: a.Width, Now: now})
 }
 
 // clip shortens what is quoted in an error.

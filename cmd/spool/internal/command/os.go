@@ -12,12 +12,31 @@ import (
 func OS(local Local) IO {
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
-	return IO{
+	world := IO{
 		In: os.Stdin, InTTY: isTerminal(os.Stdin),
 		Out: os.Stdout, OutTTY: isTerminal(os.Stdout) && os.Getenv("TERM") != "dumb",
 		Err: os.Stderr, ErrTTY: isTerminal(os.Stderr) && os.Getenv("TERM") != "dumb", Color: os.Getenv("NO_COLOR") == "",
 		Width: width, Signals: signals, Local: local, LookupEnv: os.LookupEnv,
 	}
+	if world.InTTY {
+		world.Raw = func() (func() error, error) { return raw(signals) }
+	}
+	return world
+}
+
+// raw makes the terminal raw. Every signal that ends a process reaches signals until it is restored, so that it is restored before the end.
+func raw(signals chan<- os.Signal) (restore func() error, err error) {
+	signal.Notify(signals, syscall.SIGHUP, syscall.SIGQUIT)
+	fd := int(os.Stdin.Fd())
+	was, err := term.MakeRaw(fd)
+	if err != nil {
+		return nil, err
+	}
+	return func() error {
+		err := term.Restore(fd, was)
+		signal.Reset(syscall.SIGHUP, syscall.SIGQUIT)
+		return err
+	}, nil
 }
 
 func isTerminal(f *os.File) bool { return term.IsTerminal(int(f.Fd())) }

@@ -186,6 +186,16 @@ func (h *Hub) lane(session string) chan *nats.Msg {
 // the client has. The session must be of one of the agents; no agents mean all. The ids must have been checked. Its errors are *problem.Error:
 // SESSION_NOT_FOUND, CURSOR_AHEAD, CURSOR_EXPIRED, UNAVAILABLE.
 func (h *Hub) Join(ctx context.Context, tenant string, agents []string, session string, after uint32) (*Reader, error) {
+	return h.join(ctx, tenant, agents, session, func(uint32) uint32 { return after })
+}
+
+// JoinTip is Join after the session's last event.
+func (h *Hub) JoinTip(ctx context.Context, tenant string, agents []string, session string) (*Reader, error) {
+	return h.join(ctx, tenant, agents, session, func(tip uint32) uint32 { return tip })
+}
+
+// join gives a Reader whose cursor is computed from the session's tip.
+func (h *Hub) join(ctx context.Context, tenant string, agents []string, session string, cursor func(tip uint32) uint32) (*Reader, error) {
 	if err := h.cfg.Source.Visible(ctx, tenant, session, agents); err != nil {
 		return nil, err
 	}
@@ -193,7 +203,7 @@ func (h *Hub) Join(ctx context.Context, tenant string, agents []string, session 
 	if err != nil {
 		return nil, err
 	}
-	r := &Reader{feed: f, cursor: after, wake: make(chan struct{}, 1), held: h.cfg.Admission.Hold(tenant)}
+	r := &Reader{feed: f, wake: make(chan struct{}, 1), held: h.cfg.Admission.Hold(tenant)}
 	select {
 	case <-f.ready:
 		err = f.startErr
@@ -201,6 +211,7 @@ func (h *Hub) Join(ctx context.Context, tenant string, agents []string, session 
 		err = context.Cause(ctx)
 	}
 	if err == nil {
+		r.cursor = cursor(r.Tip())
 		err = f.admit(ctx, r)
 	}
 	if err != nil {

@@ -9,18 +9,21 @@ import (
 	"time"
 
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/pace"
 	"github.com/spoolhq/spool/services/gateway/internal/admission"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
 // Frame is one thing to send: an event or text in flight, as the JSON of
-// events.Wire; or, if Lag is set, that the read models are behind or no longer so.
+// events.Wire; or, if Lag is set, that the read models are behind or no longer so; or, if Notice is set, what a replay tells.
 type Frame struct {
 	Seq  uint32 // of the event; of a text_delta, that of the last kept event
 	Type events.Type
 	JSON []byte // not to be changed; without metadata
 	Lag  *Lag
+	// Notice is of a replay alone.
+	Notice *pace.Notice
 
 	Metadata *reads.Metadata // that the event shows; nil for none, and on text in flight
 }
@@ -147,6 +150,19 @@ func (r *Reader) Next(ctx context.Context) ([]Frame, error) {
 		}
 	}
 }
+
+// Over returns why nothing more comes of the session, nil while more may come. What the feed holds for this Reader it
+// may let go. It is for a Reader whose Next is not called.
+func (r *Reader) Over() error {
+	f := r.feed
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	r.cursor = max(r.cursor, f.tip)
+	return f.ended
+}
+
+// Changed receives when there may be something that Next or Over returns.
+func (r *Reader) Changed() <-chan struct{} { return r.wake }
 
 // batch returns what comes next, nothing if there is nothing yet. Room for it is taken before it is.
 func (r *Reader) batch(ctx context.Context) ([]Frame, error) {
@@ -334,8 +350,8 @@ func (r *Reader) Close() {
 	})
 }
 
-// encode is JSON without HTML escapes, as the log and Postgres hold it.
-func encode(v any) ([]byte, error) {
+// Encode is JSON without HTML escapes, as the log and Postgres hold it.
+func Encode(v any) ([]byte, error) {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)

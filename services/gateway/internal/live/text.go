@@ -70,7 +70,7 @@ func (b *inFlight) frame(from int, session string, seq uint32, position string) 
 	if err != nil {
 		return Frame{}, from, err
 	}
-	raw, err := encode(w)
+	raw, err := Encode(w)
 	if err != nil {
 		return Frame{}, from, err
 	}

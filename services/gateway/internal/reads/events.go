@@ -149,6 +149,33 @@ func Event(w events.Wire) *spoolv1.Event {
 	}
 }
 
+// OpenBlock is a block whose text is in flight at some event.
+type OpenBlock struct {
+	ID    string
+	Start time.Time // when the block began
+}
+
+// OpenBlocks reads which blocks with text began before an event of a session and ended with it or later.
+func (s *Store) OpenBlocks(ctx context.Context, tenant, session string, seq uint32) (list []OpenBlock, err error) {
+	err = s.rows(ctx, func(r row) error {
+		var b OpenBlock
+		var stored string
+		if err := r.Scan(&b.ID, &stored); err != nil {
+			return err
+		}
+		var block events.Block
+		if err := json.Unmarshal([]byte(stored), &block); err != nil {
+			return unreadable(err)
+		}
+		b.Start = block.Time
+		list = append(list, b)
+		return nil
+	}, `
+		SELECT id, block FROM blocks WHERE tenant = $1 AND session = $2 AND first_seq < $3 AND (last_seq >= $3 OR status = 'pending')
+		   AND kind IN ('assistant_text', 'thinking')`, tenant, session, int64(seq))
+	return list, err
+}
+
 // Tip is the end of a session, and the text in flight of its open blocks there.
 type Tip struct {
 	Seq      uint32

@@ -18,6 +18,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/live"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
+	"github.com/spoolhq/spool/services/gateway/internal/replay"
 )
 
 // MaxFrame bounds what a client may send in one message, in bytes.
@@ -27,6 +28,7 @@ const MaxFrame = 64 << 10
 type Config struct {
 	Admission    *admission.Admission
 	Live         *live.Hub
+	Player       *replay.Player
 	Reads        *reads.Store
 	Watch        *auth.Watch
 	Logger       *slog.Logger

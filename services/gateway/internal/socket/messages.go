@@ -8,8 +8,10 @@ import (
 	"unicode/utf8"
 
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/events/pace"
 	"github.com/spoolhq/spool/services/gateway/internal/live"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
+	"github.com/spoolhq/spool/services/gateway/internal/replay"
 	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
 )
 
@@ -32,10 +34,46 @@ type request struct {
 	SessionID string `json:"sessionId"`
 	After     uint32 `json:"after"`
 	Metadata  *bool  `json:"metadata"` // of a join: false leaves it out of the events
+
+	Replay bool            `json:"replay"` // of a join: send what happened again, instead of what happens
+	Speed  json.RawMessage `json:"speed"`  // of a replay: a number, or "max"; nil means 1
+	From   *uint32         `json:"from"`   // of a replay: seq of the first event; nil means 1
+	To     *uint32         `json:"to"`     // of a replay: seq of the last event; nil means the session's last event
 }
 
 // metadata reports whether the events of a join bring their metadata.
 func (r request) metadata() bool { return r.Metadata == nil || *r.Metadata }
+
+// replayOf returns the replay that a join asks for; nil for a join that follows.
+func (r request) replayOf() (*replay.Request, error) {
+	if !r.Replay {
+		for name, given := range map[string]bool{"speed": r.Speed != nil, "from": r.From != nil, "to": r.To != nil} {
+			if given {
+				return nil, problem.Invalid(name, "the field is of a replay; add \"replay\":true")
+			}
+		}
+		return nil, nil
+	}
+	if r.After != 0 {
+		return nil, problem.Invalid("after", "a replay begins at from, not after an event")
+	}
+	ask := &replay.Request{Session: r.SessionID, From: 1, To: r.To, Speed: 1}
+	if r.From != nil {
+		ask.From = *r.From
+	}
+	if r.Speed == nil {
+		return ask, nil
+	}
+	text := string(r.Speed)
+	if quoted := ""; json.Unmarshal(r.Speed, &quoted) == nil {
+		text = quoted
+	}
+	var err error
+	if ask.Speed, err = pace.ParseSpeed(text); err != nil {
+		return nil, problem.Invalid("speed", "%s", err)
+	}
+	return ask, nil
+}
 
 // errMalformed is a message that is no JSON: the connection is not what it should be, and ends.
 type errMalformed struct{ detail string }
@@ -66,12 +104,14 @@ func parse(data []byte) (request, error) {
 		return r, problem.Invalid("type", "the message must be an object like {\"type\":\"session:join\",\"requestId\":\"1\",\"sessionId\":\"ses_…\",\"after\":0}")
 	case errors.As(err, &wrong) && wrong.Field == "after":
 		return r, problem.Invalid("after", "must be a whole number from 0 to 4294967295, not %s", wrong.Value)
-	case errors.As(err, &wrong) && wrong.Field == "metadata":
-		return r, problem.Invalid("metadata", "must be true or false, not %s", wrong.Value)
+	case errors.As(err, &wrong) && (wrong.Field == "from" || wrong.Field == "to"):
+		return r, problem.Invalid(wrong.Field, "must be a whole number from 1 to 4294967295, not %s", wrong.Value)
+	case errors.As(err, &wrong) && (wrong.Field == "metadata" || wrong.Field == "replay"):
+		return r, problem.Invalid(wrong.Field, "must be true or false, not %s", wrong.Value)
 	case errors.As(err, &wrong):
 		return r, problem.Invalid(wrong.Field, "must be a string, not %s", wrong.Value)
 	case err != nil:
-		return r, problem.Invalid("type", "there are the fields type, requestId, sessionId, after and metadata, and no others")
+		return r, problem.Invalid("type", "there are the fields type, requestId, sessionId, after, metadata, replay, speed, from and to, and no others")
 	case len(r.RequestID) > maxRequestID:
 		r.RequestID = ""
 		return r, problem.Invalid("requestId", "it is longer than %d bytes", maxRequestID)
@@ -116,10 +156,23 @@ func snapshotMessage(about request, seq uint32, blocks []*spoolv1.Block) []byte 
 	return m.encode()
 }
 
+// noticeMessage is what a replay tells: the notice's own fields beside type and sessionId.
+func noticeMessage(session string, n pace.Notice) []byte {
+	data, err := json.Marshal(n.Data)
+	if err != nil { // strings and numbers always encode
+		panic(err)
+	}
+	b := message{Type: "session:" + string(n.Kind), SessionID: session}.encode()
+	return append(append(b[:len(b)-1], ','), data[1:]...)
+}
+
 // frameMessage wraps a frame; the event's bytes stay as they are stored.
 func frameMessage(session string, f live.Frame, metadata bool) []byte {
 	if f.Lag != nil {
 		return message{Type: typeLag, SessionID: session, Lagging: &f.Lag.Lagging, LagMs: &f.Lag.LagMs}.encode()
+	}
+	if f.Notice != nil {
+		return noticeMessage(session, *f.Notice)
 	}
 	b := make([]byte, 0, f.Len(metadata)+80)
 	b = append(b, `{"type":"`+typeEvent+`","sessionId":`...)

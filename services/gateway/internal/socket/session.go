@@ -12,6 +12,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/live"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
+	"github.com/spoolhq/spool/services/gateway/internal/replay"
 )
 
 // read takes what the client sends, until the connection ends.
@@ -100,6 +101,10 @@ func (c *conn) join(ctx context.Context, r request) error {
 	if err := reads.CheckSession(r.SessionID); err != nil {
 		return err
 	}
+	ask, err := r.replayOf()
+	if err != nil {
+		return err
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.joined[r.SessionID] != nil {
@@ -111,7 +116,11 @@ func (c *conn) join(ctx context.Context, r request) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	c.joined[r.SessionID] = cancel
 	c.work.Go(func() {
-		c.follow(ctx, r)
+		if ask != nil {
+			c.replay(ctx, r, *ask)
+		} else {
+			c.follow(ctx, r)
+		}
 		cancel(nil)
 	})
 	return nil
@@ -139,7 +148,26 @@ func (c *conn) follow(ctx context.Context, r request) {
 		err = c.pump(ctx, reader, &cursor, r.metadata())
 	}
 	c.forget(r.SessionID)
-	c.over(r.SessionID, cursor, err)
+	c.over(r, cursor, err)
+}
+
+// replay sends what happened in a session, until it has all been sent or the client leaves.
+func (c *conn) replay(ctx context.Context, r request, ask replay.Request) {
+	ask.Tenant, ask.Agents = c.tenant, c.agents
+	from, err := c.handler.cfg.Player.Open(ctx, ask)
+	if err != nil {
+		c.forget(r.SessionID)
+		c.notJoined(ctx, r, err)
+		return
+	}
+	defer from.Close()
+	tip, cursor := from.Tip(), from.Cursor()
+	err = c.send(message{Type: typeJoined, RequestID: r.RequestID, SessionID: r.SessionID, Seq: &tip}.encode())
+	if err == nil {
+		err = c.pump(ctx, from, &cursor, r.metadata())
+	}
+	c.forget(r.SessionID)
+	c.over(r, cursor, err)
 }
 
 // notJoined answers a join that failed; to a cursor that cannot be served with the blocks to go on from.
@@ -153,7 +181,7 @@ func (c *conn) notJoined(ctx context.Context, r request, err error) {
 	if p.Code == problem.Internal {
 		c.handler.cfg.Logger.Error("a session could not be joined", "session", r.SessionID, "error", p)
 	}
-	if c.send(errorMessage(p, r)) != nil || p.Code != problem.CursorAhead && p.Code != problem.CursorExpired {
+	if c.send(errorMessage(p, r)) != nil || r.Replay || p.Code != problem.CursorAhead && p.Code != problem.CursorExpired {
 		return
 	}
 	if err := c.snapshot(ctx, r); err != nil {
@@ -172,19 +200,25 @@ func (c *conn) snapshot(ctx context.Context, r request) error {
 	return err
 }
 
+// source is what a join sends: a live.Reader or a replay.
+type source interface {
+	Next(ctx context.Context) ([]live.Frame, error)
+	Session() string
+}
+
 // pump sends; cursor is the seq of the last event that was sent.
-func (c *conn) pump(ctx context.Context, reader *live.Reader, cursor *uint32, metadata bool) error {
+func (c *conn) pump(ctx context.Context, from source, cursor *uint32, metadata bool) error {
 	for {
-		frames, err := reader.Next(ctx)
+		frames, err := from.Next(ctx)
 		if err != nil {
 			return err
 		}
 		for _, f := range frames {
-			err := c.send(frameMessage(reader.Session(), f, metadata))
+			err := c.send(frameMessage(from.Session(), f, metadata))
 			if err != nil && !errors.Is(err, errSlow) {
 				return err
 			}
-			if f.Lag == nil {
+			if f.JSON != nil {
 				*cursor = f.Seq
 				c.handler.cfg.Sent(f.Len(metadata))
 			}
@@ -196,16 +230,23 @@ func (c *conn) pump(ctx context.Context, reader *live.Reader, cursor *uint32, me
 }
 
 // over says how a join ended, if there is still somebody to say it to.
-func (c *conn) over(session string, cursor uint32, err error) {
+func (c *conn) over(r request, cursor uint32, err error) {
+	session := r.SessionID
 	left := message{Type: typeLeft, SessionID: session, Seq: &cursor}
 	var wish leaving
 	var p *problem.Error
 	switch {
+	case errors.Is(err, io.EOF): // all was replayed
+		_ = c.send(left.encode())
 	case errors.As(err, &wish):
 		left.RequestID = wish.request.RequestID
 		_ = c.send(left.encode())
 	case errors.Is(err, errSlow):
-		slow := problem.New(problem.SlowClient, "", fmt.Sprintf("the client took too long to read; connect again with after=%d", cursor))
+		again := fmt.Sprintf("after=%d", cursor)
+		if r.Replay {
+			again = fmt.Sprintf("from=%d", cursor+1)
+		}
+		slow := problem.New(problem.SlowClient, "", "the client took too long to read; connect again with "+again)
 		c.cut(websocket.StatusPolicyViolation, slow, request{SessionID: session})
 	case errors.As(err, &p):
 		if p.Code == problem.Unauthenticated {

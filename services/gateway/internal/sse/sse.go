@@ -6,16 +6,21 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
+	"math"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"time"
 
+	"github.com/spoolhq/spool/pkg/events/pace"
 	"github.com/spoolhq/spool/services/gateway/internal/admission"
 	"github.com/spoolhq/spool/services/gateway/internal/auth"
 	"github.com/spoolhq/spool/services/gateway/internal/live"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
+	"github.com/spoolhq/spool/services/gateway/internal/replay"
 	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
 )
 
@@ -23,6 +28,7 @@ import (
 type Config struct {
 	Admission    *admission.Admission
 	Live         *live.Hub
+	Player       *replay.Player
 	Watch        *auth.Watch
 	Comment      time.Duration // between comments that keep the connection open; 0 means 15 s
 	WriteTimeout time.Duration // how long a client may take for what is sent at once; 0 means 10 s
@@ -59,7 +65,7 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request, session string) 
 	if err != nil {
 		return err
 	}
-	after, err := cursor(r, q)
+	open, err := h.opener(r, q)
 	if err != nil {
 		return err
 	}
@@ -74,11 +80,15 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request, session string) 
 	defer end()
 	ctx, release := h.cfg.Watch.Add(r.Context(), p)
 	defer release()
-	reader, err := h.cfg.Live.Join(ctx, p.Tenant, p.Agents, session, after)
+	from, err := open(ctx, p, session)
+	if errors.Is(err, errReplayed) {
+		w.WriteHeader(http.StatusNoContent)
+		return nil
+	}
 	if err != nil {
 		return err
 	}
-	defer reader.Close()
+	defer from.Close()
 	defer h.cfg.Opened()()
 	out := &writer{w: w, control: http.NewResponseController(w), timeout: h.cfg.WriteTimeout}
 	head := w.Header()
@@ -89,7 +99,7 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request, session string) 
 	if err := out.write([]byte("retry: 1000\n\n")); err != nil {
 		return nil
 	}
-	if err := h.stream(ctx, out, reader, metadata); err != nil {
+	if err := h.stream(ctx, out, from, metadata); err != nil {
 		refused := problem.From(err)
 		h.cfg.Cut(string(refused.Code))
 		_ = out.write(message("", "problem", refused.JSON())) // the last word; the client may be gone
@@ -97,18 +107,106 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request, session string) 
 	return nil
 }
 
+// source is what a stream sends: a live.Reader or a replay.
+type source interface {
+	Next(ctx context.Context) ([]live.Frame, error)
+	Cursor() uint32
+	Close()
+}
+
 // parameters returns the query's, each of which is known and given once.
 func parameters(r *http.Request) (url.Values, error) {
 	q := r.URL.Query()
 	for name, values := range q {
 		switch {
-		case name != "after" && name != "metadata":
-			return nil, problem.Invalid(name, "there is no such parameter; there are after and metadata")
+		case !slices.Contains([]string{"after", "metadata", "replay", "speed", "from", "to"}, name):
+			return nil, problem.Invalid(name, "there is no such parameter; there are after, metadata, replay, speed, from and to")
 		case len(values) > 1:
 			return nil, problem.Invalid(name, "the parameter is given more than once")
 		}
 	}
 	return q, nil
+}
+
+// opener reads what is asked for, and returns what opens it.
+func (h *Handler) opener(r *http.Request, q url.Values) (func(context.Context, auth.Principal, string) (source, error), error) {
+	again := false
+	if q.Has("replay") {
+		var err error
+		if again, err = wirejson.ParseBool("replay", q.Get("replay")); err != nil {
+			return nil, invalid(err)
+		}
+	}
+	if !again {
+		for _, name := range []string{"speed", "from", "to"} {
+			if q.Has(name) {
+				return nil, problem.Invalid(name, "the parameter is of a replay; add replay=1")
+			}
+		}
+		after, err := cursor(r, q)
+		return func(ctx context.Context, p auth.Principal, session string) (source, error) {
+			return h.cfg.Live.Join(ctx, p.Tenant, p.Agents, session, after)
+		}, err
+	}
+	ask, err := replayOf(r, q)
+	return func(ctx context.Context, p auth.Principal, session string) (source, error) {
+		ask.Tenant, ask.Agents, ask.Session = p.Tenant, p.Agents, session
+		return h.replay(ctx, ask, r.Header.Get("Last-Event-ID") != "")
+	}, err
+}
+
+// replayOf reads the parameters of a replay. A browser that comes back goes on after Last-Event-ID.
+func replayOf(r *http.Request, q url.Values) (replay.Request, error) {
+	ask := replay.Request{From: 1, Speed: 1}
+	if q.Has("after") {
+		return ask, problem.Invalid("after", "a replay begins at from, not after an event")
+	}
+	if q.Has("speed") {
+		var err error
+		if ask.Speed, err = pace.ParseSpeed(q.Get("speed")); err != nil {
+			return ask, problem.Invalid("speed", "%s", err)
+		}
+	}
+	if q.Has("from") {
+		from, err := wirejson.ParseSeq("from", q.Get("from"))
+		if err != nil {
+			return ask, invalid(err)
+		}
+		ask.From = from
+	}
+	if q.Has("to") {
+		to, err := wirejson.ParseSeq("to", q.Get("to"))
+		if err != nil {
+			return ask, invalid(err)
+		}
+		ask.To = &to
+	}
+	if last := r.Header.Get("Last-Event-ID"); last != "" {
+		n, err := wirejson.ParseCursor("Last-Event-ID", last)
+		if err != nil {
+			return ask, invalid(err)
+		}
+		ask.From = max(ask.From, min(n, math.MaxUint32-1)+1)
+	}
+	return ask, nil
+}
+
+// errReplayed is a browser that comes back after the end of its replay: 204 makes it stay away.
+var errReplayed = errors.New("the replay has ended")
+
+// replay opens a replay; back reports whether the client was here before.
+func (h *Handler) replay(ctx context.Context, ask replay.Request, back bool) (source, error) {
+	if back && ask.To != nil && ask.From == *ask.To+1 {
+		return nil, errReplayed
+	}
+	from, err := h.cfg.Player.Open(ctx, ask)
+	if p := (*problem.Error)(nil); back && errors.As(err, &p) && p.Code == problem.CursorAhead && *p.Tip+1 == ask.From {
+		return nil, errReplayed
+	}
+	if err != nil {
+		return nil, err
+	}
+	return from, nil
 }
 
 // withMetadata reports whether the client wants events with their metadata: yes, unless it says no.
@@ -145,10 +243,10 @@ func cursor(r *http.Request, q url.Values) (uint32, error) {
 var errQuiet = errors.New("nothing to send")
 
 // stream sends until it cannot; a client that is gone is no error.
-func (h *Handler) stream(ctx context.Context, out *writer, reader *live.Reader, metadata bool) error {
+func (h *Handler) stream(ctx context.Context, out *writer, from source, metadata bool) error {
 	for {
 		wait, cancel := context.WithTimeoutCause(ctx, h.cfg.Comment, errQuiet)
-		frames, err := reader.Next(wait)
+		frames, err := from.Next(wait)
 		cancel()
 		if errors.Is(err, errQuiet) {
 			if err := out.write([]byte(": \n\n")); err != nil {
@@ -156,7 +254,7 @@ func (h *Handler) stream(ctx context.Context, out *writer, reader *live.Reader, 
 			}
 			continue
 		}
-		if errors.Is(err, context.Canceled) {
+		if errors.Is(err, context.Canceled) || errors.Is(err, io.EOF) {
 			return nil
 		}
 		if err != nil {
@@ -174,7 +272,7 @@ func (h *Handler) stream(ctx context.Context, out *writer, reader *live.Reader, 
 			return nil
 		}
 		if time.Since(began) >= h.cfg.WriteTimeout {
-			return problem.New(problem.SlowClient, "", "the client took too long to read; connect again with cursor "+strconv.FormatUint(uint64(reader.Cursor()), 10))
+			return problem.New(problem.SlowClient, "", "the client took too long to read; connect again with cursor "+strconv.FormatUint(uint64(from.Cursor()), 10))
 		}
 	}
 }
@@ -182,11 +280,10 @@ func (h *Handler) stream(ctx context.Context, out *writer, reader *live.Reader, 
 // render appends a frame as one server-sent event.
 func (h *Handler) render(b []byte, f live.Frame, metadata bool) []byte {
 	if f.Lag != nil {
-		lag, err := json.Marshal(f.Lag)
-		if err != nil { // two plain fields always encode
-			panic(err)
-		}
-		return append(b, message("", "lag", lag)...)
+		return append(b, plain("lag", f.Lag)...)
+	}
+	if f.Notice != nil {
+		return append(b, plain(string(f.Notice.Kind), f.Notice.Data)...)
 	}
 	h.cfg.Sent(f.Len(metadata))
 	b = head(b, strconv.FormatUint(uint64(f.Seq), 10), string(f.Type))
@@ -196,6 +293,15 @@ func (h *Handler) render(b []byte, f live.Frame, metadata bool) []byte {
 		return lines(b[:begins], f.Append(nil, metadata))
 	}
 	return append(b, "\n\n"...)
+}
+
+// plain is one event whose data is a struct of strings and numbers, which always encode.
+func plain(event string, data any) []byte {
+	b, err := json.Marshal(data)
+	if err != nil {
+		panic(err)
+	}
+	return message("", event, b)
 }
 
 const dataField = "data: "

@@ -54,13 +54,18 @@ func checkParameter(name, v string, kind protoreflect.Kind) error {
 }
 
 // ParseCursor reads an unsigned 32-bit number; the error is a *FieldError that names it.
-func ParseCursor(name, v string) (uint32, error) {
+func ParseCursor(name, v string) (uint32, error) { return parseNumber(name, v, 0) }
+
+// ParseSeq reads the seq of an event, which is at least 1; the error is a *FieldError that names it.
+func ParseSeq(name, v string) (uint32, error) { return parseNumber(name, v, 1) }
+
+func parseNumber(name, v string, least uint64) (uint32, error) {
 	n, err := strconv.ParseUint(v, 10, 32)
-	if err != nil {
+	if err != nil || n < least {
 		if len(v) > 40 {
 			v = v[:40] + "…"
 		}
-		return 0, &FieldError{name, "must be a whole number from 0 to 4294967295, not " + strconv.QuoteToASCII(v)}
+		return 0, &FieldError{name, "must be a whole number from " + strconv.FormatUint(least, 10) + " to 4294967295, not " + strconv.QuoteToASCII(v)}
 	}
 	return uint32(n), nil
 }

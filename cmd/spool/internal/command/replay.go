@@ -1,0 +1,419 @@
+package command
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/spoolhq/spool/cmd/spool/internal/client"
+	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/pace"
+)
+
+type replayCommand struct {
+	server
+	Session   string  `arg:"" help:"The session's id."`
+	From      uint32  `placeholder:"N" default:"1" help:"Seq of the first event."`
+	To        *uint32 `placeholder:"N" help:"Seq of the last event; by default the last one that there is when the replay begins."`
+	Speed     string  `placeholder:"1|10|max" default:"1" help:"How many times faster than it happened: a positive number, or max."`
+	Execution string  `placeholder:"ID" help:"Play only this execution."`
+}
+
+// Run plays a session as it looked live.
+func (c *replayCommand) Run(a *app) error {
+	speed, err := c.check()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := a.interruptible()
+	defer cancel()
+	cl, err := c.connect(ctx, a)
+	if err != nil {
+		return err
+	}
+	defer cl.Close()
+	if c.Execution != "" {
+		x, err := cl.Execution(ctx, c.Execution)
+		if err != nil {
+			return err
+		}
+		if x.Value.SessionID != c.Session {
+			return fmt.Errorf("execution: %s is of session %s", c.Execution, x.Value.SessionID)
+		}
+	}
+	p := &player{app: a, only: c.Execution, json: c.JSON, speed: speed, pacer: pace.Pacer{Speed: speed}, calls: map[string]bool{}}
+	return p.play(ctx, cl, c.Session, c.From, c.To)
+}
+
+func (c *replayCommand) check() (pace.Speed, error) {
+	if err := checkID("session", events.KindSession, c.Session); err != nil {
+		return 0, err
+	}
+	if c.Execution != "" {
+		if err := checkID("execution", events.KindExecution, c.Execution); err != nil {
+			return 0, err
+		}
+	}
+	if c.From == 0 || c.To != nil && *c.To == 0 {
+		return 0, usage("from, to: the first event of a session has seq 1")
+	}
+	if c.To != nil && c.From > *c.To {
+		return 0, usage("from: %d is greater than to, which is %d", c.From, *c.To)
+	}
+	speed, err := pace.ParseSpeed(c.Speed)
+	if err != nil {
+		return 0, usage("speed: %w", err)
+	}
+	return speed, nil
+}
+
+// errQuit is a replay that the user ended.
+var errQuit = errors.New("quit")
+
+// player plays one session. Its methods are for one goroutine, but now.
+type player struct {
+	app   *app
+	only  string // an execution: others of the session are not shown; "" for all
+	json  bool   // events in place of blocks
+	speed pace.Speed
+	shown *terminal.Renderer // nil with json
+	keys  <-chan byte        // nil without keys
+
+	pacer  pace.Pacer
+	due    time.Time       // of the next event
+	paused time.Time       // since when; zero while it plays
+	target byte            // the key that asked for what comes next: events up to it are shown at once; 0 without one
+	calls  map[string]bool // tool calls whose input is not known yet, by block
+	whole  bool            // it was said that blocks appear whole
+	seq    uint32
+	to     uint32
+
+	mu sync.Mutex
+	at time.Time // recorded time of the last event that was shown
+}
+
+func (p *player) play(ctx context.Context, cl *client.Client, session string, from uint32, to *uint32) (err error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	done, err := p.begin(ctx, cancel)
+	if err != nil {
+		return err
+	}
+	for one, failed := range cl.Replay(ctx, session, from, to) {
+		if err = failed; err == nil {
+			err = p.take(ctx, one)
+		}
+		if err != nil {
+			break
+		}
+	}
+	if errors.Is(err, errQuit) || errors.Is(err, io.EOF) {
+		err = nil
+	}
+	return errors.Join(err, done())
+}
+
+// begin makes the renderer, and reads keys if there is a terminal for both; done gives the terminal back.
+func (p *player) begin(ctx context.Context, cancel context.CancelCauseFunc) (done func() error, err error) {
+	if p.json {
+		return func() error { return nil }, nil
+	}
+	out, restore := p.app.Out, func() error { return nil }
+	if p.app.OutTTY && p.app.Raw != nil {
+		if restore, err = p.app.Raw(); err != nil {
+			return nil, fmt.Errorf("the terminal cannot give keys: %w", err)
+		}
+		out = rawWriter{out}
+		p.keys = p.readKeys(cancel)
+	}
+	p.shown = p.app.rendererOn(out, p.now)
+	if p.keys != nil {
+		p.shown.Hint("space . n e t q")
+	}
+	spin, stop := context.WithCancel(ctx)
+	var spinning sync.WaitGroup
+	spinning.Go(func() { p.shown.Spin(spin) })
+	return func() error {
+		stop()
+		spinning.Wait()
+		return errors.Join(p.shown.Close(), restore())
+	}, nil
+}
+
+// rawWriter writes for a raw terminal, which does not return the carriage by itself.
+type rawWriter struct{ io.Writer }
+
+// Write writes all of b, with a carriage return before each line's end that has none.
+func (w rawWriter) Write(b []byte) (int, error) {
+	text := bytes.ReplaceAll(bytes.ReplaceAll(b, []byte("\r\n"), []byte("\n")), []byte("\n"), []byte("\r\n"))
+	if _, err := w.Writer.Write(text); err != nil {
+		return 0, err
+	}
+	return len(b), nil
+}
+
+// now is the time in the replay, by which the renderer counts.
+func (p *player) now() time.Time {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.at
+}
+
+// The keys.
+const (
+	keyPause  = ' '
+	keyStep   = '.' // pause after the next event
+	keyTool   = 'n' // go to the next tool call
+	keyError  = 'e' // go to the next error
+	keyTurn   = 't' // go to the next turn
+	keyQuit   = 'q'
+	keyCancel = 0x03 // Ctrl-C, which a raw terminal does not make a signal
+)
+
+// typedAhead is how many keys wait while the replay reads from the server. What is typed beyond them is dropped, so that q
+// and Ctrl-C are always read.
+const typedAhead = 64
+
+// readKeys gives the keys that are typed. Its goroutine ends when the input does, or with the process.
+func (p *player) readKeys(cancel context.CancelCauseFunc) <-chan byte {
+	keys := make(chan byte, typedAhead)
+	go func() {
+		defer close(keys)
+		b := make([]byte, 1)
+		for {
+			if _, err := p.app.In.Read(b); err != nil {
+				return
+			}
+			switch b[0] {
+			case keyQuit:
+				cancel(errQuit)
+			case keyCancel:
+				cancel(errInterrupted)
+			}
+			select {
+			case keys <- b[0]:
+			default:
+			}
+		}
+	}()
+	return keys
+}
+
+// take shows what the server sent, when it is due.
+func (p *player) take(ctx context.Context, one client.Replayed) error {
+	switch {
+	case one.Started != nil:
+		p.seq, p.to = one.Started.From-1, one.Started.To
+		return nil
+	case one.Whole != nil:
+		if !p.whole && p.only == "" && one.Whole.ShownBytes == 0 {
+			p.whole = true
+			p.note("the text is no longer kept as it was typed: blocks appear whole")
+		}
+		return nil
+	case p.only != "" && one.Event.ExecutionID != p.only:
+		return nil
+	}
+	e := one.Event.Event()
+	if err := p.wait(ctx, e.Time); err != nil {
+		return err
+	}
+	return p.show(one, e)
+}
+
+// wait waits until what was recorded at a time is due, and does what keys say meanwhile.
+func (p *player) wait(ctx context.Context, at time.Time) error {
+	due, gap := p.pacer.Step(at, time.Now())
+	p.due = due
+	for p.target == 0 {
+		var timer <-chan time.Time
+		if p.paused.IsZero() {
+			timer = time.After(time.Until(p.due))
+			p.noteGap(gap)
+			gap = pace.Gap{}
+		}
+		select { // a key comes first, at any speed
+		case key, ok := <-p.keys:
+			p.key(key, ok)
+			continue
+		default:
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-timer:
+			return nil
+		case key, ok := <-p.keys:
+			p.key(key, ok)
+		}
+	}
+	return context.Cause(ctx)
+}
+
+// noteGap says that a gap was shortened.
+func (p *player) noteGap(gap pace.Gap) {
+	if gap.LeftOut > 0 {
+		p.note(fmt.Sprintf("nothing for %s, of which %s are left out", calm(gap.Original), calm(gap.LeftOut)))
+	}
+}
+
+// calm is a time as people read it.
+func calm(d time.Duration) string {
+	switch {
+	case d >= time.Minute:
+		return d.Round(time.Second).String()
+	case d >= time.Second:
+		return d.Round(100 * time.Millisecond).String()
+	}
+	return d.Round(time.Microsecond).String()
+}
+
+// key does what a key says; ok is false when no more keys come.
+func (p *player) key(key byte, ok bool) {
+	switch {
+	case !ok:
+		p.keys = nil
+		p.resume()
+	case key == keyPause && p.paused.IsZero():
+		p.paused = time.Now()
+	case key == keyPause:
+		p.resume()
+	case key == keyStep:
+		if p.paused.IsZero() {
+			p.paused = time.Now()
+		}
+		p.target = key
+	case key == keyTool, key == keyError, key == keyTurn:
+		p.target = key
+	}
+	p.status()
+}
+
+// resume goes on after a pause.
+func (p *player) resume() {
+	if p.paused.IsZero() {
+		return
+	}
+	pause := time.Since(p.paused)
+	p.pacer.Shift(pause)
+	p.due, p.paused = p.due.Add(pause), time.Time{}
+}
+
+// show shows an event or text in flight.
+func (p *player) show(one client.Replayed, e events.Event) error {
+	p.mu.Lock()
+	p.at = e.Time
+	p.mu.Unlock()
+	kept := one.Event.Type != events.TextDelta
+	if kept {
+		p.seq = one.Event.Seq
+	}
+	p.status()
+	w := watcher{app: p.app, shown: p.shown, json: p.json, open: map[string]bool{}}
+	if _, err := w.event(*one.Event, one.Raw); err != nil && !errors.Is(err, errEnded) {
+		return err
+	}
+	if kept && p.reached(e) {
+		p.target = 0
+		p.pacer.Jump(e.Time, time.Now())
+		if !p.paused.IsZero() {
+			p.paused = time.Now()
+		}
+		p.status()
+	}
+	if p.only != "" && events.Terminal(e.Type()) {
+		return io.EOF
+	}
+	return nil
+}
+
+// reached reports whether an event is what a key asked for.
+func (p *player) reached(e events.Event) bool {
+	call := p.isCall(e)
+	switch p.target {
+	case keyStep:
+		return true
+	case keyTool:
+		return call
+	case keyError:
+		return isFailure(e)
+	case keyTurn:
+		_, begins := e.Data.(events.ExecutionDispatched)
+		return begins
+	}
+	return false
+}
+
+// isCall reports whether an event shows a tool call: its input is known with it.
+func (p *player) isCall(e events.Event) bool {
+	switch d := e.Data.(type) {
+	case events.BlockStart:
+		if d.Block.Kind != events.KindToolUse {
+			return false
+		}
+		open := (d.Block.Status == "" || d.Block.Status == events.StatusPending) && len(d.Block.Input) == 0
+		if open {
+			p.calls[d.Block.ID] = true
+		}
+		return !open
+	case events.BlockUpdate:
+		return len(d.Updates.Input) > 0 && p.isKnown(d.BlockID)
+	case events.BlockComplete:
+		return p.isKnown(d.Block.ID)
+	}
+	return false
+}
+
+// isKnown reports whether a block is a tool call whose input was not known, and forgets it.
+func (p *player) isKnown(block string) bool {
+	waits := p.calls[block]
+	delete(p.calls, block)
+	return waits
+}
+
+// isFailure reports whether an event says that something went wrong.
+func isFailure(e events.Event) bool {
+	switch d := e.Data.(type) {
+	case events.Error, events.ExecutionFailed, events.AttemptFailed, events.SandboxFailed:
+		return true
+	case events.BlockStart:
+		return isFailed(d.Block)
+	case events.BlockComplete:
+		return isFailed(d.Block)
+	}
+	return false
+}
+
+func isFailed(b events.Block) bool {
+	return b.Kind == events.KindError || b.Status == events.StatusError || b.IsError
+}
+
+// status says where the replay is.
+func (p *player) status() {
+	if p.shown == nil {
+		return
+	}
+	speed := p.speed.String()
+	if p.speed != pace.Max {
+		speed += "x"
+	}
+	text := fmt.Sprintf("event %d of %d · %s · %s", p.seq, p.to, p.now().Local().Format("15:04:05"), speed)
+	if !p.paused.IsZero() {
+		text += " · paused"
+	}
+	p.shown.State(text)
+}
+
+// note says something of the replay's own: among what is shown on a terminal, else on the standard error.
+func (p *player) note(text string) {
+	if p.shown != nil && p.app.OutTTY {
+		p.shown.Note(text)
+	} else {
+		fmt.Fprintln(p.app.Err, "spool: "+terminal.Line(text))
+	}
+}

@@ -1,0 +1,444 @@
+// Package replay sends the kept events of a session again, as far apart as they happened, and between them the text in flight
+// that DELTAS still holds. A replay holds one page of events and one of text, whatever the session's length; its client
+// pulls, so that a slow client slows its own replay alone.
+package replay
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/pace"
+	"github.com/spoolhq/spool/services/gateway/internal/admission"
+	"github.com/spoolhq/spool/services/gateway/internal/live"
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+	"github.com/spoolhq/spool/services/gateway/internal/reads"
+)
+
+const (
+	pageEvents = 64
+	pageBytes  = 256 << 10
+	// cost is what a replay takes of the gateway's bytes: its pages, and what is being sent.
+	cost = 768 << 10
+	// maxBatch is where what Next returns ends, in bytes.
+	maxBatch = 256 << 10
+	// readers is how many replays of a gateway read Postgres and NATS at once, so that other reads find room.
+	readers = 8
+)
+
+// Config of a Player. Every field is required.
+type Config struct {
+	Live      *live.Hub
+	Reads     *reads.Store
+	NATS      *nats.Conn
+	Admission *admission.Admission
+}
+
+// Player opens replays. Its methods may be called concurrently.
+type Player struct {
+	cfg   Config
+	slots chan struct{}
+}
+
+// New returns a Player.
+func New(cfg Config) *Player { return &Player{cfg, make(chan struct{}, readers)} }
+
+// Request says what is replayed, to whom.
+type Request struct {
+	Tenant  string
+	Agents  []string // slugs of the only agents whose sessions may be replayed; empty for all
+	Session string
+	From    uint32  // seq of the first event, at least 1
+	To      *uint32 // seq of the last event; nil means the session's last event now
+	Speed   pace.Speed
+}
+
+// Replay is one replay for one client. Its methods are for one goroutine.
+type Replay struct {
+	player *Player
+	ask    Request
+	place  *live.Reader // knows the session's tip, and when the session is deleted or the gateway stops
+	held   *admission.Request
+	extra  int64 // bytes held beyond cost, for a page with a large event
+
+	tip   uint32
+	last  uint32 // seq of the last event to be replayed
+	page  []reads.Kept
+	read  uint32 // seq of the last event that was read
+	texts texts
+	open  map[string]int // blocks that are open here, to the bytes of their text that were replayed
+
+	sent     uint32    // seq of the last event that Next returned
+	position string    // of that event
+	reached  time.Time // recorded time of the last event of a runner that Next returned
+	pacer    pace.Pacer
+	next     *step         // nil until it is looked for
+	notices  []pace.Notice // to be sent before anything else
+	ended    bool
+}
+
+// step is what comes next: an event or a piece of text.
+type step struct {
+	due   time.Time
+	kept  *reads.Kept
+	event events.Wire
+	text  *events.Delta
+}
+
+// Open begins a replay; the caller must call Close. Its errors are *problem.Error and name the field at fault.
+func (p *Player) Open(ctx context.Context, ask Request) (*Replay, error) {
+	held, err := p.cfg.Admission.Begin(ask.Tenant)
+	if err != nil {
+		return nil, err
+	}
+	r := &Replay{player: p, ask: ask, held: held, open: map[string]int{}, pacer: pace.Pacer{Speed: ask.Speed}}
+	if err := r.begin(ctx); err != nil {
+		r.Close()
+		return nil, err
+	}
+	return r, nil
+}
+
+func (r *Replay) begin(ctx context.Context) (err error) {
+	if err := r.held.Take(cost); err != nil {
+		return err
+	}
+	if r.place, err = r.player.cfg.Live.JoinTip(ctx, r.ask.Tenant, r.ask.Agents, r.ask.Session); err != nil {
+		return err
+	}
+	r.tip = r.place.Tip()
+	if err := r.between(r.tip); err != nil {
+		return err
+	}
+	r.texts = texts{nc: r.player.cfg.NATS, subject: events.DeltaSubject(r.ask.Tenant, r.ask.Session)}
+	if err := r.goBefore(ctx, r.ask.From-1); err != nil {
+		return err
+	}
+	r.notices = append(r.notices, pace.Notice{Kind: pace.ReplayStarted, Data: pace.Started{From: r.ask.From, To: r.last, Tip: r.tip, Speed: r.ask.Speed.String()}})
+	return nil
+}
+
+// between checks which events are asked for.
+func (r *Replay) between(tip uint32) error {
+	r.last = tip
+	if r.ask.To != nil {
+		r.last = *r.ask.To
+	}
+	ahead := func(field string) error {
+		e := problem.New(problem.CursorAhead, field, "it is greater than the seq of the session's last event, which tip gives")
+		e.Tip = &tip
+		return e
+	}
+	switch {
+	case r.ask.From == 0:
+		return problem.Invalid("from", "it is the seq of an event, at least 1")
+	case r.last == 0:
+		return problem.Invalid("to", "it is the seq of an event, at least 1")
+	case r.ask.From > tip:
+		return ahead("from")
+	case r.last > tip:
+		return ahead("to")
+	case r.ask.From > r.last:
+		return problem.Invalid("from", "%d is greater than to, which is %d", r.ask.From, r.last)
+	}
+	return nil
+}
+
+// goBefore reads the event that precedes the first one, and the blocks that are open there: their text is replayed from its
+// beginning. The read also reports whether the events are still kept.
+func (r *Replay) goBefore(ctx context.Context, seq uint32) error {
+	r.read, r.sent = max(seq, 1)-1, seq
+	if err := r.readPage(ctx); err != nil || seq == 0 {
+		return err
+	}
+	var before events.Wire
+	if err := json.Unmarshal(r.page[0].JSON, &before); err != nil {
+		return unreadable(err)
+	}
+	r.page = r.page[1:]
+	r.position = before.Position
+	r.reach(before)
+	release, err := r.player.slot(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
+	list, err := r.player.cfg.Reads.OpenBlocks(ctx, r.ask.Tenant, r.ask.Session, r.ask.From)
+	since := before.Time
+	for _, b := range list {
+		r.open[b.ID] = 0
+		if b.Start.Before(since) {
+			since = b.Start
+		}
+	}
+	r.texts.since = since.Add(-textEarlier)
+	return err
+}
+
+// reach notes how far the runner's clock is. The next runner may be on another machine, whose clock is behind.
+func (r *Replay) reach(e events.Wire) {
+	if e.Source == events.FromRunner {
+		r.reached = e.Time
+	}
+}
+
+// Close ends the replay and gives back what it holds.
+func (r *Replay) Close() {
+	if r.place != nil {
+		r.place.Close()
+	}
+	r.held.End()
+}
+
+// Session is the id of the session.
+func (r *Replay) Session() string { return r.ask.Session }
+
+// Tip is the seq of the session's last event when the replay began.
+func (r *Replay) Tip() uint32 { return r.tip }
+
+// Cursor is the seq of the last event that Next returned; the event before the first one if there is none.
+func (r *Replay) Cursor() uint32 { return r.sent }
+
+// Next waits until something is due and returns it: a notice, an event, text in flight. It fails with io.EOF after the
+// replay's end, with the cause of ctx, or with why the replay cannot go on.
+func (r *Replay) Next(ctx context.Context) (frames []live.Frame, err error) {
+	size := 0
+	for size < maxBatch {
+		if ctx.Err() != nil {
+			return some(frames, context.Cause(ctx))
+		}
+		for _, n := range r.notices {
+			frames = append(frames, live.Frame{Notice: &n})
+		}
+		r.notices = nil
+		if r.next == nil {
+			if err := r.look(ctx); err != nil {
+				return some(frames, err)
+			}
+			continue // what it noticed is sent before the wait
+		}
+		wait := time.Until(r.next.due)
+		switch {
+		case wait > 0 && len(frames) > 0:
+			return frames, nil
+		case wait > 0:
+			if err := r.wait(ctx, wait); err != nil {
+				return nil, err
+			}
+		default:
+			frame, err := r.take()
+			if err != nil {
+				return some(frames, err)
+			}
+			size += frame.Len(true)
+			frames = append(frames, frame)
+		}
+	}
+	return frames, nil
+}
+
+// some holds an error back while there is something to send; the next call meets it again.
+func some(frames []live.Frame, err error) ([]live.Frame, error) {
+	if len(frames) > 0 {
+		return frames, nil
+	}
+	return nil, err
+}
+
+// wait waits for what is due later, unless the session or the replay's client ends before.
+func (r *Replay) wait(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-r.place.Changed():
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	return r.place.Over()
+}
+
+// look finds the next step and when it is due, or the end of the replay.
+func (r *Replay) look(ctx context.Context) error {
+	if err := r.place.Over(); err != nil {
+		return err
+	}
+	if r.ended {
+		return io.EOF
+	}
+	if len(r.page) == 0 && r.read < r.last {
+		if err := r.readPage(ctx); err != nil {
+			return err
+		}
+	}
+	if len(r.page) == 0 {
+		r.ended = true
+		r.notices = append(r.notices, pace.Notice{Kind: pace.ReplayEnded, Data: pace.Ended{Seq: r.sent}})
+		return nil
+	}
+	s := step{kept: &r.page[0]}
+	if err := json.Unmarshal(s.kept.JSON, &s.event); err != nil {
+		return unreadable(err)
+	}
+	text, err := r.textBefore(ctx, s.event)
+	if err != nil {
+		return err
+	}
+	at := s.event.Time
+	if text != nil {
+		s.text, at = text, text.Time
+	}
+	due, gap := r.pacer.Step(at, time.Now())
+	s.due = due
+	if gap.LeftOut > 0 {
+		r.notices = append(r.notices, pace.Notice{Kind: pace.GapShortened, Data: pace.Shortened{
+			Seq: r.sent, GapMs: gap.Original.Milliseconds(), LeftOutMs: gap.LeftOut.Milliseconds(),
+		}})
+	}
+	r.next = &s
+	return nil
+}
+
+// textBefore returns the next piece of text if it came before an event. The runner journals text and events in one order and
+// by one clock. Text of a block that is not open waits for the block's start, until an event of the runner is later.
+func (r *Replay) textBefore(ctx context.Context, e events.Wire) (*events.Delta, error) {
+	for {
+		d, ok, err := r.textHead(ctx)
+		if !ok || err != nil {
+			return nil, err
+		}
+		known, open := r.open[d.BlockID]
+		if !open && !d.Time.Before(r.reached) || open && d.Time.After(e.Time) {
+			return nil, nil
+		}
+		from := known - int(d.Offset)
+		if !open || from < 0 || from >= len(d.Text) { // of a block that is complete, behind a hole, or known
+			r.texts.drop()
+			continue
+		}
+		d.Offset, d.Text = d.Offset+uint32(from), d.Text[from:] //nolint:gosec // less than the text's length
+		return &d, nil
+	}
+}
+
+func (r *Replay) textHead(ctx context.Context) (events.Delta, bool, error) {
+	if len(r.texts.page) == 0 && !r.texts.done {
+		release, err := r.player.slot(ctx)
+		if err != nil {
+			return events.Delta{}, false, err
+		}
+		defer release()
+	}
+	return r.texts.head(ctx)
+}
+
+// take returns the frame of the next step, which is due. What has to be told before it goes first: take is then called again.
+func (r *Replay) take() (live.Frame, error) {
+	s := r.next
+	if s.text != nil {
+		return r.takeText(*s.text)
+	}
+	e := s.event.Event()
+	if done, ok := e.Data.(events.BlockComplete); ok {
+		shown, open := r.open[done.Block.ID]
+		delete(r.open, done.Block.ID)
+		if open && shown < len(done.Block.Content) {
+			return live.Frame{Notice: &pace.Notice{Kind: pace.BlockWhole, Data: pace.Whole{
+				Seq: s.event.Seq, BlockID: done.Block.ID, ShownBytes: shown,
+			}}}, nil
+		}
+	}
+	if b, ok := e.Data.(events.BlockStart); ok && (b.Block.Status == "" || b.Block.Status == events.StatusPending) {
+		r.open[b.Block.ID] = 0
+	}
+	r.reach(s.event)
+	r.sent, r.position = s.event.Seq, s.event.Position
+	kept := r.page[0]
+	r.page, r.next = r.page[1:], nil
+	return live.Frame{Seq: kept.Seq, Type: kept.Type, JSON: kept.JSON, Metadata: kept.Metadata}, nil
+}
+
+func (r *Replay) takeText(d events.Delta) (live.Frame, error) {
+	w, err := d.ToWire(r.ask.Session, r.sent, r.position)
+	if err != nil {
+		return live.Frame{}, problem.From(err)
+	}
+	raw, err := live.Encode(w)
+	if err != nil {
+		return live.Frame{}, problem.From(err)
+	}
+	r.open[d.BlockID] += len(d.Text)
+	r.texts.drop()
+	r.next = nil
+	return live.Frame{Seq: r.sent, Type: events.TextDelta, JSON: raw}, nil
+}
+
+// readPage reads the next events.
+func (r *Replay) readPage(ctx context.Context) error {
+	release, err := r.player.slot(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
+	page, err := r.player.cfg.Reads.Events(ctx, r.ask.Tenant, r.ask.Session, reads.Query{
+		After: r.read, Limit: int(min(pageEvents, r.last-r.read)), Metadata: true, Bytes: pageBytes,
+	})
+	if err != nil {
+		return cursorError(err)
+	}
+	size := int64(0)
+	for _, e := range page.Events {
+		size += int64(len(e.JSON) + e.Metadata.Len())
+	}
+	if err := r.holdExtra(max(0, size-pageBytes)); err != nil {
+		return err
+	}
+	if len(page.Events) == 0 {
+		return problem.New(problem.Internal, "", "the read models hold no event after one that is not the last").Because(errors.New(r.ask.Session))
+	}
+	r.page, r.read = page.Events, page.Events[len(page.Events)-1].Seq
+	return nil
+}
+
+// holdExtra takes what a page has beyond cost from the gateway's bytes.
+func (r *Replay) holdExtra(n int64) error {
+	if n > r.extra {
+		if err := r.held.Take(n - r.extra); err != nil {
+			return err
+		}
+	} else {
+		r.held.Return(r.extra - n)
+	}
+	r.extra = n
+	return nil
+}
+
+// cursorError makes the error of a cursor one of from, which is what the client sent.
+func cursorError(err error) error {
+	var p *problem.Error
+	if errors.As(err, &p) && p.Field == "after" {
+		of := *p
+		of.Field = "from"
+		return &of
+	}
+	return err
+}
+
+func unreadable(err error) error {
+	return problem.New(problem.Internal, "", "an event in the read models cannot be read").Because(err)
+}
+
+// slot waits for its turn to read.
+func (p *Player) slot(ctx context.Context) (release func(), err error) {
+	select {
+	case p.slots <- struct{}{}:
+		return func() { <-p.slots }, nil
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}

@@ -1,0 +1,126 @@
+package replay
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+)
+
+const (
+	textMessages = 256       // that are read of DELTAS at once
+	textBytes    = 128 << 10 // after which the read ends
+	textTimeout  = 5 * time.Second
+	// textEarlier is how long before the first event of a replay its text in flight is looked for: NATS stamps messages by
+	// another clock.
+	textEarlier = time.Minute
+)
+
+// texts reads the text in flight of one session from DELTAS, in the order in which it was published, without a consumer.
+type texts struct {
+	nc      *nats.Conn
+	subject string
+	since   time.Time // the first read begins here; the zero time means at the stream's beginning
+	next    uint64    // stream sequence of the next read; 0 before the first
+	page    []events.Delta
+	done    bool // the stream holds nothing more
+}
+
+// getRequest asks JetStream for the first messages of a subject, from a sequence or a time on.
+type getRequest struct {
+	Seq       uint64     `json:"seq,omitempty"`
+	StartTime *time.Time `json:"start_time,omitempty"`
+	NextFor   string     `json:"next_by_subj"`
+	Batch     int        `json:"batch"`
+	MaxBytes  int        `json:"max_bytes"`
+}
+
+// head returns the next piece of text without taking it; ok is false if there is none.
+func (t *texts) head(ctx context.Context) (d events.Delta, ok bool, err error) {
+	for len(t.page) == 0 && !t.done {
+		if err := t.read(ctx); err != nil {
+			if ctx.Err() != nil {
+				return d, false, context.Cause(ctx)
+			}
+			return d, false, problem.New(problem.Unavailable, "", "the text in flight cannot be read from NATS; replay again from the event after the last one that came").Because(err)
+		}
+	}
+	if len(t.page) == 0 {
+		return d, false, nil
+	}
+	return t.page[0], true, nil
+}
+
+// drop takes the piece that head returned.
+func (t *texts) drop() { t.page = t.page[1:] }
+
+// read reads the next messages.
+func (t *texts) read(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, textTimeout)
+	defer cancel()
+	ask := getRequest{Seq: max(t.next, 1), NextFor: t.subject, Batch: textMessages, MaxBytes: textBytes}
+	if t.next == 0 && !t.since.IsZero() {
+		ask.Seq, ask.StartTime = 0, &t.since
+	}
+	body, err := json.Marshal(ask)
+	if err != nil {
+		return err
+	}
+	inbox := t.nc.NewRespInbox()
+	sub, err := t.nc.SubscribeSync(inbox)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = sub.Unsubscribe() }() // it fails if the connection is closed, which the read says
+	if err := t.nc.PublishRequest("$JS.API.DIRECT.GET."+topology.StreamDeltas, inbox, body); err != nil {
+		return err
+	}
+	for {
+		m, err := sub.NextMsgWithContext(ctx)
+		if err != nil {
+			return fmt.Errorf("read %s: %w", t.subject, err)
+		}
+		if end, err := t.take(m); end || err != nil {
+			return err
+		}
+	}
+}
+
+// The answers of the server that are not messages.
+const (
+	statusEnd  = "204" // of what was asked for
+	statusNone = "404"
+)
+
+// take adds a message to the page; end reports that it is the last answer to the request.
+func (t *texts) take(m *nats.Msg) (end bool, err error) {
+	switch status := m.Header.Get("Status"); status {
+	case statusEnd:
+		t.done = m.Header.Get("Nats-Num-Pending") == "0"
+		return true, nil
+	case statusNone:
+		t.done = true
+		return true, nil
+	case "":
+	default:
+		return true, fmt.Errorf("read %s: the server answers %s %s", t.subject, status, m.Header.Get("Description"))
+	}
+	seq, err := strconv.ParseUint(m.Header.Get(jetstream.SequenceHeader), 10, 64)
+	if err != nil {
+		return true, fmt.Errorf("read %s: the answer has no sequence: %w", t.subject, err)
+	}
+	t.next = seq + 1
+	var d events.Delta
+	if json.Unmarshal(m.Data, &d) == nil { // what cannot be read is a copy of a part of its block, which says that text is missing
+		t.page = append(t.page, d)
+	}
+	return false, nil
+}

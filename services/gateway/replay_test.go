@@ -1,0 +1,675 @@
+package gateway_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/gateway"
+)
+
+// recordedAt is when the first event of a recorded session happened.
+var recordedAt = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+
+// record plays a run as a runner does: each event and piece of text a step later than the one before, the text on DELTAS alone.
+func (w *world) record(tenant, session string, step time.Duration, list []turn) {
+	w.t.Helper()
+	at, offsets := recordedAt, map[string]int{}
+	for _, p := range list {
+		at = at.Add(step)
+		for i := range p.events {
+			p.events[i].Time = at
+		}
+		if p.events != nil {
+			w.emit(tenant, session, p.events...)
+			continue
+		}
+		d := events.Delta{BlockID: p.block, ConversationID: events.MainConversation, Epoch: 1, Offset: uint32(offsets[p.block]), Text: p.text, Time: at}
+		offsets[p.block] += len(p.text)
+		_, err := w.js.Publish(w.t.Context(), events.DeltaSubject(tenant, session), encode(w.t, d))
+		must(w.t, err)
+	}
+}
+
+// stored returns the events of a session as the read models hold them.
+func (w *world) stored(session string) (list []string) {
+	w.t.Helper()
+	rows, err := w.pool.Query(w.t.Context(), "SELECT event FROM events WHERE session = $1 ORDER BY seq", session)
+	must(w.t, err)
+	defer rows.Close()
+	for rows.Next() {
+		var one string
+		must(w.t, rows.Scan(&one))
+		list = append(list, one)
+	}
+	must(w.t, rows.Err())
+	return list
+}
+
+// sentPiece is one thing that a replay sent: its kind, and its JSON as it came.
+type sentPiece struct{ kind, data string }
+
+// replayed is a client of one replay.
+type replayed interface {
+	// next gives what comes next; io.EOF after the end.
+	next() (sentPiece, error)
+	close()
+}
+
+// sseReplay is a replay over SSE.
+type sseReplay struct {
+	lines  *bufio.Reader
+	cancel context.CancelFunc
+	body   io.Closer
+}
+
+func (s *served) replaySSE(session, query string) replayed {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.t.Context(), patience)
+	req, err := http.NewRequestWithContext(ctx, "GET", s.url+"/api/sessions/"+session+"/events/stream?metadata=0&replay=1"+query, nil)
+	must(s.t, err)
+	if s.key != "" {
+		req.Header.Set("Authorization", "Bearer "+s.key)
+	}
+	resp, err := s.client().Do(req)
+	must(s.t, err)
+	if resp.StatusCode != 200 {
+		b, _ := io.ReadAll(resp.Body)
+		s.t.Fatalf("%d %s", resp.StatusCode, b)
+	}
+	return &sseReplay{bufio.NewReader(resp.Body), cancel, resp.Body}
+}
+
+func (s *sseReplay) next() (sentPiece, error) {
+	kind := ""
+	for {
+		line, err := s.lines.ReadString('\n')
+		if err != nil {
+			return sentPiece{}, err
+		}
+		name, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), ": ")
+		switch {
+		case name == "event":
+			kind = value
+		case name == "data" && kind == "problem":
+			a := answer{body: []byte(value)}
+			return sentPiece{}, errProblem{a.text("code"), a.text("field"), a.text("detail")}
+		case name == "data":
+			return sentPiece{kind, value}, nil
+		}
+	}
+}
+
+func (s *sseReplay) close() {
+	s.cancel()
+	_ = s.body.Close()
+}
+
+// wsReplay is a replay over a WebSocket.
+type wsReplay struct {
+	*ws
+	session string
+}
+
+func (s *served) replayWS(session, fields string) replayed {
+	s.t.Helper()
+	c := s.dial()
+	c.send(fmt.Sprintf(`{"type":"session:join","requestId":"r","sessionId":%q,"metadata":false,"replay":true%s}`, session, fields))
+	c.want("session:joined")
+	return wsReplay{c, session}
+}
+
+func (c wsReplay) next() (sentPiece, error) {
+	_, b, err := c.conn.Read(c.ctx)
+	if err != nil {
+		return sentPiece{}, err
+	}
+	var r received
+	must(c.t, json.Unmarshal(b, &r))
+	if r.Type != "error" && r.SessionID != c.session { // an error may be of the connection
+		return sentPiece{}, fmt.Errorf("got %s", b)
+	}
+	switch r.Type {
+	case "session:event":
+		var w events.Wire
+		must(c.t, json.Unmarshal(r.Event, &w))
+		return sentPiece{string(w.Type), string(r.Event)}, nil
+	case "session:left":
+		return sentPiece{}, io.EOF
+	case "error":
+		return sentPiece{}, errProblem{r.Code, r.Field, r.Message}
+	}
+	kind := strings.TrimPrefix(r.Type, "session:")
+	return sentPiece{kind, strings.Replace(string(b), fmt.Sprintf(`"type":%q,"sessionId":%q,`, r.Type, c.session), "", 1)}, nil
+}
+
+// all reads a replay to its end.
+func all(t *testing.T, c replayed) (list []sentPiece) {
+	t.Helper()
+	defer c.close()
+	for {
+		one, err := c.next()
+		if errors.Is(err, io.EOF) {
+			return list
+		}
+		must(t, err)
+		list = append(list, one)
+	}
+}
+
+// split sorts what a replay sent.
+func split(list []sentPiece) (kept []string, text []events.Wire, notices []sentPiece) {
+	for _, one := range list {
+		switch one.kind {
+		case "replay_started", "gap_shortened", "block_whole", "replay_ended":
+			notices = append(notices, one)
+		case string(events.TextDelta):
+			var w events.Wire
+			if err := json.Unmarshal([]byte(one.data), &w); err != nil {
+				panic(err)
+			}
+			text = append(text, w)
+		default:
+			kept = append(kept, one.data)
+		}
+	}
+	return kept, text, notices
+}
+
+// replays are the ways to replay: from and to are 0 for what is not sent.
+var replays = []struct {
+	name string
+	open func(s *served, session, speed string, from, to uint32) replayed
+}{
+	{"SSE", func(s *served, session, speed string, from, to uint32) replayed {
+		q := "&speed=" + speed
+		if from > 0 {
+			q += fmt.Sprint("&from=", from)
+		}
+		if to > 0 {
+			q += fmt.Sprint("&to=", to)
+		}
+		return s.replaySSE(session, q)
+	}},
+	{"WebSocket", func(s *served, session, speed string, from, to uint32) replayed {
+		f := `,"speed":` + speed
+		if speed == "max" {
+			f = `,"speed":"max"`
+		}
+		if from > 0 {
+			f += fmt.Sprint(`,"from":`, from)
+		}
+		if to > 0 {
+			f += fmt.Sprint(`,"to":`, to)
+		}
+		return s.replayWS(session, f)
+	}},
+}
+
+// A replay has the kept events byte for byte, in order, and between them the text in flight as it was recorded: what a client
+// folds from it, at each event, is what a client had that followed live.
+func TestReplay_SendsWhatHappened(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	g := w.gateway(gateway.Config{})
+	id := w.session("default")
+	list := append(play(t), play(t)...)
+	w.record("default", id, 30*time.Millisecond, list)
+	stored := w.stored(id)
+	for _, tr := range replays {
+		for _, speed := range []string{"max", "1000"} {
+			t.Run(tr.name+" "+speed, func(t *testing.T) {
+				t.Parallel()
+				got := all(t, tr.open(g, id, speed, 0, 0))
+				kept, text, notices := split(got)
+				if !slices.Equal(kept, stored) {
+					t.Errorf("replayed\n%s\nstored\n%s", strings.Join(kept, "\n"), strings.Join(stored, "\n"))
+				}
+				want := []sentPiece{
+					{"replay_started", fmt.Sprintf(`{"from":1,"to":%d,"tip":%d,"speed":%q}`, len(stored), len(stored), speed)},
+					{"replay_ended", fmt.Sprintf(`{"seq":%d}`, len(stored))},
+				}
+				if !slices.Equal(notices, want) {
+					t.Errorf("notices %v, want %v", notices, want)
+				}
+				one, pieces := newWatcher(), 0
+				for _, s := range got[1 : len(got)-1] {
+					var e events.Wire
+					must(t, json.Unmarshal([]byte(s.data), &e))
+					must(t, one.take(e))
+				}
+				for _, p := range list {
+					if p.events == nil {
+						pieces++
+					}
+				}
+				if len(text) != pieces {
+					t.Fatalf("%d pieces of text, want %d", len(text), pieces)
+				}
+				if first := recordedAt.Add(4 * 30 * time.Millisecond); !text[0].Time.Equal(first) {
+					t.Errorf("the first text has the time %v, want %v", text[0].Time, first)
+				}
+				live := newWatcher()
+				s := g.sse(id, 0)
+				defer s.close()
+				live.until(t, s, func() bool { return live.seq == w.tip(id) })
+				sameEnd(t, w, id, g, live, one)
+			})
+		}
+	}
+}
+
+// More events and more text than are read at once come in order, beside the text of another session.
+func TestReplay_OfManyPages(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	g := w.gateway(gateway.Config{})
+	id, other := w.session("default"), w.session("default")
+	exe, block := newID(t, events.KindExecution), newID(t, events.KindBlock)
+	ev := func(p events.Payload) turn {
+		return turn{events: []events.Event{{ExecutionID: exe, ConversationID: events.MainConversation, Source: events.FromRunner, Data: p}}}
+	}
+	list, whole := []turn{ev(events.BlockStart{Block: events.Block{ID: block, Kind: events.KindAssistantText}})}, ""
+	for i := range 700 {
+		piece := fmt.Sprint(i, " ")
+		whole += piece
+		list = append(list, turn{block: block, text: piece})
+		if i%3 == 0 {
+			list = append(list, ev(events.Log{Message: piece}))
+		}
+	}
+	list = append(list, ev(events.BlockComplete{Block: events.Block{ID: block, Kind: events.KindAssistantText, Content: whole}}))
+	w.record("default", other, time.Millisecond, play(t))
+	w.record("default", id, time.Millisecond, list)
+	for _, tr := range replays {
+		kept, text, notices := split(all(t, tr.open(g, id, "max", 0, 0)))
+		said := ""
+		for _, d := range text {
+			var data struct{ Delta string }
+			must(t, json.Unmarshal(d.Data, &data))
+			said += data.Delta
+		}
+		if !slices.Equal(kept, w.stored(id)) || len(text) != 700 || said != whole || len(notices) != 2 {
+			t.Errorf("%s: %d events, %d pieces of text, notices %v", tr.name, len(kept), len(text), notices)
+		}
+	}
+}
+
+// What DELTAS no longer holds is said, block by block: nothing of a block's text, or not its beginning.
+func TestReplay_SaysWhichBlocksAppearWhole(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	g := w.gateway(gateway.Config{})
+	id := w.session("default")
+	list := play(t)
+	w.record("default", id, 30*time.Millisecond, list)
+	stream, err := w.js.Stream(t.Context(), topology.StreamDeltas)
+	must(t, err)
+	whole := func(got []sentPiece) (list []string) {
+		for _, n := range got {
+			if n.kind == "block_whole" {
+				list = append(list, n.data)
+			}
+		}
+		return list
+	}
+	said := func(block string, shownBytes int) string {
+		for i, s := range w.stored(id) {
+			var e events.Wire
+			must(t, json.Unmarshal([]byte(s), &e))
+			if d, ok := e.Event().Data.(events.BlockComplete); ok && d.Block.ID == block {
+				return fmt.Sprintf(`{"seq":%d,"blockId":%q,"shownBytes":%d}`, i+1, block, shownBytes)
+			}
+		}
+		t.Fatalf("block %s does not end", block)
+		return ""
+	}
+	var blocks []string // with text, in the order in which it began
+	for _, p := range list {
+		if p.block != "" && !slices.Contains(blocks, p.block) {
+			blocks = append(blocks, p.block)
+		}
+	}
+	// The first message was the beginning of the first block: what follows cannot be shown before the block's end.
+	must(t, stream.Purge(t.Context(), jetstream.WithPurgeSequence(2)))
+	for _, tr := range replays {
+		if got, want := whole(all(t, tr.open(g, id, "max", 0, 0))), []string{said(blocks[0], 0)}; !slices.Equal(got, want) {
+			t.Errorf("%s, after the first piece was lost: %v, want %v", tr.name, got, want)
+		}
+	}
+	must(t, stream.Purge(t.Context()))
+	for _, tr := range replays {
+		got := all(t, tr.open(g, id, "max", 0, 0))
+		want := []string{said(blocks[0], 0), said(blocks[1], 0), said(blocks[2], 0), said(blocks[3], 0)}
+		if have := whole(got); !slices.Equal(have, want) {
+			t.Errorf("%s, without any text: %v, want %v", tr.name, have, want)
+		}
+		if kept, text, _ := split(got); len(text) != 0 || !slices.Equal(kept, w.stored(id)) {
+			t.Errorf("%s: %d pieces of text, %d events", tr.name, len(text), len(kept))
+		}
+	}
+}
+
+// A replay may begin and end anywhere. A client that has the events before its beginning has, with its end, what it would
+// have had of the whole; also where a block is open at the beginning, whose text comes from its start.
+func TestReplay_OfAPart(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	g := w.gateway(gateway.Config{})
+	id := w.session("default")
+	w.record("default", id, 30*time.Millisecond, play(t))
+	stored := w.stored(id)
+	tip := uint32(len(stored))
+	for _, tr := range replays {
+		t.Run(tr.name, func(t *testing.T) {
+			t.Parallel()
+			for cut := uint32(1); cut < tip; cut++ {
+				one := newWatcher()
+				for _, part := range [][2]uint32{{1, cut}, {cut + 1, tip}} {
+					one.reconnected()
+					got := all(t, tr.open(g, id, "max", part[0], part[1]))
+					kept, _, notices := split(got)
+					if !slices.Equal(kept, stored[part[0]-1:part[1]]) || len(notices) != 2 {
+						t.Fatalf("%v: %d events, notices %v", part, len(kept), notices)
+					}
+					for _, s := range got[1 : len(got)-1] {
+						var e events.Wire
+						must(t, json.Unmarshal([]byte(s.data), &e))
+						if done, ok := e.Event().Data.(events.BlockComplete); ok && int(one.text[done.Block.ID]) != len(done.Block.Content) {
+							t.Errorf("cut after %d: %d bytes of the text %q came", cut, one.text[done.Block.ID], done.Block.Content)
+						}
+						must(t, one.take(e))
+					}
+				}
+				if one.seq != tip {
+					t.Fatalf("cut after %d: the replays end at %d", cut, one.seq)
+				}
+			}
+		})
+	}
+}
+
+// Idle gaps are shortened, and the client is told by how much before the wait.
+func TestReplay_SaysThatAGapWasShortened(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	g := w.gateway(gateway.Config{})
+	id := w.session("default")
+	w.emit("default", id, events.Event{Time: recordedAt.Add(time.Hour), Data: events.Log{Message: "an hour later"}})
+	for _, tr := range replays {
+		t.Run(tr.name, func(t *testing.T) {
+			t.Parallel()
+			_, _, notices := split(all(t, tr.open(g, id, "1000", 0, 0)))
+			// The session began a microsecond after recordedAt.
+			if want := (sentPiece{"gap_shortened", `{"seq":1,"gapMs":3599999,"leftOutMs":1599999}`}); len(notices) != 3 || notices[1] != want {
+				t.Errorf("got %v, want %v between start and end", notices, want)
+			}
+		})
+	}
+}
+
+func TestReplay_BadInput(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	g := w.gateway(gateway.Config{})
+	id, foreign, deleted := w.session("default"), w.session("other"), w.session("default")
+	w.emit("default", id, events.Event{Data: events.Log{}}, events.Event{Data: events.Log{}})
+	w.emit("default", deleted, events.Event{Data: events.SessionDeleted{}})
+	for _, c := range []struct {
+		query, fields, code, field string
+	}{
+		{"&from=0", `,"from":0`, "INVALID_REQUEST", "from"},
+		{"&to=0", `,"to":0`, "INVALID_REQUEST", "to"},
+		{"&from=-1", `,"from":-1`, "INVALID_REQUEST", "from"},
+		{"&to=-1", `,"to":-1`, "INVALID_REQUEST", "to"},
+		{"&from=x", `,"from":"x"`, "INVALID_REQUEST", "from"},
+		{"&from=1.5", `,"from":1.5`, "INVALID_REQUEST", "from"},
+		{"&from=18446744073709551616", `,"from":18446744073709551616`, "INVALID_REQUEST", "from"},
+		{"&to=18446744073709551616", `,"to":18446744073709551616`, "INVALID_REQUEST", "to"},
+		{"&from=3&to=2", `,"from":3,"to":2`, "INVALID_REQUEST", "from"},
+		{"&from=4", `,"from":4`, "CURSOR_AHEAD", "from"},
+		{"&to=4294967295", `,"to":4294967295`, "CURSOR_AHEAD", "to"},
+		{"&speed=0", `,"speed":0`, "INVALID_REQUEST", "speed"},
+		{"&speed=-1", `,"speed":-1`, "INVALID_REQUEST", "speed"},
+		{"&speed=NaN", `,"speed":"NaN"`, "INVALID_REQUEST", "speed"},
+		{"&speed=Inf", `,"speed":"Inf"`, "INVALID_REQUEST", "speed"},
+		{"&speed=", `,"speed":null`, "INVALID_REQUEST", "speed"},
+		{"&speed=fast", `,"speed":[1]`, "INVALID_REQUEST", "speed"},
+		{"&after=1", `,"after":1`, "INVALID_REQUEST", "after"},
+	} {
+		status := map[string]int{"INVALID_REQUEST": 400, "CURSOR_AHEAD": 409}[c.code]
+		g.get("/api/sessions/"+id+"/events/stream?replay=1"+c.query).wantProblem(t, status, c.code, c.field)
+		s := g.dial()
+		s.send(fmt.Sprintf(`{"type":"session:join","sessionId":%q,"replay":true%s}`, id, c.fields))
+		if r := s.wantError(c.code, c.field); c.code == "CURSOR_AHEAD" && (r.Tip == nil || *r.Tip != 3) {
+			t.Errorf("%s: tip %v", c.fields, r.Tip)
+		}
+		s.send(fmt.Sprintf(`{"type":"session:leave","sessionId":%q}`, id))
+		s.wantError("NOT_JOINED", "sessionId")
+	}
+	g.get("/api/sessions/"+id+"/events/stream?replay=maybe").wantProblem(t, 400, "INVALID_REQUEST", "replay")
+	for _, name := range []string{"speed", "from", "to"} {
+		g.get("/api/sessions/"+id+"/events/stream?"+name+"=1").wantProblem(t, 400, "INVALID_REQUEST", name)
+		s := g.dial()
+		s.send(fmt.Sprintf(`{"type":"session:join","sessionId":%q,%q:1}`, id, name))
+		s.wantError("INVALID_REQUEST", name)
+	}
+	for _, none := range []string{foreign, deleted, oldID(t, events.KindSession)} {
+		g.get("/api/sessions/"+none+"/events/stream?replay=1").wantProblem(t, 404, "SESSION_NOT_FOUND", "sessionId")
+		s := g.dial()
+		s.send(fmt.Sprintf(`{"type":"session:join","sessionId":%q,"replay":true}`, none))
+		s.wantError("SESSION_NOT_FOUND", "sessionId")
+	}
+}
+
+// A key that is limited to agents replays their sessions alone.
+func TestReplay_OfAnotherAgent(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.serveCommands()
+	root := rootKey()
+	g := w.gateway(gateway.Config{Auth: gateway.AuthKeys, RootKey: root})
+	key := g.as(g.as(root).do("POST", "/api/keys", `{"name":"x","agents":["mine"]}`).want(t, 201).text("key"))
+	mine, other := w.sessionOf("default", "mine"), w.sessionOf("default", "other")
+	key.get("/api/sessions/"+other+"/events/stream?replay=1").wantProblem(t, 404, "SESSION_NOT_FOUND", "sessionId")
+	s := key.dial()
+	s.send(fmt.Sprintf(`{"type":"session:join","sessionId":%q,"replay":true}`, other))
+	s.wantError("SESSION_NOT_FOUND", "sessionId")
+	for _, tr := range replays {
+		if kept, _, _ := split(all(t, tr.open(key, mine, "max", 0, 0))); len(kept) != 1 {
+			t.Errorf("%s: %d events", tr.name, len(kept))
+		}
+	}
+}
+
+// A browser that comes back after a replay's end is told to stay away; one that was cut goes on.
+func TestReplay_OfABrowserThatComesBack(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	g := w.gateway(gateway.Config{})
+	id := w.session("default")
+	w.emit("default", id, events.Event{Data: events.Log{}}, events.Event{Data: events.Log{}})
+	path := "/api/sessions/" + id + "/events/stream?replay=1&speed=max"
+	g.get(path, header("Last-Event-ID", "3")).want(t, 204)
+	g.get(path+"&to=2", header("Last-Event-ID", "2")).want(t, 204)
+	if a := g.get(path, header("Last-Event-ID", "1")).want(t, 200); !strings.Contains(string(a.body), `{"from":2,"to":3,`) {
+		t.Errorf("got %s", a)
+	}
+	g.get(path, header("Last-Event-ID", "9")).wantProblem(t, 409, "CURSOR_AHEAD", "from")
+}
+
+// slow is a speed at which each event waits as long as an event may.
+const slow = "0.000000001"
+
+// A replay ends when its client leaves, its key is revoked, its session is deleted and its gateway stops, with the reason,
+// and gives back what it holds. It counts as a stream and takes from the bytes of its tenant.
+func TestReplay_Ends(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.serveCommands()
+	root := rootKey()
+	g := w.gateway(gateway.Config{Auth: gateway.AuthKeys, RootKey: root, MaxTenantStreams: 2})
+	made := g.as(root).do("POST", "/api/keys", `{"name":"x"}`).want(t, 201)
+	mine := g.as(made.text("key"))
+	other := g.as(g.as(root).do("POST", "/api/keys", `{"name":"y"}`).want(t, 201).text("key"))
+	begin := func(s *served, id string) []replayed {
+		var list []replayed
+		for _, tr := range replays {
+			c := tr.open(s, id, slow, 0, 0)
+			for range 2 { // its start and its first event
+				_, err := c.next()
+				must(t, err)
+			}
+			list = append(list, c)
+		}
+		return list
+	}
+	long := func() string {
+		id := w.session("default")
+		var list []events.Event
+		for i := range 5000 {
+			list = append(list, events.Event{Time: recordedAt.Add(time.Duration(i) * time.Hour), Data: events.Log{}})
+		}
+		w.emit("default", id, list...)
+		return id
+	}
+	ends := func(c replayed, code string) {
+		t.Helper()
+		for {
+			one, err := c.next()
+			var p errProblem
+			switch {
+			case err == nil && one.kind != "replay_ended":
+				continue
+			case !errors.As(err, &p) || p.code != code:
+				t.Errorf("got %v, %v; want %s", one, err, code)
+			}
+			c.close()
+			return
+		}
+	}
+	id := long()
+	list := begin(mine, id)
+	g.wantStreams(root, 2)
+	g.wantHeld(root, func(n float64) bool { return n >= 2*768<<10 })
+	other.get("/api/sessions/"+id+"/events/stream?replay=1").wantProblem(t, 429, "TOO_MANY_STREAMS", "")
+
+	// One that is left can be joined again.
+	c := list[1].(wsReplay)
+	c.send(fmt.Sprintf(`{"type":"session:leave","requestId":"l","sessionId":%q}`, id))
+	for {
+		if one, err := c.next(); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil || one.kind == "replay_ended" {
+			t.Fatalf("got %v, %v", one, err)
+		}
+	}
+	c.send(fmt.Sprintf(`{"type":"session:join","sessionId":%q,"replay":true,"speed":%s}`, id, slow))
+	c.want("session:joined")
+
+	w.emit("default", id, events.Event{Data: events.SessionDeleted{}})
+	for _, c := range list {
+		ends(c, "SESSION_NOT_FOUND")
+	}
+	g.wantStreams(root, 0)
+	g.wantHeld(root, func(n float64) bool { return n < 768<<10 })
+
+	id = long()
+	list = begin(mine, id)
+	mine.do("DELETE", "/api/keys/"+made.text("keyId"), "").want(t, 200)
+	for _, c := range list {
+		ends(c, "UNAUTHENTICATED")
+	}
+	list = begin(other, id)
+	g.stop()
+	for _, c := range list[:1] { // a WebSocket is closed with a code
+		ends(c, "UNAVAILABLE")
+	}
+	list[1].close()
+}
+
+// Without DELTAS nobody can say which text is no longer kept: the replay ends with a reason that may pass.
+func TestReplay_WithoutDELTAS(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	g := w.gateway(gateway.Config{})
+	id := w.session("default")
+	must(t, w.js.DeleteStream(t.Context(), topology.StreamDeltas))
+	for _, tr := range replays {
+		c := tr.open(g, id, "max", 0, 0)
+		defer c.close()
+		if one, err := c.next(); err != nil || one.kind != "replay_started" {
+			t.Errorf("%s: got %v, %v", tr.name, one, err)
+		}
+		var p errProblem
+		if one, err := c.next(); !errors.As(err, &p) || p.code != "UNAVAILABLE" {
+			t.Errorf("%s: got %v, %v", tr.name, one, err)
+		}
+	}
+}
+
+// One client that does not read is cut; a replay beside it does not notice. What the gateway holds for a replay is bounded.
+func TestReplay_StalledClient(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	g := w.gateway(gateway.Config{WriteTimeout: time.Second})
+	id := w.session("default")
+	for range 40 {
+		var list []events.Event
+		for range 10 {
+			list = append(list, events.Event{Data: events.Log{Message: strings.Repeat("x", 60_000)}})
+		}
+		w.emit("default", id, list...)
+	}
+	stalled := g.replayWS(id, `,"speed":"max"`)
+	defer stalled.close()
+	raw := rawSSE(t, g, id, "?replay=1&speed=max")
+	defer func() { _ = raw.Close() }()
+	kept, _, _ := split(all(t, g.replaySSE(id, "&speed=max")))
+	if len(kept) != int(w.tip(id)) {
+		t.Errorf("a client beside them had %d events", len(kept))
+	}
+	g.wantMetric(t, `spool_gateway_clients_cut_total{code="SLOW_CLIENT",kind="ws"} 1`)
+	g.wantMetric(t, `spool_gateway_clients_cut_total{code="SLOW_CLIENT",kind="sse"} 1`)
+	g.wantMetric(t, `spool_gateway_held_bytes 0`)
+	g.wantMetric(t, `spool_gateway_readers 0`)
+}
+
+// Replays take from the bytes of their tenant; what does not fit is refused.
+func TestReplay_TakesFromTheBytesInFlight(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.serveCommands()
+	root := rootKey()
+	g := w.gateway(gateway.Config{Auth: gateway.AuthKeys, RootKey: root, MaxRequest: 8 << 20, MaxTenantBytes: 10 << 20})
+	one := g.keyed(root, "one")
+	id := w.session("one")
+	w.emit("one", id, events.Event{Time: recordedAt.Add(time.Hour), Data: events.Log{}}, events.Event{Time: recordedAt.Add(2 * time.Hour), Data: events.Log{}})
+	var open []replayed
+	for range 13 {
+		c := one.replaySSE(id, "&speed="+slow)
+		defer c.close()
+		open = append(open, c)
+	}
+	one.get("/api/sessions/"+id+"/events/stream?replay=1").wantProblem(t, 429, "TOO_MUCH_IN_FLIGHT", "")
+	s := one.dial()
+	s.send(fmt.Sprintf(`{"type":"session:join","sessionId":%q,"replay":true}`, id))
+	s.wantError("TOO_MUCH_IN_FLIGHT", "")
+	for _, c := range open { // each ends by itself, and what it held is free
+		all(t, c)
+	}
+	g.wantHeld(root, func(n float64) bool { return n == 0 })
+	all(t, one.replaySSE(id, "&speed=max"))
+}
