@@ -78,6 +78,7 @@ type Launch struct {
 	Policy       string            // runner.PolicyWorkspace
 	Env          map[string]string // the query's, for the process only: never to be journaled
 	Resume       string            // the agent's own session id to go on with; "" for a new one
+	Fork         *runner.Fork      // the query's, with Resume: go on with a copy of that session
 	Environ      []string          // the runner's own environment, KEY=value
 	Executable   string            // the runner's own binary
 
