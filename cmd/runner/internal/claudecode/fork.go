@@ -39,7 +39,7 @@ func resumeArgs(l agent.Launch) ([]string, error) {
 	}
 	for _, path := range from {
 		cut := cutter{anchor: l.Fork.Anchor}
-		if err := transcript.Copy(path, to, cut.last()); err != nil {
+		if err := transcript.Copy(path, to, cut.anchor, cut.edit); err != nil {
 			continue // Open reports that the conversation is lost
 		}
 		args := []string{"--resume", id}
@@ -94,23 +94,18 @@ type cutter struct {
 	kind   string // of the line, once it is found
 }
 
-// last returns the function that reports whether a line is the anchor's, nil for a fork of the whole conversation.
-func (c *cutter) last() func(transcript.Line) bool {
-	if c.anchor == "" {
-		return nil
+// edit ends the copy with the anchor's line.
+func (c *cutter) edit(raw transcript.Line) (transcript.Line, transcript.Verdict) {
+	if c.anchor == "" || !bytes.Contains(raw, []byte(c.anchor)) {
+		return raw, transcript.Keep
 	}
-	return func(raw transcript.Line) bool {
-		if !bytes.Contains(raw, []byte(c.anchor)) {
-			return false
-		}
-		var l struct {
-			UUID string `json:"uuid"`
-			Type string `json:"type"`
-		}
-		if json.Unmarshal(raw, &l) != nil || l.UUID != c.anchor {
-			return false
-		}
-		c.kind = l.Type
-		return true
+	var l struct {
+		UUID string `json:"uuid"`
+		Type string `json:"type"`
 	}
+	if json.Unmarshal(raw, &l) != nil || l.UUID != c.anchor {
+		return raw, transcript.Keep
+	}
+	c.kind = l.Type
+	return raw, transcript.Last
 }

@@ -65,7 +65,7 @@ func TestRealFork(t *testing.T) {
 					t.Errorf("the fork is the session %s itself", session)
 				}
 			}
-			same(t, parent, b)
+			unchanged(t, parent, b)
 		})
 	}
 
@@ -88,7 +88,7 @@ func TestRealFork(t *testing.T) {
 		b.supervisor.Kill(t.Context())
 		b.completed("which number was it?", "remember 11.", change)
 		b.lastRequest([]string{"File created"}, []string{"The file is written", "number 22", "talk for ever"}, 1)
-		same(t, parent, b)
+		unchanged(t, parent, b)
 	})
 
 	t.Run("unknown anchor", func(t *testing.T) {
@@ -133,8 +133,8 @@ func (b *bench) lastRequest(known, later []string, questions int) {
 	}
 }
 
-// same checks that a fork left the copy of its parent's transcript as it was.
-func same(t *testing.T, parent, b *bench) {
+// unchanged checks that a fork left the copy of its parent's transcript as it was.
+func unchanged(t *testing.T, parent, b *bench) {
 	t.Helper()
 	read := func(x *bench) []byte {
 		found, err := filepath.Glob(filepath.Join(x.place.State, "claude", "projects", "*", "*.jsonl"))

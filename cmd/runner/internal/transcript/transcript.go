@@ -26,11 +26,24 @@ const maxLine = 64 << 20
 // Line is a whole line of a record: valid JSON, without the newline.
 type Line = []byte
 
-// Copy writes the JSON lines of the file from to the file to, up to and including the first line for which last
-// returns true, and returns ErrNoAnchor if there is none. A nil last means the whole file, of which a last line that
-// was cut by a crash is left out. The file to is replaced when the copy is complete, and removed when it fails.
-func Copy(from, to string, last func(Line) bool) error {
-	if err := replace(from, to, last); err != nil {
+// Verdict is what becomes of a line.
+type Verdict int
+
+// The verdicts.
+const (
+	Keep Verdict = iota
+	Drop
+	Last // keep it, and end the copy: the line is the anchor's
+)
+
+// Edit returns the line to write in place of a line, and its verdict.
+type Edit func(Line) (Line, Verdict)
+
+// Copy writes the JSON lines of the file from to the file to, as edit returns them. With an anchor it ends at the first
+// verdict Last, and returns ErrNoAnchor if there is none; without one it copies the whole file, of which a last line
+// that was cut by a crash is left out. The file to is replaced when the copy is complete, and removed when it fails.
+func Copy(from, to, anchor string, edit Edit) error {
+	if err := replace(from, to, anchor, edit); err != nil {
 		if removed := os.Remove(to); removed != nil && !errors.Is(removed, fs.ErrNotExist) {
 			err = errors.Join(err, removed)
 		}
@@ -39,7 +52,7 @@ func Copy(from, to string, last func(Line) bool) error {
 	return nil
 }
 
-func replace(from, to string, last func(Line) bool) error {
+func replace(from, to, anchor string, edit Edit) error {
 	in, err := open(from)
 	if err != nil {
 		return err
@@ -53,7 +66,7 @@ func replace(from, to string, last func(Line) bool) error {
 		return err
 	}
 	w := bufio.NewWriter(out)
-	err = copyLines(w, bufio.NewReaderSize(in, 64<<10), last)
+	err = copyLines(w, bufio.NewReaderSize(in, 64<<10), anchor, edit)
 	err = errors.Join(err, w.Flush(), out.Close())
 	if err == nil {
 		err = os.Rename(out.Name(), to)
@@ -76,33 +89,36 @@ func open(path string) (*os.File, error) {
 	return os.Open(path) //nolint:gosec // in the state folder, by an id that was checked
 }
 
-func copyLines(w *bufio.Writer, in *bufio.Reader, last func(Line) bool) error {
+func copyLines(w *bufio.Writer, in *bufio.Reader, anchor string, edit Edit) error {
 	copied := 0
 	for n := 1; ; n++ {
 		line, err := readLine(in)
-		if err != nil && !errors.Is(err, io.EOF) {
-			return fmt.Errorf("line %d: %w", n, err)
-		}
-		ended := err != nil
+		ended := errors.Is(err, io.EOF)
 		switch {
+		case err != nil && !ended:
+			return fmt.Errorf("line %d: %w", n, err)
 		case json.Valid(line):
+			line, verdict := edit(line)
+			if verdict == Drop {
+				break
+			}
 			if _, err := w.Write(append(line, '\n')); err != nil {
 				return err
 			}
 			copied++
-			if last != nil && last(line) {
+			if verdict == Last {
 				return nil
 			}
 		case !ended && len(bytes.TrimSpace(line)) > 0:
 			return fmt.Errorf("line %d is not JSON", n)
 		}
-		if ended {
-			if last != nil {
-				return ErrNoAnchor
-			}
-			if copied == 0 {
-				return errors.New("the record is empty")
-			}
+		switch {
+		case !ended:
+		case anchor != "":
+			return ErrNoAnchor
+		case copied == 0:
+			return errors.New("the record is empty")
+		default:
 			return nil
 		}
 	}

@@ -15,28 +15,26 @@ import (
 
 func TestCopy(t *testing.T) {
 	t.Parallel()
-	at := func(anchor string) func(Line) bool {
-		return func(line Line) bool { return bytes.Contains(line, []byte(anchor)) }
-	}
 	for name, c := range map[string]struct {
-		from string
-		last func(Line) bool
-		want string
-		err  string
+		from   string
+		anchor string
+		want   string
+		err    string
 	}{
-		"the whole file":                    {"{\"a\":1}\n{\"b\":2}\n", nil, "{\"a\":1}\n{\"b\":2}\n", ""},
-		"half a line at the end":            {"{\"a\":1}\n{\"b\":", nil, "{\"a\":1}\n", ""},
-		"a last line without a newline":     {"{\"a\":1}\n{\"b\":2}", nil, "{\"a\":1}\n{\"b\":2}\n", ""},
-		"empty lines":                       {"{\"a\":1}\n\n \n{\"b\":2}\n", nil, "{\"a\":1}\n{\"b\":2}\n", ""},
-		"up to an anchor":                   {"{\"a\":1}\n{\"b\":2}\n{\"c\":3}\n", at("b"), "{\"a\":1}\n{\"b\":2}\n", ""},
-		"broken lines after the anchor":     {"{\"a\":1}\n{\"b\":2}\nnot JSON\n", at("b"), "{\"a\":1}\n{\"b\":2}\n", ""},
-		"an empty file":                     {"", nil, "", "the record is empty"},
-		"half a line alone":                 {"{\"a\":", nil, "", "the record is empty"},
-		"an unknown anchor":                 {"{\"a\":1}\n", at("b"), "", ErrNoAnchor.Error()},
-		"an anchor in half a line":          {"{\"a\":1}\n{\"b\":", at("b"), "", ErrNoAnchor.Error()},
-		"a broken line before the anchor":   {"{\"a\":1}\nnot JSON\n{\"b\":2}\n", at("b"), "", "line 2 is not JSON"},
-		"a line longer than the buffer":     {"{\"a\":\"" + strings.Repeat("x", 200<<10) + "\"}\n", nil, "{\"a\":\"" + strings.Repeat("x", 200<<10) + "\"}\n", ""},
-		"a line longer than any record has": {"{\"a\":\"" + strings.Repeat("x", maxLine) + "\"}\n", nil, "", "line 1: longer than"},
+		"the whole file":                    {"{\"a\":1}\n{\"b\":2}\n", "", "{\"a\":1}\n{\"b\":2}\n", ""},
+		"half a line at the end":            {"{\"a\":1}\n{\"b\":", "", "{\"a\":1}\n", ""},
+		"a last line without a newline":     {"{\"a\":1}\n{\"b\":2}", "", "{\"a\":1}\n{\"b\":2}\n", ""},
+		"empty lines":                       {"{\"a\":1}\n\n \n{\"b\":2}\n", "", "{\"a\":1}\n{\"b\":2}\n", ""},
+		"up to an anchor":                   {"{\"a\":1}\n{\"b\":2}\n{\"c\":3}\n", "b", "{\"a\":1}\n{\"b\":2}\n", ""},
+		"broken lines after the anchor":     {"{\"a\":1}\n{\"b\":2}\nnot JSON\n", "b", "{\"a\":1}\n{\"b\":2}\n", ""},
+		"edited lines":                      {"{\"old\":1}\n{\"dropped\":2}\n{\"b\":3}\n", "", "{\"new\":1}\n{\"b\":3}\n", ""},
+		"an empty file":                     {"", "", "", "the record is empty"},
+		"half a line alone":                 {"{\"a\":", "", "", "the record is empty"},
+		"an unknown anchor":                 {"{\"a\":1}\n", "b", "", ErrNoAnchor.Error()},
+		"an anchor in half a line":          {"{\"a\":1}\n{\"b\":", "b", "", ErrNoAnchor.Error()},
+		"a broken line before the anchor":   {"{\"a\":1}\nnot JSON\n{\"b\":2}\n", "b", "", "line 2 is not JSON"},
+		"a line longer than the buffer":     {"{\"a\":\"" + strings.Repeat("x", 200<<10) + "\"}\n", "", "{\"a\":\"" + strings.Repeat("x", 200<<10) + "\"}\n", ""},
+		"a line longer than any record has": {"{\"a\":\"" + strings.Repeat("x", maxLine) + "\"}\n", "", "", "line 1: longer than"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -47,7 +45,15 @@ func TestCopy(t *testing.T) {
 				t.Fatal(err)
 			}
 			write(t, to, "of an earlier attempt")
-			err := Copy(from, to, c.last)
+			err := Copy(from, to, c.anchor, func(line Line) (Line, Verdict) {
+				switch {
+				case bytes.Contains(line, []byte("dropped")):
+					return line, Drop
+				case c.anchor != "" && bytes.Contains(line, []byte(c.anchor)):
+					return line, Last
+				}
+				return bytes.ReplaceAll(line, []byte("old"), []byte("new")), Keep
+			})
 			got, readErr := os.ReadFile(to) //nolint:gosec // a test's
 			switch {
 			case c.err == "" && (err != nil || string(got) != c.want):
@@ -77,7 +83,7 @@ func TestCopyReadsRegularFilesOnly(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, from := range []string{"pipe", "link", ".", "missing"} {
-		if err := Copy(filepath.Join(dir, from), filepath.Join(dir, "to"), nil); err == nil {
+		if err := Copy(filepath.Join(dir, from), filepath.Join(dir, "to"), "", func(line Line) (Line, Verdict) { return line, Keep }); err == nil {
 			t.Errorf("%s was copied", from)
 		}
 	}
