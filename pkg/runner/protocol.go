@@ -110,7 +110,7 @@ type Query struct {
 // Where a conversation can be cut depends on the architecture. Blocks that it cannot be cut after have no anchor, nor
 // have blocks of sub-agents.
 //
-//	claude-code  after each line of the transcript: after each text, thought, call and result, also within a turn
+//	claude-code  after each line of the transcript: after each text, call and result, also within a turn, but not after a thought
 //	codex        after each message and each result of a call, also within a turn, but not after calls that the tool
 //	             exec makes, whose results the model sees at the end of its script
 //	opencode     after the last text of a message, that is between turns
