@@ -41,6 +41,8 @@ type Block struct {
 	ExecutionID    string      `json:"executionId,omitempty"`
 	ConversationID string      `json:"conversationId,omitempty"`
 
+	Anchor string `json:"anchor,omitempty"` // the agent's own position directly after a whole block, where a fork can cut its conversation; absent where it cannot be cut, and in logs of earlier builds
+
 	Content string `json:"content,omitempty"` // user_message, assistant_text, thinking: the whole text so far
 	Parts   []Part `json:"parts,omitempty"`   // user_message with images, in place of content
 	Model   string `json:"model,omitempty"`   // assistant_text

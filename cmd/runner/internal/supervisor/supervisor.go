@@ -181,6 +181,9 @@ func (s *Supervisor) prepareStart(q runner.Query) (*run, *runner.Error) {
 
 // prepare resolves a query against the profile and asks its adapter for the command.
 func (s *Supervisor) prepare(q runner.Query) (*run, *runner.Error) {
+	if q.Fork != nil && q.Resume == "" {
+		return nil, invalid("query.fork: query.resume is empty")
+	}
 	switch q.Policy {
 	case "":
 		q.Policy = runner.PolicyWorkspace

@@ -32,10 +32,11 @@ type warm struct {
 	proc         *process.Process
 	session      agent.Session
 	gone         chan struct{}
-	resume       string      // the agent's own session that it was started with
-	redact       *redact.Set // what it was ever given that nobody may see
-	used         bool        // it has taken a query
-	urgent       atomic.Bool // it is to be ended without grace
+	resume       string       // the agent's own session that it was started with
+	fork         *runner.Fork // and where that was cut
+	redact       *redact.Set  // what it was ever given that nobody may see
+	used         bool         // it has taken a query
+	urgent       atomic.Bool  // it is to be ended without grace
 }
 
 // takes tells whether the process can take a run. One that was warmed up for no
@@ -45,9 +46,9 @@ func (w *warm) takes(r *run) bool {
 		return false
 	}
 	if w.used {
-		return w.sessionID == r.query.SessionID
+		return w.sessionID == r.query.SessionID && r.launch.Fork == nil // a fork starts at its anchor, with nothing of an earlier attempt
 	}
-	return (w.sessionID == "" || w.sessionID == r.query.SessionID) && w.resume == r.launch.Resume
+	return (w.sessionID == "" || w.sessionID == r.query.SessionID) && w.resume == r.launch.Resume && reflect.DeepEqual(w.fork, r.launch.Fork)
 }
 
 // Run runs queries until ctx ends; then it ends the agent with all it started.
@@ -128,7 +129,7 @@ func (s *Supervisor) turn(ctx context.Context, r *run, resume *resumes) {
 	stop := context.AfterFunc(ctx, r.kill) // shutting down ends the turn
 	defer stop()
 	s.noWarmUp()
-	if r.launch.Resume = r.query.Resume; r.launch.Resume == "" {
+	if r.launch.Resume, r.launch.Fork = r.query.Resume, r.query.Fork; r.launch.Resume == "" {
 		r.launch.Resume = resume.get(r.query)
 	}
 	s.flush() // what happened before is not of this turn
@@ -216,7 +217,7 @@ func (s *Supervisor) launch(r *run) (*warm, error) {
 		return nil, err
 	}
 	w := &warm{
-		architecture: r.query.Architecture, sessionID: r.query.SessionID, command: r.command, proc: proc, gone: make(chan struct{}), resume: r.launch.Resume,
+		architecture: r.query.Architecture, sessionID: r.query.SessionID, command: r.command, proc: proc, gone: make(chan struct{}), resume: r.launch.Resume, fork: r.launch.Fork,
 		redact: redact.New(r.query.Redact...),
 	}
 	w.session = r.adapter.Open(r.launch, proc)

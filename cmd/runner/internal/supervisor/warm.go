@@ -67,7 +67,7 @@ func (s *Supervisor) warmUp(r *run, resume *resumes) *runner.Error {
 	if s.current() != nil {
 		return nil
 	}
-	if r.launch.Resume = r.query.Resume; r.launch.Resume == "" && r.query.SessionID != "" {
+	if r.launch.Resume, r.launch.Fork = r.query.Resume, r.query.Fork; r.launch.Resume == "" && r.query.SessionID != "" {
 		r.launch.Resume = resume.get(r.query)
 	}
 	s.hide(redact.New(r.query.Redact...))
