@@ -206,6 +206,8 @@ type RunRetired struct {
 	Usage []DayUsage `json:"usage,omitempty"` // what the session took up to its deletion, ascending by day
 	Life  uint32     `json:"life,omitempty"`  // commits of the life subject before session_deleted
 	Runs  uint32     `json:"runs,omitempty"`  // commits of the run subject before this one
+
+	Stored uint64 `json:"stored,omitempty"` // bytes that the session's events and objects take until content_removed, as they were counted
 }
 
 // DayUsage is what a session took on a day.

@@ -73,6 +73,8 @@ type Retire struct {
 	Usage []events.DayUsage
 	Life  uint32 // commits of the life subject before session_deleted
 	Runs  uint32 // commits of the run subject so far
+
+	Stored uint64 // bytes that the session's events and objects take
 }
 
 // Erase is the janitor's: it says that the content of a retired session was removed.
@@ -152,7 +154,7 @@ func Decide(s State, c Command) (Decision, error) {
 			return Decision{}, ErrBusy
 		}
 		m := events.NewMint(c.Meta)
-		m.Add("", events.RunRetired{Usage: c.Usage, Life: c.Life, Runs: c.Runs})
+		m.Add("", events.RunRetired{Usage: c.Usage, Life: c.Life, Runs: c.Runs, Stored: c.Stored})
 		return Decision{Epoch: s.Epoch + 1, Events: m.Events()}, nil
 	case Erase:
 		if !s.Retired {
