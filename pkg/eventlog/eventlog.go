@@ -60,6 +60,7 @@ type Record struct {
 	Time     time.Time // when the log stored it
 	Commit   events.Commit
 	Events   []events.Event
+	Bytes    int64 // that the events take in the log, and their large data in Payloads
 }
 
 // ConflictError is a refused guard: another commit came first. It is never retried blindly.

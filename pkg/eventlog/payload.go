@@ -107,6 +107,7 @@ func Decode(subject string, p Position, stored time.Time, msg []byte) (Record, e
 	if rec.Commit, err = events.DecodeCommit(msg); err != nil {
 		return rec, fmt.Errorf("read %s on %s: %w", p, subject, err)
 	}
+	rec.Bytes = int64(len(rec.Commit.Events))
 	return rec, nil
 }
 
@@ -117,7 +118,10 @@ func Resolve(ctx context.Context, rec Record, store Payloads) (Record, error) {
 		return rec, fmt.Errorf("read %s on %s: %w", rec.Position, rec.Subject, err)
 	}
 	for i, e := range rec.Events {
-		if rec.Events[i].Data, err = fetch(ctx, rec.Subject, e.Data, store); err != nil {
+		var large int64
+		rec.Events[i].Data, large, err = fetch(ctx, rec.Subject, e.Data, store)
+		rec.Bytes += large
+		if err != nil {
 			return rec, fmt.Errorf("read %s on %s: %s %s: %w", rec.Position, rec.Subject, e.Type(), e.ID, err)
 		}
 	}
@@ -132,24 +136,25 @@ type PayloadError struct {
 
 func (e *PayloadError) Error() string { return "payload " + e.Digest + ": " + e.Reason }
 
-// fetch gives the data that a reference stands for, checked, or what it was given.
-func fetch(ctx context.Context, owner events.Subject, p events.Payload, store Payloads) (events.Payload, error) {
+// fetch returns the data that a reference stands for, checked, and its length, or what it was given.
+func fetch(ctx context.Context, owner events.Subject, p events.Payload, store Payloads) (_ events.Payload, large int64, err error) {
 	o, ok := p.(events.Opaque)
 	if !ok || !events.IsPayloadRef(o.Raw) {
-		return p, nil
+		return p, 0, nil
 	}
 	var ref events.PayloadRef
 	if err := json.Unmarshal(o.Raw, &ref); err != nil {
-		return p, fmt.Errorf("decode reference to a payload: %w", err)
+		return p, 0, fmt.Errorf("decode reference to a payload: %w", err)
 	}
+	large = max(0, int64(ref.Size))
 	data, err := store.Get(ctx, owner, ref.SHA256)
 	if err != nil {
-		return p, fmt.Errorf("payload %s: %w", ref.SHA256, err)
+		return p, large, fmt.Errorf("payload %s: %w", ref.SHA256, err)
 	}
 	if sum := sha256.Sum256(data); len(data) != ref.Size || hex.EncodeToString(sum[:]) != ref.SHA256 {
-		return p, &PayloadError{Digest: ref.SHA256, Reason: fmt.Sprintf("%d bytes are stored that do not have this digest; %d were", len(data), ref.Size)}
+		return p, large, &PayloadError{Digest: ref.SHA256, Reason: fmt.Sprintf("%d bytes are stored that do not have this digest; %d were", len(data), ref.Size)}
 	}
-	return events.DecodePayload(o.Name, data), nil
+	return events.DecodePayload(o.Name, data), large, nil
 }
 
 // encode is JSON without HTML escapes, as commits are written.

@@ -75,6 +75,7 @@ func Catalogue() []Entry {
 		entry[FilesApplied](Run, "Changes of file_put and file_removed are in the workspace."),
 		entry[WorkspaceSyncStarted](Run, "An executor begins to put file changes into a sandbox at rest, and to store its workspace."),
 		entry[WorkspaceSynced](Run, "Workspace and agent's records are in the object store, under a snapshot's name."),
+		entry[WorkspaceTrimmed](Run, "Objects of the session's workspace that nothing needs any more were removed."),
 		entry[WorkspaceRestored](Run, "A new sandbox was filled from a snapshot."),
 		entry[EgressDenied](Run, "The egress proxy refused a connection or a request of the sandbox."),
 		entry[ModelCalled](Run, "A request to a model, with tokens, cost and latency as the egress proxy saw them."),

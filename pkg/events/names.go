@@ -186,6 +186,10 @@ func (FileDeleted) sealed()         {}
 func (WorkspaceSynced) EventType() Type { return "workspace_synced" }
 func (WorkspaceSynced) sealed()         {}
 
+// EventType is workspace_trimmed.
+func (WorkspaceTrimmed) EventType() Type { return "workspace_trimmed" }
+func (WorkspaceTrimmed) sealed()         {}
+
 // EventType is workspace_sync_started.
 func (WorkspaceSyncStarted) EventType() Type { return "workspace_sync_started" }
 func (WorkspaceSyncStarted) sealed()         {}

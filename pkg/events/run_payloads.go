@@ -209,7 +209,8 @@ type RunRetired struct {
 	Life  uint32     `json:"life,omitempty"`  // commits of the life subject before session_deleted
 	Runs  uint32     `json:"runs,omitempty"`  // commits of the run subject before this one
 
-	Audit []Audited `json:"audit,omitempty"` // who did what on the life subject before session_deleted, ascending by seq; of many the newest
+	Stored uint64    `json:"stored,omitempty"` // bytes that the session's events and objects take until content_removed, as they were counted
+	Audit  []Audited `json:"audit,omitempty"`  // who did what on the life subject before session_deleted, ascending by seq; of many the newest
 }
 
 // Audited is who did what by a commit, without its content.

@@ -12,7 +12,11 @@ type TenantLimits struct {
 	Keys              uint32  `json:"keys,omitempty"`              // API keys that are not revoked
 	EventsPerDay      uint64  `json:"eventsPerDay,omitempty"`      // events that the tenant's sessions may add to the log on a UTC day
 	EventBytesPerDay  uint64  `json:"eventBytesPerDay,omitempty"`  // bytes of those events, of their text and data, and 256 for each
+	StorageBytes      uint64  `json:"storageBytes,omitempty"`      // bytes that sessions, their files and snapshots, and skills take
 }
+
+// CodeTenantStorage is the code of a request that is refused since the tenant stores as many bytes as StorageBytes allows.
+const CodeTenantStorage = "TENANT_STORAGE"
 
 // CodeTenantEvents is the code of a request that is refused, and of an execution that fails, since the tenant's sessions have added as
 // much to the log on a day as EventsPerDay and EventBytesPerDay allow.

@@ -78,6 +78,14 @@ type WorkspaceSynced struct {
 	NewBytes   uint64 `json:"newBytes"`          // that had to be stored
 	Skipped    uint32 `json:"skipped,omitempty"` // files that it does not hold: unreadable, sockets, devices
 	DurationMs uint32 `json:"durationMs"`
+	Stored     uint64 `json:"stored,omitempty"` // bytes of the objects that it added: packs, those that were packed again too, and the manifest
+}
+
+// WorkspaceTrimmed says that objects of the session's workspace were removed that nothing needs any more: snapshots beyond the
+// retention, and files that a snapshot holds.
+type WorkspaceTrimmed struct {
+	Objects uint32 `json:"objects"`
+	Bytes   uint64 `json:"bytes"`
 }
 
 // WorkspaceRestored says that a new sandbox was filled from a snapshot.

@@ -121,7 +121,7 @@ func skillsUser() User {
 }
 
 // janitorUser deletes single messages, which is how their bytes are erased; of
-// what holds content it cannot purge anything. Of the log it writes run_retired and content_removed.
+// what holds content it cannot purge anything. Of the log it writes run_retired, content_removed and workspace_trimmed.
 func janitorUser() User {
 	erase := func(stream string) []string { return []string{"$JS.API.STREAM.MSG.DELETE." + stream} }
 	var log []string

@@ -26,6 +26,7 @@ type packer struct {
 	places map[wire.Hash]place
 	buf    []byte // the pack to come
 	stored uint64 // bytes of new packs
+	added  uint64 // bytes of those that the store did not hold
 }
 
 func newPacker(store Store, prefix string, previous *Manifest) *packer {
@@ -54,8 +55,15 @@ func (p *packer) flush(ctx context.Context) error {
 		return nil
 	}
 	next := pack{wire.Sum(p.buf), int64(len(p.buf))}
+	has, err := p.store.Has(ctx, next.name(p.prefix))
+	if err != nil {
+		return fmt.Errorf("look for %s: %w", next.name(p.prefix), err)
+	}
 	if err := put(ctx, p.store, next.name(p.prefix), p.buf); err != nil {
 		return err
+	}
+	if !has {
+		p.added += uint64(len(p.buf))
 	}
 	p.packs = append(p.packs, next)
 	p.stored += uint64(len(p.buf))

@@ -263,7 +263,7 @@ func (s *snapshot) name(ctx context.Context) error {
 		if err := put(ctx, s.store, s.prefix+id, object); err != nil {
 			return err
 		}
-		s.r.Repacked = repacked
+		s.r.Repacked, s.r.Stored = repacked, s.pack.added+uint64(len(object))
 	}
 	s.r.ID = id
 	return nil

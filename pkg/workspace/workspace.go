@@ -86,6 +86,7 @@ type Result struct {
 	Files     uint32
 	Bytes     uint64 // of all files
 	NewBytes  uint64 // of files, that had to be stored
+	Stored    uint64 // bytes of the objects that were added: packs and the manifest
 	Repacked  uint64 // bytes stored again, so that the snapshot needs fewer objects
 	ReadBytes uint64 // that the runner read to find what changed
 	Duration  time.Duration

@@ -403,6 +403,53 @@ func TestSnapshot_StoresAgainWhatIsNotPrevious(t *testing.T) {
 	}
 }
 
+// TestSnapshot_StatesWhatItAdded: what the snapshots of a session state in all is what the store holds, also when the session goes back to
+// files that it had before.
+func TestSnapshot_StatesWhatItAdded(t *testing.T) {
+	t.Parallel()
+	store := &workspacetest.Memory{}
+	box := &workspacetest.Box{Tree: map[string]string{}}
+	o := workspace.Options{Tenant: tenant, Session: session}
+	held := func() (n uint64) {
+		for _, name := range store.Names() {
+			content, err := store.Get(t.Context(), name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			size, err := io.Copy(io.Discard, content)
+			if err != nil {
+				t.Fatal(err)
+			}
+			n += uint64(size)
+		}
+		return n
+	}
+	take := func(content string) uint64 {
+		t.Helper()
+		box.Tree["workspace/a"] = content
+		r, err := workspace.Snapshot(t.Context(), box, store, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		o.Previous = r.ID
+		return r.Stored
+	}
+	one, two := random(11, 9<<20), random(12, 9<<20)
+	stated := take(one) + take(two)
+	if stated != held() || stated < 18<<20 {
+		t.Errorf("the store holds %d bytes, stated are %d", held(), stated)
+	}
+	if again := take(two); again != 0 {
+		t.Errorf("the same files again state %d bytes", again)
+	}
+	if back := take(one); back == 0 || back > 64<<10 { // the manifest
+		t.Errorf("files that the store holds state %d bytes", back)
+	}
+	if stated != held() {
+		t.Errorf("the store holds %d bytes, %d before", held(), stated)
+	}
+}
+
 func manifests(store *workspacetest.Memory) (out []string) {
 	for _, n := range store.Names() {
 		if strings.Contains(n, "/m-") {

@@ -42,6 +42,7 @@ type Config struct {
 	MaxTenantRequests    int           `help:"Requests, and messages of WebSockets, that one tenant may send to this gateway in a second; past it a request is refused with RATE_LIMITED." default:"1000" env:"SPOOL_MAX_TENANT_REQUESTS"`
 	MaxTenantBurst       int           `help:"The same at once, after a pause." default:"10000" env:"SPOOL_MAX_TENANT_BURST"`
 	MaxTenantSessions    int           `help:"Sessions that are not deleted which one tenant may have; past it a new one is refused with TENANT_SESSIONS. 0 means no limit." default:"0" env:"SPOOL_MAX_TENANT_SESSIONS"`
+	MaxTenantStorage     int64         `help:"Bytes that one tenant may store: events, files and snapshots of its sessions, definitions and skills; past it what adds to them is refused with TENANT_STORAGE. 0 means no limit." default:"0" env:"SPOOL_MAX_TENANT_STORAGE"`
 	MaxConnections       int           `help:"Connections that may be open, of HTTP and of gRPC each. Those past it are closed at once." default:"4096" env:"SPOOL_MAX_CONNECTIONS"`
 	MaxAddressConns      int           `name:"max-address-connections" help:"Connections from one address, of HTTP and of gRPC each. Behind a proxy all clients have its address: set it to max-connections there." default:"2048" env:"SPOOL_MAX_ADDRESS_CONNECTIONS"`
 	ReadTimeout          time.Duration `help:"How long the body of a request, or a message of gRPC or of a WebSocket, may take to arrive. A file that is put or read has as much more as it needs at 16 KiB a second." default:"30s" env:"SPOOL_READ_TIMEOUT"`
@@ -86,6 +87,7 @@ func (c *Config) validate() error {
 		{"max-file", &c.MaxFile, 1 << 30, 1, 16 << 30},
 		{"max-bytes", &c.MaxBytes, 128 << 20, 10 << 20, 1 << 40},
 		{"max-tenant-bytes", &c.MaxTenantBytes, 64 << 20, 10 << 20, 1 << 40},
+		{"max-tenant-storage", &c.MaxTenantStorage, 0, 0, 1 << 60},
 	} {
 		if *n.value == 0 {
 			*n.value = n.unset

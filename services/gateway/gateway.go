@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"net"
 	"net/http"
 	"sync"
@@ -39,6 +40,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/live"
 	"github.com/spoolhq/spool/services/gateway/internal/metrics"
 	"github.com/spoolhq/spool/services/gateway/internal/objects"
+	"github.com/spoolhq/spool/services/gateway/internal/quota"
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 	"github.com/spoolhq/spool/services/gateway/internal/replay"
 	"github.com/spoolhq/spool/services/gateway/internal/rest"
@@ -142,12 +144,13 @@ func (g *Gateway) build(js jetstream.JetStream) error {
 	if err != nil {
 		return err
 	}
+	stored := quota.New(quota.Config{Limit: g.storageLimit, Stored: g.store.Stored, Now: g.deps.Now})
 	server := &api.Server{
 		Objects: objects.New(objects.Config{JetStream: js, Room: g.room}), Skills: objects.New(objects.Config{JetStream: js, Bucket: topology.BucketSkills, Room: g.room}), Sealer: sealer,
-		Dead:  dead.New(js),
+		Dead: dead.New(js), Quota: stored,
 		Reads: g.store, Live: g.hub, Watch: g.watch, Files: livefiles.NewClient(g.deps.NATS), Now: g.deps.Now, Entropy: rand.Reader, WriteTimeout: g.cfg.WriteTimeout, Counts: counts,
 		Send: commands.New(commands.Config{
-			JetStream: js, Room: g.room, Timeout: g.cfg.CommandTimeout, Now: g.deps.Now, Entropy: rand.Reader, Logger: g.deps.Logger,
+			JetStream: js, Room: g.room, Quota: stored.Check, Timeout: g.cfg.CommandTimeout, Now: g.deps.Now, Entropy: rand.Reader, Logger: g.deps.Logger,
 			Sent: counts.Command, Stored: g.hub.Wrote,
 		}),
 		BudgetTold: func(ctx context.Context, tenant string, p events.Period, limit events.Budget) error {
@@ -204,6 +207,17 @@ func (g *Gateway) build(js jetstream.JetStream) error {
 		TLS: secure,
 	})
 	return nil
+}
+
+// storageLimit returns how many bytes a tenant may store; 0 is no limit. The platform's entries are the operator's.
+func (g *Gateway) storageLimit(tenant string) int64 {
+	if tenant == events.PlatformTenant {
+		return 0
+	}
+	if own := g.limits.Limits(tenant).StorageBytes; own > 0 {
+		return int64(min(own, math.MaxInt64)) //nolint:gosec // bounded just here
+	}
+	return g.cfg.MaxTenantStorage
 }
 
 // roomWait is how many times SPOOL_WRITE_TIMEOUT a stream waits for room in the budget of bytes. A client that does not read is cut,

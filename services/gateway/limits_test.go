@@ -45,13 +45,13 @@ func TestLimits_AreSetWithTheRootKey(t *testing.T) {
 	acme := g.as(admin.do("POST", "/api/keys", `{"name":"a","tenant":"acme"}`).want(t, 201).text("key"))
 	w.session("acme")
 
-	all := `{"slots":1,"sandboxes":2,"sessions":3,"streams":4,"requestsPerSecond":500.5,"requestBurst":600,"keys":7,"eventsPerDay":9007199254740992,"eventBytesPerDay":10}`
+	all := `{"slots":1,"sandboxes":2,"sessions":3,"streams":4,"requestsPerSecond":500.5,"requestBurst":600,"keys":7,"eventsPerDay":9007199254740992,"eventBytesPerDay":10,"storageBytes":11}`
 	admin.do("PUT", "/api/limits", `{"tenant":"acme","limits":{"keys":99}}`).want(t, 200)
 	admin.do("PUT", "/api/limits", `{"tenant":"acme","limits":`+all+`}`).want(t, 200)
 	for who, path := range map[*served]string{acme: "/api/limits", admin: "/api/limits?tenant=acme"} {
 		a := who.get(path).want(t, 200)
 		for field, want := range map[string]float64{
-			"slots": 1, "sandboxes": 2, "sessions": 3, "streams": 4, "requestsPerSecond": 500.5, "requestBurst": 600, "keys": 7, "eventsPerDay": 1 << 53, "eventBytesPerDay": 10,
+			"slots": 1, "sandboxes": 2, "sessions": 3, "streams": 4, "requestsPerSecond": 500.5, "requestBurst": 600, "keys": 7, "eventsPerDay": 1 << 53, "eventBytesPerDay": 10, "storageBytes": 11,
 		} {
 			if got := a.number("limits", field); got != want {
 				t.Errorf("limit %s is %v, want %v", field, got, want)
@@ -79,6 +79,7 @@ func TestLimits_AreSetWithTheRootKey(t *testing.T) {
 		"rate that is negative":    {admin, "PUT", "/api/limits", `{"limits":{"requestsPerSecond":-0.5}}`, 400, "INVALID_REQUEST", "limits.requestsPerSecond"},
 		"events that are negative": {admin, "PUT", "/api/limits", `{"limits":{"eventsPerDay":-1}}`, 400, "INVALID_REQUEST", "limits.eventsPerDay"},
 		"half a byte":              {admin, "PUT", "/api/limits", `{"limits":{"eventBytesPerDay":0.5}}`, 400, "INVALID_REQUEST", "limits.eventBytesPerDay"},
+		"half a stored byte":       {admin, "PUT", "/api/limits", `{"limits":{"storageBytes":0.5}}`, 400, "INVALID_REQUEST", "limits.storageBytes"},
 		"a tenant of no name":      {admin, "PUT", "/api/limits", `{"tenant":"a b","limits":{"keys":5}}`, 400, "INVALID_REQUEST", "tenant"},
 		"none to remove":           {admin, "DELETE", "/api/limits?tenant=other", "", 404, "LIMITS_NOT_FOUND", "tenant"},
 	} {

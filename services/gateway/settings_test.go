@@ -26,7 +26,7 @@ func TestEverySettingIsTested(t *testing.T) {
 		"SPOOL_MAX_REQUEST": "TestFilesOfARequest", "SPOOL_MAX_FILE": "TestPutFileOverTheLimit", "SPOOL_STORE_RESERVE": "TestSettingStoreReserve", "SPOOL_LAG_AFTER": "TestNoProjectorIsTold",
 		"SPOOL_SHUTDOWN_GRACE": "TestShutdownGrace", "SPOOL_MAX_BYTES": "TestBytesInFlight", "SPOOL_MAX_TENANT_BYTES": "TestBytesInFlight",
 		"SPOOL_MAX_TENANT_STREAMS": "TestMaxTenantStreams", "SPOOL_MAX_TENANT_REQUESTS": "TestRateLimit_RefusesOneTenant", "SPOOL_MAX_TENANT_BURST": "TestRateLimit_RefusesOneTenant",
-		"SPOOL_MAX_TENANT_SESSIONS": "TestSessionLimit_HoldsForManyRequestsAtOnce", "SPOOL_MAX_CONNECTIONS": "TestMaxConnections", "SPOOL_MAX_ADDRESS_CONNECTIONS": "TestMaxConnections",
+		"SPOOL_MAX_TENANT_SESSIONS": "TestSessionLimit_HoldsForManyRequestsAtOnce", "SPOOL_MAX_TENANT_STORAGE": "TestStorageLimit_RefusesAnUpload", "SPOOL_MAX_CONNECTIONS": "TestMaxConnections", "SPOOL_MAX_ADDRESS_CONNECTIONS": "TestMaxConnections",
 		"SPOOL_READ_TIMEOUT": "TestReadTimeout", "SPOOL_TLS_CERT": "TestTLS_EveryProtocolOverARenewal", "SPOOL_TLS_KEY": "TestTLS_EveryProtocolOverARenewal",
 		"SPOOL_BEHIND_TLS_PROXY": "TestConfig", "SPOOL_TRUSTED_PROXIES": "TestCaller_CommandsNameKeyUserAndAddress", "SPOOL_PUBLISHED_ADDRESS": "TestConfig", "SPOOL_SECRETS_RECIPIENT": "TestSecretsRecipient", "SPOOL_SECRETS_RECIPIENT_FILE": "TestSecretsRecipient",
 	})

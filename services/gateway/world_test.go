@@ -255,6 +255,12 @@ func (p projection) do(sql string, args ...any) {
 	}
 }
 
+// stored counts bytes that a tenant stores.
+func (p projection) stored(tenant string, bytes int64) {
+	p.do(`INSERT INTO tenant_usage (tenant, id, grp, day, turns, tokens, cost_usd, time_ms, stored_bytes) VALUES ($1, '/0', 0, '', 0, 0, 0, 0, $2)
+		ON CONFLICT (tenant, id) DO UPDATE SET stored_bytes = tenant_usage.stored_bytes + $2`, tenant, bytes)
+}
+
 func (p projection) event(e events.Event, i int) events.Wire {
 	f := p.f
 	f.seq++
@@ -288,6 +294,8 @@ func (p projection) event(e events.Event, i int) events.Wire {
 		p.do("UPDATE sessions SET executions = executions + 1, title = CASE WHEN executions = 0 THEN $3 ELSE title END WHERE tenant = $1 AND id = $2", f.tenant, f.id, d.Content)
 	case events.ExecutionResolved:
 		p.do("UPDATE executions SET resolved = $4 WHERE tenant = $1 AND session = $2 AND id = $3", f.tenant, f.id, e.ExecutionID, string(encode(p.w.t, d)))
+	case events.FilePut:
+		p.stored(f.tenant, int64(d.Size))
 	case events.WorkspaceSynced:
 		p.do("UPDATE sessions SET snapshot = $3, snapshot_at = $4, workspace_files = $5, workspace_bytes = $6 WHERE tenant = $1 AND id = $2",
 			f.tenant, f.id, d.Snapshot, e.Time, int64(d.Files), int64(d.Bytes))

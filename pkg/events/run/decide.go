@@ -74,6 +74,8 @@ type Retire struct {
 	Life  uint32 // commits of the life subject before session_deleted
 	Runs  uint32 // commits of the run subject so far
 	Audit []events.Audited
+
+	Stored uint64 // bytes that the session's events and objects take
 }
 
 // Erase is the janitor's: it says that the content of a retired session was removed.
@@ -153,7 +155,7 @@ func Decide(s State, c Command) (Decision, error) {
 			return Decision{}, ErrBusy
 		}
 		m := events.NewMint(c.Meta)
-		m.Add("", events.RunRetired{Usage: c.Usage, Life: c.Life, Runs: c.Runs, Audit: c.Audit})
+		m.Add("", events.RunRetired{Usage: c.Usage, Life: c.Life, Runs: c.Runs, Audit: c.Audit, Stored: c.Stored})
 		return Decision{Epoch: s.Epoch + 1, Events: m.Events()}, nil
 	case Erase:
 		if !s.Retired {

@@ -3,7 +3,6 @@ package janitor
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -13,58 +12,91 @@ import (
 	"github.com/spoolhq/spool/pkg/events/session"
 )
 
-// refusedFiles removes files of a session that exists, whose request was refused: no event refers to them.
-func (p *pass) refusedFiles(ctx context.Context, k sessionKey, list []object) error {
+// fileChange is an object that a file_put refers to, and the number of the change.
+type fileChange struct {
+	Object string
+	N      uint32
+}
+
+// putFiles removes files that were put into the workspace of a session that exists: those whose request was refused, to which no
+// event refers, and those that the session's last snapshot holds.
+func (p *pass) putFiles(ctx context.Context, k sessionKey, list []object) error {
+	var manifest uint64
+	for _, o := range list {
+		if strings.HasPrefix(o.id(), "m-") {
+			manifest = max(manifest, o.seq)
+		}
+	}
 	var files []object
 	for _, o := range list {
-		id := o.Name[strings.LastIndexByte(o.Name, '/')+1:]
-		upload := strings.HasPrefix(id, "u-") || strings.HasPrefix(id, "f-")
-		if upload && o.At.Before(p.settled()) && !p.fileNeeded[o.seq] {
+		upload := strings.HasPrefix(o.id(), "u-") || strings.HasPrefix(o.id(), "f-")
+		found, needed := p.fileNeeded[o.seq]
+		if upload && o.At.Before(p.settled()) && (!needed || found != manifest) {
 			files = append(files, o)
 		}
 	}
 	if len(files) == 0 {
 		return nil
 	}
-	rows, err := p.conn.Query(ctx, `SELECT event::json #>> '{data,object}' FROM events WHERE tenant = $1 AND session = $2 AND type = $3`, k.Tenant, k.ID, events.FilePut{}.EventType())
+	rows, err := p.conn.Query(ctx, `SELECT coalesce(event::json #>> '{data,object}', ''), coalesce(event::json #>> '{data,n}', '0')::bigint
+		FROM events WHERE tenant = $1 AND session = $2 AND type = $3`, k.Tenant, k.ID, events.FilePut{}.EventType())
 	if err != nil {
 		return fmt.Errorf("look for the session's files: %w", err)
 	}
-	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	changes, err := pgx.CollectRows(rows, pgx.RowToStructByPos[fileChange])
 	if err != nil {
 		return fmt.Errorf("look for the session's files: %w", err)
-	}
-	if files = p.withoutReference(files, names); len(files) == 0 {
-		return nil
 	}
 	// The read models may lag, so the log decides. All that a deleted session has goes with it.
 	l, err := p.sessions.Load(ctx, k.Tenant, k.ID, eventlog.Leader)
 	if err != nil || l.Life.Status == session.Deleted {
 		return err
 	}
-	if names, err = p.putFiles(ctx, k); err != nil {
+	refused, held := p.unneeded(files, changes, heldChange(l), manifest)
+	if len(refused)+len(held) == 0 {
+		return nil
+	}
+	if changes, err = p.fileChanges(ctx, k); err != nil {
 		return err
 	}
-	files = p.withoutReference(files, names)
-	return p.removeObjects(ctx, p.workspaces, Item{Kind: KindUploads, Tenant: k.Tenant, Name: k.ID}, files)
-}
-
-// withoutReference returns the objects whose name is not in names, and notes the others, so that later passes do not look again.
-func (p *pass) withoutReference(list []object, names []string) []object {
-	known := map[string]bool{}
-	for _, name := range names {
-		known[name] = true
+	refused, held = p.unneeded(append(refused, held...), changes, heldChange(l), manifest)
+	if err := p.removeObjects(ctx, p.workspaces, Item{Kind: KindUploads, Tenant: k.Tenant, Name: k.ID}, refused); err != nil {
+		return err
 	}
-	return slices.DeleteFunc(list, func(o object) bool {
-		if known[o.Name] {
-			p.fileNeeded[o.seq] = true
-		}
-		return known[o.Name]
-	})
+	return p.removeObjects(ctx, p.workspaces, Item{Kind: KindFiles, Tenant: k.Tenant, Name: k.ID}, held)
 }
 
-// putFiles returns the names of the objects that the events of a session refer to.
-func (p *pass) putFiles(ctx context.Context, k sessionKey) (names []string, err error) {
+// heldChange returns the number of the last file change that no executor puts into a workspace again, since the session's last
+// snapshot holds it. A folder of the host is never filled from a snapshot.
+func heldChange(l eventlog.Loaded) uint32 {
+	if l.Life.Options.HostPath != "" {
+		return 0
+	}
+	return l.Run.Snapshot.Applied
+}
+
+// unneeded returns the files to which no change refers, and those of which all changes are held by a snapshot. It notes the others, so
+// that passes before the next snapshot do not look again.
+func (p *pass) unneeded(files []object, changes []fileChange, held uint32, manifest uint64) (refused, applied []object) {
+	last := map[string]uint32{}
+	for _, c := range changes {
+		last[c.Object] = max(last[c.Object], c.N)
+	}
+	for _, o := range files {
+		switch n, referred := last[o.Name]; {
+		case !referred:
+			refused = append(refused, o)
+		case n <= held:
+			applied = append(applied, o)
+		default:
+			p.fileNeeded[o.seq] = manifest
+		}
+	}
+	return refused, applied
+}
+
+// fileChanges returns the file changes of a session that refer to objects.
+func (p *pass) fileChanges(ctx context.Context, k sessionKey) (list []fileChange, err error) {
 	shard := eventlog.Position{Shard: p.sessions.Position(k.ID, 1).Shard}
 	for rec, err := range p.log.Read(ctx, shard, eventlog.Filter{Subject: events.LifeOf(k.Tenant, k.ID)}) {
 		if err != nil {
@@ -72,9 +104,9 @@ func (p *pass) putFiles(ctx context.Context, k sessionKey) (names []string, err 
 		}
 		for _, e := range rec.Events {
 			if d, ok := e.Data.(events.FilePut); ok {
-				names = append(names, d.Object)
+				list = append(list, fileChange{d.Object, d.N})
 			}
 		}
 	}
-	return names, nil
+	return list, nil
 }

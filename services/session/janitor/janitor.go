@@ -12,6 +12,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/bus"
 	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/readmodel"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/pkg/workspace/natsstore"
@@ -34,6 +35,8 @@ const (
 	KindChunks Kind = "chunks"
 	// KindSnapshots are snapshots of a session's workspace beyond the retention.
 	KindSnapshots Kind = "snapshots"
+	// KindFiles are files that were put into a session's workspace and that its last snapshot holds.
+	KindFiles Kind = "files"
 	// KindUploads are files whose request was refused, of a session that was never created, or that came after the removal of its content.
 	KindUploads Kind = "uploads"
 	// KindSkill is the ZIP of a skill that no version refers to, or an upload of one.
@@ -65,9 +68,12 @@ type Janitor struct {
 	deps   Deps
 	js     jetstream.JetStream
 	counts *metrics
-	// fileNeeded holds the files that an event refers to, by the sequence of their object. A file stays referred to as long as its
-	// session exists. It is used within a pass alone.
-	fileNeeded map[uint64]bool
+	// fileNeeded holds the files that wait for a snapshot that holds them, by the sequence of their object: the sequence of the
+	// session's last manifest when that was found out. It is used within a pass alone.
+	fileNeeded map[uint64]uint64
+	// trimmed holds what was removed of the workspaces of sessions that exist and is not in the log yet. What it holds when the
+	// process ends stays counted until the session's content is removed.
+	trimmed map[sessionKey]events.WorkspaceTrimmed
 }
 
 // New checks the config; nothing is asked of NATS or Postgres yet.
@@ -89,7 +95,7 @@ func New(cfg Config, deps Deps) (*Janitor, error) {
 	if deps.Now == nil {
 		deps.Now = deps.Clock.Now
 	}
-	return &Janitor{cfg: cfg, deps: deps, js: js, counts: newMetrics(deps.Metrics), fileNeeded: map[uint64]bool{}}, nil
+	return &Janitor{cfg: cfg, deps: deps, js: js, counts: newMetrics(deps.Metrics), fileNeeded: map[uint64]uint64{}, trimmed: map[sessionKey]events.WorkspaceTrimmed{}}, nil
 }
 
 // Run makes a pass at every interval until ctx ends. A pass that fails is logged,
@@ -161,7 +167,8 @@ type pass struct {
 	js         jetstream.JetStream
 	conn       *pgx.Conn
 	counts     *metrics
-	fileNeeded map[uint64]bool // of the Janitor
+	fileNeeded map[uint64]uint64                      // of the Janitor
+	trimmed    map[sessionKey]events.WorkspaceTrimmed // of the Janitor
 	dry        bool
 	report     Report
 	removed    int // sessions
@@ -178,7 +185,7 @@ type pass struct {
 func (j *Janitor) open(ctx context.Context, conn *pgx.Conn, dry bool) (*pass, error) {
 	p := &pass{
 		cfg: j.cfg, log: j.deps.Log, sessions: eventlog.Sessions{Log: j.deps.Log}, logger: j.deps.Logger, now: j.deps.Now,
-		js: j.js, conn: conn, counts: j.counts, fileNeeded: j.fileNeeded, dry: dry, report: Report{Items: []Item{}},
+		js: j.js, conn: conn, counts: j.counts, fileNeeded: j.fileNeeded, trimmed: j.trimmed, dry: dry, report: Report{Items: []Item{}},
 	}
 	for shard := range j.deps.Log.Shards() {
 		e, err := openEraser(ctx, j.js, topology.EventsStream(shard))
@@ -200,7 +207,7 @@ func (j *Janitor) open(ctx context.Context, conn *pgx.Conn, dry bool) (*pass, er
 func (p *pass) found(i Item) { p.report.Items = append(p.report.Items, i) }
 
 func (p *pass) run(ctx context.Context) error {
-	return errors.Join(p.deletedSessions(ctx), p.workspaceObjects(ctx), p.skillObjects(ctx), p.refusedSecrets(ctx), p.chunks(ctx))
+	return errors.Join(p.deletedSessions(ctx), p.workspaceObjects(ctx), p.reportTrimmed(ctx), p.skillObjects(ctx), p.refusedSecrets(ctx), p.chunks(ctx))
 }
 
 // settled is the time before which named content that nothing refers to was stored if it is to be removed.
@@ -223,6 +230,7 @@ func (p *pass) removeObjects(ctx context.Context, b *bucket, item Item, list []o
 		if err := b.remove(ctx, o); err != nil {
 			return err
 		}
+		p.noteTrimmed(item, o)
 	}
 	p.counts.removed(item.Kind, 1, item.Bytes)
 	return nil

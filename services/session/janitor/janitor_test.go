@@ -196,20 +196,34 @@ func (b *bed) session(id string) eventlog.Loaded {
 	return l
 }
 
+// reload loads a session that the janitor has written to.
+func (b *bed) reload(l *eventlog.Loaded) {
+	b.t.Helper()
+	var err error
+	*l, err = eventlog.Sessions{Log: b.log}.Load(b.t.Context(), l.Tenant, l.ID, eventlog.Leader)
+	must(b.t, err)
+}
+
 // snapshot takes a snapshot as an executor does, and commits it.
 func (b *bed) snapshot(l *eventlog.Loaded, box *workspacetest.Box) string {
 	b.t.Helper()
 	r, err := workspace.Snapshot(b.t.Context(), box, b.store(topology.BucketWorkspaces), workspace.Options{Tenant: l.Tenant, Session: l.ID, Previous: l.Run.Snapshot.ID})
 	must(b.t, err)
-	b.commit(l, r.ID)
+	b.record(l, events.WorkspaceSynced{Snapshot: r.ID, Reason: "requested", Applied: l.Life.Changes, Stored: r.Stored})
 	return r.ID
 }
 
 // commit says in the log that a snapshot was taken.
 func (b *bed) commit(l *eventlog.Loaded, id string) {
 	b.t.Helper()
+	b.record(l, events.WorkspaceSynced{Snapshot: id, Reason: "requested"})
+}
+
+// record writes an event of a session at rest, as an executor does.
+func (b *bed) record(l *eventlog.Loaded, p events.Payload) {
+	b.t.Helper()
 	m := events.NewMint(events.Meta{CommandID: newID(events.KindCommand), Now: b.now})
-	m.Add("", events.WorkspaceSynced{Snapshot: id, Reason: "requested"})
+	m.Add("", p)
 	d, err := run.Decide(l.Run, run.Record{Epoch: l.Run.Epoch + 1, Events: m.Events()})
 	must(b.t, err)
 	must(b.t, eventlog.Sessions{Log: b.log}.AppendRun(b.t.Context(), l, events.Actor{Kind: "service", ID: "test"}, newID(events.KindCommit), d))
@@ -263,6 +277,7 @@ func TestPass_RemovesSnapshotsBeyondTheRetention(t *testing.T) {
 	if left := b.names(topology.BucketWorkspaces); len(left) >= len(before)-3 {
 		t.Errorf("of %q are left %q: no pack went", before, left)
 	}
+	b.reload(&l)
 	box.Tree["workspace/a"] = content(9)
 	b.restores(l, b.snapshot(&l, box), content(9))
 }
@@ -291,6 +306,7 @@ func TestPass_LeavesASnapshotThatIsBeingTaken(t *testing.T) {
 	if found := b.found(b.janitor(janitor.Config{Snapshots: 2}), false); !slices.Contains(found, "snapshots "+l.ID) {
 		t.Errorf("found %q", found)
 	}
+	b.reload(&l)
 	b.commit(&l, r.ID)
 	b.restores(l, r.ID, "first")
 }
@@ -308,12 +324,7 @@ func TestPass_RemovesFilesOfRefusedRequests(t *testing.T) {
 		objects[name] = tenant + "/" + name
 		b.put(topology.BucketWorkspaces, objects[name], name)
 	}
-	command := newID(events.KindCommand)
-	list, err := session.Decide(l.Life, session.PutFile{
-		Base: session.Base{Meta: events.Meta{CommandID: command, Now: b.now}}, File: session.File{Path: "a", Object: objects[there+"/u-accepted"], SHA256: digest("a")},
-	})
-	must(t, err)
-	must(t, eventlog.Sessions{Log: b.log}.AppendLife(t.Context(), &l, events.Actor{Kind: "user", ID: "test"}, command, list))
+	b.putFile(&l, objects[there+"/u-accepted"])
 	j := b.janitor(janitor.Config{Uploads: time.Second})
 	b.now = b.now.Add(10 * time.Minute)
 	same(t, "found when they are new, whatever the setting", b.found(j, false))
@@ -324,6 +335,123 @@ func TestPass_RemovesFilesOfRefusedRequests(t *testing.T) {
 	same(t, "found", b.found(j, false), items...)
 	same(t, "left", b.names(topology.BucketWorkspaces), objects[there+"/u-accepted"])
 	same(t, "found again", b.found(j, false))
+}
+
+// putFile writes that an object is to be in the workspace.
+func (b *bed) putFile(l *eventlog.Loaded, object string) {
+	b.t.Helper()
+	command := newID(events.KindCommand)
+	list, err := session.Decide(l.Life, session.PutFile{
+		Base: session.Base{Meta: events.Meta{CommandID: command, Now: b.now}}, File: session.File{Path: "a", Object: object, SHA256: digest("a")},
+	})
+	must(b.t, err)
+	must(b.t, eventlog.Sessions{Log: b.log}.AppendLife(b.t.Context(), l, events.Actor{Kind: "user", ID: "test"}, command, list))
+}
+
+// trimmed returns what the log says was removed of a session's workspace.
+func (b *bed) trimmed(l eventlog.Loaded) (sum events.WorkspaceTrimmed) {
+	b.t.Helper()
+	for rec, err := range b.log.Read(b.t.Context(), eventlog.Position{}, eventlog.Filter{Subject: events.RunOf(l.Tenant, l.ID)}) {
+		must(b.t, err)
+		for _, e := range rec.Events {
+			if d, ok := e.Data.(events.WorkspaceTrimmed); ok {
+				sum.Objects += d.Objects
+				sum.Bytes += d.Bytes
+			}
+		}
+	}
+	return sum
+}
+
+// size returns how many bytes the objects of bucket workspaces have.
+func (b *bed) size() (objects uint32, bytes uint64) {
+	b.t.Helper()
+	o, err := b.js.ObjectStore(b.t.Context(), topology.BucketWorkspaces)
+	must(b.t, err)
+	list, err := o.List(b.t.Context())
+	must(b.t, err)
+	for _, x := range list {
+		objects++
+		bytes += x.Size
+	}
+	return objects, bytes
+}
+
+// TestPass_ReportsWhatItTrims: files that a snapshot holds, and snapshots beyond the retention, are removed, and the log says how many
+// bytes they had: as many as the events before had added. Files that wait stay. The report waits for the end of a turn.
+func TestPass_ReportsWhatItTrims(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	l := b.session(newID(events.KindSession))
+	prefix := tenant + "/" + l.ID + "/"
+	for _, name := range []string{"f-again", "u-held"} {
+		b.put(topology.BucketWorkspaces, prefix+name, "content of "+name)
+		b.putFile(&l, prefix+name)
+	}
+	box := &workspacetest.Box{Tree: map[string]string{}}
+	stored := uint64(len("content of f-again") + len("content of u-held"))
+	for i := range 4 {
+		box.Tree["workspace/a"] = strings.Repeat(fmt.Sprintf("content-%d ", i), 1000)
+		b.snapshot(&l, box)
+		_, bytes := b.size()
+		if counted := stored + b.added(l); counted != bytes {
+			t.Fatalf("the bucket holds %d bytes, and the events say %d", bytes, counted)
+		}
+	}
+	// The first file is put once more, and no snapshot holds that yet.
+	b.putFile(&l, prefix+"f-again")
+	b.put(topology.BucketWorkspaces, prefix+"u-waits", "content of u-waits")
+	b.putFile(&l, prefix+"u-waits")
+	exe := newID(events.KindExecution)
+	d, err := run.Decide(l.Run, run.Claim{Meta: events.Meta{CommandID: newID(events.KindCommand), Now: b.now}, ExecutionID: exe, Turn: 1, Executor: "x"})
+	must(t, err)
+	must(t, eventlog.Sessions{Log: b.log}.AppendRun(t.Context(), &l, actorOfTest, newID(events.KindCommit), d))
+	b.now = b.now.Add(2 * time.Hour)
+	objects, bytes := b.size()
+	j := b.janitor(janitor.Config{Snapshots: 2})
+	same(t, "found", b.found(j, false), "files "+l.ID, "snapshots "+l.ID)
+	for name, want := range map[string]bool{"f-again": true, "u-waits": true, "u-held": false} {
+		if slices.Contains(b.names(topology.BucketWorkspaces), prefix+name) != want {
+			t.Errorf("%s is there: %v", name, !want)
+		}
+	}
+	left, leftBytes := b.size()
+	same(t, "found while the turn runs", b.found(j, false))
+	if got := b.trimmed(l); got.Objects != 0 {
+		t.Errorf("while a turn runs the janitor wrote %+v", got)
+	}
+	d, err = run.Decide(l.Run, run.End{Meta: events.Meta{CommandID: newID(events.KindCommand), Now: b.now}, Epoch: l.Run.Epoch, ExecutionID: exe, Outcome: events.ExecutionCompleted{}})
+	must(t, err)
+	must(t, eventlog.Sessions{Log: b.log}.AppendRun(t.Context(), &l, actorOfTest, newID(events.KindCommit), d))
+	same(t, "found before the snapshot of the turn", b.found(j, false))
+	if got := b.trimmed(l); got.Objects != 0 {
+		t.Errorf("before the snapshot of the turn the janitor wrote %+v", got)
+	}
+	b.record(&l, events.WorkspaceSynced{Snapshot: l.Run.Snapshot.ID, Reason: "turn"}) // of a workspace that did not change
+	b.found(j, false)
+	if got, want := b.trimmed(l), (events.WorkspaceTrimmed{Objects: objects - left, Bytes: bytes - leftBytes}); got != want || want.Objects < 3 {
+		t.Errorf("the log says %+v were removed, want %+v", got, want)
+	}
+	b.found(j, false)
+	if got := b.trimmed(l); got.Objects != objects-left {
+		t.Errorf("the log says twice that they were removed: %+v", got)
+	}
+}
+
+var actorOfTest = events.Actor{Kind: "executor", ID: "test"}
+
+// added sums what the snapshots of a session say that they added.
+func (b *bed) added(l eventlog.Loaded) (sum uint64) {
+	b.t.Helper()
+	for rec, err := range b.log.Read(b.t.Context(), eventlog.Position{}, eventlog.Filter{Subject: events.RunOf(l.Tenant, l.ID)}) {
+		must(b.t, err)
+		for _, e := range rec.Events {
+			if d, ok := e.Data.(events.WorkspaceSynced); ok {
+				sum += d.Stored
+			}
+		}
+	}
+	return sum
 }
 
 func digest(text string) string {

@@ -29,6 +29,9 @@ type object struct {
 	seq  uint64    // of the name message
 }
 
+// id returns the last part of the object's name.
+func (o object) id() string { return o.Name[strings.LastIndexByte(o.Name, '/')+1:] }
+
 func openBucket(ctx context.Context, js jetstream.JetStream, name string) (*bucket, error) {
 	e, err := openEraser(ctx, js, "OBJ_"+name)
 	return &bucket{eraser: e, bucket: name}, err

@@ -135,7 +135,7 @@ var actor = events.Actor{Kind: "service", ID: "janitor"}.WrittenBy("janitor")
 // retire ends the session's runs. From here on the guard refuses every other
 // writer: of an old head, and also of none, since a commit stays on each subject.
 func (p *pass) retire(ctx context.Context, l eventlog.Loaded) error {
-	usage, err := p.usage(ctx, l)
+	usage, stored, err := p.usage(ctx, l)
 	if err != nil {
 		return err
 	}
@@ -153,7 +153,7 @@ func (p *pass) retire(ctx context.Context, l eventlog.Loaded) error {
 		return err
 	}
 	return p.append(ctx, l, "retire", func(meta events.Meta) run.Command {
-		return run.Retire{Meta: meta, Usage: usage, Life: life - 1, Runs: runs, Audit: audit}
+		return run.Retire{Meta: meta, Usage: usage, Life: life - 1, Runs: runs, Audit: audit, Stored: stored}
 	})
 }
 
@@ -203,30 +203,34 @@ func (p *pass) commits(ctx context.Context, shard int, s events.Subject) (uint32
 	return uint32(info.State.Subjects[s.String()]), nil //nolint:gosec // a session has no four billion commits
 }
 
-// usage is what the session added to its tenant's usage. The read models have it:
+// usage returns what the session added to its tenant's usage, and how many bytes it stores. The read models have it:
 // they were found to be past the session's last commit.
-func (p *pass) usage(ctx context.Context, l eventlog.Loaded) ([]events.DayUsage, error) {
+func (p *pass) usage(ctx context.Context, l eventlog.Loaded) (out []events.DayUsage, stored uint64, err error) {
 	var text string
 	if err := p.conn.QueryRow(ctx, "SELECT spent FROM deleted_sessions WHERE tenant = $1 AND id = $2", l.Tenant, l.ID).Scan(&text); err != nil {
-		return nil, fmt.Errorf("read what session %s took: %w", l.ID, err)
+		return nil, 0, fmt.Errorf("read what session %s took: %w", l.ID, err)
 	}
 	if text == "" {
-		return nil, nil
+		return nil, 0, nil
 	}
 	days := map[string]struct {
 		events.Spent
 		Events     uint64 `json:"events"`
 		EventBytes uint64 `json:"eventBytes"`
+		Stored     uint64 `json:"stored"`
 	}{}
 	if err := json.Unmarshal([]byte(text), &days); err != nil {
-		return nil, fmt.Errorf("read what session %s took: %w", l.ID, err)
+		return nil, 0, fmt.Errorf("read what session %s took: %w", l.ID, err)
 	}
-	var out []events.DayUsage
 	for _, day := range slices.Sorted(maps.Keys(days)) {
 		d := days[day]
+		if day == "" { // what it stores now
+			stored = d.Stored
+			continue
+		}
 		out = append(out, events.DayUsage{Day: day, Spent: d.Spent, Logged: events.Output{Events: d.Events, Bytes: d.EventBytes}})
 	}
-	return out, nil
+	return out, stored, nil
 }
 
 // remove erases the session's content. Each step may be cut off and done again;

@@ -90,7 +90,7 @@ func (p *pass) uploads(ctx context.Context, k sessionKey, list []object) error {
 
 // present removes what a session that exists does not need.
 func (p *pass) present(ctx context.Context, k sessionKey, list []object) error {
-	return errors.Join(p.trim(ctx, k, list), p.refusedFiles(ctx, k, list))
+	return errors.Join(p.trim(ctx, k, list), p.putFiles(ctx, k, list))
 }
 
 // trim removes a session's snapshots beyond the retention, and the packs that no
@@ -103,7 +103,7 @@ func (p *pass) present(ctx context.Context, k sessionKey, list []object) error {
 func (p *pass) trim(ctx context.Context, k sessionKey, list []object) error {
 	var manifests, packs []object
 	for _, o := range list {
-		switch id := o.Name[strings.LastIndexByte(o.Name, '/')+1:]; {
+		switch id := o.id(); {
 		case strings.HasPrefix(id, "m-"):
 			manifests = append(manifests, o)
 		case strings.HasPrefix(id, "p-"):
@@ -154,7 +154,7 @@ func (p *pass) needs(ctx context.Context, k sessionKey, manifest object, needed 
 			return err
 		}
 	}
-	m, err := workspace.Open(ctx, p.store, k.Tenant, k.ID, manifest.Name[strings.LastIndexByte(manifest.Name, '/')+1:])
+	m, err := workspace.Open(ctx, p.store, k.Tenant, k.ID, manifest.id())
 	if err != nil {
 		return fmt.Errorf("no snapshot is removed while one that stays cannot be read: %w", err)
 	}

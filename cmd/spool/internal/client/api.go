@@ -198,6 +198,7 @@ type TenantLimits struct {
 	Keys              uint32  `json:"keys,omitempty"`
 	EventsPerDay      uint64  `json:"eventsPerDay,omitempty"`
 	EventBytesPerDay  uint64  `json:"eventBytesPerDay,omitempty"`
+	StorageBytes      uint64  `json:"storageBytes,omitempty"`
 }
 
 // Limits are a tenant's own limits and what it uses.

@@ -25,13 +25,14 @@ type limitsSet struct {
 	Keys              uint32  `placeholder:"N" help:"API keys that are not revoked."`
 	EventsPerDay      uint64  `placeholder:"N" help:"Events that the tenant's sessions may add to the log on a UTC day."`
 	EventBytesPerDay  uint64  `placeholder:"N" help:"Bytes of those events: of their text and data, and 256 for each."`
+	StorageBytes      uint64  `placeholder:"N" help:"Bytes that the tenant's sessions, their files and snapshots, and skills may take."`
 }
 
 // Run sets limits.
 func (c *limitsSet) Run(a *app) error {
 	l := client.TenantLimits{
 		Slots: c.Slots, Sandboxes: c.Sandboxes, Sessions: c.Sessions, Streams: c.Streams, RequestsPerSecond: c.RequestsPerSecond, RequestBurst: c.RequestBurst,
-		Keys: c.Keys, EventsPerDay: c.EventsPerDay, EventBytesPerDay: c.EventBytesPerDay,
+		Keys: c.Keys, EventsPerDay: c.EventsPerDay, EventBytesPerDay: c.EventBytesPerDay, StorageBytes: c.StorageBytes,
 	}
 	if l == (client.TenantLimits{}) {
 		return usage("give at least one limit, or remove them with spool limits rm")
@@ -108,6 +109,7 @@ func limitRows(own, used client.TenantLimits) []limitRow {
 		{"keys", n(uint64(own.Keys)), count(uint64(used.Keys))},
 		{"events-per-day", n(own.EventsPerDay), count(used.EventsPerDay)},
 		{"event-bytes-per-day", n(own.EventBytesPerDay), count(used.EventBytesPerDay)},
+		{"storage-bytes", n(own.StorageBytes), count(used.StorageBytes)},
 		{"streams", n(uint64(own.Streams)), "-"},
 		{"requests-per-second", rate, "-"},
 		{"request-burst", n(uint64(own.RequestBurst)), "-"},

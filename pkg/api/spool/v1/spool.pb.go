@@ -6321,8 +6321,10 @@ type TenantLimits struct {
 	EventsPerDay float64 `protobuf:"fixed64,8,opt,name=events_per_day,json=eventsPerDay,proto3" json:"events_per_day,omitempty"`
 	// Bytes of those events: of their text and data, and 256 for each.
 	EventBytesPerDay float64 `protobuf:"fixed64,9,opt,name=event_bytes_per_day,json=eventBytesPerDay,proto3" json:"event_bytes_per_day,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// Bytes that sessions, their files and snapshots, and skills take.
+	StorageBytes  float64 `protobuf:"fixed64,10,opt,name=storage_bytes,json=storageBytes,proto3" json:"storage_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *TenantLimits) Reset() {
@@ -6414,6 +6416,13 @@ func (x *TenantLimits) GetEventsPerDay() float64 {
 func (x *TenantLimits) GetEventBytesPerDay() float64 {
 	if x != nil {
 		return x.EventBytesPerDay
+	}
+	return 0
+}
+
+func (x *TenantLimits) GetStorageBytes() float64 {
+	if x != nil {
+		return x.StorageBytes
 	}
 	return 0
 }
@@ -9206,7 +9215,7 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x14RemoveBudgetResponse\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x16\n" +
 	"\x06period\x18\x02 \x01(\tR\x06period\x12\x1a\n" +
-	"\bposition\x18\x03 \x01(\tR\bposition\"\xb6\x02\n" +
+	"\bposition\x18\x03 \x01(\tR\bposition\"\xdb\x02\n" +
 	"\fTenantLimits\x12\x14\n" +
 	"\x05slots\x18\x01 \x01(\rR\x05slots\x12\x1c\n" +
 	"\tsandboxes\x18\x02 \x01(\rR\tsandboxes\x12\x1a\n" +
@@ -9216,7 +9225,9 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\rrequest_burst\x18\x06 \x01(\rR\frequestBurst\x12\x12\n" +
 	"\x04keys\x18\a \x01(\rR\x04keys\x12$\n" +
 	"\x0eevents_per_day\x18\b \x01(\x01R\feventsPerDay\x12-\n" +
-	"\x13event_bytes_per_day\x18\t \x01(\x01R\x10eventBytesPerDay\"Z\n" +
+	"\x13event_bytes_per_day\x18\t \x01(\x01R\x10eventBytesPerDay\x12#\n" +
+	"\rstorage_bytes\x18\n" +
+	" \x01(\x01R\fstorageBytes\"Z\n" +
 	"\x10SetLimitsRequest\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12.\n" +
 	"\x06limits\x18\x02 \x01(\v2\x16.spool.v1.TenantLimitsR\x06limits\"G\n" +

@@ -46,6 +46,7 @@ type Snapshot struct {
 	Files    uint32
 	Bytes    uint64 // of all files
 	NewBytes uint64 // that had to be stored
+	Stored   uint64 // of the objects that were added
 	Skipped  uint32 // files that it does not hold: unreadable, or of a kind that is not kept
 }
 
@@ -73,7 +74,7 @@ func (h *Holder) snapshot(ctx context.Context, l eventlog.Loaded, box sandbox.Sa
 		return events.WorkspaceSynced{}, fmt.Errorf("snapshot of %s: %w", box.ID(), err)
 	}
 	return events.WorkspaceSynced{
-		Snapshot: s.ID, Reason: reason, Request: l.Life.Syncs, Applied: l.Run.Applied, Files: s.Files, Bytes: s.Bytes, NewBytes: s.NewBytes, Skipped: s.Skipped,
+		Snapshot: s.ID, Reason: reason, Request: l.Life.Syncs, Applied: l.Run.Applied, Files: s.Files, Bytes: s.Bytes, NewBytes: s.NewBytes, Stored: s.Stored, Skipped: s.Skipped,
 		DurationMs: uint32(h.d.Now().Sub(began).Milliseconds()), //nolint:gosec // bounded by snapshotWithin
 	}, nil
 }

@@ -61,7 +61,7 @@ func (w *Workspaces) Snapshot(ctx context.Context, box sandbox.Sandbox, ref topo
 	for _, s := range r.Skips {
 		w.logger.Warn("not in the snapshot", "session", ref.Session, "path", s.Path, "reason", s.Reason)
 	}
-	return holder.Snapshot{ID: r.ID, Files: r.Files, Bytes: r.Bytes, NewBytes: r.NewBytes, Skipped: r.Skipped}, nil
+	return holder.Snapshot{ID: r.ID, Files: r.Files, Bytes: r.Bytes, NewBytes: r.NewBytes, Stored: r.Stored, Skipped: r.Skipped}, nil
 }
 
 // Restore fills a sandbox from a snapshot.

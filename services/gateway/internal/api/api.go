@@ -19,6 +19,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/live"
 	"github.com/spoolhq/spool/services/gateway/internal/objects"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
+	"github.com/spoolhq/spool/services/gateway/internal/quota"
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
@@ -54,6 +55,7 @@ type Server struct {
 	Skills  *objects.Store // ZIPs
 	Sealer  Sealer         // nil refuses secrets
 	Dead    *dead.Letters
+	Quota   *quota.Quota
 
 	// BudgetTold waits until the services that go by a tenant's budget are told of it.
 	BudgetTold func(ctx context.Context, tenant string, p events.Period, limit events.Budget) error

@@ -30,13 +30,15 @@ func (s *Server) StartExecution(ctx context.Context, r *spoolv1.StartExecutionRe
 		return nil, err
 	}
 	post.Files = files.refs
-	request, done := s.limited(vars.into(s, commands.Request{Type: command.TypeStartExecution, Prepare: files.store(s.Objects)},
+	request, stored := s.storing(commands.Request{Type: command.TypeStartExecution}, files)
+	request, done := s.limited(vars.into(s, request,
 		func(all map[string]events.Variable) any {
 			post.Environment = all
 			return command.StartExecution{Create: create, Post: post}
 		}))
 	a, err := s.make(ctx, request)
 	done(err)
+	stored(a, err)
 	if err != nil {
 		return nil, named(r, err)
 	}

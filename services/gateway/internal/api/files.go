@@ -73,19 +73,22 @@ func content(field string, f *spoolv1.WorkspaceFile) ([]byte, error) {
 	return data, nil
 }
 
-// store gives what puts the contents into the object store; nil where there are none.
-func (f files) store(to *objects.Store) func(ctx context.Context, tenant, session string) error {
-	if len(f.refs) == 0 {
-		return nil
-	}
-	return func(ctx context.Context, tenant, session string) error {
-		for sum, data := range f.contents {
-			if err := to.Keep(ctx, command.FileObject(tenant, session, sum), data); err != nil {
-				return err
-			}
+// store puts the contents into the object store.
+func (f files) store(ctx context.Context, to *objects.Store, tenant, session string) error {
+	for sum, data := range f.contents {
+		if err := to.Keep(ctx, command.FileObject(tenant, session, sum), data); err != nil {
+			return err
 		}
-		return nil
 	}
+	return nil
+}
+
+// size returns how many bytes the files count as stored.
+func (f files) size() (n int64) {
+	for _, r := range f.refs {
+		n += int64(r.Size) //nolint:gosec // of a request
+	}
+	return n
 }
 
 // existing returns the tenant of the session, which is the caller's, and the session's status, "" while only the log
@@ -147,18 +150,26 @@ func (s *Server) PutFile(ctx context.Context, session string, f FileSource) (Fil
 	if _, err := io.ReadFull(s.Entropy, unique[:]); err != nil {
 		return FileAccepted{}, problem.From(err)
 	}
+	hold, err := s.Quota.Reserve(ctx, tenant, max(f.Length, 0))
+	if err != nil {
+		return FileAccepted{}, err
+	}
 	// What it is called cannot follow from its hash, which is known when all has come.
 	object := command.ObjectFolder(tenant, session) + "u-" + hex.EncodeToString(unique[:])
-	stored, err := s.Objects.Stream(ctx, object, f.Body, f.Limit)
+	stored, err := s.Objects.Stream(ctx, object, f.Body, f.Limit, hold.Take)
+	if err != nil {
+		hold.Refused(s.Objects.Gone(object))
+	}
 	if errors.Is(err, objects.ErrTooLarge) {
 		return FileAccepted{}, tooLarge("the content is larger", f.Limit)
 	}
 	if err != nil {
 		return FileAccepted{}, err
 	}
-	a, err := s.change(ctx, commands.Request{Type: command.TypePutFile, SessionID: session, Body: command.PutFile{File: command.File{
+	a, err := s.change(ctx, commands.Request{Type: command.TypePutFile, SessionID: session, Reserved: true, Body: command.PutFile{File: command.File{
 		Path: f.Path, Object: object, Size: stored.Size, SHA256: stored.SHA256, Mode: f.Mode, Archive: f.Archive,
 	}}})
+	settleUpload(hold, session, a, err, s.Objects.Gone(object))
 	return FileAccepted{Position: a.Position, SHA256: stored.SHA256, Size: stored.Size}, err
 }
 

@@ -76,6 +76,7 @@ func tenantLimits(field string, l *spoolv1.TenantLimits) (events.TenantLimits, e
 	err := wholes(field, []whole{
 		{"eventsPerDay", l.GetEventsPerDay(), &out.EventsPerDay},
 		{"eventBytesPerDay", l.GetEventBytesPerDay(), &out.EventBytesPerDay},
+		{"storageBytes", l.GetStorageBytes(), &out.StorageBytes},
 	})
 	if err != nil {
 		return out, err

@@ -121,9 +121,11 @@ func (s *Server) CreateSession(ctx context.Context, r *spoolv1.CreateSessionRequ
 		return nil, err
 	}
 	body.Files = files.refs
-	request, done := s.limited(commands.Request{Type: command.TypeCreateSession, Body: body, Prepare: files.store(s.Objects)})
+	request, stored := s.storing(commands.Request{Type: command.TypeCreateSession, Body: body}, files)
+	request, done := s.limited(request)
 	a, err := s.make(ctx, request)
 	done(err)
+	stored(a, err)
 	if err != nil {
 		return nil, named(r, err)
 	}
@@ -258,11 +260,13 @@ func (s *Server) PostMessage(ctx context.Context, r *spoolv1.PostMessageRequest)
 		}
 	}
 	body.Files = files.refs
-	a, err := s.make(ctx, vars.into(s, commands.Request{Type: command.TypePostMessage, SessionID: r.GetSessionId(), Prepare: files.store(s.Objects)},
+	request, stored := s.storing(commands.Request{Type: command.TypePostMessage, SessionID: r.GetSessionId()}, files)
+	a, err := s.make(ctx, vars.into(s, request,
 		func(all map[string]events.Variable) any {
 			body.Environment = all
 			return body
 		}))
+	stored(a, err)
 	if err != nil {
 		return nil, err
 	}

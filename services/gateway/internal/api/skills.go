@@ -73,21 +73,37 @@ func (s *Server) PushSkill(ctx context.Context, from SkillSource) (SkillPushed, 
 		r.About = events.CatalogueID(events.Skill, r.Tenant, string(ref.Scope), ref.Org, id)
 	}
 	object := command.SkillUpload(r.Tenant, id)
-	stored, err := s.Skills.Stream(ctx, object, from.Body, skill.MaxPacked)
-	switch {
-	case errors.Is(err, objects.ErrTooLarge):
-		return SkillPushed{}, skillTooLarge("the ZIP is larger")
-	case err != nil:
+	hold, err := s.Quota.Reserve(ctx, r.Tenant, max(from.Length, 0))
+	if err != nil {
 		return SkillPushed{}, err
-	case from.SHA256 != "" && from.SHA256 != stored.SHA256:
-		return SkillPushed{}, problem.New(problem.SkillDigest, "sha256", fmt.Sprintf("the SHA-256 of what came is %s", stored.SHA256))
 	}
-	r.Body = command.PushSkill{Ref: ref, Object: object, SHA256: stored.SHA256, Tags: from.Tags, DryRun: from.DryRun}
-	a, err := s.change(ctx, r)
+	stored, err := s.Skills.Stream(ctx, object, from.Body, skill.MaxPacked, hold.Take)
+	a := command.Answer{}
+	if err == nil {
+		a, err = s.pushStored(ctx, r, from, command.PushSkill{Ref: ref, Object: object, SHA256: stored.SHA256, Tags: from.Tags, DryRun: from.DryRun})
+	}
+	switch {
+	case err == nil && !from.DryRun && a.Ref != nil:
+		hold.Copied(a.Ref.Subject(events.Skill, r.Tenant).ID, a.Position, s.Skills.Gone(object))
+	default:
+		hold.Refused(s.Skills.Gone(object))
+	}
+	if errors.Is(err, objects.ErrTooLarge) {
+		return SkillPushed{}, skillTooLarge("the ZIP is larger")
+	}
 	if err != nil {
 		return SkillPushed{}, err
 	}
 	return pushed(ref, a), nil
+}
+
+// pushStored has a ZIP checked that was uploaded.
+func (s *Server) pushStored(ctx context.Context, r commands.Request, from SkillSource, body command.PushSkill) (command.Answer, error) {
+	if from.SHA256 != "" && from.SHA256 != body.SHA256 {
+		return command.Answer{}, problem.New(problem.SkillDigest, "sha256", fmt.Sprintf("the SHA-256 of what came is %s", body.SHA256))
+	}
+	r.Body, r.Reserved = body, true
+	return s.change(ctx, r)
 }
 
 func checkSource(p auth.Principal, from SkillSource) error {

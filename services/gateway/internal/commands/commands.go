@@ -26,12 +26,13 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
-// Config of a Sender. All but Timeout, Try, Room, Sent and Stored are required.
+// Config of a Sender. All but Timeout, Try, Room, Quota, Sent and Stored are required.
 type Config struct {
 	JetStream jetstream.JetStream
 	Room      *storage.Watch
-	Timeout   time.Duration // of a command, with all its tries; 0 means 10 s
-	Try       time.Duration // of one try; 0 means 3 s
+	Quota     func(ctx context.Context, tenant string) error // refuses a tenant that stores as much as it may; nil never does
+	Timeout   time.Duration                                  // of a command, with all its tries; 0 means 10 s
+	Try       time.Duration                                  // of one try; 0 means 3 s
 	Now       func() time.Time
 	Entropy   io.Reader
 	Logger    *slog.Logger
@@ -81,6 +82,8 @@ type Request struct {
 	// Prepare puts in place what the command refers to, once the session's id is known; nil for nothing.
 	Prepare func(ctx context.Context, tenant, session string) error
 	Key     string // Idempotency-Key; "" for none
+	// Reserved says that what the command adds is reserved of the tenant's quota already.
+	Reserved bool
 	// Patience is how long the answer to one try may take, where the work is long; 0 means the time of any command, with more tries.
 	Patience time.Duration
 }
@@ -115,7 +118,7 @@ func (s *Sender) send(ctx context.Context, r Request) (command.Answer, error) {
 	if kept.Answer != nil {
 		return *kept.Answer, nil
 	}
-	if err := s.checkRoom(ctx, r.Type); err != nil {
+	if err := s.checkRoom(ctx, r); err != nil {
 		s.forget(ctx, name)
 		return command.Answer{}, err
 	}
@@ -156,15 +159,19 @@ func (s *Sender) send(ctx context.Context, r Request) (command.Answer, error) {
 	return answer, nil
 }
 
-// checkRoom refuses a command that needs room while only the reserve of the store is left, before anything of it is stored.
-func (s *Sender) checkRoom(ctx context.Context, t command.Type) error {
-	if !t.NeedsRoom() {
+// checkRoom refuses a command that needs room while only the reserve of the store is left, or while the tenant stores as much as it
+// may, before anything of it is stored.
+func (s *Sender) checkRoom(ctx context.Context, r Request) error {
+	if !r.Type.NeedsRoom() {
 		return nil
 	}
 	if err := s.cfg.Room.Check(ctx, 0); err != nil {
 		return problem.StorageIsFull().Because(err)
 	}
-	return nil
+	if s.cfg.Quota == nil || r.Reserved {
+		return nil
+	}
+	return s.cfg.Quota(ctx, r.Tenant)
 }
 
 // prepare puts in place what the command refers to.

@@ -109,15 +109,16 @@ type Stored struct {
 // and belongs to nobody.
 var ErrTooLarge = errors.New("the content is over the limit")
 
-// Stream stores what r gives, at most limit bytes, under a new name. An error of
-// r's is given back in it, else it is a *problem.Error.
-func (s *Store) Stream(ctx context.Context, name string, r io.Reader, limit int64) (Stored, error) {
+// Stream stores what r gives, at most limit bytes, under a new name. take is called before bytes are stored, and an error of it ends
+// the upload. An error of r or take is wrapped, else the error is a *problem.Error. What came before an error may stay under the name,
+// for the janitor to remove; so it does when the client is gone, since content without a name cannot be told whose it is.
+func (s *Store) Stream(ctx context.Context, name string, r io.Reader, limit int64, take func(context.Context, int64) error) (Stored, error) {
 	b, err := s.open(ctx)
 	if err != nil {
 		return Stored{}, err
 	}
-	in := &intake{from: r, left: limit, sum: sha256.New()}
-	err = b.Put(ctx, name, in)
+	in := &intake{ctx: ctx, from: r, left: limit, take: take, sum: sha256.New()}
+	err = b.Put(context.WithoutCancel(ctx), name, in)
 	switch {
 	case in.err != nil:
 		return Stored{}, in.err
@@ -133,8 +134,10 @@ func (s *Store) Stream(ctx context.Context, name string, r io.Reader, limit int6
 // place of failing: the client of the object store would then purge the chunks,
 // which this user may not, and leave them without a name.
 type intake struct {
+	ctx  context.Context
 	from io.Reader
 	left int64
+	take func(context.Context, int64) error
 	read uint64
 	sum  hash.Hash
 	err  error
@@ -148,6 +151,15 @@ func (i *intake) Read(p []byte) (n int, err error) {
 	n, err = i.from.Read(p)
 	if int64(n) > i.left {
 		n, err = 0, ErrTooLarge
+	}
+	if n > 0 {
+		terr := i.ctx.Err()
+		if terr == nil {
+			terr = i.take(i.ctx, int64(n))
+		}
+		if terr != nil {
+			n, err = 0, terr
+		}
 	}
 	i.left -= int64(n)
 	i.read += uint64(n)
@@ -175,6 +187,17 @@ func (s *Store) Has(ctx context.Context, name string) (bool, error) {
 		return false, err
 	}
 	return b.Has(ctx, name)
+}
+
+// Gone returns a function that reports whether there is no object of a name any more. Its error is a *problem.Error.
+func (s *Store) Gone(name string) func(context.Context) (bool, error) {
+	return func(ctx context.Context) (bool, error) {
+		has, err := s.Has(ctx, name)
+		if err != nil {
+			return false, away(err)
+		}
+		return !has, nil
+	}
 }
 
 // Put stores an object.

@@ -52,6 +52,7 @@ const (
 	RateLimited         Code = "RATE_LIMITED"
 	TenantSessions      Code = "TENANT_SESSIONS"
 	TenantEvents        Code = "TENANT_EVENTS"
+	TenantStorage       Code = "TENANT_STORAGE"
 	Overloaded          Code = "OVERLOADED"
 	StorageFull         Code = "STORAGE_FULL"
 	TooManyTags         Code = "TOO_MANY_TAGS"
@@ -127,6 +128,7 @@ func Table() []Entry {
 		{RateLimited, http.StatusTooManyRequests, codes.ResourceExhausted, "Too many requests", "The tenant sends more requests than it may at this gateway: `--max-tenant-requests` a second and `--max-tenant-burst` at once, or its own limits (docs/limits.md). Nothing was done: try again after `Retry-After`. Messages of a WebSocket count, and one over the limit closes it with 1013.", ""},
 		{TenantSessions, http.StatusTooManyRequests, codes.ResourceExhausted, "Too many sessions", "The tenant has as many sessions as it may: `--max-tenant-sessions`, or its own limit (docs/limits.md). Delete some, or have the operator raise the limit.", ""},
 		{TenantEvents, http.StatusTooManyRequests, codes.ResourceExhausted, "Too many events on one day", "The sessions of the tenant have added as many events to the log on this UTC day, or as many bytes, as its limits `eventsPerDay` and `eventBytesPerDay` allow (docs/limits.md). New sessions, messages, files and changes of options are refused; controls and deletions are not. Try again on the next UTC day, or have the operator raise the limit.", ""},
+		{TenantStorage, http.StatusTooManyRequests, codes.ResourceExhausted, "Too many bytes stored", "The tenant stores as many bytes as it may, or would with what was sent: `--max-tenant-storage`, or its own limit `storageBytes` (docs/limits.md). New sessions, messages, files, definitions and skills are refused; turns that run go on, and controls, deletions and reads are served. Delete sessions or versions of skills and try again when the janitor has removed them, or have the operator raise the limit.", ""},
 		{Overloaded, http.StatusServiceUnavailable, codes.ResourceExhausted, "The gateway is full", "The requests that are being answered hold `--max-bytes`, what streams send holds half of that, or `--max-connections` connections are open. Nothing was done: try again after `Retry-After`, or at another gateway. A stream waits for three times `--write-timeout` before it ends with this code, and goes on with its cursor. A WebSocket whose message is refused is closed with 1013.", ""},
 		{StorageFull, http.StatusInsufficientStorage, codes.ResourceExhausted, "The store is full", "The streams and buckets of NATS have reached their limit but for a reserve (`--store-reserve`), which is kept for ends of executions, controls and deletions. What needs room, such as a session, a message, a file or a skill, is refused; what ends or removes something is not. Delete sessions, or have the operator raise the limit (`SPOOL_NATS_MAX_STORE`), and try again after `Retry-After`.", ""},
 		{TooManyTags, http.StatusConflict, codes.FailedPrecondition, "Too many tags", "An entry of the catalogue has at most 64 tags. Move one that it has.", ""},

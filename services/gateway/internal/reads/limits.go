@@ -14,14 +14,15 @@ func (s *Store) Limits(ctx context.Context, tenant string, now time.Time) (own, 
 	var text string
 	used = &spoolv1.TenantLimits{}
 	day, _ := events.PeriodDay.Span(now)
-	_, err = s.one(ctx, []any{&text, &used.Slots, &used.Sandboxes, &used.Sessions, &used.Keys, &used.EventsPerDay, &used.EventBytesPerDay}, `SELECT
+	_, err = s.one(ctx, []any{&text, &used.Slots, &used.Sandboxes, &used.Sessions, &used.Keys, &used.EventsPerDay, &used.EventBytesPerDay, &used.StorageBytes}, `SELECT
 			coalesce((SELECT limits FROM tenant_limits WHERE tenant = $1 AND NOT removed), '{}'),
 			(SELECT count(*) FROM executions WHERE tenant = $1 AND phase IN ('starting', 'running')),
 			(SELECT count(*) FROM sandboxes WHERE tenant = $1 AND status IN ('creating', 'ready')),
 			(SELECT count(*) FROM sessions WHERE tenant = $1),
 			(SELECT count(*) FROM keys WHERE tenant = $1 AND revoked_at IS NULL),
 			(SELECT coalesce(sum(events), 0)::float8 FROM tenant_usage WHERE tenant = $1 AND day >= $2),
-			(SELECT coalesce(sum(event_bytes), 0)::float8 FROM tenant_usage WHERE tenant = $1 AND day >= $2)`, tenant, day)
+			(SELECT coalesce(sum(event_bytes), 0)::float8 FROM tenant_usage WHERE tenant = $1 AND day >= $2),
+			(SELECT greatest(0, coalesce(sum(stored_bytes), 0))::float8 FROM tenant_usage WHERE tenant = $1 AND id = ANY ($3))`, tenant, day, storedRows)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -45,6 +46,6 @@ func (s *Store) CountSessions(ctx context.Context, tenant string, ids []string, 
 func tenantLimits(l events.TenantLimits) *spoolv1.TenantLimits {
 	return &spoolv1.TenantLimits{
 		Slots: l.Slots, Sandboxes: l.Sandboxes, Sessions: l.Sessions, Streams: l.Streams, RequestsPerSecond: l.RequestsPerSecond, RequestBurst: l.RequestBurst,
-		Keys: l.Keys, EventsPerDay: float64(l.EventsPerDay), EventBytesPerDay: float64(l.EventBytesPerDay),
+		Keys: l.Keys, EventsPerDay: float64(l.EventsPerDay), EventBytesPerDay: float64(l.EventBytesPerDay), StorageBytes: float64(l.StorageBytes),
 	}
 }

@@ -24,7 +24,11 @@ type TenantUsage struct {
 	TimeMs     int64
 	Events     int64 // that sessions added to the log
 	EventBytes int64 // of those events, by events.OutputOf
+	Stored     int64 // bytes that the tenant stores now; of the row of noDay alone
 }
+
+// noDay is the day of the row that holds what a tenant stores now.
+const noDay = ""
 
 // TenantBudget is a row of tenant_budgets; ID is the period.
 type TenantBudget struct {
@@ -40,7 +44,7 @@ type TenantBudget struct {
 
 // spendsOn lists the days of which an event of a session may change what its tenant has taken: each event counts on its own day.
 func spendsOn(e events.Event) []string {
-	days := []string{day(sane(e.Time))}
+	days := []string{noDay, day(sane(e.Time))}
 	if d, retired := e.Data.(events.RunRetired); retired {
 		for _, u := range d.Usage {
 			days = append(days, clean(u.Day))
@@ -75,16 +79,18 @@ type dayShare struct {
 
 	Events     int64 `json:"events,omitempty"`
 	EventBytes int64 `json:"eventBytes,omitempty"`
+
+	Stored int64 `json:"stored,omitempty"` // of noDay alone
 }
 
 // plus returns the sum of both.
 func (d dayShare) plus(o dayShare) dayShare {
-	return dayShare{d.Turns + o.Turns, d.Tokens + o.Tokens, finite(d.CostUSD + o.CostUSD), d.TimeMs + o.TimeMs, d.Events + o.Events, d.EventBytes + o.EventBytes}
+	return dayShare{d.Turns + o.Turns, d.Tokens + o.Tokens, finite(d.CostUSD + o.CostUSD), d.TimeMs + o.TimeMs, d.Events + o.Events, d.EventBytes + o.EventBytes, d.Stored + o.Stored}
 }
 
 // minus returns what d has more than o.
 func (d dayShare) minus(o dayShare) dayShare {
-	return dayShare{d.Turns - o.Turns, d.Tokens - o.Tokens, d.CostUSD - o.CostUSD, d.TimeMs - o.TimeMs, d.Events - o.Events, d.EventBytes - o.EventBytes}
+	return dayShare{d.Turns - o.Turns, d.Tokens - o.Tokens, d.CostUSD - o.CostUSD, d.TimeMs - o.TimeMs, d.Events - o.Events, d.EventBytes - o.EventBytes, d.Stored - o.Stored}
 }
 
 // sharesOf reads Session.Spent or Deleted.Spent.
@@ -100,11 +106,16 @@ func sharesOf(text string) (map[string]dayShare, error) {
 }
 
 // SpentOf is the Spent of a deleted session as run_retired states it.
-func SpentOf(usage []events.DayUsage) (string, error) {
+func SpentOf(d events.RunRetired) (string, error) {
 	shares := map[string]dayShare{}
-	for _, u := range usage {
+	for _, u := range d.Usage {
 		s := u.Spent
-		shares[clean(u.Day)] = dayShare{int64(s.Turns), count(s.Tokens), s.CostUSD, count(s.TimeMs), count(u.Logged.Events), count(u.Logged.Bytes)}
+		shares[clean(u.Day)] = dayShare{
+			Turns: int64(s.Turns), Tokens: count(s.Tokens), CostUSD: s.CostUSD, TimeMs: count(s.TimeMs), Events: count(u.Logged.Events), EventBytes: count(u.Logged.Bytes),
+		}
+	}
+	if d.Stored > 0 {
+		shares[noDay] = dayShare{Stored: count(d.Stored)}
 	}
 	if len(shares) == 0 {
 		return "", nil
@@ -116,12 +127,18 @@ func SpentOf(usage []events.DayUsage) (string, error) {
 func (f *folding) take(a *aggregate, e events.Event, d dayShare) error {
 	on := day(e.Time)
 	row := f.spent(a.key.Tenant, on)
-	row.add(d)
 	s := f.session(a, e)
 	shares, err := sharesOf(s.Spent)
 	if err != nil {
 		return err
 	}
+	if d.Stored != 0 {
+		had := shares[noDay].Stored
+		shares[noDay] = dayShare{Stored: max(0, had+d.Stored)}
+		f.spent(a.key.Tenant, noDay).Stored += shares[noDay].Stored - had
+		d.Stored = 0
+	}
+	row.add(d)
 	shares[on] = shares[on].plus(d)
 	s.Spent, err = marshal(shares)
 	return err
@@ -137,23 +154,28 @@ func (u *TenantUsage) add(d dayShare) {
 	u.TimeMs += d.TimeMs
 	u.Events += d.Events
 	u.EventBytes += d.EventBytes
+	u.Stored += d.Stored
 }
 
 // logged adds the events of a session's commit to what the session and its tenant took, up to the one that deletes the session.
 // What follows it is Spool's own, and is not counted.
-func (f *folding) logged(a *aggregate, list []events.Event) error {
+func (f *folding) logged(a *aggregate, rec eventlog.Record) error {
 	if f.bare || a.deleted {
 		return nil
 	}
 	shares := map[string]dayShare{}
 	first := map[string]events.Event{} // of each day
-	for _, e := range list {
+	for i, e := range rec.Events {
 		e.Time = sane(e.Time)
 		on, size := day(e.Time), events.OutputOf(e)
 		if _, known := first[on]; !known {
 			first[on] = e
 		}
-		shares[on] = shares[on].plus(dayShare{Events: count(size.Events), EventBytes: count(size.Bytes)})
+		share := dayShare{Events: count(size.Events), EventBytes: count(size.Bytes), Stored: objectBytes(e)}
+		if i == 0 {
+			share.Stored += rec.Bytes
+		}
+		shares[on] = shares[on].plus(share)
 		if _, gone := e.Data.(events.SessionDeleted); gone {
 			break
 		}
@@ -174,13 +196,16 @@ func (f *folding) retire(a *aggregate, d events.RunRetired) error {
 	if err != nil {
 		return err
 	}
-	text, err := SpentOf(d.Usage)
+	text, err := SpentOf(d)
 	if err != nil {
 		return err
 	}
 	has, err := sharesOf(text)
 	if err != nil {
 		return err
+	}
+	if _, stated := has[noDay]; !stated {
+		has[noDay] = dayShare{}
 	}
 	touch(&f.deleted, a.gone).Spent = text
 	for _, on := range slices.Sorted(maps.Keys(has)) {
@@ -279,11 +304,16 @@ type (
 // usageOf wants the rows that an event of a session adds to.
 func (w *want) usageOf(tenant string, e events.Event) {
 	for _, on := range spendsOn(e) {
-		k := w.model.usageDay(tenant, on)
-		if _, present := w.model.tenantUsage[k]; !present && !w.seen[tenantUsageRef(k)] {
-			w.seen[tenantUsageRef(k)] = true
-			w.out.TenantUsage = append(w.out.TenantUsage, k)
-		}
+		w.usageDay(tenant, on)
+	}
+}
+
+// usageDay wants the row of what a tenant takes on a day.
+func (w *want) usageDay(tenant, day string) {
+	k := w.model.usageDay(tenant, day)
+	if _, present := w.model.tenantUsage[k]; !present && !w.seen[tenantUsageRef(k)] {
+		w.seen[tenantUsageRef(k)] = true
+		w.out.TenantUsage = append(w.out.TenantUsage, k)
 	}
 }
 

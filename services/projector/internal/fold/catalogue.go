@@ -173,6 +173,7 @@ func (f *folding) catalogued(rec eventlog.Record) error {
 		return nil
 	}
 	k := Key{rec.Subject.Tenant, rec.Subject.ID}
+	f.spent(k.Tenant, noDay).Stored += rec.Bytes
 	for _, e := range rec.Events {
 		c, ok := entryChangeOf(rec.Subject.Aspect, e)
 		if !ok {
@@ -211,17 +212,32 @@ func (f *folding) version(v Child, c entryChange, before versions.State, positio
 		if x == nil {
 			x = &entry[Version]{}
 			f.model.versions[v] = x
+		} else if !x.row.Removed {
+			f.spent(v.Session.Tenant, noDay).Stored -= zipBytes(x.row)
 		}
 		*touch(&f.versions, x) = Version{
 			Tenant: v.Session.Tenant, Entry: v.Session.ID, ID: v.ID, Group: f.model.group,
 			Spec: clean(spec), Document: clean(c.document), CreatedAt: moment(c.event.Time), Position: position,
 		}
+		f.spent(v.Session.Tenant, noDay).Stored += zipBytes(x.row)
 	case x != nil && known:
 		if now, _ := find(f.model.entries[v.Session].row.state, v.ID); now.Removed != x.row.Removed {
 			touch(&f.versions, x).Removed = now.Removed
+			if now.Removed {
+				f.spent(v.Session.Tenant, noDay).Stored -= zipBytes(x.row)
+			}
 		}
 	}
 	return nil
+}
+
+// zipBytes returns the size of the ZIP that a version of a skill is; of other entries it is 0.
+func zipBytes(v Version) int64 {
+	var spec skillSpec
+	if v.Document == "" || json.Unmarshal([]byte(v.Spec), &spec) != nil { // a skill has a document, and its spec is of this fold
+		return 0
+	}
+	return count(spec.Bytes)
 }
 
 func find(s versions.State, digest string) (versions.Version, bool) {

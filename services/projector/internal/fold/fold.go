@@ -120,7 +120,7 @@ func (f *folding) announce(k Key) *Live {
 func (f *folding) record(rec eventlog.Record) error {
 	k := Key{rec.Subject.Tenant, rec.Subject.ID}
 	a := f.use(k)
-	if err := f.logged(a, rec.Events); err != nil {
+	if err := f.logged(a, rec); err != nil {
 		return err
 	}
 	for _, e := range rec.Events {
@@ -222,6 +222,7 @@ func (f *folding) afterDeletion(a *aggregate, rec eventlog.Record, e events.Even
 		return f.retire(a, d)
 	case events.ContentRemoved:
 		touch(&f.deleted, a.gone).Removed = true
+		return f.erased(a)
 	}
 	return nil
 }

@@ -127,6 +127,7 @@ func (m *Model) Missing(b Batch) Missing {
 	for _, rec := range b.Records {
 		k := Key{rec.Subject.Tenant, rec.Subject.ID}
 		if rec.Subject.Aspect.Catalogued() {
+			w.usageDay(k.Tenant, noDay)
 			for _, e := range rec.Events {
 				w.key(rec.Subject.Tenant, e)
 				w.entry(k, rec.Subject.Aspect, e)

@@ -52,8 +52,8 @@ func anEvent(t *rapid.T) events.Event {
 		events.SandboxPaused{SandboxID: sandbox}, events.SandboxResumed{SandboxID: sandbox}, events.ExecutionPaused{}, events.ExecutionResumed{PausedMs: 5},
 		events.SandboxHealth{SandboxID: sandbox, Status: "unhealthy", Reason: "no answer", MemoryBytes: 1 << 63, DiskBytes: 7},
 		events.FileCreated{Path: path, Size: 3}, events.FileModified{Path: path, Size: 1 << 63, Binary: true}, events.FileDeleted{Path: path},
-		events.FilePut{N: 1, Path: path}, events.FileRemoved{N: 2, Path: path}, events.FilesApplied{N: 2}, events.EgressDenied{Host: "x"},
-		events.WorkspaceSyncStarted{SandboxID: "s", Executor: "x"}, events.WorkspaceSynced{Snapshot: "snap\x00", Files: 3, Bytes: 12}, events.WorkspaceRestored{Snapshot: "snap"},
+		events.FilePut{N: 1, Path: path, Size: 9}, events.FileRemoved{N: 2, Path: path}, events.FilesApplied{N: 2}, events.EgressDenied{Host: "x"},
+		events.WorkspaceSyncStarted{SandboxID: "s", Executor: "x"}, events.WorkspaceSynced{Snapshot: "snap\x00", Files: 3, Bytes: 12, Stored: 20}, events.WorkspaceTrimmed{Objects: 1, Bytes: 12}, events.WorkspaceRestored{Snapshot: "snap"},
 		events.ModelCalled{Provider: "openai", Model: name(t, "model", 2), Status: 200, Usage: events.Usage{InputTokens: 5, OutputTokens: 2}, CostUSD: 0.25, Prices: "1", FirstByteMs: 3, DurationMs: 4},
 		events.ModelCalled{Provider: "openai", Model: name(t, "model", 2), Status: uint32(rapid.SampledFrom([]int{0, 429}).Draw(t, "status of a call")), DurationMs: 4},
 		events.Opaque{Name: "from_the_future", Raw: json.RawMessage("{\"x\":\"\xff\"}")}, events.Log{Message: "line"},
@@ -85,7 +85,7 @@ func records(t *rapid.T) []eventlog.Record {
 	out := make([]eventlog.Record, n)
 	for i := range out {
 		s := events.LifeOf("default", name(t, "ses", 2))
-		out[i] = eventlog.Record{Subject: s, Position: eventlog.Position{Seq: uint64(i + 1)}, Events: rapid.SliceOfN(rapid.Custom(anEvent), 1, 3).Draw(t, "events")}
+		out[i] = eventlog.Record{Subject: s, Position: eventlog.Position{Seq: uint64(i + 1)}, Events: rapid.SliceOfN(rapid.Custom(anEvent), 1, 3).Draw(t, "events"), Bytes: int64(100 + i)}
 		out[i].Commit.Actor = rapid.SampledFrom([]events.Actor{{Kind: "key", ID: "key_1", User: "ann\x00", Address: "192.0.2.1"}, {Kind: "user", ID: "local"}, {Kind: "service", ID: "session"}}).Draw(t, "actor")
 		switch rapid.IntRange(0, 30).Draw(t, "special") {
 		case 0:

@@ -276,7 +276,8 @@ func tenantUsageTable() table[fold.TenantUsage] {
 		col("cost_usd", float8, func(r *fold.TenantUsage) *float64 { return &r.CostUSD }),
 		col("time_ms", int8, func(r *fold.TenantUsage) *int64 { return &r.TimeMs }),
 		col("events", int8, func(r *fold.TenantUsage) *int64 { return &r.Events }),
-		col("event_bytes", int8, func(r *fold.TenantUsage) *int64 { return &r.EventBytes }))
+		col("event_bytes", int8, func(r *fold.TenantUsage) *int64 { return &r.EventBytes }),
+		col("stored_bytes", int8, func(r *fold.TenantUsage) *int64 { return &r.Stored }))
 }
 
 func tenantBudgetTable() table[fold.TenantBudget] {

@@ -23,7 +23,7 @@ func TestMatters(t *testing.T) {
 		events.BlockStart{}, events.BlockUpdate{}, events.BlockComplete{}, events.SubagentSpawned{}, events.SubagentCompleted{},
 		events.PermissionDecided{}, events.TranscriptWritten{}, events.MetadataUpdate{}, events.Log{}, events.Error{}, events.WatchdogWarned{},
 		events.SandboxPaused{}, events.SandboxResumed{}, events.SandboxHealth{}, events.FileCreated{}, events.FileModified{}, events.FileDeleted{},
-		events.FilesApplied{}, events.WorkspaceSyncStarted{}, events.WorkspaceSynced{}, events.WorkspaceRestored{}, events.EgressDenied{}, events.ModelCalled{},
+		events.FilesApplied{}, events.WorkspaceSyncStarted{}, events.WorkspaceSynced{}, events.WorkspaceTrimmed{}, events.WorkspaceRestored{}, events.EgressDenied{}, events.ModelCalled{},
 		events.KeyCreated{}, events.KeyRevoked{}, events.AgentApplied{}, events.AgentRemoved{}, events.InstanceApplied{}, events.InstanceRemoved{},
 		events.EnvironmentApplied{}, events.EnvironmentRemoved{}, events.SkillPushed{}, events.SkillTagged{}, events.SkillRemoved{}, events.ExecutionResolved{},
 		events.TenantBudgetSet{}, events.TenantBudgetRemoved{}, events.TenantLimitsSet{}, events.TenantLimitsRemoved{}, events.ExecutionAttached{}, events.ExecutionHandedOver{},

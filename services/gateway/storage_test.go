@@ -1,0 +1,219 @@
+package gateway_test
+
+import (
+	"encoding/base64"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/gateway"
+)
+
+// messages returns how many messages an object bucket holds: chunks and names.
+func (w *world) messages(bucket string) uint64 {
+	w.t.Helper()
+	s, err := w.js.Stream(w.t.Context(), "OBJ_"+bucket)
+	must(w.t, err)
+	info, err := s.Info(w.t.Context())
+	must(w.t, err)
+	return info.State.Msgs
+}
+
+// empty removes all that an object bucket holds, as the janitor does once it is old.
+func (w *world) empty(bucket string) {
+	w.t.Helper()
+	s, err := w.js.Stream(w.t.Context(), "OBJ_"+bucket)
+	must(w.t, err)
+	must(w.t, s.Purge(w.t.Context()))
+}
+
+// counts adds to what the read models count that a tenant stores.
+func (w *world) counts(tenant string, bytes int64) {
+	w.t.Helper()
+	tx, err := w.pool.Begin(w.t.Context())
+	must(w.t, err)
+	projection{w: w, tx: tx}.stored(tenant, bytes)
+	must(w.t, tx.Commit(w.t.Context()))
+}
+
+func bytesOf(n int) string { return strings.Repeat("x", n) }
+
+const chunked = "Transfer-Encoding: chunked"
+
+// TestStorageLimit_RefusesAnUpload: a file or a skill that does not fit is refused before any of it is stored, and one of unknown
+// length is cut at what is left. What the tenant stores, the limit and what to do are named. Other tenants are served.
+func TestStorageLimit_RefusesAnUpload(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.serveCommands()
+	w.serveSkills()
+	root := rootKey()
+	g := w.gateway(gateway.Config{Auth: gateway.AuthKeys, RootKey: root, MaxTenantStorage: 3 << 20})
+	acme, other := g.keyed(root, "acme"), g.keyed(root, "other")
+	id, theirs := w.session("acme"), w.session("other")
+	path := "/api/sessions/" + id + "/files/"
+	acme.do("PUT", path+"a", bytesOf(2<<20)).want(t, 202)
+	before := w.messages(topology.BucketWorkspaces)
+	a := acme.do("PUT", path+"b", bytesOf(1<<20+1)).wantProblem(t, 429, "TENANT_STORAGE", "")
+	for _, part := range []string{"1048577", "2097152", "3145728", "delete sessions"} {
+		if !strings.Contains(a.text("detail"), part) {
+			t.Errorf("the refusal does not name %s: %s", part, a)
+		}
+	}
+	acme.push("", pack(t, "# PDF", 1<<20)).wantProblem(t, 429, "TENANT_STORAGE", "")
+	_, err := spoolv1.NewSessionsClient(g.conn()).CreateSession(acme.context(t.Context()), &spoolv1.CreateSessionRequest{WorkspaceFiles: []*spoolv1.WorkspaceFile{
+		{Path: "a", ContentBase64: ptr(base64.StdEncoding.EncodeToString([]byte(bytesOf(1<<20 + 1))))},
+	}})
+	wantCode(t, err, codes.ResourceExhausted, "TENANT_STORAGE", "")
+	acme.do("POST", "/api/executions", `{"content":"go","workspaceFiles":[{"path":"a","content":"`+bytesOf(1<<20+1)+`"}]}`).wantProblem(t, 429, "TENANT_STORAGE", "")
+	if now := w.messages(topology.BucketWorkspaces); now != before || w.messages(topology.BucketSkills) != 0 {
+		t.Errorf("refused uploads left %d messages in the bucket of workspaces, %d in that of skills", now-before, w.messages(topology.BucketSkills))
+	}
+
+	cut, sent := acme.endless("PUT", path+"c", chunked+"\r\nAuthorization: Bearer "+acme.key)
+	if cut.wantProblem(t, 429, "TENANT_STORAGE", ""); sent > 16<<20 { // what is beyond lies in the buffers of the connection
+		t.Errorf("%d bytes were taken", sent)
+	}
+	// What was taken of it counts until the janitor has removed it.
+	acme.do("PUT", path+"d", bytesOf(1<<20)).wantProblem(t, 429, "TENANT_STORAGE", "")
+	w.empty(topology.BucketWorkspaces)
+	acme.do("PUT", path+"d", bytesOf(1<<20)).want(t, 202)
+	acme.do("PUT", path+"e", "x").wantProblem(t, 429, "TENANT_STORAGE", "")
+	other.do("PUT", "/api/sessions/"+theirs+"/files/a", bytesOf(2<<20)).want(t, 202)
+	if n := acme.get("/api/limits").want(t, 200).number("used", "storageBytes"); n != 3<<20 {
+		t.Errorf("%v bytes are shown as used", n)
+	}
+}
+
+func ptr[T any](v T) *T { return &v }
+
+// TestStorageLimit_HoldsForUploadsAtOnce: however many uploads come at once, no more is stored than the tenant may.
+func TestStorageLimit_HoldsForUploadsAtOnce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.serveCommands()
+	g := w.gateway(gateway.Config{MaxTenantStorage: 1 << 20})
+	id := w.session("default")
+	var wg sync.WaitGroup
+	answers := make(chan answer, 30)
+	for i := range cap(answers) {
+		wg.Go(func() {
+			answers <- g.do("PUT", fmt.Sprintf("/api/sessions/%s/files/%d", id, i), bytesOf(100<<10))
+		})
+	}
+	wg.Wait()
+	close(answers)
+	taken := 0
+	for a := range answers {
+		if a.status == http.StatusAccepted {
+			taken++
+			continue
+		}
+		a.wantProblem(t, 429, "TENANT_STORAGE", "")
+	}
+	// An upload that has just been folded may count twice for a moment, and then another is refused that would fit.
+	for g.do("PUT", "/api/sessions/"+id+"/files/more", bytesOf(100<<10)).status == http.StatusAccepted {
+		taken++
+	}
+	if stored := g.get("/api/limits").want(t, 200).number("used", "storageBytes"); taken != 10 || stored != 1000<<10 {
+		t.Errorf("%d uploads of 100 KiB were taken, %v bytes are stored", taken, stored)
+	}
+}
+
+// TestStorageLimit_RefusesWork: past the limit all that adds to what the tenant stores is refused. Controls, deletions and reads are
+// served. A limit that is lowered below what is stored, raised or removed acts at once.
+func TestStorageLimit_RefusesWork(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.serveCommands()
+	root := rootKey()
+	g := w.gateway(gateway.Config{Auth: gateway.AuthKeys, RootKey: root})
+	acme := g.keyed(root, "acme")
+	id := w.session("acme")
+	path := "/api/sessions/" + id
+	acme.do("POST", "/api/sessions", `{}`, header("Idempotency-Key", "first")).want(t, 201)
+	run := acme.do("POST", path+"/messages", `{"content":"go"}`).want(t, 202).text("executionId")
+	acme.do("PUT", path+"/files/a", bytesOf(1000)).want(t, 202)
+	g.as(root).do("PUT", "/api/limits", `{"tenant":"acme","limits":{"storageBytes":1000}}`).want(t, 200)
+	refused := func() bool { return acme.do("POST", "/api/sessions", `{}`).status == http.StatusTooManyRequests }
+	for deadline := time.Now().Add(patience); !refused(); {
+		if time.Now().After(deadline) {
+			t.Fatal("no session is refused")
+		}
+	}
+	for _, r := range [][3]string{
+		{"POST", "/api/sessions", `{}`}, {"POST", "/api/executions", `{"content":"go"}`}, {"POST", path + "/messages", `{"content":"go"}`}, {"POST", path + "/sync", ""},
+		{"PATCH", path, `{"metadata":1}`}, {"PUT", path + "/files/b", "x"}, {"PUT", path + "/files/b", ""},
+	} {
+		acme.do(r[0], r[1], r[2]).wantProblem(t, 429, "TENANT_STORAGE", "")
+	}
+	acme.push("", pack(t, "# PDF", 10)).wantProblem(t, 429, "TENANT_STORAGE", "")
+	_, err := spoolv1.NewSessionsClient(g.conn()).PostMessage(acme.context(t.Context()), &spoolv1.PostMessageRequest{SessionId: id, Content: "go"})
+	wantCode(t, err, codes.ResourceExhausted, "TENANT_STORAGE", "")
+	acme.do("POST", "/api/sessions", `{}`, header("Idempotency-Key", "first")).want(t, 201) // it was made before
+	for _, r := range [][2]string{{"POST", path + "/interrupt"}, {"POST", "/api/executions/" + run + "/cancel"}, {"DELETE", path + "/files/a"}, {"POST", path + "/environment/terminate"}} {
+		acme.do(r[0], r[1], "").want(t, 202)
+	}
+	acme.get(path).want(t, 200)
+	acme.get(path+"/events").want(t, 200)
+	w.counts("acme", -1) // as the janitor's removal does
+	acme.do("POST", path+"/messages", `{"content":"go"}`).want(t, 202)
+	w.counts("acme", 1)
+	acme.do("POST", path+"/messages", `{"content":"go"}`).wantProblem(t, 429, "TENANT_STORAGE", "")
+	g.as(root).do("DELETE", "/api/limits?tenant=acme", "").want(t, 200)
+	for deadline := time.Now().Add(patience); refused(); {
+		if time.Now().After(deadline) {
+			t.Fatal("sessions are refused for good")
+		}
+	}
+	acme.do("DELETE", path, "").want(t, 200)
+}
+
+// TestStorageLimit_CountsUploadsThatWereAccepted: while the projector is behind, what this gateway has stored counts, and it counts once
+// when the read models hold it.
+func TestStorageLimit_CountsUploadsThatWereAccepted(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.serveCommands()
+	g := w.gateway(gateway.Config{MaxTenantStorage: 1000})
+	id := w.session("default")
+	path := "/api/sessions/" + id + "/files/"
+	// The fake session service folds as it answers: here the sum lacks the file, and the checkpoint is where it was before.
+	_, err := w.pool.Exec(t.Context(), "CREATE FUNCTION hold() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'")
+	must(t, err)
+	w.exec("CREATE TRIGGER held BEFORE UPDATE ON checkpoints FOR EACH ROW EXECUTE FUNCTION hold()")
+	w.exec("CREATE TRIGGER held BEFORE INSERT ON tenant_usage FOR EACH ROW EXECUTE FUNCTION hold()")
+	g.do("PUT", path+"a", bytesOf(600)).want(t, 202)
+	g.do("PUT", path+"b", bytesOf(600)).wantProblem(t, 429, "TENANT_STORAGE", "")
+	w.exec("DROP TRIGGER held ON tenant_usage")
+	w.exec("DROP TRIGGER held ON checkpoints")
+	w.counts("default", 600)
+	w.exec("UPDATE checkpoints SET position = 1000000")
+	g.do("PUT", path+"b", bytesOf(400)).want(t, 202)
+	g.do("PUT", path+"c", "x").wantProblem(t, 429, "TENANT_STORAGE", "")
+}
+
+// TestStorageLimit_OfSkills: the upload of a skill that was only checked counts until it is removed, and that of one that was kept
+// does not count beside the skill, as long as all such uploads stay below the limit.
+func TestStorageLimit_OfSkills(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.serveSkills()
+	g := w.gateway(gateway.Config{MaxTenantStorage: 1 << 20})
+	zip := pack(t, "# PDF", 600<<10)
+	g.push("?dryRun=true", zip).want(t, 200)
+	g.push("", zip).wantProblem(t, 429, "TENANT_STORAGE", "")
+	w.empty(topology.BucketSkills)
+	g.push("", zip).want(t, 201)
+	// The fake does not count the skill, which is as if it had been removed at once.
+	g.push("", pack(t, "# PDF 2", 600<<10)).wantProblem(t, 429, "TENANT_STORAGE", "")
+	w.counts("default", 400<<10)
+	g.push("", pack(t, "# PDF 2", 300<<10)).want(t, 201)
+}

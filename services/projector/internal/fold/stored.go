@@ -1,0 +1,32 @@
+package fold
+
+import "github.com/spoolhq/spool/pkg/events"
+
+// objectBytes returns how many bytes more, or fewer, the session's objects take in the bucket workspaces after an event. Snapshots of
+// former versions do not state what they added; the bytes of new files are close to it.
+func objectBytes(e events.Event) int64 {
+	switch d := e.Data.(type) {
+	case events.FilePut:
+		return count(d.Size)
+	case events.WorkspaceSynced:
+		if d.Stored == 0 {
+			return count(d.NewBytes)
+		}
+		return count(d.Stored)
+	case events.WorkspaceTrimmed:
+		return -count(d.Bytes)
+	}
+	return 0
+}
+
+// erased takes what the session stored off what its tenant stores.
+func (f *folding) erased(a *aggregate) error {
+	shares, err := sharesOf(a.gone.row.Spent)
+	if err != nil || shares[noDay].Stored == 0 {
+		return err
+	}
+	f.spent(a.key.Tenant, noDay).Stored -= shares[noDay].Stored
+	delete(shares, noDay)
+	touch(&f.deleted, a.gone).Spent, err = marshal(shares)
+	return err
+}

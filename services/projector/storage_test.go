@@ -1,0 +1,157 @@
+package projector_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/readmodel"
+	"github.com/spoolhq/spool/pkg/topology"
+)
+
+// stores waits until the read models count that a tenant stores so many bytes.
+func (w *world) stores(tenant string, want int64) {
+	w.t.Helper()
+	conn, err := readmodel.Connect(w.t.Context(), w.url, readmodel.Schema)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer func() { _ = conn.Close(context.Background()) }()
+	eventually(w.t, fmt.Sprintf("%s stores %d bytes", tenant, want), func() error {
+		var have int64
+		err := conn.QueryRow(w.t.Context(), "SELECT coalesce(sum(stored_bytes), 0)::bigint FROM tenant_usage WHERE tenant = $1", tenant).Scan(&have)
+		if err == nil && have != want {
+			err = fmt.Errorf("it stores %d bytes", have)
+		}
+		return err
+	})
+}
+
+// inLog returns how many bytes the events of a subject's id take as they are stored, without those in the bucket payloads.
+func (w *world) inLog(id string) (n int64) {
+	w.t.Helper()
+	for rec, err := range w.log.Read(w.t.Context(), eventlog.Position{}, eventlog.Filter{}) {
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		if rec.Subject.ID == id {
+			n += int64(len(rec.Commit.Events))
+		}
+	}
+	return n
+}
+
+// TestTenantStorage_IsCounted: events, payloads, files that are put, snapshots and skills of a tenant count as stored until the fact
+// that removes them, and a rebuild counts the same at each step.
+func TestTenantStorage_IsCounted(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	w.start()
+	kept, gone, other := w.session(1).create(), w.session(6).create(), w.session(2)
+	other.tenant = "other"
+	other.life.Subject, other.run.Subject = events.LifeOf("other", other.id), events.RunOf("other", other.id)
+	other.create()
+	all := func() int64 { return w.inLog(kept.id) + w.inLog(gone.id) }
+	w.stores("default", all())
+	w.stores("other", w.inLog(other.id))
+
+	kept.append(&kept.life, "", events.FilePut{N: 1, Path: "a", Size: 1000})
+	kept.append(&kept.run, "", events.WorkspaceSynced{Snapshot: "m-1", NewBytes: 1000, Stored: 1100})
+	gone.append(&gone.run, "", events.WorkspaceSynced{Snapshot: "m-2", NewBytes: 70}) // of a former version
+	objects := int64(1000 + 1100 + 70)
+	w.stores("default", all()+objects)
+	large := events.MessageAccepted{BlockID: "blk_1", Content: strings.Repeat("x", 300<<10)}
+	text, err := json.Marshal(large)
+	if err != nil {
+		t.Fatal(err)
+	}
+	gone.append(&gone.life, "exe_1", large)
+	objects += int64(len(text))
+	w.stores("default", all()+objects)
+	kept.append(&kept.run, "", events.WorkspaceTrimmed{Objects: 2, Bytes: 1600})
+	objects -= 1600
+	w.stores("default", all()+objects)
+
+	gone.append(&gone.life, "", events.SessionDeleted{})
+	w.stores("default", all()+objects)
+	w.projected(gone)
+	w.sameAsRebuilt()
+	var shares map[string]struct{ Stored, Events, EventBytes uint64 }
+	if err := json.Unmarshal([]byte(one[string](w, "SELECT spent FROM deleted_sessions WHERE id = $1", gone.id)), &shares); err != nil {
+		t.Fatal(err)
+	}
+	if want := uint64(w.inLog(gone.id)) + 70 + uint64(len(text)); shares[""].Stored != want {
+		t.Errorf("the deleted session stores %d bytes, want %d", shares[""].Stored, want)
+	}
+	day := testTime.Format(time.DateOnly)
+	logged := events.Output{Events: shares[day].Events, Bytes: shares[day].EventBytes}
+	before := all() + objects
+	gone.append(&gone.run, "", events.RunRetired{Usage: []events.DayUsage{{Day: day, Logged: logged}}, Stored: shares[""].Stored})
+	w.projected(gone)
+	w.stores("default", before)
+	stream, err := w.js.Stream(t.Context(), topology.EventsStream(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for rec, err := range w.log.Read(t.Context(), eventlog.Position{}, eventlog.Filter{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if rec.Subject.ID == gone.id && rec.Position.Seq < gone.life.Seq {
+			if err := stream.DeleteMsg(t.Context(), rec.Position.Seq); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	w.sameAsRebuilt()
+	gone.append(&gone.run, "", events.ContentRemoved{})
+	w.projected(gone)
+	left := w.inLog(kept.id) + 1000 + 1100 - 1600
+	w.stores("default", left)
+	w.sameAsRebuilt()
+
+	// A janitor of a former version did not state what the session stored.
+	old := w.session(3).create()
+	w.stores("default", left+w.inLog(old.id))
+	old.append(&old.life, "", events.SessionDeleted{})
+	old.append(&old.run, "", events.RunRetired{})
+	w.projected(old)
+	w.stores("default", left)
+	old.append(&old.run, "", events.ContentRemoved{})
+	w.projected(old)
+	w.stores("default", left)
+	w.sameAsRebuilt()
+}
+
+// TestTenantStorage_OfSkills: each version of a skill that was not removed counts, whoever else has the same ZIP.
+func TestTenantStorage_OfSkills(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	w.start()
+	pushed := func(version string, bytes uint64) events.SkillPushed {
+		return events.SkillPushed{Ref: events.Reference{Slug: "s", Version: version}, Name: "s", Document: "# s", Bytes: bytes}
+	}
+	ref := events.Reference{Slug: "s"}
+	one, two := w.entry(events.Skill, "one", ref), w.entry(events.Skill, "two", ref)
+	for _, s := range []*session{one, two} {
+		s.append(&s.life, "", pushed("1", 1000))
+		w.stores(s.tenant, w.inLog(s.id)+1000)
+	}
+	one.append(&one.life, "", pushed("1", 1000))
+	one.append(&one.life, "", pushed("2", 70))
+	w.stores("one", w.inLog(one.id)+1070)
+	one.append(&one.life, "", events.SkillRemoved{Ref: events.Reference{Slug: "s", Version: "1"}})
+	w.stores("one", w.inLog(one.id)+70)
+	one.append(&one.life, "", pushed("1", 1000))
+	w.stores("one", w.inLog(one.id)+1070)
+	// A skill that is hidden as a whole keeps its ZIPs: references by digest go on to find them.
+	one.append(&one.life, "", events.SkillRemoved{Ref: ref})
+	w.stores("one", w.inLog(one.id)+1070)
+	w.stores("two", w.inLog(two.id)+1000)
+	w.sameAsRebuilt()
+}

@@ -1,0 +1,72 @@
+package janitor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/events/session"
+)
+
+// noteTrimmed notes an object for reportTrimmed that was removed and that events of its session had counted.
+func (p *pass) noteTrimmed(item Item, o object) {
+	if item.Kind != KindSnapshots && item.Kind != KindFiles {
+		return
+	}
+	k := sessionKey{item.Tenant, item.Name}
+	t := p.trimmed[k]
+	t.Objects++
+	t.Bytes += o.Size
+	p.trimmed[k] = t
+}
+
+// snapshotLate is how long after the end of a turn its snapshot may still come.
+const snapshotLate = time.Hour
+
+// reportTrimmed tells the log what was removed of the workspaces of sessions, so that it no longer counts as stored by their tenants.
+//
+// Only the holder of a session's runs may write to them while something runs, so the report waits for the end of the turn, and for the
+// snapshot that follows it: an executor whose commit is refused takes none. Whoever else writes at rest loads the session again.
+func (p *pass) reportTrimmed(ctx context.Context) error {
+	var errs []error
+	for k, t := range p.trimmed {
+		if err := p.reportTrimmedOf(ctx, k, t); err != nil {
+			errs = append(errs, fmt.Errorf("report what was removed of session %s of tenant %s: %w", k.ID, k.Tenant, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (p *pass) reportTrimmedOf(ctx context.Context, k sessionKey, t events.WorkspaceTrimmed) error {
+	l, err := p.sessions.Load(ctx, k.Tenant, k.ID, eventlog.Leader)
+	switch {
+	case err != nil:
+		return err
+	case l.Life.Status == session.Deleted || l.Run.Retired: // all that it stored is taken off with its content
+		delete(p.trimmed, k)
+		return nil
+	case !l.Run.Over(), l.Run.Syncing != "":
+		return nil
+	case l.Run.Snapshot.At.Before(l.Run.EndedAt) && p.now().Sub(l.Run.EndedAt) < snapshotLate:
+		return nil
+	}
+	m := events.NewMint(events.Meta{CommandID: events.Derive(events.KindCommand, "janitor", "trim", l.Tenant, l.ID, fmt.Sprint(l.RunHead.Seq)), Now: p.now()})
+	m.Add("", t)
+	d, err := run.Decide(l.Run, run.Record{Epoch: l.Run.Epoch, Events: m.Events()})
+	if err != nil {
+		return err
+	}
+	err = p.sessions.AppendRun(ctx, &l, actor, events.Derive(events.KindCommit, m.Events()[0].ID), d)
+	var conflict *eventlog.ConflictError
+	if errors.As(err, &conflict) {
+		return nil // the next pass tries again
+	}
+	if err == nil {
+		delete(p.trimmed, k)
+	}
+	return err
+}
