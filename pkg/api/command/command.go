@@ -241,6 +241,8 @@ type Answer struct {
 	Position    string `json:"position,omitempty"` // of the commit; as eventlog.Position writes it
 	Error       *Error `json:"error,omitempty"`
 
+	Forked *events.SessionForked `json:"forked,omitempty"` // of a fork: where it begins
+
 	Rights  *events.KeyRights `json:"rights,omitempty"`  // of a key that was created
 	Revoked []RevokedKey      `json:"revoked,omitempty"` // the keys that a revocation revoked with the one that it names
 
@@ -260,6 +262,8 @@ type Error struct {
 	Code   string `json:"code"`            // stable, as in docs/errors.md
 	Field  string `json:"field,omitempty"` // of the request, where one is at fault
 	Detail string `json:"detail"`          // one sentence
+
+	Tip *uint32 `json:"tip,omitempty"` // seq of the session's last event, where a seq is ahead of it
 }
 
 func (e *Error) Error() string { return e.Code + ": " + e.Detail }

@@ -131,7 +131,7 @@ func refusedCut(err error) error {
 	var ahead *fork.AheadError
 	switch {
 	case errors.As(err, &ahead):
-		return &command.Error{Code: codeCursorAhead, Field: "at", Detail: ahead.Error()}
+		return &command.Error{Code: codeCursorAhead, Field: "at", Detail: ahead.Error(), Tip: &ahead.Tip}
 	case errors.Is(err, fork.ErrZero):
 		return invalid("at", err.Error())
 	}
@@ -217,4 +217,12 @@ func (h *Handler) checkSnapshot(ctx context.Context, tenant, of, id string) erro
 		}
 	}
 	return nil
+}
+
+// forked returns where the fork that a command made begins; nil for other commands.
+func forked(c command.Command, l eventlog.Loaded) *events.SessionForked {
+	if c.Type != command.TypeForkSession {
+		return nil
+	}
+	return l.Life.Fork
 }

@@ -280,7 +280,7 @@ func (h *Handler) session(ctx context.Context, c command.Command, build builder)
 			return answer, err
 		}
 		if done {
-			answer.Position = h.cfg.Sessions.Position(l.ID, at).String()
+			answer.Position, answer.Forked = h.cfg.Sessions.Position(l.ID, at).String(), forked(c, l)
 			return answer, nil
 		}
 		list, err := decideWith(build, l, session.Base{Meta: events.Meta{CommandID: c.ID, Now: h.cfg.Now()}})
@@ -313,7 +313,7 @@ func (h *Handler) session(ctx context.Context, c command.Command, build builder)
 			return answer, err
 		}
 		h.hint(l, list)
-		answer.Position = h.cfg.Sessions.Position(l.ID, l.LifeHead.Seq).String()
+		answer.Position, answer.Forked = h.cfg.Sessions.Position(l.ID, l.LifeHead.Seq).String(), forked(c, l)
 		return answer, nil
 	}
 	return answer, fmt.Errorf("session %s: other writers came first %d times in a row", c.SessionID, maxRounds)
