@@ -256,7 +256,7 @@ func (w *Walk) synced(s snapshot) {
 		w.offer(p)
 	}
 	for _, p := range []*point{w.block, w.older} {
-		if p == nil || p.talk.agent == "" || p == w.block && p.execution == w.active {
+		if p == nil || p.talk.agent == "" || p != w.older && p.execution == w.active {
 			continue
 		}
 		p.talk.records = s
