@@ -25,7 +25,8 @@ import (
 type Adapter interface {
 	// Command says how the agent's process is started. It must be a function of
 	// the Launch alone: a warm process takes the next query as long as Command
-	// gives the same answer for it, Resume apart. A missing CLI is a
+	// gives the same answer for it, Resume and Fork apart. For a Fork it also lays down
+	// the copy of the agent's records, and cuts it: anew at each call. A missing CLI is a
 	// *runner.Error with code AGENT_NOT_FOUND whose message names the remedy.
 	Command(Launch) (Command, error)
 	// Open begins the conversation with a process that has just been started; a

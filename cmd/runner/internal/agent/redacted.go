@@ -17,6 +17,8 @@ const (
 	maxLog = 16 << 10
 	// maxDescription is how many bytes a call's description keeps.
 	maxDescription = 200
+	// maxAnchor is how many bytes an anchor may have.
+	maxAnchor = 256
 )
 
 // ours are the fields in which the runner itself writes: numbers of its own, and words of its own lists.

@@ -186,6 +186,9 @@ func shorten(data any, limit int) (any, bool) {
 	}
 	block := func(b *events.Block) {
 		b.Description = brief(b.Description)
+		if len(b.Anchor) > maxAnchor {
+			b.Anchor = "" // a part of it would be another position, or none
+		}
 		long(&b.Content, &b.Summary, &b.Output, &b.Message, &b.DisplayName, &b.Name, &b.ToolName, &b.ToolUseID)
 		raw(&b.Input)
 	}

@@ -7,11 +7,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
@@ -101,6 +103,32 @@ func Replay(t testing.TB, a agent.Adapter, l agent.Launch, q runner.Query, stdou
 		t.Error("the recorded lines do not end the turn")
 	}
 	return journal.Lines(), stdin.Sent()
+}
+
+// Anchors checks the anchors of a journal: only blocks of the agent's own conversation that are stated whole have
+// one, no two have the same, and each complete block of the given kinds in that conversation has one.
+func Anchors(t testing.TB, journal []runner.Line, kinds ...events.BlockKind) {
+	t.Helper()
+	seen := map[string]string{}
+	for _, l := range journal {
+		var d struct{ Block events.Block }
+		if err := json.Unmarshal(l.Data, &d); err != nil {
+			t.Fatal(err)
+		}
+		b := d.Block
+		switch {
+		case b.Anchor == "":
+			if b.ConversationID == events.MainConversation && b.Status == events.StatusComplete && slices.Contains(kinds, b.Kind) {
+				t.Errorf("line %d: block %s, %s, has no anchor", l.N, b.ID, b.Kind)
+			}
+		case b.Status == events.StatusPending, b.ConversationID != events.MainConversation:
+			t.Errorf("line %d: block %s, %s in %s, has the anchor %q", l.N, b.ID, b.Status, b.ConversationID, b.Anchor)
+		case seen[b.Anchor] != "":
+			t.Errorf("line %d: block %s has the anchor %q of block %s", l.N, b.ID, b.Anchor, seen[b.Anchor])
+		default:
+			seen[b.Anchor] = b.ID
+		}
+	}
 }
 
 // Pinned checks that the version that an adapter knows is the one that the tests drive.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 	"github.com/spoolhq/spool/pkg/architecture"
+	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
@@ -27,8 +28,12 @@ type Adapter struct{}
 // Command is the runner's own binary.
 func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	args := []string{"agent", "--workspace", l.Workspace, "--state", l.State}
-	if l.Resume != "" {
-		args = append(args, "--resume", l.Resume)
+	resume, err := resumed(l)
+	if err != nil {
+		return agent.Command{}, err
+	}
+	if resume != "" {
+		args = append(args, "--resume", resume)
 	}
 	set := map[string]string{}
 	if digest := serversDigest(l); digest != "" {
@@ -38,8 +43,8 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 }
 
 // Open needs no handshake.
-func (Adapter) Open(_ agent.Launch, in agent.Stdin) agent.Session {
-	return &session{in: in, refs: map[string]string{}}
+func (Adapter) Open(l agent.Launch, in agent.Stdin) agent.Session {
+	return &session{in: in, refs: map[string]string{}, lost: lost(l)}
 }
 
 // Transcript is where the agent keeps a session's messages.
@@ -60,9 +65,14 @@ func transcriptPath(state, agentSession string) (string, error) {
 type session struct {
 	in   agent.Stdin
 	refs map[string]string
+	lost string // why a conversation cannot be forked, until it was reported
 }
 
-func (s *session) Begin(q runner.Query, _ *agent.Turn) error {
+func (s *session) Begin(q runner.Query, t *agent.Turn) error {
+	if s.lost != "" {
+		t.Emit(events.MainConversation, events.Error{Code: "TRANSCRIPT_LOST", Message: s.lost + ": the agent does not know the turns before"})
+		s.lost = ""
+	}
 	q.Env, q.Redact = nil, nil // the process has the one already, and what it says is redacted here
 	return s.in.Send(order{Op: "query", Query: &q})
 }

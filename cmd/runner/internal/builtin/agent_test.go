@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/spoolhq/spool/cmd/runner/internal/agenttest"
 	"github.com/spoolhq/spool/cmd/runner/internal/builtin"
 	"github.com/spoolhq/spool/cmd/runner/internal/profile"
 	"github.com/spoolhq/spool/pkg/events"
@@ -74,6 +75,7 @@ func TestGoldenTurn(t *testing.T) {
 	)
 	place := newPlace(t)
 	lines := startSpool(t, e, place, "", nil).turn("write a program", nil)
+	agenttest.Anchors(t, lines, events.KindToolResult)
 	golden(t, "turn.jsonl", lines)
 	if got, err := os.ReadFile(place.Workspace + "/sum.py"); err != nil || string(got) != "print(1+2)\n" {
 		t.Errorf("the file is %q, %v", got, err)

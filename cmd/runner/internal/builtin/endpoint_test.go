@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -173,6 +174,19 @@ type spool struct {
 
 func startSpool(t *testing.T, e *endpoint, place agent.Place, resume string, env map[string]string) *spool {
 	t.Helper()
+	return startLaunch(t, e, agent.Launch{Place: place, Resume: resume}, env)
+}
+
+func startLaunch(t *testing.T, e *endpoint, l agent.Launch, env map[string]string) *spool {
+	t.Helper()
+	c, err := builtin.Adapter{}.Command(l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	place, resume := l.Place, ""
+	if i := slices.Index(c.Args, "--resume"); i >= 0 {
+		resume = c.Args[i+1]
+	}
 	all := map[string]string{"OPENAI_BASE_URL": e.URL + "/v1", "OPENAI_API_KEY": "sk-secret"}
 	for k, v := range env {
 		all[k] = v
@@ -204,7 +218,7 @@ func startSpool(t *testing.T, e *endpoint, place agent.Place, resume string, env
 		}
 	}
 	t.Cleanup(s.close)
-	s.session = builtin.Adapter{}.Open(agent.Launch{Place: place}, pipeStdin{orders})
+	s.session = builtin.Adapter{}.Open(l, pipeStdin{orders})
 	return s
 }
 

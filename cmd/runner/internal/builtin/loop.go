@@ -193,7 +193,9 @@ func (t *turn) do(ctx context.Context, call model.Call) string {
 	took := t.Now().Sub(start)
 	t.Log.Debug("tool", "name", call.Name, "call", call.ID, "code", result.Code, "took", took)
 	text := result.Text()
-	t.record.Complete(ref, events.Block{Output: text, IsError: result.Code != "", DurationMs: uint32(took.Milliseconds())}) //nolint:gosec // a minute
+	t.record.Complete(ref, events.Block{
+		Output: text, IsError: result.Code != "", DurationMs: uint32(took.Milliseconds()), Anchor: anchor(t.said), //nolint:gosec // a minute
+	})
 	return text
 }
 
@@ -257,13 +259,13 @@ func (s *show) delta(d model.Delta) {
 		}
 		s.record.Text(s.thinking, d.Thinking)
 	case d.Text != "":
-		s.stopThinking(events.StatusComplete)
+		s.stopThinking(events.Block{})
 		if s.text == "" {
 			s.text = s.record.Open(events.Block{Kind: events.KindAssistantText, Model: s.model})
 		}
 		s.record.Text(s.text, d.Text)
 	case d.Call != nil:
-		s.stopThinking(events.StatusComplete)
+		s.stopThinking(events.Block{})
 		c := s.calls[d.Call.Index]
 		if c == nil {
 			s.stopText(events.Block{Model: s.model})
@@ -278,9 +280,9 @@ func (s *show) delta(d model.Delta) {
 	}
 }
 
-func (s *show) stopThinking(status events.BlockStatus) {
+func (s *show) stopThinking(b events.Block) {
 	if s.thinking != "" {
-		s.record.Complete(s.thinking, events.Block{Status: status})
+		s.record.Complete(s.thinking, b)
 		s.thinking = ""
 	}
 }
@@ -292,19 +294,26 @@ func (s *show) stopText(b events.Block) {
 	}
 }
 
-// finish completes what the answer opened; with an error as what was cut short.
+// finish completes what the answer opened; with an error as what was cut short. A transcript can be cut after a whole
+// message, so only the last block has an anchor.
 func (s *show) finish(a model.Answer, err error) {
-	status := events.StatusComplete
+	status, last := events.StatusComplete, anchor(s.said)
 	if err != nil {
-		status = events.StatusError
+		status, last = events.StatusError, ""
 	}
-	s.stopThinking(status)
-	s.stopText(events.Block{Status: status, Model: a.Model})
+	anchorAt := func(isLast bool) string {
+		if isLast {
+			return last
+		}
+		return ""
+	}
+	s.stopThinking(events.Block{Status: status, Anchor: anchorAt(s.text == "" && len(s.order) == 0)})
+	s.stopText(events.Block{Status: status, Model: a.Model, Anchor: anchorAt(len(s.order) == 0)})
 	inputs := map[string]json.RawMessage{}
 	for _, c := range a.Message.Calls {
 		inputs[c.ID] = c.Arguments
 	}
-	for _, c := range s.order {
-		s.record.Complete(c.ref, events.Block{Status: status, Input: inputs[c.id]})
+	for i, c := range s.order {
+		s.record.Complete(c.ref, events.Block{Status: status, Input: inputs[c.id], Anchor: anchorAt(i == len(s.order)-1)})
 	}
 }

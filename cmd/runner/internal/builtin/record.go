@@ -117,7 +117,7 @@ func (r report) finish(b *events.Block) {
 	if r.Block.Status == events.StatusError {
 		b.Status = events.StatusError
 	}
-	b.IsError, b.DurationMs = r.Block.IsError, r.Block.DurationMs
+	b.IsError, b.DurationMs, b.Anchor = r.Block.IsError, r.Block.DurationMs, r.Block.Anchor
 	if len(r.Block.Input) > 0 {
 		b.Input = r.Block.Input
 	}

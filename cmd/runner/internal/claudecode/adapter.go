@@ -85,9 +85,11 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	}
 	// No --session-id: the CLI refuses one that it has used, and a process that
 	// died early must not block its session. The id is learnt from what it prints.
-	if l.Resume != "" && known(l) {
-		args = append(args, "--resume", l.Resume)
+	resume, err := resumeArgs(l)
+	if err != nil {
+		return agent.Command{}, err
 	}
+	args = append(args, resume...)
 	set := map[string]string{
 		"CLAUDE_CONFIG_DIR":                        config(l.Place),
 		"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
@@ -119,9 +121,7 @@ func (a Adapter) Open(l agent.Launch, in agent.Stdin) agent.Session {
 	}
 	s := newSession(l.Place, in, a.Now)
 	s.scope = newScope(l)
-	if l.Resume != "" && !known(l) {
-		s.lost = l.Resume
-	}
+	s.lost = lost(l)
 	s.initialize(newHandshake(l))
 	return s
 }
@@ -145,9 +145,9 @@ const configName = "claude"
 // config is the CLI's configuration folder.
 func config(p agent.Place) string { return filepath.Join(p.State, configName) }
 
-// known tells whether the session to resume has a transcript here: without one the CLI would only exit.
-func known(l agent.Launch) bool {
-	path, err := Adapter{}.Transcript(l.Place, l.Resume)
+// known reports whether a session has a transcript here: without one "claude --resume" exits at once.
+func known(p agent.Place, agentSession string) bool {
+	path, err := Adapter{}.Transcript(p, agentSession)
 	if err != nil {
 		return false
 	}

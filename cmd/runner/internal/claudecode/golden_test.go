@@ -12,6 +12,7 @@ import (
 
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 	"github.com/spoolhq/spool/cmd/runner/internal/agenttest"
+	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
@@ -40,6 +41,7 @@ func TestGoldens(t *testing.T) {
 			t.Parallel()
 			place := agent.Place{Workspace: t.TempDir(), State: t.TempDir()}
 			journal, sent := replay(t, place, load(t, path, place))
+			agenttest.Anchors(t, journal, events.KindAssistantText, events.KindThinking, events.KindToolUse, events.KindToolResult, events.KindSubagent)
 			compare(t, filepath.Join(filepath.Dir(path), "journal.jsonl"), neutral(lines(t, journal), place))
 			compare(t, filepath.Join(filepath.Dir(path), "sent.jsonl"), neutral(lines(t, sent), place))
 		})

@@ -20,7 +20,7 @@ type session struct {
 	scope scope // of the policy
 	in    agent.Stdin
 	now   func() time.Time
-	lost  string // the session that could not be gone on with, until it was told
+	lost  string // why the session before cannot be gone on with, until it was reported
 
 	mu          sync.Mutex // guards what Interrupt shares with Line
 	requests    int
@@ -127,7 +127,7 @@ func (s *session) Begin(q runner.Query, t *agent.Turn) error {
 	s.turn, s.pending, s.taken = newTurnState(), true, false
 	if s.lost != "" {
 		t.Emit(events.MainConversation, events.Error{
-			Code: "TRANSCRIPT_LOST", Message: "session " + s.lost + " of Claude Code has no transcript here: the agent does not know the turns before",
+			Code: "TRANSCRIPT_LOST", Message: s.lost + ": the agent does not know the turns before",
 		})
 		s.lost = ""
 	}

@@ -159,12 +159,12 @@ func (s *session) assistant(l line, t *agent.Turn) error {
 		a.id, a.again = m.ID, true
 		s.turn.seen = plus(s.turn.seen, m.Usage)
 	}
-	for _, p := range m.Content {
+	for i, p := range m.Content {
 		var b *streamedBlock
 		if m.ID == c.answer.id {
 			b = c.answer.find(p)
 		}
-		s.state(c, b, p, m, t)
+		s.state(c, b, statement{part: p, message: m, anchor: l.anchor(m, i, c.id)}, t)
 	}
 	return nil
 }
@@ -173,15 +173,22 @@ func (a *streamed) unfinished() bool {
 	return slices.ContainsFunc(a.blocks, func(b *streamedBlock) bool { return b.open && !b.stated })
 }
 
+// statement is a whole part of a message.
+type statement struct {
+	part
+	message message
+	anchor  string
+}
+
 // state takes a whole part: what was streamed of it, in b if anything, is finished with it.
-func (s *session) state(c *conversation, b *streamedBlock, p part, m message, t *agent.Turn) {
+func (s *session) state(c *conversation, b *streamedBlock, p statement, t *agent.Turn) {
 	if b != nil {
 		b.stated = true
 	}
 	var block events.Block
 	switch p.Type {
 	case "text":
-		block = events.Block{Kind: events.KindAssistantText, Content: p.Text, Model: m.Model}
+		block = events.Block{Kind: events.KindAssistantText, Content: p.Text, Model: p.message.Model}
 		c.lastText = p.Text
 	case "thinking":
 		block = events.Block{Kind: events.KindThinking, Content: p.Thinking}
@@ -190,7 +197,7 @@ func (s *session) state(c *conversation, b *streamedBlock, p part, m message, t 
 	case "tool_use", "server_tool_use", "mcp_tool_use":
 		s.turn.calls[p.ID] = &call{conv: c.id, name: p.Name, input: bytes.Clone(p.Input), started: s.now()}
 		if isAgent(p.Name) {
-			s.spawn(c.id, p, t)
+			s.spawn(c.id, p.part, t)
 			return
 		}
 		block = events.Block{
@@ -199,12 +206,13 @@ func (s *session) state(c *conversation, b *streamedBlock, p part, m message, t 
 		}
 	default:
 		if p.ToolUseID != "" { // a tool of the model's own service
-			s.toolResult(c, p, nil, t)
+			s.toolResult(c, toolResult{part: p.part, anchor: p.anchor}, t)
 			return
 		}
 		logf(t, "info", "content of type %s", p.Type)
 		return
 	}
+	block.Anchor = p.anchor
 	if b == nil || b.block == "" {
 		t.Whole(c.id, block)
 		return
@@ -216,7 +224,7 @@ func (s *session) state(c *conversation, b *streamedBlock, p part, m message, t 
 	t.Complete(b.block, func(x *events.Block) {
 		x.Content, x.Model, x.Summary = block.Content, block.Model, block.Summary
 		x.ToolName, x.ToolUseID, x.Input = block.ToolName, block.ToolUseID, block.Input
-		x.DisplayName, x.Description = block.DisplayName, block.Description
+		x.DisplayName, x.Description, x.Anchor = block.DisplayName, block.Description, block.Anchor
 	})
 }
 
@@ -226,13 +234,13 @@ func (s *session) synthetic(l line, m message, c *conversation, t *agent.Turn) {
 	if len(l.Error) > 0 && !bytes.Equal(l.Error, []byte("null")) {
 		why = string(bytes.Trim(l.Error, `"`))
 	}
-	text := m.Content.text()
+	text, anchor := m.Content.text(), l.anchor(m, len(m.Content)-1, c.id)
 	if why == "" {
-		t.Whole(c.id, events.Block{Kind: events.KindAssistantText, Content: text})
+		t.Whole(c.id, events.Block{Kind: events.KindAssistantText, Content: text, Anchor: anchor})
 		return
 	}
 	s.turn.why = why
-	t.Whole(c.id, events.Block{Kind: events.KindError, Code: modelCode(0, why), Message: text})
+	t.Whole(c.id, events.Block{Kind: events.KindError, Code: modelCode(0, why), Message: text, Anchor: anchor})
 }
 
 // plus adds up, and stops at the counters' end.

@@ -100,14 +100,15 @@ func (s *session) user(l line, t *agent.Turn) error {
 		return err
 	}
 	c := s.conversation(l, t)
-	for _, p := range m.Content {
+	for i, p := range m.Content {
+		anchor := l.anchor(m, i, c.id)
 		switch {
 		case p.Type == "tool_result":
-			s.toolResult(c, p, l.ToolUseResult, t)
+			s.toolResult(c, toolResult{part: p, structured: l.ToolUseResult, anchor: anchor}, t)
 		case p.Type == "text" && c.block != "":
 			t.Whole(c.id, events.Block{Kind: events.KindUserMessage, Content: p.Text})
 		case p.Type == "text" && strings.HasPrefix(p.Text, "[Request interrupted by user"):
-			t.Whole(c.id, events.Block{Kind: events.KindSystem, Subtype: "interrupted", Message: p.Text})
+			t.Whole(c.id, events.Block{Kind: events.KindSystem, Subtype: "interrupted", Message: p.Text, Anchor: anchor})
 		default:
 			logf(t, "debug", "the agent told the model: %s", p.Text+p.Content.text())
 		}
@@ -115,8 +116,15 @@ func (s *session) user(l line, t *agent.Turn) error {
 	return nil
 }
 
+// toolResult is the result of a call.
+type toolResult struct {
+	part
+	structured json.RawMessage // in the tool's own shape
+	anchor     string
+}
+
 // toolResult finishes a call. The structured result serves for lists only.
-func (s *session) toolResult(c *conversation, p part, structured json.RawMessage, t *agent.Turn) {
+func (s *session) toolResult(c *conversation, p toolResult, t *agent.Turn) {
 	var took time.Duration
 	conv := c.id
 	known := s.turn.calls[p.ToolUseID]
@@ -125,24 +133,24 @@ func (s *session) toolResult(c *conversation, p part, structured json.RawMessage
 		delete(s.turn.calls, p.ToolUseID)
 	}
 	if sub := s.turn.conversations[p.ToolUseID]; sub != nil && sub.block != "" {
-		s.finish(sub, p, structured, took, t)
+		s.finish(sub, p, took, t)
 		return
 	}
 	t.Whole(conv, events.Block{
-		Kind: events.KindToolResult, ToolUseID: p.ToolUseID, Output: p.Content.text(), IsError: p.IsError, DurationMs: millis(took),
+		Kind: events.KindToolResult, ToolUseID: p.ToolUseID, Output: p.Content.text(), IsError: p.IsError, DurationMs: millis(took), Anchor: p.anchor,
 	})
-	if known != nil && !p.IsError && s.tasks.apply(*known, structured) {
+	if known != nil && !p.IsError && s.tasks.apply(*known, p.structured) {
 		s.showTodos(t)
 	}
 }
 
 // finish ends a sub-agent. Its last words have no line of their own.
-func (s *session) finish(sub *conversation, p part, structured json.RawMessage, took time.Duration, t *agent.Turn) {
+func (s *session) finish(sub *conversation, p toolResult, took time.Duration, t *agent.Turn) {
 	said := p.Content.text()
 	var own struct {
 		Content content `json:"content"`
 	}
-	if json.Unmarshal(structured, &own) == nil && len(own.Content) > 0 {
+	if json.Unmarshal(p.structured, &own) == nil && len(own.Content) > 0 {
 		// Without the CLI's note to the model about how to go on.
 		said = own.Content.text()
 		if said != sub.lastText {
@@ -150,7 +158,7 @@ func (s *session) finish(sub *conversation, p part, structured json.RawMessage, 
 		}
 	}
 	t.Complete(sub.block, func(b *events.Block) {
-		b.Output, b.IsError, b.DurationMs = said, p.IsError, millis(took)
+		b.Output, b.IsError, b.DurationMs, b.Anchor = said, p.IsError, millis(took), p.anchor
 	})
 	t.Emit(sub.parent, events.SubagentCompleted{SubagentID: p.ToolUseID, Conversation: sub.id, IsError: p.IsError, DurationMs: millis(took)})
 	sub.block = ""

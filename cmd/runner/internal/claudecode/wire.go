@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
+
+	"github.com/spoolhq/spool/pkg/events"
 )
 
 // line is any line that the CLI prints; Type tells which fields it has.
@@ -12,6 +14,7 @@ type line struct {
 	Type      string  `json:"type"`
 	Subtype   string  `json:"subtype"`
 	SessionID string  `json:"session_id"`
+	UUID      string  `json:"uuid"`
 	Parent    *string `json:"parent_tool_use_id"` // of a sub-agent's lines: the call that made it
 
 	Event         json.RawMessage `json:"event"`           // stream_event
@@ -35,6 +38,15 @@ func (l line) parent() string {
 		return ""
 	}
 	return *l.Parent
+}
+
+// anchor returns the anchor of a block that part i of m states in a conversation. The CLI cuts after a line, so only
+// the last part of a line has one; a sub-agent's lines are not in the transcript of the session.
+func (l line) anchor(m message, i int, conversation string) string {
+	if i < len(m.Content)-1 || conversation != events.MainConversation {
+		return ""
+	}
+	return l.UUID
 }
 
 // message is a message of the model, or of the user.

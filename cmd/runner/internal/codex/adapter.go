@@ -18,6 +18,7 @@ import (
 	"strings"
 
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/cmd/runner/internal/transcript"
 	"github.com/spoolhq/spool/pkg/architecture"
 	"github.com/spoolhq/spool/pkg/runner"
 )
@@ -94,6 +95,11 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	if l.Model != "" {
 		configured = append(configured, "model="+quote(l.Model))
 	}
+	if l.Fork != nil {
+		if err := fork(l); err != nil {
+			return agent.Command{}, err
+		}
+	}
 	args := []string{"app-server"}
 	for _, c := range configured {
 		args = append(args, "-c", c)
@@ -110,12 +116,18 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 func (Adapter) Open(l agent.Launch, in agent.Stdin) agent.Session {
 	s := newSession(l, in)
 	if l.Resume == "" {
-		s.open(false)
+		s.open()
 		return s
 	}
-	transcript, err := readTranscript(l)
-	s.instructed = instructed(transcript, prompt(l))
-	s.open(err == nil)
+	if l.Fork != nil {
+		s.resume = transcript.ForkID(l)
+	}
+	said, err := readTranscript(l.Place, s.resume)
+	if err != nil {
+		s.lost, s.resume = lost(l), ""
+	}
+	s.instructed = instructed(said, prompt(l))
+	s.open()
 	return s
 }
 
@@ -141,9 +153,9 @@ const homeName = "codex"
 // home is the CLI's folder.
 func home(p agent.Place) string { return filepath.Join(p.State, homeName) }
 
-// readTranscript reads that of the thread to resume.
-func readTranscript(l agent.Launch) ([]byte, error) {
-	path, err := Adapter{}.Transcript(l.Place, l.Resume)
+// readTranscript reads that of a thread.
+func readTranscript(p agent.Place, thread string) ([]byte, error) {
+	path, err := Adapter{}.Transcript(p, thread)
 	if err != nil {
 		return nil, err
 	}
@@ -152,9 +164,9 @@ func readTranscript(l agent.Launch) ([]byte, error) {
 
 // instructed tells whether the last instructions in a transcript are these: a
 // thread that is resumed keeps those that it began with.
-func instructed(transcript []byte, prompt string) bool {
-	at := bytes.LastIndex(transcript, []byte(instructionsTag))
-	return prompt == "" || at >= 0 && bytes.HasPrefix(transcript[at:], []byte(strings.Trim(quote(prompt), `"`)))
+func instructed(said []byte, prompt string) bool {
+	at := bytes.LastIndex(said, []byte(instructionsTag))
+	return prompt == "" || at >= 0 && bytes.HasPrefix(said[at:], []byte(strings.Trim(quote(prompt), `"`)))
 }
 
 // instructionsTag begins the prompts, by which they are found again.

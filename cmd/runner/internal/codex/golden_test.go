@@ -11,6 +11,7 @@ import (
 
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 	"github.com/spoolhq/spool/cmd/runner/internal/agenttest"
+	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
@@ -36,6 +37,7 @@ func TestGoldens(t *testing.T) {
 			t.Parallel()
 			place := agent.Place{Workspace: t.TempDir(), State: t.TempDir()}
 			journal, sent := replay(t, place, load(t, path, place))
+			agenttest.Anchors(t, journal, events.KindAssistantText)
 			compare(t, filepath.Join(filepath.Dir(path), "journal.jsonl"), neutral(lines(t, journal), place))
 			compare(t, filepath.Join(filepath.Dir(path), "sent.jsonl"), neutral(lines(t, sent), place))
 		})

@@ -18,6 +18,7 @@ type work struct {
 	half   bool   // the model is saying it
 	gap    bool   // a paragraph of thinking ended
 	denied string // why it may not be done
+	anchor string // of the block that its end is shown as
 }
 
 // key names an item: ids are unique within a thread.
@@ -158,7 +159,7 @@ func (s *session) itemCompleted(n notification, t *agent.Turn) error {
 		}
 	}
 	delete(s.turn.items, at)
-	w.item = i
+	w.item, w.anchor = i, s.anchor(n, i)
 	if w.denied != "" {
 		s.explain(n.ThreadID, n.TurnID, w.denied)
 	}
@@ -199,10 +200,10 @@ func (s *session) said(w *work, t *agent.Turn) {
 		c.lastText = w.item.Text
 	}
 	if w.block == "" {
-		t.Whole(w.conv, events.Block{Kind: events.KindAssistantText, Content: w.item.Text, Model: s.model})
+		t.Whole(w.conv, events.Block{Kind: events.KindAssistantText, Content: w.item.Text, Model: s.model, Anchor: w.anchor})
 		return
 	}
-	t.Complete(w.block, func(b *events.Block) { b.Content = w.item.Text })
+	t.Complete(w.block, func(b *events.Block) { b.Content, b.Anchor = w.item.Text, w.anchor })
 }
 
 // thought finishes a thinking block; most have nothing to show.
@@ -227,7 +228,7 @@ func thought(w *work, t *agent.Turn) {
 // result shows what a tool gave.
 func (s *session) result(w *work, t *agent.Turn) {
 	i := w.item
-	r := events.Block{Kind: events.KindToolResult, ToolUseID: i.ID, DurationMs: i.took()}
+	r := events.Block{Kind: events.KindToolResult, ToolUseID: i.ID, DurationMs: i.took(), Anchor: w.anchor}
 	r.Output, r.IsError = i.gave()
 	if i.Status == "declined" {
 		r.Output = strings.TrimSuffix("Declined: "+w.denied, ": ")
@@ -243,7 +244,7 @@ func (s *session) result(w *work, t *agent.Turn) {
 		} else {
 			b.Output += exit(b.Output, i.Exit)
 		}
-		b.IsError, b.DurationMs = r.IsError, r.DurationMs
+		b.IsError, b.DurationMs, b.Anchor = r.IsError, r.DurationMs, r.Anchor
 	})
 }
 

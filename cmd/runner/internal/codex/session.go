@@ -25,7 +25,8 @@ const maxNotes = 16
 type session struct {
 	launch     agent.Launch
 	in         agent.Stdin
-	instructed bool // the thread to resume knows the prompts already
+	resume     string // the thread to go on with, "" for a new one
+	instructed bool   // and it knows the prompts already
 
 	mu          sync.Mutex // guards what Interrupt shares with Line
 	asked       map[int]asked
@@ -36,8 +37,8 @@ type session struct {
 	heard       bool   // and the CLI was told so, and did not refuse
 
 	// Of the process.
-	broken error // why there is no thread, and will be none
-	lost   string
+	broken error  // why there is no thread, and will be none
+	lost   string // why the thread before cannot be gone on with, until it was reported
 	model  string
 	path   string            // of the transcript
 	told   bool              // that there is one
@@ -75,7 +76,7 @@ type turnState struct {
 }
 
 func newSession(l agent.Launch, in agent.Stdin) *session {
-	s := &session{launch: l, in: in, asked: map[int]asked{}, totals: map[string]tokens{}, stopping: map[string][]string{}}
+	s := &session{launch: l, in: in, resume: l.Resume, asked: map[int]asked{}, totals: map[string]tokens{}, stopping: map[string][]string{}}
 	s.forget()
 	return s
 }
@@ -86,20 +87,17 @@ func (s *session) forget() {
 }
 
 // open shakes hands and begins the thread, or resumes the one that is known.
-func (s *session) open(resume bool) {
+func (s *session) open() {
 	s.ask("initialize", map[string]any{
 		"clientInfo":   map[string]string{"name": "spool", "title": "Spool", "version": "1"},
 		"capabilities": map[string]bool{"experimentalApi": true}, // thread/backgroundTerminals/…
 	}, asked{})
 	s.send(request{Method: "initialized"})
-	if s.launch.Resume != "" && !resume {
-		s.lost = s.launch.Resume
-	}
-	s.begin(resume)
+	s.begin()
 }
 
 // begin asks for the thread.
-func (s *session) begin(resume bool) {
+func (s *session) begin() {
 	params := map[string]any{
 		"cwd": s.launch.Workspace, "approvalPolicy": "untrusted", "approvalsReviewer": "user",
 		// A thread that may write makes its workspace a trusted one, whose settings,
@@ -115,11 +113,11 @@ func (s *session) begin(resume bool) {
 	if config := threadConfig(s.launch); config != nil {
 		params["config"] = config
 	}
-	if !resume {
+	if s.resume == "" {
 		s.ask("thread/start", params, asked{})
 		return
 	}
-	params["threadId"], params["excludeTurns"] = s.launch.Resume, true
+	params["threadId"], params["excludeTurns"] = s.resume, true
 	s.ask("thread/resume", params, asked{})
 }
 
@@ -168,7 +166,7 @@ func (s *session) Begin(q runner.Query, t *agent.Turn) error {
 
 func (s *session) tellLost(t *agent.Turn) {
 	t.Emit(events.MainConversation, events.Error{
-		Code: "TRANSCRIPT_LOST", Message: "session " + s.lost + " of Codex has no transcript here: the agent does not know the turns before",
+		Code: "TRANSCRIPT_LOST", Message: s.lost + ": the agent does not know the turns before",
 	})
 	s.lost = ""
 }
@@ -376,11 +374,11 @@ func (s *session) refused(was asked, e *rpcError, t *agent.Turn) {
 	switch was.method {
 	case "thread/resume":
 		s.logf(t, "warn", "%v", err)
-		s.lost = s.launch.Resume
+		s.lost, s.resume = lost(s.launch), ""
 		if s.pending {
 			s.tellLost(t)
 		}
-		s.begin(false)
+		s.begin()
 	case "turn/interrupt":
 		// It was not running yet, or not any more: turn/started asks again.
 		s.mu.Lock()

@@ -1,0 +1,62 @@
+package builtin
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/cmd/runner/internal/transcript"
+)
+
+// anchor returns the anchor of the last block of the message that is added next: the number of messages with it.
+func anchor(said *Transcript) string { return strconv.Itoa(len(said.Messages()) + 1) }
+
+// forkID returns the id of the agent session that a launch with a Fork goes on with.
+func forkID(l agent.Launch) string { return "agt-" + transcript.ForkID(l) }
+
+// resumed returns the agent session to go on with, "" for a new one. A fork is a copy of the transcript, cut after the
+// anchor's message. When it cannot be made, none is left, and Open reports that the conversation is lost.
+func resumed(l agent.Launch) (string, error) {
+	if l.Resume == "" || l.Fork == nil {
+		return l.Resume, nil
+	}
+	to, err := transcriptPath(l.State, forkID(l))
+	if err != nil {
+		return "", err
+	}
+	from, err := transcriptPath(l.State, l.Resume)
+	if err != nil {
+		return "", nil //nolint:nilerr // see above
+	}
+	messages := 0
+	err = transcript.Copy(from, to, l.Fork.Anchor, func(line transcript.Line) (transcript.Line, transcript.Verdict) {
+		if messages++; strconv.Itoa(messages) == l.Fork.Anchor {
+			return line, transcript.Last
+		}
+		return line, transcript.Keep
+	})
+	if err == nil {
+		return forkID(l), nil
+	}
+	if _, missing := os.Lstat(to); missing == nil {
+		return "", fmt.Errorf("the copy of an earlier attempt is left: %w", err)
+	}
+	return "", nil
+}
+
+// lost returns why the conversation of a launch cannot be forked, "" if it can.
+func lost(l agent.Launch) string {
+	if l.Resume == "" || l.Fork == nil {
+		return ""
+	}
+	if path, err := transcriptPath(l.State, forkID(l)); err == nil {
+		if _, err := os.Lstat(path); err == nil {
+			return ""
+		}
+	}
+	if l.Fork.Anchor != "" {
+		return fmt.Sprintf("session %.100s has no transcript here with the message %.100q", l.Resume, l.Fork.Anchor)
+	}
+	return fmt.Sprintf("session %.100s has no transcript here", l.Resume)
+}

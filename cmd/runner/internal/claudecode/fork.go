@@ -1,0 +1,111 @@
+package claudecode
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/cmd/runner/internal/transcript"
+)
+
+// resumeArgs returns the arguments with which the CLI goes on with the session of a launch, none if it is not known.
+//
+// A fork is a copy of the transcript, cut after the anchor's line, under an id of its own. It is on disk before the
+// CLI starts: with the CLI's --fork-session a process that is killed in its first turn leaves a session that knows
+// nothing. Like that flag it leaves the original as it is.
+func resumeArgs(l agent.Launch) ([]string, error) {
+	if l.Resume == "" {
+		return nil, nil
+	}
+	if l.Fork == nil {
+		if !known(l.Place, l.Resume) {
+			return nil, nil
+		}
+		return []string{"--resume", l.Resume}, nil
+	}
+	id := transcript.ForkID(l)
+	to, err := Adapter{}.Transcript(l.Place, id)
+	if err != nil {
+		return nil, err
+	}
+	from, err := originals(l)
+	if err != nil {
+		return nil, err
+	}
+	for _, path := range from {
+		cut := cutter{anchor: l.Fork.Anchor}
+		if err := transcript.Copy(path, to, cut.anchor, cut.edit); err != nil {
+			continue // Open reports that the conversation is lost
+		}
+		args := []string{"--resume", id}
+		if cut.kind == "user" {
+			// Without it the CLI takes a tool's result at the end for a turn that was broken off, and adds
+			// messages of its own to the conversation.
+			args = append(args, "--resume-session-at", l.Fork.Anchor)
+		}
+		return args, nil
+	}
+	if err := os.Remove(to); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("remove the copy of an earlier attempt: %w", err)
+	}
+	return nil, nil
+}
+
+// lost returns why the session of a launch cannot be gone on with, "" if it can.
+func lost(l agent.Launch) string {
+	switch {
+	case l.Resume == "" || l.Fork == nil && known(l.Place, l.Resume) || l.Fork != nil && known(l.Place, transcript.ForkID(l)):
+		return ""
+	case l.Fork != nil && l.Fork.Anchor != "":
+		return fmt.Sprintf("session %.100s of Claude Code has no transcript here with the line %.100q", l.Resume, l.Fork.Anchor)
+	}
+	return fmt.Sprintf("session %.100s of Claude Code has no transcript here", l.Resume)
+}
+
+// originals returns the transcripts of the session to fork, that of this workspace first: in a sandbox with another
+// workspace path they are in the folder of the path where they were written.
+func originals(l agent.Launch) ([]string, error) {
+	own, err := Adapter{}.Transcript(l.Place, l.Resume)
+	if err != nil {
+		return nil, nil //nolint:nilerr // no id of the CLI's: the session is lost
+	}
+	projects := filepath.Dir(filepath.Dir(own))
+	folders, err := os.ReadDir(projects)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("transcripts: %w", err)
+	}
+	list := []string{own}
+	for _, f := range folders {
+		if path := filepath.Join(projects, f.Name(), filepath.Base(own)); f.IsDir() && path != own {
+			list = append(list, path)
+		}
+	}
+	return list, nil
+}
+
+// cutter finds the line of an anchor.
+type cutter struct {
+	anchor string
+	kind   string // of the line, once it is found
+}
+
+// edit ends the copy with the anchor's line.
+func (c *cutter) edit(raw transcript.Line) (transcript.Line, transcript.Verdict) {
+	if c.anchor == "" || !bytes.Contains(raw, []byte(c.anchor)) {
+		return raw, transcript.Keep
+	}
+	var l struct {
+		UUID string `json:"uuid"`
+		Type string `json:"type"`
+	}
+	if json.Unmarshal(raw, &l) != nil || l.UUID != c.anchor {
+		return raw, transcript.Keep
+	}
+	c.kind = l.Type
+	return raw, transcript.Last
+}

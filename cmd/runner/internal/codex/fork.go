@@ -1,0 +1,157 @@
+package codex
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/cmd/runner/internal/transcript"
+)
+
+// nested begins the ids of items that the tool `exec` made: their results are a part of its own, which comes later.
+const nested = "exec-"
+
+// anchor returns the anchor of the block that the end of an item is shown as: its turn and its id. A fork can cut after
+// a message and after the result of a call. After a thought alone it cannot: the model's service demands what follows it.
+func (s *session) anchor(n notification, i item) string {
+	_, call := i.use()
+	if n.ThreadID != s.thread || n.TurnID == "" || i.Type != "agentMessage" && !call || strings.HasPrefix(i.ID, nested) {
+		return ""
+	}
+	return n.TurnID + "/" + i.ID
+}
+
+// fork copies the transcript of the thread to fork, cut after the anchor, under the id of the thread that goes on with
+// it. The CLI's own thread/fork cuts between turns only. Without a transcript, or without the anchor in it, no copy is
+// left: Open reports that the conversation is lost.
+func fork(l agent.Launch) error {
+	from, err := Adapter{}.Transcript(l.Place, l.Resume)
+	if err != nil {
+		return nil //nolint:nilerr // see above
+	}
+	c := cutter{from: l.Resume, to: transcript.ForkID(l)}
+	c.turn, c.item, _ = strings.Cut(l.Fork.Anchor, "/")
+	to := strings.TrimSuffix(from, l.Resume+".jsonl") + c.to + ".jsonl"
+	if err := transcript.Copy(from, to, l.Fork.Anchor, c.edit); err != nil {
+		if _, missing := os.Lstat(to); missing == nil {
+			return fmt.Errorf("the copy of an earlier attempt is left: %w", err)
+		}
+	}
+	return nil
+}
+
+// lost returns why the thread of a launch cannot be gone on with.
+func lost(l agent.Launch) string {
+	if l.Fork != nil && l.Fork.Anchor != "" {
+		return fmt.Sprintf("session %.100s of Codex has no transcript here with the item %.100q", l.Resume, l.Fork.Anchor)
+	}
+	return fmt.Sprintf("session %.100s of Codex has no transcript here", l.Resume)
+}
+
+// entry is a line of a transcript.
+type entry struct {
+	Type    string `json:"type"`
+	Payload struct {
+		Type   string `json:"type"`
+		ID     string `json:"id"`
+		CallID string `json:"call_id"`
+		TurnID string `json:"turn_id"` // turn_context; of an event_msg
+		Item   struct {
+			ID string `json:"id"`
+		} `json:"item"` // event_msg item_completed
+	} `json:"payload"`
+}
+
+// cutter cuts a transcript after an item and gives the copy an id of its own.
+type cutter struct {
+	from, to   string // the ids of the threads
+	turn, item string // of the anchor
+
+	now     string          // the turn that the lines belong to
+	open    map[string]bool // calls of the anchor's turn without an output
+	due     map[string]bool // of these, the ones that had ended at the anchor
+	late    map[string]bool // and the ones that ended after it
+	ended   bool            // the anchor's item has
+	written bool            // and so is what the model knows of it
+}
+
+// edit keeps what the agent knew at the anchor. An item's end comes before what the model is told of it, and the
+// outputs of parallel calls stand in the order of the calls, not of their ends.
+func (c *cutter) edit(raw transcript.Line) (transcript.Line, transcript.Verdict) {
+	var e entry
+	if json.Unmarshal(raw, &e) != nil {
+		return raw, transcript.Keep
+	}
+	p := e.Payload
+	switch {
+	case e.Type == "session_meta":
+		return c.rename(raw), transcript.Keep
+	case c.item == "":
+	case e.Type == "turn_context", p.Type == "task_started":
+		if c.now = p.TurnID; c.now == c.turn && c.open == nil {
+			c.open, c.due, c.late = map[string]bool{}, map[string]bool{}, map[string]bool{}
+		}
+	case c.now != c.turn:
+	case p.Type == "item_completed":
+		c.complete(p.Item.ID)
+	case e.Type == "response_item":
+		return raw, c.response(e)
+	}
+	return raw, transcript.Keep
+}
+
+// complete notes that an item has ended.
+func (c *cutter) complete(item string) {
+	switch {
+	case c.open[item] && !c.ended:
+		c.due[item] = true
+	case c.open[item]:
+		c.late[item] = true
+	}
+	c.ended = c.ended || item == c.item
+}
+
+// response judges an entry of the model's own conversation.
+func (c *cutter) response(e entry) transcript.Verdict {
+	p := e.Payload
+	switch output := strings.HasSuffix(p.Type, "_output"); {
+	case output && c.late[p.CallID]:
+		return transcript.Drop
+	case output:
+		delete(c.open, p.CallID)
+		delete(c.due, p.CallID)
+		c.written = c.written || p.CallID == c.item
+	case p.CallID != "":
+		c.open[p.CallID] = true
+	default:
+		c.written = c.written || p.ID == c.item
+	}
+	if c.written && len(c.due) == 0 {
+		return transcript.Last
+	}
+	return transcript.Keep
+}
+
+// rename gives the first line the copy's id.
+func (c *cutter) rename(raw transcript.Line) transcript.Line {
+	var meta, payload map[string]json.RawMessage
+	if json.Unmarshal(raw, &meta) != nil || json.Unmarshal(meta["payload"], &payload) != nil {
+		return raw
+	}
+	for _, key := range []string{"id", "session_id"} {
+		if string(payload[key]) == `"`+c.from+`"` {
+			payload[key] = json.RawMessage(`"` + c.to + `"`)
+		}
+	}
+	encoded, err := json.Marshal(payload)
+	if err != nil {
+		return raw // what was JSON before can be encoded
+	}
+	meta["payload"] = encoded
+	if encoded, err = json.Marshal(meta); err != nil {
+		return raw
+	}
+	return encoded
+}

@@ -1,0 +1,153 @@
+// Package transcript copies an agent's record of a conversation for a fork.
+package transcript
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+)
+
+// ErrNoAnchor is returned when a record does not have the position at which it is to be cut.
+var ErrNoAnchor = errors.New("the record does not have the anchor")
+
+// maxLine is the longest line in bytes of a record that is copied.
+const maxLine = 64 << 20
+
+// Line is a whole line of a record: valid JSON, without the newline.
+type Line = []byte
+
+// Verdict is what becomes of a line.
+type Verdict int
+
+// The verdicts.
+const (
+	Keep Verdict = iota
+	Drop
+	Last // keep it, and end the copy: the line is the anchor's
+)
+
+// Edit returns the line to write in place of a line, and its verdict.
+type Edit func(Line) (Line, Verdict)
+
+// Copy writes the JSON lines of the file from to the file to, as edit returns them. With an anchor it ends at the first
+// verdict Last, and returns ErrNoAnchor if there is none; without one it copies the whole file, of which a last line
+// that was cut by a crash is left out. The file to is replaced when the copy is complete, and removed when it fails.
+func Copy(from, to, anchor string, edit Edit) error {
+	if err := replace(from, to, anchor, edit); err != nil {
+		if removed := os.Remove(to); removed != nil && !errors.Is(removed, fs.ErrNotExist) {
+			err = errors.Join(err, removed)
+		}
+		return fmt.Errorf("copy %s: %w", from, err)
+	}
+	return nil
+}
+
+func replace(from, to, anchor string, edit Edit) error {
+	in, err := open(from)
+	if err != nil {
+		return err
+	}
+	defer in.Close() //nolint:errcheck // only read
+	if err := os.MkdirAll(filepath.Dir(to), 0o700); err != nil {
+		return err
+	}
+	out, err := os.CreateTemp(filepath.Dir(to), ".fork-*")
+	if err != nil {
+		return err
+	}
+	w := bufio.NewWriter(out)
+	err = copyLines(w, bufio.NewReaderSize(in, 64<<10), anchor, edit)
+	err = errors.Join(err, w.Flush(), out.Close())
+	if err == nil {
+		err = os.Rename(out.Name(), to)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(out.Name()))
+	}
+	return nil
+}
+
+// open opens a regular file: an agent could have left a pipe or a link in its place.
+func open(path string) (*os.File, error) {
+	info, err := os.Lstat(path)
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is not a regular file", path)
+	}
+	return os.Open(path) //nolint:gosec // in the state folder, by an id that was checked
+}
+
+func copyLines(w *bufio.Writer, in *bufio.Reader, anchor string, edit Edit) error {
+	copied := 0
+	for n := 1; ; n++ {
+		line, err := readLine(in)
+		ended := errors.Is(err, io.EOF)
+		switch {
+		case err != nil && !ended:
+			return fmt.Errorf("line %d: %w", n, err)
+		case json.Valid(line):
+			line, verdict := edit(line)
+			if verdict == Drop {
+				break
+			}
+			if _, err := w.Write(append(line, '\n')); err != nil {
+				return err
+			}
+			copied++
+			if verdict == Last {
+				return nil
+			}
+		case !ended && len(bytes.TrimSpace(line)) > 0:
+			return fmt.Errorf("line %d is not JSON", n)
+		}
+		switch {
+		case !ended:
+		case anchor != "":
+			return ErrNoAnchor
+		case copied == 0:
+			return errors.New("the record is empty")
+		default:
+			return nil
+		}
+	}
+}
+
+// readLine returns the next line without its newline; with io.EOF, what follows the last newline.
+func readLine(in *bufio.Reader) (Line, error) {
+	var line Line
+	for {
+		piece, err := in.ReadSlice('\n')
+		line = append(line, piece...)
+		switch {
+		case len(line) > maxLine:
+			return nil, fmt.Errorf("longer than %d bytes", maxLine)
+		case errors.Is(err, bufio.ErrBufferFull):
+		case err != nil:
+			return line, err
+		default:
+			return line[:len(line)-1], nil
+		}
+	}
+}
+
+// ForkID returns the id, a UUID, of the agent session that a launch with a Fork goes on with. It is the same for the
+// same session, Resume and Fork.
+func ForkID(l agent.Launch) string {
+	sum := sha256.Sum256([]byte("spool fork\x00" + l.SessionID + "\x00" + l.Resume + "\x00" + l.Fork.Anchor))
+	id := sum[:16]
+	id[6], id[8] = id[6]&0x0f|0x80, id[8]&0x3f|0x80 // version 8, of RFC 9562
+	s := hex.EncodeToString(id)
+	return s[:8] + "-" + s[8:12] + "-" + s[12:16] + "-" + s[16:20] + "-" + s[20:]
+}
