@@ -3,11 +3,13 @@ package e2e
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -15,6 +17,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/projector"
+	"github.com/spoolhq/spool/services/session/janitor"
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
 
@@ -231,4 +234,277 @@ func rebuilt(t *testing.T, c *harness.Cluster) {
 	if _, err := projector.Rebuild(context.WithoutCancel(t.Context()), projector.Config{DatabaseURL: c.Base.DatabaseURL}, projector.Deps{Log: log, NATS: nc}, true); err != nil {
 		t.Errorf("rebuild --compare: %v", err)
 	}
+}
+
+// TestFork_AmidTurn forks within a turn, at a text, at a call and at its result, of the built-in agent and of Claude Code: the fork's agent
+// knows what came up to there and nothing of what came later.
+func TestFork_AmidTurn(t *testing.T) {
+	t.Parallel()
+	c := harness.New(t, harness.Options{Script: script(t, "fork.yaml")})
+	for _, architecture := range []string{"spool", "claude-code"} {
+		t.Run(architecture, func(t *testing.T) {
+			k := threeTurns(t, c.In(t), architecture)
+			before := stored(t, k.c, k.session)
+			text := k.block("pear", events.KindAssistantText)
+			call := k.block("pear", events.KindToolUse)
+			result := k.block("pear", events.KindToolResult)
+			type where struct {
+				name          string
+				at, effective uint32
+				fruit         string
+				told, later   []string
+			}
+			list := []where{
+				{"at the first text", text, text, "pear", []string{"the fruit is pear", "I keep pear."}, []string{"Run of pear"}},
+				{"at the call", call, text, "pear", []string{"I keep pear."}, []string{"Run of pear"}},
+				{"at its result", result, result, "pear", []string{"I keep pear.", "Run of pear"}, []string{"It said of pear"}},
+			}
+			if architecture == "spool" { // whole messages only: the call is in one message with the text
+				rest := k.messageOf("pear") - 1
+				list[0] = where{"at the first text", text, rest, "apple", []string{"Noted apple."}, []string{"pear"}}
+				list[1] = where{"at the call", call, rest, "apple", []string{"Noted apple."}, []string{"pear"}}
+				list[2].told = []string{"I keep pear.", "exit status 3"}
+			}
+			for _, w := range list {
+				f := fork(t, k.c, k.session, map[string]any{"at": w.at})
+				if f.Parent.Effective != w.effective || (f.Parent.Reason == "") != (w.at == w.effective) {
+					t.Errorf("%s, event %d: the fork begins at %+v, want %d", w.name, w.at, f.Parent, w.effective)
+				}
+				child := &talk{t: t, c: k.c, session: f.SessionID, reckons: k.reckons}
+				asked := len(c.Model.Requests())
+				child.completed("which fruit is it?", "The fruit is "+w.fruit+".")
+				sent := requestsAfter(c, asked, "which fruit is it?")
+				for _, text := range w.told {
+					if !strings.Contains(sent, text) {
+						t.Errorf("%s: the model was not told of %q: %s", w.name, text, sent)
+					}
+				}
+				for _, text := range append(w.later, "Noted pear", "plum") {
+					if strings.Contains(sent, text) {
+						t.Errorf("%s: the model was told of %q, which came later: %s", w.name, text, sent)
+					}
+				}
+				child.synced()
+				child.wantFile("a.txt", "one\n")
+				child.wantFile("log.txt", "apple\n")
+				again := fork(t, k.c, f.SessionID, map[string]any{})
+				grandchild := &talk{t: t, c: k.c, session: again.SessionID, reckons: k.reckons}
+				grandchild.completed("which fruit is it?", "The fruit is "+w.fruit+".")
+			}
+			if after := stored(t, k.c, k.session); after != before {
+				t.Errorf("the parent changed: before\n%s\nafter\n%s", before, after)
+			}
+		})
+	}
+}
+
+// messageOf is the seq of the message that names a fruit.
+func (k *talk) messageOf(fruit string) uint32 {
+	k.t.Helper()
+	for _, e := range k.s.Events {
+		if d, ok := e.Event().Data.(events.MessageAccepted); ok && strings.Contains(d.Content, "the fruit is "+fruit) {
+			return e.Seq
+		}
+	}
+	k.t.Fatalf("no message names %s", fruit)
+	return 0
+}
+
+// block is the seq at which the first whole block of a kind is in the turn of a fruit.
+func (k *talk) block(fruit string, kind events.BlockKind) uint32 {
+	k.t.Helper()
+	execution := ""
+	for _, e := range k.s.Events {
+		switch d := e.Event().Data.(type) {
+		case events.MessageAccepted:
+			if execution = ""; strings.Contains(d.Content, "the fruit is "+fruit) {
+				execution = e.ExecutionID
+			}
+		case events.BlockStart:
+			if e.ExecutionID == execution && d.Block.Kind == kind && d.Block.Status != events.StatusPending {
+				return e.Seq
+			}
+		case events.BlockComplete:
+			if e.ExecutionID == execution && d.Block.Kind == kind {
+				return e.Seq
+			}
+		}
+	}
+	k.t.Fatalf("the turn of %s has no %s", fruit, kind)
+	return 0
+}
+
+// TestFork_RefusesBadInput: what cannot be forked is refused by name, and leaves nothing behind.
+func TestFork_RefusesBadInput(t *testing.T) {
+	t.Parallel()
+	c := harness.New(t, harness.Options{Script: script(t, "fork.yaml")})
+	k := newTalkWith(t, c, "spool", map[string]any{"model": "known-model"})
+	k.completed("the fruit is apple; run echo one > a.txt", "Noted apple.")
+	k.synced()
+	gone := c.Create("spool", nil)
+	c.Delete(gone)
+	agent := "claude-" + strings.ToLower(k.session[len(k.session)-8:])
+	c.Call(0, "POST", "/api/agents", map[string]any{"ref": map[string]any{"slug": agent}, "spec": map[string]any{"architecture": "claude-code", "instructions": "Answer in one short sentence."}}, nil)
+	sessions := func() int {
+		var list struct{ Sessions []struct{ SessionID string } }
+		c.Call(0, "GET", "/api/sessions?pageSize=200", nil, &list)
+		return len(list.Sessions)
+	}
+	had := sessions()
+	refused := func(session, body string, status int, code, field string) {
+		t.Helper()
+		got, raw := request(t, "POST", c.URL(0)+"/api/sessions/"+session+"/fork", nil, []byte(body))
+		var p struct{ Code, Field string }
+		if err := json.Unmarshal(raw, &p); err != nil || got != status || p.Code != code || p.Field != field {
+			t.Errorf("fork %s answered %d %s, want %d %s of field %s", body, got, raw, status, code, field)
+		}
+	}
+	for _, at := range []string{"0", "-1", "18446744073709551616", "4294967296", "1.5", `"x"`} {
+		refused(k.session, `{"at":`+at+`}`, http.StatusBadRequest, "INVALID_REQUEST", "at")
+	}
+	refused(k.session, `{"at":4294967295}`, http.StatusConflict, "CURSOR_AHEAD", "at")
+	refused(k.session, `{"at":100000}`, http.StatusConflict, "CURSOR_AHEAD", "at")
+	refused(k.session, `{"agent":"`+agent+`"}`, http.StatusBadRequest, "INVALID_REQUEST", "agent")
+	refused(k.session, `{"agent":"no-such-agent"}`, http.StatusNotFound, "AGENT_NOT_FOUND", "agent")
+	refused(gone, `{}`, http.StatusNotFound, "SESSION_NOT_FOUND", "sessionId")
+	refused("ses_00000000000000000000000000", `{}`, http.StatusNotFound, "SESSION_NOT_FOUND", "sessionId")
+	removeSnapshots(t, c, k.session)
+	refused(k.session, `{}`, http.StatusConflict, "SNAPSHOT_GONE", "at")
+	if n := sessions(); n != had {
+		t.Errorf("there are %d sessions after refused forks, before %d", n, had)
+	}
+	f := fork(t, c, k.session, map[string]any{"at": 1, "metadata": map[string]any{"a": 1}}) // which needs no snapshot
+	var s struct {
+		Metadata map[string]any
+		Parent   *struct{ SessionID string }
+	}
+	c.Call(0, "GET", "/api/sessions/"+f.SessionID+"?minPosition="+f.Position, nil, &s)
+	if s.Metadata["a"] != 1.0 || s.Parent == nil || s.Parent.SessionID != k.session {
+		t.Errorf("the fork is %+v", s)
+	}
+	var parent struct{ Forks int }
+	if c.Call(0, "GET", "/api/sessions/"+k.session, nil, &parent); parent.Forks != 1 {
+		t.Errorf("the parent has %d forks, want 1", parent.Forks)
+	}
+}
+
+// removeSnapshots removes the manifests of a session's snapshots.
+func removeSnapshots(t *testing.T, c *harness.Cluster, session string) {
+	t.Helper()
+	nc, _, err := c.Base.Connect(topology.UserAdmin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o, err := js.ObjectStore(t.Context(), topology.BucketWorkspaces)
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, err := o.List(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, info := range list {
+		if strings.Contains(info.Name, "/"+session+"/m-") {
+			if err := o.Delete(t.Context(), info.Name); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// TestFork_HistoryOutlivesTheParent: what a fork has of its parent can be read through it, also once the parent is deleted and the
+// janitor has passed; the parent is erased when its last fork is deleted.
+func TestFork_HistoryOutlivesTheParent(t *testing.T) {
+	t.Parallel()
+	c := harness.New(t, harness.Options{Script: script(t, "fork.yaml")})
+	k := newTalkWith(t, c, "spool", map[string]any{"model": "known-model"})
+	k.completed("the fruit is apple; run echo one > a.txt", "Noted apple.")
+	k.synced()
+	at := k.s.Cursor
+	k.put("late.txt", "text/plain", []byte("late\n")) // no snapshot that is before the fork holds it
+	k.completed("the fruit is pear; run echo two > a.txt", "Noted pear.")
+	f := fork(t, c, k.session, map[string]any{"at": at + 1})
+	child := k.of(f)
+	child.completed("which fruit is it?", "The fruit is apple.")
+	child.synced()
+	child.wantFile("a.txt", "one\n")
+	child.wantFile("late.txt", "late\n")
+	again := fork(t, c, f.SessionID, map[string]any{})
+	type history struct {
+		Events      []events.Wire
+		Total, Next uint32
+		Ancestors   []struct {
+			SessionID string
+			Effective uint32
+		}
+	}
+	read := func(session string) (all []events.Wire, h history) {
+		t.Helper()
+		for {
+			h = history{}
+			if code := c.Call(0, "GET", fmt.Sprintf("/api/sessions/%s/history?after=%d&limit=7", session, len(all)), nil, &h); code != http.StatusOK {
+				t.Fatalf("the history of %s answered %d, %+v", session, code, h)
+			}
+			if all = append(all, h.Events...); h.Next >= h.Total {
+				return all, h
+			}
+		}
+	}
+	own := append(slices.Clone(k.s.Events[:f.Parent.Effective]), child.s.Events[:again.Parent.Effective]...)
+	wants := func(what string) {
+		t.Helper()
+		all, h := read(again.SessionID)
+		if len(all) != len(own) || len(h.Ancestors) != 2 || h.Ancestors[0].SessionID != k.session || h.Ancestors[1].SessionID != f.SessionID {
+			t.Fatalf("%s: %d events of %+v, want %d", what, len(all), h.Ancestors, len(own))
+		}
+		for i, e := range all {
+			if w := own[i]; e.Seq != w.Seq || e.ID != w.ID || e.SessionID != w.SessionID || !bytes.Equal(e.Data, w.Data) {
+				t.Fatalf("%s: event %d is %+v, want %+v", what, i, e, w)
+			}
+		}
+		var blocks struct {
+			Ancestors []struct {
+				SessionID string
+				Blocks    []events.Block
+			}
+		}
+		c.Call(0, "GET", "/api/sessions/"+again.SessionID+"/history/blocks", nil, &blocks)
+		raw, _ := json.Marshal(blocks)
+		if len(blocks.Ancestors) != 2 || !bytes.Contains(raw, []byte("Noted apple.")) || !bytes.Contains(raw, []byte("The fruit is apple.")) || bytes.Contains(raw, []byte("pear")) {
+			t.Fatalf("%s: the inherited blocks are %s", what, raw)
+		}
+	}
+	wants("while the parent is there")
+	c.Delete(k.session)
+	j := c.Janitor(janitor.Config{Grace: time.Millisecond})
+	pass := func() {
+		t.Helper()
+		if _, err := j.Pass(t.Context(), false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pass()
+	pass()
+	wants("once the parent is deleted")
+	if code := c.Call(0, "GET", "/api/sessions/"+k.session, nil, new(map[string]any)); code != http.StatusNotFound {
+		t.Errorf("the deleted parent answers %d", code)
+	}
+	k.of(again).completed("which fruit is it?", "The fruit is apple.")
+	rebuilt(t, c)
+	c.Delete(f.SessionID)
+	pass()
+	wants("once the fork between is deleted")
+	c.Delete(again.SessionID)
+	tenant := tenantOf(t, c, k.session)
+	harness.Eventually(t, "the parent is erased", func() bool {
+		pass()
+		l, err := eventlog.Sessions{Log: c.Base.Log}.Load(t.Context(), tenant, k.session, eventlog.Leader)
+		return err == nil && l.Run.Retired && len(stored(t, c, k.session)) < 4000
+	})
+	rebuilt(t, c)
 }

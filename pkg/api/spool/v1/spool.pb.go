@@ -4915,7 +4915,9 @@ type Block struct {
 	// error.
 	Code *string `protobuf:"bytes,23,opt,name=code,proto3,oneof" json:"code,omitempty"`
 	// system, error.
-	Message       *string `protobuf:"bytes,24,opt,name=message,proto3,oneof" json:"message,omitempty"`
+	Message *string `protobuf:"bytes,24,opt,name=message,proto3,oneof" json:"message,omitempty"`
+	// The agent's own position directly after this block, at which a fork can cut its conversation; absent where it has none.
+	Anchor        *string `protobuf:"bytes,25,opt,name=anchor,proto3,oneof" json:"anchor,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5114,6 +5116,13 @@ func (x *Block) GetCode() string {
 func (x *Block) GetMessage() string {
 	if x != nil && x.Message != nil {
 		return *x.Message
+	}
+	return ""
+}
+
+func (x *Block) GetAnchor() string {
+	if x != nil && x.Anchor != nil {
+		return *x.Anchor
 	}
 	return ""
 }
@@ -9310,7 +9319,7 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\fmin_position\x18\x03 \x01(\tR\vminPosition\"O\n" +
 	"\x12ListBlocksResponse\x12'\n" +
 	"\x06blocks\x18\x01 \x03(\v2\x0f.spool.v1.BlockR\x06blocks\x12\x10\n" +
-	"\x03tip\x18\x02 \x01(\rR\x03tip\"\x99\b\n" +
+	"\x03tip\x18\x02 \x01(\rR\x03tip\"\xc1\b\n" +
 	"\x05Block\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x16\n" +
@@ -9339,7 +9348,8 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x05todos\x18\x15 \x03(\v2\x12.spool.v1.TodoItemR\x05todos\x12\x1d\n" +
 	"\asubtype\x18\x16 \x01(\tH\x0eR\asubtype\x88\x01\x01\x12\x17\n" +
 	"\x04code\x18\x17 \x01(\tH\x0fR\x04code\x88\x01\x01\x12\x1d\n" +
-	"\amessage\x18\x18 \x01(\tH\x10R\amessage\x88\x01\x01B\x0f\n" +
+	"\amessage\x18\x18 \x01(\tH\x10R\amessage\x88\x01\x01\x12\x1b\n" +
+	"\x06anchor\x18\x19 \x01(\tH\x11R\x06anchor\x88\x01\x01B\x0f\n" +
 	"\r_execution_idB\x12\n" +
 	"\x10_conversation_idB\n" +
 	"\n" +
@@ -9361,7 +9371,8 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\b_subtypeB\a\n" +
 	"\x05_codeB\n" +
 	"\n" +
-	"\b_message\"<\n" +
+	"\b_messageB\t\n" +
+	"\a_anchor\"<\n" +
 	"\bTodoItem\x12\x18\n" +
 	"\acontent\x18\x01 \x01(\tR\acontent\x12\x16\n" +
 	"\x06status\x18\x02 \x01(\tR\x06status\"\x84\x01\n" +

@@ -28,6 +28,16 @@ type History struct {
 // are kept as long as a fork has them.
 func (s *Store) ancestors(ctx context.Context, tenant, session string) ([]Ancestor, error) {
 	var list []Ancestor
+	err := s.await(ctx, s.sessionIn(tenant, session), func() (err error) {
+		list, err = s.line(ctx, tenant, session)
+		return err
+	})
+	return list, err
+}
+
+// line is ancestors as the read models are now.
+func (s *Store) line(ctx context.Context, tenant, session string) ([]Ancestor, error) {
+	var list []Ancestor
 	found, behind := false, false
 	err := s.rows(ctx, func(r row) error {
 		var parent string

@@ -113,6 +113,9 @@ func (h *Handler) cut(ctx context.Context, parent eventlog.Loaded, at *uint32) (
 			}
 		}
 		cut, err := walk.Cut()
+		if err == nil && at != nil && *at > cut.Forked.Asked {
+			err = &fork.AheadError{Tip: cut.Forked.Asked} // they asked for the number that stands for the last event
+		}
 		if err != nil {
 			return cut, refusedCut(err)
 		}
