@@ -4,8 +4,11 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -74,7 +77,7 @@ func stored(t *testing.T, c *harness.Cluster, session string) string {
 		t.Fatal(err)
 	}
 	list, err := o.List(t.Context())
-	if err != nil {
+	if err != nil && !errors.Is(err, jetstream.ErrNoObjectsFound) {
 		t.Fatal(err)
 	}
 	var names []string
@@ -474,7 +477,10 @@ func TestFork_HistoryOutlivesTheParent(t *testing.T) {
 			}
 		}
 		c.Call(0, "GET", "/api/sessions/"+again.SessionID+"/history/blocks", nil, &blocks)
-		raw, _ := json.Marshal(blocks)
+		raw, err := json.Marshal(blocks)
+		if err != nil {
+			t.Fatal(err)
+		}
 		if len(blocks.Ancestors) != 2 || !bytes.Contains(raw, []byte("Noted apple.")) || !bytes.Contains(raw, []byte("The fruit is apple.")) || bytes.Contains(raw, []byte("pear")) {
 			t.Fatalf("%s: the inherited blocks are %s", what, raw)
 		}
@@ -507,4 +513,62 @@ func TestFork_HistoryOutlivesTheParent(t *testing.T) {
 		return err == nil && l.Run.Retired && len(stored(t, c, k.session)) < 4000
 	})
 	rebuilt(t, c)
+}
+
+// TestFork_SurvivesKilledExecutors: an executor that is cut off at any step of a fork's first turn is followed by another one, and the
+// fork begins as it would have.
+func TestFork_SurvivesKilledExecutors(t *testing.T) {
+	t.Parallel()
+	c := harness.New(t, harness.Options{Script: script(t, "fork.yaml")})
+	k := newTalkWith(t, c, "spool", map[string]any{"model": "known-model"})
+	k.completed("the fruit is apple; run echo one > a.txt", "Noted apple.")
+	k.synced()
+	k.put("late.txt", "text/plain", []byte("late\n"))
+	for i, step := range []events.Type{"sandbox_creating", "sandbox_ready", "workspace_restored", "execution_started"} {
+		child := k.of(fork(t, k.c, k.session, map[string]any{"at": k.s.Cursor}))
+		execution := child.post("which fruit is it?", func(w events.Wire) bool { return w.Type != step })
+		c.StartExecutor()
+		c.KillExecutor(i)
+		x := child.until(execution)
+		if end := ended[events.ExecutionCompleted](x); end.Result != "The fruit is apple." {
+			t.Errorf("killed after %s: ended with %+v", step, end)
+		}
+		child.synced()
+		child.wantFile("a.txt", "one\n")
+		child.wantFile("log.txt", "apple\n")
+	}
+}
+
+// TestFork_OfARunningTurn: a session is forked while its agent works: after the last block that a snapshot has for certain. The
+// parent goes on.
+func TestFork_OfARunningTurn(t *testing.T) {
+	t.Parallel()
+	c := harness.New(t, harness.Options{Script: script(t, "fork.yaml")})
+	k := newTalkWith(t, c, "spool", map[string]any{"model": "known-model", "sessionOptions": map[string]any{"syncIntervalMs": 1000}})
+	k.completed("the fruit is apple; run echo one > a.txt", "Noted apple.")
+	k.synced()
+	gate := filepath.Join(t.TempDir(), "open")
+	calls, synced := 0, false
+	execution := k.post("the fruit is pear; wait twice for "+gate, func(w events.Wire) bool {
+		if d, ok := w.Event().Data.(events.BlockComplete); ok && d.Block.Kind == events.KindToolUse {
+			calls++
+		}
+		synced = synced || calls == 2 && w.Type == "workspace_synced"
+		return !synced
+	})
+	f := fork(t, k.c, k.session, map[string]any{})
+	first := k.block("pear", events.KindToolResult)
+	if f.Parent.Effective != first || f.Parent.Asked < first || f.Parent.Reason == "" {
+		t.Errorf("the fork begins at %+v, want %d", f.Parent, first)
+	}
+	child := k.of(f)
+	child.completed("which fruit is it?", "The fruit is pear.")
+	child.synced()
+	child.wantFile("first.txt", "pear\n")
+	if err := os.WriteFile(gate, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if end := ended[events.ExecutionCompleted](k.until(execution)); end.Result != "Waited." {
+		t.Errorf("the parent ended with %+v", end)
+	}
 }
