@@ -425,7 +425,7 @@ func removeSnapshots(t *testing.T, c *harness.Cluster, session string) {
 func TestFork_HistoryOutlivesTheParent(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Script: script(t, "fork.yaml")})
-	k := newTalkWith(t, c, "spool", map[string]any{"model": "known-model"})
+	k := &talk{t: t, c: c, session: c.Create("spool", map[string]any{"model": "known-model"})}
 	k.completed("the fruit is apple; run echo one > a.txt", "Noted apple.")
 	k.synced()
 	at := k.s.Cursor
@@ -564,7 +564,7 @@ func TestFork_OfARunningTurn(t *testing.T) {
 	child := k.of(f)
 	child.completed("which fruit is it?", "The fruit is pear.")
 	child.synced()
-	child.wantFile("first.txt", "pear\n")
+	child.wantFile("a.txt", "one\n") // the nearest snapshot before the block is that of the first turn
 	if err := os.WriteFile(gate, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
