@@ -116,6 +116,28 @@ type Reader interface {
 	Tail(ctx context.Context, after Position, f Filter) iter.Seq2[Record, error]
 }
 
+// Changes is what came into one shard of the log.
+type Changes struct {
+	Through Position          // the last message that was looked at
+	Last    map[string]uint64 // by subject: the stream sequence of its last message up to Through, whether it is part of the log or not
+}
+
+// Add notes a message, unless its subject would be one too many.
+func (c *Changes) Add(subject string, seq uint64, maxSubjects int) bool {
+	if _, known := c.Last[subject]; !known && len(c.Last) == maxSubjects {
+		return false
+	}
+	c.Last[subject], c.Through.Seq = seq, seq
+	return true
+}
+
+// ChangeReader finds out which subjects changed, without reading the commits.
+type ChangeReader interface {
+	// Changed returns the changes after a position up to the shard's present end, or up to the message before the one with which
+	// there would be more than maxSubjects.
+	Changed(ctx context.Context, after Position, maxSubjects int) (Changes, error)
+}
+
 // Filter narrows a read; the zero Filter is everything.
 type Filter struct {
 	Partitions []int          // nil for all of the shard
@@ -125,10 +147,11 @@ type Filter struct {
 	Foreign bool
 }
 
-// Log is both.
+// Log is all of them.
 type Log interface {
 	Appender
 	Reader
+	ChangeReader
 	// Shards is the number of streams the log is spread over; a partition lies in
 	// the shard partition mod Shards.
 	Shards() int

@@ -8,6 +8,7 @@ import (
 	"hash/fnv"
 	"slices"
 
+	"github.com/spoolhq/spool/pkg/eventlog/heads"
 	"github.com/spoolhq/spool/pkg/events"
 )
 
@@ -15,6 +16,8 @@ import (
 type Scope struct {
 	Tenant  string // with Session: one session
 	Session string
+	// Heads are the signed heads of each shard that the log is compared with; nil for none.
+	Heads []*heads.Chain
 	// Accept are the positions of faults that are known: they are reported as accepted.
 	Accept []Position
 }
@@ -81,10 +84,17 @@ func Verify(ctx context.Context, l Log, scope Scope) (Report, error) {
 		return Report{}, fmt.Errorf("verify: tenant %s without a session: name one, or neither", scope.Tenant)
 	}
 	v := Verifier{shards: shards, accept: scope.Accept, whole: scope.Session == ""}
+	if scope.Heads != nil && len(scope.Heads) != shards {
+		return Report{}, fmt.Errorf("verify: signed heads of %d shards, but the log has %d", len(scope.Heads), shards)
+	}
 	for shard := first; shard <= last && !v.full(); shard++ {
+		if scope.Heads != nil {
+			v.compareWith(scope.Heads[shard], filter.Subject)
+		}
 		if err := v.shard(ctx, l, shard, filter); err != nil {
 			return v.Report(), fmt.Errorf("verify: %w", err)
 		}
+		v.endOfHeads(shard)
 	}
 	return v.Report(), nil
 }
@@ -128,9 +138,10 @@ type Verifier struct {
 	events   int
 	problems []Problem
 	accept   []Position
-	whole    bool   // every commit of each shard is added
-	missing  uint64 // stream sequences that no commit has, over all shards
-	gapOf    Record // the first commit after some of them
+	whole    bool         // every commit of each shard is added
+	heads    *heads.Check // of the present shard, nil for none
+	missing  uint64       // stream sequences that no commit has, over all shards
+	gapOf    Record       // the first commit after some of them
 }
 
 type sessionKey struct{ tenant, id string }
@@ -177,6 +188,9 @@ func (v *Verifier) unreadable(rec Record, err error) {
 		v.fail(rec, err.Error())
 	}
 	v.last[rec.Position.Shard] = max(v.last[rec.Position.Shard], rec.Position.Seq)
+	if v.heads != nil {
+		v.heads.Skip(rec.Position.Seq)
+	}
 	v.ends(rec, s) // as far as its events are known
 	if rec.Subject.Aspect != "" {
 		s.chains[rec.Subject.Aspect] = chain{true, rec.Commit.Hash}
@@ -223,7 +237,7 @@ func (v *Verifier) Add(rec Record) {
 	v.events += len(rec.Events)
 	v.count(rec)
 	var first string
-	for _, check := range []func(Record, *sessionCheck) string{v.place, v.link, v.once, v.ends} {
+	for _, check := range []func(Record, *sessionCheck) string{v.place, v.link, v.signedHead, v.once, v.ends} {
 		if why := check(rec, s); why != "" && first == "" {
 			first = why
 		}

@@ -41,10 +41,7 @@ type Block struct {
 	ExecutionID    string      `json:"executionId,omitempty"`
 	ConversationID string      `json:"conversationId,omitempty"`
 
-	// Anchor is the agent's own position directly after this block, at which a fork can cut its conversation
-	// (runner.Fork). It is set on the event that states the block whole; "" where the agent has none, and in logs
-	// of earlier builds.
-	Anchor string `json:"anchor,omitempty"`
+	Anchor string `json:"anchor,omitempty"` // the agent's own position directly after a whole block, where a fork can cut its conversation; absent where it cannot be cut, and in logs of earlier builds
 
 	Content string `json:"content,omitempty"` // user_message, assistant_text, thinking: the whole text so far
 	Parts   []Part `json:"parts,omitempty"`   // user_message with images, in place of content

@@ -104,8 +104,22 @@ type Query struct {
 // Fork asks that the agent go on with a copy of the conversation Resume, cut after an anchor.
 //
 // It is sent with Resume until the log has a transcript_written of the fork itself; from then on Resume is the fork's
-// own agent session, and Fork is nil. The same Resume and Fork always lead to the same point, also when an earlier
-// attempt died during its turn. The records of Resume itself are not changed.
+// own agent session, and Fork is nil. The same session, Resume and Fork always lead to the same point, also when an
+// earlier attempt died during its turn. The records of Resume itself are not changed.
+//
+// Where a conversation can be cut depends on the architecture. Blocks that it cannot be cut after have no anchor, nor
+// have blocks of sub-agents.
+//
+//	claude-code  after each line of the transcript: after each text, call and result, also within a turn, but not after a thought
+//	codex        after each message and each result of a call, also within a turn, but not after calls that the tool
+//	             exec makes, whose results the model sees at the end of its script
+//	opencode     after the last text of a message, that is between turns
+//	spool        after each message of the transcript: after each answer of the model and each result of a call
+//	acp          not at all: the whole conversation is gone on with in place
+//
+// After a call without its result the agent sees the call as one that was broken off, or not at all. Without its
+// records, or without the anchor in them, the agent begins a new conversation, and an error event TRANSCRIPT_LOST comes
+// first: it never answers from what came after the anchor.
 type Fork struct {
 	Anchor string `json:"anchor,omitempty"` // of a block (events.Block.Anchor); "" for the whole conversation
 }

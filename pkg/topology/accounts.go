@@ -90,6 +90,7 @@ const logExports = `      { service: "ev.>" }
       { service: "timer.>" }
       { service: "live.>" }
       { service: "dead.>" }
+      { service: "head.>" }
       { service: "$KV.>" }
       { service: "$O.>" }
       { service: "$JS.API.INFO" }

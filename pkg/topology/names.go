@@ -21,6 +21,7 @@ const (
 	StreamTimers   = "TIMERS"
 	StreamLive     = "LIVE"
 	StreamDead     = "DEAD"
+	StreamHeads    = "HEADS"
 )
 
 // MaxShards is the largest number of streams that the log can be spread over.
@@ -99,6 +100,12 @@ const (
 func PartitionFilter(partition int) string {
 	return "ev." + events.PartitionToken(partition) + ".*.*.*"
 }
+
+// HeadSubject is where the signed heads of a shard of the log are stored.
+func HeadSubject(shard int) string { return "head." + strconv.Itoa(shard) }
+
+// HeadFilter matches the signed heads of all shards.
+const HeadFilter = "head.*"
 
 // TenantLifeFilter matches what was asked of a tenant's sessions in a partition.
 func TenantLifeFilter(partition int, tenant string) string {

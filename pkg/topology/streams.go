@@ -45,7 +45,7 @@ func Streams(shards int) []Stream {
 	for i := range shards {
 		list = append(list, eventsStream(i, shards))
 	}
-	return append(list, deltasStream(), commandsStream(), jobsStream(), timersStream(), liveStream(), deadStream())
+	return append(list, deltasStream(), commandsStream(), jobsStream(), timersStream(), liveStream(), deadStream(), headsStream())
 }
 
 // eventsStream keeps everything and refuses rather than drops. Deletes and
@@ -181,6 +181,24 @@ func deadStream() Stream {
 		Kind:   "30 days",
 		Writes: "session, executor, projector, skills, the server (advisories)",
 		Reads:  "session (jobs), gateway (for people)",
+	}
+}
+
+// headsStream keeps the signed heads of the log. Nobody but admin may delete or purge its messages.
+func headsStream() Stream {
+	return Stream{
+		Config: jetstream.StreamConfig{
+			Name:        StreamHeads,
+			Description: "Signed heads of the log: a chain for each shard.",
+			Subjects:    []string{HeadFilter},
+			Retention:   jetstream.LimitsPolicy,
+			Discard:     jetstream.DiscardNew,
+			Storage:     jetstream.FileStorage,
+			AllowDirect: true,
+		},
+		Kind:   "kept for ever, refuses when full",
+		Writes: "session",
+		Reads:  "session, admin (spool verify)",
 	}
 }
 

@@ -57,7 +57,7 @@ func sessionUser() User {
 	return User{
 		Name: UserSession, Doc: "decides what sessions do; writes life, keys, jobs and timers",
 		Publish: join(
-			[]string{accountInfo, LifeFilter, RunFilter, KeyFilter, AgentFilter, InstanceFilter, EnvironmentFilter, BudgetFilter, LimitsFilter, "job.*.any", "job.*.on.*", "timer.at.*", "dead.>", "ctl.*"},
+			[]string{accountInfo, LifeFilter, RunFilter, KeyFilter, AgentFilter, InstanceFilter, EnvironmentFilter, BudgetFilter, LimitsFilter, "job.*.any", "job.*.on.*", "timer.at.*", "dead.>", "ctl.*", HeadFilter},
 			// Answers to commands go to the gateway that asked.
 			[]string{inbox(UserGateway)},
 			readLog(), writePayloads(), useKV(BucketLeases), useKV(BucketBudgets),
@@ -67,7 +67,7 @@ func sessionUser() User {
 			useKV(BucketSecrets), []string{"$KV." + BucketSecrets + ".*.x.>"},
 			durable(StreamCommands, CommandsSession, CommandFilter(ServiceSession)),
 			durable(StreamTimers, TimersDue, TimerDueFilter), get(StreamTimers),
-			reactors(), info(StreamJobs),
+			reactors(), info(StreamJobs), get(StreamHeads),
 			// It fails executions whose job is dead, and removes dead letters that people have dealt with.
 			durable(StreamDead, DeadJobs, DeadJobFilter), get(StreamDead), []string{"$JS.API.STREAM.MSG.DELETE." + StreamDead},
 		),

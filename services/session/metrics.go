@@ -14,6 +14,9 @@ type metrics struct {
 	commandSeconds *prometheus.HistogramVec
 	lag            prometheus.Histogram
 	jobs           prometheus.Counter
+	heads          prometheus.Counter
+	headsAt        prometheus.Gauge
+	unsigned       prometheus.Counter
 }
 
 // newMetrics makes the metrics, and registers them unless nobody reads them.
@@ -30,10 +33,13 @@ func newMetrics(r prometheus.Registerer) *metrics {
 			Name: "spool_session_reaction_lag_seconds", Help: "Time from when the log stored a commit that can make something due until that was done.",
 			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300},
 		}),
-		jobs: prometheus.NewCounter(prometheus.CounterOpts{Name: "spool_session_jobs_total", Help: "Jobs that were given to executors; one that lay in the queue already is counted again."}),
+		jobs:     prometheus.NewCounter(prometheus.CounterOpts{Name: "spool_session_jobs_total", Help: "Jobs that were given to executors; one that lay in the queue already is counted again."}),
+		heads:    prometheus.NewCounter(prometheus.CounterOpts{Name: "spool_session_signed_heads_total", Help: "Heads of the log that this copy signed."}),
+		headsAt:  prometheus.NewGauge(prometheus.GaugeOpts{Name: "spool_session_signed_heads_timestamp_seconds", Help: "When this copy last signed heads of the log, in seconds since 1970; 0 for never."}),
+		unsigned: prometheus.NewCounter(prometheus.CounterOpts{Name: "spool_session_signed_heads_failures_total", Help: "Passes of the signer that failed; a later one signs what they left out."}),
 	}
 	if r != nil {
-		r.MustRegister(m.commands, m.commandSeconds, m.lag, m.jobs)
+		r.MustRegister(m.commands, m.commandSeconds, m.lag, m.jobs, m.heads, m.headsAt, m.unsigned)
 	}
 	return m
 }
@@ -47,6 +53,11 @@ func DescribeMetrics(r prometheus.Registerer) {
 func (m *metrics) command(typ, outcome string, took time.Duration) {
 	m.commands.WithLabelValues(typ, outcome).Inc()
 	m.commandSeconds.WithLabelValues(typ).Observe(took.Seconds())
+}
+
+func (m *metrics) signed(n int) {
+	m.heads.Add(float64(n))
+	m.headsAt.SetToCurrentTime()
 }
 
 func (m *metrics) reacted(lag time.Duration) { m.lag.Observe(max(0, lag.Seconds())) }

@@ -22,6 +22,7 @@ import (
 	"github.com/spoolhq/spool/pkg/budget"
 	"github.com/spoolhq/spool/pkg/bus"
 	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/eventlog/heads"
 	"github.com/spoolhq/spool/pkg/hostpath"
 	"github.com/spoolhq/spool/pkg/imagepolicy"
 	"github.com/spoolhq/spool/pkg/secret"
@@ -32,6 +33,7 @@ import (
 	"github.com/spoolhq/spool/services/session/internal/command"
 	"github.com/spoolhq/spool/services/session/internal/lease"
 	"github.com/spoolhq/spool/services/session/internal/reactor"
+	"github.com/spoolhq/spool/services/session/internal/signer"
 )
 
 // Config is the service's settings. The zero value takes every default.
@@ -53,10 +55,15 @@ type Config struct {
 
 	MaxKeys int `default:"1000" env:"SPOOL_MAX_KEYS" help:"How many API keys that are not revoked a tenant may have. Keys that expired more than a day ago make room."`
 
+	HeadsKey     string        `default:"" env:"SPOOL_HEADS_KEY" help:"Private key that heads of the log are signed with, 64 hexadecimal digits: an Ed25519 seed. Empty, and without heads-key-file, means that they are not signed."`
+	HeadsKeyFile string        `default:"" env:"SPOOL_HEADS_KEY_FILE" help:"File with that key, in place of heads-key."`
+	HeadsEvery   time.Duration `default:"1m" env:"SPOOL_HEADS_EVERY" help:"How often the heads of what changed are signed. When an execution ends, those of its session are signed within seconds."`
+
 	// Private are folders of the installation itself, in which no session may work.
 	Private []string `kong:"-"`
 
-	images imagepolicy.Policy // that tenants may name
+	images   imagepolicy.Policy // that tenants may name
+	headsKey heads.PrivateKey   // zero for none
 }
 
 // withDefaults is the config with nothing left at zero, or what is wrong with it.
@@ -94,8 +101,17 @@ func (c Config) withDefaults() (Config, error) {
 			return c, fmt.Errorf("%s: %s is not between 1s and 24h", d.name, *d.value)
 		}
 	}
+	if c.HeadsEvery == 0 {
+		c.HeadsEvery = time.Minute
+	}
+	if c.HeadsEvery < time.Second || c.HeadsEvery > time.Hour {
+		return c, fmt.Errorf("heads-every: %s is not between 1s and 1h", c.HeadsEvery)
+	}
 	c.SandboxImage = cmp.Or(c.SandboxImage, "spool/sandbox:latest")
 	var err error
+	if c.headsKey, err = c.readHeadsKey(); err != nil {
+		return c, err
+	}
 	if c.images, err = imagepolicy.Parse("sandbox-images", append([]string{c.SandboxImage}, c.SandboxImages...)); err != nil {
 		return c, err
 	}
@@ -156,6 +172,7 @@ type Service struct {
 	room    *storage.Watch
 	clock   *bus.Clock
 	react   *reactor.Reactor
+	signer  *signer.Signer // nil where no heads are signed
 }
 
 // New makes a copy; it talks to nobody yet but to look up the leases bucket when it runs.
@@ -197,6 +214,12 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		deps.Metrics.MustRegister(s.room.Collectors()...)
 	}
 	s.leases = lease.New(lease.Config{JetStream: js, Logger: deps.Logger, Now: local, Gone: cfg.EngineGone})
+	if !cfg.headsKey.IsZero() {
+		s.signer = signer.New(signer.Config{
+			Key: cfg.headsKey, Log: deps.Log, JetStream: js, Now: deps.Now, Logger: deps.Logger, Every: cfg.HeadsEvery,
+			Signed: counts.signed, Failed: counts.unsigned.Inc,
+		})
+	}
 	publisher, err := bus.NewPublisher(bus.PublisherConfig{JetStream: js, Deduplicate: true, Logger: deps.Logger})
 	if err != nil {
 		return nil, fmt.Errorf("session service: %w", err)
@@ -204,7 +227,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	sessions := eventlog.Sessions{Log: deps.Log}
 	s.react = reactor.New(reactor.Config{
 		Sessions: sessions, JetStream: js, Publisher: publisher, Leases: s.leases, Budgets: s.budgets, Now: deps.Now, Logger: deps.Logger,
-		Copy: deps.Copy, Reacted: counts.reacted, Published: counts.jobs.Inc,
+		Copy: deps.Copy, Reacted: counts.reacted, Published: counts.jobs.Inc, Ended: s.ended,
 		Forget: func(ctx context.Context, tenant, execution string) error {
 			kv, err := secret.Bucket(ctx, js)
 			if err != nil {
@@ -279,6 +302,10 @@ func (s *Service) Run(ctx context.Context) error {
 	g.Go(func() error { return s.leases.Run(ctx) })
 	g.Go(func() error { return s.budgets.Run(ctx) })
 	g.Go(func() error { return s.room.Run(ctx) })
+	if s.signer != nil {
+		s.deps.Logger.Info("heads of the log are signed", "public-key", s.cfg.headsKey.Public().String())
+		g.Go(func() error { return s.signer.Run(ctx) })
+	}
 	g.Go(func() error { return s.router.Run(ctx) })
 	if err := g.Wait(); err != nil {
 		return fmt.Errorf("session service: %w", err)

@@ -33,6 +33,7 @@ func TestEverySettingIsTested(t *testing.T) {
 		"SPOOL_SYNC_INTERVAL": "TestOptionsAreResolvedAtCreation", "SPOOL_HEALTH_INTERVAL": "TestOptionsAreResolvedAtCreation", "SPOOL_SANDBOX_MAX_AGE": "TestOptionsAreResolvedAtCreation",
 		"SPOOL_COMMAND_WORKERS": "TestSettingWorkers", "SPOOL_REACTOR_WORKERS": "TestSettingWorkers",
 		"SPOOL_STORE_RESERVE": "TestSettingStoreReserve", "SPOOL_ENGINE_GONE": "internal/lease/TestSettingGone", "SPOOL_MAX_KEYS": "TestSettingMaxKeys",
+		"SPOOL_HEADS_KEY": "TestSettingHeadsKey", "SPOOL_HEADS_KEY_FILE": "TestSettingHeadsKey", "SPOOL_HEADS_EVERY": "TestSettingHeadsKey",
 	})
 }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/eventlog/heads"
 	"github.com/spoolhq/spool/pkg/eventlog/jslog"
 	"github.com/spoolhq/spool/pkg/pgserver"
 	"github.com/spoolhq/spool/pkg/topology"
@@ -213,7 +214,9 @@ func (c *cluster) startServices(ctx context.Context) error {
 		copies int
 		env    []string
 	}{
-		{"session", 2, []string{"SPOOL_NATS_GATE_PASSWORD=" + password(topology.UserGate)}},
+		{"session", 2, []string{
+			"SPOOL_NATS_GATE_PASSWORD=" + password(topology.UserGate), "SPOOL_HEADS_KEY=" + headsSeed, "SPOOL_HEADS_EVERY=2s",
+		}},
 		{"projector", 2, []string{"SPOOL_DATABASE_URL=" + c.database}},
 		{"janitor", 2, []string{"SPOOL_DATABASE_URL=" + c.database, "SPOOL_GC_INTERVAL=500ms", "SPOOL_GC_GRACE=1s", "SPOOL_GC_UPLOADS=30s"}},
 		{"skills", 1, []string{"SPOOL_SKILL_SCRATCH=" + c.dir}},
@@ -315,6 +318,19 @@ func logKeys(roles ...string) string {
 		list = append(list, role+":"+strings.Repeat("chaos-"+role, 4))
 	}
 	return strings.Join(list, ",")
+}
+
+// headsSeed is the key that heads of the log are signed with.
+var headsSeed = strings.Repeat("c0", 32)
+
+// headsPublicKey writes the public key into a file.
+func (c *cluster) headsPublicKey() (file string, err error) {
+	key, err := heads.ParsePrivateKey(headsSeed)
+	if err != nil {
+		return "", err
+	}
+	file = filepath.Join(c.dir, "heads.pub")
+	return file, os.WriteFile(file, []byte(key.Public().String()+"\n"), 0o600)
 }
 
 // processes returns the parts and the model server.

@@ -274,13 +274,17 @@ func (d *driver) evidence(ctx context.Context, sessions []string) (check.Evidenc
 func (c *cluster) proofs(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, proofTimeout)
 	defer cancel()
+	key, err := c.headsPublicKey()
+	if err != nil {
+		return err
+	}
 	var errs []error
 	for _, p := range []struct {
 		args []string
-		says string
-	}{{[]string{"verify"}, "sound: "}, {[]string{"rebuild", "--compare"}, "equal: "}} {
+		says []string
+	}{{[]string{"verify", "--public-key", key}, []string{"nothing is missing up to ", "\nsound: "}}, {[]string{"rebuild", "--compare"}, []string{"equal: "}}} {
 		out, err := c.spool(ctx, p.args...)
-		if err != nil || !strings.HasPrefix(out, p.says) {
+		if missing := slices.ContainsFunc(p.says, func(s string) bool { return !strings.Contains(out, s) }); err != nil || missing {
 			errs = append(errs, errors.Join(fmt.Errorf("spool %s: %s", strings.Join(p.args, " "), out), err))
 			continue
 		}

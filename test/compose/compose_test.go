@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -18,6 +20,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/spoolhq/spool/pkg/eventlog/heads"
 	"github.com/spoolhq/spool/pkg/events"
 )
 
@@ -208,11 +211,13 @@ func (c *conversation) ends() error {
 // verify checks the log and the read models from inside, as people do.
 func (p *project) verify(sessions int) {
 	p.t.Helper()
-	out := p.run(2*time.Minute, p.compose("run", "--rm", "--no-TTY", "--no-deps", "provision", "verify", "--json")...)
+	out := p.run(2*time.Minute, p.compose("run", "--rm", "--no-TTY", "--no-deps", "-v", p.headsPublicKey()+":/heads.pub:ro",
+		"provision", "verify", "--json", "--public-key", "/heads.pub")...)
 	var report struct {
 		OK                        bool
 		Sessions, Commits, Events int
 		Open                      []json.RawMessage
+		Proved                    []struct{ Entries int }
 	}
 	if err := json.Unmarshal([]byte(out), &report); err != nil {
 		p.t.Fatalf("spool verify printed %s: %v", out, err)
@@ -220,10 +225,37 @@ func (p *project) verify(sessions int) {
 	if !report.OK || report.Sessions != sessions || len(report.Open) != 0 {
 		p.t.Errorf("spool verify: %s", out)
 	}
+	entries := 0
+	for _, shard := range report.Proved {
+		entries += shard.Entries
+	}
+	if entries == 0 {
+		p.t.Errorf("no heads of the log were signed: %s", out)
+	}
 	p.t.Logf("spool verify: sound: %d sessions, %d commits, %d events", report.Sessions, report.Commits, report.Events)
 	for _, command := range [][]string{{"rebuild", "--compare"}, {"gc", "--dry-run"}} { // each ends with 1 if it fails
 		p.run(2*time.Minute, p.compose(append([]string{"run", "--rm", "--no-TTY", "--no-deps", "provision"}, command...)...)...)
 	}
+}
+
+// headsPublicKey writes the public key of the signed heads into a file that containers can read.
+func (p *project) headsPublicKey() string {
+	p.t.Helper()
+	env, err := os.ReadFile(filepath.Join(p.dir, "deploy", ".env"))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(env), "\nSPOOL_HEADS_KEY=")
+	seed, _, _ := strings.Cut(rest, "\n")
+	key, err := heads.ParsePrivateKey(seed)
+	if err != nil {
+		p.t.Fatalf("SPOOL_HEADS_KEY in deploy/.env: %v", err)
+	}
+	file := filepath.Join(p.dir, "heads.pub")
+	if err := os.WriteFile(file, []byte(key.Public().String()+"\n"), 0o644); err != nil { //nolint:gosec // a public key
+		p.t.Fatal(err)
+	}
+	return file
 }
 
 // executorID is how an executor's log names it.

@@ -42,25 +42,30 @@ func makeLogKeys(path string) (string, error) {
 		rand.Read(secret) // never fails
 		fmt.Fprintf(&text, "%s:%s\n", role, hex.EncodeToString(secret))
 	}
+	return text.String(), writeKey(path, text.String())
+}
+
+// writeKey writes a file that its owner alone can read, and that lasts when writeKey returns.
+func writeKey(path, text string) error {
 	tmp := path + ".new"
 	f, err := os.OpenFile(tmp, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {
-		return "", fmt.Errorf("log keys: %w", err)
+		return fmt.Errorf("write key: %w", err)
 	}
-	_, err = f.WriteString(text.String())
+	_, err = f.WriteString(text)
 	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return "", fmt.Errorf("log keys: %w", err)
+		return fmt.Errorf("write key: %w", err)
 	}
 	if err := os.Rename(tmp, path); err != nil {
-		return "", fmt.Errorf("log keys: %w", err)
+		return fmt.Errorf("write key: %w", err)
 	}
-	// The streams will soon say that the log is signed: by then the file's name has to last.
+	// The streams will soon hold what was signed with the key: by then the file's name has to last.
 	folder, err := os.Open(filepath.Dir(path))
 	if err != nil {
-		return "", fmt.Errorf("log keys: %w", err)
+		return fmt.Errorf("write key: %w", err)
 	}
 	if err := errors.Join(folder.Sync(), folder.Close()); err != nil {
-		return "", fmt.Errorf("log keys: %w", err)
+		return fmt.Errorf("write key: %w", err)
 	}
-	return text.String(), nil
+	return nil
 }

@@ -135,6 +135,9 @@ func (s *Stack) start(ctx, run context.Context) error {
 	if err := s.secrets(); err != nil {
 		return err
 	}
+	if err := s.headsKey(); err != nil {
+		return err
+	}
 	if err := readmodel.Migrate(ctx, s.base.DatabaseURL); err != nil {
 		return err
 	}

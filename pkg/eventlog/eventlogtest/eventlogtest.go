@@ -37,6 +37,7 @@ func Exercise(t *testing.T, open func(t *testing.T) eventlog.Log) {
 		"read one commit":          readOne,
 		"read in order":            readInOrder,
 		"read is filtered":         readFiltered,
+		"changes are found":        changesFound,
 		"bad filters are refused":  badFilters,
 		"tail waits for more":      tailWaits,
 		"tail is filtered":         tailFiltered,

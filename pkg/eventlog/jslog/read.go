@@ -44,6 +44,28 @@ func (l *Log) readTo(ctx context.Context, after eventlog.Position, f eventlog.Fi
 	if err != nil {
 		return err
 	}
+	return r.toEnd(ctx, func(m jetstream.Msg) error { return r.yield(ctx, m, yield) })
+}
+
+// Changed returns which subjects changed; see eventlog.ChangeReader. The end is what the leader knows when the reading begins.
+func (l *Log) Changed(ctx context.Context, after eventlog.Position, maxSubjects int) (eventlog.Changes, error) {
+	c := eventlog.Changes{Through: after, Last: map[string]uint64{}}
+	r, err := l.reader(after, eventlog.Filter{})
+	if err != nil {
+		return c, err
+	}
+	r.bare = true
+	err = r.toEnd(ctx, func(m jetstream.Msg) error {
+		if !c.Add(m.Subject(), r.seq, maxSubjects) {
+			return errStop
+		}
+		return nil
+	})
+	return c, err
+}
+
+// toEnd passes on each message up to the present end, and then closes the reader.
+func (r *reader) toEnd(ctx context.Context, take func(jetstream.Msg) error) error {
 	defer r.close()
 	end, err := r.end(ctx)
 	for err == nil && r.seq < end {
@@ -51,7 +73,7 @@ func (l *Log) readTo(ctx context.Context, after eventlog.Position, f eventlog.Fi
 		m, err = r.next(ctx)
 		switch {
 		case err == nil:
-			err = r.yield(ctx, m, yield)
+			err = take(m)
 		case ctx.Err() != nil:
 			return fmt.Errorf("read %s: %w: %w", r.stream, eventlog.ErrUnavailable, context.Cause(ctx))
 		case errors.Is(err, errQuiet):
@@ -105,12 +127,17 @@ type reader struct {
 	shard   int
 	stream  string
 	filters []string
+	bare    bool   // messages are delivered without what they hold
 	foreign bool   // messages that are not part of the log are yielded as errors
 	seq     uint64 // last stream sequence that was delivered, or the position asked for
 	expect  uint64 // number of the last delivery of the present consumer
 	source  jetstream.Consumer
 	pull    jetstream.MessagesContext
 	backoff *backoff
+
+	within     context.Context // see patience; nil for none
+	stopWithin context.CancelFunc
+	renew      time.Time // when within is replaced
 }
 
 func (l *Log) reader(after eventlog.Position, f eventlog.Filter) (*reader, error) {
@@ -220,10 +247,10 @@ func (r *reader) take(ctx context.Context) (jetstream.Msg, error) {
 			return nil, err
 		}
 	}
-	within, cancel := context.WithTimeoutCause(ctx, quiet, errQuiet)
-	defer cancel()
+	within := r.patience(ctx)
 	m, err := r.pull.Next(jetstream.NextContext(within))
 	if err != nil && within.Err() != nil {
+		r.impatient()
 		return nil, context.Cause(within)
 	}
 	if err != nil {
@@ -241,11 +268,30 @@ func (r *reader) take(ctx context.Context) (jetstream.Msg, error) {
 	return m, nil
 }
 
+// patience returns a context that ends when nothing came for a while: for quiet, or up to half of it less. One timer for each message would
+// be a tenth of what reading it costs.
+func (r *reader) patience(ctx context.Context) context.Context {
+	if r.within == nil || time.Now().After(r.renew) {
+		r.impatient()
+		r.within, r.stopWithin = context.WithTimeoutCause(ctx, quiet, errQuiet)
+		r.renew = time.Now().Add(quiet / 2)
+	}
+	return r.within
+}
+
+// impatient ends that context, so that the next one is new.
+func (r *reader) impatient() {
+	if r.within != nil {
+		r.stopWithin()
+		r.within = nil
+	}
+}
+
 // open makes a consumer that begins after the last message delivered.
 func (r *reader) open(ctx context.Context) error {
 	cfg := jetstream.ConsumerConfig{
 		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: r.seq + 1,
-		AckPolicy: jetstream.AckNonePolicy, MemoryStorage: true, Replicas: 1, InactiveThreshold: inactive,
+		AckPolicy: jetstream.AckNonePolicy, MemoryStorage: true, Replicas: 1, InactiveThreshold: inactive, HeadersOnly: r.bare,
 	}
 	if len(r.filters) == 1 {
 		cfg.FilterSubject = r.filters[0]
@@ -284,6 +330,7 @@ func (r *reader) check(ctx context.Context) {
 
 // close gives the consumer up.
 func (r *reader) close() {
+	r.impatient()
 	if r.pull != nil {
 		r.pull.Stop()
 		r.pull = nil

@@ -237,4 +237,21 @@ func (l *Log) read(ctx context.Context, after eventlog.Position, f eventlog.Filt
 	}
 }
 
+// Changed returns which subjects changed; see eventlog.ChangeReader.
+func (l *Log) Changed(ctx context.Context, after eventlog.Position, maxSubjects int) (eventlog.Changes, error) {
+	c := eventlog.Changes{Through: after, Last: map[string]uint64{}}
+	if err := (eventlog.Filter{}).Check(after.Shard, l.cfg.Shards); err != nil {
+		return c, err
+	}
+	for p := (eventlog.Position{Shard: after.Shard, Seq: after.Seq + 1}); ; p.Seq++ {
+		if err := ctx.Err(); err != nil {
+			return c, unavailable(err)
+		}
+		m, _, ok := l.message(p)
+		if !ok || !c.Add(m.subject, p.Seq, maxSubjects) {
+			return c, nil
+		}
+	}
+}
+
 func unavailable(err error) error { return fmt.Errorf("%w: %w", eventlog.ErrUnavailable, err) }

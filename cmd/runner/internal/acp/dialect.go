@@ -36,6 +36,13 @@ type Dialect struct {
 	// an agent that only shows there what it writes itself.
 	AcceptWrites bool
 
+	// Forks reports that the process forks the session of a launch with a Fork by
+	// itself when it starts, and sends a Notice with Forked.
+	Forks bool
+	// Anchors reports that the id of a message is the position after it at which the
+	// process can fork.
+	Anchors bool
+
 	// Transcript is where the agent keeps a session, "" for unknown.
 	Transcript func(session string) string
 	// Tool refines what the protocol says of a call, or gives nil.
@@ -65,6 +72,13 @@ type Notice struct {
 	Status  int          // the HTTP status by which the model failed
 	Cut     bool         // the model's last answer reached its limit of tokens
 	Over    bool         // the turn has been over for a while
+	Forked  *Forked      // the copy of the session to fork; nil in other notices
+}
+
+// Forked is the result of a fork.
+type Forked struct {
+	Session string // the copy
+	Error   string // why there is none, "" if there is one
 }
 
 // Tool is what a dialect knows of a call.

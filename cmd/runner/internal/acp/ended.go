@@ -38,7 +38,7 @@ func (s *session) prompted(m message, t *agent.Turn) error {
 	}
 	e := s.stop(r.StopReason)
 	if r.StopReason != sdk.StopReasonCancelled {
-		s.main.close(t)
+		s.closeMessage(s.main, t)
 	}
 	if r.Usage != nil {
 		e.Usage = usage(*r.Usage)

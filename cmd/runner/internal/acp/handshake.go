@@ -52,6 +52,43 @@ func (s *session) initialized(m message, t *agent.Turn) error {
 		return nil
 	}
 	switch {
+	case s.fork == nil:
+		return s.goOn(t)
+	case !s.d.Forks && s.fork.Anchor == "":
+		return s.goOn(t) // the sandbox has its own copy of the agent's records
+	case !s.d.Forks:
+		s.lost(t, "the agent cannot cut a conversation")
+		return s.start()
+	}
+	s.waits = true
+	return s.useCopy(t)
+}
+
+// copied takes the copy of the session to fork. A process may report several, one for each part of it that starts.
+func (s *session) copied(f *Forked, t *agent.Turn) error {
+	if s.fork == nil || s.forked != nil {
+		return nil
+	}
+	s.forked = f
+	return s.useCopy(t)
+}
+
+// useCopy goes on with the copy when both the process and the copy are there.
+func (s *session) useCopy(t *agent.Turn) error {
+	switch {
+	case !s.waits || s.forked == nil:
+		return nil
+	case s.forked.Error != "":
+		s.lost(t, s.forked.Error)
+		return s.start()
+	}
+	s.resume = s.forked.Session
+	return s.goOn(t)
+}
+
+// goOn opens the session of the turns before, or a new one.
+func (s *session) goOn(t *agent.Turn) error {
+	switch {
 	case s.resume == "":
 		return s.start()
 	case s.caps.SessionCapabilities.Resume != nil:

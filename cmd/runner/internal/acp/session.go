@@ -37,6 +37,9 @@ type session struct {
 	// Of the process.
 	caps    sdk.AgentCapabilities
 	resume  string        // the session to go on with
+	fork    *runner.Fork  // with resume: where to cut a copy of it; nil to go on with itself
+	forked  *Forked       // the copy that the process made, once it is known
+	waits   bool          // the handshake waits for it
 	ready   bool          // the handshake is over
 	loading bool          // the agent repeats what was said before
 	broken  *runner.Error // why this process cannot take a query
@@ -75,7 +78,7 @@ func Open(d Dialect, l agent.Launch, in agent.Stdin) agent.Session {
 	if d.Shown == "" {
 		d.Shown = d.Model
 	}
-	s := &session{d: d, place: l.Place, in: in, now: d.Now, resume: l.Resume, waiting: map[int]handler{}, turnState: newTurn(0)}
+	s := &session{d: d, place: l.Place, in: in, now: d.Now, resume: l.Resume, fork: l.Fork, waiting: map[int]handler{}, turnState: newTurn(0)}
 	s.initialize()
 	return s
 }
@@ -217,8 +220,7 @@ func (s *session) Line(raw []byte, t *agent.Turn) error {
 	case m.Method == sdk.ClientMethodSessionUpdate:
 		return s.updated(m, t)
 	case m.Method != "":
-		s.noted(m, raw, t)
-		return nil
+		return s.noted(m, raw, t)
 	case len(m.ID) > 0 && (m.Error != nil || m.Result != nil):
 		return s.answered(m, t)
 	}
@@ -251,14 +253,17 @@ func (s *session) asks(m message, t *agent.Turn) error {
 }
 
 // noted takes a notification that is not the protocol's.
-func (s *session) noted(m message, raw json.RawMessage, t *agent.Turn) {
+func (s *session) noted(m message, raw json.RawMessage, t *agent.Turn) error {
 	var n *Notice
 	if s.d.Notice != nil {
 		n = s.d.Notice(m.Method, m.Params)
 	}
 	if n == nil {
 		s.log(t, "info", "%s", raw)
-		return
+		return nil
+	}
+	if n.Forked != nil {
+		return s.copied(n.Forked, t)
 	}
 	if n.Warning != "" {
 		s.log(t, "warn", "%s", n.Warning)
@@ -271,13 +276,14 @@ func (s *session) noted(m message, raw json.RawMessage, t *agent.Turn) {
 	case mine && n.Over && s.pending && (s.seen != (events.Usage{}) || s.status != 0):
 		// Of this turn, since its model was heard of: what was not told by now never will be.
 		s.fail(t, "AGENT_PROTOCOL", "the agent ended its turn without telling it: its answer, or a part of it, is lost")
-		return
+		return nil
 	}
 	if n.Usage != (events.Usage{}) || n.CostUSD != 0 {
 		s.seen = plus(s.seen, n.Usage)
 		s.cost += n.CostUSD
 		t.Emit(events.MainConversation, events.MetadataUpdate{Usage: s.seen, CostUSD: s.spent(), Model: s.d.Shown})
 	}
+	return nil
 }
 
 // plus adds up, and stops at the counters' end.

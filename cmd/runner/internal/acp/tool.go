@@ -83,7 +83,7 @@ func (s *session) tool(c Call) Tool {
 func (s *session) tooled(f *flow, u toolUpdate, t *agent.Turn) error {
 	c := s.calls[u.ID]
 	if c == nil {
-		f.close(t)
+		f.close(t, "")
 		s.shown = true
 		c = &call{Call: Call{ID: u.ID}, flow: f, status: sdk.ToolCallStatusPending, started: s.now()}
 		s.calls[u.ID] = c
@@ -206,7 +206,7 @@ func (s *session) retell(id sdk.SessionId, f *flow, finish func(*agent.Turn)) er
 		if m.Error != nil {
 			s.log(t, "warn", "the sub-agent's session %.100s cannot be read: %s", id, describe(m.Error))
 		}
-		f.close(t)
+		f.close(t, "")
 		finish(t)
 		if s.caps.SessionCapabilities.Close != nil {
 			if err := s.call(sdk.AgentMethodSessionClose, sdk.CloseSessionRequest{SessionId: id}, ignored); err != nil {

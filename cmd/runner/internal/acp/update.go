@@ -124,8 +124,11 @@ func (s *session) spent() float64 { return max(0, s.cost-s.began) }
 // say adds to the open text, or begins another.
 func (s *session) say(f *flow, kind events.BlockKind, c chunk, t *agent.Turn) error {
 	piece := c.Content.String()
-	if f.block != "" && (f.kind != kind || f.message != c.MessageID) {
-		f.close(t)
+	switch {
+	case f.block != "" && f.message != c.MessageID:
+		s.closeMessage(f, t)
+	case f.block != "" && f.kind != kind:
+		f.close(t, "")
 	}
 	if f.block == "" {
 		if piece == "" {
@@ -146,12 +149,21 @@ func (s *session) say(f *flow, kind events.BlockKind, c chunk, t *agent.Turn) er
 	return nil
 }
 
-// close finishes the open text.
-func (f *flow) close(t *agent.Turn) {
+// closeMessage finishes the open text, which is the last of its message.
+func (s *session) closeMessage(f *flow, t *agent.Turn) {
+	anchor := ""
+	if s.d.Anchors && f == s.main {
+		anchor = f.message
+	}
+	f.close(t, anchor)
+}
+
+// close finishes the open text, with its anchor.
+func (f *flow) close(t *agent.Turn, anchor string) {
 	if f.block == "" {
 		return
 	}
-	t.Complete(f.block, nil)
+	t.Complete(f.block, func(b *events.Block) { b.Anchor = anchor })
 	if f.kind == events.KindAssistantText {
 		f.last = string(f.said)
 	}

@@ -41,7 +41,7 @@ func TestGoldens(t *testing.T) {
 			t.Parallel()
 			place := agent.Place{Workspace: t.TempDir(), State: t.TempDir()}
 			journal, sent := replay(t, place, load(t, path, place))
-			agenttest.Anchors(t, journal, events.KindAssistantText, events.KindThinking, events.KindToolUse, events.KindToolResult, events.KindSubagent)
+			agenttest.Anchors(t, journal, events.KindAssistantText, events.KindToolUse, events.KindToolResult, events.KindSubagent)
 			compare(t, filepath.Join(filepath.Dir(path), "journal.jsonl"), neutral(lines(t, journal), place))
 			compare(t, filepath.Join(filepath.Dir(path), "sent.jsonl"), neutral(lines(t, sent), place))
 		})

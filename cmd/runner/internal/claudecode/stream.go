@@ -212,7 +212,9 @@ func (s *session) state(c *conversation, b *streamedBlock, p statement, t *agent
 		logf(t, "info", "content of type %s", p.Type)
 		return
 	}
-	block.Anchor = p.anchor
+	if block.Kind != events.KindThinking { // the CLI leaves a thought at the end out, and takes the turn for one that was broken off
+		block.Anchor = p.anchor
+	}
 	if b == nil || b.block == "" {
 		t.Whole(c.id, block)
 		return

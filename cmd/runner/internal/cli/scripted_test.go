@@ -26,7 +26,11 @@ func (scripted) Command(l agent.Launch) (agent.Command, error) {
 	if l.Model == "gone" {
 		path = "/no/such/agent"
 	}
-	return agent.Command{Path: path, Args: []string{l.Model, l.Resume}, Env: l.Environment(map[string]string{"RUNNER_TEST_AS": "agent"})}, nil
+	args := []string{l.Model, l.Resume}
+	if l.Fork != nil {
+		args = append(args, l.Fork.Anchor)
+	}
+	return agent.Command{Path: path, Args: args, Env: l.Environment(map[string]string{"RUNNER_TEST_AS": "agent"})}, nil
 }
 
 func (scripted) Open(_ agent.Launch, in agent.Stdin) agent.Session { return &scriptedSession{in: in} }

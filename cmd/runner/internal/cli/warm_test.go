@@ -93,6 +93,50 @@ func TestWarmUpOfASession(t *testing.T) {
 	}
 }
 
+// A process that was started for a fork takes the query of that fork, and no other fork once it has taken one: from
+// then on it knows more than the anchor.
+func TestWarmUpOfAFork(t *testing.T) {
+	t.Parallel()
+	c := serveRunner(t).attach(1, 0)
+	fork := func(q *runner.Query) { q.SessionID, q.Resume, q.Fork = "ses_1", "s-9", &runner.Fork{Anchor: "a"} }
+	r := c.warm(fork)
+	if r.Error != nil {
+		t.Fatal(r.Error)
+	}
+	lines := c.run("exe_1", "args", fork)
+	one := decode[runner.Started](t, lines[0])
+	if !one.Warm || one.PID != r.Status.AgentPID {
+		t.Errorf("started %+v, warmed %d", one, r.Status.AgentPID)
+	}
+	if got := find[events.BlockStart](t, lines).Block.Content; got != ",s-9,a" {
+		t.Errorf("arguments %q", got)
+	}
+	again := decode[runner.Started](t, c.run("exe_2", "say a", fork)[0])
+	if again.Warm || again.PID == one.PID {
+		t.Errorf("the same fork again: %+v after %+v", again, one)
+	}
+	own := decode[runner.Started](t, c.run("exe_3", "say a", func(q *runner.Query) { q.Resume = "s-10" })[0])
+	if !own.Warm || own.PID != again.PID {
+		t.Errorf("the fork's next turn: %+v after %+v", own, again)
+	}
+}
+
+func TestWarmedUpForkThatDoesNotFit(t *testing.T) {
+	t.Parallel()
+	c := serveRunner(t).attach(1, 0)
+	r := c.warm(func(q *runner.Query) { q.SessionID, q.Resume = "ses_1", "s-9" })
+	if r.Error != nil {
+		t.Fatal(r.Error)
+	}
+	lines := c.run("exe_1", "args", func(q *runner.Query) { q.Resume, q.Fork = "s-9", &runner.Fork{Anchor: "b"} })
+	if s := decode[runner.Started](t, lines[0]); s.Warm || s.PID == r.Status.AgentPID {
+		t.Errorf("started %+v", s)
+	}
+	if got := find[events.BlockStart](t, lines).Block.Content; got != ",s-9,b" {
+		t.Errorf("arguments %q", got)
+	}
+}
+
 func TestWarmRefusals(t *testing.T) {
 	t.Parallel()
 	c := serveRunner(t).attach(1, 0)

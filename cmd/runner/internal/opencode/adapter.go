@@ -8,6 +8,7 @@ package opencode
 
 import (
 	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -75,12 +76,22 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 		"OPENCODE_DISABLE_DEFAULT_PLUGINS": "1",
 		"OPENCODE_DISABLE_SHARE":           "1",
 	}
+	if l.Fork != nil {
+		raw, err := json.Marshal(object{"session": l.Resume, "anchor": l.Fork.Anchor})
+		if err != nil {
+			return agent.Command{}, fmt.Errorf("fork: %w", err)
+		}
+		set[forkVariable] = string(raw)
+	}
 	more, err := definitionFiles(l, set)
 	if err != nil {
 		return agent.Command{}, fmt.Errorf("configuration of OpenCode: %w", err)
 	}
 	return agent.Command{Path: path, Args: []string{"acp"}, Env: l.Environment(set, "OPENCODE", "XDG_"), Files: more}, nil
 }
+
+// forkVariable names the variable by which plugin.js is asked for a fork.
+const forkVariable = "SPOOL_AGENT_FORK"
 
 // missing names the remedy.
 func missing(err error) error {

@@ -196,3 +196,36 @@ func TestNativeSkills(t *testing.T) {
 		t.Errorf("with rg: %v, %v", paths, asked)
 	}
 }
+
+// A process that forks is another one, and is told of what.
+func TestCommandForks(t *testing.T) {
+	t.Parallel()
+	l := launch(t)
+	plain, err := Adapter{}.Command(l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Resume, l.Fork = "ses_1", &runner.Fork{Anchor: "msg_1"}
+	c, err := Adapter{}.Command(l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = forkVariable + `={"anchor":"msg_1","session":"ses_1"}`
+	if !slices.Contains(c.Env, want) || slices.Contains(plain.Env, want) {
+		t.Errorf("environment %v, without a fork %v", c.Env, plain.Env)
+	}
+}
+
+// What the plugin reports of a fork.
+func TestForkedNotice(t *testing.T) {
+	t.Parallel()
+	for params, want := range map[string]acp.Forked{
+		`{"kind":"forked","session":"ses_2"}`: {Session: "ses_2"},
+		`{"kind":"forked","message":"no"}`:    {Error: "no"},
+		`{"kind":"forked"}`:                   {Error: "OpenCode made no copy of it"},
+	} {
+		if n := notice("_spool/event", []byte(params)); n == nil || n.Forked == nil || *n.Forked != want {
+			t.Errorf("%s: %+v, want %+v", params, n, want)
+		}
+	}
+}

@@ -20,6 +20,8 @@ func dialect(l agent.Launch, now func() time.Time) acp.Dialect {
 		Now: now, Version: Tested, Model: provider + "/" + name, Shown: name,
 		// It sends what it is about to write to editors, offered or not, and writes it itself.
 		AcceptWrites: true,
+		Forks:        true,
+		Anchors:      true,
 		Skills:       acp.SkillDirs(l),
 		Transcript:   func(string) string { return database(l.Place) },
 		Tool:         scoped(l),
@@ -101,10 +103,10 @@ func said(output string) string {
 
 // told is what the plugin tells, see plugin.js.
 type told struct {
-	Kind    string  `json:"kind"` // retry, error, usage, over
+	Kind    string  `json:"kind"` // retry, error, usage, over, forked
 	Session string  `json:"session"`
-	Name    string  `json:"name"` // error
-	Message string  `json:"message"`
+	Name    string  `json:"name"`    // error
+	Message string  `json:"message"` // retry, error; forked: why it failed
 	Status  int     `json:"status"`
 	Attempt int     `json:"attempt"` // retry
 	WaitMs  int     `json:"waitMs"`
@@ -142,6 +144,11 @@ func notice(method string, params json.RawMessage) *acp.Notice {
 		}
 	case "over":
 		n.Over = true
+	case "forked":
+		n.Forked = &acp.Forked{Session: e.Session, Error: e.Message}
+		if e.Session == "" && e.Message == "" {
+			n.Forked.Error = "OpenCode made no copy of it"
+		}
 	default:
 		return nil
 	}

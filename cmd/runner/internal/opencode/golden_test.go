@@ -40,6 +40,7 @@ func TestGoldens(t *testing.T) {
 			t.Parallel()
 			place := agent.Place{Workspace: t.TempDir(), State: t.TempDir()}
 			journal, sent := replay(t, place, load(t, path, place))
+			agenttest.Anchors(t, journal)
 			compare(t, filepath.Join(filepath.Dir(path), "journal.jsonl"), neutral(lines(t, journal), place))
 			compare(t, filepath.Join(filepath.Dir(path), "sent.jsonl"), neutral(lines(t, sent), place))
 		})

@@ -3,9 +3,36 @@
 // that a turn is long over: `opencode acp` follows its own events over HTTP, and
 // when that connection is lost for a moment, it waits for the turn's end for ever.
 // A line is written at once, by the same stream as the protocol's own lines.
-export const Spool = async () => {
+//
+// With SPOOL_AGENT_FORK it makes a copy of a session first, up to and including the
+// message `anchor`, and tells its id: the protocol's own session/fork copies all.
+export const Spool = async ({ client }) => {
   const tell = (params) =>
     process.stdout.write(JSON.stringify({ jsonrpc: "2.0", method: "_spool/event", params }) + "\n")
+  const data = ({ data, error }) => {
+    if (error) throw new Error(error.data?.message ?? error.name ?? "OpenCode refused the request")
+    return data
+  }
+  const copy = async ({ session, anchor }) => {
+    const path = { id: session }
+    const list = data(await client.session.messages({ path }))
+    const at = anchor ? list.findIndex((m) => m.info.id === anchor) : list.length - 1
+    if (at < 0) throw new Error(anchor ? `it has no message ${anchor}` : "it has no messages")
+    const next = list[at + 1]?.info.id // is not copied, nor is what follows it
+    return data(await client.session.fork({ path, body: next ? { messageID: next } : {} })).id
+  }
+  const fork = process.env.SPOOL_AGENT_FORK
+  if (fork) {
+    delete process.env.SPOOL_AGENT_FORK // the plugin may be loaded more than once
+    const late = new Promise((_, no) => setTimeout(() => no(new Error("OpenCode made no copy of it in time")), 60_000))
+    // Not before the plugin is there: until then OpenCode answers no request.
+    setTimeout(() =>
+      Promise.race([copy(JSON.parse(fork)), late]).then(
+        (session) => tell({ kind: "forked", session }),
+        (e) => tell({ kind: "forked", message: e.message }),
+      ),
+    )
+  }
   const counted = new Set()
   const over = new Map()
   const patience = 15_000 // ms

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/eventlog/heads"
 	"github.com/spoolhq/spool/pkg/events"
 )
 
@@ -13,6 +14,8 @@ type verifyCommand struct {
 	installation
 	Session string `arg:"" optional:"" help:"Only this session; without it the whole log."`
 	Tenant  string `default:"default" env:"SPOOL_TENANT" help:"Whose session it is."`
+
+	PublicKey []string `placeholder:"FILE" help:"A file with public keys, one a line, that the heads of the log were signed with (heads.pub in the data folder; spool heads public-key). The log is compared with its signed heads. May be repeated."`
 
 	Accept []string `placeholder:"POSITION" help:"A position where a fault is known, as an earlier run named it; may be repeated. The fault is shown and does not fail the command."`
 }
@@ -43,6 +46,9 @@ func (c *verifyCommand) Run(a *app) (err error) {
 		return causeOf(ctx, err)
 	}
 	defer func() { err = errors.Join(err, inst.Close()) }()
+	if scope.Heads, err = c.signedHeads(ctx, inst); err != nil {
+		return causeOf(ctx, err)
+	}
 	report, err := eventlog.Verify(ctx, inst.Log, scope)
 	if err != nil {
 		return causeOf(ctx, err)
@@ -50,7 +56,7 @@ func (c *verifyCommand) Run(a *app) (err error) {
 	if c.Session != "" && report.Commits == 0 && len(report.Problems) == 0 {
 		return fmt.Errorf("session: the log holds no session %s of tenant %s", c.Session, c.Tenant)
 	}
-	if err := c.print(a, report); err != nil {
+	if err := c.print(a, report, scope.Heads); err != nil {
 		return err
 	}
 	if report.Problem != nil {
@@ -94,6 +100,7 @@ type verified struct {
 	Problem  *brokenPlace  `json:"problem,omitempty"` // the first that is not accepted
 	Problems []brokenPlace `json:"problems,omitempty"`
 	Stopped  bool          `json:"stopped,omitempty"` // too many faults: the rest was not looked at
+	Proved   []provedShard `json:"proved,omitempty"`  // with public keys: how far the signed heads of each shard reach
 }
 
 type openQuery struct {
@@ -116,9 +123,9 @@ func placeOf(p eventlog.Problem) brokenPlace {
 	return brokenPlace{p.Position.String(), p.Subject, p.CommitID, p.Why, p.Accepted}
 }
 
-func (c *verifyCommand) print(a *app, r eventlog.Report) error {
+func (c *verifyCommand) print(a *app, r eventlog.Report, chains []*heads.Chain) error {
 	if c.JSON {
-		v := verified{OK: r.Problem == nil, Sessions: r.Sessions, Commits: r.Commits, Events: r.Events, Open: []openQuery{}, Stopped: r.Stopped}
+		v := verified{Proved: proved(chains), OK: r.Problem == nil, Sessions: r.Sessions, Commits: r.Commits, Events: r.Events, Open: []openQuery{}, Stopped: r.Stopped}
 		for _, o := range r.Open {
 			v.Open = append(v.Open, openQuery{o.Tenant, o.Session, o.ExecutionID, o.Position.String(), o.Deleted})
 		}
@@ -144,6 +151,9 @@ func (c *verifyCommand) print(a *app, r eventlog.Report) error {
 		if _, err := fmt.Fprintf(a.Out, "%s: %v\n", what, &p); err != nil {
 			return err
 		}
+	}
+	if err := printProved(a.Out, chains); err != nil {
+		return err
 	}
 	if r.Problem != nil {
 		return nil // the error says it

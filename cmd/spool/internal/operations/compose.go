@@ -39,6 +39,7 @@ func fixedInCompose() []Fixed {
 		{everyService, "SPOOL_METRICS_LISTEN", "port 9090 of the network core"},
 		{"session", "SPOOL_SANDBOX_PROVIDERS", "docker"},
 		{"session", "SPOOL_NATS_GATE_PASSWORD", "SPOOL_NATS_PASSWORD_GATE"},
+		{"session", "SPOOL_HEADS_KEY_FILE", "SPOOL_HEADS_KEY"},
 		{"projector", "SPOOL_DATABASE_URL", "the service postgres, with SPOOL_POSTGRES_PASSWORD_PROJECTOR"},
 		{"janitor", "SPOOL_DATABASE_URL", "the service postgres, with SPOOL_POSTGRES_PASSWORD_PROJECTOR"},
 		{"skills", "SPOOL_SKILL_SCRATCH", "the volume skills-scratch"},

@@ -4916,7 +4916,7 @@ type Block struct {
 	Code *string `protobuf:"bytes,23,opt,name=code,proto3,oneof" json:"code,omitempty"`
 	// system, error.
 	Message *string `protobuf:"bytes,24,opt,name=message,proto3,oneof" json:"message,omitempty"`
-	// The agent's own position directly after this block, at which a fork can cut its conversation; absent where it has none.
+	// The agent's own position directly after a whole block, where a fork can cut its conversation; absent where it cannot.
 	Anchor        *string `protobuf:"bytes,25,opt,name=anchor,proto3,oneof" json:"anchor,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -66,8 +66,7 @@ func Block(b events.Block) *spoolv1.Block {
 		Content: filled(b.Content), Model: filled(b.Model), Summary: filled(b.Summary),
 		ToolName: filled(b.ToolName), ToolUseId: filled(b.ToolUseID), Input: wirejson.Raw(string(b.Input)),
 		DisplayName: filled(b.DisplayName), Description: filled(b.Description), Output: filled(b.Output),
-		SubagentId: filled(b.SubagentID), Name: filled(b.Name), Subtype: filled(b.Subtype), Code: filled(b.Code), Message: filled(b.Message),
-		Anchor: filled(b.Anchor),
+		SubagentId: filled(b.SubagentID), Name: filled(b.Name), Subtype: filled(b.Subtype), Code: filled(b.Code), Message: filled(b.Message), Anchor: filled(b.Anchor),
 	}
 	if b.IsError {
 		out.IsError = &b.IsError

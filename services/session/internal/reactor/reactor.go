@@ -49,6 +49,7 @@ type Config struct {
 	Reacted   func(lag time.Duration)                                   // told how long after its storage a commit was dealt with
 	Published func()                                                    // told of each job
 	Forget    func(ctx context.Context, tenant, execution string) error // removes the secrets of an execution that has ended
+	Ended     func(tenant, session string)                              // is called when an execution of a session has ended
 	Copy      string                                                    // which copy of the service this is; the log names it for what it writes
 }
 
@@ -99,6 +100,9 @@ func (r *Reactor) Commit(ctx context.Context, msg *message.Message) error {
 		if err := r.forget(ctx, subject, bus.Sequence(msg), c.ended); err != nil {
 			return err
 		}
+	}
+	if len(c.ended) > 0 {
+		r.cfg.Ended(subject.Tenant, subject.ID)
 	}
 	r.cfg.Reacted(r.cfg.Now().Sub(bus.Stored(msg)))
 	return nil

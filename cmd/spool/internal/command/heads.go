@@ -1,0 +1,130 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/eventlog/heads"
+	"github.com/spoolhq/spool/pkg/eventlog/jslog"
+)
+
+type headsCommand struct {
+	PublicKey headsPublicKeyCommand `cmd:"" help:"Print the public key of the key that heads of the log are signed with."`
+}
+
+type headsPublicKeyCommand struct {
+	Key     string `name:"heads-key" env:"SPOOL_HEADS_KEY" placeholder:"SEED" help:"The private key, as the session service has it: 64 hexadecimal digits."`
+	KeyFile string `name:"heads-key-file" env:"SPOOL_HEADS_KEY_FILE" placeholder:"FILE" help:"A file with it, such as heads.key in the data folder."`
+}
+
+// Run prints the public key.
+func (c *headsPublicKeyCommand) Run(a *app) error {
+	text := c.Key
+	switch {
+	case (c.Key == "") == (c.KeyFile == ""):
+		return usage("heads-key: give the private key, or its file with --heads-key-file")
+	case c.KeyFile != "":
+		b, err := os.ReadFile(c.KeyFile)
+		if err != nil {
+			return fmt.Errorf("heads-key-file: %w", err)
+		}
+		text = string(b)
+	}
+	key, err := heads.ParsePrivateKey(text)
+	if err != nil {
+		return fmt.Errorf("heads-key: %w", err)
+	}
+	_, err = fmt.Fprintln(a.Out, key.Public())
+	return err
+}
+
+// signedHeads reads the signed heads of the installation, nil without public keys.
+func (c *verifyCommand) signedHeads(ctx context.Context, inst Installation) ([]*heads.Chain, error) {
+	var keys []heads.PublicKey
+	for _, file := range c.PublicKey {
+		more, err := publicKeys(file)
+		if err != nil {
+			return nil, err
+		}
+		keys = append(keys, more...)
+	}
+	if len(keys) == 0 {
+		return nil, nil
+	}
+	js, err := jetstream.New(inst.NATS)
+	if err != nil {
+		return nil, fmt.Errorf("jetstream: %w", err)
+	}
+	chains, err := jslog.ReadHeads(ctx, js, inst.Log.Shards(), keys...)
+	var unknown *heads.UnknownKeyError
+	if errors.As(err, &unknown) {
+		return nil, fmt.Errorf("public-key: %w: give the file of that key as well, or find out who signed with another one", err)
+	}
+	return chains, err
+}
+
+// publicKeys reads a file with at least one public key.
+func publicKeys(file string) ([]heads.PublicKey, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("public-key: %w", err)
+	}
+	var keys []heads.PublicKey
+	for _, line := range strings.Fields(string(text)) {
+		key, err := heads.ParsePublicKey(line)
+		if err != nil {
+			return nil, fmt.Errorf("public-key: a line of %s %w", file, err)
+		}
+		keys = append(keys, key)
+	}
+	if len(keys) == 0 {
+		return nil, fmt.Errorf("public-key: %s holds no key", file)
+	}
+	return keys, nil
+}
+
+// provedShard is how far the signed heads of a shard reach.
+type provedShard struct {
+	Shard     int       `json:"shard"`
+	Position  string    `json:"position"`      // up to which they list every change
+	Time      time.Time `json:"time,omitzero"` // when that was signed; left out if it never was
+	Entries   uint64    `json:"entries"`
+	LastEntry string    `json:"lastEntry"` // SHA-256 of the last entry
+}
+
+func proved(chains []*heads.Chain) []provedShard {
+	var list []provedShard
+	for _, c := range chains {
+		through, at := c.Proved()
+		n, hash, _ := c.Last()
+		list = append(list, provedShard{c.Shard(), eventlog.Position{Shard: c.Shard(), Seq: through}.String(), at, n, hash})
+	}
+	return list
+}
+
+func printProved(w io.Writer, chains []*heads.Chain) error {
+	for i, p := range proved(chains) {
+		_, _, last := chains[i].Last()
+		text := fmt.Sprintf("shard %d: the last of %d entries was signed at %s and has the hash %s; ", p.Shard, p.Entries, last.UTC().Format(time.RFC3339), p.LastEntry)
+		switch {
+		case p.Entries == 0:
+			text = fmt.Sprintf("shard %d: nothing of it was ever signed\n", p.Shard)
+		case p.Time.IsZero():
+			text += "none covers all changes yet\n"
+		default:
+			text += fmt.Sprintf("nothing is missing up to %s, which was signed at %s\n", p.Position, p.Time.UTC().Format(time.RFC3339))
+		}
+		if _, err := io.WriteString(w, text); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,181 @@
+// Package heads is the signed record of how far the log has come. The hash chain of a session is not keyed: whoever can write the stream
+// can compute it anew, cut its end, or remove a session. An entry of this package lists subjects with the position and hash of their last
+// commit, covers the entry before it, and is signed with a key that only the session service has. It is pure.
+package heads
+
+import (
+	"bytes"
+	"crypto/ed25519"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+)
+
+// Version is the version of an entry's shape.
+const Version = 1
+
+// MaxHeads is how many heads one entry holds at most, so that it fits into one message of NATS.
+const MaxHeads = 3000
+
+// domain is signed before an entry, so that the key's signatures mean nothing else.
+const domain = "spool signed head\x00"
+
+// Head is the last commit of a subject.
+type Head struct {
+	Subject string `json:"subject"`
+	Seq     uint64 `json:"seq"` // stream sequence in the shard
+	Hash    string `json:"hash"`
+}
+
+// Entry is one link of a shard's chain of signed heads.
+type Entry struct {
+	V     int       `json:"v"`
+	Shard int       `json:"shard"`
+	N     uint64    `json:"n"`    // 1, 2, 3, …
+	Prev  string    `json:"prev"` // SHA-256 of the entry before in hex, "" for the first
+	Time  time.Time `json:"time"`
+	// Through is the stream sequence up to which the entries so far list the last commit of every subject that changed. An entry that
+	// leaves it as it was lists some subjects early: those of sessions whose execution ended.
+	Through uint64 `json:"through"`
+	Heads   []Head `json:"heads"`
+}
+
+// message is an entry as it is stored. The signature covers the bytes of Entry as they are.
+type message struct {
+	Entry     json.RawMessage `json:"entry"`
+	Key       string          `json:"key"`       // KeyID of the public key
+	Signature string          `json:"signature"` // base64
+}
+
+// PrivateKey signs entries.
+type PrivateKey struct{ key ed25519.PrivateKey }
+
+// PublicKey checks them.
+type PublicKey struct{ key ed25519.PublicKey }
+
+// ParsePrivateKey reads the seed of an Ed25519 key: 64 hexadecimal digits, white space around them apart.
+func ParsePrivateKey(text string) (PrivateKey, error) {
+	seed, err := parseHex(text, ed25519.SeedSize)
+	if err != nil {
+		return PrivateKey{}, err
+	}
+	return PrivateKey{ed25519.NewKeyFromSeed(seed)}, nil
+}
+
+// ParsePublicKey reads what PublicKey.String returns, white space around it apart.
+func ParsePublicKey(text string) (PublicKey, error) {
+	key, err := parseHex(text, ed25519.PublicKeySize)
+	if err != nil {
+		return PublicKey{}, err
+	}
+	return PublicKey{key}, nil
+}
+
+// parseHex never repeats the text in an error: it may be a private key.
+func parseHex(text string, size int) ([]byte, error) {
+	b, err := hex.DecodeString(strings.TrimSpace(text))
+	if err != nil || len(b) != size {
+		return nil, fmt.Errorf("is not a key: %d hexadecimal digits are needed", 2*size)
+	}
+	return b, nil
+}
+
+// IsZero reports whether there is no key.
+func (k PrivateKey) IsZero() bool { return k.key == nil }
+
+// Public returns the key that checks what k signs.
+func (k PrivateKey) Public() PublicKey {
+	return PublicKey{k.key.Public().(ed25519.PublicKey)} //nolint:errcheck // of an ed25519.PrivateKey it is one
+}
+
+// String returns the key in hexadecimal digits.
+func (k PublicKey) String() string { return hex.EncodeToString(k.key) }
+
+// ID names the key in 16 hexadecimal digits.
+func (k PublicKey) ID() string {
+	sum := sha256.Sum256(k.key)
+	return hex.EncodeToString(sum[:8])
+}
+
+// Seal encodes and signs an entry. The hash is what the next entry has as Prev.
+func (e Entry) Seal(k PrivateKey) (stored []byte, hash string, err error) {
+	e.V = Version
+	raw, err := encode(e)
+	if err != nil {
+		return nil, "", err
+	}
+	m := message{Entry: raw, Key: k.Public().ID(), Signature: base64.StdEncoding.EncodeToString(ed25519.Sign(k.key, signed(raw)))}
+	if stored, err = encode(m); err != nil {
+		return nil, "", err
+	}
+	return stored, hashOf(raw), nil
+}
+
+// encode is JSON without escapes of HTML, which json.RawMessage would otherwise get on its way into the message.
+func encode(v any) ([]byte, error) {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(v); err != nil {
+		return nil, fmt.Errorf("encode signed heads: %w", err)
+	}
+	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
+}
+
+func signed(entry []byte) []byte { return append([]byte(domain), entry...) }
+
+func hashOf(entry []byte) string {
+	sum := sha256.Sum256(entry)
+	return hex.EncodeToString(sum[:])
+}
+
+// ErrSignature is returned for an entry whose signature does not fit its bytes.
+var ErrSignature = errors.New("the signature does not fit")
+
+// UnknownKeyError is returned for an entry that none of the given keys signed.
+type UnknownKeyError struct {
+	KeyID string // as the entry names it
+}
+
+func (e *UnknownKeyError) Error() string {
+	return fmt.Sprintf("signed with key %.64q, which is not one of the given keys", e.KeyID)
+}
+
+// Open reads a stored entry and checks its signature. Without keys the signature is not checked, as the writer reads its own chain.
+func Open(stored []byte, keys ...PublicKey) (e Entry, hash string, err error) {
+	var m message
+	if err := json.Unmarshal(stored, &m); err != nil {
+		return Entry{}, "", fmt.Errorf("decode signed heads: %w", err)
+	}
+	if len(keys) > 0 {
+		if err := m.check(keys); err != nil {
+			return Entry{}, "", err
+		}
+	}
+	if err := json.Unmarshal(m.Entry, &e); err != nil {
+		return Entry{}, "", fmt.Errorf("decode signed heads: %w", err)
+	}
+	if e.V != Version {
+		return Entry{}, "", fmt.Errorf("signed heads have version %d, known is %d", e.V, Version)
+	}
+	return e, hashOf(m.Entry), nil
+}
+
+func (m message) check(keys []PublicKey) error {
+	for _, k := range keys {
+		if k.ID() != m.Key {
+			continue
+		}
+		signature, err := base64.StdEncoding.DecodeString(m.Signature)
+		if err != nil || !ed25519.Verify(k.key, signed(m.Entry), signature) {
+			return ErrSignature
+		}
+		return nil
+	}
+	return &UnknownKeyError{KeyID: m.Key}
+}

@@ -1,0 +1,61 @@
+package eventlog
+
+import (
+	"slices"
+
+	"github.com/spoolhq/spool/pkg/eventlog/heads"
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// compareWith begins the comparison of a shard with its signed heads: of all subjects, or of those of one session.
+func (v *Verifier) compareWith(c *heads.Chain, session events.Subject) {
+	var covers func(string) bool
+	if session.ID != "" {
+		names := []string{events.LifeOf(session.Tenant, session.ID).String(), events.RunOf(session.Tenant, session.ID).String()}
+		covers = func(subject string) bool { return slices.Contains(names, subject) }
+	}
+	v.heads = c.Check(covers)
+	for _, f := range c.Faults() {
+		v.problemOf(heads.Fault{Subject: f.Subject, Seq: f.Seq, Why: "signed heads: " + f.Why}, c.Shard())
+	}
+}
+
+// signedHead compares a commit with what was signed of it.
+func (v *Verifier) signedHead(rec Record, _ *sessionCheck) string {
+	if v.heads == nil {
+		return ""
+	}
+	why, before := v.heads.Add(rec.Subject.String(), rec.Position.Seq, rec.Commit.Hash)
+	for _, f := range before {
+		v.problemOf(f, rec.Position.Shard)
+	}
+	return why
+}
+
+// endOfHeads ends the comparison of a shard. The janitor may have removed commits of a deleted session.
+func (v *Verifier) endOfHeads(shard int) {
+	if v.heads == nil {
+		return
+	}
+	faults, missing := v.heads.End()
+	for _, f := range faults {
+		v.problemOf(f, shard)
+	}
+	for _, f := range missing {
+		subject, err := events.ParseSubject(f.Subject)
+		if err != nil {
+			v.problemOf(f, shard)
+			continue
+		}
+		rec := Record{Subject: subject, Position: Position{Shard: shard, Seq: f.Seq}}
+		v.suspect(rec, v.session(rec), f.Why)
+	}
+	v.heads = nil
+}
+
+func (v *Verifier) problemOf(f heads.Fault, shard int) {
+	if !v.full() {
+		at := Position{Shard: shard, Seq: f.Seq}
+		v.problems = append(v.problems, Problem{Position: at, Subject: f.Subject, Why: f.Why, Accepted: slices.Contains(v.accept, at)})
+	}
+}

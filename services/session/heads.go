@@ -1,0 +1,38 @@
+package session
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/spoolhq/spool/pkg/eventlog/heads"
+)
+
+// readHeadsKey returns the key that heads are signed with, the zero key for none.
+func (c Config) readHeadsKey() (heads.PrivateKey, error) {
+	name, text := "heads-key", c.HeadsKey
+	if c.HeadsKeyFile != "" {
+		if text != "" {
+			return heads.PrivateKey{}, errors.New("heads-key and heads-key-file: set one of them")
+		}
+		b, err := os.ReadFile(c.HeadsKeyFile)
+		if err != nil {
+			return heads.PrivateKey{}, fmt.Errorf("heads-key-file: %w", err)
+		}
+		name, text = "heads-key-file: "+c.HeadsKeyFile, string(b)
+	} else if text == "" {
+		return heads.PrivateKey{}, nil
+	}
+	key, err := heads.ParsePrivateKey(text)
+	if err != nil {
+		return heads.PrivateKey{}, fmt.Errorf("%s: %w", name, err)
+	}
+	return key, nil
+}
+
+// ended tells the signer, if there is one, that an execution of a session has ended.
+func (s *Service) ended(tenant, id string) {
+	if s.signer != nil {
+		s.signer.Ended(tenant, id)
+	}
+}

@@ -1,0 +1,322 @@
+// Package signer signs the heads of the log: once a minute the last commit of every subject that changed, and those of a session when
+// an execution of it has ended (docs/adr/0059). Any number of copies of the service may run it: the guard of the stream of heads lets one
+// of them write each entry.
+package signer
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/spoolhq/spool/pkg/bus"
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/eventlog/heads"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/topology"
+)
+
+const (
+	// defaultEvery is how often what changed is signed.
+	defaultEvery = time.Minute
+	// settle is how long ends of executions are collected before they are signed together.
+	settle = time.Second
+	// maxEnded bounds the sessions that wait for that in one shard. What is beyond it is signed with what changed.
+	maxEnded = heads.MaxHeads / 2
+	// readers is how many heads are read at once.
+	readers = 16
+	// passTime bounds one pass over a shard.
+	passTime = time.Minute
+)
+
+// Config of a Signer; everything but Every is required.
+type Config struct {
+	Key       heads.PrivateKey
+	Log       eventlog.Log
+	JetStream jetstream.JetStream
+	Now       func() time.Time
+	Logger    *slog.Logger
+	Every     time.Duration   // how often what changed is signed; 0 means once a minute
+	Signed    func(heads int) // is called after each entry that this copy stored
+	Failed    func()          // is called for each pass that failed
+}
+
+// Signer signs heads. Ended is safe for concurrent use; Run is called once.
+type Signer struct {
+	cfg    Config
+	stream *bus.StreamHandle
+	wake   chan struct{}
+
+	mu    sync.Mutex
+	ended []map[session]bool // by shard
+
+	last []tip // by shard: the last entry that this copy has seen
+}
+
+type session struct{ tenant, id string }
+
+// tip is the end of a shard's chain.
+type tip struct {
+	seq   uint64 // in the stream of heads, 0 for none
+	entry heads.Entry
+	hash  string
+	at    time.Time // of the last entry that covers all changes
+}
+
+// New returns a Signer.
+func New(cfg Config) *Signer {
+	cfg.Every = cmp.Or(cfg.Every, defaultEvery)
+	s := &Signer{
+		cfg: cfg, stream: bus.NewStreamHandle(cfg.JetStream, topology.StreamHeads), wake: make(chan struct{}, 1),
+		ended: make([]map[session]bool, cfg.Log.Shards()), last: make([]tip, cfg.Log.Shards()),
+	}
+	for i := range s.ended {
+		s.ended[i] = map[session]bool{}
+	}
+	return s
+}
+
+// Ended asks that the heads of a session be signed soon. It does not block.
+func (s *Signer) Ended(tenant, id string) {
+	shard := events.Partition(id) % len(s.ended)
+	s.mu.Lock()
+	if len(s.ended[shard]) < maxEnded {
+		s.ended[shard][session{tenant, id}] = true
+	}
+	s.mu.Unlock()
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Run signs until ctx ends. A pass that fails is logged, and what it was about is signed by a later one.
+func (s *Signer) Run(ctx context.Context) error {
+	s.pass(ctx, s.signChanges) // what came while no copy ran
+	changed := time.NewTicker(s.cfg.Every)
+	defer changed.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed.C:
+			s.pass(ctx, s.signChanges)
+		case <-s.wake:
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-time.After(settle):
+			}
+			s.pass(ctx, s.signEnded)
+		}
+	}
+}
+
+func (s *Signer) pass(ctx context.Context, sign func(context.Context, int) error) {
+	for shard := range s.ended {
+		within, cancel := context.WithTimeout(ctx, passTime)
+		err := sign(within, shard)
+		cancel()
+		if ctx.Err() != nil {
+			return
+		}
+		if err != nil {
+			s.cfg.Failed()
+			s.cfg.Logger.Error("heads of the log are not signed; a later pass signs them", "shard", shard, "error", err)
+		}
+	}
+}
+
+// signChanges signs the last commit of each subject that changed since the last time, in as many entries as it takes.
+func (s *Signer) signChanges(ctx context.Context, shard int) error {
+	again := false // this copy has just stored an entry that did not hold all changes
+	for {
+		t, err := s.tip(ctx, shard)
+		if err != nil {
+			return err
+		}
+		if !again && s.cfg.Now().Sub(t.at) < s.cfg.Every/2 {
+			return nil // another copy was faster
+		}
+		changes, err := s.cfg.Log.Changed(ctx, eventlog.Position{Shard: shard, Seq: t.entry.Through}, heads.MaxHeads)
+		if err != nil {
+			return fmt.Errorf("find what changed: %w", err)
+		}
+		if changes.Through.Seq <= t.entry.Through {
+			return nil
+		}
+		list, err := s.headsOf(ctx, shard, t.entry.Through, changes)
+		if err != nil {
+			return err
+		}
+		stored, err := s.store(ctx, shard, t, changes.Through.Seq, list)
+		if err != nil || stored && len(changes.Last) < heads.MaxHeads {
+			return err
+		}
+		again = stored
+	}
+}
+
+// headsOf reads the hashes of the commits that changes names.
+func (s *Signer) headsOf(ctx context.Context, shard int, after uint64, changes eventlog.Changes) ([]heads.Head, error) {
+	list := make([]heads.Head, 0, len(changes.Last))
+	var mu sync.Mutex
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(readers)
+	for subject, seq := range changes.Last {
+		g.Go(func() error {
+			h, ok, err := s.head(ctx, shard, after, subject, seq)
+			if err != nil || !ok {
+				return err
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			list = append(list, h)
+			return nil
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return nil, err
+	}
+	slices.SortFunc(list, func(a, b heads.Head) int { return cmp.Compare(a.Seq, b.Seq) })
+	return list, nil
+}
+
+// head reads the commit of a subject at a sequence, or, if the message there is not part of the log, the last one before it. There is none
+// where the janitor erased it meanwhile.
+func (s *Signer) head(ctx context.Context, shard int, after uint64, subject string, seq uint64) (h heads.Head, ok bool, err error) {
+	rec, err := s.cfg.Log.At(ctx, eventlog.Position{Shard: shard, Seq: seq})
+	var foreign *eventlog.ForeignError
+	switch {
+	case err == nil:
+		return heads.Head{Subject: subject, Seq: seq, Hash: rec.Commit.Hash}, true, nil
+	case errors.Is(err, eventlog.ErrNotFound):
+		return h, false, nil
+	case !errors.As(err, &foreign):
+		return h, false, fmt.Errorf("read the head of %s: %w", subject, err)
+	}
+	parsed, err := events.ParseSubject(subject)
+	if err != nil {
+		return h, false, nil //nolint:nilerr // no commit can be there
+	}
+	for rec, err := range s.cfg.Log.Read(ctx, eventlog.Position{Shard: shard, Seq: after}, eventlog.Filter{Subject: parsed}) {
+		if err != nil {
+			return h, false, fmt.Errorf("read the head of %s: %w", subject, err)
+		}
+		if rec.Position.Seq > seq {
+			break
+		}
+		h, ok = heads.Head{Subject: subject, Seq: rec.Position.Seq, Hash: rec.Commit.Hash}, true
+	}
+	return h, ok, nil
+}
+
+// signEnded signs the heads of sessions whose execution ended.
+func (s *Signer) signEnded(ctx context.Context, shard int) error {
+	s.mu.Lock()
+	waiting := s.ended[shard]
+	s.ended[shard] = map[session]bool{}
+	s.mu.Unlock()
+	if len(waiting) == 0 {
+		return nil
+	}
+	var list []heads.Head
+	for k := range waiting {
+		for _, subject := range []events.Subject{events.LifeOf(k.tenant, k.id), events.RunOf(k.tenant, k.id)} {
+			head, err := s.cfg.Log.Last(ctx, subject, eventlog.Leader)
+			if err != nil {
+				return fmt.Errorf("read the head of %s: %w", subject, err)
+			}
+			if head.Seq > 0 {
+				list = append(list, heads.Head{Subject: subject.String(), Seq: head.Seq, Hash: head.Hash})
+			}
+		}
+	}
+	slices.SortFunc(list, func(a, b heads.Head) int { return cmp.Compare(a.Seq, b.Seq) })
+	for {
+		t, err := s.tip(ctx, shard)
+		if err != nil {
+			return err
+		}
+		fresh := slices.DeleteFunc(slices.Clone(list), func(h heads.Head) bool { return h.Seq <= t.entry.Through })
+		if len(fresh) == 0 {
+			return nil // signed with what changed
+		}
+		if stored, err := s.store(ctx, shard, t, t.entry.Through, fresh); err != nil || stored {
+			return err
+		}
+	}
+}
+
+// tip reads the end of a shard's chain. A chain that ends before an entry that this copy has seen was cut: nothing is signed after it, since
+// its next entry would hide that.
+func (s *Signer) tip(ctx context.Context, shard int) (tip, error) {
+	stream, err := s.stream.Open(ctx)
+	if err != nil {
+		return tip{}, err
+	}
+	m, err := stream.GetLastMsgForSubject(ctx, topology.HeadSubject(shard))
+	seen := s.last[shard]
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		if seen.seq > 0 {
+			return tip{}, cutError(shard, seen)
+		}
+		return tip{}, nil
+	}
+	if err != nil {
+		return tip{}, fmt.Errorf("read the last signed heads: %w", err)
+	}
+	if m.Sequence == seen.seq {
+		return seen, nil
+	}
+	e, hash, err := heads.Open(m.Data)
+	if err != nil {
+		s.cfg.Logger.Error("the last signed heads cannot be read; a new chain begins after them", "shard", shard, "sequence", m.Sequence, "error", err)
+		return tip{seq: m.Sequence}, nil
+	}
+	if e.N <= seen.entry.N && m.Sequence < seen.seq {
+		return tip{}, cutError(shard, seen)
+	}
+	t := tip{seq: m.Sequence, entry: e, hash: hash, at: seen.at}
+	if e.Through > seen.entry.Through {
+		t.at = e.Time
+	}
+	s.last[shard] = t
+	return t, nil
+}
+
+func cutError(shard int, seen tip) error {
+	return fmt.Errorf("%s ends before entry %d, which was there at %s: the stream %s was cut; look at the log with spool verify, and restart the service to go on",
+		heads.Subject(shard), seen.entry.N, seen.entry.Time.UTC().Format(time.RFC3339), topology.StreamHeads)
+}
+
+// store appends an entry. It reports false if another copy was faster.
+func (s *Signer) store(ctx context.Context, shard int, t tip, through uint64, list []heads.Head) (bool, error) {
+	e := heads.Entry{Shard: shard, N: t.entry.N + 1, Prev: t.hash, Time: s.cfg.Now().UTC(), Through: through, Heads: list}
+	data, hash, err := e.Seal(s.cfg.Key)
+	if err != nil {
+		return false, err
+	}
+	ack, err := s.cfg.JetStream.Publish(ctx, topology.HeadSubject(shard), data, jetstream.WithExpectLastSequencePerSubject(t.seq))
+	var refused *jetstream.APIError
+	if errors.As(err, &refused) && refused.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("store signed heads: %w", err)
+	}
+	next := tip{seq: ack.Sequence, entry: e, hash: hash, at: t.at}
+	if through > t.entry.Through {
+		next.at = e.Time
+	}
+	s.last[shard] = next
+	s.cfg.Signed(len(list))
+	return true, nil
+}
