@@ -169,10 +169,15 @@ type Numbered struct {
 // Session yields a session's events numbered from 1, over both its subjects in
 // stream order, up to the present end. Every reader counts the same numbers.
 func Session(ctx context.Context, l Log, tenant, session string) iter.Seq2[Numbered, error] {
-	shard := Position{Shard: events.Partition(session) % l.Shards()}
+	return SessionAfter(ctx, l, tenant, session, Numbered{})
+}
+
+// SessionAfter yields what Session does after the last event of a commit; the zero Numbered stands before the first.
+func SessionAfter(ctx context.Context, l Log, tenant, session string, last Numbered) iter.Seq2[Numbered, error] {
+	after := Position{Shard: events.Partition(session) % l.Shards(), Seq: last.Position.Seq}
 	return func(yield func(Numbered, error) bool) {
-		var seq uint32
-		for rec, err := range l.Read(ctx, shard, Filter{Subject: events.Subject{Tenant: tenant, ID: session}}) {
+		seq := last.Seq
+		for rec, err := range l.Read(ctx, after, Filter{Subject: events.Subject{Tenant: tenant, ID: session}}) {
 			if err != nil {
 				yield(Numbered{}, err)
 				return

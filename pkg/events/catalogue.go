@@ -34,6 +34,7 @@ func entry[P Payload](aspect Aspect, doc string) Entry {
 func Catalogue() []Entry {
 	return []Entry{
 		entry[SessionCreated](Life, "A session exists; it pins its agent's version and names architecture, provider and options."),
+		entry[SessionForked](Life, "The session goes on from an event of another session; says which snapshots of it the files and the agent's records are from."),
 		entry[SessionOptionsUpdated](Life, "The session's options or metadata changed."),
 		entry[SessionIdle](Life, "The idle timeout passed; the sandbox is given up, the session goes on with its next message."),
 		entry[SessionClosed](Life, "The session takes no more messages; what ran is cancelled."),

@@ -6,6 +6,10 @@ package events
 func (SessionCreated) EventType() Type { return "session_created" }
 func (SessionCreated) sealed()         {}
 
+// EventType is session_forked.
+func (SessionForked) EventType() Type { return "session_forked" }
+func (SessionForked) sealed()         {}
+
 // EventType is session_options_updated.
 func (SessionOptionsUpdated) EventType() Type { return "session_options_updated" }
 func (SessionOptionsUpdated) sealed()         {}

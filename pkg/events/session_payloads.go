@@ -1,6 +1,9 @@
 package events
 
-import "encoding/json"
+import (
+	"cmp"
+	"encoding/json"
+)
 
 // Options are what a session may set for itself; 0 or "" means the agent's, then the server's default.
 type Options struct {
@@ -44,6 +47,29 @@ type SessionCreated struct {
 	Instance     Reference   `json:"instance,omitzero"`      // with the version; zero for none
 	Environments []Reference `json:"environments,omitempty"` // layers above the instance's
 }
+
+// SessionForked says that a session goes on from an event of another one, its parent. It is the second event of the
+// session, in one commit with session_created. The parent's log does not mention its forks.
+type SessionForked struct {
+	Parent         string `json:"parent"`
+	Asked          uint32 `json:"asked"`                    // seq in the parent that was asked for
+	Effective      uint32 `json:"effective"`                // seq in the parent up to which the history is the fork's too; at most Asked
+	Snapshot       string `json:"snapshot,omitempty"`       // of the files; "" for an empty workspace
+	SnapshotSeq    uint32 `json:"snapshotSeq,omitempty"`    // seq in the parent of the workspace_synced of Snapshot; 0 if the parent has none
+	Records        string `json:"records,omitempty"`        // the snapshot that has the agent's own records; "" for a new conversation
+	AgentSessionID string `json:"agentSessionId,omitempty"` // the agent's own session in Records
+	Anchor         string `json:"anchor,omitempty"`         // after which the conversation is cut; "" for the whole of it
+	Reason         string `json:"reason,omitempty"`         // why Effective is lower than Asked
+
+	SnapshotSession string `json:"snapshotSession,omitempty"` // the session that Snapshot is of, if it is not the parent
+	RecordsSession  string `json:"recordsSession,omitempty"`  // the session that Records is of, if it is not the parent
+}
+
+// Files returns the session that the snapshot of the files is of.
+func (f SessionForked) Files() string { return cmp.Or(f.SnapshotSession, f.Parent) }
+
+// State returns the session that the snapshot of the agent's records is of.
+func (f SessionForked) State() string { return cmp.Or(f.RecordsSession, f.Parent) }
 
 // SessionOptionsUpdated replaces options and metadata.
 type SessionOptionsUpdated struct {

@@ -94,6 +94,10 @@ type WorkspaceRestored struct {
 	Snapshot   string `json:"snapshot"` // "" for the files that the agent's definition has
 	Files      uint32 `json:"files"`
 	DurationMs uint32 `json:"durationMs"`
+
+	Session        string `json:"session,omitempty"`        // that the snapshot is of, if it is another one: a fork is filled from its parent's
+	Records        string `json:"records,omitempty"`        // the snapshot that the agent's records came from, if it is another one than Snapshot or of another session
+	RecordsSession string `json:"recordsSession,omitempty"` // the session that Records is of
 }
 
 // FilesApplied says that the changes of file_put and file_removed are in the workspace.

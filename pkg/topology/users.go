@@ -63,6 +63,8 @@ func sessionUser() User {
 			// Answers to commands go to the gateway that asked.
 			[]string{inbox(UserGateway)},
 			readLog(), writePayloads(), useKV(BucketLeases), useKV(BucketBudgets),
+			// A fork is refused whose snapshots are not there any more.
+			readObjects(BucketWorkspaces),
 			// Secrets of an execution go when it has ended. What it reads of them it cannot open.
 			useKV(BucketSecrets), []string{"$KV." + BucketSecrets + ".*.x.>"},
 			durable(StreamCommands, CommandsSession, CommandFilter(ServiceSession)),

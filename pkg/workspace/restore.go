@@ -4,21 +4,38 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/pkg/workspace/wire"
 )
 
+// Tree is one of the two trees of a snapshot.
+type Tree string
+
+// The trees.
+const (
+	Files   Tree = wire.Workspace // the workspace
+	Records Tree = wire.State     // the agent's own records
+)
+
 // Restore lays a snapshot's files down in a sandbox, replacing those of the same
 // paths; others stay. ErrNotFound if there is no such snapshot. After an error
 // the sandbox may hold a part: restore again, or into another. The snapshot may
-// be another session's of the same tenant, as a fork's is.
-func Restore(ctx context.Context, box sandbox.Sandbox, store Store, tenant, session, id string) (Result, error) {
+// be another session's of the same tenant, as a fork's is. With trees, only they are laid down.
+func Restore(ctx context.Context, box sandbox.Sandbox, store Store, tenant, session, id string, trees ...Tree) (Result, error) {
 	began := time.Now()
 	m, err := Open(ctx, store, tenant, session, id)
 	if err != nil {
 		return Result{}, err
+	}
+	if len(trees) > 0 {
+		m.entries = slices.DeleteFunc(m.entries, func(e Entry) bool {
+			tree, _, _ := strings.Cut(e.Path, "/")
+			return !slices.Contains(trees, Tree(tree))
+		})
 	}
 	c, err := start(ctx, box, "runner", "restore")
 	if err != nil {
@@ -64,6 +81,9 @@ func (r *restore) send(ctx context.Context) error {
 	})
 	var buf []byte
 	for n, list := range byPack {
+		if len(list) == 0 {
+			continue
+		}
 		content, err := r.m.packs[n].read(ctx, r.store, r.m.prefix, buf)
 		if err != nil {
 			return err

@@ -14,6 +14,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events/run"
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/pkg/workspace"
 	"github.com/spoolhq/spool/services/executor/internal/holder"
 )
 
@@ -173,7 +174,7 @@ func (s *fakeStore) blockRestores() *blockedRestores {
 	return s.restores
 }
 
-func (s *fakeStore) Restore(ctx context.Context, box sandbox.Sandbox, _ topology.SessionRef, id string) (uint32, error) {
+func (s *fakeStore) Restore(ctx context.Context, box sandbox.Sandbox, _ topology.SessionRef, id string, _ ...workspace.Tree) (uint32, error) {
 	s.mu.Lock()
 	content, ok := s.snapshots[id]
 	restores := s.restores

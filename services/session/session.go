@@ -26,6 +26,8 @@ import (
 	"github.com/spoolhq/spool/pkg/secret"
 	"github.com/spoolhq/spool/pkg/storage"
 	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/pkg/workspace"
+	"github.com/spoolhq/spool/pkg/workspace/natsstore"
 	"github.com/spoolhq/spool/services/session/internal/command"
 	"github.com/spoolhq/spool/services/session/internal/lease"
 	"github.com/spoolhq/spool/services/session/internal/reactor"
@@ -236,7 +238,10 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	commands := command.New(command.Config{
 		Sessions: sessions, Room: s.room, Budgets: s.budgets, NATS: deps.NATS, Now: deps.Now, Providers: cfg.Providers,
 		LiveKeys: newKeyChains(js, deps.Log.Shards()).live, MaxKeys: s.maxKeys,
-		Images:      cfg.images,
+		Images: cfg.images,
+		Snapshots: func(ctx context.Context) (workspace.Store, error) {
+			return natsstore.Open(ctx, js, topology.BucketWorkspaces)
+		},
 		HostPaths:   hostpath.Policy{Roots: cfg.HostPaths, Private: cfg.Private},
 		IdleTimeout: cfg.IdleTimeout, TurnLimit: cfg.TurnLimit, SessionLimit: cfg.SessionLimit,
 		SyncInterval: cfg.SyncInterval, HealthInterval: cfg.HealthInterval, SandboxMaxAge: cfg.SandboxMaxAge, Logger: deps.Logger, Service: "session/" + deps.Copy,

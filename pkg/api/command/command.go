@@ -16,6 +16,7 @@ type Type string
 // The types of command, each with its body and with the ids of Command that it takes.
 const (
 	TypeCreateSession  Type = "create_session"  // CreateSession; SessionID is the new session's
+	TypeForkSession    Type = "fork_session"    // ForkSession; SessionID is the new session's
 	TypeUpdateSession  Type = "update_session"  // UpdateSession; SessionID
 	TypePostMessage    Type = "post_message"    // PostMessage; SessionID, and ExecutionID of the new execution
 	TypeStartExecution Type = "start_execution" // StartExecution; SessionID and ExecutionID, both new
@@ -55,7 +56,7 @@ const (
 // the tenant is at its limit of events. Those that end, remove or govern are not.
 func (t Type) NeedsRoom() bool {
 	switch t {
-	case TypeCreateSession, TypeUpdateSession, TypePostMessage, TypeStartExecution, TypePutFile, TypeSync,
+	case TypeCreateSession, TypeForkSession, TypeUpdateSession, TypePostMessage, TypeStartExecution, TypePutFile, TypeSync,
 		TypeApplyAgent, TypeApplyInstance, TypeApplyEnvironment, TypePushSkill, TypeTagSkill:
 		return true
 	}
@@ -64,6 +65,9 @@ func (t Type) NeedsRoom() bool {
 
 // CodeStorageFull is the code of such a refusal.
 const CodeStorageFull = "STORAGE_FULL"
+
+// CodeSnapshotGone refuses a fork: a snapshot that it needs is not in the object store any more, or cannot be read.
+const CodeSnapshotGone = "SNAPSHOT_GONE"
 
 // Command is one request. Its ids are minted by the gateway, so that sending it
 // again, with the same ids, changes nothing.
@@ -100,6 +104,14 @@ type CreateSession struct {
 
 	Instance     string   `json:"instance,omitempty"`     // a reference, in place of Agent
 	Environments []string `json:"environments,omitempty"` // references: layers above the instance's
+}
+
+// ForkSession makes a session that goes on from an event of another one of the same tenant.
+type ForkSession struct {
+	Parent   string          `json:"parent"`
+	At       *uint32         `json:"at,omitempty"`       // seq in the parent; nil for its last event
+	Metadata json.RawMessage `json:"metadata,omitempty"` // in place of the parent's; nil keeps that
+	Agent    string          `json:"agent,omitempty"`    // a reference: another version or another agent of the same architecture; "" for the parent's
 }
 
 // UpdateSession changes a session. Nil options or nil metadata, and options
@@ -229,6 +241,8 @@ type Answer struct {
 	Position    string `json:"position,omitempty"` // of the commit; as eventlog.Position writes it
 	Error       *Error `json:"error,omitempty"`
 
+	Forked *events.SessionForked `json:"forked,omitempty"` // of a fork: where it begins
+
 	Rights  *events.KeyRights `json:"rights,omitempty"`  // of a key that was created
 	Revoked []RevokedKey      `json:"revoked,omitempty"` // the keys that a revocation revoked with the one that it names
 
@@ -248,6 +262,8 @@ type Error struct {
 	Code   string `json:"code"`            // stable, as in docs/errors.md
 	Field  string `json:"field,omitempty"` // of the request, where one is at fault
 	Detail string `json:"detail"`          // one sentence
+
+	Tip *uint32 `json:"tip,omitempty"` // seq of the session's last event, where a seq is ahead of it
 }
 
 func (e *Error) Error() string { return e.Code + ": " + e.Detail }

@@ -60,6 +60,7 @@ type State struct {
 	PausedMs     uint64        `json:"pausedMs,omitempty"`    // how long the execution stood still before
 	Lost         Place         `json:"lost,omitzero"`         // a workspace without a sandbox, for the next one to take over
 	Snapshot     Snapshot      `json:"snapshot,omitzero"`     // the last one
+	Filled       bool          `json:"filled,omitempty"`      // a workspace of the session was filled or stored, or an agent has run in it
 	Applied      uint32        `json:"applied,omitempty"`     // the last file change that the sandbox's workspace has
 	Synced       uint32        `json:"synced,omitempty"`      // the last sync_requested that was answered
 	Syncing      string        `json:"syncing,omitempty"`     // the executor that began to put files into the sandbox at rest, and may still be at it
@@ -209,7 +210,7 @@ func Evolve(s State, e events.Event) State {
 		} else if d.Attempt > s.Attempt { // another process tells what it took anew
 			s.ToldBefore, s.Told = s.ToldBefore.Plus(s.Told), events.Spent{}
 		}
-		s.Phase, s.Attempt, s.NotBefore = Running, d.Attempt, time.Time{}
+		s.Phase, s.Attempt, s.NotBefore, s.Filled = Running, d.Attempt, time.Time{}, true
 		s.Sandbox.Unstopped = false // a runner runs one execution at a time
 	case events.AttemptFailed:
 		s.Phase, s.Claims = Starting, 0
@@ -234,7 +235,7 @@ func Evolve(s State, e events.Event) State {
 	case events.ExecutionResolved:
 		s.Resolved = Resolved{Known: true}
 	case events.WorkspaceRestored:
-		s.Sandbox.Empty = false
+		s.Sandbox.Empty, s.Filled = false, true
 		if d.Snapshot == s.Snapshot.ID {
 			s.Applied = s.Snapshot.Applied
 		}
@@ -243,7 +244,7 @@ func Evolve(s State, e events.Event) State {
 	case events.WorkspaceSynced:
 		s.Syncing = ""
 		s.Snapshot = Snapshot{ID: d.Snapshot, At: e.Time, Applied: d.Applied}
-		s.Synced, s.Sandbox.Empty = max(s.Synced, d.Request), false
+		s.Synced, s.Sandbox.Empty, s.Filled = max(s.Synced, d.Request), false, true
 	case events.EgressDenied:
 		s.Egress = Line{d.Journal, d.Line}
 	case events.ModelCalled:

@@ -85,6 +85,15 @@ type Start struct {
 	Post   Post // its Base is not used
 }
 
+// Fork makes a session that goes on from an event of another one. Its first sandbox gets the file changes that the
+// parent had up to there and that the snapshot of the files does not hold.
+type Fork struct {
+	Base
+	Create  events.SessionCreated
+	Forked  events.SessionForked
+	Changes []events.Payload // file_put and file_removed of the parent; they are numbered anew
+}
+
 // RequestInterrupt asks the running turn to stop. Without one it changes nothing.
 type RequestInterrupt struct {
 	Base
@@ -187,6 +196,12 @@ func Decide(s State, c Command) ([]events.Event, error) {
 			return nil, err
 		}
 		return post(State{Status: Open}, c.Post, m)
+	case Fork:
+		if _, err := create(s, c.Create, m); err != nil {
+			return nil, err
+		}
+		fork(c, m)
+		return m.Events(), nil
 	}
 	if s.Status == None || s.Status == Deleted {
 		return nil, &Error{Code: CodeNotFound, Field: "sessionId", Detail: "there is no such session"}
@@ -223,6 +238,21 @@ func create(s State, data events.SessionCreated, m *events.Mint) ([]events.Event
 	}
 	m.Add("", data)
 	return m.Events(), nil
+}
+
+func fork(c Fork, m *events.Mint) {
+	m.Add("", c.Forked)
+	for i, change := range c.Changes {
+		n := uint32(i + 1) //nolint:gosec // at most MaxPending wait in the parent
+		switch d := change.(type) {
+		case events.FilePut:
+			d.N, d.Held = n, 0
+			m.Add("", d)
+		case events.FileRemoved:
+			d.N, d.Held = n, 0
+			m.Add("", d)
+		}
+	}
 }
 
 func post(s State, c Post, m *events.Mint) ([]events.Event, error) {

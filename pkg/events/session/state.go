@@ -11,7 +11,7 @@ import (
 
 // Version is the version of State as it is stored beside each commit. Another
 // version is not read: the state is folded from zero.
-const Version = 2
+const Version = 3
 
 // Status of a session.
 type Status string
@@ -45,6 +45,9 @@ type State struct {
 	AgentRef     events.Reference   `json:"agentRef,omitzero"` // with the pinned version; zero for the built-in agent
 	Instance     events.Reference   `json:"instance,omitzero"` // with the pinned version; zero for none
 	Environments []events.Reference `json:"environments,omitempty"`
+
+	// Fork is where the session began, if it is a fork; nil for other sessions.
+	Fork *events.SessionForked `json:"fork,omitempty"`
 
 	Secrets  bool     `json:"secrets,omitempty"` // a message came with secrets of its own
 	Queue    []Ref    `json:"queue,omitempty"`
@@ -261,6 +264,8 @@ func Evolve(s State, e events.Event) State {
 		s.Status, s.CreatedAt, s.TouchedAt = Open, e.Time, e.Time
 		s.Agent, s.AgentVersion, s.Architecture, s.Provider, s.Options = d.Agent, d.AgentVersion, d.Architecture, d.Provider, d.Options
 		s.AgentRef, s.Instance, s.Environments = d.AgentRef, d.Instance, d.Environments
+	case events.SessionForked:
+		s.Fork = &d
 	case events.SessionOptionsUpdated:
 		s.Options = d.Options
 	case events.SessionIdle:

@@ -179,6 +179,7 @@ type pass struct {
 	workspaces, payloads *bucket
 	skills               *bucket
 	store                *natsstore.Store        // of workspaces, once it was opened
+	forks                *[]unfolded             // that the log has and the read models do not, once they were read
 	requests             map[sessionKey][]string // keys of idempotency records, once they were listed
 }
 

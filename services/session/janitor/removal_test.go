@@ -70,6 +70,7 @@ func (b *bed) delete(l *eventlog.Loaded) {
 	must(b.t, eventlog.Sessions{Log: b.log}.AppendLife(b.t.Context(), l, events.Actor{Kind: "user", ID: "test"}, command, list))
 	b.known(b.url, l.ID)
 	b.passed()
+	b.now = b.now.Add(2 * time.Minute) // no fork of it is under way any more
 }
 
 // known tells a database of the read models of a deleted session, as the projector does.

@@ -69,7 +69,11 @@ func (p *pass) session(ctx context.Context, k sessionKey) error {
 		return fmt.Errorf("the read models say that session %s of tenant %s is deleted, and the log does not", k.ID, k.Tenant)
 	}
 	at := max(l.LifeHead.Seq, l.RunHead.Seq)
-	switch waits, err := p.waits(ctx, l, at); {
+	waits, err := p.waits(ctx, l, at)
+	if err == nil && waits == "" {
+		waits, err = p.forked(ctx, l)
+	}
+	switch {
 	case err != nil:
 		return err
 	case waits != "":

@@ -124,9 +124,13 @@ func (p *pass) trim(ctx context.Context, k sessionKey, list []object) error {
 		return nil // it came after the list: the next pass looks again
 	}
 	slices.SortFunc(manifests, func(a, b object) int { return cmp.Compare(b.seq, a.seq) })
+	begun, err := p.forkSnapshots(ctx, k)
+	if err != nil {
+		return err
+	}
 	var stay, old []object
 	for i, o := range manifests {
-		if i >= p.cfg.Snapshots && o.Name != last && o.At.Before(p.settled()) {
+		if i >= p.cfg.Snapshots && o.Name != last && !begun[o.Name[strings.LastIndexByte(o.Name, '/')+1:]] && o.At.Before(p.settled()) {
 			old = append(old, o)
 		} else {
 			stay = append(stay, o)

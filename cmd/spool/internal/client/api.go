@@ -47,6 +47,31 @@ type Session struct {
 	SnapshotAt *time.Time `json:"snapshotAt"`
 	Files      uint32     `json:"workspaceFiles"` // in the snapshot
 	Bytes      float64    `json:"workspaceBytes"`
+	Parent     *Parent    `json:"parent"` // of a fork
+	Forks      uint32     `json:"forks"`  // sessions that were forked from this one
+}
+
+// Parent is where a fork begins.
+type Parent struct {
+	SessionID   string `json:"sessionId"`
+	Asked       uint32 `json:"asked"`     // seq that was asked for
+	Effective   uint32 `json:"effective"` // seq of the last event that the fork has
+	Reason      string `json:"reason"`    // why they differ
+	Snapshot    string `json:"snapshot"`  // of its files; "" for none
+	SnapshotSeq uint32 `json:"snapshotSeq"`
+}
+
+// Fork is how a session is forked.
+type Fork struct {
+	At       *uint32         `json:"at,omitempty"` // nil for the last event
+	Agent    string          `json:"agent,omitempty"`
+	Metadata json.RawMessage `json:"metadata,omitempty"`
+}
+
+// Forked is a new fork.
+type Forked struct {
+	SessionID string `json:"sessionId"`
+	Parent    Parent `json:"parent"`
 }
 
 // Execution is one query.
@@ -251,6 +276,13 @@ func (c *Client) CreateSession(ctx context.Context, s NewSession) (Accepted, err
 	return out, err
 }
 
+// Fork makes a session that goes on from an event of another one, as safely as StartExecution.
+func (c *Client) Fork(ctx context.Context, session string, f Fork) (Doc[Forked], error) {
+	var out Doc[Forked]
+	err := c.do(ctx, call{method: http.MethodPost, path: []string{"api", "sessions", session, "fork"}, body: f, key: rand.Text(), repeat: true}, &out)
+	return out, err
+}
+
 // PostMessage posts a query to a session, as safely as StartExecution.
 func (c *Client) PostMessage(ctx context.Context, session string, q Query) (Accepted, error) {
 	var out Accepted
@@ -366,6 +398,17 @@ func (c *Client) Events(ctx context.Context, session string, after, limit uint32
 	var out EventsPage
 	err := c.get(ctx, &out, q, "api", "sessions", session, "events")
 	return out, err
+}
+
+// History reads a page of the events that a fork has from its ancestors.
+func (c *Client) History(ctx context.Context, session string, after uint32) (EventsPage, error) {
+	var out struct {
+		Events []Doc[events.Wire] `json:"events"`
+		Total  uint32             `json:"total"`
+		Next   uint32             `json:"next"`
+	}
+	err := c.get(ctx, &out, url.Values{"after": {strconv.FormatUint(uint64(after), 10)}}, "api", "sessions", session, "history")
+	return EventsPage{out.Events, out.Total, out.Next}, err
 }
 
 // CreateKey makes an API key. It is sent once: each call makes another key.

@@ -16,9 +16,10 @@ const summaryLen = 120
 
 type eventsCommand struct {
 	server
-	Session string `arg:"" help:"The session's id."`
-	After   uint32 `placeholder:"N" help:"Only events with a greater seq."`
-	Follow  bool   `short:"f" help:"Then wait for more, until Ctrl-C; with --json text in flight comes too."`
+	Session   string `arg:"" help:"The session's id."`
+	After     uint32 `placeholder:"N" help:"Only events with a greater seq."`
+	Inherited bool   `help:"The events that a fork has from the sessions that it was forked from, in place of its own; --after N then leaves out the first N."`
+	Follow    bool   `short:"f" help:"Then wait for more, until Ctrl-C; with --json text in flight comes too."`
 }
 
 // Run prints the log of a session.
@@ -33,15 +34,27 @@ func (c *eventsCommand) Run(a *app) error {
 		return err
 	}
 	defer cl.Close()
+	if c.Follow && c.Inherited {
+		return usage("inherited: a session's history does not grow: leave out --follow")
+	}
 	if c.Follow {
 		return c.follow(ctx, a, cl)
 	}
+	read := func(after uint32) (client.EventsPage, error) { return cl.Events(ctx, c.Session, after, 0) }
+	if c.Inherited {
+		read = func(after uint32) (client.EventsPage, error) { return cl.History(ctx, c.Session, after) }
+	}
+	session := ""
 	for after := c.After; ; {
-		page, err := cl.Events(ctx, c.Session, after, 0)
+		page, err := read(after)
 		if err != nil {
 			return cursorError(err, after)
 		}
 		for _, e := range page.Events {
+			if c.Inherited && !c.JSON && e.Value.SessionID != session {
+				session = e.Value.SessionID
+				fmt.Fprintln(a.Out, terminal.Line(session))
+			}
 			if err := c.print(a, e.Value, e.Raw); err != nil {
 				return err
 			}

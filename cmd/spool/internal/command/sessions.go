@@ -120,12 +120,20 @@ func (c *sessionsShow) Run(a *app) error {
 		[]any{"agent", s.Agent + " " + s.AgentVersion}, []any{"instance", s.Instance},
 		[]any{"architecture", s.Architecture}, []any{"sandbox", s.Sandbox}, []any{"model", model},
 		[]any{"created", when(s.CreatedAt)}, []any{"updated", when(s.UpdatedAt)}, []any{"events", s.Tip},
-		[]any{"running in", sandboxState(s)}, []any{"snapshot", snapshotState(s)})
+		[]any{"running in", sandboxState(s)}, []any{"snapshot", snapshotState(s)},
+		[]any{"forked from", parentState(s)}, []any{"forks", s.Forks})
 	if err != nil {
 		return err
 	}
 	fmt.Fprintln(a.Out)
 	return executionsTable(a, false, 0, cl.SessionExecutions(ctx, c.Session))
+}
+
+func parentState(s client.Session) string {
+	if s.Parent == nil {
+		return ""
+	}
+	return forkedFrom(*s.Parent)
 }
 
 type sessionsRm struct {

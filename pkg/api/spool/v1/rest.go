@@ -17,7 +17,7 @@ var OpenAPI []byte
 // answers when it succeeds: 201 for what it made, 202 for what is stored and happens later, else 200.
 func SuccessStatus(method string) int {
 	switch method {
-	case Sessions_CreateSession_FullMethodName, Keys_CreateKey_FullMethodName:
+	case Sessions_CreateSession_FullMethodName, Sessions_ForkSession_FullMethodName, Keys_CreateKey_FullMethodName:
 		return http.StatusCreated
 	case Sessions_PostMessage_FullMethodName, Sessions_InterruptSession_FullMethodName,
 		Sessions_SyncSession_FullMethodName, Sessions_TerminateEnvironment_FullMethodName,
@@ -32,7 +32,7 @@ func SuccessStatus(method string) int {
 // Over REST each is a string, or an object with the fields of Reference and kind.
 func HoldsReference(field protoreflect.FullName) bool {
 	switch field {
-	case "spool.v1.CreateSessionRequest.agent", "spool.v1.CreateSessionRequest.agent_profile_ref",
+	case "spool.v1.ForkSessionRequest.agent", "spool.v1.CreateSessionRequest.agent", "spool.v1.CreateSessionRequest.agent_profile_ref",
 		"spool.v1.CreateSessionRequest.instance", "spool.v1.CreateSessionRequest.environments",
 		"spool.v1.StartExecutionRequest.agent", "spool.v1.StartExecutionRequest.agent_profile_ref",
 		"spool.v1.StartExecutionRequest.instance", "spool.v1.StartExecutionRequest.environments",
@@ -46,6 +46,6 @@ func HoldsReference(field protoreflect.FullName) bool {
 // that make something new each time. Of the others a repeat changes nothing anyway.
 func TakesIdempotencyKey(method string) bool {
 	return slices.Contains([]string{
-		Sessions_CreateSession_FullMethodName, Sessions_PostMessage_FullMethodName, Executions_StartExecution_FullMethodName,
+		Sessions_CreateSession_FullMethodName, Sessions_ForkSession_FullMethodName, Sessions_PostMessage_FullMethodName, Executions_StartExecution_FullMethodName,
 	}, method)
 }

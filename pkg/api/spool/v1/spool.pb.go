@@ -637,6 +637,231 @@ func (x *CreateSessionResponse) GetPosition() string {
 	return ""
 }
 
+type ForkSessionRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The session to fork.
+	SessionId string `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	// Seq of the event up to which the fork has the history; absent means the last one.
+	At *uint32 `protobuf:"varint,2,opt,name=at,proto3,oneof" json:"at,omitempty"`
+	// In place of the session's metadata; absent keeps it.
+	Metadata *Json `protobuf:"bytes,3,opt,name=metadata,proto3" json:"metadata,omitempty"`
+	// A reference: another version of the session's agent, or another agent of the same architecture. Empty means the session's.
+	Agent         string `protobuf:"bytes,4,opt,name=agent,proto3" json:"agent,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForkSessionRequest) Reset() {
+	*x = ForkSessionRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForkSessionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForkSessionRequest) ProtoMessage() {}
+
+func (x *ForkSessionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForkSessionRequest.ProtoReflect.Descriptor instead.
+func (*ForkSessionRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *ForkSessionRequest) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+func (x *ForkSessionRequest) GetAt() uint32 {
+	if x != nil && x.At != nil {
+		return *x.At
+	}
+	return 0
+}
+
+func (x *ForkSessionRequest) GetMetadata() *Json {
+	if x != nil {
+		return x.Metadata
+	}
+	return nil
+}
+
+func (x *ForkSessionRequest) GetAgent() string {
+	if x != nil {
+		return x.Agent
+	}
+	return ""
+}
+
+type ForkSessionResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The new session.
+	SessionId string `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	// Where the log holds it: minPosition of a read waits for it.
+	Position string `protobuf:"bytes,2,opt,name=position,proto3" json:"position,omitempty"`
+	// Where it begins.
+	Parent        *ParentSession `protobuf:"bytes,3,opt,name=parent,proto3" json:"parent,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForkSessionResponse) Reset() {
+	*x = ForkSessionResponse{}
+	mi := &file_spool_v1_spool_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForkSessionResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForkSessionResponse) ProtoMessage() {}
+
+func (x *ForkSessionResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForkSessionResponse.ProtoReflect.Descriptor instead.
+func (*ForkSessionResponse) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *ForkSessionResponse) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+func (x *ForkSessionResponse) GetPosition() string {
+	if x != nil {
+		return x.Position
+	}
+	return ""
+}
+
+func (x *ForkSessionResponse) GetParent() *ParentSession {
+	if x != nil {
+		return x.Parent
+	}
+	return nil
+}
+
+// Where a fork begins.
+type ParentSession struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	SessionId string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	// Seq of the event that was asked for.
+	Asked uint32 `protobuf:"varint,2,opt,name=asked,proto3" json:"asked,omitempty"`
+	// Seq of the last event that the fork has of this session; at most asked.
+	Effective uint32 `protobuf:"varint,3,opt,name=effective,proto3" json:"effective,omitempty"`
+	// Why effective is lower than asked; absent where it is not.
+	Reason *string `protobuf:"bytes,4,opt,name=reason,proto3,oneof" json:"reason,omitempty"`
+	// The snapshot that the fork's files are from; absent for an empty workspace.
+	Snapshot *string `protobuf:"bytes,5,opt,name=snapshot,proto3,oneof" json:"snapshot,omitempty"`
+	// Seq of the workspace_synced of that snapshot; 0 where another ancestor has it.
+	SnapshotSeq   uint32 `protobuf:"varint,6,opt,name=snapshot_seq,json=snapshotSeq,proto3" json:"snapshot_seq,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ParentSession) Reset() {
+	*x = ParentSession{}
+	mi := &file_spool_v1_spool_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ParentSession) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ParentSession) ProtoMessage() {}
+
+func (x *ParentSession) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ParentSession.ProtoReflect.Descriptor instead.
+func (*ParentSession) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *ParentSession) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+func (x *ParentSession) GetAsked() uint32 {
+	if x != nil {
+		return x.Asked
+	}
+	return 0
+}
+
+func (x *ParentSession) GetEffective() uint32 {
+	if x != nil {
+		return x.Effective
+	}
+	return 0
+}
+
+func (x *ParentSession) GetReason() string {
+	if x != nil && x.Reason != nil {
+		return *x.Reason
+	}
+	return ""
+}
+
+func (x *ParentSession) GetSnapshot() string {
+	if x != nil && x.Snapshot != nil {
+		return *x.Snapshot
+	}
+	return ""
+}
+
+func (x *ParentSession) GetSnapshotSeq() uint32 {
+	if x != nil {
+		return x.SnapshotSeq
+	}
+	return 0
+}
+
 type ListSessionsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// 1 to 200; 0 means 50.
@@ -673,7 +898,7 @@ type ListSessionsRequest struct {
 
 func (x *ListSessionsRequest) Reset() {
 	*x = ListSessionsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[7]
+	mi := &file_spool_v1_spool_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -685,7 +910,7 @@ func (x *ListSessionsRequest) String() string {
 func (*ListSessionsRequest) ProtoMessage() {}
 
 func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[7]
+	mi := &file_spool_v1_spool_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -698,7 +923,7 @@ func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsRequest.ProtoReflect.Descriptor instead.
 func (*ListSessionsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{7}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ListSessionsRequest) GetPageSize() uint32 {
@@ -810,7 +1035,7 @@ type ListSessionsResponse struct {
 
 func (x *ListSessionsResponse) Reset() {
 	*x = ListSessionsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[8]
+	mi := &file_spool_v1_spool_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -822,7 +1047,7 @@ func (x *ListSessionsResponse) String() string {
 func (*ListSessionsResponse) ProtoMessage() {}
 
 func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[8]
+	mi := &file_spool_v1_spool_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -835,7 +1060,7 @@ func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsResponse.ProtoReflect.Descriptor instead.
 func (*ListSessionsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{8}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ListSessionsResponse) GetSessions() []*Session {
@@ -863,7 +1088,7 @@ type GetSessionRequest struct {
 
 func (x *GetSessionRequest) Reset() {
 	*x = GetSessionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[9]
+	mi := &file_spool_v1_spool_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -875,7 +1100,7 @@ func (x *GetSessionRequest) String() string {
 func (*GetSessionRequest) ProtoMessage() {}
 
 func (x *GetSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[9]
+	mi := &file_spool_v1_spool_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -888,7 +1113,7 @@ func (x *GetSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSessionRequest.ProtoReflect.Descriptor instead.
 func (*GetSessionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{9}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *GetSessionRequest) GetSessionId() string {
@@ -951,14 +1176,18 @@ type Session struct {
 	// Layers above the instance's.
 	Environments []string `protobuf:"bytes,24,rep,name=environments,proto3" json:"environments,omitempty"`
 	// The beginning of its first message: up to 1000 characters. Empty before.
-	Title         string `protobuf:"bytes,25,opt,name=title,proto3" json:"title,omitempty"`
+	Title string `protobuf:"bytes,25,opt,name=title,proto3" json:"title,omitempty"`
+	// Where a fork begins; absent for a session that is none.
+	Parent *ParentSession `protobuf:"bytes,26,opt,name=parent,proto3,oneof" json:"parent,omitempty"`
+	// Sessions that were forked from this one and are not deleted.
+	Forks         uint32 `protobuf:"varint,27,opt,name=forks,proto3" json:"forks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Session) Reset() {
 	*x = Session{}
-	mi := &file_spool_v1_spool_proto_msgTypes[10]
+	mi := &file_spool_v1_spool_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -970,7 +1199,7 @@ func (x *Session) String() string {
 func (*Session) ProtoMessage() {}
 
 func (x *Session) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[10]
+	mi := &file_spool_v1_spool_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -983,7 +1212,7 @@ func (x *Session) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Session.ProtoReflect.Descriptor instead.
 func (*Session) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{10}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Session) GetSessionId() string {
@@ -1161,6 +1390,20 @@ func (x *Session) GetTitle() string {
 	return ""
 }
 
+func (x *Session) GetParent() *ParentSession {
+	if x != nil {
+		return x.Parent
+	}
+	return nil
+}
+
+func (x *Session) GetForks() uint32 {
+	if x != nil {
+		return x.Forks
+	}
+	return 0
+}
+
 type CurrentSandbox struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	SandboxId string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
@@ -1185,7 +1428,7 @@ type CurrentSandbox struct {
 
 func (x *CurrentSandbox) Reset() {
 	*x = CurrentSandbox{}
-	mi := &file_spool_v1_spool_proto_msgTypes[11]
+	mi := &file_spool_v1_spool_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1197,7 +1440,7 @@ func (x *CurrentSandbox) String() string {
 func (*CurrentSandbox) ProtoMessage() {}
 
 func (x *CurrentSandbox) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[11]
+	mi := &file_spool_v1_spool_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1210,7 +1453,7 @@ func (x *CurrentSandbox) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CurrentSandbox.ProtoReflect.Descriptor instead.
 func (*CurrentSandbox) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{11}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *CurrentSandbox) GetSandboxId() string {
@@ -1304,7 +1547,7 @@ type UpdateSessionRequest struct {
 
 func (x *UpdateSessionRequest) Reset() {
 	*x = UpdateSessionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[12]
+	mi := &file_spool_v1_spool_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1316,7 +1559,7 @@ func (x *UpdateSessionRequest) String() string {
 func (*UpdateSessionRequest) ProtoMessage() {}
 
 func (x *UpdateSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[12]
+	mi := &file_spool_v1_spool_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1329,7 +1572,7 @@ func (x *UpdateSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateSessionRequest.ProtoReflect.Descriptor instead.
 func (*UpdateSessionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{12}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *UpdateSessionRequest) GetSessionId() string {
@@ -1370,7 +1613,7 @@ type UpdateSessionResponse struct {
 
 func (x *UpdateSessionResponse) Reset() {
 	*x = UpdateSessionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[13]
+	mi := &file_spool_v1_spool_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1382,7 +1625,7 @@ func (x *UpdateSessionResponse) String() string {
 func (*UpdateSessionResponse) ProtoMessage() {}
 
 func (x *UpdateSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[13]
+	mi := &file_spool_v1_spool_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1395,7 +1638,7 @@ func (x *UpdateSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateSessionResponse.ProtoReflect.Descriptor instead.
 func (*UpdateSessionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{13}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *UpdateSessionResponse) GetSessionId() string {
@@ -1421,7 +1664,7 @@ type DeleteSessionRequest struct {
 
 func (x *DeleteSessionRequest) Reset() {
 	*x = DeleteSessionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[14]
+	mi := &file_spool_v1_spool_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1433,7 +1676,7 @@ func (x *DeleteSessionRequest) String() string {
 func (*DeleteSessionRequest) ProtoMessage() {}
 
 func (x *DeleteSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[14]
+	mi := &file_spool_v1_spool_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1446,7 +1689,7 @@ func (x *DeleteSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSessionRequest.ProtoReflect.Descriptor instead.
 func (*DeleteSessionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{14}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *DeleteSessionRequest) GetSessionId() string {
@@ -1466,7 +1709,7 @@ type DeleteSessionResponse struct {
 
 func (x *DeleteSessionResponse) Reset() {
 	*x = DeleteSessionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[15]
+	mi := &file_spool_v1_spool_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1478,7 +1721,7 @@ func (x *DeleteSessionResponse) String() string {
 func (*DeleteSessionResponse) ProtoMessage() {}
 
 func (x *DeleteSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[15]
+	mi := &file_spool_v1_spool_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1491,7 +1734,7 @@ func (x *DeleteSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSessionResponse.ProtoReflect.Descriptor instead.
 func (*DeleteSessionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{15}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *DeleteSessionResponse) GetSessionId() string {
@@ -1527,7 +1770,7 @@ type PostMessageRequest struct {
 
 func (x *PostMessageRequest) Reset() {
 	*x = PostMessageRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[16]
+	mi := &file_spool_v1_spool_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1539,7 +1782,7 @@ func (x *PostMessageRequest) String() string {
 func (*PostMessageRequest) ProtoMessage() {}
 
 func (x *PostMessageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[16]
+	mi := &file_spool_v1_spool_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1552,7 +1795,7 @@ func (x *PostMessageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PostMessageRequest.ProtoReflect.Descriptor instead.
 func (*PostMessageRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{16}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *PostMessageRequest) GetSessionId() string {
@@ -1609,7 +1852,7 @@ type RunVariable struct {
 
 func (x *RunVariable) Reset() {
 	*x = RunVariable{}
-	mi := &file_spool_v1_spool_proto_msgTypes[17]
+	mi := &file_spool_v1_spool_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1621,7 +1864,7 @@ func (x *RunVariable) String() string {
 func (*RunVariable) ProtoMessage() {}
 
 func (x *RunVariable) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[17]
+	mi := &file_spool_v1_spool_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1634,7 +1877,7 @@ func (x *RunVariable) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunVariable.ProtoReflect.Descriptor instead.
 func (*RunVariable) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{17}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *RunVariable) GetValue() string {
@@ -1667,7 +1910,7 @@ type Part struct {
 
 func (x *Part) Reset() {
 	*x = Part{}
-	mi := &file_spool_v1_spool_proto_msgTypes[18]
+	mi := &file_spool_v1_spool_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1679,7 +1922,7 @@ func (x *Part) String() string {
 func (*Part) ProtoMessage() {}
 
 func (x *Part) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[18]
+	mi := &file_spool_v1_spool_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1692,7 +1935,7 @@ func (x *Part) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Part.ProtoReflect.Descriptor instead.
 func (*Part) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{18}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Part) GetType() string {
@@ -1734,7 +1977,7 @@ type PostMessageResponse struct {
 
 func (x *PostMessageResponse) Reset() {
 	*x = PostMessageResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[19]
+	mi := &file_spool_v1_spool_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1746,7 +1989,7 @@ func (x *PostMessageResponse) String() string {
 func (*PostMessageResponse) ProtoMessage() {}
 
 func (x *PostMessageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[19]
+	mi := &file_spool_v1_spool_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1759,7 +2002,7 @@ func (x *PostMessageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PostMessageResponse.ProtoReflect.Descriptor instead.
 func (*PostMessageResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{19}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *PostMessageResponse) GetSessionId() string {
@@ -1792,7 +2035,7 @@ type InterruptSessionRequest struct {
 
 func (x *InterruptSessionRequest) Reset() {
 	*x = InterruptSessionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[20]
+	mi := &file_spool_v1_spool_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1804,7 +2047,7 @@ func (x *InterruptSessionRequest) String() string {
 func (*InterruptSessionRequest) ProtoMessage() {}
 
 func (x *InterruptSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[20]
+	mi := &file_spool_v1_spool_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1817,7 +2060,7 @@ func (x *InterruptSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptSessionRequest.ProtoReflect.Descriptor instead.
 func (*InterruptSessionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{20}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *InterruptSessionRequest) GetSessionId() string {
@@ -1836,7 +2079,7 @@ type InterruptSessionResponse struct {
 
 func (x *InterruptSessionResponse) Reset() {
 	*x = InterruptSessionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[21]
+	mi := &file_spool_v1_spool_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1848,7 +2091,7 @@ func (x *InterruptSessionResponse) String() string {
 func (*InterruptSessionResponse) ProtoMessage() {}
 
 func (x *InterruptSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[21]
+	mi := &file_spool_v1_spool_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1861,7 +2104,7 @@ func (x *InterruptSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptSessionResponse.ProtoReflect.Descriptor instead.
 func (*InterruptSessionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{21}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *InterruptSessionResponse) GetPosition() string {
@@ -1880,7 +2123,7 @@ type SyncSessionRequest struct {
 
 func (x *SyncSessionRequest) Reset() {
 	*x = SyncSessionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[22]
+	mi := &file_spool_v1_spool_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1892,7 +2135,7 @@ func (x *SyncSessionRequest) String() string {
 func (*SyncSessionRequest) ProtoMessage() {}
 
 func (x *SyncSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[22]
+	mi := &file_spool_v1_spool_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1905,7 +2148,7 @@ func (x *SyncSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncSessionRequest.ProtoReflect.Descriptor instead.
 func (*SyncSessionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{22}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *SyncSessionRequest) GetSessionId() string {
@@ -1924,7 +2167,7 @@ type SyncSessionResponse struct {
 
 func (x *SyncSessionResponse) Reset() {
 	*x = SyncSessionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[23]
+	mi := &file_spool_v1_spool_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1936,7 +2179,7 @@ func (x *SyncSessionResponse) String() string {
 func (*SyncSessionResponse) ProtoMessage() {}
 
 func (x *SyncSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[23]
+	mi := &file_spool_v1_spool_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1949,7 +2192,7 @@ func (x *SyncSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncSessionResponse.ProtoReflect.Descriptor instead.
 func (*SyncSessionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{23}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *SyncSessionResponse) GetPosition() string {
@@ -1968,7 +2211,7 @@ type TerminateEnvironmentRequest struct {
 
 func (x *TerminateEnvironmentRequest) Reset() {
 	*x = TerminateEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[24]
+	mi := &file_spool_v1_spool_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1980,7 +2223,7 @@ func (x *TerminateEnvironmentRequest) String() string {
 func (*TerminateEnvironmentRequest) ProtoMessage() {}
 
 func (x *TerminateEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[24]
+	mi := &file_spool_v1_spool_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1993,7 +2236,7 @@ func (x *TerminateEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminateEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*TerminateEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{24}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *TerminateEnvironmentRequest) GetSessionId() string {
@@ -2012,7 +2255,7 @@ type TerminateEnvironmentResponse struct {
 
 func (x *TerminateEnvironmentResponse) Reset() {
 	*x = TerminateEnvironmentResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[25]
+	mi := &file_spool_v1_spool_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2024,7 +2267,7 @@ func (x *TerminateEnvironmentResponse) String() string {
 func (*TerminateEnvironmentResponse) ProtoMessage() {}
 
 func (x *TerminateEnvironmentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[25]
+	mi := &file_spool_v1_spool_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2037,7 +2280,7 @@ func (x *TerminateEnvironmentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminateEnvironmentResponse.ProtoReflect.Descriptor instead.
 func (*TerminateEnvironmentResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{25}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *TerminateEnvironmentResponse) GetPosition() string {
@@ -2057,7 +2300,7 @@ type ListConversationsRequest struct {
 
 func (x *ListConversationsRequest) Reset() {
 	*x = ListConversationsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[26]
+	mi := &file_spool_v1_spool_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2069,7 +2312,7 @@ func (x *ListConversationsRequest) String() string {
 func (*ListConversationsRequest) ProtoMessage() {}
 
 func (x *ListConversationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[26]
+	mi := &file_spool_v1_spool_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2082,7 +2325,7 @@ func (x *ListConversationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConversationsRequest.ProtoReflect.Descriptor instead.
 func (*ListConversationsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{26}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ListConversationsRequest) GetSessionId() string {
@@ -2108,7 +2351,7 @@ type ListConversationsResponse struct {
 
 func (x *ListConversationsResponse) Reset() {
 	*x = ListConversationsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[27]
+	mi := &file_spool_v1_spool_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2120,7 +2363,7 @@ func (x *ListConversationsResponse) String() string {
 func (*ListConversationsResponse) ProtoMessage() {}
 
 func (x *ListConversationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[27]
+	mi := &file_spool_v1_spool_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2133,7 +2376,7 @@ func (x *ListConversationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConversationsResponse.ProtoReflect.Descriptor instead.
 func (*ListConversationsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{27}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ListConversationsResponse) GetConversations() []*Conversation {
@@ -2163,7 +2406,7 @@ type Conversation struct {
 
 func (x *Conversation) Reset() {
 	*x = Conversation{}
-	mi := &file_spool_v1_spool_proto_msgTypes[28]
+	mi := &file_spool_v1_spool_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2175,7 +2418,7 @@ func (x *Conversation) String() string {
 func (*Conversation) ProtoMessage() {}
 
 func (x *Conversation) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[28]
+	mi := &file_spool_v1_spool_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2188,7 +2431,7 @@ func (x *Conversation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Conversation.ProtoReflect.Descriptor instead.
 func (*Conversation) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{28}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Conversation) GetConversationId() string {
@@ -2290,7 +2533,7 @@ type StartExecutionRequest struct {
 
 func (x *StartExecutionRequest) Reset() {
 	*x = StartExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[29]
+	mi := &file_spool_v1_spool_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2302,7 +2545,7 @@ func (x *StartExecutionRequest) String() string {
 func (*StartExecutionRequest) ProtoMessage() {}
 
 func (x *StartExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[29]
+	mi := &file_spool_v1_spool_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2315,7 +2558,7 @@ func (x *StartExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartExecutionRequest.ProtoReflect.Descriptor instead.
 func (*StartExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{29}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *StartExecutionRequest) GetAgent() string {
@@ -2420,7 +2663,7 @@ type StartExecutionResponse struct {
 
 func (x *StartExecutionResponse) Reset() {
 	*x = StartExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[30]
+	mi := &file_spool_v1_spool_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2432,7 +2675,7 @@ func (x *StartExecutionResponse) String() string {
 func (*StartExecutionResponse) ProtoMessage() {}
 
 func (x *StartExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[30]
+	mi := &file_spool_v1_spool_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2445,7 +2688,7 @@ func (x *StartExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartExecutionResponse.ProtoReflect.Descriptor instead.
 func (*StartExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{30}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *StartExecutionResponse) GetSessionId() string {
@@ -2504,7 +2747,7 @@ type ListExecutionsRequest struct {
 
 func (x *ListExecutionsRequest) Reset() {
 	*x = ListExecutionsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[31]
+	mi := &file_spool_v1_spool_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2516,7 +2759,7 @@ func (x *ListExecutionsRequest) String() string {
 func (*ListExecutionsRequest) ProtoMessage() {}
 
 func (x *ListExecutionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[31]
+	mi := &file_spool_v1_spool_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2529,7 +2772,7 @@ func (x *ListExecutionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExecutionsRequest.ProtoReflect.Descriptor instead.
 func (*ListExecutionsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{31}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ListExecutionsRequest) GetPageSize() uint32 {
@@ -2642,7 +2885,7 @@ type ListSessionExecutionsRequest struct {
 
 func (x *ListSessionExecutionsRequest) Reset() {
 	*x = ListSessionExecutionsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[32]
+	mi := &file_spool_v1_spool_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2654,7 +2897,7 @@ func (x *ListSessionExecutionsRequest) String() string {
 func (*ListSessionExecutionsRequest) ProtoMessage() {}
 
 func (x *ListSessionExecutionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[32]
+	mi := &file_spool_v1_spool_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2667,7 +2910,7 @@ func (x *ListSessionExecutionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionExecutionsRequest.ProtoReflect.Descriptor instead.
 func (*ListSessionExecutionsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{32}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ListSessionExecutionsRequest) GetSessionId() string {
@@ -2709,7 +2952,7 @@ type ListExecutionsResponse struct {
 
 func (x *ListExecutionsResponse) Reset() {
 	*x = ListExecutionsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[33]
+	mi := &file_spool_v1_spool_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2721,7 +2964,7 @@ func (x *ListExecutionsResponse) String() string {
 func (*ListExecutionsResponse) ProtoMessage() {}
 
 func (x *ListExecutionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[33]
+	mi := &file_spool_v1_spool_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2734,7 +2977,7 @@ func (x *ListExecutionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExecutionsResponse.ProtoReflect.Descriptor instead.
 func (*ListExecutionsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{33}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ListExecutionsResponse) GetExecutions() []*Execution {
@@ -2761,7 +3004,7 @@ type GetExecutionRequest struct {
 
 func (x *GetExecutionRequest) Reset() {
 	*x = GetExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[34]
+	mi := &file_spool_v1_spool_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2773,7 +3016,7 @@ func (x *GetExecutionRequest) String() string {
 func (*GetExecutionRequest) ProtoMessage() {}
 
 func (x *GetExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[34]
+	mi := &file_spool_v1_spool_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2786,7 +3029,7 @@ func (x *GetExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetExecutionRequest.ProtoReflect.Descriptor instead.
 func (*GetExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{34}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *GetExecutionRequest) GetExecutionId() string {
@@ -2857,7 +3100,7 @@ type Execution struct {
 
 func (x *Execution) Reset() {
 	*x = Execution{}
-	mi := &file_spool_v1_spool_proto_msgTypes[35]
+	mi := &file_spool_v1_spool_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2869,7 +3112,7 @@ func (x *Execution) String() string {
 func (*Execution) ProtoMessage() {}
 
 func (x *Execution) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[35]
+	mi := &file_spool_v1_spool_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2882,7 +3125,7 @@ func (x *Execution) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Execution.ProtoReflect.Descriptor instead.
 func (*Execution) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{35}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Execution) GetExecutionId() string {
@@ -3106,7 +3349,7 @@ type MeteredUsage struct {
 
 func (x *MeteredUsage) Reset() {
 	*x = MeteredUsage{}
-	mi := &file_spool_v1_spool_proto_msgTypes[36]
+	mi := &file_spool_v1_spool_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3118,7 +3361,7 @@ func (x *MeteredUsage) String() string {
 func (*MeteredUsage) ProtoMessage() {}
 
 func (x *MeteredUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[36]
+	mi := &file_spool_v1_spool_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3131,7 +3374,7 @@ func (x *MeteredUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MeteredUsage.ProtoReflect.Descriptor instead.
 func (*MeteredUsage) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{36}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *MeteredUsage) GetProvider() string {
@@ -3217,7 +3460,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_spool_v1_spool_proto_msgTypes[37]
+	mi := &file_spool_v1_spool_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3229,7 +3472,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[37]
+	mi := &file_spool_v1_spool_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3242,7 +3485,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{37}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Usage) GetInputTokens() uint32 {
@@ -3282,7 +3525,7 @@ type CancelExecutionRequest struct {
 
 func (x *CancelExecutionRequest) Reset() {
 	*x = CancelExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[38]
+	mi := &file_spool_v1_spool_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3294,7 +3537,7 @@ func (x *CancelExecutionRequest) String() string {
 func (*CancelExecutionRequest) ProtoMessage() {}
 
 func (x *CancelExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[38]
+	mi := &file_spool_v1_spool_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3307,7 +3550,7 @@ func (x *CancelExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelExecutionRequest.ProtoReflect.Descriptor instead.
 func (*CancelExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{38}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *CancelExecutionRequest) GetExecutionId() string {
@@ -3326,7 +3569,7 @@ type CancelExecutionResponse struct {
 
 func (x *CancelExecutionResponse) Reset() {
 	*x = CancelExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[39]
+	mi := &file_spool_v1_spool_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3338,7 +3581,7 @@ func (x *CancelExecutionResponse) String() string {
 func (*CancelExecutionResponse) ProtoMessage() {}
 
 func (x *CancelExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[39]
+	mi := &file_spool_v1_spool_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3351,7 +3594,7 @@ func (x *CancelExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelExecutionResponse.ProtoReflect.Descriptor instead.
 func (*CancelExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{39}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *CancelExecutionResponse) GetPosition() string {
@@ -3370,7 +3613,7 @@ type PauseExecutionRequest struct {
 
 func (x *PauseExecutionRequest) Reset() {
 	*x = PauseExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[40]
+	mi := &file_spool_v1_spool_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3382,7 +3625,7 @@ func (x *PauseExecutionRequest) String() string {
 func (*PauseExecutionRequest) ProtoMessage() {}
 
 func (x *PauseExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[40]
+	mi := &file_spool_v1_spool_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3395,7 +3638,7 @@ func (x *PauseExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseExecutionRequest.ProtoReflect.Descriptor instead.
 func (*PauseExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{40}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *PauseExecutionRequest) GetExecutionId() string {
@@ -3414,7 +3657,7 @@ type PauseExecutionResponse struct {
 
 func (x *PauseExecutionResponse) Reset() {
 	*x = PauseExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[41]
+	mi := &file_spool_v1_spool_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3426,7 +3669,7 @@ func (x *PauseExecutionResponse) String() string {
 func (*PauseExecutionResponse) ProtoMessage() {}
 
 func (x *PauseExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[41]
+	mi := &file_spool_v1_spool_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3439,7 +3682,7 @@ func (x *PauseExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseExecutionResponse.ProtoReflect.Descriptor instead.
 func (*PauseExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{41}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *PauseExecutionResponse) GetPosition() string {
@@ -3458,7 +3701,7 @@ type ResumeExecutionRequest struct {
 
 func (x *ResumeExecutionRequest) Reset() {
 	*x = ResumeExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[42]
+	mi := &file_spool_v1_spool_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3470,7 +3713,7 @@ func (x *ResumeExecutionRequest) String() string {
 func (*ResumeExecutionRequest) ProtoMessage() {}
 
 func (x *ResumeExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[42]
+	mi := &file_spool_v1_spool_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3483,7 +3726,7 @@ func (x *ResumeExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeExecutionRequest.ProtoReflect.Descriptor instead.
 func (*ResumeExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{42}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ResumeExecutionRequest) GetExecutionId() string {
@@ -3502,7 +3745,7 @@ type ResumeExecutionResponse struct {
 
 func (x *ResumeExecutionResponse) Reset() {
 	*x = ResumeExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[43]
+	mi := &file_spool_v1_spool_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3514,7 +3757,7 @@ func (x *ResumeExecutionResponse) String() string {
 func (*ResumeExecutionResponse) ProtoMessage() {}
 
 func (x *ResumeExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[43]
+	mi := &file_spool_v1_spool_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3527,7 +3770,7 @@ func (x *ResumeExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeExecutionResponse.ProtoReflect.Descriptor instead.
 func (*ResumeExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{43}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ResumeExecutionResponse) GetPosition() string {
@@ -3546,7 +3789,7 @@ type TerminateExecutionRequest struct {
 
 func (x *TerminateExecutionRequest) Reset() {
 	*x = TerminateExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[44]
+	mi := &file_spool_v1_spool_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3558,7 +3801,7 @@ func (x *TerminateExecutionRequest) String() string {
 func (*TerminateExecutionRequest) ProtoMessage() {}
 
 func (x *TerminateExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[44]
+	mi := &file_spool_v1_spool_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3571,7 +3814,7 @@ func (x *TerminateExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminateExecutionRequest.ProtoReflect.Descriptor instead.
 func (*TerminateExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{44}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *TerminateExecutionRequest) GetExecutionId() string {
@@ -3590,7 +3833,7 @@ type TerminateExecutionResponse struct {
 
 func (x *TerminateExecutionResponse) Reset() {
 	*x = TerminateExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[45]
+	mi := &file_spool_v1_spool_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3602,7 +3845,7 @@ func (x *TerminateExecutionResponse) String() string {
 func (*TerminateExecutionResponse) ProtoMessage() {}
 
 func (x *TerminateExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[45]
+	mi := &file_spool_v1_spool_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3615,7 +3858,7 @@ func (x *TerminateExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminateExecutionResponse.ProtoReflect.Descriptor instead.
 func (*TerminateExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{45}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *TerminateExecutionResponse) GetPosition() string {
@@ -3643,7 +3886,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[46]
+	mi := &file_spool_v1_spool_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3655,7 +3898,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[46]
+	mi := &file_spool_v1_spool_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3668,7 +3911,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{46}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ListEventsRequest) GetSessionId() string {
@@ -3726,7 +3969,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[47]
+	mi := &file_spool_v1_spool_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3738,7 +3981,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[47]
+	mi := &file_spool_v1_spool_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3751,7 +3994,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{47}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ListEventsResponse) GetEvents() []*Event {
@@ -3773,6 +4016,359 @@ func (x *ListEventsResponse) GetNext() uint32 {
 		return x.Next
 	}
 	return 0
+}
+
+type ListHistoryRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	SessionId string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	// The cursor: how many inherited events to leave out. 0 is the beginning.
+	After uint32 `protobuf:"varint,2,opt,name=after,proto3" json:"after,omitempty"`
+	// 1 to 1000; 0 means 100. A page also ends at 2 MiB.
+	Limit         uint32 `protobuf:"varint,3,opt,name=limit,proto3" json:"limit,omitempty"`
+	MinPosition   string `protobuf:"bytes,4,opt,name=min_position,json=minPosition,proto3" json:"min_position,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListHistoryRequest) Reset() {
+	*x = ListHistoryRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[51]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListHistoryRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListHistoryRequest) ProtoMessage() {}
+
+func (x *ListHistoryRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[51]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListHistoryRequest.ProtoReflect.Descriptor instead.
+func (*ListHistoryRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{51}
+}
+
+func (x *ListHistoryRequest) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+func (x *ListHistoryRequest) GetAfter() uint32 {
+	if x != nil {
+		return x.After
+	}
+	return 0
+}
+
+func (x *ListHistoryRequest) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+func (x *ListHistoryRequest) GetMinPosition() string {
+	if x != nil {
+		return x.MinPosition
+	}
+	return ""
+}
+
+type ListHistoryResponse struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Events []*Event               `protobuf:"bytes,1,rep,name=events,proto3" json:"events,omitempty"`
+	// How many events the session has from its ancestors.
+	Total uint32 `protobuf:"varint,2,opt,name=total,proto3" json:"total,omitempty"`
+	// The cursor of the next page; equal to total when there is nothing more.
+	Next uint32 `protobuf:"varint,3,opt,name=next,proto3" json:"next,omitempty"`
+	// The oldest first.
+	Ancestors     []*Ancestor `protobuf:"bytes,4,rep,name=ancestors,proto3" json:"ancestors,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListHistoryResponse) Reset() {
+	*x = ListHistoryResponse{}
+	mi := &file_spool_v1_spool_proto_msgTypes[52]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListHistoryResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListHistoryResponse) ProtoMessage() {}
+
+func (x *ListHistoryResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[52]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListHistoryResponse.ProtoReflect.Descriptor instead.
+func (*ListHistoryResponse) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{52}
+}
+
+func (x *ListHistoryResponse) GetEvents() []*Event {
+	if x != nil {
+		return x.Events
+	}
+	return nil
+}
+
+func (x *ListHistoryResponse) GetTotal() uint32 {
+	if x != nil {
+		return x.Total
+	}
+	return 0
+}
+
+func (x *ListHistoryResponse) GetNext() uint32 {
+	if x != nil {
+		return x.Next
+	}
+	return 0
+}
+
+func (x *ListHistoryResponse) GetAncestors() []*Ancestor {
+	if x != nil {
+		return x.Ancestors
+	}
+	return nil
+}
+
+// A session from which another one was forked.
+type Ancestor struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	SessionId string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	// Seq of the last event that is inherited.
+	Effective     uint32 `protobuf:"varint,2,opt,name=effective,proto3" json:"effective,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Ancestor) Reset() {
+	*x = Ancestor{}
+	mi := &file_spool_v1_spool_proto_msgTypes[53]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Ancestor) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Ancestor) ProtoMessage() {}
+
+func (x *Ancestor) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[53]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Ancestor.ProtoReflect.Descriptor instead.
+func (*Ancestor) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{53}
+}
+
+func (x *Ancestor) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+func (x *Ancestor) GetEffective() uint32 {
+	if x != nil {
+		return x.Effective
+	}
+	return 0
+}
+
+type ListHistoryBlocksRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SessionId     string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	MinPosition   string                 `protobuf:"bytes,2,opt,name=min_position,json=minPosition,proto3" json:"min_position,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListHistoryBlocksRequest) Reset() {
+	*x = ListHistoryBlocksRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[54]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListHistoryBlocksRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListHistoryBlocksRequest) ProtoMessage() {}
+
+func (x *ListHistoryBlocksRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[54]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListHistoryBlocksRequest.ProtoReflect.Descriptor instead.
+func (*ListHistoryBlocksRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{54}
+}
+
+func (x *ListHistoryBlocksRequest) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+func (x *ListHistoryBlocksRequest) GetMinPosition() string {
+	if x != nil {
+		return x.MinPosition
+	}
+	return ""
+}
+
+type ListHistoryBlocksResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The oldest ancestor first.
+	Ancestors     []*InheritedBlocks `protobuf:"bytes,1,rep,name=ancestors,proto3" json:"ancestors,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListHistoryBlocksResponse) Reset() {
+	*x = ListHistoryBlocksResponse{}
+	mi := &file_spool_v1_spool_proto_msgTypes[55]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListHistoryBlocksResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListHistoryBlocksResponse) ProtoMessage() {}
+
+func (x *ListHistoryBlocksResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[55]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListHistoryBlocksResponse.ProtoReflect.Descriptor instead.
+func (*ListHistoryBlocksResponse) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{55}
+}
+
+func (x *ListHistoryBlocksResponse) GetAncestors() []*InheritedBlocks {
+	if x != nil {
+		return x.Ancestors
+	}
+	return nil
+}
+
+type InheritedBlocks struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	SessionId string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	// Seq of the last event that is folded into the blocks.
+	Effective     uint32   `protobuf:"varint,2,opt,name=effective,proto3" json:"effective,omitempty"`
+	Blocks        []*Block `protobuf:"bytes,3,rep,name=blocks,proto3" json:"blocks,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InheritedBlocks) Reset() {
+	*x = InheritedBlocks{}
+	mi := &file_spool_v1_spool_proto_msgTypes[56]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InheritedBlocks) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InheritedBlocks) ProtoMessage() {}
+
+func (x *InheritedBlocks) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[56]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InheritedBlocks.ProtoReflect.Descriptor instead.
+func (*InheritedBlocks) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{56}
+}
+
+func (x *InheritedBlocks) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+func (x *InheritedBlocks) GetEffective() uint32 {
+	if x != nil {
+		return x.Effective
+	}
+	return 0
+}
+
+func (x *InheritedBlocks) GetBlocks() []*Block {
+	if x != nil {
+		return x.Blocks
+	}
+	return nil
 }
 
 type Event struct {
@@ -3800,7 +4396,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_spool_v1_spool_proto_msgTypes[48]
+	mi := &file_spool_v1_spool_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3812,7 +4408,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[48]
+	mi := &file_spool_v1_spool_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3825,7 +4421,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{48}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *Event) GetSeq() uint32 {
@@ -3919,7 +4515,7 @@ type EventMetadata struct {
 
 func (x *EventMetadata) Reset() {
 	*x = EventMetadata{}
-	mi := &file_spool_v1_spool_proto_msgTypes[49]
+	mi := &file_spool_v1_spool_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3931,7 +4527,7 @@ func (x *EventMetadata) String() string {
 func (*EventMetadata) ProtoMessage() {}
 
 func (x *EventMetadata) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[49]
+	mi := &file_spool_v1_spool_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3944,7 +4540,7 @@ func (x *EventMetadata) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventMetadata.ProtoReflect.Descriptor instead.
 func (*EventMetadata) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{49}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *EventMetadata) GetSession() *Json {
@@ -3974,7 +4570,7 @@ type StreamEventsRequest struct {
 
 func (x *StreamEventsRequest) Reset() {
 	*x = StreamEventsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[50]
+	mi := &file_spool_v1_spool_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3986,7 +4582,7 @@ func (x *StreamEventsRequest) String() string {
 func (*StreamEventsRequest) ProtoMessage() {}
 
 func (x *StreamEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[50]
+	mi := &file_spool_v1_spool_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3999,7 +4595,7 @@ func (x *StreamEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamEventsRequest.ProtoReflect.Descriptor instead.
 func (*StreamEventsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{50}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *StreamEventsRequest) GetSessionId() string {
@@ -4036,7 +4632,7 @@ type StreamEventsResponse struct {
 
 func (x *StreamEventsResponse) Reset() {
 	*x = StreamEventsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[51]
+	mi := &file_spool_v1_spool_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4048,7 +4644,7 @@ func (x *StreamEventsResponse) String() string {
 func (*StreamEventsResponse) ProtoMessage() {}
 
 func (x *StreamEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[51]
+	mi := &file_spool_v1_spool_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4061,7 +4657,7 @@ func (x *StreamEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamEventsResponse.ProtoReflect.Descriptor instead.
 func (*StreamEventsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{51}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *StreamEventsResponse) GetMessage() isStreamEventsResponse_Message {
@@ -4117,7 +4713,7 @@ type Lag struct {
 
 func (x *Lag) Reset() {
 	*x = Lag{}
-	mi := &file_spool_v1_spool_proto_msgTypes[52]
+	mi := &file_spool_v1_spool_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4129,7 +4725,7 @@ func (x *Lag) String() string {
 func (*Lag) ProtoMessage() {}
 
 func (x *Lag) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[52]
+	mi := &file_spool_v1_spool_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4142,7 +4738,7 @@ func (x *Lag) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lag.ProtoReflect.Descriptor instead.
 func (*Lag) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{52}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *Lag) GetLagging() bool {
@@ -4171,7 +4767,7 @@ type ListBlocksRequest struct {
 
 func (x *ListBlocksRequest) Reset() {
 	*x = ListBlocksRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[53]
+	mi := &file_spool_v1_spool_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4183,7 +4779,7 @@ func (x *ListBlocksRequest) String() string {
 func (*ListBlocksRequest) ProtoMessage() {}
 
 func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[53]
+	mi := &file_spool_v1_spool_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4196,7 +4792,7 @@ func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksRequest.ProtoReflect.Descriptor instead.
 func (*ListBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{53}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ListBlocksRequest) GetSessionId() string {
@@ -4231,7 +4827,7 @@ type ListBlocksResponse struct {
 
 func (x *ListBlocksResponse) Reset() {
 	*x = ListBlocksResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[54]
+	mi := &file_spool_v1_spool_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4243,7 +4839,7 @@ func (x *ListBlocksResponse) String() string {
 func (*ListBlocksResponse) ProtoMessage() {}
 
 func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[54]
+	mi := &file_spool_v1_spool_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4256,7 +4852,7 @@ func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksResponse.ProtoReflect.Descriptor instead.
 func (*ListBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{54}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ListBlocksResponse) GetBlocks() []*Block {
@@ -4328,7 +4924,7 @@ type Block struct {
 
 func (x *Block) Reset() {
 	*x = Block{}
-	mi := &file_spool_v1_spool_proto_msgTypes[55]
+	mi := &file_spool_v1_spool_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4340,7 +4936,7 @@ func (x *Block) String() string {
 func (*Block) ProtoMessage() {}
 
 func (x *Block) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[55]
+	mi := &file_spool_v1_spool_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4353,7 +4949,7 @@ func (x *Block) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Block.ProtoReflect.Descriptor instead.
 func (*Block) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{55}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *Block) GetId() string {
@@ -4543,7 +5139,7 @@ type TodoItem struct {
 
 func (x *TodoItem) Reset() {
 	*x = TodoItem{}
-	mi := &file_spool_v1_spool_proto_msgTypes[56]
+	mi := &file_spool_v1_spool_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4555,7 +5151,7 @@ func (x *TodoItem) String() string {
 func (*TodoItem) ProtoMessage() {}
 
 func (x *TodoItem) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[56]
+	mi := &file_spool_v1_spool_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4568,7 +5164,7 @@ func (x *TodoItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TodoItem.ProtoReflect.Descriptor instead.
 func (*TodoItem) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{56}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *TodoItem) GetContent() string {
@@ -4605,7 +5201,7 @@ type CreateKeyRequest struct {
 
 func (x *CreateKeyRequest) Reset() {
 	*x = CreateKeyRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[57]
+	mi := &file_spool_v1_spool_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4617,7 +5213,7 @@ func (x *CreateKeyRequest) String() string {
 func (*CreateKeyRequest) ProtoMessage() {}
 
 func (x *CreateKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[57]
+	mi := &file_spool_v1_spool_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4630,7 +5226,7 @@ func (x *CreateKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateKeyRequest.ProtoReflect.Descriptor instead.
 func (*CreateKeyRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{57}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *CreateKeyRequest) GetName() string {
@@ -4689,7 +5285,7 @@ type CreateKeyResponse struct {
 
 func (x *CreateKeyResponse) Reset() {
 	*x = CreateKeyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[58]
+	mi := &file_spool_v1_spool_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4701,7 +5297,7 @@ func (x *CreateKeyResponse) String() string {
 func (*CreateKeyResponse) ProtoMessage() {}
 
 func (x *CreateKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[58]
+	mi := &file_spool_v1_spool_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4714,7 +5310,7 @@ func (x *CreateKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateKeyResponse.ProtoReflect.Descriptor instead.
 func (*CreateKeyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{58}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *CreateKeyResponse) GetKeyId() string {
@@ -4792,7 +5388,7 @@ type ListDeadLettersRequest struct {
 
 func (x *ListDeadLettersRequest) Reset() {
 	*x = ListDeadLettersRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[59]
+	mi := &file_spool_v1_spool_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4804,7 +5400,7 @@ func (x *ListDeadLettersRequest) String() string {
 func (*ListDeadLettersRequest) ProtoMessage() {}
 
 func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[59]
+	mi := &file_spool_v1_spool_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4817,7 +5413,7 @@ func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersRequest.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{59}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ListDeadLettersRequest) GetPageSize() uint32 {
@@ -4845,7 +5441,7 @@ type ListDeadLettersResponse struct {
 
 func (x *ListDeadLettersResponse) Reset() {
 	*x = ListDeadLettersResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[60]
+	mi := &file_spool_v1_spool_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4857,7 +5453,7 @@ func (x *ListDeadLettersResponse) String() string {
 func (*ListDeadLettersResponse) ProtoMessage() {}
 
 func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[60]
+	mi := &file_spool_v1_spool_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4870,7 +5466,7 @@ func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersResponse.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{60}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ListDeadLettersResponse) GetDeadLetters() []*DeadLetter {
@@ -4913,7 +5509,7 @@ type DeadLetter struct {
 
 func (x *DeadLetter) Reset() {
 	*x = DeadLetter{}
-	mi := &file_spool_v1_spool_proto_msgTypes[61]
+	mi := &file_spool_v1_spool_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4925,7 +5521,7 @@ func (x *DeadLetter) String() string {
 func (*DeadLetter) ProtoMessage() {}
 
 func (x *DeadLetter) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[61]
+	mi := &file_spool_v1_spool_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4938,7 +5534,7 @@ func (x *DeadLetter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLetter.ProtoReflect.Descriptor instead.
 func (*DeadLetter) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{61}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *DeadLetter) GetId() string {
@@ -5022,7 +5618,7 @@ type ListAuditRequest struct {
 
 func (x *ListAuditRequest) Reset() {
 	*x = ListAuditRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[62]
+	mi := &file_spool_v1_spool_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5034,7 +5630,7 @@ func (x *ListAuditRequest) String() string {
 func (*ListAuditRequest) ProtoMessage() {}
 
 func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[62]
+	mi := &file_spool_v1_spool_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5047,7 +5643,7 @@ func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditRequest.ProtoReflect.Descriptor instead.
 func (*ListAuditRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{62}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ListAuditRequest) GetSession() string {
@@ -5096,7 +5692,7 @@ type ListAuditResponse struct {
 
 func (x *ListAuditResponse) Reset() {
 	*x = ListAuditResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[63]
+	mi := &file_spool_v1_spool_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5108,7 +5704,7 @@ func (x *ListAuditResponse) String() string {
 func (*ListAuditResponse) ProtoMessage() {}
 
 func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[63]
+	mi := &file_spool_v1_spool_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5121,7 +5717,7 @@ func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditResponse.ProtoReflect.Descriptor instead.
 func (*ListAuditResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{63}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ListAuditResponse) GetEntries() []*AuditEntry {
@@ -5160,7 +5756,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_spool_v1_spool_proto_msgTypes[64]
+	mi := &file_spool_v1_spool_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5172,7 +5768,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[64]
+	mi := &file_spool_v1_spool_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5185,7 +5781,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{64}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *AuditEntry) GetTime() *timestamppb.Timestamp {
@@ -5264,7 +5860,7 @@ type AuditActor struct {
 
 func (x *AuditActor) Reset() {
 	*x = AuditActor{}
-	mi := &file_spool_v1_spool_proto_msgTypes[65]
+	mi := &file_spool_v1_spool_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5276,7 +5872,7 @@ func (x *AuditActor) String() string {
 func (*AuditActor) ProtoMessage() {}
 
 func (x *AuditActor) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[65]
+	mi := &file_spool_v1_spool_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5289,7 +5885,7 @@ func (x *AuditActor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditActor.ProtoReflect.Descriptor instead.
 func (*AuditActor) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{65}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *AuditActor) GetKind() string {
@@ -5350,7 +5946,7 @@ type GetDeadLetterRequest struct {
 
 func (x *GetDeadLetterRequest) Reset() {
 	*x = GetDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[66]
+	mi := &file_spool_v1_spool_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5362,7 +5958,7 @@ func (x *GetDeadLetterRequest) String() string {
 func (*GetDeadLetterRequest) ProtoMessage() {}
 
 func (x *GetDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[66]
+	mi := &file_spool_v1_spool_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5375,7 +5971,7 @@ func (x *GetDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*GetDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{66}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *GetDeadLetterRequest) GetId() string {
@@ -5394,7 +5990,7 @@ type RetryDeadLetterRequest struct {
 
 func (x *RetryDeadLetterRequest) Reset() {
 	*x = RetryDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[67]
+	mi := &file_spool_v1_spool_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5406,7 +6002,7 @@ func (x *RetryDeadLetterRequest) String() string {
 func (*RetryDeadLetterRequest) ProtoMessage() {}
 
 func (x *RetryDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[67]
+	mi := &file_spool_v1_spool_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5419,7 +6015,7 @@ func (x *RetryDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*RetryDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{67}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *RetryDeadLetterRequest) GetId() string {
@@ -5438,7 +6034,7 @@ type RetryDeadLetterResponse struct {
 
 func (x *RetryDeadLetterResponse) Reset() {
 	*x = RetryDeadLetterResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[68]
+	mi := &file_spool_v1_spool_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5450,7 +6046,7 @@ func (x *RetryDeadLetterResponse) String() string {
 func (*RetryDeadLetterResponse) ProtoMessage() {}
 
 func (x *RetryDeadLetterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[68]
+	mi := &file_spool_v1_spool_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5463,7 +6059,7 @@ func (x *RetryDeadLetterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryDeadLetterResponse.ProtoReflect.Descriptor instead.
 func (*RetryDeadLetterResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{68}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *RetryDeadLetterResponse) GetId() string {
@@ -5482,7 +6078,7 @@ type DropDeadLetterRequest struct {
 
 func (x *DropDeadLetterRequest) Reset() {
 	*x = DropDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[69]
+	mi := &file_spool_v1_spool_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5494,7 +6090,7 @@ func (x *DropDeadLetterRequest) String() string {
 func (*DropDeadLetterRequest) ProtoMessage() {}
 
 func (x *DropDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[69]
+	mi := &file_spool_v1_spool_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5507,7 +6103,7 @@ func (x *DropDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*DropDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{69}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *DropDeadLetterRequest) GetId() string {
@@ -5526,7 +6122,7 @@ type DropDeadLetterResponse struct {
 
 func (x *DropDeadLetterResponse) Reset() {
 	*x = DropDeadLetterResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[70]
+	mi := &file_spool_v1_spool_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5538,7 +6134,7 @@ func (x *DropDeadLetterResponse) String() string {
 func (*DropDeadLetterResponse) ProtoMessage() {}
 
 func (x *DropDeadLetterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[70]
+	mi := &file_spool_v1_spool_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5551,7 +6147,7 @@ func (x *DropDeadLetterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropDeadLetterResponse.ProtoReflect.Descriptor instead.
 func (*DropDeadLetterResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{70}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *DropDeadLetterResponse) GetId() string {
@@ -5571,7 +6167,7 @@ type ListKeysRequest struct {
 
 func (x *ListKeysRequest) Reset() {
 	*x = ListKeysRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[71]
+	mi := &file_spool_v1_spool_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5583,7 +6179,7 @@ func (x *ListKeysRequest) String() string {
 func (*ListKeysRequest) ProtoMessage() {}
 
 func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[71]
+	mi := &file_spool_v1_spool_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5596,7 +6192,7 @@ func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysRequest.ProtoReflect.Descriptor instead.
 func (*ListKeysRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{71}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *ListKeysRequest) GetTenant() string {
@@ -5615,7 +6211,7 @@ type ListKeysResponse struct {
 
 func (x *ListKeysResponse) Reset() {
 	*x = ListKeysResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[72]
+	mi := &file_spool_v1_spool_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5627,7 +6223,7 @@ func (x *ListKeysResponse) String() string {
 func (*ListKeysResponse) ProtoMessage() {}
 
 func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[72]
+	mi := &file_spool_v1_spool_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5640,7 +6236,7 @@ func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysResponse.ProtoReflect.Descriptor instead.
 func (*ListKeysResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{72}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *ListKeysResponse) GetKeys() []*Key {
@@ -5672,7 +6268,7 @@ type Key struct {
 
 func (x *Key) Reset() {
 	*x = Key{}
-	mi := &file_spool_v1_spool_proto_msgTypes[73]
+	mi := &file_spool_v1_spool_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5684,7 +6280,7 @@ func (x *Key) String() string {
 func (*Key) ProtoMessage() {}
 
 func (x *Key) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[73]
+	mi := &file_spool_v1_spool_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5697,7 +6293,7 @@ func (x *Key) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Key.ProtoReflect.Descriptor instead.
 func (*Key) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{73}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *Key) GetKeyId() string {
@@ -5774,7 +6370,7 @@ type RevokeKeyRequest struct {
 
 func (x *RevokeKeyRequest) Reset() {
 	*x = RevokeKeyRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[74]
+	mi := &file_spool_v1_spool_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5786,7 +6382,7 @@ func (x *RevokeKeyRequest) String() string {
 func (*RevokeKeyRequest) ProtoMessage() {}
 
 func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[74]
+	mi := &file_spool_v1_spool_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5799,7 +6395,7 @@ func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeKeyRequest.ProtoReflect.Descriptor instead.
 func (*RevokeKeyRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{74}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *RevokeKeyRequest) GetKeyId() string {
@@ -5828,7 +6424,7 @@ type RevokeKeyResponse struct {
 
 func (x *RevokeKeyResponse) Reset() {
 	*x = RevokeKeyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[75]
+	mi := &file_spool_v1_spool_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5840,7 +6436,7 @@ func (x *RevokeKeyResponse) String() string {
 func (*RevokeKeyResponse) ProtoMessage() {}
 
 func (x *RevokeKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[75]
+	mi := &file_spool_v1_spool_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5853,7 +6449,7 @@ func (x *RevokeKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeKeyResponse.ProtoReflect.Descriptor instead.
 func (*RevokeKeyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{75}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *RevokeKeyResponse) GetKeyId() string {
@@ -5891,7 +6487,7 @@ type SetBudgetRequest struct {
 
 func (x *SetBudgetRequest) Reset() {
 	*x = SetBudgetRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[76]
+	mi := &file_spool_v1_spool_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5903,7 +6499,7 @@ func (x *SetBudgetRequest) String() string {
 func (*SetBudgetRequest) ProtoMessage() {}
 
 func (x *SetBudgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[76]
+	mi := &file_spool_v1_spool_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5916,7 +6512,7 @@ func (x *SetBudgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBudgetRequest.ProtoReflect.Descriptor instead.
 func (*SetBudgetRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{76}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *SetBudgetRequest) GetPeriod() string {
@@ -5951,7 +6547,7 @@ type SetBudgetResponse struct {
 
 func (x *SetBudgetResponse) Reset() {
 	*x = SetBudgetResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[77]
+	mi := &file_spool_v1_spool_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5963,7 +6559,7 @@ func (x *SetBudgetResponse) String() string {
 func (*SetBudgetResponse) ProtoMessage() {}
 
 func (x *SetBudgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[77]
+	mi := &file_spool_v1_spool_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5976,7 +6572,7 @@ func (x *SetBudgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBudgetResponse.ProtoReflect.Descriptor instead.
 func (*SetBudgetResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{77}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *SetBudgetResponse) GetTenant() string {
@@ -6010,7 +6606,7 @@ type ListBudgetsRequest struct {
 
 func (x *ListBudgetsRequest) Reset() {
 	*x = ListBudgetsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[78]
+	mi := &file_spool_v1_spool_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6022,7 +6618,7 @@ func (x *ListBudgetsRequest) String() string {
 func (*ListBudgetsRequest) ProtoMessage() {}
 
 func (x *ListBudgetsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[78]
+	mi := &file_spool_v1_spool_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6035,7 +6631,7 @@ func (x *ListBudgetsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBudgetsRequest.ProtoReflect.Descriptor instead.
 func (*ListBudgetsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{78}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *ListBudgetsRequest) GetTenant() string {
@@ -6054,7 +6650,7 @@ type ListBudgetsResponse struct {
 
 func (x *ListBudgetsResponse) Reset() {
 	*x = ListBudgetsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[79]
+	mi := &file_spool_v1_spool_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6066,7 +6662,7 @@ func (x *ListBudgetsResponse) String() string {
 func (*ListBudgetsResponse) ProtoMessage() {}
 
 func (x *ListBudgetsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[79]
+	mi := &file_spool_v1_spool_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6079,7 +6675,7 @@ func (x *ListBudgetsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBudgetsResponse.ProtoReflect.Descriptor instead.
 func (*ListBudgetsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{79}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *ListBudgetsResponse) GetBudgets() []*TenantBudget {
@@ -6109,7 +6705,7 @@ type TenantBudget struct {
 
 func (x *TenantBudget) Reset() {
 	*x = TenantBudget{}
-	mi := &file_spool_v1_spool_proto_msgTypes[80]
+	mi := &file_spool_v1_spool_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6121,7 +6717,7 @@ func (x *TenantBudget) String() string {
 func (*TenantBudget) ProtoMessage() {}
 
 func (x *TenantBudget) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[80]
+	mi := &file_spool_v1_spool_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6134,7 +6730,7 @@ func (x *TenantBudget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantBudget.ProtoReflect.Descriptor instead.
 func (*TenantBudget) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{80}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *TenantBudget) GetTenant() string {
@@ -6198,7 +6794,7 @@ type RemoveBudgetRequest struct {
 
 func (x *RemoveBudgetRequest) Reset() {
 	*x = RemoveBudgetRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[81]
+	mi := &file_spool_v1_spool_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6210,7 +6806,7 @@ func (x *RemoveBudgetRequest) String() string {
 func (*RemoveBudgetRequest) ProtoMessage() {}
 
 func (x *RemoveBudgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[81]
+	mi := &file_spool_v1_spool_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6223,7 +6819,7 @@ func (x *RemoveBudgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBudgetRequest.ProtoReflect.Descriptor instead.
 func (*RemoveBudgetRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{81}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *RemoveBudgetRequest) GetPeriod() string {
@@ -6251,7 +6847,7 @@ type RemoveBudgetResponse struct {
 
 func (x *RemoveBudgetResponse) Reset() {
 	*x = RemoveBudgetResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[82]
+	mi := &file_spool_v1_spool_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6263,7 +6859,7 @@ func (x *RemoveBudgetResponse) String() string {
 func (*RemoveBudgetResponse) ProtoMessage() {}
 
 func (x *RemoveBudgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[82]
+	mi := &file_spool_v1_spool_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6276,7 +6872,7 @@ func (x *RemoveBudgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBudgetResponse.ProtoReflect.Descriptor instead.
 func (*RemoveBudgetResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{82}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *RemoveBudgetResponse) GetTenant() string {
@@ -6329,7 +6925,7 @@ type TenantLimits struct {
 
 func (x *TenantLimits) Reset() {
 	*x = TenantLimits{}
-	mi := &file_spool_v1_spool_proto_msgTypes[83]
+	mi := &file_spool_v1_spool_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6341,7 +6937,7 @@ func (x *TenantLimits) String() string {
 func (*TenantLimits) ProtoMessage() {}
 
 func (x *TenantLimits) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[83]
+	mi := &file_spool_v1_spool_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6354,7 +6950,7 @@ func (x *TenantLimits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantLimits.ProtoReflect.Descriptor instead.
 func (*TenantLimits) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{83}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *TenantLimits) GetSlots() uint32 {
@@ -6439,7 +7035,7 @@ type SetLimitsRequest struct {
 
 func (x *SetLimitsRequest) Reset() {
 	*x = SetLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[84]
+	mi := &file_spool_v1_spool_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6451,7 +7047,7 @@ func (x *SetLimitsRequest) String() string {
 func (*SetLimitsRequest) ProtoMessage() {}
 
 func (x *SetLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[84]
+	mi := &file_spool_v1_spool_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6464,7 +7060,7 @@ func (x *SetLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLimitsRequest.ProtoReflect.Descriptor instead.
 func (*SetLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{84}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *SetLimitsRequest) GetTenant() string {
@@ -6491,7 +7087,7 @@ type SetLimitsResponse struct {
 
 func (x *SetLimitsResponse) Reset() {
 	*x = SetLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[85]
+	mi := &file_spool_v1_spool_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6503,7 +7099,7 @@ func (x *SetLimitsResponse) String() string {
 func (*SetLimitsResponse) ProtoMessage() {}
 
 func (x *SetLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[85]
+	mi := &file_spool_v1_spool_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6516,7 +7112,7 @@ func (x *SetLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLimitsResponse.ProtoReflect.Descriptor instead.
 func (*SetLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{85}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *SetLimitsResponse) GetTenant() string {
@@ -6543,7 +7139,7 @@ type GetLimitsRequest struct {
 
 func (x *GetLimitsRequest) Reset() {
 	*x = GetLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[86]
+	mi := &file_spool_v1_spool_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6555,7 +7151,7 @@ func (x *GetLimitsRequest) String() string {
 func (*GetLimitsRequest) ProtoMessage() {}
 
 func (x *GetLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[86]
+	mi := &file_spool_v1_spool_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6568,7 +7164,7 @@ func (x *GetLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLimitsRequest.ProtoReflect.Descriptor instead.
 func (*GetLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{86}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *GetLimitsRequest) GetTenant() string {
@@ -6591,7 +7187,7 @@ type GetLimitsResponse struct {
 
 func (x *GetLimitsResponse) Reset() {
 	*x = GetLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[87]
+	mi := &file_spool_v1_spool_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6603,7 +7199,7 @@ func (x *GetLimitsResponse) String() string {
 func (*GetLimitsResponse) ProtoMessage() {}
 
 func (x *GetLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[87]
+	mi := &file_spool_v1_spool_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6616,7 +7212,7 @@ func (x *GetLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLimitsResponse.ProtoReflect.Descriptor instead.
 func (*GetLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{87}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *GetLimitsResponse) GetTenant() string {
@@ -6650,7 +7246,7 @@ type RemoveLimitsRequest struct {
 
 func (x *RemoveLimitsRequest) Reset() {
 	*x = RemoveLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[88]
+	mi := &file_spool_v1_spool_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6662,7 +7258,7 @@ func (x *RemoveLimitsRequest) String() string {
 func (*RemoveLimitsRequest) ProtoMessage() {}
 
 func (x *RemoveLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[88]
+	mi := &file_spool_v1_spool_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6675,7 +7271,7 @@ func (x *RemoveLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLimitsRequest.ProtoReflect.Descriptor instead.
 func (*RemoveLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{88}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *RemoveLimitsRequest) GetTenant() string {
@@ -6695,7 +7291,7 @@ type RemoveLimitsResponse struct {
 
 func (x *RemoveLimitsResponse) Reset() {
 	*x = RemoveLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[89]
+	mi := &file_spool_v1_spool_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6707,7 +7303,7 @@ func (x *RemoveLimitsResponse) String() string {
 func (*RemoveLimitsResponse) ProtoMessage() {}
 
 func (x *RemoveLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[89]
+	mi := &file_spool_v1_spool_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6720,7 +7316,7 @@ func (x *RemoveLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLimitsResponse.ProtoReflect.Descriptor instead.
 func (*RemoveLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{89}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *RemoveLimitsResponse) GetTenant() string {
@@ -6754,7 +7350,7 @@ type Reference struct {
 
 func (x *Reference) Reset() {
 	*x = Reference{}
-	mi := &file_spool_v1_spool_proto_msgTypes[90]
+	mi := &file_spool_v1_spool_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6766,7 +7362,7 @@ func (x *Reference) String() string {
 func (*Reference) ProtoMessage() {}
 
 func (x *Reference) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[90]
+	mi := &file_spool_v1_spool_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6779,7 +7375,7 @@ func (x *Reference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reference.ProtoReflect.Descriptor instead.
 func (*Reference) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{90}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *Reference) GetScope() string {
@@ -6825,7 +7421,7 @@ type Definition struct {
 
 func (x *Definition) Reset() {
 	*x = Definition{}
-	mi := &file_spool_v1_spool_proto_msgTypes[91]
+	mi := &file_spool_v1_spool_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6837,7 +7433,7 @@ func (x *Definition) String() string {
 func (*Definition) ProtoMessage() {}
 
 func (x *Definition) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[91]
+	mi := &file_spool_v1_spool_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6850,7 +7446,7 @@ func (x *Definition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Definition.ProtoReflect.Descriptor instead.
 func (*Definition) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{91}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *Definition) GetRef() *Reference {
@@ -6895,7 +7491,7 @@ type ApplyResponse struct {
 
 func (x *ApplyResponse) Reset() {
 	*x = ApplyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[92]
+	mi := &file_spool_v1_spool_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6907,7 +7503,7 @@ func (x *ApplyResponse) String() string {
 func (*ApplyResponse) ProtoMessage() {}
 
 func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[92]
+	mi := &file_spool_v1_spool_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6920,7 +7516,7 @@ func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyResponse.ProtoReflect.Descriptor instead.
 func (*ApplyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{92}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *ApplyResponse) GetRef() *Reference {
@@ -6953,7 +7549,7 @@ type RemoveResponse struct {
 
 func (x *RemoveResponse) Reset() {
 	*x = RemoveResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[93]
+	mi := &file_spool_v1_spool_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6965,7 +7561,7 @@ func (x *RemoveResponse) String() string {
 func (*RemoveResponse) ProtoMessage() {}
 
 func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[93]
+	mi := &file_spool_v1_spool_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6978,7 +7574,7 @@ func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveResponse.ProtoReflect.Descriptor instead.
 func (*RemoveResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{93}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *RemoveResponse) GetPosition() string {
@@ -7002,7 +7598,7 @@ type ApplyAgentRequest struct {
 
 func (x *ApplyAgentRequest) Reset() {
 	*x = ApplyAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[94]
+	mi := &file_spool_v1_spool_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7014,7 +7610,7 @@ func (x *ApplyAgentRequest) String() string {
 func (*ApplyAgentRequest) ProtoMessage() {}
 
 func (x *ApplyAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[94]
+	mi := &file_spool_v1_spool_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7027,7 +7623,7 @@ func (x *ApplyAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyAgentRequest.ProtoReflect.Descriptor instead.
 func (*ApplyAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{94}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *ApplyAgentRequest) GetRef() *Reference {
@@ -7062,7 +7658,7 @@ type ListAgentsRequest struct {
 
 func (x *ListAgentsRequest) Reset() {
 	*x = ListAgentsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[95]
+	mi := &file_spool_v1_spool_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7074,7 +7670,7 @@ func (x *ListAgentsRequest) String() string {
 func (*ListAgentsRequest) ProtoMessage() {}
 
 func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[95]
+	mi := &file_spool_v1_spool_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7087,7 +7683,7 @@ func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsRequest.ProtoReflect.Descriptor instead.
 func (*ListAgentsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{95}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *ListAgentsRequest) GetPageSize() uint32 {
@@ -7115,7 +7711,7 @@ type ListAgentsResponse struct {
 
 func (x *ListAgentsResponse) Reset() {
 	*x = ListAgentsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[96]
+	mi := &file_spool_v1_spool_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7127,7 +7723,7 @@ func (x *ListAgentsResponse) String() string {
 func (*ListAgentsResponse) ProtoMessage() {}
 
 func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[96]
+	mi := &file_spool_v1_spool_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7140,7 +7736,7 @@ func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsResponse.ProtoReflect.Descriptor instead.
 func (*ListAgentsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{96}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *ListAgentsResponse) GetAgents() []*Definition {
@@ -7173,7 +7769,7 @@ type GetAgentRequest struct {
 
 func (x *GetAgentRequest) Reset() {
 	*x = GetAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[97]
+	mi := &file_spool_v1_spool_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7185,7 +7781,7 @@ func (x *GetAgentRequest) String() string {
 func (*GetAgentRequest) ProtoMessage() {}
 
 func (x *GetAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[97]
+	mi := &file_spool_v1_spool_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7198,7 +7794,7 @@ func (x *GetAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAgentRequest.ProtoReflect.Descriptor instead.
 func (*GetAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{97}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *GetAgentRequest) GetSlug() string {
@@ -7247,7 +7843,7 @@ type RemoveAgentRequest struct {
 
 func (x *RemoveAgentRequest) Reset() {
 	*x = RemoveAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[98]
+	mi := &file_spool_v1_spool_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7259,7 +7855,7 @@ func (x *RemoveAgentRequest) String() string {
 func (*RemoveAgentRequest) ProtoMessage() {}
 
 func (x *RemoveAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[98]
+	mi := &file_spool_v1_spool_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7272,7 +7868,7 @@ func (x *RemoveAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveAgentRequest.ProtoReflect.Descriptor instead.
 func (*RemoveAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{98}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *RemoveAgentRequest) GetSlug() string {
@@ -7310,7 +7906,7 @@ type ApplyInstanceRequest struct {
 
 func (x *ApplyInstanceRequest) Reset() {
 	*x = ApplyInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[99]
+	mi := &file_spool_v1_spool_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7322,7 +7918,7 @@ func (x *ApplyInstanceRequest) String() string {
 func (*ApplyInstanceRequest) ProtoMessage() {}
 
 func (x *ApplyInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[99]
+	mi := &file_spool_v1_spool_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7335,7 +7931,7 @@ func (x *ApplyInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyInstanceRequest.ProtoReflect.Descriptor instead.
 func (*ApplyInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{99}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *ApplyInstanceRequest) GetRef() *Reference {
@@ -7370,7 +7966,7 @@ type ListInstancesRequest struct {
 
 func (x *ListInstancesRequest) Reset() {
 	*x = ListInstancesRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[100]
+	mi := &file_spool_v1_spool_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7382,7 +7978,7 @@ func (x *ListInstancesRequest) String() string {
 func (*ListInstancesRequest) ProtoMessage() {}
 
 func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[100]
+	mi := &file_spool_v1_spool_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7395,7 +7991,7 @@ func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesRequest.ProtoReflect.Descriptor instead.
 func (*ListInstancesRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{100}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *ListInstancesRequest) GetPageSize() uint32 {
@@ -7423,7 +8019,7 @@ type ListInstancesResponse struct {
 
 func (x *ListInstancesResponse) Reset() {
 	*x = ListInstancesResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[101]
+	mi := &file_spool_v1_spool_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7435,7 +8031,7 @@ func (x *ListInstancesResponse) String() string {
 func (*ListInstancesResponse) ProtoMessage() {}
 
 func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[101]
+	mi := &file_spool_v1_spool_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7448,7 +8044,7 @@ func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesResponse.ProtoReflect.Descriptor instead.
 func (*ListInstancesResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{101}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *ListInstancesResponse) GetInstances() []*Definition {
@@ -7481,7 +8077,7 @@ type GetInstanceRequest struct {
 
 func (x *GetInstanceRequest) Reset() {
 	*x = GetInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[102]
+	mi := &file_spool_v1_spool_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7493,7 +8089,7 @@ func (x *GetInstanceRequest) String() string {
 func (*GetInstanceRequest) ProtoMessage() {}
 
 func (x *GetInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[102]
+	mi := &file_spool_v1_spool_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7506,7 +8102,7 @@ func (x *GetInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceRequest.ProtoReflect.Descriptor instead.
 func (*GetInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{102}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *GetInstanceRequest) GetSlug() string {
@@ -7555,7 +8151,7 @@ type RemoveInstanceRequest struct {
 
 func (x *RemoveInstanceRequest) Reset() {
 	*x = RemoveInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[103]
+	mi := &file_spool_v1_spool_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7567,7 +8163,7 @@ func (x *RemoveInstanceRequest) String() string {
 func (*RemoveInstanceRequest) ProtoMessage() {}
 
 func (x *RemoveInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[103]
+	mi := &file_spool_v1_spool_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7580,7 +8176,7 @@ func (x *RemoveInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveInstanceRequest.ProtoReflect.Descriptor instead.
 func (*RemoveInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{103}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *RemoveInstanceRequest) GetSlug() string {
@@ -7618,7 +8214,7 @@ type ApplyEnvironmentRequest struct {
 
 func (x *ApplyEnvironmentRequest) Reset() {
 	*x = ApplyEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[104]
+	mi := &file_spool_v1_spool_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7630,7 +8226,7 @@ func (x *ApplyEnvironmentRequest) String() string {
 func (*ApplyEnvironmentRequest) ProtoMessage() {}
 
 func (x *ApplyEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[104]
+	mi := &file_spool_v1_spool_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7643,7 +8239,7 @@ func (x *ApplyEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*ApplyEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{104}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *ApplyEnvironmentRequest) GetRef() *Reference {
@@ -7678,7 +8274,7 @@ type ListEnvironmentsRequest struct {
 
 func (x *ListEnvironmentsRequest) Reset() {
 	*x = ListEnvironmentsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[105]
+	mi := &file_spool_v1_spool_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7690,7 +8286,7 @@ func (x *ListEnvironmentsRequest) String() string {
 func (*ListEnvironmentsRequest) ProtoMessage() {}
 
 func (x *ListEnvironmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[105]
+	mi := &file_spool_v1_spool_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7703,7 +8299,7 @@ func (x *ListEnvironmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEnvironmentsRequest.ProtoReflect.Descriptor instead.
 func (*ListEnvironmentsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{105}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *ListEnvironmentsRequest) GetPageSize() uint32 {
@@ -7731,7 +8327,7 @@ type ListEnvironmentsResponse struct {
 
 func (x *ListEnvironmentsResponse) Reset() {
 	*x = ListEnvironmentsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[106]
+	mi := &file_spool_v1_spool_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7743,7 +8339,7 @@ func (x *ListEnvironmentsResponse) String() string {
 func (*ListEnvironmentsResponse) ProtoMessage() {}
 
 func (x *ListEnvironmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[106]
+	mi := &file_spool_v1_spool_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7756,7 +8352,7 @@ func (x *ListEnvironmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEnvironmentsResponse.ProtoReflect.Descriptor instead.
 func (*ListEnvironmentsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{106}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *ListEnvironmentsResponse) GetEnvironments() []*Definition {
@@ -7789,7 +8385,7 @@ type GetEnvironmentRequest struct {
 
 func (x *GetEnvironmentRequest) Reset() {
 	*x = GetEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[107]
+	mi := &file_spool_v1_spool_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7801,7 +8397,7 @@ func (x *GetEnvironmentRequest) String() string {
 func (*GetEnvironmentRequest) ProtoMessage() {}
 
 func (x *GetEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[107]
+	mi := &file_spool_v1_spool_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7814,7 +8410,7 @@ func (x *GetEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*GetEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{107}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *GetEnvironmentRequest) GetSlug() string {
@@ -7863,7 +8459,7 @@ type RemoveEnvironmentRequest struct {
 
 func (x *RemoveEnvironmentRequest) Reset() {
 	*x = RemoveEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[108]
+	mi := &file_spool_v1_spool_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7875,7 +8471,7 @@ func (x *RemoveEnvironmentRequest) String() string {
 func (*RemoveEnvironmentRequest) ProtoMessage() {}
 
 func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[108]
+	mi := &file_spool_v1_spool_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7888,7 +8484,7 @@ func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*RemoveEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{108}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *RemoveEnvironmentRequest) GetSlug() string {
@@ -7926,7 +8522,7 @@ type ExplainEnvironmentRequest struct {
 
 func (x *ExplainEnvironmentRequest) Reset() {
 	*x = ExplainEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[109]
+	mi := &file_spool_v1_spool_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7938,7 +8534,7 @@ func (x *ExplainEnvironmentRequest) String() string {
 func (*ExplainEnvironmentRequest) ProtoMessage() {}
 
 func (x *ExplainEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[109]
+	mi := &file_spool_v1_spool_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7951,7 +8547,7 @@ func (x *ExplainEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*ExplainEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{109}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *ExplainEnvironmentRequest) GetAgent() string {
@@ -7987,7 +8583,7 @@ type ExplainEnvironmentResponse struct {
 
 func (x *ExplainEnvironmentResponse) Reset() {
 	*x = ExplainEnvironmentResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[110]
+	mi := &file_spool_v1_spool_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7999,7 +8595,7 @@ func (x *ExplainEnvironmentResponse) String() string {
 func (*ExplainEnvironmentResponse) ProtoMessage() {}
 
 func (x *ExplainEnvironmentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[110]
+	mi := &file_spool_v1_spool_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8012,7 +8608,7 @@ func (x *ExplainEnvironmentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEnvironmentResponse.ProtoReflect.Descriptor instead.
 func (*ExplainEnvironmentResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{110}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *ExplainEnvironmentResponse) GetVariables() []*ExplainedVariable {
@@ -8041,7 +8637,7 @@ type ExplainedHost struct {
 
 func (x *ExplainedHost) Reset() {
 	*x = ExplainedHost{}
-	mi := &file_spool_v1_spool_proto_msgTypes[111]
+	mi := &file_spool_v1_spool_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8053,7 +8649,7 @@ func (x *ExplainedHost) String() string {
 func (*ExplainedHost) ProtoMessage() {}
 
 func (x *ExplainedHost) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[111]
+	mi := &file_spool_v1_spool_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8066,7 +8662,7 @@ func (x *ExplainedHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedHost.ProtoReflect.Descriptor instead.
 func (*ExplainedHost) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{111}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *ExplainedHost) GetEntry() string {
@@ -8097,7 +8693,7 @@ type ExplainedVariable struct {
 
 func (x *ExplainedVariable) Reset() {
 	*x = ExplainedVariable{}
-	mi := &file_spool_v1_spool_proto_msgTypes[112]
+	mi := &file_spool_v1_spool_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8109,7 +8705,7 @@ func (x *ExplainedVariable) String() string {
 func (*ExplainedVariable) ProtoMessage() {}
 
 func (x *ExplainedVariable) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[112]
+	mi := &file_spool_v1_spool_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8122,7 +8718,7 @@ func (x *ExplainedVariable) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedVariable.ProtoReflect.Descriptor instead.
 func (*ExplainedVariable) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{112}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *ExplainedVariable) GetName() string {
@@ -8164,7 +8760,7 @@ type ListSkillsRequest struct {
 
 func (x *ListSkillsRequest) Reset() {
 	*x = ListSkillsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[113]
+	mi := &file_spool_v1_spool_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8176,7 +8772,7 @@ func (x *ListSkillsRequest) String() string {
 func (*ListSkillsRequest) ProtoMessage() {}
 
 func (x *ListSkillsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[113]
+	mi := &file_spool_v1_spool_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8189,7 +8785,7 @@ func (x *ListSkillsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSkillsRequest.ProtoReflect.Descriptor instead.
 func (*ListSkillsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{113}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *ListSkillsRequest) GetPageSize() uint32 {
@@ -8217,7 +8813,7 @@ type ListSkillsResponse struct {
 
 func (x *ListSkillsResponse) Reset() {
 	*x = ListSkillsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[114]
+	mi := &file_spool_v1_spool_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8229,7 +8825,7 @@ func (x *ListSkillsResponse) String() string {
 func (*ListSkillsResponse) ProtoMessage() {}
 
 func (x *ListSkillsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[114]
+	mi := &file_spool_v1_spool_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8242,7 +8838,7 @@ func (x *ListSkillsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSkillsResponse.ProtoReflect.Descriptor instead.
 func (*ListSkillsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{114}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *ListSkillsResponse) GetSkills() []*Skill {
@@ -8275,7 +8871,7 @@ type GetSkillRequest struct {
 
 func (x *GetSkillRequest) Reset() {
 	*x = GetSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[115]
+	mi := &file_spool_v1_spool_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8287,7 +8883,7 @@ func (x *GetSkillRequest) String() string {
 func (*GetSkillRequest) ProtoMessage() {}
 
 func (x *GetSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[115]
+	mi := &file_spool_v1_spool_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8300,7 +8896,7 @@ func (x *GetSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSkillRequest.ProtoReflect.Descriptor instead.
 func (*GetSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{115}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *GetSkillRequest) GetSlug() string {
@@ -8362,7 +8958,7 @@ type Skill struct {
 
 func (x *Skill) Reset() {
 	*x = Skill{}
-	mi := &file_spool_v1_spool_proto_msgTypes[116]
+	mi := &file_spool_v1_spool_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8374,7 +8970,7 @@ func (x *Skill) String() string {
 func (*Skill) ProtoMessage() {}
 
 func (x *Skill) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[116]
+	mi := &file_spool_v1_spool_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8387,7 +8983,7 @@ func (x *Skill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Skill.ProtoReflect.Descriptor instead.
 func (*Skill) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{116}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *Skill) GetRef() *Reference {
@@ -8468,7 +9064,7 @@ type TagSkillRequest struct {
 
 func (x *TagSkillRequest) Reset() {
 	*x = TagSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[117]
+	mi := &file_spool_v1_spool_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8480,7 +9076,7 @@ func (x *TagSkillRequest) String() string {
 func (*TagSkillRequest) ProtoMessage() {}
 
 func (x *TagSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[117]
+	mi := &file_spool_v1_spool_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8493,7 +9089,7 @@ func (x *TagSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagSkillRequest.ProtoReflect.Descriptor instead.
 func (*TagSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{117}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *TagSkillRequest) GetSlug() string {
@@ -8544,7 +9140,7 @@ type RemoveSkillRequest struct {
 
 func (x *RemoveSkillRequest) Reset() {
 	*x = RemoveSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[118]
+	mi := &file_spool_v1_spool_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8556,7 +9152,7 @@ func (x *RemoveSkillRequest) String() string {
 func (*RemoveSkillRequest) ProtoMessage() {}
 
 func (x *RemoveSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[118]
+	mi := &file_spool_v1_spool_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8569,7 +9165,7 @@ func (x *RemoveSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSkillRequest.ProtoReflect.Descriptor instead.
 func (*RemoveSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{118}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *RemoveSkillRequest) GetSlug() string {
@@ -8662,7 +9258,29 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x15CreateSessionResponse\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x1a\n" +
-	"\bposition\x18\x02 \x01(\tR\bposition\"\xdb\x03\n" +
+	"\bposition\x18\x02 \x01(\tR\bposition\"\x91\x01\n" +
+	"\x12ForkSessionRequest\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x13\n" +
+	"\x02at\x18\x02 \x01(\rH\x00R\x02at\x88\x01\x01\x12*\n" +
+	"\bmetadata\x18\x03 \x01(\v2\x0e.spool.v1.JsonR\bmetadata\x12\x14\n" +
+	"\x05agent\x18\x04 \x01(\tR\x05agentB\x05\n" +
+	"\x03_at\"\x81\x01\n" +
+	"\x13ForkSessionResponse\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x1a\n" +
+	"\bposition\x18\x02 \x01(\tR\bposition\x12/\n" +
+	"\x06parent\x18\x03 \x01(\v2\x17.spool.v1.ParentSessionR\x06parent\"\xdb\x01\n" +
+	"\rParentSession\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x14\n" +
+	"\x05asked\x18\x02 \x01(\rR\x05asked\x12\x1c\n" +
+	"\teffective\x18\x03 \x01(\rR\teffective\x12\x1b\n" +
+	"\x06reason\x18\x04 \x01(\tH\x00R\x06reason\x88\x01\x01\x12\x1f\n" +
+	"\bsnapshot\x18\x05 \x01(\tH\x01R\bsnapshot\x88\x01\x01\x12!\n" +
+	"\fsnapshot_seq\x18\x06 \x01(\rR\vsnapshotSeqB\t\n" +
+	"\a_reasonB\v\n" +
+	"\t_snapshot\"\xdb\x03\n" +
 	"\x13ListSessionsRequest\x12\x1b\n" +
 	"\tpage_size\x18\x01 \x01(\rR\bpageSize\x12\x1d\n" +
 	"\n" +
@@ -8687,7 +9305,7 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x11GetSessionRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12!\n" +
-	"\fmin_position\x18\x02 \x01(\tR\vminPosition\"\xfd\a\n" +
+	"\fmin_position\x18\x02 \x01(\tR\vminPosition\"\xd4\b\n" +
 	"\aSession\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x16\n" +
@@ -8720,12 +9338,15 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\tagent_ref\x18\x16 \x01(\tH\x02R\bagentRef\x88\x01\x01\x12\x1f\n" +
 	"\binstance\x18\x17 \x01(\tH\x03R\binstance\x88\x01\x01\x12\"\n" +
 	"\fenvironments\x18\x18 \x03(\tR\fenvironments\x12\x14\n" +
-	"\x05title\x18\x19 \x01(\tR\x05titleB\x16\n" +
+	"\x05title\x18\x19 \x01(\tR\x05title\x124\n" +
+	"\x06parent\x18\x1a \x01(\v2\x17.spool.v1.ParentSessionH\x04R\x06parent\x88\x01\x01\x12\x14\n" +
+	"\x05forks\x18\x1b \x01(\rR\x05forksB\x16\n" +
 	"\x14_active_execution_idB\v\n" +
 	"\t_snapshotB\f\n" +
 	"\n" +
 	"_agent_refB\v\n" +
-	"\t_instance\"\xa2\x03\n" +
+	"\t_instanceB\t\n" +
+	"\a_parent\"\xa2\x03\n" +
 	"\x0eCurrentSandbox\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x14\n" +
@@ -8977,7 +9598,33 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x12ListEventsResponse\x12'\n" +
 	"\x06events\x18\x01 \x03(\v2\x0f.spool.v1.EventR\x06events\x12\x10\n" +
 	"\x03tip\x18\x02 \x01(\rR\x03tip\x12\x12\n" +
-	"\x04next\x18\x03 \x01(\rR\x04next\"\xa0\x03\n" +
+	"\x04next\x18\x03 \x01(\rR\x04next\"\x82\x01\n" +
+	"\x12ListHistoryRequest\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x14\n" +
+	"\x05after\x18\x02 \x01(\rR\x05after\x12\x14\n" +
+	"\x05limit\x18\x03 \x01(\rR\x05limit\x12!\n" +
+	"\fmin_position\x18\x04 \x01(\tR\vminPosition\"\x9a\x01\n" +
+	"\x13ListHistoryResponse\x12'\n" +
+	"\x06events\x18\x01 \x03(\v2\x0f.spool.v1.EventR\x06events\x12\x14\n" +
+	"\x05total\x18\x02 \x01(\rR\x05total\x12\x12\n" +
+	"\x04next\x18\x03 \x01(\rR\x04next\x120\n" +
+	"\tancestors\x18\x04 \x03(\v2\x12.spool.v1.AncestorR\tancestors\"G\n" +
+	"\bAncestor\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x1c\n" +
+	"\teffective\x18\x02 \x01(\rR\teffective\"\\\n" +
+	"\x18ListHistoryBlocksRequest\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x01 \x01(\tR\tsessionId\x12!\n" +
+	"\fmin_position\x18\x02 \x01(\tR\vminPosition\"T\n" +
+	"\x19ListHistoryBlocksResponse\x127\n" +
+	"\tancestors\x18\x01 \x03(\v2\x19.spool.v1.InheritedBlocksR\tancestors\"w\n" +
+	"\x0fInheritedBlocks\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x1c\n" +
+	"\teffective\x18\x02 \x01(\rR\teffective\x12'\n" +
+	"\x06blocks\x18\x03 \x03(\v2\x0f.spool.v1.BlockR\x06blocks\"\xa0\x03\n" +
 	"\x05Event\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\rR\x03seq\x12\x1a\n" +
 	"\bposition\x18\x02 \x01(\tR\bposition\x12\x13\n" +
@@ -9380,9 +10027,11 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x04slug\x18\x01 \x01(\tR\x04slug\x12\x14\n" +
 	"\x05scope\x18\x02 \x01(\tR\x05scope\x12\x10\n" +
 	"\x03org\x18\x03 \x01(\tR\x03org\x12\x18\n" +
-	"\aversion\x18\x04 \x01(\tR\aversion2\xe4\t\n" +
+	"\aversion\x18\x04 \x01(\tR\aversion2\xdc\n" +
+	"\n" +
 	"\bSessions\x12j\n" +
-	"\rCreateSession\x12\x1e.spool.v1.CreateSessionRequest\x1a\x1f.spool.v1.CreateSessionResponse\"\x18\x82\xd3\xe4\x93\x02\x12:\x01*\"\r/api/sessions\x12d\n" +
+	"\rCreateSession\x12\x1e.spool.v1.CreateSessionRequest\x1a\x1f.spool.v1.CreateSessionResponse\"\x18\x82\xd3\xe4\x93\x02\x12:\x01*\"\r/api/sessions\x12v\n" +
+	"\vForkSession\x12\x1c.spool.v1.ForkSessionRequest\x1a\x1d.spool.v1.ForkSessionResponse\"*\x82\xd3\xe4\x93\x02$:\x01*\"\x1f/api/sessions/{session_id}/fork\x12d\n" +
 	"\fListSessions\x12\x1d.spool.v1.ListSessionsRequest\x1a\x1e.spool.v1.ListSessionsResponse\"\x15\x82\xd3\xe4\x93\x02\x0f\x12\r/api/sessions\x12`\n" +
 	"\n" +
 	"GetSession\x12\x1b.spool.v1.GetSessionRequest\x1a\x11.spool.v1.Session\"\"\x82\xd3\xe4\x93\x02\x1c\x12\x1a/api/sessions/{session_id}\x12w\n" +
@@ -9402,11 +10051,13 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x0fCancelExecution\x12 .spool.v1.CancelExecutionRequest\x1a!.spool.v1.CancelExecutionResponse\"0\x82\xd3\xe4\x93\x02*:\x01*\"%/api/executions/{execution_id}/cancel\x12\x84\x01\n" +
 	"\x0ePauseExecution\x12\x1f.spool.v1.PauseExecutionRequest\x1a .spool.v1.PauseExecutionResponse\"/\x82\xd3\xe4\x93\x02):\x01*\"$/api/executions/{execution_id}/pause\x12\x88\x01\n" +
 	"\x0fResumeExecution\x12 .spool.v1.ResumeExecutionRequest\x1a!.spool.v1.ResumeExecutionResponse\"0\x82\xd3\xe4\x93\x02*:\x01*\"%/api/executions/{execution_id}/resume\x12\x94\x01\n" +
-	"\x12TerminateExecution\x12#.spool.v1.TerminateExecutionRequest\x1a$.spool.v1.TerminateExecutionResponse\"3\x82\xd3\xe4\x93\x02-:\x01*\"(/api/executions/{execution_id}/terminate2\xc1\x02\n" +
+	"\x12TerminateExecution\x12#.spool.v1.TerminateExecutionRequest\x1a$.spool.v1.TerminateExecutionResponse\"3\x82\xd3\xe4\x93\x02-:\x01*\"(/api/executions/{execution_id}/terminate2\xcb\x04\n" +
 	"\x06Events\x12r\n" +
 	"\n" +
 	"ListEvents\x12\x1b.spool.v1.ListEventsRequest\x1a\x1c.spool.v1.ListEventsResponse\")\x82\xd3\xe4\x93\x02#\x12!/api/sessions/{session_id}/events\x12O\n" +
-	"\fStreamEvents\x12\x1d.spool.v1.StreamEventsRequest\x1a\x1e.spool.v1.StreamEventsResponse0\x01\x12r\n" +
+	"\fStreamEvents\x12\x1d.spool.v1.StreamEventsRequest\x1a\x1e.spool.v1.StreamEventsResponse0\x01\x12v\n" +
+	"\vListHistory\x12\x1c.spool.v1.ListHistoryRequest\x1a\x1d.spool.v1.ListHistoryResponse\"*\x82\xd3\xe4\x93\x02$\x12\"/api/sessions/{session_id}/history\x12\x8f\x01\n" +
+	"\x11ListHistoryBlocks\x12\".spool.v1.ListHistoryBlocksRequest\x1a#.spool.v1.ListHistoryBlocksResponse\"1\x82\xd3\xe4\x93\x02+\x12)/api/sessions/{session_id}/history/blocks\x12r\n" +
 	"\n" +
 	"ListBlocks\x12\x1b.spool.v1.ListBlocksRequest\x1a\x1c.spool.v1.ListBlocksResponse\")\x82\xd3\xe4\x93\x02#\x12!/api/sessions/{session_id}/blocks2\x9a\x02\n" +
 	"\x04Keys\x12Z\n" +
@@ -9466,7 +10117,7 @@ func file_spool_v1_spool_proto_rawDescGZIP() []byte {
 	return file_spool_v1_spool_proto_rawDescData
 }
 
-var file_spool_v1_spool_proto_msgTypes = make([]protoimpl.MessageInfo, 122)
+var file_spool_v1_spool_proto_msgTypes = make([]protoimpl.MessageInfo, 131)
 var file_spool_v1_spool_proto_goTypes = []any{
 	(*Json)(nil),                         // 0: spool.v1.Json
 	(*SessionOptions)(nil),               // 1: spool.v1.SessionOptions
@@ -9475,324 +10126,346 @@ var file_spool_v1_spool_proto_goTypes = []any{
 	(*WorkspaceFile)(nil),                // 4: spool.v1.WorkspaceFile
 	(*CreateSessionRequest)(nil),         // 5: spool.v1.CreateSessionRequest
 	(*CreateSessionResponse)(nil),        // 6: spool.v1.CreateSessionResponse
-	(*ListSessionsRequest)(nil),          // 7: spool.v1.ListSessionsRequest
-	(*ListSessionsResponse)(nil),         // 8: spool.v1.ListSessionsResponse
-	(*GetSessionRequest)(nil),            // 9: spool.v1.GetSessionRequest
-	(*Session)(nil),                      // 10: spool.v1.Session
-	(*CurrentSandbox)(nil),               // 11: spool.v1.CurrentSandbox
-	(*UpdateSessionRequest)(nil),         // 12: spool.v1.UpdateSessionRequest
-	(*UpdateSessionResponse)(nil),        // 13: spool.v1.UpdateSessionResponse
-	(*DeleteSessionRequest)(nil),         // 14: spool.v1.DeleteSessionRequest
-	(*DeleteSessionResponse)(nil),        // 15: spool.v1.DeleteSessionResponse
-	(*PostMessageRequest)(nil),           // 16: spool.v1.PostMessageRequest
-	(*RunVariable)(nil),                  // 17: spool.v1.RunVariable
-	(*Part)(nil),                         // 18: spool.v1.Part
-	(*PostMessageResponse)(nil),          // 19: spool.v1.PostMessageResponse
-	(*InterruptSessionRequest)(nil),      // 20: spool.v1.InterruptSessionRequest
-	(*InterruptSessionResponse)(nil),     // 21: spool.v1.InterruptSessionResponse
-	(*SyncSessionRequest)(nil),           // 22: spool.v1.SyncSessionRequest
-	(*SyncSessionResponse)(nil),          // 23: spool.v1.SyncSessionResponse
-	(*TerminateEnvironmentRequest)(nil),  // 24: spool.v1.TerminateEnvironmentRequest
-	(*TerminateEnvironmentResponse)(nil), // 25: spool.v1.TerminateEnvironmentResponse
-	(*ListConversationsRequest)(nil),     // 26: spool.v1.ListConversationsRequest
-	(*ListConversationsResponse)(nil),    // 27: spool.v1.ListConversationsResponse
-	(*Conversation)(nil),                 // 28: spool.v1.Conversation
-	(*StartExecutionRequest)(nil),        // 29: spool.v1.StartExecutionRequest
-	(*StartExecutionResponse)(nil),       // 30: spool.v1.StartExecutionResponse
-	(*ListExecutionsRequest)(nil),        // 31: spool.v1.ListExecutionsRequest
-	(*ListSessionExecutionsRequest)(nil), // 32: spool.v1.ListSessionExecutionsRequest
-	(*ListExecutionsResponse)(nil),       // 33: spool.v1.ListExecutionsResponse
-	(*GetExecutionRequest)(nil),          // 34: spool.v1.GetExecutionRequest
-	(*Execution)(nil),                    // 35: spool.v1.Execution
-	(*MeteredUsage)(nil),                 // 36: spool.v1.MeteredUsage
-	(*Usage)(nil),                        // 37: spool.v1.Usage
-	(*CancelExecutionRequest)(nil),       // 38: spool.v1.CancelExecutionRequest
-	(*CancelExecutionResponse)(nil),      // 39: spool.v1.CancelExecutionResponse
-	(*PauseExecutionRequest)(nil),        // 40: spool.v1.PauseExecutionRequest
-	(*PauseExecutionResponse)(nil),       // 41: spool.v1.PauseExecutionResponse
-	(*ResumeExecutionRequest)(nil),       // 42: spool.v1.ResumeExecutionRequest
-	(*ResumeExecutionResponse)(nil),      // 43: spool.v1.ResumeExecutionResponse
-	(*TerminateExecutionRequest)(nil),    // 44: spool.v1.TerminateExecutionRequest
-	(*TerminateExecutionResponse)(nil),   // 45: spool.v1.TerminateExecutionResponse
-	(*ListEventsRequest)(nil),            // 46: spool.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),           // 47: spool.v1.ListEventsResponse
-	(*Event)(nil),                        // 48: spool.v1.Event
-	(*EventMetadata)(nil),                // 49: spool.v1.EventMetadata
-	(*StreamEventsRequest)(nil),          // 50: spool.v1.StreamEventsRequest
-	(*StreamEventsResponse)(nil),         // 51: spool.v1.StreamEventsResponse
-	(*Lag)(nil),                          // 52: spool.v1.Lag
-	(*ListBlocksRequest)(nil),            // 53: spool.v1.ListBlocksRequest
-	(*ListBlocksResponse)(nil),           // 54: spool.v1.ListBlocksResponse
-	(*Block)(nil),                        // 55: spool.v1.Block
-	(*TodoItem)(nil),                     // 56: spool.v1.TodoItem
-	(*CreateKeyRequest)(nil),             // 57: spool.v1.CreateKeyRequest
-	(*CreateKeyResponse)(nil),            // 58: spool.v1.CreateKeyResponse
-	(*ListDeadLettersRequest)(nil),       // 59: spool.v1.ListDeadLettersRequest
-	(*ListDeadLettersResponse)(nil),      // 60: spool.v1.ListDeadLettersResponse
-	(*DeadLetter)(nil),                   // 61: spool.v1.DeadLetter
-	(*ListAuditRequest)(nil),             // 62: spool.v1.ListAuditRequest
-	(*ListAuditResponse)(nil),            // 63: spool.v1.ListAuditResponse
-	(*AuditEntry)(nil),                   // 64: spool.v1.AuditEntry
-	(*AuditActor)(nil),                   // 65: spool.v1.AuditActor
-	(*GetDeadLetterRequest)(nil),         // 66: spool.v1.GetDeadLetterRequest
-	(*RetryDeadLetterRequest)(nil),       // 67: spool.v1.RetryDeadLetterRequest
-	(*RetryDeadLetterResponse)(nil),      // 68: spool.v1.RetryDeadLetterResponse
-	(*DropDeadLetterRequest)(nil),        // 69: spool.v1.DropDeadLetterRequest
-	(*DropDeadLetterResponse)(nil),       // 70: spool.v1.DropDeadLetterResponse
-	(*ListKeysRequest)(nil),              // 71: spool.v1.ListKeysRequest
-	(*ListKeysResponse)(nil),             // 72: spool.v1.ListKeysResponse
-	(*Key)(nil),                          // 73: spool.v1.Key
-	(*RevokeKeyRequest)(nil),             // 74: spool.v1.RevokeKeyRequest
-	(*RevokeKeyResponse)(nil),            // 75: spool.v1.RevokeKeyResponse
-	(*SetBudgetRequest)(nil),             // 76: spool.v1.SetBudgetRequest
-	(*SetBudgetResponse)(nil),            // 77: spool.v1.SetBudgetResponse
-	(*ListBudgetsRequest)(nil),           // 78: spool.v1.ListBudgetsRequest
-	(*ListBudgetsResponse)(nil),          // 79: spool.v1.ListBudgetsResponse
-	(*TenantBudget)(nil),                 // 80: spool.v1.TenantBudget
-	(*RemoveBudgetRequest)(nil),          // 81: spool.v1.RemoveBudgetRequest
-	(*RemoveBudgetResponse)(nil),         // 82: spool.v1.RemoveBudgetResponse
-	(*TenantLimits)(nil),                 // 83: spool.v1.TenantLimits
-	(*SetLimitsRequest)(nil),             // 84: spool.v1.SetLimitsRequest
-	(*SetLimitsResponse)(nil),            // 85: spool.v1.SetLimitsResponse
-	(*GetLimitsRequest)(nil),             // 86: spool.v1.GetLimitsRequest
-	(*GetLimitsResponse)(nil),            // 87: spool.v1.GetLimitsResponse
-	(*RemoveLimitsRequest)(nil),          // 88: spool.v1.RemoveLimitsRequest
-	(*RemoveLimitsResponse)(nil),         // 89: spool.v1.RemoveLimitsResponse
-	(*Reference)(nil),                    // 90: spool.v1.Reference
-	(*Definition)(nil),                   // 91: spool.v1.Definition
-	(*ApplyResponse)(nil),                // 92: spool.v1.ApplyResponse
-	(*RemoveResponse)(nil),               // 93: spool.v1.RemoveResponse
-	(*ApplyAgentRequest)(nil),            // 94: spool.v1.ApplyAgentRequest
-	(*ListAgentsRequest)(nil),            // 95: spool.v1.ListAgentsRequest
-	(*ListAgentsResponse)(nil),           // 96: spool.v1.ListAgentsResponse
-	(*GetAgentRequest)(nil),              // 97: spool.v1.GetAgentRequest
-	(*RemoveAgentRequest)(nil),           // 98: spool.v1.RemoveAgentRequest
-	(*ApplyInstanceRequest)(nil),         // 99: spool.v1.ApplyInstanceRequest
-	(*ListInstancesRequest)(nil),         // 100: spool.v1.ListInstancesRequest
-	(*ListInstancesResponse)(nil),        // 101: spool.v1.ListInstancesResponse
-	(*GetInstanceRequest)(nil),           // 102: spool.v1.GetInstanceRequest
-	(*RemoveInstanceRequest)(nil),        // 103: spool.v1.RemoveInstanceRequest
-	(*ApplyEnvironmentRequest)(nil),      // 104: spool.v1.ApplyEnvironmentRequest
-	(*ListEnvironmentsRequest)(nil),      // 105: spool.v1.ListEnvironmentsRequest
-	(*ListEnvironmentsResponse)(nil),     // 106: spool.v1.ListEnvironmentsResponse
-	(*GetEnvironmentRequest)(nil),        // 107: spool.v1.GetEnvironmentRequest
-	(*RemoveEnvironmentRequest)(nil),     // 108: spool.v1.RemoveEnvironmentRequest
-	(*ExplainEnvironmentRequest)(nil),    // 109: spool.v1.ExplainEnvironmentRequest
-	(*ExplainEnvironmentResponse)(nil),   // 110: spool.v1.ExplainEnvironmentResponse
-	(*ExplainedHost)(nil),                // 111: spool.v1.ExplainedHost
-	(*ExplainedVariable)(nil),            // 112: spool.v1.ExplainedVariable
-	(*ListSkillsRequest)(nil),            // 113: spool.v1.ListSkillsRequest
-	(*ListSkillsResponse)(nil),           // 114: spool.v1.ListSkillsResponse
-	(*GetSkillRequest)(nil),              // 115: spool.v1.GetSkillRequest
-	(*Skill)(nil),                        // 116: spool.v1.Skill
-	(*TagSkillRequest)(nil),              // 117: spool.v1.TagSkillRequest
-	(*RemoveSkillRequest)(nil),           // 118: spool.v1.RemoveSkillRequest
-	nil,                                  // 119: spool.v1.ModelSettings.EnvEntry
-	nil,                                  // 120: spool.v1.PostMessageRequest.EnvironmentEntry
-	nil,                                  // 121: spool.v1.StartExecutionRequest.EnvironmentEntry
-	(*timestamppb.Timestamp)(nil),        // 122: google.protobuf.Timestamp
+	(*ForkSessionRequest)(nil),           // 7: spool.v1.ForkSessionRequest
+	(*ForkSessionResponse)(nil),          // 8: spool.v1.ForkSessionResponse
+	(*ParentSession)(nil),                // 9: spool.v1.ParentSession
+	(*ListSessionsRequest)(nil),          // 10: spool.v1.ListSessionsRequest
+	(*ListSessionsResponse)(nil),         // 11: spool.v1.ListSessionsResponse
+	(*GetSessionRequest)(nil),            // 12: spool.v1.GetSessionRequest
+	(*Session)(nil),                      // 13: spool.v1.Session
+	(*CurrentSandbox)(nil),               // 14: spool.v1.CurrentSandbox
+	(*UpdateSessionRequest)(nil),         // 15: spool.v1.UpdateSessionRequest
+	(*UpdateSessionResponse)(nil),        // 16: spool.v1.UpdateSessionResponse
+	(*DeleteSessionRequest)(nil),         // 17: spool.v1.DeleteSessionRequest
+	(*DeleteSessionResponse)(nil),        // 18: spool.v1.DeleteSessionResponse
+	(*PostMessageRequest)(nil),           // 19: spool.v1.PostMessageRequest
+	(*RunVariable)(nil),                  // 20: spool.v1.RunVariable
+	(*Part)(nil),                         // 21: spool.v1.Part
+	(*PostMessageResponse)(nil),          // 22: spool.v1.PostMessageResponse
+	(*InterruptSessionRequest)(nil),      // 23: spool.v1.InterruptSessionRequest
+	(*InterruptSessionResponse)(nil),     // 24: spool.v1.InterruptSessionResponse
+	(*SyncSessionRequest)(nil),           // 25: spool.v1.SyncSessionRequest
+	(*SyncSessionResponse)(nil),          // 26: spool.v1.SyncSessionResponse
+	(*TerminateEnvironmentRequest)(nil),  // 27: spool.v1.TerminateEnvironmentRequest
+	(*TerminateEnvironmentResponse)(nil), // 28: spool.v1.TerminateEnvironmentResponse
+	(*ListConversationsRequest)(nil),     // 29: spool.v1.ListConversationsRequest
+	(*ListConversationsResponse)(nil),    // 30: spool.v1.ListConversationsResponse
+	(*Conversation)(nil),                 // 31: spool.v1.Conversation
+	(*StartExecutionRequest)(nil),        // 32: spool.v1.StartExecutionRequest
+	(*StartExecutionResponse)(nil),       // 33: spool.v1.StartExecutionResponse
+	(*ListExecutionsRequest)(nil),        // 34: spool.v1.ListExecutionsRequest
+	(*ListSessionExecutionsRequest)(nil), // 35: spool.v1.ListSessionExecutionsRequest
+	(*ListExecutionsResponse)(nil),       // 36: spool.v1.ListExecutionsResponse
+	(*GetExecutionRequest)(nil),          // 37: spool.v1.GetExecutionRequest
+	(*Execution)(nil),                    // 38: spool.v1.Execution
+	(*MeteredUsage)(nil),                 // 39: spool.v1.MeteredUsage
+	(*Usage)(nil),                        // 40: spool.v1.Usage
+	(*CancelExecutionRequest)(nil),       // 41: spool.v1.CancelExecutionRequest
+	(*CancelExecutionResponse)(nil),      // 42: spool.v1.CancelExecutionResponse
+	(*PauseExecutionRequest)(nil),        // 43: spool.v1.PauseExecutionRequest
+	(*PauseExecutionResponse)(nil),       // 44: spool.v1.PauseExecutionResponse
+	(*ResumeExecutionRequest)(nil),       // 45: spool.v1.ResumeExecutionRequest
+	(*ResumeExecutionResponse)(nil),      // 46: spool.v1.ResumeExecutionResponse
+	(*TerminateExecutionRequest)(nil),    // 47: spool.v1.TerminateExecutionRequest
+	(*TerminateExecutionResponse)(nil),   // 48: spool.v1.TerminateExecutionResponse
+	(*ListEventsRequest)(nil),            // 49: spool.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),           // 50: spool.v1.ListEventsResponse
+	(*ListHistoryRequest)(nil),           // 51: spool.v1.ListHistoryRequest
+	(*ListHistoryResponse)(nil),          // 52: spool.v1.ListHistoryResponse
+	(*Ancestor)(nil),                     // 53: spool.v1.Ancestor
+	(*ListHistoryBlocksRequest)(nil),     // 54: spool.v1.ListHistoryBlocksRequest
+	(*ListHistoryBlocksResponse)(nil),    // 55: spool.v1.ListHistoryBlocksResponse
+	(*InheritedBlocks)(nil),              // 56: spool.v1.InheritedBlocks
+	(*Event)(nil),                        // 57: spool.v1.Event
+	(*EventMetadata)(nil),                // 58: spool.v1.EventMetadata
+	(*StreamEventsRequest)(nil),          // 59: spool.v1.StreamEventsRequest
+	(*StreamEventsResponse)(nil),         // 60: spool.v1.StreamEventsResponse
+	(*Lag)(nil),                          // 61: spool.v1.Lag
+	(*ListBlocksRequest)(nil),            // 62: spool.v1.ListBlocksRequest
+	(*ListBlocksResponse)(nil),           // 63: spool.v1.ListBlocksResponse
+	(*Block)(nil),                        // 64: spool.v1.Block
+	(*TodoItem)(nil),                     // 65: spool.v1.TodoItem
+	(*CreateKeyRequest)(nil),             // 66: spool.v1.CreateKeyRequest
+	(*CreateKeyResponse)(nil),            // 67: spool.v1.CreateKeyResponse
+	(*ListDeadLettersRequest)(nil),       // 68: spool.v1.ListDeadLettersRequest
+	(*ListDeadLettersResponse)(nil),      // 69: spool.v1.ListDeadLettersResponse
+	(*DeadLetter)(nil),                   // 70: spool.v1.DeadLetter
+	(*ListAuditRequest)(nil),             // 71: spool.v1.ListAuditRequest
+	(*ListAuditResponse)(nil),            // 72: spool.v1.ListAuditResponse
+	(*AuditEntry)(nil),                   // 73: spool.v1.AuditEntry
+	(*AuditActor)(nil),                   // 74: spool.v1.AuditActor
+	(*GetDeadLetterRequest)(nil),         // 75: spool.v1.GetDeadLetterRequest
+	(*RetryDeadLetterRequest)(nil),       // 76: spool.v1.RetryDeadLetterRequest
+	(*RetryDeadLetterResponse)(nil),      // 77: spool.v1.RetryDeadLetterResponse
+	(*DropDeadLetterRequest)(nil),        // 78: spool.v1.DropDeadLetterRequest
+	(*DropDeadLetterResponse)(nil),       // 79: spool.v1.DropDeadLetterResponse
+	(*ListKeysRequest)(nil),              // 80: spool.v1.ListKeysRequest
+	(*ListKeysResponse)(nil),             // 81: spool.v1.ListKeysResponse
+	(*Key)(nil),                          // 82: spool.v1.Key
+	(*RevokeKeyRequest)(nil),             // 83: spool.v1.RevokeKeyRequest
+	(*RevokeKeyResponse)(nil),            // 84: spool.v1.RevokeKeyResponse
+	(*SetBudgetRequest)(nil),             // 85: spool.v1.SetBudgetRequest
+	(*SetBudgetResponse)(nil),            // 86: spool.v1.SetBudgetResponse
+	(*ListBudgetsRequest)(nil),           // 87: spool.v1.ListBudgetsRequest
+	(*ListBudgetsResponse)(nil),          // 88: spool.v1.ListBudgetsResponse
+	(*TenantBudget)(nil),                 // 89: spool.v1.TenantBudget
+	(*RemoveBudgetRequest)(nil),          // 90: spool.v1.RemoveBudgetRequest
+	(*RemoveBudgetResponse)(nil),         // 91: spool.v1.RemoveBudgetResponse
+	(*TenantLimits)(nil),                 // 92: spool.v1.TenantLimits
+	(*SetLimitsRequest)(nil),             // 93: spool.v1.SetLimitsRequest
+	(*SetLimitsResponse)(nil),            // 94: spool.v1.SetLimitsResponse
+	(*GetLimitsRequest)(nil),             // 95: spool.v1.GetLimitsRequest
+	(*GetLimitsResponse)(nil),            // 96: spool.v1.GetLimitsResponse
+	(*RemoveLimitsRequest)(nil),          // 97: spool.v1.RemoveLimitsRequest
+	(*RemoveLimitsResponse)(nil),         // 98: spool.v1.RemoveLimitsResponse
+	(*Reference)(nil),                    // 99: spool.v1.Reference
+	(*Definition)(nil),                   // 100: spool.v1.Definition
+	(*ApplyResponse)(nil),                // 101: spool.v1.ApplyResponse
+	(*RemoveResponse)(nil),               // 102: spool.v1.RemoveResponse
+	(*ApplyAgentRequest)(nil),            // 103: spool.v1.ApplyAgentRequest
+	(*ListAgentsRequest)(nil),            // 104: spool.v1.ListAgentsRequest
+	(*ListAgentsResponse)(nil),           // 105: spool.v1.ListAgentsResponse
+	(*GetAgentRequest)(nil),              // 106: spool.v1.GetAgentRequest
+	(*RemoveAgentRequest)(nil),           // 107: spool.v1.RemoveAgentRequest
+	(*ApplyInstanceRequest)(nil),         // 108: spool.v1.ApplyInstanceRequest
+	(*ListInstancesRequest)(nil),         // 109: spool.v1.ListInstancesRequest
+	(*ListInstancesResponse)(nil),        // 110: spool.v1.ListInstancesResponse
+	(*GetInstanceRequest)(nil),           // 111: spool.v1.GetInstanceRequest
+	(*RemoveInstanceRequest)(nil),        // 112: spool.v1.RemoveInstanceRequest
+	(*ApplyEnvironmentRequest)(nil),      // 113: spool.v1.ApplyEnvironmentRequest
+	(*ListEnvironmentsRequest)(nil),      // 114: spool.v1.ListEnvironmentsRequest
+	(*ListEnvironmentsResponse)(nil),     // 115: spool.v1.ListEnvironmentsResponse
+	(*GetEnvironmentRequest)(nil),        // 116: spool.v1.GetEnvironmentRequest
+	(*RemoveEnvironmentRequest)(nil),     // 117: spool.v1.RemoveEnvironmentRequest
+	(*ExplainEnvironmentRequest)(nil),    // 118: spool.v1.ExplainEnvironmentRequest
+	(*ExplainEnvironmentResponse)(nil),   // 119: spool.v1.ExplainEnvironmentResponse
+	(*ExplainedHost)(nil),                // 120: spool.v1.ExplainedHost
+	(*ExplainedVariable)(nil),            // 121: spool.v1.ExplainedVariable
+	(*ListSkillsRequest)(nil),            // 122: spool.v1.ListSkillsRequest
+	(*ListSkillsResponse)(nil),           // 123: spool.v1.ListSkillsResponse
+	(*GetSkillRequest)(nil),              // 124: spool.v1.GetSkillRequest
+	(*Skill)(nil),                        // 125: spool.v1.Skill
+	(*TagSkillRequest)(nil),              // 126: spool.v1.TagSkillRequest
+	(*RemoveSkillRequest)(nil),           // 127: spool.v1.RemoveSkillRequest
+	nil,                                  // 128: spool.v1.ModelSettings.EnvEntry
+	nil,                                  // 129: spool.v1.PostMessageRequest.EnvironmentEntry
+	nil,                                  // 130: spool.v1.StartExecutionRequest.EnvironmentEntry
+	(*timestamppb.Timestamp)(nil),        // 131: google.protobuf.Timestamp
 }
 var file_spool_v1_spool_proto_depIdxs = []int32{
 	3,   // 0: spool.v1.SessionOptions.budget:type_name -> spool.v1.Budget
 	2,   // 1: spool.v1.SessionOptions.model_settings:type_name -> spool.v1.ModelSettings
-	119, // 2: spool.v1.ModelSettings.env:type_name -> spool.v1.ModelSettings.EnvEntry
+	128, // 2: spool.v1.ModelSettings.env:type_name -> spool.v1.ModelSettings.EnvEntry
 	1,   // 3: spool.v1.CreateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 4: spool.v1.CreateSessionRequest.metadata:type_name -> spool.v1.Json
 	4,   // 5: spool.v1.CreateSessionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	10,  // 6: spool.v1.ListSessionsResponse.sessions:type_name -> spool.v1.Session
-	1,   // 7: spool.v1.Session.session_options:type_name -> spool.v1.SessionOptions
-	0,   // 8: spool.v1.Session.metadata:type_name -> spool.v1.Json
-	122, // 9: spool.v1.Session.created_at:type_name -> google.protobuf.Timestamp
-	122, // 10: spool.v1.Session.updated_at:type_name -> google.protobuf.Timestamp
-	11,  // 11: spool.v1.Session.current_sandbox:type_name -> spool.v1.CurrentSandbox
-	122, // 12: spool.v1.Session.snapshot_at:type_name -> google.protobuf.Timestamp
-	122, // 13: spool.v1.CurrentSandbox.created_at:type_name -> google.protobuf.Timestamp
-	122, // 14: spool.v1.CurrentSandbox.ended_at:type_name -> google.protobuf.Timestamp
-	1,   // 15: spool.v1.UpdateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
-	0,   // 16: spool.v1.UpdateSessionRequest.metadata:type_name -> spool.v1.Json
-	18,  // 17: spool.v1.PostMessageRequest.parts:type_name -> spool.v1.Part
-	0,   // 18: spool.v1.PostMessageRequest.metadata:type_name -> spool.v1.Json
-	4,   // 19: spool.v1.PostMessageRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	120, // 20: spool.v1.PostMessageRequest.environment:type_name -> spool.v1.PostMessageRequest.EnvironmentEntry
-	28,  // 21: spool.v1.ListConversationsResponse.conversations:type_name -> spool.v1.Conversation
-	122, // 22: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
-	122, // 23: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
-	1,   // 24: spool.v1.StartExecutionRequest.session_options:type_name -> spool.v1.SessionOptions
-	0,   // 25: spool.v1.StartExecutionRequest.metadata:type_name -> spool.v1.Json
-	18,  // 26: spool.v1.StartExecutionRequest.parts:type_name -> spool.v1.Part
-	4,   // 27: spool.v1.StartExecutionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	121, // 28: spool.v1.StartExecutionRequest.environment:type_name -> spool.v1.StartExecutionRequest.EnvironmentEntry
-	35,  // 29: spool.v1.ListExecutionsResponse.executions:type_name -> spool.v1.Execution
-	37,  // 30: spool.v1.Execution.usage:type_name -> spool.v1.Usage
-	0,   // 31: spool.v1.Execution.metadata:type_name -> spool.v1.Json
-	122, // 32: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
-	122, // 33: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
-	122, // 34: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
-	122, // 35: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
-	36,  // 36: spool.v1.Execution.metered:type_name -> spool.v1.MeteredUsage
-	0,   // 37: spool.v1.Execution.resolved:type_name -> spool.v1.Json
-	122, // 38: spool.v1.Execution.updated_at:type_name -> google.protobuf.Timestamp
-	37,  // 39: spool.v1.MeteredUsage.usage:type_name -> spool.v1.Usage
-	48,  // 40: spool.v1.ListEventsResponse.events:type_name -> spool.v1.Event
-	122, // 41: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
-	0,   // 42: spool.v1.Event.data:type_name -> spool.v1.Json
-	49,  // 43: spool.v1.Event.metadata:type_name -> spool.v1.EventMetadata
-	0,   // 44: spool.v1.EventMetadata.session:type_name -> spool.v1.Json
-	0,   // 45: spool.v1.EventMetadata.message:type_name -> spool.v1.Json
-	48,  // 46: spool.v1.StreamEventsResponse.event:type_name -> spool.v1.Event
-	52,  // 47: spool.v1.StreamEventsResponse.lag:type_name -> spool.v1.Lag
-	55,  // 48: spool.v1.ListBlocksResponse.blocks:type_name -> spool.v1.Block
-	122, // 49: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
-	18,  // 50: spool.v1.Block.parts:type_name -> spool.v1.Part
-	0,   // 51: spool.v1.Block.input:type_name -> spool.v1.Json
-	56,  // 52: spool.v1.Block.todos:type_name -> spool.v1.TodoItem
-	122, // 53: spool.v1.CreateKeyResponse.expires_at:type_name -> google.protobuf.Timestamp
-	61,  // 54: spool.v1.ListDeadLettersResponse.dead_letters:type_name -> spool.v1.DeadLetter
-	122, // 55: spool.v1.DeadLetter.time:type_name -> google.protobuf.Timestamp
-	64,  // 56: spool.v1.ListAuditResponse.entries:type_name -> spool.v1.AuditEntry
-	122, // 57: spool.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
-	65,  // 58: spool.v1.AuditEntry.actor:type_name -> spool.v1.AuditActor
-	73,  // 59: spool.v1.ListKeysResponse.keys:type_name -> spool.v1.Key
-	122, // 60: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
-	122, // 61: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
-	122, // 62: spool.v1.Key.expires_at:type_name -> google.protobuf.Timestamp
-	3,   // 63: spool.v1.SetBudgetRequest.budget:type_name -> spool.v1.Budget
-	80,  // 64: spool.v1.ListBudgetsResponse.budgets:type_name -> spool.v1.TenantBudget
-	3,   // 65: spool.v1.TenantBudget.budget:type_name -> spool.v1.Budget
-	3,   // 66: spool.v1.TenantBudget.spent:type_name -> spool.v1.Budget
-	122, // 67: spool.v1.TenantBudget.until:type_name -> google.protobuf.Timestamp
-	83,  // 68: spool.v1.SetLimitsRequest.limits:type_name -> spool.v1.TenantLimits
-	83,  // 69: spool.v1.GetLimitsResponse.limits:type_name -> spool.v1.TenantLimits
-	83,  // 70: spool.v1.GetLimitsResponse.used:type_name -> spool.v1.TenantLimits
-	90,  // 71: spool.v1.Definition.ref:type_name -> spool.v1.Reference
-	0,   // 72: spool.v1.Definition.spec:type_name -> spool.v1.Json
-	122, // 73: spool.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
-	90,  // 74: spool.v1.ApplyResponse.ref:type_name -> spool.v1.Reference
-	90,  // 75: spool.v1.ApplyAgentRequest.ref:type_name -> spool.v1.Reference
-	0,   // 76: spool.v1.ApplyAgentRequest.spec:type_name -> spool.v1.Json
-	91,  // 77: spool.v1.ListAgentsResponse.agents:type_name -> spool.v1.Definition
-	90,  // 78: spool.v1.ApplyInstanceRequest.ref:type_name -> spool.v1.Reference
-	0,   // 79: spool.v1.ApplyInstanceRequest.spec:type_name -> spool.v1.Json
-	91,  // 80: spool.v1.ListInstancesResponse.instances:type_name -> spool.v1.Definition
-	90,  // 81: spool.v1.ApplyEnvironmentRequest.ref:type_name -> spool.v1.Reference
-	0,   // 82: spool.v1.ApplyEnvironmentRequest.spec:type_name -> spool.v1.Json
-	91,  // 83: spool.v1.ListEnvironmentsResponse.environments:type_name -> spool.v1.Definition
-	112, // 84: spool.v1.ExplainEnvironmentResponse.variables:type_name -> spool.v1.ExplainedVariable
-	111, // 85: spool.v1.ExplainEnvironmentResponse.egress:type_name -> spool.v1.ExplainedHost
-	116, // 86: spool.v1.ListSkillsResponse.skills:type_name -> spool.v1.Skill
-	90,  // 87: spool.v1.Skill.ref:type_name -> spool.v1.Reference
-	122, // 88: spool.v1.Skill.created_at:type_name -> google.protobuf.Timestamp
-	17,  // 89: spool.v1.PostMessageRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	17,  // 90: spool.v1.StartExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	5,   // 91: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
-	7,   // 92: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
-	9,   // 93: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
-	12,  // 94: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
-	14,  // 95: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
-	16,  // 96: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
-	20,  // 97: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
-	22,  // 98: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
-	24,  // 99: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
-	26,  // 100: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
-	29,  // 101: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
-	31,  // 102: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
-	34,  // 103: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
-	32,  // 104: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
-	38,  // 105: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
-	40,  // 106: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
-	42,  // 107: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
-	44,  // 108: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
-	46,  // 109: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
-	50,  // 110: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
-	53,  // 111: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
-	57,  // 112: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
-	71,  // 113: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
-	74,  // 114: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
-	84,  // 115: spool.v1.Limits.SetLimits:input_type -> spool.v1.SetLimitsRequest
-	86,  // 116: spool.v1.Limits.GetLimits:input_type -> spool.v1.GetLimitsRequest
-	88,  // 117: spool.v1.Limits.RemoveLimits:input_type -> spool.v1.RemoveLimitsRequest
-	76,  // 118: spool.v1.Budgets.SetBudget:input_type -> spool.v1.SetBudgetRequest
-	78,  // 119: spool.v1.Budgets.ListBudgets:input_type -> spool.v1.ListBudgetsRequest
-	81,  // 120: spool.v1.Budgets.RemoveBudget:input_type -> spool.v1.RemoveBudgetRequest
-	59,  // 121: spool.v1.DeadLetters.ListDeadLetters:input_type -> spool.v1.ListDeadLettersRequest
-	66,  // 122: spool.v1.DeadLetters.GetDeadLetter:input_type -> spool.v1.GetDeadLetterRequest
-	67,  // 123: spool.v1.DeadLetters.RetryDeadLetter:input_type -> spool.v1.RetryDeadLetterRequest
-	69,  // 124: spool.v1.DeadLetters.DropDeadLetter:input_type -> spool.v1.DropDeadLetterRequest
-	62,  // 125: spool.v1.Audit.ListAudit:input_type -> spool.v1.ListAuditRequest
-	94,  // 126: spool.v1.Agents.ApplyAgent:input_type -> spool.v1.ApplyAgentRequest
-	95,  // 127: spool.v1.Agents.ListAgents:input_type -> spool.v1.ListAgentsRequest
-	97,  // 128: spool.v1.Agents.GetAgent:input_type -> spool.v1.GetAgentRequest
-	98,  // 129: spool.v1.Agents.RemoveAgent:input_type -> spool.v1.RemoveAgentRequest
-	99,  // 130: spool.v1.Instances.ApplyInstance:input_type -> spool.v1.ApplyInstanceRequest
-	100, // 131: spool.v1.Instances.ListInstances:input_type -> spool.v1.ListInstancesRequest
-	102, // 132: spool.v1.Instances.GetInstance:input_type -> spool.v1.GetInstanceRequest
-	103, // 133: spool.v1.Instances.RemoveInstance:input_type -> spool.v1.RemoveInstanceRequest
-	104, // 134: spool.v1.Environments.ApplyEnvironment:input_type -> spool.v1.ApplyEnvironmentRequest
-	105, // 135: spool.v1.Environments.ListEnvironments:input_type -> spool.v1.ListEnvironmentsRequest
-	107, // 136: spool.v1.Environments.GetEnvironment:input_type -> spool.v1.GetEnvironmentRequest
-	108, // 137: spool.v1.Environments.RemoveEnvironment:input_type -> spool.v1.RemoveEnvironmentRequest
-	109, // 138: spool.v1.Environments.ExplainEnvironment:input_type -> spool.v1.ExplainEnvironmentRequest
-	113, // 139: spool.v1.Skills.ListSkills:input_type -> spool.v1.ListSkillsRequest
-	115, // 140: spool.v1.Skills.GetSkill:input_type -> spool.v1.GetSkillRequest
-	117, // 141: spool.v1.Skills.TagSkill:input_type -> spool.v1.TagSkillRequest
-	118, // 142: spool.v1.Skills.RemoveSkill:input_type -> spool.v1.RemoveSkillRequest
-	6,   // 143: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
-	8,   // 144: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
-	10,  // 145: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
-	13,  // 146: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
-	15,  // 147: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
-	19,  // 148: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
-	21,  // 149: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
-	23,  // 150: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
-	25,  // 151: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
-	27,  // 152: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
-	30,  // 153: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
-	33,  // 154: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
-	35,  // 155: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
-	33,  // 156: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
-	39,  // 157: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
-	41,  // 158: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
-	43,  // 159: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
-	45,  // 160: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
-	47,  // 161: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
-	51,  // 162: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
-	54,  // 163: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
-	58,  // 164: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
-	72,  // 165: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
-	75,  // 166: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
-	85,  // 167: spool.v1.Limits.SetLimits:output_type -> spool.v1.SetLimitsResponse
-	87,  // 168: spool.v1.Limits.GetLimits:output_type -> spool.v1.GetLimitsResponse
-	89,  // 169: spool.v1.Limits.RemoveLimits:output_type -> spool.v1.RemoveLimitsResponse
-	77,  // 170: spool.v1.Budgets.SetBudget:output_type -> spool.v1.SetBudgetResponse
-	79,  // 171: spool.v1.Budgets.ListBudgets:output_type -> spool.v1.ListBudgetsResponse
-	82,  // 172: spool.v1.Budgets.RemoveBudget:output_type -> spool.v1.RemoveBudgetResponse
-	60,  // 173: spool.v1.DeadLetters.ListDeadLetters:output_type -> spool.v1.ListDeadLettersResponse
-	61,  // 174: spool.v1.DeadLetters.GetDeadLetter:output_type -> spool.v1.DeadLetter
-	68,  // 175: spool.v1.DeadLetters.RetryDeadLetter:output_type -> spool.v1.RetryDeadLetterResponse
-	70,  // 176: spool.v1.DeadLetters.DropDeadLetter:output_type -> spool.v1.DropDeadLetterResponse
-	63,  // 177: spool.v1.Audit.ListAudit:output_type -> spool.v1.ListAuditResponse
-	92,  // 178: spool.v1.Agents.ApplyAgent:output_type -> spool.v1.ApplyResponse
-	96,  // 179: spool.v1.Agents.ListAgents:output_type -> spool.v1.ListAgentsResponse
-	91,  // 180: spool.v1.Agents.GetAgent:output_type -> spool.v1.Definition
-	93,  // 181: spool.v1.Agents.RemoveAgent:output_type -> spool.v1.RemoveResponse
-	92,  // 182: spool.v1.Instances.ApplyInstance:output_type -> spool.v1.ApplyResponse
-	101, // 183: spool.v1.Instances.ListInstances:output_type -> spool.v1.ListInstancesResponse
-	91,  // 184: spool.v1.Instances.GetInstance:output_type -> spool.v1.Definition
-	93,  // 185: spool.v1.Instances.RemoveInstance:output_type -> spool.v1.RemoveResponse
-	92,  // 186: spool.v1.Environments.ApplyEnvironment:output_type -> spool.v1.ApplyResponse
-	106, // 187: spool.v1.Environments.ListEnvironments:output_type -> spool.v1.ListEnvironmentsResponse
-	91,  // 188: spool.v1.Environments.GetEnvironment:output_type -> spool.v1.Definition
-	93,  // 189: spool.v1.Environments.RemoveEnvironment:output_type -> spool.v1.RemoveResponse
-	110, // 190: spool.v1.Environments.ExplainEnvironment:output_type -> spool.v1.ExplainEnvironmentResponse
-	114, // 191: spool.v1.Skills.ListSkills:output_type -> spool.v1.ListSkillsResponse
-	116, // 192: spool.v1.Skills.GetSkill:output_type -> spool.v1.Skill
-	92,  // 193: spool.v1.Skills.TagSkill:output_type -> spool.v1.ApplyResponse
-	93,  // 194: spool.v1.Skills.RemoveSkill:output_type -> spool.v1.RemoveResponse
-	143, // [143:195] is the sub-list for method output_type
-	91,  // [91:143] is the sub-list for method input_type
-	91,  // [91:91] is the sub-list for extension type_name
-	91,  // [91:91] is the sub-list for extension extendee
-	0,   // [0:91] is the sub-list for field type_name
+	0,   // 6: spool.v1.ForkSessionRequest.metadata:type_name -> spool.v1.Json
+	9,   // 7: spool.v1.ForkSessionResponse.parent:type_name -> spool.v1.ParentSession
+	13,  // 8: spool.v1.ListSessionsResponse.sessions:type_name -> spool.v1.Session
+	1,   // 9: spool.v1.Session.session_options:type_name -> spool.v1.SessionOptions
+	0,   // 10: spool.v1.Session.metadata:type_name -> spool.v1.Json
+	131, // 11: spool.v1.Session.created_at:type_name -> google.protobuf.Timestamp
+	131, // 12: spool.v1.Session.updated_at:type_name -> google.protobuf.Timestamp
+	14,  // 13: spool.v1.Session.current_sandbox:type_name -> spool.v1.CurrentSandbox
+	131, // 14: spool.v1.Session.snapshot_at:type_name -> google.protobuf.Timestamp
+	9,   // 15: spool.v1.Session.parent:type_name -> spool.v1.ParentSession
+	131, // 16: spool.v1.CurrentSandbox.created_at:type_name -> google.protobuf.Timestamp
+	131, // 17: spool.v1.CurrentSandbox.ended_at:type_name -> google.protobuf.Timestamp
+	1,   // 18: spool.v1.UpdateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
+	0,   // 19: spool.v1.UpdateSessionRequest.metadata:type_name -> spool.v1.Json
+	21,  // 20: spool.v1.PostMessageRequest.parts:type_name -> spool.v1.Part
+	0,   // 21: spool.v1.PostMessageRequest.metadata:type_name -> spool.v1.Json
+	4,   // 22: spool.v1.PostMessageRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
+	129, // 23: spool.v1.PostMessageRequest.environment:type_name -> spool.v1.PostMessageRequest.EnvironmentEntry
+	31,  // 24: spool.v1.ListConversationsResponse.conversations:type_name -> spool.v1.Conversation
+	131, // 25: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
+	131, // 26: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
+	1,   // 27: spool.v1.StartExecutionRequest.session_options:type_name -> spool.v1.SessionOptions
+	0,   // 28: spool.v1.StartExecutionRequest.metadata:type_name -> spool.v1.Json
+	21,  // 29: spool.v1.StartExecutionRequest.parts:type_name -> spool.v1.Part
+	4,   // 30: spool.v1.StartExecutionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
+	130, // 31: spool.v1.StartExecutionRequest.environment:type_name -> spool.v1.StartExecutionRequest.EnvironmentEntry
+	38,  // 32: spool.v1.ListExecutionsResponse.executions:type_name -> spool.v1.Execution
+	40,  // 33: spool.v1.Execution.usage:type_name -> spool.v1.Usage
+	0,   // 34: spool.v1.Execution.metadata:type_name -> spool.v1.Json
+	131, // 35: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
+	131, // 36: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
+	131, // 37: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
+	131, // 38: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
+	39,  // 39: spool.v1.Execution.metered:type_name -> spool.v1.MeteredUsage
+	0,   // 40: spool.v1.Execution.resolved:type_name -> spool.v1.Json
+	131, // 41: spool.v1.Execution.updated_at:type_name -> google.protobuf.Timestamp
+	40,  // 42: spool.v1.MeteredUsage.usage:type_name -> spool.v1.Usage
+	57,  // 43: spool.v1.ListEventsResponse.events:type_name -> spool.v1.Event
+	57,  // 44: spool.v1.ListHistoryResponse.events:type_name -> spool.v1.Event
+	53,  // 45: spool.v1.ListHistoryResponse.ancestors:type_name -> spool.v1.Ancestor
+	56,  // 46: spool.v1.ListHistoryBlocksResponse.ancestors:type_name -> spool.v1.InheritedBlocks
+	64,  // 47: spool.v1.InheritedBlocks.blocks:type_name -> spool.v1.Block
+	131, // 48: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
+	0,   // 49: spool.v1.Event.data:type_name -> spool.v1.Json
+	58,  // 50: spool.v1.Event.metadata:type_name -> spool.v1.EventMetadata
+	0,   // 51: spool.v1.EventMetadata.session:type_name -> spool.v1.Json
+	0,   // 52: spool.v1.EventMetadata.message:type_name -> spool.v1.Json
+	57,  // 53: spool.v1.StreamEventsResponse.event:type_name -> spool.v1.Event
+	61,  // 54: spool.v1.StreamEventsResponse.lag:type_name -> spool.v1.Lag
+	64,  // 55: spool.v1.ListBlocksResponse.blocks:type_name -> spool.v1.Block
+	131, // 56: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
+	21,  // 57: spool.v1.Block.parts:type_name -> spool.v1.Part
+	0,   // 58: spool.v1.Block.input:type_name -> spool.v1.Json
+	65,  // 59: spool.v1.Block.todos:type_name -> spool.v1.TodoItem
+	131, // 60: spool.v1.CreateKeyResponse.expires_at:type_name -> google.protobuf.Timestamp
+	70,  // 61: spool.v1.ListDeadLettersResponse.dead_letters:type_name -> spool.v1.DeadLetter
+	131, // 62: spool.v1.DeadLetter.time:type_name -> google.protobuf.Timestamp
+	73,  // 63: spool.v1.ListAuditResponse.entries:type_name -> spool.v1.AuditEntry
+	131, // 64: spool.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
+	74,  // 65: spool.v1.AuditEntry.actor:type_name -> spool.v1.AuditActor
+	82,  // 66: spool.v1.ListKeysResponse.keys:type_name -> spool.v1.Key
+	131, // 67: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
+	131, // 68: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
+	131, // 69: spool.v1.Key.expires_at:type_name -> google.protobuf.Timestamp
+	3,   // 70: spool.v1.SetBudgetRequest.budget:type_name -> spool.v1.Budget
+	89,  // 71: spool.v1.ListBudgetsResponse.budgets:type_name -> spool.v1.TenantBudget
+	3,   // 72: spool.v1.TenantBudget.budget:type_name -> spool.v1.Budget
+	3,   // 73: spool.v1.TenantBudget.spent:type_name -> spool.v1.Budget
+	131, // 74: spool.v1.TenantBudget.until:type_name -> google.protobuf.Timestamp
+	92,  // 75: spool.v1.SetLimitsRequest.limits:type_name -> spool.v1.TenantLimits
+	92,  // 76: spool.v1.GetLimitsResponse.limits:type_name -> spool.v1.TenantLimits
+	92,  // 77: spool.v1.GetLimitsResponse.used:type_name -> spool.v1.TenantLimits
+	99,  // 78: spool.v1.Definition.ref:type_name -> spool.v1.Reference
+	0,   // 79: spool.v1.Definition.spec:type_name -> spool.v1.Json
+	131, // 80: spool.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
+	99,  // 81: spool.v1.ApplyResponse.ref:type_name -> spool.v1.Reference
+	99,  // 82: spool.v1.ApplyAgentRequest.ref:type_name -> spool.v1.Reference
+	0,   // 83: spool.v1.ApplyAgentRequest.spec:type_name -> spool.v1.Json
+	100, // 84: spool.v1.ListAgentsResponse.agents:type_name -> spool.v1.Definition
+	99,  // 85: spool.v1.ApplyInstanceRequest.ref:type_name -> spool.v1.Reference
+	0,   // 86: spool.v1.ApplyInstanceRequest.spec:type_name -> spool.v1.Json
+	100, // 87: spool.v1.ListInstancesResponse.instances:type_name -> spool.v1.Definition
+	99,  // 88: spool.v1.ApplyEnvironmentRequest.ref:type_name -> spool.v1.Reference
+	0,   // 89: spool.v1.ApplyEnvironmentRequest.spec:type_name -> spool.v1.Json
+	100, // 90: spool.v1.ListEnvironmentsResponse.environments:type_name -> spool.v1.Definition
+	121, // 91: spool.v1.ExplainEnvironmentResponse.variables:type_name -> spool.v1.ExplainedVariable
+	120, // 92: spool.v1.ExplainEnvironmentResponse.egress:type_name -> spool.v1.ExplainedHost
+	125, // 93: spool.v1.ListSkillsResponse.skills:type_name -> spool.v1.Skill
+	99,  // 94: spool.v1.Skill.ref:type_name -> spool.v1.Reference
+	131, // 95: spool.v1.Skill.created_at:type_name -> google.protobuf.Timestamp
+	20,  // 96: spool.v1.PostMessageRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	20,  // 97: spool.v1.StartExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	5,   // 98: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
+	7,   // 99: spool.v1.Sessions.ForkSession:input_type -> spool.v1.ForkSessionRequest
+	10,  // 100: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
+	12,  // 101: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
+	15,  // 102: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
+	17,  // 103: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
+	19,  // 104: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
+	23,  // 105: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
+	25,  // 106: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
+	27,  // 107: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
+	29,  // 108: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
+	32,  // 109: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
+	34,  // 110: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
+	37,  // 111: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
+	35,  // 112: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
+	41,  // 113: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
+	43,  // 114: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
+	45,  // 115: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
+	47,  // 116: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
+	49,  // 117: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
+	59,  // 118: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
+	51,  // 119: spool.v1.Events.ListHistory:input_type -> spool.v1.ListHistoryRequest
+	54,  // 120: spool.v1.Events.ListHistoryBlocks:input_type -> spool.v1.ListHistoryBlocksRequest
+	62,  // 121: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
+	66,  // 122: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
+	80,  // 123: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
+	83,  // 124: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
+	93,  // 125: spool.v1.Limits.SetLimits:input_type -> spool.v1.SetLimitsRequest
+	95,  // 126: spool.v1.Limits.GetLimits:input_type -> spool.v1.GetLimitsRequest
+	97,  // 127: spool.v1.Limits.RemoveLimits:input_type -> spool.v1.RemoveLimitsRequest
+	85,  // 128: spool.v1.Budgets.SetBudget:input_type -> spool.v1.SetBudgetRequest
+	87,  // 129: spool.v1.Budgets.ListBudgets:input_type -> spool.v1.ListBudgetsRequest
+	90,  // 130: spool.v1.Budgets.RemoveBudget:input_type -> spool.v1.RemoveBudgetRequest
+	68,  // 131: spool.v1.DeadLetters.ListDeadLetters:input_type -> spool.v1.ListDeadLettersRequest
+	75,  // 132: spool.v1.DeadLetters.GetDeadLetter:input_type -> spool.v1.GetDeadLetterRequest
+	76,  // 133: spool.v1.DeadLetters.RetryDeadLetter:input_type -> spool.v1.RetryDeadLetterRequest
+	78,  // 134: spool.v1.DeadLetters.DropDeadLetter:input_type -> spool.v1.DropDeadLetterRequest
+	71,  // 135: spool.v1.Audit.ListAudit:input_type -> spool.v1.ListAuditRequest
+	103, // 136: spool.v1.Agents.ApplyAgent:input_type -> spool.v1.ApplyAgentRequest
+	104, // 137: spool.v1.Agents.ListAgents:input_type -> spool.v1.ListAgentsRequest
+	106, // 138: spool.v1.Agents.GetAgent:input_type -> spool.v1.GetAgentRequest
+	107, // 139: spool.v1.Agents.RemoveAgent:input_type -> spool.v1.RemoveAgentRequest
+	108, // 140: spool.v1.Instances.ApplyInstance:input_type -> spool.v1.ApplyInstanceRequest
+	109, // 141: spool.v1.Instances.ListInstances:input_type -> spool.v1.ListInstancesRequest
+	111, // 142: spool.v1.Instances.GetInstance:input_type -> spool.v1.GetInstanceRequest
+	112, // 143: spool.v1.Instances.RemoveInstance:input_type -> spool.v1.RemoveInstanceRequest
+	113, // 144: spool.v1.Environments.ApplyEnvironment:input_type -> spool.v1.ApplyEnvironmentRequest
+	114, // 145: spool.v1.Environments.ListEnvironments:input_type -> spool.v1.ListEnvironmentsRequest
+	116, // 146: spool.v1.Environments.GetEnvironment:input_type -> spool.v1.GetEnvironmentRequest
+	117, // 147: spool.v1.Environments.RemoveEnvironment:input_type -> spool.v1.RemoveEnvironmentRequest
+	118, // 148: spool.v1.Environments.ExplainEnvironment:input_type -> spool.v1.ExplainEnvironmentRequest
+	122, // 149: spool.v1.Skills.ListSkills:input_type -> spool.v1.ListSkillsRequest
+	124, // 150: spool.v1.Skills.GetSkill:input_type -> spool.v1.GetSkillRequest
+	126, // 151: spool.v1.Skills.TagSkill:input_type -> spool.v1.TagSkillRequest
+	127, // 152: spool.v1.Skills.RemoveSkill:input_type -> spool.v1.RemoveSkillRequest
+	6,   // 153: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
+	8,   // 154: spool.v1.Sessions.ForkSession:output_type -> spool.v1.ForkSessionResponse
+	11,  // 155: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
+	13,  // 156: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
+	16,  // 157: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
+	18,  // 158: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
+	22,  // 159: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
+	24,  // 160: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
+	26,  // 161: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
+	28,  // 162: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
+	30,  // 163: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
+	33,  // 164: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
+	36,  // 165: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
+	38,  // 166: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
+	36,  // 167: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
+	42,  // 168: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
+	44,  // 169: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
+	46,  // 170: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
+	48,  // 171: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
+	50,  // 172: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
+	60,  // 173: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
+	52,  // 174: spool.v1.Events.ListHistory:output_type -> spool.v1.ListHistoryResponse
+	55,  // 175: spool.v1.Events.ListHistoryBlocks:output_type -> spool.v1.ListHistoryBlocksResponse
+	63,  // 176: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
+	67,  // 177: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
+	81,  // 178: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
+	84,  // 179: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
+	94,  // 180: spool.v1.Limits.SetLimits:output_type -> spool.v1.SetLimitsResponse
+	96,  // 181: spool.v1.Limits.GetLimits:output_type -> spool.v1.GetLimitsResponse
+	98,  // 182: spool.v1.Limits.RemoveLimits:output_type -> spool.v1.RemoveLimitsResponse
+	86,  // 183: spool.v1.Budgets.SetBudget:output_type -> spool.v1.SetBudgetResponse
+	88,  // 184: spool.v1.Budgets.ListBudgets:output_type -> spool.v1.ListBudgetsResponse
+	91,  // 185: spool.v1.Budgets.RemoveBudget:output_type -> spool.v1.RemoveBudgetResponse
+	69,  // 186: spool.v1.DeadLetters.ListDeadLetters:output_type -> spool.v1.ListDeadLettersResponse
+	70,  // 187: spool.v1.DeadLetters.GetDeadLetter:output_type -> spool.v1.DeadLetter
+	77,  // 188: spool.v1.DeadLetters.RetryDeadLetter:output_type -> spool.v1.RetryDeadLetterResponse
+	79,  // 189: spool.v1.DeadLetters.DropDeadLetter:output_type -> spool.v1.DropDeadLetterResponse
+	72,  // 190: spool.v1.Audit.ListAudit:output_type -> spool.v1.ListAuditResponse
+	101, // 191: spool.v1.Agents.ApplyAgent:output_type -> spool.v1.ApplyResponse
+	105, // 192: spool.v1.Agents.ListAgents:output_type -> spool.v1.ListAgentsResponse
+	100, // 193: spool.v1.Agents.GetAgent:output_type -> spool.v1.Definition
+	102, // 194: spool.v1.Agents.RemoveAgent:output_type -> spool.v1.RemoveResponse
+	101, // 195: spool.v1.Instances.ApplyInstance:output_type -> spool.v1.ApplyResponse
+	110, // 196: spool.v1.Instances.ListInstances:output_type -> spool.v1.ListInstancesResponse
+	100, // 197: spool.v1.Instances.GetInstance:output_type -> spool.v1.Definition
+	102, // 198: spool.v1.Instances.RemoveInstance:output_type -> spool.v1.RemoveResponse
+	101, // 199: spool.v1.Environments.ApplyEnvironment:output_type -> spool.v1.ApplyResponse
+	115, // 200: spool.v1.Environments.ListEnvironments:output_type -> spool.v1.ListEnvironmentsResponse
+	100, // 201: spool.v1.Environments.GetEnvironment:output_type -> spool.v1.Definition
+	102, // 202: spool.v1.Environments.RemoveEnvironment:output_type -> spool.v1.RemoveResponse
+	119, // 203: spool.v1.Environments.ExplainEnvironment:output_type -> spool.v1.ExplainEnvironmentResponse
+	123, // 204: spool.v1.Skills.ListSkills:output_type -> spool.v1.ListSkillsResponse
+	125, // 205: spool.v1.Skills.GetSkill:output_type -> spool.v1.Skill
+	101, // 206: spool.v1.Skills.TagSkill:output_type -> spool.v1.ApplyResponse
+	102, // 207: spool.v1.Skills.RemoveSkill:output_type -> spool.v1.RemoveResponse
+	153, // [153:208] is the sub-list for method output_type
+	98,  // [98:153] is the sub-list for method input_type
+	98,  // [98:98] is the sub-list for extension type_name
+	98,  // [98:98] is the sub-list for extension extendee
+	0,   // [0:98] is the sub-list for field type_name
 }
 
 func init() { file_spool_v1_spool_proto_init() }
@@ -9803,34 +10476,36 @@ func file_spool_v1_spool_proto_init() {
 	file_spool_v1_spool_proto_msgTypes[1].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[4].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[7].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[9].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[10].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[11].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[18].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[28].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[13].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[14].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[21].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[31].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[35].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[46].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[48].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[50].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[51].OneofWrappers = []any{
+	file_spool_v1_spool_proto_msgTypes[34].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[38].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[49].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[57].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[59].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[60].OneofWrappers = []any{
 		(*StreamEventsResponse_Event)(nil),
 		(*StreamEventsResponse_Lag)(nil),
 	}
-	file_spool_v1_spool_proto_msgTypes[55].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[61].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[64].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[65].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[70].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[73].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[90].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[112].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[116].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[74].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[82].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[99].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[121].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[125].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_spool_v1_spool_proto_rawDesc), len(file_spool_v1_spool_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   122,
+			NumMessages:   131,
 			NumExtensions: 0,
 			NumServices:   12,
 		},

@@ -26,6 +26,7 @@ const _ = grpc.SupportPackageIsVersion9
 
 const (
 	Sessions_CreateSession_FullMethodName        = "/spool.v1.Sessions/CreateSession"
+	Sessions_ForkSession_FullMethodName          = "/spool.v1.Sessions/ForkSession"
 	Sessions_ListSessions_FullMethodName         = "/spool.v1.Sessions/ListSessions"
 	Sessions_GetSession_FullMethodName           = "/spool.v1.Sessions/GetSession"
 	Sessions_UpdateSession_FullMethodName        = "/spool.v1.Sessions/UpdateSession"
@@ -46,6 +47,10 @@ type SessionsClient interface {
 	// Creates a session. No sandbox is made before its first message.
 	// Header Idempotency-Key (metadata idempotency-key) makes a retry safe.
 	CreateSession(ctx context.Context, in *CreateSessionRequest, opts ...grpc.CallOption) (*CreateSessionResponse, error)
+	// Makes a session that goes on from an event of this one: with its history, its files and its agent's conversation up to there.
+	// This session and its log do not change. Where the agent's conversation cannot be cut at that event, the fork begins at the last
+	// event before it at which it can be; the answer says which. Header Idempotency-Key (metadata idempotency-key) makes a retry safe.
+	ForkSession(ctx context.Context, in *ForkSessionRequest, opts ...grpc.CallOption) (*ForkSessionResponse, error)
 	// Lists sessions, the newest first. A page token is of one filter and sort. A list by updated moves while it is read: what
 	// changes meanwhile goes to its newest end.
 	ListSessions(ctx context.Context, in *ListSessionsRequest, opts ...grpc.CallOption) (*ListSessionsResponse, error)
@@ -80,6 +85,16 @@ func (c *sessionsClient) CreateSession(ctx context.Context, in *CreateSessionReq
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(CreateSessionResponse)
 	err := c.cc.Invoke(ctx, Sessions_CreateSession_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *sessionsClient) ForkSession(ctx context.Context, in *ForkSessionRequest, opts ...grpc.CallOption) (*ForkSessionResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ForkSessionResponse)
+	err := c.cc.Invoke(ctx, Sessions_ForkSession_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -185,6 +200,10 @@ type SessionsServer interface {
 	// Creates a session. No sandbox is made before its first message.
 	// Header Idempotency-Key (metadata idempotency-key) makes a retry safe.
 	CreateSession(context.Context, *CreateSessionRequest) (*CreateSessionResponse, error)
+	// Makes a session that goes on from an event of this one: with its history, its files and its agent's conversation up to there.
+	// This session and its log do not change. Where the agent's conversation cannot be cut at that event, the fork begins at the last
+	// event before it at which it can be; the answer says which. Header Idempotency-Key (metadata idempotency-key) makes a retry safe.
+	ForkSession(context.Context, *ForkSessionRequest) (*ForkSessionResponse, error)
 	// Lists sessions, the newest first. A page token is of one filter and sort. A list by updated moves while it is read: what
 	// changes meanwhile goes to its newest end.
 	ListSessions(context.Context, *ListSessionsRequest) (*ListSessionsResponse, error)
@@ -217,6 +236,9 @@ type UnimplementedSessionsServer struct{}
 
 func (UnimplementedSessionsServer) CreateSession(context.Context, *CreateSessionRequest) (*CreateSessionResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method CreateSession not implemented")
+}
+func (UnimplementedSessionsServer) ForkSession(context.Context, *ForkSessionRequest) (*ForkSessionResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ForkSession not implemented")
 }
 func (UnimplementedSessionsServer) ListSessions(context.Context, *ListSessionsRequest) (*ListSessionsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListSessions not implemented")
@@ -280,6 +302,24 @@ func _Sessions_CreateSession_Handler(srv interface{}, ctx context.Context, dec f
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(SessionsServer).CreateSession(ctx, req.(*CreateSessionRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Sessions_ForkSession_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ForkSessionRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SessionsServer).ForkSession(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Sessions_ForkSession_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SessionsServer).ForkSession(ctx, req.(*ForkSessionRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -456,6 +496,10 @@ var Sessions_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "CreateSession",
 			Handler:    _Sessions_CreateSession_Handler,
+		},
+		{
+			MethodName: "ForkSession",
+			Handler:    _Sessions_ForkSession_Handler,
 		},
 		{
 			MethodName: "ListSessions",
@@ -889,9 +933,11 @@ var Executions_ServiceDesc = grpc.ServiceDesc{
 }
 
 const (
-	Events_ListEvents_FullMethodName   = "/spool.v1.Events/ListEvents"
-	Events_StreamEvents_FullMethodName = "/spool.v1.Events/StreamEvents"
-	Events_ListBlocks_FullMethodName   = "/spool.v1.Events/ListBlocks"
+	Events_ListEvents_FullMethodName        = "/spool.v1.Events/ListEvents"
+	Events_StreamEvents_FullMethodName      = "/spool.v1.Events/StreamEvents"
+	Events_ListHistory_FullMethodName       = "/spool.v1.Events/ListHistory"
+	Events_ListHistoryBlocks_FullMethodName = "/spool.v1.Events/ListHistoryBlocks"
+	Events_ListBlocks_FullMethodName        = "/spool.v1.Events/ListBlocks"
 )
 
 // EventsClient is the client API for Events service.
@@ -905,6 +951,11 @@ type EventsClient interface {
 	// Streams a session's events from a cursor: each kept event once, in order, with the text in flight between them.
 	// Over HTTP the same stream is GET /api/sessions/{sessionId}/events/stream (SSE) and GET /api/ws (WebSocket).
 	StreamEvents(ctx context.Context, in *StreamEventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[StreamEventsResponse], error)
+	// Lists the kept events that a fork has from its ancestors, from the first event of the oldest one on: each with the session that it
+	// is of, and its seq there. Of a session that is no fork there are none.
+	ListHistory(ctx context.Context, in *ListHistoryRequest, opts ...grpc.CallOption) (*ListHistoryResponse, error)
+	// Lists the blocks that a fork has from its ancestors, as they were at the event at which each was forked.
+	ListHistoryBlocks(ctx context.Context, in *ListHistoryBlocksRequest, opts ...grpc.CallOption) (*ListHistoryBlocksResponse, error)
 	// Lists a session's blocks in the order they are shown, text in flight included.
 	ListBlocks(ctx context.Context, in *ListBlocksRequest, opts ...grpc.CallOption) (*ListBlocksResponse, error)
 }
@@ -946,6 +997,26 @@ func (c *eventsClient) StreamEvents(ctx context.Context, in *StreamEventsRequest
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Events_StreamEventsClient = grpc.ServerStreamingClient[StreamEventsResponse]
 
+func (c *eventsClient) ListHistory(ctx context.Context, in *ListHistoryRequest, opts ...grpc.CallOption) (*ListHistoryResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListHistoryResponse)
+	err := c.cc.Invoke(ctx, Events_ListHistory_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *eventsClient) ListHistoryBlocks(ctx context.Context, in *ListHistoryBlocksRequest, opts ...grpc.CallOption) (*ListHistoryBlocksResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListHistoryBlocksResponse)
+	err := c.cc.Invoke(ctx, Events_ListHistoryBlocks_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *eventsClient) ListBlocks(ctx context.Context, in *ListBlocksRequest, opts ...grpc.CallOption) (*ListBlocksResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListBlocksResponse)
@@ -967,6 +1038,11 @@ type EventsServer interface {
 	// Streams a session's events from a cursor: each kept event once, in order, with the text in flight between them.
 	// Over HTTP the same stream is GET /api/sessions/{sessionId}/events/stream (SSE) and GET /api/ws (WebSocket).
 	StreamEvents(*StreamEventsRequest, grpc.ServerStreamingServer[StreamEventsResponse]) error
+	// Lists the kept events that a fork has from its ancestors, from the first event of the oldest one on: each with the session that it
+	// is of, and its seq there. Of a session that is no fork there are none.
+	ListHistory(context.Context, *ListHistoryRequest) (*ListHistoryResponse, error)
+	// Lists the blocks that a fork has from its ancestors, as they were at the event at which each was forked.
+	ListHistoryBlocks(context.Context, *ListHistoryBlocksRequest) (*ListHistoryBlocksResponse, error)
 	// Lists a session's blocks in the order they are shown, text in flight included.
 	ListBlocks(context.Context, *ListBlocksRequest) (*ListBlocksResponse, error)
 	mustEmbedUnimplementedEventsServer()
@@ -984,6 +1060,12 @@ func (UnimplementedEventsServer) ListEvents(context.Context, *ListEventsRequest)
 }
 func (UnimplementedEventsServer) StreamEvents(*StreamEventsRequest, grpc.ServerStreamingServer[StreamEventsResponse]) error {
 	return status.Error(codes.Unimplemented, "method StreamEvents not implemented")
+}
+func (UnimplementedEventsServer) ListHistory(context.Context, *ListHistoryRequest) (*ListHistoryResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListHistory not implemented")
+}
+func (UnimplementedEventsServer) ListHistoryBlocks(context.Context, *ListHistoryBlocksRequest) (*ListHistoryBlocksResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListHistoryBlocks not implemented")
 }
 func (UnimplementedEventsServer) ListBlocks(context.Context, *ListBlocksRequest) (*ListBlocksResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListBlocks not implemented")
@@ -1038,6 +1120,42 @@ func _Events_StreamEvents_Handler(srv interface{}, stream grpc.ServerStream) err
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Events_StreamEventsServer = grpc.ServerStreamingServer[StreamEventsResponse]
 
+func _Events_ListHistory_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListHistoryRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(EventsServer).ListHistory(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Events_ListHistory_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(EventsServer).ListHistory(ctx, req.(*ListHistoryRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Events_ListHistoryBlocks_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListHistoryBlocksRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(EventsServer).ListHistoryBlocks(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Events_ListHistoryBlocks_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(EventsServer).ListHistoryBlocks(ctx, req.(*ListHistoryBlocksRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Events_ListBlocks_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ListBlocksRequest)
 	if err := dec(in); err != nil {
@@ -1066,6 +1184,14 @@ var Events_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListEvents",
 			Handler:    _Events_ListEvents_Handler,
+		},
+		{
+			MethodName: "ListHistory",
+			Handler:    _Events_ListHistory_Handler,
+		},
+		{
+			MethodName: "ListHistoryBlocks",
+			Handler:    _Events_ListHistoryBlocks_Handler,
 		},
 		{
 			MethodName: "ListBlocks",

@@ -159,13 +159,26 @@ func (t *turn) query() *runner.Query {
 		SessionID: t.l.ID, ExecutionID: t.execution, Attempt: t.attempt,
 		Architecture: t.l.Life.Architecture, Model: launch.Model, ModelSet: launch.Set,
 		Content: t.message.Content, Parts: t.message.Parts,
-		Policy: runner.PolicyWorkspace, Env: launch.Env, Resume: t.l.Run.AgentSession, Command: launch.Command, Pace: t.h.cfg.Pace,
+		Policy: runner.PolicyWorkspace, Env: launch.Env, Command: launch.Command, Pace: t.h.cfg.Pace,
 	}
+	q.Resume, q.Fork = t.conversation()
 	t.is.into(q, t.h.d.Egress != nil)
 	if t.is.selective {
 		q.Authority = t.authority
 	}
 	return q
+}
+
+// conversation returns what the agent goes on from, should its process be gone: its own session, or, in a fork whose
+// agent has none yet, a copy of the one that the fork began with.
+func (t *turn) conversation() (resume string, fork *runner.Fork) {
+	if own := t.l.Run.AgentSession; own != "" {
+		return own, nil
+	}
+	if f := t.l.Life.Fork; f != nil && f.AgentSessionID != "" {
+		return f.AgentSessionID, &runner.Fork{Anchor: f.Anchor}
+	}
+	return "", nil
 }
 
 // record appends events of the holder or of the journal, in as many commits as it takes.

@@ -9,9 +9,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/spoolhq/spool/pkg/api/command"
 	"github.com/spoolhq/spool/pkg/bus"
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
@@ -26,8 +28,8 @@ import (
 type Workspaces interface {
 	// Snapshot stores what changed since the previous snapshot ("" for none).
 	Snapshot(ctx context.Context, box sandbox.Sandbox, ref topology.SessionRef, previous string) (Snapshot, error)
-	// Restore fills a sandbox from a snapshot and gives the number of files.
-	Restore(ctx context.Context, box sandbox.Sandbox, ref topology.SessionRef, id string) (uint32, error)
+	// Restore fills a sandbox from a snapshot, or from some of its trees, and gives the number of files.
+	Restore(ctx context.Context, box sandbox.Sandbox, ref topology.SessionRef, id string, trees ...workspace.Tree) (uint32, error)
 	// Put writes a file, or unpacks an archive, that is in the object store. An
 	// error that wraps ErrRefused is the content's or the path's own fault. The fence is
 	// asked before the content is put in place; its error is Put's.
@@ -193,11 +195,18 @@ func (h *Holder) announce(ctx context.Context, l *eventlog.Loaded) error {
 
 // syncAt puts file changes into a sandbox at rest and takes a snapshot; it returns the events that say so.
 func (h *Holder) syncAt(ctx context.Context, l eventlog.Loaded, box sandbox.Sandbox) ([]events.Payload, error) {
+	var facts []events.Payload
+	if from := sources(l); len(from) > 0 { // a turn made the sandbox, and was ended before it could fill it
+		restored, err := h.restore(ctx, l, box, from)
+		if err != nil {
+			return nil, err
+		}
+		facts = append(facts, restored)
+	}
 	done, err := h.apply(ctx, l, box)
 	if err != nil {
 		return nil, err
 	}
-	var facts []events.Payload
 	if done != nil {
 		facts = append(facts, *done)
 		l.Run.Applied = done.N
@@ -272,8 +281,8 @@ func (h *Holder) keeps() bool {
 
 // last takes the snapshot before a sandbox is given up; nil where none is wanted.
 func (h *Holder) last(ctx context.Context, l eventlog.Loaded, reason string) (*events.WorkspaceSynced, error) {
-	if h.d.Workspaces == nil || l.Life.Status == session.Deleted || l.Run.Sandbox.Journal == "" {
-		return nil, nil
+	if h.d.Workspaces == nil || l.Life.Status == session.Deleted || l.Run.Sandbox.Journal == "" || len(sources(l)) > 0 {
+		return nil, nil // of a workspace that was not filled, the snapshot that is there is the last
 	}
 	box, err := h.revive(ctx, l)
 	if err != nil {
@@ -286,27 +295,36 @@ func (h *Holder) last(ctx context.Context, l eventlog.Loaded, reason string) (*e
 	return &s, nil
 }
 
-// prepare fills a new workspace from the last snapshot, and puts in what file changes say.
+// prepare fills a new workspace, and puts in what file changes say.
 func (t *turn) prepare(ctx context.Context) error {
 	sb := t.l.Run.Sandbox
-	// A folder of the host belongs to a person: nothing but what was asked for is put into it.
-	empty := sb.Empty && t.l.Life.Options.HostPath == ""
-	restore := empty && t.l.Run.Snapshot.ID != ""
-	furnish := empty && !restore && len(t.is.agent.Files) > 0
-	if t.h.d.Workspaces == nil || !restore && !furnish && len(t.l.Life.After(t.l.Run.Applied)) == 0 {
+	from := sources(t.l)
+	furnish := unfilled(t.l) && len(t.is.agent.Files) > 0 && !slices.ContainsFunc(from, source.hasFiles)
+	if t.h.d.Workspaces == nil || len(from) == 0 && !furnish && len(t.l.Life.After(t.l.Run.Applied)) == 0 {
 		return nil
 	}
 	box, err := t.h.d.Sandbox.Attach(ctx, sb.ID)
 	if err != nil {
 		return fmt.Errorf("find sandbox %s: %w", sb.ID, err)
 	}
-	if restore {
-		if err := t.restore(ctx, box); err != nil {
+	// All that fills the workspace becomes true at once: an executor that takes over before that begins anew.
+	var filled []events.Payload
+	if len(from) > 0 {
+		restored, err := t.restore(ctx, box, from)
+		if err != nil {
 			return err
 		}
+		filled = append(filled, restored)
 	}
 	if furnish {
-		if err := t.furnish(ctx, box); err != nil {
+		furnished, err := t.furnish(ctx, box)
+		if err != nil {
+			return err
+		}
+		filled = append(filled, furnished)
+	}
+	if len(filled) > 0 {
+		if err := t.say(ctx, filled...); err != nil {
 			return err
 		}
 	}
@@ -317,30 +335,91 @@ func (t *turn) prepare(ctx context.Context) error {
 	return t.say(ctx, *done)
 }
 
-// restore fills a new workspace, in which nothing runs yet, from the last snapshot.
-func (t *turn) restore(ctx context.Context, box sandbox.Sandbox) error {
-	ctx, cancel := context.WithTimeout(ctx, snapshotWithin)
-	defer cancel()
-	began, ref, snapshot := t.h.d.Now(), t.ref(), t.l.Run.Snapshot.ID
-	var files uint32
+// source is a snapshot, or a part of one, that a new workspace is filled from.
+type source struct {
+	session  string
+	snapshot string
+	trees    []workspace.Tree // none for all
+}
+
+func (s source) hasFiles() bool {
+	return len(s.trees) == 0 || slices.Contains(s.trees, workspace.Files)
+}
+
+// unfilled reports whether a session's workspace is new, and nothing was put into it yet. That of a fork is as long as the log
+// does not say that it was filled: no agent has run in it then, so it may be filled whatever is in it. An executor may have
+// died before it could say that it filled it, or that it was new. A folder of the host belongs to a person: nothing but what
+// was asked for is put into it.
+func unfilled(l eventlog.Loaded) bool {
+	return l.Life.Options.HostPath == "" && (l.Run.Sandbox.Empty || l.Life.Fork != nil && !l.Run.Filled)
+}
+
+// sources returns what a new workspace is filled from: the session's last snapshot; of a fork without one, what it began with.
+func sources(l eventlog.Loaded) []source {
+	own, f := l.Run.Snapshot.ID, l.Life.Fork
+	switch {
+	case !unfilled(l):
+		return nil
+	case own != "":
+		return []source{{session: l.ID, snapshot: own}}
+	case f == nil:
+		return nil
+	case f.Snapshot != "" && f.Snapshot == f.Records && f.Files() == f.State():
+		return []source{{session: f.Files(), snapshot: f.Snapshot}}
+	}
+	var list []source
+	if f.Snapshot != "" {
+		list = append(list, source{f.Files(), f.Snapshot, []workspace.Tree{workspace.Files}})
+	}
+	if f.Records != "" {
+		list = append(list, source{f.State(), f.Records, []workspace.Tree{workspace.Records}})
+	}
+	return list
+}
+
+// restore fills a new workspace, in which nothing runs yet, as long as the execution is wanted.
+func (t *turn) restore(ctx context.Context, box sandbox.Sandbox, from []source) (events.WorkspaceRestored, error) {
+	l := t.l
+	var restored events.WorkspaceRestored
 	err := t.whileWanted(ctx, func(ctx context.Context) (err error) {
-		files, err = t.h.d.Workspaces.Restore(ctx, box, ref, snapshot)
-		if err != nil {
-			err = t.broken(ctx, box.ID(), fmt.Errorf("restore snapshot %s: %w", snapshot, err))
+		if restored, err = t.h.restore(ctx, l, box, from); err != nil {
+			err = t.broken(ctx, box.ID(), err)
 		}
 		return err
 	})
-	if err != nil {
-		return err
-	}
-	return t.say(ctx, events.WorkspaceRestored{
-		SandboxID: box.ID(), Snapshot: snapshot, Files: files,
-		DurationMs: uint32(t.h.d.Now().Sub(began).Milliseconds()), //nolint:gosec // bounded by snapshotWithin
-	})
+	return restored, err
 }
 
-// furnish lays down the files that the agent's definition has.
-func (t *turn) furnish(ctx context.Context, box sandbox.Sandbox) error {
+// restore fills a new workspace and returns the event that says so.
+func (h *Holder) restore(ctx context.Context, l eventlog.Loaded, box sandbox.Sandbox, from []source) (events.WorkspaceRestored, error) {
+	ctx, cancel := context.WithTimeout(ctx, snapshotWithin)
+	defer cancel()
+	began := h.d.Now()
+	restored := events.WorkspaceRestored{SandboxID: box.ID()}
+	for _, s := range from {
+		files, err := h.d.Workspaces.Restore(ctx, box, topology.SessionRef{Tenant: l.Tenant, Session: s.session}, s.snapshot, s.trees...)
+		if errors.Is(err, workspace.ErrNotFound) {
+			err = &sandbox.Error{Code: command.CodeSnapshotGone, Message: err.Error(), Err: err}
+		}
+		if err != nil {
+			return restored, fmt.Errorf("restore snapshot %s of session %s: %w", s.snapshot, s.session, err)
+		}
+		restored.Files += files
+	}
+	if first := from[0]; first.hasFiles() {
+		if restored.Snapshot = first.snapshot; first.session != l.ID {
+			restored.Session = first.session
+		}
+	}
+	if last := from[len(from)-1]; slices.Contains(last.trees, workspace.Records) {
+		restored.Records, restored.RecordsSession = last.snapshot, last.session
+	}
+	restored.DurationMs = uint32(h.d.Now().Sub(began).Milliseconds()) //nolint:gosec // bounded by snapshotWithin
+	return restored, nil
+}
+
+// furnish lays down the files that the agent's definition has, and returns the event that says so.
+func (t *turn) furnish(ctx context.Context, box sandbox.Sandbox) (events.Payload, error) {
 	ctx, cancel := context.WithTimeout(ctx, snapshotWithin)
 	defer cancel()
 	began := t.h.d.Now()
@@ -349,12 +428,12 @@ func (t *turn) furnish(ctx context.Context, box sandbox.Sandbox) error {
 		err = workspace.Unpack(ctx, box, "", archive)
 	}
 	if err != nil {
-		return t.broken(ctx, box.ID(), fmt.Errorf("lay down the agent's files: %w", err))
+		return nil, t.broken(ctx, box.ID(), fmt.Errorf("lay down the agent's files: %w", err))
 	}
-	return t.say(ctx, events.WorkspaceRestored{
+	return events.WorkspaceRestored{
 		SandboxID: box.ID(), Files: uint32(len(t.is.agent.Files)), //nolint:gosec // the definition's check bounds it
 		DurationMs: uint32(t.h.d.Now().Sub(began).Milliseconds()), //nolint:gosec // bounded by snapshotWithin
-	})
+	}, nil
 }
 
 // packed is a definition's files as a tar.

@@ -64,9 +64,9 @@ func (w *Workspaces) Snapshot(ctx context.Context, box sandbox.Sandbox, ref topo
 	return holder.Snapshot{ID: r.ID, Files: r.Files, Bytes: r.Bytes, NewBytes: r.NewBytes, Stored: r.Stored, Skipped: r.Skipped}, nil
 }
 
-// Restore fills a sandbox from a snapshot.
-func (w *Workspaces) Restore(ctx context.Context, box sandbox.Sandbox, ref topology.SessionRef, id string) (uint32, error) {
-	r, err := workspace.Restore(ctx, box, w.store, ref.Tenant, ref.Session, id)
+// Restore fills a sandbox from a snapshot, or from some of its trees.
+func (w *Workspaces) Restore(ctx context.Context, box sandbox.Sandbox, ref topology.SessionRef, id string, trees ...workspace.Tree) (uint32, error) {
+	r, err := workspace.Restore(ctx, box, w.store, ref.Tenant, ref.Session, id, trees...)
 	return r.Files, err
 }
 

@@ -23,12 +23,9 @@ const (
 
 // ListEvents lists kept events.
 func (s *Server) ListEvents(ctx context.Context, r *spoolv1.ListEventsRequest) (*spoolv1.ListEventsResponse, error) {
-	limit := int(r.GetLimit())
-	switch {
-	case limit == 0:
-		limit = DefaultEvents
-	case limit > MaxEvents:
-		return nil, problem.Invalid("limit", "%d is too much: at most %d", limit, MaxEvents)
+	limit, err := pageLimit(r.GetLimit())
+	if err != nil {
+		return nil, err
 	}
 	tenant, err := s.session(ctx, r.GetSessionId(), r.GetMinPosition())
 	if err != nil {
@@ -40,15 +37,63 @@ func (s *Server) ListEvents(ctx context.Context, r *spoolv1.ListEventsRequest) (
 	if err != nil {
 		return nil, err
 	}
-	out := &spoolv1.ListEventsResponse{Tip: page.Tip, Next: page.Next}
-	for _, kept := range page.Events {
+	list, err := dressed(page.Events)
+	return &spoolv1.ListEventsResponse{Events: list, Tip: page.Tip, Next: page.Next}, err
+}
+
+// pageLimit returns how many events a page may have.
+func pageLimit(asked uint32) (int, error) {
+	switch {
+	case asked == 0:
+		return DefaultEvents, nil
+	case asked > MaxEvents:
+		return 0, problem.Invalid("limit", "%d is too much: at most %d", asked, MaxEvents)
+	}
+	return int(asked), nil
+}
+
+func dressed(list []reads.Kept) ([]*spoolv1.Event, error) {
+	var out []*spoolv1.Event
+	for _, kept := range list {
 		e, err := kept.Event()
 		if err != nil {
 			return nil, err
 		}
-		out.Events = append(out.Events, e)
+		out = append(out, e)
 	}
 	return out, nil
+}
+
+// ListHistory lists the events that a fork has from its ancestors. Who may read the fork may read them: they are its history.
+func (s *Server) ListHistory(ctx context.Context, r *spoolv1.ListHistoryRequest) (*spoolv1.ListHistoryResponse, error) {
+	limit, err := pageLimit(r.GetLimit())
+	if err != nil {
+		return nil, err
+	}
+	tenant, err := s.session(ctx, r.GetSessionId(), r.GetMinPosition())
+	if err != nil {
+		return nil, err
+	}
+	h, err := s.Reads.History(ctx, tenant, r.GetSessionId(), r.GetAfter(), limit)
+	if err != nil {
+		return nil, err
+	}
+	out := &spoolv1.ListHistoryResponse{Total: h.Total, Next: h.Next}
+	for _, a := range h.Ancestors {
+		out.Ancestors = append(out.Ancestors, &spoolv1.Ancestor{SessionId: a.Session, Effective: a.Effective})
+	}
+	out.Events, err = dressed(h.Events)
+	return out, err
+}
+
+// ListHistoryBlocks lists the blocks that a fork has from its ancestors.
+func (s *Server) ListHistoryBlocks(ctx context.Context, r *spoolv1.ListHistoryBlocksRequest) (*spoolv1.ListHistoryBlocksResponse, error) {
+	tenant, err := s.session(ctx, r.GetSessionId(), r.GetMinPosition())
+	if err != nil {
+		return nil, err
+	}
+	list, err := s.Reads.HistoryBlocks(ctx, tenant, r.GetSessionId())
+	return &spoolv1.ListHistoryBlocksResponse{Ancestors: list}, err
 }
 
 // unlessFalse reports whether an option that is on by itself is on.

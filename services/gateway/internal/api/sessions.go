@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/spoolhq/spool/pkg/api/command"
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
@@ -130,6 +131,37 @@ func (s *Server) CreateSession(ctx context.Context, r *spoolv1.CreateSessionRequ
 		return nil, named(r, err)
 	}
 	return &spoolv1.CreateSessionResponse{SessionId: a.SessionID, Position: a.Position}, nil
+}
+
+// forkPatience is how long a fork may take: the parent's log is read, and maybe a snapshot waited for.
+const forkPatience = 45 * time.Second
+
+// ForkSession makes a session that goes on from an event of another one.
+func (s *Server) ForkSession(ctx context.Context, r *spoolv1.ForkSessionRequest) (*spoolv1.ForkSessionResponse, error) {
+	if err := reads.CheckSession(r.GetSessionId()); err != nil {
+		return nil, err
+	}
+	if r.At != nil && r.GetAt() == 0 {
+		return nil, problem.Invalid("at", "events are numbered from 1; leave it out for the last event")
+	}
+	agent, err := parseReference("agent", r.GetAgent())
+	if err == nil {
+		err = checkJSON("metadata", r.GetMetadata())
+	}
+	if err != nil {
+		return nil, err
+	}
+	body := command.ForkSession{Parent: r.GetSessionId(), At: r.At, Metadata: raw(r.GetMetadata())}
+	if agent != (events.Reference{}) {
+		body.Agent = agent.String()
+	}
+	request, done := s.limited(commands.Request{Type: command.TypeForkSession, Body: body, Patience: forkPatience})
+	a, err := s.make(ctx, request)
+	done(err)
+	if err != nil {
+		return nil, err
+	}
+	return &spoolv1.ForkSessionResponse{SessionId: a.SessionID, Position: a.Position, Parent: reads.Parent(a.Forked)}, nil
 }
 
 // ListSessions lists the tenant's sessions.

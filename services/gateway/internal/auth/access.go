@@ -28,7 +28,7 @@ func sharing(n need) need { return need{n.role, true} }
 // needs is the one table of what may be called with which role: methods of spool.v1 by their full names without the package, and
 // routes of HTTP that no method has, as METHOD and pattern.
 var needs = map[string]need{
-	"Sessions/CreateSession": use(), "Sessions/ListSessions": use(), "Sessions/GetSession": use(), "Sessions/UpdateSession": use(),
+	"Sessions/CreateSession": use(), "Sessions/ForkSession": use(), "Sessions/ListSessions": use(), "Sessions/GetSession": use(), "Sessions/UpdateSession": use(),
 	"Sessions/PostMessage": use(), "Sessions/InterruptSession": use(), "Sessions/SyncSession": use(), "Sessions/TerminateEnvironment": use(),
 	"Sessions/ListConversations": use(), "Sessions/DeleteSession": operate(),
 
@@ -36,6 +36,7 @@ var needs = map[string]need{
 	"Executions/CancelExecution": use(), "Executions/PauseExecution": use(), "Executions/ResumeExecution": use(), "Executions/TerminateExecution": use(),
 
 	"Events/ListEvents": use(), "Events/StreamEvents": use(), "Events/ListBlocks": use(),
+	"Events/ListHistory": use(), "Events/ListHistoryBlocks": use(),
 
 	"Keys/CreateKey": admin(), "Keys/ListKeys": admin(), "Keys/RevokeKey": admin(),
 

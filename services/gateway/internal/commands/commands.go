@@ -287,7 +287,7 @@ func requestDigest(r Request, name string, body []byte) (string, error) {
 // mint fills in the ids of what the command makes.
 func mint(c *command.Command) (err error) {
 	switch c.Type {
-	case command.TypeCreateSession, command.TypeStartExecution:
+	case command.TypeCreateSession, command.TypeForkSession, command.TypeStartExecution:
 		if c.SessionID, err = follow(events.KindSession, c.Tenant, c.ID); err != nil {
 			return err
 		}
@@ -352,7 +352,7 @@ const keepFor = time.Second
 // unknown is the answer when nobody can say whether the command takes effect.
 func (s *Sender) unknown(r Request, cmd command.Command, body []byte) *problem.Error {
 	switch r.Type {
-	case command.TypeCreateSession, command.TypePostMessage, command.TypeStartExecution:
+	case command.TypeCreateSession, command.TypeForkSession, command.TypePostMessage, command.TypeStartExecution:
 	case command.TypeCreateKey:
 		return problem.New(problem.Unavailable, "", "no answer came, so the outcome is unknown: the key may have been made; list the keys and revoke the one that you do not have")
 	default:
@@ -384,7 +384,9 @@ func fromAnswer(e *command.Error) error {
 	if _, known := problem.Lookup(problem.Code(e.Code)); !known {
 		return problem.New(problem.Internal, "", "a service refused with a code that this gateway does not know").Because(e)
 	}
-	return problem.New(problem.Code(e.Code), e.Field, e.Detail)
+	out := problem.New(problem.Code(e.Code), e.Field, e.Detail)
+	out.Tip = e.Tip
+	return out
 }
 
 // encode is JSON without HTML escapes, so that what an application gave stays as it is.

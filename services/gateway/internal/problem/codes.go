@@ -32,6 +32,7 @@ const (
 	MethodNotAllowed    Code = "METHOD_NOT_ALLOWED"
 	FileNotFound        Code = "FILE_NOT_FOUND"
 	NoSnapshot          Code = "NO_SNAPSHOT"
+	SnapshotGone        Code = "SNAPSHOT_GONE"
 	NoLiveSandbox       Code = "NO_LIVE_SANDBOX"
 	FileTooLarge        Code = "FILE_TOO_LARGE"
 	SessionExists       Code = "SESSION_EXISTS"
@@ -113,6 +114,7 @@ func Table() []Entry {
 		{SessionExists, http.StatusConflict, codes.AlreadyExists, "The session exists", "A session with this id exists already.", "sessionId"},
 		{SessionClosed, http.StatusConflict, codes.FailedPrecondition, "The session is closed", "It takes no more messages; create another.", "sessionId"},
 		{ExecutionNotRunning, http.StatusConflict, codes.FailedPrecondition, "The execution does not run", "It waits behind others. Pause it when it runs, or cancel it.", "executionId"},
+		{SnapshotGone, http.StatusConflict, codes.FailedPrecondition, "The snapshot is gone", "The fork would begin with a snapshot of the workspace that is not kept any more, or that cannot be read. Sessions keep their last SPOOL_GC_SNAPSHOTS snapshots: fork at a later event.", "at"},
 		{CursorAhead, http.StatusConflict, codes.OutOfRange, "The cursor is in the future", "`after`, or `from` or `to` of a replay, is greater than the session's last seq, which `tip` gives. The blocks at the tip are the snapshot to go on from: GET /api/sessions/{id}/blocks; a WebSocket is sent them as session:snapshot.", "after"},
 		{CursorExpired, http.StatusGone, codes.OutOfRange, "The cursor is too old", "Events after `after` are no longer kept. Go on from a snapshot, as with CURSOR_AHEAD.", "after"},
 		{IdempotencyMismatch, http.StatusConflict, codes.AlreadyExists, "The Idempotency-Key was used for another request", "Within 24 hours a key stands for one request. Use a new key for a new request.", "Idempotency-Key"},

@@ -207,7 +207,9 @@ func (f *folding) retire(a *aggregate, d events.RunRetired) error {
 	if _, stated := has[noDay]; !stated {
 		has[noDay] = dayShare{}
 	}
-	touch(&f.deleted, a.gone).Spent = text
+	gone := touch(&f.deleted, a.gone)
+	// Nothing reads it any more as a session's parent, and the commit that says of which session it is a fork may go.
+	gone.Spent, gone.Parent, gone.Forked = text, "", ""
 	for _, on := range slices.Sorted(maps.Keys(has)) {
 		now, before := has[on], had[on]
 		if now == before {

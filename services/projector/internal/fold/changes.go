@@ -33,7 +33,8 @@ func (r Rows[R]) Len() int { return len(r.New) + len(r.Changed) }
 // Changes is what a batch does to the read models. Deletions come first, then
 // rows, then what an ended execution ends.
 type Changes struct {
-	Gone          []Key   // sessions whose rows go
+	Gone          []Key   // sessions whose rows go, but for events and blocks
+	Retired       []Key   // sessions whose events and blocks go
 	TextGone      []Child // blocks whose text in flight goes
 	Sessions      Rows[Session]
 	Executions    Rows[Execution]
@@ -78,7 +79,7 @@ type Live struct {
 
 // Empty tells that nothing changed.
 func (c *Changes) Empty() bool {
-	return len(c.Gone)+len(c.TextGone)+len(c.Events)+len(c.Texts)+len(c.Deleted)+len(c.Poison)+len(c.AuditGone)+len(c.Audit)+len(c.Ended)+
+	return len(c.Gone)+len(c.Retired)+len(c.TextGone)+len(c.Events)+len(c.Texts)+len(c.Deleted)+len(c.Poison)+len(c.AuditGone)+len(c.Audit)+len(c.Ended)+
 		c.Sessions.Len()+c.Executions.Len()+c.Blocks.Len()+c.Calls.Len()+c.Conversations.Len()+c.Sandboxes.Len()+c.Files.Len()+c.Usage.Len()+c.Keys.Len()+
 		c.Entries.Len()+c.Versions.Len()+c.TenantUsage.Len()+c.TenantBudgets.Len()+c.TenantLimits.Len() == 0
 }

@@ -92,6 +92,7 @@ func (f *folding) changes() (Changes, error) {
 		c.Live = append(c.Live, *l)
 	}
 	for _, a := range f.used {
+		a.kept = nil
 		if n := a.size(); n != a.counted {
 			f.model.rows += n - a.counted
 			a.counted = n
@@ -219,6 +220,7 @@ func (f *folding) afterDeletion(a *aggregate, rec eventlog.Record, e events.Even
 	switch d := e.Data.(type) {
 	case events.RunRetired:
 		f.keepAudit(rec, d)
+		f.erase(a)
 		return f.retire(a, d)
 	case events.ContentRemoved:
 		touch(&f.deleted, a.gone).Removed = true
@@ -234,6 +236,9 @@ func (f *folding) life(s *Session, e events.Event) {
 		s.Agent, s.AgentVersion, s.Architecture, s.Provider = clean(d.Agent), clean(d.AgentVersion), clean(d.Architecture), clean(d.Provider)
 		s.Options, s.Metadata, s.CreatedAt = options(d.Options), raw(d.Metadata), moment(e.Time)
 		s.AgentRef, s.Instance, s.Environments = clean(d.AgentRef.String()), clean(d.Instance.String()), references(d.Environments)
+	case events.SessionForked:
+		text, _ := marshal(d) // a struct of strings and numbers: it always encodes
+		s.Parent, s.Forked = clean(d.Parent), clean(text)
 	case events.SessionOptionsUpdated:
 		s.Options = options(d.Options)
 		if len(d.Metadata) > 0 {
@@ -251,32 +256,37 @@ func (f *folding) life(s *Session, e events.Event) {
 	}
 }
 
-// drop forgets a session for good.
+// drop forgets a session for good, but for its events and blocks: sessions that were forked from it have them until it is retired.
 func (f *folding) drop(a *aggregate, e events.Event) {
 	stored := a.session.stored
 	// What this fold made of it is not written.
 	a.session.dirty = false
 	undo(a.executions)
-	undo(a.blocks)
 	undo(a.calls)
 	undo(a.conversations)
 	undo(a.sandboxes)
 	undo(a.files)
 	undo(a.usage)
-	f.out.Events = without(f.out.Events, func(r *Event) bool { return r.Tenant == a.key.Tenant && r.Session == a.key.ID })
 	f.out.Texts = without(f.out.Texts, func(r *Text) bool { return r.Tenant == a.key.Tenant && r.Session == a.key.ID })
 	f.out.Ended = without(f.out.Ended, func(r Ended) bool { return r.Session == a.key })
 	if stored || len(a.texts) > 0 {
 		f.out.Gone = append(f.out.Gone, a.key)
 	}
-	a.gone = &entry[Deleted]{row: Deleted{Tenant: a.key.Tenant, ID: a.key.ID, Group: f.model.group, At: moment(e.Time), Spent: a.session.row.Spent}}
+	a.gone = &entry[Deleted]{row: Deleted{Tenant: a.key.Tenant, ID: a.key.ID, Group: f.model.group, At: moment(e.Time), Spent: a.session.row.Spent, Parent: a.session.row.Parent, Forked: a.session.row.Forked}}
 	touch(&f.deleted, a.gone)
 	f.announce(a.key).Deltas = nil
 	fresh := newAggregate(a.key)
-	a.session, a.deleted, a.whole = nil, true, false
+	a.session, a.deleted, a.whole, a.kept = nil, true, false, a.blocks
 	a.executions, a.blocks, a.calls = fresh.executions, fresh.blocks, fresh.calls
 	a.conversations, a.sandboxes, a.texts = fresh.conversations, fresh.sandboxes, fresh.texts
 	a.files, a.usage = fresh.files, fresh.usage
+}
+
+// erase forgets the events and blocks of a deleted session.
+func (f *folding) erase(a *aggregate) {
+	undo(a.kept)
+	f.out.Events = without(f.out.Events, func(r *Event) bool { return r.Tenant == a.key.Tenant && r.Session == a.key.ID })
+	f.out.Retired = append(f.out.Retired, a.key)
 }
 
 func undo[R any](rows map[string]*entry[R]) {

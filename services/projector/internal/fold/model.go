@@ -49,7 +49,8 @@ type aggregate struct {
 	place   *list.Element
 	session *entry[Session] // nil for one that does not exist
 	deleted bool
-	gone    *entry[Deleted] // of a session that is deleted
+	gone    *entry[Deleted]          // of a session that is deleted
+	kept    map[string]*entry[Block] // of a session that this fold deleted: its blocks, which stay until it is retired
 	// whole says that a child that is not present does not exist: the session began while it was present.
 	whole   bool
 	counted int // its share of Model.rows

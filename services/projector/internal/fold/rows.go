@@ -52,6 +52,8 @@ type (
 		Environments    string
 		Title           string
 		Spent           string // JSON of what it added to tenant_usage, by day; "" for nothing
+		Parent          string // the session that it was forked from; "" for none
+		Forked          string // JSON of events.SessionForked; "" for none
 	}
 	// Deleted is a row of deleted_sessions.
 	Deleted struct {
@@ -60,6 +62,8 @@ type (
 		At         time.Time
 		Spent      string // as of the session; once it is retired, what run_retired says
 		Removed    bool   // its content was removed
+		Parent     string // as of the session
+		Forked     string
 	}
 	// Execution is a row of executions.
 	Execution struct {

@@ -112,6 +112,9 @@ func (s *Store) Reset(ctx context.Context) error {
 	} {
 		b.Queue("DELETE FROM "+t+" r USING sessions s WHERE s.grp = $1 AND r.tenant = s.tenant AND r.session = s.id", s.group)
 	}
+	for _, t := range []string{readmodel.Blocks, readmodel.Events} { // of deleted sessions until they are retired
+		b.Queue("DELETE FROM "+t+" r USING deleted_sessions d WHERE d.grp = $1 AND r.tenant = d.tenant AND r.session = d.id", s.group)
+	}
 	for _, t := range []string{readmodel.Sessions, readmodel.DeletedSessions, readmodel.TextInFlight, readmodel.Keys, readmodel.CatalogueEntries, readmodel.CatalogueVersions, readmodel.Poison,
 		readmodel.TenantUsage, readmodel.TenantBudgets, readmodel.TenantLimits, readmodel.Audit} {
 		b.Queue("DELETE FROM "+t+" WHERE grp = $1", s.group)
@@ -212,10 +215,10 @@ func (s *Store) deletions(b *pgx.Batch, c *fold.Changes) {
 	if len(c.Gone) > 0 {
 		tenants, ids := splitKeys(c.Gone)
 		for _, t := range []string{
-			readmodel.Executions, readmodel.Blocks, readmodel.Events, readmodel.TextInFlight, readmodel.ToolCalls, readmodel.Conversations, readmodel.Sandboxes,
+			readmodel.Executions, readmodel.TextInFlight, readmodel.ToolCalls, readmodel.Conversations, readmodel.Sandboxes,
 			readmodel.Files, readmodel.Usage,
 		} {
-			b.Queue("DELETE FROM "+t+" r USING unnest($1::text[], $2::text[]) AS k(tenant, session) WHERE r.tenant = k.tenant AND r.session = k.session", tenants, ids)
+			b.Queue(deleteOf(t), tenants, ids)
 		}
 		b.Queue("DELETE FROM sessions r USING unnest($1::text[], $2::text[]) AS k(tenant, id) WHERE r.tenant = k.tenant AND r.id = k.id", tenants, ids)
 	}
@@ -224,11 +227,21 @@ func (s *Store) deletions(b *pgx.Batch, c *fold.Changes) {
 		b.Queue(`DELETE FROM audit r USING unnest($1::text[], $2::text[]) AS k(tenant, session)
 			WHERE r.tenant = k.tenant AND r.subject = k.session AND r.types NOT LIKE '%session\_deleted'`, tenants, ids)
 	}
+	if len(c.Retired) > 0 {
+		tenants, ids := splitKeys(c.Retired)
+		b.Queue(deleteOf(readmodel.Blocks), tenants, ids)
+		b.Queue(deleteOf(readmodel.Events), tenants, ids)
+	}
 	if len(c.TextGone) > 0 {
 		tenants, sessions, ids := splitChildren(c.TextGone)
 		b.Queue(`DELETE FROM text_in_flight r USING unnest($1::text[], $2::text[], $3::text[]) AS k(tenant, session, block)
 			WHERE r.tenant = k.tenant AND r.session = k.session AND r.block = k.block`, tenants, sessions, ids)
 	}
+}
+
+// deleteOf removes the rows of sessions from a table.
+func deleteOf(table string) string {
+	return "DELETE FROM " + table + " r USING unnest($1::text[], $2::text[]) AS k(tenant, session) WHERE r.tenant = k.tenant AND r.session = k.session"
 }
 
 // rows queues what is new or changed.

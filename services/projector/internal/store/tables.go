@@ -29,7 +29,9 @@ func newTables() *tables {
 			col("grp", int2, func(r *fold.Deleted) *int16 { return &r.Group }),
 			col("deleted_at", when, func(r *fold.Deleted) *time.Time { return &r.At }),
 			col("spent", text, func(r *fold.Deleted) *string { return &r.Spent }),
-			col("removed", flag, func(r *fold.Deleted) *bool { return &r.Removed })),
+			col("removed", flag, func(r *fold.Deleted) *bool { return &r.Removed }),
+			col("parent", text, func(r *fold.Deleted) *string { return &r.Parent }),
+			col("forked", text, func(r *fold.Deleted) *string { return &r.Forked })),
 		events: newTable(readmodel.Events, 3,
 			col("tenant", text, func(r *fold.Event) *string { return &r.Tenant }),
 			col("session", text, func(r *fold.Event) *string { return &r.Session }),
@@ -86,7 +88,9 @@ func sessionTable() table[fold.Session] {
 		col("instance", text, func(r *fold.Session) *string { return &r.Instance }),
 		col("spent", text, func(r *fold.Session) *string { return &r.Spent }),
 		col("environments", text, func(r *fold.Session) *string { return &r.Environments }),
-		col("title", text, func(r *fold.Session) *string { return &r.Title }))
+		col("title", text, func(r *fold.Session) *string { return &r.Title }),
+		col("parent", text, func(r *fold.Session) *string { return &r.Parent }),
+		col("forked", text, func(r *fold.Session) *string { return &r.Forked }))
 }
 
 func executionTable() table[fold.Execution] {

@@ -25,6 +25,7 @@ import (
 	"github.com/spoolhq/spool/pkg/imagepolicy"
 	"github.com/spoolhq/spool/pkg/storage"
 	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/pkg/workspace"
 )
 
 // Budgets returns what a tenant may take in all of its sessions, and has taken.
@@ -54,6 +55,9 @@ type Config struct {
 	LiveKeys func(ctx context.Context, tenant string) ([]events.Subject, error)
 	MaxKeys  func(tenant string) int // API keys that a tenant may have, revoked ones apart
 
+	// Snapshots are the workspaces in the object store, for forks.
+	Snapshots func(ctx context.Context) (workspace.Store, error)
+
 	// Done is told of each command: its type, its outcome (ok, a refusal's code, or retried) and the time that it took.
 	Done func(typ, outcome string, took time.Duration)
 }
@@ -62,6 +66,7 @@ type Config struct {
 type Handler struct {
 	cfg      Config
 	keyLocks [events.Partitions]sync.Mutex // held while keys are counted and one is stored, by tenant
+	manifest sync.Mutex                    // held while the manifest of a snapshot is in memory: it may take hundreds of megabytes
 }
 
 // New makes a Handler.
@@ -200,6 +205,8 @@ func (h *Handler) builder(ctx context.Context, c command.Command) (builder, erro
 		return func(l eventlog.Loaded, base session.Base) (session.Command, error) {
 			return session.Start{Base: base, Create: created, Post: post(c, b.Post, base, l)}, nil
 		}, err
+	case command.TypeForkSession:
+		return h.forkBuilder(ctx, c)
 	case command.TypePostMessage:
 		var b command.PostMessage
 		if err := decode(c, &b); err != nil {
@@ -275,7 +282,7 @@ func (h *Handler) session(ctx context.Context, c command.Command, build builder)
 			return answer, err
 		}
 		if done {
-			answer.Position = h.cfg.Sessions.Position(l.ID, at).String()
+			answer.Position, answer.Forked = h.cfg.Sessions.Position(l.ID, at).String(), forked(c, l)
 			return answer, nil
 		}
 		list, err := decideWith(build, l, session.Base{Meta: events.Meta{CommandID: c.ID, Now: h.cfg.Now()}})
@@ -308,7 +315,7 @@ func (h *Handler) session(ctx context.Context, c command.Command, build builder)
 			return answer, err
 		}
 		h.hint(l, list)
-		answer.Position = h.cfg.Sessions.Position(l.ID, l.LifeHead.Seq).String()
+		answer.Position, answer.Forked = h.cfg.Sessions.Position(l.ID, l.LifeHead.Seq).String(), forked(c, l)
 		return answer, nil
 	}
 	return answer, fmt.Errorf("session %s: other writers came first %d times in a row", c.SessionID, maxRounds)
@@ -373,7 +380,7 @@ func (h *Handler) hint(l eventlog.Loaded, list []events.Event) {
 // label is a type as it is counted; whatever there is none of is one.
 func label(t command.Type) string {
 	switch t {
-	case command.TypeCreateSession, command.TypeUpdateSession, command.TypePostMessage, command.TypeStartExecution, command.TypeInterrupt, command.TypeCancel,
+	case command.TypeCreateSession, command.TypeForkSession, command.TypeUpdateSession, command.TypePostMessage, command.TypeStartExecution, command.TypeInterrupt, command.TypeCancel,
 		command.TypePause, command.TypeResume, command.TypeTerminate, command.TypeSync, command.TypePutFile, command.TypeRemoveFile,
 		command.TypeRetryDead, command.TypeDropDead, command.TypeDeleteSession, command.TypeCreateKey, command.TypeRevokeKey, command.TypeSetBudget, command.TypeRemoveBudget, command.TypeSetLimits, command.TypeRemoveLimits,
 		command.TypeApplyAgent, command.TypeApplyInstance, command.TypeApplyEnvironment,

@@ -1,0 +1,320 @@
+// Package fork finds where a session can be forked: up to which event its history, its agent's conversation and its
+// files can be taken over, and from which snapshots. It is pure.
+//
+// A conversation can be cut in two ways.
+//   - Between turns, where nothing runs: the agent's records are those of the first snapshot after the end of the last
+//     execution, as a whole. That holds for every architecture, and for logs of builds without anchors.
+//   - After a block of conversation main with an anchor (events.Block.Anchor), if every tool call of main up to there has
+//     its result. The records are those of a snapshot that has the block: the first one after the block's
+//     execution ended, or, while it runs, one before which a later anchor was logged, since agents write their
+//     records with a delay of a line.
+package fork
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// Errors of Cut that a caller may branch on.
+var (
+	// ErrNone is a session without events, or one that is deleted.
+	ErrNone = errors.New("there is no such session")
+	// ErrZero is a fork at seq 0: events are numbered from 1.
+	ErrZero = errors.New("events are numbered from 1")
+)
+
+// AheadError is a fork at a seq that the session does not have yet.
+type AheadError struct{ Tip uint32 }
+
+func (e *AheadError) Error() string {
+	return fmt.Sprintf("the session's last event has seq %d", e.Tip)
+}
+
+// Tip asks for a fork at the last event.
+const Tip = ^uint32(0)
+
+// Cut is where a session can be forked.
+type Cut struct {
+	Created events.SessionCreated // with options and metadata as of Forked.Effective
+	Forked  events.SessionForked  // without Parent
+	Changes []events.Payload      // file_put and file_removed up to Effective that the snapshot of the files does not hold
+	// Waits reports that a later event could be used once the snapshot that follows the end of an execution is stored.
+	Waits bool
+}
+
+// snapshot is a workspace_synced.
+type snapshot struct {
+	id      string
+	session string // "" for the session itself
+	seq     uint32 // 0 if it is another session's
+	applied uint32 // the last file change that it holds
+}
+
+// conversation is what an agent goes on from; the zero value is a new one.
+type conversation struct {
+	records snapshot
+	agent   string // the agent's own session
+	anchor  string
+}
+
+// change is a file_put or file_removed.
+type change struct {
+	n    uint32
+	data events.Payload
+}
+
+// point is an event at which the session may be forked.
+type point struct {
+	seq       uint32
+	execution string // of the block with the anchor; "" between turns
+	created   events.SessionCreated
+	files     snapshot
+	changes   []change
+	changed   uint32 // number of the last change
+	talk      conversation
+}
+
+// Walk reads a session's events in order and finds where it can be forked. Its memory does not grow with the session.
+type Walk struct {
+	asked uint32
+
+	// The session as of the last event.
+	tip       uint32
+	gone      bool
+	created   events.SessionCreated
+	files     snapshot
+	changes   []change // after files.applied
+	changed   uint32
+	waiting   map[string]struct{} // executions that were accepted and have not ended
+	active    string              // the execution that was claimed and has not ended
+	last      string              // the execution that was claimed last
+	calls     map[string]struct{} // tool calls of conversation main without a result
+	inherited conversation        // of a session that is a fork itself
+	agent     string              // the agent's own session; "" until this session has one
+	rested    snapshot            // the first one since the last execution ended
+
+	best *point // the latest point that has all it needs
+
+	// Points that wait for a snapshot.
+	rest  *point // between turns
+	block *point // the last block with an anchor up to asked
+	older *point // the block before, once a later anchor was logged
+}
+
+// New makes a Walk for a fork at a seq; Tip for the last event.
+func New(asked uint32) *Walk {
+	return &Walk{asked: asked, waiting: map[string]struct{}{}, calls: map[string]struct{}{}}
+}
+
+// Add takes the session's next event; the first one has seq 1.
+func (w *Walk) Add(seq uint32, e events.Event) {
+	w.tip = seq
+	ends := w.execution(e)
+	switch d := e.Data.(type) {
+	case events.SessionCreated:
+		w.created = d
+	case events.SessionForked:
+		w.files = snapshot{id: d.Snapshot, session: d.Files()}
+		w.inherited = conversation{snapshot{id: d.Records, session: d.State()}, d.AgentSessionID, d.Anchor}
+		if w.best != nil { // session_created became true together with this event
+			w.best.files, w.best.talk = w.files, w.inherited
+		}
+	case events.SessionOptionsUpdated:
+		w.created.Options = d.Options
+		if len(d.Metadata) > 0 {
+			w.created.Metadata = d.Metadata
+		}
+	case events.SessionDeleted:
+		w.gone = true
+	case events.FilePut:
+		w.change(d.N, d)
+	case events.FileRemoved:
+		w.change(d.N, d)
+	case events.TranscriptWritten:
+		w.written(e.ExecutionID, d.AgentSessionID)
+	case events.WorkspaceSynced:
+		w.synced(snapshot{id: d.Snapshot, seq: seq, applied: d.Applied})
+	case events.BlockStart:
+		if d.Block.Status != events.StatusPending {
+			w.completed(seq, e, d.Block)
+		} else if e.ConversationID == events.MainConversation && d.Block.Kind == events.KindToolUse {
+			w.calls[d.Block.ToolUseID] = struct{}{}
+		}
+	case events.BlockComplete:
+		w.completed(seq, e, d.Block)
+	}
+	if seq <= w.asked && w.active == "" && (ends || len(w.waiting) == 0) {
+		w.between(seq)
+	}
+}
+
+// execution follows executions; it reports whether the event ends the one that was at work.
+func (w *Walk) execution(e events.Event) (ends bool) {
+	switch e.Data.(type) {
+	case events.MessageAccepted:
+		w.waiting[e.ExecutionID] = struct{}{}
+	case events.ExecutionClaimed:
+		if e.ExecutionID != w.last {
+			w.active, w.last, w.rested, w.rest = e.ExecutionID, e.ExecutionID, snapshot{}, nil
+		}
+	}
+	if !events.Terminal(e.Type()) {
+		return false
+	}
+	delete(w.waiting, e.ExecutionID)
+	if w.active == "" || w.active != e.ExecutionID {
+		return false
+	}
+	w.active = ""
+	clear(w.calls)
+	return true
+}
+
+func (w *Walk) change(n uint32, data events.Payload) {
+	w.changes, w.changed = append(w.changes, change{n, data}), n
+}
+
+// after returns the changes that a snapshot does not hold.
+func after(list []change, applied uint32) []change {
+	i := slices.IndexFunc(list, func(c change) bool { return c.n > applied })
+	if i < 0 {
+		return nil
+	}
+	return list[i:]
+}
+
+func (w *Walk) written(execution, agent string) {
+	if agent == "" {
+		return
+	}
+	w.agent = agent
+	for _, p := range []*point{w.block, w.older} {
+		if p != nil && p.execution == execution {
+			p.talk.agent = agent
+		}
+	}
+}
+
+// completed takes a whole block.
+func (w *Walk) completed(seq uint32, e events.Event, b events.Block) {
+	if e.ConversationID != events.MainConversation {
+		return
+	}
+	switch b.Kind {
+	case events.KindToolUse:
+		w.calls[b.ToolUseID] = struct{}{}
+	case events.KindToolResult:
+		delete(w.calls, b.ToolUseID)
+	}
+	if b.Anchor == "" || e.ExecutionID != w.active {
+		return
+	}
+	w.older = cmp.Or(w.block, w.older)
+	if seq <= w.asked && len(w.calls) == 0 {
+		w.block = w.point(seq)
+		w.block.execution, w.block.talk = e.ExecutionID, conversation{agent: w.agent, anchor: b.Anchor}
+	}
+}
+
+func (w *Walk) point(seq uint32) *point {
+	return &point{seq: seq, created: w.created, files: w.files, changes: w.changes, changed: w.changed}
+}
+
+// between notes that nothing runs at an event.
+func (w *Walk) between(seq uint32) {
+	p := w.point(seq)
+	switch {
+	case w.agent == "":
+		p.talk = w.inherited
+	case w.rested.id != "":
+		p.talk = conversation{records: w.rested, agent: w.agent}
+	default:
+		p.talk.agent = w.agent
+		w.rest = p
+		return
+	}
+	w.best = p
+}
+
+// synced takes a snapshot, which points may wait for.
+func (w *Walk) synced(s snapshot) {
+	w.files, w.changes = s, after(w.changes, s.applied)
+	if w.active == "" && w.last != "" && w.rested.id == "" {
+		w.rested = s
+	}
+	if p := w.rest; p != nil {
+		p.talk.records = s
+		// Nothing ran since the point, so the files are those of the point, unless a later change was put in.
+		if s.applied <= p.changed {
+			p.files, p.changes = s, after(p.changes, s.applied)
+		}
+		w.rest = nil
+		w.offer(p)
+	}
+	for _, p := range []*point{w.block, w.older} {
+		if p == nil || p.talk.agent == "" || p != w.older && p.execution == w.active {
+			continue
+		}
+		p.talk.records = s
+		w.offer(p)
+		if w.older = nil; p == w.block {
+			w.block = nil
+		}
+		return
+	}
+}
+
+func (w *Walk) offer(p *point) {
+	if w.best == nil || p.seq > w.best.seq {
+		w.best = p
+	}
+}
+
+// Settled reports whether no later event changes the cut, so that the walk may end.
+func (w *Walk) Settled() bool {
+	return w.best != nil && w.tip >= max(w.asked, 2) && !w.best.before(w.rest) && !w.best.before(w.block)
+}
+
+func (p *point) before(o *point) bool { return o != nil && p.seq < o.seq }
+
+// Cut returns where the session can be forked. It fails with ErrNone, ErrZero or an *AheadError.
+func (w *Walk) Cut() (Cut, error) {
+	asked := w.asked
+	if asked == Tip {
+		asked = w.tip
+	}
+	switch {
+	case w.gone || w.tip == 0:
+		return Cut{}, ErrNone
+	case asked == 0:
+		return Cut{}, ErrZero
+	case asked > w.tip:
+		return Cut{}, &AheadError{w.tip}
+	case w.best == nil:
+		return Cut{}, fmt.Errorf("%w: its first event is not session_created", ErrNone)
+	}
+	p := w.best
+	c := Cut{
+		Created: p.created,
+		Forked: events.SessionForked{
+			Asked: asked, Effective: p.seq, Snapshot: p.files.id, SnapshotSeq: p.files.seq, SnapshotSession: p.files.session,
+			Records: p.talk.records.id, RecordsSession: p.talk.records.session, AgentSessionID: p.talk.agent, Anchor: p.talk.anchor,
+		},
+		Waits: p.before(w.rest),
+	}
+	for _, change := range p.changes {
+		c.Changes = append(c.Changes, change.data)
+	}
+	switch {
+	case p.seq == asked:
+	case p.execution != "":
+		c.Forked.Reason = "the agent's conversation cannot be cut at the event that was asked for; the fork begins after the last block before it at which it can be"
+	default:
+		c.Forked.Reason = "a message was not answered yet at the event that was asked for, and the agent's conversation cannot be cut within its answer up to there; the fork begins before that message"
+	}
+	return c, nil
+}

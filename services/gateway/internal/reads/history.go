@@ -1,0 +1,220 @@
+package reads
+
+import (
+	"context"
+	"encoding/json"
+
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/blocks"
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+)
+
+// Ancestor is a session from which another one was forked, directly or not.
+type Ancestor struct {
+	Session   string
+	Effective uint32 // seq of the last event that is inherited
+}
+
+// History is a run of the events that a fork has from its ancestors.
+type History struct {
+	Events    []Kept
+	Total     uint32 // how many there are
+	Next      uint32 // the cursor after this page
+	Ancestors []Ancestor
+}
+
+// ancestors lists a session's ancestors, the oldest first. Those that are deleted are among them: their events and blocks
+// are kept as long as a fork has them.
+func (s *Store) ancestors(ctx context.Context, tenant, session string) ([]Ancestor, error) {
+	var list []Ancestor
+	err := s.await(ctx, s.sessionIn(tenant, session), func() (err error) {
+		list, err = s.line(ctx, tenant, session)
+		return err
+	})
+	return list, err
+}
+
+// line is ancestors as the read models are now.
+func (s *Store) line(ctx context.Context, tenant, session string) ([]Ancestor, error) {
+	var list []Ancestor
+	found, behind := false, false
+	err := s.rows(ctx, func(r row) error {
+		var parent string
+		var effective int64
+		if err := r.Scan(&parent, &effective); err != nil {
+			return err
+		}
+		found, behind = true, parent != ""
+		if parent != "" {
+			list = append([]Ancestor{{parent, uint32(effective)}}, list...) //nolint:gosec // it was an uint32
+		}
+		return nil
+	}, `
+		WITH RECURSIVE line (parent, forked, depth) AS (
+			SELECT s.parent, s.forked, 0 FROM sessions s WHERE s.tenant = $1 AND s.id = $2
+			UNION ALL
+			SELECT p.parent, p.forked, l.depth + 1 FROM line l CROSS JOIN LATERAL (
+				SELECT parent, forked FROM sessions WHERE tenant = $1 AND id = l.parent
+				UNION ALL SELECT parent, forked FROM deleted_sessions WHERE tenant = $1 AND id = l.parent) p
+			 WHERE l.parent <> ''
+		) SELECT parent, CASE parent WHEN '' THEN 0 ELSE (forked::json ->> 'effective')::int8 END FROM line ORDER BY depth`, tenant, session)
+	switch {
+	case err != nil:
+		return nil, err
+	case !found:
+		return nil, s.missing(ctx, tenant, session)
+	case behind: // the line does not end with a session that is no fork: its projector group has not folded it yet
+		return nil, folding()
+	}
+	return list, nil
+}
+
+// History reads inherited events after a cursor, up to the limit or 2 MiB, but one at least.
+func (s *Store) History(ctx context.Context, tenant, session string, after uint32, limit int) (h History, err error) {
+	if h.Ancestors, err = s.ancestors(ctx, tenant, session); err != nil {
+		return h, err
+	}
+	for _, a := range h.Ancestors {
+		h.Total += a.Effective
+	}
+	if after > h.Total {
+		return h, Ahead(after, h.Total)
+	}
+	h.Next = after
+	size, skip := 0, after
+	for _, a := range h.Ancestors {
+		if skip >= a.Effective {
+			skip -= a.Effective
+			continue
+		}
+		if len(h.Events) == limit || size > maxPageBytes {
+			break
+		}
+		list, err := s.inherited(ctx, tenant, a, skip, limit-len(h.Events), maxPageBytes-size)
+		if err != nil {
+			return h, err
+		}
+		for _, e := range list {
+			size += len(e.JSON)
+		}
+		h.Events = append(h.Events, list...)
+		h.Next += uint32(len(list)) //nolint:gosec // at most limit
+		if last := list[len(list)-1].Seq; last < a.Effective {
+			break
+		}
+		skip = 0
+	}
+	return h, nil
+}
+
+// inherited reads events of one ancestor: as many as there are room for, one at least.
+func (s *Store) inherited(ctx context.Context, tenant string, a Ancestor, after uint32, limit, room int) ([]Kept, error) {
+	var list []Kept
+	next, size := after+1, 0
+	err := s.rows(ctx, func(r row) error {
+		var seq int64
+		var kind, text string
+		if err := r.Scan(&seq, &kind, &text); err != nil {
+			return err
+		}
+		if seq != int64(next) || size > room {
+			return nil
+		}
+		size += len(text)
+		list = append(list, Kept{Seq: next, Type: events.Type(kind), JSON: []byte(text)})
+		next++
+		return nil
+	}, "SELECT seq, type, event FROM events WHERE tenant = $1 AND session = $2 AND seq > $3 AND seq <= $4 ORDER BY seq LIMIT $5",
+		tenant, a.Session, int64(after), int64(a.Effective), limit)
+	if err == nil && len(list) == 0 {
+		err = folding()
+	}
+	return list, err
+}
+
+// HistoryBlocks reads the blocks of each ancestor as they were at its last inherited event.
+func (s *Store) HistoryBlocks(ctx context.Context, tenant, session string) ([]*spoolv1.InheritedBlocks, error) {
+	line, err := s.ancestors(ctx, tenant, session)
+	if err != nil {
+		return nil, err
+	}
+	var out []*spoolv1.InheritedBlocks
+	for _, a := range line {
+		list, err := s.blocksAt(ctx, tenant, a)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, &spoolv1.InheritedBlocks{SessionId: a.Session, Effective: a.Effective, Blocks: list})
+	}
+	return out, nil
+}
+
+// blocksAt reads an ancestor's blocks. A block that changed after the last inherited event is folded from the events up to there.
+func (s *Store) blocksAt(ctx context.Context, tenant string, a Ancestor) ([]*spoolv1.Block, error) {
+	var list []*events.Block
+	changed := map[string]int{} // index in list
+	first := int64(a.Effective) + 1
+	var tip int64
+	err := s.rows(ctx, func(r row) error {
+		var have int64
+		var begins, last *int64
+		var text *string
+		if err := r.Scan(&have, &begins, &last, &text); err != nil {
+			return err
+		}
+		if tip = have; text == nil {
+			return nil
+		}
+		var b events.Block
+		if err := json.Unmarshal([]byte(*text), &b); err != nil {
+			return problem.New(problem.Internal, "", "a block in the read models cannot be read").Because(err)
+		}
+		if *last <= int64(a.Effective) {
+			list = append(list, &b)
+			return nil
+		}
+		changed[b.ID], first = len(list), min(first, *begins)
+		list = append(list, nil)
+		return nil
+	}, `
+		SELECT t.tip, b.first_seq, b.last_seq, b.block
+		  FROM (SELECT coalesce(max(seq), 0) AS tip FROM events WHERE tenant = $1 AND session = $2 AND seq <= $3) t
+		  LEFT JOIN blocks b ON b.tenant = $1 AND b.session = $2 AND b.first_seq <= $3 ORDER BY b.execution_ord, b.first_seq`,
+		tenant, a.Session, int64(a.Effective))
+	if err == nil && tip != int64(a.Effective) {
+		err = folding()
+	}
+	if err == nil && len(changed) > 0 {
+		err = s.foldBlocks(ctx, tenant, a, first, changed, list)
+	}
+	if err != nil {
+		return nil, err
+	}
+	out := make([]*spoolv1.Block, 0, len(list))
+	for _, b := range list {
+		if b != nil {
+			out = append(out, Block(*b))
+		}
+	}
+	return out, nil
+}
+
+// foldBlocks folds some blocks from the events of an ancestor from a seq on.
+func (s *Store) foldBlocks(ctx context.Context, tenant string, a Ancestor, from int64, wanted map[string]int, list []*events.Block) error {
+	return s.rows(ctx, func(r row) error {
+		var text string
+		if err := r.Scan(&text); err != nil {
+			return err
+		}
+		var w events.Wire
+		if err := json.Unmarshal([]byte(text), &w); err != nil {
+			return unreadable(err)
+		}
+		e := w.Event()
+		if i, ok := wanted[blocks.Target(e)]; ok {
+			list[i] = blocks.Reduce(list[i], e)
+		}
+		return nil
+	}, "SELECT event FROM events WHERE tenant = $1 AND session = $2 AND seq BETWEEN $3 AND $4 ORDER BY seq", tenant, a.Session, from, int64(a.Effective))
+}

@@ -1,0 +1,231 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/api/command"
+	"github.com/spoolhq/spool/pkg/definition"
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/fork"
+	"github.com/spoolhq/spool/pkg/events/session"
+	"github.com/spoolhq/spool/pkg/workspace"
+)
+
+const (
+	codeCursorAhead = "CURSOR_AHEAD"
+
+	// snapshotWait is how long a fork waits for the snapshot that follows the end of an execution, and snapshotPoll how
+	// often it looks.
+	snapshotWait = 5 * time.Second
+	snapshotPoll = 200 * time.Millisecond
+)
+
+// forkBuilder is builder for a fork. The parent is read once, when the fork turns out not to be there yet: a repeat of the
+// command is answered also after the parent was deleted.
+func (h *Handler) forkBuilder(ctx context.Context, c command.Command) (builder, error) {
+	var b command.ForkSession
+	if err := decode(c, &b); err != nil {
+		return nil, err
+	}
+	if err := events.CheckID("sessionId", events.KindSession, b.Parent); err != nil {
+		return nil, invalid("sessionId", err.Error())
+	}
+	if err := checkMetadata(b.Metadata); err != nil {
+		return nil, err
+	}
+	var made session.Fork
+	var err error
+	read := false
+	return func(l eventlog.Loaded, base session.Base) (session.Command, error) {
+		if !read && l.Life.Status == session.None {
+			made, err = h.fork(ctx, c, b)
+			read = true
+		}
+		made.Base = base
+		return made, err
+	}, nil
+}
+
+// fork reads the parent and returns what the fork begins with.
+func (h *Handler) fork(ctx context.Context, c command.Command, b command.ForkSession) (session.Fork, error) {
+	parent, err := h.parent(ctx, c, b.Parent)
+	if err != nil {
+		return session.Fork{}, err
+	}
+	if parent.Life.Options.HostPath != "" {
+		return session.Fork{}, &command.Error{Code: codeHostPathUnsupported, Field: "sessionId", Detail: "the session works in a folder of the server's machine, of which a fork would have no copy of its own: create a session with a copy of the folder (spool run --copy)"}
+	}
+	cut, err := h.cut(ctx, parent, b.At)
+	if err != nil {
+		return session.Fork{}, err
+	}
+	out := session.Fork{Create: cut.Created, Forked: cut.Forked, Changes: cut.Changes}
+	out.Forked.Parent = b.Parent
+	if b.Metadata != nil {
+		out.Create.Metadata = b.Metadata
+	}
+	if err := h.forkAgent(ctx, c, b.Agent, &out.Create); err != nil {
+		return out, err
+	}
+	if err := h.checkSnapshots(ctx, c.Tenant, out.Forked); err != nil {
+		return out, err
+	}
+	// The parent may have been deleted meanwhile. What is deleted after this is erased at the earliest after the janitor's grace.
+	_, err = h.parent(ctx, c, b.Parent)
+	return out, err
+}
+
+// parent loads the session that is forked.
+func (h *Handler) parent(ctx context.Context, c command.Command, id string) (eventlog.Loaded, error) {
+	l, err := h.cfg.Sessions.Load(ctx, c.Tenant, id, eventlog.Leader)
+	if err != nil {
+		return l, err
+	}
+	if l.Life.Status == session.None || l.Life.Status == session.Deleted || !events.AllowsAgent(c.Agents, l.Life.Agent) {
+		return l, &command.Error{Code: session.CodeNotFound, Field: "sessionId", Detail: "there is no such session"}
+	}
+	return l, nil
+}
+
+// cut finds where the parent can be forked. While the snapshot after the end of an execution is under way, it is waited for.
+func (h *Handler) cut(ctx context.Context, parent eventlog.Loaded, at *uint32) (fork.Cut, error) {
+	asked := fork.Tip
+	if at != nil {
+		asked = *at
+	}
+	until := time.Now().Add(snapshotWait)
+	walk := fork.New(asked)
+	var last eventlog.Numbered
+	for {
+		for e, err := range eventlog.SessionAfter(ctx, h.cfg.Sessions.Log, parent.Tenant, parent.ID, last) {
+			if err != nil {
+				return fork.Cut{}, fmt.Errorf("read session %s: %w", parent.ID, err)
+			}
+			walk.Add(e.Seq, e.Event)
+			if last = e; walk.Settled() {
+				break
+			}
+		}
+		cut, err := walk.Cut()
+		if err == nil && at != nil && *at > cut.Forked.Asked {
+			err = &fork.AheadError{Tip: cut.Forked.Asked} // they asked for the number that stands for the last event
+		}
+		if err != nil {
+			return cut, refusedCut(err)
+		}
+		if !cut.Waits || parent.Run.Sandbox.ID == "" || time.Now().After(until) {
+			return cut, nil
+		}
+		select {
+		case <-time.After(snapshotPoll):
+		case <-ctx.Done():
+			return cut, ctx.Err()
+		}
+	}
+}
+
+func refusedCut(err error) error {
+	var ahead *fork.AheadError
+	switch {
+	case errors.As(err, &ahead):
+		return &command.Error{Code: codeCursorAhead, Field: "at", Detail: ahead.Error(), Tip: &ahead.Tip}
+	case errors.Is(err, fork.ErrZero):
+		return invalid("at", err.Error())
+	}
+	return &command.Error{Code: session.CodeNotFound, Field: "sessionId", Detail: err.Error()}
+}
+
+// forkAgent puts another version or another agent of the same architecture in place of the parent's. Options stay
+// those of the parent, which are resolved; of another agent the session gets the default instance.
+func (h *Handler) forkAgent(ctx context.Context, c command.Command, name string, out *events.SessionCreated) error {
+	if !slices.Contains(h.cfg.Providers, out.Provider) {
+		return invalid("sessionId", fmt.Sprintf("the session's sandboxes are of provider %.64q, which this installation does not offer; it offers %s", out.Provider, strings.Join(h.cfg.Providers, ", ")))
+	}
+	if name == "" {
+		return nil
+	}
+	before := *out
+	out.Agent, out.AgentVersion, out.AgentRef = "", "", events.Reference{}
+	agent, err := h.pin(ctx, c, command.CreateSession{Agent: name}, out)
+	if err != nil {
+		return err
+	}
+	if _, err := resolve(before.Architecture, agent); err != nil {
+		return invalid("agent", fmt.Sprintf("the agent is made for %s, and the session is of %s: the conversation can be continued by an agent of the same architecture only", agent.Architecture, before.Architecture))
+	}
+	if agent != nil && agent.Limits.Turns > 0 && !definition.CountsTurns(out.Architecture) && out.Provider != "docker" {
+		return invalid("agent", fmt.Sprintf("the agent has limits.turns, which for architecture %s the egress proxy of provider docker holds to; the session's provider %s has none", out.Architecture, out.Provider))
+	}
+	if err := h.checkSessionImages(out.Provider, out.Options.Image, agent); err != nil {
+		return err
+	}
+	if out.AgentRef.Bare() == before.AgentRef.Bare() {
+		return nil
+	}
+	out.Instance = events.Reference{}
+	return h.instantiate(ctx, c, out)
+}
+
+// checkSnapshots refuses a fork whose snapshots are not in the object store any more, or cannot be read.
+func (h *Handler) checkSnapshots(ctx context.Context, tenant string, f events.SessionForked) error {
+	needed := [][2]string{{f.Files(), f.Snapshot}}
+	if f.Records != f.Snapshot || f.State() != f.Files() {
+		needed = append(needed, [2]string{f.State(), f.Records})
+	}
+	for _, s := range needed {
+		if s[1] == "" {
+			continue
+		}
+		err := h.checkSnapshot(ctx, tenant, s[0], s[1])
+		var corrupt *workspace.CorruptError
+		if errors.Is(err, workspace.ErrNotFound) || errors.As(err, &corrupt) {
+			return &command.Error{Code: command.CodeSnapshotGone, Field: "at", Detail: fmt.Sprintf("the fork would begin with snapshot %s of session %s, which is not kept any more or cannot be read: fork at a later event", s[1], s[0])}
+		}
+		if err != nil {
+			return fmt.Errorf("look for snapshot %s of %s: %w", s[1], s[0], err)
+		}
+	}
+	return nil
+}
+
+// checkSnapshot reads a snapshot's manifest, and looks for all objects that it needs.
+func (h *Handler) checkSnapshot(ctx context.Context, tenant, of, id string) error {
+	store, err := h.cfg.Snapshots(ctx)
+	if err != nil {
+		return err
+	}
+	h.manifest.Lock()
+	m, err := workspace.Open(ctx, store, tenant, of, id)
+	var objects []string
+	if err == nil {
+		objects = m.Objects()
+	}
+	h.manifest.Unlock()
+	if err != nil {
+		return err
+	}
+	for _, name := range objects {
+		has, err := store.Has(ctx, name)
+		if err != nil {
+			return err
+		}
+		if !has {
+			return fmt.Errorf("object %s: %w", name, workspace.ErrNotFound)
+		}
+	}
+	return nil
+}
+
+// forked returns where the fork that a command made begins; nil for other commands.
+func forked(c command.Command, l eventlog.Loaded) *events.SessionForked {
+	if c.Type != command.TypeForkSession {
+		return nil
+	}
+	return l.Life.Fork
+}

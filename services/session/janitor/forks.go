@@ -1,0 +1,156 @@
+package janitor
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/session"
+	"github.com/spoolhq/spool/pkg/topology"
+)
+
+// forking is how long a fork may be under way: from when the session service has last seen that the parent is not deleted until
+// the fork is in the log.
+const forking = time.Minute
+
+// unfolded is a fork that the read models do not have yet.
+type unfolded struct {
+	sessionKey
+	events.SessionForked
+}
+
+// unfoldedForks reads the forks that the log's leader has after the checkpoints of the read models.
+func (p *pass) unfoldedForks(ctx context.Context) ([]unfolded, error) {
+	rows, err := p.conn.Query(ctx, "SELECT grp, position FROM checkpoints")
+	if err != nil {
+		return nil, fmt.Errorf("read the checkpoints: %w", err)
+	}
+	after := map[int]uint64{}
+	var group int
+	var position int64
+	if _, err := pgx.ForEachRow(rows, []any{&group, &position}, func() error {
+		after[group] = uint64(max(position, 0))
+		return nil
+	}); err != nil {
+		return nil, fmt.Errorf("read the checkpoints: %w", err)
+	}
+	var out []unfolded
+	for partition := range events.Partitions {
+		from := eventlog.Position{Shard: partition % p.log.Shards(), Seq: after[topology.GroupOf(partition)]}
+		for rec, err := range p.log.Read(ctx, from, eventlog.Filter{Partitions: []int{partition}}) {
+			if err != nil {
+				return nil, fmt.Errorf("look for forks that the read models do not have yet: %w", err)
+			}
+			for _, e := range rec.Events {
+				if d, ok := e.Data.(events.SessionForked); ok {
+					out = append(out, unfolded{sessionKey{rec.Subject.Tenant, rec.Subject.ID}, d})
+				}
+			}
+		}
+	}
+	return out, nil
+}
+
+// fork returns a session that is not deleted and that was forked from a session, directly or not; "" for none. The log is read
+// once in a pass: of a session that was deleted long enough before the pass no fork is made any more.
+func (p *pass) fork(ctx context.Context, k sessionKey) (string, error) {
+	if p.forks == nil {
+		list, err := p.unfoldedForks(ctx)
+		if err != nil {
+			return "", err
+		}
+		p.forks = &list
+	}
+	seen := map[string]bool{}
+	for parents := []string{k.ID}; len(parents) > 0; {
+		rows, err := p.conn.Query(ctx, `SELECT id, true FROM sessions WHERE tenant = $1 AND parent <> '' AND parent = ANY ($2)
+			UNION ALL SELECT id, false FROM deleted_sessions WHERE tenant = $1 AND parent <> '' AND parent = ANY ($2)`, k.Tenant, parents)
+		if err != nil {
+			return "", fmt.Errorf("look for forks of session %s: %w", k.ID, err)
+		}
+		var next []string
+		var id, found string
+		var there bool
+		if _, err := pgx.ForEachRow(rows, []any{&id, &there}, func() error {
+			if next = append(next, id); there {
+				found = id
+			}
+			return nil
+		}); err != nil {
+			return "", fmt.Errorf("look for forks of session %s: %w", k.ID, err)
+		}
+		for _, f := range *p.forks {
+			if found != "" || f.Tenant != k.Tenant || seen[f.ID] || !slices.Contains(parents, f.Parent) {
+				continue
+			}
+			l, err := p.sessions.Load(ctx, f.Tenant, f.ID, eventlog.Leader)
+			if err != nil {
+				return "", err
+			}
+			seen[f.ID] = true
+			if next = append(next, f.ID); l.Life.Status != session.Deleted {
+				found = f.ID
+			}
+		}
+		if found != "" {
+			return found, nil
+		}
+		parents = next
+	}
+	return "", nil
+}
+
+// forked says what keeps a deleted session because of forks; "" for nothing.
+func (p *pass) forked(ctx context.Context, l eventlog.Loaded) (string, error) {
+	rec, err := p.log.At(ctx, p.sessions.Position(l.ID, l.LifeHead.Seq))
+	if err != nil {
+		return "", fmt.Errorf("read the deletion of session %s: %w", l.ID, err)
+	}
+	if p.now().Before(rec.Time.Add(min(forking, p.cfg.Grace))) {
+		return "a fork may be under way", nil
+	}
+	fork, err := p.fork(ctx, sessionKey{l.Tenant, l.ID})
+	if err != nil || fork == "" {
+		return "", err
+	}
+	return "session " + fork + " was forked from it", nil
+}
+
+// forkSnapshots returns the names of a session's snapshots that forks begin with which have none of their own.
+func (p *pass) forkSnapshots(ctx context.Context, k sessionKey) (map[string]bool, error) {
+	list, err := p.unfoldedForks(ctx)
+	if err != nil {
+		return nil, err
+	}
+	rows, err := p.conn.Query(ctx, "SELECT id, forked FROM sessions WHERE tenant = $1 AND parent <> '' AND snapshot = ''", k.Tenant)
+	if err != nil {
+		return nil, fmt.Errorf("look for snapshots that forks begin with: %w", err)
+	}
+	var id, text string
+	if _, err := pgx.ForEachRow(rows, []any{&id, &text}, func() error {
+		f := unfolded{sessionKey: sessionKey{k.Tenant, id}}
+		if err := json.Unmarshal([]byte(text), &f.SessionForked); err != nil {
+			return fmt.Errorf("session %s: %w", id, err)
+		}
+		list = append(list, f)
+		return nil
+	}); err != nil {
+		return nil, fmt.Errorf("look for snapshots that forks begin with: %w", err)
+	}
+	names := map[string]bool{}
+	for _, f := range list {
+		if f.Tenant == k.Tenant && f.Files() == k.ID {
+			names[f.Snapshot] = true
+		}
+		if f.Tenant == k.Tenant && f.State() == k.ID {
+			names[f.Records] = true
+		}
+	}
+	return names, nil
+}

@@ -1,0 +1,158 @@
+package janitor_test
+
+import (
+	"encoding/json"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/session"
+	"github.com/spoolhq/spool/pkg/readmodel"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/pkg/workspace"
+	"github.com/spoolhq/spool/pkg/workspace/workspacetest"
+	"github.com/spoolhq/spool/services/session/janitor"
+)
+
+// forked creates a fork in the log.
+func (b *bed) forked(f events.SessionForked) eventlog.Loaded {
+	b.t.Helper()
+	l := eventlog.Loaded{Tenant: tenant, ID: newID(events.KindSession)}
+	l.LifeHead.Subject, l.RunHead.Subject = events.LifeOf(tenant, l.ID), events.RunOf(tenant, l.ID)
+	b.decide(&l, func(base session.Base) session.Command {
+		return session.Fork{Base: base, Create: events.SessionCreated{Agent: "spool", Architecture: "spool", Provider: "local"}, Forked: f}
+	})
+	return l
+}
+
+func (b *bed) decide(l *eventlog.Loaded, command func(session.Base) session.Command) {
+	b.t.Helper()
+	id := newID(events.KindCommand)
+	list, err := session.Decide(l.Life, command(session.Base{Meta: events.Meta{CommandID: id, Now: b.now}}))
+	must(b.t, err)
+	must(b.t, eventlog.Sessions{Log: b.log}.AppendLife(b.t.Context(), l, events.Actor{Kind: "user", ID: "test"}, id, list))
+}
+
+// folded tells the read models of a fork, as the projector does.
+func (b *bed) folded(l eventlog.Loaded, f events.SessionForked, snapshot string) {
+	b.t.Helper()
+	text, err := json.Marshal(f)
+	must(b.t, err)
+	b.exec(b.url, `INSERT INTO sessions (tenant, id, grp, status, agent, agent_version, architecture, provider, options, created_at, updated_at, tip, tip_position, parent, forked, snapshot)
+		VALUES ($1, $2, $3, 'open', '', '', '', '', '{}', now(), now(), 2, '0-1', $4, $5, $6)`, tenant, l.ID, readmodel.Group(l.ID), f.Parent, string(text), snapshot)
+	b.passed()
+}
+
+// drop deletes a session in the log and in the read models.
+func (b *bed) drop(l *eventlog.Loaded, f events.SessionForked) {
+	b.t.Helper()
+	b.decide(l, func(base session.Base) session.Command { return session.Delete{Base: base} })
+	text, err := json.Marshal(f)
+	must(b.t, err)
+	b.exec(b.url, "DELETE FROM sessions WHERE id = $1", l.ID)
+	b.known(b.url, l.ID)
+	b.exec(b.url, "UPDATE deleted_sessions SET parent = $2, forked = $3 WHERE id = $1", l.ID, f.Parent, string(text))
+	b.passed()
+	b.now = b.now.Add(2 * time.Minute)
+}
+
+// TestPass_KeepsADeletedSessionWithForks: a deleted session stays as long as a session is there that was forked from it, or from a
+// fork of it that is deleted as well; also while the read models do not have the fork yet.
+func TestPass_KeepsADeletedSessionWithForks(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	parent := b.deleted(newID(events.KindSession), "heron-text")
+	ofParent := events.SessionForked{Parent: parent.ID, Asked: 1, Effective: 1}
+	child := b.forked(ofParent)
+	ofChild := events.SessionForked{Parent: child.ID, Asked: 1, Effective: 1}
+	grandchild := b.forked(ofChild)
+	j := b.janitor(janitor.Config{Grace: time.Millisecond})
+	waits := func(what string, l eventlog.Loaded, fork string) {
+		t.Helper()
+		report, err := j.Pass(t.Context(), false)
+		must(t, err)
+		i := slices.IndexFunc(report.Items, func(i janitor.Item) bool { return i.Name == l.ID })
+		if i < 0 || !strings.Contains(report.Items[i].Waits, "session "+fork+" was forked from it") {
+			t.Errorf("%s: found %+v", what, report.Items)
+		}
+		if now, err := (eventlog.Sessions{Log: b.log}).Load(t.Context(), tenant, l.ID, eventlog.Leader); err != nil || now.Run.Retired {
+			t.Errorf("%s: the parent is retired: %v, %v", what, now.Run.Retired, err)
+		}
+	}
+	waits("while the read models have no fork", parent, child.ID)
+	b.folded(child, ofParent, "")
+	b.folded(grandchild, ofChild, "")
+	waits("once they have", parent, child.ID)
+	b.drop(&child, ofParent)
+	waits("while a fork of a deleted fork is there", parent, grandchild.ID)
+	waits("while a fork of it is there", child, grandchild.ID)
+	b.drop(&grandchild, ofChild)
+	for range 3 {
+		b.found(j, false)
+		b.passed()
+		b.markRemoved()
+		b.now = b.now.Add(time.Minute)
+	}
+	for what, l := range map[string]eventlog.Loaded{"parent": parent, "child": child, "grandchild": grandchild} {
+		if !b.isRemoved(l.ID) {
+			t.Errorf("the content of the %s is left", what)
+		}
+	}
+	if b.files("heron") {
+		t.Error("the parent's text is left")
+	}
+	b.sound()
+}
+
+// TestPass_KeepsASessionWhoseForkMayBeUnderWay: a session that was deleted a moment ago is not retired, since the session service may
+// have seen it before.
+func TestPass_KeepsASessionWhoseForkMayBeUnderWay(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	l := b.deleted(newID(events.KindSession))
+	b.now = time.Now().Add(30 * time.Second)
+	report, err := b.janitor(janitor.Config{}).Pass(t.Context(), false)
+	if err != nil || len(report.Items) != 1 || !strings.Contains(report.Items[0].Waits, "under way") {
+		t.Errorf("found %+v, %v", report.Items, err)
+	}
+	if now, err := (eventlog.Sessions{Log: b.log}).Load(t.Context(), tenant, l.ID, eventlog.Leader); err != nil || now.Run.Retired {
+		t.Errorf("retired %v, %v", now.Run.Retired, err)
+	}
+}
+
+// TestPass_KeepsSnapshotsThatForksBeginWith: snapshots beyond the retention stay while a fork has none of its own, also one that the
+// read models do not have yet.
+func TestPass_KeepsSnapshotsThatForksBeginWith(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	l := b.session(newID(events.KindSession))
+	var ids []string
+	for _, content := range []string{"one", "two", "three", "four", "five", "six"} {
+		ids = append(ids, b.snapshot(&l, &workspacetest.Box{Tree: map[string]string{"workspace/a": content}}))
+	}
+	b.passed()
+	folded, unfolded := events.SessionForked{Parent: l.ID, Snapshot: ids[0], Records: ids[1]}, events.SessionForked{Parent: newID(events.KindSession), RecordsSession: l.ID, Records: ids[2]}
+	child := b.forked(folded)
+	b.folded(child, folded, "")
+	b.forked(unfolded)
+	b.now = b.now.Add(2 * time.Hour)
+	j := b.janitor(janitor.Config{Snapshots: 2})
+	there := func(want ...bool) {
+		t.Helper()
+		b.found(j, false)
+		for i, id := range ids {
+			_, err := workspace.Open(t.Context(), b.store(topology.BucketWorkspaces), tenant, l.ID, id)
+			if err != nil && !errors.Is(err, workspace.ErrNotFound) || (err == nil) != want[i] {
+				t.Errorf("snapshot %d is there: %v, want %v", i, err, want[i])
+			}
+		}
+	}
+	there(true, true, true, false, true, true)
+	b.restores(l, ids[0], "one")
+	b.exec(b.url, "UPDATE sessions SET snapshot = 'm-own' WHERE id = $1", child.ID)
+	there(false, false, true, false, true, true)
+}

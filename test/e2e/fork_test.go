@@ -1,0 +1,574 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/projector"
+	"github.com/spoolhq/spool/services/session/janitor"
+	"github.com/spoolhq/spool/test/e2e/harness"
+)
+
+// forked is the answer to a fork.
+type forked struct {
+	SessionID string
+	Position  string
+	Parent    struct {
+		SessionID        string
+		Asked, Effective uint32
+		Reason, Snapshot string
+		SnapshotSeq      uint32
+	}
+}
+
+// fork forks a session; the fork is deleted when the test ends.
+func fork(t *testing.T, c *harness.Cluster, session string, body map[string]any) forked {
+	t.Helper()
+	var f forked
+	if code := c.Call(0, "POST", "/api/sessions/"+session+"/fork", body, &f); code != http.StatusCreated {
+		t.Fatalf("fork %v answered %d, %+v", body, code, f)
+	}
+	t.Cleanup(func() { c.Delete(f.SessionID) })
+	return f
+}
+
+// stored is all that the log and the object store have of a session, byte for byte.
+func stored(t *testing.T, c *harness.Cluster, session string) string {
+	t.Helper()
+	var b strings.Builder
+	shard := eventlog.Position{Shard: events.Partition(session) % c.Base.Log.Shards()}
+	tenant := tenantOf(t, c, session)
+	for rec, err := range c.Base.Log.Read(t.Context(), shard, eventlog.Filter{Subject: events.Subject{Tenant: tenant, ID: session}}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		raw, err := rec.Commit.Encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(&b, "%s %s %s %s\n", rec.Subject, rec.Position, rec.Time, raw)
+	}
+	nc, _, err := c.Base.Connect(topology.UserAdmin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o, err := js.ObjectStore(t.Context(), topology.BucketWorkspaces)
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, err := o.List(t.Context())
+	if err != nil && !errors.Is(err, jetstream.ErrNoObjectsFound) {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, info := range list {
+		if strings.Contains(info.Name, "/"+session+"/") {
+			names = append(names, fmt.Sprintf("%s %s %d %s %s", info.Name, info.NUID, info.Size, info.Digest, info.ModTime))
+		}
+	}
+	slices.Sort(names)
+	return b.String() + strings.Join(names, "\n")
+}
+
+func tenantOf(t *testing.T, c *harness.Cluster, session string) string {
+	t.Helper()
+	for rec, err := range c.Base.Log.Read(t.Context(), eventlog.Position{Shard: events.Partition(session) % c.Base.Log.Shards()}, eventlog.Filter{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if rec.Subject.ID == session {
+			return rec.Subject.Tenant
+		}
+	}
+	t.Fatalf("session %s is not in the log", session)
+	return ""
+}
+
+// threeTurns runs three turns with edits and a failing tool, and waits for the snapshot after each.
+func threeTurns(t *testing.T, c *harness.Cluster, architecture string) *talk {
+	t.Helper()
+	k := newTalkWith(t, c, architecture, map[string]any{"model": "known-model", "metadata": map[string]any{"of": "the parent"}})
+	k.completed("the fruit is apple; run echo one > a.txt", "Noted apple.")
+	k.synced() // a message that came at once would keep the snapshot from being taken
+	k.completed("the fruit is pear; run echo two > a.txt; echo b > b.txt; exit 3", "Noted pear.")
+	k.synced()
+	k.completed("the fruit is plum; run echo three > a.txt; rm b.txt", "Noted plum.")
+	k.synced()
+	return k
+}
+
+// synced reads the stream until a snapshot follows the last end of an execution.
+func (k *talk) synced() {
+	k.t.Helper()
+	ends := slices.Collect(k.seqs(func(e events.Wire) bool { return events.Terminal(e.Type) }))
+	done := func() bool {
+		return slices.ContainsFunc(k.s.Events, func(e events.Wire) bool { return e.Type == "workspace_synced" && e.Seq > ends[len(ends)-1] })
+	}
+	if done() {
+		return
+	}
+	k.join()
+	defer k.s.Close()
+	for !done() {
+		if _, err := k.s.Next(); err != nil {
+			k.t.Fatal(err)
+		}
+	}
+}
+
+// seqs yields the seqs of some events.
+func (k *talk) seqs(wanted func(events.Wire) bool) func(func(uint32) bool) {
+	return func(yield func(uint32) bool) {
+		for _, e := range k.s.Events {
+			if wanted(e) && !yield(e.Seq) {
+				return
+			}
+		}
+	}
+}
+
+// of is a talk with a fork.
+func (k *talk) of(f forked) *talk {
+	return &talk{t: k.t, c: k.c, session: f.SessionID, reckons: k.reckons}
+}
+
+// TestFork_BetweenTurns forks after each turn, at the tip, and before the first message: the fork's agent knows what its parent knew
+// there, its files are those of then, and nothing of the parent changes.
+func TestFork_BetweenTurns(t *testing.T) {
+	t.Parallel()
+	c := harness.New(t, harness.Options{Script: script(t, "fork.yaml"), Executors: 2})
+	k := threeTurns(t, c, "spool")
+	before := stored(t, k.c, k.session)
+	var ends []uint32
+	for seq := range k.seqs(func(e events.Wire) bool { return events.Terminal(e.Type) }) {
+		ends = append(ends, seq)
+	}
+	for _, w := range []struct {
+		name  string
+		at    any
+		fruit string // that the fork's agent knows; "" for none
+		later []string
+		files map[string]string
+		gone  []string
+	}{
+		{"after turn 1", ends[0], "apple", []string{"pear", "plum"}, map[string]string{"a.txt": "one\n", "log.txt": "apple\n"}, []string{"b.txt"}},
+		{"after turn 2", ends[1], "pear", []string{"plum"}, map[string]string{"a.txt": "two\n", "b.txt": "b\n", "log.txt": "apple\npear\n"}, nil},
+		{"at the tip", nil, "plum", nil, map[string]string{"a.txt": "three\n", "log.txt": "apple\npear\nplum\n"}, []string{"b.txt"}},
+		{"before the first message", uint32(1), "", []string{"apple", "pear", "plum"}, nil, []string{"a.txt", "log.txt"}},
+	} {
+		body := map[string]any{}
+		if w.at != nil {
+			body["at"] = w.at
+		}
+		f := fork(t, k.c, k.session, body)
+		if f.Parent.SessionID != k.session || f.Parent.Effective != f.Parent.Asked || w.at != nil && f.Parent.Asked != w.at || f.Parent.Reason != "" {
+			t.Errorf("%s: the fork begins at %+v", w.name, f.Parent)
+		}
+		child := k.of(f)
+		asked := len(c.Model.Requests())
+		child.completed("which fruit is it?", "The fruit is "+w.fruit+".")
+		sent := requestsAfter(c, asked, "which fruit is it?")
+		if sent == "" || w.fruit != "" && !strings.Contains(sent, w.fruit) {
+			t.Errorf("%s: the model was asked %s", w.name, sent)
+		}
+		for _, later := range w.later {
+			if strings.Contains(sent, later) {
+				t.Errorf("%s: the model was told of %s, which came later: %s", w.name, later, sent)
+			}
+		}
+		child.synced()
+		for path, content := range w.files {
+			child.wantFile(path, content)
+		}
+		for _, path := range w.gone {
+			if status, raw := request(t, "GET", c.URL(0)+"/api/sessions/"+f.SessionID+"/files/"+path, nil, nil); status != http.StatusNotFound {
+				t.Errorf("%s: %s is %d %s", w.name, path, status, raw)
+			}
+		}
+		child.completed("the fruit is fig; run echo mine > a.txt", "Noted fig.")
+		child.completed("which fruit is it?", "The fruit is fig.")
+	}
+	if after := stored(t, k.c, k.session); after != before {
+		t.Errorf("the parent changed: before\n%s\nafter\n%s", before, after)
+	}
+	k.completed("which fruit is it?", "The fruit is plum.")
+	rebuilt(t, c)
+}
+
+// requestsAfter returns the bodies of the model requests that came after the first n and hold a text.
+func requestsAfter(c *harness.Cluster, n int, text string) string {
+	var b bytes.Buffer
+	for _, r := range c.Model.Requests()[n:] {
+		if bytes.Contains(r.Body, []byte(text)) {
+			b.Write(r.Body)
+		}
+	}
+	return b.String()
+}
+
+// rebuilt wants the read models to be what the log gives.
+func rebuilt(t *testing.T, c *harness.Cluster) {
+	t.Helper()
+	nc, log, err := c.Base.Connect(topology.UserProjector)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	if _, err := projector.Rebuild(context.WithoutCancel(t.Context()), projector.Config{DatabaseURL: c.Base.DatabaseURL}, projector.Deps{Log: log, NATS: nc}, true); err != nil {
+		t.Errorf("rebuild --compare: %v", err)
+	}
+}
+
+// TestFork_AmidTurn forks within a turn, at a text, at a call and at its result, of the built-in agent and of Claude Code: the fork's agent
+// knows what came up to there and nothing of what came later.
+func TestFork_AmidTurn(t *testing.T) {
+	t.Parallel()
+	c := harness.New(t, harness.Options{Script: script(t, "fork.yaml")})
+	for _, architecture := range []string{"spool", "claude-code"} {
+		t.Run(architecture, func(t *testing.T) {
+			k := threeTurns(t, c.In(t), architecture)
+			before := stored(t, k.c, k.session)
+			text := k.block("pear", events.KindAssistantText)
+			call := k.block("pear", events.KindToolUse)
+			result := k.block("pear", events.KindToolResult)
+			type where struct {
+				name          string
+				at, effective uint32
+				fruit         string
+				told, later   []string
+			}
+			list := []where{
+				{"at the first text", text, text, "pear", []string{"the fruit is pear", "I keep pear."}, []string{"Run of pear"}},
+				{"at the call", call, text, "pear", []string{"I keep pear."}, []string{"Run of pear"}},
+				{"at its result", result, result, "pear", []string{"I keep pear.", "Run of pear"}, []string{"It said of pear"}},
+			}
+			if architecture == "spool" { // whole messages only: the call is in one message with the text
+				rest := k.messageOf("pear") - 1
+				list[0] = where{"at the first text", text, rest, "apple", []string{"Noted apple."}, []string{"pear"}}
+				list[1] = where{"at the call", call, rest, "apple", []string{"Noted apple."}, []string{"pear"}}
+				list[2].told = []string{"I keep pear.", "exit status 3"}
+			}
+			for _, w := range list {
+				f := fork(t, k.c, k.session, map[string]any{"at": w.at})
+				if f.Parent.Effective != w.effective || (f.Parent.Reason == "") != (w.at == w.effective) {
+					t.Errorf("%s, event %d: the fork begins at %+v, want %d", w.name, w.at, f.Parent, w.effective)
+				}
+				child := &talk{t: t, c: k.c, session: f.SessionID, reckons: k.reckons}
+				asked := len(c.Model.Requests())
+				child.completed("which fruit is it?", "The fruit is "+w.fruit+".")
+				sent := requestsAfter(c, asked, "which fruit is it?")
+				for _, text := range w.told {
+					if !strings.Contains(sent, text) {
+						t.Errorf("%s: the model was not told of %q: %s", w.name, text, sent)
+					}
+				}
+				for _, text := range append(w.later, "Noted pear", "plum") {
+					if strings.Contains(sent, text) {
+						t.Errorf("%s: the model was told of %q, which came later: %s", w.name, text, sent)
+					}
+				}
+				child.synced()
+				child.wantFile("a.txt", "one\n")
+				child.wantFile("log.txt", "apple\n")
+				again := fork(t, k.c, f.SessionID, map[string]any{})
+				grandchild := &talk{t: t, c: k.c, session: again.SessionID, reckons: k.reckons}
+				grandchild.completed("which fruit is it?", "The fruit is "+w.fruit+".")
+			}
+			if after := stored(t, k.c, k.session); after != before {
+				t.Errorf("the parent changed: before\n%s\nafter\n%s", before, after)
+			}
+		})
+	}
+}
+
+// messageOf is the seq of the message that names a fruit.
+func (k *talk) messageOf(fruit string) uint32 {
+	k.t.Helper()
+	for _, e := range k.s.Events {
+		if d, ok := e.Event().Data.(events.MessageAccepted); ok && strings.Contains(d.Content, "the fruit is "+fruit) {
+			return e.Seq
+		}
+	}
+	k.t.Fatalf("no message names %s", fruit)
+	return 0
+}
+
+// block is the seq at which the first whole block of a kind is in the turn of a fruit.
+func (k *talk) block(fruit string, kind events.BlockKind) uint32 {
+	k.t.Helper()
+	execution := ""
+	for _, e := range k.s.Events {
+		switch d := e.Event().Data.(type) {
+		case events.MessageAccepted:
+			if execution = ""; strings.Contains(d.Content, "the fruit is "+fruit) {
+				execution = e.ExecutionID
+			}
+		case events.BlockStart:
+			if e.ExecutionID == execution && d.Block.Kind == kind && d.Block.Status != events.StatusPending {
+				return e.Seq
+			}
+		case events.BlockComplete:
+			if e.ExecutionID == execution && d.Block.Kind == kind {
+				return e.Seq
+			}
+		}
+	}
+	k.t.Fatalf("the turn of %s has no %s", fruit, kind)
+	return 0
+}
+
+// TestFork_RefusesBadInput: what cannot be forked is refused by name, and leaves nothing behind.
+func TestFork_RefusesBadInput(t *testing.T) {
+	t.Parallel()
+	c := harness.New(t, harness.Options{Script: script(t, "fork.yaml")})
+	k := newTalkWith(t, c, "spool", map[string]any{"model": "known-model"})
+	k.completed("the fruit is apple; run echo one > a.txt", "Noted apple.")
+	k.synced()
+	gone := c.Create("spool", nil)
+	c.Delete(gone)
+	agent := "claude-" + strings.ToLower(k.session[len(k.session)-8:])
+	c.Call(0, "POST", "/api/agents", map[string]any{"ref": map[string]any{"slug": agent}, "spec": map[string]any{"architecture": "claude-code", "instructions": "Answer in one short sentence."}}, nil)
+	sessions := func() int {
+		var list struct{ Sessions []struct{ SessionID string } }
+		c.Call(0, "GET", "/api/sessions?pageSize=200", nil, &list)
+		return len(list.Sessions)
+	}
+	had := sessions()
+	refused := func(session, body string, status int, code, field string) {
+		t.Helper()
+		got, raw := request(t, "POST", c.URL(0)+"/api/sessions/"+session+"/fork", nil, []byte(body))
+		var p struct{ Code, Field string }
+		if err := json.Unmarshal(raw, &p); err != nil || got != status || p.Code != code || p.Field != field {
+			t.Errorf("fork %s answered %d %s, want %d %s of field %s", body, got, raw, status, code, field)
+		}
+	}
+	for _, at := range []string{"0", "-1", "18446744073709551616", "4294967296", "1.5", `"x"`} {
+		refused(k.session, `{"at":`+at+`}`, http.StatusBadRequest, "INVALID_REQUEST", "at")
+	}
+	refused(k.session, `{"at":4294967295}`, http.StatusConflict, "CURSOR_AHEAD", "at")
+	refused(k.session, `{"at":100000}`, http.StatusConflict, "CURSOR_AHEAD", "at")
+	refused(k.session, `{"agent":"`+agent+`"}`, http.StatusBadRequest, "INVALID_REQUEST", "agent")
+	refused(k.session, `{"agent":"no-such-agent"}`, http.StatusNotFound, "AGENT_NOT_FOUND", "agent")
+	refused(gone, `{}`, http.StatusNotFound, "SESSION_NOT_FOUND", "sessionId")
+	refused("ses_00000000000000000000000000", `{}`, http.StatusNotFound, "SESSION_NOT_FOUND", "sessionId")
+	removeSnapshots(t, c, k.session)
+	refused(k.session, `{}`, http.StatusConflict, "SNAPSHOT_GONE", "at")
+	if n := sessions(); n != had {
+		t.Errorf("there are %d sessions after refused forks, before %d", n, had)
+	}
+	f := fork(t, c, k.session, map[string]any{"at": 1, "metadata": map[string]any{"a": 1}}) // which needs no snapshot
+	var s struct {
+		Metadata map[string]any
+		Parent   *struct{ SessionID string }
+	}
+	c.Call(0, "GET", "/api/sessions/"+f.SessionID+"?minPosition="+f.Position, nil, &s)
+	if s.Metadata["a"] != 1.0 || s.Parent == nil || s.Parent.SessionID != k.session {
+		t.Errorf("the fork is %+v", s)
+	}
+	var parent struct{ Forks int }
+	if c.Call(0, "GET", "/api/sessions/"+k.session, nil, &parent); parent.Forks != 1 {
+		t.Errorf("the parent has %d forks, want 1", parent.Forks)
+	}
+}
+
+// removeSnapshots removes the manifests of a session's snapshots.
+func removeSnapshots(t *testing.T, c *harness.Cluster, session string) {
+	t.Helper()
+	nc, _, err := c.Base.Connect(topology.UserAdmin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o, err := js.ObjectStore(t.Context(), topology.BucketWorkspaces)
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, err := o.List(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, info := range list {
+		if strings.Contains(info.Name, "/"+session+"/m-") {
+			if err := o.Delete(t.Context(), info.Name); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// TestFork_HistoryOutlivesTheParent: what a fork has of its parent can be read through it, also once the parent is deleted and the
+// janitor has passed; the parent is erased when its last fork is deleted.
+func TestFork_HistoryOutlivesTheParent(t *testing.T) {
+	t.Parallel()
+	c := harness.New(t, harness.Options{Script: script(t, "fork.yaml")})
+	k := &talk{t: t, c: c, session: c.Create("spool", map[string]any{"model": "known-model"})}
+	k.completed("the fruit is apple; run echo one > a.txt", "Noted apple.")
+	k.synced()
+	at := k.s.Cursor
+	k.put("late.txt", "text/plain", []byte("late\n")) // no snapshot that is before the fork holds it
+	k.completed("the fruit is pear; run echo two > a.txt", "Noted pear.")
+	f := fork(t, c, k.session, map[string]any{"at": at + 1})
+	child := k.of(f)
+	child.completed("which fruit is it?", "The fruit is apple.")
+	child.synced()
+	child.wantFile("a.txt", "one\n")
+	child.wantFile("late.txt", "late\n")
+	again := fork(t, c, f.SessionID, map[string]any{})
+	type history struct {
+		Events      []events.Wire
+		Total, Next uint32
+		Ancestors   []struct {
+			SessionID string
+			Effective uint32
+		}
+	}
+	read := func(session string) (all []events.Wire, h history) {
+		t.Helper()
+		for {
+			h = history{}
+			if code := c.Call(0, "GET", fmt.Sprintf("/api/sessions/%s/history?after=%d&limit=7", session, len(all)), nil, &h); code != http.StatusOK {
+				t.Fatalf("the history of %s answered %d, %+v", session, code, h)
+			}
+			if all = append(all, h.Events...); h.Next >= h.Total {
+				return all, h
+			}
+		}
+	}
+	own := append(slices.Clone(k.s.Events[:f.Parent.Effective]), child.s.Events[:again.Parent.Effective]...)
+	wants := func(what string) {
+		t.Helper()
+		all, h := read(again.SessionID)
+		if len(all) != len(own) || len(h.Ancestors) != 2 || h.Ancestors[0].SessionID != k.session || h.Ancestors[1].SessionID != f.SessionID {
+			t.Fatalf("%s: %d events of %+v, want %d", what, len(all), h.Ancestors, len(own))
+		}
+		for i, e := range all {
+			if w := own[i]; e.Seq != w.Seq || e.ID != w.ID || e.SessionID != w.SessionID || !bytes.Equal(e.Data, w.Data) {
+				t.Fatalf("%s: event %d is %+v, want %+v", what, i, e, w)
+			}
+		}
+		var blocks struct {
+			Ancestors []struct {
+				SessionID string
+				Blocks    []events.Block
+			}
+		}
+		c.Call(0, "GET", "/api/sessions/"+again.SessionID+"/history/blocks", nil, &blocks)
+		raw, err := json.Marshal(blocks)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(blocks.Ancestors) != 2 || !bytes.Contains(raw, []byte("Noted apple.")) || !bytes.Contains(raw, []byte("The fruit is apple.")) || bytes.Contains(raw, []byte("pear")) {
+			t.Fatalf("%s: the inherited blocks are %s", what, raw)
+		}
+	}
+	wants("while the parent is there")
+	c.Delete(k.session)
+	j := c.Janitor(janitor.Config{Grace: time.Millisecond})
+	pass := func() {
+		t.Helper()
+		if _, err := j.Pass(t.Context(), false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pass()
+	pass()
+	wants("once the parent is deleted")
+	if code := c.Call(0, "GET", "/api/sessions/"+k.session, nil, new(map[string]any)); code != http.StatusNotFound {
+		t.Errorf("the deleted parent answers %d", code)
+	}
+	k.of(again).completed("which fruit is it?", "The fruit is apple.")
+	rebuilt(t, c)
+	c.Delete(f.SessionID)
+	pass()
+	wants("once the fork between is deleted")
+	c.Delete(again.SessionID)
+	tenant := tenantOf(t, c, k.session)
+	harness.Eventually(t, "the parent is erased", func() bool {
+		pass()
+		l, err := eventlog.Sessions{Log: c.Base.Log}.Load(t.Context(), tenant, k.session, eventlog.Leader)
+		return err == nil && l.Run.Retired && len(stored(t, c, k.session)) < 4000
+	})
+	rebuilt(t, c)
+}
+
+// TestFork_SurvivesKilledExecutors: an executor that is cut off at any step of a fork's first turn is followed by another one, and the
+// fork begins as it would have.
+func TestFork_SurvivesKilledExecutors(t *testing.T) {
+	t.Parallel()
+	c := harness.New(t, harness.Options{Script: script(t, "fork.yaml")})
+	k := newTalkWith(t, c, "spool", map[string]any{"model": "known-model"})
+	k.completed("the fruit is apple; run echo one > a.txt", "Noted apple.")
+	k.synced()
+	k.put("late.txt", "text/plain", []byte("late\n"))
+	for i, step := range []events.Type{"sandbox_creating", "sandbox_ready", "workspace_restored", "execution_started"} {
+		child := k.of(fork(t, k.c, k.session, map[string]any{"at": k.s.Cursor}))
+		execution := child.post("which fruit is it?", func(w events.Wire) bool { return w.Type != step })
+		c.StartExecutor()
+		c.KillExecutor(i)
+		x := child.until(execution)
+		if end := ended[events.ExecutionCompleted](x); end.Result != "The fruit is apple." {
+			t.Errorf("killed after %s: ended with %+v", step, end)
+		}
+		child.synced()
+		child.wantFile("a.txt", "one\n")
+		child.wantFile("log.txt", "apple\n")
+	}
+}
+
+// TestFork_OfARunningTurn: a session is forked while its agent works: after the last block that a snapshot has for certain. The
+// parent goes on.
+func TestFork_OfARunningTurn(t *testing.T) {
+	t.Parallel()
+	c := harness.New(t, harness.Options{Script: script(t, "fork.yaml")})
+	k := newTalkWith(t, c, "spool", map[string]any{"model": "known-model", "sessionOptions": map[string]any{"syncIntervalMs": 1000}})
+	k.completed("the fruit is apple; run echo one > a.txt", "Noted apple.")
+	k.synced()
+	gate := filepath.Join(t.TempDir(), "open")
+	calls, synced := 0, false
+	execution := k.post("the fruit is pear; wait twice for "+gate, func(w events.Wire) bool {
+		if d, ok := w.Event().Data.(events.BlockComplete); ok && d.Block.Kind == events.KindToolUse {
+			calls++
+		}
+		synced = synced || calls == 2 && w.Type == "workspace_synced"
+		return !synced
+	})
+	f := fork(t, k.c, k.session, map[string]any{})
+	first := k.block("pear", events.KindToolResult)
+	if f.Parent.Effective != first || f.Parent.Asked < first || f.Parent.Reason == "" {
+		t.Errorf("the fork begins at %+v, want %d", f.Parent, first)
+	}
+	child := k.of(f)
+	child.completed("which fruit is it?", "The fruit is pear.")
+	child.synced()
+	child.wantFile("a.txt", "one\n") // the nearest snapshot before the block is that of the first turn
+	if err := os.WriteFile(gate, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if end := ended[events.ExecutionCompleted](k.until(execution)); end.Result != "Waited." {
+		t.Errorf("the parent ended with %+v", end)
+	}
+}
