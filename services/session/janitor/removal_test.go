@@ -503,4 +503,11 @@ func TestPass_KeepsWhoDidWhat(t *testing.T) {
 	if rec.Commit.Actor != (events.Actor{Kind: "service", ID: "janitor", Service: "janitor"}) {
 		t.Errorf("retired by %+v", rec.Commit.Actor)
 	}
+	b.passed()
+	b.now = b.now.Add(time.Hour)
+	report, err := j.Pass(t.Context(), true)
+	must(t, err)
+	if len(report.Items) != 1 || report.Items[0].Messages != 3 {
+		t.Errorf("found %+v, want 3 commits to remove", report.Items)
+	}
 }

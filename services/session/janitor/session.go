@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"slices"
 	"strings"
@@ -164,21 +165,36 @@ func (p *pass) retire(ctx context.Context, l eventlog.Loaded) error {
 // audit is what stays of who did what in the session, its deletion apart, whose commit stays.
 func (p *pass) audit(ctx context.Context, l eventlog.Loaded) ([]events.Audited, error) {
 	var list []events.Audited
-	at, ended := eventlog.Position{Shard: p.sessions.Position(l.ID, 1).Shard}, false
-	for !ended {
-		ended = true
-		for rec, err := range p.log.Read(ctx, at, eventlog.Filter{Subject: l.LifeHead.Subject}) {
-			if err != nil && (rec.Position.Seq == 0 || !errors.Is(err, eventlog.ErrNotFound)) {
-				return nil, fmt.Errorf("read who did what in session %s: %w", l.ID, err)
-			}
-			// A payload that is lost ends the reading. The commit itself says what is kept of it, and the reading begins again after it.
-			at, ended = rec.Position, err == nil
-			if a, ok := eventlog.Audit(rec); ok && at.Seq != l.LifeHead.Seq {
-				list = append(list, a)
-			}
+	for rec, err := range p.records(ctx, l.LifeHead.Subject) {
+		if err != nil {
+			return nil, err
+		}
+		if a, ok := eventlog.Audit(rec); ok && rec.Position.Seq != l.LifeHead.Seq {
+			list = append(list, a)
 		}
 	}
 	return eventlog.KeepAudit(list)
+}
+
+// records yields the commits of a session, or of one of its subjects. A payload that is lost ends a reading of the log: its commit is yielded
+// without it, and the reading begins again after the commit.
+func (p *pass) records(ctx context.Context, of events.Subject) iter.Seq2[eventlog.Record, error] {
+	return func(yield func(eventlog.Record, error) bool) {
+		at := eventlog.Position{Shard: p.sessions.Position(of.ID, 1).Shard}
+		for ended := false; !ended; {
+			ended = true
+			for rec, err := range p.log.Read(ctx, at, eventlog.Filter{Subject: of}) {
+				if err != nil && (rec.Position.Seq == 0 || !errors.Is(err, eventlog.ErrNotFound)) {
+					yield(rec, fmt.Errorf("read session %s: %w", of.ID, err))
+					return
+				}
+				at, ended = rec.Position, err == nil
+				if !yield(rec, nil) {
+					return
+				}
+			}
+		}
+	}
 }
 
 // append writes what a command decides to the session's runs. A writer that was
@@ -308,10 +324,9 @@ type held struct {
 func (p *pass) held(ctx context.Context, l eventlog.Loaded) (held, error) {
 	var h held
 	digests := map[string]bool{}
-	shard := eventlog.Position{Shard: p.sessions.Position(l.ID, 1).Shard}
-	for rec, err := range p.log.Read(ctx, shard, eventlog.Filter{Subject: events.Subject{Tenant: l.Tenant, ID: l.ID}}) {
-		if err != nil && (rec.Position.Seq == 0 || !errors.Is(err, eventlog.ErrNotFound)) {
-			return h, fmt.Errorf("read session %s: %w", l.ID, err)
+	for rec, err := range p.records(ctx, events.Subject{Tenant: l.Tenant, ID: l.ID}) {
+		if err != nil {
+			return h, err
 		}
 		if head := rec.Position.Seq; head == l.LifeHead.Seq || head >= l.RunHead.Seq {
 			continue
