@@ -371,7 +371,7 @@ func TestFork_RefusesBadInput(t *testing.T) {
 	refused(k.session, `{"agent":"no-such-agent"}`, http.StatusNotFound, "AGENT_NOT_FOUND", "agent")
 	refused(gone, `{}`, http.StatusNotFound, "SESSION_NOT_FOUND", "sessionId")
 	refused("ses_00000000000000000000000000", `{}`, http.StatusNotFound, "SESSION_NOT_FOUND", "sessionId")
-	removeSnapshots(t, c, k.session)
+	removeObjects(t, c, k.session, "m-")
 	refused(k.session, `{}`, http.StatusConflict, "SNAPSHOT_GONE", "at")
 	if n := sessions(); n != had {
 		t.Errorf("there are %d sessions after refused forks, before %d", n, had)
@@ -391,8 +391,38 @@ func TestFork_RefusesBadInput(t *testing.T) {
 	}
 }
 
-// removeSnapshots removes the manifests of a session's snapshots.
-func removeSnapshots(t *testing.T, c *harness.Cluster, session string) {
+// TestFork_SaysWhichFilesAreNotKept: a file that was put in after the snapshot of the fork, and that the janitor has removed since a later
+// snapshot holds it, is missing in the fork, which says so.
+func TestFork_SaysWhichFilesAreNotKept(t *testing.T) {
+	t.Parallel()
+	c := harness.New(t, harness.Options{Script: script(t, "fork.yaml")})
+	k := newTalkWith(t, c, "spool", map[string]any{"model": "known-model"})
+	k.completed("the fruit is apple; run echo one > a.txt", "Noted apple.")
+	k.synced()
+	if code, raw := request(t, "PUT", c.URL(0)+"/api/sessions/"+k.session+"/files/b.txt", nil, []byte("two")); code/100 != 2 {
+		t.Fatalf("PUT answered %d %s", code, raw)
+	}
+	var seq uint32
+	var object string
+	for n, err := range eventlog.Session(t.Context(), c.Base.Log, tenantOf(t, c, k.session), k.session) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if put, ok := n.Event.Data.(events.FilePut); ok {
+			seq, object = n.Seq, put.Object[strings.LastIndexByte(put.Object, '/')+1:]
+		}
+	}
+	if with := fork(t, c, k.session, map[string]any{"at": seq}); with.Parent.Effective != seq || with.Parent.Reason != "" {
+		t.Errorf("while the file is kept the fork is %+v, want it at %d without a reason", with.Parent, seq)
+	}
+	removeObjects(t, c, k.session, object)
+	if without := fork(t, c, k.session, map[string]any{"at": seq}); without.Parent.Effective != seq || !strings.Contains(without.Parent.Reason, `"b.txt"`) {
+		t.Errorf("when the file is gone the fork is %+v, want it at %d and a reason that names the file", without.Parent, seq)
+	}
+}
+
+// removeObjects removes the objects of a session's workspace whose names begin with a prefix, such as m- for the manifests of snapshots.
+func removeObjects(t *testing.T, c *harness.Cluster, session, prefix string) {
 	t.Helper()
 	nc, _, err := c.Base.Connect(topology.UserAdmin)
 	if err != nil {
@@ -412,7 +442,7 @@ func removeSnapshots(t *testing.T, c *harness.Cluster, session string) {
 		t.Fatal(err)
 	}
 	for _, info := range list {
-		if strings.Contains(info.Name, "/"+session+"/m-") {
+		if strings.Contains(info.Name, "/"+session+"/"+prefix) {
 			if err := o.Delete(t.Context(), info.Name); err != nil {
 				t.Fatal(err)
 			}

@@ -63,6 +63,14 @@ func (p *pass) putFiles(ctx context.Context, k sessionKey, list []object) error 
 	if err := p.removeObjects(ctx, p.workspaces, Item{Kind: KindUploads, Tenant: k.Tenant, Name: k.ID}, refused); err != nil {
 		return err
 	}
+	if len(held) == 0 {
+		return nil
+	}
+	// A fork that has no snapshot of its own yet may still put in files that its parent's next snapshot held.
+	begun, err := p.forkSnapshots(ctx, k)
+	if err != nil || len(begun) > 0 {
+		return err
+	}
 	return p.removeObjects(ctx, p.workspaces, Item{Kind: KindFiles, Tenant: k.Tenant, Name: k.ID}, held)
 }
 

@@ -76,6 +76,9 @@ func (h *Handler) fork(ctx context.Context, c command.Command, b command.ForkSes
 	if err := h.checkSnapshots(ctx, c.Tenant, out.Forked); err != nil {
 		return out, err
 	}
+	if err := h.dropLostChanges(ctx, &out); err != nil {
+		return out, err
+	}
 	// The parent may have been deleted meanwhile. What is deleted after this is erased at the earliest after the janitor's grace.
 	_, err = h.parent(ctx, c, b.Parent)
 	return out, err
@@ -190,6 +193,39 @@ func (h *Handler) checkSnapshots(ctx context.Context, tenant string, f events.Se
 		if err != nil {
 			return fmt.Errorf("look for snapshot %s of %s: %w", s[1], s[0], err)
 		}
+	}
+	return nil
+}
+
+// dropLostChanges leaves out the files that were put in between the snapshot and the point of the fork and that are not in the object store
+// any more: the janitor removes them once a later snapshot holds them. The fork says so.
+func (h *Handler) dropLostChanges(ctx context.Context, out *session.Fork) error {
+	var lost []string
+	kept := make([]events.Payload, 0, len(out.Changes))
+	for _, change := range out.Changes {
+		put, ok := change.(events.FilePut)
+		if ok {
+			store, err := h.cfg.Snapshots(ctx)
+			if err != nil {
+				return err
+			}
+			has, err := store.Has(ctx, put.Object)
+			if err != nil {
+				return fmt.Errorf("look for %s: %w", put.Object, err)
+			}
+			if !has {
+				lost = append(lost, put.Path)
+				continue
+			}
+		}
+		kept = append(kept, change)
+	}
+	if out.Changes = kept; len(lost) > 0 {
+		reason := fmt.Sprintf("%d files that were put in after the snapshot are not kept any more, the first is %q", len(lost), lost[0])
+		if out.Forked.Reason != "" {
+			reason = out.Forked.Reason + "; " + reason
+		}
+		out.Forked.Reason = reason
 	}
 	return nil
 }
