@@ -2261,6 +2261,1440 @@ func (x *Conversation) GetDurationMs() uint32 {
 	return 0
 }
 
+type GetSessionStateRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	SessionId string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	// Seq of the event; absent means the last one.
+	At *uint32 `protobuf:"varint,2,opt,name=at,proto3,oneof" json:"at,omitempty"`
+	// Of blocks: 1 to 200; 0 means 50.
+	PageSize uint32 `protobuf:"varint,3,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// nextPageToken of the page before. It holds the event, and at may be left out.
+	PageToken string `protobuf:"bytes,4,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	// Waits, up to five seconds, until the read models hold this position of the session.
+	MinPosition   string `protobuf:"bytes,5,opt,name=min_position,json=minPosition,proto3" json:"min_position,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetSessionStateRequest) Reset() {
+	*x = GetSessionStateRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetSessionStateRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetSessionStateRequest) ProtoMessage() {}
+
+func (x *GetSessionStateRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetSessionStateRequest.ProtoReflect.Descriptor instead.
+func (*GetSessionStateRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *GetSessionStateRequest) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+func (x *GetSessionStateRequest) GetAt() uint32 {
+	if x != nil && x.At != nil {
+		return *x.At
+	}
+	return 0
+}
+
+func (x *GetSessionStateRequest) GetPageSize() uint32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *GetSessionStateRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+func (x *GetSessionStateRequest) GetMinPosition() string {
+	if x != nil {
+		return x.MinPosition
+	}
+	return ""
+}
+
+// A session after one of its events.
+type SessionState struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Seq of the event.
+	Seq uint32 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
+	// Of the event.
+	Position string `protobuf:"bytes,2,opt,name=position,proto3" json:"position,omitempty"`
+	// Of the event.
+	Time *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=time,proto3" json:"time,omitempty"`
+	// As it was then; tip and position are those of the event.
+	Session *Session `protobuf:"bytes,4,opt,name=session,proto3" json:"session,omitempty"`
+	// The last 100 that had begun, in their order, without metered.
+	Executions []*Execution `protobuf:"bytes,5,rep,name=executions,proto3" json:"executions,omitempty"`
+	// All that had begun.
+	ExecutionCount uint32 `protobuf:"varint,6,opt,name=execution_count,json=executionCount,proto3" json:"execution_count,omitempty"`
+	// A page, in the order they are shown.
+	Blocks []*Block `protobuf:"bytes,7,rep,name=blocks,proto3" json:"blocks,omitempty"`
+	// All that had begun.
+	BlockCount uint32 `protobuf:"varint,8,opt,name=block_count,json=blockCount,proto3" json:"block_count,omitempty"`
+	// Of blocks; empty on the last page.
+	NextPageToken string `protobuf:"bytes,9,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	// The agent's list, and those of sub-agents that ran.
+	Todos []*TodoList `protobuf:"bytes,10,rep,name=todos,proto3" json:"todos,omitempty"`
+	// main, and the first 200 of sub-agents.
+	Conversations []*Conversation `protobuf:"bytes,11,rep,name=conversations,proto3" json:"conversations,omitempty"`
+	// All of sub-agents that had begun.
+	ConversationCount uint32 `protobuf:"varint,12,opt,name=conversation_count,json=conversationCount,proto3" json:"conversation_count,omitempty"`
+	// What executions took so far, as their agents report it.
+	Reported *UsageTotal `protobuf:"bytes,13,opt,name=reported,proto3" json:"reported,omitempty"`
+	// What requests to models took so far, as the egress proxy metered them.
+	Metered *UsageTotal `protobuf:"bytes,14,opt,name=metered,proto3" json:"metered,omitempty"`
+	// What the last execution that was resolved referred to; absent before.
+	Resolved      *ResolvedVersions `protobuf:"bytes,15,opt,name=resolved,proto3" json:"resolved,omitempty"`
+	Files         *WorkspaceState   `protobuf:"bytes,16,opt,name=files,proto3" json:"files,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SessionState) Reset() {
+	*x = SessionState{}
+	mi := &file_spool_v1_spool_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SessionState) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SessionState) ProtoMessage() {}
+
+func (x *SessionState) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SessionState.ProtoReflect.Descriptor instead.
+func (*SessionState) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *SessionState) GetSeq() uint32 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *SessionState) GetPosition() string {
+	if x != nil {
+		return x.Position
+	}
+	return ""
+}
+
+func (x *SessionState) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+func (x *SessionState) GetSession() *Session {
+	if x != nil {
+		return x.Session
+	}
+	return nil
+}
+
+func (x *SessionState) GetExecutions() []*Execution {
+	if x != nil {
+		return x.Executions
+	}
+	return nil
+}
+
+func (x *SessionState) GetExecutionCount() uint32 {
+	if x != nil {
+		return x.ExecutionCount
+	}
+	return 0
+}
+
+func (x *SessionState) GetBlocks() []*Block {
+	if x != nil {
+		return x.Blocks
+	}
+	return nil
+}
+
+func (x *SessionState) GetBlockCount() uint32 {
+	if x != nil {
+		return x.BlockCount
+	}
+	return 0
+}
+
+func (x *SessionState) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+func (x *SessionState) GetTodos() []*TodoList {
+	if x != nil {
+		return x.Todos
+	}
+	return nil
+}
+
+func (x *SessionState) GetConversations() []*Conversation {
+	if x != nil {
+		return x.Conversations
+	}
+	return nil
+}
+
+func (x *SessionState) GetConversationCount() uint32 {
+	if x != nil {
+		return x.ConversationCount
+	}
+	return 0
+}
+
+func (x *SessionState) GetReported() *UsageTotal {
+	if x != nil {
+		return x.Reported
+	}
+	return nil
+}
+
+func (x *SessionState) GetMetered() *UsageTotal {
+	if x != nil {
+		return x.Metered
+	}
+	return nil
+}
+
+func (x *SessionState) GetResolved() *ResolvedVersions {
+	if x != nil {
+		return x.Resolved
+	}
+	return nil
+}
+
+func (x *SessionState) GetFiles() *WorkspaceState {
+	if x != nil {
+		return x.Files
+	}
+	return nil
+}
+
+type TodoList struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	ConversationId string                 `protobuf:"bytes,1,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
+	Items          []*TodoItem            `protobuf:"bytes,2,rep,name=items,proto3" json:"items,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *TodoList) Reset() {
+	*x = TodoList{}
+	mi := &file_spool_v1_spool_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TodoList) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TodoList) ProtoMessage() {}
+
+func (x *TodoList) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TodoList.ProtoReflect.Descriptor instead.
+func (*TodoList) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *TodoList) GetConversationId() string {
+	if x != nil {
+		return x.ConversationId
+	}
+	return ""
+}
+
+func (x *TodoList) GetItems() []*TodoItem {
+	if x != nil {
+		return x.Items
+	}
+	return nil
+}
+
+// Sums over a session: whole numbers, but for the cost.
+type UsageTotal struct {
+	state            protoimpl.MessageState `protogen:"open.v1"`
+	InputTokens      float64                `protobuf:"fixed64,1,opt,name=input_tokens,json=inputTokens,proto3" json:"input_tokens,omitempty"`
+	OutputTokens     float64                `protobuf:"fixed64,2,opt,name=output_tokens,json=outputTokens,proto3" json:"output_tokens,omitempty"`
+	CacheReadTokens  float64                `protobuf:"fixed64,3,opt,name=cache_read_tokens,json=cacheReadTokens,proto3" json:"cache_read_tokens,omitempty"`
+	CacheWriteTokens float64                `protobuf:"fixed64,4,opt,name=cache_write_tokens,json=cacheWriteTokens,proto3" json:"cache_write_tokens,omitempty"`
+	CostUsd          float64                `protobuf:"fixed64,5,opt,name=cost_usd,json=costUsd,proto3" json:"cost_usd,omitempty"`
+	// Metered ones; 0 where they are not counted.
+	Requests float64 `protobuf:"fixed64,6,opt,name=requests,proto3" json:"requests,omitempty"`
+	// Requests that got no answer, or one with a status of 400 or more.
+	Failed        float64 `protobuf:"fixed64,7,opt,name=failed,proto3" json:"failed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UsageTotal) Reset() {
+	*x = UsageTotal{}
+	mi := &file_spool_v1_spool_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UsageTotal) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UsageTotal) ProtoMessage() {}
+
+func (x *UsageTotal) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UsageTotal.ProtoReflect.Descriptor instead.
+func (*UsageTotal) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *UsageTotal) GetInputTokens() float64 {
+	if x != nil {
+		return x.InputTokens
+	}
+	return 0
+}
+
+func (x *UsageTotal) GetOutputTokens() float64 {
+	if x != nil {
+		return x.OutputTokens
+	}
+	return 0
+}
+
+func (x *UsageTotal) GetCacheReadTokens() float64 {
+	if x != nil {
+		return x.CacheReadTokens
+	}
+	return 0
+}
+
+func (x *UsageTotal) GetCacheWriteTokens() float64 {
+	if x != nil {
+		return x.CacheWriteTokens
+	}
+	return 0
+}
+
+func (x *UsageTotal) GetCostUsd() float64 {
+	if x != nil {
+		return x.CostUsd
+	}
+	return 0
+}
+
+func (x *UsageTotal) GetRequests() float64 {
+	if x != nil {
+		return x.Requests
+	}
+	return 0
+}
+
+func (x *UsageTotal) GetFailed() float64 {
+	if x != nil {
+		return x.Failed
+	}
+	return 0
+}
+
+// Versions that an execution's references had at its start. Variables and their values are not among them.
+type ResolvedVersions struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Seq of execution_resolved.
+	Seq         uint32 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
+	ExecutionId string `protobuf:"bytes,2,opt,name=execution_id,json=executionId,proto3" json:"execution_id,omitempty"`
+	// Absent for the built-in agent.
+	Agent        *string  `protobuf:"bytes,3,opt,name=agent,proto3,oneof" json:"agent,omitempty"`
+	Instance     *string  `protobuf:"bytes,4,opt,name=instance,proto3,oneof" json:"instance,omitempty"`
+	Environments []string `protobuf:"bytes,5,rep,name=environments,proto3" json:"environments,omitempty"`
+	// With the SHA-256 as version.
+	Skills        []string `protobuf:"bytes,6,rep,name=skills,proto3" json:"skills,omitempty"`
+	McpServers    []string `protobuf:"bytes,7,rep,name=mcp_servers,json=mcpServers,proto3" json:"mcp_servers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResolvedVersions) Reset() {
+	*x = ResolvedVersions{}
+	mi := &file_spool_v1_spool_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResolvedVersions) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResolvedVersions) ProtoMessage() {}
+
+func (x *ResolvedVersions) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResolvedVersions.ProtoReflect.Descriptor instead.
+func (*ResolvedVersions) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *ResolvedVersions) GetSeq() uint32 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *ResolvedVersions) GetExecutionId() string {
+	if x != nil {
+		return x.ExecutionId
+	}
+	return ""
+}
+
+func (x *ResolvedVersions) GetAgent() string {
+	if x != nil && x.Agent != nil {
+		return *x.Agent
+	}
+	return ""
+}
+
+func (x *ResolvedVersions) GetInstance() string {
+	if x != nil && x.Instance != nil {
+		return *x.Instance
+	}
+	return ""
+}
+
+func (x *ResolvedVersions) GetEnvironments() []string {
+	if x != nil {
+		return x.Environments
+	}
+	return nil
+}
+
+func (x *ResolvedVersions) GetSkills() []string {
+	if x != nil {
+		return x.Skills
+	}
+	return nil
+}
+
+func (x *ResolvedVersions) GetMcpServers() []string {
+	if x != nil {
+		return x.McpServers
+	}
+	return nil
+}
+
+// A workspace after an event: the last snapshot before it, and what changed since.
+type WorkspaceState struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What is known of the files, in one sentence.
+	Summary string `protobuf:"bytes,1,opt,name=summary,proto3" json:"summary,omitempty"`
+	// Absent where none had been taken.
+	Snapshot *string `protobuf:"bytes,2,opt,name=snapshot,proto3,oneof" json:"snapshot,omitempty"`
+	// Seq of its workspace_synced.
+	SnapshotSeq uint32                 `protobuf:"varint,3,opt,name=snapshot_seq,json=snapshotSeq,proto3" json:"snapshot_seq,omitempty"`
+	SnapshotAt  *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=snapshot_at,json=snapshotAt,proto3" json:"snapshot_at,omitempty"`
+	// Files in it, the agent's own records included.
+	SnapshotFiles uint32 `protobuf:"varint,5,opt,name=snapshot_files,json=snapshotFiles,proto3" json:"snapshot_files,omitempty"`
+	// Bytes of them all: a whole number.
+	SnapshotBytes float64 `protobuf:"fixed64,6,opt,name=snapshot_bytes,json=snapshotBytes,proto3" json:"snapshot_bytes,omitempty"`
+	// The snapshot's files can be read: /api/sessions/{sessionId}/files?at=. false once the retention has removed it.
+	Available bool `protobuf:"varint,7,opt,name=available,proto3" json:"available,omitempty"`
+	// Seq of the oldest snapshot that is left, where this one was removed; 0 for none.
+	OldestSeq uint32 `protobuf:"varint,8,opt,name=oldest_seq,json=oldestSeq,proto3" json:"oldest_seq,omitempty"`
+	// The first 200 events of files after the snapshot: file_created, file_modified, file_deleted, file_put and file_removed.
+	Changes []*FileChange `protobuf:"bytes,9,rep,name=changes,proto3" json:"changes,omitempty"`
+	// All of them.
+	ChangeCount   uint32 `protobuf:"varint,10,opt,name=change_count,json=changeCount,proto3" json:"change_count,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WorkspaceState) Reset() {
+	*x = WorkspaceState{}
+	mi := &file_spool_v1_spool_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WorkspaceState) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WorkspaceState) ProtoMessage() {}
+
+func (x *WorkspaceState) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WorkspaceState.ProtoReflect.Descriptor instead.
+func (*WorkspaceState) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *WorkspaceState) GetSummary() string {
+	if x != nil {
+		return x.Summary
+	}
+	return ""
+}
+
+func (x *WorkspaceState) GetSnapshot() string {
+	if x != nil && x.Snapshot != nil {
+		return *x.Snapshot
+	}
+	return ""
+}
+
+func (x *WorkspaceState) GetSnapshotSeq() uint32 {
+	if x != nil {
+		return x.SnapshotSeq
+	}
+	return 0
+}
+
+func (x *WorkspaceState) GetSnapshotAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.SnapshotAt
+	}
+	return nil
+}
+
+func (x *WorkspaceState) GetSnapshotFiles() uint32 {
+	if x != nil {
+		return x.SnapshotFiles
+	}
+	return 0
+}
+
+func (x *WorkspaceState) GetSnapshotBytes() float64 {
+	if x != nil {
+		return x.SnapshotBytes
+	}
+	return 0
+}
+
+func (x *WorkspaceState) GetAvailable() bool {
+	if x != nil {
+		return x.Available
+	}
+	return false
+}
+
+func (x *WorkspaceState) GetOldestSeq() uint32 {
+	if x != nil {
+		return x.OldestSeq
+	}
+	return 0
+}
+
+func (x *WorkspaceState) GetChanges() []*FileChange {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
+func (x *WorkspaceState) GetChangeCount() uint32 {
+	if x != nil {
+		return x.ChangeCount
+	}
+	return 0
+}
+
+// An event of a file.
+type FileChange struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Seq   uint32                 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
+	// Of the event.
+	Type string `protobuf:"bytes,2,opt,name=type,proto3" json:"type,omitempty"`
+	Path string `protobuf:"bytes,3,opt,name=path,proto3" json:"path,omitempty"`
+	// Bytes: a whole number. 0 of what is gone.
+	Size          float64                `protobuf:"fixed64,4,opt,name=size,proto3" json:"size,omitempty"`
+	ExecutionId   *string                `protobuf:"bytes,5,opt,name=execution_id,json=executionId,proto3,oneof" json:"execution_id,omitempty"`
+	Time          *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=time,proto3" json:"time,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FileChange) Reset() {
+	*x = FileChange{}
+	mi := &file_spool_v1_spool_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FileChange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FileChange) ProtoMessage() {}
+
+func (x *FileChange) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FileChange.ProtoReflect.Descriptor instead.
+func (*FileChange) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *FileChange) GetSeq() uint32 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *FileChange) GetType() string {
+	if x != nil {
+		return x.Type
+	}
+	return ""
+}
+
+func (x *FileChange) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *FileChange) GetSize() float64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *FileChange) GetExecutionId() string {
+	if x != nil && x.ExecutionId != nil {
+		return *x.ExecutionId
+	}
+	return ""
+}
+
+func (x *FileChange) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+type DiffSessionRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	SessionId string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	// Seq of the first event.
+	From uint32 `protobuf:"varint,2,opt,name=from,proto3" json:"from,omitempty"`
+	// Seq of the second event, not before the first.
+	To            uint32 `protobuf:"varint,3,opt,name=to,proto3" json:"to,omitempty"`
+	MinPosition   string `protobuf:"bytes,4,opt,name=min_position,json=minPosition,proto3" json:"min_position,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DiffSessionRequest) Reset() {
+	*x = DiffSessionRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DiffSessionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DiffSessionRequest) ProtoMessage() {}
+
+func (x *DiffSessionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DiffSessionRequest.ProtoReflect.Descriptor instead.
+func (*DiffSessionRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *DiffSessionRequest) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+func (x *DiffSessionRequest) GetFrom() uint32 {
+	if x != nil {
+		return x.From
+	}
+	return 0
+}
+
+func (x *DiffSessionRequest) GetTo() uint32 {
+	if x != nil {
+		return x.To
+	}
+	return 0
+}
+
+func (x *DiffSessionRequest) GetMinPosition() string {
+	if x != nil {
+		return x.MinPosition
+	}
+	return ""
+}
+
+// What changed from one event of a session to another one.
+type SessionDiff struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	From  uint32                 `protobuf:"varint,1,opt,name=from,proto3" json:"from,omitempty"`
+	To    uint32                 `protobuf:"varint,2,opt,name=to,proto3" json:"to,omitempty"`
+	// The first 200 blocks that began, or changed, in the order they are shown.
+	Blocks []*BlockChange `protobuf:"bytes,3,rep,name=blocks,proto3" json:"blocks,omitempty"`
+	// All of them.
+	BlockCount uint32 `protobuf:"varint,4,opt,name=block_count,json=blockCount,proto3" json:"block_count,omitempty"`
+	// Of the session, of executions, of sub-agents and of the sandbox.
+	Statuses []*StatusChange `protobuf:"bytes,5,rep,name=statuses,proto3" json:"statuses,omitempty"`
+	// What was added to both sums.
+	Reported      *UsageTotal `protobuf:"bytes,6,opt,name=reported,proto3" json:"reported,omitempty"`
+	Metered       *UsageTotal `protobuf:"bytes,7,opt,name=metered,proto3" json:"metered,omitempty"`
+	Files         *FilesDiff  `protobuf:"bytes,8,opt,name=files,proto3" json:"files,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SessionDiff) Reset() {
+	*x = SessionDiff{}
+	mi := &file_spool_v1_spool_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SessionDiff) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SessionDiff) ProtoMessage() {}
+
+func (x *SessionDiff) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SessionDiff.ProtoReflect.Descriptor instead.
+func (*SessionDiff) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *SessionDiff) GetFrom() uint32 {
+	if x != nil {
+		return x.From
+	}
+	return 0
+}
+
+func (x *SessionDiff) GetTo() uint32 {
+	if x != nil {
+		return x.To
+	}
+	return 0
+}
+
+func (x *SessionDiff) GetBlocks() []*BlockChange {
+	if x != nil {
+		return x.Blocks
+	}
+	return nil
+}
+
+func (x *SessionDiff) GetBlockCount() uint32 {
+	if x != nil {
+		return x.BlockCount
+	}
+	return 0
+}
+
+func (x *SessionDiff) GetStatuses() []*StatusChange {
+	if x != nil {
+		return x.Statuses
+	}
+	return nil
+}
+
+func (x *SessionDiff) GetReported() *UsageTotal {
+	if x != nil {
+		return x.Reported
+	}
+	return nil
+}
+
+func (x *SessionDiff) GetMetered() *UsageTotal {
+	if x != nil {
+		return x.Metered
+	}
+	return nil
+}
+
+func (x *SessionDiff) GetFiles() *FilesDiff {
+	if x != nil {
+		return x.Files
+	}
+	return nil
+}
+
+type BlockChange struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// added (it began), completed (it was open, and became final) or changed.
+	Change string `protobuf:"bytes,1,opt,name=change,proto3" json:"change,omitempty"`
+	// As it was after the second event.
+	Block         *Block `protobuf:"bytes,2,opt,name=block,proto3" json:"block,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BlockChange) Reset() {
+	*x = BlockChange{}
+	mi := &file_spool_v1_spool_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BlockChange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BlockChange) ProtoMessage() {}
+
+func (x *BlockChange) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BlockChange.ProtoReflect.Descriptor instead.
+func (*BlockChange) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *BlockChange) GetChange() string {
+	if x != nil {
+		return x.Change
+	}
+	return ""
+}
+
+func (x *BlockChange) GetBlock() *Block {
+	if x != nil {
+		return x.Block
+	}
+	return nil
+}
+
+type StatusChange struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// session, execution, conversation or sandbox.
+	Kind string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	Id   string `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
+	// Empty where it was not there.
+	From          string `protobuf:"bytes,3,opt,name=from,proto3" json:"from,omitempty"`
+	To            string `protobuf:"bytes,4,opt,name=to,proto3" json:"to,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StatusChange) Reset() {
+	*x = StatusChange{}
+	mi := &file_spool_v1_spool_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StatusChange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StatusChange) ProtoMessage() {}
+
+func (x *StatusChange) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StatusChange.ProtoReflect.Descriptor instead.
+func (*StatusChange) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *StatusChange) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *StatusChange) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *StatusChange) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *StatusChange) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+// How files differ between the snapshots of two events.
+type FilesDiff struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What was compared, or why nothing could be, in one sentence.
+	Summary string `protobuf:"bytes,1,opt,name=summary,proto3" json:"summary,omitempty"`
+	// Seqs of the two snapshots; 0 for none.
+	FromSnapshotSeq uint32 `protobuf:"varint,2,opt,name=from_snapshot_seq,json=fromSnapshotSeq,proto3" json:"from_snapshot_seq,omitempty"`
+	ToSnapshotSeq   uint32 `protobuf:"varint,3,opt,name=to_snapshot_seq,json=toSnapshotSeq,proto3" json:"to_snapshot_seq,omitempty"`
+	// The first 1000, by path.
+	Files []*FileDiff `protobuf:"bytes,4,rep,name=files,proto3" json:"files,omitempty"`
+	// All that differ.
+	FileCount uint32 `protobuf:"varint,5,opt,name=file_count,json=fileCount,proto3" json:"file_count,omitempty"`
+	// Some have no text because the whole answer has its limits: 100 texts, 1 MiB.
+	Cut           bool `protobuf:"varint,6,opt,name=cut,proto3" json:"cut,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FilesDiff) Reset() {
+	*x = FilesDiff{}
+	mi := &file_spool_v1_spool_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FilesDiff) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FilesDiff) ProtoMessage() {}
+
+func (x *FilesDiff) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FilesDiff.ProtoReflect.Descriptor instead.
+func (*FilesDiff) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *FilesDiff) GetSummary() string {
+	if x != nil {
+		return x.Summary
+	}
+	return ""
+}
+
+func (x *FilesDiff) GetFromSnapshotSeq() uint32 {
+	if x != nil {
+		return x.FromSnapshotSeq
+	}
+	return 0
+}
+
+func (x *FilesDiff) GetToSnapshotSeq() uint32 {
+	if x != nil {
+		return x.ToSnapshotSeq
+	}
+	return 0
+}
+
+func (x *FilesDiff) GetFiles() []*FileDiff {
+	if x != nil {
+		return x.Files
+	}
+	return nil
+}
+
+func (x *FilesDiff) GetFileCount() uint32 {
+	if x != nil {
+		return x.FileCount
+	}
+	return 0
+}
+
+func (x *FilesDiff) GetCut() bool {
+	if x != nil {
+		return x.Cut
+	}
+	return false
+}
+
+type FileDiff struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Path  string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	// added, removed or changed.
+	Change string `protobuf:"bytes,2,opt,name=change,proto3" json:"change,omitempty"`
+	// A unified diff of a text file, with three lines of context.
+	Text *string `protobuf:"bytes,3,opt,name=text,proto3,oneof" json:"text,omitempty"`
+	// Why there is no text: binary, too_large (256 KiB), mode (only the mode or kind differs) or cut.
+	Omitted *string `protobuf:"bytes,4,opt,name=omitted,proto3,oneof" json:"omitted,omitempty"`
+	// Absent where there is no file.
+	From          *FileVersion `protobuf:"bytes,5,opt,name=from,proto3" json:"from,omitempty"`
+	To            *FileVersion `protobuf:"bytes,6,opt,name=to,proto3" json:"to,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FileDiff) Reset() {
+	*x = FileDiff{}
+	mi := &file_spool_v1_spool_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FileDiff) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FileDiff) ProtoMessage() {}
+
+func (x *FileDiff) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FileDiff.ProtoReflect.Descriptor instead.
+func (*FileDiff) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *FileDiff) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *FileDiff) GetChange() string {
+	if x != nil {
+		return x.Change
+	}
+	return ""
+}
+
+func (x *FileDiff) GetText() string {
+	if x != nil && x.Text != nil {
+		return *x.Text
+	}
+	return ""
+}
+
+func (x *FileDiff) GetOmitted() string {
+	if x != nil && x.Omitted != nil {
+		return *x.Omitted
+	}
+	return ""
+}
+
+func (x *FileDiff) GetFrom() *FileVersion {
+	if x != nil {
+		return x.From
+	}
+	return nil
+}
+
+func (x *FileDiff) GetTo() *FileVersion {
+	if x != nil {
+		return x.To
+	}
+	return nil
+}
+
+type FileVersion struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// file or symlink.
+	Kind string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	// Bytes: a whole number.
+	Size float64 `protobuf:"fixed64,2,opt,name=size,proto3" json:"size,omitempty"`
+	Mode uint32  `protobuf:"varint,3,opt,name=mode,proto3" json:"mode,omitempty"`
+	// Of the content of a binary file of up to 64 MiB.
+	Sha256 *string `protobuf:"bytes,4,opt,name=sha256,proto3,oneof" json:"sha256,omitempty"`
+	// Of a symlink.
+	Target        *string `protobuf:"bytes,5,opt,name=target,proto3,oneof" json:"target,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FileVersion) Reset() {
+	*x = FileVersion{}
+	mi := &file_spool_v1_spool_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FileVersion) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FileVersion) ProtoMessage() {}
+
+func (x *FileVersion) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FileVersion.ProtoReflect.Descriptor instead.
+func (*FileVersion) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *FileVersion) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *FileVersion) GetSize() float64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *FileVersion) GetMode() uint32 {
+	if x != nil {
+		return x.Mode
+	}
+	return 0
+}
+
+func (x *FileVersion) GetSha256() string {
+	if x != nil && x.Sha256 != nil {
+		return *x.Sha256
+	}
+	return ""
+}
+
+func (x *FileVersion) GetTarget() string {
+	if x != nil && x.Target != nil {
+		return *x.Target
+	}
+	return ""
+}
+
+type CompareSessionsRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	SessionId string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	// The other session.
+	With          string `protobuf:"bytes,2,opt,name=with,proto3" json:"with,omitempty"`
+	MinPosition   string `protobuf:"bytes,3,opt,name=min_position,json=minPosition,proto3" json:"min_position,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CompareSessionsRequest) Reset() {
+	*x = CompareSessionsRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CompareSessionsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CompareSessionsRequest) ProtoMessage() {}
+
+func (x *CompareSessionsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CompareSessionsRequest.ProtoReflect.Descriptor instead.
+func (*CompareSessionsRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *CompareSessionsRequest) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+func (x *CompareSessionsRequest) GetWith() string {
+	if x != nil {
+		return x.With
+	}
+	return ""
+}
+
+func (x *CompareSessionsRequest) GetMinPosition() string {
+	if x != nil {
+		return x.MinPosition
+	}
+	return ""
+}
+
+// The first difference of two sessions.
+type SessionComparison struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Neither has an event that the other one lacks.
+	Equal bool `protobuf:"varint,1,opt,name=equal,proto3" json:"equal,omitempty"`
+	// Events that were found equal.
+	EqualEvents uint32 `protobuf:"varint,2,opt,name=equal_events,json=equalEvents,proto3" json:"equal_events,omitempty"`
+	// In one sentence.
+	Summary string `protobuf:"bytes,3,opt,name=summary,proto3" json:"summary,omitempty"`
+	// What the two events differ in, as a path in the event such as data.block.content; empty where one session has no more events.
+	Field string `protobuf:"bytes,4,opt,name=field,proto3" json:"field,omitempty"`
+	// The event in the session that was asked for; absent where it has no more.
+	Event *Event `protobuf:"bytes,5,opt,name=event,proto3" json:"event,omitempty"`
+	// The event in the other one.
+	WithEvent *Event `protobuf:"bytes,6,opt,name=with_event,json=withEvent,proto3" json:"with_event,omitempty"`
+	// The other session is a fork of this one, or the reverse: what both share was not compared.
+	Fork          bool `protobuf:"varint,7,opt,name=fork,proto3" json:"fork,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SessionComparison) Reset() {
+	*x = SessionComparison{}
+	mi := &file_spool_v1_spool_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SessionComparison) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SessionComparison) ProtoMessage() {}
+
+func (x *SessionComparison) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SessionComparison.ProtoReflect.Descriptor instead.
+func (*SessionComparison) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *SessionComparison) GetEqual() bool {
+	if x != nil {
+		return x.Equal
+	}
+	return false
+}
+
+func (x *SessionComparison) GetEqualEvents() uint32 {
+	if x != nil {
+		return x.EqualEvents
+	}
+	return 0
+}
+
+func (x *SessionComparison) GetSummary() string {
+	if x != nil {
+		return x.Summary
+	}
+	return ""
+}
+
+func (x *SessionComparison) GetField() string {
+	if x != nil {
+		return x.Field
+	}
+	return ""
+}
+
+func (x *SessionComparison) GetEvent() *Event {
+	if x != nil {
+		return x.Event
+	}
+	return nil
+}
+
+func (x *SessionComparison) GetWithEvent() *Event {
+	if x != nil {
+		return x.WithEvent
+	}
+	return nil
+}
+
+func (x *SessionComparison) GetFork() bool {
+	if x != nil {
+		return x.Fork
+	}
+	return false
+}
+
 type StartExecutionRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// A reference; empty means the built-in agent, default.
@@ -2290,7 +3724,7 @@ type StartExecutionRequest struct {
 
 func (x *StartExecutionRequest) Reset() {
 	*x = StartExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[29]
+	mi := &file_spool_v1_spool_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2302,7 +3736,7 @@ func (x *StartExecutionRequest) String() string {
 func (*StartExecutionRequest) ProtoMessage() {}
 
 func (x *StartExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[29]
+	mi := &file_spool_v1_spool_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2315,7 +3749,7 @@ func (x *StartExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartExecutionRequest.ProtoReflect.Descriptor instead.
 func (*StartExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{29}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *StartExecutionRequest) GetAgent() string {
@@ -2420,7 +3854,7 @@ type StartExecutionResponse struct {
 
 func (x *StartExecutionResponse) Reset() {
 	*x = StartExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[30]
+	mi := &file_spool_v1_spool_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2432,7 +3866,7 @@ func (x *StartExecutionResponse) String() string {
 func (*StartExecutionResponse) ProtoMessage() {}
 
 func (x *StartExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[30]
+	mi := &file_spool_v1_spool_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2445,7 +3879,7 @@ func (x *StartExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartExecutionResponse.ProtoReflect.Descriptor instead.
 func (*StartExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{30}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *StartExecutionResponse) GetSessionId() string {
@@ -2504,7 +3938,7 @@ type ListExecutionsRequest struct {
 
 func (x *ListExecutionsRequest) Reset() {
 	*x = ListExecutionsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[31]
+	mi := &file_spool_v1_spool_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2516,7 +3950,7 @@ func (x *ListExecutionsRequest) String() string {
 func (*ListExecutionsRequest) ProtoMessage() {}
 
 func (x *ListExecutionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[31]
+	mi := &file_spool_v1_spool_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2529,7 +3963,7 @@ func (x *ListExecutionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExecutionsRequest.ProtoReflect.Descriptor instead.
 func (*ListExecutionsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{31}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ListExecutionsRequest) GetPageSize() uint32 {
@@ -2642,7 +4076,7 @@ type ListSessionExecutionsRequest struct {
 
 func (x *ListSessionExecutionsRequest) Reset() {
 	*x = ListSessionExecutionsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[32]
+	mi := &file_spool_v1_spool_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2654,7 +4088,7 @@ func (x *ListSessionExecutionsRequest) String() string {
 func (*ListSessionExecutionsRequest) ProtoMessage() {}
 
 func (x *ListSessionExecutionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[32]
+	mi := &file_spool_v1_spool_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2667,7 +4101,7 @@ func (x *ListSessionExecutionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionExecutionsRequest.ProtoReflect.Descriptor instead.
 func (*ListSessionExecutionsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{32}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ListSessionExecutionsRequest) GetSessionId() string {
@@ -2709,7 +4143,7 @@ type ListExecutionsResponse struct {
 
 func (x *ListExecutionsResponse) Reset() {
 	*x = ListExecutionsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[33]
+	mi := &file_spool_v1_spool_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2721,7 +4155,7 @@ func (x *ListExecutionsResponse) String() string {
 func (*ListExecutionsResponse) ProtoMessage() {}
 
 func (x *ListExecutionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[33]
+	mi := &file_spool_v1_spool_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2734,7 +4168,7 @@ func (x *ListExecutionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExecutionsResponse.ProtoReflect.Descriptor instead.
 func (*ListExecutionsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{33}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ListExecutionsResponse) GetExecutions() []*Execution {
@@ -2761,7 +4195,7 @@ type GetExecutionRequest struct {
 
 func (x *GetExecutionRequest) Reset() {
 	*x = GetExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[34]
+	mi := &file_spool_v1_spool_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2773,7 +4207,7 @@ func (x *GetExecutionRequest) String() string {
 func (*GetExecutionRequest) ProtoMessage() {}
 
 func (x *GetExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[34]
+	mi := &file_spool_v1_spool_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2786,7 +4220,7 @@ func (x *GetExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetExecutionRequest.ProtoReflect.Descriptor instead.
 func (*GetExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{34}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *GetExecutionRequest) GetExecutionId() string {
@@ -2857,7 +4291,7 @@ type Execution struct {
 
 func (x *Execution) Reset() {
 	*x = Execution{}
-	mi := &file_spool_v1_spool_proto_msgTypes[35]
+	mi := &file_spool_v1_spool_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2869,7 +4303,7 @@ func (x *Execution) String() string {
 func (*Execution) ProtoMessage() {}
 
 func (x *Execution) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[35]
+	mi := &file_spool_v1_spool_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2882,7 +4316,7 @@ func (x *Execution) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Execution.ProtoReflect.Descriptor instead.
 func (*Execution) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{35}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *Execution) GetExecutionId() string {
@@ -3106,7 +4540,7 @@ type MeteredUsage struct {
 
 func (x *MeteredUsage) Reset() {
 	*x = MeteredUsage{}
-	mi := &file_spool_v1_spool_proto_msgTypes[36]
+	mi := &file_spool_v1_spool_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3118,7 +4552,7 @@ func (x *MeteredUsage) String() string {
 func (*MeteredUsage) ProtoMessage() {}
 
 func (x *MeteredUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[36]
+	mi := &file_spool_v1_spool_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3131,7 +4565,7 @@ func (x *MeteredUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MeteredUsage.ProtoReflect.Descriptor instead.
 func (*MeteredUsage) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{36}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *MeteredUsage) GetProvider() string {
@@ -3217,7 +4651,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_spool_v1_spool_proto_msgTypes[37]
+	mi := &file_spool_v1_spool_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3229,7 +4663,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[37]
+	mi := &file_spool_v1_spool_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3242,7 +4676,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{37}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *Usage) GetInputTokens() uint32 {
@@ -3282,7 +4716,7 @@ type CancelExecutionRequest struct {
 
 func (x *CancelExecutionRequest) Reset() {
 	*x = CancelExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[38]
+	mi := &file_spool_v1_spool_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3294,7 +4728,7 @@ func (x *CancelExecutionRequest) String() string {
 func (*CancelExecutionRequest) ProtoMessage() {}
 
 func (x *CancelExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[38]
+	mi := &file_spool_v1_spool_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3307,7 +4741,7 @@ func (x *CancelExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelExecutionRequest.ProtoReflect.Descriptor instead.
 func (*CancelExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{38}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *CancelExecutionRequest) GetExecutionId() string {
@@ -3326,7 +4760,7 @@ type CancelExecutionResponse struct {
 
 func (x *CancelExecutionResponse) Reset() {
 	*x = CancelExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[39]
+	mi := &file_spool_v1_spool_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3338,7 +4772,7 @@ func (x *CancelExecutionResponse) String() string {
 func (*CancelExecutionResponse) ProtoMessage() {}
 
 func (x *CancelExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[39]
+	mi := &file_spool_v1_spool_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3351,7 +4785,7 @@ func (x *CancelExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelExecutionResponse.ProtoReflect.Descriptor instead.
 func (*CancelExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{39}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *CancelExecutionResponse) GetPosition() string {
@@ -3370,7 +4804,7 @@ type PauseExecutionRequest struct {
 
 func (x *PauseExecutionRequest) Reset() {
 	*x = PauseExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[40]
+	mi := &file_spool_v1_spool_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3382,7 +4816,7 @@ func (x *PauseExecutionRequest) String() string {
 func (*PauseExecutionRequest) ProtoMessage() {}
 
 func (x *PauseExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[40]
+	mi := &file_spool_v1_spool_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3395,7 +4829,7 @@ func (x *PauseExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseExecutionRequest.ProtoReflect.Descriptor instead.
 func (*PauseExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{40}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *PauseExecutionRequest) GetExecutionId() string {
@@ -3414,7 +4848,7 @@ type PauseExecutionResponse struct {
 
 func (x *PauseExecutionResponse) Reset() {
 	*x = PauseExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[41]
+	mi := &file_spool_v1_spool_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3426,7 +4860,7 @@ func (x *PauseExecutionResponse) String() string {
 func (*PauseExecutionResponse) ProtoMessage() {}
 
 func (x *PauseExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[41]
+	mi := &file_spool_v1_spool_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3439,7 +4873,7 @@ func (x *PauseExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseExecutionResponse.ProtoReflect.Descriptor instead.
 func (*PauseExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{41}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *PauseExecutionResponse) GetPosition() string {
@@ -3458,7 +4892,7 @@ type ResumeExecutionRequest struct {
 
 func (x *ResumeExecutionRequest) Reset() {
 	*x = ResumeExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[42]
+	mi := &file_spool_v1_spool_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3470,7 +4904,7 @@ func (x *ResumeExecutionRequest) String() string {
 func (*ResumeExecutionRequest) ProtoMessage() {}
 
 func (x *ResumeExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[42]
+	mi := &file_spool_v1_spool_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3483,7 +4917,7 @@ func (x *ResumeExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeExecutionRequest.ProtoReflect.Descriptor instead.
 func (*ResumeExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{42}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ResumeExecutionRequest) GetExecutionId() string {
@@ -3502,7 +4936,7 @@ type ResumeExecutionResponse struct {
 
 func (x *ResumeExecutionResponse) Reset() {
 	*x = ResumeExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[43]
+	mi := &file_spool_v1_spool_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3514,7 +4948,7 @@ func (x *ResumeExecutionResponse) String() string {
 func (*ResumeExecutionResponse) ProtoMessage() {}
 
 func (x *ResumeExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[43]
+	mi := &file_spool_v1_spool_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3527,7 +4961,7 @@ func (x *ResumeExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeExecutionResponse.ProtoReflect.Descriptor instead.
 func (*ResumeExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{43}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ResumeExecutionResponse) GetPosition() string {
@@ -3546,7 +4980,7 @@ type TerminateExecutionRequest struct {
 
 func (x *TerminateExecutionRequest) Reset() {
 	*x = TerminateExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[44]
+	mi := &file_spool_v1_spool_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3558,7 +4992,7 @@ func (x *TerminateExecutionRequest) String() string {
 func (*TerminateExecutionRequest) ProtoMessage() {}
 
 func (x *TerminateExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[44]
+	mi := &file_spool_v1_spool_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3571,7 +5005,7 @@ func (x *TerminateExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminateExecutionRequest.ProtoReflect.Descriptor instead.
 func (*TerminateExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{44}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *TerminateExecutionRequest) GetExecutionId() string {
@@ -3590,7 +5024,7 @@ type TerminateExecutionResponse struct {
 
 func (x *TerminateExecutionResponse) Reset() {
 	*x = TerminateExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[45]
+	mi := &file_spool_v1_spool_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3602,7 +5036,7 @@ func (x *TerminateExecutionResponse) String() string {
 func (*TerminateExecutionResponse) ProtoMessage() {}
 
 func (x *TerminateExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[45]
+	mi := &file_spool_v1_spool_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3615,7 +5049,7 @@ func (x *TerminateExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminateExecutionResponse.ProtoReflect.Descriptor instead.
 func (*TerminateExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{45}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *TerminateExecutionResponse) GetPosition() string {
@@ -3643,7 +5077,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[46]
+	mi := &file_spool_v1_spool_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3655,7 +5089,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[46]
+	mi := &file_spool_v1_spool_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3668,7 +5102,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{46}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ListEventsRequest) GetSessionId() string {
@@ -3726,7 +5160,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[47]
+	mi := &file_spool_v1_spool_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3738,7 +5172,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[47]
+	mi := &file_spool_v1_spool_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3751,7 +5185,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{47}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ListEventsResponse) GetEvents() []*Event {
@@ -3800,7 +5234,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_spool_v1_spool_proto_msgTypes[48]
+	mi := &file_spool_v1_spool_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3812,7 +5246,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[48]
+	mi := &file_spool_v1_spool_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3825,7 +5259,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{48}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *Event) GetSeq() uint32 {
@@ -3919,7 +5353,7 @@ type EventMetadata struct {
 
 func (x *EventMetadata) Reset() {
 	*x = EventMetadata{}
-	mi := &file_spool_v1_spool_proto_msgTypes[49]
+	mi := &file_spool_v1_spool_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3931,7 +5365,7 @@ func (x *EventMetadata) String() string {
 func (*EventMetadata) ProtoMessage() {}
 
 func (x *EventMetadata) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[49]
+	mi := &file_spool_v1_spool_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3944,7 +5378,7 @@ func (x *EventMetadata) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventMetadata.ProtoReflect.Descriptor instead.
 func (*EventMetadata) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{49}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *EventMetadata) GetSession() *Json {
@@ -3974,7 +5408,7 @@ type StreamEventsRequest struct {
 
 func (x *StreamEventsRequest) Reset() {
 	*x = StreamEventsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[50]
+	mi := &file_spool_v1_spool_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3986,7 +5420,7 @@ func (x *StreamEventsRequest) String() string {
 func (*StreamEventsRequest) ProtoMessage() {}
 
 func (x *StreamEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[50]
+	mi := &file_spool_v1_spool_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3999,7 +5433,7 @@ func (x *StreamEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamEventsRequest.ProtoReflect.Descriptor instead.
 func (*StreamEventsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{50}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *StreamEventsRequest) GetSessionId() string {
@@ -4036,7 +5470,7 @@ type StreamEventsResponse struct {
 
 func (x *StreamEventsResponse) Reset() {
 	*x = StreamEventsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[51]
+	mi := &file_spool_v1_spool_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4048,7 +5482,7 @@ func (x *StreamEventsResponse) String() string {
 func (*StreamEventsResponse) ProtoMessage() {}
 
 func (x *StreamEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[51]
+	mi := &file_spool_v1_spool_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4061,7 +5495,7 @@ func (x *StreamEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamEventsResponse.ProtoReflect.Descriptor instead.
 func (*StreamEventsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{51}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *StreamEventsResponse) GetMessage() isStreamEventsResponse_Message {
@@ -4117,7 +5551,7 @@ type Lag struct {
 
 func (x *Lag) Reset() {
 	*x = Lag{}
-	mi := &file_spool_v1_spool_proto_msgTypes[52]
+	mi := &file_spool_v1_spool_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4129,7 +5563,7 @@ func (x *Lag) String() string {
 func (*Lag) ProtoMessage() {}
 
 func (x *Lag) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[52]
+	mi := &file_spool_v1_spool_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4142,7 +5576,7 @@ func (x *Lag) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lag.ProtoReflect.Descriptor instead.
 func (*Lag) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{52}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *Lag) GetLagging() bool {
@@ -4171,7 +5605,7 @@ type ListBlocksRequest struct {
 
 func (x *ListBlocksRequest) Reset() {
 	*x = ListBlocksRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[53]
+	mi := &file_spool_v1_spool_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4183,7 +5617,7 @@ func (x *ListBlocksRequest) String() string {
 func (*ListBlocksRequest) ProtoMessage() {}
 
 func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[53]
+	mi := &file_spool_v1_spool_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4196,7 +5630,7 @@ func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksRequest.ProtoReflect.Descriptor instead.
 func (*ListBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{53}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ListBlocksRequest) GetSessionId() string {
@@ -4231,7 +5665,7 @@ type ListBlocksResponse struct {
 
 func (x *ListBlocksResponse) Reset() {
 	*x = ListBlocksResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[54]
+	mi := &file_spool_v1_spool_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4243,7 +5677,7 @@ func (x *ListBlocksResponse) String() string {
 func (*ListBlocksResponse) ProtoMessage() {}
 
 func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[54]
+	mi := &file_spool_v1_spool_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4256,7 +5690,7 @@ func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksResponse.ProtoReflect.Descriptor instead.
 func (*ListBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{54}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ListBlocksResponse) GetBlocks() []*Block {
@@ -4328,7 +5762,7 @@ type Block struct {
 
 func (x *Block) Reset() {
 	*x = Block{}
-	mi := &file_spool_v1_spool_proto_msgTypes[55]
+	mi := &file_spool_v1_spool_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4340,7 +5774,7 @@ func (x *Block) String() string {
 func (*Block) ProtoMessage() {}
 
 func (x *Block) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[55]
+	mi := &file_spool_v1_spool_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4353,7 +5787,7 @@ func (x *Block) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Block.ProtoReflect.Descriptor instead.
 func (*Block) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{55}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *Block) GetId() string {
@@ -4543,7 +5977,7 @@ type TodoItem struct {
 
 func (x *TodoItem) Reset() {
 	*x = TodoItem{}
-	mi := &file_spool_v1_spool_proto_msgTypes[56]
+	mi := &file_spool_v1_spool_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4555,7 +5989,7 @@ func (x *TodoItem) String() string {
 func (*TodoItem) ProtoMessage() {}
 
 func (x *TodoItem) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[56]
+	mi := &file_spool_v1_spool_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4568,7 +6002,7 @@ func (x *TodoItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TodoItem.ProtoReflect.Descriptor instead.
 func (*TodoItem) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{56}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *TodoItem) GetContent() string {
@@ -4605,7 +6039,7 @@ type CreateKeyRequest struct {
 
 func (x *CreateKeyRequest) Reset() {
 	*x = CreateKeyRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[57]
+	mi := &file_spool_v1_spool_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4617,7 +6051,7 @@ func (x *CreateKeyRequest) String() string {
 func (*CreateKeyRequest) ProtoMessage() {}
 
 func (x *CreateKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[57]
+	mi := &file_spool_v1_spool_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4630,7 +6064,7 @@ func (x *CreateKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateKeyRequest.ProtoReflect.Descriptor instead.
 func (*CreateKeyRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{57}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *CreateKeyRequest) GetName() string {
@@ -4689,7 +6123,7 @@ type CreateKeyResponse struct {
 
 func (x *CreateKeyResponse) Reset() {
 	*x = CreateKeyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[58]
+	mi := &file_spool_v1_spool_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4701,7 +6135,7 @@ func (x *CreateKeyResponse) String() string {
 func (*CreateKeyResponse) ProtoMessage() {}
 
 func (x *CreateKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[58]
+	mi := &file_spool_v1_spool_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4714,7 +6148,7 @@ func (x *CreateKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateKeyResponse.ProtoReflect.Descriptor instead.
 func (*CreateKeyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{58}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *CreateKeyResponse) GetKeyId() string {
@@ -4792,7 +6226,7 @@ type ListDeadLettersRequest struct {
 
 func (x *ListDeadLettersRequest) Reset() {
 	*x = ListDeadLettersRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[59]
+	mi := &file_spool_v1_spool_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4804,7 +6238,7 @@ func (x *ListDeadLettersRequest) String() string {
 func (*ListDeadLettersRequest) ProtoMessage() {}
 
 func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[59]
+	mi := &file_spool_v1_spool_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4817,7 +6251,7 @@ func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersRequest.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{59}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ListDeadLettersRequest) GetPageSize() uint32 {
@@ -4845,7 +6279,7 @@ type ListDeadLettersResponse struct {
 
 func (x *ListDeadLettersResponse) Reset() {
 	*x = ListDeadLettersResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[60]
+	mi := &file_spool_v1_spool_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4857,7 +6291,7 @@ func (x *ListDeadLettersResponse) String() string {
 func (*ListDeadLettersResponse) ProtoMessage() {}
 
 func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[60]
+	mi := &file_spool_v1_spool_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4870,7 +6304,7 @@ func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersResponse.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{60}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *ListDeadLettersResponse) GetDeadLetters() []*DeadLetter {
@@ -4913,7 +6347,7 @@ type DeadLetter struct {
 
 func (x *DeadLetter) Reset() {
 	*x = DeadLetter{}
-	mi := &file_spool_v1_spool_proto_msgTypes[61]
+	mi := &file_spool_v1_spool_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4925,7 +6359,7 @@ func (x *DeadLetter) String() string {
 func (*DeadLetter) ProtoMessage() {}
 
 func (x *DeadLetter) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[61]
+	mi := &file_spool_v1_spool_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4938,7 +6372,7 @@ func (x *DeadLetter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLetter.ProtoReflect.Descriptor instead.
 func (*DeadLetter) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{61}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *DeadLetter) GetId() string {
@@ -5022,7 +6456,7 @@ type ListAuditRequest struct {
 
 func (x *ListAuditRequest) Reset() {
 	*x = ListAuditRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[62]
+	mi := &file_spool_v1_spool_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5034,7 +6468,7 @@ func (x *ListAuditRequest) String() string {
 func (*ListAuditRequest) ProtoMessage() {}
 
 func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[62]
+	mi := &file_spool_v1_spool_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5047,7 +6481,7 @@ func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditRequest.ProtoReflect.Descriptor instead.
 func (*ListAuditRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{62}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *ListAuditRequest) GetSession() string {
@@ -5096,7 +6530,7 @@ type ListAuditResponse struct {
 
 func (x *ListAuditResponse) Reset() {
 	*x = ListAuditResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[63]
+	mi := &file_spool_v1_spool_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5108,7 +6542,7 @@ func (x *ListAuditResponse) String() string {
 func (*ListAuditResponse) ProtoMessage() {}
 
 func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[63]
+	mi := &file_spool_v1_spool_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5121,7 +6555,7 @@ func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditResponse.ProtoReflect.Descriptor instead.
 func (*ListAuditResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{63}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *ListAuditResponse) GetEntries() []*AuditEntry {
@@ -5160,7 +6594,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_spool_v1_spool_proto_msgTypes[64]
+	mi := &file_spool_v1_spool_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5172,7 +6606,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[64]
+	mi := &file_spool_v1_spool_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5185,7 +6619,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{64}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *AuditEntry) GetTime() *timestamppb.Timestamp {
@@ -5264,7 +6698,7 @@ type AuditActor struct {
 
 func (x *AuditActor) Reset() {
 	*x = AuditActor{}
-	mi := &file_spool_v1_spool_proto_msgTypes[65]
+	mi := &file_spool_v1_spool_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5276,7 +6710,7 @@ func (x *AuditActor) String() string {
 func (*AuditActor) ProtoMessage() {}
 
 func (x *AuditActor) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[65]
+	mi := &file_spool_v1_spool_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5289,7 +6723,7 @@ func (x *AuditActor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditActor.ProtoReflect.Descriptor instead.
 func (*AuditActor) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{65}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *AuditActor) GetKind() string {
@@ -5350,7 +6784,7 @@ type GetDeadLetterRequest struct {
 
 func (x *GetDeadLetterRequest) Reset() {
 	*x = GetDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[66]
+	mi := &file_spool_v1_spool_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5362,7 +6796,7 @@ func (x *GetDeadLetterRequest) String() string {
 func (*GetDeadLetterRequest) ProtoMessage() {}
 
 func (x *GetDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[66]
+	mi := &file_spool_v1_spool_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5375,7 +6809,7 @@ func (x *GetDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*GetDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{66}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *GetDeadLetterRequest) GetId() string {
@@ -5394,7 +6828,7 @@ type RetryDeadLetterRequest struct {
 
 func (x *RetryDeadLetterRequest) Reset() {
 	*x = RetryDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[67]
+	mi := &file_spool_v1_spool_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5406,7 +6840,7 @@ func (x *RetryDeadLetterRequest) String() string {
 func (*RetryDeadLetterRequest) ProtoMessage() {}
 
 func (x *RetryDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[67]
+	mi := &file_spool_v1_spool_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5419,7 +6853,7 @@ func (x *RetryDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*RetryDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{67}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *RetryDeadLetterRequest) GetId() string {
@@ -5438,7 +6872,7 @@ type RetryDeadLetterResponse struct {
 
 func (x *RetryDeadLetterResponse) Reset() {
 	*x = RetryDeadLetterResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[68]
+	mi := &file_spool_v1_spool_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5450,7 +6884,7 @@ func (x *RetryDeadLetterResponse) String() string {
 func (*RetryDeadLetterResponse) ProtoMessage() {}
 
 func (x *RetryDeadLetterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[68]
+	mi := &file_spool_v1_spool_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5463,7 +6897,7 @@ func (x *RetryDeadLetterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryDeadLetterResponse.ProtoReflect.Descriptor instead.
 func (*RetryDeadLetterResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{68}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *RetryDeadLetterResponse) GetId() string {
@@ -5482,7 +6916,7 @@ type DropDeadLetterRequest struct {
 
 func (x *DropDeadLetterRequest) Reset() {
 	*x = DropDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[69]
+	mi := &file_spool_v1_spool_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5494,7 +6928,7 @@ func (x *DropDeadLetterRequest) String() string {
 func (*DropDeadLetterRequest) ProtoMessage() {}
 
 func (x *DropDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[69]
+	mi := &file_spool_v1_spool_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5507,7 +6941,7 @@ func (x *DropDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*DropDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{69}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *DropDeadLetterRequest) GetId() string {
@@ -5526,7 +6960,7 @@ type DropDeadLetterResponse struct {
 
 func (x *DropDeadLetterResponse) Reset() {
 	*x = DropDeadLetterResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[70]
+	mi := &file_spool_v1_spool_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5538,7 +6972,7 @@ func (x *DropDeadLetterResponse) String() string {
 func (*DropDeadLetterResponse) ProtoMessage() {}
 
 func (x *DropDeadLetterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[70]
+	mi := &file_spool_v1_spool_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5551,7 +6985,7 @@ func (x *DropDeadLetterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropDeadLetterResponse.ProtoReflect.Descriptor instead.
 func (*DropDeadLetterResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{70}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *DropDeadLetterResponse) GetId() string {
@@ -5571,7 +7005,7 @@ type ListKeysRequest struct {
 
 func (x *ListKeysRequest) Reset() {
 	*x = ListKeysRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[71]
+	mi := &file_spool_v1_spool_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5583,7 +7017,7 @@ func (x *ListKeysRequest) String() string {
 func (*ListKeysRequest) ProtoMessage() {}
 
 func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[71]
+	mi := &file_spool_v1_spool_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5596,7 +7030,7 @@ func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysRequest.ProtoReflect.Descriptor instead.
 func (*ListKeysRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{71}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *ListKeysRequest) GetTenant() string {
@@ -5615,7 +7049,7 @@ type ListKeysResponse struct {
 
 func (x *ListKeysResponse) Reset() {
 	*x = ListKeysResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[72]
+	mi := &file_spool_v1_spool_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5627,7 +7061,7 @@ func (x *ListKeysResponse) String() string {
 func (*ListKeysResponse) ProtoMessage() {}
 
 func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[72]
+	mi := &file_spool_v1_spool_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5640,7 +7074,7 @@ func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysResponse.ProtoReflect.Descriptor instead.
 func (*ListKeysResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{72}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *ListKeysResponse) GetKeys() []*Key {
@@ -5672,7 +7106,7 @@ type Key struct {
 
 func (x *Key) Reset() {
 	*x = Key{}
-	mi := &file_spool_v1_spool_proto_msgTypes[73]
+	mi := &file_spool_v1_spool_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5684,7 +7118,7 @@ func (x *Key) String() string {
 func (*Key) ProtoMessage() {}
 
 func (x *Key) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[73]
+	mi := &file_spool_v1_spool_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5697,7 +7131,7 @@ func (x *Key) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Key.ProtoReflect.Descriptor instead.
 func (*Key) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{73}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *Key) GetKeyId() string {
@@ -5774,7 +7208,7 @@ type RevokeKeyRequest struct {
 
 func (x *RevokeKeyRequest) Reset() {
 	*x = RevokeKeyRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[74]
+	mi := &file_spool_v1_spool_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5786,7 +7220,7 @@ func (x *RevokeKeyRequest) String() string {
 func (*RevokeKeyRequest) ProtoMessage() {}
 
 func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[74]
+	mi := &file_spool_v1_spool_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5799,7 +7233,7 @@ func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeKeyRequest.ProtoReflect.Descriptor instead.
 func (*RevokeKeyRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{74}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *RevokeKeyRequest) GetKeyId() string {
@@ -5828,7 +7262,7 @@ type RevokeKeyResponse struct {
 
 func (x *RevokeKeyResponse) Reset() {
 	*x = RevokeKeyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[75]
+	mi := &file_spool_v1_spool_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5840,7 +7274,7 @@ func (x *RevokeKeyResponse) String() string {
 func (*RevokeKeyResponse) ProtoMessage() {}
 
 func (x *RevokeKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[75]
+	mi := &file_spool_v1_spool_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5853,7 +7287,7 @@ func (x *RevokeKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeKeyResponse.ProtoReflect.Descriptor instead.
 func (*RevokeKeyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{75}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *RevokeKeyResponse) GetKeyId() string {
@@ -5891,7 +7325,7 @@ type SetBudgetRequest struct {
 
 func (x *SetBudgetRequest) Reset() {
 	*x = SetBudgetRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[76]
+	mi := &file_spool_v1_spool_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5903,7 +7337,7 @@ func (x *SetBudgetRequest) String() string {
 func (*SetBudgetRequest) ProtoMessage() {}
 
 func (x *SetBudgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[76]
+	mi := &file_spool_v1_spool_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5916,7 +7350,7 @@ func (x *SetBudgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBudgetRequest.ProtoReflect.Descriptor instead.
 func (*SetBudgetRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{76}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *SetBudgetRequest) GetPeriod() string {
@@ -5951,7 +7385,7 @@ type SetBudgetResponse struct {
 
 func (x *SetBudgetResponse) Reset() {
 	*x = SetBudgetResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[77]
+	mi := &file_spool_v1_spool_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5963,7 +7397,7 @@ func (x *SetBudgetResponse) String() string {
 func (*SetBudgetResponse) ProtoMessage() {}
 
 func (x *SetBudgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[77]
+	mi := &file_spool_v1_spool_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5976,7 +7410,7 @@ func (x *SetBudgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBudgetResponse.ProtoReflect.Descriptor instead.
 func (*SetBudgetResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{77}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *SetBudgetResponse) GetTenant() string {
@@ -6010,7 +7444,7 @@ type ListBudgetsRequest struct {
 
 func (x *ListBudgetsRequest) Reset() {
 	*x = ListBudgetsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[78]
+	mi := &file_spool_v1_spool_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6022,7 +7456,7 @@ func (x *ListBudgetsRequest) String() string {
 func (*ListBudgetsRequest) ProtoMessage() {}
 
 func (x *ListBudgetsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[78]
+	mi := &file_spool_v1_spool_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6035,7 +7469,7 @@ func (x *ListBudgetsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBudgetsRequest.ProtoReflect.Descriptor instead.
 func (*ListBudgetsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{78}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *ListBudgetsRequest) GetTenant() string {
@@ -6054,7 +7488,7 @@ type ListBudgetsResponse struct {
 
 func (x *ListBudgetsResponse) Reset() {
 	*x = ListBudgetsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[79]
+	mi := &file_spool_v1_spool_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6066,7 +7500,7 @@ func (x *ListBudgetsResponse) String() string {
 func (*ListBudgetsResponse) ProtoMessage() {}
 
 func (x *ListBudgetsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[79]
+	mi := &file_spool_v1_spool_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6079,7 +7513,7 @@ func (x *ListBudgetsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBudgetsResponse.ProtoReflect.Descriptor instead.
 func (*ListBudgetsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{79}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *ListBudgetsResponse) GetBudgets() []*TenantBudget {
@@ -6109,7 +7543,7 @@ type TenantBudget struct {
 
 func (x *TenantBudget) Reset() {
 	*x = TenantBudget{}
-	mi := &file_spool_v1_spool_proto_msgTypes[80]
+	mi := &file_spool_v1_spool_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6121,7 +7555,7 @@ func (x *TenantBudget) String() string {
 func (*TenantBudget) ProtoMessage() {}
 
 func (x *TenantBudget) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[80]
+	mi := &file_spool_v1_spool_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6134,7 +7568,7 @@ func (x *TenantBudget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantBudget.ProtoReflect.Descriptor instead.
 func (*TenantBudget) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{80}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *TenantBudget) GetTenant() string {
@@ -6198,7 +7632,7 @@ type RemoveBudgetRequest struct {
 
 func (x *RemoveBudgetRequest) Reset() {
 	*x = RemoveBudgetRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[81]
+	mi := &file_spool_v1_spool_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6210,7 +7644,7 @@ func (x *RemoveBudgetRequest) String() string {
 func (*RemoveBudgetRequest) ProtoMessage() {}
 
 func (x *RemoveBudgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[81]
+	mi := &file_spool_v1_spool_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6223,7 +7657,7 @@ func (x *RemoveBudgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBudgetRequest.ProtoReflect.Descriptor instead.
 func (*RemoveBudgetRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{81}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *RemoveBudgetRequest) GetPeriod() string {
@@ -6251,7 +7685,7 @@ type RemoveBudgetResponse struct {
 
 func (x *RemoveBudgetResponse) Reset() {
 	*x = RemoveBudgetResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[82]
+	mi := &file_spool_v1_spool_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6263,7 +7697,7 @@ func (x *RemoveBudgetResponse) String() string {
 func (*RemoveBudgetResponse) ProtoMessage() {}
 
 func (x *RemoveBudgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[82]
+	mi := &file_spool_v1_spool_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6276,7 +7710,7 @@ func (x *RemoveBudgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBudgetResponse.ProtoReflect.Descriptor instead.
 func (*RemoveBudgetResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{82}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *RemoveBudgetResponse) GetTenant() string {
@@ -6329,7 +7763,7 @@ type TenantLimits struct {
 
 func (x *TenantLimits) Reset() {
 	*x = TenantLimits{}
-	mi := &file_spool_v1_spool_proto_msgTypes[83]
+	mi := &file_spool_v1_spool_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6341,7 +7775,7 @@ func (x *TenantLimits) String() string {
 func (*TenantLimits) ProtoMessage() {}
 
 func (x *TenantLimits) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[83]
+	mi := &file_spool_v1_spool_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6354,7 +7788,7 @@ func (x *TenantLimits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantLimits.ProtoReflect.Descriptor instead.
 func (*TenantLimits) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{83}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *TenantLimits) GetSlots() uint32 {
@@ -6439,7 +7873,7 @@ type SetLimitsRequest struct {
 
 func (x *SetLimitsRequest) Reset() {
 	*x = SetLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[84]
+	mi := &file_spool_v1_spool_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6451,7 +7885,7 @@ func (x *SetLimitsRequest) String() string {
 func (*SetLimitsRequest) ProtoMessage() {}
 
 func (x *SetLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[84]
+	mi := &file_spool_v1_spool_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6464,7 +7898,7 @@ func (x *SetLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLimitsRequest.ProtoReflect.Descriptor instead.
 func (*SetLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{84}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *SetLimitsRequest) GetTenant() string {
@@ -6491,7 +7925,7 @@ type SetLimitsResponse struct {
 
 func (x *SetLimitsResponse) Reset() {
 	*x = SetLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[85]
+	mi := &file_spool_v1_spool_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6503,7 +7937,7 @@ func (x *SetLimitsResponse) String() string {
 func (*SetLimitsResponse) ProtoMessage() {}
 
 func (x *SetLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[85]
+	mi := &file_spool_v1_spool_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6516,7 +7950,7 @@ func (x *SetLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLimitsResponse.ProtoReflect.Descriptor instead.
 func (*SetLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{85}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *SetLimitsResponse) GetTenant() string {
@@ -6543,7 +7977,7 @@ type GetLimitsRequest struct {
 
 func (x *GetLimitsRequest) Reset() {
 	*x = GetLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[86]
+	mi := &file_spool_v1_spool_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6555,7 +7989,7 @@ func (x *GetLimitsRequest) String() string {
 func (*GetLimitsRequest) ProtoMessage() {}
 
 func (x *GetLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[86]
+	mi := &file_spool_v1_spool_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6568,7 +8002,7 @@ func (x *GetLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLimitsRequest.ProtoReflect.Descriptor instead.
 func (*GetLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{86}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *GetLimitsRequest) GetTenant() string {
@@ -6591,7 +8025,7 @@ type GetLimitsResponse struct {
 
 func (x *GetLimitsResponse) Reset() {
 	*x = GetLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[87]
+	mi := &file_spool_v1_spool_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6603,7 +8037,7 @@ func (x *GetLimitsResponse) String() string {
 func (*GetLimitsResponse) ProtoMessage() {}
 
 func (x *GetLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[87]
+	mi := &file_spool_v1_spool_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6616,7 +8050,7 @@ func (x *GetLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLimitsResponse.ProtoReflect.Descriptor instead.
 func (*GetLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{87}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *GetLimitsResponse) GetTenant() string {
@@ -6650,7 +8084,7 @@ type RemoveLimitsRequest struct {
 
 func (x *RemoveLimitsRequest) Reset() {
 	*x = RemoveLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[88]
+	mi := &file_spool_v1_spool_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6662,7 +8096,7 @@ func (x *RemoveLimitsRequest) String() string {
 func (*RemoveLimitsRequest) ProtoMessage() {}
 
 func (x *RemoveLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[88]
+	mi := &file_spool_v1_spool_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6675,7 +8109,7 @@ func (x *RemoveLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLimitsRequest.ProtoReflect.Descriptor instead.
 func (*RemoveLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{88}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *RemoveLimitsRequest) GetTenant() string {
@@ -6695,7 +8129,7 @@ type RemoveLimitsResponse struct {
 
 func (x *RemoveLimitsResponse) Reset() {
 	*x = RemoveLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[89]
+	mi := &file_spool_v1_spool_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6707,7 +8141,7 @@ func (x *RemoveLimitsResponse) String() string {
 func (*RemoveLimitsResponse) ProtoMessage() {}
 
 func (x *RemoveLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[89]
+	mi := &file_spool_v1_spool_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6720,7 +8154,7 @@ func (x *RemoveLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLimitsResponse.ProtoReflect.Descriptor instead.
 func (*RemoveLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{89}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *RemoveLimitsResponse) GetTenant() string {
@@ -6754,7 +8188,7 @@ type Reference struct {
 
 func (x *Reference) Reset() {
 	*x = Reference{}
-	mi := &file_spool_v1_spool_proto_msgTypes[90]
+	mi := &file_spool_v1_spool_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6766,7 +8200,7 @@ func (x *Reference) String() string {
 func (*Reference) ProtoMessage() {}
 
 func (x *Reference) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[90]
+	mi := &file_spool_v1_spool_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6779,7 +8213,7 @@ func (x *Reference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reference.ProtoReflect.Descriptor instead.
 func (*Reference) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{90}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *Reference) GetScope() string {
@@ -6825,7 +8259,7 @@ type Definition struct {
 
 func (x *Definition) Reset() {
 	*x = Definition{}
-	mi := &file_spool_v1_spool_proto_msgTypes[91]
+	mi := &file_spool_v1_spool_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6837,7 +8271,7 @@ func (x *Definition) String() string {
 func (*Definition) ProtoMessage() {}
 
 func (x *Definition) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[91]
+	mi := &file_spool_v1_spool_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6850,7 +8284,7 @@ func (x *Definition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Definition.ProtoReflect.Descriptor instead.
 func (*Definition) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{91}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *Definition) GetRef() *Reference {
@@ -6895,7 +8329,7 @@ type ApplyResponse struct {
 
 func (x *ApplyResponse) Reset() {
 	*x = ApplyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[92]
+	mi := &file_spool_v1_spool_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6907,7 +8341,7 @@ func (x *ApplyResponse) String() string {
 func (*ApplyResponse) ProtoMessage() {}
 
 func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[92]
+	mi := &file_spool_v1_spool_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6920,7 +8354,7 @@ func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyResponse.ProtoReflect.Descriptor instead.
 func (*ApplyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{92}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *ApplyResponse) GetRef() *Reference {
@@ -6953,7 +8387,7 @@ type RemoveResponse struct {
 
 func (x *RemoveResponse) Reset() {
 	*x = RemoveResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[93]
+	mi := &file_spool_v1_spool_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6965,7 +8399,7 @@ func (x *RemoveResponse) String() string {
 func (*RemoveResponse) ProtoMessage() {}
 
 func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[93]
+	mi := &file_spool_v1_spool_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6978,7 +8412,7 @@ func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveResponse.ProtoReflect.Descriptor instead.
 func (*RemoveResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{93}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *RemoveResponse) GetPosition() string {
@@ -7002,7 +8436,7 @@ type ApplyAgentRequest struct {
 
 func (x *ApplyAgentRequest) Reset() {
 	*x = ApplyAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[94]
+	mi := &file_spool_v1_spool_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7014,7 +8448,7 @@ func (x *ApplyAgentRequest) String() string {
 func (*ApplyAgentRequest) ProtoMessage() {}
 
 func (x *ApplyAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[94]
+	mi := &file_spool_v1_spool_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7027,7 +8461,7 @@ func (x *ApplyAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyAgentRequest.ProtoReflect.Descriptor instead.
 func (*ApplyAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{94}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *ApplyAgentRequest) GetRef() *Reference {
@@ -7062,7 +8496,7 @@ type ListAgentsRequest struct {
 
 func (x *ListAgentsRequest) Reset() {
 	*x = ListAgentsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[95]
+	mi := &file_spool_v1_spool_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7074,7 +8508,7 @@ func (x *ListAgentsRequest) String() string {
 func (*ListAgentsRequest) ProtoMessage() {}
 
 func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[95]
+	mi := &file_spool_v1_spool_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7087,7 +8521,7 @@ func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsRequest.ProtoReflect.Descriptor instead.
 func (*ListAgentsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{95}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *ListAgentsRequest) GetPageSize() uint32 {
@@ -7115,7 +8549,7 @@ type ListAgentsResponse struct {
 
 func (x *ListAgentsResponse) Reset() {
 	*x = ListAgentsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[96]
+	mi := &file_spool_v1_spool_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7127,7 +8561,7 @@ func (x *ListAgentsResponse) String() string {
 func (*ListAgentsResponse) ProtoMessage() {}
 
 func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[96]
+	mi := &file_spool_v1_spool_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7140,7 +8574,7 @@ func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsResponse.ProtoReflect.Descriptor instead.
 func (*ListAgentsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{96}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *ListAgentsResponse) GetAgents() []*Definition {
@@ -7173,7 +8607,7 @@ type GetAgentRequest struct {
 
 func (x *GetAgentRequest) Reset() {
 	*x = GetAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[97]
+	mi := &file_spool_v1_spool_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7185,7 +8619,7 @@ func (x *GetAgentRequest) String() string {
 func (*GetAgentRequest) ProtoMessage() {}
 
 func (x *GetAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[97]
+	mi := &file_spool_v1_spool_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7198,7 +8632,7 @@ func (x *GetAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAgentRequest.ProtoReflect.Descriptor instead.
 func (*GetAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{97}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *GetAgentRequest) GetSlug() string {
@@ -7247,7 +8681,7 @@ type RemoveAgentRequest struct {
 
 func (x *RemoveAgentRequest) Reset() {
 	*x = RemoveAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[98]
+	mi := &file_spool_v1_spool_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7259,7 +8693,7 @@ func (x *RemoveAgentRequest) String() string {
 func (*RemoveAgentRequest) ProtoMessage() {}
 
 func (x *RemoveAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[98]
+	mi := &file_spool_v1_spool_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7272,7 +8706,7 @@ func (x *RemoveAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveAgentRequest.ProtoReflect.Descriptor instead.
 func (*RemoveAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{98}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *RemoveAgentRequest) GetSlug() string {
@@ -7310,7 +8744,7 @@ type ApplyInstanceRequest struct {
 
 func (x *ApplyInstanceRequest) Reset() {
 	*x = ApplyInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[99]
+	mi := &file_spool_v1_spool_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7322,7 +8756,7 @@ func (x *ApplyInstanceRequest) String() string {
 func (*ApplyInstanceRequest) ProtoMessage() {}
 
 func (x *ApplyInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[99]
+	mi := &file_spool_v1_spool_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7335,7 +8769,7 @@ func (x *ApplyInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyInstanceRequest.ProtoReflect.Descriptor instead.
 func (*ApplyInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{99}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *ApplyInstanceRequest) GetRef() *Reference {
@@ -7370,7 +8804,7 @@ type ListInstancesRequest struct {
 
 func (x *ListInstancesRequest) Reset() {
 	*x = ListInstancesRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[100]
+	mi := &file_spool_v1_spool_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7382,7 +8816,7 @@ func (x *ListInstancesRequest) String() string {
 func (*ListInstancesRequest) ProtoMessage() {}
 
 func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[100]
+	mi := &file_spool_v1_spool_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7395,7 +8829,7 @@ func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesRequest.ProtoReflect.Descriptor instead.
 func (*ListInstancesRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{100}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *ListInstancesRequest) GetPageSize() uint32 {
@@ -7423,7 +8857,7 @@ type ListInstancesResponse struct {
 
 func (x *ListInstancesResponse) Reset() {
 	*x = ListInstancesResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[101]
+	mi := &file_spool_v1_spool_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7435,7 +8869,7 @@ func (x *ListInstancesResponse) String() string {
 func (*ListInstancesResponse) ProtoMessage() {}
 
 func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[101]
+	mi := &file_spool_v1_spool_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7448,7 +8882,7 @@ func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesResponse.ProtoReflect.Descriptor instead.
 func (*ListInstancesResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{101}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *ListInstancesResponse) GetInstances() []*Definition {
@@ -7481,7 +8915,7 @@ type GetInstanceRequest struct {
 
 func (x *GetInstanceRequest) Reset() {
 	*x = GetInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[102]
+	mi := &file_spool_v1_spool_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7493,7 +8927,7 @@ func (x *GetInstanceRequest) String() string {
 func (*GetInstanceRequest) ProtoMessage() {}
 
 func (x *GetInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[102]
+	mi := &file_spool_v1_spool_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7506,7 +8940,7 @@ func (x *GetInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceRequest.ProtoReflect.Descriptor instead.
 func (*GetInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{102}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *GetInstanceRequest) GetSlug() string {
@@ -7555,7 +8989,7 @@ type RemoveInstanceRequest struct {
 
 func (x *RemoveInstanceRequest) Reset() {
 	*x = RemoveInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[103]
+	mi := &file_spool_v1_spool_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7567,7 +9001,7 @@ func (x *RemoveInstanceRequest) String() string {
 func (*RemoveInstanceRequest) ProtoMessage() {}
 
 func (x *RemoveInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[103]
+	mi := &file_spool_v1_spool_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7580,7 +9014,7 @@ func (x *RemoveInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveInstanceRequest.ProtoReflect.Descriptor instead.
 func (*RemoveInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{103}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *RemoveInstanceRequest) GetSlug() string {
@@ -7618,7 +9052,7 @@ type ApplyEnvironmentRequest struct {
 
 func (x *ApplyEnvironmentRequest) Reset() {
 	*x = ApplyEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[104]
+	mi := &file_spool_v1_spool_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7630,7 +9064,7 @@ func (x *ApplyEnvironmentRequest) String() string {
 func (*ApplyEnvironmentRequest) ProtoMessage() {}
 
 func (x *ApplyEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[104]
+	mi := &file_spool_v1_spool_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7643,7 +9077,7 @@ func (x *ApplyEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*ApplyEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{104}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *ApplyEnvironmentRequest) GetRef() *Reference {
@@ -7678,7 +9112,7 @@ type ListEnvironmentsRequest struct {
 
 func (x *ListEnvironmentsRequest) Reset() {
 	*x = ListEnvironmentsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[105]
+	mi := &file_spool_v1_spool_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7690,7 +9124,7 @@ func (x *ListEnvironmentsRequest) String() string {
 func (*ListEnvironmentsRequest) ProtoMessage() {}
 
 func (x *ListEnvironmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[105]
+	mi := &file_spool_v1_spool_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7703,7 +9137,7 @@ func (x *ListEnvironmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEnvironmentsRequest.ProtoReflect.Descriptor instead.
 func (*ListEnvironmentsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{105}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *ListEnvironmentsRequest) GetPageSize() uint32 {
@@ -7731,7 +9165,7 @@ type ListEnvironmentsResponse struct {
 
 func (x *ListEnvironmentsResponse) Reset() {
 	*x = ListEnvironmentsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[106]
+	mi := &file_spool_v1_spool_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7743,7 +9177,7 @@ func (x *ListEnvironmentsResponse) String() string {
 func (*ListEnvironmentsResponse) ProtoMessage() {}
 
 func (x *ListEnvironmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[106]
+	mi := &file_spool_v1_spool_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7756,7 +9190,7 @@ func (x *ListEnvironmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEnvironmentsResponse.ProtoReflect.Descriptor instead.
 func (*ListEnvironmentsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{106}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *ListEnvironmentsResponse) GetEnvironments() []*Definition {
@@ -7789,7 +9223,7 @@ type GetEnvironmentRequest struct {
 
 func (x *GetEnvironmentRequest) Reset() {
 	*x = GetEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[107]
+	mi := &file_spool_v1_spool_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7801,7 +9235,7 @@ func (x *GetEnvironmentRequest) String() string {
 func (*GetEnvironmentRequest) ProtoMessage() {}
 
 func (x *GetEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[107]
+	mi := &file_spool_v1_spool_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7814,7 +9248,7 @@ func (x *GetEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*GetEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{107}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *GetEnvironmentRequest) GetSlug() string {
@@ -7863,7 +9297,7 @@ type RemoveEnvironmentRequest struct {
 
 func (x *RemoveEnvironmentRequest) Reset() {
 	*x = RemoveEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[108]
+	mi := &file_spool_v1_spool_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7875,7 +9309,7 @@ func (x *RemoveEnvironmentRequest) String() string {
 func (*RemoveEnvironmentRequest) ProtoMessage() {}
 
 func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[108]
+	mi := &file_spool_v1_spool_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7888,7 +9322,7 @@ func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*RemoveEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{108}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *RemoveEnvironmentRequest) GetSlug() string {
@@ -7926,7 +9360,7 @@ type ExplainEnvironmentRequest struct {
 
 func (x *ExplainEnvironmentRequest) Reset() {
 	*x = ExplainEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[109]
+	mi := &file_spool_v1_spool_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7938,7 +9372,7 @@ func (x *ExplainEnvironmentRequest) String() string {
 func (*ExplainEnvironmentRequest) ProtoMessage() {}
 
 func (x *ExplainEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[109]
+	mi := &file_spool_v1_spool_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7951,7 +9385,7 @@ func (x *ExplainEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*ExplainEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{109}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *ExplainEnvironmentRequest) GetAgent() string {
@@ -7987,7 +9421,7 @@ type ExplainEnvironmentResponse struct {
 
 func (x *ExplainEnvironmentResponse) Reset() {
 	*x = ExplainEnvironmentResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[110]
+	mi := &file_spool_v1_spool_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7999,7 +9433,7 @@ func (x *ExplainEnvironmentResponse) String() string {
 func (*ExplainEnvironmentResponse) ProtoMessage() {}
 
 func (x *ExplainEnvironmentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[110]
+	mi := &file_spool_v1_spool_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8012,7 +9446,7 @@ func (x *ExplainEnvironmentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEnvironmentResponse.ProtoReflect.Descriptor instead.
 func (*ExplainEnvironmentResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{110}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *ExplainEnvironmentResponse) GetVariables() []*ExplainedVariable {
@@ -8041,7 +9475,7 @@ type ExplainedHost struct {
 
 func (x *ExplainedHost) Reset() {
 	*x = ExplainedHost{}
-	mi := &file_spool_v1_spool_proto_msgTypes[111]
+	mi := &file_spool_v1_spool_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8053,7 +9487,7 @@ func (x *ExplainedHost) String() string {
 func (*ExplainedHost) ProtoMessage() {}
 
 func (x *ExplainedHost) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[111]
+	mi := &file_spool_v1_spool_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8066,7 +9500,7 @@ func (x *ExplainedHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedHost.ProtoReflect.Descriptor instead.
 func (*ExplainedHost) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{111}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *ExplainedHost) GetEntry() string {
@@ -8097,7 +9531,7 @@ type ExplainedVariable struct {
 
 func (x *ExplainedVariable) Reset() {
 	*x = ExplainedVariable{}
-	mi := &file_spool_v1_spool_proto_msgTypes[112]
+	mi := &file_spool_v1_spool_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8109,7 +9543,7 @@ func (x *ExplainedVariable) String() string {
 func (*ExplainedVariable) ProtoMessage() {}
 
 func (x *ExplainedVariable) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[112]
+	mi := &file_spool_v1_spool_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8122,7 +9556,7 @@ func (x *ExplainedVariable) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedVariable.ProtoReflect.Descriptor instead.
 func (*ExplainedVariable) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{112}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *ExplainedVariable) GetName() string {
@@ -8164,7 +9598,7 @@ type ListSkillsRequest struct {
 
 func (x *ListSkillsRequest) Reset() {
 	*x = ListSkillsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[113]
+	mi := &file_spool_v1_spool_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8176,7 +9610,7 @@ func (x *ListSkillsRequest) String() string {
 func (*ListSkillsRequest) ProtoMessage() {}
 
 func (x *ListSkillsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[113]
+	mi := &file_spool_v1_spool_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8189,7 +9623,7 @@ func (x *ListSkillsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSkillsRequest.ProtoReflect.Descriptor instead.
 func (*ListSkillsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{113}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *ListSkillsRequest) GetPageSize() uint32 {
@@ -8217,7 +9651,7 @@ type ListSkillsResponse struct {
 
 func (x *ListSkillsResponse) Reset() {
 	*x = ListSkillsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[114]
+	mi := &file_spool_v1_spool_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8229,7 +9663,7 @@ func (x *ListSkillsResponse) String() string {
 func (*ListSkillsResponse) ProtoMessage() {}
 
 func (x *ListSkillsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[114]
+	mi := &file_spool_v1_spool_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8242,7 +9676,7 @@ func (x *ListSkillsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSkillsResponse.ProtoReflect.Descriptor instead.
 func (*ListSkillsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{114}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *ListSkillsResponse) GetSkills() []*Skill {
@@ -8275,7 +9709,7 @@ type GetSkillRequest struct {
 
 func (x *GetSkillRequest) Reset() {
 	*x = GetSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[115]
+	mi := &file_spool_v1_spool_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8287,7 +9721,7 @@ func (x *GetSkillRequest) String() string {
 func (*GetSkillRequest) ProtoMessage() {}
 
 func (x *GetSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[115]
+	mi := &file_spool_v1_spool_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8300,7 +9734,7 @@ func (x *GetSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSkillRequest.ProtoReflect.Descriptor instead.
 func (*GetSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{115}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{131}
 }
 
 func (x *GetSkillRequest) GetSlug() string {
@@ -8362,7 +9796,7 @@ type Skill struct {
 
 func (x *Skill) Reset() {
 	*x = Skill{}
-	mi := &file_spool_v1_spool_proto_msgTypes[116]
+	mi := &file_spool_v1_spool_proto_msgTypes[132]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8374,7 +9808,7 @@ func (x *Skill) String() string {
 func (*Skill) ProtoMessage() {}
 
 func (x *Skill) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[116]
+	mi := &file_spool_v1_spool_proto_msgTypes[132]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8387,7 +9821,7 @@ func (x *Skill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Skill.ProtoReflect.Descriptor instead.
 func (*Skill) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{116}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{132}
 }
 
 func (x *Skill) GetRef() *Reference {
@@ -8468,7 +9902,7 @@ type TagSkillRequest struct {
 
 func (x *TagSkillRequest) Reset() {
 	*x = TagSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[117]
+	mi := &file_spool_v1_spool_proto_msgTypes[133]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8480,7 +9914,7 @@ func (x *TagSkillRequest) String() string {
 func (*TagSkillRequest) ProtoMessage() {}
 
 func (x *TagSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[117]
+	mi := &file_spool_v1_spool_proto_msgTypes[133]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8493,7 +9927,7 @@ func (x *TagSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagSkillRequest.ProtoReflect.Descriptor instead.
 func (*TagSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{117}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{133}
 }
 
 func (x *TagSkillRequest) GetSlug() string {
@@ -8544,7 +9978,7 @@ type RemoveSkillRequest struct {
 
 func (x *RemoveSkillRequest) Reset() {
 	*x = RemoveSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[118]
+	mi := &file_spool_v1_spool_proto_msgTypes[134]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8556,7 +9990,7 @@ func (x *RemoveSkillRequest) String() string {
 func (*RemoveSkillRequest) ProtoMessage() {}
 
 func (x *RemoveSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[118]
+	mi := &file_spool_v1_spool_proto_msgTypes[134]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8569,7 +10003,7 @@ func (x *RemoveSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSkillRequest.ProtoReflect.Descriptor instead.
 func (*RemoveSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{118}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{134}
 }
 
 func (x *RemoveSkillRequest) GetSlug() string {
@@ -8830,7 +10264,148 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\r_execution_idB\x0e\n" +
 	"\f_subagent_idB\x0e\n" +
 	"\f_tool_use_idB\a\n" +
-	"\x05_name\"\x89\x05\n" +
+	"\x05_name\"\xb2\x01\n" +
+	"\x16GetSessionStateRequest\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x13\n" +
+	"\x02at\x18\x02 \x01(\rH\x00R\x02at\x88\x01\x01\x12\x1b\n" +
+	"\tpage_size\x18\x03 \x01(\rR\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x04 \x01(\tR\tpageToken\x12!\n" +
+	"\fmin_position\x18\x05 \x01(\tR\vminPositionB\x05\n" +
+	"\x03_at\"\xca\x05\n" +
+	"\fSessionState\x12\x10\n" +
+	"\x03seq\x18\x01 \x01(\rR\x03seq\x12\x1a\n" +
+	"\bposition\x18\x02 \x01(\tR\bposition\x12.\n" +
+	"\x04time\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12+\n" +
+	"\asession\x18\x04 \x01(\v2\x11.spool.v1.SessionR\asession\x123\n" +
+	"\n" +
+	"executions\x18\x05 \x03(\v2\x13.spool.v1.ExecutionR\n" +
+	"executions\x12'\n" +
+	"\x0fexecution_count\x18\x06 \x01(\rR\x0eexecutionCount\x12'\n" +
+	"\x06blocks\x18\a \x03(\v2\x0f.spool.v1.BlockR\x06blocks\x12\x1f\n" +
+	"\vblock_count\x18\b \x01(\rR\n" +
+	"blockCount\x12&\n" +
+	"\x0fnext_page_token\x18\t \x01(\tR\rnextPageToken\x12(\n" +
+	"\x05todos\x18\n" +
+	" \x03(\v2\x12.spool.v1.TodoListR\x05todos\x12<\n" +
+	"\rconversations\x18\v \x03(\v2\x16.spool.v1.ConversationR\rconversations\x12-\n" +
+	"\x12conversation_count\x18\f \x01(\rR\x11conversationCount\x120\n" +
+	"\breported\x18\r \x01(\v2\x14.spool.v1.UsageTotalR\breported\x12.\n" +
+	"\ametered\x18\x0e \x01(\v2\x14.spool.v1.UsageTotalR\ametered\x126\n" +
+	"\bresolved\x18\x0f \x01(\v2\x1a.spool.v1.ResolvedVersionsR\bresolved\x12.\n" +
+	"\x05files\x18\x10 \x01(\v2\x18.spool.v1.WorkspaceStateR\x05files\"]\n" +
+	"\bTodoList\x12'\n" +
+	"\x0fconversation_id\x18\x01 \x01(\tR\x0econversationId\x12(\n" +
+	"\x05items\x18\x02 \x03(\v2\x12.spool.v1.TodoItemR\x05items\"\xfd\x01\n" +
+	"\n" +
+	"UsageTotal\x12!\n" +
+	"\finput_tokens\x18\x01 \x01(\x01R\vinputTokens\x12#\n" +
+	"\routput_tokens\x18\x02 \x01(\x01R\foutputTokens\x12*\n" +
+	"\x11cache_read_tokens\x18\x03 \x01(\x01R\x0fcacheReadTokens\x12,\n" +
+	"\x12cache_write_tokens\x18\x04 \x01(\x01R\x10cacheWriteTokens\x12\x19\n" +
+	"\bcost_usd\x18\x05 \x01(\x01R\acostUsd\x12\x1a\n" +
+	"\brequests\x18\x06 \x01(\x01R\brequests\x12\x16\n" +
+	"\x06failed\x18\a \x01(\x01R\x06failed\"\xf7\x01\n" +
+	"\x10ResolvedVersions\x12\x10\n" +
+	"\x03seq\x18\x01 \x01(\rR\x03seq\x12!\n" +
+	"\fexecution_id\x18\x02 \x01(\tR\vexecutionId\x12\x19\n" +
+	"\x05agent\x18\x03 \x01(\tH\x00R\x05agent\x88\x01\x01\x12\x1f\n" +
+	"\binstance\x18\x04 \x01(\tH\x01R\binstance\x88\x01\x01\x12\"\n" +
+	"\fenvironments\x18\x05 \x03(\tR\fenvironments\x12\x16\n" +
+	"\x06skills\x18\x06 \x03(\tR\x06skills\x12\x1f\n" +
+	"\vmcp_servers\x18\a \x03(\tR\n" +
+	"mcpServersB\b\n" +
+	"\x06_agentB\v\n" +
+	"\t_instance\"\x96\x03\n" +
+	"\x0eWorkspaceState\x12\x18\n" +
+	"\asummary\x18\x01 \x01(\tR\asummary\x12\x1f\n" +
+	"\bsnapshot\x18\x02 \x01(\tH\x00R\bsnapshot\x88\x01\x01\x12!\n" +
+	"\fsnapshot_seq\x18\x03 \x01(\rR\vsnapshotSeq\x12;\n" +
+	"\vsnapshot_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"snapshotAt\x12%\n" +
+	"\x0esnapshot_files\x18\x05 \x01(\rR\rsnapshotFiles\x12%\n" +
+	"\x0esnapshot_bytes\x18\x06 \x01(\x01R\rsnapshotBytes\x12\x1c\n" +
+	"\tavailable\x18\a \x01(\bR\tavailable\x12\x1d\n" +
+	"\n" +
+	"oldest_seq\x18\b \x01(\rR\toldestSeq\x12.\n" +
+	"\achanges\x18\t \x03(\v2\x14.spool.v1.FileChangeR\achanges\x12!\n" +
+	"\fchange_count\x18\n" +
+	" \x01(\rR\vchangeCountB\v\n" +
+	"\t_snapshot\"\xc3\x01\n" +
+	"\n" +
+	"FileChange\x12\x10\n" +
+	"\x03seq\x18\x01 \x01(\rR\x03seq\x12\x12\n" +
+	"\x04type\x18\x02 \x01(\tR\x04type\x12\x12\n" +
+	"\x04path\x18\x03 \x01(\tR\x04path\x12\x12\n" +
+	"\x04size\x18\x04 \x01(\x01R\x04size\x12&\n" +
+	"\fexecution_id\x18\x05 \x01(\tH\x00R\vexecutionId\x88\x01\x01\x12.\n" +
+	"\x04time\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x04timeB\x0f\n" +
+	"\r_execution_id\"z\n" +
+	"\x12DiffSessionRequest\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x12\n" +
+	"\x04from\x18\x02 \x01(\rR\x04from\x12\x0e\n" +
+	"\x02to\x18\x03 \x01(\rR\x02to\x12!\n" +
+	"\fmin_position\x18\x04 \x01(\tR\vminPosition\"\xc2\x02\n" +
+	"\vSessionDiff\x12\x12\n" +
+	"\x04from\x18\x01 \x01(\rR\x04from\x12\x0e\n" +
+	"\x02to\x18\x02 \x01(\rR\x02to\x12-\n" +
+	"\x06blocks\x18\x03 \x03(\v2\x15.spool.v1.BlockChangeR\x06blocks\x12\x1f\n" +
+	"\vblock_count\x18\x04 \x01(\rR\n" +
+	"blockCount\x122\n" +
+	"\bstatuses\x18\x05 \x03(\v2\x16.spool.v1.StatusChangeR\bstatuses\x120\n" +
+	"\breported\x18\x06 \x01(\v2\x14.spool.v1.UsageTotalR\breported\x12.\n" +
+	"\ametered\x18\a \x01(\v2\x14.spool.v1.UsageTotalR\ametered\x12)\n" +
+	"\x05files\x18\b \x01(\v2\x13.spool.v1.FilesDiffR\x05files\"L\n" +
+	"\vBlockChange\x12\x16\n" +
+	"\x06change\x18\x01 \x01(\tR\x06change\x12%\n" +
+	"\x05block\x18\x02 \x01(\v2\x0f.spool.v1.BlockR\x05block\"V\n" +
+	"\fStatusChange\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\tR\x02id\x12\x12\n" +
+	"\x04from\x18\x03 \x01(\tR\x04from\x12\x0e\n" +
+	"\x02to\x18\x04 \x01(\tR\x02to\"\xd4\x01\n" +
+	"\tFilesDiff\x12\x18\n" +
+	"\asummary\x18\x01 \x01(\tR\asummary\x12*\n" +
+	"\x11from_snapshot_seq\x18\x02 \x01(\rR\x0ffromSnapshotSeq\x12&\n" +
+	"\x0fto_snapshot_seq\x18\x03 \x01(\rR\rtoSnapshotSeq\x12(\n" +
+	"\x05files\x18\x04 \x03(\v2\x12.spool.v1.FileDiffR\x05files\x12\x1d\n" +
+	"\n" +
+	"file_count\x18\x05 \x01(\rR\tfileCount\x12\x10\n" +
+	"\x03cut\x18\x06 \x01(\bR\x03cut\"\xd5\x01\n" +
+	"\bFileDiff\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x16\n" +
+	"\x06change\x18\x02 \x01(\tR\x06change\x12\x17\n" +
+	"\x04text\x18\x03 \x01(\tH\x00R\x04text\x88\x01\x01\x12\x1d\n" +
+	"\aomitted\x18\x04 \x01(\tH\x01R\aomitted\x88\x01\x01\x12)\n" +
+	"\x04from\x18\x05 \x01(\v2\x15.spool.v1.FileVersionR\x04from\x12%\n" +
+	"\x02to\x18\x06 \x01(\v2\x15.spool.v1.FileVersionR\x02toB\a\n" +
+	"\x05_textB\n" +
+	"\n" +
+	"\b_omitted\"\x99\x01\n" +
+	"\vFileVersion\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
+	"\x04size\x18\x02 \x01(\x01R\x04size\x12\x12\n" +
+	"\x04mode\x18\x03 \x01(\rR\x04mode\x12\x1b\n" +
+	"\x06sha256\x18\x04 \x01(\tH\x00R\x06sha256\x88\x01\x01\x12\x1b\n" +
+	"\x06target\x18\x05 \x01(\tH\x01R\x06target\x88\x01\x01B\t\n" +
+	"\a_sha256B\t\n" +
+	"\a_target\"n\n" +
+	"\x16CompareSessionsRequest\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x12\n" +
+	"\x04with\x18\x02 \x01(\tR\x04with\x12!\n" +
+	"\fmin_position\x18\x03 \x01(\tR\vminPosition\"\xe7\x01\n" +
+	"\x11SessionComparison\x12\x14\n" +
+	"\x05equal\x18\x01 \x01(\bR\x05equal\x12!\n" +
+	"\fequal_events\x18\x02 \x01(\rR\vequalEvents\x12\x18\n" +
+	"\asummary\x18\x03 \x01(\tR\asummary\x12\x14\n" +
+	"\x05field\x18\x04 \x01(\tR\x05field\x12%\n" +
+	"\x05event\x18\x05 \x01(\v2\x0f.spool.v1.EventR\x05event\x12.\n" +
+	"\n" +
+	"with_event\x18\x06 \x01(\v2\x0f.spool.v1.EventR\twithEvent\x12\x12\n" +
+	"\x04fork\x18\a \x01(\bR\x04fork\"\x89\x05\n" +
 	"\x15StartExecutionRequest\x12\x14\n" +
 	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\"\n" +
 	"\farchitecture\x18\x02 \x01(\tR\farchitecture\x12\x18\n" +
@@ -9380,7 +10955,7 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x04slug\x18\x01 \x01(\tR\x04slug\x12\x14\n" +
 	"\x05scope\x18\x02 \x01(\tR\x05scope\x12\x10\n" +
 	"\x03org\x18\x03 \x01(\tR\x03org\x12\x18\n" +
-	"\aversion\x18\x04 \x01(\tR\aversion2\xe4\t\n" +
+	"\aversion\x18\x04 \x01(\tR\aversion2\xc6\f\n" +
 	"\bSessions\x12j\n" +
 	"\rCreateSession\x12\x1e.spool.v1.CreateSessionRequest\x1a\x1f.spool.v1.CreateSessionResponse\"\x18\x82\xd3\xe4\x93\x02\x12:\x01*\"\r/api/sessions\x12d\n" +
 	"\fListSessions\x12\x1d.spool.v1.ListSessionsRequest\x1a\x1e.spool.v1.ListSessionsResponse\"\x15\x82\xd3\xe4\x93\x02\x0f\x12\r/api/sessions\x12`\n" +
@@ -9392,7 +10967,10 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x10InterruptSession\x12!.spool.v1.InterruptSessionRequest\x1a\".spool.v1.InterruptSessionResponse\"/\x82\xd3\xe4\x93\x02):\x01*\"$/api/sessions/{session_id}/interrupt\x12v\n" +
 	"\vSyncSession\x12\x1c.spool.v1.SyncSessionRequest\x1a\x1d.spool.v1.SyncSessionResponse\"*\x82\xd3\xe4\x93\x02$:\x01*\"\x1f/api/sessions/{session_id}/sync\x12\xa2\x01\n" +
 	"\x14TerminateEnvironment\x12%.spool.v1.TerminateEnvironmentRequest\x1a&.spool.v1.TerminateEnvironmentResponse\";\x82\xd3\xe4\x93\x025:\x01*\"0/api/sessions/{session_id}/environment/terminate\x12\x8e\x01\n" +
-	"\x11ListConversations\x12\".spool.v1.ListConversationsRequest\x1a#.spool.v1.ListConversationsResponse\"0\x82\xd3\xe4\x93\x02*\x12(/api/sessions/{session_id}/conversations2\x9e\b\n" +
+	"\x11ListConversations\x12\".spool.v1.ListConversationsRequest\x1a#.spool.v1.ListConversationsResponse\"0\x82\xd3\xe4\x93\x02*\x12(/api/sessions/{session_id}/conversations\x12u\n" +
+	"\x0fGetSessionState\x12 .spool.v1.GetSessionStateRequest\x1a\x16.spool.v1.SessionState\"(\x82\xd3\xe4\x93\x02\"\x12 /api/sessions/{session_id}/state\x12k\n" +
+	"\vDiffSession\x12\x1c.spool.v1.DiffSessionRequest\x1a\x15.spool.v1.SessionDiff\"'\x82\xd3\xe4\x93\x02!\x12\x1f/api/sessions/{session_id}/diff\x12|\n" +
+	"\x0fCompareSessions\x12 .spool.v1.CompareSessionsRequest\x1a\x1b.spool.v1.SessionComparison\"*\x82\xd3\xe4\x93\x02$\x12\"/api/sessions/{session_id}/compare2\x9e\b\n" +
 	"\n" +
 	"Executions\x12o\n" +
 	"\x0eStartExecution\x12\x1f.spool.v1.StartExecutionRequest\x1a .spool.v1.StartExecutionResponse\"\x1a\x82\xd3\xe4\x93\x02\x14:\x01*\"\x0f/api/executions\x12l\n" +
@@ -9466,7 +11044,7 @@ func file_spool_v1_spool_proto_rawDescGZIP() []byte {
 	return file_spool_v1_spool_proto_rawDescData
 }
 
-var file_spool_v1_spool_proto_msgTypes = make([]protoimpl.MessageInfo, 122)
+var file_spool_v1_spool_proto_msgTypes = make([]protoimpl.MessageInfo, 138)
 var file_spool_v1_spool_proto_goTypes = []any{
 	(*Json)(nil),                         // 0: spool.v1.Json
 	(*SessionOptions)(nil),               // 1: spool.v1.SessionOptions
@@ -9497,302 +11075,349 @@ var file_spool_v1_spool_proto_goTypes = []any{
 	(*ListConversationsRequest)(nil),     // 26: spool.v1.ListConversationsRequest
 	(*ListConversationsResponse)(nil),    // 27: spool.v1.ListConversationsResponse
 	(*Conversation)(nil),                 // 28: spool.v1.Conversation
-	(*StartExecutionRequest)(nil),        // 29: spool.v1.StartExecutionRequest
-	(*StartExecutionResponse)(nil),       // 30: spool.v1.StartExecutionResponse
-	(*ListExecutionsRequest)(nil),        // 31: spool.v1.ListExecutionsRequest
-	(*ListSessionExecutionsRequest)(nil), // 32: spool.v1.ListSessionExecutionsRequest
-	(*ListExecutionsResponse)(nil),       // 33: spool.v1.ListExecutionsResponse
-	(*GetExecutionRequest)(nil),          // 34: spool.v1.GetExecutionRequest
-	(*Execution)(nil),                    // 35: spool.v1.Execution
-	(*MeteredUsage)(nil),                 // 36: spool.v1.MeteredUsage
-	(*Usage)(nil),                        // 37: spool.v1.Usage
-	(*CancelExecutionRequest)(nil),       // 38: spool.v1.CancelExecutionRequest
-	(*CancelExecutionResponse)(nil),      // 39: spool.v1.CancelExecutionResponse
-	(*PauseExecutionRequest)(nil),        // 40: spool.v1.PauseExecutionRequest
-	(*PauseExecutionResponse)(nil),       // 41: spool.v1.PauseExecutionResponse
-	(*ResumeExecutionRequest)(nil),       // 42: spool.v1.ResumeExecutionRequest
-	(*ResumeExecutionResponse)(nil),      // 43: spool.v1.ResumeExecutionResponse
-	(*TerminateExecutionRequest)(nil),    // 44: spool.v1.TerminateExecutionRequest
-	(*TerminateExecutionResponse)(nil),   // 45: spool.v1.TerminateExecutionResponse
-	(*ListEventsRequest)(nil),            // 46: spool.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),           // 47: spool.v1.ListEventsResponse
-	(*Event)(nil),                        // 48: spool.v1.Event
-	(*EventMetadata)(nil),                // 49: spool.v1.EventMetadata
-	(*StreamEventsRequest)(nil),          // 50: spool.v1.StreamEventsRequest
-	(*StreamEventsResponse)(nil),         // 51: spool.v1.StreamEventsResponse
-	(*Lag)(nil),                          // 52: spool.v1.Lag
-	(*ListBlocksRequest)(nil),            // 53: spool.v1.ListBlocksRequest
-	(*ListBlocksResponse)(nil),           // 54: spool.v1.ListBlocksResponse
-	(*Block)(nil),                        // 55: spool.v1.Block
-	(*TodoItem)(nil),                     // 56: spool.v1.TodoItem
-	(*CreateKeyRequest)(nil),             // 57: spool.v1.CreateKeyRequest
-	(*CreateKeyResponse)(nil),            // 58: spool.v1.CreateKeyResponse
-	(*ListDeadLettersRequest)(nil),       // 59: spool.v1.ListDeadLettersRequest
-	(*ListDeadLettersResponse)(nil),      // 60: spool.v1.ListDeadLettersResponse
-	(*DeadLetter)(nil),                   // 61: spool.v1.DeadLetter
-	(*ListAuditRequest)(nil),             // 62: spool.v1.ListAuditRequest
-	(*ListAuditResponse)(nil),            // 63: spool.v1.ListAuditResponse
-	(*AuditEntry)(nil),                   // 64: spool.v1.AuditEntry
-	(*AuditActor)(nil),                   // 65: spool.v1.AuditActor
-	(*GetDeadLetterRequest)(nil),         // 66: spool.v1.GetDeadLetterRequest
-	(*RetryDeadLetterRequest)(nil),       // 67: spool.v1.RetryDeadLetterRequest
-	(*RetryDeadLetterResponse)(nil),      // 68: spool.v1.RetryDeadLetterResponse
-	(*DropDeadLetterRequest)(nil),        // 69: spool.v1.DropDeadLetterRequest
-	(*DropDeadLetterResponse)(nil),       // 70: spool.v1.DropDeadLetterResponse
-	(*ListKeysRequest)(nil),              // 71: spool.v1.ListKeysRequest
-	(*ListKeysResponse)(nil),             // 72: spool.v1.ListKeysResponse
-	(*Key)(nil),                          // 73: spool.v1.Key
-	(*RevokeKeyRequest)(nil),             // 74: spool.v1.RevokeKeyRequest
-	(*RevokeKeyResponse)(nil),            // 75: spool.v1.RevokeKeyResponse
-	(*SetBudgetRequest)(nil),             // 76: spool.v1.SetBudgetRequest
-	(*SetBudgetResponse)(nil),            // 77: spool.v1.SetBudgetResponse
-	(*ListBudgetsRequest)(nil),           // 78: spool.v1.ListBudgetsRequest
-	(*ListBudgetsResponse)(nil),          // 79: spool.v1.ListBudgetsResponse
-	(*TenantBudget)(nil),                 // 80: spool.v1.TenantBudget
-	(*RemoveBudgetRequest)(nil),          // 81: spool.v1.RemoveBudgetRequest
-	(*RemoveBudgetResponse)(nil),         // 82: spool.v1.RemoveBudgetResponse
-	(*TenantLimits)(nil),                 // 83: spool.v1.TenantLimits
-	(*SetLimitsRequest)(nil),             // 84: spool.v1.SetLimitsRequest
-	(*SetLimitsResponse)(nil),            // 85: spool.v1.SetLimitsResponse
-	(*GetLimitsRequest)(nil),             // 86: spool.v1.GetLimitsRequest
-	(*GetLimitsResponse)(nil),            // 87: spool.v1.GetLimitsResponse
-	(*RemoveLimitsRequest)(nil),          // 88: spool.v1.RemoveLimitsRequest
-	(*RemoveLimitsResponse)(nil),         // 89: spool.v1.RemoveLimitsResponse
-	(*Reference)(nil),                    // 90: spool.v1.Reference
-	(*Definition)(nil),                   // 91: spool.v1.Definition
-	(*ApplyResponse)(nil),                // 92: spool.v1.ApplyResponse
-	(*RemoveResponse)(nil),               // 93: spool.v1.RemoveResponse
-	(*ApplyAgentRequest)(nil),            // 94: spool.v1.ApplyAgentRequest
-	(*ListAgentsRequest)(nil),            // 95: spool.v1.ListAgentsRequest
-	(*ListAgentsResponse)(nil),           // 96: spool.v1.ListAgentsResponse
-	(*GetAgentRequest)(nil),              // 97: spool.v1.GetAgentRequest
-	(*RemoveAgentRequest)(nil),           // 98: spool.v1.RemoveAgentRequest
-	(*ApplyInstanceRequest)(nil),         // 99: spool.v1.ApplyInstanceRequest
-	(*ListInstancesRequest)(nil),         // 100: spool.v1.ListInstancesRequest
-	(*ListInstancesResponse)(nil),        // 101: spool.v1.ListInstancesResponse
-	(*GetInstanceRequest)(nil),           // 102: spool.v1.GetInstanceRequest
-	(*RemoveInstanceRequest)(nil),        // 103: spool.v1.RemoveInstanceRequest
-	(*ApplyEnvironmentRequest)(nil),      // 104: spool.v1.ApplyEnvironmentRequest
-	(*ListEnvironmentsRequest)(nil),      // 105: spool.v1.ListEnvironmentsRequest
-	(*ListEnvironmentsResponse)(nil),     // 106: spool.v1.ListEnvironmentsResponse
-	(*GetEnvironmentRequest)(nil),        // 107: spool.v1.GetEnvironmentRequest
-	(*RemoveEnvironmentRequest)(nil),     // 108: spool.v1.RemoveEnvironmentRequest
-	(*ExplainEnvironmentRequest)(nil),    // 109: spool.v1.ExplainEnvironmentRequest
-	(*ExplainEnvironmentResponse)(nil),   // 110: spool.v1.ExplainEnvironmentResponse
-	(*ExplainedHost)(nil),                // 111: spool.v1.ExplainedHost
-	(*ExplainedVariable)(nil),            // 112: spool.v1.ExplainedVariable
-	(*ListSkillsRequest)(nil),            // 113: spool.v1.ListSkillsRequest
-	(*ListSkillsResponse)(nil),           // 114: spool.v1.ListSkillsResponse
-	(*GetSkillRequest)(nil),              // 115: spool.v1.GetSkillRequest
-	(*Skill)(nil),                        // 116: spool.v1.Skill
-	(*TagSkillRequest)(nil),              // 117: spool.v1.TagSkillRequest
-	(*RemoveSkillRequest)(nil),           // 118: spool.v1.RemoveSkillRequest
-	nil,                                  // 119: spool.v1.ModelSettings.EnvEntry
-	nil,                                  // 120: spool.v1.PostMessageRequest.EnvironmentEntry
-	nil,                                  // 121: spool.v1.StartExecutionRequest.EnvironmentEntry
-	(*timestamppb.Timestamp)(nil),        // 122: google.protobuf.Timestamp
+	(*GetSessionStateRequest)(nil),       // 29: spool.v1.GetSessionStateRequest
+	(*SessionState)(nil),                 // 30: spool.v1.SessionState
+	(*TodoList)(nil),                     // 31: spool.v1.TodoList
+	(*UsageTotal)(nil),                   // 32: spool.v1.UsageTotal
+	(*ResolvedVersions)(nil),             // 33: spool.v1.ResolvedVersions
+	(*WorkspaceState)(nil),               // 34: spool.v1.WorkspaceState
+	(*FileChange)(nil),                   // 35: spool.v1.FileChange
+	(*DiffSessionRequest)(nil),           // 36: spool.v1.DiffSessionRequest
+	(*SessionDiff)(nil),                  // 37: spool.v1.SessionDiff
+	(*BlockChange)(nil),                  // 38: spool.v1.BlockChange
+	(*StatusChange)(nil),                 // 39: spool.v1.StatusChange
+	(*FilesDiff)(nil),                    // 40: spool.v1.FilesDiff
+	(*FileDiff)(nil),                     // 41: spool.v1.FileDiff
+	(*FileVersion)(nil),                  // 42: spool.v1.FileVersion
+	(*CompareSessionsRequest)(nil),       // 43: spool.v1.CompareSessionsRequest
+	(*SessionComparison)(nil),            // 44: spool.v1.SessionComparison
+	(*StartExecutionRequest)(nil),        // 45: spool.v1.StartExecutionRequest
+	(*StartExecutionResponse)(nil),       // 46: spool.v1.StartExecutionResponse
+	(*ListExecutionsRequest)(nil),        // 47: spool.v1.ListExecutionsRequest
+	(*ListSessionExecutionsRequest)(nil), // 48: spool.v1.ListSessionExecutionsRequest
+	(*ListExecutionsResponse)(nil),       // 49: spool.v1.ListExecutionsResponse
+	(*GetExecutionRequest)(nil),          // 50: spool.v1.GetExecutionRequest
+	(*Execution)(nil),                    // 51: spool.v1.Execution
+	(*MeteredUsage)(nil),                 // 52: spool.v1.MeteredUsage
+	(*Usage)(nil),                        // 53: spool.v1.Usage
+	(*CancelExecutionRequest)(nil),       // 54: spool.v1.CancelExecutionRequest
+	(*CancelExecutionResponse)(nil),      // 55: spool.v1.CancelExecutionResponse
+	(*PauseExecutionRequest)(nil),        // 56: spool.v1.PauseExecutionRequest
+	(*PauseExecutionResponse)(nil),       // 57: spool.v1.PauseExecutionResponse
+	(*ResumeExecutionRequest)(nil),       // 58: spool.v1.ResumeExecutionRequest
+	(*ResumeExecutionResponse)(nil),      // 59: spool.v1.ResumeExecutionResponse
+	(*TerminateExecutionRequest)(nil),    // 60: spool.v1.TerminateExecutionRequest
+	(*TerminateExecutionResponse)(nil),   // 61: spool.v1.TerminateExecutionResponse
+	(*ListEventsRequest)(nil),            // 62: spool.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),           // 63: spool.v1.ListEventsResponse
+	(*Event)(nil),                        // 64: spool.v1.Event
+	(*EventMetadata)(nil),                // 65: spool.v1.EventMetadata
+	(*StreamEventsRequest)(nil),          // 66: spool.v1.StreamEventsRequest
+	(*StreamEventsResponse)(nil),         // 67: spool.v1.StreamEventsResponse
+	(*Lag)(nil),                          // 68: spool.v1.Lag
+	(*ListBlocksRequest)(nil),            // 69: spool.v1.ListBlocksRequest
+	(*ListBlocksResponse)(nil),           // 70: spool.v1.ListBlocksResponse
+	(*Block)(nil),                        // 71: spool.v1.Block
+	(*TodoItem)(nil),                     // 72: spool.v1.TodoItem
+	(*CreateKeyRequest)(nil),             // 73: spool.v1.CreateKeyRequest
+	(*CreateKeyResponse)(nil),            // 74: spool.v1.CreateKeyResponse
+	(*ListDeadLettersRequest)(nil),       // 75: spool.v1.ListDeadLettersRequest
+	(*ListDeadLettersResponse)(nil),      // 76: spool.v1.ListDeadLettersResponse
+	(*DeadLetter)(nil),                   // 77: spool.v1.DeadLetter
+	(*ListAuditRequest)(nil),             // 78: spool.v1.ListAuditRequest
+	(*ListAuditResponse)(nil),            // 79: spool.v1.ListAuditResponse
+	(*AuditEntry)(nil),                   // 80: spool.v1.AuditEntry
+	(*AuditActor)(nil),                   // 81: spool.v1.AuditActor
+	(*GetDeadLetterRequest)(nil),         // 82: spool.v1.GetDeadLetterRequest
+	(*RetryDeadLetterRequest)(nil),       // 83: spool.v1.RetryDeadLetterRequest
+	(*RetryDeadLetterResponse)(nil),      // 84: spool.v1.RetryDeadLetterResponse
+	(*DropDeadLetterRequest)(nil),        // 85: spool.v1.DropDeadLetterRequest
+	(*DropDeadLetterResponse)(nil),       // 86: spool.v1.DropDeadLetterResponse
+	(*ListKeysRequest)(nil),              // 87: spool.v1.ListKeysRequest
+	(*ListKeysResponse)(nil),             // 88: spool.v1.ListKeysResponse
+	(*Key)(nil),                          // 89: spool.v1.Key
+	(*RevokeKeyRequest)(nil),             // 90: spool.v1.RevokeKeyRequest
+	(*RevokeKeyResponse)(nil),            // 91: spool.v1.RevokeKeyResponse
+	(*SetBudgetRequest)(nil),             // 92: spool.v1.SetBudgetRequest
+	(*SetBudgetResponse)(nil),            // 93: spool.v1.SetBudgetResponse
+	(*ListBudgetsRequest)(nil),           // 94: spool.v1.ListBudgetsRequest
+	(*ListBudgetsResponse)(nil),          // 95: spool.v1.ListBudgetsResponse
+	(*TenantBudget)(nil),                 // 96: spool.v1.TenantBudget
+	(*RemoveBudgetRequest)(nil),          // 97: spool.v1.RemoveBudgetRequest
+	(*RemoveBudgetResponse)(nil),         // 98: spool.v1.RemoveBudgetResponse
+	(*TenantLimits)(nil),                 // 99: spool.v1.TenantLimits
+	(*SetLimitsRequest)(nil),             // 100: spool.v1.SetLimitsRequest
+	(*SetLimitsResponse)(nil),            // 101: spool.v1.SetLimitsResponse
+	(*GetLimitsRequest)(nil),             // 102: spool.v1.GetLimitsRequest
+	(*GetLimitsResponse)(nil),            // 103: spool.v1.GetLimitsResponse
+	(*RemoveLimitsRequest)(nil),          // 104: spool.v1.RemoveLimitsRequest
+	(*RemoveLimitsResponse)(nil),         // 105: spool.v1.RemoveLimitsResponse
+	(*Reference)(nil),                    // 106: spool.v1.Reference
+	(*Definition)(nil),                   // 107: spool.v1.Definition
+	(*ApplyResponse)(nil),                // 108: spool.v1.ApplyResponse
+	(*RemoveResponse)(nil),               // 109: spool.v1.RemoveResponse
+	(*ApplyAgentRequest)(nil),            // 110: spool.v1.ApplyAgentRequest
+	(*ListAgentsRequest)(nil),            // 111: spool.v1.ListAgentsRequest
+	(*ListAgentsResponse)(nil),           // 112: spool.v1.ListAgentsResponse
+	(*GetAgentRequest)(nil),              // 113: spool.v1.GetAgentRequest
+	(*RemoveAgentRequest)(nil),           // 114: spool.v1.RemoveAgentRequest
+	(*ApplyInstanceRequest)(nil),         // 115: spool.v1.ApplyInstanceRequest
+	(*ListInstancesRequest)(nil),         // 116: spool.v1.ListInstancesRequest
+	(*ListInstancesResponse)(nil),        // 117: spool.v1.ListInstancesResponse
+	(*GetInstanceRequest)(nil),           // 118: spool.v1.GetInstanceRequest
+	(*RemoveInstanceRequest)(nil),        // 119: spool.v1.RemoveInstanceRequest
+	(*ApplyEnvironmentRequest)(nil),      // 120: spool.v1.ApplyEnvironmentRequest
+	(*ListEnvironmentsRequest)(nil),      // 121: spool.v1.ListEnvironmentsRequest
+	(*ListEnvironmentsResponse)(nil),     // 122: spool.v1.ListEnvironmentsResponse
+	(*GetEnvironmentRequest)(nil),        // 123: spool.v1.GetEnvironmentRequest
+	(*RemoveEnvironmentRequest)(nil),     // 124: spool.v1.RemoveEnvironmentRequest
+	(*ExplainEnvironmentRequest)(nil),    // 125: spool.v1.ExplainEnvironmentRequest
+	(*ExplainEnvironmentResponse)(nil),   // 126: spool.v1.ExplainEnvironmentResponse
+	(*ExplainedHost)(nil),                // 127: spool.v1.ExplainedHost
+	(*ExplainedVariable)(nil),            // 128: spool.v1.ExplainedVariable
+	(*ListSkillsRequest)(nil),            // 129: spool.v1.ListSkillsRequest
+	(*ListSkillsResponse)(nil),           // 130: spool.v1.ListSkillsResponse
+	(*GetSkillRequest)(nil),              // 131: spool.v1.GetSkillRequest
+	(*Skill)(nil),                        // 132: spool.v1.Skill
+	(*TagSkillRequest)(nil),              // 133: spool.v1.TagSkillRequest
+	(*RemoveSkillRequest)(nil),           // 134: spool.v1.RemoveSkillRequest
+	nil,                                  // 135: spool.v1.ModelSettings.EnvEntry
+	nil,                                  // 136: spool.v1.PostMessageRequest.EnvironmentEntry
+	nil,                                  // 137: spool.v1.StartExecutionRequest.EnvironmentEntry
+	(*timestamppb.Timestamp)(nil),        // 138: google.protobuf.Timestamp
 }
 var file_spool_v1_spool_proto_depIdxs = []int32{
 	3,   // 0: spool.v1.SessionOptions.budget:type_name -> spool.v1.Budget
 	2,   // 1: spool.v1.SessionOptions.model_settings:type_name -> spool.v1.ModelSettings
-	119, // 2: spool.v1.ModelSettings.env:type_name -> spool.v1.ModelSettings.EnvEntry
+	135, // 2: spool.v1.ModelSettings.env:type_name -> spool.v1.ModelSettings.EnvEntry
 	1,   // 3: spool.v1.CreateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 4: spool.v1.CreateSessionRequest.metadata:type_name -> spool.v1.Json
 	4,   // 5: spool.v1.CreateSessionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
 	10,  // 6: spool.v1.ListSessionsResponse.sessions:type_name -> spool.v1.Session
 	1,   // 7: spool.v1.Session.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 8: spool.v1.Session.metadata:type_name -> spool.v1.Json
-	122, // 9: spool.v1.Session.created_at:type_name -> google.protobuf.Timestamp
-	122, // 10: spool.v1.Session.updated_at:type_name -> google.protobuf.Timestamp
+	138, // 9: spool.v1.Session.created_at:type_name -> google.protobuf.Timestamp
+	138, // 10: spool.v1.Session.updated_at:type_name -> google.protobuf.Timestamp
 	11,  // 11: spool.v1.Session.current_sandbox:type_name -> spool.v1.CurrentSandbox
-	122, // 12: spool.v1.Session.snapshot_at:type_name -> google.protobuf.Timestamp
-	122, // 13: spool.v1.CurrentSandbox.created_at:type_name -> google.protobuf.Timestamp
-	122, // 14: spool.v1.CurrentSandbox.ended_at:type_name -> google.protobuf.Timestamp
+	138, // 12: spool.v1.Session.snapshot_at:type_name -> google.protobuf.Timestamp
+	138, // 13: spool.v1.CurrentSandbox.created_at:type_name -> google.protobuf.Timestamp
+	138, // 14: spool.v1.CurrentSandbox.ended_at:type_name -> google.protobuf.Timestamp
 	1,   // 15: spool.v1.UpdateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 16: spool.v1.UpdateSessionRequest.metadata:type_name -> spool.v1.Json
 	18,  // 17: spool.v1.PostMessageRequest.parts:type_name -> spool.v1.Part
 	0,   // 18: spool.v1.PostMessageRequest.metadata:type_name -> spool.v1.Json
 	4,   // 19: spool.v1.PostMessageRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	120, // 20: spool.v1.PostMessageRequest.environment:type_name -> spool.v1.PostMessageRequest.EnvironmentEntry
+	136, // 20: spool.v1.PostMessageRequest.environment:type_name -> spool.v1.PostMessageRequest.EnvironmentEntry
 	28,  // 21: spool.v1.ListConversationsResponse.conversations:type_name -> spool.v1.Conversation
-	122, // 22: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
-	122, // 23: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
-	1,   // 24: spool.v1.StartExecutionRequest.session_options:type_name -> spool.v1.SessionOptions
-	0,   // 25: spool.v1.StartExecutionRequest.metadata:type_name -> spool.v1.Json
-	18,  // 26: spool.v1.StartExecutionRequest.parts:type_name -> spool.v1.Part
-	4,   // 27: spool.v1.StartExecutionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	121, // 28: spool.v1.StartExecutionRequest.environment:type_name -> spool.v1.StartExecutionRequest.EnvironmentEntry
-	35,  // 29: spool.v1.ListExecutionsResponse.executions:type_name -> spool.v1.Execution
-	37,  // 30: spool.v1.Execution.usage:type_name -> spool.v1.Usage
-	0,   // 31: spool.v1.Execution.metadata:type_name -> spool.v1.Json
-	122, // 32: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
-	122, // 33: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
-	122, // 34: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
-	122, // 35: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
-	36,  // 36: spool.v1.Execution.metered:type_name -> spool.v1.MeteredUsage
-	0,   // 37: spool.v1.Execution.resolved:type_name -> spool.v1.Json
-	122, // 38: spool.v1.Execution.updated_at:type_name -> google.protobuf.Timestamp
-	37,  // 39: spool.v1.MeteredUsage.usage:type_name -> spool.v1.Usage
-	48,  // 40: spool.v1.ListEventsResponse.events:type_name -> spool.v1.Event
-	122, // 41: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
-	0,   // 42: spool.v1.Event.data:type_name -> spool.v1.Json
-	49,  // 43: spool.v1.Event.metadata:type_name -> spool.v1.EventMetadata
-	0,   // 44: spool.v1.EventMetadata.session:type_name -> spool.v1.Json
-	0,   // 45: spool.v1.EventMetadata.message:type_name -> spool.v1.Json
-	48,  // 46: spool.v1.StreamEventsResponse.event:type_name -> spool.v1.Event
-	52,  // 47: spool.v1.StreamEventsResponse.lag:type_name -> spool.v1.Lag
-	55,  // 48: spool.v1.ListBlocksResponse.blocks:type_name -> spool.v1.Block
-	122, // 49: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
-	18,  // 50: spool.v1.Block.parts:type_name -> spool.v1.Part
-	0,   // 51: spool.v1.Block.input:type_name -> spool.v1.Json
-	56,  // 52: spool.v1.Block.todos:type_name -> spool.v1.TodoItem
-	122, // 53: spool.v1.CreateKeyResponse.expires_at:type_name -> google.protobuf.Timestamp
-	61,  // 54: spool.v1.ListDeadLettersResponse.dead_letters:type_name -> spool.v1.DeadLetter
-	122, // 55: spool.v1.DeadLetter.time:type_name -> google.protobuf.Timestamp
-	64,  // 56: spool.v1.ListAuditResponse.entries:type_name -> spool.v1.AuditEntry
-	122, // 57: spool.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
-	65,  // 58: spool.v1.AuditEntry.actor:type_name -> spool.v1.AuditActor
-	73,  // 59: spool.v1.ListKeysResponse.keys:type_name -> spool.v1.Key
-	122, // 60: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
-	122, // 61: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
-	122, // 62: spool.v1.Key.expires_at:type_name -> google.protobuf.Timestamp
-	3,   // 63: spool.v1.SetBudgetRequest.budget:type_name -> spool.v1.Budget
-	80,  // 64: spool.v1.ListBudgetsResponse.budgets:type_name -> spool.v1.TenantBudget
-	3,   // 65: spool.v1.TenantBudget.budget:type_name -> spool.v1.Budget
-	3,   // 66: spool.v1.TenantBudget.spent:type_name -> spool.v1.Budget
-	122, // 67: spool.v1.TenantBudget.until:type_name -> google.protobuf.Timestamp
-	83,  // 68: spool.v1.SetLimitsRequest.limits:type_name -> spool.v1.TenantLimits
-	83,  // 69: spool.v1.GetLimitsResponse.limits:type_name -> spool.v1.TenantLimits
-	83,  // 70: spool.v1.GetLimitsResponse.used:type_name -> spool.v1.TenantLimits
-	90,  // 71: spool.v1.Definition.ref:type_name -> spool.v1.Reference
-	0,   // 72: spool.v1.Definition.spec:type_name -> spool.v1.Json
-	122, // 73: spool.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
-	90,  // 74: spool.v1.ApplyResponse.ref:type_name -> spool.v1.Reference
-	90,  // 75: spool.v1.ApplyAgentRequest.ref:type_name -> spool.v1.Reference
-	0,   // 76: spool.v1.ApplyAgentRequest.spec:type_name -> spool.v1.Json
-	91,  // 77: spool.v1.ListAgentsResponse.agents:type_name -> spool.v1.Definition
-	90,  // 78: spool.v1.ApplyInstanceRequest.ref:type_name -> spool.v1.Reference
-	0,   // 79: spool.v1.ApplyInstanceRequest.spec:type_name -> spool.v1.Json
-	91,  // 80: spool.v1.ListInstancesResponse.instances:type_name -> spool.v1.Definition
-	90,  // 81: spool.v1.ApplyEnvironmentRequest.ref:type_name -> spool.v1.Reference
-	0,   // 82: spool.v1.ApplyEnvironmentRequest.spec:type_name -> spool.v1.Json
-	91,  // 83: spool.v1.ListEnvironmentsResponse.environments:type_name -> spool.v1.Definition
-	112, // 84: spool.v1.ExplainEnvironmentResponse.variables:type_name -> spool.v1.ExplainedVariable
-	111, // 85: spool.v1.ExplainEnvironmentResponse.egress:type_name -> spool.v1.ExplainedHost
-	116, // 86: spool.v1.ListSkillsResponse.skills:type_name -> spool.v1.Skill
-	90,  // 87: spool.v1.Skill.ref:type_name -> spool.v1.Reference
-	122, // 88: spool.v1.Skill.created_at:type_name -> google.protobuf.Timestamp
-	17,  // 89: spool.v1.PostMessageRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	17,  // 90: spool.v1.StartExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	5,   // 91: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
-	7,   // 92: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
-	9,   // 93: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
-	12,  // 94: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
-	14,  // 95: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
-	16,  // 96: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
-	20,  // 97: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
-	22,  // 98: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
-	24,  // 99: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
-	26,  // 100: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
-	29,  // 101: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
-	31,  // 102: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
-	34,  // 103: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
-	32,  // 104: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
-	38,  // 105: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
-	40,  // 106: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
-	42,  // 107: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
-	44,  // 108: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
-	46,  // 109: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
-	50,  // 110: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
-	53,  // 111: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
-	57,  // 112: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
-	71,  // 113: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
-	74,  // 114: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
-	84,  // 115: spool.v1.Limits.SetLimits:input_type -> spool.v1.SetLimitsRequest
-	86,  // 116: spool.v1.Limits.GetLimits:input_type -> spool.v1.GetLimitsRequest
-	88,  // 117: spool.v1.Limits.RemoveLimits:input_type -> spool.v1.RemoveLimitsRequest
-	76,  // 118: spool.v1.Budgets.SetBudget:input_type -> spool.v1.SetBudgetRequest
-	78,  // 119: spool.v1.Budgets.ListBudgets:input_type -> spool.v1.ListBudgetsRequest
-	81,  // 120: spool.v1.Budgets.RemoveBudget:input_type -> spool.v1.RemoveBudgetRequest
-	59,  // 121: spool.v1.DeadLetters.ListDeadLetters:input_type -> spool.v1.ListDeadLettersRequest
-	66,  // 122: spool.v1.DeadLetters.GetDeadLetter:input_type -> spool.v1.GetDeadLetterRequest
-	67,  // 123: spool.v1.DeadLetters.RetryDeadLetter:input_type -> spool.v1.RetryDeadLetterRequest
-	69,  // 124: spool.v1.DeadLetters.DropDeadLetter:input_type -> spool.v1.DropDeadLetterRequest
-	62,  // 125: spool.v1.Audit.ListAudit:input_type -> spool.v1.ListAuditRequest
-	94,  // 126: spool.v1.Agents.ApplyAgent:input_type -> spool.v1.ApplyAgentRequest
-	95,  // 127: spool.v1.Agents.ListAgents:input_type -> spool.v1.ListAgentsRequest
-	97,  // 128: spool.v1.Agents.GetAgent:input_type -> spool.v1.GetAgentRequest
-	98,  // 129: spool.v1.Agents.RemoveAgent:input_type -> spool.v1.RemoveAgentRequest
-	99,  // 130: spool.v1.Instances.ApplyInstance:input_type -> spool.v1.ApplyInstanceRequest
-	100, // 131: spool.v1.Instances.ListInstances:input_type -> spool.v1.ListInstancesRequest
-	102, // 132: spool.v1.Instances.GetInstance:input_type -> spool.v1.GetInstanceRequest
-	103, // 133: spool.v1.Instances.RemoveInstance:input_type -> spool.v1.RemoveInstanceRequest
-	104, // 134: spool.v1.Environments.ApplyEnvironment:input_type -> spool.v1.ApplyEnvironmentRequest
-	105, // 135: spool.v1.Environments.ListEnvironments:input_type -> spool.v1.ListEnvironmentsRequest
-	107, // 136: spool.v1.Environments.GetEnvironment:input_type -> spool.v1.GetEnvironmentRequest
-	108, // 137: spool.v1.Environments.RemoveEnvironment:input_type -> spool.v1.RemoveEnvironmentRequest
-	109, // 138: spool.v1.Environments.ExplainEnvironment:input_type -> spool.v1.ExplainEnvironmentRequest
-	113, // 139: spool.v1.Skills.ListSkills:input_type -> spool.v1.ListSkillsRequest
-	115, // 140: spool.v1.Skills.GetSkill:input_type -> spool.v1.GetSkillRequest
-	117, // 141: spool.v1.Skills.TagSkill:input_type -> spool.v1.TagSkillRequest
-	118, // 142: spool.v1.Skills.RemoveSkill:input_type -> spool.v1.RemoveSkillRequest
-	6,   // 143: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
-	8,   // 144: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
-	10,  // 145: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
-	13,  // 146: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
-	15,  // 147: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
-	19,  // 148: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
-	21,  // 149: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
-	23,  // 150: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
-	25,  // 151: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
-	27,  // 152: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
-	30,  // 153: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
-	33,  // 154: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
-	35,  // 155: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
-	33,  // 156: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
-	39,  // 157: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
-	41,  // 158: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
-	43,  // 159: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
-	45,  // 160: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
-	47,  // 161: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
-	51,  // 162: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
-	54,  // 163: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
-	58,  // 164: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
-	72,  // 165: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
-	75,  // 166: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
-	85,  // 167: spool.v1.Limits.SetLimits:output_type -> spool.v1.SetLimitsResponse
-	87,  // 168: spool.v1.Limits.GetLimits:output_type -> spool.v1.GetLimitsResponse
-	89,  // 169: spool.v1.Limits.RemoveLimits:output_type -> spool.v1.RemoveLimitsResponse
-	77,  // 170: spool.v1.Budgets.SetBudget:output_type -> spool.v1.SetBudgetResponse
-	79,  // 171: spool.v1.Budgets.ListBudgets:output_type -> spool.v1.ListBudgetsResponse
-	82,  // 172: spool.v1.Budgets.RemoveBudget:output_type -> spool.v1.RemoveBudgetResponse
-	60,  // 173: spool.v1.DeadLetters.ListDeadLetters:output_type -> spool.v1.ListDeadLettersResponse
-	61,  // 174: spool.v1.DeadLetters.GetDeadLetter:output_type -> spool.v1.DeadLetter
-	68,  // 175: spool.v1.DeadLetters.RetryDeadLetter:output_type -> spool.v1.RetryDeadLetterResponse
-	70,  // 176: spool.v1.DeadLetters.DropDeadLetter:output_type -> spool.v1.DropDeadLetterResponse
-	63,  // 177: spool.v1.Audit.ListAudit:output_type -> spool.v1.ListAuditResponse
-	92,  // 178: spool.v1.Agents.ApplyAgent:output_type -> spool.v1.ApplyResponse
-	96,  // 179: spool.v1.Agents.ListAgents:output_type -> spool.v1.ListAgentsResponse
-	91,  // 180: spool.v1.Agents.GetAgent:output_type -> spool.v1.Definition
-	93,  // 181: spool.v1.Agents.RemoveAgent:output_type -> spool.v1.RemoveResponse
-	92,  // 182: spool.v1.Instances.ApplyInstance:output_type -> spool.v1.ApplyResponse
-	101, // 183: spool.v1.Instances.ListInstances:output_type -> spool.v1.ListInstancesResponse
-	91,  // 184: spool.v1.Instances.GetInstance:output_type -> spool.v1.Definition
-	93,  // 185: spool.v1.Instances.RemoveInstance:output_type -> spool.v1.RemoveResponse
-	92,  // 186: spool.v1.Environments.ApplyEnvironment:output_type -> spool.v1.ApplyResponse
-	106, // 187: spool.v1.Environments.ListEnvironments:output_type -> spool.v1.ListEnvironmentsResponse
-	91,  // 188: spool.v1.Environments.GetEnvironment:output_type -> spool.v1.Definition
-	93,  // 189: spool.v1.Environments.RemoveEnvironment:output_type -> spool.v1.RemoveResponse
-	110, // 190: spool.v1.Environments.ExplainEnvironment:output_type -> spool.v1.ExplainEnvironmentResponse
-	114, // 191: spool.v1.Skills.ListSkills:output_type -> spool.v1.ListSkillsResponse
-	116, // 192: spool.v1.Skills.GetSkill:output_type -> spool.v1.Skill
-	92,  // 193: spool.v1.Skills.TagSkill:output_type -> spool.v1.ApplyResponse
-	93,  // 194: spool.v1.Skills.RemoveSkill:output_type -> spool.v1.RemoveResponse
-	143, // [143:195] is the sub-list for method output_type
-	91,  // [91:143] is the sub-list for method input_type
-	91,  // [91:91] is the sub-list for extension type_name
-	91,  // [91:91] is the sub-list for extension extendee
-	0,   // [0:91] is the sub-list for field type_name
+	138, // 22: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
+	138, // 23: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
+	138, // 24: spool.v1.SessionState.time:type_name -> google.protobuf.Timestamp
+	10,  // 25: spool.v1.SessionState.session:type_name -> spool.v1.Session
+	51,  // 26: spool.v1.SessionState.executions:type_name -> spool.v1.Execution
+	71,  // 27: spool.v1.SessionState.blocks:type_name -> spool.v1.Block
+	31,  // 28: spool.v1.SessionState.todos:type_name -> spool.v1.TodoList
+	28,  // 29: spool.v1.SessionState.conversations:type_name -> spool.v1.Conversation
+	32,  // 30: spool.v1.SessionState.reported:type_name -> spool.v1.UsageTotal
+	32,  // 31: spool.v1.SessionState.metered:type_name -> spool.v1.UsageTotal
+	33,  // 32: spool.v1.SessionState.resolved:type_name -> spool.v1.ResolvedVersions
+	34,  // 33: spool.v1.SessionState.files:type_name -> spool.v1.WorkspaceState
+	72,  // 34: spool.v1.TodoList.items:type_name -> spool.v1.TodoItem
+	138, // 35: spool.v1.WorkspaceState.snapshot_at:type_name -> google.protobuf.Timestamp
+	35,  // 36: spool.v1.WorkspaceState.changes:type_name -> spool.v1.FileChange
+	138, // 37: spool.v1.FileChange.time:type_name -> google.protobuf.Timestamp
+	38,  // 38: spool.v1.SessionDiff.blocks:type_name -> spool.v1.BlockChange
+	39,  // 39: spool.v1.SessionDiff.statuses:type_name -> spool.v1.StatusChange
+	32,  // 40: spool.v1.SessionDiff.reported:type_name -> spool.v1.UsageTotal
+	32,  // 41: spool.v1.SessionDiff.metered:type_name -> spool.v1.UsageTotal
+	40,  // 42: spool.v1.SessionDiff.files:type_name -> spool.v1.FilesDiff
+	71,  // 43: spool.v1.BlockChange.block:type_name -> spool.v1.Block
+	41,  // 44: spool.v1.FilesDiff.files:type_name -> spool.v1.FileDiff
+	42,  // 45: spool.v1.FileDiff.from:type_name -> spool.v1.FileVersion
+	42,  // 46: spool.v1.FileDiff.to:type_name -> spool.v1.FileVersion
+	64,  // 47: spool.v1.SessionComparison.event:type_name -> spool.v1.Event
+	64,  // 48: spool.v1.SessionComparison.with_event:type_name -> spool.v1.Event
+	1,   // 49: spool.v1.StartExecutionRequest.session_options:type_name -> spool.v1.SessionOptions
+	0,   // 50: spool.v1.StartExecutionRequest.metadata:type_name -> spool.v1.Json
+	18,  // 51: spool.v1.StartExecutionRequest.parts:type_name -> spool.v1.Part
+	4,   // 52: spool.v1.StartExecutionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
+	137, // 53: spool.v1.StartExecutionRequest.environment:type_name -> spool.v1.StartExecutionRequest.EnvironmentEntry
+	51,  // 54: spool.v1.ListExecutionsResponse.executions:type_name -> spool.v1.Execution
+	53,  // 55: spool.v1.Execution.usage:type_name -> spool.v1.Usage
+	0,   // 56: spool.v1.Execution.metadata:type_name -> spool.v1.Json
+	138, // 57: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
+	138, // 58: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
+	138, // 59: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
+	138, // 60: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
+	52,  // 61: spool.v1.Execution.metered:type_name -> spool.v1.MeteredUsage
+	0,   // 62: spool.v1.Execution.resolved:type_name -> spool.v1.Json
+	138, // 63: spool.v1.Execution.updated_at:type_name -> google.protobuf.Timestamp
+	53,  // 64: spool.v1.MeteredUsage.usage:type_name -> spool.v1.Usage
+	64,  // 65: spool.v1.ListEventsResponse.events:type_name -> spool.v1.Event
+	138, // 66: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
+	0,   // 67: spool.v1.Event.data:type_name -> spool.v1.Json
+	65,  // 68: spool.v1.Event.metadata:type_name -> spool.v1.EventMetadata
+	0,   // 69: spool.v1.EventMetadata.session:type_name -> spool.v1.Json
+	0,   // 70: spool.v1.EventMetadata.message:type_name -> spool.v1.Json
+	64,  // 71: spool.v1.StreamEventsResponse.event:type_name -> spool.v1.Event
+	68,  // 72: spool.v1.StreamEventsResponse.lag:type_name -> spool.v1.Lag
+	71,  // 73: spool.v1.ListBlocksResponse.blocks:type_name -> spool.v1.Block
+	138, // 74: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
+	18,  // 75: spool.v1.Block.parts:type_name -> spool.v1.Part
+	0,   // 76: spool.v1.Block.input:type_name -> spool.v1.Json
+	72,  // 77: spool.v1.Block.todos:type_name -> spool.v1.TodoItem
+	138, // 78: spool.v1.CreateKeyResponse.expires_at:type_name -> google.protobuf.Timestamp
+	77,  // 79: spool.v1.ListDeadLettersResponse.dead_letters:type_name -> spool.v1.DeadLetter
+	138, // 80: spool.v1.DeadLetter.time:type_name -> google.protobuf.Timestamp
+	80,  // 81: spool.v1.ListAuditResponse.entries:type_name -> spool.v1.AuditEntry
+	138, // 82: spool.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
+	81,  // 83: spool.v1.AuditEntry.actor:type_name -> spool.v1.AuditActor
+	89,  // 84: spool.v1.ListKeysResponse.keys:type_name -> spool.v1.Key
+	138, // 85: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
+	138, // 86: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
+	138, // 87: spool.v1.Key.expires_at:type_name -> google.protobuf.Timestamp
+	3,   // 88: spool.v1.SetBudgetRequest.budget:type_name -> spool.v1.Budget
+	96,  // 89: spool.v1.ListBudgetsResponse.budgets:type_name -> spool.v1.TenantBudget
+	3,   // 90: spool.v1.TenantBudget.budget:type_name -> spool.v1.Budget
+	3,   // 91: spool.v1.TenantBudget.spent:type_name -> spool.v1.Budget
+	138, // 92: spool.v1.TenantBudget.until:type_name -> google.protobuf.Timestamp
+	99,  // 93: spool.v1.SetLimitsRequest.limits:type_name -> spool.v1.TenantLimits
+	99,  // 94: spool.v1.GetLimitsResponse.limits:type_name -> spool.v1.TenantLimits
+	99,  // 95: spool.v1.GetLimitsResponse.used:type_name -> spool.v1.TenantLimits
+	106, // 96: spool.v1.Definition.ref:type_name -> spool.v1.Reference
+	0,   // 97: spool.v1.Definition.spec:type_name -> spool.v1.Json
+	138, // 98: spool.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
+	106, // 99: spool.v1.ApplyResponse.ref:type_name -> spool.v1.Reference
+	106, // 100: spool.v1.ApplyAgentRequest.ref:type_name -> spool.v1.Reference
+	0,   // 101: spool.v1.ApplyAgentRequest.spec:type_name -> spool.v1.Json
+	107, // 102: spool.v1.ListAgentsResponse.agents:type_name -> spool.v1.Definition
+	106, // 103: spool.v1.ApplyInstanceRequest.ref:type_name -> spool.v1.Reference
+	0,   // 104: spool.v1.ApplyInstanceRequest.spec:type_name -> spool.v1.Json
+	107, // 105: spool.v1.ListInstancesResponse.instances:type_name -> spool.v1.Definition
+	106, // 106: spool.v1.ApplyEnvironmentRequest.ref:type_name -> spool.v1.Reference
+	0,   // 107: spool.v1.ApplyEnvironmentRequest.spec:type_name -> spool.v1.Json
+	107, // 108: spool.v1.ListEnvironmentsResponse.environments:type_name -> spool.v1.Definition
+	128, // 109: spool.v1.ExplainEnvironmentResponse.variables:type_name -> spool.v1.ExplainedVariable
+	127, // 110: spool.v1.ExplainEnvironmentResponse.egress:type_name -> spool.v1.ExplainedHost
+	132, // 111: spool.v1.ListSkillsResponse.skills:type_name -> spool.v1.Skill
+	106, // 112: spool.v1.Skill.ref:type_name -> spool.v1.Reference
+	138, // 113: spool.v1.Skill.created_at:type_name -> google.protobuf.Timestamp
+	17,  // 114: spool.v1.PostMessageRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	17,  // 115: spool.v1.StartExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	5,   // 116: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
+	7,   // 117: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
+	9,   // 118: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
+	12,  // 119: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
+	14,  // 120: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
+	16,  // 121: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
+	20,  // 122: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
+	22,  // 123: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
+	24,  // 124: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
+	26,  // 125: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
+	29,  // 126: spool.v1.Sessions.GetSessionState:input_type -> spool.v1.GetSessionStateRequest
+	36,  // 127: spool.v1.Sessions.DiffSession:input_type -> spool.v1.DiffSessionRequest
+	43,  // 128: spool.v1.Sessions.CompareSessions:input_type -> spool.v1.CompareSessionsRequest
+	45,  // 129: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
+	47,  // 130: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
+	50,  // 131: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
+	48,  // 132: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
+	54,  // 133: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
+	56,  // 134: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
+	58,  // 135: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
+	60,  // 136: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
+	62,  // 137: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
+	66,  // 138: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
+	69,  // 139: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
+	73,  // 140: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
+	87,  // 141: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
+	90,  // 142: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
+	100, // 143: spool.v1.Limits.SetLimits:input_type -> spool.v1.SetLimitsRequest
+	102, // 144: spool.v1.Limits.GetLimits:input_type -> spool.v1.GetLimitsRequest
+	104, // 145: spool.v1.Limits.RemoveLimits:input_type -> spool.v1.RemoveLimitsRequest
+	92,  // 146: spool.v1.Budgets.SetBudget:input_type -> spool.v1.SetBudgetRequest
+	94,  // 147: spool.v1.Budgets.ListBudgets:input_type -> spool.v1.ListBudgetsRequest
+	97,  // 148: spool.v1.Budgets.RemoveBudget:input_type -> spool.v1.RemoveBudgetRequest
+	75,  // 149: spool.v1.DeadLetters.ListDeadLetters:input_type -> spool.v1.ListDeadLettersRequest
+	82,  // 150: spool.v1.DeadLetters.GetDeadLetter:input_type -> spool.v1.GetDeadLetterRequest
+	83,  // 151: spool.v1.DeadLetters.RetryDeadLetter:input_type -> spool.v1.RetryDeadLetterRequest
+	85,  // 152: spool.v1.DeadLetters.DropDeadLetter:input_type -> spool.v1.DropDeadLetterRequest
+	78,  // 153: spool.v1.Audit.ListAudit:input_type -> spool.v1.ListAuditRequest
+	110, // 154: spool.v1.Agents.ApplyAgent:input_type -> spool.v1.ApplyAgentRequest
+	111, // 155: spool.v1.Agents.ListAgents:input_type -> spool.v1.ListAgentsRequest
+	113, // 156: spool.v1.Agents.GetAgent:input_type -> spool.v1.GetAgentRequest
+	114, // 157: spool.v1.Agents.RemoveAgent:input_type -> spool.v1.RemoveAgentRequest
+	115, // 158: spool.v1.Instances.ApplyInstance:input_type -> spool.v1.ApplyInstanceRequest
+	116, // 159: spool.v1.Instances.ListInstances:input_type -> spool.v1.ListInstancesRequest
+	118, // 160: spool.v1.Instances.GetInstance:input_type -> spool.v1.GetInstanceRequest
+	119, // 161: spool.v1.Instances.RemoveInstance:input_type -> spool.v1.RemoveInstanceRequest
+	120, // 162: spool.v1.Environments.ApplyEnvironment:input_type -> spool.v1.ApplyEnvironmentRequest
+	121, // 163: spool.v1.Environments.ListEnvironments:input_type -> spool.v1.ListEnvironmentsRequest
+	123, // 164: spool.v1.Environments.GetEnvironment:input_type -> spool.v1.GetEnvironmentRequest
+	124, // 165: spool.v1.Environments.RemoveEnvironment:input_type -> spool.v1.RemoveEnvironmentRequest
+	125, // 166: spool.v1.Environments.ExplainEnvironment:input_type -> spool.v1.ExplainEnvironmentRequest
+	129, // 167: spool.v1.Skills.ListSkills:input_type -> spool.v1.ListSkillsRequest
+	131, // 168: spool.v1.Skills.GetSkill:input_type -> spool.v1.GetSkillRequest
+	133, // 169: spool.v1.Skills.TagSkill:input_type -> spool.v1.TagSkillRequest
+	134, // 170: spool.v1.Skills.RemoveSkill:input_type -> spool.v1.RemoveSkillRequest
+	6,   // 171: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
+	8,   // 172: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
+	10,  // 173: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
+	13,  // 174: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
+	15,  // 175: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
+	19,  // 176: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
+	21,  // 177: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
+	23,  // 178: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
+	25,  // 179: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
+	27,  // 180: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
+	30,  // 181: spool.v1.Sessions.GetSessionState:output_type -> spool.v1.SessionState
+	37,  // 182: spool.v1.Sessions.DiffSession:output_type -> spool.v1.SessionDiff
+	44,  // 183: spool.v1.Sessions.CompareSessions:output_type -> spool.v1.SessionComparison
+	46,  // 184: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
+	49,  // 185: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
+	51,  // 186: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
+	49,  // 187: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
+	55,  // 188: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
+	57,  // 189: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
+	59,  // 190: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
+	61,  // 191: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
+	63,  // 192: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
+	67,  // 193: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
+	70,  // 194: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
+	74,  // 195: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
+	88,  // 196: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
+	91,  // 197: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
+	101, // 198: spool.v1.Limits.SetLimits:output_type -> spool.v1.SetLimitsResponse
+	103, // 199: spool.v1.Limits.GetLimits:output_type -> spool.v1.GetLimitsResponse
+	105, // 200: spool.v1.Limits.RemoveLimits:output_type -> spool.v1.RemoveLimitsResponse
+	93,  // 201: spool.v1.Budgets.SetBudget:output_type -> spool.v1.SetBudgetResponse
+	95,  // 202: spool.v1.Budgets.ListBudgets:output_type -> spool.v1.ListBudgetsResponse
+	98,  // 203: spool.v1.Budgets.RemoveBudget:output_type -> spool.v1.RemoveBudgetResponse
+	76,  // 204: spool.v1.DeadLetters.ListDeadLetters:output_type -> spool.v1.ListDeadLettersResponse
+	77,  // 205: spool.v1.DeadLetters.GetDeadLetter:output_type -> spool.v1.DeadLetter
+	84,  // 206: spool.v1.DeadLetters.RetryDeadLetter:output_type -> spool.v1.RetryDeadLetterResponse
+	86,  // 207: spool.v1.DeadLetters.DropDeadLetter:output_type -> spool.v1.DropDeadLetterResponse
+	79,  // 208: spool.v1.Audit.ListAudit:output_type -> spool.v1.ListAuditResponse
+	108, // 209: spool.v1.Agents.ApplyAgent:output_type -> spool.v1.ApplyResponse
+	112, // 210: spool.v1.Agents.ListAgents:output_type -> spool.v1.ListAgentsResponse
+	107, // 211: spool.v1.Agents.GetAgent:output_type -> spool.v1.Definition
+	109, // 212: spool.v1.Agents.RemoveAgent:output_type -> spool.v1.RemoveResponse
+	108, // 213: spool.v1.Instances.ApplyInstance:output_type -> spool.v1.ApplyResponse
+	117, // 214: spool.v1.Instances.ListInstances:output_type -> spool.v1.ListInstancesResponse
+	107, // 215: spool.v1.Instances.GetInstance:output_type -> spool.v1.Definition
+	109, // 216: spool.v1.Instances.RemoveInstance:output_type -> spool.v1.RemoveResponse
+	108, // 217: spool.v1.Environments.ApplyEnvironment:output_type -> spool.v1.ApplyResponse
+	122, // 218: spool.v1.Environments.ListEnvironments:output_type -> spool.v1.ListEnvironmentsResponse
+	107, // 219: spool.v1.Environments.GetEnvironment:output_type -> spool.v1.Definition
+	109, // 220: spool.v1.Environments.RemoveEnvironment:output_type -> spool.v1.RemoveResponse
+	126, // 221: spool.v1.Environments.ExplainEnvironment:output_type -> spool.v1.ExplainEnvironmentResponse
+	130, // 222: spool.v1.Skills.ListSkills:output_type -> spool.v1.ListSkillsResponse
+	132, // 223: spool.v1.Skills.GetSkill:output_type -> spool.v1.Skill
+	108, // 224: spool.v1.Skills.TagSkill:output_type -> spool.v1.ApplyResponse
+	109, // 225: spool.v1.Skills.RemoveSkill:output_type -> spool.v1.RemoveResponse
+	171, // [171:226] is the sub-list for method output_type
+	116, // [116:171] is the sub-list for method input_type
+	116, // [116:116] is the sub-list for extension type_name
+	116, // [116:116] is the sub-list for extension extendee
+	0,   // [0:116] is the sub-list for field type_name
 }
 
 func init() { file_spool_v1_spool_proto_init() }
@@ -9807,30 +11432,36 @@ func file_spool_v1_spool_proto_init() {
 	file_spool_v1_spool_proto_msgTypes[11].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[18].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[28].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[31].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[29].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[33].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[34].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[35].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[46].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[48].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[50].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[51].OneofWrappers = []any{
+	file_spool_v1_spool_proto_msgTypes[41].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[42].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[47].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[51].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[62].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[64].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[66].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[67].OneofWrappers = []any{
 		(*StreamEventsResponse_Event)(nil),
 		(*StreamEventsResponse_Lag)(nil),
 	}
-	file_spool_v1_spool_proto_msgTypes[55].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[61].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[64].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[65].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[73].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[90].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[112].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[116].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[71].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[77].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[80].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[81].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[89].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[106].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[128].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[132].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_spool_v1_spool_proto_rawDesc), len(file_spool_v1_spool_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   122,
+			NumMessages:   138,
 			NumExtensions: 0,
 			NumServices:   12,
 		},

@@ -74,6 +74,7 @@ const (
 	Internal            Code = "INTERNAL"
 	Unavailable         Code = "UNAVAILABLE"
 	ReadModelBehind     Code = "READ_MODEL_BEHIND"
+	SnapshotRemoved     Code = "SNAPSHOT_REMOVED"
 )
 
 // Entry is a line of the table of codes.
@@ -106,14 +107,14 @@ func Table() []Entry {
 		{EnvironmentNotFound, http.StatusNotFound, codes.NotFound, "No such environment", "As AGENT_NOT_FOUND, of an environment.", ""},
 		{SkillNotFound, http.StatusNotFound, codes.NotFound, "No such skill", "As AGENT_NOT_FOUND, of a skill.", ""},
 		{FileNotFound, http.StatusNotFound, codes.NotFound, "No such file", "The session's last snapshot has no file of this path, or, with `live=1`, its sandbox has no regular file there. A file that the agent has just written is in the next one: POST /api/sessions/{id}/sync asks for it.", "path"},
-		{NoSnapshot, http.StatusNotFound, codes.NotFound, "No snapshot yet", "Files are read from the last snapshot of the workspace, and there is none: it is taken at the end of each turn, and when POST /api/sessions/{id}/sync asks for it.", "sessionId"},
+		{NoSnapshot, http.StatusNotFound, codes.NotFound, "No snapshot yet", "Files are read from the last snapshot of the workspace, and there is none: it is taken at the end of each turn, and when POST /api/sessions/{id}/sync asks for it. With `at`: none had been taken at that event.", "sessionId"},
 		{NoLiveSandbox, http.StatusConflict, codes.FailedPrecondition, "No sandbox runs", "With `live=1` files are read in the session's sandbox, and there is none now, it is paused, or no executor of its engine answers. Without `live` the last snapshot is read.", "live"},
 		{FileTooLarge, http.StatusUnprocessableEntity, codes.OutOfRange, "The file is too large to be read live", "With `live=1` a file may have 64 MiB, and a listing 20,000 files and folders. Ask for a new snapshot (POST /api/sessions/{id}/sync), and read without `live`; or list a folder.", ""},
 		{MethodNotAllowed, http.StatusMethodNotAllowed, codes.Unimplemented, "Method not allowed", "The path exists with another method.", ""},
 		{SessionExists, http.StatusConflict, codes.AlreadyExists, "The session exists", "A session with this id exists already.", "sessionId"},
 		{SessionClosed, http.StatusConflict, codes.FailedPrecondition, "The session is closed", "It takes no more messages; create another.", "sessionId"},
 		{ExecutionNotRunning, http.StatusConflict, codes.FailedPrecondition, "The execution does not run", "It waits behind others. Pause it when it runs, or cancel it.", "executionId"},
-		{CursorAhead, http.StatusConflict, codes.OutOfRange, "The cursor is in the future", "`after`, or `from` or `to` of a replay, is greater than the session's last seq, which `tip` gives. The blocks at the tip are the snapshot to go on from: GET /api/sessions/{id}/blocks; a WebSocket is sent them as session:snapshot.", "after"},
+		{CursorAhead, http.StatusConflict, codes.OutOfRange, "The cursor is in the future", "`after`, or the event that `at`, `from` or `to` names (a replay's as well), is greater than the session's last seq, which `tip` gives. The blocks at the tip are the snapshot to go on from: GET /api/sessions/{id}/blocks; a WebSocket is sent them as session:snapshot.", "after"},
 		{CursorExpired, http.StatusGone, codes.OutOfRange, "The cursor is too old", "Events after `after` are no longer kept. Go on from a snapshot, as with CURSOR_AHEAD.", "after"},
 		{IdempotencyMismatch, http.StatusConflict, codes.AlreadyExists, "The Idempotency-Key was used for another request", "Within 24 hours a key stands for one request. Use a new key for a new request.", "Idempotency-Key"},
 		{AlreadyJoined, http.StatusConflict, codes.AlreadyExists, "Joined already", "This WebSocket has joined the session already; leave it first.", "sessionId"},
@@ -150,6 +151,7 @@ func Table() []Entry {
 		{Internal, http.StatusInternalServerError, codes.Internal, "Internal error", "A fault of the server's, which its log describes.", ""},
 		{Unavailable, http.StatusServiceUnavailable, codes.Unavailable, "Not available now", "NATS, Postgres or a service does not answer. Wait for `Retry-After` and try again. When the outcome of a command is unknown, `detail` says so and `idempotencyKey` is the Idempotency-Key with which a retry is safe.", ""},
 		{ReadModelBehind, http.StatusServiceUnavailable, codes.Unavailable, "The read models are behind", "The log is ahead of them: they did not reach `minPosition` in time, or they do not hold yet what the request names. Nothing is lost: try again. Commands, such as a message, a file or a control, are taken meanwhile.", ""},
+		{SnapshotRemoved, http.StatusGone, codes.FailedPrecondition, "The snapshot was removed", "The files as of an event are read from the last snapshot before it, and the retention of snapshots (`--snapshots` of the janitor) has removed that one. `detail` names the event of the oldest snapshot that is left: pass it as `at`.", "at"},
 	}
 }
 

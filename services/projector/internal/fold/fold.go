@@ -8,6 +8,7 @@ import (
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/blocks"
+	"github.com/spoolhq/spool/pkg/events/history"
 )
 
 // folding is one Fold.
@@ -148,6 +149,9 @@ func (f *folding) event(a *aggregate, position string, e events.Event) error {
 		return err
 	}
 	f.out.Events = append(f.out.Events, row)
+	if err := f.remember(a, s, e); err != nil {
+		return err
+	}
 	l := f.announce(a.key)
 	l.Events = append(l.Events, row)
 	l.Tip = s.Tip
@@ -197,7 +201,7 @@ func (f *folding) kept(a *aggregate, s *Session, position string, e events.Event
 		return nil, err
 	}
 	if f.bare {
-		w.Data = json.RawMessage(`{"unprojectable":true}`)
+		w.Data = json.RawMessage(history.Unprojectable)
 	}
 	return &Event{Tenant: a.key.Tenant, Session: a.key.ID, Seq: s.Tip, Type: clean(string(w.Type)), JSON: clean(wireJSON(w))}, nil
 }
@@ -265,6 +269,7 @@ func (f *folding) drop(a *aggregate, e events.Event) {
 	undo(a.usage)
 	f.out.Events = without(f.out.Events, func(r *Event) bool { return r.Tenant == a.key.Tenant && r.Session == a.key.ID })
 	f.out.Texts = without(f.out.Texts, func(r *Text) bool { return r.Tenant == a.key.Tenant && r.Session == a.key.ID })
+	f.out.States = without(f.out.States, func(r *SavedState) bool { return r.Tenant == a.key.Tenant && r.Session == a.key.ID })
 	f.out.Ended = without(f.out.Ended, func(r Ended) bool { return r.Session == a.key })
 	if stored || len(a.texts) > 0 {
 		f.out.Gone = append(f.out.Gone, a.key)
@@ -273,7 +278,7 @@ func (f *folding) drop(a *aggregate, e events.Event) {
 	touch(&f.deleted, a.gone)
 	f.announce(a.key).Deltas = nil
 	fresh := newAggregate(a.key)
-	a.session, a.deleted, a.whole = nil, true, false
+	a.session, a.deleted, a.whole, a.history = nil, true, false, nil
 	a.executions, a.blocks, a.calls = fresh.executions, fresh.blocks, fresh.calls
 	a.conversations, a.sandboxes, a.texts = fresh.conversations, fresh.sandboxes, fresh.texts
 	a.files, a.usage = fresh.files, fresh.usage
