@@ -55,6 +55,8 @@ const (
 	TenantLimits  = "tenant_limits"
 
 	Audit = "audit"
+
+	SessionStates = "session_states"
 )
 
 //go:embed migrations/*.sql

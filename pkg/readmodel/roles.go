@@ -22,7 +22,7 @@ const (
 // gatewayTables are the tables that gateways read, beside the columns of keys.
 var gatewayTables = []string{
 	Checkpoints, Sessions, DeletedSessions, Executions, Blocks, Events, TextInFlight, Conversations, Sandboxes, Files, Usage,
-	CatalogueEntries, CatalogueVersions, TenantUsage, TenantBudgets, TenantLimits, Audit, versionTable,
+	CatalogueEntries, CatalogueVersions, TenantUsage, TenantBudgets, TenantLimits, Audit, SessionStates, versionTable,
 }
 
 // gatewayKeyColumns are the columns of keys that gateways read.

@@ -2,6 +2,7 @@ package workspace
 
 import (
 	"archive/tar"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,6 +20,7 @@ type library struct {
 	store Store
 	m     *Manifest
 	kept  []shelf // the last used one last
+	keep  int     // packs; 0 means keptPacks
 }
 
 type shelf struct {
@@ -48,7 +50,7 @@ func (l *library) pack(ctx context.Context, n int32) ([]byte, error) {
 		}
 	}
 	var buf []byte
-	if len(l.kept) == keptPacks {
+	if len(l.kept) == cmp.Or(l.keep, keptPacks) {
 		buf, l.kept = l.kept[0].content[:0], l.kept[1:]
 	}
 	content, err := l.m.packs[n].read(ctx, l.store, l.m.prefix, buf)
@@ -87,14 +89,27 @@ func (p pack) read(ctx context.Context, store Store, prefix string, buf []byte) 
 // is none, ErrNotFile for a folder or a link, which is not followed. Content is
 // checked block by block: a *CorruptError names the object that is at fault.
 func (m *Manifest) Reader(ctx context.Context, store Store, path string) (io.ReadCloser, error) {
-	e, _, err := m.find(path)
+	return (&Contents{library{store: store, m: m}}).Reader(ctx, path)
+}
+
+// Contents reads files of a snapshot one after the other. It holds one pack in memory, up to 8 MiB, from which the next file may come too.
+type Contents struct{ from library }
+
+// Contents makes a reader of many files.
+func (m *Manifest) Contents(store Store) *Contents {
+	return &Contents{library{store: store, m: m, keep: 1}}
+}
+
+// Reader is as Manifest.Reader. It is valid until the next call.
+func (c *Contents) Reader(ctx context.Context, path string) (io.ReadCloser, error) {
+	e, _, err := c.from.m.find(path)
 	if err != nil {
 		return nil, err
 	}
 	if e.Kind != File {
 		return nil, fmt.Errorf("%s: %w", path, ErrNotFile)
 	}
-	return &reader{ctx: ctx, from: &library{store: store, m: m}, left: e.Blocks}, nil
+	return &reader{ctx: ctx, from: &c.from, left: e.Blocks}, nil
 }
 
 // reader reads a file's blocks one after the other.

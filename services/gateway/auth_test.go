@@ -221,7 +221,8 @@ func TestTenantsAreApart(t *testing.T) {
 	conn := b.conn()
 	for _, route := range []struct{ method, path, body string }{
 		{"GET", "", ""}, {"PATCH", "", `{"metadata":1}`}, {"DELETE", "", ""}, {"POST", "/messages", `{"content":"x"}`}, {"POST", "/interrupt", ""},
-		{"GET", "/events", ""}, {"GET", "/events/stream", ""}, {"GET", "/blocks", ""}, {"GET", "/conversations", ""}, {"GET", "/executions", ""}, {"GET", "/files?live=1", ""}, {"GET", "/files/a?live=1", ""},
+		{"GET", "/events", ""}, {"GET", "/events/stream", ""}, {"GET", "/blocks", ""}, {"GET", "/conversations", ""}, {"GET", "/executions", ""}, {"GET", "/files?live=1", ""},
+		{"GET", "/state", ""}, {"GET", "/state?at=1", ""}, {"GET", "/diff?from=1&to=1", ""}, {"GET", "/compare?with=" + none, ""}, {"GET", "/files?at=1", ""}, {"GET", "/files/a?at=1", ""}, {"GET", "/files/a?live=1", ""},
 	} {
 		got := b.do(route.method, "/api/sessions/"+theirs+route.path, route.body).wantProblem(t, 404, "SESSION_NOT_FOUND", "sessionId")
 		want := b.do(route.method, "/api/sessions/"+none+route.path, route.body)

@@ -240,6 +240,7 @@ func TestLimitedKey_EveryMethod(t *testing.T) {
 	none := oldID(t, events.KindSession)
 	for _, route := range []struct{ method, path, body string }{
 		{"GET", "/events/stream?after=999", ""}, {"GET", "/files", ""}, {"GET", "/files?live=1", ""}, {"GET", "/files/a", ""}, {"GET", "/files/a?live=1", ""},
+		{"GET", "/files?at=1", ""}, {"GET", "/files/a?at=1", ""}, {"GET", "/state?at=1", ""}, {"GET", "/diff?from=1&to=1", ""}, {"GET", "/compare?with=" + mine, ""},
 		{"PUT", "/files/a", "x"}, {"DELETE", "/files/a", ""},
 	} {
 		got := key.do(route.method, "/api/sessions/"+theirs+route.path, route.body).wantProblem(t, 404, "SESSION_NOT_FOUND", "sessionId")
@@ -247,6 +248,7 @@ func TestLimitedKey_EveryMethod(t *testing.T) {
 			t.Errorf("%s %s: another agent's is told from none: %s, %s", route.method, route.path, got, want)
 		}
 	}
+	key.get("/api/sessions/"+mine+"/compare?with="+theirs).wantProblem(t, 404, "SESSION_NOT_FOUND", "with")
 	c := key.dial()
 	c.send(fmt.Sprintf(`{"type":"session:join","sessionId":%q}`, theirs))
 	c.wantError("SESSION_NOT_FOUND", "sessionId")

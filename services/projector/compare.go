@@ -34,6 +34,7 @@ var order = []struct{ table, key string }{
 	{readmodel.TenantBudgets, "tenant, period"},
 	{readmodel.TenantLimits, "tenant"},
 	{readmodel.Audit, "tenant, shard, seq"},
+	{readmodel.SessionStates, "tenant, session, seq"},
 	{readmodel.Poison, "position"},
 }
 

@@ -263,7 +263,7 @@ func (g *group) commit(ctx context.Context, s step) error {
 }
 
 func (g *group) fold(ctx context.Context, b fold.Batch) (fold.Changes, error) {
-	if missing := g.model.Missing(b); !missing.Empty() {
+	for missing := g.model.Missing(b); !missing.Empty(); missing = g.model.Missing(b) {
 		present, err := g.store.Load(ctx, missing)
 		if err != nil {
 			return fold.Changes{}, err

@@ -24,6 +24,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/blocks"
 	"github.com/spoolhq/spool/test/compat"
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
@@ -44,6 +45,7 @@ func TestReleasedData(t *testing.T) {
 			t.Run("the log is as it was written", o.log)
 			t.Run("sessions are listed", o.listed)
 			t.Run("a stream goes on from an old cursor", o.resumed)
+			t.Run("the state at every event is what it was", o.states)
 			t.Run("what was running ends once", o.ended)
 			t.Run("a deleted session stays deleted", o.deleted)
 			t.Run("another turn runs", o.turns)
@@ -367,6 +369,26 @@ func (o *old) resumed(t *testing.T) {
 		for _, after := range []int{0, n / 2, n - 1} {
 			o.sse(t, key, s, after)
 			o.socket(t, key, s, after)
+		}
+	})
+}
+
+// states reads the state at every recorded event: what the log says up to there, and what a client showed that had seen it.
+func (o *old) states(t *testing.T) {
+	o.each(t, func(t *testing.T, s compat.Session, key string) {
+		get := func(path string, out any) error { return o.Call(key, "GET", path, nil, out) }
+		for n := range s.Events {
+			view := blocks.NewView()
+			for _, w := range s.Events[:n+1] {
+				view.Apply(w.Event())
+			}
+			state, err := harness.ReadState(get, s.ID, uint32(n+1), 200)
+			if err == nil {
+				err = harness.SameState(state, s.Events[:n+1], view)
+			}
+			if err != nil {
+				t.Error(err)
+			}
 		}
 	})
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/blocks"
 	"github.com/spoolhq/spool/services/executor"
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
@@ -226,6 +227,23 @@ func (k *talk) audit() {
 	k.get("/api/sessions/"+k.session+"/blocks", &reload)
 	if got, want := text(k.t, reload.Blocks), text(k.t, k.s.View.Blocks()); got != want {
 		k.t.Errorf("a reload shows\n%s\nthe stream\n%s", got, want)
+	}
+	k.states(list)
+}
+
+// states compares the state at every event with the fold of the log up to there, and with what a client had then.
+func (k *talk) states(list []events.Wire) {
+	k.t.Helper()
+	view := blocks.NewView()
+	for n, w := range list {
+		view.Apply(w.Event())
+		state, err := harness.ReadState(func(path string, out any) error { k.get(path, out); return nil }, k.session, w.Seq, 200)
+		if err == nil {
+			err = harness.SameState(state, list[:n+1], view)
+		}
+		if err != nil {
+			k.t.Fatal(err)
+		}
 	}
 }
 

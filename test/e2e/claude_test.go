@@ -23,6 +23,7 @@ func TestClaudeCode(t *testing.T) {
 	for name, test := range map[string]func(*testing.T, *harness.Cluster){
 		"two turns":      claudeTwoTurns,
 		"edit":           claudeEdit,
+		"alike":          claudeAlike,
 		"denied":         claudeDenied,
 		"interrupt":      claudeInterrupt,
 		"cancel":         claudeCancel,
@@ -66,6 +67,42 @@ func claudeTwoTurns(t *testing.T, c *harness.Cluster) {
 		if shown.Usage != end.Usage || shown.Result != end.Result || shown.Model != "known-model" {
 			t.Errorf("the execution shows %+v, its end %+v", shown, end)
 		}
+	}
+}
+
+// Two sessions that were asked the same did the same, ids, times and costs apart; a turn more is where they differ. Between the first event
+// and the last one a file was written.
+func claudeAlike(t *testing.T, c *harness.Cluster) {
+	one, two := newTalk(t, c, nil), newTalk(t, c, nil)
+	for _, k := range []*talk{one, two} {
+		k.completed("write and edit a file", "The file is edited.")
+	}
+	var d struct {
+		Equal     bool
+		Summary   string
+		Event     *events.Wire
+		WithEvent struct{ Seq uint32 }
+	}
+	if one.get("/api/sessions/"+one.session+"/compare?with="+two.session, &d); !d.Equal {
+		t.Errorf("two runs of one query: %+v", d)
+	}
+	before := two.s.Cursor
+	two.completed("Remember the number 4711", "I will remember 4711.")
+	if one.get("/api/sessions/"+one.session+"/compare?with="+two.session, &d); d.Equal || d.Event != nil || d.WithEvent.Seq <= before {
+		t.Errorf("one turn more: %+v", d)
+	}
+	var diff struct {
+		Files struct {
+			Summary string
+			Files   []struct{ Path, Change, Text string }
+		}
+	}
+	one.get("/api/sessions/"+one.session+"/files", new(any)) // which waits for the snapshot of the turn
+	var state harness.State
+	one.get("/api/sessions/"+one.session+"/state", &state)
+	one.get(fmt.Sprintf("/api/sessions/%s/diff?from=1&to=%d", one.session, state.Seq), &diff)
+	if f := diff.Files.Files; len(f) != 1 || f[0].Path != "hello.txt" || f[0].Change != "added" || !strings.HasSuffix(f[0].Text, "+hello, spool\n") {
+		t.Errorf("files: %+v", diff.Files)
 	}
 }
 

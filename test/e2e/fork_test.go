@@ -372,7 +372,7 @@ func TestFork_RefusesBadInput(t *testing.T) {
 	refused(gone, `{}`, http.StatusNotFound, "SESSION_NOT_FOUND", "sessionId")
 	refused("ses_00000000000000000000000000", `{}`, http.StatusNotFound, "SESSION_NOT_FOUND", "sessionId")
 	removeObjects(t, c, k.session, "m-")
-	refused(k.session, `{}`, http.StatusConflict, "SNAPSHOT_GONE", "at")
+	refused(k.session, `{}`, http.StatusGone, "SNAPSHOT_GONE", "at")
 	if n := sessions(); n != had {
 		t.Errorf("there are %d sessions after refused forks, before %d", n, had)
 	}

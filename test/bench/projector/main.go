@@ -1,6 +1,7 @@
 // Command projector measures how fast the log becomes rows in Postgres: by the
 // live path, which also announces every batch on LIVE, and by a rebuild; both
 // against COPY of the very rows that came out, into empty tables with the same indexes.
+// It also measures how long a gateway takes for the state of a long session after one of its events.
 package main
 
 import (
@@ -40,20 +41,21 @@ const (
 func main() {
 	turns := flag.Int("turns", 10_000, "turns in the log; each has 23 events in 11 commits")
 	sessions := flag.Int("sessions", 500, "sessions that they are spread over")
-	rounds := flag.Int("rounds", 3, "measurements of each kind, in turn, each in a database of its own; the median counts")
+	rounds := flag.Int("rounds", 3, "measurements of each kind, in turn, each in a database of its own; the median counts; 0 leaves that out")
+	stateTurns := flag.Int("state-turns", 4348, "turns of the session whose states are asked for; 0 leaves that out")
 	dir := flag.String("dir", "", "folder for log and database, on the disk to measure; a temporary one by default")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	if err := run(ctx, os.Stdout, *dir, *sessions, *turns, *rounds); err != nil {
+	if err := run(ctx, os.Stdout, *dir, *sessions, *turns, *rounds, *stateTurns); err != nil {
 		fmt.Fprintln(os.Stderr, "projector:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, out io.Writer, dir string, sessions, turns, rounds int) error {
-	if sessions < 1 || turns < 1 || rounds < 1 {
-		return errors.New("sessions, turns and rounds must be positive")
+func run(ctx context.Context, out io.Writer, dir string, sessions, turns, rounds, stateTurns int) error {
+	if sessions < 1 || turns < 1 || rounds < 0 || stateTurns < 0 {
+		return errors.New("sessions and turns must be positive, rounds and state-turns not negative")
 	}
 	tmp, err := os.MkdirTemp(dir, "spool-bench-")
 	if err != nil {
@@ -84,15 +86,23 @@ func run(ctx context.Context, out io.Writer, dir string, sessions, turns, rounds
 	if err != nil {
 		return err
 	}
-	if err := b.fill(ctx, sessions, turns); err != nil {
-		return fmt.Errorf("fill the log: %w", err)
-	}
-	for i := range rounds {
-		if err := b.round(ctx, pg, i); err != nil {
+	if rounds > 0 {
+		if err := b.fill(ctx, sessions, turns); err != nil {
+			return fmt.Errorf("fill the log: %w", err)
+		}
+		for i := range rounds {
+			if err := b.round(ctx, pg, i); err != nil {
+				return err
+			}
+		}
+		if err := b.report(out); err != nil {
 			return err
 		}
 	}
-	return b.report(out)
+	if stateTurns == 0 {
+		return nil
+	}
+	return states(ctx, out, pg, tmp, stateTurns)
 }
 
 type bench struct {

@@ -7,6 +7,8 @@ import (
 	"io"
 	"mime"
 	"net/http"
+	"net/url"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -42,14 +44,26 @@ type Put struct {
 	Size     uint64 `json:"size"`
 }
 
-// Files lists what lies below a folder of a session's workspace, "" for all of it:
-// as the last snapshot has it, or live, as it is in the sandbox now.
-func (c *Client) Files(ctx context.Context, session, dir string, live bool) (Listing, error) {
-	var out Listing
-	q := filter("dir", dir)
-	if live {
+// AsOf says as of when files are wanted; the zero AsOf is as the last snapshot has them.
+type AsOf struct {
+	Live bool    // as they are in the sandbox now
+	At   *uint32 // as the last snapshot before this event has them; not with Live
+}
+
+func (a AsOf) into(q url.Values) url.Values {
+	if a.Live {
 		q.Set("live", "1")
 	}
+	if a.At != nil {
+		q.Set("at", strconv.FormatUint(uint64(*a.At), 10))
+	}
+	return q
+}
+
+// Files lists what lies below a folder of a session's workspace, "" for all of it.
+func (c *Client) Files(ctx context.Context, session, dir string, as AsOf) (Listing, error) {
+	var out Listing
+	q := as.into(filter("dir", dir))
 	err := c.get(ctx, &out, q, "api", "sessions", session, "files")
 	return out, err
 }
@@ -66,18 +80,15 @@ func filePath(session, path string) []string {
 	return append([]string{"api", "sessions", session, "files"}, strings.Split(path, "/")...)
 }
 
-// GetFile opens a file of the last snapshot, or live, as it is in the sandbox now; size is -1 where the server does not say.
-func (c *Client) GetFile(ctx context.Context, session, path string, live bool) (content io.ReadCloser, size int64, err error) {
-	r := call{method: http.MethodGet, path: filePath(session, path)}
-	if live {
-		r.query = filter("live", "1")
-	}
+// GetFile opens a file; size is -1 where the server does not say.
+func (c *Client) GetFile(ctx context.Context, session, path string, as AsOf) (content io.ReadCloser, size int64, err error) {
+	r := call{method: http.MethodGet, path: filePath(session, path), query: as.into(url.Values{})}
 	return c.download(ctx, r, "*/*")
 }
 
 // Tar opens an archive of all that lies below a folder; "" is all.
-func (c *Client) Tar(ctx context.Context, session, dir string) (io.ReadCloser, error) {
-	r, _, err := c.download(ctx, call{method: http.MethodGet, path: []string{"api", "sessions", session, "files"}, query: filter("dir", dir)}, typeTar)
+func (c *Client) Tar(ctx context.Context, session, dir string, as AsOf) (io.ReadCloser, error) {
+	r, _, err := c.download(ctx, call{method: http.MethodGet, path: []string{"api", "sessions", session, "files"}, query: as.into(filter("dir", dir))}, typeTar)
 	return r, err
 }
 

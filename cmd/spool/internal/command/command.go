@@ -58,6 +58,8 @@ type commands struct {
 	Files             filesCommand             `cmd:"" help:"Files of a session's workspace: list, get, put, remove."`
 	Events            eventsCommand            `cmd:"" help:"Read a session's log."`
 	Fork              forkCommand              `cmd:"" help:"Make a session that goes on from an event of another one, with its history, files and conversation up to there."`
+	State             stateCommand             `cmd:"" help:"Show what a session was after an event."`
+	Diff              diffCommand              `cmd:"" help:"Compare two events of a session, or two sessions."`
 	Verify            verifyCommand            `cmd:"" help:"Check the log: hashes, chains, order, ends, signed heads."`
 	Heads             headsCommand             `cmd:"" help:"The key that heads of the log are signed with."`
 	GC                gcCommand                `cmd:"" name:"gc" help:"Remove the content of deleted sessions now, as the janitor does, or list what would go."`

@@ -130,11 +130,7 @@ func summary(e events.Wire) string {
 	case events.BlockComplete:
 		s = blockSummary(d.Block)
 	}
-	s = terminal.Line(s)
-	if r := []rune(s); len(r) > summaryLen {
-		s = string(r[:summaryLen]) + "…"
-	}
-	return s
+	return clipped(s)
 }
 
 func blockSummary(b events.Block) string {

@@ -64,14 +64,15 @@ func (c of) with(a *app, field, p string, do func(context.Context, *client.Clien
 
 type filesLs struct {
 	of
-	Dir  string `arg:"" optional:"" help:"A folder; without it all."`
-	Live bool   `help:"As the sandbox has them now, in place of the last snapshot."`
+	Dir  string  `arg:"" optional:"" help:"A folder; without it all."`
+	Live bool    `xor:"as" help:"As the sandbox has them now, in place of the last snapshot."`
+	At   *uint32 `xor:"as" placeholder:"N" help:"As the last snapshot before event N has them."`
 }
 
 // Run lists files.
 func (c *filesLs) Run(a *app) error {
 	return c.with(a, "dir", c.Dir, func(ctx context.Context, cl *client.Client) error {
-		l, err := cl.Files(ctx, c.Session, c.Dir, c.Live)
+		l, err := cl.Files(ctx, c.Session, c.Dir, client.AsOf{Live: c.Live, At: c.At})
 		if err != nil {
 			return err
 		}
@@ -106,16 +107,17 @@ func (c *filesLs) Run(a *app) error {
 
 type filesGet struct {
 	of
-	Path  string `arg:"" help:"Path in the workspace."`
-	To    string `arg:"" optional:"" help:"Where it goes: a file, a folder, or - for the standard output; without it a file of the same name here."`
-	Force bool   `help:"Write over a file that is there."`
-	Live  bool   `help:"As the sandbox has it now, in place of the last snapshot."`
+	Path  string  `arg:"" help:"Path in the workspace."`
+	To    string  `arg:"" optional:"" help:"Where it goes: a file, a folder, or - for the standard output; without it a file of the same name here."`
+	Force bool    `help:"Write over a file that is there."`
+	Live  bool    `xor:"as" help:"As the sandbox has it now, in place of the last snapshot."`
+	At    *uint32 `xor:"as" placeholder:"N" help:"As the last snapshot before event N has it."`
 }
 
 // Run gets a file.
 func (c *filesGet) Run(a *app) error {
 	return c.with(a, "path", c.Path, func(ctx context.Context, cl *client.Client) error {
-		r, _, err := cl.GetFile(ctx, c.Session, c.Path, c.Live)
+		r, _, err := cl.GetFile(ctx, c.Session, c.Path, client.AsOf{Live: c.Live, At: c.At})
 		if err != nil {
 			return err
 		}
@@ -166,9 +168,10 @@ func save(to string, r io.Reader, force bool) (n int64, err error) {
 
 type filesTar struct {
 	of
-	Dir    string `arg:"" optional:"" help:"A folder; without it all."`
-	Output string `short:"o" placeholder:"FILE" help:"Where the tar goes; without it to the standard output."`
-	Force  bool   `help:"Write over a file that is there."`
+	Dir    string  `arg:"" optional:"" help:"A folder; without it all."`
+	Output string  `short:"o" placeholder:"FILE" help:"Where the tar goes; without it to the standard output."`
+	Force  bool    `help:"Write over a file that is there."`
+	At     *uint32 `placeholder:"N" help:"As the last snapshot before event N has them."`
 }
 
 // Run gets a tar.
@@ -177,7 +180,7 @@ func (c *filesTar) Run(a *app) error {
 		return usage("output: a tar is nothing for a terminal: name a file with -o, or pipe it, as in `spool files tar SESSION | tar x`")
 	}
 	return c.with(a, "dir", c.Dir, func(ctx context.Context, cl *client.Client) error {
-		r, err := cl.Tar(ctx, c.Session, c.Dir)
+		r, err := cl.Tar(ctx, c.Session, c.Dir, client.AsOf{At: c.At})
 		if err != nil {
 			return err
 		}

@@ -102,7 +102,7 @@ var pullLimits = folderLimits{entries: 200_000, bytes: 4 << 30}
 
 // download reads the session's workspace and stages the content that differs from what was uploaded.
 func (p *pullRun) download(ctx context.Context) error {
-	r, err := p.client.Tar(ctx, p.cmd.Session, "")
+	r, err := p.client.Tar(ctx, p.cmd.Session, "", client.AsOf{})
 	if err != nil {
 		return err
 	}

@@ -2504,6 +2504,1440 @@ func (x *Conversation) GetDurationMs() uint32 {
 	return 0
 }
 
+type GetSessionStateRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	SessionId string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	// Seq of the event; absent means the last one.
+	At *uint32 `protobuf:"varint,2,opt,name=at,proto3,oneof" json:"at,omitempty"`
+	// Of blocks: 1 to 200; 0 means 50.
+	PageSize uint32 `protobuf:"varint,3,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// nextPageToken of the page before. It holds the event, and at may be left out.
+	PageToken string `protobuf:"bytes,4,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	// Waits, up to five seconds, until the read models hold this position of the session.
+	MinPosition   string `protobuf:"bytes,5,opt,name=min_position,json=minPosition,proto3" json:"min_position,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetSessionStateRequest) Reset() {
+	*x = GetSessionStateRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetSessionStateRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetSessionStateRequest) ProtoMessage() {}
+
+func (x *GetSessionStateRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetSessionStateRequest.ProtoReflect.Descriptor instead.
+func (*GetSessionStateRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *GetSessionStateRequest) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+func (x *GetSessionStateRequest) GetAt() uint32 {
+	if x != nil && x.At != nil {
+		return *x.At
+	}
+	return 0
+}
+
+func (x *GetSessionStateRequest) GetPageSize() uint32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *GetSessionStateRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+func (x *GetSessionStateRequest) GetMinPosition() string {
+	if x != nil {
+		return x.MinPosition
+	}
+	return ""
+}
+
+// A session after one of its events.
+type SessionState struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Seq of the event.
+	Seq uint32 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
+	// Of the event.
+	Position string `protobuf:"bytes,2,opt,name=position,proto3" json:"position,omitempty"`
+	// Of the event.
+	Time *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=time,proto3" json:"time,omitempty"`
+	// As it was then; tip and position are those of the event.
+	Session *Session `protobuf:"bytes,4,opt,name=session,proto3" json:"session,omitempty"`
+	// The last 100 that had begun, in their order, without metered.
+	Executions []*Execution `protobuf:"bytes,5,rep,name=executions,proto3" json:"executions,omitempty"`
+	// All that had begun.
+	ExecutionCount uint32 `protobuf:"varint,6,opt,name=execution_count,json=executionCount,proto3" json:"execution_count,omitempty"`
+	// A page, in the order they are shown.
+	Blocks []*Block `protobuf:"bytes,7,rep,name=blocks,proto3" json:"blocks,omitempty"`
+	// All that had begun.
+	BlockCount uint32 `protobuf:"varint,8,opt,name=block_count,json=blockCount,proto3" json:"block_count,omitempty"`
+	// Of blocks; empty on the last page.
+	NextPageToken string `protobuf:"bytes,9,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	// The agent's list, and those of sub-agents that ran.
+	Todos []*TodoList `protobuf:"bytes,10,rep,name=todos,proto3" json:"todos,omitempty"`
+	// main, and the first 200 of sub-agents.
+	Conversations []*Conversation `protobuf:"bytes,11,rep,name=conversations,proto3" json:"conversations,omitempty"`
+	// All of sub-agents that had begun.
+	ConversationCount uint32 `protobuf:"varint,12,opt,name=conversation_count,json=conversationCount,proto3" json:"conversation_count,omitempty"`
+	// What executions took so far, as their agents report it.
+	Reported *UsageTotal `protobuf:"bytes,13,opt,name=reported,proto3" json:"reported,omitempty"`
+	// What requests to models took so far, as the egress proxy metered them.
+	Metered *UsageTotal `protobuf:"bytes,14,opt,name=metered,proto3" json:"metered,omitempty"`
+	// What the last execution that was resolved referred to; absent before.
+	Resolved      *ResolvedVersions `protobuf:"bytes,15,opt,name=resolved,proto3" json:"resolved,omitempty"`
+	Files         *WorkspaceState   `protobuf:"bytes,16,opt,name=files,proto3" json:"files,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SessionState) Reset() {
+	*x = SessionState{}
+	mi := &file_spool_v1_spool_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SessionState) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SessionState) ProtoMessage() {}
+
+func (x *SessionState) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SessionState.ProtoReflect.Descriptor instead.
+func (*SessionState) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *SessionState) GetSeq() uint32 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *SessionState) GetPosition() string {
+	if x != nil {
+		return x.Position
+	}
+	return ""
+}
+
+func (x *SessionState) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+func (x *SessionState) GetSession() *Session {
+	if x != nil {
+		return x.Session
+	}
+	return nil
+}
+
+func (x *SessionState) GetExecutions() []*Execution {
+	if x != nil {
+		return x.Executions
+	}
+	return nil
+}
+
+func (x *SessionState) GetExecutionCount() uint32 {
+	if x != nil {
+		return x.ExecutionCount
+	}
+	return 0
+}
+
+func (x *SessionState) GetBlocks() []*Block {
+	if x != nil {
+		return x.Blocks
+	}
+	return nil
+}
+
+func (x *SessionState) GetBlockCount() uint32 {
+	if x != nil {
+		return x.BlockCount
+	}
+	return 0
+}
+
+func (x *SessionState) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+func (x *SessionState) GetTodos() []*TodoList {
+	if x != nil {
+		return x.Todos
+	}
+	return nil
+}
+
+func (x *SessionState) GetConversations() []*Conversation {
+	if x != nil {
+		return x.Conversations
+	}
+	return nil
+}
+
+func (x *SessionState) GetConversationCount() uint32 {
+	if x != nil {
+		return x.ConversationCount
+	}
+	return 0
+}
+
+func (x *SessionState) GetReported() *UsageTotal {
+	if x != nil {
+		return x.Reported
+	}
+	return nil
+}
+
+func (x *SessionState) GetMetered() *UsageTotal {
+	if x != nil {
+		return x.Metered
+	}
+	return nil
+}
+
+func (x *SessionState) GetResolved() *ResolvedVersions {
+	if x != nil {
+		return x.Resolved
+	}
+	return nil
+}
+
+func (x *SessionState) GetFiles() *WorkspaceState {
+	if x != nil {
+		return x.Files
+	}
+	return nil
+}
+
+type TodoList struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	ConversationId string                 `protobuf:"bytes,1,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
+	Items          []*TodoItem            `protobuf:"bytes,2,rep,name=items,proto3" json:"items,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *TodoList) Reset() {
+	*x = TodoList{}
+	mi := &file_spool_v1_spool_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TodoList) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TodoList) ProtoMessage() {}
+
+func (x *TodoList) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TodoList.ProtoReflect.Descriptor instead.
+func (*TodoList) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *TodoList) GetConversationId() string {
+	if x != nil {
+		return x.ConversationId
+	}
+	return ""
+}
+
+func (x *TodoList) GetItems() []*TodoItem {
+	if x != nil {
+		return x.Items
+	}
+	return nil
+}
+
+// Sums over a session: whole numbers, but for the cost.
+type UsageTotal struct {
+	state            protoimpl.MessageState `protogen:"open.v1"`
+	InputTokens      float64                `protobuf:"fixed64,1,opt,name=input_tokens,json=inputTokens,proto3" json:"input_tokens,omitempty"`
+	OutputTokens     float64                `protobuf:"fixed64,2,opt,name=output_tokens,json=outputTokens,proto3" json:"output_tokens,omitempty"`
+	CacheReadTokens  float64                `protobuf:"fixed64,3,opt,name=cache_read_tokens,json=cacheReadTokens,proto3" json:"cache_read_tokens,omitempty"`
+	CacheWriteTokens float64                `protobuf:"fixed64,4,opt,name=cache_write_tokens,json=cacheWriteTokens,proto3" json:"cache_write_tokens,omitempty"`
+	CostUsd          float64                `protobuf:"fixed64,5,opt,name=cost_usd,json=costUsd,proto3" json:"cost_usd,omitempty"`
+	// Metered ones; 0 where they are not counted.
+	Requests float64 `protobuf:"fixed64,6,opt,name=requests,proto3" json:"requests,omitempty"`
+	// Requests that got no answer, or one with a status of 400 or more.
+	Failed        float64 `protobuf:"fixed64,7,opt,name=failed,proto3" json:"failed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UsageTotal) Reset() {
+	*x = UsageTotal{}
+	mi := &file_spool_v1_spool_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UsageTotal) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UsageTotal) ProtoMessage() {}
+
+func (x *UsageTotal) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UsageTotal.ProtoReflect.Descriptor instead.
+func (*UsageTotal) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *UsageTotal) GetInputTokens() float64 {
+	if x != nil {
+		return x.InputTokens
+	}
+	return 0
+}
+
+func (x *UsageTotal) GetOutputTokens() float64 {
+	if x != nil {
+		return x.OutputTokens
+	}
+	return 0
+}
+
+func (x *UsageTotal) GetCacheReadTokens() float64 {
+	if x != nil {
+		return x.CacheReadTokens
+	}
+	return 0
+}
+
+func (x *UsageTotal) GetCacheWriteTokens() float64 {
+	if x != nil {
+		return x.CacheWriteTokens
+	}
+	return 0
+}
+
+func (x *UsageTotal) GetCostUsd() float64 {
+	if x != nil {
+		return x.CostUsd
+	}
+	return 0
+}
+
+func (x *UsageTotal) GetRequests() float64 {
+	if x != nil {
+		return x.Requests
+	}
+	return 0
+}
+
+func (x *UsageTotal) GetFailed() float64 {
+	if x != nil {
+		return x.Failed
+	}
+	return 0
+}
+
+// Versions that an execution's references had at its start. Variables and their values are not among them.
+type ResolvedVersions struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Seq of execution_resolved.
+	Seq         uint32 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
+	ExecutionId string `protobuf:"bytes,2,opt,name=execution_id,json=executionId,proto3" json:"execution_id,omitempty"`
+	// Absent for the built-in agent.
+	Agent        *string  `protobuf:"bytes,3,opt,name=agent,proto3,oneof" json:"agent,omitempty"`
+	Instance     *string  `protobuf:"bytes,4,opt,name=instance,proto3,oneof" json:"instance,omitempty"`
+	Environments []string `protobuf:"bytes,5,rep,name=environments,proto3" json:"environments,omitempty"`
+	// With the SHA-256 as version.
+	Skills        []string `protobuf:"bytes,6,rep,name=skills,proto3" json:"skills,omitempty"`
+	McpServers    []string `protobuf:"bytes,7,rep,name=mcp_servers,json=mcpServers,proto3" json:"mcp_servers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResolvedVersions) Reset() {
+	*x = ResolvedVersions{}
+	mi := &file_spool_v1_spool_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResolvedVersions) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResolvedVersions) ProtoMessage() {}
+
+func (x *ResolvedVersions) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResolvedVersions.ProtoReflect.Descriptor instead.
+func (*ResolvedVersions) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *ResolvedVersions) GetSeq() uint32 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *ResolvedVersions) GetExecutionId() string {
+	if x != nil {
+		return x.ExecutionId
+	}
+	return ""
+}
+
+func (x *ResolvedVersions) GetAgent() string {
+	if x != nil && x.Agent != nil {
+		return *x.Agent
+	}
+	return ""
+}
+
+func (x *ResolvedVersions) GetInstance() string {
+	if x != nil && x.Instance != nil {
+		return *x.Instance
+	}
+	return ""
+}
+
+func (x *ResolvedVersions) GetEnvironments() []string {
+	if x != nil {
+		return x.Environments
+	}
+	return nil
+}
+
+func (x *ResolvedVersions) GetSkills() []string {
+	if x != nil {
+		return x.Skills
+	}
+	return nil
+}
+
+func (x *ResolvedVersions) GetMcpServers() []string {
+	if x != nil {
+		return x.McpServers
+	}
+	return nil
+}
+
+// A workspace after an event: the last snapshot before it, and what changed since.
+type WorkspaceState struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What is known of the files, in one sentence.
+	Summary string `protobuf:"bytes,1,opt,name=summary,proto3" json:"summary,omitempty"`
+	// Absent where none had been taken.
+	Snapshot *string `protobuf:"bytes,2,opt,name=snapshot,proto3,oneof" json:"snapshot,omitempty"`
+	// Seq of its workspace_synced.
+	SnapshotSeq uint32                 `protobuf:"varint,3,opt,name=snapshot_seq,json=snapshotSeq,proto3" json:"snapshot_seq,omitempty"`
+	SnapshotAt  *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=snapshot_at,json=snapshotAt,proto3" json:"snapshot_at,omitempty"`
+	// Files in it, the agent's own records included.
+	SnapshotFiles uint32 `protobuf:"varint,5,opt,name=snapshot_files,json=snapshotFiles,proto3" json:"snapshot_files,omitempty"`
+	// Bytes of them all: a whole number.
+	SnapshotBytes float64 `protobuf:"fixed64,6,opt,name=snapshot_bytes,json=snapshotBytes,proto3" json:"snapshot_bytes,omitempty"`
+	// The snapshot's files can be read: /api/sessions/{sessionId}/files?at=. false once the retention has removed it.
+	Available bool `protobuf:"varint,7,opt,name=available,proto3" json:"available,omitempty"`
+	// Seq of the oldest snapshot that is left, where this one was removed; 0 for none.
+	OldestSeq uint32 `protobuf:"varint,8,opt,name=oldest_seq,json=oldestSeq,proto3" json:"oldest_seq,omitempty"`
+	// The first 200 events of files after the snapshot: file_created, file_modified, file_deleted, file_put and file_removed.
+	Changes []*FileChange `protobuf:"bytes,9,rep,name=changes,proto3" json:"changes,omitempty"`
+	// All of them.
+	ChangeCount   uint32 `protobuf:"varint,10,opt,name=change_count,json=changeCount,proto3" json:"change_count,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WorkspaceState) Reset() {
+	*x = WorkspaceState{}
+	mi := &file_spool_v1_spool_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WorkspaceState) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WorkspaceState) ProtoMessage() {}
+
+func (x *WorkspaceState) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WorkspaceState.ProtoReflect.Descriptor instead.
+func (*WorkspaceState) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *WorkspaceState) GetSummary() string {
+	if x != nil {
+		return x.Summary
+	}
+	return ""
+}
+
+func (x *WorkspaceState) GetSnapshot() string {
+	if x != nil && x.Snapshot != nil {
+		return *x.Snapshot
+	}
+	return ""
+}
+
+func (x *WorkspaceState) GetSnapshotSeq() uint32 {
+	if x != nil {
+		return x.SnapshotSeq
+	}
+	return 0
+}
+
+func (x *WorkspaceState) GetSnapshotAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.SnapshotAt
+	}
+	return nil
+}
+
+func (x *WorkspaceState) GetSnapshotFiles() uint32 {
+	if x != nil {
+		return x.SnapshotFiles
+	}
+	return 0
+}
+
+func (x *WorkspaceState) GetSnapshotBytes() float64 {
+	if x != nil {
+		return x.SnapshotBytes
+	}
+	return 0
+}
+
+func (x *WorkspaceState) GetAvailable() bool {
+	if x != nil {
+		return x.Available
+	}
+	return false
+}
+
+func (x *WorkspaceState) GetOldestSeq() uint32 {
+	if x != nil {
+		return x.OldestSeq
+	}
+	return 0
+}
+
+func (x *WorkspaceState) GetChanges() []*FileChange {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
+func (x *WorkspaceState) GetChangeCount() uint32 {
+	if x != nil {
+		return x.ChangeCount
+	}
+	return 0
+}
+
+// An event of a file.
+type FileChange struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Seq   uint32                 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
+	// Of the event.
+	Type string `protobuf:"bytes,2,opt,name=type,proto3" json:"type,omitempty"`
+	Path string `protobuf:"bytes,3,opt,name=path,proto3" json:"path,omitempty"`
+	// Bytes: a whole number. 0 of what is gone.
+	Size          float64                `protobuf:"fixed64,4,opt,name=size,proto3" json:"size,omitempty"`
+	ExecutionId   *string                `protobuf:"bytes,5,opt,name=execution_id,json=executionId,proto3,oneof" json:"execution_id,omitempty"`
+	Time          *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=time,proto3" json:"time,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FileChange) Reset() {
+	*x = FileChange{}
+	mi := &file_spool_v1_spool_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FileChange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FileChange) ProtoMessage() {}
+
+func (x *FileChange) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FileChange.ProtoReflect.Descriptor instead.
+func (*FileChange) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *FileChange) GetSeq() uint32 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *FileChange) GetType() string {
+	if x != nil {
+		return x.Type
+	}
+	return ""
+}
+
+func (x *FileChange) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *FileChange) GetSize() float64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *FileChange) GetExecutionId() string {
+	if x != nil && x.ExecutionId != nil {
+		return *x.ExecutionId
+	}
+	return ""
+}
+
+func (x *FileChange) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+type DiffSessionRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	SessionId string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	// Seq of the first event.
+	From uint32 `protobuf:"varint,2,opt,name=from,proto3" json:"from,omitempty"`
+	// Seq of the second event, not before the first.
+	To            uint32 `protobuf:"varint,3,opt,name=to,proto3" json:"to,omitempty"`
+	MinPosition   string `protobuf:"bytes,4,opt,name=min_position,json=minPosition,proto3" json:"min_position,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DiffSessionRequest) Reset() {
+	*x = DiffSessionRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DiffSessionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DiffSessionRequest) ProtoMessage() {}
+
+func (x *DiffSessionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DiffSessionRequest.ProtoReflect.Descriptor instead.
+func (*DiffSessionRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *DiffSessionRequest) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+func (x *DiffSessionRequest) GetFrom() uint32 {
+	if x != nil {
+		return x.From
+	}
+	return 0
+}
+
+func (x *DiffSessionRequest) GetTo() uint32 {
+	if x != nil {
+		return x.To
+	}
+	return 0
+}
+
+func (x *DiffSessionRequest) GetMinPosition() string {
+	if x != nil {
+		return x.MinPosition
+	}
+	return ""
+}
+
+// What changed from one event of a session to another one.
+type SessionDiff struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	From  uint32                 `protobuf:"varint,1,opt,name=from,proto3" json:"from,omitempty"`
+	To    uint32                 `protobuf:"varint,2,opt,name=to,proto3" json:"to,omitempty"`
+	// The first 200 blocks that began, or changed, in the order they are shown.
+	Blocks []*BlockChange `protobuf:"bytes,3,rep,name=blocks,proto3" json:"blocks,omitempty"`
+	// All of them.
+	BlockCount uint32 `protobuf:"varint,4,opt,name=block_count,json=blockCount,proto3" json:"block_count,omitempty"`
+	// Of the session, of executions, of sub-agents and of the sandbox.
+	Statuses []*StatusChange `protobuf:"bytes,5,rep,name=statuses,proto3" json:"statuses,omitempty"`
+	// What was added to both sums.
+	Reported      *UsageTotal `protobuf:"bytes,6,opt,name=reported,proto3" json:"reported,omitempty"`
+	Metered       *UsageTotal `protobuf:"bytes,7,opt,name=metered,proto3" json:"metered,omitempty"`
+	Files         *FilesDiff  `protobuf:"bytes,8,opt,name=files,proto3" json:"files,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SessionDiff) Reset() {
+	*x = SessionDiff{}
+	mi := &file_spool_v1_spool_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SessionDiff) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SessionDiff) ProtoMessage() {}
+
+func (x *SessionDiff) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SessionDiff.ProtoReflect.Descriptor instead.
+func (*SessionDiff) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *SessionDiff) GetFrom() uint32 {
+	if x != nil {
+		return x.From
+	}
+	return 0
+}
+
+func (x *SessionDiff) GetTo() uint32 {
+	if x != nil {
+		return x.To
+	}
+	return 0
+}
+
+func (x *SessionDiff) GetBlocks() []*BlockChange {
+	if x != nil {
+		return x.Blocks
+	}
+	return nil
+}
+
+func (x *SessionDiff) GetBlockCount() uint32 {
+	if x != nil {
+		return x.BlockCount
+	}
+	return 0
+}
+
+func (x *SessionDiff) GetStatuses() []*StatusChange {
+	if x != nil {
+		return x.Statuses
+	}
+	return nil
+}
+
+func (x *SessionDiff) GetReported() *UsageTotal {
+	if x != nil {
+		return x.Reported
+	}
+	return nil
+}
+
+func (x *SessionDiff) GetMetered() *UsageTotal {
+	if x != nil {
+		return x.Metered
+	}
+	return nil
+}
+
+func (x *SessionDiff) GetFiles() *FilesDiff {
+	if x != nil {
+		return x.Files
+	}
+	return nil
+}
+
+type BlockChange struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// added (it began), completed (it was open, and became final) or changed.
+	Change string `protobuf:"bytes,1,opt,name=change,proto3" json:"change,omitempty"`
+	// As it was after the second event.
+	Block         *Block `protobuf:"bytes,2,opt,name=block,proto3" json:"block,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BlockChange) Reset() {
+	*x = BlockChange{}
+	mi := &file_spool_v1_spool_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BlockChange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BlockChange) ProtoMessage() {}
+
+func (x *BlockChange) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BlockChange.ProtoReflect.Descriptor instead.
+func (*BlockChange) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *BlockChange) GetChange() string {
+	if x != nil {
+		return x.Change
+	}
+	return ""
+}
+
+func (x *BlockChange) GetBlock() *Block {
+	if x != nil {
+		return x.Block
+	}
+	return nil
+}
+
+type StatusChange struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// session, execution, conversation or sandbox.
+	Kind string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	Id   string `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
+	// Empty where it was not there.
+	From          string `protobuf:"bytes,3,opt,name=from,proto3" json:"from,omitempty"`
+	To            string `protobuf:"bytes,4,opt,name=to,proto3" json:"to,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StatusChange) Reset() {
+	*x = StatusChange{}
+	mi := &file_spool_v1_spool_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StatusChange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StatusChange) ProtoMessage() {}
+
+func (x *StatusChange) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StatusChange.ProtoReflect.Descriptor instead.
+func (*StatusChange) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *StatusChange) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *StatusChange) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *StatusChange) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *StatusChange) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+// How files differ between the snapshots of two events.
+type FilesDiff struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What was compared, or why nothing could be, in one sentence.
+	Summary string `protobuf:"bytes,1,opt,name=summary,proto3" json:"summary,omitempty"`
+	// Seqs of the two snapshots; 0 for none.
+	FromSnapshotSeq uint32 `protobuf:"varint,2,opt,name=from_snapshot_seq,json=fromSnapshotSeq,proto3" json:"from_snapshot_seq,omitempty"`
+	ToSnapshotSeq   uint32 `protobuf:"varint,3,opt,name=to_snapshot_seq,json=toSnapshotSeq,proto3" json:"to_snapshot_seq,omitempty"`
+	// The first 1000, by path.
+	Files []*FileDiff `protobuf:"bytes,4,rep,name=files,proto3" json:"files,omitempty"`
+	// All that differ.
+	FileCount uint32 `protobuf:"varint,5,opt,name=file_count,json=fileCount,proto3" json:"file_count,omitempty"`
+	// Some have no text because the whole answer has its limits: 100 texts, 1 MiB.
+	Cut           bool `protobuf:"varint,6,opt,name=cut,proto3" json:"cut,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FilesDiff) Reset() {
+	*x = FilesDiff{}
+	mi := &file_spool_v1_spool_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FilesDiff) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FilesDiff) ProtoMessage() {}
+
+func (x *FilesDiff) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FilesDiff.ProtoReflect.Descriptor instead.
+func (*FilesDiff) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *FilesDiff) GetSummary() string {
+	if x != nil {
+		return x.Summary
+	}
+	return ""
+}
+
+func (x *FilesDiff) GetFromSnapshotSeq() uint32 {
+	if x != nil {
+		return x.FromSnapshotSeq
+	}
+	return 0
+}
+
+func (x *FilesDiff) GetToSnapshotSeq() uint32 {
+	if x != nil {
+		return x.ToSnapshotSeq
+	}
+	return 0
+}
+
+func (x *FilesDiff) GetFiles() []*FileDiff {
+	if x != nil {
+		return x.Files
+	}
+	return nil
+}
+
+func (x *FilesDiff) GetFileCount() uint32 {
+	if x != nil {
+		return x.FileCount
+	}
+	return 0
+}
+
+func (x *FilesDiff) GetCut() bool {
+	if x != nil {
+		return x.Cut
+	}
+	return false
+}
+
+type FileDiff struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Path  string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	// added, removed or changed.
+	Change string `protobuf:"bytes,2,opt,name=change,proto3" json:"change,omitempty"`
+	// A unified diff of a text file, with three lines of context.
+	Text *string `protobuf:"bytes,3,opt,name=text,proto3,oneof" json:"text,omitempty"`
+	// Why there is no text: binary, too_large (256 KiB), mode (only the mode or kind differs) or cut.
+	Omitted *string `protobuf:"bytes,4,opt,name=omitted,proto3,oneof" json:"omitted,omitempty"`
+	// Absent where there is no file.
+	From          *FileVersion `protobuf:"bytes,5,opt,name=from,proto3" json:"from,omitempty"`
+	To            *FileVersion `protobuf:"bytes,6,opt,name=to,proto3" json:"to,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FileDiff) Reset() {
+	*x = FileDiff{}
+	mi := &file_spool_v1_spool_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FileDiff) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FileDiff) ProtoMessage() {}
+
+func (x *FileDiff) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FileDiff.ProtoReflect.Descriptor instead.
+func (*FileDiff) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *FileDiff) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *FileDiff) GetChange() string {
+	if x != nil {
+		return x.Change
+	}
+	return ""
+}
+
+func (x *FileDiff) GetText() string {
+	if x != nil && x.Text != nil {
+		return *x.Text
+	}
+	return ""
+}
+
+func (x *FileDiff) GetOmitted() string {
+	if x != nil && x.Omitted != nil {
+		return *x.Omitted
+	}
+	return ""
+}
+
+func (x *FileDiff) GetFrom() *FileVersion {
+	if x != nil {
+		return x.From
+	}
+	return nil
+}
+
+func (x *FileDiff) GetTo() *FileVersion {
+	if x != nil {
+		return x.To
+	}
+	return nil
+}
+
+type FileVersion struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// file or symlink.
+	Kind string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	// Bytes: a whole number.
+	Size float64 `protobuf:"fixed64,2,opt,name=size,proto3" json:"size,omitempty"`
+	Mode uint32  `protobuf:"varint,3,opt,name=mode,proto3" json:"mode,omitempty"`
+	// Of the content of a binary file of up to 64 MiB.
+	Sha256 *string `protobuf:"bytes,4,opt,name=sha256,proto3,oneof" json:"sha256,omitempty"`
+	// Of a symlink.
+	Target        *string `protobuf:"bytes,5,opt,name=target,proto3,oneof" json:"target,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FileVersion) Reset() {
+	*x = FileVersion{}
+	mi := &file_spool_v1_spool_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FileVersion) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FileVersion) ProtoMessage() {}
+
+func (x *FileVersion) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FileVersion.ProtoReflect.Descriptor instead.
+func (*FileVersion) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *FileVersion) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *FileVersion) GetSize() float64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *FileVersion) GetMode() uint32 {
+	if x != nil {
+		return x.Mode
+	}
+	return 0
+}
+
+func (x *FileVersion) GetSha256() string {
+	if x != nil && x.Sha256 != nil {
+		return *x.Sha256
+	}
+	return ""
+}
+
+func (x *FileVersion) GetTarget() string {
+	if x != nil && x.Target != nil {
+		return *x.Target
+	}
+	return ""
+}
+
+type CompareSessionsRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	SessionId string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	// The other session.
+	With          string `protobuf:"bytes,2,opt,name=with,proto3" json:"with,omitempty"`
+	MinPosition   string `protobuf:"bytes,3,opt,name=min_position,json=minPosition,proto3" json:"min_position,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CompareSessionsRequest) Reset() {
+	*x = CompareSessionsRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CompareSessionsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CompareSessionsRequest) ProtoMessage() {}
+
+func (x *CompareSessionsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CompareSessionsRequest.ProtoReflect.Descriptor instead.
+func (*CompareSessionsRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *CompareSessionsRequest) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+func (x *CompareSessionsRequest) GetWith() string {
+	if x != nil {
+		return x.With
+	}
+	return ""
+}
+
+func (x *CompareSessionsRequest) GetMinPosition() string {
+	if x != nil {
+		return x.MinPosition
+	}
+	return ""
+}
+
+// The first difference of two sessions.
+type SessionComparison struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Neither has an event that the other one lacks.
+	Equal bool `protobuf:"varint,1,opt,name=equal,proto3" json:"equal,omitempty"`
+	// Events that were found equal.
+	EqualEvents uint32 `protobuf:"varint,2,opt,name=equal_events,json=equalEvents,proto3" json:"equal_events,omitempty"`
+	// In one sentence.
+	Summary string `protobuf:"bytes,3,opt,name=summary,proto3" json:"summary,omitempty"`
+	// What the two events differ in, as a path in the event such as data.block.content; empty where one session has no more events.
+	Field string `protobuf:"bytes,4,opt,name=field,proto3" json:"field,omitempty"`
+	// The event in the session that was asked for; absent where it has no more.
+	Event *Event `protobuf:"bytes,5,opt,name=event,proto3" json:"event,omitempty"`
+	// The event in the other one.
+	WithEvent *Event `protobuf:"bytes,6,opt,name=with_event,json=withEvent,proto3" json:"with_event,omitempty"`
+	// The other session is a fork of this one, or the reverse: what both share was not compared.
+	Fork          bool `protobuf:"varint,7,opt,name=fork,proto3" json:"fork,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SessionComparison) Reset() {
+	*x = SessionComparison{}
+	mi := &file_spool_v1_spool_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SessionComparison) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SessionComparison) ProtoMessage() {}
+
+func (x *SessionComparison) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SessionComparison.ProtoReflect.Descriptor instead.
+func (*SessionComparison) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{47}
+}
+
+func (x *SessionComparison) GetEqual() bool {
+	if x != nil {
+		return x.Equal
+	}
+	return false
+}
+
+func (x *SessionComparison) GetEqualEvents() uint32 {
+	if x != nil {
+		return x.EqualEvents
+	}
+	return 0
+}
+
+func (x *SessionComparison) GetSummary() string {
+	if x != nil {
+		return x.Summary
+	}
+	return ""
+}
+
+func (x *SessionComparison) GetField() string {
+	if x != nil {
+		return x.Field
+	}
+	return ""
+}
+
+func (x *SessionComparison) GetEvent() *Event {
+	if x != nil {
+		return x.Event
+	}
+	return nil
+}
+
+func (x *SessionComparison) GetWithEvent() *Event {
+	if x != nil {
+		return x.WithEvent
+	}
+	return nil
+}
+
+func (x *SessionComparison) GetFork() bool {
+	if x != nil {
+		return x.Fork
+	}
+	return false
+}
+
 type StartExecutionRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// A reference; empty means the built-in agent, default.
@@ -2533,7 +3967,7 @@ type StartExecutionRequest struct {
 
 func (x *StartExecutionRequest) Reset() {
 	*x = StartExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[32]
+	mi := &file_spool_v1_spool_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2545,7 +3979,7 @@ func (x *StartExecutionRequest) String() string {
 func (*StartExecutionRequest) ProtoMessage() {}
 
 func (x *StartExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[32]
+	mi := &file_spool_v1_spool_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2558,7 +3992,7 @@ func (x *StartExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartExecutionRequest.ProtoReflect.Descriptor instead.
 func (*StartExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{32}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *StartExecutionRequest) GetAgent() string {
@@ -2663,7 +4097,7 @@ type StartExecutionResponse struct {
 
 func (x *StartExecutionResponse) Reset() {
 	*x = StartExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[33]
+	mi := &file_spool_v1_spool_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2675,7 +4109,7 @@ func (x *StartExecutionResponse) String() string {
 func (*StartExecutionResponse) ProtoMessage() {}
 
 func (x *StartExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[33]
+	mi := &file_spool_v1_spool_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2688,7 +4122,7 @@ func (x *StartExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartExecutionResponse.ProtoReflect.Descriptor instead.
 func (*StartExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{33}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *StartExecutionResponse) GetSessionId() string {
@@ -2747,7 +4181,7 @@ type ListExecutionsRequest struct {
 
 func (x *ListExecutionsRequest) Reset() {
 	*x = ListExecutionsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[34]
+	mi := &file_spool_v1_spool_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2759,7 +4193,7 @@ func (x *ListExecutionsRequest) String() string {
 func (*ListExecutionsRequest) ProtoMessage() {}
 
 func (x *ListExecutionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[34]
+	mi := &file_spool_v1_spool_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2772,7 +4206,7 @@ func (x *ListExecutionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExecutionsRequest.ProtoReflect.Descriptor instead.
 func (*ListExecutionsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{34}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ListExecutionsRequest) GetPageSize() uint32 {
@@ -2885,7 +4319,7 @@ type ListSessionExecutionsRequest struct {
 
 func (x *ListSessionExecutionsRequest) Reset() {
 	*x = ListSessionExecutionsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[35]
+	mi := &file_spool_v1_spool_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2897,7 +4331,7 @@ func (x *ListSessionExecutionsRequest) String() string {
 func (*ListSessionExecutionsRequest) ProtoMessage() {}
 
 func (x *ListSessionExecutionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[35]
+	mi := &file_spool_v1_spool_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2910,7 +4344,7 @@ func (x *ListSessionExecutionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionExecutionsRequest.ProtoReflect.Descriptor instead.
 func (*ListSessionExecutionsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{35}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ListSessionExecutionsRequest) GetSessionId() string {
@@ -2952,7 +4386,7 @@ type ListExecutionsResponse struct {
 
 func (x *ListExecutionsResponse) Reset() {
 	*x = ListExecutionsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[36]
+	mi := &file_spool_v1_spool_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2964,7 +4398,7 @@ func (x *ListExecutionsResponse) String() string {
 func (*ListExecutionsResponse) ProtoMessage() {}
 
 func (x *ListExecutionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[36]
+	mi := &file_spool_v1_spool_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2977,7 +4411,7 @@ func (x *ListExecutionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExecutionsResponse.ProtoReflect.Descriptor instead.
 func (*ListExecutionsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{36}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ListExecutionsResponse) GetExecutions() []*Execution {
@@ -3004,7 +4438,7 @@ type GetExecutionRequest struct {
 
 func (x *GetExecutionRequest) Reset() {
 	*x = GetExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[37]
+	mi := &file_spool_v1_spool_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3016,7 +4450,7 @@ func (x *GetExecutionRequest) String() string {
 func (*GetExecutionRequest) ProtoMessage() {}
 
 func (x *GetExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[37]
+	mi := &file_spool_v1_spool_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3029,7 +4463,7 @@ func (x *GetExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetExecutionRequest.ProtoReflect.Descriptor instead.
 func (*GetExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{37}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *GetExecutionRequest) GetExecutionId() string {
@@ -3100,7 +4534,7 @@ type Execution struct {
 
 func (x *Execution) Reset() {
 	*x = Execution{}
-	mi := &file_spool_v1_spool_proto_msgTypes[38]
+	mi := &file_spool_v1_spool_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3112,7 +4546,7 @@ func (x *Execution) String() string {
 func (*Execution) ProtoMessage() {}
 
 func (x *Execution) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[38]
+	mi := &file_spool_v1_spool_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3125,7 +4559,7 @@ func (x *Execution) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Execution.ProtoReflect.Descriptor instead.
 func (*Execution) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{38}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *Execution) GetExecutionId() string {
@@ -3349,7 +4783,7 @@ type MeteredUsage struct {
 
 func (x *MeteredUsage) Reset() {
 	*x = MeteredUsage{}
-	mi := &file_spool_v1_spool_proto_msgTypes[39]
+	mi := &file_spool_v1_spool_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3361,7 +4795,7 @@ func (x *MeteredUsage) String() string {
 func (*MeteredUsage) ProtoMessage() {}
 
 func (x *MeteredUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[39]
+	mi := &file_spool_v1_spool_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3374,7 +4808,7 @@ func (x *MeteredUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MeteredUsage.ProtoReflect.Descriptor instead.
 func (*MeteredUsage) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{39}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *MeteredUsage) GetProvider() string {
@@ -3460,7 +4894,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_spool_v1_spool_proto_msgTypes[40]
+	mi := &file_spool_v1_spool_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3472,7 +4906,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[40]
+	mi := &file_spool_v1_spool_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3485,7 +4919,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{40}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *Usage) GetInputTokens() uint32 {
@@ -3525,7 +4959,7 @@ type CancelExecutionRequest struct {
 
 func (x *CancelExecutionRequest) Reset() {
 	*x = CancelExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[41]
+	mi := &file_spool_v1_spool_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3537,7 +4971,7 @@ func (x *CancelExecutionRequest) String() string {
 func (*CancelExecutionRequest) ProtoMessage() {}
 
 func (x *CancelExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[41]
+	mi := &file_spool_v1_spool_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3550,7 +4984,7 @@ func (x *CancelExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelExecutionRequest.ProtoReflect.Descriptor instead.
 func (*CancelExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{41}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *CancelExecutionRequest) GetExecutionId() string {
@@ -3569,7 +5003,7 @@ type CancelExecutionResponse struct {
 
 func (x *CancelExecutionResponse) Reset() {
 	*x = CancelExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[42]
+	mi := &file_spool_v1_spool_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3581,7 +5015,7 @@ func (x *CancelExecutionResponse) String() string {
 func (*CancelExecutionResponse) ProtoMessage() {}
 
 func (x *CancelExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[42]
+	mi := &file_spool_v1_spool_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3594,7 +5028,7 @@ func (x *CancelExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelExecutionResponse.ProtoReflect.Descriptor instead.
 func (*CancelExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{42}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *CancelExecutionResponse) GetPosition() string {
@@ -3613,7 +5047,7 @@ type PauseExecutionRequest struct {
 
 func (x *PauseExecutionRequest) Reset() {
 	*x = PauseExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[43]
+	mi := &file_spool_v1_spool_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3625,7 +5059,7 @@ func (x *PauseExecutionRequest) String() string {
 func (*PauseExecutionRequest) ProtoMessage() {}
 
 func (x *PauseExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[43]
+	mi := &file_spool_v1_spool_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3638,7 +5072,7 @@ func (x *PauseExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseExecutionRequest.ProtoReflect.Descriptor instead.
 func (*PauseExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{43}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *PauseExecutionRequest) GetExecutionId() string {
@@ -3657,7 +5091,7 @@ type PauseExecutionResponse struct {
 
 func (x *PauseExecutionResponse) Reset() {
 	*x = PauseExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[44]
+	mi := &file_spool_v1_spool_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3669,7 +5103,7 @@ func (x *PauseExecutionResponse) String() string {
 func (*PauseExecutionResponse) ProtoMessage() {}
 
 func (x *PauseExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[44]
+	mi := &file_spool_v1_spool_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3682,7 +5116,7 @@ func (x *PauseExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseExecutionResponse.ProtoReflect.Descriptor instead.
 func (*PauseExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{44}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *PauseExecutionResponse) GetPosition() string {
@@ -3701,7 +5135,7 @@ type ResumeExecutionRequest struct {
 
 func (x *ResumeExecutionRequest) Reset() {
 	*x = ResumeExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[45]
+	mi := &file_spool_v1_spool_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3713,7 +5147,7 @@ func (x *ResumeExecutionRequest) String() string {
 func (*ResumeExecutionRequest) ProtoMessage() {}
 
 func (x *ResumeExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[45]
+	mi := &file_spool_v1_spool_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3726,7 +5160,7 @@ func (x *ResumeExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeExecutionRequest.ProtoReflect.Descriptor instead.
 func (*ResumeExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{45}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ResumeExecutionRequest) GetExecutionId() string {
@@ -3745,7 +5179,7 @@ type ResumeExecutionResponse struct {
 
 func (x *ResumeExecutionResponse) Reset() {
 	*x = ResumeExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[46]
+	mi := &file_spool_v1_spool_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3757,7 +5191,7 @@ func (x *ResumeExecutionResponse) String() string {
 func (*ResumeExecutionResponse) ProtoMessage() {}
 
 func (x *ResumeExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[46]
+	mi := &file_spool_v1_spool_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3770,7 +5204,7 @@ func (x *ResumeExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeExecutionResponse.ProtoReflect.Descriptor instead.
 func (*ResumeExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{46}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ResumeExecutionResponse) GetPosition() string {
@@ -3789,7 +5223,7 @@ type TerminateExecutionRequest struct {
 
 func (x *TerminateExecutionRequest) Reset() {
 	*x = TerminateExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[47]
+	mi := &file_spool_v1_spool_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3801,7 +5235,7 @@ func (x *TerminateExecutionRequest) String() string {
 func (*TerminateExecutionRequest) ProtoMessage() {}
 
 func (x *TerminateExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[47]
+	mi := &file_spool_v1_spool_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3814,7 +5248,7 @@ func (x *TerminateExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminateExecutionRequest.ProtoReflect.Descriptor instead.
 func (*TerminateExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{47}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *TerminateExecutionRequest) GetExecutionId() string {
@@ -3833,7 +5267,7 @@ type TerminateExecutionResponse struct {
 
 func (x *TerminateExecutionResponse) Reset() {
 	*x = TerminateExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[48]
+	mi := &file_spool_v1_spool_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3845,7 +5279,7 @@ func (x *TerminateExecutionResponse) String() string {
 func (*TerminateExecutionResponse) ProtoMessage() {}
 
 func (x *TerminateExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[48]
+	mi := &file_spool_v1_spool_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3858,7 +5292,7 @@ func (x *TerminateExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminateExecutionResponse.ProtoReflect.Descriptor instead.
 func (*TerminateExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{48}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *TerminateExecutionResponse) GetPosition() string {
@@ -3886,7 +5320,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[49]
+	mi := &file_spool_v1_spool_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3898,7 +5332,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[49]
+	mi := &file_spool_v1_spool_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3911,7 +5345,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{49}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ListEventsRequest) GetSessionId() string {
@@ -3969,7 +5403,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[50]
+	mi := &file_spool_v1_spool_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3981,7 +5415,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[50]
+	mi := &file_spool_v1_spool_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3994,7 +5428,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{50}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ListEventsResponse) GetEvents() []*Event {
@@ -4032,7 +5466,7 @@ type ListHistoryRequest struct {
 
 func (x *ListHistoryRequest) Reset() {
 	*x = ListHistoryRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[51]
+	mi := &file_spool_v1_spool_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4044,7 +5478,7 @@ func (x *ListHistoryRequest) String() string {
 func (*ListHistoryRequest) ProtoMessage() {}
 
 func (x *ListHistoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[51]
+	mi := &file_spool_v1_spool_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4057,7 +5491,7 @@ func (x *ListHistoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHistoryRequest.ProtoReflect.Descriptor instead.
 func (*ListHistoryRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{51}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ListHistoryRequest) GetSessionId() string {
@@ -4103,7 +5537,7 @@ type ListHistoryResponse struct {
 
 func (x *ListHistoryResponse) Reset() {
 	*x = ListHistoryResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[52]
+	mi := &file_spool_v1_spool_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4115,7 +5549,7 @@ func (x *ListHistoryResponse) String() string {
 func (*ListHistoryResponse) ProtoMessage() {}
 
 func (x *ListHistoryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[52]
+	mi := &file_spool_v1_spool_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4128,7 +5562,7 @@ func (x *ListHistoryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHistoryResponse.ProtoReflect.Descriptor instead.
 func (*ListHistoryResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{52}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ListHistoryResponse) GetEvents() []*Event {
@@ -4171,7 +5605,7 @@ type Ancestor struct {
 
 func (x *Ancestor) Reset() {
 	*x = Ancestor{}
-	mi := &file_spool_v1_spool_proto_msgTypes[53]
+	mi := &file_spool_v1_spool_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4183,7 +5617,7 @@ func (x *Ancestor) String() string {
 func (*Ancestor) ProtoMessage() {}
 
 func (x *Ancestor) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[53]
+	mi := &file_spool_v1_spool_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4196,7 +5630,7 @@ func (x *Ancestor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ancestor.ProtoReflect.Descriptor instead.
 func (*Ancestor) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{53}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *Ancestor) GetSessionId() string {
@@ -4223,7 +5657,7 @@ type ListHistoryBlocksRequest struct {
 
 func (x *ListHistoryBlocksRequest) Reset() {
 	*x = ListHistoryBlocksRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[54]
+	mi := &file_spool_v1_spool_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4235,7 +5669,7 @@ func (x *ListHistoryBlocksRequest) String() string {
 func (*ListHistoryBlocksRequest) ProtoMessage() {}
 
 func (x *ListHistoryBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[54]
+	mi := &file_spool_v1_spool_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4248,7 +5682,7 @@ func (x *ListHistoryBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHistoryBlocksRequest.ProtoReflect.Descriptor instead.
 func (*ListHistoryBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{54}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ListHistoryBlocksRequest) GetSessionId() string {
@@ -4275,7 +5709,7 @@ type ListHistoryBlocksResponse struct {
 
 func (x *ListHistoryBlocksResponse) Reset() {
 	*x = ListHistoryBlocksResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[55]
+	mi := &file_spool_v1_spool_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4287,7 +5721,7 @@ func (x *ListHistoryBlocksResponse) String() string {
 func (*ListHistoryBlocksResponse) ProtoMessage() {}
 
 func (x *ListHistoryBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[55]
+	mi := &file_spool_v1_spool_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4300,7 +5734,7 @@ func (x *ListHistoryBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHistoryBlocksResponse.ProtoReflect.Descriptor instead.
 func (*ListHistoryBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{55}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ListHistoryBlocksResponse) GetAncestors() []*InheritedBlocks {
@@ -4322,7 +5756,7 @@ type InheritedBlocks struct {
 
 func (x *InheritedBlocks) Reset() {
 	*x = InheritedBlocks{}
-	mi := &file_spool_v1_spool_proto_msgTypes[56]
+	mi := &file_spool_v1_spool_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4334,7 +5768,7 @@ func (x *InheritedBlocks) String() string {
 func (*InheritedBlocks) ProtoMessage() {}
 
 func (x *InheritedBlocks) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[56]
+	mi := &file_spool_v1_spool_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4347,7 +5781,7 @@ func (x *InheritedBlocks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InheritedBlocks.ProtoReflect.Descriptor instead.
 func (*InheritedBlocks) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{56}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *InheritedBlocks) GetSessionId() string {
@@ -4396,7 +5830,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_spool_v1_spool_proto_msgTypes[57]
+	mi := &file_spool_v1_spool_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4408,7 +5842,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[57]
+	mi := &file_spool_v1_spool_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4421,7 +5855,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{57}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *Event) GetSeq() uint32 {
@@ -4515,7 +5949,7 @@ type EventMetadata struct {
 
 func (x *EventMetadata) Reset() {
 	*x = EventMetadata{}
-	mi := &file_spool_v1_spool_proto_msgTypes[58]
+	mi := &file_spool_v1_spool_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4527,7 +5961,7 @@ func (x *EventMetadata) String() string {
 func (*EventMetadata) ProtoMessage() {}
 
 func (x *EventMetadata) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[58]
+	mi := &file_spool_v1_spool_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4540,7 +5974,7 @@ func (x *EventMetadata) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventMetadata.ProtoReflect.Descriptor instead.
 func (*EventMetadata) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{58}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *EventMetadata) GetSession() *Json {
@@ -4570,7 +6004,7 @@ type StreamEventsRequest struct {
 
 func (x *StreamEventsRequest) Reset() {
 	*x = StreamEventsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[59]
+	mi := &file_spool_v1_spool_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4582,7 +6016,7 @@ func (x *StreamEventsRequest) String() string {
 func (*StreamEventsRequest) ProtoMessage() {}
 
 func (x *StreamEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[59]
+	mi := &file_spool_v1_spool_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4595,7 +6029,7 @@ func (x *StreamEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamEventsRequest.ProtoReflect.Descriptor instead.
 func (*StreamEventsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{59}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *StreamEventsRequest) GetSessionId() string {
@@ -4632,7 +6066,7 @@ type StreamEventsResponse struct {
 
 func (x *StreamEventsResponse) Reset() {
 	*x = StreamEventsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[60]
+	mi := &file_spool_v1_spool_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4644,7 +6078,7 @@ func (x *StreamEventsResponse) String() string {
 func (*StreamEventsResponse) ProtoMessage() {}
 
 func (x *StreamEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[60]
+	mi := &file_spool_v1_spool_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4657,7 +6091,7 @@ func (x *StreamEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamEventsResponse.ProtoReflect.Descriptor instead.
 func (*StreamEventsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{60}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *StreamEventsResponse) GetMessage() isStreamEventsResponse_Message {
@@ -4713,7 +6147,7 @@ type Lag struct {
 
 func (x *Lag) Reset() {
 	*x = Lag{}
-	mi := &file_spool_v1_spool_proto_msgTypes[61]
+	mi := &file_spool_v1_spool_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4725,7 +6159,7 @@ func (x *Lag) String() string {
 func (*Lag) ProtoMessage() {}
 
 func (x *Lag) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[61]
+	mi := &file_spool_v1_spool_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4738,7 +6172,7 @@ func (x *Lag) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lag.ProtoReflect.Descriptor instead.
 func (*Lag) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{61}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *Lag) GetLagging() bool {
@@ -4767,7 +6201,7 @@ type ListBlocksRequest struct {
 
 func (x *ListBlocksRequest) Reset() {
 	*x = ListBlocksRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[62]
+	mi := &file_spool_v1_spool_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4779,7 +6213,7 @@ func (x *ListBlocksRequest) String() string {
 func (*ListBlocksRequest) ProtoMessage() {}
 
 func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[62]
+	mi := &file_spool_v1_spool_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4792,7 +6226,7 @@ func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksRequest.ProtoReflect.Descriptor instead.
 func (*ListBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{62}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *ListBlocksRequest) GetSessionId() string {
@@ -4827,7 +6261,7 @@ type ListBlocksResponse struct {
 
 func (x *ListBlocksResponse) Reset() {
 	*x = ListBlocksResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[63]
+	mi := &file_spool_v1_spool_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4839,7 +6273,7 @@ func (x *ListBlocksResponse) String() string {
 func (*ListBlocksResponse) ProtoMessage() {}
 
 func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[63]
+	mi := &file_spool_v1_spool_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4852,7 +6286,7 @@ func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksResponse.ProtoReflect.Descriptor instead.
 func (*ListBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{63}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *ListBlocksResponse) GetBlocks() []*Block {
@@ -4924,7 +6358,7 @@ type Block struct {
 
 func (x *Block) Reset() {
 	*x = Block{}
-	mi := &file_spool_v1_spool_proto_msgTypes[64]
+	mi := &file_spool_v1_spool_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4936,7 +6370,7 @@ func (x *Block) String() string {
 func (*Block) ProtoMessage() {}
 
 func (x *Block) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[64]
+	mi := &file_spool_v1_spool_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4949,7 +6383,7 @@ func (x *Block) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Block.ProtoReflect.Descriptor instead.
 func (*Block) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{64}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *Block) GetId() string {
@@ -5139,7 +6573,7 @@ type TodoItem struct {
 
 func (x *TodoItem) Reset() {
 	*x = TodoItem{}
-	mi := &file_spool_v1_spool_proto_msgTypes[65]
+	mi := &file_spool_v1_spool_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5151,7 +6585,7 @@ func (x *TodoItem) String() string {
 func (*TodoItem) ProtoMessage() {}
 
 func (x *TodoItem) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[65]
+	mi := &file_spool_v1_spool_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5164,7 +6598,7 @@ func (x *TodoItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TodoItem.ProtoReflect.Descriptor instead.
 func (*TodoItem) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{65}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *TodoItem) GetContent() string {
@@ -5201,7 +6635,7 @@ type CreateKeyRequest struct {
 
 func (x *CreateKeyRequest) Reset() {
 	*x = CreateKeyRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[66]
+	mi := &file_spool_v1_spool_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5213,7 +6647,7 @@ func (x *CreateKeyRequest) String() string {
 func (*CreateKeyRequest) ProtoMessage() {}
 
 func (x *CreateKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[66]
+	mi := &file_spool_v1_spool_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5226,7 +6660,7 @@ func (x *CreateKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateKeyRequest.ProtoReflect.Descriptor instead.
 func (*CreateKeyRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{66}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *CreateKeyRequest) GetName() string {
@@ -5285,7 +6719,7 @@ type CreateKeyResponse struct {
 
 func (x *CreateKeyResponse) Reset() {
 	*x = CreateKeyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[67]
+	mi := &file_spool_v1_spool_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5297,7 +6731,7 @@ func (x *CreateKeyResponse) String() string {
 func (*CreateKeyResponse) ProtoMessage() {}
 
 func (x *CreateKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[67]
+	mi := &file_spool_v1_spool_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5310,7 +6744,7 @@ func (x *CreateKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateKeyResponse.ProtoReflect.Descriptor instead.
 func (*CreateKeyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{67}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *CreateKeyResponse) GetKeyId() string {
@@ -5388,7 +6822,7 @@ type ListDeadLettersRequest struct {
 
 func (x *ListDeadLettersRequest) Reset() {
 	*x = ListDeadLettersRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[68]
+	mi := &file_spool_v1_spool_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5400,7 +6834,7 @@ func (x *ListDeadLettersRequest) String() string {
 func (*ListDeadLettersRequest) ProtoMessage() {}
 
 func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[68]
+	mi := &file_spool_v1_spool_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5413,7 +6847,7 @@ func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersRequest.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{68}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *ListDeadLettersRequest) GetPageSize() uint32 {
@@ -5441,7 +6875,7 @@ type ListDeadLettersResponse struct {
 
 func (x *ListDeadLettersResponse) Reset() {
 	*x = ListDeadLettersResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[69]
+	mi := &file_spool_v1_spool_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5453,7 +6887,7 @@ func (x *ListDeadLettersResponse) String() string {
 func (*ListDeadLettersResponse) ProtoMessage() {}
 
 func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[69]
+	mi := &file_spool_v1_spool_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5466,7 +6900,7 @@ func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersResponse.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{69}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *ListDeadLettersResponse) GetDeadLetters() []*DeadLetter {
@@ -5509,7 +6943,7 @@ type DeadLetter struct {
 
 func (x *DeadLetter) Reset() {
 	*x = DeadLetter{}
-	mi := &file_spool_v1_spool_proto_msgTypes[70]
+	mi := &file_spool_v1_spool_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5521,7 +6955,7 @@ func (x *DeadLetter) String() string {
 func (*DeadLetter) ProtoMessage() {}
 
 func (x *DeadLetter) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[70]
+	mi := &file_spool_v1_spool_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5534,7 +6968,7 @@ func (x *DeadLetter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLetter.ProtoReflect.Descriptor instead.
 func (*DeadLetter) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{70}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *DeadLetter) GetId() string {
@@ -5618,7 +7052,7 @@ type ListAuditRequest struct {
 
 func (x *ListAuditRequest) Reset() {
 	*x = ListAuditRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[71]
+	mi := &file_spool_v1_spool_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5630,7 +7064,7 @@ func (x *ListAuditRequest) String() string {
 func (*ListAuditRequest) ProtoMessage() {}
 
 func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[71]
+	mi := &file_spool_v1_spool_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5643,7 +7077,7 @@ func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditRequest.ProtoReflect.Descriptor instead.
 func (*ListAuditRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{71}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *ListAuditRequest) GetSession() string {
@@ -5692,7 +7126,7 @@ type ListAuditResponse struct {
 
 func (x *ListAuditResponse) Reset() {
 	*x = ListAuditResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[72]
+	mi := &file_spool_v1_spool_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5704,7 +7138,7 @@ func (x *ListAuditResponse) String() string {
 func (*ListAuditResponse) ProtoMessage() {}
 
 func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[72]
+	mi := &file_spool_v1_spool_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5717,7 +7151,7 @@ func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditResponse.ProtoReflect.Descriptor instead.
 func (*ListAuditResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{72}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *ListAuditResponse) GetEntries() []*AuditEntry {
@@ -5756,7 +7190,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_spool_v1_spool_proto_msgTypes[73]
+	mi := &file_spool_v1_spool_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5768,7 +7202,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[73]
+	mi := &file_spool_v1_spool_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5781,7 +7215,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{73}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *AuditEntry) GetTime() *timestamppb.Timestamp {
@@ -5860,7 +7294,7 @@ type AuditActor struct {
 
 func (x *AuditActor) Reset() {
 	*x = AuditActor{}
-	mi := &file_spool_v1_spool_proto_msgTypes[74]
+	mi := &file_spool_v1_spool_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5872,7 +7306,7 @@ func (x *AuditActor) String() string {
 func (*AuditActor) ProtoMessage() {}
 
 func (x *AuditActor) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[74]
+	mi := &file_spool_v1_spool_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5885,7 +7319,7 @@ func (x *AuditActor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditActor.ProtoReflect.Descriptor instead.
 func (*AuditActor) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{74}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *AuditActor) GetKind() string {
@@ -5946,7 +7380,7 @@ type GetDeadLetterRequest struct {
 
 func (x *GetDeadLetterRequest) Reset() {
 	*x = GetDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[75]
+	mi := &file_spool_v1_spool_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5958,7 +7392,7 @@ func (x *GetDeadLetterRequest) String() string {
 func (*GetDeadLetterRequest) ProtoMessage() {}
 
 func (x *GetDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[75]
+	mi := &file_spool_v1_spool_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5971,7 +7405,7 @@ func (x *GetDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*GetDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{75}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *GetDeadLetterRequest) GetId() string {
@@ -5990,7 +7424,7 @@ type RetryDeadLetterRequest struct {
 
 func (x *RetryDeadLetterRequest) Reset() {
 	*x = RetryDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[76]
+	mi := &file_spool_v1_spool_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6002,7 +7436,7 @@ func (x *RetryDeadLetterRequest) String() string {
 func (*RetryDeadLetterRequest) ProtoMessage() {}
 
 func (x *RetryDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[76]
+	mi := &file_spool_v1_spool_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6015,7 +7449,7 @@ func (x *RetryDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*RetryDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{76}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *RetryDeadLetterRequest) GetId() string {
@@ -6034,7 +7468,7 @@ type RetryDeadLetterResponse struct {
 
 func (x *RetryDeadLetterResponse) Reset() {
 	*x = RetryDeadLetterResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[77]
+	mi := &file_spool_v1_spool_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6046,7 +7480,7 @@ func (x *RetryDeadLetterResponse) String() string {
 func (*RetryDeadLetterResponse) ProtoMessage() {}
 
 func (x *RetryDeadLetterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[77]
+	mi := &file_spool_v1_spool_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6059,7 +7493,7 @@ func (x *RetryDeadLetterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryDeadLetterResponse.ProtoReflect.Descriptor instead.
 func (*RetryDeadLetterResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{77}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *RetryDeadLetterResponse) GetId() string {
@@ -6078,7 +7512,7 @@ type DropDeadLetterRequest struct {
 
 func (x *DropDeadLetterRequest) Reset() {
 	*x = DropDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[78]
+	mi := &file_spool_v1_spool_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6090,7 +7524,7 @@ func (x *DropDeadLetterRequest) String() string {
 func (*DropDeadLetterRequest) ProtoMessage() {}
 
 func (x *DropDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[78]
+	mi := &file_spool_v1_spool_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6103,7 +7537,7 @@ func (x *DropDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*DropDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{78}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *DropDeadLetterRequest) GetId() string {
@@ -6122,7 +7556,7 @@ type DropDeadLetterResponse struct {
 
 func (x *DropDeadLetterResponse) Reset() {
 	*x = DropDeadLetterResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[79]
+	mi := &file_spool_v1_spool_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6134,7 +7568,7 @@ func (x *DropDeadLetterResponse) String() string {
 func (*DropDeadLetterResponse) ProtoMessage() {}
 
 func (x *DropDeadLetterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[79]
+	mi := &file_spool_v1_spool_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6147,7 +7581,7 @@ func (x *DropDeadLetterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropDeadLetterResponse.ProtoReflect.Descriptor instead.
 func (*DropDeadLetterResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{79}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *DropDeadLetterResponse) GetId() string {
@@ -6167,7 +7601,7 @@ type ListKeysRequest struct {
 
 func (x *ListKeysRequest) Reset() {
 	*x = ListKeysRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[80]
+	mi := &file_spool_v1_spool_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6179,7 +7613,7 @@ func (x *ListKeysRequest) String() string {
 func (*ListKeysRequest) ProtoMessage() {}
 
 func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[80]
+	mi := &file_spool_v1_spool_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6192,7 +7626,7 @@ func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysRequest.ProtoReflect.Descriptor instead.
 func (*ListKeysRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{80}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *ListKeysRequest) GetTenant() string {
@@ -6211,7 +7645,7 @@ type ListKeysResponse struct {
 
 func (x *ListKeysResponse) Reset() {
 	*x = ListKeysResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[81]
+	mi := &file_spool_v1_spool_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6223,7 +7657,7 @@ func (x *ListKeysResponse) String() string {
 func (*ListKeysResponse) ProtoMessage() {}
 
 func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[81]
+	mi := &file_spool_v1_spool_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6236,7 +7670,7 @@ func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysResponse.ProtoReflect.Descriptor instead.
 func (*ListKeysResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{81}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *ListKeysResponse) GetKeys() []*Key {
@@ -6268,7 +7702,7 @@ type Key struct {
 
 func (x *Key) Reset() {
 	*x = Key{}
-	mi := &file_spool_v1_spool_proto_msgTypes[82]
+	mi := &file_spool_v1_spool_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6280,7 +7714,7 @@ func (x *Key) String() string {
 func (*Key) ProtoMessage() {}
 
 func (x *Key) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[82]
+	mi := &file_spool_v1_spool_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6293,7 +7727,7 @@ func (x *Key) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Key.ProtoReflect.Descriptor instead.
 func (*Key) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{82}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *Key) GetKeyId() string {
@@ -6370,7 +7804,7 @@ type RevokeKeyRequest struct {
 
 func (x *RevokeKeyRequest) Reset() {
 	*x = RevokeKeyRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[83]
+	mi := &file_spool_v1_spool_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6382,7 +7816,7 @@ func (x *RevokeKeyRequest) String() string {
 func (*RevokeKeyRequest) ProtoMessage() {}
 
 func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[83]
+	mi := &file_spool_v1_spool_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6395,7 +7829,7 @@ func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeKeyRequest.ProtoReflect.Descriptor instead.
 func (*RevokeKeyRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{83}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *RevokeKeyRequest) GetKeyId() string {
@@ -6424,7 +7858,7 @@ type RevokeKeyResponse struct {
 
 func (x *RevokeKeyResponse) Reset() {
 	*x = RevokeKeyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[84]
+	mi := &file_spool_v1_spool_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6436,7 +7870,7 @@ func (x *RevokeKeyResponse) String() string {
 func (*RevokeKeyResponse) ProtoMessage() {}
 
 func (x *RevokeKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[84]
+	mi := &file_spool_v1_spool_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6449,7 +7883,7 @@ func (x *RevokeKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeKeyResponse.ProtoReflect.Descriptor instead.
 func (*RevokeKeyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{84}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *RevokeKeyResponse) GetKeyId() string {
@@ -6487,7 +7921,7 @@ type SetBudgetRequest struct {
 
 func (x *SetBudgetRequest) Reset() {
 	*x = SetBudgetRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[85]
+	mi := &file_spool_v1_spool_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6499,7 +7933,7 @@ func (x *SetBudgetRequest) String() string {
 func (*SetBudgetRequest) ProtoMessage() {}
 
 func (x *SetBudgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[85]
+	mi := &file_spool_v1_spool_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6512,7 +7946,7 @@ func (x *SetBudgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBudgetRequest.ProtoReflect.Descriptor instead.
 func (*SetBudgetRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{85}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *SetBudgetRequest) GetPeriod() string {
@@ -6547,7 +7981,7 @@ type SetBudgetResponse struct {
 
 func (x *SetBudgetResponse) Reset() {
 	*x = SetBudgetResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[86]
+	mi := &file_spool_v1_spool_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6559,7 +7993,7 @@ func (x *SetBudgetResponse) String() string {
 func (*SetBudgetResponse) ProtoMessage() {}
 
 func (x *SetBudgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[86]
+	mi := &file_spool_v1_spool_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6572,7 +8006,7 @@ func (x *SetBudgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBudgetResponse.ProtoReflect.Descriptor instead.
 func (*SetBudgetResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{86}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *SetBudgetResponse) GetTenant() string {
@@ -6606,7 +8040,7 @@ type ListBudgetsRequest struct {
 
 func (x *ListBudgetsRequest) Reset() {
 	*x = ListBudgetsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[87]
+	mi := &file_spool_v1_spool_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6618,7 +8052,7 @@ func (x *ListBudgetsRequest) String() string {
 func (*ListBudgetsRequest) ProtoMessage() {}
 
 func (x *ListBudgetsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[87]
+	mi := &file_spool_v1_spool_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6631,7 +8065,7 @@ func (x *ListBudgetsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBudgetsRequest.ProtoReflect.Descriptor instead.
 func (*ListBudgetsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{87}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *ListBudgetsRequest) GetTenant() string {
@@ -6650,7 +8084,7 @@ type ListBudgetsResponse struct {
 
 func (x *ListBudgetsResponse) Reset() {
 	*x = ListBudgetsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[88]
+	mi := &file_spool_v1_spool_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6662,7 +8096,7 @@ func (x *ListBudgetsResponse) String() string {
 func (*ListBudgetsResponse) ProtoMessage() {}
 
 func (x *ListBudgetsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[88]
+	mi := &file_spool_v1_spool_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6675,7 +8109,7 @@ func (x *ListBudgetsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBudgetsResponse.ProtoReflect.Descriptor instead.
 func (*ListBudgetsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{88}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *ListBudgetsResponse) GetBudgets() []*TenantBudget {
@@ -6705,7 +8139,7 @@ type TenantBudget struct {
 
 func (x *TenantBudget) Reset() {
 	*x = TenantBudget{}
-	mi := &file_spool_v1_spool_proto_msgTypes[89]
+	mi := &file_spool_v1_spool_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6717,7 +8151,7 @@ func (x *TenantBudget) String() string {
 func (*TenantBudget) ProtoMessage() {}
 
 func (x *TenantBudget) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[89]
+	mi := &file_spool_v1_spool_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6730,7 +8164,7 @@ func (x *TenantBudget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantBudget.ProtoReflect.Descriptor instead.
 func (*TenantBudget) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{89}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *TenantBudget) GetTenant() string {
@@ -6794,7 +8228,7 @@ type RemoveBudgetRequest struct {
 
 func (x *RemoveBudgetRequest) Reset() {
 	*x = RemoveBudgetRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[90]
+	mi := &file_spool_v1_spool_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6806,7 +8240,7 @@ func (x *RemoveBudgetRequest) String() string {
 func (*RemoveBudgetRequest) ProtoMessage() {}
 
 func (x *RemoveBudgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[90]
+	mi := &file_spool_v1_spool_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6819,7 +8253,7 @@ func (x *RemoveBudgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBudgetRequest.ProtoReflect.Descriptor instead.
 func (*RemoveBudgetRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{90}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *RemoveBudgetRequest) GetPeriod() string {
@@ -6847,7 +8281,7 @@ type RemoveBudgetResponse struct {
 
 func (x *RemoveBudgetResponse) Reset() {
 	*x = RemoveBudgetResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[91]
+	mi := &file_spool_v1_spool_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6859,7 +8293,7 @@ func (x *RemoveBudgetResponse) String() string {
 func (*RemoveBudgetResponse) ProtoMessage() {}
 
 func (x *RemoveBudgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[91]
+	mi := &file_spool_v1_spool_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6872,7 +8306,7 @@ func (x *RemoveBudgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBudgetResponse.ProtoReflect.Descriptor instead.
 func (*RemoveBudgetResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{91}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *RemoveBudgetResponse) GetTenant() string {
@@ -6925,7 +8359,7 @@ type TenantLimits struct {
 
 func (x *TenantLimits) Reset() {
 	*x = TenantLimits{}
-	mi := &file_spool_v1_spool_proto_msgTypes[92]
+	mi := &file_spool_v1_spool_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6937,7 +8371,7 @@ func (x *TenantLimits) String() string {
 func (*TenantLimits) ProtoMessage() {}
 
 func (x *TenantLimits) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[92]
+	mi := &file_spool_v1_spool_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6950,7 +8384,7 @@ func (x *TenantLimits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantLimits.ProtoReflect.Descriptor instead.
 func (*TenantLimits) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{92}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *TenantLimits) GetSlots() uint32 {
@@ -7035,7 +8469,7 @@ type SetLimitsRequest struct {
 
 func (x *SetLimitsRequest) Reset() {
 	*x = SetLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[93]
+	mi := &file_spool_v1_spool_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7047,7 +8481,7 @@ func (x *SetLimitsRequest) String() string {
 func (*SetLimitsRequest) ProtoMessage() {}
 
 func (x *SetLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[93]
+	mi := &file_spool_v1_spool_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7060,7 +8494,7 @@ func (x *SetLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLimitsRequest.ProtoReflect.Descriptor instead.
 func (*SetLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{93}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *SetLimitsRequest) GetTenant() string {
@@ -7087,7 +8521,7 @@ type SetLimitsResponse struct {
 
 func (x *SetLimitsResponse) Reset() {
 	*x = SetLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[94]
+	mi := &file_spool_v1_spool_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7099,7 +8533,7 @@ func (x *SetLimitsResponse) String() string {
 func (*SetLimitsResponse) ProtoMessage() {}
 
 func (x *SetLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[94]
+	mi := &file_spool_v1_spool_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7112,7 +8546,7 @@ func (x *SetLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLimitsResponse.ProtoReflect.Descriptor instead.
 func (*SetLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{94}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *SetLimitsResponse) GetTenant() string {
@@ -7139,7 +8573,7 @@ type GetLimitsRequest struct {
 
 func (x *GetLimitsRequest) Reset() {
 	*x = GetLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[95]
+	mi := &file_spool_v1_spool_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7151,7 +8585,7 @@ func (x *GetLimitsRequest) String() string {
 func (*GetLimitsRequest) ProtoMessage() {}
 
 func (x *GetLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[95]
+	mi := &file_spool_v1_spool_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7164,7 +8598,7 @@ func (x *GetLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLimitsRequest.ProtoReflect.Descriptor instead.
 func (*GetLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{95}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *GetLimitsRequest) GetTenant() string {
@@ -7187,7 +8621,7 @@ type GetLimitsResponse struct {
 
 func (x *GetLimitsResponse) Reset() {
 	*x = GetLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[96]
+	mi := &file_spool_v1_spool_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7199,7 +8633,7 @@ func (x *GetLimitsResponse) String() string {
 func (*GetLimitsResponse) ProtoMessage() {}
 
 func (x *GetLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[96]
+	mi := &file_spool_v1_spool_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7212,7 +8646,7 @@ func (x *GetLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLimitsResponse.ProtoReflect.Descriptor instead.
 func (*GetLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{96}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *GetLimitsResponse) GetTenant() string {
@@ -7246,7 +8680,7 @@ type RemoveLimitsRequest struct {
 
 func (x *RemoveLimitsRequest) Reset() {
 	*x = RemoveLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[97]
+	mi := &file_spool_v1_spool_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7258,7 +8692,7 @@ func (x *RemoveLimitsRequest) String() string {
 func (*RemoveLimitsRequest) ProtoMessage() {}
 
 func (x *RemoveLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[97]
+	mi := &file_spool_v1_spool_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7271,7 +8705,7 @@ func (x *RemoveLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLimitsRequest.ProtoReflect.Descriptor instead.
 func (*RemoveLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{97}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *RemoveLimitsRequest) GetTenant() string {
@@ -7291,7 +8725,7 @@ type RemoveLimitsResponse struct {
 
 func (x *RemoveLimitsResponse) Reset() {
 	*x = RemoveLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[98]
+	mi := &file_spool_v1_spool_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7303,7 +8737,7 @@ func (x *RemoveLimitsResponse) String() string {
 func (*RemoveLimitsResponse) ProtoMessage() {}
 
 func (x *RemoveLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[98]
+	mi := &file_spool_v1_spool_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7316,7 +8750,7 @@ func (x *RemoveLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLimitsResponse.ProtoReflect.Descriptor instead.
 func (*RemoveLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{98}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *RemoveLimitsResponse) GetTenant() string {
@@ -7350,7 +8784,7 @@ type Reference struct {
 
 func (x *Reference) Reset() {
 	*x = Reference{}
-	mi := &file_spool_v1_spool_proto_msgTypes[99]
+	mi := &file_spool_v1_spool_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7362,7 +8796,7 @@ func (x *Reference) String() string {
 func (*Reference) ProtoMessage() {}
 
 func (x *Reference) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[99]
+	mi := &file_spool_v1_spool_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7375,7 +8809,7 @@ func (x *Reference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reference.ProtoReflect.Descriptor instead.
 func (*Reference) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{99}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *Reference) GetScope() string {
@@ -7421,7 +8855,7 @@ type Definition struct {
 
 func (x *Definition) Reset() {
 	*x = Definition{}
-	mi := &file_spool_v1_spool_proto_msgTypes[100]
+	mi := &file_spool_v1_spool_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7433,7 +8867,7 @@ func (x *Definition) String() string {
 func (*Definition) ProtoMessage() {}
 
 func (x *Definition) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[100]
+	mi := &file_spool_v1_spool_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7446,7 +8880,7 @@ func (x *Definition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Definition.ProtoReflect.Descriptor instead.
 func (*Definition) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{100}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *Definition) GetRef() *Reference {
@@ -7491,7 +8925,7 @@ type ApplyResponse struct {
 
 func (x *ApplyResponse) Reset() {
 	*x = ApplyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[101]
+	mi := &file_spool_v1_spool_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7503,7 +8937,7 @@ func (x *ApplyResponse) String() string {
 func (*ApplyResponse) ProtoMessage() {}
 
 func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[101]
+	mi := &file_spool_v1_spool_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7516,7 +8950,7 @@ func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyResponse.ProtoReflect.Descriptor instead.
 func (*ApplyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{101}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *ApplyResponse) GetRef() *Reference {
@@ -7549,7 +8983,7 @@ type RemoveResponse struct {
 
 func (x *RemoveResponse) Reset() {
 	*x = RemoveResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[102]
+	mi := &file_spool_v1_spool_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7561,7 +8995,7 @@ func (x *RemoveResponse) String() string {
 func (*RemoveResponse) ProtoMessage() {}
 
 func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[102]
+	mi := &file_spool_v1_spool_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7574,7 +9008,7 @@ func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveResponse.ProtoReflect.Descriptor instead.
 func (*RemoveResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{102}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *RemoveResponse) GetPosition() string {
@@ -7598,7 +9032,7 @@ type ApplyAgentRequest struct {
 
 func (x *ApplyAgentRequest) Reset() {
 	*x = ApplyAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[103]
+	mi := &file_spool_v1_spool_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7610,7 +9044,7 @@ func (x *ApplyAgentRequest) String() string {
 func (*ApplyAgentRequest) ProtoMessage() {}
 
 func (x *ApplyAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[103]
+	mi := &file_spool_v1_spool_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7623,7 +9057,7 @@ func (x *ApplyAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyAgentRequest.ProtoReflect.Descriptor instead.
 func (*ApplyAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{103}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *ApplyAgentRequest) GetRef() *Reference {
@@ -7658,7 +9092,7 @@ type ListAgentsRequest struct {
 
 func (x *ListAgentsRequest) Reset() {
 	*x = ListAgentsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[104]
+	mi := &file_spool_v1_spool_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7670,7 +9104,7 @@ func (x *ListAgentsRequest) String() string {
 func (*ListAgentsRequest) ProtoMessage() {}
 
 func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[104]
+	mi := &file_spool_v1_spool_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7683,7 +9117,7 @@ func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsRequest.ProtoReflect.Descriptor instead.
 func (*ListAgentsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{104}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *ListAgentsRequest) GetPageSize() uint32 {
@@ -7711,7 +9145,7 @@ type ListAgentsResponse struct {
 
 func (x *ListAgentsResponse) Reset() {
 	*x = ListAgentsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[105]
+	mi := &file_spool_v1_spool_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7723,7 +9157,7 @@ func (x *ListAgentsResponse) String() string {
 func (*ListAgentsResponse) ProtoMessage() {}
 
 func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[105]
+	mi := &file_spool_v1_spool_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7736,7 +9170,7 @@ func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsResponse.ProtoReflect.Descriptor instead.
 func (*ListAgentsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{105}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *ListAgentsResponse) GetAgents() []*Definition {
@@ -7769,7 +9203,7 @@ type GetAgentRequest struct {
 
 func (x *GetAgentRequest) Reset() {
 	*x = GetAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[106]
+	mi := &file_spool_v1_spool_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7781,7 +9215,7 @@ func (x *GetAgentRequest) String() string {
 func (*GetAgentRequest) ProtoMessage() {}
 
 func (x *GetAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[106]
+	mi := &file_spool_v1_spool_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7794,7 +9228,7 @@ func (x *GetAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAgentRequest.ProtoReflect.Descriptor instead.
 func (*GetAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{106}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *GetAgentRequest) GetSlug() string {
@@ -7843,7 +9277,7 @@ type RemoveAgentRequest struct {
 
 func (x *RemoveAgentRequest) Reset() {
 	*x = RemoveAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[107]
+	mi := &file_spool_v1_spool_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7855,7 +9289,7 @@ func (x *RemoveAgentRequest) String() string {
 func (*RemoveAgentRequest) ProtoMessage() {}
 
 func (x *RemoveAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[107]
+	mi := &file_spool_v1_spool_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7868,7 +9302,7 @@ func (x *RemoveAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveAgentRequest.ProtoReflect.Descriptor instead.
 func (*RemoveAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{107}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *RemoveAgentRequest) GetSlug() string {
@@ -7906,7 +9340,7 @@ type ApplyInstanceRequest struct {
 
 func (x *ApplyInstanceRequest) Reset() {
 	*x = ApplyInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[108]
+	mi := &file_spool_v1_spool_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7918,7 +9352,7 @@ func (x *ApplyInstanceRequest) String() string {
 func (*ApplyInstanceRequest) ProtoMessage() {}
 
 func (x *ApplyInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[108]
+	mi := &file_spool_v1_spool_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7931,7 +9365,7 @@ func (x *ApplyInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyInstanceRequest.ProtoReflect.Descriptor instead.
 func (*ApplyInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{108}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *ApplyInstanceRequest) GetRef() *Reference {
@@ -7966,7 +9400,7 @@ type ListInstancesRequest struct {
 
 func (x *ListInstancesRequest) Reset() {
 	*x = ListInstancesRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[109]
+	mi := &file_spool_v1_spool_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7978,7 +9412,7 @@ func (x *ListInstancesRequest) String() string {
 func (*ListInstancesRequest) ProtoMessage() {}
 
 func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[109]
+	mi := &file_spool_v1_spool_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7991,7 +9425,7 @@ func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesRequest.ProtoReflect.Descriptor instead.
 func (*ListInstancesRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{109}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *ListInstancesRequest) GetPageSize() uint32 {
@@ -8019,7 +9453,7 @@ type ListInstancesResponse struct {
 
 func (x *ListInstancesResponse) Reset() {
 	*x = ListInstancesResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[110]
+	mi := &file_spool_v1_spool_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8031,7 +9465,7 @@ func (x *ListInstancesResponse) String() string {
 func (*ListInstancesResponse) ProtoMessage() {}
 
 func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[110]
+	mi := &file_spool_v1_spool_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8044,7 +9478,7 @@ func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesResponse.ProtoReflect.Descriptor instead.
 func (*ListInstancesResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{110}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *ListInstancesResponse) GetInstances() []*Definition {
@@ -8077,7 +9511,7 @@ type GetInstanceRequest struct {
 
 func (x *GetInstanceRequest) Reset() {
 	*x = GetInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[111]
+	mi := &file_spool_v1_spool_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8089,7 +9523,7 @@ func (x *GetInstanceRequest) String() string {
 func (*GetInstanceRequest) ProtoMessage() {}
 
 func (x *GetInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[111]
+	mi := &file_spool_v1_spool_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8102,7 +9536,7 @@ func (x *GetInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceRequest.ProtoReflect.Descriptor instead.
 func (*GetInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{111}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *GetInstanceRequest) GetSlug() string {
@@ -8151,7 +9585,7 @@ type RemoveInstanceRequest struct {
 
 func (x *RemoveInstanceRequest) Reset() {
 	*x = RemoveInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[112]
+	mi := &file_spool_v1_spool_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8163,7 +9597,7 @@ func (x *RemoveInstanceRequest) String() string {
 func (*RemoveInstanceRequest) ProtoMessage() {}
 
 func (x *RemoveInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[112]
+	mi := &file_spool_v1_spool_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8176,7 +9610,7 @@ func (x *RemoveInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveInstanceRequest.ProtoReflect.Descriptor instead.
 func (*RemoveInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{112}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *RemoveInstanceRequest) GetSlug() string {
@@ -8214,7 +9648,7 @@ type ApplyEnvironmentRequest struct {
 
 func (x *ApplyEnvironmentRequest) Reset() {
 	*x = ApplyEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[113]
+	mi := &file_spool_v1_spool_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8226,7 +9660,7 @@ func (x *ApplyEnvironmentRequest) String() string {
 func (*ApplyEnvironmentRequest) ProtoMessage() {}
 
 func (x *ApplyEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[113]
+	mi := &file_spool_v1_spool_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8239,7 +9673,7 @@ func (x *ApplyEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*ApplyEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{113}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *ApplyEnvironmentRequest) GetRef() *Reference {
@@ -8274,7 +9708,7 @@ type ListEnvironmentsRequest struct {
 
 func (x *ListEnvironmentsRequest) Reset() {
 	*x = ListEnvironmentsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[114]
+	mi := &file_spool_v1_spool_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8286,7 +9720,7 @@ func (x *ListEnvironmentsRequest) String() string {
 func (*ListEnvironmentsRequest) ProtoMessage() {}
 
 func (x *ListEnvironmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[114]
+	mi := &file_spool_v1_spool_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8299,7 +9733,7 @@ func (x *ListEnvironmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEnvironmentsRequest.ProtoReflect.Descriptor instead.
 func (*ListEnvironmentsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{114}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *ListEnvironmentsRequest) GetPageSize() uint32 {
@@ -8327,7 +9761,7 @@ type ListEnvironmentsResponse struct {
 
 func (x *ListEnvironmentsResponse) Reset() {
 	*x = ListEnvironmentsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[115]
+	mi := &file_spool_v1_spool_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8339,7 +9773,7 @@ func (x *ListEnvironmentsResponse) String() string {
 func (*ListEnvironmentsResponse) ProtoMessage() {}
 
 func (x *ListEnvironmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[115]
+	mi := &file_spool_v1_spool_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8352,7 +9786,7 @@ func (x *ListEnvironmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEnvironmentsResponse.ProtoReflect.Descriptor instead.
 func (*ListEnvironmentsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{115}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{131}
 }
 
 func (x *ListEnvironmentsResponse) GetEnvironments() []*Definition {
@@ -8385,7 +9819,7 @@ type GetEnvironmentRequest struct {
 
 func (x *GetEnvironmentRequest) Reset() {
 	*x = GetEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[116]
+	mi := &file_spool_v1_spool_proto_msgTypes[132]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8397,7 +9831,7 @@ func (x *GetEnvironmentRequest) String() string {
 func (*GetEnvironmentRequest) ProtoMessage() {}
 
 func (x *GetEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[116]
+	mi := &file_spool_v1_spool_proto_msgTypes[132]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8410,7 +9844,7 @@ func (x *GetEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*GetEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{116}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{132}
 }
 
 func (x *GetEnvironmentRequest) GetSlug() string {
@@ -8459,7 +9893,7 @@ type RemoveEnvironmentRequest struct {
 
 func (x *RemoveEnvironmentRequest) Reset() {
 	*x = RemoveEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[117]
+	mi := &file_spool_v1_spool_proto_msgTypes[133]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8471,7 +9905,7 @@ func (x *RemoveEnvironmentRequest) String() string {
 func (*RemoveEnvironmentRequest) ProtoMessage() {}
 
 func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[117]
+	mi := &file_spool_v1_spool_proto_msgTypes[133]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8484,7 +9918,7 @@ func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*RemoveEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{117}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{133}
 }
 
 func (x *RemoveEnvironmentRequest) GetSlug() string {
@@ -8522,7 +9956,7 @@ type ExplainEnvironmentRequest struct {
 
 func (x *ExplainEnvironmentRequest) Reset() {
 	*x = ExplainEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[118]
+	mi := &file_spool_v1_spool_proto_msgTypes[134]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8534,7 +9968,7 @@ func (x *ExplainEnvironmentRequest) String() string {
 func (*ExplainEnvironmentRequest) ProtoMessage() {}
 
 func (x *ExplainEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[118]
+	mi := &file_spool_v1_spool_proto_msgTypes[134]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8547,7 +9981,7 @@ func (x *ExplainEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*ExplainEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{118}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{134}
 }
 
 func (x *ExplainEnvironmentRequest) GetAgent() string {
@@ -8583,7 +10017,7 @@ type ExplainEnvironmentResponse struct {
 
 func (x *ExplainEnvironmentResponse) Reset() {
 	*x = ExplainEnvironmentResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[119]
+	mi := &file_spool_v1_spool_proto_msgTypes[135]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8595,7 +10029,7 @@ func (x *ExplainEnvironmentResponse) String() string {
 func (*ExplainEnvironmentResponse) ProtoMessage() {}
 
 func (x *ExplainEnvironmentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[119]
+	mi := &file_spool_v1_spool_proto_msgTypes[135]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8608,7 +10042,7 @@ func (x *ExplainEnvironmentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEnvironmentResponse.ProtoReflect.Descriptor instead.
 func (*ExplainEnvironmentResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{119}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{135}
 }
 
 func (x *ExplainEnvironmentResponse) GetVariables() []*ExplainedVariable {
@@ -8637,7 +10071,7 @@ type ExplainedHost struct {
 
 func (x *ExplainedHost) Reset() {
 	*x = ExplainedHost{}
-	mi := &file_spool_v1_spool_proto_msgTypes[120]
+	mi := &file_spool_v1_spool_proto_msgTypes[136]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8649,7 +10083,7 @@ func (x *ExplainedHost) String() string {
 func (*ExplainedHost) ProtoMessage() {}
 
 func (x *ExplainedHost) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[120]
+	mi := &file_spool_v1_spool_proto_msgTypes[136]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8662,7 +10096,7 @@ func (x *ExplainedHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedHost.ProtoReflect.Descriptor instead.
 func (*ExplainedHost) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{120}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{136}
 }
 
 func (x *ExplainedHost) GetEntry() string {
@@ -8693,7 +10127,7 @@ type ExplainedVariable struct {
 
 func (x *ExplainedVariable) Reset() {
 	*x = ExplainedVariable{}
-	mi := &file_spool_v1_spool_proto_msgTypes[121]
+	mi := &file_spool_v1_spool_proto_msgTypes[137]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8705,7 +10139,7 @@ func (x *ExplainedVariable) String() string {
 func (*ExplainedVariable) ProtoMessage() {}
 
 func (x *ExplainedVariable) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[121]
+	mi := &file_spool_v1_spool_proto_msgTypes[137]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8718,7 +10152,7 @@ func (x *ExplainedVariable) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedVariable.ProtoReflect.Descriptor instead.
 func (*ExplainedVariable) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{121}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{137}
 }
 
 func (x *ExplainedVariable) GetName() string {
@@ -8760,7 +10194,7 @@ type ListSkillsRequest struct {
 
 func (x *ListSkillsRequest) Reset() {
 	*x = ListSkillsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[122]
+	mi := &file_spool_v1_spool_proto_msgTypes[138]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8772,7 +10206,7 @@ func (x *ListSkillsRequest) String() string {
 func (*ListSkillsRequest) ProtoMessage() {}
 
 func (x *ListSkillsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[122]
+	mi := &file_spool_v1_spool_proto_msgTypes[138]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8785,7 +10219,7 @@ func (x *ListSkillsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSkillsRequest.ProtoReflect.Descriptor instead.
 func (*ListSkillsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{122}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{138}
 }
 
 func (x *ListSkillsRequest) GetPageSize() uint32 {
@@ -8813,7 +10247,7 @@ type ListSkillsResponse struct {
 
 func (x *ListSkillsResponse) Reset() {
 	*x = ListSkillsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[123]
+	mi := &file_spool_v1_spool_proto_msgTypes[139]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8825,7 +10259,7 @@ func (x *ListSkillsResponse) String() string {
 func (*ListSkillsResponse) ProtoMessage() {}
 
 func (x *ListSkillsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[123]
+	mi := &file_spool_v1_spool_proto_msgTypes[139]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8838,7 +10272,7 @@ func (x *ListSkillsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSkillsResponse.ProtoReflect.Descriptor instead.
 func (*ListSkillsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{123}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{139}
 }
 
 func (x *ListSkillsResponse) GetSkills() []*Skill {
@@ -8871,7 +10305,7 @@ type GetSkillRequest struct {
 
 func (x *GetSkillRequest) Reset() {
 	*x = GetSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[124]
+	mi := &file_spool_v1_spool_proto_msgTypes[140]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8883,7 +10317,7 @@ func (x *GetSkillRequest) String() string {
 func (*GetSkillRequest) ProtoMessage() {}
 
 func (x *GetSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[124]
+	mi := &file_spool_v1_spool_proto_msgTypes[140]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8896,7 +10330,7 @@ func (x *GetSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSkillRequest.ProtoReflect.Descriptor instead.
 func (*GetSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{124}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{140}
 }
 
 func (x *GetSkillRequest) GetSlug() string {
@@ -8958,7 +10392,7 @@ type Skill struct {
 
 func (x *Skill) Reset() {
 	*x = Skill{}
-	mi := &file_spool_v1_spool_proto_msgTypes[125]
+	mi := &file_spool_v1_spool_proto_msgTypes[141]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8970,7 +10404,7 @@ func (x *Skill) String() string {
 func (*Skill) ProtoMessage() {}
 
 func (x *Skill) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[125]
+	mi := &file_spool_v1_spool_proto_msgTypes[141]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8983,7 +10417,7 @@ func (x *Skill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Skill.ProtoReflect.Descriptor instead.
 func (*Skill) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{125}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{141}
 }
 
 func (x *Skill) GetRef() *Reference {
@@ -9064,7 +10498,7 @@ type TagSkillRequest struct {
 
 func (x *TagSkillRequest) Reset() {
 	*x = TagSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[126]
+	mi := &file_spool_v1_spool_proto_msgTypes[142]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9076,7 +10510,7 @@ func (x *TagSkillRequest) String() string {
 func (*TagSkillRequest) ProtoMessage() {}
 
 func (x *TagSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[126]
+	mi := &file_spool_v1_spool_proto_msgTypes[142]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9089,7 +10523,7 @@ func (x *TagSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagSkillRequest.ProtoReflect.Descriptor instead.
 func (*TagSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{126}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{142}
 }
 
 func (x *TagSkillRequest) GetSlug() string {
@@ -9140,7 +10574,7 @@ type RemoveSkillRequest struct {
 
 func (x *RemoveSkillRequest) Reset() {
 	*x = RemoveSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[127]
+	mi := &file_spool_v1_spool_proto_msgTypes[143]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9152,7 +10586,7 @@ func (x *RemoveSkillRequest) String() string {
 func (*RemoveSkillRequest) ProtoMessage() {}
 
 func (x *RemoveSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[127]
+	mi := &file_spool_v1_spool_proto_msgTypes[143]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9165,7 +10599,7 @@ func (x *RemoveSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSkillRequest.ProtoReflect.Descriptor instead.
 func (*RemoveSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{127}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{143}
 }
 
 func (x *RemoveSkillRequest) GetSlug() string {
@@ -9451,7 +10885,148 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\r_execution_idB\x0e\n" +
 	"\f_subagent_idB\x0e\n" +
 	"\f_tool_use_idB\a\n" +
-	"\x05_name\"\x89\x05\n" +
+	"\x05_name\"\xb2\x01\n" +
+	"\x16GetSessionStateRequest\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x13\n" +
+	"\x02at\x18\x02 \x01(\rH\x00R\x02at\x88\x01\x01\x12\x1b\n" +
+	"\tpage_size\x18\x03 \x01(\rR\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x04 \x01(\tR\tpageToken\x12!\n" +
+	"\fmin_position\x18\x05 \x01(\tR\vminPositionB\x05\n" +
+	"\x03_at\"\xca\x05\n" +
+	"\fSessionState\x12\x10\n" +
+	"\x03seq\x18\x01 \x01(\rR\x03seq\x12\x1a\n" +
+	"\bposition\x18\x02 \x01(\tR\bposition\x12.\n" +
+	"\x04time\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12+\n" +
+	"\asession\x18\x04 \x01(\v2\x11.spool.v1.SessionR\asession\x123\n" +
+	"\n" +
+	"executions\x18\x05 \x03(\v2\x13.spool.v1.ExecutionR\n" +
+	"executions\x12'\n" +
+	"\x0fexecution_count\x18\x06 \x01(\rR\x0eexecutionCount\x12'\n" +
+	"\x06blocks\x18\a \x03(\v2\x0f.spool.v1.BlockR\x06blocks\x12\x1f\n" +
+	"\vblock_count\x18\b \x01(\rR\n" +
+	"blockCount\x12&\n" +
+	"\x0fnext_page_token\x18\t \x01(\tR\rnextPageToken\x12(\n" +
+	"\x05todos\x18\n" +
+	" \x03(\v2\x12.spool.v1.TodoListR\x05todos\x12<\n" +
+	"\rconversations\x18\v \x03(\v2\x16.spool.v1.ConversationR\rconversations\x12-\n" +
+	"\x12conversation_count\x18\f \x01(\rR\x11conversationCount\x120\n" +
+	"\breported\x18\r \x01(\v2\x14.spool.v1.UsageTotalR\breported\x12.\n" +
+	"\ametered\x18\x0e \x01(\v2\x14.spool.v1.UsageTotalR\ametered\x126\n" +
+	"\bresolved\x18\x0f \x01(\v2\x1a.spool.v1.ResolvedVersionsR\bresolved\x12.\n" +
+	"\x05files\x18\x10 \x01(\v2\x18.spool.v1.WorkspaceStateR\x05files\"]\n" +
+	"\bTodoList\x12'\n" +
+	"\x0fconversation_id\x18\x01 \x01(\tR\x0econversationId\x12(\n" +
+	"\x05items\x18\x02 \x03(\v2\x12.spool.v1.TodoItemR\x05items\"\xfd\x01\n" +
+	"\n" +
+	"UsageTotal\x12!\n" +
+	"\finput_tokens\x18\x01 \x01(\x01R\vinputTokens\x12#\n" +
+	"\routput_tokens\x18\x02 \x01(\x01R\foutputTokens\x12*\n" +
+	"\x11cache_read_tokens\x18\x03 \x01(\x01R\x0fcacheReadTokens\x12,\n" +
+	"\x12cache_write_tokens\x18\x04 \x01(\x01R\x10cacheWriteTokens\x12\x19\n" +
+	"\bcost_usd\x18\x05 \x01(\x01R\acostUsd\x12\x1a\n" +
+	"\brequests\x18\x06 \x01(\x01R\brequests\x12\x16\n" +
+	"\x06failed\x18\a \x01(\x01R\x06failed\"\xf7\x01\n" +
+	"\x10ResolvedVersions\x12\x10\n" +
+	"\x03seq\x18\x01 \x01(\rR\x03seq\x12!\n" +
+	"\fexecution_id\x18\x02 \x01(\tR\vexecutionId\x12\x19\n" +
+	"\x05agent\x18\x03 \x01(\tH\x00R\x05agent\x88\x01\x01\x12\x1f\n" +
+	"\binstance\x18\x04 \x01(\tH\x01R\binstance\x88\x01\x01\x12\"\n" +
+	"\fenvironments\x18\x05 \x03(\tR\fenvironments\x12\x16\n" +
+	"\x06skills\x18\x06 \x03(\tR\x06skills\x12\x1f\n" +
+	"\vmcp_servers\x18\a \x03(\tR\n" +
+	"mcpServersB\b\n" +
+	"\x06_agentB\v\n" +
+	"\t_instance\"\x96\x03\n" +
+	"\x0eWorkspaceState\x12\x18\n" +
+	"\asummary\x18\x01 \x01(\tR\asummary\x12\x1f\n" +
+	"\bsnapshot\x18\x02 \x01(\tH\x00R\bsnapshot\x88\x01\x01\x12!\n" +
+	"\fsnapshot_seq\x18\x03 \x01(\rR\vsnapshotSeq\x12;\n" +
+	"\vsnapshot_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"snapshotAt\x12%\n" +
+	"\x0esnapshot_files\x18\x05 \x01(\rR\rsnapshotFiles\x12%\n" +
+	"\x0esnapshot_bytes\x18\x06 \x01(\x01R\rsnapshotBytes\x12\x1c\n" +
+	"\tavailable\x18\a \x01(\bR\tavailable\x12\x1d\n" +
+	"\n" +
+	"oldest_seq\x18\b \x01(\rR\toldestSeq\x12.\n" +
+	"\achanges\x18\t \x03(\v2\x14.spool.v1.FileChangeR\achanges\x12!\n" +
+	"\fchange_count\x18\n" +
+	" \x01(\rR\vchangeCountB\v\n" +
+	"\t_snapshot\"\xc3\x01\n" +
+	"\n" +
+	"FileChange\x12\x10\n" +
+	"\x03seq\x18\x01 \x01(\rR\x03seq\x12\x12\n" +
+	"\x04type\x18\x02 \x01(\tR\x04type\x12\x12\n" +
+	"\x04path\x18\x03 \x01(\tR\x04path\x12\x12\n" +
+	"\x04size\x18\x04 \x01(\x01R\x04size\x12&\n" +
+	"\fexecution_id\x18\x05 \x01(\tH\x00R\vexecutionId\x88\x01\x01\x12.\n" +
+	"\x04time\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x04timeB\x0f\n" +
+	"\r_execution_id\"z\n" +
+	"\x12DiffSessionRequest\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x12\n" +
+	"\x04from\x18\x02 \x01(\rR\x04from\x12\x0e\n" +
+	"\x02to\x18\x03 \x01(\rR\x02to\x12!\n" +
+	"\fmin_position\x18\x04 \x01(\tR\vminPosition\"\xc2\x02\n" +
+	"\vSessionDiff\x12\x12\n" +
+	"\x04from\x18\x01 \x01(\rR\x04from\x12\x0e\n" +
+	"\x02to\x18\x02 \x01(\rR\x02to\x12-\n" +
+	"\x06blocks\x18\x03 \x03(\v2\x15.spool.v1.BlockChangeR\x06blocks\x12\x1f\n" +
+	"\vblock_count\x18\x04 \x01(\rR\n" +
+	"blockCount\x122\n" +
+	"\bstatuses\x18\x05 \x03(\v2\x16.spool.v1.StatusChangeR\bstatuses\x120\n" +
+	"\breported\x18\x06 \x01(\v2\x14.spool.v1.UsageTotalR\breported\x12.\n" +
+	"\ametered\x18\a \x01(\v2\x14.spool.v1.UsageTotalR\ametered\x12)\n" +
+	"\x05files\x18\b \x01(\v2\x13.spool.v1.FilesDiffR\x05files\"L\n" +
+	"\vBlockChange\x12\x16\n" +
+	"\x06change\x18\x01 \x01(\tR\x06change\x12%\n" +
+	"\x05block\x18\x02 \x01(\v2\x0f.spool.v1.BlockR\x05block\"V\n" +
+	"\fStatusChange\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\tR\x02id\x12\x12\n" +
+	"\x04from\x18\x03 \x01(\tR\x04from\x12\x0e\n" +
+	"\x02to\x18\x04 \x01(\tR\x02to\"\xd4\x01\n" +
+	"\tFilesDiff\x12\x18\n" +
+	"\asummary\x18\x01 \x01(\tR\asummary\x12*\n" +
+	"\x11from_snapshot_seq\x18\x02 \x01(\rR\x0ffromSnapshotSeq\x12&\n" +
+	"\x0fto_snapshot_seq\x18\x03 \x01(\rR\rtoSnapshotSeq\x12(\n" +
+	"\x05files\x18\x04 \x03(\v2\x12.spool.v1.FileDiffR\x05files\x12\x1d\n" +
+	"\n" +
+	"file_count\x18\x05 \x01(\rR\tfileCount\x12\x10\n" +
+	"\x03cut\x18\x06 \x01(\bR\x03cut\"\xd5\x01\n" +
+	"\bFileDiff\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x16\n" +
+	"\x06change\x18\x02 \x01(\tR\x06change\x12\x17\n" +
+	"\x04text\x18\x03 \x01(\tH\x00R\x04text\x88\x01\x01\x12\x1d\n" +
+	"\aomitted\x18\x04 \x01(\tH\x01R\aomitted\x88\x01\x01\x12)\n" +
+	"\x04from\x18\x05 \x01(\v2\x15.spool.v1.FileVersionR\x04from\x12%\n" +
+	"\x02to\x18\x06 \x01(\v2\x15.spool.v1.FileVersionR\x02toB\a\n" +
+	"\x05_textB\n" +
+	"\n" +
+	"\b_omitted\"\x99\x01\n" +
+	"\vFileVersion\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
+	"\x04size\x18\x02 \x01(\x01R\x04size\x12\x12\n" +
+	"\x04mode\x18\x03 \x01(\rR\x04mode\x12\x1b\n" +
+	"\x06sha256\x18\x04 \x01(\tH\x00R\x06sha256\x88\x01\x01\x12\x1b\n" +
+	"\x06target\x18\x05 \x01(\tH\x01R\x06target\x88\x01\x01B\t\n" +
+	"\a_sha256B\t\n" +
+	"\a_target\"n\n" +
+	"\x16CompareSessionsRequest\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x12\n" +
+	"\x04with\x18\x02 \x01(\tR\x04with\x12!\n" +
+	"\fmin_position\x18\x03 \x01(\tR\vminPosition\"\xe7\x01\n" +
+	"\x11SessionComparison\x12\x14\n" +
+	"\x05equal\x18\x01 \x01(\bR\x05equal\x12!\n" +
+	"\fequal_events\x18\x02 \x01(\rR\vequalEvents\x12\x18\n" +
+	"\asummary\x18\x03 \x01(\tR\asummary\x12\x14\n" +
+	"\x05field\x18\x04 \x01(\tR\x05field\x12%\n" +
+	"\x05event\x18\x05 \x01(\v2\x0f.spool.v1.EventR\x05event\x12.\n" +
+	"\n" +
+	"with_event\x18\x06 \x01(\v2\x0f.spool.v1.EventR\twithEvent\x12\x12\n" +
+	"\x04fork\x18\a \x01(\bR\x04fork\"\x89\x05\n" +
 	"\x15StartExecutionRequest\x12\x14\n" +
 	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\"\n" +
 	"\farchitecture\x18\x02 \x01(\tR\farchitecture\x12\x18\n" +
@@ -10027,8 +11602,7 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x04slug\x18\x01 \x01(\tR\x04slug\x12\x14\n" +
 	"\x05scope\x18\x02 \x01(\tR\x05scope\x12\x10\n" +
 	"\x03org\x18\x03 \x01(\tR\x03org\x12\x18\n" +
-	"\aversion\x18\x04 \x01(\tR\aversion2\xdc\n" +
-	"\n" +
+	"\aversion\x18\x04 \x01(\tR\aversion2\xbe\r\n" +
 	"\bSessions\x12j\n" +
 	"\rCreateSession\x12\x1e.spool.v1.CreateSessionRequest\x1a\x1f.spool.v1.CreateSessionResponse\"\x18\x82\xd3\xe4\x93\x02\x12:\x01*\"\r/api/sessions\x12v\n" +
 	"\vForkSession\x12\x1c.spool.v1.ForkSessionRequest\x1a\x1d.spool.v1.ForkSessionResponse\"*\x82\xd3\xe4\x93\x02$:\x01*\"\x1f/api/sessions/{session_id}/fork\x12d\n" +
@@ -10041,7 +11615,10 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x10InterruptSession\x12!.spool.v1.InterruptSessionRequest\x1a\".spool.v1.InterruptSessionResponse\"/\x82\xd3\xe4\x93\x02):\x01*\"$/api/sessions/{session_id}/interrupt\x12v\n" +
 	"\vSyncSession\x12\x1c.spool.v1.SyncSessionRequest\x1a\x1d.spool.v1.SyncSessionResponse\"*\x82\xd3\xe4\x93\x02$:\x01*\"\x1f/api/sessions/{session_id}/sync\x12\xa2\x01\n" +
 	"\x14TerminateEnvironment\x12%.spool.v1.TerminateEnvironmentRequest\x1a&.spool.v1.TerminateEnvironmentResponse\";\x82\xd3\xe4\x93\x025:\x01*\"0/api/sessions/{session_id}/environment/terminate\x12\x8e\x01\n" +
-	"\x11ListConversations\x12\".spool.v1.ListConversationsRequest\x1a#.spool.v1.ListConversationsResponse\"0\x82\xd3\xe4\x93\x02*\x12(/api/sessions/{session_id}/conversations2\x9e\b\n" +
+	"\x11ListConversations\x12\".spool.v1.ListConversationsRequest\x1a#.spool.v1.ListConversationsResponse\"0\x82\xd3\xe4\x93\x02*\x12(/api/sessions/{session_id}/conversations\x12u\n" +
+	"\x0fGetSessionState\x12 .spool.v1.GetSessionStateRequest\x1a\x16.spool.v1.SessionState\"(\x82\xd3\xe4\x93\x02\"\x12 /api/sessions/{session_id}/state\x12k\n" +
+	"\vDiffSession\x12\x1c.spool.v1.DiffSessionRequest\x1a\x15.spool.v1.SessionDiff\"'\x82\xd3\xe4\x93\x02!\x12\x1f/api/sessions/{session_id}/diff\x12|\n" +
+	"\x0fCompareSessions\x12 .spool.v1.CompareSessionsRequest\x1a\x1b.spool.v1.SessionComparison\"*\x82\xd3\xe4\x93\x02$\x12\"/api/sessions/{session_id}/compare2\x9e\b\n" +
 	"\n" +
 	"Executions\x12o\n" +
 	"\x0eStartExecution\x12\x1f.spool.v1.StartExecutionRequest\x1a .spool.v1.StartExecutionResponse\"\x1a\x82\xd3\xe4\x93\x02\x14:\x01*\"\x0f/api/executions\x12l\n" +
@@ -10117,7 +11694,7 @@ func file_spool_v1_spool_proto_rawDescGZIP() []byte {
 	return file_spool_v1_spool_proto_rawDescData
 }
 
-var file_spool_v1_spool_proto_msgTypes = make([]protoimpl.MessageInfo, 131)
+var file_spool_v1_spool_proto_msgTypes = make([]protoimpl.MessageInfo, 147)
 var file_spool_v1_spool_proto_goTypes = []any{
 	(*Json)(nil),                         // 0: spool.v1.Json
 	(*SessionOptions)(nil),               // 1: spool.v1.SessionOptions
@@ -10151,111 +11728,127 @@ var file_spool_v1_spool_proto_goTypes = []any{
 	(*ListConversationsRequest)(nil),     // 29: spool.v1.ListConversationsRequest
 	(*ListConversationsResponse)(nil),    // 30: spool.v1.ListConversationsResponse
 	(*Conversation)(nil),                 // 31: spool.v1.Conversation
-	(*StartExecutionRequest)(nil),        // 32: spool.v1.StartExecutionRequest
-	(*StartExecutionResponse)(nil),       // 33: spool.v1.StartExecutionResponse
-	(*ListExecutionsRequest)(nil),        // 34: spool.v1.ListExecutionsRequest
-	(*ListSessionExecutionsRequest)(nil), // 35: spool.v1.ListSessionExecutionsRequest
-	(*ListExecutionsResponse)(nil),       // 36: spool.v1.ListExecutionsResponse
-	(*GetExecutionRequest)(nil),          // 37: spool.v1.GetExecutionRequest
-	(*Execution)(nil),                    // 38: spool.v1.Execution
-	(*MeteredUsage)(nil),                 // 39: spool.v1.MeteredUsage
-	(*Usage)(nil),                        // 40: spool.v1.Usage
-	(*CancelExecutionRequest)(nil),       // 41: spool.v1.CancelExecutionRequest
-	(*CancelExecutionResponse)(nil),      // 42: spool.v1.CancelExecutionResponse
-	(*PauseExecutionRequest)(nil),        // 43: spool.v1.PauseExecutionRequest
-	(*PauseExecutionResponse)(nil),       // 44: spool.v1.PauseExecutionResponse
-	(*ResumeExecutionRequest)(nil),       // 45: spool.v1.ResumeExecutionRequest
-	(*ResumeExecutionResponse)(nil),      // 46: spool.v1.ResumeExecutionResponse
-	(*TerminateExecutionRequest)(nil),    // 47: spool.v1.TerminateExecutionRequest
-	(*TerminateExecutionResponse)(nil),   // 48: spool.v1.TerminateExecutionResponse
-	(*ListEventsRequest)(nil),            // 49: spool.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),           // 50: spool.v1.ListEventsResponse
-	(*ListHistoryRequest)(nil),           // 51: spool.v1.ListHistoryRequest
-	(*ListHistoryResponse)(nil),          // 52: spool.v1.ListHistoryResponse
-	(*Ancestor)(nil),                     // 53: spool.v1.Ancestor
-	(*ListHistoryBlocksRequest)(nil),     // 54: spool.v1.ListHistoryBlocksRequest
-	(*ListHistoryBlocksResponse)(nil),    // 55: spool.v1.ListHistoryBlocksResponse
-	(*InheritedBlocks)(nil),              // 56: spool.v1.InheritedBlocks
-	(*Event)(nil),                        // 57: spool.v1.Event
-	(*EventMetadata)(nil),                // 58: spool.v1.EventMetadata
-	(*StreamEventsRequest)(nil),          // 59: spool.v1.StreamEventsRequest
-	(*StreamEventsResponse)(nil),         // 60: spool.v1.StreamEventsResponse
-	(*Lag)(nil),                          // 61: spool.v1.Lag
-	(*ListBlocksRequest)(nil),            // 62: spool.v1.ListBlocksRequest
-	(*ListBlocksResponse)(nil),           // 63: spool.v1.ListBlocksResponse
-	(*Block)(nil),                        // 64: spool.v1.Block
-	(*TodoItem)(nil),                     // 65: spool.v1.TodoItem
-	(*CreateKeyRequest)(nil),             // 66: spool.v1.CreateKeyRequest
-	(*CreateKeyResponse)(nil),            // 67: spool.v1.CreateKeyResponse
-	(*ListDeadLettersRequest)(nil),       // 68: spool.v1.ListDeadLettersRequest
-	(*ListDeadLettersResponse)(nil),      // 69: spool.v1.ListDeadLettersResponse
-	(*DeadLetter)(nil),                   // 70: spool.v1.DeadLetter
-	(*ListAuditRequest)(nil),             // 71: spool.v1.ListAuditRequest
-	(*ListAuditResponse)(nil),            // 72: spool.v1.ListAuditResponse
-	(*AuditEntry)(nil),                   // 73: spool.v1.AuditEntry
-	(*AuditActor)(nil),                   // 74: spool.v1.AuditActor
-	(*GetDeadLetterRequest)(nil),         // 75: spool.v1.GetDeadLetterRequest
-	(*RetryDeadLetterRequest)(nil),       // 76: spool.v1.RetryDeadLetterRequest
-	(*RetryDeadLetterResponse)(nil),      // 77: spool.v1.RetryDeadLetterResponse
-	(*DropDeadLetterRequest)(nil),        // 78: spool.v1.DropDeadLetterRequest
-	(*DropDeadLetterResponse)(nil),       // 79: spool.v1.DropDeadLetterResponse
-	(*ListKeysRequest)(nil),              // 80: spool.v1.ListKeysRequest
-	(*ListKeysResponse)(nil),             // 81: spool.v1.ListKeysResponse
-	(*Key)(nil),                          // 82: spool.v1.Key
-	(*RevokeKeyRequest)(nil),             // 83: spool.v1.RevokeKeyRequest
-	(*RevokeKeyResponse)(nil),            // 84: spool.v1.RevokeKeyResponse
-	(*SetBudgetRequest)(nil),             // 85: spool.v1.SetBudgetRequest
-	(*SetBudgetResponse)(nil),            // 86: spool.v1.SetBudgetResponse
-	(*ListBudgetsRequest)(nil),           // 87: spool.v1.ListBudgetsRequest
-	(*ListBudgetsResponse)(nil),          // 88: spool.v1.ListBudgetsResponse
-	(*TenantBudget)(nil),                 // 89: spool.v1.TenantBudget
-	(*RemoveBudgetRequest)(nil),          // 90: spool.v1.RemoveBudgetRequest
-	(*RemoveBudgetResponse)(nil),         // 91: spool.v1.RemoveBudgetResponse
-	(*TenantLimits)(nil),                 // 92: spool.v1.TenantLimits
-	(*SetLimitsRequest)(nil),             // 93: spool.v1.SetLimitsRequest
-	(*SetLimitsResponse)(nil),            // 94: spool.v1.SetLimitsResponse
-	(*GetLimitsRequest)(nil),             // 95: spool.v1.GetLimitsRequest
-	(*GetLimitsResponse)(nil),            // 96: spool.v1.GetLimitsResponse
-	(*RemoveLimitsRequest)(nil),          // 97: spool.v1.RemoveLimitsRequest
-	(*RemoveLimitsResponse)(nil),         // 98: spool.v1.RemoveLimitsResponse
-	(*Reference)(nil),                    // 99: spool.v1.Reference
-	(*Definition)(nil),                   // 100: spool.v1.Definition
-	(*ApplyResponse)(nil),                // 101: spool.v1.ApplyResponse
-	(*RemoveResponse)(nil),               // 102: spool.v1.RemoveResponse
-	(*ApplyAgentRequest)(nil),            // 103: spool.v1.ApplyAgentRequest
-	(*ListAgentsRequest)(nil),            // 104: spool.v1.ListAgentsRequest
-	(*ListAgentsResponse)(nil),           // 105: spool.v1.ListAgentsResponse
-	(*GetAgentRequest)(nil),              // 106: spool.v1.GetAgentRequest
-	(*RemoveAgentRequest)(nil),           // 107: spool.v1.RemoveAgentRequest
-	(*ApplyInstanceRequest)(nil),         // 108: spool.v1.ApplyInstanceRequest
-	(*ListInstancesRequest)(nil),         // 109: spool.v1.ListInstancesRequest
-	(*ListInstancesResponse)(nil),        // 110: spool.v1.ListInstancesResponse
-	(*GetInstanceRequest)(nil),           // 111: spool.v1.GetInstanceRequest
-	(*RemoveInstanceRequest)(nil),        // 112: spool.v1.RemoveInstanceRequest
-	(*ApplyEnvironmentRequest)(nil),      // 113: spool.v1.ApplyEnvironmentRequest
-	(*ListEnvironmentsRequest)(nil),      // 114: spool.v1.ListEnvironmentsRequest
-	(*ListEnvironmentsResponse)(nil),     // 115: spool.v1.ListEnvironmentsResponse
-	(*GetEnvironmentRequest)(nil),        // 116: spool.v1.GetEnvironmentRequest
-	(*RemoveEnvironmentRequest)(nil),     // 117: spool.v1.RemoveEnvironmentRequest
-	(*ExplainEnvironmentRequest)(nil),    // 118: spool.v1.ExplainEnvironmentRequest
-	(*ExplainEnvironmentResponse)(nil),   // 119: spool.v1.ExplainEnvironmentResponse
-	(*ExplainedHost)(nil),                // 120: spool.v1.ExplainedHost
-	(*ExplainedVariable)(nil),            // 121: spool.v1.ExplainedVariable
-	(*ListSkillsRequest)(nil),            // 122: spool.v1.ListSkillsRequest
-	(*ListSkillsResponse)(nil),           // 123: spool.v1.ListSkillsResponse
-	(*GetSkillRequest)(nil),              // 124: spool.v1.GetSkillRequest
-	(*Skill)(nil),                        // 125: spool.v1.Skill
-	(*TagSkillRequest)(nil),              // 126: spool.v1.TagSkillRequest
-	(*RemoveSkillRequest)(nil),           // 127: spool.v1.RemoveSkillRequest
-	nil,                                  // 128: spool.v1.ModelSettings.EnvEntry
-	nil,                                  // 129: spool.v1.PostMessageRequest.EnvironmentEntry
-	nil,                                  // 130: spool.v1.StartExecutionRequest.EnvironmentEntry
-	(*timestamppb.Timestamp)(nil),        // 131: google.protobuf.Timestamp
+	(*GetSessionStateRequest)(nil),       // 32: spool.v1.GetSessionStateRequest
+	(*SessionState)(nil),                 // 33: spool.v1.SessionState
+	(*TodoList)(nil),                     // 34: spool.v1.TodoList
+	(*UsageTotal)(nil),                   // 35: spool.v1.UsageTotal
+	(*ResolvedVersions)(nil),             // 36: spool.v1.ResolvedVersions
+	(*WorkspaceState)(nil),               // 37: spool.v1.WorkspaceState
+	(*FileChange)(nil),                   // 38: spool.v1.FileChange
+	(*DiffSessionRequest)(nil),           // 39: spool.v1.DiffSessionRequest
+	(*SessionDiff)(nil),                  // 40: spool.v1.SessionDiff
+	(*BlockChange)(nil),                  // 41: spool.v1.BlockChange
+	(*StatusChange)(nil),                 // 42: spool.v1.StatusChange
+	(*FilesDiff)(nil),                    // 43: spool.v1.FilesDiff
+	(*FileDiff)(nil),                     // 44: spool.v1.FileDiff
+	(*FileVersion)(nil),                  // 45: spool.v1.FileVersion
+	(*CompareSessionsRequest)(nil),       // 46: spool.v1.CompareSessionsRequest
+	(*SessionComparison)(nil),            // 47: spool.v1.SessionComparison
+	(*StartExecutionRequest)(nil),        // 48: spool.v1.StartExecutionRequest
+	(*StartExecutionResponse)(nil),       // 49: spool.v1.StartExecutionResponse
+	(*ListExecutionsRequest)(nil),        // 50: spool.v1.ListExecutionsRequest
+	(*ListSessionExecutionsRequest)(nil), // 51: spool.v1.ListSessionExecutionsRequest
+	(*ListExecutionsResponse)(nil),       // 52: spool.v1.ListExecutionsResponse
+	(*GetExecutionRequest)(nil),          // 53: spool.v1.GetExecutionRequest
+	(*Execution)(nil),                    // 54: spool.v1.Execution
+	(*MeteredUsage)(nil),                 // 55: spool.v1.MeteredUsage
+	(*Usage)(nil),                        // 56: spool.v1.Usage
+	(*CancelExecutionRequest)(nil),       // 57: spool.v1.CancelExecutionRequest
+	(*CancelExecutionResponse)(nil),      // 58: spool.v1.CancelExecutionResponse
+	(*PauseExecutionRequest)(nil),        // 59: spool.v1.PauseExecutionRequest
+	(*PauseExecutionResponse)(nil),       // 60: spool.v1.PauseExecutionResponse
+	(*ResumeExecutionRequest)(nil),       // 61: spool.v1.ResumeExecutionRequest
+	(*ResumeExecutionResponse)(nil),      // 62: spool.v1.ResumeExecutionResponse
+	(*TerminateExecutionRequest)(nil),    // 63: spool.v1.TerminateExecutionRequest
+	(*TerminateExecutionResponse)(nil),   // 64: spool.v1.TerminateExecutionResponse
+	(*ListEventsRequest)(nil),            // 65: spool.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),           // 66: spool.v1.ListEventsResponse
+	(*ListHistoryRequest)(nil),           // 67: spool.v1.ListHistoryRequest
+	(*ListHistoryResponse)(nil),          // 68: spool.v1.ListHistoryResponse
+	(*Ancestor)(nil),                     // 69: spool.v1.Ancestor
+	(*ListHistoryBlocksRequest)(nil),     // 70: spool.v1.ListHistoryBlocksRequest
+	(*ListHistoryBlocksResponse)(nil),    // 71: spool.v1.ListHistoryBlocksResponse
+	(*InheritedBlocks)(nil),              // 72: spool.v1.InheritedBlocks
+	(*Event)(nil),                        // 73: spool.v1.Event
+	(*EventMetadata)(nil),                // 74: spool.v1.EventMetadata
+	(*StreamEventsRequest)(nil),          // 75: spool.v1.StreamEventsRequest
+	(*StreamEventsResponse)(nil),         // 76: spool.v1.StreamEventsResponse
+	(*Lag)(nil),                          // 77: spool.v1.Lag
+	(*ListBlocksRequest)(nil),            // 78: spool.v1.ListBlocksRequest
+	(*ListBlocksResponse)(nil),           // 79: spool.v1.ListBlocksResponse
+	(*Block)(nil),                        // 80: spool.v1.Block
+	(*TodoItem)(nil),                     // 81: spool.v1.TodoItem
+	(*CreateKeyRequest)(nil),             // 82: spool.v1.CreateKeyRequest
+	(*CreateKeyResponse)(nil),            // 83: spool.v1.CreateKeyResponse
+	(*ListDeadLettersRequest)(nil),       // 84: spool.v1.ListDeadLettersRequest
+	(*ListDeadLettersResponse)(nil),      // 85: spool.v1.ListDeadLettersResponse
+	(*DeadLetter)(nil),                   // 86: spool.v1.DeadLetter
+	(*ListAuditRequest)(nil),             // 87: spool.v1.ListAuditRequest
+	(*ListAuditResponse)(nil),            // 88: spool.v1.ListAuditResponse
+	(*AuditEntry)(nil),                   // 89: spool.v1.AuditEntry
+	(*AuditActor)(nil),                   // 90: spool.v1.AuditActor
+	(*GetDeadLetterRequest)(nil),         // 91: spool.v1.GetDeadLetterRequest
+	(*RetryDeadLetterRequest)(nil),       // 92: spool.v1.RetryDeadLetterRequest
+	(*RetryDeadLetterResponse)(nil),      // 93: spool.v1.RetryDeadLetterResponse
+	(*DropDeadLetterRequest)(nil),        // 94: spool.v1.DropDeadLetterRequest
+	(*DropDeadLetterResponse)(nil),       // 95: spool.v1.DropDeadLetterResponse
+	(*ListKeysRequest)(nil),              // 96: spool.v1.ListKeysRequest
+	(*ListKeysResponse)(nil),             // 97: spool.v1.ListKeysResponse
+	(*Key)(nil),                          // 98: spool.v1.Key
+	(*RevokeKeyRequest)(nil),             // 99: spool.v1.RevokeKeyRequest
+	(*RevokeKeyResponse)(nil),            // 100: spool.v1.RevokeKeyResponse
+	(*SetBudgetRequest)(nil),             // 101: spool.v1.SetBudgetRequest
+	(*SetBudgetResponse)(nil),            // 102: spool.v1.SetBudgetResponse
+	(*ListBudgetsRequest)(nil),           // 103: spool.v1.ListBudgetsRequest
+	(*ListBudgetsResponse)(nil),          // 104: spool.v1.ListBudgetsResponse
+	(*TenantBudget)(nil),                 // 105: spool.v1.TenantBudget
+	(*RemoveBudgetRequest)(nil),          // 106: spool.v1.RemoveBudgetRequest
+	(*RemoveBudgetResponse)(nil),         // 107: spool.v1.RemoveBudgetResponse
+	(*TenantLimits)(nil),                 // 108: spool.v1.TenantLimits
+	(*SetLimitsRequest)(nil),             // 109: spool.v1.SetLimitsRequest
+	(*SetLimitsResponse)(nil),            // 110: spool.v1.SetLimitsResponse
+	(*GetLimitsRequest)(nil),             // 111: spool.v1.GetLimitsRequest
+	(*GetLimitsResponse)(nil),            // 112: spool.v1.GetLimitsResponse
+	(*RemoveLimitsRequest)(nil),          // 113: spool.v1.RemoveLimitsRequest
+	(*RemoveLimitsResponse)(nil),         // 114: spool.v1.RemoveLimitsResponse
+	(*Reference)(nil),                    // 115: spool.v1.Reference
+	(*Definition)(nil),                   // 116: spool.v1.Definition
+	(*ApplyResponse)(nil),                // 117: spool.v1.ApplyResponse
+	(*RemoveResponse)(nil),               // 118: spool.v1.RemoveResponse
+	(*ApplyAgentRequest)(nil),            // 119: spool.v1.ApplyAgentRequest
+	(*ListAgentsRequest)(nil),            // 120: spool.v1.ListAgentsRequest
+	(*ListAgentsResponse)(nil),           // 121: spool.v1.ListAgentsResponse
+	(*GetAgentRequest)(nil),              // 122: spool.v1.GetAgentRequest
+	(*RemoveAgentRequest)(nil),           // 123: spool.v1.RemoveAgentRequest
+	(*ApplyInstanceRequest)(nil),         // 124: spool.v1.ApplyInstanceRequest
+	(*ListInstancesRequest)(nil),         // 125: spool.v1.ListInstancesRequest
+	(*ListInstancesResponse)(nil),        // 126: spool.v1.ListInstancesResponse
+	(*GetInstanceRequest)(nil),           // 127: spool.v1.GetInstanceRequest
+	(*RemoveInstanceRequest)(nil),        // 128: spool.v1.RemoveInstanceRequest
+	(*ApplyEnvironmentRequest)(nil),      // 129: spool.v1.ApplyEnvironmentRequest
+	(*ListEnvironmentsRequest)(nil),      // 130: spool.v1.ListEnvironmentsRequest
+	(*ListEnvironmentsResponse)(nil),     // 131: spool.v1.ListEnvironmentsResponse
+	(*GetEnvironmentRequest)(nil),        // 132: spool.v1.GetEnvironmentRequest
+	(*RemoveEnvironmentRequest)(nil),     // 133: spool.v1.RemoveEnvironmentRequest
+	(*ExplainEnvironmentRequest)(nil),    // 134: spool.v1.ExplainEnvironmentRequest
+	(*ExplainEnvironmentResponse)(nil),   // 135: spool.v1.ExplainEnvironmentResponse
+	(*ExplainedHost)(nil),                // 136: spool.v1.ExplainedHost
+	(*ExplainedVariable)(nil),            // 137: spool.v1.ExplainedVariable
+	(*ListSkillsRequest)(nil),            // 138: spool.v1.ListSkillsRequest
+	(*ListSkillsResponse)(nil),           // 139: spool.v1.ListSkillsResponse
+	(*GetSkillRequest)(nil),              // 140: spool.v1.GetSkillRequest
+	(*Skill)(nil),                        // 141: spool.v1.Skill
+	(*TagSkillRequest)(nil),              // 142: spool.v1.TagSkillRequest
+	(*RemoveSkillRequest)(nil),           // 143: spool.v1.RemoveSkillRequest
+	nil,                                  // 144: spool.v1.ModelSettings.EnvEntry
+	nil,                                  // 145: spool.v1.PostMessageRequest.EnvironmentEntry
+	nil,                                  // 146: spool.v1.StartExecutionRequest.EnvironmentEntry
+	(*timestamppb.Timestamp)(nil),        // 147: google.protobuf.Timestamp
 }
 var file_spool_v1_spool_proto_depIdxs = []int32{
 	3,   // 0: spool.v1.SessionOptions.budget:type_name -> spool.v1.Budget
 	2,   // 1: spool.v1.SessionOptions.model_settings:type_name -> spool.v1.ModelSettings
-	128, // 2: spool.v1.ModelSettings.env:type_name -> spool.v1.ModelSettings.EnvEntry
+	144, // 2: spool.v1.ModelSettings.env:type_name -> spool.v1.ModelSettings.EnvEntry
 	1,   // 3: spool.v1.CreateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 4: spool.v1.CreateSessionRequest.metadata:type_name -> spool.v1.Json
 	4,   // 5: spool.v1.CreateSessionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
@@ -10264,208 +11857,239 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	13,  // 8: spool.v1.ListSessionsResponse.sessions:type_name -> spool.v1.Session
 	1,   // 9: spool.v1.Session.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 10: spool.v1.Session.metadata:type_name -> spool.v1.Json
-	131, // 11: spool.v1.Session.created_at:type_name -> google.protobuf.Timestamp
-	131, // 12: spool.v1.Session.updated_at:type_name -> google.protobuf.Timestamp
+	147, // 11: spool.v1.Session.created_at:type_name -> google.protobuf.Timestamp
+	147, // 12: spool.v1.Session.updated_at:type_name -> google.protobuf.Timestamp
 	14,  // 13: spool.v1.Session.current_sandbox:type_name -> spool.v1.CurrentSandbox
-	131, // 14: spool.v1.Session.snapshot_at:type_name -> google.protobuf.Timestamp
+	147, // 14: spool.v1.Session.snapshot_at:type_name -> google.protobuf.Timestamp
 	9,   // 15: spool.v1.Session.parent:type_name -> spool.v1.ParentSession
-	131, // 16: spool.v1.CurrentSandbox.created_at:type_name -> google.protobuf.Timestamp
-	131, // 17: spool.v1.CurrentSandbox.ended_at:type_name -> google.protobuf.Timestamp
+	147, // 16: spool.v1.CurrentSandbox.created_at:type_name -> google.protobuf.Timestamp
+	147, // 17: spool.v1.CurrentSandbox.ended_at:type_name -> google.protobuf.Timestamp
 	1,   // 18: spool.v1.UpdateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 19: spool.v1.UpdateSessionRequest.metadata:type_name -> spool.v1.Json
 	21,  // 20: spool.v1.PostMessageRequest.parts:type_name -> spool.v1.Part
 	0,   // 21: spool.v1.PostMessageRequest.metadata:type_name -> spool.v1.Json
 	4,   // 22: spool.v1.PostMessageRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	129, // 23: spool.v1.PostMessageRequest.environment:type_name -> spool.v1.PostMessageRequest.EnvironmentEntry
+	145, // 23: spool.v1.PostMessageRequest.environment:type_name -> spool.v1.PostMessageRequest.EnvironmentEntry
 	31,  // 24: spool.v1.ListConversationsResponse.conversations:type_name -> spool.v1.Conversation
-	131, // 25: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
-	131, // 26: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
-	1,   // 27: spool.v1.StartExecutionRequest.session_options:type_name -> spool.v1.SessionOptions
-	0,   // 28: spool.v1.StartExecutionRequest.metadata:type_name -> spool.v1.Json
-	21,  // 29: spool.v1.StartExecutionRequest.parts:type_name -> spool.v1.Part
-	4,   // 30: spool.v1.StartExecutionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	130, // 31: spool.v1.StartExecutionRequest.environment:type_name -> spool.v1.StartExecutionRequest.EnvironmentEntry
-	38,  // 32: spool.v1.ListExecutionsResponse.executions:type_name -> spool.v1.Execution
-	40,  // 33: spool.v1.Execution.usage:type_name -> spool.v1.Usage
-	0,   // 34: spool.v1.Execution.metadata:type_name -> spool.v1.Json
-	131, // 35: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
-	131, // 36: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
-	131, // 37: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
-	131, // 38: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
-	39,  // 39: spool.v1.Execution.metered:type_name -> spool.v1.MeteredUsage
-	0,   // 40: spool.v1.Execution.resolved:type_name -> spool.v1.Json
-	131, // 41: spool.v1.Execution.updated_at:type_name -> google.protobuf.Timestamp
-	40,  // 42: spool.v1.MeteredUsage.usage:type_name -> spool.v1.Usage
-	57,  // 43: spool.v1.ListEventsResponse.events:type_name -> spool.v1.Event
-	57,  // 44: spool.v1.ListHistoryResponse.events:type_name -> spool.v1.Event
-	53,  // 45: spool.v1.ListHistoryResponse.ancestors:type_name -> spool.v1.Ancestor
-	56,  // 46: spool.v1.ListHistoryBlocksResponse.ancestors:type_name -> spool.v1.InheritedBlocks
-	64,  // 47: spool.v1.InheritedBlocks.blocks:type_name -> spool.v1.Block
-	131, // 48: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
-	0,   // 49: spool.v1.Event.data:type_name -> spool.v1.Json
-	58,  // 50: spool.v1.Event.metadata:type_name -> spool.v1.EventMetadata
-	0,   // 51: spool.v1.EventMetadata.session:type_name -> spool.v1.Json
-	0,   // 52: spool.v1.EventMetadata.message:type_name -> spool.v1.Json
-	57,  // 53: spool.v1.StreamEventsResponse.event:type_name -> spool.v1.Event
-	61,  // 54: spool.v1.StreamEventsResponse.lag:type_name -> spool.v1.Lag
-	64,  // 55: spool.v1.ListBlocksResponse.blocks:type_name -> spool.v1.Block
-	131, // 56: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
-	21,  // 57: spool.v1.Block.parts:type_name -> spool.v1.Part
-	0,   // 58: spool.v1.Block.input:type_name -> spool.v1.Json
-	65,  // 59: spool.v1.Block.todos:type_name -> spool.v1.TodoItem
-	131, // 60: spool.v1.CreateKeyResponse.expires_at:type_name -> google.protobuf.Timestamp
-	70,  // 61: spool.v1.ListDeadLettersResponse.dead_letters:type_name -> spool.v1.DeadLetter
-	131, // 62: spool.v1.DeadLetter.time:type_name -> google.protobuf.Timestamp
-	73,  // 63: spool.v1.ListAuditResponse.entries:type_name -> spool.v1.AuditEntry
-	131, // 64: spool.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
-	74,  // 65: spool.v1.AuditEntry.actor:type_name -> spool.v1.AuditActor
-	82,  // 66: spool.v1.ListKeysResponse.keys:type_name -> spool.v1.Key
-	131, // 67: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
-	131, // 68: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
-	131, // 69: spool.v1.Key.expires_at:type_name -> google.protobuf.Timestamp
-	3,   // 70: spool.v1.SetBudgetRequest.budget:type_name -> spool.v1.Budget
-	89,  // 71: spool.v1.ListBudgetsResponse.budgets:type_name -> spool.v1.TenantBudget
-	3,   // 72: spool.v1.TenantBudget.budget:type_name -> spool.v1.Budget
-	3,   // 73: spool.v1.TenantBudget.spent:type_name -> spool.v1.Budget
-	131, // 74: spool.v1.TenantBudget.until:type_name -> google.protobuf.Timestamp
-	92,  // 75: spool.v1.SetLimitsRequest.limits:type_name -> spool.v1.TenantLimits
-	92,  // 76: spool.v1.GetLimitsResponse.limits:type_name -> spool.v1.TenantLimits
-	92,  // 77: spool.v1.GetLimitsResponse.used:type_name -> spool.v1.TenantLimits
-	99,  // 78: spool.v1.Definition.ref:type_name -> spool.v1.Reference
-	0,   // 79: spool.v1.Definition.spec:type_name -> spool.v1.Json
-	131, // 80: spool.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
-	99,  // 81: spool.v1.ApplyResponse.ref:type_name -> spool.v1.Reference
-	99,  // 82: spool.v1.ApplyAgentRequest.ref:type_name -> spool.v1.Reference
-	0,   // 83: spool.v1.ApplyAgentRequest.spec:type_name -> spool.v1.Json
-	100, // 84: spool.v1.ListAgentsResponse.agents:type_name -> spool.v1.Definition
-	99,  // 85: spool.v1.ApplyInstanceRequest.ref:type_name -> spool.v1.Reference
-	0,   // 86: spool.v1.ApplyInstanceRequest.spec:type_name -> spool.v1.Json
-	100, // 87: spool.v1.ListInstancesResponse.instances:type_name -> spool.v1.Definition
-	99,  // 88: spool.v1.ApplyEnvironmentRequest.ref:type_name -> spool.v1.Reference
-	0,   // 89: spool.v1.ApplyEnvironmentRequest.spec:type_name -> spool.v1.Json
-	100, // 90: spool.v1.ListEnvironmentsResponse.environments:type_name -> spool.v1.Definition
-	121, // 91: spool.v1.ExplainEnvironmentResponse.variables:type_name -> spool.v1.ExplainedVariable
-	120, // 92: spool.v1.ExplainEnvironmentResponse.egress:type_name -> spool.v1.ExplainedHost
-	125, // 93: spool.v1.ListSkillsResponse.skills:type_name -> spool.v1.Skill
-	99,  // 94: spool.v1.Skill.ref:type_name -> spool.v1.Reference
-	131, // 95: spool.v1.Skill.created_at:type_name -> google.protobuf.Timestamp
-	20,  // 96: spool.v1.PostMessageRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	20,  // 97: spool.v1.StartExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	5,   // 98: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
-	7,   // 99: spool.v1.Sessions.ForkSession:input_type -> spool.v1.ForkSessionRequest
-	10,  // 100: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
-	12,  // 101: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
-	15,  // 102: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
-	17,  // 103: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
-	19,  // 104: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
-	23,  // 105: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
-	25,  // 106: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
-	27,  // 107: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
-	29,  // 108: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
-	32,  // 109: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
-	34,  // 110: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
-	37,  // 111: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
-	35,  // 112: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
-	41,  // 113: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
-	43,  // 114: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
-	45,  // 115: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
-	47,  // 116: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
-	49,  // 117: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
-	59,  // 118: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
-	51,  // 119: spool.v1.Events.ListHistory:input_type -> spool.v1.ListHistoryRequest
-	54,  // 120: spool.v1.Events.ListHistoryBlocks:input_type -> spool.v1.ListHistoryBlocksRequest
-	62,  // 121: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
-	66,  // 122: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
-	80,  // 123: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
-	83,  // 124: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
-	93,  // 125: spool.v1.Limits.SetLimits:input_type -> spool.v1.SetLimitsRequest
-	95,  // 126: spool.v1.Limits.GetLimits:input_type -> spool.v1.GetLimitsRequest
-	97,  // 127: spool.v1.Limits.RemoveLimits:input_type -> spool.v1.RemoveLimitsRequest
-	85,  // 128: spool.v1.Budgets.SetBudget:input_type -> spool.v1.SetBudgetRequest
-	87,  // 129: spool.v1.Budgets.ListBudgets:input_type -> spool.v1.ListBudgetsRequest
-	90,  // 130: spool.v1.Budgets.RemoveBudget:input_type -> spool.v1.RemoveBudgetRequest
-	68,  // 131: spool.v1.DeadLetters.ListDeadLetters:input_type -> spool.v1.ListDeadLettersRequest
-	75,  // 132: spool.v1.DeadLetters.GetDeadLetter:input_type -> spool.v1.GetDeadLetterRequest
-	76,  // 133: spool.v1.DeadLetters.RetryDeadLetter:input_type -> spool.v1.RetryDeadLetterRequest
-	78,  // 134: spool.v1.DeadLetters.DropDeadLetter:input_type -> spool.v1.DropDeadLetterRequest
-	71,  // 135: spool.v1.Audit.ListAudit:input_type -> spool.v1.ListAuditRequest
-	103, // 136: spool.v1.Agents.ApplyAgent:input_type -> spool.v1.ApplyAgentRequest
-	104, // 137: spool.v1.Agents.ListAgents:input_type -> spool.v1.ListAgentsRequest
-	106, // 138: spool.v1.Agents.GetAgent:input_type -> spool.v1.GetAgentRequest
-	107, // 139: spool.v1.Agents.RemoveAgent:input_type -> spool.v1.RemoveAgentRequest
-	108, // 140: spool.v1.Instances.ApplyInstance:input_type -> spool.v1.ApplyInstanceRequest
-	109, // 141: spool.v1.Instances.ListInstances:input_type -> spool.v1.ListInstancesRequest
-	111, // 142: spool.v1.Instances.GetInstance:input_type -> spool.v1.GetInstanceRequest
-	112, // 143: spool.v1.Instances.RemoveInstance:input_type -> spool.v1.RemoveInstanceRequest
-	113, // 144: spool.v1.Environments.ApplyEnvironment:input_type -> spool.v1.ApplyEnvironmentRequest
-	114, // 145: spool.v1.Environments.ListEnvironments:input_type -> spool.v1.ListEnvironmentsRequest
-	116, // 146: spool.v1.Environments.GetEnvironment:input_type -> spool.v1.GetEnvironmentRequest
-	117, // 147: spool.v1.Environments.RemoveEnvironment:input_type -> spool.v1.RemoveEnvironmentRequest
-	118, // 148: spool.v1.Environments.ExplainEnvironment:input_type -> spool.v1.ExplainEnvironmentRequest
-	122, // 149: spool.v1.Skills.ListSkills:input_type -> spool.v1.ListSkillsRequest
-	124, // 150: spool.v1.Skills.GetSkill:input_type -> spool.v1.GetSkillRequest
-	126, // 151: spool.v1.Skills.TagSkill:input_type -> spool.v1.TagSkillRequest
-	127, // 152: spool.v1.Skills.RemoveSkill:input_type -> spool.v1.RemoveSkillRequest
-	6,   // 153: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
-	8,   // 154: spool.v1.Sessions.ForkSession:output_type -> spool.v1.ForkSessionResponse
-	11,  // 155: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
-	13,  // 156: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
-	16,  // 157: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
-	18,  // 158: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
-	22,  // 159: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
-	24,  // 160: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
-	26,  // 161: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
-	28,  // 162: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
-	30,  // 163: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
-	33,  // 164: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
-	36,  // 165: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
-	38,  // 166: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
-	36,  // 167: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
-	42,  // 168: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
-	44,  // 169: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
-	46,  // 170: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
-	48,  // 171: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
-	50,  // 172: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
-	60,  // 173: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
-	52,  // 174: spool.v1.Events.ListHistory:output_type -> spool.v1.ListHistoryResponse
-	55,  // 175: spool.v1.Events.ListHistoryBlocks:output_type -> spool.v1.ListHistoryBlocksResponse
-	63,  // 176: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
-	67,  // 177: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
-	81,  // 178: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
-	84,  // 179: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
-	94,  // 180: spool.v1.Limits.SetLimits:output_type -> spool.v1.SetLimitsResponse
-	96,  // 181: spool.v1.Limits.GetLimits:output_type -> spool.v1.GetLimitsResponse
-	98,  // 182: spool.v1.Limits.RemoveLimits:output_type -> spool.v1.RemoveLimitsResponse
-	86,  // 183: spool.v1.Budgets.SetBudget:output_type -> spool.v1.SetBudgetResponse
-	88,  // 184: spool.v1.Budgets.ListBudgets:output_type -> spool.v1.ListBudgetsResponse
-	91,  // 185: spool.v1.Budgets.RemoveBudget:output_type -> spool.v1.RemoveBudgetResponse
-	69,  // 186: spool.v1.DeadLetters.ListDeadLetters:output_type -> spool.v1.ListDeadLettersResponse
-	70,  // 187: spool.v1.DeadLetters.GetDeadLetter:output_type -> spool.v1.DeadLetter
-	77,  // 188: spool.v1.DeadLetters.RetryDeadLetter:output_type -> spool.v1.RetryDeadLetterResponse
-	79,  // 189: spool.v1.DeadLetters.DropDeadLetter:output_type -> spool.v1.DropDeadLetterResponse
-	72,  // 190: spool.v1.Audit.ListAudit:output_type -> spool.v1.ListAuditResponse
-	101, // 191: spool.v1.Agents.ApplyAgent:output_type -> spool.v1.ApplyResponse
-	105, // 192: spool.v1.Agents.ListAgents:output_type -> spool.v1.ListAgentsResponse
-	100, // 193: spool.v1.Agents.GetAgent:output_type -> spool.v1.Definition
-	102, // 194: spool.v1.Agents.RemoveAgent:output_type -> spool.v1.RemoveResponse
-	101, // 195: spool.v1.Instances.ApplyInstance:output_type -> spool.v1.ApplyResponse
-	110, // 196: spool.v1.Instances.ListInstances:output_type -> spool.v1.ListInstancesResponse
-	100, // 197: spool.v1.Instances.GetInstance:output_type -> spool.v1.Definition
-	102, // 198: spool.v1.Instances.RemoveInstance:output_type -> spool.v1.RemoveResponse
-	101, // 199: spool.v1.Environments.ApplyEnvironment:output_type -> spool.v1.ApplyResponse
-	115, // 200: spool.v1.Environments.ListEnvironments:output_type -> spool.v1.ListEnvironmentsResponse
-	100, // 201: spool.v1.Environments.GetEnvironment:output_type -> spool.v1.Definition
-	102, // 202: spool.v1.Environments.RemoveEnvironment:output_type -> spool.v1.RemoveResponse
-	119, // 203: spool.v1.Environments.ExplainEnvironment:output_type -> spool.v1.ExplainEnvironmentResponse
-	123, // 204: spool.v1.Skills.ListSkills:output_type -> spool.v1.ListSkillsResponse
-	125, // 205: spool.v1.Skills.GetSkill:output_type -> spool.v1.Skill
-	101, // 206: spool.v1.Skills.TagSkill:output_type -> spool.v1.ApplyResponse
-	102, // 207: spool.v1.Skills.RemoveSkill:output_type -> spool.v1.RemoveResponse
-	153, // [153:208] is the sub-list for method output_type
-	98,  // [98:153] is the sub-list for method input_type
-	98,  // [98:98] is the sub-list for extension type_name
-	98,  // [98:98] is the sub-list for extension extendee
-	0,   // [0:98] is the sub-list for field type_name
+	147, // 25: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
+	147, // 26: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
+	147, // 27: spool.v1.SessionState.time:type_name -> google.protobuf.Timestamp
+	13,  // 28: spool.v1.SessionState.session:type_name -> spool.v1.Session
+	54,  // 29: spool.v1.SessionState.executions:type_name -> spool.v1.Execution
+	80,  // 30: spool.v1.SessionState.blocks:type_name -> spool.v1.Block
+	34,  // 31: spool.v1.SessionState.todos:type_name -> spool.v1.TodoList
+	31,  // 32: spool.v1.SessionState.conversations:type_name -> spool.v1.Conversation
+	35,  // 33: spool.v1.SessionState.reported:type_name -> spool.v1.UsageTotal
+	35,  // 34: spool.v1.SessionState.metered:type_name -> spool.v1.UsageTotal
+	36,  // 35: spool.v1.SessionState.resolved:type_name -> spool.v1.ResolvedVersions
+	37,  // 36: spool.v1.SessionState.files:type_name -> spool.v1.WorkspaceState
+	81,  // 37: spool.v1.TodoList.items:type_name -> spool.v1.TodoItem
+	147, // 38: spool.v1.WorkspaceState.snapshot_at:type_name -> google.protobuf.Timestamp
+	38,  // 39: spool.v1.WorkspaceState.changes:type_name -> spool.v1.FileChange
+	147, // 40: spool.v1.FileChange.time:type_name -> google.protobuf.Timestamp
+	41,  // 41: spool.v1.SessionDiff.blocks:type_name -> spool.v1.BlockChange
+	42,  // 42: spool.v1.SessionDiff.statuses:type_name -> spool.v1.StatusChange
+	35,  // 43: spool.v1.SessionDiff.reported:type_name -> spool.v1.UsageTotal
+	35,  // 44: spool.v1.SessionDiff.metered:type_name -> spool.v1.UsageTotal
+	43,  // 45: spool.v1.SessionDiff.files:type_name -> spool.v1.FilesDiff
+	80,  // 46: spool.v1.BlockChange.block:type_name -> spool.v1.Block
+	44,  // 47: spool.v1.FilesDiff.files:type_name -> spool.v1.FileDiff
+	45,  // 48: spool.v1.FileDiff.from:type_name -> spool.v1.FileVersion
+	45,  // 49: spool.v1.FileDiff.to:type_name -> spool.v1.FileVersion
+	73,  // 50: spool.v1.SessionComparison.event:type_name -> spool.v1.Event
+	73,  // 51: spool.v1.SessionComparison.with_event:type_name -> spool.v1.Event
+	1,   // 52: spool.v1.StartExecutionRequest.session_options:type_name -> spool.v1.SessionOptions
+	0,   // 53: spool.v1.StartExecutionRequest.metadata:type_name -> spool.v1.Json
+	21,  // 54: spool.v1.StartExecutionRequest.parts:type_name -> spool.v1.Part
+	4,   // 55: spool.v1.StartExecutionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
+	146, // 56: spool.v1.StartExecutionRequest.environment:type_name -> spool.v1.StartExecutionRequest.EnvironmentEntry
+	54,  // 57: spool.v1.ListExecutionsResponse.executions:type_name -> spool.v1.Execution
+	56,  // 58: spool.v1.Execution.usage:type_name -> spool.v1.Usage
+	0,   // 59: spool.v1.Execution.metadata:type_name -> spool.v1.Json
+	147, // 60: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
+	147, // 61: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
+	147, // 62: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
+	147, // 63: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
+	55,  // 64: spool.v1.Execution.metered:type_name -> spool.v1.MeteredUsage
+	0,   // 65: spool.v1.Execution.resolved:type_name -> spool.v1.Json
+	147, // 66: spool.v1.Execution.updated_at:type_name -> google.protobuf.Timestamp
+	56,  // 67: spool.v1.MeteredUsage.usage:type_name -> spool.v1.Usage
+	73,  // 68: spool.v1.ListEventsResponse.events:type_name -> spool.v1.Event
+	73,  // 69: spool.v1.ListHistoryResponse.events:type_name -> spool.v1.Event
+	69,  // 70: spool.v1.ListHistoryResponse.ancestors:type_name -> spool.v1.Ancestor
+	72,  // 71: spool.v1.ListHistoryBlocksResponse.ancestors:type_name -> spool.v1.InheritedBlocks
+	80,  // 72: spool.v1.InheritedBlocks.blocks:type_name -> spool.v1.Block
+	147, // 73: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
+	0,   // 74: spool.v1.Event.data:type_name -> spool.v1.Json
+	74,  // 75: spool.v1.Event.metadata:type_name -> spool.v1.EventMetadata
+	0,   // 76: spool.v1.EventMetadata.session:type_name -> spool.v1.Json
+	0,   // 77: spool.v1.EventMetadata.message:type_name -> spool.v1.Json
+	73,  // 78: spool.v1.StreamEventsResponse.event:type_name -> spool.v1.Event
+	77,  // 79: spool.v1.StreamEventsResponse.lag:type_name -> spool.v1.Lag
+	80,  // 80: spool.v1.ListBlocksResponse.blocks:type_name -> spool.v1.Block
+	147, // 81: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
+	21,  // 82: spool.v1.Block.parts:type_name -> spool.v1.Part
+	0,   // 83: spool.v1.Block.input:type_name -> spool.v1.Json
+	81,  // 84: spool.v1.Block.todos:type_name -> spool.v1.TodoItem
+	147, // 85: spool.v1.CreateKeyResponse.expires_at:type_name -> google.protobuf.Timestamp
+	86,  // 86: spool.v1.ListDeadLettersResponse.dead_letters:type_name -> spool.v1.DeadLetter
+	147, // 87: spool.v1.DeadLetter.time:type_name -> google.protobuf.Timestamp
+	89,  // 88: spool.v1.ListAuditResponse.entries:type_name -> spool.v1.AuditEntry
+	147, // 89: spool.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
+	90,  // 90: spool.v1.AuditEntry.actor:type_name -> spool.v1.AuditActor
+	98,  // 91: spool.v1.ListKeysResponse.keys:type_name -> spool.v1.Key
+	147, // 92: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
+	147, // 93: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
+	147, // 94: spool.v1.Key.expires_at:type_name -> google.protobuf.Timestamp
+	3,   // 95: spool.v1.SetBudgetRequest.budget:type_name -> spool.v1.Budget
+	105, // 96: spool.v1.ListBudgetsResponse.budgets:type_name -> spool.v1.TenantBudget
+	3,   // 97: spool.v1.TenantBudget.budget:type_name -> spool.v1.Budget
+	3,   // 98: spool.v1.TenantBudget.spent:type_name -> spool.v1.Budget
+	147, // 99: spool.v1.TenantBudget.until:type_name -> google.protobuf.Timestamp
+	108, // 100: spool.v1.SetLimitsRequest.limits:type_name -> spool.v1.TenantLimits
+	108, // 101: spool.v1.GetLimitsResponse.limits:type_name -> spool.v1.TenantLimits
+	108, // 102: spool.v1.GetLimitsResponse.used:type_name -> spool.v1.TenantLimits
+	115, // 103: spool.v1.Definition.ref:type_name -> spool.v1.Reference
+	0,   // 104: spool.v1.Definition.spec:type_name -> spool.v1.Json
+	147, // 105: spool.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
+	115, // 106: spool.v1.ApplyResponse.ref:type_name -> spool.v1.Reference
+	115, // 107: spool.v1.ApplyAgentRequest.ref:type_name -> spool.v1.Reference
+	0,   // 108: spool.v1.ApplyAgentRequest.spec:type_name -> spool.v1.Json
+	116, // 109: spool.v1.ListAgentsResponse.agents:type_name -> spool.v1.Definition
+	115, // 110: spool.v1.ApplyInstanceRequest.ref:type_name -> spool.v1.Reference
+	0,   // 111: spool.v1.ApplyInstanceRequest.spec:type_name -> spool.v1.Json
+	116, // 112: spool.v1.ListInstancesResponse.instances:type_name -> spool.v1.Definition
+	115, // 113: spool.v1.ApplyEnvironmentRequest.ref:type_name -> spool.v1.Reference
+	0,   // 114: spool.v1.ApplyEnvironmentRequest.spec:type_name -> spool.v1.Json
+	116, // 115: spool.v1.ListEnvironmentsResponse.environments:type_name -> spool.v1.Definition
+	137, // 116: spool.v1.ExplainEnvironmentResponse.variables:type_name -> spool.v1.ExplainedVariable
+	136, // 117: spool.v1.ExplainEnvironmentResponse.egress:type_name -> spool.v1.ExplainedHost
+	141, // 118: spool.v1.ListSkillsResponse.skills:type_name -> spool.v1.Skill
+	115, // 119: spool.v1.Skill.ref:type_name -> spool.v1.Reference
+	147, // 120: spool.v1.Skill.created_at:type_name -> google.protobuf.Timestamp
+	20,  // 121: spool.v1.PostMessageRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	20,  // 122: spool.v1.StartExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	5,   // 123: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
+	7,   // 124: spool.v1.Sessions.ForkSession:input_type -> spool.v1.ForkSessionRequest
+	10,  // 125: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
+	12,  // 126: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
+	15,  // 127: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
+	17,  // 128: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
+	19,  // 129: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
+	23,  // 130: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
+	25,  // 131: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
+	27,  // 132: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
+	29,  // 133: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
+	32,  // 134: spool.v1.Sessions.GetSessionState:input_type -> spool.v1.GetSessionStateRequest
+	39,  // 135: spool.v1.Sessions.DiffSession:input_type -> spool.v1.DiffSessionRequest
+	46,  // 136: spool.v1.Sessions.CompareSessions:input_type -> spool.v1.CompareSessionsRequest
+	48,  // 137: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
+	50,  // 138: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
+	53,  // 139: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
+	51,  // 140: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
+	57,  // 141: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
+	59,  // 142: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
+	61,  // 143: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
+	63,  // 144: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
+	65,  // 145: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
+	75,  // 146: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
+	67,  // 147: spool.v1.Events.ListHistory:input_type -> spool.v1.ListHistoryRequest
+	70,  // 148: spool.v1.Events.ListHistoryBlocks:input_type -> spool.v1.ListHistoryBlocksRequest
+	78,  // 149: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
+	82,  // 150: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
+	96,  // 151: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
+	99,  // 152: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
+	109, // 153: spool.v1.Limits.SetLimits:input_type -> spool.v1.SetLimitsRequest
+	111, // 154: spool.v1.Limits.GetLimits:input_type -> spool.v1.GetLimitsRequest
+	113, // 155: spool.v1.Limits.RemoveLimits:input_type -> spool.v1.RemoveLimitsRequest
+	101, // 156: spool.v1.Budgets.SetBudget:input_type -> spool.v1.SetBudgetRequest
+	103, // 157: spool.v1.Budgets.ListBudgets:input_type -> spool.v1.ListBudgetsRequest
+	106, // 158: spool.v1.Budgets.RemoveBudget:input_type -> spool.v1.RemoveBudgetRequest
+	84,  // 159: spool.v1.DeadLetters.ListDeadLetters:input_type -> spool.v1.ListDeadLettersRequest
+	91,  // 160: spool.v1.DeadLetters.GetDeadLetter:input_type -> spool.v1.GetDeadLetterRequest
+	92,  // 161: spool.v1.DeadLetters.RetryDeadLetter:input_type -> spool.v1.RetryDeadLetterRequest
+	94,  // 162: spool.v1.DeadLetters.DropDeadLetter:input_type -> spool.v1.DropDeadLetterRequest
+	87,  // 163: spool.v1.Audit.ListAudit:input_type -> spool.v1.ListAuditRequest
+	119, // 164: spool.v1.Agents.ApplyAgent:input_type -> spool.v1.ApplyAgentRequest
+	120, // 165: spool.v1.Agents.ListAgents:input_type -> spool.v1.ListAgentsRequest
+	122, // 166: spool.v1.Agents.GetAgent:input_type -> spool.v1.GetAgentRequest
+	123, // 167: spool.v1.Agents.RemoveAgent:input_type -> spool.v1.RemoveAgentRequest
+	124, // 168: spool.v1.Instances.ApplyInstance:input_type -> spool.v1.ApplyInstanceRequest
+	125, // 169: spool.v1.Instances.ListInstances:input_type -> spool.v1.ListInstancesRequest
+	127, // 170: spool.v1.Instances.GetInstance:input_type -> spool.v1.GetInstanceRequest
+	128, // 171: spool.v1.Instances.RemoveInstance:input_type -> spool.v1.RemoveInstanceRequest
+	129, // 172: spool.v1.Environments.ApplyEnvironment:input_type -> spool.v1.ApplyEnvironmentRequest
+	130, // 173: spool.v1.Environments.ListEnvironments:input_type -> spool.v1.ListEnvironmentsRequest
+	132, // 174: spool.v1.Environments.GetEnvironment:input_type -> spool.v1.GetEnvironmentRequest
+	133, // 175: spool.v1.Environments.RemoveEnvironment:input_type -> spool.v1.RemoveEnvironmentRequest
+	134, // 176: spool.v1.Environments.ExplainEnvironment:input_type -> spool.v1.ExplainEnvironmentRequest
+	138, // 177: spool.v1.Skills.ListSkills:input_type -> spool.v1.ListSkillsRequest
+	140, // 178: spool.v1.Skills.GetSkill:input_type -> spool.v1.GetSkillRequest
+	142, // 179: spool.v1.Skills.TagSkill:input_type -> spool.v1.TagSkillRequest
+	143, // 180: spool.v1.Skills.RemoveSkill:input_type -> spool.v1.RemoveSkillRequest
+	6,   // 181: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
+	8,   // 182: spool.v1.Sessions.ForkSession:output_type -> spool.v1.ForkSessionResponse
+	11,  // 183: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
+	13,  // 184: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
+	16,  // 185: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
+	18,  // 186: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
+	22,  // 187: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
+	24,  // 188: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
+	26,  // 189: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
+	28,  // 190: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
+	30,  // 191: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
+	33,  // 192: spool.v1.Sessions.GetSessionState:output_type -> spool.v1.SessionState
+	40,  // 193: spool.v1.Sessions.DiffSession:output_type -> spool.v1.SessionDiff
+	47,  // 194: spool.v1.Sessions.CompareSessions:output_type -> spool.v1.SessionComparison
+	49,  // 195: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
+	52,  // 196: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
+	54,  // 197: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
+	52,  // 198: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
+	58,  // 199: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
+	60,  // 200: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
+	62,  // 201: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
+	64,  // 202: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
+	66,  // 203: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
+	76,  // 204: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
+	68,  // 205: spool.v1.Events.ListHistory:output_type -> spool.v1.ListHistoryResponse
+	71,  // 206: spool.v1.Events.ListHistoryBlocks:output_type -> spool.v1.ListHistoryBlocksResponse
+	79,  // 207: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
+	83,  // 208: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
+	97,  // 209: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
+	100, // 210: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
+	110, // 211: spool.v1.Limits.SetLimits:output_type -> spool.v1.SetLimitsResponse
+	112, // 212: spool.v1.Limits.GetLimits:output_type -> spool.v1.GetLimitsResponse
+	114, // 213: spool.v1.Limits.RemoveLimits:output_type -> spool.v1.RemoveLimitsResponse
+	102, // 214: spool.v1.Budgets.SetBudget:output_type -> spool.v1.SetBudgetResponse
+	104, // 215: spool.v1.Budgets.ListBudgets:output_type -> spool.v1.ListBudgetsResponse
+	107, // 216: spool.v1.Budgets.RemoveBudget:output_type -> spool.v1.RemoveBudgetResponse
+	85,  // 217: spool.v1.DeadLetters.ListDeadLetters:output_type -> spool.v1.ListDeadLettersResponse
+	86,  // 218: spool.v1.DeadLetters.GetDeadLetter:output_type -> spool.v1.DeadLetter
+	93,  // 219: spool.v1.DeadLetters.RetryDeadLetter:output_type -> spool.v1.RetryDeadLetterResponse
+	95,  // 220: spool.v1.DeadLetters.DropDeadLetter:output_type -> spool.v1.DropDeadLetterResponse
+	88,  // 221: spool.v1.Audit.ListAudit:output_type -> spool.v1.ListAuditResponse
+	117, // 222: spool.v1.Agents.ApplyAgent:output_type -> spool.v1.ApplyResponse
+	121, // 223: spool.v1.Agents.ListAgents:output_type -> spool.v1.ListAgentsResponse
+	116, // 224: spool.v1.Agents.GetAgent:output_type -> spool.v1.Definition
+	118, // 225: spool.v1.Agents.RemoveAgent:output_type -> spool.v1.RemoveResponse
+	117, // 226: spool.v1.Instances.ApplyInstance:output_type -> spool.v1.ApplyResponse
+	126, // 227: spool.v1.Instances.ListInstances:output_type -> spool.v1.ListInstancesResponse
+	116, // 228: spool.v1.Instances.GetInstance:output_type -> spool.v1.Definition
+	118, // 229: spool.v1.Instances.RemoveInstance:output_type -> spool.v1.RemoveResponse
+	117, // 230: spool.v1.Environments.ApplyEnvironment:output_type -> spool.v1.ApplyResponse
+	131, // 231: spool.v1.Environments.ListEnvironments:output_type -> spool.v1.ListEnvironmentsResponse
+	116, // 232: spool.v1.Environments.GetEnvironment:output_type -> spool.v1.Definition
+	118, // 233: spool.v1.Environments.RemoveEnvironment:output_type -> spool.v1.RemoveResponse
+	135, // 234: spool.v1.Environments.ExplainEnvironment:output_type -> spool.v1.ExplainEnvironmentResponse
+	139, // 235: spool.v1.Skills.ListSkills:output_type -> spool.v1.ListSkillsResponse
+	141, // 236: spool.v1.Skills.GetSkill:output_type -> spool.v1.Skill
+	117, // 237: spool.v1.Skills.TagSkill:output_type -> spool.v1.ApplyResponse
+	118, // 238: spool.v1.Skills.RemoveSkill:output_type -> spool.v1.RemoveResponse
+	181, // [181:239] is the sub-list for method output_type
+	123, // [123:181] is the sub-list for method input_type
+	123, // [123:123] is the sub-list for extension type_name
+	123, // [123:123] is the sub-list for extension extendee
+	0,   // [0:123] is the sub-list for field type_name
 }
 
 func init() { file_spool_v1_spool_proto_init() }
@@ -10482,30 +12106,36 @@ func file_spool_v1_spool_proto_init() {
 	file_spool_v1_spool_proto_msgTypes[14].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[21].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[31].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[34].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[32].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[36].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[37].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[38].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[49].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[57].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[59].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[60].OneofWrappers = []any{
+	file_spool_v1_spool_proto_msgTypes[44].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[45].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[50].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[54].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[65].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[73].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[75].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[76].OneofWrappers = []any{
 		(*StreamEventsResponse_Event)(nil),
 		(*StreamEventsResponse_Lag)(nil),
 	}
-	file_spool_v1_spool_proto_msgTypes[64].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[70].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[73].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[74].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[82].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[99].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[121].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[125].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[80].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[86].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[89].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[90].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[98].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[115].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[137].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[141].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_spool_v1_spool_proto_rawDesc), len(file_spool_v1_spool_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   131,
+			NumMessages:   147,
 			NumExtensions: 0,
 			NumServices:   12,
 		},

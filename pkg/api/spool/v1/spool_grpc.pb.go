@@ -36,6 +36,9 @@ const (
 	Sessions_SyncSession_FullMethodName          = "/spool.v1.Sessions/SyncSession"
 	Sessions_TerminateEnvironment_FullMethodName = "/spool.v1.Sessions/TerminateEnvironment"
 	Sessions_ListConversations_FullMethodName    = "/spool.v1.Sessions/ListConversations"
+	Sessions_GetSessionState_FullMethodName      = "/spool.v1.Sessions/GetSessionState"
+	Sessions_DiffSession_FullMethodName          = "/spool.v1.Sessions/DiffSession"
+	Sessions_CompareSessions_FullMethodName      = "/spool.v1.Sessions/CompareSessions"
 )
 
 // SessionsClient is the client API for Sessions service.
@@ -71,6 +74,13 @@ type SessionsClient interface {
 	TerminateEnvironment(ctx context.Context, in *TerminateEnvironmentRequest, opts ...grpc.CallOption) (*TerminateEnvironmentResponse, error)
 	// Lists the conversations of a session: the agent's own, main, and those of its sub-agents.
 	ListConversations(ctx context.Context, in *ListConversationsRequest, opts ...grpc.CallOption) (*ListConversationsResponse, error)
+	// Reads what a session was after one of its events. The text of blocks that were open then is not in the log, and so not here.
+	GetSessionState(ctx context.Context, in *GetSessionStateRequest, opts ...grpc.CallOption) (*SessionState, error)
+	// Compares what a session was after two of its events: blocks, statuses, usage and files.
+	DiffSession(ctx context.Context, in *DiffSessionRequest, opts ...grpc.CallOption) (*SessionDiff, error)
+	// Compares two sessions event by event, and finds the first at which they differ. Ids, times, durations, costs and what only
+	// concerns where a session runs do not count.
+	CompareSessions(ctx context.Context, in *CompareSessionsRequest, opts ...grpc.CallOption) (*SessionComparison, error)
 }
 
 type sessionsClient struct {
@@ -191,6 +201,36 @@ func (c *sessionsClient) ListConversations(ctx context.Context, in *ListConversa
 	return out, nil
 }
 
+func (c *sessionsClient) GetSessionState(ctx context.Context, in *GetSessionStateRequest, opts ...grpc.CallOption) (*SessionState, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SessionState)
+	err := c.cc.Invoke(ctx, Sessions_GetSessionState_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *sessionsClient) DiffSession(ctx context.Context, in *DiffSessionRequest, opts ...grpc.CallOption) (*SessionDiff, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SessionDiff)
+	err := c.cc.Invoke(ctx, Sessions_DiffSession_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *sessionsClient) CompareSessions(ctx context.Context, in *CompareSessionsRequest, opts ...grpc.CallOption) (*SessionComparison, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SessionComparison)
+	err := c.cc.Invoke(ctx, Sessions_CompareSessions_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // SessionsServer is the server API for Sessions service.
 // All implementations must embed UnimplementedSessionsServer
 // for forward compatibility.
@@ -224,6 +264,13 @@ type SessionsServer interface {
 	TerminateEnvironment(context.Context, *TerminateEnvironmentRequest) (*TerminateEnvironmentResponse, error)
 	// Lists the conversations of a session: the agent's own, main, and those of its sub-agents.
 	ListConversations(context.Context, *ListConversationsRequest) (*ListConversationsResponse, error)
+	// Reads what a session was after one of its events. The text of blocks that were open then is not in the log, and so not here.
+	GetSessionState(context.Context, *GetSessionStateRequest) (*SessionState, error)
+	// Compares what a session was after two of its events: blocks, statuses, usage and files.
+	DiffSession(context.Context, *DiffSessionRequest) (*SessionDiff, error)
+	// Compares two sessions event by event, and finds the first at which they differ. Ids, times, durations, costs and what only
+	// concerns where a session runs do not count.
+	CompareSessions(context.Context, *CompareSessionsRequest) (*SessionComparison, error)
 	mustEmbedUnimplementedSessionsServer()
 }
 
@@ -266,6 +313,15 @@ func (UnimplementedSessionsServer) TerminateEnvironment(context.Context, *Termin
 }
 func (UnimplementedSessionsServer) ListConversations(context.Context, *ListConversationsRequest) (*ListConversationsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListConversations not implemented")
+}
+func (UnimplementedSessionsServer) GetSessionState(context.Context, *GetSessionStateRequest) (*SessionState, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetSessionState not implemented")
+}
+func (UnimplementedSessionsServer) DiffSession(context.Context, *DiffSessionRequest) (*SessionDiff, error) {
+	return nil, status.Error(codes.Unimplemented, "method DiffSession not implemented")
+}
+func (UnimplementedSessionsServer) CompareSessions(context.Context, *CompareSessionsRequest) (*SessionComparison, error) {
+	return nil, status.Error(codes.Unimplemented, "method CompareSessions not implemented")
 }
 func (UnimplementedSessionsServer) mustEmbedUnimplementedSessionsServer() {}
 func (UnimplementedSessionsServer) testEmbeddedByValue()                  {}
@@ -486,6 +542,60 @@ func _Sessions_ListConversations_Handler(srv interface{}, ctx context.Context, d
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Sessions_GetSessionState_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetSessionStateRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SessionsServer).GetSessionState(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Sessions_GetSessionState_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SessionsServer).GetSessionState(ctx, req.(*GetSessionStateRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Sessions_DiffSession_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DiffSessionRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SessionsServer).DiffSession(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Sessions_DiffSession_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SessionsServer).DiffSession(ctx, req.(*DiffSessionRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Sessions_CompareSessions_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CompareSessionsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SessionsServer).CompareSessions(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Sessions_CompareSessions_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SessionsServer).CompareSessions(ctx, req.(*CompareSessionsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Sessions_ServiceDesc is the grpc.ServiceDesc for Sessions service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -536,6 +646,18 @@ var Sessions_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListConversations",
 			Handler:    _Sessions_ListConversations_Handler,
+		},
+		{
+			MethodName: "GetSessionState",
+			Handler:    _Sessions_GetSessionState_Handler,
+		},
+		{
+			MethodName: "DiffSession",
+			Handler:    _Sessions_DiffSession_Handler,
+		},
+		{
+			MethodName: "CompareSessions",
+			Handler:    _Sessions_CompareSessions_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

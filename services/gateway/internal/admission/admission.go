@@ -4,6 +4,7 @@
 package admission
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"math"
@@ -21,6 +22,8 @@ const (
 	requestCost = 16 << 10
 	// TransferCost is what a file takes while it is streamed in or out, in bytes: the object store's chunks on their way.
 	TransferCost = 512 << 10
+	// DiffCost is what a comparison of two snapshots takes, in bytes: a pack of each, and the texts.
+	DiffCost = 16 << 20
 	// piece is how much of a body is taken at once, in bytes. A stalled client holds what it sent, and at most one piece more.
 	piece = 64 << 10
 )
@@ -203,6 +206,23 @@ func (r *Request) release(n int64) {
 	r.count(-n)
 	r.of.forget(r.tenant)
 	r.of.grant()
+}
+
+// requestKey is the context's key of a Request.
+type requestKey struct{}
+
+// With returns a context that From finds the request in.
+func With(ctx context.Context, r *Request) context.Context {
+	return context.WithValue(ctx, requestKey{}, r)
+}
+
+// From returns the request that a context is of. Every request that is served has one.
+func From(ctx context.Context) *Request {
+	r, ok := ctx.Value(requestKey{}).(*Request)
+	if !ok {
+		panic("admission: the request was not admitted")
+	}
+	return r
 }
 
 // Reader returns a reader of from that takes each piece before it reads it.

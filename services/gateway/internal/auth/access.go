@@ -31,6 +31,7 @@ var needs = map[string]need{
 	"Sessions/CreateSession": use(), "Sessions/ForkSession": use(), "Sessions/ListSessions": use(), "Sessions/GetSession": use(), "Sessions/UpdateSession": use(),
 	"Sessions/PostMessage": use(), "Sessions/InterruptSession": use(), "Sessions/SyncSession": use(), "Sessions/TerminateEnvironment": use(),
 	"Sessions/ListConversations": use(), "Sessions/DeleteSession": operate(),
+	"Sessions/GetSessionState": use(), "Sessions/DiffSession": use(), "Sessions/CompareSessions": use(),
 
 	"Executions/StartExecution": use(), "Executions/ListExecutions": use(), "Executions/ListSessionExecutions": use(), "Executions/GetExecution": use(),
 	"Executions/CancelExecution": use(), "Executions/PauseExecution": use(), "Executions/ResumeExecution": use(), "Executions/TerminateExecution": use(),

@@ -99,7 +99,12 @@ func (s *Store) Conversations(ctx context.Context, tenant, session string) ([]*s
 	if one.ActiveExecutionId != nil {
 		main.Status, main.ExecutionId = "running", one.ActiveExecutionId
 	}
-	list := []*spoolv1.Conversation{main}
+	list, err := s.conversations(ctx, "true ORDER BY first_seq, id", tenant, session)
+	return append([]*spoolv1.Conversation{main}, list...), err
+}
+
+// conversations reads those of sub-agents that a condition selects; args begin with tenant and session.
+func (s *Store) conversations(ctx context.Context, where string, args ...any) (list []*spoolv1.Conversation, err error) {
 	err = s.rows(ctx, func(r row) error {
 		var c spoolv1.Conversation
 		var parent, execution, subagent, tool, name string
@@ -117,6 +122,6 @@ func (s *Store) Conversations(ctx context.Context, tenant, session string) ([]*s
 		list = append(list, &c)
 		return nil
 	}, `SELECT id, parent, execution, subagent, tool_use_id, name, status, started_at, ended_at, duration_ms
-	      FROM conversations WHERE tenant = $1 AND session = $2 ORDER BY first_seq, id`, tenant, session)
+	      FROM conversations WHERE tenant = $1 AND session = $2 AND `+where, args...)
 	return list, err
 }

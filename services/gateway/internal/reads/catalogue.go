@@ -100,7 +100,7 @@ func (s *Store) Definitions(ctx context.Context, kind events.Aspect, tenant stri
 	if err != nil {
 		return nil, "", err
 	}
-	if size, err = pageSize(size); err != nil {
+	if size, err = PageSize(size); err != nil {
 		return nil, "", err
 	}
 	var list []Version

@@ -131,7 +131,7 @@ func (s *Store) Execution(ctx context.Context, tenant, id, minPosition string) (
 
 // Executions lists a tenant's executions as the filter says: a page, and the token of the next.
 func (s *Store) Executions(ctx context.Context, tenant string, f Filter, token string, size uint32) ([]*spoolv1.Execution, string, error) {
-	size, err := pageSize(size)
+	size, err := PageSize(size)
 	if err != nil {
 		return nil, "", err
 	}
@@ -158,7 +158,7 @@ func (s *Store) SessionExecutions(ctx context.Context, tenant, session, token st
 	if err != nil {
 		return nil, "", err
 	}
-	if size, err = pageSize(size); err != nil {
+	if size, err = PageSize(size); err != nil {
 		return nil, "", err
 	}
 	if _, err := s.Session(ctx, tenant, session); err != nil {

@@ -50,20 +50,7 @@ func scanSession(r scanner) (*spoolv1.Session, error) {
 	if err := json.Unmarshal([]byte(options), &o); err != nil {
 		return nil, problem.New(problem.Internal, "", "the session's options in the read models cannot be read").Because(err)
 	}
-	s.SessionOptions = &spoolv1.SessionOptions{
-		Model: o.Model, ModelProvider: o.ModelProvider, IdleTimeoutMs: o.IdleTimeoutMs, TurnLimitMs: o.TurnLimitMs, SessionLimitMs: o.SessionLimitMs,
-		SyncIntervalMs: o.SyncIntervalMs, HealthIntervalMs: o.HealthIntervalMs, SandboxMaxAgeMs: o.SandboxMaxAgeMs,
-		Image: o.Image, Command: o.Command, Egress: o.Egress,
-	}
-	if o.HostPath != "" {
-		s.SessionOptions.HostPath = &o.HostPath
-	}
-	if m := o.ModelSettings; m.Preset != "" || len(m.Env)+len(m.Args) > 0 {
-		s.SessionOptions.ModelSettings = &spoolv1.ModelSettings{Preset: m.Preset, Env: m.Env, Args: m.Args}
-	}
-	if o.Budget != (events.Budget{}) {
-		s.SessionOptions.Budget = Budget(o.Budget)
-	}
+	s.SessionOptions = sessionOptions(o)
 	if metadata != nil {
 		s.Metadata = wirejson.Raw(*metadata)
 	}
@@ -96,6 +83,25 @@ func Parent(f *events.SessionForked) *spoolv1.ParentSession {
 	return &spoolv1.ParentSession{
 		SessionId: f.Parent, Asked: f.Asked, Effective: f.Effective, Reason: filled(f.Reason), Snapshot: filled(f.Snapshot), SnapshotSeq: f.SnapshotSeq,
 	}
+}
+
+// sessionOptions dresses the options of a session for the API.
+func sessionOptions(o events.Options) *spoolv1.SessionOptions {
+	out := &spoolv1.SessionOptions{
+		Model: o.Model, ModelProvider: o.ModelProvider, IdleTimeoutMs: o.IdleTimeoutMs, TurnLimitMs: o.TurnLimitMs, SessionLimitMs: o.SessionLimitMs,
+		SyncIntervalMs: o.SyncIntervalMs, HealthIntervalMs: o.HealthIntervalMs, SandboxMaxAgeMs: o.SandboxMaxAgeMs,
+		Image: o.Image, Command: o.Command, Egress: o.Egress,
+	}
+	if o.HostPath != "" {
+		out.HostPath = &o.HostPath
+	}
+	if m := o.ModelSettings; m.Preset != "" || len(m.Env)+len(m.Args) > 0 {
+		out.ModelSettings = &spoolv1.ModelSettings{Preset: m.Preset, Env: m.Env, Args: m.Args}
+	}
+	if o.Budget != (events.Budget{}) {
+		out.Budget = Budget(o.Budget)
+	}
+	return out
 }
 
 // box is a row of sandboxes, or of none.
@@ -137,7 +143,7 @@ func (s *Store) Session(ctx context.Context, tenant, id string) (*spoolv1.Sessio
 
 // Sessions lists a tenant's sessions as the filter says: a page, and the token of the next.
 func (s *Store) Sessions(ctx context.Context, tenant string, f Filter, token string, size uint32) ([]*spoolv1.Session, string, error) {
-	size, err := pageSize(size)
+	size, err := PageSize(size)
 	if err != nil {
 		return nil, "", err
 	}
@@ -173,7 +179,8 @@ const (
 	DefaultPage = 50
 )
 
-func pageSize(n uint32) (uint32, error) {
+// PageSize checks the size of a page, of which 0 means DefaultPage.
+func PageSize(n uint32) (uint32, error) {
 	if n > MaxPage {
 		return 0, problem.Invalid("pageSize", "%d is too much: at most %d", n, MaxPage)
 	}

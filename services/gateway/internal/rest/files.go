@@ -23,6 +23,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/admission"
 	"github.com/spoolhq/spool/services/gateway/internal/api"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
+	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
 )
 
 const (
@@ -74,6 +75,21 @@ func (h *Handler) files(w *answer, r *http.Request, session, file string, has bo
 		return err
 	}
 	return do()
+}
+
+// paramAt is the event as of which files are read.
+const paramAt = "at"
+
+// when reads as of when files are wanted: live, after an event, or, without either, as the last snapshot has them.
+func when(q url.Values) (live bool, at *uint32, err error) {
+	if live, err = isLive(q); err != nil || !q.Has(paramAt) {
+		return live, nil, err
+	}
+	if live {
+		return live, nil, problem.Invalid(paramAt, "at and live exclude each other")
+	}
+	n, err := wirejson.ParseCursor(paramAt, q.Get(paramAt))
+	return false, &n, fielded(err)
 }
 
 // only refuses query parameters that a route does not know, or that are given twice.
@@ -204,18 +220,18 @@ func (h *Handler) removeFile(w *answer, r *http.Request, session, file string) e
 
 // listFiles lists what lies below a folder, or gives all of it as a tar.
 func (h *Handler) listFiles(w *answer, r *http.Request, session string) error {
-	q, err := only(r, "dir", "minPosition", paramLive)
+	q, err := only(r, "dir", "minPosition", paramLive, paramAt)
 	if err != nil {
 		return err
 	}
-	live, err := isLive(q)
+	live, at, err := when(q)
 	if err != nil {
 		return err
 	}
 	if live {
 		return h.listLive(w, r, session, q.Get("dir"))
 	}
-	ws, err := h.cfg.API.Workspace(r.Context(), session, q.Get("minPosition"))
+	ws, err := h.cfg.API.WorkspaceAt(r.Context(), session, q.Get("minPosition"), at)
 	if err != nil {
 		return err
 	}
@@ -237,9 +253,11 @@ func (h *Handler) listFiles(w *answer, r *http.Request, session string) error {
 		h.broken(r, h.cfg.API.Tar(r.Context(), ws, q.Get("dir"), out))
 		return nil
 	}
-	by, err := h.cfg.API.Reads.FileChanges(r.Context(), ws.Tenant, session)
-	if err != nil {
-		return err
+	var by map[string]string
+	if at == nil { // rows have the last change alone
+		if by, err = h.cfg.API.Reads.FileChanges(r.Context(), ws.Tenant, session); err != nil {
+			return err
+		}
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Cache-Control", "no-store")
@@ -348,18 +366,18 @@ func etag(e workspace.Entry) string {
 
 // getFile gives a file's content. Whatever it is, a browser does not show it in this origin.
 func (h *Handler) getFile(w *answer, r *http.Request, session, file string) error {
-	q, err := only(r, "minPosition", paramLive)
+	q, err := only(r, "minPosition", paramLive, paramAt)
 	if err != nil {
 		return err
 	}
-	live, err := isLive(q)
+	live, at, err := when(q)
 	if err != nil {
 		return err
 	}
 	if live {
 		return h.getLive(w, r, session, file)
 	}
-	ws, err := h.cfg.API.Workspace(r.Context(), session, q.Get("minPosition"))
+	ws, err := h.cfg.API.WorkspaceAt(r.Context(), session, q.Get("minPosition"), at)
 	if err != nil {
 		return err
 	}

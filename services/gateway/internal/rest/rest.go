@@ -185,7 +185,7 @@ func (h *Handler) serve(w *answer, r *http.Request) error {
 		return err
 	}
 	defer held.End()
-	r = r.WithContext(context.WithValue(ctx, heldKey{}, held))
+	r = r.WithContext(admission.With(ctx, held))
 	if session, file, has, ok := filesOf(r.URL.Path); ok {
 		return h.files(w, r, session, file, has)
 	}
@@ -196,16 +196,9 @@ func (h *Handler) serve(w *answer, r *http.Request) error {
 	return nil
 }
 
-// heldKey is the context's key of what a request holds.
-type heldKey struct{}
-
 // heldBy returns what a request holds. Every request that is served has one.
 func heldBy(r *http.Request) *admission.Request {
-	held, ok := r.Context().Value(heldKey{}).(*admission.Request)
-	if !ok {
-		panic("rest: the request was not admitted")
-	}
-	return held
+	return admission.From(r.Context())
 }
 
 // streamOf returns what serves a route that is a stream, nil for other routes.

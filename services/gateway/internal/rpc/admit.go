@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/tap"
 
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/services/gateway/internal/admission"
 	"github.com/spoolhq/spool/services/gateway/internal/auth"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
@@ -152,5 +153,5 @@ func (i *interceptor) admitted(s grpc.ServerStream, method string, streams bool,
 	if !ok {
 		limit = maxOther
 	}
-	return handle(&receiver{ServerStream: s, ctx: ctx, request: request, limit: limit, timeout: i.ReadTimeout})
+	return handle(&receiver{ServerStream: s, ctx: admission.With(ctx, request), request: request, limit: limit, timeout: i.ReadTimeout})
 }

@@ -57,6 +57,7 @@ type Changes struct {
 	Poison        []*Poison
 	AuditGone     []Key // deleted sessions whose rows of audit go, those of their deletion apart
 	Audit         []*Audited
+	States        []*SavedState
 	Ended         []Ended
 	Live          []Live
 }
@@ -79,7 +80,7 @@ type Live struct {
 
 // Empty tells that nothing changed.
 func (c *Changes) Empty() bool {
-	return len(c.Gone)+len(c.Retired)+len(c.TextGone)+len(c.Events)+len(c.Texts)+len(c.Deleted)+len(c.Poison)+len(c.AuditGone)+len(c.Audit)+len(c.Ended)+
+	return len(c.Gone)+len(c.Retired)+len(c.TextGone)+len(c.Events)+len(c.Texts)+len(c.Deleted)+len(c.Poison)+len(c.AuditGone)+len(c.Audit)+len(c.Ended)+len(c.States)+
 		c.Sessions.Len()+c.Executions.Len()+c.Blocks.Len()+c.Calls.Len()+c.Conversations.Len()+c.Sandboxes.Len()+c.Files.Len()+c.Usage.Len()+c.Keys.Len()+
 		c.Entries.Len()+c.Versions.Len()+c.TenantUsage.Len()+c.TenantBudgets.Len()+c.TenantLimits.Len() == 0
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/blocks"
+	"github.com/spoolhq/spool/pkg/events/history"
 )
 
 // folding is one Fold.
@@ -149,6 +150,9 @@ func (f *folding) event(a *aggregate, position string, e events.Event) error {
 		return err
 	}
 	f.out.Events = append(f.out.Events, row)
+	if err := f.remember(a, s, e); err != nil {
+		return err
+	}
 	l := f.announce(a.key)
 	l.Events = append(l.Events, row)
 	l.Tip = s.Tip
@@ -198,7 +202,7 @@ func (f *folding) kept(a *aggregate, s *Session, position string, e events.Event
 		return nil, err
 	}
 	if f.bare {
-		w.Data = json.RawMessage(`{"unprojectable":true}`)
+		w.Data = json.RawMessage(history.Unprojectable)
 	}
 	return &Event{Tenant: a.key.Tenant, Session: a.key.ID, Seq: s.Tip, Type: clean(string(w.Type)), JSON: clean(wireJSON(w))}, nil
 }
@@ -268,6 +272,7 @@ func (f *folding) drop(a *aggregate, e events.Event) {
 	undo(a.files)
 	undo(a.usage)
 	f.out.Texts = without(f.out.Texts, func(r *Text) bool { return r.Tenant == a.key.Tenant && r.Session == a.key.ID })
+	f.out.States = without(f.out.States, func(r *SavedState) bool { return r.Tenant == a.key.Tenant && r.Session == a.key.ID })
 	f.out.Ended = without(f.out.Ended, func(r Ended) bool { return r.Session == a.key })
 	if stored || len(a.texts) > 0 {
 		f.out.Gone = append(f.out.Gone, a.key)
@@ -276,7 +281,7 @@ func (f *folding) drop(a *aggregate, e events.Event) {
 	touch(&f.deleted, a.gone)
 	f.announce(a.key).Deltas = nil
 	fresh := newAggregate(a.key)
-	a.session, a.deleted, a.whole, a.kept = nil, true, false, a.blocks
+	a.session, a.deleted, a.whole, a.kept, a.history = nil, true, false, a.blocks, nil
 	a.executions, a.blocks, a.calls = fresh.executions, fresh.blocks, fresh.calls
 	a.conversations, a.sandboxes, a.texts = fresh.conversations, fresh.sandboxes, fresh.texts
 	a.files, a.usage = fresh.files, fresh.usage

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -36,6 +37,7 @@ type memory struct {
 	tenantBudgets map[fold.Key]fold.TenantBudget
 	tenantLimits  map[string]fold.TenantLimits
 	audit         map[string]fold.Audited
+	states        map[string]fold.SavedState
 }
 
 func newMemory(t testing.TB) *memory {
@@ -46,6 +48,7 @@ func newMemory(t testing.TB) *memory {
 		entries: map[fold.Key]fold.Entry{}, versions: map[fold.Child]fold.Version{}, events: map[string]fold.Event{},
 		texts: map[string]fold.Text{}, poison: map[string]fold.Poison{}, audit: map[string]fold.Audited{},
 		tenantUsage: map[fold.Key]fold.TenantUsage{}, tenantBudgets: map[fold.Key]fold.TenantBudget{}, tenantLimits: map[string]fold.TenantLimits{},
+		states: map[string]fold.SavedState{},
 	}
 }
 
@@ -56,9 +59,10 @@ func child(tenant, session, id string) fold.Child {
 // fold is what a group does with a batch.
 func (m *memory) fold(model *fold.Model, b fold.Batch) fold.Changes {
 	m.t.Helper()
-	missing := model.Missing(b)
-	if err := model.Put(missing, m.load(missing)); err != nil {
-		m.t.Fatal(err)
+	for missing := model.Missing(b); !missing.Empty(); missing = model.Missing(b) {
+		if err := model.Put(missing, m.load(missing)); err != nil {
+			m.t.Fatal(err)
+		}
 	}
 	c, err := model.Fold(b)
 	if err != nil {
@@ -86,6 +90,7 @@ func (m *memory) load(asked fold.Missing) (p fold.Present) {
 	slices.SortFunc(p.Texts, func(a, b fold.Text) int {
 		return cmp.Or(cmp.Compare(a.Block, b.Block), cmp.Compare(a.Offset, b.Offset))
 	})
+	m.histories(asked, &p)
 	for _, k := range asked.Keys {
 		if r, ok := m.keys[k]; ok {
 			p.Keys = append(p.Keys, r)
@@ -122,6 +127,27 @@ func (m *memory) load(asked fold.Missing) (p fold.Present) {
 	return p
 }
 
+// histories loads, as package store does, the last state of sessions and the events since.
+func (m *memory) histories(asked fold.Missing, p *fold.Present) {
+	for _, k := range asked.Histories {
+		var last fold.SavedState
+		for _, s := range m.states {
+			if s.Tenant == k.Tenant && s.Session == k.ID && s.Seq > last.Seq {
+				last = s
+			}
+		}
+		if last.Seq > 0 {
+			p.States = append(p.States, last)
+		}
+		for _, e := range m.events {
+			if e.Tenant == k.Tenant && e.Session == k.ID && e.Seq > last.Seq {
+				p.Events = append(p.Events, e)
+			}
+		}
+	}
+	slices.SortFunc(p.Events, func(a, b fold.Event) int { return cmp.Compare(a.Seq, b.Seq) })
+}
+
 func find[R any](rows map[fold.Child]R, asked []fold.Child) (out []R) {
 	for _, c := range asked {
 		if r, ok := rows[c]; ok {
@@ -147,6 +173,7 @@ func (m *memory) apply(c *fold.Changes) {
 				delete(m.events, id)
 			}
 		}
+		maps.DeleteFunc(m.states, func(_ string, s fold.SavedState) bool { return s.Tenant == k.Tenant && s.Session == k.ID })
 		m.dropTexts(func(t fold.Text) bool { return t.Tenant == k.Tenant && t.Session == k.ID })
 	}
 	for _, g := range c.TextGone {
@@ -175,6 +202,9 @@ func (m *memory) apply(c *fold.Changes) {
 	}
 	for _, t := range c.Texts {
 		m.texts[fmt.Sprint(t.Tenant, " ", t.Session, " ", t.Block, " ", t.Offset)] = *t
+	}
+	for _, s := range c.States {
+		m.states[fmt.Sprint(s.Tenant, " ", s.Session, " ", s.Seq)] = *s
 	}
 	for _, d := range c.Deleted {
 		m.deleted[fold.Key{Tenant: d.Tenant, ID: d.ID}] = *d
@@ -274,7 +304,7 @@ func (m *memory) equal(other *memory) error {
 		{"sessions", m.sessions, other.sessions}, {"deleted", m.deleted, other.deleted}, {"executions", m.executions, other.executions},
 		{"blocks", plain(m.blocks), plain(other.blocks)}, {"tool_calls", m.calls, other.calls}, {"conversations", m.conversations, other.conversations},
 		{"sandboxes", m.sandboxes, other.sandboxes}, {"files", m.files, other.files}, {"usage", m.usage, other.usage}, {"keys", m.keys, other.keys},
-		{"entries", columns(m.entries), columns(other.entries)}, {"versions", m.versions, other.versions}, {"events", m.events, other.events}, {"poison", m.poison, other.poison},
+		{"entries", columns(m.entries), columns(other.entries)}, {"versions", m.versions, other.versions}, {"events", m.events, other.events}, {"poison", m.poison, other.poison}, {"session_states", m.states, other.states},
 		{"tenant_usage", m.tenantUsage, other.tenantUsage}, {"tenant_budgets", m.tenantBudgets, other.tenantBudgets}, {"tenant_limits", m.tenantLimits, other.tenantLimits},
 		{"audit", m.audit, other.audit},
 	} {

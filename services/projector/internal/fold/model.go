@@ -7,6 +7,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/blocks"
+	"github.com/spoolhq/spool/pkg/events/history"
 )
 
 // Model is the rows of one projector group that are present in memory. It is
@@ -20,6 +21,7 @@ type Model struct {
 	entries  map[Key]*entry[Entry]
 	versions map[Child]*entry[Version]
 	rows     int
+	every    int64 // statesEvery but in tests
 
 	tenantUsage   map[Key]*entry[TenantUsage]
 	tenantBudgets map[Key]*entry[TenantBudget]
@@ -32,7 +34,7 @@ func New(group, limit int) *Model {
 		group: int16(group), limit: limit, sessions: map[Key]*aggregate{}, recent: list.New(), keys: map[Key]*entry[APIKey]{},
 		entries: map[Key]*entry[Entry]{}, versions: map[Child]*entry[Version]{},
 		tenantUsage: map[Key]*entry[TenantUsage]{}, tenantBudgets: map[Key]*entry[TenantBudget]{},
-		tenantLimits: map[string]*entry[TenantLimits]{},
+		tenantLimits: map[string]*entry[TenantLimits]{}, every: statesEvery,
 	}
 }
 
@@ -63,6 +65,8 @@ type aggregate struct {
 	files         map[string]*entry[File]
 	usage         map[string]*entry[Usage]
 	texts         map[string]*textOf
+
+	history *history.State // after the last event; nil if it is not present
 }
 
 func newAggregate(k Key) *aggregate {
@@ -81,6 +85,7 @@ func (a *aggregate) size() int {
 // session comes all its text in flight.
 type Missing struct {
 	Sessions      []Key
+	Histories     []Key // sessions whose last saved state, and the events since, are needed
 	Keys          []Key
 	Entries       []Key
 	Versions      []Child
@@ -98,7 +103,7 @@ type Missing struct {
 
 // Empty tells that nothing must be looked up.
 func (m Missing) Empty() bool {
-	return len(m.Sessions)+len(m.Keys)+len(m.Entries)+len(m.Versions)+len(m.Executions)+len(m.Blocks)+len(m.Calls)+len(m.Conversations)+len(m.Sandboxes)+len(m.Files)+len(m.Usage)+
+	return len(m.Sessions)+len(m.Histories)+len(m.Keys)+len(m.Entries)+len(m.Versions)+len(m.Executions)+len(m.Blocks)+len(m.Calls)+len(m.Conversations)+len(m.Sandboxes)+len(m.Files)+len(m.Usage)+
 		len(m.TenantUsage)+len(m.TenantBudgets)+len(m.TenantLimits) == 0
 }
 
@@ -106,7 +111,9 @@ func (m Missing) Empty() bool {
 type Present struct {
 	Sessions      []Session
 	Deleted       []Deleted
-	Texts         []Text // ascending by offset for each block
+	Texts         []Text       // ascending by offset for each block
+	States        []SavedState // the last one of each session
+	Events        []Event      // of each session those after its state, ascending
 	Keys          []APIKey
 	Entries       []Entry
 	Versions      []Version
@@ -122,9 +129,11 @@ type Present struct {
 	TenantLimits  []TenantLimits
 }
 
-// Missing lists, each once, what the batch is about and is not present.
+// Missing lists, each once, what the batch is about and is not present. What it lists of a session may depend on the session's row:
+// a caller asks again after Put, until nothing is missing.
 func (m *Model) Missing(b Batch) Missing {
 	w := want{model: m, seen: map[any]bool{}}
+	added := map[Key]int{}
 	for _, rec := range b.Records {
 		k := Key{rec.Subject.Tenant, rec.Subject.ID}
 		if rec.Subject.Aspect.Catalogued() {
@@ -137,10 +146,14 @@ func (m *Model) Missing(b Batch) Missing {
 			continue
 		}
 		a := w.session(k)
+		added[k] += len(rec.Events)
 		for _, e := range rec.Events {
 			w.event(k, a, e)
 			w.usageOf(k.Tenant, e)
 		}
+	}
+	for k, n := range added {
+		w.history(k, n)
 	}
 	for _, d := range b.Deltas {
 		k := Key{d.Tenant, d.Session}
@@ -263,7 +276,12 @@ func (m *Model) Put(asked Missing, p Present) error {
 		text.Add(events.Delta{Offset: uint32(t.Offset), Text: t.Text})
 	}
 	for _, a := range fresh {
-		a.whole = a.session == nil && !a.deleted
+		if a.whole = a.session == nil && !a.deleted; a.whole {
+			a.history = &history.State{}
+		}
+	}
+	if err := m.putHistories(asked, p); err != nil {
+		return err
 	}
 	for _, k := range asked.Keys {
 		m.keys[k] = nil

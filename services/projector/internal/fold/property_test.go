@@ -152,17 +152,21 @@ func TestFoldInPiecesIsFoldAtOnce(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		recs, texts := records(rt), deltas(rt)
 		whole := newMemory(t)
-		whole.fold(fold.New(3, 1000), fold.Batch{Records: recs, Deltas: texts})
+		model := fold.New(3, 1000)
+		model.SaveStatesEvery(4)
+		whole.fold(model, fold.Batch{Records: recs, Deltas: texts})
 
 		pieces := newMemory(t)
 		limit := rapid.SampledFrom([]int{1, 3, 1000}).Draw(rt, "present rows")
-		model := fold.New(3, limit)
+		model = fold.New(3, limit)
+		model.SaveStatesEvery(4)
 		for len(recs)+len(texts) > 0 {
 			n, m := rapid.IntRange(0, len(recs)).Draw(rt, "records"), rapid.IntRange(0, len(texts)).Draw(rt, "texts")
 			pieces.fold(model, fold.Batch{Records: recs[:n], Deltas: texts[:m]})
 			if rapid.IntRange(0, 5).Draw(rt, "restart") == 0 {
 				// A projector that starts again reads its text in flight again.
 				model = fold.New(3, limit)
+				model.SaveStatesEvery(4)
 				pieces.fold(model, fold.Batch{Deltas: texts[:m]})
 			}
 			recs, texts = recs[n:], texts[m:]

@@ -6,6 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/spoolhq/spool/pkg/events/history"
 	"github.com/spoolhq/spool/services/projector/internal/fold"
 )
 
@@ -19,6 +20,12 @@ func (s *Store) Load(ctx context.Context, m fold.Missing) (p fold.Present, err e
 		fetch(&b, t.deleted, &p.Deleted, tenants, ids)
 		q := t.texts
 		b.Queue(textsOf, tenants, ids).Query(func(rows pgx.Rows) error { return into(q, rows, &p.Texts) })
+	}
+	if len(m.Histories) > 0 {
+		tenants, ids := splitKeys(m.Histories)
+		states, kept := t.states, t.events
+		b.Queue(lastStates, tenants, ids, history.Version).Query(func(rows pgx.Rows) error { return into(states, rows, &p.States) })
+		b.Queue(eventsSince, tenants, ids, history.Version).Query(func(rows pgx.Rows) error { return into(kept, rows, &p.Events) })
 	}
 	if len(m.Keys) > 0 {
 		tenants, ids := splitKeys(m.Keys)
@@ -57,6 +64,15 @@ func (s *Store) Load(ctx context.Context, m fold.Missing) (p fold.Present, err e
 const textsOf = `SELECT t.tenant, t.session, t.block, t."offset", t.grp, t.execution, t.conversation, t.at, t.text
 	FROM unnest($1::text[], $2::text[]) AS k(tenant, session) JOIN text_in_flight t ON t.tenant = k.tenant AND t.session = k.session
 	ORDER BY t.tenant, t.session, t.block, t."offset"`
+
+// lastStates reads the columns of states, and eventsSince those of events: of each session the last saved state, and what came after it.
+const (
+	lastStates = `SELECT s.tenant, s.session, s.seq, s.version, s.state FROM unnest($1::text[], $2::text[]) AS k(tenant, session)
+		CROSS JOIN LATERAL (SELECT * FROM session_states WHERE tenant = k.tenant AND session = k.session AND version = $3 ORDER BY seq DESC LIMIT 1) s`
+	eventsSince = `SELECT e.tenant, e.session, e.seq, e.type, e.event FROM unnest($1::text[], $2::text[]) AS k(tenant, session)
+		LEFT JOIN LATERAL (SELECT seq FROM session_states WHERE tenant = k.tenant AND session = k.session AND version = $3 ORDER BY seq DESC LIMIT 1) s ON true
+		CROSS JOIN LATERAL (SELECT * FROM events WHERE tenant = k.tenant AND session = k.session AND seq > coalesce(s.seq, 0) ORDER BY seq) e`
+)
 
 func children[R any](b *pgx.Batch, t table[R], asked []fold.Child, found *[]R) {
 	if len(asked) > 0 {

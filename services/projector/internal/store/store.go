@@ -108,7 +108,7 @@ func (s *Store) Reset(ctx context.Context) error {
 	var b pgx.Batch
 	for _, t := range []string{
 		readmodel.Executions, readmodel.Blocks, readmodel.Events, readmodel.ToolCalls, readmodel.Conversations, readmodel.Sandboxes,
-		readmodel.Files, readmodel.Usage,
+		readmodel.Files, readmodel.Usage, readmodel.SessionStates,
 	} {
 		b.Queue("DELETE FROM "+t+" r USING sessions s WHERE s.grp = $1 AND r.tenant = s.tenant AND r.session = s.id", s.group)
 	}
@@ -178,6 +178,7 @@ func (s *Store) bulk(ctx context.Context, tx pgx.Tx, first *pgx.Batch, c *fold.C
 	}
 	rest.Texts, rest.Deleted, rest.Poison, rest.Ended, rest.Keys = c.Texts, c.Deleted, c.Poison, c.Ended, c.Keys
 	rest.Entries, rest.Versions, rest.Audit = c.Entries, c.Versions, c.Audit
+	rest.States = c.States
 	rest.TenantUsage, rest.TenantBudgets, rest.TenantLimits = c.TenantUsage, c.TenantBudgets, c.TenantLimits
 	var last pgx.Batch
 	s.rows(&last, &rest)
@@ -216,7 +217,7 @@ func (s *Store) deletions(b *pgx.Batch, c *fold.Changes) {
 		tenants, ids := splitKeys(c.Gone)
 		for _, t := range []string{
 			readmodel.Executions, readmodel.TextInFlight, readmodel.ToolCalls, readmodel.Conversations, readmodel.Sandboxes,
-			readmodel.Files, readmodel.Usage,
+			readmodel.Files, readmodel.Usage, readmodel.SessionStates,
 		} {
 			b.Queue(deleteOf(t), tenants, ids)
 		}
@@ -263,6 +264,9 @@ func (s *Store) rows(b *pgx.Batch, c *fold.Changes) {
 	upsert(b, t.tenantLimits, c.TenantLimits)
 	if len(c.Events) > 0 {
 		b.Queue(t.events.insert, t.events.args(c.Events)...)
+	}
+	if len(c.States) > 0 {
+		b.Queue(t.states.upsert, t.states.args(c.States)...)
 	}
 	if len(c.Deleted) > 0 {
 		b.Queue(t.deleted.upsert, t.deleted.args(c.Deleted)...)

@@ -127,4 +127,5 @@ type tables struct {
 	tenantBudgets table[fold.TenantBudget]
 	tenantLimits  table[fold.TenantLimits]
 	audit         table[fold.Audited]
+	states        table[fold.SavedState]
 }

@@ -1,0 +1,154 @@
+package history
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// Run makes events of one session comparable with those of another one. It must see a session's events in order, all of them.
+type Run struct {
+	session string
+	names   map[string]string // ids by what stands for them
+	counts  map[string]int    // of ids, by kind
+}
+
+// NewRun begins with a session's first event.
+func NewRun(session string) *Run {
+	return &Run{session: session, names: map[string]string{}, counts: map[string]int{}}
+}
+
+// Comparable is an event without what two runs of the same never share.
+type Comparable struct {
+	Type events.Type
+	data map[string]any // with the execution and the conversation
+}
+
+// Comparable returns what counts of an event. ok is false for an event that does not count: one that says where and when a session
+// runs, and not what an agent or a user did.
+func (r *Run) Comparable(w events.Wire) (c Comparable, ok bool) {
+	if !counts(w) {
+		return c, false
+	}
+	// Paths of sandboxes have the session's id in them.
+	raw := bytes.ReplaceAll(w.Data, []byte(r.session), []byte("SESSION"))
+	numbers := json.NewDecoder(bytes.NewReader(raw))
+	numbers.UseNumber()
+	data := map[string]any{}
+	if err := numbers.Decode(&data); err != nil { // no object: it stands as it is
+		data = map[string]any{"": string(raw)}
+	}
+	data["executionId"], data["conversationId"] = w.ExecutionID, w.ConversationID
+	r.plain(data)
+	return Comparable{w.Type, data}, true
+}
+
+// counts reports whether an event is part of what an agent or a user did. What is not listed counts, so that later types do.
+func counts(w events.Wire) bool {
+	switch d := w.Event().Data.(type) {
+	case events.SessionIdle, events.SessionClosed, events.SessionDeleted, events.RunRetired, events.ContentRemoved,
+		events.ExecutionQueued, events.ExecutionDispatched, events.ExecutionClaimed, events.ExecutionAttached, events.ExecutionHandedOver,
+		events.SandboxCreating, events.SandboxReady, events.SandboxReplaced, events.SandboxTerminated, events.SandboxFailed,
+		events.SandboxPaused, events.SandboxResumed, events.SandboxHealth, events.EgressDenied, events.ModelCalled,
+		events.SyncRequested, events.WorkspaceSyncStarted, events.WorkspaceSynced, events.WorkspaceRestored, events.FilesApplied,
+		events.FileCreated, events.FileModified, events.FileDeleted,
+		events.TranscriptWritten, events.MetadataUpdate, events.Log, events.WatchdogWarned, events.BlockUpdate:
+		return false
+	case events.BlockStart: // the whole block follows
+		return d.Block.Status != events.StatusPending && d.Block.Status != ""
+	}
+	return true
+}
+
+// kinds are the members that hold an id, by what it is an id of.
+var kinds = map[string]string{
+	"id": "id", "blockId": "id", "executionId": "execution", "conversationId": "conversation", "subConversationId": "conversation",
+	"parentConversationId": "conversation", "subagentId": "subagent", "toolUseId": "call",
+}
+
+// leftOut are the members that two runs never share: times, durations, what follows from them, and where a session runs.
+var leftOut = []string{"time", "timestamp", "durationMs", "waitMs", "pausedMs", "idleMs", "afterMs", "costUsd", "pid", "warm", "sealed", "object", "held", "anchor"}
+
+// plain takes out of an object, and of all below it, what does not count, and names ids by their order.
+func (r *Run) plain(v any) {
+	switch x := v.(type) {
+	case []any:
+		for _, e := range x {
+			r.plain(e)
+		}
+	case map[string]any:
+		for _, name := range slices.Sorted(maps.Keys(x)) {
+			kind, isID := kinds[name]
+			switch id, text := x[name].(string); {
+			case slices.Contains(leftOut, name):
+				delete(x, name)
+			case name == "input": // the agent's own words
+			case isID && text && id != "" && id != events.MainConversation:
+				x[name] = r.name(kind, id)
+			default:
+				r.plain(x[name])
+			}
+		}
+	}
+}
+
+func (r *Run) name(kind, id string) string {
+	name, ok := r.names[kind+" "+id]
+	if !ok {
+		r.counts[kind]++
+		name = fmt.Sprint(kind, " ", r.counts[kind])
+		r.names[kind+" "+id] = name
+	}
+	return name
+}
+
+// Differs returns the path of the first member in which two events differ, as type or data.block.content; "" if they are alike.
+func Differs(a, b Comparable) string {
+	if a.Type != b.Type {
+		return "type"
+	}
+	return differs("data", a.data, b.data)
+}
+
+func differs(path string, a, b any) string {
+	switch x := a.(type) {
+	case map[string]any:
+		y, ok := b.(map[string]any)
+		if !ok {
+			return path
+		}
+		names := slices.Sorted(maps.Keys(x))
+		for name := range y {
+			if _, ok := x[name]; !ok {
+				names = append(names, name)
+			}
+		}
+		slices.Sort(names)
+		for _, name := range names {
+			if p := differs(path+"."+name, x[name], y[name]); p != "" {
+				return p
+			}
+		}
+		return ""
+	case []any:
+		y, ok := b.([]any)
+		if !ok || len(x) != len(y) {
+			return path
+		}
+		for i := range x {
+			if p := differs(fmt.Sprintf("%s[%d]", path, i), x[i], y[i]); p != "" {
+				return p
+			}
+		}
+		return ""
+	}
+	if reflect.DeepEqual(a, b) {
+		return ""
+	}
+	return path
+}

@@ -1,0 +1,485 @@
+// Package history folds a session's events into what the session was after each of them.
+//
+// A State holds what a later event can still change, and totals. What is final (ended executions, complete blocks, sub-agents that
+// have ended) leaves it: readers have that from the log, or from rows of the read models, where it never changes again. So a State
+// stays small in a long session, and one that is kept every few hundred events makes the state at any event cheap to find.
+// The package is pure.
+package history
+
+import (
+	"encoding/json"
+	"slices"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/blocks"
+)
+
+// Version is the version of State's JSON. A reader folds anew in place of a State of another version.
+const Version = 1
+
+// State is a session after an event. The zero State is a session before its first event.
+type State struct {
+	V    int       `json:"v"`
+	Seq  uint32    `json:"seq"`
+	Time time.Time `json:"time"` // of the event
+
+	Session       Session        `json:"session"`
+	Executions    []Execution    `json:"executions,omitempty"`    // that have not ended, in the order they began
+	Blocks        []Block        `json:"blocks,omitempty"`        // that are pending, by FirstSeq
+	Conversations []Conversation `json:"conversations,omitempty"` // of sub-agents that run, by FirstSeq
+	Todos         []Todos        `json:"todos,omitempty"`         // of main and of sub-agents that run
+	Ended         Usage          `json:"ended"`                   // what ended executions reported; see Reported
+	Metered       Metered        `json:"metered"`
+	Resolved      *Resolved      `json:"resolved,omitempty"` // of the last execution that was resolved
+	Sandbox       *Sandbox       `json:"sandbox,omitempty"`  // the last one
+	Snapshot      *Snapshot      `json:"snapshot,omitempty"` // the last one of the workspace
+	FileChanges   uint32         `json:"fileChanges"`        // since Snapshot, else since the session's first event
+	Count         Count          `json:"count"`
+}
+
+// Session is what events say of the session itself.
+type Session struct {
+	Status       string             `json:"status"` // open, closed, deleted
+	Agent        string             `json:"agent"`
+	AgentVersion string             `json:"agentVersion"`
+	Architecture string             `json:"architecture"`
+	Provider     string             `json:"provider"`
+	AgentRef     events.Reference   `json:"agentRef,omitzero"`
+	Instance     events.Reference   `json:"instance,omitzero"`
+	Environments []events.Reference `json:"environments,omitempty"`
+	Options      events.Options     `json:"options"`
+	Metadata     json.RawMessage    `json:"metadata,omitempty"`
+	CreatedAt    time.Time          `json:"createdAt"`
+	Idle         bool               `json:"idle,omitempty"` // the idle timeout passed since the last dispatch
+}
+
+// The statuses of a session.
+const (
+	StatusOpen    = "open"
+	StatusClosed  = "closed"
+	StatusDeleted = "deleted"
+)
+
+// Execution is one that has not ended.
+type Execution struct {
+	ID           string     `json:"id"`
+	FirstSeq     uint32     `json:"firstSeq"`
+	Phase        string     `json:"phase"` // queued, starting, running, paused
+	Attempt      uint32     `json:"attempt,omitempty"`
+	Executor     string     `json:"executor,omitempty"`
+	Model        string     `json:"model,omitempty"`
+	Usage        Usage      `json:"usage"`
+	QueuedAt     time.Time  `json:"queuedAt"`
+	DispatchedAt *time.Time `json:"dispatchedAt,omitempty"`
+	StartedAt    *time.Time `json:"startedAt,omitempty"` // the first attempt
+}
+
+// The phases of an execution that has not ended.
+const (
+	PhaseQueued   = "queued"
+	PhaseStarting = "starting"
+	PhaseRunning  = "running"
+	PhasePaused   = "paused"
+)
+
+// Block is a pending block.
+type Block struct {
+	FirstSeq uint32       `json:"firstSeq"`
+	LastSeq  uint32       `json:"lastSeq"`
+	Block    events.Block `json:"block"`
+}
+
+// Conversation is one of a sub-agent that runs.
+type Conversation struct {
+	ID          string `json:"id"`
+	FirstSeq    uint32 `json:"firstSeq"`
+	ExecutionID string `json:"executionId"`
+}
+
+// Todos is the list of one conversation.
+type Todos struct {
+	ConversationID string            `json:"conversationId"`
+	Items          []events.TodoItem `json:"items"`
+}
+
+// Usage is what executions took, as their agents report it.
+type Usage struct {
+	InputTokens      uint64  `json:"inputTokens"`
+	OutputTokens     uint64  `json:"outputTokens"`
+	CacheReadTokens  uint64  `json:"cacheReadTokens,omitempty"`
+	CacheWriteTokens uint64  `json:"cacheWriteTokens,omitempty"`
+	CostUSD          float64 `json:"costUsd,omitempty"`
+}
+
+// Metered is what requests to models took, as the egress proxy metered them.
+type Metered struct {
+	Requests uint64 `json:"requests"`
+	Failed   uint64 `json:"failed,omitempty"`
+	Usage
+}
+
+// Resolved says what an execution's references were at its start. Variables are left out: it never has a value.
+type Resolved struct {
+	Seq          uint32             `json:"seq"`
+	ExecutionID  string             `json:"executionId"`
+	Agent        events.Reference   `json:"agent,omitzero"` // zero for the built-in one
+	Instance     events.Reference   `json:"instance,omitzero"`
+	Environments []events.Reference `json:"environments,omitempty"`
+	Skills       []events.SkillUsed `json:"skills,omitempty"`
+	MCPServers   []string           `json:"mcpServers,omitempty"`
+}
+
+// Sandbox is the last sandbox.
+type Sandbox struct {
+	ID          string     `json:"id"`
+	Status      string     `json:"status"` // creating, ready, paused, replaced, terminated, failed
+	Reason      string     `json:"reason,omitempty"`
+	Provider    string     `json:"provider,omitempty"`
+	Engine      string     `json:"engine,omitempty"`
+	Image       string     `json:"image,omitempty"`
+	Health      string     `json:"health,omitempty"`
+	MemoryBytes uint64     `json:"memoryBytes,omitempty"`
+	DiskBytes   uint64     `json:"diskBytes,omitempty"`
+	CreatedAt   time.Time  `json:"createdAt"`
+	EndedAt     *time.Time `json:"endedAt,omitempty"`
+}
+
+// Snapshot is one of the workspace.
+type Snapshot struct {
+	Name  string    `json:"name"` // as workspace_synced has it
+	Seq   uint32    `json:"seq"`  // of workspace_synced
+	Time  time.Time `json:"time"`
+	Files uint32    `json:"files"`
+	Bytes uint64    `json:"bytes"`
+}
+
+// Count is how many there were so far.
+type Count struct {
+	Executions    uint32 `json:"executions"`
+	Blocks        uint32 `json:"blocks"`
+	Conversations uint32 `json:"conversations"` // of sub-agents
+}
+
+// Fold applies events to a state, of which the first has the seq after it.
+func Fold(s State, list ...events.Event) State {
+	for _, e := range list {
+		s = Evolve(s, s.Seq+1, e)
+	}
+	return s
+}
+
+// Evolve returns the state after an event. It never fails, and leaves s as it was. A type that it does not know changes nothing but Seq and Time.
+func Evolve(s State, seq uint32, e events.Event) State {
+	if s.Seq == 0 {
+		s.V, s.Session = Version, Session{Status: StatusOpen, CreatedAt: e.Time}
+	}
+	s.Seq, s.Time = seq, e.Time
+	s.life(e)
+	s.execute(e)
+	s.block(e)
+	s.converse(e)
+	s.sandbox(e)
+	s.files(e)
+	if _, ended := end(e); ended {
+		s.end(e)
+	}
+	return s
+}
+
+// life folds what events say of the session itself.
+func (s *State) life(e events.Event) {
+	switch d := e.Data.(type) {
+	case events.SessionCreated:
+		s.Session = Session{
+			Status: s.Session.Status, Agent: d.Agent, AgentVersion: d.AgentVersion, Architecture: d.Architecture, Provider: d.Provider,
+			AgentRef: d.AgentRef, Instance: d.Instance, Environments: d.Environments, Options: d.Options, Metadata: d.Metadata, CreatedAt: e.Time,
+		}
+	case events.SessionOptionsUpdated:
+		s.Session.Options = d.Options
+		if len(d.Metadata) > 0 {
+			s.Session.Metadata = d.Metadata
+		}
+	case events.SessionIdle:
+		s.Session.Idle = true
+	case events.ExecutionDispatched:
+		s.Session.Idle = false
+	case events.SessionClosed:
+		s.Session.Status = StatusClosed
+	case events.SessionDeleted:
+		s.Session.Status = StatusDeleted
+	case events.ModelCalled:
+		s.Metered.Requests++
+		if !d.Answered() {
+			s.Metered.Failed++
+		}
+		s.Metered.Usage = s.Metered.plus(usage(d.Usage, d.CostUSD))
+	case events.ExecutionResolved:
+		s.Resolved = &Resolved{s.Seq, e.ExecutionID, d.Agent, d.Instance, d.Environments, d.Skills, d.MCPServers}
+	}
+}
+
+// execute folds an event into its execution.
+func (s *State) execute(e events.Event) {
+	i := slices.IndexFunc(s.Executions, func(x Execution) bool { return x.ID == e.ExecutionID })
+	if i < 0 {
+		if e.ExecutionID == "" || !begins(e) {
+			return
+		}
+		// The copy is for the states that share the list.
+		s.Executions = append(slices.Clone(s.Executions), Execution{ID: e.ExecutionID, FirstSeq: s.Seq, Phase: PhaseQueued, QueuedAt: e.Time})
+		s.Count.Executions++
+		i = len(s.Executions) - 1
+	}
+	if x, changed := executed(s.Executions[i], e); changed {
+		s.Executions = slices.Clone(s.Executions)
+		s.Executions[i] = x
+	}
+}
+
+// begins reports whether an event can be the first one of an execution. Others may follow its end.
+func begins(e events.Event) bool {
+	switch e.Data.(type) {
+	case events.MessageAccepted, events.ExecutionDispatched:
+		return true
+	}
+	return false
+}
+
+func executed(x Execution, e events.Event) (_ Execution, changed bool) {
+	switch d := e.Data.(type) {
+	case events.ExecutionDispatched:
+		x.DispatchedAt = &e.Time
+	case events.ExecutionClaimed:
+		x.Executor = d.Executor
+		if x.Phase == PhaseQueued {
+			x.Phase = PhaseStarting
+		}
+	case events.ExecutionStarted:
+		x.Phase, x.Attempt = PhaseRunning, d.Attempt
+		if x.StartedAt == nil {
+			x.StartedAt = &e.Time
+		}
+	case events.AttemptFailed:
+		x.Phase = PhaseStarting
+	case events.ExecutionPaused:
+		x.Phase = PhasePaused
+	case events.ExecutionResumed:
+		x.Phase = PhaseRunning
+	case events.MetadataUpdate:
+		x.Usage, x.Model = usage(d.Usage, d.CostUSD), d.Model
+	default:
+		return x, false
+	}
+	return x, true
+}
+
+// end returns what a terminal event reports.
+func end(e events.Event) (u Usage, ended bool) {
+	switch d := e.Data.(type) {
+	case events.ExecutionCompleted:
+		return usage(d.Usage, d.CostUSD), true
+	case events.ExecutionFailed:
+		return usage(d.Usage, 0), true
+	case events.ExecutionCancelled:
+		return usage(d.Usage, 0), true
+	}
+	return u, events.Terminal(e.Type())
+}
+
+// end folds a terminal event, after what it says otherwise.
+func (s *State) end(e events.Event) {
+	i := slices.IndexFunc(s.Executions, func(x Execution) bool { return x.ID == e.ExecutionID })
+	if i < 0 {
+		return
+	}
+	u, _ := end(e)
+	if u.CostUSD == 0 {
+		u.CostUSD = s.Executions[i].Usage.CostUSD
+	}
+	s.Ended = s.Ended.plus(u)
+	s.Executions = slices.Delete(slices.Clone(s.Executions), i, i+1)
+	for _, c := range s.Conversations {
+		if c.ExecutionID == e.ExecutionID {
+			s.forget(c.ID)
+		}
+	}
+}
+
+// block folds an event into the block that it is about.
+func (s *State) block(e events.Event) {
+	id := blocks.Target(e)
+	if id == "" {
+		return
+	}
+	i := slices.IndexFunc(s.Blocks, func(b Block) bool { return b.Block.ID == id })
+	was := Block{FirstSeq: s.Seq}
+	var prev *events.Block
+	if i >= 0 {
+		was = s.Blocks[i]
+		prev = &was.Block
+	}
+	next := blocks.Reduce(prev, e)
+	if next == nil {
+		return
+	}
+	if i < 0 {
+		s.Count.Blocks++
+	}
+	if next.Kind == events.KindTodo && next.Todos != nil {
+		s.list(next.ConversationID, next.Todos)
+	}
+	now := Block{was.FirstSeq, s.Seq, *next}
+	pending := next.Status == events.StatusPending
+	switch {
+	case i >= 0 && pending:
+		s.Blocks = slices.Clone(s.Blocks)
+		s.Blocks[i] = now
+	case i >= 0:
+		s.Blocks = slices.Delete(slices.Clone(s.Blocks), i, i+1)
+	case pending:
+		s.Blocks = append(slices.Clone(s.Blocks), now)
+	}
+}
+
+// list replaces the todos of a conversation.
+func (s *State) list(conversation string, items []events.TodoItem) {
+	s.Todos = slices.DeleteFunc(slices.Clone(s.Todos), func(t Todos) bool { return t.ConversationID == conversation })
+	s.Todos = append(s.Todos, Todos{conversation, items})
+}
+
+// converse folds a sub-agent's begin and end.
+func (s *State) converse(e events.Event) {
+	switch d := e.Data.(type) {
+	case events.SubagentSpawned:
+		if slices.ContainsFunc(s.Conversations, func(c Conversation) bool { return c.ID == d.Conversation }) {
+			return
+		}
+		s.Conversations = append(slices.Clone(s.Conversations), Conversation{d.Conversation, s.Seq, e.ExecutionID})
+		s.Count.Conversations++
+	case events.SubagentCompleted:
+		s.forget(d.Conversation)
+	}
+}
+
+// forget removes a sub-agent that has ended, and its list.
+func (s *State) forget(conversation string) {
+	s.Conversations = slices.DeleteFunc(slices.Clone(s.Conversations), func(c Conversation) bool { return c.ID == conversation })
+	if conversation != events.MainConversation {
+		s.Todos = slices.DeleteFunc(slices.Clone(s.Todos), func(t Todos) bool { return t.ConversationID == conversation })
+	}
+}
+
+// sandbox folds the life of the last sandbox.
+func (s *State) sandbox(e events.Event) {
+	box := func(id string) *Sandbox {
+		if s.Sandbox == nil || s.Sandbox.ID != id {
+			s.Sandbox = &Sandbox{ID: id, CreatedAt: e.Time}
+		} else {
+			copied := *s.Sandbox
+			s.Sandbox = &copied
+		}
+		return s.Sandbox
+	}
+	gone := func(id, status, reason string) {
+		if s.Sandbox != nil && s.Sandbox.ID == id && s.Sandbox.EndedAt == nil {
+			b := box(id)
+			b.Status, b.Reason, b.EndedAt = status, reason, &e.Time
+		}
+	}
+	switch d := e.Data.(type) {
+	case events.SandboxCreating:
+		b := box(d.SandboxID)
+		b.Status, b.Provider, b.Engine = "creating", d.Provider, d.Engine
+	case events.SandboxReady:
+		b := box(d.SandboxID)
+		b.Status, b.Provider, b.Engine, b.Image = "ready", d.Provider, d.Engine, d.Image
+	case events.SandboxPaused:
+		box(d.SandboxID).Status = "paused"
+	case events.SandboxResumed:
+		box(d.SandboxID).Status = "ready"
+	case events.SandboxHealth:
+		b := box(d.SandboxID)
+		b.Health, b.MemoryBytes, b.DiskBytes = d.Status, d.MemoryBytes, d.DiskBytes
+		if b.EndedAt == nil {
+			b.Reason = d.Reason
+		}
+	case events.SandboxReplaced:
+		gone(d.SandboxID, "replaced", d.Lost)
+	case events.SandboxTerminated:
+		gone(d.SandboxID, "terminated", d.Reason)
+	case events.SandboxFailed:
+		gone(d.SandboxID, "failed", d.Code+": "+d.Message)
+	}
+}
+
+// FileChanges lists the types of the events that say how a workspace differs from its last snapshot.
+func FileChanges() []events.Type {
+	return []events.Type{
+		events.FileCreated{}.EventType(), events.FileModified{}.EventType(), events.FileDeleted{}.EventType(),
+		events.FilePut{}.EventType(), events.FileRemoved{}.EventType(),
+	}
+}
+
+// files folds snapshots, and counts what changed since.
+func (s *State) files(e events.Event) {
+	switch d := e.Data.(type) {
+	case events.WorkspaceSynced:
+		if d.Snapshot != "" {
+			s.Snapshot, s.FileChanges = &Snapshot{d.Snapshot, s.Seq, e.Time, d.Files, d.Bytes}, 0
+		}
+	case events.FileCreated, events.FileModified, events.FileDeleted, events.FilePut, events.FileRemoved:
+		s.FileChanges++
+	}
+}
+
+// Active returns the execution that runs, which was dispatched and has not ended; nil for none.
+func (s State) Active() *Execution {
+	for i := range s.Executions {
+		if s.Executions[i].DispatchedAt != nil {
+			return &s.Executions[i]
+		}
+	}
+	return nil
+}
+
+// Queued is how many executions wait.
+func (s State) Queued() (n uint32) {
+	for _, x := range s.Executions {
+		if x.DispatchedAt == nil && x.Phase == PhaseQueued {
+			n++
+		}
+	}
+	return n
+}
+
+// Reported is what all executions took so far, as their agents report it.
+func (s State) Reported() Usage {
+	u := s.Ended
+	for _, x := range s.Executions {
+		u = u.plus(x.Usage)
+	}
+	return u
+}
+
+func usage(u events.Usage, cost float64) Usage {
+	return Usage{uint64(u.InputTokens), uint64(u.OutputTokens), uint64(u.CacheReadTokens), uint64(u.CacheWriteTokens), cost}
+}
+
+func (u Usage) plus(o Usage) Usage {
+	return Usage{
+		u.InputTokens + o.InputTokens, u.OutputTokens + o.OutputTokens, u.CacheReadTokens + o.CacheReadTokens,
+		u.CacheWriteTokens + o.CacheWriteTokens, u.CostUSD + o.CostUSD,
+	}
+}
+
+// Unprojectable is the data of an event of which the read models hold no more than that it is there.
+const Unprojectable = `{"unprojectable":true}`
+
+// Kept returns an event as the read models keep it, for Evolve.
+func Kept(w events.Wire) events.Event {
+	if string(w.Data) == Unprojectable {
+		return events.Event{ID: w.ID, Time: w.Time, ExecutionID: w.ExecutionID, ConversationID: w.ConversationID, Source: w.Source, Data: events.Opaque{Name: w.Type}}
+	}
+	return w.Event()
+}

@@ -1,0 +1,180 @@
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/history"
+	"github.com/spoolhq/spool/services/gateway/internal/auth"
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+	"github.com/spoolhq/spool/services/gateway/internal/reads"
+)
+
+// comparePage is how many events of a session are in memory at once.
+const comparePage = 100
+
+// CompareSessions finds the first event at which two sessions differ. A fork is compared with what its parent did after the fork, two
+// others from their first messages on.
+func (s *Server) CompareSessions(ctx context.Context, r *spoolv1.CompareSessionsRequest) (*spoolv1.SessionComparison, error) {
+	tenant, err := s.session(ctx, r.GetSessionId(), r.GetMinPosition())
+	if err != nil {
+		return nil, err
+	}
+	if err := s.comparable(ctx, tenant, r.GetWith()); err != nil {
+		return nil, err
+	}
+	a, err := s.runOf(ctx, tenant, r.GetSessionId())
+	if err != nil {
+		return nil, err
+	}
+	b, err := s.runOf(ctx, tenant, r.GetWith())
+	if err != nil {
+		return nil, asWith(err)
+	}
+	out := &spoolv1.SessionComparison{}
+	switch {
+	case a.parent == b.id:
+		b.after, out.Fork = a.fork, true
+	case b.parent == a.id:
+		a.after, out.Fork = b.fork, true
+	}
+	for {
+		x, err := a.next(ctx)
+		if err != nil {
+			return nil, err
+		}
+		y, err := b.next(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if x == nil && y == nil {
+			out.Equal, out.Summary = true, fmt.Sprintf("The sessions do not differ: %d events are alike.", out.EqualEvents)
+			return out, nil
+		}
+		if x != nil && y != nil {
+			if out.Field = history.Differs(x.is, y.is); out.Field == "" {
+				out.EqualEvents++
+				continue
+			}
+		}
+		out.Summary = differing(a, b, x, y, out)
+		return out, nil
+	}
+}
+
+// comparable checks the other session's id, and whether the caller may see it.
+func (s *Server) comparable(ctx context.Context, tenant, with string) error {
+	p, err := auth.From(ctx)
+	if err != nil {
+		return err
+	}
+	if err = reads.CheckSession(with); err == nil {
+		err = s.Reads.Visible(ctx, tenant, with, p.Agents)
+	}
+	return asWith(err)
+}
+
+// asWith writes the refusal of the other session under its own name.
+func asWith(err error) error {
+	if err == nil {
+		return nil
+	}
+	p := *problem.From(err)
+	if p.Field == "sessionId" {
+		p.Field = "with"
+	}
+	return &p
+}
+
+// differing says how two sessions differ, in a sentence, and shows the events.
+func differing(a, b *run, x, y *step, out *spoolv1.SessionComparison) string {
+	if x != nil {
+		out.Event = reads.Event(x.wire)
+	}
+	if y != nil {
+		out.WithEvent = reads.Event(y.wire)
+	}
+	switch {
+	case y == nil:
+		return fmt.Sprintf("Event %d (%s) of %s has no counterpart: %s has no more events.", x.wire.Seq, x.wire.Type, a.id, b.id)
+	case x == nil:
+		return fmt.Sprintf("Event %d (%s) of %s has no counterpart: %s has no more events.", y.wire.Seq, y.wire.Type, b.id, a.id)
+	case out.Field == "type":
+		return fmt.Sprintf("Event %d of %s is %s, event %d of %s is %s.", x.wire.Seq, a.id, x.wire.Type, y.wire.Seq, b.id, y.wire.Type)
+	}
+	return fmt.Sprintf("Event %d of %s and event %d of %s (%s) differ in %s.", x.wire.Seq, a.id, y.wire.Seq, b.id, x.wire.Type, out.Field)
+}
+
+// run reads what counts of a session's events, in order.
+type run struct {
+	reads      *reads.Store
+	tenant, id string
+	parent     string // of a fork
+	fork       uint32 // the event of the parent after which the fork goes on
+	tip        uint32
+	read       uint32 // seq of the last event that was read
+	after      uint32 // events up to this one do not count
+	begun      bool   // the first message has come
+	as         *history.Run
+	waiting    []step
+}
+
+// step is an event that counts.
+type step struct {
+	wire events.Wire
+	is   history.Comparable
+}
+
+// runOf begins a session.
+func (s *Server) runOf(ctx context.Context, tenant, id string) (*run, error) {
+	one, err := s.Reads.Session(ctx, tenant, id)
+	if err != nil {
+		return nil, err
+	}
+	r := &run{reads: s.Reads, tenant: tenant, id: id, tip: one.GetTip(), as: history.NewRun(id)}
+	err = s.Reads.Each(ctx, tenant, id, 0, 2, []events.Type{"session_forked"}, 1, func(w events.Wire) error {
+		var d struct {
+			Parent    string `json:"parent"`
+			Effective uint32 `json:"effective"`
+		}
+		if err := json.Unmarshal(w.Data, &d); err != nil {
+			return problem.From(fmt.Errorf("event %d of %s: %w", w.Seq, id, err))
+		}
+		r.parent, r.fork = d.Parent, d.Effective
+		return nil
+	})
+	return r, err
+}
+
+// next returns the next event that counts; nil after the last.
+func (r *run) next(ctx context.Context) (*step, error) {
+	for len(r.waiting) == 0 {
+		if r.read >= r.tip {
+			return nil, nil
+		}
+		before := r.read
+		err := r.reads.Each(ctx, r.tenant, r.id, r.read, r.tip, nil, comparePage, func(w events.Wire) error {
+			r.read = w.Seq
+			r.begun = r.begun || w.Type == (events.MessageAccepted{}).EventType()
+			if !r.begun || w.Seq <= r.after {
+				return nil
+			}
+			if is, ok := r.as.Comparable(w); ok {
+				r.waiting = append(r.waiting, step{w, is})
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, err
+		}
+		if r.read == before {
+			return nil, problem.Gone()
+		}
+	}
+	first := r.waiting[0]
+	r.waiting = r.waiting[1:]
+	return &first, nil
+}

@@ -1,0 +1,122 @@
+package api
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/events/history"
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+	"github.com/spoolhq/spool/services/gateway/internal/reads"
+)
+
+// maxBlocksDiff is how many blocks a SessionDiff lists.
+const maxBlocksDiff = 200
+
+// DiffSession compares what a session was after two of its events.
+func (s *Server) DiffSession(ctx context.Context, r *spoolv1.DiffSessionRequest) (*spoolv1.SessionDiff, error) {
+	tenant, err := s.session(ctx, r.GetSessionId(), r.GetMinPosition())
+	if err != nil {
+		return nil, err
+	}
+	if r.GetFrom() > r.GetTo() && r.GetTo() > 0 {
+		return nil, problem.Invalid("to", "it is before from: a diff goes from an event to a later one")
+	}
+	var from, to reads.Past
+	if from, err = s.Reads.Past(ctx, tenant, r.GetSessionId(), "from", &r.From); err != nil {
+		return nil, err
+	}
+	if to, err = s.Reads.Past(ctx, tenant, r.GetSessionId(), "to", &r.To); err != nil {
+		return nil, err
+	}
+	out := &spoolv1.SessionDiff{
+		From: from.Seq, To: to.Seq,
+		Reported: added(reads.Total(from.Reported()), reads.Total(to.Reported())),
+		Metered:  added(reads.MeteredTotal(from.Metered), reads.MeteredTotal(to.Metered)),
+	}
+	if err := s.diffBlocks(ctx, out, from, to); err != nil {
+		return nil, err
+	}
+	if out.Statuses, err = s.diffStatuses(ctx, from, to); err != nil {
+		return nil, err
+	}
+	out.Files, err = s.diffFiles(ctx, from, to)
+	return out, err
+}
+
+// added is what a later sum has more than an earlier one.
+func added(from, to *spoolv1.UsageTotal) *spoolv1.UsageTotal {
+	return &spoolv1.UsageTotal{
+		InputTokens: to.InputTokens - from.InputTokens, OutputTokens: to.OutputTokens - from.OutputTokens,
+		CacheReadTokens: to.CacheReadTokens - from.CacheReadTokens, CacheWriteTokens: to.CacheWriteTokens - from.CacheWriteTokens,
+		CostUsd: to.CostUsd - from.CostUsd, Requests: to.Requests - from.Requests, Failed: to.Failed - from.Failed,
+	}
+}
+
+func (s *Server) diffBlocks(ctx context.Context, out *spoolv1.SessionDiff, from, to reads.Past) error {
+	list, total, err := s.Reads.BlocksSince(ctx, from, to, maxBlocksDiff)
+	if err != nil {
+		return err
+	}
+	out.BlockCount = total
+	for _, b := range list {
+		change := "added"
+		if slices.ContainsFunc(from.Blocks, func(was history.Block) bool { return was.Block.ID == b.Id }) {
+			change = "completed"
+			if slices.ContainsFunc(to.Blocks, func(is history.Block) bool { return is.Block.ID == b.Id }) {
+				change = "changed"
+			}
+		}
+		out.Blocks = append(out.Blocks, &spoolv1.BlockChange{Change: change, Block: b})
+	}
+	return nil
+}
+
+// diffStatuses lists what has another status: session, executions, sub-agents, sandbox.
+func (s *Server) diffStatuses(ctx context.Context, from, to reads.Past) (list []*spoolv1.StatusChange, err error) {
+	add := func(kind, id, was, is string) {
+		if was != is {
+			list = append(list, &spoolv1.StatusChange{Kind: kind, Id: id, From: was, To: is})
+		}
+	}
+	add("session", to.ID, from.State.Session.Status, to.State.Session.Status)
+	executions, err := s.Reads.ExecutionsAt(ctx, to, from, maxExecutionsAt)
+	if err != nil {
+		return nil, err
+	}
+	for _, x := range executions {
+		was := ""
+		if i := slices.IndexFunc(from.Executions, func(e history.Execution) bool { return e.ID == x.ExecutionId }); i >= 0 {
+			was = from.Executions[i].Phase
+		}
+		add("execution", x.ExecutionId, was, x.Phase)
+	}
+	conversations, err := s.Reads.ConversationsAt(ctx, to, from, maxConversationsAt)
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range conversations[1:] { // main is as its executions are
+		was := ""
+		if slices.ContainsFunc(from.Conversations, func(x history.Conversation) bool { return x.ID == c.ConversationId }) {
+			was = "running"
+		}
+		add("conversation", c.ConversationId, was, c.Status)
+	}
+	if is := to.Sandbox; is != nil {
+		was := ""
+		if from.Sandbox != nil && from.Sandbox.ID == is.ID {
+			was = from.Sandbox.Status
+		}
+		add("sandbox", is.ID, was, is.Status)
+	}
+	return list, nil
+}
+
+// compared says of which snapshots files were compared.
+func compared(from, to reads.Past) string {
+	if from.Snapshot == nil {
+		return fmt.Sprintf("All files of the snapshot of event %d are new: none had been taken at event %d.", to.Snapshot.Seq, from.Seq)
+	}
+	return fmt.Sprintf("The snapshots of events %d and %d were compared.", from.Snapshot.Seq, to.Snapshot.Seq)
+}

@@ -1,0 +1,260 @@
+package api
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/aymanbagabas/go-udiff"
+
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/workspace"
+	"github.com/spoolhq/spool/pkg/workspace/wire"
+	"github.com/spoolhq/spool/services/gateway/internal/admission"
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+	"github.com/spoolhq/spool/services/gateway/internal/reads"
+)
+
+// Limits of a FilesDiff.
+const (
+	maxFilesDiff = 1000      // files that are listed
+	maxTexts     = 100       // of them with a text
+	maxTextFile  = 256 << 10 // bytes of a file with a text
+	maxTextBytes = 1 << 20   // of all texts
+	maxSummed    = 64 << 20  // bytes that are read for SHA-256s
+)
+
+// Why a FileDiff has no text.
+const (
+	omittedBinary   = "binary"
+	omittedTooLarge = "too_large"
+	omittedMode     = "mode"
+	omittedCut      = "cut"
+)
+
+// diffFiles compares the snapshots of two events. A snapshot that is missing is no error: what can be said without it is said.
+func (s *Server) diffFiles(ctx context.Context, from, to reads.Past) (*spoolv1.FilesDiff, error) {
+	out := &spoolv1.FilesDiff{}
+	if from.Snapshot != nil {
+		out.FromSnapshotSeq = from.Snapshot.Seq
+	}
+	if to.Snapshot == nil {
+		out.Summary = fmt.Sprintf("No snapshot of the workspace had been taken at event %d.", to.Seq)
+		return out, nil
+	}
+	out.ToSnapshotSeq = to.Snapshot.Seq
+	if from.Snapshot != nil && from.Snapshot.Name == to.Snapshot.Name {
+		out.Summary = fmt.Sprintf("Both events have the same files, those of the snapshot of event %d.", from.Snapshot.Seq)
+		return out, nil
+	}
+	if err := admission.From(ctx).Take(admission.DiffCost); err != nil {
+		return nil, err
+	}
+	d := filesDiff{out: out, left: maxSummed, text: maxTextBytes}
+	for _, side := range []struct {
+		past  reads.Past
+		field string
+		to    **workspace.Contents
+		list  *[]workspace.Entry
+	}{{from, "from", &d.was, &d.before}, {to, "to", &d.is, &d.after}} {
+		if side.past.Snapshot == nil {
+			continue
+		}
+		w, err := s.openSnapshot(ctx, side.past, side.field)
+		var removed *problem.Error
+		if errors.As(err, &removed) && removed.Code == problem.SnapshotGone {
+			out.Summary = "The files cannot be compared: " + removed.Detail + "."
+			return out, nil
+		}
+		if err == nil {
+			*side.to = w.Contents(s.Objects)
+			*side.list, err = w.List("")
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	out.Summary = compared(from, to)
+	return out, d.run(ctx)
+}
+
+// filesDiff is one comparison of two trees.
+type filesDiff struct {
+	out           *spoolv1.FilesDiff
+	before, after []workspace.Entry
+	was, is       *workspace.Contents
+	texts         int   // so far
+	text          int   // bytes that are left for texts
+	left          int64 // bytes that may be read for SHA-256s
+}
+
+// run walks both trees side by side. Files whose blocks are equal are not read.
+func (d *filesDiff) run(ctx context.Context) error {
+	for len(d.before)+len(d.after) > 0 {
+		var a, b *workspace.Entry
+		order := 0
+		switch {
+		case len(d.before) == 0:
+			order = 1
+		case len(d.after) == 0:
+			order = -1
+		default:
+			order = wire.Compare(d.before[0].Path, d.after[0].Path)
+		}
+		if order <= 0 {
+			a, d.before = &d.before[0], d.before[1:]
+		}
+		if order >= 0 {
+			b, d.after = &d.after[0], d.after[1:]
+		}
+		if err := d.entry(ctx, a, b); err != nil {
+			return unreadable(err)
+		}
+	}
+	return nil
+}
+
+// entry compares one path; nil is none. Folders do not count.
+func (d *filesDiff) entry(ctx context.Context, a, b *workspace.Entry) error {
+	if a != nil && a.Kind == workspace.Dir {
+		a = nil
+	}
+	if b != nil && b.Kind == workspace.Dir {
+		b = nil
+	}
+	change, path := "changed", ""
+	switch {
+	case a == nil && b == nil, a != nil && b != nil && sameEntry(a, b):
+		return nil
+	case a == nil:
+		change, path = "added", b.Path
+	case b == nil:
+		change, path = "removed", a.Path
+	default:
+		path = b.Path
+	}
+	if d.out.FileCount++; d.out.FileCount > maxFilesDiff {
+		return nil
+	}
+	f := &spoolv1.FileDiff{Path: strings.ToValidUTF8(path, "\uFFFD"), Change: change, From: version(a), To: version(b)}
+	d.out.Files = append(d.out.Files, f)
+	omitted, err := d.compare(ctx, f, a, b)
+	if omitted != "" {
+		f.Omitted = &omitted
+	}
+	d.out.Cut = d.out.Cut || omitted == omittedCut
+	return err
+}
+
+// sameEntry reports whether nothing differs that counts: the time of the last change does not.
+func sameEntry(a, b *workspace.Entry) bool {
+	return a.Kind == b.Kind && a.Size == b.Size && a.Mode == b.Mode && a.Target == b.Target && slices.Equal(a.Blocks, b.Blocks)
+}
+
+func version(e *workspace.Entry) *spoolv1.FileVersion {
+	if e == nil {
+		return nil
+	}
+	v := &spoolv1.FileVersion{Kind: string(e.Kind), Size: float64(e.Size), Mode: e.Mode}
+	if e.Kind == workspace.Symlink {
+		target := strings.ToValidUTF8(e.Target, "\uFFFD")
+		v.Target = &target
+	}
+	return v
+}
+
+// compare gives a file its text, or what stands in its place.
+func (d *filesDiff) compare(ctx context.Context, f *spoolv1.FileDiff, a, b *workspace.Entry) (omitted string, err error) {
+	if !isFile(a) && !isFile(b) || isFile(a) && isFile(b) && slices.Equal(a.Blocks, b.Blocks) {
+		return omittedMode, nil
+	}
+	if tooLarge := func(e *workspace.Entry) bool { return isFile(e) && e.Size > maxTextFile }; tooLarge(a) || tooLarge(b) {
+		return omittedTooLarge, d.sums(ctx, f, a, b)
+	}
+	if d.texts == maxTexts || d.text == 0 {
+		return omittedCut, nil
+	}
+	before, err := readWhole(ctx, d.was, a)
+	if err != nil {
+		return "", err
+	}
+	after, err := readWhole(ctx, d.is, b)
+	if err != nil {
+		return "", err
+	}
+	if !isText(before) || !isText(after) {
+		return omittedBinary, d.sums(ctx, f, a, b)
+	}
+	text := udiff.Unified("a/"+f.Path, "b/"+f.Path, string(before), string(after))
+	if len(text) > d.text {
+		d.text = 0
+		return omittedCut, nil
+	}
+	d.texts++
+	d.text -= len(text)
+	f.Text = &text
+	return "", nil
+}
+
+func isFile(e *workspace.Entry) bool { return e != nil && e.Kind == workspace.File }
+
+// readWhole reads a file that is small; nothing of what is none.
+func readWhole(ctx context.Context, from *workspace.Contents, e *workspace.Entry) ([]byte, error) {
+	if !isFile(e) {
+		return nil, nil
+	}
+	r, err := from.Reader(ctx, e.Path)
+	if err != nil {
+		return nil, err
+	}
+	data, err := io.ReadAll(r)
+	return data, errors.Join(err, r.Close())
+}
+
+func isText(data []byte) bool { return utf8.Valid(data) && bytes.IndexByte(data, 0) < 0 }
+
+// sums gives both versions of a file their SHA-256.
+func (d *filesDiff) sums(ctx context.Context, f *spoolv1.FileDiff, a, b *workspace.Entry) error {
+	for _, side := range []struct {
+		from *workspace.Contents
+		e    *workspace.Entry
+		to   *spoolv1.FileVersion
+	}{{d.was, a, f.From}, {d.is, b, f.To}} {
+		if !isFile(side.e) {
+			continue
+		}
+		sum, err := d.sum(ctx, side.from, side.e)
+		if err != nil {
+			return err
+		}
+		if sum != "" {
+			side.to.Sha256 = &sum
+		}
+	}
+	return nil
+}
+
+// sum is the SHA-256 of a file: the hash of its block where it has one, else of what is read; "" once enough was read.
+func (d *filesDiff) sum(ctx context.Context, from *workspace.Contents, e *workspace.Entry) (string, error) {
+	if len(e.Blocks) == 1 {
+		return e.Blocks[0].String(), nil
+	}
+	if e.Size > d.left {
+		return "", nil
+	}
+	d.left -= e.Size
+	r, err := from.Reader(ctx, e.Path)
+	if err != nil {
+		return "", err
+	}
+	h := sha256.New()
+	_, err = io.Copy(h, r)
+	return hex.EncodeToString(h.Sum(nil)), errors.Join(err, r.Close())
+}

@@ -1,0 +1,197 @@
+package api
+
+import (
+	"context"
+	"fmt"
+	"sort"
+	"strings"
+
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/workspace"
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+	"github.com/spoolhq/spool/services/gateway/internal/reads"
+	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
+)
+
+// Limits of what a SessionState lists beside blocks.
+const (
+	maxExecutionsAt    = 100
+	maxConversationsAt = 200
+	maxFileChanges     = 200
+)
+
+// past finds what a session that the caller may see was after an event.
+func (s *Server) past(ctx context.Context, session, minPosition, field string, at *uint32) (reads.Past, error) {
+	tenant, err := s.session(ctx, session, minPosition)
+	if err != nil {
+		return reads.Past{}, err
+	}
+	return s.Reads.Past(ctx, tenant, session, field, at)
+}
+
+// GetSessionState reads what a session was after an event.
+func (s *Server) GetSessionState(ctx context.Context, r *spoolv1.GetSessionStateRequest) (*spoolv1.SessionState, error) {
+	size, err := reads.PageSize(r.GetPageSize())
+	if err != nil {
+		return nil, err
+	}
+	at, after := r.At, reads.FirstBlocks()
+	if r.GetPageToken() != "" {
+		if after, err = reads.ParseBlockToken(r.GetPageToken()); err != nil {
+			return nil, err
+		}
+		if at != nil && *at != after.Seq {
+			return nil, problem.Invalid("pageToken", "it is of the state at event %d", after.Seq)
+		}
+		at = &after.Seq
+	}
+	p, err := s.past(ctx, r.GetSessionId(), r.GetMinPosition(), "at", at)
+	if err != nil {
+		return nil, err
+	}
+	out := &spoolv1.SessionState{
+		Seq: p.Seq, Position: p.Position, Time: wirejson.Time(p.Time), Session: p.Dressed(), ExecutionCount: p.Count.Executions,
+		BlockCount: p.Count.Blocks, Todos: p.Lists(), ConversationCount: p.Count.Conversations,
+		Reported: reads.Total(p.Reported()), Metered: reads.MeteredTotal(p.Metered), Resolved: p.Versions(),
+	}
+	var next *reads.BlockToken
+	if out.Blocks, next, err = s.Reads.BlocksAt(ctx, p, after, size); err != nil {
+		return nil, err
+	}
+	if next != nil {
+		out.NextPageToken = next.String()
+	}
+	if out.Executions, err = s.Reads.ExecutionsAt(ctx, p, reads.Past{}, maxExecutionsAt); err != nil {
+		return nil, err
+	}
+	if out.Conversations, err = s.Reads.ConversationsAt(ctx, p, reads.Past{}, maxConversationsAt); err != nil {
+		return nil, err
+	}
+	out.Files, err = s.filesAt(ctx, p)
+	return out, err
+}
+
+// filesAt says what is known of the workspace after an event.
+func (s *Server) filesAt(ctx context.Context, p reads.Past) (*spoolv1.WorkspaceState, error) {
+	out := &spoolv1.WorkspaceState{ChangeCount: p.FileChanges}
+	var err error
+	if out.Changes, err = s.Reads.FileEvents(ctx, p, maxFileChanges); err != nil {
+		return nil, err
+	}
+	since := "the session's beginning"
+	if n := p.Snapshot; n != nil {
+		out.Snapshot, out.SnapshotSeq, out.SnapshotAt, out.SnapshotFiles, out.SnapshotBytes = &n.Name, n.Seq, wirejson.Time(n.Time), n.Files, float64(n.Bytes)
+		since = "it"
+		name, err := snapshotName(p, n.Name)
+		if err != nil {
+			return nil, problem.From(err)
+		}
+		if out.Available, err = s.Objects.Has(ctx, name); err != nil {
+			return nil, unreadable(err)
+		}
+		if !out.Available {
+			if out.OldestSeq, err = s.oldestSnapshot(ctx, p); err != nil {
+				return nil, err
+			}
+		}
+	}
+	changes := fmt.Sprintf("%d events of files lie between %s and event %d", p.FileChanges, since, p.Seq)
+	if p.FileChanges == 1 {
+		changes = fmt.Sprintf("1 event of a file lies between %s and event %d", since, p.Seq)
+	}
+	switch {
+	case p.Snapshot == nil:
+		out.Summary = fmt.Sprintf("No snapshot of the workspace had been taken at event %d; %s.", p.Seq, changes)
+	case out.Available:
+		out.Summary = fmt.Sprintf("The last snapshot is that of event %d; %s.", p.Snapshot.Seq, changes)
+	default:
+		out.Summary = fmt.Sprintf("The last snapshot is that of event %d, which was removed, %s; %s.", p.Snapshot.Seq, left(out.OldestSeq), changes)
+	}
+	return out, nil
+}
+
+// left says which snapshot is left of those that were removed.
+func left(oldest uint32) string {
+	if oldest == 0 {
+		return "and none is left"
+	}
+	return fmt.Sprintf("and the nearest that is left is that of event %d", oldest)
+}
+
+// oldestSnapshot returns the event of the oldest snapshot after an event that is left; 0 for none. The retention keeps the newest.
+func (s *Server) oldestSnapshot(ctx context.Context, p reads.Past) (uint32, error) {
+	list, err := s.Reads.Snapshots(ctx, p)
+	if err != nil {
+		return 0, err
+	}
+	i := sort.Search(len(list), func(i int) bool {
+		if err != nil {
+			return true
+		}
+		var name string
+		if name, err = snapshotName(p, list[i].Name); err != nil {
+			return true
+		}
+		var has bool
+		has, err = s.Objects.Has(ctx, name)
+		return has
+	})
+	switch {
+	case err != nil:
+		return 0, unreadable(err)
+	case i == len(list):
+		return 0, nil
+	}
+	return list[i].Seq, nil
+}
+
+// snapshotName is the object of a snapshot, of which an event has the whole name or, of an earlier build, the id.
+func snapshotName(p reads.Past, snapshot string) (string, error) {
+	tenant, session, id, err := p.Tenant, p.ID, snapshot, error(nil)
+	if strings.Contains(snapshot, "/") {
+		if tenant, session, id, err = workspace.ParseName(snapshot); err == nil && (tenant != p.Tenant || session != p.ID) {
+			err = fmt.Errorf("the snapshot %s is not of session %s", snapshot, p.ID)
+		}
+	}
+	return workspace.Name(tenant, session, id), err
+}
+
+// WorkspaceAt opens the last snapshot of a session before an event, nil for the session's last snapshot: NO_SNAPSHOT if there was
+// none, SNAPSHOT_GONE if it is not left.
+func (s *Server) WorkspaceAt(ctx context.Context, session, minPosition string, at *uint32) (Workspace, error) {
+	if at == nil {
+		return s.Workspace(ctx, session, minPosition)
+	}
+	p, err := s.past(ctx, session, minPosition, "at", at)
+	if err != nil {
+		return Workspace{}, err
+	}
+	return s.openSnapshot(ctx, p, "at")
+}
+
+// openSnapshot opens the last snapshot of a session after an event; field is the parameter that the event comes from.
+func (s *Server) openSnapshot(ctx context.Context, p reads.Past, field string) (Workspace, error) {
+	if p.Snapshot == nil {
+		return Workspace{}, problem.New(problem.NoSnapshot, field, fmt.Sprintf("no snapshot of the workspace had been taken at event %d", p.Seq))
+	}
+	w := Workspace{Session: p.ID, Tenant: p.Tenant, Snapshot: p.Snapshot.Name, At: p.Snapshot.Time}
+	name, err := snapshotName(p, w.Snapshot)
+	if err != nil {
+		return w, problem.From(err)
+	}
+	has, err := s.Objects.Has(ctx, name)
+	if err != nil {
+		return w, unreadable(err)
+	}
+	if !has {
+		oldest, err := s.oldestSnapshot(ctx, p)
+		if err != nil {
+			return w, err
+		}
+		return w, problem.New(problem.SnapshotGone, field, fmt.Sprintf("the files at event %d are those of the snapshot of event %d, which was removed, %s", p.Seq, p.Snapshot.Seq, left(oldest)))
+	}
+	if w.Manifest, err = workspace.Open(ctx, s.Objects, p.Tenant, p.ID, name[strings.LastIndexByte(name, '/')+1:]); err != nil {
+		return w, unreadable(err)
+	}
+	return w, nil
+}

@@ -1,0 +1,87 @@
+package reads
+
+import (
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/history"
+	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
+)
+
+// Dressed is the session as it was, as the API shows it.
+func (p Past) Dressed() *spoolv1.Session {
+	was := p.State.Session
+	out := &spoolv1.Session{
+		SessionId: p.ID, Status: was.Status, Agent: was.Agent, AgentVersion: was.AgentVersion, Architecture: was.Architecture, Sandbox: was.Provider,
+		SessionOptions: sessionOptions(was.Options), Metadata: wirejson.Raw(string(was.Metadata)),
+		CreatedAt: wirejson.Time(was.CreatedAt), UpdatedAt: wirejson.Time(p.Time), Tip: p.Seq, Position: p.Position,
+		Queued: p.Queued(), Executions: p.Count.Executions, Idle: was.Idle, Title: p.Title,
+		AgentRef: filled(was.AgentRef.String()), Instance: filled(was.Instance.String()), Environments: references(was.Environments),
+	}
+	if x := p.Active(); x != nil {
+		out.ActiveExecutionId = &x.ID
+	}
+	if n := p.Snapshot; n != nil {
+		out.Snapshot, out.SnapshotAt, out.WorkspaceFiles, out.WorkspaceBytes = &n.Name, wirejson.Time(n.Time), n.Files, float64(n.Bytes)
+	}
+	if b := p.State.Sandbox; b != nil {
+		out.CurrentSandbox = &spoolv1.CurrentSandbox{
+			SandboxId: b.ID, State: b.Status, Health: filled(b.Health), Reason: filled(b.Reason), Provider: b.Provider, Engine: b.Engine, Image: filled(b.Image),
+			CreatedAt: wirejson.Time(b.CreatedAt), EndedAt: timestamp(b.EndedAt), MemoryBytes: float64(b.MemoryBytes), DiskBytes: float64(b.DiskBytes),
+		}
+	}
+	return out
+}
+
+func references(list []events.Reference) (out []string) {
+	for _, r := range list {
+		out = append(out, r.String())
+	}
+	return out
+}
+
+// Lists dresses the lists of todos for the API: the agent's own first.
+func (p Past) Lists() (out []*spoolv1.TodoList) {
+	for _, t := range p.Todos {
+		list := &spoolv1.TodoList{ConversationId: t.ConversationID}
+		for _, item := range t.Items {
+			list.Items = append(list.Items, &spoolv1.TodoItem{Content: item.Content, Status: item.Status})
+		}
+		if t.ConversationID == events.MainConversation {
+			out = append([]*spoolv1.TodoList{list}, out...)
+		} else {
+			out = append(out, list)
+		}
+	}
+	return out
+}
+
+// Versions dresses what the last execution referred to for the API; nil for none.
+func (p Past) Versions() *spoolv1.ResolvedVersions {
+	r := p.Resolved
+	if r == nil {
+		return nil
+	}
+	out := &spoolv1.ResolvedVersions{
+		Seq: r.Seq, ExecutionId: r.ExecutionID, Agent: filled(r.Agent.String()), Instance: filled(r.Instance.String()),
+		Environments: references(r.Environments), McpServers: r.MCPServers,
+	}
+	for _, skill := range r.Skills {
+		out.Skills = append(out.Skills, skill.Ref.String())
+	}
+	return out
+}
+
+// Total dresses a sum of usage for the API.
+func Total(u history.Usage) *spoolv1.UsageTotal {
+	return &spoolv1.UsageTotal{
+		InputTokens: float64(u.InputTokens), OutputTokens: float64(u.OutputTokens),
+		CacheReadTokens: float64(u.CacheReadTokens), CacheWriteTokens: float64(u.CacheWriteTokens), CostUsd: u.CostUSD,
+	}
+}
+
+// MeteredTotal is Total for what was metered.
+func MeteredTotal(m history.Metered) *spoolv1.UsageTotal {
+	out := Total(m.Usage)
+	out.Requests, out.Failed = float64(m.Requests), float64(m.Failed)
+	return out
+}

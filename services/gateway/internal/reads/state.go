@@ -1,0 +1,338 @@
+package reads
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/history"
+	"github.com/spoolhq/spool/pkg/readmodel"
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
+)
+
+// Past is a session after one of its events.
+type Past struct {
+	history.State
+	Tenant, ID string
+	Position   string // of the event
+	Title      string
+}
+
+// foldPage is how many events one statement of a fold reads.
+const foldPage = 10_000
+
+// Past finds what a session was after an event; nil is its last one. field is the name of the parameter that at comes from.
+func (s *Store) Past(ctx context.Context, tenant, session, field string, at *uint32) (Past, error) {
+	p := Past{Tenant: tenant, ID: session}
+	err := s.await(ctx, s.sessionIn(tenant, session), func() error {
+		wanted := int64(0)
+		if at != nil {
+			if wanted = int64(*at); wanted == 0 {
+				return problem.Invalid(field, "there is no event 0: the first event of a session has seq 1")
+			}
+		}
+		var tip int64
+		var saved *string
+		found, err := s.one(ctx, []any{&tip, &p.Title, &saved}, `
+			SELECT s.tip, coalesce((SELECT query FROM executions WHERE tenant = s.tenant AND session = s.id AND ord = 0 AND ($3::bigint = 0 OR first_seq <= $3)), ''),
+			       (SELECT state FROM session_states WHERE tenant = s.tenant AND session = s.id AND version = $4 AND ($3::bigint = 0 OR seq <= $3) ORDER BY seq DESC LIMIT 1)
+			  FROM sessions s WHERE s.tenant = $1 AND s.id = $2`, tenant, session, wanted, history.Version)
+		switch {
+		case err != nil:
+			return err
+		case !found:
+			return s.missing(ctx, tenant, session)
+		case wanted > tip:
+			return s.aheadOf(ctx, session, field, wanted, uint32(tip))
+		case wanted == 0:
+			wanted = tip
+		}
+		p.State = history.State{}
+		if saved != nil {
+			if err := json.Unmarshal([]byte(*saved), &p.State); err != nil {
+				return unreadable(err)
+			}
+		}
+		return s.fold(ctx, &p, uint32(wanted))
+	})
+	return p, err
+}
+
+// fold folds the events after a state, up to one.
+func (s *Store) fold(ctx context.Context, p *Past, to uint32) error {
+	var last events.Wire
+	for p.Seq < to || last.Seq == 0 {
+		from := p.Seq
+		if from == to { // the state is that of the event itself, of which the position is missing
+			from--
+		}
+		err := s.Each(ctx, p.Tenant, p.ID, from, to, nil, foldPage, func(w events.Wire) error {
+			last = w
+			if w.Seq == p.Seq+1 {
+				p.State = history.Evolve(p.State, w.Seq, history.Kept(w))
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		if last.Seq != p.Seq || p.Seq == from && from != to {
+			return expired(p.Seq, to)
+		}
+	}
+	p.Position = last.Position
+	return nil
+}
+
+// Each calls f for the kept events after one up to another one, in order, of some types (nil for all), and for no more than limit.
+func (s *Store) Each(ctx context.Context, tenant, session string, after, to uint32, types []events.Type, limit int, f func(events.Wire) error) error {
+	var names []string
+	for _, t := range types {
+		names = append(names, string(t))
+	}
+	return s.rows(ctx, func(r row) error {
+		var text []byte
+		if err := r.Scan(&text); err != nil {
+			return err
+		}
+		var w events.Wire
+		if err := json.Unmarshal(text, &w); err != nil {
+			return unreadable(err)
+		}
+		return f(w)
+	}, `SELECT event FROM events WHERE tenant = $1 AND session = $2 AND seq > $3 AND seq <= $4 AND ($5::text[] IS NULL OR type = ANY ($5)) ORDER BY seq LIMIT $6`,
+		tenant, session, int64(after), int64(to), names, limit)
+}
+
+// aheadOf is an event that the read models do not hold: the session may have it, as long as they are folded from the log's beginning.
+func (s *Store) aheadOf(ctx context.Context, session, field string, at int64, tip uint32) error {
+	var caughtUp bool
+	if _, err := s.one(ctx, []any{&caughtUp}, "SELECT caught_up FROM checkpoints WHERE grp = $1", readmodel.Group(session)); err != nil {
+		return err
+	}
+	if !caughtUp {
+		return folding()
+	}
+	e := problem.New(problem.CursorAhead, field, fmt.Sprintf("the session has no event %d yet: its last is %d", at, tip))
+	e.Tip = &tip
+	return e
+}
+
+// BlocksAt reads a page of the blocks that a session had, in the order they are shown.
+func (s *Store) BlocksAt(ctx context.Context, p Past, after BlockToken, size uint32) (list []*spoolv1.Block, next *BlockToken, err error) {
+	var last BlockToken
+	more := false
+	err = s.rows(ctx, func(r row) error {
+		b, at, err := p.scanBlock(r)
+		switch {
+		case err != nil:
+			return err
+		case uint32(len(list)) == size:
+			more = true
+			return nil
+		}
+		list, last = append(list, Block(b)), at
+		return nil
+	}, "SELECT block, execution_ord, first_seq, last_seq FROM blocks WHERE tenant = $1 AND session = $2 AND (execution_ord, first_seq) > ($3, $4) "+
+		"AND execution_ord < $5 AND first_seq <= $6 ORDER BY execution_ord, first_seq LIMIT $7",
+		p.Tenant, p.ID, after.Ord, after.FirstSeq, max(1, int64(p.Count.Executions)), int64(p.Seq), size+1)
+	if more {
+		last.Seq = p.Seq
+		next = &last
+	}
+	return list, next, err
+}
+
+// scanBlock reads a row of blocks as the block was at the event: what was open then is in the state.
+func (p Past) scanBlock(r row) (b events.Block, at BlockToken, err error) {
+	var text []byte
+	var last int64
+	if err := r.Scan(&text, &at.Ord, &at.FirstSeq, &last); err != nil {
+		return b, at, err
+	}
+	if err := json.Unmarshal(text, &b); err != nil {
+		return b, at, unreadable(err)
+	}
+	if last <= int64(p.Seq) {
+		return b, at, nil
+	}
+	i := slices.IndexFunc(p.Blocks, func(open history.Block) bool { return open.Block.ID == b.ID })
+	if i < 0 {
+		return b, at, problem.New(problem.Internal, "", fmt.Sprintf("block %.200s was open at event %d, which the events up to there do not say", b.ID, p.Seq))
+	}
+	return p.Blocks[i].Block, at, nil
+}
+
+// BlocksSince reads the first blocks that began after an earlier event, or changed, as they are after a later one, and counts them all.
+func (s *Store) BlocksSince(ctx context.Context, from, to Past, limit uint32) (list []*spoolv1.Block, total uint32, err error) {
+	changed := []int64{} // by their first events
+	for _, b := range from.Blocks {
+		i := slices.IndexFunc(to.Blocks, func(x history.Block) bool { return x.FirstSeq == b.FirstSeq })
+		if i < 0 || to.Blocks[i].LastSeq != b.LastSeq {
+			changed = append(changed, int64(b.FirstSeq))
+		}
+	}
+	err = s.rows(ctx, func(r row) error {
+		b, _, err := to.scanBlock(r)
+		list = append(list, Block(b))
+		return err
+	}, "SELECT block, execution_ord, first_seq, last_seq FROM blocks WHERE tenant = $1 AND session = $2 AND execution_ord < $3 AND first_seq <= $4 "+
+		"AND (first_seq > $5 OR first_seq = ANY ($6)) ORDER BY execution_ord, first_seq LIMIT $7",
+		to.Tenant, to.ID, max(1, int64(to.Count.Executions)), int64(to.Seq), int64(from.Seq), changed, limit)
+	return list, to.Count.Blocks - from.Count.Blocks + uint32(len(changed)), err
+}
+
+// BlockToken is a place in the blocks of a session after an event.
+type BlockToken struct {
+	Seq      uint32 // of the event
+	Ord      int64
+	FirstSeq int64
+}
+
+// FirstBlocks is the place before the first block.
+func FirstBlocks() BlockToken { return BlockToken{Ord: -1} }
+
+// String is the token as clients see it.
+func (t BlockToken) String() string {
+	return base64.RawURLEncoding.EncodeToString(fmt.Appendf(nil, "%d/%d/%d", t.Seq, t.Ord, t.FirstSeq))
+}
+
+// ParseBlockToken is the inverse of String.
+func ParseBlockToken(token string) (t BlockToken, err error) {
+	text, err := base64.RawURLEncoding.DecodeString(token)
+	if err == nil {
+		_, err = fmt.Sscanf(string(text), "%d/%d/%d", &t.Seq, &t.Ord, &t.FirstSeq)
+	}
+	if err != nil || t.String() != token {
+		return t, problem.Invalid("pageToken", "%s is not the nextPageToken of a page of this list", fmt.Sprintf("%+q", clip(token)))
+	}
+	return t, nil
+}
+
+// ExecutionsAt reads the last executions that had begun, as they were, in their order: those that had not ended at since, which
+// is an earlier event of the session. The zero Past is before the first.
+func (s *Store) ExecutionsAt(ctx context.Context, p, since Past, limit uint32) ([]*spoolv1.Execution, error) {
+	open := []string{}
+	for _, x := range since.Executions {
+		open = append(open, x.ID)
+	}
+	list, _, err := s.executions(ctx, limit, "executions"+executionOwner+
+		"WHERE tenant = $1 AND session = $2 AND first_seq <= $3 AND (first_seq > $4 OR id = ANY ($5)) ORDER BY ord DESC LIMIT $6",
+		p.Tenant, p.ID, int64(p.Seq), int64(since.Seq), open, limit)
+	if err != nil {
+		return nil, err
+	}
+	slices.Reverse(list)
+	for _, x := range list {
+		// Of a request to a model the log may say only after the execution's end.
+		x.Metered, x.MeteredCostUsd = nil, 0
+		if i := slices.IndexFunc(p.Executions, func(open history.Execution) bool { return open.ID == x.ExecutionId }); i >= 0 {
+			p.unfinished(x, p.Executions[i])
+		}
+	}
+	return list, nil
+}
+
+// unfinished makes of an execution's row what it was while it had not ended.
+func (p Past) unfinished(x *spoolv1.Execution, was history.Execution) {
+	x.Phase, x.Attempt, x.Executor, x.Model = was.Phase, was.Attempt, filled(was.Executor), filled(was.Model)
+	x.Code, x.Message, x.Reason, x.Result, x.DurationMs = nil, nil, nil, nil, 0
+	x.Usage = &spoolv1.Usage{
+		InputTokens: clamp(was.Usage.InputTokens), OutputTokens: clamp(was.Usage.OutputTokens),
+		CacheReadTokens: clamp(was.Usage.CacheReadTokens), CacheWriteTokens: clamp(was.Usage.CacheWriteTokens),
+	}
+	x.CostUsd = was.Usage.CostUSD
+	x.DispatchedAt, x.StartedAt, x.EndedAt = timestamp(was.DispatchedAt), timestamp(was.StartedAt), nil
+	latest := was.QueuedAt
+	for _, t := range []*time.Time{was.DispatchedAt, was.StartedAt} {
+		if t != nil && t.After(latest) {
+			latest = *t
+		}
+	}
+	x.UpdatedAt = timestamp(&latest)
+	if p.Resolved == nil || p.Resolved.ExecutionID != x.ExecutionId {
+		x.Resolved = nil
+	}
+}
+
+// ConversationsAt reads main and the first sub-agents' conversations that had begun, as they were: those that had not ended at since, as
+// with ExecutionsAt.
+func (s *Store) ConversationsAt(ctx context.Context, p, since Past, limit int) ([]*spoolv1.Conversation, error) {
+	open := []string{}
+	for _, c := range since.Conversations {
+		open = append(open, c.ID)
+	}
+	main := &spoolv1.Conversation{ConversationId: events.MainConversation, Status: "completed", StartedAt: timestamp(&p.State.Session.CreatedAt)}
+	if x := p.Active(); x != nil {
+		main.Status, main.ExecutionId = "running", filled(x.ID)
+	}
+	list, err := s.conversations(ctx, "first_seq <= $3 AND (first_seq > $4 OR id = ANY ($5)) ORDER BY first_seq, id LIMIT $6",
+		p.Tenant, p.ID, int64(p.Seq), int64(since.Seq), open, limit)
+	for _, c := range list {
+		if slices.ContainsFunc(p.Conversations, func(open history.Conversation) bool { return open.ID == c.ConversationId }) {
+			c.Status, c.EndedAt, c.DurationMs = "running", nil, 0
+		}
+	}
+	return append([]*spoolv1.Conversation{main}, list...), err
+}
+
+// FileEvents reads the events of files after the last snapshot, up to a limit.
+func (s *Store) FileEvents(ctx context.Context, p Past, limit int) (list []*spoolv1.FileChange, err error) {
+	var after uint32
+	if p.Snapshot != nil {
+		after = p.Snapshot.Seq
+	}
+	if p.FileChanges == 0 {
+		return nil, nil
+	}
+	err = s.Each(ctx, p.Tenant, p.ID, after, p.Seq, history.FileChanges(), limit, func(w events.Wire) error {
+		var data struct {
+			Path string `json:"path"`
+			Size uint64 `json:"size"`
+		}
+		if err := json.Unmarshal(w.Data, &data); err != nil {
+			return unreadable(err)
+		}
+		list = append(list, &spoolv1.FileChange{
+			Seq: w.Seq, Type: string(w.Type), Path: data.Path, Size: float64(data.Size), ExecutionId: filled(w.ExecutionID), Time: timestamp(&w.Time),
+		})
+		return nil
+	})
+	return list, err
+}
+
+// Taken is a snapshot that an event names.
+type Taken struct {
+	Seq  uint32
+	Name string
+}
+
+// maxSnapshots bounds Snapshots.
+const maxSnapshots = 10_000
+
+// Snapshots lists the snapshots of a session after an event, in order.
+func (s *Store) Snapshots(ctx context.Context, p Past) (list []Taken, err error) {
+	err = s.Each(ctx, p.Tenant, p.ID, p.Seq, 1<<32-1, []events.Type{events.WorkspaceSynced{}.EventType()}, maxSnapshots, func(w events.Wire) error {
+		if d, ok := history.Kept(w).Data.(events.WorkspaceSynced); ok && d.Snapshot != "" {
+			list = append(list, Taken{w.Seq, d.Snapshot})
+		}
+		return nil
+	})
+	return list, err
+}
+
+// timestamp is a time as the API writes it; nil for none.
+func timestamp(t *time.Time) *timestamppb.Timestamp {
+	if t == nil {
+		return nil
+	}
+	return wirejson.Time(*t)
+}

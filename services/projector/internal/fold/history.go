@@ -1,0 +1,78 @@
+package fold
+
+import (
+	"encoding/json"
+	"fmt"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/history"
+)
+
+// SavedState is a row of session_states.
+type SavedState struct {
+	Tenant, Session string
+	Seq             int64
+	Version         int16
+	JSON            string
+}
+
+const (
+	// statesEvery is after how many events of a session its state is saved. The state at any event is at most that many events away.
+	statesEvery = 500
+	// maxState bounds a saved state in bytes: one that many large blocks are open in is left out, and readers fold from the one before.
+	maxState = 256 << 10
+)
+
+// history asks for a session's state if a batch with n events of the session passes a seq at which it is saved.
+func (w *want) history(k Key, n int) {
+	a := w.model.sessions[k]
+	if a == nil || a.session == nil || a.history != nil {
+		return
+	}
+	if tip := a.session.row.Tip; (tip+int64(n))/w.model.every > tip/w.model.every {
+		w.out.Histories = append(w.out.Histories, k)
+	}
+}
+
+// putHistories makes the states of sessions present: those that are saved, with the events since.
+func (m *Model) putHistories(asked Missing, p Present) error {
+	for _, k := range asked.Histories {
+		m.sessions[k].history = &history.State{}
+	}
+	for _, s := range p.States {
+		if err := json.Unmarshal([]byte(s.JSON), m.sessions[Key{s.Tenant, s.Session}].history); err != nil {
+			return fmt.Errorf("state of %s at %d as it is stored: %w", s.Session, s.Seq, err)
+		}
+	}
+	for _, r := range p.Events {
+		var w events.Wire
+		if err := json.Unmarshal([]byte(r.JSON), &w); err != nil {
+			return fmt.Errorf("event %d of %s as it is stored: %w", r.Seq, r.Session, err)
+		}
+		a := m.sessions[Key{r.Tenant, r.Session}]
+		*a.history = history.Evolve(*a.history, w.Seq, history.Kept(w))
+	}
+	return nil
+}
+
+// remember folds an event into the session's state, if that is present, and saves it where it is due.
+func (f *folding) remember(a *aggregate, s *Session, e events.Event) error {
+	if a.history == nil {
+		return nil
+	}
+	if f.bare {
+		e.Data = events.Opaque{Name: e.Type()}
+	}
+	*a.history = history.Evolve(*a.history, uint32(s.Tip), e)
+	if s.Tip%f.model.every != 0 {
+		return nil
+	}
+	text, err := marshal(a.history)
+	if err != nil {
+		return err
+	}
+	if text = clean(text); len(text) <= maxState {
+		f.out.States = append(f.out.States, &SavedState{a.key.Tenant, a.key.ID, s.Tip, history.Version, text})
+	}
+	return nil
+}

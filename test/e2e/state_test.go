@@ -1,0 +1,136 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"testing"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/blocks"
+	"github.com/spoolhq/spool/test/e2e/harness"
+)
+
+// shown is a copy of what a client shows at an event.
+func shown(t *testing.T, list []events.Wire) *blocks.View {
+	t.Helper()
+	v := blocks.NewView()
+	for _, w := range list {
+		v.Apply(w.Event())
+	}
+	return v
+}
+
+// TestStateAtEveryEvent: the state at each event of two turns, the second of which waited, is the fold of the log up to there, and is what
+// a client had that followed the session: by WebSocket and by SSE, at that very moment.
+func TestStateAtEveryEvent(t *testing.T) {
+	t.Parallel()
+	c := harness.New(t, harness.Options{Gateways: 2, Projectors: 2, Script: script(t, "stream.yaml")})
+	session := c.Create("spool", nil)
+	get := func(path string, out any) error {
+		var raw json.RawMessage
+		if code := c.Call(1, "GET", path, nil, &raw); code != 200 {
+			return fmt.Errorf("GET %s answered %d: %s", path, code, raw)
+		}
+		return json.Unmarshal(raw, out)
+	}
+	socket, err := c.Join(0, session, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer socket.Close()
+	stream, err := c.SSE(1, session, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stream.Close()
+	c.Post(session, "list the folder, turn 0")
+	last := c.Post(session, "list the folder, turn 1")
+	for _, s := range []*harness.Stream{socket, stream} {
+		for {
+			w, err := s.Next()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if w.Type == events.TextDelta {
+				continue
+			}
+			// At this moment, while the session goes on.
+			live := shown(t, s.Events)
+			if err := sameButText(s.View, live); err != nil {
+				t.Fatalf("at %d the client shows more than the events say: %v", w.Seq, err)
+			}
+			state, err := harness.ReadState(get, session, w.Seq, 3)
+			if err == nil {
+				err = harness.SameState(state, s.Events, live)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if w.ExecutionID == last && events.Terminal(w.Type) {
+				break
+			}
+		}
+	}
+	// And again, now that all has ended; without at it is the state at the last event.
+	for n := range socket.Events {
+		state, err := harness.ReadState(get, session, uint32(n+1), 200)
+		if err == nil {
+			err = harness.SameState(state, socket.Events[:n+1], shown(t, socket.Events[:n+1]))
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	if state, err := harness.ReadState(get, session, 0, 200); err != nil || state.Seq < socket.Cursor {
+		t.Errorf("without at the state is that of event %d, %v; the last was %d or later", state.Seq, err, socket.Cursor)
+	}
+}
+
+// sameButText compares what two views show, the text of open blocks apart.
+func sameButText(a, b *blocks.View) error {
+	list := [2][]events.Block{a.Blocks(), b.Blocks()}
+	for _, blocks := range list {
+		for i := range blocks {
+			if blocks[i].Status == events.StatusPending {
+				blocks[i].Content = ""
+			}
+		}
+	}
+	if x, y := fmt.Sprintf("%+v", list[0]), fmt.Sprintf("%+v", list[1]); x != y {
+		return fmt.Errorf("%s\nand\n%s", x, y)
+	}
+	return nil
+}
+
+// TestCompareTwoRuns: two sessions that were asked the same, and whose model answered the same, do not differ; one that was asked something
+// else after that differs from there on.
+func TestCompareTwoRuns(t *testing.T) {
+	t.Parallel()
+	c := harness.New(t, harness.Options{Gateways: 1, Projectors: 1, Script: script(t, "stream.yaml")})
+	one, two := c.Create("spool", nil), c.Create("spool", nil)
+	var streams [2]*harness.Stream
+	for i, session := range []string{one, two} {
+		streams[i], _ = c.Run(session, "list the folder, turn 0", nil)
+	}
+	compare := func() (d struct {
+		Equal            bool
+		EqualEvents      int
+		Summary, Field   string
+		Event, WithEvent struct{ Seq uint32 }
+	}) {
+		if code := c.Call(0, "GET", "/api/sessions/"+one+"/compare?with="+two, nil, &d); code != 200 {
+			t.Fatalf("compare answered %d, %+v", code, d)
+		}
+		return d
+	}
+	if d := compare(); !d.Equal || d.EqualEvents < 5 {
+		t.Errorf("two runs of one query: %+v", d)
+	}
+	alike := compare().EqualEvents
+	before := streams[1].Cursor
+	c.Run(one, "list the folder, turn 1", streams[0])
+	c.Run(two, "list the folder, turn 2", streams[1])
+	if d := compare(); d.Equal || d.Field != "data.content" || d.EqualEvents != alike || d.WithEvent.Seq <= before {
+		t.Errorf("another query after that: %+v, %d events were alike before", d, alike)
+	}
+}
