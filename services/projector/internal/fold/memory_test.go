@@ -134,18 +134,20 @@ func (m *memory) apply(c *fold.Changes) {
 	for _, k := range c.Gone {
 		delete(m.sessions, k)
 		drop(m.executions, k)
-		drop(m.blocks, k)
 		drop(m.calls, k)
 		drop(m.conversations, k)
 		drop(m.sandboxes, k)
 		drop(m.files, k)
 		drop(m.usage, k)
+		m.dropTexts(func(t fold.Text) bool { return t.Tenant == k.Tenant && t.Session == k.ID })
+	}
+	for _, k := range c.Retired {
+		drop(m.blocks, k)
 		for id, e := range m.events {
 			if e.Tenant == k.Tenant && e.Session == k.ID {
 				delete(m.events, id)
 			}
 		}
-		m.dropTexts(func(t fold.Text) bool { return t.Tenant == k.Tenant && t.Session == k.ID })
 	}
 	for _, g := range c.TextGone {
 		m.dropTexts(func(t fold.Text) bool { return child(t.Tenant, t.Session, t.Block) == g })
