@@ -459,7 +459,7 @@ func TestPurgedCheckpointIsNoMismatch(t *testing.T) {
 	w.start()
 	kept.turn(1)
 	w.projected(kept)
-	if n := one[int](w, "SELECT count(*) FROM events WHERE type = 'mark'"); n != 1 {
+	if n := one[int](w, "SELECT count(*) FROM events WHERE type = 'mark' AND session = $1", kept.id); n != 1 {
 		t.Errorf("%d rows are as they were, want 1: the group was folded again", n)
 	}
 }

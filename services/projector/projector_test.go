@@ -135,11 +135,19 @@ func TestDeletionIsForGood(t *testing.T) {
 	s.append(&s.run, x, events.ExecutionCancelled{Reason: "session_deleted"})
 	s.say(x, id, 3, "def")
 	w.projected(s, other)
-	for _, table := range []string{"sessions WHERE id", "executions WHERE session", "blocks WHERE session", "events WHERE session", "text_in_flight WHERE session", "tool_calls WHERE session"} {
-		if n := one[int](w, "SELECT count(*) FROM "+table+" = $1", s.id); n != 0 {
-			t.Errorf("%d rows are left: %s", n, table)
+	left := func(want bool, tables ...string) {
+		t.Helper()
+		for _, table := range tables {
+			if n := one[int](w, "SELECT count(*) FROM "+table+" = $1", s.id); (n != 0) != want {
+				t.Errorf("%d rows are left: %s", n, table)
+			}
 		}
 	}
+	left(false, "sessions WHERE id", "executions WHERE session", "text_in_flight WHERE session", "tool_calls WHERE session")
+	left(true, "blocks WHERE session", "events WHERE session") // its forks have them
+	s.append(&s.run, "", events.RunRetired{})
+	w.projected(s, other)
+	left(false, "blocks WHERE session", "events WHERE session")
 	if n := one[int](w, "SELECT count(*) FROM deleted_sessions WHERE tenant = 'default' AND id = $1", s.id); n != 1 {
 		t.Errorf("%d tombstones, want one", n)
 	}

@@ -550,23 +550,24 @@ func TestFork_HistoryOutlivesTheParent(t *testing.T) {
 func TestFork_SurvivesKilledExecutors(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Script: script(t, "fork.yaml")})
-	k := newTalkWith(t, c, "spool", map[string]any{"model": "known-model"})
+	k := &talk{t: t, c: c, session: c.Create("spool", map[string]any{"model": "known-model"})}
 	k.completed("the fruit is apple; run echo one > a.txt", "Noted apple.")
 	k.synced()
-	k.put("late.txt", "text/plain", []byte("late\n"))
 	for i, step := range []events.Type{"sandbox_creating", "sandbox_ready", "workspace_restored", "execution_started"} {
 		child := k.of(fork(t, k.c, k.session, map[string]any{"at": k.s.Cursor}))
 		execution := child.post("which fruit is it?", func(w events.Wire) bool { return w.Type != step })
-		c.StartExecutor()
 		c.KillExecutor(i)
+		c.StartExecutor()
 		x := child.until(execution)
 		if end := ended[events.ExecutionCompleted](x); end.Result != "The fruit is apple." {
 			t.Errorf("killed after %s: ended with %+v", step, end)
 		}
-		child.synced()
+		c.Call(0, "POST", "/api/sessions/"+child.session+"/sync", map[string]any{}, nil) // the one after the turn may have gone with the executor
 		child.wantFile("a.txt", "one\n")
 		child.wantFile("log.txt", "apple\n")
+		c.Delete(child.session) // before the test ends the executors that it started
 	}
+	c.Delete(k.session)
 }
 
 // TestFork_OfARunningTurn: a session is forked while its agent works: after the last block that a snapshot has for certain. The

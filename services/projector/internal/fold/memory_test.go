@@ -162,19 +162,21 @@ func (m *memory) apply(c *fold.Changes) {
 	for _, k := range c.Gone {
 		delete(m.sessions, k)
 		drop(m.executions, k)
-		drop(m.blocks, k)
 		drop(m.calls, k)
 		drop(m.conversations, k)
 		drop(m.sandboxes, k)
 		drop(m.files, k)
 		drop(m.usage, k)
+		maps.DeleteFunc(m.states, func(_ string, s fold.SavedState) bool { return s.Tenant == k.Tenant && s.Session == k.ID })
+		m.dropTexts(func(t fold.Text) bool { return t.Tenant == k.Tenant && t.Session == k.ID })
+	}
+	for _, k := range c.Retired {
+		drop(m.blocks, k)
 		for id, e := range m.events {
 			if e.Tenant == k.Tenant && e.Session == k.ID {
 				delete(m.events, id)
 			}
 		}
-		maps.DeleteFunc(m.states, func(_ string, s fold.SavedState) bool { return s.Tenant == k.Tenant && s.Session == k.ID })
-		m.dropTexts(func(t fold.Text) bool { return t.Tenant == k.Tenant && t.Session == k.ID })
 	}
 	for _, g := range c.TextGone {
 		m.dropTexts(func(t fold.Text) bool { return child(t.Tenant, t.Session, t.Block) == g })

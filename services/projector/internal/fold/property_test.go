@@ -87,9 +87,11 @@ func records(t *rapid.T) []eventlog.Record {
 		s := events.LifeOf("default", name(t, "ses", 2))
 		out[i] = eventlog.Record{Subject: s, Position: eventlog.Position{Seq: uint64(i + 1)}, Events: rapid.SliceOfN(rapid.Custom(anEvent), 1, 3).Draw(t, "events"), Bytes: int64(100 + i)}
 		out[i].Commit.Actor = rapid.SampledFrom([]events.Actor{{Kind: "key", ID: "key_1", User: "ann\x00", Address: "192.0.2.1"}, {Kind: "user", ID: "local"}, {Kind: "service", ID: "session"}}).Draw(t, "actor")
-		switch rapid.IntRange(0, 30).Draw(t, "special") {
+		switch rapid.IntRange(0, 31).Draw(t, "special") {
 		case 0:
 			out[i].Events = append(out[i].Events, events.Event{ID: "end", Data: events.SessionDeleted{}})
+		case 31:
+			out[i].Events = append(out[i].Events, events.Event{ID: "retired", Data: events.RunRetired{}})
 		case 1:
 			out[i].Subject = events.Subject{Tenant: "default", ID: "cat", Aspect: events.Key}
 			id := name(t, "key", 2)
