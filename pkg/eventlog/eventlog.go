@@ -121,21 +121,28 @@ type Reader interface {
 type Changes struct {
 	Through Position          // the last message that was looked at
 	Last    map[string]uint64 // by subject: the stream sequence of its last message up to Through, whether it is part of the log or not
+	More    bool              // the shard has changes after Through
+	looked  int               // messages
 }
 
-// Add notes a message, unless its subject would be one too many.
+// maxLooked is how many messages one Changes looks at, so that a caller who remembers Through gets on in a log of any length.
+const maxLooked = 1_000_000
+
+// Add notes a message. It reports false, and sets More, if the message or its subject is one too many.
 func (c *Changes) Add(subject string, seq uint64, maxSubjects int) bool {
-	if _, known := c.Last[subject]; !known && len(c.Last) == maxSubjects {
+	if _, known := c.Last[subject]; c.looked == maxLooked || !known && len(c.Last) == maxSubjects {
+		c.More = true
 		return false
 	}
+	c.looked++
 	c.Last[subject], c.Through.Seq = seq, seq
 	return true
 }
 
 // ChangeReader finds out which subjects changed, without reading the commits.
 type ChangeReader interface {
-	// Changed returns the changes after a position up to the shard's present end, or up to the message before the one with which
-	// there would be more than maxSubjects.
+	// Changed returns the changes after a position up to the shard's present end, or, with More, a part of them: of maxSubjects subjects
+	// and a million messages at most.
 	Changed(ctx context.Context, after Position, maxSubjects int) (Changes, error)
 }
 

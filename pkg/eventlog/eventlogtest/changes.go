@@ -28,7 +28,7 @@ func changesFound(t *testing.T, l eventlog.Log) {
 			}
 			break
 		}
-		if len(c.Last) > 2 || c.Through.Seq <= at.Seq {
+		if len(c.Last) > 2 || c.Through.Seq <= at.Seq || c.More != (pieces == 0) {
 			t.Fatalf("Changed after %s returned %+v", at, c)
 		}
 		for subject, seq := range c.Last {

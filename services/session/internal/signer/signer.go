@@ -157,7 +157,7 @@ func (s *Signer) signChanges(ctx context.Context, shard int) error {
 			return err
 		}
 		stored, err := s.store(ctx, shard, t, changes.Through.Seq, list)
-		if err != nil || stored && len(changes.Last) < heads.MaxHeads {
+		if err != nil || stored && !changes.More {
 			return err
 		}
 		again = stored
