@@ -3,6 +3,7 @@ package cli_test
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -10,6 +11,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -19,8 +21,8 @@ import (
 // shell is an entrypoint whose first argument is a script.
 const shell = `["sh","-c"]`
 
-// mcpServe serves until the test ends, and gives the socket.
-func mcpServe(t *testing.T, flags ...string) (socket string, cmd *exec.Cmd) {
+// mcpServe serves until the test ends, or calls end. It returns the socket.
+func mcpServe(t *testing.T, flags ...string) (socket string, end func() error) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "mcp") //nolint:usetesting // t.TempDir is too long for a socket
 	if err != nil {
@@ -28,21 +30,22 @@ func mcpServe(t *testing.T, flags ...string) (socket string, cmd *exec.Cmd) {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	socket = filepath.Join(dir, "s")
-	cmd = command(append([]string{"mcp-serve", "--socket", socket}, flags...)...)
+	cmd := command(append([]string{"mcp-serve", "--socket", socket}, flags...)...)
 	cmd.Env, cmd.Stderr = append(cmd.Env, "OF_IMAGE=yes", "SPOOL_RUNNER_SECRET=no"), t.Output()
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
+	// Once: a second signal, while the process is on its way out, would kill it.
+	end = sync.OnceValue(func() error { return cmd.Process.Signal(syscall.SIGTERM) })
 	t.Cleanup(func() {
-		_ = cmd.Process.Signal(syscall.SIGTERM) // a test may have ended it
-		if err := cmd.Wait(); err != nil {
+		if err := errors.Join(end(), cmd.Wait()); err != nil {
 			t.Errorf("mcp-serve: %v", err)
 		}
 	})
 	if r := runCommand(t, "", "mcp-ready", "--socket", socket, "--within", patience.String()); r.code != 0 {
 		t.Fatalf("%+v", r)
 	}
-	return socket, cmd
+	return socket, end
 }
 
 // connection is an mcp-join that goes on.
@@ -126,7 +129,7 @@ func TestMCPJoin(t *testing.T) {
 func TestMCPConnectionEnds(t *testing.T) {
 	t.Parallel()
 	scratch := t.TempDir()
-	socket, serve := mcpServe(t, "--entrypoint", shell, "--scratch", scratch+",/no/such/folder")
+	socket, stop := mcpServe(t, "--entrypoint", shell, "--scratch", scratch+",/no/such/folder")
 	file := filepath.Join(scratch, "left", "x")
 	const child = `mkdir -p "${0%/*}"; echo 1 >"$0"; trap '' TERM HUP; (trap '' TERM; sleep 1000) & echo $!; setsid sleep 1001 & echo $!; echo $$; cat >/dev/null; sleep 1000`
 	for how, end := range map[string]func(*connection) error{
@@ -163,7 +166,7 @@ func TestMCPConnectionEnds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := serve.Process.Signal(syscall.SIGTERM); err != nil {
+	if err := stop(); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the program is gone", func() bool { return !runs(pid) })
