@@ -99,8 +99,8 @@ func TestUnmarshalTakesReferencesInBothForms(t *testing.T) {
 			}
 		}
 	}
-	if fields != 11 {
-		t.Errorf("%d fields of spool.v1 hold references, HoldsReference names 11", fields)
+	if fields != 12 {
+		t.Errorf("%d fields of spool.v1 hold references, HoldsReference names 12", fields)
 	}
 }
 
