@@ -1,5 +1,5 @@
 // Package signer signs the heads of the log: once a minute the last commit of every subject that changed, and those of a session when
-// an execution of it has ended (docs/adr/0059). Any number of copies of the service may run it: the guard of the stream of heads lets one
+// an execution of it has ended (docs/adr/0053). Any number of copies of the service may run it: the guard of the stream of heads lets one
 // of them write each entry.
 package signer
 
