@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/cmd/runner/internal/record"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/runner"
 )
@@ -70,6 +71,7 @@ func (s *session) result(l line, raw []byte, t *agent.Turn) error {
 	s.settle(t)
 	t.Emit(events.MainConversation, events.MetadataUpdate{Usage: spent, CostUSD: cost, Model: cmp.Or(s.turn.model, s.model)})
 	s.written(cmp.Or(l.SessionID, s.agentSession), t)
+	s.expectLastLine(t)
 	ended := s.ended(r)
 	ended.Usage, ended.CostUSD = spent, cost
 	t.End(ended)
@@ -136,6 +138,21 @@ func (s *session) written(agentSession string, t *agent.Turn) {
 		return
 	}
 	t.Emit(events.MainConversation, events.TranscriptWritten{AgentSessionID: agentSession, Path: path})
+}
+
+// expectLastLine has the next snapshot wait for the last line of the turn's answer, which the CLI writes a tenth of a second after it has
+// reported the turn's end.
+func (s *session) expectLastLine(t *agent.Turn) {
+	if s.turn.last == "" || s.agentSession == "" {
+		return
+	}
+	path, err := (Adapter{}).Transcript(s.place, s.agentSession)
+	if err == nil {
+		err = record.Expect(s.place.State, path, s.turn.last)
+	}
+	if err != nil {
+		logf(t, "warn", "the next snapshot may miss the end of the agent's record: %v", err)
+	}
 }
 
 // notice is a system line.

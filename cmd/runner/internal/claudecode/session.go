@@ -51,6 +51,7 @@ type turnState struct {
 	seen          events.Usage             // as the messages told it
 	model         string                   // that answered last
 	why           string                   // why the CLI spoke in the model's place
+	last          string                   // uuid of the last line of an answer in the agent's own conversation
 }
 
 // call is a tool at work.

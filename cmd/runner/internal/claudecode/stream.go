@@ -150,6 +150,9 @@ func (s *session) assistant(l line, t *agent.Turn) error {
 		return err
 	}
 	c := s.conversation(l, t)
+	if c.id == events.MainConversation {
+		s.turn.last = l.UUID
+	}
 	if m.Model == "<synthetic>" {
 		s.synthetic(l, m, c, t)
 		return nil

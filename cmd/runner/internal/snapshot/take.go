@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/spoolhq/spool/cmd/runner/internal/record"
 	"github.com/spoolhq/spool/pkg/workspace/wire"
 )
 
@@ -63,6 +64,12 @@ func (t Take) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	}
 	if err := s.out.JSON(wire.FrameHello, wire.Hello{Protocol: wire.Protocol}); err != nil {
 		return err
+	}
+	switch whole, err := record.Await(ctx, open.state); {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case err != nil || !whole:
+		t.Log.Warn("the agent's record may not hold the end of its last turn", "err", err)
 	}
 	if err := s.look(); err != nil {
 		return err

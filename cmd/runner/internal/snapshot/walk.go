@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/cmd/runner/internal/record"
 	"github.com/spoolhq/spool/pkg/workspace/wire"
 )
 
@@ -46,7 +47,7 @@ func (w *walk) tree(root *os.Root, prefix string, depth int) error {
 	}
 	defer leave()
 	for _, name := range names {
-		if prefix == wire.State && (name == indexName || name == indexName+".new" || name == agent.Unkept) {
+		if prefix == wire.State && (name == indexName || name == indexName+".new" || name == record.Name || name == record.Name+".new" || name == agent.Unkept) {
 			continue
 		}
 		if err := w.ctx.Err(); err != nil {

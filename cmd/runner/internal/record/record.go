@@ -1,0 +1,116 @@
+// Package record waits for what an agent has yet to write into its own record of the conversation. Some agents end a turn before their
+// record holds its last line: a snapshot that is taken right after the turn would miss the line, and a fork, or a session that goes on in
+// another sandbox, would not know of it.
+package record
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+)
+
+// Name is the file in the state folder that says what is still to come. It is in no snapshot.
+const Name = ".spool-record"
+
+const (
+	// within bounds how long Await waits.
+	within = 2 * time.Second
+	pause  = 10 * time.Millisecond
+	// tail is how much of a record's end is searched.
+	tail = 4 << 20
+	// maxNote bounds the note, which lies where the agent can write.
+	maxNote = 4 << 10
+)
+
+// note is the content of Name.
+type note struct {
+	Path string `json:"path"` // of the record, relative to the state folder
+	Text string `json:"text"` // that it has near its end once it is whole
+}
+
+// Expect notes that the record at an absolute path below the state folder is whole when text stands near its end.
+func Expect(state, path, text string) error {
+	rel, err := filepath.Rel(state, path)
+	if err != nil || !filepath.IsLocal(rel) {
+		return fmt.Errorf("record %s does not lie in %s", path, state)
+	}
+	raw, err := json.Marshal(note{rel, text})
+	if err != nil {
+		return fmt.Errorf("note on record %s: %w", path, err)
+	}
+	tmp := filepath.Join(state, Name+".new")
+	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("note on record %s: %w", path, err)
+	}
+	f, err := os.OpenFile(tmp, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600) //nolint:gosec // below the state folder; EXCL follows no link
+	if err != nil {
+		return fmt.Errorf("note on record %s: %w", path, err)
+	}
+	_, err = f.Write(raw)
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = os.Rename(tmp, filepath.Join(state, Name))
+	}
+	if err != nil {
+		return fmt.Errorf("note on record %s: %w", path, err)
+	}
+	return nil
+}
+
+// Await blocks until the record that Expect named is whole, for two seconds at most, and forgets the note. It reports false if the record
+// did not become whole. The note and the record lie in the agent's reach: what is no regular file below the state folder is not waited for.
+func Await(ctx context.Context, state *os.Root) (whole bool, err error) {
+	raw, err := read(state, Name, maxNote)
+	if errors.Is(err, fs.ErrNotExist) {
+		return true, nil
+	}
+	var n note
+	if err == nil {
+		err = json.Unmarshal(raw, &n)
+	}
+	if err != nil || n.Text == "" {
+		return false, errors.Join(err, state.Remove(Name))
+	}
+	late := time.NewTimer(within)
+	defer late.Stop()
+	for {
+		raw, err := read(state, n.Path, tail)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return false, errors.Join(err, state.Remove(Name))
+		}
+		if bytes.Contains(raw, []byte(n.Text)) {
+			return true, state.Remove(Name)
+		}
+		select {
+		case <-ctx.Done():
+			return false, ctx.Err()
+		case <-late.C:
+			return false, state.Remove(Name)
+		case <-time.After(pause):
+		}
+	}
+}
+
+// read returns the end of a regular file. A pipe is not waited for.
+func read(state *os.Root, path string, most int64) ([]byte, error) {
+	f, err := state.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close() //nolint:errcheck // only read
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is not a regular file", path)
+	}
+	return io.ReadAll(io.NewSectionReader(f, max(0, info.Size()-most), most))
+}

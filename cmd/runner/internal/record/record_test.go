@@ -1,0 +1,104 @@
+package record_test
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/record"
+)
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func open(t *testing.T, dir string) *os.Root {
+	t.Helper()
+	root, err := os.OpenRoot(dir)
+	must(t, err)
+	t.Cleanup(func() { must(t, root.Close()) })
+	return root
+}
+
+// TestAwait_BlocksUntilTheRecordIsWhole: the last line comes after the note, as some agents write it; the note is then forgotten.
+func TestAwait_BlocksUntilTheRecordIsWhole(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	path := filepath.Join(dir, "sub", "session.jsonl")
+	must(t, os.Mkdir(filepath.Dir(path), 0o700))
+	must(t, os.WriteFile(path, []byte(strings.Repeat("x", 5<<20)+"\nfirst\n"), 0o600))
+	must(t, record.Expect(dir, path, "last-line"))
+	done := make(chan bool)
+	go func() {
+		whole, err := record.Await(context.Background(), open(t, dir))
+		if err != nil {
+			t.Error(err)
+		}
+		done <- whole
+	}()
+	select {
+	case <-done:
+		t.Fatal("Await returned before the line was there")
+	case <-time.After(100 * time.Millisecond):
+	}
+	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
+	must(t, err)
+	_, err = f.WriteString("last-line\n")
+	must(t, err)
+	must(t, f.Close())
+	if whole := <-done; !whole {
+		t.Error("Await did not find the line")
+	}
+	if _, err := os.Stat(filepath.Join(dir, record.Name)); !os.IsNotExist(err) {
+		t.Errorf("the note is still there: %v", err)
+	}
+	if whole, err := record.Await(t.Context(), open(t, dir)); !whole || err != nil {
+		t.Errorf("without a note Await returned %v, %v", whole, err)
+	}
+}
+
+// TestAwait_EndsWithWhatAnAgentLeaves: a record that never becomes whole, one that is a pipe or lies elsewhere, and a note that is damaged
+// hold up nobody, and are not waited for again.
+func TestAwait_EndsWithWhatAnAgentLeaves(t *testing.T) {
+	t.Parallel()
+	for name, leave := range map[string]func(t *testing.T, dir string){
+		"never whole": func(t *testing.T, dir string) { must(t, record.Expect(dir, filepath.Join(dir, "none"), "x")) },
+		"a damaged note": func(t *testing.T, dir string) {
+			must(t, os.WriteFile(filepath.Join(dir, record.Name), []byte("{"), 0o600))
+		},
+		"a pipe": func(t *testing.T, dir string) {
+			must(t, syscall.Mkfifo(filepath.Join(dir, "pipe"), 0o600))
+			must(t, record.Expect(dir, filepath.Join(dir, "pipe"), "x"))
+		},
+		"a note that is a pipe": func(t *testing.T, dir string) { must(t, syscall.Mkfifo(filepath.Join(dir, record.Name), 0o600)) },
+		"a record elsewhere": func(t *testing.T, dir string) {
+			must(t, os.WriteFile(filepath.Join(dir, record.Name), []byte(`{"path":"../../etc/passwd","text":"root"}`), 0o600))
+		},
+		"a link to elsewhere": func(t *testing.T, dir string) {
+			must(t, os.Symlink("/etc/passwd", filepath.Join(dir, "link")))
+			must(t, record.Expect(dir, filepath.Join(dir, "link"), "root"))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			leave(t, dir)
+			if whole, _ := record.Await(t.Context(), open(t, dir)); whole {
+				t.Error("Await says that the record is whole")
+			}
+			if whole, err := record.Await(t.Context(), open(t, dir)); !whole || err != nil {
+				t.Errorf("a second time Await returned %v, %v", whole, err)
+			}
+		})
+	}
+	if err := record.Expect(t.TempDir(), "/etc/passwd", "root"); err == nil {
+		t.Error("Expect took a record outside of the state folder")
+	}
+}
