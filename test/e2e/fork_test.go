@@ -294,11 +294,31 @@ func TestFork_AmidTurn(t *testing.T) {
 				grandchild := &talk{t: t, c: k.c, session: again.SessionID, reckons: k.reckons}
 				grandchild.completed("which fruit is it?", "The fruit is "+w.fruit+".")
 			}
+			// The last line of all: Claude Code writes it after it has reported the turn's end.
+			end := k.lastText()
+			f := fork(t, k.c, k.session, map[string]any{"at": end})
+			asked := len(c.Model.Requests())
+			child := &talk{t: t, c: k.c, session: f.SessionID, reckons: k.reckons}
+			child.completed("which fruit is it?", "The fruit is plum.")
+			if sent := requestsAfter(c, asked, "which fruit is it?"); f.Parent.Effective != end || !strings.Contains(sent, "Noted plum.") {
+				t.Errorf("a fork at the last text, event %d, begins at %d, and the model was sent %s", end, f.Parent.Effective, sent)
+			}
 			if after := stored(t, k.c, k.session); after != before {
 				t.Errorf("the parent changed: before\n%s\nafter\n%s", before, after)
 			}
 		})
 	}
+}
+
+// lastText is the seq of the last text of the agent.
+func (k *talk) lastText() (seq uint32) {
+	k.t.Helper()
+	for _, e := range k.s.Events {
+		if d, ok := e.Event().Data.(events.BlockComplete); ok && d.Block.Kind == events.KindAssistantText {
+			seq = e.Seq
+		}
+	}
+	return seq
 }
 
 // messageOf is the seq of the message that names a fruit.
