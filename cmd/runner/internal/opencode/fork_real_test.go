@@ -63,14 +63,18 @@ func TestRealFork(t *testing.T) {
 	t.Run("of the whole conversation", func(t *testing.T) {
 		b := forkBench(t, parent)
 		b.Query.SessionID, b.Query.Resume, b.Query.Fork = "ses_fork", session, &runner.Fork{}
-		if x := b.Completed("which number was it?", "remember 22.", nil); written(x) == session {
+		x := b.Completed("which number was it?", "remember 22.", nil)
+		if written(x) == session {
 			t.Errorf("the fork is the session %s itself", session)
+		}
+		if took, copied := x.Ended().Usage, first.Ended().Usage.OutputTokens+write.Ended().Usage.OutputTokens; took.OutputTokens == 0 || took.OutputTokens >= copied {
+			t.Errorf("the fork's turn took %+v, and the answers that it copied %d", took, copied)
 		}
 		b.lastRequest([]string{"number 11", "The file is written.", "number 22"}, nil, 1)
 
 		// Without the anchor the agent begins anew, and says so.
 		b.Query.Fork = &runner.Fork{Anchor: "msg_unknown"}
-		x := b.Completed("hello", "You said: hello", nil)
+		x = b.Completed("hello", "You said: hello", nil)
 		if e := acptest.All[events.Error](x, "error"); len(e) != 1 || e[0].Code != "TRANSCRIPT_LOST" || !strings.Contains(e[0].Message, "msg_unknown") {
 			t.Errorf("errors %+v", e)
 		}

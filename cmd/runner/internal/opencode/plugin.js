@@ -34,6 +34,7 @@ export const Spool = async ({ client }) => {
     )
   }
   const counted = new Set()
+  const began = Date.now() // answers from before were counted, and their copies in a fork took nothing
   const over = new Map()
   const patience = 15_000 // ms
   return {
@@ -54,7 +55,7 @@ export const Spool = async ({ client }) => {
         }
         case "message.updated": {
           const i = p.info
-          if (i.role !== "assistant" || !i.time?.completed || counted.has(i.id)) return
+          if (i.role !== "assistant" || !i.time?.completed || i.time.completed < began || counted.has(i.id)) return
           counted.add(i.id)
           return tell({ kind: "usage", session: i.sessionID, finish: i.finish, cost: i.cost, tokens: i.tokens })
         }
