@@ -9,6 +9,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
@@ -223,6 +224,7 @@ func claudeKilled(t *testing.T, c *harness.Cluster) {
 	k := newTalk(t, c, nil)
 	first := k.completed("Remember the number 31", "31")
 	execution := k.post("talk for ever", func(w events.Wire) bool { return w.Type != events.TextDelta })
+	awaitRecord(t, first)
 	if err := syscall.Kill(int(first.started().PID), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
@@ -237,6 +239,23 @@ func claudeKilled(t *testing.T, c *harness.Cluster) {
 	third := k.completed("which number was it?", "31")
 	if s := third.started(); s.PID == first.started().PID || s.Warm {
 		t.Errorf("start %+v after the process %d was killed", s, first.started().PID)
+	}
+}
+
+// awaitRecord waits until the CLI's own record has the last line of a turn, which it writes a tenth of a second after it has reported the
+// turn's end. What it had not written when it is killed it does not know any more.
+func awaitRecord(t *testing.T, x turn) {
+	t.Helper()
+	texts, records := x.kind(events.KindAssistantText), of[events.TranscriptWritten](x)
+	path, line := records[len(records)-1].Path, texts[len(texts)-1].Anchor
+	for deadline := time.Now().Add(harness.Patience); ; time.Sleep(10 * time.Millisecond) {
+		raw, err := os.ReadFile(path)
+		if err == nil && line != "" && strings.Contains(string(raw), line) {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the record %s never has the line %q: %v", path, line, err)
+		}
 	}
 }
 
