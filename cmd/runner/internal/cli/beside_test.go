@@ -102,10 +102,11 @@ func TestDiskLimitEndsTheTurn(t *testing.T) {
 				t.Errorf("processes %v live", left)
 			}
 			st := c.ask(runner.Command{Op: runner.OpStatus}).Status
-			if st.DiskBytes < limit || st.AgentPID != 0 {
+			// The end of a file without a name has freed the space, and the disk may have been measured again since.
+			if st.DiskBytes < limit && name != "no name" || st.AgentPID != 0 {
 				t.Errorf("status %+v", st)
 			}
-			if name == "no name" { // its end has freed the space
+			if name == "no name" {
 				c.run("exe_2", "say again")
 				return
 			}
