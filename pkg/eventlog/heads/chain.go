@@ -172,8 +172,5 @@ func (k *Check) End() (faults, missing []Fault) {
 	return faults, missing
 }
 
-// Has reports whether an entry lists the commit of a subject at a sequence.
-func (c *Chain) Has(subject string, seq uint64) bool { return c.heads[seq].Subject == subject }
-
 // Faults are what is wrong with the chain itself.
 func (c *Chain) Faults() []Fault { return c.faults }

@@ -23,9 +23,9 @@ const Name = ".spool-record"
 const (
 	// within bounds how long Await waits.
 	within = 2 * time.Second
-	pause  = 10 * time.Millisecond
+	pause  = 20 * time.Millisecond
 	// tail is how much of a record's end is searched.
-	tail = 4 << 20
+	tail = 1 << 20
 	// maxNote bounds the note, which lies where the agent can write.
 	maxNote = 4 << 10
 )
@@ -67,13 +67,13 @@ func Expect(state, path, text string) error {
 // Await blocks until the record that Expect named is whole, for two seconds at most, and forgets the note. It reports false if the record
 // did not become whole. The note and the record lie in the agent's reach: what is no regular file below the state folder is not waited for.
 func Await(ctx context.Context, state *os.Root) (whole bool, err error) {
-	raw, err := read(state, Name, maxNote)
+	noted, err := read(state, Name, maxNote)
 	if errors.Is(err, fs.ErrNotExist) {
 		return true, nil
 	}
 	var n note
 	if err == nil {
-		err = json.Unmarshal(raw, &n)
+		err = json.Unmarshal(noted, &n)
 	}
 	if err != nil || n.Text == "" {
 		return false, errors.Join(err, state.Remove(Name))
@@ -81,21 +81,30 @@ func Await(ctx context.Context, state *os.Root) (whole bool, err error) {
 	late := time.NewTimer(within)
 	defer late.Stop()
 	for {
-		raw, err := read(state, n.Path, tail)
+		end, err := read(state, n.Path, tail)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return false, errors.Join(err, state.Remove(Name))
+			return false, errors.Join(err, forget(state, noted))
 		}
-		if bytes.Contains(raw, []byte(n.Text)) {
-			return true, state.Remove(Name)
+		if bytes.Contains(end, []byte(n.Text)) {
+			return true, forget(state, noted)
 		}
 		select {
 		case <-ctx.Done():
 			return false, ctx.Err()
 		case <-late.C:
-			return false, state.Remove(Name)
+			return false, forget(state, noted)
 		case <-time.After(pause):
 		}
 	}
+}
+
+// forget removes the note, unless a later turn has replaced it meanwhile: the next snapshot waits for that one.
+func forget(state *os.Root, noted []byte) error {
+	now, err := read(state, Name, maxNote)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && !bytes.Equal(now, noted) {
+		return nil
+	}
+	return state.Remove(Name)
 }
 
 // read returns the end of a regular file. A pipe is not waited for.

@@ -64,6 +64,29 @@ func TestAwait_BlocksUntilTheRecordIsWhole(t *testing.T) {
 	}
 }
 
+// TestAwait_KeepsTheNoteOfALaterTurn: a turn that ends while a snapshot waits for the one before is waited for by the next snapshot.
+func TestAwait_KeepsTheNoteOfALaterTurn(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	path := filepath.Join(dir, "session.jsonl")
+	must(t, record.Expect(dir, path, "line-1"))
+	root, done := open(t, dir), make(chan bool)
+	go func() {
+		whole, err := record.Await(context.Background(), root)
+		if err != nil {
+			t.Error(err)
+		}
+		done <- whole
+	}()
+	time.Sleep(100 * time.Millisecond) // Await has read the note by then, or the test shows less
+	must(t, record.Expect(dir, path, "line-2"))
+	must(t, os.WriteFile(path, []byte("line-1\n"), 0o600))
+	<-done
+	if _, err := os.Stat(filepath.Join(dir, record.Name)); err != nil {
+		t.Errorf("the note of the later turn: %v", err)
+	}
+}
+
 // TestAwait_EndsWithWhatAnAgentLeaves: a record that never becomes whole, one that is a pipe or lies elsewhere, and a note that is damaged
 // hold up nobody, and are not waited for again.
 func TestAwait_EndsWithWhatAnAgentLeaves(t *testing.T) {
