@@ -286,6 +286,8 @@ func (p projection) event(e events.Event, i int) events.Wire {
 			d.Provider, string(encode(p.w.t, d.Options)), text(d.Metadata), e.Time)
 		p.do("UPDATE sessions SET agent_ref = $3, instance = $4, environments = $5 WHERE tenant = $1 AND id = $2", f.tenant, f.id, d.AgentRef.String(), d.Instance.String(),
 			string(encode(p.w.t, texts(d.Environments))))
+	case events.SessionForked:
+		p.do("UPDATE sessions SET parent = $3, forked = $4 WHERE tenant = $1 AND id = $2", f.tenant, f.id, d.Parent, string(encode(p.w.t, d)))
 	case events.SessionOptionsUpdated:
 		p.do("UPDATE sessions SET options = $3, metadata = coalesce($4, metadata) WHERE tenant = $1 AND id = $2", f.tenant, f.id, string(encode(p.w.t, d.Options)), text(d.Metadata))
 	case events.MessageAccepted:
@@ -308,11 +310,10 @@ func (p projection) event(e events.Event, i int) events.Wire {
 		p.do(`INSERT INTO conversations VALUES ($1, $2, $3, $4, $5, $6, $7, $8, 'running', $9, NULL, 0, $10)`, f.tenant, f.id, d.Conversation, d.Parent,
 			e.ExecutionID, d.SubagentID, d.ToolUseID, d.Name, e.Time, int64(f.seq))
 	case events.SessionDeleted:
-		for _, table := range []string{"sessions WHERE tenant = $1 AND id", "events WHERE tenant = $1 AND session", "blocks WHERE tenant = $1 AND session",
-			"executions WHERE tenant = $1 AND session", "text_in_flight WHERE tenant = $1 AND session"} {
+		p.do("INSERT INTO deleted_sessions (tenant, id, grp, deleted_at, parent, forked) SELECT tenant, id, grp, now(), parent, forked FROM sessions WHERE tenant = $1 AND id = $2", f.tenant, f.id)
+		for _, table := range []string{"sessions WHERE tenant = $1 AND id", "executions WHERE tenant = $1 AND session", "text_in_flight WHERE tenant = $1 AND session"} {
 			p.do("DELETE FROM "+table+" = $2", f.tenant, f.id)
 		}
-		p.do("INSERT INTO deleted_sessions VALUES ($1, $2, $3, now())", f.tenant, f.id, readmodel.Group(f.id))
 	}
 	return wire
 }

@@ -891,7 +891,9 @@ type ListSessionsRequest struct {
 	// created or updated; empty means created.
 	Sort string `protobuf:"bytes,13,opt,name=sort,proto3" json:"sort,omitempty"`
 	// desc or asc; empty means desc, the newest first.
-	Order         string `protobuf:"bytes,14,opt,name=order,proto3" json:"order,omitempty"`
+	Order string `protobuf:"bytes,14,opt,name=order,proto3" json:"order,omitempty"`
+	// The id of a session: the sessions that were forked from it.
+	Parent        string `protobuf:"bytes,15,opt,name=parent,proto3" json:"parent,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1020,6 +1022,13 @@ func (x *ListSessionsRequest) GetSort() string {
 func (x *ListSessionsRequest) GetOrder() string {
 	if x != nil {
 		return x.Order
+	}
+	return ""
+}
+
+func (x *ListSessionsRequest) GetParent() string {
+	if x != nil {
+		return x.Parent
 	}
 	return ""
 }
@@ -3028,9 +3037,11 @@ type WorkspaceState struct {
 	// The first 200 events of files after the snapshot: file_created, file_modified, file_deleted, file_put and file_removed.
 	Changes []*FileChange `protobuf:"bytes,9,rep,name=changes,proto3" json:"changes,omitempty"`
 	// All of them.
-	ChangeCount   uint32 `protobuf:"varint,10,opt,name=change_count,json=changeCount,proto3" json:"change_count,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	ChangeCount uint32 `protobuf:"varint,10,opt,name=change_count,json=changeCount,proto3" json:"change_count,omitempty"`
+	// The session that the snapshot is of, if that is an ancestor: a fork without a snapshot of its own has the files that it began with.
+	SnapshotSession *string `protobuf:"bytes,11,opt,name=snapshot_session,json=snapshotSession,proto3,oneof" json:"snapshot_session,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *WorkspaceState) Reset() {
@@ -3131,6 +3142,13 @@ func (x *WorkspaceState) GetChangeCount() uint32 {
 		return x.ChangeCount
 	}
 	return 0
+}
+
+func (x *WorkspaceState) GetSnapshotSession() string {
+	if x != nil && x.SnapshotSession != nil {
+		return *x.SnapshotSession
+	}
+	return ""
 }
 
 // An event of a file.
@@ -3532,9 +3550,12 @@ type FilesDiff struct {
 	// All that differ.
 	FileCount uint32 `protobuf:"varint,5,opt,name=file_count,json=fileCount,proto3" json:"file_count,omitempty"`
 	// Some have no text because the whole answer has its limits: 100 texts, 1 MiB.
-	Cut           bool `protobuf:"varint,6,opt,name=cut,proto3" json:"cut,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Cut bool `protobuf:"varint,6,opt,name=cut,proto3" json:"cut,omitempty"`
+	// The sessions that the snapshots are of, if they are of ancestors.
+	FromSnapshotSession *string `protobuf:"bytes,7,opt,name=from_snapshot_session,json=fromSnapshotSession,proto3,oneof" json:"from_snapshot_session,omitempty"`
+	ToSnapshotSession   *string `protobuf:"bytes,8,opt,name=to_snapshot_session,json=toSnapshotSession,proto3,oneof" json:"to_snapshot_session,omitempty"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
 }
 
 func (x *FilesDiff) Reset() {
@@ -3607,6 +3628,20 @@ func (x *FilesDiff) GetCut() bool {
 		return x.Cut
 	}
 	return false
+}
+
+func (x *FilesDiff) GetFromSnapshotSession() string {
+	if x != nil && x.FromSnapshotSession != nil {
+		return *x.FromSnapshotSession
+	}
+	return ""
+}
+
+func (x *FilesDiff) GetToSnapshotSession() string {
+	if x != nil && x.ToSnapshotSession != nil {
+		return *x.ToSnapshotSession
+	}
+	return ""
 }
 
 type FileDiff struct {
@@ -10714,7 +10749,7 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\bsnapshot\x18\x05 \x01(\tH\x01R\bsnapshot\x88\x01\x01\x12!\n" +
 	"\fsnapshot_seq\x18\x06 \x01(\rR\vsnapshotSeqB\t\n" +
 	"\a_reasonB\v\n" +
-	"\t_snapshot\"\xdb\x03\n" +
+	"\t_snapshot\"\xf3\x03\n" +
 	"\x13ListSessionsRequest\x12\x1b\n" +
 	"\tpage_size\x18\x01 \x01(\rR\bpageSize\x12\x1d\n" +
 	"\n" +
@@ -10731,7 +10766,8 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x0eupdated_before\x18\v \x01(\tR\rupdatedBefore\x12\x12\n" +
 	"\x04text\x18\f \x01(\tR\x04text\x12\x12\n" +
 	"\x04sort\x18\r \x01(\tR\x04sort\x12\x14\n" +
-	"\x05order\x18\x0e \x01(\tR\x05orderB\x11\n" +
+	"\x05order\x18\x0e \x01(\tR\x05order\x12\x16\n" +
+	"\x06parent\x18\x0f \x01(\tR\x06parentB\x11\n" +
 	"\x0f_metadata_value\"m\n" +
 	"\x14ListSessionsResponse\x12-\n" +
 	"\bsessions\x18\x01 \x03(\v2\x11.spool.v1.SessionR\bsessions\x12&\n" +
@@ -10938,7 +10974,7 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\vmcp_servers\x18\a \x03(\tR\n" +
 	"mcpServersB\b\n" +
 	"\x06_agentB\v\n" +
-	"\t_instance\"\x96\x03\n" +
+	"\t_instance\"\xdb\x03\n" +
 	"\x0eWorkspaceState\x12\x18\n" +
 	"\asummary\x18\x01 \x01(\tR\asummary\x12\x1f\n" +
 	"\bsnapshot\x18\x02 \x01(\tH\x00R\bsnapshot\x88\x01\x01\x12!\n" +
@@ -10952,8 +10988,10 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"oldest_seq\x18\b \x01(\rR\toldestSeq\x12.\n" +
 	"\achanges\x18\t \x03(\v2\x14.spool.v1.FileChangeR\achanges\x12!\n" +
 	"\fchange_count\x18\n" +
-	" \x01(\rR\vchangeCountB\v\n" +
-	"\t_snapshot\"\xc3\x01\n" +
+	" \x01(\rR\vchangeCount\x12.\n" +
+	"\x10snapshot_session\x18\v \x01(\tH\x01R\x0fsnapshotSession\x88\x01\x01B\v\n" +
+	"\t_snapshotB\x13\n" +
+	"\x11_snapshot_session\"\xc3\x01\n" +
 	"\n" +
 	"FileChange\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\rR\x03seq\x12\x12\n" +
@@ -10986,7 +11024,7 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\tR\x02id\x12\x12\n" +
 	"\x04from\x18\x03 \x01(\tR\x04from\x12\x0e\n" +
-	"\x02to\x18\x04 \x01(\tR\x02to\"\xd4\x01\n" +
+	"\x02to\x18\x04 \x01(\tR\x02to\"\xf4\x02\n" +
 	"\tFilesDiff\x12\x18\n" +
 	"\asummary\x18\x01 \x01(\tR\asummary\x12*\n" +
 	"\x11from_snapshot_seq\x18\x02 \x01(\rR\x0ffromSnapshotSeq\x12&\n" +
@@ -10994,7 +11032,11 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x05files\x18\x04 \x03(\v2\x12.spool.v1.FileDiffR\x05files\x12\x1d\n" +
 	"\n" +
 	"file_count\x18\x05 \x01(\rR\tfileCount\x12\x10\n" +
-	"\x03cut\x18\x06 \x01(\bR\x03cut\"\xd5\x01\n" +
+	"\x03cut\x18\x06 \x01(\bR\x03cut\x127\n" +
+	"\x15from_snapshot_session\x18\a \x01(\tH\x00R\x13fromSnapshotSession\x88\x01\x01\x123\n" +
+	"\x13to_snapshot_session\x18\b \x01(\tH\x01R\x11toSnapshotSession\x88\x01\x01B\x18\n" +
+	"\x16_from_snapshot_sessionB\x16\n" +
+	"\x14_to_snapshot_session\"\xd5\x01\n" +
 	"\bFileDiff\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x16\n" +
 	"\x06change\x18\x02 \x01(\tR\x06change\x12\x17\n" +
@@ -12110,6 +12152,7 @@ func file_spool_v1_spool_proto_init() {
 	file_spool_v1_spool_proto_msgTypes[36].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[37].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[38].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[43].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[44].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[45].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[50].OneofWrappers = []any{}

@@ -115,8 +115,8 @@ func (s *Server) diffStatuses(ctx context.Context, from, to reads.Past) (list []
 
 // compared says of which snapshots files were compared.
 func compared(from, to reads.Past) string {
-	if from.Snapshot == nil {
-		return fmt.Sprintf("All files of the snapshot of event %d are new: none had been taken at event %d.", to.Snapshot.Seq, from.Seq)
+	if from.Workspace == nil {
+		return fmt.Sprintf("All files of the snapshot of %s are new: none had been taken at event %d.", snapshotEvent(to), from.Seq)
 	}
-	return fmt.Sprintf("The snapshots of events %d and %d were compared.", from.Snapshot.Seq, to.Snapshot.Seq)
+	return fmt.Sprintf("The snapshots of %s and of %s were compared.", snapshotEvent(from), snapshotEvent(to))
 }

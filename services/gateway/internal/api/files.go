@@ -189,16 +189,19 @@ func (s *Server) RemoveFile(ctx context.Context, session, path string) (position
 	return a.Position, err
 }
 
-// Workspace is a session's last snapshot.
+// fieldSession is the field of a problem of the session itself.
+const fieldSession = "sessionId"
+
+// Workspace is the snapshot that has a session's files.
 type Workspace struct {
 	*workspace.Manifest
-	Session  string
+	Session  string // that the snapshot is of
 	Tenant   string
 	Snapshot string
 	At       time.Time
 }
 
-// Workspace opens a session's last snapshot; NO_SNAPSHOT if there is none.
+// Workspace opens a session's last snapshot, of a fork without one the snapshot that it began with; NO_SNAPSHOT if there is none.
 func (s *Server) Workspace(ctx context.Context, session, minPosition string) (Workspace, error) {
 	tenant, err := s.session(ctx, session, minPosition)
 	if err != nil {
@@ -209,6 +212,13 @@ func (s *Server) Workspace(ctx context.Context, session, minPosition string) (Wo
 		return Workspace{}, err
 	}
 	w := Workspace{Session: session, Tenant: tenant, Snapshot: one.GetSnapshot(), At: one.GetSnapshotAt().AsTime()}
+	if w.Snapshot == "" && one.GetParent().GetSnapshot() != "" {
+		p, err := s.Reads.Past(ctx, tenant, session, fieldSession, nil)
+		if err != nil {
+			return w, err
+		}
+		return s.openSnapshot(ctx, p, fieldSession)
+	}
 	if w.Snapshot == "" {
 		return w, problem.New(problem.NoSnapshot, "", "the session has no snapshot of its workspace yet: POST /api/sessions/{id}/sync asks for one, and the end of each turn takes one")
 	}

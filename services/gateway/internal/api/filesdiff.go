@@ -42,16 +42,16 @@ const (
 // diffFiles compares the snapshots of two events. A snapshot that is missing is no error: what can be said without it is said.
 func (s *Server) diffFiles(ctx context.Context, from, to reads.Past) (*spoolv1.FilesDiff, error) {
 	out := &spoolv1.FilesDiff{}
-	if from.Snapshot != nil {
-		out.FromSnapshotSeq = from.Snapshot.Seq
+	if from.Workspace != nil {
+		out.FromSnapshotSeq, out.FromSnapshotSession = from.Workspace.Seq, ancestor(from, from.Workspace)
 	}
-	if to.Snapshot == nil {
+	if to.Workspace == nil {
 		out.Summary = fmt.Sprintf("No snapshot of the workspace had been taken at event %d.", to.Seq)
 		return out, nil
 	}
-	out.ToSnapshotSeq = to.Snapshot.Seq
-	if from.Snapshot != nil && from.Snapshot.Name == to.Snapshot.Name {
-		out.Summary = fmt.Sprintf("Both events have the same files, those of the snapshot of event %d.", from.Snapshot.Seq)
+	out.ToSnapshotSeq, out.ToSnapshotSession = to.Workspace.Seq, ancestor(to, to.Workspace)
+	if from.Workspace != nil && from.Workspace.Name == to.Workspace.Name {
+		out.Summary = fmt.Sprintf("Both events have the same files, those of the snapshot of %s.", snapshotEvent(from))
 		return out, nil
 	}
 	if err := admission.From(ctx).Take(admission.DiffCost); err != nil {
@@ -64,7 +64,7 @@ func (s *Server) diffFiles(ctx context.Context, from, to reads.Past) (*spoolv1.F
 		to    **workspace.Contents
 		list  *[]workspace.Entry
 	}{{from, "from", &d.was, &d.before}, {to, "to", &d.is, &d.after}} {
-		if side.past.Snapshot == nil {
+		if side.past.Workspace == nil {
 			continue
 		}
 		w, err := s.openSnapshot(ctx, side.past, side.field)

@@ -170,7 +170,9 @@ func (s *Server) ListSessions(ctx context.Context, r *spoolv1.ListSessionsReques
 	if err != nil {
 		return nil, err
 	}
-	list, next, err := s.Reads.Sessions(ctx, p.Tenant, filterOf(p, r.GetStatus(), r, r.MetadataValue), r.GetPageToken(), r.GetPageSize())
+	filter := filterOf(p, r.GetStatus(), r, r.MetadataValue)
+	filter.Parent = r.GetParent()
+	list, next, err := s.Reads.Sessions(ctx, p.Tenant, filter, r.GetPageToken(), r.GetPageSize())
 	return &spoolv1.ListSessionsResponse{Sessions: list, NextPageToken: next}, err
 }
 

@@ -79,10 +79,13 @@ func (s *Server) filesAt(ctx context.Context, p reads.Past) (*spoolv1.WorkspaceS
 		return nil, err
 	}
 	since := "the session's beginning"
-	if n := p.Snapshot; n != nil {
+	if n := p.Workspace; n != nil {
 		out.Snapshot, out.SnapshotSeq, out.SnapshotAt, out.SnapshotFiles, out.SnapshotBytes = &n.Name, n.Seq, wirejson.Time(n.Time), n.Files, float64(n.Bytes)
-		since = "it"
-		name, err := snapshotName(p, n.Name)
+		out.SnapshotSession = ancestor(p, n)
+		if out.SnapshotSession == nil {
+			since = "it"
+		}
+		name, err := snapshotName(p, n.Session, n.Name)
 		if err != nil {
 			return nil, problem.From(err)
 		}
@@ -99,15 +102,38 @@ func (s *Server) filesAt(ctx context.Context, p reads.Past) (*spoolv1.WorkspaceS
 	if p.FileChanges == 1 {
 		changes = fmt.Sprintf("1 event of a file lies between %s and event %d", since, p.Seq)
 	}
-	switch {
-	case p.Snapshot == nil:
+	if p.Workspace == nil {
 		out.Summary = fmt.Sprintf("No snapshot of the workspace had been taken at event %d; %s.", p.Seq, changes)
+		return out, nil
+	}
+	which := "The last snapshot is that of "
+	if out.SnapshotSession != nil {
+		which = "The files are those that the session began with as a fork, of the snapshot of "
+	}
+	which += snapshotEvent(p)
+	switch {
 	case out.Available:
-		out.Summary = fmt.Sprintf("The last snapshot is that of event %d; %s.", p.Snapshot.Seq, changes)
+		out.Summary = fmt.Sprintf("%s; %s.", which, changes)
 	default:
-		out.Summary = fmt.Sprintf("The last snapshot is that of event %d, which was removed, %s; %s.", p.Snapshot.Seq, left(out.OldestSeq), changes)
+		out.Summary = fmt.Sprintf("%s, which was removed, %s; %s.", which, left(out.OldestSeq), changes)
 	}
 	return out, nil
+}
+
+// ancestor returns the session that a snapshot is of, if that is another one than the session itself.
+func ancestor(p reads.Past, n *reads.Snapshot) *string {
+	if n.Session == p.ID {
+		return nil
+	}
+	return &n.Session
+}
+
+// snapshotEvent names the event of the snapshot that has a session's files.
+func snapshotEvent(p reads.Past) string {
+	if of := ancestor(p, p.Workspace); of != nil {
+		return fmt.Sprintf("event %d of session %s", p.Workspace.Seq, *of)
+	}
+	return fmt.Sprintf("event %d", p.Workspace.Seq)
 }
 
 // left says which snapshot is left of those that were removed.
@@ -129,7 +155,7 @@ func (s *Server) oldestSnapshot(ctx context.Context, p reads.Past) (uint32, erro
 			return true
 		}
 		var name string
-		if name, err = snapshotName(p, list[i].Name); err != nil {
+		if name, err = snapshotName(p, p.ID, list[i].Name); err != nil {
 			return true
 		}
 		var has bool
@@ -146,17 +172,17 @@ func (s *Server) oldestSnapshot(ctx context.Context, p reads.Past) (uint32, erro
 }
 
 // snapshotName is the object of a snapshot, of which an event has the whole name or, of an earlier build, the id.
-func snapshotName(p reads.Past, snapshot string) (string, error) {
-	tenant, session, id, err := p.Tenant, p.ID, snapshot, error(nil)
+func snapshotName(p reads.Past, of, snapshot string) (string, error) {
+	tenant, session, id, err := p.Tenant, of, snapshot, error(nil)
 	if strings.Contains(snapshot, "/") {
-		if tenant, session, id, err = workspace.ParseName(snapshot); err == nil && (tenant != p.Tenant || session != p.ID) {
-			err = fmt.Errorf("the snapshot %s is not of session %s", snapshot, p.ID)
+		if tenant, session, id, err = workspace.ParseName(snapshot); err == nil && (tenant != p.Tenant || session != of) {
+			err = fmt.Errorf("the snapshot %s is not of session %s", snapshot, of)
 		}
 	}
 	return workspace.Name(tenant, session, id), err
 }
 
-// WorkspaceAt opens the last snapshot of a session before an event, nil for the session's last snapshot: NO_SNAPSHOT if there was
+// WorkspaceAt opens the snapshot that has a session's files at an event, nil for the session's last snapshot: NO_SNAPSHOT if there was
 // none, SNAPSHOT_GONE if it is not left.
 func (s *Server) WorkspaceAt(ctx context.Context, session, minPosition string, at *uint32) (Workspace, error) {
 	if at == nil {
@@ -169,13 +195,13 @@ func (s *Server) WorkspaceAt(ctx context.Context, session, minPosition string, a
 	return s.openSnapshot(ctx, p, "at")
 }
 
-// openSnapshot opens the last snapshot of a session after an event; field is the parameter that the event comes from.
+// openSnapshot opens the snapshot that has a session's files after an event; field is the parameter that the event comes from.
 func (s *Server) openSnapshot(ctx context.Context, p reads.Past, field string) (Workspace, error) {
-	if p.Snapshot == nil {
+	if p.Workspace == nil {
 		return Workspace{}, problem.New(problem.NoSnapshot, field, fmt.Sprintf("no snapshot of the workspace had been taken at event %d", p.Seq))
 	}
-	w := Workspace{Session: p.ID, Tenant: p.Tenant, Snapshot: p.Snapshot.Name, At: p.Snapshot.Time}
-	name, err := snapshotName(p, w.Snapshot)
+	w := Workspace{Session: p.Workspace.Session, Tenant: p.Tenant, Snapshot: p.Workspace.Name, At: p.Workspace.Time}
+	name, err := snapshotName(p, w.Session, w.Snapshot)
 	if err != nil {
 		return w, problem.From(err)
 	}
@@ -188,9 +214,9 @@ func (s *Server) openSnapshot(ctx context.Context, p reads.Past, field string) (
 		if err != nil {
 			return w, err
 		}
-		return w, problem.New(problem.SnapshotGone, field, fmt.Sprintf("the files at event %d are those of the snapshot of event %d, which was removed, %s", p.Seq, p.Snapshot.Seq, left(oldest)))
+		return w, problem.New(problem.SnapshotGone, field, fmt.Sprintf("the files at event %d are those of the snapshot of %s, which was removed, %s", p.Seq, snapshotEvent(p), left(oldest)))
 	}
-	if w.Manifest, err = workspace.Open(ctx, s.Objects, p.Tenant, p.ID, name[strings.LastIndexByte(name, '/')+1:]); err != nil {
+	if w.Manifest, err = workspace.Open(ctx, s.Objects, p.Tenant, w.Session, name[strings.LastIndexByte(name, '/')+1:]); err != nil {
 		return w, unreadable(err)
 	}
 	return w, nil

@@ -23,6 +23,7 @@ type Filter struct {
 	State        string // status of sessions, phase of executions
 	Agent        string // reference
 	Architecture string
+	Parent       string // id of the session that a session was forked from
 
 	MetadataKey   string
 	MetadataValue *string
@@ -163,6 +164,12 @@ func (l listed) filter(q *query, f Filter) (joins string, err error) {
 			return "", problem.Invalid("architecture", "%+q is not an architecture: there are %s", clip(f.Architecture), architecture.List())
 		}
 		q.add(l.owner+".architecture = %s", name)
+	}
+	if f.Parent != "" {
+		if err := events.CheckID("parent", events.KindSession, f.Parent); err != nil {
+			return "", problem.Invalid("parent", "%s", err.Error())
+		}
+		q.add("x.parent = %s AND x.parent <> ''", f.Parent) // as the index is
 	}
 	if err := l.metadata(q, f); err != nil {
 		return "", err

@@ -16,6 +16,7 @@ func (p Past) Dressed() *spoolv1.Session {
 		CreatedAt: wirejson.Time(was.CreatedAt), UpdatedAt: wirejson.Time(p.Time), Tip: p.Seq, Position: p.Position,
 		Queued: p.Queued(), Executions: p.Count.Executions, Idle: was.Idle, Title: p.Title,
 		AgentRef: filled(was.AgentRef.String()), Instance: filled(was.Instance.String()), Environments: references(was.Environments),
+		Parent: Parent(p.Parent),
 	}
 	if x := p.Active(); x != nil {
 		out.ActiveExecutionId = &x.ID

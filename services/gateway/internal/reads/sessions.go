@@ -61,11 +61,11 @@ func scanSession(r scanner) (*spoolv1.Session, error) {
 		return nil, problem.New(problem.Internal, "", "the session's environments in the read models cannot be read").Because(err)
 	}
 	if forked != "" {
-		var f events.SessionForked
-		if err := json.Unmarshal([]byte(forked), &f); err != nil {
-			return nil, problem.New(problem.Internal, "", "where the session was forked from cannot be read in the read models").Because(err)
+		f, err := readForked(forked)
+		if err != nil {
+			return nil, err
 		}
-		s.Parent = Parent(&f)
+		s.Parent = Parent(f)
 	}
 	s.Forks = uint32(forks)
 	s.Snapshot, s.WorkspaceFiles, s.WorkspaceBytes, s.CurrentSandbox = filled(snapshot), uint32(files), float64(bytes), b.dress()
@@ -73,6 +73,15 @@ func scanSession(r scanner) (*spoolv1.Session, error) {
 		s.SnapshotAt = wirejson.Time(*taken)
 	}
 	return &s, nil
+}
+
+// readForked reads the column forked.
+func readForked(text string) (*events.SessionForked, error) {
+	var f events.SessionForked
+	if err := json.Unmarshal([]byte(text), &f); err != nil {
+		return nil, problem.New(problem.Internal, "", "where the session was forked from cannot be read in the read models").Because(err)
+	}
+	return &f, nil
 }
 
 // Parent dresses where a fork begins for the API.

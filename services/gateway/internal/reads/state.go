@@ -24,6 +24,8 @@ type Past struct {
 	Tenant, ID string
 	Position   string // of the event
 	Title      string
+	Parent     *events.SessionForked // nil for a session that is no fork
+	Workspace  *Snapshot             // that has the session's files; nil for none
 }
 
 // foldPage is how many events one statement of a fold reads.
@@ -32,6 +34,7 @@ const foldPage = 10_000
 // Past finds what a session was after an event; nil is its last one. field is the name of the parameter that at comes from.
 func (s *Store) Past(ctx context.Context, tenant, session, field string, at *uint32) (Past, error) {
 	p := Past{Tenant: tenant, ID: session}
+	var forked string
 	err := s.await(ctx, s.sessionIn(tenant, session), func() error {
 		wanted := int64(0)
 		if at != nil {
@@ -41,8 +44,8 @@ func (s *Store) Past(ctx context.Context, tenant, session, field string, at *uin
 		}
 		var tip int64
 		var saved *string
-		found, err := s.one(ctx, []any{&tip, &p.Title, &saved}, `
-			SELECT s.tip, coalesce((SELECT query FROM executions WHERE tenant = s.tenant AND session = s.id AND ord = 0 AND ($3::bigint = 0 OR first_seq <= $3)), ''),
+		found, err := s.one(ctx, []any{&tip, &p.Title, &forked, &saved}, `
+			SELECT s.tip, coalesce((SELECT query FROM executions WHERE tenant = s.tenant AND session = s.id AND ord = 0 AND ($3::bigint = 0 OR first_seq <= $3)), ''), s.forked,
 			       (SELECT state FROM session_states WHERE tenant = s.tenant AND session = s.id AND version = $4 AND ($3::bigint = 0 OR seq <= $3) ORDER BY seq DESC LIMIT 1)
 			  FROM sessions s WHERE s.tenant = $1 AND s.id = $2`, tenant, session, wanted, history.Version)
 		switch {
@@ -63,6 +66,12 @@ func (s *Store) Past(ctx context.Context, tenant, session, field string, at *uin
 		}
 		return s.fold(ctx, &p, uint32(wanted))
 	})
+	if err == nil && forked != "" {
+		p.Parent, err = readForked(forked)
+	}
+	if err == nil {
+		p.Workspace, err = s.workspace(ctx, p)
+	}
 	return p, err
 }
 
@@ -307,6 +316,48 @@ func (s *Store) FileEvents(ctx context.Context, p Past, limit int) (list []*spoo
 		return nil
 	})
 	return list, err
+}
+
+// Snapshot is a snapshot of a workspace.
+type Snapshot struct {
+	history.Snapshot
+	Session string // that it is of
+}
+
+// workspace returns the snapshot that has the session's files: its own last one, else the one that it began with as a fork.
+func (s *Store) workspace(ctx context.Context, p Past) (*Snapshot, error) {
+	switch f := p.Parent; {
+	case p.Snapshot != nil:
+		return &Snapshot{*p.Snapshot, p.ID}, nil
+	case f != nil && f.Snapshot != "":
+		return s.inheritedSnapshot(ctx, p.Tenant, f)
+	}
+	return nil, nil
+}
+
+// inheritedSnapshot finds the event of the snapshot that a fork began with, which is an ancestor's. It waits for the ancestor's
+// projector group, which may be behind the fork's.
+func (s *Store) inheritedSnapshot(ctx context.Context, tenant string, f *events.SessionForked) (*Snapshot, error) {
+	out := &Snapshot{Session: f.Files()}
+	lost := problem.New(problem.NoSnapshot, "", "the read models do not have the snapshot that the session began with")
+	err := s.await(ctx, s.runIn(tenant, out.Session), func() error {
+		var text []byte
+		found, err := s.one(ctx, []any{&text}, `SELECT event FROM events WHERE tenant = $1 AND session = $2 AND ($3::bigint = 0 OR seq = $3)
+			AND type = 'workspace_synced' AND event::json -> 'data' ->> 'snapshot' = $4 ORDER BY seq LIMIT 1`, tenant, out.Session, int64(f.SnapshotSeq), f.Snapshot)
+		switch {
+		case err != nil:
+			return err
+		case !found:
+			return lost
+		}
+		var w events.Wire
+		if err := json.Unmarshal(text, &w); err != nil {
+			return unreadable(err)
+		}
+		out.Snapshot = *history.Evolve(history.State{}, w.Seq, history.Kept(w)).Snapshot
+		return nil
+	})
+	return out, err
 }
 
 // Taken is a snapshot that an event names.
