@@ -349,6 +349,7 @@ type Filter struct {
 	State                       string // status of sessions, phase of executions
 	Agent                       string // reference
 	Architecture                string
+	Parent                      string // the session that sessions were forked from
 	MetadataKey                 string
 	MetadataValue               *string
 	CreatedAfter, CreatedBefore string // RFC 3339
@@ -361,7 +362,7 @@ type Filter struct {
 func (f Filter) query(state string) url.Values {
 	q := url.Values{}
 	for name, value := range map[string]string{
-		state: f.State, "agent": f.Agent, "architecture": f.Architecture, "metadataKey": f.MetadataKey, "createdAfter": f.CreatedAfter, "createdBefore": f.CreatedBefore,
+		state: f.State, "agent": f.Agent, "architecture": f.Architecture, "parent": f.Parent, "metadataKey": f.MetadataKey, "createdAfter": f.CreatedAfter, "createdBefore": f.CreatedBefore,
 		"updatedAfter": f.UpdatedAfter, "updatedBefore": f.UpdatedBefore, "text": f.Text, "sort": f.Sort, "order": f.Order,
 	} {
 		if value != "" {

@@ -25,6 +25,7 @@ type sessionsCommand struct {
 type sessionsLs struct {
 	server
 	Status string `enum:",open,closed" default:"" help:"Only these: open or closed."`
+	Parent string `placeholder:"SESSION" help:"Only those that were forked from this session."`
 	filterFlags
 	Limit int `default:"50" help:"At most so many; 0 means all."`
 }
@@ -73,6 +74,11 @@ func (c *sessionsLs) Run(a *app) error {
 	if c.Limit < 0 {
 		return usage("limit: %d is negative; 0 means all", c.Limit)
 	}
+	if c.Parent != "" {
+		if err := checkID("parent", events.KindSession, c.Parent); err != nil {
+			return err
+		}
+	}
 	ctx, cancel := a.interruptible()
 	defer cancel()
 	cl, err := c.connect(ctx, a)
@@ -80,7 +86,9 @@ func (c *sessionsLs) Run(a *app) error {
 		return err
 	}
 	defer cl.Close()
-	return list(a, c.JSON, c.Limit, cl.Sessions(ctx, c.filter(c.Status)),
+	filter := c.filter(c.Status)
+	filter.Parent = c.Parent
+	return list(a, c.JSON, c.Limit, cl.Sessions(ctx, filter),
 		[]any{"SESSION", "STATUS", "AGENT", "ARCHITECTURE", "SANDBOX", "EXECUTIONS", "UPDATED", "TITLE"},
 		func(s client.Session) []any {
 			return []any{s.ID, sessionState(s), s.Agent, s.Architecture, s.Sandbox, s.Executions, when(s.UpdatedAt), beginning(s.Title)}
@@ -126,7 +134,39 @@ func (c *sessionsShow) Run(a *app) error {
 		return err
 	}
 	fmt.Fprintln(a.Out)
-	return executionsTable(a, false, 0, cl.SessionExecutions(ctx, c.Session))
+	if err := executionsTable(a, false, 0, cl.SessionExecutions(ctx, c.Session)); err != nil || s.Forks == 0 {
+		return err
+	}
+	fmt.Fprintln(a.Out)
+	return forksTable(a, s, cl.Sessions(ctx, client.Filter{Parent: s.ID}))
+}
+
+// maxForks is how many forks a session is shown with.
+const maxForks = 20
+
+// forksTable shows the newest forks of a session.
+func forksTable(a *app, s client.Session, forks iter.Seq2[client.Doc[client.Session], error]) error {
+	if s.Forks > maxForks {
+		defer fmt.Fprintf(a.Err, "only the newest %d of %d forks are shown; `spool sessions ls --parent %s --limit 0` shows all\n", maxForks, s.Forks, s.ID)
+	}
+	table := newTable(a)
+	cells(table, []any{"FORK", "AT EVENT", "STATUS", "CREATED", "TITLE"})
+	n := 0
+	for d, err := range forks {
+		if err != nil {
+			return err
+		}
+		f := d.Value
+		at := ""
+		if f.Parent != nil {
+			at = fmt.Sprint(f.Parent.Effective)
+		}
+		cells(table, []any{f.ID, at, sessionState(f), when(f.CreatedAt), beginning(f.Title)})
+		if n++; n == maxForks {
+			break
+		}
+	}
+	return table.Flush()
 }
 
 func parentState(s client.Session) string {

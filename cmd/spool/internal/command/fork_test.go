@@ -1,0 +1,81 @@
+package command
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+)
+
+// serveForks serves a session with forks, in pages of 15.
+func serveForks(t *testing.T, forks int) (url string, asked *[]string) {
+	t.Helper()
+	asked = &[]string{}
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		*asked = append(*asked, r.URL.RequestURI())
+		var answer any
+		switch r.URL.Path {
+		case "/api/sessions/" + ses:
+			answer = map[string]any{"sessionId": ses, "status": "open", "forks": forks}
+		case "/api/sessions/" + ses + "/executions":
+			answer = map[string]any{"executions": []any{}}
+		case "/api/sessions":
+			var first int
+			if token := r.URL.Query().Get("pageToken"); token != "" {
+				if _, err := fmt.Sscan(token, &first); err != nil {
+					t.Error(err)
+				}
+			}
+			var list []any
+			for i := first; i < min(first+15, forks); i++ {
+				list = append(list, map[string]any{"sessionId": fmt.Sprintf("ses_fork%03d", i), "status": "open", "title": "fork\u001b[2J", "parent": map[string]any{"sessionId": ses, "effective": 7 + i}})
+			}
+			page := map[string]any{"sessions": list, "nextPageToken": ""}
+			if first+15 < forks {
+				page["nextPageToken"] = fmt.Sprint(first + 15)
+			}
+			answer = page
+		}
+		w.Header().Set("Content-Type", "application/json")
+		if err := json.NewEncoder(w).Encode(answer); err != nil {
+			t.Error(err)
+		}
+	}))
+	t.Cleanup(s.Close)
+	return s.URL, asked
+}
+
+// TestSessionsShow_ListsForks: the newest 20 forks are shown, and how to see the others.
+func TestSessionsShow_ListsForks(t *testing.T) {
+	t.Parallel()
+	for forks, want := range map[int]struct {
+		shown int
+		hint  string
+	}{0: {}, 3: {shown: 3}, 20: {shown: 20}, 40: {20, "only the newest 20 of 40 forks are shown; `spool sessions ls --parent " + ses + " --limit 0` shows all\n"}} {
+		url, asked := serveForks(t, forks)
+		got := spool(t, world(t), "sessions", "show", ses, "--url", url)
+		if got.code != ExitDone || strings.Count(got.out, "ses_fork") != want.shown || got.err != want.hint || strings.Contains(got.out, "FORK  ") != (forks > 0) || strings.Contains(got.out, "\x1b") {
+			t.Errorf("%d forks: %+v", forks, got)
+		}
+		if forks == 3 && !strings.Contains(got.out, "ses_fork002  9         open") {
+			t.Errorf("a fork is shown as %s", got.out)
+		}
+		if last := (*asked)[len(*asked)-1]; forks == 40 && last != "/api/sessions?pageToken=15&parent="+ses {
+			t.Errorf("asked %v", *asked)
+		}
+	}
+}
+
+func TestSessionsLs_OfAParent(t *testing.T) {
+	t.Parallel()
+	url, asked := serveForks(t, 40)
+	got := spool(t, world(t), "sessions", "ls", "--parent", ses, "--limit", "0", "--url", url)
+	if got.code != ExitDone || strings.Count(got.out, "ses_fork") != 40 || len(*asked) != 3 || (*asked)[0] != "/api/sessions?parent="+ses {
+		t.Errorf("asked %v: %+v", *asked, got)
+	}
+	if got = spool(t, world(t), "sessions", "ls", "--parent", "x", "--url", url); got.code != ExitUsage || !strings.Contains(got.err, "parent: ") {
+		t.Errorf("of no session: %+v", got)
+	}
+}
