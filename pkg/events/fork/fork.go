@@ -14,6 +14,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/spoolhq/spool/pkg/events"
@@ -108,6 +109,24 @@ type Walk struct {
 // New makes a Walk for a fork at a seq; Tip for the last event.
 func New(asked uint32) *Walk {
 	return &Walk{asked: asked, waiting: map[string]struct{}{}, calls: map[string]struct{}{}}
+}
+
+// Clone returns a walk for a fork at another seq that goes on from the last event of this one. Both seqs must be at or after that
+// event: up to there a walk is the same, whatever seq is asked for. The two walks share nothing that either changes.
+func (w *Walk) Clone(asked uint32) *Walk {
+	c := *w
+	c.asked = asked
+	c.changes = slices.Clip(w.changes)
+	c.waiting, c.calls = maps.Clone(w.waiting), maps.Clone(w.calls)
+	copies := map[*point]*point{nil: nil} // a point may be referred to twice
+	for _, p := range []**point{&c.best, &c.rest, &c.block, &c.older} {
+		if copies[*p] == nil && *p != nil {
+			one := **p
+			copies[*p] = &one
+		}
+		*p = copies[*p]
+	}
+	return &c
 }
 
 // Add takes the session's next event; the first one has seq 1.

@@ -294,6 +294,27 @@ func TestCut_Properties(t *testing.T) {
 			t.Fatalf("a walk that ended early cut at %+v, one to the end at %+v, %v", cut, all, err)
 		}
 		check(t, words, list, asked, cut)
+		// A walk that goes on from any event at or before the one that is asked for, beside the walk that it is a copy of.
+		base := fork.New(fork.Tip)
+		from := rapid.IntRange(0, int(asked)).Draw(t, "from")
+		var clones []*fork.Walk
+		for i, e := range list {
+			if i == from {
+				clones = []*fork.Walk{base.Clone(asked), base.Clone(fork.Tip).Clone(asked)}
+			}
+			base.Add(uint32(i+1), e)
+		}
+		if from == len(list) {
+			clones = []*fork.Walk{base.Clone(asked), base.Clone(fork.Tip).Clone(asked)}
+		}
+		for _, w := range clones {
+			for i := from; i < len(list) && !w.Settled(); i++ {
+				w.Add(uint32(i+1), list[i])
+			}
+			if again, err := w.Cut(); err != nil || !reflect.DeepEqual(again, cut) {
+				t.Fatalf("a walk from event %d cut at %+v, one from the first at %+v, %v", from, again, cut, err)
+			}
+		}
 	})
 }
 

@@ -83,7 +83,10 @@ func (b *bench) turn(ctx context.Context, w *writer, n int) error {
 			return err
 		}
 	}
-	return nil
+	if b.snapshot == "" {
+		return nil
+	}
+	return b.append(ctx, w, events.Run, "", events.WorkspaceSynced{Snapshot: b.snapshot})
 }
 
 func (b *bench) append(ctx context.Context, w *writer, aspect events.Aspect, execution string, list ...events.Payload) error {

@@ -1,7 +1,7 @@
 // Command projector measures how fast the log becomes rows in Postgres: by the
 // live path, which also announces every batch on LIVE, and by a rebuild; both
 // against COPY of the very rows that came out, into empty tables with the same indexes.
-// It also measures how long a gateway takes for the state of a long session after one of its events.
+// It also measures how long a gateway takes for the state of a long session after one of its events, and how long a fork of it takes.
 package main
 
 import (
@@ -42,7 +42,7 @@ func main() {
 	turns := flag.Int("turns", 10_000, "turns in the log; each has 23 events in 11 commits")
 	sessions := flag.Int("sessions", 500, "sessions that they are spread over")
 	rounds := flag.Int("rounds", 3, "measurements of each kind, in turn, each in a database of its own; the median counts; 0 leaves that out")
-	stateTurns := flag.Int("state-turns", 4348, "turns of the session whose states are asked for; 0 leaves that out")
+	stateTurns := flag.Int("state-turns", 4166, "turns of the session whose states are asked for, and that is forked; each has 24 events; 0 leaves that out")
 	dir := flag.String("dir", "", "folder for log and database, on the disk to measure; a temporary one by default")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
@@ -113,6 +113,8 @@ type bench struct {
 	// ends are the stream sequences that each group's checkpoint must reach.
 	ends   [topology.ProjectorGroups]uint64
 	events int
+	// snapshot is that of the workspace after each turn; "" for none.
+	snapshot string
 
 	// What each round took.
 	lives, rebuilds, copies []time.Duration

@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"net/http"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"time"
 
@@ -47,7 +46,14 @@ func states(ctx context.Context, out io.Writer, pg *pgserver.Server, dir string,
 	if err != nil {
 		return err
 	}
+	id := events.Derive(events.KindSession, "bench", "0")
+	if err := b.storeSnapshot(ctx, "default", id); err != nil {
+		return fmt.Errorf("store a snapshot: %w", err)
+	}
 	if err := b.fill(ctx, 1, turns); err != nil {
+		return fmt.Errorf("fill the log: %w", err)
+	}
+	if err := b.seal(ctx, id); err != nil {
 		return fmt.Errorf("fill the log: %w", err)
 	}
 	b.url = pg.DatabaseURL("postgres")
@@ -81,6 +87,9 @@ func states(ctx context.Context, out io.Writer, pg *pgserver.Server, dir string,
 	case <-g.Ready():
 	case err := <-done:
 		return err
+	}
+	if err := b.reportForks(ctx, out, g.URL()); err != nil {
+		return fmt.Errorf("forks: %w", err)
 	}
 	return b.reportStates(ctx, out, pool, g.URL())
 }
@@ -130,23 +139,7 @@ func (b *bench) reportStates(ctx context.Context, out io.Writer, pool *pgxpool.P
 
 // ask asks for a state several times, after once that does not count.
 func ask(ctx context.Context, path string, at, n int) (asked, error) {
-	a := asked{at: at}
-	var before, after runtime.MemStats
-	for i := range n + 1 {
-		if i == 1 {
-			runtime.ReadMemStats(&before)
-		}
-		from := time.Now()
-		if err := get(ctx, fmt.Sprint(path, at), at); err != nil {
-			return a, err
-		}
-		if i > 0 {
-			a.took = append(a.took, time.Since(from))
-		}
-	}
-	runtime.ReadMemStats(&after)
-	a.allocated = (after.TotalAlloc - before.TotalAlloc) / uint64(n)
-	return a, nil
+	return measure(at, n, func() error { return get(ctx, fmt.Sprint(path, at), at) })
 }
 
 func get(ctx context.Context, url string, at int) error {

@@ -14,6 +14,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/fork"
 	"github.com/spoolhq/spool/pkg/events/session"
+	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/pkg/workspace"
 )
 
@@ -103,24 +104,17 @@ func (h *Handler) cut(ctx context.Context, parent eventlog.Loaded, at *uint32) (
 		asked = *at
 	}
 	until := time.Now().Add(snapshotWait)
-	walk := fork.New(asked)
-	var last eventlog.Numbered
+	walk, last, err := h.walk(ctx, parent, asked)
 	for {
-		for e, err := range eventlog.SessionAfter(ctx, h.cfg.Sessions.Log, parent.Tenant, parent.ID, last) {
-			if err != nil {
-				return fork.Cut{}, fmt.Errorf("read session %s: %w", parent.ID, err)
-			}
-			walk.Add(e.Seq, e.Event)
-			if last = e; walk.Settled() {
-				break
-			}
-		}
-		cut, err := walk.Cut()
-		if err == nil && at != nil && *at > cut.Forked.Asked {
-			err = &fork.AheadError{Tip: cut.Forked.Asked} // they asked for the number that stands for the last event
-		}
 		if err != nil {
-			return cut, refusedCut(err)
+			return fork.Cut{}, fmt.Errorf("read session %s: %w", parent.ID, err)
+		}
+		cut, refusal := walk.Cut()
+		if refusal == nil && at != nil && *at > cut.Forked.Asked {
+			refusal = &fork.AheadError{Tip: cut.Forked.Asked} // they asked for the number that stands for the last event
+		}
+		if refusal != nil {
+			return cut, refusedCut(refusal)
 		}
 		if !cut.Waits || parent.Run.Sandbox.ID == "" || time.Now().After(until) {
 			return cut, nil
@@ -130,7 +124,44 @@ func (h *Handler) cut(ctx context.Context, parent eventlog.Loaded, at *uint32) (
 		case <-ctx.Done():
 			return cut, ctx.Err()
 		}
+		last, err = h.read(ctx, parent, walk, last, nil)
 	}
+}
+
+// walk reads the parent's log as far as a fork at a seq needs it, from where an earlier fork has read it to.
+func (h *Handler) walk(ctx context.Context, parent eventlog.Loaded, asked uint32) (*fork.Walk, eventlog.Numbered, error) {
+	known, err := h.walks.own(ctx, topology.SessionRef{Tenant: parent.Tenant, Session: parent.ID})
+	if err != nil {
+		return nil, eventlog.Numbered{}, err
+	}
+	defer known.release()
+	walk, last := known.walk(asked)
+	last, err = h.read(ctx, parent, walk, last, func(at eventlog.Numbered, whole bool) {
+		if at.Seq <= asked {
+			known.keep(walk, at, whole)
+		}
+	})
+	return walk, last, err
+}
+
+// read adds the parent's events after one to a walk until no later one counts. keep, unless nil, is called after each whole commit.
+func (h *Handler) read(ctx context.Context, parent eventlog.Loaded, walk *fork.Walk, last eventlog.Numbered, keep func(at eventlog.Numbered, whole bool)) (eventlog.Numbered, error) {
+	for e, err := range eventlog.SessionAfter(ctx, h.cfg.Sessions.Log, parent.Tenant, parent.ID, last) {
+		if err != nil {
+			return last, err
+		}
+		if keep != nil && last.Seq > 0 && e.Position != last.Position {
+			keep(last, false)
+		}
+		walk.Add(e.Seq, e.Event)
+		if last = e; walk.Settled() {
+			return last, nil
+		}
+	}
+	if keep != nil && last.Seq > 0 {
+		keep(last, true)
+	}
+	return last, nil
 }
 
 func refusedCut(err error) error {

@@ -66,6 +66,7 @@ type Config struct {
 type Handler struct {
 	cfg      Config
 	keyLocks [events.Partitions]sync.Mutex // held while keys are counted and one is stored, by tenant
+	walks    walks                         // of sessions that were forked
 	manifest sync.Mutex                    // held while the manifest of a snapshot is in memory: it may take hundreds of megabytes
 }
 

@@ -1,0 +1,119 @@
+package command
+
+import (
+	"context"
+	"slices"
+	"sync"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events/fork"
+	"github.com/spoolhq/spool/pkg/topology"
+)
+
+// Limits of walks.
+const (
+	maxWalked  = 64   // sessions
+	maxMarks   = 64   // of a session
+	firstMarks = 1000 // events between two marks of a session, as long as they are not too many
+)
+
+// walks remembers how far the logs of sessions were read for forks, so that the next fork of a session does not read its log from
+// the beginning. It is a cache of one copy of the service: what it does not have is read again.
+type walks struct {
+	mu       sync.Mutex
+	sessions map[topology.SessionRef]*walked
+	uses     uint64
+}
+
+// walked is what is remembered of one session. Its owner is the one fork that reads the log; others wait, and go on from its marks.
+type walked struct {
+	owner   chan struct{} // has a value while nobody owns it
+	used    uint64
+	marks   []mark // in the order of the log
+	spacing uint32 // events between two of them
+	last    mark   // the furthest one
+}
+
+// mark is a walk after a whole commit.
+type mark struct {
+	walk *fork.Walk // which is not changed any more
+	at   eventlog.Numbered
+}
+
+// own returns what is remembered of a session, once no other fork of it reads the log. The caller must release it.
+func (w *walks) own(ctx context.Context, ref topology.SessionRef) (*walked, error) {
+	w.mu.Lock()
+	one := w.sessions[ref]
+	if one == nil {
+		one = &walked{owner: make(chan struct{}, 1), spacing: firstMarks}
+		one.owner <- struct{}{}
+		if w.sessions == nil {
+			w.sessions = map[topology.SessionRef]*walked{}
+		}
+		w.sessions[ref] = one
+	}
+	w.uses++
+	one.used = w.uses
+	if len(w.sessions) > maxWalked {
+		oldest := ref
+		for r, s := range w.sessions {
+			if s.used < w.sessions[oldest].used {
+				oldest = r
+			}
+		}
+		delete(w.sessions, oldest) // a fork that owns it goes on with it
+	}
+	w.mu.Unlock()
+	select {
+	case <-one.owner:
+		return one, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+func (w *walked) release() { w.owner <- struct{}{} }
+
+// walk returns the walk that a fork at a seq goes on with, and the event after which it does.
+func (w *walked) walk(asked uint32) (*fork.Walk, eventlog.Numbered) {
+	if w.last.walk != nil && w.last.at.Seq <= asked {
+		return w.last.walk.Clone(asked), w.last.at
+	}
+	i, _ := slices.BinarySearchFunc(w.marks, asked, func(m mark, asked uint32) int {
+		if m.at.Seq <= asked {
+			return -1
+		}
+		return 1
+	})
+	if i == 0 {
+		return fork.New(asked), eventlog.Numbered{}
+	}
+	return w.marks[i-1].walk.Clone(asked), w.marks[i-1].at
+}
+
+// keep remembers a walk after the last event of a commit, which is not after the event that is asked for. whole reports that the
+// log was read to its end.
+func (w *walked) keep(walk *fork.Walk, at eventlog.Numbered, whole bool) {
+	after := uint32(0)
+	if n := len(w.marks); n > 0 {
+		after = w.marks[n-1].at.Seq
+	}
+	due := at.Seq >= after+w.spacing
+	if !due && (!whole || at.Seq <= w.last.at.Seq) {
+		return
+	}
+	m := mark{walk.Clone(fork.Tip), eventlog.Numbered{Seq: at.Seq, Position: at.Position}}
+	if at.Seq > w.last.at.Seq {
+		w.last = m
+	}
+	if !due {
+		return
+	}
+	if w.marks = append(w.marks, m); len(w.marks) > maxMarks {
+		for i := range maxMarks / 2 {
+			w.marks[i] = w.marks[2*i+1]
+		}
+		clear(w.marks[maxMarks/2:])
+		w.marks, w.spacing = w.marks[:maxMarks/2], 2*w.spacing
+	}
+}

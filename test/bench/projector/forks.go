@@ -1,0 +1,199 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"runtime"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/fork"
+	runs "github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/pkg/workspace"
+	"github.com/spoolhq/spool/pkg/workspace/natsstore"
+	"github.com/spoolhq/spool/pkg/workspace/workspacetest"
+	"github.com/spoolhq/spool/services/projector"
+	"github.com/spoolhq/spool/services/session"
+	"github.com/spoolhq/spool/test/bench/row"
+)
+
+const (
+	// forkShare is the most that the decision of a fork may take of the time in which the whole log of the session is read.
+	forkShare = 0.1
+	// forksAsked is how often a fork is asked for at each event.
+	forksAsked = 10
+)
+
+// storeSnapshot stores the snapshot that all turns end with.
+func (b *bench) storeSnapshot(ctx context.Context, tenant, session string) error {
+	store, err := natsstore.Open(ctx, b.js, topology.BucketWorkspaces)
+	if err != nil {
+		return err
+	}
+	box := &workspacetest.Box{Tree: map[string]string{"workspace/a.txt": "a\n"}}
+	r, err := workspace.Snapshot(ctx, box, store, workspace.Options{Tenant: tenant, Session: session})
+	b.snapshot = r.ID
+	return err
+}
+
+// seal gives both subjects of a session a commit with the state after it, which the commits of fill do not have.
+func (b *bench) seal(ctx context.Context, id string) error {
+	sessions := eventlog.Sessions{Log: b.log}
+	l, err := sessions.Load(ctx, "default", id, eventlog.Leader)
+	if err != nil {
+		return err
+	}
+	actor := events.Actor{Kind: "executor", ID: "xtr_bench"}
+	event := func(n string, data events.Payload) events.Event {
+		return events.Event{ID: events.Derive(events.KindEvent, id, n), Time: start, Source: events.FromServer, Data: data}
+	}
+	if err := sessions.AppendRunPart(ctx, &l, actor, events.Derive(events.KindCommit, id, "run"), runs.Decision{Epoch: 1, Events: []events.Event{event("run", events.WorkspaceSynced{Snapshot: b.snapshot})}}); err != nil {
+		return err
+	}
+	b.events += 2
+	return sessions.AppendLife(ctx, &l, actor, events.Derive(events.KindCommand, id, "life"), []events.Event{event("life", events.SessionOptionsUpdated{Options: l.Life.Options})})
+}
+
+// reportForks measures forks of the session at some of its events, and what is read through one at its end.
+func (b *bench) reportForks(ctx context.Context, out io.Writer, url string) (err error) {
+	s, err := session.New(session.Config{}, session.Deps{NATS: b.nc, Log: b.log, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		return err
+	}
+	p, err := projector.New(projector.Config{DatabaseURL: b.url}, projector.Deps{NATS: b.nc, Log: b.log})
+	if err != nil {
+		return err
+	}
+	running, stop := context.WithCancel(ctx)
+	done := make(chan error, 2)
+	go func() { done <- s.Run(running) }()
+	go func() { done <- p.Run(running) }()
+	defer func() {
+		stop()
+		err = errors.Join(err, <-done, <-done)
+	}()
+	select {
+	case <-s.Ready():
+	case err := <-done:
+		done <- nil
+		return err
+	}
+	id := events.Derive(events.KindSession, "bench", "0")
+	whole, err := b.wholeWalk(ctx, id)
+	if err != nil {
+		return err
+	}
+	path := url + "/api/sessions/" + id + "/fork"
+	var last string
+	for _, at := range []int{b.events / 100, b.events / 2, b.events} {
+		a, err := measure(at, forksAsked, func() error {
+			var answer struct{ SessionID, Position string }
+			err := call(ctx, http.MethodPost, path, fmt.Sprintf(`{"at":%d}`, at), &answer)
+			last = answer.SessionID + "?minPosition=" + answer.Position
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		ratio := ms(a.took, 0.5) / ms(whole.took, 0.5)
+		if err := row.Write(out, row.Row{
+			What: fmt.Sprintf("fork at event %d of a session with %d events, over REST", at, b.events), Target: fmt.Sprintf("under %.0f %% of reading its log", 100*forkShare),
+			Measured: fmt.Sprintf("%.1f ms and %.1f MB allocated, of %d", ms(a.took, 0.5), float64(a.allocated)/1e6, len(a.took)),
+			Against:  fmt.Sprintf("the log read from its beginning: %.1f ms and %.1f MB allocated", ms(whole.took, 0.5), float64(whole.allocated)/1e6),
+			Ratio:    ratio, P50Ms: ms(a.took, 0.5), P99Ms: ms(a.took, 0.99), OK: ratio < forkShare, Command: "cd test && go run ./bench/projector -rounds 0",
+			Note: "the first fork of the session is not counted; gateway, session service, NATS, client and Postgres share the machine",
+		}); err != nil {
+			return err
+		}
+	}
+	return b.reportHistory(ctx, out, url+"/api/sessions/", last)
+}
+
+// wholeWalk measures how long the decision takes that reads the log from its beginning.
+func (b *bench) wholeWalk(ctx context.Context, id string) (asked, error) {
+	return measure(b.events, 3, func() error {
+		w := fork.New(fork.Tip)
+		for e, err := range eventlog.Session(ctx, b.log, "default", id) {
+			if err != nil {
+				return err
+			}
+			w.Add(e.Seq, e.Event)
+		}
+		_, err := w.Cut()
+		return err
+	})
+}
+
+// reportHistory measures what a fork is asked for of its ancestor's events and blocks.
+func (b *bench) reportHistory(ctx context.Context, out io.Writer, url, fork string) error {
+	var id, position string
+	if _, err := fmt.Sscanf(fork, "%30s?minPosition=%s", &id, &position); err != nil {
+		return fmt.Errorf("fork %q: %w", fork, err)
+	}
+	if err := call(ctx, http.MethodGet, url+fork, "", new(any)); err != nil {
+		return err
+	}
+	for _, q := range []string{"history?limit=1000", fmt.Sprintf("history?limit=1000&after=%d", b.events-1100), "history/blocks"} {
+		a, err := measure(b.events, forksAsked, func() error { return call(ctx, http.MethodGet, url+id+"/"+q, "", new(any)) })
+		if err != nil {
+			return err
+		}
+		if err := row.Write(out, row.Row{
+			What: fmt.Sprintf("%s of a fork of a session with %d events, over REST", q, b.events), Measured: fmt.Sprintf("%.1f ms and %.1f MB allocated, of %d", ms(a.took, 0.5), float64(a.allocated)/1e6, len(a.took)),
+			P50Ms: ms(a.took, 0.5), P99Ms: ms(a.took, 0.99), Command: "cd test && go run ./bench/projector -rounds 0",
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// measure does something several times, after once that does not count.
+func measure(at, n int, do func() error) (asked, error) {
+	a := asked{at: at}
+	var before, after runtime.MemStats
+	for i := range n + 1 {
+		if i == 1 {
+			runtime.ReadMemStats(&before)
+		}
+		from := time.Now()
+		if err := do(); err != nil {
+			return a, err
+		}
+		if i > 0 {
+			a.took = append(a.took, time.Since(from))
+		}
+	}
+	runtime.ReadMemStats(&after)
+	a.allocated = (after.TotalAlloc - before.TotalAlloc) / uint64(n)
+	return a, nil
+}
+
+// call sends a request and decodes the answer.
+func call(ctx context.Context, method, url, body string, to any) error {
+	req, err := http.NewRequestWithContext(ctx, method, url, bytes.NewReader([]byte(body)))
+	if err != nil {
+		return err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close() //nolint:errcheck // read to its end
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return err
+	}
+	if resp.StatusCode/100 != 2 {
+		return fmt.Errorf("%s answered %s %.300s", url, resp.Status, text)
+	}
+	return json.Unmarshal(text, to)
+}
