@@ -83,12 +83,17 @@ type running struct {
 
 // copy starts a copy of the service.
 func (s *stack) copy(name string, cfg session.Config) *running {
+	return s.copyWith(name, cfg, func(log eventlog.Log) eventlog.Log { return log })
+}
+
+// copyWith is copy with something between the service and its log.
+func (s *stack) copyWith(name string, cfg session.Config, between func(eventlog.Log) eventlog.Log) *running {
 	nc := natstest.Conn(s.t, s.srv)
 	js, err := jetstream.New(nc)
 	must(s.t, err)
 	log, err := jslog.New(jslog.Config{JetStream: js, Signing: topology.Signing{CommitVersion: events.CommitVersion}})
 	must(s.t, err)
-	svc, err := session.New(cfg, session.Deps{NATS: nc, Log: log, Logger: slog.New(slog.DiscardHandler), Copy: name})
+	svc, err := session.New(cfg, session.Deps{NATS: nc, Log: between(log), Logger: slog.New(slog.DiscardHandler), Copy: name})
 	must(s.t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	r := &running{nc: nc, cancel: cancel, done: make(chan error, 1), t: s.t}

@@ -1,0 +1,140 @@
+package session_test
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/spoolhq/spool/pkg/api/command"
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/services/session"
+)
+
+// counted is a log that counts the events that are read of one session.
+type counted struct {
+	eventlog.Log
+	session string
+	events  atomic.Int64
+
+	// A read of the session waits until so many have looked at the session's end.
+	looked  sync.WaitGroup
+	awaited atomic.Int64
+}
+
+func (c *counted) Last(ctx context.Context, s events.Subject, f eventlog.Freshness) (eventlog.Head, error) {
+	if s == events.LifeOf("default", c.session) && c.awaited.Add(-1) >= 0 {
+		c.looked.Done()
+	}
+	return c.Log.Last(ctx, s, f)
+}
+
+func (c *counted) Read(ctx context.Context, after eventlog.Position, f eventlog.Filter) iter.Seq2[eventlog.Record, error] {
+	if f.Subject.ID == c.session {
+		c.looked.Wait()
+	}
+	return func(yield func(eventlog.Record, error) bool) {
+		for rec, err := range c.Log.Read(ctx, after, f) {
+			if f.Subject.ID == c.session {
+				c.events.Add(int64(len(rec.Events)))
+			}
+			if !yield(rec, err) {
+				return
+			}
+		}
+	}
+}
+
+// long makes a session with n events and one more, in commits of 50.
+func (s *stack) long(sid string, n int) {
+	s.t.Helper()
+	if a := s.send(command.TypeCreateSession, sid, "", command.CreateSession{}); a.Error != nil {
+		s.t.Fatal(a.Error)
+	}
+	l, err := s.ses.Load(s.t.Context(), "default", sid, eventlog.Leader)
+	must(s.t, err)
+	for i := range n / 50 {
+		var list []events.Event
+		for range 50 {
+			list = append(list, events.Event{ID: id(events.KindEvent), Source: events.FromRunner, Data: events.Log{Level: "info", Message: fmt.Sprint(i)}})
+		}
+		must(s.t, s.ses.AppendRunPart(s.t.Context(), &l, events.Actor{Kind: "executor", ID: "x"}, id(events.KindCommit), run.Decision{Epoch: 1, Events: list}))
+	}
+}
+
+// TestFork_DoesNotReadTheLogTwice: a fork reads its parent's log from where an earlier one has read it to, at any event.
+func TestFork_DoesNotReadTheLogTwice(t *testing.T) {
+	t.Parallel()
+	s := newStack(t)
+	const length = 4001
+	sid := id(events.KindSession)
+	log := &counted{session: sid}
+	s.copyWith("one", session.Config{}, func(l eventlog.Log) eventlog.Log { log.Log = l; return log })
+	s.long(sid, length-1)
+	forked := func(at uint32, most int64) {
+		t.Helper()
+		body := command.ForkSession{Parent: sid}
+		if at > 0 {
+			body.At = &at
+		}
+		before := log.events.Load()
+		a := s.send(command.TypeForkSession, id(events.KindSession), "", body)
+		if a.Error != nil || a.Forked == nil || at > 0 && a.Forked.Asked != at || a.Forked.Effective != a.Forked.Asked {
+			t.Fatalf("fork at %d: %+v", at, a)
+		}
+		if n := log.events.Load() - before; n > most {
+			t.Errorf("a fork at %d read %d events, want at most %d", at, n, most)
+		}
+	}
+	forked(0, length) // the whole log, and no more than once
+	forked(0, 0)
+	forked(length, 0)
+	for _, at := range []uint32{3999, 2500, 1001, 1500} {
+		forked(at, 1100) // to the next place that is remembered, and the rest of a commit
+	}
+	l, err := s.ses.Load(t.Context(), "default", sid, eventlog.Leader)
+	must(t, err)
+	must(t, s.ses.AppendRunPart(t.Context(), &l, events.Actor{Kind: "executor", ID: "x"}, id(events.KindCommit),
+		run.Decision{Epoch: 1, Events: []events.Event{{ID: id(events.KindEvent), Source: events.FromRunner, Data: events.Log{Level: "info", Message: "later"}}}}))
+	forked(0, 1)
+	forked(length+1, 0)
+}
+
+// TestFork_TwoHundredAtOnce: many forks of one session are all made, and its log is read once for all of them.
+func TestFork_TwoHundredAtOnce(t *testing.T) {
+	t.Parallel()
+	s := newStack(t)
+	const length, forks = 2001, 200
+	sid := id(events.KindSession)
+	log := &counted{session: sid}
+	s.copyWith("one", session.Config{}, func(l eventlog.Log) eventlog.Log { log.Log = l; return log })
+	s.long(sid, length-1)
+	const together = 40 // of the copy's 64 workers
+	log.looked.Add(together)
+	log.awaited.Store(together)
+	var all sync.WaitGroup
+	ids := make([]string, forks)
+	for i := range ids {
+		ids[i] = id(events.KindSession)
+		all.Go(func() {
+			a, err := s.try(id(events.KindCommand), command.TypeForkSession, ids[i], "", command.ForkSession{Parent: sid})
+			if err != nil || a.Error != nil {
+				t.Errorf("fork %d: %+v, %v", i, a, err)
+			}
+		})
+	}
+	all.Wait()
+	if n := log.events.Load(); n > length {
+		t.Errorf("%d forks read %d events of a session that has %d", forks, n, length)
+	}
+	for _, fork := range ids {
+		l, err := s.ses.Load(t.Context(), "default", fork, eventlog.Leader)
+		if err != nil || l.Life.Fork == nil || l.Life.Fork.Parent != sid || l.Life.Fork.Effective != length {
+			t.Errorf("fork %s is %+v, %v", fork, l.Life.Fork, err)
+		}
+	}
+}
