@@ -170,3 +170,47 @@ func TestListSessions_ByParent(t *testing.T) {
 		t.Errorf("over gRPC the forks are %v", list.GetSessions())
 	}
 }
+
+// TestHistoryBlocks_InPages: the blocks of all ancestors, each as it was at the last event that is inherited, in pages.
+func TestHistoryBlocks_InPages(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	g := w.gateway(gateway.Config{})
+	parent := w.session("default")
+	first := w.turn("default", parent, "one", "first answer")
+	second := w.turn("default", parent, "two", "second answer") // the call is open at event 10
+	empty := w.fork("default", events.SessionForked{Parent: parent, Asked: 10, Effective: 10})
+	child := w.fork("default", events.SessionForked{Parent: empty, Asked: 2, Effective: 2})
+	third := w.turn("default", child, "three", "third answer")
+	last := w.fork("default", events.SessionForked{Parent: child, Asked: 8, Effective: 8})
+	want := []string{"blk_" + first, "call_" + first, "text_" + first, "blk_" + second, "call_" + second, "blk_" + third, "call_" + third, "text_" + third}
+	path := "/api/sessions/" + last + "/history/blocks?pageSize="
+	for size := 1; size <= 9; size++ {
+		var got []string
+		owners := map[string]string{}
+		for token, pages := "", 0; ; pages++ {
+			a := g.get(fmt.Sprint(path, size, "&pageToken=", token)).want(t, 200)
+			n := 0
+			for i := 0; a.text("ancestors", fmt.Sprint(i), "sessionId") != ""; i++ {
+				for j := 0; a.text("ancestors", fmt.Sprint(i), "blocks", fmt.Sprint(j), "id") != ""; j++ {
+					id := a.text("ancestors", fmt.Sprint(i), "blocks", fmt.Sprint(j), "id")
+					got, n, owners[id] = append(got, id), n+1, a.text("ancestors", fmt.Sprint(i), "sessionId")
+					if status := a.text("ancestors", fmt.Sprint(i), "blocks", fmt.Sprint(j), "status"); (status == "pending") != (id == "call_"+second) {
+						t.Errorf("block %s is %s", id, status)
+					}
+				}
+			}
+			if token = a.text("nextPageToken"); n > size || n < size && token != "" || pages > 10 {
+				t.Fatalf("a page of %d: %s", size, a)
+			}
+			if token == "" {
+				break
+			}
+		}
+		if !slices.Equal(got, want) || owners["blk_"+first] != parent || owners["blk_"+third] != child {
+			t.Errorf("in pages of %d: %v of %v, want %v", size, got, owners, want)
+		}
+	}
+	g.get(path+"201").wantProblem(t, 400, "INVALID_REQUEST", "pageSize")
+	g.get(path+"1&pageToken=x").wantProblem(t, 400, "INVALID_REQUEST", "pageToken")
+}

@@ -5683,9 +5683,13 @@ func (x *Ancestor) GetEffective() uint32 {
 }
 
 type ListHistoryBlocksRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	SessionId     string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
-	MinPosition   string                 `protobuf:"bytes,2,opt,name=min_position,json=minPosition,proto3" json:"min_position,omitempty"`
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	SessionId   string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	MinPosition string                 `protobuf:"bytes,2,opt,name=min_position,json=minPosition,proto3" json:"min_position,omitempty"`
+	// 1 to 200 blocks; 0 means 50.
+	PageSize uint32 `protobuf:"varint,3,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// nextPageToken of the page before.
+	PageToken     string `protobuf:"bytes,4,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5734,10 +5738,26 @@ func (x *ListHistoryBlocksRequest) GetMinPosition() string {
 	return ""
 }
 
+func (x *ListHistoryBlocksRequest) GetPageSize() uint32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListHistoryBlocksRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
 type ListHistoryBlocksResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The oldest ancestor first.
-	Ancestors     []*InheritedBlocks `protobuf:"bytes,1,rep,name=ancestors,proto3" json:"ancestors,omitempty"`
+	// The oldest ancestor first. One whose blocks are on several pages is on each of them.
+	Ancestors []*InheritedBlocks `protobuf:"bytes,1,rep,name=ancestors,proto3" json:"ancestors,omitempty"`
+	// Empty on the last page.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5777,6 +5797,13 @@ func (x *ListHistoryBlocksResponse) GetAncestors() []*InheritedBlocks {
 		return x.Ancestors
 	}
 	return nil
+}
+
+func (x *ListHistoryBlocksResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
 }
 
 type InheritedBlocks struct {
@@ -11230,13 +11257,17 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\bAncestor\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x1c\n" +
-	"\teffective\x18\x02 \x01(\rR\teffective\"\\\n" +
+	"\teffective\x18\x02 \x01(\rR\teffective\"\x98\x01\n" +
 	"\x18ListHistoryBlocksRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12!\n" +
-	"\fmin_position\x18\x02 \x01(\tR\vminPosition\"T\n" +
+	"\fmin_position\x18\x02 \x01(\tR\vminPosition\x12\x1b\n" +
+	"\tpage_size\x18\x03 \x01(\rR\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x04 \x01(\tR\tpageToken\"|\n" +
 	"\x19ListHistoryBlocksResponse\x127\n" +
-	"\tancestors\x18\x01 \x03(\v2\x19.spool.v1.InheritedBlocksR\tancestors\"w\n" +
+	"\tancestors\x18\x01 \x03(\v2\x19.spool.v1.InheritedBlocksR\tancestors\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"w\n" +
 	"\x0fInheritedBlocks\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x1c\n" +

@@ -92,8 +92,8 @@ func (s *Server) ListHistoryBlocks(ctx context.Context, r *spoolv1.ListHistoryBl
 	if err != nil {
 		return nil, err
 	}
-	list, err := s.Reads.HistoryBlocks(ctx, tenant, r.GetSessionId())
-	return &spoolv1.ListHistoryBlocksResponse{Ancestors: list}, err
+	list, next, err := s.Reads.HistoryBlocks(ctx, tenant, r.GetSessionId(), r.GetPageToken(), r.GetPageSize())
+	return &spoolv1.ListHistoryBlocksResponse{Ancestors: list, NextPageToken: next}, err
 }
 
 // unlessFalse reports whether an option that is on by itself is on.

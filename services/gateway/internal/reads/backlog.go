@@ -120,17 +120,6 @@ func (s *Store) sessionIn(tenant, session string) search {
 	}
 }
 
-// runIn looks for a commit of a session's runs.
-func (s *Store) runIn(tenant, session string) search {
-	return func(ctx context.Context, after checkpoints) (string, error) {
-		head, err := s.next(ctx, after[readmodel.Group(session)], events.RunOf(tenant, session).String())
-		if err != nil || head.Seq == 0 {
-			return "", err
-		}
-		return session, nil
-	}
-}
-
 // executionIn looks for a tenant's execution.
 func (s *Store) executionIn(tenant, execution string) search {
 	return func(ctx context.Context, after checkpoints) (string, error) {

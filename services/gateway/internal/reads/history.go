@@ -3,6 +3,8 @@ package reads
 import (
 	"context"
 	"encoding/json"
+	"errors"
+	"time"
 
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/pkg/events"
@@ -22,6 +24,30 @@ type History struct {
 	Total     uint32 // how many there are
 	Next      uint32 // the cursor after this page
 	Ancestors []Ancestor
+}
+
+// errAncestorBehind is a read of what a fork has from an ancestor whose projector group is behind the fork's.
+type errAncestorBehind struct{ error }
+
+func (e errAncestorBehind) Unwrap() error { return e.error }
+
+func ancestorBehind() error { return errAncestorBehind{folding()} }
+
+// awaitAncestors runs a read again, for a moment, as long as an ancestor is behind.
+func (s *Store) awaitAncestors(ctx context.Context, read func() error) error {
+	deadline := time.Now().Add(s.cfg.FreshWait)
+	for wait := 10 * time.Millisecond; ; wait = min(2*wait, 100*time.Millisecond) {
+		err := read()
+		var behind errAncestorBehind
+		if !errors.As(err, &behind) || time.Now().After(deadline) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return problem.From(ctx.Err())
+		case <-time.After(wait):
+		}
+	}
 }
 
 // ancestors lists a session's ancestors, the oldest first. Those that are deleted are among them: their events and blocks
@@ -65,13 +91,22 @@ func (s *Store) line(ctx context.Context, tenant, session string) ([]Ancestor, e
 	case !found:
 		return nil, s.missing(ctx, tenant, session)
 	case behind: // the line does not end with a session that is no fork: its projector group has not folded it yet
-		return nil, folding()
+		return nil, ancestorBehind()
 	}
 	return list, nil
 }
 
 // History reads inherited events after a cursor, up to the limit or 2 MiB, but one at least.
 func (s *Store) History(ctx context.Context, tenant, session string, after uint32, limit int) (h History, err error) {
+	err = s.awaitAncestors(ctx, func() (err error) {
+		h, err = s.history(ctx, tenant, session, after, limit)
+		return err
+	})
+	return h, err
+}
+
+// history is History as the read models are now.
+func (s *Store) history(ctx context.Context, tenant, session string, after uint32, limit int) (h History, err error) {
 	if h.Ancestors, err = s.ancestors(ctx, tenant, session); err != nil {
 		return h, err
 	}
@@ -128,49 +163,82 @@ func (s *Store) inherited(ctx context.Context, tenant string, a Ancestor, after 
 	}, "SELECT seq, type, event FROM events WHERE tenant = $1 AND session = $2 AND seq > $3 AND seq <= $4 ORDER BY seq LIMIT $5",
 		tenant, a.Session, int64(after), int64(a.Effective), limit)
 	if err == nil && len(list) == 0 {
-		err = folding()
+		err = ancestorBehind()
 	}
 	return list, err
 }
 
-// HistoryBlocks reads the blocks of each ancestor as they were at its last inherited event.
-func (s *Store) HistoryBlocks(ctx context.Context, tenant, session string) ([]*spoolv1.InheritedBlocks, error) {
-	line, err := s.ancestors(ctx, tenant, session)
-	if err != nil {
-		return nil, err
-	}
-	var out []*spoolv1.InheritedBlocks
-	for _, a := range line {
-		list, err := s.blocksAt(ctx, tenant, a)
-		if err != nil {
-			return nil, err
+// HistoryBlocks reads a page of the blocks of the ancestors, each as they were at its last inherited event. Seq of a token is how many
+// ancestors are left out.
+func (s *Store) HistoryBlocks(ctx context.Context, tenant, session, token string, size uint32) (out []*spoolv1.InheritedBlocks, next string, err error) {
+	after := FirstBlocks()
+	if token != "" {
+		if after, err = ParseBlockToken(token); err != nil {
+			return nil, "", err
 		}
-		out = append(out, &spoolv1.InheritedBlocks{SessionId: a.Session, Effective: a.Effective, Blocks: list})
 	}
-	return out, nil
+	if size, err = PageSize(size); err != nil {
+		return nil, "", err
+	}
+	err = s.awaitAncestors(ctx, func() (err error) {
+		out, next, err = s.historyBlocks(ctx, tenant, session, after, int(size))
+		return err
+	})
+	return out, next, err
 }
 
-// blocksAt reads an ancestor's blocks. A block that changed after the last inherited event is folded from the events up to there.
-func (s *Store) blocksAt(ctx context.Context, tenant string, a Ancestor) ([]*spoolv1.Block, error) {
+// historyBlocks is HistoryBlocks as the read models are now.
+func (s *Store) historyBlocks(ctx context.Context, tenant, session string, after BlockToken, size int) (out []*spoolv1.InheritedBlocks, next string, err error) {
+	line, err := s.ancestors(ctx, tenant, session)
+	if err != nil {
+		return nil, "", err
+	}
+	for int(after.Seq) < len(line) {
+		a := line[after.Seq]
+		list, last, err := s.blocksAt(ctx, tenant, a, after, size)
+		if err != nil {
+			return nil, "", err
+		}
+		out = append(out, &spoolv1.InheritedBlocks{SessionId: a.Session, Effective: a.Effective, Blocks: list})
+		if last != nil {
+			return out, last.String(), nil
+		}
+		left := after.Seq + 1
+		after = FirstBlocks()
+		after.Seq = left
+		size -= len(list)
+	}
+	return out, "", nil
+}
+
+// blocksAt reads a page of an ancestor's blocks; last is where it ends, nil if there are no more. A block that changed after the last
+// inherited event is folded from the events up to there.
+func (s *Store) blocksAt(ctx context.Context, tenant string, a Ancestor, after BlockToken, size int) (_ []*spoolv1.Block, last *BlockToken, err error) {
 	var list []*events.Block
+	at := after
 	changed := map[string]int{} // index in list
 	first := int64(a.Effective) + 1
 	var tip int64
-	err := s.rows(ctx, func(r row) error {
+	err = s.rows(ctx, func(r row) error {
 		var have int64
-		var begins, last *int64
+		var ord, begins, ends *int64
 		var text *string
-		if err := r.Scan(&have, &begins, &last, &text); err != nil {
+		if err := r.Scan(&have, &ord, &begins, &ends, &text); err != nil {
 			return err
 		}
 		if tip = have; text == nil {
 			return nil
 		}
+		if len(list) == size {
+			last = &at
+			return nil
+		}
+		at.Ord, at.FirstSeq = *ord, *begins
 		var b events.Block
 		if err := json.Unmarshal([]byte(*text), &b); err != nil {
 			return problem.New(problem.Internal, "", "a block in the read models cannot be read").Because(err)
 		}
-		if *last <= int64(a.Effective) {
+		if *ends <= int64(a.Effective) {
 			list = append(list, &b)
 			return nil
 		}
@@ -178,18 +246,19 @@ func (s *Store) blocksAt(ctx context.Context, tenant string, a Ancestor) ([]*spo
 		list = append(list, nil)
 		return nil
 	}, `
-		SELECT t.tip, b.first_seq, b.last_seq, b.block
+		SELECT t.tip, b.execution_ord, b.first_seq, b.last_seq, b.block
 		  FROM (SELECT coalesce(max(seq), 0) AS tip FROM events WHERE tenant = $1 AND session = $2 AND seq <= $3) t
-		  LEFT JOIN blocks b ON b.tenant = $1 AND b.session = $2 AND b.first_seq <= $3 ORDER BY b.execution_ord, b.first_seq`,
-		tenant, a.Session, int64(a.Effective))
+		  LEFT JOIN blocks b ON b.tenant = $1 AND b.session = $2 AND b.first_seq <= $3 AND (b.execution_ord, b.first_seq) > ($4, $5)
+		 ORDER BY b.execution_ord, b.first_seq LIMIT $6`,
+		tenant, a.Session, int64(a.Effective), after.Ord, after.FirstSeq, size+1)
 	if err == nil && tip != int64(a.Effective) {
-		err = folding()
+		err = ancestorBehind()
 	}
 	if err == nil && len(changed) > 0 {
 		err = s.foldBlocks(ctx, tenant, a, first, changed, list)
 	}
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	out := make([]*spoolv1.Block, 0, len(list))
 	for _, b := range list {
@@ -197,7 +266,7 @@ func (s *Store) blocksAt(ctx context.Context, tenant string, a Ancestor) ([]*spo
 			out = append(out, Block(*b))
 		}
 	}
-	return out, nil
+	return out, last, nil
 }
 
 // foldBlocks folds some blocks from the events of an ancestor from a seq on.

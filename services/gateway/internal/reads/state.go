@@ -335,12 +335,10 @@ func (s *Store) workspace(ctx context.Context, p Past) (*Snapshot, error) {
 	return nil, nil
 }
 
-// inheritedSnapshot finds the event of the snapshot that a fork began with, which is an ancestor's. It waits for the ancestor's
-// projector group, which may be behind the fork's.
+// inheritedSnapshot finds the event of the snapshot that a fork began with, which is an ancestor's.
 func (s *Store) inheritedSnapshot(ctx context.Context, tenant string, f *events.SessionForked) (*Snapshot, error) {
 	out := &Snapshot{Session: f.Files()}
-	lost := problem.New(problem.NoSnapshot, "", "the read models do not have the snapshot that the session began with")
-	err := s.await(ctx, s.runIn(tenant, out.Session), func() error {
+	err := s.awaitAncestors(ctx, func() error {
 		var text []byte
 		found, err := s.one(ctx, []any{&text}, `SELECT event FROM events WHERE tenant = $1 AND session = $2 AND ($3::bigint = 0 OR seq = $3)
 			AND type = 'workspace_synced' AND event::json -> 'data' ->> 'snapshot' = $4 ORDER BY seq LIMIT 1`, tenant, out.Session, int64(f.SnapshotSeq), f.Snapshot)
@@ -348,7 +346,7 @@ func (s *Store) inheritedSnapshot(ctx context.Context, tenant string, f *events.
 		case err != nil:
 			return err
 		case !found:
-			return lost
+			return ancestorBehind()
 		}
 		var w events.Wire
 		if err := json.Unmarshal(text, &w); err != nil {
