@@ -68,7 +68,7 @@ func shows(t *testing.T, c *harness.Cluster, session, position string) shownFork
 func TestFork_Commands(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{
-		Script: script(t, "fork.yaml"), Executor: executor.Config{Slots: 4, HostPaths: []string{"/"}}, Session: session.Config{HostPaths: []string{"/"}},
+		Script: script(t, "fork.yaml"), Executor: executor.Config{Slots: 4, HostPaths: []string{"/"}, SweepEvery: time.Second}, Session: session.Config{HostPaths: []string{"/"}},
 	})
 	conn, err := grpc.NewClient(c.GRPC(0), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -85,7 +85,6 @@ func TestFork_Commands(t *testing.T) {
 		t.Parallel()
 		k := one(t)
 		at := k.s.Cursor
-		k.c.Call(0, "POST", "/api/sessions/"+k.session+"/environment/terminate", map[string]any{}, nil) // a closed session's is ended by the next sweep only
 		soon := time.Since(k.s.Events[0].Time) + 2*time.Second
 		k.c.Call(0, "PATCH", "/api/sessions/"+k.session, map[string]any{"sessionOptions": map[string]any{"sessionLimitMs": soon.Milliseconds()}}, nil)
 		harness.Eventually(t, "the session is closed", func() bool { return shows(t, k.c, k.session, "").Status == "closed" })

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -19,6 +20,7 @@ import (
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/executor"
 	"github.com/spoolhq/spool/services/projector"
 	"github.com/spoolhq/spool/services/session/janitor"
 	"github.com/spoolhq/spool/test/e2e/harness"
@@ -107,7 +109,9 @@ func tenantOf(t *testing.T, c *harness.Cluster, session string) string {
 // threeTurns runs three turns with edits and a failing tool, and waits for the snapshot after each.
 func threeTurns(t *testing.T, c *harness.Cluster, architecture string) *talk {
 	t.Helper()
-	k := newTalkWith(t, c, architecture, map[string]any{"model": "known-model", "metadata": map[string]any{"of": "the parent"}})
+	options := forkOptions()[architecture]
+	options["metadata"] = map[string]any{"of": "the parent"}
+	k := newTalkWith(t, c, architecture, options)
 	k.completed("the fruit is apple; run echo one > a.txt", "Noted apple.")
 	k.synced() // a message that came at once would keep the snapshot from being taken
 	k.completed("the fruit is pear; run echo two > a.txt; echo b > b.txt; exit 3", "Noted pear.")
@@ -158,6 +162,14 @@ func TestFork_BetweenTurns(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Script: script(t, "fork.yaml"), Executors: 2})
 	k := threeTurns(t, c, "spool")
+	forksBetweenTurns(t, k)
+	k.completed("which fruit is it?", "The fruit is plum.")
+	rebuilt(t, c)
+}
+
+// forksBetweenTurns forks a session of three turns after each of them, and before the first.
+func forksBetweenTurns(t *testing.T, k *talk) {
+	c := k.c
 	before := stored(t, k.c, k.session)
 	var ends []uint32
 	for seq := range k.seqs(func(e events.Wire) bool { return events.Terminal(e.Type) }) {
@@ -211,8 +223,6 @@ func TestFork_BetweenTurns(t *testing.T) {
 	if after := stored(t, k.c, k.session); after != before {
 		t.Errorf("the parent changed: before\n%s\nafter\n%s", before, after)
 	}
-	k.completed("which fruit is it?", "The fruit is plum.")
-	rebuilt(t, c)
 }
 
 // requestsAfter returns the bodies of the model requests that came after the first n and hold a text.
@@ -239,74 +249,102 @@ func rebuilt(t *testing.T, c *harness.Cluster) {
 	}
 }
 
-// TestFork_AmidTurn forks within a turn, at a text, at a call and at its result, of the built-in agent and of Claude Code: the fork's agent
-// knows what came up to there and nothing of what came later.
+// forkOptions returns what a session of each architecture is created with; the agents are installed on this machine.
+func forkOptions() map[string]map[string]any {
+	return map[string]map[string]any{
+		"spool": {"model": "known-model"}, "claude-code": {"model": "known-model"}, "codex": {"model": "gpt-5.5"}, "opencode": {"model": "known-model"},
+		"acp": {"model": "known-model", "sessionOptions": map[string]any{"command": []string{"opencode", "acp"}, "modelSettings": map[string]any{"preset": "opencode"}}},
+	}
+}
+
+// TestFork_AmidTurn forks within a turn, at a text, at a call and at its result, of each architecture: the fork's agent knows what came up to
+// there and nothing of what came later. Where a conversation cannot be cut within a turn, the fork begins before its message.
 func TestFork_AmidTurn(t *testing.T) {
 	t.Parallel()
-	c := harness.New(t, harness.Options{Script: script(t, "fork.yaml")})
-	for _, architecture := range []string{"spool", "claude-code"} {
+	c := harness.New(t, harness.Options{Script: script(t, "fork.yaml"), Executor: executor.Config{Slots: 3}})
+	for _, architecture := range slices.Sorted(maps.Keys(forkOptions())) {
 		t.Run(architecture, func(t *testing.T) {
-			k := threeTurns(t, c.In(t), architecture)
-			before := stored(t, k.c, k.session)
-			text := k.block("pear", events.KindAssistantText)
-			call := k.block("pear", events.KindToolUse)
-			result := k.block("pear", events.KindToolResult)
-			type where struct {
-				name          string
-				at, effective uint32
-				fruit         string
-				told, later   []string
-			}
-			list := []where{
-				{"at the first text", text, text, "pear", []string{"the fruit is pear", "I keep pear."}, []string{"Run of pear"}},
-				{"at the call", call, text, "pear", []string{"I keep pear."}, []string{"Run of pear"}},
-				{"at its result", result, result, "pear", []string{"I keep pear.", "Run of pear"}, []string{"It said of pear"}},
-			}
-			if architecture == "spool" { // whole messages only: the call is in one message with the text
-				rest := k.messageOf("pear") - 1
-				list[0] = where{"at the first text", text, rest, "apple", []string{"Noted apple."}, []string{"pear"}}
-				list[1] = where{"at the call", call, rest, "apple", []string{"Noted apple."}, []string{"pear"}}
-				list[2].told = []string{"I keep pear.", "exit status 3"}
-			}
-			for _, w := range list {
-				f := fork(t, k.c, k.session, map[string]any{"at": w.at})
-				if f.Parent.Effective != w.effective || (f.Parent.Reason == "") != (w.at == w.effective) {
-					t.Errorf("%s, event %d: the fork begins at %+v, want %d", w.name, w.at, f.Parent, w.effective)
-				}
-				child := &talk{t: t, c: k.c, session: f.SessionID, reckons: k.reckons}
-				asked := len(c.Model.Requests())
-				child.completed("which fruit is it?", "The fruit is "+w.fruit+".")
-				sent := requestsAfter(c, asked, "which fruit is it?")
-				for _, text := range w.told {
-					if !strings.Contains(sent, text) {
-						t.Errorf("%s: the model was not told of %q: %s", w.name, text, sent)
-					}
-				}
-				for _, text := range append(w.later, "Noted pear", "plum") {
-					if strings.Contains(sent, text) {
-						t.Errorf("%s: the model was told of %q, which came later: %s", w.name, text, sent)
-					}
-				}
-				child.synced()
-				child.wantFile("a.txt", "one\n")
-				child.wantFile("log.txt", "apple\n")
-				again := fork(t, k.c, f.SessionID, map[string]any{})
-				grandchild := &talk{t: t, c: k.c, session: again.SessionID, reckons: k.reckons}
-				grandchild.completed("which fruit is it?", "The fruit is "+w.fruit+".")
-			}
-			// The last line of all: Claude Code writes it after it has reported the turn's end.
-			end := k.lastText()
-			f := fork(t, k.c, k.session, map[string]any{"at": end})
-			asked := len(c.Model.Requests())
-			child := &talk{t: t, c: k.c, session: f.SessionID, reckons: k.reckons}
-			child.completed("which fruit is it?", "The fruit is plum.")
-			if sent := requestsAfter(c, asked, "which fruit is it?"); f.Parent.Effective != end || !strings.Contains(sent, "Noted plum.") {
-				t.Errorf("a fork at the last text, event %d, begins at %d, and the model was sent %s", end, f.Parent.Effective, sent)
-			}
-			if after := stored(t, k.c, k.session); after != before {
-				t.Errorf("the parent changed: before\n%s\nafter\n%s", before, after)
-			}
+			forksAmidTurn(t, threeTurns(t, c.In(t), architecture), architecture)
 		})
+	}
+}
+
+// TestFork_InDocker is the same, and forks between turns, of Claude Code in containers.
+func TestFork_InDocker(t *testing.T) {
+	harness.NeedDocker(t)
+	c := harness.New(t, harness.Options{Docker: true, Script: script(t, "fork.yaml"), Executor: executor.Config{Slots: 3}})
+	k := threeTurns(t, c.In(t), "claude-code")
+	forksBetweenTurns(t, k)
+	forksAmidTurn(t, k, "claude-code")
+}
+
+// forksAmidTurn forks a session of three turns within its second one and at its last text.
+func forksAmidTurn(t *testing.T, k *talk, architecture string) {
+	before := stored(t, k.c, k.session)
+	text, call, result := k.block("pear", events.KindAssistantText), k.block("pear", events.KindToolUse), k.block("pear", events.KindToolResult)
+	type where struct {
+		name          string
+		at, effective uint32
+		fruit         string
+		told, later   []string
+	}
+	rest := k.messageOf("pear") - 1
+	list := []where{
+		{"at the first text", text, text, "pear", []string{"the fruit is pear", "I keep pear."}, []string{"Run of pear"}},
+		{"at the call", call, text, "pear", []string{"I keep pear."}, []string{"Run of pear"}},
+		{"at its result", result, result, "pear", []string{"I keep pear.", "Run of pear"}, []string{"It said of pear"}},
+	}
+	whole := func(w *where) {
+		w.effective, w.fruit, w.told, w.later = rest, "apple", []string{"Noted apple."}, []string{"the fruit is pear"}
+	}
+	switch architecture {
+	case "spool": // whole messages only: the call is in one message with the text
+		whole(&list[0])
+		whole(&list[1])
+		list[2].told = []string{"I keep pear.", "exit status 3"}
+	case "opencode", "acp": // whole turns only
+		list = list[1:2]
+		whole(&list[0])
+	}
+	asks := func(f forked, fruit string) (sent string) {
+		asked := len(k.c.Model.Requests())
+		child := k.of(f)
+		child.completed("which fruit is it?", "The fruit is "+fruit+".")
+		return requestsAfter(k.c, asked, "which fruit is it?")
+	}
+	for _, w := range list {
+		f := fork(t, k.c, k.session, map[string]any{"at": w.at})
+		if f.Parent.Effective != w.effective || (f.Parent.Reason == "") != (w.at == w.effective) {
+			t.Errorf("%s, event %d: the fork begins at %+v, want %d", w.name, w.at, f.Parent, w.effective)
+		}
+		sent := asks(f, w.fruit)
+		for _, text := range w.told {
+			if !strings.Contains(sent, text) {
+				t.Errorf("%s: the model was not told of %q: %s", w.name, text, sent)
+			}
+		}
+		for _, text := range append(w.later, "Noted pear", "the fruit is plum") {
+			if strings.Contains(sent, text) {
+				t.Errorf("%s: the model was told of %q, which came later: %s", w.name, text, sent)
+			}
+		}
+		child := k.of(f)
+		child.wantFile("a.txt", "one\n")
+		child.wantFile("log.txt", "apple\n")
+		asks(fork(t, k.c, f.SessionID, map[string]any{}), w.fruit)
+	}
+	// The last line of all: Claude Code writes it after it has reported the turn's end.
+	end, wanted := k.lastText(), "Noted plum."
+	want := end
+	if architecture == "acp" {
+		want, wanted = k.messageOf("plum")-1, "Noted pear."
+	}
+	f := fork(t, k.c, k.session, map[string]any{"at": end})
+	if sent := asks(f, map[bool]string{true: "plum", false: "pear"}[want == end]); f.Parent.Effective != want || !strings.Contains(sent, wanted) {
+		t.Errorf("a fork at the last text, event %d, begins at %d, and the model was sent %s", end, f.Parent.Effective, sent)
+	}
+	if after := stored(t, k.c, k.session); after != before {
+		t.Errorf("the parent changed: before\n%s\nafter\n%s", before, after)
 	}
 }
 
