@@ -26,7 +26,7 @@ func TestFiles_OfAForkWithoutASnapshotOfItsOwn(t *testing.T) {
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
 	parent := w.session("default")
-	one := w.snapshot("default", parent, snapshotTime, [2]string{"a", "old\n"})             // event 2
+	one := w.snapshot("default", parent, snapshotTime, [2]string{"a", "old\n"})               // event 2
 	w.snapshot("default", parent, snapshotTime, [2]string{"a", "new\n"}, [2]string{"b", "x"}) // event 3
 	child := w.fork("default", events.SessionForked{Parent: parent, Asked: 2, Effective: 2, Snapshot: one, SnapshotSeq: 2})
 	grandchild := w.fork("default", events.SessionForked{Parent: child, Asked: 2, Effective: 2, Snapshot: one, SnapshotSession: parent})
@@ -44,7 +44,7 @@ func TestFiles_OfAForkWithoutASnapshotOfItsOwn(t *testing.T) {
 				}
 				g.get(at+"/files/b"+when).wantProblem(t, 404, "FILE_NOT_FOUND", "path")
 			}
-			files := g.get(at + "/state?at=2").want(t, 200)
+			files := g.get(at+"/state?at=2").want(t, 200)
 			if want := fmt.Sprintf("The files are those that the session began with as a fork, of the snapshot of event 2 of session %s; 0 events of files lie between the session's beginning and event 2.", parent); files.text("files", "summary") != want ||
 				files.text("files", "snapshotSession") != parent || files.number("files", "snapshotSeq") != 2 || files.text("files", "snapshot") != one || files.field("files", "available") != true ||
 				files.number("files", "snapshotFiles") != 1 || files.text("files", "snapshotAt") != "2026-03-04T05:06:07Z" {
@@ -61,7 +61,7 @@ func TestFiles_OfAForkWithoutASnapshotOfItsOwn(t *testing.T) {
 
 	// Changes before its own snapshot, and then that.
 	w.emit("default", last, events.Event{ExecutionID: "exe_1", Data: events.FileModified{Path: "a", Size: 4}}) // event 3
-	w.snapshot("default", last, snapshotTime, [2]string{"a", "mine\n"})                                          // event 4
+	w.snapshot("default", last, snapshotTime, [2]string{"a", "mine\n"})                                        // event 4
 	at := "/api/sessions/" + last
 	for when, want := range map[string]string{"?at=3": "old\n", "?at=4": "mine\n", "": "mine\n"} {
 		if a := g.get(at+"/files/a"+when).want(t, 200); string(a.body) != want {

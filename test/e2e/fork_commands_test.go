@@ -153,6 +153,7 @@ func TestFork_Commands(t *testing.T) {
 		}
 		code, raw := request(t, "POST", url, key, []byte(`{"at":2}`))
 		refused(t, "one key, another event", http.StatusConflict, "IDEMPOTENCY_MISMATCH", "Idempotency-Key", code, raw)
+		shows(t, k.c, f.SessionID, f.Position) // the read models have it
 		if s := shows(t, k.c, k.session, ""); s.Forks != 1 {
 			t.Errorf("%d forks were made", s.Forks)
 		}

@@ -204,7 +204,7 @@ func forksBetweenTurns(t *testing.T, k *talk) {
 			t.Errorf("%s: the model was asked %s", w.name, sent)
 		}
 		for _, later := range w.later {
-			if strings.Contains(sent, later) {
+			if strings.Contains(sent, "the fruit is "+later) {
 				t.Errorf("%s: the model was told of %s, which came later: %s", w.name, later, sent)
 			}
 		}
