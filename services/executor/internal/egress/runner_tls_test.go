@@ -3,13 +3,16 @@ package egress_test
 import (
 	"bufio"
 	"context"
+	"crypto/tls"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -47,11 +50,12 @@ type remote struct {
 	client *egress.Client
 	env    []string
 	log    *safeBuffer
+	pid    int
 	stop   func()
 }
 
 // newRemote starts a proxy in a process of its own, before a model server.
-func newRemote(t *testing.T, model http.HandlerFunc) *remote {
+func newRemote(t *testing.T, model http.HandlerFunc, env ...string) *remote {
 	t.Helper()
 	if _, err := programs(); err != nil {
 		t.Fatal(err)
@@ -69,6 +73,7 @@ func newRemote(t *testing.T, model http.HandlerFunc) *remote {
 	r.env = append(os.Environ(), "SPOOL_EGRESS_LISTEN_SANDBOXES="+dir+"/s/e.sock", "SPOOL_EGRESS_LISTEN_ADMIN="+r.cfg.ListenAdmin, "SPOOL_EGRESS_DATA="+dir+"/d",
 		"SPOOL_EGRESS_LISTEN_TLS="+r.cfg.ListenTLS, "SPOOL_EGRESS_TLS_CERTIFICATE="+r.cfg.TLSCert, "SPOOL_EGRESS_TLS_KEY="+r.cfg.TLSKey, "SPOOL_EGRESS_DRAIN=1s",
 		"ANTHROPIC_API_KEY="+anthropicKey, "SPOOL_ANTHROPIC_BASE_URL="+srv.URL)
+	r.env = append(r.env, env...)
 	r.client = egress.NewClient(egress.DialSocket(r.cfg.ListenAdmin))
 	r.start()
 	t.Cleanup(func() {
@@ -84,7 +89,7 @@ func newRemote(t *testing.T, model http.HandlerFunc) *remote {
 // start runs the proxy and waits until it is well.
 func (r *remote) start() {
 	r.t.Helper()
-	r.stop = run(r.t, "egress", r.env, r.log)
+	r.pid, r.stop = run(r.t, "egress", r.env, r.log)
 	poll(r.t, "the proxy is well", func() bool {
 		ctx, cancel := context.WithTimeout(r.t.Context(), time.Second)
 		defer cancel()
@@ -93,7 +98,7 @@ func (r *remote) start() {
 }
 
 // run starts a program; the function that it returns ends it by SIGTERM and waits.
-func run(t *testing.T, name string, env []string, log io.Writer, args ...string) (stop func()) {
+func run(t *testing.T, name string, env []string, log io.Writer, args ...string) (pid int, stop func()) {
 	t.Helper()
 	dir, err := programs()
 	if err != nil {
@@ -106,7 +111,7 @@ func run(t *testing.T, name string, env []string, log io.Writer, args ...string)
 	}
 	exited := make(chan error, 1)
 	go func() { exited <- cmd.Wait() }()
-	return sync.OnceFunc(func() {
+	return cmd.Process.Pid, sync.OnceFunc(func() {
 		_ = cmd.Process.Signal(syscall.SIGTERM)
 		select {
 		case err := <-exited:
@@ -151,7 +156,7 @@ func (r *remote) sandbox(server, authority string) *sandbox {
 	env := append(os.Environ(), "SPOOL_RUNNER_SOCKET="+dir+"/s", "SPOOL_RUNNER_WORKSPACE="+dir+"/w", "SPOOL_RUNNER_STATE="+dir+"/st",
 		"SPOOL_RUNNER_EGRESS_TOKEN="+token, "SPOOL_RUNNER_EGRESS_SERVER="+server, "SPOOL_RUNNER_EGRESS_AUTHORITY="+authority, "SPOOL_RUNNER_EGRESS_ADDRESS=127.0.0.1:0",
 		"SSL_CERT_FILE="+r.issuer.authority()) // the authorities of the machine count for nothing
-	stop := run(r.t, "runner", env, s.log, "serve")
+	_, stop := run(r.t, "runner", env, s.log, "serve")
 	r.t.Cleanup(stop)
 	poll(r.t, "the runner forwards", func() bool {
 		m := regexp.MustCompile(`forwarding to the egress proxy" address=(\S+)`).FindStringSubmatch(s.log.String())
@@ -293,5 +298,55 @@ func TestAttack_RunnerOverTLS_TrustsItsAuthorityAndTheServersNameAlone(t *testin
 	late.logs("certificate has expired")
 	if n := len(asked); n != 1 {
 		t.Errorf("the model was asked %d times", n)
+	}
+}
+
+// Strangers that connect and say nothing, before the handshake, in the middle of it and after it, take a bounded amount of memory.
+func TestAttack_EgressTLS_StrangersTakeLittleMemory(t *testing.T) {
+	t.Parallel()
+	const strangers, addresses, most = 2400, 12, 180 << 20
+	r := newRemote(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "{}") }, "SPOOL_EGRESS_TLS_HANDSHAKE=1h", "GOGC=20") // so that the peak is near what is in use
+	s := r.sandbox(r.cfg.ListenTLS, r.issuer.pem())
+	client := r.issuer.client()
+	for i := range strangers {
+		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, byte(2+i%addresses))}, Timeout: within}
+		c, err := d.DialContext(t.Context(), "tcp", r.cfg.ListenTLS)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.Close() })
+		switch i / addresses % 8 {
+		default: // nearly all of the largest message of a handshake, in four records
+			_, _ = io.WriteString(c, "\x16\x03\x01\x40\x00\x01\x00\xff\xf0\x03\x03"+strings.Repeat("x", 16<<10-6))
+			for range 2 {
+				_, _ = io.WriteString(c, "\x16\x03\x01\x40\x00"+strings.Repeat("x", 16<<10))
+			}
+			_, _ = io.WriteString(c, "\x16\x03\x01\x3f\x00"+strings.Repeat("x", 0x3f00))
+		case 0:
+		case 1:
+			client.ServerName = "127.0.0.1"
+			if err := tls.Client(c, client).HandshakeContext(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if status, _ := s.ask(); status != http.StatusOK {
+		t.Errorf("a sandbox: %d\n%s", status, s.log)
+	}
+	text, err := os.ReadFile("/proc/" + strconv.Itoa(r.pid) + "/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := regexp.MustCompile(`VmHWM:\s+(\d+) kB`).FindSubmatch(text)
+	if m == nil {
+		t.Fatalf("no peak of memory in %s", text)
+	}
+	kib, err := strconv.ParseInt(string(m[1]), 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("the proxy's memory was %d MiB at most", kib>>10)
+	if kib<<10 > most {
+		t.Errorf("%d MiB of memory, of at most %d", kib>>10, most>>20)
 	}
 }
