@@ -37,7 +37,9 @@ func TestRealProvided(t *testing.T) {
 	if err := os.WriteFile(path, given, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	begin := func(q *runner.Query) { q.SessionID, q.Resume, q.Fork = "ses_new", session, &runner.Fork{Provided: true} }
+	begin := func(q *runner.Query) {
+		q.SessionID, q.Resume, q.Fork = "ses_new", session, &runner.Fork{Provided: true}
+	}
 
 	if refusal := b.start("talk for ever", begin); refusal != nil {
 		t.Fatal(refusal)
