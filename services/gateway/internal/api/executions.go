@@ -29,8 +29,11 @@ func (s *Server) StartExecution(ctx context.Context, r *spoolv1.StartExecutionRe
 	if err != nil {
 		return nil, err
 	}
+	if create.Transcript, err = s.provided(ctx, r.GetTranscript()); err != nil {
+		return nil, err
+	}
 	post.Files = files.refs
-	request, stored := s.storing(commands.Request{Type: command.TypeStartExecution}, files)
+	request, stored := s.storing(commands.Request{Type: command.TypeStartExecution, SessionID: r.GetTranscript()}, files)
 	request, done := s.limited(vars.into(s, request,
 		func(all map[string]events.Variable) any {
 			post.Environment = all

@@ -288,6 +288,9 @@ func requestDigest(r Request, name string, body []byte) (string, error) {
 func mint(c *command.Command) (err error) {
 	switch c.Type {
 	case command.TypeCreateSession, command.TypeForkSession, command.TypeStartExecution:
+		if c.SessionID != "" { // what it begins with lies in its folder already
+			break
+		}
 		if c.SessionID, err = follow(events.KindSession, c.Tenant, c.ID); err != nil {
 			return err
 		}
