@@ -56,7 +56,7 @@ func (s *Server) PutTranscript(ctx context.Context, body io.Reader, length, limi
 		return out, err
 	}
 	object := command.TranscriptObject(p.Tenant, out.Transcript)
-	defer func() { hold.Refused(s.unclaimed(p.Tenant, out.Transcript, object)) }()
+	defer func() { hold.Waiting(s.unclaimed(p.Tenant, out.Transcript, object)) }()
 	stored, info, err := s.checked(ctx, object, body, limit, hold.Take)
 	var refused *transcript.Error
 	switch {
@@ -80,10 +80,11 @@ func (s *Server) unclaimed(tenant, session, object string) func(context.Context)
 	gone := s.Objects.Gone(object)
 	return func(ctx context.Context) (bool, error) {
 		status, err := s.Reads.Status(ctx, tenant, session)
-		if err != nil || status != "" {
-			return status != "", err
+		var p *problem.Error
+		if errors.As(err, &p) && p.Code == problem.SessionNotFound || err == nil && status == "" {
+			return gone(ctx)
 		}
-		return gone(ctx)
+		return err == nil, err
 	}
 }
 
