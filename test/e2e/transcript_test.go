@@ -21,7 +21,9 @@ import (
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/executor"
 	"github.com/spoolhq/spool/services/gateway"
+	"github.com/spoolhq/spool/services/session"
 	"github.com/spoolhq/spool/services/session/janitor"
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
@@ -194,26 +196,26 @@ func slicesOf(list []events.Wire, kind events.Type) (out []json.RawMessage) {
 func TestTranscript_RunCommand(t *testing.T) {
 	t.Parallel()
 	needClaude(t)
-	c := harness.New(t, harness.Options{Script: script(t, "transcript.yaml")})
+	c := harness.New(t, harness.Options{Script: script(t, "transcript.yaml"), Session: session.Config{HostPaths: []string{"/"}}, Executor: executor.Config{HostPaths: []string{"/"}}})
 	folder, data := t.TempDir(), t.TempDir()
 	file := filepath.Join(t.TempDir(), "transcript.jsonl")
 	raw := kept(t, "claude.jsonl")
 	if err := os.WriteFile(file, raw, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	code, out, says := c.CLI(t, folder, data, "run", "--transcript", file, "--model", "known-model", "which fruit is it?")
+	code, out, says := c.CLI(t, folder, data, "run", "--workspace", folder, "--transcript", file, "--model", "known-model", "which fruit is it?")
 	if code != 0 || !strings.Contains(out, "The fruit is apple.") || !strings.Contains(says, "claude-code") {
 		t.Errorf("exit code %d, %s, %s", code, out, says)
 	}
 	if now, err := os.ReadFile(file); err != nil || !bytes.Equal(now, raw) {
 		t.Errorf("the file has changed: %v", err)
 	}
-	session := regexp.MustCompile(`ses_\w+`).FindString(says)
-	code, out, says = c.CLI(t, folder, data, "run", "--session", session, "and which fruit was that?")
+	made := regexp.MustCompile(`ses_\w+`).FindString(says)
+	code, out, says = c.CLI(t, folder, data, "run", "--session", made, "and which fruit was that?")
 	if code != 0 || !strings.Contains(out, "The fruit is apple.") {
 		t.Errorf("exit code %d, %s, %s", code, out, says)
 	}
-	c.Delete(session)
+	c.Delete(made)
 	for name, w := range map[string]struct {
 		args []string
 		code int
@@ -222,7 +224,7 @@ func TestTranscript_RunCommand(t *testing.T) {
 		"no file":          {[]string{"--transcript", "/nowhere/at/all", "hello"}, 2, "transcript"},
 		"a folder":         {[]string{"--transcript", folder, "hello"}, 2, "not a regular file"},
 		"another agent":    {[]string{"--transcript", file, "--architecture", "codex", "hello"}, 1, "TRANSCRIPT_MISMATCH"},
-		"with a session":   {[]string{"--transcript", file, "--session", session, "hello"}, 2, "--transcript begins one"},
+		"with a session":   {[]string{"--transcript", file, "--session", made, "hello"}, 2, "--transcript begins one"},
 		"not a transcript": {[]string{"--transcript", os.Args[0], "hello"}, 1, "TRANSCRIPT_INVALID"},
 	} {
 		if code, out, says := c.CLI(t, folder, data, append([]string{"run"}, w.args...)...); code != w.code || !strings.Contains(says, w.says) {
@@ -342,6 +344,16 @@ func uploads(t *testing.T, c *harness.Cluster) (names []string) {
 		}
 	}
 	return names
+}
+
+// TestTranscript_GoneFromTheStore: without its transcript a session does not begin another conversation; its execution says what is missing.
+func TestTranscript_GoneFromTheStore(t *testing.T) {
+	t.Parallel()
+	c := harness.New(t, harness.Options{Script: script(t, "transcript.yaml")})
+	_, p := provide(t, c, kept(t, "claude.jsonl"))
+	k := &talk{t: t, c: c, session: c.Create("", map[string]any{"transcript": p.Transcript, "model": "known-model"})}
+	removeObjects(t, c, k.session, "u-transcript")
+	k.failed("which fruit is it?", "TRANSCRIPT_LOST", "no longer in the object store")
 }
 
 // TestTranscript_OneSession: a reference makes one session, whose repeats under the same Idempotency-Key are answered alike; deleting the session removes the transcript, and
