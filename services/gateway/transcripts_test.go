@@ -99,7 +99,13 @@ func TestTranscripts(t *testing.T) {
 	}
 	_, err := spoolv1.NewSessionsClient(g.conn()).CreateSession(other.context(t.Context()), &spoolv1.CreateSessionRequest{Transcript: ref})
 	wantCode(t, err, codes.NotFound, "TRANSCRIPT_NOT_FOUND", "transcript")
+	repeated := fmt.Sprintf(`{"transcript":%q}`, upload())
+	once := acme.do("POST", "/api/sessions", repeated, header("Idempotency-Key", "k")).want(t, 201)
+	sent++
 	late.Store(int64(10*time.Minute + time.Second))
+	if again := acme.do("POST", "/api/sessions", repeated, header("Idempotency-Key", "k")).want(t, 201); string(again.body) != string(once.body) {
+		t.Errorf("a repeat was answered %s, the request %s", again, once)
+	}
 	acme.do("POST", "/api/sessions", fmt.Sprintf(`{"transcript":%q}`, ref)).wantProblem(t, 404, "TRANSCRIPT_NOT_FOUND", "transcript")
 	if n := len(s.commands(t)); n != sent {
 		t.Errorf("%d commands were sent", n-sent)

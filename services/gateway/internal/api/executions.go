@@ -29,16 +29,13 @@ func (s *Server) StartExecution(ctx context.Context, r *spoolv1.StartExecutionRe
 	if err != nil {
 		return nil, err
 	}
-	if create.Transcript, err = s.provided(ctx, r.GetTranscript()); err != nil {
-		return nil, err
-	}
 	post.Files = files.refs
-	request, stored := s.storing(commands.Request{Type: command.TypeStartExecution, SessionID: r.GetTranscript()}, files)
-	request, done := s.limited(vars.into(s, request,
-		func(all map[string]events.Variable) any {
-			post.Environment = all
-			return command.StartExecution{Create: create, Post: post}
-		}))
+	request, stored := s.storing(commands.Request{Type: command.TypeStartExecution}, files)
+	request = vars.into(s, request, func(all map[string]events.Variable) any {
+		post.Environment = all
+		return command.StartExecution{Create: create, Post: post}
+	})
+	request, done := s.limited(s.beginning(request, r.GetTranscript(), &create.Transcript, func() any { return command.StartExecution{Create: create, Post: post} }))
 	a, err := s.make(ctx, request)
 	done(err)
 	stored(a, err)

@@ -121,12 +121,9 @@ func (s *Server) CreateSession(ctx context.Context, r *spoolv1.CreateSessionRequ
 	if err != nil {
 		return nil, err
 	}
-	if body.Transcript, err = s.provided(ctx, r.GetTranscript()); err != nil {
-		return nil, err
-	}
 	body.Files = files.refs
-	request, stored := s.storing(commands.Request{Type: command.TypeCreateSession, SessionID: r.GetTranscript(), Body: body}, files)
-	request, done := s.limited(request)
+	request, stored := s.storing(commands.Request{Type: command.TypeCreateSession, Body: body}, files)
+	request, done := s.limited(s.beginning(request, r.GetTranscript(), &body.Transcript, func() any { return body }))
 	a, err := s.make(ctx, request)
 	done(err)
 	stored(a, err)

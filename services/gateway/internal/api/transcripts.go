@@ -13,6 +13,7 @@ import (
 	"github.com/spoolhq/spool/pkg/transcript"
 	"github.com/spoolhq/spool/pkg/workspace"
 	"github.com/spoolhq/spool/services/gateway/internal/auth"
+	"github.com/spoolhq/spool/services/gateway/internal/commands"
 	"github.com/spoolhq/spool/services/gateway/internal/objects"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
@@ -117,20 +118,33 @@ func transcriptTooLarge(what string, limit int64) error {
 	return problem.New(problem.PayloadTooLarge, fieldTranscript, fmt.Sprintf("%s; at most %d bytes are taken (--max-transcript)", what, limit))
 }
 
-// provided returns the transcript of a reference for a command that makes the session; nil for "".
-func (s *Server) provided(ctx context.Context, reference string) (*events.Transcript, error) {
+// beginning returns a request for a session that begins with the transcript of a reference, "" for none. It is looked for when the request turns out to
+// be no repeat; body returns the request's body, which has it at into then.
+func (s *Server) beginning(r commands.Request, reference string, into **events.Transcript, body func() any) commands.Request {
 	if reference == "" {
-		return nil, nil
+		return r
 	}
-	p, err := auth.From(ctx)
-	if err != nil {
-		return nil, err
+	r.SessionID = reference
+	prepare := r.Prepare
+	r.Prepare = func(ctx context.Context, tenant, session string) (err error) {
+		if *into, err = s.provided(ctx, tenant, reference); err != nil || prepare == nil {
+			return err
+		}
+		return prepare(ctx, tenant, session)
 	}
+	if r.Seal == nil {
+		r.Seal = func(context.Context, string, string) (any, error) { return body(), nil }
+	}
+	return r
+}
+
+// provided returns the transcript of a reference.
+func (s *Server) provided(ctx context.Context, tenant, reference string) (*events.Transcript, error) {
 	missing := problem.New(problem.TranscriptNotFound, fieldTranscript, "there is no such transcript, or it was uploaded more than 10 minutes ago: upload it again (POST /api/transcripts)")
 	if events.CheckID(fieldTranscript, events.KindSession, reference) != nil {
 		return nil, missing
 	}
-	object := command.TranscriptObject(p.Tenant, reference)
+	object := command.TranscriptObject(tenant, reference)
 	r, err := s.Objects.Get(ctx, found(object))
 	if errors.Is(err, workspace.ErrNotFound) {
 		return nil, missing
