@@ -24,13 +24,17 @@ func TestProvideTranscript(t *testing.T) {
 		code   int
 		says   string
 	}{
-		"a new folder":    {nil, digest, 0, ""},
-		"another digest":  {nil, strings.Repeat("0", 64), 1, "SHA-256 is another"},
-		"a file is there": {func(state, _ string) error { return place(state, func(p string) error { return os.WriteFile(p, []byte("old"), 0o600) }) }, digest, 0, ""},
+		"a new folder":   {nil, digest, 0, ""},
+		"another digest": {nil, strings.Repeat("0", 64), 1, "SHA-256 is another"},
+		"a file is there": {func(state, _ string) error {
+			return place(state, func(p string) error { return os.WriteFile(p, []byte("old"), 0o600) })
+		}, digest, 0, ""},
 		"a link is there": {func(state, outside string) error {
 			return place(state, func(p string) error { return os.Symlink(filepath.Join(outside, "victim"), p) })
 		}, digest, 0, ""},
-		"a folder is there":        {func(state, _ string) error { return place(state, func(p string) error { return os.MkdirAll(p, 0o700) }) }, digest, 0, ""},
+		"a folder is there": {func(state, _ string) error {
+			return place(state, func(p string) error { return os.MkdirAll(p, 0o700) })
+		}, digest, 0, ""},
 		"the folder leads outside": {func(state, outside string) error { return os.Symlink(outside, filepath.Join(state, "launch")) }, digest, 1, "escapes"},
 	} {
 		t.Run(name, func(t *testing.T) {

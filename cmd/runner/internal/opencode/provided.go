@@ -4,13 +4,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/spoolhq/spool/cmd/runner/internal/acp"
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/cmd/runner/internal/transcript"
 )
 
 // importFile is what `opencode import` is given.
@@ -43,13 +44,18 @@ func importing(l agent.Launch, c agent.Command) (agent.Command, error) {
 	return c, nil
 }
 
+// members are those of a JSON object; values that are not looked at stay as they are.
+type members = map[string]json.RawMessage
+
 // exported is what `opencode export` prints.
 type exported struct {
-	Info     object `json:"info"`
-	Messages []struct {
-		Info  object   `json:"info"`
-		Parts []object `json:"parts"`
-	} `json:"messages"`
+	Info     members   `json:"info"`
+	Messages []message `json:"messages"`
+}
+
+type message struct {
+	Info  members   `json:"info"`
+	Parts []members `json:"parts"`
 }
 
 // What a copy keeps of a session and of its messages. The rest is the CLI's own: rules of permission, shares, links to other sessions,
@@ -57,7 +63,7 @@ type exported struct {
 var (
 	keptSession = []string{"id", "slug", "title", "version", "time"}
 	keptMessage = []string{"id", "sessionID", "role", "time", "agent", "model", "parentID", "mode", "cost", "tokens", "modelID", "providerID", "finish", "error", "summary"}
-	keptParts   = map[string]bool{"text": true, "reasoning": true, "tool": true, "step-start": true, "step-finish": true, "compaction": true}
+	keptParts   = []string{"text", "reasoning", "tool", "step-start", "step-finish", "compaction"}
 )
 
 // adopt returns the conversation of the provided transcript for `opencode import`.
@@ -67,26 +73,21 @@ func adopt(root *os.Root, session string) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close() //nolint:errcheck // only read
-	raw, err := io.ReadAll(f)
-	if err != nil {
-		return nil, err
-	}
 	var t exported
-	if err := json.Unmarshal(raw, &t); err != nil {
+	if err := json.NewDecoder(f).Decode(&t); err != nil {
 		return nil, err
 	}
-	if t.Info["id"] != session {
-		return nil, fmt.Errorf("it is of session %.100v", t.Info["id"])
+	if id := transcript.Text(t.Info["id"]); id != session {
+		return nil, fmt.Errorf("it is of session %.100q", id)
 	}
 	t.Info = kept(t.Info, keptSession)
-	t.Info["projectID"], t.Info["directory"] = "global", "/" // the import puts its own in their place
+	t.Info["projectID"], t.Info["directory"] = transcript.JSON("global"), transcript.JSON("/") // the import puts its own in their place
 	for i := range t.Messages {
 		m := &t.Messages[i]
-		m.Info = kept(m.Info, keptMessage)
-		if m.Info["role"] == "assistant" {
-			m.Info["path"] = object{"cwd": "/", "root": "/"}
+		if m.Info = kept(m.Info, keptMessage); transcript.Text(m.Info["role"]) == "assistant" {
+			m.Info["path"] = json.RawMessage(`{"cwd":"/","root":"/"}`)
 		}
-		parts := []object{}
+		parts := []members{}
 		for _, p := range m.Parts {
 			if keptPart(p) {
 				parts = append(parts, p)
@@ -97,25 +98,26 @@ func adopt(root *os.Root, session string) ([]byte, error) {
 	return json.Marshal(t)
 }
 
-func kept(o object, keys []string) object {
-	out := object{}
-	for _, k := range keys {
-		if v, ok := o[k]; ok {
-			out[k] = v
+func kept(m members, names []string) members {
+	out := members{}
+	for _, name := range names {
+		if v, ok := m[name]; ok {
+			out[name] = v
 		}
 	}
 	return out
 }
 
 // keptPart reports whether a part is a part of the conversation that stands for itself: a file is kept if its content is in the part.
-func keptPart(p object) bool {
-	kind, _ := p["type"].(string)
-	if state, ok := p["state"].(object); ok {
+func keptPart(p members) bool {
+	kind := transcript.Text(p["type"])
+	if state := transcript.Members(p["state"]); state["attachments"] != nil {
 		delete(state, "attachments")
+		p["state"] = transcript.JSON(state)
 	}
-	if url, _ := p["url"].(string); kind == "file" {
+	if kind == "file" {
 		delete(p, "source")
-		return strings.HasPrefix(url, "data:")
+		return strings.HasPrefix(transcript.Text(p["url"]), "data:")
 	}
-	return keptParts[kind]
+	return slices.Contains(keptParts, kind)
 }
