@@ -18,8 +18,8 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/spoolhq/spool/pkg/bus"
 	"github.com/spoolhq/spool/pkg/api/command"
+	"github.com/spoolhq/spool/pkg/bus"
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/eventlog/jslog"
 	"github.com/spoolhq/spool/pkg/events"
