@@ -46,6 +46,18 @@ type SessionCreated struct {
 	AgentRef     Reference   `json:"agentRef,omitzero"`      // with the pinned version; zero for the built-in agent
 	Instance     Reference   `json:"instance,omitzero"`      // with the version; zero for none
 	Environments []Reference `json:"environments,omitempty"` // layers above the instance's
+
+	Transcript *Transcript `json:"transcript,omitempty"` // of the conversation that the agent begins with; nil for a new one
+}
+
+// Transcript is a conversation that was held outside of Spool, in the form in which the agent's own command line keeps it.
+type Transcript struct {
+	Architecture   string `json:"architecture"`   // claude-code, codex or opencode
+	Object         string `json:"object"`         // in the bucket workspaces
+	Size           uint64 `json:"size"`           // bytes
+	SHA256         string `json:"sha256"`         // hex
+	AgentSessionID string `json:"agentSessionId"` // the agent's own session in it; the session goes on with a copy under another id
+	Messages       uint32 `json:"messages"`       // of user and agent
 }
 
 // SessionForked says that a session goes on from an event of another one, its parent. It is the second event of the

@@ -122,6 +122,10 @@ type Query struct {
 // first: it never answers from what came after the anchor.
 type Fork struct {
 	Anchor string `json:"anchor,omitempty"` // of a block (events.Block.Anchor); "" for the whole conversation
+	// Provided asks for the transcript that `runner provide-transcript` put into the sandbox, in place of a conversation
+	// in the agent's own records. What is not conversation is left out of the copy. Architectures claude-code, codex and
+	// opencode; Anchor is empty.
+	Provided bool `json:"provided,omitempty"`
 }
 
 // Pace is how fast an execution may fill the journal; 0 is no bound. It may be ahead by PaceBurst: what is faster waits, and the agent

@@ -116,15 +116,25 @@ func Unpack(ctx context.Context, box sandbox.Sandbox, dir string, tar io.Reader)
 	if dir == "" {
 		dir = "."
 	}
-	c, err := start(ctx, box, "runner", "unpack", "--", dir)
+	return pour(ctx, box, "the archive", tar, "runner", "unpack", "--", dir)
+}
+
+// Provide gives a sandbox a transcript, by its SHA-256 in hex, for a query with fork.provided.
+func Provide(ctx context.Context, box sandbox.Sandbox, sha256 string, content io.Reader) error {
+	return pour(ctx, box, "the transcript", content, "runner", "provide-transcript", "--sha256", sha256)
+}
+
+// pour runs one of the runner's commands with content as its standard input.
+func pour(ctx context.Context, box sandbox.Sandbox, what string, content io.Reader, args ...string) error {
+	c, err := start(ctx, box, args...)
 	if err != nil {
 		return err
 	}
-	from := &source{r: tar}
+	from := &source{r: content}
 	_, err = io.Copy(c.p.Stdin(), from)
-	if from.err != nil { // the runner must not take it for the archive's end
+	if from.err != nil { // the runner must not take it for the content's end
 		_ = c.p.Kill() // Wait tells
-		return c.finish(fmt.Errorf("read the archive: %w", from.err))
+		return c.finish(fmt.Errorf("read %s: %w", what, from.err))
 	}
 	if err == nil {
 		err = c.p.Stdin().Close()

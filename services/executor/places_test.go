@@ -174,6 +174,10 @@ func (s *fakeStore) blockRestores() *blockedRestores {
 	return s.restores
 }
 
+func (*fakeStore) Provide(ctx context.Context, box sandbox.Sandbox, t events.Transcript) error {
+	return workspace.Provide(ctx, box, t.SHA256, strings.NewReader(t.Object))
+}
+
 func (s *fakeStore) Restore(ctx context.Context, box sandbox.Sandbox, _ topology.SessionRef, id string, _ ...workspace.Tree) (uint32, error) {
 	s.mu.Lock()
 	content, ok := s.snapshots[id]

@@ -36,6 +36,7 @@ type Config struct {
 	WriteTimeout         time.Duration `help:"How long a streaming client may take for what it is sent before it is cut." default:"10s" env:"SPOOL_WRITE_TIMEOUT"`
 	MaxRequest           int64         `help:"Largest body in bytes of a request that brings files along: a session or a message with workspaceFiles." default:"16777216" env:"SPOOL_MAX_REQUEST"`
 	MaxFile              int64         `help:"Largest file, or tar, in bytes that may be put into a workspace." default:"1073741824" env:"SPOOL_MAX_FILE"`
+	MaxTranscript        int64         `help:"Largest transcript in bytes that a session may begin with." default:"67108864" env:"SPOOL_MAX_TRANSCRIPT"`
 	MaxBytes             int64         `help:"Bytes of requests that are being answered, and of what streams send, which the gateway holds at once; past it a request is refused with OVERLOADED. Streams may hold half of them, and wait for three times write-timeout before they are refused. Memory in use may be some times that." default:"134217728" env:"SPOOL_MAX_BYTES"`
 	MaxTenantBytes       int64         `help:"The same of one tenant; past it a request is refused with TOO_MUCH_IN_FLIGHT. At least max-request." default:"67108864" env:"SPOOL_MAX_TENANT_BYTES"`
 	MaxTenantStreams     int           `help:"Streams (SSE, WebSocket and gRPC together) that one tenant may have open at this gateway." default:"2048" env:"SPOOL_MAX_TENANT_STREAMS"`
@@ -85,6 +86,7 @@ func (c *Config) validate() error {
 	}{
 		{"max-request", &c.MaxRequest, 16 << 20, api.MaxMessage, 256 << 20},
 		{"max-file", &c.MaxFile, 1 << 30, 1, 16 << 30},
+		{"max-transcript", &c.MaxTranscript, 64 << 20, 1, 1 << 30},
 		{"max-bytes", &c.MaxBytes, 128 << 20, 10 << 20, 1 << 40},
 		{"max-tenant-bytes", &c.MaxTenantBytes, 64 << 20, 10 << 20, 1 << 40},
 		{"max-tenant-storage", &c.MaxTenantStorage, 0, 0, 1 << 60},

@@ -175,7 +175,7 @@ func (g *Gateway) build(js jetstream.JetStream) error {
 	})
 	handler, err := rest.New(rest.Config{
 		API: server, Auth: letIn, Proxies: proxies, Metrics: counts, Logger: g.deps.Logger, Ready: g.check, Socket: g.socket,
-		Admission: admit, MaxRequest: g.cfg.MaxRequest, MaxFile: g.cfg.MaxFile, ReadTimeout: g.cfg.ReadTimeout,
+		Admission: admit, MaxRequest: g.cfg.MaxRequest, MaxFile: g.cfg.MaxFile, MaxTranscript: g.cfg.MaxTranscript, ReadTimeout: g.cfg.ReadTimeout,
 		Guard: guard.Guard{Origins: g.cfg.AllowedOrigins, Loopback: g.cfg.Auth == AuthOff},
 		SSE: sse.New(sse.Config{
 			Admission: admit, Live: g.hub, Player: player, Watch: g.watch, WriteTimeout: g.cfg.WriteTimeout,

@@ -107,7 +107,7 @@ func (s *sessions) carryOut(c command.Command) command.Answer {
 			slug = ref.Slug
 		}
 		return events.Event{Data: events.SessionCreated{Agent: slug, AgentVersion: "1", Architecture: b.Architecture, Provider: "local", Options: b.Options, Metadata: b.Metadata,
-			AgentRef: reference(b.Agent), Instance: reference(b.Instance), Environments: references(b.Environments)}}
+			AgentRef: reference(b.Agent), Instance: reference(b.Instance), Environments: references(b.Environments), Transcript: b.Transcript}}
 	}
 	post := func(b command.PostMessage) events.Event {
 		return events.Event{ExecutionID: c.ExecutionID, Data: events.MessageAccepted{

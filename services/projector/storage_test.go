@@ -115,6 +115,12 @@ func TestTenantStorage_IsCounted(t *testing.T) {
 	w.stores("default", left)
 	w.sameAsRebuilt()
 
+	// So does a transcript that a session began with, but for its forks, which have it from the parent.
+	begun := w.session(4)
+	begun.append(&begun.life, "", events.SessionCreated{Agent: "default", Architecture: "codex", Provider: "local", Transcript: &events.Transcript{Size: 500}})
+	left += w.inLog(begun.id) + 500
+	w.stores("default", left)
+
 	// A janitor of a former version did not state what the session stored.
 	old := w.session(3).create()
 	w.stores("default", left+w.inLog(old.id))

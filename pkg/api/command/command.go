@@ -66,6 +66,9 @@ func (t Type) NeedsRoom() bool {
 // CodeStorageFull is the code of such a refusal.
 const CodeStorageFull = "STORAGE_FULL"
 
+// CodeTranscriptMismatch refuses a transcript of another agent than the session's.
+const CodeTranscriptMismatch = "TRANSCRIPT_MISMATCH"
+
 // CodeSnapshotGone refuses a fork: a snapshot that it needs is not in the object store any more, or cannot be read.
 const CodeSnapshotGone = "SNAPSHOT_GONE"
 
@@ -104,6 +107,8 @@ type CreateSession struct {
 
 	Instance     string   `json:"instance,omitempty"`     // a reference, in place of Agent
 	Environments []string `json:"environments,omitempty"` // references: layers above the instance's
+
+	Transcript *events.Transcript `json:"transcript,omitempty"` // that the agent begins with; in the session's folder of the bucket workspaces
 }
 
 // ForkSession makes a session that goes on from an event of another one of the same tenant.

@@ -22,6 +22,11 @@ func FileObject(tenant, session, sha256 string) string {
 // ObjectFolder is what the names of all of a session's objects begin with.
 func ObjectFolder(tenant, session string) string { return tenant + "/" + session + "/" }
 
+// TranscriptObject names the transcript with which a session begins.
+func TranscriptObject(tenant, session string) string {
+	return ObjectFolder(tenant, session) + "u-transcript"
+}
+
 // CheckPath reports what is wrong with a path in a workspace: it is relative,
 // with slashes, and stays below the workspace. folder allows "", the workspace itself.
 func CheckPath(field, path string, folder bool) error {

@@ -325,6 +325,9 @@ func (w *Walk) Cut() (Cut, error) {
 		},
 		Waits: p.before(w.rest),
 	}
+	if p.talk.agent != "" { // what the conversation began with is in its records
+		c.Created.Transcript = nil
+	}
 	for _, change := range p.changes {
 		c.Changes = append(c.Changes, change.data)
 	}

@@ -15,7 +15,7 @@ import (
 
 // story builds a session's events from words: one word is one event.
 //
-//	create fork opts:X  put:N  remove:N  sync:ID[/APPLIED]
+//	create begin fork opts:X  put:N  remove:N  sync:ID[/APPLIED]
 //	accept:E claim:E end:E withdraw:E     of execution E
 //	text[:A] call:C[:A] open:C result:C[:A] of the execution that was claimed last, with anchor A
 //	talk:S                                 transcript_written with the agent's own session S
@@ -33,6 +33,8 @@ func story(words string) []events.Event {
 		switch what, arg := part[0], part[1]; what {
 		case "create":
 			e.Data = events.SessionCreated{Agent: "a", Architecture: "spool"}
+		case "begin":
+			e.Data = events.SessionCreated{Agent: "a", Architecture: "codex", Transcript: &events.Transcript{Object: "o"}}
 		case "fork":
 			e.Data = events.SessionForked{Parent: "P", Snapshot: "s0", Records: "r0", AgentSessionID: "t0", Anchor: "a0", RecordsSession: "G"}
 		case "opts":
@@ -179,6 +181,18 @@ func TestCut_OptionsAsOfTheEvent(t *testing.T) {
 		cut, err := walk(list, at)
 		if err != nil || cut.Created.Options.Model != want || want != "" && string(cut.Created.Metadata) != `"`+want+`"` {
 			t.Errorf("at %d the model is %q with metadata %s, %v; want %q", at, cut.Created.Options.Model, cut.Created.Metadata, err, want)
+		}
+	}
+}
+
+// TestCut_TranscriptUntilTheAgentHasASession: a fork begins with the transcript of its parent as long as there are no records that have it.
+func TestCut_TranscriptUntilTheAgentHasASession(t *testing.T) {
+	t.Parallel()
+	list := story("begin accept:A claim:A end:A sync:s1 accept:B claim:B talk:t text:a1 text:a2 sync:s2 end:B sync:s3")
+	for at, want := range map[uint32]bool{1: true, 4: true, 5: true, 7: true, 9: false, 12: false} {
+		cut, err := walk(list, at)
+		if err != nil || (cut.Created.Transcript != nil) != want || want == (cut.Forked.AgentSessionID != "") {
+			t.Errorf("at %d the fork begins with the transcript %+v and the agent's session %q, %v", at, cut.Created.Transcript, cut.Forked.AgentSessionID, err)
 		}
 	}
 }

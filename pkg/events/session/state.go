@@ -11,7 +11,7 @@ import (
 
 // Version is the version of State as it is stored beside each commit. Another
 // version is not read: the state is folded from zero.
-const Version = 3
+const Version = 4
 
 // Status of a session.
 type Status string
@@ -48,6 +48,8 @@ type State struct {
 
 	// Fork is where the session began, if it is a fork; nil for other sessions.
 	Fork *events.SessionForked `json:"fork,omitempty"`
+	// Transcript is the conversation from outside of Spool that the agent begins with; nil for a new one.
+	Transcript *events.Transcript `json:"transcript,omitempty"`
 
 	Secrets  bool     `json:"secrets,omitempty"` // a message came with secrets of its own
 	Queue    []Ref    `json:"queue,omitempty"`
@@ -263,7 +265,7 @@ func Evolve(s State, e events.Event) State {
 	case events.SessionCreated:
 		s.Status, s.CreatedAt, s.TouchedAt = Open, e.Time, e.Time
 		s.Agent, s.AgentVersion, s.Architecture, s.Provider, s.Options = d.Agent, d.AgentVersion, d.Architecture, d.Provider, d.Options
-		s.AgentRef, s.Instance, s.Environments = d.AgentRef, d.Instance, d.Environments
+		s.AgentRef, s.Instance, s.Environments, s.Transcript = d.AgentRef, d.Instance, d.Environments, d.Transcript
 	case events.SessionForked:
 		s.Fork = &d
 	case events.SessionOptionsUpdated:

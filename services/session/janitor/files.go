@@ -3,6 +3,7 @@ package janitor
 import (
 	"context"
 	"fmt"
+	"math"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -52,14 +53,15 @@ func (p *pass) putFiles(ctx context.Context, k sessionKey, list []object) error 
 	if err != nil || l.Life.Status == session.Deleted {
 		return err
 	}
-	refused, held := p.unneeded(files, changes, heldChange(l), manifest)
+	begun := transcriptOf(l)
+	refused, held := p.unneeded(files, append(changes, begun...), heldChange(l), manifest)
 	if len(refused)+len(held) == 0 {
 		return nil
 	}
 	if changes, err = p.fileChanges(ctx, k); err != nil {
 		return err
 	}
-	refused, held = p.unneeded(append(refused, held...), changes, heldChange(l), manifest)
+	refused, held = p.unneeded(append(refused, held...), append(changes, begun...), heldChange(l), manifest)
 	if err := p.removeObjects(ctx, p.workspaces, Item{Kind: KindUploads, Tenant: k.Tenant, Name: k.ID}, refused); err != nil {
 		return err
 	}
@@ -67,11 +69,19 @@ func (p *pass) putFiles(ctx context.Context, k sessionKey, list []object) error 
 		return nil
 	}
 	// A fork that has no snapshot of its own yet may still put in files that its parent's next snapshot held.
-	begun, err := p.forkSnapshots(ctx, k)
-	if err != nil || len(begun) > 0 {
+	snapshots, err := p.forkSnapshots(ctx, k)
+	if err != nil || len(snapshots) > 0 {
 		return err
 	}
 	return p.removeObjects(ctx, p.workspaces, Item{Kind: KindFiles, Tenant: k.Tenant, Name: k.ID}, held)
+}
+
+// transcriptOf returns the transcript that a session began with, as a change that no snapshot holds: forks may begin with it too.
+func transcriptOf(l eventlog.Loaded) []fileChange {
+	if t := l.Life.Transcript; t != nil {
+		return []fileChange{{t.Object, math.MaxUint32}}
+	}
+	return nil
 }
 
 // heldChange returns the number of the last file change that no executor puts into a workspace again, since the session's last

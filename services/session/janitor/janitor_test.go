@@ -18,6 +18,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/spoolhq/spool/pkg/api/command"
 	"github.com/spoolhq/spool/pkg/bus"
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/eventlog/jslog"
@@ -186,11 +187,16 @@ func same(t *testing.T, what string, got []string, want ...string) {
 // session creates a session in the log.
 func (b *bed) session(id string) eventlog.Loaded {
 	b.t.Helper()
+	return b.created(id, events.SessionCreated{Agent: "spool", Architecture: "spool", Provider: "local"})
+}
+
+func (b *bed) created(id string, data events.SessionCreated) eventlog.Loaded {
+	b.t.Helper()
 	sessions := eventlog.Sessions{Log: b.log}
 	l, err := sessions.Load(b.t.Context(), tenant, id, eventlog.Leader)
 	must(b.t, err)
 	command := newID(events.KindCommand)
-	list, err := session.Decide(l.Life, session.Create{Base: session.Base{Meta: events.Meta{CommandID: command, Now: b.now}}, SessionCreated: events.SessionCreated{Agent: "spool", Architecture: "spool", Provider: "local"}})
+	list, err := session.Decide(l.Life, session.Create{Base: session.Base{Meta: events.Meta{CommandID: command, Now: b.now}}, SessionCreated: data})
 	must(b.t, err)
 	must(b.t, sessions.AppendLife(b.t.Context(), &l, events.Actor{Kind: "user", ID: "test"}, command, list))
 	return l
@@ -334,6 +340,29 @@ func TestPass_RemovesFilesOfRefusedRequests(t *testing.T) {
 	same(t, "dry", b.found(j, true), items...)
 	same(t, "found", b.found(j, false), items...)
 	same(t, "left", b.names(topology.BucketWorkspaces), objects[there+"/u-accepted"])
+	same(t, "found again", b.found(j, false))
+}
+
+// TestPass_KeepsTheTranscriptOfASession: a transcript that a session began with stays as long as the session does; one with which none was made goes, and so
+// does what was found in it.
+func TestPass_KeepsTheTranscriptOfASession(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	absent, there := newID(events.KindSession), newID(events.KindSession)
+	object := command.TranscriptObject(tenant, there)
+	l := b.created(there, events.SessionCreated{Agent: "spool", Architecture: "codex", Provider: "local", Transcript: &events.Transcript{Architecture: "codex", Object: object}})
+	for _, name := range []string{object, object + "-found", command.TranscriptObject(tenant, absent), command.TranscriptObject(tenant, absent) + "-found"} {
+		b.put(topology.BucketWorkspaces, name, "x")
+	}
+	b.snapshot(&l, &workspacetest.Box{})
+	b.now = b.now.Add(2 * time.Hour)
+	j := b.janitor(janitor.Config{})
+	items := []string{"uploads " + absent, "uploads " + there}
+	slices.Sort(items)
+	same(t, "found", b.found(j, false), items...)
+	if names := b.names(topology.BucketWorkspaces); !slices.Contains(names, object) || slices.ContainsFunc(names, func(n string) bool { return n != object && strings.Contains(n, "/u-") }) {
+		t.Errorf("left are %v", names)
+	}
 	same(t, "found again", b.found(j, false))
 }
 

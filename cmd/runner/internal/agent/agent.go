@@ -117,6 +117,9 @@ type File struct {
 // Unkept is the folder below the state folder that is in no snapshot: for files with secrets in them.
 const Unkept = "launch"
 
+// Provided is the file below the state folder with the transcript that a caller provided for the session.
+const Provided = Unkept + "/transcript"
+
 // Environment merges the runner's environment with the launch's and with what
 // the adapter sets (which wins), leaving out variables with one of the given
 // prefixes. The runner's own settings (SPOOL_RUNNER_…) never reach an agent.

@@ -33,6 +33,9 @@ func resumeArgs(l agent.Launch) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
+	if l.Fork.Provided {
+		return provided(l, id, to)
+	}
 	from, err := originals(l)
 	if err != nil {
 		return nil, err
@@ -50,10 +53,15 @@ func resumeArgs(l agent.Launch) ([]string, error) {
 		}
 		return args, nil
 	}
+	return nil, forget(to)
+}
+
+// forget removes the copy that an earlier attempt made.
+func forget(to string) error {
 	if err := os.Remove(to); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("remove the copy of an earlier attempt: %w", err)
+		return fmt.Errorf("remove the copy of an earlier attempt: %w", err)
 	}
-	return nil, nil
+	return nil
 }
 
 // lost returns why the session of a launch cannot be gone on with, "" if it can.

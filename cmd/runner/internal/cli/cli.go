@@ -50,6 +50,7 @@ type commands struct {
 	LoadAgentProfile      loadProfileCommand    `cmd:"" help:"Read a profile {systemPrompt, memoryFile, model, tools, subagents, commands, mcpServers, skills, maxTurns} from stdin for the queries that follow."`
 	LoadSessionTranscript loadTranscriptCommand `cmd:"" help:"Put a transcript from stdin where the agent looks for it."`
 	ReadSessionTranscript readTranscriptCommand `cmd:"" help:"Print an agent's transcript as the agent wrote it, one JSON object a line."`
+	ProvideTranscript     provideCommand        `cmd:"" help:"Keep a transcript from stdin that came from outside, for a query with fork.provided to begin with."`
 	Interrupt             interruptCommand      `cmd:"" help:"Ask the agent of a serving runner to stop its turn."`
 	WaitReady             waitReadyCommand      `cmd:"" help:"Wait until a runner serves at the socket, and print its status."`
 	Exec                  execCommand           `cmd:"" help:"Run a command that runner kill can end, with all that it started. Exit code the command's, 128 + signal if it was killed."`

@@ -27,14 +27,21 @@ func (s *session) anchor(n notification, i item) string {
 // it. The CLI's own thread/fork cuts between turns only. Without a transcript, or without the anchor in it, no copy is
 // left: Open reports that the conversation is lost.
 func fork(l agent.Launch) error {
+	if l.Fork.Provided {
+		return provided(l)
+	}
 	from, err := Adapter{}.Transcript(l.Place, l.Resume)
 	if err != nil {
 		return nil //nolint:nilerr // see above
 	}
 	c := cutter{from: l.Resume, to: transcript.ForkID(l)}
 	c.turn, c.item, _ = strings.Cut(l.Fork.Anchor, "/")
-	to := strings.TrimSuffix(from, l.Resume+".jsonl") + c.to + ".jsonl"
-	if err := transcript.Copy(from, to, l.Fork.Anchor, c.edit); err != nil {
+	return copied(from, strings.TrimSuffix(from, l.Resume+".jsonl")+c.to+".jsonl", l.Fork.Anchor, c.edit)
+}
+
+// copied is transcript.Copy, whose failure shows by there being no copy.
+func copied(from, to, anchor string, edit transcript.Edit) error {
+	if err := transcript.Copy(from, to, anchor, edit); err != nil {
 		if _, missing := os.Lstat(to); missing == nil {
 			return fmt.Errorf("the copy of an earlier attempt is left: %w", err)
 		}

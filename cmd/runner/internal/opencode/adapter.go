@@ -87,7 +87,11 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	if err != nil {
 		return agent.Command{}, fmt.Errorf("configuration of OpenCode: %w", err)
 	}
-	return agent.Command{Path: path, Args: []string{"acp"}, Env: l.Environment(set, "OPENCODE", "XDG_"), Files: more}, nil
+	command := agent.Command{Path: path, Args: []string{"acp"}, Env: l.Environment(set, "OPENCODE", "XDG_"), Files: more}
+	if l.Fork == nil || !l.Fork.Provided {
+		return command, nil
+	}
+	return importing(l, command)
 }
 
 // forkVariable names the variable by which plugin.js is asked for a fork.

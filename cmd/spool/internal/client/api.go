@@ -156,6 +156,7 @@ type NewSession struct {
 	Sandbox      string          `json:"sandbox,omitempty"`
 	Model        string          `json:"model,omitempty"`
 	Options      *SessionOptions `json:"sessionOptions,omitempty"`
+	Transcript   string          `json:"transcript,omitempty"` // of a Transcript
 }
 
 // Start asks for a session and its first message, as one.

@@ -102,6 +102,19 @@ func (c *Client) PutTar(ctx context.Context, session, dir string, content io.Rea
 	return upload[Put](ctx, c, call{method: http.MethodPut, path: []string{"api", "sessions", session, "files"}, query: filter("dir", dir)}, typeTar, content, -1)
 }
 
+// Transcript is a transcript that a session can begin with.
+type Transcript struct {
+	Transcript     string `json:"transcript"` // the reference for a NewSession
+	Architecture   string `json:"architecture"`
+	AgentSessionID string `json:"agentSessionId"`
+	Messages       uint32 `json:"messages"`
+}
+
+// PutTranscript sends a transcript.
+func (c *Client) PutTranscript(ctx context.Context, content io.Reader, size int64) (Doc[Transcript], error) {
+	return upload[Transcript](ctx, c, call{method: http.MethodPost, path: []string{"api", "transcripts"}}, "application/octet-stream", content, size)
+}
+
 // transfer is a request whose body, or answer, is as long as it likes, and must keep moving.
 type transfer struct {
 	ctx    context.Context

@@ -14,6 +14,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
+	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
 	"github.com/spoolhq/spool/pkg/egress"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/layers"
@@ -41,6 +42,7 @@ type runCommand struct {
 	budgetFlags   `prefix:"budget-"`
 	File          []string `sep:"none" placeholder:"F" help:"A file, or a folder, that is put into the workspace first; may be repeated."`
 	folderFlags   `embed:""`
+	Transcript    string `placeholder:"FILE" help:"A transcript of Claude Code, Codex or OpenCode (the output of opencode export): the agent of the new session goes on with its conversation."`
 	Detach        bool   `help:"Do not wait: print the ids and leave it to run."`
 	MockLLM       bool   `name:"mock-llm" env:"SPOOL_MOCK_LLM" help:"If a stack is started for this run, give it a scripted model server in place of real models."`
 	Query         string `arg:"" optional:"" help:"The query; - or nothing reads it from the standard input."`
@@ -72,8 +74,8 @@ func (c *runCommand) Run(a *app) error {
 		if err := checkID("session", events.KindSession, c.Session); err != nil {
 			return err
 		}
-		if c.Agent != "" || c.Instance != "" || len(c.Env) > 0 || c.Architecture != "" || c.Sandbox != "" || c.Model != "" || options != nil {
-			return usage("session: --agent, --instance, --env, --architecture, --sandbox, --model, --model-provider, --model-preset, --image, --command, --egress and the budget are set when a session is made; leave them out with --session")
+		if c.Transcript != "" || c.Agent != "" || c.Instance != "" || len(c.Env) > 0 || c.Architecture != "" || c.Sandbox != "" || c.Model != "" || options != nil {
+			return usage("session: --agent, --instance, --env, --architecture, --sandbox, --model, --model-provider, --model-preset, --image, --command, --egress and the budget are set when a session is made, and --transcript begins one; leave them out with --session")
 		}
 	}
 	r := &running{app: a, cmd: c, query: query, options: options, files: files, folder: folder, variables: variables, watcher: &watcher{app: a, json: c.JSON}}
@@ -176,6 +178,8 @@ type running struct {
 	files   []client.WorkspaceFile
 	watcher *watcher
 
+	transcript string // the reference of the one that was uploaded; "" for none
+
 	folder    string // that a new session works in, absolute; "" for none
 	made      string // the session that was created for the folder
 	variables map[string]client.Variable
@@ -208,6 +212,9 @@ func (r *running) run() (err error) {
 		}
 	}()
 	if err := r.reach(ctx, cancel); err != nil {
+		return err
+	}
+	if err := r.provide(ctx); err != nil {
 		return err
 	}
 	r.posting.Store(true)
@@ -336,6 +343,33 @@ func (r *running) join(ctx context.Context) (*client.Client, error) {
 	}
 }
 
+// provide uploads the transcript that the new session begins with. The file is only read.
+func (r *running) provide(ctx context.Context) error {
+	name := r.cmd.Transcript
+	if name == "" {
+		return nil
+	}
+	f, err := os.Open(name) //nolint:gosec // the person's own file
+	if err != nil {
+		return usage("transcript: %v", err)
+	}
+	defer f.Close() //nolint:errcheck // only read
+	info, err := f.Stat()
+	switch {
+	case err != nil:
+		return usage("transcript: %v", err)
+	case !info.Mode().IsRegular():
+		return usage("transcript: %s is not a regular file", name)
+	}
+	doc, err := r.client.Load().PutTranscript(ctx, f, info.Size())
+	if err != nil {
+		return err
+	}
+	r.transcript = doc.Value.Transcript
+	r.note(fmt.Sprintf("the agent goes on with a conversation of %s, of %d messages", terminal.Line(doc.Value.Architecture), doc.Value.Messages))
+	return nil
+}
+
 // post stores the query; tip is the seq after which it is to be found.
 func (r *running) post(ctx context.Context) (accepted client.Accepted, tip uint32, err error) {
 	c := r.client.Load()
@@ -371,7 +405,7 @@ func (r *running) start() client.Start {
 	return client.Start{
 		NewSession: client.NewSession{
 			Agent: r.cmd.Agent, Instance: r.cmd.Instance, Environments: r.cmd.Env,
-			Architecture: r.cmd.Architecture, Sandbox: r.cmd.Sandbox, Model: r.cmd.Model, Options: r.options,
+			Architecture: r.cmd.Architecture, Sandbox: r.cmd.Sandbox, Model: r.cmd.Model, Options: r.options, Transcript: r.transcript,
 		},
 		Environment: r.variables, Content: r.query, Files: r.files,
 	}

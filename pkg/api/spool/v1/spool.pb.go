@@ -480,8 +480,11 @@ type CreateSessionRequest struct {
 	Environments []string `protobuf:"bytes,9,rep,name=environments,proto3" json:"environments,omitempty"`
 	// Another name of agent. If both are given they name the same.
 	AgentProfileRef string `protobuf:"bytes,10,opt,name=agent_profile_ref,json=agentProfileRef,proto3" json:"agent_profile_ref,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// What POST /api/transcripts answered: the agent goes on with the conversation of that transcript. It makes one session, within
+	// 10 minutes. Without agent and architecture the session is of the transcript's.
+	Transcript    string `protobuf:"bytes,11,opt,name=transcript,proto3" json:"transcript,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CreateSessionRequest) Reset() {
@@ -580,6 +583,13 @@ func (x *CreateSessionRequest) GetEnvironments() []string {
 func (x *CreateSessionRequest) GetAgentProfileRef() string {
 	if x != nil {
 		return x.AgentProfileRef
+	}
+	return ""
+}
+
+func (x *CreateSessionRequest) GetTranscript() string {
+	if x != nil {
+		return x.Transcript
 	}
 	return ""
 }
@@ -3996,8 +4006,10 @@ type StartExecutionRequest struct {
 	Environment map[string]*RunVariable `protobuf:"bytes,12,rep,name=environment,proto3" json:"environment,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Another name of agent. If both are given they name the same.
 	AgentProfileRef string `protobuf:"bytes,13,opt,name=agent_profile_ref,json=agentProfileRef,proto3" json:"agent_profile_ref,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// A transcript that the agent goes on with, as of CreateSessionRequest.
+	Transcript    string `protobuf:"bytes,14,opt,name=transcript,proto3" json:"transcript,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StartExecutionRequest) Reset() {
@@ -4117,6 +4129,13 @@ func (x *StartExecutionRequest) GetEnvironment() map[string]*RunVariable {
 func (x *StartExecutionRequest) GetAgentProfileRef() string {
 	if x != nil {
 		return x.AgentProfileRef
+	}
+	return ""
+}
+
+func (x *StartExecutionRequest) GetTranscript() string {
+	if x != nil {
+		return x.Transcript
 	}
 	return ""
 }
@@ -10738,7 +10757,7 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x04mode\x18\x04 \x01(\rR\x04modeB\n" +
 	"\n" +
 	"\b_contentB\x11\n" +
-	"\x0f_content_base64\"\x9d\x03\n" +
+	"\x0f_content_base64\"\xbd\x03\n" +
 	"\x14CreateSessionRequest\x12\x14\n" +
 	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\"\n" +
 	"\farchitecture\x18\x02 \x01(\tR\farchitecture\x12\x18\n" +
@@ -10750,7 +10769,10 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\binstance\x18\b \x01(\tR\binstance\x12\"\n" +
 	"\fenvironments\x18\t \x03(\tR\fenvironments\x12*\n" +
 	"\x11agent_profile_ref\x18\n" +
-	" \x01(\tR\x0fagentProfileRef\"R\n" +
+	" \x01(\tR\x0fagentProfileRef\x12\x1e\n" +
+	"\n" +
+	"transcript\x18\v \x01(\tR\n" +
+	"transcript\"R\n" +
 	"\x15CreateSessionResponse\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x1a\n" +
@@ -11095,7 +11117,7 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x05event\x18\x05 \x01(\v2\x0f.spool.v1.EventR\x05event\x12.\n" +
 	"\n" +
 	"with_event\x18\x06 \x01(\v2\x0f.spool.v1.EventR\twithEvent\x12\x12\n" +
-	"\x04fork\x18\a \x01(\bR\x04fork\"\x89\x05\n" +
+	"\x04fork\x18\a \x01(\bR\x04fork\"\xa9\x05\n" +
 	"\x15StartExecutionRequest\x12\x14\n" +
 	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\"\n" +
 	"\farchitecture\x18\x02 \x01(\tR\farchitecture\x12\x18\n" +
@@ -11110,7 +11132,10 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	" \x01(\tR\binstance\x12\"\n" +
 	"\fenvironments\x18\v \x03(\tR\fenvironments\x12R\n" +
 	"\venvironment\x18\f \x03(\v20.spool.v1.StartExecutionRequest.EnvironmentEntryR\venvironment\x12*\n" +
-	"\x11agent_profile_ref\x18\r \x01(\tR\x0fagentProfileRef\x1aU\n" +
+	"\x11agent_profile_ref\x18\r \x01(\tR\x0fagentProfileRef\x12\x1e\n" +
+	"\n" +
+	"transcript\x18\x0e \x01(\tR\n" +
+	"transcript\x1aU\n" +
 	"\x10EnvironmentEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12+\n" +
 	"\x05value\x18\x02 \x01(\v2\x15.spool.v1.RunVariableR\x05value:\x028\x01\"v\n" +

@@ -170,13 +170,16 @@ func (t *turn) query() *runner.Query {
 }
 
 // conversation returns what the agent goes on from, should its process be gone: its own session, or, in a fork whose
-// agent has none yet, a copy of the one that the fork began with.
+// agent has none yet, a copy of the one that the fork began with; or a copy of the transcript that the session began with.
 func (t *turn) conversation() (resume string, fork *runner.Fork) {
 	if own := t.l.Run.AgentSession; own != "" {
 		return own, nil
 	}
 	if f := t.l.Life.Fork; f != nil && f.AgentSessionID != "" {
 		return f.AgentSessionID, &runner.Fork{Anchor: f.Anchor}
+	}
+	if p := t.l.Life.Transcript; p != nil {
+		return p.AgentSessionID, &runner.Fork{Provided: true}
 	}
 	return "", nil
 }

@@ -34,6 +34,9 @@ type Workspaces interface {
 	// error that wraps ErrRefused is the content's or the path's own fault. The fence is
 	// asked before the content is put in place; its error is Put's.
 	Put(ctx context.Context, box sandbox.Sandbox, f events.FilePut, fence Fence) error
+	// Provide gives a sandbox the transcript that its agent is to begin with. An error that wraps
+	// workspace.ErrNotFound is one that is no longer in the object store.
+	Provide(ctx context.Context, box sandbox.Sandbox, t events.Transcript) error
 }
 
 // Fence fails once the caller may no longer write to a workspace.
@@ -298,6 +301,9 @@ func (h *Holder) last(ctx context.Context, l eventlog.Loaded, reason string) (*e
 // prepare fills a new workspace, and puts in what file changes say.
 func (t *turn) prepare(ctx context.Context) error {
 	sb := t.l.Run.Sandbox
+	if err := t.layTranscript(ctx); err != nil {
+		return err
+	}
 	from := sources(t.l)
 	furnish := unfilled(t.l) && len(t.is.agent.Files) > 0 && !slices.ContainsFunc(from, source.hasFiles)
 	if t.h.d.Workspaces == nil || len(from) == 0 && !furnish && len(t.l.Life.After(t.l.Run.Applied)) == 0 {
@@ -334,6 +340,31 @@ func (t *turn) prepare(ctx context.Context) error {
 	}
 	return t.say(ctx, *done)
 }
+
+// layTranscript gives the sandbox the transcript that the agent is to begin with. The file is in no snapshot, and nothing in the log says that a
+// sandbox has it: a turn provides it as long as the agent has no session of its own.
+func (t *turn) layTranscript(ctx context.Context) error {
+	if _, fork := t.conversation(); t.h.d.Workspaces == nil || fork == nil || !fork.Provided {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, snapshotWithin)
+	defer cancel()
+	box, err := t.h.d.Sandbox.Attach(ctx, t.l.Run.Sandbox.ID)
+	if err != nil {
+		return fmt.Errorf("find sandbox %s: %w", t.l.Run.Sandbox.ID, err)
+	}
+	err = t.h.d.Workspaces.Provide(ctx, box, *t.l.Life.Transcript)
+	if errors.Is(err, workspace.ErrNotFound) {
+		err = &sandbox.Error{Code: codeTranscriptLost, Message: "the transcript that the session begins with is no longer in the object store", Err: err}
+	}
+	if err != nil {
+		return t.broken(ctx, box.ID(), fmt.Errorf("give the agent its transcript: %w", err))
+	}
+	return nil
+}
+
+// codeTranscriptLost is the code of an execution without the conversation that it was to go on with.
+const codeTranscriptLost = "TRANSCRIPT_LOST"
 
 // source is a snapshot, or a part of one, that a new workspace is filled from.
 type source struct {

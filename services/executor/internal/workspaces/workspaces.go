@@ -93,6 +93,16 @@ func (w *Workspaces) Put(ctx context.Context, box sandbox.Sandbox, f events.File
 	return err
 }
 
+// Provide gives a sandbox the transcript that its agent is to begin with.
+func (w *Workspaces) Provide(ctx context.Context, box sandbox.Sandbox, t events.Transcript) error {
+	content, err := w.store.Get(ctx, t.Object)
+	if err != nil {
+		return err
+	}
+	defer content.Close() //nolint:errcheck // read to its end, or given up
+	return workspace.Provide(ctx, box, t.SHA256, content)
+}
+
 // errCorrupt is content that is not what was put.
 var errCorrupt = errors.New("its content is not what was uploaded")
 

@@ -31,11 +31,11 @@ func (s *Server) StartExecution(ctx context.Context, r *spoolv1.StartExecutionRe
 	}
 	post.Files = files.refs
 	request, stored := s.storing(commands.Request{Type: command.TypeStartExecution}, files)
-	request, done := s.limited(vars.into(s, request,
-		func(all map[string]events.Variable) any {
-			post.Environment = all
-			return command.StartExecution{Create: create, Post: post}
-		}))
+	request = vars.into(s, request, func(all map[string]events.Variable) any {
+		post.Environment = all
+		return command.StartExecution{Create: create, Post: post}
+	})
+	request, done := s.limited(s.beginning(request, r.GetTranscript(), &create.Transcript, func() any { return command.StartExecution{Create: create, Post: post} }))
 	a, err := s.make(ctx, request)
 	done(err)
 	stored(a, err)

@@ -123,7 +123,7 @@ func (s *Server) CreateSession(ctx context.Context, r *spoolv1.CreateSessionRequ
 	}
 	body.Files = files.refs
 	request, stored := s.storing(commands.Request{Type: command.TypeCreateSession, Body: body}, files)
-	request, done := s.limited(request)
+	request, done := s.limited(s.beginning(request, r.GetTranscript(), &body.Transcript, func() any { return body }))
 	a, err := s.make(ctx, request)
 	done(err)
 	stored(a, err)

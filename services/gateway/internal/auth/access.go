@@ -64,6 +64,7 @@ var needs = map[string]need{
 	"GET /api/sessions/{session_id}/files/{path}":    use(),
 	"PUT /api/sessions/{session_id}/files/{path}":    use(),
 	"DELETE /api/sessions/{session_id}/files/{path}": use(),
+	"POST /api/transcripts":                          use(),
 	"POST /api/skills":                               sharing(operate()),
 	"GET /api/skills/{slug}/archive":                 use(),
 }

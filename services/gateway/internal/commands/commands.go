@@ -77,7 +77,7 @@ type Request struct {
 	Body        any           // nil for none
 	// Secrets are the values that Body leaves out, for a repeat to be told from another request; nil for none.
 	Secrets [][]byte
-	// Seal gives the body with Secrets sealed, once the execution's id is known; nil where there are none.
+	// Seal gives the body as it is sent, with Secrets sealed, once Prepare is done and the execution's id is known; nil where it is Body.
 	Seal func(ctx context.Context, tenant, execution string) (any, error)
 	// Prepare puts in place what the command refers to, once the session's id is known; nil for nothing.
 	Prepare func(ctx context.Context, tenant, session string) error
@@ -288,6 +288,9 @@ func requestDigest(r Request, name string, body []byte) (string, error) {
 func mint(c *command.Command) (err error) {
 	switch c.Type {
 	case command.TypeCreateSession, command.TypeForkSession, command.TypeStartExecution:
+		if c.SessionID != "" { // what it begins with lies in its folder already
+			break
+		}
 		if c.SessionID, err = follow(events.KindSession, c.Tenant, c.ID); err != nil {
 			return err
 		}

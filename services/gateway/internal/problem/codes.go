@@ -33,6 +33,9 @@ const (
 	FileNotFound        Code = "FILE_NOT_FOUND"
 	NoSnapshot          Code = "NO_SNAPSHOT"
 	SnapshotGone        Code = "SNAPSHOT_GONE"
+	TranscriptInvalid   Code = "TRANSCRIPT_INVALID"
+	TranscriptMismatch  Code = "TRANSCRIPT_MISMATCH"
+	TranscriptNotFound  Code = "TRANSCRIPT_NOT_FOUND"
 	NoLiveSandbox       Code = "NO_LIVE_SANDBOX"
 	FileTooLarge        Code = "FILE_TOO_LARGE"
 	SessionExists       Code = "SESSION_EXISTS"
@@ -115,12 +118,15 @@ func Table() []Entry {
 		{SessionClosed, http.StatusConflict, codes.FailedPrecondition, "The session is closed", "It takes no more messages; create another.", "sessionId"},
 		{ExecutionNotRunning, http.StatusConflict, codes.FailedPrecondition, "The execution does not run", "It waits behind others. Pause it when it runs, or cancel it.", "executionId"},
 		{SnapshotGone, http.StatusGone, codes.FailedPrecondition, "The snapshot is gone", "The files as of an event, and those that a fork begins with, are in a snapshot of the workspace, and that one is not kept any more or cannot be read. Sessions keep their last SPOOL_GC_SNAPSHOTS snapshots: `detail` names the nearest one that is left, or fork at a later event.", "at"},
+		{TranscriptInvalid, http.StatusUnprocessableEntity, codes.InvalidArgument, "No transcript to go on with", "The file is no transcript of Claude Code, Codex or OpenCode, or not a whole one. `detail` names the line, or of OpenCode the message, and what is wrong with it. Nothing is kept of it.", "transcript"},
+		{TranscriptMismatch, http.StatusUnprocessableEntity, codes.FailedPrecondition, "The transcript is of another agent", "A conversation goes on in the architecture in which it was held. `detail` names both.", "transcript"},
+		{TranscriptNotFound, http.StatusNotFound, codes.NotFound, "No such transcript", "No transcript was uploaded under this reference by the tenant, or that was more than 10 minutes ago. Upload it again: POST /api/transcripts.", "transcript"},
 		{CursorAhead, http.StatusConflict, codes.OutOfRange, "The cursor is in the future", "`after`, or the event that `at`, `from` or `to` names (a replay's as well), is greater than the session's last seq, which `tip` gives. The blocks at the tip are the snapshot to go on from: GET /api/sessions/{id}/blocks; a WebSocket is sent them as session:snapshot.", "after"},
 		{CursorExpired, http.StatusGone, codes.OutOfRange, "The cursor is too old", "Events after `after` are no longer kept. Go on from a snapshot, as with CURSOR_AHEAD.", "after"},
 		{IdempotencyMismatch, http.StatusConflict, codes.AlreadyExists, "The Idempotency-Key was used for another request", "Within 24 hours a key stands for one request. Use a new key for a new request.", "Idempotency-Key"},
 		{AlreadyJoined, http.StatusConflict, codes.AlreadyExists, "Joined already", "This WebSocket has joined the session already; leave it first.", "sessionId"},
 		{NotJoined, http.StatusConflict, codes.FailedPrecondition, "Not joined", "This WebSocket has not joined the session.", "sessionId"},
-		{PayloadTooLarge, http.StatusRequestEntityTooLarge, codes.InvalidArgument, "Too large", "`detail` gives the limit: messages up to 1 MiB, metadata up to 16 KiB, a request with files up to `--max-request`, a file or tar that is put up to `--max-file`, a definition up to 4 MiB, the ZIP of a skill up to 100 MiB, frames of a WebSocket up to 64 KiB.", ""},
+		{PayloadTooLarge, http.StatusRequestEntityTooLarge, codes.InvalidArgument, "Too large", "`detail` gives the limit: messages up to 1 MiB, metadata up to 16 KiB, a request with files up to `--max-request`, a file or tar that is put up to `--max-file`, a transcript up to `--max-transcript`, a definition up to 4 MiB, the ZIP of a skill up to 100 MiB, frames of a WebSocket up to 64 KiB.", ""},
 		{QueueFull, http.StatusTooManyRequests, codes.ResourceExhausted, "Too many messages wait", "The session's queue is full; try again when some have been answered.", ""},
 		{TooManyFiles, http.StatusTooManyRequests, codes.ResourceExhausted, "Too many file changes wait", "1,024 changes may wait for a snapshot that holds them. Put many files as one tar (Content-Type application/x-tar), or run a turn first.", ""},
 		{TooManySessions, http.StatusTooManyRequests, codes.ResourceExhausted, "Too many sessions on one WebSocket", "Leave some, or open another WebSocket.", ""},

@@ -204,14 +204,19 @@ func (q *Quota) add(list []leftover, bytes int64, gone func(context.Context) (bo
 		list[n-1].gone = gone
 		return list
 	}
+	return apart(list, leftover{now, bytes, gone})
+}
+
+// apart adds a leftover that is told apart from those before it.
+func apart(list []leftover, x leftover) []leftover {
 	if len(list) == maxLeftovers {
 		list[1].bytes += list[0].bytes
 		list = list[1:]
 	}
-	return append(list, leftover{now, bytes, gone})
+	return append(list, x)
 }
 
-// Hold is what one upload takes. A nil Hold is one of a tenant without a limit. Take and one of Accepted, Copied, Refused and Unknown
+// Hold is what one upload takes. A nil Hold is one of a tenant without a limit. Take and one of Accepted, Copied, Refused, Waiting and Unknown
 // are called by one goroutine, one after the other.
 type Hold struct {
 	q        *Quota
@@ -293,6 +298,17 @@ func (h *Hold) Refused(gone func(context.Context) (bool, error)) {
 		delete(h.l.holds, h)
 		if h.taken > 0 {
 			h.l.refused = h.q.add(h.l.refused, h.taken, gone)
+		}
+	})
+}
+
+// Waiting says that a later command may refer to the upload: it counts until gone reports true, since an event counts it then or since it
+// was removed.
+func (h *Hold) Waiting(gone func(context.Context) (bool, error)) {
+	h.settle(func() {
+		delete(h.l.holds, h)
+		if h.taken > 0 {
+			h.l.refused = apart(h.l.refused, leftover{h.q.cfg.Now(), h.taken, gone})
 		}
 	})
 }

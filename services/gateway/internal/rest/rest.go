@@ -34,10 +34,12 @@ type Config struct {
 	Ready   func(context.Context) map[string]error // what the gateway needs, and what is wrong with it
 	Logger  *slog.Logger
 
-	Admission   *admission.Admission
-	MaxRequest  int64         // bytes of a body that brings files along
-	MaxFile     int64         // bytes of a file that is put
-	ReadTimeout time.Duration // how long a body may take to arrive
+	Admission  *admission.Admission
+	MaxRequest int64 // bytes of a body that brings files along
+	MaxFile    int64 // bytes of a file that is put
+
+	MaxTranscript int64         // bytes of a transcript
+	ReadTimeout   time.Duration // how long a body may take to arrive
 }
 
 // Handler serves HTTP.
@@ -191,6 +193,9 @@ func (h *Handler) serve(w *answer, r *http.Request) error {
 	}
 	if serve := h.skillsOf(r); serve != nil {
 		return serve(w, r)
+	}
+	if r.URL.Path == transcriptsPath {
+		return h.putTranscript(w, r)
 	}
 	h.api.ServeHTTP(w, r)
 	return nil

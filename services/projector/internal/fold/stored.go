@@ -8,6 +8,10 @@ func objectBytes(e events.Event) int64 {
 	switch d := e.Data.(type) {
 	case events.FilePut:
 		return count(d.Size)
+	case events.SessionCreated:
+		if d.Transcript != nil {
+			return count(d.Transcript.Size)
+		}
 	case events.WorkspaceSynced:
 		if d.Stored == 0 {
 			return count(d.NewBytes)

@@ -50,8 +50,16 @@ func (h *Handler) created(ctx context.Context, c command.Command, b command.Crea
 	if err != nil {
 		return out, err
 	}
+	if b.Transcript != nil && agent == nil {
+		b.Architecture = cmp.Or(b.Architecture, b.Transcript.Architecture)
+	}
 	if out.Architecture, err = resolve(b.Architecture, agent); err != nil {
 		return out, err
+	}
+	if out.Transcript = b.Transcript; out.Transcript != nil {
+		if err := checkTranscript(c, *out.Transcript, out.Architecture); err != nil {
+			return out, err
+		}
 	}
 	if out.Provider = b.Provider; out.Provider == "" {
 		out.Provider = h.cfg.Providers[0]
@@ -74,6 +82,17 @@ func (h *Handler) created(ctx context.Context, c command.Command, b command.Crea
 	}
 	out.Options = h.options(options)
 	return out, checkMetadata(b.Metadata)
+}
+
+// checkTranscript refuses a transcript that the session's agent cannot go on with.
+func checkTranscript(c command.Command, t events.Transcript, architecture string) error {
+	if t.Object != command.TranscriptObject(c.Tenant, c.SessionID) {
+		return invalid("transcript", fmt.Sprintf("%.100q is no transcript of the session", t.Object))
+	}
+	if t.Architecture != architecture {
+		return &command.Error{Code: command.CodeTranscriptMismatch, Field: "transcript", Detail: fmt.Sprintf("the transcript is of %s, and the session of %s: choose an agent of the architecture %[1]s, or leave agent and architecture out", t.Architecture, architecture)}
+	}
+	return nil
 }
 
 // resolve returns the agent's architecture; without an agent that of the request.

@@ -1,0 +1,41 @@
+package claudecode
+
+import (
+	"path/filepath"
+	"slices"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/cmd/runner/internal/transcript"
+)
+
+// provided copies the conversation of a transcript that came from outside, and returns the arguments with which the CLI goes on with it.
+func provided(l agent.Launch, id, to string) ([]string, error) {
+	workspace, err := filepath.EvalSymlinks(l.Workspace)
+	if err != nil {
+		return nil, err
+	}
+	edit := adopter{id: id, workspace: workspace}.edit
+	if err := transcript.Copy(filepath.Join(l.State, agent.Provided), to, "", edit); err != nil {
+		return nil, forget(to) // Open reports that the conversation is lost
+	}
+	return []string{"--resume", id}, nil
+}
+
+// keptLines are the types of lines that make up a conversation. All others are the CLI's own notes, which it acts on when it
+// resumes: queued prompts, modes, histories of files, working trees, names of agents.
+var keptLines = []string{"user", "assistant", "system", "attachment", "progress"}
+
+// adopter makes lines of another machine those of a session here.
+type adopter struct{ id, workspace string }
+
+// edit keeps the lines of the conversation.
+func (a adopter) edit(raw transcript.Line) (transcript.Line, transcript.Verdict) {
+	line := transcript.Members(raw)
+	if transcript.Text(line["uuid"]) == "" || !slices.Contains(keptLines, transcript.Text(line["type"])) {
+		return nil, transcript.Drop
+	}
+	delete(line, "permissionMode")
+	delete(line, "gitBranch")
+	line["sessionId"], line["cwd"] = transcript.JSON(a.id), transcript.JSON(a.workspace)
+	return transcript.JSON(line), transcript.Keep
+}

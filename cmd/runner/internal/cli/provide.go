@@ -1,0 +1,62 @@
+package cli
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+)
+
+type provideCommand struct {
+	Trees  trees  `embed:""`
+	SHA256 string `name:"sha256" required:"" help:"SHA-256 of the transcript in hex."`
+}
+
+// Run writes the transcript in one step. An earlier attempt may have left anything in the folder: no link is followed out of the state folder.
+func (c *provideCommand) Run(sys *System) error {
+	place, err := prepare(c.Trees.Workspace, c.Trees.State)
+	if err != nil {
+		return err
+	}
+	root, err := os.OpenRoot(place.State)
+	if err != nil {
+		return fmt.Errorf("open the state folder: %w", err)
+	}
+	defer root.Close() //nolint:errcheck // every write was checked
+	n, err := c.write(root, sys.Stdin)
+	if err != nil {
+		return telling(fmt.Errorf("write the provided transcript: %w", err))
+	}
+	return sys.say(map[string]any{"type": "transcript_provided", "bytes": n})
+}
+
+func (c *provideCommand) write(root *os.Root, from io.Reader) (int64, error) {
+	const tmp = agent.Provided + ".new"
+	if err := errors.Join(root.MkdirAll(path.Dir(tmp), 0o700), root.RemoveAll(tmp)); err != nil {
+		return 0, err
+	}
+	f, err := root.OpenFile(tmp, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return 0, err
+	}
+	sum := sha256.New()
+	n, err := io.Copy(io.MultiWriter(f, sum), from)
+	if err = errors.Join(err, f.Close()); err == nil && hex.EncodeToString(sum.Sum(nil)) != c.SHA256 {
+		err = errors.New("its SHA-256 is another")
+	}
+	if err == nil {
+		err = root.RemoveAll(agent.Provided)
+	}
+	if err == nil {
+		err = root.Rename(tmp, agent.Provided)
+	}
+	if err != nil {
+		return 0, errors.Join(err, root.RemoveAll(tmp))
+	}
+	return n, nil
+}

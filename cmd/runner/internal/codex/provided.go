@@ -1,0 +1,69 @@
+package codex
+
+import (
+	"encoding/json"
+	"path/filepath"
+	"slices"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/cmd/runner/internal/transcript"
+)
+
+// provided copies the conversation of a transcript that came from outside, under the id of the thread that goes on with it. Its place among the
+// CLI's own files does not depend on the transcript.
+func provided(l agent.Launch) error {
+	id := transcript.ForkID(l)
+	to := filepath.Join(home(l.Place), "sessions", "2000", "01", "01", "rollout-2000-01-01T00-00-00-"+id+".jsonl")
+	a := &adopter{id: id, workspace: l.Workspace}
+	return copied(filepath.Join(l.State, agent.Provided), to, "", a.edit)
+}
+
+// What a copy keeps of a transcript. The rest is the CLI's own: what it was permitted, where it worked, its settings and tools.
+var (
+	keptLines  = []string{"session_meta", "response_item", "event_msg", "compacted"}
+	keptEvents = []string{
+		"task_started", "task_complete", "turn_aborted", "user_message", "agent_message", "agent_reasoning", "item_completed", "token_count",
+		"context_compacted", "thread_rolled_back",
+	}
+	keptMeta = []string{"timestamp", "cli_version"}
+)
+
+// adopter makes a transcript of another machine one of a thread here.
+type adopter struct {
+	id, workspace string
+	begun         bool // the first line was kept
+}
+
+// edit keeps the lines of the conversation.
+func (a *adopter) edit(raw transcript.Line) (transcript.Line, transcript.Verdict) {
+	line := transcript.Members(raw)
+	kind, payload := transcript.Text(line["type"]), transcript.Members(line["payload"])
+	switch {
+	case !slices.Contains(keptLines, kind):
+		return nil, transcript.Drop
+	case kind == "event_msg" && !slices.Contains(keptEvents, transcript.Text(payload["type"])):
+		return nil, transcript.Drop
+	case kind == "session_meta" && a.begun: // of a conversation that this one was forked from
+		return nil, transcript.Drop
+	case kind == "session_meta":
+		a.begun = true
+		line["payload"] = a.meta(payload)
+	}
+	return transcript.JSON(line), transcript.Keep
+}
+
+// meta returns what the first line of the copy says of the thread.
+func (a *adopter) meta(before map[string]json.RawMessage) json.RawMessage {
+	meta := map[string]json.RawMessage{}
+	for _, key := range keptMeta {
+		if v, ok := before[key]; ok {
+			meta[key] = v
+		}
+	}
+	for key, value := range map[string]string{
+		"id": a.id, "session_id": a.id, "cwd": a.workspace, "originator": "spool", "source": "vscode", "model_provider": "spool",
+	} {
+		meta[key] = transcript.JSON(value)
+	}
+	return transcript.JSON(meta)
+}

@@ -1,0 +1,123 @@
+package opencode
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/acp"
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/cmd/runner/internal/transcript"
+)
+
+// importFile is what `opencode import` is given.
+const importFile = agent.Unkept + "/opencode-import.json"
+
+// importing returns the command that first has the CLI import the conversation of a transcript that came from outside; plugin.js forks it then, as it forks
+// sessions of the CLI's own. An import that fails shows by there being no such session. A second import of the same file changes nothing.
+func importing(l agent.Launch, c agent.Command) (agent.Command, error) {
+	shell, err := acp.Find(l, "sh")
+	if err != nil {
+		return c, err
+	}
+	root, err := os.OpenRoot(l.State)
+	if err != nil {
+		return c, fmt.Errorf("state folder of OpenCode: %w", err)
+	}
+	defer root.Close() //nolint:errcheck // every write was checked
+	raw, err := adopt(root, l.Resume)
+	if err == nil {
+		err = errors.Join(root.RemoveAll(importFile), root.WriteFile(importFile, raw, 0o600))
+	} else {
+		err = root.RemoveAll(importFile) // the CLI finds nothing to import
+	}
+	if err != nil {
+		return c, fmt.Errorf("transcript for OpenCode: %w", err)
+	}
+	// What the import prints is none of the protocol's lines, and its plugins must not fork.
+	c.Args = []string{"-c", forkVariable + `= "$0" import --pure "$1" >&2 </dev/null; exec "$0" acp`, c.Path, filepath.Join(l.State, importFile)}
+	c.Path = shell
+	return c, nil
+}
+
+// members are those of a JSON object; values that are not looked at stay as they are.
+type members = map[string]json.RawMessage
+
+// exported is what `opencode export` prints.
+type exported struct {
+	Info     members   `json:"info"`
+	Messages []message `json:"messages"`
+}
+
+type message struct {
+	Info  members   `json:"info"`
+	Parts []members `json:"parts"`
+}
+
+// What a copy keeps of a session and of its messages. The rest is the CLI's own: rules of permission, shares, links to other sessions,
+// snapshots and patches of files that are not here, the other machine's folders.
+var (
+	keptSession = []string{"id", "slug", "title", "version", "time"}
+	keptMessage = []string{"id", "sessionID", "role", "time", "agent", "model", "parentID", "mode", "cost", "tokens", "modelID", "providerID", "finish", "error", "summary"}
+	keptParts   = []string{"text", "reasoning", "tool", "step-start", "step-finish", "compaction"}
+)
+
+// adopt returns the conversation of the provided transcript for `opencode import`.
+func adopt(root *os.Root, session string) ([]byte, error) {
+	f, err := root.Open(agent.Provided)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close() //nolint:errcheck // only read
+	var t exported
+	if err := json.NewDecoder(f).Decode(&t); err != nil {
+		return nil, err
+	}
+	if id := transcript.Text(t.Info["id"]); id != session {
+		return nil, fmt.Errorf("it is of session %.100q", id)
+	}
+	t.Info = kept(t.Info, keptSession)
+	t.Info["projectID"], t.Info["directory"] = transcript.JSON("global"), transcript.JSON("/") // the import puts its own in their place
+	for i := range t.Messages {
+		m := &t.Messages[i]
+		if m.Info = kept(m.Info, keptMessage); transcript.Text(m.Info["role"]) == "assistant" {
+			m.Info["path"] = json.RawMessage(`{"cwd":"/","root":"/"}`)
+		}
+		parts := []members{}
+		for _, p := range m.Parts {
+			if keptPart(p) {
+				parts = append(parts, p)
+			}
+		}
+		m.Parts = parts
+	}
+	return json.Marshal(t)
+}
+
+func kept(m members, names []string) members {
+	out := members{}
+	for _, name := range names {
+		if v, ok := m[name]; ok {
+			out[name] = v
+		}
+	}
+	return out
+}
+
+// keptPart reports whether a part is a part of the conversation that stands for itself: a file is kept if its content is in the part.
+func keptPart(p members) bool {
+	kind := transcript.Text(p["type"])
+	if state := transcript.Members(p["state"]); state["attachments"] != nil {
+		delete(state, "attachments")
+		p["state"] = transcript.JSON(state)
+	}
+	if kind == "file" {
+		delete(p, "source")
+		return strings.HasPrefix(transcript.Text(p["url"]), "data:")
+	}
+	return slices.Contains(keptParts, kind)
+}

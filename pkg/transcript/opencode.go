@@ -1,0 +1,229 @@
+package transcript
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/spoolhq/spool/pkg/architecture"
+)
+
+// export checks what `opencode export` prints: {"info": …, "messages": [{"info": …, "parts": […]}, …]}. It is decoded message by message.
+func export(r io.Reader) (Info, error) {
+	e := &exported{in: json.NewDecoder(&strict{r: r}), info: Info{Architecture: architecture.OpenCode}, seen: map[string]bool{}}
+	err := e.document()
+	var syntax *json.SyntaxError
+	switch {
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.As(err, &syntax) && strings.Contains(syntax.Error(), "unexpected end"):
+		return Info{}, refuse(e.n, "the transcript is cut off in it: write the output of `opencode export` to the file again")
+	case errors.As(err, &syntax):
+		return Info{}, refuse(e.n, "it is not JSON: %v. "+unknown, err)
+	case err != nil:
+		return Info{}, at(e.n, err)
+	}
+	return said(e.info)
+}
+
+type exported struct {
+	in   *json.Decoder
+	info Info
+	seen map[string]bool // ids of messages
+	n    int             // of the message
+}
+
+// document checks the whole.
+func (e *exported) document() error {
+	if err := e.expect(json.Delim('{')); err != nil {
+		return err
+	}
+	for e.in.More() {
+		key, err := e.in.Token()
+		if err != nil {
+			return err
+		}
+		switch key {
+		case "info":
+			err = e.session()
+		case "messages":
+			err = e.messages()
+		default:
+			err = refuse(0, "it has a member %.100q. "+unknown, key)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if err := e.expect(json.Delim('}')); err != nil {
+		return err
+	}
+	if _, err := e.in.Token(); !errors.Is(err, io.EOF) {
+		return refuse(0, "something follows the end of the transcript")
+	}
+	if e.info.AgentSessionID == "" {
+		return refuse(0, "info is missing. "+unknown)
+	}
+	return nil
+}
+
+func (e *exported) expect(want json.Delim) error {
+	got, err := e.in.Token()
+	if err != nil {
+		return err
+	}
+	if got != want {
+		return refuse(0, unknown)
+	}
+	return nil
+}
+
+// value reads the next value, which has to be an object.
+func (e *exported) value() (map[string]json.RawMessage, error) {
+	var raw json.RawMessage
+	if err := e.in.Decode(&raw); err != nil {
+		return nil, err
+	}
+	if len(raw) > MaxLine {
+		return nil, refuse(0, "it is longer than %d bytes", MaxLine)
+	}
+	return object(raw)
+}
+
+func (e *exported) session() error {
+	m, err := e.value()
+	if err != nil {
+		return err
+	}
+	id := text(m["id"])
+	if !wordForm.MatchString(id) || !strings.HasPrefix(id, "ses_") {
+		return refuse(0, "info.id is no id of a session of OpenCode")
+	}
+	e.info.AgentSessionID = id
+	return nil
+}
+
+func (e *exported) messages() error {
+	if e.info.AgentSessionID == "" {
+		return refuse(0, "info does not come before messages. "+unknown)
+	}
+	if err := e.expect(json.Delim('[')); err != nil {
+		return err
+	}
+	for e.in.More() {
+		if e.n++; e.n > MaxEntries {
+			return refuse(0, "it has more than %d messages", MaxEntries)
+		}
+		m, err := e.value()
+		if err != nil {
+			return err
+		}
+		if err := e.message(m); err != nil {
+			return err
+		}
+	}
+	return e.expect(json.Delim(']'))
+}
+
+// message checks a message and its parts.
+func (e *exported) message(m map[string]json.RawMessage) error {
+	info := inner(m["info"])
+	id, role := text(info["id"]), text(info["role"])
+	switch parent := text(info["parentID"]); {
+	case !wordForm.MatchString(id) || !strings.HasPrefix(id, "msg_"):
+		return refuse(0, "info.id is no id of a message of OpenCode")
+	case text(info["sessionID"]) != e.info.AgentSessionID:
+		return refuse(0, "info.sessionID is of another session")
+	case role != "user" && role != "assistant":
+		return refuse(0, "info.role is neither user nor assistant")
+	case role == "assistant" && !e.seen[parent]:
+		return refuse(0, "its info.parentID is of no message before it: a part of the transcript is missing")
+	}
+	e.seen[id] = true
+	e.info.Messages++
+	var parts []json.RawMessage
+	if json.Unmarshal(m["parts"], &parts) != nil {
+		return refuse(0, "parts is no list")
+	}
+	for _, raw := range parts {
+		p := inner(raw)
+		own := text(p["id"])
+		if !wordForm.MatchString(own) || !strings.HasPrefix(own, "prt_") || text(p["messageID"]) != id || text(p["sessionID"]) != e.info.AgentSessionID {
+			return refuse(0, "the ids of a part are not those of a part of the message")
+		}
+	}
+	return nil
+}
+
+// strict fails where text is not UTF-8, nested too deep, or a value too long to be held: before a decoder buffers it.
+type strict struct {
+	r      io.Reader
+	depth  int
+	held   int // bytes since the decoder could let go: since the depth was that of a message
+	inText bool
+	escape bool
+	rest   []byte // the beginning of a character that the next read ends
+}
+
+// levels is the depth of a list's messages in the document: {"messages": [ … ]}.
+const levels = 2
+
+func (s *strict) Read(p []byte) (int, error) {
+	n, err := s.r.Read(p)
+	if bad := s.look(p[:n]); bad != nil {
+		return 0, bad
+	}
+	if errors.Is(err, io.EOF) && len(s.rest) > 0 {
+		return 0, refuse(0, "it is not valid UTF-8")
+	}
+	return n, err
+}
+
+func (s *strict) look(p []byte) error {
+	if !s.utf8(p) {
+		return refuse(0, "it is not valid UTF-8")
+	}
+	for _, c := range p {
+		s.held++
+		switch {
+		case s.escape:
+			s.escape = false
+		case s.inText && c == '\\':
+			s.escape = true
+		case c == '"':
+			s.inText = !s.inText
+		case s.inText:
+		case c == '{' || c == '[':
+			s.depth++
+		case c == '}' || c == ']':
+			s.depth--
+		}
+		if s.depth <= levels && !s.inText && strings.IndexByte("{}[],: \t\r\n", c) >= 0 {
+			s.held = 0
+		}
+		if s.depth > MaxDepth {
+			return refuse(0, "its JSON is nested deeper than %d", MaxDepth)
+		}
+		if s.held > MaxLine {
+			return refuse(0, "it is longer than %d bytes", MaxLine)
+		}
+	}
+	return nil
+}
+
+// utf8 reports whether text is valid so far.
+func (s *strict) utf8(p []byte) bool {
+	p = append(bytes.Clone(s.rest), p...)
+	end := len(p)
+	for back := 1; back < utf8.UTFMax && back <= len(p); back++ {
+		if c := p[len(p)-back]; utf8.RuneStart(c) {
+			if !utf8.FullRune(p[len(p)-back:]) {
+				end = len(p) - back
+			}
+			break
+		}
+	}
+	s.rest = bytes.Clone(p[end:])
+	return utf8.Valid(p[:end])
+}

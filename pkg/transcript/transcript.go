@@ -1,0 +1,372 @@
+// Package transcript checks transcripts of agents' own command lines, which callers bring: a session goes on with the conversation. It reads
+// a transcript once, from its beginning, and holds no more than one line or one message of it.
+//
+// Three forms are known.
+//
+//	claude-code  a session file of Claude Code: JSON lines with type, uuid, parentUuid and sessionId
+//	codex        a rollout file of Codex: JSON lines with type and payload, the first one a session_meta
+//	opencode     what `opencode export` prints: one JSON object with info and messages
+package transcript
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"regexp"
+	"unicode/utf8"
+
+	"github.com/spoolhq/spool/pkg/architecture"
+)
+
+const (
+	// MaxLine is the longest line, or message of OpenCode, in bytes.
+	MaxLine = 16 << 20
+	// MaxDepth is how deep JSON may be nested.
+	MaxDepth = 200
+	// MaxEntries is how many lines, or messages, a transcript may have.
+	MaxEntries = 500_000
+)
+
+// Info is what a transcript says of itself.
+type Info struct {
+	Architecture   string `json:"architecture"`
+	AgentSessionID string `json:"agentSessionId"` // the agent's own session, or thread
+	Messages       uint32 `json:"messages"`       // of user and agent; results of tools apart
+}
+
+// Error is a transcript that a session cannot go on with.
+type Error struct {
+	Line   int    // from 1; of OpenCode the message; 0 for the whole
+	Detail string // what is wrong, and what to do
+}
+
+func (e *Error) Error() string {
+	if e.Line == 0 {
+		return e.Detail
+	}
+	return fmt.Sprintf("line %d: %s", e.Line, e.Detail)
+}
+
+func refuse(line int, format string, args ...any) error {
+	return &Error{line, fmt.Sprintf(format, args...)}
+}
+
+// unknown is what is none of the three.
+const unknown = "it is no transcript of Claude Code (~/.claude/projects/…/*.jsonl), Codex (~/.codex/sessions/…/rollout-*.jsonl) or OpenCode (the output of `opencode export`)"
+
+// Check reads a transcript to its end. The error is an *Error, or one of r.
+func Check(r io.Reader) (Info, error) {
+	in := bufio.NewReaderSize(r, 64<<10)
+	first, err := readLine(in)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return Info{}, at(1, err)
+	}
+	trimmed := bytes.TrimSpace(first)
+	if len(trimmed) == 0 && err != nil {
+		return Info{}, refuse(0, "it is empty")
+	}
+	if head, ok := members(trimmed); ok {
+		switch {
+		case head["payload"] != nil:
+			return lines(in, first, err, &codex{})
+		case head["type"] != nil:
+			return lines(in, first, err, newClaude())
+		}
+	}
+	if bytes.HasPrefix(trimmed, []byte("{")) {
+		return export(io.MultiReader(bytes.NewReader(first), newline(err), in))
+	}
+	return Info{}, refuse(0, unknown)
+}
+
+// newline is the end of the first line, which readLine took off.
+func newline(end error) io.Reader {
+	if end != nil {
+		return bytes.NewReader(nil)
+	}
+	return bytes.NewReader([]byte("\n"))
+}
+
+// at names the line of an error that has none.
+func at(n int, err error) error {
+	var e *Error
+	if errors.As(err, &e) && e.Line == 0 {
+		return &Error{n, e.Detail}
+	}
+	return err
+}
+
+// readLine returns the next line without its newline; with io.EOF, what follows the last newline.
+func readLine(in *bufio.Reader) ([]byte, error) {
+	var line []byte
+	for {
+		piece, err := in.ReadSlice('\n')
+		line = append(line, piece...)
+		switch {
+		case len(line) > MaxLine:
+			return nil, refuse(0, "it is longer than %d bytes", MaxLine)
+		case errors.Is(err, bufio.ErrBufferFull):
+		case err != nil:
+			return line, err
+		default:
+			return line[:len(line)-1], nil
+		}
+	}
+}
+
+// form checks the lines of one kind of transcript.
+type form interface {
+	// line checks a line that is a JSON object.
+	line(m map[string]json.RawMessage) error
+	// end checks what only the whole shows.
+	end() (Info, error)
+}
+
+// lines checks JSON lines, of which the first was read; end is the error that came with it.
+func lines(in *bufio.Reader, line []byte, end error, f form) (Info, error) {
+	for n := 1; ; n++ {
+		if n > MaxEntries {
+			return Info{}, refuse(0, "it has more than %d lines", MaxEntries)
+		}
+		if len(bytes.TrimSpace(line)) > 0 {
+			m, err := object(line)
+			if err != nil && end != nil && !deep(line) && !json.Valid(line) {
+				return Info{}, refuse(n, "the transcript is cut off in it: copy the file again, when the agent does not write to it")
+			}
+			if err == nil {
+				err = f.line(m)
+			}
+			if err != nil {
+				return Info{}, at(n, err)
+			}
+		}
+		if end != nil {
+			return f.end()
+		}
+		line, end = readLine(in)
+		if end != nil && !errors.Is(end, io.EOF) {
+			return Info{}, at(n+1, end)
+		}
+	}
+}
+
+// object returns the members of a line that is to be a JSON object.
+func object(raw []byte) (map[string]json.RawMessage, error) {
+	switch {
+	case !utf8.Valid(raw):
+		return nil, refuse(0, "it is not valid UTF-8")
+	case deep(raw):
+		return nil, refuse(0, "its JSON is nested deeper than %d", MaxDepth)
+	}
+	m, ok := members(raw)
+	if !ok {
+		return nil, refuse(0, "it is no JSON object")
+	}
+	return m, nil
+}
+
+func members(raw []byte) (m map[string]json.RawMessage, ok bool) {
+	if deep(raw) {
+		return nil, false
+	}
+	return m, json.Unmarshal(raw, &m) == nil && m != nil
+}
+
+// deep reports whether JSON is nested too deep, before anything recurses into it.
+func deep(raw []byte) bool {
+	depth, inText := 0, false
+	for i := 0; i < len(raw); i++ {
+		switch c := raw[i]; {
+		case inText && c == '\\':
+			i++
+		case c == '"':
+			inText = !inText
+		case inText:
+		case c == '{' || c == '[':
+			if depth++; depth > MaxDepth {
+				return true
+			}
+		case c == '}' || c == ']':
+			depth--
+		}
+	}
+	return false
+}
+
+// text returns the value of a JSON string; "" for anything else.
+func text(raw json.RawMessage) string {
+	var s string
+	if json.Unmarshal(raw, &s) != nil {
+		return ""
+	}
+	return s
+}
+
+func inner(raw json.RawMessage) map[string]json.RawMessage {
+	m, _ := members(raw)
+	return m
+}
+
+var (
+	uuidForm = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
+	wordForm = regexp.MustCompile(`^[A-Za-z0-9_-]{1,128}$`)
+)
+
+// uuid is a UUID in 16 bytes.
+type uuid [16]byte
+
+func parseUUID(s string) (id uuid, ok bool) {
+	if !uuidForm.MatchString(s) {
+		return id, false
+	}
+	n := 0
+	for i := 0; i < len(s); i++ {
+		c := s[i]
+		if c == '-' {
+			continue
+		}
+		v := c - '0'
+		if c >= 'a' {
+			v = c - 'a' + 10
+		}
+		id[n/2] |= v << (4 * (1 - n%2))
+		n++
+	}
+	return id, true
+}
+
+// claude checks a session file of Claude Code.
+type claude struct {
+	info    Info
+	seen    map[uuid]bool
+	parents map[uuid]int // to the first line that names one
+	n       int
+}
+
+func newClaude() *claude {
+	return &claude{info: Info{Architecture: architecture.ClaudeCode}, seen: map[uuid]bool{}, parents: map[uuid]int{}}
+}
+
+func (c *claude) line(m map[string]json.RawMessage) error {
+	c.n++
+	kind := text(m["type"])
+	if kind == "" {
+		return refuse(0, "type is missing: "+unknown)
+	}
+	if raw, ok := m["sessionId"]; ok {
+		session := text(raw)
+		if !uuidForm.MatchString(session) {
+			return refuse(0, "sessionId is no UUID")
+		}
+		c.info.AgentSessionID = session
+	}
+	raw, ok := m["uuid"]
+	if !ok { // a note of the CLI
+		if kind == "user" || kind == "assistant" {
+			return refuse(0, "uuid is missing")
+		}
+		return nil
+	}
+	id, ok := parseUUID(text(raw))
+	if !ok {
+		return refuse(0, "uuid is no UUID")
+	}
+	c.seen[id] = true
+	if parent, has := m["parentUuid"]; has && string(parent) != "null" {
+		id, ok := parseUUID(text(parent))
+		if !ok {
+			return refuse(0, "parentUuid is neither null nor a UUID")
+		}
+		if _, known := c.parents[id]; !known {
+			c.parents[id] = c.n
+		}
+	}
+	if kind == "user" || kind == "assistant" {
+		return c.message(kind, inner(m["message"]))
+	}
+	return nil
+}
+
+// message checks what was said.
+func (c *claude) message(kind string, m map[string]json.RawMessage) error {
+	if text(m["role"]) != kind {
+		return refuse(0, "message.role is not %s", kind)
+	}
+	switch content := bytes.TrimSpace(m["content"]); {
+	case len(content) > 0 && content[0] == '"':
+	case len(content) > 0 && content[0] == '[':
+		var blocks []struct {
+			Type string `json:"type"`
+		}
+		if json.Unmarshal(content, &blocks) != nil {
+			return refuse(0, "message.content is no list of blocks")
+		}
+		if len(blocks) > 0 && blocks[0].Type == "tool_result" {
+			return nil
+		}
+	default:
+		return refuse(0, "message.content is neither text nor a list of blocks")
+	}
+	c.info.Messages++
+	return nil
+}
+
+func (c *claude) end() (Info, error) {
+	for id, line := range c.parents {
+		if !c.seen[id] {
+			return Info{}, refuse(line, "its parentUuid is of no line of the file: a part of the transcript is missing")
+		}
+	}
+	if c.info.AgentSessionID == "" {
+		return Info{}, refuse(0, unknown)
+	}
+	return said(c.info)
+}
+
+// said refuses a transcript in which nothing was said.
+func said(i Info) (Info, error) {
+	if i.Messages == 0 {
+		return Info{}, refuse(0, "it has no messages: there is nothing to go on with")
+	}
+	return i, nil
+}
+
+// codex checks a rollout file of Codex.
+type codex struct {
+	info Info
+	n    int
+}
+
+func (c *codex) line(m map[string]json.RawMessage) error {
+	c.n++
+	kind, payload := text(m["type"]), inner(m["payload"])
+	switch {
+	case kind == "":
+		return refuse(0, "type is missing: "+unknown)
+	case payload == nil:
+		return refuse(0, "payload is no JSON object")
+	case c.n == 1 && kind != "session_meta":
+		return refuse(0, "its type is not session_meta: the beginning of the transcript is missing")
+	case c.n == 1:
+		return c.meta(payload)
+	case kind == "response_item" && text(payload["type"]) == "message":
+		if role := text(payload["role"]); role == "user" || role == "assistant" {
+			c.info.Messages++
+		}
+	}
+	return nil
+}
+
+func (c *codex) meta(payload map[string]json.RawMessage) error {
+	id := text(payload["id"])
+	if !uuidForm.MatchString(id) {
+		return refuse(0, "payload.id is no UUID")
+	}
+	c.info = Info{Architecture: architecture.Codex, AgentSessionID: id}
+	return nil
+}
+
+func (c *codex) end() (Info, error) { return said(c.info) }

@@ -1,0 +1,166 @@
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/api/command"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/transcript"
+	"github.com/spoolhq/spool/pkg/workspace"
+	"github.com/spoolhq/spool/services/gateway/internal/auth"
+	"github.com/spoolhq/spool/services/gateway/internal/commands"
+	"github.com/spoolhq/spool/services/gateway/internal/objects"
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+)
+
+const fieldTranscript = "transcript"
+
+// transcriptKept is for how long a session can be made with an uploaded transcript: less than the least time for which the janitor leaves content that
+// nothing refers to.
+const transcriptKept = 10 * time.Minute
+
+// TranscriptAccepted is a transcript that was found whole. The reference is the id of the session that it will begin.
+type TranscriptAccepted struct {
+	Transcript string `json:"transcript"`
+	transcript.Info
+	Size   uint64    `json:"size"` // bytes
+	SHA256 string    `json:"sha256"`
+	At     time.Time `json:"at"`
+}
+
+// found names what the check found, beside the transcript.
+func found(object string) string { return object + "-found" }
+
+// PutTranscript stores a transcript and checks it on its way. Of one that is refused, no more is read. length is negative if it is not known.
+func (s *Server) PutTranscript(ctx context.Context, body io.Reader, length, limit int64) (TranscriptAccepted, error) {
+	var out TranscriptAccepted
+	p, err := auth.From(ctx)
+	if err != nil {
+		return out, err
+	}
+	if length > limit {
+		return out, transcriptTooLarge(fmt.Sprintf("it has %d bytes", length), limit)
+	}
+	if err := s.Objects.CheckRoom(ctx, length); err != nil {
+		return out, err
+	}
+	if out.Transcript, err = events.NewID(events.KindSession, s.Now(), s.Entropy); err != nil {
+		return out, problem.From(err)
+	}
+	hold, err := s.Quota.Reserve(ctx, p.Tenant, max(length, 0))
+	if err != nil {
+		return out, err
+	}
+	object := command.TranscriptObject(p.Tenant, out.Transcript)
+	defer func() { hold.Waiting(s.unclaimed(p.Tenant, out.Transcript, object)) }()
+	stored, info, err := s.checked(ctx, object, body, limit, hold.Take)
+	var refused *transcript.Error
+	switch {
+	case errors.As(err, &refused):
+		return out, problem.New(problem.TranscriptInvalid, fieldTranscript, refused.Error())
+	case errors.Is(err, objects.ErrTooLarge):
+		return out, transcriptTooLarge("it is larger", limit)
+	case err != nil:
+		return out, err
+	}
+	out.Info, out.Size, out.SHA256, out.At = info, stored.Size, stored.SHA256, s.Now().UTC()
+	raw, err := json.Marshal(out)
+	if err != nil {
+		return out, problem.From(err)
+	}
+	return out, s.Objects.Keep(ctx, found(object), raw)
+}
+
+// unclaimed returns a function that reports whether an upload need not be counted any more: a session began with it, which counts it, or it was removed.
+func (s *Server) unclaimed(tenant, session, object string) func(context.Context) (bool, error) {
+	gone := s.Objects.Gone(object)
+	return func(ctx context.Context) (bool, error) {
+		status, err := s.Reads.Status(ctx, tenant, session)
+		var p *problem.Error
+		if errors.As(err, &p) && p.Code == problem.SessionNotFound || err == nil && status == "" {
+			return gone(ctx)
+		}
+		return err == nil, err
+	}
+}
+
+// checked stores a transcript while it is checked.
+func (s *Server) checked(ctx context.Context, object string, body io.Reader, limit int64, take func(context.Context, int64) error) (objects.Stored, transcript.Info, error) {
+	out, in := io.Pipe()
+	var info transcript.Info
+	checked := make(chan error, 1)
+	go func() {
+		var err error
+		info, err = transcript.Check(out)
+		out.CloseWithError(err) // ends the upload where it is refused
+		checked <- err
+	}()
+	stored, err := s.Objects.Stream(ctx, object, io.TeeReader(body, in), limit, take)
+	if err != nil {
+		in.CloseWithError(err)
+	} else {
+		in.Close() //nolint:errcheck // it returns nil
+	}
+	wrong := <-checked
+	var refused *transcript.Error
+	if errors.As(wrong, &refused) || err == nil {
+		err = wrong
+	}
+	return stored, info, err
+}
+
+func transcriptTooLarge(what string, limit int64) error {
+	return problem.New(problem.PayloadTooLarge, fieldTranscript, fmt.Sprintf("%s; at most %d bytes are taken (--max-transcript)", what, limit))
+}
+
+// beginning returns a request for a session that begins with the transcript of a reference, "" for none. It is looked for when the request turns out to
+// be no repeat; body returns the request's body, which has it at into then.
+func (s *Server) beginning(r commands.Request, reference string, into **events.Transcript, body func() any) commands.Request {
+	if reference == "" {
+		return r
+	}
+	r.SessionID = reference
+	prepare := r.Prepare
+	r.Prepare = func(ctx context.Context, tenant, session string) (err error) {
+		if *into, err = s.provided(ctx, tenant, reference); err != nil || prepare == nil {
+			return err
+		}
+		return prepare(ctx, tenant, session)
+	}
+	if r.Seal == nil {
+		r.Seal = func(context.Context, string, string) (any, error) { return body(), nil }
+	}
+	return r
+}
+
+// provided returns the transcript of a reference.
+func (s *Server) provided(ctx context.Context, tenant, reference string) (*events.Transcript, error) {
+	missing := problem.New(problem.TranscriptNotFound, fieldTranscript, "there is no such transcript, or it was uploaded more than 10 minutes ago: upload it again (POST /api/transcripts)")
+	if events.CheckID(fieldTranscript, events.KindSession, reference) != nil {
+		return nil, missing
+	}
+	object := command.TranscriptObject(tenant, reference)
+	r, err := s.Objects.Get(ctx, found(object))
+	if errors.Is(err, workspace.ErrNotFound) {
+		return nil, missing
+	}
+	if err != nil {
+		return nil, unreadable(err)
+	}
+	defer r.Close() //nolint:errcheck // only read
+	var t TranscriptAccepted
+	if err := json.NewDecoder(r).Decode(&t); err != nil {
+		return nil, problem.New(problem.Unavailable, "", "the object store does not answer; try again").Because(err)
+	}
+	if s.Now().After(t.At.Add(transcriptKept)) {
+		return nil, missing
+	}
+	return &events.Transcript{
+		Architecture: t.Architecture, Object: object, Size: t.Size, SHA256: t.SHA256, AgentSessionID: t.AgentSessionID, Messages: t.Messages,
+	}, nil
+}

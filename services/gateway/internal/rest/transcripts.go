@@ -1,0 +1,46 @@
+package rest
+
+import (
+	"io"
+	"net/http"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/transcript"
+	"github.com/spoolhq/spool/services/gateway/internal/admission"
+)
+
+const transcriptsPath = "/api/transcripts"
+
+// putTranscript takes a transcript in as it comes.
+func (h *Handler) putTranscript(w *answer, r *http.Request) error {
+	w.route = transcriptsPath
+	if r.Method != http.MethodPost {
+		return notAllowed(r)
+	}
+	if err := allow(w, r); err != nil {
+		return err
+	}
+	if _, err := only(r); err != nil {
+		return err
+	}
+	if err := heldBy(r).Take(admission.TransferCost + transcript.MaxLine); err != nil {
+		return err
+	}
+	control := http.NewResponseController(w)
+	in := &watched{pace: pace{patience: h.cfg.ReadTimeout}, from: r.Body, control: control}
+	out, err := h.cfg.API.PutTranscript(r.Context(), in, r.ContentLength, h.cfg.MaxTranscript)
+	if err != nil && in.err == nil && in.moved > 0 {
+		// A client that is still sending would not see the answer: its connection would be reset.
+		_, _ = io.CopyN(io.Discard, in, maxDrain)
+		in.err = nil
+	}
+	if in.err != nil {
+		return in.problem()
+	}
+	if err != nil {
+		return err
+	}
+	_ = control.SetWriteDeadline(time.Now().Add(stall)) // a test's recorder has no connection
+	writeJSON(w, http.StatusCreated, out)
+	return nil
+}
