@@ -194,7 +194,7 @@ func (e *engine) run(ctx context.Context, spec containerSpec) (*box, error) {
 	if err := os.MkdirAll(folder, 0o700); err != nil {
 		return nil, err
 	}
-	made, err := e.create(ctx, spec, folder)
+	made, err := e.create(context.WithoutCancel(ctx), spec, folder) // a cancelled call might leave a container of unknown id
 	if err != nil {
 		return nil, errors.Join(err, os.RemoveAll(folder))
 	}
@@ -231,7 +231,7 @@ func (e *engine) create(ctx context.Context, spec containerSpec, folder string) 
 }
 
 func (e *engine) start(ctx context.Context, b *box) error {
-	if err := e.api.ContainerStart(ctx, b.id, container.StartOptions{}); err != nil {
+	if err := e.api.ContainerStart(context.WithoutCancel(ctx), b.id, container.StartOptions{}); err != nil {
 		return err
 	}
 	state, err := e.api.ContainerInspect(ctx, b.id)
@@ -334,7 +334,7 @@ func (e *engine) allow(ctx context.Context, b *box, allowed []rule) error {
 		rules = append(rules, line+" -j ACCEPT")
 	}
 	rules = append(rules, "-A OUTPUT -p tcp -j REJECT --reject-with tcp-reset", "-A OUTPUT -j REJECT", "COMMIT", "")
-	command := exec.CommandContext(ctx, "nsenter", "--net", "--target", fmt.Sprint(b.pid), "iptables-restore", "--wait") //nolint:gosec // a number
+	command := exec.CommandContext(ctx, "nsenter", "--net", "--target", fmt.Sprint(b.pid), "iptables-restore", "--wait")
 	command.Stdin = strings.NewReader(strings.Join(rules, "\n"))
 	if out, err := command.CombinedOutput(); err != nil {
 		return fmt.Errorf("set the sandbox's firewall: %w: %s", err, out)
