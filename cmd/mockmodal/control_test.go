@@ -201,7 +201,7 @@ func leftOf(t *testing.T, data string) []string {
 	filter := "label=dev.spool.mockmodal=" + data
 	var all []string
 	for _, command := range [][]string{
-		{"ps", "--all", "--quiet", "--filter", filter}, {"network", "ls", "--quiet", "--filter", filter}, {"images", "--quiet", "--filter", filter},
+		{"ps", "--all", "--quiet", "--filter", filter}, {"network", "ls", "--quiet", "--filter", filter}, {"images", "--all", "--quiet", "--filter", filter},
 	} {
 		out, err := exec.Command("docker", command...).Output()
 		if err != nil {

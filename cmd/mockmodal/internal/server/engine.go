@@ -129,12 +129,28 @@ func (e *engine) removeAll(ctx context.Context) error {
 	for _, n := range networks {
 		err = errors.Join(err, ignoreMissing(e.api.NetworkRemove(ctx, n.ID)))
 	}
-	images, listErr := e.api.ImageList(ctx, dockerimage.ListOptions{Filters: mine})
-	err = errors.Join(err, listErr)
-	for _, i := range images {
-		err = errors.Join(err, e.removeImage(ctx, i.ID))
+	return errors.Join(err, e.removeImages(ctx, mine))
+}
+
+// removeImages removes the images that a filter finds. An image can be removed
+// when those that were made of it are gone, so it may take several passes.
+func (e *engine) removeImages(ctx context.Context, mine filters.Args) error {
+	for before := -1; ; {
+		images, err := e.api.ImageList(ctx, dockerimage.ListOptions{All: true, Filters: mine})
+		if err != nil {
+			return fmt.Errorf("list images: %w", err)
+		}
+		if len(images) == 0 {
+			return nil
+		}
+		for _, i := range images {
+			err = errors.Join(err, e.removeImage(ctx, i.ID))
+		}
+		if len(images) == before {
+			return err
+		}
+		before = len(images)
 	}
-	return err
 }
 
 // remove kills and removes a container, and waits until it is gone.
@@ -151,8 +167,9 @@ func (e *engine) remove(ctx context.Context, id string) error {
 	return ignoreMissing(err)
 }
 
+// removeImage removes an image and keeps those that it was made of.
 func (e *engine) removeImage(ctx context.Context, id string) error {
-	_, err := e.api.ImageRemove(ctx, id, dockerimage.RemoveOptions{Force: true, PruneChildren: true})
+	_, err := e.api.ImageRemove(ctx, id, dockerimage.RemoveOptions{Force: true})
 	return ignoreMissing(err)
 }
 
