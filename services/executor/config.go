@@ -45,10 +45,12 @@ type Config struct {
 	SandboxTmp     int64    `default:"536870912" env:"SPOOL_SANDBOX_TMP" help:"Bytes of a Docker sandbox's /tmp, and of its home folder; they are in memory."`
 	SandboxUIDs    string   `name:"sandbox-uids" default:"70000-99999" env:"SPOOL_SANDBOX_UIDS" help:"User numbers of Docker sandboxes and of MCP servers in containers, FIRST-LAST: one for each, and its group. A kept workspace keeps its number. No account of the engine's machine may have one of them. An engine that maps users (rootless, userns-remap) needs a range below 65534."`
 
-	EgressSockets string `default:"" env:"SPOOL_EGRESS_SOCKETS" help:"Docker volume, or folder of the engine's machine, with the egress proxy's socket for sandboxes; empty, and without egress-image, means that Docker sandboxes have no way out, to models neither."`
-	EgressAdmin   string `default:"" env:"SPOOL_EGRESS_ADMIN" help:"Path of the egress proxy's admin socket."`
-	EgressImage   string `default:"" env:"SPOOL_EGRESS_IMAGE" help:"Image of an egress proxy that executors start on the Docker engine, a remote one for example, as the container spool-egress-ENGINE with their own models' keys and base URLs; instead of egress-sockets and egress-admin. It outlives executors and keeps its settings until docker stop and docker rm end it there; then the next use makes it again. Empty for none."`
-	EgressNetwork string `default:"bridge" env:"SPOOL_EGRESS_NETWORK" help:"Docker network by which that container reaches models and other hosts."`
+	EgressSockets   string `default:"" env:"SPOOL_EGRESS_SOCKETS" help:"Docker volume, or folder of the engine's machine, with the egress proxy's socket for sandboxes; empty, and without egress-image, means that Docker sandboxes have no way out, to models neither."`
+	EgressAdmin     string `default:"" env:"SPOOL_EGRESS_ADMIN" help:"Path of the egress proxy's admin socket."`
+	EgressServer    string `default:"" env:"SPOOL_EGRESS_SERVER" help:"Address (host:port) at which Modal sandboxes reach the egress proxy's TLS port: its SPOOL_EGRESS_LISTEN_TLS, as the internet sees it. They reach nothing else. Its certificate has to be for this host. Required with sandbox modal."`
+	EgressAuthority string `default:"" env:"SPOOL_EGRESS_AUTHORITY" help:"PEM file of the authority that signed that certificate: sandboxes trust it alone. It is read when the executor starts. Required with sandbox modal."`
+	EgressImage     string `default:"" env:"SPOOL_EGRESS_IMAGE" help:"Image of an egress proxy that executors start on the Docker engine, a remote one for example, as the container spool-egress-ENGINE with their own models' keys and base URLs; instead of egress-sockets and egress-admin. It outlives executors and keeps its settings until docker stop and docker rm end it there; then the next use makes it again. Empty for none."`
+	EgressNetwork   string `default:"bridge" env:"SPOOL_EGRESS_NETWORK" help:"Docker network by which that container reaches models and other hosts."`
 
 	NPMRegistry         string        `name:"npm-registry" default:"" env:"SPOOL_NPM_REGISTRY" help:"Registry of the npm packages that agents depend on; empty means https://registry.npmjs.org, and for local sandboxes what this machine's npm is set to. One of your own network, or one that wants a credential, is a host of SPOOL_EGRESS_HOSTS, at the root of which it has to be, and its address here that of the route, http://127.0.0.1:7070/NAME."`
 	PIPIndexURL         string        `name:"pip-index-url" default:"" env:"SPOOL_PIP_INDEX_URL" help:"Index of the Python packages that agents depend on; empty means https://pypi.org/simple, and for local sandboxes what this machine's pip is set to. Otherwise as npm-registry; one behind a route names its files by relative addresses."`
@@ -111,6 +113,7 @@ const nvidiaURL = "https://integrate.api.nvidia.com/v1"
 const (
 	Local  = "local"
 	Docker = "docker"
+	Modal  = "modal"
 )
 
 // DiskWatch is the DiskLimit that enforces nothing.
@@ -121,8 +124,8 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Sandbox == "" {
 		c.Sandbox = Local
 	}
-	if c.Sandbox != Local && c.Sandbox != Docker {
-		return c, fmt.Errorf("sandbox: %q is neither %s nor %s", c.Sandbox, Local, Docker)
+	if c.Sandbox != Local && c.Sandbox != Docker && c.Sandbox != Modal {
+		return c, fmt.Errorf("sandbox: %q is none of %s, %s and %s", c.Sandbox, Local, Docker, Modal)
 	}
 	if c.SandboxImage == "" {
 		c.SandboxImage = "spool/sandbox:latest"
@@ -180,9 +183,6 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.SandboxCPUs < 0 {
 		return c, fmt.Errorf("sandbox-cpus: %g is negative", c.SandboxCPUs)
-	}
-	if (c.EgressAdmin == "") != (c.EgressSockets == "") {
-		return c, errors.New("egress-admin and egress-sockets: set both, or neither")
 	}
 	if c.EgressNetwork == "" {
 		c.EgressNetwork = "bridge"
