@@ -29,6 +29,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"os"
 	"regexp"
 	"sync"
@@ -74,6 +75,8 @@ type Config struct {
 // MaxTimeout is the longest life that Modal gives a sandbox.
 const MaxTimeout = 24 * time.Hour
 
+const minTimeout = 10 * time.Minute
+
 const defaultTTL = 30 * 24 * time.Hour
 
 // Bounds of what is asked of Modal.
@@ -113,15 +116,30 @@ func (c Config) Check() error {
 	if c.Region != "" && !regionFormat.MatchString(c.Region) {
 		return fmt.Errorf("modal-region: %.80q is no region: want one like us-east or eu-west-1", c.Region)
 	}
-	if c.Timeout < 0 || c.Timeout > MaxTimeout || c.Timeout%time.Second != 0 || c.Timeout > 0 && c.Timeout < time.Minute {
-		return fmt.Errorf("modal-timeout: %s is not between 1m and 24h, in whole seconds", c.Timeout)
+	if c.Timeout < 0 || c.Timeout > MaxTimeout || c.Timeout%time.Second != 0 || c.Timeout > 0 && c.Timeout < minTimeout {
+		return fmt.Errorf("modal-timeout: %s is not between %s and %s, in whole seconds", c.Timeout, minTimeout, MaxTimeout)
 	}
-	if c.Egress.Server != "" {
-		if host, _, err := net.SplitHostPort(c.Egress.Server); err != nil || host == "" {
-			return fmt.Errorf("egress-server: %.200q is not host:port", c.Egress.Server)
-		}
+	if err := c.checkEgress(); err != nil {
+		return err
 	}
 	return checkURL(c.ServerURL)
+}
+
+// httpsPort is the port to which Modal lets sandboxes connect where a domain is allowed.
+const httpsPort = "443"
+
+func (c Config) checkEgress() error {
+	if c.Egress.Server == "" {
+		return nil
+	}
+	host, port, err := net.SplitHostPort(c.Egress.Server)
+	if err != nil || host == "" {
+		return fmt.Errorf("egress-server: %.200q is not host:port", c.Egress.Server)
+	}
+	if _, err := netip.ParseAddr(host); err != nil && port != httpsPort {
+		return fmt.Errorf("egress-server: %.200q: Modal lets sandboxes connect to a host that is given by name at port %s alone: use that port, or the host's IP address", c.Egress.Server, httpsPort)
+	}
+	return nil
 }
 
 // Provider makes sandboxes on Modal. Several may use an app at once, they are one engine. It is safe for
@@ -178,6 +196,24 @@ func (p *Provider) Close() error {
 	clear(p.handles)
 	p.client.Close()
 	return err
+}
+
+// Prove is Verify with the image, and says what it found, in one sentence each.
+func (p *Provider) Prove(ctx context.Context) ([]string, error) {
+	app, err := p.theApp(ctx)
+	if err != nil {
+		return nil, err
+	}
+	found := []string{fmt.Sprintf("Modal accepts the token; app %s is %s", p.cfg.App, app.AppID)}
+	image, err := p.resolve(ctx, app, p.cfg.Image)
+	if err != nil {
+		return found, err
+	}
+	found = append(found, fmt.Sprintf("image %s is %s", p.cfg.Image, image.ImageID))
+	if p.cfg.Region != "" {
+		found = append(found, fmt.Sprintf("region %s is tried when a sandbox is made", p.cfg.Region))
+	}
+	return found, nil
 }
 
 // Verify reports whether Modal accepts the settings: the token, the environment and the app. An
