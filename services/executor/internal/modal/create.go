@@ -115,7 +115,7 @@ func (p *Provider) create(ctx context.Context, spec sandbox.Spec) (*handle, erro
 		return nil, err
 	}
 	image := from.image
-	h := &handle{secret: runner.NewSecret(), key: from.key}
+	h := &handle{skills: map[string]bool{}, secret: runner.NewSecret(), key: from.key}
 	if spec.Workspace != "" {
 		kept, err := p.named(ctx, workspaceName(spec.Workspace)+":"+from.key)
 		if err != nil {

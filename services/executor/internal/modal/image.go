@@ -194,31 +194,14 @@ func (p *Provider) putRunner(ctx context.Context, helper *sdk.Sandbox) error {
 	if err != nil {
 		return err
 	}
-	proc, err := p.start(ctx, &handle{sb: helper}, "put the runner into an image", []string{"/bin/sh", "-c", prepareScript, "sh", sum}, "/", nil)
-	if err != nil {
+	_, err = p.asRoot(ctx, &handle{sb: helper}, "put the runner into an image", prepareScript, []string{sum}, func(w io.Writer) error {
+		_, err := io.Copy(w, file)
 		return err
+	})
+	if err != nil && ctx.Err() == nil {
+		err = failed(sandbox.CodeImageUnsupported, "the runner cannot be put into the image, which needs sh, chown, grep and sha256sum", err)
 	}
-	defer context.AfterFunc(ctx, proc.Abandon)()
-	go func() { _, _ = io.Copy(io.Discard, proc.Stdout()) }()
-	said := make(chan []byte, 1)
-	go func() {
-		raw, _ := io.ReadAll(io.LimitReader(proc.Stderr(), 4<<10)) // the exit code counts
-		said <- raw
-	}()
-	_, err = io.Copy(proc.Stdin(), file)
-	err = errors.Join(err, proc.Stdin().Close())
-	code, werr := proc.Wait()
-	if ctx.Err() != nil {
-		return ctx.Err()
-	}
-	if werr != nil {
-		return werr
-	}
-	if code != 0 || err != nil {
-		return failed(sandbox.CodeImageUnsupported, fmt.Sprintf(
-			"the runner cannot be put into the image, which needs sh, mkdir, chown and sha256sum: exit code %d: %s", code, <-said), err)
-	}
-	return nil
+	return err
 }
 
 // fileDigest is the SHA-256 of a file.

@@ -36,8 +36,9 @@ const (
 
 // handle is a sandbox as this process knows it.
 type handle struct {
-	mu     sync.Mutex
+	mu     sync.Mutex // guards sb and skills
 	sb     *sdk.Sandbox
+	skills map[string]bool // that it is known to have, by digest
 	secret string
 	kept   bool
 	origin string // the sandbox whose workspace it took over, "" for none
@@ -159,7 +160,7 @@ func (p *Provider) find(ctx context.Context, id string) (*handle, error) {
 		return nil, err
 	}
 	origin := value(tags, tagOrigin)
-	return &handle{sb: sb, secret: tags[tagSecret], kept: origin != "", origin: origin, key: tags[tagImage]}, nil
+	return &handle{sb: sb, skills: map[string]bool{}, secret: tags[tagSecret], kept: origin != "", origin: origin, key: tags[tagImage]}, nil
 }
 
 // current returns a sandbox that runs; sandbox.ErrNotFound otherwise.

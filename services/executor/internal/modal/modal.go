@@ -155,7 +155,8 @@ type Provider struct {
 	images   imageCache
 	prepares singleflight.Group
 	mu       sync.Mutex
-	handles  map[string]*handle // by sandbox id
+	handles  map[string]*handle                                 // by sandbox id
+	skills   map[string]func(context.Context) (*os.File, error) // that were shelved, by digest
 }
 
 // New makes a provider. It asks nothing of Modal.
@@ -176,7 +177,7 @@ func New(cfg Config) (*Provider, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	p := &Provider{cfg: cfg, handles: map[string]*handle{}, images: imageCache{ids: map[string]prepared{}}}
+	p := &Provider{cfg: cfg, handles: map[string]*handle{}, skills: map[string]func(context.Context) (*os.File, error){}, images: imageCache{ids: map[string]prepared{}}}
 	p.digest = sync.OnceValues(func() (string, error) { return fileDigest(cfg.Runner) })
 	var err error
 	if p.client, err = p.connect(); err != nil {
