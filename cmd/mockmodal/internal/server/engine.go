@@ -129,12 +129,28 @@ func (e *engine) removeAll(ctx context.Context) error {
 	for _, n := range networks {
 		err = errors.Join(err, ignoreMissing(e.api.NetworkRemove(ctx, n.ID)))
 	}
-	images, listErr := e.api.ImageList(ctx, dockerimage.ListOptions{Filters: mine})
-	err = errors.Join(err, listErr)
-	for _, i := range images {
-		err = errors.Join(err, e.removeImage(ctx, i.ID))
+	return errors.Join(err, e.removeImages(ctx, mine))
+}
+
+// removeImages removes the images that a filter finds. An image can be removed
+// when those that were made of it are gone, so it may take several passes.
+func (e *engine) removeImages(ctx context.Context, mine filters.Args) error {
+	for before := -1; ; {
+		images, err := e.api.ImageList(ctx, dockerimage.ListOptions{All: true, Filters: mine})
+		if err != nil {
+			return fmt.Errorf("list images: %w", err)
+		}
+		if len(images) == 0 {
+			return nil
+		}
+		for _, i := range images {
+			err = errors.Join(err, e.removeImage(ctx, i.ID))
+		}
+		if len(images) == before {
+			return err
+		}
+		before = len(images)
 	}
-	return err
 }
 
 // remove kills and removes a container, and waits until it is gone.
@@ -151,8 +167,9 @@ func (e *engine) remove(ctx context.Context, id string) error {
 	return ignoreMissing(err)
 }
 
+// removeImage removes an image and keeps those that it was made of.
 func (e *engine) removeImage(ctx context.Context, id string) error {
-	_, err := e.api.ImageRemove(ctx, id, dockerimage.RemoveOptions{Force: true, PruneChildren: false})
+	_, err := e.api.ImageRemove(ctx, id, dockerimage.RemoveOptions{Force: true})
 	return ignoreMissing(err)
 }
 
@@ -194,7 +211,7 @@ func (e *engine) run(ctx context.Context, spec containerSpec) (*box, error) {
 	if err := os.MkdirAll(folder, 0o700); err != nil {
 		return nil, err
 	}
-	made, err := e.create(ctx, spec, folder)
+	made, err := e.create(context.WithoutCancel(ctx), spec, folder) // a cancelled call might leave a container of unknown id
 	if err != nil {
 		return nil, errors.Join(err, os.RemoveAll(folder))
 	}
@@ -231,7 +248,7 @@ func (e *engine) create(ctx context.Context, spec containerSpec, folder string) 
 }
 
 func (e *engine) start(ctx context.Context, b *box) error {
-	if err := e.api.ContainerStart(ctx, b.id, container.StartOptions{}); err != nil {
+	if err := e.api.ContainerStart(context.WithoutCancel(ctx), b.id, container.StartOptions{}); err != nil {
 		return err
 	}
 	state, err := e.api.ContainerInspect(ctx, b.id)
@@ -334,7 +351,7 @@ func (e *engine) allow(ctx context.Context, b *box, allowed []rule) error {
 		rules = append(rules, line+" -j ACCEPT")
 	}
 	rules = append(rules, "-A OUTPUT -p tcp -j REJECT --reject-with tcp-reset", "-A OUTPUT -j REJECT", "COMMIT", "")
-	command := exec.CommandContext(ctx, "nsenter", "--net", "--target", fmt.Sprint(b.pid), "iptables-restore", "--wait") //nolint:gosec // a number
+	command := exec.CommandContext(ctx, "nsenter", "--net", "--target", fmt.Sprint(b.pid), "iptables-restore", "--wait")
 	command.Stdin = strings.NewReader(strings.Join(rules, "\n"))
 	if out, err := command.CombinedOutput(); err != nil {
 		return fmt.Errorf("set the sandbox's firewall: %w: %s", err, out)

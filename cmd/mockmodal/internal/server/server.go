@@ -34,6 +34,8 @@ type Config struct {
 	Tokens       []string `name:"token" default:"ak-test:as-test" help:"Credentials that are accepted, as ID:SECRET."`
 	Environments []string `name:"environment" default:"main" help:"Names of the environments. The first is the default."`
 	GatewayNames []string `name:"gateway-name" help:"Name that stands for the gateway, in sandboxes and in domain allowlists."`
+
+	UntilParentEnds bool `help:"End when the process that started this one has ended, as after SIGTERM."`
 }
 
 // Ready is the line that Run prints when the server answers.
@@ -50,7 +52,11 @@ type Server struct {
 	engine *engine
 	port   *port
 	url    string
-	secret []byte // signs tokens
+	secret []byte          // signs tokens
+	life   context.Context // ends before the server removes what it made
+	stop   context.CancelFunc
+
+	launches sync.WaitGroup
 
 	calls calls
 
@@ -78,7 +84,7 @@ func Run(ctx context.Context, cfg Config, out io.Writer, logger *slog.Logger) (e
 	}
 	api := grpc.NewServer(
 		grpc.ChainUnaryInterceptor(s.unary), grpc.ChainStreamInterceptor(s.stream),
-		grpc.UnknownServiceHandler(s.unknown),
+		grpc.UnknownServiceHandler(s.unknown), grpc.WaitForHandlers(true),
 		grpc.MaxRecvMsgSize(100<<20), grpc.MaxSendMsgSize(100<<20),
 		grpc.InitialWindowSize(1<<20), grpc.InitialConnWindowSize(4<<20),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
@@ -91,11 +97,15 @@ func Run(ctx context.Context, cfg Config, out io.Writer, logger *slog.Logger) (e
 	}); err != nil {
 		return err
 	}
+	if cfg.UntilParentEnds {
+		ctx = untilParentEnds(ctx)
+	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return api.Serve(s.port) })
 	group.Go(func() error { return control.Serve(controlListener) })
 	group.Go(func() error {
 		<-ctx.Done()
+		s.stop()
 		api.Stop()
 		return control.Close()
 	})
@@ -136,6 +146,7 @@ func newServer(ctx context.Context, cfg Config, logger *slog.Logger) (*Server, e
 		environments: map[string]*environment{}, apps: map[string]*app{}, secrets: map[string]*secret{},
 		images: map[string]*image{}, published: map[string]*image{},
 	}
+	s.life, s.stop = context.WithCancel(context.WithoutCancel(ctx))
 	for _, name := range cfg.Environments {
 		s.environments[name] = &environment{id: newID("en"), name: name}
 	}
@@ -149,7 +160,26 @@ func newServer(ctx context.Context, cfg Config, logger *slog.Logger) (*Server, e
 	return s, nil
 }
 
+// untilParentEnds returns a context that ends when the parent process has.
+func untilParentEnds(ctx context.Context) context.Context {
+	ctx, cancel := context.WithCancel(ctx)
+	parent := os.Getppid()
+	go func() {
+		defer cancel()
+		for os.Getppid() == parent {
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(time.Second):
+			}
+		}
+	}()
+	return ctx
+}
+
 // close ends all sandboxes and removes what the server made on the engine.
 func (s *Server) close() error {
+	s.stop()
+	s.launches.Wait()
 	return errors.Join(s.port.Close(), s.engine.close(context.Background()))
 }

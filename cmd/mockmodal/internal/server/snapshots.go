@@ -230,7 +230,7 @@ func (r *router) TaskMountDirectory(ctx context.Context, request *pb.TaskMountDi
 		}
 	}
 	folder := filepath.Join("mounts", newSuffix(8))
-	if err := os.MkdirAll(filepath.Join(b.folder, folder), 0o755); err != nil { //nolint:gosec // every user of the sandbox reads it
+	if err := os.MkdirAll(filepath.Join(b.folder, folder), 0o755); err != nil {
 		return nil, status.Errorf(codes.Internal, "Mount failed: %v", err)
 	}
 	inside := filepath.Join(guest.Folder, folder)
