@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 	"net"
-	"os"
 	"os/exec"
 	"strings"
 	"testing"
@@ -234,15 +233,24 @@ func TestServe_LeavesNothingBehind(t *testing.T) {
 		} else {
 			_ = i.command.Process.Kill()
 			_ = i.command.Wait()
-			serveIn(t, data).stop()
+			serve(t).stop() // with another data folder
 		}
 		if left := leftOf(t, data); len(left) > 0 {
 			t.Errorf("after %s these are left: %v", end, left)
 		}
-		if _, err := os.Lstat(data + "/sockets"); !os.IsNotExist(err) {
-			t.Errorf("after %s the folder of sockets is left: %v", end, err)
-		}
 	}
+}
+
+func TestServe_LeavesRunningServersAlone(t *testing.T) {
+	b := newBed(t)
+	sb := b.create(nil)
+	serve(t).stop()
+	b.expect(sb, "echo here", "here")
+	second := exec.Command(program, "serve", "--data", b.data)
+	if out, err := second.CombinedOutput(); err == nil || !strings.Contains(string(out), "another server uses the data folder") {
+		t.Errorf("a second server with the data folder: %v, %s", err, out)
+	}
+	b.expect(sb, "echo here", "here")
 }
 
 func TestServe_EndsWithItsParent(t *testing.T) {

@@ -190,10 +190,10 @@ func (s *Server) end(sb *sandbox, result *pb.GenericResult) {
 	b := sb.box
 	sb.mu.Unlock()
 	close(sb.ended)
+	s.exitSnapshot(sb, b)
 	if b == nil {
 		return
 	}
-	s.exitSnapshot(sb, b)
 	if err := s.engine.discard(context.Background(), b); err != nil {
 		s.logger.Error("remove the container of an ended sandbox", "sandbox", sb.id, "error", err)
 	}

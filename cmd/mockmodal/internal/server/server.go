@@ -29,7 +29,7 @@ import (
 type Config struct {
 	Listen       string   `default:"127.0.0.1:0" help:"Address of the gRPC API."`
 	Control      string   `default:"127.0.0.1:0" help:"Address of the control API (HTTP)."`
-	Data         string   `required:"" type:"path" help:"Folder for what the server keeps. A server that starts with it removes what an earlier one left on the engine."`
+	Data         string   `required:"" type:"path" help:"Folder for what the server keeps. A server that starts removes what earlier ones left on the engine that were killed."`
 	DockerHost   string   `help:"Address of the Docker engine, which must be on this machine. Empty: DOCKER_HOST, or the default socket."`
 	Tokens       []string `name:"token" default:"ak-test:as-test" help:"Credentials that are accepted, as ID:SECRET."`
 	Environments []string `name:"environment" default:"main" help:"Names of the environments. The first is the default."`
@@ -55,6 +55,8 @@ type Server struct {
 	secret []byte          // signs tokens
 	life   context.Context // ends before the server removes what it made
 	stop   context.CancelFunc
+
+	lock *os.File // of the data folder
 
 	launches sync.WaitGroup
 
@@ -121,17 +123,6 @@ func newServer(ctx context.Context, cfg Config, logger *slog.Logger) (*Server, e
 		return nil, err
 	}
 	cfg.Data = data
-	if err := os.MkdirAll(data, 0o700); err != nil {
-		return nil, err
-	}
-	for _, folder := range []string{"outputs", "images"} {
-		if err := os.RemoveAll(filepath.Join(data, folder)); err != nil {
-			return nil, err
-		}
-		if err := os.Mkdir(filepath.Join(data, folder), 0o700); err != nil {
-			return nil, err
-		}
-	}
 	for _, token := range cfg.Tokens {
 		if id, secret, ok := strings.Cut(token, ":"); !ok || id == "" || secret == "" {
 			return nil, fmt.Errorf("token %q is not of the form ID:SECRET", token)
@@ -154,10 +145,28 @@ func newServer(ctx context.Context, cfg Config, logger *slog.Logger) (*Server, e
 		return nil, err
 	}
 	s.url = "http://" + s.port.Addr().String()
-	if s.engine, err = newEngine(ctx, cfg); err != nil {
+	if err := s.openData(); err != nil {
 		return nil, errors.Join(err, s.port.Close())
 	}
+	if s.engine, err = newEngine(ctx, cfg, logger); err != nil {
+		return nil, errors.Join(err, s.port.Close(), s.lock.Close())
+	}
 	return s, nil
+}
+
+// openData takes the data folder for this server and empties it.
+func (s *Server) openData() (err error) {
+	if err := os.MkdirAll(s.cfg.Data, 0o700); err != nil {
+		return err
+	}
+	if s.lock, err = lock(s.cfg.Data); err != nil {
+		return err
+	}
+	for _, name := range []string{"outputs", "images"} {
+		folder := filepath.Join(s.cfg.Data, name)
+		err = errors.Join(err, os.RemoveAll(folder), os.Mkdir(folder, 0o700))
+	}
+	return err
 }
 
 // untilParentEnds returns a context that ends when the parent process has.
@@ -181,5 +190,5 @@ func untilParentEnds(ctx context.Context) context.Context {
 func (s *Server) close() error {
 	s.stop()
 	s.launches.Wait()
-	return errors.Join(s.port.Close(), s.engine.close(context.Background()))
+	return errors.Join(s.port.Close(), s.engine.close(context.Background()), s.lock.Close())
 }

@@ -309,7 +309,8 @@ func (s *sandbox) wantsExitSnapshot() bool {
 }
 
 // exitSnapshot keeps the file system of a sandbox that ends, if that was asked
-// for. A worker that is gone took it along.
+// for. A worker that is gone took it along. A nil box is of a sandbox that never
+// ran.
 func (s *Server) exitSnapshot(sb *sandbox, b *box) {
 	defer close(sb.saved)
 	if !sb.wantsExitSnapshot() {
@@ -317,6 +318,9 @@ func (s *Server) exitSnapshot(sb *sandbox, b *box) {
 	}
 	var made *image
 	err := sb.workerError()
+	if b == nil {
+		err = errors.New("the sandbox did not run")
+	}
 	if err == nil {
 		var committed string
 		if committed, err = s.engine.commit(context.Background(), b.id); err == nil {
