@@ -25,25 +25,35 @@ import (
 // Config is the service's settings. The zero value takes every default.
 type Config struct {
 	DataDir string `default:"" env:"SPOOL_DATA_DIR" help:"Folder of local sandboxes and of what the engine is called; empty means the user's data folder."`
-	Runner  string `default:"" env:"SPOOL_RUNNER" help:"Path of the runner's binary; for Docker also of a folder with runner-linux-amd64 and runner-linux-arm64. Empty means runner beside this one, else on the PATH."`
+	Runner  string `default:"" env:"SPOOL_RUNNER" help:"Path of the runner's binary; for Docker and Modal also of a folder with runner-linux-amd64 and runner-linux-arm64. Empty means runner beside this one, else on the PATH."`
 	Engine  string `default:"" env:"SPOOL_ENGINE" help:"Name of what holds the sandboxes, shared by the executors of one machine; empty means the one kept in the data folder."`
 	Address string `default:"" env:"SPOOL_ADDRESS" help:"Where people find this executor; it is shown in its lease. Empty means the host's name."`
 
-	Sandbox        string   `default:"local" env:"SPOOL_SANDBOX" help:"What sandboxes are made of: local (processes of this machine, for development) or docker."`
+	Sandbox        string   `default:"local" env:"SPOOL_SANDBOX" help:"What sandboxes are made of: local (processes of this machine, for development), docker or modal (machines of modal.com)."`
 	HostPaths      []string `name:"host-paths" default:"" env:"SPOOL_HOST_PATHS" help:"Folders of this machine in which, and below which, local sandboxes may work when a session names one; / for all. Empty or none means nowhere, but for spool up on loopback, where empty means everywhere. Session services need the same value, and see the same folders."`
 	DockerHost     string   `default:"" env:"SPOOL_DOCKER_HOST" help:"Where the Docker engine listens, as DOCKER_HOST writes it; empty means what DOCKER_HOST says, else the local socket."`
 	SandboxImage   string   `default:"spool/sandbox:latest" env:"SPOOL_SANDBOX_IMAGE" help:"Image of Docker sandboxes, unless the session says otherwise."`
 	SandboxImages  []string `default:"" env:"SPOOL_SANDBOX_IMAGES" help:"Other images that tenants may name for Docker sandboxes and for MCP servers in containers: name:tag, name@sha256:…, name (every tag), registry/folder/* (every name below), * for all. Empty means sandbox-image alone. Session services need the same value."`
 	PullImages     bool     `name:"sandbox-images-pull" default:"false" env:"SPOOL_SANDBOX_IMAGES_PULL" help:"Pull such an image when it is not on the engine, which connects to the registry that its name has. Otherwise it has to be there; sandbox-image and egress-image are pulled in any case."`
 	SandboxRuntime string   `default:"" env:"SPOOL_SANDBOX_RUNTIME" help:"Runtime of Docker sandboxes, runsc for example; empty means the engine's own default."`
-	SandboxMemory  int64    `default:"2147483648" env:"SPOOL_SANDBOX_MEMORY" help:"Bytes of memory that a Docker sandbox may take."`
-	SandboxCPUs    float64  `name:"sandbox-cpus" default:"2" env:"SPOOL_SANDBOX_CPUS" help:"Processors' worth of time that a Docker sandbox may take."`
+	SandboxMemory  int64    `default:"2147483648" env:"SPOOL_SANDBOX_MEMORY" help:"Bytes of memory that a Docker sandbox may take; a Modal sandbox has as many reserved."`
+	SandboxCPUs    float64  `name:"sandbox-cpus" default:"2" env:"SPOOL_SANDBOX_CPUS" help:"Processors' worth of time that a Docker sandbox may take; a Modal sandbox has as many physical cores reserved."`
 	SandboxPIDs    int64    `name:"sandbox-pids" default:"512" env:"SPOOL_SANDBOX_PIDS" help:"Processes and threads that a Docker sandbox may have."`
 	SandboxDisk    int64    `default:"10737418240" env:"SPOOL_SANDBOX_DISK" help:"Bytes that a Docker sandbox's workspace and its agent's records may take together; its runner ends the turn at the limit. Each of both has a hard limit a little above it, see sandbox-disk-limit."`
 	SandboxFiles   int64    `default:"1000000" env:"SPOOL_SANDBOX_FILES" help:"Files and folders that a Docker sandbox's workspace may have, and as many its agent's records; not more than one for 4096 bytes of sandbox-disk. Enforced where sandbox-disk-limit is loop."`
 	DiskLimit      string   `name:"sandbox-disk-limit" default:"auto" env:"SPOOL_SANDBOX_DISK_LIMIT" help:"What enforces the disk limits of Docker sandboxes, and of installed dependencies: loop (each volume is a file system in a file, on a loop device of the engine's machine; sandbox-image has to have e2fsprogs), quota (project quota of the engine's file system; files are not limited) or watch (nothing: the runner ends a turn after it wrote too much). auto is the first of these that works, which the executor tries at its start. Volumes stay what they were made as."`
 	SandboxTmp     int64    `default:"536870912" env:"SPOOL_SANDBOX_TMP" help:"Bytes of a Docker sandbox's /tmp, and of its home folder; they are in memory."`
 	SandboxUIDs    string   `name:"sandbox-uids" default:"70000-99999" env:"SPOOL_SANDBOX_UIDS" help:"User numbers of Docker sandboxes and of MCP servers in containers, FIRST-LAST: one for each, and its group. A kept workspace keeps its number. No account of the engine's machine may have one of them. An engine that maps users (rootless, userns-remap) needs a range below 65534."`
+
+	ModalTokenID         string        `name:"modal-token-id" default:"" env:"SPOOL_MODAL_TOKEN_ID" help:"Id of the token with which the executor makes sandboxes on Modal. Required with sandbox modal."`
+	ModalTokenSecret     string        `name:"modal-token-secret" default:"" env:"SPOOL_MODAL_TOKEN_SECRET" help:"That token's secret. Required with sandbox modal, unless modal-token-secret-file has it."`
+	ModalTokenSecretFile string        `name:"modal-token-secret-file" default:"" env:"SPOOL_MODAL_TOKEN_SECRET_FILE" help:"File with that secret, in place of modal-token-secret."`
+	ModalEnvironment     string        `name:"modal-environment" default:"" env:"SPOOL_MODAL_ENVIRONMENT" help:"Environment of the Modal workspace in which sandboxes are made; empty means the workspace's default."`
+	ModalApp             string        `name:"modal-app" default:"spool" env:"SPOOL_MODAL_APP" help:"Modal app that sandboxes belong to, which is made if it is not there. Executors with the same workspace, environment and app share their sandboxes: they are one engine, called modal- and the app unless engine is set."`
+	ModalRegion          string        `name:"modal-region" default:"" env:"SPOOL_MODAL_REGION" help:"Region in which Modal sandboxes run, us-east for example; empty leaves it to Modal."`
+	ModalImage           string        `name:"modal-image" default:"" env:"SPOOL_MODAL_IMAGE" help:"Image of Modal sandboxes, unless the session says otherwise: a reference in a registry from which Modal can pull. Required with sandbox modal."`
+	ModalServerURL       string        `name:"modal-server-url" default:"" env:"SPOOL_MODAL_SERVER_URL" help:"Address of Modal's API, https://host:port; empty means Modal itself."`
+	ModalTimeout         time.Duration `name:"modal-timeout" default:"24h" env:"SPOOL_MODAL_TIMEOUT" help:"How long a Modal sandbox may live, from 10m to 24h, which is the most that Modal gives: Modal ends it then, and its session goes on in another one."`
 
 	EgressSockets   string `default:"" env:"SPOOL_EGRESS_SOCKETS" help:"Docker volume, or folder of the engine's machine, with the egress proxy's socket for sandboxes; empty, and without egress-image, means that Docker sandboxes have no way out, to models neither."`
 	EgressAdmin     string `default:"" env:"SPOOL_EGRESS_ADMIN" help:"Path of the egress proxy's admin socket."`
@@ -190,6 +200,9 @@ func (c Config) withDefaults() (Config, error) {
 	if err := c.checkEgress(); err != nil {
 		return c, err
 	}
+	if c, err = c.checkModal(); err != nil {
+		return c, err
+	}
 	if err := c.checkDependencies(); err != nil {
 		return c, err
 	}
@@ -327,7 +340,7 @@ func (c Config) withRunner() (Config, error) {
 	if c.Runner != "" {
 		if info, err := os.Stat(c.Runner); err != nil {
 			return c, fmt.Errorf("runner: %w", err)
-		} else if info.IsDir() && c.Sandbox == Docker {
+		} else if info.IsDir() && c.Sandbox != Local {
 			return c, nil // one binary for each of an engine's architectures
 		} else if info.IsDir() || info.Mode()&0o111 == 0 {
 			return c, fmt.Errorf("runner: %s is no program", c.Runner)

@@ -60,6 +60,7 @@ func fixedInCompose() []Fixed {
 		{"executor", "SPOOL_EGRESS_ADMIN", "the volume egress-admin"},
 		{"executor", "SPOOL_EGRESS_SERVER", "compose.modal.yaml passes it on"},
 		{"executor", "SPOOL_EGRESS_AUTHORITY", "with compose.modal.yaml the file in the volume certificates-public"},
+		{"executor", "SPOOL_MODAL_TOKEN_SECRET_FILE", "SPOOL_MODAL_TOKEN_SECRET has the secret"},
 		{"executor", "SPOOL_EGRESS_IMAGE", "the service egress is the proxy"},
 		{"executor", "SPOOL_EGRESS_NETWORK", "the service egress is the proxy"},
 		{"executor", "SPOOL_SECRETS_KEY", "the file in the volume secrets-private"},
