@@ -384,7 +384,7 @@ func (o *old) states(t *testing.T) {
 			}
 			state, err := harness.ReadState(get, s.ID, uint32(n+1), 200)
 			if err == nil {
-				err = harness.SameState(state, s.Events[:n+1], view)
+				err = harness.SameState(state, s.Events[:n+1], view.Blocks())
 			}
 			if err != nil {
 				t.Error(err)
