@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -149,7 +150,10 @@ func (p *past) diffs() {
 		ends = append(ends, seq)
 	}
 	last := p.log[len(p.log)-1].Seq
-	amid := p.messageOf("pear") + (ends[1]-p.messageOf("pear"))/2
+	amid := 1 + uint32(slices.IndexFunc(p.log, func(w events.Wire) bool { // a block of the second turn is open
+		d, ok := w.Event().Data.(events.BlockStart)
+		return ok && w.Seq > p.messageOf("pear") && d.Block.Status == events.StatusPending
+	}))
 	for _, pair := range [][2]uint32{{1, last}, {ends[0], ends[1]}, {ends[1], last}, {ends[0], amid}, {amid, ends[1]}, {amid, last}, {amid, amid}} {
 		p.diff(pair[0], pair[1])
 	}
@@ -226,19 +230,20 @@ func (p *past) state(seq uint32) harness.State {
 	return s
 }
 
-// changedBlocks lists the blocks of a later state that an earlier one does not have, or has open, as "change id".
+// changedBlocks lists the blocks of a later state that an earlier one does not have, or has otherwise, as "change id".
 func changedBlocks(was, is []events.Block) (list []string) {
-	open := map[string]events.BlockStatus{}
+	before := map[string]events.Block{}
 	for _, b := range was {
-		open[b.ID] = b.Status
+		before[b.ID] = b
 	}
 	for _, b := range is {
-		switch status, known := open[b.ID]; {
+		switch old, known := before[b.ID]; {
 		case !known:
 			list = append(list, "added "+b.ID)
-		case status == events.StatusPending && b.Status == events.StatusPending:
+		case reflect.DeepEqual(old, b):
+		case b.Status == events.StatusPending:
 			list = append(list, "changed "+b.ID)
-		case status == events.StatusPending:
+		default:
 			list = append(list, "completed "+b.ID)
 		}
 	}
