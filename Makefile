@@ -8,7 +8,7 @@ export PATH := $(CURDIR)/.tools/bin:$(CURDIR)/.tools/agents/node_modules/.bin:$(
 
 ARGS ?=
 
-.PHONY: help demo up images test race attacks chaos lint generate verify bench dependencies record install
+.PHONY: help demo up images test race attacks matrix chaos lint generate verify bench dependencies record install
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ test-modal: ## Run the suite of sandbox providers against Modal itself, with the
 
 attacks: ## Run the attacks that docs/security.md names, each by the test that holds a promise
 	@scripts/attacks $(ARGS)
+
+matrix: ## Look at the past of a session of every agent in every way, and print a table (ARGS="-run TestMatrix/codex")
+	@scripts/matrix $(ARGS)
 
 chaos: ## Kill and freeze real processes while clients work, then check every promise (ARGS="-seed 7", ARGS="-long" for an hour)
 	@scripts/chaos $(ARGS)

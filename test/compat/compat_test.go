@@ -46,6 +46,8 @@ func TestReleasedData(t *testing.T) {
 			t.Run("sessions are listed", o.listed)
 			t.Run("a stream goes on from an old cursor", o.resumed)
 			t.Run("the state at every event is what it was", o.states)
+			t.Run("a replay shows what happened", o.replayed)
+			t.Run("sessions are forked between turns", o.forked)
 			t.Run("what was running ends once", o.ended)
 			t.Run("a deleted session stays deleted", o.deleted)
 			t.Run("another turn runs", o.turns)
@@ -384,7 +386,7 @@ func (o *old) states(t *testing.T) {
 			}
 			state, err := harness.ReadState(get, s.ID, uint32(n+1), 200)
 			if err == nil {
-				err = harness.SameState(state, s.Events[:n+1], view)
+				err = harness.SameState(state, s.Events[:n+1], view.Blocks())
 			}
 			if err != nil {
 				t.Error(err)

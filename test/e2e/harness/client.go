@@ -85,6 +85,7 @@ type Stream struct {
 	View   *blocks.View
 	Cursor uint32 // seq of the last kept event
 	Events []events.Wire
+	Seen   func(events.Wire) // called by Next after View has a kept event; nil for nothing
 	next   func() (events.Wire, error)
 	close  func()
 }
@@ -116,6 +117,9 @@ func (s *Stream) Next() (events.Wire, error) {
 	s.Cursor = w.Seq
 	s.Events = append(s.Events, w)
 	s.View.Apply(w.Event())
+	if s.Seen != nil {
+		s.Seen(w)
+	}
 	return w, nil
 }
 
@@ -212,7 +216,7 @@ func resume(from *Stream) *Stream {
 	if from == nil {
 		return &Stream{View: blocks.NewView()}
 	}
-	return &Stream{View: from.View, Cursor: from.Cursor, Events: from.Events}
+	return &Stream{View: from.View, Cursor: from.Cursor, Events: from.Events, Seen: from.Seen}
 }
 
 // Run posts a message and reads until its end.

@@ -2,12 +2,18 @@ package harness
 
 import (
 	"bytes"
+	"cmp"
+	"context"
 	"encoding/json"
 	"fmt"
 	"net/url"
+	"slices"
+	"strings"
 
+	"google.golang.org/protobuf/encoding/protojson"
+
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/pkg/events"
-	"github.com/spoolhq/spool/pkg/events/blocks"
 	"github.com/spoolhq/spool/pkg/events/history"
 )
 
@@ -33,7 +39,16 @@ type State struct {
 		Queued   uint32         `json:"queued"`
 		Snapshot string         `json:"snapshot"`
 		Options  map[string]any `json:"sessionOptions"`
+		Sandbox  struct {
+			ID    string `json:"sandboxId"`
+			State string `json:"state"`
+		} `json:"currentSandbox"`
 	} `json:"session"`
+	Todos    []history.Todos `json:"todos"`
+	Resolved struct {
+		Seq         uint32 `json:"seq"`
+		ExecutionID string `json:"executionId"`
+	} `json:"resolved"`
 	Reported struct {
 		InputTokens, OutputTokens float64
 	} `json:"reported"`
@@ -79,9 +94,40 @@ func ReadState(get func(path string, out any) error, session string, at uint32, 
 	}
 }
 
-// SameState reports how a state differs from the fold of the events up to it, which are list, and from what view shows, which is
-// what a client has that has seen these events.
-func SameState(got State, list []events.Wire, view *blocks.View) error {
+// ReadStateRPC is ReadState over gRPC.
+func ReadStateRPC(ctx context.Context, client spoolv1.SessionsClient, session string, at uint32, pageSize int) (State, error) {
+	var all State
+	q := &spoolv1.GetSessionStateRequest{SessionId: session, At: &at, PageSize: uint32(pageSize)}
+	for {
+		m, err := client.GetSessionState(ctx, q)
+		if err != nil {
+			return all, err
+		}
+		raw, err := protojson.Marshal(m)
+		if err != nil {
+			return all, err
+		}
+		var page State
+		if err := json.Unmarshal(raw, &page); err != nil {
+			return all, err
+		}
+		for i, b := range m.GetBlocks() { // JSON is an object with its text
+			page.Blocks[i].Input = nil
+			if text := b.GetInput().GetText(); text != "" {
+				page.Blocks[i].Input = json.RawMessage(text)
+			}
+		}
+		page.Blocks = append(all.Blocks, page.Blocks...)
+		if all = page; all.NextPageToken == "" {
+			return all, nil
+		}
+		q.PageToken = all.NextPageToken
+	}
+}
+
+// SameState reports how a state differs from the fold of the events up to it, which are list, and from what a client shows that has
+// seen these events.
+func SameState(got State, list []events.Wire, shown []events.Block) error {
 	var want history.State
 	phases := map[string]string{}
 	for _, w := range list {
@@ -102,6 +148,22 @@ func SameState(got State, list []events.Wire, view *blocks.View) error {
 		fmt.Sprint(last.Seq, last.Position, last.Seq, last.Position, want.Session.Status, active, want.Queued(), snapshot); g != w {
 		return fmt.Errorf("session at %d: %s, want %s", last.Seq, g, w)
 	}
+	var sandbox, resolved string
+	if b := want.Sandbox; b != nil {
+		sandbox = b.ID + " " + b.Status
+	}
+	if r := want.Resolved; r != nil {
+		resolved = fmt.Sprint(r.Seq, " ", r.ExecutionID)
+	}
+	if g := strings.TrimSpace(got.Session.Sandbox.ID + " " + got.Session.Sandbox.State); g != sandbox {
+		return fmt.Errorf("sandbox at %d: %q, want %q", last.Seq, g, sandbox)
+	}
+	if g := fmt.Sprint(got.Resolved.Seq, " ", got.Resolved.ExecutionID); g != cmp.Or(resolved, "0 ") {
+		return fmt.Errorf("resolved at %d: %q, want %q", last.Seq, g, resolved)
+	}
+	if g, w := fmt.Sprint(got.Todos), fmt.Sprint(want.Todos); len(got.Todos) != len(want.Todos) || len(want.Todos) == 1 && g != w {
+		return fmt.Errorf("todos at %d: %s, want %s", last.Seq, g, w)
+	}
 	reported := want.Reported()
 	if g, w := fmt.Sprint(got.Reported.InputTokens, got.Reported.OutputTokens, got.Metered.Requests, got.Files.SnapshotSeq, got.Files.ChangeCount, got.ConversationSum, len(got.Conversations)-1),
 		fmt.Sprint(float64(reported.InputTokens), float64(reported.OutputTokens), float64(want.Metered.Requests), taken, want.FileChanges, want.Count.Conversations, want.Count.Conversations); g != w {
@@ -115,11 +177,11 @@ func SameState(got State, list []events.Wire, view *blocks.View) error {
 			return fmt.Errorf("execution %+v at %d, want phase %q", x, last.Seq, phases[x.ID])
 		}
 	}
-	return sameBlocks(got, view, last.Seq)
+	return sameBlocks(got, shown, last.Seq)
 }
 
-func sameBlocks(got State, view *blocks.View, seq uint32) error {
-	want := view.Blocks()
+func sameBlocks(got State, shown []events.Block, seq uint32) error {
+	want := slices.Clone(shown)
 	for i := range want {
 		if want[i].Status == events.StatusPending {
 			want[i].Content = "" // text in flight is not in the log

@@ -154,7 +154,7 @@ func (r *Renderer) toolUse(b *events.Block) {
 		name = b.ToolName
 	}
 	r.screen.text(tool, "● "+Line(name))
-	if in := short(b.Input); in != "" {
+	if in := short(b); in != "" {
 		r.screen.text(normal, " "+in)
 	}
 	if b.Description != "" {
@@ -334,14 +334,15 @@ func said(b *events.Block) string {
 	return strings.Join(out, "\n")
 }
 
-// short is a tool's input in a few words: what it is mostly about, else its JSON.
-func short(input json.RawMessage) string {
-	if len(input) == 0 {
+// short returns a call's input in a few words: what the call is mostly about, else its JSON. It returns "" if there is nothing to show, or
+// if the description says it better than the JSON.
+func short(b *events.Block) string {
+	if len(b.Input) == 0 {
 		return ""
 	}
 	var fields map[string]json.RawMessage
-	if json.Unmarshal(input, &fields) == nil {
-		for _, name := range []string{"file_path", "path", "command", "code", "pattern", "query", "url", "prompt", "description"} {
+	if json.Unmarshal(b.Input, &fields) == nil {
+		for _, name := range []string{"file_path", "filePath", "path", "command", "code", "pattern", "query", "url", "prompt", "description"} {
 			var s string
 			if json.Unmarshal(fields[name], &s) == nil && s != "" {
 				first, more, _ := strings.Cut(strings.TrimSpace(s), "\n")
@@ -356,5 +357,8 @@ func short(input json.RawMessage) string {
 			return ""
 		}
 	}
-	return clip(Line(string(input)), inputColumns)
+	if b.Description != "" {
+		return ""
+	}
+	return clip(Line(string(b.Input)), inputColumns)
 }

@@ -183,6 +183,32 @@ func TestGolden(t *testing.T) {
 	}
 }
 
+// A call is shown by what it is about, not by its JSON: of each agent's tool that writes a file this is the file.
+func TestToolUse_ShowsTheFile(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		block events.Block
+		want  string
+	}{
+		"built in":              {events.Block{ToolName: "write_file", Input: []byte(`{"content":"x","path":"hello.txt"}`)}, "● write_file hello.txt"},
+		"Claude Code":           {events.Block{ToolName: "Write", Input: []byte(`{"content":"x","file_path":"/workspace/hello.txt"}`)}, "● Write /workspace/hello.txt"},
+		"OpenCode":              {events.Block{ToolName: "write", Description: "hello.txt", Input: []byte(`{"content":"x","filePath":"/workspace/hello.txt"}`)}, "● write /workspace/hello.txt  hello.txt"},
+		"Codex":                 {events.Block{ToolName: "apply_patch", DisplayName: "Edit files", Description: "A /workspace/hello.txt", Input: []byte(`{"changes":[{"path":"/workspace/hello.txt","kind":{"type":"add"}}]}`)}, "● Edit files  A /workspace/hello.txt"},
+		"no description at all": {events.Block{ToolName: "other", Input: []byte(`{"a":1}`)}, `● other {"a":1}`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var out bytes.Buffer
+			now := start
+			c.block.ID, c.block.Kind, c.block.ToolUseID = "blk_1", events.KindToolUse, "call"
+			play(t, New(Config{Out: &out, Now: func() time.Time { return now }}), &now, []step{whole(c.block)}, func() {})
+			if got := strings.TrimSpace(out.String()); got != c.want {
+				t.Errorf("shown is %q, want %q", got, c.want)
+			}
+		})
+	}
+}
+
 // golden compares with a file.
 func golden(t *testing.T, name, got string) {
 	t.Helper()

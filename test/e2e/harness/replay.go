@@ -1,0 +1,152 @@
+package harness
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+
+	"github.com/coder/websocket"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/pace"
+)
+
+// Replayed is what a replay sent.
+type Replayed struct {
+	Events []string          // the JSON of each kept event, in the order they came
+	Text   map[string]string // text in flight, by block
+	Whole  map[string]bool   // blocks that appeared whole: not all of their text came in flight
+}
+
+// add takes what a replay sent; kind is the event name of SSE, or the message type of a WebSocket without "session:".
+func (r *Replayed) add(kind string, raw []byte) error {
+	switch pace.NoticeKind(kind) {
+	case pace.ReplayStarted, pace.GapShortened, pace.ReplayEnded:
+		return nil
+	case pace.BlockWhole:
+		var whole pace.Whole
+		err := json.Unmarshal(raw, &whole)
+		r.Whole[whole.BlockID] = true
+		return err
+	}
+	var w events.Wire
+	if err := json.Unmarshal(raw, &w); err != nil {
+		return fmt.Errorf("%s %s: %w", kind, raw, err)
+	}
+	if w.Type != events.TextDelta {
+		r.Events = append(r.Events, string(raw))
+		return nil
+	}
+	var d events.Delta
+	if err := json.Unmarshal(w.Data, &d); err != nil {
+		return err
+	}
+	r.Text[d.BlockID] += d.Text
+	return nil
+}
+
+func newReplayed() *Replayed {
+	return &Replayed{Text: map[string]string{}, Whole: map[string]bool{}}
+}
+
+// ReplaySSE reads a replay of a session, as fast as it comes, over SSE. key is the API key; "" for none.
+func ReplaySSE(ctx context.Context, base, key, session string) (*Replayed, error) {
+	ctx, cancel := context.WithTimeout(ctx, Patience)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, base+"/api/sessions/"+url.PathEscape(session)+"/events/stream?replay=1&speed=max", nil)
+	if err != nil {
+		return nil, err
+	}
+	req.Header = authorization(key)
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close() //nolint:errcheck // it is read to its end
+	r, kind, lines := newReplayed(), "", bufio.NewReader(resp.Body)
+	for {
+		line, err := lines.ReadString('\n')
+		if errors.Is(err, io.EOF) && kind == string(pace.ReplayEnded) {
+			return r, nil
+		}
+		if err != nil {
+			return r, fmt.Errorf("replay of %s answered %s and broke off after %q: %w", session, resp.Status, kind, err)
+		}
+		switch name, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), ": "); name {
+		case "event":
+			kind = value
+		case "data":
+			if err := r.add(kind, []byte(value)); err != nil {
+				return r, err
+			}
+		}
+	}
+}
+
+// ReplaySocket is ReplaySSE over a WebSocket.
+func ReplaySocket(ctx context.Context, base, key, session string) (*Replayed, error) {
+	ctx, cancel := context.WithTimeout(ctx, Patience)
+	defer cancel()
+	//nolint:bodyclose // after Dial the body never needs to be closed
+	conn, _, err := websocket.Dial(ctx, "ws"+strings.TrimPrefix(base, "http")+"/api/ws", &websocket.DialOptions{HTTPHeader: authorization(key)})
+	if err != nil {
+		return nil, err
+	}
+	defer conn.CloseNow() //nolint:errcheck // it is cut off
+	conn.SetReadLimit(16 << 20)
+	if err := conn.Write(ctx, websocket.MessageText, fmt.Appendf(nil, `{"type":"session:join","requestId":"r1","sessionId":%q,"replay":true,"speed":"max"}`, session)); err != nil {
+		return nil, err
+	}
+	r := newReplayed()
+	for {
+		_, raw, err := conn.Read(ctx)
+		if err != nil {
+			return r, err
+		}
+		var m struct {
+			Type  string
+			Event json.RawMessage
+		}
+		if err := json.Unmarshal(raw, &m); err != nil {
+			return r, err
+		}
+		switch kind := strings.TrimPrefix(m.Type, "session:"); kind {
+		case "joined":
+		case "left":
+			return r, nil
+		case "error":
+			return r, fmt.Errorf("replay of %s: %s", session, raw)
+		case "event":
+			err = r.add(kind, m.Event)
+		default:
+			err = r.add(kind, raw)
+		}
+		if err != nil {
+			return r, err
+		}
+	}
+}
+
+// ReplayLines reads what "spool replay --json" printed.
+func ReplayLines(out string) (*Replayed, error) {
+	r := newReplayed()
+	for line := range strings.Lines(out) {
+		if err := r.add("", []byte(strings.TrimSuffix(line, "\n"))); err != nil {
+			return r, err
+		}
+	}
+	return r, nil
+}
+
+func authorization(key string) http.Header {
+	if key == "" {
+		return http.Header{}
+	}
+	return http.Header{"Authorization": {"Bearer " + key}}
+}
