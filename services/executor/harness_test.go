@@ -57,6 +57,7 @@ type bench struct {
 	sessions eventlog.Sessions
 	provider *fakeProvider
 	engine   string
+	sandbox  string                 // as Config.Sandbox
 	local    func(*executor.Config) // for real sandboxes
 	store    *fakeStore             // nil for none
 	egress   *fakeEgress            // nil for none
@@ -83,7 +84,7 @@ func newBenchOn(t *testing.T, s script, url string, nc *nats.Conn) *bench {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), within+30*time.Second)
 	t.Cleanup(cancel)
-	b := &bench{t: t, ctx: ctx, url: url, nc: nc, provider: newFakeProvider(s), engine: "here"}
+	b := &bench{t: t, ctx: ctx, url: url, nc: nc, provider: newFakeProvider(s), engine: "here", sandbox: executor.Local}
 	t.Cleanup(b.provider.close)
 	var err error
 	if b.js, err = jetstream.New(b.nc); err != nil {
@@ -132,7 +133,7 @@ type copyOf struct {
 func (b *bench) run(change ...func(*executor.Config)) *copyOf {
 	b.t.Helper()
 	cfg := executor.Config{
-		Engine: b.engine, Slots: 4, WarmMemory: 1 << 40, Beat: 20 * time.Millisecond, KillAfter: 200 * time.Millisecond,
+		Engine: b.engine, Sandbox: b.sandbox, Slots: 4, WarmMemory: 1 << 40, Beat: 20 * time.Millisecond, KillAfter: 200 * time.Millisecond,
 		WarmEvery: time.Hour, SweepEvery: time.Hour, EngineGone: 4 * time.Second,
 	}
 	deps := executor.Deps{Provider: b.provider, Logger: natstest.Logger(b.t), Skills: b.skills, Secrets: b.secrets}
@@ -372,7 +373,7 @@ func (b *bench) sessionOf(tenant string, change ...func(*events.SessionCreated))
 	b.t.Helper()
 	s := &talk{b, mint(b.t, events.KindSession), tenant}
 	c := events.SessionCreated{
-		Agent: "default", AgentVersion: "1", Architecture: "claude-code", Provider: "local",
+		Agent: "default", AgentVersion: "1", Architecture: "claude-code", Provider: b.sandbox,
 		Options: events.Options{IdleTimeoutMs: 3600_000, TurnLimitMs: 3600_000, SessionLimitMs: 3600_000},
 	}
 	for _, f := range change {
@@ -442,9 +443,9 @@ func (s *talk) remove() {
 // job publishes what the reactor would: on the engine of the session's sandbox.
 func (s *talk) job() {
 	s.b.t.Helper()
-	subject := topology.JobAny("local")
+	subject := topology.JobAny(s.b.sandbox)
 	if sb := s.load().Run.Sandbox; sb.ID != "" {
-		subject = topology.JobOn("local", sb.Engine)
+		subject = topology.JobOn(s.b.sandbox, sb.Engine)
 	}
 	s.jobAt(subject)
 }

@@ -49,7 +49,7 @@ func (h *Holder) run(ctx context.Context, l eventlog.Loaded, b *busy) (*turn, er
 	defer s.end()
 	bus.ReleaseSlot(ctx)
 	execution := l.Life.Active.ExecutionID
-	d, err := run.Decide(l.Run, run.Claim{Meta: h.meta(), ExecutionID: execution, Turn: l.Life.Active.Turn, Executor: h.cfg.Executor})
+	d, err := h.decide(l.Run, run.Claim{Meta: h.meta(), ExecutionID: execution, Turn: l.Life.Active.Turn, Executor: h.cfg.Executor})
 	if err != nil {
 		return nil, errAgain
 	}
