@@ -57,7 +57,7 @@ type Config struct {
 	DependenciesSize    int64         `default:"2147483648" env:"SPOOL_DEPENDENCIES_SIZE" help:"Bytes that an agent's dependencies may take on the engine."`
 	DependenciesKeep    time.Duration `default:"168h" env:"SPOOL_DEPENDENCIES_KEEP" help:"How long installed dependencies stay on the engine when no sandbox uses them."`
 
-	ModalTimeout      time.Duration `default:"24h" env:"SPOOL_MODAL_TIMEOUT" help:"Life of a Modal sandbox, 10m to 24h, which is the most that Modal allows. A session's sandbox is replaced between two turns, with its files, once nine tenths of it are over; a turn that runs at its end loses its sandbox, and goes on in another one."`
+	ModalTimeout      time.Duration `default:"24h" env:"SPOOL_MODAL_TIMEOUT" help:"Life of a Modal sandbox, 10m to 24h, which is the most that Modal allows. A session's sandbox is replaced between two turns, with its files, once four fifths of it are over; a turn that runs at its end loses its sandbox, and goes on in another one."`
 	ModalSandboxPrice float64       `default:"0" env:"SPOOL_MODAL_SANDBOX_PRICE" help:"US dollars that a second of a Modal sandbox costs, by the prices of Modal for sandbox-cpus and sandbox-memory; it is recorded for each session and counts against budgets of dollars. 0 means unknown: the time alone is recorded."`
 
 	Pool      []string      `default:"" env:"SPOOL_POOL" help:"Docker sandboxes to keep ready with their agent started, by architecture: claude-code=2,codex=1."`

@@ -68,6 +68,7 @@ type bench struct {
 	metrics  *prometheus.Registry // nil for none
 	logger   *slog.Logger         // nil for the test's
 	off      time.Duration        // of the clock of the hosts of executors that start from now on
+	now      func() time.Time       // of executors that start from now on; nil for the streams' clock
 	stored   func(events.Draft)   // called after each commit that an executor stores; nil for none
 
 	mu     sync.Mutex
@@ -175,6 +176,7 @@ func (b *bench) run(change ...func(*executor.Config)) *copyOf {
 	deps.NATS, deps.Log = nc, log
 	off := b.off
 	deps.Clock = bus.NewClock(bus.ClockConfig{JetStream: js, Stream: topology.StreamJobs, Host: func() time.Time { return time.Now().Add(off) }})
+	deps.Now = b.now
 	e, err := executor.New(cfg, deps)
 	if err != nil {
 		b.t.Fatal(err)

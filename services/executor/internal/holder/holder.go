@@ -25,7 +25,7 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// Config of a Holder; every field is required but Rate and Registries.
+// Config of a Holder; every field is required but Rate, SandboxLife and Registries.
 type Config struct {
 	Executor string // xtr_…
 	Provider string // name of the sandbox provider
@@ -49,7 +49,8 @@ type Config struct {
 	Pool      map[string]int // sandboxes kept ready, by architecture
 	PoolEvery time.Duration  // how often the pool is filled
 
-	Rate run.Rate // what sandboxes cost; zero where they are not metered
+	Rate        run.Rate      // what sandboxes cost; zero where they are not metered
+	SandboxLife time.Duration // after which the provider ends a sandbox; 0 is never
 
 	Registries Registries // where dependencies of agents come from
 
