@@ -11,7 +11,7 @@ ARGS ?=
 .PHONY: help demo up images test race attacks chaos lint generate verify bench dependencies record install
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: ## A query from start to end on the built-in agent and a scripted model; needs only Go
 	@scripts/demo
@@ -28,6 +28,9 @@ test: ## Run all tests (ARGS="-run Name"); with CI=true install what is missing 
 
 race: ## Run the tests of the log, the bus, the services and the runner with the race detector (ARGS="-run Name")
 	@scripts/test --raced $(ARGS)
+
+test-modal: ## Run the suite of sandbox providers against Modal itself, with the token in SPOOL_MODAL_TOKEN_ID and SPOOL_MODAL_TOKEN_SECRET
+	@scripts/test-modal $(ARGS)
 
 attacks: ## Run the attacks that docs/security.md names, each by the test that holds a promise
 	@scripts/attacks $(ARGS)

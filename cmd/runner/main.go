@@ -4,14 +4,20 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"os/signal"
 	"syscall"
 
+	"github.com/spoolhq/spool/cmd/runner/internal/account"
 	"github.com/spoolhq/spool/cmd/runner/internal/cli"
 )
 
 func main() {
+	if err := account.Become(os.Getenv(account.Variable)); err != nil {
+		fmt.Fprintln(os.Stderr, "runner:", err)
+		os.Exit(1)
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	code := cli.Run(ctx, os.Args[1:], cli.OS())
 	stop()

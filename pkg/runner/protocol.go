@@ -157,7 +157,7 @@ type Skill struct {
 
 // The way out of a sandbox without a network. The runner listens on
 // EgressAddress and joins each connection to the egress proxy's Unix socket,
-// after a first line that says whose it is: EgressPreamble, the token, newline.
+// or to its TLS port where sandbox and proxy are on different machines, after a first line that says whose it is: EgressPreamble, the token, newline.
 // Then HTTP follows: requests to the model routes (EgressRoutes), proxy requests
 // (an absolute URI, or CONNECT) to hosts of the allowlist.
 const (

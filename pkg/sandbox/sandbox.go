@@ -31,16 +31,19 @@ func (e *Error) Unwrap() error { return e.Err }
 
 // The codes of errors.
 const (
-	CodeEngineUnavailable = "ENGINE_UNAVAILABLE" // there is no engine, or it went away
-	CodeEgressUnavailable = "EGRESS_UNAVAILABLE" // the engine's egress proxy does not answer: there is no way out
-	CodeImageNotFound     = "IMAGE_NOT_FOUND"    // the image is not there and cannot be pulled
-	CodeImageNotAllowed   = "IMAGE_NOT_ALLOWED"  // the operator's list does not have the image
-	CodeImageUnsupported  = "IMAGE_UNSUPPORTED"  // its architecture is one for which there is no runner
-	CodeDiskFull          = "DISK_FULL"          // the engine has no room
-	CodeRunnerSilent      = "RUNNER_SILENT"      // the sandbox was made, its runner does not answer
-	CodeServerFailed      = "MCP_SERVER_FAILED"  // a container beside the sandbox was made, its MCP server does not start
-	CodeHostPath          = "HOST_PATH_REFUSED"  // the folder in which the session works is gone, or is not allowed
-	CodeSandboxFailed     = "SANDBOX_FAILED"     // anything else
+	CodeEngineUnavailable  = "ENGINE_UNAVAILABLE"  // there is no engine, or it went away
+	CodeEgressUnavailable  = "EGRESS_UNAVAILABLE"  // the engine's egress proxy does not answer: there is no way out
+	CodeImageNotFound      = "IMAGE_NOT_FOUND"     // the image is not there and cannot be pulled
+	CodeImageNotAllowed    = "IMAGE_NOT_ALLOWED"   // the operator's list does not have the image
+	CodeImageUnsupported   = "IMAGE_UNSUPPORTED"   // its architecture is one for which there is no runner
+	CodeDiskFull           = "DISK_FULL"           // the engine has no room
+	CodeRunnerSilent       = "RUNNER_SILENT"       // the sandbox was made, its runner does not answer
+	CodeServerFailed       = "MCP_SERVER_FAILED"   // a container beside the sandbox was made, its MCP server does not start
+	CodeHostPath           = "HOST_PATH_REFUSED"   // the folder in which the session works is gone, or is not allowed
+	CodeQuotaExceeded      = "QUOTA_EXCEEDED"      // the account with the provider has no room for another sandbox
+	CodeCredentialsRefused = "CREDENTIALS_REFUSED" // the provider does not accept the installation's token
+	CodeRegionUnknown      = "REGION_UNKNOWN"      // the provider has no such region
+	CodeSandboxFailed      = "SANDBOX_FAILED"      // anything else
 
 	CodeDependenciesFailed      = "DEPENDENCIES_FAILED"      // what an agent depends on could not be installed
 	CodeDependenciesUnavailable = "DEPENDENCIES_UNAVAILABLE" // nothing can be installed here

@@ -25,19 +25,19 @@ import (
 // Config is the service's settings. The zero value takes every default.
 type Config struct {
 	DataDir string `default:"" env:"SPOOL_DATA_DIR" help:"Folder of local sandboxes and of what the engine is called; empty means the user's data folder."`
-	Runner  string `default:"" env:"SPOOL_RUNNER" help:"Path of the runner's binary; for Docker also of a folder with runner-linux-amd64 and runner-linux-arm64. Empty means runner beside this one, else on the PATH."`
+	Runner  string `default:"" env:"SPOOL_RUNNER" help:"Path of the runner's binary; for Docker and Modal also of a folder with runner-linux-amd64 and runner-linux-arm64. Empty means runner beside this one, else on the PATH."`
 	Engine  string `default:"" env:"SPOOL_ENGINE" help:"Name of what holds the sandboxes, shared by the executors of one machine; empty means the one kept in the data folder."`
 	Address string `default:"" env:"SPOOL_ADDRESS" help:"Where people find this executor; it is shown in its lease. Empty means the host's name."`
 
-	Sandbox        string   `default:"local" env:"SPOOL_SANDBOX" help:"What sandboxes are made of: local (processes of this machine, for development) or docker."`
+	Sandbox        string   `default:"local" env:"SPOOL_SANDBOX" help:"What sandboxes are made of: local (processes of this machine, for development), docker or modal (machines of modal.com)."`
 	HostPaths      []string `name:"host-paths" default:"" env:"SPOOL_HOST_PATHS" help:"Folders of this machine in which, and below which, local sandboxes may work when a session names one; / for all. Empty or none means nowhere, but for spool up on loopback, where empty means everywhere. Session services need the same value, and see the same folders."`
 	DockerHost     string   `default:"" env:"SPOOL_DOCKER_HOST" help:"Where the Docker engine listens, as DOCKER_HOST writes it; empty means what DOCKER_HOST says, else the local socket."`
 	SandboxImage   string   `default:"spool/sandbox:latest" env:"SPOOL_SANDBOX_IMAGE" help:"Image of Docker sandboxes, unless the session says otherwise."`
 	SandboxImages  []string `default:"" env:"SPOOL_SANDBOX_IMAGES" help:"Other images that tenants may name for Docker sandboxes and for MCP servers in containers: name:tag, name@sha256:…, name (every tag), registry/folder/* (every name below), * for all. Empty means sandbox-image alone. Session services need the same value."`
 	PullImages     bool     `name:"sandbox-images-pull" default:"false" env:"SPOOL_SANDBOX_IMAGES_PULL" help:"Pull such an image when it is not on the engine, which connects to the registry that its name has. Otherwise it has to be there; sandbox-image and egress-image are pulled in any case."`
 	SandboxRuntime string   `default:"" env:"SPOOL_SANDBOX_RUNTIME" help:"Runtime of Docker sandboxes, runsc for example; empty means the engine's own default."`
-	SandboxMemory  int64    `default:"2147483648" env:"SPOOL_SANDBOX_MEMORY" help:"Bytes of memory that a Docker sandbox may take."`
-	SandboxCPUs    float64  `name:"sandbox-cpus" default:"2" env:"SPOOL_SANDBOX_CPUS" help:"Processors' worth of time that a Docker sandbox may take."`
+	SandboxMemory  int64    `default:"2147483648" env:"SPOOL_SANDBOX_MEMORY" help:"Bytes of memory that a Docker sandbox may take; a Modal sandbox has as many reserved."`
+	SandboxCPUs    float64  `name:"sandbox-cpus" default:"2" env:"SPOOL_SANDBOX_CPUS" help:"Processors' worth of time that a Docker sandbox may take; a Modal sandbox has as many physical cores reserved."`
 	SandboxPIDs    int64    `name:"sandbox-pids" default:"512" env:"SPOOL_SANDBOX_PIDS" help:"Processes and threads that a Docker sandbox may have."`
 	SandboxDisk    int64    `default:"10737418240" env:"SPOOL_SANDBOX_DISK" help:"Bytes that a Docker sandbox's workspace and its agent's records may take together; its runner ends the turn at the limit. Each of both has a hard limit a little above it, see sandbox-disk-limit."`
 	SandboxFiles   int64    `default:"1000000" env:"SPOOL_SANDBOX_FILES" help:"Files and folders that a Docker sandbox's workspace may have, and as many its agent's records; not more than one for 4096 bytes of sandbox-disk. Enforced where sandbox-disk-limit is loop."`
@@ -45,10 +45,23 @@ type Config struct {
 	SandboxTmp     int64    `default:"536870912" env:"SPOOL_SANDBOX_TMP" help:"Bytes of a Docker sandbox's /tmp, and of its home folder; they are in memory."`
 	SandboxUIDs    string   `name:"sandbox-uids" default:"70000-99999" env:"SPOOL_SANDBOX_UIDS" help:"User numbers of Docker sandboxes and of MCP servers in containers, FIRST-LAST: one for each, and its group. A kept workspace keeps its number. No account of the engine's machine may have one of them. An engine that maps users (rootless, userns-remap) needs a range below 65534."`
 
-	EgressSockets string `default:"" env:"SPOOL_EGRESS_SOCKETS" help:"Docker volume, or folder of the engine's machine, with the egress proxy's socket for sandboxes; empty, and without egress-image, means that Docker sandboxes have no way out, to models neither."`
-	EgressAdmin   string `default:"" env:"SPOOL_EGRESS_ADMIN" help:"Path of the egress proxy's admin socket."`
-	EgressImage   string `default:"" env:"SPOOL_EGRESS_IMAGE" help:"Image of an egress proxy that executors start on the Docker engine, a remote one for example, as the container spool-egress-ENGINE with their own models' keys and base URLs; instead of egress-sockets and egress-admin. It outlives executors and keeps its settings until docker stop and docker rm end it there; then the next use makes it again. Empty for none."`
-	EgressNetwork string `default:"bridge" env:"SPOOL_EGRESS_NETWORK" help:"Docker network by which that container reaches models and other hosts."`
+	ModalTokenID         string        `name:"modal-token-id" default:"" env:"SPOOL_MODAL_TOKEN_ID" help:"Id of the token with which the executor makes sandboxes on Modal. Required with sandbox modal."`
+	ModalTokenSecret     string        `name:"modal-token-secret" default:"" env:"SPOOL_MODAL_TOKEN_SECRET" help:"That token's secret. Required with sandbox modal, unless modal-token-secret-file has it."`
+	ModalTokenSecretFile string        `name:"modal-token-secret-file" default:"" env:"SPOOL_MODAL_TOKEN_SECRET_FILE" help:"File with that secret, in place of modal-token-secret."`
+	ModalEnvironment     string        `name:"modal-environment" default:"" env:"SPOOL_MODAL_ENVIRONMENT" help:"Environment of the Modal workspace in which sandboxes are made; empty means the workspace's default."`
+	ModalApp             string        `name:"modal-app" default:"spool" env:"SPOOL_MODAL_APP" help:"Modal app that sandboxes belong to, which is made if it is not there. Executors with the same workspace, environment and app share their sandboxes: they are one engine, called modal- and the app unless engine is set."`
+	ModalRegion          string        `name:"modal-region" default:"" env:"SPOOL_MODAL_REGION" help:"Region in which Modal sandboxes run, us-east for example; empty leaves it to Modal."`
+	ModalImage           string        `name:"modal-image" default:"" env:"SPOOL_MODAL_IMAGE" help:"Image of Modal sandboxes, unless the session says otherwise: a reference in a registry from which Modal can pull. Required with sandbox modal."`
+	ModalServerURL       string        `name:"modal-server-url" default:"" env:"SPOOL_MODAL_SERVER_URL" help:"Address of Modal's API, https://host:port; empty means Modal itself."`
+	ModalTimeout         time.Duration `name:"modal-timeout" default:"24h" env:"SPOOL_MODAL_TIMEOUT" help:"How long a Modal sandbox may live, from 10m to 24h, which is the most that Modal gives. Once four fifths of it are over, an idle sandbox is ended with a snapshot, and no turn begins in it. A turn that runs at its end loses its sandbox and goes on in another one, with the files of the last snapshot."`
+	ModalSandboxPrice    float64       `name:"modal-sandbox-price" default:"0" env:"SPOOL_MODAL_SANDBOX_PRICE" help:"US dollars that a second of a Modal sandbox costs, by the prices of Modal for sandbox-cpus and sandbox-memory; it is recorded for each session and counts against budgets of dollars. 0 means unknown: the time alone is recorded."`
+
+	EgressSockets   string `default:"" env:"SPOOL_EGRESS_SOCKETS" help:"Docker volume, or folder of the engine's machine, with the egress proxy's socket for sandboxes; empty, and without egress-image, means that Docker sandboxes have no way out, to models neither."`
+	EgressAdmin     string `default:"" env:"SPOOL_EGRESS_ADMIN" help:"Path of the egress proxy's admin socket."`
+	EgressServer    string `default:"" env:"SPOOL_EGRESS_SERVER" help:"Address (host:port) at which Modal sandboxes reach the egress proxy's TLS port: its SPOOL_EGRESS_LISTEN_TLS, as the internet sees it. They reach nothing else. Its certificate has to be for this host. Required with sandbox modal."`
+	EgressAuthority string `default:"" env:"SPOOL_EGRESS_AUTHORITY" help:"PEM file of the authority that signed that certificate: sandboxes trust it alone. It is read when the executor starts. Required with sandbox modal."`
+	EgressImage     string `default:"" env:"SPOOL_EGRESS_IMAGE" help:"Image of an egress proxy that executors start on the Docker engine, a remote one for example, as the container spool-egress-ENGINE with their own models' keys and base URLs; instead of egress-sockets and egress-admin. It outlives executors and keeps its settings until docker stop and docker rm end it there; then the next use makes it again. Empty for none."`
+	EgressNetwork   string `default:"bridge" env:"SPOOL_EGRESS_NETWORK" help:"Docker network by which that container reaches models and other hosts."`
 
 	NPMRegistry         string        `name:"npm-registry" default:"" env:"SPOOL_NPM_REGISTRY" help:"Registry of the npm packages that agents depend on; empty means https://registry.npmjs.org, and for local sandboxes what this machine's npm is set to. One of your own network, or one that wants a credential, is a host of SPOOL_EGRESS_HOSTS, at the root of which it has to be, and its address here that of the route, http://127.0.0.1:7070/NAME."`
 	PIPIndexURL         string        `name:"pip-index-url" default:"" env:"SPOOL_PIP_INDEX_URL" help:"Index of the Python packages that agents depend on; empty means https://pypi.org/simple, and for local sandboxes what this machine's pip is set to. Otherwise as npm-registry; one behind a route names its files by relative addresses."`
@@ -56,9 +69,6 @@ type Config struct {
 	DependenciesTimeout time.Duration `default:"10m" env:"SPOOL_DEPENDENCIES_TIMEOUT" help:"How long the installation of an agent's dependencies may take."`
 	DependenciesSize    int64         `default:"2147483648" env:"SPOOL_DEPENDENCIES_SIZE" help:"Bytes that an agent's dependencies may take on the engine."`
 	DependenciesKeep    time.Duration `default:"168h" env:"SPOOL_DEPENDENCIES_KEEP" help:"How long installed dependencies stay on the engine when no sandbox uses them."`
-
-	ModalTimeout      time.Duration `default:"24h" env:"SPOOL_MODAL_TIMEOUT" help:"Life of a Modal sandbox, 10m to 24h, which is the most that Modal allows. A session's sandbox is replaced between two turns, with its files, once four fifths of it are over; a turn that runs at its end loses its sandbox, and goes on in another one."`
-	ModalSandboxPrice float64       `default:"0" env:"SPOOL_MODAL_SANDBOX_PRICE" help:"US dollars that a second of a Modal sandbox costs, by the prices of Modal for sandbox-cpus and sandbox-memory; it is recorded for each session and counts against budgets of dollars. 0 means unknown: the time alone is recorded."`
 
 	Pool      []string      `default:"" env:"SPOOL_POOL" help:"Docker sandboxes to keep ready with their agent started, by architecture: claude-code=2,codex=1."`
 	PoolEvery time.Duration `default:"5s" env:"SPOOL_POOL_EVERY" help:"How often the pool is filled, beside whenever one was taken from it."`
@@ -128,12 +138,6 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Sandbox != Local && c.Sandbox != Docker && c.Sandbox != Modal {
 		return c, fmt.Errorf("sandbox: %q is none of %s, %s and %s", c.Sandbox, Local, Docker, Modal)
 	}
-	if c.ModalTimeout == 0 {
-		c.ModalTimeout = maxModalTimeout
-	}
-	if err := c.checkModalCost(); err != nil {
-		return c, err
-	}
 	if c.SandboxImage == "" {
 		c.SandboxImage = "spool/sandbox:latest"
 	}
@@ -191,13 +195,13 @@ func (c Config) withDefaults() (Config, error) {
 	if c.SandboxCPUs < 0 {
 		return c, fmt.Errorf("sandbox-cpus: %g is negative", c.SandboxCPUs)
 	}
-	if (c.EgressAdmin == "") != (c.EgressSockets == "") {
-		return c, errors.New("egress-admin and egress-sockets: set both, or neither")
-	}
 	if c.EgressNetwork == "" {
 		c.EgressNetwork = "bridge"
 	}
 	if err := c.checkEgress(); err != nil {
+		return c, err
+	}
+	if c, err = c.checkModal(); err != nil {
 		return c, err
 	}
 	if err := c.checkDependencies(); err != nil {
@@ -337,7 +341,7 @@ func (c Config) withRunner() (Config, error) {
 	if c.Runner != "" {
 		if info, err := os.Stat(c.Runner); err != nil {
 			return c, fmt.Errorf("runner: %w", err)
-		} else if info.IsDir() && c.Sandbox == Docker {
+		} else if info.IsDir() && c.Sandbox != Local {
 			return c, nil // one binary for each of an engine's architectures
 		} else if info.IsDir() || info.Mode()&0o111 == 0 {
 			return c, fmt.Errorf("runner: %s is no program", c.Runner)

@@ -2,13 +2,16 @@ package executor
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
 	"math"
+	"os"
 	"strings"
 	"time"
 
+	hosts "github.com/spoolhq/spool/pkg/egress"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/run"
 	"github.com/spoolhq/spool/pkg/sandbox"
@@ -32,9 +35,17 @@ const whatever = math.MaxInt64
 // startsEgress tells whether the proxy is a container that executors start.
 func (c Config) startsEgress() bool { return c.Sandbox == Docker && c.EgressImage != "" }
 
-// checkEgress looks at the settings of a proxy that is to be started.
+// checkEgress checks the settings of the egress proxy: of one that runs already, or of one that is to be started.
 func (c Config) checkEgress() error {
+	if c.Sandbox == Modal {
+		_, err := c.remoteEgress()
+		return err
+	}
 	switch {
+	case c.EgressServer != "" || c.EgressAuthority != "":
+		return fmt.Errorf("egress-server, egress-authority: they are for sandbox %s, and sandbox is %s: leave them empty", Modal, c.Sandbox)
+	case (c.EgressAdmin == "") != (c.EgressSockets == ""):
+		return errors.New("egress-admin and egress-sockets: set both, or neither")
 	case !c.startsEgress():
 		return nil
 	case c.EgressAdmin != "":
@@ -43,6 +54,39 @@ func (c Config) checkEgress() error {
 		return fmt.Errorf("egress-network: %q leads nowhere, and no sandbox would reach a model: name a network of the engine", c.EgressNetwork)
 	}
 	return c.egress().Check()
+}
+
+// remoteEgress is how sandboxes on other machines reach the egress proxy.
+type remoteEgress struct {
+	Server    string // host:port
+	Authority string // certificates in PEM form
+}
+
+// remoteEgress checks the settings of sandboxes on other machines, and reads the authority.
+func (c Config) remoteEgress() (remoteEgress, error) {
+	server, err := hosts.ParseTarget(c.EgressServer, 0)
+	switch {
+	case c.EgressServer == "":
+		return remoteEgress{}, fmt.Errorf("egress-server: it is empty, and %s sandboxes reach models by it alone: set the host and port of the egress proxy's TLS listener", Modal)
+	case err != nil:
+		return remoteEgress{}, fmt.Errorf("egress-server: it is not a host and a port like proxy.example.com:7443: %w", err)
+	case server.Host.Addr.IsUnspecified():
+		return remoteEgress{}, fmt.Errorf("egress-server: no sandbox can connect to %s: set the address by which the internet reaches the egress proxy", server)
+	case c.EgressAuthority == "":
+		return remoteEgress{}, errors.New("egress-authority: it is empty: set the PEM file of the authority that signed the certificate of egress-server")
+	case c.EgressAdmin == "":
+		return remoteEgress{}, fmt.Errorf("egress-admin: it is empty, and no %s sandbox could be registered: set the admin socket of the egress proxy", Modal)
+	case c.EgressSockets != "" || c.EgressImage != "":
+		return remoteEgress{}, fmt.Errorf("egress-sockets, egress-image: they are for sandbox %s: leave them empty", Docker)
+	}
+	text, err := os.ReadFile(c.EgressAuthority)
+	if err != nil {
+		return remoteEgress{}, fmt.Errorf("egress-authority: %w", err)
+	}
+	if !x509.NewCertPool().AppendCertsFromPEM(text) {
+		return remoteEgress{}, fmt.Errorf("egress-authority: %s has no certificate in PEM form", c.EgressAuthority)
+	}
+	return remoteEgress{server.String(), string(text)}, nil
 }
 
 // egress gives the proxy's settings: it has the keys, sandboxes have not.

@@ -246,7 +246,7 @@ const (
 	openPause  = 200 * time.Millisecond
 )
 
-// open blocks until NATS and the executor's buckets are ready, then starts the egress proxy, chooses what enforces disk limits and announces the executor.
+// open blocks until NATS and the executor's buckets are ready, then starts the egress proxy, chooses what enforces disk limits, tries Modal's settings and announces the executor.
 func (e *Executor) open(ctx context.Context) error {
 	if err := e.deps.Clock.Start(ctx); err != nil {
 		return err
@@ -258,6 +258,9 @@ func (e *Executor) open(ctx context.Context) error {
 		return err
 	}
 	if err := e.chooseDiskLimit(ctx); err != nil {
+		return err
+	}
+	if err := e.verifyModal(ctx); err != nil {
 		return err
 	}
 	return e.await(ctx, e.leases.Open)

@@ -68,7 +68,7 @@ type bench struct {
 	metrics  *prometheus.Registry // nil for none
 	logger   *slog.Logger         // nil for the test's
 	off      time.Duration        // of the clock of the hosts of executors that start from now on
-	now      func() time.Time       // of executors that start from now on; nil for the streams' clock
+	now      func() time.Time     // of executors that start from now on; nil for the streams' clock
 	stored   func(events.Draft)   // called after each commit that an executor stores; nil for none
 
 	mu     sync.Mutex
@@ -138,6 +138,10 @@ func (b *bench) run(change ...func(*executor.Config)) *copyOf {
 		WarmEvery: time.Hour, SweepEvery: time.Hour, EngineGone: 4 * time.Second,
 	}
 	deps := executor.Deps{Provider: b.provider, Logger: natstest.Logger(b.t), Skills: b.skills, Secrets: b.secrets}
+	if b.sandbox == executor.Modal {
+		cfg.ModalTokenID, cfg.ModalTokenSecret, cfg.ModalImage = "ak-test", "as-test", "debian"
+		cfg.EgressServer, cfg.EgressAuthority, cfg.EgressAdmin = "192.0.2.1:443", authority(b.t), "admin.sock"
+	}
 	if b.pausable {
 		deps.Provider = pausable{b.provider}
 	}

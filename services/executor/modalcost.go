@@ -8,17 +8,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events/run"
 )
 
-// The bounds of ModalTimeout; the upper one is Modal's.
-const (
-	minModalTimeout = 10 * time.Minute
-	maxModalTimeout = 24 * time.Hour
-)
-
-// checkModalCost checks the settings of what Modal sandboxes cost, and how long they live.
-func (c Config) checkModalCost() error {
-	if c.ModalTimeout < minModalTimeout || c.ModalTimeout > maxModalTimeout {
-		return fmt.Errorf("modal-timeout: %s is not between %s and %s", c.ModalTimeout, minModalTimeout, maxModalTimeout)
-	}
+// checkPrice reports whether the price of Modal sandboxes is one.
+func (c Config) checkPrice() error {
 	if p := c.ModalSandboxPrice; p < 0 || math.IsNaN(p) || math.IsInf(p, 0) {
 		return fmt.Errorf("modal-sandbox-price: %g is not a number of dollars from 0 on", p)
 	}

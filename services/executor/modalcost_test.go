@@ -1,7 +1,11 @@
 package executor_test
 
 import (
+	"encoding/pem"
 	"math"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -17,6 +21,18 @@ func metered(t *testing.T, s script) *bench {
 	b := newBench(t, s)
 	b.sandbox = executor.Modal
 	return b
+}
+
+// authority is a PEM file with a certificate.
+func authority(t *testing.T) string {
+	t.Helper()
+	s := httptest.NewTLSServer(nil)
+	defer s.Close()
+	path := filepath.Join(t.TempDir(), "authority.pem")
+	if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
 }
 
 func priced(c *executor.Config) { c.ModalSandboxPrice = 0.25 }

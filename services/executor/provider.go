@@ -9,6 +9,7 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/services/executor/internal/docker"
 	"github.com/spoolhq/spool/services/executor/internal/local"
+	"github.com/spoolhq/spool/services/executor/internal/modal"
 )
 
 // provider is what Sandbox names.
@@ -37,6 +38,12 @@ func (c Config) provider(log *slog.Logger) (sandbox.Provider, error) {
 			Dir: c.DataDir, Runner: c.Runner, Engine: c.Engine, Layers: c.layers(), Logger: log,
 			HostPaths: hostpath.Policy{Roots: c.HostPaths, Private: append([]string{c.DataDir}, c.Private...)},
 		})
+	case Modal:
+		cfg, err := c.modal(log)
+		if err != nil {
+			return nil, err
+		}
+		return modal.New(cfg)
 	}
-	return nil, fmt.Errorf("sandbox: %q is neither %s nor %s", c.Sandbox, Local, Docker)
+	return nil, fmt.Errorf("sandbox: %q is none of %s, %s and %s", c.Sandbox, Local, Docker, Modal)
 }

@@ -116,7 +116,7 @@ func (g *Gateway) build(js jetstream.JetStream) error {
 		if g.pair, err = certificate.OpenPair(g.cfg.TLSCert, g.cfg.TLSKey, g.deps.Logger); err != nil {
 			return fmt.Errorf("gateway: %w", err)
 		}
-		counts.Certificate(g.pair.Expiry)
+		counts.Certificate.Watch(g.pair.Expiry)
 	}
 	g.room = storage.NewWatch(storage.Config{JetStream: js, Reserve: g.cfg.StoreReserve, Logger: g.deps.Logger})
 	counts.Register(g.room.Collectors()...)

@@ -39,7 +39,7 @@ type Config struct {
 	IdleTimeout    time.Duration `default:"15m" env:"SPOOL_IDLE_TIMEOUT" help:"How long a session may rest before its sandbox is given up, unless the session says otherwise."`
 	TurnLimit      time.Duration `default:"1h" env:"SPOOL_TURN_LIMIT" help:"How long one execution may take, unless the session says otherwise."`
 	SessionLimit   time.Duration `default:"24h" env:"SPOOL_SESSION_LIMIT" help:"How long a session lives, unless it says otherwise."`
-	Providers      []string      `default:"local" env:"SPOOL_SANDBOX_PROVIDERS" help:"The sandbox providers that this installation offers, of local and docker; the first is the default."`
+	Providers      []string      `default:"local" env:"SPOOL_SANDBOX_PROVIDERS" help:"The sandbox providers that this installation offers, of local, docker and modal; the first is the default."`
 	SyncInterval   time.Duration `default:"30s" env:"SPOOL_SYNC_INTERVAL" help:"How often the workspace is stored while a turn runs, unless the session says otherwise."`
 	HealthInterval time.Duration `default:"30s" env:"SPOOL_HEALTH_INTERVAL" help:"How often a sandbox is asked how it is, unless the session says otherwise."`
 	SandboxMaxAge  time.Duration `default:"24h" env:"SPOOL_SANDBOX_MAX_AGE" help:"After how long a sandbox is replaced between two turns, unless the session says otherwise."`
@@ -123,8 +123,8 @@ func (c Config) withDefaults() (Config, error) {
 		c.Providers = []string{"local"}
 	}
 	for _, p := range c.Providers {
-		if p != "local" && p != "docker" {
-			return c, fmt.Errorf("providers: there is no sandbox provider %.64q; there are local and docker", p)
+		if p != "local" && p != "docker" && p != "modal" {
+			return c, fmt.Errorf("providers: there is no sandbox provider %.64q; there are local, docker and modal", p)
 		}
 	}
 	for _, n := range []struct {

@@ -26,13 +26,14 @@ const (
 	egressEnds = 5 * time.Second
 )
 
-// egress runs the egress proxy beside Docker sandboxes, as a process of its own
-// that has the models' keys. Its sockets are in a folder that the engine mounts,
+// egress runs the egress proxy for Docker and Modal sandboxes, as a process of its own
+// that has the models' keys. For Docker its sockets are in a folder that the engine mounts,
 // so the engine has to be this machine's; on another one the executor starts the
-// proxy there, from EgressImage.
+// proxy there, from EgressImage. Modal sandboxes join it by TLS: the proxy takes the
+// settings of that, SPOOL_EGRESS_LISTEN_TLS and others, from the environment.
 func (s *Stack) egress(ctx, run context.Context) error {
 	cfg := &s.cfg.Executor
-	if cfg.Sandbox != executor.Docker || cfg.EgressAdmin != "" || cfg.EgressImage != "" {
+	if cfg.Sandbox != executor.Docker && cfg.Sandbox != executor.Modal || cfg.EgressAdmin != "" || cfg.EgressImage != "" {
 		return nil
 	}
 	binary, err := beside("egress")
@@ -67,7 +68,10 @@ func (s *Stack) egress(ctx, run context.Context) error {
 	if err := listens(ctx, admin, run.Done()); err != nil {
 		return fmt.Errorf("the egress proxy does not listen: %w", err)
 	}
-	cfg.EgressSockets, cfg.EgressAdmin = sockets, admin
+	cfg.EgressAdmin = admin
+	if cfg.Sandbox == executor.Docker {
+		cfg.EgressSockets = sockets
+	}
 	return nil
 }
 

@@ -57,7 +57,7 @@ type Stack struct {
 	group  *errgroup.Group
 	conns  []*nats.Conn
 	pool   *pgxpool.Pool
-	proxy  *proxy // nil without Docker sandboxes
+	proxy  *proxy // nil with local sandboxes
 	done   chan struct{}
 	err    error
 }

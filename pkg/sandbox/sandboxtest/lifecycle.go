@@ -175,20 +175,35 @@ func adopt(f *fixture, p sandbox.Adopter) {
 	f.want(err, sandbox.ErrNotFound)
 }
 
-// createAgain starts the runner of a sandbox whose runner was killed.
+// createAgain starts the runner of a sandbox whose runner was killed, or makes the
+// sandbox anew where it has ended with its runner.
 func createAgain(f *fixture) {
 	spec := f.spec()
 	f.ok(f.create(spec).Files().Put(f.ctx, "mark", strings.NewReader("kept")))
 	f.s.KillRunner(f, spec.ID)
 	_, err := f.p.Attach(f.ctx, spec.ID)
 	f.want(err, sandbox.ErrNotFound)
-	if i := f.listed(spec.ID); i.Running {
+	if f.s.EndsWithRunner {
+		infos, err := f.s.New(f).List(f.ctx)
+		f.ok(err)
+		if slices.ContainsFunc(infos, func(i sandbox.Info) bool { return i.ID == spec.ID }) {
+			f.Errorf("it is listed after its end: %+v", infos)
+		}
+	} else if i := f.listed(spec.ID); i.Running {
 		f.Errorf("without a runner, it is listed as %+v", i)
 	}
 	box, err := f.s.New(f).Create(f.ctx, spec)
 	f.ok(err)
-	f.reads(box.Files(), "mark", []byte("kept"))
-	f.kept(box, true)
+	if f.s.EndsWithRunner {
+		left, err := box.Files().List(f.ctx, "")
+		f.ok(err)
+		if len(left) != 0 {
+			f.Errorf("the new sandbox has %+v", left)
+		}
+	} else {
+		f.reads(box.Files(), "mark", []byte("kept"))
+	}
+	f.kept(box, !f.s.EndsWithRunner)
 	if alive, err := box.Running(f.ctx); !alive || err != nil {
 		f.Errorf("runs again: %v, %v", alive, err)
 	}

@@ -32,6 +32,9 @@ type Subject struct {
 	// KillRunner kills a sandbox's runner, as the engine's trouble would, and
 	// returns when it is dead.
 	KillRunner func(t testing.TB, id string)
+	// EndsWithRunner is true for a provider whose sandboxes end with their runner,
+	// and leave neither an entry in the list nor their files.
+	EndsWithRunner bool
 }
 
 // within bounds every wait of the suite.

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -171,8 +172,10 @@ func unshaken() (undo func()) {
 
 // wayOut is how a sandbox without a network reaches the egress proxy.
 type wayOut struct {
-	Socket  string `help:"Path of the egress proxy's Unix socket; without it nothing listens. The variable SPOOL_RUNNER_EGRESS_TOKEN holds the sandbox's token." env:"SPOOL_RUNNER_EGRESS_SOCKET"`
-	Address string `help:"Loopback address that is joined to the proxy." default:"${egress}" env:"SPOOL_RUNNER_EGRESS_ADDRESS"`
+	Socket    string `help:"Path of the egress proxy's Unix socket; without it and without a server nothing listens. The variable SPOOL_RUNNER_EGRESS_TOKEN holds the sandbox's token." env:"SPOOL_RUNNER_EGRESS_SOCKET"`
+	Server    string `help:"Address (host:port) at which the egress proxy speaks TLS, in place of its socket." env:"SPOOL_RUNNER_EGRESS_SERVER"`
+	Authority string `help:"Certificates in PEM form: the server's has to be signed by one of them." env:"SPOOL_RUNNER_EGRESS_AUTHORITY"`
+	Address   string `help:"Loopback address that is joined to the proxy." default:"${egress}" env:"SPOOL_RUNNER_EGRESS_ADDRESS"`
 
 	hosts bool // to hosts alone
 }
@@ -180,7 +183,7 @@ type wayOut struct {
 // tokenVariable has no flag: arguments can be read by every process.
 const tokenVariable = "SPOOL_RUNNER_EGRESS_TOKEN"
 
-// open takes the port, nil without a socket. The token is taken out of the environment.
+// open takes the port, nil without a socket and a server. The token is taken out of the environment.
 func (o wayOut) open(ctx context.Context, sys *System, log *slog.Logger) (*egress.Forwarder, error) {
 	token := sys.Getenv(tokenVariable)
 	if token != "" {
@@ -188,18 +191,18 @@ func (o wayOut) open(ctx context.Context, sys *System, log *slog.Logger) (*egres
 			return nil, fmt.Errorf("forget %s: %w", tokenVariable, err)
 		}
 	}
-	if o.Socket == "" {
+	if o.Socket == "" && o.Server == "" {
 		if token != "" {
-			log.Warn("an egress token, but no socket of a proxy: there is no way out", "variable", tokenVariable)
+			log.Warn("an egress token, but no socket and no server of a proxy: there is no way out", "variable", tokenVariable)
 		}
 		return nil, nil //nolint:nilnil // no way out is no error
 	}
 	if token == "" {
-		return nil, fmt.Errorf("egress-socket: it needs the sandbox's token in %s", tokenVariable)
+		return nil, fmt.Errorf("egress-socket, egress-server: they need the sandbox's token in %s", tokenVariable)
 	}
-	f, err := egress.Listen(ctx, egress.Config{Socket: o.Socket, Token: token, Address: o.Address, HostsOnly: o.hosts, Log: log})
+	f, err := egress.Listen(ctx, egress.Config{Socket: o.Socket, Server: o.Server, Authority: o.Authority, Token: token, Address: o.Address, HostsOnly: o.hosts, Log: log})
 	if err == nil {
-		log.Info("forwarding to the egress proxy", "address", f.Addr(), "socket", o.Socket)
+		log.Info("forwarding to the egress proxy", "address", f.Addr(), "proxy", cmp.Or(o.Server, o.Socket))
 	}
 	return f, err
 }

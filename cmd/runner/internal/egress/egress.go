@@ -1,10 +1,12 @@
 // Package egress is the way out of a sandbox without a network: a loopback port
-// whose connections are joined to the egress proxy's Unix socket.
+// whose connections are joined to the egress proxy, by its Unix socket or by TLS.
 package egress
 
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -15,6 +17,7 @@ import (
 	"time"
 
 	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/pkg/tlsconn"
 )
 
 // The defaults.
@@ -25,6 +28,8 @@ const (
 	DefaultIdle = 15 * time.Minute
 	// dialWithin is how long the proxy may take to accept a connection.
 	dialWithin = 5 * time.Second
+	// dialServerWithin is the same for a proxy that is reached by TLS: several round trips, and lost packets.
+	dialServerWithin = 15 * time.Second
 	// acceptPause is how long the forwarder rests when it cannot take a connection.
 	acceptPause = 100 * time.Millisecond
 	// maxSocketPath is what Unix sockets allow, in bytes.
@@ -33,7 +38,9 @@ const (
 
 // Config is what a forwarder is made from.
 type Config struct {
-	Socket      string        // path of the proxy's Unix socket; it need not exist yet
+	Socket      string        // path of the proxy's Unix socket, which need not exist yet; "" with Server
+	Server      string        // host:port at which the proxy speaks TLS; "" with Socket
+	Authority   string        // certificates in PEM form that Server is verified against, and no others
 	Token       string        // names the sandbox at the proxy
 	Address     string        // "" for runner.EgressAddress
 	HostsOnly   bool          // models and MCP servers are not reached
@@ -44,8 +51,10 @@ type Config struct {
 
 func (c *Config) validate() error {
 	switch {
-	case c.Socket == "":
-		return errors.New("egress socket: is empty")
+	case c.Socket == "" && c.Server == "":
+		return errors.New("egress socket: is empty, and so is the egress server")
+	case c.Socket != "" && c.Server != "":
+		return errors.New("egress server: the egress socket is set as well: set one of them")
 	case len(c.Socket) > maxSocketPath:
 		return fmt.Errorf("egress socket: its path has %d bytes, a Unix socket allows %d: choose a shorter one", len(c.Socket), maxSocketPath)
 	case c.Token == "":
@@ -69,6 +78,7 @@ func (c *Config) validate() error {
 // Forwarder joins connections to the proxy.
 type Forwarder struct {
 	cfg      Config
+	tls      *tls.Config // nil for a Unix socket
 	listener *net.TCPListener
 
 	mu   sync.Mutex
@@ -81,6 +91,10 @@ func Listen(ctx context.Context, cfg Config) (*Forwarder, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
+	secure, err := cfg.tls()
+	if err != nil {
+		return nil, err
+	}
 	var lc net.ListenConfig
 	l, err := lc.Listen(ctx, "tcp", cfg.Address)
 	if err != nil {
@@ -90,7 +104,26 @@ func Listen(ctx context.Context, cfg Config) (*Forwarder, error) {
 	if !ok {
 		return nil, errors.Join(fmt.Errorf("egress: %s is no TCP address", cfg.Address), l.Close())
 	}
-	return &Forwarder{cfg: cfg, listener: tcp}, nil
+	return &Forwarder{cfg: cfg, tls: secure, listener: tcp}, nil
+}
+
+// sessions is how many TLS sessions are kept, so that further connections to the proxy need no certificates.
+const sessions = 8
+
+// tls returns how a server is dialled, nil for a Unix socket.
+func (c *Config) tls() (*tls.Config, error) {
+	if c.Server == "" {
+		return nil, nil //nolint:nilnil // a Unix socket needs none
+	}
+	host, port, err := net.SplitHostPort(c.Server)
+	if err != nil || host == "" || port == "" {
+		return nil, fmt.Errorf("egress server: %q is not a host and a port like proxy.example.com:7443", c.Server)
+	}
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM([]byte(c.Authority)) {
+		return nil, errors.New("egress authority: it has no certificate in PEM form")
+	}
+	return &tls.Config{MinVersion: tls.VersionTLS13, ServerName: host, RootCAs: roots, ClientSessionCache: tls.NewLRUClientSessionCache(sessions)}, nil
 }
 
 // Addr is where it listens.
@@ -156,17 +189,10 @@ func (f *Forwarder) handle(ctx context.Context, client *net.TCPConn) {
 }
 
 // dial connects to the proxy and says whose connection it is.
-func (f *Forwarder) dial(ctx context.Context) (*net.UnixConn, error) {
-	ctx, cancel := context.WithTimeout(ctx, dialWithin)
-	defer cancel()
-	var d net.Dialer
-	c, err := d.DialContext(ctx, "unix", f.cfg.Socket)
+func (f *Forwarder) dial(ctx context.Context) (conn, error) {
+	proxy, err := f.connect(ctx)
 	if err != nil {
 		return nil, err
-	}
-	proxy, ok := c.(*net.UnixConn)
-	if !ok {
-		return nil, errors.Join(errors.New("no Unix socket"), c.Close())
 	}
 	preamble := runner.EgressPreamble + f.cfg.Token
 	if f.cfg.HostsOnly {
@@ -174,6 +200,29 @@ func (f *Forwarder) dial(ctx context.Context) (*net.UnixConn, error) {
 	}
 	if _, err := io.WriteString(proxy, preamble+"\n"); err != nil {
 		return nil, errors.Join(err, proxy.Close())
+	}
+	return proxy, nil
+}
+
+// connect opens a connection to the proxy's socket or server.
+func (f *Forwarder) connect(ctx context.Context) (conn, error) {
+	network, address, within := "unix", f.cfg.Socket, dialWithin
+	if f.tls != nil {
+		network, address, within = "tcp", f.cfg.Server, dialServerWithin
+	}
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	var d net.Dialer
+	c, err := d.DialContext(ctx, network, address)
+	if err != nil {
+		return nil, err
+	}
+	if f.tls != nil {
+		return tlsconn.Client(ctx, c, f.tls)
+	}
+	proxy, ok := c.(conn)
+	if !ok {
+		return nil, errors.Join(errors.New("it is not a Unix socket"), c.Close())
 	}
 	return proxy, nil
 }
@@ -187,9 +236,9 @@ func (f *Forwarder) tell(ctx context.Context, err error) {
 	defer f.mu.Unlock()
 	switch away := err != nil; {
 	case away && !f.away:
-		f.cfg.Log.Warn("the egress proxy cannot be reached", "socket", f.cfg.Socket, "err", err)
+		f.cfg.Log.Warn("the egress proxy cannot be reached", "proxy", cmp.Or(f.cfg.Server, f.cfg.Socket), "err", err)
 	case !away && f.away:
-		f.cfg.Log.Info("the egress proxy is back", "socket", f.cfg.Socket)
+		f.cfg.Log.Info("the egress proxy is back", "proxy", cmp.Or(f.cfg.Server, f.cfg.Socket))
 	}
 	f.away = err != nil
 }

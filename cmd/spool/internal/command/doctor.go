@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,6 +17,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/alecthomas/kong"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
@@ -46,7 +48,7 @@ type doctorCommand struct {
 	Project  string `default:"spool" env:"SPOOL_PROJECT" help:"With --security: the name of the compose project."`
 	EnvFile  string `name:"env-file" default:"deploy/.env" help:"With --security: the file with the passwords of compose."`
 
-	Sandbox      string `default:"local" env:"SPOOL_SANDBOX" help:"What sandboxes are made of: local or docker."`
+	Sandbox      string `default:"local" env:"SPOOL_SANDBOX" help:"What sandboxes are made of: local, docker or modal."`
 	DockerHost   string `env:"SPOOL_DOCKER_HOST" placeholder:"URL" help:"Where the Docker engine listens, with --sandbox docker."`
 	SandboxImage string `env:"SPOOL_SANDBOX_IMAGE" placeholder:"IMAGE" help:"Image of Docker sandboxes."`
 	DiskLimit    string `name:"sandbox-disk-limit" default:"auto" env:"SPOOL_SANDBOX_DISK_LIMIT" help:"What is to enforce the disk limits of Docker sandboxes; doctor tries it."`
@@ -84,6 +86,9 @@ type examination struct {
 // diskLimits is the name of the check that starts containers.
 const diskLimits = "disk limits"
 
+// modalSettings is the name of the check that asks Modal.
+const modalSettings = "Modal"
+
 // check looks at one thing.
 type check struct {
 	name string
@@ -91,7 +96,7 @@ type check struct {
 }
 
 func (c check) within() time.Duration {
-	if c.name == diskLimits {
+	if c.name == diskLimits || c.name == modalSettings {
 		return engineTimeout
 	}
 	return checkTimeout
@@ -113,6 +118,7 @@ func (x *examination) checks(ctx context.Context) []check {
 		{"runner", x.runner},
 		{"kernel", x.kernel},
 		{diskLimits, x.diskLimit},
+		{modalSettings, x.modal},
 		{"Claude Code", x.claude},
 		{"models", x.models},
 		{"server", x.gateway},
@@ -320,6 +326,27 @@ func (x *examination) diskLimit(ctx context.Context) finding {
 		return note("watch: nothing enforces them, one sandbox can fill the engine's disk before its turn is ended", remedy)
 	}
 	return ok("enforced by %s, which was tried on the engine", mode)
+}
+
+// modal has Modal try the settings of its sandboxes.
+func (x *examination) modal(ctx context.Context) finding {
+	if x.Sandbox != executor.Modal {
+		return ok("not used")
+	}
+	var cfg executor.Config
+	parser, err := kong.New(&cfg, kong.Exit(func(int) {}))
+	if err == nil {
+		_, err = parser.Parse(nil) // the settings from the environment
+	}
+	if err != nil {
+		return failed(err.Error(), "")
+	}
+	cfg.Runner, cfg.EgressAdmin = x.Runner, cmp.Or(cfg.EgressAdmin, "started by spool up")
+	found, err := cfg.ProveModal(ctx, slog.New(slog.DiscardHandler))
+	if err != nil {
+		return failed(strings.Join(append(found, err.Error()), "; "), "docs/modal.md has the settings")
+	}
+	return ok("%s", strings.Join(found, "; "))
 }
 
 func (x *examination) claude(ctx context.Context) finding {

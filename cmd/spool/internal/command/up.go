@@ -17,7 +17,7 @@ type upCommand struct {
 	Database   string     `name:"database-url" env:"SPOOL_DATABASE_URL" placeholder:"URL" help:"A Postgres to use; without it a private one in the data folder."`
 	Auth       string     `enum:"off,keys" default:"off" env:"SPOOL_AUTH" help:"Who is let in: keys, or off, which serves everybody and only on loopback."`
 	RootKey    string     `env:"SPOOL_ROOT_KEY" help:"A key of 32 characters or more that makes API keys and sets limits and budgets, and does nothing else."`
-	Sandbox    string     `enum:"local,docker" default:"local" env:"SPOOL_SANDBOX" help:"Where agents run: local, on this machine without isolation, or docker, each session in a container of its own."`
+	Sandbox    string     `enum:"local,docker,modal" default:"local" env:"SPOOL_SANDBOX" help:"Where agents run: local, on this machine without isolation, docker, each session in a container of its own, or modal, each in a sandbox of modal.com."`
 	MaxStore   int64      `env:"SPOOL_MAX_STORE" placeholder:"BYTES" help:"Bytes that the streams and buckets of NATS may take on disk, 671088640 or more; by default what they take already and three quarters of what is free."`
 	MockLLM    bool       `name:"mock-llm" env:"SPOOL_MOCK_LLM" help:"Give agents a scripted model server in place of real models."`
 	MockScript string     `env:"SPOOL_MOCKLLM_SCRIPT" type:"existingfile" placeholder:"FILE" help:"The script of --mock-llm; without it the built-in one."`

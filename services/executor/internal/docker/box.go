@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
-	"path"
 	"slices"
 	"strings"
 
@@ -15,6 +13,7 @@ import (
 	"github.com/docker/docker/api/types/container"
 
 	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/services/executor/internal/guest"
 )
 
 // box is one sandbox.
@@ -49,7 +48,7 @@ func (b *box) Running(ctx context.Context) (bool, error) {
 }
 
 // Files is the workspace.
-func (b *box) Files() sandbox.Files { return files{b} }
+func (b *box) Files() sandbox.Files { return guest.Files{Start: b.command} }
 
 // ready waits until the runner listens, and gives it the sandbox's secret.
 func (b *box) ready(ctx context.Context) error {
@@ -61,7 +60,7 @@ func (b *box) ready(ctx context.Context) error {
 		}
 	}
 	out, err := b.runner(ctx, feed, args...)
-	if err == nil && out.code == 0 {
+	if err == nil && out.Code == 0 {
 		return nil
 	}
 	if err != nil && unavailable(err) || ctx.Err() != nil {
@@ -69,7 +68,7 @@ func (b *box) ready(ctx context.Context) error {
 	}
 	said := b.p.lastWords(ctx, b.container)
 	if said == "" {
-		said = strings.TrimSpace(out.stderr)
+		said = strings.TrimSpace(out.Stderr)
 	}
 	return failed(sandbox.CodeRunnerSilent, fmt.Sprintf("the runner of sandbox %s does not answer: see whether the image can run it; it last said: %s", b.id, said), err)
 }
@@ -86,7 +85,7 @@ func (b *box) Exec(ctx context.Context, c sandbox.Command) (sandbox.Process, err
 	if len(c.Args) == 0 {
 		return nil, errors.New("exec: args are empty")
 	}
-	dir, err := b.within(ctx, c.Dir)
+	dir, err := guest.Start(b.command).Dir(ctx, workspaceDir, c.Dir)
 	if err != nil {
 		return nil, fmt.Errorf("exec: dir: %w", err)
 	}
@@ -105,103 +104,16 @@ func (b *box) Exec(ctx context.Context, c sandbox.Command) (sandbox.Process, err
 	return b.start(ctx, opts, id)
 }
 
-// within gives the absolute path of a folder of the workspace.
-func (b *box) within(ctx context.Context, dir string) (string, error) {
-	if dir == "" {
-		return workspaceDir, nil
-	}
-	rel, err := relative(dir)
-	if err != nil {
-		return "", err
-	}
-	// Only inside can links be followed.
-	out, err := b.runner(ctx, nil, "list", "--", rel)
-	if err == nil {
-		err = out.outcome(dir)
-	}
-	return path.Join(workspaceDir, rel), err
-}
-
-// answer is what a command of the runner gave.
-type answer struct {
-	stdout, stderr string
-	code           int
-}
-
-// The exit codes of the runner's file commands.
-const (
-	exitNotFound   = 3
-	exitOutside    = 4
-	exitPermission = 5
-	exitIrregular  = 6 // not a regular file, or no path at all
-)
-
-// outcome gives a file command's exit code its meaning.
-func (a answer) outcome(name string) error {
-	switch a.code {
-	case 0:
-		return nil
-	case exitNotFound:
-		return fmt.Errorf("path %q: %w", name, sandbox.ErrNotFound)
-	case exitOutside:
-		return fmt.Errorf("path %q: %w", name, sandbox.ErrOutside)
-	}
-	said := strings.TrimPrefix(strings.TrimSpace(a.stderr+a.stdout), "runner: ")
-	switch a.code {
-	case exitPermission:
-		return fmt.Errorf("path %q: %w: %s", name, fs.ErrPermission, said)
-	case exitIrregular:
-		return fmt.Errorf("path %q: %w: %s", name, fs.ErrInvalid, said)
-	}
-	err := fmt.Errorf("path %q: exit code %d: %s", name, a.code, said)
-	if full(err) {
-		return &sandbox.Error{Code: sandbox.CodeDiskFull, Message: fmt.Sprintf("path %q: the disk of the engine is full: remove images or volumes that nobody needs", name), Err: err}
-	}
-	return err
-}
-
-// runner runs a command of the runner to its end. feed writes its stdin, which
-// is closed after it; an error of feed breaks the command off.
-func (b *box) runner(ctx context.Context, feed func(io.Writer) error, args ...string) (answer, error) {
+// command starts a command of the runner.
+func (b *box) command(ctx context.Context, args ...string) (guest.Process, error) {
 	proc, err := b.start(ctx, container.ExecOptions{WorkingDir: "/", Cmd: append([]string{runnerPath}, args...)}, "")
 	if err != nil {
-		return answer{}, err
+		return nil, err
 	}
-	defer context.AfterFunc(ctx, proc.breakOff)()
-	fed := make(chan error, 1)
-	go func() {
-		var err error
-		if feed != nil {
-			err = feed(proc.Stdin())
-		}
-		if err != nil && !errors.Is(err, errWrite) {
-			proc.breakOff()
-		}
-		_ = proc.Stdin().Close() // a command that ended early has closed it
-		fed <- err
-	}()
-	var errs []byte
-	said := make(chan struct{})
-	go func() {
-		defer close(said)
-		errs, _ = io.ReadAll(proc.Stderr()) // cut off with stdout, whose error counts
-	}()
-	out, err := io.ReadAll(proc.Stdout())
-	<-said
-	feedErr := <-fed
-	refused := errors.Is(feedErr, errWrite) // it did not want more: its exit code says why
-	switch {
-	case ctx.Err() != nil:
-		return answer{}, ctx.Err()
-	case feedErr != nil && !refused:
-		return answer{}, feedErr
-	}
-	code, werr := proc.Wait()
-	if werr != nil || err != nil && !refused {
-		return answer{}, errors.Join(werr, err)
-	}
-	if refused && code == 0 {
-		return answer{}, feedErr
-	}
-	return answer{string(out), string(errs), code}, nil
+	return proc, nil
+}
+
+// runner runs a command of the runner to its end; see guest.Start.Run.
+func (b *box) runner(ctx context.Context, feed func(io.Writer) error, args ...string) (guest.Answer, error) {
+	return guest.Start(b.command).Run(ctx, feed, args...)
 }

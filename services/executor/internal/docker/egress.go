@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sync/singleflight"
 
 	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/services/executor/internal/guest"
 )
 
 // EgressConfig is of the egress proxy that a provider keeps on its engine.
@@ -388,7 +389,7 @@ func (e *EgressProxy) ready(ctx context.Context, at *egressAt, restarts int) err
 	defer tick.Stop()
 	for {
 		out, asked := e.ask(bounded, at, "health")
-		if asked == nil && out.code == 0 {
+		if asked == nil && out.Code == 0 {
 			return nil
 		}
 		if unavailable(asked) {
@@ -408,7 +409,7 @@ func (e *EgressProxy) ready(ctx context.Context, at *egressAt, restarts int) err
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		said := strings.TrimSpace(out.stdout + out.stderr)
+		said := strings.TrimSpace(out.Stdout + out.Stderr)
 		if asked != nil {
 			said = asked.Error()
 		}
@@ -417,12 +418,12 @@ func (e *EgressProxy) ready(ctx context.Context, at *egressAt, restarts int) err
 }
 
 // ask runs a command of the egress program to its end.
-func (e *EgressProxy) ask(ctx context.Context, at *egressAt, args ...string) (answer, error) {
+func (e *EgressProxy) ask(ctx context.Context, at *egressAt, args ...string) (guest.Answer, error) {
 	proc, err := e.exec(ctx, at, args...)
 	if err != nil {
-		return answer{}, err
+		return guest.Answer{}, err
 	}
-	defer context.AfterFunc(ctx, proc.breakOff)()
+	defer context.AfterFunc(ctx, proc.Abandon)()
 	_ = proc.Stdin().Close() // a command that ended early has closed it
 	var errs []byte
 	said := make(chan struct{})
@@ -433,10 +434,10 @@ func (e *EgressProxy) ask(ctx context.Context, at *egressAt, args ...string) (an
 	out, err := io.ReadAll(proc.Stdout())
 	<-said
 	if ctx.Err() != nil {
-		return answer{}, ctx.Err()
+		return guest.Answer{}, ctx.Err()
 	}
 	code, werr := proc.Wait()
-	return answer{string(out), string(errs), code}, errors.Join(err, werr)
+	return guest.Answer{Stdout: string(out), Stderr: string(errs), Code: code}, errors.Join(err, werr)
 }
 
 // exec starts a command of the egress program.

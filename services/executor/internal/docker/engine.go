@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"strings"
 	"syscall"
 
 	"github.com/containerd/errdefs"
@@ -16,6 +15,7 @@ import (
 	"github.com/docker/docker/client"
 
 	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/services/executor/internal/guest"
 )
 
 // connect makes a client. Nothing is dialled.
@@ -57,7 +57,7 @@ func (p *Provider) meaning(ctx context.Context, what string, err error) error {
 	case unreachable(err):
 		return &sandbox.Error{Code: sandbox.CodeEngineUnavailable, Err: err, Message: fmt.Sprintf(
 			"%s: the Docker engine at %s does not answer: start it, or set the address of one that runs (%v)", what, p.api.DaemonHost(), err)}
-	case full(err):
+	case guest.IsFull(err):
 		return &sandbox.Error{Code: sandbox.CodeDiskFull, Err: err, Message: fmt.Sprintf(
 			"%s: the disk of the Docker engine at %s is full: remove images or volumes that nobody needs (%v)", what, p.api.DaemonHost(), err)}
 	}
@@ -70,11 +70,6 @@ func unreachable(err error) bool {
 	return client.IsErrConnectionFailed(err) || errdefs.IsUnavailable(err) ||
 		errors.Is(err, context.DeadlineExceeded) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
 		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) || errors.As(err, &network)
-}
-
-// full recognises a full disk, for which the engine has words alone.
-func full(err error) bool {
-	return errors.Is(err, syscall.ENOSPC) || strings.Contains(err.Error(), "no space left on device")
 }
 
 // failed is the error of a sandbox that could not be made.

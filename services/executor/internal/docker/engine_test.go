@@ -22,6 +22,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/services/executor/internal/guest"
 )
 
 // asSSH makes the test binary be the command ssh: its value is the engine's socket.
@@ -335,13 +336,13 @@ func TestConnectionBreaks(t *testing.T) {
 	reader, writer := io.Pipe()
 	put := make(chan error, 1)
 	go func() { put <- far.Files().Put(t.Context(), "old", reader) }()
-	if _, err := writer.Write(make([]byte, 3*chunk)); err != nil {
+	if _, err := writer.Write(make([]byte, 3*guest.Chunk)); err != nil {
 		t.Fatal(err)
 	}
 	w.sever(true)
 	go func() {
 		for { // until the other side gives up
-			if _, err := writer.Write(make([]byte, chunk)); err != nil {
+			if _, err := writer.Write(make([]byte, guest.Chunk)); err != nil {
 				return
 			}
 		}
@@ -368,7 +369,7 @@ func TestConnectionBreaks(t *testing.T) {
 func TestShortContent(t *testing.T) {
 	t.Parallel()
 	files := create(t, provide(t, needEngine(t)), newSpec(t)).Files()
-	for _, broken := range []error{io.ErrUnexpectedEOF, io.ErrClosedPipe, errWrite} {
+	for _, broken := range []error{io.ErrUnexpectedEOF, io.ErrClosedPipe, guest.ErrStdin} {
 		err := files.Put(t.Context(), "x", io.MultiReader(strings.NewReader("half"), iotest.ErrReader(broken)))
 		if err == nil {
 			t.Errorf("content that broke with %q was put", broken)

@@ -15,6 +15,7 @@ import (
 	"github.com/docker/docker/pkg/stdcopy"
 
 	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/services/executor/internal/guest"
 )
 
 const (
@@ -38,7 +39,7 @@ type process struct {
 	conn types.HijackedResponse
 
 	stdin          *input
-	stdout, stderr *pipe
+	stdout, stderr *guest.Pipe
 	ended          chan struct{} // closed when the streams have ended
 	given          chan struct{} // closed by Kill, when nobody waits any more for a command that only its stdin ends, or that will not begin
 	giveUp         sync.Once
@@ -67,7 +68,7 @@ func (b *box) start(ctx context.Context, opts container.ExecOptions, kill string
 	}
 	proc := &process{
 		b: b, exec: made.ID, kill: kill, conn: conn, stdin: &input{conn: conn},
-		stdout: newPipe(unread), stderr: newPipe(unread), ended: make(chan struct{}), given: make(chan struct{}),
+		stdout: guest.NewPipe(unread), stderr: guest.NewPipe(unread), ended: make(chan struct{}), given: make(chan struct{}),
 	}
 	b.p.watch.add(proc)
 	go proc.read()
@@ -118,8 +119,8 @@ func (p *process) read() {
 		err = *lost
 	}
 	err = p.b.p.meaning(context.Background(), "streams of a command in sandbox "+p.b.id, err)
-	p.stdout.end(err)
-	p.stderr.end(err)
+	p.stdout.End(err)
+	p.stderr.End(err)
 	p.conn.Close()
 }
 
@@ -195,18 +196,18 @@ func (p *process) inspect() (container.ExecInspect, error) {
 	})
 }
 
-// breakOff closes the streams at once.
-func (p *process) breakOff() {
-	p.stdout.abandon()
-	p.stderr.abandon()
+// Abandon closes the streams at once and blocks until they have ended.
+func (p *process) Abandon() {
+	p.stdout.Abandon()
+	p.stderr.Abandon()
 	p.conn.Close()
+	<-p.ended
 }
 
 // Kill ends the command with all that it started, and closes its streams. A
 // command of the runner's own has lost its stdin then, and ends by itself.
 func (p *process) Kill() error {
-	p.breakOff()
-	<-p.ended
+	p.Abandon()
 	if p.kill == "" {
 		p.giveUp.Do(func() { close(p.given) })
 		return nil
@@ -227,15 +228,12 @@ func (p *process) Kill() error {
 	if err != nil {
 		return fmt.Errorf("kill a command: %w", err)
 	}
-	if out.code != 0 {
-		return fmt.Errorf("kill a command in sandbox %s: exit code %d: %s", p.b.id, out.code, out.stderr)
+	if out.Code != 0 {
+		return fmt.Errorf("kill a command in sandbox %s: exit code %d: %s", p.b.id, out.Code, out.Stderr)
 	}
 	p.giveUp.Do(func() { close(p.given) })
 	return nil
 }
-
-// errWrite is a stdin that nobody reads any more.
-var errWrite = errors.New("the command does not read its stdin")
 
 // input is a command's stdin.
 type input struct {
@@ -247,7 +245,7 @@ type input struct {
 func (i *input) Write(b []byte) (int, error) {
 	n, err := i.conn.Conn.Write(b)
 	if err != nil {
-		err = fmt.Errorf("%w: %w", errWrite, err)
+		err = fmt.Errorf("%w: %w", guest.ErrStdin, err)
 	}
 	return n, err
 }
@@ -256,78 +254,4 @@ func (i *input) Write(b []byte) (int, error) {
 func (i *input) Close() error {
 	i.once.Do(func() { i.err = i.conn.CloseWrite() })
 	return i.err
-}
-
-// pipe holds back a writer that is far ahead of its reader.
-type pipe struct {
-	mu     sync.Mutex
-	change sync.Cond
-	buf    []byte
-	limit  int
-	ended  bool
-	err    error // after what is in buf; nil for io.EOF
-	gone   bool  // the reader
-}
-
-func newPipe(limit int) *pipe {
-	p := &pipe{limit: limit}
-	p.change.L = &p.mu
-	return p
-}
-
-func (p *pipe) Write(b []byte) (n int, err error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for len(b) > 0 {
-		for len(p.buf) >= p.limit && !p.gone {
-			p.change.Wait()
-		}
-		if p.gone {
-			return n, io.ErrClosedPipe
-		}
-		k := min(len(b), p.limit-len(p.buf))
-		p.buf = append(p.buf, b[:k]...)
-		n, b = n+k, b[k:]
-		p.change.Broadcast()
-	}
-	return n, nil
-}
-
-func (p *pipe) Read(b []byte) (int, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for len(p.buf) == 0 && !p.ended && !p.gone {
-		p.change.Wait()
-	}
-	switch {
-	case p.gone:
-		return 0, io.ErrClosedPipe
-	case len(p.buf) == 0 && p.err != nil:
-		return 0, p.err
-	case len(p.buf) == 0:
-		return 0, io.EOF
-	}
-	n := copy(b, p.buf)
-	p.buf = p.buf[n:]
-	if len(p.buf) == 0 {
-		p.buf = nil
-	}
-	p.change.Broadcast()
-	return n, nil
-}
-
-// end is the writer's.
-func (p *pipe) end(err error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.ended, p.err = true, err
-	p.change.Broadcast()
-}
-
-// abandon is the reader's.
-func (p *pipe) abandon() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.gone, p.buf = true, nil
-	p.change.Broadcast()
 }

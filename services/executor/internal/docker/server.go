@@ -293,7 +293,7 @@ func (p *Provider) reliableServer(ctx context.Context, id string, n int, r *runn
 func (p *Provider) serverReady(ctx context.Context, id, containerID, socket string) error {
 	b := &box{p: p, id: id, container: containerID}
 	out, err := b.runner(ctx, nil, "mcp-ready", "--socket", path.Join(serversDir, socket), "--within", readyWithin.String())
-	if err == nil && out.code == 0 {
+	if err == nil && out.Code == 0 {
 		return nil
 	}
 	if err != nil && unavailable(err) || ctx.Err() != nil {
@@ -301,7 +301,7 @@ func (p *Provider) serverReady(ctx context.Context, id, containerID, socket stri
 	}
 	said := p.lastWords(ctx, containerID)
 	if said == "" {
-		said = strings.TrimSpace(out.stderr)
+		said = strings.TrimSpace(out.Stderr)
 	}
 	return failed(sandbox.CodeServerFailed, "its container does not get ready; it last said: "+said, nil)
 }

@@ -1,6 +1,6 @@
 // Package egress is the way out of sandboxes, which have no network: one process
 // for each engine, that outlives executors. It takes sandboxes' connections off a
-// Unix socket, puts the real credentials into requests to models, lets other
+// Unix socket and, where it is set, a TLS port, puts the real credentials into requests to models, lets other
 // requests past an allowlist, meters, and journals what it denied and what models
 // were asked. Holders speak to it by Client. docs/adr/0013-egress.md has the protocol.
 package egress
@@ -8,6 +8,7 @@ package egress
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"net/url"
 	"os"
@@ -15,6 +16,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spoolhq/spool/pkg/certificate"
 	"github.com/spoolhq/spool/pkg/egress"
 	"github.com/spoolhq/spool/pkg/runner"
 	"github.com/spoolhq/spool/services/executor/internal/egress/meter"
@@ -25,6 +27,9 @@ import (
 type Config struct {
 	ListenSandboxes string `default:"/run/spool/sandboxes/egress.sock" env:"SPOOL_EGRESS_LISTEN_SANDBOXES" help:"Unix socket that sandboxes reach; its folder is what is shared with them."`
 	ListenAdmin     string `default:"/run/spool/admin/egress.sock" env:"SPOOL_EGRESS_LISTEN_ADMIN" help:"Unix socket of the holders of sandboxes; in another folder, which no sandbox sees."`
+	ListenTLS       string `default:"" env:"SPOOL_EGRESS_LISTEN_TLS" help:"Address (host:port) at which sandboxes that share no Unix socket with the proxy connect by TLS 1.3; empty for none. Anybody who reaches it is let in by a sandbox's token alone."`
+	TLSCert         string `name:"tls-cert" default:"" env:"SPOOL_EGRESS_TLS_CERTIFICATE" help:"PEM file of the certificate of listen-tls, with those between it and its authority. It is read again when it changes."`
+	TLSKey          string `name:"tls-key" default:"" env:"SPOOL_EGRESS_TLS_KEY" help:"PEM file of its private key."`
 	ListenMetrics   string `default:"" env:"SPOOL_EGRESS_LISTEN_METRICS" help:"Address (host:port) that serves /metrics and /healthz besides; empty for none."`
 	Data            string `default:"/var/lib/spool/egress" env:"SPOOL_EGRESS_DATA" help:"Folder of registrations, journals and the key of the certificate authority."`
 
@@ -41,12 +46,16 @@ type Config struct {
 	Open   []string `default:"" env:"SPOOL_EGRESS_OPEN" help:"Hosts with ports (mcp.internal:8080) of MCP servers that agents may name although their addresses are not public."`
 	Closed []string `default:"" env:"SPOOL_EGRESS_CLOSED" help:"Networks (10.0.0.0/8) that no sandbox reaches, besides those that are not public."`
 
-	Connections int           `default:"64" env:"SPOOL_EGRESS_CONNECTIONS" help:"Connections that each sandbox may have open."`
-	Idle        time.Duration `default:"10m" env:"SPOOL_EGRESS_IDLE" help:"How long a tunnel, or a connection between two requests, may be silent, and a sandbox may leave unread what it is sent."`
-	ModelIdle   time.Duration `default:"15m" env:"SPOOL_EGRESS_MODEL_IDLE" help:"How long a model may send nothing."`
-	JournalMax  int64         `default:"67108864" env:"SPOOL_EGRESS_JOURNAL_MAX" help:"Bytes of journal, of each sandbox, that may wait to be taken; beyond it no model is called."`
-	KeepFor     time.Duration `default:"24h" env:"SPOOL_EGRESS_KEEP_FOR" help:"How long the journal of a released sandbox is kept for a holder that does not come."`
-	Drain       time.Duration `default:"2m" env:"SPOOL_EGRESS_DRAIN" help:"How long open requests may go on once the process is told to end; a second signal ends it at once."`
+	Connections           int           `default:"64" env:"SPOOL_EGRESS_CONNECTIONS" help:"Connections that each sandbox may have open."`
+	TLSConnections        int           `name:"tls-connections" default:"4096" env:"SPOOL_EGRESS_TLS_CONNECTIONS" help:"Connections of all sandboxes at listen-tls."`
+	TLSAddressConnections int           `name:"tls-address-connections" default:"128" env:"SPOOL_EGRESS_TLS_ADDRESS_CONNECTIONS" help:"Connections of one address (IPv6: of one /64 network) to listen-tls that have not named a registered sandbox yet; a further one closes the oldest of them."`
+	TLSHandshake          time.Duration `name:"tls-handshake" default:"10s" env:"SPOOL_EGRESS_TLS_HANDSHAKE" help:"How long a connection to listen-tls may take until it has named a registered sandbox."`
+
+	Idle       time.Duration `default:"10m" env:"SPOOL_EGRESS_IDLE" help:"How long a tunnel, or a connection between two requests, may be silent, and a sandbox may leave unread what it is sent."`
+	ModelIdle  time.Duration `default:"15m" env:"SPOOL_EGRESS_MODEL_IDLE" help:"How long a model may send nothing."`
+	JournalMax int64         `default:"67108864" env:"SPOOL_EGRESS_JOURNAL_MAX" help:"Bytes of journal, of each sandbox, that may wait to be taken; beyond it no model is called."`
+	KeepFor    time.Duration `default:"24h" env:"SPOOL_EGRESS_KEEP_FOR" help:"How long the journal of a released sandbox is kept for a holder that does not come."`
+	Drain      time.Duration `default:"2m" env:"SPOOL_EGRESS_DRAIN" help:"How long open requests may go on once the process is told to end; a second signal ends it at once."`
 }
 
 // The public endpoints.
@@ -72,6 +81,19 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Connections < 1 || c.Connections > 10_000 {
 		return c, fmt.Errorf("connections: %d is not between 1 and 10000", c.Connections)
 	}
+	for _, n := range []struct {
+		name  string
+		value *int
+		unset int
+		most  int
+	}{{"tls-connections", &c.TLSConnections, 4096, 1_000_000}, {"tls-address-connections", &c.TLSAddressConnections, 128, 1024}} {
+		if *n.value == 0 {
+			*n.value = n.unset
+		}
+		if *n.value < 1 || *n.value > n.most {
+			return c, fmt.Errorf("%s: %d is not between 1 and %d", n.name, *n.value, n.most)
+		}
+	}
 	if c.JournalMax == 0 {
 		c.JournalMax = 64 << 20
 	}
@@ -87,6 +109,7 @@ func (c Config) withDefaults() (Config, error) {
 		{"model-idle", &c.ModelIdle, 15 * time.Minute},
 		{"keep-for", &c.KeepFor, 24 * time.Hour},
 		{"drain", &c.Drain, 2 * time.Minute},
+		{"tls-handshake", &c.TLSHandshake, 10 * time.Second},
 	} {
 		if *d.value == 0 {
 			*d.value = d.unset
@@ -95,7 +118,29 @@ func (c Config) withDefaults() (Config, error) {
 			return c, fmt.Errorf("%s: %s is not between 10ms and 720h", d.name, *d.value)
 		}
 	}
+	if err := c.checkTLS(); err != nil {
+		return c, err
+	}
 	return c, c.checkSockets()
+}
+
+// checkTLS checks that the settings of the TLS listener are all there, or none.
+func (c Config) checkTLS() error {
+	named, err := certificate.CheckPair(c.TLSCert, c.TLSKey)
+	switch {
+	case err != nil:
+		return err
+	case c.ListenTLS == "" && named:
+		return errors.New("listen-tls: it is empty, and tls-cert names a certificate: set the address to serve it at")
+	case c.ListenTLS == "":
+		return nil
+	case !named:
+		return errors.New("listen-tls: it needs a certificate: set tls-cert and tls-key")
+	}
+	if _, err := net.ResolveTCPAddr("tcp", c.ListenTLS); err != nil {
+		return fmt.Errorf("listen-tls: %q is not an address like 0.0.0.0:7443: %w", c.ListenTLS, err)
+	}
+	return nil
 }
 
 // Check tells what is wrong with the settings, by their names, as far as no file is needed for it.

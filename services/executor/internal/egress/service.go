@@ -2,6 +2,7 @@ package egress
 
 import (
 	"context"
+	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -18,6 +19,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/spoolhq/spool/pkg/certificate"
 	"github.com/spoolhq/spool/services/executor/internal/egress/admin"
 	"github.com/spoolhq/spool/services/executor/internal/egress/authority"
 	"github.com/spoolhq/spool/services/executor/internal/egress/journal"
@@ -49,6 +51,7 @@ type Service struct {
 	metrics  *telemetry.Metrics
 	proxy    *proxy.Server
 	vouches  *authority.Authority
+	pair     *certificate.Pair     // of the TLS listener; nil without one
 	unwell   atomic.Pointer[error] // why journals are not written
 	draining atomic.Bool
 }
@@ -83,6 +86,11 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		return nil, err
 	}
 	s := &Service{cfg: cfg, log: deps.Logger, now: deps.Now}
+	if cfg.ListenTLS != "" {
+		if s.pair, err = certificate.OpenPair(cfg.TLSCert, cfg.TLSKey, s.log); err != nil {
+			return nil, err
+		}
+	}
 	if s.lock, err = lockData(cfg.Data); err != nil {
 		return nil, fmt.Errorf("data: %w", err)
 	}
@@ -102,6 +110,9 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	}
 	s.vouches = vouches
 	s.metrics = telemetry.New(s.registry.Count, nil)
+	if s.pair != nil {
+		s.metrics.Certificate.Watch(s.pair.Expiry)
+	}
 	s.proxy = proxy.New(proxy.Config{
 		Routes: routes, Registry: s.registry, Prices: prices, Metrics: s.metrics, Logger: s.log, Open: open, Idle: cfg.Idle, ModelIdle: cfg.ModelIdle,
 		Authority: vouches, Roots: deps.Roots,
@@ -148,18 +159,53 @@ func (s *Service) health() error {
 	if s.draining.Load() {
 		return errors.New("it is about to end")
 	}
-	return nil
+	return s.certificateHealth()
+}
+
+// certificateHealth returns why sandboxes will refuse the certificate of the TLS listener, or why its changed files are not served.
+func (s *Service) certificateHealth() error {
+	if s.pair == nil {
+		return nil
+	}
+	expiry, err := s.pair.Expiry()
+	if err == nil && !time.Now().Before(expiry) {
+		err = &certificate.ExpiredError{File: s.cfg.TLSCert, NotAfter: expiry}
+	}
+	return err
+}
+
+// listen opens the sockets of sandboxes.
+func (s *Service) listen() ([]proxy.Listener, error) {
+	local, err := listenUnix(s.cfg.ListenSandboxes, 0o755, 0o666)
+	if err != nil {
+		return nil, fmt.Errorf("listen-sandboxes: %w", err)
+	}
+	list := []proxy.Listener{{Listener: local}}
+	if s.pair == nil {
+		return list, nil
+	}
+	remote, err := net.Listen("tcp", s.cfg.ListenTLS)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("listen-tls: %w", err), local.Close())
+	}
+	settings := s.pair.TLS()
+	settings.MinVersion = tls.VersionTLS13
+	return append(list, proxy.Listener{Listener: remote, TLS: &proxy.TLS{
+		Config: settings, Within: s.cfg.TLSHandshake, Connections: s.cfg.TLSConnections, PerAddress: s.cfg.TLSAddressConnections,
+	}}), nil
 }
 
 // Run serves until ctx ends, lets open requests finish for as long as the
 // settings say, and then writes what is left to write. It gives nil for a deliberate stop.
 func (s *Service) Run(ctx context.Context) error {
 	defer s.lock.Close() //nolint:errcheck // nothing is in it
-	sandboxes, err := listenUnix(s.cfg.ListenSandboxes, 0o755, 0o666)
+	sandboxes, err := s.listen()
 	if err != nil {
-		return fmt.Errorf("listen-sandboxes: %w", err)
+		return err
 	}
-	defer sandboxes.Close() //nolint:errcheck // closed below already
+	for _, l := range sandboxes {
+		defer l.Close() //nolint:errcheck // closed below already
+	}
 	holders, err := listenUnix(s.cfg.ListenAdmin, 0o700, 0o600)
 	if err != nil {
 		return fmt.Errorf("listen-admin: %w", err)
@@ -188,9 +234,9 @@ func (s *Service) Run(ctx context.Context) error {
 	kept, _ := errgroup.WithContext(keep)
 	kept.Go(func() error { return s.journals.Run(keep) })
 	kept.Go(func() error { return s.registry.Run(keep) })
-	g.Go(func() error { return s.proxy.Serve(sandboxes) })
+	g.Go(func() error { return s.proxy.Serve(sandboxes...) })
 	g.Go(func() error { return stopped(api.Serve(holders)) })
-	s.log.Info("ready", "sandboxes", s.cfg.ListenSandboxes, "admin", s.cfg.ListenAdmin, "registered", s.registry.Count())
+	s.log.Info("ready", "sandboxes", s.cfg.ListenSandboxes, "tls", s.cfg.ListenTLS, "admin", s.cfg.ListenAdmin, "registered", s.registry.Count())
 
 	<-failed.Done()
 	s.drain(sandboxes)
@@ -211,11 +257,13 @@ func (s *Service) metricsServer() *http.Server {
 }
 
 // drain takes no more connections and waits for open requests.
-func (s *Service) drain(l net.Listener) {
+func (s *Service) drain(listeners []proxy.Listener) {
 	s.draining.Store(true)
 	s.log.Info("stopping", "drain", s.cfg.Drain)
-	if err := l.Close(); err != nil {
-		s.log.Warn("close the sandboxes' socket", "error", err)
+	for _, l := range listeners {
+		if err := l.Close(); err != nil {
+			s.log.Warn("close the sandboxes' socket", "address", l.Addr(), "error", err)
+		}
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), s.cfg.Drain)
 	defer cancel()

@@ -120,6 +120,9 @@ func (t *turn) admit(ctx context.Context, a *agent) error {
 	if err := t.serve(ctx); err != nil {
 		return err
 	}
+	if err := t.stock(ctx); err != nil {
+		return err
+	}
 	return t.prepare(ctx)
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/layers"
 	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/pkg/secret"
 	"github.com/spoolhq/spool/pkg/skill"
 )
@@ -24,6 +25,12 @@ type Skills interface {
 	// Provide makes sure that a skill lies where sandboxes see it, and gives the
 	// folder; ErrNoSkill if the object store does not have it.
 	Provide(ctx context.Context, digest string) (dir string, err error)
+}
+
+// stocker is a provider whose sandboxes have no folder of skills in common.
+type stocker interface {
+	// Stock brings skills, which Skills has provided, into a sandbox. sandbox.ErrNotFound when it is gone.
+	Stock(ctx context.Context, id string, digests []string) error
 }
 
 // ErrNoSkill is a skill whose ZIP is gone.
@@ -269,6 +276,28 @@ func (t *turn) shelve(ctx context.Context, r *resolution) error {
 		}
 	}
 	return nil
+}
+
+// stock makes sure that the turn's sandbox has its skills.
+func (t *turn) stock(ctx context.Context) error {
+	s, ok := t.h.d.Sandbox.(stocker)
+	if !ok || t.is == nil {
+		return nil
+	}
+	var digests []string
+	for i, used := range t.is.Skills {
+		if t.is.skills[i].Dir != "" {
+			digests = append(digests, used.Ref.Version)
+		}
+	}
+	if len(digests) == 0 {
+		return nil
+	}
+	err := t.h.patiently(ctx, t.agent.sandbox, func() error { return s.Stock(ctx, t.agent.sandbox, digests) })
+	if errors.Is(err, sandbox.ErrNotFound) {
+		return fmt.Errorf("%w: %w", errLost, err)
+	}
+	return err
 }
 
 // owner is whose a secret is: the platform's environments have the platform's.

@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/spoolhq/spool/pkg/api/command"
+	"github.com/spoolhq/spool/pkg/certificate"
 	"github.com/spoolhq/spool/services/gateway/internal/live"
 )
 
@@ -35,7 +36,8 @@ type Metrics struct {
 	rereads  *prometheus.CounterVec
 	held     atomic.Pointer[func() int64]
 
-	certificate *certificate
+	// Certificate shows the certificate of the listeners, once it is told its source.
+	Certificate *certificate.Collector
 }
 
 // New makes the metrics, and registers them with another registry too, unless that is nil.
@@ -73,9 +75,9 @@ func New(also prometheus.Registerer) *Metrics {
 		}
 		return 0
 	})
-	m.certificate = newCertificate()
+	m.Certificate = certificate.NewCollector("spool_gateway_")
 	own := []prometheus.Collector{
-		m.certificate, held, m.requests, m.inFlight, m.seconds, m.calls, m.commands, m.refused, m.streams, m.frames, m.bytes, m.cut, m.feeds, m.readers, m.rereads,
+		m.Certificate, held, m.requests, m.inFlight, m.seconds, m.calls, m.commands, m.refused, m.streams, m.frames, m.bytes, m.cut, m.feeds, m.readers, m.rereads,
 	}
 	m.Register(own...)
 	m.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))

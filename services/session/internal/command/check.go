@@ -59,8 +59,8 @@ func (h *Handler) created(ctx context.Context, c command.Command, b command.Crea
 	if !slices.Contains(h.cfg.Providers, out.Provider) {
 		return out, invalid("sandbox", fmt.Sprintf("there is no sandbox provider %.64q here; this installation offers %s", b.Provider, strings.Join(h.cfg.Providers, ", ")))
 	}
-	if agent != nil && agent.Limits.Turns > 0 && !definition.CountsTurns(out.Architecture) && out.Provider != "docker" {
-		return out, invalid("sandbox", fmt.Sprintf("the agent has limits.turns, which for architecture %s the egress proxy of provider docker holds to; provider %s has none", out.Architecture, out.Provider))
+	if agent != nil && agent.Limits.Turns > 0 && !definition.CountsTurns(out.Architecture) && !isolated(out.Provider) {
+		return out, invalid("sandbox", fmt.Sprintf("the agent has limits.turns, which for architecture %s the egress proxy of the providers docker and modal holds to; provider %s has none", out.Architecture, out.Provider))
 	}
 	options := inherit(b.Options, agent)
 	if err := errors.Join(command.CheckOptions(options), command.CheckCommand(out.Architecture, options.Command), command.CheckModelProvider(out.Architecture, options.ModelProvider), command.CheckModelSettings(out.Architecture, options)); err != nil {

@@ -162,8 +162,8 @@ func (h *Handler) forkAgent(ctx context.Context, c command.Command, name string,
 	if _, err := resolve(before.Architecture, agent); err != nil {
 		return invalid("agent", fmt.Sprintf("the agent is made for %s, and the session is of %s: the conversation can be continued by an agent of the same architecture only", agent.Architecture, before.Architecture))
 	}
-	if agent != nil && agent.Limits.Turns > 0 && !definition.CountsTurns(out.Architecture) && out.Provider != "docker" {
-		return invalid("agent", fmt.Sprintf("the agent has limits.turns, which for architecture %s the egress proxy of provider docker holds to; the session's provider %s has none", out.Architecture, out.Provider))
+	if agent != nil && agent.Limits.Turns > 0 && !definition.CountsTurns(out.Architecture) && !isolated(out.Provider) {
+		return invalid("agent", fmt.Sprintf("the agent has limits.turns, which for architecture %s the egress proxy of the providers docker and modal holds to; the session's provider %s has none", out.Architecture, out.Provider))
 	}
 	if err := h.checkSessionImages(out.Provider, out.Options.Image, agent); err != nil {
 		return err

@@ -12,8 +12,8 @@ import (
 // codeImageNotAllowed is the code of an image that the operator's list does not have. Executors fail with the same.
 const codeImageNotAllowed = "IMAGE_NOT_ALLOWED"
 
-// docker is the provider whose sandboxes are made from images.
-const docker = "docker"
+// isolated reports whether a provider's sandboxes are made from images, and reach models by the egress proxy alone.
+func isolated(provider string) bool { return provider == "docker" || provider == "modal" }
 
 // checkImage refuses an image that is not allowed; "" is the installation's own.
 func (h *Handler) checkImage(field, image string) error {
@@ -37,7 +37,7 @@ func (h *Handler) checkAgentImages(prefix string, agent events.AgentSpec) error 
 
 // checkAppliedImages refuses a definition that no session here could run.
 func (h *Handler) checkAppliedImages(agent events.AgentSpec) error {
-	if !slices.Contains(h.cfg.Providers, docker) {
+	if !slices.ContainsFunc(h.cfg.Providers, isolated) {
 		return nil
 	}
 	return h.checkAgentImages("spec.", agent)
@@ -47,7 +47,7 @@ func (h *Handler) checkAppliedImages(agent events.AgentSpec) error {
 // in place of the agent's, and those of the agent's MCP servers. An agent may be
 // older than the list.
 func (h *Handler) checkSessionImages(provider, image string, agent *events.AgentSpec) error {
-	if provider != docker {
+	if !isolated(provider) {
 		return nil
 	}
 	var of events.AgentSpec

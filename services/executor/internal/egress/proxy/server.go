@@ -1,26 +1,23 @@
 // Package proxy is what sandboxes talk to: it takes their connections off a Unix
-// socket, leads requests to models through routes that put the credentials in,
+// socket and a TLS port, leads requests to models through routes that put the credentials in,
 // and requests to other hosts past the allowlist.
 package proxy
 
 import (
-	"container/list"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/http"
-	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/spoolhq/spool/pkg/egress"
 	"github.com/spoolhq/spool/pkg/events"
-	"github.com/spoolhq/spool/pkg/runner"
 	"github.com/spoolhq/spool/services/executor/internal/egress/authority"
 	"github.com/spoolhq/spool/services/executor/internal/egress/meter"
 	"github.com/spoolhq/spool/services/executor/internal/egress/policy"
@@ -47,14 +44,10 @@ type Config struct {
 	ModelIdle time.Duration // without a byte of a request or its answer; 0 means 15 min
 }
 
-// Bounds of connections that have not said yet whose they are.
+// Bounds of requests and their heads.
 const (
-	introduceWithin = 5 * time.Second
-	introduceMost   = 1024
-	lingerFor       = time.Second
-	maxPreamble     = 512
-	maxHeader       = 128 << 10
-	headerWithin    = 30 * time.Second
+	maxHeader    = 128 << 10
+	headerWithin = 30 * time.Second
 )
 
 // Server serves sandboxes.
@@ -69,14 +62,13 @@ type Server struct {
 	quiet  limiter
 	bodies memory             // of requests to models
 	cut    context.CancelFunc // ends every request
+	remote atomic.Int64       // connections over TLS that have said whose they are
 
 	mu       sync.Mutex
 	open     int           // requests
 	calm     chan struct{} // closed when open falls to 0
-	fresh    *list.List    // of net.Conn: those that have not said whose they are, oldest first
 	tunnels  map[net.Conn]bool
 	draining bool
-	waiting  sync.WaitGroup // goroutines of fresh connections
 }
 
 // New makes a Server.
@@ -87,7 +79,7 @@ func New(cfg Config) *Server {
 	if cfg.ModelIdle == 0 {
 		cfg.ModelIdle = 15 * time.Minute
 	}
-	s := &Server{cfg: cfg, routes: map[string]*Route{}, calm: make(chan struct{}), fresh: list.New(), tunnels: map[net.Conn]bool{}, bodies: memory{each: map[*registry.Sandbox]int{}}}
+	s := &Server{cfg: cfg, routes: map[string]*Route{}, calm: make(chan struct{}), conns: newHandover(), tunnels: map[net.Conn]bool{}, bodies: memory{each: map[*registry.Sandbox]int{}}}
 	for i := range cfg.Routes {
 		s.routes[cfg.Routes[i].Name] = &cfg.Routes[i]
 	}
@@ -121,122 +113,20 @@ func withConn(ctx context.Context, c net.Conn) context.Context {
 	return context.WithValue(ctx, connKey{}, c)
 }
 
-// Serve takes connections off a listener until Shutdown or Close, then gives nil.
-func (s *Server) Serve(l net.Listener) error {
-	s.mu.Lock()
-	s.conns = newHandover(l.Addr())
-	conns := s.conns
-	s.mu.Unlock()
+// Serve takes connections off the listeners until Shutdown or Close, or until all of them are closed, then returns nil. It is called once.
+func (s *Server) Serve(listeners ...Listener) error {
 	served := make(chan error, 1)
-	go func() { served <- s.http.Serve(conns) }()
-	err := s.accept(l)
-	conns.Close() //nolint:errcheck // it never fails
-	s.mu.Lock()
-	for e := s.fresh.Front(); e != nil; e = e.Next() {
-		e.Value.(net.Conn).Close() //nolint:errcheck // it has said nothing yet
+	go func() { served <- s.http.Serve(s.conns) }()
+	var accepting sync.WaitGroup
+	for _, l := range listeners {
+		accepting.Go(func() { s.accept(l) })
 	}
-	s.mu.Unlock()
-	s.waiting.Wait()
-	if served := <-served; !errors.Is(served, http.ErrServerClosed) && !errors.Is(served, net.ErrClosed) {
-		err = errors.Join(err, served)
+	accepting.Wait()
+	s.conns.Close() //nolint:errcheck // it never fails
+	if err := <-served; !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
+		return err
 	}
-	return err
-}
-
-func (s *Server) accept(l net.Listener) error {
-	for pause := time.Duration(0); ; {
-		c, err := l.Accept()
-		if errors.Is(err, net.ErrClosed) {
-			return nil
-		}
-		if err != nil { // out of file descriptors: it passes
-			pause = min(max(2*pause, 5*time.Millisecond), time.Second)
-			s.cfg.Logger.Error("accept a sandbox's connection", "error", err, "again", pause)
-			time.Sleep(pause)
-			continue
-		}
-		pause = 0
-		s.mu.Lock()
-		at := s.fresh.PushBack(c)
-		if s.fresh.Len() > introduceMost { // who says at once whose it is, is never the oldest
-			s.fresh.Remove(s.fresh.Front()).(net.Conn).Close() //nolint:errcheck // its own goroutine sees it
-		}
-		s.mu.Unlock()
-		s.waiting.Go(func() { s.introduce(c, at) })
-	}
-}
-
-// introduce reads a connection's first line and hands the connection over to be served.
-func (s *Server) introduce(c net.Conn, at *list.Element) {
-	sb, hosts, fail := s.identify(c)
-	s.mu.Lock()
-	s.fresh.Remove(at)
-	s.mu.Unlock()
-	if fail != nil {
-		s.refuse(c, *fail)
-		return
-	}
-	mine := &conn{Conn: c, sandbox: sb, hosts: hosts, stall: s.cfg.Idle}
-	mine.left = func() { // before it joins: it may be cut at once
-		sb.Leave(mine)
-		s.cfg.Metrics.Connected(-1)
-	}
-	if !sb.Join(mine) {
-		s.refuse(c, failure{http.StatusServiceUnavailable, codeConnections, "this sandbox has too many connections open: close some"})
-		return
-	}
-	s.cfg.Metrics.Connected(1)
-	s.conns.give(mine)
-}
-
-// identify reads whose connection it is, and whether it is to reach hosts alone.
-func (s *Server) identify(c net.Conn) (sb *registry.Sandbox, hosts bool, fail *failure) {
-	bad := &failure{http.StatusBadRequest, codeMalformed, "a connection begins with " + strings.TrimSpace(runner.EgressPreamble) + ", a token and the end of the line"}
-	if err := c.SetDeadline(time.Now().Add(introduceWithin)); err != nil {
-		return nil, false, bad
-	}
-	line := make([]byte, 0, 128)
-	for one := [1]byte{}; ; { // by bytes: what follows is the server's to read
-		if _, err := io.ReadFull(c, one[:]); err != nil {
-			return nil, false, bad
-		}
-		if one[0] == '\n' {
-			break
-		}
-		if line = append(line, one[0]); len(line) > maxPreamble {
-			return nil, false, bad
-		}
-	}
-	if err := c.SetDeadline(time.Time{}); err != nil {
-		return nil, false, bad
-	}
-	token, ok := strings.CutPrefix(strings.TrimSuffix(string(line), "\r"), runner.EgressPreamble)
-	if !ok {
-		return nil, false, bad
-	}
-	token, hosts = strings.CutSuffix(token, runner.EgressHosts)
-	sb, ok = s.cfg.Registry.ByToken(token)
-	if !ok {
-		return nil, false, &failure{http.StatusProxyAuthRequired, BadToken, "the token is nobody's: the sandbox is not registered, or no more"}
-	}
-	return sb, hosts, nil
-}
-
-// refuse answers a connection that is not served, and ends it.
-func (s *Server) refuse(c net.Conn, f failure) {
-	defer c.Close() //nolint:errcheck // nothing is lost with it
-	s.cfg.Metrics.Denied(f.code)
-	if n, ok := s.quiet.allow(time.Now()); ok {
-		s.cfg.Logger.Warn("a connection is refused", "code", f.code, "reason", f.message, "since_last", n)
-	}
-	if c.SetDeadline(time.Now().Add(lingerFor)) != nil {
-		return
-	}
-	if _, err := c.Write(f.raw()); err != nil || closeWrite(c) != nil {
-		return
-	}
-	// What it sends on is read, or the answer could be thrown away with it.
-	_, _ = io.CopyN(io.Discard, c, maxHeader)
+	return nil
 }
 
 // limiter lets one of many messages a second through.
@@ -332,14 +222,13 @@ func (s *Server) Close() {
 
 // handover is a listener whose connections are given to it.
 type handover struct {
-	addr net.Addr
 	c    chan net.Conn
 	done chan struct{}
 	once sync.Once
 }
 
-func newHandover(addr net.Addr) *handover {
-	return &handover{addr: addr, c: make(chan net.Conn), done: make(chan struct{})}
+func newHandover() *handover {
+	return &handover{c: make(chan net.Conn), done: make(chan struct{})}
 }
 
 func (h *handover) give(c net.Conn) {
@@ -364,4 +253,5 @@ func (h *handover) Close() error {
 	return nil
 }
 
-func (h *handover) Addr() net.Addr { return h.addr }
+// Addr returns an address of no network: the connections come from several listeners.
+func (h *handover) Addr() net.Addr { return &net.UnixAddr{Name: "sandboxes", Net: "unix"} }

@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/spoolhq/spool/pkg/certificate"
 	"github.com/spoolhq/spool/pkg/events"
 )
 
@@ -28,6 +29,10 @@ type Metrics struct {
 	conns     prometheus.Gauge
 	tunnelled *prometheus.CounterVec
 	unwritten prometheus.Counter
+	refused   *prometheus.CounterVec
+
+	// Certificate shows the certificate of the TLS listener, once it is told its source.
+	Certificate *certificate.Collector
 }
 
 // New makes the metrics; sandboxes tells how many are registered. They are
@@ -56,9 +61,12 @@ func New(sandboxes func() int, also prometheus.Registerer) *Metrics {
 		conns:     prometheus.NewGauge(prometheus.GaugeOpts{Name: "spool_egress_open_connections", Help: "Connections of sandboxes."}),
 		tunnelled: counter("tunnel_bytes_total", "Bytes through tunnels.", "direction"),
 		unwritten: prometheus.NewCounter(prometheus.CounterOpts{Name: "spool_egress_journal_failures_total", Help: "Writes of journals that failed and are tried again."}),
+		refused:   counter("tls_refused_total", "Connections over TLS that were closed before they were served: handshake (not TLS 1.3, or too slow), preamble (the first line is none, or too slow), token (of no registered sandbox), crowd (too many that name no sandbox yet), limit (too many connections).", "reason"),
+
+		Certificate: certificate.NewCollector("spool_egress_"),
 	}
 	own := []prometheus.Collector{
-		m.requests, m.open, m.tokens, m.cost, m.unmetered, m.firstByte, m.duration, m.denials, m.conns, m.tunnelled, m.unwritten,
+		m.requests, m.open, m.tokens, m.cost, m.unmetered, m.firstByte, m.duration, m.denials, m.conns, m.tunnelled, m.unwritten, m.refused, m.Certificate,
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "spool_egress_sandboxes", Help: "Sandboxes that may use the proxy."}, func() float64 { return float64(sandboxes()) }),
 	}
 	m.registry.MustRegister(own...)
@@ -102,6 +110,9 @@ func (m *Metrics) Called(c events.ModelCalled, model string, metered bool) {
 
 // Denied counts a refusal.
 func (m *Metrics) Denied(code string) { m.denials.WithLabelValues(code).Inc() }
+
+// RefusedTLS counts a connection over TLS that was closed before it was served.
+func (m *Metrics) RefusedTLS(reason string) { m.refused.WithLabelValues(reason).Inc() }
 
 // Connected counts a connection that came (1) or went (-1).
 func (m *Metrics) Connected(n float64) { m.conns.Add(n) }

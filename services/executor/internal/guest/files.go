@@ -1,4 +1,4 @@
-package docker
+package guest
 
 import (
 	"bufio"
@@ -12,13 +12,13 @@ import (
 	"strings"
 	"time"
 
-	"github.com/docker/docker/api/types/container"
-
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// files is a workspace, as the runner inside sees it.
-type files struct{ b *box }
+// Files is a sandbox's workspace, as the runner inside sees it.
+type Files struct {
+	Start Start
+}
 
 // relative checks a slash-separated path and cleans it. Links are followed
 // inside, where the runner refuses those that lead out.
@@ -33,18 +33,18 @@ func relative(name string) (string, error) {
 	return clean, nil
 }
 
-// chunk is how much of a file is sent at once, in bytes.
-const chunk = 64 << 10
+// Chunk is how much of a file is sent at once, in bytes.
+const Chunk = 64 << 10
 
 // Put writes a file in one step. It goes in chunks with an end of their own, so
 // that a stream that breaks off is not taken for a short file.
-func (f files) Put(ctx context.Context, name string, content io.Reader) error {
+func (f Files) Put(ctx context.Context, name string, content io.Reader) error {
 	rel, err := relative(name)
 	if err != nil {
 		return err
 	}
-	out, err := f.b.runner(ctx, func(to io.Writer) error {
-		buf := make([]byte, chunk)
+	out, err := f.Start.Run(ctx, func(to io.Writer) error {
+		buf := make([]byte, Chunk)
 		for {
 			n, err := content.Read(buf)
 			if n > 0 {
@@ -64,24 +64,24 @@ func (f files) Put(ctx context.Context, name string, content io.Reader) error {
 	if err != nil {
 		return fmt.Errorf("put %q: %w", name, err)
 	}
-	return out.outcome(name)
+	return out.Outcome(name)
 }
 
 // Get opens a file.
-func (f files) Get(ctx context.Context, name string) (io.ReadCloser, error) {
+func (f Files) Get(ctx context.Context, name string) (io.ReadCloser, error) {
 	rel, err := relative(name)
 	if err != nil {
 		return nil, err
 	}
-	proc, err := f.b.start(ctx, container.ExecOptions{WorkingDir: "/", Cmd: []string{runnerPath, "get", "--", rel}}, "")
+	proc, err := f.Start(ctx, "get", "--", rel)
 	if err != nil {
 		return nil, fmt.Errorf("get %q: %w", name, err)
 	}
 	if err := proc.Stdin().Close(); err != nil {
-		proc.breakOff()
+		proc.Abandon()
 		return nil, fmt.Errorf("get %q: %w", name, err)
 	}
-	stop := context.AfterFunc(ctx, proc.breakOff)
+	stop := context.AfterFunc(ctx, proc.Abandon)
 	d := &download{name: name, proc: proc, in: bufio.NewReader(proc.Stdout())}
 	_, err = d.in.Peek(1) // the command's end, or the first byte
 	if !stop() {
@@ -99,7 +99,7 @@ func (f files) Get(ctx context.Context, name string) (io.ReadCloser, error) {
 // download is a file on its way out.
 type download struct {
 	name string
-	proc *process
+	proc Process
 	in   *bufio.Reader
 	done bool
 }
@@ -125,18 +125,17 @@ func (d *download) finish() error {
 		return err
 	}
 	d.done = true
-	return answer{stderr: string(errs), code: code}.outcome(d.name)
+	return Answer{Stderr: string(errs), Code: code}.Outcome(d.name)
 }
 
 // Close stops the transfer.
 func (d *download) Close() error {
-	d.proc.breakOff()
-	<-d.proc.ended
+	d.proc.Abandon()
 	return nil
 }
 
 // List gives what is below a folder.
-func (f files) List(ctx context.Context, dir string) ([]sandbox.File, error) {
+func (f Files) List(ctx context.Context, dir string) ([]sandbox.File, error) {
 	args := []string{"list"}
 	if dir != "" {
 		rel, err := relative(dir)
@@ -145,15 +144,15 @@ func (f files) List(ctx context.Context, dir string) ([]sandbox.File, error) {
 		}
 		args = append(args, "--", rel)
 	}
-	answer, err := f.b.runner(ctx, nil, args...)
+	listed, err := f.Start.Run(ctx, nil, args...)
 	if err == nil {
-		err = answer.outcome(dir)
+		err = listed.Outcome(dir)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("list %q: %w", dir, err)
 	}
 	var out []sandbox.File
-	for line := range strings.Lines(answer.stdout) {
+	for line := range strings.Lines(listed.Stdout) {
 		var e struct {
 			Path    string    `json:"path"`
 			Size    int64     `json:"size"`
@@ -169,7 +168,7 @@ func (f files) List(ctx context.Context, dir string) ([]sandbox.File, error) {
 }
 
 // Remove removes a file, or a folder with all below it.
-func (f files) Remove(ctx context.Context, name string) error {
+func (f Files) Remove(ctx context.Context, name string) error {
 	rel, err := relative(name)
 	if err != nil {
 		return err
@@ -177,9 +176,9 @@ func (f files) Remove(ctx context.Context, name string) error {
 	if rel == "." {
 		return fmt.Errorf("path %q: %w", name, fs.ErrInvalid)
 	}
-	out, err := f.b.runner(ctx, nil, "remove", "--", rel)
+	out, err := f.Start.Run(ctx, nil, "remove", "--", rel)
 	if err != nil {
 		return fmt.Errorf("remove %q: %w", name, err)
 	}
-	return out.outcome(name)
+	return out.Outcome(name)
 }

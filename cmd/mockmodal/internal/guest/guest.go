@@ -1,0 +1,65 @@
+package guest
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+)
+
+// Run serves requests on Socket until the lease ends. It is the container's
+// main process, beside the engine's init, which reaps orphans.
+func Run() error {
+	err := run()
+	if err != nil {
+		err = errors.Join(err, os.WriteFile(ErrorFile, []byte(err.Error()), 0o600))
+	}
+	return err
+}
+
+func run() error {
+	listener, err := net.Listen("unix", Socket)
+	if err != nil {
+		return fmt.Errorf("listen on the guest's socket: %w", err)
+	}
+	ended := make(chan error, 1)
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				ended <- err
+				return
+			}
+			go func() {
+				if serve(conn) {
+					ended <- nil
+				}
+			}()
+		}
+	}()
+	return <-ended
+}
+
+// serve answers one connection and reports whether it carried the lease.
+func serve(conn net.Conn) (lease bool) {
+	defer conn.Close() //nolint:errcheck // nothing is left to send
+	reader := bufio.NewReaderSize(conn, 64<<10)
+	line, err := reader.ReadBytes('\n')
+	if err != nil {
+		return false
+	}
+	var request Request
+	if err := json.Unmarshal(line, &request); err != nil {
+		return false
+	}
+	if request.Lease {
+		_, err := reader.ReadByte() // blocks until the server has closed the connection
+		return err != nil
+	}
+	if request.Exec != nil {
+		start(conn, reader, *request.Exec)
+	}
+	return false
+}

@@ -1,0 +1,114 @@
+// Package guest is the part of mockmodal that runs inside a sandbox's
+// container: it starts processes and carries their standard streams.
+//
+// The server connects to the guest's Unix socket. Every connection begins with
+// one Request as a line of JSON and is then used for that request alone.
+package guest
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"io"
+)
+
+// Paths inside a sandbox. Folder is mounted from the server's machine.
+const (
+	Folder = "/__modal/mock"
+	Binary = "/__modal/.bin/mockmodal"
+	Socket = Folder + "/guest.sock"
+	// ErrorFile holds the reason for which the guest ended early.
+	ErrorFile = Folder + "/error"
+)
+
+// Request is the first line of a connection. Exactly one field is set.
+type Request struct {
+	// Lease keeps the guest running: when the connection that carries it ends,
+	// the guest exits, and with it the container.
+	Lease bool  `json:"lease,omitempty"`
+	Exec  *Exec `json:"exec,omitempty"`
+}
+
+// Exec describes a process to start.
+type Exec struct {
+	Args []string `json:"args"`
+	// Env is added to the environment of the image; later entries win.
+	Env []string `json:"env"`
+	Dir string   `json:"dir"` // "" for the guest's own
+	// DiscardStdout and DiscardStderr connect the stream to /dev/null.
+	DiscardStdout bool `json:"discardStdout,omitempty"`
+	DiscardStderr bool `json:"discardStderr,omitempty"`
+	// StderrToStdout merges the standard error into the standard output.
+	StderrToStdout bool `json:"stderrToStdout,omitempty"`
+}
+
+// Exit is the end of a process: a code, or a signal. Error is set when the
+// process did not start.
+type Exit struct {
+	Code   int    `json:"code"`
+	Signal int    `json:"signal,omitempty"`
+	Error  string `json:"error,omitempty"`
+}
+
+// Kind is the type of a frame.
+type Kind byte
+
+// Frames from the guest to the server. Started comes first, unless the process
+// does not start: then Exited is the only frame.
+const (
+	Started   Kind = 's'
+	Stdout    Kind = 'o' // data; without data: end of the stream
+	Stderr    Kind = 'e' // likewise
+	StdinRead Kind = 'a' // no data: the oldest Stdin frame has been written to the process
+	Exited    Kind = 'x' // an Exit as JSON
+)
+
+// Frames from the server to the guest.
+const (
+	Stdin Kind = 'i' // data; without data: end of the input
+	Kill  Kind = 'k' // kills the process group
+)
+
+// StdinWindow is how many Stdin frames the server may send that the guest has
+// not confirmed with StdinRead. It keeps Kill from waiting behind input.
+const StdinWindow = 8
+
+const maxFrame = 1 << 20
+
+// WriteFrame writes one frame. Callers serialise their calls.
+func WriteFrame(w io.Writer, kind Kind, data []byte) error {
+	frame := make([]byte, 5+len(data))
+	frame[0] = byte(kind)
+	binary.BigEndian.PutUint32(frame[1:], uint32(len(data))) //nolint:gosec // a frame is at most maxFrame long
+	copy(frame[5:], data)
+	_, err := w.Write(frame)
+	return err
+}
+
+// ReadFrame reads one frame. It returns io.EOF when the connection ended
+// between two frames.
+func ReadFrame(r io.Reader) (Kind, []byte, error) {
+	var head [5]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return 0, nil, err
+	}
+	n := binary.BigEndian.Uint32(head[1:])
+	if n > maxFrame {
+		return 0, nil, fmt.Errorf("frame of %d bytes is longer than %d", n, maxFrame)
+	}
+	data := make([]byte, n)
+	if _, err := io.ReadFull(r, data); err != nil {
+		return 0, nil, err
+	}
+	return Kind(head[0]), data, nil
+}
+
+// WriteRequest writes the first line of a connection.
+func WriteRequest(w io.Writer, request Request) error {
+	line, err := json.Marshal(request)
+	if err != nil {
+		return err
+	}
+	_, err = w.Write(append(line, '\n'))
+	return err
+}

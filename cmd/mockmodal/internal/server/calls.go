@@ -1,0 +1,225 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"path"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+)
+
+// calls counts calls, holds faults and records violations.
+type calls struct {
+	mu         sync.Mutex
+	counts     map[string]int // by method, without its service
+	faults     []*fault
+	violations []violation
+}
+
+// fault is an error that calls of a method return.
+type fault struct {
+	Method  string `json:"method"`
+	Code    string `json:"code"` // as in gRPC: UNAVAILABLE
+	Message string `json:"message"`
+	Count   int    `json:"count"` // of calls; negative: until the faults are cleared
+	After   bool   `json:"after"` // the call takes effect before it fails
+	code    codes.Code
+}
+
+// violation is a request that the real Modal would refuse, or that mockmodal
+// does not implement.
+type violation struct {
+	Time   time.Time `json:"time"`
+	Method string    `json:"method"`
+	What   string    `json:"what"`
+}
+
+func (c *calls) count(method string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.counts == nil {
+		c.counts = map[string]int{}
+	}
+	c.counts[method]++
+}
+
+// addFault puts a fault in force.
+func (c *calls) addFault(f fault) error {
+	if err := f.code.UnmarshalJSON([]byte(`"` + f.Code + `"`)); err != nil || f.code == codes.OK {
+		return fmt.Errorf("code %q is not a gRPC error code", f.Code)
+	}
+	if f.Method == "" || f.Count == 0 {
+		return fmt.Errorf("method and count are required")
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.faults = append(c.faults, &f)
+	return nil
+}
+
+// fault returns the error that a call has to fail with, or nil.
+func (c *calls) fault(method string, after bool) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, f := range c.faults {
+		if f.Method != method || f.After != after || f.Count == 0 {
+			continue
+		}
+		if f.Count > 0 {
+			f.Count--
+		}
+		return status.Error(f.code, f.Message)
+	}
+	return nil
+}
+
+func (c *calls) violate(method, what string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.violations = append(c.violations, violation{time.Now().UTC(), method, what})
+}
+
+// admit checks a call before its first message is read.
+func (s *Server) admit(ctx context.Context, fullMethod string, isStream bool) error {
+	s.calls.count(path.Base(fullMethod))
+	if err := s.authenticate(ctx, fullMethod, isStream); err != nil {
+		return err
+	}
+	return s.calls.fault(path.Base(fullMethod), false)
+}
+
+// conclude records a call that failed for something that is not implemented,
+// and applies the faults that let a call take effect.
+func (s *Server) conclude(method string, err error) error {
+	if status.Code(err) == codes.Unimplemented {
+		s.calls.violate(method, status.Convert(err).Message())
+	}
+	if err == nil {
+		err = s.calls.fault(method, true)
+	}
+	return err
+}
+
+// unary is the interceptor of unary calls.
+func (s *Server) unary(ctx context.Context, request any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+	method := path.Base(info.FullMethod)
+	if err := s.admit(ctx, info.FullMethod, false); err != nil {
+		return nil, err
+	}
+	if err := s.checkUnknown(method, request); err != nil {
+		return nil, err
+	}
+	response, err := handle(ctx, request)
+	if err := s.conclude(method, err); err != nil {
+		return nil, err
+	}
+	return response, nil
+}
+
+// stream is the interceptor of streaming calls.
+func (s *Server) stream(service any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+	if err := s.admit(stream.Context(), info.FullMethod, true); err != nil {
+		return err
+	}
+	method := path.Base(info.FullMethod)
+	return s.conclude(method, handle(service, &checkedStream{stream, s, method}))
+}
+
+// checkedStream refuses messages with unknown fields.
+type checkedStream struct {
+	grpc.ServerStream
+	server *Server
+	method string
+}
+
+// RecvMsg implements grpc.ServerStream.
+func (c *checkedStream) RecvMsg(message any) error {
+	if err := c.ServerStream.RecvMsg(message); err != nil {
+		return err
+	}
+	return c.server.checkUnknown(c.method, message)
+}
+
+// unknown refuses calls of methods that are not Modal's.
+func (s *Server) unknown(_ any, stream grpc.ServerStream) error {
+	method, _ := grpc.MethodFromServerStream(stream)
+	return status.Errorf(codes.Unimplemented, "unknown method %s", method)
+}
+
+// checkUnknown refuses a message that has a field, at any depth, that its type
+// does not define.
+func (s *Server) checkUnknown(method string, message any) error {
+	known, ok := message.(proto.Message)
+	if !ok {
+		return nil
+	}
+	where := unknownField(known.ProtoReflect())
+	if where == "" {
+		return nil
+	}
+	what := "unknown field in " + where
+	s.calls.violate(method, what)
+	return status.Error(codes.InvalidArgument, what)
+}
+
+// unknownField returns the name of the first message type that has an unknown
+// field, or "".
+func unknownField(message protoreflect.Message) (where string) {
+	if len(message.GetUnknown()) > 0 {
+		return string(message.Descriptor().FullName())
+	}
+	message.Range(func(field protoreflect.FieldDescriptor, value protoreflect.Value) bool {
+		switch {
+		case field.IsMap():
+			if field.MapValue().Message() != nil {
+				value.Map().Range(func(_ protoreflect.MapKey, entry protoreflect.Value) bool {
+					where = unknownField(entry.Message())
+					return where == ""
+				})
+			}
+		case field.Message() == nil:
+		case field.IsList():
+			for i := range value.List().Len() {
+				if where = unknownField(value.List().Get(i).Message()); where != "" {
+					break
+				}
+			}
+		default:
+			where = unknownField(value.Message())
+		}
+		return where == ""
+	})
+	return where
+}
+
+// require refuses a request in which one of the named fields is empty. Names
+// and values alternate.
+func require(fields ...string) error {
+	for i := 0; i < len(fields); i += 2 {
+		if fields[i+1] == "" {
+			return status.Errorf(codes.InvalidArgument, "%s is required", fields[i])
+		}
+	}
+	return nil
+}
+
+// only refuses a message in which a field is set that mockmodal does not
+// implement. The fields are named with commas between them.
+func only(message proto.Message, fields string) error {
+	implemented := "," + fields + ","
+	var refused error
+	message.ProtoReflect().Range(func(field protoreflect.FieldDescriptor, _ protoreflect.Value) bool {
+		if !strings.Contains(implemented, ","+string(field.Name())+",") {
+			refused = status.Errorf(codes.Unimplemented, "mockmodal does not implement field %s", field.FullName())
+		}
+		return refused == nil
+	})
+	return refused
+}

@@ -1,0 +1,214 @@
+package server
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"time"
+
+	pb "github.com/modal-labs/modal-client/go/proto/modal_proto"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/emptypb"
+)
+
+// imageBuilderVersion is the version that environments name.
+const imageBuilderVersion = "2025.06"
+
+// controlPlane implements Modal's main service.
+type controlPlane struct {
+	pb.UnimplementedModalClientServer
+	*Server
+}
+
+type environment struct{ id, name string }
+
+type app struct {
+	id, name string
+	env      *environment
+	created  time.Time
+}
+
+type secret struct {
+	id, name string
+	env      *environment
+	values   map[string]string
+}
+
+// AuthTokenGet returns a token that unary calls carry.
+func (c *controlPlane) AuthTokenGet(context.Context, *pb.AuthTokenGetRequest) (*pb.AuthTokenGetResponse, error) {
+	return pb.AuthTokenGetResponse_builder{Token: c.sign("auth", authTokenLife)}.Build(), nil
+}
+
+// ClientHello answers a client's first call.
+func (c *controlPlane) ClientHello(context.Context, *emptypb.Empty) (*pb.ClientHelloResponse, error) {
+	return pb.ClientHelloResponse_builder{ImageBuilderVersion: imageBuilderVersion}.Build(), nil
+}
+
+// environment returns an environment by name; "" is the default. The caller
+// holds s.mu.
+func (s *Server) environment(name string) (*environment, error) {
+	if name == "" {
+		name = s.cfg.Environments[0]
+	}
+	if env := s.environments[name]; env != nil {
+		return env, nil
+	}
+	return nil, status.Errorf(codes.NotFound, "Environment '%s' not found", name)
+}
+
+// EnvironmentGetOrCreate returns an environment and its settings.
+func (c *controlPlane) EnvironmentGetOrCreate(_ context.Context, r *pb.EnvironmentGetOrCreateRequest) (*pb.EnvironmentGetOrCreateResponse, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	env, err := c.environment(r.GetDeploymentName())
+	if status.Code(err) == codes.NotFound && r.GetObjectCreationType() == pb.ObjectCreationType_OBJECT_CREATION_TYPE_CREATE_IF_MISSING {
+		if !environmentName.MatchString(r.GetDeploymentName()) {
+			return nil, status.Errorf(codes.InvalidArgument, "Invalid Environment name: '%s'", r.GetDeploymentName())
+		}
+		env, err = &environment{id: newID("en"), name: r.GetDeploymentName()}, nil
+		c.environments[env.name] = env
+	}
+	if err != nil {
+		return nil, err
+	}
+	return pb.EnvironmentGetOrCreateResponse_builder{
+		EnvironmentId: env.id,
+		Metadata: pb.EnvironmentMetadata_builder{
+			Name: env.name, Settings: pb.EnvironmentSettings_builder{ImageBuilderVersion: imageBuilderVersion}.Build(),
+		}.Build(),
+	}.Build(), nil
+}
+
+// EnvironmentList lists the environments.
+func (c *controlPlane) EnvironmentList(context.Context, *emptypb.Empty) (*pb.EnvironmentListResponse, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	items := []*pb.EnvironmentListItem{}
+	for _, name := range slices.Sorted(maps.Keys(c.environments)) {
+		items = append(items, pb.EnvironmentListItem_builder{
+			Name: name, EnvironmentId: c.environments[name].id, Default: name == c.cfg.Environments[0],
+		}.Build())
+	}
+	return pb.EnvironmentListResponse_builder{Items: items}.Build(), nil
+}
+
+// findApp returns an app by id. The caller holds s.mu.
+func (s *Server) findApp(id string) (*app, error) {
+	if err := require("app_id", id); err != nil {
+		return nil, err
+	}
+	if a := s.apps[id]; a != nil {
+		return a, nil
+	}
+	return nil, status.Errorf(codes.NotFound, "App '%s' not found", id)
+}
+
+// findAppByName returns an app of an environment, or nil. The caller holds s.mu.
+func (s *Server) findAppByName(env *environment, name string) *app {
+	for _, a := range s.apps {
+		if a.env == env && a.name == name {
+			return a
+		}
+	}
+	return nil
+}
+
+// AppGetOrCreate returns the app of a name.
+func (c *controlPlane) AppGetOrCreate(_ context.Context, r *pb.AppGetOrCreateRequest) (*pb.AppGetOrCreateResponse, error) {
+	if !isObjectName(r.GetAppName()) {
+		return nil, status.Errorf(codes.InvalidArgument, "Invalid App name: '%s'", r.GetAppName())
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	env, err := c.environment(r.GetEnvironmentName())
+	if err != nil {
+		return nil, err
+	}
+	found := c.findAppByName(env, r.GetAppName())
+	switch kind := r.GetObjectCreationType(); {
+	case kind != pb.ObjectCreationType_OBJECT_CREATION_TYPE_UNSPECIFIED && kind != pb.ObjectCreationType_OBJECT_CREATION_TYPE_CREATE_IF_MISSING:
+		return nil, status.Errorf(codes.Unimplemented, "mockmodal does not implement apps of type %s", kind)
+	case found == nil && kind == pb.ObjectCreationType_OBJECT_CREATION_TYPE_UNSPECIFIED:
+		return nil, status.Errorf(codes.NotFound, "App '%s' not found", r.GetAppName())
+	case found == nil:
+		found = &app{id: newID("ap"), name: r.GetAppName(), env: env, created: time.Now()}
+		c.apps[found.id] = found
+	}
+	return pb.AppGetOrCreateResponse_builder{
+		AppId: found.id,
+		HandleMetadata: pb.AppHandleMetadata_builder{
+			Description: found.name, AppId: found.id, EnvironmentName: env.name,
+			Lifecycle: pb.AppLifecycle_builder{
+				AppState: pb.AppState_APP_STATE_DEPLOYED, CreatedAt: float64(found.created.UnixMilli()) / 1000,
+			}.Build(),
+		}.Build(),
+	}.Build(), nil
+}
+
+// SecretGetOrCreate makes a secret that lives as long as the server, or finds
+// one by name.
+func (c *controlPlane) SecretGetOrCreate(_ context.Context, r *pb.SecretGetOrCreateRequest) (*pb.SecretGetOrCreateResponse, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	env, err := c.environment(r.GetEnvironmentName())
+	if err != nil {
+		return nil, err
+	}
+	var found *secret
+	for _, known := range c.secrets {
+		if known.env == env && known.name != "" && known.name == r.GetDeploymentName() {
+			found = known
+		}
+	}
+	switch kind := r.GetObjectCreationType(); {
+	case kind == pb.ObjectCreationType_OBJECT_CREATION_TYPE_EPHEMERAL:
+		found = &secret{id: newID("st"), env: env, values: r.GetEnvDict()}
+	case found != nil:
+	case kind == pb.ObjectCreationType_OBJECT_CREATION_TYPE_CREATE_IF_MISSING && isObjectName(r.GetDeploymentName()):
+		found = &secret{id: newID("st"), name: r.GetDeploymentName(), env: env, values: r.GetEnvDict()}
+	default:
+		return nil, status.Errorf(codes.NotFound, "Secret '%s' not found", r.GetDeploymentName())
+	}
+	c.secrets[found.id] = found
+	for _, key := range r.GetRequiredKeys() {
+		if _, ok := found.values[key]; !ok {
+			return nil, status.Errorf(codes.FailedPrecondition, "Secret is missing the required key %s", key)
+		}
+	}
+	return pb.SecretGetOrCreateResponse_builder{SecretId: found.id}.Build(), nil
+}
+
+// SecretDelete deletes a secret.
+func (c *controlPlane) SecretDelete(_ context.Context, r *pb.SecretDeleteRequest) (*emptypb.Empty, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.secrets[r.GetSecretId()] == nil {
+		return nil, status.Errorf(codes.NotFound, "Secret '%s' not found", r.GetSecretId())
+	}
+	delete(c.secrets, r.GetSecretId())
+	return &emptypb.Empty{}, nil
+}
+
+// environ returns environment variables from secrets by id, then from sources.
+// The caller holds s.mu.
+func (s *Server) environ(ids []string, sources []*pb.SecretSource) ([]string, error) {
+	for i := len(ids) - 1; i >= 0; i-- {
+		sources = slices.Insert(slices.Clone(sources), 0, pb.SecretSource_builder{SecretId: &ids[i]}.Build())
+	}
+	env := []string{}
+	for _, source := range sources {
+		values := source.GetEnv().GetContents()
+		if source.HasSecretId() {
+			known := s.secrets[source.GetSecretId()]
+			if known == nil {
+				return nil, status.Errorf(codes.NotFound, "Secret '%s' not found", source.GetSecretId())
+			}
+			values = known.values
+		}
+		for _, name := range slices.Sorted(maps.Keys(values)) {
+			env = append(env, name+"="+values[name])
+		}
+	}
+	return env, nil
+}

@@ -1,0 +1,352 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/filters"
+	dockerimage "github.com/docker/docker/api/types/image"
+	"github.com/docker/docker/api/types/mount"
+	"github.com/docker/docker/api/types/network"
+	"github.com/docker/docker/client"
+
+	"github.com/spoolhq/spool/cmd/mockmodal/internal/guest"
+)
+
+// label marks all that a server makes on the engine. Its value is the absolute
+// path of the server's data folder.
+const label = "dev.spool.mockmodal"
+
+// guestWithin bounds how long a container's guest may take to listen.
+const guestWithin = time.Minute
+
+// engine runs the containers of one server.
+type engine struct {
+	api     *client.Client
+	owner   string // the label's value
+	sockets string // folder with a short path: a folder for each sandbox, with the guest's socket
+	program string // this program
+
+	network string // id
+	gateway netip.Addr
+	names   []string // resolve to the gateway in sandboxes
+}
+
+// newEngine connects to the engine, removes what an earlier server with the
+// same data folder left there, and makes a network.
+func newEngine(ctx context.Context, cfg Config) (*engine, error) {
+	options := []client.Opt{client.FromEnv, client.WithAPIVersionNegotiation()}
+	if cfg.DockerHost != "" {
+		options = append(options, client.WithHost(cfg.DockerHost))
+	}
+	api, err := client.NewClientWithOpts(options...)
+	if err != nil {
+		return nil, fmt.Errorf("connect to the Docker engine: %w", err)
+	}
+	program, err := staticProgram()
+	if err != nil {
+		return nil, err
+	}
+	e := &engine{api: api, owner: cfg.Data, program: program, names: cfg.GatewayNames}
+	if err := e.removeAll(ctx); err != nil {
+		return nil, fmt.Errorf("remove what an earlier server left: %w", err)
+	}
+	if e.sockets, err = socketFolder(cfg.Data); err != nil {
+		return nil, err
+	}
+	if err := e.createNetwork(ctx); err != nil {
+		return nil, errors.Join(err, e.close(ctx))
+	}
+	return e, nil
+}
+
+// socketFolder makes the folder for the guests' sockets. It is outside of the
+// data folder, whose path may be too long for a socket's; a link in the data
+// folder leads the next server to it if this one crashes.
+func socketFolder(data string) (string, error) {
+	link := filepath.Join(data, "sockets")
+	if old, err := os.Readlink(link); err == nil {
+		if err := errors.Join(os.RemoveAll(old), os.Remove(link)); err != nil {
+			return "", err
+		}
+	}
+	folder, err := os.MkdirTemp("", "mockmodal-")
+	if err != nil {
+		return "", err
+	}
+	return folder, os.Symlink(folder, link)
+}
+
+func (e *engine) createNetwork(ctx context.Context) error {
+	made, err := e.api.NetworkCreate(ctx, "mockmodal-"+newSuffix(8), network.CreateOptions{Driver: "bridge", Labels: e.labels()})
+	if err != nil {
+		return fmt.Errorf("create the sandboxes' network: %w", err)
+	}
+	e.network = made.ID
+	state, err := e.api.NetworkInspect(ctx, made.ID, network.InspectOptions{})
+	if err != nil {
+		return fmt.Errorf("inspect the sandboxes' network: %w", err)
+	}
+	for _, config := range state.IPAM.Config {
+		if e.gateway, err = netip.ParseAddr(config.Gateway); err == nil {
+			return nil
+		}
+	}
+	return fmt.Errorf("the sandboxes' network has no gateway: %v", state.IPAM.Config)
+}
+
+func (e *engine) labels() map[string]string { return map[string]string{label: e.owner} }
+
+// close removes all that the server made on the engine.
+func (e *engine) close(ctx context.Context) error {
+	return errors.Join(e.removeAll(ctx), os.RemoveAll(e.sockets), os.Remove(filepath.Join(e.owner, "sockets")), e.api.Close())
+}
+
+// removeAll removes the containers, the networks and the images with the
+// server's label.
+func (e *engine) removeAll(ctx context.Context) error {
+	mine := filters.NewArgs(filters.Arg("label", label+"="+e.owner))
+	containers, err := e.api.ContainerList(ctx, container.ListOptions{All: true, Filters: mine})
+	if err != nil {
+		return fmt.Errorf("list containers: %w", err)
+	}
+	for _, c := range containers {
+		err = errors.Join(err, e.remove(ctx, c.ID))
+	}
+	networks, listErr := e.api.NetworkList(ctx, network.ListOptions{Filters: mine})
+	err = errors.Join(err, listErr)
+	for _, n := range networks {
+		err = errors.Join(err, ignoreMissing(e.api.NetworkRemove(ctx, n.ID)))
+	}
+	images, listErr := e.api.ImageList(ctx, dockerimage.ListOptions{Filters: mine})
+	err = errors.Join(err, listErr)
+	for _, i := range images {
+		err = errors.Join(err, e.removeImage(ctx, i.ID))
+	}
+	return err
+}
+
+// remove kills and removes a container, and waits until it is gone.
+func (e *engine) remove(ctx context.Context, id string) error {
+	err := e.api.ContainerRemove(ctx, id, container.RemoveOptions{Force: true, RemoveVolumes: true})
+	if errdefs.IsConflict(err) { // it is being removed already
+		gone, failed := e.api.ContainerWait(ctx, id, container.WaitConditionRemoved)
+		select {
+		case <-gone:
+			return nil
+		case err = <-failed:
+		}
+	}
+	return ignoreMissing(err)
+}
+
+func (e *engine) removeImage(ctx context.Context, id string) error {
+	_, err := e.api.ImageRemove(ctx, id, dockerimage.RemoveOptions{Force: true, PruneChildren: true})
+	return ignoreMissing(err)
+}
+
+func ignoreMissing(err error) error {
+	if errdefs.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+// resolve returns the id of the engine's image for a registry reference. It
+// does not pull.
+func (e *engine) resolve(ctx context.Context, reference string) (string, error) {
+	found, err := e.api.ImageInspect(ctx, reference)
+	return found.ID, err
+}
+
+// containerSpec describes a sandbox's container.
+type containerSpec struct {
+	sandbox string // id
+	image   string // the engine's id
+	network bool
+	nanoCPU int64 // 0 for no limit
+	memory  int64 // bytes; 0 for no limit
+}
+
+// box is a running container.
+type box struct {
+	id     string
+	pid    int    // on the server's machine
+	folder string // on the server's machine; guest.Folder in the container
+	dir    string // working directory of the image
+	lease  net.Conn
+}
+
+// run creates and starts a container and returns when its guest listens.
+func (e *engine) run(ctx context.Context, spec containerSpec) (*box, error) {
+	folder := filepath.Join(e.sockets, newSuffix(10))
+	if err := os.MkdirAll(folder, 0o700); err != nil {
+		return nil, err
+	}
+	made, err := e.create(ctx, spec, folder)
+	if err != nil {
+		return nil, errors.Join(err, os.RemoveAll(folder))
+	}
+	b := &box{id: made, folder: folder}
+	if err := e.start(ctx, b); err != nil {
+		return nil, errors.Join(err, e.discard(context.WithoutCancel(ctx), b))
+	}
+	return b, nil
+}
+
+func (e *engine) create(ctx context.Context, spec containerSpec, folder string) (string, error) {
+	withInit := true
+	host := &container.HostConfig{
+		Init: &withInit,
+		Mounts: []mount.Mount{
+			{Type: mount.TypeBind, Source: e.program, Target: guest.Binary, ReadOnly: true},
+			{Type: mount.TypeBind, Source: folder, Target: guest.Folder},
+		},
+		NetworkMode: "none",
+		Resources:   container.Resources{NanoCPUs: spec.nanoCPU, Memory: spec.memory},
+	}
+	if spec.network {
+		host.NetworkMode = container.NetworkMode(e.network)
+		for _, name := range e.names {
+			host.ExtraHosts = append(host.ExtraHosts, name+":"+e.gateway.String())
+		}
+	}
+	config := &container.Config{
+		Image: spec.image, User: "0:0", Labels: e.labels(), Hostname: "modal",
+		Entrypoint: []string{guest.Binary, "guest"}, Cmd: []string{},
+	}
+	made, err := e.api.ContainerCreate(ctx, config, host, nil, nil, "mockmodal-"+strings.ToLower(spec.sandbox))
+	return made.ID, err
+}
+
+func (e *engine) start(ctx context.Context, b *box) error {
+	if err := e.api.ContainerStart(ctx, b.id, container.StartOptions{}); err != nil {
+		return err
+	}
+	state, err := e.api.ContainerInspect(ctx, b.id)
+	if err != nil {
+		return err
+	}
+	b.pid, b.dir = state.State.Pid, state.Config.WorkingDir
+	b.lease, err = b.dial(ctx, guest.Request{Lease: true})
+	return err
+}
+
+// discard kills a container and removes it.
+func (e *engine) discard(ctx context.Context, b *box) error {
+	if b.lease != nil {
+		_ = b.lease.Close() // the container is killed anyway
+	}
+	return errors.Join(e.remove(ctx, b.id), os.RemoveAll(b.folder))
+}
+
+// dial connects to the guest and sends the request. It waits for a guest that
+// does not listen yet.
+func (b *box) dial(ctx context.Context, request guest.Request) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, guestWithin)
+	defer cancel()
+	socket := filepath.Join(b.folder, filepath.Base(guest.Socket))
+	for {
+		var dialer net.Dialer
+		conn, err := dialer.DialContext(ctx, "unix", socket)
+		if err == nil {
+			return conn, guest.WriteRequest(conn, request)
+		}
+		if reason, readErr := os.ReadFile(filepath.Join(b.folder, filepath.Base(guest.ErrorFile))); readErr == nil {
+			return nil, fmt.Errorf("the container's first process failed: %s", reason)
+		}
+		if request.Exec != nil { // the guest has listened before: it is gone
+			return nil, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("the container's first process does not listen: %w", err)
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+// commit makes an image of a container's file system.
+func (e *engine) commit(ctx context.Context, id string) (string, error) {
+	changes := []string{fmt.Sprintf("LABEL %s=%q", label, e.owner)}
+	made, err := e.api.ContainerCommit(ctx, id, container.CommitOptions{Pause: true, Changes: changes})
+	return made.ID, err
+}
+
+// outOfMemory reports whether the kernel killed a process of the container for
+// its memory.
+func (e *engine) outOfMemory(ctx context.Context, id string) bool {
+	state, err := e.api.ContainerInspect(ctx, id)
+	return err == nil && state.State.OOMKilled
+}
+
+// rule allows connections to a network.
+type rule struct {
+	network netip.Prefix
+	port    int // of TCP; 0 for everything
+}
+
+// addresses returns the addresses of a name of a domain allowlist. Modal looks
+// at the name in the TLS handshake instead, so it knows wildcards.
+func (e *engine) addresses(ctx context.Context, name string) ([]netip.Addr, error) {
+	if e.isGatewayName(name) {
+		return []netip.Addr{e.gateway}, nil
+	}
+	if strings.Contains(name, "*") {
+		return nil, fmt.Errorf("%s: mockmodal does not implement wildcards", name)
+	}
+	return net.DefaultResolver.LookupNetIP(ctx, "ip4", name)
+}
+
+// isGatewayName reports whether a name stands for the gateway in sandboxes.
+func (e *engine) isGatewayName(name string) bool {
+	for _, known := range e.names {
+		if strings.EqualFold(known, name) {
+			return true
+		}
+	}
+	return false
+}
+
+// allow restricts the container's outgoing connections to what the rules allow.
+// Connections that were open and are not allowed any more are reset.
+func (e *engine) allow(ctx context.Context, b *box, allowed []rule) error {
+	rules := []string{"*filter", ":INPUT ACCEPT", ":FORWARD DROP", ":OUTPUT DROP", "-A OUTPUT -o lo -j ACCEPT"}
+	for _, r := range allowed {
+		if !r.network.Addr().Is4() {
+			continue // the network has no IPv6
+		}
+		line := "-A OUTPUT -d " + r.network.Masked().String()
+		if r.port != 0 {
+			line += fmt.Sprintf(" -p tcp --dport %d", r.port)
+		}
+		rules = append(rules, line+" -j ACCEPT")
+	}
+	rules = append(rules, "-A OUTPUT -p tcp -j REJECT --reject-with tcp-reset", "-A OUTPUT -j REJECT", "COMMIT", "")
+	command := exec.CommandContext(ctx, "nsenter", "--net", "--target", fmt.Sprint(b.pid), "iptables-restore", "--wait") //nolint:gosec // a number
+	command.Stdin = strings.NewReader(strings.Join(rules, "\n"))
+	if out, err := command.CombinedOutput(); err != nil {
+		return fmt.Errorf("set the sandbox's firewall: %w: %s", err, out)
+	}
+	return nil
+}
+
+// marshal is json.Marshal for values that cannot fail.
+func marshal(value any) []byte {
+	data, err := json.Marshal(value)
+	if err != nil {
+		panic(err)
+	}
+	return data
+}

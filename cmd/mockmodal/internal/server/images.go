@@ -1,0 +1,265 @@
+package server
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+	pb "github.com/modal-labs/modal-client/go/proto/modal_proto"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/emptypb"
+)
+
+// image is one of Modal's images: of a registry, or a snapshot.
+type image struct {
+	id         string
+	definition string    // digest of what it is built from; "" for a snapshot
+	reference  string    // in a registry; "" for a snapshot
+	docker     string    // the engine's id; "" before it is built, and for a snapshot of a directory
+	isSnapshot bool      // the engine's image belongs to this one
+	archive    string    // tar file of a snapshot of a directory
+	expires    time.Time // zero: never
+	built      chan struct{}
+	failure    string // of the build
+}
+
+func (i *image) isExpired() bool { return !i.expires.IsZero() && time.Now().After(i.expires) }
+
+// findImage returns an image by id. The caller holds s.mu.
+func (s *Server) findImage(id string) (*image, error) {
+	if err := require("image_id", id); err != nil {
+		return nil, err
+	}
+	if found := s.images[id]; found != nil && !found.isExpired() && found.failure == "" {
+		return found, nil
+	}
+	return nil, status.Errorf(codes.NotFound, "Image '%s' not found", id)
+}
+
+// ImageGetOrCreate returns the image of a definition. One that is new is built
+// while the client waits with ImageJoinStreaming.
+func (c *controlPlane) ImageGetOrCreate(_ context.Context, r *pb.ImageGetOrCreateRequest) (*pb.ImageGetOrCreateResponse, error) {
+	if err := only(r, "app_id,image,builder_version,force_build"); err != nil {
+		return nil, err
+	}
+	if err := only(r.GetImage(), "dockerfile_commands,base_images,image_registry_config,secret_ids,gpu_config"); err != nil {
+		return nil, err
+	}
+	if err := require("builder_version", r.GetBuilderVersion()); err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, err := c.findApp(r.GetAppId()); err != nil {
+		return nil, err
+	}
+	if id := r.GetImage().GetImageRegistryConfig().GetSecretId(); id != "" && c.secrets[id] == nil {
+		return nil, status.Errorf(codes.NotFound, "Secret '%s' not found", id)
+	}
+	found, err := c.imageOf(r)
+	if err != nil {
+		return nil, err
+	}
+	response := pb.ImageGetOrCreateResponse_builder{ImageId: found.id}
+	select {
+	case <-found.built:
+		response.Result = found.result()
+	default:
+	}
+	return response.Build(), nil
+}
+
+// imageOf returns the image of a definition and begins to build it if there is
+// none, or if the last build failed. The caller holds s.mu.
+func (s *Server) imageOf(r *pb.ImageGetOrCreateRequest) (*image, error) {
+	commands := r.GetImage().GetDockerfileCommands()
+	if len(commands) == 0 {
+		return nil, status.Error(codes.InvalidArgument, "dockerfile_commands is required")
+	}
+	from, ok := strings.CutPrefix(commands[0], "FROM ")
+	if !ok {
+		return nil, status.Error(codes.InvalidArgument, "dockerfile_commands must begin with FROM")
+	}
+	if len(commands) > 1 {
+		return nil, status.Error(codes.Unimplemented, "mockmodal does not implement commands of images other than FROM")
+	}
+	for _, base := range r.GetImage().GetBaseImages() {
+		if base.GetDockerTag() == from {
+			return s.findImage(base.GetImageId())
+		}
+	}
+	raw, err := proto.MarshalOptions{Deterministic: true}.Marshal(r.GetImage())
+	if err != nil {
+		return nil, err
+	}
+	sum := sha256.Sum256(append(raw, r.GetBuilderVersion()...))
+	definition := hex.EncodeToString(sum[:])
+	for _, known := range s.images {
+		if known.definition == definition && known.failure == "" && !r.GetForceBuild() {
+			return known, nil
+		}
+	}
+	made := &image{id: newID("im"), definition: definition, reference: from, built: make(chan struct{})}
+	s.images[made.id] = made
+	go s.build(made)
+	return made, nil
+}
+
+// build finds the image on the engine.
+func (s *Server) build(i *image) {
+	id, err := s.engine.resolve(context.Background(), i.reference)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i.docker = id
+	switch {
+	case errdefs.IsNotFound(err):
+		i.failure = "Failed to pull image '" + i.reference + "': manifest unknown"
+	case err != nil:
+		i.failure = "Failed to pull image '" + i.reference + "': " + err.Error()
+	}
+	close(i.built)
+}
+
+// result returns the result of a finished build.
+func (i *image) result() *pb.GenericResult {
+	if i.failure != "" {
+		return pb.GenericResult_builder{Status: pb.GenericResult_GENERIC_STATUS_FAILURE, Exception: i.failure}.Build()
+	}
+	return pb.GenericResult_builder{Status: pb.GenericResult_GENERIC_STATUS_SUCCESS}.Build()
+}
+
+// ImageJoinStreaming sends the log and the result of a build. Without a result
+// within the timeout it ends, and the client calls again.
+func (c *controlPlane) ImageJoinStreaming(r *pb.ImageJoinStreamingRequest, stream grpc.ServerStreamingServer[pb.ImageJoinStreamingResponse]) error {
+	c.mu.Lock()
+	found := c.images[r.GetImageId()]
+	c.mu.Unlock()
+	if found == nil {
+		return status.Errorf(codes.NotFound, "Image '%s' not found", r.GetImageId())
+	}
+	line := pb.TaskLogs_builder{Data: "Step 0: FROM " + found.reference + "\n", FileDescriptor: pb.FileDescriptor_FILE_DESCRIPTOR_STDOUT}.Build()
+	log := pb.ImageJoinStreamingResponse_builder{EntryId: "1-0", TaskLogs: []*pb.TaskLogs{line}}.Build()
+	if r.GetLastEntryId() == "" {
+		if err := stream.Send(log); err != nil {
+			return err
+		}
+	}
+	select {
+	case <-stream.Context().Done():
+		return status.FromContextError(stream.Context().Err()).Err()
+	case <-time.After(seconds(r.GetTimeout())):
+		return nil
+	case <-found.built:
+		return stream.Send(pb.ImageJoinStreamingResponse_builder{EntryId: "2-0", Result: found.result(), Eof: true}.Build())
+	}
+}
+
+func seconds(s float32) time.Duration { return time.Duration(float64(s) * float64(time.Second)) }
+
+// ImageFromId reports whether an image exists.
+func (c *controlPlane) ImageFromId(_ context.Context, r *pb.ImageFromIdRequest) (*pb.ImageFromIdResponse, error) { //nolint:revive // the name is generated
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	found, err := c.findImage(r.GetImageId())
+	if err != nil {
+		return nil, err
+	}
+	return pb.ImageFromIdResponse_builder{ImageId: found.id}.Build(), nil
+}
+
+// publishedKey returns the key of a published name. The caller holds s.mu.
+func (s *Server) publishedKey(envName, tag string) (string, error) {
+	parts := imageTag.FindStringSubmatch(tag)
+	if parts == nil || strings.HasPrefix(parts[2], "im-") {
+		return "", status.Errorf(codes.InvalidArgument, "Invalid Image name: '%s'", tag)
+	}
+	if parts[1] != "" {
+		return "", status.Errorf(codes.Unimplemented, "mockmodal does not implement image names with a namespace: %s", tag)
+	}
+	env, err := s.environment(envName)
+	if err != nil {
+		return "", err
+	}
+	return env.name + "/" + tag, nil
+}
+
+// ImagePublish gives an image a name, which another image may have had before.
+func (c *controlPlane) ImagePublish(_ context.Context, r *pb.ImagePublishRequest) (*pb.ImagePublishResponse, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	found, err := c.findImage(r.GetImageId())
+	if err != nil {
+		return nil, err
+	}
+	key, err := c.publishedKey(r.GetEnvironmentName(), r.GetTag())
+	if err != nil {
+		return nil, err
+	}
+	c.published[key] = found
+	return pb.ImagePublishResponse_builder{ImageId: found.id, RevisionId: newID("ir")}.Build(), nil
+}
+
+// ImageGetByTag returns the image of a published name.
+func (c *controlPlane) ImageGetByTag(_ context.Context, r *pb.ImageGetByTagRequest) (*pb.ImageGetByTagResponse, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	key, err := c.publishedKey(r.GetEnvironmentName(), r.GetTag())
+	if err != nil {
+		return nil, err
+	}
+	named := c.published[key]
+	if named == nil {
+		return nil, status.Errorf(codes.NotFound, "Image '%s' not found", r.GetTag())
+	}
+	found, err := c.findImage(named.id)
+	if err != nil {
+		return nil, err
+	}
+	return pb.ImageGetByTagResponse_builder{ImageId: found.id}.Build(), nil
+}
+
+// ImageDelete deletes an image. Sandboxes that run keep it.
+func (c *controlPlane) ImageDelete(ctx context.Context, r *pb.ImageDeleteRequest) (*emptypb.Empty, error) {
+	c.mu.Lock()
+	found, err := c.findImage(r.GetImageId())
+	if err == nil {
+		c.drop(found)
+	}
+	c.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	return &emptypb.Empty{}, c.discardImage(ctx, found)
+}
+
+// drop removes an image and its names from the registry. The caller holds s.mu.
+func (s *Server) drop(i *image) {
+	delete(s.images, i.id)
+	for key, named := range s.published {
+		if named == i {
+			delete(s.published, key)
+		}
+	}
+}
+
+// discardImage removes what a snapshot occupies. An engine's image that a
+// container uses is removed with the server.
+func (s *Server) discardImage(ctx context.Context, i *image) error {
+	if i.archive != "" {
+		return os.Remove(i.archive)
+	}
+	if !i.isSnapshot {
+		return nil
+	}
+	if err := s.engine.removeImage(ctx, i.docker); err != nil && !errdefs.IsConflict(err) {
+		return status.Errorf(codes.Internal, "remove the snapshot: %v", err)
+	}
+	return nil
+}

@@ -1,0 +1,370 @@
+package server
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/spoolhq/spool/cmd/mockmodal/internal/guest"
+)
+
+// process is an exec of a sandbox, or its entrypoint.
+type process struct {
+	conn    net.Conn
+	sending sync.Mutex // serialises frames
+
+	stdin          *inputQueue
+	stdout, stderr *outputLog
+	window         chan struct{} // a slot for each Stdin frame that is not confirmed
+
+	done  chan struct{} // closed when exit is set
+	exit  guest.Exit
+	ended chan struct{} // closed when the streams have ended too
+}
+
+// startProcess starts an exec in a container. Its output is kept in files whose
+// names begin with prefix.
+func startProcess(ctx context.Context, b *box, spec guest.Exec, prefix string) (*process, error) {
+	conn, err := b.dial(ctx, guest.Request{Exec: &spec})
+	if err != nil {
+		return nil, err
+	}
+	p := &process{
+		conn: conn, stdin: newInputQueue(), stdout: newOutputLog(prefix + ".stdout"), stderr: newOutputLog(prefix + ".stderr"),
+		window: make(chan struct{}, guest.StdinWindow), done: make(chan struct{}), ended: make(chan struct{}),
+	}
+	reader := bufio.NewReaderSize(conn, 64<<10)
+	kind, data, err := guest.ReadFrame(reader)
+	if err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	if kind == guest.Exited { // it did not start
+		p.finish(data)
+		if err := p.stderr.append([]byte(p.exit.Error + "\n")); err != nil {
+			return nil, err
+		}
+		p.closeStreams()
+		return p, conn.Close()
+	}
+	if spec.DiscardStdout {
+		p.stdout.end()
+	}
+	if spec.DiscardStderr || spec.StderrToStdout {
+		p.stderr.end()
+	}
+	go p.readFrames(reader)
+	go p.writeInput()
+	return p, nil
+}
+
+// readFrames receives what the guest sends until the process and its streams
+// have ended. A connection that ends before means that the container is gone.
+func (p *process) readFrames(reader io.Reader) {
+	defer p.closeStreams()
+	for {
+		kind, data, err := guest.ReadFrame(reader)
+		if err != nil {
+			return
+		}
+		switch kind {
+		case guest.Stdout:
+			err = p.stdout.receive(data)
+		case guest.Stderr:
+			err = p.stderr.receive(data)
+		case guest.StdinRead:
+			<-p.window
+		case guest.Exited:
+			p.finish(data)
+		}
+		if err != nil { // the data folder is full or gone
+			p.kill()
+			return
+		}
+	}
+}
+
+func (p *process) finish(data []byte) {
+	if err := json.Unmarshal(data, &p.exit); err != nil {
+		p.exit = guest.Exit{Code: 1, Error: err.Error()}
+	}
+	close(p.done)
+	p.stdin.discard()
+}
+
+// closeStreams ends the streams and, for a process whose container is gone,
+// makes it one that was killed.
+func (p *process) closeStreams() {
+	select {
+	case <-p.done:
+	default:
+		p.exit = guest.Exit{Signal: 9}
+		close(p.done)
+	}
+	_ = p.conn.Close() // the guest has nothing more to say
+	p.stdout.end()
+	p.stderr.end()
+	p.stdin.discard()
+	close(p.ended)
+}
+
+func (p *process) kill() { _ = p.send(guest.Kill, nil) }
+
+// killAfter kills the process when it has not ended within d.
+func (p *process) killAfter(d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-p.done:
+	case <-timer.C:
+		p.kill()
+	}
+}
+
+func (p *process) send(kind guest.Kind, data []byte) error {
+	p.sending.Lock()
+	defer p.sending.Unlock()
+	return guest.WriteFrame(p.conn, kind, data)
+}
+
+// writeInput sends the input to the guest until its end.
+func (p *process) writeInput() {
+	for {
+		data, more := p.stdin.take()
+		select {
+		case p.window <- struct{}{}:
+		case <-p.ended:
+			return
+		}
+		if err := p.send(guest.Stdin, data); err != nil || !more {
+			return
+		}
+	}
+}
+
+// inputLimit is how many bytes of input are accepted before the process reads
+// them.
+const (
+	inputLimit = 1 << 20
+	inputFrame = 64 << 10
+)
+
+// inputQueue is the standard input of a process. Writers name the offset at
+// which their data begins, so that a repeated write changes nothing.
+type inputQueue struct {
+	mu       sync.Mutex
+	changed  chan struct{} // closed and replaced at every change
+	accepted uint64        // bytes
+	pending  []byte
+	closed   bool // the end of the input was accepted
+	gone     bool // nobody reads any more
+	stream   context.CancelFunc
+}
+
+func newInputQueue() *inputQueue { return &inputQueue{changed: make(chan struct{})} }
+
+func (q *inputQueue) notify() {
+	close(q.changed)
+	q.changed = make(chan struct{})
+}
+
+// write accepts data that begins at an offset. It blocks while the process does
+// not read.
+func (q *inputQueue) write(ctx context.Context, offset uint64, data []byte, eof bool) error {
+	for {
+		wait, err := q.accept(offset, data, eof)
+		if wait == nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return status.FromContextError(ctx.Err()).Err()
+		case <-wait:
+		}
+	}
+}
+
+// accept takes as much of the data as there is room for. It returns a channel
+// to wait on when some is left.
+func (q *inputQueue) accept(offset uint64, data []byte, eof bool) (<-chan struct{}, error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if offset > q.accepted {
+		return nil, status.Errorf(codes.InvalidArgument, "offset beyond received bytes: %d of %d", offset, q.accepted)
+	}
+	rest := data[min(q.accepted-offset, uint64(len(data))):]
+	if len(rest) > 0 && (q.closed || q.gone) {
+		return nil, status.Error(codes.FailedPrecondition, "stdin is closed")
+	}
+	if room := min(inputLimit-len(q.pending), len(rest)); room > 0 {
+		q.pending = append(q.pending, rest[:room]...)
+		q.accepted += uint64(room) //nolint:gosec // positive
+		rest = rest[room:]
+		q.notify()
+	}
+	if len(rest) > 0 {
+		return q.changed, nil
+	}
+	if eof && !q.closed {
+		q.closed = true
+		q.notify()
+	}
+	return nil, nil
+}
+
+// take returns the next input, and false with the last of it, which is empty.
+// It blocks until there is some.
+func (q *inputQueue) take() ([]byte, bool) {
+	for {
+		q.mu.Lock()
+		if n := min(len(q.pending), inputFrame); n > 0 && !q.gone {
+			data := q.pending[:n:n]
+			q.pending = q.pending[n:]
+			q.notify()
+			q.mu.Unlock()
+			return data, true
+		}
+		if q.closed || q.gone {
+			q.mu.Unlock()
+			return nil, false
+		}
+		wait := q.changed
+		q.mu.Unlock()
+		<-wait
+	}
+}
+
+// discard is called when nobody reads the input any more.
+func (q *inputQueue) discard() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.gone, q.pending = true, nil
+	q.notify()
+}
+
+// state returns how many bytes were accepted and whether the end was.
+func (q *inputQueue) state() (uint64, bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.accepted, q.closed
+}
+
+// takeOver makes cancel the way to end the stream that writes the input, and
+// ends the one before. A nil cancel ends it alone.
+func (q *inputQueue) takeOver(cancel context.CancelFunc) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.stream != nil {
+		q.stream()
+	}
+	q.stream = cancel
+}
+
+// outputLog keeps all that a process writes to a stream, in a file that is made
+// with the first byte.
+type outputLog struct {
+	path string
+
+	mu      sync.Mutex
+	changed chan struct{} // closed and replaced at every change
+	file    *os.File
+	size    int64
+	ended   bool
+}
+
+func newOutputLog(path string) *outputLog {
+	return &outputLog{path: path, changed: make(chan struct{})}
+}
+
+// receive appends data; without data it ends the stream.
+func (l *outputLog) receive(data []byte) error {
+	if len(data) == 0 {
+		l.end()
+		return nil
+	}
+	return l.append(data)
+}
+
+func (l *outputLog) append(data []byte) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.file == nil {
+		file, err := os.OpenFile(l.path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+		if err != nil {
+			return err
+		}
+		l.file = file
+	}
+	n, err := l.file.Write(data)
+	l.size += int64(n)
+	close(l.changed)
+	l.changed = make(chan struct{})
+	return err
+}
+
+func (l *outputLog) end() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ended {
+		return
+	}
+	l.ended = true
+	if l.file != nil {
+		_ = l.file.Close() // what was written is what readers get
+	}
+	close(l.changed)
+}
+
+// outputChunk is how many bytes one message of a stream carries at most.
+const outputChunk = 256 << 10
+
+// read calls send for all output from an offset on, until the stream ends.
+func (l *outputLog) read(ctx context.Context, offset int64, send func(offset int64, data []byte) error) error {
+	var file *os.File
+	defer func() {
+		if file != nil {
+			_ = file.Close() // read only
+		}
+	}()
+	for {
+		l.mu.Lock()
+		size, ended, changed := l.size, l.ended, l.changed
+		l.mu.Unlock()
+		if offset > size && ended {
+			return status.Errorf(codes.InvalidArgument, "offset %d is beyond the end of the output, %d", offset, size)
+		}
+		if offset >= size {
+			if ended {
+				return nil
+			}
+			select {
+			case <-ctx.Done():
+				return status.FromContextError(ctx.Err()).Err()
+			case <-changed:
+			}
+			continue
+		}
+		if file == nil {
+			var err error
+			if file, err = os.Open(l.path); err != nil {
+				return status.Errorf(codes.NotFound, "the output is gone: %v", err)
+			}
+		}
+		data := make([]byte, min(size-offset, outputChunk))
+		if _, err := file.ReadAt(data, offset); err != nil {
+			return status.Errorf(codes.Internal, "read the output: %v", err)
+		}
+		if err := send(offset, data); err != nil {
+			return err
+		}
+		offset += int64(len(data))
+	}
+}

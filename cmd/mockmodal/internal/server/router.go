@@ -1,0 +1,278 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	pb "github.com/modal-labs/modal-client/go/proto/modal_proto"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/spoolhq/spool/cmd/mockmodal/internal/guest"
+)
+
+// router implements the command router, which serves one task to each token.
+type router struct {
+	pb.UnimplementedTaskCommandRouterServer
+	*Server
+}
+
+// execution is an exec by its id. Process and err are set by once.
+type execution struct {
+	once    sync.Once
+	process *process
+	err     error
+}
+
+// task returns the sandbox of a request's task, which must be the token's.
+func (r *router) task(ctx context.Context, id string) (*sandbox, error) {
+	if err := require("task_id", id); err != nil {
+		return nil, err
+	}
+	allowed, err := r.taskOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if allowed != id {
+		return nil, status.Errorf(codes.PermissionDenied, "the token is for another task than %s", id)
+	}
+	sb, err := r.findTask(id)
+	if err != nil {
+		return nil, err
+	}
+	return sb, sb.workerError()
+}
+
+// process returns an exec of a task. Execs of a sandbox that has ended can
+// still be read.
+func (r *router) process(ctx context.Context, task, exec string) (*sandbox, *process, error) {
+	sb, err := r.task(ctx, task)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := require("exec_id", exec); err != nil {
+		return nil, nil, err
+	}
+	sb.mu.Lock()
+	found := sb.execs[exec]
+	sb.mu.Unlock()
+	if found == nil {
+		return nil, nil, status.Errorf(codes.NotFound, "Exec %s not found", exec)
+	}
+	found.once.Do(func() {}) // blocks while the exec starts
+	return sb, found.process, found.err
+}
+
+// TaskExecStart starts a process. A second call with the same exec id changes
+// nothing.
+func (r *router) TaskExecStart(ctx context.Context, request *pb.TaskExecStartRequest) (*pb.TaskExecStartResponse, error) {
+	sb, err := r.task(ctx, request.GetTaskId())
+	if err != nil {
+		return nil, err
+	}
+	spec, err := r.execSpec(sb, request)
+	if err != nil {
+		return nil, err
+	}
+	sb.mu.Lock()
+	e := sb.execs[request.GetExecId()]
+	if e == nil {
+		e = &execution{}
+		sb.execs[request.GetExecId()] = e
+	}
+	prefix := filepath.Join(sb.folder, strconv.Itoa(len(sb.execs)))
+	sb.mu.Unlock()
+	e.once.Do(func() { r.startExec(context.WithoutCancel(ctx), sb, e, spec, prefix, request) })
+	if e.err != nil {
+		return nil, e.err
+	}
+	return &pb.TaskExecStartResponse{}, nil
+}
+
+func (r *router) execSpec(sb *sandbox, request *pb.TaskExecStartRequest) (guest.Exec, error) {
+	if err := require("exec_id", request.GetExecId()); err != nil {
+		return guest.Exec{}, err
+	}
+	if err := only(request, "task_id,exec_id,command_args,stdout_config,stderr_config,timeout_secs,workdir,secret_ids,env,secret_sources,runtime_debug"); err != nil {
+		return guest.Exec{}, err
+	}
+	if len(request.GetCommandArgs()) == 0 || request.GetCommandArgs()[0] == "" {
+		return guest.Exec{}, status.Error(codes.InvalidArgument, "command_args is required")
+	}
+	if dir := request.GetWorkdir(); dir != "" && !strings.HasPrefix(dir, "/") {
+		return guest.Exec{}, status.Errorf(codes.InvalidArgument, "workdir must be an absolute path, got: %s", dir)
+	}
+	r.mu.Lock()
+	env, err := r.environ(request.GetSecretIds(), request.GetSecretSources())
+	r.mu.Unlock()
+	if err != nil {
+		return guest.Exec{}, err
+	}
+	for name, value := range request.GetEnv() {
+		env = append(env, name+"="+value)
+	}
+	if _, err := sb.running(); err != nil {
+		return guest.Exec{}, err
+	}
+	return guest.Exec{
+		Args: request.GetCommandArgs(), Env: append(append([]string{}, sb.env...), env...), Dir: sb.workdir(request.GetWorkdir()),
+		DiscardStdout:  request.GetStdoutConfig() == pb.TaskExecStdoutConfig_TASK_EXEC_STDOUT_CONFIG_DEVNULL,
+		DiscardStderr:  request.GetStderrConfig() == pb.TaskExecStderrConfig_TASK_EXEC_STDERR_CONFIG_DEVNULL,
+		StderrToStdout: request.GetStderrConfig() == pb.TaskExecStderrConfig_TASK_EXEC_STDERR_CONFIG_STDOUT,
+	}, nil
+}
+
+func (r *router) startExec(ctx context.Context, sb *sandbox, e *execution, spec guest.Exec, prefix string, request *pb.TaskExecStartRequest) {
+	b, err := sb.running()
+	if err == nil {
+		err = os.MkdirAll(sb.folder, 0o700)
+	}
+	if err == nil {
+		e.process, err = startProcess(ctx, b, spec, prefix)
+	}
+	if err != nil {
+		if e.err = sb.workerError(); e.err == nil {
+			if _, ok := status.FromError(err); !ok {
+				err = status.Errorf(codes.Internal, "Failed to start exec command: %v", err)
+			}
+			e.err = err
+		}
+		return
+	}
+	if timeout := request.GetTimeoutSecs(); timeout > 0 {
+		go e.process.killAfter(time.Duration(timeout) * time.Second)
+	}
+}
+
+// TaskExecStdinWrite writes input that begins at an offset.
+func (r *router) TaskExecStdinWrite(ctx context.Context, request *pb.TaskExecStdinWriteRequest) (*pb.TaskExecStdinWriteResponse, error) {
+	_, p, err := r.process(ctx, request.GetTaskId(), request.GetExecId())
+	if err != nil {
+		return nil, err
+	}
+	if err := p.stdin.write(ctx, request.GetOffset(), request.GetData(), request.GetEof()); err != nil {
+		return nil, err
+	}
+	return &pb.TaskExecStdinWriteResponse{}, nil
+}
+
+// TaskExecStdinStatus returns how much input was accepted. It ends a stream
+// that writes input.
+func (r *router) TaskExecStdinStatus(ctx context.Context, request *pb.TaskExecStdinStatusRequest) (*pb.TaskExecStdinStatusResponse, error) {
+	_, p, err := r.process(ctx, request.GetTaskId(), request.GetExecId())
+	if err != nil {
+		return nil, err
+	}
+	p.stdin.takeOver(nil)
+	accepted, closed := p.stdin.state()
+	return pb.TaskExecStdinStatusResponse_builder{NumBytesWritten: accepted, Closed: closed}.Build(), nil
+}
+
+// TaskExecStdinWriteStream writes input from a stream, whose first message
+// names the offset and whose last one ends the input.
+func (r *router) TaskExecStdinWriteStream(stream grpc.ClientStreamingServer[pb.TaskExecStdinWriteStreamRequest, pb.TaskExecStdinWriteStreamResponse]) error {
+	first, err := stream.Recv()
+	if err != nil {
+		return err
+	}
+	start := first.GetStart()
+	if start == nil {
+		return status.Error(codes.InvalidArgument, "first message must be start")
+	}
+	ctx, cancel := context.WithCancel(stream.Context())
+	defer cancel()
+	_, p, err := r.process(ctx, start.GetTaskId(), start.GetExecId())
+	if err != nil {
+		return err
+	}
+	p.stdin.takeOver(cancel)
+	for offset := start.GetOffset(); ; {
+		message, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return status.Error(codes.InvalidArgument, "the stream ended without end")
+		}
+		if err != nil {
+			return err
+		}
+		switch message.WhichPayload() {
+		case pb.TaskExecStdinWriteStreamRequest_Data_case:
+			if err := p.stdin.write(ctx, offset, message.GetData(), false); err != nil {
+				return err
+			}
+			offset += uint64(len(message.GetData()))
+		case pb.TaskExecStdinWriteStreamRequest_End_case:
+			if err := p.stdin.write(ctx, offset, nil, true); err != nil {
+				return err
+			}
+			return stream.SendAndClose(&pb.TaskExecStdinWriteStreamResponse{})
+		default:
+			return status.Error(codes.InvalidArgument, "unexpected payload")
+		}
+	}
+}
+
+// TaskExecStdioRead sends an exec's output from an offset on.
+func (r *router) TaskExecStdioRead(request *pb.TaskExecStdioReadRequest, stream grpc.ServerStreamingServer[pb.TaskExecStdioReadResponse]) error {
+	sb, p, err := r.process(stream.Context(), request.GetTaskId(), request.GetExecId())
+	if err != nil {
+		return err
+	}
+	log := p.stdout
+	if request.GetFileDescriptor() == pb.TaskExecStdioFileDescriptor_TASK_EXEC_STDIO_FILE_DESCRIPTOR_STDERR {
+		log = p.stderr
+	}
+	err = log.read(stream.Context(), int64(request.GetOffset()), func(_ int64, data []byte) error { //nolint:gosec // checked by read
+		return stream.Send(pb.TaskExecStdioReadResponse_builder{Data: data}.Build())
+	})
+	if err != nil {
+		return err
+	}
+	return sb.workerError()
+}
+
+// TaskExecWait blocks until an exec has ended.
+func (r *router) TaskExecWait(ctx context.Context, request *pb.TaskExecWaitRequest) (*pb.TaskExecWaitResponse, error) {
+	sb, p, err := r.process(ctx, request.GetTaskId(), request.GetExecId())
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case <-ctx.Done():
+		return nil, status.FromContextError(ctx.Err()).Err()
+	case <-p.done:
+	}
+	response := &pb.TaskExecWaitResponse{}
+	if p.exit.Signal != 0 {
+		response.SetSignal(int32(p.exit.Signal)) //nolint:gosec // a signal
+	} else {
+		response.SetCode(int32(p.exit.Code)) //nolint:gosec // an exit code
+	}
+	return response, sb.workerError()
+}
+
+// TaskExecPoll returns how an exec has ended, or nothing while it runs.
+func (r *router) TaskExecPoll(ctx context.Context, request *pb.TaskExecPollRequest) (*pb.TaskExecPollResponse, error) {
+	_, p, err := r.process(ctx, request.GetTaskId(), request.GetExecId())
+	if err != nil {
+		return nil, err
+	}
+	response := &pb.TaskExecPollResponse{}
+	select {
+	case <-p.done:
+		if p.exit.Signal != 0 {
+			response.SetSignal(int32(p.exit.Signal)) //nolint:gosec // a signal
+		} else {
+			response.SetCode(int32(p.exit.Code)) //nolint:gosec // an exit code
+		}
+	default:
+	}
+	return response, nil
+}

@@ -1,0 +1,476 @@
+package server
+
+import (
+	"context"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	pb "github.com/modal-labs/modal-client/go/proto/modal_proto"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/emptypb"
+)
+
+// maxTimeout is the longest life of a sandbox.
+const maxTimeout = 24 * time.Hour
+
+// listPage is how many sandboxes one answer lists.
+const listPage = 10
+
+// findSandbox returns a sandbox of one of the two backends. The caller holds s.mu.
+func (s *Server) findSandbox(id string, v2 bool) (*sandbox, error) {
+	if err := require("sandbox_id", id); err != nil {
+		return nil, err
+	}
+	for _, sb := range s.sandboxes {
+		if sb.id == id && sb.v2 == v2 {
+			return sb, nil
+		}
+	}
+	return nil, status.Errorf(codes.NotFound, "Sandbox '%s' not found", id)
+}
+
+func (s *Server) lockedFindSandbox(id string, v2 bool) (*sandbox, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.findSandbox(id, v2)
+}
+
+// SandboxCreate creates a sandbox of the first backend. Its task is known when
+// it runs.
+func (c *controlPlane) SandboxCreate(ctx context.Context, r *pb.SandboxCreateRequest) (*pb.SandboxCreateResponse, error) {
+	sb, err := c.createSandbox(ctx, r.GetAppId(), r.GetDefinition(), r.GetTags(), nil, false)
+	if err != nil {
+		return nil, err
+	}
+	return pb.SandboxCreateResponse_builder{SandboxId: sb.id, Metadata: sb.metadata()}.Build(), nil
+}
+
+// SandboxCreateV2 creates a sandbox of the second backend and answers when it
+// runs.
+func (c *controlPlane) SandboxCreateV2(ctx context.Context, r *pb.SandboxCreateV2Request) (*pb.SandboxCreateV2Response, error) {
+	if err := only(r, "app_id,definition,tags,secret_sources"); err != nil {
+		return nil, err
+	}
+	sb, err := c.createSandbox(ctx, r.GetAppId(), r.GetDefinition(), r.GetTags(), r.GetSecretSources(), true)
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case <-ctx.Done():
+		return nil, status.FromContextError(ctx.Err()).Err()
+	case <-sb.ready:
+	case <-sb.ended:
+		return nil, status.Error(codes.Internal, sb.outcome().GetException())
+	}
+	return pb.SandboxCreateV2Response_builder{
+		SandboxId: sb.id, TaskId: sb.task, Metadata: sb.metadata(),
+		CommandRouterAccess: pb.CommandRouterAccess_builder{Jwt: c.sign(sb.task, routerTokenLife), Url: c.routerURL()}.Build(),
+	}.Build(), nil
+}
+
+// createSandbox registers a sandbox and begins to launch it. The launch does
+// not end with the call: a client that has lost its connection finds the
+// sandbox by its name.
+func (s *Server) createSandbox(ctx context.Context, appID string, d *pb.Sandbox, tags []*pb.SandboxTag, sources []*pb.SecretSource, v2 bool) (*sandbox, error) {
+	if err := checkDefinition(d); err != nil {
+		return nil, err
+	}
+	if _, _, err := s.allowedNetworks(ctx, d.GetNetworkAccess()); err != nil {
+		return nil, err
+	}
+	wanted, err := tagMap(tags)
+	if err != nil {
+		return nil, err
+	}
+	sb := &sandbox{
+		id: newID("sb"), task: newID("ta"), v2: v2, name: d.GetName(), tags: wanted, definition: d, network: d.GetNetworkAccess(),
+		ready: make(chan struct{}), ended: make(chan struct{}), execs: map[string]*execution{}, snapshots: map[string]*snapshot{},
+	}
+	if v2 {
+		sb.id, sb.task = newV2ID("sb"), newV2ID("ta")
+	}
+	sb.folder = filepath.Join(s.cfg.Data, "outputs", sb.id)
+	if err := s.register(sb, appID, sources); err != nil {
+		return nil, err
+	}
+	go func() {
+		if err := s.launch(context.WithoutCancel(ctx), sb); err != nil {
+			s.logger.Error("launch a sandbox", "sandbox", sb.id, "error", err)
+			s.end(sb, pb.GenericResult_builder{Status: pb.GenericResult_GENERIC_STATUS_INIT_FAILURE, Exception: err.Error()}.Build())
+		}
+	}()
+	return sb, nil
+}
+
+// register checks what a sandbox refers to and adds it to the registry.
+func (s *Server) register(sb *sandbox, appID string, sources []*pb.SecretSource) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var err error
+	if sb.app, err = s.findApp(appID); err != nil {
+		return err
+	}
+	if sb.image, err = s.findImage(sb.definition.GetImageId()); err != nil {
+		return err
+	}
+	if sb.image.docker == "" {
+		return status.Errorf(codes.FailedPrecondition, "Image '%s' is not the image of a file system, or is not built", sb.image.id)
+	}
+	if !sb.v2 || len(sources) == 0 {
+		sb.env, err = s.environ(sb.definition.GetSecretIds(), sources)
+	} else {
+		sb.env, err = s.environ(nil, sources)
+	}
+	if err != nil {
+		return err
+	}
+	if other := s.runningByName(sb.app, sb.name); other != nil {
+		return status.Errorf(codes.AlreadyExists, "Sandbox with name '%s' already exists in App '%s'", sb.name, sb.app.name)
+	}
+	sb.created = max(float64(time.Now().UnixMicro())/1e6, s.lastCreated+1e-6)
+	s.lastCreated = sb.created
+	s.sandboxes = append(s.sandboxes, sb)
+	return nil
+}
+
+// runningByName returns the sandbox of an app that has a name and has not
+// ended, or nil. The caller holds s.mu.
+func (s *Server) runningByName(a *app, name string) *sandbox {
+	for _, sb := range s.sandboxes {
+		if name != "" && sb.app == a && sb.name == name && sb.isRunning() {
+			return sb
+		}
+	}
+	return nil
+}
+
+// checkDefinition refuses what Modal refuses and what mockmodal does not
+// implement.
+func checkDefinition(d *pb.Sandbox) error {
+	if err := only(d, "entrypoint_args,image_id,secret_ids,timeout_secs,idle_timeout_secs,workdir,network_access,resources,open_ports,scheduler_placement,name,"+
+		"experimental_options_v2,cloud_provider_str,verbose"); err != nil {
+		return err
+	}
+	if err := only(d.GetResources(), "milli_cpu,milli_cpu_max,memory_mb,memory_mb_max,gpu_config,ephemeral_disk_mb"); err != nil {
+		return err
+	}
+	switch timeout := time.Duration(d.GetTimeoutSecs()) * time.Second; {
+	case len(d.GetOpenPorts().GetPorts()) > 0:
+		return status.Error(codes.Unimplemented, "mockmodal does not implement tunnels")
+	case d.GetResources().GetGpuConfig().GetCount() > 0:
+		return status.Error(codes.Unimplemented, "mockmodal does not implement GPUs")
+	case d.GetIdleTimeoutSecs() > 0:
+		return status.Error(codes.Unimplemented, "mockmodal does not implement idle timeouts")
+	case timeout <= 0 || timeout > maxTimeout:
+		return status.Errorf(codes.InvalidArgument, "timeout must be between 1 second and 24 hours, got %s", timeout)
+	case d.GetName() != "" && !isObjectName(d.GetName()):
+		return status.Errorf(codes.InvalidArgument, "Invalid Sandbox name: '%s'", d.GetName())
+	case d.GetWorkdir() != "" && !strings.HasPrefix(d.GetWorkdir(), "/"):
+		return status.Errorf(codes.InvalidArgument, "workdir must be an absolute path, got: %s", d.GetWorkdir())
+	case d.GetNetworkAccess().GetNetworkAccessType() == pb.NetworkAccess_UNSPECIFIED:
+		return status.Error(codes.InvalidArgument, "network_access is required")
+	}
+	return checkRegions(d.GetSchedulerPlacement().GetRegions())
+}
+
+// regions are the regions that a sandbox may ask for.
+var regions = []string{"us", "us-east", "us-east-1", "us-central", "us-west", "us-west-2", "eu", "eu-west", "eu-west-1", "eu-north", "eu-south", "ap", "ap-northeast", "ap-southeast", "uk", "ca", "me", "sa", "af", "mx"}
+
+func checkRegions(asked []string) error {
+	for _, region := range asked {
+		if !slices.Contains(regions, region) {
+			return status.Errorf(codes.InvalidArgument, "Invalid region: '%s'", region)
+		}
+	}
+	return nil
+}
+
+func tagMap(tags []*pb.SandboxTag) (map[string]string, error) {
+	values := map[string]string{}
+	for _, tag := range tags {
+		if tag.GetTagName() == "" {
+			return nil, status.Error(codes.InvalidArgument, "tag_name is required")
+		}
+		values[tag.GetTagName()] = tag.GetTagValue()
+	}
+	return values, nil
+}
+
+func tagList(tags map[string]string) []*pb.SandboxTag {
+	list := []*pb.SandboxTag{}
+	for name, value := range tags {
+		list = append(list, pb.SandboxTag_builder{TagName: name, TagValue: value}.Build())
+	}
+	return list
+}
+
+// SandboxGetTaskId returns the task of a sandbox that runs, or the result of
+// one that has ended.
+func (c *controlPlane) SandboxGetTaskId(ctx context.Context, r *pb.SandboxGetTaskIdRequest) (*pb.SandboxGetTaskIdResponse, error) { //nolint:revive // the name is generated
+	return c.taskID(ctx, r, false)
+}
+
+// SandboxGetTaskIdV2 is SandboxGetTaskId for the second backend.
+func (c *controlPlane) SandboxGetTaskIdV2(ctx context.Context, r *pb.SandboxGetTaskIdRequest) (*pb.SandboxGetTaskIdResponse, error) { //nolint:revive // the name is generated
+	return c.taskID(ctx, r, true)
+}
+
+func (c *controlPlane) taskID(ctx context.Context, r *pb.SandboxGetTaskIdRequest, v2 bool) (*pb.SandboxGetTaskIdResponse, error) {
+	sb, err := c.lockedFindSandbox(r.GetSandboxId(), v2)
+	if err != nil {
+		return nil, err
+	}
+	if r.HasTimeout() {
+		select {
+		case <-ctx.Done():
+			return nil, status.FromContextError(ctx.Err()).Err()
+		case <-time.After(seconds(r.GetTimeout())):
+		case <-sb.ready:
+		case <-sb.ended:
+		}
+	}
+	response := pb.SandboxGetTaskIdResponse_builder{}
+	switch sb.state() {
+	case "running":
+		response.TaskId = &sb.task
+	case "ended":
+		response.TaskResult = sb.outcome()
+	}
+	return response.Build(), nil
+}
+
+// SandboxWait blocks until the sandbox has ended or the timeout has passed.
+func (c *controlPlane) SandboxWait(ctx context.Context, r *pb.SandboxWaitRequest) (*pb.SandboxWaitResponse, error) {
+	return c.wait(ctx, r, false)
+}
+
+// SandboxWaitV2 is SandboxWait for the second backend.
+func (c *controlPlane) SandboxWaitV2(ctx context.Context, r *pb.SandboxWaitRequest) (*pb.SandboxWaitResponse, error) {
+	return c.wait(ctx, r, true)
+}
+
+func (c *controlPlane) wait(ctx context.Context, r *pb.SandboxWaitRequest, v2 bool) (*pb.SandboxWaitResponse, error) {
+	sb, err := c.lockedFindSandbox(r.GetSandboxId(), v2)
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case <-ctx.Done():
+		return nil, status.FromContextError(ctx.Err()).Err()
+	case <-time.After(seconds(r.GetTimeout())):
+	case <-sb.ended:
+	}
+	return pb.SandboxWaitResponse_builder{Result: sb.outcome(), Metadata: sb.metadata()}.Build(), nil
+}
+
+// SandboxTerminate ends a sandbox. It answers when the sandbox is gone.
+func (c *controlPlane) SandboxTerminate(_ context.Context, r *pb.SandboxTerminateRequest) (*pb.SandboxTerminateResponse, error) {
+	return c.terminate(r, false)
+}
+
+// SandboxTerminateV2 is SandboxTerminate for the second backend.
+func (c *controlPlane) SandboxTerminateV2(_ context.Context, r *pb.SandboxTerminateRequest) (*pb.SandboxTerminateResponse, error) {
+	return c.terminate(r, true)
+}
+
+func (c *controlPlane) terminate(r *pb.SandboxTerminateRequest, v2 bool) (*pb.SandboxTerminateResponse, error) {
+	sb, err := c.lockedFindSandbox(r.GetSandboxId(), v2)
+	if err != nil {
+		return nil, err
+	}
+	existing := sb.outcome()
+	c.end(sb, terminatedResult)
+	return pb.SandboxTerminateResponse_builder{ExistingResult: existing}.Build(), nil
+}
+
+// SandboxTagsSet replaces the tags of a sandbox.
+func (c *controlPlane) SandboxTagsSet(_ context.Context, r *pb.SandboxTagsSetRequest) (*emptypb.Empty, error) {
+	return c.setTags(r, false)
+}
+
+// SandboxTagsSetV2 is SandboxTagsSet for the second backend.
+func (c *controlPlane) SandboxTagsSetV2(_ context.Context, r *pb.SandboxTagsSetRequest) (*emptypb.Empty, error) {
+	return c.setTags(r, true)
+}
+
+func (c *controlPlane) setTags(r *pb.SandboxTagsSetRequest, v2 bool) (*emptypb.Empty, error) {
+	tags, err := tagMap(r.GetTags())
+	if err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	sb, err := c.findSandbox(r.GetSandboxId(), v2)
+	if err != nil {
+		return nil, err
+	}
+	sb.tags = tags
+	return &emptypb.Empty{}, nil
+}
+
+// SandboxTagsGet returns the tags of a sandbox.
+func (c *controlPlane) SandboxTagsGet(_ context.Context, r *pb.SandboxTagsGetRequest) (*pb.SandboxTagsGetResponse, error) {
+	return c.getTags(r, false)
+}
+
+// SandboxTagsGetV2 is SandboxTagsGet for the second backend.
+func (c *controlPlane) SandboxTagsGetV2(_ context.Context, r *pb.SandboxTagsGetRequest) (*pb.SandboxTagsGetResponse, error) {
+	return c.getTags(r, true)
+}
+
+func (c *controlPlane) getTags(r *pb.SandboxTagsGetRequest, v2 bool) (*pb.SandboxTagsGetResponse, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	sb, err := c.findSandbox(r.GetSandboxId(), v2)
+	if err != nil {
+		return nil, err
+	}
+	return pb.SandboxTagsGetResponse_builder{Tags: tagList(sb.tags)}.Build(), nil
+}
+
+// SandboxGetFromName returns the running sandbox that has a name in an app.
+func (c *controlPlane) SandboxGetFromName(_ context.Context, r *pb.SandboxGetFromNameRequest) (*pb.SandboxGetFromNameResponse, error) {
+	return c.fromName(r, false)
+}
+
+// SandboxGetFromNameV2 is SandboxGetFromName for the second backend. It also
+// finds the newest one that has ended, if it is asked to.
+func (c *controlPlane) SandboxGetFromNameV2(_ context.Context, r *pb.SandboxGetFromNameRequest) (*pb.SandboxGetFromNameResponse, error) {
+	return c.fromName(r, true)
+}
+
+func (c *controlPlane) fromName(r *pb.SandboxGetFromNameRequest, v2 bool) (*pb.SandboxGetFromNameResponse, error) {
+	if err := require("app_name", r.GetAppName(), "sandbox_name", r.GetSandboxName()); err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	env, err := c.environment(r.GetEnvironmentName())
+	if err != nil {
+		return nil, err
+	}
+	a := c.findAppByName(env, r.GetAppName())
+	if a == nil {
+		return nil, status.Errorf(codes.NotFound, "App '%s' not found", r.GetAppName())
+	}
+	found := c.runningByName(a, r.GetSandboxName())
+	if found == nil && r.GetIncludeTerminated() {
+		for _, sb := range c.sandboxes {
+			if sb.app == a && sb.name == r.GetSandboxName() {
+				found = sb
+			}
+		}
+	}
+	if found == nil || found.v2 != v2 {
+		return nil, status.Errorf(codes.NotFound, "Sandbox with name '%s' not found in App '%s'", r.GetSandboxName(), a.name)
+	}
+	return pb.SandboxGetFromNameResponse_builder{SandboxId: found.id, Metadata: found.metadata()}.Build(), nil
+}
+
+// SandboxList lists sandboxes of the first backend, newest first.
+func (c *controlPlane) SandboxList(_ context.Context, r *pb.SandboxListRequest) (*pb.SandboxListResponse, error) {
+	return c.list(r, func(sb *sandbox) bool { return !sb.v2 })
+}
+
+// SandboxListV2 lists sandboxes of both backends, newest first.
+func (c *controlPlane) SandboxListV2(_ context.Context, r *pb.SandboxListRequest) (*pb.SandboxListResponse, error) {
+	return c.list(r, func(*sandbox) bool { return true })
+}
+
+func (c *controlPlane) list(r *pb.SandboxListRequest, isListed func(*sandbox) bool) (*pb.SandboxListResponse, error) {
+	want, err := tagMap(r.GetTags())
+	if err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	env, err := c.environment(r.GetEnvironmentName())
+	if err != nil {
+		return nil, err
+	}
+	if r.GetAppId() != "" {
+		a, err := c.findApp(r.GetAppId())
+		if err != nil {
+			return nil, err
+		}
+		env = a.env
+	}
+	found := []*pb.SandboxInfo{}
+	for _, sb := range slices.Backward(c.sandboxes) {
+		switch {
+		case len(found) == listPage, !isListed(sb), sb.app.env != env, r.GetAppId() != "" && sb.app.id != r.GetAppId(),
+			r.GetBeforeTimestamp() != 0 && sb.created >= r.GetBeforeTimestamp(), !r.GetIncludeFinished() && !sb.isRunning(), !hasTags(sb.tags, want):
+		default:
+			found = append(found, sb.info())
+		}
+	}
+	return pb.SandboxListResponse_builder{Sandboxes: found}.Build(), nil
+}
+
+func hasTags(tags, want map[string]string) bool {
+	for name, value := range want {
+		if got, ok := tags[name]; !ok || got != value {
+			return false
+		}
+	}
+	return true
+}
+
+// info describes a sandbox in a list. The caller holds the registry's mutex.
+func (s *sandbox) info() *pb.SandboxInfo {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	task := pb.TaskInfo_builder{Id: s.task, SandboxId: s.id, StartedAt: s.created, Result: s.result}
+	if s.result != nil {
+		task.FinishedAt = float64(s.finished.UnixMicro()) / 1e6
+	}
+	return pb.SandboxInfo_builder{
+		Id: s.id, CreatedAt: s.created, AppId: s.app.id, Name: s.name, Tags: tagList(s.tags), ImageId: s.image.id,
+		TaskInfo: task.Build(), TimeoutSecs: s.definition.GetTimeoutSecs(), Regions: s.definition.GetSchedulerPlacement().GetRegions(),
+		Metadata: pb.SandboxHandleMetadata_builder{AppId: s.app.id, Result: s.result}.Build(),
+	}.Build()
+}
+
+// TaskGetCommandRouterAccess returns the address of a task's command router and
+// a token for it.
+func (c *controlPlane) TaskGetCommandRouterAccess(_ context.Context, r *pb.TaskGetCommandRouterAccessRequest) (*pb.TaskGetCommandRouterAccessResponse, error) {
+	sb, err := c.findTask(r.GetTaskId())
+	if err != nil {
+		return nil, err
+	}
+	if !sb.isRunning() {
+		return nil, status.Errorf(codes.NotFound, "Task %s has already finished", sb.task)
+	}
+	return pb.TaskGetCommandRouterAccessResponse_builder{Jwt: c.sign(sb.task, routerTokenLife), Url: c.routerURL()}.Build(), nil
+}
+
+// SandboxGetCommandRouterAccess is TaskGetCommandRouterAccess for the second
+// backend.
+func (c *controlPlane) SandboxGetCommandRouterAccess(_ context.Context, r *pb.SandboxGetCommandRouterAccessRequest) (*pb.SandboxGetCommandRouterAccessResponse, error) {
+	sb, err := c.lockedFindSandbox(r.GetSandboxId(), true)
+	if err != nil {
+		return nil, err
+	}
+	if !sb.isRunning() {
+		return nil, status.Errorf(codes.NotFound, "Sandbox %s has already finished", sb.id)
+	}
+	return pb.SandboxGetCommandRouterAccessResponse_builder{Jwt: c.sign(sb.task, routerTokenLife), Url: c.routerURL()}.Build(), nil
+}
+
+// findTask returns the sandbox of a task.
+func (s *Server) findTask(id string) (*sandbox, error) {
+	if err := require("task_id", id); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, sb := range s.sandboxes {
+		if sb.task == id {
+			return sb, nil
+		}
+	}
+	return nil, status.Errorf(codes.NotFound, "Task %s not found", id)
+}

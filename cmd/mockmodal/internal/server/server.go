@@ -1,0 +1,155 @@
+// Package server is a local stand-in for Modal's API, for tests: the calls that
+// the Go SDK makes for apps, images and sandboxes. Sandboxes are containers of a
+// Docker engine on the same machine.
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	pb "github.com/modal-labs/modal-client/go/proto/modal_proto"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/keepalive"
+)
+
+// Config of a Server. Data is required.
+type Config struct {
+	Listen       string   `default:"127.0.0.1:0" help:"Address of the gRPC API."`
+	Control      string   `default:"127.0.0.1:0" help:"Address of the control API (HTTP)."`
+	Data         string   `required:"" type:"path" help:"Folder for what the server keeps. A server that starts with it removes what an earlier one left on the engine."`
+	DockerHost   string   `help:"Address of the Docker engine, which must be on this machine. Empty: DOCKER_HOST, or the default socket."`
+	Tokens       []string `name:"token" default:"ak-test:as-test" help:"Credentials that are accepted, as ID:SECRET."`
+	Environments []string `name:"environment" default:"main" help:"Names of the environments. The first is the default."`
+	GatewayNames []string `name:"gateway-name" help:"Name that stands for the gateway, in sandboxes and in domain allowlists."`
+}
+
+// Ready is the line that Run prints when the server answers.
+type Ready struct {
+	URL     string `json:"url"`
+	Control string `json:"control"`
+	Gateway string `json:"gateway"` // the machine's address in the sandboxes' network
+}
+
+// Server holds the state of one stand-in. It is safe for concurrent use.
+type Server struct {
+	cfg    Config
+	logger *slog.Logger
+	engine *engine
+	port   *port
+	url    string
+	secret []byte // signs tokens
+
+	calls calls
+
+	mu           sync.Mutex
+	environments map[string]*environment // by name
+	apps         map[string]*app         // by id
+	secrets      map[string]*secret      // by id
+	images       map[string]*image       // by id
+	published    map[string]*image       // by environment and tag
+	sandboxes    []*sandbox              // by time of creation
+	lastCreated  float64
+}
+
+// Run serves until ctx ends, then removes all that it made on the engine.
+func Run(ctx context.Context, cfg Config, out io.Writer, logger *slog.Logger) (err error) {
+	s, err := newServer(ctx, cfg, logger)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.close()) }()
+	var listen net.ListenConfig
+	controlListener, err := listen.Listen(ctx, "tcp", cfg.Control)
+	if err != nil {
+		return fmt.Errorf("listen on the control address: %w", err)
+	}
+	api := grpc.NewServer(
+		grpc.ChainUnaryInterceptor(s.unary), grpc.ChainStreamInterceptor(s.stream),
+		grpc.UnknownServiceHandler(s.unknown),
+		grpc.MaxRecvMsgSize(100<<20), grpc.MaxSendMsgSize(100<<20),
+		grpc.InitialWindowSize(1<<20), grpc.InitialConnWindowSize(4<<20),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
+	)
+	pb.RegisterModalClientServer(api, &controlPlane{Server: s})
+	pb.RegisterTaskCommandRouterServer(api, &router{Server: s})
+	control := &http.Server{Handler: s.controlAPI(), ReadHeaderTimeout: 10 * time.Second}
+	if err := json.NewEncoder(out).Encode(Ready{
+		URL: s.url, Control: "http://" + controlListener.Addr().String(), Gateway: s.engine.gateway.String(),
+	}); err != nil {
+		return err
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return api.Serve(s.port) })
+	group.Go(func() error { return control.Serve(controlListener) })
+	group.Go(func() error {
+		<-ctx.Done()
+		api.Stop()
+		return control.Close()
+	})
+	if err := group.Wait(); !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, grpc.ErrServerStopped) {
+		return err
+	}
+	return nil
+}
+
+func newServer(ctx context.Context, cfg Config, logger *slog.Logger) (*Server, error) {
+	data, err := filepath.Abs(cfg.Data)
+	if err != nil {
+		return nil, err
+	}
+	cfg.Data = data
+	if err := os.MkdirAll(data, 0o700); err != nil {
+		return nil, err
+	}
+	for _, folder := range []string{"outputs", "images"} {
+		if err := os.RemoveAll(filepath.Join(data, folder)); err != nil {
+			return nil, err
+		}
+		if err := os.Mkdir(filepath.Join(data, folder), 0o700); err != nil {
+			return nil, err
+		}
+	}
+	for _, token := range cfg.Tokens {
+		if id, secret, ok := strings.Cut(token, ":"); !ok || id == "" || secret == "" {
+			return nil, fmt.Errorf("token %q is not of the form ID:SECRET", token)
+		}
+	}
+	address, err := netip.ParseAddrPort(cfg.Listen)
+	if err != nil || !address.Addr().Is4() || !address.Addr().IsLoopback() {
+		return nil, fmt.Errorf("the listen address %q must be an IPv4 loopback address with a port: the SDK speaks without TLS only there", cfg.Listen)
+	}
+	s := &Server{
+		cfg: cfg, logger: logger, secret: []byte(newSuffix(32)),
+		environments: map[string]*environment{}, apps: map[string]*app{}, secrets: map[string]*secret{},
+		images: map[string]*image{}, published: map[string]*image{},
+	}
+	for _, name := range cfg.Environments {
+		s.environments[name] = &environment{id: newID("en"), name: name}
+	}
+	if s.port, err = openPort(address); err != nil {
+		return nil, err
+	}
+	s.url = "http://" + s.port.Addr().String()
+	if s.engine, err = newEngine(ctx, cfg); err != nil {
+		return nil, errors.Join(err, s.port.Close())
+	}
+	return s, nil
+}
+
+// close ends all sandboxes and removes what the server made on the engine.
+func (s *Server) close() error {
+	return errors.Join(s.port.Close(), s.engine.close(context.Background()))
+}

@@ -1,0 +1,22 @@
+// Package account gives up the rights of root where a sandbox provider starts every program as root.
+package account
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// Variable names the user that the runner becomes, as UID:GID. Without it the runner stays what it is.
+const Variable = "SPOOL_RUNNER_USER"
+
+// parse reads UID:GID. Root is refused.
+func parse(user string) (uid, gid int, err error) {
+	first, second, found := strings.Cut(user, ":")
+	uid, uerr := strconv.Atoi(first)
+	gid, gerr := strconv.Atoi(second)
+	if !found || uerr != nil || gerr != nil || uid <= 0 || gid <= 0 {
+		return 0, 0, fmt.Errorf("%s: %.40q is not UID:GID, two positive numbers", Variable, user)
+	}
+	return uid, gid, nil
+}

@@ -1,0 +1,34 @@
+package account
+
+import (
+	"fmt"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Become makes this process, and every program that it starts, that user's for good: no program, whatever
+// its mode, gives the rights of root back. "" changes nothing, and so does a process that is not root's.
+func Become(user string) error {
+	if user == "" || os.Geteuid() != 0 {
+		return nil
+	}
+	uid, gid, err := parse(user)
+	if err != nil {
+		return err
+	}
+	if _, _, errno := syscall.AllThreadsSyscall6(syscall.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, 0); errno != 0 {
+		return fmt.Errorf("give up new privileges: %w", errno)
+	}
+	if err := syscall.Setgroups(nil); err != nil {
+		return fmt.Errorf("leave the groups of root: %w", err)
+	}
+	if err := syscall.Setgid(gid); err != nil {
+		return fmt.Errorf("become group %d: %w", gid, err)
+	}
+	if err := syscall.Setuid(uid); err != nil {
+		return fmt.Errorf("become user %d: %w", uid, err)
+	}
+	return nil
+}

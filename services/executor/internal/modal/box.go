@@ -1,0 +1,112 @@
+package modal
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/services/executor/internal/guest"
+)
+
+// box is one sandbox.
+type box struct {
+	p      *Provider
+	id     string
+	secret string
+	kept   bool
+}
+
+// ID is sbx_….
+func (b *box) ID() string { return b.id }
+
+// Secret is what executors prove to the runner.
+func (b *box) Secret() string { return b.secret }
+
+// Kept is true for a sandbox that started from a snapshot of the one before, and for one that was found by Attach.
+func (b *box) Kept() bool { return b.kept }
+
+// Files is the workspace.
+func (b *box) Files() sandbox.Files { return guest.Files{Start: b.command} }
+
+// Running reports whether the sandbox runs, which ends with its runner.
+func (b *box) Running(ctx context.Context) (bool, error) {
+	_, err := b.p.current(ctx, b.id)
+	if errors.Is(err, sandbox.ErrNotFound) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// ready waits until the runner listens, and gives it the sandbox's secret.
+func (b *box) ready(ctx context.Context) error {
+	out, err := guest.Start(b.command).Run(ctx, func(w io.Writer) error {
+		_, err := io.WriteString(w, b.secret)
+		return err
+	}, "wait-ready", "--within", readyWithin.String(), "--claim")
+	switch {
+	case errors.Is(err, sandbox.ErrNotFound), err == nil && out.Code < 0:
+		return &sandbox.Error{Code: sandbox.CodeRunnerSilent, Err: err, Message: fmt.Sprintf(
+			"sandbox %s ended as it was made: see whether the image can run the runner; Modal has the sandbox's log", b.id)}
+	case err != nil:
+		return err
+	case out.Code != 0:
+		return &sandbox.Error{Code: sandbox.CodeRunnerSilent, Message: fmt.Sprintf(
+			"the runner of sandbox %s does not answer: see whether the image can run it: %s", b.id, strings.TrimSpace(out.Stderr))}
+	}
+	return nil
+}
+
+// Exec starts a command in the workspace. ctx bounds only the start. A command
+// of the runner's own ends with its stdin; every other one can be killed with
+// all that it started.
+func (b *box) Exec(ctx context.Context, c sandbox.Command) (sandbox.Process, error) {
+	if len(c.Args) == 0 {
+		return nil, errors.New("exec: args are empty")
+	}
+	dir, err := guest.Start(b.command).Dir(ctx, workspaceDir, c.Dir)
+	if err != nil {
+		return nil, fmt.Errorf("exec: dir: %w", err)
+	}
+	if c.Args[0] == "runner" {
+		return b.start(ctx, append([]string{runnerPath}, c.Args[1:]...), dir, c.Env, "")
+	}
+	id := rand.Text()
+	return b.start(ctx, append([]string{runnerPath, "exec", "--id", id, "--"}, c.Args...), dir, c.Env, id)
+}
+
+// command starts a command of the runner.
+func (b *box) command(ctx context.Context, args ...string) (guest.Process, error) {
+	return b.start(ctx, append([]string{runnerPath}, args...), "/", nil, "")
+}
+
+// start starts a program in the sandbox; kill is its id for runner kill, "" for the runner's own commands.
+func (b *box) start(ctx context.Context, args []string, dir string, env map[string]string, kill string) (guest.Process, error) {
+	h := b.p.known(b.id)
+	if h == nil { // it ended, or another box of it found out that it did
+		var err error
+		if h, err = b.p.current(ctx, b.id); err != nil {
+			return nil, fmt.Errorf("exec in sandbox %s: %w", b.id, err)
+		}
+	}
+	proc, err := b.p.start(ctx, h, "exec in sandbox "+b.id, args, dir, env)
+	if err != nil {
+		if errors.Is(err, sandbox.ErrNotFound) {
+			b.p.forget(b.id)
+		}
+		return nil, err
+	}
+	if kill != "" {
+		proc.kill = func(ctx context.Context) error {
+			out, err := guest.Start(b.command).Run(ctx, nil, "kill", "--id", kill)
+			if err == nil && out.Code != 0 {
+				err = fmt.Errorf("exit code %d: %s", out.Code, strings.TrimSpace(out.Stderr))
+			}
+			return err
+		}
+	}
+	return proc, nil
+}

@@ -1,0 +1,185 @@
+package modal
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/url"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	sdk "github.com/modal-labs/modal-client/go"
+	pb "github.com/modal-labs/modal-client/go/proto/modal_proto"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/spoolhq/spool/pkg/sandbox"
+)
+
+// modalURL is where Modal's own API is.
+const modalURL = "https://api.modal.com:443"
+
+// checkURL reports whether an API's address is one that the SDK can use.
+func checkURL(raw string) error {
+	if raw == "" {
+		return nil
+	}
+	u, err := url.Parse(raw)
+	if err != nil || u.Hostname() == "" || u.Port() == "" || u.Path != "" || u.Scheme != "https" && u.Scheme != "http" {
+		return fmt.Errorf("modal-server-url: %.200q is not https://host:port", raw)
+	}
+	return nil
+}
+
+// environment guards the process's variables while an SDK client is made.
+var environment sync.Mutex
+
+// connect makes the SDK's client from Spool's settings alone. The SDK prefers variables MODAL_… and
+// ~/.modal.toml to some of what it is given, and reads them when a client is made: the variables are out
+// of its sight then, and the settings stand in for the file.
+func (p *Provider) connect() (*sdk.Client, error) {
+	environment.Lock()
+	defer environment.Unlock()
+	for _, v := range os.Environ() {
+		name, value, _ := strings.Cut(v, "=")
+		if !strings.HasPrefix(name, "MODAL_") {
+			continue
+		}
+		if err := os.Unsetenv(name); err != nil {
+			return nil, err
+		}
+		defer os.Setenv(name, value) //nolint:errcheck // it was set before
+	}
+	server := p.cfg.ServerURL
+	if server == "" {
+		server = modalURL
+	}
+	params := &sdk.ClientParams{
+		TokenID: p.cfg.TokenID, TokenSecret: p.cfg.TokenSecret, Environment: p.cfg.Environment, Logger: p.cfg.Logger,
+		MaxThrottleWait:       new(callWithin),
+		GRPCUnaryInterceptors: []grpc.UnaryClientInterceptor{p.keepConn},
+	}
+	if err := fill(&params.Config, map[string]any{"spool": map[string]any{"ServerURL": server, "Active": true}}); err != nil {
+		return nil, err
+	}
+	return sdk.NewClientWithOptions(params)
+}
+
+// fill sets a value whose type has no exported name.
+func fill[T any](to **T, from any) error {
+	raw, err := json.Marshal(from)
+	if err != nil {
+		return err
+	}
+	*to = new(T)
+	return json.Unmarshal(raw, *to)
+}
+
+// keepConn remembers the SDK's connection, for calls whose answers the SDK does not hand out whole.
+func (p *Provider) keepConn(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	p.conn.Store(conn)
+	return invoke(ctx, method, req, reply, conn, opts...)
+}
+
+// api is Modal's API on the SDK's connection, with its credentials and retries. theApp comes before it.
+func (p *Provider) api() pb.ModalClientClient { return pb.NewModalClientClient(p.conn.Load()) }
+
+// call makes one call of Modal's API, bounded in time, and gives its error a meaning.
+func call[T any](ctx context.Context, p *Provider, within time.Duration, what string, f func(context.Context) (T, error)) (T, error) {
+	bounded, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	v, err := f(bounded)
+	return v, p.meaning(ctx, what, err)
+}
+
+// do is call for what gives no value.
+func (p *Provider) do(ctx context.Context, what string, f func(context.Context) error) error {
+	_, err := call(ctx, p, callWithin, what, func(ctx context.Context) (struct{}, error) { return struct{}{}, f(ctx) })
+	return err
+}
+
+// meaning gives an error of the SDK a code where it has one. ctx is the caller's: its own end is the
+// caller's to know.
+func (p *Provider) meaning(ctx context.Context, what string, err error) error {
+	var typed *sandbox.Error
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return fmt.Errorf("%s: %w", what, ctx.Err())
+	case errors.As(err, &typed):
+		return err
+	case isQuota(err):
+		return &sandbox.Error{Code: sandbox.CodeQuotaExceeded, Err: err, Message: fmt.Sprintf(
+			"%s: Modal gives this workspace no more: wait, or raise its limits (%v)", what, err)}
+	case hasCode(err, codes.Unauthenticated, codes.PermissionDenied):
+		return &sandbox.Error{Code: sandbox.CodeCredentialsRefused, Err: err, Message: fmt.Sprintf(
+			"%s: Modal refuses the token: set SPOOL_MODAL_TOKEN_ID and SPOOL_MODAL_TOKEN_SECRET to one of the workspace (%v)", what, err)}
+	case isUnreachable(err):
+		if conn := p.conn.Load(); conn != nil {
+			conn.ResetConnectBackoff() // which gets as long as two minutes
+		}
+		return &sandbox.Error{Code: sandbox.CodeEngineUnavailable, Err: err, Message: fmt.Sprintf("%s: Modal does not answer (%v)", what, err)}
+	}
+	return fmt.Errorf("%s: %w", what, err)
+}
+
+func isQuota(err error) bool {
+	var exhausted sdk.ResourceExhaustedError
+	return errors.As(err, &exhausted) || hasCode(err, codes.ResourceExhausted)
+}
+
+// isUnreachable reports whether an error is of the way to Modal or of its state, rather than an answer.
+func isUnreachable(err error) bool {
+	var network net.Error
+	var late sdk.TimeoutError
+	var slow sdk.ExecTimeoutError
+	return hasCode(err, codes.Unavailable, codes.DeadlineExceeded, codes.Internal, codes.Unknown, codes.Aborted, codes.Canceled) ||
+		errors.Is(err, context.DeadlineExceeded) || errors.Is(err, io.ErrUnexpectedEOF) ||
+		errors.As(err, &network) || errors.As(err, &late) || errors.As(err, &slow)
+}
+
+func isNotFound(err error) bool {
+	var gone sdk.NotFoundError
+	return errors.As(err, &gone) || hasCode(err, codes.NotFound)
+}
+
+func isUnavailable(err error) bool {
+	var typed *sandbox.Error
+	return errors.As(err, &typed) && typed.Code == sandbox.CodeEngineUnavailable
+}
+
+// hasCode reports whether an error is of gRPC, with one of the codes.
+func hasCode(err error, list ...codes.Code) bool {
+	if err == nil {
+		return false
+	}
+	s, ok := status.FromError(err)
+	if !ok {
+		return false
+	}
+	for _, c := range list {
+		if s.Code() == c {
+			return true
+		}
+	}
+	return false
+}
+
+// failed is the error of a sandbox that could not be made.
+func failed(code, message string, err error) error {
+	var typed *sandbox.Error
+	if errors.As(err, &typed) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	if err != nil {
+		message += ": " + err.Error()
+	}
+	return &sandbox.Error{Code: code, Message: message, Err: err}
+}

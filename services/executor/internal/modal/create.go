@@ -1,0 +1,197 @@
+package modal
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	sdk "github.com/modal-labs/modal-client/go"
+	"google.golang.org/grpc/codes"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/pkg/sandbox"
+)
+
+// Where things are inside.
+const (
+	workspaceDir = "/workspace"
+	homeDir      = "/home/spool"
+	stateDir     = "/spool/state"
+	runnerPath   = "/spool/bin/runner"
+	socketPath   = "/spool/run/runner.sock"
+	runnerUser   = "10001:10001" // as in prepare.sh
+)
+
+// attempts of Create, should what it relies on end or expire meanwhile.
+const attempts = 5
+
+// errVanished is something that was there a moment before.
+var errVanished = errors.New("it ended meanwhile")
+
+// Create makes a sandbox, or finds the one of that id.
+func (p *Provider) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+	if err := p.check(spec); err != nil {
+		return nil, fmt.Errorf("create sandbox: %w", err)
+	}
+	var err error
+	for range attempts {
+		var b *box
+		if b, err = p.make(ctx, spec); err == nil {
+			return b, nil
+		}
+		if !errors.Is(err, errVanished) {
+			break
+		}
+	}
+	return nil, failed(sandbox.CodeSandboxFailed, "create sandbox "+spec.ID, err)
+}
+
+func (p *Provider) check(spec sandbox.Spec) error {
+	err := errors.Join(events.CheckID("sandbox id", events.KindSandbox, spec.ID), p.checkLabels(spec.Labels))
+	if spec.Workspace != "" {
+		err = errors.Join(err, events.CheckID("workspace", events.KindSandbox, spec.Workspace))
+	}
+	if l := spec.Limits; l.MemoryBytes < 0 || l.CPUs < 0 || l.PIDs < 0 || l.DiskBytes < 0 {
+		err = errors.Join(err, errors.New("limits: they cannot be negative"))
+	}
+	if spec.HostPath != "" {
+		err = errors.Join(err, errors.New("host path: a sandbox on Modal has a workspace of its own"))
+	}
+	if spec.Servers != 0 {
+		err = errors.Join(err, errors.New("servers: a sandbox on Modal has no containers beside it"))
+	}
+	if spec.Layer+spec.Fills != "" {
+		err = errors.Join(err, errors.New("layer: a sandbox on Modal has no packages from outside"))
+	}
+	if spec.EgressToken != "" && p.cfg.Egress.Server == "" {
+		err = errors.Join(err, errors.New("egress token: this provider has no egress proxy: set egress-server"))
+	}
+	return err
+}
+
+// make makes a sandbox, or finds the one of its id, and blocks until its runner answers.
+func (p *Provider) make(ctx context.Context, spec sandbox.Spec) (*box, error) {
+	h, err := p.create(ctx, spec)
+	var exists sdk.AlreadyExistsError
+	if errors.As(err, &exists) {
+		if h, err = p.find(ctx, spec.ID); errors.Is(err, sandbox.ErrNotFound) {
+			return nil, fmt.Errorf("sandbox %s: %w", spec.ID, errVanished)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	b := &box{p: p, id: spec.ID, secret: h.secret, kept: h.kept}
+	p.remember(spec.ID, h)
+	if err := b.ready(ctx); err != nil {
+		if isUnavailable(err) || ctx.Err() != nil {
+			return nil, err // the next attempt finds it
+		}
+		if errors.Is(err, errVanished) {
+			p.forget(spec.ID)
+		}
+		return nil, errors.Join(err, p.end(context.WithoutCancel(ctx), h.sb))
+	}
+	return b, nil
+}
+
+// create asks Modal for a new sandbox.
+func (p *Provider) create(ctx context.Context, spec sandbox.Spec) (*handle, error) {
+	app, err := p.theApp(ctx)
+	if err != nil {
+		return nil, err
+	}
+	ref, err := p.imageRef(spec.Image)
+	if err != nil {
+		return nil, err
+	}
+	from, err := p.prepare(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	image := from.image
+	h := &handle{skills: map[string]bool{}, secret: runner.NewSecret(), key: from.key}
+	if spec.Workspace != "" {
+		kept, err := p.named(ctx, workspaceName(spec.Workspace)+":"+from.key)
+		if err != nil {
+			return nil, err
+		}
+		if kept != nil {
+			image, h.kept, h.origin = kept, true, spec.Workspace
+		}
+	}
+	params := p.params(spec)
+	params.Tags = p.tags(spec.ID, spec.Labels, h)
+	h.sb, err = call(ctx, p, createWithin, "create sandbox "+spec.ID, func(ctx context.Context) (*sdk.Sandbox, error) {
+		return p.client.Sandboxes.Create(ctx, app, image, params)
+	})
+	if isNotFound(err) && !h.kept { // the prepared image has expired
+		p.images.forget(ref)
+		return nil, fmt.Errorf("image of sandbox %s: %w: %w", spec.ID, errVanished, err)
+	}
+	return h, p.refused(err)
+}
+
+// refused gives Modal's refusal of a sandbox its code. Modal has no call that lists its regions, and no
+// code of its own for one that it does not know.
+func (p *Provider) refused(err error) error {
+	if p.cfg.Region != "" && hasCode(err, codes.InvalidArgument, codes.NotFound) && strings.Contains(strings.ToLower(err.Error()), "region") {
+		return &sandbox.Error{Code: sandbox.CodeRegionUnknown, Err: err, Message: fmt.Sprintf(
+			"Modal has no region %q for this workspace: set SPOOL_MODAL_REGION to one that it has (%v)", p.cfg.Region, err)}
+	}
+	return err
+}
+
+func (p *Provider) regions() []string {
+	if p.cfg.Region == "" {
+		return nil
+	}
+	return []string{p.cfg.Region}
+}
+
+// params are what a sandbox may take and reach.
+func (p *Provider) params(spec sandbox.Spec) *sdk.SandboxCreateParams {
+	limits := p.cfg.Limits
+	if spec.Limits.MemoryBytes > 0 {
+		limits.MemoryBytes = spec.Limits.MemoryBytes
+	}
+	if spec.Limits.CPUs > 0 {
+		limits.CPUs = spec.Limits.CPUs
+	}
+	if spec.Limits.DiskBytes > 0 {
+		limits.DiskBytes = spec.Limits.DiskBytes
+	}
+	memory := int(limits.MemoryBytes >> 20) //nolint:gosec // not negative
+	out := &sdk.SandboxCreateParams{
+		Name: spec.ID, Command: []string{runnerPath, "serve"}, Workdir: workspaceDir, Timeout: p.cfg.Timeout, Regions: p.regions(),
+		CPU: limits.CPUs, CPULimit: limits.CPUs, MemoryMiB: memory, MemoryLimitMiB: memory,
+		Env: map[string]string{
+			"HOME": homeDir, "LANG": "C.UTF-8", "SPOOL_RUNNER_USER": runnerUser,
+			"SPOOL_RUNNER_SOCKET": socketPath, "SPOOL_RUNNER_WORKSPACE": workspaceDir, "SPOOL_RUNNER_STATE": stateDir,
+			"SPOOL_RUNNER_DISK_LIMIT": strconv.FormatInt(limits.DiskBytes, 10),
+		},
+	}
+	if spec.EgressToken == "" {
+		out.BlockNetwork = true
+		return out
+	}
+	out.Env["SPOOL_RUNNER_EGRESS_SERVER"] = p.cfg.Egress.Server
+	out.Env["SPOOL_RUNNER_EGRESS_AUTHORITY"] = p.cfg.Egress.Authority
+	out.Env["SPOOL_RUNNER_EGRESS_TOKEN"] = spec.EgressToken
+	host, _, err := net.SplitHostPort(p.cfg.Egress.Server)
+	if err != nil { // it was checked
+		out.BlockNetwork = true
+		return out
+	}
+	if ip, err := netip.ParseAddr(host); err == nil {
+		out.OutboundCIDRAllowlist = &sdk.Allowlist{Entries: []string{netip.PrefixFrom(ip.Unmap(), ip.Unmap().BitLen()).String()}}
+	} else {
+		out.OutboundDomainAllowlist = &sdk.Allowlist{Entries: []string{host}}
+	}
+	return out
+}

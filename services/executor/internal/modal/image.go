@@ -1,0 +1,217 @@
+package modal
+
+import (
+	"context"
+	"crypto/sha256"
+	_ "embed"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"sync"
+	"time"
+
+	sdk "github.com/modal-labs/modal-client/go"
+
+	"github.com/spoolhq/spool/pkg/sandbox"
+)
+
+// layout is the version of what prepare.sh makes.
+const layout = "1"
+
+// prepareScript runs as root in a sandbox of the base image, with the runner on stdin.
+//
+//go:embed prepare.sh
+var prepareScript string
+
+// fieldImage is what tells a user where the image of a sandbox comes from.
+const fieldImage = "sessionOptions.image, or the agent's image: "
+
+// look is how often a preparation by another executor is looked for.
+const look = time.Second
+
+// prepared is an image that has the runner.
+type prepared struct {
+	image *sdk.Image
+	key   string // names base image and runner
+}
+
+// imageCache has the prepared images that this process knows, by reference.
+type imageCache struct {
+	mu  sync.Mutex
+	ids map[string]prepared
+}
+
+func (c *imageCache) get(ref string) (prepared, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	i, ok := c.ids[ref]
+	return i, ok
+}
+
+func (c *imageCache) put(ref string, i prepared) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ids[ref] = i
+}
+
+func (c *imageCache) forget(ref string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.ids, ref)
+}
+
+// imageRef is the reference of a sandbox's image, if tenants may name it.
+func (p *Provider) imageRef(ref string) (string, error) {
+	if ref == "" || ref == p.cfg.Image {
+		return p.cfg.Image, nil
+	}
+	if err := p.cfg.Images.Check(ref); err != nil {
+		p.cfg.Logger.Warn("refused an image that is not allowed", "image", ref)
+		return "", &sandbox.Error{Code: sandbox.CodeImageNotAllowed, Message: fieldImage + err.Error() + ": use another, or have the operator add it", Err: err}
+	}
+	return ref, nil
+}
+
+// prepare finds or makes the image with the runner for a reference. Those who want the same one at once
+// share the work, which goes on for the others when one of them gives up.
+func (p *Provider) prepare(ctx context.Context, ref string) (prepared, error) {
+	if i, ok := p.images.get(ref); ok {
+		return i, nil
+	}
+	done := p.prepares.DoChan(ref, func() (any, error) {
+		bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), prepareWithin)
+		defer cancel()
+		i, err := p.prepareNow(bounded, ref)
+		if err == nil {
+			p.images.put(ref, i)
+		}
+		return i, err
+	})
+	select {
+	case r := <-done:
+		i, _ := r.Val.(prepared) // zero beside an error
+		return i, r.Err
+	case <-ctx.Done():
+		return prepared{}, fmt.Errorf("prepare image %s: %w", ref, ctx.Err())
+	}
+}
+
+func (p *Provider) prepareNow(ctx context.Context, ref string) (prepared, error) {
+	app, err := p.theApp(ctx)
+	if err != nil {
+		return prepared{}, err
+	}
+	runner, err := p.digest()
+	if err != nil {
+		return prepared{}, fmt.Errorf("the runner's binary: %w", err)
+	}
+	base, err := p.resolve(ctx, app, ref)
+	if err != nil {
+		return prepared{}, err
+	}
+	from := sha256.Sum256([]byte(layout + " " + base.ImageID))
+	key := hex.EncodeToString(from[:6]) + "-" + runner[:12]
+	name := "spool-image-" + key
+	for {
+		image, err := p.named(ctx, name)
+		if image != nil || err != nil {
+			return prepared{image, key}, err
+		}
+		image, err = p.install(ctx, app, base, name)
+		if image != nil || err != nil {
+			return prepared{image, key}, err
+		}
+		select { // another executor is at it
+		case <-ctx.Done():
+			return prepared{}, fmt.Errorf("image %s is prepared by another executor and does not get ready: %w", ref, ctx.Err())
+		case <-time.After(look):
+		}
+	}
+}
+
+// resolve has Modal pull an image from its registry, or finds it there.
+func (p *Provider) resolve(ctx context.Context, app *sdk.App, ref string) (*sdk.Image, error) {
+	base, err := call(ctx, p, prepareWithin, "resolve image "+ref, func(ctx context.Context) (*sdk.Image, error) {
+		return p.client.Images.FromRegistry(ref, nil).Build(ctx, app, nil)
+	})
+	var refused sdk.RemoteError
+	if errors.As(err, &refused) {
+		return nil, failed(sandbox.CodeImageNotFound, fmt.Sprintf("Modal cannot make an image of %q: check its name, and that its registry lets Modal pull it", ref), err)
+	}
+	return base, err
+}
+
+// named finds a published image; nil if there is none.
+func (p *Provider) named(ctx context.Context, name string) (*sdk.Image, error) {
+	image, err := call(ctx, p, callWithin, "look up image "+name, func(ctx context.Context) (*sdk.Image, error) {
+		return p.client.Images.FromName(ctx, name, &sdk.ImageFromNameParams{Environment: p.cfg.Environment})
+	})
+	if isNotFound(err) {
+		return nil, nil //nolint:nilnil // there is none
+	}
+	return image, err
+}
+
+// install makes the image of a base image and the runner, and publishes it. The name of the helper
+// sandbox is the lock among executors: nil when another one has it.
+func (p *Provider) install(ctx context.Context, app *sdk.App, base *sdk.Image, name string) (_ *sdk.Image, err error) {
+	helper, err := call(ctx, p, createWithin, "prepare an image", func(ctx context.Context) (*sdk.Sandbox, error) {
+		return p.client.Sandboxes.Create(ctx, app, base, &sdk.SandboxCreateParams{
+			Name: name, Command: []string{"sleep", strconv.Itoa(int(prepareWithin / time.Second))}, Timeout: prepareWithin,
+			BlockNetwork: true, Regions: p.regions(), Tags: map[string]string{tagEngine: p.cfg.Engine, tagRole: roleHelper},
+		})
+	})
+	var exists sdk.AlreadyExistsError
+	if errors.As(err, &exists) {
+		return nil, nil //nolint:nilnil // another one is at it
+	}
+	if err != nil {
+		return nil, p.refused(err)
+	}
+	p.cfg.Logger.Info("prepare an image with the runner", "image", name)
+	defer func() {
+		if terr := p.end(context.WithoutCancel(ctx), helper); terr != nil {
+			p.cfg.Logger.Warn("the helper sandbox of an image stays until its time is over", "image", name, "error", terr)
+		}
+	}()
+	if err := p.putRunner(ctx, helper); err != nil {
+		return nil, err
+	}
+	return p.snapshot(ctx, helper, name)
+}
+
+// putRunner runs prepareScript.
+func (p *Provider) putRunner(ctx context.Context, helper *sdk.Sandbox) error {
+	file, err := os.Open(p.cfg.Runner)
+	if err != nil {
+		return fmt.Errorf("the runner's binary: %w", err)
+	}
+	defer file.Close() //nolint:errcheck // only read from
+	sum, err := p.digest()
+	if err != nil {
+		return err
+	}
+	_, err = p.asRoot(ctx, &handle{sb: helper}, "put the runner into an image", prepareScript, []string{sum}, func(w io.Writer) error {
+		_, err := io.Copy(w, file)
+		return err
+	})
+	if err != nil && ctx.Err() == nil {
+		err = failed(sandbox.CodeImageUnsupported, "the runner cannot be put into the image, which needs sh, chown, grep and sha256sum", err)
+	}
+	return err
+}
+
+// fileDigest is the SHA-256 of a file.
+func fileDigest(path string) (string, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer file.Close() //nolint:errcheck // only read from
+	sum := sha256.New()
+	_, err = io.Copy(sum, file)
+	return hex.EncodeToString(sum.Sum(nil)), err
+}

@@ -1,0 +1,110 @@
+package modal
+
+import (
+	"fmt"
+	"io"
+	"sync"
+
+	"github.com/spoolhq/spool/services/executor/internal/guest"
+)
+
+// unsent is how many bytes of stdin wait here to be sent; past them writes block.
+const unsent = 1 << 20
+
+// input is a command's stdin. The SDK's costs a round trip for each write; this one returns from writes
+// as soon as they are buffered, and a goroutine sends what has gathered meanwhile, in order. The SDK
+// sends each piece with its offset and repeats it until Modal has it once.
+type input struct {
+	to io.WriteCloser
+
+	mu     sync.Mutex
+	change sync.Cond
+	buf    []byte
+	closed bool  // by the writer
+	err    error // nothing is sent any more
+}
+
+func newInput(to io.WriteCloser) *input {
+	i := &input{to: to}
+	i.change.L = &i.mu
+	go i.send()
+	return i
+}
+
+// Write blocks while too much is unsent.
+func (i *input) Write(b []byte) (n int, err error) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	for len(b) > 0 {
+		for len(i.buf) >= unsent && i.err == nil && !i.closed {
+			i.change.Wait()
+		}
+		switch {
+		case i.err != nil:
+			return n, fmt.Errorf("%w: %w", guest.ErrStdin, i.err)
+		case i.closed:
+			return n, fmt.Errorf("%w: %w", guest.ErrStdin, io.ErrClosedPipe)
+		}
+		k := min(len(b), unsent-len(i.buf))
+		i.buf = append(i.buf, b[:k]...)
+		n, b = n+k, b[k:]
+		i.change.Broadcast()
+	}
+	return n, nil
+}
+
+// Close ends the stream after what was written. It does not wait until that is sent.
+func (i *input) Close() error {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.closed = true
+	i.change.Broadcast()
+	return nil
+}
+
+// abandon drops what is unsent and ends the stream.
+func (i *input) abandon() {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.buf, i.closed = nil, true
+	i.change.Broadcast()
+}
+
+// end stops sending: the command does not read any more.
+func (i *input) end(err error) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.err == nil {
+		i.err = err
+	}
+	i.buf = nil
+	i.change.Broadcast()
+}
+
+// send sends until the stream has ended.
+func (i *input) send() {
+	for {
+		i.mu.Lock()
+		for len(i.buf) == 0 && !i.closed && i.err == nil {
+			i.change.Wait()
+		}
+		piece, over := i.buf, i.err != nil
+		i.buf = nil
+		i.change.Broadcast()
+		i.mu.Unlock()
+		var err error
+		switch {
+		case over:
+			return
+		case len(piece) > 0:
+			_, err = i.to.Write(piece)
+		default:
+			_ = i.to.Close() // a command that ended early has closed it
+			return
+		}
+		if err != nil {
+			i.end(err)
+			return
+		}
+	}
+}

@@ -1,0 +1,324 @@
+package modal
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"time"
+
+	sdk "github.com/modal-labs/modal-client/go"
+	pb "github.com/modal-labs/modal-client/go/proto/modal_proto"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/sandbox"
+)
+
+// The tags of sandboxes. A value is never empty: absent stands for none.
+const (
+	tagEngine   = "spool-engine"
+	tagRole     = "spool-role" // see the roles
+	tagSandbox  = "spool-sandbox"
+	tagTenant   = "spool-tenant"
+	tagSession  = "spool-session"
+	tagEpoch    = "spool-epoch"
+	tagExecutor = "spool-executor"
+	tagSecret   = "spool-secret" // what executors prove to the runner; nobody inside sees it
+	tagOrigin   = "spool-origin" // the sandbox whose workspace this one took over
+	tagImage    = "spool-image"  // the key of the prepared image that it descends from
+
+	roleSandbox = "sandbox"
+	roleHelper  = "helper" // prepares an image
+
+	absent = "none"
+)
+
+// handle is a sandbox as this process knows it.
+type handle struct {
+	mu     sync.Mutex // guards sb and skills
+	sb     *sdk.Sandbox
+	skills map[string]bool // that it is known to have, by digest
+	secret string
+	kept   bool
+	origin string // the sandbox whose workspace it took over, "" for none
+	key    string // of the prepared image that it descends from
+}
+
+// sandbox returns the SDK's object, which keeps a connection to the sandbox.
+func (h *handle) sandbox() *sdk.Sandbox {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.sb
+}
+
+// renew replaces the SDK's object: its connection would wait ever longer before it dials again.
+func (h *handle) renew(ctx context.Context, p *Provider, old *sdk.Sandbox) error {
+	fresh, err := p.client.Sandboxes.FromID(ctx, old.SandboxID, nil) // asks nobody
+	if err != nil {
+		return err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.sb == old {
+		h.sb = fresh
+	}
+	return nil
+}
+
+func (h *handle) close() error { return h.sandbox().Detach() }
+
+func (p *Provider) remember(id string, h *handle) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.handles[id] = h
+}
+
+// forget drops a sandbox that is gone. Its connection is closed when nothing has used it for a while.
+func (p *Provider) forget(id string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.handles, id)
+}
+
+func (p *Provider) known(id string) *handle {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.handles[id]
+}
+
+func (p *Provider) checkLabels(l sandbox.Labels) error {
+	var err error
+	if l.Tenant != "" || l.Session != "" {
+		err = errors.Join(events.CheckTenant("tenant", l.Tenant), events.CheckID("session", events.KindSession, l.Session))
+	}
+	if l.Executor != "" {
+		err = errors.Join(err, events.CheckID("executor", events.KindExecutor, l.Executor))
+	}
+	if l.Engine != p.cfg.Engine {
+		err = errors.Join(err, fmt.Errorf("engine: %q is not this provider's, which is %q", l.Engine, p.cfg.Engine))
+	}
+	return err
+}
+
+// tags of a sandbox, all of them: some are replaced when it is adopted.
+func (p *Provider) tags(id string, l sandbox.Labels, h *handle) map[string]string {
+	tags := map[string]string{
+		tagEngine: l.Engine, tagRole: roleSandbox, tagSandbox: id, tagTenant: l.Tenant, tagSession: l.Session,
+		tagEpoch: strconv.FormatUint(l.Epoch, 10), tagExecutor: l.Executor, tagSecret: h.secret, tagOrigin: h.origin, tagImage: h.key,
+	}
+	for name, value := range tags {
+		if value == "" {
+			tags[name] = absent
+		}
+	}
+	return tags
+}
+
+// value reads a tag.
+func value(tags map[string]string, name string) string {
+	if v := tags[name]; v != absent {
+		return v
+	}
+	return ""
+}
+
+func labels(tags map[string]string) (sandbox.Labels, error) {
+	epoch, err := strconv.ParseUint(tags[tagEpoch], 10, 64)
+	if err != nil {
+		return sandbox.Labels{}, fmt.Errorf("tag %s: %w", tagEpoch, err)
+	}
+	l := sandbox.Labels{
+		Engine: value(tags, tagEngine), Session: value(tags, tagSession), Epoch: epoch, Executor: value(tags, tagExecutor),
+	}
+	if l.Session != "" { // "none" is also a name for a tenant
+		l.Tenant = tags[tagTenant]
+	}
+	return l, nil
+}
+
+// find looks a running sandbox up by its name; sandbox.ErrNotFound if there is none of this engine.
+func (p *Provider) find(ctx context.Context, id string) (*handle, error) {
+	if err := events.CheckID("sandbox id", events.KindSandbox, id); err != nil {
+		return nil, fmt.Errorf("%w: %w", sandbox.ErrNotFound, err)
+	}
+	if _, err := p.theApp(ctx); err != nil {
+		return nil, err
+	}
+	var tags map[string]string
+	sb, err := call(ctx, p, callWithin, "find sandbox "+id, func(ctx context.Context) (*sdk.Sandbox, error) {
+		sb, err := p.client.Sandboxes.FromName(ctx, p.cfg.App, id, &sdk.SandboxFromNameParams{Environment: p.cfg.Environment})
+		if err == nil {
+			tags, err = sb.GetTags(ctx, nil)
+		}
+		return sb, err
+	})
+	if isNotFound(err) || err == nil && (tags[tagEngine] != p.cfg.Engine || tags[tagSandbox] != id) {
+		return nil, fmt.Errorf("sandbox %s: %w", id, sandbox.ErrNotFound)
+	}
+	if err != nil {
+		return nil, err
+	}
+	origin := value(tags, tagOrigin)
+	return &handle{sb: sb, skills: map[string]bool{}, secret: tags[tagSecret], kept: origin != "", origin: origin, key: tags[tagImage]}, nil
+}
+
+// current returns a sandbox that runs; sandbox.ErrNotFound otherwise.
+func (p *Provider) current(ctx context.Context, id string) (*handle, error) {
+	h := p.known(id)
+	if h == nil {
+		h, err := p.find(ctx, id)
+		if err == nil {
+			p.remember(id, h)
+		}
+		return h, err
+	}
+	ended, err := p.ended(ctx, h.sandbox())
+	if err == nil && ended {
+		p.forget(id)
+		return nil, fmt.Errorf("sandbox %s has ended: %w", id, sandbox.ErrNotFound)
+	}
+	return h, err
+}
+
+// ended reports whether a sandbox has ended.
+func (p *Provider) ended(ctx context.Context, sb *sdk.Sandbox) (bool, error) {
+	code, err := call(ctx, p, callWithin, "look at a sandbox", func(ctx context.Context) (*int, error) { return sb.Poll(ctx, nil) })
+	if isNotFound(err) {
+		return true, nil
+	}
+	return code != nil, err
+}
+
+// Attach finds a sandbox that runs. It ends with its runner.
+func (p *Provider) Attach(ctx context.Context, id string) (sandbox.Sandbox, error) {
+	h, err := p.current(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	return &box{p: p, id: id, secret: h.secret, kept: true}, nil
+}
+
+// List gives every sandbox of the engine that runs. Of those that have ended Modal keeps a record alone.
+func (p *Provider) List(ctx context.Context) ([]sandbox.Info, error) {
+	app, err := p.theApp(ctx)
+	if err != nil {
+		return nil, err
+	}
+	filter := []*pb.SandboxTag{
+		pb.SandboxTag_builder{TagName: tagEngine, TagValue: p.cfg.Engine}.Build(),
+		pb.SandboxTag_builder{TagName: tagRole, TagValue: roleSandbox}.Build(),
+	}
+	var out []sandbox.Info
+	for before := 0.0; ; {
+		page, err := call(ctx, p, callWithin, "list sandboxes", func(ctx context.Context) (*pb.SandboxListResponse, error) {
+			return p.api().SandboxListV2(ctx, pb.SandboxListRequest_builder{AppId: app.AppID, BeforeTimestamp: before, Tags: filter}.Build())
+		})
+		if err != nil {
+			return nil, err
+		}
+		for _, s := range page.GetSandboxes() {
+			before = s.GetCreatedAt()
+			info, err := info(s)
+			if err != nil {
+				p.cfg.Logger.Warn("a sandbox cannot be read by its tags", "sandbox", s.GetId(), "error", err)
+				continue
+			}
+			out = append(out, info)
+		}
+		if len(page.GetSandboxes()) == 0 {
+			return out, nil
+		}
+	}
+}
+
+func info(s *pb.SandboxInfo) (sandbox.Info, error) {
+	tags := map[string]string{}
+	for _, t := range s.GetTags() {
+		tags[t.GetTagName()] = t.GetTagValue()
+	}
+	l, err := labels(tags)
+	if err != nil {
+		return sandbox.Info{}, err
+	}
+	id := tags[tagSandbox]
+	if err := events.CheckID("tag "+tagSandbox, events.KindSandbox, id); err != nil {
+		return sandbox.Info{}, err
+	}
+	return sandbox.Info{ID: id, Labels: l, Created: time.UnixMicro(int64(s.GetCreatedAt() * 1e6)), Running: true}, nil
+}
+
+// Adopt gives a pooled sandbox to a session.
+func (p *Provider) Adopt(ctx context.Context, id string, l sandbox.Labels) error {
+	if err := p.checkLabels(l); err != nil {
+		return fmt.Errorf("adopt sandbox %s: %w", id, err)
+	}
+	h, err := p.current(ctx, id)
+	if err != nil {
+		return fmt.Errorf("adopt: %w", err)
+	}
+	return p.do(ctx, "adopt sandbox "+id, func(ctx context.Context) error { return h.sandbox().SetTags(ctx, p.tags(id, l, h), nil) })
+}
+
+// Terminate ends a sandbox. Without wipe a snapshot of it stays for the next sandbox, whose
+// Spec.Workspace names this one; with wipe that goes too.
+func (p *Provider) Terminate(ctx context.Context, id string, wipe bool) error {
+	if err := events.CheckID("sandbox id", events.KindSandbox, id); err != nil {
+		return fmt.Errorf("terminate sandbox: %w", err)
+	}
+	h, err := p.current(ctx, id)
+	if err != nil && !errors.Is(err, sandbox.ErrNotFound) {
+		return fmt.Errorf("terminate sandbox %s: %w", id, err)
+	}
+	if err == nil {
+		if err := p.terminate(ctx, id, h, wipe); err != nil {
+			return fmt.Errorf("terminate sandbox %s: %w", id, err)
+		}
+	}
+	if !wipe {
+		return nil
+	}
+	if err := p.dropWorkspace(ctx, id); err != nil {
+		return fmt.Errorf("terminate sandbox %s: %w", id, err)
+	}
+	return nil
+}
+
+// terminate ends a sandbox that runs, and removes the snapshot that it started from.
+func (p *Provider) terminate(ctx context.Context, id string, h *handle, wipe bool) error {
+	stored := wipe
+	if !wipe {
+		err := p.keepWorkspace(ctx, id, h)
+		switch {
+		case err == nil:
+			stored = true
+		case isUnavailable(err) || ctx.Err() != nil:
+			return err
+		default: // the next sandbox gets Spool's own snapshot
+			p.cfg.Logger.Warn("no snapshot of a sandbox could be taken before it ended", "sandbox", id, "error", err)
+		}
+	}
+	if err := p.end(ctx, h.sandbox()); err != nil {
+		return err
+	}
+	p.forget(id)
+	if stored && h.origin != "" {
+		return p.dropWorkspace(ctx, h.origin)
+	}
+	return nil
+}
+
+// end ends a sandbox and blocks until it has ended.
+func (p *Provider) end(ctx context.Context, sb *sdk.Sandbox) error {
+	err := p.do(ctx, "end a sandbox", func(ctx context.Context) error {
+		_, err := sb.Terminate(ctx, &sdk.SandboxTerminateParams{Wait: true})
+		return err
+	})
+	if isNotFound(err) {
+		err = nil
+	}
+	if err == nil {
+		err = sb.Detach() // its processes read to the end of what there is
+	}
+	return err
+}

@@ -1,0 +1,259 @@
+// Package modal runs sandboxes on Modal (https://modal.com) through its Go SDK.
+//
+// A sandbox is a Modal sandbox whose entrypoint is the runner. Its Modal name is its sbx_ id, so that
+// creating it twice finds the first one; its labels are tags. It ends with its runner, and after
+// Config.Timeout at the latest. Modal starts every program as root: the runner gives that up before it
+// does anything else (see runner/internal/account), and every command runs through the runner.
+//
+// The image of a sandbox is prepared once for each base image and runner: a helper sandbox gets the
+// runner and the folders that it needs, and the snapshot of its file system is published under a name
+// that any executor finds. Layout inside, as with Docker:
+//
+//	/workspace         the workspace; again at /mnt/workspace
+//	/spool/state       the agents' own records
+//	/spool/bin/runner  the runner, owned by root
+//	/spool/run         the runner's socket
+//	/bin/skills        skills, owned by root
+//
+// The network is closed but for the egress proxy's address, see Config.Egress. Processes cannot be
+// limited in number, and the disk is limited by the runner alone.
+//
+// A sandbox that is terminated without wiping leaves a snapshot of its file system, under a name made
+// from its id, for the sandbox whose Spec.Workspace names it.
+package modal
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"regexp"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	sdk "github.com/modal-labs/modal-client/go"
+	"golang.org/x/sync/singleflight"
+	"google.golang.org/grpc"
+
+	"github.com/spoolhq/spool/pkg/imagepolicy"
+	"github.com/spoolhq/spool/pkg/sandbox"
+)
+
+// Config of a Provider. TokenID, TokenSecret, App, Engine, Runner and Image are required.
+type Config struct {
+	TokenID     string
+	TokenSecret string
+	ServerURL   string // of Modal's API; "" for Modal itself
+	Environment string // "" for the workspace's default
+	App         string // made if it is not there
+	Region      string // where sandboxes run; "" for anywhere
+	Engine      string // name of the engine, a tag of all sandboxes
+
+	Runner string // path of the runner's binary for linux/amd64
+	Image  string // reference in a registry; of sandboxes whose Spec names none, always allowed
+	Images imagepolicy.Policy
+	Limits sandbox.Limits // of sandboxes whose Spec has none: MemoryBytes, CPUs and DiskBytes count
+	// Timeout ends every sandbox; 0 for MaxTimeout.
+	Timeout time.Duration
+	// SnapshotTTL is how long prepared images and snapshots of workspaces are kept; 0 for 30 days.
+	SnapshotTTL time.Duration
+
+	// Egress is the egress proxy as sandboxes reach it, the only address that is open to them. Without it
+	// sandboxes have no network.
+	Egress struct {
+		Server    string // host:port
+		Authority string // PEM text of the authority that signed the proxy's certificate
+	}
+	Logger *slog.Logger
+}
+
+// MaxTimeout is the longest life that Modal gives a sandbox.
+const MaxTimeout = 24 * time.Hour
+
+const minTimeout = 10 * time.Minute
+
+const defaultTTL = 30 * 24 * time.Hour
+
+// Bounds of what is asked of Modal.
+const (
+	// callWithin bounds one call.
+	callWithin = 30 * time.Second
+	// createWithin bounds the start of a sandbox, which Modal may queue.
+	createWithin = 3 * time.Minute
+	// prepareWithin bounds the preparation of an image, waiting for other executors included.
+	prepareWithin = 15 * time.Minute
+	// readyWithin bounds how long a runner may take to listen.
+	readyWithin = 30 * time.Second
+	// snapshotWithin bounds the snapshot of a file system.
+	snapshotWithin = 2 * time.Minute
+)
+
+// nameFormat is what Modal accepts as the name of an app or an environment.
+var nameFormat = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$`)
+
+// regionFormat is what names of regions look like: us-east, eu, uk, ap-northeast-1.
+var regionFormat = regexp.MustCompile(`^[a-z]{2,}(-[a-z0-9]+){0,4}$`)
+
+// Check reports what is wrong with a config, before anything is asked of Modal. The error names the setting.
+func (c Config) Check() error {
+	for _, s := range []struct{ name, value string }{
+		{"modal-token-id", c.TokenID}, {"modal-token-secret", c.TokenSecret}, {"modal-image", c.Image}, {"modal-app", c.App},
+	} {
+		if s.value == "" {
+			return fmt.Errorf("%s: sandboxes on Modal need it: set one", s.name)
+		}
+	}
+	for _, s := range []struct{ name, value string }{{"modal-app", c.App}, {"modal-environment", c.Environment}} {
+		if s.value != "" && !nameFormat.MatchString(s.value) {
+			return fmt.Errorf("%s: %.80q is no name of Modal's: want 1 to 64 letters, digits, -, _ and ., a letter or digit first", s.name, s.value)
+		}
+	}
+	if c.Region != "" && !regionFormat.MatchString(c.Region) {
+		return fmt.Errorf("modal-region: %.80q is no region: want one like us-east or eu-west-1", c.Region)
+	}
+	if c.Timeout < 0 || c.Timeout > MaxTimeout || c.Timeout%time.Second != 0 || c.Timeout > 0 && c.Timeout < minTimeout {
+		return fmt.Errorf("modal-timeout: %s is not between %s and %s, in whole seconds", c.Timeout, minTimeout, MaxTimeout)
+	}
+	if err := c.checkEgress(); err != nil {
+		return err
+	}
+	return checkURL(c.ServerURL)
+}
+
+// httpsPort is the port to which Modal lets sandboxes connect where a domain is allowed.
+const httpsPort = "443"
+
+func (c Config) checkEgress() error {
+	if c.Egress.Server == "" {
+		return nil
+	}
+	host, port, err := net.SplitHostPort(c.Egress.Server)
+	if err != nil || host == "" {
+		return fmt.Errorf("egress-server: %.200q is not host:port", c.Egress.Server)
+	}
+	if _, err := netip.ParseAddr(host); err != nil && port != httpsPort {
+		return fmt.Errorf("egress-server: %.200q: Modal lets sandboxes connect to a host that is given by name at port %s alone: use that port, or the host's IP address", c.Egress.Server, httpsPort)
+	}
+	return nil
+}
+
+// Provider makes sandboxes on Modal. Several may use an app at once, they are one engine. It is safe for
+// concurrent use. An API that does not answer gives a *sandbox.Error with
+// sandbox.CodeEngineUnavailable, from every method, within a bounded time.
+type Provider struct {
+	cfg    Config
+	client *sdk.Client
+	digest func() (string, error) // of the runner's binary, SHA-256 in hexadecimal
+
+	conn     atomic.Pointer[grpc.ClientConn] // of the SDK's client, once it was used
+	app      once[*sdk.App]
+	images   imageCache
+	prepares singleflight.Group
+	mu       sync.Mutex
+	handles  map[string]*handle                                 // by sandbox id
+	skills   map[string]func(context.Context) (*os.File, error) // that were shelved, by digest
+}
+
+// New makes a provider. It asks nothing of Modal.
+func New(cfg Config) (*Provider, error) {
+	if cfg.Engine == "" || cfg.Runner == "" {
+		return nil, errors.New("modal sandboxes: Engine and Runner are required")
+	}
+	if err := cfg.Check(); err != nil {
+		return nil, fmt.Errorf("modal sandboxes: %w", err)
+	}
+	if info, err := os.Stat(cfg.Runner); err != nil {
+		return nil, fmt.Errorf("modal sandboxes: the runner's binary: %w", err)
+	} else if info.IsDir() {
+		cfg.Runner += "/runner-linux-amd64"
+	}
+	cfg.Timeout = cmp.Or(cfg.Timeout, MaxTimeout)
+	cfg.SnapshotTTL = cmp.Or(cfg.SnapshotTTL, defaultTTL)
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	p := &Provider{cfg: cfg, handles: map[string]*handle{}, skills: map[string]func(context.Context) (*os.File, error){}, images: imageCache{ids: map[string]prepared{}}}
+	p.digest = sync.OnceValues(func() (string, error) { return fileDigest(cfg.Runner) })
+	var err error
+	if p.client, err = p.connect(); err != nil {
+		return nil, fmt.Errorf("modal sandboxes: %w", err)
+	}
+	return p, nil
+}
+
+// Close closes the connections to Modal. Sandboxes are not affected.
+func (p *Provider) Close() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var err error
+	for _, h := range p.handles {
+		err = errors.Join(err, h.close())
+	}
+	clear(p.handles)
+	p.client.Close()
+	return err
+}
+
+// Prove is Verify with the image, and says what it found, in one sentence each.
+func (p *Provider) Prove(ctx context.Context) ([]string, error) {
+	app, err := p.theApp(ctx)
+	if err != nil {
+		return nil, err
+	}
+	found := []string{fmt.Sprintf("Modal accepts the token; app %s is %s", p.cfg.App, app.AppID)}
+	image, err := p.resolve(ctx, app, p.cfg.Image)
+	if err != nil {
+		return found, err
+	}
+	found = append(found, fmt.Sprintf("image %s is %s", p.cfg.Image, image.ImageID))
+	if p.cfg.Region != "" {
+		found = append(found, fmt.Sprintf("region %s is tried when a sandbox is made", p.cfg.Region))
+	}
+	return found, nil
+}
+
+// Verify reports whether Modal accepts the settings: the token, the environment and the app. An
+// *sandbox.Error has a code.
+func (p *Provider) Verify(ctx context.Context) error {
+	_, err := p.theApp(ctx)
+	return err
+}
+
+// theApp finds the app, and makes it if it is not there.
+func (p *Provider) theApp(ctx context.Context) (*sdk.App, error) {
+	return p.app.do(func() (*sdk.App, error) {
+		app, err := call(ctx, p, callWithin, "find app "+p.cfg.App, func(ctx context.Context) (*sdk.App, error) {
+			return p.client.Apps.FromName(ctx, p.cfg.App, &sdk.AppFromNameParams{Environment: p.cfg.Environment, CreateIfMissing: true})
+		})
+		if isNotFound(err) {
+			return nil, &sandbox.Error{Code: sandbox.CodeSandboxFailed, Err: err, Message: fmt.Sprintf(
+				"Modal has no environment %q: set SPOOL_MODAL_ENVIRONMENT to one of the workspace (%v)", p.cfg.Environment, err)}
+		}
+		return app, err
+	})
+}
+
+// once keeps the first value that came without an error.
+type once[T any] struct {
+	mu    sync.Mutex
+	value T
+	done  bool
+}
+
+func (o *once[T]) do(f func() (T, error)) (T, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.done {
+		return o.value, nil
+	}
+	v, err := f()
+	if err == nil {
+		o.value, o.done = v, true
+	}
+	return v, err
+}

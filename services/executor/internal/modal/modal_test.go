@@ -1,0 +1,455 @@
+package modal
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/imagepolicy"
+	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/pkg/sandbox/sandboxtest"
+)
+
+func TestProvider(t *testing.T) {
+	s := sharedServer(t)
+	cfg := s.config(t)
+	sandboxtest.Exercise(t, sandboxtest.Subject{
+		Engine:         cfg.Engine,
+		New:            func(t testing.TB) sandbox.Provider { return provide(t, cfg) },
+		KillRunner:     func(t testing.TB, id string) { s.endSandbox(t, id, "preempted") },
+		EndsWithRunner: true,
+	})
+}
+
+func TestCreate_ByTwoExecutorsAtOnceIsOneSandbox(t *testing.T) {
+	t.Parallel()
+	s := sharedServer(t)
+	cfg := s.config(t)
+	spec := newSpec(t, cfg)
+	var all sync.WaitGroup
+	secrets, errs := make([]string, 3), make([]error, 3)
+	for i := range secrets {
+		p := provide(t, cfg)
+		t.Cleanup(func() { _ = p.Terminate(context.Background(), spec.ID, true) })
+		all.Go(func() {
+			box, err := p.Create(t.Context(), spec)
+			if errs[i] = err; err == nil {
+				secrets[i] = box.Secret()
+			}
+		})
+	}
+	all.Wait()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+	if secrets[0] == "" || secrets[0] != secrets[1] || secrets[0] != secrets[2] {
+		t.Errorf("the executors have the secrets %q", secrets)
+	}
+	if n := len(s.running(t, cfg.Engine)); n != 1 {
+		t.Errorf("%d sandboxes run, want one", n)
+	}
+}
+
+func TestPrepare_ByTwoExecutorsAtOnceIsOneImage(t *testing.T) {
+	t.Parallel()
+	s := ownServer(t)
+	cfg := s.config(t)
+	var all sync.WaitGroup
+	images, errs := make([]prepared, 3), make([]error, 3)
+	for i := range images {
+		p := provide(t, cfg)
+		all.Go(func() { images[i], errs[i] = p.prepare(t.Context(), testImage) })
+	}
+	all.Wait()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+	if images[0].image.ImageID != images[1].image.ImageID || images[0].image.ImageID != images[2].image.ImageID {
+		t.Errorf("the executors have the images %v", images)
+	}
+	if n := s.calls(t, "TaskSnapshotFilesystem"); n != 1 {
+		t.Errorf("%d images were prepared, want one", n)
+	}
+}
+
+func TestCreate_AfterLostAnswerFindsTheSandbox(t *testing.T) {
+	t.Parallel()
+	s := ownServer(t)
+	cfg := s.config(t)
+	p := provide(t, cfg)
+	if _, err := p.prepare(t.Context(), testImage); err != nil {
+		t.Fatal(err)
+	}
+	s.ask(t, "POST", "/faults", map[string]any{"method": "SandboxCreateV2", "code": "UNAVAILABLE", "message": "injected", "count": 100, "after": true}, nil)
+	spec := newSpec(t, cfg)
+	_, err := p.Create(t.Context(), spec)
+	if err != nil {
+		wantCode(t, err, sandbox.CodeEngineUnavailable)
+	}
+	s.clear(t)
+	create(t, p, spec)
+	if n := len(s.running(t, cfg.Engine)); n != 1 {
+		t.Errorf("%d sandboxes run, want one", n)
+	}
+}
+
+func TestList_LeavesOutSandboxesOfOthersInTheApp(t *testing.T) {
+	t.Parallel()
+	s := sharedServer(t)
+	cfg, other := s.config(t), s.config(t)
+	other.App = cfg.App
+	p, foreign := provide(t, cfg), provide(t, other)
+	mine, theirs := newSpec(t, cfg), newSpec(t, other)
+	create(t, p, mine)
+	create(t, foreign, theirs)
+	list, err := p.List(t.Context())
+	if err != nil || len(list) != 1 || list[0].ID != mine.ID {
+		t.Errorf("listed: %+v, %v", list, err)
+	}
+	if _, err := p.Attach(t.Context(), theirs.ID); !errors.Is(err, sandbox.ErrNotFound) {
+		t.Errorf("attach to a sandbox of another engine: %v", err)
+	}
+}
+
+func TestTerminate_KeepsOrWipesTheWorkspace(t *testing.T) {
+	t.Parallel()
+	s := sharedServer(t)
+	cfg := s.config(t)
+	p := provide(t, cfg)
+	snapshots := func(id string) bool {
+		t.Helper()
+		image, err := p.named(t.Context(), workspaceName(id))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return image != nil
+	}
+	first := newSpec(t, cfg)
+	if err := create(t, p, first).Files().Put(t.Context(), "mark", strings.NewReader("1")); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Terminate(t.Context(), first.ID, false); err != nil || !snapshots(first.ID) {
+		t.Fatalf("no snapshot is kept: %v", err)
+	}
+	second := newSpec(t, cfg)
+	second.Workspace = first.ID
+	// Another executor has the sandbox start from it, and ends it.
+	create(t, provide(t, cfg), second)
+	if err := p.Terminate(t.Context(), second.ID, false); err != nil || !snapshots(second.ID) {
+		t.Fatalf("no snapshot of the second sandbox is kept: %v", err)
+	}
+	if snapshots(first.ID) {
+		t.Error("the first sandbox's snapshot outlives the sandbox that took it over")
+	}
+	if err := p.Terminate(t.Context(), second.ID, true); err != nil || snapshots(second.ID) {
+		t.Errorf("a wiped workspace is there: %v", err)
+	}
+}
+
+func TestSandbox_IsConfined(t *testing.T) {
+	t.Parallel()
+	cfg := sharedServer(t).config(t)
+	box := create(t, provide(t, cfg), newSpec(t, cfg))
+	for line, want := range map[string]string{
+		"id -u": "10001\n", "id -G": "10001\n",
+		"grep NoNewPrivs /proc/self/status | tr -d '\\t'":                   "NoNewPrivs:1\n",
+		"grep CapEff /proc/self/status | tr -d '\\t'":                       "CapEff:0000000000000000\n",
+		"ps -o uid= -p 1 2>/dev/null || stat -c %u /proc/1":                 "10001\n",
+		"test -w /spool/bin/runner || test -w /bin/skills && echo writable": "",
+		"pwd; cd /mnt/workspace && pwd -P":                                  "/workspace\n/workspace\n",
+		"cat /sys/class/net/*/operstate 2>/dev/null | grep -c up":           "0\n",
+	} {
+		if got, _ := sh(t, box, line); got != want {
+			t.Errorf("%s: %q, want %q", line, got, want)
+		}
+	}
+}
+
+func TestCreate_Refusals(t *testing.T) {
+	t.Parallel()
+	s := ownServer(t)
+	good := s.config(t)
+	refused := func(change func(*Config), spec func(*sandbox.Spec)) error {
+		t.Helper()
+		cfg := good
+		if change != nil {
+			change(&cfg)
+		}
+		p, err := New(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer p.Close() //nolint:errcheck // only connections
+		sp := newSpec(t, cfg)
+		if spec != nil {
+			spec(&sp)
+		}
+		_, err = p.Create(t.Context(), sp)
+		return err
+	}
+	wantCode(t, refused(func(c *Config) { c.Image = "spool.invalid/no-such-image:1" }, nil), sandbox.CodeImageNotFound)
+	wantCode(t, refused(nil, func(sp *sandbox.Spec) { sp.Image = "debian:unstable" }), sandbox.CodeImageNotAllowed)
+	wantCode(t, refused(func(c *Config) { c.Images, _ = imagepolicy.Parse("", []string{"*"}) }, func(sp *sandbox.Spec) { sp.Image = "spool.invalid/none:1" }), sandbox.CodeImageNotFound)
+	wantCode(t, refused(func(c *Config) { c.TokenSecret = "wrong" }, nil), sandbox.CodeCredentialsRefused)
+	wantCode(t, refused(func(c *Config) { c.Region = "atlantis-1" }, nil), sandbox.CodeRegionUnknown)
+	wantCode(t, refused(func(c *Config) { c.Environment = "nowhere" }, nil), sandbox.CodeSandboxFailed)
+	for name, spec := range map[string]func(*sandbox.Spec){
+		"host path": func(sp *sandbox.Spec) { sp.HostPath = "/tmp" },
+		"servers":   func(sp *sandbox.Spec) { sp.Servers = 1 },
+		"layer":     func(sp *sandbox.Spec) { sp.Layer = "x" },
+		"egress":    func(sp *sandbox.Spec) { sp.EgressToken = "x" },
+		"engine":    func(sp *sandbox.Spec) { sp.Labels.Engine = "other" },
+		"id":        func(sp *sandbox.Spec) { sp.ID = "../x" },
+	} {
+		if err := refused(nil, spec); err == nil || isUnavailable(err) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	s.fault(t, "SandboxCreateV2", "RESOURCE_EXHAUSTED", -1)
+	wantCode(t, refused(nil, nil), sandbox.CodeQuotaExceeded)
+	s.clear(t)
+	s.fault(t, "SandboxCreateV2", "DEADLINE_EXCEEDED", -1)
+	wantCode(t, refused(nil, nil), sandbox.CodeEngineUnavailable)
+}
+
+func TestSettings_ComeFromSpoolAlone(t *testing.T) {
+	home := t.TempDir()
+	const file = "[default]\nactive = true\nserver_url = \"http://127.0.0.1:1\"\ntoken_id = \"x\"\ntoken_secret = \"y\"\nenvironment = \"nowhere\"\nsandbox_v2 = false\n"
+	if err := os.WriteFile(filepath.Join(home, ".modal.toml"), []byte(file), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("HOME", home)
+	for name, value := range map[string]string{
+		"MODAL_SERVER_URL": "http://127.0.0.1:1", "MODAL_TOKEN_ID": "x", "MODAL_TOKEN_SECRET": "y", "MODAL_ENVIRONMENT": "nowhere",
+		"MODAL_PROFILE": "other", "MODAL_SANDBOX_V2": "0", "MODAL_MAX_THROTTLE_WAIT": "0",
+	} {
+		t.Setenv(name, value)
+	}
+	s := ownServer(t)
+	cfg := s.config(t)
+	create(t, provide(t, cfg), newSpec(t, cfg))
+	if s.calls(t, "SandboxCreate") != 0 || s.calls(t, "SandboxCreateV2") == 0 {
+		t.Error("MODAL_SANDBOX_V2 was read")
+	}
+	if os.Getenv("MODAL_PROFILE") != "other" {
+		t.Error("the process's own variables were changed")
+	}
+}
+
+func TestOutage_IsTypedAndEnds(t *testing.T) {
+	t.Parallel()
+	s := ownServer(t)
+	cfg := s.config(t)
+	p := provide(t, cfg)
+	spec := newSpec(t, cfg)
+	box := create(t, p, spec)
+	proc, err := box.Exec(t.Context(), sandbox.Command{Args: []string{"cat"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.outage(t, true)
+	for name, f := range map[string]func() error{
+		"create": func() error { _, err := p.Create(t.Context(), newSpec(t, cfg)); return err },
+		"create again": func() error {
+			q, err := New(cfg)
+			if err != nil {
+				return err
+			}
+			defer q.Close() //nolint:errcheck // only connections
+			_, err = q.Create(t.Context(), spec)
+			return err
+		},
+		"attach":    func() error { _, err := p.Attach(t.Context(), spec.ID); return err },
+		"running":   func() error { _, err := box.Running(t.Context()); return err },
+		"list":      func() error { _, err := p.List(t.Context()); return err },
+		"adopt":     func() error { return p.Adopt(t.Context(), spec.ID, spec.Labels) },
+		"terminate": func() error { return p.Terminate(t.Context(), spec.ID, false) },
+		"exec": func() error {
+			_, err := box.Exec(t.Context(), sandbox.Command{Args: []string{"true"}})
+			return err
+		},
+		"put":    func() error { return box.Files().Put(t.Context(), "x", strings.NewReader("x")) },
+		"stdout": func() error { _, err := io.ReadAll(proc.Stdout()); return err },
+		"wait":   func() error { _, err := proc.Wait(); return err },
+	} {
+		t.Run(name, func(t *testing.T) { wantCode(t, f(), sandbox.CodeEngineUnavailable) })
+	}
+	s.outage(t, false)
+	if out, code := sh(t, box, "echo back"); out != "back\n" || code != 0 {
+		t.Errorf("after the outage: %q, code %d", out, code)
+	}
+	if _, err := p.List(t.Context()); err != nil {
+		t.Errorf("list after the outage: %v", err)
+	}
+}
+
+func TestPreemption_EndsProcessesAndTheSandbox(t *testing.T) {
+	t.Parallel()
+	s := sharedServer(t)
+	cfg := s.config(t)
+	p := provide(t, cfg)
+	for _, how := range []string{"preempted", "timeout", "oom"} {
+		spec := newSpec(t, cfg)
+		box := create(t, p, spec)
+		proc, err := box.Exec(t.Context(), sandbox.Command{Args: []string{"sh", "-c", "echo up; sleep 1000"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		up := make([]byte, 3)
+		if _, err := io.ReadFull(proc.Stdout(), up); err != nil {
+			t.Fatal(err)
+		}
+		s.endSandbox(t, spec.ID, how)
+		if rest, err := io.ReadAll(proc.Stdout()); len(rest) > 0 || err != nil {
+			t.Errorf("%s: stdout ends with %q, %v", how, rest, err)
+		}
+		if code, err := proc.Wait(); code != -1 || err != nil {
+			t.Errorf("%s: code %d, %v", how, code, err)
+		}
+		if _, err := proc.Stdin().Write([]byte("x")); err == nil {
+			t.Errorf("%s: stdin of a command that is gone takes a write", how)
+		}
+		for name, q := range map[string]*Provider{"the same executor": p, "another executor": provide(t, cfg)} {
+			if _, err := q.Attach(t.Context(), spec.ID); !errors.Is(err, sandbox.ErrNotFound) {
+				t.Errorf("%s: attach by %s: %v", how, name, err)
+			}
+		}
+		if alive, err := box.Running(t.Context()); alive || err != nil {
+			t.Errorf("%s: runs: %v, %v", how, alive, err)
+		}
+		if _, err := box.Exec(t.Context(), sandbox.Command{Args: []string{"true"}}); !errors.Is(err, sandbox.ErrNotFound) {
+			t.Errorf("%s: exec: %v", how, err)
+		}
+		// The next sandbox of the session has no workspace from this one.
+		next := newSpec(t, cfg)
+		next.Workspace = spec.ID
+		if err := p.Terminate(t.Context(), spec.ID, false); err != nil {
+			t.Errorf("%s: terminate: %v", how, err)
+		}
+		if r := create(t, p, next).(sandbox.Restorer); r.Kept() {
+			t.Errorf("%s: a workspace was kept", how)
+		}
+	}
+}
+
+func TestStdin_ArrivesInOrderOverASlowAndFaultyConnection(t *testing.T) {
+	t.Parallel()
+	s := ownServer(t)
+	cfg := s.config(t)
+	box := create(t, provide(t, cfg), newSpec(t, cfg))
+	s.ask(t, "POST", "/latency", map[string]any{"oneWayMs": 25}, nil)
+	proc, err := box.Exec(t.Context(), sandbox.Command{Args: []string{"sha256sum"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := s.calls(t, "TaskExecStdinWrite")
+	s.fault(t, "TaskExecStdinWrite", "UNAVAILABLE", 3)
+	s.ask(t, "POST", "/faults", map[string]any{"method": "TaskExecStdinWrite", "code": "UNAVAILABLE", "message": "injected", "count": 3, "after": true}, nil)
+	var content bytes.Buffer
+	for i := 0; content.Len() < 10<<20; i++ {
+		line := fmt.Sprintf("%d: %s\n", i, strings.Repeat("x", i%300))
+		content.WriteString(line)
+		if _, err := io.WriteString(proc.Stdin(), line); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := proc.Stdin().Close(); err != nil {
+		t.Fatal(err)
+	}
+	got, err := io.ReadAll(proc.Stdout())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := fmt.Sprintf("%x  -\n", sha256.Sum256(content.Bytes())); string(got) != want {
+		t.Errorf("the command read what has the digest %q, want %q", got, want)
+	}
+	if n := s.calls(t, "TaskExecStdinWrite") - before; n > 100 {
+		t.Errorf("%d calls for 10 MiB: small writes were sent one by one", n)
+	}
+}
+
+func TestStdout_IsCompleteAcrossABrokenConnection(t *testing.T) {
+	t.Parallel()
+	s := ownServer(t)
+	cfg := s.config(t)
+	box := create(t, provide(t, cfg), newSpec(t, cfg))
+	proc, err := box.Exec(t.Context(), sandbox.Command{Args: []string{"sh", "-c", "i=0; while [ $i -lt 3000 ]; do echo line $i; i=$((i+1)); [ $((i%100)) -ne 0 ] || sleep 0.1; done"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := make([]byte, 10)
+	if _, err := io.ReadFull(proc.Stdout(), first); err != nil {
+		t.Fatal(err)
+	}
+	s.outage(t, true)
+	time.Sleep(300 * time.Millisecond) // while the command prints
+	s.outage(t, false)
+	rest, err := io.ReadAll(proc.Stdout())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want strings.Builder
+	for i := range 3000 {
+		fmt.Fprintf(&want, "line %d\n", i)
+	}
+	if got := string(first) + string(rest); got != want.String() {
+		t.Errorf("%d bytes came, want %d", len(got), want.Len())
+	}
+	if code, err := proc.Wait(); code != 0 || err != nil {
+		t.Errorf("code %d, %v", code, err)
+	}
+}
+
+func TestCheck_NamesTheSetting(t *testing.T) {
+	t.Parallel()
+	good := Config{TokenID: "ak-1", TokenSecret: "as-1", App: "spool", Image: "x", Engine: "e", Runner: "r"}
+	if err := good.Check(); err != nil {
+		t.Fatal(err)
+	}
+	for setting, change := range map[string]func(*Config){
+		"modal-token-id":     func(c *Config) { c.TokenID = "" },
+		"modal-token-secret": func(c *Config) { c.TokenSecret = "" },
+		"modal-app":          func(c *Config) { c.App = "a/b" },
+		"modal-image":        func(c *Config) { c.Image = "" },
+		"modal-environment":  func(c *Config) { c.Environment = "-x" },
+		"modal-region":       func(c *Config) { c.Region = "US East" },
+		"modal-timeout":      func(c *Config) { c.Timeout = 25 * time.Hour },
+		"modal-server-url":   func(c *Config) { c.ServerURL = "api.modal.com" },
+		"egress-server":      func(c *Config) { c.Egress.Server = "proxy.example.com:7443" },
+	} {
+		cfg := good
+		change(&cfg)
+		if err := cfg.Check(); err == nil || !strings.HasPrefix(err.Error(), setting+": ") {
+			t.Errorf("%s: %v", setting, err)
+		}
+	}
+}
+
+func TestTags_SurviveARoundTrip(t *testing.T) {
+	t.Parallel()
+	p := &Provider{cfg: Config{Engine: "e"}}
+	for _, l := range []sandbox.Labels{
+		{Engine: "e"}, {Engine: "e", Executor: newID(t, events.KindExecutor)},
+		{Engine: "e", Tenant: "none", Session: newID(t, events.KindSession), Epoch: 1 << 63},
+	} {
+		tags := p.tags("sbx", l, &handle{})
+		for name, v := range tags {
+			if v == "" {
+				t.Errorf("tag %s is empty", name)
+			}
+		}
+		if got, err := labels(tags); got != l || err != nil {
+			t.Errorf("%+v came back as %+v, %v", l, got, err)
+		}
+	}
+}

@@ -1,0 +1,184 @@
+package modal
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"sync/atomic"
+
+	sdk "github.com/modal-labs/modal-client/go"
+
+	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/services/executor/internal/guest"
+)
+
+const (
+	// unread is how many bytes of stdout, and of stderr, wait here to be read;
+	// past them no more is fetched.
+	unread = 256 << 10
+	// signalled is what exit codes of processes ended by a signal begin with.
+	signalled  = 128
+	maxSignals = 64
+)
+
+// process is a command in a sandbox.
+type process struct {
+	p    *Provider
+	sb   *sdk.Sandbox
+	what string
+	cp   *sdk.ContainerProcess
+	kill func(context.Context) error // ends it with all that it started; nil for a command that its stdin ends
+
+	stdin          *input
+	stdout, stderr *guest.Pipe
+	ended          chan struct{} // closed when the streams have ended
+	given          chan struct{} // closed by Kill, when nobody waits any more for a command that only its stdin ends
+	giveUp         sync.Once
+	broken         atomic.Bool // a stream ended with an error
+
+	once sync.Once
+	code int
+	err  error
+}
+
+// start starts a program and returns at once. sandbox.ErrNotFound when the sandbox has ended.
+func (p *Provider) start(ctx context.Context, h *handle, what string, args []string, dir string, env map[string]string) (*process, error) {
+	sb := h.sandbox()
+	cp, err := call(ctx, p, callWithin, what, func(ctx context.Context) (*sdk.ContainerProcess, error) {
+		return sb.Exec(ctx, args, &sdk.SandboxExecParams{Workdir: dir, Env: env})
+	})
+	if err != nil {
+		return nil, p.notStarted(ctx, h, sb, what, err)
+	}
+	proc := &process{
+		p: p, sb: sb, what: what, cp: cp, stdin: newInput(cp.Stdin),
+		stdout: guest.NewPipe(unread), stderr: guest.NewPipe(unread), ended: make(chan struct{}), given: make(chan struct{}),
+	}
+	var both sync.WaitGroup
+	both.Go(func() { proc.pump(proc.stdout, cp.Stdout) })
+	both.Go(func() { proc.pump(proc.stderr, cp.Stderr) })
+	go func() {
+		both.Wait()
+		proc.stdin.end(errors.New("the command has ended"))
+		close(proc.ended)
+	}()
+	return proc, nil
+}
+
+// notStarted tells a sandbox that has ended from one that cannot be reached.
+func (p *Provider) notStarted(ctx context.Context, h *handle, sb *sdk.Sandbox, what string, err error) error {
+	if ctx.Err() != nil {
+		return err
+	}
+	if rerr := h.renew(ctx, p, sb); rerr != nil {
+		return errors.Join(err, rerr)
+	}
+	ended, perr := p.ended(ctx, sb)
+	if perr == nil && ended {
+		return fmt.Errorf("%s: %w: %w", what, sandbox.ErrNotFound, err)
+	}
+	return err
+}
+
+// pump fetches a stream. The SDK resumes one that breaks where it was, for about ten seconds. A stream
+// that breaks because the sandbox has ended is complete as far as it came.
+func (p *process) pump(to *guest.Pipe, from io.ReadCloser) {
+	_, err := io.Copy(to, from)
+	if errors.Is(err, io.ErrClosedPipe) || errors.Is(err, context.Canceled) {
+		err = nil // nobody reads any more
+	}
+	if err != nil {
+		ctx := context.Background()
+		if ended, perr := p.p.ended(ctx, p.sb); perr == nil && ended {
+			err = nil
+		}
+		err = p.p.meaning(ctx, "streams: "+p.what, err)
+	}
+	if err != nil {
+		p.broken.Store(true)
+	}
+	to.End(err)
+}
+
+// Stdin is the command's. Writes return when they are buffered.
+func (p *process) Stdin() io.WriteCloser { return p.stdin }
+
+// Stdout is the command's.
+func (p *process) Stdout() io.Reader { return p.stdout }
+
+// Stderr is the command's.
+func (p *process) Stderr() io.Reader { return p.stderr }
+
+// Wait gives the exit code: -1 for a signal, which is what codes from 129 to 192
+// are taken for, for a command whose sandbox has ended, and for one of the
+// runner's own that Kill has left to itself. It may be called more than once.
+func (p *process) Wait() (int, error) {
+	p.once.Do(func() {
+		<-p.ended
+		p.code, p.err = p.exit()
+	})
+	return p.code, p.err
+}
+
+func (p *process) exit() (int, error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	go func() {
+		select {
+		case <-p.given:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	for {
+		code, err := call(ctx, p.p, callWithin, "wait: "+p.what, func(ctx context.Context) (int, error) { return p.cp.Wait(ctx, nil) })
+		switch {
+		case ctx.Err() != nil:
+			return -1, nil
+		case err == nil && code > signalled && code <= signalled+maxSignals:
+			return -1, nil
+		case err == nil:
+			return code, nil
+		}
+		ended, perr := p.p.ended(ctx, p.sb)
+		switch {
+		case perr == nil && ended, ctx.Err() != nil:
+			return -1, nil
+		case perr != nil || p.broken.Load() || !isUnavailable(err):
+			return -1, err
+		}
+		// It has closed its streams and runs on.
+	}
+}
+
+// Abandon closes the streams at once and blocks until they have ended.
+func (p *process) Abandon() {
+	p.stdin.abandon()
+	p.stdout.Abandon()
+	p.stderr.Abandon()
+	_ = p.cp.Stdout.Close() // it only cancels
+	_ = p.cp.Stderr.Close()
+	<-p.ended
+}
+
+// Kill ends the command with all that it started, and closes its streams. A
+// command of the runner's own has lost its stdin then, and ends by itself.
+func (p *process) Kill() error {
+	p.Abandon()
+	if p.kill == nil {
+		p.giveUp.Do(func() { close(p.given) })
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), callWithin)
+	defer cancel()
+	err := p.kill(ctx)
+	if errors.Is(err, sandbox.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("kill a command: %s: %w", p.what, err)
+	}
+	return nil
+}

@@ -1,0 +1,111 @@
+package modal
+
+import (
+	"context"
+	_ "embed"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/pkg/skill"
+	"github.com/spoolhq/spool/services/executor/internal/guest"
+)
+
+// skillsDir is where a sandbox sees its skills, each under its digest. They are root's: no agent changes them.
+const skillsDir = "/bin/skills"
+
+// stockScript unpacks a skill as root: the digest is $1, the tar is on stdin.
+//
+//go:embed stock.sh
+var stockScript string
+
+// Shelve makes sure that a skill can be had. Sandboxes on Modal have no folder in common: Stock brings it into each.
+func (p *Provider) Shelve(ctx context.Context, digest string, zip func(context.Context) (*os.File, error)) (string, error) {
+	dir := skillsDir + "/" + digest
+	p.mu.Lock()
+	there := p.skills[digest] != nil
+	p.mu.Unlock()
+	if there {
+		return dir, nil
+	}
+	if err := unpack(ctx, zip, io.Discard); err != nil {
+		return "", fmt.Errorf("skill %s: %w", digest, err)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.skills[digest] = zip
+	return dir, nil
+}
+
+// unpack writes a skill as a tar.
+func unpack(ctx context.Context, zip func(context.Context) (*os.File, error), to io.Writer) error {
+	f, err := zip(ctx)
+	if err != nil {
+		return err
+	}
+	defer f.Close() //nolint:errcheck // only read from
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	return skill.Tar(ctx, f, info.Size(), to)
+}
+
+// Stock brings skills that were shelved into a sandbox that runs; those that it has are left as they are.
+func (p *Provider) Stock(ctx context.Context, id string, digests []string) error {
+	h, err := p.current(ctx, id)
+	if err != nil {
+		return fmt.Errorf("skills of sandbox %s: %w", id, err)
+	}
+	h.mu.Lock()
+	missing := slices.DeleteFunc(slices.Clone(digests), func(d string) bool { return h.skills[d] })
+	h.mu.Unlock()
+	if len(missing) == 0 {
+		return nil
+	}
+	const list = `cd ` + skillsDir + ` && for d in "$@"; do [ -e "$d" ] || echo "$d"; done`
+	out, err := p.asRoot(ctx, h, "look for skills in sandbox "+id, list, missing, nil)
+	if err != nil {
+		return err
+	}
+	for _, digest := range strings.Fields(out) {
+		p.mu.Lock()
+		zip := p.skills[digest]
+		p.mu.Unlock()
+		if zip == nil {
+			return fmt.Errorf("skill %s: it was not shelved", digest)
+		}
+		feed := func(w io.Writer) error { return unpack(ctx, zip, w) }
+		if _, err := p.asRoot(ctx, h, "bring skill "+digest+" into sandbox "+id, stockScript, []string{digest}, feed); err != nil {
+			return err
+		}
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, d := range missing {
+		h.skills[d] = true
+	}
+	return nil
+}
+
+// asRoot runs a shell script in a sandbox as root, as Modal starts every program, and returns what it printed.
+func (p *Provider) asRoot(ctx context.Context, h *handle, what, script string, args []string, feed func(io.Writer) error) (string, error) {
+	start := func(ctx context.Context, _ ...string) (guest.Process, error) {
+		proc, err := p.start(ctx, h, what, append([]string{"/bin/sh", "-c", script, "sh"}, args...), "/", nil)
+		if err != nil {
+			return nil, err
+		}
+		return proc, nil
+	}
+	out, err := guest.Start(start).Run(ctx, feed)
+	if err == nil && out.Code < 0 {
+		err = fmt.Errorf("%s: %w", what, sandbox.ErrNotFound)
+	}
+	if err == nil && out.Code != 0 {
+		err = fmt.Errorf("%s: exit code %d: %s", what, out.Code, strings.TrimSpace(out.Stderr))
+	}
+	return out.Stdout, err
+}

@@ -1,0 +1,100 @@
+package executor
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+
+	"github.com/spoolhq/spool/pkg/imagepolicy"
+	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/services/executor/internal/modal"
+)
+
+// checkModal fills in the settings of Modal sandboxes and checks them.
+func (c Config) checkModal() (Config, error) {
+	if c.Sandbox != Modal {
+		return c, nil
+	}
+	if err := c.checkPrice(); err != nil {
+		return c, err
+	}
+	c.ModalApp = cmp.Or(c.ModalApp, "spool")
+	c.ModalTimeout = cmp.Or(c.ModalTimeout, modal.MaxTimeout)
+	c.Engine = cmp.Or(c.Engine, "modal-"+c.ModalApp)
+	if c.ModalTokenSecretFile != "" {
+		if c.ModalTokenSecret != "" {
+			return c, errors.New("modal-token-secret and modal-token-secret-file: set one of them")
+		}
+		text, err := os.ReadFile(c.ModalTokenSecretFile)
+		if err != nil {
+			return c, fmt.Errorf("modal-token-secret-file: %w", err)
+		}
+		c.ModalTokenSecret, c.ModalTokenSecretFile = strings.TrimSpace(string(text)), ""
+	}
+	cfg, err := c.modal(nil)
+	if err != nil {
+		return c, err
+	}
+	return c, cfg.Check()
+}
+
+// modal returns the settings of the provider.
+func (c Config) modal(log *slog.Logger) (modal.Config, error) {
+	images, err := imagepolicy.Parse("sandbox-images", c.SandboxImages)
+	if err != nil {
+		return modal.Config{}, err
+	}
+	remote, err := c.remoteEgress()
+	if err != nil {
+		return modal.Config{}, err
+	}
+	out := modal.Config{
+		TokenID: c.ModalTokenID, TokenSecret: c.ModalTokenSecret, ServerURL: c.ModalServerURL, Environment: c.ModalEnvironment,
+		App: c.ModalApp, Region: c.ModalRegion, Engine: c.Engine, Runner: c.Runner, Image: c.ModalImage, Images: images,
+		Limits: sandbox.Limits{MemoryBytes: c.SandboxMemory, CPUs: c.SandboxCPUs, DiskBytes: c.SandboxDisk}, Timeout: c.ModalTimeout, Logger: log,
+	}
+	out.Egress.Server, out.Egress.Authority = remote.Server, remote.Authority
+	return out, nil
+}
+
+// verifyModal asks Modal whether it accepts the settings. While Modal is away that is left to those who need a sandbox.
+func (e *Executor) verifyModal(ctx context.Context) error {
+	p, ok := e.own.(*modal.Provider)
+	if !ok {
+		return nil
+	}
+	err := p.Verify(ctx)
+	var typed *sandbox.Error
+	if errors.As(err, &typed) && typed.Code == sandbox.CodeEngineUnavailable {
+		e.deps.Logger.Warn("Modal's settings are tried once Modal answers", "error", err)
+		return nil
+	}
+	return err
+}
+
+// ProveModal asks Modal whether it accepts the token, the environment, the app and the image. It returns
+// what it found, one sentence for each.
+func (c Config) ProveModal(ctx context.Context, log *slog.Logger) ([]string, error) {
+	c.Sandbox = Modal
+	c, err := c.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	if c, err = c.withRunner(); err != nil {
+		return nil, err
+	}
+	cfg, err := c.modal(log)
+	if err != nil {
+		return nil, err
+	}
+	p, err := modal.New(cfg)
+	if err != nil {
+		return nil, err
+	}
+	found, err := p.Prove(ctx)
+	return found, errors.Join(err, p.Close())
+}
