@@ -19,13 +19,14 @@ type outage struct {
 	pausable
 	away    *atomic.Bool
 	refused *atomic.Int64 // calls of Attach while it was away
+	code    string
 }
 
 func (p outage) err() error {
 	if !p.away.Load() {
 		return nil
 	}
-	return &sandbox.Error{Code: sandbox.CodeEngineUnavailable, Message: "the engine does not answer"}
+	return &sandbox.Error{Code: p.code, Message: "the engine does not answer"}
 }
 
 func (p outage) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
@@ -51,7 +52,8 @@ func (p outage) List(ctx context.Context) ([]sandbox.Info, error) {
 }
 
 func (p outage) Terminate(ctx context.Context, id string, wipe bool) error {
-	if err := p.err(); err != nil {
+	// An engine that limits rates refuses one call and takes the next one.
+	if err := p.err(); err != nil && p.code != sandbox.CodeQuotaExceeded {
 		return err
 	}
 	return p.pausable.Terminate(ctx, id, wipe)
@@ -72,8 +74,8 @@ func (p outage) begin() {
 }
 
 // outOf makes the bench's engine one that can be away.
-func (b *bench) outOf() outage {
-	o := outage{pausable: pausable{b.provider}, away: &atomic.Bool{}, refused: &atomic.Int64{}}
+func (b *bench) outOf(code string) outage {
+	o := outage{pausable: pausable{b.provider}, away: &atomic.Bool{}, refused: &atomic.Int64{}, code: code}
 	b.wrap = func(sandbox.Provider) sandbox.Provider { return o }
 	return o
 }
@@ -100,7 +102,7 @@ func TestOutage_InMidTurnLosesNothing(t *testing.T) {
 	allow := make(chan struct{})
 	b := newBench(t, steps(3, allow))
 	b.patiently(8 * time.Minute)
-	o := b.outOf()
+	o := b.outOf(sandbox.CodeEngineUnavailable)
 	b.run(impatient)
 	s := b.session()
 	execution := s.post("go")
@@ -136,7 +138,7 @@ func TestOutage_ControlsAreObeyedAfterIt(t *testing.T) {
 			t.Parallel()
 			b := newBench(t, polite)
 			b.patiently(8 * time.Minute)
-			o := b.outOf()
+			o := b.outOf(sandbox.CodeEngineUnavailable)
 			b.run(impatient)
 			s := b.session()
 			execution := s.post("go")
@@ -154,22 +156,28 @@ func TestOutage_ControlsAreObeyedAfterIt(t *testing.T) {
 	}
 }
 
-// A turn that comes while the engine of the session's sandbox is away waits for it.
+// A turn that comes while the engine of the session's sandbox is away waits for it, and so while the engine refuses what is asked
+// of it for a reason that passes: the sandbox is not lost by that.
 func TestOutage_BetweenTurns(t *testing.T) {
 	t.Parallel()
-	b := newBench(t, answers)
-	b.patiently(8 * time.Minute)
-	o := b.outOf()
-	b.run(impatient)
-	s := b.session()
-	s.ended(s.post("one"))
-	o.begin()
-	second := s.post("two")
-	o.lasts(s, second, 3)
-	o.away.Store(false)
-	s.ended(second)
-	if got := wrote(s.events()); got != "[Hello, one Hello, two]" || b.provider.made != 1 {
-		t.Errorf("wrote %s in %d sandboxes", got, b.provider.made)
+	for _, code := range []string{sandbox.CodeEngineUnavailable, sandbox.CodeQuotaExceeded, sandbox.CodeCredentialsRefused} {
+		t.Run(code, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, answers)
+			b.patiently(8 * time.Minute)
+			o := b.outOf(code)
+			b.run(impatient)
+			s := b.session()
+			s.ended(s.post("one"))
+			o.begin()
+			second := s.post("two")
+			o.lasts(s, second, 5)
+			o.away.Store(false)
+			s.ended(second)
+			if got := wrote(s.events()); got != "[Hello, one Hello, two]" || b.provider.made != 1 {
+				t.Errorf("wrote %s in %d sandboxes", got, b.provider.made)
+			}
+		})
 	}
 }
 
@@ -179,7 +187,7 @@ func TestOutage_ExecutorKilledMeanwhile(t *testing.T) {
 	allow := make(chan struct{})
 	b := newBench(t, steps(2, allow))
 	b.patiently(8 * time.Minute)
-	o := b.outOf()
+	o := b.outOf(sandbox.CodeEngineUnavailable)
 	first := b.run(impatient)
 	s := b.session()
 	execution := s.post("go")
