@@ -58,8 +58,23 @@ func serve(conn net.Conn) (lease bool) {
 		_, err := reader.ReadByte() // blocks until the server has closed the connection
 		return err != nil
 	}
-	if request.Exec != nil {
+	switch {
+	case request.Exec != nil:
 		start(conn, reader, *request.Exec)
+	case request.Pack != "":
+		out := bufio.NewWriterSize(DataWriter{conn}, 64<<10)
+		done(conn, errors.Join(pack(out, request.Pack), out.Flush()))
+	case request.Unpack != "":
+		done(conn, unpack(&DataReader{R: reader}, request.Unpack))
 	}
 	return false
+}
+
+// done ends an answer. A failure to send it means that the server is gone.
+func done(conn net.Conn, err error) {
+	message := ""
+	if err != nil {
+		message = err.Error()
+	}
+	_ = WriteFrame(conn, Done, []byte(message))
 }

@@ -8,6 +8,7 @@ package guest
 import (
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 )
@@ -27,6 +28,11 @@ type Request struct {
 	// the guest exits, and with it the container.
 	Lease bool  `json:"lease,omitempty"`
 	Exec  *Exec `json:"exec,omitempty"`
+	// Pack sends the content of the named folder: Data frames, then Done.
+	Pack string `json:"pack,omitempty"`
+	// Unpack writes the Data frames that follow into the named folder, until an
+	// empty one, and answers with Done.
+	Unpack string `json:"unpack,omitempty"`
 }
 
 // Exec describes a process to start.
@@ -72,6 +78,53 @@ const (
 // StdinWindow is how many Stdin frames the server may send that the guest has
 // not confirmed with StdinRead. It keeps Kill from waiting behind input.
 const StdinWindow = 8
+
+// Frames of Pack and Unpack. Done carries an error, or nothing.
+const (
+	Data Kind = 'd'
+	Done Kind = 'f'
+)
+
+// DataWriter is a writer that writes Data frames.
+type DataWriter struct{ W io.Writer }
+
+// Write implements io.Writer.
+func (d DataWriter) Write(p []byte) (int, error) {
+	for sent := 0; sent < len(p); {
+		n := min(len(p)-sent, maxFrame)
+		if err := WriteFrame(d.W, Data, p[sent:sent+n]); err != nil {
+			return sent, err
+		}
+		sent += n
+	}
+	return len(p), nil
+}
+
+// DataReader reads what Data frames carry. An empty frame and a Done frame end
+// it; the latter's error is returned.
+type DataReader struct {
+	R    io.Reader
+	rest []byte
+}
+
+// Read implements io.Reader.
+func (d *DataReader) Read(p []byte) (int, error) {
+	if len(d.rest) == 0 {
+		kind, data, err := ReadFrame(d.R)
+		switch {
+		case err != nil:
+			return 0, io.ErrUnexpectedEOF
+		case len(data) == 0:
+			return 0, io.EOF
+		case kind == Done:
+			return 0, errors.New(string(data))
+		}
+		d.rest = data
+	}
+	n := copy(p, d.rest)
+	d.rest = d.rest[n:]
+	return n, nil
+}
 
 const maxFrame = 1 << 20
 

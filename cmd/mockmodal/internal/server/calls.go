@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	pb "github.com/modal-labs/modal-client/go/proto/modal_proto"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -30,7 +31,10 @@ type fault struct {
 	Message string `json:"message"`
 	Count   int    `json:"count"` // of calls; negative: until the faults are cleared
 	After   bool   `json:"after"` // the call takes effect before it fails
-	code    codes.Code
+	// RetryAfterSeconds asks the client to repeat the call after that time, as
+	// Modal does to slow clients down.
+	RetryAfterSeconds float32 `json:"retryAfterSeconds"`
+	code              codes.Code
 }
 
 // violation is a request that the real Modal would refuse, or that mockmodal
@@ -75,7 +79,14 @@ func (c *calls) fault(method string, after bool) error {
 		if f.Count > 0 {
 			f.Count--
 		}
-		return status.Error(f.code, f.Message)
+		failed := status.New(f.code, f.Message)
+		if f.RetryAfterSeconds > 0 {
+			policy := pb.RPCRetryPolicy_builder{RetryAfterSecs: f.RetryAfterSeconds}.Build()
+			if detailed, err := failed.WithDetails(policy); err == nil {
+				failed = detailed
+			}
+		}
+		return failed.Err()
 	}
 	return nil
 }

@@ -152,7 +152,7 @@ func (e *engine) remove(ctx context.Context, id string) error {
 }
 
 func (e *engine) removeImage(ctx context.Context, id string) error {
-	_, err := e.api.ImageRemove(ctx, id, dockerimage.RemoveOptions{Force: true, PruneChildren: true})
+	_, err := e.api.ImageRemove(ctx, id, dockerimage.RemoveOptions{Force: true, PruneChildren: false})
 	return ignoreMissing(err)
 }
 

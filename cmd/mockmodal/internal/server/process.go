@@ -276,7 +276,7 @@ type outputLog struct {
 	mu      sync.Mutex
 	changed chan struct{} // closed and replaced at every change
 	file    *os.File
-	size    int64
+	size    uint64
 	ended   bool
 }
 
@@ -304,7 +304,7 @@ func (l *outputLog) append(data []byte) error {
 		l.file = file
 	}
 	n, err := l.file.Write(data)
-	l.size += int64(n)
+	l.size += uint64(n) //nolint:gosec // not negative
 	close(l.changed)
 	l.changed = make(chan struct{})
 	return err
@@ -327,7 +327,7 @@ func (l *outputLog) end() {
 const outputChunk = 256 << 10
 
 // read calls send for all output from an offset on, until the stream ends.
-func (l *outputLog) read(ctx context.Context, offset int64, send func(offset int64, data []byte) error) error {
+func (l *outputLog) read(ctx context.Context, offset uint64, send func(offset uint64, data []byte) error) error {
 	var file *os.File
 	defer func() {
 		if file != nil {
@@ -359,12 +359,12 @@ func (l *outputLog) read(ctx context.Context, offset int64, send func(offset int
 			}
 		}
 		data := make([]byte, min(size-offset, outputChunk))
-		if _, err := file.ReadAt(data, offset); err != nil {
+		if _, err := file.ReadAt(data, int64(offset)); err != nil {
 			return status.Errorf(codes.Internal, "read the output: %v", err)
 		}
 		if err := send(offset, data); err != nil {
 			return err
 		}
-		offset += int64(len(data))
+		offset += uint64(len(data))
 	}
 }

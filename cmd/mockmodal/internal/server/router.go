@@ -229,7 +229,7 @@ func (r *router) TaskExecStdioRead(request *pb.TaskExecStdioReadRequest, stream 
 	if request.GetFileDescriptor() == pb.TaskExecStdioFileDescriptor_TASK_EXEC_STDIO_FILE_DESCRIPTOR_STDERR {
 		log = p.stderr
 	}
-	err = log.read(stream.Context(), int64(request.GetOffset()), func(_ int64, data []byte) error { //nolint:gosec // checked by read
+	err = log.read(stream.Context(), request.GetOffset(), func(_ uint64, data []byte) error {
 		return stream.Send(pb.TaskExecStdioReadResponse_builder{Data: data}.Build())
 	})
 	if err != nil {
@@ -249,13 +249,16 @@ func (r *router) TaskExecWait(ctx context.Context, request *pb.TaskExecWaitReque
 		return nil, status.FromContextError(ctx.Err()).Err()
 	case <-p.done:
 	}
+	if err := sb.workerError(); err != nil {
+		return nil, err
+	}
 	response := &pb.TaskExecWaitResponse{}
 	if p.exit.Signal != 0 {
 		response.SetSignal(int32(p.exit.Signal)) //nolint:gosec // a signal
 	} else {
 		response.SetCode(int32(p.exit.Code)) //nolint:gosec // an exit code
 	}
-	return response, sb.workerError()
+	return response, nil
 }
 
 // TaskExecPoll returns how an exec has ended, or nothing while it runs.
@@ -275,4 +278,50 @@ func (r *router) TaskExecPoll(ctx context.Context, request *pb.TaskExecPollReque
 	default:
 	}
 	return response, nil
+}
+
+// entrypoint returns the process that a sandbox of the second backend began
+// with.
+func (r *router) entrypoint(ctx context.Context, task string) (*sandbox, *process, error) {
+	sb, err := r.task(ctx, task)
+	if err != nil {
+		return nil, nil, err
+	}
+	sb.mu.Lock()
+	defer sb.mu.Unlock()
+	if !sb.v2 || sb.entrypoint == nil {
+		return nil, nil, status.Errorf(codes.NotFound, "Task %s has no entrypoint with streams", task)
+	}
+	return sb, sb.entrypoint, nil
+}
+
+// SandboxStdinWriteV2 writes input of the entrypoint that begins at an offset.
+func (r *router) SandboxStdinWriteV2(ctx context.Context, request *pb.SandboxStdinWriteV2Request) (*pb.SandboxStdinWriteV2Response, error) {
+	_, p, err := r.entrypoint(ctx, request.GetTaskId())
+	if err != nil {
+		return nil, err
+	}
+	if err := p.stdin.write(ctx, request.GetOffset(), request.GetData(), request.GetEof()); err != nil {
+		return nil, err
+	}
+	return &pb.SandboxStdinWriteV2Response{}, nil
+}
+
+// SandboxStdioReadV2 sends the entrypoint's output from an offset on.
+func (r *router) SandboxStdioReadV2(request *pb.SandboxStdioReadV2Request, stream grpc.ServerStreamingServer[pb.SandboxStdioReadV2Response]) error {
+	sb, p, err := r.entrypoint(stream.Context(), request.GetTaskId())
+	if err != nil {
+		return err
+	}
+	log := p.stdout
+	if request.GetFileDescriptor() == pb.SandboxStdioFileDescriptor_SANDBOX_STDIO_FILE_DESCRIPTOR_STDERR {
+		log = p.stderr
+	}
+	err = log.read(stream.Context(), request.GetOffset(), func(offset uint64, data []byte) error {
+		return stream.Send(pb.SandboxStdioReadV2Response_builder{Data: data, StartingOffset: offset}.Build())
+	})
+	if err != nil {
+		return err
+	}
+	return sb.workerError()
 }

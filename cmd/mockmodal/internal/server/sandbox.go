@@ -32,6 +32,7 @@ type sandbox struct {
 
 	ready chan struct{} // closed when the container runs, or the sandbox has ended
 	ended chan struct{} // closed when result is set
+	saved chan struct{} // closed when exitImage or exitError is set
 
 	mu         sync.Mutex
 	box        *box
@@ -40,7 +41,8 @@ type sandbox struct {
 	network    *pb.NetworkAccess
 	snapshots  map[string]*snapshot // by snapshot id
 	result     *pb.GenericResult
-	exitImage  *pb.SandboxGetExitSnapshotResponse // nil while pending or not wanted
+	exitImage  *image // of a sandbox that is to keep its file system
+	exitError  error
 	finished   time.Time
 	timer      *time.Timer
 }
@@ -61,17 +63,27 @@ var (
 	}.Build()
 )
 
+// state returns starting, running or ended.
 func (s *sandbox) state() string {
-	select {
-	case <-s.ended:
+	switch {
+	case isClosed(s.ended):
 		return "ended"
-	case <-s.ready:
+	case isClosed(s.ready):
 		return "running"
+	}
+	return "starting"
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
 	default:
-		return "starting"
+		return false
 	}
 }
 
+// isRunning reports whether the sandbox starts or runs.
 func (s *sandbox) isRunning() bool { return s.state() != "ended" }
 
 // outcome returns the sandbox's result, or nil while it runs.
@@ -181,7 +193,7 @@ func (s *Server) end(sb *sandbox, result *pb.GenericResult) {
 	if b == nil {
 		return
 	}
-	s.exitSnapshot(sb)
+	s.exitSnapshot(sb, b)
 	if err := s.engine.discard(context.Background(), b); err != nil {
 		s.logger.Error("remove the container of an ended sandbox", "sandbox", sb.id, "error", err)
 	}

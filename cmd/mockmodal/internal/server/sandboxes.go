@@ -87,7 +87,7 @@ func (s *Server) createSandbox(ctx context.Context, appID string, d *pb.Sandbox,
 	}
 	sb := &sandbox{
 		id: newID("sb"), task: newID("ta"), v2: v2, name: d.GetName(), tags: wanted, definition: d, network: d.GetNetworkAccess(),
-		ready: make(chan struct{}), ended: make(chan struct{}), execs: map[string]*execution{}, snapshots: map[string]*snapshot{},
+		ready: make(chan struct{}), ended: make(chan struct{}), saved: make(chan struct{}), execs: map[string]*execution{}, snapshots: map[string]*snapshot{},
 	}
 	if v2 {
 		sb.id, sb.task = newV2ID("sb"), newV2ID("ta")

@@ -183,7 +183,13 @@ func (p *Provider) current(ctx context.Context, id string) (*handle, error) {
 
 // ended reports whether a sandbox has ended.
 func (p *Provider) ended(ctx context.Context, sb *sdk.Sandbox) (bool, error) {
-	code, err := call(ctx, p, callWithin, "look at a sandbox", func(ctx context.Context) (*int, error) { return sb.Poll(ctx, nil) })
+	code, err := call(ctx, p, callWithin, "look at a sandbox", func(ctx context.Context) (*int, error) {
+		fresh, err := p.client.Sandboxes.FromID(ctx, sb.SandboxID, nil) // the other one may be detached
+		if err != nil {
+			return nil, err
+		}
+		return fresh.Poll(ctx, nil)
+	})
 	if isNotFound(err) {
 		return true, nil
 	}

@@ -162,12 +162,12 @@ func TestSandbox_IsConfined(t *testing.T) {
 	box := create(t, provide(t, cfg), newSpec(t, cfg))
 	for line, want := range map[string]string{
 		"id -u": "10001\n", "id -G": "10001\n",
-		"grep NoNewPrivs /proc/self/status | tr -d '\\t'":                   "NoNewPrivs:1\n",
-		"grep CapEff /proc/self/status | tr -d '\\t'":                       "CapEff:0000000000000000\n",
-		"ps -o uid= -p 1 2>/dev/null || stat -c %u /proc/1":                 "10001\n",
-		"test -w /spool/bin/runner || test -w /bin/skills && echo writable": "",
-		"pwd; cd /mnt/workspace && pwd -P":                                  "/workspace\n/workspace\n",
-		"cat /sys/class/net/*/operstate 2>/dev/null | grep -c up":           "0\n",
+		"grep NoNewPrivs /proc/self/status | tr -d '\\t'": "NoNewPrivs:1\n",
+		"grep CapEff /proc/self/status | tr -d '\\t'":     "CapEff:0000000000000000\n",
+		`cd /proc; for p in [0-9]*; do if tr '\0' ' ' <$p/cmdline | grep -q '^/spool/bin/runner serve'; then grep Uid $p/status | tr -s '\t' ' '; fi; done 2>/dev/null`: "Uid: 10001 10001 10001 10001\n",
+		"test -w /spool/bin/runner || test -w /bin/skills && echo writable":                                                                                             "",
+		"pwd; cd /mnt/workspace && pwd -P":                        "/workspace\n/workspace\n",
+		"cat /sys/class/net/*/operstate 2>/dev/null | grep -c up": "0\n",
 	} {
 		if got, _ := sh(t, box, line); got != want {
 			t.Errorf("%s: %q, want %q", line, got, want)
@@ -223,6 +223,8 @@ func TestCreate_Refusals(t *testing.T) {
 }
 
 func TestSettings_ComeFromSpoolAlone(t *testing.T) {
+	s := ownServer(t)
+	cfg := s.config(t)
 	home := t.TempDir()
 	const file = "[default]\nactive = true\nserver_url = \"http://127.0.0.1:1\"\ntoken_id = \"x\"\ntoken_secret = \"y\"\nenvironment = \"nowhere\"\nsandbox_v2 = false\n"
 	if err := os.WriteFile(filepath.Join(home, ".modal.toml"), []byte(file), 0o600); err != nil {
@@ -235,8 +237,6 @@ func TestSettings_ComeFromSpoolAlone(t *testing.T) {
 	} {
 		t.Setenv(name, value)
 	}
-	s := ownServer(t)
-	cfg := s.config(t)
 	create(t, provide(t, cfg), newSpec(t, cfg))
 	if s.calls(t, "SandboxCreate") != 0 || s.calls(t, "SandboxCreateV2") == 0 {
 		t.Error("MODAL_SANDBOX_V2 was read")

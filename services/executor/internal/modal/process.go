@@ -7,6 +7,7 @@ import (
 	"io"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	sdk "github.com/modal-labs/modal-client/go"
 
@@ -18,6 +19,8 @@ const (
 	// unread is how many bytes of stdout, and of stderr, wait here to be read;
 	// past them no more is fetched.
 	unread = 256 << 10
+	// brokenWithin bounds the wait for the exit code of a command whose streams broke.
+	brokenWithin = 3 * time.Second
 	// signalled is what exit codes of processes ended by a signal begin with.
 	signalled  = 128
 	maxSignals = 64
@@ -132,8 +135,12 @@ func (p *process) exit() (int, error) {
 		case <-ctx.Done():
 		}
 	}()
+	within := callWithin
+	if p.broken.Load() {
+		within = brokenWithin
+	}
 	for {
-		code, err := call(ctx, p.p, callWithin, "wait: "+p.what, func(ctx context.Context) (int, error) { return p.cp.Wait(ctx, nil) })
+		code, err := call(ctx, p.p, within, "wait: "+p.what, func(ctx context.Context) (int, error) { return p.cp.Wait(ctx, nil) })
 		switch {
 		case ctx.Err() != nil:
 			return -1, nil

@@ -1,0 +1,47 @@
+package server
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+
+	"golang.org/x/sys/unix"
+)
+
+// mount binds a folder of the container over a path in it.
+func (b *box) mount(folder, path string) error {
+	return b.inMountNamespace(func() error {
+		if err := os.MkdirAll(path, 0o755); err != nil { //nolint:gosec // as mkdir does
+			return err
+		}
+		return unix.Mount(folder, path, "", unix.MS_BIND, "")
+	})
+}
+
+func (b *box) unmount(path string) error {
+	return b.inMountNamespace(func() error { return unix.Unmount(path, unix.MNT_DETACH) })
+}
+
+// inMountNamespace calls f on a thread that sees the container's files. The
+// thread ends with it.
+func (b *box) inMountNamespace(f func() error) error {
+	namespace, err := os.Open(fmt.Sprintf("/proc/%d/ns/mnt", b.pid))
+	if err != nil {
+		return err
+	}
+	defer namespace.Close() //nolint:errcheck // read only
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // and never unlock: nothing else may run on this thread
+		if err := unix.Unshare(unix.CLONE_FS); err != nil {
+			done <- err
+			return
+		}
+		if err := unix.Setns(int(namespace.Fd()), unix.CLONE_NEWNS); err != nil { //nolint:gosec // a descriptor
+			done <- err
+			return
+		}
+		done <- f()
+	}()
+	return <-done
+}
