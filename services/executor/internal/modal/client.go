@@ -17,6 +17,7 @@ import (
 	pb "github.com/modal-labs/modal-client/go/proto/modal_proto"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/status"
 
 	"github.com/spoolhq/spool/pkg/sandbox"
@@ -94,6 +95,9 @@ func (p *Provider) api() pb.ModalClientClient { return pb.NewModalClientClient(p
 func call[T any](ctx context.Context, p *Provider, within time.Duration, what string, f func(context.Context) (T, error)) (T, error) {
 	bounded, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
+	if conn := p.conn.Load(); conn != nil && conn.GetState() == connectivity.TransientFailure {
+		conn.ResetConnectBackoff() // it would wait for up to two minutes before it dials again
+	}
 	v, err := f(bounded)
 	return v, p.meaning(ctx, what, err)
 }
@@ -122,9 +126,6 @@ func (p *Provider) meaning(ctx context.Context, what string, err error) error {
 		return &sandbox.Error{Code: sandbox.CodeCredentialsRefused, Err: err, Message: fmt.Sprintf(
 			"%s: Modal refuses the token: set SPOOL_MODAL_TOKEN_ID and SPOOL_MODAL_TOKEN_SECRET to one of the workspace (%v)", what, err)}
 	case isUnreachable(err):
-		if conn := p.conn.Load(); conn != nil {
-			conn.ResetConnectBackoff() // which gets as long as two minutes
-		}
 		return &sandbox.Error{Code: sandbox.CodeEngineUnavailable, Err: err, Message: fmt.Sprintf("%s: Modal does not answer (%v)", what, err)}
 	}
 	return fmt.Errorf("%s: %w", what, err)

@@ -86,16 +86,15 @@ func (p *Provider) make(ctx context.Context, spec sandbox.Spec) (*box, error) {
 	if err != nil {
 		return nil, err
 	}
+	h = p.remember(spec.ID, h)
 	b := &box{p: p, id: spec.ID, secret: h.secret, kept: h.kept}
-	p.remember(spec.ID, h)
 	if err := b.ready(ctx); err != nil {
 		if isUnavailable(err) || ctx.Err() != nil {
 			return nil, err // the next attempt finds it
 		}
-		if errors.Is(err, errVanished) {
-			p.forget(spec.ID)
-		}
-		return nil, errors.Join(err, p.end(context.WithoutCancel(ctx), h.sb))
+		err = errors.Join(err, p.end(context.WithoutCancel(ctx), h.sandbox()))
+		p.forget(spec.ID)
+		return nil, err
 	}
 	return b, nil
 }

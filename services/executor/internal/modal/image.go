@@ -173,7 +173,7 @@ func (p *Provider) install(ctx context.Context, app *sdk.App, base *sdk.Image, n
 	}
 	p.cfg.Logger.Info("prepare an image with the runner", "image", name)
 	defer func() {
-		if terr := p.end(context.WithoutCancel(ctx), helper); terr != nil {
+		if terr := errors.Join(p.end(context.WithoutCancel(ctx), helper), helper.Detach()); terr != nil {
 			p.cfg.Logger.Warn("the helper sandbox of an image stays until its time is over", "image", name, "error", terr)
 		}
 	}()

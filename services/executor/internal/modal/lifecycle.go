@@ -36,8 +36,9 @@ const (
 
 // handle is a sandbox as this process knows it.
 type handle struct {
-	mu     sync.Mutex // guards sb and skills
+	mu     sync.Mutex // guards sb, stale and skills
 	sb     *sdk.Sandbox
+	stale  []*sdk.Sandbox  // that sb replaced; commands of theirs may still run
 	skills map[string]bool // that it is known to have, by digest
 	secret string
 	kept   bool
@@ -61,24 +62,45 @@ func (h *handle) renew(ctx context.Context, p *Provider, old *sdk.Sandbox) error
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.sb == old {
-		h.sb = fresh
+		h.sb, h.stale = fresh, append(h.stale, old)
 	}
 	return nil
 }
 
-func (h *handle) close() error { return h.sandbox().Detach() }
-
-func (p *Provider) remember(id string, h *handle) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.handles[id] = h
+// close closes the connections to the sandbox.
+func (h *handle) close() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	err := h.sb.Detach()
+	for _, sb := range h.stale {
+		err = errors.Join(err, sb.Detach())
+	}
+	return err
 }
 
-// forget drops a sandbox that is gone. Its connection is closed when nothing has used it for a while.
-func (p *Provider) forget(id string) {
+// remember keeps a sandbox for those who ask for its id, and returns the one that is kept: the first that was found.
+func (p *Provider) remember(id string, h *handle) *handle {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if first := p.handles[id]; first != nil && first.sandbox().SandboxID == h.sb.SandboxID {
+		return first
+	}
+	p.handles[id] = h
+	return h
+}
+
+// forget drops a sandbox that is gone.
+func (p *Provider) forget(id string) {
+	p.mu.Lock()
+	h := p.handles[id]
 	delete(p.handles, id)
+	p.mu.Unlock()
+	if h == nil {
+		return
+	}
+	if err := h.close(); err != nil {
+		p.cfg.Logger.Debug("close the connection to a sandbox that is gone", "sandbox", id, "error", err)
+	}
 }
 
 func (p *Provider) known(id string) *handle {
@@ -168,10 +190,10 @@ func (p *Provider) current(ctx context.Context, id string) (*handle, error) {
 	h := p.known(id)
 	if h == nil {
 		h, err := p.find(ctx, id)
-		if err == nil {
-			p.remember(id, h)
+		if err != nil {
+			return nil, err
 		}
-		return h, err
+		return p.remember(id, h), nil
 	}
 	ended, err := p.ended(ctx, h.sandbox())
 	if err == nil && ended {
@@ -322,9 +344,6 @@ func (p *Provider) end(ctx context.Context, sb *sdk.Sandbox) error {
 	})
 	if isNotFound(err) {
 		err = nil
-	}
-	if err == nil {
-		err = sb.Detach() // its processes read to the end of what there is
 	}
 	return err
 }

@@ -42,20 +42,21 @@ func TestMain(m *testing.M) {
 	if scratch, err = os.MkdirTemp("", "spool-modal-"); err != nil {
 		panic(err)
 	}
-	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
-		if sharedUsed {
-			if s, err := shared(); err == nil {
-				if err := s.stop(); err != nil {
-					fmt.Fprintln(os.Stderr, err)
-					code = 1
-				}
+	code := m.Run()
+	if sharedUsed {
+		if s, err := shared(); err == nil {
+			err = s.stop()
+			if err != nil {
+				fmt.Fprintln(os.Stderr, err)
+				code = 1
 			}
 		}
-		if err := os.RemoveAll(scratch); err != nil {
-			panic(err)
-		}
-		os.Exit(code)
-	}))
+	}
+	if err := errors.Join(goleak.Find(), os.RemoveAll(scratch)); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
 }
 
 var sharedUsed bool
