@@ -44,7 +44,7 @@ RUN set -eu; \
       GOARCH="$arch" go build -trimpath -ldflags "-s -w" -o "/out/runners/runner-linux-$arch" ./cmd/runner; \
     done
 # All else that a program finds in its image: who it is, whom it trusts, and folders that are its own.
-RUN set -eu; mkdir -p /rootfs/etc/ssl/certs /rootfs/tmp /rootfs/var/lib/spool/egress /rootfs/var/lib/spool/scratch /rootfs/var/lib/spool/secrets/private /rootfs/var/lib/spool/secrets/public /rootfs/var/lib/spool/certificates/gateway /rootfs/run/spool/sandboxes /rootfs/run/spool/admin; \
+RUN set -eu; mkdir -p /rootfs/etc/ssl/certs /rootfs/tmp /rootfs/var/lib/spool/egress /rootfs/var/lib/spool/scratch /rootfs/var/lib/spool/secrets/private /rootfs/var/lib/spool/secrets/public /rootfs/var/lib/spool/certificates/gateway /rootfs/var/lib/spool/certificates/egress /rootfs/run/spool/sandboxes /rootfs/run/spool/admin; \
     printf 'root:x:0:0:root:/:/nonexistent\nspool:x:10001:10001:spool:/var/lib/spool:/nonexistent\n' > /rootfs/etc/passwd; \
     printf 'root:x:0:\nspool:x:10001:\n' > /rootfs/etc/group; \
     cp /etc/ssl/certs/ca-certificates.crt /rootfs/etc/ssl/certs/; \

@@ -46,7 +46,7 @@ func Honours() map[string]Cells {
 	servers, call, others := "of the CLI's configuration", "for a call", "others are not offered"
 	shelved := "listed in its own instructions, read-only in the sandbox"
 	budget := "in Docker the egress proxy refuses the next model call; else the turn is stopped once the agent tells of it"
-	answered := "requests that models answered, those of sub-agents too: the egress proxy refuses the next; with provider docker alone"
+	answered := "requests that models answered, those of sub-agents too: the egress proxy refuses the next; with the providers docker and modal alone"
 	return map[string]Cells{
 		"name":             everyone("shown to people"),
 		"description":      everyone("shown to people"),

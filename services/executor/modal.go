@@ -16,14 +16,14 @@ import (
 
 // checkModal fills in the settings of Modal sandboxes and checks them.
 func (c Config) checkModal() (Config, error) {
+	c.ModalApp = cmp.Or(c.ModalApp, "spool")
+	c.ModalTimeout = cmp.Or(c.ModalTimeout, modal.MaxTimeout)
 	if c.Sandbox != Modal {
 		return c, nil
 	}
 	if err := c.checkPrice(); err != nil {
 		return c, err
 	}
-	c.ModalApp = cmp.Or(c.ModalApp, "spool")
-	c.ModalTimeout = cmp.Or(c.ModalTimeout, modal.MaxTimeout)
 	c.Engine = cmp.Or(c.Engine, "modal-"+c.ModalApp)
 	if c.ModalTokenSecretFile != "" {
 		if c.ModalTokenSecret != "" {

@@ -23,6 +23,7 @@ import (
 	"github.com/docker/docker/api/types/volume"
 	"github.com/docker/docker/client"
 
+	"github.com/spoolhq/spool/pkg/certificate"
 	"github.com/spoolhq/spool/pkg/eventlog/memlog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/natsserver/natstest"
@@ -107,6 +108,49 @@ func TestSettingEgressAdmin(t *testing.T) {
 	cfg.EgressAdmin, cfg.EgressSockets = "", ""
 	if e, err = build(cfg, deps); err != nil || e.deps.Egress != nil {
 		t.Errorf("without it: %v, %v", e.deps.Egress, err)
+	}
+}
+
+// TestSettingEgressServer: SPOOL_EGRESS_SERVER and SPOOL_EGRESS_AUTHORITY are how Modal sandboxes reach the proxy. They need both, and no other sandbox may have them.
+func TestSettingEgressServer(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	authority, err := certificate.OpenAuthority(filepath.Join(dir, "authority"), certificate.Validity{For: time.Hour}, time.Now())
+	if err == nil {
+		err = authority.Trust(filepath.Join(dir, "ca.pem"))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(filepath.Join(dir, "ca.pem"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	good := Config{Sandbox: Modal, EgressServer: "Proxy.example.com:7443", EgressAuthority: filepath.Join(dir, "ca.pem"), EgressAdmin: "/run/spool/admin/egress.sock"}
+	if err := good.checkEgress(); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := good.remoteEgress(); err != nil || got != (remoteEgress{"proxy.example.com:7443", string(text)}) {
+		t.Errorf("%+v, %v", got, err)
+	}
+	for says, change := range map[string]func(*Config){
+		"egress-server: it is empty":                            func(c *Config) { c.EgressServer = "" },
+		"egress-server: it is not a host and a port":            func(c *Config) { c.EgressServer = "proxy.example.com" },
+		"egress-server: it is not a host and a port like":       func(c *Config) { c.EgressServer = "https://proxy.example.com:7443" },
+		"egress-server: no sandbox can connect to 0.0.0.0:7443": func(c *Config) { c.EgressServer = "0.0.0.0:7443" },
+		"egress-authority: it is empty":                         func(c *Config) { c.EgressAuthority = "" },
+		"egress-authority: open " + dir + "/none":               func(c *Config) { c.EgressAuthority = filepath.Join(dir, "none") },
+		"has no certificate in PEM form":                        func(c *Config) { c.EgressAuthority = filepath.Join(dir, "authority", certificate.KeyFile) },
+		"egress-admin: it is empty":                             func(c *Config) { c.EgressAdmin = "" },
+		"egress-sockets, egress-image: they are for":            func(c *Config) { c.EgressSockets = "sockets" },
+		"for sandbox modal, and sandbox is docker":              func(c *Config) { c.Sandbox, c.EgressSockets = Docker, "sockets" },
+		"for sandbox modal, and sandbox is local":               func(c *Config) { c.Sandbox, c.EgressAdmin, c.EgressServer = Local, "", "" },
+	} {
+		c := good
+		change(&c)
+		if _, err := c.withDefaults(); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("got %v\nwant %s", err, says)
+		}
 	}
 }
 

@@ -19,10 +19,16 @@ import (
 type file struct {
 	Services map[string]struct {
 		Image       string
+		Command     []string
+		GroupAdd    []string `json:"group_add"`
 		Environment map[string]*string
 		Networks    map[string]any
 		Volumes     []struct{ Type, Source, Target string }
-		Ports       []any
+		Ports       []struct {
+			HostIP    string `json:"host_ip"`
+			Published string
+			Target    int
+		}
 		ReadOnly    bool     `json:"read_only"`
 		CapDrop     []string `json:"cap_drop"`
 		SecurityOpt []string `json:"security_opt"`
@@ -39,12 +45,22 @@ type file struct {
 // config has compose read its file with the settings of .env.example and these variables alone.
 func config(t *testing.T, envFile string, env ...string) (string, error) {
 	t.Helper()
+	return configOf(t, []string{"deploy/compose.yaml"}, envFile, env...)
+}
+
+// configOf is config of several files, each laid over those before.
+func configOf(t *testing.T, files []string, envFile string, env ...string) (string, error) {
+	t.Helper()
 	if out, err := exec.CommandContext(t.Context(), "docker", "compose", "version").CombinedOutput(); err != nil {
 		t.Skipf("docker has no compose plugin: run scripts/install engine: %s", out)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "docker", "compose", "--env-file", envFile, "-f", "deploy/compose.yaml", "--profile", "mock", "config", "--format", "json")
+	args := []string{"compose", "--env-file", envFile}
+	for _, f := range files {
+		args = append(args, "-f", f)
+	}
+	cmd := exec.CommandContext(ctx, "docker", append(args, "--profile", "mock", "config", "--format", "json")...) //nolint:gosec // the test's own arguments
 	cmd.Dir = root
 	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME")}, env...)
 	var said strings.Builder

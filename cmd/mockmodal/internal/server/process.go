@@ -53,7 +53,7 @@ func startProcess(ctx context.Context, b *box, spec guest.Exec, prefix string) (
 			return nil, err
 		}
 		p.closeStreams()
-		return p, conn.Close()
+		return p, nil
 	}
 	if spec.DiscardStdout {
 		p.stdout.end()

@@ -76,4 +76,7 @@ func TestNothingListensWithoutASocket(t *testing.T) {
 	if r := runCommand(t, "", "serve", "--socket", dir+"/s", "--workspace", dir, "--state", t.TempDir(), "--egress-socket", "/p"); r.code != 1 || !strings.Contains(r.err, "SPOOL_RUNNER_EGRESS_TOKEN") {
 		t.Errorf("a socket without a token: %+v", r)
 	}
+	if r := runCommand(t, "", "serve", "--socket", dir+"/s", "--workspace", dir, "--state", t.TempDir(), "--egress-server", "proxy.example.com:7443"); r.code != 1 || !strings.Contains(r.err, "SPOOL_RUNNER_EGRESS_TOKEN") {
+		t.Errorf("a server without a token: %+v", r)
+	}
 }

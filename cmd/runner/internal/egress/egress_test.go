@@ -3,6 +3,7 @@ package egress_test
 import (
 	"bufio"
 	"context"
+	"crypto/tls"
 	"errors"
 	"io"
 	"log/slog"
@@ -18,6 +19,9 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/spoolhq/spool/cmd/runner/internal/egress"
+	"github.com/spoolhq/spool/pkg/certificate"
+	"github.com/spoolhq/spool/pkg/daemon/settingstest"
+	"github.com/spoolhq/spool/pkg/tlsconn"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -25,11 +29,23 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // patience bounds every wait.
 const patience = 30 * time.Second
 
-// proxy stands for the egress proxy: the test takes connections from it.
+// proxy stands for the egress proxy: the test takes connections from it. In tests whose name begins with TestOverTLS it speaks TLS.
 type proxy struct {
-	t      *testing.T
-	socket string
-	l      *net.UnixListener
+	t       *testing.T
+	cfg     egress.Config // how a forwarder reaches it
+	network string
+	address string
+	tls     *tls.Config // nil for a Unix socket
+	l       net.Listener
+}
+
+// deadliner is a listener whose Accept can end.
+type deadliner interface{ SetDeadline(time.Time) error }
+
+// conn is a connection of which each direction ends for itself.
+type conn interface {
+	net.Conn
+	CloseWrite() error
 }
 
 func newProxy(t *testing.T) *proxy {
@@ -39,12 +55,39 @@ func newProxy(t *testing.T) *proxy {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	return &proxy{t: t, socket: filepath.Join(dir, "p")}
+	if !strings.HasPrefix(t.Name(), "TestOverTLS") {
+		socket := filepath.Join(dir, "p")
+		return &proxy{t: t, cfg: egress.Config{Socket: socket}, network: "unix", address: socket}
+	}
+	authority, err := certificate.OpenAuthority(filepath.Join(dir, "authority"), certificate.Validity{For: time.Hour}, time.Now())
+	if err == nil {
+		_, err = authority.Issue(dir, []string{"127.0.0.1"})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(filepath.Join(dir, "authority", certificate.CertificateFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pair, err := certificate.OpenPair(filepath.Join(dir, certificate.CertificateFile), filepath.Join(dir, certificate.KeyFile), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := settingstest.FreeAddrs(t, 1)[0]
+	return &proxy{t: t, cfg: egress.Config{Server: server, Authority: string(text)}, network: "tcp", address: server, tls: pair.TLS()}
+}
+
+// with returns how a forwarder reaches it, with a change.
+func (p *proxy) with(change func(*egress.Config)) egress.Config {
+	cfg := p.cfg
+	change(&cfg)
+	return cfg
 }
 
 func (p *proxy) up() {
 	p.t.Helper()
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: p.socket, Net: "unix"})
+	l, err := net.Listen(p.network, p.address)
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -53,16 +96,22 @@ func (p *proxy) up() {
 }
 
 // accept takes a connection and its preamble.
-func (p *proxy) accept() (*net.UnixConn, *bufio.Reader) {
+func (p *proxy) accept() (conn, *bufio.Reader) {
 	p.t.Helper()
-	if err := p.l.SetDeadline(time.Now().Add(patience)); err != nil {
+	if err := p.l.(deadliner).SetDeadline(time.Now().Add(patience)); err != nil {
 		p.t.Fatal(err)
 	}
-	c, err := p.l.AcceptUnix()
+	accepted, err := p.l.Accept()
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	p.t.Cleanup(func() { _ = c.Close() })
+	p.t.Cleanup(func() { _ = accepted.Close() })
+	c := accepted.(conn)
+	if p.tls != nil {
+		if c, err = tlsconn.Server(p.t.Context(), accepted, p.tls); err != nil {
+			p.t.Fatal(err)
+		}
+	}
 	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
 		p.t.Fatal(err)
 	}
@@ -71,6 +120,36 @@ func (p *proxy) accept() (*net.UnixConn, *bufio.Reader) {
 		p.t.Fatalf("preamble %q, %v", line, err)
 	}
 	return c, in
+}
+
+// TestOverTLS_ConnectionsAreForwardedAsToTheSocket runs the tests of the socket with a proxy that speaks TLS.
+func TestOverTLS_ConnectionsAreForwardedAsToTheSocket(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]func(*testing.T){
+		"half-close": TestBothDirectionsEndForThemselves, "much data": TestMuchDataArrivesWhole, "a proxy that is away": TestAProxyThatIsAwayIsSaidAndComesBack,
+		"a proxy that dies": TestAProxyThatDiesBeforeItsAnswer, "idle connections": TestIdleConnectionsEnd, "many connections": TestConnectionsAreBounded,
+	} {
+		t.Run(name, test)
+	}
+}
+
+// Further connections to the proxy resume the TLS session of an earlier one.
+func TestOverTLS_SessionsAreResumed(t *testing.T) {
+	t.Parallel()
+	p := newProxy(t)
+	p.up()
+	address, _ := forward(t, p.cfg)
+	for i := range 3 {
+		client := dial(t, address)
+		upstream, _ := p.accept()
+		send(t, upstream, "x") // behind the ticket
+		if _, err := client.Read(make([]byte, 1)); err != nil {
+			t.Fatal(err)
+		}
+		if resumed := upstream.(*tlsconn.Conn).ConnectionState().DidResume; resumed != (i > 0) {
+			t.Errorf("connection %d resumed a session: %t", i, resumed)
+		}
+	}
 }
 
 // forward runs a forwarder until the test ends, and gives its address and log.
@@ -135,7 +214,7 @@ func TestBothDirectionsEndForThemselves(t *testing.T) {
 	t.Parallel()
 	p := newProxy(t)
 	p.up()
-	address, _ := forward(t, egress.Config{Socket: p.socket})
+	address, _ := forward(t, p.cfg)
 	client := dial(t, address)
 	send(t, client, "question")
 	if err := client.CloseWrite(); err != nil {
@@ -177,7 +256,7 @@ func TestMuchDataArrivesWhole(t *testing.T) {
 	t.Parallel()
 	p := newProxy(t)
 	p.up()
-	address, _ := forward(t, egress.Config{Socket: p.socket})
+	address, _ := forward(t, p.cfg)
 	client := dial(t, address)
 	const size = 16 << 20
 	go func() {
@@ -219,7 +298,7 @@ func get(t *testing.T, address string) (int, string, error) {
 func TestAProxyThatIsAwayIsSaidAndComesBack(t *testing.T) {
 	t.Parallel()
 	p := newProxy(t)
-	address, log := forward(t, egress.Config{Socket: p.socket})
+	address, log := forward(t, p.cfg)
 	for range 3 {
 		code, body, err := get(t, address)
 		if err != nil || code != http.StatusBadGateway || !strings.Contains(body, "the egress proxy cannot be reached") || !strings.Contains(body, "EGRESS_UNAVAILABLE") {
@@ -251,7 +330,7 @@ func TestAProxyThatDiesBeforeItsAnswer(t *testing.T) {
 	t.Parallel()
 	p := newProxy(t)
 	p.up()
-	address, _ := forward(t, egress.Config{Socket: p.socket})
+	address, _ := forward(t, p.cfg)
 	type result struct {
 		code int
 		body string
@@ -297,7 +376,7 @@ func TestIdleConnectionsEnd(t *testing.T) {
 	t.Parallel()
 	p := newProxy(t)
 	p.up()
-	address, _ := forward(t, egress.Config{Socket: p.socket, Idle: 50 * time.Millisecond})
+	address, _ := forward(t, p.with(func(c *egress.Config) { c.Idle = 50 * time.Millisecond }))
 	client := dial(t, address)
 	_, in := p.accept()
 	if _, err := in.ReadByte(); !errors.Is(err, io.EOF) {
@@ -312,13 +391,13 @@ func TestConnectionsAreBounded(t *testing.T) {
 	t.Parallel()
 	p := newProxy(t)
 	p.up()
-	address, _ := forward(t, egress.Config{Socket: p.socket, Connections: 2})
+	address, _ := forward(t, p.with(func(c *egress.Config) { c.Connections = 2 }))
 	one, two := dial(t, address), dial(t, address)
 	p.accept()
 	upstream, _ := p.accept()
 	three := dial(t, address) // the kernel takes it, the forwarder not yet
 	send(t, three, "q")
-	if err := p.l.SetDeadline(time.Now().Add(100 * time.Millisecond)); err != nil { // only bounds how long we look
+	if err := p.l.(deadliner).SetDeadline(time.Now().Add(100 * time.Millisecond)); err != nil { // only bounds how long we look
 		t.Fatal(err)
 	}
 	if c, err := p.l.Accept(); err == nil {
@@ -337,13 +416,16 @@ func TestConnectionsAreBounded(t *testing.T) {
 func TestSettings(t *testing.T) {
 	t.Parallel()
 	for says, cfg := range map[string]egress.Config{
-		"socket":      {Token: "t"},
-		"shorter":     {Token: "t", Socket: "/" + strings.Repeat("s", 120)},
-		"token":       {Socket: "/s"},
-		"newline":     {Socket: "/s", Token: "a\nb"},
-		"connections": {Socket: "/s", Token: "t", Connections: -1},
-		"idle":        {Socket: "/s", Token: "t", Idle: -1},
-		"listen on":   {Socket: "/s", Token: "t", Address: "127.0.0.1:99999"},
+		"socket":                     {Token: "t"},
+		"shorter":                    {Token: "t", Socket: "/" + strings.Repeat("s", 120)},
+		"token":                      {Socket: "/s"},
+		"newline":                    {Socket: "/s", Token: "a\nb"},
+		"connections":                {Socket: "/s", Token: "t", Connections: -1},
+		"idle":                       {Socket: "/s", Token: "t", Idle: -1},
+		"set one of them":            {Token: "t", Socket: "/s", Server: "x:1", Authority: "a"},
+		"not a host and a port":      {Token: "t", Server: "proxy.example.com"},
+		"no certificate in PEM form": {Token: "t", Server: "proxy.example.com:7443"},
+		"listen on":                  {Socket: "/s", Token: "t", Address: "127.0.0.1:99999"},
 	} {
 		if _, err := egress.Listen(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %v", says, err)

@@ -2,6 +2,7 @@ package command
 
 import (
 	"fmt"
+	"net"
 	"strings"
 	"time"
 
@@ -11,7 +12,7 @@ import (
 type certificatesCommand struct {
 	Authority   string        `required:"" type:"path" placeholder:"DIR" help:"Folder of the authority's certificate and private key; it is made when it is missing."`
 	CAFile      string        `name:"ca-file" required:"" type:"path" placeholder:"FILE" help:"File that the authority's certificate is written to, for clients."`
-	Issue       []string      `required:"" sep:"none" placeholder:"DIR=NAME,…" help:"Folder of a certificate and its private key, and the host names and IP addresses that it is for. Repeat it for each server."`
+	Issue       []string      `required:"" sep:"none" placeholder:"DIR=NAME,…" help:"Folder of a certificate and its private key, and the host names and IP addresses that it is for, a port behind one being ignored. Repeat it for each server."`
 	ValidFor    time.Duration `default:"17520h" help:"How long a new certificate is valid."`
 	RenewBefore time.Duration `default:"720h" help:"Renew certificates that expire within this time."`
 	JSON        bool          `help:"Print one JSON object a line."`
@@ -28,7 +29,11 @@ func (c *certificatesCommand) Run(a *app) error {
 		folder, list, _ := strings.Cut(text, "=")
 		s := server{folder: folder}
 		for name := range strings.SplitSeq(list, ",") {
-			if name = strings.TrimSpace(name); name != "" {
+			name = strings.TrimSpace(name)
+			if host, _, err := net.SplitHostPort(name); err == nil {
+				name = host
+			}
+			if name != "" {
 				s.names = append(s.names, name)
 			}
 		}

@@ -27,13 +27,13 @@ func TestCertificates_AreTrustedByCAFile(t *testing.T) {
 		w := world(t)
 		var out, said bytes.Buffer
 		w.Out, w.Err = &out, &said
-		args = append([]string{"certificates", "--authority", filepath.Join(dir, "authority"), "--ca-file", ca, "--issue", server + "=localhost, 127.0.0.1,", "--issue", other + "=other"}, args...)
+		args = append([]string{"certificates", "--authority", filepath.Join(dir, "authority"), "--ca-file", ca, "--issue", server + "=localhost, 127.0.0.1,", "--issue", other + "=other:7443,[2001:db8::1]:7443,2001:db8::2"}, args...)
 		if code := Main(t.Context(), args, w); code != ExitDone {
 			t.Fatalf("%v ended with %d: %s", args, code, said.String())
 		}
 		return out.String()
 	}
-	if out := certificates("--valid-for", "1000h"); strings.Count(out, "made ") != 2 || !strings.Contains(out, server+" for localhost, 127.0.0.1, until ") {
+	if out := certificates("--valid-for", "1000h"); strings.Count(out, "made ") != 2 || !strings.Contains(out, server+" for localhost, 127.0.0.1, until ") || !strings.Contains(out, other+" for other, 2001:db8::1, 2001:db8::2, until ") {
 		t.Errorf("it printed %s", out)
 	}
 	if out := certificates(); strings.Count(out, "kept ") != 2 {

@@ -108,7 +108,7 @@ func (x *examination) checks(ctx context.Context) []check {
 		base := []check{{"data folder", x.folder}, {"running stack", x.stack}}
 		return append(base, newSecurityExamination(ctx, x).checks()...)
 	}
-	return []check{
+	list := []check{
 		{"data folder", x.folder},
 		{"disk space", x.disk},
 		{"running stack", x.stack},
@@ -118,11 +118,14 @@ func (x *examination) checks(ctx context.Context) []check {
 		{"runner", x.runner},
 		{"kernel", x.kernel},
 		{diskLimits, x.diskLimit},
-		{modalSettings, x.modal},
 		{"Claude Code", x.claude},
 		{"models", x.models},
 		{"server", x.gateway},
 	}
+	if x.Sandbox == executor.Modal {
+		list = append(list, check{modalSettings, x.modal})
+	}
+	return list
 }
 
 // Run makes every check; it fails if something is missing that Spool cannot do without, or is open that should not be.
@@ -330,9 +333,6 @@ func (x *examination) diskLimit(ctx context.Context) finding {
 
 // modal has Modal try the settings of its sandboxes.
 func (x *examination) modal(ctx context.Context) finding {
-	if x.Sandbox != executor.Modal {
-		return ok("not used")
-	}
 	var cfg executor.Config
 	parser, err := kong.New(&cfg, kong.Exit(func(int) {}))
 	if err == nil {

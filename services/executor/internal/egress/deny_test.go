@@ -211,7 +211,7 @@ func TestTunnel(t *testing.T) {
 		t.Fatalf("%v, %v", res, err)
 	}
 	_, _ = io.WriteString(c, "late ")
-	_ = c.(*net.UnixConn).CloseWrite()
+	_ = c.(interface{ CloseWrite() error }).CloseWrite()
 	if raw, err := io.ReadAll(r); err != nil || string(raw) != "early late the end" {
 		t.Errorf("%q, %v", raw, err)
 	}

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"io"
@@ -27,7 +28,12 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		_ = os.RemoveAll(programsDir)
+		os.Exit(code)
+	}))
+}
 
 // within bounds what a test waits for.
 const within = 20 * time.Second
@@ -38,6 +44,7 @@ type world struct {
 	cfg    egress.Config
 	deps   egress.Deps
 	client *egress.Client
+	issuer *issuer // of the certificate of the TLS listener, by which dialWith connects; nil for the Unix socket
 	log    *safeBuffer
 	stop   func() // ends the proxy, and waits
 }
@@ -108,6 +115,10 @@ func newWorld(t *testing.T, change func(*egress.Config, *egress.Deps)) *world {
 		Logger: slog.New(slog.NewJSONHandler(w.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 		Own:    func() ([]netip.Addr, error) { return []netip.Addr{netip.MustParseAddr("93.184.215.99")}, nil },
 		Getenv: func(string) string { return "" },
+	}
+	if strings.HasPrefix(t.Name(), "TestOverTLS") {
+		w.issuer = newIssuer(t)
+		w.issuer.listen(&w.cfg)
 	}
 	if change != nil {
 		change(&w.cfg, &w.deps)
@@ -216,7 +227,11 @@ func (w *world) clientOf(token string) *http.Client {
 
 // dialWith opens a connection and says the token.
 func (w *world) dialWith(token string) (net.Conn, error) {
-	c, err := net.Dial("unix", w.cfg.ListenSandboxes)
+	dial := func() (net.Conn, error) { return net.Dial("unix", w.cfg.ListenSandboxes) }
+	if w.issuer != nil {
+		dial = func() (net.Conn, error) { return tls.Dial("tcp", w.cfg.ListenTLS, w.issuer.client()) }
+	}
+	c, err := dial()
 	if err != nil {
 		return nil, err
 	}

@@ -180,7 +180,7 @@ func (p *Provider) install(ctx context.Context, app *sdk.App, base *sdk.Image, n
 	if err := p.putRunner(ctx, helper); err != nil {
 		return nil, err
 	}
-	return p.snapshot(ctx, helper, name)
+	return p.snapshot(ctx, helper, name, imageTTL)
 }
 
 // putRunner runs prepareScript.

@@ -60,8 +60,6 @@ type Config struct {
 	Limits sandbox.Limits // of sandboxes whose Spec has none: MemoryBytes, CPUs and DiskBytes count
 	// Timeout ends every sandbox; 0 for MaxTimeout.
 	Timeout time.Duration
-	// SnapshotTTL is how long prepared images and snapshots of workspaces are kept; 0 for 30 days.
-	SnapshotTTL time.Duration
 
 	// Egress is the egress proxy as sandboxes reach it, the only address that is open to them. Without it
 	// sandboxes have no network.
@@ -77,7 +75,13 @@ const MaxTimeout = 24 * time.Hour
 
 const minTimeout = 10 * time.Minute
 
-const defaultTTL = 30 * 24 * time.Hour
+// How long Modal keeps images, counted from when they are made.
+const (
+	// imageTTL is of prepared images, which are then made again.
+	imageTTL = 30 * 24 * time.Hour
+	// workspaceTTL is of snapshots that wait for a sandbox. By then the session starts from Spool's own snapshot.
+	workspaceTTL = 7 * 24 * time.Hour
+)
 
 // Bounds of what is asked of Modal.
 const (
@@ -173,7 +177,6 @@ func New(cfg Config) (*Provider, error) {
 		cfg.Runner += "/runner-linux-amd64"
 	}
 	cfg.Timeout = cmp.Or(cfg.Timeout, MaxTimeout)
-	cfg.SnapshotTTL = cmp.Or(cfg.SnapshotTTL, defaultTTL)
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}

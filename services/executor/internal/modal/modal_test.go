@@ -1,12 +1,14 @@
 package modal
 
 import (
+	"archive/zip"
 	"bytes"
 	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -14,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/spoolhq/spool/pkg/certificate"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/imagepolicy"
 	"github.com/spoolhq/spool/pkg/sandbox"
@@ -451,5 +454,159 @@ func TestTags_SurviveARoundTrip(t *testing.T) {
 		if got, err := labels(tags); got != l || err != nil {
 			t.Errorf("%+v came back as %+v, %v", l, got, err)
 		}
+	}
+}
+
+func TestCreate_TellsModalTheLimits(t *testing.T) {
+	t.Parallel()
+	s := sharedServer(t)
+	cfg := s.config(t)
+	cfg.Timeout, cfg.Region = 20*time.Minute, region
+	create(t, provide(t, cfg), newSpec(t, cfg))
+	got := s.running(t, cfg.Engine)
+	if len(got) != 1 {
+		t.Fatalf("%d sandboxes run", len(got))
+	}
+	l := got[0]
+	if l.Timeout != 1200 || l.Resources.MilliCPU != 1000 || l.Resources.MilliCPUMax != 1000 || l.Resources.MemoryMB != 512 || l.Resources.MemoryMBMax != 512 ||
+		len(l.Regions) != 1 || l.Regions[0] != region || l.Network.Type != "BLOCKED" {
+		t.Errorf("the server has %+v", l)
+	}
+}
+
+func TestVerify(t *testing.T) {
+	t.Parallel()
+	s := sharedServer(t)
+	good := s.config(t)
+	found, err := provide(t, good).Prove(t.Context())
+	if err != nil || len(found) != 2 || !strings.Contains(found[0], "accepts the token") || !strings.Contains(found[1], testImage) {
+		t.Errorf("%q, %v", found, err)
+	}
+	for code, change := range map[string]func(*Config){
+		sandbox.CodeCredentialsRefused: func(c *Config) { c.TokenID = "ak-other" },
+		sandbox.CodeSandboxFailed:      func(c *Config) { c.Environment = "nowhere" },
+		sandbox.CodeEngineUnavailable:  func(c *Config) { c.ServerURL = "http://127.0.0.1:1" },
+	} {
+		cfg := good
+		change(&cfg)
+		wantCode(t, provide(t, cfg).Verify(t.Context()), code)
+	}
+	cfg := good
+	cfg.Image = "spool.invalid/none:1"
+	_, err = provide(t, cfg).Prove(t.Context())
+	wantCode(t, err, sandbox.CodeImageNotFound)
+}
+
+// A sandbox with a token reaches the egress proxy's address and no other.
+func TestNetwork_ReachesTheProxyAlone(t *testing.T) {
+	t.Parallel()
+	s := sharedServer(t)
+	proxy, err := net.Listen("tcp", net.JoinHostPort(s.Gateway, "0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer proxy.Close() //nolint:errcheck // the test ends
+	elsewhere := otherAddress(t, s.Gateway)
+	other, err := net.Listen("tcp", net.JoinHostPort(elsewhere, "0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close() //nolint:errcheck // the test ends
+	cfg := s.config(t)
+	cfg.Egress.Server, cfg.Egress.Authority = proxy.Addr().String(), authority(t)
+	spec := newSpec(t, cfg)
+	spec.EgressToken = "token-of-the-sandbox"
+	box := create(t, provide(t, cfg), spec)
+	for to, want := range map[net.Addr]int{proxy.Addr(): 0, other.Addr(): 1} {
+		host, port, _ := net.SplitHostPort(to.String())
+		if _, code := sh(t, box, fmt.Sprintf("timeout 3 bash -c 'exec 3<>/dev/tcp/%s/%s' 2>/dev/null || exit 1", host, port)); code != want {
+			t.Errorf("connect to %s: code %d, want %d", to, code, want)
+		}
+	}
+	if out, _ := sh(t, box, "env"); strings.Contains(out, spec.EgressToken) || strings.Contains(out, "SPOOL_RUNNER") {
+		t.Errorf("a command sees what is the runner's:\n%s", out)
+	}
+}
+
+// otherAddress is an address of this machine that is not the one given.
+func otherAddress(t *testing.T, not string) string {
+	t.Helper()
+	all, err := net.InterfaceAddrs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range all {
+		if n, ok := a.(*net.IPNet); ok && n.IP.To4() != nil && !n.IP.IsLoopback() && n.IP.String() != not {
+			return n.IP.String()
+		}
+	}
+	t.Fatal("this machine has no other address")
+	return ""
+}
+
+func authority(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	a, err := certificate.OpenAuthority(filepath.Join(dir, "authority"), certificate.Validity{For: time.Hour}, time.Now())
+	if err == nil {
+		err = a.Trust(filepath.Join(dir, "ca.pem"))
+	}
+	text, rerr := os.ReadFile(filepath.Join(dir, "ca.pem"))
+	if err := errors.Join(err, rerr); err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+func TestStock_BringsSkillsOnce(t *testing.T) {
+	t.Parallel()
+	s := sharedServer(t)
+	cfg := s.config(t)
+	fetched := 0
+	fetch := func(context.Context) (*os.File, error) {
+		fetched++
+		f, err := os.CreateTemp(t.TempDir(), "skill")
+		if err != nil {
+			return nil, err
+		}
+		w := zip.NewWriter(f)
+		for name, text := range map[string]string{"SKILL.md": "---\nname: greet\ndescription: says hello\n---\nhello\n", "scripts/run.sh": "echo run\n"} {
+			part, err := w.Create(name)
+			if err != nil {
+				return nil, err
+			}
+			if _, err := io.WriteString(part, text); err != nil {
+				return nil, err
+			}
+		}
+		return f, w.Close()
+	}
+	digest := strings.Repeat("ab", 32)
+	spec := newSpec(t, cfg)
+	p := provide(t, cfg)
+	box := create(t, p, spec)
+	if err := p.Stock(t.Context(), spec.ID, []string{digest}); err == nil {
+		t.Error("a skill that nobody shelved was brought")
+	}
+	for _, q := range []*Provider{p, p, provide(t, cfg)} {
+		dir, err := q.Shelve(t.Context(), digest, fetch)
+		if err != nil || dir != "/bin/skills/"+digest {
+			t.Fatalf("shelved at %q, %v", dir, err)
+		}
+		if err := q.Stock(t.Context(), spec.ID, []string{digest}); err != nil {
+			t.Fatal(err)
+		}
+		if out, code := sh(t, box, "cat "+dir+"/SKILL.md "+dir+"/scripts/run.sh | tail -n 2"); out != "hello\necho run\n" || code != 0 {
+			t.Errorf("inside: %q, code %d", out, code)
+		}
+		if out, _ := sh(t, box, "touch "+dir+"/x "+dir+"/SKILL.md 2>&1; rm -rf "+dir+" 2>&1; ls "+dir); !strings.Contains(out, "Permission denied") || !strings.Contains(out, "SKILL.md") {
+			t.Errorf("the agent can change a skill: %s", out)
+		}
+	}
+	if fetched != 3 { // twice checked, once brought
+		t.Errorf("the archive was fetched %d times, want 3", fetched)
+	}
+	if err := p.Stock(t.Context(), newID(t, events.KindSandbox), []string{digest}); !errors.Is(err, sandbox.ErrNotFound) {
+		t.Errorf("a sandbox that is not there: %v", err)
 	}
 }

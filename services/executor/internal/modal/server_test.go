@@ -84,6 +84,9 @@ type server struct {
 	Gateway string `json:"gateway"`
 }
 
+// region is one that the server has.
+const region = "us-east"
+
 // serve starts a server.
 func serve(dir string) (*server, error) {
 	bin, err := binaries()
@@ -175,6 +178,10 @@ func (s *server) calls(t testing.TB, method string) int {
 type listed struct {
 	ID, Name, State string
 	Tags            map[string]string
+	Timeout         int `json:"timeoutSeconds"`
+	Regions         []string
+	Network         struct{ Type string }
+	Resources       struct{ MilliCPU, MilliCPUMax, MemoryMB, MemoryMBMax int }
 }
 
 // running are the sandboxes of an engine that run.

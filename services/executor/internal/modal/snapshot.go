@@ -2,6 +2,7 @@ package modal
 
 import (
 	"context"
+	"time"
 
 	sdk "github.com/modal-labs/modal-client/go"
 )
@@ -13,7 +14,7 @@ func workspaceName(id string) string { return "spool-workspace-" + id }
 // under a tag that names the base image and the runner, since it has both inside and serves sandboxes
 // with the same alone, and under the default tag, by which it is found when it is removed.
 func (p *Provider) keepWorkspace(ctx context.Context, id string, h *handle) error {
-	image, err := p.snapshot(ctx, h.sandbox(), workspaceName(id))
+	image, err := p.snapshot(ctx, h.sandbox(), workspaceName(id), workspaceTTL)
 	if err != nil {
 		return err
 	}
@@ -21,9 +22,9 @@ func (p *Provider) keepWorkspace(ctx context.Context, id string, h *handle) erro
 }
 
 // snapshot takes a snapshot of a sandbox's file system and publishes it.
-func (p *Provider) snapshot(ctx context.Context, sb *sdk.Sandbox, name string) (*sdk.Image, error) {
+func (p *Provider) snapshot(ctx context.Context, sb *sdk.Sandbox, name string, ttl time.Duration) (*sdk.Image, error) {
 	image, err := call(ctx, p, snapshotWithin, "take a snapshot", func(ctx context.Context) (*sdk.Image, error) {
-		return sb.SnapshotFilesystem(ctx, &sdk.SandboxSnapshotFilesystemParams{Timeout: snapshotWithin, TTL: p.cfg.SnapshotTTL})
+		return sb.SnapshotFilesystem(ctx, &sdk.SandboxSnapshotFilesystemParams{Timeout: snapshotWithin, TTL: ttl})
 	})
 	if err != nil {
 		return nil, err

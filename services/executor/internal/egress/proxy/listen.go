@@ -277,7 +277,7 @@ func (s *Server) refuse(l Listener, c net.Conn, f failure) {
 		reason, known := refusalOverTLS(f)
 		s.cfg.Metrics.RefusedTLS(reason)
 		if n, ok := s.quiet.allow(time.Now()); ok {
-			s.cfg.Logger.Warn("a connection over TLS is refused", "reason", reason, "error", f.message, "address", c.RemoteAddr(), "since_last", n)
+			s.cfg.Logger.Warn("a connection over TLS is refused", "reason", reason, "error", f.message, "address", c.RemoteAddr().String(), "since_last", n)
 		}
 		if !known {
 			return
