@@ -170,11 +170,12 @@ func TestModal_Faults(t *testing.T) {
 		k.completed("which number was it?", "You asked me to remember 4711.")
 	})
 	t.Run("swept", func(t *testing.T) {
+		newTalkWith(t, c, "spool", model()).completed("hello", "You said: hello") // by now the image is prepared
 		k := newTalkWith(t, c, "spool", model())
-		// Modal makes the sandbox, and the executor never hears of it.
-		c.Modal.Ask(t, "POST", "/faults", map[string]any{"method": "SandboxCreateV2", "code": "UNAVAILABLE", "message": "injected", "count": -1, "after": true}, nil)
-		c.Modal.Fault(t, "SandboxGetFromName", "UNAVAILABLE")
-		c.Modal.Fault(t, "SandboxGetFromNameV2", "UNAVAILABLE")
+		// Modal makes the sandbox, and the executor never hears of it. The SDK does not repeat what was ABORTED.
+		c.Modal.Ask(t, "POST", "/faults", map[string]any{"method": "SandboxCreateV2", "code": "ABORTED", "message": "injected", "count": -1, "after": true}, nil)
+		c.Modal.Fault(t, "SandboxGetFromName", "ABORTED")
+		c.Modal.Fault(t, "SandboxGetFromNameV2", "ABORTED")
 		k.failed("hello", "ENGINE_UNAVAILABLE", "")
 		sandbox := k.sandbox()
 		if !c.Modal.Runs(t, sandbox) {
