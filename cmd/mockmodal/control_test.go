@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 	"net"
-	"os"
 	"os/exec"
 	"strings"
 	"testing"
@@ -195,23 +194,25 @@ func newRaw(t *testing.T, b *bed) *raw {
 	return r
 }
 
+// leftOf returns what a server made on the engine and has not removed.
+func leftOf(t *testing.T, data string) []string {
+	t.Helper()
+	filter := "label=dev.spool.mockmodal=" + data
+	var all []string
+	for _, command := range [][]string{
+		{"ps", "--all", "--quiet", "--filter", filter}, {"network", "ls", "--quiet", "--filter", filter}, {"images", "--all", "--quiet", "--filter", filter},
+	} {
+		out, err := exec.Command("docker", command...).Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, strings.Fields(string(out))...)
+	}
+	return all
+}
+
 func TestServe_LeavesNothingBehind(t *testing.T) {
 	data := t.TempDir()
-	left := func() string {
-		t.Helper()
-		filter := "label=dev.spool.mockmodal=" + data
-		var all []string
-		for _, command := range [][]string{
-			{"ps", "--all", "--quiet", "--filter", filter}, {"network", "ls", "--quiet", "--filter", filter}, {"images", "--quiet", "--filter", filter},
-		} {
-			out, err := exec.Command("docker", command...).Output()
-			if err != nil {
-				t.Fatal(err)
-			}
-			all = append(all, strings.Fields(string(out))...)
-		}
-		return strings.Join(all, " ")
-	}
 	for _, end := range []string{"SIGTERM", "SIGKILL"} {
 		i := serveIn(t, data)
 		b := &bed{instance: i, client: i.client(t), ctx: t.Context(), t: t}
@@ -224,21 +225,58 @@ func TestServe_LeavesNothingBehind(t *testing.T) {
 		if _, err := sb.SnapshotFilesystem(b.ctx, nil); err != nil {
 			t.Fatal(err)
 		}
-		if fields := strings.Fields(left()); len(fields) != 3 {
-			t.Fatalf("want a container, a network and an image, got %v", fields)
+		if left := leftOf(t, data); len(left) != 3 {
+			t.Fatalf("want a container, a network and an image, got %v", left)
 		}
 		if end == "SIGTERM" {
 			i.stop()
 		} else {
 			_ = i.command.Process.Kill()
 			_ = i.command.Wait()
-			serveIn(t, data).stop()
+			serve(t).stop() // with another data folder
 		}
-		if got := left(); got != "" {
-			t.Errorf("after %s these are left: %s", end, got)
+		if left := leftOf(t, data); len(left) > 0 {
+			t.Errorf("after %s these are left: %v", end, left)
 		}
-		if _, err := os.Lstat(data + "/sockets"); !os.IsNotExist(err) {
-			t.Errorf("after %s the folder of sockets is left: %v", end, err)
-		}
+	}
+}
+
+func TestServe_LeavesRunningServersAlone(t *testing.T) {
+	b := newBed(t)
+	sb := b.create(nil)
+	serve(t).stop()
+	b.expect(sb, "echo here", "here")
+	second := exec.Command(program, "serve", "--data", b.data)
+	if out, err := second.CombinedOutput(); err == nil || !strings.Contains(string(out), "another server uses the data folder") {
+		t.Errorf("a second server with the data folder: %v, %s", err, out)
+	}
+	b.expect(sb, "echo here", "here")
+}
+
+func TestServe_EndsWithItsParent(t *testing.T) {
+	data := t.TempDir()
+	parent := exec.Command("sh", "-c", `"$0" serve --until-parent-ends --data "$1" & wait`, program, data)
+	out, err := parent.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := parent.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := out.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	if left := leftOf(t, data); len(left) != 1 {
+		t.Fatalf("want a network, got %v", left)
+	}
+	if err := parent.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.Copy(io.Discard, out); err != nil { // ends when mockmodal has
+		t.Fatal(err)
+	}
+	_ = parent.Wait() // it was killed
+	if left := leftOf(t, data); len(left) > 0 {
+		t.Errorf("these are left: %v", left)
 	}
 }

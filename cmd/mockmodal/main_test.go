@@ -62,7 +62,7 @@ func serve(t *testing.T, args ...string) *instance {
 func serveIn(t *testing.T, data string, args ...string) *instance {
 	t.Helper()
 	i := &instance{data: data, t: t}
-	i.command = exec.Command(program, append([]string{"serve", "--data", data}, args...)...)
+	i.command = exec.Command(program, append([]string{"serve", "--until-parent-ends", "--data", data}, args...)...)
 	i.command.Stderr = os.Stderr
 	out, err := i.command.StdoutPipe()
 	if err != nil {
@@ -104,7 +104,7 @@ func (i *instance) clientWith(t *testing.T, id, secret string) *modal.Client {
 	t.Setenv("MODAL_SERVER_URL", i.URL)
 	t.Setenv("MODAL_CONFIG_PATH", filepath.Join(t.TempDir(), "none"))
 	client, err := modal.NewClientWithOptions(&modal.ClientParams{
-		TokenID: id, TokenSecret: secret, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		TokenID: id, TokenSecret: secret, Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)

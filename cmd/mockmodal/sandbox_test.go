@@ -154,6 +154,48 @@ func TestSandbox_PreemptedOneIsGoneForItsClients(t *testing.T) {
 	}
 }
 
+func TestSandbox_ControlAPIEndsIt(t *testing.T) {
+	b := newBed(t)
+	for how, want := range map[string]struct {
+		code   int
+		result string
+	}{"timeout": {124, "GENERIC_STATUS_TIMEOUT"}, "oom": {137, "GENERIC_STATUS_FAILURE"}} {
+		sb := b.create(nil)
+		b.post(t, "/sandboxes/"+sb.SandboxID+"/end", object{"how": how})
+		if code, err := sb.Wait(b.ctx, nil); err != nil || code != want.code {
+			t.Errorf("after %s it ended with %d, %v", how, code, err)
+		}
+		b.wantResult(sb, want.result)
+	}
+}
+
+func TestSandbox_OfTheFirstBackend(t *testing.T) {
+	t.Setenv("MODAL_SANDBOX_V2", "0")
+	b := newBed(t)
+	sb := b.create(&modal.SandboxCreateParams{BlockNetwork: true, Name: "sbx_one", Env: map[string]string{"COLOUR": "blue"}, Tags: map[string]string{"a": "b"}})
+	b.expect(sb, "echo $COLOUR", "blue")
+	found, err := b.client.Sandboxes.FromName(b.ctx, "spool", "sbx_one", nil)
+	if err != nil || found.SandboxID != sb.SandboxID {
+		t.Fatalf("found %v, %v", found, err)
+	}
+	listed, err := b.client.Sandboxes.List(b.ctx, &modal.SandboxListParams{AppID: b.app.AppID, Tags: map[string]string{"a": "b"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for each, err := range listed {
+		if err != nil || each.SandboxID != sb.SandboxID {
+			t.Errorf("listed %v, %v", each, err)
+		}
+	}
+	if code, err := sb.Terminate(b.ctx, &modal.SandboxTerminateParams{Wait: true}); err != nil || code != 137 {
+		t.Errorf("terminate: %d, %v", code, err)
+	}
+	if n := b.calls(t)["SandboxCreate"]; n != 1 {
+		t.Errorf("the SDK made %d calls of SandboxCreate", n)
+	}
+	b.noViolations()
+}
+
 func TestSandbox_LostContainerEndsIt(t *testing.T) {
 	b := newBed(t)
 	sb := b.create(nil)

@@ -114,3 +114,46 @@ func TestSnapshot_OfTheExit(t *testing.T) {
 		t.Errorf("the exit snapshot of a preempted sandbox: %v", err)
 	}
 }
+
+func TestSnapshot_OfARestoredSandboxIsDeletedAlone(t *testing.T) {
+	b := newBed(t)
+	first, err := b.create(nil).SnapshotFilesystem(b.ctx, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	restored := b.createFrom(first, nil)
+	b.expect(restored, "echo more > /root/more; echo ok", "ok")
+	second, err := restored.SnapshotFilesystem(b.ctx, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := restored.Terminate(b.ctx, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.client.Images.Delete(b.ctx, second.ImageID, nil); err != nil {
+		t.Fatal(err)
+	}
+	b.expect(b.createFrom(first, nil), "ls /root", "")
+}
+
+func TestSnapshot_CanBeDeletedBeforeWhatWasMadeOfIt(t *testing.T) {
+	b := newBed(t)
+	first, err := b.create(nil).SnapshotFilesystem(b.ctx, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	restored := b.createFrom(first, nil)
+	b.expect(restored, "echo more > /root/more; echo ok", "ok")
+	second, err := restored.SnapshotFilesystem(b.ctx, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.client.Images.Delete(b.ctx, first.ImageID, nil); err != nil {
+		t.Fatal(err)
+	}
+	b.expect(b.createFrom(second, nil), "cat /root/more", "more")
+	b.stop()
+	if left := leftOf(t, b.data); len(left) > 0 {
+		t.Errorf("these are left: %v", left)
+	}
+}

@@ -32,6 +32,24 @@ type fakeProvider struct {
 	specs      map[string]sandbox.Spec
 	paused     map[string]bool
 	workspaces map[string]bool // by the id of the sandbox they were made for
+	stocked    []string        // digests of skills, as they were brought into sandboxes
+}
+
+// Stock brings skills into a sandbox.
+func (p *fakeProvider) Stock(_ context.Context, id string, digests []string) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.boxes[id] == nil {
+		return sandbox.ErrNotFound
+	}
+	p.stocked = append(p.stocked, digests...)
+	return nil
+}
+
+func (p *fakeProvider) hasStock() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.stocked)
 }
 
 func newFakeProvider(s script) *fakeProvider {

@@ -1,6 +1,7 @@
 package executor_test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -18,8 +19,10 @@ func TestSubagentSkills(t *testing.T) {
 			return events.SkillPushed{Ref: r, Name: name, Description: "What " + name + " is for.", Document: "---\nname: " + name + "\n---\nHow to " + name + "."}
 		})
 	}
+	var brought []string // into the sandbox, before the first attempt's agent began
 	b = newBench(t, func(f *fakeTurn) {
 		if f.Query.Attempt == 1 {
+			brought = b.provider.hasStock()
 			push("pdf", 29)
 		}
 		exits(2)(f)
@@ -44,6 +47,12 @@ func TestSubagentSkills(t *testing.T) {
 	})))
 	if l := s.ended(s.post("go")); l.Run.Phase != run.Completed || l.Run.Attempt != 2 {
 		t.Fatalf("it ended as %+v", l.Run)
+	}
+	slices.Sort(brought)
+	want := []string{digestOf(21), digestOf(22)}
+	slices.Sort(want)
+	if !slices.Equal(slices.Compact(brought), want) {
+		t.Errorf("the sandbox got the skills %q, want %q", brought, want)
 	}
 	at := func(n int) string { return "LOCATION: /bin/skills/" + digestOf(n) + "/\n" }
 	for i, q := range b.provider.only().runner.asked() {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -34,6 +35,7 @@ const guestWithin = time.Minute
 // engine runs the containers of one server.
 type engine struct {
 	api     *client.Client
+	logger  *slog.Logger
 	owner   string // the label's value
 	sockets string // folder with a short path: a folder for each sandbox, with the guest's socket
 	program string // this program
@@ -43,9 +45,9 @@ type engine struct {
 	names   []string // resolve to the gateway in sandboxes
 }
 
-// newEngine connects to the engine, removes what an earlier server with the
-// same data folder left there, and makes a network.
-func newEngine(ctx context.Context, cfg Config) (*engine, error) {
+// newEngine connects to the engine, removes what servers left there that were
+// killed, and makes a network. The caller holds the lock of the data folder.
+func newEngine(ctx context.Context, cfg Config, logger *slog.Logger) (*engine, error) {
 	options := []client.Opt{client.FromEnv, client.WithAPIVersionNegotiation()}
 	if cfg.DockerHost != "" {
 		options = append(options, client.WithHost(cfg.DockerHost))
@@ -58,34 +60,17 @@ func newEngine(ctx context.Context, cfg Config) (*engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &engine{api: api, owner: cfg.Data, program: program, names: cfg.GatewayNames}
-	if err := e.removeAll(ctx); err != nil {
-		return nil, fmt.Errorf("remove what an earlier server left: %w", err)
+	e := &engine{api: api, logger: logger, owner: cfg.Data, program: program, names: cfg.GatewayNames}
+	if err := e.removeLeftovers(ctx); err != nil {
+		return nil, fmt.Errorf("remove what earlier servers left: %w", err)
 	}
-	if e.sockets, err = socketFolder(cfg.Data); err != nil {
+	if e.sockets, err = newSocketFolder(cfg.Data); err != nil {
 		return nil, err
 	}
 	if err := e.createNetwork(ctx); err != nil {
 		return nil, errors.Join(err, e.close(ctx))
 	}
 	return e, nil
-}
-
-// socketFolder makes the folder for the guests' sockets. It is outside of the
-// data folder, whose path may be too long for a socket's; a link in the data
-// folder leads the next server to it if this one crashes.
-func socketFolder(data string) (string, error) {
-	link := filepath.Join(data, "sockets")
-	if old, err := os.Readlink(link); err == nil {
-		if err := errors.Join(os.RemoveAll(old), os.Remove(link)); err != nil {
-			return "", err
-		}
-	}
-	folder, err := os.MkdirTemp("", "mockmodal-")
-	if err != nil {
-		return "", err
-	}
-	return folder, os.Symlink(folder, link)
 }
 
 func (e *engine) createNetwork(ctx context.Context) error {
@@ -110,31 +95,28 @@ func (e *engine) labels() map[string]string { return map[string]string{label: e.
 
 // close removes all that the server made on the engine.
 func (e *engine) close(ctx context.Context) error {
-	return errors.Join(e.removeAll(ctx), os.RemoveAll(e.sockets), os.Remove(filepath.Join(e.owner, "sockets")), e.api.Close())
+	return errors.Join(e.removeAll(ctx, e.owner), e.api.Close())
 }
 
-// removeAll removes the containers, the networks and the images with the
-// server's label.
-func (e *engine) removeAll(ctx context.Context) error {
-	mine := filters.NewArgs(filters.Arg("label", label+"="+e.owner))
-	containers, err := e.api.ContainerList(ctx, container.ListOptions{All: true, Filters: mine})
-	if err != nil {
-		return fmt.Errorf("list containers: %w", err)
+// removeImages removes the images that a filter finds. An image can be removed
+// when those that were made of it are gone, so it may take several passes.
+func (e *engine) removeImages(ctx context.Context, mine filters.Args) error {
+	for before := -1; ; {
+		images, err := e.api.ImageList(ctx, dockerimage.ListOptions{All: true, Filters: mine})
+		if err != nil {
+			return fmt.Errorf("list images: %w", err)
+		}
+		if len(images) == 0 {
+			return nil
+		}
+		for _, i := range images {
+			err = errors.Join(err, e.removeImage(ctx, i.ID))
+		}
+		if len(images) == before {
+			return err
+		}
+		before = len(images)
 	}
-	for _, c := range containers {
-		err = errors.Join(err, e.remove(ctx, c.ID))
-	}
-	networks, listErr := e.api.NetworkList(ctx, network.ListOptions{Filters: mine})
-	err = errors.Join(err, listErr)
-	for _, n := range networks {
-		err = errors.Join(err, ignoreMissing(e.api.NetworkRemove(ctx, n.ID)))
-	}
-	images, listErr := e.api.ImageList(ctx, dockerimage.ListOptions{Filters: mine})
-	err = errors.Join(err, listErr)
-	for _, i := range images {
-		err = errors.Join(err, e.removeImage(ctx, i.ID))
-	}
-	return err
 }
 
 // remove kills and removes a container, and waits until it is gone.
@@ -151,8 +133,9 @@ func (e *engine) remove(ctx context.Context, id string) error {
 	return ignoreMissing(err)
 }
 
+// removeImage removes an image and keeps those that it was made of.
 func (e *engine) removeImage(ctx context.Context, id string) error {
-	_, err := e.api.ImageRemove(ctx, id, dockerimage.RemoveOptions{Force: true, PruneChildren: false})
+	_, err := e.api.ImageRemove(ctx, id, dockerimage.RemoveOptions{Force: true})
 	return ignoreMissing(err)
 }
 
@@ -194,7 +177,7 @@ func (e *engine) run(ctx context.Context, spec containerSpec) (*box, error) {
 	if err := os.MkdirAll(folder, 0o700); err != nil {
 		return nil, err
 	}
-	made, err := e.create(ctx, spec, folder)
+	made, err := e.create(context.WithoutCancel(ctx), spec, folder) // a cancelled call might leave a container of unknown id
 	if err != nil {
 		return nil, errors.Join(err, os.RemoveAll(folder))
 	}
@@ -231,7 +214,7 @@ func (e *engine) create(ctx context.Context, spec containerSpec, folder string) 
 }
 
 func (e *engine) start(ctx context.Context, b *box) error {
-	if err := e.api.ContainerStart(ctx, b.id, container.StartOptions{}); err != nil {
+	if err := e.api.ContainerStart(context.WithoutCancel(ctx), b.id, container.StartOptions{}); err != nil {
 		return err
 	}
 	state, err := e.api.ContainerInspect(ctx, b.id)
@@ -334,7 +317,7 @@ func (e *engine) allow(ctx context.Context, b *box, allowed []rule) error {
 		rules = append(rules, line+" -j ACCEPT")
 	}
 	rules = append(rules, "-A OUTPUT -p tcp -j REJECT --reject-with tcp-reset", "-A OUTPUT -j REJECT", "COMMIT", "")
-	command := exec.CommandContext(ctx, "nsenter", "--net", "--target", fmt.Sprint(b.pid), "iptables-restore", "--wait") //nolint:gosec // a number
+	command := exec.CommandContext(ctx, "nsenter", "--net", "--target", fmt.Sprint(b.pid), "iptables-restore", "--wait")
 	command.Stdin = strings.NewReader(strings.Join(rules, "\n"))
 	if out, err := command.CombinedOutput(); err != nil {
 		return fmt.Errorf("set the sandbox's firewall: %w: %s", err, out)

@@ -32,7 +32,7 @@ func newV2ID(prefix string) string {
 	raw := make([]byte, 16)
 	_, _ = rand.Read(raw) // never fails
 	var now [8]byte
-	binary.BigEndian.PutUint64(now[:], uint64(time.Now().UnixMilli())) //nolint:gosec // after 1970
+	binary.BigEndian.PutUint64(now[:], uint64(time.Now().UnixMilli()))
 	copy(raw, now[2:])
 	return prefix + "-" + crockford.EncodeToString(raw)
 }

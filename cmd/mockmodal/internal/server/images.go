@@ -164,7 +164,7 @@ func (c *controlPlane) ImageJoinStreaming(r *pb.ImageJoinStreamingRequest, strea
 func seconds(s float32) time.Duration { return time.Duration(float64(s) * float64(time.Second)) }
 
 // ImageFromId reports whether an image exists.
-func (c *controlPlane) ImageFromId(_ context.Context, r *pb.ImageFromIdRequest) (*pb.ImageFromIdResponse, error) { //nolint:revive // the name is generated
+func (c *controlPlane) ImageFromId(_ context.Context, r *pb.ImageFromIdRequest) (*pb.ImageFromIdResponse, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	found, err := c.findImage(r.GetImageId())

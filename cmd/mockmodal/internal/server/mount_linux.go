@@ -11,7 +11,7 @@ import (
 // mount binds a folder of the container over a path in it.
 func (b *box) mount(folder, path string) error {
 	return b.inMountNamespace(func() error {
-		if err := os.MkdirAll(path, 0o755); err != nil { //nolint:gosec // as mkdir does
+		if err := os.MkdirAll(path, 0o755); err != nil {
 			return err
 		}
 		return unix.Mount(folder, path, "", unix.MS_BIND, "")
@@ -37,7 +37,7 @@ func (b *box) inMountNamespace(f func() error) error {
 			done <- err
 			return
 		}
-		if err := unix.Setns(int(namespace.Fd()), unix.CLONE_NEWNS); err != nil { //nolint:gosec // a descriptor
+		if err := unix.Setns(int(namespace.Fd()), unix.CLONE_NEWNS); err != nil {
 			done <- err
 			return
 		}

@@ -56,7 +56,7 @@ func (p *port) reserve(address netip.AddrPort) error {
 	if err != nil {
 		return err
 	}
-	p.address = netip.AddrPortFrom(address.Addr(), uint16(got.(*unix.SockaddrInet4).Port)) //nolint:gosec,forcetypeassert // as bound
+	p.address = netip.AddrPortFrom(address.Addr(), uint16(got.(*unix.SockaddrInet4).Port))
 	return nil
 }
 
@@ -72,7 +72,7 @@ func (p *port) turnOn() error {
 	}
 	config := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
 		var failed error
-		err := raw.Control(func(fd uintptr) { failed = sharePort(int(fd)) }) //nolint:gosec // a descriptor
+		err := raw.Control(func(fd uintptr) { failed = sharePort(int(fd)) })
 		return errors.Join(err, failed)
 	}}
 	listener, err := config.Listen(context.Background(), "tcp", p.address.String())

@@ -206,7 +206,7 @@ func (q *inputQueue) accept(offset uint64, data []byte, eof bool) (<-chan struct
 	}
 	if room := min(inputLimit-len(q.pending), len(rest)); room > 0 {
 		q.pending = append(q.pending, rest[:room]...)
-		q.accepted += uint64(room) //nolint:gosec // positive
+		q.accepted += uint64(room)
 		rest = rest[room:]
 		q.notify()
 	}
@@ -304,7 +304,7 @@ func (l *outputLog) append(data []byte) error {
 		l.file = file
 	}
 	n, err := l.file.Write(data)
-	l.size += uint64(n) //nolint:gosec // not negative
+	l.size += uint64(n)
 	close(l.changed)
 	l.changed = make(chan struct{})
 	return err

@@ -254,9 +254,9 @@ func (r *router) TaskExecWait(ctx context.Context, request *pb.TaskExecWaitReque
 	}
 	response := &pb.TaskExecWaitResponse{}
 	if p.exit.Signal != 0 {
-		response.SetSignal(int32(p.exit.Signal)) //nolint:gosec // a signal
+		response.SetSignal(int32(p.exit.Signal))
 	} else {
-		response.SetCode(int32(p.exit.Code)) //nolint:gosec // an exit code
+		response.SetCode(int32(p.exit.Code))
 	}
 	return response, nil
 }
@@ -271,9 +271,9 @@ func (r *router) TaskExecPoll(ctx context.Context, request *pb.TaskExecPollReque
 	select {
 	case <-p.done:
 		if p.exit.Signal != 0 {
-			response.SetSignal(int32(p.exit.Signal)) //nolint:gosec // a signal
+			response.SetSignal(int32(p.exit.Signal))
 		} else {
-			response.SetCode(int32(p.exit.Code)) //nolint:gosec // an exit code
+			response.SetCode(int32(p.exit.Code))
 		}
 	default:
 	}

@@ -116,18 +116,18 @@ func (s *Server) launch(ctx context.Context, sb *sandbox) error {
 	}
 	sb.mu.Unlock()
 	if isEnded {
-		return s.engine.discard(ctx, b)
+		return s.engine.discard(context.Background(), b)
 	}
 	if err := s.applyNetwork(ctx, sb, sb.network); err != nil {
-		return errors.Join(err, s.engine.discard(ctx, b))
+		return errors.Join(err, s.engine.discard(context.Background(), b))
 	}
 	if err := os.MkdirAll(sb.folder, 0o700); err != nil {
-		return errors.Join(err, s.engine.discard(ctx, b))
+		return errors.Join(err, s.engine.discard(context.Background(), b))
 	}
 	if args := sb.definition.GetEntrypointArgs(); len(args) > 0 {
 		p, err := startProcess(ctx, b, guest.Exec{Args: args, Env: sb.env, Dir: sb.workdir("")}, filepath.Join(sb.folder, "entrypoint"))
 		if err != nil {
-			return errors.Join(err, s.engine.discard(ctx, b))
+			return errors.Join(err, s.engine.discard(context.Background(), b))
 		}
 		sb.mu.Lock()
 		sb.entrypoint = p
@@ -167,7 +167,7 @@ func (s *Server) watch(sb *sandbox) {
 		if exit.Signal != 0 {
 			code = 128 + exit.Signal
 		}
-		result := pb.GenericResult_builder{Status: pb.GenericResult_GENERIC_STATUS_SUCCESS, Exitcode: int32(code)} //nolint:gosec // an exit code
+		result := pb.GenericResult_builder{Status: pb.GenericResult_GENERIC_STATUS_SUCCESS, Exitcode: int32(code)}
 		if code != 0 {
 			result.Status = pb.GenericResult_GENERIC_STATUS_FAILURE
 		}
@@ -190,10 +190,10 @@ func (s *Server) end(sb *sandbox, result *pb.GenericResult) {
 	b := sb.box
 	sb.mu.Unlock()
 	close(sb.ended)
+	s.exitSnapshot(sb, b)
 	if b == nil {
 		return
 	}
-	s.exitSnapshot(sb, b)
 	if err := s.engine.discard(context.Background(), b); err != nil {
 		s.logger.Error("remove the container of an ended sandbox", "sandbox", sb.id, "error", err)
 	}

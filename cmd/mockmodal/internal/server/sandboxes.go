@@ -96,12 +96,12 @@ func (s *Server) createSandbox(ctx context.Context, appID string, d *pb.Sandbox,
 	if err := s.register(sb, appID, sources); err != nil {
 		return nil, err
 	}
-	go func() {
-		if err := s.launch(context.WithoutCancel(ctx), sb); err != nil {
+	s.launches.Go(func() {
+		if err := s.launch(s.life, sb); err != nil {
 			s.logger.Error("launch a sandbox", "sandbox", sb.id, "error", err)
 			s.end(sb, pb.GenericResult_builder{Status: pb.GenericResult_GENERIC_STATUS_INIT_FAILURE, Exception: err.Error()}.Build())
 		}
-	}()
+	})
 	return sb, nil
 }
 
@@ -209,12 +209,12 @@ func tagList(tags map[string]string) []*pb.SandboxTag {
 
 // SandboxGetTaskId returns the task of a sandbox that runs, or the result of
 // one that has ended.
-func (c *controlPlane) SandboxGetTaskId(ctx context.Context, r *pb.SandboxGetTaskIdRequest) (*pb.SandboxGetTaskIdResponse, error) { //nolint:revive // the name is generated
+func (c *controlPlane) SandboxGetTaskId(ctx context.Context, r *pb.SandboxGetTaskIdRequest) (*pb.SandboxGetTaskIdResponse, error) {
 	return c.taskID(ctx, r, false)
 }
 
 // SandboxGetTaskIdV2 is SandboxGetTaskId for the second backend.
-func (c *controlPlane) SandboxGetTaskIdV2(ctx context.Context, r *pb.SandboxGetTaskIdRequest) (*pb.SandboxGetTaskIdResponse, error) { //nolint:revive // the name is generated
+func (c *controlPlane) SandboxGetTaskIdV2(ctx context.Context, r *pb.SandboxGetTaskIdRequest) (*pb.SandboxGetTaskIdResponse, error) {
 	return c.taskID(ctx, r, true)
 }
 

@@ -29,11 +29,13 @@ import (
 type Config struct {
 	Listen       string   `default:"127.0.0.1:0" help:"Address of the gRPC API."`
 	Control      string   `default:"127.0.0.1:0" help:"Address of the control API (HTTP)."`
-	Data         string   `required:"" type:"path" help:"Folder for what the server keeps. A server that starts with it removes what an earlier one left on the engine."`
+	Data         string   `required:"" type:"path" help:"Folder for what the server keeps. A server that starts removes what earlier ones left on the engine that were killed."`
 	DockerHost   string   `help:"Address of the Docker engine, which must be on this machine. Empty: DOCKER_HOST, or the default socket."`
 	Tokens       []string `name:"token" default:"ak-test:as-test" help:"Credentials that are accepted, as ID:SECRET."`
 	Environments []string `name:"environment" default:"main" help:"Names of the environments. The first is the default."`
 	GatewayNames []string `name:"gateway-name" help:"Name that stands for the gateway, in sandboxes and in domain allowlists."`
+
+	UntilParentEnds bool `help:"End when the process that started this one has ended, as after SIGTERM."`
 }
 
 // Ready is the line that Run prints when the server answers.
@@ -50,7 +52,13 @@ type Server struct {
 	engine *engine
 	port   *port
 	url    string
-	secret []byte // signs tokens
+	secret []byte          // signs tokens
+	life   context.Context // ends before the server removes what it made
+	stop   context.CancelFunc
+
+	lock *os.File // of the data folder
+
+	launches sync.WaitGroup
 
 	calls calls
 
@@ -78,7 +86,7 @@ func Run(ctx context.Context, cfg Config, out io.Writer, logger *slog.Logger) (e
 	}
 	api := grpc.NewServer(
 		grpc.ChainUnaryInterceptor(s.unary), grpc.ChainStreamInterceptor(s.stream),
-		grpc.UnknownServiceHandler(s.unknown),
+		grpc.UnknownServiceHandler(s.unknown), grpc.WaitForHandlers(true),
 		grpc.MaxRecvMsgSize(100<<20), grpc.MaxSendMsgSize(100<<20),
 		grpc.InitialWindowSize(1<<20), grpc.InitialConnWindowSize(4<<20),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
@@ -91,11 +99,15 @@ func Run(ctx context.Context, cfg Config, out io.Writer, logger *slog.Logger) (e
 	}); err != nil {
 		return err
 	}
+	if cfg.UntilParentEnds {
+		ctx = untilParentEnds(ctx)
+	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return api.Serve(s.port) })
 	group.Go(func() error { return control.Serve(controlListener) })
 	group.Go(func() error {
 		<-ctx.Done()
+		s.stop()
 		api.Stop()
 		return control.Close()
 	})
@@ -111,17 +123,6 @@ func newServer(ctx context.Context, cfg Config, logger *slog.Logger) (*Server, e
 		return nil, err
 	}
 	cfg.Data = data
-	if err := os.MkdirAll(data, 0o700); err != nil {
-		return nil, err
-	}
-	for _, folder := range []string{"outputs", "images"} {
-		if err := os.RemoveAll(filepath.Join(data, folder)); err != nil {
-			return nil, err
-		}
-		if err := os.Mkdir(filepath.Join(data, folder), 0o700); err != nil {
-			return nil, err
-		}
-	}
 	for _, token := range cfg.Tokens {
 		if id, secret, ok := strings.Cut(token, ":"); !ok || id == "" || secret == "" {
 			return nil, fmt.Errorf("token %q is not of the form ID:SECRET", token)
@@ -136,6 +137,7 @@ func newServer(ctx context.Context, cfg Config, logger *slog.Logger) (*Server, e
 		environments: map[string]*environment{}, apps: map[string]*app{}, secrets: map[string]*secret{},
 		images: map[string]*image{}, published: map[string]*image{},
 	}
+	s.life, s.stop = context.WithCancel(context.WithoutCancel(ctx))
 	for _, name := range cfg.Environments {
 		s.environments[name] = &environment{id: newID("en"), name: name}
 	}
@@ -143,13 +145,50 @@ func newServer(ctx context.Context, cfg Config, logger *slog.Logger) (*Server, e
 		return nil, err
 	}
 	s.url = "http://" + s.port.Addr().String()
-	if s.engine, err = newEngine(ctx, cfg); err != nil {
+	if err := s.openData(); err != nil {
 		return nil, errors.Join(err, s.port.Close())
+	}
+	if s.engine, err = newEngine(ctx, cfg, logger); err != nil {
+		return nil, errors.Join(err, s.port.Close(), s.lock.Close())
 	}
 	return s, nil
 }
 
+// openData takes the data folder for this server and empties it.
+func (s *Server) openData() (err error) {
+	if err := os.MkdirAll(s.cfg.Data, 0o700); err != nil {
+		return err
+	}
+	if s.lock, err = lock(s.cfg.Data); err != nil {
+		return err
+	}
+	for _, name := range []string{"outputs", "images"} {
+		folder := filepath.Join(s.cfg.Data, name)
+		err = errors.Join(err, os.RemoveAll(folder), os.Mkdir(folder, 0o700))
+	}
+	return err
+}
+
+// untilParentEnds returns a context that ends when the parent process has.
+func untilParentEnds(ctx context.Context) context.Context {
+	ctx, cancel := context.WithCancel(ctx)
+	parent := os.Getppid()
+	go func() {
+		defer cancel()
+		for os.Getppid() == parent {
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(time.Second):
+			}
+		}
+	}()
+	return ctx
+}
+
 // close ends all sandboxes and removes what the server made on the engine.
 func (s *Server) close() error {
-	return errors.Join(s.port.Close(), s.engine.close(context.Background()))
+	s.stop()
+	s.launches.Wait()
+	return errors.Join(s.port.Close(), s.engine.close(context.Background()), s.lock.Close())
 }

@@ -31,9 +31,9 @@ func newSlowConn(raw net.Conn, p *port) *slowConn {
 func (c *slowConn) receive() {
 	for {
 		buffer := make([]byte, 32<<10)
-		n, err := c.Conn.Read(buffer)
-		if n > 0 {
-			c.incoming.put(buffer[:n], c.port.latency())
+		n, err := c.Conn.Read(buffer) // never both data and an error, for a TCP connection
+		if err == nil {
+			err = c.incoming.put(buffer[:n], c.port.latency())
 		}
 		if err != nil {
 			c.incoming.end(err)

@@ -230,7 +230,7 @@ func (r *router) TaskMountDirectory(ctx context.Context, request *pb.TaskMountDi
 		}
 	}
 	folder := filepath.Join("mounts", newSuffix(8))
-	if err := os.MkdirAll(filepath.Join(b.folder, folder), 0o755); err != nil { //nolint:gosec // every user of the sandbox reads it
+	if err := os.MkdirAll(filepath.Join(b.folder, folder), 0o755); err != nil {
 		return nil, status.Errorf(codes.Internal, "Mount failed: %v", err)
 	}
 	inside := filepath.Join(guest.Folder, folder)
@@ -309,7 +309,8 @@ func (s *sandbox) wantsExitSnapshot() bool {
 }
 
 // exitSnapshot keeps the file system of a sandbox that ends, if that was asked
-// for. A worker that is gone took it along.
+// for. A worker that is gone took it along. A nil box is of a sandbox that never
+// ran.
 func (s *Server) exitSnapshot(sb *sandbox, b *box) {
 	defer close(sb.saved)
 	if !sb.wantsExitSnapshot() {
@@ -317,6 +318,9 @@ func (s *Server) exitSnapshot(sb *sandbox, b *box) {
 	}
 	var made *image
 	err := sb.workerError()
+	if b == nil {
+		err = errors.New("the sandbox did not run")
+	}
 	if err == nil {
 		var committed string
 		if committed, err = s.engine.commit(context.Background(), b.id); err == nil {

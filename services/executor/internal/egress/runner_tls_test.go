@@ -149,7 +149,8 @@ func (r *remote) sandbox(server, authority string) *sandbox {
 		r.t.Fatal(err)
 	}
 	env := append(os.Environ(), "SPOOL_RUNNER_SOCKET="+dir+"/s", "SPOOL_RUNNER_WORKSPACE="+dir+"/w", "SPOOL_RUNNER_STATE="+dir+"/st",
-		"SPOOL_RUNNER_EGRESS_TOKEN="+token, "SPOOL_RUNNER_EGRESS_SERVER="+server, "SPOOL_RUNNER_EGRESS_AUTHORITY="+authority, "SPOOL_RUNNER_EGRESS_ADDRESS=127.0.0.1:0")
+		"SPOOL_RUNNER_EGRESS_TOKEN="+token, "SPOOL_RUNNER_EGRESS_SERVER="+server, "SPOOL_RUNNER_EGRESS_AUTHORITY="+authority, "SPOOL_RUNNER_EGRESS_ADDRESS=127.0.0.1:0",
+		"SSL_CERT_FILE="+r.issuer.authority()) // the authorities of the machine count for nothing
 	stop := run(r.t, "runner", env, s.log, "serve")
 	r.t.Cleanup(stop)
 	poll(r.t, "the runner forwards", func() bool {
