@@ -24,8 +24,8 @@ const noKey = "spool"
 // endpoint is a model provider as agents are to reach it; "" where nothing is set.
 type endpoint struct{ key, url string }
 
-// proxied reports whether agents reach models through the egress proxy: all but those in local sandboxes.
-func (c Config) proxied() bool { return c.Sandbox != Local }
+// proxied reports whether agents reach models through the egress proxy, as all do but those in local sandboxes.
+func (c Config) proxied() bool { return c.Sandbox == Docker || c.Sandbox == Modal }
 
 // endpoint returns how agents reach a model provider.
 func (c Config) endpoint(provider string) endpoint {
